@@ -1,15 +1,15 @@
-/* cuBLAS for programs on the CPU shim: the functions that kernels/cublas_library.c looks for, in a
- * library that QCONV_LIBCUBLAS names. Products run on the shim's streams, as late as kernels do;
- * the first 64 KB of the workspace are overwritten by each, as all of it may be.
+/* Stands in for cuBLAS in programs on the CPU shim: it has the functions that
+ * kernels/cublas_library.c looks for, in a library that QCONV_LIBCUBLAS names. Products run on the
+ * shim's streams, as late as kernels do. Each product overwrites the first 64 KB of the workspace,
+ * because cuBLAS may overwrite all of it.
  *
- * Sums are float in k order; cuBLAS's order is another.
+ * Sums are float and in the order of k; cuBLAS has another order.
  *
- * The environment; columns are those of the result, the rows of x of a caller that has its matrices
- * row by row:
+ * The environment has two variables. Their columns are those of the result, which are the rows of
+ * x for a caller that has its matrices row by row:
  *   FAKE_CUBLAS_FAIL   N: products of N columns are refused
  *   FAKE_CUBLAS_WRONG  N or N:RUN: the first element of a product of N columns is one too large;
- * with RUN from that run of one call on, which a graph has more than one of
- */
+ *                      with RUN, only from that run of one call on (a graph makes several runs) */
 #include "fake_library.h"
 
 #include <math.h>
@@ -43,8 +43,8 @@ typedef struct {
     void *c, *workspace;
     size_t workspace_bytes;
     double alpha, beta;
-    const float *alpha_pointer, *beta_pointer; /* device; NULL: the numbers */
-    unsigned long runs;                        /* that are over */
+    const float *alpha_pointer, *beta_pointer; /* on the device; if NULL, the numbers count */
+    unsigned long runs;                        /* runs that are over */
 } product;
 
 static float load(const void *p, int type, int64_t i)
@@ -94,9 +94,9 @@ static void store(void *p, int type, int64_t i, float v)
             (uint16_t)(v != v ? u >> 16 | 0x40 : (u + 0x7fff + (u >> 16 & 1)) >> 16);
 }
 
-enum { ROWS = 256 }; /* of a that are laid out by k and gone through at a time */
+enum { ROWS = 256 }; /* rows of a that are laid out by k and handled at a time */
 
-/* Sums in k order, as below, but over elements side by side. */
+/* Sums in the order of k, as below, but over elements side by side. */
 #define PRODUCT(name, type)                                                                        \
     static void name(const product *g, type alpha, type beta)                                      \
     {                                                                                              \

@@ -1,6 +1,6 @@
-/* cuSOLVER for programs on the CPU shim, as fake_cublas.c is cuBLAS: the functions that
- * kernels/cusolver_library.c looks for, for doubles and lower triangles only. Both workspaces are
- * overwritten when the work runs, so that one freed too early is found. */
+/* Stands in for cuSOLVER in programs on the CPU shim, as fake_cublas.c does for cuBLAS. It has the
+ * functions that kernels/cusolver_library.c looks for, for doubles and lower triangles only. Both
+ * workspaces are overwritten when the work runs, so that one which was freed too early is found. */
 #include "fake_library.h"
 
 #include <math.h>
@@ -23,7 +23,7 @@ typedef struct {
     int *info;
 } task;
 
-/* Column-major L, in place of the lower triangle. */
+/* Writes the column-major L in place of the lower triangle. */
 static void run_factor(void *arg)
 {
     task t;

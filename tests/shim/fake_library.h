@@ -1,4 +1,4 @@
-/* What the stand-ins for CUDA's libraries share: their work goes on the shim's streams, which they
+/* What the stand-ins for CUDA's libraries share. Their work goes on the shim's streams, which they
  * look for in the program. */
 #ifndef QC_SHIM_FAKE_LIBRARY_H
 #define QC_SHIM_FAKE_LIBRARY_H
@@ -14,7 +14,7 @@
 typedef int enqueue_function(void *stream, const char *name, void (*call)(void *), const void *arg,
                              size_t arg_bytes);
 
-/* NULL: the program has no shim, or does not export it. */
+/* NULL if the program has no shim or does not export it. */
 static inline enqueue_function *fake_enqueue(void)
 {
     enqueue_function *enqueue = NULL;

@@ -1,5 +1,5 @@
-/* A grid, block by block: threads as fibres, barriers, warp collectives, shared memory, cp.async.
- * shim_internal.h says in which order threads run, and why. */
+/* Runs a grid block by block: threads as fibres, barriers, warp collectives, shared memory,
+ * cp.async. shim_internal.h says in which order threads run, and why. */
 #include "shim_internal.h"
 
 #include <stdarg.h>
@@ -19,12 +19,13 @@
 #endif
 
 enum { MAX_THREADS = 1024, WARP = 32, MAX_WARPS = MAX_THREADS / WARP };
-/* More than any device has; before and after it memory that cannot be touched. */
+/* This is more than any device has. Before and after it lies memory that cannot be touched. */
 enum { SHARED_ROOM = 256 << 10, SHARED_GUARD = 64 << 10, SHARED_ALIGN = 128, MARGIN = 128 };
 enum { CANARY = 0xfd };
-/* Blocks that have begun before the kernel in front of theirs, and wait for it; of one kernel. */
+/* How many blocks, and how many of one kernel, may have begun early and wait for the kernel in
+ * front. */
 enum { EARLY_MOST = 4, EARLY_OF_ONE = 2 };
-/* Blocks of the running kernel that have begun and not ended. */
+/* How many blocks of the running kernel may have begun and not ended. */
 enum { RUNNING_MOST = 3, BLOCKS_MOST = EARLY_MOST + RUNNING_MOST };
 
 typedef enum { READY, AT_BARRIER, AT_COLLECTIVE, AT_GRID_WAIT, AT_PAUSE, ENDED } thread_state;
@@ -37,18 +38,18 @@ typedef struct {
 } pending_copy;
 
 typedef struct {
-    qc_shim_thread seen; /* first: what the kernel sees */
+    qc_shim_thread seen; /* comes first: what the kernel sees */
     qc_shim_fibre *fibre;
     thread_state state;
-    int waited;       /* has called qc_grid_wait */
-    const char *file; /* AT_BARRIER */
+    int waited;       /* whether it has called qc_grid_wait */
+    const char *file; /* for AT_BARRIER */
     int line, kind, predicate, result;
-    const char *collective; /* AT_COLLECTIVE */
+    const char *collective; /* for AT_COLLECTIVE */
     unsigned mask;
     void *arg;
     pending_copy *copies; /* kept from block to block */
     size_t copies_first, copies_count, copies_room;
-    uint64_t groups; /* committed so far */
+    uint64_t groups; /* how many it has committed so far */
 } thread;
 
 typedef struct qc_shim_block {
@@ -61,11 +62,11 @@ typedef struct qc_shim_block {
     unsigned char *room; /* SHARED_ROOM bytes between guards */
     unsigned threads, warps, ended;
     unsigned index[3];
-    unsigned char *shared; /* SHARED_ALIGN-aligned; NULL: none */
+    unsigned char *shared; /* SHARED_ALIGN-aligned, or NULL for none */
     qc_shim_order order;
     uint64_t random;
     unsigned warp_order[MAX_WARPS];
-    unsigned warp_waiting[MAX_WARPS];                  /* lanes at a collective */
+    unsigned warp_waiting[MAX_WARPS];                  /* how many lanes are at a collective */
     char begin, end, barrier, warp_barrier[MAX_WARPS]; /* names for the thread sanitizer */
     thread all[MAX_THREADS];
 } block;
@@ -74,7 +75,7 @@ _Static_assert(QC_SHIM_FIBRES == BLOCKS_MOST * MAX_THREADS, "a fibre for every t
 
 __thread qc_shim_thread *qc_shim_self;
 static __thread block *running;
-static __thread block *blocks_of[BLOCKS_MOST]; /* the last EARLY_MOST: for blocks that are early */
+static __thread block *blocks_of[BLOCKS_MOST]; /* the last EARLY_MOST are for early blocks */
 static uint64_t kernels_run;
 
 /* ---- who and where --------------------------------------------------------------------------- */
@@ -143,7 +144,7 @@ static thread *self(void)
     return (thread *)qc_shim_self;
 }
 
-/* To the scheduler, until somebody sets the state to READY. */
+/* Goes to the scheduler, until somebody sets the state to READY. */
 static void wait_here(thread *t)
 {
     qc_shim_fibre_leave(t->fibre, 0);
@@ -201,7 +202,8 @@ static void divergence(const char *what, const thread *a, const thread *b)
     qc_shim_fault("%s: %s, %s", what, x, y);
 }
 
-/* Looks at the lanes of t's mask, and computes for them where all have come; how many that are. */
+/* Looks at the lanes of t's mask and, where all have come, computes for them. Returns how many they
+ * are, or 0. */
 static unsigned complete_collective(thread *t, thread *warp,
                                     void (*compute)(void *const *args, unsigned mask))
 {
@@ -248,7 +250,7 @@ void qc_shim_collect(const char *kind, unsigned mask, void *arg,
         RELEASE(name);
     unsigned *waiting = &running->warp_waiting[(warp - running->all) / WARP];
     ++*waiting;
-    /* The last lane to come looks at all of them; each does where one can be missing. */
+    /* The last lane to come looks at all of them. Where a lane can be missing, each one does. */
     if (*waiting >= (unsigned)__builtin_popcount(mask) || running->ended)
         *waiting -= complete_collective(t, warp, compute);
     wait_here(t);
@@ -256,13 +258,12 @@ void qc_shim_collect(const char *kind, unsigned mask, void *arg,
         ACQUIRE(name);
 }
 
-/* ---- the kernel in front ----------------------------------------------------------------------
- */
+/* ---- the kernel in front --------------------------------------------------------------------- */
 
 void qc_shim_grid_wait(void)
 {
     thread *t = self();
-    if (running->grid->code < 90) /* it was compiled out */
+    if (running->grid->code < 90) /* the wait was compiled out */
         return;
     t->waited = 1;
     if (!running->early)
@@ -357,9 +358,9 @@ void qc_shim_need_sm(const char *what, unsigned sm)
 
 /* ---- cp.async -------------------------------------------------------------------------------- */
 
-/* A copy may land at any time until it is waited for, and one that nobody waits for until the block
- * ends. So what somebody wrote to its place meanwhile may or may not be overwritten; the poison put
- * there tells. */
+/* A copy may land at any time until somebody waits for it, or until the block ends if nobody does.
+ * So what somebody wrote to its place meanwhile may or may not be overwritten. The poison that was
+ * put there tells. */
 static void check_untouched(const pending_copy *c)
 {
     static const uint64_t poison[2] = {UINT64_MAX, UINT64_MAX};
@@ -400,7 +401,7 @@ void qc_shim_cp_wait(unsigned pending)
     qc_shim_need_sm("cp.async.wait_group", 80);
     while (t->copies_first < t->copies_count) {
         const pending_copy *c = &t->copies[t->copies_first];
-        if (c->group + pending >= t->groups) /* among the newest, or not committed */
+        if (c->group + pending >= t->groups) /* it is among the newest, or not committed */
             return;
         check_untouched(c);
         if (c->bytes)
@@ -449,13 +450,13 @@ static void order_warps(block *b)
     }
 }
 
-/* Each lane that can run, until it waits; again until none can. */
+/* Runs each lane that can run until it waits, and starts again until none can. */
 static void run_warp(block *b, unsigned warp)
 {
     unsigned first = warp * WARP, n = b->threads - first < WARP ? b->threads - first : WARP;
     for (int ran = 1; ran;) {
         ran = 0;
-        /* lane = start + i * step over 32 lanes, of which a short warp has not all */
+        /* lane = start + i * step, over 32 lanes; a short warp does not have all of them */
         unsigned start = 0, step = 1;
         if (b->order.kind == QC_SHIM_REVERSE)
             start = step = WARP - 1;
@@ -478,7 +479,7 @@ static void run_warp(block *b, unsigned warp)
     }
 }
 
-/* Nobody can run: all that live are at one barrier, or they wait for each other. */
+/* Nobody can run: either all that live are at one barrier, or they wait for each other. */
 static void release_barrier(block *b)
 {
     const thread *one = NULL;
@@ -509,7 +510,7 @@ static void release_barrier(block *b)
         }
 }
 
-/* What was never waited for lands now; nobody reads it any more. */
+/* Copies that were never waited for land now. Nobody reads them any more. */
 static void end_copies(block *b)
 {
     for (unsigned i = 0; i < b->threads; i++) {
@@ -521,7 +522,7 @@ static void end_copies(block *b)
     qc_shim_self = NULL;
 }
 
-/* Block `at` of the grid, of which no thread has run yet. */
+/* Prepares block `at` of the grid. None of its threads has run yet. */
 static void start_block(block *b, const qc_shim_grid *g, uint64_t at, int early)
 {
     b->grid = g;
@@ -563,8 +564,8 @@ static int any_in(const block *b, thread_state state)
     return 0;
 }
 
-/* Until all its threads have ended, or until it cannot go on without the kernel in front (early),
- * or lets another block run (paused). */
+/* Runs the block until all its threads have ended, or until it cannot go on without the kernel in
+ * front (early), or until it lets another block run (paused). */
 static void run_block(block *b)
 {
     running = b;
@@ -586,7 +587,7 @@ static void run_block(block *b)
     b->grid = NULL;
 }
 
-/* Goes on with a block that waited for the kernel in front or was paused. */
+/* Goes on with a block that waited for the kernel in front, or that was paused. */
 static void go_on(block *b)
 {
     thread_state state = b->early ? AT_GRID_WAIT : AT_PAUSE;
@@ -660,8 +661,8 @@ static block *block_in(unsigned slot, const walk *w)
     return b;
 }
 
-/* Starts the first blocks of a grid, as far as qc_grid_wait. 0: no room for any. *released: all of
- * these have let the next kernel start. */
+/* Starts the first blocks of a grid and runs them as far as qc_grid_wait. Returns 0 if there is no
+ * room for any. *released tells whether all of them have let the next kernel start. */
 static int start_early(walk *w, const qc_shim_grid *g, int *released)
 {
     unsigned begun = 0;
@@ -683,7 +684,8 @@ static int start_early(walk *w, const qc_shim_grid *g, int *released)
     return begun > 0;
 }
 
-/* A slot for the next block of the running kernel; one that was paused makes room. */
+/* Finds a slot for the next block of the running kernel. If need be, a paused block runs to its end
+ * to make room. */
 static block *free_block(const walk *w)
 {
     for (unsigned slot = 0; slot < RUNNING_MOST; slot++) {
@@ -697,7 +699,7 @@ static block *free_block(const walk *w)
     return b;
 }
 
-/* Blocks run one after the other; one that pauses goes on when there is no room for another, or
+/* Blocks run one after the other. A block that pauses goes on when there is no room for another, or
  * when all others have ended. */
 static void run_grid(walk *w)
 {
@@ -727,14 +729,15 @@ static void run_grid(walk *w)
     __atomic_fetch_add(&kernels_run, 1, __ATOMIC_RELAXED);
 }
 
-/* Before a kernel runs, what follows it begins: the next one always, the one behind that if the
- * next one's blocks let it start before they wait. On a GPU a kernel that releases late may have
- * done something before the next begins; but only qc_grid_wait promises that this can be seen. */
+/* Before a kernel runs, what follows it begins: the next kernel always, and the one after that if
+ * the next one's blocks let it start before they wait. On a GPU a kernel that releases late may
+ * have done something before the next one begins, but only qc_grid_wait promises that this can be
+ * seen. */
 void qc_shim_run_grids(const qc_shim_grid *const *g, size_t count)
 {
     walk *w = calloc(count, sizeof(*w));
     int released = 0;
-    size_t begun = 1; /* grids that have, or need not any more */
+    size_t begun = 1; /* grids that have begun, or need not any more */
     if (!w)
         qc_shim_fault("no memory for a launch");
     for (size_t i = 0; i < count; i++) {

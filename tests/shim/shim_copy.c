@@ -1,7 +1,7 @@
-/* Memory, copies and launches of the shim, as operations of streams.
+/* Memory, copies and launches of the shim. They are operations of streams.
  *
- * Pageable host memory is as CUDA has it: a copy from it to the device takes its bytes before the
- * call returns, one to it waits. */
+ * Pageable host memory behaves as in CUDA: a copy from it to the device takes its bytes before the
+ * call returns, and a copy to it waits. */
 #include "shim_queue.h"
 
 #include <stdlib.h>
@@ -47,7 +47,7 @@ cudaError_t cudaMallocHost(void **out, size_t bytes)
     return cudaHostAlloc(out, bytes, cudaHostAllocDefault);
 }
 
-/* Freeing waits for everything: what is still queued may use it. */
+/* Freeing waits for everything, because what is still queued may use the memory. */
 static cudaError_t release(void *p, int host)
 {
     int device;
@@ -82,7 +82,8 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *out, const vo
     return cudaSuccess;
 }
 
-/* The owner of [p, p + bytes) to *owner; an error if it goes on after the allocation's end. */
+/* Stores the owner of [p, p + bytes) in *owner. Fails if the range goes past the allocation's
+ * end. */
 static cudaError_t owner_of_range(const void *p, size_t bytes, int *owner)
 {
     const void *base;

@@ -1,5 +1,5 @@
-/* Devices of the shim: which there are, what they can do, the last error of each thread, and the
- * knobs of shim_control.h. */
+/* The devices of the shim: which there are, what they can do, the last error of each thread, and
+ * the knobs of shim_control.h. */
 #include "shim_internal.h"
 
 #include <ctype.h>
@@ -20,20 +20,20 @@ static qc_shim_order order = {QC_SHIM_SHUFFLE, 1};
 static qc_shim_stream_kind streams_kind;
 static uint64_t streams_random;
 static unsigned grid_most = GRID_MOST;
-static unsigned compiled_for;                   /* 0: of the device */
-static unsigned failing_malloc, failing_launch; /* calls left, the last of which fails */
+static unsigned compiled_for;                   /* 0: for the device's own */
+static unsigned failing_malloc, failing_launch; /* calls left; the last one fails */
 static struct named_launch {
-    const char *name; /* a part of it; NULL: none */
+    const char *name; /* a part of it, or NULL for none */
     size_t length;
     unsigned left;
 } refused, skipped, deadly;
 static atomic_int dead;
-/* What kernels were given on a device. */
+/* The attributes that kernels were given on a device. */
 static struct {
     const void *function;
     int device;
-    size_t shared_bytes; /* that a block may have at most */
-    int carveout;        /* percent; -1: the driver's choice */
+    size_t shared_bytes; /* the most that a block may have */
+    int carveout;        /* in percent; -1 leaves the choice to the driver */
 } attributes[MOST_FUNCTIONS];
 static unsigned attributes_count;
 static int last_carveout = -1;
@@ -45,7 +45,8 @@ static __thread int current;
 
 static void shared_sizes(qc_shim_device *d)
 {
-    /* CUDA C++ Programming Guide, "Technical Specifications per Compute Capability", KB */
+    /* From the CUDA C++ Programming Guide, "Technical Specifications per Compute Capability", in
+     * KB. */
     static const struct {
         unsigned sm, multiprocessor, block;
     } table[] = {{70, 96, 96},    {72, 96, 96},   {75, 64, 64},   {80, 164, 163},  {86, 100, 99},
@@ -60,7 +61,7 @@ static void shared_sizes(qc_shim_device *d)
     qc_shim_fault("QC_SHIM_DEVICES: sm_%u is not known", d->sm);
 }
 
-/* Goes `skip` on and reads a number; 0 if there is none. */
+/* Goes `skip` characters on and reads a number. Returns 0 if there is none. */
 static int read_number(const char **at, size_t skip, uint64_t *out)
 {
     if (!isdigit((unsigned char)(*at)[skip]))
@@ -100,7 +101,7 @@ static void parse_devices(const char *text)
     }
 }
 
-/* "word" or "word:number"; 0 if it is neither */
+/* Whether text is "word" or "word:number". */
 static int is_word(const char *text, const char *word, uint64_t *number)
 {
     size_t n = strlen(word);
@@ -195,7 +196,7 @@ void qc_shim_set_devices(const char *text)
         qc_shim_fault("qc_shim_set_devices while memory or streams of the old ones exist");
     pthread_mutex_lock(&lock);
     parse_devices(text);
-    /* Carve-outs stay: the kernels do not ask again for what they asked for. */
+    /* Carve-outs stay, because the kernels do not ask again for what they asked for. */
     for (unsigned i = 0; i < attributes_count; i++)
         attributes[i].shared_bytes = DEFAULT_SHARED;
     pthread_mutex_unlock(&lock);
@@ -588,7 +589,7 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes)
 
 /* ---- functions ------------------------------------------------------------------------------- */
 
-/* The place of a kernel's attributes, or the first free one. With the lock. */
+/* The place of a kernel's attributes, or the first free one. The caller holds the lock. */
 static unsigned find_attributes(const void *function, int device)
 {
     unsigned i = 0;

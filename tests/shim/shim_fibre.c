@@ -1,11 +1,11 @@
-/* Fibres: the threads of a CUDA block, as stacks that one host thread switches between.
+/* Fibres are the threads of a CUDA block: stacks that one host thread switches between.
  *
- * On x86-64 a switch saves the registers that the ABI makes the callee keep and changes the stack
- * pointer; elsewhere ucontext does it. Stacks are mapped once per host thread with a guard page
- * below, and used for every block that follows. The sanitizers are told of each switch; to the
- * thread sanitizer every fibre is a thread that is ordered with another only by what the barriers
- * say (shim_block.c), so that it finds races inside of a block; this file and shim_block.c are
- * built without it, as they share data between fibres as they please. */
+ * On x86-64 a switch saves the registers that the ABI makes the callee keep, and changes the stack
+ * pointer; elsewhere ucontext does it. Stacks are mapped once per host thread, with a guard page
+ * below, and are used again for every block that follows. The sanitizers are told of each switch.
+ * To the thread sanitizer every fibre is a thread, and only what the barriers say orders it with
+ * another (shim_block.c), so it finds races inside of a block. This file and shim_block.c are built
+ * without it, because they share data between fibres as they please. */
 #include "shim_internal.h"
 
 #include <pthread.h>
@@ -30,7 +30,8 @@
 #endif
 
 enum { SLOTS = QC_SHIM_FIBRES };
-/* Sanitized frames are larger. Only what is used is ever in memory. */
+/* Stacks are this large because sanitized frames are larger. Only what is used is ever in
+ * memory. */
 #define STACK_BYTES ((size_t)256 << 10)
 #define GUARD_BYTES ((size_t)64 << 10)
 
@@ -48,7 +49,7 @@ struct qc_shim_fibre {
 
 typedef struct {
     qc_shim_fibre *fibres[SLOTS];
-    /* the scheduler, while a fibre runs */
+    /* these are the scheduler's, while a fibre runs */
 #ifdef QC_SHIM_ASM
     void *sp;
 #else
@@ -99,7 +100,7 @@ qc_shim_fibre *qc_shim_fibre_get(unsigned slot)
         my_pool = calloc(1, sizeof(*my_pool));
         if (!my_pool || pthread_setspecific(pool_key, my_pool))
             qc_shim_fault("no memory for fibres");
-        /* The main thread's keys are not destroyed. */
+        /* The keys of the main thread are not destroyed. */
         if (getpid() == (pid_t)gettid())
             atexit(free_at_exit);
     }
@@ -125,7 +126,7 @@ int qc_shim_fibre_overflows(const qc_shim_fibre *f, const void *p)
            (const unsigned char *)p >= f->stack - GUARD_BYTES;
 }
 
-/* The frames at the top of the stack never returned the last time. */
+/* The frames at the top of the stack did not return the last time. */
 static void forget_frames(qc_shim_fibre *f)
 {
     f->fake_stack = NULL;
@@ -136,8 +137,8 @@ static void forget_frames(qc_shim_fibre *f)
 }
 
 #ifdef QC_SHIM_ASM
-/* Saves what a callee has to keep on the stack, stores the stack pointer in *from and goes on with
- * `to`, a stack pointer stored so. */
+/* Saves on the stack what a callee has to keep, stores the stack pointer in *from, and goes on with
+ * `to`, a stack pointer that was stored in the same way. */
 void qc_shim_switch(void **from, void *to);
 __asm__(".text\n"
         ".globl qc_shim_switch\n"
@@ -164,8 +165,8 @@ __asm__(".text\n"
 void qc_shim_fibre_start(qc_shim_fibre *f, void (*entry)(void))
 {
     forget_frames(f);
-    /* As if entry had been called: its return address, which is never used, on a stack that was
-     * aligned to 16 before the call. Then what the switch pops. */
+    /* The stack looks as if entry had been called: it has a return address, which is never used,
+     * and was aligned to 16 before the call. Then comes what the switch pops. */
     void **sp = (void **)(void *)(f->stack + STACK_BYTES);
     *--sp = NULL;
     memcpy(--sp, &entry, sizeof(entry));

@@ -1,13 +1,13 @@
-/* Captures and graphs of the shim: a graph is a list of operations, launched as one. Where several
- * streams were captured, each operation knows what of the others it waits for, and the order is one
- * that keeps that and nothing else: in every second graph the stream where the capture began goes
- * as far as it can before the others, in the others it goes last. */
+/* Captures and graphs of the shim. A graph is a list of operations that are launched as one. Where
+ * several streams were captured, each operation knows which operations of the others it waits for.
+ * They run in an order that keeps that and nothing else: in every second graph the stream where the
+ * capture began goes as far as it can before the others, and in the rest it goes last. */
 #include "shim_queue.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-static uint64_t capture_ids, graphs_made; /* with the lock */
+static uint64_t capture_ids, graphs_made; /* under the lock */
 
 /* ---- streams of a capture -------------------------------------------------------------------- */
 
@@ -33,7 +33,8 @@ static int is_covered(const lane_clock *part, const lane_clock *all)
     return 1;
 }
 
-/* ops[count], which are in the order in which they were given, in the order in which they run. */
+/* Puts ops[count], which are in the order in which they were given, into the order in which they
+ * run. */
 static void put_in_order(op **ops, size_t count, int origin_last)
 {
     op **rest = qc_shim_allocate(count * sizeof(*rest));

@@ -1,7 +1,8 @@
-/* The CPU shim: CUDA kernels run by an ordinary C++ compiler, to be tested without a GPU.
+/* The CPU shim: an ordinary C++ compiler runs CUDA kernels, so that they can be tested without a
+ * GPU.
  *
- * kernels/ *.cu are compiled as C++17 with QC_CUDA_SHIM; include/shim_launch.h gives the words of
- * the CUDA language a meaning, include/shim_ptx.h the wrappers of kernels/ptx.cuh, and the files
+ * kernels/ *.cu are compiled as C++17 with QC_CUDA_SHIM. include/shim_launch.h gives the words of
+ * the CUDA language a meaning, and include/shim_ptx.h the wrappers of kernels/ptx.cuh. The files
  * here are a CUDA runtime without a GPU:
  *
  *   - shim_fibre.c   stacks, and the switch from one to another
@@ -14,37 +15,38 @@
  *
  * The shim is an adversary: where CUDA leaves something open, it does what hurts most.
  *  - Threads. A warp runs alone until all its threads wait at a barrier of the block; then the next
- *    warp. Within a warp a lane runs alone until it waits. So a warp is as far ahead of another as
- *    the barriers allow, and a missing one shows as poison or as data of the wrong round, in one
- *    order or another: forward, reverse, or shuffled anew after every barrier.
- *  - Shared memory is all ones (NaN) when a block starts, and ends at a guard page.
- *  - cp.async poisons its destination when it starts and copies when it is waited for, which are
- *    the two ends of what hardware may do; what was written there in between is an error, also
+ *    warp runs. Within a warp a lane runs alone until it waits. So a warp is as far ahead of
+ *    another as the barriers allow, and a missing barrier shows as poison or as data of the wrong
+ *    round, in one order or another: forward, reverse, or shuffled anew after every barrier.
+ *  - Shared memory is all ones (NaN) when a block starts, and it ends at a guard page.
+ *  - cp.async poisons its destination when it starts and copies when somebody waits for it. These
+ *    are the two ends of what hardware may do. What was written there in between is an error, also
  *    where nobody waits until the block ends. ldmatrix reads the row that a lane names when that
  *    lane arrives.
- *  - Device memory is all ones when allocated, ends at a guard page, and can be touched only by
- *    kernels and copies of its own device: host code that reaches into it gets a signal, as it
- * would.
+ *  - Device memory is all ones when it is allocated, ends at a guard page, and can be touched only
+ *    by kernels and copies of its own device. Host code that reaches into it gets a signal, as it
+ *    would with a GPU.
  *  - A block that publishes something (qc_add_acq_rel) stops right there and lets others of its
- *    grid run, so what it has not written by then is missing there.
+ *    grid run, so that what it has not written by then is missing there.
  *  - Streams do nothing until somebody waits.
  *  - A kernel that is launched to overlap (programmatic dependent launch) begins before the kernel
  *    in front of it in the stream or graph does: some of its blocks run up to qc_grid_wait, see
- *    memory as it was, and must not write to it; they go on when the other has ended. A thread that
- *    ends without having waited is an error.
+ *    memory as it was, and must not write to it. They go on when the other kernel has ended. A
+ *    thread that ends without having waited is an error.
  *
  * An error of a kernel (divergent barriers, a lane that is missing from a collective, memory out of
- * bounds, misaligned addresses) ends the process by abort() after one line on stderr that names
- * kernel, block and thread. On a GPU it would be a hang or garbage; here nothing after it means
- * anything.
+ * bounds, misaligned addresses) ends the process by abort(), after one line on stderr that names
+ * kernel, block and thread. On a GPU it would be a hang or garbage; here nothing after it would
+ * mean anything.
  *
- * What it cannot show: how hardware adds up inside a matrix product (shim_ptx.h); memory order
- * within a warp behind a collective that is not a barrier (a shuffle here also orders memory,
- * unless the thread sanitizer is in, see shim_block.c); blocks at the same time (they run one after
- * another but for the stops above, so a kernel may not wait for another block); registers, speed.
+ * The shim cannot show: how hardware adds up inside a matrix product (shim_ptx.h); memory order
+ * within a warp after a collective that is not a barrier (a shuffle here also orders memory, unless
+ * the thread sanitizer is in, see shim_block.c); blocks at the same time (they run one after
+ * another except for the stops above, so a kernel may not wait for another block); registers; and
+ * speed.
  *
- * Threads: every function may be called from any thread; a kernel runs in the thread that waits for
- * it, several at once in different threads. State of a running kernel is thread-local. */
+ * Every function may be called from any thread. A kernel runs in the thread that waits for it, and
+ * several can run at once in different threads. The state of a running kernel is thread-local. */
 #ifndef QC_SHIM_INTERNAL_H
 #define QC_SHIM_INTERNAL_H
 
@@ -66,16 +68,17 @@
 /* ---- fibres ---------------------------------------------------------------------------------- */
 
 typedef struct qc_shim_fibre qc_shim_fibre;
-/* A fibre with a stack, pooled per host thread; never NULL. slot: below QC_SHIM_FIBRES */
+/* Returns a fibre with a stack, which is pooled per host thread; never NULL. `slot` is below
+ * QC_SHIM_FIBRES. */
 enum { QC_SHIM_FIBRES = 7 * 1024 };
 qc_shim_fibre *qc_shim_fibre_get(unsigned slot);
 /* The next switch to f calls entry() on f's stack from its top; entry must not return. */
 void qc_shim_fibre_start(qc_shim_fibre *f, void (*entry)(void));
-/* From the scheduler to f, and back to the scheduler; last: f will never be switched to again
- * without a new start. */
+/* Switches from the scheduler to f, and back to the scheduler. With `last`, f will never be
+ * switched to again without a new start. */
 void qc_shim_fibre_enter(qc_shim_fibre *f);
 void qc_shim_fibre_leave(qc_shim_fibre *f, int last);
-/* First thing in entry. */
+/* This is the first thing that entry calls. */
 void qc_shim_fibre_entered(qc_shim_fibre *f);
 /* Whether p lies in the guard page below f's stack. */
 int qc_shim_fibre_overflows(const qc_shim_fibre *f, const void *p);
@@ -99,24 +102,25 @@ void qc_shim_thread_ends(void);
 
 /* "kernel nf4_quantize, block (3,0,0), thread (17,0,0)", or "" where none is running. */
 void qc_shim_where(char *text, size_t bytes);
-/* Where a fault address lies in the running block; 0: nowhere there. */
+/* Explains where a fault address lies in the running block. Returns 0 if it lies nowhere there. */
 int qc_shim_explain_block(const void *p, char *text, size_t bytes);
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
 enum { QC_SHIM_HOST = -1, QC_SHIM_UNKNOWN = -2 }; /* beside device numbers */
 
-/* NULL: no room. device: QC_SHIM_HOST for pinned memory */
+/* Returns NULL if there is no room. `device` is QC_SHIM_HOST for pinned memory. */
 void *qc_shim_memory_new(size_t bytes, int device);
-/* 0: p is not what memory_new gave for such a place. Ends the process if p's surroundings were
- * written to. */
+/* Returns 0 if p is not what memory_new gave for such a place. Ends the process if p's surroundings
+ * were written to. */
 int qc_shim_memory_free(void *p, int host);
-/* Who owns p; *base, *bytes (may be NULL): of the allocation. */
+/* Who owns p. *base and *bytes (which may be NULL) get those of the allocation. */
 int qc_shim_memory_owner(const void *p, const void **base, size_t *bytes);
 /* While kernels or copies of a device run, its memory can be touched. Calls nest. */
 void qc_shim_memory_open(int device); /* also sees to it that faults are explained */
 void qc_shim_memory_close(int device);
-/* While 1, memory of a device that is open can be read only, unless other threads use it too. */
+/* While `on` is 1, memory of a device that is open can only be read, unless other threads use it
+ * too. */
 void qc_shim_memory_hold(int device, int on);
 uint64_t qc_shim_memory_used(int device);
 
@@ -130,22 +134,22 @@ typedef struct {
 enum { QC_SHIM_MAX_DEVICES = 16 };
 
 const qc_shim_device *qc_shim_device_of(int device);
-/* The capability that its kernels are as if compiled for: QC_SHIM_CODE. */
+/* The capability for which the device's kernels seem to be compiled: QC_SHIM_CODE. */
 unsigned qc_shim_code_of(int device);
 /* Remembers an error as CUDA does, and returns it. */
 cudaError_t qc_shim_error(cudaError_t code);
 /* cudaSuccess, or why this process has no current device. */
 cudaError_t qc_shim_current(int *device);
 int qc_shim_malloc_fails(void);
-/* What a launch is refused with for a test's sake. */
+/* The error with which a launch is refused for a test's sake. */
 cudaError_t qc_shim_launch_error(const char *name);
-/* Does a launch that was not refused do nothing (QC_SHIM_SKIP)? */
+/* Whether a launch that was not refused does nothing (QC_SHIM_SKIP). */
 int qc_shim_launch_skipped(const char *name);
-/* Has the device died (QC_SHIM_DIE_AT)? */
+/* Whether the device has died (QC_SHIM_DIE_AT). */
 int qc_shim_is_dead(void);
-/* Most dynamic shared memory of a kernel on a device. */
+/* The most dynamic shared memory that a kernel may have on a device. */
 size_t qc_shim_shared_limit(const void *function, int device);
-/* A launch of it, for qc_shim_last_carveout. */
+/* Notes a launch of the kernel, for qc_shim_last_carveout. */
 void qc_shim_note_launch(const void *function, int device);
 
 typedef enum { QC_SHIM_FORWARD, QC_SHIM_REVERSE, QC_SHIM_SHUFFLE } qc_shim_order_kind;
@@ -155,11 +159,11 @@ typedef struct {
 } qc_shim_order;
 qc_shim_order qc_shim_get_order(void);
 typedef enum { QC_SHIM_LAZY, QC_SHIM_EAGER, QC_SHIM_MIXED } qc_shim_stream_kind;
-/* MIXED: *random gets the next number of the sequence. */
+/* With MIXED, *random gets the next number of the sequence. */
 qc_shim_stream_kind qc_shim_get_streams(uint64_t *random);
 int qc_shim_streams_exist(void);
 
-/* Runs everything that was given to a device so far; QC_SHIM_HOST: to all. */
+/* Runs everything that was given to a device so far, or to all devices with QC_SHIM_HOST. */
 void qc_shim_drain_device(int device);
 
 static inline uint64_t qc_shim_random(uint64_t *state)

@@ -1,13 +1,13 @@
-/* Device and pinned memory of the shim: every allocation by itself between pages that cannot be
- * touched, ending at one up to its alignment; what lies between the ends and the pages is checked
- * when it is freed.
+/* Device and pinned memory of the shim. Every allocation lies by itself between pages that cannot
+ * be touched, and ends at one, up to its alignment. What lies between its ends and those pages is
+ * checked when it is freed.
  *
  *   | guard | margin | p ... p + bytes | slack < 256 | guard |
  *
- * Device memory cannot be touched at all but while kernels or copies of its device run. Then an
- * allocation is opened by the first access to it (on_signal), because a program may have hundreds
- * of them and a kernel uses a few. Freed memory stays reserved for a while, so that a late access
- * is known for what it is. */
+ * Device memory cannot be touched at all except while kernels or copies of its device run. Then the
+ * first access to an allocation opens it (on_signal), because a program may have hundreds of them
+ * and a kernel uses only a few. Freed memory stays reserved for a while, so that a late access is
+ * recognized. */
 #include "shim_internal.h"
 
 #include <pthread.h>
@@ -18,8 +18,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* The thread sanitizer takes each fibre for a thread, and would report that they share the stack on
- * which signals are handled: there all allocations are opened at once. */
+/* The thread sanitizer takes each fibre for a thread. It would report that they share the stack on
+ * which signals are handled, so with it all allocations are opened at once. */
 #ifdef __SANITIZE_THREAD__
 enum { OPENED_AT_ONCE = 1 };
 #else
@@ -28,7 +28,7 @@ enum { OPENED_AT_ONCE = 0 };
 enum { ALIGNMENT = 256, GUARD = 64 << 10, MOST = 1 << 14, QUARANTINE = 256 };
 
 typedef struct {
-    unsigned char *p, *pages; /* pages: between the guards; NULL: entry not in use */
+    unsigned char *p, *pages; /* pages lie between the guards; NULL: not in use */
     size_t bytes, pages_bytes;
     int device;
     int freed;
@@ -41,18 +41,18 @@ static allocation table[MOST]; /* entries up to `used` may be in use */
 static unsigned used, made, freed_ring[QUARANTINE], freed_next;
 static uint64_t device_bytes[QC_SHIM_MAX_DEVICES];
 static int open_count[QC_SHIM_MAX_DEVICES];
-static int held[QC_SHIM_MAX_DEVICES];              /* can be read only */
-static __thread int held_here = QC_SHIM_UNKNOWN;   /* the device that this thread holds so */
+static int held[QC_SHIM_MAX_DEVICES];              /* whether it can only be read */
+static __thread int held_here = QC_SHIM_UNKNOWN;   /* the device that this thread holds */
 static __thread int opened_here = QC_SHIM_UNKNOWN; /* the device whose work this thread runs */
 static __thread unsigned reached;                  /* a bit for each device; a copy may have two */
 
-/* No byte of it is one of poison or zero, and no two in it read as a finite 16-bit float. */
+/* No byte of it is a byte of poison or zero, and no two of them read as a finite 16-bit float. */
 static unsigned char canary(size_t i)
 {
     return i % 4 == 0 ? 0xfd : i % 4 == 2 ? 0xfe : 0xff;
 }
 
-/* What may be done now with the memory of a device, or with pinned memory. */
+/* What the memory of a device, or pinned memory, allows now. */
 static int allowed(int device)
 {
     if (device < 0)
@@ -108,8 +108,8 @@ static int explain_memory(const void *address, char *text, size_t bytes)
     return 0;
 }
 
-/* The first access to an allocation that may be touched: it is opened, and the access made again.
- * 0: it may not. */
+/* Handles the first access to an allocation: opens it, if it may be touched, so that the access is
+ * made again. Returns 0 if it may not be touched. */
 static int open_at(const void *address)
 {
     const unsigned char *at = address;
@@ -122,8 +122,8 @@ static int open_at(const void *address)
         if (!a->pages || a->freed || a->device < 0 || !(reached >> a->device & 1u) ||
             at < a->pages || at >= a->pages + a->pages_bytes)
             continue;
-        /* Another thread may have opened it meanwhile. What can be read only stays so: it was a
-         * write. */
+        /* Another thread may have opened it meanwhile. What can only be read stays so, because then
+         * the access was a write. */
         opened = a->allows != allowed(a->device) || a->allows & PROT_WRITE;
         protect(a, allowed(a->device));
         break;
@@ -157,7 +157,7 @@ static void on_signal(int number, siginfo_t *info, void *context)
     }
     if (*text)
         qc_shim_fault("%s", text);
-    /* Somebody else's. */
+    /* The signal belongs to somebody else. */
     signal(number, SIG_DFL);
     raise(number);
 }
@@ -167,7 +167,7 @@ static void watch_signals(void)
     static const int numbers[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE};
     static __thread int has_stack;
     for (size_t i = 0; i < sizeof(numbers) / sizeof(*numbers); i++) {
-        /* Test frameworks take them, test by test. */
+        /* Test frameworks take these signals over, test by test. */
         struct sigaction old, new = {0};
         sigaction(numbers[i], NULL, &old);
         if (old.sa_flags & SA_SIGINFO && old.sa_sigaction == on_signal)
@@ -177,8 +177,8 @@ static void watch_signals(void)
         sigaction(numbers[i], &new, NULL);
     }
     if (!has_stack) {
-        /* A fibre whose stack overflows has none left for the handler. Kept until the process ends:
-         * nothing says when a thread has run its last kernel. */
+        /* A fibre whose stack overflows has no stack left for the handler. This one is kept until
+         * the process ends, because nothing says when a thread has run its last kernel. */
         enum { BYTES = 64 << 10 };
         stack_t now;
         if (!sigaltstack(NULL, &now) && now.ss_flags & SS_DISABLE) {
@@ -272,7 +272,7 @@ int qc_shim_memory_free(void *p, int host)
         found = 1;
         protect(a, PROT_READ | PROT_WRITE);
         check_surroundings(a);
-        /* New pages in the place of the old give the memory back. */
+        /* New pages in the place of the old ones give the memory back. */
         if (mmap(a->pages, a->pages_bytes, PROT_NONE,
                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED)
             qc_shim_fault("an allocation cannot be given back");
@@ -298,7 +298,8 @@ int qc_shim_memory_owner(const void *p, const void **base, size_t *bytes)
     pthread_mutex_lock(&lock);
     for (unsigned i = 0; i < used; i++) {
         const allocation *a = &table[i];
-        /* One past the end belongs to it: an empty range there is none of somebody else's. */
+        /* One byte past the end belongs to it too, so that an empty range there is nobody
+         * else's. */
         if (!a->pages || a->freed || at < a->p || at > a->p + a->bytes)
             continue;
         owner = a->device;
@@ -312,8 +313,8 @@ int qc_shim_memory_owner(const void *p, const void **base, size_t *bytes)
     return owner;
 }
 
-/* What the device allows has changed: what allows more now has to be closed, and the rest is opened
- * by its first access. With the lock. */
+/* Call this when what the device allows has changed. Allocations that allow more than that are
+ * closed now; the first access opens the others. The caller holds the lock. */
 static void allow_device(int device)
 {
     int now = allowed(device);

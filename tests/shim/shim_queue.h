@@ -1,4 +1,5 @@
-/* What streams of the shim are made of: shared by shim_stream.c, shim_copy.c and shim_graph.c. */
+/* What the streams of the shim are made of. shim_stream.c, shim_copy.c and shim_graph.c share
+ * it. */
 #ifndef QC_SHIM_QUEUE_H
 #define QC_SHIM_QUEUE_H
 
@@ -8,8 +9,8 @@
 
 typedef enum { KERNEL, CALL, HOST_CALL, COPY, FILL, RECORD, WAIT, GRAPH } op_kind;
 
-/* Streams of one capture, each with a lane of its own. A clock says how many operations of each
- * lane come before. */
+/* Each stream of one capture has a lane of its own. A clock says how many operations of each lane
+ * come before. */
 enum { QC_SHIM_LANES = 8 };
 typedef struct {
     uint32_t done[QC_SHIM_LANES];
@@ -18,7 +19,7 @@ typedef struct {
 typedef struct op {
     struct op *next;
     op_kind kind;
-    unsigned refs; /* of ops of a graph: the graphs */
+    unsigned refs; /* of an operation of a graph: how many graphs have it */
     int device;
     qc_shim_grid grid; /* KERNEL */
     void (*call)(void *);
@@ -29,10 +30,10 @@ typedef struct op {
     int byte;
     cudaEvent_t event;     /* RECORD */
     uint64_t stream_id;    /* KERNEL: its own. WAIT: the other's */
-    uint64_t stream_place; /* WAIT: until that stream has done so much */
+    uint64_t stream_place; /* WAIT: until that stream has done so many operations */
     struct CUgraphExec_st *graph;
-    unsigned lane;     /* of a capture: the stream that it was given to */
-    lane_clock behind; /* of a capture: what it waits for */
+    unsigned lane;     /* in a capture: the stream that it was given to */
+    lane_clock behind; /* in a capture: what it waits for */
 } op;
 
 typedef struct {
@@ -60,17 +61,17 @@ struct CUstream_st {
     unsigned waiting;      /* threads that look at it */
     int destroyed;
     capture *capture;
-    unsigned lane;     /* in it */
+    unsigned lane;     /* in the capture */
     lane_clock behind; /* what the next operation waits for */
 };
 
 struct CUevent_st {
-    unsigned refs; /* the handle's, and RECORD operations */
+    unsigned refs; /* the handle and RECORD operations */
     int device, timing, recorded;
     uint64_t stream_id, stream_place;
     double seconds;
-    uint64_t captured; /* id of the capture it was last recorded in; 0: none */
-    lane_clock behind; /* there */
+    uint64_t captured; /* the capture that recorded it last; 0: none */
+    lane_clock behind; /* in that capture */
 };
 
 struct CUgraph_st {
@@ -83,31 +84,31 @@ struct CUgraphExec_st {
     unsigned refs;
 };
 
-/* Guards everything of these types; not held while an operation runs. */
+/* This guards everything of these types. Nobody holds it while an operation runs. */
 extern pthread_mutex_t qc_shim_lock;
 extern struct CUstream_st *qc_shim_streams;
 
-/* Zeroed; never NULL. */
+/* Returns zeroed memory, never NULL. */
 void *qc_shim_allocate(size_t bytes);
 op *qc_shim_new_op(op_kind kind, int device);
 
-/* All of these with the lock. */
+/* The caller holds the lock for all of these. */
 
-/* cudaSuccess, or why s is no stream to use. */
+/* cudaSuccess, or why s cannot be used. */
 cudaError_t qc_shim_usable(const struct CUstream_st *s);
 /* Puts o, which it takes, at the end of s, or into the capture that s is in. */
 void qc_shim_give(struct CUstream_st *s, op *o);
-/* Until s has done so many operations. A destroyed stream may be gone afterwards. */
+/* Runs s until it has done so many operations. A destroyed stream may be gone afterwards. */
 void qc_shim_run_until(struct CUstream_st *s, uint64_t place);
-/* NULL: it has ended. */
+/* NULL if it has ended. */
 capture *qc_shim_capture_of_id(uint64_t id);
-/* s is in c from now on, and what comes next on it waits for all that is in `behind`. */
+/* Puts s into c. What comes next on s waits for all that is in `behind`. */
 void qc_shim_join(capture *c, struct CUstream_st *s, const lane_clock *behind);
 void qc_shim_drop_ops(op **ops, size_t count);
 void qc_shim_drop_graph(struct CUgraphExec_st *g);
 
-/* Takes the lock itself: an error for what may not be done while this thread, or in the global mode
- * anybody, captures. */
+/* This takes the lock itself. It returns an error for what may not be done while this thread
+ * captures, or in the global mode while anybody does. */
 cudaError_t qc_shim_no_capture(void);
 
 #endif

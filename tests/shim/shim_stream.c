@@ -1,12 +1,12 @@
 /* Streams and events of the shim.
  *
- * A stream is a queue of operations that nobody works on: they run in the thread that waits for one
- * of them (or at once, or now and then: QC_SHIM_STREAMS). An event remembers a place in a stream;
- * waiting for it runs that stream up to there, whatever it takes of other streams first. Stopping
- * for it is in itself an operation, so the order between streams is exactly what was asked for, and
- * as late as it may be.
+ * A stream is a queue of operations that no thread of its own works on. They run in the thread that
+ * waits for one of them (or at once, or now and then: QC_SHIM_STREAMS). An event remembers a place
+ * in a stream. Waiting for it runs that stream up to there, and before that whatever this needs of
+ * other streams. A stream that waits for an event does so by an operation too, so the order between
+ * streams is exactly what was asked for, and each thing is as late as it may be.
  *
- * The default stream is refused: the project does not use it. */
+ * The default stream is refused, because the project does not use it. */
 #include "shim_queue.h"
 
 #include <stdlib.h>
@@ -89,7 +89,7 @@ static struct CUstream_st *stream_of_id(uint64_t id)
     return NULL;
 }
 
-/* NULL: it has ended. */
+/* NULL if it has ended. */
 capture *qc_shim_capture_of_id(uint64_t id)
 {
     for (struct CUstream_st *s = qc_shim_streams; s; s = s->next)
@@ -98,7 +98,7 @@ capture *qc_shim_capture_of_id(uint64_t id)
     return NULL;
 }
 
-/* With the memory of the devices at both ends in reach. */
+/* Runs a copy while the memory of the devices at both ends is open. */
 static void run_copy(const op *o)
 {
     int to = qc_shim_memory_owner(o->to, NULL, NULL);
@@ -121,7 +121,8 @@ static int overlap(const op *a, const op *b)
            a->stream_id == b->stream_id;
 }
 
-/* Kernels of which each overlaps the one before. Without the lock, as run_op. */
+/* Runs kernels of which each overlaps the one before it. As for run_op, the caller does not hold
+ * the lock. */
 static void run_kernels(op *const *ops, size_t count)
 {
     const qc_shim_grid **grids = qc_shim_allocate(count * sizeof(*grids));
@@ -191,8 +192,8 @@ static void run_op(op *o)
     }
 }
 
-/* The first operation of s, which nobody runs, and the kernels behind it that overlap it. With the
- * lock, which is given up meanwhile. */
+/* Runs the first operation of s, which nobody else runs, and the kernels after it that overlap it.
+ * The caller holds the lock, which is given up meanwhile. */
 static void run_one(struct CUstream_st *s)
 {
     size_t count = 1;
@@ -213,7 +214,7 @@ static void run_one(struct CUstream_st *s)
     pthread_cond_broadcast(&changed);
 }
 
-/* With the lock. A destroyed stream may be gone afterwards. */
+/* The caller holds the lock. A destroyed stream may be gone afterwards. */
 void qc_shim_run_until(struct CUstream_st *s, uint64_t place)
 {
     s->waiting++;
@@ -233,7 +234,7 @@ void qc_shim_run_until(struct CUstream_st *s, uint64_t place)
         }
 }
 
-/* In the mixed mode now and then an operation of some stream. With the lock. */
+/* In the mixed mode, runs an operation of some stream now and then. The caller holds the lock. */
 static void stir(void)
 {
     uint64_t r;
@@ -252,7 +253,7 @@ static void stir(void)
         qc_shim_run_until(s, s->done + 1);
 }
 
-/* Takes o. With the lock. */
+/* Takes over o. The caller holds the lock. */
 void qc_shim_give(struct CUstream_st *s, op *o)
 {
     if (s->capture) {
@@ -271,7 +272,7 @@ void qc_shim_give(struct CUstream_st *s, op *o)
         stir();
 }
 
-/* cudaSuccess, or why s is no stream to use. With the lock. */
+/* cudaSuccess, or why s cannot be used. The caller holds the lock. */
 cudaError_t qc_shim_usable(const struct CUstream_st *s)
 {
     for (const struct CUstream_st *x = qc_shim_streams; x; x = x->next)
@@ -280,7 +281,8 @@ cudaError_t qc_shim_usable(const struct CUstream_st *s)
     return cudaErrorInvalidResourceHandle;
 }
 
-/* What may not be done while this thread, or in the global mode anybody, captures. */
+/* Returns an error for what may not be done while this thread captures, or in the global mode while
+ * anybody does. */
 cudaError_t qc_shim_no_capture(void)
 {
     cudaError_t e = cudaSuccess;
@@ -305,7 +307,7 @@ void qc_shim_drain_device(int device)
         found = 0;
         for (struct CUstream_st *s = qc_shim_streams; s; s = s->next)
             if ((device == QC_SHIM_HOST || s->device == device) && s->done < s->queued) {
-                /* The list may be another one afterwards. */
+                /* The list may be a different one afterwards. */
                 qc_shim_run_until(s, s->queued);
                 found = 1;
                 break;
@@ -354,7 +356,7 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t *out, unsigned flags, int 
     return cudaStreamCreateWithFlags(out, flags);
 }
 
-/* What is queued still runs, when somebody waits for the device. */
+/* What is queued still runs when somebody waits for the device. */
 cudaError_t cudaStreamDestroy(cudaStream_t s)
 {
     pthread_mutex_lock(&qc_shim_lock);
@@ -468,7 +470,7 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
     } else if (!code) {
         op *o = qc_shim_new_op(RECORD, s->device);
         o->event = e;
-        e->refs += 2; /* one for here: the operation may run at once */
+        e->refs += 2; /* one is for here: the operation may run at once */
         e->captured = 0;
         e->recorded = 1;
         e->stream_id = s->id;

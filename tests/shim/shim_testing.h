@@ -1,5 +1,5 @@
-/* What the tests of the shim itself share: kernels run in every order, faults in a child process.
- */
+/* What the tests of the shim itself share: running kernels in every order, and faults in a child
+ * process. */
 #ifndef QC_SHIM_TESTING_H
 #define QC_SHIM_TESTING_H
 
@@ -23,7 +23,7 @@ extern "C" {
 static const char *const shim_orders[] = {"forward",   "reverse",   "shuffle:1",
                                           "shuffle:2", "shuffle:3", "shuffle:4"};
 
-/* Device memory, filled from the host and read back, each with a wait. */
+/* Device memory that is filled from the host and read back, each time with a wait. */
 template <typename T> struct device_array {
     T *p = nullptr;
     size_t n;
@@ -44,7 +44,7 @@ template <typename T> struct device_array {
         cudaStreamDestroy(s);
         cudaFree(p);
     }
-    /* After all that was given to the device. */
+    /* Reads the array, after all that was given to the device. */
     void get(T *out)
     {
         CUDA_OK(cudaDeviceSynchronize());
@@ -53,7 +53,7 @@ template <typename T> struct device_array {
     }
 };
 
-/* QC_LAUNCH that has to be accepted, on the array's own stream. */
+/* A QC_LAUNCH that has to be accepted, on the array's own stream. */
 #define SHIM_RUN(array, kernel, grid, block, shared_bytes, ...)                                    \
     do {                                                                                           \
         QC_LAUNCH(kernel, grid, block, shared_bytes, (array).s, __VA_ARGS__);                      \
@@ -62,8 +62,8 @@ template <typename T> struct device_array {
 
 enum shim_end { SHIM_RIGHT, SHIM_WRONG, SHIM_FAULT };
 
-/* Calls run() in a child; its words on stderr to text. WRONG: it returned 0; FAULT: it ended
- * otherwise than by returning. */
+/* Calls run() in a child and puts what that writes to stderr into text. SHIM_WRONG means that run()
+ * returned false, and SHIM_FAULT that the child ended otherwise than by returning. */
 static inline shim_end shim_in_child(bool (*run)(), char *text, size_t bytes)
 {
     FILE *file = tmpfile();
@@ -86,7 +86,7 @@ static inline shim_end shim_in_child(bool (*run)(), char *text, size_t bytes)
     return WIFEXITED(status) && WEXITSTATUS(status) == 100 ? SHIM_WRONG : SHIM_FAULT;
 }
 
-/* The undefined behaviour sanitizer, where it is in, has words of its own for these. */
+/* Where the undefined behaviour sanitizer is in, it has words of its own for these faults. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 static constexpr bool shim_own_words = false;
 #else
