@@ -42,7 +42,7 @@ struct dequantize_job {
     qc_weights w;
     unsigned block_shift, nested_shift;
     uint64_t first;      /* flat index of the first element */
-    uint64_t first_row;  /* the first row of the weight */
+    uint64_t first_row;  /* counted in the weight */
     uint64_t rows, cols; /* of the destination; one row if they have no gaps */
     uint64_t ld;
     void *dst;

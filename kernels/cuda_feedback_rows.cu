@@ -32,7 +32,7 @@ constexpr unsigned panel = QC_CUDA_PANEL;
 constexpr unsigned row_stride = tile_rows + 1;
 constexpr unsigned u_stride = panel + 4;
 constexpr unsigned code_stride = panel + 4;
-constexpr unsigned step = 8; /* columns in registers */
+constexpr unsigned step = 8; /* columns that a lane keeps in registers */
 
 /* u comes first because its rows are read 16 bytes at a time. */
 struct panel_shared {
@@ -95,7 +95,7 @@ QC_DEVICE void load_panel(const qc_cuda_rows &p, const qc_cuda_rows_panel &a, ui
 {
 #pragma unroll 4
     for (unsigned i = threadIdx.x; i < panel * panel; i += panel_threads) {
-        unsigned row = i / panel, other = i % panel; /* of hu */
+        unsigned row = i / panel, other = i % panel; /* a row and a column of hu */
         unsigned k = sweeping ? row : other, j = sweeping ? other : row;
         float u = 0.0f;
         if (k < j && j < a.cols)

@@ -50,7 +50,7 @@ struct block_job {
     float4 *errors;
     uint64_t *bad;
     uint64_t first_block, blocks; /* this launch has blocks [first_block, blocks) */
-    bool wide;                    /* halves: pairs of elements and of codes can be moved at once */
+    bool wide;                    /* halves: elements and codes can be moved two at a time */
 };
 
 struct sums {

@@ -18,9 +18,9 @@
  * nested absmax. With REFIT a few values of it are tried, and one thread each adds their errors in
  * order. The shared memory is 16 KB of screen and 17 KB of the group.
  *
- * The nearest NF4 value: the guess k of qc_nf4_search is right or one too low. No value is nearer
- * than both c[k] and c[k + 1], even where a threshold is an ulp off the middle. y is clamped to +-1
- * first, which changes no code. */
+ * The nearest NF4 value: the guess k of qc_nf4_search is right or one too low, so c[k] or c[k + 1]
+ * is the nearest of all values, even where a threshold is an ulp off the middle. y is clamped to
+ * +-1 first, which changes no code. */
 #include "kernels/cuda_scale_search.h"
 
 #include "kernels/cuda_check.h"
@@ -35,7 +35,7 @@ namespace
 
 constexpr unsigned threads_per_block = 256;
 constexpr unsigned teams =
-    threads_per_block / 16; /* of a thread block; each has a block at a time */
+    threads_per_block / 16; /* per thread block; each team has a block at a time */
 constexpr unsigned group_blocks = 256;
 constexpr unsigned resident = 2; /* thread blocks per multiprocessor */
 constexpr unsigned refits_most = QC_CUDA_SEARCH_REFITS;
@@ -523,7 +523,7 @@ __global__ void __launch_bounds__(threads_per_block, resident) search_groups(sea
             job.blocks - first < group_blocks ? (unsigned)(job.blocks - first) : group_blocks;
         if (threadIdx.x == 0)
             shared.largest = 0;
-        __syncthreads();                                       /* the group before is done with */
+        __syncthreads();                                       /* the last group is done with */
         for (unsigned b = team; b / 2 * 2 < count; b += teams) /* whole warps */
             find_target<nf4, chunk>(job, shared, place_of(job, first + b), b, l);
         __syncthreads();

@@ -34,8 +34,8 @@ struct row_job {
 
 /* The run that a team has. */
 struct row_run {
-    uint64_t begin; /* number in the row */
-    uint64_t run;   /* of the row */
+    uint64_t begin; /* of its elements in src */
+    uint64_t run;   /* number in the row */
     uint32_t n;     /* 0 if the team has none */
 };
 

@@ -8,16 +8,17 @@
  *      |-----------|-----------|---------|-----------|                       row 1 of warp 0
  *        ...                                                                 rows of warp 1 .. 7
  *
- *   grid     x: 8 * rows rows of W (2 or 4 a warp), y: slices of K, z: 8 rows of x each (4 of NF4
+ *   grid     x: 8 * rows rows of W (2 or 4 a warp), y: slices of K, z: 8 rows of x each (4 for NF4
  *            where shared memory has no room for 8: sm_75)
- *   weights  a lane loads its run of every row (16 bytes of NF4, 32 of int8, so a warp 512 or 1024
- *            in a row) one tile ahead, past L1; decoded in registers (matmul_run.cuh)
- *   x        the tile's 1024 columns of all rows of x, 16 bits as they are, in shared memory, two
- *            tiles in turn; every load of 4 of them serves all rows of W of the warp. Laid out so
- *            that lane l's eight fours of a run are at 8-byte unit l, 32 + l, 64 + l, ...: no two
- *            lanes of a load want the same bank. Zero behind K, so codes there do not matter
- *   sums     float, one per (row of W, row of x) and lane; lanes are added by a butterfly at the
- *            end, slices of K by matmul_reduce.cu: always in the same order
+ *   weights  a lane loads its run of every row one tile ahead, past L1, and decodes it in
+ *            registers (matmul_run.cuh). A run is 16 bytes of NF4 or 32 of int8, so a warp loads
+ *            512 or 1024 in a row
+ *   x        the tile's 1024 columns of all rows of x lie in shared memory, 16 bits as they are,
+ *            for two tiles in turn. Every load of 4 of them serves all rows of W of the warp.
+ *            Lane l's eight fours of a run are at 8-byte units l, 32 + l, 64 + l, ..., so no two
+ *            lanes of a load want the same bank. x is zero behind K, so codes there do not matter
+ *   sums     are float, one per (row of W, row of x) and lane. A butterfly adds the lanes at the
+ *            end, and matmul_reduce.cu adds the slices of K, always in the same order
  *
  * Every product is of exact values: a weight that meets a single 1 in x comes out as the float that
  * dequantizing gives, rounded once. With few rows of x the code is multiplied by x, and the sum

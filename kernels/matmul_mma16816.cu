@@ -50,7 +50,7 @@ template <int m_tile_, bool nf4> struct shape {
     static constexpr int warps_k = m_tile <= 16 ? 4 : 2;
     static constexpr int warps_n = QC_MMA_WARPS / warps_k;
     static constexpr int a_tiles =
-        nf4 ? 2 : 1; /* of 16 rows, per warp: 64 bytes a lane either way */
+        nf4 ? 2 : 1; /* tiles of 16 rows per warp: 64 bytes a lane either way */
     static constexpr int runs = 2 * a_tiles;
     static constexpr int n_tile = warps_n * 16 * a_tiles;
     static constexpr int k_step = warps_k * 128;
@@ -160,7 +160,7 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS, blocks_of(m_tile, align
         if (short_of_registers<S>(aligned))
             from.from = qc_mma_x_from(a, p, S::row_units, qc_anew(thread));
         qc_cp_async_wait<S::stages - 2>();
-        __syncthreads(); /* this stage is whole, and all are done with the one before it */
+        __syncthreads(); /* this stage is complete, and all are done with the one before it */
         fill_stage<S>(from, a, p, k + (S::stages - 1) * S::k_step,
                       sh.x + slot_ahead * S::stage_units, x_to);
         qc_cp_async_commit();
@@ -194,7 +194,8 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS, blocks_of(m_tile, align
         slot_ahead = slot_ahead + 1 == S::stages ? 0 : slot_ahead + 1;
     }
 
-    /* The zeros that stand for x beyond k_end are copies like others, and still under way. */
+    /* The zeros that stand for x beyond k_end are copies like all others, and may still be on their
+     * way. */
     qc_cp_async_wait<0>();
     __syncthreads();
     float *sums = reinterpret_cast<float *>(sh.x);

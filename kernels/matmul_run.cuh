@@ -412,7 +412,7 @@ QC_DEVICE qc_run_two qc_run_pair(const qc_run<nf4> &r, const qc_run_scales &s, c
         v = qc_run_look(t, lane, r.q[j / 4], j % 4);
     } else {
         uint32_t q = r.q[j / 2] ^ 0x80808080u;
-        unsigned at = j % 2 * 2; /* byte `at` goes below the upper three bytes of 2^23 */
+        unsigned at = j % 2 * 2; /* bytes `at` and at + 1 go below the upper three of 2^23 */
         float even = __uint_as_float(__byte_perm(q, 0x4b000000u, 0x7540u | at));
         float odd = __uint_as_float(__byte_perm(q, 0x4b000000u, 0x7540u | (at + 1)));
         v.even = __fmul_rn(__fadd_rn(even, -8388736.0f), s.first);

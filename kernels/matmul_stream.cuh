@@ -54,7 +54,7 @@ template <kind of> struct shared_of {
 /* Where a lane looks codes up. */
 struct lookup {
     const qc_codes_wide *table;
-    uint32_t lane_address; /* table's, plus 4 * lane */
+    uint32_t lane_address; /* the table's, plus 4 * lane */
     unsigned lane;
 };
 
@@ -103,10 +103,10 @@ QC_DEVICE uint32_t range_of(const args &a, uint32_t at)
 
 /* The part of a tile that this block of threads has, and what of that this warp has. */
 struct segment {
-    uint32_t end;          /* of the block of threads, in blocks of 64 k of all tiles */
-    uint32_t first, count; /* of the warp: block of 64 k in the row, and how many */
+    uint32_t end;          /* end for the block of threads, in blocks of 64 k of all tiles */
+    uint32_t first, count; /* the warp's first block of 64 k in the row, and how many it has */
     uint32_t which;        /* part */
-    uint32_t row;          /* first row of the tile within the part: also rows of the tile before */
+    uint32_t row;          /* the tile's first row in the part; it may belong to the tile before */
     uint32_t own;          /* rows from here on are this tile's */
 };
 
@@ -180,10 +180,10 @@ template <kind of> QC_DEVICE void load_x(entry<of> &e, const uint16_t *p, bool t
 /* What a warp loads next; this is two entries ahead of what it computes. The pointers are the
  * lane's. */
 struct cursor {
-    const unsigned char *codes; /* of row g of the tile, at the entry */
-    const uint16_t *x;          /* row g of x, likewise */
-    uint32_t block;             /* of row 16 r' + g': blocks of 64 k from the weight's first */
-    uint32_t at, end;           /* blocks of 64 k in the row; at end: there are no more */
+    const unsigned char *codes; /* row g of the tile, at the entry */
+    const uint16_t *x;          /* row g of x, at the entry */
+    uint32_t block;             /* row 16 r' + g', in blocks of 64 k from the weight's first */
+    uint32_t at, end;           /* blocks of 64 k in the row; none are left when at == end */
     uint32_t which;
     bool fresh; /* this segment's scales were not loaded yet */
     float scale[2];
@@ -350,7 +350,7 @@ QC_DEVICE void multiply(float (&sum)[shape<of>::a_tiles][4], entry<of> &e, const
     if (!by_row) {
         decoding how = sh.how;
 #pragma unroll
-        for (int i = 0; i < 2; i++) { /* as qc_run_scale */
+        for (int i = 0; i < 2; i++) { /* the same as qc_run_scale */
             float a = e.scale[i];
             if (nested)
                 a = __fadd_rn(__fmul_rn(sh.small.map[e.code[i] >> e.at & 0xffu], a), how.offset);

@@ -20,11 +20,11 @@
  * rows' scales and added to the sums. That is one rounding in float, and only the code values and x
  * are in float16. Row-wise int8 has exact products and gets its scale at the very end.
  *
- * A warp has many A tiles because x is read from shared memory once for all of them: m_tile /
- * a_tiles wavefronts per 1024 weights, beside 16 for the look-ups. The registers have no room for
- * these tiles and for codes on their way too, so codes come by cp.async, 16 bytes a lane and in
- * whole sectors, and wait in shared memory. Writing and reading them takes 8 wavefronts per 1024
- * weights of NF4.
+ * A warp has many A tiles because x is read from shared memory once for all of them:
+ * m_tile / a_tiles wavefronts per 1024 weights, beside 16 for the look-ups. The registers have no
+ * room for these tiles and for codes on their way too, so codes come by cp.async, 16 bytes a lane
+ * and in whole sectors, and wait in shared memory. Writing and reading them takes 8 wavefronts per
+ * 1024 weights of NF4.
  *
  *    m_tile  a_tiles  n_tile  stage, KB   stages      under way, KB  shared memory, bytes
  *                             NF4 / int8  NF4 / int8  NF4 / int8     NF4 / wide / int8
@@ -70,7 +70,7 @@ namespace
 template <typename S> struct copier {
     const uint16_t *x;
     const unsigned char *codes;
-    uint32_t to; /* the unit of x in the stage; that of codes << 16 */
+    uint32_t to; /* unit of x in the stage, unit of codes << 16 */
     uint32_t
         what; /* column of x in k, of codes << 8; rows of x that are there << 16, of codes << 24 */
 };

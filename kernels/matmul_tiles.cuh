@@ -53,7 +53,7 @@ struct no_table {
 typedef struct {
     uint64_t m0, n0;
     uint32_t end;           /* the unit after it */
-    uint32_t plane, planes; /* this tile's parts before it; all its parts, if this is the last */
+    uint32_t plane, planes; /* this tile's parts before it; if it is the last, room for parts */
     uint32_t part;          /* which weight */
     float factor;           /* what scales are multiplied by besides */
 } piece;

@@ -107,7 +107,7 @@ int qc_shim_explain_block(const void *p, char *text, size_t bytes);
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-enum { QC_SHIM_HOST = -1, QC_SHIM_UNKNOWN = -2 }; /* beside device numbers */
+enum { QC_SHIM_HOST = -1, QC_SHIM_UNKNOWN = -2 }; /* besides device numbers */
 
 /* Returns NULL if there is no room. `device` is QC_SHIM_HOST for pinned memory. */
 void *qc_shim_memory_new(size_t bytes, int device);
