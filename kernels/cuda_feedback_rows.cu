@@ -12,7 +12,8 @@
  * The work is 2016 multiplications and additions per row and panel, about 7,000 instructions of one
  * warp (calculated) with what is around them. It takes 53 KB of shared memory, so that an sm_75 has
  * one block on a multiprocessor and an sm_90 four. 8,192 rows are 256 blocks. Compared with the
- * panel's products (2 rows n 64 multiply-adds), a panel of n = 8192 is 1/250 of the arithmetic.
+ * panel's products (2 * rows * n * 64 multiply-adds), a panel of n = 8192 is 1/250 of the
+ * arithmetic.
  *
  * All threads of a block reach its barriers, since nothing returns before them. Whole warps make
  * the warp-wide calls (shuffles). */
