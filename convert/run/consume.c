@@ -18,7 +18,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define HEADERS_NAME "journal-headers" /* a name of the staging folder's own (output_dir.h) */
+#define HEADERS_NAME "journal-headers" /* a name of the staging folder (output_dir.h) */
 #define NAME_SHOWN   160
 
 struct qc_consume {
@@ -50,7 +50,7 @@ qc_status qc_consume_saved(qc_saved_header **out, size_t *count, qc_arena *arena
     size_t all = 0, kept = 0;
     *out = NULL;
     *count = 0;
-    /* What a link leads to is not qconv's. Opening OUT refuses it. */
+    /* What a link leads to is not qconv's. Opening OUT refuses such a link. */
     QC_TRY(qc_beneath_look_once(out_dir, QC_STAGING_NAME "/" HEADERS_NAME, &e, err));
     if (e.kind != QC_ENTRY_FOLDER)
         return QC_OK;
@@ -122,8 +122,9 @@ static qc_status take_commit(void *ctx, const qc_journal_record *r, qc_error *er
     return QC_OK;
 }
 
-/* Does the staging folder hold a conversion that is not all in place? Its journal, which goes first
- * when it is, may have outlived a power loss: then its last word is the manifest that OUT has. */
+/* Does the staging folder hold a conversion that is not yet all in OUT? Once it is, the journal is
+ * the first thing to go, but the journal may have come back after a power loss: then the last thing
+ * it records is the manifest that OUT has. */
 static qc_status is_underway(int *yes, const qc_call *call, qc_error *err)
 {
     qc_output_dir d = {.arena = call->arena, .path = call->out};
@@ -188,8 +189,8 @@ qc_status qc_consume_is_over(int *yes, const qc_call *call, const qc_convert_opt
         if (!plain || !packed)
             return QC_OK;
     }
-    /* Or is it another model, whose files have other names? What is of PyTorch's lay beside those
-     * that are gone. */
+    /* It may also be another model, whose files have other names. Files of PyTorch lay beside those
+     * that are gone, so they do not count. */
     qc_checkpoint *other = NULL;
     *yes = qc_checkpoint_open(&other, call->model, NULL) != QC_OK ||
            (other->file_count > 0 && other->files->kind == QC_CKPT_TORCH);
@@ -199,7 +200,7 @@ qc_status qc_consume_is_over(int *yes, const qc_call *call, const qc_convert_opt
 
 /* ---- may this source be consumed? ---- */
 
-/* Refuses links among the folders between MODEL and the file, and a file that is one. */
+/* Refuses a file that is a link, and links among the folders between MODEL and the file. */
 static qc_status check_no_link(const qc_checkpoint *m, size_t file, struct stat *s, qc_error *err)
 {
     const char *path = m->files[file].path;
@@ -224,7 +225,7 @@ static qc_status check_no_link(const qc_checkpoint *m, size_t file, struct stat 
     return QC_OK;
 }
 
-/* The folder that holds path. */
+/* Writes the folder that holds path to `folder`. */
 static qc_status folder_of(char folder[PATH_MAX], const char *path, qc_error *err)
 {
     const char *slash = strrchr(path, '/');
@@ -260,7 +261,7 @@ static qc_status check_file(const qc_checkpoint *m, size_t file, qc_error *err)
     const qc_ckpt_file *f = &m->files[file];
     struct stat s;
     if (f->saved)
-        return QC_OK; /* was one, and is gone */
+        return QC_OK; /* it was such a file, and is gone */
     if (f->kind != QC_CKPT_SAFETENSORS)
         QC_FAIL(err, QC_ERR_USAGE,
                 "%s: --consume-source is for safetensors files only, this is one of PyTorch",
@@ -272,9 +273,9 @@ static qc_status check_file(const qc_checkpoint *m, size_t file, qc_error *err)
                 "free nothing",
                 f->path, (uintmax_t)s.st_nlink);
     QC_TRY(check_folder(f->path, err));
-    /* Two that consume one source would each delete what the other has not read. Released with the
-     * file, however this ends. Where there are no locks (NFS grants none on a file that is open for
-     * reading) nobody is refused. */
+    /* Two conversions that consume one source would each delete what the other has not read. The
+     * lock is released with the file, however the process ends. Where there are no locks (NFS
+     * grants none on a file that is open for reading) nobody is refused. */
     if (flock(f->st.file.fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
         QC_FAIL(err, QC_ERR_USAGE,
                 "%s: another conversion reads it now, and will delete it (--consume-source)",
@@ -319,7 +320,7 @@ static int frees_room(const qc_ckpt_file *f, const struct stat *like)
     return !f->saved && stat(f->path, &s) == 0 && s.st_dev == like->st_dev;
 }
 
-/* Jobs in order; a file is freed behind the last that reads it. */
+/* Adds up the jobs in order. A file is freed after the last job that reads it. */
 qc_status qc_consume_room(const qc_pipeline *p, uint64_t *bytes, qc_error *err)
 {
     const qc_plan *plan = p->plan;
@@ -415,7 +416,8 @@ qc_status qc_consume_create(qc_consume **out, qc_pipeline *p, qc_checkpoint *mod
     return QC_OK;
 }
 
-/* Is all that was made of file f on the disk, when the journal is up to journal_bytes? */
+/* Is everything that was made of file f on the disk once the journal is there up to
+ * journal_bytes? */
 static int is_ready(qc_consume *c, size_t f, uint64_t journal_bytes)
 {
     if (!qc_source_files_is_done(&c->p->sources, f))
@@ -463,7 +465,7 @@ static qc_status put_header(const qc_consume *c, size_t f, qc_error *err)
     return st;
 }
 
-/* What an earlier run saved of file f stays as it is, if it is of this very file. */
+/* Did an earlier run save the header of this very file f? Then that stays as it is. */
 static int is_saved(const qc_consume *c, size_t f, const qc_saved_header *saved, size_t count)
 {
     const qc_ckpt_file *file = &c->model->files[f];
@@ -503,14 +505,14 @@ static qc_status consume_file(qc_consume *c, size_t f, qc_error *err)
     QC_TRY(qc_path_rename(saved, gone, err));
     QC_TRY(qc_dir_sync(c->headers, err));
     QC_TRY(qc_checkpoint_check_unchanged(c->model, f, err));
-    /* Reads what is saved: without it nobody could go on. */
+    /* This reads the saved header, without which nobody could go on. */
     QC_TRY(qc_st_file_let_go(&file->st, gone, &c->header_at[f], err));
     QC_TRY(qc_path_remove(file->path, err));
     c->gone[f] = 1;
     c->bytes += file->file_bytes;
     c->count++;
     atomic_fetch_add(&c->p->freed, 1);
-    return sync_folder(file->path, err); /* OUT must not be whole before it is gone for good */
+    return sync_folder(file->path, err); /* the file must be gone for good before OUT is whole */
 }
 
 qc_status qc_consume_durable(void *ctx, uint64_t journal_bytes, qc_error *err)

@@ -25,7 +25,7 @@
 
 static int differ(qc_difference *why, const char *fmt, ...) QC_PRINTF(2, 3);
 
-/* 0, for "not the same". */
+/* Writes what differs to why, and returns 0, for "not the same". */
 static int differ(qc_difference *why, const char *fmt, ...)
 {
     va_list args;
@@ -41,7 +41,7 @@ static int same_text(const char *a, const char *b)
     return a == b || (a && b && strcmp(a, b) == 0);
 }
 
-/* none: what is said where an option was not given. */
+/* none is the word for an option that was not given. */
 static int same_option(qc_difference *why, const char *name, const char *then, const char *now,
                        const char *none)
 {
@@ -149,7 +149,7 @@ int qc_manifest_is_alike(qc_difference *why, const qc_manifest *then, const qc_m
 
 /* ---- the plan ------------------------------------------------------------------------------- */
 
-/* name: scratch. */
+/* name is scratch memory. */
 static qc_status same_tensor(int *same, const qc_manifest_tensor *t, const qc_plan *plan,
                              uint32_t tensor, qc_strbuf *name, qc_error *err)
 {
@@ -250,7 +250,7 @@ qc_status qc_output_is_of_plan(int *same, qc_difference *why, const char *out, c
 typedef struct {
     const qc_plan *plan;
     const qc_manifest_tensor *tensors; /* in the order of the plan's shards */
-    const uint32_t *rows;              /* those to be compared: their numbers */
+    const uint32_t *rows;              /* the numbers of those that are compared */
     uint32_t count;
     atomic_uint_fast32_t next;
     atomic_int differs;
@@ -268,7 +268,7 @@ static const qc_job *job_of(const qc_plan *plan, uint32_t row)
     return &plan->jobs[plan->outputs[plan->layout.shards[0].order[row]].job];
 }
 
-/* One piece of the source; *at is moved behind it. */
+/* Hashes one piece of the source, and moves *at behind it. */
 static qc_status hash_piece(const comparison *c, const reader *r, const qc_ckpt_tensor *from,
                             uint64_t piece_bytes, uint64_t *at, qc_digest *out, qc_error *err)
 {
@@ -437,7 +437,7 @@ static const qc_manifest_file *find_file(const qc_manifest *m, const char *name)
     return NULL;
 }
 
-/* What is copied, and config.json; index and device map follow from the plan. */
+/* Compares config.json and what is copied. The index and the device map follow from the plan. */
 static qc_status same_side_files(int *same, qc_difference *why, const qc_manifest *m,
                                  const qc_plan *plan, const qc_fit *fit, qc_error *err)
 {
@@ -477,7 +477,7 @@ static qc_status same_side_files(int *same, qc_difference *why, const qc_manifes
     return QC_OK;
 }
 
-/* Says nothing that the conversion itself will say. */
+/* Passes over what the conversion itself will tell the user. */
 static qc_status same_calibration(int *same, qc_difference *why, const qc_manifest *m,
                                   const qc_plan *plan, qc_error *err)
 {

@@ -1,5 +1,5 @@
-/* Is an OUT that is there already what this conversion would make? Then there is nothing to do; and
- * if it is not, nobody replaces it who does not say so (--force). */
+/* Finds out whether an OUT that is already there is what this conversion would make. If it is,
+ * there is nothing to do. If it is not, it is replaced only where the user says so (--force). */
 #ifndef QC_CONVERT_FINISHED_H
 #define QC_CONVERT_FINISHED_H
 
@@ -13,39 +13,41 @@ typedef struct {
     char text[320]; /* what differs */
 } qc_difference;
 
-/* The manifest of a folder and why->there; without shards, and why->text saying so, where it is
- * damaged. */
+/* Reads the manifest of a folder, and says in why->there what kind of output it is. Where the
+ * manifest is damaged, m has no shards and why->text says so. */
 QC_NODISCARD qc_status qc_output_read_finished(qc_manifest *m, qc_difference *why, qc_arena *arena,
                                                const char *out, qc_error *err);
-/* Are options and sources that two manifests record the same? why may be NULL, here and below. */
+/* Do two manifests record the same options and sources? why may be NULL, here and below. */
 int qc_manifest_is_alike(qc_difference *why, const qc_manifest *then, const qc_manifest *now);
-/* *same: the manifest of the folder out is of this version, of the same options and source (names,
- * sizes, heads), and lists the tensors that the plan does, at the same places; 0 where there is no
- * manifest, or none that can be read. Contents are not looked at: those of OUT by 'verify', the
- * source's below. fit: what the plan was cut for, or NULL. What it needs for that it takes from the
- * arena of the plan. */
+/* Sets *same where the manifest of the folder out is of this version, of the same options and
+ * source (names, sizes, heads), and lists the same tensors at the same places as the plan. It is 0
+ * where there is no manifest, or none that can be read. Contents are not looked at: 'verify' looks
+ * at those of OUT, and qc_manifest_is_of_weights at the source's. fit is what the plan was cut for,
+ * or NULL. The memory that this needs comes from the plan's arena. */
 QC_NODISCARD qc_status qc_output_is_of_plan(int *same, qc_difference *why, const char *out,
                                             const qc_plan *plan, const qc_fit *fit, qc_error *err);
 /* Are all files that a manifest lists in its folder, with the sizes that it says? */
 QC_NODISCARD qc_status qc_manifest_is_there(int *same, qc_difference *why, const qc_manifest *m,
                                             const qc_file *root, qc_error *err);
-/* Both of these, and the files beside the weights, what it was calibrated with, and if `weights`
- * what follows. root: OUT, which has a manifest. */
+/* Answers both of these, and compares the files beside the weights and what the output was
+ * calibrated with; if `weights` is set, the weights too (see below). root is OUT, which has a
+ * manifest. */
 QC_NODISCARD qc_status qc_output_is_finished(int *same, qc_difference *why, const qc_file *root,
                                              const qc_plan *plan, const qc_fit *fit, int weights,
                                              qc_error *err);
-/* Makes the QC_ERR_USAGE that says: out holds another finished output, and only --force replaces
- * it. */
+/* Makes the QC_ERR_USAGE that says that out holds another finished output, and that only --force
+ * replaces it. */
 QC_NODISCARD qc_status qc_output_refuse(const qc_difference *why, const char *out, qc_error *err);
 
-/* The same of weights, after *same of the two above: models of one architecture have the same
- * heads. Reads all that part `index` of the shards (part_of, per shard; NULL: all of them) was made
- * of, on all threads, and compares it with the digests of the manifest, but for matrices that lie
- * transposed in the source, and files that are deleted. */
+/* Answers the same question for the weights, once the first two have set *same: models of one
+ * architecture have the same heads. It reads, on all threads, everything that part `index` of the
+ * shards was made of (part_of has the part of each shard; NULL: all of them), and compares it with
+ * the digests of the manifest. It leaves out matrices that lie transposed in the source, and files
+ * that are deleted. */
 QC_NODISCARD qc_status qc_manifest_is_of_weights(int *same, const qc_manifest *m,
                                                  const qc_plan *plan, const uint32_t *part_of,
                                                  unsigned index, qc_error *err);
-/* Does this for out's manifest. One that went away meanwhile is not the same. */
+/* Does this for out's manifest. If that went away meanwhile, *same is 0. */
 QC_NODISCARD qc_status qc_output_is_of_weights(int *same, const char *out, const qc_plan *plan,
                                                const uint32_t *part_of, unsigned index,
                                                qc_error *err);

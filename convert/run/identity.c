@@ -1,4 +1,4 @@
-/* What the bytes of an output depend on, as lines of text that two runs compare. */
+/* Writes down what the bytes of an output depend on, as lines of text that two runs compare. */
 #include "convert/run/resume.h"
 
 #include "convert/calibrate/calibrate.h"
@@ -12,7 +12,8 @@
 
 /* ---- making it ---- */
 
-/* A value may come from a command line or a file's name: a line stays a line. */
+/* A value may come from a command line or be a file's name. It is escaped, so that a line stays one
+ * line. */
 static qc_status add_escaped(qc_strbuf *out, const char *s, qc_error *err)
 {
     for (; *s; s++) {
@@ -122,7 +123,7 @@ static void hash_text(qc_digest_state *h, const char *s)
     qc_digest_update(h, s, strlen(s));
 }
 
-/* name: scratch. */
+/* name is scratch memory. */
 static qc_status hash_tensor(qc_digest_state *h, const qc_plan *plan, uint32_t tensor,
                              qc_strbuf *name, qc_error *err)
 {
@@ -194,7 +195,7 @@ typedef struct {
     size_t key_len, value_len;
 } identity_line;
 
-/* The line at *at, which is moved behind it; nothing at the end. */
+/* Returns the line at *at, and moves *at behind it. At the end the key is empty. */
 static identity_line next_line(const char *text, size_t len, size_t *at)
 {
     identity_line l = {"", "nothing", 0, 7};

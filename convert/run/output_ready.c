@@ -53,8 +53,8 @@ qc_status qc_output_ready_for(const qc_output_dir *d, const qc_plan *plan, const
     return qc_output_ready(plan->call, force, &d->root, &d->owned, names, count, 0, err);
 }
 
-/* Looks at an output that is there: *same says that it is the same, and else why says what differs.
- * Weights are not compared, because that takes as long as reading them. */
+/* Looks at an output that is there. *same says whether it is the same; if not, why says what
+ * differs. Weights are not compared, because that takes as long as reading them. */
 static qc_status preview_finished(int *same, qc_difference *why, const qc_file *root,
                                   const qc_plan *plan, const qc_fit *fit, int force, qc_error *err)
 {
@@ -112,7 +112,7 @@ qc_status qc_output_preview_room(const qc_plan *plan, const qc_part_run *part, q
     const qc_call *call = plan->call;
     qc_path_kind kind = QC_PATH_MISSING;
     qc_file root = QC_FILE_CLOSED;
-    if (part->options->consume_source) /* files go as the conversion comes to them */
+    if (part->options->consume_source) /* source files are deleted as it comes to them */
         return QC_OK;
     QC_TRY(qc_path_stat(call->out, &kind, NULL, err));
     if (kind == QC_PATH_DIR)

@@ -87,9 +87,9 @@ static qc_status see_commit(void *ctx, const qc_journal_record *record, qc_error
     return QC_OK;
 }
 
-/* Does a journal speak of a commit? If its manifest waits in the staging folder, this sets
- * r->committing. If it is in OUT, so that only the staging folder is left to be removed, this sets
- * *moved. The turn is held. */
+/* Does a journal record a commit? If its manifest waits in the staging folder, this sets
+ * r->committing. If the manifest is in OUT, so that only the staging folder is left to be removed,
+ * this sets *moved. The turn is held. */
 static qc_status look_for_commit(qc_part_run *r, const qc_output_dir *d, int *moved, qc_error *err)
 {
     qc_digest in_out;
@@ -116,7 +116,7 @@ static qc_status look_for_commit(qc_part_run *r, const qc_output_dir *d, int *mo
     return QC_OK;
 }
 
-/* Is OUT, which looks complete, made of these weights? */
+/* What is known of the weights that OUT, which looks complete, was made of. */
 typedef enum { WEIGHTS_UNKNOWN, WEIGHTS_SAME, WEIGHTS_OTHER } weights_of;
 
 /* Looks at a finished output in OUT. *same says that it is what this conversion makes, as far as
@@ -135,8 +135,9 @@ static qc_status check_finished(const qc_output_dir *d, const qc_plan *plan, con
     return *same || force ? QC_OK : qc_output_refuse(&why, d->path, err);
 }
 
-/* The turn is held. *complete says that OUT looks complete; with --restart, only where its weights
- * are not known to be those of this conversion, so that they are looked at first. */
+/* The turn is held. *complete says that OUT looks complete. With --restart it says so only where
+ * its weights are not yet known to be those of this conversion, so that they are looked at
+ * first. */
 static qc_status check_staging(qc_part_run *r, qc_output_dir *d, const qc_plan *plan,
                                const qc_fit *fit, weights_of weights, int *complete, qc_error *err)
 {
@@ -159,7 +160,7 @@ static qc_status check_staging(qc_part_run *r, qc_output_dir *d, const qc_plan *
     qc_strbuf_deinit(&identity);
     QC_TRY(st);
     if (restart && d->dead.shard_count > 0) {
-        /* Somebody died while he moved files, so half of what the others did is in OUT. */
+        /* A process died while it moved files, so half of what the others did is in OUT. */
         QC_TRY(qc_parts_remove_journals(d, r->rank, err));
         QC_TRY(qc_output_dir_forget_dead(d, err));
     }
@@ -214,7 +215,7 @@ static qc_status check_alone(const qc_part_run *r, qc_output_dir *d, const qc_pl
     if (e.kind != QC_ENTRY_FILE)
         return QC_OK;
     QC_TRY(look_for_commit(&seen, d, &moved, err));
-    if (moved && !o->restart) /* by a run of this command that did not come to clean up */
+    if (moved && !o->restart) /* a run of this command moved it and did not come to clean up */
         return QC_OK;
     if (o->force)
         return QC_OK;
@@ -268,7 +269,7 @@ qc_status qc_part_open(qc_part_run *r, qc_output_dir *d, const qc_plan *plan, co
         *complete = looks_complete && weights == WEIGHTS_SAME && !o->restart;
         if (st == QC_OK && looks_complete && !*complete)
             st = check_weights(r, d, plan, &weights, &manifest, err);
-        int any = 1; /* of a part that is refused nothing is left where there was nothing */
+        int any = 1; /* a part that is refused leaves nothing where there was nothing */
         if (st != QC_OK && !gone && r->turn.fd >= 0 &&
             (qc_parts_have_journal(&any, d, NULL) != QC_OK || d->dead.shard_count > 0))
             any = 1;
@@ -299,7 +300,7 @@ void qc_part_opened(qc_part_run *r, qc_pipeline *p, const qc_resume *resume)
 
 /* ---- Going out ------------------------------------------------------------------------------ */
 
-/* Are the shards of a part all in the staging folder, of the sizes that its journal says? */
+/* Are all shards of a part in the staging folder, with the sizes that its journal says? */
 static int are_shards_there(const qc_part_run *r, const qc_pipeline *p, unsigned part)
 {
     for (uint32_t i = 0; i < p->plan->layout.count; i++) {
@@ -334,7 +335,8 @@ static qc_status take_others(qc_part_run *r, qc_pipeline *p, qc_resume *resume, 
         if (!found.done)
             r->left[r->left_count++] = i;
     }
-    /* Where shards are missing, a crash lost more than a journal can know, so somebody has to look. */
+    /* Where shards are missing, a crash lost more than a journal can know, so somebody has to
+     * look. */
     for (unsigned i = 0; !r->committing && r->left_count == 0 && i < r->rank.count; i++) {
         if (!are_shards_there(r, p, i))
             QC_FAIL(err, QC_ERR_IO,
@@ -353,11 +355,11 @@ qc_status qc_part_look_around(qc_part_run *r, qc_output_dir *d, qc_pipeline *p, 
     *complete = 0;
     if (!is_shared(r))
         return QC_OK;
-    if (r->committing) /* since qc_part_opened: the turn is held */
+    if (r->committing) /* the turn is held since qc_part_opened */
         return take_others(r, p, resume, err);
     (void)snprintf(name, sizeof name, QC_JOURNAL_NAME, r->rank.index + 1, r->rank.count);
     QC_TRY(qc_part_turn_take(&r->turn, d, name, r->call, &gone, err));
-    if (!gone) { /* whoever had the turn may have died while he completed OUT */
+    if (!gone) { /* the process that had the turn may have died while it completed OUT */
         QC_TRY(qc_output_dir_look_again(d, err));
         QC_TRY(look_for_commit(r, d, &moved, err));
     }
@@ -372,15 +374,16 @@ qc_status qc_part_look_around(qc_part_run *r, qc_output_dir *d, qc_pipeline *p, 
     return take_others(r, p, resume, err);
 }
 
-/* Lets go of the folder first, because whoever has the turn next and completes OUT has to be alone. */
+/* Lets go of the folder first, because whoever has the turn next and completes OUT has to be
+ * alone. */
 void qc_part_leave(qc_part_run *r, qc_output_dir *d)
 {
     qc_output_dir_leave(d);
     qc_part_turn_give(&r->turn);
 }
 
-/* Removes all journals but the one that speaks of the commit, which goes last. Should this process
- * die here, that journal tells the next one that all is in place. */
+/* Removes all journals except the one that records the commit, which goes last. Should this process
+ * die here, that journal tells the next one that everything is in place. */
 static void remove_other_journals(const qc_part_run *r, const qc_output_dir *d)
 {
     const char *path = NULL;
@@ -403,7 +406,7 @@ void qc_part_close(qc_part_run *r, qc_output_dir *d)
                 qc_parts_have_journal(&others, d, NULL) != QC_OK))
         others = 1;
     if (others)
-        qc_output_dir_leave(d); /* it is no longer that of this conversion */
+        qc_output_dir_leave(d); /* the folder is no longer that of this conversion */
     else
         qc_output_dir_abort(d);
     qc_part_turn_give(&r->turn);

@@ -1,5 +1,5 @@
-/* A part of a conversion: how it comes in, what of the pipeline is its own, and who completes OUT.
- * Locks and turns: convert/run/part_turn.h. */
+/* One part of a conversion: how it enters the staging folder, which shards of the pipeline are its
+ * own, and which part completes OUT. Locks and turns are in convert/run/part_turn.h. */
 #ifndef QC_CONVERT_PART_RUN_H
 #define QC_CONVERT_PART_RUN_H
 
@@ -13,12 +13,12 @@ typedef struct {
     const qc_call *call;
     const qc_convert_options *options;
     qc_file turn;
-    uint32_t *part_of; /* per shard, or NULL: all are this process's; in the plan's arena */
-    unsigned *left;    /* parts that are not done, rising; in the plan's arena */
+    uint32_t *part_of; /* per shard; NULL: all are this process's; in the plan's arena */
+    unsigned *left;    /* parts that are not done, in rising order; in the plan's arena */
     unsigned left_count;
-    int committing; /* somebody died while he completed OUT: */
+    int committing; /* a process died while it completed OUT: */
     qc_digest manifest;
-    unsigned committer; /* the part whose journal says so; else this one */
+    unsigned committer; /* the part whose journal says so, else this one */
 } qc_part_run;
 
 #define QC_PART_RUN_NONE ((qc_part_run){.rank = {0, 1, QC_RANK_ALONE}, .turn = {-1, NULL}})
@@ -27,23 +27,23 @@ typedef struct {
  * none of these does anything but open the folder. */
 QC_NODISCARD qc_status qc_part_begin(qc_part_run *r, qc_rank rank, const qc_plan *plan,
                                      const qc_convert_options *options, qc_error *err);
-/* Opens OUT; with several parts, the turn is held on return. *complete says that OUT is there
- * already and of this conversion; nothing is then held or left behind. A finished output of another
- * conversion is QC_ERR_USAGE without --force. With --restart what this process did before is removed.
- * It refuses what qc_output_dir_open and qc_parts_check_others refuse. */
+/* Opens OUT; with several parts, the turn is held on return. *complete says that OUT is already
+ * there and of this conversion; then nothing is held or left behind. A finished output of another
+ * conversion is QC_ERR_USAGE without --force. With --restart, what this process did before is
+ * removed. It refuses what qc_output_dir_open and qc_parts_check_others refuse. */
 QC_NODISCARD qc_status qc_part_open(qc_part_run *r, qc_output_dir *d, const qc_plan *plan,
                                     const qc_fit *fit, int *complete, qc_error *err);
-/* Lets others come in, now that the journal is open; unless r->committing says that somebody died
- * while he completed OUT, because that has to go on at once. The other parts' shards of p are foreign
- * from here on. */
+/* Lets other parts enter, now that the journal is open. The exception is r->committing, which says
+ * that a process died while it completed OUT: that has to go on at once. From here on the other
+ * parts' shards of p are foreign. */
 void qc_part_opened(qc_part_run *r, qc_pipeline *p, const qc_resume *resume);
-/* Is all of this part done, and are its shards there (or on their way to OUT), so that nothing needs
- * to be looked at? */
+/* Is all of this part done, and are its shards there (or on their way to OUT), so that nothing has
+ * to be checked? */
 int qc_part_is_done(const qc_part_run *r, const qc_pipeline *p, const qc_resume *resume);
-/* Takes the turn after DONE was recorded, and takes what the others' journals hold into p. *complete
- * says that somebody completed OUT meanwhile. Else r->left says who is still to come, and the turn is
- * held until qc_part_leave or qc_part_close; if nobody is to come, this part completes OUT, or goes
- * on with that (r->committing). */
+/* Takes the turn after DONE was recorded, and takes what the others' journals hold into p.
+ * *complete says that another process completed OUT meanwhile. Otherwise r->left has the parts that
+ * are still to come, and the turn is held until qc_part_leave or qc_part_close. If none is to come,
+ * this part completes OUT, or goes on with completing it (r->committing). */
 QC_NODISCARD qc_status qc_part_look_around(qc_part_run *r, qc_output_dir *d, qc_pipeline *p,
                                            qc_resume *resume, const qc_fit *fit, int *complete,
                                            qc_error *err);
@@ -52,9 +52,10 @@ void qc_part_leave(qc_part_run *r, qc_output_dir *d);
 /* Removes the staging folder, because OUT is complete, and gives the turn back. */
 void qc_part_close(qc_part_run *r, qc_output_dir *d);
 /* Gives up what this part made, and the staging folder with it unless others have work in there. p
- * may be one that was never made. */
+ * may be a pipeline that was never made. */
 void qc_part_abort(qc_part_run *r, qc_output_dir *d, const qc_pipeline *p);
-/* Fills in what a report says while parts are to come: the worst weight and the bytes of this one. */
+/* Fills in what a report says while other parts are still to come: the worst weight and the bytes
+ * of this part. */
 void qc_part_fill_report(const qc_part_run *r, const qc_pipeline *p, qc_convert_report *report);
 
 #endif

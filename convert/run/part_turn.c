@@ -20,7 +20,7 @@
 /* ---- Locks ---------------------------------------------------------------------------------- */
 
 /* The process that has the turn may be stopped. Then this one waits until somebody does something
- * about it. */
+ * about it, so it says which process that is. */
 static void tell_holder(const qc_call *call, const qc_file *turn)
 {
     long pid = qc_dir_lock_holder(turn);
@@ -138,8 +138,8 @@ static qc_status is_running(const check *c, qc_rank other, int *yes, qc_error *e
     return st;
 }
 
-/* Removes the journal of another conversion, unless somebody works on that now. --restart asked for
- * it. */
+/* Removes the journal of another conversion, because --restart asked for it; unless a process works
+ * on that conversion now. */
 static qc_status clear_away(const check *c, qc_rank other, const char *name, qc_error *err)
 {
     int busy = 0;
@@ -194,7 +194,7 @@ static qc_status check_one(const check *c, const char *name, qc_error *err)
     if (!parse_name(name, &other))
         return QC_OK;
     if (c->rank.count == 1 && other.count == 1)
-        return QC_OK; /* one's own, for who opens it */
+        return QC_OK; /* this is the caller's own, which it looks at when it opens it */
     if (other.count != c->rank.count)
         return c->restart ? clear_away(c, other, name, err) : refuse_count(c, other, err);
     if (other.index != c->rank.index)

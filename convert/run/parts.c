@@ -8,7 +8,7 @@
 
 /* ---- Rank ----------------------------------------------------------------------------------- */
 
-/* A number in the environment, without sign or blanks. */
+/* Reads a number from the environment, without sign or blanks. */
 static qc_status read_number(const char *name, const char *text, uint64_t *out, qc_error *err)
 {
     uint64_t n = 0;
@@ -85,7 +85,7 @@ static int is_before(const item *a, const item *b)
     return a->bytes != b->bytes ? a->bytes < b->bytes : a->index < b->index;
 }
 
-/* heap[0] grew: put it where it belongs. */
+/* Puts heap[0], which has grown, where it belongs. */
 static void sift_down(item *heap, unsigned count)
 {
     for (unsigned at = 0;;) {
@@ -113,7 +113,7 @@ qc_status qc_parts_deal(uint32_t *part_of, const uint64_t *bytes, uint32_t count
     item *items = v;
     v = NULL;
     qc_status st = qc_calloc(&v, parts, sizeof(item), err);
-    item *heap = v; /* parts, the one with least at [0] */
+    item *heap = v; /* one item per part; the part that has least is at [0] */
     if (st == QC_OK) {
         for (uint32_t i = 0; i < count; i++)
             items[i] = (item){bytes[i], i};

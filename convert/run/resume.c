@@ -43,7 +43,8 @@ static qc_status refuse_record(const qc_resume *r, const qc_journal_record *reco
             r->path, record->end, record->type);
 }
 
-/* Takes one unit that the record says is written: of `job`, or of any where that is QC_NO_OUTPUT. */
+/* Takes in one unit that the record says is written. A main unit has to belong to `job`; a unit of
+ * a record without a job (QC_NO_OUTPUT) is one that was not finished with its job. */
 static qc_status take_unit(qc_resume *r, const qc_journal_record *record, const unsigned char *b,
                            uint32_t job, qc_error *err)
 {
@@ -75,7 +76,7 @@ static qc_status take_unit(qc_resume *r, const qc_journal_record *record, const 
 }
 
 /* Counts the units that a job's record has: its main ones and those with a place kept free.
- * *missing of them are not kept. */
+ * *missing is how many of them are not kept. */
 static uint32_t whole_units(const qc_pipeline *p, uint32_t job, uint32_t *missing)
 {
     uint32_t count = 0;
@@ -424,7 +425,7 @@ static qc_status open_journal(qc_resume *r, unsigned part_index, unsigned part_c
     r->times = v;
     QC_TRY(qc_arena_alloc(&r->arena, &v, m->file_count, sizeof *r->times_now, err));
     r->times_now = v;
-    /* These are the times of what was opened, or of what was there before it was consumed. */
+    /* For a file that was consumed, this is the time that it had before. */
     for (size_t i = 0; i < m->file_count; i++)
         r->times_now[i] = (uint64_t)m->files[i].stamp.modified_ns;
     qc_status st = qc_journal_open(&r->journal, r->path, qc_resume_take_record, r, NULL, err);

@@ -1,5 +1,5 @@
-/* Checks what a journal says: frames against the staged shards and, where the source's files have
- * another time, the source against the digests that were taken of it. */
+/* Checks what a journal says: the frames against the staged shards and, where the source's files
+ * have another modification time, the source against the digests that were taken of it. */
 #include "base/alloc.h"
 #include "base/bytes.h"
 #include "convert/pipeline/worker.h"
@@ -12,15 +12,16 @@ enum { DAMAGED = 1, OTHER_SCALES };
 
 typedef struct {
     qc_resume *r;
-    unsigned char *damaged;    /* per unit; each written by one worker: DAMAGED, OTHER_SCALES */
-    unsigned char *changed;    /* per file of the source: its time is another one */
+    unsigned char *damaged;    /* per unit, written by one worker: DAMAGED or OTHER_SCALES */
+    unsigned char *changed;    /* per file of the source: it has another time than recorded */
     unsigned char *again;      /* per job: see take_derived_out */
-    atomic_uint_fast32_t next; /* unit */
+    atomic_uint_fast32_t next; /* the next unit to check */
     void (*progress)(void *ctx, uint64_t bytes);
     void *progress_ctx;
 } checker;
 
-/* One staged shard at a time, for one worker: there may be more of them than handles. */
+/* A worker has one staged shard open at a time, because there may be more shards than file
+ * handles. */
 typedef struct {
     qc_file file; /* closed: the shard is missing */
     uint32_t shard;
@@ -63,7 +64,7 @@ static qc_status check_frame(checker *c, qc_worker *w, open_file *o, uint32_t in
     return QC_OK;
 }
 
-/* The scales of a weight that is stored as codes are in no digest: where their file has another
+/* The scales of a weight that is stored as codes are in no digest. So where their file has another
  * time, the weight is made again. */
 static int has_other_scales(const checker *c, const qc_plan *plan, const qc_job *j)
 {
@@ -76,7 +77,7 @@ static int has_other_scales(const checker *c, const qc_plan *plan, const qc_job 
     return 0;
 }
 
-/* Is what the frame was made of still what the source holds? */
+/* Does the source still hold what the frame was made of? */
 static qc_status check_source(const checker *c, qc_worker *w, uint32_t index, qc_error *err)
 {
     const qc_plan *plan = w->p->plan;
@@ -129,7 +130,7 @@ static qc_status check_units(qc_team *team, unsigned index, void *ctx, qc_error 
     return st;
 }
 
-/* Checks the seek table, and that nothing is behind it. A shard that fails is finished again. */
+/* Checks the seek table, and that nothing lies behind it. A shard that fails is finished again. */
 static qc_status check_table(qc_pipeline *p, uint32_t shard, qc_error *err)
 {
     qc_shard_state *s = &p->shards[shard];
@@ -156,8 +157,8 @@ static qc_status check_table(qc_pipeline *p, uint32_t shard, qc_error *err)
     return st;
 }
 
-/* Takes the record of a job again of which only derived frames are damaged, because they are made
- * from it. */
+/* Takes in the record of a job once more, where only derived frames of it are damaged, because they
+ * are made from that record. */
 static qc_status take_again(void *ctx, const qc_journal_record *record, qc_error *err)
 {
     const checker *c = ctx;
@@ -169,9 +170,10 @@ static qc_status take_again(void *ctx, const qc_journal_record *record, qc_error
     return qc_resume_take_record(c->r, record, err);
 }
 
-/* A derived frame that is recorded by itself may be lost where its job is on the disk, and the
- * source may be deleted since (convert/run/consume.h): the journal is ahead of the shards after a
- * power loss. The job's record has all that such frames are made of. */
+/* Handles derived frames that are recorded by themselves but damaged or missing, while their job is
+ * on the disk. That happens when the journal is ahead of the shards after a power loss, and the
+ * source may have been deleted since (convert/run/consume.h). The job's record has all that such
+ * frames are made of. */
 static qc_status take_derived_out(checker *c, qc_error *err)
 {
     qc_pipeline *p = c->r->p;
@@ -189,8 +191,8 @@ static qc_status take_derived_out(checker *c, qc_error *err)
     return any ? qc_journal_read(c->r->path, take_again, c, NULL, err) : QC_OK;
 }
 
-/* A shard's header or table is to be written again: until it is, the journal is not to say DONE. A
- * BEGIN takes that back, of any weight of the shard. */
+/* Makes the journal no longer say DONE, because a shard's header or table has to be written again.
+ * A BEGIN of any weight of the shard takes DONE back. */
 static qc_status take_back_done(qc_resume *r, uint32_t shard, qc_error *err)
 {
     const qc_plan *plan = r->p->plan;
@@ -201,8 +203,8 @@ static qc_status take_back_done(qc_resume *r, uint32_t shard, qc_error *err)
                                 : QC_OK;
 }
 
-/* A weight that cannot be made again is told before anything is recorded: once its shard is back,
- * the same command goes on. */
+/* The user is told of a weight that cannot be made again before anything is recorded, so that the
+ * same command can go on once its shard is back. */
 static qc_status check_can_be_made(const checker *c, uint32_t unit, qc_error *err)
 {
     const qc_pipeline *p = c->r->p;
@@ -275,7 +277,7 @@ static qc_status check_all(checker *c, qc_error *err)
     const qc_checkpoint *m = p->plan->model;
     int any_changed = !r->has_times;
     for (size_t i = 0; i < m->file_count; i++) {
-        /* A deleted file was compared, if that was due, before it was deleted. */
+        /* If a deleted file had to be compared, that was done before it was deleted. */
         c->changed[i] = !m->files[i].saved && (!r->has_times || r->times[i] != r->times_now[i]);
         any_changed |= c->changed[i];
     }
@@ -287,7 +289,8 @@ static qc_status check_all(checker *c, qc_error *err)
         QC_TRY(qc_team_run(p->threads, check_units, c, err));
     QC_TRY(check_all_can_be_made(c, err));
     QC_TRY(take_out(c, err));
-    /* While weights are to be made again only because of these times, the next run is to see it. */
+    /* As long as weights have to be made again only because of these times, the next run has to see
+     * that too. */
     return any_changed && !r->times_due ? qc_resume_add_times(r, err) : QC_OK;
 }
 

@@ -9,19 +9,19 @@ struct qc_resume {
     qc_pipeline *p;
     qc_output_dir *d;
     qc_arena arena;
-    const char *path; /* of the journal */
+    const char *path; /* the path of the journal */
     qc_journal *journal;
-    qc_recorder recorder; /* the pipeline's, over this */
+    qc_recorder recorder; /* what the pipeline records with; it writes to this journal */
     qc_strbuf identity;   /* of this run */
-    uint64_t *times;      /* of the source's files, as recorded; nanoseconds */
-    uint64_t *times_now;  /* as they are */
+    uint64_t *times;      /* times of the source's files as recorded, in nanoseconds */
+    uint64_t *times_now;  /* the same as they are now */
     int has_identity, has_times;
-    int times_due;         /* to be recorded when all is made */
+    int times_due;         /* times_now is to be recorded when all is made */
     int has_work;          /* a job was recorded before this run */
-    atomic_int recorded;   /* or by it */
-    uint32_t begun_before; /* jobs */
+    atomic_int recorded;   /* this run recorded a job */
+    uint32_t begun_before; /* jobs that an earlier run began */
     qc_resume_found found;
-    qc_journal_record *others; /* of types that are not the pipeline's */
+    qc_journal_record *others; /* records of types that the pipeline does not take */
     size_t other_count, other_cap;
 };
 

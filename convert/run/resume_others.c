@@ -1,4 +1,4 @@
-/* Journals of other parts of the same conversion. */
+/* Reads the journals of other parts of the same conversion. */
 #include "convert/run/resume_internal.h"
 
 #include "base/alloc.h"
