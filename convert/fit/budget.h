@@ -5,12 +5,13 @@
  *         | 'auto' | 'cpu' [':' SIZE] | 'disk' [':' SIZE]
  *
  * '*' and the sign of multiplication stand for 'x' as well.
- * "2x40GB", "24GB+16GB", "2xA100-40GB", "3090+cpu:64GB", "auto+cpu+disk". 'auto': this machine's
- * visible GPUs with what is free on them now. 'cpu' alone: this machine's memory; 'disk' alone: no
- * limit. GPUs are called cuda:0, cuda:1, ... in the order given; cpu and disk come last, each at
- * most once. "cpu:64GB" alone is a plan for the CPU only. A SIZE has a unit here ("40" would be 40
- * bytes); case, blanks around a term and one before a unit do not matter.
- * Everything lives in the arena given. */
+ * Examples: "2x40GB", "24GB+16GB", "2xA100-40GB", "3090+cpu:64GB", "auto+cpu+disk". 'auto' stands
+ * for this machine's visible GPUs with what is free on them now. 'cpu' without a size is this
+ * machine's memory, and 'disk' without one has no limit. GPUs are called cuda:0, cuda:1, ... in the
+ * order given; cpu and disk come last, each at most once. "cpu:64GB" alone is a plan for the CPU
+ * only. A SIZE must have a unit here ("40" would be 40 bytes). Case, blanks around a term and one
+ * blank before a unit do not matter.
+ * Everything lives in the given arena. */
 #ifndef QC_CONVERT_BUDGET_H
 #define QC_CONVERT_BUDGET_H
 
@@ -36,20 +37,20 @@ typedef struct {
 
 #define QC_MAX_DEVICES 256u
 
-/* QC_ERR_USAGE with one sentence that quotes the term and says what was expected, names a near
- * card, refuses zero sizes, counts of 0 or above QC_MAX_DEVICES, auto, cpu or disk twice, disk by
- * itself (nothing computes there);
- * QC_ERR_DEVICE for 'auto' on a machine without GPUs and without a cpu tier. The machine is looked
- * at only for 'auto' and for 'cpu' without a size. */
+/* Returns QC_ERR_USAGE with one sentence that quotes the term and says what was expected, or names
+ * a card with a similar name. It refuses zero sizes, counts of 0 or above QC_MAX_DEVICES, auto, cpu
+ * or disk given twice, and disk by itself (nothing computes there). It returns QC_ERR_DEVICE for
+ * 'auto' on a machine without GPUs and without a cpu tier. The machine is looked at only for 'auto'
+ * and for 'cpu' without a size. */
 QC_NODISCARD qc_status qc_budget_parse(qc_budget *out, qc_arena *arena, const char *text,
                                        qc_error *err);
-/* The same devices in words that do not depend on the machine: "2xA100-40GB+cpu:64000000000B".
- * qc_budget_parse makes equal devices of it. */
+/* Writes the same devices in words that do not depend on the machine:
+ * "2xA100-40GB+cpu:64000000000B". qc_budget_parse makes equal devices of them. */
 QC_NODISCARD qc_status qc_budget_text(const char **out, qc_arena *arena, const qc_budget *budget,
                                       qc_error *err);
 
-/* The first card in it on which bitsandbytes has no int8 (its compute capability is too low), or
- * NULL. Of GPUs that are only a size nothing is known. */
+/* Returns the first card of the budget on which bitsandbytes has no int8 (because its compute
+ * capability is too low), or NULL. Nothing is known of GPUs that are only a size. */
 const char *qc_budget_card_without_int8(const qc_budget *b);
 
 #endif

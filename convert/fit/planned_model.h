@@ -1,5 +1,6 @@
-/* A model planned for a budget: recipe, segments, sizes, placement in one go. What the command plan
- * answers from, what a suggestion is checked with, and what convert --vram carries out. */
+/* A model that is planned for a budget: recipe, segments, sizes and placement in one go. The
+ * command `plan` answers from it, a suggestion is checked with it, and convert --vram carries it
+ * out. */
 #ifndef QC_CONVERT_PLANNED_MODEL_H
 #define QC_CONVERT_PLANNED_MODEL_H
 
@@ -15,18 +16,19 @@ typedef struct {
     qc_fit fit;
 } qc_planned_model;
 
-/* options: `to` and fit.context filled in (qc_plan_defaults). Everything lives in the arena, and
- * *out points into itself: do not copy it. A model that does not fit is no error. */
+/* Plans a model. options has `to` and fit.context filled in (qc_plan_defaults). Everything lives in
+ * the arena, and *out points into itself, so do not copy it. A model that does not fit is no
+ * error. */
 QC_NODISCARD qc_status qc_planned_model_make(qc_planned_model *out, qc_arena *arena,
                                              const qc_plan_subject *subject,
                                              const qc_budget *budget,
                                              const qc_plan_options *options, qc_error *err);
 /* Lays out the shards for the fit's placement: a shard ends where the device changes. */
 QC_NODISCARD qc_status qc_planned_model_lay_out(qc_planned_model *m, qc_error *err);
-/* QC_ERR_CHECK that says by how much it does not fit, and where. */
+/* Returns QC_ERR_CHECK, with how much is short and where, if it does not fit. */
 QC_NODISCARD qc_status qc_planned_model_check(const qc_planned_model *m, qc_error *err);
-/* What was not given: `to` is nf4, or keep for a checkpoint that is quantized already; the context
- * 8192, or the model's limit if that is less. */
+/* Fills in what was not given: `to` becomes nf4, or keep for a checkpoint that is quantized
+ * already; the context becomes 8192, or the model's limit if that is less. */
 QC_NODISCARD qc_status qc_plan_defaults(qc_plan_options *options, qc_arena *arena,
                                         const qc_plan_subject *subject, qc_error *err);
 

@@ -1,8 +1,9 @@
-/* plan --mode train: the memory of fine-tuning a model on each GPU, and settings that fit.
+/* plan --mode train works out the memory that fine-tuning a model needs on each GPU, and settings
+ * that fit.
  *
  * Training is data parallel: every GPU holds a replica, or its ZeRO share of one, and its own
- * micro-batch. Formulas with their sources: docs/training.md. Pure arithmetic that saturates;
- * thread-safe; nothing allocates but where an arena is given. */
+ * micro-batch. docs/training.md has the formulas with their sources. This is pure arithmetic that
+ * saturates and is thread-safe; it allocates nothing except where an arena is given. */
 #ifndef QC_CONVERT_TRAIN_MEMORY_H
 #define QC_CONVERT_TRAIN_MEMORY_H
 
@@ -19,11 +20,11 @@ typedef enum {
 } qc_optimizer;
 typedef enum { QC_PRECISION_BF16, QC_PRECISION_FP16, QC_PRECISION_FP32 } qc_precision;
 
-/* plan --mode train. What was not given is chosen: each has a _given flag where a value of its own
- * cannot say so. */
+/* The options of plan --mode train. What was not given is chosen. A member whose own value cannot
+ * say that it was not given has a _given flag. */
 typedef struct {
     int on;            /* --mode train */
-    int context_given; /* --context; without it a shorter one may be taken */
+    int context_given; /* --context was given; without it a shorter one may be taken */
     int method_given, optimizer_given, precision_given, zero_given, checkpointing_given;
     qc_train_method method;
     qc_optimizer optimizer;
@@ -39,10 +40,10 @@ typedef struct {
 /* What the formulas need to know about a model. */
 typedef struct {
     uint64_t parameters;
-    uint64_t quantized_bytes; /* all tensors as the plan writes them: the base of QLoRA */
-    uint64_t rank_elems;      /* sum of rows + columns over the linear weights: what rank 1 takes */
-    uint64_t largest_weight;  /* elements of the largest quantized weight */
-    uint64_t largest_layer;   /* parameters of the largest layer */
+    uint64_t quantized_bytes; /* all tensors as the plan writes them, which are the base of QLoRA */
+    uint64_t rank_elems;     /* sum of rows + columns over the linear weights: the cost of rank 1 */
+    uint64_t largest_weight; /* elements of the largest quantized weight */
+    uint64_t largest_layer;  /* parameters of the largest layer */
     const qc_geometry *geometry;
 } qc_train_model;
 
@@ -61,8 +62,8 @@ typedef struct {
 } qc_train_place;
 
 typedef struct {
-    qc_train_options options; /* every choice made */
-    uint64_t micro_batch;     /* the largest that fits, at most what the effective batch asks for;
+    qc_train_options options; /* with every choice made */
+    uint64_t micro_batch;     /* the largest that fits, up to what the effective batch asks for;
                                  0: not even 1 fits */
     uint64_t accumulation;    /* steps that make up the effective batch */
     qc_train_bytes bytes;     /* at micro_batch, or at 1 when that is 0 */
@@ -70,22 +71,23 @@ typedef struct {
 
 #define QC_TRAIN_MAX_SETTINGS 6u
 
-/* Sums over a plan (after qc_plan_begin). */
+/* Fills out with sums over a plan (after qc_plan_begin). */
 void qc_train_model_of(qc_train_model *out, const qc_plan *plan, const qc_geometry *geometry);
 /* The number of parameters that are trained: all of them, or those of the adapters. */
 uint64_t qc_train_trained(const qc_train_model *m, const qc_train_options *t);
 qc_train_bytes qc_train_estimate(const qc_train_model *m, const qc_train_options *t,
                                  const qc_train_place *place, uint64_t micro_batch);
-/* By bisection; see qc_train_setting. */
+/* Finds the micro_batch of a qc_train_setting by bisection. */
 uint64_t qc_train_largest_batch(const qc_train_model *m, const qc_train_options *t,
                                 const qc_train_place *place);
-/* For every method that `wanted` leaves open, in the order full, LoRA, QLoRA: the setting with the
- * least recomputation and communication that fits, then the one with the largest micro-batch if
- * that is another. Where nothing fits: the one that is least over. Returns their number. */
+/* Finds settings for every method that `wanted` leaves open, in the order full, LoRA, QLoRA: first
+ * the one that fits with the least recomputation and communication, then the one with the largest
+ * micro-batch if that is another. Where nothing fits, it takes the one that is least over. Returns
+ * their number. */
 unsigned qc_train_settings(const qc_train_model *m, const qc_train_options *wanted,
                            const qc_train_place *place,
                            qc_train_setting out[QC_TRAIN_MAX_SETTINGS]);
-/* "QLoRA r16, 8-bit Adam, checkpointing, ZeRO-2" */
+/* Writes "QLoRA r16, 8-bit Adam, checkpointing, ZeRO-2" or the like. */
 #define QC_TRAIN_LABEL_BYTES 96
 const char *qc_train_label(char out[QC_TRAIN_LABEL_BYTES], const qc_train_options *t);
 
