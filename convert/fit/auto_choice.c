@@ -12,14 +12,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* This many experts of a group are measured. */
+/* So many experts of a group are measured. */
 #define SAMPLED_EXPERTS 8u
-/* The fit knows the workspace exactly; where it says that room is short, the room is narrowed this
- * many times. */
+/* Only the fit knows the workspace exactly. Where it says that room is short, the room is narrowed
+ * at most this many times. */
 #define MAX_ROUNDS 12
 
 typedef struct {
-    uint32_t segment; /* after `follows` */
+    uint32_t segment; /* the one that it follows in the end */
     uint32_t tensor;
     const char *key; /* "model.layers.12.mlp.experts.*.up_proj" */
 } member;
@@ -39,15 +39,15 @@ typedef struct {
     unsigned candidates;
     member *members;
     uint32_t member_count;
-    uint32_t *first_member; /* per group, and one past the last */
+    uint32_t *first_member; /* per group, and one more at the end */
     uint32_t *item_of;      /* per group: its item, or UINT32_MAX */
     uint32_t *group_of;     /* per item */
     qc_auto_item *items;
     uint32_t item_count;
     uint64_t *fixed;         /* per segment: bytes of what is not chosen */
-    uint64_t *fixed_largest; /* per segment: elements of its largest quantized weight among them */
+    uint64_t *fixed_largest; /* per segment: elements of the largest quantized weight in that */
     unsigned *chosen;        /* per item */
-    uint64_t *scale_bytes;   /* per tensor: what lies beside it while it is coded */
+    uint64_t *scale_bytes;   /* per tensor: bytes that lie beside it while it is coded */
 } chooser;
 
 static const struct {
@@ -104,7 +104,8 @@ double qc_auto_importance(const char *name)
     static const char *const scores[] = {"q_proj", "k_proj", "q_a_proj", "q_b_proj", "query",
                                          "key",    "q_lin",  "k_lin",    "q",        "k",
                                          "to_q",   "to_k",   "wq",       "wk",       NULL};
-    /* One weight for several: a key and a value; a query, a key and a value; a gate and an up. */
+    /* These are one weight for several: a key and a value; a query, a key and a value; a gate and
+     * an up. */
     static const char *const two[] = {"kv_b_proj", "kv_a_proj_with_mqa", "kv_proj", "to_kv", NULL};
     static const char *const three[] = {"qkv_proj", "query_key_value", "qkv",    "Wqkv",
                                         "c_attn",   "in_proj",         "W_pack", "wqkv",
@@ -227,7 +228,7 @@ static void shape_of(const chooser *c, uint32_t tensor, uint64_t *rows, uint64_t
 {
     const qc_ckpt_tensor *t = &c->model->tensors[tensor];
     const qc_coded_weight *coded = coded_of(c, tensor);
-    if (coded) { /* of a stack, the rows of all experts */
+    if (coded) { /* a stack counts the rows of all experts */
         *rows = coded->dims[0] * (coded->ndim == 3 ? coded->dims[1] : 1);
         *cols = coded->dims[coded->ndim - 1];
         return;
@@ -237,7 +238,7 @@ static void shape_of(const chooser *c, uint32_t tensor, uint64_t *rows, uint64_t
     *cols = t->dims[turned ? 0 : 1];
 }
 
-/* What a weight left in 16 bit is written as: --rest may cast it, unless it is coded. */
+/* The dtype in which a weight left in 16 bit is written: --rest may cast it, unless it is coded. */
 static qc_dtype kept_dtype(const chooser *c, uint32_t tensor)
 {
     if (coded_of(c, tensor))
@@ -249,7 +250,7 @@ static qc_dtype kept_dtype(const chooser *c, uint32_t tensor)
     return c->model->tensors[tensor].dtype;
 }
 
-/* Scales that are written if their weight is kept. */
+/* Adds up the scales that are written if their weight is kept. */
 static qc_status sum_scales(chooser *c, qc_error *err)
 {
     void *v = NULL;
@@ -438,7 +439,7 @@ static qc_status make_items(chooser *c, qc_error *err)
 
 /* ---- devices ---- */
 
-/* What the segments take beside the weights that are chosen. */
+/* Adds up what the segments take beside the weights that are chosen. */
 static qc_status sum_fixed(chooser *c, qc_error *err)
 {
     qc_plan plan;
@@ -496,8 +497,8 @@ static void choose_groups(chooser *c, const unsigned *chosen, unsigned uniform)
         c->out->groups[c->group_of[i]].chosen = chosen ? chosen[i] : uniform;
 }
 
-/* The task of the solver: followers folded into the segment they follow, and every segment with the
- * workspace of a choice that quantizes all its weights, the larger of both. */
+/* Makes the task of the solver. The bytes of followers count in the segment that they follow, with
+ * the larger of their workspaces. A workspace is that of a choice that quantizes all weights. */
 static qc_status make_task(chooser *c, qc_auto_task *t, uint64_t **room, qc_error *err)
 {
     void *v[3] = {0};
@@ -537,8 +538,8 @@ static qc_status make_task(chooser *c, qc_auto_task *t, uint64_t **room, qc_erro
     return QC_OK;
 }
 
-/* The fit makes its own cuts, and has the last word: should it be short of room, less is given
- * out. */
+/* Solves the task. The fit makes its own cuts and has the last word: if it is short of room, the
+ * solver gets less. */
 static qc_status solve(chooser *c, qc_error *err)
 {
     qc_auto_task task;
@@ -562,7 +563,8 @@ static qc_status solve(chooser *c, qc_error *err)
             room[d] = room[d] > fit.short_by_bytes ? room[d] - fit.short_by_bytes : 0;
     }
     c->out->predicted = solution.cost;
-    /* The promise: never above a uniform scheme that fits, by the fit's own account. */
+    /* The choice is never worse than a uniform scheme that fits, and here the fit says what
+     * fits. */
     unsigned better = QC_AUTO_CHOICES;
     for (unsigned k = 0; k < QC_AUTO_CHOICES; k++) {
         qc_fit fit;
@@ -579,7 +581,7 @@ static qc_status solve(chooser *c, qc_error *err)
         }
     }
     choose_groups(c, better == QC_AUTO_CHOICES ? c->chosen : NULL, better);
-    if (!(c->out->bound <= c->out->predicted)) /* a uniform choice that the solver had ruled out */
+    if (!(c->out->bound <= c->out->predicted)) /* the solver had ruled out this uniform choice */
         c->out->bound = c->out->fits ? c->out->predicted : (double)NAN;
     return QC_OK;
 }
@@ -630,8 +632,9 @@ static void apply(chooser *c)
 
 /* ---- what the choice does not say by itself ---- */
 
-/* What fills the GPUs has to run on them. Weights move between devices while the cuts are sought,
- * so one card counts for all. */
+/* Leaves int8 out where a card of the budget does not run it, because what fills the GPUs has to
+ * run on them. Weights move between devices while the cuts are sought, so one such card is
+ * enough. */
 static qc_status leave_out_int8(chooser *c, qc_error *err)
 {
     const qc_card *card = NULL;
@@ -649,8 +652,8 @@ static qc_status leave_out_int8(chooser *c, qc_error *err)
                            card->name, card->sm / 10, card->sm % 10);
 }
 
-/* With a tier beside them GPUs that are too small are no end, but then what is least matters more
- * than what is exact. */
+/* Notes that the smallest choice spills. GPUs that are too small are no dead end when a tier lies
+ * beside them, but then the size matters more than the precision. */
 static qc_status note_spilling(chooser *c, qc_error *err)
 {
     const qc_budget *b = &c->budget;
@@ -669,8 +672,8 @@ static qc_status note_spilling(chooser *c, qc_error *err)
                            tiers > 1 ? b->devices[b->count + 1].name : "");
 }
 
-/* Whether what an earlier choice measured holds here: of the same groups, and of every scheme that
- * may be taken. */
+/* Does what an earlier choice measured hold here? It has to be of the same groups, and of every
+ * scheme that may be taken. */
 static int was_measured(const chooser *c, const qc_auto_result *before)
 {
     return before && before->measured && before->group_count == c->out->group_count &&

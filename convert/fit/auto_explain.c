@@ -93,23 +93,22 @@ static qc_status group_table(const qc_auto_result *r, qc_arena *arena, qc_strbuf
 
 /* ---- the same by kind and range of layers ---- */
 
-/* Groups that differ in nothing but their layer: the kind, the scheme, the reason and how much they
- * matter are the same. */
+/* Groups that differ only in their layer: their kind, scheme, reason and importance are the
+ * same. */
 typedef struct {
     const char *kind; /* the name without its first number */
     size_t head;      /* bytes of kind before that number */
     const qc_auto_group *first;
     uint64_t weights, elems, bytes;
     uint64_t begin, end;      /* the layers that are being collected, if any_layer */
-    const char *ranges;       /* of those before: "0-3, 7" */
-    unsigned ranges_left_out; /* beyond what a line holds */
+    const char *ranges;       /* the layers before those: "0-3, 7" */
+    unsigned ranges_left_out; /* ranges for which the line has no room */
     int any_layer;
 } alike;
 
 #define MAX_RANGES_TEXT 40u
 
-/* Where the first number of a name is, between blanks and points; its length is 0 if there is none.
- */
+/* Finds the first number of a name between blanks and points; its length is 0 if there is none. */
 static const char *layer_of(const char *name, size_t *len, uint64_t *layer)
 {
     for (const char *s = name; *s; s++) {

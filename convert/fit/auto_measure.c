@@ -10,13 +10,14 @@
 #include <math.h>
 #include <string.h>
 
-/* Written rows of a transposed weight are columns of the file: a few runs of neighbours. */
+/* The rows that are written of a transposed weight are columns of the file, so a few runs of
+ * neighbouring columns are read. */
 #define TRANSPOSED_RUNS 4u
 
 static const uint32_t block_of[] = {64, 32};
 
 typedef struct {
-    uint64_t rows, cols, elems; /* of the sample */
+    uint64_t rows, cols, elems; /* those of the sample */
 } extent;
 
 typedef struct {
@@ -41,10 +42,10 @@ typedef struct {
     float *absmax, *final, *nested;
     qc_block_error *errors;
     float *scb;
-    void *search; /* where scales are searched */
+    void *search; /* scratch for searching scales, where they are searched */
 } scratch;
 
-/* Of the weights in scratch. */
+/* The dtype of the weights in the scratch memory. */
 static qc_dtype dtype_of(const measuring *m, const qc_auto_sample *s)
 {
     return s->coded ? QC_DTYPE_F32 : m->model->tensors[s->tensor].dtype;
@@ -69,7 +70,7 @@ static extent extent_of(const qc_auto_sample *s)
 
 /* ---- reading ---- */
 
-/* n weights from the first-th on, to the at-th of the scratch. */
+/* Reads n weights from number `first` on into the scratch memory, from place `at` on. */
 static qc_status read_run(const measuring *m, scratch *w, const qc_auto_sample *s, uint64_t first,
                           uint64_t n, uint64_t at, qc_error *err)
 {
@@ -90,8 +91,8 @@ static qc_status read_plain(const measuring *m, scratch *w, const qc_auto_sample
     if (e.rows == s->rows && e.cols == s->cols)
         return read_run(m, w, s, 0, e.elems, 0, err);
     for (uint64_t k = 0; k < e.rows; k++) {
-        /* The middle of the k-th of e.rows equal parts; products stay below 2^64, rows being at
-         * most 2^22 here where s->rows is not below 2^40. */
+        /* This is the middle of the k-th of e.rows equal parts. The products stay below 2^64,
+         * because there are at most 2^22 rows here unless s->rows is below 2^40. */
         uint64_t row = s->rows / e.rows * k + s->rows % e.rows * k / e.rows + s->rows / e.rows / 2;
         QC_TRY(read_run(m, w, s, row * s->cols, e.cols, k * e.cols, err));
     }
@@ -370,15 +371,15 @@ qc_status qc_auto_measure(qc_auto_sample *samples, uint32_t count, const qc_chec
 
 double qc_auto_normal_mse(unsigned candidate, uint64_t cols, qc_scale_method scale)
 {
-    /* E[max x^2] over 2^k standard normal numbers, k = 0 .. 20: the integral of
-     * 2 x (1 - erf(x / sqrt 2)^n). tests/unit/fit/unit_auto_measure.c computes both again. */
+    /* E[max x^2] over 2^k standard normal numbers, k = 0 .. 20, is the integral of 2 x (1 - erf(x /
+     * sqrt 2)^n). tests/unit/fit/unit_auto_measure.c computes both tables again. */
     static const double max_square[] = {
         1.0000,  1.6366,  2.4702,  3.4574,  4.5495,  5.7095,  6.9139,
         8.1483,  9.4038,  10.6750, 11.9583, 13.2512, 14.5520, 15.8595,
         17.1726, 18.4906, 19.8128, 21.1388, 22.4682, 23.8005, 25.1356,
     };
     enum { POINTS = sizeof max_square / sizeof *max_square };
-    /* What the search leaves of it, in the same rows; below 16 weights as at 16. */
+    /* The share of it that the search leaves, in the same rows. Below 16 weights it is as at 16. */
     static const double searched_share[POINTS] = {
         0.925, 0.925, 0.925, 0.925, 0.925, 0.936, 0.948, 0.959, 0.967, 0.972, 0.975,
         0.974, 0.969, 0.956, 0.932, 0.895, 0.849, 0.800, 0.752, 0.714, 0.701,
@@ -393,7 +394,8 @@ double qc_auto_normal_mse(unsigned candidate, uint64_t cols, qc_scale_method sca
     unsigned k = 0;
     while (k + 2 < POINTS && cols >> (k + 1) > 0)
         k++;
-    /* Nearly linear in the logarithm; within an octave linear in the length is close enough. */
+    /* The value is nearly linear in the logarithm of the length. Within an octave, linear in the
+     * length is close enough. */
     double part = (double)cols / (double)(UINT64_C(1) << k) - 1;
     part = part < 0 ? 0 : part > 1 ? 1 : part;
     double square = max_square[k] + part * (max_square[k + 1] - max_square[k]);

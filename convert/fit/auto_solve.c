@@ -6,17 +6,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The search gives up after this many swaps per device; each is one look at a pair of items. */
+/* The search on a device gives up after this many steps, each of which looks at one pair of
+ * items. */
 #define SEARCH_STEPS (20u << 20)
-/* Every run of segments is looked at: the square of this, times the items. */
+/* There may be this many segments. Every run of segments is looked at, which takes the square of
+ * their number times the items. */
 #define MAX_SEGMENTS 1024u
 
 /* One step up along an item's hull. */
 typedef struct {
     uint32_t item;
     unsigned to;
-    uint64_t bytes; /* more than before */
-    double gain;    /* less cost than before */
+    uint64_t bytes; /* bytes more than before */
+    double gain;    /* cost that it saves */
     double rate;    /* gain per byte */
 } upgrade;
 
@@ -24,16 +26,17 @@ typedef struct {
     const qc_auto_task *t;
     qc_auto_solution *out;
     qc_arena arena;
-    uint32_t *first_item; /* per segment, and one past the last */
+    uint32_t *first_item; /* per segment, and one more at the end */
     unsigned *least;      /* per item: the smallest candidate */
     upgrade *upgrades;    /* best rate first */
     uint32_t upgrade_count;
-    uint32_t *blocked; /* per item: the run that could not take its next step */
+    uint32_t *blocked; /* per item: the last run in which its next step did not fit */
     uint32_t run;
-    uint64_t *prefix_bytes; /* per segment: fixed and least bytes of all before it; saturated */
-    double *prefix_cost;    /* of the least candidates */
-    uint64_t *prefix_most;  /* as prefix_bytes, of the largest candidates on the hulls */
-    double *prefix_best;    /* cost of those */
+    uint64_t
+        *prefix_bytes;   /* per segment: fixed and least bytes of all segments before; saturated */
+    double *prefix_cost; /* cost of the least candidates */
+    uint64_t *prefix_most; /* as prefix_bytes, with the largest candidates on the hulls */
+    double *prefix_best;   /* cost of those */
 } solver;
 
 static uint64_t add(uint64_t a, uint64_t b)
@@ -61,7 +64,7 @@ static unsigned least_of(const qc_auto_item *it)
     return best;
 }
 
-/* The next point of the lower hull after `from`: the steepest way down in cost. */
+/* Finds the point of the lower hull after `from`, which is where the cost falls steepest. */
 static int next_on_hull(const qc_auto_item *it, unsigned from, upgrade *u)
 {
     int found = 0;
@@ -163,8 +166,8 @@ static uint64_t scratch_of(const qc_auto_task *t, uint32_t first, uint32_t end)
     return most;
 }
 
-/* Segments [first, end) in `room` bytes, scratch already taken off. chosen: NULL or where to write
- * the choice for their items. */
+/* Fills `room` bytes, from which scratch is already taken off, with segments [first, end). The
+ * choice for their items is written to chosen, unless that is NULL. */
 static run_cost fill_run(solver *s, uint32_t first, uint32_t end, uint64_t room, unsigned *chosen)
 {
     uint32_t lo = s->first_item[first], hi = s->first_item[end];
@@ -179,7 +182,7 @@ static run_cost fill_run(solver *s, uint32_t first, uint32_t end, uint64_t room,
     uint64_t left = room - least;
     r.cost = r.bound = s->prefix_cost[end] - s->prefix_cost[first];
     s->run++;
-    int relaxed = 1; /* no upgrade was refused yet: the bound goes along */
+    int relaxed = 1; /* no upgrade was refused yet, so the bound goes along */
     for (uint32_t i = lo; chosen && i < hi; i++)
         chosen[i] = s->least[i];
     for (uint32_t k = 0; k < s->upgrade_count; k++) {
@@ -205,7 +208,8 @@ static run_cost fill_run(solver *s, uint32_t first, uint32_t end, uint64_t room,
 
 /* ---- cuts ---- */
 
-/* best[d][j]: segments [0, j) on devices [0, d). from: where the last device begins. */
+/* Finds the cuts. best[d][j] is the least cost of segments [0, j) on devices [0, d), and `from` is
+ * where the last of these devices begins. */
 static qc_status cut_segments(solver *s, int *fits, qc_error *err)
 {
     const qc_auto_task *t = s->t;
@@ -218,7 +222,7 @@ static qc_status cut_segments(solver *s, int *fits, qc_error *err)
     QC_TRY(qc_arena_alloc(&s->arena, &v[3], (size_t)n * n, sizeof(run_cost), err));
     double *best = v[0], *bound = v[1];
     uint32_t *from = v[2];
-    run_cost *runs = v[3]; /* of the last size of device: equal devices share them */
+    run_cost *runs = v[3]; /* for the last size of device: equal devices share them */
     for (size_t i = 0; i < cells; i++)
         best[i] = bound[i] = HUGE_VAL;
     best[0] = bound[0] = 0;
@@ -280,7 +284,8 @@ typedef struct {
     double gain;
 } swap;
 
-/* The best change of item a together with at most one other of [lo, hi), within `left` bytes. */
+/* Finds the best change of item a, alone or together with one other item of [lo, hi), within `left`
+ * bytes. */
 static void best_swap(const solver *s, uint32_t a, uint32_t lo, uint32_t hi, uint64_t left,
                       swap *best, uint64_t *steps)
 {
@@ -293,7 +298,7 @@ static void best_swap(const solver *s, uint32_t a, uint32_t lo, uint32_t hi, uin
         if (add(left, x->bytes[now_a]) >= x->bytes[ca] && gain_a > best->gain)
             *best = (swap){a, a, ca, ca, gain_a};
         if (gain_a > 0 || add(left, x->bytes[now_a]) < x->bytes[ca])
-            continue; /* a pair is found from the side of the one that gets worse */
+            continue; /* a pair is found from the side of the item that gets worse */
         uint64_t room = add(left, x->bytes[now_a]) - x->bytes[ca];
         for (uint32_t b = lo; b < hi; b++) {
             const qc_auto_item *y = &s->t->items[b];
@@ -319,7 +324,7 @@ static void refine_device(const solver *s, uint32_t d)
     for (uint32_t i = lo; i < hi; i++)
         total += s->t->items[i].cost[s->out->chosen[i]];
     while (used <= room && steps < SEARCH_STEPS) {
-        swap best = {.gain = total * 1e-9}; /* less is rounding, and would not end */
+        swap best = {.gain = total * 1e-9}; /* less is rounding error, and the loop would not end */
         int found = 0;
         for (uint32_t a = lo; a < hi && steps < SEARCH_STEPS; a++) {
             double before = best.gain;
@@ -351,7 +356,8 @@ static void refine(solver *s)
 
 /* ---- uniform choices ---- */
 
-/* To know whether cuts exist it is enough to fill every device as far as it goes. */
+/* Are there cuts with which choice c fits everywhere? To know that, it is enough to fill every
+ * device as far as it goes. */
 static int uniform_fits(const solver *s, unsigned c, uint32_t *cut)
 {
     const qc_auto_task *t = s->t;

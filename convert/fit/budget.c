@@ -14,9 +14,9 @@
     "before a size or a card (2x40GB)"
 #define KNOWN_CARDS "; the cards that are known: docs/hardware.md"
 #define QUOTED_MOST 80 /* bytes of a term in a message */
-/* A size is made of these characters; with any other it is a list, or a card that was misread. */
+/* A size has only these characters. Text with any other is a list, or a card that was misread. */
 #define SIZE_LETTERS "0123456789.KMGTBkmgtbIi"
-/* "2xNAME+" for every device and both tiers. */
+/* There is room for "2xNAME+" for every device and both tiers. */
 #define TEXT_BYTES_MOST ((QC_MAX_DEVICES + 2) * 128)
 
 /* One term without the blanks around it. */
@@ -26,7 +26,7 @@ typedef struct {
 } span;
 
 typedef struct {
-    qc_budget *budget; /* devices has room for QC_MAX_DEVICES and two tiers; GPUs so far */
+    qc_budget *budget; /* the GPUs so far; devices has room for QC_MAX_DEVICES and two tiers */
     qc_arena *arena;
     qc_hardware *machine; /* NULL until somebody asks */
     int has_auto, has_cpu, has_disk;
@@ -72,7 +72,8 @@ static int is_word(span t, const char *word)
     return 1;
 }
 
-/* *out: a size that cannot be mistaken for a count of devices or a card. term is what is quoted. */
+/* Reads a size that cannot be mistaken for a count of devices or a card. term is what messages
+ * quote. */
 static qc_status read_size(parser *p, span size, span term, uint64_t *out, qc_error *err)
 {
     const char *text = NULL;
@@ -135,7 +136,7 @@ static qc_status add_machine_gpus(parser *p, qc_error *err)
     return QC_OK;
 }
 
-/* "cpu" or "disk", after which `rest` follows: nothing or ":SIZE". */
+/* Adds "cpu" or "disk". What follows the word is `rest`: nothing or ":SIZE". */
 static qc_status add_tier(parser *p, span term, span rest, int is_disk, qc_error *err)
 {
     int *has = is_disk ? &p->has_disk : &p->has_cpu;
@@ -160,7 +161,7 @@ static qc_status add_tier(parser *p, span term, span rest, int is_disk, qc_error
     return QC_OK;
 }
 
-/* 1: term is one of the words, handled; *st has the result. */
+/* Returns 1 if the term was one of the words and is handled; then *st has the result. */
 static int try_word(parser *p, span t, qc_status *st, qc_error *err)
 {
     const char *colon = memchr(t.s, ':', t.len);
@@ -176,7 +177,8 @@ static int try_word(parser *p, span t, qc_status *st, qc_error *err)
     return 1;
 }
 
-/* Bytes of the sign of multiplication at s: 'x', '*' or the sign itself in UTF-8; 0: none. */
+/* Returns the bytes of the sign of multiplication at s, which is 'x', '*' or the sign itself in
+ * UTF-8; 0 if there is none. */
 static size_t times_sign(const char *s, const char *end)
 {
     if (s < end && (lower(*s) == 'x' || *s == '*'))
@@ -184,7 +186,7 @@ static size_t times_sign(const char *s, const char *end)
     return end - s >= 2 && (unsigned char)s[0] == 0xc3 && (unsigned char)s[1] == 0x97 ? 2 : 0;
 }
 
-/* The number in the digits from s to end; one that is too large stays too large. */
+/* Returns the number in the digits from s to end. One that is too large stays too large. */
 static uint64_t count_of(const char *s, const char *end)
 {
     uint64_t n = 0;
@@ -194,7 +196,7 @@ static uint64_t count_of(const char *s, const char *end)
     return n;
 }
 
-/* "2x" off the front of t; 0 if there is none. */
+/* Takes "2x" off the front of t; returns 0 if there is none. */
 static int take_count(span *t, uint64_t *count)
 {
     const char *end = t->s + t->len, *digits = t->s;
@@ -211,8 +213,8 @@ static int take_count(span *t, uint64_t *count)
     return 1;
 }
 
-/* "x2" off the end of a size with its unit, or of a card's name; 0 if there is none. The names of
- * some cards have an x before their number, so what is left has to be a card. */
+/* Takes "x2" off the end of a size with its unit, or of a card's name; returns 0 if there is none.
+ * Some cards have an x before the number in their name, so what is left has to be a card. */
 static int take_count_behind(span *t, uint64_t *count)
 {
     const char *end = t->s + t->len, *digits = end;
@@ -257,7 +259,8 @@ static qc_status add_cards(parser *p, span term, qc_error *err)
         bytes = card->memory_bytes;
     } else if (is_digit(what.s[0])) {
         qc_status st = read_size(p, what, term, &bytes, err);
-        /* Something like "4O90": say what there is before saying what is wrong with the size. */
+        /* For something like "4O90", name the card it resembles before saying what is wrong with
+         * the size. */
         const char *near = st == QC_ERR_USAGE ? qc_card_near(what.s, what.len) : NULL;
         if (near)
             QC_FAIL(err, QC_ERR_USAGE, "--vram: '%.*s': expected " TERM_FORMS "; did you mean %s?",

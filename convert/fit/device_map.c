@@ -16,10 +16,11 @@ static int compare_rows(const void *pa, const void *pb)
     return c ? c : strcmp(a->module, b->module);
 }
 
-/* Models of text and images: transformers 4.52 renamed the modules it makes of the same checkpoint.
+/* For models of text and images, transformers 4.52 renamed the modules that it makes of the same
+ * checkpoint:
  *   language_model.model.X -> model.language_model.X, language_model.lm_head -> lm_head,
  *   vision_model -> model.vision_model, ...
- * The map has both forms: each version takes its own and passes over the other. */
+ * The map has both names: each version takes its own and passes over the other. */
 static const char old_text[] = "language_model.model.", old_head[] = "language_model.lm_head";
 
 static int has_old_names(const map_row *rows, size_t count)

@@ -1,10 +1,10 @@
-/* Where everything goes.
+/* Decides where everything goes.
  *
- * What computes is the GPUs, or the cpu where there are none. Segments lie there in order
+ * The GPUs compute, or the cpu where there are none. Segments lie there in order
  * (convert/fit/placement.h). When they do not all fit and there is a tier behind, segments are
- * spilled one after another, those that cost a token least first, until the rest fits: the shortest
- * such list is taken. Both the list and the tiers only get fuller with more context or batch, so
- * what fits for some fits for less, which the searches in fit_search.c rely on. */
+ * spilled one after another until the rest fits, first those that cost a token least; the shortest
+ * such list is taken. The list and the tiers only get fuller with more context or batch, so what
+ * fits for some context and batch fits for less, which the searches in fit_search.c rely on. */
 #include "convert/fit/fit.h"
 
 #include "base/checked.h"
@@ -14,7 +14,7 @@
 #include <math.h>
 #include <string.h>
 
-#define ACTIVATION_BYTES 2u /* 16 bit, as the weights compute */
+#define ACTIVATION_BYTES 2u /* computing is in 16 bit */
 #define LOGIT_BYTES      4u
 #define DEFAULT_CONTEXT  8192u
 
@@ -59,8 +59,9 @@ static uint64_t attention_elems(const qc_geometry *g, const qc_fit_options *o, u
     else if (l && l->attention == QC_ATTENTION_MLA && o->mla_absorbed)
         kv = qc_sat_add(l->kv_elems, qc_sat_mul(2, qc_sat_mul(g->heads, l->kv_elems)));
     else if (l && l->attention == QC_ATTENTION_MLA) {
-        /* The product with kv_b_proj has no rotary part, and keys are copied out of it beside one;
-         * so twice the keys and values of every head are no less than what is there at once. */
+        /* The product with kv_b_proj has no rotary part, and the keys are copied out of it into
+         * another tensor. So twice the keys and values of every head are no less than what is there
+         * at once. */
         kv = l->kv_elems;
         expanded = qc_sat_mul(qc_sat_mul(2, l->kv_elems_expanded),
                               qc_sat_mul(qc_fit_context(g, o), o->batch));
@@ -69,9 +70,9 @@ static uint64_t attention_elems(const qc_geometry *g, const qc_fit_options *o, u
     return qc_sat_add(qc_sat_mul(qc_sat_add(qc_sat_mul(2, q), kv), tokens), expanded);
 }
 
-/* What lies beside attention's or the MLP's own in a layer, in elements of 2 bytes a token: the
- * embeddings, the layer's input, the residual and what was normed of it; the rotary sines and
- * cosines; ids, positions and mask of 8 bytes each. Measured: docs/theory/sizes.md. */
+/* Counts what a layer needs beside the buffers of attention or MLP, in elements of 2 bytes a token:
+ * the embeddings, the layer's input, the residual and its normed copy; the rotary sines and
+ * cosines; and ids, positions and mask of 8 bytes each. Measured: docs/theory/sizes.md. */
 static uint64_t layer_elems(const qc_geometry *g)
 {
     return qc_sat_add(qc_sat_mul(4, g->hidden), qc_sat_add(qc_sat_mul(2, g->head_dim), 12));
@@ -121,23 +122,23 @@ uint64_t qc_workspace_bytes(const qc_geometry *g, const qc_fit_options *o, qc_se
     return 0;
 }
 
-/* The numbers of one placement: one entry per segment, and the lists made of them. */
+/* The numbers of one placement: arrays with one entry per segment, and the lists made of them. */
 typedef struct {
     qc_fit *fit;
     const qc_fit_options *o;
     qc_arena *arena;
-    uint32_t compute_count;    /* devices that compute: the first ones of the budget */
+    uint32_t compute_count;    /* the devices that compute, which are the first of the budget */
     uint32_t *leader;          /* per segment: itself, or the one it follows in the end */
     uint64_t *need;            /* per segment: weights and cache */
-    uint64_t *group_need;      /* per leader: with its followers */
+    uint64_t *group_need;      /* per leader: need with that of its followers */
     unsigned char *heads;      /* per leader: there is a head among them */
-    uint64_t *room, *room_now; /* per computing device: without context; without staging too */
+    uint64_t *room, *room_now; /* per computing device: without context; and without staging */
     uint32_t *spill;           /* leaders, in the order in which they are spilled */
     uint32_t spill_count;
     unsigned char *is_spilled; /* per segment */
-    unsigned char *tiers_hold; /* per length of the list: the tiers have room for so much of it */
+    unsigned char *tiers_hold; /* per length of the list: the tiers have room for that much */
     /* The placement task, without what is spilled. */
-    uint32_t *kept; /* segment of each entry */
+    uint32_t *kept; /* the segment of each entry */
     uint32_t *kept_at, *kept_follows, *kept_device;
     uint64_t *kept_bytes, *kept_peak;
     qc_placement_task task;
@@ -154,10 +155,10 @@ static void list_kind(work *w, qc_segment_kind kind, int from_last)
     }
 }
 
-/* Whether spilling the head before layers can pay. It passes the buffer whole, so when it is larger
- * than a layer it frees on the GPUs what another layer would free for fewer bytes a token; and a
- * layer of experts moves only some of them. By weights alone: the order must not change with
- * context or batch, or more of them could fit where less does not. */
+/* Does it pay to spill the head before layers? The head passes the buffer whole. So when it is
+ * larger than a layer, spilling another layer frees room on the GPUs for fewer bytes a token; and a
+ * layer of experts moves only some of them. This looks at weights alone, because the order must not
+ * change with context or batch: otherwise more of them could fit where less does not. */
 static int head_goes_first(const work *w)
 {
     const qc_fit *f = w->fit;
@@ -171,8 +172,8 @@ static int head_goes_first(const work *w)
     return f->geometry->experts == 0 && head <= layer;
 }
 
-/* What costs a token least is spilled first; a table that is also the head costs as much as the
- * head. */
+/* Lists what to spill, first what costs a token least. A table that is also the head costs as much
+ * as the head. */
 static void order_spilling(work *w)
 {
     int head_first = head_goes_first(w);
@@ -187,8 +188,8 @@ static void order_spilling(work *w)
     list_kind(w, QC_SEGMENT_NORM, 1);
 }
 
-/* Embeddings are looked up and images are seen where they lie; all else is brought to what
- * computes, through a buffer that takes the largest of them. */
+/* Embeddings are looked up where they lie, and images are seen where they lie. Everything else is
+ * brought to the device that computes, through a buffer with room for the largest of them. */
 static int is_staged(const work *w, uint32_t leader)
 {
     qc_segment_kind kind = w->fit->segments->segments[leader].kind;
@@ -235,8 +236,8 @@ static void make_task(work *w, uint32_t spilled)
                                   .peak = w->kept_peak};
 }
 
-/* Put the first `spilled` of the list on the tiers: as many as the first tier holds, in order, then
- * the next; followers are left to their leaders. Fills tiers_hold up to there. */
+/* Puts the first `spilled` entries of the list on the tiers, in order: as many as the first tier
+ * holds, then the next. Followers go where their leaders go. Fills tiers_hold up to there. */
 static void fill_tiers(work *w, uint32_t spilled)
 {
     qc_fit *f = w->fit;
@@ -255,7 +256,7 @@ static void fill_tiers(work *w, uint32_t spilled)
     }
 }
 
-/* Whether the devices that compute hold the rest once the first `spilled` entries are gone. */
+/* Do the devices that compute hold the rest once the first `spilled` entries are gone? */
 static qc_status try_spilling(work *w, uint32_t spilled, int *computes, qc_error *err)
 {
     *computes = 0;
@@ -265,8 +266,9 @@ static qc_status try_spilling(work *w, uint32_t spilled, int *computes, qc_error
     return qc_placement_fits(&w->task, computes, err);
 }
 
-/* The least k from begin to end - 1 with which the rest fits, or end. All of them are staged
- * through the same buffer, so with more of the list spilled what fitted fits: a binary search. */
+/* Finds the least k from begin to end - 1 with which the rest fits, or end. All of them are staged
+ * through the same buffer, so what fits still fits with more of the list spilled, and a binary
+ * search finds k. */
 static qc_status least_spilling(work *w, uint32_t begin, uint32_t end, uint32_t *out, qc_error *err)
 {
     uint32_t low = begin, high = end;
@@ -305,7 +307,8 @@ static qc_status choose_spilling(work *w, uint32_t *spilled, int *fits, qc_error
         uint32_t k = 0;
         QC_TRY(least_spilling(w, begin, end, &k, err));
         if (k < end && !found) {
-            /* Nearest, should no tier be large enough: what computes is filled first. */
+            /* This comes nearest if no tier is large enough: the devices that compute are filled
+             * first. */
             *spilled = k;
             found = 1;
         }
@@ -435,8 +438,8 @@ static void add_up(work *w, uint64_t staging)
     }
 }
 
-/* ceil(bytes * batch * chosen / experts), at most bytes: what a step reads if no two tokens choose
- * the same expert. */
+/* Returns ceil(bytes * batch * chosen / experts), at most bytes: what a step reads if no two tokens
+ * choose the same expert. */
 static uint64_t read_experts(const qc_fit *f, uint64_t bytes)
 {
     const qc_geometry *g = f->geometry;
@@ -446,7 +449,7 @@ static uint64_t read_experts(const qc_fit *f, uint64_t bytes)
     return bytes / g->experts * chosen + qc_ceil_div_u64(bytes % g->experts * chosen, g->experts);
 }
 
-/* A tied head reads all of the table it follows. */
+/* Is this embedding also the head? A tied head reads all of the table that it follows. */
 static int is_also_head(const qc_segments *s, uint32_t embedding)
 {
     for (uint32_t i = embedding + 1; i < s->count; i++)
@@ -455,7 +458,8 @@ static int is_also_head(const qc_segments *s, uint32_t embedding)
     return 0;
 }
 
-/* What a decoding step brings over from segment i. expert_bytes: of it, routed experts. */
+/* Returns what a decoding step brings over from segment i. expert_bytes of the segment are routed
+ * experts. */
 static uint64_t moved_bytes(const qc_fit *f, uint32_t i, uint64_t expert_bytes)
 {
     const qc_segments *s = f->segments;
@@ -532,8 +536,8 @@ qc_status qc_fit_make(qc_fit *out, qc_arena *arena, const qc_segments *segments,
     return QC_OK;
 }
 
-/* Elements of a job's weight as computing with it may need it in 16 bit: of stacked experts, one.
- */
+/* Returns how many elements of a job's weight may be needed in 16 bit at once. For stacked experts,
+ * that is one expert. */
 static uint64_t dequantized_elems(const qc_plan *p, const qc_job *j)
 {
     const qc_ckpt_tensor *t = &p->model->tensors[j->source];
@@ -600,7 +604,7 @@ qc_status qc_fit_count_experts(qc_fit *fit, const qc_plan *plan, qc_error *err)
         const qc_job *j = &plan->jobs[plan->outputs[i].job];
         uint32_t segment = 0;
         QC_TRY_GOTO(st, done, segment_of_job(plan, fit->segments, j, &segment, err));
-        /* ".shared_experts." is another word: every token passes those. */
+        /* Names with ".shared_experts." do not match, because every token passes those. */
         if (strstr(plan->model->tensors[j->source].name, ".experts."))
             expert_bytes[segment] += qc_plan_tensor_bytes(plan, i);
     }

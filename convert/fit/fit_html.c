@@ -6,7 +6,7 @@
 #include <inttypes.h>
 #include <math.h>
 
-/* Colours mean parts of a device's memory and nothing else. */
+/* A colour means a part of a device's memory and nothing else. */
 static const struct {
     const char *name;
     unsigned colour;
@@ -27,7 +27,7 @@ static const char *found_text(char out[QC_SIZE_TEXT_BYTES], uint64_t found)
     return found == 0 ? "none fits" : found == QC_NO_LIMIT ? "no limit" : qc_text_count(out, found);
 }
 
-/* The longest context with the way of reading prompts that was asked for, and with the other. */
+/* Adds the longest context for the way of reading prompts that was asked for, and for the other. */
 static void add_longest(const qc_fit_report *r, qc_strbuf *out)
 {
     char count[QC_SIZE_TEXT_BYTES];
@@ -55,7 +55,7 @@ static void add_title(const qc_fit_report *r, qc_strbuf *out)
         qc_strbuf_puts(out, "<p class=\"no\">The size of its KV cache is not known.</p>\n");
 }
 
-/* What `text` holds, escaped, as a paragraph; nothing if it is empty. The buffer is freed. */
+/* Adds what `text` holds, escaped, as a paragraph, or nothing if it is empty. Frees the buffer. */
 static qc_status add_paragraph(const char *begin, qc_strbuf *text, qc_strbuf *out, qc_error *err)
 {
     qc_status st = qc_strbuf_status(text, err);

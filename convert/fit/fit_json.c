@@ -53,7 +53,7 @@ static void put_found(qc_json_writer *w, const char *key, uint64_t found, int so
     qc_jm_u64_if(w, key, sought && found != QC_NO_LIMIT, found);
 }
 
-/* How prompts are assumed to be read, and the longest context for that way and for the other. */
+/* Writes how prompts are assumed to be read, and the longest context for that way and the other. */
 static void put_prefill(qc_json_writer *w, const qc_fit_report *r)
 {
     const qc_fit_prefill *ways[] = {&r->whole, &r->steps};
@@ -84,7 +84,7 @@ static void put_choices(qc_json_writer *w, const qc_fit_report *r)
     qc_jw_end_array(w);
 }
 
-/* What explains the budgets, a sentence each. */
+/* Writes the sentences that explain the budgets. */
 static qc_status put_notes(qc_json_writer *w, const qc_fit_report *r, qc_error *err)
 {
     qc_strbuf notes;

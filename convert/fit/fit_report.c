@@ -177,7 +177,7 @@ void qc_fit_verdict(const qc_fit_report *r, qc_strbuf *out)
                        r->suggestions[i].change);
 }
 
-/* What the choice gains over one scheme for all, and what kind of number that is. */
+/* Adds what the choice gains over one scheme for all, and what kind of number that is. */
 static void add_choice(const qc_auto_result *a, qc_strbuf *out)
 {
     static const char *const names[] = {"nf4", "nf4-32", "int8", "16 bit"};
@@ -304,7 +304,7 @@ static qc_status add_devices(const qc_fit_report *r, qc_strbuf *out, qc_error *e
     return QC_OK;
 }
 
-/* Whether device i is the first with its size and card. */
+/* Is device i the first with its size and card? */
 static int is_first_like(const qc_fit *fit, uint32_t i)
 {
     const qc_device *d = fit->budget->devices;
@@ -447,7 +447,7 @@ static void add_search(const qc_fit_report *r, qc_strbuf *out)
     qc_strbuf_puts(out, "\n");
 }
 
-/* What else the devices could hold instead of what --to auto made of them. */
+/* Adds what else the devices could hold instead of what --to auto made of them. */
 static qc_status add_choices(const qc_fit_report *r, qc_strbuf *out, qc_error *err)
 {
     char count[QC_SIZE_TEXT_BYTES];

@@ -1,9 +1,9 @@
-/* Whatever fits for some context and batch fits for less of either: cache and scratch never shrink
- * with them, and neither does the list of what is spilled (convert/fit/fit.c). So the largest that
- * fits is found by bisection. */
+/* Finds the longest context and the largest batch by bisection. That works because whatever fits
+ * for some context and batch fits for less of either: cache and scratch never shrink when they
+ * grow, and neither does the list of what is spilled (convert/fit/fit.c). */
 #include "convert/fit/fit.h"
 
-/* Beyond any real use; what still fits here grows with nothing. */
+/* These are beyond any real use. If even that fits, nothing grows with it. */
 #define CONTEXT_MOST ((uint64_t)1 << 40)
 #define BATCH_MOST   ((uint64_t)1 << 32)
 
@@ -29,7 +29,7 @@ static qc_status try_value(search *s, uint64_t value, int *fits, qc_error *err)
     return st;
 }
 
-/* The largest value from 1 to most that fits; 0 if none does. */
+/* Finds the largest value from 1 to most that fits; 0 if none does. */
 static qc_status largest_value(search *s, uint64_t most, uint64_t *out, qc_error *err)
 {
     uint64_t good = 0, bad = most;

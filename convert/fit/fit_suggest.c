@@ -7,7 +7,7 @@
 #include <string.h>
 
 enum { MAX_SUGGESTIONS = 10, MAX_CHOICES = 5, MIN_CONTEXT = 256, MAX_MARGIN_PERCENT = 99 };
-/* More than any host has, little enough that sums with it do not overflow. */
+/* This is more than any host has, but so little that sums with it do not overflow. */
 #define AMPLE_BYTES (UINT64_C(1) << 50)
 #define GB          UINT64_C(1000000000)
 
@@ -24,7 +24,8 @@ typedef struct {
 
 /* ---- trials ---- */
 
-/* The same weights with another use or on other devices. fit: in scratch, valid until the next. */
+/* Fits the same weights with another use or on other devices. fit is in scratch memory, and valid
+ * until the next call. */
 static qc_status try_fit(seeker *s, qc_fit *fit, const qc_budget *budget, const qc_fit_options *use,
                          qc_error *err)
 {
@@ -50,8 +51,8 @@ static qc_status add(seeker *s, const qc_fit *fit, const char *change, const cha
         QC_FAIL(err, QC_ERR_INTERNAL, "the suggestion '%s' does not fit", change);
     qc_suggestion *g = &s->list[s->count++];
     g->change = change;
-    /* What does not fit has the smallest choice everywhere; with more room there will be another.
-     */
+    /* A plan that does not fit has the smallest choice everywhere. With more room there will be
+     * another choice. */
     if (s->options->recipe.to == QC_TO_AUTO)
         return qc_arena_printf(s->arena, &g->sentence, err,
                                "with %s%s: %s of weights at least, the fullest device keeps %s for "
@@ -69,7 +70,8 @@ static qc_status add(seeker *s, const qc_fit *fit, const char *change, const cha
 static qc_status other_precision(seeker *s, qc_error *err)
 {
     static const qc_to ladder[] = {QC_TO_INT8, QC_TO_NF4, QC_TO_AUTO};
-    /* Whether a choice fits does not depend on what errors are measured: NF4 everywhere is one. */
+    /* Whether some choice fits does not depend on the errors, because NF4 everywhere is one
+     * choice. */
     qc_plan_subject unread = *s->subject;
     unread.has_weights = 0;
     const qc_plan_options *o = s->options;
@@ -78,7 +80,7 @@ static qc_status other_precision(seeker *s, qc_error *err)
         return QC_OK;
     for (size_t i = o->recipe.to == QC_TO_INT8 ? 1 : 0; i < sizeof ladder / sizeof *ladder; i++) {
         if (ladder[i] == QC_TO_NF4 && s->count > 0)
-            continue; /* int8 fits, and is more precise */
+            continue; /* int8 fits already, and is more precise */
         qc_plan_options trial = *o;
         qc_planned_model planned;
         qc_error trouble = {0};
@@ -93,7 +95,7 @@ static qc_status other_precision(seeker *s, qc_error *err)
             trial.recipe.block_elems = 0;
         qc_status st =
             qc_planned_model_make(&planned, &s->scratch, &unread, s->budget, &trial, &trouble);
-        /* A checkpoint that cannot become this is no failure of the plan that was asked for. */
+        /* If a checkpoint cannot become this, the plan that was asked for has not failed. */
         if (st != QC_OK && !qc_status_is_refusal(st)) {
             if (err)
                 *err = trouble;
@@ -159,7 +161,7 @@ static qc_status narrower_cache(seeker *s, qc_error *err)
     return fit.fits ? add(s, &fit, "--kv-dtype fp8", "", err) : QC_OK;
 }
 
-/* More of each device, in hundredths; never all of it. */
+/* Tries a larger share of each device, in hundredths, but never all of it. */
 static qc_status larger_margin(seeker *s, qc_error *err)
 {
     const char *change = NULL, *detail = NULL;
@@ -188,8 +190,8 @@ static qc_status larger_margin(seeker *s, qc_error *err)
     return add(s, &fit, change, detail, err);
 }
 
-/* The budget's GPUs, `more` copies of the one numbered `like`, and a cpu of cpu_bytes (0: as it
- * was); then what else there was. */
+/* Makes a budget of this budget's GPUs, `more` copies of the one numbered `like`, and a cpu of
+ * cpu_bytes (0: as it was); then what else there was. */
 static qc_status widen(seeker *s, qc_budget *out, uint32_t more, uint32_t like, uint64_t cpu_bytes,
                        qc_error *err)
 {
@@ -222,7 +224,7 @@ static const qc_fit_device *cpu_of(const qc_fit *fit)
     return NULL;
 }
 
-/* How much memory of the host it takes: what an ample tier would be given, in whole GB. */
+/* Finds how much memory of the host it takes, in whole GB: what an ample tier would be given. */
 static qc_status host_memory(seeker *s, qc_error *err)
 {
     char size[QC_SIZE_TEXT_BYTES], seconds[QC_SIZE_TEXT_BYTES];
@@ -311,7 +313,7 @@ static qc_status try_kinds(seeker *s, const kind *kinds, size_t count, qc_error 
 static const kind changes[] = {other_precision, shorter_context, smaller_batch, narrower_cache,
                                host_memory,     more_cards,      larger_margin};
 
-/* Where no change alone is enough: NF4, and one more. */
+/* Is for plans for which no change alone is enough: it tries NF4 and one more change. */
 static qc_status nf4_and_more(seeker *s, qc_arena *kept, qc_error *err)
 {
     const qc_plan_options *o = s->options;
@@ -377,7 +379,8 @@ typedef struct {
     uint32_t count;
 } comparer;
 
-/* What the options lead to, unless they do not fit or do not go with this model. */
+/* Adds what the options lead to, unless that does not fit or the options do not go with this
+ * model. */
 static qc_status compare(comparer *c, const qc_plan_options *o, const char *change, qc_error *err)
 {
     qc_arena scratch;
@@ -407,7 +410,7 @@ static qc_status compare(comparer *c, const qc_plan_options *o, const char *chan
     return st;
 }
 
-/* The candidates without int8: "nf4,nf4-32,16bit". */
+/* Writes the candidates without int8: "nf4,nf4-32,16bit". */
 static qc_status without_int8(qc_arena *arena, unsigned candidates, const char **out, qc_error *err)
 {
     *out = "";
@@ -440,7 +443,7 @@ qc_status qc_fit_compare(qc_fit_report *report, qc_arena *arena, const qc_plan_s
     QC_TRY(compare(&c, &trial, "--to nf4", err));
     uint64_t most = c.count > 1 ? c.list[1].max_context : 0;
     trial.recipe.to = QC_TO_AUTO;
-    /* Up to two contexts between what there is and what NF4 has. */
+    /* Tries up to two contexts between the longest of the plan and that of NF4. */
     for (int i = 1; i <= 2 && options->fit.context <= most >> i; i++) {
         trial.fit.context = options->fit.context << i;
         if (trial.fit.context <= report->max_context)
@@ -456,7 +459,7 @@ qc_status qc_fit_compare(qc_fit_report *report, qc_arena *arena, const qc_plan_s
         QC_TRY(compare(&c, &trial, change, err));
     }
     report->choices = c.list;
-    /* Where NF4 leaves no more room for context, nothing was traded. */
+    /* If NF4 leaves no more room for context, nothing was traded. */
     report->choice_count = most > report->max_context || c.list[0].own_form ? c.count : 0;
     return QC_OK;
 }

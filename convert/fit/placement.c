@@ -1,11 +1,11 @@
-/* How the least largest share is found.
+/* Finds the least largest share as follows.
  *
  *   f[d][j]   the least largest share with which devices 0..d can hold the first j segments
  *   f[d][j] = min over i <= j of max(f[d-1][i], share of segments i..j-1 on d)
  *
- * f[d-1][i] does not fall with i and the share does not rise, so the best i is where they cross: a
- * binary search. Shares are compared as fractions in 128 bits, never rounded. The peak of a run of
- * segments comes from a table of maxima over runs whose length is a power of two.
+ * f[d-1][i] does not fall with i and the share does not rise, so the best i is where they cross,
+  * which a binary search finds. Shares are compared as fractions in 128 bits, never rounded. The
+  * peak of a run of segments comes from a table of maxima over runs whose length is a power of two.
  *
  * A second pass goes over all cuts whose shares keep the largest one and takes the flattest. */
 #include "convert/fit/placement.h"
@@ -18,17 +18,17 @@ __extension__ typedef unsigned __int128 u128;
 #define SHARE_ONE   1048576.0 /* 2^20 */
 #define SHARE_LIMIT 4194304.0 /* squares of 256 of these fit 64 bits */
 
-/* num / den; den 0 with num > 0: more than anything. */
+/* num / den. With a den of 0 and num > 0 it is more than anything. */
 typedef struct {
     uint64_t num, den;
 } fraction;
 
 typedef struct {
     const qc_placement_task *task;
-    int by_overdraft; /* what is compared: bytes above the room instead of shares */
-    uint32_t count;   /* of the sequence: segments without followers */
+    int by_overdraft; /* compare bytes above the room instead of shares */
+    uint32_t count;   /* length of the sequence, which is the segments without followers */
     uint32_t *place;  /* per segment: its leader's place in the sequence */
-    u128 *sum;        /* count + 1: bytes before a place */
+    u128 *sum;        /* count + 1 sums: the bytes before a place */
     uint64_t *peaks;  /* rows of `count`: row k has maxima over 2^k places; NULL: no peaks */
 } sequence;
 
@@ -86,7 +86,7 @@ static qc_status make_sequence(sequence *s, qc_arena *arena, const qc_placement_
     return QC_OK;
 }
 
-/* What places i..j-1 need together; UINT64_MAX for that and more. */
+/* Returns what places i..j-1 need together; UINT64_MAX stands for that and more. */
 static uint64_t need_of(const sequence *s, uint32_t i, uint32_t j)
 {
     if (i == j)
@@ -103,7 +103,7 @@ static uint64_t need_of(const sequence *s, uint32_t i, uint32_t j)
     return need > UINT64_MAX ? UINT64_MAX : (uint64_t)need;
 }
 
-/* How bad it is that device d holds places i..j-1. */
+/* Returns how bad it is that device d holds places i..j-1. */
 static fraction badness(const sequence *s, uint32_t d, uint32_t i, uint32_t j)
 {
     uint64_t need = need_of(s, i, j), room = s->task->room[d];
@@ -114,7 +114,7 @@ static fraction badness(const sequence *s, uint32_t d, uint32_t i, uint32_t j)
     return (fraction){room == 0 ? 1 : need, room};
 }
 
-/* The same as a whole number, for sums of squares. */
+/* Returns the same as a whole number, for sums of squares. */
 static uint64_t coarse_share(const sequence *s, uint32_t d, uint32_t i, uint32_t j)
 {
     uint64_t need = need_of(s, i, j);
@@ -124,7 +124,7 @@ static uint64_t coarse_share(const sequence *s, uint32_t d, uint32_t i, uint32_t
     return (uint64_t)(share < SHARE_LIMIT ? share : SHARE_LIMIT);
 }
 
-/* f[d][j] from the row of d - 1. */
+/* Computes f[d][j] from the row of d - 1. */
 static fraction best_prefix(const sequence *s, const fraction *before, uint32_t d, uint32_t j)
 {
     uint32_t low = 0, high = j; /* at j the device is empty and nothing is worse than before */
@@ -162,10 +162,9 @@ static qc_status least_largest(const sequence *s, qc_arena *arena, fraction *out
     return QC_OK;
 }
 
-/* Where each device may end in a cut in which nothing is worse than `limit`: at first[d] at least,
- * or the devices behind it cannot hold the rest; at last[d] at most, as those up to it hold no
- * more.
- */
+/* Finds where each device may end in a cut in which nothing is worse than `limit`: not before
+ * first[d], or the devices behind it cannot hold the rest; and not after last[d], because the
+ * devices up to it hold no more. */
 static void find_ends(const sequence *s, fraction limit, uint32_t *first, uint32_t *last)
 {
     uint32_t devices = s->task->device_count;
@@ -181,8 +180,8 @@ static void find_ends(const sequence *s, fraction limit, uint32_t *first, uint32
     }
 }
 
-/* Of the cuts in which nothing is worse than `limit`: the one with the least sum of squares. As the
- * limit is the least there is, ends have little choice, and few cuts are looked at. */
+/* Of the cuts in which nothing is worse than `limit`, takes the one with the least sum of squares.
+ * As the limit is the least there is, the ends have little choice, and few cuts are looked at. */
 static qc_status flattest(const sequence *s, qc_arena *arena, fraction limit, uint32_t *device_at,
                           qc_error *err)
 {
@@ -203,7 +202,7 @@ static qc_status flattest(const sequence *s, qc_arena *arena, fraction limit, ui
     for (uint32_t d = 1; d < devices; d++) {
         for (uint32_t j = first[d]; j <= last[d]; j++) {
             row[j] = UINT64_MAX;
-            /* The run only grows as i falls, so the first that is too bad ends it. */
+            /* The run only grows as i falls, so the first i that is too bad ends the loop. */
             for (uint32_t i = (j < last[d - 1] ? j : last[d - 1]) + 1; i-- > first[d - 1];) {
                 if (is_less(limit, badness(s, d, i, j)))
                     break;
@@ -271,8 +270,8 @@ done:
     return st;
 }
 
-/* Filling each device as far as it goes leaves the least to the next ones, so where this fails
- * nothing else fits. */
+/* Filling each device as far as it goes leaves the least to the next ones. So where this fails,
+ * nothing else fits either. */
 qc_status qc_placement_fits(const qc_placement_task *task, int *fits, qc_error *err)
 {
     qc_status st = QC_OK;

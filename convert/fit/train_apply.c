@@ -1,6 +1,5 @@
-/* Settings as files that accelerate and DeepSpeed read.
- * Sources: accelerate, "The command line" (config_args, JSON form); DeepSpeed, "Configuration
- * JSON". */
+/* Writes settings as files that accelerate and DeepSpeed read. Sources: accelerate, "The command
+ * line" (config_args, JSON form); DeepSpeed, "Configuration JSON". */
 #include "base/alloc.h"
 #include "convert/fit/train_plan.h"
 #include "convert/term/json_members.h"
@@ -85,7 +84,7 @@ qc_status qc_train_config(qc_strbuf *out, const char *path, const qc_train_setti
     return qc_strbuf_adds(out, "\n", err);
 }
 
-/* The old file is renamed first; if writing then fails it is put back. */
+/* The old file is renamed first. If writing fails then, it is put back. */
 qc_status qc_train_apply(const char *path, const qc_train_setting *s, const qc_train_place *place,
                          qc_error *err)
 {

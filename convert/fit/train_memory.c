@@ -20,7 +20,7 @@ const char *const qc_train_precision_names[3] = {"bf16", "fp16", "fp32"};
 
 /* ---- the model ---- */
 
-/* "...layers.12....": the number, or UINT64_MAX. */
+/* Returns the number in "...layers.12....", or UINT64_MAX. */
 static uint64_t layer_of(const char *name)
 {
     static const char *const marks[] = {"layers.", "layer.", "h.", "blocks."};
@@ -77,8 +77,8 @@ uint64_t qc_train_trained(const qc_train_model *m, const qc_train_options *t)
     return t->method == QC_TRAIN_FULL ? m->parameters : qc_sat_mul(m->rank_elems, t->lora_rank);
 }
 
-/* Two states a parameter in float32 (Adam), or in 8 bits with an absmax a block, or one (SGD with
- * momentum). */
+/* Adam has two states a parameter, in float32, or in 8 bits with an absmax per block. SGD with
+ * momentum has one state. */
 static uint64_t state_bytes(qc_optimizer optimizer, uint64_t parameters)
 {
     switch (optimizer) {
@@ -100,7 +100,7 @@ static void fill_states(qc_train_bytes *b, const qc_train_model *m, const qc_tra
     uint64_t base =
         t->method == QC_TRAIN_QLORA ? m->quantized_bytes : qc_sat_mul(m->parameters, width);
     uint64_t trained_width = t->method == QC_TRAIN_FULL ? width : ADAPTER_BYTES;
-    /* Trained in 16 bit, the optimizer keeps a float32 copy to add small steps to. */
+    /* When training is in 16 bit, the optimizer keeps a float32 copy to add small steps to. */
     uint64_t master = trained_width == 2 ? qc_sat_mul(trained, 4) : 0;
     b->parameters = base;
     if (t->zero == 3)
@@ -112,9 +112,9 @@ static void fill_states(qc_train_bytes *b, const qc_train_model *m, const qc_tra
                                    t->zero >= 1 ? gpus : 1);
 }
 
-/* What one layer keeps of one token for the backward pass. A frozen linear weight keeps nothing;
- * its adapter keeps its input in float32, every adapter a copy of its own where that is a
- * conversion. */
+/* Counts what one layer keeps of one token for the backward pass. A frozen linear weight keeps
+ * nothing. Its adapter keeps its input in float32, and where that is a conversion, every adapter
+ * keeps a copy of its own. */
 static uint64_t layer_token_bytes(const qc_geometry *g, const qc_train_options *t)
 {
     uint64_t width = width_of(t), hidden = g->hidden, wide = g->intermediate;
@@ -137,7 +137,8 @@ static uint64_t layer_token_bytes(const qc_geometry *g, const qc_train_options *
         qc_sat_mul(qc_sat_add(qc_sat_add(qc_sat_mul(hidden, 5), queries), wide), ADAPTER_BYTES));
 }
 
-/* Gradients of one token while a layer's MLP is at work backwards, the most that it takes. */
+/* Counts the gradients of one token while the backward pass is in a layer's MLP, where they take
+ * the most. */
 static uint64_t backward_token_bytes(const qc_geometry *g, const qc_train_options *t)
 {
     uint64_t width = width_of(t);
@@ -147,7 +148,8 @@ static uint64_t backward_token_bytes(const qc_geometry *g, const qc_train_option
                       qc_sat_mul(g->hidden, 6 * width));
 }
 
-/* The peak is at the loss, where all layers' activations meet the logits, or in the last layer. */
+/* The peak is either at the loss, where the activations of all layers meet the logits, or in the
+ * last layer. */
 static uint64_t activation_bytes(const qc_geometry *g, const qc_train_options *t, uint64_t tokens)
 {
     uint64_t width = width_of(t), layer = layer_token_bytes(g, t);
@@ -166,12 +168,12 @@ static uint64_t workspace_bytes(const qc_train_model *m, const qc_train_options 
     uint64_t width = width_of(t), trained = qc_train_trained(m, t), bytes = 0;
     if (t->method == QC_TRAIN_QLORA)
         bytes = qc_sat_mul(m->largest_weight, 2);
-    if (gpus > 1 && t->zero == 0) /* buckets of the gradients beside the gradients */
+    if (gpus > 1 && t->zero == 0) /* buckets of the gradients lie beside them */
         bytes = qc_sat_add(bytes,
                            qc_sat_mul(trained, t->method == QC_TRAIN_FULL ? width : ADAPTER_BYTES));
     if (gpus > 1 && t->zero >= 1)
         bytes = qc_sat_add(bytes, qc_sat_mul(qc_min_u64(trained, ZERO_BUCKET_ELEMS), width));
-    if (gpus > 1 && t->zero == 3) /* the layer at work and the one being fetched */
+    if (gpus > 1 && t->zero == 3) /* the layer that computes and the one being fetched */
         bytes = qc_sat_add(bytes, qc_sat_mul(m->largest_layer, 2 * width));
     return bytes;
 }
@@ -230,9 +232,9 @@ static qc_train_setting make_setting(const qc_train_model *m, const qc_train_opt
 
 typedef struct {
     int any;
-    qc_train_setting first; /* that fits, in the order tried */
+    qc_train_setting first; /* the first that fits, in the order tried */
     qc_train_setting widest;
-    qc_train_setting nearest; /* where nothing fits */
+    qc_train_setting nearest; /* the one that is least over, where nothing fits */
 } best_settings;
 
 static void consider(best_settings *best, const qc_train_setting *s)
@@ -248,8 +250,8 @@ static void consider(best_settings *best, const qc_train_setting *s)
         best->nearest = *s;
 }
 
-/* Tried from what costs least time to what costs most: no recomputation first, then the lower ZeRO
- * stage, then the exact optimizer. */
+/* Tries settings, from what costs least time to what costs most: no recomputation first, then the
+ * lower ZeRO stage, then the exact optimizer. */
 static void try_method(best_settings *best, const qc_train_model *m, const qc_train_options *wanted,
                        qc_train_method method, const qc_train_place *place)
 {

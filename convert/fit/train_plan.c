@@ -23,7 +23,7 @@ typedef struct {
     unsigned chosen;   /* the first that fits; count if none does */
     uint64_t too_long; /* tokens with which nothing fits: what was asked for, or the default that
                           was shortened to place.tokens. 0: something does */
-    uint64_t longest;  /* with too_long: the most tokens with which something fits; 0: none */
+    uint64_t longest;  /* beside too_long: the most tokens with which something fits; 0: none */
     qc_train_profile profile;
     int profiled;
 } train_plan;
@@ -100,7 +100,7 @@ static void add_profile(qc_strbuf *out, const train_plan *p)
         measured > 0 ? (estimate - measured) / measured * 100.0 : 0.0);
 }
 
-/* The first setting that fits sequences of so many tokens; count if none does. */
+/* Returns the first setting that fits sequences of so many tokens, or count if none does. */
 static unsigned settings_for(train_plan *p, uint64_t tokens)
 {
     unsigned chosen = 0;
@@ -111,9 +111,9 @@ static unsigned settings_for(train_plan *p, uint64_t tokens)
     return chosen;
 }
 
-/* Settings for what was asked for. If nothing fits, the longest sequences with which something does
- * are looked for (memory only grows with them), and without --context the default is halved until
- * something fits. */
+/* Finds settings for what was asked for. If nothing fits, it looks for the longest sequences with
+ * which something does (memory only grows with them). Without --context it then halves the default
+ * until something fits. */
 static void find_settings(train_plan *p)
 {
     enum { MIN_TOKENS = 128 };
@@ -132,7 +132,7 @@ static void find_settings(train_plan *p)
     p->chosen = settings_for(p, halved);
 }
 
-/* One sentence about what does not fit, or nothing. */
+/* Adds one sentence about what does not fit, or nothing. */
 static void add_too_long(qc_strbuf *out, const train_plan *p)
 {
     char asked[QC_SIZE_TEXT_BYTES], longest[QC_SIZE_TEXT_BYTES];

@@ -1,9 +1,9 @@
-/* --profile: the estimate against a real GPU.
+/* --profile compares the estimate with a real GPU.
  *
- * What is measured: the CUDA context, by the memory counter before and after it is made (NVML sees
- * the GPU without one), and every buffer of the setting, taken for real: parameters tensor by
- * tensor, the rest in the pieces a caching allocator takes. What is not: how a framework fragments
- * its memory. */
+ * It measures the CUDA context, by the memory counter before and after it is made (NVML sees the
+ * GPU without one). It also takes every buffer of the setting for real: parameters tensor by
+ * tensor, the rest in blocks of the size that a caching allocator takes. It does not measure how a
+ * framework fragments its memory. */
 #include "convert/fit/train_plan.h"
 #include "convert/hardware/cuda_driver.h"
 #include "convert/hardware/hardware.h"
@@ -23,7 +23,8 @@ static qc_status take_pieces(qc_cuda_driver *d, uint64_t bytes, uint64_t *asked,
     return QC_OK;
 }
 
-/* The parameters as they are laid out: tensors while they last, then what is left (adapters). */
+/* Takes the parameters as they are laid out: first tensor by tensor, then what is left
+ * (adapters). */
 static qc_status take_parameters(qc_cuda_driver *d, const qc_plan *plan, uint64_t bytes,
                                  uint64_t *asked, qc_error *err)
 {
