@@ -8,14 +8,14 @@
  *             (auto_solve.h)
  *
  * The experts of one projection in one layer are chosen together and make up a group; every other
-  * weight is a group of its own. The GPUs are filled, or the cpu where the budget names no GPU. A
-  * cpu or disk tier beside GPUs is not filled with precision, because what lies there crosses the
-  * host link for every token.
+ * weight is a group of its own. The GPUs are filled, or the cpu where the budget names no GPU. A
+ * cpu or disk tier beside GPUs is not filled with precision, because what lies there crosses the
+ * host link for every token.
  *
  * A weight in FP8, and with --requantize a stack of experts in MXFP4, may stay as it is, with its
  * codes and scales bit for bit. Then it has no error.
  * The choice is deterministic: the same model, options and budget give the same one on any
-  * machine. */
+ * machine. */
 #ifndef QC_CONVERT_AUTO_CHOICE_H
 #define QC_CONVERT_AUTO_CHOICE_H
 

@@ -15,10 +15,10 @@
  *      step 4 repeated.
  *
  * `bound` is what the same dynamic program gives for the relaxed knapsack, where the last upgrade
-  * may be taken in part. No choice with any cuts costs less, so cost - bound is a proven limit of
-  * what greed has lost.
+ * may be taken in part. No choice with any cuts costs less, so cost - bound is a proven limit of
+ * what greed has lost.
  * The solver is pure arithmetic, deterministic (doubles are added in a fixed order, and ties go to
-  * the earlier item) and thread-safe. */
+ * the earlier item) and thread-safe. */
 #ifndef QC_CONVERT_AUTO_SOLVE_H
 #define QC_CONVERT_AUTO_SOLVE_H
 

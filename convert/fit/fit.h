@@ -6,10 +6,10 @@
  *   free       = budget - needed, short_by = needed - budget where that is positive
  *
  * docs/theory/sizes.md has the formulas. GPUs are filled first. A cpu tier takes over only what
-  * they cannot hold, in this order: layers of multi-token prediction, the embedding table, the
-  * vision tower, then whole layers from the last. The head (with the embeddings, if they are tied)
-  * goes after the layers; in a dense model it goes before them unless it is larger than a layer.
-  * Disk takes what the cpu cannot hold. Without GPUs the cpu computes, and disk is its tier.
+ * they cannot hold, in this order: layers of multi-token prediction, the embedding table, the
+ * vision tower, then whole layers from the last. The head (with the embeddings, if they are tied)
+ * goes after the layers; in a dense model it goes before them unless it is larger than a layer.
+ * Disk takes what the cpu cannot hold. Without GPUs the cpu computes, and disk is its tier.
  *
  * All memory comes from the given arena. Thread-safe. */
 #ifndef QC_CONVERT_FIT_H

@@ -4,8 +4,8 @@
  *   f[d][j] = min over i <= j of max(f[d-1][i], share of segments i..j-1 on d)
  *
  * f[d-1][i] does not fall with i and the share does not rise, so the best i is where they cross,
-  * which a binary search finds. Shares are compared as fractions in 128 bits, never rounded. The
-  * peak of a run of segments comes from a table of maxima over runs whose length is a power of two.
+ * which a binary search finds. Shares are compared as fractions in 128 bits, never rounded. The
+ * peak of a run of segments comes from a table of maxima over runs whose length is a power of two.
  *
  * A second pass goes over all cuts whose shares keep the largest one and takes the flattest. */
 #include "convert/fit/placement.h"

@@ -5,10 +5,10 @@
  *   share            = need / room
  *
  * Of all ways to cut the sequence, it takes those with the least largest share. Of these it takes
-  * the one with the least sum of squared shares (each rounded down to 2^-20), so that one device
-  * that has to be full does not leave the others lopsided. If several are still equal, the later
-  * cut is taken, so that of equal devices the last ones stay empty. So there is one result, which
-  * depends only on the numbers.
+ * the one with the least sum of squared shares (each rounded down to 2^-20), so that one device
+ * that has to be full does not leave the others lopsided. If several are still equal, the later
+ * cut is taken, so that of equal devices the last ones stay empty. So there is one result, which
+ * depends only on the numbers.
  *
  * With n segments and D devices it takes O(n D log n) to find the share, O(n^2 D) for the second
  * aim, and O(n D) memory during the call.
