@@ -104,8 +104,8 @@ static qc_status settle_loaders(qc_convert_report *r, const qc_plan *plan, const
     return QC_OK;
 }
 
-/* Warns where there is no config.json, or none that qconv knows, to say how the model is built. Only
- * -v would tell otherwise. */
+/* Warns where there is no config.json, or none that qconv knows, to say how the model is built.
+ * Only -v would tell otherwise. */
 static void warn_of_config(const qc_checkpoint *model, const qc_plan *plan, const qc_options *o)
 {
     if (!model->config)

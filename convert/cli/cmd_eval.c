@@ -1,5 +1,5 @@
-/* qconv eval OUT [--against MODEL] --text FILE: the perplexity, and how far the predictions are from
- * those of the original. */
+/* qconv eval OUT [--against MODEL] --text FILE: the perplexity, and how far the predictions are
+ * from those of the original. */
 #include "convert/cli/commands.h"
 #include "convert/eval/eval.h"
 #include "convert/term/console.h"

@@ -110,8 +110,8 @@ static const char *why_not(const validation *v, const qc_validate_pair *p)
                : "there are no activations for it in the file";
 }
 
-/* Chooses the pairs that are measured: all, or as many as --sample says, which are the middles of as
- * many equal shares. */
+/* Chooses the pairs that are measured: all, or as many as --sample says, which are the middles of
+ * as many equal shares. */
 static qc_status choose(validation *v, qc_error *err)
 {
     qc_validate_report *r = &v->report;

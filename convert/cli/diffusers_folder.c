@@ -297,8 +297,9 @@ static int is_copied(const pipeline *p, const char *path)
 }
 
 /* The name that a file is copied to. Where there is only a variant, it gets the name of the full
- * weights, so that all parts of the output load alike: "vae/diffusion_pytorch_model.fp16.safetensors" without
- * ".fp16". Shards keep their names, which only their index needs to know. */
+ * weights, so that all parts of the output load alike:
+ * "vae/diffusion_pytorch_model.fp16.safetensors" without ".fp16". Shards keep their names, which
+ * only their index needs to know. */
 static qc_status copied_name(const pipeline *p, const char **out, const char *path, qc_error *err)
 {
     const char *slash = strrchr(path, '/');

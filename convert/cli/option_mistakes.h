@@ -10,8 +10,8 @@
 /* The command that a word like "quantize" or "verfy" stands for. */
 const qc_command_row *qc_mistaken_command(const char *word);
 /* Finds what stands for an option that `command` does not have, typed without its dashes:
- * "--threads" for "jobs", "--block-size" for "blok-size". rows is qc_option_table. *text lies in the
- * arena where it had to be made. */
+ * "--threads" for "jobs", "--block-size" for "blok-size". rows is qc_option_table. *text lies in
+ * the arena where it had to be made. */
 QC_NODISCARD qc_status qc_mistaken_option(const char **text, qc_arena *arena, const char *typed,
                                           size_t len, const qc_option_row *rows, qc_command command,
                                           qc_error *err);

@@ -22,8 +22,8 @@
 #define ANSWERS   (CONVERT | VERIFY | INSPECT | UNPACK | PLAN | HARDWARE | MEASURING | READING)
 #define ANYWHERE  (ANSWERS | QC_CMD_BIT(QC_CMD_HELP))
 
-/* A row says with one of these which member it sets, and how its value is read. The member must have
- * the type that the setter stores. */
+/* A row says with one of these which member it sets, and how its value is read. The member must
+ * have the type that the setter stores. */
 #define SETS(member, ...)                                                                          \
     .at = offsetof(qc_options, member),                                                            \
     .set = _Generic(((const qc_options *)0)->member, __VA_ARGS__)

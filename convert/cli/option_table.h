@@ -2,9 +2,9 @@
  * read nothing else, so they cannot disagree.
  *
  * To add an option, add a value to qc_option_id and a row to option_table.c, which says what it
- * sets. To add a command, add a value to qc_command, a row to command_table.c, a row to main.c (what
- * runs it), and its bit to the options that apply to it. Then regenerate the committed copies:
- * docs/cli.md says how. */
+ * sets. To add a command, add a value to qc_command, a row to command_table.c, a row to main.c
+ * (what runs it), and its bit to the options that apply to it. Then regenerate the committed
+ * copies: docs/cli.md says how. */
 #ifndef QC_CONVERT_OPTION_TABLE_H
 #define QC_CONVERT_OPTION_TABLE_H
 

@@ -283,7 +283,8 @@ qc_status qc_option_set_compress(qc_options *o, const qc_option_row *row, const 
     return QC_OK;
 }
 
-/* Sets --keep and --quantize. The array grows to twice its size when its count is a power of two. */
+/* Sets --keep and --quantize. The array grows to twice its size when its count is a power of
+ * two. */
 qc_status qc_option_set_rule(qc_options *o, const qc_option_row *row, const char *value,
                              qc_error *err)
 {

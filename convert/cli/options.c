@@ -259,8 +259,8 @@ static qc_status apply_defaults(qc_options *o, qc_error *err)
 
 /* ---- what goes with what ---- */
 
-/* Refuses options whose rows say that they go with `what` only, or not with it. present says whether
- * `what` is there. */
+/* Refuses options whose rows say that they go with `what` only, or not with it. present says
+ * whether `what` is there. */
 static qc_status check_company(const parse *p, const char *what, int present, qc_error *err)
 {
     for (const qc_option_row *r = qc_option_table; r < qc_option_table + QC_OPT_COUNT; r++) {

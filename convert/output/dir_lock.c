@@ -45,8 +45,8 @@ static long number_before(const char *line, const char *place)
     return p < place && p > line && p[-1] == ' ' ? strtol(p, NULL, 10) : 0;
 }
 
-/* A line is "1: FLOCK  ADVISORY  WRITE 30415 fe:00:10953850 0 EOF"; that of a process that waits for
- * the lock has a "->". */
+/* A line is "1: FLOCK  ADVISORY  WRITE 30415 fe:00:10953850 0 EOF"; that of a process that waits
+ * for the lock has a "->". */
 long qc_dir_lock_holder(const qc_file *f)
 {
     struct stat st;

@@ -79,8 +79,8 @@ static qc_status is_file(int *yes, const qc_file *root, const char *name, qc_err
 
 /* Looks at a folder without a manifest, but with files. Is somebody moving them there now, or did a
  * run die while it did? Its staged manifest was there before anything moved. Or has somebody just
- * finished? A manifest goes from the staging folder to OUT in one step, so this looks for it in that
- * order, and more than once, because whoever came next may have taken it away again. */
+ * finished? A manifest goes from the staging folder to OUT in one step, so this looks for it in
+ * that order, and more than once, because whoever came next may have taken it away again. */
 static qc_status look_at_commit(const qc_file *root, out_kind *kind, qc_error *err)
 {
     static const char *const manifests[] = {QC_STAGED_MANIFEST, QC_REPLACED_MANIFEST,

@@ -12,8 +12,8 @@
 
 #define COPY_BYTES (1u << 20)
 #define LOCK_TRIES 100
-/* The folder in the staging folder for files of the output whose names are taken there. No side file
- * comes from a folder whose name begins with a dot. */
+/* The folder in the staging folder for files of the output whose names are taken there. No side
+ * file comes from a folder whose name begins with a dot. */
 #define ASIDE_NAME     ".aside"
 #define JOURNAL_PREFIX "journal-"
 
@@ -71,9 +71,9 @@ static qc_status make_staging(const char *out, qc_error *err)
     return st;
 }
 
-/* Makes the staging folder and holds its lock; d->staging says that both are ours. Whoever holds the
- * lock alone removes its file as the last one in the folder. Whoever locked a file that was removed
- * meanwhile, or came between the folder and the file, tries again. */
+/* Makes the staging folder and holds its lock; d->staging says that both are ours. Whoever holds
+ * the lock alone removes its file as the last one in the folder. Whoever locked a file that was
+ * removed meanwhile, or came between the folder and the file, tries again. */
 static qc_status lock_staging(qc_output_dir *d, const char *staging, const char *lock,
                               qc_error *err)
 {
@@ -169,8 +169,8 @@ qc_status qc_output_dir_open(qc_output_dir *d, qc_arena *arena, const char *out,
         st = lock_part(d, part_index, err);
     if (st == QC_OK)
         st = qc_beneath_list(&d->root, QC_STAGING_NAME, see_journal, d, err);
-    /* A run may have died while it moved side files to OUT, or was about to. Its list of their names
-     * is as good as the manifest of an old output. */
+    /* A run may have died while it moved side files to OUT, or was about to. Its list of their
+     * names is as good as the manifest of an old output. */
     if (st == QC_OK)
         st = qc_output_dir_look_again(d, err);
     if (st != QC_OK)

@@ -1,7 +1,7 @@
 /* The output directory as a transaction.
  *
- * Everything is written below OUT/.qconv-partial/ and synced there. Only when all is done, the files
- * move to their final names, the manifest last. So an OUT with a manifest is whole, and an
+ * Everything is written below OUT/.qconv-partial/ and synced there. Only when all is done, the
+ * files move to their final names, the manifest last. So an OUT with a manifest is whole, and an
  * interrupted run leaves no file under a final name. A run holds a lock on the staging folder: two
  * runs into one OUT do not mix.
  *
@@ -28,8 +28,8 @@
 #include "formats/manifest.h"
 
 #define QC_STAGING_NAME ".qconv-partial"
-/* The end of messages about a conversion that cannot go on. qc_consume_mend_advice takes it out again
- * where the source is half deleted, because what OUT keeps is then the only copy. */
+/* The end of messages about a conversion that cannot go on. qc_consume_mend_advice takes it out
+ * again where the source is half deleted, because what OUT keeps is then the only copy. */
 #define QC_RESTART_ADVICE "; --restart begins anew"
 
 typedef struct {
@@ -68,14 +68,14 @@ QC_NODISCARD qc_status qc_output_dir_begin(qc_output_dir *d, qc_arena *arena, co
 QC_NODISCARD qc_status qc_output_dir_open(qc_output_dir *d, qc_arena *arena, const char *out,
                                           const char *source, int force, unsigned part_index,
                                           unsigned part_count, qc_error *err);
-/* Reads d->dead again, because another part may have died since. A manifest that is there and cannot
- * be read is QC_ERR_IO or QC_ERR_NOMEM; one that is damaged counts as none. */
+/* Reads d->dead again, because another part may have died since. A manifest that is there and
+ * cannot be read is QC_ERR_IO or QC_ERR_NOMEM; one that is damaged counts as none. */
 QC_NODISCARD qc_status qc_output_dir_look_again(qc_output_dir *d, qc_error *err);
 /* Says that nobody goes on with a run that died while its files moved. Which of them are in OUT
  * stays known. */
 QC_NODISCARD qc_status qc_output_dir_forget_dead(qc_output_dir *d, qc_error *err);
-/* Removes everything staged, the journal too. The lock stays, and so does the manifest of a run that
- * died while its files moved, because it tells others that they are qconv's. */
+/* Removes everything staged, the journal too. The lock stays, and so does the manifest of a run
+ * that died while its files moved, because it tells others that they are qconv's. */
 void qc_output_dir_clear(qc_output_dir *d);
 /* Checks only, touching nothing (for --dry-run and before long work). */
 QC_NODISCARD qc_status qc_output_dir_check(qc_arena *arena, const char *out, const char *source,
@@ -113,8 +113,8 @@ QC_NODISCARD qc_status qc_output_dir_manifest(const qc_output_dir *d, int *there
 void qc_output_dir_leave(qc_output_dir *d);
 /* Removes what was staged, and OUT if it was made here. It may be called after commit and when
  * nothing was begun. A part leaves all of it where other parts are at work. So does a run that
- * failed while files moved, because what is staged then tells the next run that the files in OUT are
- * qconv's. */
+ * failed while files moved, because what is staged then tells the next run that the files in OUT
+ * are qconv's. */
 void qc_output_dir_abort(qc_output_dir *d);
 
 #endif

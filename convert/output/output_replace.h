@@ -2,10 +2,10 @@
  *
  * qconv deletes and replaces what a manifest of its own lists. That is the one in OUT or, while
  * files move and OUT has none, those in the staging folder. A listed shard that has another size
- * than the manifest says is not what qconv wrote, and not its own. Files of others stay as they are, with two
- * exceptions: with --force a file that is in the way is replaced and named, and other people's
- * weights are a reason to refuse, --force or not, because they would either be lost or be loaded
- * together with the output. */
+ * than the manifest says is not what qconv wrote, and not its own. Files of others stay as they
+ * are, with two exceptions: with --force a file that is in the way is replaced and named, and other
+ * people's weights are a reason to refuse, --force or not, because they would either be lost or be
+ * loaded together with the output. */
 #ifndef QC_CONVERT_OUTPUT_REPLACE_H
 #define QC_CONVERT_OUTPUT_REPLACE_H
 
@@ -26,7 +26,8 @@ typedef struct {
     size_t count;
 } qc_owned;
 
-/* What a run will do to files that are there. The names are relative to OUT and lie in the arena. */
+/* What a run will do to files that are there. The names are relative to OUT and lie in the
+ * arena. */
 typedef struct {
     const char **replaced; /* other people's, only with --force */
     size_t replaced_count;
