@@ -1,13 +1,13 @@
-/* Is OUT the checkpoint MODEL, converted? What `qconv verify OUT --against MODEL` finds, tensor by
- * tensor; docs/verify.md has the words.
+/* Finds out whether OUT is the checkpoint MODEL, converted. This is what `qconv verify OUT
+ * --against MODEL` does, tensor by tensor; docs/verify.md explains the words.
  *
- * OUT may be a qconv output, compressed or not, an unpacked one, or a checkpoint that bitsandbytes
- * saved, without manifest. One pass: where there is a manifest, the read that hashes OUT's bytes
- * also compares them.
+ * OUT may be a qconv output, compressed or not or unpacked, or a checkpoint that bitsandbytes
+ * saved, which has no manifest. One pass is enough: where there is a manifest, the read that hashes
+ * OUT's bytes also compares them.
  *
- * Results do not depend on threads or instruction set. Memory: per thread two frames and a few
- * steps of 512 KiB of source (a weight that lies the other way in MODEL: 32 MiB); per tensor its
- * row, per piece of it (up to 8 MiB) about 120 bytes. */
+ * Results do not depend on threads or instruction set. Each thread needs memory for two frames and
+ * a few steps of 512 KiB of source (32 MiB for a weight that lies transposed in MODEL); each tensor
+ * needs its row, and each piece of it (up to 8 MiB) about 120 bytes. */
 #ifndef QC_CONVERT_AGAINST_H
 #define QC_CONVERT_AGAINST_H
 
@@ -16,55 +16,57 @@
 #include "quant/quant_ops.h"
 
 typedef enum {
-    QC_AGAINST_EQUAL,     /* the bytes of MODEL */
+    QC_AGAINST_EQUAL,     /* it has the bytes of MODEL */
     QC_AGAINST_CAST,      /* cast to another type, or decoded from FP8, MXFP4, NF4 or int8 to it */
     QC_AGAINST_QUANTIZED, /* NF4, FP4, int8 */
-    QC_AGAINST_STATE      /* scales and the like of a quantized weight: judged with it */
+    QC_AGAINST_STATE      /* scales and the like of a quantized weight, judged with it */
 } qc_against_kind;
 
 /* "equal", "cast", "quantized", "state". */
 const char *qc_against_kind_name(qc_against_kind k);
 
-/* Error over what is expected that is allowed: an honest output has 1, with searched scales less.
- */
+/* How large the error may be, relative to what is expected. An honest output has 1, and less with
+ * searched scales. */
 #define QC_AGAINST_RATIO 1.02
 
 /* The codes of a calibrated weight make up for each other in the layer's outputs, at the price of
- * its own error, which may be anything where inputs are next to nothing. What it is the manifest
- * says: within this share of it. */
+ * the weight's own error, which may be anything where inputs are next to nothing. The manifest says
+ * how large that error is, and what is measured has to be within this share of it. */
 #define QC_AGAINST_CALIBRATED_SLACK 1e-2
 
-/* Where so few scales are other than by absmax, no search made them. */
+/* If at most one scale in this many differs from the largest value of its block, no search made
+ * them. */
 #define QC_AGAINST_FEW_OF 64u
 
 /* A tensor of OUT. */
 typedef struct {
     const char *name;
-    const char *source; /* in MODEL; NULL: nothing there explains it */
+    const char *source; /* tensor of MODEL; NULL: nothing there explains this one */
     qc_against_kind kind;
     const char *scheme; /* "nf4", "fp4", "int8", "int8-block", "cast", "keep", "state" */
     qc_dtype dtype, source_dtype;
     unsigned ndim;
-    uint64_t dims[QC_MAX_DIMS]; /* of the weight */
-    int transpose;              /* MODEL has it the other way around */
+    uint64_t dims[QC_MAX_DIMS]; /* shape of the weight */
+    int transpose;              /* MODEL has it transposed */
     uint64_t elems;
     uint64_t block_elems;  /* weights per scale; 0: a row, or not quantized */
     uint64_t bytes;        /* in OUT, with scales and state */
     uint64_t source_bytes; /* in MODEL */
-    /* Quantized weights were compared; 0: a fault made that pointless, and what follows is 0. */
+    /* Set if a quantized weight was compared. It is 0 where a fault made that pointless; then what
+     * follows is 0. */
     int measured;
-    /* Norms over all elements, x' what OUT decodes to: */
+    /* These are norms over all elements; x' is what OUT decodes to. */
     double error;     /* |x - x'| / |x| */
-    double expected;  /* what absmax scales in this form leave of MODEL's weights */
+    double expected;  /* the error that absmax scales in this form leave of MODEL's weights */
     double ratio;     /* error / expected; 1 where both are 0 */
-    double max_error; /* largest |x - x'|, and where, as the tensor lies in MODEL */
+    double max_error; /* the largest |x - x'|, and its place in the tensor of MODEL */
     uint64_t max_row, max_col;
     uint64_t clipped;   /* elements more than 1/64 above the largest value of their scale */
-    uint64_t misplaced; /* elements whose code is none that rounding gives */
-    uint64_t scales;    /* of blocks, or rows, that are not all zero */
-    uint64_t searched;  /* of them: not the block's largest value, but the codes fit them */
-    int calibrated;     /* says the manifest: its codes need not be those that rounding gives */
-    /* What is wrong: a clause; NULL: nothing. */
+    uint64_t misplaced; /* elements whose code is not one that rounding gives */
+    uint64_t scales;    /* scales of blocks or rows that are not all zero */
+    uint64_t searched;  /* those that are not the largest value, but that the codes fit */
+    int calibrated;     /* the manifest says so: its codes need not be those of rounding */
+    /* What is wrong, as a clause, or NULL. */
     const char *fault;
     const char *fits; /* another tensor of MODEL that fits instead, or NULL */
 } qc_against_row;
@@ -82,8 +84,8 @@ typedef struct {
     size_t missing_count;
     uint64_t equal, cast, quantized;    /* rows of each kind */
     uint64_t digests;                   /* sources whose recorded digest was compared */
-    uint64_t output_bytes, model_bytes; /* read and compared */
-    uint64_t faults;                    /* scan problems and missing ones included */
+    uint64_t output_bytes, model_bytes; /* bytes that were read and compared */
+    uint64_t faults;                    /* including problems of the scan and missing tensors */
     const char *first_what, *first_why; /* the first fault; NULL: none */
     int has_manifest;
     qc_scan_result scan; /* with a manifest: what plain verify finds */
@@ -92,24 +94,25 @@ typedef struct {
 typedef struct {
     const qc_quant_ops *ops;
     unsigned threads;
-    void (*progress)(void *ctx, uint64_t bytes); /* of OUT; may be NULL */
+    void (*progress)(void *ctx, uint64_t bytes); /* bytes of OUT; may be NULL */
     void *progress_ctx;
 } qc_against_options;
 
-/* What is wrong with OUT is in *result with QC_OK. QC_ERR_INPUT (and others) where MODEL, or an OUT
- * without manifest, is no checkpoint; manifest: of OUT, or NULL. Strings and arrays live in arena.
- */
+/* Compares OUT with MODEL. What is wrong with OUT is in *result, and the status is QC_OK.
+ * QC_ERR_INPUT (and other errors) says that MODEL, or an OUT without manifest, is no checkpoint.
+ * manifest is OUT's, or NULL. Strings and arrays live in the arena. */
 QC_NODISCARD qc_status qc_against_run(qc_against_result *result, qc_arena *arena,
                                       const char *output, const qc_manifest *manifest,
                                       const char *model, const qc_against_options *options,
                                       qc_error *err);
 
-/* The rows with the largest error / expected first (of equal ones, the larger error), faulty ones
- * before all others: up to *count of them, which is set to how many there are. */
+/* Lists the worst rows: faulty ones first, then those with the largest error / expected (of equal
+ * ones, those with the larger error). There are up to *count of them, which is set to how many
+ * there are. */
 QC_NODISCARD qc_status qc_against_worst(const qc_against_row ***out, size_t *count, qc_arena *arena,
                                         const qc_against_result *r, qc_error *err);
 
-/* The manifest of OUT where it has one; *found says so. */
+/* Reads the manifest of OUT; *found says whether it has one. */
 QC_NODISCARD qc_status qc_against_manifest(qc_manifest *out, int *found, qc_arena *arena,
                                            const char *output, qc_error *err);
 

@@ -1,5 +1,6 @@
-/* Whose values a tensor of OUT has, if not those of its source: the first elements of it are
- * decoded and compared with as many of every tensor of MODEL that has as many in all. */
+/* Finds whose values a tensor of OUT has, if not those of its source. Its first elements are
+ * decoded and compared with as many of every tensor of MODEL that has the same number of
+ * elements. */
 #include "convert/verify/against_parts.h"
 
 #include "base/alloc.h"
@@ -10,10 +11,11 @@
 
 #define SAMPLE_ELEMS    16384u
 #define CANDIDATES_MOST 4096u
-/* Codes of 4 bits leave 0.1, weights of another tensor 1.4. */
+/* A tensor fits below this distance. Codes of 4 bits leave 0.1, and weights of another tensor
+ * 1.4. */
 #define FITS_BELOW 0.3
 
-/* |x - y| / |x|; infinite where nothing can be said. */
+/* Returns |x - y| / |x|; infinite where nothing can be said. */
 static double distance(const float *x, const float *y, uint64_t n)
 {
     double ee = 0.0, xx = 0.0;
@@ -43,7 +45,7 @@ static qc_status read_ours(qc_against *a, qc_against_scratch *s, const qc_agains
     return QC_OK;
 }
 
-/* t as if it were made from tensor i of MODEL, or of elements == 0 where it cannot be. */
+/* Returns t as if it were made from tensor i of MODEL; where it cannot be, with no elements. */
 static qc_against_tensor candidate(const qc_against *a, const qc_against_tensor *t, uint32_t i,
                                    int transpose)
 {
@@ -70,7 +72,7 @@ static qc_against_tensor candidate(const qc_against *a, const qc_against_tensor 
     return c;
 }
 
-/* The best of all candidates. */
+/* Finds the best of all candidates. */
 static qc_status search(qc_against *a, qc_against_scratch *s, const qc_against_tensor *t,
                         uint64_t n, const float *ours, float *theirs, const char **out,
                         qc_error *err)

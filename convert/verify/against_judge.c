@@ -1,4 +1,4 @@
-/* What was summed, in words: which tensors of OUT are not what MODEL gives, and why. */
+/* Puts what was summed into words: which tensors of OUT are not what MODEL gives, and why. */
 #include "convert/verify/against_parts.h"
 
 #include "convert/term/glob.h"
@@ -9,9 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Faulty tensors for which the one that fits is looked for. */
+/* For so many faulty tensors, the tensor that fits instead is looked for. */
 #define FITS_TRIED 8u
-/* An error that no form of rounding leaves: other values altogether. */
+/* No form of rounding leaves such an error: these are other values altogether. */
 #define OTHER_VALUES 0.5
 
 static double root_ratio(double ee, double xx)
@@ -24,7 +24,7 @@ static uint64_t columns(const qc_against_row *r)
     return r->ndim ? r->dims[r->ndim - 1] : 1;
 }
 
-/* Row and column of element i, as the tensor lies in MODEL. */
+/* Finds the row and column of element i, as the tensor lies in MODEL. */
 static void place(const qc_against_row *r, uint64_t i, uint64_t *row, uint64_t *col)
 {
     uint64_t cols = columns(r) ? columns(r) : 1;
@@ -37,23 +37,25 @@ static void place(const qc_against_row *r, uint64_t i, uint64_t *row, uint64_t *
     }
 }
 
-/* What searched scales may leave where absmax leaves next to nothing, as of weights that are all
- * alike, or none but -1, 0 and 1 times a scale: a search goes in steps and misses by up to 0.02 of
- * the largest value. What rounding leaves of weights spread evenly up to the largest is more. */
+/* Returns what error searched scales may leave where absmax leaves next to nothing, for example
+ * where all weights are alike, or are only -1, 0 and 1 times a scale. A search goes in steps, and
+ * misses by up to 0.02 of the largest value. The limit is what rounding leaves of weights that are
+ * spread evenly up to the largest, which is more. */
 static double searched_may_leave(const qc_check_form *f, const qc_check_sums *s)
 {
     double step = f->kind == QC_CHECK_CODES4 ? 2.0 / 15.0 : 1.0 / 127.0;
     return root_ratio(s->sum_largest * (step * step / 12.0), s->sum_xx);
 }
 
-/* A search leaves most scales other than the largest value, unless the weights are such that this
- * is (nearly) the best one; then a few that are not prove nothing. */
+/* Does the manifest say that scales were searched? A search makes most scales differ from the
+ * largest value, unless the weights are such that this is (nearly) the best one; then a few that
+ * differ prove nothing. */
 static int says_searched(const qc_against *a)
 {
     return a->manifest && (a->manifest->scale || a->manifest->calibration);
 }
 
-/* The codes of a calibrated weight say nothing, but its error is known. */
+/* Judges a calibrated weight. Its codes say nothing, but its error is known. */
 static qc_status judge_calibrated(const qc_against_tensor *t, qc_against *a, qc_against_row *r,
                                   qc_error *err)
 {
@@ -245,7 +247,8 @@ static int compare_worst(const void *pa, const void *pb)
     const qc_against_row *b = *(const qc_against_row *const *)pb;
     if ((a->fault != NULL) != (b->fault != NULL))
         return a->fault ? -1 : 1;
-    /* Searched scales of one tensor against those of the next: only in steps that can be read. */
+    /* With searched scales the ratios of two tensors differ a little, so they are compared in steps
+     * that a reader can see. */
     double x = round(a->ratio * 1000.0), y = round(b->ratio * 1000.0);
     if (x != y)
         return x > y ? -1 : 1;

@@ -12,8 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* An OUT without a manifest is read in pieces of this size: a multiple of every block size, and a
- * bound for buffers. */
+/* An OUT without a manifest is read in pieces of this size, which is a multiple of every block size
+ * and bounds the buffers. */
 #define PIECE_BYTES ((uint64_t)4 << 20)
 
 typedef struct {
@@ -56,7 +56,7 @@ static qc_status shapes_differ(const matcher *m, qc_against_tensor *t, const uin
                  t->row.transpose ? " and is to be transposed" : "");
 }
 
-/* Is the row's shape that of dims, the last two exchanged where it is to be transposed? */
+/* Is the row's shape that of dims? If the row is transposed, the last two are exchanged. */
 static int same_shape(const qc_against_row *r, const uint64_t *dims, unsigned ndim)
 {
     int same = ndim == r->ndim && (!r->transpose || ndim >= 2);
@@ -106,7 +106,7 @@ static qc_status set_form(const matcher *m, qc_against_tensor *t)
     return QC_OK;
 }
 
-/* The name of a scheme as rows have it. */
+/* Returns the name of a scheme as rows have it. */
 static const char *scheme_of(const qc_stored_weight *s)
 {
     return s->fp4 ? "fp4" : qc_scheme_name(s->stored_as);
@@ -133,7 +133,8 @@ static qc_status match_quantized(const matcher *m, qc_against_tensor *t)
                      qc_dtype_name(from->dtype));
     if (!same_shape(r, dims, ndim))
         return shapes_differ(m, t, dims, ndim);
-    /* Loaders cast a model before they quantize it, and leave in the state what to. */
+    /* Loaders cast a model before they quantize it, and record in the state what they cast it
+     * to. */
     if (!m->a->manifest && !t->coded && qc_dtype_is_quantizable(s->dtype) &&
         s->stored_as != QC_SCHEME_INT8_ROWS &&
         qc_dtype_bits(s->dtype) <= qc_dtype_bits(from->dtype))
@@ -207,7 +208,8 @@ static qc_status match_one(const matcher *m, uint32_t i)
     t->model_tensor = index_of(a->model, source);
     if (t->model_tensor == QC_NO_TENSOR && !t->listed)
         t->model_tensor = find_decoded(m, source);
-    /* Quantized in MODEL already and kept: every part of it has its like there. */
+    /* Was it quantized in MODEL already, and kept? Then every part of it has its counterpart
+     * there. */
     int kept =
         t->model_tensor != QC_NO_TENSOR &&
         (t->stored ? a->in_model.weights[t->model_tensor] != NULL
@@ -276,7 +278,7 @@ static qc_status set_pieces(const matcher *m, qc_against_tensor *t)
         for (uint64_t i = 0; i < count; i++)
             t->differs[i] = UINT64_MAX;
     }
-    /* Digests are over the source's own pieces, as many as OUT's. */
+    /* The digests are over the source's own pieces, of which there are as many as of OUT's. */
     if (!t->listed || !t->listed->source_name ||
         qc_ceil_div_u64(t->row.source_bytes, t->listed->source_piece_bytes) != count)
         return QC_OK;
@@ -314,7 +316,7 @@ static qc_status find_listed(const matcher *m)
 
 /* ---- what is missing ------------------------------------------------------------------------- */
 
-/* The number of the layer that a tensor belongs to; 1 where it has none. */
+/* Finds the number of the layer that a tensor belongs to; returns 1 where it has none. */
 static int layer_of(const char *name, uint64_t *layer)
 {
     const char *at = strstr(name, "layers.");

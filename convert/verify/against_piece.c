@@ -1,5 +1,5 @@
-/* A piece of a tensor of OUT beside the part of MODEL that it was made from. The piece is in
- * memory; the source is read in steps that stay in the L2 cache, hashed and compared there. */
+/* Compares a piece of a tensor of OUT with the part of MODEL that it was made from. The piece is in
+ * memory; the source is read in steps that stay in the L2 cache, and hashed and compared there. */
 #include "convert/verify/against_parts.h"
 
 #include "base/checked.h"
@@ -17,7 +17,7 @@ typedef struct {
     uint64_t offset; /* of the piece in OUT's tensor */
     const unsigned char *bytes;
     size_t len;
-    int hash; /* reading for the comparison is what the digest is over */
+    int hash; /* the digest is over what is read for the comparison */
 } work;
 
 static qc_status look_for_interrupt(qc_error *err)
@@ -72,7 +72,8 @@ static qc_status compare_cast(work *w, qc_error *err)
     return QC_OK;
 }
 
-/* n elements at source; skip: scales of the piece before the first of them. */
+/* Checks n elements at source. skip is how many scales of the piece come before the first of
+ * them. */
 static qc_status check_step(const work *w, const void *source, uint64_t skip, uint64_t n,
                             const unsigned char *codes, qc_check_sums *sums, qc_error *err)
 {
@@ -99,7 +100,8 @@ static qc_status check_step(const work *w, const void *source, uint64_t skip, ui
     return QC_OK;
 }
 
-/* What could not even be read of a source that is FP8 or MXFP4 and not finite. */
+/* Handles elements of a source in FP8 or MXFP4 that could not even be read, because they are not
+ * finite. */
 static qc_status take_nonfinite(const work *w, uint64_t at, qc_status st, qc_error *err)
 {
     if (st != QC_ERR_NONFINITE)
@@ -139,7 +141,7 @@ static qc_status compare_quantized(work *w, qc_error *err)
     return QC_OK;
 }
 
-/* The digest of this piece's share of the source where the comparison reads in another order. */
+/* Hashes this piece's share of the source, where the comparison reads in another order. */
 static qc_status hash_share(work *w, qc_error *err)
 {
     const qc_against_tensor *t = w->t;
@@ -158,8 +160,8 @@ static qc_status hash_share(work *w, qc_error *err)
     return QC_OK;
 }
 
-/* Quantized weights are hashed in the order in which they are written, stacks and matrices that
- * are turned back as they lie (docs/format.md, section 4). */
+/* Quantized weights are hashed in the order in which they are written. Stacks and matrices that are
+ * turned back are hashed as they lie (docs/format.md, section 4). */
 static int digest_is_of_shares(const qc_against_tensor *t)
 {
     return t->row.transpose && t->row.kind == QC_AGAINST_CAST;

@@ -1,4 +1,4 @@
-/* Weights of MODEL, whatever they are stored as, in the order in which OUT has them. */
+/* Reads weights of MODEL, whatever they are stored as, in the order in which OUT has them. */
 #include "convert/verify/against_parts.h"
 
 #include "base/alloc.h"
@@ -10,7 +10,7 @@
 
 /* A step has so many bytes of source, which stay in the L2 cache between reading and comparing. */
 #define STEP_BYTES (512u << 10)
-/* A step of a weight that lies the other way in MODEL has more, because that makes reads longer. */
+/* A step of a weight that lies transposed in MODEL has more, because that makes reads longer. */
 #define TURNED_ELEMS ((uint64_t)4 << 20)
 
 qc_status qc_against_take(qc_against *a, qc_against_scratch **out, qc_error *err)
@@ -139,7 +139,8 @@ qc_status qc_against_scales(const qc_against *a, qc_against_scratch *s, const qc
         uint64_t g = (first + i) / per, left = (g + 1) * per - (first + i);
         uint64_t count = n - i < left ? n - i : left;
         float one = nested[g - group];
-        /* One group at a time, of at most as many as one call takes for one scale. */
+        /* This takes one group at a time, but at most as many scales as one call takes for one
+         * nested scale. */
         for (uint64_t k = 0; k < count; k += QC_NESTED_BLOCK)
             a->options->ops->nested_dequantize(
                 codes + i + k, &one, map, count - k < QC_NESTED_BLOCK ? count - k : QC_NESTED_BLOCK,
@@ -206,8 +207,9 @@ qc_status qc_against_decode(const qc_against *a, qc_against_scratch *s, const qc
 
 /* ---- the other way around -------------------------------------------------------------------- */
 
-/* Elements [first, first + n) of a matrix [rows, cols] as OUT has it, of MODEL's [cols, rows] of
- * `each` bytes: for each stored row one read of neighbouring elements, scattered. */
+/* Reads elements [first, first + n) of a matrix that is [rows, cols] in OUT and [cols, rows] in
+ * MODEL, with `each` bytes per element. For each stored row, it reads neighbouring elements at once
+ * and scatters them. */
 static qc_status read_turned(const qc_against *a, qc_against_scratch *s, const qc_against_tensor *t,
                              uint64_t first, uint64_t n, qc_error *err)
 {
@@ -219,7 +221,7 @@ static qc_status read_turned(const qc_against *a, qc_against_scratch *s, const q
     QC_TRY(qc_against_room(&s->raw, &s->raw_room, qc_sat_mul(wide, each), err));
     unsigned char *dst = s->turned;
     for (uint64_t k = 0; k < cols; k++) {
-        /* Rows of OUT in which column k belongs to the stretch. */
+        /* The rows of OUT in which column k belongs to the stretch. */
         uint64_t r0 = top + (top * cols + k < first), r1 = bottom + 1;
         r1 -= bottom * cols + k >= first + n;
         if (r0 >= r1)
@@ -233,7 +235,8 @@ static qc_status read_turned(const qc_against *a, qc_against_scratch *s, const q
     return QC_OK;
 }
 
-/* Elements [first, first + n) of MODEL's coded or quantized weight as floats, in its own order. */
+/* Decodes elements [first, first + n) of MODEL's coded or quantized weight to floats, in its own
+ * order. */
 static qc_status read_decoded(const qc_against *a, qc_against_scratch *s,
                               const qc_against_tensor *t, uint64_t first, uint64_t n,
                               const float **out, qc_error *err)
@@ -253,13 +256,13 @@ static qc_status read_decoded(const qc_against *a, qc_against_scratch *s,
     return QC_OK;
 }
 
-/* A stack [experts, in, out] of codes [experts, out, in], or one such matrix. */
+/* Decodes a stack [experts, in, out] whose codes lie as [experts, out, in], or one such matrix. */
 static qc_status read_decoded_turned(const qc_against *a, qc_against_scratch *s,
                                      const qc_against_tensor *t, uint64_t first, uint64_t n,
                                      qc_error *err)
 {
-    uint64_t wide = t->row.dims[t->row.ndim - 1];  /* OUT's columns: stored rows */
-    uint64_t depth = t->row.dims[t->row.ndim - 2]; /* OUT's rows: stored columns */
+    uint64_t wide = t->row.dims[t->row.ndim - 1];  /* OUT's columns, which are stored rows */
+    uint64_t depth = t->row.dims[t->row.ndim - 2]; /* OUT's rows, which are stored columns */
     uint64_t matrix = wide * depth;
     QC_TRY(qc_against_room(&s->turned, &s->turned_room, qc_sat_mul(n, sizeof(float)), err));
     float *dst = s->turned;
@@ -300,7 +303,7 @@ qc_status qc_against_read(const qc_against *a, qc_against_scratch *s, const qc_a
         }
         QC_TRY(read_decoded(a, s, t, first, n, &values, err));
         *out = values;
-        /* What was read for these elements, without the scales. */
+        /* The digest is over what was read for these elements, without the scales. */
         if (hash && t->coded) {
             qc_digest_update(s->hash, s->coded.codes, s->coded.code_bytes);
         } else if (hash) {

@@ -295,7 +295,7 @@ qc_status qc_against_report(const qc_call *call, const qc_against_result *r, dou
     else if (!call->quiet)
         st = write_text(&out, call, r, seconds, err);
     if (st == QC_OK && !call->json && out.len > 0) {
-        /* Names come from files; whatever is in them, each stays on its line. */
+        /* Names come from files. Whatever is in them, each stays on its line. */
         for (char *line = out.data, *end; *line; line = end + 1) {
             end = strchr(line, '\n');
             if (!end)

@@ -5,7 +5,7 @@
 #include "convert/term/call.h"
 #include "convert/verify/against.h"
 
-/* To standard output, as call->json, quiet and verbose ask for it. */
+/* Prints it to standard output, as call->json, quiet and verbose ask for it. */
 QC_NODISCARD qc_status qc_against_report(const qc_call *call, const qc_against_result *r,
                                          double seconds, qc_error *err);
 

@@ -1,4 +1,4 @@
-/* Drives the comparison: over the frames that a scan of OUT hands on, or, without a manifest, over
+/* Drives the comparison over the frames that a scan of OUT hands on or, without a manifest, over
  * pieces of its tensors. */
 #include "convert/verify/against_parts.h"
 
@@ -35,7 +35,7 @@ qc_status qc_against_manifest(qc_manifest *out, int *found, qc_arena *arena, con
 
 /* ---- with a manifest ------------------------------------------------------------------------- */
 
-/* Tensors of a shard lie in the order of the manifest. */
+/* The tensors of a shard lie in the order of the manifest. */
 static qc_status take_frame(void *ctx, uint32_t shard, uint64_t offset, const void *bytes,
                             size_t len, qc_error *err)
 {
@@ -79,7 +79,7 @@ typedef struct {
     uint32_t *tensor_of; /* per unit */
     uint32_t *piece_of;
     uint64_t count;
-    uint64_t most; /* bytes of a unit */
+    uint64_t most; /* the most bytes of a unit */
     atomic_uint_fast64_t next;
 } piece_list;
 
@@ -153,7 +153,8 @@ static int has_fused(const qc_checkpoint *c)
     return 0;
 }
 
-/* As convert opens it for what OUT was made with; without a manifest, as OUT names its experts. */
+/* Opens MODEL as `convert` did when it made OUT. Without a manifest it is opened to match how OUT
+ * names its experts. */
 static qc_status open_model(qc_against *a, const char *model, qc_error *err)
 {
     QC_TRY(qc_checkpoint_open(&a->model, model, err));
@@ -170,8 +171,8 @@ static qc_status open_output(qc_against *a, const char *output, qc_error *err)
     return qc_stored_find(&a->in_output, a->arena, a->output, err);
 }
 
-/* An OUT that is no checkpoint (any more). With a manifest it was one once: what became of it is
- * in r->scan, and the status is QC_OK. */
+/* Reports an OUT that is no checkpoint (any more). If it has a manifest, it was one once: then
+ * r->scan says what became of it, and the status is QC_OK. */
 static qc_status tell_damage(qc_against *a, const char *output, qc_status st, qc_against_result *r,
                              qc_error *err)
 {

@@ -17,7 +17,7 @@
 #define HEADER_OWNER UINT32_MAX
 #define READ_BYTES   (1u << 20)
 
-/* One frame (compressed) or one piece (plain). */
+/* One frame of a compressed shard, or one piece of a plain one. */
 typedef struct {
     uint64_t stored_offset, content_offset;
     uint32_t stored_bytes, content_bytes;
@@ -26,7 +26,7 @@ typedef struct {
     int undecodable;
 } scan_unit;
 
-/* A tensor, or a shard's header: consecutive units. */
+/* A tensor or the header of a shard, which are consecutive units. */
 typedef struct {
     uint32_t tensor; /* HEADER_OWNER for a header */
     uint32_t shard;
@@ -38,7 +38,7 @@ typedef struct {
     const qc_scan_options *options;
     const char *dir;
     qc_file *files;     /* per shard; closed where the shard is unusable */
-    const char **names; /* per shard: of its file */
+    const char **names; /* per shard: the name of its file */
     scan_unit *units;
     size_t unit_count, unit_cap;
     scan_range *ranges;
@@ -64,7 +64,8 @@ static qc_status problem(scan *s, qc_error *err, const char *what, const char *w
     return qc_arena_strndup(r->arena, &r->first.why, why, strlen(why), err);
 }
 
-/* What a message about the subject says, which a problem's name stands before already. */
+/* Returns what a message says about the subject, without the subject's name, because the problem
+ * names it already. */
 static const char *behind(const char *msg, const char *subject)
 {
     size_t len = strlen(subject);
@@ -248,8 +249,8 @@ static void end_range(scan *s)
     r->unit_count = (uint32_t)s->unit_count - r->first_unit;
 }
 
-/* Does the header say what the manifest says? One that does not is judged here and now: *right is
- * 0, and its bytes are no range. */
+/* Does the header say what the manifest says? If not, that is judged here and now: *right is 0, and
+ * the bytes of the header make no range. */
 static qc_status check_header(scan *s, uint32_t shard, size_t first, size_t end,
                               const qc_shard_frames *frames, int *right, qc_error *err)
 {

@@ -63,7 +63,7 @@ qc_status qc_scan_report(const qc_call *call, const qc_scan_result *r, const cha
     else if (!call->quiet)
         st = write_text(&out, call, r, verb, seconds, err);
     if (st == QC_OK && !call->json && out.len > 0) {
-        /* Names come from the manifest; whatever is in them, this stays one line. */
+        /* Names come from the manifest. Whatever is in them, this stays one line. */
         out.data[out.len - 1] = '\0';
         qc_console_printable(out.data);
         out.data[out.len - 1] = '\n';
