@@ -1,5 +1,6 @@
-/* Three sources, each optional but the first: the headers, the recipe (roles, and which tensors
- * are the parts of one quantized weight), the manifest of a qconv output (errors, origin). */
+/* Gathers facts from three sources, of which only the first must be there: the headers; the recipe
+ * (roles, and which tensors are the parts of one quantized weight); and the manifest of a qconv
+ * output (errors, origin). */
 #include "convert/report/inspect_facts.h"
 
 #include "base/checked.h"
@@ -13,8 +14,8 @@
 
 /* ---- roles and schemes ---- */
 
-/* The recipe of a cast that keeps everything: it refuses no tensor and names every stored weight.
- */
+/* Asks for the recipe of a cast that keeps everything. It refuses no tensor and names every stored
+ * weight. */
 static qc_status ask_recipe(qc_facts *f, const qc_recipe_entry **entries, qc_error *err)
 {
     qc_recipe_options cast;
@@ -90,7 +91,7 @@ static uint32_t index_of(const qc_facts *f, const char *name)
     return t ? (uint32_t)(t - f->model->tensors) : QC_NO_OWNER;
 }
 
-/* The quantized weight a state tensor goes with: W.absmax -> W, M.SCB -> M.weight,
+/* Finds the quantized weight that a state tensor goes with: W.absmax -> W, M.SCB -> M.weight,
  * P_scales -> P_blocks, W_scale_inv and W_scale -> W. */
 static qc_status find_owner(qc_facts *f, uint32_t i, qc_error *err)
 {
@@ -182,7 +183,7 @@ static qc_status read_manifest(qc_facts *f, const char *dir, qc_error *err)
         if (st == QC_OK)
             f->manifest = p;
         else if (qc_status_exit_code(st) == 3 || st == QC_ERR_CHECK)
-            /* A damaged manifest is for verify to judge; the tensors can be shown. */
+            /* It is for verify to judge a damaged manifest; the tensors can be shown. */
             st = qc_arena_printf(f->arena, &f->manifest_trouble, err, "%s: %s", QC_MANIFEST_NAME,
                                  trouble.msg);
         else if (err)

@@ -12,15 +12,15 @@
 typedef struct {
     const char *role;   /* as qc_role_name; NULL when the recipe could not tell */
     const char *scheme; /* "nf4", "fp4", "int8", "int8-block", "mxfp4", "fp8"; NULL: none */
-    const qc_stored_weight *stored; /* of bitsandbytes and qconv weights, else NULL */
-    int is_state;                   /* scales and the like: no weights of its own */
+    const qc_stored_weight *stored; /* set for weights of bitsandbytes and qconv, else NULL */
+    int is_state;                   /* scales and the like, which are no weights by themselves */
     int is_counted;                 /* its elements are weights of the model */
-    uint32_t owner;                 /* state: the weight it goes with, or QC_NO_OWNER */
+    uint32_t owner;                 /* of state: the weight that it goes with, or QC_NO_OWNER */
     unsigned ndim;                  /* logical shape */
     uint64_t dims[QC_MAX_DIMS];
     uint64_t elems;                    /* of the logical shape */
-    uint64_t bytes;                    /* with the state tensors it owns */
-    const qc_manifest_tensor *written; /* in the manifest, or NULL */
+    uint64_t bytes;                    /* including the state tensors that it owns */
+    const qc_manifest_tensor *written; /* its entry in the manifest, or NULL */
 } qc_tensor_facts;
 
 /* A sum over tensors that have something in common. */
@@ -39,7 +39,7 @@ typedef struct {
     const char *recipe_trouble; /* why there are no roles, or NULL */
     qc_tensor_facts *tensors;   /* one per checkpoint tensor, same order */
     uint32_t *order;            /* tensor indices in natural order of names */
-    qc_manifest *manifest;      /* of a qconv output, else NULL */
+    qc_manifest *manifest;      /* that of a qconv output, else NULL */
     const char *manifest_trouble;
     qc_facts_sum by_dtype[QC_DTYPE_COUNT];
     qc_facts_sum by_scheme[8];
@@ -47,13 +47,13 @@ typedef struct {
     uint64_t weights;   /* parameters */
     uint64_t uncounted; /* integer tensors that are neither weights nor state */
     uint64_t state_count;
-    uint64_t file_bytes; /* of all weight files, on disk */
+    uint64_t file_bytes; /* size of all weight files on disk */
 } qc_facts;
 
-/* Opens what call->model names and gathers. The caller closes facts->model (NULL after an error).
- */
+/* Opens what call->model names and gathers the facts. The caller closes facts->model (NULL after an
+ * error). */
 QC_NODISCARD qc_status qc_facts_gather(qc_facts *facts, const qc_call *call, qc_error *err);
-/* Bits per weight; weights > 0. */
+/* Returns the bits per weight; weights > 0. */
 double qc_facts_bits(uint64_t bytes, uint64_t weights);
 
 #endif

@@ -48,7 +48,7 @@ void qc_outputs_json(qc_json_writer *w, const char *key, const qc_manifest_outpu
     qc_jw_end_object(w);
 }
 
-/* How scales were found; NULL where nothing was quantized. */
+/* Says how scales were found; NULL where nothing was quantized. */
 static const char *scale_of(const qc_manifest *m)
 {
     if (m->scale)

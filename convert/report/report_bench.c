@@ -1,4 +1,4 @@
-/* The file of --bench: what `qconv bench --json` writes, as docs/bench.md has it. */
+/* Reads the file of --bench, which is what `qconv bench --json` writes (docs/bench.md). */
 #include "convert/report/report_facts.h"
 #include "formats/file_io.h"
 #include "formats/json_strict.h"
@@ -104,7 +104,7 @@ static qc_status read_rows(qc_report *r, qc_report_bench *b, const qc_json_node 
     return QC_OK;
 }
 
-/* Files of older programs have neither member: those wrote them at the end of a run only. */
+/* Files of older programs have neither member. Those wrote their file only at the end of a run. */
 static qc_status read_end(qc_report_bench *b, const qc_json_node *root, qc_error *err)
 {
     const qc_json_node *complete = qc_json_get(root, "complete");

@@ -1,7 +1,6 @@
-/* A piece of codes (the frame of a compressed file, so that each is decoded once) is read, and its
- * bytes are counted, by one thread; counts are added at the end,
- * so nothing depends on the order. NF4 is counted by bytes as well, and taken apart when counted:
- * one look per two codes. */
+/* One thread reads a piece of codes (the frame of a compressed file, so that each is decoded once)
+ * and counts its bytes. Counts are added at the end, so nothing depends on the order. NF4 is
+ * counted by bytes as well and taken apart later, so that one look counts two codes. */
 #include "convert/report/report_codes.h"
 
 #include "base/alloc.h"
@@ -14,9 +13,9 @@
 #include <math.h>
 #include <string.h>
 
-#define PIECE_BYTES ((uint64_t)8 << 20)   /* that a thread takes, where there are no frames */
-#define STEP_BYTES  ((uint64_t)512 << 10) /* that are read at a time: stays in the cache */
-#define LANES       4u /* tables counted into in turn: equal bytes in a row do not wait */
+#define PIECE_BYTES ((uint64_t)8 << 20)   /* what a thread takes where there are no frames */
+#define STEP_BYTES  ((uint64_t)512 << 10) /* read at a time, so that it stays in the cache */
+#define LANES       4u /* tables that take turns, so that equal bytes in a row do not wait */
 
 void qc_report_count_bytes(const unsigned char *bytes, size_t len, uint64_t counts[256])
 {
@@ -50,12 +49,12 @@ void qc_report_fold_nibbles(const uint64_t bytes[256], qc_report_codes *codes)
 
 /* ---- what normal values would give ----------------------------------------------------------- */
 
-#define MOST      12.0 /* standard deviations: no normal value is larger */
+#define MOST      12.0 /* in standard deviations; no normal value is larger */
 #define STEP      0.01
 #define SQRT_HALF 0.70710678118654752
 
-/* Shares of codes between rising thresholds of x / scale; `codes` of them, codes - 1 thresholds.
- */
+/* Computes the shares of codes between rising thresholds of x / scale. There are `codes` codes and
+ * codes - 1 thresholds. */
 static void expect(uint64_t n, const double *thresholds, unsigned codes, double *shares)
 {
     double rest = (double)(n - 1), sum = 0.0;
@@ -136,14 +135,14 @@ typedef struct {
     const qc_checkpoint *model;
     qc_report *r;
     uint64_t *first;     /* [weight_count + 1] number of each weight's first piece */
-    uint64_t *counts;    /* [kind_count, 256] of bytes, under lock */
-    unsigned char *last; /* [weight_count] last byte of each */
+    uint64_t *counts;    /* [kind_count, 256] counts of bytes, under lock */
+    unsigned char *last; /* [weight_count] the last byte of each weight */
     atomic_uint_fast64_t next;
-    pthread_mutex_t lock; /* counts: a leaf lock */
+    pthread_mutex_t lock; /* for counts; a leaf lock */
     qc_progress *progress;
 } counting;
 
-/* The weight that a piece belongs to. */
+/* Returns the weight that a piece belongs to. */
 static uint32_t weight_of(const counting *c, uint64_t piece)
 {
     uint32_t low = 0, high = c->r->weight_count;
@@ -241,7 +240,7 @@ static void fold(const counting *c)
     }
 }
 
-/* The number of values in w that share a scale. */
+/* Returns the number of values in w that share a scale. */
 static uint64_t scale_elems(const qc_report_weight *w)
 {
     const qc_stored_weight *s = w->stored;
@@ -251,7 +250,8 @@ static uint64_t scale_elems(const qc_report_weight *w)
     return n ? n : 1;
 }
 
-/* Row-wise int8: rows of a form differ in length, each weight counts by its elements. */
+/* Sets what is expected of forms. In row-wise int8 the rows of a form differ in length, so each
+ * weight counts by its elements. */
 static void set_expected(qc_report *r)
 {
     double shares[256];

@@ -1,4 +1,5 @@
-/* Errors of weights against the source: what `qconv verify --against` finds (against.h). */
+/* Takes the errors of weights against the source from what `qconv verify --against` finds
+ * (against.h). */
 #include "convert/pipeline/pipeline.h"
 #include "convert/report/report_facts.h"
 #include "convert/term/progress.h"

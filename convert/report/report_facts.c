@@ -42,7 +42,7 @@ const char *qc_report_place(char out[QC_REPORT_PLACE_BYTES], const uint64_t *dim
 
 /* ---- names ----------------------------------------------------------------------------------- */
 
-/* The length of the component at s if that is a number, else 0. */
+/* Returns the length of the component at s if that is a number, else 0. */
 static size_t number_at(const char *s)
 {
     size_t n = 0;
@@ -87,7 +87,7 @@ static qc_status pattern_of(const char **out, const char *name, qc_arena *arena,
     return QC_OK;
 }
 
-/* Bytes, whole components of them, that b has in common with the first `len` of a. */
+/* Returns how many bytes b has in common with the first `len` of a, in whole components. */
 static size_t common_bytes(const char *a, size_t len, const char *b)
 {
     size_t same = 0;
@@ -128,7 +128,8 @@ static void form_name(char out[QC_REPORT_FORM_BYTES], const char *scheme, const 
                        s->block_elems, s->nested_block_elems ? ", 8-bit scales" : "");
 }
 
-/* Four schemes, eight block sizes, scales quantized or not: there is room for all. */
+/* There are four schemes, eight block sizes, and scales quantized or not, so there is room for
+ * all. */
 static qc_status form_of(qc_report *r, uint32_t *form, const char *scheme,
                          const qc_stored_weight *s, qc_error *err)
 {
@@ -214,7 +215,8 @@ typedef struct {
     uint32_t form, weight;
 } named_kind;
 
-/* In the order in which a layer has them, which natural order of names gives only by chance. */
+/* Sorts kinds in the order in which a layer has them, which natural order of names gives only by
+ * chance. */
 static int compare_kinds(const void *a, const void *b)
 {
     const named_kind *x = a, *y = b;
@@ -330,7 +332,7 @@ static qc_status find_left(qc_report *r, qc_error *err)
                (strcmp(r->left[at].role, role) != 0 || strcmp(r->left[at].why, why) != 0))
             at++;
         if (at == MAX_LEFT)
-            at--; /* of very many rules the last ones share a row */
+            at--; /* if there are very many rules, the last ones share a row */
         else if (at == r->left_count)
             r->left[r->left_count++] = (qc_report_left){
                 .role = role, .why = why, .example = r->facts.model->tensors[t].name};

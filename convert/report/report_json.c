@@ -46,7 +46,7 @@ static void put_devices(qc_json_writer *w, const qc_manifest *m)
     qc_jw_end_array(w);
 }
 
-/* The shares of the 16 codes, or of the codes of int8 from -128 to 127. */
+/* Writes the shares of the 16 codes, or of the codes of int8 from -128 to 127. */
 static void put_shares(qc_json_writer *w, const char *key, const qc_report_codes *c,
                        const double *expected, int four_bit)
 {
@@ -65,7 +65,7 @@ static void put_shares(qc_json_writer *w, const char *key, const qc_report_codes
     qc_jw_end_array(w);
 }
 
-/* What comparing with the source found. */
+/* Writes what the comparison with the source found. */
 static void put_compared(qc_json_writer *w, const qc_against_result *a)
 {
     if (!qc_jm_begin_object_if(w, "compared", a != NULL))

@@ -57,7 +57,7 @@ static double all_mean(const qc_report *r)
     return elems > 0 ? sum / elems : 0.0;
 }
 
-/* The bytes that the size of the output is compared with. */
+/* Returns the bytes that the size of the output is compared with. */
 static uint64_t before_bytes(const qc_report *r)
 {
     return r->source_bytes ? r->source_bytes : r->plain_bytes;
@@ -117,7 +117,7 @@ static void add_notes(qc_report_writer *w)
 
 #define MAX_FAULTS 12u
 
-/* What comparing with the source found: that it is this model, or what is wrong. */
+/* Says what the comparison with the source found: that OUT is this model, or what is wrong. */
 static void add_compared(qc_report_writer *w)
 {
     const qc_report *r = w->r;

@@ -1,4 +1,4 @@
-/* Histograms of codes, beside what normal weights would give. */
+/* Draws histograms of codes, beside what normal weights would give. */
 #include "convert/report/report_codes.h"
 #include "convert/report/report_page.h"
 

@@ -1,4 +1,5 @@
-/* Errors: by form with the distribution of SQNR, by kind, over the layers, the worst. */
+/* Shows errors by form with the distribution of SQNR, by kind, over the layers, and the worst
+ * weights. */
 #include "convert/report/report_page.h"
 #include "convert/term/size_text.h"
 

@@ -1,4 +1,4 @@
-/* What calibrating gained: by kind with a drawing of each, and layer by layer. */
+/* Shows what calibrating gained: by kind with a drawing of each, and layer by layer. */
 #include "convert/report/report_page.h"
 
 #include <inttypes.h>
@@ -30,7 +30,7 @@ static double mean(double sum, const gain *g)
     return g->elems > 0 ? sum / g->elems : 0.0;
 }
 
-/* What is left of the error: 1 means no gain. */
+/* Returns the share of the error that is left; 1 means no gain. */
 static double left_over(const gain *g)
 {
     return g->rounded > 0 ? g->calibrated / g->rounded : 1.0;
@@ -67,7 +67,7 @@ static void add_kinds(qc_report_writer *w)
     qc_page_table_end(w);
 }
 
-/* What is left of each kind's error, as a bar in a frame that is all of it. */
+/* Draws what is left of each kind's error, as a bar in a frame that stands for all of it. */
 static void add_bars(qc_report_writer *w)
 {
     const qc_report *r = w->r;

@@ -1,5 +1,5 @@
-/* Errors of single weights to those of forms, kinds and layers. A mean of relative errors counts
- * each weight by its elements; sums of squares are not in the manifest. */
+/* Sums up the errors of weights to those of forms, kinds and layers. A mean of relative errors
+ * counts each weight by its elements, because the manifest does not have the sums of squares. */
 #include "convert/report/report_facts.h"
 
 #include <math.h>
@@ -40,7 +40,7 @@ static void sum_form(qc_report *r, uint32_t f, double *values)
     form->median = n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
 }
 
-/* elems: [kind_count], zeros: of weights with an error. */
+/* elems is [kind_count], with zeros; it gets the elements of weights with an error. */
 static void sum_kinds(qc_report *r, double *elems)
 {
     for (uint32_t i = 0; i < r->weight_count; i++) {
@@ -95,7 +95,7 @@ static void add_to_cell(qc_report_cell *c, const qc_report_weight *w)
 static qc_status sum_cells(qc_report *r, qc_error *err)
 {
     void *v = NULL;
-    /* Names without any order in them: there would be nothing to see. */
+    /* Where there are so many cells, the names have no order, and there would be nothing to see. */
     if ((uint64_t)r->series_count * r->layer_count > QC_REPORT_MAX_CELLS)
         return QC_OK;
     QC_TRY(qc_arena_alloc(r->call->arena, &v, (size_t)r->kind_count + 1, sizeof(uint32_t), err));
