@@ -1,10 +1,10 @@
-/* config.json read field by field. Facts: docs/theory/config.md.
+/* Reads config.json field by field. docs/theory/config.md has the facts.
  *
  *   shape      counts and sizes, under the names of the known families or the usual ones
  *   attention  a kind per layer: layer_types where it is given, else the family's own rule
  *   mlp        dense and experts; the wider one counts
  *
- * A configuration without a number of layers is no error: there is nothing to say then. */
+ * A configuration without a number of layers is no error. There is nothing to say about it then. */
 #include "convert/model/geometry_internal.h"
 
 #include "base/checked.h"
@@ -48,7 +48,8 @@ static qc_status read_head_dim(reader *r, qc_error *err)
     uint64_t missing = qc_geometry_is(r, " gemma gemma2 gemma3_text ") ? GEMMA_HEAD : 0;
     const char *names = qc_geometry_is(r, " zamba zamba2 ") ? "attention_head_dim head_dim"
                                                             : "head_dim kv_channels d_kv";
-    /* Of the text only: a projector or another tower may have a head_dim beside it. */
+    /* Only the configuration of the text counts, because a projector or another tower may have a
+     * head_dim too. */
     QC_TRY(qc_config_count(&g->head_dim, qc_config_field(r->config.text, names), QC_CONFIG_MAX_SIZE,
                            missing, err));
     if (g->head_dim != 0 || g->heads == 0)
@@ -73,7 +74,7 @@ static qc_dtype read_dtype(const reader *r)
     return QC_DTYPE_COUNT;
 }
 
-/* Types that have no attention at all, and so no heads of it. */
+/* These types have no attention at all, and so no heads of it. */
 static const char attention_free[] = " mamba mamba2 falcon_mamba rwkv xlstm ";
 
 /* Where only a list tells how many layers there are (nemotron_h, xlstm's num_blocks aside). */
@@ -168,7 +169,7 @@ static qc_status read_mlp(reader *r, qc_error *err)
 
 /* ---- the vision tower ---- */
 
-/* A number, or of a list (a tower in stages) its largest number or the sum of all. */
+/* Reads a number, or from a list (for a tower in stages) the largest number or the sum of all. */
 static qc_status largest_or_sum(uint64_t *out, const qc_json_node *n, uint64_t max, int sum,
                                 qc_error *err)
 {
@@ -216,7 +217,8 @@ static qc_status read_vision(reader *r, qc_error *err)
 
 /* ---- what it is for ---- */
 
-/* "T5EncoderModel", "BertForMaskedLM": built without what generates. */
+/* Is this a class like "T5EncoderModel" or "BertForMaskedLM", which is built without what
+ * generates? */
 static int is_encoder_class(const char *name)
 {
     static const char *const endings[] = {"EncoderModel", "ForMaskedLM"};
@@ -246,8 +248,8 @@ static void read_role(reader *r)
                        qc_json_bool_or(qc_json_get(r->config.root, "is_encoder_decoder"), 0));
 }
 
-/* How many positions of the source the decoder looks at: what a speech or vision encoder always
- * makes; 0 where it depends on the text. */
+/* Reads how many positions of the source the decoder looks at. That is what a speech or vision
+ * encoder always makes, or 0 where it depends on the text. */
 static qc_status read_source(reader *r, qc_error *err)
 {
     qc_geometry *g = r->out;
@@ -300,7 +302,7 @@ static uint64_t bytes_of(uint64_t elems, unsigned bits)
     return all == UINT64_MAX ? all : qc_ceil_div_u64(all, 8);
 }
 
-/* Bytes of one position of one sequence. */
+/* Returns the bytes of one position of one sequence. */
 static uint64_t position_bytes(const qc_layer_geometry *l, const qc_kv_use *use)
 {
     if (l->attention == QC_ATTENTION_NONE)
@@ -310,7 +312,7 @@ static uint64_t position_bytes(const qc_layer_geometry *l, const qc_kv_use *use)
     return bytes_of(l->kv_elems, use->kv_bits);
 }
 
-/* A state is no part of what --kv-dtype makes smaller: it has 16 bits at least. */
+/* --kv-dtype does not make a state smaller than 16 bits per element. */
 static uint64_t state_bytes(const qc_layer_geometry *l, const qc_kv_use *use)
 {
     return qc_sat_add(bytes_of(l->state_elems, use->kv_bits < 16 ? 16 : use->kv_bits),

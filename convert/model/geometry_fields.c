@@ -16,7 +16,7 @@ qc_status qc_geometry_size(const qc_geometry_reader *r, uint64_t *out, const cha
     for (const qc_json_node *each = qc_json_first(n); each; each = qc_json_next(each)) {
         uint64_t size = 0;
         if (qc_json_kind_of(each) == QC_JSON_ARRAY)
-            continue; /* the stages of a vision tower: not what a text passes */
+            continue; /* these are stages of a vision tower, which a text does not pass */
         QC_TRY(qc_config_count(&size, each, QC_CONFIG_MAX_SIZE, 0, err));
         *out = size > *out ? size : *out;
     }

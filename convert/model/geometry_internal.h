@@ -15,19 +15,19 @@ typedef struct {
 
 /* Is the model type of the text configuration in the list? */
 int qc_geometry_is(const qc_geometry_reader *r, const char *types);
-/* A size under the first of the names that is there. Where a model has one per layer (a list), the
- * largest counts. */
+/* Reads a size under the first of the names that config.json has. Where a model has one per layer
+ * (a list), the largest counts. */
 QC_NODISCARD qc_status qc_geometry_size(const qc_geometry_reader *r, uint64_t *out,
                                         const char *names, uint64_t missing, qc_error *err);
 
-/* A type whose cache is understood; geometry_types.c says how of each. */
+/* Is the cache of this type understood? geometry_types.c says how, type by type. */
 int qc_geometry_type_is_known(const char *type);
-/* A type that keeps nothing from one token to the next, whatever its config.json says. */
+/* Does this type keep nothing from one token to the next, whatever its config.json says? */
 int qc_geometry_type_has_no_cache(const char *type);
-/* An encoder that may be built as a decoder (is_decoder). */
+/* Is this an encoder that may be built as a decoder (is_decoder)? */
 int qc_geometry_type_is_encoder(const char *type);
 
-/* What every layer keeps: out->layers, from sizes that are read already. */
+/* Fills in out->layers, which is what every layer keeps, from sizes that are read already. */
 QC_NODISCARD qc_status qc_geometry_read_layers(qc_geometry_reader *r, qc_error *err);
 
 #endif

@@ -1,4 +1,4 @@
-/* What each layer keeps from one token to the next.
+/* Finds out what each layer keeps from one token to the next.
  *
  *   kinds    attention in full, with a window, a state of fixed size, both, or nothing: a list in
  *            config.json where there is one, else the rule of the family
@@ -6,7 +6,7 @@
  *   states   what a recurrent layer keeps instead: it does not grow
  *   cross    keys and values of the source, in the decoder of an encoder-decoder
  *
- * tests/interop/test_interop_caches.py compares all of it with what transformers keeps. */
+ * tests/interop/test_interop_caches.py compares all of this with what transformers keeps. */
 #include "convert/model/geometry_internal.h"
 
 #include "base/checked.h"
@@ -16,8 +16,8 @@
 #include <string.h>
 
 #define GEMMA3_PATTERN   6u
-#define GEMMA4_HEAD      512u  /* of layers with full attention */
-#define DEFAULT_WINDOW   4096u /* of MistralConfig, Gemma2Config and Gemma3TextConfig */
+#define GEMMA4_HEAD      512u  /* the head size of layers with full attention */
+#define DEFAULT_WINDOW   4096u /* the default of MistralConfig, Gemma2Config and Gemma3TextConfig */
 #define NAME_SHOWN_BYTES 80
 #define MAX_CONTEXT      QC_GEOMETRY_MAX_CONTEXT
 
@@ -59,7 +59,7 @@ static int kind_of_word(const char *word, kind *out)
     return 0;
 }
 
-/* A list of words, one per layer. */
+/* Reads a list of words, one per layer. */
 static qc_status read_list(const qc_geometry_reader *r, kind *kinds, const qc_json_node *list,
                            qc_error *err)
 {
@@ -85,7 +85,7 @@ static qc_status read_list(const qc_geometry_reader *r, kind *kinds, const qc_js
     return QC_OK;
 }
 
-/* RecurrentGemma's block_types: a pattern that is repeated. */
+/* Reads RecurrentGemma's block_types, a pattern that is repeated. */
 static qc_status read_pattern(const qc_geometry_reader *r, kind *kinds, qc_error *err)
 {
     const qc_json_node *list = text_field(r, "block_types"), *n = NULL;
@@ -101,7 +101,7 @@ static qc_status read_pattern(const qc_geometry_reader *r, kind *kinds, qc_error
     return QC_OK;
 }
 
-/* Nemotron-H's hybrid_override_pattern: a letter per layer. */
+/* Reads Nemotron-H's hybrid_override_pattern, a letter per layer. */
 static qc_status read_letters(const qc_geometry_reader *r, kind *kinds, const qc_json_node *letters,
                               qc_error *err)
 {
@@ -117,7 +117,8 @@ static qc_status read_letters(const qc_geometry_reader *r, kind *kinds, const qc
     return QC_OK;
 }
 
-/* Layers in the list have one kind, the others another. first: the number of the first layer. */
+/* Gives one kind to the layers in the list, and another to the others. first is the number of the
+ * first layer. */
 static qc_status mark(const qc_geometry_reader *r, kind *kinds, const qc_json_node *list,
                       uint64_t first, kind in, kind out, qc_error *err)
 {
@@ -137,7 +138,7 @@ static qc_status mark(const qc_geometry_reader *r, kind *kinds, const qc_json_no
     return QC_OK;
 }
 
-/* Every period-th layer, beginning with `offset`, has one kind, the others another. */
+/* Gives one kind to every period-th layer, beginning with `offset`, and another to the others. */
 static void every(const qc_geometry_reader *r, kind *kinds, uint64_t period, uint64_t offset,
                   kind in, kind out)
 {
@@ -155,7 +156,7 @@ static qc_status read_period(const qc_geometry_reader *r, kind *kinds, kind in, 
     return QC_OK;
 }
 
-/* Which layers slide where there is a window and no list. The first `from` never do. */
+/* Finds which layers slide where there is a window and no list. The first `from` never do. */
 static qc_status read_sliding_rule(const qc_geometry_reader *r, kind *kinds, qc_error *err)
 {
     uint64_t from = 0, pattern = 0;
@@ -184,7 +185,8 @@ static qc_status read_sliding_rule(const qc_geometry_reader *r, kind *kinds, qc_
     return QC_OK;
 }
 
-/* Families whose layers are not all alike and whose config.json may have no list of them. */
+/* Is for families whose layers are not all alike, and whose config.json may have no list of
+ * them. */
 static qc_status read_family_rule(const qc_geometry_reader *r, kind *kinds, qc_error *err)
 {
     uint64_t interval = 0;
@@ -232,11 +234,11 @@ static qc_status read_kinds(const qc_geometry_reader *r, kind *kinds, qc_error *
 
 /* ---- states ---- */
 
-/* How the families of Mamba call their sizes. With heads: Mamba 2, whose convolution also passes
- * the groups' B and C. */
+/* What the families of Mamba call their sizes. A row with heads is Mamba 2, where the B and C of
+ * the groups also pass the convolution. */
 static const struct {
     const char *types;
-    const char *inner, *expand; /* the width: given, or a multiple of the hidden size */
+    const char *inner, *expand; /* the width, which is given or a multiple of the hidden size */
     const char *heads, *head_dim;
     const char *state, *groups, *conv;
     uint64_t state_missing;
@@ -279,7 +281,8 @@ static qc_status read_mamba_state(const qc_geometry_reader *r, size_t row, qc_la
     return QC_OK;
 }
 
-/* A convolution over queries, keys and values, and a matrix per head (gated delta rule). */
+/* Reads the state of a gated delta rule: a convolution over queries, keys and values, and a matrix
+ * per head. */
 static qc_status read_delta_state(const qc_geometry_reader *r, qc_layer_geometry *out,
                                   qc_error *err)
 {
@@ -300,8 +303,9 @@ static uint64_t next_multiple(uint64_t n, uint64_t of)
     return (n + of - 1) / of * of;
 }
 
-/* A matrix, a normalizer and a maximum per head. qk_dim_factor and v_dim_factor are fractions,
- * which the reader of config.json refuses as sizes; all releases have their defaults, 1/2 and 1. */
+/* Sets the state of xLSTM: a matrix, a normalizer and a maximum per head. qk_dim_factor and
+ * v_dim_factor are fractions, which the reader of config.json refuses as sizes; all releases have
+ * their defaults, 1/2 and 1. */
 static void set_xlstm_state(const qc_geometry *g, qc_layer_geometry *out)
 {
     uint64_t heads = g->heads ? g->heads : 1;
@@ -310,7 +314,7 @@ static void set_xlstm_state(const qc_geometry *g, qc_layer_geometry *out)
     out->state_elems = qc_sat_mul(heads, qc_sat_add(qc_sat_add(qc_sat_mul(qk, v), qk), 1));
 }
 
-/* What one recurrent layer keeps. All zero for a type whose state is not known. */
+/* Reads what one recurrent layer keeps. It is all zero for a type whose state is not known. */
 static qc_status read_state(const qc_geometry_reader *r, qc_layer_geometry *out, qc_error *err)
 {
     const qc_geometry *g = r->out;
@@ -343,8 +347,8 @@ static qc_status read_state(const qc_geometry_reader *r, qc_layer_geometry *out,
 
 /* ---- windows ---- */
 
-/* The window of sliding layers; 0: none. A family's default counts where the field is missing, not
- * where it is null. */
+/* Reads the window of sliding layers; 0 if there is none. Where the field is missing, a family's
+ * default counts; where it is null, it does not. */
 static qc_status read_window(const qc_geometry_reader *r, uint64_t *out, qc_error *err)
 {
     const char *name =
@@ -372,7 +376,7 @@ static void set_window(qc_layer_geometry *l, uint64_t window)
     l->window = window;
 }
 
-/* Keys and values of a token in one layer of attention. */
+/* How many elements the keys and values of a token have in one layer of attention. */
 typedef struct {
     uint64_t full, sliding; /* elements */
 } token_elems;
@@ -384,7 +388,7 @@ static qc_status read_token_elems(const qc_geometry_reader *r, token_elems *out,
     if (qc_geometry_is(r, " mimo_v2_flash "))
         QC_TRY(qc_geometry_size(r, &v, "v_head_dim", g->head_dim, err));
     out->full = out->sliding = g->kv_heads * (g->head_dim + v);
-    if (qc_geometry_is(r, " mimo_v2_flash ")) /* twice the heads behind a window */
+    if (qc_geometry_is(r, " mimo_v2_flash ")) /* layers with a window have twice the heads */
         out->sliding *= 2;
     if (qc_geometry_is(
             r, " reformer xlnet ")) /* hidden states, of which keys and values are made anew */
@@ -436,7 +440,8 @@ static qc_status set_kinds(const qc_geometry_reader *r, const kind *kinds, qc_er
     return drop_shared(r, err);
 }
 
-/* Multi-head latent attention: what is cached is the latent, in the layers that have attention. */
+/* Is for multi-head latent attention, where the latent is cached in the layers that have
+ * attention. */
 static qc_status read_latent(const qc_geometry_reader *r, uint64_t rank, qc_error *err)
 {
     qc_geometry *g = r->out;
@@ -469,7 +474,7 @@ static qc_status read_latent(const qc_geometry_reader *r, uint64_t rank, qc_erro
     return QC_OK;
 }
 
-/* Layers that look at an image instead of the text (mllama). */
+/* Finds the layers that look at an image instead of the text (mllama). */
 static qc_status read_image_layers(const qc_geometry_reader *r, qc_error *err)
 {
     qc_geometry *g = r->out;

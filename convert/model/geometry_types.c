@@ -1,8 +1,8 @@
-/* Model types by what they keep. "Compared" means: a small model of the type was built with
- * transformers 4.57 or 5.23, and the cache that it filled for three lengths had as many bytes as
- * plan counts (tests/interop/test_interop_caches.py does it for some of them). "Worked out" means:
- * read from the code of transformers, because the type could not be built small, is only a part of
- * a model, or was not run. */
+/* Lists model types by what they keep. "Compared" means that a small model of the type was built
+ * with transformers 4.57 or 5.23, and the cache that it filled for three lengths had as many bytes
+ * as plan counts (tests/interop/test_interop_caches.py does it for some of them). "Worked out"
+ * means that it was read from the code of transformers, because the type could not be built small,
+ * is only a part of a model, or was not run. */
 #include "convert/model/geometry_internal.h"
 
 /* Types that keep something. Compared. */
@@ -34,14 +34,15 @@ static const char compared_types[] =
     "t5gemma t5gemma2 trocr umt5 unlimited_ocr vaultgemma video_llama_3 video_llava vipllava "
     "voxtral whisper xglm xlm-prophetnet xlnet xlstm zamba zamba2 ";
 
-/* Types that keep something. Worked out: parts of models that were compared as a whole or for a
- * type of the same shape, and recurrent_gemma, whose attention keeps its keys outside the cache
- * (its recurrent layers were compared). */
+/* Types that keep something. Worked out. These are parts of models that were compared as a whole or
+ * for a type of the same shape, and recurrent_gemma, whose attention keeps its keys outside the
+ * cache (its recurrent layers were compared). */
 static const char worked_out_types[] =
     " deepseek_v2 fsmt_decoder kosmos_2_5_text_model mllama_text_model qwen3_5 qwen3_5_moe "
     "qwen3_omni_moe_text recurrent_gemma t5_gemma_module t5gemma2_decoder unlimited_ocr_text ";
 
-/* Encoders, towers of images and sound, detectors: nothing is kept. Run, and nothing was there. */
+/* Encoders, towers for images and sound, and detectors, which keep nothing. They were run, and
+ * nothing was there. */
 static const char no_cache_types[] =
     " aimv2_vision_model albert audio-spectrogram-transformer beit bit canine "
     "chinese_clip_vision_model clip_text_model clip_vision_model convbert convnext convnextv2 "
@@ -60,8 +61,8 @@ static const char no_cache_types[] =
     "unispeech unispeech-sat univnet van videomae visual_bert vit vit_mae vit_msn vitdet vits "
     "vivit vjepa2 voxtral_encoder wav2vec2-bert wav2vec2-conformer wavlm yolos yoso ";
 
-/* The same kinds of models. Worked out: transformers has no class of theirs that generates, and a
- * forward pass was not run. */
+/* The same kinds of models. Worked out: transformers has no class of these that generates, and no
+ * forward pass was run. */
 static const char worked_out_no_cache_types[] =
     " aimv2 altclip audioflamingo3_encoder blip_2_qformer bridgetower bros chinese_clip clap "
     "clip clipseg cohere_compass_vision conditional_detr cosmos3_edge_vision dab-detr "
@@ -84,7 +85,7 @@ static const char worked_out_no_cache_types[] =
     "uvdoc video_llama_3_vision videoprism videoprism_vision_model vilt "
     "vision-text-dual-encoder voxtral_realtime_encoder wav2vec2 xclip xcodec ";
 
-/* Encoders that is_decoder turns into decoders. Compared, but for xmod. */
+/* Encoders that is_decoder turns into decoders. All were compared except xmod. */
 static const char encoder_types[] =
     " bert roberta xlm-roberta camembert electra data2vec-text big_bird ernie megatron-bert "
     "rembert roc_bert roformer roberta-prelayernorm xlm-roberta-xl xmod bert-generation ";

@@ -212,7 +212,7 @@ static qc_status add_names(qc_skip_list *l, const char *name, qc_error *err)
     return add_towers(l, name, err);
 }
 
-/* ---- parts that stay as a whole ---- */
+/* ---- submodels that stay as a whole ---- */
 
 /* The length of the path of the submodel that the module belongs to, or 0 if there is none. */
 static size_t part_of(const qc_skip_list *l, const char *module, size_t len)
@@ -251,8 +251,8 @@ static size_t part_of(const qc_skip_list *l, const char *module, size_t len)
     return 0;
 }
 
-/* Sets *whole to the submodel of a module if nothing in it is quantized. Names come in order, so
- * the answer is mostly the same as for the module before. */
+/* Sets *whole to the submodel of a module if its name would catch nothing that is quantized. Names
+ * come in order, so the answer is mostly the same as for the module before. */
 static qc_status whole_part(qc_skip_list *l, const char *module, size_t len, const char **whole,
                             qc_error *err)
 {

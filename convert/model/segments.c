@@ -526,8 +526,9 @@ static size_t common_path(const char *a, const char *b)
     }
 }
 
-/* The length of the shortest path to names[i] that holds nothing before `first` and nothing after
- * `last`; between these all is of one segment. It is 0 if only the whole name does. */
+/* Returns the length of the shortest path to names[i] that holds nothing before `first` and nothing
+ * after `last`; all between these is of one segment. It is 0 if there is none, because the whole
+ * name is also a path to one of those others. */
 static size_t own_path(const maker *m, uint32_t i, uint32_t first, uint32_t last)
 {
     const char *name = m->names[i];
