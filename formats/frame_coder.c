@@ -34,7 +34,7 @@
 #define SAMPLE_PIECE_BYTES (16u << 10)
 #define SAMPLE_BYTES       ((size_t)SAMPLE_PIECES * SAMPLE_PIECE_BYTES)
 #define WORTH_PERCENT      96u /* a compressed frame has at most this much of its content's size */
-#define SAMPLE_PERCENT     97u /* a sample that saves less is stored: samples vary */
+#define SAMPLE_PERCENT     97u /* frames whose sample is larger are stored: samples vary */
 
 struct qc_frame_coder {
     ZSTD_CCtx *compress;

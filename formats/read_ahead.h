@@ -45,8 +45,8 @@ typedef struct {
     pthread_mutex_t lock; /* a leaf lock; protects what follows, except for the atomic members */
     int have_lock;
     uint32_t looked;            /* items before this one were looked at */
-    uint32_t passed;            /* items before this one lie behind the furthest one taken */
-    uint64_t ahead_bytes;       /* asked for, not passed */
+    uint32_t passed;            /* items before this one are taken, or lie before one that is */
+    uint64_t ahead_bytes;       /* bytes that were asked for and not passed */
     unsigned char *fresh;       /* per item: nothing of it was cached; set before it is asked for */
     atomic_uint_fast32_t asked; /* items before this one were asked for */
     atomic_uint_fast32_t furthest; /* one past the last item taken */
@@ -57,7 +57,7 @@ typedef struct {
 QC_NODISCARD qc_status qc_read_ahead_init(qc_read_ahead *r, uint32_t count, qc_read_range_fn range,
                                           void *ctx, uint64_t window_bytes, int give_back,
                                           int direct, qc_error *err);
-void qc_read_ahead_deinit(qc_read_ahead *r); /* also of a zeroed one */
+void qc_read_ahead_deinit(qc_read_ahead *r); /* a zeroed one is fine */
 /* To be called before the caller reads an item. */
 void qc_read_ahead_take(qc_read_ahead *r, uint32_t item);
 /* Returns 1 if nothing of a taken item was cached and its range is not asked for (direct): the
@@ -65,7 +65,7 @@ void qc_read_ahead_take(qc_read_ahead *r, uint32_t item);
  * follow are asked for. */
 int qc_read_ahead_is_direct(const qc_read_ahead *r, uint32_t item, qc_read_range *range);
 void qc_read_ahead_no_direct(qc_read_ahead *r, uint32_t item);
-/* And has read it. */
+/* To be called after the caller has read it. */
 void qc_read_ahead_done(qc_read_ahead *r, uint32_t item);
 
 #endif

@@ -64,8 +64,8 @@ typedef struct {
     const float *g;
     uint64_t ldg;
     float *by_place; /* feed: [rows, n] E by places */
-    /* sweep: [rows, QC_CUDA_PANEL] or NULL. Gets E minus its former value; on entry it has the
-     * former value, as refit left it. */
+    /* sweep: [rows, QC_CUDA_PANEL] or NULL. It gets E minus the former E. If `before` is set, it
+     * holds the former E on entry, as refit left it there; otherwise the former E is p->e. */
     float *less;
     int before;
 } qc_cuda_rows_panel;

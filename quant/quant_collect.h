@@ -8,7 +8,8 @@
 #include "quant/search_sums.h"
 
 /* errors: [blocks][4] rr, rc, cc, peak (kernels/cuda_quantize.h). out: [blocks]. sums are those of
- * nf4_quantize or int8_blocks_quantize for these blocks, except for `bad`. */
+ * nf4_quantize or int8_blocks_quantize for these blocks, except that `bad` is always QC_BAD_NONE;
+ * here and below. */
 void qc_blocks_collect(const float *absmax, const float *errors, uint64_t blocks,
                        qc_block_error *out, qc_piece_sums *sums);
 
@@ -16,7 +17,7 @@ void qc_blocks_collect(const float *absmax, const float *errors, uint64_t blocks
 void qc_rows_collect(const float *errors, uint64_t rows, uint64_t cols, qc_piece_sums *sums);
 
 /* found: what was found in each of `blocks` blocks of block_elems elements. sums are those of
- * `blocks` of qc_search_ops, except for `bad`. */
+ * `blocks` of qc_search_ops. */
 void qc_search_collect(const qc_search_sum *found, uint64_t blocks, uint32_t block_elems,
                        qc_piece_sums *sums);
 

@@ -90,7 +90,8 @@ static float target_of(const search *c, uint32_t candidate, float absmax)
     return isfinite(t) ? t : copysignf(absmax, factor);
 }
 
-/* The candidate of least total that is not next to the best one. */
+/* Returns the candidate of least total, apart from the best one and its neighbours of the same
+ * sign. */
 static uint32_t second_best(const qc_search_look *look)
 {
     uint32_t second = UINT32_MAX;

@@ -1,10 +1,10 @@
 /* Turns logits into the numbers that eval prints, one predicted token at a time. docs/eval.md has
  * the formulas.
  *
- * Everything is summed in double, in the order of the tokens (with Welford's updates, so that a
- * mean far from zero costs no digits). The only thing that is kept for each token is its KL
- * divergence, as a float, for the quantiles. One owner, no threads; qc_eval_token_of may run on any
- * thread. */
+ * Everything is summed in double, in the order of the tokens (means with Welford's updates, so that
+ * a mean far from zero costs no digits). All that is kept for each token is its KL divergence, as a
+ * float, for the quantiles; without an original, nothing is kept. One owner, no threads;
+ * qc_eval_token_of may run on any thread. */
 #ifndef QC_CONVERT_EVAL_STATS_H
 #define QC_CONVERT_EVAL_STATS_H
 
@@ -15,7 +15,8 @@ typedef struct {
     double nll, base_nll;      /* -ln of the probability of the token that came, in nats */
     double kl;                 /* D(original || output), >= 0 */
     double probability_change; /* of the token that came: the output's minus the original's */
-    /* both have the same most probable token; among equals the lowest id counts */
+    /* The output and the original have the same most probable token; among equals the lowest id
+     * counts. */
     int same_first;
 } qc_eval_token;
 
@@ -48,8 +49,8 @@ void qc_eval_stats_add(qc_eval_stats *s, const qc_eval_token *t);
  * so s takes no more tokens afterwards. */
 void qc_eval_stats_finish(qc_eval_stats *s, qc_eval_result *out);
 
-/* The q-quantile of n > 0 sorted numbers, linear between neighbours: the value at position q (n -
- * 1). */
+/* Returns the q-quantile of n > 0 sorted numbers, which is the value at position q * (n - 1),
+ * linear between neighbours. */
 double qc_eval_quantile(const float *sorted, uint64_t n, double q);
 
 #endif

@@ -27,7 +27,7 @@ typedef struct {
 
 typedef struct {
     size_t text_bytes;
-    uint64_t bytes; /* that one step may write */
+    uint64_t bytes; /* the most bytes that one step may write */
     /* bytes made by the normalizer's steps, then by the pre-tokenizer's */
     uint64_t made[2 * QC_MAX_STEPS];
     /* of looking for patterns and tokens: the limit, and how many were taken */

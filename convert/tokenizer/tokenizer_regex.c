@@ -15,7 +15,8 @@
 
 #define PATTERN_MAX ((size_t)1 << 16)
 #define SET_MAX     ((size_t)4096) /* bytes from '[' to ']'; deepseek-coder has 1,300 */
-/* the largest n or m of {n,m}, because a failure within it counts as one step */
+/* The largest n or m that {n,m} may have, because a failure within the repetition counts as only
+ * one step. */
 #define COUNT_MAX   1000
 #define SPACES      "\\x{9}-\\x{d}\\x{20}\\x{85}\\p{Z}"
 #define MATCH_LIMIT 50000000u
@@ -34,7 +35,7 @@ struct qc_matcher {
     pcre2_match_context *context;
     pcre2_match_data *data;
     qc_token_budget *budget;
-    size_t place, weight; /* of the match under way: where it was looking, and what a byte costs */
+    size_t place, weight; /* where the match under way was looking, and what a byte costs it */
 };
 
 static void *hook_malloc(size_t bytes, void *unused)

@@ -14,7 +14,7 @@ typedef struct {
     qc_split_behavior behavior;
     int first;            /* the text begins with this span */
     int held, held_match; /* a span that may grow */
-    size_t begin, end;    /* of it */
+    size_t begin, end;    /* the place of that span */
 } cutter;
 
 static qc_status hand_on(cutter *c, size_t begin, size_t end, qc_error *err)
