@@ -82,7 +82,7 @@ typedef struct {
  * never helps, if memory allows it. */
 typedef struct {
     uint32_t copies, launches; /* launches in one graph */
-    uint64_t bytes;            /* that all launches of a graph together read of the copies */
+    uint64_t bytes; /* how many bytes of the copies all launches of a graph read together */
 } qc_bench_rotation;
 
 /* One scheme at one shape and m. */

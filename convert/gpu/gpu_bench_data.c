@@ -84,7 +84,7 @@ qc_status qc_bench_download(qc_bench_gpu *b, void *host, const void *device, uin
 /* One copy is one allocation: codes, scales, scales of the scales, and what qc_matmul_prepare
  * needs. */
 typedef struct {
-    uint64_t blocks; /* or rows */
+    uint64_t blocks; /* blocks of the weight, or rows */
     uint64_t scales, nested, prepared, total;
     int is_nf4, is_rows, is_nested;
 } layout;

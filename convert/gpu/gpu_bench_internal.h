@@ -63,7 +63,7 @@ typedef qc_status (*qc_bench_launch)(void *ctx, uint32_t copy, qc_cuda_stream s,
 typedef struct {
     qc_bench_launch launch;
     void *ctx;
-    uint32_t copies; /* that ctx has */
+    uint32_t copies; /* copies of the data that ctx has */
     uint32_t least;  /* launches in a graph */
     /* Both or neither. spoil overwrites the result with something wrong; look returns QC_OK if the
      * result that is there now is right. The graph that will be timed is checked in this way before

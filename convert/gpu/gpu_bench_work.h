@@ -23,7 +23,7 @@ typedef struct {
     double truth_norm[QC_BENCH_MAX_CONTENDERS]; /* of an average row */
     /* Why a contender cannot take part at any m of this shape; code QC_OK: it can. */
     qc_error why[QC_BENCH_MAX_CONTENDERS];
-    int copies_checked[QC_BENCH_MAX_CONTENDERS]; /* at a smaller m */
+    int copies_checked[QC_BENCH_MAX_CONTENDERS]; /* the copies were checked at a smaller m */
     uint64_t max_m;                              /* the largest m that there is memory for */
     void *x, *y, *workspace;
     uint64_t workspace_bytes;

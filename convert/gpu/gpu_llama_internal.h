@@ -22,7 +22,7 @@ typedef struct {
     void *prepared;
     qc_matmul_weights ready;
     float *bias;              /* or NULL */
-    uint64_t workspace_bytes; /* of products with it, on which the splitting of K depends */
+    uint64_t workspace_bytes; /* for products with it; the splitting of K depends on it */
 } qc_gpu_device_matrix;
 
 /* An allocation on the device that can grow. */
@@ -39,7 +39,7 @@ typedef struct {
 
 /* The activations of a chunk of tokens. */
 typedef struct {
-    uint64_t tokens; /* that there is room for */
+    uint64_t tokens; /* how many tokens there is room for */
     float *hidden, *q, *k, *v, *attended;
     uint16_t *x, *a, *b;       /* halves: x goes into products, a and b come out of them */
     int *exponent, *exponent2; /* exponents of x, before and behind SwiGLU */
@@ -106,7 +106,7 @@ typedef struct {
     qc_gpu_device_matrix *const *out; /* [count] */
     unsigned count;
     uint64_t tokens;      /* rows of the products that they are for */
-    uint64_t extra_bytes; /* for the caller, behind the weights */
+    uint64_t extra_bytes; /* bytes for the caller, behind the weights */
 } qc_gpu_weights;
 /* Takes all of them into `memory` and makes the workspace for their products, a smaller one where
  * memory is short. *extra: where the caller's bytes are; NULL is fine. */

@@ -18,7 +18,7 @@ extern "C" {
 
 typedef struct {
     unsigned threads; /* 0: one per processor, but at most 16, as more do not fill a bus faster */
-    int skip_digests; /* as of qc_reader_options */
+    int skip_digests; /* as in qc_reader_options */
     /* Returns t->bytes of memory on the GPU, with any alignment. It is called once per tensor, in
      * the order of the list, by the calling thread with the GPU current, before anything is read.
      * NULL ends the load with QC_ERR_NOMEM, except for a tensor without bytes. */

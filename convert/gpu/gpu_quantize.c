@@ -22,7 +22,7 @@
 
 typedef struct {
     unsigned char *source, *results;               /* pinned */
-    unsigned char *device_source, *device_results; /* as large */
+    unsigned char *device_source, *device_results; /* of the same sizes, on the device */
     qc_cuda_stream stream;
     qc_cuda_event done;
     qc_gpu_form form; /* of the elements that were started */
@@ -31,7 +31,7 @@ typedef struct {
 
 struct qc_gpu_ring {
     qc_cuda_device device;
-    size_t slot_bytes; /* of sources, and of results */
+    size_t slot_bytes; /* bytes of the sources of a slot, and of its results */
     unsigned char *pinned, *memory;
     qc_cuda_search_tables tables, *device_tables; /* NULL: nothing has been searched yet */
     ring_slot slots[QC_GPU_SLOTS];

@@ -42,7 +42,7 @@ typedef struct {
     const char *warning;  /* about GPUs that exist but are left out, or NULL */
     int assumed;          /* the GPUs are those of --as; CPU and disk are still this machine's */
     const char *cpu_name; /* NULL if not known */
-    unsigned cpu_threads; /* that this process may use */
+    unsigned cpu_threads; /* CPU threads that this process may use */
     qc_isa isa;           /* the instruction set that qconv uses */
     uint64_t memory_bytes, memory_free_bytes; /* of the host (or its cgroup, if less); 0 unknown */
     uint64_t disk_free_bytes;                 /* on the file system of the current directory */

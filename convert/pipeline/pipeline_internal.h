@@ -19,7 +19,7 @@ struct qc_job_work {
     float *sample_absmax;             /* until the offset is known */
     uint64_t sample_count;            /* groups */
     atomic_uint_fast64_t sample_next; /* the first group that nobody took */
-    atomic_uint_fast64_t sample_left; /* groups to come; who brings it to 0 makes the offset */
+    atomic_uint_fast64_t sample_left; /* groups to come; whoever brings it to 0 makes the offset */
     int offset_ready;                 /* under finish_lock */
     float offset;
     uint8_t *nested_codes;

@@ -39,7 +39,7 @@ typedef struct {
     uint16_t place_high;
     uint8_t kind : 2;     /* a qc_unit_kind; it and the next two are set before the team starts */
     uint8_t kept : 1;     /* an earlier run recorded it */
-    uint8_t recorded : 1; /* as kept; if it is made again, it must have the same digests */
+    uint8_t recorded : 1; /* it was kept; if it is made again, it must have the same digests */
     uint8_t written;      /* set by its worker, or it is kept; read after the team has ended */
 } qc_unit_state;
 _Static_assert(sizeof(qc_unit_state) == 16, "there are as many as tensors in the output, or more");
