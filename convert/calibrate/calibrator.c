@@ -1,5 +1,5 @@
-/* What both ways of calibrating share: which weights are to be made, how fast the machine is, whether
- * the work fits, and what the user is told. */
+/* What both ways of calibrating share: which weights are to be made, how fast the machine is,
+ * whether the work fits, and what the user is told. */
 #include "convert/calibrate/calibrate_engine.h"
 #include "convert/term/console.h"
 #include "convert/term/size_text.h"

@@ -248,9 +248,9 @@ const char *qc_hessians_name(const qc_hessians *h, uint32_t i)
     return i < h->count ? h->modules[i].text : "";
 }
 
-/* Takes row i of the file to out. Its part before the diagonal is compared with the column above the
- * diagonal, which was read before: *apart is the largest difference. The element of the diagonal is
- * added to *trace. */
+/* Takes row i of the file to out. Its part before the diagonal is compared with the column above
+ * the diagonal, which was read before: *apart is the largest difference. The element of the
+ * diagonal is added to *trace. */
 static qc_status take_row(const module *m, uint64_t i, const unsigned char *raw, double *out,
                           double *apart, double *trace, qc_error *err)
 {

@@ -37,11 +37,11 @@ typedef struct {
 
 #define QC_MAX_DEVICES 256u
 
-/* Returns QC_ERR_USAGE with one sentence that quotes the term and says what was expected, or names
- * a card with a similar name. It refuses zero sizes, counts of 0 or above QC_MAX_DEVICES, auto, cpu
- * or disk given twice, and disk by itself (nothing computes there). It returns QC_ERR_DEVICE for
- * 'auto' on a machine without GPUs and without a cpu tier. The machine is looked at only for 'auto'
- * and for 'cpu' without a size. */
+/* Parses the text of --vram. A mistake is QC_ERR_USAGE, with one sentence that quotes the term and
+ * says what was expected, or names a card with a similar name. Refused are zero sizes, counts of 0
+ * or above QC_MAX_DEVICES, auto, cpu or disk given twice, and disk by itself (nothing computes
+ * there). 'auto' on a machine without GPUs and without a cpu tier is QC_ERR_DEVICE. The machine is
+ * looked at only for 'auto' and for 'cpu' without a size. */
 QC_NODISCARD qc_status qc_budget_parse(qc_budget *out, qc_arena *arena, const char *text,
                                        qc_error *err);
 /* Writes the same devices in words that do not depend on the machine:

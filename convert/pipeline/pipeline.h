@@ -1,9 +1,9 @@
 /* The pipeline carries out a plan.
  *
- * One unit of work is one frame of one output tensor. A worker takes the next unit, reads its source
- * in steps that fit the L2 cache, turns each step into codes while it is hot, compresses the frame
- * and writes it. With compression, a frame's place in the file is known only when all frames before
- * it are compressed. A turnstile hands out the places in file order; everything else runs in
+ * One unit of work is one frame of one output tensor. A worker takes the next unit, reads its
+ * source in steps that fit the L2 cache, turns each step into codes while it is hot, compresses the
+ * frame and writes it. With compression, a frame's place in the file is known only when all frames
+ * before it are compressed. A turnstile hands out the places in file order; everything else runs in
  * parallel.
  *
  * Some tensors are derived from a whole weight: absmax, maps, the state. The worker that finishes
@@ -15,9 +15,10 @@
  * copied and quantized. The same worker finishes what comes back (it adds up the sums in double,
  * step by step in index order), so all bytes equal those made on the CPU.
  *
- * With searched scales (--scale search), a step is whole groups, and what the search leaves of it is
- * final. The offset of quantized scales is 0 in NF4. In int8 it comes from a sample of groups, which
- * the workers that open the weight share before its first frame. Everything else is read once.
+ * With searched scales (--scale search), a step is whole groups, and what the search leaves of it
+ * is final. The offset of quantized scales is 0 in NF4. In int8 it comes from a sample of groups,
+ * which the workers that open the weight share before its first frame. Everything else is read
+ * once.
  *
  * With calibrated weights (--calibrate), codes and scales come from the store
  * (convert/calibrate/calibrated.h). The source is read and hashed all the same, and the error of
@@ -154,9 +155,9 @@ unsigned qc_pipeline_default_threads(int level);
 
 /* Prepare, run, clean up. Between the first two the caller may set devices, progress, keep_cache,
  * durable and the foreign shards, and may take in what a journal holds (qc_resume_open and then
- * qc_resume_check). out must have begun; shard files are staged in it but not committed. After a run
- * that returns QC_OK, all shards that are not foreign are on the disk. The results stay in p until
- * qc_pipeline_deinit. */
+ * qc_resume_check). out must have begun; shard files are staged in it but not committed. After a
+ * run that returns QC_OK, all shards that are not foreign are on the disk. The results stay in p
+ * until qc_pipeline_deinit. */
 QC_NODISCARD qc_status qc_pipeline_init(qc_pipeline *p, const qc_plan *plan, qc_output_dir *out,
                                         qc_isa isa, unsigned threads, qc_error *err);
 QC_NODISCARD qc_status qc_pipeline_run(qc_pipeline *p, qc_error *err);

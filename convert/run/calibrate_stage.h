@@ -1,4 +1,4 @@
-/* Calibrating as a part of a conversion: between what an earlier run left and the pipeline. */
+/* Calibrating as a part of a conversion, between what an earlier run left and the pipeline. */
 #ifndef QC_CONVERT_CALIBRATE_STAGE_H
 #define QC_CONVERT_CALIBRATE_STAGE_H
 
@@ -9,7 +9,7 @@
 typedef struct {
     const qc_plan *plan;
     qc_calibrated *store; /* NULL: neither --calibrate nor --hessians */
-    uint32_t kept;        /* weights that an earlier run left there */
+    uint32_t kept;        /* weights that an earlier run left in the store */
     int known;            /* report is filled */
     qc_calibrate_report report;
 } qc_calibrate_stage;
@@ -19,17 +19,17 @@ typedef struct {
 /* Opens the store in d's staging folder, if the plan's options calibrate, and gives it to p. */
 QC_NODISCARD qc_status qc_calibrate_stage_open(qc_calibrate_stage *s, qc_pipeline *p,
                                                qc_output_dir *d, qc_error *err);
-/* Is there something to calibrate, because calibrating is not through, or lost a weight that p has to
- * write? What p keeps has been read back (qc_resume_check). */
+/* Is there something to calibrate? There is if calibrating did not get through, or if the store
+ * lost a weight that p has to write. What p keeps has been read back (qc_resume_check). */
 int qc_calibrate_stage_is_due(const qc_calibrate_stage *s, const qc_pipeline *p);
 /* Calibrates what is due, and says so in the store. Without a store it does nothing. */
 QC_NODISCARD qc_status qc_calibrate_stage_run(qc_calibrate_stage *s, const qc_pipeline *p,
                                               qc_error *err);
 /* Returns how many more bytes the store will take. */
 uint64_t qc_calibrate_stage_room(const qc_calibrate_stage *s, const qc_pipeline *p);
-/* Weights in the store, of this and earlier runs; from any thread. */
+/* Counts the weights in the store, from this and earlier runs. Any thread may call it. */
 uint32_t qc_calibrate_stage_count(const qc_calibrate_stage *s);
-/* For the summary; s->known. The means are over p's weights. */
+/* Fills in the summary, if s->known. The means are over p's weights. */
 void qc_calibrate_stage_tell(const qc_calibrate_stage *s, const qc_pipeline *p,
                              qc_convert_report *report);
 void qc_calibrate_stage_close(qc_calibrate_stage *s);

@@ -10,27 +10,28 @@
 /* What the manifest's rows of tensors are made from, when they are asked for. */
 typedef struct {
     const qc_pipeline *p;
-    qc_strbuf name; /* of the row that was asked for last */
+    qc_strbuf name; /* the name in the row that was asked for last */
     qc_manifest_outputs outputs;
 } qc_manifest_rows;
 
 #define QC_MANIFEST_ROWS_NONE ((qc_manifest_rows){.p = NULL})
 
-/* Fill m from the pipeline's results; what it holds lives in the plan's arena, but for its tensors,
- * which are rows made from p: both it and *rows have to outlive m. fit: what the shards were cut
- * for; NULL without --vram. */
+/* Fills m from the pipeline's results. What it holds lives in the plan's arena, except for its
+ * tensors, which are rows made from p: both p and *rows have to outlive m. fit is what the shards
+ * were cut for; NULL without --vram. */
 QC_NODISCARD qc_status qc_manifest_make(qc_manifest *m, qc_manifest_rows *rows,
                                         const qc_pipeline *p, const qc_fit *fit,
                                         qc_manifest_file *files, size_t file_count, qc_error *err);
-/* Fills in what is known before the work: version, options, placement, sources. The rest is empty. */
+/* Fills in what is known before the work: version, options, placement, sources. The rest is
+ * empty. */
 QC_NODISCARD qc_status qc_manifest_head(qc_manifest *m, const qc_plan *plan, const qc_fit *fit,
                                         qc_error *err);
 /* Fills in what weights were calibrated with. */
 QC_NODISCARD qc_status qc_manifest_add_calibration(qc_manifest *m, const qc_plan *plan,
                                                    const qc_calibrate_report *r, qc_error *err);
 void qc_manifest_rows_deinit(qc_manifest_rows *rows);
-/* Writes the manifest into the staging folder, whole and synced, for qc_output_dir_move. digest is
- * that of its text. */
+/* Writes the manifest into the staging folder, whole and synced, for qc_output_dir_move. digest
+ * gets that of its text. */
 QC_NODISCARD qc_status qc_manifest_stage(qc_output_dir *d, const qc_manifest *m, qc_digest *digest,
                                          qc_error *err);
 

@@ -43,8 +43,9 @@ static qc_status refuse_record(const qc_resume *r, const qc_journal_record *reco
             r->path, record->end, record->type);
 }
 
-/* Takes in one unit that the record says is written. A main unit has to belong to `job`; a unit of
- * a record without a job (QC_NO_OUTPUT) is one that was not finished with its job. */
+/* Takes in one unit that the record says is written. A main or deferred unit has to belong to
+ * `job`; a unit of a record without a job (QC_NO_OUTPUT) is one that was not finished with its
+ * job. */
 static qc_status take_unit(qc_resume *r, const qc_journal_record *record, const unsigned char *b,
                            uint32_t job, qc_error *err)
 {

@@ -16,15 +16,16 @@ typedef struct {
     const qc_plan *plan;
     const uint32_t *part_of; /* per shard; NULL: all of them are made here */
     unsigned part_index;
-    const qc_file *root;  /* OUT, opened; NULL while it does not exist */
+    const qc_file *root;  /* OUT, which is open; NULL while it does not exist */
     uint64_t calibrated;  /* bytes that calibrated weights take beside the output */
-    int consumes;         /* files of the source are deleted meanwhile: */
+    int consumes;         /* source files are deleted meanwhile; then the next member counts */
     uint64_t consumption; /* the most that is needed at once, uncompressed; 0: not known */
 } qc_room;
 
 /* QC_ERR_NOSPACE says what is needed, what is free and what is missing. */
 QC_NODISCARD qc_status qc_room_check(const qc_room *r, qc_error *err);
-/* Asks the same for a number of bytes that is known. where is the folder, which may not exist yet. */
+/* Asks the same for a number of bytes that is known. where is the folder, which may not exist
+ * yet. */
 QC_NODISCARD qc_status qc_room_check_bytes(const char *where, const char *what, uint64_t need,
                                            qc_error *err);
 
