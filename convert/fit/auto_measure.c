@@ -271,7 +271,7 @@ static void scratch_deinit(scratch *w)
     qc_free(w->search);
 }
 
-/* The scratch that the largest of the searched weights needs. */
+/* Makes the scratch memory that the largest of the searched weights needs. */
 static qc_status search_scratch(scratch *w, const measuring *m, qc_error *err)
 {
     uint64_t most = qc_search_scratch_bytes(NULL, m->max_cols);

@@ -51,7 +51,7 @@ static int is_candidate(const qc_auto_item *it, unsigned c)
 
 /* ---- hulls ---- */
 
-/* The smallest candidate; where two are equally small, the one that costs less. */
+/* Returns the smallest candidate; where two are equally small, the one that costs less. */
 static unsigned least_of(const qc_auto_item *it)
 {
     unsigned best = QC_AUTO_CHOICES;

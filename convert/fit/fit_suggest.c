@@ -109,7 +109,8 @@ static qc_status other_precision(seeker *s, qc_error *err)
     return QC_OK;
 }
 
-/* The cache grows with the context, so what fits is a lower part of it. */
+/* Tries a shorter context. The cache grows with the context, so every context below one that fits
+ * does too. */
 static qc_status shorter_context(seeker *s, qc_error *err)
 {
     const char *change = NULL;

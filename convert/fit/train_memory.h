@@ -73,7 +73,7 @@ typedef struct {
 
 /* Fills out with sums over a plan (after qc_plan_begin). */
 void qc_train_model_of(qc_train_model *out, const qc_plan *plan, const qc_geometry *geometry);
-/* The number of parameters that are trained: all of them, or those of the adapters. */
+/* Returns the number of parameters that are trained: all of them, or those of the adapters. */
 uint64_t qc_train_trained(const qc_train_model *m, const qc_train_options *t);
 qc_train_bytes qc_train_estimate(const qc_train_model *m, const qc_train_options *t,
                                  const qc_train_place *place, uint64_t micro_batch);

@@ -77,7 +77,8 @@ static qc_dtype read_dtype(const reader *r)
 /* These types have no attention at all, and so no heads of it. */
 static const char attention_free[] = " mamba mamba2 falcon_mamba rwkv xlstm ";
 
-/* Where only a list tells how many layers there are (nemotron_h, xlstm's num_blocks aside). */
+/* Counts the layers where only a list tells how many there are, as for nemotron_h. The num_blocks
+ * of xlstm is not read. */
 static qc_status count_listed_layers(reader *r, qc_error *err)
 {
     const qc_json_node *list = qc_config_field(r->config.text, "layers_block_type layer_types");

@@ -25,7 +25,7 @@ static qc_status number_of(const qc_json_node *object, const char *key, double *
     return QC_OK;
 }
 
-/* The median of a spread; null, which means "not measured", gives 0. */
+/* Reads the median of a spread; null, which means "not measured", gives 0. */
 static qc_status median_of(const qc_json_node *object, const char *key, double *out, qc_error *err)
 {
     const qc_json_node *spread = qc_json_get(object, key);

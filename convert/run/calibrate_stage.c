@@ -10,7 +10,7 @@
 
 /* ---- what calibrating says of itself, in the store ---- */
 
-/* What a later run cannot know without doing it again. */
+/* Writes what a later run cannot know without calibrating again. */
 static qc_status write_report(const qc_calibrate_report *r, qc_strbuf *out, qc_error *err)
 {
     return qc_strbuf_addf(out, err,
@@ -21,7 +21,7 @@ static qc_status write_report(const qc_calibrate_report *r, qc_strbuf *out, qc_e
                           r->seconds, r->text_digest, r->tokenizer ? r->tokenizer : "");
 }
 
-/* The text of `key`, up to the end of its line; NULL: there is none. */
+/* Finds the value of `key`, which goes to the end of its line; NULL if there is none. */
 static const char *value_of(const char *text, const char *key)
 {
     size_t len = strlen(key);
@@ -77,7 +77,7 @@ static qc_status read_report(qc_calibrate_report *r, const qc_plan *plan, const 
 
 /* ---- the stage ---- */
 
-/* What the store's weights were made for: this conversion, calibrated with this. */
+/* Writes what the store's weights were made for: this conversion, calibrated in this way. */
 static qc_status store_identity(const char **out, const qc_plan *plan, qc_error *err)
 {
     const char *calibration = NULL;

@@ -342,8 +342,8 @@ static void watch_end(watch *w)
     pthread_mutex_destroy(&w->lock);
 }
 
-/* All that this process has to make is made, and it may be the last of several parts. *whole says
- * that this process completed OUT; m is then its manifest. */
+/* Finishes, after everything that this process has to make is made. The process may be the last of
+ * several parts. *whole says that it completed OUT; m is then the manifest of OUT. */
 static qc_status complete(conversion *c, qc_manifest *m, int *whole, qc_convert_report *report,
                           qc_error *err)
 {

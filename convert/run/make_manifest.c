@@ -181,7 +181,7 @@ qc_status qc_manifest_head(qc_manifest *m, const qc_plan *plan, const qc_fit *fi
     return QC_OK;
 }
 
-/* Of a path, so that a manifest does not depend on where a file lies. */
+/* Returns the last component of a path, so that a manifest does not depend on where a file lies. */
 static const char *base_name(const char *path)
 {
     const char *end = path + strlen(path), *begin;

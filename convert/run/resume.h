@@ -117,7 +117,7 @@ int qc_resume_is_done(const qc_resume *r);
 QC_NODISCARD qc_status qc_resume_take_part(qc_resume *r, unsigned part_index, unsigned part_count,
                                            int same_times, qc_resume_found *found, qc_error *err);
 const qc_resume_found *qc_resume_found_of(const qc_resume *r);
-/* The journal, for callers that sync it to know that it is on the disk. */
+/* Returns the journal, for callers that sync it to know that it is on the disk. */
 qc_journal *qc_resume_journal(qc_resume *r);
 /* Returns the i-th record of this type that was read at opening, or NULL where there is none. Types
  * that the pipeline takes for itself (JOB, UNIT, SHARD, TIMES, IDENTITY) are not kept. It lives as

@@ -69,7 +69,8 @@ static qc_status sample_tensor(sampler *s, const qc_ckpt_tensor *t, qc_error *er
     return QC_OK;
 }
 
-/* From 0 to 1; 0 where there is nothing to sample. */
+/* Compresses a sample of the source. *ratio is from 0 to 1, and 0 where there is nothing to
+ * sample. */
 static qc_status sample_ratio(double *ratio, const qc_plan *plan, qc_error *err)
 {
     sampler s = {.plan = plan};
@@ -102,7 +103,7 @@ static qc_status sample_ratio(double *ratio, const qc_plan *plan, qc_error *err)
 
 /* ---- what is free --------------------------------------------------------------------------- */
 
-/* Of the folder, or of the first above it that exists. */
+/* Finds how many bytes are free where the folder is, or the first folder above it that exists. */
 static qc_status free_bytes(uint64_t *out, const char *folder, qc_error *err)
 {
     qc_path_kind kind = QC_PATH_MISSING;

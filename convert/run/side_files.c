@@ -27,7 +27,7 @@ const char *qc_compute_dtype(const qc_plan *plan)
     return f16 > bf16 ? "float16" : "bfloat16";
 }
 
-/* The members as transformers writes them, in its order (sorted). */
+/* Writes the members as transformers writes them, in its order (sorted). */
 static void write_bnb_config(qc_json_writer *w, const qc_plan *plan, int four_bit)
 {
     qc_jw_key(w, "_load_in_4bit");
@@ -147,7 +147,7 @@ static qc_status make_quantization_config(qc_strbuf *out, const qc_plan *plan, q
     return st;
 }
 
-/* The dtype that every floating tensor was asked to have, or NULL. */
+/* Returns the dtype that every floating tensor was asked to have, or NULL. */
 static const char *common_dtype(const qc_plan_options *o)
 {
     if (o->recipe.to == QC_TO_BF16)

@@ -80,7 +80,7 @@ static void add_schemes(const qc_convert_report *r, qc_strbuf *out)
     qc_strbuf_puts(out, shown ? "\n" : " none\n");
 }
 
-/* The share of the quantized weights that GPUs quantized; 0 if there are none. */
+/* Returns the share of the quantized weights that GPUs quantized; 0 if there are none. */
 static double gpu_share(const qc_convert_report *r)
 {
     uint64_t elems = 0;
@@ -103,14 +103,14 @@ static void add_device(const qc_convert_report *r, qc_strbuf *out)
     qc_strbuf_puts(out, "\n");
 }
 
-/* Whether this is the one of several parts that completed OUT. */
+/* Is this the one of several parts that completed OUT? */
 static int was_last(const qc_convert_report *r)
 {
     return r->part_count > 1 && r->parts_left_count == 0 && !r->complete_before &&
            !r->complete_meanwhile;
 }
 
-/* Whether this is a part without a shard that did not complete OUT either. */
+/* Is this a part without a shard that did not complete OUT either? */
 static int got_nothing(const qc_convert_report *r)
 {
     return r->part_count > 1 && r->shards == 0 && !was_last(r);
