@@ -1,7 +1,7 @@
 /* Finds whose values a tensor of OUT has, if not those of its source. Its first elements are
  * decoded and compared with as many of every tensor of MODEL that has the same number of
  * elements. */
-#include "convert/verify/against_parts.h"
+#include "convert/verify/against_internal.h"
 
 #include "base/alloc.h"
 #include "base/workers.h"

@@ -1,5 +1,5 @@
 /* Puts what was summed into words: which tensors of OUT are not what MODEL gives, and why. */
-#include "convert/verify/against_parts.h"
+#include "convert/verify/against_internal.h"
 
 #include "convert/term/glob.h"
 #include "convert/term/size_text.h"

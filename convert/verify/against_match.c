@@ -1,5 +1,5 @@
 /* Finds the tensor of MODEL that each tensor of OUT was made from, and those without a partner. */
-#include "convert/verify/against_parts.h"
+#include "convert/verify/against_internal.h"
 
 #include "base/checked.h"
 #include "base/text.h"

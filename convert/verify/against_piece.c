@@ -1,6 +1,6 @@
 /* Compares a piece of a tensor of OUT with the part of MODEL that it was made from. The piece is in
  * memory; the source is read in steps that stay in the L2 cache, and hashed and compared there. */
-#include "convert/verify/against_parts.h"
+#include "convert/verify/against_internal.h"
 
 #include "base/checked.h"
 #include "base/workers.h"

@@ -1,5 +1,5 @@
 /* Reads weights of MODEL, whatever they are stored as, in the order in which OUT has them. */
-#include "convert/verify/against_parts.h"
+#include "convert/verify/against_internal.h"
 
 #include "base/alloc.h"
 #include "base/checked.h"

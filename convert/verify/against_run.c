@@ -1,6 +1,6 @@
 /* Drives the comparison over the frames that a scan of OUT hands on or, without a manifest, over
  * pieces of its tensors. */
-#include "convert/verify/against_parts.h"
+#include "convert/verify/against_internal.h"
 
 #include "base/alloc.h"
 #include "base/workers.h"

@@ -37,8 +37,11 @@ static void what_holds_of_every_end(void **state)
             assert_int_equal(e.fate == QC_STAGING_CLOSE,
                              end == QC_END_DONE && !(facts & QC_ENDING_OTHERS_LEFT));
             assert_true(!e.tell || (e.fate == QC_STAGING_LEAVE && opened));
-            if (end == QC_END_DONE)
+            if (end == QC_END_DONE) {
+                if (facts & QC_ENDING_OTHERS_LEFT)
+                    assert_int_equal(e.fate, QC_STAGING_LEAVE);
                 continue;
+            }
             /* Files of the source that are gone are somewhere in the folder. */
             if (opened && (facts & QC_ENDING_CONSUMED))
                 assert_int_equal(e.fate, QC_STAGING_LEAVE);
@@ -52,6 +55,10 @@ static void what_holds_of_every_end(void **state)
             /* Nothing is left of a run that finished nothing. */
             if (opened && !work && !(facts & QC_ENDING_CONSUMED))
                 assert_int_equal(e.fate, QC_STAGING_DROP);
+            /* Whoever can go on is told so. */
+            if (opened && (work || (facts & QC_ENDING_CONSUMED)) &&
+                (end == QC_END_STOPPED || end == QC_END_CHANGED))
+                assert_int_equal(e.tell, 1);
             /* The same command would not go on after a misfit or a refusal. */
             if (end == QC_END_MISFIT || end == QC_END_REFUSED)
                 assert_int_equal(e.tell, 0);

@@ -1,6 +1,6 @@
 /* What the files against_*.c share. Nobody else includes this. */
-#ifndef QC_CONVERT_AGAINST_PARTS_H
-#define QC_CONVERT_AGAINST_PARTS_H
+#ifndef QC_CONVERT_AGAINST_INTERNAL_H
+#define QC_CONVERT_AGAINST_INTERNAL_H
 
 #include "convert/model/coded_read.h"
 #include "convert/model/recipe_coded.h"
