@@ -39,7 +39,7 @@ const qc_command_row qc_command_table[] = {
              "a checkpoint (only headers are read), a config.json or a directory that holds one "
              "and no weights, or the name of a well-known model.\n"
              "\n"
-             "A plan that says no is an answer too: the exit code is 0. docs/planning.md and "
+             "A plan that says no is an answer too: the exit code is 0. docs/theory/sizes.md and "
              "docs/training.md have every formula.",
      .places = {{"MODEL", QC_PLACE_PATH, 0}},
      .place_count = 1,
