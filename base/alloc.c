@@ -44,42 +44,54 @@ void qc_hook_free(void *p)
     free(p);
 }
 
-qc_status qc_malloc(void **out, size_t bytes, qc_error *err)
+/* The pointer at out may be of any type, so it is copied as bytes. */
+static void store(void *out, const void *p)
 {
-    *out = qc_hook_malloc(bytes);
-    if (!*out)
+    memcpy(out, &p, sizeof p);
+}
+
+qc_status(qc_malloc)(void *out, size_t bytes, qc_error *err)
+{
+    void *p = qc_hook_malloc(bytes);
+    store(out, p);
+    if (!p)
         QC_FAIL(err, QC_ERR_NOMEM, "out of memory: %zu bytes wanted", bytes);
     return QC_OK;
 }
 
-qc_status qc_calloc(void **out, size_t count, size_t bytes_each, qc_error *err)
-{
-    size_t bytes = 0;
-    *out = NULL;
-    if (qc_mul_size(count, bytes_each, &bytes) || must_fail() ||
-        !(*out = calloc(1, bytes ? bytes : 1)))
-        QC_FAIL(err, QC_ERR_NOMEM, "out of memory: %zu x %zu bytes wanted", count, bytes_each);
-    return QC_OK;
-}
-
-qc_status qc_realloc_array(void **inout, size_t count, size_t bytes_each, qc_error *err)
+qc_status(qc_calloc)(void *out, size_t count, size_t bytes_each, qc_error *err)
 {
     size_t bytes = 0;
     void *p = NULL;
-    if (qc_mul_size(count, bytes_each, &bytes) || must_fail() ||
-        !(p = realloc(*inout, bytes ? bytes : 1)))
+    if (!qc_mul_size(count, bytes_each, &bytes) && !must_fail())
+        p = calloc(1, bytes ? bytes : 1);
+    store(out, p);
+    if (!p)
         QC_FAIL(err, QC_ERR_NOMEM, "out of memory: %zu x %zu bytes wanted", count, bytes_each);
-    *inout = p;
     return QC_OK;
 }
 
-qc_status qc_malloc_aligned(void **out, size_t alignment, size_t bytes, qc_error *err)
+qc_status(qc_realloc_array)(void *inout, size_t count, size_t bytes_each, qc_error *err)
 {
-    *out = NULL;
-    if (must_fail() || posix_memalign(out, alignment, bytes ? bytes : 1) != 0) {
-        *out = NULL;
+    size_t bytes = 0;
+    void *old = NULL, *p = NULL;
+    memcpy(&old, inout, sizeof old);
+    if (!qc_mul_size(count, bytes_each, &bytes) && !must_fail())
+        p = realloc(old, bytes ? bytes : 1);
+    if (!p)
+        QC_FAIL(err, QC_ERR_NOMEM, "out of memory: %zu x %zu bytes wanted", count, bytes_each);
+    store(inout, p);
+    return QC_OK;
+}
+
+qc_status(qc_malloc_aligned)(void *out, size_t alignment, size_t bytes, qc_error *err)
+{
+    void *p = NULL;
+    if (must_fail() || posix_memalign(&p, alignment, bytes ? bytes : 1) != 0)
+        p = NULL;
+    store(out, p);
+    if (!p)
         QC_FAIL(err, QC_ERR_NOMEM, "out of memory: %zu bytes wanted", bytes);
-    }
     return QC_OK;
 }
 

@@ -9,20 +9,29 @@
 
 #include "base/status.h"
 
-QC_NODISCARD qc_status qc_malloc(void **out, size_t bytes, qc_error *err);
-QC_NODISCARD qc_status qc_calloc(void **out, size_t count, size_t bytes_each, qc_error *err);
-/* *inout keeps its old block on failure. The product count * bytes_each is checked for overflow. */
-QC_NODISCARD qc_status qc_realloc_array(void **inout, size_t count, size_t bytes_each,
+/* out is the address of a pointer of any type, as in qc_calloc(&t->rows, n, sizeof *t->rows, err).
+ * On failure that pointer becomes NULL. */
+QC_NODISCARD qc_status qc_malloc(void *out, size_t bytes, qc_error *err);
+QC_NODISCARD qc_status qc_calloc(void *out, size_t count, size_t bytes_each, qc_error *err);
+/* The pointer at inout keeps its old block on failure. The product of count and bytes_each is
+ * checked for overflow. */
+QC_NODISCARD qc_status qc_realloc_array(void *inout, size_t count, size_t bytes_each,
                                         qc_error *err);
 /* alignment is a power of two and at least sizeof(void *). The contents are not initialised. */
-QC_NODISCARD qc_status qc_malloc_aligned(void **out, size_t alignment, size_t bytes, qc_error *err);
+QC_NODISCARD qc_status qc_malloc_aligned(void *out, size_t alignment, size_t bytes, qc_error *err);
+#define qc_malloc(out, bytes, err)       qc_malloc(QC_POINTER_AT(out), bytes, err)
+#define qc_calloc(out, count, each, err) qc_calloc(QC_POINTER_AT(out), count, each, err)
+#define qc_realloc_array(inout, count, each, err)                                                  \
+    qc_realloc_array(QC_POINTER_AT(inout), count, each, err)
+#define qc_malloc_aligned(out, alignment, bytes, err)                                              \
+    qc_malloc_aligned(QC_POINTER_AT(out), alignment, bytes, err)
 QC_NODISCARD qc_status qc_strdup(char **out, const char *s, qc_error *err);
 void qc_free(void *p);
 /* Gives freed memory back to the system, as far as the C library does that. Call it between a phase
  * that allocated and freed much and one that lasts long. */
 void qc_alloc_trim(void);
 
-/* Plain functions for libraries that want hooks like malloc (cJSON, zstd); they return NULL on
+/* Plain functions for libraries that want hooks like malloc (zstd); they return NULL on
  * failure. */
 void *qc_hook_malloc(size_t bytes);
 void qc_hook_free(void *p);

@@ -77,13 +77,16 @@ static qc_status take(qc_arena *a, void **out, size_t bytes, size_t align, qc_er
     return QC_OK;
 }
 
-qc_status qc_arena_alloc(qc_arena *a, void **out, size_t count, size_t bytes_each, qc_error *err)
+qc_status(qc_arena_alloc)(qc_arena *a, void *out, size_t count, size_t bytes_each, qc_error *err)
 {
     size_t bytes = 0;
-    *out = NULL;
+    void *p = NULL;
+    memcpy(out, &p, sizeof p);
     if (qc_mul_size(count, bytes_each, &bytes) || qc_add_size(bytes, ARENA_ALIGN - 1, &bytes))
         QC_FAIL(err, QC_ERR_NOMEM, "out of memory: %zu x %zu bytes wanted", count, bytes_each);
-    return take(a, out, bytes & ~(size_t)(ARENA_ALIGN - 1), ARENA_ALIGN, err);
+    QC_TRY(take(a, &p, bytes & ~(size_t)(ARENA_ALIGN - 1), ARENA_ALIGN, err));
+    memcpy(out, &p, sizeof p);
+    return QC_OK;
 }
 
 qc_status qc_arena_strndup(qc_arena *a, const char **out, const char *s, size_t len, qc_error *err)
@@ -97,6 +100,11 @@ qc_status qc_arena_strndup(qc_arena *a, const char **out, const char *s, size_t 
     memcpy(p, s, len);
     *out = p;
     return QC_OK;
+}
+
+qc_status qc_arena_strdup(qc_arena *a, const char **out, const char *s, qc_error *err)
+{
+    return qc_arena_strndup(a, out, s, strlen(s), err);
 }
 
 qc_status qc_arena_printf(qc_arena *a, const char **out, qc_error *err, const char *fmt, ...)

@@ -73,6 +73,13 @@ qc_status qc_error_set(qc_error *err, qc_status code, const char *file, int line
     return code;
 }
 
+qc_status qc_error_recode(qc_error *err, qc_status code)
+{
+    if (err)
+        err->code = code;
+    return code;
+}
+
 void qc_error_prefix(qc_error *err, const char *fmt, ...)
 {
     if (!err || !fmt)

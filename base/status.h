@@ -71,7 +71,7 @@ QC_API int qc_status_exit_code(qc_status code);
  * would fail again. */
 int qc_status_is_refusal(qc_status code);
 
-/* Fills *err (if not NULL) and returns code. Use it through QC_FAIL. */
+/* Fills *err (if not NULL) and returns code. Use it through QC_FAIL or QC_ERROR. */
 QC_API qc_status qc_error_set(qc_error *err, qc_status code, const char *file, int line,
                               const char *fmt, ...) QC_PRINTF(5, 6);
 
@@ -79,12 +79,22 @@ QC_API qc_status qc_error_set(qc_error *err, qc_status code, const char *file, i
  * file. */
 QC_API void qc_error_prefix(qc_error *err, const char *fmt, ...) QC_PRINTF(2, 3);
 
+/* For functions that store a pointer of any type through `void *out`: it makes p, the address of a
+ * pointer, a void *, and does not compile where p is anything else. */
+#define QC_POINTER_AT(p) ((void)sizeof(*(p) == (void *)0), (void *)(p))
+
+/* Gives an error that is already set another code, and returns that. */
+qc_status qc_error_recode(qc_error *err, qc_status code);
+
+/* Sets an error and gives its code as a value: st = QC_ERROR(err, QC_ERR_CHECK, "..."). */
+#define QC_ERROR(err, code, ...) qc_error_set((err), (code), __FILE__, __LINE__, __VA_ARGS__)
+
 /* Sets an error and returns it from the enclosing function. The macro returns the code itself,
  * because a static analyzer does not see into qc_error_set and would not know that it is a
  * failure. */
 #define QC_FAIL(err, code, ...)                                                                    \
     do {                                                                                           \
-        (void)qc_error_set((err), (code), __FILE__, __LINE__, __VA_ARGS__);                        \
+        (void)QC_ERROR((err), (code), __VA_ARGS__);                                                \
         return (code);                                                                             \
     } while (0)
 

@@ -1,5 +1,38 @@
 #include "base/text.h"
 
+const char *qc_last_name(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
+int qc_is_plain_path(const char *path)
+{
+    for (const char *p = path;;) {
+        size_t n = strcspn(p, "/");
+        if (n == 0 || (n == 1 && p[0] == '.') || (n == 2 && p[0] == '.' && p[1] == '.'))
+            return 0;
+        if (p[n] == '\0')
+            return 1;
+        p += n + 1;
+    }
+}
+
+int qc_by_text(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+size_t qc_find_twice(const void *sorted, size_t count, size_t bytes_each)
+{
+    const char *at = sorted;
+    for (size_t i = 1; i < count; i++, at += bytes_each) {
+        if (qc_by_text(at, at + bytes_each) == 0)
+            return i;
+    }
+    return 0;
+}
+
 size_t qc_text_char(const char *s, uint32_t *c)
 {
     static const struct {

@@ -25,6 +25,17 @@ static inline const char *qc_are(uint64_t count)
     return count == 1 ? "is" : "are";
 }
 
+/* The part of a path behind its last slash. */
+const char *qc_last_name(const char *path);
+/* Returns whether the path is relative and none of its parts is empty, "." or "..". */
+int qc_is_plain_path(const char *path);
+
+/* Compares two texts, or two structs whose first member is a text; for qsort and bsearch. */
+int qc_by_text(const void *a, const void *b);
+/* Returns the index of the first element of an array sorted so that has the same text as the one
+ * before it, or 0 if there is none. */
+size_t qc_find_twice(const void *sorted, size_t count, size_t bytes_each);
+
 /* Stores the code point of the UTF-8 character at s in *c and returns its number of bytes, or 0 if
  * the bytes are not UTF-8 (RFC 3629: shortest form, no surrogates). The end of the string counts as
  * the character 0 of one byte. */

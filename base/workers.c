@@ -92,9 +92,7 @@ qc_status qc_team_run(unsigned threads, qc_worker_fn fn, void *ctx, qc_error *er
 {
     qc_team team = {.fn = fn, .ctx = ctx, .first_status = QC_OK};
     team_member *members = NULL;
-    void *p = NULL;
-    QC_TRY(qc_calloc(&p, threads, sizeof *members, err));
-    members = p;
+    QC_TRY(qc_calloc(&members, threads, sizeof *members, err));
     if (pthread_mutex_init(&team.lock, NULL) != 0) {
         qc_free(members);
         QC_FAIL(err, QC_ERR_NOMEM, "a mutex could not be made");

@@ -75,7 +75,7 @@ static void measure_products(bench *b, int run)
 static qc_status once(bench *b, int run, qc_error *err)
 {
     const qc_feedback_options options = {0.1, QC_FEEDBACK_SWEEPS};
-    const qc_feedback_form form = {QC_WEIGHTS_NF4, 64, 1};
+    const qc_form form = {.ops = &qc_form_nf4, .block_elems = 64, .nested = 1};
     const uint64_t elems = b->rows * b->n, blocks = (elems + 63) / 64;
     qc_feedback_out out = {need(elems), need(blocks * 4), need(blocks), need(blocks / 64 + 4), 0};
     qc_feedback *f = NULL;
@@ -153,8 +153,8 @@ static void print_table(const bench *b)
 
 static void put(qc_json_writer *w, const char *key, double value)
 {
-    qc_jw_key(w, key);
-    qc_jw_double(w, value);
+    qc_json_write_key(w, key);
+    qc_json_write_double(w, value);
 }
 
 static qc_status write_json(const bench *b, const char *path, qc_error *err)
@@ -162,28 +162,28 @@ static qc_status write_json(const bench *b, const char *path, qc_error *err)
     qc_strbuf out;
     qc_json_writer w;
     qc_strbuf_init(&out, 1u << 20);
-    qc_jw_init(&w, &out, err);
-    qc_jw_begin_object(&w);
-    qc_jw_key(&w, "blas");
-    qc_jw_string(&w, qc_blas_name(b->blas));
+    qc_json_write_init(&w, &out, err);
+    qc_json_write_begin_object(&w);
+    qc_json_write_key(&w, "blas");
+    qc_json_write_string(&w, qc_blas_name(b->blas));
     put(&w, "n", (double)b->n);
     put(&w, "rows", (double)b->rows);
     put(&w, "tokens", (double)b->tokens);
     put(&w, "float_gflops", bench_quantile(b->gflops[0], b->runs, 0.5));
     put(&w, "double_gflops", bench_quantile(b->gflops[1], b->runs, 0.5));
-    qc_jw_key(&w, "steps");
-    qc_jw_begin_array(&w);
+    qc_json_write_key(&w, "steps");
+    qc_json_write_begin_array(&w);
     for (unsigned i = 0; i < STEPS; i++) {
-        qc_jw_begin_object(&w);
-        qc_jw_key(&w, "name");
-        qc_jw_string(&w, step_names[i]);
+        qc_json_write_begin_object(&w);
+        qc_json_write_key(&w, "name");
+        qc_json_write_string(&w, step_names[i]);
         put(&w, "seconds", bench_quantile(b->seconds[i], b->runs, 0.5));
         put(&w, "of_floor", bench_quantile(b->of_floor[i], b->runs, 0.5));
-        qc_jw_end_object(&w);
+        qc_json_write_end_object(&w);
     }
-    qc_jw_end_array(&w);
+    qc_json_write_end_array(&w);
     put(&w, "of_floor", bench_quantile(b->all, b->runs, 0.5));
-    qc_jw_end_object(&w);
+    qc_json_write_end_object(&w);
     return bench_json_save(&w, &out, path, err);
 }
 

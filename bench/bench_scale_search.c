@@ -88,6 +88,16 @@ typedef struct {
     const qc_search_ops *search;
 } tensor;
 
+static qc_form form_of(unsigned i)
+{
+    return (qc_form){.ops = forms[i].is_nf4  ? &qc_form_nf4
+                            : forms[i].block ? &qc_form_int8_blocks
+                                             : &qc_form_int8_rows,
+                     .block_elems = forms[i].block,
+                     .cols = ROW_COLS,
+                     .nested = forms[i].nested};
+}
+
 static double decoded_error(const tensor *t)
 {
     uint64_t overflow;
@@ -130,19 +140,21 @@ static double absmax_error(const tensor *t)
 static double searched_error(const tensor *t, qc_search_effort effort)
 {
     qc_piece_sums sums;
-    qc_search_form form = {forms[t->form].is_nf4, forms[t->form].block, 0, 0.0f, effort};
+    qc_form form = form_of(t->form);
+    form.nested = 0;
     qc_search_out out = {t->codes, t->absmax, t->absmax_codes, t->nested};
     if (!forms[t->form].block) {
         t->search->rows(t->x, QC_DTYPE_F32, t->rows, t->cols, (int8_t *)t->codes, t->absmax,
                         t->scratch, &sums);
         return decoded_error(t);
     }
-    if (forms[t->form].nested && !form.is_nf4) { /* small tensors: the sample is all of it */
-        t->search->blocks(&form, t->x, QC_DTYPE_F32, t->n, &out, t->scratch, &sums);
+    if (forms[t->form].nested &&
+        form.ops != &qc_form_nf4) { /* small tensors: the sample is all of it */
+        t->search->blocks(&form, effort, t->x, QC_DTYPE_F32, t->n, &out, t->scratch, &sums);
         form.offset = qc_nested_offset(t->absmax, t->blocks);
     }
     form.nested = forms[t->form].nested;
-    t->search->blocks(&form, t->x, QC_DTYPE_F32, t->n, &out, t->scratch, &sums);
+    t->search->blocks(&form, effort, t->x, QC_DTYPE_F32, t->n, &out, t->scratch, &sums);
     return decoded_error(t);
 }
 
@@ -219,7 +231,7 @@ static void add_tensor(error_row *row, unsigned form, const float *x, uint64_t r
     t.absmax = need(t.blocks * 4);
     t.nested = need(t.blocks * 4);
     t.back = need(t.n * 4);
-    t.scratch = need(qc_search_scratch_bytes(NULL, cols));
+    t.scratch = need(qc_search_scratch_bytes());
     for (int isa = 0; isa < QC_ISA_COUNT; isa++)
         if (qc_isa_available((qc_isa)isa)) {
             t.quant = qc_quant_ops_for((qc_isa)isa);
@@ -344,27 +356,22 @@ static void run(const time_row *r, const buffers *b, uint64_t n)
     const qc_quant_ops *q = qc_quant_ops_for(r->isa);
     const qc_search_ops *s = qc_search_ops_for(r->isa);
     const uint32_t block = forms[r->form].block;
-    qc_search_form form = {forms[r->form].is_nf4, block, forms[r->form].nested, 0.0f,
-                           r->how == REFIT ? QC_SEARCH_REFIT : QC_SEARCH_ONCE};
-    form.offset = !form.is_nf4 && form.nested ? 0.0478515625f : 0.0f; /* mean of absmax, about */
+    const qc_search_effort effort = r->how == REFIT ? QC_SEARCH_REFIT : QC_SEARCH_ONCE;
+    qc_form form = form_of(r->form);
+    const qc_form_out quantized = {b->codes, b->absmax, b->block_errors};
+    if (form.nested && form.ops != &qc_form_nf4)
+        form.offset = 0.0478515625f; /* mean of absmax, about */
     qc_search_out out = {b->codes, b->absmax, b->absmax_codes, b->nested};
     qc_piece_sums sums;
     for (uint64_t at = 0; at < n; at += STEP_ELEMS) {
         const uint16_t *x = b->x + at;
         if (r->how != ABSMAX && block)
-            s->blocks(&form, x, QC_DTYPE_BF16, STEP_ELEMS, &out, b->scratch, &sums);
+            s->blocks(&form, effort, x, QC_DTYPE_BF16, STEP_ELEMS, &out, b->scratch, &sums);
         else if (r->how != ABSMAX)
             s->rows(x, QC_DTYPE_BF16, STEP_ELEMS / ROW_COLS, ROW_COLS, (int8_t *)b->codes,
                     b->absmax, b->scratch, &sums);
-        else if (form.is_nf4)
-            q->nf4_quantize(x, QC_DTYPE_BF16, STEP_ELEMS, block, b->codes, b->absmax,
-                            b->block_errors, &sums);
-        else if (block)
-            q->int8_blocks_quantize(x, QC_DTYPE_BF16, STEP_ELEMS, block, (int8_t *)b->codes,
-                                    b->absmax, b->block_errors, &sums);
         else
-            q->int8_rows_quantize(x, QC_DTYPE_BF16, STEP_ELEMS / ROW_COLS, ROW_COLS,
-                                  (int8_t *)b->codes, b->absmax, &sums);
+            form.ops->quantize(q, &form, x, QC_DTYPE_BF16, STEP_ELEMS, &quantized, &sums);
         if (r->how == ABSMAX && form.nested)
             q->nested_quantize(b->absmax, STEP_ELEMS / block, 0.0478515625f, b->absmax_codes,
                                b->nested);
@@ -381,7 +388,7 @@ static void measure_times(uint64_t mib, int runs, const char *isas)
     b.absmax = need(STEP_ELEMS / 8);
     b.nested = need(STEP_ELEMS / 32);
     b.block_errors = need(STEP_ELEMS / 32 * sizeof *b.block_errors);
-    b.scratch = need(qc_search_scratch_bytes(NULL, ROW_COLS));
+    b.scratch = need(qc_search_scratch_bytes());
     bench_fill_bf16(b.x, b.n, &seed);
     for (int isa = QC_ISA_COUNT - 1; isa >= 0; isa--) {
         if (!strstr(isas, qc_isa_name((qc_isa)isa)) || !qc_isa_available((qc_isa)isa) ||
@@ -429,8 +436,8 @@ static void measure_times(uint64_t mib, int runs, const char *isas)
 
 static void json_number(qc_json_writer *w, const char *key, double value)
 {
-    qc_jw_key(w, key);
-    qc_jw_double(w, value);
+    qc_json_write_key(w, key);
+    qc_json_write_double(w, value);
 }
 
 static qc_status write_json(const char *path, const char *command, int runs, qc_error *err)
@@ -438,46 +445,46 @@ static qc_status write_json(const char *path, const char *command, int runs, qc_
     qc_strbuf out;
     qc_json_writer w;
     qc_strbuf_init(&out, 1u << 20);
-    qc_jw_init(&w, &out, err);
-    qc_jw_begin_object(&w);
-    qc_jw_key(&w, "bench");
-    qc_jw_string(&w, "scale_search");
-    qc_jw_key(&w, "command");
-    qc_jw_string(&w, command);
-    qc_jw_key(&w, "errors");
-    qc_jw_begin_array(&w);
+    qc_json_write_init(&w, &out, err);
+    qc_json_write_begin_object(&w);
+    qc_json_write_key(&w, "bench");
+    qc_json_write_string(&w, "scale_search");
+    qc_json_write_key(&w, "command");
+    qc_json_write_string(&w, command);
+    qc_json_write_key(&w, "errors");
+    qc_json_write_begin_array(&w);
     for (unsigned i = 0; i < error_count; i++) {
         const error_row *r = &errors[i];
-        qc_jw_compact_next(&w);
-        qc_jw_begin_object(&w);
-        qc_jw_key(&w, "name");
-        qc_jw_string(&w, r->name);
+        qc_json_write_compact_next(&w);
+        qc_json_write_begin_object(&w);
+        qc_json_write_key(&w, "name");
+        qc_json_write_string(&w, r->name);
         json_number(&w, "weights", (double)r->weights);
         json_number(&w, "absmax_rel_mse", r->absmax / r->xx);
         json_number(&w, "search", r->once / r->absmax);
         json_number(&w, "refit", r->refit / r->absmax);
         json_number(&w, "best", r->best / r->absmax);
         json_number(&w, "best_positive", r->best_positive / r->absmax);
-        qc_jw_end_object(&w);
+        qc_json_write_end_object(&w);
     }
-    qc_jw_end_array(&w);
-    qc_jw_key(&w, "times");
-    qc_jw_begin_array(&w);
+    qc_json_write_end_array(&w);
+    qc_json_write_key(&w, "times");
+    qc_json_write_begin_array(&w);
     for (int i = 0; i < time_count; i++) {
         const time_row *r = &times[i];
-        qc_jw_compact_next(&w);
-        qc_jw_begin_object(&w);
-        qc_jw_key(&w, "name");
-        qc_jw_string(&w, r->name);
-        qc_jw_key(&w, "isa");
-        qc_jw_string(&w, qc_isa_name(r->isa));
+        qc_json_write_compact_next(&w);
+        qc_json_write_begin_object(&w);
+        qc_json_write_key(&w, "name");
+        qc_json_write_string(&w, r->name);
+        qc_json_write_key(&w, "isa");
+        qc_json_write_string(&w, qc_isa_name(r->isa));
         json_number(&w, "ns_per_weight", median(r->ns, runs));
         json_number(&w, "of_absmax", median(r->of_absmax, runs));
         json_number(&w, "of_read", median(r->of_read, runs));
-        qc_jw_end_object(&w);
+        qc_json_write_end_object(&w);
     }
-    qc_jw_end_array(&w);
-    qc_jw_end_object(&w);
+    qc_json_write_end_array(&w);
+    qc_json_write_end_object(&w);
     return bench_json_save(&w, &out, path, err);
 }
 

@@ -19,7 +19,7 @@
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 
-packages=(libzstd-dev libzstd1 libxxhash-dev libxxhash0 libcjson-dev libcjson1 libcmocka-dev
+packages=(libzstd-dev libzstd1 libxxhash-dev libxxhash0 libcmocka-dev
     libpcre2-dev libpcre2-8-0 libpcre2-16-0 libpcre2-32-0 libpcre2-posix3 libutf8proc-dev libutf8proc2
     libopenblas0-pthread libgfortran5 libquadmath0 libcmocka0 pkg-config pkgconf pkgconf-bin libpkgconf3 ninja-build)
 
@@ -66,7 +66,7 @@ unpack() {
 
 have() {
     command -v pkg-config >/dev/null &&
-        pkg-config --exists 'libzstd >= 1.4.8' 'libxxhash >= 0.8.1' 'libcjson >= 1.7.15' \
+        pkg-config --exists 'libzstd >= 1.4.8' 'libxxhash >= 0.8.1' \
             'libpcre2-8 >= 10.36' 'libutf8proc >= 2.5' cmocka
 }
 

@@ -58,7 +58,7 @@ static inline double bench_quantile(const double *v, int n, double q)
 static inline qc_status bench_json_save(qc_json_writer *w, qc_strbuf *out, const char *path,
                                         qc_error *err)
 {
-    qc_status st = qc_jw_finish(w);
+    qc_status st = qc_json_write_finish(w);
     if (st == QC_OK)
         st = qc_strbuf_adds(out, "\n", err);
     if (st == QC_OK)

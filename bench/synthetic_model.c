@@ -271,24 +271,24 @@ static qc_status add_index(const qc_synth_model *m, qc_synth_file *f, qc_error *
     qc_json_writer w;
     f->name = "model.safetensors.index.json";
     qc_strbuf_init(&f->head, TEXT_LIMIT);
-    qc_jw_init(&w, &f->head, err);
-    qc_jw_begin_object(&w);
-    qc_jw_key(&w, "metadata");
-    qc_jw_begin_object(&w);
-    qc_jw_key(&w, "total_size");
-    qc_jw_u64(&w, m->tensor_bytes);
-    qc_jw_end_object(&w);
-    qc_jw_key(&w, "weight_map");
-    qc_jw_begin_object(&w);
+    qc_json_write_init(&w, &f->head, err);
+    qc_json_write_begin_object(&w);
+    qc_json_write_key(&w, "metadata");
+    qc_json_write_begin_object(&w);
+    qc_json_write_key(&w, "total_size");
+    qc_json_write_u64(&w, m->tensor_bytes);
+    qc_json_write_end_object(&w);
+    qc_json_write_key(&w, "weight_map");
+    qc_json_write_begin_object(&w);
     for (size_t s = 0; s < m->shard_count; s++) {
         for (size_t i = 0; i < m->files[s].tensor_count; i++) {
-            qc_jw_key(&w, m->files[s].tensors[i].name);
-            qc_jw_string(&w, m->files[s].name);
+            qc_json_write_key(&w, m->files[s].tensors[i].name);
+            qc_json_write_string(&w, m->files[s].name);
         }
     }
-    qc_jw_end_object(&w);
-    qc_jw_end_object(&w);
-    QC_TRY(qc_jw_finish(&w));
+    qc_json_write_end_object(&w);
+    qc_json_write_end_object(&w);
+    QC_TRY(qc_json_write_finish(&w));
     f->bytes = f->head.len;
     return QC_OK;
 }
@@ -310,7 +310,7 @@ static qc_status add_files(qc_synth_model *m, const qc_checkpoint *c, uint64_t s
     QC_TRY(qc_arena_alloc(&m->arena, &v, count, sizeof(qc_st_tensor), err));
     qc_st_tensor *t = v;
     for (size_t i = 0; i < count; i++) {
-        const qc_ckpt_tensor *from = &c->tensors[i];
+        const qc_checkpoint_tensor *from = &c->tensors[i];
         t[i] = (qc_st_tensor){.dtype = from->dtype, .ndim = from->ndim};
         memcpy(t[i].dims, from->dims, sizeof t[i].dims);
         t[i].end = from->bytes;

@@ -1,6 +1,6 @@
 # Whether, with what and for which GPUs the kernels are built. Sets QCONV_HAVE_CUDA; if it is on,
 # the language CUDA is enabled, CMAKE_CUDA_ARCHITECTURES is set, and
-#   QCONV_CUDA_CODE   "75-real 80-real 90-virtual", for kernels/cuda_code.h
+#   QCONV_CUDA_CODE   "75-real 80-real 90-virtual", for kernels/cuda_internal.h
 #   QCONV_CUDA_BUILD  "CUDA 13.0: sm_75 sm_80 compute_90", for people
 # AUTO builds them where nvcc is found and works, and says why not otherwise; ON fails there.
 set(QCONV_HAVE_CUDA OFF)

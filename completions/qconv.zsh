@@ -37,12 +37,12 @@ _qconv()
                 '--to=[what the weights of linear layers become]:to:(nf4 int8 auto fp16 bf16 keep)' \
                 '--block-size=[weights that share one scale\: a power of two, 32 to 4096]:N:' \
                 '--no-double-quant[keep block scales as float32 instead of quantizing them too]' \
-                '--scale=[how the scale of a block, or of a row, is found]:scale:(absmax search refit)' \
+                '--scale=[how the scale of a block or row is chosen]:scale:(absmax search refit)' \
                 '--calibrate=[choose codes and scales for least error in the layers'\'' outputs on this text]:FILE|default:_files' \
-                '--hessians=[as --calibrate, from second moments of inputs that were captured elsewhere]:PATH:_files' \
-                '--calibration-tokens=[read no more of the calibration text than this]:N:' \
-                '--calibration-context=[tokens of a window; the calibration text is cut into such]:TOKENS:' \
-                '--damping=[how much calibrating trusts weights more than the text]:X:' \
+                '--hessians=[calibrate with second moments of inputs that were captured elsewhere]:PATH:_files' \
+                '--calibration-tokens=[read at most this many tokens of the calibration text]:N:' \
+                '--calibration-context=[tokens in each window that the calibration text is cut into]:TOKENS:' \
+                '--damping=[how far calibrating trusts the weights over the text]:X:' \
                 '--compute-dtype=[dtype that loaders are told to compute in]:compute-dtype:(bfloat16 float16 float32)' \
                 '--compress=[compression of the shards, level 1 to 19]:none|zstd\[\:LEVEL\]:' \
                 '--max-shard-size=[bytes of tensors in one shard, before compression]:SIZE:' \
@@ -70,8 +70,8 @@ _qconv()
                 '--restart[begin anew instead of continuing an interrupted conversion]' \
                 '--consume-source[delete each weight file of MODEL once all of it is written to OUT and synced]' \
                 '--part=[do the I-th of N parts of the work, 1 to N; the last to finish completes OUT]:I/N:' \
-                '--threads=[threads that work, 1 to 1024]:N:' \
-                '--progress=[progress on standard error]:progress:(auto always never)' \
+                '--threads=[number of threads, 1 to 1024]:N:' \
+                '--progress=[whether to show progress on standard error]:progress:(auto always never)' \
                 '--json[write the result to standard output as one JSON object]' \
                 '(-q --quiet)'{-q,--quiet}'[no progress, no summary, no warnings; errors only]' \
                 '*'{-v,--verbose}'[say more; -vv still more]' \
@@ -108,14 +108,14 @@ _qconv()
                 '--device-map=[also write the placement as accelerate'\''s device_map]:FILE:_files' \
                 '--mode=[what the model is to do]:mode:(infer train)' \
                 '--method=[what is trained]:method:(full lora qlora)' \
-                '--optimizer=[whose states are kept]:optimizer:(adamw adam adam8bit sgd)' \
-                '--precision=[what is computed in; 16 bit keeps float32 master weights]:precision:(bf16 fp16 fp32)' \
+                '--optimizer=[optimizer whose states are counted]:optimizer:(adamw adam adam8bit sgd)' \
+                '--precision=[number format of the computation; 16 bits keep float32 master weights]:precision:(bf16 fp16 fp32)' \
                 '--zero=[ZeRO stage over the GPUs, 0 to 3]:STAGE:' \
                 '--checkpointing=[keep only the inputs of layers and compute the rest again]:checkpointing:(on off)' \
                 '--lora-rank=[rank of the adapters, on every linear layer]:R:' \
-                '--effective-batch=[sequences per optimizer step over all GPUs; gives the accumulation]:N:' \
+                '--effective-batch=[sequences per optimizer step over all GPUs; sets the accumulation]:N:' \
                 '--apply=[write the best setting as an accelerate or DeepSpeed configuration]:FILE:_files' \
-                '--profile[allocate on this machine'\''s GPU and measure, beside the estimate]' \
+                '--profile[also allocate on this machine'\''s GPU and measure, to check the estimate]' \
                 '--json[write the result to standard output as one JSON object]' \
                 '(-q --quiet)'{-q,--quiet}'[no progress, no summary, no warnings; errors only]' \
                 '*'{-v,--verbose}'[say more; -vv still more]' \
@@ -126,7 +126,7 @@ _qconv()
             ;;
         hardware)
             _arguments -s \
-                '--as=[speak of these cards instead of this machine'\''s\: 2xA100-40GB, 3090]:CARDS:' \
+                '--as=[describe these cards instead of this machine'\''s\: 2xA100-40GB, 3090]:CARDS:' \
                 '--watch[follow the memory of every GPU and process]' \
                 '--csv=[with --watch\: also write every sample to a CSV file]:FILE:_files' \
                 '--interval=[with --watch\: time between samples, 0.01 to 3600]:SECONDS:' \
@@ -151,8 +151,8 @@ _qconv()
         verify)
             _arguments -s \
                 '--against=[the checkpoint that OUT was made from]:MODEL:_files' \
-                '--threads=[threads that work, 1 to 1024]:N:' \
-                '--progress=[progress on standard error]:progress:(auto always never)' \
+                '--threads=[number of threads, 1 to 1024]:N:' \
+                '--progress=[whether to show progress on standard error]:progress:(auto always never)' \
                 '--json[write the result to standard output as one JSON object]' \
                 '(-q --quiet)'{-q,--quiet}'[no progress, no summary, no warnings; errors only]' \
                 '*'{-v,--verbose}'[say more; -vv still more]' \
@@ -165,8 +165,8 @@ _qconv()
             _arguments -s \
                 '--device=[only the shards of one device of the plan\: cuda\:0, cpu]:NAME:' \
                 '--force[replace another output, or write into a directory that holds other files]' \
-                '--threads=[threads that work, 1 to 1024]:N:' \
-                '--progress=[progress on standard error]:progress:(auto always never)' \
+                '--threads=[number of threads, 1 to 1024]:N:' \
+                '--progress=[whether to show progress on standard error]:progress:(auto always never)' \
                 '--json[write the result to standard output as one JSON object]' \
                 '(-q --quiet)'{-q,--quiet}'[no progress, no summary, no warnings; errors only]' \
                 '*'{-v,--verbose}'[say more; -vv still more]' \
@@ -180,18 +180,18 @@ _qconv()
             _arguments -s \
                 '--device=[what does the work\: cpu, every GPU, or GPUs 0 and 2 with cuda\:0,2]:auto|cpu|cuda\[\:N,...\]:' \
                 '--against=[the checkpoint that OUT was made from]:MODEL:_files' \
-                '--sample=[look at this many of the quantized layers, evenly spread]:N:' \
-                '--m=[rows of activations at once, with commas between]:LIST:' \
+                '--sample=[measure only this many of the quantized layers, evenly spread]:N:' \
+                '--m=[numbers of rows of activations, with commas between them]:LIST:' \
                 '--activations=[take activations from this .safetensors file]:FILE:_files' \
-                '--seed=[of random numbers]:N:' \
+                '--seed=[seed of the random numbers]:N:' \
                 '--tuning=[choose GPU kernels by this table of '\''qconv bench --tune --save'\'']:FILE:_files' \
                 '--max-error=[exit code 4 if the relative output error of a layer is larger]:X:' \
                 '--baseline=[exit code 4 if a layer is worse than in this earlier run]:FILE:_files' \
                 '--save-baseline=[write this run'\''s errors for --baseline]:FILE:_files' \
                 '--tolerance=[with --baseline\: how much worse still passes]:X:' \
                 '--html=[write the result as one HTML page, with plots, to a file]:FILE:_files' \
-                '--threads=[threads that work, 1 to 1024]:N:' \
-                '--progress=[progress on standard error]:progress:(auto always never)' \
+                '--threads=[number of threads, 1 to 1024]:N:' \
+                '--progress=[whether to show progress on standard error]:progress:(auto always never)' \
                 '--json[write the result to standard output as one JSON object]' \
                 '(-q --quiet)'{-q,--quiet}'[no progress, no summary, no warnings; errors only]' \
                 '*'{-v,--verbose}'[say more; -vv still more]' \
@@ -204,19 +204,19 @@ _qconv()
             _arguments -s \
                 '--device=[what does the work\: cpu, every GPU, or GPUs 0 and 2 with cuda\:0,2]:auto|cpu|cuda\[\:N,...\]:' \
                 '--shapes=[weights, outputs x inputs\: 8192x8192,8192+1024+1024x8192]:LIST:' \
-                '--scheme=[of nf4, nf4-plain, int8 and int8-blocks]:LIST:' \
-                '--m=[rows of activations at once, with commas between]:LIST:' \
-                '--dtype=[of activations and results]:dtype:(fp16 bf16)' \
-                '--seed=[of random numbers]:N:' \
+                '--scheme=[what to measure, of nf4, nf4-plain, int8 and int8-blocks]:LIST:' \
+                '--m=[numbers of rows of activations, with commas between them]:LIST:' \
+                '--dtype=[dtype of activations and results]:dtype:(fp16 bf16)' \
+                '--seed=[seed of the random numbers]:N:' \
                 '--path=[the kernel to use for every shape]:path:(gemv mma-884 mma-16816 dequant-gemm)' \
-                '--rounds=[times everything is measured, at most; the median counts]:N:' \
-                '--seconds=[time for all of it, about]:S:' \
+                '--rounds=[measure everything at most this many times; the median counts]:N:' \
+                '--seconds=[about how long all of it may take]:S:' \
                 '--tune[find the best kernel, and how to cut its work, for each shape and M]' \
                 '--save=[with --tune\: write the better choices as a table for --tuning]:FILE:_files' \
                 '--tuning=[choose GPU kernels by this table of '\''qconv bench --tune --save'\'']:FILE:_files' \
                 '--markdown[write the result to standard output as Markdown tables]' \
                 '--output=[also write the JSON of --json to a file]:FILE:_files' \
-                '--progress=[progress on standard error]:progress:(auto always never)' \
+                '--progress=[whether to show progress on standard error]:progress:(auto always never)' \
                 '--json[write the result to standard output as one JSON object]' \
                 '(-q --quiet)'{-q,--quiet}'[no progress, no summary, no warnings; errors only]' \
                 '*'{-v,--verbose}'[say more; -vv still more]' \
@@ -228,14 +228,14 @@ _qconv()
             _arguments -s \
                 '--device=[what does the work\: cpu, every GPU, or GPUs 0 and 2 with cuda\:0,2]:auto|cpu|cuda\[\:N,...\]:' \
                 '--against=[the checkpoint that OUT was made from]:MODEL:_files' \
-                '--text=[the text to read; FILE.ids\: token ids, a sequence a line]:FILE:_files' \
+                '--text=[the text to read, or FILE.ids with token ids, one sequence per line]:FILE:_files' \
                 '--tokenizer=[a tokenizer.json, or a directory that has one]:PATH:_files' \
-                '--context=[tokens of a window; the text is cut into such]:TOKENS:' \
-                '--max-tokens=[read no more of the text than this]:N:' \
+                '--context=[tokens in each window that the text is cut into]:TOKENS:' \
+                '--max-tokens=[read at most this many tokens of the text]:N:' \
                 '--max-kl=[exit code 4 if the mean KL divergence is larger]:X:' \
                 '--tuning=[choose GPU kernels by this table of '\''qconv bench --tune --save'\'']:FILE:_files' \
-                '--threads=[threads that work, 1 to 1024]:N:' \
-                '--progress=[progress on standard error]:progress:(auto always never)' \
+                '--threads=[number of threads, 1 to 1024]:N:' \
+                '--progress=[whether to show progress on standard error]:progress:(auto always never)' \
                 '--json[write the result to standard output as one JSON object]' \
                 '(-q --quiet)'{-q,--quiet}'[no progress, no summary, no warnings; errors only]' \
                 '*'{-v,--verbose}'[say more; -vv still more]' \
@@ -248,16 +248,16 @@ _qconv()
             _arguments -s \
                 '--device=[what does the work\: cpu, every GPU, or GPUs 0 and 2 with cuda\:0,2]:auto|cpu|cuda\[\:N,...\]:' \
                 '--against=[the checkpoint that OUT was made from]:MODEL:_files' \
-                '--text=[the text to read; FILE.ids\: token ids, a sequence a line]:FILE:_files' \
+                '--text=[the text to read, or FILE.ids with token ids, one sequence per line]:FILE:_files' \
                 '--tokenizer=[a tokenizer.json, or a directory that has one]:PATH:_files' \
-                '--context=[tokens of a window; the text is cut into such]:TOKENS:' \
-                '--max-tokens=[read no more of the text than this]:N:' \
-                '--eval=[take up the result of an earlier '\''qconv eval --json'\'']:FILE:_files' \
-                '--bench=[take up the result of an earlier '\''qconv bench --json'\'']:FILE:_files' \
+                '--context=[tokens in each window that the text is cut into]:TOKENS:' \
+                '--max-tokens=[read at most this many tokens of the text]:N:' \
+                '--eval=[include the result of an earlier '\''qconv eval --json'\'']:FILE:_files' \
+                '--bench=[include the result of an earlier '\''qconv bench --json'\'']:FILE:_files' \
                 '--tuning=[choose GPU kernels by this table of '\''qconv bench --tune --save'\'']:FILE:_files' \
                 '--html=[write the result as one HTML page, with plots, to a file]:FILE:_files' \
-                '--threads=[threads that work, 1 to 1024]:N:' \
-                '--progress=[progress on standard error]:progress:(auto always never)' \
+                '--threads=[number of threads, 1 to 1024]:N:' \
+                '--progress=[whether to show progress on standard error]:progress:(auto always never)' \
                 '--json[write the result to standard output as one JSON object]' \
                 '(-q --quiet)'{-q,--quiet}'[no progress, no summary, no warnings; errors only]' \
                 '*'{-v,--verbose}'[say more; -vv still more]' \

@@ -50,29 +50,25 @@ static qc_status print_text(const qc_options *o, qc_error *err)
 {
     qc_strbuf text;
     qc_strbuf_init(&text, MAX_HELP_BYTES);
-    qc_status st;
     if (o->command == QC_CMD_MAN)
-        st = qc_help_man(&text, err);
+        qc_help_man(&text);
     else if (o->command == QC_CMD_COMPLETION)
-        st = qc_help_completion(&text, o->shell, err);
+        qc_help_completion(&text, o->shell);
     else if (o->command == QC_CMD_VERSION)
-        st = qc_strbuf_addf(&text, err, "qconv " QCONV_VERSION "\nkernels %s\n",
-                            o->call.gpu ? o->call.gpu->build() : "none");
+        qc_strbuf_putf(&text, "qconv " QCONV_VERSION "\nkernels %s\n",
+                       o->call.gpu ? o->call.gpu->build() : "none");
     else
-        st = qc_help_command(&text, o->help_topic, err);
-    if (st == QC_OK)
-        st = qc_console_result(&text, err);
-    qc_strbuf_deinit(&text);
-    return st;
+        qc_help_command(&text, o->help_topic);
+    return qc_console_deliver(QC_OK, &text, NULL, err);
 }
 
 /* Prints the overview for `qconv` without arguments, as an error. */
 static int print_overview_as_error(void)
 {
     qc_strbuf text;
-    qc_error err = {0};
     qc_strbuf_init(&text, MAX_HELP_BYTES);
-    qc_status st = qc_help_overview(&text, &err);
+    qc_help_overview(&text);
+    qc_status st = qc_strbuf_status(&text, NULL);
     if (st == QC_OK && write(STDERR_FILENO, text.data, text.len) < 0)
         st = QC_ERR_IO;
     qc_strbuf_deinit(&text);

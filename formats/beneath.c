@@ -2,6 +2,7 @@
 #include "formats/beneath.h"
 
 #include "base/alloc.h"
+#include "base/text.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -50,14 +51,7 @@ static qc_status fail(qc_error *err, const qc_file *root, const char *name, cons
 /* A name must not lead out of the root, whatever manifest it comes from. */
 static int is_plain_name(const char *name)
 {
-    for (const char *p = name;;) {
-        size_t n = strcspn(p, "/");
-        if (n == 0 || (n == 1 && p[0] == '.') || (n == 2 && p[0] == '.' && p[1] == '.'))
-            return 0;
-        if (p[n] == '\0')
-            return strlen(name) < PATH_MAX;
-        p += n + 1;
-    }
+    return strlen(name) < PATH_MAX && qc_is_plain_path(name);
 }
 
 static int open_stepwise(int root, const char *folder, int flags)

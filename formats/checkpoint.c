@@ -13,6 +13,7 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "formats/checkpoint_internal.h"
+#include "formats/manifest_header.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -27,9 +28,9 @@ static qc_status open_files(qc_checkpoint *c, qc_error *err)
 {
     qc_file_allow_many(c->file_count);
     for (size_t i = 0; i < c->file_count; i++) {
-        qc_ckpt_file *f = &c->files[i];
-        if (f->kind == QC_CKPT_TORCH) {
-            QC_TRY(qc_ckpt_open_torch(c, f, err));
+        qc_checkpoint_file *f = &c->files[i];
+        if (f->kind == QC_CHECKPOINT_TORCH) {
+            QC_TRY(qc_checkpoint_open_torch(c, f, err));
             continue;
         }
         if (f->saved)
@@ -59,18 +60,19 @@ static qc_status note_unknown_fields(qc_checkpoint *c, qc_error *err)
     }
     if (!first)
         return QC_OK;
-    return qc_ckpt_warn(c, err,
-                        "tensor entries have %zu members besides dtype, shape and data_offsets in "
-                        "%zu files (the first is '%.*s'); they are ignored",
-                        fields, files, NAME_SHOWN_BYTES, first);
+    return qc_checkpoint_warn(
+        c, err,
+        "tensor entries have %zu members besides dtype, shape and data_offsets in "
+        "%zu files (the first is '%.*s'); they are ignored",
+        fields, files, NAME_SHOWN_BYTES, first);
 }
 
 /* ---- tensors ---- */
 
 static int compare_tensors(const void *va, const void *vb)
 {
-    const qc_ckpt_tensor *a = va;
-    const qc_ckpt_tensor *b = vb;
+    const qc_checkpoint_tensor *a = va;
+    const qc_checkpoint_tensor *b = vb;
     int order = strcmp(a->name, b->name);
     return order != 0 ? order : (a->file > b->file) - (a->file < b->file);
 }
@@ -80,8 +82,8 @@ static qc_status add_safetensors(qc_checkpoint *c, uint32_t file, qc_error *err)
     const qc_st_header *h = &c->files[file].st.header;
     for (size_t j = 0; j < h->tensor_count; j++) {
         const qc_st_tensor *from = &h->tensors[j];
-        qc_ckpt_tensor *to = &c->tensors[c->tensor_count++];
-        QC_TRY(qc_arena_strndup(&c->arena, &to->name, from->name, strlen(from->name), err));
+        qc_checkpoint_tensor *to = &c->tensors[c->tensor_count++];
+        QC_TRY(qc_arena_strdup(&c->arena, &to->name, from->name, err));
         to->dtype = from->dtype;
         to->ndim = from->ndim;
         memcpy(to->dims, from->dims, sizeof to->dims);
@@ -97,7 +99,7 @@ static void add_torch(qc_checkpoint *c, uint32_t file)
     const qc_torch_file *f = &c->files[file].torch;
     for (size_t j = 0; j < f->tensor_count; j++) {
         const qc_torch_tensor *from = &f->tensors[j];
-        qc_ckpt_tensor *to = &c->tensors[c->tensor_count++];
+        qc_checkpoint_tensor *to = &c->tensors[c->tensor_count++];
         to->name = from->name;
         to->dtype = from->dtype;
         to->ndim = from->ndim;
@@ -110,14 +112,12 @@ static void add_torch(qc_checkpoint *c, uint32_t file)
 
 static qc_status merge_tensors(qc_checkpoint *c, qc_error *err)
 {
-    void *p = NULL;
     size_t count = 0;
     for (size_t i = 0; i < c->file_count; i++)
         count += c->files[i].tensor_count;
-    QC_TRY(qc_arena_alloc(&c->arena, &p, count, sizeof *c->tensors, err));
-    c->tensors = p;
+    QC_TRY(qc_arena_alloc(&c->arena, &c->tensors, count, sizeof *c->tensors, err));
     for (size_t i = 0; i < c->file_count; i++) {
-        if (c->files[i].kind == QC_CKPT_TORCH)
+        if (c->files[i].kind == QC_CHECKPOINT_TORCH)
             add_torch(c, (uint32_t)i);
         else
             QC_TRY(add_safetensors(c, (uint32_t)i, err));
@@ -125,14 +125,13 @@ static qc_status merge_tensors(qc_checkpoint *c, qc_error *err)
             QC_FAIL(err, QC_ERR_INPUT, "%s: sizes of all tensors overflow 64 bits", c->path);
     }
     qsort(c->tensors, c->tensor_count, sizeof *c->tensors, compare_tensors);
-    for (size_t i = 1; i < c->tensor_count; i++) {
-        const qc_ckpt_tensor *t = &c->tensors[i];
-        if (strcmp(t[-1].name, t->name) == 0)
-            QC_FAIL(err, QC_ERR_INPUT, "%s: tensor '%.*s' is in two files, '%.*s' and '%.*s'",
-                    c->path, NAME_SHOWN_BYTES, t->name, NAME_SHOWN_BYTES, c->files[t[-1].file].name,
-                    NAME_SHOWN_BYTES, c->files[t->file].name);
-    }
-    return QC_OK;
+    size_t twice = qc_find_twice(c->tensors, c->tensor_count, sizeof *c->tensors);
+    if (!twice)
+        return QC_OK;
+    const qc_checkpoint_tensor *t = &c->tensors[twice];
+    QC_FAIL(err, QC_ERR_INPUT, "%s: tensor '%.*s' is in two files, '%.*s' and '%.*s'", c->path,
+            NAME_SHOWN_BYTES, t->name, NAME_SHOWN_BYTES, c->files[t[-1].file].name,
+            NAME_SHOWN_BYTES, c->files[t->file].name);
 }
 
 static int compare_meta(const void *va, const void *vb)
@@ -145,13 +144,11 @@ static int compare_meta(const void *va, const void *vb)
 
 static qc_status merge_meta(qc_checkpoint *c, qc_error *err)
 {
-    void *p = NULL;
     size_t count = 0;
     size_t n = 0;
     for (size_t i = 0; i < c->file_count; i++)
         count += c->files[i].st.header.meta_count;
-    QC_TRY(qc_arena_alloc(&c->arena, &p, count, sizeof *c->meta, err));
-    c->meta = p;
+    QC_TRY(qc_arena_alloc(&c->arena, &c->meta, count, sizeof *c->meta, err));
     for (size_t i = 0; i < c->file_count; i++) {
         const qc_st_header *h = &c->files[i].st.header;
         if (h->meta_count)
@@ -165,55 +162,95 @@ static qc_status merge_meta(qc_checkpoint *c, qc_error *err)
     }
     for (size_t i = 0; i < c->meta_count; i++) {
         qc_st_meta *m = &c->meta[i];
-        QC_TRY(qc_arena_strndup(&c->arena, &m->key, m->key, strlen(m->key), err));
-        QC_TRY(qc_arena_strndup(&c->arena, &m->value, m->value, strlen(m->value), err));
+        QC_TRY(qc_arena_strdup(&c->arena, &m->key, m->key, err));
+        QC_TRY(qc_arena_strdup(&c->arena, &m->value, m->value, err));
     }
     return QC_OK;
 }
 
-static qc_status check_total_size(qc_checkpoint *c, const qc_ckpt_index *index,
+static qc_status check_total_size(qc_checkpoint *c, const qc_checkpoint_index *index,
                                   uint64_t tensor_bytes, uint64_t shared_bytes, qc_error *err)
 {
     /* A double holds every size below 8 PiB exactly; beyond that only a warning could be wrong. */
     if (!index->has_total_size || index->total_size == (double)tensor_bytes ||
         index->total_size == (double)(tensor_bytes - shared_bytes))
         return QC_OK;
-    return qc_ckpt_warn(c, err,
-                        "%s says total_size %.0f, the tensors have %" PRIu64 " bytes; the files "
-                        "are believed",
-                        index->file_name, index->total_size, tensor_bytes);
+    return qc_checkpoint_warn(c, err,
+                              "%s says total_size %.0f, the tensors have %" PRIu64
+                              " bytes; the files "
+                              "are believed",
+                              index->file_name, index->total_size, tensor_bytes);
+}
+
+/* ---- a folder with a manifest ---- */
+
+static void tensor_at(const void *ctx, size_t i, qc_header_tensor *out)
+{
+    const qc_checkpoint *c = ctx;
+    const qc_checkpoint_tensor *t = &c->tensors[i];
+    out->shard = c->files[t->file].name;
+    out->tensor = (qc_st_tensor){.name = t->name,
+                                 .dtype = t->dtype,
+                                 .ndim = t->ndim,
+                                 .begin = t->begin,
+                                 .end = t->begin + t->bytes};
+    memcpy(out->tensor.dims, t->dims, sizeof out->tensor.dims);
+}
+
+/* For a folder with an undamaged manifest: checks that it lists the tensors that the headers have.
+ * QC_ERR_INPUT names the first that differs. */
+static qc_status check_manifest(const qc_checkpoint *c, const qc_tree_file *tree, size_t tree_count,
+                                qc_error *err)
+{
+    qc_arena arena;
+    qc_manifest m;
+    qc_error trouble = {0};
+    size_t i = 0;
+    while (i < tree_count && strcmp(tree[i].path, QC_MANIFEST_NAME) != 0)
+        i++;
+    if (i == tree_count || c->files[0].kind != QC_CHECKPOINT_SAFETENSORS)
+        return QC_OK;
+    qc_arena_init(&arena);
+    qc_status st = qc_manifest_load(&m, &arena, c->path, &trouble);
+    if (st == QC_OK) {
+        st = qc_manifest_hold(&m, 0, m.tensor_count, tensor_at, c, c->tensor_count, err);
+        if (st == QC_ERR_CHECK) {
+            qc_error_prefix(err, "%s", c->path);
+            st = qc_error_recode(err, QC_ERR_INPUT);
+        }
+    } else if (st == QC_ERR_CHECK || st == QC_ERR_INPUT) {
+        st = QC_OK; /* judging a damaged manifest is left to verify */
+    } else if (err) {
+        *err = trouble;
+    }
+    qc_arena_deinit(&arena);
+    return st;
 }
 
 /* ---- opening ---- */
-
-static const char *last_name(const char *path)
-{
-    const char *slash = strrchr(path, '/');
-    return slash ? slash + 1 : path;
-}
 
 /* index_arena is for the index, which nobody needs after this. chosen: its name, or NULL. */
 static qc_status open_dir(qc_checkpoint *c, const char *chosen, qc_arena *index_arena,
                           qc_error *err)
 {
-    qc_ckpt_index index = {0};
+    qc_checkpoint_index index = {0};
     qc_tree_file *tree = NULL;
     size_t tree_count = 0;
     int has_index = 0;
     c->is_dir = 1;
     QC_TRY(qc_dir_tree(&c->arena, c->path, TREE_MAX_FILES, &tree, &tree_count, err));
-    QC_TRY(qc_ckpt_add_saved(c, &tree, &tree_count, err));
-    QC_TRY(qc_ckpt_locate(c, tree, tree_count, chosen, index_arena, &index, &has_index, err));
+    QC_TRY(qc_checkpoint_add_saved(c, &tree, &tree_count, err));
+    QC_TRY(qc_checkpoint_locate(c, tree, tree_count, chosen, index_arena, &index, &has_index, err));
     QC_TRY(open_files(c, err));
     QC_TRY(merge_tensors(c, err));
     if (has_index)
-        QC_TRY(qc_ckpt_check_index(c, &index, err));
-    QC_TRY(qc_ckpt_check_manifest(c, tree, tree_count, err));
-    QC_TRY(qc_ckpt_find_side(c, tree, tree_count, err));
-    QC_TRY(qc_ckpt_read_config(c, err));
+        QC_TRY(qc_checkpoint_check_index(c, &index, err));
+    QC_TRY(check_manifest(c, tree, tree_count, err));
+    QC_TRY(qc_checkpoint_find_side(c, tree, tree_count, err));
+    QC_TRY(qc_checkpoint_read_config(c, err));
     uint64_t tensor_bytes = c->tensor_bytes;
     uint64_t shared_bytes = 0;
-    QC_TRY(qc_ckpt_drop_tied(c, &shared_bytes, err));
+    QC_TRY(qc_checkpoint_drop_tied(c, &shared_bytes, err));
     if (has_index)
         QC_TRY(check_total_size(c, &index, tensor_bytes, shared_bytes, err));
     return QC_OK;
@@ -222,36 +259,34 @@ static qc_status open_dir(qc_checkpoint *c, const char *chosen, qc_arena *index_
 /* exists: the file is there; otherwise it has a saved header. */
 static qc_status open_single(qc_checkpoint *c, int exists, qc_error *err)
 {
-    void *p = NULL;
-    const char *name = last_name(c->path);
+    const char *name = qc_last_name(c->path);
     size_t len = strlen(name);
-    QC_TRY(qc_arena_alloc(&c->arena, &p, 1, sizeof *c->files, err));
-    c->files = p;
+    QC_TRY(qc_arena_alloc(&c->arena, &c->files, 1, sizeof *c->files, err));
     c->files->path = c->path;
     if (qc_ends_with(name, ".zst"))
         len -= strlen(".zst");
     QC_TRY(qc_arena_strndup(&c->arena, &c->files->name, name, len, err));
     if (!exists)
-        c->files->saved = qc_ckpt_saved(c, name);
+        c->files->saved = qc_checkpoint_saved(c, name);
     else
-        QC_TRY(qc_ckpt_kind_of(c->path, &c->files->kind, err));
+        QC_TRY(qc_checkpoint_kind_of(c->path, &c->files->kind, err));
     c->file_count = 1;
     QC_TRY(open_files(c, err));
     QC_TRY(merge_tensors(c, err));
-    QC_TRY(qc_ckpt_config_beside(c, err));
+    QC_TRY(qc_checkpoint_config_beside(c, err));
     uint64_t shared_bytes = 0;
-    return qc_ckpt_drop_tied(c, &shared_bytes, err);
+    return qc_checkpoint_drop_tied(c, &shared_bytes, err);
 }
 
-qc_status qc_ckpt_folder_of_index(const char **folder, qc_arena *arena, const char *path,
-                                  qc_error *err)
+qc_status qc_checkpoint_folder_of_index(const char **folder, qc_arena *arena, const char *path,
+                                        qc_error *err)
 {
-    const char *name = last_name(path);
+    const char *name = qc_last_name(path);
     qc_path_kind kind = QC_PATH_MISSING;
-    qc_ckpt_name n;
+    qc_checkpoint_name n;
     *folder = path;
     QC_TRY(qc_path_stat(path, &kind, NULL, err));
-    if (kind != QC_PATH_FILE || !qc_ckpt_name_read(&n, name) || !n.index)
+    if (kind != QC_PATH_FILE || !qc_checkpoint_name_read(&n, name) || !n.index)
         return QC_OK;
     size_t len = (size_t)(name - path);
     while (len > 1 && path[len - 1] == '/')
@@ -264,16 +299,16 @@ static qc_status open_any(qc_checkpoint *c, const char *path, qc_error *err)
     qc_path_kind kind = QC_PATH_MISSING;
     uint64_t bytes = 0;
     QC_TRY(qc_path_stat(path, &kind, &bytes, err));
-    if (kind == QC_PATH_MISSING && !qc_ckpt_saved(c, last_name(path)))
+    if (kind == QC_PATH_MISSING && !qc_checkpoint_saved(c, qc_last_name(path)))
         QC_FAIL(err, QC_ERR_INPUT, "%s does not exist", path);
     if (kind == QC_PATH_OTHER)
         QC_FAIL(err, QC_ERR_INPUT, "%s is neither a directory nor a regular file", path);
-    QC_TRY(qc_ckpt_folder_of_index(&c->path, &c->arena, path, err));
+    QC_TRY(qc_checkpoint_folder_of_index(&c->path, &c->arena, path, err));
     const char *chosen = NULL;
     if (c->path == path)
-        QC_TRY(qc_arena_strndup(&c->arena, &c->path, path, strlen(path), err));
+        QC_TRY(qc_arena_strdup(&c->arena, &c->path, path, err));
     else
-        QC_TRY(qc_arena_strndup(&c->arena, &chosen, last_name(path), strlen(last_name(path)), err));
+        QC_TRY(qc_arena_strdup(&c->arena, &chosen, qc_last_name(path), err));
     if (kind == QC_PATH_DIR || chosen) {
         qc_arena index_arena;
         qc_arena_init(&index_arena);
@@ -283,7 +318,7 @@ static qc_status open_any(qc_checkpoint *c, const char *path, qc_error *err)
     } else {
         QC_TRY(open_single(c, kind == QC_PATH_FILE, err));
     }
-    qc_ckpt_judge_kind(c);
+    qc_checkpoint_judge_kind(c);
     QC_TRY(merge_meta(c, err));
     for (size_t i = 0; i < c->file_count; i++)
         qc_st_header_forget(&c->files[i].st.header);
@@ -293,17 +328,15 @@ static qc_status open_any(qc_checkpoint *c, const char *path, qc_error *err)
 static qc_status copy_saved(qc_checkpoint *c, const qc_saved_header *saved, size_t count,
                             qc_error *err)
 {
-    void *p = NULL;
     if (count == 0)
         return QC_OK;
-    QC_TRY(qc_arena_alloc(&c->arena, &p, count, sizeof *saved, err));
-    qc_saved_header *to = p;
+    qc_saved_header *to = NULL;
+    QC_TRY(qc_arena_alloc(&c->arena, &to, count, sizeof *to, err));
     for (size_t i = 0; i < count; i++) {
         to[i] = saved[i];
-        QC_TRY(qc_arena_strndup(&c->arena, &to[i].path, saved[i].path, strlen(saved[i].path), err));
-        QC_TRY(qc_arena_strndup(&c->arena, &to[i].name, saved[i].name, strlen(saved[i].name), err));
-        QC_TRY(qc_arena_strndup(&c->arena, &to[i].origin, saved[i].origin, strlen(saved[i].origin),
-                                err));
+        QC_TRY(qc_arena_strdup(&c->arena, &to[i].path, saved[i].path, err));
+        QC_TRY(qc_arena_strdup(&c->arena, &to[i].name, saved[i].name, err));
+        QC_TRY(qc_arena_strdup(&c->arena, &to[i].origin, saved[i].origin, err));
     }
     c->saved = to;
     c->saved_count = count;
@@ -318,10 +351,9 @@ qc_status qc_checkpoint_open(qc_checkpoint **out, const char *path, qc_error *er
 qc_status qc_checkpoint_open_saved(qc_checkpoint **out, const char *path,
                                    const qc_saved_header *saved, size_t count, qc_error *err)
 {
-    void *p = NULL;
     *out = NULL;
-    QC_TRY(qc_calloc(&p, 1, sizeof **out, err));
-    qc_checkpoint *c = p;
+    qc_checkpoint *c = NULL;
+    QC_TRY(qc_calloc(&c, 1, sizeof *c, err));
     qc_arena_init(&c->arena);
     qc_status st = copy_saved(c, saved, count, err);
     if (st == QC_OK)
@@ -350,9 +382,73 @@ void qc_checkpoint_close(qc_checkpoint *c)
     qc_free(c);
 }
 
+/* ---- shapes only ---- */
+
+static qc_status take_config(qc_checkpoint *c, const char *text, size_t len, qc_error *err)
+{
+    void *v = NULL;
+    QC_TRY(qc_json_parse(&c->config, text, len, QC_JSON_PYTHON, err));
+    QC_TRY(qc_json_expect(qc_json_root(c->config), QC_JSON_OBJECT, "text", err));
+    QC_TRY(qc_malloc(&v, len + 1, err));
+    c->config_text = v;
+    memcpy(c->config_text, text, len);
+    c->config_text[len] = '\0';
+    c->config_len = len;
+    return QC_OK;
+}
+
+static qc_status take_tensors(qc_checkpoint *c, const qc_checkpoint_tensor *tensors, size_t count,
+                              qc_error *err)
+{
+    QC_TRY(qc_arena_alloc(&c->arena, &c->tensors, count, sizeof *c->tensors, err));
+    for (size_t i = 0; i < count; i++) {
+        qc_checkpoint_tensor *t = &c->tensors[i];
+        *t = tensors[i];
+        t->begin = 0;
+        t->file = 0;
+        QC_TRY(qc_arena_strdup(&c->arena, &t->name, t->name, err));
+        QC_TRY(qc_shape_bytes(t->dims, t->ndim, t->dtype, &t->bytes, err));
+        if (qc_add_u64(c->tensor_bytes, t->bytes, &c->tensor_bytes))
+            QC_FAIL(err, QC_ERR_INPUT, "sizes of all tensors overflow 64 bits");
+    }
+    c->tensor_count = count;
+    if (count)
+        qsort(c->tensors, count, sizeof *c->tensors, qc_by_text);
+    size_t twice = qc_find_twice(c->tensors, count, sizeof *c->tensors);
+    if (twice)
+        QC_FAIL(err, QC_ERR_INPUT, "tensor '%.*s' is there twice", NAME_SHOWN_BYTES,
+                c->tensors[twice].name);
+    return QC_OK;
+}
+
+qc_status qc_checkpoint_create_shapes(qc_checkpoint **out, const char *path,
+                                      const char *config_text, size_t config_len,
+                                      const qc_checkpoint_tensor *tensors, size_t count,
+                                      qc_error *err)
+{
+    *out = NULL;
+    qc_checkpoint *c = NULL;
+    QC_TRY(qc_calloc(&c, 1, sizeof *c, err));
+    qc_arena_init(&c->arena);
+    c->is_dir = 1;
+    qc_status st = qc_arena_strdup(&c->arena, &c->path, path, err);
+    if (st == QC_OK)
+        st = take_config(c, config_text, config_len, err);
+    if (st == QC_OK)
+        st = take_tensors(c, tensors, count, err);
+    if (st != QC_OK) {
+        qc_error_prefix(err, "%s", path);
+        qc_checkpoint_close(c);
+        return st;
+    }
+    qc_checkpoint_judge_kind(c);
+    *out = c;
+    return QC_OK;
+}
+
 /* ---- use ---- */
 
-const qc_ckpt_tensor *qc_checkpoint_find(const qc_checkpoint *c, const char *name)
+const qc_checkpoint_tensor *qc_checkpoint_find(const qc_checkpoint *c, const char *name)
 {
     size_t lo = 0;
     size_t hi = c->tensor_count;
@@ -369,8 +465,9 @@ const qc_ckpt_tensor *qc_checkpoint_find(const qc_checkpoint *c, const char *nam
     return NULL;
 }
 
-qc_status qc_checkpoint_read(const qc_checkpoint *c, qc_st_cursor *cur, const qc_ckpt_tensor *t,
-                             uint64_t offset, void *dst, size_t len, qc_error *err)
+qc_status qc_checkpoint_read(const qc_checkpoint *c, qc_st_cursor *cur,
+                             const qc_checkpoint_tensor *t, uint64_t offset, void *dst, size_t len,
+                             qc_error *err)
 {
     if (c->file_count == 0)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
@@ -379,8 +476,8 @@ qc_status qc_checkpoint_read(const qc_checkpoint *c, qc_st_cursor *cur, const qc
         QC_FAIL(err, QC_ERR_INPUT,
                 "tensor '%.*s' has %" PRIu64 " bytes, %zu at %" PRIu64 " were asked for",
                 NAME_SHOWN_BYTES, t->name, t->bytes, len, offset);
-    const qc_ckpt_file *f = &c->files[t->file];
-    if (f->kind == QC_CKPT_TORCH)
+    const qc_checkpoint_file *f = &c->files[t->file];
+    if (f->kind == QC_CHECKPOINT_TORCH)
         return qc_st_cursor_pread(cur, &f->torch.file, dst, len, t->begin + offset, err);
     return qc_st_file_read(&f->st, cur, t->begin + offset, dst, len, err);
 }
@@ -397,8 +494,8 @@ static qc_status read_header(const qc_st_file *f, void *buf, qc_error *err)
 qc_status qc_checkpoint_head_digest(const qc_checkpoint *c, size_t file, qc_digest *out,
                                     qc_error *err)
 {
-    const qc_ckpt_file *f = &c->files[file];
-    int torch = f->kind == QC_CKPT_TORCH;
+    const qc_checkpoint_file *f = &c->files[file];
+    int torch = f->kind == QC_CHECKPOINT_TORCH;
     size_t len = (size_t)(torch ? f->torch.head_bytes : f->st.data_offset);
     void *buf = NULL;
     QC_TRY(qc_malloc(&buf, len, err));
@@ -415,7 +512,7 @@ const char *qc_checkpoint_file_name(const qc_checkpoint *c, size_t file)
     size_t n = strlen(c->path);
     const char *path = c->files[file].path;
     if (!c->is_dir)
-        return last_name(path);
+        return qc_last_name(path);
     while (n > 0 && c->path[n - 1] == '/') /* as in qc_path_join */
         n--;
     return path + n + (path[n] == '/');
@@ -423,23 +520,23 @@ const char *qc_checkpoint_file_name(const qc_checkpoint *c, size_t file)
 
 qc_status qc_checkpoint_check_unchanged(const qc_checkpoint *c, size_t file, qc_error *err)
 {
-    const qc_ckpt_file *f = &c->files[file];
+    const qc_checkpoint_file *f = &c->files[file];
     if (f->st.header_only)
         return QC_OK;
-    return qc_file_stamp_check(&f->stamp, f->kind == QC_CKPT_TORCH ? &f->torch.file : &f->st.file,
-                               err);
+    return qc_file_stamp_check(&f->stamp,
+                               f->kind == QC_CHECKPOINT_TORCH ? &f->torch.file : &f->st.file, err);
 }
 
-void qc_checkpoint_stored_range(const qc_checkpoint *c, const qc_ckpt_tensor *t, uint64_t offset,
-                                uint64_t len, const qc_file **file, uint64_t *begin,
-                                uint64_t *bytes)
+void qc_checkpoint_stored_range(const qc_checkpoint *c, const qc_checkpoint_tensor *t,
+                                uint64_t offset, uint64_t len, const qc_file **file,
+                                uint64_t *begin, uint64_t *bytes)
 {
     *file = NULL;
     *begin = *bytes = 0;
     if (c->file_count == 0 || len == 0 || offset > t->bytes || len > t->bytes - offset)
         return;
-    const qc_ckpt_file *f = &c->files[t->file];
-    int torch = f->kind == QC_CKPT_TORCH;
+    const qc_checkpoint_file *f = &c->files[t->file];
+    int torch = f->kind == QC_CHECKPOINT_TORCH;
     if (!torch && f->st.header_only)
         return;
     *file = torch ? &f->torch.file : &f->st.file;
@@ -454,8 +551,8 @@ void qc_checkpoint_stored_range(const qc_checkpoint *c, const qc_ckpt_tensor *t,
     *bytes = last->stored_offset + last->stored_bytes - *begin;
 }
 
-void qc_checkpoint_hint_read_soon(const qc_checkpoint *c, const qc_ckpt_tensor *t, uint64_t offset,
-                                  uint64_t len)
+void qc_checkpoint_hint_read_soon(const qc_checkpoint *c, const qc_checkpoint_tensor *t,
+                                  uint64_t offset, uint64_t len)
 {
     const qc_file *f = NULL;
     uint64_t begin = 0, bytes = 0;

@@ -33,14 +33,14 @@ typedef struct {
     uint64_t begin; /* in its file's data buffer; for TORCH in the file, where two tensors may
                        share bytes */
     uint32_t file;  /* index into files */
-} qc_ckpt_tensor;
+} qc_checkpoint_tensor;
 
-typedef enum { QC_CKPT_SAFETENSORS, QC_CKPT_TORCH } qc_ckpt_kind;
+typedef enum { QC_CHECKPOINT_SAFETENSORS, QC_CHECKPOINT_TORCH } qc_checkpoint_kind;
 
 typedef struct {
     const char *name; /* relative to the directory, as the index writes it (without .zst) */
     const char *path; /* as opened */
-    qc_ckpt_kind kind;
+    qc_checkpoint_kind kind;
     qc_st_file st;       /* SAFETENSORS */
     qc_torch_file torch; /* TORCH */
     /* Of either kind: */
@@ -50,7 +50,7 @@ typedef struct {
     qc_file_stamp stamp; /* of the opening */
     int compressed;
     const qc_saved_header *saved; /* the saved header that stands for a deleted file; else NULL */
-} qc_ckpt_file;
+} qc_checkpoint_file;
 
 typedef struct {
     qc_arena arena;
@@ -60,9 +60,9 @@ typedef struct {
                          "diffusion_pytorch_model" */
     int is_adapter;   /* by the names of files or tensors, this is an adapter, to be added to a
                          model */
-    qc_ckpt_file *files;
+    qc_checkpoint_file *files;
     size_t file_count;
-    qc_ckpt_tensor *tensors; /* sorted bytewise by name */
+    qc_checkpoint_tensor *tensors; /* sorted bytewise by name */
     size_t tensor_count;
     uint64_t tensor_bytes; /* all tensors */
     qc_tree_file *side;    /* sorted; every file of the directory but the weights, the index and
@@ -89,19 +89,19 @@ QC_NODISCARD qc_status qc_checkpoint_open_saved(qc_checkpoint **out, const char 
                                                 const qc_saved_header *saved, size_t count,
                                                 qc_error *err);
 /* A checkpoint of shapes only: it has no files, and reading it is QC_ERR_UNSUPPORTED. Text and
- * tensors (name, dtype, ndim, dims; in any order) are copied. (checkpoint_shapes.c) */
+ * tensors (name, dtype, ndim, dims; in any order) are copied. */
 QC_NODISCARD qc_status qc_checkpoint_create_shapes(qc_checkpoint **out, const char *path,
                                                    const char *config_text, size_t config_len,
-                                                   const qc_ckpt_tensor *tensors, size_t count,
-                                                   qc_error *err);
+                                                   const qc_checkpoint_tensor *tensors,
+                                                   size_t count, qc_error *err);
 void qc_checkpoint_close(qc_checkpoint *c); /* NULL is fine */
 /* If the weights are an adapter's: QC_ERR_INPUT with a message that says what to do instead. */
 QC_NODISCARD qc_status qc_checkpoint_check_model(const qc_checkpoint *c, qc_error *err);
 /* Finds a tensor by its exact name; NULL if there is none. */
-const qc_ckpt_tensor *qc_checkpoint_find(const qc_checkpoint *c, const char *name);
+const qc_checkpoint_tensor *qc_checkpoint_find(const qc_checkpoint *c, const char *name);
 /* Reads len bytes of tensor t at offset within it. */
 QC_NODISCARD qc_status qc_checkpoint_read(const qc_checkpoint *c, qc_st_cursor *cur,
-                                          const qc_ckpt_tensor *t, uint64_t offset, void *dst,
+                                          const qc_checkpoint_tensor *t, uint64_t offset, void *dst,
                                           size_t len, qc_error *err);
 /* Digest of the bytes that fix the names, shapes and places of a file's tensors: the safetensors
  * header (8 + N bytes, uncompressed), or torch's pickles. */
@@ -116,11 +116,11 @@ QC_NODISCARD qc_status qc_checkpoint_check_unchanged(const qc_checkpoint *c, siz
 /* Finds where the bytes [offset, offset + len) of t are stored; in a compressed file, the frames
  * that hold them. *file is NULL where there is nothing to read, because there are no such bytes or
  * the file is deleted. */
-void qc_checkpoint_stored_range(const qc_checkpoint *c, const qc_ckpt_tensor *t, uint64_t offset,
-                                uint64_t len, const qc_file **file, uint64_t *begin,
-                                uint64_t *bytes);
+void qc_checkpoint_stored_range(const qc_checkpoint *c, const qc_checkpoint_tensor *t,
+                                uint64_t offset, uint64_t len, const qc_file **file,
+                                uint64_t *begin, uint64_t *bytes);
 /* Tells the system that these bytes of t will be read soon. */
-void qc_checkpoint_hint_read_soon(const qc_checkpoint *c, const qc_ckpt_tensor *t, uint64_t offset,
-                                  uint64_t len);
+void qc_checkpoint_hint_read_soon(const qc_checkpoint *c, const qc_checkpoint_tensor *t,
+                                  uint64_t offset, uint64_t len);
 
 #endif

@@ -41,43 +41,24 @@ static const char *bad_file_name(const char *name, const char *suffix)
     if (((name[0] >= 'a' && name[0] <= 'z') || (name[0] >= 'A' && name[0] <= 'Z')) &&
         name[1] == ':')
         return "it begins with a drive letter";
-    for (const char *p = name;;) {
-        size_t n = strcspn(p, "/");
-        if (n == 0 || (n == 1 && p[0] == '.') || (n == 2 && p[0] == '.' && p[1] == '.'))
-            return "it is not a plain path below the directory";
-        if (p[n] == '\0')
-            break;
-        p += n + 1;
-    }
+    if (!qc_is_plain_path(name))
+        return "it is not a plain path below the directory";
     if (!qc_ends_with(name, suffix))
         return strcmp(suffix, ST_SUFFIX) == 0 ? "it does not end in .safetensors"
                                               : "it does not end in .bin";
     return NULL;
 }
 
-static int compare_strings(const void *a, const void *b)
-{
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
-
-static int compare_entries(const void *va, const void *vb)
-{
-    const qc_ckpt_entry *a = va;
-    const qc_ckpt_entry *b = vb;
-    return strcmp(a->name, b->name);
-}
-
 /* Sets out->files to the distinct values of weight_map. */
-static qc_status collect_files(qc_ckpt_index *out, qc_arena *arena, const qc_json_node *map,
+static qc_status collect_files(qc_checkpoint_index *out, qc_arena *arena, const qc_json_node *map,
                                const char *suffix, qc_error *err)
 {
-    void *p = NULL;
     size_t n = 0;
-    QC_TRY(qc_arena_alloc(arena, &p, out->entry_count, sizeof *out->files, err));
-    const char **values = p;
+    const char **values = NULL;
+    QC_TRY(qc_arena_alloc(arena, &values, out->entry_count, sizeof *values, err));
     for (const qc_json_node *m = qc_json_first(map); m; m = qc_json_next(m))
         QC_TRY(qc_json_as_string(m, "a file name in weight_map", &values[n++], err));
-    qsort(values, n, sizeof *values, compare_strings);
+    qsort(values, n, sizeof *values, qc_by_text);
     for (size_t i = 0; i < n; i++) {
         if (i && strcmp(values[i - 1], values[i]) == 0)
             continue;
@@ -96,48 +77,39 @@ static qc_status collect_files(qc_ckpt_index *out, qc_arena *arena, const qc_jso
         if (last && strcmp(last, value) == 0)
             continue;
         last = value;
-        QC_TRY(qc_arena_strndup(arena, &out->files[kept++], value, strlen(value), err));
+        QC_TRY(qc_arena_strdup(arena, &out->files[kept++], value, err));
     }
     return QC_OK;
 }
 
-static qc_status collect_entries(qc_ckpt_index *out, qc_arena *arena, const qc_json_node *map,
+static qc_status collect_entries(qc_checkpoint_index *out, qc_arena *arena, const qc_json_node *map,
                                  qc_error *err)
 {
-    void *p = NULL;
     size_t n = 0;
-    QC_TRY(qc_arena_alloc(arena, &p, out->entry_count, sizeof *out->entries, err));
-    out->entries = p;
+    QC_TRY(qc_arena_alloc(arena, &out->entries, out->entry_count, sizeof *out->entries, err));
     for (const qc_json_node *m = qc_json_first(map); m; m = qc_json_next(m)) {
         const char *value = qc_json_string_or(m, "");
         const char *key = qc_json_key(m);
         const char **hit =
-            bsearch(&value, out->files, out->file_count, sizeof *out->files, compare_strings);
+            bsearch(&value, out->files, out->file_count, sizeof *out->files, qc_by_text);
         if (!hit)
             QC_FAIL(err, QC_ERR_INTERNAL, "a file of weight_map was lost");
         out->entries[n].file = (uint32_t)(hit - out->files);
-        QC_TRY(qc_arena_strndup(arena, &out->entries[n].name, key, strlen(key), err));
+        QC_TRY(qc_arena_strdup(arena, &out->entries[n].name, key, err));
         n++;
     }
-    qsort(out->entries, n, sizeof *out->entries, compare_entries);
+    qsort(out->entries, n, sizeof *out->entries, qc_by_text);
     return QC_OK;
 }
 
-static qc_status read_index(qc_ckpt_index *out, qc_arena *arena, const qc_json_node *root,
+static qc_status read_index(qc_checkpoint_index *out, qc_arena *arena, const qc_json_node *root,
                             const char *suffix, qc_error *err)
 {
     const qc_json_node *map = qc_json_get(root, "weight_map");
     const qc_json_node *total = qc_json_get(qc_json_get(root, "metadata"), "total_size");
-    if (qc_json_kind_of(root) != QC_JSON_OBJECT)
-        QC_FAIL(err, QC_ERR_INPUT, "text is of kind %s, an object was expected",
-                qc_json_kind_name(qc_json_kind_of(root)));
-    if (!map)
-        QC_FAIL(err, QC_ERR_INPUT, "weight_map is missing");
-    if (qc_json_kind_of(map) != QC_JSON_OBJECT)
-        QC_FAIL(err, QC_ERR_INPUT, "weight_map is of kind %s, an object was expected",
-                qc_json_kind_name(qc_json_kind_of(map)));
-    for (const qc_json_node *m = qc_json_first(map); m; m = qc_json_next(m))
-        out->entry_count++;
+    QC_TRY(qc_json_expect(root, QC_JSON_OBJECT, "text", err));
+    QC_TRY(qc_json_expect(map, QC_JSON_OBJECT, "weight_map", err));
+    out->entry_count = qc_json_count(map);
     if (out->entry_count == 0)
         QC_FAIL(err, QC_ERR_INPUT, "weight_map is empty");
     if (total && qc_json_kind_of(total) == QC_JSON_NUMBER) {
@@ -148,8 +120,8 @@ static qc_status read_index(qc_ckpt_index *out, qc_arena *arena, const qc_json_n
     return collect_entries(out, arena, map, err);
 }
 
-qc_status qc_ckpt_index_parse(qc_ckpt_index *out, qc_arena *arena, const char *text, size_t len,
-                              const char *suffix, qc_error *err)
+qc_status qc_checkpoint_index_parse(qc_checkpoint_index *out, qc_arena *arena, const char *text,
+                                    size_t len, const char *suffix, qc_error *err)
 {
     qc_json *doc = NULL;
     memset(out, 0, sizeof *out);
@@ -162,19 +134,45 @@ qc_status qc_ckpt_index_parse(qc_ckpt_index *out, qc_arena *arena, const char *t
     return st;
 }
 
-/* ---- the directory ---- */
+/* ---- saved headers of deleted files ---- */
 
-static int compare_tree(const void *va, const void *vb)
+const qc_saved_header *qc_checkpoint_saved(const qc_checkpoint *c, const char *name)
 {
-    const qc_tree_file *a = va;
-    const qc_tree_file *b = vb;
-    return strcmp(a->path, b->path);
+    for (size_t i = 0; i < c->saved_count; i++) {
+        if (strcmp(c->saved[i].name, name) == 0)
+            return &c->saved[i];
+    }
+    return NULL;
 }
+
+qc_status qc_checkpoint_add_saved(qc_checkpoint *c, qc_tree_file **tree, size_t *tree_count,
+                                  qc_error *err)
+{
+    size_t count = *tree_count;
+    if (c->saved_count == 0)
+        return QC_OK;
+    qc_tree_file *all = NULL;
+    QC_TRY(qc_arena_alloc(&c->arena, &all, count + c->saved_count, sizeof *all, err));
+    if (count)
+        memcpy(all, *tree, count * sizeof *all);
+    for (size_t i = 0; i < c->saved_count; i++) {
+        const qc_saved_header *s = &c->saved[i];
+        qc_tree_file key = {.path = s->name, .bytes = s->stamp.bytes};
+        if (!*tree_count || !bsearch(&key, *tree, *tree_count, sizeof key, qc_by_text))
+            all[count++] = key;
+    }
+    qsort(all, count, sizeof *all, qc_by_text);
+    *tree = all;
+    *tree_count = count;
+    return QC_OK;
+}
+
+/* ---- the directory ---- */
 
 static int in_tree(const qc_tree_file *tree, size_t count, const char *path)
 {
     qc_tree_file key = {.path = path};
-    return bsearch(&key, tree, count, sizeof *tree, compare_tree) != NULL;
+    return bsearch(&key, tree, count, sizeof *tree, qc_by_text) != NULL;
 }
 
 static qc_status path_exists(const char *path, int *yes, qc_error *err)
@@ -187,55 +185,55 @@ static qc_status path_exists(const char *path, int *yes, qc_error *err)
 }
 
 /* Sets files[i] to name, at "dir/name" or "dir/name.zst"; path is NULL when there is neither. */
-static qc_status find_file(qc_checkpoint *c, qc_ckpt_file *f, const char *name, qc_error *err)
+static qc_status find_file(qc_checkpoint *c, qc_checkpoint_file *f, const char *name, qc_error *err)
 {
     const char *plain = NULL;
     const char *packed = NULL;
     int has_plain = 0;
     int has_packed = 0;
-    QC_TRY(qc_arena_strndup(&c->arena, &f->name, name, strlen(name), err));
-    f->kind = qc_ends_with(name, TORCH_SUFFIX) ? QC_CKPT_TORCH : QC_CKPT_SAFETENSORS;
+    QC_TRY(qc_arena_strdup(&c->arena, &f->name, name, err));
+    f->kind = qc_ends_with(name, TORCH_SUFFIX) ? QC_CHECKPOINT_TORCH : QC_CHECKPOINT_SAFETENSORS;
     QC_TRY(qc_path_join(&c->arena, &plain, c->path, name, err));
     QC_TRY(qc_arena_printf(&c->arena, &packed, err, "%s.zst", plain));
     QC_TRY(path_exists(plain, &has_plain, err));
-    if (f->kind == QC_CKPT_SAFETENSORS)
+    if (f->kind == QC_CHECKPOINT_SAFETENSORS)
         QC_TRY(path_exists(packed, &has_packed, err));
     if (!has_plain && !has_packed) {
         const char *packed_name = NULL;
         QC_TRY(qc_arena_printf(&c->arena, &packed_name, err, "%s.zst", name));
-        f->saved = qc_ckpt_saved(c, name);
+        f->saved = qc_checkpoint_saved(c, name);
         has_plain = f->saved != NULL;
         if (!has_plain)
-            f->saved = qc_ckpt_saved(c, packed_name);
+            f->saved = qc_checkpoint_saved(c, packed_name);
         has_packed = !has_plain && f->saved;
     }
     if (has_plain && has_packed)
-        QC_TRY(qc_ckpt_warn(c, err, "both '%.*s' and its .zst are there; the first is read",
-                            NAME_SHOWN_BYTES, name));
+        QC_TRY(qc_checkpoint_warn(c, err, "both '%.*s' and its .zst are there; the first is read",
+                                  NAME_SHOWN_BYTES, name));
     f->path = has_plain ? plain : has_packed ? packed : NULL;
     return QC_OK;
 }
 
 static qc_status alloc_files(qc_checkpoint *c, size_t count, qc_error *err)
 {
-    void *p = NULL;
-    QC_TRY(qc_arena_alloc(&c->arena, &p, count, sizeof *c->files, err));
-    c->files = p;
+    QC_TRY(qc_arena_alloc(&c->arena, &c->files, count, sizeof *c->files, err));
     c->file_count = count;
     return QC_OK;
 }
 
-static qc_status locate_by_index(qc_checkpoint *c, qc_arena *index_arena, qc_ckpt_index *index,
-                                 const char *name, const char *suffix, qc_error *err)
+static qc_status locate_by_index(qc_checkpoint *c, qc_arena *index_arena,
+                                 qc_checkpoint_index *index, const char *name, const char *suffix,
+                                 qc_error *err)
 {
     qc_strbuf text;
     const char *path = NULL;
-    qc_ckpt_names missing = {0};
+    qc_checkpoint_names missing = {0};
     qc_status st = QC_OK;
     qc_strbuf_init(&text, INDEX_MAX_BYTES);
     QC_TRY(qc_path_join(&c->arena, &path, c->path, name, err));
     QC_TRY_GOTO(st, done, qc_file_slurp(path, &text, err));
-    st = qc_ckpt_index_parse(index, index_arena, text.data ? text.data : "", text.len, suffix, err);
+    st = qc_checkpoint_index_parse(index, index_arena, text.data ? text.data : "", text.len, suffix,
+                                   err);
     index->file_name = name;
     if (st != QC_OK)
         qc_error_prefix(err, "%s", path);
@@ -243,11 +241,11 @@ done:
     qc_strbuf_deinit(&text);
     QC_TRY(st);
     QC_TRY(alloc_files(c, index->file_count, err));
-    const qc_ckpt_entry *lost = NULL; /* the first tensor of a missing file */
+    const qc_checkpoint_entry *lost = NULL; /* the first tensor of a missing file */
     for (size_t i = 0; i < index->file_count; i++) {
         QC_TRY(find_file(c, &c->files[i], index->files[i], err));
         if (!c->files[i].path)
-            qc_ckpt_names_add(&missing, index->files[i]);
+            qc_checkpoint_names_add(&missing, index->files[i]);
     }
     if (missing.count == 0)
         return QC_OK;
@@ -256,7 +254,7 @@ done:
     QC_FAIL(err, QC_ERR_INPUT,
             "%s: %zu of the %zu files that %s names are missing: %s; the first tensor missing is "
             "'%.*s'",
-            c->path, missing.count, index->file_count, name, qc_ckpt_names_text(&missing),
+            c->path, missing.count, index->file_count, name, qc_checkpoint_names_text(&missing),
             NAME_SHOWN_BYTES, lost ? lost->name : "");
 }
 
@@ -266,25 +264,25 @@ static qc_status fail_without_weights(const qc_checkpoint *c, const qc_tree_file
 {
     static const char *const foreign[] = {".bin",  ".pth", ".pt",      ".ckpt", ".gguf",
                                           ".ggml", ".h5",  ".msgpack", ".onnx", ".npz"};
-    qc_ckpt_names found = {0};
-    qc_ckpt_names shards = {0};
+    qc_checkpoint_names found = {0};
+    qc_checkpoint_names shards = {0};
     for (size_t i = 0; i < count; i++) {
         if (strncmp(tree[i].path, "pytorch_model-", strlen("pytorch_model-")) == 0 &&
             qc_ends_with(tree[i].path, TORCH_SUFFIX))
-            qc_ckpt_names_add(&shards, tree[i].path);
+            qc_checkpoint_names_add(&shards, tree[i].path);
         for (size_t k = 0; k < sizeof foreign / sizeof *foreign; k++) {
             if (qc_ends_with(tree[i].path, foreign[k]))
-                qc_ckpt_names_add(&found, tree[i].path);
+                qc_checkpoint_names_add(&found, tree[i].path);
         }
     }
     if (shards.count)
         QC_FAIL(err, QC_ERR_INPUT,
                 "%s: %zu PyTorch shards, but no %s that says what belongs together: %s", c->path,
-                shards.count, QC_CKPT_TORCH_INDEX_NAME, qc_ckpt_names_text(&shards));
+                shards.count, QC_CHECKPOINT_TORCH_INDEX_NAME, qc_checkpoint_names_text(&shards));
     if (found.count)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
                 "%s: no .safetensors file, only weights in other formats, which are not read: %s",
-                c->path, qc_ckpt_names_text(&found));
+                c->path, qc_checkpoint_names_text(&found));
     QC_FAIL(err, QC_ERR_INPUT,
             "%s: neither a .safetensors nor a PyTorch .bin file in this directory", c->path);
 }
@@ -302,12 +300,13 @@ static int is_safetensors(const char *path)
 }
 
 /* Returns whether the tree has an index of this variant's shards. */
-static int has_index_of(const qc_tree_file *tree, size_t count, const qc_ckpt_name *shard)
+static int has_index_of(const qc_tree_file *tree, size_t count, const qc_checkpoint_name *shard)
 {
-    qc_ckpt_name n;
+    qc_checkpoint_name n;
     for (size_t i = 0; i < count; i++) {
-        if (qc_ckpt_name_read(&n, tree[i].path) && n.index && n.variant_len == shard->variant_len &&
-            n.torch == shard->torch && strncmp(n.variant, shard->variant, n.variant_len) == 0)
+        if (qc_checkpoint_name_read(&n, tree[i].path) && n.index &&
+            n.variant_len == shard->variant_len && n.torch == shard->torch &&
+            strncmp(n.variant, shard->variant, n.variant_len) == 0)
             return 1;
     }
     return 0;
@@ -316,8 +315,8 @@ static int has_index_of(const qc_tree_file *tree, size_t count, const qc_ckpt_na
 typedef struct {
     const char *name; /* the one that decides, without .zst; NULL: none */
     int is_index;
-    qc_ckpt_names found; /* all that could */
-    size_t variants;     /* of them */
+    qc_checkpoint_names found; /* all that could */
+    size_t variants;           /* of them */
 } candidates;
 
 /* Finds files or indexes that could be the model, where none has the name that says so. */
@@ -328,10 +327,10 @@ static qc_status find_candidates(candidates *out, qc_checkpoint *c, const qc_tre
     for (size_t i = 0; i < count; i++) {
         const char *path = tree[i].path;
         size_t len = plain_length(path);
-        qc_ckpt_name n;
-        int known = qc_ckpt_name_read(&n, path);
+        qc_checkpoint_name n;
+        int known = qc_checkpoint_name_read(&n, path);
         int variant = known && n.variant && n.torch == torch;
-        if (qc_ckpt_name_is_adapter(path) || (n.index && !variant))
+        if (qc_checkpoint_name_is_adapter(path) || (n.index && !variant))
             continue;
         if (torch ? !variant : !n.index && !is_safetensors(path))
             continue;
@@ -341,7 +340,7 @@ static qc_status find_candidates(candidates *out, qc_checkpoint *c, const qc_tre
         if (out->name && strlen(out->name) == len && strncmp(out->name, path, len) == 0)
             continue;
         QC_TRY(qc_arena_strndup(&c->arena, &out->name, path, len, err));
-        qc_ckpt_names_add(&out->found, out->name);
+        qc_checkpoint_names_add(&out->found, out->name);
         out->variants += variant != 0;
         out->is_index = n.index;
     }
@@ -349,11 +348,12 @@ static qc_status find_candidates(candidates *out, qc_checkpoint *c, const qc_tre
         QC_FAIL(err, QC_ERR_INPUT,
                 "%s: %zu variants of the weights, and none that is the full one: %s; give one of "
                 "them as MODEL",
-                c->path, out->found.count, qc_ckpt_names_text(&out->found));
+                c->path, out->found.count, qc_checkpoint_names_text(&out->found));
     if (out->found.count > 1)
         QC_FAIL(err, QC_ERR_INPUT,
                 "%s: %zu .safetensors files, but no %s that says what belongs together: %s",
-                c->path, out->found.count, QC_CKPT_INDEX_NAME, qc_ckpt_names_text(&out->found));
+                c->path, out->found.count, QC_CHECKPOINT_INDEX_NAME,
+                qc_checkpoint_names_text(&out->found));
     return QC_OK;
 }
 
@@ -385,71 +385,65 @@ static const char *first_of(const char *const *names, size_t n, const qc_tree_fi
 static qc_status refuse_pipeline(const qc_checkpoint *c, const qc_tree_file *tree, size_t count,
                                  qc_error *err)
 {
-    qc_ckpt_names parts = {0};
+    qc_checkpoint_names parts = {0};
     char last[NAME_SHOWN_BYTES] = "";
     for (size_t i = 0; i < count; i++) {
         const char *slash = strchr(tree[i].path, '/');
         size_t len = slash ? (size_t)(slash - tree[i].path) : 0;
-        qc_ckpt_name n;
-        if (len == 0 || len >= sizeof last || !qc_ckpt_name_read(&n, slash + 1) ||
+        qc_checkpoint_name n;
+        if (len == 0 || len >= sizeof last || !qc_checkpoint_name_read(&n, slash + 1) ||
             (strlen(last) == len && strncmp(last, tree[i].path, len) == 0))
             continue;
         memcpy(last, tree[i].path, len);
         last[len] = '\0';
-        qc_ckpt_names_add(&parts, last);
+        qc_checkpoint_names_add(&parts, last);
     }
     QC_FAIL(err, QC_ERR_INPUT,
             "%s is a diffusers pipeline (%s), not one model: give one of its parts instead, each a "
             "folder in it: %s",
-            c->path, QC_CKPT_PIPELINE_NAME, parts.count ? qc_ckpt_names_text(&parts) : "none");
+            c->path, QC_CHECKPOINT_PIPELINE_NAME,
+            parts.count ? qc_checkpoint_names_text(&parts) : "none");
 }
 
-qc_status qc_ckpt_locate(qc_checkpoint *c, const qc_tree_file *tree, size_t count,
-                         const char *chosen, qc_arena *index_arena, qc_ckpt_index *index,
-                         int *has_index, qc_error *err)
+qc_status qc_checkpoint_locate(qc_checkpoint *c, const qc_tree_file *tree, size_t count,
+                               const char *chosen, qc_arena *index_arena,
+                               qc_checkpoint_index *index, int *has_index, qc_error *err)
 {
-    static const char *const indexes[] = {QC_CKPT_INDEX_NAME,
-                                          QC_CKPT_DIFFUSERS_STEM ".safetensors.index.json"};
-    static const char *const singles[] = {SINGLE_NAME, QC_CKPT_DIFFUSERS_STEM ST_SUFFIX};
-    static const char *const torch_indexes[] = {QC_CKPT_TORCH_INDEX_NAME,
-                                                QC_CKPT_DIFFUSERS_STEM ".bin.index.json"};
-    static const char *const torch_singles[] = {QC_CKPT_TORCH_NAME,
-                                                QC_CKPT_DIFFUSERS_STEM TORCH_SUFFIX};
-    const char *name = chosen;
-    candidates found;
-    if (in_tree(tree, count, QC_CKPT_PIPELINE_NAME) && !in_tree(tree, count, "config.json"))
+    static const struct {
+        const char *indexes[2], *singles[2], *suffix;
+    } kinds[] = {
+        {{QC_CHECKPOINT_INDEX_NAME, QC_CHECKPOINT_DIFFUSERS_STEM ".safetensors.index.json"},
+         {SINGLE_NAME, QC_CHECKPOINT_DIFFUSERS_STEM ST_SUFFIX},
+         ST_SUFFIX},
+        {{QC_CHECKPOINT_TORCH_INDEX_NAME, QC_CHECKPOINT_DIFFUSERS_STEM ".bin.index.json"},
+         {QC_CHECKPOINT_TORCH_NAME, QC_CHECKPOINT_DIFFUSERS_STEM TORCH_SUFFIX},
+         TORCH_SUFFIX},
+    };
+    if (in_tree(tree, count, QC_CHECKPOINT_PIPELINE_NAME) && !in_tree(tree, count, "config.json"))
         return refuse_pipeline(c, tree, count, err);
     *has_index = 1;
-    if (!name)
-        name = first_of(indexes, 2, tree, count);
-    if (name)
-        return locate_by_index(c, index_arena, index, name,
-                               strstr(name, ".bin.index.") ? TORCH_SUFFIX : ST_SUFFIX, err);
-    *has_index = 0;
-    name = first_of(singles, 2, tree, count);
-    if (name)
-        return use_file(c, name, err);
-    QC_TRY(find_candidates(&found, c, tree, count, 0, err));
-    *has_index = found.is_index;
-    if (found.name)
-        return found.is_index ? locate_by_index(c, index_arena, index, found.name, ST_SUFFIX, err)
-                              : use_file(c, found.name, err);
-    *has_index = 1;
-    name = first_of(torch_indexes, 2, tree, count);
-    if (name)
-        return locate_by_index(c, index_arena, index, name, TORCH_SUFFIX, err);
-    *has_index = 0;
-    name = first_of(torch_singles, 2, tree, count);
-    if (name)
-        return use_file(c, name, err);
-    QC_TRY(find_candidates(&found, c, tree, count, 1, err));
-    *has_index = found.is_index;
-    if (found.name)
-        return found.is_index
-                   ? locate_by_index(c, index_arena, index, found.name, TORCH_SUFFIX, err)
-                   : use_file(c, found.name, err);
+    if (chosen)
+        return locate_by_index(c, index_arena, index, chosen,
+                               strstr(chosen, ".bin.index.") ? TORCH_SUFFIX : ST_SUFFIX, err);
+    for (int torch = 0; torch < 2; torch++) {
+        candidates found;
+        const char *name = first_of(kinds[torch].indexes, 2, tree, count);
+        *has_index = 1;
+        if (name)
+            return locate_by_index(c, index_arena, index, name, kinds[torch].suffix, err);
+        *has_index = 0;
+        name = first_of(kinds[torch].singles, 2, tree, count);
+        if (name)
+            return use_file(c, name, err);
+        QC_TRY(find_candidates(&found, c, tree, count, torch, err));
+        *has_index = found.is_index;
+        if (found.name && found.is_index)
+            return locate_by_index(c, index_arena, index, found.name, kinds[torch].suffix, err);
+        if (found.name)
+            return use_file(c, found.name, err);
+    }
     for (size_t i = 0; i < count; i++) { /* refused later, by its name */
-        if (!strchr(tree[i].path, '/') && qc_ckpt_name_is_adapter(tree[i].path))
+        if (!strchr(tree[i].path, '/') && qc_checkpoint_name_is_adapter(tree[i].path))
             return use_file(c, tree[i].path, err);
     }
     return fail_without_weights(c, tree, count, err);
@@ -457,24 +451,25 @@ qc_status qc_ckpt_locate(qc_checkpoint *c, const qc_tree_file *tree, size_t coun
 
 /* ---- index against files ---- */
 
-qc_status qc_ckpt_check_index(const qc_checkpoint *c, const qc_ckpt_index *index, qc_error *err)
+qc_status qc_checkpoint_check_index(const qc_checkpoint *c, const qc_checkpoint_index *index,
+                                    qc_error *err)
 {
-    qc_ckpt_names only_index = {0};
-    qc_ckpt_names only_files = {0};
+    qc_checkpoint_names only_index = {0};
+    qc_checkpoint_names only_files = {0};
     size_t i = 0;
     size_t j = 0;
     for (;;) {
-        const qc_ckpt_entry *e = i < index->entry_count ? &index->entries[i] : NULL;
-        const qc_ckpt_tensor *t = j < c->tensor_count ? &c->tensors[j] : NULL;
+        const qc_checkpoint_entry *e = i < index->entry_count ? &index->entries[i] : NULL;
+        const qc_checkpoint_tensor *t = j < c->tensor_count ? &c->tensors[j] : NULL;
         if (!e && !t)
             break;
         if (e && (!t || strcmp(e->name, t->name) < 0)) {
-            qc_ckpt_names_add(&only_index, e->name);
+            qc_checkpoint_names_add(&only_index, e->name);
             i++;
             continue;
         }
         if (!e || strcmp(e->name, t->name) > 0) {
-            qc_ckpt_names_add(&only_files, t->name);
+            qc_checkpoint_names_add(&only_files, t->name);
             j++;
             continue;
         }
@@ -490,16 +485,16 @@ qc_status qc_ckpt_check_index(const qc_checkpoint *c, const qc_ckpt_index *index
                 "%s: %zu tensor%s of %s %s in no file (%s), %zu tensor%s of the files %s not in "
                 "it (%s)",
                 c->path, only_index.count, qc_plural(only_index.count), index->file_name,
-                qc_are(only_index.count), qc_ckpt_names_text(&only_index), only_files.count,
+                qc_are(only_index.count), qc_checkpoint_names_text(&only_index), only_files.count,
                 qc_plural(only_files.count), qc_are(only_files.count),
-                qc_ckpt_names_text(&only_files));
+                qc_checkpoint_names_text(&only_files));
     if (only_index.count)
         QC_FAIL(err, QC_ERR_INPUT, "%s: %zu tensor%s of %s %s in no file: %s", c->path,
                 only_index.count, qc_plural(only_index.count), index->file_name,
-                qc_are(only_index.count), qc_ckpt_names_text(&only_index));
+                qc_are(only_index.count), qc_checkpoint_names_text(&only_index));
     if (only_files.count)
         QC_FAIL(err, QC_ERR_INPUT, "%s: %zu tensor%s of the files %s not in %s: %s", c->path,
                 only_files.count, qc_plural(only_files.count), qc_are(only_files.count),
-                index->file_name, qc_ckpt_names_text(&only_files));
+                index->file_name, qc_checkpoint_names_text(&only_files));
     return QC_OK;
 }

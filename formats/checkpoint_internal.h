@@ -5,12 +5,12 @@
 #include "base/text.h"
 #include "formats/checkpoint.h"
 
-#define QC_CKPT_INDEX_NAME       "model.safetensors.index.json"
-#define QC_CKPT_TORCH_INDEX_NAME "pytorch_model.bin.index.json"
-#define QC_CKPT_TORCH_NAME       "pytorch_model.bin"
-#define QC_CKPT_STEM             "model"                   /* how transformers' file names begin */
-#define QC_CKPT_DIFFUSERS_STEM   "diffusion_pytorch_model" /* of diffusers' */
-#define QC_CKPT_PIPELINE_NAME    "model_index.json"        /* names diffusers' folders of models */
+#define QC_CHECKPOINT_INDEX_NAME       "model.safetensors.index.json"
+#define QC_CHECKPOINT_TORCH_INDEX_NAME "pytorch_model.bin.index.json"
+#define QC_CHECKPOINT_TORCH_NAME       "pytorch_model.bin"
+#define QC_CHECKPOINT_STEM             "model" /* how transformers' file names begin */
+#define QC_CHECKPOINT_DIFFUSERS_STEM   "diffusion_pytorch_model" /* of diffusers' */
+#define QC_CHECKPOINT_PIPELINE_NAME    "model_index.json" /* names diffusers' folders of models */
 
 /* ---- names of weight files (checkpoint_names.c) ---- */
 
@@ -22,91 +22,91 @@ typedef struct {
     int shard; /* one of several files */
     int index;
     int torch; /* a .bin file, or an index of such files */
-} qc_ckpt_name;
+} qc_checkpoint_name;
 /* Returns whether transformers or diffusers look for weights or their index under this name. */
-int qc_ckpt_name_read(qc_ckpt_name *out, const char *name);
+int qc_checkpoint_name_read(qc_checkpoint_name *out, const char *name);
 /* If path leads to a file with the name of an index, *folder is the folder of that file; otherwise
  * it is path. */
-QC_NODISCARD qc_status qc_ckpt_folder_of_index(const char **folder, qc_arena *arena,
-                                               const char *path, qc_error *err);
+QC_NODISCARD qc_status qc_checkpoint_folder_of_index(const char **folder, qc_arena *arena,
+                                                     const char *path, qc_error *err);
 /* Returns whether peft and diffusers save adapters under this name, in any folder. */
-int qc_ckpt_name_is_adapter(const char *path);
+int qc_checkpoint_name_is_adapter(const char *path);
 
 typedef struct {
     const char *name; /* of a tensor */
     uint32_t file;    /* index into the files of the index */
-} qc_ckpt_entry;
+} qc_checkpoint_entry;
 
 /* model.safetensors.index.json, pytorch_model.bin.index.json or another index */
 typedef struct {
     const char *file_name; /* its own */
     const char **files;    /* sorted bytewise, each once */
     size_t file_count;
-    qc_ckpt_entry *entries; /* sorted bytewise by name, each once; at least one */
+    qc_checkpoint_entry *entries; /* sorted bytewise by name, each once; at least one */
     size_t entry_count;
     int has_total_size;
     double total_size; /* as written; some writers put a fraction */
-} qc_ckpt_index;
+} qc_checkpoint_index;
 
 /* Everything lives in the arena. Checks that each file name is a relative path that stays below the
  * directory and ends in suffix, which is ".safetensors" or ".bin". */
-QC_NODISCARD qc_status qc_ckpt_index_parse(qc_ckpt_index *out, qc_arena *arena, const char *text,
-                                           size_t len, const char *suffix, qc_error *err);
+QC_NODISCARD qc_status qc_checkpoint_index_parse(qc_checkpoint_index *out, qc_arena *arena,
+                                                 const char *text, size_t len, const char *suffix,
+                                                 qc_error *err);
 
 /* Finds the files of a directory that hold the weights. Sets c->files (name and path; they are not
  * opened yet) and c->file_count. Where there is an index it is read into index_arena and has_index
  * is set. tree: all files of the directory. chosen: the index that the user has named, or NULL. */
-QC_NODISCARD qc_status qc_ckpt_locate(qc_checkpoint *c, const qc_tree_file *tree, size_t tree_count,
-                                      const char *chosen, qc_arena *index_arena,
-                                      qc_ckpt_index *index, int *has_index, qc_error *err);
+QC_NODISCARD qc_status qc_checkpoint_locate(qc_checkpoint *c, const qc_tree_file *tree,
+                                            size_t tree_count, const char *chosen,
+                                            qc_arena *index_arena, qc_checkpoint_index *index,
+                                            int *has_index, qc_error *err);
 
-/* ---- saved headers of deleted files (checkpoint_saved.c) ---- */
+/* ---- saved headers of deleted files (checkpoint_index.c) ---- */
 
 /* The saved header of a file, by the file's name on the disk relative to the directory; or NULL. */
-const qc_saved_header *qc_ckpt_saved(const qc_checkpoint *c, const char *name);
+const qc_saved_header *qc_checkpoint_saved(const qc_checkpoint *c, const char *name);
 /* Inserts those files of c->saved that are missing on the disk into the tree, in their places. */
-QC_NODISCARD qc_status qc_ckpt_add_saved(qc_checkpoint *c, qc_tree_file **tree, size_t *tree_count,
-                                         qc_error *err);
+QC_NODISCARD qc_status qc_checkpoint_add_saved(qc_checkpoint *c, qc_tree_file **tree,
+                                               size_t *tree_count, qc_error *err);
 
 /* Checks that the index and the files name the same tensors in the same files. c->tensors must be
  * sorted. */
-QC_NODISCARD qc_status qc_ckpt_check_index(const qc_checkpoint *c, const qc_ckpt_index *index,
-                                           qc_error *err);
-
-/* For a folder with an undamaged manifest: checks that it lists the tensors that the headers have.
- * QC_ERR_INPUT names the first that differs. c->tensors must be sorted. (checkpoint_manifest.c) */
-QC_NODISCARD qc_status qc_ckpt_check_manifest(const qc_checkpoint *c, const qc_tree_file *tree,
-                                              size_t tree_count, qc_error *err);
+QC_NODISCARD qc_status qc_checkpoint_check_index(const qc_checkpoint *c,
+                                                 const qc_checkpoint_index *index, qc_error *err);
 
 /* Sets c->side to the files of the tree that are not weights. Warns of .safetensors files that are
  * neither read nor copied. */
-QC_NODISCARD qc_status qc_ckpt_find_side(qc_checkpoint *c, const qc_tree_file *tree,
-                                         size_t tree_count, qc_error *err);
+QC_NODISCARD qc_status qc_checkpoint_find_side(qc_checkpoint *c, const qc_tree_file *tree,
+                                               size_t tree_count, qc_error *err);
 /* Sets c->config_text and c->config if config.json is among c->side. */
-QC_NODISCARD qc_status qc_ckpt_read_config(qc_checkpoint *c, qc_error *err);
+QC_NODISCARD qc_status qc_checkpoint_read_config(qc_checkpoint *c, qc_error *err);
 /* The same for a checkpoint that is a single file. The config.json beside it is taken as the file's
  * own where a loader would look for the two together, and where the file is the only one of its
  * folder. A warning says what was taken and what was not. */
-QC_NODISCARD qc_status qc_ckpt_config_beside(qc_checkpoint *c, qc_error *err);
+QC_NODISCARD qc_status qc_checkpoint_config_beside(qc_checkpoint *c, qc_error *err);
 /* Sets c->stem and c->is_adapter, from config, files and tensors. */
-void qc_ckpt_judge_kind(qc_checkpoint *c);
+void qc_checkpoint_judge_kind(qc_checkpoint *c);
 
 /* ---- PyTorch files (checkpoint_torch.c) ---- */
 
 /* Tells whether the file at path is SAFETENSORS or TORCH: by its name, else by its first bytes. */
-QC_NODISCARD qc_status qc_ckpt_kind_of(const char *path, qc_ckpt_kind *kind, qc_error *err);
+QC_NODISCARD qc_status qc_checkpoint_kind_of(const char *path, qc_checkpoint_kind *kind,
+                                             qc_error *err);
 /* Opens f->torch and warns of the entries in it that are not tensors. */
-QC_NODISCARD qc_status qc_ckpt_open_torch(qc_checkpoint *c, qc_ckpt_file *f, qc_error *err);
+QC_NODISCARD qc_status qc_checkpoint_open_torch(qc_checkpoint *c, qc_checkpoint_file *f,
+                                                qc_error *err);
 /* Handles tensors that share the same bytes. A tied lm_head.weight is dropped if config.json says
  * tie_word_embeddings, as transformers does when it writes safetensors; all others stay, each as a
  * tensor of its own. *shared_bytes: the bytes that were counted more than once in c->tensor_bytes
  * before the call. */
-QC_NODISCARD qc_status qc_ckpt_drop_tied(qc_checkpoint *c, uint64_t *shared_bytes, qc_error *err);
+QC_NODISCARD qc_status qc_checkpoint_drop_tied(qc_checkpoint *c, uint64_t *shared_bytes,
+                                               qc_error *err);
 
-/* ---- warnings (checkpoint_warn.c) ---- */
+/* ---- warnings (checkpoint_names.c) ---- */
 
 /* Adds a sentence to c->warnings. */
-QC_NODISCARD qc_status qc_ckpt_warn(qc_checkpoint *c, qc_error *err, const char *fmt, ...)
+QC_NODISCARD qc_status qc_checkpoint_warn(qc_checkpoint *c, qc_error *err, const char *fmt, ...)
     QC_PRINTF(3, 4);
 
 /* A list of names for a message: the first few in quotes, then how many more. */
@@ -115,9 +115,9 @@ typedef struct {
     size_t used;
     size_t shown;
     size_t count;
-} qc_ckpt_names;
-void qc_ckpt_names_add(qc_ckpt_names *list, const char *name);
+} qc_checkpoint_names;
+void qc_checkpoint_names_add(qc_checkpoint_names *list, const char *name);
 /* Closes the list and returns its text: "'a', 'b' and 3 more". */
-const char *qc_ckpt_names_text(qc_ckpt_names *list);
+const char *qc_checkpoint_names_text(qc_checkpoint_names *list);
 
 #endif

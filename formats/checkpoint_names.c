@@ -1,7 +1,15 @@
-/* What the names of weight files say: which library writes them, and which variant they are. */
+/* What the names of weight files say: which library writes them, and which variant they are. Then
+ * warnings about a checkpoint, and the lists of names that stand in them. */
 #include "formats/checkpoint_internal.h"
 
+#include <stdarg.h>
+#include <stdio.h>
 #include <string.h>
+
+#define WARNINGS_MAX     64u
+#define NAMES_SHOWN      5u
+#define NAMES_MORE_BYTES 32u /* room for " and N more" */
+#define NAME_SHOWN_BYTES 160
 
 static const struct {
     const char *stem;
@@ -9,9 +17,9 @@ static const struct {
     int torch;
 } kinds[] = {
     {"model", ".safetensors", 0},
-    {QC_CKPT_DIFFUSERS_STEM, ".safetensors", 0},
+    {QC_CHECKPOINT_DIFFUSERS_STEM, ".safetensors", 0},
     {"pytorch_model", ".bin", 1},
-    {QC_CKPT_DIFFUSERS_STEM, ".bin", 1},
+    {QC_CHECKPOINT_DIFFUSERS_STEM, ".bin", 1},
 };
 
 /* If *p begins with text, moves *p behind it. */
@@ -25,7 +33,7 @@ static int take(const char **p, const char *text)
 }
 
 /* Takes ".V" as a variant, where V has no dot. Where there is none, nothing is taken. */
-static void take_variant(const char **p, qc_ckpt_name *out, const char *ends)
+static void take_variant(const char **p, qc_checkpoint_name *out, const char *ends)
 {
     size_t n = **p == '.' ? strcspn(*p + 1, ends) : 0;
     if (n == 0 || (*p)[1 + n] == '\0')
@@ -35,7 +43,7 @@ static void take_variant(const char **p, qc_ckpt_name *out, const char *ends)
     *p += 1 + n;
 }
 
-static int read_as(qc_ckpt_name *out, const char *name, const char *stem, const char *suffix)
+static int read_as(qc_checkpoint_name *out, const char *name, const char *stem, const char *suffix)
 {
     const char *p = name;
     memset(out, 0, sizeof *out);
@@ -59,7 +67,7 @@ static int read_as(qc_ckpt_name *out, const char *name, const char *stem, const 
     return strcmp(p, ".json") == 0;
 }
 
-int qc_ckpt_name_read(qc_ckpt_name *out, const char *name)
+int qc_checkpoint_name_read(qc_checkpoint_name *out, const char *name)
 {
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
         if (!read_as(out, name, kinds[i].stem, kinds[i].suffix))
@@ -71,11 +79,10 @@ int qc_ckpt_name_read(qc_ckpt_name *out, const char *name)
     return 0;
 }
 
-int qc_ckpt_name_is_adapter(const char *path)
+int qc_checkpoint_name_is_adapter(const char *path)
 {
     static const char *const stems[] = {"adapter_model", "pytorch_lora_weights"};
-    const char *slash = strrchr(path, '/');
-    const char *name = slash ? slash + 1 : path;
+    const char *name = qc_last_name(path);
     if (!qc_ends_with(name, ".safetensors") && !qc_ends_with(name, ".bin"))
         return 0;
     for (size_t i = 0; i < sizeof stems / sizeof *stems; i++) {
@@ -84,4 +91,55 @@ int qc_ckpt_name_is_adapter(const char *path)
             return 1;
     }
     return 0;
+}
+
+/* ---- warnings ---- */
+
+void qc_checkpoint_names_add(qc_checkpoint_names *list, const char *name)
+{
+    size_t room = sizeof list->text - NAMES_MORE_BYTES - list->used;
+    list->count++;
+    if (list->shown + 1 != list->count || list->shown == NAMES_SHOWN)
+        return;
+    int n = snprintf(list->text + list->used, room, "%s'%.*s'", list->shown ? ", " : "",
+                     NAME_SHOWN_BYTES, name);
+    if (n < 0 || (size_t)n >= room) {
+        list->text[list->used] = '\0';
+        return;
+    }
+    list->used += (size_t)n;
+    list->shown++;
+}
+
+const char *qc_checkpoint_names_text(qc_checkpoint_names *list)
+{
+    if (list->count > list->shown) {
+        (void)snprintf(list->text + list->used, sizeof list->text - list->used, " and %zu more",
+                       list->count - list->shown);
+        list->shown = list->count;
+    }
+    return list->text;
+}
+
+qc_status qc_checkpoint_warn(qc_checkpoint *c, qc_error *err, const char *fmt, ...)
+{
+    qc_error text; /* used for its length and because it cleans control characters */
+    va_list ap;
+    if (c->warning_count == WARNINGS_MAX)
+        return QC_OK;
+    char raw[sizeof text.msg];
+    va_start(ap, fmt);
+    int n = vsnprintf(raw, sizeof raw, fmt, ap);
+    va_end(ap);
+    if (n < 0)
+        QC_FAIL(err, QC_ERR_INTERNAL, "text could not be formatted");
+    (void)qc_error_set(&text, QC_OK, __FILE__, __LINE__, "%s", raw);
+    if (!c->warnings) {
+        void *p = NULL;
+        QC_TRY(qc_arena_alloc(&c->arena, &p, WARNINGS_MAX, sizeof *c->warnings, err));
+        c->warnings = p;
+    }
+    QC_TRY(qc_arena_strdup(&c->arena, &c->warnings[c->warning_count], text.msg, err));
+    c->warning_count++;
+    return QC_OK;
 }

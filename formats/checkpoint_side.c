@@ -24,7 +24,7 @@ static const name_pattern left_out[] = {
     {"", ".safetensors.index.json"},
     {"", ".bin.index.json"},
     {"pytorch_model", ".bin"},
-    {QC_CKPT_DIFFUSERS_STEM, ".bin"},
+    {QC_CHECKPOINT_DIFFUSERS_STEM, ".bin"},
     {"consolidated.", ""},
     {"", ".pth"},
     {"", ".pt"},
@@ -63,15 +63,9 @@ static int in_twin_folder(const char *path)
     return 0;
 }
 
-static const char *last_name(const char *path)
-{
-    const char *slash = strrchr(path, '/');
-    return slash ? slash + 1 : path;
-}
-
 static int matches(const name_pattern *list, size_t count, const char *path)
 {
-    const char *name = last_name(path);
+    const char *name = qc_last_name(path);
     for (size_t i = 0; i < count; i++) {
         if (has_prefix(name, list[i].prefix) && qc_ends_with(name, list[i].suffix))
             return 1;
@@ -86,12 +80,12 @@ static int is_pickle(const char *path)
 
 static int is_side_file(const char *path)
 {
-    qc_ckpt_name n;
+    qc_checkpoint_name n;
     if (in_twin_folder(path))
         return 0;
-    if (qc_ckpt_name_is_adapter(path))
+    if (qc_checkpoint_name_is_adapter(path))
         return 1; /* left out beside a model; alone in the folder it is read */
-    if (qc_ckpt_name_read(&n, last_name(path)) && n.index)
+    if (qc_checkpoint_name_read(&n, qc_last_name(path)) && n.index)
         return 0;
     for (size_t i = 0; i < sizeof own_files / sizeof *own_files; i++) {
         if (strcmp(path, own_files[i]) == 0)
@@ -116,36 +110,34 @@ static int is_read(const qc_checkpoint *c, const char *path)
  * read. */
 static int is_variant(const char *path)
 {
-    qc_ckpt_name n;
-    return qc_ckpt_name_read(&n, path) && n.variant && !n.index && !n.torch;
+    qc_checkpoint_name n;
+    return qc_checkpoint_name_read(&n, path) && n.variant && !n.index && !n.torch;
 }
 
-qc_status qc_ckpt_find_side(qc_checkpoint *c, const qc_tree_file *tree, size_t tree_count,
-                            qc_error *err)
+qc_status qc_checkpoint_find_side(qc_checkpoint *c, const qc_tree_file *tree, size_t tree_count,
+                                  qc_error *err)
 {
-    void *p = NULL;
-    qc_ckpt_names unread = {0};
-    qc_ckpt_names variants = {0};
-    qc_ckpt_names adapters = {0};
-    qc_ckpt_names left = {0};
-    qc_ckpt_names odd = {0};
-    QC_TRY(qc_arena_alloc(&c->arena, &p, tree_count, sizeof *c->side, err));
-    c->side = p;
+    qc_checkpoint_names unread = {0};
+    qc_checkpoint_names variants = {0};
+    qc_checkpoint_names adapters = {0};
+    qc_checkpoint_names left = {0};
+    qc_checkpoint_names odd = {0};
+    QC_TRY(qc_arena_alloc(&c->arena, &c->side, tree_count, sizeof *c->side, err));
     for (size_t i = 0; i < tree_count; i++) {
         const char *path = tree[i].path;
         if (is_side_file(path) && !is_read(c, path) && !qc_text_is_utf8(path))
-            qc_ckpt_names_add(&odd, path); /* JSON cannot express such a name */
+            qc_checkpoint_names_add(&odd, path); /* JSON cannot express such a name */
         else if (is_side_file(path) && !is_read(c, path)) {
             c->side[c->side_count++] = tree[i];
-            if (qc_ckpt_name_is_adapter(path))
-                qc_ckpt_names_add(&adapters, path);
+            if (qc_checkpoint_name_is_adapter(path))
+                qc_checkpoint_names_add(&adapters, path);
         } else if (is_variant(path) && !is_read(c, path))
-            qc_ckpt_names_add(&variants, path);
+            qc_checkpoint_names_add(&variants, path);
         else if ((qc_ends_with(path, ".safetensors") || qc_ends_with(path, ".safetensors.zst")) &&
                  !in_twin_folder(path) && !is_read(c, path))
-            qc_ckpt_names_add(&unread, path);
+            qc_checkpoint_names_add(&unread, path);
         else if (is_pickle(path) && !in_twin_folder(path) && !is_read(c, path))
-            qc_ckpt_names_add(&left, path);
+            qc_checkpoint_names_add(&left, path);
     }
     for (size_t i = 0; i < c->side_count && !c->side_link; i++) {
         int leaves = 0;
@@ -154,23 +146,26 @@ qc_status qc_ckpt_find_side(qc_checkpoint *c, const qc_tree_file *tree, size_t t
             c->side_link = c->side[i].path;
     }
     if (odd.count)
-        QC_TRY(qc_ckpt_warn(c, err, "%zu file%s %s not copied for a name that is not UTF-8: %s",
-                            odd.count, qc_plural(odd.count), qc_are(odd.count),
-                            qc_ckpt_names_text(&odd)));
+        QC_TRY(qc_checkpoint_warn(
+            c, err, "%zu file%s %s not copied for a name that is not UTF-8: %s", odd.count,
+            qc_plural(odd.count), qc_are(odd.count), qc_checkpoint_names_text(&odd)));
     if (left.count)
-        QC_TRY(qc_ckpt_warn(c, err, "%zu Python pickle%s %s not copied: %s", left.count,
-                            qc_plural(left.count), qc_are(left.count), qc_ckpt_names_text(&left)));
+        QC_TRY(qc_checkpoint_warn(c, err, "%zu Python pickle%s %s not copied: %s", left.count,
+                                  qc_plural(left.count), qc_are(left.count),
+                                  qc_checkpoint_names_text(&left)));
     if (variants.count)
-        QC_TRY(qc_ckpt_warn(c, err,
-                            "'%.*s' is read, and the other variants of the weights are left out: "
-                            "%s; to have one of those, give it or its index as MODEL",
-                            NAME_SHOWN_BYTES, c->files[0].name, qc_ckpt_names_text(&variants)));
-    if (adapters.count && !qc_ckpt_name_is_adapter(c->files[0].name))
-        QC_TRY(qc_ckpt_warn(c, err, "an adapter lies beside the model, and is copied as it is: %s",
-                            qc_ckpt_names_text(&adapters)));
+        QC_TRY(qc_checkpoint_warn(
+            c, err,
+            "'%.*s' is read, and the other variants of the weights are left out: "
+            "%s; to have one of those, give it or its index as MODEL",
+            NAME_SHOWN_BYTES, c->files[0].name, qc_checkpoint_names_text(&variants)));
+    if (adapters.count && !qc_checkpoint_name_is_adapter(c->files[0].name))
+        QC_TRY(qc_checkpoint_warn(c, err,
+                                  "an adapter lies beside the model, and is copied as it is: %s",
+                                  qc_checkpoint_names_text(&adapters)));
     if (unread.count)
-        return qc_ckpt_warn(c, err, "%zu .safetensors files are not part of the model: %s",
-                            unread.count, qc_ckpt_names_text(&unread));
+        return qc_checkpoint_warn(c, err, "%zu .safetensors files are not part of the model: %s",
+                                  unread.count, qc_checkpoint_names_text(&unread));
     return QC_OK;
 }
 
@@ -184,10 +179,8 @@ static qc_status read_config(qc_checkpoint *c, const char *folder, qc_error *err
     QC_TRY(qc_path_join(&c->arena, &path, folder, CONFIG_NAME, err));
     QC_TRY_GOTO(st, fail, qc_file_slurp(path, &text, err));
     st = qc_json_parse(&c->config, text.data ? text.data : "", text.len, QC_JSON_PYTHON, err);
-    if (st == QC_OK && qc_json_kind_of(qc_json_root(c->config)) != QC_JSON_OBJECT)
-        st = qc_error_set(err, QC_ERR_INPUT, __FILE__, __LINE__,
-                          "text is of kind %s, an object was expected",
-                          qc_json_kind_name(qc_json_kind_of(qc_json_root(c->config))));
+    if (st == QC_OK)
+        st = qc_json_expect(qc_json_root(c->config), QC_JSON_OBJECT, "text", err);
     if (st != QC_OK) {
         qc_error_prefix(err, "%s", path);
         goto fail;
@@ -200,7 +193,7 @@ fail:
     return st;
 }
 
-qc_status qc_ckpt_read_config(qc_checkpoint *c, qc_error *err)
+qc_status qc_checkpoint_read_config(qc_checkpoint *c, qc_error *err)
 {
     for (size_t i = 0; i < c->side_count; i++) {
         if (strcmp(c->side[i].path, CONFIG_NAME) == 0)
@@ -227,49 +220,51 @@ static void look_beside(beside *out, const char *folder, const char *own)
         if (strcmp(name, CONFIG_NAME) == 0)
             out->config = 1;
         else if (qc_ends_with(name, ".safetensors") || qc_ends_with(name, ".safetensors.zst"))
-            out->weights += (size_t)(strcmp(name, own) != 0 && !qc_ckpt_name_is_adapter(name));
+            out->weights +=
+                (size_t)(strcmp(name, own) != 0 && !qc_checkpoint_name_is_adapter(name));
         else
             out->other += (size_t)is_side_file(name);
     }
     closedir(dir);
 }
 
-qc_status qc_ckpt_config_beside(qc_checkpoint *c, qc_error *err)
+qc_status qc_checkpoint_config_beside(qc_checkpoint *c, qc_error *err)
 {
-    const char *name = last_name(c->path);
+    const char *name = qc_last_name(c->path);
     const char *folder = ".";
-    qc_ckpt_name n;
+    qc_checkpoint_name n;
     beside found;
     size_t len = (size_t)(name - c->path);
     if (len)
         QC_TRY(qc_arena_strndup(&c->arena, &folder, c->path, len, err));
     look_beside(&found, folder, name);
-    if (!found.config || qc_ckpt_name_is_adapter(name))
+    if (!found.config || qc_checkpoint_name_is_adapter(name))
         return QC_OK;
-    int known = qc_ckpt_name_read(&n, name) && !n.shard;
+    int known = qc_checkpoint_name_read(&n, name) && !n.shard;
     if (!known && found.weights > 0)
-        return qc_ckpt_warn(c, err,
-                            "'%s' beside '%.*s' is not taken, for the file is one of several there "
-                            "or has a name of its own; to convert the model, give the folder",
-                            CONFIG_NAME, NAME_SHOWN_BYTES, name);
+        return qc_checkpoint_warn(
+            c, err,
+            "'%s' beside '%.*s' is not taken, for the file is one of several there "
+            "or has a name of its own; to convert the model, give the folder",
+            CONFIG_NAME, NAME_SHOWN_BYTES, name);
     QC_TRY(read_config(c, folder, err));
-    return qc_ckpt_warn(c, err, "'%s' beside '%.*s' is taken as its own%s", CONFIG_NAME,
-                        NAME_SHOWN_BYTES, name,
-                        found.other ? ", other files of the folder are not; give the folder to "
-                                      "have them, too"
-                                    : "");
+    return qc_checkpoint_warn(
+        c, err, "'%s' beside '%.*s' is taken as its own%s", CONFIG_NAME, NAME_SHOWN_BYTES, name,
+        found.other ? ", other files of the folder are not; give the folder to "
+                      "have them, too"
+                    : "");
 }
 
 /* ---- what kind of model ---- */
 
 static int is_diffusers(const qc_checkpoint *c)
 {
-    static const char tail[] = QC_CKPT_DIFFUSERS_STEM;
+    static const char tail[] = QC_CHECKPOINT_DIFFUSERS_STEM;
     if (c->config) {
         const qc_json_node *root = qc_json_root(c->config);
         return qc_json_get(root, "_class_name") && !qc_json_get(root, "model_type");
     }
-    return c->file_count > 0 && strncmp(last_name(c->files[0].name), tail, sizeof tail - 1) == 0;
+    return c->file_count > 0 && strncmp(qc_last_name(c->files[0].name), tail, sizeof tail - 1) == 0;
 }
 
 /* Names that peft and diffusers give: "...lora_A.weight", "...lora.up.weight", "...alpha". */
@@ -279,13 +274,13 @@ static int is_of_adapter(const char *name)
            strstr(name, "dora_scale") || qc_ends_with(name, ".alpha");
 }
 
-void qc_ckpt_judge_kind(qc_checkpoint *c)
+void qc_checkpoint_judge_kind(qc_checkpoint *c)
 {
     size_t of_adapter = 0;
-    c->stem = is_diffusers(c) ? QC_CKPT_DIFFUSERS_STEM : QC_CKPT_STEM;
+    c->stem = is_diffusers(c) ? QC_CHECKPOINT_DIFFUSERS_STEM : QC_CHECKPOINT_STEM;
     for (size_t i = 0; i < c->tensor_count; i++)
         of_adapter += (size_t)is_of_adapter(c->tensors[i].name);
-    c->is_adapter = c->file_count > 0 && (qc_ckpt_name_is_adapter(c->files[0].name) ||
+    c->is_adapter = c->file_count > 0 && (qc_checkpoint_name_is_adapter(c->files[0].name) ||
                                           (of_adapter > 0 && of_adapter == c->tensor_count));
 }
 

@@ -12,18 +12,18 @@
 #define NAME_SHOWN_BYTES 160
 #define HEAD_NAME        "lm_head.weight"
 
-qc_status qc_ckpt_kind_of(const char *path, qc_ckpt_kind *kind, qc_error *err)
+qc_status qc_checkpoint_kind_of(const char *path, qc_checkpoint_kind *kind, qc_error *err)
 {
     static const char *const torch[] = {".bin", ".pt", ".pth", ".ckpt"};
     unsigned char head[HEAD_BYTES];
     qc_file f = QC_FILE_CLOSED;
     uint64_t bytes = 0;
-    *kind = QC_CKPT_SAFETENSORS;
+    *kind = QC_CHECKPOINT_SAFETENSORS;
     if (qc_ends_with(path, ".safetensors") || qc_ends_with(path, ".zst"))
         return QC_OK;
     for (size_t i = 0; i < sizeof torch / sizeof *torch; i++) {
         if (qc_ends_with(path, torch[i])) {
-            *kind = QC_CKPT_TORCH;
+            *kind = QC_CHECKPOINT_TORCH;
             return QC_OK;
         }
     }
@@ -33,12 +33,12 @@ qc_status qc_ckpt_kind_of(const char *path, qc_ckpt_kind *kind, qc_error *err)
     if (st == QC_OK)
         st = qc_file_pread(&f, head, len, 0, err);
     if (st == QC_OK && qc_torch_file_is(head, len))
-        *kind = QC_CKPT_TORCH;
+        *kind = QC_CHECKPOINT_TORCH;
     qc_file_discard(&f);
     return st;
 }
 
-qc_status qc_ckpt_open_torch(qc_checkpoint *c, qc_ckpt_file *f, qc_error *err)
+qc_status qc_checkpoint_open_torch(qc_checkpoint *c, qc_checkpoint_file *f, qc_error *err)
 {
     QC_TRY(qc_torch_file_open(&f->torch, f->path, err));
     f->tensor_count = f->torch.tensor_count;
@@ -46,22 +46,22 @@ qc_status qc_ckpt_open_torch(qc_checkpoint *c, qc_ckpt_file *f, qc_error *err)
     f->file_bytes = f->torch.file_bytes;
     f->stamp = f->torch.stamp;
     if (f->torch.skipped)
-        return qc_ckpt_warn(c, err,
-                            "'%.*s' holds %zu entries that are no tensors (the first is "
-                            "'%.*s'); they are left out",
-                            NAME_SHOWN_BYTES, f->name, f->torch.skipped, NAME_SHOWN_BYTES,
-                            f->torch.first_skipped ? f->torch.first_skipped : "");
+        return qc_checkpoint_warn(c, err,
+                                  "'%.*s' holds %zu entries that are no tensors (the first is "
+                                  "'%.*s'); they are left out",
+                                  NAME_SHOWN_BYTES, f->name, f->torch.skipped, NAME_SHOWN_BYTES,
+                                  f->torch.first_skipped ? f->torch.first_skipped : "");
     return QC_OK;
 }
 
 /* ---- tensors that are the same bytes ---- */
 
 typedef struct {
-    const qc_ckpt_tensor *t;
+    const qc_checkpoint_tensor *t;
     int drop;
 } view;
 
-static int same_view(const qc_ckpt_tensor *a, const qc_ckpt_tensor *b)
+static int same_view(const qc_checkpoint_tensor *a, const qc_checkpoint_tensor *b)
 {
     return a->file == b->file && a->begin == b->begin && a->dtype == b->dtype &&
            a->ndim == b->ndim && memcmp(a->dims, b->dims, sizeof a->dims) == 0;
@@ -69,8 +69,8 @@ static int same_view(const qc_ckpt_tensor *a, const qc_ckpt_tensor *b)
 
 static int compare_views(const void *va, const void *vb)
 {
-    const qc_ckpt_tensor *a = ((const view *)va)->t;
-    const qc_ckpt_tensor *b = ((const view *)vb)->t;
+    const qc_checkpoint_tensor *a = ((const view *)va)->t;
+    const qc_checkpoint_tensor *b = ((const view *)vb)->t;
     if (a->file != b->file)
         return a->file < b->file ? -1 : 1;
     if (a->begin != b->begin)
@@ -100,8 +100,8 @@ static int says_tied(const qc_checkpoint *c)
 }
 
 /* Judges `count` views of the same bytes, sorted by name. */
-static qc_status judge_group(qc_checkpoint *c, view *v, size_t count, int tied, qc_ckpt_names *kept,
-                             qc_error *err)
+static qc_status judge_group(qc_checkpoint *c, view *v, size_t count, int tied,
+                             qc_checkpoint_names *kept, qc_error *err)
 {
     const char *other = NULL;
     for (size_t i = 0; i < count && !other; i++)
@@ -110,14 +110,14 @@ static qc_status judge_group(qc_checkpoint *c, view *v, size_t count, int tied, 
         if (!tied || !other || !qc_ends_with(v[i].t->name, HEAD_NAME))
             continue;
         v[i].drop = 1;
-        QC_TRY(qc_ckpt_warn(c, err,
-                            "'%.*s' is '%.*s' under another name; it is left out, as "
-                            "tie_word_embeddings has it",
-                            NAME_SHOWN_BYTES, v[i].t->name, NAME_SHOWN_BYTES, other));
+        QC_TRY(qc_checkpoint_warn(c, err,
+                                  "'%.*s' is '%.*s' under another name; it is left out, as "
+                                  "tie_word_embeddings has it",
+                                  NAME_SHOWN_BYTES, v[i].t->name, NAME_SHOWN_BYTES, other));
     }
     for (size_t i = 0, left = 0; i < count; i++) {
         if (!v[i].drop && left++ > 0)
-            qc_ckpt_names_add(kept, v[i].t->name);
+            qc_checkpoint_names_add(kept, v[i].t->name);
     }
     return QC_OK;
 }
@@ -125,7 +125,7 @@ static qc_status judge_group(qc_checkpoint *c, view *v, size_t count, int tied, 
 static qc_status judge_views(qc_checkpoint *c, view *views, size_t count, uint64_t *shared_bytes,
                              qc_error *err)
 {
-    qc_ckpt_names kept = {0};
+    qc_checkpoint_names kept = {0};
     int tied = says_tied(c);
     qsort(views, count, sizeof *views, compare_views);
     for (size_t i = 0, n = 1; i < count; i += n) {
@@ -135,11 +135,11 @@ static qc_status judge_views(qc_checkpoint *c, view *views, size_t count, uint64
             QC_TRY(judge_group(c, views + i, n, tied, &kept, err));
     }
     if (kept.count)
-        return qc_ckpt_warn(c, err,
-                            "%zu tensor%s stored before under another name and written once "
-                            "more: %s",
-                            kept.count, kept.count == 1 ? " is" : "s are",
-                            qc_ckpt_names_text(&kept));
+        return qc_checkpoint_warn(c, err,
+                                  "%zu tensor%s stored before under another name and written once "
+                                  "more: %s",
+                                  kept.count, kept.count == 1 ? " is" : "s are",
+                                  qc_checkpoint_names_text(&kept));
     return QC_OK;
 }
 
@@ -160,20 +160,19 @@ static void drop_marked(qc_checkpoint *c, const view *views, size_t count)
     c->tensor_count = kept;
 }
 
-qc_status qc_ckpt_drop_tied(qc_checkpoint *c, uint64_t *shared_bytes, qc_error *err)
+qc_status qc_checkpoint_drop_tied(qc_checkpoint *c, uint64_t *shared_bytes, qc_error *err)
 {
-    void *p = NULL;
     size_t count = 0;
     *shared_bytes = 0;
     for (size_t i = 0; i < c->tensor_count; i++)
-        count += c->files[c->tensors[i].file].kind == QC_CKPT_TORCH && c->tensors[i].bytes;
+        count += c->files[c->tensors[i].file].kind == QC_CHECKPOINT_TORCH && c->tensors[i].bytes;
     if (count == 0)
         return QC_OK;
-    QC_TRY(qc_calloc(&p, count, sizeof(view), err));
-    view *views = p;
+    view *views = NULL;
+    QC_TRY(qc_calloc(&views, count, sizeof *views, err));
     count = 0;
     for (size_t i = 0; i < c->tensor_count; i++) {
-        if (c->files[c->tensors[i].file].kind == QC_CKPT_TORCH && c->tensors[i].bytes)
+        if (c->files[c->tensors[i].file].kind == QC_CHECKPOINT_TORCH && c->tensors[i].bytes)
             views[count++].t = &c->tensors[i];
     }
     qc_status st = judge_views(c, views, count, shared_bytes, err);

@@ -40,14 +40,11 @@ struct qc_reader {
 static qc_status list_tensors(qc_reader *r, qc_error *err)
 {
     const qc_manifest *m = &r->m;
-    void *v = NULL;
-    QC_TRY(qc_arena_alloc(&r->arena, &v, m->shard_count, sizeof *r->files, err));
-    r->files = v;
+    QC_TRY(qc_arena_alloc(&r->arena, &r->files, m->shard_count, sizeof *r->files, err));
     for (size_t i = 0; i < m->shard_count; i++)
         QC_TRY(qc_arena_printf(&r->arena, &r->files[i], err, "%s%s", m->shards[i].name,
                                m->compressed ? STORED_SUFFIX : ""));
-    QC_TRY(qc_arena_alloc(&r->arena, &v, m->tensor_count, sizeof *r->tensors, err));
-    r->tensors = v;
+    QC_TRY(qc_arena_alloc(&r->arena, &r->tensors, m->tensor_count, sizeof *r->tensors, err));
     for (size_t i = 0; i < m->tensor_count; i++) {
         const qc_manifest_tensor *t = &m->tensors[i];
         qc_reader_tensor *out = &r->tensors[i];
@@ -77,10 +74,8 @@ static qc_status list_devices(qc_reader *r, qc_error *err)
 {
     const qc_manifest *m = &r->m;
     size_t shard = 0, tensor = 0;
-    void *v = NULL;
     r->device_count = m->placement.device_count > 0 ? m->placement.device_count : 1;
-    QC_TRY(qc_arena_alloc(&r->arena, &v, r->device_count, sizeof *r->devices, err));
-    r->devices = v;
+    QC_TRY(qc_arena_alloc(&r->arena, &r->devices, r->device_count, sizeof *r->devices, err));
     for (size_t i = 0; i < r->device_count; i++) {
         device_entry *e = &r->devices[i];
         qc_reader_device *d = &e->device;
@@ -103,15 +98,14 @@ static qc_status list_devices(qc_reader *r, qc_error *err)
 
 qc_status qc_reader_open(qc_reader **out, const char *dir, qc_error *err)
 {
-    void *v = NULL;
     if (out)
         *out = NULL;
     if (!out || !dir)
         QC_FAIL(err, QC_ERR_USAGE, "qc_reader_open: %s is NULL", out ? "dir" : "out");
-    QC_TRY(qc_calloc(&v, 1, sizeof(qc_reader), err));
-    qc_reader *r = v;
+    qc_reader *r = NULL;
+    QC_TRY(qc_calloc(&r, 1, sizeof *r, err));
     qc_arena_init(&r->arena);
-    qc_status st = qc_arena_strndup(&r->arena, &r->dir, dir, strlen(dir), err);
+    qc_status st = qc_arena_strdup(&r->arena, &r->dir, dir, err);
     if (st == QC_OK)
         st = qc_manifest_load(&r->m, &r->arena, dir, err);
     if (st == QC_OK)
@@ -165,10 +159,9 @@ qc_status qc_reader_find_device(const qc_reader *r, const char *name, size_t *de
         qc_strbuf_putf(&names, " and %zu more", r->device_count - NAMES_IN_ERROR);
     qc_status st = qc_strbuf_status(&names, err);
     if (st == QC_OK)
-        st =
-            qc_error_set(err, QC_ERR_DEVICE, __FILE__, __LINE__,
-                         "%s: there is no device '%s' in it; it has %s%s", r->dir, name, names.data,
-                         r->m.placement.device_count > 0 ? "" : ", as it was made without --vram");
+        st = QC_ERROR(err, QC_ERR_DEVICE, "%s: there is no device '%s' in it; it has %s%s", r->dir,
+                      name, names.data,
+                      r->m.placement.device_count > 0 ? "" : ", as it was made without --vram");
     qc_strbuf_deinit(&names);
     return st;
 }
@@ -283,12 +276,11 @@ static qc_status open_shard(load *l, size_t shard, qc_error *err)
     if (st == QC_OK)
         st = qc_path_stat(path.data, &kind, &bytes, err);
     if (st == QC_OK && kind != QC_PATH_FILE)
-        st = qc_error_set(err, QC_ERR_CHECK, __FILE__, __LINE__,
-                          "%s: the shard is missing; device '%s' needs it", path.data,
-                          l->e->device.name);
+        st = QC_ERROR(err, QC_ERR_CHECK, "%s: the shard is missing; device '%s' needs it",
+                      path.data, l->e->device.name);
     if (st == QC_OK && bytes != want)
-        st = qc_error_set(err, QC_ERR_CHECK, __FILE__, __LINE__,
-                          "%s: expected %" PRIu64 " bytes, found %" PRIu64, path.data, want, bytes);
+        st = QC_ERROR(err, QC_ERR_CHECK, "%s: expected %" PRIu64 " bytes, found %" PRIu64,
+                      path.data, want, bytes);
     if (st == QC_OK)
         st = qc_file_open_read(file, path.data, err);
     qc_strbuf_deinit(&path);
@@ -313,9 +305,7 @@ static qc_status prepare(load *l, qc_error *err)
 {
     const qc_reader_device *d = &l->e->device;
     size_t units = 0;
-    void *v = NULL;
-    QC_TRY(qc_calloc(&v, d->shard_count, sizeof *l->files, err));
-    l->files = v;
+    QC_TRY(qc_calloc(&l->files, d->shard_count, sizeof *l->files, err));
     for (size_t i = 0; i < d->shard_count; i++)
         l->files[i] = QC_FILE_CLOSED;
     /* This comes first, because the number of units follows from sizes that the files may not
@@ -323,8 +313,7 @@ static qc_status prepare(load *l, qc_error *err)
     qc_file_allow_many(d->shard_count);
     for (size_t i = 0; i < d->shard_count; i++)
         QC_TRY(open_shard(l, i, err));
-    QC_TRY(qc_calloc(&v, d->tensor_count, sizeof *l->slots, err));
-    l->slots = v;
+    QC_TRY(qc_calloc(&l->slots, d->tensor_count, sizeof *l->slots, err));
     for (size_t i = 0; i < d->tensor_count; i++) {
         slot *s = &l->slots[i];
         s->first_unit = units;
@@ -333,10 +322,8 @@ static qc_status prepare(load *l, qc_error *err)
         atomic_init(&s->left, s->unit_count);
         units += s->unit_count;
     }
-    QC_TRY(qc_calloc(&v, units, sizeof *l->units, err));
-    l->units = v;
-    QC_TRY(qc_calloc(&v, units, sizeof *l->owner, err));
-    l->owner = v;
+    QC_TRY(qc_calloc(&l->units, units, sizeof *l->units, err));
+    QC_TRY(qc_calloc(&l->owner, units, sizeof *l->owner, err));
     size_t first = 0;
     for (size_t i = 0; i < d->shard_count; i++) {
         size_t end = first;
@@ -460,7 +447,7 @@ static qc_status fetch_unit(const reader_worker *w, const qc_file *f, unit *u, v
             st = qc_frame_decode(w->coder, w->stored, u->stored_bytes, dst, u->content_bytes, err);
     }
     if (st == QC_ERR_INPUT)
-        st = qc_error_set(err, QC_ERR_CHECK, __FILE__, __LINE__, "a frame cannot be decompressed");
+        st = QC_ERROR(err, QC_ERR_CHECK, "a frame cannot be decompressed");
     if (st == QC_OK && w->hash)
         u->digest = qc_digest_finish(w->hash);
     return st;
@@ -523,7 +510,7 @@ static qc_status load_worker(qc_team *team, unsigned index, void *ctx, qc_error 
     qc_status st = worker_init(&w, l, err);
     while (st == QC_OK) {
         if (qc_team_stopped(team)) {
-            st = qc_error_set(err, QC_ERR_INTERRUPTED, __FILE__, __LINE__, "interrupted");
+            st = QC_ERROR(err, QC_ERR_INTERRUPTED, "interrupted");
             break;
         }
         size_t i = atomic_fetch_add(&l->next, 1);

@@ -6,15 +6,12 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/aio_abi.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <unistd.h>
-
-#if defined(__linux__)
-
-#include <linux/aio_abi.h>
 #include <sys/syscall.h>
+#include <unistd.h>
 
 /* The largest alignment that devices and file systems want for offsets, lengths and memory. */
 #define ALIGNMENT 4096u
@@ -198,42 +195,3 @@ int qc_direct_read(qc_direct_reader *d, const qc_file *f, void *dst, size_t len,
     }
     return 1;
 }
-
-#else
-
-struct qc_direct_reader {
-    char none;
-};
-
-qc_status qc_direct_create(qc_direct_reader **out, qc_error *err)
-{
-    void *v = NULL;
-    *out = NULL;
-    QC_TRY(qc_calloc(&v, 1, sizeof **out, err));
-    *out = v;
-    return QC_OK;
-}
-
-void qc_direct_destroy(qc_direct_reader *d)
-{
-    qc_free(d);
-}
-
-int qc_direct_begin(qc_direct_reader *d, const qc_file *f, uint64_t offset, uint64_t bytes)
-{
-    (void)d, (void)f, (void)offset, (void)bytes;
-    return 0;
-}
-
-void qc_direct_end(qc_direct_reader *d)
-{
-    (void)d;
-}
-
-int qc_direct_read(qc_direct_reader *d, const qc_file *f, void *dst, size_t len, uint64_t offset)
-{
-    (void)d, (void)f, (void)dst, (void)len, (void)offset;
-    return 0;
-}
-
-#endif

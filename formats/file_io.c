@@ -4,6 +4,7 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/clock.h"
+#include "base/text.h"
 #include "base/workers.h"
 
 #include <dirent.h>
@@ -155,12 +156,11 @@ qc_status qc_file_open_scratch(qc_file *f, const char *dir, qc_error *err)
 {
     static const char name[] = "/scratch-XXXXXX";
     size_t len = strlen(dir), bytes = 0;
-    void *v = NULL;
     *f = QC_FILE_CLOSED;
     if (qc_add_size(len, sizeof name, &bytes))
         QC_FAIL(err, QC_ERR_NOMEM, "a path is too long");
-    QC_TRY(qc_malloc(&v, bytes, err));
-    char *path = v;
+    char *path = NULL;
+    QC_TRY(qc_malloc(&path, bytes, err));
     memcpy(path, dir, len);
     memcpy(path + len, name, sizeof name);
     int fd = mkostemp(path, O_CLOEXEC);
@@ -307,7 +307,6 @@ static qc_status write_out_once(const qc_file *f, qc_error *err)
     for (uint64_t at = 0; at < bytes; at += (uint64_t)WRITE_OUT_BYTES) {
         if (qc_interrupted())
             QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
-#if defined(__linux__)
         if (sync_file_range(f->fd, (off_t)at, WRITE_OUT_BYTES,
                             SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE |
                                 SYNC_FILE_RANGE_WAIT_AFTER) != 0 &&
@@ -316,7 +315,6 @@ static qc_status write_out_once(const qc_file *f, qc_error *err)
             (void)posix_fadvise(f->fd, 0, 0, POSIX_FADV_DONTNEED);
             FAIL_ERRNO(err, e, f->path, "could not be brought to the disk");
         }
-#endif
     }
     return QC_OK;
 }
@@ -379,7 +377,6 @@ void qc_file_hint_done(const qc_file *f, uint64_t offset, uint64_t len)
                         POSIX_FADV_DONTNEED);
 }
 
-#if defined(__linux__)
 /* include/uapi/linux/mman.h; the number is that of all architectures that Debian has. */
 #ifndef SYS_cachestat
 #define SYS_cachestat 451
@@ -428,22 +425,11 @@ int qc_file_is_uncached(const qc_file *f, uint64_t offset, uint64_t len)
     return byte_is_cached(f, begin) == 0 && byte_is_cached(f, begin + (end - begin) / 2) == 0 &&
            byte_is_cached(f, end - 1) == 0;
 }
-#else
-int qc_file_is_uncached(const qc_file *f, uint64_t offset, uint64_t len)
-{
-    (void)f, (void)offset, (void)len;
-    return 0;
-}
-#endif
 
 void qc_file_hint_write_back(const qc_file *f, uint64_t offset, uint64_t len)
 {
-#if defined(__linux__)
     if (offset <= INT64_MAX && len <= INT64_MAX)
         (void)sync_file_range(f->fd, (off_t)offset, (off_t)len, SYNC_FILE_RANGE_WRITE);
-#else
-    (void)f, (void)offset, (void)len;
-#endif
 }
 
 /* ---- Whole files ---------------------------------------------------------------------------- */
@@ -483,34 +469,37 @@ qc_status qc_file_slurp(const char *path, qc_strbuf *out, qc_error *err)
     return st;
 }
 
-/* Writes the folder that holds path to a buffer of at least strlen(path) + 2 bytes. */
-static void folder_of(const char *path, char *folder)
+/* A folder that may be entered but not read cannot be synced. */
+static qc_status sync_holder(const char *path, int may_lack_rights, qc_error *err)
 {
-    const char *slash = strrchr(path, '/');
-    size_t n = slash ? (size_t)(slash - path) : 0;
-    if (!slash) {
-        memcpy(folder, ".", 2);
-        return;
-    }
-    if (n == 0)
-        n = 1; /* "/name" */
-    memcpy(folder, path, n);
-    folder[n] = '\0';
+    char *folder = NULL;
+    QC_TRY(qc_strdup(&folder, path, err));
+    char *slash = strrchr(folder, '/');
+    if (slash)
+        slash[slash == folder] = '\0'; /* "/" holds "/name" */
+    const char *holder = slash ? folder : ".";
+    qc_status st = QC_OK;
+    if (!may_lack_rights || access(holder, R_OK) == 0)
+        st = qc_dir_sync(holder, err);
+    qc_free(folder);
+    return st;
+}
+
+qc_status qc_dir_sync_holder(const char *path, qc_error *err)
+{
+    return sync_holder(path, 0, err);
 }
 
 qc_status qc_file_put(const char *path, const void *bytes, size_t len, qc_error *err)
 {
     qc_file f = QC_FILE_CLOSED;
     size_t path_len = strlen(path);
-    void *v = NULL;
     qc_status st = QC_OK;
     int created = 0;
-    QC_TRY(qc_malloc(&v, 2 * path_len + sizeof TMP_SUFFIX + 2, err));
-    char *tmp = v;
-    char *folder = tmp + path_len + sizeof TMP_SUFFIX;
+    char *tmp = NULL;
+    QC_TRY(qc_malloc(&tmp, path_len + sizeof TMP_SUFFIX, err));
     memcpy(tmp, path, path_len);
     memcpy(tmp + path_len, TMP_SUFFIX, sizeof TMP_SUFFIX);
-    folder_of(path, folder);
     QC_TRY_GOTO(st, done, qc_file_create(&f, tmp, err));
     created = 1;
     QC_TRY_GOTO(st, done, qc_file_pwrite(&f, bytes, len, 0, err));
@@ -518,7 +507,7 @@ qc_status qc_file_put(const char *path, const void *bytes, size_t len, qc_error 
     QC_TRY_GOTO(st, done, qc_file_close(&f, err));
     QC_TRY_GOTO(st, done, qc_path_rename(tmp, path, err));
     created = 0;
-    st = qc_dir_sync(folder, err);
+    st = qc_dir_sync_holder(path, err);
 done:
     qc_file_discard(&f);
     if (created)
@@ -549,22 +538,10 @@ qc_status qc_path_remove(const char *path, qc_error *err)
     return QC_OK;
 }
 
-/* Syncs the folder that holds a new one, so that its name survives a crash too. A folder that may
- * be entered but not read cannot be synced. */
-static qc_status sync_holder(const char *path, qc_error *err)
-{
-    void *v = NULL;
-    QC_TRY(qc_malloc(&v, strlen(path) + 2, err));
-    folder_of(path, v);
-    qc_status st = access(v, R_OK) == 0 ? qc_dir_sync(v, err) : QC_OK;
-    qc_free(v);
-    return st;
-}
-
 static qc_status make_one(const char *path, qc_error *err)
 {
     if (mkdir(path, 0777) == 0)
-        return sync_holder(path, err);
+        return sync_holder(path, 1, err); /* so that its name survives a crash too */
     int e = errno;
     struct stat s;
     if (stat(path, &s) == 0 && S_ISDIR(s.st_mode))
@@ -634,7 +611,7 @@ qc_status qc_path_join(qc_arena *a, const char **out, const char *dir, const cha
     while (*name == '/')
         name++;
     if (n == 0 && *dir != '/')
-        return qc_arena_strndup(a, out, name, strlen(name), err);
+        return qc_arena_strdup(a, out, name, err);
     return qc_arena_printf(a, out, err, "%.*s/%s", (int)n, dir, name);
 }
 
@@ -652,34 +629,29 @@ typedef struct {
     size_t folder_count, folder_cap;
 } tree_walk;
 
-static qc_status grow(void **list, size_t count, size_t *cap, size_t bytes_each, qc_error *err)
+/* list is the address of a typed pointer. */
+static qc_status grow(void *list, size_t count, size_t *cap, size_t bytes_each, qc_error *err)
 {
     if (count < *cap)
         return QC_OK;
     size_t want = *cap ? *cap * 2 : 64;
-    QC_TRY(qc_realloc_array(list, want, bytes_each, err));
+    QC_TRY((qc_realloc_array)(list, want, bytes_each, err));
     *cap = want;
     return QC_OK;
 }
 
 static qc_status add_folder(tree_walk *w, const char *path, qc_error *err)
 {
-    void *v = w->folders;
-    qc_status st = grow(&v, w->folder_count, &w->folder_cap, sizeof *w->folders, err);
-    w->folders = v;
-    QC_TRY(st);
+    QC_TRY(grow(&w->folders, w->folder_count, &w->folder_cap, sizeof *w->folders, err));
     w->folders[w->folder_count++] = path;
     return QC_OK;
 }
 
 static qc_status add_file(tree_walk *w, const char *path, uint64_t bytes, qc_error *err)
 {
-    void *v = w->files;
     if (w->file_count == w->max_files)
         QC_FAIL(err, QC_ERR_INPUT, "%s: holds more than %zu files", w->root, w->max_files);
-    qc_status st = grow(&v, w->file_count, &w->file_cap, sizeof *w->files, err);
-    w->files = v;
-    QC_TRY(st);
+    QC_TRY(grow(&w->files, w->file_count, &w->file_cap, sizeof *w->files, err));
     w->files[w->file_count++] = (qc_tree_file){path, bytes};
     return QC_OK;
 }
@@ -694,7 +666,7 @@ static qc_status add_entry(tree_walk *w, int fd, const char *folder, const char 
     if (*folder)
         QC_TRY(qc_arena_printf(w->arena, &path, err, "%s/%s", folder, name));
     else
-        QC_TRY(qc_arena_strndup(w->arena, &path, name, strlen(name), err));
+        QC_TRY(qc_arena_strdup(w->arena, &path, name, err));
     if (fstatat(fd, name, &s, AT_SYMLINK_NOFOLLOW) != 0)
         FAIL_ERRNO(err, errno, path, "cannot be examined");
     if (S_ISDIR(s.st_mode))
@@ -730,11 +702,6 @@ static qc_status walk_folder(tree_walk *w, const char *folder, qc_error *err)
     return st;
 }
 
-static int by_path(const void *a, const void *b)
-{
-    return strcmp(((const qc_tree_file *)a)->path, ((const qc_tree_file *)b)->path);
-}
-
 qc_status qc_dir_tree(qc_arena *a, const char *dir, size_t max_files, qc_tree_file **files,
                       size_t *count, qc_error *err)
 {
@@ -750,7 +717,7 @@ qc_status qc_dir_tree(qc_arena *a, const char *dir, size_t max_files, qc_tree_fi
     if (st == QC_OK) {
         if (w.file_count) {
             memcpy(v, w.files, w.file_count * sizeof *w.files);
-            qsort(v, w.file_count, sizeof *w.files, by_path);
+            qsort(v, w.file_count, sizeof *w.files, qc_by_text);
         }
         *files = v;
         *count = w.file_count;

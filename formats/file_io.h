@@ -79,6 +79,8 @@ QC_NODISCARD qc_status qc_path_remove(const char *path, qc_error *err);
  * directory that holds them is synced. */
 QC_NODISCARD qc_status qc_dir_make(const char *path, qc_error *err);
 QC_NODISCARD qc_status qc_dir_sync(const char *path, qc_error *err);
+/* Syncs the folder that holds path. */
+QC_NODISCARD qc_status qc_dir_sync_holder(const char *path, qc_error *err);
 /* How many bytes an unprivileged writer may still write to the file system that holds path;
  * UINT64_MAX where the file system does not say how large it is. */
 QC_NODISCARD qc_status qc_dir_free_bytes(const char *path, uint64_t *bytes, qc_error *err);

@@ -63,15 +63,15 @@ qc_status qc_frame_coder_create(qc_frame_coder **out, qc_error *err)
     void *v = NULL;
     qc_status st = QC_OK;
     *out = NULL;
-    QC_TRY(qc_calloc(&v, 1, sizeof(qc_frame_coder), err));
-    qc_frame_coder *c = v;
+    qc_frame_coder *c = NULL;
+    QC_TRY(qc_calloc(&c, 1, sizeof *c, err));
     c->sample_cap = ZSTD_compressBound(SAMPLE_BYTES);
     QC_TRY_GOTO(st, fail, qc_malloc(&v, SAMPLE_BYTES + c->sample_cap, err));
     c->sample = v;
     c->compress = ZSTD_createCCtx_advanced(mem);
     c->expand = ZSTD_createDCtx_advanced(mem);
     if (!c->compress || !c->expand) {
-        st = qc_error_set(err, QC_ERR_NOMEM, __FILE__, __LINE__, "out of memory for zstd");
+        st = QC_ERROR(err, QC_ERR_NOMEM, "out of memory for zstd");
         goto fail;
     }
     *out = c;

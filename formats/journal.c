@@ -112,37 +112,23 @@ static qc_status replay(const qc_file *f, qc_journal_fn fn, void *ctx, qc_journa
 
 /* ---- Opening -------------------------------------------------------------------------------- */
 
-/* Syncs the folder that holds path. */
-static qc_status sync_folder(const char *path, qc_error *err)
-{
-    char *copy = NULL;
-    QC_TRY(qc_strdup(&copy, path, err));
-    char *slash = strrchr(copy, '/');
-    if (slash)
-        *slash = '\0';
-    qc_status st = qc_dir_sync(slash ? (slash == copy ? "/" : copy) : ".", err);
-    qc_free(copy);
-    return st;
-}
-
 static qc_status begin(qc_journal *j, qc_error *err)
 {
     QC_TRY(qc_file_resize(&j->file, 0, err));
     QC_TRY(qc_file_pwrite(&j->file, QC_JOURNAL_MAGIC, QC_JOURNAL_MAGIC_BYTES, 0, err));
     QC_TRY(qc_file_sync(&j->file, err));
     j->end = QC_JOURNAL_MAGIC_BYTES;
-    return sync_folder(j->file.path, err);
+    return qc_dir_sync_holder(j->file.path, err);
 }
 
 qc_status qc_journal_open(qc_journal **out, const char *path, qc_journal_fn fn, void *ctx,
                           qc_journal_found *found, qc_error *err)
 {
-    void *v = NULL;
     qc_journal_found own = {0};
     found = found ? found : &own;
     *out = NULL;
-    QC_TRY(qc_calloc(&v, 1, sizeof(qc_journal), err));
-    qc_journal *j = v;
+    qc_journal *j = NULL;
+    QC_TRY(qc_calloc(&j, 1, sizeof *j, err));
     j->file = QC_FILE_CLOSED;
     if (pthread_mutex_init(&j->lock, NULL) != 0) {
         qc_free(j);
@@ -182,13 +168,12 @@ qc_status qc_journal_read(const char *path, qc_journal_fn fn, void *ctx, qc_jour
 qc_status qc_journal_append(qc_journal *j, uint32_t type, const void *payload, size_t bytes,
                             uint64_t *end, qc_error *err)
 {
-    void *v = NULL;
     if (bytes > QC_JOURNAL_RECORD_MAX)
         QC_FAIL(err, QC_ERR_UNSUPPORTED, "%s: a record of %zu bytes is too large", j->file.path,
                 bytes);
     size_t need = bytes + QC_JOURNAL_RECORD_EXTRA;
-    QC_TRY(qc_malloc(&v, need, err));
-    unsigned char *record = v;
+    unsigned char *record = NULL;
+    QC_TRY(qc_malloc(&record, need, err));
     qc_store_le32(record, type);
     qc_store_le32(record + 4, (uint32_t)bytes);
     if (bytes > 0)

@@ -1,32 +1,26 @@
-/* A scanner of our own makes one pass over the text, then cJSON builds the tree.
+/* One pass over the text checks it and builds the tree: grammar, UTF-8, escapes, numbers, depth and
+ * duplicate keys. Errors carry the offset.
  *
- *   text --scan--> grammar, UTF-8, escapes, numbers, depth, duplicate keys   (errors with offset)
- *        --cJSON-> nodes            (can only fail for want of memory now)
- *        --mark--> valueint of a number := "written as plain digits"
- *
- * Duplicate keys: keys of open objects lie on a stack; when an object closes, its keys are sorted
- * and neighbours compared. That takes O(n log n), and O(n) where they are in order already. Keys
- * with escapes are unescaped first, so "a" and "\u0061" are the same key.
+ * Duplicate keys: when an object closes, its keys are compared with their neighbours, and sorted
+ * first if they are not in order. That takes O(n log n), and O(n) where they are. Keys are
+ * unescaped before, so "a" and "\u0061" are the same key.
  *
  * What is refused beyond RFC 8259, and why:
  *
- *   numbers of more than 63 characters    cJSON cuts them there
- *   numbers beyond the range of a double  cJSON makes them infinite
- *   "\u0000"                              cJSON cuts strings there
- *   more values than 2^20 + bytes / 4     a node takes some 80 bytes: a hostile text of 100 MB
- *                                         ("0,0,0,...") must not take 4 GB
- *
- * cJSON never sees a text that the scanner refused. */
+ *   numbers of more than 63 characters    no writer of numbers needs more
+ *   numbers beyond the range of a double  they would be infinite
+ *   "\u0000"                              it would end a text
+ *   more values than 2^20 + bytes / 4     a node takes 40 bytes: a hostile text of 100 MB
+ *                                         ("0,0,0,...") must not take 4 GB */
 #include "formats/json_strict.h"
 
 #include "base/alloc.h"
 #include "base/arena.h"
-#include "base/checked.h"
+#include "base/text.h"
 
-#include <cjson/cJSON.h>
 #include <inttypes.h>
+#include <locale.h>
 #include <math.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -36,18 +30,26 @@
 #define KEY_SHOWN_BYTES  160u              /* of a key in a message */
 #define VALUES_FREE      1048576u
 #define BYTES_PER_VALUE  4u
+#define NODES_AT_ONCE    64u
 
-struct qc_json {
-    cJSON *root;
+/* Small, because a text of 100 MB may hold 25 million of them. */
+struct qc_json_node {
+    qc_json_node *next;
+    const char *key; /* NULL outside of objects */
+    union {
+        qc_json_node *child;
+        const char *text;
+        double number;
+    } is;
+    uint32_t key_at, at, end; /* in the text that was parsed */
+    uint8_t kind;             /* qc_json_kind */
+    uint8_t flag;             /* a boolean's value; whether a number was written as digits alone */
 };
 
-typedef enum { NUMBER_OTHER, NUMBER_DIGITS, NUMBER_NAN, NUMBER_INF, NUMBER_MINUS_INF } number_form;
-
-typedef struct {
-    const char *p; /* unescaped; points into the text or the scanner's arena */
-    size_t len;
-    size_t offset; /* of the opening quote in the text */
-} scan_key;
+struct qc_json {
+    qc_arena arena;
+    qc_json_node *root;
+};
 
 typedef struct {
     const char *text;
@@ -56,14 +58,9 @@ typedef struct {
     unsigned flags;
     unsigned depth;
     uint64_t values_left;
-    scan_key *keys; /* of all open objects, outermost first */
-    size_t key_count;
-    size_t key_cap;
-    unsigned char *numbers; /* number_form of each, in document order */
-    size_t number_count;
-    size_t number_cap;
-    char *patched;  /* copy of the text with 0 for NaN and the like; NULL while there is none */
-    qc_arena arena; /* unescaped keys */
+    qc_arena *arena;
+    qc_json_node *spare; /* nodes that nobody has taken yet */
+    size_t spare_count;
     qc_error *err;
 } scanner;
 
@@ -72,14 +69,6 @@ typedef struct {
     size_t len;
     int escaped;
 } scan_string;
-
-static pthread_once_t hooks_once = PTHREAD_ONCE_INIT;
-
-static void install_hooks(void)
-{
-    cJSON_Hooks hooks = {qc_hook_malloc, qc_hook_free};
-    cJSON_InitHooks(&hooks);
-}
 
 /* "byte 12: <expected>, found 'x'" */
 static qc_status fail_found(const scanner *s, const char *at, const char *expected)
@@ -277,82 +266,51 @@ static size_t unescape(char *dst, const char *p, size_t len)
     return n;
 }
 
-static qc_status push_key(scanner *s, const scan_string *str)
+/* Copies a string that the scanner has passed to the arena, unescaped. */
+static qc_status keep_string(const scanner *s, const scan_string *from, const char **out)
 {
-    if (s->key_count == s->key_cap) {
-        size_t cap = s->key_cap ? s->key_cap * 2 : 64;
-        void *p = s->keys;
-        QC_TRY(qc_realloc_array(&p, cap, sizeof *s->keys, s->err));
-        s->keys = p;
-        s->key_cap = cap;
-    }
-    scan_key *k = &s->keys[s->key_count];
-    k->p = str->p;
-    k->len = str->len;
-    k->offset = (size_t)(str->p - 1 - s->text);
-    if (str->escaped) {
-        void *p = NULL;
-        QC_TRY(qc_arena_alloc(&s->arena, &p, str->len, 1, s->err));
-        k->len = unescape(p, str->p, str->len);
-        k->p = p;
-    }
-    s->key_count++;
+    char *text = NULL;
+    if (!from->escaped)
+        return qc_arena_strndup(s->arena, out, from->p, from->len, s->err);
+    QC_TRY(qc_arena_alloc(s->arena, &text, from->len + 1, 1, s->err));
+    text[unescape(text, from->p, from->len)] = '\0';
+    *out = text;
     return QC_OK;
 }
 
-static int compare_text(const scan_key *a, const scan_key *b)
+static int compare_members(const void *va, const void *vb)
 {
-    size_t n = qc_min_size(a->len, b->len);
-    int c = memcmp(a->p, b->p, n);
-    if (c != 0)
-        return c;
-    return (a->len > b->len) - (a->len < b->len);
+    const qc_json_node *a = *(const qc_json_node *const *)va;
+    const qc_json_node *b = *(const qc_json_node *const *)vb;
+    int c = strcmp(a->key, b->key);
+    return c != 0 ? c : (a->key_at > b->key_at) - (a->key_at < b->key_at);
 }
 
-static int compare_keys(const void *va, const void *vb)
+/* Looks for equal keys in an object of `count` members. */
+static qc_status check_keys(const scanner *s, const qc_json_node *object, size_t count)
 {
-    const scan_key *a = va;
-    const scan_key *b = vb;
-    int c = compare_text(a, b);
-    return c != 0 ? c : (a->offset > b->offset) - (a->offset < b->offset);
-}
-
-/* Ends the object whose keys begin at `base` on the stack: looks for equal keys and drops them
- * all. */
-static qc_status close_object(scanner *s, size_t base)
-{
-    size_t count = s->key_count - base;
-    scan_key *k = s->keys + base;
-    int ascending = 1;
-    for (size_t i = 1; i < count && ascending; i++)
-        ascending = compare_text(&k[i - 1], &k[i]) < 0;
-    s->key_count = base;
-    if (ascending)
+    const qc_json_node **list = NULL;
+    const qc_json_node *n = object->is.child;
+    while (n && n->next && strcmp(n->key, n->next->key) < 0)
+        n = n->next;
+    if (!n || !n->next)
         return QC_OK;
-    qsort(k, count, sizeof *k, compare_keys);
-    for (size_t i = 1; i < count; i++) {
-        if (compare_text(&k[i - 1], &k[i]) == 0) {
-            size_t shown = k[i].len < KEY_SHOWN_BYTES ? k[i].len : KEY_SHOWN_BYTES;
-            QC_FAIL(s->err, QC_ERR_INPUT,
-                    "JSON byte %zu: key '%.*s' appears a second time in one object (first at "
-                    "byte %zu)",
-                    k[i].offset, (int)shown, k[i].p, k[i - 1].offset);
-        }
-    }
-    return QC_OK;
-}
-
-static qc_status push_number(scanner *s, number_form form)
-{
-    if (s->number_count == s->number_cap) {
-        size_t cap = s->number_cap ? s->number_cap * 2 : 256;
-        void *p = s->numbers;
-        QC_TRY(qc_realloc_array(&p, cap, 1, s->err));
-        s->numbers = p;
-        s->number_cap = cap;
-    }
-    s->numbers[s->number_count++] = (unsigned char)form;
-    return QC_OK;
+    QC_TRY(qc_malloc(&list, count * sizeof(qc_json_node *), s->err));
+    size_t i = 0;
+    for (n = object->is.child; n; n = n->next)
+        list[i++] = n;
+    qsort(list, count, sizeof(qc_json_node *), compare_members);
+    for (i = 1; i < count && strcmp(list[i - 1]->key, list[i]->key) != 0;)
+        i++;
+    qc_status st = QC_OK;
+    if (i < count)
+        st = QC_ERROR(s->err, QC_ERR_INPUT,
+                      "JSON byte %zu: key '%.*s' appears a second time in one object (first at "
+                      "byte %zu)",
+                      (size_t)list[i]->key_at, KEY_SHOWN_BYTES, list[i]->key,
+                      (size_t)list[i - 1]->key_at);
+    qc_free(list);
+    return st;
 }
 
 static int is_digit(const scanner *s)
@@ -366,32 +324,30 @@ static void skip_digits(scanner *s)
         s->p++;
 }
 
-static qc_status check_number(const scanner *s, const char *start, int integer)
+static qc_status keep_number(const scanner *s, const char *start, int integer, qc_json_node *n)
 {
+    char text[NUMBER_MAX_BYTES + 1];
     size_t len = (size_t)(s->p - start);
     if (len > NUMBER_MAX_BYTES)
         return fail_at(s, start, "a number of more than 63 characters");
-    if (s->flags & QC_JSON_INTEGERS) {
-        uint64_t v = 0;
-        if (!integer)
-            return fail_at(s, start,
-                           "a number with a fraction or exponent where only integers "
-                           "are accepted");
-        for (const char *p = start + (*start == '-'); p < s->p && v <= INTEGER_MAX; p++)
-            v = v * 10 + (uint64_t)(*p - '0');
-        if (v > INTEGER_MAX)
-            return fail_at(s, start, "an integer beyond 2^53 - 1");
-    } else if (!integer) {
-        char buf[NUMBER_MAX_BYTES + 1];
-        memcpy(buf, start, len);
-        buf[len] = '\0';
-        if (!isfinite(strtod(buf, NULL)))
-            return fail_at(s, start, "a number beyond the range of a double");
-    }
+    memcpy(text, start, len);
+    text[len] = '\0';
+    char *point = memchr(text, '.', len);
+    if (point)
+        *point = *localeconv()->decimal_point; /* which strtod wants */
+    n->is.number = strtod(text, NULL);
+    n->flag = integer && *start != '-';
+    if ((s->flags & QC_JSON_INTEGERS) && !integer)
+        return fail_at(s, start,
+                       "a number with a fraction or exponent where only integers are accepted");
+    if ((s->flags & QC_JSON_INTEGERS) && fabs(n->is.number) > (double)INTEGER_MAX)
+        return fail_at(s, start, "an integer beyond 2^53 - 1");
+    if (!isfinite(n->is.number))
+        return fail_at(s, start, "a number beyond the range of a double");
     return QC_OK;
 }
 
-static qc_status scan_number(scanner *s)
+static qc_status scan_number(scanner *s, qc_json_node *n)
 {
     const char *start = s->p;
     int integer = 1;
@@ -419,218 +375,161 @@ static qc_status scan_number(scanner *s)
             return fail_found(s, s->p, "a digit was expected in the exponent");
         skip_digits(s);
     }
-    QC_TRY(check_number(s, start, integer));
-    return push_number(s, integer && *start != '-' ? NUMBER_DIGITS : NUMBER_OTHER);
+    return keep_number(s, start, integer, n);
 }
 
-static int at_word(const scanner *s, const char *word)
+static int take_word(scanner *s, const char *word)
 {
     size_t n = strlen(word);
-    return (size_t)(s->end - s->p) >= n && memcmp(s->p, word, n) == 0;
+    if ((size_t)(s->end - s->p) < n || memcmp(s->p, word, n) != 0)
+        return 0;
+    s->p += n;
+    return 1;
 }
 
-static qc_status scan_word(scanner *s, const char *word)
-{
-    if (!at_word(s, word))
-        return fail_found(s, s->p, "a JSON value was expected");
-    s->p += strlen(word);
-    return QC_OK;
-}
-
-/* Scans NaN and the like; *found says whether one is here. cJSON does not know them, so it gets a
- * copy of the text with 0 and spaces in their place. */
-static qc_status scan_constant(scanner *s, int *found)
+/* Takes null, true, false and, for Python, the numbers that JSON does not have. */
+static int take_constant(scanner *s, qc_json_node *n)
 {
     static const struct {
         const char *word;
-        number_form form;
+        double number;
+        int python;
+        uint8_t kind, flag;
     } constants[] = {
-        {"NaN", NUMBER_NAN}, {"Infinity", NUMBER_INF}, {"-Infinity", NUMBER_MINUS_INF}};
-    *found = 0;
+        {"true", 0, 0, QC_JSON_BOOL, 1},
+        {"false", 0, 0, QC_JSON_BOOL, 0},
+        {"null", 0, 0, QC_JSON_NULL, 0},
+        {"NaN", (double)NAN, 1, QC_JSON_NUMBER, 0},
+        {"Infinity", HUGE_VAL, 1, QC_JSON_NUMBER, 0},
+        {"-Infinity", -HUGE_VAL, 1, QC_JSON_NUMBER, 0},
+    };
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++) {
-        if (!at_word(s, constants[i].word))
+        if ((constants[i].python && !(s->flags & QC_JSON_PYTHON)) ||
+            !take_word(s, constants[i].word))
             continue;
-        size_t n = strlen(constants[i].word);
-        if (!s->patched) {
-            void *p = NULL;
-            QC_TRY(qc_malloc(&p, (size_t)(s->end - s->text), s->err));
-            memcpy(p, s->text, (size_t)(s->end - s->text));
-            s->patched = p;
-        }
-        char *at = s->patched + (s->p - s->text);
-        memset(at, ' ', n);
-        *at = '0';
-        s->p += n;
-        *found = 1;
-        return push_number(s, constants[i].form);
+        n->kind = constants[i].kind;
+        n->flag = constants[i].flag;
+        n->is.number = constants[i].number;
+        return 1;
     }
+    return 0;
+}
+
+/* Nodes come from the arena by the dozen, because it aligns what it gives to 16 bytes. */
+static qc_status take_node(scanner *s, qc_json_node **out)
+{
+    if (s->spare_count == 0) {
+        QC_TRY(qc_arena_alloc(s->arena, &s->spare, NODES_AT_ONCE, sizeof *s->spare, s->err));
+        s->spare_count = NODES_AT_ONCE;
+    }
+    *out = s->spare++;
+    s->spare_count--;
     return QC_OK;
 }
 
-static qc_status scan_value(scanner *s);
+static qc_status scan_value(scanner *s, qc_json_node *n);
 
-static qc_status enter(scanner *s)
+/* Scans the members of an object, or the elements of an array, and what closes it. */
+static qc_status scan_children(scanner *s, qc_json_node *n, int is_object)
 {
+    char close = is_object ? '}' : ']';
+    qc_json_node **link = &n->is.child;
+    size_t count = 0;
     if (s->depth == DEPTH_MAX)
         return fail_at(s, s->p, "arrays and objects are nested more than 64 deep");
     s->depth++;
-    s->p++;
-    skip_space(s);
-    return QC_OK;
-}
-
-static qc_status scan_object(scanner *s)
-{
-    size_t base = s->key_count;
-    QC_TRY(enter(s));
-    if (s->p < s->end && *s->p == '}') {
-        s->p++;
-        s->depth--;
-        return QC_OK;
-    }
-    for (;;) {
+    do {
         scan_string key = {0};
-        if (s->p >= s->end || *s->p != '"')
-            return fail_found(s, s->p, "a key in quotes was expected");
-        QC_TRY(scan_string_token(s, &key));
-        QC_TRY(push_key(s, &key));
+        qc_json_node *child = NULL;
+        s->p++; /* the bracket or a comma */
         skip_space(s);
-        if (s->p >= s->end || *s->p != ':')
-            return fail_found(s, s->p, "':' was expected after a key");
-        s->p++;
-        QC_TRY(scan_value(s));
-        if (s->p < s->end && *s->p == '}')
+        if (count == 0 && s->p < s->end && *s->p == close)
             break;
-        if (s->p >= s->end || *s->p != ',')
-            return fail_found(s, s->p, "',' or '}' was expected");
-        s->p++;
-        skip_space(s);
-    }
+        QC_TRY(take_node(s, &child));
+        if (is_object) {
+            if (s->p >= s->end || *s->p != '"')
+                return fail_found(s, s->p, "a key in quotes was expected");
+            child->key_at = (uint32_t)(s->p - s->text);
+            QC_TRY(scan_string_token(s, &key));
+            QC_TRY(keep_string(s, &key, &child->key));
+            skip_space(s);
+            if (s->p >= s->end || *s->p != ':')
+                return fail_found(s, s->p, "':' was expected after a key");
+            s->p++;
+        }
+        QC_TRY(scan_value(s, child));
+        *link = child;
+        link = &child->next;
+        count++;
+        if (s->p >= s->end || (*s->p != close && *s->p != ','))
+            return fail_found(s, s->p,
+                              is_object ? "',' or '}' was expected" : "',' or ']' was expected");
+    } while (*s->p == ',');
     s->p++;
     s->depth--;
-    return close_object(s, base);
-}
-
-static qc_status scan_array(scanner *s)
-{
-    QC_TRY(enter(s));
-    if (s->p < s->end && *s->p == ']') {
-        s->p++;
-        s->depth--;
-        return QC_OK;
-    }
-    for (;;) {
-        QC_TRY(scan_value(s));
-        if (s->p < s->end && *s->p == ']')
-            break;
-        if (s->p >= s->end || *s->p != ',')
-            return fail_found(s, s->p, "',' or ']' was expected");
-        s->p++;
-    }
-    s->p++;
-    s->depth--;
-    return QC_OK;
+    return is_object ? check_keys(s, n, count) : QC_OK;
 }
 
 /* Scans one value with the white space around it. Recursion ends at DEPTH_MAX. */
-static qc_status scan_value(scanner *s)
+static qc_status scan_value(scanner *s, qc_json_node *n)
 {
-    scan_string ignored = {0};
-    int found = 0;
+    scan_string text = {0};
     skip_space(s);
     if (s->p >= s->end)
         return fail_found(s, s->p, "a JSON value was expected");
     if (s->values_left-- == 0)
         return fail_at(s, s->p, "more values than a text of this length may hold");
-    switch (*s->p) {
-    case '{':
-        QC_TRY(scan_object(s));
-        break;
-    case '[':
-        QC_TRY(scan_array(s));
-        break;
-    case '"':
-        QC_TRY(scan_string_token(s, &ignored));
-        break;
-    case 't':
-        QC_TRY(scan_word(s, "true"));
-        break;
-    case 'f':
-        QC_TRY(scan_word(s, "false"));
-        break;
-    case 'n':
-        QC_TRY(scan_word(s, "null"));
-        break;
-    default:
-        if (s->flags & QC_JSON_PYTHON)
-            QC_TRY(scan_constant(s, &found));
-        if (found)
-            break;
+    n->at = (uint32_t)(s->p - s->text);
+    if (*s->p == '{' || *s->p == '[') {
+        n->kind = *s->p == '{' ? QC_JSON_OBJECT : QC_JSON_ARRAY;
+        QC_TRY(scan_children(s, n, *s->p == '{'));
+    } else if (*s->p == '"') {
+        n->kind = QC_JSON_STRING;
+        QC_TRY(scan_string_token(s, &text));
+        QC_TRY(keep_string(s, &text, &n->is.text));
+    } else if (!take_constant(s, n)) {
+        n->kind = QC_JSON_NUMBER;
         if (*s->p != '-' && !is_digit(s))
             return fail_found(s, s->p, "a JSON value was expected");
-        QC_TRY(scan_number(s));
-        break;
+        QC_TRY(scan_number(s, n));
     }
+    n->end = (uint32_t)(s->p - s->text);
     skip_space(s);
     return QC_OK;
 }
 
-static qc_status scan_document(scanner *s)
+static qc_status scan_document(scanner *s, qc_json_node *root)
 {
     if (s->end - s->p >= 3 && memcmp(s->p, "\xef\xbb\xbf", 3) == 0)
         return fail_at(s, s->p, "a byte order mark is not accepted");
-    QC_TRY(scan_value(s));
+    QC_TRY(scan_value(s, root));
     if (s->p != s->end)
         return fail_found(s, s->p, "the end of the text was expected");
     return QC_OK;
 }
 
-/* cJSON keeps only the double of a number. This puts into its deprecated valueint whether the
- * number was written as digits alone. Children come in document order, so the n-th number is the
- * scanner's n-th. */
-static void mark_numbers(cJSON *n, const unsigned char *numbers, size_t *next)
-{
-    for (; n; n = n->next) {
-        if ((n->type & 0xff) == cJSON_Number) {
-            number_form form = (number_form)numbers[(*next)++];
-            n->valueint = form == NUMBER_DIGITS;
-            if (form == NUMBER_NAN)
-                n->valuedouble = (double)NAN;
-            else if (form == NUMBER_INF || form == NUMBER_MINUS_INF)
-                n->valuedouble = form == NUMBER_INF ? HUGE_VAL : -HUGE_VAL;
-        }
-        mark_numbers(n->child, numbers, next);
-    }
-}
-
 qc_status qc_json_parse(qc_json **out, const char *text, size_t len, unsigned flags, qc_error *err)
 {
-    scanner s = {.text = text, .p = text, .end = text + len, .flags = flags, .err = err};
-    qc_status st = QC_OK;
-    void *doc = NULL;
     *out = NULL;
-    s.values_left = VALUES_FREE + (uint64_t)len / BYTES_PER_VALUE;
-    qc_arena_init(&s.arena);
-    (void)pthread_once(&hooks_once, install_hooks);
-
-    QC_TRY_GOTO(st, done, scan_document(&s));
-    QC_TRY_GOTO(st, done, qc_calloc(&doc, 1, sizeof **out, err));
-    *out = doc;
-    (*out)->root = cJSON_ParseWithLength(s.patched ? s.patched : text, len);
-    if (!(*out)->root) {
-        qc_json_destroy(*out);
-        *out = NULL;
-        st = qc_error_set(err, QC_ERR_NOMEM, __FILE__, __LINE__,
-                          "out of memory: tree of a JSON text of %zu bytes", len);
-        goto done;
-    }
-    size_t next = 0;
-    mark_numbers((*out)->root, s.numbers, &next);
-done:
-    qc_free(s.keys);
-    qc_free(s.numbers);
-    qc_free(s.patched);
-    qc_arena_deinit(&s.arena);
+    qc_json *doc = NULL;
+    if (len > UINT32_MAX)
+        QC_FAIL(err, QC_ERR_INPUT, "JSON text has %zu bytes, at most %u are read", len, UINT32_MAX);
+    QC_TRY(qc_calloc(&doc, 1, sizeof *doc, err));
+    qc_arena_init(&doc->arena);
+    scanner s = {.text = text,
+                 .p = text,
+                 .end = text + len,
+                 .flags = flags,
+                 .values_left = VALUES_FREE + (uint64_t)len / BYTES_PER_VALUE,
+                 .arena = &doc->arena,
+                 .err = err};
+    qc_status st = qc_arena_alloc(&doc->arena, &doc->root, 1, sizeof *doc->root, err);
+    if (st == QC_OK)
+        st = scan_document(&s, doc->root);
+    if (st == QC_OK)
+        *out = doc;
+    else
+        qc_json_destroy(doc);
     return st;
 }
 
@@ -638,7 +537,7 @@ void qc_json_destroy(qc_json *doc)
 {
     if (!doc)
         return;
-    cJSON_Delete(doc->root);
+    qc_arena_deinit(&doc->arena);
     qc_free(doc);
 }
 
@@ -649,21 +548,7 @@ const qc_json_node *qc_json_root(const qc_json *doc)
 
 qc_json_kind qc_json_kind_of(const qc_json_node *n)
 {
-    switch (n->type & 0xff) {
-    case cJSON_False:
-    case cJSON_True:
-        return QC_JSON_BOOL;
-    case cJSON_Number:
-        return QC_JSON_NUMBER;
-    case cJSON_String:
-        return QC_JSON_STRING;
-    case cJSON_Array:
-        return QC_JSON_ARRAY;
-    case cJSON_Object:
-        return QC_JSON_OBJECT;
-    default:
-        return QC_JSON_NULL;
-    }
+    return (qc_json_kind)n->kind;
 }
 
 const char *qc_json_kind_name(qc_json_kind k)
@@ -674,7 +559,7 @@ const char *qc_json_kind_name(qc_json_kind k)
 
 const qc_json_node *qc_json_first(const qc_json_node *n)
 {
-    return n->child;
+    return n->kind == QC_JSON_ARRAY || n->kind == QC_JSON_OBJECT ? n->is.child : NULL;
 }
 
 const qc_json_node *qc_json_next(const qc_json_node *n)
@@ -682,75 +567,88 @@ const qc_json_node *qc_json_next(const qc_json_node *n)
     return n->next;
 }
 
+size_t qc_json_count(const qc_json_node *n)
+{
+    size_t count = 0;
+    for (const qc_json_node *e = qc_json_first(n); e; e = e->next)
+        count++;
+    return count;
+}
+
 const char *qc_json_key(const qc_json_node *n)
 {
-    return n->string;
+    return n->key;
 }
 
 const qc_json_node *qc_json_get(const qc_json_node *n, const char *key)
 {
     if (!n || qc_json_kind_of(n) != QC_JSON_OBJECT)
         return NULL;
-    for (const qc_json_node *m = n->child; m; m = m->next) {
-        if (strcmp(m->string, key) == 0)
+    for (const qc_json_node *m = n->is.child; m; m = m->next) {
+        if (strcmp(m->key, key) == 0)
             return m;
     }
     return NULL;
 }
 
-static qc_status expect_kind(const qc_json_node *n, qc_json_kind kind, const char *what,
-                             qc_error *err)
+qc_json_range qc_json_place(const qc_json_node *n)
 {
+    return (qc_json_range){n->key_at, n->at, n->end};
+}
+
+qc_status qc_json_expect(const qc_json_node *n, qc_json_kind kind, const char *what, qc_error *err)
+{
+    const char *article = kind == QC_JSON_ARRAY || kind == QC_JSON_OBJECT ? "an" : "a";
     if (!n)
-        QC_FAIL(err, QC_ERR_INPUT, "%s is missing, a %s was expected", what,
+        QC_FAIL(err, QC_ERR_INPUT, "%s is missing, %s %s was expected", what, article,
                 qc_json_kind_name(kind));
     if (qc_json_kind_of(n) != kind)
-        QC_FAIL(err, QC_ERR_INPUT, "%s is of kind %s, a %s was expected", what,
-                qc_json_kind_name(qc_json_kind_of(n)), qc_json_kind_name(kind));
+        QC_FAIL(err, QC_ERR_INPUT, "%s is of kind %s, %s %s was expected", what,
+                qc_json_kind_name(qc_json_kind_of(n)), article, qc_json_kind_name(kind));
     return QC_OK;
 }
 
 qc_status qc_json_as_string(const qc_json_node *n, const char *what, const char **out,
                             qc_error *err)
 {
-    QC_TRY(expect_kind(n, QC_JSON_STRING, what, err));
-    *out = n->valuestring;
+    QC_TRY(qc_json_expect(n, QC_JSON_STRING, what, err));
+    *out = n->is.text;
     return QC_OK;
 }
 
 qc_status qc_json_as_u64(const qc_json_node *n, const char *what, uint64_t *out, qc_error *err)
 {
-    QC_TRY(expect_kind(n, QC_JSON_NUMBER, what, err));
-    if (!n->valueint || n->valuedouble > (double)INTEGER_MAX)
+    QC_TRY(qc_json_expect(n, QC_JSON_NUMBER, what, err));
+    if (!n->flag || n->is.number > (double)INTEGER_MAX)
         QC_FAIL(err, QC_ERR_INPUT,
                 "%s is %.17g, an integer of 0 to 2^53 - 1 written as digits was expected", what,
-                n->valuedouble);
-    *out = (uint64_t)n->valuedouble;
+                n->is.number);
+    *out = (uint64_t)n->is.number;
     return QC_OK;
 }
 
 qc_status qc_json_as_double(const qc_json_node *n, const char *what, double *out, qc_error *err)
 {
-    QC_TRY(expect_kind(n, QC_JSON_NUMBER, what, err));
-    if (!isfinite(n->valuedouble))
-        QC_FAIL(err, QC_ERR_INPUT, "%s is %g, a finite number was expected", what, n->valuedouble);
-    *out = n->valuedouble;
+    QC_TRY(qc_json_expect(n, QC_JSON_NUMBER, what, err));
+    if (!isfinite(n->is.number))
+        QC_FAIL(err, QC_ERR_INPUT, "%s is %g, a finite number was expected", what, n->is.number);
+    *out = n->is.number;
     return QC_OK;
 }
 
 qc_status qc_json_as_bool(const qc_json_node *n, const char *what, int *out, qc_error *err)
 {
-    QC_TRY(expect_kind(n, QC_JSON_BOOL, what, err));
-    *out = (n->type & 0xff) == cJSON_True;
+    QC_TRY(qc_json_expect(n, QC_JSON_BOOL, what, err));
+    *out = n->flag;
     return QC_OK;
 }
 
 const char *qc_json_string_or(const qc_json_node *n, const char *dflt)
 {
-    return n && qc_json_kind_of(n) == QC_JSON_STRING ? n->valuestring : dflt;
+    return n && qc_json_kind_of(n) == QC_JSON_STRING ? n->is.text : dflt;
 }
 
 int qc_json_bool_or(const qc_json_node *n, int dflt)
 {
-    return n && qc_json_kind_of(n) == QC_JSON_BOOL ? (n->type & 0xff) == cJSON_True : dflt;
+    return n && qc_json_kind_of(n) == QC_JSON_BOOL ? n->flag : dflt;
 }

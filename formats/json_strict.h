@@ -1,11 +1,7 @@
-/* JSON, read strictly. formats/json_strict.c is the only file that uses cJSON.
- *
- * A scanner of our own checks the whole text first: RFC 8259 grammar, UTF-8, one value and nothing
- * after it but white space, no byte order mark, no control characters, no lone surrogates, no
- * "\u0000", nesting at most 64, no duplicate keys in any object after unescaping, finite numbers.
- * Only then does cJSON build the tree. So none of cJSON's leniences (trailing text,
- * case-insensitive keys, truncation at NUL, duplicates kept, integers silently rounded) is
- * reachable. Error messages carry the byte offset.
+/* JSON, read strictly. The whole text is checked while its tree is built: RFC 8259 grammar, UTF-8,
+ * one value and nothing after it but white space, no byte order mark, no control characters, no
+ * lone surrogates, no "\u0000", nesting at most 64, no duplicate keys in any object after
+ * unescaping, finite numbers. Error messages carry the byte offset.
  *
  * Ownership: a qc_json owns its tree; nodes and strings are borrowed from it. Thread-safe: many
  * threads may read one document. */
@@ -16,7 +12,7 @@
 #include "base/strbuf.h"
 
 typedef struct qc_json qc_json;
-typedef struct cJSON qc_json_node;
+typedef struct qc_json_node qc_json_node;
 
 typedef enum {
     QC_JSON_NULL,
@@ -46,11 +42,20 @@ const char *qc_json_kind_name(qc_json_kind k);
 /* The children of an object or array in document order; NULL at the end. */
 const qc_json_node *qc_json_first(const qc_json_node *n);
 const qc_json_node *qc_json_next(const qc_json_node *n);
+/* How many children it has. */
+size_t qc_json_count(const qc_json_node *n);
 /* The key of a member of an object (never NULL for one). */
 const char *qc_json_key(const qc_json_node *n);
 /* Finds a member by its exact name, in linear time; NULL if it is missing or n is NULL or not an
  * object. */
 const qc_json_node *qc_json_get(const qc_json_node *n, const char *key);
+
+/* Where a value lies in the text that was parsed: [value, end). key is the opening quote of its key
+ * if it is a member of an object. */
+typedef struct {
+    size_t key, value, end;
+} qc_json_range;
+qc_json_range qc_json_place(const qc_json_node *n);
 
 /* Typed access; `what` names the value in the message. A missing value (n == NULL) is
  * QC_ERR_INPUT. */
@@ -63,6 +68,9 @@ QC_NODISCARD qc_status qc_json_as_double(const qc_json_node *n, const char *what
                                          qc_error *err);
 QC_NODISCARD qc_status qc_json_as_bool(const qc_json_node *n, const char *what, int *out,
                                        qc_error *err);
+/* Checks the kind of a value: "WHAT is of kind array, an object was expected". */
+QC_NODISCARD qc_status qc_json_expect(const qc_json_node *n, qc_json_kind kind, const char *what,
+                                      qc_error *err);
 /* For optional members: returns dflt when the member is missing or of another kind. */
 const char *qc_json_string_or(const qc_json_node *n, const char *dflt);
 int qc_json_bool_or(const qc_json_node *n, int dflt);

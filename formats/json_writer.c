@@ -11,7 +11,7 @@
 #define INDENT      2u
 #define REPLACEMENT 0xfffdu
 
-void qc_jw_init(qc_json_writer *w, qc_strbuf *out, qc_error *err)
+void qc_json_write_init(qc_json_writer *w, qc_strbuf *out, qc_error *err)
 {
     memset(w, 0, sizeof *w);
     w->out = out;
@@ -87,27 +87,27 @@ static void end(qc_json_writer *w, const char *bracket)
     w->first = 0;
 }
 
-void qc_jw_begin_object(qc_json_writer *w)
+void qc_json_write_begin_object(qc_json_writer *w)
 {
     begin(w, "{");
 }
 
-void qc_jw_end_object(qc_json_writer *w)
+void qc_json_write_end_object(qc_json_writer *w)
 {
     end(w, "}");
 }
 
-void qc_jw_begin_array(qc_json_writer *w)
+void qc_json_write_begin_array(qc_json_writer *w)
 {
     begin(w, "[");
 }
 
-void qc_jw_end_array(qc_json_writer *w)
+void qc_json_write_end_array(qc_json_writer *w)
 {
     end(w, "]");
 }
 
-void qc_jw_compact_next(qc_json_writer *w)
+void qc_json_write_compact_next(qc_json_writer *w)
 {
     if (w->compact_from == 0)
         w->compact_from = (uint64_t)w->depth + 1;
@@ -143,8 +143,7 @@ static void put_string(qc_json_writer *w, const char *s, int replace)
         uint32_t c = 0;
         size_t n = qc_text_char(p, &c);
         if (n == 0 && !replace) {
-            w->st = qc_error_set(w->err, QC_ERR_INPUT, __FILE__, __LINE__,
-                                 "text is not UTF-8: '%.100s'", s);
+            w->st = QC_ERROR(w->err, QC_ERR_INPUT, "text is not UTF-8: '%.100s'", s);
             return;
         }
         if (n == 0 || c == '"' || c == '\\' || qc_text_is_control(c)) {
@@ -158,7 +157,7 @@ static void put_string(qc_json_writer *w, const char *s, int replace)
     put(w, "\"", 1);
 }
 
-void qc_jw_key(qc_json_writer *w, const char *key)
+void qc_json_write_key(qc_json_writer *w, const char *key)
 {
     assert(w->depth > 0 && !w->after_key);
     before_element(w);
@@ -167,27 +166,27 @@ void qc_jw_key(qc_json_writer *w, const char *key)
     w->after_key = 1;
 }
 
-void qc_jw_string(qc_json_writer *w, const char *s)
+void qc_json_write_string(qc_json_writer *w, const char *s)
 {
     if (!s) {
-        qc_jw_null(w);
+        qc_json_write_null(w);
         return;
     }
     before_value(w);
     put_string(w, s, 0);
 }
 
-void qc_jw_path(qc_json_writer *w, const char *s)
+void qc_json_write_path(qc_json_writer *w, const char *s)
 {
     if (!s) {
-        qc_jw_null(w);
+        qc_json_write_null(w);
         return;
     }
     before_value(w);
     put_string(w, s, 1);
 }
 
-void qc_jw_u64(qc_json_writer *w, uint64_t v)
+void qc_json_write_u64(qc_json_writer *w, uint64_t v)
 {
     char text[24];
     int n = snprintf(text, sizeof text, "%" PRIu64, v);
@@ -195,36 +194,43 @@ void qc_jw_u64(qc_json_writer *w, uint64_t v)
     put(w, text, (size_t)n);
 }
 
-void qc_jw_double(qc_json_writer *w, double v)
+void qc_json_write_double(qc_json_writer *w, double v)
 {
     char text[QC_PY_REPR_BYTES];
     if (!isfinite(v)) {
         if (w->st == QC_OK)
-            w->st = qc_error_set(w->err, QC_ERR_RANGE, __FILE__, __LINE__,
-                                 "JSON has no number for %g", v);
+            w->st = QC_ERROR(w->err, QC_ERR_RANGE, "JSON has no number for %g", v);
         return;
     }
     before_value(w);
     put(w, text, qc_py_repr_double(v, text));
 }
 
-void qc_jw_bool(qc_json_writer *w, int v)
+void qc_json_write_number(qc_json_writer *w, double v)
 {
-    qc_jw_raw(w, v ? "true" : "false");
+    if (isfinite(v))
+        qc_json_write_double(w, v);
+    else
+        qc_json_write_null(w);
 }
 
-void qc_jw_null(qc_json_writer *w)
+void qc_json_write_bool(qc_json_writer *w, int v)
 {
-    qc_jw_raw(w, "null");
+    qc_json_write_raw(w, v ? "true" : "false");
 }
 
-void qc_jw_raw(qc_json_writer *w, const char *json)
+void qc_json_write_null(qc_json_writer *w)
+{
+    qc_json_write_raw(w, "null");
+}
+
+void qc_json_write_raw(qc_json_writer *w, const char *json)
 {
     before_value(w);
     puts_text(w, json);
 }
 
-qc_status qc_jw_finish(qc_json_writer *w)
+qc_status qc_json_write_finish(qc_json_writer *w)
 {
     assert(w->st != QC_OK || (w->depth == 0 && !w->after_key));
     return w->st;

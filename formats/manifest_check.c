@@ -18,56 +18,22 @@
 #define SHARD_SUFFIX       ".safetensors"
 #define STORED_SUFFIX      ".zst"
 
-static const char *const schemes[] = {"nf4",  "int8",    "int8-block", "cast",
-                                      "keep", "dequant", "state"};
-
-const char *qc_manifest_scheme(const char *name)
-{
-    for (size_t i = 0; i < sizeof schemes / sizeof *schemes; i++) {
-        if (strcmp(schemes[i], name) == 0)
-            return schemes[i];
-    }
-    return NULL;
-}
-
 /* ---- Names ---------------------------------------------------------------------------------- */
-
-/* Returns whether the path stays inside the folder it is joined to. */
-static int is_safe_path(const char *path)
-{
-    if (strlen(path) > PATH_MAX_BYTES)
-        return 0;
-    for (const char *p = path;;) {
-        const char *end = strchr(p, '/');
-        size_t n = end ? (size_t)(end - p) : strlen(p);
-        if (n == 0 || (n == 1 && p[0] == '.') || (n == 2 && p[0] == '.' && p[1] == '.'))
-            return 0;
-        if (!end)
-            return 1;
-        p = end + 1;
-    }
-}
 
 static qc_status check_path(const char *path, const char *what, qc_error *err)
 {
-    if (!path || !is_safe_path(path))
+    if (!path || strlen(path) > PATH_MAX_BYTES || !qc_is_plain_path(path))
         QC_FAIL(err, QC_ERR_INPUT, "%s: '%s' is no path inside the folder", what, path ? path : "");
     return QC_OK;
-}
-
-static int compare_names(const void *a, const void *b)
-{
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
 /* Sorts names. */
 static qc_status check_unique(const char **names, size_t count, const char *what, qc_error *err)
 {
-    qsort(names, count, sizeof *names, compare_names);
-    for (size_t i = 1; i < count; i++) {
-        if (strcmp(names[i - 1], names[i]) == 0)
-            QC_FAIL(err, QC_ERR_INPUT, "%s: '%s' is listed twice", what, names[i]);
-    }
+    qsort(names, count, sizeof *names, qc_by_text);
+    size_t twice = qc_find_twice(names, count, sizeof *names);
+    if (twice)
+        QC_FAIL(err, QC_ERR_INPUT, "%s: '%s' is listed twice", what, names[twice]);
     return QC_OK;
 }
 
@@ -121,14 +87,13 @@ static qc_status check_file_names(const qc_manifest *m, const char **names, qc_e
 
 static qc_status check_names(const qc_manifest *m, qc_error *err)
 {
-    void *v = NULL;
     size_t files = m->shard_count + m->file_count, most = files;
     if (m->source_count > most)
         most = m->source_count;
     if (m->tensors && m->tensor_count > most)
         most = m->tensor_count;
-    QC_TRY(qc_calloc(&v, most, sizeof(char *), err));
-    const char **names = v;
+    const char **names = NULL;
+    QC_TRY(qc_calloc(&names, most, sizeof *names, err));
     qc_status st = check_file_names(m, names, err);
     for (size_t i = 0; st == QC_OK && i < m->source_count; i++) {
         names[i] = m->sources[i].name;
@@ -139,7 +104,7 @@ static qc_status check_names(const qc_manifest *m, qc_error *err)
     for (size_t i = 0; st == QC_OK && m->tensors && i < m->tensor_count; i++) {
         names[i] = m->tensors[i].name;
         if (!names[i])
-            st = qc_error_set(err, QC_ERR_INPUT, __FILE__, __LINE__, "tensor %zu has no name", i);
+            st = QC_ERROR(err, QC_ERR_INPUT, "tensor %zu has no name", i);
     }
     if (st == QC_OK && m->tensors)
         st = check_unique(names, m->tensor_count, "tensor", err);

@@ -2,6 +2,7 @@
 
 #include "base/alloc.h"
 #include "base/bytes.h"
+#include "base/text.h"
 #include "formats/shard_layout.h"
 
 #include <inttypes.h>
@@ -65,9 +66,8 @@ static qc_status compare(const qc_manifest *m, const qc_manifest_tensor *t,
 qc_status qc_manifest_hold(const qc_manifest *m, size_t first, size_t end, qc_header_tensor_fn at,
                            const void *ctx, size_t count, qc_error *err)
 {
-    void *v = NULL;
-    QC_TRY(qc_calloc(&v, end - first, sizeof(qc_manifest_tensor *), err));
-    const qc_manifest_tensor **rows = v;
+    const qc_manifest_tensor **rows = NULL;
+    QC_TRY(qc_calloc(&rows, end - first, sizeof(qc_manifest_tensor *), err));
     for (size_t i = first; i < end; i++)
         rows[i - first] = &m->tensors[i];
     qsort(rows, end - first, sizeof(qc_manifest_tensor *), by_name);
@@ -88,7 +88,7 @@ qc_status qc_manifest_hold(const qc_manifest *m, size_t first, size_t end, qc_he
         i++;
         j++;
     }
-    qc_free(v);
+    qc_free(rows);
     return st;
 }
 
@@ -109,8 +109,7 @@ static qc_status read_frames(const qc_file *f, const qc_shard_frames *frames, ch
             st = qc_frame_decode(coder, stored, fr->stored_bytes, dst + fr->content_offset,
                                  fr->content_bytes, err);
         if (st == QC_ERR_INPUT)
-            st = qc_error_set(err, QC_ERR_CHECK, __FILE__, __LINE__,
-                              "a frame cannot be decompressed");
+            st = QC_ERROR(err, QC_ERR_CHECK, "a frame cannot be decompressed");
         qc_free(stored);
         stored = NULL;
     }
@@ -162,15 +161,14 @@ static qc_status check_digest(const char *header, const qc_manifest_shard *s, qc
 {
     uint64_t piece = qc_layout_piece_bytes(s->header_bytes, 8);
     size_t count = 0;
-    void *v = NULL;
-    QC_TRY(qc_calloc(&v, (size_t)(s->header_bytes / piece) + 1, sizeof(qc_digest), err));
-    qc_digest *pieces = v;
+    qc_digest *pieces = NULL;
+    QC_TRY(qc_calloc(&pieces, (size_t)(s->header_bytes / piece) + 1, sizeof *pieces, err));
     for (uint64_t at = 0; at < s->header_bytes; at += piece) {
         uint64_t n = s->header_bytes - at < piece ? s->header_bytes - at : piece;
         pieces[count++] = qc_digest_bytes(header + at, (size_t)n);
     }
     qc_digest root = qc_digest_root(pieces, count);
-    qc_free(v);
+    qc_free(pieces);
     if (!qc_digest_equal(&root, &s->header))
         QC_FAIL(err, QC_ERR_CHECK, "its bytes are not those that were written");
     return QC_OK;
@@ -187,12 +185,6 @@ static void parsed_at(const void *ctx, size_t i, qc_header_tensor *out)
     *out = (qc_header_tensor){p->header->tensors[i], p->shard};
 }
 
-static int by_tensor_name(const void *a, const void *b)
-{
-    const qc_st_tensor *x = a, *y = b;
-    return strcmp(x->name, y->name);
-}
-
 /* For a header that another program spelled, or that says something else. */
 static qc_status parse_and_hold(const char *header, const qc_manifest *m, size_t shard,
                                 size_t first, size_t end, qc_error *err)
@@ -203,16 +195,15 @@ static qc_status parse_and_hold(const char *header, const qc_manifest *m, size_t
     qc_status st = qc_st_header_length((const unsigned char *)header, (size_t)s->header_bytes,
                                        s->content_bytes, &n, err);
     if (st == QC_OK && n != s->header_bytes - 8)
-        st = qc_error_set(err, QC_ERR_CHECK, __FILE__, __LINE__,
-                          "has %" PRIu64 " bytes, the manifest says %" PRIu64, n + 8,
-                          s->header_bytes);
+        st = QC_ERROR(err, QC_ERR_CHECK, "has %" PRIu64 " bytes, the manifest says %" PRIu64, n + 8,
+                      s->header_bytes);
     if (st == QC_OK)
         st = qc_st_header_parse(&h, header + 8, (size_t)n, s->content_bytes - s->header_bytes, err);
     if (st != QC_OK) {
         qc_error_prefix(err, "header of %s%s", s->name, ending(m));
         return st;
     }
-    qsort(h.tensors, h.tensor_count, sizeof *h.tensors, by_tensor_name);
+    qsort(h.tensors, h.tensor_count, sizeof *h.tensors, qc_by_text);
     parsed_header p = {&h, s->name};
     st = qc_manifest_hold(m, first, end, parsed_at, &p, h.tensor_count, err);
     qc_st_header_deinit(&h);
@@ -225,9 +216,8 @@ qc_status qc_shard_header_check(const qc_file *f, const qc_manifest *m, size_t s
     const qc_manifest_shard *s = &m->shards[shard];
     size_t bytes = (size_t)s->header_bytes;
     int yes = 0;
-    void *v = NULL;
-    QC_TRY(qc_malloc(&v, bytes, err));
-    char *header = v;
+    char *header = NULL;
+    QC_TRY(qc_malloc(&header, bytes, err));
     qc_status st =
         frames ? read_frames(f, frames, header, err) : qc_file_pread(f, header, bytes, 0, err);
     if (st == QC_OK)
@@ -238,11 +228,7 @@ qc_status qc_shard_header_check(const qc_file *f, const qc_manifest *m, size_t s
         qc_error_prefix(err, "header of %s%s", s->name, ending(m));
     if (st == QC_OK && !yes)
         st = parse_and_hold(header, m, shard, first, end, err);
-    qc_free(v);
-    if (qc_status_exit_code(st) == 3) { /* it was right once */
-        st = QC_ERR_CHECK;
-        if (err)
-            err->code = st;
-    }
-    return st;
+    qc_free(header);
+    /* It was right once. */
+    return qc_status_exit_code(st) == 3 ? qc_error_recode(err, QC_ERR_CHECK) : st;
 }

@@ -4,7 +4,7 @@
  *
  * Every reader of an output comes through here. verify, unpack and libqconv pass the bytes of each
  * header (qc_shard_header_check); what reads an output as a checkpoint passes the headers that it
- * has parsed (formats/checkpoint_manifest.c).
+ * has parsed (formats/checkpoint.c).
  * Thread-safe: yes (no shared state). Allocates scratch for one shard at a time. */
 #ifndef QC_FORMATS_MANIFEST_HEADER_H
 #define QC_FORMATS_MANIFEST_HEADER_H

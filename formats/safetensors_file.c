@@ -41,10 +41,9 @@ static atomic_uint_fast64_t next_serial = 1;
 
 qc_status qc_st_cursor_create(qc_st_cursor **out, qc_error *err)
 {
-    void *p = NULL;
     *out = NULL;
-    QC_TRY(qc_calloc(&p, 1, sizeof **out, err));
-    qc_st_cursor *c = p;
+    qc_st_cursor *c = NULL;
+    QC_TRY(qc_calloc(&c, 1, sizeof *c, err));
     c->frame = NO_FRAME;
     qc_status st = qc_frame_coder_create(&c->coder, err);
     if (st != QC_OK) {

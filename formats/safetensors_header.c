@@ -127,11 +127,7 @@ qc_status qc_st_header_length(const unsigned char *head, size_t head_len, uint64
 
 static qc_status parse_dims(qc_st_tensor *t, const qc_json_node *n, qc_error *err)
 {
-    if (!n)
-        QC_FAIL(err, QC_ERR_INPUT, "shape is missing");
-    if (qc_json_kind_of(n) != QC_JSON_ARRAY)
-        QC_FAIL(err, QC_ERR_INPUT, "shape is of kind %s, an array was expected",
-                qc_json_kind_name(qc_json_kind_of(n)));
+    QC_TRY(qc_json_expect(n, QC_JSON_ARRAY, "shape", err));
     for (const qc_json_node *d = qc_json_first(n); d; d = qc_json_next(d)) {
         if (t->ndim == QC_MAX_DIMS)
             QC_FAIL(err, QC_ERR_UNSUPPORTED, "shape has more than %d dimensions", QC_MAX_DIMS);
@@ -145,11 +141,7 @@ static qc_status parse_offsets(qc_st_tensor *t, const qc_json_node *n, qc_error 
 {
     uint64_t v[2] = {0, 0};
     unsigned count = 0;
-    if (!n)
-        QC_FAIL(err, QC_ERR_INPUT, "data_offsets is missing");
-    if (qc_json_kind_of(n) != QC_JSON_ARRAY)
-        QC_FAIL(err, QC_ERR_INPUT, "data_offsets is of kind %s, an array was expected",
-                qc_json_kind_name(qc_json_kind_of(n)));
+    QC_TRY(qc_json_expect(n, QC_JSON_ARRAY, "data_offsets", err));
     for (const qc_json_node *d = qc_json_first(n); d; d = qc_json_next(d)) {
         if (count < 2)
             QC_TRY(qc_json_as_u64(d, "an offset of data_offsets", &v[count], err));
@@ -210,17 +202,10 @@ static qc_status parse_fields(qc_st_header *h, qc_st_tensor *t, const qc_json_no
 
 static qc_status parse_metadata(qc_st_header *h, const qc_json_node *n, qc_error *err)
 {
-    void *p = NULL;
-    size_t count = 0;
     if (qc_json_kind_of(n) == QC_JSON_NULL)
         return QC_OK;
-    if (qc_json_kind_of(n) != QC_JSON_OBJECT)
-        QC_FAIL(err, QC_ERR_INPUT, "%s is of kind %s, an object was expected", METADATA_KEY,
-                qc_json_kind_name(qc_json_kind_of(n)));
-    for (const qc_json_node *m = qc_json_first(n); m; m = qc_json_next(m))
-        count++;
-    QC_TRY(qc_arena_alloc(&h->arena, &p, count, sizeof *h->meta, err));
-    h->meta = p;
+    QC_TRY(qc_json_expect(n, QC_JSON_OBJECT, METADATA_KEY, err));
+    QC_TRY(qc_arena_alloc(&h->arena, &h->meta, qc_json_count(n), sizeof *h->meta, err));
     for (const qc_json_node *m = qc_json_first(n); m; m = qc_json_next(m)) {
         const char *value = NULL;
         const char *key = qc_json_key(m);
@@ -229,8 +214,8 @@ static qc_status parse_metadata(qc_st_header *h, const qc_json_node *n, qc_error
             QC_FAIL(err, QC_ERR_INPUT, "%s: value of '%.*s' is of kind %s, a string was expected",
                     METADATA_KEY, NAME_SHOWN_BYTES, key, qc_json_kind_name(qc_json_kind_of(m)));
         QC_TRY(qc_json_as_string(m, METADATA_KEY, &value, err));
-        QC_TRY(qc_arena_strndup(&h->arena, &out->key, key, strlen(key), err));
-        QC_TRY(qc_arena_strndup(&h->arena, &out->value, value, strlen(value), err));
+        QC_TRY(qc_arena_strdup(&h->arena, &out->key, key, err));
+        QC_TRY(qc_arena_strdup(&h->arena, &out->value, value, err));
         h->meta_count++;
     }
     return QC_OK;
@@ -238,15 +223,8 @@ static qc_status parse_metadata(qc_st_header *h, const qc_json_node *n, qc_error
 
 static qc_status parse_members(qc_st_header *h, const qc_json_node *root, qc_error *err)
 {
-    void *p = NULL;
-    size_t count = 0;
-    if (qc_json_kind_of(root) != QC_JSON_OBJECT)
-        QC_FAIL(err, QC_ERR_INPUT, "header is of kind %s, an object was expected",
-                qc_json_kind_name(qc_json_kind_of(root)));
-    for (const qc_json_node *m = qc_json_first(root); m; m = qc_json_next(m))
-        count++;
-    QC_TRY(qc_arena_alloc(&h->arena, &p, count, sizeof *h->tensors, err));
-    h->tensors = p;
+    QC_TRY(qc_json_expect(root, QC_JSON_OBJECT, "header", err));
+    QC_TRY(qc_arena_alloc(&h->arena, &h->tensors, qc_json_count(root), sizeof *h->tensors, err));
     for (const qc_json_node *m = qc_json_first(root); m; m = qc_json_next(m)) {
         const char *name = qc_json_key(m);
         if (strcmp(name, METADATA_KEY) == 0) {
@@ -259,7 +237,7 @@ static qc_status parse_members(qc_st_header *h, const qc_json_node *root, qc_err
             qc_error_prefix(err, "tensor '%.*s'", NAME_SHOWN_BYTES, name);
             return st;
         }
-        QC_TRY(qc_arena_strndup(&h->arena, &t->name, name, strlen(name), err));
+        QC_TRY(qc_arena_strdup(&h->arena, &t->name, name, err));
         h->tensor_count++;
     }
     return QC_OK;

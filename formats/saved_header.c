@@ -131,15 +131,13 @@ qc_status qc_saved_headers_read(qc_saved_header **out, size_t *count, qc_arena *
     qc_path_kind kind = QC_PATH_MISSING;
     qc_tree_file *files = NULL;
     size_t n = 0;
-    void *v = NULL;
     *out = NULL;
     *count = 0;
     QC_TRY(qc_path_stat(folder, &kind, NULL, err));
     if (kind == QC_PATH_MISSING)
         return QC_OK;
     QC_TRY(qc_dir_tree(arena, folder, FILES_MAX, &files, &n, err));
-    QC_TRY(qc_arena_alloc(arena, &v, n, sizeof **out, err));
-    *out = v;
+    QC_TRY(qc_arena_alloc(arena, out, n, sizeof **out, err));
     for (size_t i = 0; i < n; i++) {
         const char *path = NULL;
         int gone = 0;

@@ -81,13 +81,12 @@ static qc_status read_entries(qc_seek_table *t, const qc_file *f, uint32_t entry
 {
     unsigned char head[HEAD_BYTES];
     uint64_t stored = 0;
-    void *v = NULL;
     QC_TRY(qc_file_pread(f, head, sizeof head, t->table_offset, err));
     if (qc_load_le32(head) != SKIPPABLE_MAGIC ||
         qc_load_le32(head + 4) != t->table_bytes - HEAD_BYTES)
         QC_FAIL(err, QC_ERR_INPUT, "%s: seek table: does not begin where its end says", f->path);
-    QC_TRY(qc_malloc(&v, (size_t)STEP_ENTRIES * entry_bytes, err));
-    unsigned char *buf = v;
+    unsigned char *buf = NULL;
+    QC_TRY(qc_malloc(&buf, (size_t)STEP_ENTRIES * entry_bytes, err));
     qc_status st = QC_OK;
     for (size_t i = 0; i < t->count && st == QC_OK;) {
         size_t n = qc_min_size(t->count - i, STEP_ENTRIES);
@@ -111,7 +110,6 @@ qc_status qc_seek_table_read(qc_seek_table *out, const qc_file *f, qc_error *err
 {
     uint64_t file_bytes = 0;
     uint32_t count = 0, entry_bytes = 0;
-    void *v = NULL;
     memset(out, 0, sizeof *out);
     QC_TRY(qc_file_size(f, &file_bytes, err));
     QC_TRY(read_foot(f, file_bytes, &count, &entry_bytes, err));
@@ -121,8 +119,7 @@ qc_status qc_seek_table_read(qc_seek_table *out, const qc_file *f, qc_error *err
         QC_FAIL(err, QC_ERR_TRUNCATED,
                 "%s: seek table: %" PRIu32 " frames do not fit a file of %" PRIu64 " bytes",
                 f->path, count, file_bytes);
-    QC_TRY(qc_malloc(&v, (size_t)count * sizeof *out->frames, err));
-    out->frames = v;
+    QC_TRY(qc_malloc(&out->frames, (size_t)count * sizeof *out->frames, err));
     out->count = count;
     out->table_bytes = table_bytes;
     out->table_offset = file_bytes - table_bytes;
@@ -143,39 +140,29 @@ void qc_seek_table_deinit(qc_seek_table *t)
 qc_status qc_seek_table_build(qc_strbuf *out, const qc_frame *frames, size_t count, qc_error *err)
 {
     unsigned char buf[FOOT_BYTES];
-    size_t start = out->len;
     uint64_t stored = 0, content = 0;
-    qc_status st = QC_OK;
     if (count > FRAMES_MAX)
         QC_FAIL(err, QC_ERR_UNSUPPORTED, "%zu frames in one file, at most %u are allowed", count,
                 FRAMES_MAX);
+    for (size_t i = 0; i < count; i++) {
+        if (frames[i].stored_offset != stored || frames[i].content_offset != content)
+            QC_FAIL(err, QC_ERR_INTERNAL, "frame %zu does not follow the one before it", i);
+        stored += frames[i].stored_bytes;
+        content += frames[i].content_bytes;
+    }
     qc_store_le32(buf, SKIPPABLE_MAGIC);
     qc_store_le32(buf + 4, (uint32_t)(FOOT_BYTES + 8 * count));
-    QC_TRY_GOTO(st, fail, qc_strbuf_add(out, buf, HEAD_BYTES, err));
+    qc_strbuf_put(out, buf, HEAD_BYTES);
     for (size_t i = 0; i < count; i++) {
-        const qc_frame *f = &frames[i];
-        if (f->stored_offset != stored || f->content_offset != content) {
-            st = qc_error_set(err, QC_ERR_INTERNAL, __FILE__, __LINE__,
-                              "frame %zu does not follow the one before it", i);
-            goto fail;
-        }
-        stored += f->stored_bytes;
-        content += f->content_bytes;
-        qc_store_le32(buf, f->stored_bytes);
-        qc_store_le32(buf + 4, f->content_bytes);
-        QC_TRY_GOTO(st, fail, qc_strbuf_add(out, buf, 8, err));
+        qc_store_le32(buf, frames[i].stored_bytes);
+        qc_store_le32(buf + 4, frames[i].content_bytes);
+        qc_strbuf_put(out, buf, 8);
     }
     qc_store_le32(buf, (uint32_t)count);
     buf[4] = 0;
     qc_store_le32(buf + 5, SEEKABLE_MAGIC);
-    QC_TRY_GOTO(st, fail, qc_strbuf_add(out, buf, FOOT_BYTES, err));
-    return QC_OK;
-fail:
-    if (out->data) {
-        out->len = start;
-        out->data[start] = '\0';
-    }
-    return st;
+    qc_strbuf_put(out, buf, FOOT_BYTES);
+    return qc_strbuf_status(out, err);
 }
 
 size_t qc_seek_table_find(const qc_seek_table *t, uint64_t offset)

@@ -65,16 +65,13 @@ qc_status qc_shard_frames_read(qc_shard_frames *out, const qc_file *f, const qc_
 {
     *out = (qc_shard_frames){0};
     qc_status st = qc_seek_table_read(&out->table, f, err);
-    if (st == QC_ERR_INPUT || st == QC_ERR_TRUNCATED) {
-        st = QC_ERR_CHECK; /* it was right once */
-        if (err)
-            err->code = st;
-    }
+    if (st == QC_ERR_INPUT || st == QC_ERR_TRUNCATED)
+        st = qc_error_recode(err, QC_ERR_CHECK); /* it was right once */
     if (st == QC_OK)
         st = check_digest(&out->table, f, &m->shards[shard], err);
     if (st == QC_OK && !are_listed(out, m, shard, first, end))
-        st = qc_error_set(err, QC_ERR_CHECK, __FILE__, __LINE__,
-                          "%s: its frames are not those the manifest lists", f->path);
+        st =
+            QC_ERROR(err, QC_ERR_CHECK, "%s: its frames are not those the manifest lists", f->path);
     if (st != QC_OK)
         qc_shard_frames_deinit(out);
     return st;

@@ -217,8 +217,8 @@ static qc_status check_names(qc_out_tensors tensors, qc_strbuf *name, qc_error *
             const qc_out_tensor other = get(tensors, table[at] - 1);
             if (same_name(&other, &t))
                 QC_TRY_GOTO(st, done,
-                            qc_error_set(err, QC_ERR_INPUT, __FILE__, __LINE__,
-                                         "two output tensors would be called '%s'", name->data));
+                            QC_ERROR(err, QC_ERR_INPUT, "two output tensors would be called '%s'",
+                                     name->data));
         }
         table[at] = i + 1;
     }
@@ -351,17 +351,15 @@ static qc_status lay_out(qc_layout *out, qc_arena *arena, qc_out_tensors tensors
     void *v = NULL;
     uint32_t most = 0;
     QC_TRY(check_names(tensors, name, err));
-    QC_TRY(qc_arena_alloc(arena, &v, tensors.count, sizeof *out->begins, err));
-    out->begins = v;
+    QC_TRY(qc_arena_alloc(arena, &out->begins, tensors.count, sizeof *out->begins, err));
     QC_TRY(fill(tensors, max_shard_bytes, out->begins, &out->count, err));
-    QC_TRY(qc_arena_alloc(arena, &v, out->count, sizeof *out->shards, err));
-    out->shards = v;
+    QC_TRY(qc_arena_alloc(arena, &out->shards, out->count, sizeof *out->shards, err));
     QC_TRY(qc_arena_alloc(arena, &v, tensors.count, sizeof(uint32_t), err));
     cut(out, tensors, v);
     for (uint32_t i = 0; i < out->count; i++)
         most = out->shards[i].count > most ? out->shards[i].count : most;
-    QC_TRY(qc_malloc(&v, most * sizeof(sort_item), err));
-    sort_item *items = v;
+    sort_item *items = NULL;
+    QC_TRY(qc_malloc(&items, most * sizeof *items, err));
     qc_status st = QC_OK;
     for (uint32_t i = 0; st == QC_OK && i < out->count; i++)
         st = place(&out->shards[i], tensors, items, out->begins, err);

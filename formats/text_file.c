@@ -8,15 +8,6 @@
 #define STEP_BYTES ((size_t)64 << 10)
 #define SUFFIX     ".tmp"
 
-static qc_status folder_of(char **out, const char *path, qc_error *err)
-{
-    const char *slash = strrchr(path, '/');
-    QC_TRY(qc_strdup(out, slash ? path : ".", err));
-    if (slash)
-        (*out)[slash == path ? 1 : slash - path] = '\0';
-    return QC_OK;
-}
-
 qc_status qc_text_file_open(qc_text_file *t, const char *path, qc_error *err)
 {
     void *v = NULL;
@@ -25,7 +16,6 @@ qc_status qc_text_file_open(qc_text_file *t, const char *path, qc_error *err)
     qc_strbuf_init(&t->text, SIZE_MAX / 2);
     QC_TRY(qc_digest_create(&t->hash, err));
     QC_TRY(qc_strdup(&t->path, path, err));
-    QC_TRY(folder_of(&t->folder, path, err));
     QC_TRY(qc_malloc(&v, n + sizeof SUFFIX, err));
     memcpy(v, path, n);
     memcpy((char *)v + n, SUFFIX, sizeof SUFFIX);
@@ -68,7 +58,7 @@ qc_status qc_text_file_finish(qc_text_file *t, qc_error *err)
     QC_TRY(qc_path_rename(t->temporary, t->path, err));
     qc_free(t->temporary);
     t->temporary = NULL;
-    return qc_dir_sync(t->folder, err);
+    return qc_dir_sync_holder(t->path, err);
 }
 
 void qc_text_file_deinit(qc_text_file *t)
@@ -80,6 +70,5 @@ void qc_text_file_deinit(qc_text_file *t)
     qc_strbuf_deinit(&t->text);
     qc_free(t->temporary);
     qc_free(t->path);
-    qc_free(t->folder);
     *t = QC_TEXT_FILE_NONE;
 }

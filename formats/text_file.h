@@ -13,7 +13,7 @@ typedef struct {
     qc_strbuf text; /* append the next text here, then call qc_text_file_step */
     uint64_t bytes; /* how many bytes were written so far */
     qc_file file;
-    char *path, *folder, *temporary; /* owned; temporary is set while there is such a file */
+    char *path, *temporary; /* owned; temporary is set while there is such a file */
     qc_digest_state *hash;
 } qc_text_file;
 

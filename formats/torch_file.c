@@ -95,15 +95,15 @@ static qc_status place_storages(const qc_torch_zip *z, const qc_zip_entry *pickl
         QC_TRY_GOTO(st, done, qc_strbuf_add(&name, key, s->key_bytes, err));
         const qc_zip_entry *e = qc_torch_zip_find(z, name.data);
         if (!e || strlen(name.data) != name.len) {
-            st = qc_error_set(err, QC_ERR_INPUT, __FILE__, __LINE__,
-                              "zip archive has no entry '%.*s', which the pickle refers to",
-                              NAME_SHOWN_BYTES, name.data);
+            st = QC_ERROR(err, QC_ERR_INPUT,
+                          "zip archive has no entry '%.*s', which the pickle refers to",
+                          NAME_SHOWN_BYTES, name.data);
             goto done;
         }
         if (e->bytes != bytes) {
-            st = qc_error_set(err, QC_ERR_INPUT, __FILE__, __LINE__,
-                              "zip entry '%.*s' has %" PRIu64 " bytes, the pickle says %" PRIu64,
-                              NAME_SHOWN_BYTES, e->name, e->bytes, bytes);
+            st = QC_ERROR(err, QC_ERR_INPUT,
+                          "zip entry '%.*s' has %" PRIu64 " bytes, the pickle says %" PRIu64,
+                          NAME_SHOWN_BYTES, e->name, e->bytes, bytes);
             goto done;
         }
         places[i] = (qc_torch_place){e->data_offset, bytes};
@@ -132,9 +132,9 @@ static qc_status read_archive(qc_torch_file *f, const qc_torch_zip *z, qc_error 
     if (st == QC_OK)
         st = qc_pickle_run(&p, text, (size_t)e->bytes, err);
     if (st == QC_OK && p.used_bytes != e->bytes)
-        st = qc_error_set(err, QC_ERR_INPUT, __FILE__, __LINE__,
-                          "'%.*s' has %" PRIu64 " bytes, its pickle ends at byte %zu",
-                          NAME_SHOWN_BYTES, e->name, e->bytes, p.used_bytes);
+        st =
+            QC_ERROR(err, QC_ERR_INPUT, "'%.*s' has %" PRIu64 " bytes, its pickle ends at byte %zu",
+                     NAME_SHOWN_BYTES, e->name, e->bytes, p.used_bytes);
     if (st == QC_OK)
         st = qc_calloc(&places, p.storage_count, sizeof(qc_torch_place), err);
     if (st == QC_OK)

@@ -42,11 +42,8 @@ static size_t floor_of(const machine *m)
 
 static qc_status push(machine *m, qc_pickle_value value, qc_error *err)
 {
-    void *v = m->stack;
-    qc_status st = qc_pickle_grow(&v, &m->stack_cap, m->stack_count, qc_pickle_limit(m->p),
-                                  sizeof *m->stack, err);
-    m->stack = v;
-    QC_TRY(st);
+    QC_TRY(qc_pickle_grow(&m->stack, &m->stack_cap, m->stack_count, qc_pickle_limit(m->p),
+                          sizeof *m->stack, err));
     m->stack[m->stack_count++] = value;
     return QC_OK;
 }
@@ -70,11 +67,8 @@ static qc_status pop(machine *m, qc_pickle_value *out, qc_error *err)
 
 static qc_status push_mark(machine *m, qc_error *err)
 {
-    void *v = m->marks;
-    qc_status st = qc_pickle_grow(&v, &m->mark_cap, m->mark_count, qc_pickle_limit(m->p),
-                                  sizeof *m->marks, err);
-    m->marks = v;
-    QC_TRY(st);
+    QC_TRY(qc_pickle_grow(&m->marks, &m->mark_cap, m->mark_count, qc_pickle_limit(m->p),
+                          sizeof *m->marks, err));
     m->marks[m->mark_count++] = m->stack_count;
     return QC_OK;
 }
@@ -147,12 +141,10 @@ static qc_status push_int(machine *m, uint64_t twos_complement, qc_error *err)
     return push(m, (qc_pickle_value){.kind = QC_PICKLE_INT, .at = twos_complement}, err);
 }
 
-/* Pushes text or bytes; their length stands before them in length_bytes bytes. */
-static qc_status push_run(machine *m, unsigned length_bytes, qc_pickle_kind kind, qc_error *err)
+/* Pushes n bytes of text or of something else. */
+static qc_status push_run(machine *m, uint64_t n, qc_pickle_kind kind, qc_error *err)
 {
     const unsigned char *b = NULL;
-    uint64_t n = 0;
-    QC_TRY(take_uint(m, length_bytes, &n, err));
     QC_TRY(take(m, n, &b, err));
     /* It is at most as long as the text, which is below 2^32. */
     return push(
@@ -161,19 +153,13 @@ static qc_status push_run(machine *m, unsigned length_bytes, qc_pickle_kind kind
 }
 
 /* Pushes an integer of n bytes, two's complement; one that does not fit 64 bits becomes OPAQUE. */
-static qc_status push_long(machine *m, unsigned length_bytes, qc_error *err)
+static qc_status push_long(machine *m, uint64_t n, qc_error *err)
 {
     const unsigned char *b = NULL;
-    uint64_t n = 0;
     uint64_t v = 0;
-    QC_TRY(take_uint(m, length_bytes, &n, err));
-    QC_TRY(take(m, n, &b, err));
     if (n > 8)
-        return push(m,
-                    (qc_pickle_value){.kind = QC_PICKLE_OPAQUE,
-                                      .count = (uint32_t)n,
-                                      .at = (uint64_t)(b - m->p->text)},
-                    err);
+        return push_run(m, n, QC_PICKLE_OPAQUE, err);
+    QC_TRY(take(m, n, &b, err));
     if (n > 0 && b[n - 1] & 0x80u)
         v = UINT64_MAX;
     for (size_t i = (size_t)n; i-- > 0;)
@@ -264,11 +250,8 @@ static qc_status make_tuple(machine *m, size_t first, qc_error *err)
     size_t n = m->stack_count - first;
     qc_pickle_value v = {.kind = QC_PICKLE_TUPLE, .count = (uint32_t)n, .at = p->item_count};
     for (size_t i = 0; i < n && m->stack; i++) {
-        void *items = p->items;
-        qc_status st = qc_pickle_grow(&items, &p->item_cap, p->item_count, qc_pickle_limit(p),
-                                      sizeof *p->items, err);
-        p->items = items;
-        QC_TRY(st);
+        QC_TRY(qc_pickle_grow(&p->items, &p->item_cap, p->item_count, qc_pickle_limit(p),
+                              sizeof *p->items, err));
         p->items[p->item_count++] = m->stack[first + i];
     }
     m->stack_count = first;
@@ -345,77 +328,61 @@ static qc_status do_frame(machine *m, qc_error *err)
     return QC_OK;
 }
 
-static qc_status step_numbers(machine *m, unsigned char op, qc_error *err)
-{
-    const unsigned char *b = NULL;
-    uint64_t n = 0;
-    switch (op) {
-    case 'K': /* BININT1 */
-        QC_TRY(take_uint(m, 1, &n, err));
-        return push_int(m, n, err);
-    case 'M': /* BININT2 */
-        QC_TRY(take_uint(m, 2, &n, err));
-        return push_int(m, n, err);
-    case 'J': /* BININT: signed */
-        QC_TRY(take_uint(m, 4, &n, err));
-        return push_int(m, n & 0x80000000u ? n | 0xffffffff00000000u : n, err);
-    case 0x8a: /* LONG1 */
-        return push_long(m, 1, err);
-    case 0x8b: /* LONG4 */
-        return push_long(m, 4, err);
-    case 'G': /* BINFLOAT */
-        QC_TRY(take(m, 8, &b, err));
-        return push(m, (qc_pickle_value){.kind = QC_PICKLE_OPAQUE}, err);
-    case 0x88: /* NEWTRUE */
-    case 0x89: /* NEWFALSE */
-        return push(m, (qc_pickle_value){.kind = QC_PICKLE_BOOL, .at = op == 0x88}, err);
-    case 'N': /* NONE */
-        return push(m, (qc_pickle_value){.kind = QC_PICKLE_NONE}, err);
-    default:
-        return fail_opcode(op, err);
-    }
-}
+/* Opcodes that push a text or bytes, or use the memo; their argument begins with a number. */
+static const struct {
+    unsigned char op;
+    unsigned char number_bytes;
+    enum { PUSH_TEXT, PUSH_BYTES, PUSH_LONG, PUSH_INT, MEMO_PUT, MEMO_GET } does;
+} numbered[] = {
+    {'X', 4, PUSH_TEXT},   /* BINUNICODE */
+    {'T', 4, PUSH_TEXT},   /* BINSTRING */
+    {0x8c, 1, PUSH_TEXT},  /* SHORT_BINUNICODE */
+    {'U', 1, PUSH_TEXT},   /* SHORT_BINSTRING */
+    {0x8d, 8, PUSH_TEXT},  /* BINUNICODE8 */
+    {'B', 4, PUSH_BYTES},  /* BINBYTES */
+    {'C', 1, PUSH_BYTES},  /* SHORT_BINBYTES */
+    {0x8e, 8, PUSH_BYTES}, /* BINBYTES8 */
+    {0x8a, 1, PUSH_LONG},  /* LONG1 */
+    {0x8b, 4, PUSH_LONG},  /* LONG4 */
+    {'K', 1, PUSH_INT},    /* BININT1 */
+    {'M', 2, PUSH_INT},    /* BININT2 */
+    {'J', 4, PUSH_INT},    /* BININT: signed */
+    {'q', 1, MEMO_PUT},    /* BINPUT */
+    {'r', 4, MEMO_PUT},    /* LONG_BINPUT */
+    {'h', 1, MEMO_GET},    /* BINGET */
+    {'j', 4, MEMO_GET},    /* LONG_BINGET */
+};
 
-static qc_status step_text_and_memo(machine *m, unsigned char op, qc_error *err)
+static qc_status step_numbered(machine *m, unsigned char op, qc_error *err)
 {
     uint64_t n = 0;
-    switch (op) {
-    case 'X': /* BINUNICODE */
-    case 'T': /* BINSTRING */
-        return push_run(m, 4, QC_PICKLE_STRING, err);
-    case 0x8c: /* SHORT_BINUNICODE */
-    case 'U':  /* SHORT_BINSTRING */
-        return push_run(m, 1, QC_PICKLE_STRING, err);
-    case 0x8d: /* BINUNICODE8 */
-        return push_run(m, 8, QC_PICKLE_STRING, err);
-    case 'B': /* BINBYTES */
-        return push_run(m, 4, QC_PICKLE_OPAQUE, err);
-    case 'C': /* SHORT_BINBYTES */
-        return push_run(m, 1, QC_PICKLE_OPAQUE, err);
-    case 0x8e: /* BINBYTES8 */
-        return push_run(m, 8, QC_PICKLE_OPAQUE, err);
-    case 'q': /* BINPUT */
-        QC_TRY(take_uint(m, 1, &n, err));
+    size_t i = 0;
+    while (i < sizeof numbered / sizeof *numbered && numbered[i].op != op)
+        i++;
+    if (i == sizeof numbered / sizeof *numbered)
+        return fail_opcode(op, err);
+    QC_TRY(take_uint(m, numbered[i].number_bytes, &n, err));
+    switch (numbered[i].does) {
+    case PUSH_TEXT:
+        return push_run(m, n, QC_PICKLE_STRING, err);
+    case PUSH_BYTES:
+        return push_run(m, n, QC_PICKLE_OPAQUE, err);
+    case PUSH_LONG:
+        return push_long(m, n, err);
+    case PUSH_INT:
+        return push_int(m, op == 'J' && n & 0x80000000u ? n | 0xffffffff00000000u : n, err);
+    case MEMO_PUT:
         return memo_put(m, n, err);
-    case 'r': /* LONG_BINPUT */
-        QC_TRY(take_uint(m, 4, &n, err));
-        return memo_put(m, n, err);
-    case 0x94: /* MEMOIZE */
-        return memo_put(m, m->memo_used, err);
-    case 'h': /* BINGET */
-        QC_TRY(take_uint(m, 1, &n, err));
+    case MEMO_GET:
         return memo_get(m, n, err);
-    case 'j': /* LONG_BINGET */
-        QC_TRY(take_uint(m, 4, &n, err));
-        return memo_get(m, n, err);
-    default:
-        return step_numbers(m, op, err);
     }
+    return fail_opcode(op, err);
 }
 
 static qc_status step(machine *m, unsigned char op, qc_error *err)
 {
     qc_pickle_value v;
+    const unsigned char *b = NULL;
     size_t first = 0;
     switch (op) {
     case '(': /* MARK */
@@ -455,12 +422,22 @@ static qc_status step(machine *m, unsigned char op, qc_error *err)
         return do_build(m, err);
     case 0x95: /* FRAME */
         return do_frame(m, err);
+    case 'G': /* BINFLOAT */
+        QC_TRY(take(m, 8, &b, err));
+        return push(m, (qc_pickle_value){.kind = QC_PICKLE_OPAQUE}, err);
+    case 0x88: /* NEWTRUE */
+    case 0x89: /* NEWFALSE */
+        return push(m, (qc_pickle_value){.kind = QC_PICKLE_BOOL, .at = op == 0x88}, err);
+    case 'N': /* NONE */
+        return push(m, (qc_pickle_value){.kind = QC_PICKLE_NONE}, err);
+    case 0x94: /* MEMOIZE */
+        return memo_put(m, m->memo_used, err);
     case '.': /* STOP */
         QC_TRY(pop(m, &m->p->root, err));
         m->stopped = 1;
         return QC_OK;
     default:
-        return step_text_and_memo(m, op, err);
+        return step_numbered(m, op, err);
     }
 }
 

@@ -10,8 +10,9 @@
 
 /* ---- values (torch_value.c) ---- */
 
-/* Makes room in *array for one more element of bytes_each; it has `count` of at most `limit`. */
-QC_NODISCARD qc_status qc_pickle_grow(void **array, size_t *cap, size_t count, size_t limit,
+/* Makes room in the array for one more element of bytes_each. array is the address of a typed
+ * pointer; it has `count` of at most `limit`. */
+QC_NODISCARD qc_status qc_pickle_grow(void *array, size_t *cap, size_t count, size_t limit,
                                       size_t bytes_each, qc_error *err);
 /* The most values of one kind that the text of p can hold. The smallest tensor that torch writes
  * takes 80 bytes of text and makes 16 items of tuples, one dict and one pair. */

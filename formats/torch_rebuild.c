@@ -144,12 +144,8 @@ qc_status qc_pickle_persistent(qc_pickle *p, const qc_pickle_value *id, qc_pickl
     if (id->count == 6 && v[5].kind != QC_PICKLE_NONE)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
                 "a storage that is a view of another one (written by torch before 0.4)");
-    void *grown = p->storages;
-    qc_status st =
-        qc_pickle_grow(&grown, &p->storage_cap, p->storage_count,
-                       TENSORS_FLOOR + p->len / TENSOR_MIN_TEXT, sizeof *p->storages, err);
-    p->storages = grown;
-    QC_TRY(st);
+    QC_TRY(qc_pickle_grow(&p->storages, &p->storage_cap, p->storage_count,
+                          TENSORS_FLOOR + p->len / TENSOR_MIN_TEXT, sizeof *p->storages, err));
     p->storages[p->storage_count] = (qc_pickle_storage){
         .key = (size_t)v[2].at,
         .key_bytes = v[2].count,
@@ -202,12 +198,8 @@ static qc_status make_tensor(qc_pickle *p, const qc_pickle_value *v, uint32_t co
     t.offset_elems = v[1].at;
     t.storage = (uint32_t)v[0].at;
     t.dtype = dtype ? (qc_dtype)(dtype->at - DTYPE_BASE) : p->storages[v[0].at].dtype;
-    void *grown = p->tensors;
-    qc_status st =
-        qc_pickle_grow(&grown, &p->tensor_cap, p->tensor_count,
-                       TENSORS_FLOOR + p->len / TENSOR_MIN_TEXT, sizeof *p->tensors, err);
-    p->tensors = grown;
-    QC_TRY(st);
+    QC_TRY(qc_pickle_grow(&p->tensors, &p->tensor_cap, p->tensor_count,
+                          TENSORS_FLOOR + p->len / TENSOR_MIN_TEXT, sizeof *p->tensors, err));
     p->tensors[p->tensor_count] = t;
     *out = (qc_pickle_value){.kind = QC_PICKLE_TENSOR, .at = p->tensor_count++};
     return QC_OK;

@@ -1,6 +1,7 @@
 #include "formats/torch_state.h"
 
 #include "base/alloc.h"
+#include "base/text.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -46,47 +47,24 @@ static qc_status choose_dict(const qc_pickle *p, qc_pickle_value *dict, qc_error
     return QC_OK;
 }
 
-/* Bytes of the UTF-8 sequence at s, or 0 if it is not one (RFC 3629: shortest form, no
- * surrogates). */
-static size_t utf8_bytes(const unsigned char *s, size_t left)
-{
-    size_t n = s[0] < 0x80 ? 1 : s[0] < 0xc2 ? 0 : s[0] < 0xe0 ? 2 : s[0] < 0xf0 ? 3 : 4;
-    if (n == 0 || n > left || s[0] > 0xf4)
-        return 0;
-    for (size_t i = 1; i < n; i++) {
-        if ((s[i] & 0xc0u) != 0x80u)
-            return 0;
-    }
-    if ((s[0] == 0xe0 && s[1] < 0xa0) || (s[0] == 0xed && s[1] > 0x9f) ||
-        (s[0] == 0xf0 && s[1] < 0x90) || (s[0] == 0xf4 && s[1] > 0x8f))
-        return 0;
-    return n;
-}
-
 static qc_status take_name(const qc_pickle *p, qc_arena *arena, const qc_pickle_value *key,
                            const char **out, qc_error *err)
 {
     size_t n = 0;
+    uint32_t c = 0;
     if (key->kind != QC_PICKLE_STRING)
         QC_FAIL(err, QC_ERR_UNSUPPORTED, "a tensor whose name is no string");
-    const unsigned char *s = p->text + key->at;
+    const char *s = (const char *)p->text + key->at; /* opcodes follow, which end any character */
     for (size_t i = 0; i < key->count; i += n) {
-        n = utf8_bytes(s + i, key->count - i);
-        if (n == 0 || s[i] == '\0')
+        n = qc_text_char(s + i, &c);
+        if (n == 0 || n > key->count - i || c == 0)
             QC_FAIL(err, QC_ERR_INPUT, "the name of a tensor is not UTF-8 or holds a zero");
     }
-    QC_TRY(qc_arena_strndup(arena, out, (const char *)s, key->count, err));
+    QC_TRY(qc_arena_strndup(arena, out, s, key->count, err));
     if (strcmp(*out, "__metadata__") == 0)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
                 "a tensor is called '__metadata__', which safetensors cannot hold");
     return QC_OK;
-}
-
-static int compare_entries(const void *va, const void *vb)
-{
-    const qc_state_entry *a = va;
-    const qc_state_entry *b = vb;
-    return strcmp(a->name, b->name);
 }
 
 static qc_status skip(qc_torch_state *out, qc_arena *arena, const qc_pickle *p,
@@ -102,10 +80,8 @@ static qc_status skip(qc_torch_state *out, qc_arena *arena, const qc_pickle *p,
 static qc_status collect(qc_torch_state *out, qc_arena *arena, const qc_pickle *p,
                          const qc_pickle_value *dict, unsigned char *seen, qc_error *err)
 {
-    void *v = NULL;
     size_t distinct = 0;
-    QC_TRY(qc_arena_alloc(arena, &v, count_tensors(p, dict), sizeof *out->entries, err));
-    out->entries = v;
+    QC_TRY(qc_arena_alloc(arena, &out->entries, count_tensors(p, dict), sizeof *out->entries, err));
     for (size_t i = p->containers[dict->at].first; i != SIZE_MAX; i = p->pairs[i].next) {
         const qc_pickle_pair *pair = &p->pairs[i];
         if (pair->value.kind != QC_PICKLE_TENSOR) {
@@ -118,12 +94,11 @@ static qc_status collect(qc_torch_state *out, qc_arena *arena, const qc_pickle *
         distinct += !seen[e->tensor];
         seen[e->tensor] = 1;
     }
-    qsort(out->entries, out->count, sizeof *out->entries, compare_entries);
-    for (size_t i = 1; i < out->count; i++) {
-        if (strcmp(out->entries[i - 1].name, out->entries[i].name) == 0)
-            QC_FAIL(err, QC_ERR_INPUT, "tensor '%.*s' is in the dict twice", NAME_SHOWN_BYTES,
-                    out->entries[i].name);
-    }
+    qsort(out->entries, out->count, sizeof *out->entries, qc_by_text);
+    size_t twice = qc_find_twice(out->entries, out->count, sizeof *out->entries);
+    if (twice)
+        QC_FAIL(err, QC_ERR_INPUT, "tensor '%.*s' is in the dict twice", NAME_SHOWN_BYTES,
+                out->entries[twice].name);
     if (distinct != p->tensor_count)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
                 "%zu of its %zu tensors are not entries of the state dict (an optimizer's "

@@ -77,12 +77,10 @@ qc_status qc_torch_file_fill(qc_torch_file *f, const qc_pickle *p, const qc_torc
                              qc_error *err)
 {
     qc_torch_state state;
-    void *v = NULL;
     QC_TRY(qc_torch_state_read(&state, &f->arena, p, err));
     f->skipped = state.skipped;
     f->first_skipped = state.first_skipped;
-    QC_TRY(qc_arena_alloc(&f->arena, &v, state.count, sizeof *f->tensors, err));
-    f->tensors = v;
+    QC_TRY(qc_arena_alloc(&f->arena, &f->tensors, state.count, sizeof *f->tensors, err));
     for (; f->tensor_count < state.count; f->tensor_count++) {
         const qc_state_entry *e = &state.entries[f->tensor_count];
         const qc_pickle_tensor *t = &p->tensors[e->tensor];

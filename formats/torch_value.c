@@ -7,7 +7,7 @@
 #define NONE_LEFT   SIZE_MAX
 #define LIMIT_FLOOR 65536u
 
-qc_status qc_pickle_grow(void **array, size_t *cap, size_t count, size_t limit, size_t bytes_each,
+qc_status qc_pickle_grow(void *array, size_t *cap, size_t count, size_t limit, size_t bytes_each,
                          qc_error *err)
 {
     if (count < *cap)
@@ -18,7 +18,7 @@ qc_status qc_pickle_grow(void **array, size_t *cap, size_t count, size_t limit, 
     size_t more = *cap ? *cap * 2 : 64;
     if (more > limit)
         more = limit;
-    QC_TRY(qc_realloc_array(array, more, bytes_each, err));
+    QC_TRY((qc_realloc_array)(array, more, bytes_each, err));
     *cap = more;
     return QC_OK;
 }
@@ -31,11 +31,8 @@ size_t qc_pickle_limit(const qc_pickle *p)
 qc_status qc_pickle_container_new(qc_pickle *p, qc_pickle_kind kind, qc_pickle_value *out,
                                   qc_error *err)
 {
-    void *v = p->containers;
-    qc_status st = qc_pickle_grow(&v, &p->container_cap, p->container_count, qc_pickle_limit(p),
-                                  sizeof *p->containers, err);
-    p->containers = v;
-    QC_TRY(st);
+    QC_TRY(qc_pickle_grow(&p->containers, &p->container_cap, p->container_count, qc_pickle_limit(p),
+                          sizeof *p->containers, err));
     p->containers[p->container_count] = (qc_pickle_container){NONE_LEFT, NONE_LEFT, 0};
     *out = (qc_pickle_value){.kind = kind, .at = p->container_count++};
     return QC_OK;
@@ -45,11 +42,8 @@ qc_status qc_pickle_add_pair(qc_pickle *p, const qc_pickle_value *to, const qc_p
                              const qc_pickle_value *value, qc_error *err)
 {
     qc_pickle_container *c = &p->containers[to->at];
-    void *v = p->pairs;
-    qc_status st =
-        qc_pickle_grow(&v, &p->pair_cap, p->pair_count, qc_pickle_limit(p), sizeof *p->pairs, err);
-    p->pairs = v;
-    QC_TRY(st);
+    QC_TRY(qc_pickle_grow(&p->pairs, &p->pair_cap, p->pair_count, qc_pickle_limit(p),
+                          sizeof *p->pairs, err));
     size_t at = p->pair_count++;
     p->pairs[at] = (qc_pickle_pair){.value = *value, .next = NONE_LEFT};
     if (key)

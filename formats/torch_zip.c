@@ -9,6 +9,7 @@
 #include "base/alloc.h"
 #include "base/bytes.h"
 #include "base/checked.h"
+#include "base/text.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -284,13 +285,6 @@ static qc_status read_local(const qc_file *f, qc_zip_entry *e, uint64_t limit, v
     return QC_OK;
 }
 
-static int compare_names(const void *va, const void *vb)
-{
-    const qc_zip_entry *a = va;
-    const qc_zip_entry *b = vb;
-    return strcmp(a->name, b->name);
-}
-
 static int compare_places(const void *va, const void *vb)
 {
     const qc_zip_entry *a = va;
@@ -307,13 +301,11 @@ static qc_status check_entries(qc_torch_zip *z, qc_error *err)
             QC_FAIL(err, QC_ERR_INPUT, "zip entries '%.*s' and '%.*s' overlap at byte %" PRIu64,
                     NAME_SHOWN_BYTES, e[-1].name, NAME_SHOWN_BYTES, e->name, e->header_offset);
     }
-    qsort(z->entries, z->count, sizeof *z->entries, compare_names);
-    for (size_t i = 1; i < z->count; i++) {
-        const qc_zip_entry *e = &z->entries[i];
-        if (strcmp(e[-1].name, e->name) == 0)
-            QC_FAIL(err, QC_ERR_INPUT, "zip entry '%.*s' is there twice", NAME_SHOWN_BYTES,
-                    e->name);
-    }
+    qsort(z->entries, z->count, sizeof *z->entries, qc_by_text);
+    size_t twice = qc_find_twice(z->entries, z->count, sizeof *z->entries);
+    if (twice)
+        QC_FAIL(err, QC_ERR_INPUT, "zip entry '%.*s' is there twice", NAME_SHOWN_BYTES,
+                z->entries[twice].name);
     return QC_OK;
 }
 
@@ -322,10 +314,8 @@ static qc_status read_directory(qc_torch_zip *z, const qc_file *f, const directo
 {
     size_t left = (size_t)d->bytes;
     size_t used = 0;
-    void *p = NULL;
     QC_TRY(qc_file_pread(f, text, left, d->offset, err));
-    QC_TRY(qc_arena_alloc(&z->arena, &p, (size_t)d->count, sizeof *z->entries, err));
-    z->entries = p;
+    QC_TRY(qc_arena_alloc(&z->arena, &z->entries, (size_t)d->count, sizeof *z->entries, err));
     for (; z->count < d->count; z->count++, text += used, left -= used)
         QC_TRY(read_central(z, &z->entries[z->count], text, left, &used, err));
     if (left != 0)
@@ -374,7 +364,7 @@ const qc_zip_entry *qc_torch_zip_find(const qc_torch_zip *z, const char *name)
     qc_zip_entry key = {.name = name};
     if (z->count == 0)
         return NULL;
-    return bsearch(&key, z->entries, z->count, sizeof *z->entries, compare_names);
+    return bsearch(&key, z->entries, z->count, sizeof *z->entries, qc_by_text);
 }
 
 qc_status qc_torch_zip_load(const qc_file *f, const qc_zip_entry *e, void *dst, qc_error *err)

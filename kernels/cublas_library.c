@@ -1,18 +1,17 @@
 /* cuBLAS by dlopen. Row-major y = x W^T, read column-major, is Y^T [n, m] = W X^T: W transposed
  * (its rows are the columns of a k x n matrix), and x as it is. */
-#include "kernels/cublas_library.h"
+#include "kernels/cuda_library.h"
 
 #include "base/alloc.h"
-#include "kernels/cuda_library.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
-#include <string.h>
 
 /* The few values of cublas_api.h and library_types.h that are needed; CUDA 11, 12 and 13 have the
  * same. */
 enum {
+    NO_MEMORY = 3,
     OP_N = 0,
     OP_T = 1,
     POINTER_HOST = 0,
@@ -57,13 +56,11 @@ struct qc_cublas {
     char name[48];
 };
 
+/* Statuses of cuBLAS: 1 not initialized, 3 no memory, 7 invalid value, 8 no such architecture, 13
+ * failed, 15 not supported; cublasGetStatusString came with 11.4. */
 static qc_status check(int code, const char *what, qc_error *err)
 {
-    if (code == 0)
-        return QC_OK;
-    /* 1 not initialized, 3 no memory, 7 invalid value, 8 no such architecture, 13 failed, 15 not
-     * supported; cublasGetStatusString came with 11.4. */
-    QC_FAIL(err, code == 3 ? QC_ERR_NOMEM : QC_ERR_INTERNAL, "cuBLAS: %s: status %d", what, code);
+    return qc_cuda_library_check(code, NO_MEMORY, "cuBLAS", what, err);
 }
 
 static qc_status load(qc_cublas *c, int runtime_version, qc_error *err)
@@ -79,11 +76,8 @@ static qc_status load(qc_cublas *c, int runtime_version, qc_error *err)
         .names = function_names,
         .name_count = sizeof function_names / sizeof *function_names,
     };
-    void *found[sizeof function_names / sizeof *function_names];
-    _Static_assert(sizeof found == sizeof c->f, "one pointer per name, in order");
-    QC_TRY(qc_cuda_library_open(&c->library, found, &l, err));
-    memcpy(&c->f, found, sizeof found); /* C has no cast from void * to a function */
-    return QC_OK;
+    _Static_assert(sizeof function_names == sizeof c->f, "one pointer per name, in order");
+    return qc_cuda_library_open(&c->library, &c->f, &l, err);
 }
 
 qc_status qc_cublas_open(qc_cublas **out, int runtime_version, qc_error *err)
@@ -91,7 +85,7 @@ qc_status qc_cublas_open(qc_cublas **out, int runtime_version, qc_error *err)
     qc_cublas *c = NULL;
     qc_status st;
     *out = NULL;
-    QC_TRY(qc_calloc((void **)&c, 1, sizeof *c, err));
+    QC_TRY(qc_calloc(&c, 1, sizeof *c, err));
     QC_TRY_GOTO(st, failed, load(c, runtime_version, err));
     if (pthread_mutex_init(&c->lock, NULL) != 0) {
         st = qc_error_set(err, QC_ERR_NOMEM, __FILE__, __LINE__, "a lock could not be made");

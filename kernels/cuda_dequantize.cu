@@ -25,8 +25,8 @@
  * or 4. Instructions and what follows: docs/kernels.md. There is no shared memory. */
 #include "kernels/cuda_quantize.h"
 
-#include "kernels/cuda_check.h"
-#include "kernels/cuda_quantize_internal.cuh"
+#include "kernels/cuda_internal.h"
+#include "kernels/form.cuh"
 
 #include <inttypes.h>
 #include <string.h>
@@ -52,17 +52,19 @@ struct dequantize_job {
 
 /* A product as x86 makes it, NaNs included: the first operand that is a NaN, made quiet, or else
  * the default NaN, whose sign is set. */
-QC_DEVICE float product(float a, float b)
-{
-    float v = __fmul_rn(a, b);
-    if (v == v)
-        return v;
-    if (a != a)
-        return __uint_as_float(__float_as_uint(a) | 0x00400000u);
-    if (b != b)
-        return __uint_as_float(__float_as_uint(b) | 0x00400000u);
-    return __uint_as_float(0xffc00000u);
-}
+struct product {
+    static __device__ __forceinline__ float of(float a, float b)
+    {
+        float v = __fmul_rn(a, b);
+        if (v == v)
+            return v;
+        if (a != a)
+            return __uint_as_float(__float_as_uint(a) | 0x00400000u);
+        if (b != b)
+            return __uint_as_float(__float_as_uint(b) | 0x00400000u);
+        return __uint_as_float(0xffc00000u);
+    }
+};
 
 /* 2^exponent as two factors. Both are floats and powers of two for every exponent that can
  * matter. */
@@ -73,7 +75,7 @@ struct power {
 
 QC_DEVICE float times(float v, power p)
 {
-    return p.none ? v : product(product(v, p.a), p.b);
+    return p.none ? v : product::of(product::of(v, p.a), p.b);
 }
 
 QC_DEVICE power power_of(const int *exponent)
@@ -93,17 +95,7 @@ QC_DEVICE float block_scale(const dequantize_job &job, uint64_t block)
     unsigned code = __ldg(job.w.absmax_codes + block);
     return __fadd_rn(__fmul_rn(__ldg(job.w.nested_map + code),
                                __ldg(job.w.nested_absmax + (block >> job.nested_shift))),
-                     job.w.nested_offset);
-}
-
-/* The value of an element before rounding: `code` is a code's value, or an int8. */
-template <qc_weights_kind kind> QC_DEVICE float value_of(float code, float scale)
-{
-    if (kind == QC_WEIGHTS_NF4)
-        return product(code, scale);
-    if (kind == QC_WEIGHTS_INT8_ROWS)
-        return product(product(code, scale), QC_CUDA_INT8_STEP);
-    return product(__fmul_rn(code, QC_CUDA_INT8_STEP), scale);
+                     job.w.form.offset);
 }
 
 /* The rounding of quant_half.h: NaNs keep their sign and the upper bits of their payload. */
@@ -139,17 +131,17 @@ QC_DEVICE void store_element(const dequantize_job &job, uint64_t at, float v, ui
 QC_DEVICE float nf4_value_of_lane(const dequantize_job &job, unsigned lane)
 {
     float standard = qc_nf4_tables_of_lane(lane).code;
-    return job.w.code_map ? job.w.code_map[lane % 16] : standard;
+    return job.w.form.code_map ? job.w.form.code_map[lane % 16] : standard;
 }
 
 /* ---- 8 elements at a time -------------------------------------------------------------------- */
 
 /* The largest magnitude that a code's value can have. */
-template <qc_weights_kind kind> QC_DEVICE float largest_code(float value_of_lane)
+template <qc_form_kind kind> QC_DEVICE float largest_code(float value_of_lane)
 {
-    if (kind == QC_WEIGHTS_INT8_BLOCKS)
+    if (kind == QC_FORM_INT8_BLOCKS)
         return 1.0078741f; /* 128 * QC_CUDA_INT8_STEP is less */
-    if (kind == QC_WEIGHTS_INT8_ROWS)
+    if (kind == QC_FORM_INT8_ROWS)
         return 128.0f;
     float m = fabsf(value_of_lane);
 #pragma unroll
@@ -180,10 +172,10 @@ QC_DEVICE void store_chunk(const dequantize_job &job, uint64_t at, const float v
             make_uint4(out[i], out[i + 1], out[i + 2], out[i + 3]);
 }
 
-template <qc_weights_kind kind, qc_dtype dtype, bool nested>
+template <qc_form_kind kind, qc_dtype dtype, bool nested>
 __global__ void __launch_bounds__(threads_per_block) dequantize_chunks(dequantize_job job)
 {
-    constexpr bool nf4 = kind == QC_WEIGHTS_NF4;
+    constexpr bool nf4 = kind == QC_FORM_NF4;
     unsigned lane = threadIdx.x % 32;
     float table = nf4 ? nf4_value_of_lane(job, lane) : 0.0f;
     power p = power_of(job.exponent);
@@ -215,7 +207,7 @@ __global__ void __launch_bounds__(threads_per_block) dequantize_chunks(dequantiz
                     codes[u][nf4 ? 0 : 1] = v.y;
                 }
                 uint64_t block = f >> job.block_shift;
-                if (kind == QC_WEIGHTS_INT8_ROWS)
+                if (kind == QC_FORM_INT8_ROWS)
                     block = job.first_row + row;
                 if (nested) {
                     scale_code[u] = __ldg(job.w.absmax_codes + block);
@@ -229,7 +221,7 @@ __global__ void __launch_bounds__(threads_per_block) dequantize_chunks(dequantiz
                 for (unsigned u = 0; u < chunks_each; u++)
                     scale[u] = __fadd_rn(
                         __fmul_rn(__ldg(job.w.nested_map + scale_code[u]), nested_scale[u]),
-                        job.w.nested_offset);
+                        job.w.form.offset);
             }
 #pragma unroll
             for (unsigned u = 0; u < chunks_each; u++) {
@@ -242,12 +234,7 @@ __global__ void __launch_bounds__(threads_per_block) dequantize_chunks(dequantiz
                             __shfl_sync(QC_ALL_LANES, table, (int)(codes[u][0] >> 4 * (e ^ 1)), 16);
                     else
                         code[e] = (float)(int8_t)(codes[u][nf4 ? 0 : e / 4] >> 8 * (e % 4));
-                    if (kind == QC_WEIGHTS_INT8_ROWS)
-                        v[e] = __fmul_rn(__fmul_rn(code[e], scale[u]), QC_CUDA_INT8_STEP);
-                    else if (kind == QC_WEIGHTS_INT8_BLOCKS)
-                        v[e] = __fmul_rn(__fmul_rn(code[e], QC_CUDA_INT8_STEP), scale[u]);
-                    else
-                        v[e] = __fmul_rn(code[e], scale[u]);
+                    v[e] = qc_form_value(kind, code[e], scale[u]);
                 }
                 if (!p.none) {
 #pragma unroll
@@ -267,9 +254,9 @@ __global__ void __launch_bounds__(threads_per_block) dequantize_chunks(dequantiz
                 if (c < row_chunks && !(bound < safe)) {
 #pragma unroll
                     for (unsigned e = 0; e < chunk_elems; e++)
-                        store_element<dtype>(job, at + e,
-                                             times(value_of<kind>(code[e], scale[u]), p),
-                                             base + c * chunk_elems + e);
+                        store_element<dtype>(
+                            job, at + e, times(qc_form_value<product>(kind, code[e], scale[u]), p),
+                            base + c * chunk_elems + e);
                 }
             }
         }
@@ -278,10 +265,10 @@ __global__ void __launch_bounds__(threads_per_block) dequantize_chunks(dequantiz
 
 /* ---- one element at a time ------------------------------------------------------------------- */
 
-template <qc_weights_kind kind, qc_dtype dtype>
+template <qc_form_kind kind, qc_dtype dtype>
 __global__ void __launch_bounds__(threads_per_block) dequantize_elements(dequantize_job job)
 {
-    constexpr bool nf4 = kind == QC_WEIGHTS_NF4;
+    constexpr bool nf4 = kind == QC_FORM_NF4;
     float table = nf4 ? nf4_value_of_lane(job, threadIdx.x % 32) : 0.0f;
     power p = power_of(job.exponent);
 
@@ -294,12 +281,12 @@ __global__ void __launch_bounds__(threads_per_block) dequantize_elements(dequant
             float scale = 0.0f;
             if (c < job.cols) {
                 byte = static_cast<const uint8_t *>(job.w.codes)[nf4 ? f / 2 : f];
-                scale = kind == QC_WEIGHTS_INT8_ROWS ? job.w.absmax[job.first_row + row]
-                                                     : block_scale(job, f >> job.block_shift);
+                scale = kind == QC_FORM_INT8_ROWS ? job.w.absmax[job.first_row + row]
+                                                  : block_scale(job, f >> job.block_shift);
             }
             float code = nf4 ? __shfl_sync(QC_ALL_LANES, table, (int)(f % 2 ? byte : byte >> 4), 16)
                              : (float)(int8_t)byte;
-            float v = times(value_of<kind>(code, scale), p);
+            float v = times(qc_form_value<product>(kind, code, scale), p);
             if (c < job.ld)
                 store_element<dtype>(job, row * job.ld + c, c < job.cols ? v : 0.0f, f);
         }
@@ -319,23 +306,23 @@ dim3 grid_for(const dequantize_job &job, uint64_t each)
                 job.rows < QC_GRID_ROWS_MOST ? (unsigned)job.rows : QC_GRID_ROWS_MOST);
 }
 
-template <qc_weights_kind kind, qc_dtype dtype>
+template <qc_form_kind kind, qc_dtype dtype>
 qc_status launch(dequantize_job job, qc_cuda_stream s, qc_error *err)
 {
     constexpr size_t element = dtype == QC_DTYPE_F32 ? 4 : 2;
     bool one = job.rows == 1 && job.ld == job.cols; /* its end may be done separately */
     if (job.first % chunk_elems == 0 && job.cols >= chunk_elems &&
         (one || (job.cols % chunk_elems == 0 && job.ld % chunk_elems == 0)) &&
-        aligned(job.dst, 16) && aligned(job.w.codes, kind == QC_WEIGHTS_NF4 ? 4 : 8)) {
+        aligned(job.dst, 16) && aligned(job.w.codes, kind == QC_FORM_NF4 ? 4 : 8)) {
         dequantize_job chunks = job;
         if (one)
             chunks.cols = chunks.ld = job.cols - job.cols % chunk_elems;
         dim3 grid = grid_for(chunks, threads_per_block * chunks_each * chunk_elems);
-        if (kind == QC_WEIGHTS_INT8_ROWS || job.w.absmax)
+        if (kind == QC_FORM_INT8_ROWS || job.w.absmax)
             QC_LAUNCH((dequantize_chunks<kind, dtype, false>), grid, dim3(threads_per_block), 0, s,
                       chunks);
         else
-            QC_LAUNCH((dequantize_chunks<kind, dtype, kind != QC_WEIGHTS_INT8_ROWS>), grid,
+            QC_LAUNCH((dequantize_chunks<kind, dtype, kind != QC_FORM_INT8_ROWS>), grid,
                       dim3(threads_per_block), 0, s, chunks);
         QC_TRY(qc_cuda_launched("dequantize", err));
         if (!one || chunks.cols == job.cols)
@@ -350,7 +337,7 @@ qc_status launch(dequantize_job job, qc_cuda_stream s, qc_error *err)
     return qc_cuda_launched("dequantize", err);
 }
 
-template <qc_weights_kind kind>
+template <qc_form_kind kind>
 qc_status launch_dtype(const dequantize_job &job, qc_dtype dtype, qc_cuda_stream s, qc_error *err)
 {
     if (dtype == QC_DTYPE_F32)
@@ -380,23 +367,23 @@ extern "C" qc_status qc_cuda_dequantize(const qc_weights *w, uint64_t first_row,
                                         const int *exponent, uint64_t *overflow, qc_cuda_stream s,
                                         qc_error *err)
 {
-    bool of_blocks = w->kind != QC_WEIGHTS_INT8_ROWS;
+    bool of_blocks = w->form.ops->kind != QC_FORM_INT8_ROWS;
     if (dst_dtype != QC_DTYPE_F32 && dst_dtype != QC_DTYPE_F16 && dst_dtype != QC_DTYPE_BF16)
         QC_FAIL(err, QC_ERR_USAGE, "dequantize: to type %s; F32, F16 and BF16 are",
                 qc_dtype_name(dst_dtype));
-    if (of_blocks &&
-        (w->block_elems < 32 || w->block_elems > 4096 || !power_of_two(w->block_elems)))
+    if (of_blocks && (w->form.block_elems < 32 || w->form.block_elems > 4096 ||
+                      !power_of_two(w->form.block_elems)))
         QC_FAIL(err, QC_ERR_USAGE,
                 "dequantize: a block of %u elements; powers of two from 32 to 4096 are",
-                w->block_elems);
+                w->form.block_elems);
     if (!w->absmax && (!of_blocks || !power_of_two(w->nested_block)))
         QC_FAIL(err, QC_ERR_USAGE, "dequantize: scales in blocks of %u; powers of two are",
                 of_blocks ? w->nested_block : 0u);
-    if (first_row > w->rows || rows > w->rows - first_row || ld < w->cols)
+    if (first_row > w->rows || rows > w->rows - first_row || ld < w->form.cols)
         QC_FAIL(err, QC_ERR_USAGE,
                 "dequantize: rows %" PRIu64 " to %" PRIu64 " of %" PRIu64 ", %" PRIu64
                 " elements apart, of %" PRIu64,
-                first_row, first_row + rows, w->rows, ld, w->cols);
+                first_row, first_row + rows, w->rows, ld, w->form.cols);
     if (overflow)
         QC_TRY(qc_cuda_fill(overflow, 0xff, sizeof *overflow, s, err));
     if (rows == 0 || ld == 0)
@@ -404,24 +391,24 @@ extern "C" qc_status qc_cuda_dequantize(const qc_weights *w, uint64_t first_row,
     dequantize_job job;
     memset(&job, 0, sizeof job);
     job.w = *w;
-    job.block_shift = of_blocks ? shift_of(w->block_elems) : 0;
+    job.block_shift = of_blocks ? shift_of(w->form.block_elems) : 0;
     job.nested_shift = w->absmax ? 0 : shift_of(w->nested_block);
-    job.first = first_row * w->cols;
+    job.first = first_row * w->form.cols;
     job.first_row = first_row;
     job.rows = rows;
-    job.cols = w->cols;
+    job.cols = w->form.cols;
     job.ld = ld;
-    if (of_blocks && ld == w->cols) { /* rows without gaps are one long row */
+    if (of_blocks && ld == w->form.cols) { /* rows without gaps are one long row */
         job.rows = 1;
-        job.cols = rows * w->cols;
+        job.cols = rows * w->form.cols;
         job.ld = job.cols;
     }
     job.dst = dst;
     job.exponent = exponent;
     job.overflow = overflow;
-    if (w->kind == QC_WEIGHTS_NF4)
-        return launch_dtype<QC_WEIGHTS_NF4>(job, dst_dtype, s, err);
-    if (w->kind == QC_WEIGHTS_INT8_ROWS)
-        return launch_dtype<QC_WEIGHTS_INT8_ROWS>(job, dst_dtype, s, err);
-    return launch_dtype<QC_WEIGHTS_INT8_BLOCKS>(job, dst_dtype, s, err);
+    if (w->form.ops->kind == QC_FORM_NF4)
+        return launch_dtype<QC_FORM_NF4>(job, dst_dtype, s, err);
+    if (w->form.ops->kind == QC_FORM_INT8_ROWS)
+        return launch_dtype<QC_FORM_INT8_ROWS>(job, dst_dtype, s, err);
+    return launch_dtype<QC_FORM_INT8_BLOCKS>(job, dst_dtype, s, err);
 }

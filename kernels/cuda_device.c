@@ -5,8 +5,7 @@
  * all). */
 #include "kernels/cuda_device.h"
 
-#include "kernels/cuda_check.h"
-#include "kernels/cuda_code.h"
+#include "kernels/cuda_internal.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -174,14 +173,16 @@ qc_status qc_cuda_memory(uint64_t *free_bytes, uint64_t *total_bytes, qc_error *
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-qc_status qc_cuda_malloc(void **out, size_t bytes, qc_error *err)
+qc_status(qc_cuda_malloc)(void *out, size_t bytes, qc_error *err)
 {
     char what[96];
-    *out = NULL;
-    if (bytes == 0)
-        return QC_OK;
+    void *p = NULL;
+    qc_status st = QC_OK;
     (void)snprintf(what, sizeof what, "%zu bytes of device memory", bytes);
-    return qc_cuda_check(cudaMalloc(out, bytes), what, err);
+    if (bytes > 0)
+        st = qc_cuda_check(cudaMalloc(&p, bytes), what, err);
+    memcpy(out, &p, sizeof p);
+    return st;
 }
 
 void qc_cuda_free(void *p)
@@ -190,15 +191,17 @@ void qc_cuda_free(void *p)
         given_back(cudaFree(p));
 }
 
-qc_status qc_cuda_host_malloc(void **out, size_t bytes, qc_error *err)
+qc_status(qc_cuda_host_malloc)(void *out, size_t bytes, qc_error *err)
 {
     char what[96];
-    *out = NULL;
-    if (bytes == 0)
-        return QC_OK;
+    void *p = NULL;
+    qc_status st = QC_OK;
     (void)snprintf(what, sizeof what, "%zu bytes of pinned memory", bytes);
     /* Portable: pinned for every device, not only the current one. */
-    return qc_cuda_check(cudaHostAlloc(out, bytes, cudaHostAllocPortable), what, err);
+    if (bytes > 0)
+        st = qc_cuda_check(cudaHostAlloc(&p, bytes, cudaHostAllocPortable), what, err);
+    memcpy(out, &p, sizeof p);
+    return st;
 }
 
 void qc_cuda_host_free(void *p)

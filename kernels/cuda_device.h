@@ -18,9 +18,16 @@
 
 #include "base/status.h"
 
+/* Around the declarations of the headers in kernels/, which C++ includes, too. */
 #ifdef __cplusplus
-extern "C" {
+#define QC_C_BEGIN extern "C" {
+#define QC_C_END   }
+#else
+#define QC_C_BEGIN
+#define QC_C_END
 #endif
+
+QC_C_BEGIN
 
 /* What CUDA's headers call cudaStream_t, cudaEvent_t and cudaGraphExec_t. */
 typedef struct CUstream_st *qc_cuda_stream;
@@ -60,12 +67,15 @@ QC_NODISCARD qc_status qc_cuda_current(int *index, qc_error *err);
 /* Of the current device. */
 QC_NODISCARD qc_status qc_cuda_memory(uint64_t *free_bytes, uint64_t *total_bytes, qc_error *err);
 
-/* Device memory, aligned to 256 bytes; bytes == 0 gives NULL. free accepts NULL. */
-QC_NODISCARD qc_status qc_cuda_malloc(void **out, size_t bytes, qc_error *err);
+/* Device memory, aligned to 256 bytes; bytes == 0 gives NULL. free accepts NULL. out is the address
+ * of a pointer of any type, which becomes NULL on failure. */
+QC_NODISCARD qc_status qc_cuda_malloc(void *out, size_t bytes, qc_error *err);
 void qc_cuda_free(void *p);
 /* Pinned host memory: copies to and from it need no intermediate copy. */
-QC_NODISCARD qc_status qc_cuda_host_malloc(void **out, size_t bytes, qc_error *err);
+QC_NODISCARD qc_status qc_cuda_host_malloc(void *out, size_t bytes, qc_error *err);
 void qc_cuda_host_free(void *p);
+#define qc_cuda_malloc(out, bytes, err)      qc_cuda_malloc(QC_POINTER_AT(out), bytes, err)
+#define qc_cuda_host_malloc(out, bytes, err) qc_cuda_host_malloc(QC_POINTER_AT(out), bytes, err)
 
 QC_NODISCARD qc_status qc_cuda_stream_create(qc_cuda_stream *out, qc_error *err);
 void qc_cuda_stream_destroy(qc_cuda_stream s);
@@ -99,7 +109,5 @@ QC_NODISCARD qc_status qc_cuda_capture_of(unsigned long long *id, qc_cuda_stream
 QC_NODISCARD qc_status qc_cuda_graph_launch(qc_cuda_graph g, qc_cuda_stream s, qc_error *err);
 void qc_cuda_graph_destroy(qc_cuda_graph g);
 
-#ifdef __cplusplus
-}
-#endif
+QC_C_END
 #endif

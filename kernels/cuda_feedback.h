@@ -15,13 +15,10 @@
 #ifndef QC_KERNELS_CUDA_FEEDBACK_H
 #define QC_KERNELS_CUDA_FEEDBACK_H
 
-#include "kernels/cublas_library.h"
-#include "kernels/cusolver_library.h"
+#include "kernels/cuda_library.h"
 #include "quant/error_feedback.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+QC_C_BEGIN
 
 typedef struct {
     qc_cublas *blas;
@@ -32,15 +29,19 @@ typedef struct {
 /* ---- second moments (cuda_moments.c, .cu) ---- */
 
 /* h [n, n] doubles += x^T x, and c [n, n] doubles += x^T z where c is not NULL, all on the device.
- * What lies above h's diagonal tiles is not touched, or has no meaning. x, z: floats [tokens, n],
- * rows ldx and ldz apart, on the device. scratch: device, qc_cuda_moments_scratch_bytes(n). Sums
- * are in float over at most QC_CUDA_MOMENT_TOKENS tokens, then in double. */
+ * What lies above h's diagonal tiles is not touched, or has no meaning. Sums are in float over at
+ * most QC_CUDA_MOMENT_TOKENS tokens, then in double. */
 #define QC_CUDA_MOMENT_TOKENS 1024u
+typedef struct {
+    double *h, *c;
+    uint64_t n, tokens;
+    const float *x, *z; /* [tokens, n] */
+    uint64_t ldx, ldz;  /* from row to row */
+    float *scratch;     /* qc_cuda_moments_scratch_bytes(n) */
+} qc_cuda_moments;
 uint64_t qc_cuda_moments_scratch_bytes(uint64_t n);
-QC_NODISCARD qc_status qc_cuda_moments_add(const qc_cuda_feedback_tools *t, double *h, double *c,
-                                           uint64_t n, const float *x, uint64_t ldx, const float *z,
-                                           uint64_t ldz, uint64_t tokens, float *scratch,
-                                           qc_error *err);
+QC_NODISCARD qc_status qc_cuda_moments_add(const qc_cuda_feedback_tools *t,
+                                           const qc_cuda_moments *a, qc_error *err);
 
 /* ---- the factor (cuda_feedback_open.c, .cu) ---- */
 
@@ -63,17 +64,14 @@ uint64_t qc_cuda_feedback_kept_bytes(uint64_t n, int cross);
  * memory. Rows are worked on in pieces: as many at once as fit a quarter of the device's memory (or
  * what is free, if that is less) and as the form's groups permit. The order of sums in products
  * depends on that, so results are the same wherever a quarter is free. Synchronizes. */
-QC_NODISCARD qc_status qc_cuda_feedback_weight(const qc_cuda_feedback *f,
-                                               const qc_feedback_form *form, const void *w,
-                                               qc_dtype dtype, uint64_t rows, qc_feedback_out *out,
-                                               qc_feedback_result *result, qc_error *err);
+QC_NODISCARD qc_status qc_cuda_feedback_weight(const qc_cuda_feedback *f, const qc_form *form,
+                                               const void *w, qc_dtype dtype, uint64_t rows,
+                                               qc_feedback_out *out, qc_feedback_result *result,
+                                               qc_error *err);
 /* The device memory of the smallest piece, and of all rows at once. They saturate. */
-uint64_t qc_cuda_feedback_weight_least_bytes(uint64_t rows, uint64_t n,
-                                             const qc_feedback_form *form, int cross);
-uint64_t qc_cuda_feedback_weight_bytes(uint64_t rows, uint64_t n, const qc_feedback_form *form,
-                                       int cross);
+uint64_t qc_cuda_feedback_weight_least_bytes(uint64_t rows, uint64_t n, const qc_form *form,
+                                             int cross);
+uint64_t qc_cuda_feedback_weight_bytes(uint64_t rows, uint64_t n, const qc_form *form, int cross);
 
-#ifdef __cplusplus
-}
-#endif
+QC_C_END
 #endif

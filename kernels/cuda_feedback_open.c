@@ -9,7 +9,6 @@
 #include "base/checked.h"
 #include "base/workers.h"
 #include "kernels/cuda_feedback_internal.h"
-#include "kernels/cuda_moments.h"
 #include "quant/error_feedback_internal.h"
 
 #include <string.h>
@@ -125,9 +124,7 @@ static qc_status open_target(opening *o, qc_error *err)
 {
     const qc_cuda_feedback_tools *t = &o->f->tools;
     const uint64_t n = o->f->n;
-    void *v = NULL;
-    QC_TRY(qc_cuda_malloc(&v, (size_t)(n * n * sizeof(float)), err));
-    o->f->m = v;
+    QC_TRY(qc_cuda_malloc(&o->f->m, (size_t)(n * n * sizeof(float)), err));
     QC_TRY(qc_cuda_gather_target(&o->in, o->c, o->h, t->stream, err));
     QC_TRY(qc_cusolver_solve(t->solver, n, o->a, n, o->h, t->stream, err));
     return qc_cuda_narrow_target(&o->in, o->h, o->f->m, t->stream, err);
@@ -137,22 +134,16 @@ static qc_status allocate(opening *o, qc_error *err)
 {
     qc_cuda_feedback *f = o->f;
     const uint64_t n = f->n;
-    void *v = NULL;
-    QC_TRY(qc_calloc((void **)&o->own, (size_t)n, sizeof *o->own, err));
-    QC_TRY(qc_calloc((void **)&o->order, (size_t)n, sizeof *o->order, err));
+    QC_TRY(qc_calloc(&o->own, (size_t)n, sizeof *o->own, err));
+    QC_TRY(qc_calloc(&o->order, (size_t)n, sizeof *o->order, err));
     QC_TRY(qc_malloc_aligned(&o->host, 64, (size_t)lists_bytes(n), err));
     QC_TRY(qc_cuda_malloc(&o->device, (size_t)lists_bytes(n), err));
     lay_lists(o);
-    QC_TRY(qc_cuda_malloc(&v, (size_t)(n * n * sizeof *o->a), err));
-    o->a = v;
-    QC_TRY(qc_cuda_malloc(&v, (size_t)(n * n * sizeof *f->hu), err));
-    f->hu = v;
-    QC_TRY(qc_cuda_malloc(&v, (size_t)n * sizeof *f->d, err));
-    f->d = v;
-    QC_TRY(qc_cuda_malloc(&v, (size_t)n * sizeof *f->inverse, err));
-    f->inverse = v;
-    QC_TRY(qc_cuda_malloc(&v, (size_t)n * sizeof *f->order, err));
-    f->order = v;
+    QC_TRY(qc_cuda_malloc(&o->a, (size_t)(n * n * sizeof *o->a), err));
+    QC_TRY(qc_cuda_malloc(&f->hu, (size_t)(n * n * sizeof *f->hu), err));
+    QC_TRY(qc_cuda_malloc(&f->d, (size_t)n * sizeof *f->d, err));
+    QC_TRY(qc_cuda_malloc(&f->inverse, (size_t)n * sizeof *f->inverse, err));
+    QC_TRY(qc_cuda_malloc(&f->order, (size_t)n * sizeof *f->order, err));
     return QC_OK;
 }
 
@@ -181,7 +172,7 @@ qc_status qc_cuda_feedback_open(qc_cuda_feedback **out, const qc_cuda_feedback_t
     qc_feedback_info local = {0};
     *out = NULL;
     QC_TRY(qc_feedback_check(n, options, err));
-    QC_TRY(qc_calloc((void **)&f, 1, sizeof *f, err));
+    QC_TRY(qc_calloc(&f, 1, sizeof *f, err));
     *f = (qc_cuda_feedback){.tools = *t, .n = n, .options = *options};
     opening o = {.f = f, .h = h, .c = c};
     qc_status st = open_with(&o, &local, err);

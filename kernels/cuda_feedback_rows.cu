@@ -1,4 +1,4 @@
-/* The contracts are in cuda_feedback_rows.h.
+/* The contracts are in cuda_feedback_internal.h.
  *
  * A panel: a thread block keeps 32 rows, and up to 64 columns of them, in shared memory. They lie
  * column by column, with a column every 33 floats. The four warps of the block copy them in and out
@@ -17,9 +17,9 @@
  *
  * All threads of a block reach its barriers, since nothing returns before them. Whole warps make
  * the warp-wide calls (shuffles). */
-#include "kernels/cuda_feedback_rows.h"
+#include "kernels/cuda_feedback_internal.h"
 
-#include "kernels/cuda_scale_search_internal.cuh"
+#include "kernels/form.cuh"
 
 namespace
 {
@@ -48,44 +48,7 @@ struct panel_shared {
 
 QC_DEVICE uint64_t scale_index(const qc_cuda_rows &p, uint64_t row, uint64_t col)
 {
-    return p.kind == QC_WEIGHTS_INT8_ROWS ? row : (row * p.n + col) >> p.shift;
-}
-
-/* The same as qc_feedback_inverse. */
-QC_DEVICE float inverse_of(qc_weights_kind kind, float scale)
-{
-    if (!(fabsf(scale) >= 0x1p-118f))
-        return 0.0f;
-    float inverse = __frcp_rn(scale);
-    return kind == QC_WEIGHTS_NF4 ? inverse : __fmul_rn(inverse, 127.0f);
-}
-
-/* What a reader makes of a code; `unit` is the code's unit (NF4) or its number. */
-QC_DEVICE float value_of(qc_weights_kind kind, float unit, float scale)
-{
-    if (kind == QC_WEIGHTS_NF4)
-        return __fmul_rn(unit, scale);
-    if (kind == QC_WEIGHTS_INT8_ROWS)
-        return __fmul_rn(__fmul_rn(unit, scale), QC_CUDA_INT8_STEP);
-    return __fmul_rn(__fmul_rn(unit, QC_CUDA_INT8_STEP), scale);
-}
-
-/* Turns a code into the unit that value_of takes. All lanes of the warp take part. */
-QC_DEVICE float unit_of(qc_weights_kind kind, const qc_nf4_tables &tables, int code)
-{
-    if (kind == QC_WEIGHTS_NF4)
-        return __shfl_sync(QC_ALL_LANES, tables.code, code & 15);
-    return (float)code;
-}
-
-/* The code nearest to y, which is a value times inverse_of its scale. All lanes of the warp take
- * part. */
-QC_DEVICE int code_of(qc_weights_kind kind, const qc_nf4_tables &tables, float y)
-{
-    if (kind == QC_WEIGHTS_NF4)
-        return (int)(qc_nf4_search(tables, qc_nf4_clamped(y)) & 15u);
-    float q = fmaxf(fminf(y, 127.0f), -127.0f);
-    return (int)__fadd_rn(__fadd_rn(q, QC_CUDA_ROUND), -QC_CUDA_ROUND);
+    return p.kind == QC_FORM_INT8_ROWS ? row : (row * p.n + col) >> p.shift;
 }
 
 /* ---- a panel --------------------------------------------------------------------------------- */
@@ -136,8 +99,7 @@ QC_DEVICE void load_panel(const qc_cuda_rows &p, const qc_cuda_rows_panel &a, ui
 
 /* Leaves the errors in `in`. Columns from a.cols on have a scale of 0 and feed nothing. */
 template <bool sweeping>
-QC_DEVICE unsigned walk_panel(qc_weights_kind kind, unsigned cols, unsigned lane,
-                              panel_shared &shared)
+QC_DEVICE unsigned walk_panel(qc_form_kind kind, unsigned cols, unsigned lane, panel_shared &shared)
 {
     qc_nf4_tables tables = qc_nf4_tables_of_lane(lane);
     unsigned changed = 0;
@@ -155,13 +117,13 @@ QC_DEVICE unsigned walk_panel(qc_weights_kind kind, unsigned cols, unsigned lane
             int was = 0;
             if (sweeping) {
                 was = shared.code[lane * code_stride + s + i];
-                old = value_of(kind, unit_of(kind, tables, was), scale[i]);
+                old = qc_form_value(kind, qc_form_number(kind, tables, was), scale[i]);
                 float own = shared.inverse[s + i];
                 /* a dead column gets what is nearest to its weight */
                 place = own == 0.0f ? target : __fadd_rn(old, __fmul_rn(place, own));
             }
-            int code = code_of(kind, tables, __fmul_rn(place, inverse[i]));
-            float value = value_of(kind, unit_of(kind, tables, code), scale[i]);
+            int code = qc_form_code(kind, tables, __fmul_rn(place, inverse[i]));
+            float value = qc_form_value(kind, qc_form_number(kind, tables, code), scale[i]);
             float error = __fadd_rn(target, -value);
             fed[i] = sweeping ? __fadd_rn(old, -value) : error;
             if (sweeping)
@@ -228,7 +190,7 @@ __global__ void __launch_bounds__(panel_threads, panel_blocks)
         __syncthreads();
         if (threadIdx.x < 32) {
             unsigned changed =
-                walk_panel<sweeping>((qc_weights_kind)kind, (unsigned)a.cols, threadIdx.x, shared);
+                walk_panel<sweeping>((qc_form_kind)kind, (unsigned)a.cols, threadIdx.x, shared);
             if (sweeping) {
                 /* rows that do not exist are zero and stay so, but an NF4 code's 0 is 7 */
                 if (tile * tile_rows + threadIdx.x >= p.rows)
@@ -275,7 +237,7 @@ __global__ void __launch_bounds__(threads_per_block)
 __global__ void __launch_bounds__(threads_per_block) invert(const qc_cuda_rows p, uint64_t scales)
 {
     for (uint64_t i = thread_index(); i < scales; i += threads_of_grid())
-        p.from_absmax[i] = inverse_of(p.kind, p.absmax[i]);
+        p.from_absmax[i] = qc_form_inverse(p.kind, p.absmax[i]);
 }
 
 /* Warps go on together, because all lanes take part in looking codes up. */
@@ -289,13 +251,13 @@ __global__ void __launch_bounds__(threads_per_block)
         bool inside = i < elems;
         float x = 0.0f, scale = 0.0f, from_scale = 0.0f;
         if (inside) {
-            uint64_t index = p.kind == QC_WEIGHTS_INT8_ROWS ? i / p.n : i >> p.shift;
+            uint64_t index = p.kind == QC_FORM_INT8_ROWS ? i / p.n : i >> p.shift;
             x = w[i];
             scale = p.absmax[index];
             from_scale = p.from_absmax[index];
         }
-        int code = code_of(p.kind, tables, __fmul_rn(x, from_scale));
-        float value = value_of(p.kind, unit_of(p.kind, tables, code), scale);
+        int code = qc_form_code(p.kind, tables, __fmul_rn(x, from_scale));
+        float value = qc_form_value(p.kind, qc_form_number(p.kind, tables, code), scale);
         if (inside)
             p.e[i] = __fadd_rn(p.target[i], -value);
     }
@@ -318,9 +280,7 @@ __global__ void __launch_bounds__(threads_per_block)
     for (uint64_t at = thread_index() / 32 * 32; at < elems; at += threads_of_grid()) {
         uint64_t i = at + threadIdx.x % 32, row = i / cols, k = i % cols;
         int code = i < elems ? p.codes[row * p.n + col + k] : 0;
-        float unit = unit_of(p.kind, tables, code);
-        if (p.kind != QC_WEIGHTS_NF4)
-            unit = __fmul_rn(unit, QC_CUDA_INT8_STEP);
+        float unit = qc_form_unit(p.kind, qc_form_number(p.kind, tables, code));
         if (i < elems)
             units[row * ldu + k] = unit;
     }
@@ -383,9 +343,9 @@ QC_DEVICE float possible_scale(const qc_cuda_rows &p, uint64_t index, float wish
         *code = low;
         scale = __fadd_rn(__fmul_rn(p.map[low], group), p.offset);
     }
-    if (qc_magnitude(scale) >= QC_CUDA_F32_INF || (p.kind != QC_WEIGHTS_NF4 && scale < 0.0f))
+    if (qc_magnitude(scale) >= QC_CUDA_F32_INF || (p.kind != QC_FORM_NF4 && scale < 0.0f))
         return 0.0f;
-    return inverse_of(p.kind, scale) == 0.0f ? 0.0f : scale;
+    return qc_form_inverse(p.kind, scale) == 0.0f ? 0.0f : scale;
 }
 
 /* All lanes of a warp have the same row, and so they come to the same scale. */
@@ -435,7 +395,7 @@ __global__ void __launch_bounds__(threads_per_block)
             continue;
         if (lane == 0) {
             p.absmax[index] = better;
-            p.from_absmax[index] = inverse_of(p.kind, better);
+            p.from_absmax[index] = qc_form_inverse(p.kind, better);
             if (p.absmax_codes)
                 p.absmax_codes[index] = (uint8_t)code;
             atomicAdd(p.changed, 1ull);
@@ -446,9 +406,9 @@ __global__ void __launch_bounds__(threads_per_block)
         for (uint64_t at = 0; at < a.cols; at += 32) {
             uint64_t k = at + lane, i = row * p.n + a.col + k;
             bool inside = k < a.cols;
-            float unit = unit_of(p.kind, tables, inside ? p.codes[i] : 0);
+            float unit = qc_form_number(p.kind, tables, inside ? p.codes[i] : 0);
             if (inside)
-                e[k] = __fadd_rn(p.target[i], -value_of(p.kind, unit, better));
+                e[k] = __fadd_rn(p.target[i], -qc_form_value(p.kind, unit, better));
         }
         if (a.width == a.cols)
             for (uint64_t k = lane; k < a.cols; k += 32)
@@ -456,28 +416,32 @@ __global__ void __launch_bounds__(threads_per_block)
     }
 }
 
-unsigned blocks_for(uint64_t items, uint64_t each)
+/* Starts a kernel whose thread blocks take `each` of so many items. */
+template <typename... P, typename... A>
+qc_status start(const char *what, void (*kernel)(P...), uint64_t items, uint64_t each,
+                qc_cuda_stream s, qc_error *err, A... args)
 {
-    uint64_t blocks = (items + each - 1) / each;
-    return (unsigned)(blocks < QC_GRID_MOST ? blocks : QC_GRID_MOST);
+    if (items == 0)
+        return QC_OK;
+    return qc_cuda_start(what, kernel, dim3(qc_cuda_grid_x(items, each)), dim3(threads_per_block),
+                         0, s, err, args...);
 }
 
 template <bool sweeping>
 qc_status decide(const qc_cuda_rows *p, const qc_cuda_rows_panel *a, qc_cuda_stream s,
                  const char *what, qc_error *err)
 {
-    const dim3 grid(blocks_for(p->rows, tile_rows)), block(panel_threads);
     if (p->rows == 0 || a->cols == 0)
         return QC_OK;
     if (a->cols > panel)
         QC_FAIL(err, QC_ERR_USAGE, "a panel of more than %u columns", panel);
     void (*kernel)(qc_cuda_rows, qc_cuda_rows_panel) =
-        p->kind == QC_WEIGHTS_NF4         ? decide_panel<QC_WEIGHTS_NF4, sweeping>
-        : p->kind == QC_WEIGHTS_INT8_ROWS ? decide_panel<QC_WEIGHTS_INT8_ROWS, sweeping>
-                                          : decide_panel<QC_WEIGHTS_INT8_BLOCKS, sweeping>;
+        p->kind == QC_FORM_NF4         ? decide_panel<QC_FORM_NF4, sweeping>
+        : p->kind == QC_FORM_INT8_ROWS ? decide_panel<QC_FORM_INT8_ROWS, sweeping>
+                                       : decide_panel<QC_FORM_INT8_BLOCKS, sweeping>;
     QC_TRY(qc_cuda_keep_resident(kernel, sizeof(panel_shared), panel_blocks, what, err));
-    QC_LAUNCH(kernel, grid, block, sizeof(panel_shared), s, *p, *a);
-    return qc_cuda_launched(what, err);
+    return qc_cuda_start(what, kernel, dim3(qc_cuda_grid_x(p->rows, tile_rows)),
+                         dim3(panel_threads), sizeof(panel_shared), s, err, *p, *a);
 }
 
 } // namespace
@@ -485,49 +449,34 @@ qc_status decide(const qc_cuda_rows *p, const qc_cuda_rows_panel *a, qc_cuda_str
 qc_status qc_cuda_rows_cast(const void *src, qc_dtype dtype, uint64_t elems, float *out,
                             uint64_t *bad, qc_cuda_stream s, qc_error *err)
 {
-    if (elems == 0)
-        return QC_OK;
-    QC_LAUNCH(cast, dim3(blocks_for(elems, threads_per_block)), dim3(threads_per_block), 0, s, src,
-              dtype, elems, out, bad);
-    return qc_cuda_launched("cuda_feedback cast", err);
+    return start("cuda_feedback cast", cast, elems, threads_per_block, s, err, src, dtype, elems,
+                 out, bad);
 }
 
 qc_status qc_cuda_rows_invert(const qc_cuda_rows *p, uint64_t scales, qc_cuda_stream s,
                               qc_error *err)
 {
-    if (scales == 0)
-        return QC_OK;
-    QC_LAUNCH(invert, dim3(blocks_for(scales, threads_per_block)), dim3(threads_per_block), 0, s,
-              *p, scales);
-    return qc_cuda_launched("cuda_feedback invert", err);
+    return start("cuda_feedback invert", invert, scales, threads_per_block, s, err, *p, scales);
 }
 
 qc_status qc_cuda_rows_round(const qc_cuda_rows *p, const float *w, qc_cuda_stream s, qc_error *err)
 {
-    if (p->rows * p->n == 0)
-        return QC_OK;
-    QC_LAUNCH(round_rows, dim3(blocks_for(p->rows * p->n, threads_per_block)),
-              dim3(threads_per_block), 0, s, *p, w);
-    return qc_cuda_launched("cuda_feedback round", err);
+    return start("cuda_feedback round", round_rows, p->rows * p->n, threads_per_block, s, err, *p,
+                 w);
 }
 
 qc_status qc_cuda_rows_square(const float *hu, uint64_t n, uint64_t col, uint64_t cols, float *out,
                               qc_cuda_stream s, qc_error *err)
 {
-    QC_LAUNCH(square, dim3(blocks_for(cols * cols, threads_per_block)), dim3(threads_per_block), 0,
-              s, hu, n, col, cols, out);
-    return qc_cuda_launched("cuda_feedback square", err);
+    return start("cuda_feedback square", square, cols * cols, threads_per_block, s, err, hu, n, col,
+                 cols, out);
 }
 
-qc_status qc_cuda_rows_dot(const float *a, uint64_t lda, const float *b, uint64_t ldb,
-                           uint64_t rows, uint64_t cols, double *sums, qc_cuda_stream s,
-                           qc_error *err)
+qc_status qc_cuda_rows_dot(const qc_cuda_strip *a, const qc_cuda_strip *b, uint64_t rows,
+                           uint64_t cols, double *sums, qc_cuda_stream s, qc_error *err)
 {
-    if (rows == 0)
-        return QC_OK;
-    QC_LAUNCH(dot, dim3(blocks_for(rows, warps_per_block)), dim3(threads_per_block), 0, s, a, lda,
-              b, ldb, rows, cols, sums);
-    return qc_cuda_launched("cuda_feedback dot", err);
+    return start("cuda_feedback dot", dot, rows, warps_per_block, s, err, a->at, a->ld, b->at,
+                 b->ld, rows, cols, sums);
 }
 
 qc_status qc_cuda_rows_feed(const qc_cuda_rows *p, const qc_cuda_rows_panel *a, qc_cuda_stream s,
@@ -545,29 +494,19 @@ qc_status qc_cuda_rows_sweep(const qc_cuda_rows *p, const qc_cuda_rows_panel *a,
 qc_status qc_cuda_rows_units(const qc_cuda_rows *p, uint64_t col, uint64_t cols, float *units,
                              uint64_t ldu, qc_cuda_stream s, qc_error *err)
 {
-    if (p->rows * cols == 0)
-        return QC_OK;
-    QC_LAUNCH(units_of, dim3(blocks_for(p->rows * cols, threads_per_block)),
-              dim3(threads_per_block), 0, s, *p, col, cols, units, ldu);
-    return qc_cuda_launched("cuda_feedback units", err);
+    return start("cuda_feedback units", units_of, p->rows * cols, threads_per_block, s, err, *p,
+                 col, cols, units, ldu);
 }
 
 qc_status qc_cuda_rows_refit(const qc_cuda_rows *p, const qc_cuda_rows_refit_args *a,
                              qc_cuda_stream s, qc_error *err)
 {
-    if (p->rows == 0)
-        return QC_OK;
-    QC_LAUNCH(refit, dim3(blocks_for(p->rows, warps_per_block)), dim3(threads_per_block), 0, s, *p,
-              *a);
-    return qc_cuda_launched("cuda_feedback refit", err);
+    return start("cuda_feedback refit", refit, p->rows, warps_per_block, s, err, *p, *a);
 }
 
 qc_status qc_cuda_rows_pack(const int8_t *codes, uint64_t elems, uint8_t *out, qc_cuda_stream s,
                             qc_error *err)
 {
-    if (elems == 0)
-        return QC_OK;
-    QC_LAUNCH(pack, dim3(blocks_for((elems + 1) / 2, threads_per_block)), dim3(threads_per_block),
-              0, s, codes, elems, out);
-    return qc_cuda_launched("cuda_feedback pack", err);
+    return start("cuda_feedback pack", pack, (elems + 1) / 2, threads_per_block, s, err, codes,
+                 elems, out);
 }

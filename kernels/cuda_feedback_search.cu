@@ -15,7 +15,7 @@
  * ms at best (calculated, at 1.7 GHz; not timed). */
 #include "kernels/cuda_feedback_internal.h"
 
-#include "kernels/cuda_scale_search_internal.cuh"
+#include "kernels/form.cuh"
 #include "quant/error_feedback_factors.h"
 #include "quant/quant_ops.h"
 
@@ -27,7 +27,7 @@ constexpr unsigned team = 16;
 constexpr unsigned teams_per_block = threads_per_block / team;
 
 struct search {
-    qc_weights_kind kind;
+    qc_form_kind kind;
     int wide;
     uint64_t n, elems, block, blocks; /* block: elements of a block, or of a row for INT8_ROWS */
     const float *x, *weights;
@@ -83,26 +83,6 @@ QC_DEVICE void next(const search &s, const part &p, walk &w, float &x, float &d)
     }
 }
 
-/* The same as qc_feedback_inverse. */
-QC_DEVICE float inverse_of(qc_weights_kind kind, float scale)
-{
-    if (!(fabsf(scale) >= 0x1p-118f))
-        return 0.0f;
-    float inverse = __frcp_rn(scale);
-    return kind == QC_WEIGHTS_NF4 ? inverse : __fmul_rn(inverse, 127.0f);
-}
-
-/* The code's value for y: that of NF4, or the number. */
-QC_DEVICE float nearest(qc_weights_kind kind, const qc_nf4_tables &tables, float y)
-{
-    if (kind == QC_WEIGHTS_NF4) {
-        uint32_t code = qc_nf4_search(tables, qc_nf4_clamped(y)) & 15u;
-        return __shfl_sync(QC_ALL_LANES, tables.code, (int)code);
-    }
-    float q = fmaxf(fminf(y, 127.0f), -127.0f);
-    return __fadd_rn(__fadd_rn(q, QC_CUDA_ROUND), -QC_CUDA_ROUND);
-}
-
 /* The error for a scale. All threads of the team get it. */
 QC_DEVICE double error_of(const search &s, const part &p, float scale, float inverse)
 {
@@ -112,10 +92,10 @@ QC_DEVICE double error_of(const search &s, const part &p, float scale, float inv
         float x, d;
         next(s, p, w, x, d);
         float y = __fmul_rn(x, inverse);
-        float r = __fadd_rn(y, -nearest(s.kind, p.tables, y));
+        float r = __fadd_rn(y, -qc_form_nearest(s.kind, p.tables, y));
         sum = __fadd_rn(sum, __fmul_rn(d, __fmul_rn(r, r)));
     }
-    double step = (double)scale * (s.kind == QC_WEIGHTS_NF4 ? 1.0 : 1.0 / 127.0);
+    double step = (double)scale * (s.kind == QC_FORM_NF4 ? 1.0 : 1.0 / 127.0);
     return (double)qc_fold_team(sum) * (step * step);
 }
 
@@ -126,9 +106,7 @@ QC_DEVICE float refit(const search &s, const part &p, float inverse)
     for (uint64_t i = 0; i < s.block; i += team) {
         float x, d;
         next(s, p, w, x, d);
-        float unit = nearest(s.kind, p.tables, __fmul_rn(x, inverse));
-        if (s.kind != QC_WEIGHTS_NF4)
-            unit = __fmul_rn(unit, QC_CUDA_INT8_STEP);
+        float unit = qc_form_unit(s.kind, qc_form_nearest(s.kind, p.tables, __fmul_rn(x, inverse)));
         float weighed = __fmul_rn(d, unit);
         sum_ux = __fadd_rn(sum_ux, __fmul_rn(weighed, x));
         sum_uu = __fadd_rn(sum_uu, __fmul_rn(weighed, unit));
@@ -159,7 +137,7 @@ __global__ void __launch_bounds__(threads_per_block) find_scales(search s)
     static constexpr float nf4[] = {QC_FEEDBACK_NF4_FACTORS};
     static constexpr float nf4_wide[] = {QC_FEEDBACK_NF4_WIDE_FACTORS};
     static constexpr float int8[] = {QC_FEEDBACK_INT8_FACTORS};
-    const bool is_nf4 = s.kind == QC_WEIGHTS_NF4;
+    const bool is_nf4 = s.kind == QC_FORM_NF4;
     const unsigned count = !is_nf4  ? sizeof int8 / sizeof *int8
                            : s.wide ? sizeof nf4_wide / sizeof *nf4_wide
                                     : sizeof nf4 / sizeof *nf4;
@@ -179,7 +157,7 @@ __global__ void __launch_bounds__(threads_per_block) find_scales(search s)
             const float factor = !is_nf4 ? int8[k] : s.wide ? nf4_wide[k] : nf4[k];
             const float size = __fmul_rn(largest, factor);
             const float scale = is_nf4 && j % 2 ? -size : size;
-            const double e = error_of(s, p, scale, inverse_of(s.kind, scale));
+            const double e = error_of(s, p, scale, qc_form_inverse(s.kind, scale));
             if (is_finite(size) && !tiny && e < least) {
                 least = e;
                 best = scale;
@@ -188,11 +166,11 @@ __global__ void __launch_bounds__(threads_per_block) find_scales(search s)
         int over = tiny;
 #pragma unroll 1
         for (unsigned i = 0; i < QC_FEEDBACK_REFITS; i++) {
-            const float better = refit(s, p, inverse_of(s.kind, best));
+            const float better = refit(s, p, qc_form_inverse(s.kind, best));
             over |= !is_finite(better) || better == best ||
                     (is_nf4 ? fabsf(better) : better) < QC_FEEDBACK_TINY;
             const float scale = over ? best : better;
-            const double e = error_of(s, p, scale, inverse_of(s.kind, scale));
+            const double e = error_of(s, p, scale, qc_form_inverse(s.kind, scale));
             over |= !(e < least);
             if (!over) {
                 least = e;
@@ -224,13 +202,13 @@ __global__ void __launch_bounds__(threads_per_block) nest_scales(search s)
         unsigned best = own;
         for (unsigned k = 0; k < 256; k++) {
             const float scale = nested_scale(s, k, group);
-            const float size = s.kind == QC_WEIGHTS_NF4 ? fabsf(scale) : scale;
+            const float size = s.kind == QC_FORM_NF4 ? fabsf(scale) : scale;
             const int tried =
                 searched && (k == own || (size >= __fmul_rn(target, QC_FEEDBACK_NEST_LEAST) &&
                                           size <= __fmul_rn(target, QC_FEEDBACK_NEST_MOST)));
             if (!__any_sync(QC_ALL_LANES, tried))
                 continue;
-            const float inverse = inverse_of(s.kind, scale);
+            const float inverse = qc_form_inverse(s.kind, scale);
             const double e = error_of(s, p, scale, inverse);
             if (tried && inverse != 0.0f && e < least) {
                 least = e;
@@ -244,53 +222,45 @@ __global__ void __launch_bounds__(threads_per_block) nest_scales(search s)
     }
 }
 
-search search_of(const qc_cuda_feedback *f, const qc_feedback_form *form, const float *x,
-                 const float *weights, uint64_t rows, float *absmax)
+search search_of(const qc_cuda_feedback *f, const qc_cuda_feedback_scales *a)
 {
     search s = {};
-    s.kind = form->kind;
+    s.kind = a->form->ops->kind;
     s.n = f->n;
-    s.elems = rows * f->n;
-    s.block = form->kind == QC_WEIGHTS_INT8_ROWS ? f->n : form->block_elems;
+    s.elems = a->rows * f->n;
+    s.block = s.kind == QC_FORM_INT8_ROWS ? f->n : a->form->block_elems;
     s.blocks = (s.elems + s.block - 1) / s.block;
     s.wide = s.block >= QC_FEEDBACK_WIDE;
-    s.x = x;
-    s.weights = weights;
-    s.absmax = absmax;
+    s.x = a->x;
+    s.weights = a->weights;
+    s.absmax = a->absmax;
+    s.codes = a->codes;
+    s.nested_absmax = a->nested_absmax;
+    s.map = a->map;
+    s.offset = a->offset;
     return s;
 }
 
-dim3 grid_of(const search &s)
+qc_status start(const char *what, void (*kernel)(search), const qc_cuda_feedback *f,
+                const qc_cuda_feedback_scales *a, qc_error *err)
 {
-    const uint64_t blocks = (s.blocks + teams_per_block - 1) / teams_per_block;
-    return dim3(blocks < QC_GRID_MOST ? (unsigned)blocks : QC_GRID_MOST);
+    const search s = search_of(f, a);
+    if (s.blocks == 0)
+        return QC_OK;
+    return qc_cuda_start(what, kernel, dim3(qc_cuda_grid_x(s.blocks, teams_per_block)),
+                         dim3(threads_per_block), 0, f->tools.stream, err, s);
 }
 
 } // namespace
 
-qc_status qc_cuda_feedback_find(const qc_cuda_feedback *f, const qc_feedback_form *form,
-                                const float *x, const float *weights, uint64_t rows, float *absmax,
+qc_status qc_cuda_feedback_find(const qc_cuda_feedback *f, const qc_cuda_feedback_scales *a,
                                 qc_error *err)
 {
-    const search s = search_of(f, form, x, weights, rows, absmax);
-    if (s.blocks == 0)
-        return QC_OK;
-    QC_LAUNCH(find_scales, grid_of(s), dim3(threads_per_block), 0, f->tools.stream, s);
-    return qc_cuda_launched("feedback_find", err);
+    return start("feedback_find", find_scales, f, a, err);
 }
 
-qc_status qc_cuda_feedback_nest(const qc_cuda_feedback *f, const qc_feedback_form *form,
-                                const float *x, const float *weights, uint64_t rows, float *absmax,
-                                uint8_t *codes, const float *nested_absmax, const float *map,
-                                float offset, qc_error *err)
+qc_status qc_cuda_feedback_nest(const qc_cuda_feedback *f, const qc_cuda_feedback_scales *a,
+                                qc_error *err)
 {
-    search s = search_of(f, form, x, weights, rows, absmax);
-    if (s.blocks == 0)
-        return QC_OK;
-    s.codes = codes;
-    s.nested_absmax = nested_absmax;
-    s.map = map;
-    s.offset = offset;
-    QC_LAUNCH(nest_scales, grid_of(s), dim3(threads_per_block), 0, f->tools.stream, s);
-    return qc_cuda_launched("feedback_nest", err);
+    return start("feedback_nest", nest_scales, f, a, err);
 }

@@ -19,10 +19,7 @@
  *     upload of 16-bit weights at 20 GB/s: 7
  *
  * So a weight with C and four sweeps takes 0.18 s, of which products are 0.15. */
-#include "kernels/cuda_feedback_weight.h"
-
 #include "kernels/cuda_feedback_internal.h"
-#include "kernels/cuda_feedback_rows.h"
 
 #include "base/alloc.h"
 #include "base/checked.h"
@@ -55,7 +52,7 @@ typedef struct {
 
 typedef struct {
     const qc_cuda_feedback *f;
-    const qc_feedback_form *form;
+    const qc_form *form;
     const unsigned char *w; /* host */
     qc_dtype dtype;
     uint64_t n, rows, most; /* of all; of a piece */
@@ -75,15 +72,15 @@ typedef struct {
 
 /* ---- memory ---- */
 
-static uint64_t block_elems(const qc_feedback_form *form, uint64_t n)
+static uint64_t block_elems(const qc_form *form, uint64_t n)
 {
-    return form->kind == QC_WEIGHTS_INT8_ROWS ? n : form->block_elems;
+    return form->ops->kind == QC_FORM_INT8_ROWS ? n : form->block_elems;
 }
 
 /* A number of rows whose multiples begin a block, and a group. */
-static uint64_t unit_rows(const qc_feedback_form *form, uint64_t n)
+static uint64_t unit_rows(const qc_form *form, uint64_t n)
 {
-    if (form->kind == QC_WEIGHTS_INT8_ROWS)
+    if (form->ops->kind == QC_FORM_INT8_ROWS)
         return 1;
     const uint64_t elems = (uint64_t)form->block_elems * (form->nested ? QC_NESTED_BLOCK : 1);
     const uint64_t shared = n & (~n + 1); /* the power of two in n */
@@ -101,7 +98,7 @@ static void *cut(unsigned char *base, uint64_t *at, uint64_t bytes)
 /* Lays out the arrays of a piece of so many rows at base, or only counts their bytes where base is
  * NULL. */
 static uint64_t lay_out(parts *d, unsigned char *base, uint64_t rows, uint64_t n,
-                        const qc_feedback_form *form)
+                        const qc_form *form)
 {
     const uint64_t elems = qc_sat_mul(rows, n), floats = qc_sat_mul(elems, 4);
     const uint64_t blocks = qc_ceil_div_u64(elems, block_elems(form, n));
@@ -126,16 +123,15 @@ static uint64_t lay_out(parts *d, unsigned char *base, uint64_t rows, uint64_t n
     return at;
 }
 
-uint64_t qc_cuda_feedback_weight_bytes(uint64_t rows, uint64_t n, const qc_feedback_form *form,
-                                       int cross)
+uint64_t qc_cuda_feedback_weight_bytes(uint64_t rows, uint64_t n, const qc_form *form, int cross)
 {
     parts d;
     (void)cross; /* without C the spare matrix is needed as well */
     return rows == 0 || n == 0 ? 0 : lay_out(&d, NULL, rows, n, form);
 }
 
-uint64_t qc_cuda_feedback_weight_least_bytes(uint64_t rows, uint64_t n,
-                                             const qc_feedback_form *form, int cross)
+uint64_t qc_cuda_feedback_weight_least_bytes(uint64_t rows, uint64_t n, const qc_form *form,
+                                             int cross)
 {
     const uint64_t unit = n == 0 ? 0 : unit_rows(form, n);
     return qc_cuda_feedback_weight_bytes(unit < rows ? unit : rows, n, form, cross);
@@ -160,42 +156,55 @@ static uint64_t piece_rows(const job *j, uint64_t limit)
 
 /* ---- products ---- */
 
-/* y [rows, cols] = alpha x [rows, k] b + beta y; b [k, cols], or transposed: [cols, k], rows ldb
- * apart. */
-static qc_status product(const job *j, const float *x, uint64_t ldx, const float *b, uint64_t ldb,
-                         int trans, uint64_t k, float *y, uint64_t ldy, uint64_t cols, double alpha,
-                         double beta, qc_error *err)
+/* The right-hand side of a product, [k, cols], or transposed: [cols, k]. */
+typedef struct {
+    qc_cuda_strip b;
+    int trans;
+    uint64_t k, cols;
+} factor;
+
+/* y [rows, cols] = alpha x [rows, k] f + beta y */
+static qc_status product(const job *j, qc_cuda_strip x, factor f, float *y, uint64_t ldy,
+                         double alpha, double beta, qc_error *err)
 {
-    const qc_cublas_product_args a = {.a = x,
-                                      .b = b,
+    const qc_cublas_product_args a = {.a = x.at,
+                                      .b = f.b.at,
                                       .y = y,
                                       .dtype = QC_DTYPE_F32,
-                                      .trans_b = trans,
+                                      .trans_b = f.trans,
                                       .m = j->count,
-                                      .n = cols,
-                                      .k = k,
-                                      .lda = ldx,
-                                      .ldb = ldb,
+                                      .n = f.cols,
+                                      .k = f.k,
+                                      .lda = x.ld,
+                                      .ldb = f.b.ld,
                                       .ldy = ldy,
                                       .alpha = alpha,
                                       .beta = beta};
-    return k == 0 || cols == 0 ? QC_OK : qc_cublas_product(j->f->tools.blas, &a, err);
+    return f.k == 0 || f.cols == 0 ? QC_OK : qc_cublas_product(j->f->tools.blas, &a, err);
 }
 
-/* y [rows, cols], rows SUPER apart, = x H[low .. high, col .. col + cols], cols <= SUPER, where x
- * [rows, n] has columns low .. high; what lies left of col counts `left` times. d.square then holds
- * the square of H at these columns, rows cols apart. */
-static qc_status times_h(const job *j, const float *x, uint64_t low, uint64_t high, uint64_t col,
-                         uint64_t cols, double left, float *y, qc_error *err)
+/* A stretch of columns that a product makes at a time: at most SUPER. */
+typedef struct {
+    uint64_t col, cols;
+} stretch;
+
+/* y [rows, cols], rows SUPER apart, = x H[low .. high, col .. col + cols], where x [rows, n] has
+ * columns low .. high; what lies left of col counts `left` times. d.square then holds the square of
+ * H at these columns, rows cols apart. */
+static qc_status times_h(const job *j, const float *x, uint64_t low, uint64_t high, stretch s,
+                         double left, float *y, qc_error *err)
 {
-    const uint64_t n = j->n, behind = col + cols;
+    const uint64_t n = j->n, col = s.col, cols = s.cols, behind = col + cols;
     const float *hu = j->f->hu;
     QC_TRY(qc_cuda_rows_square(hu, n, col, cols, j->d.square, j->f->tools.stream, err));
-    QC_TRY(product(j, x + col, n, j->d.square, cols, 0, cols, y, SUPER, cols, 1.0, 0.0, err));
-    QC_TRY(product(j, x + low, n, hu + low * n + col, n, 0, col - low, y, SUPER, cols, left, 1.0,
+    QC_TRY(product(j, (qc_cuda_strip){x + col, n}, (factor){{j->d.square, cols}, 0, cols, cols}, y,
+                   SUPER, 1.0, 0.0, err));
+    QC_TRY(product(j, (qc_cuda_strip){x + low, n},
+                   (factor){{hu + low * n + col, n}, 0, col - low, cols}, y, SUPER, left, 1.0,
                    err));
-    return product(j, x + behind, n, hu + col * n + behind, n, 1, high - behind, y, SUPER, cols,
-                   1.0, 1.0, err);
+    return product(j, (qc_cuda_strip){x + behind, n},
+                   (factor){{hu + col * n + behind, n}, 1, high - behind, cols}, y, SUPER, 1.0, 1.0,
+                   err);
 }
 
 /* traces[which] += diagonal of x H x^T */
@@ -203,10 +212,11 @@ static qc_status trace(const job *j, const float *x, unsigned which, qc_error *e
 {
     const uint64_t n = j->n;
     for (uint64_t col = 0; col < n; col += SUPER) {
-        const uint64_t cols = n - col < SUPER ? n - col : SUPER;
-        QC_TRY(times_h(j, x, 0, col + cols, col, cols, 2.0, j->d.g, err));
-        QC_TRY(qc_cuda_rows_dot(j->d.g, SUPER, x + col, n, j->count, cols,
-                                j->d.traces + which * j->most, j->f->tools.stream, err));
+        const stretch s = {col, n - col < SUPER ? n - col : SUPER};
+        const qc_cuda_strip g = {j->d.g, SUPER}, own = {x + col, n};
+        QC_TRY(times_h(j, x, 0, col + s.cols, s, 2.0, j->d.g, err));
+        QC_TRY(qc_cuda_rows_dot(&g, &own, j->count, s.cols, j->d.traces + which * j->most,
+                                j->f->tools.stream, err));
     }
     return QC_OK;
 }
@@ -224,7 +234,8 @@ static qc_status feed_super(const job *j, uint64_t col, uint64_t cols, qc_error 
 {
     const uint64_t n = j->n, panel = j->wide < PANEL ? j->wide : PANEL;
     const float *hu = j->f->hu;
-    QC_TRY(product(j, j->d.spare, n, hu + col * n, n, 1, col, j->d.g, SUPER, cols, 1.0, 0.0, err));
+    QC_TRY(product(j, (qc_cuda_strip){j->d.spare, n}, (factor){{hu + col * n, n}, 1, col, cols},
+                   j->d.g, SUPER, 1.0, 0.0, err));
     for (uint64_t at = 0; at < cols; at += panel) {
         const uint64_t width = cols - at < panel ? cols - at : panel, behind = at + width;
         const qc_cuda_rows_panel a = {.col = col + at,
@@ -235,8 +246,9 @@ static qc_status feed_super(const job *j, uint64_t col, uint64_t cols, qc_error 
         QC_TRY(not_interrupted(err));
         QC_TRY(qc_cuda_rows_feed(&j->r, &a, j->f->tools.stream, err));
         /* in the first super nothing was there yet */
-        QC_TRY(product(j, j->d.spare + col + at, n, hu + (col + behind) * n + col + at, n, 1, width,
-                       j->d.g + behind, SUPER, cols - behind, 1.0, col + at > 0, err));
+        QC_TRY(product(j, (qc_cuda_strip){j->d.spare + col + at, n},
+                       (factor){{hu + (col + behind) * n + col + at, n}, 1, width, cols - behind},
+                       j->d.g + behind, SUPER, 1.0, col + at > 0, err));
     }
     return QC_OK;
 }
@@ -250,6 +262,13 @@ static qc_status feed(const job *j, qc_error *err)
 
 /* ---- sweeps ---- */
 
+/* Adds what changed in a panel to E H of the super's columns from `behind` on. */
+static qc_status pass_on(const job *j, factor square, uint64_t behind, qc_error *err)
+{
+    return product(j, (qc_cuda_strip){j->d.less, PANEL}, square, j->d.g + behind, SUPER, 1.0, 1.0,
+                   err);
+}
+
 /* Sets the codes of columns [col, col + cols) by panels. d.g + (col - super) has E H of them,
  * d.square the square of H from super on, rows `ld` apart. */
 static qc_status sweep_panels(const job *j, uint64_t super, uint64_t ld, uint64_t col,
@@ -262,8 +281,8 @@ static qc_status sweep_panels(const job *j, uint64_t super, uint64_t ld, uint64_
             .col = at, .cols = width, .g = j->d.g + here, .ldg = SUPER, .less = j->d.less};
         QC_TRY(not_interrupted(err));
         QC_TRY(qc_cuda_rows_sweep(&j->r, &a, j->f->tools.stream, err));
-        QC_TRY(product(j, j->d.less, PANEL, j->d.square + here * ld + behind, ld, 0, width,
-                       j->d.g + behind, SUPER, left - width, 1.0, 1.0, err));
+        QC_TRY(pass_on(j, (factor){{j->d.square + here * ld + behind, ld}, 0, width, left - width},
+                       behind, err));
     }
     return QC_OK;
 }
@@ -274,7 +293,7 @@ static qc_status sweep_narrow(const job *j, uint64_t super, uint64_t cols, qc_er
 {
     const parts *d = &j->d;
     qc_cuda_stream s = j->f->tools.stream;
-    QC_TRY(times_h(j, d->e, 0, j->n, super, cols, 1.0, d->g, err));
+    QC_TRY(times_h(j, d->e, 0, j->n, (stretch){super, cols}, 1.0, d->g, err));
     for (uint64_t at = 0; at < cols; at += j->wide) {
         const uint64_t width = cols - at < j->wide ? cols - at : j->wide, behind = at + width;
         const qc_cuda_rows_panel a = {.col = super + at,
@@ -300,13 +319,14 @@ static qc_status sweep_narrow(const job *j, uint64_t super, uint64_t cols, qc_er
                                                    .sums = d->sums,
                                                    .before = d->less};
             QC_TRY(qc_cuda_rows_units(&j->r, super + at, width, d->spare, width, s, err));
-            QC_TRY(product(j, d->spare, width, d->square + at * cols + at, cols, 0, width, d->v,
-                           width, width, 1.0, 0.0, err));
+            QC_TRY(product(j, (qc_cuda_strip){d->spare, width},
+                           (factor){{d->square + at * cols + at, cols}, 0, width, width}, d->v,
+                           width, 1.0, 0.0, err));
             QC_TRY(qc_cuda_rows_refit(&j->r, &refit, s, err));
         }
         QC_TRY(qc_cuda_rows_sweep(&j->r, &a, s, err));
-        QC_TRY(product(j, d->less, PANEL, d->square + at * cols + behind, cols, 0, width,
-                       d->g + behind, SUPER, cols - behind, 1.0, 1.0, err));
+        QC_TRY(pass_on(j, (factor){{d->square + at * cols + behind, cols}, 0, width, cols - behind},
+                       behind, err));
     }
     return QC_OK;
 }
@@ -335,15 +355,15 @@ static qc_status sweep_wide(const job *j, uint64_t col, uint64_t cols, qc_error 
                                                .ldg = SUPER,
                                                .sums = d->sums};
         QC_TRY(not_interrupted(err));
-        QC_TRY(times_h(j, d->e, 0, n, at, width, 1.0, d->g, err));
-        QC_TRY(times_h(j, d->spare, col, end, at, width, 1.0, d->v, err));
+        QC_TRY(times_h(j, d->e, 0, n, (stretch){at, width}, 1.0, d->g, err));
+        QC_TRY(times_h(j, d->spare, col, end, (stretch){at, width}, 1.0, d->v, err));
         QC_TRY(qc_cuda_rows_refit(&j->r, &refit, s, err));
     }
     if (cols <= SUPER) /* g was kept true */
         return sweep_panels(j, col, cols, col, cols, err);
     for (uint64_t at = col; at < end; at += SUPER) {
         const uint64_t width = end - at < SUPER ? end - at : SUPER;
-        QC_TRY(times_h(j, d->e, 0, n, at, width, 1.0, d->g, err));
+        QC_TRY(times_h(j, d->e, 0, n, (stretch){at, width}, 1.0, d->g, err));
         QC_TRY(sweep_panels(j, at, width, at, width, err));
     }
     return QC_OK;
@@ -375,7 +395,7 @@ static void choose(job *j, uint64_t first)
     j->count = j->rows - first < j->most ? j->rows - first : j->most;
     j->block = first * j->n / each;
     j->blocks = qc_ceil_div_u64(j->count * j->n, each);
-    j->r = (qc_cuda_rows){.kind = j->form->kind,
+    j->r = (qc_cuda_rows){.kind = j->form->ops->kind,
                           .rows = j->count,
                           .n = j->n,
                           .shift = j->shift,
@@ -417,15 +437,30 @@ static qc_status load(const job *j, qc_error *err)
                 "weight in row %" PRIu64 ", column %" PRIu64 " is not finite", j->first + bad / n,
                 bad % n);
     if (j->f->m)
-        QC_TRY(product(j, w, n, j->f->m, n, 1, n, j->d.target, n, n, 1.0, 0.0, err));
+        QC_TRY(product(j, (qc_cuda_strip){w, n}, (factor){{j->f->m, n}, 1, n, n}, j->d.target, n,
+                       1.0, 0.0, err));
     return QC_OK;
+}
+
+static qc_cuda_feedback_scales scales_of(const job *j, const float *x, const float *weights)
+{
+    return (qc_cuda_feedback_scales){.form = j->form,
+                                     .x = x,
+                                     .weights = weights,
+                                     .rows = j->count,
+                                     .absmax = j->d.absmax,
+                                     .codes = j->d.absmax_codes,
+                                     .nested_absmax = j->d.nested_absmax,
+                                     .map = j->d.map,
+                                     .offset = j->out->nested_offset};
 }
 
 /* Finds the scales before double quantization, and copies them to the host as well. */
 static qc_status find(const job *j, const float *x, const float *weights, qc_error *err)
 {
     qc_cuda_stream s = j->f->tools.stream;
-    QC_TRY(qc_cuda_feedback_find(j->f, j->form, x, weights, j->count, j->d.absmax, err));
+    const qc_cuda_feedback_scales a = scales_of(j, x, weights);
+    QC_TRY(qc_cuda_feedback_find(j->f, &a, err));
     QC_TRY(qc_cuda_to_host(j->out->absmax + j->block, j->d.absmax, j->blocks * 4, s, err));
     return qc_cuda_stream_synchronize(s, err);
 }
@@ -445,9 +480,8 @@ static qc_status settle(job *j, const float *x, const float *weights, qc_error *
     QC_TRY(qc_cuda_to_device(j->d.absmax_codes, o->absmax_codes + j->block, j->blocks, s, err));
     QC_TRY(qc_cuda_to_device(j->d.nested_absmax, o->nested_absmax + group,
                              qc_ceil_div_u64(j->blocks, QC_NESTED_BLOCK) * 4, s, err));
-    QC_TRY(qc_cuda_feedback_nest(j->f, j->form, x, weights, j->count, j->d.absmax,
-                                 j->d.absmax_codes, j->d.nested_absmax, j->d.map, o->nested_offset,
-                                 err));
+    const qc_cuda_feedback_scales a = scales_of(j, x, weights);
+    QC_TRY(qc_cuda_feedback_nest(j->f, &a, err));
     return qc_cuda_rows_invert(&j->r, j->blocks, s, err);
 }
 
@@ -474,7 +508,7 @@ static qc_status calibrated(job *j, qc_error *err)
     for (unsigned i = 0; i < j->f->options.sweeps && changed; i++)
         QC_TRY(sweep(j, &changed, err));
     QC_TRY(trace(j, j->d.e, 2, err));
-    if (j->form->kind == QC_WEIGHTS_NF4) {
+    if (j->form->ops->kind == QC_FORM_NF4) {
         uint8_t *packed = (uint8_t *)j->d.spare;
         QC_TRY(qc_cuda_rows_pack(j->d.codes, elems, packed, s, err));
         QC_TRY(qc_cuda_to_host((uint8_t *)o->codes + j->first * j->n / 2, packed, (elems + 1) / 2,
@@ -528,7 +562,7 @@ static qc_status run_in_turns(job *j, qc_error *err)
 
 static qc_status run(job *j, qc_error *err)
 {
-    const int offset = j->form->nested && j->form->kind != QC_WEIGHTS_NF4;
+    const int offset = j->form->nested && j->form->ops->kind != QC_FORM_NF4;
     if (offset && j->most < j->rows)
         return run_in_turns(j, err);
     for (uint64_t first = 0; first < j->rows; first += j->most) {
@@ -562,12 +596,12 @@ static qc_status locked(job *j, qc_error *err)
     return st;
 }
 
-qc_status qc_cuda_feedback_weight_within(const qc_cuda_feedback *f, const qc_feedback_form *form,
+qc_status qc_cuda_feedback_weight_within(const qc_cuda_feedback *f, const qc_form *form,
                                          const void *w, qc_dtype dtype, uint64_t rows,
                                          uint64_t limit, qc_feedback_out *out,
                                          qc_feedback_result *result, qc_error *err)
 {
-    const int by_rows = form->kind == QC_WEIGHTS_INT8_ROWS;
+    const int by_rows = form->ops->kind == QC_FORM_INT8_ROWS;
     const uint64_t n = f->n;
     job j = {.f = f, .form = form, .w = w, .dtype = dtype, .n = n, .rows = rows, .out = out};
     void *host = NULL;
@@ -604,9 +638,9 @@ done:
     return st;
 }
 
-qc_status qc_cuda_feedback_weight(const qc_cuda_feedback *f, const qc_feedback_form *form,
-                                  const void *w, qc_dtype dtype, uint64_t rows,
-                                  qc_feedback_out *out, qc_feedback_result *result, qc_error *err)
+qc_status qc_cuda_feedback_weight(const qc_cuda_feedback *f, const qc_form *form, const void *w,
+                                  qc_dtype dtype, uint64_t rows, qc_feedback_out *out,
+                                  qc_feedback_result *result, qc_error *err)
 {
     uint64_t left, total;
     QC_TRY(qc_cuda_memory(&left, &total, err));

@@ -17,9 +17,8 @@
 #define QC_KERNELS_CUDA_LAUNCH_CUH
 
 #include "base/status.h"
-#include "kernels/cuda_carve.h"
-#include "kernels/cuda_check.h"
 #include "kernels/cuda_device.h"
+#include "kernels/cuda_internal.h"
 
 #include <cuda_runtime.h>
 #include <stdint.h>
@@ -40,7 +39,7 @@
     type &name = *reinterpret_cast<type *>(qc_shared_bytes_)
 
 /* kernel(...) with dim3 grid and block, dynamic shared memory in bytes, on a stream. Errors are
- * fetched by qc_cuda_launched() of cuda_check.h. */
+ * fetched by qc_cuda_launched() of cuda_internal.h. */
 #define QC_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                  \
     kernel<<<(grid), (block), (shared_bytes), (stream)>>>(__VA_ARGS__)
 
@@ -54,6 +53,32 @@
  * for the newest), QC_SHARED, QC_LAUNCH and QC_GRID_* of the shim. */
 #include <shim_launch.h>
 #endif
+
+/* Thread blocks for so many items, of which one block takes `each`, in x; and for rows in y. */
+static inline unsigned qc_cuda_grid_x(uint64_t items, uint64_t each)
+{
+    uint64_t blocks = items / each + (items % each != 0);
+    return blocks < QC_GRID_MOST ? (unsigned)blocks : QC_GRID_MOST;
+}
+
+static inline unsigned qc_cuda_grid_y(uint64_t rows)
+{
+    return rows < QC_GRID_ROWS_MOST ? (unsigned)rows : QC_GRID_ROWS_MOST;
+}
+
+/* QC_LAUNCH, and the error that it gave. */
+template <typename... P, typename... A>
+static inline qc_status qc_cuda_start(const char *what, void (*kernel)(P...), dim3 grid, dim3 block,
+                                      size_t shared_bytes, qc_cuda_stream s, qc_error *err,
+                                      A... args)
+{
+#ifdef QC_CUDA_SHIM
+    qc_shim::launch(what, kernel, grid, block, shared_bytes, s, 0, args...);
+#else
+    QC_LAUNCH(kernel, grid, block, shared_bytes, s, args...);
+#endif
+    return qc_cuda_launched(what, err);
+}
 
 /* A kernel must ask for more than 48 KB of shared memory. That is cheap, and once per kernel and
  * device is enough. */
@@ -112,7 +137,7 @@ static inline qc_status qc_cuda_shared_most(size_t *out, const char *what, qc_er
 
 /* Call it before launching a kernel of which `blocks` blocks are to be resident on a
  * multiprocessor: it does what qc_cuda_allow_shared does and asks for shared memory for as many as
- * there is room for (cuda_carve.h). */
+ * there is room for (cuda_internal.h). */
 template <typename Kernel>
 static inline qc_status qc_cuda_keep_resident(Kernel *kernel, size_t bytes, unsigned blocks,
                                               const char *what, qc_error *err)

@@ -4,6 +4,7 @@
 #include <glob.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* The library is not unloaded with the last handle: some hundreds of MB would be read again for the
  * next, and what it has registered with CUDA and with threads would be left hanging. */
@@ -54,7 +55,7 @@ static void *open_version(const char *file, int version)
     return library;
 }
 
-qc_status qc_cuda_library_open(void **library, void **functions, const qc_cuda_library *l,
+qc_status qc_cuda_library_open(void **library, void *functions, const qc_cuda_library *l,
                                qc_error *err)
 {
     const char *path = getenv(l->variable);
@@ -71,9 +72,20 @@ qc_status qc_cuda_library_open(void **library, void **functions, const qc_cuda_l
         path = l->file;
     }
     for (size_t i = 0; i < l->name_count; i++) {
-        functions[i] = dlsym(*library, l->names[i]);
-        if (!functions[i])
+        void *found = dlsym(*library, l->names[i]);
+        if (!found)
             QC_FAIL(err, QC_ERR_DEVICE, "%s has no %s: it is too old", path, l->names[i]);
+        /* C has no cast from void * to a function. */
+        memcpy((unsigned char *)functions + i * sizeof found, &found, sizeof found);
     }
     return QC_OK;
+}
+
+qc_status qc_cuda_library_check(int code, int no_memory, const char *title, const char *what,
+                                qc_error *err)
+{
+    if (code == 0)
+        return QC_OK;
+    QC_FAIL(err, code == no_memory ? QC_ERR_NOMEM : QC_ERR_INTERNAL, "%s: %s: status %d", title,
+            what, code);
 }

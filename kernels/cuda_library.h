@@ -1,9 +1,92 @@
-/* A library of CUDA's (cuBLAS or cuSOLVER), opened at run time. Inside kernels/ only.
- * Thread-safe. */
+/* cuBLAS and cuSOLVER, opened at run time: qconv does not need them to start and is not linked with
+ * them.
+ *
+ * Threads: a lock serializes the calls on one cuBLAS; only one thread at a time may use a cuSOLVER.
+ * The opener of both is thread-safe. */
 #ifndef QC_KERNELS_CUDA_LIBRARY_H
 #define QC_KERNELS_CUDA_LIBRARY_H
 
-#include "base/status.h"
+#include "base/dtype.h"
+#include "kernels/cuda_device.h"
+
+QC_C_BEGIN
+
+/* ---- cuBLAS ---- */
+
+typedef struct qc_cublas qc_cublas;
+
+/* Opens cuBLAS for the current device. QCONV_LIBCUBLAS names the library; otherwise libcublas.so of
+ * the runtime's own major version is tried, then .13, .12 and .11, in the places of cuda_library.h.
+ * QC_ERR_DEVICE with one sentence where there is none, or where it does not start. */
+QC_NODISCARD qc_status qc_cublas_open(qc_cublas **out, int runtime_version, qc_error *err);
+void qc_cublas_close(qc_cublas *c); /* accepts NULL */
+
+/* y [m, n] = alpha * x [m, k] * w [n, k]^T, all row-major with the strides given, accumulated in
+ * float. All sizes and strides at most INT32_MAX. */
+typedef struct {
+    const void *w, *x;
+    void *y;
+    qc_dtype in_dtype;  /* of x and w: F16 or BF16 */
+    qc_dtype out_dtype; /* that one, or F32 */
+    uint64_t m, n, k, ldw, ldx, ldy;
+    /* device memory: alpha, then 0, as floats; NULL: alpha is 1 */
+    const float *alpha_zero;
+} qc_cublas_gemm_args;
+
+/* y [m, n] = alpha * op(a) op(b) + beta * y, all F32 or all F64, row-major with the strides given.
+ * op(a) is [m, k] and op(b) [k, n]; with trans_a, a is stored as [k, m], likewise b. F32 is
+ * computed and added in float, never in TF32. Sizes and strides are at most INT32_MAX. alpha and
+ * beta are passed from the host. */
+typedef struct {
+    const void *a, *b;
+    void *y;
+    qc_dtype dtype;
+    int trans_a, trans_b;
+    uint64_t m, n, k, lda, ldb, ldy;
+    double alpha, beta;
+} qc_cublas_product_args;
+
+/* Holds the lock for several products in a row on one stream with one workspace (256-byte aligned;
+ * NULL: cuBLAS's own). Each begin that returned QC_OK needs an end. */
+QC_NODISCARD qc_status qc_cublas_begin(qc_cublas *c, void *workspace, size_t workspace_bytes,
+                                       qc_cuda_stream s, qc_error *err);
+QC_NODISCARD qc_status qc_cublas_gemm(qc_cublas *c, const qc_cublas_gemm_args *a, qc_error *err);
+QC_NODISCARD qc_status qc_cublas_product(qc_cublas *c, const qc_cublas_product_args *a,
+                                         qc_error *err);
+void qc_cublas_end(qc_cublas *c);
+/* The library's name as it gives it: "cuBLAS 12.4.5". */
+const char *qc_cublas_name(const qc_cublas *c);
+
+/* ---- cuSOLVER: the Cholesky factor of a symmetric matrix of doubles, and systems of equations
+ * with it ---- */
+
+typedef struct qc_cusolver qc_cusolver;
+
+/* Opens cuSOLVER for the current device. QCONV_LIBCUSOLVER names the library; otherwise
+ * libcusolver.so of the runtime's own generation is tried (.12 with CUDA 13, .11 with CUDA 11 and
+ * 12), then the other, in the places of cuda_library.h. QC_ERR_DEVICE with one sentence where there
+ * is none, it is too old, or it does not start. */
+QC_NODISCARD qc_status qc_cusolver_open(qc_cusolver **out, int runtime_version, qc_error *err);
+void qc_cusolver_close(qc_cusolver *c); /* accepts NULL */
+/* "cuSOLVER 11.6.1" */
+const char *qc_cusolver_name(const qc_cusolver *c);
+
+/* a [n, n] doubles on the device, row-major, is the upper triangle of a symmetric matrix (what lies
+ * below is not read and has no meaning). It becomes L^T where a = L L^T, so L lies in columns.
+ * *exists is 0 where a is not positive definite as far as doubles can tell; a is then undefined.
+ * Allocates its workspace. Synchronizes. */
+QC_NODISCARD qc_status qc_cusolver_factor(qc_cusolver *c, uint64_t n, double *a, int *exists,
+                                          qc_cuda_stream s, qc_error *err);
+/* Each row of x [count, n], on the device, becomes the solution y of a y = x, with the factor that
+ * qc_cusolver_factor made of a. */
+QC_NODISCARD qc_status qc_cusolver_solve(qc_cusolver *c, uint64_t n, const double *factor,
+                                         uint64_t count, double *x, qc_cuda_stream s,
+                                         qc_error *err);
+/* Bytes of device memory that factor's workspace takes at most, as the library says. */
+QC_NODISCARD qc_status qc_cusolver_factor_bytes(qc_cusolver *c, uint64_t n, uint64_t *bytes,
+                                                qc_error *err);
+
+/* ---- the opener, inside kernels/ only ---- */
 
 typedef struct {
     const char *title;    /* "cuBLAS", for messages */
@@ -18,10 +101,15 @@ typedef struct {
     size_t name_count;
 } qc_cuda_library;
 
-/* Fills functions [name_count]. As soon as *library is not NULL, also after a failure, the caller
- * must dlclose it. QC_ERR_DEVICE with one sentence where the library or one of the functions is
- * missing. */
-QC_NODISCARD qc_status qc_cuda_library_open(void **library, void **functions,
+/* Fills functions, a struct of name_count pointers to functions. As soon as *library is not NULL,
+ * also after a failure, the caller must dlclose it. QC_ERR_DEVICE with one sentence where the
+ * library or one of the functions is missing. */
+QC_NODISCARD qc_status qc_cuda_library_open(void **library, void *functions,
                                             const qc_cuda_library *l, qc_error *err);
+/* Turns the result of the library's function `what` into a status; no_memory is the code of
+ * QC_ERR_NOMEM. */
+QC_NODISCARD qc_status qc_cuda_library_check(int code, int no_memory, const char *title,
+                                             const char *what, qc_error *err);
 
+QC_C_END
 #endif

@@ -19,7 +19,7 @@
  * products of a layer are 10 to 100 times as many at windows of some thousand tokens. */
 #include "kernels/cuda_llama.h"
 
-#include "kernels/cuda_check.h"
+#include "kernels/cuda_internal.h"
 #include "kernels/cuda_quantize_internal.cuh"
 
 namespace
@@ -458,23 +458,16 @@ __global__ void __launch_bounds__(threads_per_block)
 
 /* ---- launches -------------------------------------------------------------------------------- */
 
-unsigned grid_for(uint64_t blocks)
-{
-    return blocks < QC_GRID_MOST ? (unsigned)blocks : QC_GRID_MOST;
-}
-
 template <qc_dtype dtype>
 qc_status make_weight(const void *src, uint64_t n, uint16_t *half, int *exponent, uint32_t *largest,
                       qc_cuda_stream s, qc_error *err)
 {
     uint64_t blocks = (n + 16 * threads_per_block - 1) / (16 * threads_per_block);
-    dim3 grid(blocks == 0 ? 1 : grid_for(blocks));
-    QC_LAUNCH((weight_largest<dtype>), grid, dim3(threads_per_block), sizeof(row_shared), s, src, n,
-              largest);
-    QC_TRY(qc_cuda_launched("llama_weight", err));
-    QC_LAUNCH((weight_to_halves<dtype>), grid, dim3(threads_per_block), 0, s, src, n, largest, half,
-              exponent);
-    return qc_cuda_launched("llama_weight", err);
+    dim3 grid(blocks == 0 ? 1 : qc_cuda_grid_x(blocks, 1));
+    QC_TRY(qc_cuda_start("llama_weight", weight_largest<dtype>, grid, dim3(threads_per_block),
+                         sizeof(row_shared), s, err, src, n, largest));
+    return qc_cuda_start("llama_weight", weight_to_halves<dtype>, grid, dim3(threads_per_block), 0,
+                         s, err, src, n, largest, half, exponent);
 }
 
 template <unsigned per_lane>
@@ -484,9 +477,9 @@ qc_status launch_attention(const qc_cuda_attention *a, qc_cuda_stream s, qc_erro
     unsigned heads = a->heads < QC_GRID_ROWS_MOST ? a->heads : QC_GRID_ROWS_MOST;
     QC_TRY(
         qc_cuda_keep_resident(attend<per_lane>, shared, attention_blocks, "llama_attention", err));
-    QC_LAUNCH((attend<per_lane>), dim3(grid_for(a->tile_count), heads), dim3(32 * attention_warps),
-              shared, s, *a);
-    return qc_cuda_launched("llama_attention", err);
+    return qc_cuda_start("llama_attention", attend<per_lane>,
+                         dim3(qc_cuda_grid_x(a->tile_count, 1), heads), dim3(32 * attention_warps),
+                         shared, s, err, *a);
 }
 
 } // namespace
@@ -497,9 +490,8 @@ extern "C" qc_status qc_cuda_llama_halves(const float *x, const float *gain, flo
 {
     if (out->rows == 0)
         return QC_OK;
-    QC_LAUNCH(rows_to_halves, dim3(grid_for(out->rows)), dim3(threads_per_block),
-              sizeof(row_shared), s, x, gain, eps, *out);
-    return qc_cuda_launched("llama_halves", err);
+    return qc_cuda_start("llama_halves", rows_to_halves, dim3(qc_cuda_grid_x(out->rows, 1)),
+                         dim3(threads_per_block), sizeof(row_shared), s, err, x, gain, eps, *out);
 }
 
 extern "C" qc_status qc_cuda_llama_swiglu(const qc_cuda_product *gate, const qc_cuda_product *up,
@@ -508,9 +500,8 @@ extern "C" qc_status qc_cuda_llama_swiglu(const qc_cuda_product *gate, const qc_
 {
     if (out->rows == 0)
         return QC_OK;
-    QC_LAUNCH(swiglu_to_halves, dim3(grid_for(out->rows)), dim3(threads_per_block),
-              sizeof(row_shared), s, *gate, *up, *out);
-    return qc_cuda_launched("llama_swiglu", err);
+    return qc_cuda_start("llama_swiglu", swiglu_to_halves, dim3(qc_cuda_grid_x(out->rows, 1)),
+                         dim3(threads_per_block), sizeof(row_shared), s, err, *gate, *up, *out);
 }
 
 extern "C" qc_status qc_cuda_llama_floats(const qc_cuda_product *p, uint64_t rows, uint64_t cols,
@@ -518,9 +509,8 @@ extern "C" qc_status qc_cuda_llama_floats(const qc_cuda_product *p, uint64_t row
 {
     if (rows == 0)
         return QC_OK;
-    QC_LAUNCH(product_to_floats, dim3(grid_for(rows)), dim3(threads_per_block), 0, s, *p, rows,
-              cols, add != 0, out);
-    return qc_cuda_launched("llama_floats", err);
+    return qc_cuda_start("llama_floats", product_to_floats, dim3(qc_cuda_grid_x(rows, 1)),
+                         dim3(threads_per_block), 0, s, err, *p, rows, cols, add != 0, out);
 }
 
 extern "C" qc_status qc_cuda_llama_heads(const qc_cuda_product *p, const qc_cuda_heads *h,
@@ -532,9 +522,8 @@ extern "C" qc_status qc_cuda_llama_heads(const qc_cuda_product *p, const qc_cuda
     uint64_t count = h->rows * h->heads;
     if (count == 0)
         return QC_OK;
-    QC_LAUNCH(finish_heads, dim3(grid_for((count + warps_per_block - 1) / warps_per_block)),
-              dim3(threads_per_block), sizeof(heads_shared), s, *p, *h, out);
-    return qc_cuda_launched("llama_heads", err);
+    return qc_cuda_start("llama_heads", finish_heads, dim3(qc_cuda_grid_x(count, warps_per_block)),
+                         dim3(threads_per_block), sizeof(heads_shared), s, err, *p, *h, out);
 }
 
 extern "C" qc_status qc_cuda_llama_attention(const qc_cuda_attention *a, qc_cuda_stream s,
@@ -577,7 +566,6 @@ extern "C" qc_status qc_cuda_llama_dense(const uint16_t *x, const uint16_t *w, u
     if (m == 0 || n == 0)
         return QC_OK;
     uint64_t tiles = (m + dense_tile - 1) / dense_tile * ((n + dense_tile - 1) / dense_tile);
-    QC_LAUNCH(dense_product, dim3(grid_for(tiles)), dim3(threads_per_block), sizeof(dense_shared),
-              s, x, w, m, n, k, y);
-    return qc_cuda_launched("llama_dense", err);
+    return qc_cuda_start("llama_dense", dense_product, dim3(qc_cuda_grid_x(tiles, 1)),
+                         dim3(threads_per_block), sizeof(dense_shared), s, err, x, w, m, n, k, y);
 }

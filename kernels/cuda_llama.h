@@ -23,9 +23,7 @@
 #include "base/dtype.h"
 #include "kernels/cuda_device.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+QC_C_BEGIN
 
 /* Rows that go into a product or come out of one. */
 typedef struct {
@@ -111,7 +109,5 @@ QC_NODISCARD qc_status qc_cuda_llama_dense(const uint16_t *x, const uint16_t *w,
                                            uint64_t n, uint64_t k, uint16_t *y, qc_cuda_stream s,
                                            qc_error *err);
 
-#ifdef __cplusplus
-}
-#endif
+QC_C_END
 #endif

@@ -1,9 +1,9 @@
-/* The contracts are in cuda_moments.h. All of it is bound by memory: a square of doubles is read
- * once and written once, or written as floats. What goes from rows to columns passes through shared
- * memory, 32 x 32 elements a thread block, so that both sides are read and written 32 in a row.
- * Only the factor's matrix is gathered element by element: each takes a sector of 32 bytes, so the
- * triangle has 16 n^2 bytes of traffic, a hundredth of what its factor takes. */
-#include "kernels/cuda_moments.h"
+/* The contracts are in cuda_feedback_internal.h. All of it is bound by memory: a square of doubles
+ * is read once and written once, or written as floats. What goes from rows to columns passes
+ * through shared memory, 32 x 32 elements a thread block, so that both sides are read and written
+ * 32 in a row. Only the factor's matrix is gathered element by element: each takes a sector of 32
+ * bytes, so the triangle has 16 n^2 bytes of traffic, a hundredth of what its factor takes. */
+#include "kernels/cuda_feedback_internal.h"
 
 #include "kernels/cuda_launch.cuh"
 
@@ -162,77 +162,69 @@ __global__ void __launch_bounds__(threads_per_block)
     }
 }
 
-unsigned blocks_of(uint64_t count, uint64_t each, unsigned most)
-{
-    const uint64_t blocks = (count + each - 1) / each;
-    return blocks < most ? (unsigned)blocks : most;
-}
-
 dim3 tiles_of(uint64_t n)
 {
-    return dim3((unsigned)((n + tile - 1) / tile), blocks_of(n, tile, QC_GRID_ROWS_MOST));
+    return dim3((unsigned)((n + tile - 1) / tile), qc_cuda_grid_y((n + tile - 1) / tile));
 }
+
+/* Threads for so many columns in x, and rows in y. */
+dim3 grid_of(uint64_t cols, uint64_t rows)
+{
+    return dim3(qc_cuda_grid_x(cols, threads_per_block), qc_cuda_grid_y(rows));
+}
+
+const dim3 threads(threads_per_block);
 
 } // namespace
 
 qc_status qc_cuda_add_part(double *sums, uint64_t ld, const float *part, uint64_t rows,
                            uint64_t cols, qc_cuda_stream s, qc_error *err)
 {
-    const dim3 grid(blocks_of(cols, threads_per_block, QC_GRID_MOST),
-                    blocks_of(rows, 1, QC_GRID_ROWS_MOST));
-    QC_LAUNCH(add_part, grid, dim3(threads_per_block), 0, s, sums, ld, part, rows, cols);
-    return qc_cuda_launched("moments_add", err);
+    return qc_cuda_start("moments_add", add_part, grid_of(cols, rows), threads, 0, s, err, sums, ld,
+                         part, rows, cols);
 }
 
 qc_status qc_cuda_find_odd(const double *h, uint64_t n, int lower, uint32_t *odd, qc_cuda_stream s,
                            qc_error *err)
 {
-    QC_LAUNCH(find_odd, dim3(blocks_of(n, 1, QC_GRID_MOST)), dim3(threads_per_block), 0, s, h, n,
-              lower, odd);
-    return qc_cuda_launched("moments_find_odd", err);
+    return qc_cuda_start("moments_find_odd", find_odd, dim3(qc_cuda_grid_x(n, 1)), threads, 0, s,
+                         err, h, n, lower, odd);
 }
 
 qc_status qc_cuda_diagonal(const double *h, uint64_t n, double *out, qc_cuda_stream s,
                            qc_error *err)
 {
-    QC_LAUNCH(diagonal, dim3(blocks_of(n, threads_per_block, QC_GRID_MOST)),
-              dim3(threads_per_block), 0, s, h, n, out);
-    return qc_cuda_launched("moments_diagonal", err);
+    return qc_cuda_start("moments_diagonal", diagonal, grid_of(n, 1), threads, 0, s, err, h, n,
+                         out);
 }
 
 qc_status qc_cuda_gather_factor(const qc_cuda_factor_input *in, const double *h, double *a,
                                 qc_cuda_stream s, qc_error *err)
 {
-    const dim3 grid(blocks_of(in->n, threads_per_block, QC_GRID_MOST),
-                    blocks_of(in->n, 1, QC_GRID_ROWS_MOST));
-    QC_LAUNCH(gather_factor, grid, dim3(threads_per_block), 0, s, *in, h, a);
-    return qc_cuda_launched("moments_gather_factor", err);
+    return qc_cuda_start("moments_gather_factor", gather_factor, grid_of(in->n, in->n), threads, 0,
+                         s, err, *in, h, a);
 }
 
 qc_status qc_cuda_fill_feedback(const qc_cuda_factor_input *in, const double *h, const double *a,
                                 float *hu, float *d, float *inverse, qc_cuda_stream s,
                                 qc_error *err)
 {
-    QC_LAUNCH(fill_feedback, tiles_of(in->n), dim3(threads_per_block), sizeof(tile_shared), s, *in,
-              h, a, hu);
-    QC_TRY(qc_cuda_launched("moments_fill", err));
-    QC_LAUNCH(fill_columns, dim3(blocks_of(in->n, threads_per_block, QC_GRID_MOST)),
-              dim3(threads_per_block), 0, s, *in, a, d, inverse);
-    return qc_cuda_launched("moments_fill_columns", err);
+    QC_TRY(qc_cuda_start("moments_fill", fill_feedback, tiles_of(in->n), threads,
+                         sizeof(tile_shared), s, err, *in, h, a, hu));
+    return qc_cuda_start("moments_fill_columns", fill_columns, grid_of(in->n, 1), threads, 0, s,
+                         err, *in, a, d, inverse);
 }
 
 qc_status qc_cuda_gather_target(const qc_cuda_factor_input *in, const double *c, double *x,
                                 qc_cuda_stream s, qc_error *err)
 {
-    QC_LAUNCH(gather_target, tiles_of(in->n), dim3(threads_per_block), sizeof(tile_shared), s, *in,
-              c, x);
-    return qc_cuda_launched("moments_gather_target", err);
+    return qc_cuda_start("moments_gather_target", gather_target, tiles_of(in->n), threads,
+                         sizeof(tile_shared), s, err, *in, c, x);
 }
 
 qc_status qc_cuda_narrow_target(const qc_cuda_factor_input *in, const double *x, float *m,
                                 qc_cuda_stream s, qc_error *err)
 {
-    QC_LAUNCH(narrow_target, tiles_of(in->n), dim3(threads_per_block), sizeof(tile_shared), s, *in,
-              x, m);
-    return qc_cuda_launched("moments_narrow", err);
+    return qc_cuda_start("moments_narrow", narrow_target, tiles_of(in->n), threads,
+                         sizeof(tile_shared), s, err, *in, x, m);
 }

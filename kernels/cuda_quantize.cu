@@ -30,7 +30,7 @@
  * selects would cost twice the instructions. */
 #include "kernels/cuda_quantize.h"
 
-#include "kernels/cuda_check.h"
+#include "kernels/cuda_internal.h"
 #include "kernels/cuda_quantize_internal.cuh"
 
 #include <string.h>
@@ -457,33 +457,14 @@ __global__ void __launch_bounds__(threads_per_block) quantize_halves(block_job j
 
 /* ---- launches -------------------------------------------------------------------------------- */
 
-unsigned grid_for(uint64_t blocks, unsigned blocks_each)
-{
-    uint64_t grid = (blocks + blocks_each - 1) / blocks_each;
-    return grid < QC_GRID_MOST ? (unsigned)grid : QC_GRID_MOST;
-}
-
 template <bool nf4, qc_dtype dtype, int stripes>
-void launch_pairs(const block_job &job, qc_cuda_stream s)
+qc_status launch_pairs(const block_job &job, const char *what, qc_cuda_stream s, qc_error *err)
 {
-    unsigned grid = grid_for(job.blocks, 16 * warps_per_block);
-    if (job.errors)
-        QC_LAUNCH((quantize_pairs<nf4, dtype, stripes, true>), dim3(grid), dim3(threads_per_block),
-                  0, s, job);
-    else
-        QC_LAUNCH((quantize_pairs<nf4, dtype, stripes, false>), dim3(grid), dim3(threads_per_block),
-                  0, s, job);
-}
-
-template <bool nf4, qc_dtype dtype> void launch_halves(const block_job &job, qc_cuda_stream s)
-{
-    unsigned grid = grid_for(job.blocks - job.first_block, 2 * warps_per_block);
-    if (job.errors)
-        QC_LAUNCH((quantize_halves<nf4, dtype, true>), dim3(grid), dim3(threads_per_block), 0, s,
-                  job);
-    else
-        QC_LAUNCH((quantize_halves<nf4, dtype, false>), dim3(grid), dim3(threads_per_block), 0, s,
-                  job);
+    return qc_cuda_start(what,
+                         job.errors ? quantize_pairs<nf4, dtype, stripes, true>
+                                    : quantize_pairs<nf4, dtype, stripes, false>,
+                         dim3(qc_cuda_grid_x(job.blocks, 16 * warps_per_block)),
+                         dim3(threads_per_block), 0, s, err, job);
 }
 
 bool aligned(const void *p, uintptr_t to)
@@ -499,32 +480,29 @@ qc_status launch(block_job job, const char *what, qc_cuda_stream s, qc_error *er
         block_job pairs = job;
         pairs.blocks = whole;
         if (job.block_elems == 32)
-            launch_pairs<nf4, dtype, 1>(pairs, s);
+            QC_TRY((launch_pairs<nf4, dtype, 1>(pairs, what, s, err)));
         else if (job.block_elems == 64)
-            launch_pairs<nf4, dtype, 2>(pairs, s);
+            QC_TRY((launch_pairs<nf4, dtype, 2>(pairs, what, s, err)));
         else
-            launch_pairs<nf4, dtype, 4>(pairs, s);
-        QC_TRY(qc_cuda_launched(what, err));
+            QC_TRY((launch_pairs<nf4, dtype, 4>(pairs, what, s, err)));
         job.first_block = whole;
     }
     if (job.first_block == job.blocks)
         return QC_OK;
     job.wide = aligned(job.src, 2 * sizeof(typename qc_source<dtype>::type)) &&
                (nf4 || aligned(job.codes, 2));
-    launch_halves<nf4, dtype>(job, s);
-    return qc_cuda_launched(what, err);
+    return qc_cuda_start(
+        what, job.errors ? quantize_halves<nf4, dtype, true> : quantize_halves<nf4, dtype, false>,
+        dim3(qc_cuda_grid_x(job.blocks - job.first_block, 2 * warps_per_block)),
+        dim3(threads_per_block), 0, s, err, job);
 }
 
 template <bool nf4>
 qc_status quantize(const qc_cuda_blocks *a, const char *what, qc_cuda_stream s, qc_error *err)
 {
     uint32_t b = a->block_elems;
-    if (b < 32 || b > 4096 || (b & (b - 1)) != 0)
-        QC_FAIL(err, QC_ERR_USAGE, "%s: a block of %u elements; powers of two from 32 to 4096 are",
-                what, b);
-    if (a->dtype != QC_DTYPE_F32 && a->dtype != QC_DTYPE_F16 && a->dtype != QC_DTYPE_BF16)
-        QC_FAIL(err, QC_ERR_USAGE, "%s: a source of type %s; F32, F16 and BF16 are", what,
-                qc_dtype_name(a->dtype));
+    QC_TRY(qc_cuda_check_block(what, b, err));
+    QC_TRY(qc_cuda_check_source(what, a->dtype, err));
     QC_TRY(qc_cuda_fill(a->bad, 0xff, sizeof *a->bad, s, err));
     if (a->n == 0)
         return QC_OK;

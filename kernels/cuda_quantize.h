@@ -20,9 +20,7 @@
 #include "kernels/cuda_device.h"
 #include "quant/quant_weights.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+QC_C_BEGIN
 
 /* Blocks over a flattened piece that starts at a block boundary. */
 typedef struct {
@@ -88,7 +86,5 @@ QC_NODISCARD qc_status qc_cuda_dequantize(const qc_weights *w, uint64_t first_ro
                                           const int *exponent, uint64_t *overflow, qc_cuda_stream s,
                                           qc_error *err);
 
-#ifdef __cplusplus
-}
-#endif
+QC_C_END
 #endif

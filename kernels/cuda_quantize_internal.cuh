@@ -104,9 +104,32 @@ template <> struct qc_source<QC_DTYPE_BF16> {
     }
 };
 
+/* QC_ERR_USAGE unless the sources of the kernels can have this type, or their blocks this size. */
+static inline qc_status qc_cuda_check_source(const char *what, qc_dtype dtype, qc_error *err)
+{
+    if (dtype != QC_DTYPE_F32 && dtype != QC_DTYPE_F16 && dtype != QC_DTYPE_BF16)
+        QC_FAIL(err, QC_ERR_USAGE, "%s: a source of type %s; F32, F16 and BF16 are", what,
+                qc_dtype_name(dtype));
+    return QC_OK;
+}
+
+static inline qc_status qc_cuda_check_block(const char *what, uint32_t elems, qc_error *err)
+{
+    if (elems < 32 || elems > 4096 || (elems & (elems - 1)) != 0)
+        QC_FAIL(err, QC_ERR_USAGE, "%s: a block of %u elements; powers of two from 32 to 4096 are",
+                what, elems);
+    return QC_OK;
+}
+
 QC_DEVICE uint32_t qc_magnitude(float x)
 {
     return __float_as_uint(x) & 0x7fffffffu;
+}
+
+/* Whether x has no code in a row of int8: it is NaN, infinite, or infinite as float16. */
+QC_DEVICE bool qc_is_bad_row(float x)
+{
+    return (qc_half_of_float(x) & 0x7fffu) >= 0x7c00u;
 }
 
 QC_DEVICE void qc_bad_at(uint64_t *bad, uint64_t index)

@@ -10,7 +10,7 @@
  * nobody ever waits for either kernel. */
 #include "kernels/cuda_quantize.h"
 
-#include "kernels/cuda_check.h"
+#include "kernels/cuda_internal.h"
 #include "kernels/cuda_quantize_internal.cuh"
 
 namespace
@@ -80,10 +80,9 @@ __global__ void __launch_bounds__(threads_per_block)
             __fadd_rn(__fmul_rn(shared.table[codes[i]], nested_absmax[i >> block_shift]), offset);
 }
 
-unsigned grid_for(uint64_t n)
+dim3 grid_of(uint64_t n)
 {
-    uint64_t grid = (n - 1) / (threads_per_block * per_lane) + 1;
-    return grid < QC_GRID_MOST ? (unsigned)grid : QC_GRID_MOST;
+    return dim3(qc_cuda_grid_x(n, threads_per_block * per_lane));
 }
 
 } // namespace
@@ -94,9 +93,8 @@ extern "C" qc_status qc_cuda_nested_quantize(const float *absmax, uint64_t n, fl
 {
     if (n == 0)
         return QC_OK;
-    QC_LAUNCH(quantize_nested, dim3(grid_for(n)), dim3(threads_per_block), sizeof(nested_shared), s,
-              absmax, n, offset, codes, nested_absmax);
-    return qc_cuda_launched("nested_quantize", err);
+    return qc_cuda_start("nested_quantize", quantize_nested, grid_of(n), dim3(threads_per_block),
+                         sizeof(nested_shared), s, err, absmax, n, offset, codes, nested_absmax);
 }
 
 extern "C" qc_status qc_cuda_nested_dequantize(const uint8_t *codes, const float *nested_absmax,
@@ -112,7 +110,7 @@ extern "C" qc_status qc_cuda_nested_dequantize(const uint8_t *codes, const float
     unsigned shift = 0;
     while (1u << shift < nested_block)
         shift++;
-    QC_LAUNCH(dequantize_nested, dim3(grid_for(n)), dim3(threads_per_block), sizeof(nested_shared),
-              s, codes, nested_absmax, map, n, shift, offset, absmax);
-    return qc_cuda_launched("nested_dequantize", err);
+    return qc_cuda_start("nested_dequantize", dequantize_nested, grid_of(n),
+                         dim3(threads_per_block), sizeof(nested_shared), s, err, codes,
+                         nested_absmax, map, n, shift, offset, absmax);
 }

@@ -24,7 +24,7 @@
  * block: runs * (1024 + 16) * source size + 128, which is 16 KB to 65 KB. */
 #include "kernels/cuda_quantize.h"
 
-#include "kernels/cuda_check.h"
+#include "kernels/cuda_internal.h"
 #include "kernels/cuda_quantize_internal.cuh"
 
 #include <string.h>
@@ -132,12 +132,6 @@ QC_DEVICE uint32_t load_run(const row_job &job, const run_place &p, unsigned l, 
     return bits;
 }
 
-/* Whether x is NaN, infinite, or infinite as float16. */
-QC_DEVICE bool is_bad(float x)
-{
-    return (qc_half_of_float(x) & 0x7fffu) >= 0x7c00u;
-}
-
 /* Computes the codes of the run and its error sums. The codes end up at the beginning of `data`. */
 template <qc_dtype dtype, bool errors>
 QC_DEVICE void code_run(const row_job &job, const run_place &p, unsigned l, float scb,
@@ -226,9 +220,9 @@ __global__ void __launch_bounds__(16 * most_runs, 2) quantize_rows(row_job job)
             uint32_t bits = load_run<dtype>(job, p, l, data);
             if (p.count > 0 && l == 0)
                 atomicMax(&shared.largest[p.row_slot], bits);
-            if (p.count > 0 && is_bad(__uint_as_float(bits))) {
+            if (p.count > 0 && qc_is_bad_row(__uint_as_float(bits))) {
                 for (uint32_t i = l; i < p.count; i += 16)
-                    if (is_bad(source::one(data, i))) {
+                    if (qc_is_bad_row(source::one(data, i))) {
                         qc_bad_at(job.bad, p.begin + i);
                         break;
                     }
@@ -282,19 +276,13 @@ template <qc_dtype dtype> qc_status launch(row_job job, qc_cuda_stream s, qc_err
     job.parts = (job.runs_row + job.runs - 1) / job.runs;
     job.wide_src = reinterpret_cast<uintptr_t>(job.src) % 16 == 0 && job.cols * element % 16 == 0;
     job.wide_codes = reinterpret_cast<uintptr_t>(job.codes) % 16 == 0 && job.cols % 16 == 0;
-    uint64_t tiles = (job.rows + job.rows_together - 1) / job.rows_together;
-    unsigned grid = tiles < QC_GRID_MOST ? (unsigned)tiles : QC_GRID_MOST;
+    dim3 grid(qc_cuda_grid_x(job.rows, job.rows_together)), block(16 * job.runs);
     size_t shared = shared_bytes_for<dtype>(job.runs);
     /* Registers allow two of the largest blocks, and as many threads in smaller ones. */
     unsigned resident = 2 * most_runs / job.runs;
-    if (job.errors) {
-        QC_TRY(qc_cuda_keep_resident(quantize_rows<dtype, true>, shared, resident, what, err));
-        QC_LAUNCH((quantize_rows<dtype, true>), dim3(grid), dim3(16 * job.runs), shared, s, job);
-    } else {
-        QC_TRY(qc_cuda_keep_resident(quantize_rows<dtype, false>, shared, resident, what, err));
-        QC_LAUNCH((quantize_rows<dtype, false>), dim3(grid), dim3(16 * job.runs), shared, s, job);
-    }
-    return qc_cuda_launched(what, err);
+    auto kernel = job.errors ? quantize_rows<dtype, true> : quantize_rows<dtype, false>;
+    QC_TRY(qc_cuda_keep_resident(kernel, shared, resident, what, err));
+    return qc_cuda_start("int8_quantize_rows", kernel, grid, block, shared, s, err, job);
 }
 
 } // namespace
@@ -302,9 +290,7 @@ template <qc_dtype dtype> qc_status launch(row_job job, qc_cuda_stream s, qc_err
 extern "C" qc_status qc_cuda_int8_rows_quantize(const qc_cuda_rows *a, qc_cuda_stream s,
                                                 qc_error *err)
 {
-    if (a->dtype != QC_DTYPE_F32 && a->dtype != QC_DTYPE_F16 && a->dtype != QC_DTYPE_BF16)
-        QC_FAIL(err, QC_ERR_USAGE, "int8_rows_quantize: a source of type %s; F32, F16 and BF16 are",
-                qc_dtype_name(a->dtype));
+    QC_TRY(qc_cuda_check_source("int8_rows_quantize", a->dtype, err));
     QC_TRY(qc_cuda_fill(a->bad, 0xff, sizeof *a->bad, s, err));
     if (a->rows == 0)
         return QC_OK;

@@ -23,9 +23,8 @@
  * +-1 first, which changes no code. */
 #include "kernels/cuda_scale_search.h"
 
-#include "kernels/cuda_check.h"
+#include "kernels/cuda_internal.h"
 #include "kernels/cuda_scale_search_internal.cuh"
-#include "kernels/cuda_scale_search_limits.h"
 
 #include <float.h>
 #include <stddef.h>
@@ -588,12 +587,8 @@ extern "C" qc_status qc_cuda_search_blocks(const qc_cuda_search_blocks_job *a, q
                                            qc_error *err)
 {
     uint32_t b = a->block_elems;
-    if (b < 32 || b > 4096 || (b & (b - 1)) != 0)
-        QC_FAIL(err, QC_ERR_USAGE,
-                "search_blocks: a block of %u elements; powers of two from 32 to 4096 are", b);
-    if (a->dtype != QC_DTYPE_F32 && a->dtype != QC_DTYPE_F16 && a->dtype != QC_DTYPE_BF16)
-        QC_FAIL(err, QC_ERR_USAGE, "search_blocks: a source of type %s; F32, F16 and BF16 are",
-                qc_dtype_name(a->dtype));
+    QC_TRY(qc_cuda_check_block("search_blocks", b, err));
+    QC_TRY(qc_cuda_check_source("search_blocks", a->dtype, err));
     QC_TRY(qc_cuda_fill(a->bad, 0xff, sizeof *a->bad, s, err));
     if (a->n == 0)
         return QC_OK;

@@ -13,9 +13,7 @@
 #include "kernels/cuda_device.h"
 #include "quant/search_sums.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+QC_C_BEGIN
 
 /* The constants of the search, which kernels read from device memory, 16-byte aligned. Fill them on
  * the host once and copy them there. */
@@ -62,7 +60,16 @@ typedef struct {
 QC_NODISCARD qc_status qc_cuda_search_rows(const qc_cuda_search_rows_job *a, qc_cuda_stream s,
                                            qc_error *err);
 
-#ifdef __cplusplus
-}
-#endif
+/* Inside kernels/ only: those numbers of quant/scale_search_internal.h (which is C) that decide
+ * what is launched. */
+#define QC_CUDA_SEARCH_REFITS 8u /* most */
+
+typedef struct {
+    uint32_t nf4_step_count, refit_count, wide_block;
+    uint32_t nf4_window, int8_window, nf4_wide, int8_wide; /* codes; wide: REFIT */
+} qc_cuda_search_limits;
+
+qc_cuda_search_limits qc_cuda_search_limits_get(void);
+
+QC_C_END
 #endif

@@ -10,7 +10,7 @@
 #include "kernels/cuda_quantize.h"
 #include "kernels/cuda_scale_search.h"
 
-#include "kernels/cuda_check.h"
+#include "kernels/cuda_internal.h"
 #include "kernels/cuda_scale_search_internal.cuh"
 
 namespace
@@ -55,12 +55,6 @@ QC_DEVICE float through_half(float x)
     return qc_float_of_half(qc_half_of_float(x));
 }
 
-/* Whether x is NaN, infinite, or infinite as float16. */
-QC_DEVICE bool is_bad(float x)
-{
-    return (qc_half_of_float(x) & 0x7fffu) >= 0x7c00u;
-}
-
 QC_DEVICE float element(const row_job &job, const row_run &r, uint32_t i)
 {
     return i < r.n ? qc_search_element(job.a.src, job.a.dtype, r.begin + i) : 0.0f;
@@ -75,9 +69,9 @@ QC_DEVICE uint32_t largest_of_run(const row_job &job, const row_run &r, unsigned
         uint32_t magnitude = qc_magnitude(element(job, r, i));
         largest = magnitude > largest ? magnitude : largest;
     }
-    if (is_bad(__uint_as_float(largest)))
+    if (qc_is_bad_row(__uint_as_float(largest)))
         for (uint32_t i = l; i < r.n; i += 16)
-            if (is_bad(element(job, r, i))) {
+            if (qc_is_bad_row(element(job, r, i))) {
                 qc_bad_at(job.a.bad, r.begin + i);
                 break;
             }
@@ -206,9 +200,7 @@ __global__ void __launch_bounds__(16 * most_runs) search_rows(row_job job)
 extern "C" qc_status qc_cuda_search_rows(const qc_cuda_search_rows_job *a, qc_cuda_stream s,
                                          qc_error *err)
 {
-    if (a->dtype != QC_DTYPE_F32 && a->dtype != QC_DTYPE_F16 && a->dtype != QC_DTYPE_BF16)
-        QC_FAIL(err, QC_ERR_USAGE, "search_rows: a source of type %s; F32, F16 and BF16 are",
-                qc_dtype_name(a->dtype));
+    QC_TRY(qc_cuda_check_source("search_rows", a->dtype, err));
     QC_TRY(qc_cuda_fill(a->bad, 0xff, sizeof *a->bad, s, err));
     if (a->rows == 0)
         return QC_OK;
@@ -216,7 +208,6 @@ extern "C" qc_status qc_cuda_search_rows(const qc_cuda_search_rows_job *a, qc_cu
         return qc_cuda_fill(a->scb, 0, (size_t)a->rows * sizeof *a->scb, s, err);
     row_job job = {*a, a->cols / run_elems + (a->cols % run_elems != 0)};
     unsigned teams = job.runs < most_runs ? (unsigned)job.runs + (unsigned)job.runs % 2 : most_runs;
-    unsigned grid = a->rows < QC_GRID_MOST ? (unsigned)a->rows : QC_GRID_MOST;
-    QC_LAUNCH(search_rows, dim3(grid), dim3(16 * teams), sizeof(row_shared), s, job);
-    return qc_cuda_launched("search_rows", err);
+    return qc_cuda_start("search_rows", search_rows, dim3(qc_cuda_grid_x(a->rows, 1)),
+                         dim3(16 * teams), sizeof(row_shared), s, err, job);
 }

@@ -1,6 +1,5 @@
 /* The constants of the search for a GPU, copied from the CPU's tables. */
 #include "kernels/cuda_scale_search.h"
-#include "kernels/cuda_scale_search_limits.h"
 #include "quant/scale_search_internal.h"
 
 #include <string.h>

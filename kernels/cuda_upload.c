@@ -23,16 +23,13 @@ struct qc_cuda_upload {
 
 static qc_status set_up(qc_cuda_upload *u, qc_error *err)
 {
-    void *v = NULL;
     uint64_t bytes = 0;
     if (qc_mul_u64(SLOTS * (uint64_t)u->count, u->slot_bytes, &bytes) || bytes > SIZE_MAX)
         QC_FAIL(err, QC_ERR_NOMEM, "%u threads with slots of %zu bytes are too much to pin",
                 u->count, u->slot_bytes);
-    QC_TRY(qc_calloc(&v, u->count, sizeof *u->workers, err));
-    u->workers = v;
+    QC_TRY(qc_calloc(&u->workers, u->count, sizeof *u->workers, err));
     QC_TRY(qc_cuda_use(&u->device, err));
-    QC_TRY(qc_cuda_host_malloc(&v, (size_t)bytes, err));
-    u->pinned = v;
+    QC_TRY(qc_cuda_host_malloc(&u->pinned, (size_t)bytes, err));
     for (unsigned i = 0; i < u->count; i++) {
         upload_worker *w = &u->workers[i];
         QC_TRY(qc_cuda_stream_create(&w->stream, err));
@@ -47,13 +44,12 @@ static qc_status set_up(qc_cuda_upload *u, qc_error *err)
 qc_status qc_cuda_upload_create(qc_cuda_upload **out, const qc_cuda_device *device,
                                 unsigned workers, size_t slot_bytes, qc_error *err)
 {
-    void *v = NULL;
+    qc_cuda_upload *u;
     *out = NULL;
     if (workers == 0 || slot_bytes == 0)
         QC_FAIL(err, QC_ERR_USAGE, "an upload of %u threads with slots of %zu bytes", workers,
                 slot_bytes);
-    QC_TRY(qc_calloc(&v, 1, sizeof(qc_cuda_upload), err));
-    qc_cuda_upload *u = v;
+    QC_TRY(qc_calloc(&u, 1, sizeof *u, err));
     u->device = *device;
     u->count = workers;
     u->slot_bytes = slot_bytes;

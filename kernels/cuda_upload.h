@@ -17,9 +17,7 @@
 
 #include "kernels/cuda_device.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+QC_C_BEGIN
 
 typedef struct qc_cuda_upload qc_cuda_upload;
 
@@ -39,7 +37,5 @@ QC_NODISCARD qc_status qc_cuda_upload_send(qc_cuda_upload *u, unsigned worker, v
 /* Waits for every copy; QC_OK means that all of them are complete. */
 QC_NODISCARD qc_status qc_cuda_upload_finish(qc_cuda_upload *u, qc_error *err);
 
-#ifdef __cplusplus
-}
-#endif
+QC_C_END
 #endif

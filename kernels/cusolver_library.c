@@ -1,10 +1,9 @@
 /* cuSOLVER by dlopen. A row-major upper triangle is a column-major lower one, so cuSOLVER is asked
  * for L; the rows of right-hand sides are its columns. */
-#include "kernels/cusolver_library.h"
+#include "kernels/cuda_library.h"
 
 #include "base/alloc.h"
 #include "base/checked.h"
-#include "kernels/cuda_library.h"
 
 #include <dlfcn.h>
 #include <inttypes.h>
@@ -50,14 +49,11 @@ struct qc_cusolver {
     char name[48];
 };
 
+/* Statuses of cuSOLVER: 1 not initialized, 2 no memory, 3 invalid value, 4 no such architecture, 6
+ * failed, 7 internal error; there is no function that names them. */
 static qc_status check(int code, const char *what, qc_error *err)
 {
-    if (code == 0)
-        return QC_OK;
-    /* 1 not initialized, 2 no memory, 3 invalid value, 4 no such architecture, 6 failed, 7 internal
-     * error; there is no function that names them. */
-    QC_FAIL(err, code == NO_MEMORY ? QC_ERR_NOMEM : QC_ERR_INTERNAL, "cuSOLVER: %s: status %d",
-            what, code);
+    return qc_cuda_library_check(code, NO_MEMORY, "cuSOLVER", what, err);
 }
 
 static qc_status load(qc_cusolver *c, int runtime_version, qc_error *err)
@@ -73,11 +69,8 @@ static qc_status load(qc_cusolver *c, int runtime_version, qc_error *err)
         .names = function_names,
         .name_count = sizeof function_names / sizeof *function_names,
     };
-    void *found[sizeof function_names / sizeof *function_names];
-    _Static_assert(sizeof found == sizeof c->f, "one pointer per name, in order");
-    QC_TRY(qc_cuda_library_open(&c->library, found, &l, err));
-    memcpy(&c->f, found, sizeof found); /* C has no cast from void * to a function */
-    return QC_OK;
+    _Static_assert(sizeof function_names == sizeof c->f, "one pointer per name, in order");
+    return qc_cuda_library_open(&c->library, &c->f, &l, err);
 }
 
 /* Asks for the same bits from run to run, which the library has accepted since CUDA 12.2. */
@@ -97,7 +90,7 @@ qc_status qc_cusolver_open(qc_cusolver **out, int runtime_version, qc_error *err
     qc_status st;
     int version = 0;
     *out = NULL;
-    QC_TRY(qc_calloc((void **)&c, 1, sizeof *c, err));
+    QC_TRY(qc_calloc(&c, 1, sizeof *c, err));
     QC_TRY_GOTO(st, failed, load(c, runtime_version, err));
     QC_TRY_GOTO(st, failed, check(c->f.create(&c->handle), "cusolverDnCreate", err));
     QC_TRY_GOTO(st, failed, check(c->f.create_params(&c->params), "cusolverDnCreateParams", err));

@@ -27,13 +27,13 @@ static unsigned row_alignment(const void *p, uint64_t row_bytes)
 
 int qc_matmul_repack_helps(const qc_weights *w)
 {
-    return w->rows && w->cols && (w->cols % 32 != 0 || (uintptr_t)w->codes % 16 != 0);
+    return w->rows && w->form.cols && (w->form.cols % 32 != 0 || (uintptr_t)w->codes % 16 != 0);
 }
 
 static uint64_t repacked_row_bytes(const qc_weights *w)
 {
-    uint64_t runs = qc_ceil_div_u64(w->cols, 32);
-    return qc_sat_mul(runs, w->kind == QC_WEIGHTS_NF4 ? 16 : 32);
+    uint64_t runs = qc_ceil_div_u64(w->form.cols, 32);
+    return qc_sat_mul(runs, qc_form_code_bytes(&w->form, 32));
 }
 
 uint64_t qc_matmul_prepared_bytes(const qc_weights *w, int repack)
@@ -52,7 +52,7 @@ qc_status qc_matmul_prepare(const qc_matmul *h, const qc_weights *w, int repack,
         QC_FAIL(err, QC_ERR_USAGE,
                 "repacking a weight of %" PRIu64 " x %" PRIu64 " whose rows are aligned is "
                 "pointless",
-                w->rows, w->cols);
+                w->rows, w->form.cols);
     memset(out, 0, sizeof *out);
     out->w = *w;
     out->exponent = memory;
@@ -74,10 +74,10 @@ static qc_matmul_shape shape_of(const qc_matmul *h, const qc_matmul_weights *w)
 {
     qc_matmul_shape s;
     memset(&s, 0, sizeof s);
-    s.kind = w->w.kind;
+    s.kind = w->w.form.ops->kind;
     s.n = w->w.rows;
-    s.k = w->w.cols;
-    s.block_elems = w->w.block_elems;
+    s.k = w->w.form.cols;
+    s.block_elems = w->w.form.block_elems;
     s.x_dtype = s.y_dtype = QC_DTYPE_F16;
     s.ldx = s.k;
     s.x_alignment = 2;
@@ -160,7 +160,7 @@ static qc_matmul_call call_of(const qc_matmul_weights *w, const qc_matmul_io *io
     c.weights = *w;
     c.m = io->m;
     c.n = w->w.rows;
-    c.k = w->w.cols;
+    c.k = w->w.form.cols;
     c.x = io->x;
     c.x_dtype = io->x_dtype;
     c.ldx = io->ldx ? io->ldx : c.k;
@@ -196,9 +196,10 @@ qc_status qc_matmul_workspace_init(void *workspace, uint64_t workspace_bytes, qc
 static int alike(const qc_matmul_weights *a, const qc_matmul_weights *b)
 {
     const qc_weights *v = &a->w, *w = &b->w;
-    return v->kind == w->kind && v->cols == w->cols && v->block_elems == w->block_elems &&
-           v->code_map == w->code_map && !v->absmax == !w->absmax &&
-           (v->absmax || v->nested_block == w->nested_block) && !a->row_bytes == !b->row_bytes;
+    return v->form.ops->kind == w->form.ops->kind && v->form.cols == w->form.cols &&
+           v->form.block_elems == w->form.block_elems && v->form.code_map == w->form.code_map &&
+           !v->absmax == !w->absmax && (v->absmax || v->nested_block == w->nested_block) &&
+           !a->row_bytes == !b->row_bytes;
 }
 
 /* Describes those of the weights from *from on that are alike as one shape; *from moves behind
@@ -252,8 +253,8 @@ static qc_status check_group(const qc_matmul_weights *const *w, const qc_matmul_
         QC_TRY(qc_matmul_check_weights(&w[i]->w, err));
         if (!w[i]->exponent)
             QC_FAIL(err, QC_ERR_USAGE, "the weight was not prepared");
-        QC_TRY(qc_matmul_check_io(io + i, w[i]->w.rows, w[i]->w.cols, pointers, err));
-        if (w[i]->w.cols != w[0]->w.cols)
+        QC_TRY(qc_matmul_check_io(io + i, w[i]->w.rows, w[i]->w.form.cols, pointers, err));
+        if (w[i]->w.form.cols != w[0]->w.form.cols)
             differs = "another K";
         else if (io[i].m != io->m)
             differs = "another m";
@@ -261,7 +262,7 @@ static qc_status check_group(const qc_matmul_weights *const *w, const qc_matmul_
             differs = "another x";
         else if (io[i].x_dtype != io->x_dtype || io[i].y_dtype != io->y_dtype)
             differs = "another dtype";
-        else if (ldx_of(io + i, w[0]->w.cols) != ldx_of(io, w[0]->w.cols))
+        else if (ldx_of(io + i, w[0]->w.form.cols) != ldx_of(io, w[0]->w.form.cols))
             differs = "another ldx";
         if (differs)
             QC_FAIL(err, QC_ERR_USAGE, "weight %u of the group has %s than the first", i, differs);
@@ -280,7 +281,7 @@ static qc_status plan_group(const qc_matmul *h, const qc_matmul_weights *const *
                             const qc_matmul_io *io, uint32_t count, qc_matmul_path path,
                             uint64_t limit_bytes, qc_matmul_planned *out, qc_error *err)
 {
-    const uint64_t k = w[0]->w.cols;
+    const uint64_t k = w[0]->w.form.cols;
     out->count = count;
     out->sets = 0;
     out->m = io->m;
@@ -298,10 +299,10 @@ static qc_status plan_group(const qc_matmul *h, const qc_matmul_weights *const *
         shape.ldx = ldx_of(io, k);
         shape.x_alignment = out->x_alignment;
         for (uint32_t j = first; j < i; j++) {
-            out->weights[j] = (qc_matmul_planned_weight){.kind = w[j]->w.kind,
+            out->weights[j] = (qc_matmul_planned_weight){.kind = w[j]->w.form.ops->kind,
                                                          .rows = w[j]->w.rows,
-                                                         .cols = w[j]->w.cols,
-                                                         .block_elems = w[j]->w.block_elems,
+                                                         .cols = w[j]->w.form.cols,
+                                                         .block_elems = w[j]->w.form.block_elems,
                                                          .repacked = w[j]->row_bytes != 0,
                                                          .alignment = w[j]->alignment,
                                                          .has_bias = io[j].bias != NULL};
@@ -387,9 +388,9 @@ static qc_status check_planned(const qc_matmul_planned *p, const qc_matmul_weigh
     for (uint32_t i = 0, set = 0; i < p->count; i++) {
         const qc_matmul_planned_weight *v = &p->weights[i];
         const uint32_t first = set ? p->set[set - 1].end : 0;
-        if (w[i]->w.kind != v->kind || w[i]->w.rows != v->rows || w[i]->w.cols != v->cols ||
-            w[i]->w.block_elems != v->block_elems || (w[i]->row_bytes != 0) != v->repacked ||
-            w[i]->alignment < v->alignment)
+        if (w[i]->w.form.ops->kind != v->kind || w[i]->w.rows != v->rows ||
+            w[i]->w.form.cols != v->cols || w[i]->w.form.block_elems != v->block_elems ||
+            (w[i]->row_bytes != 0) != v->repacked || w[i]->alignment < v->alignment)
             QC_FAIL(err, QC_ERR_USAGE,
                     "weight %u differs in kind, size, block or alignment from the %" PRIu64
                     " x %" PRIu64 " that the product was planned for",

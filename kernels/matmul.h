@@ -35,9 +35,7 @@
 #include "kernels/cuda_device.h"
 #include "quant/quant_weights.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+QC_C_BEGIN
 
 typedef struct qc_matmul qc_matmul;
 
@@ -201,7 +199,5 @@ QC_NODISCARD qc_status qc_matmul_reference(const qc_matmul *h, const qc_weights 
                                            uint64_t k, const void *x, qc_dtype x_dtype, uint64_t m,
                                            double *y, qc_cuda_stream s, qc_error *err);
 
-#ifdef __cplusplus
-}
-#endif
+QC_C_END
 #endif

@@ -2,11 +2,9 @@
 #ifndef QC_KERNELS_MATMUL_CHUNKS_H
 #define QC_KERNELS_MATMUL_CHUNKS_H
 
-#include <stdint.h>
+#include "kernels/cuda_device.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+QC_C_BEGIN
 
 /* Up to this many rows of x, the whole weight is one chunk if there is room for it. */
 #define QC_CHUNK_WHOLE_ROWS 512u
@@ -42,7 +40,5 @@ uint64_t qc_chunk_dense_rows(uint64_t n, qc_chunks chunks);
  * room, the answer is still that many. */
 qc_chunks qc_chunks_choose(unsigned multiprocessors, uint64_t n, uint64_t m, qc_chunk_room room);
 
-#ifdef __cplusplus
-}
-#endif
+QC_C_END
 #endif

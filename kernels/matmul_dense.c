@@ -207,11 +207,11 @@ qc_status qc_matmul_reference(const qc_matmul *h, const qc_weights *w, const voi
     QC_TRY(qc_matmul_here(h, err));
     if (w) {
         QC_TRY(qc_matmul_check_weights(w, err));
-        if (w->rows != n || w->cols != k)
+        if (w->rows != n || w->form.cols != k)
             QC_FAIL(err, QC_ERR_USAGE,
                     "weights are %" PRIu64 " x %" PRIu64 ", %" PRIu64 " x %" PRIu64
                     " was asked for",
-                    w->rows, w->cols, n, k);
+                    w->rows, w->form.cols, n, k);
     } else if (dense_dtype != QC_DTYPE_F32 && dense_dtype != QC_DTYPE_F16 &&
                dense_dtype != QC_DTYPE_BF16) {
         QC_FAIL(err, QC_ERR_USAGE, "dense weights are %s, F32, F16 or BF16 was expected",

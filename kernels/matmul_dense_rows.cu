@@ -69,7 +69,7 @@ qc_status qc_matmul_dense_rows_launch(const qc_matmul_weights *w, uint64_t first
                                       void *dst, qc_dtype dst_dtype, uint64_t ld,
                                       const int *exponent, qc_cuda_stream s, qc_error *err)
 {
-    bool nf4 = w->w.kind == QC_WEIGHTS_NF4, bf16 = dst_dtype == QC_DTYPE_BF16;
+    bool nf4 = w->w.form.ops->kind == QC_FORM_NF4, bf16 = dst_dtype == QC_DTYPE_BF16;
     uint64_t blocks = (ld / QC_RUN_ELEMS + THREADS - 1) / THREADS;
     if (blocks > INT32_MAX)
         QC_FAIL(err, QC_ERR_USAGE, "rows of a weight are too long for one launch");

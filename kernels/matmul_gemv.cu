@@ -29,7 +29,6 @@
  * What limits it, per weight: one shared-memory load of 4 bytes for NF4 (32 weights per clock and
  * multiprocessor), 2 * M / rows bytes of x, and the float pipe (64 / M weights per clock, or
  * 128 / M from sm_86 on). */
-#include "kernels/matmul_finish.cuh"
 #include "kernels/matmul_run.cuh"
 
 #define WARPS        8u
@@ -321,7 +320,7 @@ qc_status start_range(const qc_matmul_call *c, uint64_t first, uint64_t count, q
                       qc_error *err)
 {
     const qc_matmul_plan *p = &c->plan;
-    bool nf4 = c->weights.w.kind == QC_WEIGHTS_NF4;
+    bool nf4 = c->weights.w.form.ops->kind == QC_FORM_NF4;
     unsigned m = count < p->m_tile ? (unsigned)count : p->m_tile;
     unsigned n_tile = WARPS * ROWS_OF_WARP(nf4, m);
     uint64_t tiles = (c->n + n_tile - 1) / n_tile;
@@ -375,7 +374,7 @@ static uint32_t shared_bytes_for(bool nf4, bool aligned, uint32_t m)
  * tiles. */
 void qc_gemv_configure(const qc_cuda_device *d, const qc_matmul_shape *s, qc_matmul_plan *p)
 {
-    bool nf4 = s->kind == QC_WEIGHTS_NF4;
+    bool nf4 = s->kind == QC_FORM_NF4;
     bool aligned = p->run == QC_RUN_ALIGNED;
     p->m_tile = s->m < GEMV_M ? (uint32_t)s->m : GEMV_M;
     if (shared_bytes_for(nf4, aligned, p->m_tile) > d->shared_block_bytes)

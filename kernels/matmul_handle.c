@@ -68,7 +68,7 @@ qc_status qc_matmul_create(qc_matmul **out, int device_index, qc_error *err)
     qc_cuda_device before = {0};
     qc_status st;
     *out = NULL;
-    QC_TRY(qc_calloc((void **)&h, 1, sizeof *h, err));
+    QC_TRY(qc_calloc(&h, 1, sizeof *h, err));
     QC_TRY_GOTO(st, failed, qc_cuda_device_open(&h->device, device_index, err));
     QC_TRY_GOTO(st, failed, go_to(h, &before, err));
     st = make_parts(h, err);
@@ -173,24 +173,24 @@ static int is_power_of_two(uint32_t v)
 qc_status qc_matmul_check_weights(const qc_weights *w, qc_error *err)
 {
     uint64_t elems = 0;
-    if (w->kind != QC_WEIGHTS_NF4 && w->kind != QC_WEIGHTS_INT8_ROWS &&
-        w->kind != QC_WEIGHTS_INT8_BLOCKS)
-        QC_FAIL(err, QC_ERR_USAGE, "weights are of kind %d, which is not known", (int)w->kind);
-    if (qc_mul_u64(w->rows, w->cols, &elems) || elems > UINT64_MAX / 4)
+    if (!w->form.ops)
+        QC_FAIL(err, QC_ERR_USAGE, "weights are of no known form");
+    if (qc_mul_u64(w->rows, w->form.cols, &elems) || elems > UINT64_MAX / 4)
         QC_FAIL(err, QC_ERR_USAGE, "a weight of %" PRIu64 " x %" PRIu64 " overflows 64 bits",
-                w->rows, w->cols);
-    if (w->kind != QC_WEIGHTS_INT8_ROWS &&
-        (!is_power_of_two(w->block_elems) || w->block_elems < 32 || w->block_elems > 4096))
+                w->rows, w->form.cols);
+    if (w->form.ops->kind != QC_FORM_INT8_ROWS &&
+        (!is_power_of_two(w->form.block_elems) || w->form.block_elems < 32 ||
+         w->form.block_elems > 4096))
         QC_FAIL(err, QC_ERR_USAGE,
                 "block of %u elements, a power of two from 32 to 4096 was expected",
-                w->block_elems);
+                w->form.block_elems);
     if (elems == 0)
         return QC_OK;
     if (!w->codes)
         QC_FAIL(err, QC_ERR_USAGE, "weights have no codes");
     if (w->absmax)
         return QC_OK;
-    if (w->kind == QC_WEIGHTS_INT8_ROWS)
+    if (w->form.ops->kind == QC_FORM_INT8_ROWS)
         QC_FAIL(err, QC_ERR_USAGE, "row-wise int8 weights have no scales");
     if (!w->absmax_codes || !w->nested_absmax || !w->nested_map)
         QC_FAIL(err, QC_ERR_USAGE, "weights have neither scales nor all of double-quantized ones");

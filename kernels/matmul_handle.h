@@ -4,7 +4,7 @@
 #ifndef QC_KERNELS_MATMUL_HANDLE_H
 #define QC_KERNELS_MATMUL_HANDLE_H
 
-#include "kernels/cublas_library.h"
+#include "kernels/cuda_library.h"
 #include "kernels/matmul_kernels.h"
 #include "kernels/matmul_tuning.h"
 

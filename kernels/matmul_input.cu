@@ -18,8 +18,8 @@
  * of two that brings the largest scale to [2^14, 2^15).
  *   grid    as many blocks as there are scales for, at most 1024; integer atomicMax on the bits of
  *           non-negative floats, which does not depend on the order */
-#include "kernels/matmul_finish.cuh"
 #include "kernels/matmul_kernels.h"
+#include "kernels/matmul_run.cuh"
 
 #define THREADS     256u
 #define WARPS       (THREADS / 32u)
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(THREADS)
         float scale = w.absmax ? w.absmax[i]
                                : __fadd_rn(__fmul_rn(w.nested_map[w.absmax_codes[i]],
                                                      w.nested_absmax[i / w.nested_block]),
-                                           w.nested_offset);
+                                           w.form.offset);
         peak = fmaxf(peak, fabsf(scale));
     }
     for (int step = 16; step; step /= 2)
@@ -137,7 +137,7 @@ __global__ void matmul_exponent(const float *code_map, int *prepared)
 /* Each thread writes four bytes of a repacked row. This happens once per weight, so working on
  * bytes and nibbles is fast enough. */
 __global__ void __launch_bounds__(THREADS)
-    matmul_repack(const qc_weights w, uint64_t row_words, uint32_t *out)
+    matmul_repack(const qc_weights w, unsigned bits, uint64_t row_words, uint32_t *out)
 {
     uint64_t word = (uint64_t)blockIdx.x * THREADS + threadIdx.x;
     if (word >= row_words)
@@ -145,16 +145,16 @@ __global__ void __launch_bounds__(THREADS)
     const uint8_t *codes = static_cast<const uint8_t *>(w.codes);
     for (uint64_t row = blockIdx.y; row < w.rows; row += gridDim.y) {
         uint32_t value = 0;
-        if (w.kind == QC_WEIGHTS_NF4) {
+        if (bits == 4) {
             for (uint32_t i = 0; i < 8; i++) {
-                uint64_t k = word * 8 + i, f = row * w.cols + k;
-                uint32_t code = k < w.cols ? codes[f / 2] >> (f % 2 ? 0 : 4) & 15u : 0;
+                uint64_t k = word * 8 + i, f = row * w.form.cols + k;
+                uint32_t code = k < w.form.cols ? codes[f / 2] >> (f % 2 ? 0 : 4) & 15u : 0;
                 value |= code << (i / 2 * 8 + (i % 2 ? 0 : 4)); /* the even one on top */
             }
         } else {
             for (uint32_t i = 0; i < 4; i++) {
                 uint64_t k = word * 4 + i;
-                value |= (k < w.cols ? (uint32_t)codes[row * w.cols + k] : 0) << (8 * i);
+                value |= (k < w.form.cols ? (uint32_t)codes[row * w.form.cols + k] : 0) << (8 * i);
             }
         }
         out[row * row_words + word] = value;
@@ -177,9 +177,9 @@ qc_status qc_matmul_input_launch(const qc_matmul_call *c, uint16_t *out, int *ex
 qc_status qc_matmul_exponent_launch(const qc_weights *w, int *prepared, qc_cuda_stream s,
                                     qc_error *err)
 {
-    uint64_t scales = w->rows && w->cols ? w->rows : 0;
-    if (scales && w->kind != QC_WEIGHTS_INT8_ROWS)
-        scales = (w->rows * w->cols + w->block_elems - 1) / w->block_elems;
+    uint64_t scales = w->rows && w->form.cols ? w->rows : 0;
+    if (scales && w->form.ops->kind != QC_FORM_INT8_ROWS)
+        scales = (w->rows * w->form.cols + w->form.block_elems - 1) / w->form.block_elems;
     QC_TRY(qc_cuda_fill(prepared, 0, 4 * sizeof *prepared, s, err));
     uint64_t blocks = (scales + THREADS - 1) / THREADS;
     if (blocks) {
@@ -188,7 +188,7 @@ qc_status qc_matmul_exponent_launch(const qc_weights *w, int *prepared, qc_cuda_
         QC_TRY(qc_cuda_launched("matmul_scale_scan", err));
     }
     QC_LAUNCH(matmul_exponent, dim3(1), dim3(1), 0, s,
-              w->kind == QC_WEIGHTS_NF4 ? w->code_map : nullptr, prepared);
+              w->form.ops->kind == QC_FORM_NF4 ? w->form.code_map : nullptr, prepared);
     return qc_cuda_launched("matmul_exponent", err);
 }
 
@@ -199,6 +199,7 @@ qc_status qc_matmul_repack_launch(const qc_weights *w, uint64_t row_bytes, void 
     if (blocks > INT32_MAX)
         QC_FAIL(err, QC_ERR_USAGE, "rows of codes are too long for one launch");
     dim3 grid((unsigned)blocks, (unsigned)(w->rows < ROWS_MOST ? w->rows : ROWS_MOST));
-    QC_LAUNCH(matmul_repack, grid, dim3(THREADS), 0, s, *w, words, static_cast<uint32_t *>(out));
+    QC_LAUNCH(matmul_repack, grid, dim3(THREADS), 0, s, *w, w->form.ops->bits, words,
+              static_cast<uint32_t *>(out));
     return qc_cuda_launched("matmul_repack", err);
 }

@@ -5,9 +5,7 @@
 
 #include "kernels/matmul_plan.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+QC_C_BEGIN
 
 /* What a kernel that cannot do its work writes to a call's fault word; it leaves y, or its partial
  * sums, as they were. */
@@ -121,7 +119,5 @@ int qc_stream_takes(const qc_cuda_device *d, const qc_matmul_shape *s, const qc_
 void qc_stream_configure(const qc_cuda_device *d, const qc_matmul_shape *s, int may_share,
                          qc_matmul_plan *p);
 
-#ifdef __cplusplus
-}
-#endif
+QC_C_END
 #endif

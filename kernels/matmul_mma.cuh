@@ -8,7 +8,6 @@
 #ifndef QC_KERNELS_MATMUL_MMA_CUH
 #define QC_KERNELS_MATMUL_MMA_CUH
 
-#include "kernels/matmul_finish.cuh"
 #include "kernels/matmul_run.cuh"
 
 #define QC_MMA_THREADS 256

@@ -243,7 +243,7 @@ void configure(const qc_cuda_device *d, const qc_matmul_shape *s, qc_matmul_plan
 
 template <int m_tile> qc_status launch(const qc_matmul_call *c, qc_cuda_stream s, qc_error *err)
 {
-    bool nf4 = c->weights.w.kind == QC_WEIGHTS_NF4, aligned = c->plan.run == QC_RUN_ALIGNED;
+    bool nf4 = c->weights.w.form.ops->kind == QC_FORM_NF4, aligned = c->plan.run == QC_RUN_ALIGNED;
     auto kernel =
         nf4 ? aligned ? matmul_mma16816<m_tile, true, true> : matmul_mma16816<m_tile, true, false>
         : aligned ? matmul_mma16816<m_tile, false, true>
@@ -264,7 +264,7 @@ extern "C" void qc_mma16816_configure(const qc_cuda_device *d, const qc_matmul_s
         return;
     }
     p->variant = QC_MATMUL_GENERAL;
-    if (s->kind == QC_WEIGHTS_NF4)
+    if (s->kind == QC_FORM_NF4)
         configure<true>(d, s, p);
     else
         configure<false>(d, s, p);

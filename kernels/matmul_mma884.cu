@@ -648,7 +648,7 @@ void configure_splits(const qc_cuda_device *d, const qc_matmul_shape *s, uint32_
     uint64_t sms = d->multiprocessors ? d->multiprocessors : 1;
     uint64_t tiles = qc_matmul_tiles(s, n_tile) * ((s->m + p->m_tile - 1) / p->m_tile);
     uint64_t steps = (s->k + k_step - 1) / k_step, best = UINT64_MAX;
-    uint64_t step_bytes = (uint64_t)n_tile * k_step / (s->kind == QC_WEIGHTS_NF4 ? 2 : 1);
+    uint64_t step_bytes = (uint64_t)n_tile * k_step / (s->kind == QC_FORM_NF4 ? 2 : 1);
     p->splits = 1;
     p->split_k = (steps ? steps : 1) * k_step;
     uint64_t most = tiles < 64 * sms ? 4 * sms : 1;
@@ -744,15 +744,15 @@ qc_status launch_group(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s
 template <int m_tile>
 qc_status launch(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s, qc_error *err)
 {
-    qc_weights_kind kind = c->weights.w.kind;
+    qc_form_kind kind = c->weights.w.form.ops->kind;
     if (c->plan.run == QC_RUN_ALIGNED)
-        return kind == QC_WEIGHTS_NF4
+        return kind == QC_FORM_NF4
                    ? launch_group < nf4_shape<m_tile<32 ? m_tile : 32>>(c, count, s, err)
-               : kind == QC_WEIGHTS_INT8_ROWS
+               : kind == QC_FORM_INT8_ROWS
                    ? launch_group<int8_rows_shape<m_tile>>(c, count, s, err)
                    : launch_group<int8_blocks_shape<m_tile>>(c, count, s, err);
     auto kernel =
-        kind == QC_WEIGHTS_NF4 ? matmul_mma884_any<m_tile, true> : matmul_mma884_any<m_tile, false>;
+        kind == QC_FORM_NF4 ? matmul_mma884_any<m_tile, true> : matmul_mma884_any<m_tile, false>;
     for (uint32_t i = 0; i < count; i++)
         QC_TRY(qc_mma_launch_tiles(kernel, c + i, 1, "matmul_mma884_any", s, err));
     return QC_OK;
@@ -764,9 +764,9 @@ extern "C" void qc_mma884_configure(const qc_cuda_device *d, const qc_matmul_sha
                                     qc_matmul_plan *p)
 {
     bool aligned = p->run == QC_RUN_ALIGNED;
-    if (s->kind == QC_WEIGHTS_NF4)
+    if (s->kind == QC_FORM_NF4)
         aligned ? configure<nf4_shape, 32>(d, s, p) : configure<any_nf4_shape>(d, s, p);
-    else if (s->kind == QC_WEIGHTS_INT8_ROWS && aligned)
+    else if (s->kind == QC_FORM_INT8_ROWS && aligned)
         configure<int8_rows_shape>(d, s, p);
     else
         aligned ? configure<int8_blocks_shape>(d, s, p) : configure<any_int8_shape>(d, s, p);

@@ -105,7 +105,7 @@ static qc_matmul_path choose(const qc_cuda_device *d, const qc_matmul_shape *s)
      * docs/kernels.md. */
     if (d->sm >= 70 && d->sm < 75 && s->m <= GEMV_ROWS && p.run == QC_RUN_ALIGNED &&
         s->x_dtype == QC_DTYPE_F16 && s->x_alignment >= 16 &&
-        s->m >= (s->kind == QC_WEIGHTS_NF4 ? 3u : 4u))
+        s->m >= (s->kind == QC_FORM_NF4 ? 3u : 4u))
         return QC_MATMUL_MMA_884;
     if (s->m <= GEMV_ROWS)
         return QC_MATMUL_GEMV;
@@ -140,12 +140,6 @@ static qc_status check_path(const qc_cuda_device *d, const qc_matmul_shape *s, q
     QC_FAIL(err, QC_ERR_USAGE, "path %d cannot be asked for", (int)path);
 }
 
-static uint64_t aligned(uint64_t bytes)
-{
-    uint64_t up = qc_sat_add(bytes, WORKSPACE_ALIGN - 1);
-    return up == UINT64_MAX ? up : up / WORKSPACE_ALIGN * WORKSPACE_ALIGN;
-}
-
 /* The rows of the weight. Where several share x, those of the largest, as cuBLAS takes one at a
  * time. */
 static uint64_t gemm_n(const qc_matmul_shape *s)
@@ -162,10 +156,11 @@ static void lay_out(const qc_matmul_shape *s, uint64_t gemm_bytes, qc_matmul_pla
     uint64_t at = QC_MATMUL_HEADER_BYTES, partials = 0, dense = 0;
     p->x_offset = at;
     if (p->copies_x)
-        at = aligned(qc_sat_add(at, qc_sat_mul(qc_sat_mul(s->m, p->k_padded), 2)));
+        at = qc_align_u64(qc_sat_add(at, qc_sat_mul(qc_sat_mul(s->m, p->k_padded), 2)),
+                          WORKSPACE_ALIGN);
     p->x_exponent_offset = at;
     if (p->copies_x)
-        at = aligned(qc_sat_add(at, qc_sat_mul(s->m, 4)));
+        at = qc_align_u64(qc_sat_add(at, qc_sat_mul(s->m, 4)), WORKSPACE_ALIGN);
     p->partial_offset = at;
     if (p->path == QC_MATMUL_DEQUANT_GEMM) {
         if (p->gemm_to_float)
@@ -173,7 +168,7 @@ static void lay_out(const qc_matmul_shape *s, uint64_t gemm_bytes, qc_matmul_pla
         dense = qc_sat_mul(qc_sat_mul(p->chunk_rows, p->k_padded), 2);
         if (p->dense_apart) { /* the last chunk may be a short one */
             uint64_t second = gemm_n(s) - p->chunk_rows;
-            p->dense_apart = aligned(dense);
+            p->dense_apart = qc_align_u64(dense, WORKSPACE_ALIGN);
             dense = qc_sat_mul(
                 qc_sat_mul(second < p->chunk_rows ? second : p->chunk_rows, p->k_padded), 2);
             dense = qc_sat_add(p->dense_apart, dense);
@@ -183,9 +178,9 @@ static void lay_out(const qc_matmul_shape *s, uint64_t gemm_bytes, qc_matmul_pla
     } else if (p->splits > 1) {
         partials = qc_sat_mul(qc_sat_mul(qc_sat_mul(s->m, s->n), 4), p->splits);
     }
-    at = aligned(qc_sat_add(at, partials));
+    at = qc_align_u64(qc_sat_add(at, partials), WORKSPACE_ALIGN);
     p->dense_offset = at;
-    at = aligned(qc_sat_add(at, dense));
+    at = qc_align_u64(qc_sat_add(at, dense), WORKSPACE_ALIGN);
     p->gemm_offset = at;
     p->workspace_bytes =
         at == QC_MATMUL_HEADER_BYTES && gemm_bytes == 0 ? 0 : qc_sat_add(at, gemm_bytes);

@@ -5,9 +5,7 @@
 
 #include "kernels/matmul.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+QC_C_BEGIN
 
 /* The kernels of one path, MMA_16816. The other paths have one each, which is 0. */
 enum {
@@ -29,7 +27,7 @@ typedef struct {
 typedef struct qc_matmul_tuned qc_matmul_tuned;
 
 typedef struct {
-    qc_weights_kind kind;
+    qc_form_kind kind;
     uint64_t m, n, k; /* n: of all parts */
     uint32_t parts;   /* weights that share x; 0: one, of n rows */
     uint64_t part_n[QC_MATMUL_GROUP_MOST];
@@ -91,7 +89,7 @@ typedef struct {
 
 /* What qc_matmul_plan_product was asked for, for each weight. */
 typedef struct {
-    qc_weights_kind kind;
+    qc_form_kind kind;
     uint64_t rows, cols;
     uint32_t block_elems;
     int repacked;
@@ -141,7 +139,5 @@ QC_NODISCARD qc_status qc_matmul_plan_make(const qc_cuda_device *device,
 uint64_t qc_matmul_plan_workspace(const qc_cuda_device *device, const qc_matmul_shape *shape,
                                   uint64_t max_m, qc_matmul_path path, uint64_t limit_bytes);
 
-#ifdef __cplusplus
-}
-#endif
+QC_C_END
 #endif

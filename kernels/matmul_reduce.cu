@@ -4,8 +4,8 @@
  *   grid    x: 256 columns of y a block, one a thread; y: rows
  *   bytes   4 * splits read and 2 written per element of y: bound by memory
  *   launch  may begin while the kernel that makes the partial sums runs */
-#include "kernels/matmul_finish.cuh"
 #include "kernels/matmul_kernels.h"
+#include "kernels/matmul_run.cuh"
 
 #define THREADS   256u
 #define ROWS_MOST QC_GRID_ROWS_MOST

@@ -5,8 +5,8 @@
  *   grid    x: a block has 128 columns of y (rows of W); y: rows of x
  *   bytes   weights are read once per row of x, through the caches; it is slow and plain on
  *           purpose, and shares no decoding with the kernels that are compared with it */
-#include "kernels/matmul_finish.cuh"
 #include "kernels/matmul_kernels.h"
+#include "kernels/matmul_run.cuh"
 #include "quant/quant_values.h"
 
 #define THREADS   128u
@@ -26,25 +26,26 @@ QC_DEVICE void fill_codes(const qc_weights &w, reference_shared &shared)
     if (threadIdx.x == 0) {
 #pragma unroll
         for (int i = 0; i < 16; i++)
-            shared.codes[i] = w.code_map ? w.code_map[i] : values[i];
+            shared.codes[i] = w.form.code_map ? w.form.code_map[i] : values[i];
     }
     __syncthreads();
 }
 
-QC_DEVICE float weight_at(const qc_weights &w, const float *codes, uint64_t row, uint64_t f)
+QC_DEVICE float weight_at(const qc_weights &w, qc_form_kind kind, const float *codes, uint64_t row,
+                          uint64_t f)
 {
-    uint64_t b = w.kind == QC_WEIGHTS_INT8_ROWS ? row : f / w.block_elems;
+    uint64_t b = kind == QC_FORM_INT8_ROWS ? row : f / w.form.block_elems;
     float absmax = w.absmax ? w.absmax[b]
                             : __fadd_rn(__fmul_rn(w.nested_map[w.absmax_codes[b]],
                                                   w.nested_absmax[b / w.nested_block]),
-                                        w.nested_offset);
-    if (w.kind == QC_WEIGHTS_NF4) {
+                                        w.form.offset);
+    if (kind == QC_FORM_NF4) {
         uint8_t byte = static_cast<const uint8_t *>(w.codes)[f / 2];
         return __fmul_rn(codes[f % 2 ? byte & 15 : byte >> 4], absmax);
     }
     float code = (float)static_cast<const int8_t *>(w.codes)[f];
-    return w.kind == QC_WEIGHTS_INT8_ROWS ? __fmul_rn(__fmul_rn(code, absmax), INT8_STEP)
-                                          : __fmul_rn(__fmul_rn(code, INT8_STEP), absmax);
+    return kind == QC_FORM_INT8_ROWS ? __fmul_rn(__fmul_rn(code, absmax), INT8_STEP)
+                                     : __fmul_rn(__fmul_rn(code, INT8_STEP), absmax);
 }
 
 QC_DEVICE float dense_at(const void *dense, qc_dtype dtype, uint64_t f)
@@ -55,8 +56,8 @@ QC_DEVICE float dense_at(const void *dense, qc_dtype dtype, uint64_t f)
 
 template <bool quantized>
 __global__ void __launch_bounds__(THREADS)
-    matmul_reference(const qc_weights w, const void *dense, qc_dtype dense_dtype, uint64_t n,
-                     uint64_t k, const void *x, qc_dtype x_dtype, uint64_t m, double *y)
+    matmul_reference(const qc_weights w, qc_form_kind kind, const void *dense, qc_dtype dense_dtype,
+                     uint64_t n, uint64_t k, const void *x, qc_dtype x_dtype, uint64_t m, double *y)
 {
     QC_SHARED(reference_shared, shared);
     if (quantized)
@@ -68,8 +69,8 @@ __global__ void __launch_bounds__(THREADS)
         double sum = 0.0;
         for (uint64_t i = 0; i < k; i++) {
             uint64_t f = column * k + i;
-            float weight =
-                quantized ? weight_at(w, shared.codes, column, f) : dense_at(dense, dense_dtype, f);
+            float weight = quantized ? weight_at(w, kind, shared.codes, column, f)
+                                     : dense_at(dense, dense_dtype, f);
             double product = __dmul_rn((double)weight, (double)qc_load_16(x, row * k + i, x_dtype));
             sum = __dadd_rn(sum, product);
         }
@@ -89,11 +90,11 @@ qc_status qc_matmul_reference_launch(const qc_weights *w, const void *dense, qc_
     dim3 grid((unsigned)blocks, (unsigned)(m < ROWS_MOST ? m : ROWS_MOST));
     if (w) {
         QC_LAUNCH(matmul_reference<true>, grid, dim3(THREADS), sizeof(reference_shared), s, *w,
-                  dense, dense_dtype, n, k, x, x_dtype, m, y);
+                  w->form.ops->kind, dense, dense_dtype, n, k, x, x_dtype, m, y);
     } else {
         qc_weights none = {};
         QC_LAUNCH(matmul_reference<false>, grid, dim3(THREADS), sizeof(reference_shared), s, none,
-                  dense, dense_dtype, n, k, x, x_dtype, m, y);
+                  QC_FORM_NF4, dense, dense_dtype, n, k, x, x_dtype, m, y);
     }
     return qc_cuda_launched("matmul_reference", err);
 }

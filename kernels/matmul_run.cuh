@@ -37,6 +37,7 @@
 #ifndef QC_KERNELS_MATMUL_RUN_CUH
 #define QC_KERNELS_MATMUL_RUN_CUH
 
+#include "base/dtype.h"
 #include "kernels/matmul_kernels.h"
 #include "kernels/ptx.cuh"
 #include "quant/quant_internal.h"
@@ -70,22 +71,22 @@ static inline uint32_t qc_run_log2(uint32_t power_of_two)
 static inline qc_run_source qc_run_source_of(const qc_matmul_weights *m)
 {
     const qc_weights *w = &m->w;
-    uint64_t elems = w->rows * w->cols;
+    uint64_t elems = w->rows * w->form.cols;
     qc_run_source s;
     s.codes = (const unsigned char *)w->codes;
-    s.codes_bytes = w->kind == QC_WEIGHTS_NF4 ? elems / 2 + elems % 2 : elems;
+    s.codes_bytes = qc_form_code_bytes(&w->form, elems);
     s.rows = w->rows;
-    s.cols = w->cols;
+    s.cols = w->form.cols;
     s.row_bytes = m->row_bytes;
     s.absmax = w->absmax;
     s.absmax_codes = w->absmax_codes;
     s.nested_absmax = w->nested_absmax;
     s.nested_map = w->nested_map;
-    s.nested_offset = w->nested_offset;
-    s.by_row = w->kind == QC_WEIGHTS_INT8_ROWS;
-    s.block_shift = qc_run_log2(w->block_elems);
+    s.nested_offset = w->form.offset;
+    s.by_row = w->form.ops->kind == QC_FORM_INT8_ROWS;
+    s.block_shift = qc_run_log2(w->form.block_elems);
     s.nested_shift = qc_run_log2(w->nested_block);
-    s.code_map = w->code_map;
+    s.code_map = w->form.code_map;
     s.exponent = m->exponent;
     return s;
 }
@@ -462,6 +463,44 @@ QC_DEVICE void qc_run_words(uint32_t out[16], const qc_run<nf4> &r, const qc_run
             v &= (2 * j < r.count ? 0xffffu : 0u) | (2 * j + 1 < r.count ? 0xffff0000u : 0u);
         out[j] = v;
     }
+}
+
+/* ---- the last steps from a float sum to y ---- */
+
+/* v * 2^exponent, |exponent| <= 378: exact, or the right infinity. A result below the normal floats
+ * may be rounded more than once. */
+QC_DEVICE float qc_scale_pow2(float v, int exponent)
+{
+    if (exponent == 0)
+        return v;
+    int third = exponent / 3;
+    float f = __uint_as_float((uint32_t)(third + 127) << 23);
+    float g = __uint_as_float((uint32_t)(exponent - 2 * third + 127) << 23);
+    return __fmul_rn(__fmul_rn(__fmul_rn(v, f), f), g);
+}
+
+/* An element of a F16 or BF16 array. */
+QC_DEVICE float qc_load_16(const void *p, uint64_t index, qc_dtype dtype)
+{
+    uint16_t bits = static_cast<const uint16_t *>(p)[index];
+    return dtype == QC_DTYPE_F16 ? qc_float_of_half(bits) : qc_float_of_bf16(bits);
+}
+
+QC_DEVICE void qc_store_16(void *p, uint64_t index, qc_dtype dtype, float v)
+{
+    static_cast<uint16_t *>(p)[index] =
+        dtype == QC_DTYPE_F16 ? qc_half_of_float(v) : qc_bf16_of_float(v);
+}
+
+/* y[row, column] = sum * 2^-exponent + bias[column], rounded once to y's dtype (the sum with the
+ * bias is a float addition). */
+QC_DEVICE void qc_finish(void *y, qc_dtype y_dtype, uint64_t ldy, uint64_t row, uint64_t column,
+                         const void *bias, float sum, int exponent)
+{
+    float v = qc_scale_pow2(sum, -exponent);
+    if (bias)
+        v = __fadd_rn(v, qc_load_16(bias, column, y_dtype));
+    qc_store_16(y, row * ldy + column, y_dtype, v);
 }
 
 #endif

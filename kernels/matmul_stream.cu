@@ -328,14 +328,14 @@ qc_status start(const args &a, qc_dtype x_dtype, const qc_matmul_plan *p, qc_cud
 #define SHARED_NEAR  ((uint32_t)(sizeof(shared_of<NF4>) + sizeof(qc_codes_wide)))
 static_assert(sizeof(shared_of<NF4>) + 8192 < QC_CODES_APART, "all else lies below the table");
 
-uint32_t tile_of(qc_weights_kind k)
+uint32_t tile_of(qc_form_kind k)
 {
-    return k == QC_WEIGHTS_NF4 ? shape<NF4>::n_tile : shape<INT8_ROWS>::n_tile;
+    return k == QC_FORM_NF4 ? shape<NF4>::n_tile : shape<INT8_ROWS>::n_tile;
 }
 
-uint32_t shared_bytes_of(qc_weights_kind k, const qc_cuda_device *d)
+uint32_t shared_bytes_of(qc_form_kind k, const qc_cuda_device *d)
 {
-    if (k != QC_WEIGHTS_NF4)
+    if (k != QC_FORM_NF4)
         return (uint32_t)sizeof(shared_of<INT8_ROWS>);
     return d->shared_block_bytes >= SHARED_APART ? SHARED_APART : SHARED_NEAR;
 }
@@ -356,7 +356,7 @@ extern "C" int qc_stream_takes(const qc_cuda_device *d, const qc_matmul_shape *s
     if (d->sm < 80 || s->m > M_TILE || p->run != QC_RUN_ALIGNED || s->k % ENTRY_K != 0 ||
         s->k >= 1u << 28 || d->shared_block_bytes < shared_bytes_of(s->kind, d))
         return 0;
-    if (s->kind != QC_WEIGHTS_INT8_ROWS && s->block_elems < ENTRY_K)
+    if (s->kind != QC_FORM_INT8_ROWS && s->block_elems < ENTRY_K)
         return 0;
     if (qc_sat_mul(qc_matmul_tiles(s, n_tile) * n_tile, s->k / ENTRY_K) > UINT32_MAX)
         return 0;
@@ -402,12 +402,12 @@ extern "C" qc_status qc_stream_launch(const qc_matmul_call *c, uint32_t count, q
                                       qc_error *err)
 {
     const qc_matmul_plan *p = &c->plan;
-    qc_weights_kind k = c->weights.w.kind;
+    qc_form_kind k = c->weights.w.form.ops->kind;
     args a = {};
     a.count = count;
     a.m = (uint32_t)c->m;
     a.k_blocks = (uint32_t)(c->k / ENTRY_K);
-    a.row_bytes8 = a.k_blocks * (k == QC_WEIGHTS_NF4 ? 256u : 512u);
+    a.row_bytes8 = a.k_blocks * (k == QC_FORM_NF4 ? 256u : 512u);
     a.scales_by_four = a.k_blocks % 4 == 0;
     a.complete = 1;
     for (uint32_t i = 0; i < count; i++) {
@@ -420,7 +420,7 @@ extern "C" qc_status qc_stream_launch(const qc_matmul_call *c, uint32_t count, q
         to->bias = c[i].bias;
         a.complete = a.complete && c[i].weights.complete == QC_MATMUL_WEIGHTS_COMPLETE;
         a.tiles += (uint32_t)((c[i].n + p->n_tile - 1) / p->n_tile);
-        if (w->block_elems != ENTRY_K || w->absmax || w->nested_block < 4 ||
+        if (w->form.block_elems != ENTRY_K || w->absmax || w->nested_block < 4 ||
             reinterpret_cast<uintptr_t>(w->absmax_codes) % 4)
             a.scales_by_four = 0;
     }
@@ -433,9 +433,9 @@ extern "C" qc_status qc_stream_launch(const qc_matmul_call *c, uint32_t count, q
     a.counters = p->meets ? c->counters : nullptr;
     a.partials = c->partials;
     a.fault = c->fault;
-    if (k == QC_WEIGHTS_INT8_ROWS)
+    if (k == QC_FORM_INT8_ROWS)
         return start<INT8_ROWS, false>(a, c->x_dtype, p, s, err);
-    if (k == QC_WEIGHTS_INT8_BLOCKS)
+    if (k == QC_FORM_INT8_BLOCKS)
         return start<INT8_BLOCKS, false>(a, c->x_dtype, p, s, err);
     return p->shared_bytes == SHARED_APART ? start<NF4, true>(a, c->x_dtype, p, s, err)
                                            : start<NF4, false>(a, c->x_dtype, p, s, err);

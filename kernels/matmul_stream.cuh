@@ -4,7 +4,7 @@
 #define QC_KERNELS_MATMUL_STREAM_CUH
 
 #include "kernels/matmul_codes.cuh"
-#include "kernels/matmul_finish.cuh"
+#include "kernels/matmul_run.cuh"
 
 #define WARPS   16u
 #define THREADS (32u * WARPS)

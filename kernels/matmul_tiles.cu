@@ -334,11 +334,9 @@ constexpr int of_stages(kind what, int m_tile)
     return what == KIND_NF4 ? m_tile == 16 ? 6 : m_tile == 32 ? 5 : 4 : m_tile == 16 ? 4 : 3;
 }
 
-kind kind_of(qc_weights_kind k)
+kind kind_of(qc_form_kind k)
 {
-    return k == QC_WEIGHTS_NF4         ? KIND_NF4
-           : k == QC_WEIGHTS_INT8_ROWS ? KIND_INT8_ROWS
-                                       : KIND_INT8_BLOCKS;
+    return k == QC_FORM_NF4 ? KIND_NF4 : k == QC_FORM_INT8_ROWS ? KIND_INT8_ROWS : KIND_INT8_BLOCKS;
 }
 
 template <kind what, bool wide> variant large(uint64_t m)
@@ -378,10 +376,10 @@ double memory_rate(unsigned sm)
  * (docs/kernels.md). Only their proportions matter. */
 double step_clocks(const qc_cuda_device *d, const qc_matmul_shape *s, const qc_matmul_plan *p)
 {
-    double per_1024 = (s->kind == QC_WEIGHTS_NF4 ? 28.0 : 20.0) + 80.0 * p->m_tile / p->n_tile;
+    double per_1024 = (s->kind == QC_FORM_NF4 ? 28.0 : 20.0) + 80.0 * p->m_tile / p->n_tile;
     double shared = per_1024 * (p->n_tile * K_STEP / 1024);
     double tensor = (double)p->n_tile * K_STEP * p->m_tile / 1024;
-    double bytes = p->n_tile * K_STEP * (s->kind == QC_WEIGHTS_NF4 ? 0.516 : 1.0);
+    double bytes = p->n_tile * K_STEP * (s->kind == QC_FORM_NF4 ? 0.516 : 1.0);
     double memory = bytes / memory_rate(d->sm);
     double most = shared > tensor ? shared : tensor;
     return most > memory ? most : memory;
@@ -521,7 +519,7 @@ extern "C" int qc_tiles_takes(const qc_cuda_device *d, const qc_matmul_shape *s,
 {
     if (d->sm < 80 || p->run != QC_RUN_ALIGNED || s->k % BLOCK || !s->m || !s->n || !s->k)
         return 0;
-    if (s->kind != QC_WEIGHTS_INT8_ROWS && s->block_elems < BLOCK)
+    if (s->kind != QC_FORM_INT8_ROWS && s->block_elems < BLOCK)
         return 0;
     variant v = choose(d, s);
     if (!v.shared_bytes)
@@ -549,13 +547,13 @@ extern "C" void qc_tiles_configure(const qc_cuda_device *d, const qc_matmul_shap
 extern "C" qc_status qc_tiles_launch(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s,
                                      qc_error *err)
 {
-    switch (c->weights.w.kind) {
-    case QC_WEIGHTS_NF4:
+    switch (c->weights.w.form.ops->kind) {
+    case QC_FORM_NF4:
         if (c->plan.shared_bytes == variant_of<16, KIND_NF4, 3, false>().shared_bytes)
             return launch<16, KIND_NF4, 3, false>(c, count, s, err);
         return c->plan.shared_bytes == WIDE_SHARED ? launch_kind<KIND_NF4, true>(c, count, s, err)
                                                    : launch_kind<KIND_NF4, false>(c, count, s, err);
-    case QC_WEIGHTS_INT8_ROWS:
+    case QC_FORM_INT8_ROWS:
         return launch_kind<KIND_INT8_ROWS, false>(c, count, s, err);
     default:
         return launch_kind<KIND_INT8_BLOCKS, false>(c, count, s, err);

@@ -4,7 +4,7 @@
 #define QC_KERNELS_MATMUL_TILES_CUH
 
 #include "kernels/matmul_codes.cuh"
-#include "kernels/matmul_finish.cuh"
+#include "kernels/matmul_run.cuh"
 
 #include <type_traits>
 

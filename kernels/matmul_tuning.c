@@ -27,8 +27,7 @@ qc_status qc_matmul_tuned_check(const qc_matmul_tuned *rows, size_t count, qc_er
                 QC_MATMUL_TUNED_MOST);
     for (size_t i = 0; i < count; i++) {
         const qc_matmul_tuned *r = &rows[i];
-        if (r->kind != QC_WEIGHTS_NF4 && r->kind != QC_WEIGHTS_INT8_ROWS &&
-            r->kind != QC_WEIGHTS_INT8_BLOCKS)
+        if (!qc_form_ops_of(r->kind))
             QC_FAIL(err, QC_ERR_USAGE, "tuned row %zu: weights are of kind %d, which is not known",
                     i, (int)r->kind);
         if (r->m_least == 0 || r->m_least > r->m_most)

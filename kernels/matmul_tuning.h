@@ -9,13 +9,11 @@
 
 #include "kernels/matmul_plan.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+QC_C_BEGIN
 
 struct qc_matmul_tuned {
     uint32_t sm, multiprocessors; /* of the GPU that the row is for; 0: any */
-    qc_weights_kind kind;
+    qc_form_kind kind;
     uint64_t n, k;            /* exactly these; n is the sum over the weights of a launch */
     uint64_t m_least, m_most; /* rows of x, both included */
     qc_matmul_choice choice;  /* its path is not AUTO */
@@ -61,7 +59,5 @@ const qc_matmul_tuned *qc_matmul_tuning(const qc_matmul *h, size_t *count);
 uint32_t qc_matmul_candidates(const qc_cuda_device *device, const qc_matmul_shape *shape,
                               uint64_t limit_bytes, qc_matmul_choice *out);
 
-#ifdef __cplusplus
-}
-#endif
+QC_C_END
 #endif

@@ -10,6 +10,7 @@
  * rounded rc and cc. The largest error is bounded per block by a * peak + |delta|, since |c| <= 1.
  * The source is read again only for blocks whose bound reaches the best error found so far,
  * beginning with the block of the largest bound; in practice a handful. */
+#include "quant/quant_form.h"
 #include "quant/quant_half.h"
 #include "quant/quant_internal.h"
 
@@ -42,21 +43,10 @@ float qc_nested_offset(const float *absmax, uint64_t n)
     return qc_f32_from_bf16(h);
 }
 
-typedef struct {
-    const qc_quant_ops *ops;
-    int scheme_is_nf4;
-    uint64_t n;
-    uint32_t block_elems;
-    const float *absmax, *absmax_final;
-    const qc_block_error *errors;
-    qc_read_floats_fn read;
-    void *read_ctx;
-} finish_job;
-
 /* No |x - x'| of block k is above this. A block of zeros is restored exactly. The share of 2^-20
  * covers earlier roundings: of the inverse (2^-22 where it is subnormal), y, r and the product a'
  * c; 2^-149 covers a subnormal x'. */
-static double error_bound(const finish_job *job, uint64_t k)
+static double error_bound(const qc_finished_blocks *job, uint64_t k)
 {
     double a = (double)job->absmax[k], a_final = (double)job->absmax_final[k];
     if (job->absmax[k] == 0.0f)
@@ -67,31 +57,21 @@ static double error_bound(const finish_job *job, uint64_t k)
 }
 
 /* Reads block k again and lets its errors compete with out->max_err. */
-static qc_status visit_block(const finish_job *job, uint64_t k, qc_tensor_error *out, qc_error *err)
+static qc_status visit_block(const qc_finished_blocks *job, uint64_t k, qc_tensor_error *out,
+                             qc_error *err)
 {
     float x[QC_BLOCK_MAX], restored[QC_BLOCK_MAX], absmax;
-    union {
-        uint8_t nf4[QC_BLOCK_MAX / 2];
-        int8_t int8[QC_BLOCK_MAX];
-    } codes;
+    uint8_t codes[QC_BLOCK_MAX];
+    const qc_form *form = &job->form;
+    const qc_form_out made = {.codes = codes, .absmax = &absmax};
     qc_piece_sums sums;
-    uint64_t overflow;
-    uint64_t first = k * job->block_elems;
-    uint64_t left = job->n - first;
-    uint64_t n = qc_min_u64(left, job->block_elems);
+    uint64_t overflow, first = k * form->block_elems;
+    uint64_t n = qc_min_u64(job->n - first, form->block_elems);
 
     QC_TRY(job->read(job->read_ctx, first, n, x, err));
-    if (job->scheme_is_nf4) {
-        job->ops->nf4_quantize(x, QC_DTYPE_F32, n, job->block_elems, codes.nf4, &absmax, NULL,
-                               &sums);
-        job->ops->nf4_dequantize(codes.nf4, &job->absmax_final[k], qc_nf4_code, n, job->block_elems,
-                                 restored, QC_DTYPE_F32, &overflow);
-    } else {
-        job->ops->int8_blocks_quantize(x, QC_DTYPE_F32, n, job->block_elems, codes.int8, &absmax,
-                                       NULL, &sums);
-        job->ops->int8_blocks_dequantize(codes.int8, &job->absmax_final[k], n, job->block_elems,
-                                         restored, QC_DTYPE_F32, &overflow);
-    }
+    form->ops->quantize(job->quant, form, x, QC_DTYPE_F32, n, &made, &sums);
+    form->ops->dequantize(job->quant, form, codes, &job->absmax_final[k], n, restored, QC_DTYPE_F32,
+                          &overflow);
     if (sums.bad != QC_BAD_NONE || qc_f32_bits(absmax) != qc_f32_bits(job->absmax[k]))
         QC_FAIL(err, QC_ERR_CHECK, "block %llu: source changed between two readings",
                 (unsigned long long)k);
@@ -105,28 +85,23 @@ static qc_status visit_block(const finish_job *job, uint64_t k, qc_tensor_error 
     return QC_OK;
 }
 
-qc_status qc_block_error_finish(const qc_quant_ops *ops, int scheme_is_nf4, uint64_t n,
-                                uint32_t block_elems, const float *absmax,
-                                const float *absmax_final, const qc_block_error *block_errors,
-                                const qc_piece_sums *total, qc_read_floats_fn read, void *read_ctx,
+qc_status qc_block_error_finish(const qc_finished_blocks *job, const qc_piece_sums *total,
                                 qc_tensor_error *out, qc_error *err)
 {
-    const finish_job job = {ops,          scheme_is_nf4, n,    block_elems, absmax,
-                            absmax_final, block_errors,  read, read_ctx};
+    const uint64_t blocks = qc_form_scales(&job->form, job->n);
     *out = (qc_tensor_error){0};
-    if (n == 0)
+    if (job->n == 0)
         return QC_OK;
 
-    uint64_t blocks = n / block_elems + (n % block_elems != 0);
     double sum_ee = total->sum_ee;
     double best_bound = -1.0;
     uint64_t best_block = 0;
     for (uint64_t k = 0; k < blocks; k++) {
-        double a = (double)absmax[k], delta = a - (double)absmax_final[k];
-        double rc = (double)qc_f32_from_bf16(block_errors[k].rc);
-        double cc = (double)qc_f32_from_bf16(block_errors[k].cc);
+        double a = (double)job->absmax[k], delta = a - (double)job->absmax_final[k];
+        double rc = (double)qc_f32_from_bf16(job->errors[k].rc);
+        double cc = (double)qc_f32_from_bf16(job->errors[k].cc);
         sum_ee += 2.0 * a * delta * rc + delta * delta * cc;
-        double bound = error_bound(&job, k);
+        double bound = error_bound(job, k);
         if (bound > best_bound) {
             best_bound = bound;
             best_block = k;
@@ -136,12 +111,12 @@ qc_status qc_block_error_finish(const qc_quant_ops *ops, int scheme_is_nf4, uint
     out->rel_mse = total->sum_xx > 0.0 && sum_ee > 0.0 ? sum_ee / total->sum_xx : 0.0;
 
     out->max_index = UINT64_MAX;
-    QC_TRY(visit_block(&job, best_block, out, err));
+    QC_TRY(visit_block(job, best_block, out, err));
     for (uint64_t k = 0; k < blocks; k++) {
-        double bound = error_bound(&job, k);
-        int earlier = k * block_elems < out->max_index;
+        double bound = error_bound(job, k);
+        int earlier = k * job->form.block_elems < out->max_index;
         if (k != best_block && (bound > out->max_err || (earlier && bound == out->max_err)))
-            QC_TRY(visit_block(&job, k, out, err));
+            QC_TRY(visit_block(job, k, out, err));
     }
     return QC_OK;
 }

@@ -68,13 +68,6 @@ QC_NODISCARD qc_status qc_feedback_open(qc_feedback **out, const qc_blas *b, uns
                                         qc_error *err);
 void qc_feedback_close(qc_feedback *f); /* NULL is fine */
 
-/* How a weight is stored. */
-typedef struct {
-    qc_weights_kind kind;
-    uint32_t block_elems; /* 0 for INT8_ROWS */
-    int nested;
-} qc_feedback_form;
-
 /* The caller's arrays, as qc_weights describes them. */
 typedef struct {
     void *codes;
@@ -94,8 +87,8 @@ typedef struct {
 
 /* Quantizes w [rows, n]. Allocates qc_feedback_weight_bytes. QC_ERR_NONFINITE for weights that are
  * not finite. QC_ERR_INTERRUPTED. */
-QC_NODISCARD qc_status qc_feedback_weight(const qc_feedback *f, const qc_feedback_form *form,
-                                          const float *w, uint64_t rows, qc_feedback_out *out,
+QC_NODISCARD qc_status qc_feedback_weight(const qc_feedback *f, const qc_form *form, const float *w,
+                                          uint64_t rows, qc_feedback_out *out,
                                           qc_feedback_result *result, qc_error *err);
 
 /* The most that these two allocate, without the caller's arrays. They saturate. */

@@ -25,18 +25,18 @@ typedef struct {
 typedef struct {
     /* rr[j] = sum of d * r^2, where r is x * inv[j] less the unit of its code. n: a multiple of
      * 16. */
-    void (*errors)(const float *x, const float *d, uint32_t n, qc_weights_kind kind,
-                   const float *inv, unsigned count, float *rr);
+    void (*errors)(const float *x, const float *d, uint32_t n, qc_form_kind kind, const float *inv,
+                   unsigned count, float *rr);
     /* The sums of d * unit * x and of d * unit^2, with the units for inv. */
-    void (*refit)(const float *x, const float *d, uint32_t n, qc_weights_kind kind, float inv,
+    void (*refit)(const float *x, const float *d, uint32_t n, qc_form_kind kind, float inv,
                   float *ux, float *uu);
     /* Step 3 within a tile. in: T plus what columns outside feed in; u [cols][QC_TILE_COLS]: U_jk.
      * Sets code, value and error. */
-    void (*feed)(qc_tile *t, uint32_t cols, const float *u, qc_weights_kind kind);
+    void (*feed)(qc_tile *t, uint32_t cols, const float *u, qc_form_kind kind);
     /* The codes of step 4. in: E H of these columns; h [cols][QC_TILE_COLS]: H_jk; inverse [cols],
      * 0 for a dead column. Changes code, value and error; returns the number of changed codes. */
     uint32_t (*sweep)(qc_tile *t, uint32_t cols, const float *h, const float *inverse,
-                      qc_weights_kind kind);
+                      qc_form_kind kind);
 } qc_feedback_lanes;
 
 extern const qc_feedback_lanes qc_feedback_lanes_scalar;

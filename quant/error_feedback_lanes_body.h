@@ -62,8 +62,8 @@ static inline void encode_int8(const float_lanes *y, encoded *e)
     e->code = __builtin_convertvector(e->unit, int_lanes);
 }
 
-static void errors(const float *x, const float *d, uint32_t n, qc_weights_kind kind,
-                   const float *inv, unsigned count, float *rr)
+static void errors(const float *x, const float *d, uint32_t n, qc_form_kind kind, const float *inv,
+                   unsigned count, float *rr)
 {
     for (unsigned j = 0; j < count; j++) {
         float_lanes sum = {0};
@@ -71,7 +71,7 @@ static void errors(const float *x, const float *d, uint32_t n, qc_weights_kind k
         encoded e;
         for (uint32_t i = 0; i < n; i += QC_LANES) {
             float_lanes y = load(x + i) * inv[j];
-            if (kind == QC_WEIGHTS_NF4)
+            if (kind == QC_FORM_NF4)
                 encode_nf4(&y, &e);
             else
                 encode_int8(&y, &e);
@@ -83,7 +83,7 @@ static void errors(const float *x, const float *d, uint32_t n, qc_weights_kind k
     }
 }
 
-static void refit(const float *x, const float *d, uint32_t n, qc_weights_kind kind, float inv,
+static void refit(const float *x, const float *d, uint32_t n, qc_form_kind kind, float inv,
                   float *ux, float *uu)
 {
     float_lanes sum_ux = {0}, sum_uu = {0};
@@ -91,7 +91,7 @@ static void refit(const float *x, const float *d, uint32_t n, qc_weights_kind ki
     encoded e;
     for (uint32_t i = 0; i < n; i += QC_LANES) {
         float_lanes v = load(x + i), y = v * inv;
-        if (kind == QC_WEIGHTS_NF4) {
+        if (kind == QC_FORM_NF4) {
             encode_nf4(&y, &e);
         } else {
             encode_int8(&y, &e);
@@ -108,20 +108,20 @@ static void refit(const float *x, const float *d, uint32_t n, qc_weights_kind ki
 }
 
 /* The code, and the value that a reader makes of it; y is a value times its inverse. */
-static inline void decide(const float_lanes *y, const float_lanes *scale, qc_weights_kind kind,
+static inline void decide(const float_lanes *y, const float_lanes *scale, qc_form_kind kind,
                           encoded *e, float_lanes *value)
 {
-    if (kind == QC_WEIGHTS_NF4) {
+    if (kind == QC_FORM_NF4) {
         encode_nf4(y, e);
         *value = e->unit * *scale;
         return;
     }
     encode_int8(y, e);
-    *value = kind == QC_WEIGHTS_INT8_ROWS ? (e->unit * *scale) * QC_INT8_STEP
-                                          : (e->unit * QC_INT8_STEP) * *scale;
+    *value = kind == QC_FORM_INT8_ROWS ? (e->unit * *scale) * QC_INT8_STEP
+                                       : (e->unit * QC_INT8_STEP) * *scale;
 }
 
-static void feed(qc_tile *t, uint32_t cols, const float *u, qc_weights_kind kind)
+static void feed(qc_tile *t, uint32_t cols, const float *u, qc_form_kind kind)
 {
     for (uint32_t k = 0; k < cols; k++) {
         float_lanes y = load(t->in[k]) * load(t->inverse[k]), scale = load(t->scale[k]), value;
@@ -137,7 +137,7 @@ static void feed(qc_tile *t, uint32_t cols, const float *u, qc_weights_kind kind
 }
 
 static uint32_t sweep(qc_tile *t, uint32_t cols, const float *h, const float *inverse,
-                      qc_weights_kind kind)
+                      qc_form_kind kind)
 {
     int_lanes changed = {0};
     for (uint32_t k = 0; k < cols; k++) {

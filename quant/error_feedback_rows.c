@@ -16,7 +16,7 @@
 
 typedef struct {
     const qc_feedback *f;
-    const qc_feedback_form *form;
+    const qc_form *form;
     const float *w, *target; /* [rows, n]; target: T */
     float *made;             /* T where it is not W */
     uint64_t rows;
@@ -116,21 +116,21 @@ static double trace(const chunk *c)
 
 static uint64_t scale_index(const job *j, uint64_t row, uint64_t col)
 {
-    return j->form->kind == QC_WEIGHTS_INT8_ROWS ? row : (row * j->f->n + col) >> j->shift;
+    return j->form->ops->kind == QC_FORM_INT8_ROWS ? row : (row * j->f->n + col) >> j->shift;
 }
 
-static float value_of(qc_weights_kind kind, int code, float scale)
+static float value_of(qc_form_kind kind, int code, float scale)
 {
-    if (kind == QC_WEIGHTS_NF4)
+    if (kind == QC_FORM_NF4)
         return qc_nf4_code[code] * scale;
-    if (kind == QC_WEIGHTS_INT8_ROWS)
+    if (kind == QC_FORM_INT8_ROWS)
         return ((float)code * scale) * QC_INT8_STEP;
     return ((float)code * QC_INT8_STEP) * scale;
 }
 
-static float unit_value(qc_weights_kind kind, int code)
+static float unit_value(qc_form_kind kind, int code)
 {
-    return kind == QC_WEIGHTS_NF4 ? qc_nf4_code[code] : (float)code * QC_INT8_STEP;
+    return kind == QC_FORM_NF4 ? qc_nf4_code[code] : (float)code * QC_INT8_STEP;
 }
 
 /* Loads sixteen rows from `row` of the chunk: `cols` columns from col on, or those that order
@@ -139,7 +139,7 @@ static void load_tile(const chunk *c, uint64_t row, uint64_t col, uint64_t cols,
                       const uint64_t *order)
 {
     const job *j = c->j;
-    const qc_weights_kind kind = j->form->kind;
+    const qc_form_kind kind = j->form->ops->kind;
     qc_tile *t = c->tile;
     for (unsigned l = 0; l < QC_LANES; l++) {
         const uint64_t r = row + l;
@@ -168,7 +168,7 @@ static void load_tile(const chunk *c, uint64_t row, uint64_t col, uint64_t cols,
 
 static void load_codes(const chunk *c, uint64_t row, uint64_t col, uint64_t cols)
 {
-    const qc_weights_kind kind = c->j->form->kind;
+    const qc_form_kind kind = c->j->form->ops->kind;
     qc_tile *t = c->tile;
     for (unsigned l = 0; l < QC_LANES; l++)
         for (uint64_t k = 0; k < cols; k++) {
@@ -210,7 +210,7 @@ static void round_chunk(const chunk *c)
             memcpy(c->g + r * cols, j->w + (c->first + r) * n + col, cols * sizeof *c->g);
         for (uint64_t row = 0; row < c->rows; row += QC_LANES) {
             load_tile(c, row, col, cols, NULL);
-            j->f->lanes->feed(c->tile, (uint32_t)cols, c->inside, j->form->kind);
+            j->f->lanes->feed(c->tile, (uint32_t)cols, c->inside, j->form->ops->kind);
             store_tile(c, row, col, cols, NULL);
         }
     }
@@ -236,7 +236,7 @@ static void feed_chunk(const chunk *c)
                 c->inside[i * QC_TILE_COLS + k] = f->hu[(col + k) * n + col + i];
         for (uint64_t row = 0; row < c->rows; row += QC_LANES) {
             load_tile(c, row, col, cols, f->order);
-            f->lanes->feed(c->tile, (uint32_t)cols, c->inside, j->form->kind);
+            f->lanes->feed(c->tile, (uint32_t)cols, c->inside, j->form->ops->kind);
             store_tile(c, row, col, cols, f->order);
         }
     }
@@ -250,7 +250,7 @@ static void feed_chunk(const chunk *c)
 /* The scale nearest to `wish` that its form can hold; 0 where there is none. */
 static float possible_scale(const job *j, uint64_t index, float wish, uint8_t *code)
 {
-    const int is_nf4 = j->form->kind == QC_WEIGHTS_NF4;
+    const int is_nf4 = j->form->ops->kind == QC_FORM_NF4;
     float scale = wish;
     if (j->form->nested) {
         const float group = j->out->nested_absmax[index / QC_NESTED_BLOCK];
@@ -273,7 +273,7 @@ static float possible_scale(const job *j, uint64_t index, float wish, uint8_t *c
     }
     if (!isfinite(scale) || (!is_nf4 && scale < 0.0f))
         return 0.0f;
-    return qc_feedback_inverse(j->form->kind, scale) == 0.0f ? 0.0f : scale;
+    return qc_feedback_inverse(j->form->ops->kind, scale) == 0.0f ? 0.0f : scale;
 }
 
 /* Sets the scale of a block in closed form; c->g has E H of its columns and is kept up to date. */
@@ -281,7 +281,7 @@ static uint64_t refit_block(const chunk *c, uint64_t col, uint64_t cols)
 {
     const job *j = c->j;
     const qc_feedback *f = j->f;
-    const qc_weights_kind kind = j->form->kind;
+    const qc_form_kind kind = j->form->ops->kind;
     const uint64_t n = f->n;
     uint64_t changed = 0;
     for (uint64_t r = 0; r < c->rows; r++)
@@ -332,8 +332,8 @@ static uint64_t sweep_panel(const chunk *c, uint64_t col, uint64_t cols)
     for (uint64_t row = 0; row < c->rows; row += QC_LANES) {
         load_tile(c, row, col, cols, NULL);
         load_codes(c, row, col, cols);
-        changed +=
-            f->lanes->sweep(c->tile, (uint32_t)cols, c->inside, f->inverse + col, j->form->kind);
+        changed += f->lanes->sweep(c->tile, (uint32_t)cols, c->inside, f->inverse + col,
+                                   j->form->ops->kind);
         store_tile(c, row, col, cols, NULL);
     }
     return changed;
@@ -362,7 +362,7 @@ static uint64_t sweep_chunk(const chunk *c)
 static void store_codes(const chunk *c)
 {
     const uint64_t n = c->j->f->n, count = c->rows * n;
-    if (c->j->form->kind != QC_WEIGHTS_NF4) {
+    if (c->j->form->ops->kind != QC_FORM_NF4) {
         memcpy((int8_t *)c->j->out->codes + c->first * n, c->codes, count);
         return;
     }
@@ -445,11 +445,11 @@ static qc_status run(job *j, float *target, qc_feedback_result *result, qc_error
     return QC_OK;
 }
 
-qc_status qc_feedback_weight(const qc_feedback *f, const qc_feedback_form *form, const float *w,
+qc_status qc_feedback_weight(const qc_feedback *f, const qc_form *form, const float *w,
                              uint64_t rows, qc_feedback_out *out, qc_feedback_result *result,
                              qc_error *err)
 {
-    const int by_rows = form->kind == QC_WEIGHTS_INT8_ROWS;
+    const int by_rows = form->ops->kind == QC_FORM_INT8_ROWS;
     const uint64_t n = f->n, chunks = qc_ceil_div_u64(rows, QC_FEEDBACK_ROWS);
     job j = {.f = f, .form = form, .w = w, .rows = rows, .out = out};
     void *target = NULL, *scratch = NULL, *sums = NULL;

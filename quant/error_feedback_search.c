@@ -26,7 +26,7 @@ _Static_assert(COUNT(nf4_factors) <= MOST && COUNT(nf4_wide_factors) <= MOST &&
 
 typedef struct {
     const qc_feedback *f;
-    const qc_feedback_form *form;
+    const qc_form *form;
     const qc_quant_ops *quant;
     const float *x, *weights;
     uint64_t rows, elems, block, blocks; /* block: elements of one; a row for INT8_ROWS */
@@ -35,40 +35,40 @@ typedef struct {
     uint64_t scratch_each; /* floats */
 } search;
 
-float qc_feedback_inverse(qc_weights_kind kind, float scale)
+float qc_feedback_inverse(qc_form_kind kind, float scale)
 {
     /* below it the inverse times 127 is infinite */
     if (!(fabsf(scale) >= 0x1p-118f))
         return 0.0f;
-    return kind == QC_WEIGHTS_NF4 ? 1.0f / scale : (1.0f / scale) * 127.0f;
+    return kind == QC_FORM_NF4 ? 1.0f / scale : (1.0f / scale) * 127.0f;
 }
 
 /* Squares of units are those of y, the place among codes, multiplied by this. */
-static double unit_of(qc_weights_kind kind)
+static double unit_of(qc_form_kind kind)
 {
-    return kind == QC_WEIGHTS_NF4 ? 1.0 : 1.0 / 127.0;
+    return kind == QC_FORM_NF4 ? 1.0 : 1.0 / 127.0;
 }
 
 static double error_of(const search *s, const float *x, const float *d, uint32_t n, float scale)
 {
-    const float inv = qc_feedback_inverse(s->form->kind, scale);
-    const double step = (double)scale * unit_of(s->form->kind);
+    const float inv = qc_feedback_inverse(s->form->ops->kind, scale);
+    const double step = (double)scale * unit_of(s->form->ops->kind);
     float rr;
-    s->f->lanes->errors(x, d, n, s->form->kind, &inv, 1, &rr);
+    s->f->lanes->errors(x, d, n, s->form->ops->kind, &inv, 1, &rr);
     return (double)rr * (step * step);
 }
 
 /* The scale of n elements, padded with zeros. */
 static float block_scale(const search *s, const float *x, const float *d, uint32_t n)
 {
-    const qc_weights_kind kind = s->form->kind;
+    const qc_form_kind kind = s->form->ops->kind;
     const int wide = s->block >= QC_FEEDBACK_WIDE;
-    const float *factors = kind != QC_WEIGHTS_NF4 ? int8_factors
-                           : wide                 ? nf4_wide_factors
-                                                  : nf4_factors;
-    const unsigned count = (unsigned)(kind != QC_WEIGHTS_NF4 ? COUNT(int8_factors)
-                                      : wide                 ? COUNT(nf4_wide_factors)
-                                                             : COUNT(nf4_factors));
+    const float *factors = kind != QC_FORM_NF4 ? int8_factors
+                           : wide              ? nf4_wide_factors
+                                               : nf4_factors;
+    const unsigned count = (unsigned)(kind != QC_FORM_NF4 ? COUNT(int8_factors)
+                                      : wide              ? COUNT(nf4_wide_factors)
+                                                          : COUNT(nf4_factors));
     float largest = 0.0f, scale[2 * MOST], inv[2 * MOST] = {0.0f}, rr[2 * MOST];
     for (uint32_t i = 0; i < n; i++)
         largest = fmaxf(largest, fabsf(x[i]));
@@ -78,7 +78,7 @@ static float block_scale(const search *s, const float *x, const float *d, uint32
     for (unsigned j = 0; j < count; j++)
         if (isfinite(largest * factors[j])) {
             scale[tried++] = largest * factors[j];
-            if (kind == QC_WEIGHTS_NF4)
+            if (kind == QC_FORM_NF4)
                 scale[tried++] = -(largest * factors[j]);
         }
     for (unsigned j = 0; j < tried; j++)
@@ -98,7 +98,7 @@ static float block_scale(const search *s, const float *x, const float *d, uint32
         s->f->lanes->refit(x, d, n, kind, qc_feedback_inverse(kind, best), &ux, &uu);
         const float better = ux / uu;
         if (!isfinite(better) || better == best ||
-            (kind == QC_WEIGHTS_NF4 ? fabsf(better) : better) < QC_FEEDBACK_TINY)
+            (kind == QC_FORM_NF4 ? fabsf(better) : better) < QC_FEEDBACK_TINY)
             break;
         const double e = error_of(s, x, d, n, better);
         if (!(e < least))
@@ -173,18 +173,18 @@ static qc_status nest_group(void *ctx, unsigned thread, uint64_t group, qc_error
         for (unsigned k = 0; k < 256; k++) {
             float scale = qc_dynamic_map[k] * out->nested_absmax[group];
             scale = scale + out->nested_offset;
-            const float size = s->form->kind == QC_WEIGHTS_NF4 ? fabsf(scale) : scale;
+            const float size = s->form->ops->kind == QC_FORM_NF4 ? fabsf(scale) : scale;
             const int near =
                 size >= target * QC_FEEDBACK_NEST_LEAST && size <= target * QC_FEEDBACK_NEST_MOST;
             if (k != out->absmax_codes[b] && !near)
                 continue;
             codes[tried] = k;
             scales[tried] = scale;
-            inv[tried++] = qc_feedback_inverse(s->form->kind, scale);
+            inv[tried++] = qc_feedback_inverse(s->form->ops->kind, scale);
         }
-        s->f->lanes->errors(x, d, padded, s->form->kind, inv, tried, rr);
+        s->f->lanes->errors(x, d, padded, s->form->ops->kind, inv, tried, rr);
         for (unsigned k = 0; k < tried; k++) {
-            const double step = (double)scales[k] * unit_of(s->form->kind);
+            const double step = (double)scales[k] * unit_of(s->form->ops->kind);
             const double e = (double)rr[k] * (step * step);
             if (inv[k] != 0.0f && e < least) {
                 least = e;
@@ -208,7 +208,7 @@ uint64_t qc_feedback_search_bytes(uint64_t n, unsigned threads)
     return qc_sat_mul(scratch_floats(n), threads * sizeof(float));
 }
 
-qc_status qc_feedback_scales(const qc_feedback *f, const qc_feedback_form *form, const float *x,
+qc_status qc_feedback_scales(const qc_feedback *f, const qc_form *form, const float *x,
                              const float *weights, uint64_t rows, qc_feedback_out *out,
                              qc_error *err)
 {
@@ -221,7 +221,7 @@ qc_status qc_feedback_scales(const qc_feedback *f, const qc_feedback_form *form,
                 .elems = rows * f->n,
                 .out = out,
                 .scratch_each = scratch_floats(f->n)};
-    s.block = form->kind == QC_WEIGHTS_INT8_ROWS ? f->n : form->block_elems;
+    s.block = form->ops->kind == QC_FORM_INT8_ROWS ? f->n : form->block_elems;
     s.blocks = qc_ceil_div_u64(s.elems, s.block);
     const uint64_t groups = qc_ceil_div_u64(s.blocks, QC_NESTED_BLOCK);
     void *scratch = NULL;
@@ -230,7 +230,7 @@ qc_status qc_feedback_scales(const qc_feedback *f, const qc_feedback_form *form,
     qc_status st = qc_piecework(f->threads, groups, find_group, &s, err);
     if (st == QC_OK && form->nested) {
         out->nested_offset =
-            form->kind == QC_WEIGHTS_NF4 ? 0.0f : qc_nested_offset(out->absmax, s.blocks);
+            form->ops->kind == QC_FORM_NF4 ? 0.0f : qc_nested_offset(out->absmax, s.blocks);
         st = qc_piecework(f->threads, groups, nest_group, &s, err);
     }
     qc_free(scratch);

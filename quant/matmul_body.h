@@ -66,16 +66,5 @@ static void tile(const qc_matmul_tile *t)
         sweep(t, r, 1);
 }
 
-static void quantized(const qc_weights *w, uint64_t first, uint64_t count,
-                      const qc_matmul_cpu_io *io, void *scratch)
-{
-    qc_matmul_quantized(tile, &QC_MATMUL_QUANT_OPS, w, first, count, io, scratch);
-}
-
-static void dense(const void *w, qc_dtype w_dtype, uint64_t k, uint64_t first, uint64_t count,
-                  const qc_matmul_cpu_io *io, void *scratch)
-{
-    qc_matmul_dense_rows(tile, &QC_MATMUL_QUANT_OPS, w, w_dtype, k, first, count, io, scratch);
-}
-
-const qc_matmul_ops QC_MATMUL_TABLE = {QC_MATMUL_ISA, quantized, dense, qc_matmul_double_lanes};
+const qc_matmul_ops QC_MATMUL_TABLE = {QC_MATMUL_ISA, tile, &QC_MATMUL_QUANT_OPS,
+                                       qc_matmul_double_lanes};

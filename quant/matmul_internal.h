@@ -24,7 +24,9 @@
 #define QC_MATMUL_PANEL 128u /* rows of W that are decoded together, at most */
 #define QC_MATMUL_STEP  512u /* of k; a multiple of 16 */
 
-typedef struct {
+/* All but sums are 64-byte aligned, and stride is a multiple of 16. k is a multiple of 16 except in
+ * the last step, where lanes without a product stay as they are. */
+struct qc_matmul_tile {
     const float *w;
     uint64_t stride;
     unsigned rows;  /* <= QC_MATMUL_ROWS */
@@ -35,21 +37,11 @@ typedef struct {
     int first, last; /* of the steps: lanes begin at 0 in the first and are folded into sums in
                         the last */
     float *sums;
-} qc_matmul_tile;
-
-/* All but sums are 64-byte aligned, and stride is a multiple of 16. k is a multiple of 16 except in
- * the last step, where lanes without a product stay as they are. */
-typedef void (*qc_matmul_tile_fn)(const qc_matmul_tile *t);
+};
 
 extern const qc_matmul_ops qc_matmul_ops_scalar;
 extern const qc_matmul_ops qc_matmul_ops_avx2;   /* where QC_HAVE_QUANT_AVX2 */
 extern const qc_matmul_ops qc_matmul_ops_avx512; /* where QC_HAVE_QUANT_AVX512 */
-
-void qc_matmul_quantized(qc_matmul_tile_fn tile, const qc_quant_ops *ops, const qc_weights *w,
-                         uint64_t first, uint64_t count, const qc_matmul_cpu_io *io, void *scratch);
-void qc_matmul_dense_rows(qc_matmul_tile_fn tile, const qc_quant_ops *ops, const void *w,
-                          qc_dtype w_dtype, uint64_t k, uint64_t first, uint64_t count,
-                          const qc_matmul_cpu_io *io, void *scratch);
 
 /* The body of qc_matmul_ops.double_row, built once per instruction set. The compiler's vectors add
  * in the same order, and products of floats are exact in double, so all give the same bits. */

@@ -29,14 +29,12 @@ typedef struct {
     const float *bias;
 } qc_matmul_cpu_io;
 
+typedef struct qc_matmul_tile qc_matmul_tile; /* matmul_internal.h */
+
 typedef struct {
     qc_isa isa;
-    /* scratch: qc_matmul_cpu_scratch_bytes, 64-byte aligned, one per thread */
-    void (*quantized)(const qc_weights *w, uint64_t first, uint64_t count,
-                      const qc_matmul_cpu_io *io, void *scratch);
-    /* The same with W [n, k] in F32, F16 or BF16; lanes and folds are the same. */
-    void (*dense)(const void *w, qc_dtype w_dtype, uint64_t k, uint64_t first, uint64_t count,
-                  const qc_matmul_cpu_io *io, void *scratch);
+    void (*tile)(const qc_matmul_tile *t);
+    const qc_quant_ops *quant;
     /* One output in double for all rows of x: y [m] = sum over k, in order, of w [k] * x. packed:
      * see qc_matmul_double_pack. The numbers are those of qc_matmul_double, computed many times as
      * fast. */
@@ -45,6 +43,13 @@ typedef struct {
 
 /* As qc_quant_ops_for. */
 const qc_matmul_ops *qc_matmul_ops_for(qc_isa isa);
+
+/* scratch: qc_matmul_cpu_scratch_bytes, 64-byte aligned, one per thread */
+void qc_matmul_cpu_quantized(const qc_matmul_ops *ops, const qc_weights *w, uint64_t first,
+                             uint64_t count, const qc_matmul_cpu_io *io, void *scratch);
+/* The same with W [n, k] in F32, F16 or BF16; lanes and folds are the same. */
+void qc_matmul_cpu_dense(const qc_matmul_ops *ops, const void *w, qc_dtype w_dtype, uint64_t k,
+                         uint64_t first, uint64_t count, const qc_matmul_cpu_io *io, void *scratch);
 /* Also enough for any smaller k. Saturates. */
 uint64_t qc_matmul_cpu_scratch_bytes(uint64_t m, uint64_t k);
 

@@ -12,6 +12,11 @@
 #define PANEL_BYTES (1024u << 10)
 #define LINE_BYTES  64u
 
+const qc_matmul_ops *qc_matmul_ops_for(qc_isa isa)
+{
+    return QC_TABLE_FOR(isa, qc_matmul_ops);
+}
+
 /* ---- rows of W as floats -------------------------------------------------------------------- */
 
 #define SCALES_AT_ONCE 64u
@@ -25,7 +30,7 @@ static const float *scales_of(const qc_weights *w, uint64_t first, uint64_t n, f
     for (uint64_t i = 0; i < n; i++)
         room[i] = w->nested_map[w->absmax_codes[first + i]] *
                       w->nested_absmax[(first + i) / w->nested_block] +
-                  w->nested_offset;
+                  w->form.offset;
     return room;
 }
 
@@ -33,38 +38,33 @@ static const float *scales_of(const qc_weights *w, uint64_t first, uint64_t n, f
 static void decode_blocks(const qc_quant_ops *ops, const qc_weights *w, uint64_t begin, uint64_t n,
                           float *out)
 {
-    const float *map = w->code_map ? w->code_map : qc_nf4_code;
-    const uint8_t *codes = w->codes;
-    uint64_t step = (uint64_t)SCALES_AT_ONCE * w->block_elems, overflow = 0;
+    const qc_form *f = &w->form;
+    uint64_t step = (uint64_t)SCALES_AT_ONCE * f->block_elems, overflow = 0;
     float room[SCALES_AT_ONCE];
     for (uint64_t at = 0; at < n; at += step) {
         uint64_t count = n - at < step ? n - at : step, first = begin + at;
-        const float *scales =
-            scales_of(w, first / w->block_elems, qc_ceil_div_u64(count, w->block_elems), room);
-        if (w->kind == QC_WEIGHTS_NF4)
-            ops->nf4_dequantize(codes + first / 2, scales, map, count, w->block_elems, out + at,
-                                QC_DTYPE_F32, &overflow);
-        else
-            ops->int8_blocks_dequantize((const int8_t *)codes + first, scales, count,
-                                        w->block_elems, out + at, QC_DTYPE_F32, &overflow);
+        const float *scales = scales_of(w, first / f->block_elems, qc_form_scales(f, count), room);
+        f->ops->dequantize(ops, f, (const uint8_t *)w->codes + qc_form_code_bytes(f, first), scales,
+                           count, out + at, QC_DTYPE_F32, &overflow);
     }
 }
 
 void qc_weights_row(const qc_quant_ops *ops, const qc_weights *w, uint64_t row, float *out)
 {
-    uint64_t first = row * w->cols, n = w->cols, overflow = 0;
+    uint64_t first = row * w->form.cols, n = w->form.cols, overflow = 0;
     float head[QC_BLOCK_MAX];
     if (n == 0)
         return;
-    if (w->kind == QC_WEIGHTS_INT8_ROWS) {
-        ops->int8_rows_dequantize((const int8_t *)w->codes + first, w->absmax + row, 1, n, out,
-                                  QC_DTYPE_F32, &overflow);
+    if (qc_form_by_rows(&w->form)) {
+        w->form.ops->dequantize(ops, &w->form,
+                                (const uint8_t *)w->codes + qc_form_code_bytes(&w->form, first),
+                                w->absmax + row, n, out, QC_DTYPE_F32, &overflow);
         return;
     }
     /* A block that began in an earlier row is decoded from its beginning. */
-    uint64_t before = first % w->block_elems;
+    uint64_t before = first % w->form.block_elems;
     if (before > 0) {
-        uint64_t part = w->block_elems - before < n ? w->block_elems - before : n;
+        uint64_t part = w->form.block_elems - before < n ? w->form.block_elems - before : n;
         decode_blocks(ops, w, first - before, before + part, head);
         memcpy(out, head + before, (size_t)part * sizeof *out);
         out += part;
@@ -120,17 +120,14 @@ static void store(void *y, qc_dtype dtype, uint64_t i, float sum)
 
 /* A panel in scratch: its weights, a step of a group of x as floats, and lanes between steps. */
 typedef struct {
-    qc_matmul_tile_fn tile;
-    const qc_quant_ops *ops;
+    const qc_matmul_ops *ops;
     uint64_t k, stride;
     float *values, *x, *lanes;
     float sums[QC_MATMUL_PANEL * QC_MATMUL_GROUP];
 } panel;
 
-static void open_panel(panel *p, qc_matmul_tile_fn tile, const qc_quant_ops *ops, uint64_t k,
-                       void *scratch)
+static void open_panel(panel *p, const qc_matmul_ops *ops, uint64_t k, void *scratch)
 {
-    p->tile = tile;
     p->ops = ops;
     p->k = k;
     p->stride = padded(k);
@@ -145,8 +142,8 @@ static void pack(const panel *p, const qc_matmul_cpu_io *io, uint64_t at, unsign
 {
     uint64_t overflow = 0;
     for (unsigned i = 0; i < m; i++)
-        p->ops->cast(element(io->x, io->x_dtype, (at + i) * io->ldx + from), io->x_dtype, n,
-                     p->x + i * QC_MATMUL_STEP, QC_DTYPE_F32, &overflow);
+        p->ops->quant->cast(element(io->x, io->x_dtype, (at + i) * io->ldx + from), io->x_dtype, n,
+                            p->x + i * QC_MATMUL_STEP, QC_DTYPE_F32, &overflow);
 }
 
 /* Prefetches what pack will take next while tiles are at work: row i, of the step at `from`. */
@@ -206,7 +203,7 @@ static void multiply(panel *p, uint64_t first, uint64_t rows, const qc_matmul_cp
                                           .sums = p->sums + r};
                 for (uint64_t a = 0; a < each && ahead < end; a++, ahead++)
                     fetch_ahead(p, io, ahead, from + n < p->k ? from + n : 0);
-                p->tile(&t);
+                p->ops->tile(&t);
             }
             from += n;
         } while (from < p->k);
@@ -214,32 +211,31 @@ static void multiply(panel *p, uint64_t first, uint64_t rows, const qc_matmul_cp
     }
 }
 
-void qc_matmul_quantized(qc_matmul_tile_fn tile, const qc_quant_ops *ops, const qc_weights *w,
-                         uint64_t first, uint64_t count, const qc_matmul_cpu_io *io, void *scratch)
+void qc_matmul_cpu_quantized(const qc_matmul_ops *ops, const qc_weights *w, uint64_t first,
+                             uint64_t count, const qc_matmul_cpu_io *io, void *scratch)
 {
     panel p;
-    uint64_t step = panel_rows(w->cols);
-    open_panel(&p, tile, ops, w->cols, scratch);
+    uint64_t step = panel_rows(w->form.cols);
+    open_panel(&p, ops, w->form.cols, scratch);
     for (uint64_t at = 0; at < count; at += step) {
-        uint64_t rows = count - at < step ? count - at : step;
+        uint64_t rows = qc_min_u64(count - at, step);
         for (uint64_t r = 0; r < rows; r++)
-            qc_weights_row(ops, w, first + at + r, p.values + r * p.stride);
+            qc_weights_row(ops->quant, w, first + at + r, p.values + r * p.stride);
         multiply(&p, first + at, rows, io);
     }
 }
 
-void qc_matmul_dense_rows(qc_matmul_tile_fn tile, const qc_quant_ops *ops, const void *w,
-                          qc_dtype w_dtype, uint64_t k, uint64_t first, uint64_t count,
-                          const qc_matmul_cpu_io *io, void *scratch)
+void qc_matmul_cpu_dense(const qc_matmul_ops *ops, const void *w, qc_dtype w_dtype, uint64_t k,
+                         uint64_t first, uint64_t count, const qc_matmul_cpu_io *io, void *scratch)
 {
     panel p;
     uint64_t step = panel_rows(k), overflow = 0;
-    open_panel(&p, tile, ops, k, scratch);
+    open_panel(&p, ops, k, scratch);
     for (uint64_t at = 0; at < count; at += step) {
-        uint64_t rows = count - at < step ? count - at : step;
+        uint64_t rows = qc_min_u64(count - at, step);
         for (uint64_t r = 0; r < rows; r++)
-            ops->cast(element(w, w_dtype, (first + at + r) * k), w_dtype, k,
-                      p.values + r * p.stride, QC_DTYPE_F32, &overflow);
+            ops->quant->cast(element(w, w_dtype, (first + at + r) * k), w_dtype, k,
+                             p.values + r * p.stride, QC_DTYPE_F32, &overflow);
         multiply(&p, first + at, rows, io);
     }
 }
@@ -313,27 +309,26 @@ qc_status qc_weights_check(const qc_weights *w, uint64_t codes_bytes, uint64_t s
 {
     uint64_t elems = 0, bytes = 0;
     /* The size in bytes as floats must fit too, so that what is derived from it needs no check. */
-    if (qc_mul_u64(w->rows, w->cols, &elems) || qc_mul_u64(elems, sizeof(double), &bytes))
+    if (qc_mul_u64(w->rows, w->form.cols, &elems) || qc_mul_u64(elems, sizeof(double), &bytes))
         QC_FAIL(err, QC_ERR_SHAPE, "[%" PRIu64 ", %" PRIu64 "] weights are too many", w->rows,
-                w->cols);
-    if (w->kind != QC_WEIGHTS_NF4 && w->kind != QC_WEIGHTS_INT8_ROWS &&
-        w->kind != QC_WEIGHTS_INT8_BLOCKS)
+                w->form.cols);
+    if (!w->form.ops)
         QC_FAIL(err, QC_ERR_SHAPE, "weights of an unknown kind");
-    uint64_t want = w->kind == QC_WEIGHTS_NF4 ? elems / 2 + elems % 2 : elems;
+    uint64_t want = qc_form_code_bytes(&w->form, elems);
     if (codes_bytes != want)
         QC_FAIL(err, QC_ERR_SHAPE,
                 "[%" PRIu64 ", %" PRIu64 "] weights have %" PRIu64
                 " bytes of codes, found %" PRIu64,
-                w->rows, w->cols, want, codes_bytes);
+                w->rows, w->form.cols, want, codes_bytes);
     if (elems > 0 && !w->codes)
         QC_FAIL(err, QC_ERR_SHAPE, "weights without codes");
-    if (w->kind == QC_WEIGHTS_INT8_ROWS) {
+    if (w->form.ops == &qc_form_int8_rows) {
         if (w->rows > 0 && !w->absmax)
             QC_FAIL(err, QC_ERR_SHAPE, "weights in rows without scales");
         return check_scales(w, w->rows, scales, nested_scales, err);
     }
-    if (!qc_block_size_valid(w->block_elems))
+    if (!qc_block_size_valid(w->form.block_elems))
         QC_FAIL(err, QC_ERR_SHAPE, "blocks of %u weights; expected a power of two from 32 to 4096",
-                w->block_elems);
-    return check_scales(w, qc_ceil_div_u64(elems, w->block_elems), scales, nested_scales, err);
+                w->form.block_elems);
+    return check_scales(w, qc_ceil_div_u64(elems, w->form.block_elems), scales, nested_scales, err);
 }

@@ -22,17 +22,5 @@ static void tile(const qc_matmul_tile *t)
     }
 }
 
-static void quantized(const qc_weights *w, uint64_t first, uint64_t count,
-                      const qc_matmul_cpu_io *io, void *scratch)
-{
-    qc_matmul_quantized(tile, &qc_quant_ops_scalar, w, first, count, io, scratch);
-}
-
-static void dense(const void *w, qc_dtype w_dtype, uint64_t k, uint64_t first, uint64_t count,
-                  const qc_matmul_cpu_io *io, void *scratch)
-{
-    qc_matmul_dense_rows(tile, &qc_quant_ops_scalar, w, w_dtype, k, first, count, io, scratch);
-}
-
-const qc_matmul_ops qc_matmul_ops_scalar = {QC_ISA_SCALAR, quantized, dense,
+const qc_matmul_ops qc_matmul_ops_scalar = {QC_ISA_SCALAR, tile, &qc_quant_ops_scalar,
                                             qc_matmul_double_lanes};

@@ -39,9 +39,9 @@
  *     errors   8 x (widen, y, 3 lookup, r, 3 fma, and, max), 14 fold, 12 per group 114
  * 58 without errors (20 cycles), 172 with (57 cycles), against 26 cycles in which one core reads
  * 128 bytes from DRAM at 16.5 GB/s and 3.3 GHz. */
-#include "quant/quant_avx2.h"
 #include "quant/quant_avx2_internal.h"
 #include "quant/quant_avx2_tables.h"
+#include "quant/quant_simd.h"
 #include "quant/quant_simd_tables.h"
 
 #include <string.h>

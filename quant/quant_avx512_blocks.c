@@ -47,8 +47,8 @@
  *   - prefetch of the source into L1 instead of L2: a tenth slower from DRAM; none: a third
  *   - unrolling by four, other orders of the passes, loading the source once instead of twice in
  *     pass 3, group descriptions recomputed from a counter: nothing or a little worse */
-#include "quant/quant_avx512.h"
 #include "quant/quant_avx512_internal.h"
+#include "quant/quant_simd.h"
 #include "quant/quant_simd_tables.h"
 
 #include <string.h>

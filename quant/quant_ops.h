@@ -159,30 +159,4 @@ void qc_piece_add(qc_piece_sums *total, const qc_piece_sums *piece, uint64_t fir
  * n == 0 gives 0. */
 float qc_nested_offset(const float *absmax, uint64_t n);
 
-/* Finishes the error of a block-quantized tensor (NF4 or block-wise int8).
- *
- *   scheme_is_nf4 1 NF4, 0 int8 blocks
- *   absmax        scales the codes were made with
- *   absmax_final  scales a reader will use (the same array when there was no double quantization)
- *   total         sums of the whole tensor, made with block_errors
- *   read          gives elements [first, first + n) of the source as floats; called for the few
- *                 blocks that can hold the largest error (branch and bound over `peak`), n is at
- *                 most block_elems
- *
- * x' is the float that dequantizing to F32 gives, x the element as float, and |x - x'| is in
- * double. max_err and max_index are exact (lowest index on ties). rel_mse is sum_ee / sum_xx plus
- * the correction for absmax_final, which uses bfloat16 rc and cc: on weights it is off by less than
- * 1e-4 of rel_mse, and by at most 2^-7 where a few blocks dominate. Because y is a float, the
- * square root of rel_mse is off by up to 2^-22; where x' is subnormal, by its rounding as well.
- * Deterministic. Allocates nothing, needs 80 KiB of stack. Returns QC_OK, or what read returns, or
- * QC_ERR_CHECK when read gives other values than were quantized. */
-typedef qc_status (*qc_read_floats_fn)(void *ctx, uint64_t first, uint64_t n, float *out,
-                                       qc_error *err);
-QC_NODISCARD qc_status qc_block_error_finish(const qc_quant_ops *ops, int scheme_is_nf4, uint64_t n,
-                                             uint32_t block_elems, const float *absmax,
-                                             const float *absmax_final,
-                                             const qc_block_error *block_errors,
-                                             const qc_piece_sums *total, qc_read_floats_fn read,
-                                             void *read_ctx, qc_tensor_error *out, qc_error *err);
-
 #endif

@@ -1,5 +1,5 @@
-/* Row-wise int8: the body of quant_avx2_rows.c and quant_avx512_rows.c; defines the function
- * QC_ROWS_QUANTIZE. It has no include guard, because each of them includes it once.
+/* Row-wise int8: what quant_avx2.c and quant_avx512.c have in common; defines
+ * int8_rows_quantize. It has no include guard, because each of them includes it once.
  *
  * There are two passes over a row: one for the largest magnitude (rounding to float16 is monotone,
  * so only the maximum is rounded), then one for codes and error sums, sixteen columns at a time. A
@@ -141,8 +141,8 @@ QC_INLINE void quantize_rows(const void *src, qc_dtype dtype, uint64_t rows, uin
     }
 }
 
-void QC_ROWS_QUANTIZE(const void *src, qc_dtype dtype, uint64_t rows, uint64_t cols, int8_t *codes,
-                      float *scb, qc_piece_sums *sums)
+static void int8_rows_quantize(const void *src, qc_dtype dtype, uint64_t rows, uint64_t cols,
+                               int8_t *codes, float *scb, qc_piece_sums *sums)
 {
     if (dtype == QC_DTYPE_BF16)
         quantize_rows(src, QC_DTYPE_BF16, rows, cols, codes, scb, sums);

@@ -28,18 +28,9 @@
 #ifndef QC_QUANT_SCALE_SEARCH_H
 #define QC_QUANT_SCALE_SEARCH_H
 
-#include "quant/quant_ops.h"
+#include "quant/quant_form.h"
 
 typedef enum { QC_SEARCH_ONCE, QC_SEARCH_REFIT } qc_search_effort;
-
-/* How a block-quantized tensor is searched. */
-typedef struct {
-    int is_nf4; /* 1 NF4, 0 int8 blocks */
-    uint32_t block_elems;
-    int nested;   /* double quantization */
-    float offset; /* nested only, finite: 0 for NF4; for int8 as qc_nested_offset gives it */
-    qc_search_effort effort;
-} qc_search_form;
 
 /* What is made of n elements; the arrays are the caller's. */
 typedef struct {
@@ -58,8 +49,8 @@ typedef struct {
      * - x'|, a difference of floats, where x' is what dequantizing to F32 gives; sum_ee is as close
      * as that of nf4_quantize (see qc_block_error_finish). scratch: qc_search_scratch_bytes,
      * 64-byte aligned, one per thread. */
-    void (*blocks)(const qc_search_form *form, const void *src, qc_dtype dtype, uint64_t n,
-                   const qc_search_out *out, void *scratch, qc_piece_sums *sums);
+    void (*blocks)(const qc_form *form, qc_search_effort effort, const void *src, qc_dtype dtype,
+                   uint64_t n, const qc_search_out *out, void *scratch, qc_piece_sums *sums);
 
     /* int8 by rows: scb [rows] is the searched scale, and the codes are the nearest for it, clamped
      * to +-127. Rows pass through float16 first, as in int8_rows_quantize, which also has the same
@@ -71,8 +62,7 @@ typedef struct {
 /* As qc_quant_ops_for. */
 const qc_search_ops *qc_search_ops_for(qc_isa isa);
 
-/* form is NULL for rows of `cols`. */
-uint64_t qc_search_scratch_bytes(const qc_search_form *form, uint64_t cols);
+uint64_t qc_search_scratch_bytes(void);
 
 /* How many groups' scales give the offset of nested int8, and group i of them, 0 <= i <
  * qc_search_sample_count(groups). They are all groups of a small tensor, else an evenly spread

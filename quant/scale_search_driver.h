@@ -20,7 +20,8 @@ static const float int8_steps[QC_SEARCH_CANDIDATES] = QC_SEARCH_INT8_STEPS;
 static const float refits[QC_SEARCH_REFIT_COUNT] = QC_SEARCH_REFITS;
 
 typedef struct {
-    const qc_search_form *form;
+    const qc_form *form;
+    int is_nf4, refits;
     const unsigned char *src;
     qc_dtype dtype;
     uint64_t n;
@@ -84,8 +85,7 @@ static float lift_of(float magnitude)
 static float target_of(const search *c, uint32_t candidate, float absmax)
 {
     const unsigned list = c->form->block_elems >= QC_SEARCH_WIDE_BLOCK;
-    const float factor =
-        c->form->is_nf4 ? c->tables->factor[list][candidate] : QC_SEARCH_INT8_TARGET;
+    const float factor = c->is_nf4 ? c->tables->factor[list][candidate] : QC_SEARCH_INT8_TARGET;
     const float t = factor * absmax;
     return isfinite(t) ? t : copysignf(absmax, factor);
 }
@@ -113,14 +113,14 @@ static void finish_target(const search *c, const qc_search_look *look, float abs
     *out = (qc_search_target){.absmax = absmax};
     out->xx = (double)look->xx * (q * q) * (absmax < QC_TINY_ABSMAX ? 0x1p-128 : 1.0);
     out->target = target_of(c, look->best, absmax);
-    if (c->form->is_nf4 && c->form->effort == QC_SEARCH_REFIT)
+    if (c->is_nf4 && c->refits)
         out->second = target_of(c, second_best(look), absmax);
 }
 
 static const uint16_t (*screen_of(const search *c))[2 * QC_SEARCH_FACTORS]
 {
     const unsigned list = c->form->block_elems >= QC_SEARCH_WIDE_BLOCK;
-    return c->form->is_nf4 ? c->tables->screen[list] : NULL;
+    return c->is_nf4 ? c->tables->screen[list] : NULL;
 }
 
 /* Returns 1, or 0 after reporting an element that has no code. */
@@ -213,9 +213,9 @@ static float scale_of(const lattice *l, unsigned code)
 
 static unsigned window_of(const search *c)
 {
-    if (c->form->effort == QC_SEARCH_REFIT)
-        return c->form->is_nf4 ? QC_SEARCH_NF4_WIDE : QC_SEARCH_INT8_WIDE;
-    return c->form->is_nf4 ? QC_SEARCH_NF4_WINDOW : QC_SEARCH_INT8_WINDOW;
+    if (c->refits)
+        return c->is_nf4 ? QC_SEARCH_NF4_WIDE : QC_SEARCH_INT8_WIDE;
+    return c->is_nf4 ? QC_SEARCH_NF4_WINDOW : QC_SEARCH_INT8_WINDOW;
 }
 
 /* The first code of the window around t; code `nearest` is the nearest to t. */
@@ -228,16 +228,16 @@ static unsigned window_start(const lattice *l, float t, unsigned nearest, unsign
 
 static unsigned plain_candidates(const search *c, const qc_search_target *b, float *s)
 {
-    const unsigned count = c->form->is_nf4 ? QC_SEARCH_NF4_LATTICE : QC_SEARCH_CANDIDATES;
+    const unsigned count = c->is_nf4 ? QC_SEARCH_NF4_LATTICE : QC_SEARCH_CANDIDATES;
     for (unsigned j = 0; j < count; j++)
-        s[j] = c->form->is_nf4 ? b->target * nf4_steps[j] : b->absmax * int8_steps[j];
+        s[j] = c->is_nf4 ? b->target * nf4_steps[j] : b->absmax * int8_steps[j];
     return count;
 }
 
 static float inverse_of(const search *c, float s)
 {
     float inv = 1.0f / s;
-    return c->form->is_nf4 ? inv : inv * 127.0f;
+    return c->is_nf4 ? inv : inv * 127.0f;
 }
 
 /* The best of up to QC_SEARCH_CANDIDATES for the block in scratch (n padded elements, scaled if
@@ -255,10 +255,10 @@ static choice best_of(const search *c, const qc_search_target *b, uint32_t n, co
         float by = inverse_of(c, lifted);
         inv[j] = magnitude >= least && magnitude <= FLT_MAX ? by : 0.0f;
     }
-    steps.errors(c->tables, c->scratch->x, n, c->form->is_nf4, inv, count, rr);
+    steps.errors(c->tables, c->scratch->x, n, c->is_nf4, inv, count, rr);
     for (unsigned j = 0; j < count; j++) {
         double w = (double)(s[j] * lift);
-        w = c->form->is_nf4 ? w : w / 127.0;
+        w = c->is_nf4 ? w : w / 127.0;
         error[j] = (double)rr[j] * (w * w) * unlift;
         error[j] = inv[j] != 0.0f ? error[j] : (double)INFINITY;
     }
@@ -314,7 +314,7 @@ static choice choose_nested(const search *c, const lattice *l, const qc_search_t
 
 static float value_of(const search *c, const uint8_t *codes, uint32_t i)
 {
-    if (!c->form->is_nf4)
+    if (!c->is_nf4)
         return (float)(int8_t)codes[i] * QC_INT8_STEP;
     return qc_nf4_code[i % 2 ? codes[i / 2] & 15 : codes[i / 2] >> 4];
 }
@@ -334,7 +334,7 @@ static void note_largest(const search *c, const float *x, uint64_t block, uint32
 
 static uint32_t code_bytes(const search *c, uint32_t n)
 {
-    return c->form->is_nf4 ? (n + 1) / 2 : n;
+    return c->is_nf4 ? (n + 1) / 2 : n;
 }
 
 /* Codes and sums of a block whose scale is chosen; its elements are in scratch. */
@@ -343,17 +343,17 @@ static void encode_block(const search *c, uint64_t block, const qc_search_target
 {
     const float lift = lift_of(b->absmax);
     const uint64_t first = block * c->form->block_elems;
-    uint8_t *codes = (uint8_t *)c->out->codes + (c->form->is_nf4 ? first / 2 : first);
+    uint8_t *codes = (uint8_t *)c->out->codes + (c->is_nf4 ? first / 2 : first);
     const int whole = n == padded(n);
     float largest = INFINITY;
     if (best->usable) {
         uint8_t *to = whole ? codes : c->scratch->codes;
-        largest = steps.encode(c->scratch->x, padded(n), c->form->is_nf4,
-                               inverse_of(c, best->s * lift), best->s, to);
+        largest = steps.encode(c->scratch->x, padded(n), c->is_nf4, inverse_of(c, best->s * lift),
+                               best->s, to);
         if (!whole)
             memcpy(codes, to, code_bytes(c, n));
     } else {
-        memset(codes, c->form->is_nf4 ? QC_NF4_ZERO << 4 | QC_NF4_ZERO : 0, code_bytes(c, n));
+        memset(codes, c->is_nf4 ? QC_NF4_ZERO << 4 | QC_NF4_ZERO : 0, code_bytes(c, n));
     }
     c->sums->sum_xx += b->xx;
     c->sums->sum_ee += best->error;
@@ -369,8 +369,8 @@ static void encode_zeros(const search *c, uint64_t block)
 {
     const uint64_t first = block * c->form->block_elems;
     const uint32_t n = block_count(c, block);
-    memset((uint8_t *)c->out->codes + (c->form->is_nf4 ? first / 2 : first),
-           c->form->is_nf4 ? QC_NF4_ZERO << 4 | QC_NF4_ZERO : 0, code_bytes(c, n));
+    memset((uint8_t *)c->out->codes + (c->is_nf4 ? first / 2 : first),
+           c->is_nf4 ? QC_NF4_ZERO << 4 | QC_NF4_ZERO : 0, code_bytes(c, n));
 }
 
 /* ---- without double quantization ------------------------------------------------------------- */
@@ -555,13 +555,13 @@ static int settle_run(const search *c, uint64_t first, unsigned i, unsigned run)
 
 static void search_nested(const search *c, uint64_t blocks)
 {
-    const int pairs = c->form->is_nf4 && c->form->effort == QC_SEARCH_ONCE;
+    const int pairs = c->is_nf4 && !c->refits;
     for (uint64_t first = 0; first < blocks; first += QC_NESTED_BLOCK) {
         const unsigned count = qc_min_u32(blocks - first, QC_NESTED_BLOCK);
         if (!find_targets(c, first, count))
             return;
         float nested_absmax = largest_difference(c, count);
-        if (c->form->effort == QC_SEARCH_REFIT)
+        if (c->refits)
             nested_absmax = refit(c, first, count, nested_absmax);
         const lattice l = make_lattice(nested_absmax, c->form->offset);
         c->out->nested_absmax[first / QC_NESTED_BLOCK] = nested_absmax;
@@ -579,11 +579,21 @@ static void search_nested(const search *c, uint64_t blocks)
     }
 }
 
-static void search_blocks(const qc_search_form *form, const void *src, qc_dtype dtype, uint64_t n,
-                          const qc_search_out *out, void *scratch, qc_piece_sums *sums)
+static void search_blocks(const qc_form *form, qc_search_effort effort, const void *src,
+                          qc_dtype dtype, uint64_t n, const qc_search_out *out, void *scratch,
+                          qc_piece_sums *sums)
 {
-    const search c = {
-        form, src, dtype, n, out, sums, scratch, qc_search_tables_get(), qc_dtype_bits(dtype) / 8};
+    const search c = {.form = form,
+                      .is_nf4 = form->ops->kind == QC_FORM_NF4,
+                      .refits = effort == QC_SEARCH_REFIT,
+                      .src = src,
+                      .dtype = dtype,
+                      .n = n,
+                      .out = out,
+                      .sums = sums,
+                      .scratch = scratch,
+                      .tables = qc_search_tables_get(),
+                      .element_bytes = qc_dtype_bits(dtype) / 8};
     const uint64_t blocks = n / form->block_elems + (n % form->block_elems != 0);
     *sums = (qc_piece_sums){.bad = QC_BAD_NONE};
     if (form->nested)

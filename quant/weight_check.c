@@ -12,18 +12,20 @@
  * infinite. */
 #define BEYOND 0x1p100f
 
-void qc_check_form_init(qc_check_form *f, qc_check_kind kind, uint32_t block_elems, uint64_t cols,
-                        const float *map)
+void qc_check_init(qc_check *f, const qc_form *form)
 {
+    float own[16];
+    const float *map = form->code_map ? form->code_map : own;
     memset(f, 0, sizeof *f);
-    f->kind = kind;
-    f->block_elems = block_elems;
-    f->cols = cols;
+    f->form = *form;
+    f->form.code_map = NULL;
     f->largest = 1.0f;
-    if (!map)
+    if (form->ops->bits != 4)
         return;
     f->largest = 0.0f;
-    f->is_nf4 = memcmp(map, qc_nf4_code, sizeof f->map) == 0;
+    for (int c = 0; c < 16; c++)
+        own[c] = form->ops->unit(c);
+    f->mapped = memcmp(map, own, sizeof f->map) != 0;
     memcpy(f->map, map, sizeof f->map);
     for (unsigned c = 0; c < 16; c++) {
         float below = -BEYOND, above = BEYOND;
@@ -164,7 +166,7 @@ static uint32_t first_outside(const float *x, const float *low, const float *hig
 
 typedef struct {
     const qc_quant_ops *ops;
-    const qc_check_form *f;
+    const qc_check *f;
     const void *codes;   /* of the chunk */
     const float *scales; /* of the chunk */
     const float *slack;
@@ -173,9 +175,14 @@ typedef struct {
     qc_check_scratch *t;
 } chunk;
 
-static const unsigned char *codes_at(const qc_check_form *f, const void *codes, uint64_t i)
+static const unsigned char *codes_at(const qc_check *f, const void *codes, uint64_t i)
 {
-    return (const unsigned char *)codes + (f->kind == QC_CHECK_CODES4 ? i / 2 : i);
+    return (const unsigned char *)codes + qc_form_code_bytes(&f->form, i);
+}
+
+static int is_codes4(const qc_check *f)
+{
+    return f->form.ops->bits == 4;
 }
 
 /* Decodes elements [at, at + n) of the chunk, from a block's start, with these scales. */
@@ -183,13 +190,10 @@ static void decode(const chunk *c, const float *map, uint32_t at, uint32_t n, co
                    float *out)
 {
     uint64_t overflow;
-    const unsigned char *codes = codes_at(c->f, c->codes, at);
-    if (c->f->kind == QC_CHECK_CODES4)
-        c->ops->nf4_dequantize(codes, scales, map, n, c->f->block_elems, out, QC_DTYPE_F32,
-                               &overflow);
-    else
-        c->ops->int8_blocks_dequantize((const int8_t *)codes, scales, n, c->f->block_elems, out,
-                                       QC_DTYPE_F32, &overflow);
+    qc_form form = c->f->form;
+    form.code_map = map;
+    form.ops->dequantize(c->ops, &form, codes_at(c->f, c->codes, at), scales, n, out, QC_DTYPE_F32,
+                         &overflow);
 }
 
 /* Half a step of int8 and the slack. */
@@ -225,12 +229,12 @@ static void decode_borders(const chunk *c, uint32_t at, uint32_t n, const float 
  * around. */
 static uint64_t misplaced_with(const chunk *c, uint32_t k, float scale, uint32_t *where)
 {
-    uint32_t b = c->f->block_elems, at = k * b;
+    uint32_t b = c->f->form.block_elems, at = k * b;
     uint32_t n = qc_min_u32(c->n - at, b);
-    int turned = c->f->kind == QC_CHECK_CODES4 && scale < 0.0f;
+    int turned = is_codes4(c->f) && scale < 0.0f;
     const float *low = (turned ? c->t->high : c->t->low) + at;
     const float *high = (turned ? c->t->low : c->t->high) + at;
-    if (c->f->kind != QC_CHECK_CODES4) {
+    if (!is_codes4(c->f)) {
         decode(c, NULL, at, n, &scale, c->t->high + at);
         int8_borders((const int8_t *)codes_at(c->f, c->codes, at), c->t->high + at, n, scale,
                      c->t->low + at, c->t->high + at);
@@ -255,7 +259,7 @@ static void add_searched(uint64_t first, uint64_t n, float absmax, qc_check_sums
 
 static void add_searched_block(const chunk *c, uint32_t k, qc_check_sums *s)
 {
-    uint32_t b = c->f->block_elems, at = k * b;
+    uint32_t b = c->f->form.block_elems, at = k * b;
     add_searched(c->first + at, qc_min_u64(c->n - at, b), c->t->absmax[k], s);
 }
 
@@ -271,10 +275,10 @@ static void judge_block(const chunk *c, uint32_t k, int same, qc_check_sums *s)
     if (outside == 0 && !by_absmax && c->t->absmax[k] > 0.0f)
         add_searched_block(c, k, s);
     if (outside > 0 && by_absmax) {
-        uint32_t at = k * c->f->block_elems;
+        uint32_t at = k * c->f->form.block_elems;
         float scale = c->t->absmax[k] / c->f->largest;
-        if (c->f->kind == QC_CHECK_CODES4)
-            decode_borders(c, at, qc_min_u32(c->n - at, c->f->block_elems), &scale);
+        if (is_codes4(c->f))
+            decode_borders(c, at, qc_min_u32(c->n - at, c->f->form.block_elems), &scale);
         uint64_t n = misplaced_with(c, k, scale, &other);
         if (n < outside) {
             outside = n;
@@ -308,7 +312,7 @@ static double rounded(const chunk *c, uint32_t k)
 static void add_equal(const chunk *c, const void *src, qc_dtype dtype, const qc_piece_sums *sums,
                       qc_check_sums *s)
 {
-    uint32_t b = c->f->block_elems;
+    uint32_t b = c->f->form.block_elems;
     s->sum_xx += sums->sum_xx;
     s->sum_ee += sums->sum_ee;
     s->sum_expected += sums->sum_ee;
@@ -338,7 +342,7 @@ static void add_equal(const chunk *c, const void *src, qc_dtype dtype, const qc_
         here.clipped =
             count_clipped(c->ops, c->t->x + at, n, c->t->absmax[k], c->scales[k], c->f->largest);
         qc_check_add(s, &here, c->first + at);
-        if (c->f->kind == QC_CHECK_CODES4 && !good)
+        if (is_codes4(c->f) && !good)
             decode_borders(c, at, n, c->scales + k);
         judge_block(c, k, 1, s);
     }
@@ -353,8 +357,8 @@ static void add_equal(const chunk *c, const void *src, qc_dtype dtype, const qc_
 static int compare_codes4(const chunk *c, uint32_t *outside, qc_check_sums *s)
 {
     const qc_lane_tables tables = {c->f->map, c->f->low, c->f->high};
-    uint32_t b = c->f->block_elems, counts[QC_LANES_MOST / 32];
-    if (c->f->kind != QC_CHECK_CODES4 || c->n % 32 != 0)
+    uint32_t b = c->f->form.block_elems, counts[QC_LANES_MOST / 32];
+    if (!is_codes4(c->f) || c->n % 32 != 0)
         return 0;
     for (uint32_t at = 0; at < c->n; at += QC_LANES_MOST) {
         uint32_t n = qc_min_u32(c->n - at, QC_LANES_MOST), k = at / b;
@@ -390,7 +394,7 @@ static void pass_block(const chunk *c, uint32_t k, qc_check_sums *s)
 static void add_unequal(const chunk *c, const void *src, qc_dtype dtype, const qc_piece_sums *sums,
                         qc_check_sums *s)
 {
-    uint32_t b = c->f->block_elems, outside[QC_CHECK_CHUNK / 32];
+    uint32_t b = c->f->form.block_elems, outside[QC_CHECK_CHUNK / 32];
     uint64_t overflow;
     double expected = sums->sum_ee;
     c->ops->cast(src, dtype, c->n, c->t->x, QC_DTYPE_F32, &overflow);
@@ -399,7 +403,7 @@ static void add_unequal(const chunk *c, const void *src, qc_dtype dtype, const q
         decode(c, c->f->map, 0, c->n, c->scales, c->t->value);
         add_errors(c->ops, c->t->x, c->t->value, c->n, c->first, s);
     }
-    if (c->f->kind == QC_CHECK_INT8_BLOCKS) {
+    if (!is_codes4(c->f)) {
         counted = 1;
         for (uint32_t k = 0, at = 0; at < c->n; k++, at += b)
             outside[k] = lanes_of(c->ops)->outside8(
@@ -408,7 +412,7 @@ static void add_unequal(const chunk *c, const void *src, qc_dtype dtype, const q
     }
     for (uint32_t k = 0; k * b < c->n; k++) {
         uint32_t at = k * b, n = qc_min_u32(c->n - at, b);
-        size_t bytes = c->f->kind == QC_CHECK_CODES4 ? (n + 1) / 2 : n;
+        size_t bytes = (size_t)qc_form_code_bytes(&c->f->form, n);
         s->clipped +=
             count_clipped(c->ops, c->t->x + at, n, c->t->absmax[k], c->scales[k], c->f->largest);
         expected += scale_is_absmax(c, k) ? moved(c, k) : rounded(c, k);
@@ -416,7 +420,7 @@ static void add_unequal(const chunk *c, const void *src, qc_dtype dtype, const q
             pass_block(c, k, s);
             continue;
         }
-        if (c->f->kind == QC_CHECK_CODES4)
+        if (is_codes4(c->f))
             decode_borders(c, at, n, c->scales + k);
         int same =
             memcmp(codes_at(c->f, c->codes, at), codes_at(c->f, c->t->codes, at), bytes) == 0;
@@ -438,7 +442,7 @@ static float nearest(const float *map, float y)
  * bad source. */
 static int add_mapped(const chunk *c, const void *src, qc_dtype dtype, qc_check_sums *s)
 {
-    uint32_t b = c->f->block_elems;
+    uint32_t b = c->f->form.block_elems;
     uint64_t overflow;
     c->ops->cast(src, dtype, c->n, c->t->x, QC_DTYPE_F32, &overflow);
     for (uint32_t i = 0; i < c->n; i++) {
@@ -448,7 +452,7 @@ static int add_mapped(const chunk *c, const void *src, qc_dtype dtype, qc_check_
         }
     }
     decode(c, c->f->map, 0, c->n, c->scales, c->t->value);
-    if (c->f->kind == QC_CHECK_CODES4)
+    if (is_codes4(c->f))
         decode_borders(c, 0, c->n, c->scales);
     add_errors(c->ops, c->t->x, c->t->value, c->n, c->first, s);
     for (uint32_t k = 0; k * b < c->n; k++) {
@@ -472,15 +476,16 @@ static int add_mapped(const chunk *c, const void *src, qc_dtype dtype, qc_check_
     return 1;
 }
 
-void qc_check_blocks(const qc_quant_ops *ops, const qc_check_form *f, const void *src,
-                     qc_dtype dtype, uint64_t n, const void *codes, const float *scales,
-                     const float *slack, qc_check_scratch *t, qc_check_sums *sums)
+void qc_check_blocks(const qc_quant_ops *ops, const qc_check *f, const void *src, qc_dtype dtype,
+                     uint64_t n, const void *codes, const float *scales, const float *slack,
+                     qc_check_scratch *t, qc_check_sums *sums)
 {
     const unsigned char *from = src;
     uint64_t each = qc_dtype_bits(dtype) / 8;
+    const qc_form_out out = {t->codes, t->absmax, t->errors};
     qc_check_sums_init(sums);
     for (uint64_t first = 0; first < n; first += QC_CHECK_CHUNK) {
-        uint64_t block = first / f->block_elems;
+        uint64_t block = first / f->form.block_elems;
         chunk c = {ops,
                    f,
                    codes_at(f, codes, first),
@@ -491,22 +496,17 @@ void qc_check_blocks(const qc_quant_ops *ops, const qc_check_form *f, const void
                    t};
         const void *at = from + first * each;
         qc_piece_sums made;
-        if (f->kind == QC_CHECK_CODES4 && !f->is_nf4) {
+        if (f->mapped) {
             if (!add_mapped(&c, at, dtype, sums))
                 return;
             continue;
         }
-        if (f->kind == QC_CHECK_CODES4)
-            ops->nf4_quantize(at, dtype, c.n, f->block_elems, t->codes, t->absmax, t->errors,
-                              &made);
-        else
-            ops->int8_blocks_quantize(at, dtype, c.n, f->block_elems, (int8_t *)t->codes, t->absmax,
-                                      t->errors, &made);
+        f->form.ops->quantize(ops, &f->form, at, dtype, c.n, &out, &made);
         if (made.bad != QC_BAD_NONE) {
             sums->bad_source = first + made.bad_index;
             return;
         }
-        size_t bytes = f->kind == QC_CHECK_CODES4 ? (c.n + 1) / 2 : c.n;
+        size_t bytes = (size_t)qc_form_code_bytes(&f->form, c.n);
         if (memcmp(t->codes, c.codes, bytes) == 0)
             add_equal(&c, at, dtype, &made, sums);
         else
@@ -542,7 +542,7 @@ static void add_row(const qc_quant_ops *ops, const void *src, qc_dtype dtype, ui
     }
 }
 
-void qc_check_rows(const qc_quant_ops *ops, const qc_check_form *f, const void *src, qc_dtype dtype,
+void qc_check_rows(const qc_quant_ops *ops, const qc_check *f, const void *src, qc_dtype dtype,
                    uint64_t rows, const int8_t *codes, const float *scb, int8_t *codes_ref,
                    qc_check_scratch *t, qc_check_sums *sums)
 {
@@ -550,12 +550,12 @@ void qc_check_rows(const qc_quant_ops *ops, const qc_check_form *f, const void *
     uint64_t each = qc_dtype_bits(dtype) / 8;
     qc_check_sums_init(sums);
     for (uint64_t row = 0; row < rows; row++) {
-        const void *at = from + row * f->cols * each;
-        const int8_t *mine = codes + row * f->cols;
-        uint64_t first = row * f->cols;
+        const void *at = from + row * f->form.cols * each;
+        const int8_t *mine = codes + row * f->form.cols;
+        uint64_t first = row * f->form.cols;
         float scale = 0.0f;
         qc_piece_sums made;
-        ops->int8_rows_quantize(at, dtype, 1, f->cols, codes_ref, &scale, &made);
+        ops->int8_rows_quantize(at, dtype, 1, f->form.cols, codes_ref, &scale, &made);
         if (made.bad != QC_BAD_NONE) {
             sums->bad_source = first + made.bad_index;
             return;
@@ -563,12 +563,12 @@ void qc_check_rows(const qc_quant_ops *ops, const qc_check_form *f, const void *
         sums->sum_expected += made.sum_ee;
         sums->scales += scale > 0.0f;
         if (qc_f32_bits(scale) != qc_f32_bits(scb[row]) ||
-            memcmp(codes_ref, mine, (size_t)f->cols) != 0) {
+            memcmp(codes_ref, mine, (size_t)f->form.cols) != 0) {
             uint64_t before = sums->misplaced;
-            add_row(ops, at, dtype, f->cols, mine, scb[row], first, t, sums);
+            add_row(ops, at, dtype, f->form.cols, mine, scb[row], first, t, sums);
             if (scale > 0.0f && sums->misplaced == before &&
                 !(fabsf(scale - scb[row]) <= scale * 0x1p-20f))
-                add_searched(first, f->cols, scale, sums);
+                add_searched(first, f->form.cols, scale, sums);
             continue;
         }
         sums->sum_xx += made.sum_xx;

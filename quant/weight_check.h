@@ -17,7 +17,7 @@
 #ifndef QC_QUANT_WEIGHT_CHECK_H
 #define QC_QUANT_WEIGHT_CHECK_H
 
-#include "quant/quant_ops.h"
+#include "quant/quant_form.h"
 
 #define QC_CHECK_SLACK 0x1p-18
 /* An element is clipped if it exceeds the largest value that its scale can express by more than
@@ -26,22 +26,16 @@
 /* How many elements are looked at together; a multiple of every block size. */
 #define QC_CHECK_CHUNK 4096u
 
-typedef enum { QC_CHECK_CODES4, QC_CHECK_INT8_ROWS, QC_CHECK_INT8_BLOCKS } qc_check_kind;
-
+/* A form and the range in which each of its codes of 4 bits is the nearest one. */
 typedef struct {
-    qc_check_kind kind;
-    uint32_t block_elems; /* CODES4, INT8_BLOCKS: as in quant_ops.h */
-    uint64_t cols;        /* INT8_ROWS */
-    float map[16];        /* CODES4: value of each code */
-    int is_nf4;           /* CODES4: map is qc_nf4_code */
-    /* The range in which each code is the nearest one; qc_check_form_init makes it of map. */
+    qc_form form;  /* code_map is copied to map, and is NULL afterwards */
+    float map[16]; /* 4 bits: value of each code */
+    int mapped;    /* map is not that of the form, so that nothing here quantizes to it */
     float low[16], high[16];
     float largest; /* magnitude in map; 1 for int8 */
-} qc_check_form;
+} qc_check;
 
-/* map: 16 floats for CODES4, else NULL. */
-void qc_check_form_init(qc_check_form *f, qc_check_kind kind, uint32_t block_elems, uint64_t cols,
-                        const float *map);
+void qc_check_init(qc_check *c, const qc_form *form);
 
 /* Always written whole; qc_check_add combines pieces. Indices count elements of the piece, and are
  * UINT64_MAX where there is none. */
@@ -80,12 +74,12 @@ typedef struct {
 
 /* Checks n elements from the start of a block at src; codes and scales (as a reader has them) begin
  * there too. slack [blocks]: how far a scale may be from the block's largest value. */
-void qc_check_blocks(const qc_quant_ops *ops, const qc_check_form *f, const void *src,
-                     qc_dtype dtype, uint64_t n, const void *codes, const float *scales,
-                     const float *slack, qc_check_scratch *scratch, qc_check_sums *sums);
+void qc_check_blocks(const qc_quant_ops *ops, const qc_check *f, const void *src, qc_dtype dtype,
+                     uint64_t n, const void *codes, const float *scales, const float *slack,
+                     qc_check_scratch *scratch, qc_check_sums *sums);
 
 /* Checks whole rows; codes_ref has room for `cols` codes. */
-void qc_check_rows(const qc_quant_ops *ops, const qc_check_form *f, const void *src, qc_dtype dtype,
+void qc_check_rows(const qc_quant_ops *ops, const qc_check *f, const void *src, qc_dtype dtype,
                    uint64_t rows, const int8_t *codes, const float *scb, int8_t *codes_ref,
                    qc_check_scratch *scratch, qc_check_sums *sums);
 

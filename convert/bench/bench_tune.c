@@ -36,11 +36,11 @@ const char *qc_bench_plan_text(char out[QC_BENCH_PLAN_BYTES], const qc_bench_pla
     return out;
 }
 
-static qc_weights_kind kind_of(qc_bench_scheme s)
+static qc_form_kind kind_of(qc_bench_scheme s)
 {
-    return s == QC_BENCH_INT8         ? QC_WEIGHTS_INT8_ROWS
-           : s == QC_BENCH_INT8_BLOCK ? QC_WEIGHTS_INT8_BLOCKS
-                                      : QC_WEIGHTS_NF4;
+    return s == QC_BENCH_INT8         ? QC_FORM_INT8_ROWS
+           : s == QC_BENCH_INT8_BLOCK ? QC_FORM_INT8_BLOCKS
+                                      : QC_FORM_NF4;
 }
 
 /* Writes "2026-01-31T12:00:00Z", or "" if the clock is not set. */

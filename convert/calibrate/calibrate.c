@@ -82,18 +82,18 @@ qc_status qc_calibrate_identity(const char **out, const qc_plan *plan, qc_error 
 qc_status qc_calibrate_choose(qc_plan *plan, qc_error *err)
 {
     const qc_call *call = plan->call;
-    void *v = NULL;
+    struct qc_calibrate_device *d = NULL;
     qc_error why = {0};
     plan->calibrates_on = NULL;
     if (!qc_calibrates(&plan->options->calibrate))
         return QC_OK;
-    QC_TRY(qc_arena_alloc(call->arena, &v, 1, sizeof(struct qc_calibrate_device), err));
-    struct qc_calibrate_device *d = v;
+    QC_TRY(qc_arena_alloc(call->arena, &d, 1, sizeof *d, err));
     QC_TRY(qc_devices_choose(&d->devices, call->gpu, call->run_device, qc_plan_gpu_bytes(plan),
                              call->arena, err));
     if (d->devices.gpu_count == 0)
         return QC_OK;
-    qc_status st = qc_calibrate_gpu_name(&d->name, call->arena, &d->devices, &why);
+    qc_status st =
+        d->devices.work->calibrating->name(&d->name, call->arena, &d->devices.gpus[0], &why);
     if (st == QC_OK) {
         plan->calibrates_on = d;
     } else if (st != QC_ERR_DEVICE || d->devices.wished) {
@@ -112,7 +112,7 @@ static qc_status run(qc_calibrator *k, qc_error *err)
     QC_TRY(qc_isa_select(&k->isa, err));
     k->ops = qc_quant_ops_for(k->isa);
     if (k->devices) {
-        QC_TRY(qc_calibrate_gpu_create(&k->engine, k, err));
+        QC_TRY(k->devices->work->calibrating->create(&k->engine, k, err));
         qc_console_detail(k->plan->call, 1, "calibrating on %s", k->plan->calibrates_on->name);
     } else {
         QC_TRY(qc_blas_open(&k->blas, err));

@@ -1,5 +1,5 @@
-/* The engine of calibrating on the CPU. Windows pass through a stage in chunks, both streams side
- * by side, and the inputs of linear layers go to the moments while they are in the cache. */
+/* The engine of calibrating on the CPU. Windows pass to a point of a layer in chunks, both streams
+ * side by side, and the inputs of linear layers go to the moments while they are in the cache. */
 #include "convert/calibrate/calibrate_engine.h"
 
 #include "base/alloc.h"
@@ -21,13 +21,11 @@
 
 typedef struct {
     qc_calibrate_engine base;
-    const qc_calibrate_states *states;
     qc_llama_batch batch;
     uint64_t q;    /* floats of all heads of a token */
     uint64_t wide; /* of the hidden states */
-    qc_llama_cpu x, z;
-    uint64_t number; /* of the layer */
-    const qc_llama_weights *x_weights, *z_weights;
+    qc_llama_cpu x_cpu, z_cpu;
+    qc_llama_pass x, z;
     double *h, *c; /* NULL: there are none */
     uint64_t n;
     qc_feedback *f;
@@ -54,69 +52,76 @@ static void destroy(qc_calibrate_engine *e)
     if (!c)
         return;
     drop(e);
-    qc_llama_cpu_deinit(&c->x);
-    qc_llama_cpu_deinit(&c->z);
+    qc_llama_cpu_deinit(&c->x_cpu);
+    qc_llama_cpu_deinit(&c->z_cpu);
     qc_free(c);
 }
 
 /* ---- speed and room ---- */
 
-static qc_status time_moments(double *out, const qc_calibrator *k, const float *x, qc_error *err)
+/* The inputs of the products that are timed, and room for what they give. */
+typedef struct {
+    const qc_calibrator *k;
+    float *x, *y;
+    double *h;
+} timed;
+
+static qc_status one_moments(const timed *t, double *flops, qc_error *err)
 {
-    double *h = NULL, flops = 0;
-    QC_TRY(qc_calibrate_square(&h, MEASURE_COLS, err));
-    qc_status st = QC_OK;
-    uint64_t start = 0;
-    /* The first run is not timed: it touches the pages and starts the library. */
-    for (int i = 0; st == QC_OK && (i < 2 || qc_clock_ns() - start < MEASURE_NS); i++) {
-        if (i == 1)
-            start = qc_clock_ns();
-        st = qc_moments_add(k->blas, k->threads, h, NULL, MEASURE_COLS, x, MEASURE_COLS, NULL, 0,
-                            QC_MOMENT_TOKENS, err);
-        flops += i > 0 ? qc_moments_flops(QC_MOMENT_TOKENS, MEASURE_COLS, 0) : 0;
-    }
-    *out = (double)(qc_clock_ns() - start) * 1e-9 / flops;
-    qc_free(h);
-    return st;
+    *flops = qc_moments_flops(QC_MOMENT_TOKENS, MEASURE_COLS, 0);
+    return qc_moments_add(t->k->blas, t->k->threads, t->h, NULL, MEASURE_COLS, t->x, MEASURE_COLS,
+                          NULL, 0, QC_MOMENT_TOKENS, err);
 }
 
-static qc_status time_forward(double *out, const qc_calibrator *k, const float *x, qc_error *err)
+static qc_status one_forward(const timed *t, double *flops, qc_error *err)
 {
     const qc_llama_matrix w = {
-        .rows = QC_MOMENT_TOKENS, .cols = MEASURE_COLS, .dense = x, .dtype = QC_DTYPE_F32};
-    void *y = NULL;
-    double flops = 0;
-    uint64_t start = 0;
-    QC_TRY(qc_malloc_aligned(&y, 64, sizeof(float) * QC_MOMENT_TOKENS * QC_MOMENT_TOKENS, err));
-    qc_status st = QC_OK;
-    for (int i = 0; st == QC_OK && (i < 2 || qc_clock_ns() - start < MEASURE_NS); i++) {
-        if (i == 1)
-            start = qc_clock_ns();
-        st = qc_llama_cpu_matmul(qc_matmul_ops_for(k->isa), k->threads, &w, x, QC_MOMENT_TOKENS, y,
-                                 err);
-        flops += i > 0 ? 2.0 * QC_MOMENT_TOKENS * QC_MOMENT_TOKENS * MEASURE_COLS : 0;
-    }
-    *out = (double)(qc_clock_ns() - start) * 1e-9 / flops;
-    qc_free(y);
-    return st;
+        .rows = QC_MOMENT_TOKENS, .cols = MEASURE_COLS, .dense = t->x, .dtype = QC_DTYPE_F32};
+    *flops = 2.0 * QC_MOMENT_TOKENS * QC_MOMENT_TOKENS * MEASURE_COLS;
+    return qc_llama_cpu_matmul(qc_matmul_ops_for(t->k->isa), t->k->threads, &w, t->x,
+                               QC_MOMENT_TOKENS, t->y, err);
+}
+
+/* The seconds of an operation. The first run is not timed: it touches the pages and starts the
+ * library. */
+static qc_status time_of(double *out, const timed *t,
+                         qc_status (*run)(const timed *t, double *flops, qc_error *err),
+                         qc_error *err)
+{
+    double flops = 0, all = 0;
+    QC_TRY(run(t, &flops, err));
+    uint64_t start = qc_clock_ns();
+    do {
+        QC_TRY(run(t, &flops, err));
+        all += flops;
+    } while (qc_clock_ns() - start < MEASURE_NS);
+    *out = (double)(qc_clock_ns() - start) * 1e-9 / all;
+    return QC_OK;
+}
+
+static qc_status measure_all(timed *t, qc_calibrate_speed *out, qc_error *err)
+{
+    const size_t n = (size_t)QC_MOMENT_TOKENS * MEASURE_COLS;
+    QC_TRY(qc_malloc_aligned(&t->x, 64, n * sizeof *t->x, err));
+    QC_TRY(qc_malloc_aligned(&t->y, 64, sizeof *t->y * QC_MOMENT_TOKENS * QC_MOMENT_TOKENS, err));
+    QC_TRY(qc_calibrate_square(&t->h, MEASURE_COLS, err));
+    for (size_t i = 0; i < n; i++)
+        t->x[i] = (float)(i % 97) / 97.0f - 0.5f;
+    QC_TRY(time_of(&out->single, t, one_moments, err));
+    out->dual = out->single;
+    return time_of(&out->forward, t, one_forward, err);
 }
 
 static qc_status measure(qc_calibrate_engine *e, const qc_llama_shape *shape,
                          qc_calibrate_speed *out, qc_error *err)
 {
-    const size_t n = (size_t)QC_MOMENT_TOKENS * MEASURE_COLS;
-    void *v = NULL;
+    timed t = {.k = e->k};
     (void)shape;
     *out = (qc_calibrate_speed){.factor_slower = FACTOR_SLOWER, .weight_slower = WEIGHT_SLOWER};
-    QC_TRY(qc_malloc_aligned(&v, 64, n * sizeof(float), err));
-    float *x = v;
-    for (size_t i = 0; i < n; i++)
-        x[i] = (float)(i % 97) / 97.0f - 0.5f;
-    qc_status st = time_moments(&out->single, e->k, x, err);
-    if (st == QC_OK)
-        st = time_forward(&out->forward, e->k, x, err);
-    out->dual = out->single;
-    qc_free(v);
+    qc_status st = measure_all(&t, out, err);
+    qc_free(t.x);
+    qc_free(t.y);
+    qc_free(t.h);
     return st;
 }
 
@@ -135,7 +140,7 @@ static qc_calibrate_room room_layer(const qc_calibrate_engine *e, uint64_t bytes
 }
 
 static qc_calibrate_room room_weight(const qc_calibrate_engine *e, uint64_t rows, uint64_t n,
-                                     int cross, const qc_feedback_form *form)
+                                     int cross, const qc_form *form)
 {
     uint64_t bytes = qc_sat_add(qc_feedback_weight_bytes(rows, n, e->k->threads),
                                 qc_sat_mul(qc_sat_mul(rows, n), sizeof(float)));
@@ -151,12 +156,13 @@ static qc_status text(qc_calibrate_engine *e, const qc_llama_shape *shape,
 {
     cpu *c = of(e);
     const qc_llama_tools tools = {.threads = e->k->threads, .isa = e->k->isa};
-    c->states = states;
+    c->x = (qc_llama_pass){.hidden = states->x, .attended = states->x_attended};
+    c->z = (qc_llama_pass){.hidden = states->z, .attended = states->z_attended};
     c->batch = *batch;
     c->wide = shape->config.hidden;
     c->q = shape->config.heads * shape->config.head_dim;
-    QC_TRY(qc_llama_cpu_create(&c->x, shape, &tools, batch, err));
-    return qc_llama_cpu_create(&c->z, shape, &tools, batch, err);
+    QC_TRY(qc_llama_cpu_create(&c->x_cpu, shape, &tools, batch, err));
+    return qc_llama_cpu_create(&c->z_cpu, shape, &tools, batch, err);
 }
 
 static qc_status layer(qc_calibrate_engine *e, uint64_t number, const qc_llama_weights *z,
@@ -164,17 +170,17 @@ static qc_status layer(qc_calibrate_engine *e, uint64_t number, const qc_llama_w
 {
     cpu *c = of(e);
     (void)err;
-    c->number = number;
-    c->z_weights = z;
-    c->x_weights = x;
+    c->x.layer = c->z.layer = number;
+    c->x.w = x;
+    c->z.w = z;
     return QC_OK;
 }
 
 /* The caller has already put the matrix into x's weights. */
-static qc_status quantized(qc_calibrate_engine *e, qc_llama_part part, qc_error *err)
+static qc_status quantized(qc_calibrate_engine *e, qc_llama_which which, qc_error *err)
 {
     (void)e;
-    (void)part;
+    (void)which;
     (void)err;
     return QC_OK;
 }
@@ -188,33 +194,29 @@ static qc_status moments(qc_calibrate_engine *e, uint64_t n, int cross, qc_error
     return cross ? qc_calibrate_square(&c->c, n, err) : QC_OK;
 }
 
-static qc_status add_moments(cpu *c, const float *x, uint64_t ldx, const float *z, uint64_t ldz,
-                             uint64_t tokens, qc_error *err)
+static qc_status add_moments(cpu *c, qc_llama_inputs x, qc_llama_inputs z, uint64_t tokens,
+                             qc_error *err)
 {
     const qc_calibrator *k = c->base.k;
-    return qc_moments_add(k->blas, k->threads, c->h, c->c, c->n, x, ldx, z, ldz, tokens, err);
+    return qc_moments_add(k->blas, k->threads, c->h, c->c, c->n, x.x, x.ld, z.x, z.ld, tokens, err);
 }
 
-static qc_status stage(qc_calibrate_engine *e, qc_llama_stage at_stage, int add, double seconds,
+static qc_status reach(qc_calibrate_engine *e, qc_llama_point point, int add, double seconds,
                        qc_error *err)
 {
     cpu *c = of(e);
-    const qc_calibrate_states *s = c->states;
-    const float *x = NULL, *z = NULL;
-    uint64_t ldx = 0, ldz = 0;
+    qc_llama_inputs x, z;
     qc_llama_chunk at = {0};
-    while (qc_llama_cpu_next(&c->x, &at)) {
-        QC_TRY(qc_llama_cpu_stage(&c->x, c->x_weights, c->number, &at, at_stage, s->x,
-                                  s->x_attended, &x, &ldx, err));
-        QC_TRY(qc_llama_cpu_stage(&c->z, c->z_weights, c->number, &at, at_stage, s->z,
-                                  s->z_attended, &z, &ldz, err));
-        if (at_stage == QC_LLAMA_AT_O) {
-            size_t bytes = (size_t)(at.tokens * c->q) * sizeof *x;
-            memcpy(s->x_attended + at.start * c->q, x, bytes);
-            memcpy(s->z_attended + at.start * c->q, z, bytes);
+    while (qc_llama_cpu_next(&c->x_cpu, &at)) {
+        QC_TRY(qc_llama_cpu_at(&c->x_cpu, &c->x, &at, point, &x, err));
+        QC_TRY(qc_llama_cpu_at(&c->z_cpu, &c->z, &at, point, &z, err));
+        if (point == QC_LLAMA_AT_O) {
+            size_t bytes = (size_t)(at.tokens * c->q) * sizeof(float);
+            memcpy(c->x.attended + at.start * c->q, x.x, bytes);
+            memcpy(c->z.attended + at.start * c->q, z.x, bytes);
         }
         if (add)
-            QC_TRY(add_moments(c, x, ldx, z, ldz, at.tokens, err));
+            QC_TRY(add_moments(c, x, z, at.tokens, err));
         qc_calibrate_progress(e->k, seconds * (double)at.tokens / (double)c->batch.tokens);
     }
     return QC_OK;
@@ -223,8 +225,8 @@ static qc_status stage(qc_calibrate_engine *e, qc_llama_stage at_stage, int add,
 static qc_status pass(qc_calibrate_engine *e, double seconds, qc_error *err)
 {
     cpu *c = of(e);
-    QC_TRY(qc_llama_cpu_layer(&c->x, c->x_weights, c->number, c->states->x, err));
-    QC_TRY(qc_llama_cpu_layer(&c->z, c->z_weights, c->number, c->states->z, err));
+    QC_TRY(qc_llama_cpu_layer(&c->x_cpu, c->x.w, c->x.layer, c->x.hidden, err));
+    QC_TRY(qc_llama_cpu_layer(&c->z_cpu, c->z.w, c->z.layer, c->z.hidden, err));
     qc_calibrate_progress(e->k, seconds);
     return QC_OK;
 }
@@ -232,10 +234,10 @@ static qc_status pass(qc_calibrate_engine *e, double seconds, qc_error *err)
 static qc_status head(qc_calibrate_engine *e, const float *gain, qc_error *err)
 {
     cpu *c = of(e);
-    const qc_calibrate_states *s = c->states;
-    QC_TRY(qc_llama_cpu_norm(&c->x, gain, s->x, err));
-    QC_TRY(qc_llama_cpu_norm(&c->z, gain, s->z, err));
-    return add_moments(c, s->x, c->wide, s->z, c->wide, c->batch.tokens, err);
+    const qc_llama_inputs x = {c->x.hidden, c->wide}, z = {c->z.hidden, c->wide};
+    QC_TRY(qc_llama_cpu_norm(&c->x_cpu, gain, c->x.hidden, err));
+    QC_TRY(qc_llama_cpu_norm(&c->z_cpu, gain, c->z.hidden, err));
+    return add_moments(c, x, z, c->batch.tokens, err);
 }
 
 static qc_status take(qc_calibrate_engine *e, uint64_t n, double *h, qc_error *err)
@@ -257,9 +259,8 @@ static qc_status factor(qc_calibrate_engine *e, const qc_feedback_options *optio
     return qc_feedback_open(&c->f, e->k->blas, e->k->threads, c->n, c->h, c->c, options, info, err);
 }
 
-static qc_status weight(qc_calibrate_engine *e, const qc_feedback_form *form,
-                        const qc_llama_matrix *w, qc_feedback_out *out, qc_feedback_result *result,
-                        qc_error *err)
+static qc_status weight(qc_calibrate_engine *e, const qc_form *form, const qc_llama_matrix *w,
+                        qc_feedback_out *out, qc_feedback_result *result, qc_error *err)
 {
     const float *values = NULL;
     void *owned = NULL;
@@ -282,7 +283,7 @@ qc_status qc_calibrate_cpu_create(qc_calibrate_engine **out, const qc_calibrator
         .layer = layer,
         .quantized = quantized,
         .moments = moments,
-        .stage = stage,
+        .reach = reach,
         .pass = pass,
         .head = head,
         .take = take,
@@ -290,10 +291,9 @@ qc_status qc_calibrate_cpu_create(qc_calibrate_engine **out, const qc_calibrator
         .weight = weight,
         .drop = drop,
     };
-    void *v = NULL;
+    cpu *c = NULL;
     *out = NULL;
-    QC_TRY(qc_calloc(&v, 1, sizeof(cpu), err));
-    cpu *c = v;
+    QC_TRY(qc_calloc(&c, 1, sizeof *c, err));
     c->base = (qc_calibrate_engine){&ops, k};
     *out = &c->base;
     return QC_OK;

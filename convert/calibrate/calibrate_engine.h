@@ -1,17 +1,46 @@
-/* An engine computes for calibrating: on the CPU (calibrate_cpu.c) or on a GPU (calibrate_gpu.c).
+/* An engine computes for calibrating: on the CPU (calibrate_cpu.c) or on a GPU (gpu_calibrate.c).
  * Both take a text through a model layer by layer in two streams, x and z (calibrate_model.c), add
  * up second moments, factor them and make weights with the factors. The caller reads weights, keeps
  * results and tells the user.
  *
  * The operations are called in this order. With a text: text once; then for each layer first layer,
- * and after it either pass, or for each group of linear layers moments, stage, factor, weight,
- * quantized and drop; for the head, head takes the place of stage. Without a text: take, factor,
+ * and after it either pass, or for each set of linear layers moments, reach, factor, weight,
+ * quantized and drop; for the head, head takes the place of reach. Without a text: take, factor,
  * weight and drop. An engine is for one thread, and it answers Ctrl-C. */
 #ifndef QC_CONVERT_CALIBRATE_ENGINE_H
 #define QC_CONVERT_CALIBRATE_ENGINE_H
 
 #include "convert/calibrate/calibrate_internal.h"
-#include "convert/calibrate/calibrate_states.h"
+#include "formats/file_io.h"
+
+/* ---- calibrate_states.c ---- */
+
+/* The hidden states of a calibration text in both passes, and what their attention gave. They are
+ * in memory up to a limit, and beyond it in an unnamed file of the staging folder. The environment
+ * variable QCONV_STATES_MEMORY sets another limit, in MiB. */
+#define QC_CALIBRATE_STATES_MEMORY ((uint64_t)1 << 30)
+
+typedef struct {
+    float *x, *z;                   /* [tokens, hidden] */
+    float *x_attended, *z_attended; /* [tokens, q] */
+    void *base;
+    size_t bytes;
+    qc_file file;
+    int is_file;
+} qc_calibrate_states;
+
+/* The bytes of states that may be in memory. */
+uint64_t qc_calibrate_states_memory(void);
+/* The bytes of states that this text needs. Saturates. */
+uint64_t qc_calibrate_states_bytes(uint64_t tokens, uint64_t hidden, uint64_t q);
+/* Returns QC_ERR_NOSPACE where the file does not fit the disk. s is to be closed also after a
+ * failure. */
+QC_NODISCARD qc_status qc_calibrate_states_open(qc_calibrate_states *s, const qc_calibrator *k,
+                                                uint64_t tokens, uint64_t hidden, uint64_t q,
+                                                qc_error *err);
+void qc_calibrate_states_close(qc_calibrate_states *s); /* accepts zeros */
+
+/* ---- engines ---- */
 
 /* The speed of this machine in seconds for one operation. Factors and weights take longer than
  * their products alone, by these two ratios. */
@@ -33,13 +62,13 @@ typedef struct {
     qc_status (*measure)(qc_calibrate_engine *e, const qc_llama_shape *shape,
                          qc_calibrate_speed *out, qc_error *err);
     /* The memory that is needed for the activations of a text, for a layer whose weights take so
-     * many bytes in the source, and for the moments, the factor and a weight [rows, n] of a group.
+     * many bytes in the source, and for the moments, the factor and a weight [rows, n] of a set.
      * All three saturate. */
     qc_calibrate_room (*room_text)(const qc_calibrate_engine *e, const qc_llama_shape *shape,
                                    uint64_t tokens, uint64_t longest);
     qc_calibrate_room (*room_layer)(const qc_calibrate_engine *e, uint64_t bytes);
     qc_calibrate_room (*room_weight)(const qc_calibrate_engine *e, uint64_t rows, uint64_t n,
-                                     int cross, const qc_feedback_form *form);
+                                     int cross, const qc_form *form);
 
     /* The engine borrows all of these until destroy. */
     qc_status (*text)(qc_calibrate_engine *e, const qc_llama_shape *shape,
@@ -48,14 +77,15 @@ typedef struct {
     /* The engine borrows z and x until the next layer. */
     qc_status (*layer)(qc_calibrate_engine *e, uint64_t number, const qc_llama_weights *z,
                        const qc_llama_weights *x, qc_error *err);
-    /* Matrix `part` of x has become another one, which is quantized. */
-    qc_status (*quantized)(qc_calibrate_engine *e, qc_llama_part part, qc_error *err);
+    /* This matrix of x has become another one, which is quantized. */
+    qc_status (*quantized)(qc_calibrate_engine *e, qc_llama_which which, qc_error *err);
     /* Makes room for the moments of n inputs and sets them to zero; cross: C as well. */
     qc_status (*moments)(qc_calibrate_engine *e, uint64_t n, int cross, qc_error *err);
-    /* Takes all windows through a stage. add: its inputs are added to the moments. seconds: for the
-     * progress. */
-    qc_status (*stage)(qc_calibrate_engine *e, qc_llama_stage stage, int add, double seconds,
+    /* Takes all windows to a point of the layer. add: the inputs of its linear layers are added to
+     * the moments. seconds: for the progress. */
+    qc_status (*reach)(qc_calibrate_engine *e, qc_llama_point point, int add, double seconds,
                        qc_error *err);
+    /* Takes all windows through the whole layer. */
     qc_status (*pass)(qc_calibrate_engine *e, double seconds, qc_error *err);
     /* Adds the inputs of the head, behind the norm with this gain [hidden], to the moments. */
     qc_status (*head)(qc_calibrate_engine *e, const float *gain, qc_error *err);
@@ -65,9 +95,8 @@ typedef struct {
     /* These are qc_feedback_open of the moments and qc_feedback_weight. */
     qc_status (*factor)(qc_calibrate_engine *e, const qc_feedback_options *options,
                         qc_feedback_info *info, qc_error *err);
-    qc_status (*weight)(qc_calibrate_engine *e, const qc_feedback_form *form,
-                        const qc_llama_matrix *w, qc_feedback_out *out, qc_feedback_result *result,
-                        qc_error *err);
+    qc_status (*weight)(qc_calibrate_engine *e, const qc_form *form, const qc_llama_matrix *w,
+                        qc_feedback_out *out, qc_feedback_result *result, qc_error *err);
     void (*drop)(qc_calibrate_engine *e); /* frees the moments and the factor, if there are any */
 } qc_calibrate_engine_ops;
 
@@ -79,13 +108,16 @@ struct qc_calibrate_engine {
 
 QC_NODISCARD qc_status qc_calibrate_cpu_create(qc_calibrate_engine **out, const qc_calibrator *k,
                                                qc_error *err);
-/* Uses the first of k->devices. QC_ERR_DEVICE where cuBLAS or cuSOLVER is missing. */
-QC_NODISCARD qc_status qc_calibrate_gpu_create(qc_calibrate_engine **out, const qc_calibrator *k,
-                                               qc_error *err);
-/* What the bytes depend on, in the arena: "NVIDIA H200, cuBLAS ...". It opens and closes the
- * device. */
-QC_NODISCARD qc_status qc_calibrate_gpu_name(const char **out, qc_arena *arena,
-                                             const qc_devices *devices, qc_error *err);
+/* What calibrating needs of a GPU. */
+typedef struct qc_gpu_calibrating {
+    /* Makes an engine on the first of k->devices. QC_ERR_DEVICE, with one sentence, where cuBLAS or
+     * cuSOLVER cannot be had. */
+    qc_status (*create)(qc_calibrate_engine **out, const qc_calibrator *k, qc_error *err);
+    /* What the bytes depend on, in the arena: "NVIDIA H200, cuBLAS 13.0.0, cuSOLVER 12.0.4". It
+     * opens and closes the device. Errors are those of create. */
+    qc_status (*name)(const char **out, qc_arena *arena, const qc_cuda_device *device,
+                      qc_error *err);
+} qc_gpu_calibrating;
 
 /* A weight as floats. Free *owned, which is NULL where w is floats already. */
 QC_NODISCARD qc_status qc_calibrate_floats(const qc_quant_ops *ops, const qc_llama_matrix *w,

@@ -34,32 +34,22 @@ static int compare_pairs(const void *a, const void *b)
     return x->job < y->job ? -1 : x->job > y->job;
 }
 
-static int is_quantized(const qc_job *j)
-{
-    return j->scheme == QC_SCHEME_NF4 || j->scheme == QC_SCHEME_INT8_ROWS ||
-           j->scheme == QC_SCHEME_INT8_BLOCKS;
-}
-
 /* Sorts the weights into those to be made, those without moments, and those whose moments are of
  * too few tokens. */
 static qc_status sort_weights(work *w, qc_error *err)
 {
     const qc_plan *plan = w->k->plan;
     uint32_t *none = NULL, *few = NULL, none_count = 0, few_count = 0;
-    void *v = NULL;
-    QC_TRY(qc_arena_alloc(&w->k->arena, &v, plan->job_count, sizeof *w->pairs, err));
-    w->pairs = v;
-    QC_TRY(qc_arena_alloc(&w->k->arena, &v, plan->job_count, sizeof *none, err));
-    none = v;
-    QC_TRY(qc_arena_alloc(&w->k->arena, &v, plan->job_count, sizeof *few, err));
-    few = v;
+    QC_TRY(qc_arena_alloc(&w->k->arena, &w->pairs, plan->job_count, sizeof *w->pairs, err));
+    QC_TRY(qc_arena_alloc(&w->k->arena, &none, plan->job_count, sizeof *none, err));
+    QC_TRY(qc_arena_alloc(&w->k->arena, &few, plan->job_count, sizeof *few, err));
     for (uint32_t i = 0; i < plan->job_count; i++) {
         const qc_job *j = &plan->jobs[i];
         uint64_t n = 0, tokens = 0;
         uint32_t number = qc_calibrated_takes(plan, i)
                               ? qc_hessians_find(w->h, j->name, &n, &tokens)
                               : UINT32_MAX;
-        if (!is_quantized(j))
+        if (!qc_scheme_is_quantized(j->scheme))
             continue;
         if (number == UINT32_MAX) {
             none[none_count++] = i;
@@ -105,7 +95,7 @@ static void look_ahead(const work *w, qc_calibrate_outlook *a)
             a->operations += qc_feedback_open_flops(n, 0);
             a->seconds += qc_calibrate_factor_seconds(k, n, 0);
         }
-        const qc_feedback_form form = qc_calibrate_form(j);
+        const qc_form form = qc_job_form(j);
         a->operations += qc_feedback_weight_flops(j->rows, n, 0, &k->feedback);
         a->seconds += qc_calibrate_weight_seconds(k, w->pairs[i].job, 0);
         qc_calibrate_room room = k->engine->ops->room_weight(k->engine, j->rows, n, 0, &form);

@@ -4,8 +4,8 @@
 
 #include "base/cpu.h"
 #include "convert/calibrate/calibrate.h"
-#include "convert/llama/eval_windows.h"
 #include "convert/llama/llama_layer.h"
+#include "convert/llama/token_text.h"
 #include "convert/term/progress.h"
 
 #define QC_NO_JOB UINT32_MAX
@@ -42,7 +42,7 @@ typedef struct {
     uint64_t memory, device_memory, disk;
 } qc_calibrate_outlook;
 
-/* ---- calibrator.c ---- */
+/* ---- calibrate_weight.c ---- */
 
 /* Is the job's weight still to be made? */
 int qc_calibrate_needs(const qc_calibrator *k, uint32_t job);
@@ -60,8 +60,6 @@ void qc_calibrate_tell(const qc_calibrator *k, const qc_calibrate_outlook *a, co
 void qc_calibrate_tell_left(const qc_calibrator *k, const uint32_t *jobs, uint32_t count,
                             const char *why);
 
-/* ---- calibrate_weight.c ---- */
-
 /* Factors the engine's moments, which are of so many tokens. name: of the first weight, for
  * messages. */
 QC_NODISCARD qc_status qc_calibrate_factor(const qc_calibrator *k, uint64_t n, int cross,
@@ -71,8 +69,6 @@ QC_NODISCARD qc_status qc_calibrate_factor(const qc_calibrator *k, uint64_t n, i
 QC_NODISCARD qc_status qc_calibrate_weight(const qc_calibrator *k, uint32_t job,
                                            const qc_llama_matrix *w, qc_calibrated_arrays *arrays,
                                            qc_error *err);
-/* Tells how a job's weight is stored. */
-qc_feedback_form qc_calibrate_form(const qc_job *j);
 /* Predict the seconds that one factor takes, and one weight. */
 double qc_calibrate_factor_seconds(const qc_calibrator *k, uint64_t n, int cross);
 double qc_calibrate_weight_seconds(const qc_calibrator *k, uint32_t job, int cross);

@@ -1,6 +1,6 @@
 /* With --calibrate, a text passes through the model in two streams, layer by layer and side by
  * side: z through the layers as they are, and x through those that were quantized. The inputs that
- * a group of linear layers gets in both streams give its second moments. Then the group is
+ * a set of linear layers gets in both streams give its second moments. Then the set is
  * quantized, and x goes on behind it. */
 #include "base/alloc.h"
 #include "base/checked.h"
@@ -17,19 +17,19 @@
 #include <string.h>
 
 typedef struct {
-    qc_llama_stage stage;
-    qc_llama_part first;
+    qc_llama_point point;
+    qc_llama_which first;
     unsigned count;
-} group;
+} linear_set;
 
-/* The linear layers that have the same inputs, in the order of their stages. */
-static const group groups[] = {
+/* The linear layers that have the same inputs, in the order of their points. */
+static const linear_set sets[] = {
     {QC_LLAMA_AT_QKV, QC_LLAMA_Q, 3},
     {QC_LLAMA_AT_O, QC_LLAMA_O, 1},
     {QC_LLAMA_AT_GATE, QC_LLAMA_GATE, 2},
     {QC_LLAMA_AT_DOWN, QC_LLAMA_DOWN, 1},
 };
-#define GROUPS (sizeof groups / sizeof *groups)
+#define SETS (sizeof sets / sizeof *sets)
 
 /* A layer in memory, as it is (z) and as it becomes (x). */
 typedef struct {
@@ -61,7 +61,7 @@ static uint32_t job_of(const model *m, const qc_llama_linear *l)
     return job != QC_NO_JOB && qc_calibrated_takes(m->k->plan, job) ? job : QC_NO_JOB;
 }
 
-static int group_needs(const model *m, uint64_t number, const group *g)
+static int set_needs(const model *m, uint64_t number, const linear_set *g)
 {
     for (unsigned i = 0; i < g->count; i++)
         if (qc_calibrate_needs(m->k, job_of(m, &m->tensors.layers[number].linear[g->first + i])))
@@ -71,8 +71,8 @@ static int group_needs(const model *m, uint64_t number, const group *g)
 
 static int layer_needs(const model *m, uint64_t number)
 {
-    for (size_t i = 0; i < GROUPS; i++)
-        if (group_needs(m, number, &groups[i]))
+    for (size_t i = 0; i < SETS; i++)
+        if (set_needs(m, number, &sets[i]))
             return 1;
     return 0;
 }
@@ -86,10 +86,8 @@ static uint32_t head_job(const model *m)
 static qc_status find_jobs(model *m, qc_error *err)
 {
     const qc_plan *plan = m->k->plan;
-    void *v = NULL;
     size_t tensors = plan->model->tensor_count;
-    QC_TRY(qc_arena_alloc(&m->k->arena, &v, tensors, sizeof *m->job_of, err));
-    m->job_of = v;
+    QC_TRY(qc_arena_alloc(&m->k->arena, &m->job_of, tensors, sizeof *m->job_of, err));
     for (size_t i = 0; i < tensors; i++)
         m->job_of[i] = QC_NO_JOB;
     for (uint32_t i = 0; i < plan->job_count; i++)
@@ -108,13 +106,10 @@ static qc_status tell_left(const model *m, qc_error *err)
 {
     const qc_plan *plan = m->k->plan;
     uint32_t count = 0, *left = NULL;
-    void *v = NULL;
-    QC_TRY(qc_arena_alloc(&m->k->arena, &v, plan->job_count, sizeof *left, err));
-    left = v;
+    QC_TRY(qc_arena_alloc(&m->k->arena, &left, plan->job_count, sizeof *left, err));
     for (uint32_t i = 0; i < plan->job_count; i++) {
         const qc_job *j = &plan->jobs[i];
-        if (j->scheme == QC_SCHEME_NF4 || j->scheme == QC_SCHEME_INT8_ROWS ||
-            j->scheme == QC_SCHEME_INT8_BLOCKS)
+        if (qc_scheme_is_quantized(j->scheme))
             left[count++] = i;
     }
     uint32_t kept = 0;
@@ -179,30 +174,30 @@ static qc_status make_windows(model *m, qc_error *err)
 
 /* ---- how much it is ---- */
 
-/* The operations of both streams in a stage of a layer. */
-static double stage_flops(const model *m, uint64_t number, qc_llama_stage stage)
+/* The operations of both streams up to a point of a layer. */
+static double point_flops(const model *m, uint64_t number, qc_llama_point point)
 {
     const qc_llama_linear *l = m->tensors.layers[number].linear;
     double weights = 0, tokens = (double)m->batch.tokens;
     double attention = 2.0 * tokens * (double)m->windows.longest * (double)m->q;
-    qc_llama_part from = QC_LLAMA_Q, to = QC_LLAMA_Q;
-    if (stage == QC_LLAMA_AT_O)
+    qc_llama_which from = QC_LLAMA_Q, to = QC_LLAMA_Q;
+    if (point == QC_LLAMA_AT_O)
         to = QC_LLAMA_O;
-    else if (stage == QC_LLAMA_AT_GATE)
+    else if (point == QC_LLAMA_AT_GATE)
         from = QC_LLAMA_O, to = QC_LLAMA_GATE;
-    else if (stage == QC_LLAMA_AT_DOWN)
+    else if (point == QC_LLAMA_AT_DOWN)
         from = QC_LLAMA_GATE, to = QC_LLAMA_DOWN;
-    else if (stage == QC_LLAMA_AT_END)
+    else if (point == QC_LLAMA_AT_END)
         from = QC_LLAMA_GATE, to = QC_LLAMA_MATRICES;
     for (int i = (int)from; i < (int)to; i++)
         weights += (double)l[i].rows * (double)l[i].cols;
-    return 2 * (2 * tokens * weights + (stage == QC_LLAMA_AT_O ? attention : 0));
+    return 2 * (2 * tokens * weights + (point == QC_LLAMA_AT_O ? attention : 0));
 }
 
 static double pass_flops(const model *m, uint64_t number)
 {
-    return stage_flops(m, number, QC_LLAMA_AT_O) + stage_flops(m, number, QC_LLAMA_AT_GATE) +
-           stage_flops(m, number, QC_LLAMA_AT_END);
+    return point_flops(m, number, QC_LLAMA_AT_O) + point_flops(m, number, QC_LLAMA_AT_GATE) +
+           point_flops(m, number, QC_LLAMA_AT_END);
 }
 
 static void add_forward(const model *m, qc_calibrate_outlook *a, double flops)
@@ -224,8 +219,8 @@ static qc_calibrate_room larger_of(qc_calibrate_room a, qc_calibrate_room b)
 
 /* Adds moments, factor and weights of linear layers with the same inputs to *a. Returns the room
  * that they need together. */
-static qc_calibrate_room add_group(const model *m, qc_calibrate_outlook *a,
-                                   const qc_llama_linear *linears, unsigned count, int cross)
+static qc_calibrate_room add_set(const model *m, qc_calibrate_outlook *a,
+                                 const qc_llama_linear *linears, unsigned count, int cross)
 {
     const qc_calibrator *k = m->k;
     qc_calibrate_room most = {0, 0};
@@ -237,7 +232,7 @@ static qc_calibrate_room add_group(const model *m, qc_calibrate_outlook *a,
         uint32_t job = job_of(m, &linears[i]);
         if (!qc_calibrate_needs(k, job))
             continue;
-        const qc_feedback_form form = qc_calibrate_form(&k->plan->jobs[job]);
+        const qc_form form = qc_job_form(&k->plan->jobs[job]);
         flops += qc_feedback_weight_flops(linears[i].rows, n, cross, &k->feedback);
         a->seconds += qc_calibrate_weight_seconds(k, job, cross);
         a->weights++;
@@ -259,21 +254,21 @@ static void look_ahead(const model *m, qc_calibrate_outlook *a)
         if (!layer_needs(m, i)) {
             add_forward(m, a, pass_flops(m, i));
         } else {
-            for (size_t g = 0; g < GROUPS; g++) {
-                const group *p = &groups[g];
-                int needs = group_needs(m, i, p);
-                if (needs || p->stage != QC_LLAMA_AT_DOWN)
-                    add_forward(m, a, stage_flops(m, i, p->stage));
+            for (size_t g = 0; g < SETS; g++) {
+                const linear_set *p = &sets[g];
+                int needs = set_needs(m, i, p);
+                if (needs || p->point != QC_LLAMA_AT_DOWN)
+                    add_forward(m, a, point_flops(m, i, p->point));
                 if (needs)
-                    work = larger_of(work,
-                                     add_group(m, a, &t->layers[i].linear[p->first], p->count, 1));
+                    work =
+                        larger_of(work, add_set(m, a, &t->layers[i].linear[p->first], p->count, 1));
             }
-            add_forward(m, a, stage_flops(m, i, QC_LLAMA_AT_END));
+            add_forward(m, a, point_flops(m, i, QC_LLAMA_AT_END));
         }
         most = larger_of(most, sum_of(work, e->ops->room_layer(e, t->layers[i].memory_bytes)));
     }
     if (m->head) {
-        qc_calibrate_room work = add_group(m, a, &t->head, 1, 1);
+        qc_calibrate_room work = add_set(m, a, &t->head, 1, 1);
         work.host = qc_sat_add(work.host, qc_sat_mul(2, t->head.memory_bytes));
         most = larger_of(most, work);
     }
@@ -304,14 +299,11 @@ static qc_status tell(model *m, qc_calibrate_outlook *a, qc_error *err)
 static void take_quantized(const model *m, layer *l, int part)
 {
     const qc_job *j = &m->k->plan->jobs[l->jobs[part]];
-    const qc_feedback_form form = qc_calibrate_form(j);
+    const qc_form form = qc_job_form(j);
     const qc_calibrated_arrays *a = &l->arrays[part];
-    l->quantized[part] = (qc_weights){.kind = form.kind,
-                                      .rows = j->rows,
-                                      .cols = j->cols,
-                                      .block_elems = form.block_elems,
-                                      .codes = a->codes,
-                                      .absmax = a->absmax};
+    l->quantized[part] =
+        (qc_weights){.form = form, .rows = j->rows, .codes = a->codes, .absmax = a->absmax};
+    l->quantized[part].form.nested = 0; /* absmax holds the scales as a reader has them */
     l->x.matrices[part].quantized = &l->quantized[part];
     l->x.matrices[part].dense = NULL;
 }
@@ -340,18 +332,17 @@ static void close_layer(layer *l)
         qc_calibrated_free(&l->arrays[i]);
 }
 
-/* Takes both streams through a stage of the layer. n: the number of inputs whose moments are to be
+/* Takes both streams to a point of the layer. n: the number of inputs whose moments are to be
  * added, or 0. */
-static qc_status run_stage(model *m, const layer *l, qc_llama_stage stage, uint64_t n,
-                           qc_error *err)
+static qc_status run_to(model *m, const layer *l, qc_llama_point point, uint64_t n, qc_error *err)
 {
     const qc_calibrator *k = m->k;
-    double seconds = stage_flops(m, l->number, stage) * k->forward_seconds +
+    double seconds = point_flops(m, l->number, point) * k->forward_seconds +
                      (n ? qc_moments_flops(m->batch.tokens, n, m->apart) : 0) * k->moment_seconds;
-    return k->engine->ops->stage(k->engine, stage, n > 0, seconds, err);
+    return k->engine->ops->reach(k->engine, point, n > 0, seconds, err);
 }
 
-static qc_status quantize_group(model *m, layer *l, const group *g, uint64_t n, qc_error *err)
+static qc_status quantize_set(model *m, layer *l, const linear_set *g, uint64_t n, qc_error *err)
 {
     const qc_calibrator *k = m->k;
     uint32_t first = QC_NO_JOB;
@@ -359,7 +350,7 @@ static qc_status quantize_group(model *m, layer *l, const group *g, uint64_t n, 
         first = qc_calibrate_needs(k, l->jobs[g->first + i]) ? l->jobs[g->first + i] : first;
     QC_TRY(qc_calibrate_factor(k, n, m->apart, m->batch.tokens, k->plan->jobs[first].name, err));
     for (unsigned i = 0; i < g->count; i++) {
-        qc_llama_part part = (qc_llama_part)(g->first + i);
+        qc_llama_which part = (qc_llama_which)(g->first + i);
         if (!qc_calibrate_needs(k, l->jobs[part]))
             continue;
         double seconds = qc_calibrate_weight_seconds(k, l->jobs[part], m->apart);
@@ -371,33 +362,33 @@ static qc_status quantize_group(model *m, layer *l, const group *g, uint64_t n, 
     return QC_OK;
 }
 
-/* Runs the stage of a group, and quantizes the group where a weight is to be made. */
-static qc_status calibrate_group(model *m, layer *l, const group *p, int needs, qc_error *err)
+/* Runs up to the point of a set, and quantizes the set where a weight is to be made. */
+static qc_status calibrate_set(model *m, layer *l, const linear_set *p, int needs, qc_error *err)
 {
     qc_calibrate_engine *e = m->k->engine;
     uint64_t n = needs ? l->z.matrices[p->first].cols : 0;
     if (needs)
         QC_TRY(e->ops->moments(e, n, m->apart, err));
-    qc_status st = run_stage(m, l, p->stage, n, err);
+    qc_status st = run_to(m, l, p->point, n, err);
     if (st == QC_OK && needs)
-        st = quantize_group(m, l, p, n, err);
+        st = quantize_set(m, l, p, n, err);
     e->ops->drop(e);
     return st;
 }
 
 static qc_status calibrate_layer(model *m, layer *l, qc_error *err)
 {
-    for (size_t g = 0; g < GROUPS; g++) {
-        const group *p = &groups[g];
-        int needs = group_needs(m, l->number, p);
-        if (!needs && p->stage == QC_LLAMA_AT_DOWN)
+    for (size_t g = 0; g < SETS; g++) {
+        const linear_set *p = &sets[g];
+        int needs = set_needs(m, l->number, p);
+        if (!needs && p->point == QC_LLAMA_AT_DOWN)
             break;
-        QC_TRY(calibrate_group(m, l, p, needs, err));
+        QC_TRY(calibrate_set(m, l, p, needs, err));
         for (unsigned i = 0; i < p->count; i++)
             m->apart |= l->jobs[p->first + i] != QC_NO_JOB;
     }
     int over = l->number + 1 == m->last && !m->head;
-    return over ? QC_OK : run_stage(m, l, QC_LLAMA_AT_END, 0, err);
+    return over ? QC_OK : run_to(m, l, QC_LLAMA_AT_END, 0, err);
 }
 
 /* Passes through a layer whose weights are all there, or stay as they are. */

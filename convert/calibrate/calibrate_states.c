@@ -1,4 +1,4 @@
-#include "convert/calibrate/calibrate_states.h"
+#include "convert/calibrate/calibrate_engine.h"
 
 #include "base/alloc.h"
 #include "base/checked.h"

@@ -62,9 +62,8 @@ typedef struct {
 static shape shape_of(const qc_job *j)
 {
     shape s = {0};
-    int rows = j->scheme == QC_SCHEME_INT8_ROWS;
-    s.codes = j->scheme == QC_SCHEME_NF4 ? qc_ceil_div_u64(j->elems, 2) : j->elems;
-    s.scales = rows ? j->rows : j->blocks;
+    s.codes = qc_scheme_code_bytes(j->scheme, j->elems);
+    s.scales = qc_schemes[j->scheme].by_rows ? j->rows : j->blocks;
     s.groups = j->nested ? qc_ceil_div_u64(s.scales, QC_NESTED_BLOCK) : 0;
     s.scales_at = s.codes;
     s.groups_at = s.scales_at + s.scales * (j->nested ? 1 : sizeof(float));
@@ -107,16 +106,14 @@ qc_status qc_calibrated_alloc(qc_calibrated_arrays *out, const qc_plan *plan, ui
     const shape s = shape_of(j);
     uint64_t floats = s.scales + s.groups, bytes = 0;
     size_t all = 0;
-    void *v = NULL;
     *out = (qc_calibrated_arrays){0};
     if (qc_mul_u64(floats, sizeof(float), &bytes) || qc_add_u64(bytes, s.codes, &bytes) ||
         qc_add_u64(bytes, j->nested ? s.scales : 0, &bytes) || qc_u64_to_size(bytes, &all))
         QC_FAIL(err, QC_ERR_NOMEM, "tensor '%s' is too large", j->name);
-    QC_TRY(qc_malloc_aligned(&v, 64, all, err));
-    memset(v, 0, all);
-    float *f = v;
+    QC_TRY(qc_malloc_aligned(&out->owned, 64, all, err));
+    memset(out->owned, 0, all);
+    float *f = out->owned;
     unsigned char *b = (unsigned char *)(f + floats);
-    out->owned = v;
     out->absmax = f;
     out->nested_absmax = j->nested ? f + s.scales : NULL;
     out->codes = b;
@@ -134,13 +131,6 @@ void qc_calibrated_free(qc_calibrated_arrays *a)
 }
 
 /* ---- reading ---- */
-
-static qc_status look_for_interrupt(qc_error *err)
-{
-    if (qc_interrupted())
-        QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
-    return QC_OK;
-}
 
 static qc_status refuse_bytes(const qc_calibrated *c, uint32_t job, qc_error *err)
 {
@@ -226,8 +216,8 @@ qc_status qc_calibrated_read(const qc_calibrated *c, uint32_t job, uint64_t firs
     const qc_job *j = &c->plan->jobs[job];
     const shape s = shape_of(j);
     const wanted q = {first, n, codes, absmax, absmax_codes, nested_absmax};
-    uint64_t per_scale = j->scheme == QC_SCHEME_INT8_ROWS ? j->cols : j->block_elems;
-    uint64_t per_byte = j->scheme == QC_SCHEME_NF4 ? 2 : 1;
+    uint64_t per_scale = qc_scheme_elems_per_scale(j->scheme, j->cols, j->block_elems);
+    uint64_t per_byte = 8 / qc_schemes[j->scheme].bits;
     void *room = NULL;
     if (!qc_calibrated_has(c, job) || first % per_scale != 0 || first > j->elems ||
         n > j->elems - first || (j->nested && absmax && !(absmax_codes && nested_absmax)))
@@ -361,9 +351,7 @@ static qc_status take_weight(qc_calibrated *c, const unsigned char *b, uint64_t 
     if (bytes != WEIGHT_HEAD_BYTES + n)
         QC_FAIL(err, QC_ERR_INPUT, "%s: a record of no weight", c->path);
     if (!w->pieces) {
-        void *v = NULL;
-        QC_TRY(qc_malloc(&v, (size_t)n, err));
-        w->pieces = v;
+        QC_TRY(qc_malloc(&w->pieces, (size_t)n, err));
     }
     memcpy(&w->offset, &offset, sizeof offset);
     w->result.rounded = qc_f64_of_bits(qc_load_le64(b + 8));
@@ -380,12 +368,11 @@ qc_status qc_calibrated_put(qc_calibrated *c, uint32_t job, const qc_calibrated_
     size_t bytes = WEIGHT_HEAD_BYTES + (size_t)piece_count(&s) * sizeof(qc_digest);
     stored_weight *w = &c->weights[job];
     uint32_t offset;
-    void *v = NULL;
     if (!w->is_of || a->codes_bytes != s.codes || a->scales != s.scales || a->groups != s.groups)
         QC_FAIL(err, QC_ERR_INTERNAL, "tensor '%s' does not go to the store", j->name);
     QC_TRY(check_scales(j, a, err));
-    QC_TRY(qc_malloc(&v, bytes, err));
-    unsigned char *b = v;
+    unsigned char *b = NULL;
+    QC_TRY(qc_malloc(&b, bytes, err));
     memcpy(&offset, &a->nested_offset, sizeof offset);
     qc_store_le32(b, job);
     qc_store_le32(b + 4, offset);
@@ -399,7 +386,7 @@ qc_status qc_calibrated_put(qc_calibrated *c, uint32_t job, const qc_calibrated_
         st = qc_journal_sync(c->journal, err);
     if (st == QC_OK)
         st = take_weight(c, b, bytes, err);
-    qc_free(v);
+    qc_free(b);
     if (st != QC_OK)
         return st;
     c->lost -= w->lost;
@@ -410,13 +397,13 @@ qc_status qc_calibrated_put(qc_calibrated *c, uint32_t job, const qc_calibrated_
 
 static qc_status take_done(qc_calibrated *c, const void *text, size_t len, qc_error *err)
 {
-    void *v = NULL;
-    QC_TRY(qc_malloc(&v, len + 1, err));
+    char *copy = NULL;
+    QC_TRY(qc_malloc(&copy, len + 1, err));
     if (len > 0)
-        memcpy(v, text, len);
-    ((char *)v)[len] = '\0';
+        memcpy(copy, text, len);
+    copy[len] = '\0';
     qc_free(c->done);
-    c->done = v;
+    c->done = copy;
     return QC_OK;
 }
 
@@ -482,7 +469,7 @@ static qc_status open_journal(qc_calibrated *c, const char *path, qc_error *err)
     if (st != QC_OK) {
         if (err)
             *err = why;
-        return st;
+        return why.code;
     }
     if (c->has_identity)
         return QC_OK;
@@ -502,7 +489,8 @@ static qc_status check_weight(qc_calibrated *c, uint32_t job, unsigned char *roo
     qc_status st = QC_OK;
     for (uint64_t at = 0; st == QC_OK && at < s.bytes; at += PIECE_BYTES) {
         uint64_t n = s.bytes - at < PIECE_BYTES ? s.bytes - at : PIECE_BYTES;
-        QC_TRY(look_for_interrupt(err));
+        if (qc_interrupted())
+            QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
         st = read_range(c, job, &s, at, room, n, room, &why);
     }
     if (st == QC_ERR_CHECK || st == QC_ERR_TRUNCATED) {
@@ -535,9 +523,7 @@ static qc_status open_store(qc_calibrated *c, qc_output_dir *d, const char *iden
     const qc_plan *plan = c->plan;
     const char *journal = NULL;
     uint64_t place = 0;
-    void *v = NULL;
-    QC_TRY(qc_calloc(&v, plan->job_count, sizeof *c->weights, err));
-    c->weights = v;
+    QC_TRY(qc_calloc(&c->weights, plan->job_count, sizeof *c->weights, err));
     for (uint32_t i = 0; i < plan->job_count; i++) {
         c->weights[i].is_of = qc_calibrated_takes(plan, i) != 0;
         c->weights[i].place = place;
@@ -556,11 +542,10 @@ static qc_status open_store(qc_calibrated *c, qc_output_dir *d, const char *iden
 qc_status qc_calibrated_open(qc_calibrated **out, const qc_plan *plan, qc_output_dir *d,
                              const char *identity, uint32_t *kept, qc_error *err)
 {
-    void *v = NULL;
     *out = NULL;
     *kept = 0;
-    QC_TRY(qc_calloc(&v, 1, sizeof(qc_calibrated), err));
-    qc_calibrated *c = v;
+    qc_calibrated *c = NULL;
+    QC_TRY(qc_calloc(&c, 1, sizeof(qc_calibrated), err));
     c->plan = plan;
     c->file = QC_FILE_CLOSED;
     qc_strbuf_init(&c->identity, SIZE_MAX / 2);

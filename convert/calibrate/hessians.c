@@ -22,7 +22,7 @@
 typedef struct {
     const char *name; /* belongs to the checkpoint's tensor; there is no NUL at len */
     size_t len;
-    const qc_ckpt_tensor *moment; /* NULL for a module with the inputs of another */
+    const qc_checkpoint_tensor *moment; /* NULL for a module with the inputs of another */
     uint64_t n, tokens;
     uint32_t moments; /* the module that has them: this one or another */
     char *text;       /* the name, for messages */
@@ -75,7 +75,7 @@ static uint32_t number_of(const qc_hessians *h, const char *name, size_t len)
 }
 
 /* Finds the tensor `name` + `end`, or returns NULL. */
-static const qc_ckpt_tensor *beside(const qc_hessians *h, const module *m, const char *end)
+static const qc_checkpoint_tensor *beside(const qc_hessians *h, const module *m, const char *end)
 {
     char name[NAME_BYTES];
     size_t e = strlen(end);
@@ -88,7 +88,7 @@ static const qc_ckpt_tensor *beside(const qc_hessians *h, const module *m, const
 
 static qc_status read_tokens(const qc_hessians *h, qc_st_cursor *cur, module *m, qc_error *err)
 {
-    const qc_ckpt_tensor *t = beside(h, m, TOKENS);
+    const qc_checkpoint_tensor *t = beside(h, m, TOKENS);
     unsigned char raw[8];
     if (!t)
         QC_FAIL(err, QC_ERR_INPUT, "tensor '%s' has no '%s' beside it", m->moment->name,
@@ -105,7 +105,7 @@ static qc_status read_tokens(const qc_hessians *h, qc_st_cursor *cur, module *m,
 
 static qc_status check_moment(const qc_hessians *h, qc_st_cursor *cur, module *m, qc_error *err)
 {
-    const qc_ckpt_tensor *t = m->moment;
+    const qc_checkpoint_tensor *t = m->moment;
     if (t->dtype != QC_DTYPE_F64 && t->dtype != QC_DTYPE_F32)
         QC_FAIL(err, QC_ERR_INPUT, "tensor '%s': expected F64 or F32, found %s", t->name,
                 qc_dtype_name(t->dtype));
@@ -118,7 +118,7 @@ static qc_status check_moment(const qc_hessians *h, qc_st_cursor *cur, module *m
 /* Reads the module that a same_as tensor names. It must have moments of its own. */
 static qc_status follow(qc_hessians *h, qc_st_cursor *cur, module *m, qc_error *err)
 {
-    const qc_ckpt_tensor *t = beside(h, m, SAME);
+    const qc_checkpoint_tensor *t = beside(h, m, SAME);
     char other[NAME_BYTES];
     if (!t || t->dtype != QC_DTYPE_U8 || t->bytes == 0 || t->bytes >= sizeof other)
         QC_FAIL(err, QC_ERR_INPUT, "tensor '%s%s': expected a name as U8 of less than %u bytes",
@@ -141,11 +141,9 @@ static qc_status collect(qc_hessians *h, qc_error *err)
     const qc_checkpoint *f = h->file;
     if (f->tensor_count >= UINT32_MAX)
         QC_FAIL(err, QC_ERR_INPUT, "%zu tensors are too many", f->tensor_count);
-    void *room = NULL;
-    QC_TRY(qc_calloc(&room, f->tensor_count + 1, sizeof *h->modules, err));
-    h->modules = room;
+    QC_TRY(qc_calloc(&h->modules, f->tensor_count + 1, sizeof *h->modules, err));
     for (size_t i = 0; i < f->tensor_count; i++) {
-        const qc_ckpt_tensor *t = &f->tensors[i];
+        const qc_checkpoint_tensor *t = &f->tensors[i];
         module m = {.name = t->name};
         if (ends_with(t->name, MOMENT, &m.len))
             m.moment = t;
@@ -158,9 +156,7 @@ static qc_status collect(qc_hessians *h, qc_error *err)
         }
         if (m.len >= NAME_BYTES - sizeof MOMENT)
             QC_FAIL(err, QC_ERR_INPUT, "tensor '%.60s...': the name is too long", t->name);
-        void *text = NULL;
-        QC_TRY(qc_malloc(&text, m.len + 1, err));
-        m.text = text;
+        QC_TRY(qc_malloc(&m.text, m.len + 1, err));
         memcpy(m.text, m.name, m.len);
         m.text[m.len] = '\0';
         h->modules[h->count++] = m;
@@ -178,12 +174,11 @@ static qc_status collect(qc_hessians *h, qc_error *err)
 
 qc_status qc_hessians_open(qc_hessians **out, const char *path, qc_error *err)
 {
-    void *room = NULL;
     qc_st_cursor *cur = NULL;
     qc_status st = QC_OK;
     *out = NULL;
-    QC_TRY(qc_calloc(&room, 1, sizeof(qc_hessians), err));
-    qc_hessians *h = room;
+    qc_hessians *h = NULL;
+    QC_TRY(qc_calloc(&h, 1, sizeof *h, err));
     QC_TRY_GOTO(st, done, qc_checkpoint_open(&h->file, path, err));
     QC_TRY_GOTO(st, done, qc_st_cursor_create(&cur, err));
     QC_TRY_GOTO(st, done, collect(h, err));

@@ -40,8 +40,7 @@ static qc_status put_files(const qc_options *o, const qc_bench_request *q, const
                            qc_error *err)
 {
     const char *const paths[] = {o->bench.output, o->bench.save};
-    qc_status st = QC_OK;
-    for (unsigned i = 0; st == QC_OK && i < 2; i++) {
+    for (unsigned i = 0; i < 2; i++) {
         qc_strbuf out;
         qc_arena arena;
         /* An old table is not given up before there is a row to take its place. */
@@ -49,14 +48,13 @@ static qc_status put_files(const qc_options *o, const qc_bench_request *q, const
             continue;
         qc_strbuf_init(&out, MAX_TEXT_BYTES);
         qc_arena_init(&arena);
-        st =
+        qc_status st =
             i == 0 ? qc_bench_json(q, r, &out, err) : qc_bench_tuning_file(q, r, &arena, &out, err);
-        if (st == QC_OK)
-            st = qc_file_put(paths[i], out.data, out.len, err);
+        st = qc_console_deliver(st, &out, paths[i], err);
         qc_arena_deinit(&arena);
-        qc_strbuf_deinit(&out);
+        QC_TRY(st);
     }
-    return st;
+    return QC_OK;
 }
 
 /* ---- progress ---- */
@@ -77,6 +75,14 @@ static void save(void *ctx, const qc_bench_result *so_far)
         qc_console_warn(&t->o->call, "what was measured so far could not be written: %s", why.msg);
 }
 
+/* A missing line of progress is no reason to stop. */
+static void end_line(qc_status made, qc_strbuf *line)
+{
+    if (made == QC_OK)
+        qc_console_line(line->data);
+    qc_strbuf_deinit(line);
+}
+
 static void tell_row(void *ctx, const qc_bench_result *so_far, const qc_bench_row *row)
 {
     const teller *t = ctx;
@@ -84,10 +90,7 @@ static void tell_row(void *ctx, const qc_bench_result *so_far, const qc_bench_ro
     if (!t->lines)
         return;
     qc_strbuf_init(&line, 1024);
-    /* A missing line of progress is no reason to stop. */
-    if (qc_bench_row_line(t->q, so_far, row, &line, NULL) == QC_OK)
-        qc_console_line(line.data);
-    qc_strbuf_deinit(&line);
+    end_line(qc_bench_row_line(t->q, so_far, row, &line, NULL), &line);
 }
 
 static void tell_tuned(void *ctx, const qc_bench_tuned *tuned)
@@ -97,9 +100,7 @@ static void tell_tuned(void *ctx, const qc_bench_tuned *tuned)
     if (!t->lines)
         return;
     qc_strbuf_init(&line, 1024);
-    if (qc_bench_tuned_line(t->q, tuned, &line, NULL) == QC_OK)
-        qc_console_line(line.data);
-    qc_strbuf_deinit(&line);
+    end_line(qc_bench_tuned_line(t->q, tuned, &line, NULL), &line);
 }
 
 static void tell_text(void *ctx, const char *text)
@@ -119,12 +120,9 @@ static qc_status print(const qc_options *o, const qc_bench_request *q, const qc_
     qc_strbuf out;
     qc_strbuf_init(&out, MAX_TEXT_BYTES);
     qc_status st = o->call.json        ? qc_bench_json(q, r, &out, err)
-                   : o->bench.markdown ? qc_bench_markdown(q, r, &out, err)
+                   : o->bench.markdown ? qc_bench_markdown(q, r, arena, &out, err)
                                        : qc_bench_text(q, r, arena, &out, err);
-    if (st == QC_OK)
-        st = qc_console_result(&out, err);
-    qc_strbuf_deinit(&out);
-    return st;
+    return qc_console_deliver(st, &out, NULL, err);
 }
 
 /* Says each failure in a sentence on standard error. */
@@ -174,9 +172,8 @@ static qc_status run(const qc_options *o, qc_arena *arena, qc_error *err)
     q.tuning = qc_tuning_for(&tuning, &o->call, &devices.gpus[0]);
     if (tuning.path && qc_tuning_suits(&tuning, &devices.gpus[0]))
         q.tuned_by = tuning.path;
-    void *memory;
-    QC_TRY(qc_arena_alloc(arena, &memory, 1, sizeof(qc_bench_result), err));
-    qc_bench_result *result = memory;
+    qc_bench_result *result = NULL;
+    QC_TRY(qc_arena_alloc(arena, &result, 1, sizeof *result, err));
     int shown = !o->call.quiet && o->call.progress != QC_PROGRESS_NEVER;
     teller t = {o, &q, shown,
                 shown &&

@@ -16,8 +16,6 @@
 #include "convert/run/make_manifest.h"
 #include "convert/run/output_ready.h"
 #include "convert/run/part_run.h"
-#include "convert/run/part_turn.h"
-#include "convert/run/plan_print.h"
 #include "convert/run/side_files.h"
 #include "convert/run/summary.h"
 #include "convert/term/console.h"
@@ -58,11 +56,8 @@ static qc_status explain_choice(const qc_planned_model *placed, const qc_options
     if (o->convert.plan.recipe.to != QC_TO_AUTO || !o->convert.explain || o->call.json)
         return QC_OK;
     qc_strbuf_init(&out, SIZE_MAX / 2);
-    qc_status st = qc_auto_explain(&placed->chosen, o->call.verbose, &out, err);
-    if (st == QC_OK)
-        st = qc_console_result(&out, err);
-    qc_strbuf_deinit(&out);
-    return st;
+    return qc_console_deliver(qc_auto_explain(&placed->chosen, o->call.verbose, &out, err), &out,
+                              NULL, err);
 }
 
 /* The report outlives the plan. */
@@ -93,9 +88,8 @@ static void warn_of_choice(const qc_planned_model *placed, const qc_options *o)
 static qc_status settle_loaders(qc_convert_report *r, const qc_plan *plan, const qc_options *o,
                                 qc_error *err)
 {
-    void *v = NULL;
-    QC_TRY(qc_arena_alloc(o->call.arena, &v, 1, sizeof(qc_loaders), err));
-    qc_loaders *loaders = v;
+    qc_loaders *loaders = NULL;
+    QC_TRY(qc_arena_alloc(o->call.arena, &loaders, 1, sizeof(qc_loaders), err));
     QC_TRY(qc_loaders_of(loaders, plan, err));
     loaders->of_pipeline = o->convert.of_pipeline;
     r->program = o->call.program;
@@ -135,20 +129,20 @@ static void warn_of_straddling(const qc_plan *plan, const qc_options *o)
         count++;
     }
     if (first && !plan->own_form)
-        qc_console_warn(&o->call,
-                        "'%s'%s: rows of %llu are no whole blocks of %u; bitsandbytes up to 0.50.2 "
-                        "reads such wrongly on a CPU, least so with --scale absmax",
-                        first->name, count > 1 ? " and others" : "",
-                        (unsigned long long)first->cols, first->block_elems);
+        qc_console_warn(
+            &o->call,
+            "'%s'%s: rows of %llu weights are not whole blocks of %u; bitsandbytes up to "
+            "0.50.2 reads them wrongly on a CPU, least so with --scale absmax",
+            first->name, count > 1 ? " and others" : "", (unsigned long long)first->cols,
+            first->block_elems);
 }
 
 /* With --vram the placement on devices decides how the shards are cut. */
 static qc_status plan_placed(qc_planned_model *placed, const qc_options *o,
                              const qc_checkpoint *model, qc_convert_report *report, qc_error *err)
 {
-    void *v = NULL;
-    QC_TRY(qc_arena_alloc(o->call.arena, &v, 1, sizeof(qc_budget) + sizeof(qc_geometry), err));
-    qc_budget *budget = v;
+    qc_budget *budget = NULL;
+    QC_TRY(qc_arena_alloc(o->call.arena, &budget, 1, sizeof(qc_budget) + sizeof(qc_geometry), err));
     qc_geometry *geometry = (qc_geometry *)(budget + 1);
     QC_TRY(qc_budget_parse(budget, o->call.arena, o->convert.plan.fit.vram, err));
     QC_TRY(qc_geometry_read(geometry, o->call.arena, model->config, err));
@@ -198,13 +192,11 @@ static qc_status convert_model(const qc_options *o, qc_checkpoint *model, qc_ran
     qc_plan unplaced;
     qc_planned_model placed;
     qc_plan *plan = &unplaced;
-    const qc_fit *fit = NULL;
     for (size_t i = 0; i < model->warning_count; i++)
         qc_console_warn(&o->call, "%s", model->warnings[i]);
     if (o->convert.plan.fit.vram) {
         QC_TRY(plan_placed(&placed, o, model, report, err));
         plan = &placed.plan;
-        fit = &placed.fit;
     } else {
         QC_TRY(qc_recipe_make(&recipe, o->call.arena, model, &o->convert.plan.recipe, err));
         QC_TRY(qc_plan_make(&unplaced, o->call.arena, model, &recipe, &o->call, &o->convert.plan,
@@ -217,10 +209,10 @@ static qc_status convert_model(const qc_options *o, qc_checkpoint *model, qc_ran
     QC_TRY(qc_part_begin(&part, rank, plan, &o->convert, err));
     if (o->convert.dry_run) {
         if (o->call.out)
-            QC_TRY(qc_output_dir_check(o->call.arena, o->call.out, o->call.model, o->convert.force,
-                                       err));
+            QC_TRY(qc_output_check(o->call.arena, o->call.out, o->call.model, o->convert.force,
+                                   NULL, err));
         if (o->call.out)
-            QC_TRY(qc_output_preview(plan, fit, &part, err));
+            QC_TRY(qc_output_preview(plan, &part, err));
         warn_of_straddling(plan, o);
         QC_TRY(plan_calibration(plan, report, err));
         QC_TRY(qc_plan_print(plan, report, err));
@@ -231,7 +223,7 @@ static qc_status convert_model(const qc_options *o, qc_checkpoint *model, qc_ran
         QC_FAIL(err, QC_ERR_INPUT,
                 "%s: no tensor in it is a weight to quantize; see 'qconv --dry-run' and --quantize",
                 o->call.model);
-    QC_TRY(qc_convert_run(plan, model, fit, &part, report, err));
+    QC_TRY(qc_convert_run(plan, model, &part, report, err));
     warn_of_straddling(plan, o);
     return QC_OK;
 }
@@ -245,10 +237,7 @@ static qc_status print_report(const qc_options *o, const qc_convert_report *r, q
         st = qc_report_json(r, &out, err);
     else if (!o->call.quiet)
         st = qc_report_text(r, &out, err);
-    if (st == QC_OK)
-        st = qc_console_result(&out, err);
-    qc_strbuf_deinit(&out);
-    return st;
+    return qc_console_deliver(st, &out, NULL, err);
 }
 
 /* Somebody who planned a model by its id tries that id with convert next. */
@@ -309,8 +298,8 @@ static qc_status convert_path(const qc_options *o, const char *path, qc_error *e
                 "'%s %s'?",
                 o->call.model, o->call.out, o->call.out, o->call.model);
     if (!o->convert.dry_run)
-        QC_TRY(
-            qc_output_dir_check(o->call.arena, o->call.out, o->call.model, o->convert.force, err));
+        QC_TRY(qc_output_check(o->call.arena, o->call.out, o->call.model, o->convert.force, NULL,
+                               err));
     QC_TRY(check_model(o->call.model, err));
     int over = 0;
     QC_TRY(qc_consume_is_over(&over, &o->call, &o->convert, err));
@@ -343,6 +332,6 @@ qc_status qc_cmd_convert(const qc_options *o, qc_error *err)
     qc_options own = *o;
     if (!o->convert.of_pipeline && qc_is_diffusers_folder(o, o->call.model))
         return qc_diffusers_convert(o, qc_cmd_convert, err);
-    QC_TRY(qc_ckpt_folder_of_index(&own.call.model, o->call.arena, o->call.model, err));
+    QC_TRY(qc_checkpoint_folder_of_index(&own.call.model, o->call.arena, o->call.model, err));
     return convert_path(&own, o->call.model, err);
 }

@@ -6,22 +6,14 @@
 
 #define TEXT_MAX ((size_t)1 << 20)
 
-static qc_status answer(const qc_options *o, const qc_eval_result *r, qc_error *err)
-{
-    qc_strbuf out;
-    qc_strbuf_init(&out, TEXT_MAX);
-    qc_status st = o->call.json ? qc_eval_json(r, &out, err) : qc_eval_text(r, &out, err);
-    if (st == QC_OK)
-        st = qc_console_result(&out, err);
-    qc_strbuf_deinit(&out);
-    return st;
-}
-
 qc_status qc_cmd_eval(const qc_options *o, qc_error *err)
 {
     qc_eval_result r;
+    qc_strbuf out;
     QC_TRY(qc_eval_run(&r, &o->call, &o->eval, err));
-    QC_TRY(answer(o, &r, err));
+    qc_strbuf_init(&out, TEXT_MAX);
+    qc_status st = o->call.json ? qc_eval_json(&r, &out, err) : qc_eval_text(&r, &out, err);
+    QC_TRY(qc_console_deliver(st, &out, NULL, err));
     if (o->eval.max_kl > 0 && !(r.kl_mean <= o->eval.max_kl))
         QC_FAIL(err, QC_ERR_CHECK,
                 "%s: the mean KL divergence to %s is %.5g, above --max-kl %.5g, over %s", r.path,

@@ -8,37 +8,24 @@
 
 #define MAX_TEXT_BYTES (1u << 22)
 
-static qc_status print(const qc_hardware *h, const qc_options *o, qc_arena *arena, qc_error *err)
-{
-    qc_strbuf out;
-    qc_strbuf_init(&out, MAX_TEXT_BYTES);
-    qc_status st = o->call.json ? qc_hardware_json(h, arena, &out, err)
-                                : qc_hardware_text(h, arena, &out, err);
-    if (st == QC_OK)
-        st = qc_console_result(&out, err);
-    qc_strbuf_deinit(&out);
-    return st;
-}
-
 /* Asks CUDA what a large conversion would run on. If CUDA cannot start, that is a fact to show and
  * no error. */
-static qc_status ask_cuda(qc_hardware *h, const qc_options *o, qc_arena *arena, qc_error *err)
+static qc_status ask_cuda(qc_hardware *h, const qc_options *o, qc_error *err)
 {
-    void *v = NULL;
+    qc_devices *d = NULL;
     qc_error why = {0};
-    QC_TRY(qc_arena_alloc(arena, &v, 1, sizeof(qc_devices), err));
-    qc_devices *d = v;
+    QC_TRY(qc_arena_alloc(o->call.arena, &d, 1, sizeof *d, err));
     h->cuda_build = o->call.gpu ? o->call.gpu->build() : NULL;
     if (h->assumed)
         return QC_OK;
-    qc_status st = qc_devices_choose(d, o->call.gpu, NULL, UINT64_MAX, arena, &why);
+    qc_status st = qc_devices_choose(d, o->call.gpu, NULL, UINT64_MAX, o->call.arena, &why);
     if (st == QC_ERR_NOMEM) {
         if (err)
             *err = why;
         return st;
     }
     if (st != QC_OK)
-        return qc_arena_strndup(arena, &h->quantizes_why, why.msg, strlen(why.msg), err);
+        return qc_arena_strndup(o->call.arena, &h->quantizes_why, why.msg, strlen(why.msg), err);
     h->quantizes_on = d->text;
     h->quantizes_why = d->why;
     return QC_OK;
@@ -47,6 +34,7 @@ static qc_status ask_cuda(qc_hardware *h, const qc_options *o, qc_arena *arena, 
 qc_status qc_cmd_hardware(const qc_options *o, qc_error *err)
 {
     qc_hardware h;
+    qc_strbuf out;
     if (o->hardware.as)
         QC_TRY(qc_hardware_assume(&h, o->call.arena, o->hardware.as, err));
     else
@@ -55,6 +43,9 @@ qc_status qc_cmd_hardware(const qc_options *o, qc_error *err)
         qc_console_warn(&o->call, "%s", h.warning);
     if (o->hardware.watch)
         return qc_memory_watch(&h, &o->call, &o->hardware, err);
-    QC_TRY(ask_cuda(&h, o, o->call.arena, err));
-    return print(&h, o, o->call.arena, err);
+    QC_TRY(ask_cuda(&h, o, err));
+    qc_strbuf_init(&out, MAX_TEXT_BYTES);
+    qc_status st = o->call.json ? qc_hardware_json(&h, o->call.arena, &out, err)
+                                : qc_hardware_text(&h, o->call.arena, &out, err);
+    return qc_console_deliver(st, &out, NULL, err);
 }

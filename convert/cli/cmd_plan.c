@@ -45,11 +45,7 @@ static qc_status put_file(const char *path, text_maker make, const qc_fit_report
     if (!path)
         return QC_OK;
     qc_strbuf_init(&out, MAX_TEXT_BYTES);
-    qc_status st = make(r, &out, err);
-    if (st == QC_OK)
-        st = qc_file_put(path, out.data, out.len, err);
-    qc_strbuf_deinit(&out);
-    return st;
+    return qc_console_deliver(make(r, &out, err), &out, path, err);
 }
 
 static qc_status print(const qc_fit_report *r, const qc_options *o, qc_error *err)
@@ -59,14 +55,10 @@ static qc_status print(const qc_fit_report *r, const qc_options *o, qc_error *er
     qc_status st = o->call.json ? qc_fit_report_json(r, &out, err)
                                 : qc_fit_report_text(r, qc_bar_style_of_console(), &out, err);
     if (st == QC_OK && !o->call.json && o->convert.explain) {
-        st = qc_strbuf_adds(&out, "\n", err);
-        if (st == QC_OK)
-            st = qc_auto_explain(r->chosen, o->call.verbose, &out, err);
+        qc_strbuf_puts(&out, "\n");
+        st = qc_auto_explain(r->chosen, o->call.verbose, &out, err);
     }
-    if (st == QC_OK)
-        st = qc_console_result(&out, err);
-    qc_strbuf_deinit(&out);
-    return st;
+    return qc_console_deliver(st, &out, NULL, err);
 }
 
 /* Prints the longest context for prompts that are read whole, and for those read in steps. */
@@ -156,8 +148,8 @@ static qc_status plan_model(const qc_options *given, qc_arena *arena, qc_checkpo
     const char *old_card = qc_budget_card_without_int8(budget);
     if (o.convert.plan.recipe.to == QC_TO_INT8 && old_card)
         qc_console_warn(&o.call,
-                        "bitsandbytes computes in int8 from compute capability 7.5 on, which %s "
-                        "has not; --to nf4 runs there",
+                        "bitsandbytes needs compute capability 7.5 to compute in int8, and %s has "
+                        "less; --to nf4 runs there",
                         old_card);
     if (geometry.max_context && o.convert.plan.fit.context > geometry.max_context)
         qc_console_warn(&o.call, "--context %llu is beyond the model's limit of %llu tokens",

@@ -57,10 +57,7 @@ static qc_status put(const qc_report *r, int json, const char *path, qc_error *e
     qc_strbuf out;
     qc_strbuf_init(&out, TEXT_MAX);
     qc_status st = json ? qc_report_facts_json(r, &out, err) : qc_report_page_html(r, &out, err);
-    if (st == QC_OK)
-        st = path ? qc_file_put(path, out.data, out.len, err) : qc_console_result(&out, err);
-    qc_strbuf_deinit(&out);
-    return st;
+    return qc_console_deliver(st, &out, path, err);
 }
 
 /* The page is written, and it says so too. */

@@ -8,16 +8,13 @@
 #include "base/text.h"
 #include "convert/cli/commands.h"
 #include "convert/cli/diffusers_folder.h"
-#include "convert/pipeline/pipeline.h"
 #include "convert/run/finished.h"
 #include "convert/run/make_manifest.h"
 #include "convert/run/output_ready.h"
-#include "convert/run/room.h"
 #include "convert/run/side_files.h"
 #include "convert/term/console.h"
 #include "convert/term/progress.h"
-#include "convert/verify/output_scan.h"
-#include "convert/verify/scan_report.h"
+#include "convert/verify/verify_report.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -90,16 +87,12 @@ static qc_status copy_side_files(qc_output_dir *d, const char *from_dir, const q
 
 static qc_status unpacker_init(unpacker *u, const qc_manifest *m, qc_output_dir *d, qc_error *err)
 {
-    void *v = NULL;
     u->m = m;
-    QC_TRY(qc_arena_alloc(d->arena, &v, m->shard_count, sizeof *u->files, err));
-    u->files = v;
+    QC_TRY(qc_arena_alloc(d->arena, &u->files, m->shard_count, sizeof *u->files, err));
     for (size_t i = 0; i < m->shard_count; i++)
         u->files[i] = QC_FILE_CLOSED;
-    QC_TRY(qc_arena_alloc(d->arena, &v, m->shard_count, sizeof *u->paths, err));
-    u->paths = v;
-    QC_TRY(qc_arena_alloc(d->arena, &v, m->shard_count, sizeof *u->left, err));
-    u->left = v;
+    QC_TRY(qc_arena_alloc(d->arena, &u->paths, m->shard_count, sizeof *u->paths, err));
+    QC_TRY(qc_arena_alloc(d->arena, &u->left, m->shard_count, sizeof *u->left, err));
     for (size_t i = 0; i < m->shard_count; i++) {
         atomic_init(&u->left[i], m->shards[i].content_bytes);
         QC_TRY(qc_output_dir_stage(d, m->shards[i].name, &u->paths[i], err));
@@ -107,11 +100,6 @@ static qc_status unpacker_init(unpacker *u, const qc_manifest *m, qc_output_dir 
     if (pthread_mutex_init(&u->lock, NULL) != 0)
         QC_FAIL(err, QC_ERR_NOMEM, "a mutex could not be made");
     return QC_OK;
-}
-
-static void add_progress(void *progress, uint64_t bytes)
-{
-    qc_progress_add(progress, bytes);
 }
 
 static qc_status no_such_device(const qc_manifest *m, const qc_options *o, qc_error *err)
@@ -179,14 +167,12 @@ static qc_status index_row(void *ctx, size_t i, qc_index_entry *e, qc_error *err
  * an index to find them. */
 static qc_status put_index(qc_output_dir *d, qc_manifest *m, qc_error *err)
 {
-    void *v = NULL;
-    QC_TRY(qc_arena_alloc(d->arena, &v, m->tensor_count, sizeof(qc_index_entry), err));
-    qc_index_entry *entries = v;
+    qc_index_entry *entries = NULL;
+    QC_TRY(qc_arena_alloc(d->arena, &entries, m->tensor_count, sizeof(qc_index_entry), err));
     for (size_t i = 0; i < m->tensor_count; i++)
         entries[i] = (qc_index_entry){m->tensors[i].name, m->shards[m->tensors[i].shard].name};
     qsort(entries, m->tensor_count, sizeof *entries, compare_index);
-    QC_TRY(qc_arena_alloc(d->arena, &v, 1, sizeof *m->files, err));
-    m->files = v;
+    QC_TRY(qc_arena_alloc(d->arena, &m->files, 1, sizeof *m->files, err));
     /* A device may have no shard. Its index is then a name and nothing more. */
     const char *shard = m->shard_count ? m->shards[0].name : "model.safetensors";
     QC_TRY(qc_index_stage(d, m->files, shard, index_row, entries, m->tensor_count,
@@ -245,7 +231,6 @@ static qc_status check_before(const qc_output_dir *d, const qc_manifest *m, cons
 {
     qc_difference why = {"", ""};
     qc_entry e;
-    void *v = NULL;
     uint64_t need = 0;
     size_t n = 0;
     *complete = 0;
@@ -257,8 +242,9 @@ static qc_status check_before(const qc_output_dir *d, const qc_manifest *m, cons
         qc_console_warn(&o->call, "%s is complete already; --force makes it anew", d->path);
         return QC_OK;
     }
-    QC_TRY(qc_arena_alloc(d->arena, &v, m->shard_count + m->file_count + 1, sizeof(char *), err));
-    const char **names = v;
+    const char **names = NULL;
+    QC_TRY(
+        qc_arena_alloc(d->arena, &names, m->shard_count + m->file_count + 1, sizeof(char *), err));
     for (size_t i = 0; i < m->shard_count; i++) {
         names[n++] = m->shards[i].name;
         need = qc_sat_add(need, m->shards[i].content_bytes);
@@ -295,13 +281,11 @@ static qc_status unpack_into(qc_output_dir *d, const qc_options *o, qc_scan_resu
                       m.tensor_count, qc_plural(m.tensor_count), m.shard_count,
                       qc_plural(m.shard_count), m.qconv_version, m.to);
     QC_TRY(qc_progress_create(&progress, &o->call, "unpacking", total, err));
-    qc_scan_options so = {.threads =
-                              o->call.threads ? o->call.threads : qc_pipeline_default_threads(0),
+    qc_scan_options so = {.threads = o->call.threads,
                           .shards_only = o->device != NULL,
                           .sink = write_piece,
                           .sink_ctx = &u,
-                          .progress = add_progress,
-                          .progress_ctx = progress};
+                          .progress = progress};
     qc_status st = qc_scan_output(result, d->arena, o->call.model, &m, &so, err);
     qc_progress_destroy(progress);
     if (st == QC_OK && result->problem_count > 0)

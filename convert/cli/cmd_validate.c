@@ -115,14 +115,12 @@ static const char *why_not(const validation *v, const qc_validate_pair *p)
 static qc_status choose(validation *v, qc_error *err)
 {
     qc_validate_report *r = &v->report;
-    void *p = NULL;
     size_t rank = 0;
     for (size_t i = 0; i < v->pairs.count; i++)
         r->comparable += why_not(v, &v->pairs.pairs[i]) == NULL;
     uint64_t wanted = v->o->validate.sample;
     uint64_t sample = wanted == 0 || wanted > r->comparable ? r->comparable : wanted;
-    QC_TRY(qc_arena_alloc(&v->arena, &p, v->pairs.count, sizeof *r->layers, err));
-    r->layers = p;
+    QC_TRY(qc_arena_alloc(&v->arena, &r->layers, v->pairs.count, sizeof *r->layers, err));
     for (size_t i = 0; i < v->pairs.count; i++) {
         const qc_validate_pair *pair = &v->pairs.pairs[i];
         const char *why = why_not(v, pair);
@@ -152,7 +150,7 @@ static qc_status measure_layer(validation *v, qc_validate_layer *l, qc_error *er
     qc_stored_arrays w = {0};
     qc_dtype dtype = qc_validate_gpu_x_dtype(&v->gpu, qc_validate_x_dtype(p->dtype));
     l->device = "cpu";
-    qc_status st = qc_validate_weights_read(&w, v->output, p, v->cursor, err);
+    qc_status st = qc_stored_read(&w, v->output, p->out_tensor, p->stored, v->cursor, err);
     if (st == QC_OK)
         st = qc_validate_input_make(&v->input, p->name, dtype, QC_VALIDATE_ROWS, p->cols, err);
     if (st == QC_OK)
@@ -186,43 +184,24 @@ static qc_status measure_all(validation *v, qc_error *err)
 
 /* ---- what is said --------------------------------------------------------------------------- */
 
-typedef enum { AS_TEXT, AS_JSON, AS_HTML, AS_BASELINE } form;
-
-static qc_status make_text(validation *v, form as, qc_strbuf *out, qc_error *err)
-{
-    switch (as) {
-    case AS_TEXT:
-        return qc_validate_text(&v->report, &v->arena, out, err);
-    case AS_JSON:
-        return qc_validate_json(&v->report, out, err);
-    case AS_HTML:
-        return qc_validate_html(&v->report, &v->arena, out, err);
-    case AS_BASELINE:
-        return qc_validate_baseline_text(&v->report, out, err);
-    }
-    return QC_OK;
-}
-
-/* With a path of NULL the text goes to standard output. */
-static qc_status put(validation *v, form as, const char *path, qc_error *err)
-{
-    qc_strbuf out;
-    qc_strbuf_init(&out, TEXT_MAX);
-    qc_status st = make_text(v, as, &out, err);
-    if (st == QC_OK)
-        st = path ? qc_file_put(path, out.data, out.len, err) : qc_console_result(&out, err);
-    qc_strbuf_deinit(&out);
-    return st;
-}
-
 static qc_status answer(validation *v, qc_error *err)
 {
     const qc_options *o = v->o;
-    if (o->validate.save_baseline)
-        QC_TRY(put(v, AS_BASELINE, o->validate.save_baseline, err));
-    if (o->html)
-        QC_TRY(put(v, AS_HTML, o->html, err));
-    return put(v, o->call.json ? AS_JSON : AS_TEXT, NULL, err);
+    qc_strbuf out;
+    if (o->validate.save_baseline) {
+        qc_strbuf_init(&out, TEXT_MAX);
+        QC_TRY(qc_console_deliver(qc_validate_baseline_text(&v->report, &out, err), &out,
+                                  o->validate.save_baseline, err));
+    }
+    if (o->html) {
+        qc_strbuf_init(&out, TEXT_MAX);
+        QC_TRY(qc_console_deliver(qc_validate_html(&v->report, &v->arena, &out, err), &out, o->html,
+                                  err));
+    }
+    qc_strbuf_init(&out, TEXT_MAX);
+    qc_status st = o->call.json ? qc_validate_json(&v->report, &out, err)
+                                : qc_validate_text(&v->report, &v->arena, &out, err);
+    return qc_console_deliver(st, &out, NULL, err);
 }
 
 /* Names as many layers as a line holds. */

@@ -1,24 +1,17 @@
 /* qconv verify OUT: is every byte of the output what was written? With --against: is it MODEL? */
-#include "convert/verify/against_report.h"
+#include "convert/verify/verify_report.h"
 
 #include "base/text.h"
 #include "convert/cli/commands.h"
 #include "convert/cli/diffusers_folder.h"
-#include "convert/pipeline/pipeline.h"
 #include "convert/term/console.h"
 #include "convert/term/progress.h"
 #include "convert/verify/output_scan.h"
-#include "convert/verify/scan_report.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #define TREE_MAX 1000000u /* files below an output */
-
-static void add_progress(void *progress, uint64_t bytes)
-{
-    qc_progress_add(progress, bytes);
-}
 
 static int compare_paths(const void *a, const void *b)
 {
@@ -44,13 +37,12 @@ static int is_of_part(const qc_options *o, const qc_tree_file *found, size_t cou
 /* A file that the manifest does not list is no damage, but nobody vouches for it. */
 static qc_status warn_of_strangers(const qc_options *o, const qc_manifest *m, qc_error *err)
 {
-    void *v = NULL;
     qc_tree_file *found = NULL;
     size_t count = 0, n = 0, strangers = 0;
     const char *first = NULL;
-    QC_TRY(
-        qc_arena_alloc(o->call.arena, &v, m->shard_count + m->file_count + 1, sizeof(char *), err));
-    const char **known = v;
+    const char **known = NULL;
+    QC_TRY(qc_arena_alloc(o->call.arena, &known, m->shard_count + m->file_count + 1, sizeof(char *),
+                          err));
     for (size_t i = 0; i < m->shard_count; i++, n++)
         QC_TRY(qc_arena_printf(o->call.arena, &known[n], err, "%s%s", m->shards[i].name,
                                m->compressed ? ".zst" : ""));
@@ -100,22 +92,14 @@ static qc_status verify_against(const qc_options *o, qc_error *err)
     qc_manifest m;
     qc_against_result r;
     qc_progress *progress = NULL;
-    qc_isa isa = QC_ISA_SCALAR;
     uint64_t total = 0;
     int found = 0;
-    QC_TRY(qc_isa_select(&isa, err));
     QC_TRY(qc_against_manifest(&m, &found, o->call.arena, o->call.model, err));
     QC_TRY(count_bytes(o, &m, found, &total, err));
     qc_console_detail(&o->call, 1, "comparing %s with %s, %s", o->call.model, o->call.against,
                       found ? "as its manifest says" : "by names, as it has no manifest");
     QC_TRY(qc_progress_create(&progress, &o->call, "verifying", total, err));
-    qc_against_options ao = {.ops = qc_quant_ops_for(isa),
-                             .threads =
-                                 o->call.threads ? o->call.threads : qc_pipeline_default_threads(0),
-                             .progress = add_progress,
-                             .progress_ctx = progress};
-    qc_status st = qc_against_run(&r, o->call.arena, o->call.model, found ? &m : NULL,
-                                  o->call.against, &ao, err);
+    qc_status st = qc_against_run(&r, &o->call, found ? &m : NULL, progress, err);
     double seconds = qc_progress_seconds(progress);
     qc_progress_destroy(progress);
     QC_TRY(st);
@@ -146,10 +130,7 @@ qc_status qc_cmd_verify(const qc_options *o, qc_error *err)
                       m.tensor_count, qc_plural(m.tensor_count), m.shard_count,
                       qc_plural(m.shard_count), m.qconv_version, m.to);
     QC_TRY(qc_progress_create(&progress, &o->call, "verifying", total, err));
-    qc_scan_options so = {.threads =
-                              o->call.threads ? o->call.threads : qc_pipeline_default_threads(0),
-                          .progress = add_progress,
-                          .progress_ctx = progress};
+    qc_scan_options so = {.threads = o->call.threads, .progress = progress};
     qc_status st = qc_scan_output(&result, o->call.arena, o->call.model, &m, &so, err);
     double seconds = qc_progress_seconds(progress);
     qc_progress_destroy(progress);

@@ -8,15 +8,15 @@ const qc_command_row qc_command_table[] = {
      .name = "convert",
      .synopsis = "[convert] --to {nf4,int8,auto,fp16,bf16,keep} [OPTION]... MODEL OUT",
      .summary = "convert a checkpoint; the word may be left out",
-     .text = "Convert the Hugging Face checkpoint MODEL (a directory, or one .safetensors or .bin "
-             "file) "
-             "and write the result to the directory OUT. Weights of linear layers are "
-             "quantized or cast; embeddings, norms, routers and the output head stay as they "
-             "are unless options say otherwise.\n"
-             "\n"
-             "The output depends on the input and the options only, not on the number of "
-             "threads. At the end a summary gives time, rate, sizes, bits per weight and the "
-             "tensor with the largest error.",
+     .text =
+         "Convert the Hugging Face checkpoint MODEL (a directory, or one .safetensors or .bin "
+         "file) and write the result to the directory OUT. Weights of linear layers are quantized "
+         "or cast; embeddings, norms, routers and the output head stay as they are unless "
+         "options say otherwise.\n"
+         "\n"
+         "The output depends on the input and the options only, not on the number of "
+         "threads. At the end a summary gives time, rate, sizes, bits per weight and the "
+         "tensor with the largest error.",
      .places = {{"MODEL", QC_PLACE_PATH, 0}, {"OUT", QC_PLACE_DIR, 0}},
      .place_count = 2,
      .examples = "qconv --to nf4 Llama-3.1-8B llama-nf4\n"
@@ -85,12 +85,14 @@ const qc_command_row qc_command_table[] = {
      .name = "verify",
      .synopsis = "verify [OPTION]... OUT [--against MODEL]",
      .summary = "check every byte of an output against its hashes",
-     .text = "Read the whole qconv output OUT and compare it with its manifest, qconv.json. Exit "
-             "code 4, and the first fault named, if anything differs.\n"
-             "\n"
-             "With --against also compare OUT with the checkpoint that it was made from: names, "
-             "bits of tensors that were not quantized, and the error of every one that was against "
-             "what its scheme can be expected to leave. docs/verify.md says how.",
+     .text =
+         "Read the whole qconv output OUT and compare it with its manifest, qconv.json. Exit "
+         "code 4, and the first fault named, if anything differs.\n"
+         "\n"
+         "With --against it also compares OUT with the checkpoint that it was made from: the "
+         "names, the bits of tensors that were not quantized, and whether the error of each "
+         "quantized tensor is one that its scheme can be expected to leave. docs/verify.md says "
+         "how.",
      .places = {{"OUT", QC_PLACE_DIR, 0}},
      .place_count = 1,
      .examples = "qconv verify llama-nf4\n"
@@ -129,10 +131,11 @@ const qc_command_row qc_command_table[] = {
      .name = "bench",
      .synopsis = "bench [OPTION]...",
      .summary = "speed of the GPU kernels against cuBLAS fp16",
-     .text = "Time the multiplication with quantized weights on this machine's GPU, for the layer "
-             "shapes of well-known models and many sizes of batch, against cuBLAS in fp16 and "
-             "against the rate at which the GPU copies memory. What is wrong or does not run is "
-             "named, the rest is measured, and the exit code is 4. docs/bench.md says how.",
+     .text =
+         "Time the multiplication with quantized weights on this machine's GPU, for the layer "
+         "shapes of well-known models and many sizes of batch, against cuBLAS in fp16 and "
+         "against the rate at which the GPU copies memory. If a kernel is wrong or does not run, "
+         "bench names it, measures the rest and ends with exit code 4. docs/bench.md says how.",
      .place_count = 0,
      .examples = "qconv bench\n"
                  "all shapes, a table\n"
@@ -145,7 +148,7 @@ const qc_command_row qc_command_table[] = {
      .synopsis = "eval [OPTION]... OUT --text FILE",
      .summary = "perplexity and KL divergence of a language model",
      .text = "Read a text with the language model OUT, a qconv output or any checkpoint of the "
-             "Llama family, and tell its perplexity; with --against also how far its predictions "
+             "Llama family, and report its perplexity; with --against also how far its predictions "
              "are from those of MODEL: KL divergence, how often both would say the same token, and "
              "the difference in perplexity with its standard error. One layer is in memory at a "
              "time, so the model need not fit.\n"

@@ -7,7 +7,7 @@
 #include "convert/output/output_dir.h"
 #include "convert/plan/loaders.h"
 #include "convert/run/make_manifest.h"
-#include "convert/run/parts.h"
+#include "convert/run/part_rank.h"
 #include "convert/term/console.h"
 #include "convert/term/glob.h"
 #include "formats/checkpoint_internal.h"
@@ -40,7 +40,8 @@ int qc_is_diffusers_folder(const qc_options *o, const char *path)
 {
     const char *index = NULL, *config = NULL;
     qc_path_kind kind = QC_PATH_MISSING, own = QC_PATH_MISSING;
-    if (!path || qc_path_join(o->call.arena, &index, path, QC_CKPT_PIPELINE_NAME, NULL) != QC_OK ||
+    if (!path ||
+        qc_path_join(o->call.arena, &index, path, QC_CHECKPOINT_PIPELINE_NAME, NULL) != QC_OK ||
         qc_path_join(o->call.arena, &config, path, "config.json", NULL) != QC_OK ||
         qc_path_stat(index, &kind, NULL, NULL) != QC_OK ||
         qc_path_stat(config, &own, NULL, NULL) != QC_OK)
@@ -59,9 +60,9 @@ static const char *below(const char *path, const char *name)
 
 static int is_weights(const char *file)
 {
-    qc_ckpt_name n;
+    qc_checkpoint_name n;
     return !strchr(file, '/') &&
-           ((qc_ckpt_name_read(&n, file) && !n.index) || qc_ends_with(file, ".safetensors") ||
+           ((qc_checkpoint_name_read(&n, file) && !n.index) || qc_ends_with(file, ".safetensors") ||
             qc_ends_with(file, ".safetensors.zst"));
 }
 
@@ -89,7 +90,7 @@ static qc_status read_parts(pipeline *p, qc_error *err)
     const char *path = NULL;
     void *v = NULL;
     size_t count = 0;
-    QC_TRY(qc_path_join(p->arena, &path, p->folder, QC_CKPT_PIPELINE_NAME, err));
+    QC_TRY(qc_path_join(p->arena, &path, p->folder, QC_CHECKPOINT_PIPELINE_NAME, err));
     QC_TRY(qc_file_slurp(path, &p->index_text, err));
     qc_status st = qc_json_parse(&doc, p->index_text.data ? p->index_text.data : "",
                                  p->index_text.len, QC_JSON_PYTHON, err);
@@ -130,40 +131,33 @@ static qc_status open_pipeline(pipeline *p, const qc_options *o, const char *fol
     return read_parts(p, err);
 }
 
-static void close_pipeline(pipeline *p)
-{
-    qc_strbuf_deinit(&p->index_text);
-}
-
 /* --keep PART and --quantize PART choose what is copied and what is converted. */
 static qc_status choose_parts(pipeline *p, qc_error *err)
 {
-    const qc_options *o = p->o;
-    for (uint32_t r = 0; r < o->convert.plan.recipe.rule_count; r++) {
+    const qc_recipe_options *recipe = &p->o->convert.plan.recipe;
+    for (uint32_t r = 0; r < recipe->rule_count; r++) {
+        const qc_rule *rule = &recipe->rules[r];
         size_t matches = 0;
         for (size_t i = 0; i < p->part_count; i++) {
-            if (p->parts[i].weights == 0 ||
-                !qc_glob_match(o->convert.plan.recipe.rules[r].glob, p->parts[i].name))
+            if (p->parts[i].weights == 0 || !qc_glob_match(rule->glob, p->parts[i].name))
                 continue;
-            p->parts[i].convert = o->convert.plan.recipe.rules[r].quantize;
+            p->parts[i].convert = rule->quantize;
             matches++;
         }
         if (matches == 0)
             QC_FAIL(err, QC_ERR_USAGE,
                     "%s '%s' names no part of the pipeline %s; rules for tensors are for one part, "
                     "converted by itself",
-                    o->convert.plan.recipe.rules[r].quantize ? "--quantize" : "--keep",
-                    o->convert.plan.recipe.rules[r].glob, o->call.model);
+                    rule->quantize ? "--quantize" : "--keep", rule->glob, p->folder);
     }
-    for (size_t i = 0; i < p->part_count; i++) {
+    for (size_t i = 0; i < p->part_count; i++)
         if (p->parts[i].convert)
             return QC_OK;
-    }
     QC_FAIL(
         err, QC_ERR_INPUT,
         "%s: no part of this pipeline is a transformer, UNet or text encoder with weights; name "
         "one with --quantize PART",
-        o->call.model);
+        p->folder);
 }
 
 static qc_status check_options(const qc_options *o, qc_error *err)
@@ -224,44 +218,38 @@ static qc_status check_part(const qc_options *o, qc_error *err)
 
 /* ---- results of several parts ---- */
 
+/* Writes what stands around and between the JSON objects of the parts. */
 static qc_status print(const qc_options *o, const char *text, qc_error *err)
 {
     qc_strbuf out;
     if (!o->call.json)
         return QC_OK;
     qc_strbuf_init(&out, 64);
-    qc_status st = qc_strbuf_adds(&out, text, err);
-    if (st == QC_OK)
-        st = qc_console_result(&out, err);
-    qc_strbuf_deinit(&out);
-    return st;
+    qc_strbuf_puts(&out, text);
+    return qc_console_deliver(QC_OK, &out, NULL, err);
 }
 
 /* ---- what is copied ---- */
 
-static int has_full(const pipeline *p, const char *path, const char *name)
+static int is_full(const char *file)
 {
-    size_t folder = (size_t)(name - path);
-    for (size_t i = 0; i < p->tree_count; i++) {
-        const char *other = p->tree[i].path;
-        qc_ckpt_name n;
-        if (strncmp(other, path, folder) == 0 && qc_ckpt_name_read(&n, other + folder) &&
-            !n.torch && !n.variant)
-            return 1;
-    }
-    return 0;
+    qc_checkpoint_name n;
+    return qc_checkpoint_name_read(&n, file) && !n.torch && !n.variant;
 }
 
-/* Is there a .safetensors file in the folder of this one? */
-static int has_safetensors(const pipeline *p, const char *path, const char *name)
+static int is_safetensors(const char *file)
+{
+    return !strchr(file, '/') && qc_ends_with(file, ".safetensors");
+}
+
+/* Is there such a file in the folder of path, whose own name is `name`? */
+static int folder_has(const pipeline *p, const char *path, const char *name,
+                      int (*is)(const char *file))
 {
     size_t folder = (size_t)(name - path);
-    for (size_t i = 0; i < p->tree_count; i++) {
-        const char *other = p->tree[i].path;
-        if (strncmp(other, path, folder) == 0 && !strchr(other + folder, '/') &&
-            qc_ends_with(other, ".safetensors"))
+    for (size_t i = 0; i < p->tree_count; i++)
+        if (strncmp(p->tree[i].path, path, folder) == 0 && is(p->tree[i].path + folder))
             return 1;
-    }
     return 0;
 }
 
@@ -272,14 +260,14 @@ static int is_twin(const pipeline *p, const char *path)
                                           ".pt",  ".pth",     ".h5",   ".bin.index.json", ".gguf"};
     const char *slash = strrchr(path, '/');
     const char *name = slash ? slash + 1 : path;
-    qc_ckpt_name n;
+    qc_checkpoint_name n;
     if (!slash) /* the whole pipeline in one file, of which no output is made */
         return is_weights(path) || qc_ends_with(path, ".ckpt") || qc_ends_with(path, ".gguf") ||
                qc_ends_with(path, ".bin");
-    if (qc_ckpt_name_read(&n, name) && n.variant && !n.torch)
-        return has_full(p, path, name);
+    if (qc_checkpoint_name_read(&n, name) && n.variant && !n.torch)
+        return folder_has(p, path, name, is_full);
     for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
-        if (qc_ends_with(name, formats[i]) && has_safetensors(p, path, name))
+        if (qc_ends_with(name, formats[i]) && folder_has(p, path, name, is_safetensors))
             return 1;
     }
     return 0;
@@ -291,7 +279,7 @@ static int is_copied(const pipeline *p, const char *path)
         if (p->parts[i].convert && below(path, p->parts[i].name))
             return 0;
     }
-    return strcmp(path, QC_CKPT_PIPELINE_NAME) != 0 && strcmp(path, QC_MANIFEST_NAME) != 0 &&
+    return strcmp(path, QC_CHECKPOINT_PIPELINE_NAME) != 0 && strcmp(path, QC_MANIFEST_NAME) != 0 &&
            path[0] != '.' && !strstr(path, "/.") && !qc_ends_with(path, ".tmp") &&
            !is_twin(p, path);
 }
@@ -303,9 +291,9 @@ static int is_copied(const pipeline *p, const char *path)
 static qc_status copied_name(const pipeline *p, const char **out, const char *path, qc_error *err)
 {
     const char *slash = strrchr(path, '/');
-    qc_ckpt_name n;
+    qc_checkpoint_name n;
     *out = path;
-    if (!slash || !qc_ckpt_name_read(&n, slash + 1) || !n.variant || n.shard || n.torch)
+    if (!slash || !qc_checkpoint_name_read(&n, slash + 1) || !n.variant || n.shard || n.torch)
         return QC_OK;
     return qc_arena_printf(p->arena, out, err, "%.*s%s", (int)(n.variant - 1 - path), path,
                            n.variant + n.variant_len);
@@ -324,10 +312,8 @@ static int compare_copies(const void *pa, const void *pb)
 
 static qc_status list_copies(pipeline *p, copy **out, size_t *count, qc_error *err)
 {
-    void *v = NULL;
     *count = 0;
-    QC_TRY(qc_arena_alloc(p->arena, &v, p->tree_count + 1, sizeof **out, err));
-    *out = v;
+    QC_TRY(qc_arena_alloc(p->arena, out, p->tree_count + 1, sizeof **out, err));
     for (size_t i = 0; i < p->tree_count; i++) {
         int leaves = 0;
         if (!is_copied(p, p->tree[i].path))
@@ -360,27 +346,23 @@ static qc_status list_copies(pipeline *p, copy **out, size_t *count, qc_error *e
 static qc_status fill_manifest(qc_manifest *m, const pipeline *p, const copy *copies, size_t count,
                                qc_error *err)
 {
-    const qc_options *o = p->o;
-    void *v = NULL;
+    const qc_plan_options *o = &p->o->convert.plan;
+    const qc_recipe_options *r = &o->recipe;
     memset(m, 0, sizeof *m);
     m->qconv_version = QCONV_VERSION;
-    m->to = qc_to_name(o->convert.plan.recipe.to);
-    m->rest = qc_rest_name(o->convert.plan.recipe.rest);
-    m->max_shard_bytes = o->convert.plan.max_shard_bytes;
-    QC_TRY(
-        qc_arena_alloc(p->arena, &v, o->convert.plan.recipe.rule_count + 1, sizeof *m->rules, err));
-    m->rules = v;
-    for (uint32_t i = 0; i < o->convert.plan.recipe.rule_count; i++)
+    m->to = qc_to_name(r->to);
+    m->rest = qc_rest_name(r->rest);
+    m->max_shard_bytes = o->max_shard_bytes;
+    QC_TRY(qc_arena_alloc(p->arena, &m->rules, r->rule_count + 1, sizeof *m->rules, err));
+    for (uint32_t i = 0; i < r->rule_count; i++)
         QC_TRY(qc_arena_printf(p->arena, &m->rules[m->rule_count++], err, "%s %s",
-                               o->convert.plan.recipe.rules[i].quantize ? "quantize" : "keep",
-                               o->convert.plan.recipe.rules[i].glob));
-    QC_TRY(qc_arena_alloc(p->arena, &v, count + 1, sizeof *m->files, err));
-    m->files = v;
+                               r->rules[i].quantize ? "quantize" : "keep", r->rules[i].glob));
+    QC_TRY(qc_arena_alloc(p->arena, &m->files, count + 1, sizeof *m->files, err));
     size_t i = 0;
-    while (i < count && strcmp(copies[i].file.path, QC_CKPT_PIPELINE_NAME) < 0)
+    while (i < count && strcmp(copies[i].file.path, QC_CHECKPOINT_PIPELINE_NAME) < 0)
         m->files[m->file_count++] = copies[i++].file;
     m->files[m->file_count++] =
-        (qc_manifest_file){QC_CKPT_PIPELINE_NAME, p->index_text.len,
+        (qc_manifest_file){QC_CHECKPOINT_PIPELINE_NAME, p->index_text.len,
                            qc_digest_bytes(p->index_text.data, p->index_text.len)};
     while (i < count)
         m->files[m->file_count++] = copies[i++].file;
@@ -502,11 +484,8 @@ static qc_status print_steps(const qc_options *o, qc_error *err)
     qc_loaders l = qc_loaders_of_pipeline(&o->convert.plan);
     qc_strbuf text;
     qc_strbuf_init(&text, (size_t)1 << 20);
-    qc_status st = qc_next_steps_text(&l, o->call.program, o->call.out, &text, err);
-    if (st == QC_OK)
-        st = qc_console_result(&text, err);
-    qc_strbuf_deinit(&text);
-    return st;
+    return qc_console_deliver(qc_next_steps_text(&l, o->call.program, o->call.out, &text, err),
+                              &text, NULL, err);
 }
 
 static qc_status convert_parts(pipeline *p, qc_part_command one, qc_error *err)
@@ -515,13 +494,13 @@ static qc_status convert_parts(pipeline *p, qc_part_command one, qc_error *err)
     copy *copies = NULL;
     size_t count = 0;
     const char *index = NULL;
-    qc_ckpt_names converted = {0};
+    qc_checkpoint_names converted = {0};
     QC_TRY(choose_parts(p, err));
     for (size_t i = 0; i < p->part_count; i++) {
         qc_options own;
         if (!p->parts[i].convert)
             continue;
-        qc_ckpt_names_add(&converted, p->parts[i].name);
+        qc_checkpoint_names_add(&converted, p->parts[i].name);
         QC_TRY(part_options(&own, p, p->parts[i].name, err));
         QC_TRY(check_part(&own, err));
     }
@@ -529,13 +508,13 @@ static qc_status convert_parts(pipeline *p, qc_part_command one, qc_error *err)
     qc_console_detail(&o->call, o->call.quiet ? 9 : 0,
                       "%s is a diffusers pipeline: %s %s converted, everything else (%zu "
                       "files) is copied",
-                      o->call.model, qc_ckpt_names_text(&converted),
+                      o->call.model, qc_checkpoint_names_text(&converted),
                       converted.count == 1 ? "is" : "are", count + 1);
     if (o->convert.dry_run)
         return run_parts(p, one, err);
     QC_TRY(copy_rest(p, copies, count, err));
     QC_TRY(run_parts(p, one, err));
-    QC_TRY(qc_path_join(p->arena, &index, o->call.out, QC_CKPT_PIPELINE_NAME, err));
+    QC_TRY(qc_path_join(p->arena, &index, o->call.out, QC_CHECKPOINT_PIPELINE_NAME, err));
     QC_TRY(qc_file_put(index, p->index_text.data, p->index_text.len, err));
     return print_steps(o, err);
 }
@@ -545,12 +524,12 @@ qc_status qc_diffusers_convert(const qc_options *o, qc_part_command one, qc_erro
     pipeline p;
     QC_TRY(check_options(o, err));
     if (o->call.out)
-        QC_TRY(
-            qc_output_dir_check(o->call.arena, o->call.out, o->call.model, o->convert.force, err));
+        QC_TRY(qc_output_check(o->call.arena, o->call.out, o->call.model, o->convert.force, NULL,
+                               err));
     qc_status st = open_pipeline(&p, o, o->call.model, err);
     if (st == QC_OK)
         st = convert_parts(&p, one, err);
-    close_pipeline(&p);
+    qc_strbuf_deinit(&p.index_text);
     return st;
 }
 
@@ -605,6 +584,6 @@ qc_status qc_diffusers_each(const qc_options *o, qc_part_command one, qc_error *
     }
     if (st == QC_OK)
         st = print(o, "]\n", err);
-    close_pipeline(&p);
+    qc_strbuf_deinit(&p.index_text);
     return st;
 }

@@ -1,5 +1,5 @@
 /* Text generated from the option table: --help, the manual page, shell completions.
- * Each appends to out; the only errors are those of qc_strbuf. */
+ * Each appends to out; qc_strbuf_status says whether that failed. */
 #ifndef QC_CONVERT_HELP_H
 #define QC_CONVERT_HELP_H
 
@@ -7,12 +7,12 @@
 #include "convert/cli/option_table.h"
 
 /* What `qconv` and `qconv --help` print: commands, and where to read on. */
-QC_NODISCARD qc_status qc_help_overview(qc_strbuf *out, qc_error *err);
+void qc_help_overview(qc_strbuf *out);
 /* `qconv COMMAND --help`, 80 columns. QC_CMD_HELP gives the overview. */
-QC_NODISCARD qc_status qc_help_command(qc_strbuf *out, qc_command command, qc_error *err);
+void qc_help_command(qc_strbuf *out, qc_command command);
 /* qconv.1, in man(7) macros. */
-QC_NODISCARD qc_status qc_help_man(qc_strbuf *out, qc_error *err);
+void qc_help_man(qc_strbuf *out);
 /* shell: "bash", "zsh" or "fish". */
-QC_NODISCARD qc_status qc_help_completion(qc_strbuf *out, const char *shell, qc_error *err);
+void qc_help_completion(qc_strbuf *out, const char *shell);
 
 #endif

@@ -5,156 +5,148 @@
 
 /* Adds text in which '-', '\' and a leading '.' or '\'' mean themselves. With bold_dashes a "-"
  * becomes a minus that can be copied. Text may hold the blank line that separates paragraphs. */
-static qc_status add_text(qc_strbuf *out, const char *text, qc_error *err)
+static void add_text(qc_strbuf *out, const char *text)
 {
     int line_start = 1;
     for (const char *c = text; *c; c++) {
         if (line_start && (*c == '.' || *c == '\''))
-            QC_TRY(qc_strbuf_adds(out, "\\&", err));
+            qc_strbuf_puts(out, "\\&");
         line_start = 0;
         if (strncmp(c, "\n\n", 2) == 0) {
-            QC_TRY(qc_strbuf_adds(out, "\n.PP\n", err));
+            qc_strbuf_puts(out, "\n.PP\n");
             c++;
             line_start = 1;
         } else if (*c == '-') {
-            QC_TRY(qc_strbuf_adds(out, "\\-", err));
+            qc_strbuf_puts(out, "\\-");
         } else if (*c == '\\') {
-            QC_TRY(qc_strbuf_adds(out, "\\e", err));
+            qc_strbuf_puts(out, "\\e");
         } else if (*c == '\'') {
-            QC_TRY(qc_strbuf_adds(out, "\\(aq", err));
+            qc_strbuf_puts(out, "\\(aq");
         } else {
-            QC_TRY(qc_strbuf_add(out, c, 1, err));
+            qc_strbuf_put(out, c, 1);
         }
     }
-    return QC_OK;
 }
 
-static qc_status add_line(qc_strbuf *out, const char *text, qc_error *err)
+static void add_line(qc_strbuf *out, const char *text)
 {
-    QC_TRY(add_text(out, text, err));
-    return qc_strbuf_adds(out, "\n", err);
+    add_text(out, text);
+    qc_strbuf_puts(out, "\n");
 }
 
 /* ".TP", a bold tag, its text. */
-static qc_status add_tagged(qc_strbuf *out, const char *tag, const char *text, qc_error *err)
+static void add_tagged(qc_strbuf *out, const char *tag, const char *text)
 {
-    QC_TRY(qc_strbuf_adds(out, ".TP\n\\fB", err));
-    QC_TRY(add_text(out, tag, err));
-    QC_TRY(qc_strbuf_adds(out, "\\fR\n", err));
-    return add_line(out, text, err);
+    qc_strbuf_puts(out, ".TP\n\\fB");
+    add_text(out, tag);
+    qc_strbuf_puts(out, "\\fR\n");
+    add_line(out, text);
 }
 
-static qc_status add_sentence(qc_strbuf *out, const char *clause, qc_error *err)
+static void add_sentence(qc_strbuf *out, const char *clause)
 {
     char first[2] = {clause[0], '\0'};
     if (first[0] >= 'a' && first[0] <= 'z')
         first[0] = (char)(first[0] - 'a' + 'A');
-    QC_TRY(add_text(out, first, err));
-    QC_TRY(add_text(out, clause + 1, err));
-    return qc_strbuf_adds(out, ".\n", err);
+    add_text(out, first);
+    add_text(out, clause + 1);
+    qc_strbuf_puts(out, ".\n");
 }
 
 /* Adds "Commands: convert, unpack." unless the option is one of all commands. */
-static qc_status add_scope(qc_strbuf *out, const qc_option_row *row, qc_error *err)
+static void add_scope(qc_strbuf *out, const qc_option_row *row)
 {
     unsigned all = 0, n = 0;
     for (unsigned i = 0; i < qc_command_count; i++)
         all |= QC_CMD_BIT(qc_command_table[i].command);
     if ((row->commands & all) == all)
-        return QC_OK;
+        return;
     for (unsigned i = 0; i < qc_command_count; i++) {
         if (!(row->commands & QC_CMD_BIT(qc_command_table[i].command)))
             continue;
-        QC_TRY(qc_strbuf_addf(out, err, "%s\\fB%s\\fR", n++ ? ", " : "With ",
-                              qc_command_table[i].name));
+        qc_strbuf_putf(out, "%s\\fB%s\\fR", n++ ? ", " : "With ", qc_command_table[i].name);
     }
-    return qc_strbuf_adds(out, ".\n", err);
+    qc_strbuf_puts(out, ".\n");
 }
 
-static qc_status add_option(qc_strbuf *out, const qc_option_row *row, qc_error *err)
+static void add_option(qc_strbuf *out, const qc_option_row *row)
 {
     char spelled[QC_SPELLED_BYTES];
     qc_option_spell(row, spelled);
-    QC_TRY(qc_strbuf_adds(out, ".TP\n\\fB", err));
+    qc_strbuf_puts(out, ".TP\n\\fB");
     if (row->letter)
-        QC_TRY(qc_strbuf_addf(out, err, "\\-%c\\fR, \\fB", row->letter));
+        qc_strbuf_putf(out, "\\-%c\\fR, \\fB", row->letter);
     size_t name = strcspn(spelled, " ");
     char tail[QC_SPELLED_BYTES];
     memcpy(tail, spelled + name, strlen(spelled + name) + 1);
     spelled[name] = '\0';
-    QC_TRY(add_text(out, spelled, err));
-    QC_TRY(qc_strbuf_adds(out, "\\fR", err));
+    add_text(out, spelled);
+    qc_strbuf_puts(out, "\\fR");
     if (tail[0]) {
-        QC_TRY(qc_strbuf_adds(out, " \\fI", err));
-        QC_TRY(add_text(out, tail + 1, err));
-        QC_TRY(qc_strbuf_adds(out, "\\fR", err));
+        qc_strbuf_puts(out, " \\fI");
+        add_text(out, tail + 1);
+        qc_strbuf_puts(out, "\\fR");
     }
-    QC_TRY(qc_strbuf_adds(out, "\n", err));
-    QC_TRY(add_sentence(out, row->help, err));
+    qc_strbuf_puts(out, "\n");
+    add_sentence(out, row->help);
     if (row->more)
-        QC_TRY(add_line(out, row->more, err));
+        add_line(out, row->more);
     const char *dflt = row->dflt ? row->dflt : row->dflt_note;
     if (dflt && strcmp(dflt, "required") == 0) {
-        QC_TRY(add_line(out, "Required.", err));
+        add_line(out, "Required.");
     } else if (dflt) {
-        QC_TRY(qc_strbuf_adds(out, "Default: ", err));
-        QC_TRY(add_text(out, dflt, err));
-        QC_TRY(qc_strbuf_adds(out, ".\n", err));
+        qc_strbuf_puts(out, "Default: ");
+        add_text(out, dflt);
+        qc_strbuf_puts(out, ".\n");
     }
     if (row->dflt_of.commands) {
         for (unsigned i = 0; i < qc_command_count; i++)
             if (row->dflt_of.commands & QC_CMD_BIT(qc_command_table[i].command))
-                QC_TRY(qc_strbuf_addf(out, err, "With \\fB%s\\fR: ", qc_command_table[i].name));
-        QC_TRY(add_text(out, row->dflt_of.note, err));
-        QC_TRY(qc_strbuf_adds(out, ".\n", err));
+                qc_strbuf_putf(out, "With \\fB%s\\fR: ", qc_command_table[i].name);
+        add_text(out, row->dflt_of.note);
+        qc_strbuf_puts(out, ".\n");
     }
-    QC_TRY(add_scope(out, row, err));
-    return qc_strbuf_addf(out, err, "Since %s.\n", row->since);
+    add_scope(out, row);
+    qc_strbuf_putf(out, "Since %s.\n", row->since);
 }
 
-static qc_status add_commands(qc_strbuf *out, qc_error *err)
+static void add_commands(qc_strbuf *out)
 {
-    QC_TRY(qc_strbuf_adds(out, ".SH SYNOPSIS\n", err));
+    qc_strbuf_puts(out, ".SH SYNOPSIS\n");
     for (unsigned i = 0; i < qc_command_count; i++) {
-        QC_TRY(qc_strbuf_addf(out, err, "%s.B qconv\n", i ? ".br\n" : ""));
-        QC_TRY(add_line(out, qc_command_table[i].synopsis, err));
+        qc_strbuf_putf(out, "%s.B qconv\n", i ? ".br\n" : "");
+        add_line(out, qc_command_table[i].synopsis);
     }
-    QC_TRY(qc_strbuf_adds(out, ".SH DESCRIPTION\n", err));
-    QC_TRY(add_line(out,
-                    "qconv turns a Hugging Face checkpoint into one that is quantized (NF4 or "
-                    "int8, in the form bitsandbytes and transformers load) or cast to 16 bits, "
-                    "in constant memory, with a hash over every byte written.\n\n"
-                    "Results go to standard output, everything else to standard error.",
-                    err));
-    QC_TRY(qc_strbuf_adds(out, ".SH COMMANDS\n", err));
+    qc_strbuf_puts(out, ".SH DESCRIPTION\n");
+    add_line(out, "qconv turns a Hugging Face checkpoint into one that is quantized (NF4 or "
+                  "int8, in the form bitsandbytes and transformers load) or cast to 16 bits, "
+                  "in constant memory, with a hash over every byte written.\n\n"
+                  "Results go to standard output, everything else to standard error.");
+    qc_strbuf_puts(out, ".SH COMMANDS\n");
     for (unsigned i = 0; i < qc_command_count; i++) {
-        QC_TRY(qc_strbuf_addf(out, err, ".SS %s\n", qc_command_table[i].name));
-        QC_TRY(add_line(out, qc_command_table[i].text, err));
+        qc_strbuf_putf(out, ".SS %s\n", qc_command_table[i].name);
+        add_line(out, qc_command_table[i].text);
     }
-    return QC_OK;
 }
 
-static qc_status add_options(qc_strbuf *out, qc_error *err)
+static void add_options(qc_strbuf *out)
 {
-    QC_TRY(qc_strbuf_adds(out, ".SH OPTIONS\n", err));
-    QC_TRY(add_line(out,
-                    "A value follows its option after a space or after '='. Names cannot be "
-                    "shortened. After '--' every argument is a path. Of an option given twice "
-                    "the last one counts, except where it may be repeated. Sizes are written "
-                    "like 5GB (10^9 bytes each), 512MiB (2^20 bytes each), 1.5GB or 4096.",
-                    err));
+    qc_strbuf_puts(out, ".SH OPTIONS\n");
+    add_line(out, "A value follows its option after a space or after '='. Names cannot be "
+                  "shortened. After '--' every argument is a path. Of an option given twice "
+                  "the last one counts, except where it may be repeated. Sizes are written "
+                  "like 5GB (10^9 bytes each), 512MiB (2^20 bytes each), 1.5GB or 4096.");
     for (unsigned g = 0; g < QC_GROUP_COUNT; g++) {
-        QC_TRY(qc_strbuf_addf(out, err, ".SS %s\n", qc_option_group_titles[g]));
-        for (unsigned i = 0; i < QC_OPT_COUNT; i++)
-            if (qc_option_table[i].group == (qc_option_group)g)
-                QC_TRY(add_option(out, &qc_option_table[i], err));
+        qc_strbuf_putf(out, ".SS %s\n", qc_option_group_titles[g]);
+        for (const qc_option_row *row = qc_option_table; row->name; row++)
+            if (row->group == (qc_option_group)g)
+                add_option(out, row);
     }
-    return QC_OK;
 }
 
-static qc_status add_examples(qc_strbuf *out, qc_error *err)
+static void add_examples(qc_strbuf *out)
 {
-    QC_TRY(qc_strbuf_adds(out, ".SH EXAMPLES\n", err));
+    qc_strbuf_puts(out, ".SH EXAMPLES\n");
     for (unsigned i = 0; i < qc_command_count; i++) {
         const char *e = qc_command_table[i].examples ? qc_command_table[i].examples : "";
         while (*e) {
@@ -164,32 +156,29 @@ static qc_status add_examples(qc_strbuf *out, qc_error *err)
                 size_t kept = len < sizeof line - 1 ? len : sizeof line - 1;
                 memcpy(line, e, kept);
                 line[kept] = '\0';
-                QC_TRY(qc_strbuf_adds(out, part ? "" : ".TP\n\\fB", err));
-                QC_TRY(add_text(out, line, err));
-                QC_TRY(qc_strbuf_adds(out, part ? "\n" : "\\fR\n", err));
+                qc_strbuf_puts(out, part ? "" : ".TP\n\\fB");
+                add_text(out, line);
+                qc_strbuf_puts(out, part ? "\n" : "\\fR\n");
                 e += len + 1;
             }
         }
     }
-    return QC_OK;
 }
 
-qc_status qc_help_man(qc_strbuf *out, qc_error *err)
+void qc_help_man(qc_strbuf *out)
 {
-    QC_TRY(qc_strbuf_adds(out,
-                          ".\\\" Generated by 'qconv --man'. Do not edit.\n"
-                          ".TH QCONV 1 \"\" \"qconv " QCONV_VERSION "\" \"User Commands\"\n"
-                          ".SH NAME\n"
-                          "qconv \\- quantize and convert Hugging Face checkpoints\n",
-                          err));
-    QC_TRY(add_commands(out, err));
-    QC_TRY(add_options(out, err));
-    QC_TRY(qc_strbuf_adds(out, ".SH EXIT STATUS\n", err));
+    qc_strbuf_puts(out, ".\\\" Generated by 'qconv --man'. Do not edit.\n"
+                        ".TH QCONV 1 \"\" \"qconv " QCONV_VERSION "\" \"User Commands\"\n"
+                        ".SH NAME\n"
+                        "qconv \\- quantize and convert Hugging Face checkpoints\n");
+    add_commands(out);
+    add_options(out);
+    qc_strbuf_puts(out, ".SH EXIT STATUS\n");
     for (unsigned i = 0; i < qc_exit_code_count; i++)
-        QC_TRY(add_tagged(out, qc_exit_code_table[i].name, qc_exit_code_table[i].meaning, err));
-    QC_TRY(qc_strbuf_adds(out, ".SH ENVIRONMENT\n", err));
+        add_tagged(out, qc_exit_code_table[i].name, qc_exit_code_table[i].meaning);
+    qc_strbuf_puts(out, ".SH ENVIRONMENT\n");
     for (unsigned i = 0; i < qc_environment_count; i++)
-        QC_TRY(add_tagged(out, qc_environment_table[i].name, qc_environment_table[i].meaning, err));
-    QC_TRY(add_examples(out, err));
-    return qc_strbuf_adds(out, ".SH SEE ALSO\n.BR zstd (1)\n", err);
+        add_tagged(out, qc_environment_table[i].name, qc_environment_table[i].meaning);
+    add_examples(out);
+    qc_strbuf_puts(out, ".SH SEE ALSO\n.BR zstd (1)\n");
 }

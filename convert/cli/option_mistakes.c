@@ -83,71 +83,6 @@ const qc_command_row *qc_mistaken_command(const char *word)
 
 /* ---- options ---- */
 
-/* Names of other tools' options, what does the same here, and the option that `meant` uses. A row
- * counts only where the command has that option; with QC_OPT_COUNT it counts for every command. */
-static const struct {
-    const char *names;
-    const char *meant;
-    qc_option_id option;
-} option_names[] = {
-    {"bits wbits nbits w-bit quant quant-type quantization quantization-type quant-method qtype q "
-     "format outtype out-type scheme type precision dtype torch-dtype method target",
-     "--to nf4 (4 bits), --to int8 (8 bits) or --to bf16", QC_OPT_TO},
-    {"load-in-4bit 4bit 4-bit nf4 int4 fp4 q4 bnb-4bit-quant-type", "--to nf4", QC_OPT_TO},
-    {"load-in-8bit 8bit 8-bit int8 q8", "--to int8", QC_OPT_TO},
-    {"bf16 bfloat16", "--to bf16", QC_OPT_TO},
-    {"fp16 float16 half", "--to fp16", QC_OPT_TO},
-    {"auto", "--to auto", QC_OPT_TO},
-    {"dequantize", "--to bf16", QC_OPT_TO},
-    {"gpu gpus cuda use-gpu use-cuda gpu-id gpu-ids cuda-device cuda-visible-devices ngl",
-     "--device cuda, or cuda:0,2", QC_OPT_RUN_DEVICE},
-    {"cpu cpu-only no-gpu no-cuda use-cpu", "--device cpu", QC_OPT_RUN_DEVICE},
-    {"gpu gpus gpu-memory gpu-mem memory mem max-memory budget devices cards vram-gb size",
-     "--vram 2x40GB", QC_OPT_VRAM},
-    {"jobs j workers num-workers nthreads n-threads num-threads thread cores nproc t", "--threads",
-     QC_OPT_THREADS},
-    {"group-size groupsize q-group-size gs blocksize bs", "--block-size", QC_OPT_BLOCK_SIZE},
-    {"double-quant use-double-quant bnb-4bit-use-double-quant nested",
-     "nothing: NF4 is doubly quantized unless --no-double-quant is given", QC_OPT_NO_DOUBLE_QUANT},
-    {"bnb-4bit-compute-dtype", "--compute-dtype", QC_OPT_COMPUTE_DTYPE},
-    {"shard-size split-size split-max-size max-shard", "--max-shard-size", QC_OPT_MAX_SHARD_SIZE},
-    {"skip skip-modules exclude ignore no-quantize modules-to-not-convert "
-     "llm-int8-skip-modules leave",
-     "--keep", QC_OPT_KEEP},
-    {"include only target-modules targets", "--quantize", QC_OPT_QUANTIZE},
-    {"overwrite clobber replace yes y f", "--force", QC_OPT_FORCE},
-    {"resume continue", "nothing: an interrupted conversion is continued by the same command",
-     QC_OPT_RESTART},
-    {"dry simulate no-op noop whatif n", "--dry-run", QC_OPT_DRY_RUN},
-    {"compression no-compress no-compression uncompressed plain", "--compress none",
-     QC_OPT_COMPRESS},
-    {"calib calib-data calibration calibration-data calibration-dataset dataset imatrix",
-     "--calibrate", QC_OPT_CALIBRATE},
-    {"config recipe-file", "--recipe", QC_OPT_RECIPE},
-    {"delete-source remove-source move in-place inplace", "--consume-source",
-     QC_OPT_CONSUME_SOURCE},
-    {"ctx ctx-size n-ctx context-length context-size max-length max-model-len max-seq-len "
-     "max-seq-length seq-len seq-length sequence-length c",
-     "--context", QC_OPT_CONTEXT},
-    {"ctx ctx-size n-ctx context-length context-size max-length max-model-len max-seq-len "
-     "max-seq-length seq-len seq-length sequence-length c",
-     "--context", QC_OPT_EVAL_CONTEXT},
-    {"batch-size b bs", "--batch", QC_OPT_BATCH},
-    {"kv-cache-dtype cache-type cache-type-k cache-dtype kv", "--kv-dtype", QC_OPT_KV_DTYPE},
-    {"gpu-memory-utilization utilization headroom reserve", "--margin", QC_OPT_MARGIN},
-    {"train training finetune fine-tune", "--mode train", QC_OPT_MODE},
-    {"rank lora-r r", "--lora-rank", QC_OPT_LORA_RANK},
-    {"original reference ref base base-model source model baseline-model compare m", "--against",
-     QC_OPT_AGAINST},
-    {"file data dataset corpus prompt prompts input f", "--text", QC_OPT_TEXT},
-    {"out output outfile output-file o save page", "--html", QC_OPT_REPORT_HTML},
-    {"out outfile output-file o", "--output", QC_OPT_OUTPUT},
-    {"silent s no-progress", "--quiet", QC_OPT_QUIET},
-    {"debug log-level loglevel", "--verbose", QC_OPT_VERBOSE},
-    {"usage ?", "--help", QC_OPT_COUNT},
-    {"v V", "--version", QC_OPT_COUNT},
-};
-
 /* What other tools call the arguments that are no options here: the first, and the second. */
 static const char place_names[2][160] = {
     "model in input i m src source from model-path model-dir model-id path checkpoint "
@@ -156,9 +91,16 @@ static const char place_names[2][160] = {
     "dst destination target save save-to save-path to-dir",
 };
 
-static int has_option(const qc_option_row *rows, qc_command command, qc_option_id option)
+/* The name of another tool's option that stands for this one, or NULL. */
+static const qc_foreign_name *foreign_name(const qc_option_row *row, const char *typed, size_t len,
+                                           qc_command command)
 {
-    return option == QC_OPT_COUNT || (rows[option].commands & QC_CMD_BIT(command));
+    const qc_foreign_name *f = row->commands & QC_CMD_BIT(command) ? row->foreign : NULL;
+    for (; f && f->names; f++)
+        if ((!f->of_commands || (f->of_commands & QC_CMD_BIT(command))) &&
+            is_listed(typed, len, f->names))
+            return f;
+    return NULL;
 }
 
 static const qc_option_row *near_row(const char *typed, size_t len, const qc_option_row *rows,
@@ -166,8 +108,7 @@ static const qc_option_row *near_row(const char *typed, size_t len, const qc_opt
 {
     const qc_option_row *best = NULL;
     unsigned best_miss = UINT32_MAX;
-    for (unsigned i = 0; i < QC_OPT_COUNT; i++) {
-        const qc_option_row *r = &rows[i];
+    for (const qc_option_row *r = rows; r->name; r++) {
         unsigned m = miss(typed, len, r->name);
         if (!r->hidden && (r->commands & QC_CMD_BIT(command)) && m < best_miss) {
             best = r;
@@ -181,19 +122,19 @@ qc_status qc_mistaken_option(const char **text, qc_arena *arena, const char *typ
                              const qc_option_row *rows, qc_command command, qc_error *err)
 {
     const qc_command_row *c = qc_command_row_of(command);
-    *text = NULL;
-    for (size_t i = 0; i < sizeof option_names / sizeof *option_names; i++)
-        if (is_listed(typed, len, option_names[i].names) &&
-            has_option(rows, command, option_names[i].option)) {
-            *text = option_names[i].meant;
-            return QC_OK;
-        }
-    for (unsigned i = 0; c && i < c->place_count; i++)
+    const qc_foreign_name *foreign = NULL;
+    const qc_option_row *r = rows;
+    while (r->name && !(foreign = foreign_name(r, typed, len, command)))
+        r++;
+    *text = foreign ? foreign->meant : NULL;
+    if (*text)
+        return QC_OK;
+    for (unsigned i = 0; !foreign && c && i < c->place_count; i++)
         if (is_listed(typed, len, place_names[i]))
             return qc_arena_printf(arena, text, err, "%s without an option: qconv %s",
                                    c->places[i].name, c->synopsis);
-    const qc_option_row *near = near_row(typed, len, rows, command);
-    return near ? qc_arena_printf(arena, text, err, "--%s", near->name) : QC_OK;
+    const qc_option_row *meant = foreign ? r : near_row(typed, len, rows, command);
+    return meant ? qc_arena_printf(arena, text, err, "--%s", meant->name) : QC_OK;
 }
 
 /* ---- values ---- */
@@ -237,7 +178,7 @@ const char *qc_mistaken_choice(const qc_option_row *row, const char *typed)
     };
     const char *best = NULL;
     unsigned best_miss = UINT32_MAX;
-    for (unsigned c = 0; c < QC_MAX_CHOICES && row->choices[c]; c++) {
+    for (unsigned c = 0; row->choices[c]; c++) {
         for (size_t i = 0; i < sizeof words / sizeof *words; i++)
             if (strcmp(words[i].choice, row->choices[c]) == 0 &&
                 is_listed(typed, strlen(typed), words[i].names))

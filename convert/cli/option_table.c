@@ -22,24 +22,49 @@
 #define ANSWERS   (CONVERT | VERIFY | INSPECT | UNPACK | PLAN | HARDWARE | MEASURING | READING)
 #define ANYWHERE  (ANSWERS | QC_CMD_BIT(QC_CMD_HELP))
 
-/* A row says with one of these which member it sets, and how its value is read. The member must
- * have the type that the setter stores. */
-#define SETS(member, ...)                                                                          \
-    .at = offsetof(qc_options, member),                                                            \
+#define ROW(option, of_commands, of_group)                                                         \
+    .name = option, .commands = of_commands, .group = QC_GROUP_##of_group
+/* A row says with one of these what its value is, which member it sets, and how the value is read.
+ * The member must have the type that the setter stores. */
+#define SETS(value_kind, member, ...)                                                              \
+    .kind = value_kind, .at = offsetof(qc_options, member),                                        \
     .set = _Generic(((const qc_options *)0)->member, __VA_ARGS__)
-#define SWITCH(member)     SETS(member, int : qc_option_set_on)
-#define SWITCH_OFF(member) SETS(member, int : qc_option_set_off)
-/* The member is an enum, or an int that becomes the index of the choice. */
-#define CHOICE(member) SETS(member, int : qc_option_set_choice, unsigned : qc_option_set_choice)
-#define NUMBER(member) SETS(member, uint64_t : qc_option_set_u64, unsigned : qc_option_set_unsigned)
-#define SIZE(member)   SETS(member, uint64_t : qc_option_set_size)
-#define WORD(member)   SETS(member, const char * : qc_option_set_word) /* one of the choices */
-#define TEXT(member)   SETS(member, const char * : qc_option_set_text)
-#define LIST(member)   SETS(member, const char * : qc_option_set_list)
-#define PATH(member)   SETS(member, const char * : qc_option_set_path)
+#define SWITCH(member) SETS(QC_ARG_NONE, member, int : qc_option_set_choice)
+#define COUNT(member)  SETS(QC_ARG_NONE, member, int : qc_option_set_count)
+/* The member is an enum, or an int that becomes the index of the choice or its value. */
+#define CHOICE(member)                                                                             \
+    SETS(QC_ARG_CHOICE, member, int : qc_option_set_choice, unsigned : qc_option_set_choice)
+#define WORD(member) SETS(QC_ARG_CHOICE, member, const char * : qc_option_set_word)
+#define NUMBER(member)                                                                             \
+    SETS(QC_ARG_NUMBER, member, uint64_t : qc_option_set_u64, unsigned : qc_option_set_unsigned)
 #define DECIMAL(member, lowest, highest)                                                           \
-    SETS(member, double : qc_option_set_decimal), .least = (lowest), .most = (highest)
-#define GIVEN(member) .given = offsetof(qc_options, member)
+    SETS(QC_ARG_DECIMAL, member, double                                                            \
+         : qc_option_set_decimal),                                                                 \
+        .least = (lowest), .most = (highest)
+#define SIZE(member)            SETS(QC_ARG_SIZE, member, uint64_t : qc_option_set_size)
+#define TEXT(member)            SETS(QC_ARG_TEXT, member, const char * : qc_option_set_text)
+#define LIST(member)            SETS(QC_ARG_TEXT, member, const char * : qc_option_set_list)
+#define PATH(member)            SETS(QC_ARG_FILE, member, const char * : qc_option_set_path)
+#define OWN(value_kind, setter) .kind = value_kind, .set = setter /* it knows its member */
+#define GIVEN(member)           .given = offsetof(qc_options, member)
+#define CHOICES(...)                                                                               \
+    .choices = (const char *const[])                                                               \
+    {                                                                                              \
+        __VA_ARGS__, NULL                                                                          \
+    }
+#define VALUES(...)                                                                                \
+    .values = (const int[])                                                                        \
+    {                                                                                              \
+        __VA_ARGS__                                                                                \
+    }
+#define FOREIGN(...)                                                                               \
+    .foreign = (const qc_foreign_name[])                                                           \
+    {                                                                                              \
+        __VA_ARGS__,                                                                               \
+        {                                                                                          \
+            .names = NULL                                                                          \
+        }                                                                                          \
+    }
 
 const char *const qc_option_group_titles[QC_GROUP_COUNT] = {
     [QC_GROUP_OUTPUT] = "What is written",
@@ -52,503 +77,460 @@ const char *const qc_option_group_titles[QC_GROUP_COUNT] = {
 };
 
 /* clang-format off */
-const qc_option_row qc_option_table[QC_OPT_COUNT] = {
-    {.id = QC_OPT_TO, .name = "to", .commands = FITTING, .group = QC_GROUP_OUTPUT,
-     .kind = QC_ARG_CHOICE,
-     .choices = {QC_TO_NAMES},
-     .dflt_note = "required", .dflt_of = {PLAN, "nf4, or keep for what is quantized already"}, .since = "0.1.0",
-     CHOICE(convert.plan.recipe.to), GIVEN(convert.plan.recipe.to_given),
+const qc_option_row qc_option_table[] = {
+    {ROW("to", FITTING, OUTPUT), CHOICE(convert.plan.recipe.to), CHOICES(QC_TO_NAMES),
+     GIVEN(convert.plan.recipe.to_given), .dflt_note = "required",
+     .dflt_of = {PLAN, "nf4, or keep for what is quantized already"}, .since = "0.1.0",
+     FOREIGN({.names = "bits wbits nbits w-bit quant quant-type quantization quantization-type "
+                       "quant-method qtype q format outtype out-type scheme type precision "
+                       "dtype torch-dtype method target",
+              .meant = "--to nf4 (4 bits), --to int8 (8 bits) or --to bf16"},
+             {.names = "load-in-4bit 4bit 4-bit nf4 int4 fp4 q4 bnb-4bit-quant-type",
+              .meant = "--to nf4"},
+             {.names = "load-in-8bit 8bit 8-bit int8 q8", .meant = "--to int8"},
+             {.names = "bf16 bfloat16", .meant = "--to bf16"},
+             {.names = "fp16 float16 half", .meant = "--to fp16"},
+             {.names = "auto", .meant = "--to auto"},
+             {.names = "dequantize", .meant = "--to bf16"}),
      .help = "what the weights of linear layers become",
      .more = "nf4: 4-bit NormalFloat in blocks, as bitsandbytes stores it. int8: one scale per "
-             "row, as LLM.int8 stores it, or per block with --block-size. auto: for each weight one "
-             "of these or 16 bit, so that the predicted error is least within --vram. fp16 and bf16: every "
-             "floating-point tensor is cast; of a checkpoint that is quantized already the "
-             "quantized weights are turned back and the others go by --rest. keep: every tensor bit "
-             "for bit, in shards cut, compressed and hashed anew."},
-    {.id = QC_OPT_BLOCK_SIZE, .name = "block-size", .commands = FITTING, .group = QC_GROUP_OUTPUT,
-     .kind = QC_ARG_NUMBER, .arg = "N", .min = 32, .max = 4096,
-     .dflt_note = "64 for nf4; int8 goes by rows", .since = "0.1.0",
-     NUMBER(convert.plan.recipe.block_elems), .power_of_two = 1, .quantizes = 1,
-     .not_with = "--to auto, which chooses it; see --schemes",
+             "row, as LLM.int8 stores it, or per block with --block-size. auto: each weight "
+             "becomes one of these or stays in 16 bits, so that the predicted error is as small "
+             "as --vram allows. fp16 and bf16: every floating-point tensor is cast; if the "
+             "checkpoint is quantized already, its quantized weights are turned back, and --rest "
+             "decides about the others. keep: every tensor stays as it is, bit for bit, and the "
+             "shards are cut, compressed and hashed anew."},
+    {ROW("block-size", FITTING, OUTPUT), NUMBER(convert.plan.recipe.block_elems), .arg = "N",
+     .min = 32, .max = 4096, .dflt_note = "64 for nf4; int8 goes by rows", .power_of_two = 1,
+     .quantizes = 1, .not_with = "--to auto, which chooses it; see --schemes", .since = "0.1.0",
+     FOREIGN({.names = "group-size groupsize q-group-size gs blocksize bs"}),
      .help = "weights that share one scale: a power of two, 32 to 4096",
      .more = "With --to int8 this chooses block-wise int8, a form of qconv's own that "
              "bitsandbytes does not load."},
-    {.id = QC_OPT_NO_DOUBLE_QUANT, .name = "no-double-quant", .commands = FITTING,
-     .group = QC_GROUP_OUTPUT, .kind = QC_ARG_NONE, .since = "0.1.0",
-     SWITCH_OFF(convert.plan.recipe.double_quant), .quantizes = 1,
+    {ROW("no-double-quant", FITTING, OUTPUT), SWITCH(convert.plan.recipe.double_quant), VALUES(0),
+     .quantizes = 1, .since = "0.1.0",
+     FOREIGN({.names = "double-quant use-double-quant bnb-4bit-use-double-quant nested",
+              .meant = "nothing: NF4 is doubly quantized unless --no-double-quant is given"}),
      .help = "keep block scales as float32 instead of quantizing them too",
      .more = "Costs about 0.37 bits per weight at block size 64. With --to int8 it needs "
              "--block-size."},
-    {.id = QC_OPT_SCALE, .name = "scale", .commands = CONVERT, .group = QC_GROUP_OUTPUT,
-     .kind = QC_ARG_CHOICE, .choices = {QC_SCALE_NAMES}, .dflt = "search",
-     .since = "0.4.0", CHOICE(convert.plan.recipe.scale), .quantizes = 1,
-     .help = "how the scale of a block, or of a row, is found",
-     .more = "absmax: its largest value, as bitsandbytes does. search: the scale of least squared "
-             "error among those that can be stored. refit: that, with the scales of the scales "
-             "fitted to it too; slower. The files have the same form and size."},
-    {.id = QC_OPT_CALIBRATE, .name = "calibrate", .commands = CONVERT, .group = QC_GROUP_OUTPUT,
-     .kind = QC_ARG_FILE, .arg = "FILE|default", .since = "0.5.0",
-     PATH(convert.plan.calibrate.text),
+    {ROW("scale", CONVERT, OUTPUT), CHOICE(convert.plan.recipe.scale), CHOICES(QC_SCALE_NAMES),
+     .dflt = "search", .quantizes = 1, .since = "0.4.0",
+     .help = "how the scale of a block or row is chosen",
+     .more = "absmax: the largest absolute value, as bitsandbytes does. search: of the scales "
+             "that can be stored, the one with the least squared error. refit: as search, and the "
+             "scales of the scales are fitted too, which is slower. The files have the same form "
+             "and size in all three cases."},
+    {ROW("calibrate", CONVERT, OUTPUT), PATH(convert.plan.calibrate.text), .arg = "FILE|default",
+     .quantizes = 1, .excludes = {"--hessians: either says what the inputs are"}, .since = "0.5.0",
+     FOREIGN({.names = "calib calib-data calibration calibration-data calibration-dataset "
+                       "dataset imatrix"}),
      .help = "choose codes and scales for least error in the layers' outputs on this text",
      .more = "Text, or token ids in a file whose name ends in .ids; default is a text that comes "
              "with qconv. The model reads it layer by layer, and each weight is quantized for the "
-             "inputs that it sees. The files have the same form and size. With --to nf4 and --to "
-             "int8; what has no such inputs goes by --scale. docs/calibration.md has more."},
-    {.id = QC_OPT_HESSIANS, .name = "hessians", .commands = CONVERT, .group = QC_GROUP_OUTPUT,
-     .kind = QC_ARG_FILE, .arg = "PATH", .since = "0.5.0",
-     PATH(convert.plan.calibrate.hessians),
-     .help = "as --calibrate, from second moments of inputs that were captured elsewhere",
+             "inputs that it sees. The files have the same form and size. This works with --to "
+             "nf4 and --to int8; weights without such inputs are quantized as --scale says. "
+             "docs/calibration.md has more."},
+    {ROW("hessians", CONVERT, OUTPUT), PATH(convert.plan.calibrate.hessians), .arg = "PATH",
+     .quantizes = 1, .since = "0.5.0",
+     .help = "calibrate with second moments of inputs that were captured elsewhere",
      .more = "A safetensors file, or a folder of them, as docs/calibration.md describes: for "
              "models whose forward pass qconv does not know."},
-    {.id = QC_OPT_CALIBRATION_TOKENS, .name = "calibration-tokens", .commands = CONVERT,
-     .group = QC_GROUP_OUTPUT, .kind = QC_ARG_NUMBER, .arg = "N", .min = 2, .max = 1000000000000,
-     .dflt_note = "131072, or all of the text", .since = "0.5.0",
-     NUMBER(convert.plan.calibrate.max_tokens),
-     .help = "read no more of the calibration text than this",
-     .more = "Of a longer text windows are taken that are spread over all of it."},
-    {.id = QC_OPT_CALIBRATION_CONTEXT, .name = "calibration-context", .commands = CONVERT,
-     .group = QC_GROUP_OUTPUT, .kind = QC_ARG_NUMBER, .arg = "TOKENS", .min = 2,
-     .max = 1000000000, .dflt_note = "2048, or the model's limit", .since = "0.5.0",
-     NUMBER(convert.plan.calibrate.context),
-     .help = "tokens of a window; the calibration text is cut into such"},
-    {.id = QC_OPT_DAMPING, .name = "damping", .commands = CONVERT, .group = QC_GROUP_OUTPUT,
-     .kind = QC_ARG_DECIMAL, .arg = "X", .dflt_note = "0.1, more with few tokens", .since = "0.5.0",
-     DECIMAL(convert.plan.calibrate.damping, 0, 1),
-     .help = "how much calibrating trusts weights more than the text",
-     .more = "A share of each input's mean square, and of a tenth of their mean, that is added to "
-             "it; above 0 and at most 1. "
-             "Default: 0.1 + 4 N / tokens for N inputs. Raised, with a message, where it is too "
-             "small to compute with."},
-    {.id = QC_OPT_COMPUTE_DTYPE, .name = "compute-dtype", .commands = CONVERT,
-     .group = QC_GROUP_OUTPUT, .kind = QC_ARG_CHOICE,
-     .choices = {"bfloat16", "float16", "float32"}, .dflt_note = "the model's own dtype",
-     .since = "0.1.0", WORD(convert.plan.recipe.compute_dtype), .quantizes = 1,
+    {ROW("calibration-tokens", CONVERT, OUTPUT), NUMBER(convert.plan.calibrate.max_tokens),
+     .arg = "N", .min = 2, .max = 1000000000000, .dflt_note = "131072, or all of the text",
+     .only_with = {"--calibrate"}, .since = "0.5.0",
+     .help = "read at most this many tokens of the calibration text",
+     .more = "From a longer text, windows are taken that are spread over all of it."},
+    {ROW("calibration-context", CONVERT, OUTPUT), NUMBER(convert.plan.calibrate.context),
+     .arg = "TOKENS", .min = 2, .max = 1000000000, .dflt_note = "2048, or the model's limit",
+     .only_with = {"--calibrate"}, .since = "0.5.0",
+     .help = "tokens in each window that the calibration text is cut into"},
+    {ROW("damping", CONVERT, OUTPUT), DECIMAL(convert.plan.calibrate.damping, 0, 1), .arg = "X",
+     .dflt_note = "0.1, more with few tokens", .only_with = {"--calibrate", "--hessians"},
+     .since = "0.5.0",
+     .help = "how far calibrating trusts the weights over the text",
+     .more = "This share of each input's mean square, and of a tenth of the average of them all, "
+             "is added to that mean square. It is above 0 and at most 1. The default is 0.1 + 4 N "
+             "/ tokens for N inputs. A value that is too small to compute with is raised, with a "
+             "message."},
+    {ROW("compute-dtype", CONVERT, OUTPUT), WORD(convert.plan.recipe.compute_dtype),
+     CHOICES("bfloat16", "float16", "float32"), .dflt_note = "the model's own dtype",
+     .quantizes = 1, .since = "0.1.0",
+     FOREIGN({.names = "bnb-4bit-compute-dtype"}),
      .help = "dtype that loaders are told to compute in",
      .more = "Goes to quantization_config in config.json; no stored weight depends on it."},
-    {.id = QC_OPT_COMPRESS, .name = "compress", .commands = CONVERT, .group = QC_GROUP_OUTPUT,
-     .kind = QC_ARG_TEXT, .arg = "none|zstd[:LEVEL]", .dflt = "zstd:1", .since = "0.1.0",
-     .set = qc_option_set_compress,
+    {ROW("compress", CONVERT, OUTPUT), OWN(QC_ARG_TEXT, qc_option_set_compress),
+     .arg = "none|zstd[:LEVEL]", .dflt = "zstd:1", .since = "0.1.0",
+     FOREIGN({.names = "compression no-compress no-compression uncompressed plain",
+              .meant = "--compress none"}),
      .help = "compression of the shards, level 1 to 19",
      .more = "zstd writes .safetensors.zst files in the Zstandard seekable format; 'zstd -d' and "
-             "'qconv unpack' both turn them into plain .safetensors files. none writes those at "
-             "once."},
-    {.id = QC_OPT_MAX_SHARD_SIZE, .name = "max-shard-size", .commands = FITTING,
-     .group = QC_GROUP_OUTPUT, .kind = QC_ARG_SIZE, .arg = "SIZE", .dflt = "5GB",
-     .since = "0.1.0", SIZE(convert.plan.max_shard_bytes), .min = 1,
+             "'qconv unpack' both turn them into plain .safetensors files. none writes plain "
+             ".safetensors files right away."},
+    {ROW("max-shard-size", FITTING, OUTPUT), SIZE(convert.plan.max_shard_bytes), .arg = "SIZE",
+     .dflt = "5GB", .min = 1, .since = "0.1.0",
+     FOREIGN({.names = "shard-size split-size split-max-size max-shard"}),
      .help = "bytes of tensors in one shard, before compression",
      .more = "A weight and its scales stay together, so one that is larger gets a shard of its "
              "own."},
-    {.id = QC_OPT_REST, .name = "rest", .commands = FITTING, .group = QC_GROUP_TENSORS,
-     .kind = QC_ARG_CHOICE, .choices = {QC_REST_NAMES}, .dflt = "keep",
-     .since = "0.1.0", CHOICE(convert.plan.recipe.rest),
+    {ROW("rest", FITTING, TENSORS), CHOICE(convert.plan.recipe.rest), CHOICES(QC_REST_NAMES),
+     .dflt = "keep", .since = "0.1.0",
      .help = "what floating-point tensors that are not quantized become",
      .more = "keep leaves them bit for bit as they are. With --to fp16 and --to bf16 it counts "
              "only for a checkpoint that is quantized already."},
-    {.id = QC_OPT_KEEP, .name = "keep", .commands = FITTING, .group = QC_GROUP_TENSORS,
-     .kind = QC_ARG_TEXT, .arg = "GLOB", .since = "0.1.0",
-     .set = qc_option_set_rule, .repeats = 1,
+    {ROW("keep", FITTING, TENSORS), OWN(QC_ARG_TEXT, qc_option_set_rule), .arg = "GLOB",
+     .repeats = 1, .since = "0.1.0",
+     FOREIGN({.names = "skip skip-modules exclude ignore no-quantize modules-to-not-convert "
+                       "llm-int8-skip-modules leave"}),
      .help = "leave tensors with these names as they are; may be repeated",
      .more = "'*' stands for any run of characters, dots included, '?' for one, '[a-z]' for one "
              "of a class. The glob must match the whole name. Of several --keep and --quantize "
              "that match, the last one wins. A glob that matches no tensor is an error."},
-    {.id = QC_OPT_QUANTIZE, .name = "quantize", .commands = FITTING, .group = QC_GROUP_TENSORS,
-     .kind = QC_ARG_TEXT, .arg = "GLOB", .since = "0.1.0",
-     .set = qc_option_set_rule, .quantizes = 1, .repeats = 1,
+    {ROW("quantize", FITTING, TENSORS), OWN(QC_ARG_TEXT, qc_option_set_rule), .arg = "GLOB",
+     .quantizes = 1, .repeats = 1, .since = "0.1.0",
+     FOREIGN({.names = "include only target-modules targets"}),
      .help = "quantize tensors with these names; may be repeated",
      .more = "For what --keep excluded before, or a linear layer that the model's recipe leaves "
              "alone. Only with --to nf4 and --to int8."},
-    {.id = QC_OPT_RECIPE, .name = "recipe", .commands = FITTING, .group = QC_GROUP_TENSORS,
-     .kind = QC_ARG_FILE, .arg = "FILE", .since = "0.1.0",
-     PATH(recipe_file),
+    {ROW("recipe", FITTING, TENSORS), PATH(recipe_file), .arg = "FILE", .since = "0.1.0",
+     FOREIGN({.names = "config recipe-file"}),
      .help = "read --keep and --quantize rules from a JSON file",
      .more = "{\"rules\": [{\"keep\": \"GLOB\"}, {\"quantize\": \"GLOB\"}]}. Its rules come "
              "before those of the command line. Unknown members are refused."},
-    {.id = QC_OPT_REQUANTIZE, .name = "requantize", .commands = FITTING,
-     .group = QC_GROUP_TENSORS, .kind = QC_ARG_NONE, .since = "0.2.0",
-     SWITCH(convert.plan.recipe.requantize),
+    {ROW("requantize", FITTING, TENSORS), SWITCH(convert.plan.recipe.requantize), .since = "0.2.0",
      .help = "quantize MXFP4 experts anew instead of passing them through",
-     .more = "For gpt-oss, whose experts are MXFP4 already: passing them through loses nothing, a "
-             "second rounding to NF4 saves 3% of them."},
-    {.id = QC_OPT_DROP_MTP, .name = "drop-mtp", .commands = FITTING, .group = QC_GROUP_TENSORS,
-     .kind = QC_ARG_NONE, .since = "0.2.0",
-     SWITCH(convert.plan.recipe.drop_mtp),
+     .more = "This is for gpt-oss, whose experts are MXFP4 already. Passing them through loses "
+             "nothing; rounding them again to NF4 saves 3% of them."},
+    {ROW("drop-mtp", FITTING, TENSORS), SWITCH(convert.plan.recipe.drop_mtp), .since = "0.2.0",
      .help = "leave out multi-token prediction layers",
      .more = "DeepSeek-V3 has one behind its last layer; plain decoding does not use it."},
-    {.id = QC_OPT_SCHEMES, .name = "schemes", .commands = FITTING, .group = QC_GROUP_TENSORS,
-     .kind = QC_ARG_TEXT, .arg = "LIST", .dflt_note = "nf4,nf4-32,int8,16bit", .since = "0.2.0",
-     LIST(convert.plan.recipe.schemes), .only_with = "--to auto",
+    {ROW("schemes", FITTING, TENSORS), LIST(convert.plan.recipe.schemes), .arg = "LIST",
+     .dflt_note = "nf4,nf4-32,int8,16bit", .only_with = {"--to auto"}, .since = "0.2.0",
      .help = "what --to auto may choose from",
-     .more = "Commas between. nf4-32 is NF4 in blocks of 32; 16bit is what a weight is now, FP8 "
-             "too. int8 is left out by default where a card does not run it (V100). Of a "
-             "checkpoint in 16 bit the result loads in transformers whatever is chosen, if int8 "
-             "is not on the list."},
-    {.id = QC_OPT_EXPLAIN, .name = "explain", .commands = FITTING, .group = QC_GROUP_TENSORS,
-     .kind = QC_ARG_NONE, .since = "0.2.0",
-     SWITCH(convert.explain), .only_with = "--to auto",
+     .more = "Write commas between the names. nf4-32 is NF4 in blocks of 32; 16bit leaves a "
+             "weight as it is, even if that is FP8. By default int8 is left out if a card does "
+             "not run it (V100). If the checkpoint is in 16 bits and int8 is not on the list, "
+             "transformers loads the result whatever is chosen."},
+    {ROW("explain", FITTING, TENSORS), SWITCH(convert.explain), .only_with = {"--to auto"},
+     .since = "0.2.0",
      .help = "with --to auto: show what was chosen for which weights, and why",
-     .more = "By kind of weight and range of layers; with -v a line for every weight."},
-    {.id = QC_OPT_VRAM, .name = "vram", .commands = FITTING, .group = QC_GROUP_FIT,
-     .kind = QC_ARG_TEXT, .arg = "SPEC", .dflt_of = {PLAN, "auto"}, .since = "0.2.0",
-     TEXT(convert.plan.fit.vram),
+     .more = "It lists kinds of weights and ranges of layers; with -v it has a line for every "
+             "weight."},
+    {ROW("vram", FITTING, FIT), TEXT(convert.plan.fit.vram), .arg = "SPEC",
+     .dflt_of = {PLAN, "auto"}, .since = "0.2.0",
+     FOREIGN({.names = "gpu gpus", .meant = "--vram 2x40GB", .of_commands = PLAN},
+             {.names = "gpu-memory gpu-mem memory mem max-memory budget devices cards vram-gb "
+                       "size", .meant = "--vram 2x40GB"}),
      .help = "the devices: 2x40GB, 24GB+16GB, 2xA100-40GB, auto, +cpu:64GB, +disk",
-     .more = "Terms joined by '+'. A size (GB is 10^9, GiB is 2^30) or the name of a card, with a "
-             "count and an x before it; auto for this machine's GPUs as they are now; cpu and "
-             "disk, with a size after a colon, for what the GPUs cannot hold. convert then cuts "
-             "shards where devices change and writes device_map.json. docs/hardware.md lists the "
-             "cards."},
-    {.id = QC_OPT_MARGIN, .name = "margin", .commands = FITTING, .group = QC_GROUP_FIT,
-     .kind = QC_ARG_DECIMAL, .arg = "SHARE", .dflt = "0.9", .since = "0.2.0",
-     DECIMAL(convert.plan.fit.margin, 0, 1), .only_with = "--vram",
+     .more = "Terms are joined by '+'. A term is a size (GB is 10^9 bytes, GiB is 2^30) or the "
+             "name of a card, and a count and an x may stand before it. auto means this machine's "
+             "GPUs as they are now. cpu and disk, with a size after a colon, take what the GPUs "
+             "cannot hold. convert then cuts shards where devices change and writes "
+             "device_map.json. docs/hardware.md lists the cards."},
+    {ROW("margin", FITTING, FIT), DECIMAL(convert.plan.fit.margin, 0, 1), .arg = "SHARE",
+     .dflt = "0.9", .only_with = {"--vram"}, .since = "0.2.0",
+     FOREIGN({.names = "gpu-memory-utilization utilization headroom reserve"}),
      .help = "share of each device that may be used, above 0 and at most 1"},
-    {.id = QC_OPT_CONTEXT, .name = "context", .commands = FITTING, .group = QC_GROUP_FIT,
-     .kind = QC_ARG_NUMBER, .arg = "TOKENS", .min = 1, .max = 1000000000,
-     .dflt_note = "8192, or the model's limit", .since = "0.2.0",
-     NUMBER(convert.plan.fit.context), .only_with = "--vram",
+    {ROW("context", FITTING, FIT), NUMBER(convert.plan.fit.context), .arg = "TOKENS", .min = 1,
+     .max = 1000000000, .dflt_note = "8192, or the model's limit", .only_with = {"--vram"},
+     .since = "0.2.0",
+     FOREIGN({.names = "ctx ctx-size n-ctx context-length context-size max-length max-model-len "
+                       "max-seq-len max-seq-length seq-len seq-length sequence-length c"}),
      .help = "tokens of one sequence that the KV cache is to hold"},
-    {.id = QC_OPT_BATCH, .name = "batch", .commands = FITTING, .group = QC_GROUP_FIT,
-     .kind = QC_ARG_NUMBER, .arg = "N", .min = 1, .max = 1000000, .dflt = "1", .since = "0.2.0",
-     NUMBER(convert.plan.fit.batch), .only_with = "--vram",
-     .not_with = "--mode train, which finds the batch; see --effective-batch",
+    {ROW("batch", FITTING, FIT), NUMBER(convert.plan.fit.batch), .arg = "N", .min = 1,
+     .max = 1000000, .dflt = "1", .only_with = {"--vram"},
+     .not_with = "--mode train, which finds the batch; see --effective-batch", .since = "0.2.0",
+     FOREIGN({.names = "batch-size b bs"}),
      .help = "sequences at once"},
-    {.id = QC_OPT_IMAGES, .name = "images", .commands = FITTING, .group = QC_GROUP_FIT,
-     .kind = QC_ARG_NUMBER, .arg = "N", .min = 0, .max = 1000, .dflt = "1", .since = "0.2.0",
-     NUMBER(convert.plan.fit.images), .only_with = "--vram", .not_with = "--mode train",
+    {ROW("images", FITTING, FIT), NUMBER(convert.plan.fit.images), .arg = "N", .min = 0,
+     .max = 1000, .dflt = "1", .only_with = {"--vram"}, .not_with = "--mode train",
+     .since = "0.2.0",
      .help = "images per sequence, for models with cross-attention"},
-    {.id = QC_OPT_KV_DTYPE, .name = "kv-dtype", .commands = FITTING, .group = QC_GROUP_FIT,
-     .kind = QC_ARG_CHOICE, .choices = {"fp16", "bf16", "fp8", "fp32"}, .dflt = "fp16",
-     .since = "0.2.0", .set = qc_option_set_kv_dtype, .only_with = "--vram",
-     .not_with = "--mode train",
+    {ROW("kv-dtype", FITTING, FIT), CHOICE(convert.plan.fit.kv_bits),
+     CHOICES("fp16", "bf16", "fp8", "fp32"), VALUES(16, 16, 8, 32), .dflt = "fp16",
+     .only_with = {"--vram"}, .not_with = "--mode train", .since = "0.2.0",
+     FOREIGN({.names = "kv-cache-dtype cache-type cache-type-k cache-dtype kv"}),
      .help = "element type of the KV cache"},
-    {.id = QC_OPT_MLA, .name = "mla", .commands = FITTING, .group = QC_GROUP_FIT,
-     .kind = QC_ARG_CHOICE, .choices = {"latent", "absorbed", "expanded"}, .dflt = "latent",
-     .since = "0.2.0", .set = qc_option_set_mla, .only_with = "--vram", .not_with = "--mode train",
+    {ROW("mla", FITTING, FIT), OWN(QC_ARG_CHOICE, qc_option_set_mla),
+     CHOICES("latent", "absorbed", "expanded"), .dflt = "latent", .only_with = {"--vram"},
+     .not_with = "--mode train", .since = "0.2.0",
      .help = "form in which DeepSeek's attention is cached and computed",
-     .more = "latent: the latent and the rotary part of a token are cached, and every layer makes "
-             "keys and values of the whole context of them, as transformers 5 does. absorbed: the "
-             "same cache, and attention computes with the latent, as vLLM does. expanded: keys and "
-             "values of every head are cached, as transformers 4 does; 71 times as much for "
-             "DeepSeek-V2.5."},
-    {.id = QC_OPT_PREFILL, .name = "prefill", .commands = FITTING, .group = QC_GROUP_FIT,
-     .kind = QC_ARG_TEXT, .arg = "TOKENS", .min = 1, .max = 1000000000, .dflt = "whole",
-     .since = "0.5.0", .set = qc_option_set_prefill, .only_with = "--vram",
-     .not_with = "--mode train",
+     .more = "latent: the latent and the rotary part of a token are cached, and every layer "
+             "computes the keys and values of the whole context from them, as transformers 5 "
+             "does. absorbed: the cache is the same, and attention computes with the latent "
+             "itself, as vLLM does. expanded: keys and values of every head are cached, as "
+             "transformers 4 does, which takes 71 times as much for DeepSeek-V2.5."},
+    {ROW("prefill", FITTING, FIT), OWN(QC_ARG_TEXT, qc_option_set_prefill), .arg = "TOKENS",
+     .min = 1, .max = 1000000000, .dflt = "whole", .only_with = {"--vram"},
+     .not_with = "--mode train", .since = "0.5.0",
      .help = "tokens of a prompt that are read at once, or whole",
      .more = "transformers reads a prompt whole unless its prefill_chunk_size is set; vLLM reads "
              "as many tokens at once as --max-num-batched-tokens says. The more at once, the more "
              "workspace, and the less room for context."},
-    {.id = QC_OPT_CUDA_CONTEXT, .name = "cuda-context", .commands = FITTING,
-     .group = QC_GROUP_FIT, .kind = QC_ARG_SIZE, .arg = "SIZE", .dflt = "500MB",
-     .since = "0.2.0", SIZE(convert.plan.fit.cuda_context_bytes), .only_with = "--vram",
+    {ROW("cuda-context", FITTING, FIT), SIZE(convert.plan.fit.cuda_context_bytes), .arg = "SIZE",
+     .dflt = "500MB", .only_with = {"--vram"}, .since = "0.2.0",
      .help = "what a CUDA context and its kernels take on every GPU"},
-    {.id = QC_OPT_HTML, .name = "html", .commands = PLAN, .group = QC_GROUP_FIT,
-     .kind = QC_ARG_FILE, .arg = "FILE", .since = "0.2.0",
-     PATH(html),
+    {ROW("html", PLAN, FIT), PATH(html), .arg = "FILE", .since = "0.2.0",
      .help = "also write the plan as one HTML page"},
-    {.id = QC_OPT_DEVICE_MAP, .name = "device-map", .commands = PLAN, .group = QC_GROUP_FIT,
-     .kind = QC_ARG_FILE, .arg = "FILE", .since = "0.2.0",
-     PATH(device_map), .not_with = "--mode train",
+    {ROW("device-map", PLAN, FIT), PATH(device_map), .arg = "FILE", .not_with = "--mode train",
+     .since = "0.2.0",
      .help = "also write the placement as accelerate's device_map"},
-    {.id = QC_OPT_DEVICE, .name = "device", .commands = QC_CMD_BIT(QC_CMD_UNPACK),
-     .group = QC_GROUP_OUTPUT, .kind = QC_ARG_TEXT, .arg = "NAME", .since = "0.2.0",
-     LIST(device),
+    {ROW("device", QC_CMD_BIT(QC_CMD_UNPACK), OUTPUT), LIST(device), .arg = "NAME",
+     .since = "0.2.0",
      .help = "only the shards of one device of the plan: cuda:0, cpu",
      .more = "For an output that was made with --vram."},
-    {.id = QC_OPT_RUN_DEVICE, .name = "device", .commands = CONVERT | MEASURING | READING,
-     .group = QC_GROUP_RUN, .kind = QC_ARG_TEXT, .arg = "auto|cpu|cuda[:N,...]",
-     .dflt_note = "auto", .since = "0.3.0",
-     .set = qc_option_set_run_device,
+    {ROW("device", CONVERT | MEASURING | READING, RUN), OWN(QC_ARG_TEXT, qc_option_set_run_device),
+     .arg = "auto|cpu|cuda[:N,...]", .dflt_note = "auto", .since = "0.3.0",
+     FOREIGN({.names = "gpu gpus cuda use-gpu use-cuda gpu-id gpu-ids cuda-device "
+                       "cuda-visible-devices ngl", .meant = "--device cuda, or cuda:0,2"},
+             {.names = "cpu cpu-only no-gpu no-cuda use-cpu", .meant = "--device cpu"}),
      .help = "what does the work: cpu, every GPU, or GPUs 0 and 2 with cuda:0,2",
      .more = "auto takes the GPUs if there are any and this build has kernels for them, else the "
              "CPU. cpu does not even ask the driver. QCONV_DEVICE says the same where --device is "
-             "not given. The bytes written do not depend on it, but for those of --calibrate."},
-    {.id = QC_OPT_MODE, .name = "mode", .commands = PLAN, .group = QC_GROUP_TRAIN,
-     .kind = QC_ARG_CHOICE, .choices = {"infer", "train"}, .dflt = "infer", .since = "0.2.0",
-     CHOICE(train.on),
+             "not given. The bytes that are written do not depend on it, except with --calibrate."},
+    {ROW("mode", PLAN, TRAIN), CHOICE(train.on), CHOICES("infer", "train"), .dflt = "infer",
+     .since = "0.2.0",
+     FOREIGN({.names = "train training finetune fine-tune", .meant = "--mode train"}),
      .help = "what the model is to do"},
-    {.id = QC_OPT_METHOD, .name = "method", .commands = PLAN, .group = QC_GROUP_TRAIN,
-     .kind = QC_ARG_CHOICE, .choices = {"full", "lora", "qlora"},
-     .dflt_note = "all are tried", .since = "0.2.0", CHOICE(train.method), GIVEN(train.method_given),
-     .only_with = "--mode train",
+    {ROW("method", PLAN, TRAIN), CHOICE(train.method), CHOICES("full", "lora", "qlora"),
+     GIVEN(train.method_given), .dflt_note = "all are tried", .only_with = {"--mode train"},
+     .since = "0.2.0",
      .help = "what is trained"},
-    {.id = QC_OPT_OPTIMIZER, .name = "optimizer", .commands = PLAN, .group = QC_GROUP_TRAIN,
-     .kind = QC_ARG_CHOICE, .choices = {"adamw", "adam", "adam8bit", "sgd"},
-     .dflt_note = "adamw, and adam8bit where it helps", .since = "0.2.0",
-     CHOICE(train.optimizer), GIVEN(train.optimizer_given), .only_with = "--mode train",
-     .help = "whose states are kept"},
-    {.id = QC_OPT_PRECISION, .name = "precision", .commands = PLAN, .group = QC_GROUP_TRAIN,
-     .kind = QC_ARG_CHOICE, .choices = {"bf16", "fp16", "fp32"},
-     .dflt_note = "bf16; fp16 on Volta and Turing", .since = "0.2.0",
-     CHOICE(train.precision), GIVEN(train.precision_given), .only_with = "--mode train",
-     .help = "what is computed in; 16 bit keeps float32 master weights"},
-    {.id = QC_OPT_ZERO, .name = "zero", .commands = PLAN, .group = QC_GROUP_TRAIN,
-     .kind = QC_ARG_NUMBER, .arg = "STAGE", .min = 0, .max = 3, .dflt_note = "chosen",
-     .since = "0.2.0", NUMBER(train.zero), GIVEN(train.zero_given), .only_with = "--mode train",
+    {ROW("optimizer", PLAN, TRAIN), CHOICE(train.optimizer),
+     CHOICES("adamw", "adam", "adam8bit", "sgd"), GIVEN(train.optimizer_given),
+     .dflt_note = "adamw, and adam8bit where it helps", .only_with = {"--mode train"},
+     .since = "0.2.0",
+     .help = "optimizer whose states are counted"},
+    {ROW("precision", PLAN, TRAIN), CHOICE(train.precision), CHOICES("bf16", "fp16", "fp32"),
+     GIVEN(train.precision_given), .dflt_note = "bf16; fp16 on Volta and Turing",
+     .only_with = {"--mode train"}, .since = "0.2.0",
+     .help = "number format of the computation; 16 bits keep float32 master weights"},
+    {ROW("zero", PLAN, TRAIN), NUMBER(train.zero), GIVEN(train.zero_given), .arg = "STAGE",
+     .min = 0, .max = 3, .dflt_note = "chosen", .only_with = {"--mode train"}, .since = "0.2.0",
      .help = "ZeRO stage over the GPUs, 0 to 3"},
-    {.id = QC_OPT_CHECKPOINTING, .name = "checkpointing", .commands = PLAN,
-     .group = QC_GROUP_TRAIN, .kind = QC_ARG_CHOICE, .choices = {"on", "off"},
-     .dflt_note = "chosen", .since = "0.2.0",
-     .set = qc_option_set_checkpointing, GIVEN(train.checkpointing_given),
-     .only_with = "--mode train",
+    {ROW("checkpointing", PLAN, TRAIN), CHOICE(train.checkpointing), CHOICES("on", "off"),
+     VALUES(1, 0), GIVEN(train.checkpointing_given), .dflt_note = "chosen",
+     .only_with = {"--mode train"}, .since = "0.2.0",
      .help = "keep only the inputs of layers and compute the rest again"},
-    {.id = QC_OPT_LORA_RANK, .name = "lora-rank", .commands = PLAN, .group = QC_GROUP_TRAIN,
-     .kind = QC_ARG_NUMBER, .arg = "R", .min = 1, .max = 65536, .dflt = "16", .since = "0.2.0",
-     NUMBER(train.lora_rank), .only_with = "--mode train",
+    {ROW("lora-rank", PLAN, TRAIN), NUMBER(train.lora_rank), .arg = "R", .min = 1, .max = 65536,
+     .dflt = "16", .only_with = {"--mode train"}, .since = "0.2.0",
+     FOREIGN({.names = "rank lora-r r"}),
      .help = "rank of the adapters, on every linear layer"},
-    {.id = QC_OPT_EFFECTIVE_BATCH, .name = "effective-batch", .commands = PLAN,
-     .group = QC_GROUP_TRAIN, .kind = QC_ARG_NUMBER, .arg = "N", .min = 1, .max = 1000000000,
-     .dflt = "32", .since = "0.2.0",
-     NUMBER(train.effective_batch), .only_with = "--mode train",
-     .help = "sequences per optimizer step over all GPUs; gives the accumulation"},
-    {.id = QC_OPT_APPLY, .name = "apply", .commands = PLAN, .group = QC_GROUP_TRAIN,
-     .kind = QC_ARG_FILE, .arg = "FILE", .since = "0.2.0",
-     PATH(train.apply), .only_with = "--mode train",
+    {ROW("effective-batch", PLAN, TRAIN), NUMBER(train.effective_batch), .arg = "N", .min = 1,
+     .max = 1000000000, .dflt = "32", .only_with = {"--mode train"}, .since = "0.2.0",
+     .help = "sequences per optimizer step over all GPUs; sets the accumulation"},
+    {ROW("apply", PLAN, TRAIN), PATH(train.apply), .arg = "FILE", .only_with = {"--mode train"},
+     .since = "0.2.0",
      .help = "write the best setting as an accelerate or DeepSpeed configuration",
      .more = "JSON. A name with 'deepspeed' or 'ds_' in it gets DeepSpeed's form, any other "
              "accelerate's. What was in FILE is kept as FILE.backup."},
-    {.id = QC_OPT_PROFILE, .name = "profile", .commands = PLAN, .group = QC_GROUP_TRAIN,
-     .kind = QC_ARG_NONE, .since = "0.2.0",
-     SWITCH(train.profile), .only_with = "--mode train",
-     .help = "allocate on this machine's GPU and measure, beside the estimate"},
-    {.id = QC_OPT_AS, .name = "as", .commands = HARDWARE, .group = QC_GROUP_FIT,
-     .kind = QC_ARG_TEXT, .arg = "CARDS", .since = "0.2.0",
-     TEXT(hardware.as),
-     .help = "speak of these cards instead of this machine's: 2xA100-40GB, 3090",
+    {ROW("profile", PLAN, TRAIN), SWITCH(train.profile), .only_with = {"--mode train"},
+     .since = "0.2.0",
+     .help = "also allocate on this machine's GPU and measure, to check the estimate"},
+    {ROW("as", HARDWARE, FIT), TEXT(hardware.as), .arg = "CARDS", .since = "0.2.0",
+     .help = "describe these cards instead of this machine's: 2xA100-40GB, 3090",
      .more = "docs/hardware.md lists the cards."},
-    {.id = QC_OPT_WATCH, .name = "watch", .commands = HARDWARE, .group = QC_GROUP_RUN,
-     .kind = QC_ARG_NONE, .since = "0.2.0",
-     SWITCH(hardware.watch),
+    {ROW("watch", HARDWARE, RUN), SWITCH(hardware.watch),
+     .excludes = {"--as: what is not here cannot be watched"}, .since = "0.2.0",
      .help = "follow the memory of every GPU and process"},
-    {.id = QC_OPT_CSV, .name = "csv", .commands = HARDWARE, .group = QC_GROUP_RUN,
-     .kind = QC_ARG_FILE, .arg = "FILE", .since = "0.2.0",
-     PATH(hardware.csv), .only_with = "--watch",
+    {ROW("csv", HARDWARE, RUN), PATH(hardware.csv), .arg = "FILE", .only_with = {"--watch"},
+     .since = "0.2.0",
      .help = "with --watch: also write every sample to a CSV file"},
-    {.id = QC_OPT_INTERVAL, .name = "interval", .commands = HARDWARE, .group = QC_GROUP_RUN,
-     .kind = QC_ARG_DECIMAL, .arg = "SECONDS", .dflt = "1", .since = "0.2.0",
-     DECIMAL(hardware.interval, 0.01, 3600), .only_with = "--watch",
+    {ROW("interval", HARDWARE, RUN), DECIMAL(hardware.interval, 0.01, 3600), .arg = "SECONDS",
+     .dflt = "1", .only_with = {"--watch"}, .since = "0.2.0",
      .help = "with --watch: time between samples, 0.01 to 3600"},
-    {.id = QC_OPT_SAMPLES, .name = "samples", .commands = HARDWARE, .group = QC_GROUP_RUN,
-     .kind = QC_ARG_NUMBER, .arg = "N", .min = 1, .max = 1000000000, .since = "0.2.0",
-     .dflt_note = "until interrupted", NUMBER(hardware.samples), .only_with = "--watch",
+    {ROW("samples", HARDWARE, RUN), NUMBER(hardware.samples), .arg = "N", .min = 1,
+     .max = 1000000000, .dflt_note = "until interrupted", .only_with = {"--watch"},
+     .since = "0.2.0",
      .help = "with --watch: stop after this many"},
-    {.id = QC_OPT_AGAINST, .name = "against", .commands = VERIFY | VALIDATE | READING, .group = QC_GROUP_MEASURE,
-     .kind = QC_ARG_FILE, .arg = "MODEL", .dflt_of = {VALIDATE, "required"},
-     .since = "0.3.0", PATH(call.against),
+    {ROW("against", VERIFY | VALIDATE | READING, MEASURE), PATH(call.against), .arg = "MODEL",
+     .dflt_of = {VALIDATE, "required"}, .missing = "the checkpoint that OUT was made from",
+     .since = "0.3.0",
+     FOREIGN({.names = "original reference ref base base-model source model baseline-model "
+                       "compare m"}),
      .help = "the checkpoint that OUT was made from"},
-    {.id = QC_OPT_TEXT, .name = "text", .commands = READING, .group = QC_GROUP_MEASURE,
-     .kind = QC_ARG_FILE, .arg = "FILE", .dflt_of = {EVAL, "required"}, .since = "0.4.0",
-     PATH(eval.text),
-     .help = "the text to read; FILE.ids: token ids, a sequence a line",
-     .more = "UTF-8. A file whose name ends in .ids holds decimal token ids with spaces between, one "
-             "sequence a line, taken as they are."},
-    {.id = QC_OPT_TOKENIZER, .name = "tokenizer", .commands = READING | CONVERT, .group = QC_GROUP_MEASURE,
-     .kind = QC_ARG_FILE, .arg = "PATH", .dflt_note = "the model's own", .since = "0.4.0",
-     PATH(call.tokenizer),
+    {ROW("text", READING, MEASURE), PATH(eval.text), .arg = "FILE", .dflt_of = {EVAL, "required"},
+     .missing = "a file of text, or of token ids", .since = "0.4.0",
+     FOREIGN({.names = "file data dataset corpus prompt prompts input f"}),
+     .help = "the text to read, or FILE.ids with token ids, one sequence per line",
+     .more = "The text is UTF-8. A file whose name ends in .ids holds decimal token ids with "
+             "spaces between them, one sequence per line; they are taken as they are."},
+    {ROW("tokenizer", READING | CONVERT, MEASURE), PATH(call.tokenizer), .arg = "PATH",
+     .dflt_note = "the model's own", .only_with = {"--calibrate", "--text"}, .since = "0.4.0",
      .help = "a tokenizer.json, or a directory that has one"},
-    {.id = QC_OPT_EVAL_CONTEXT, .name = "context", .commands = READING,
-     .group = QC_GROUP_MEASURE, .kind = QC_ARG_NUMBER, .arg = "TOKENS", .min = 2,
-     .max = 1000000000, .dflt_note = "2048, or the model's limit", .since = "0.4.0",
-     NUMBER(eval.context),
-     .help = "tokens of a window; the text is cut into such"},
-    {.id = QC_OPT_MAX_TOKENS, .name = "max-tokens", .commands = READING,
-     .group = QC_GROUP_MEASURE, .kind = QC_ARG_NUMBER, .arg = "N", .min = 2,
-     .max = 1000000000000, .dflt_note = "all", .since = "0.4.0",
-     NUMBER(eval.max_tokens),
-     .help = "read no more of the text than this"},
-    {.id = QC_OPT_MAX_KL, .name = "max-kl", .commands = EVAL, .group = QC_GROUP_MEASURE,
-     .kind = QC_ARG_DECIMAL, .arg = "X", .since = "0.4.0",
-     DECIMAL(eval.max_kl, 0, 100),
+    {ROW("context", READING, MEASURE), NUMBER(eval.context), .arg = "TOKENS", .min = 2,
+     .max = 1000000000, .dflt_note = "2048, or the model's limit", .only_with = {"--text"},
+     .since = "0.4.0",
+     FOREIGN({.names = "ctx ctx-size n-ctx context-length context-size max-length max-model-len "
+                       "max-seq-len max-seq-length seq-len seq-length sequence-length c"}),
+     .help = "tokens in each window that the text is cut into"},
+    {ROW("max-tokens", READING, MEASURE), NUMBER(eval.max_tokens), .arg = "N", .min = 2,
+     .max = 1000000000000, .dflt_note = "all", .only_with = {"--text"}, .since = "0.4.0",
+     .help = "read at most this many tokens of the text"},
+    {ROW("max-kl", EVAL, MEASURE), DECIMAL(eval.max_kl, 0, 100), .arg = "X",
+     .only_with = {"--against"}, .since = "0.4.0",
      .help = "exit code 4 if the mean KL divergence is larger",
      .more = "In nats, above 0 and at most 100."},
-    {.id = QC_OPT_EVAL_FILE, .name = "eval", .commands = REPORT, .group = QC_GROUP_MEASURE,
-     .kind = QC_ARG_FILE, .arg = "FILE", .since = "0.4.0",
-     PATH(report.eval),
-     .help = "take up the result of an earlier 'qconv eval --json'"},
-    {.id = QC_OPT_BENCH_FILE, .name = "bench", .commands = REPORT, .group = QC_GROUP_MEASURE,
-     .kind = QC_ARG_FILE, .arg = "FILE", .since = "0.4.0",
-     PATH(report.bench),
-     .help = "take up the result of an earlier 'qconv bench --json'"},
-    {.id = QC_OPT_SAMPLE, .name = "sample", .commands = VALIDATE, .group = QC_GROUP_MEASURE,
-     .kind = QC_ARG_NUMBER, .arg = "N", .min = 1, .max = 1000000, .dflt_note = "all",
-     .since = "0.3.0", NUMBER(validate.sample),
-     .help = "look at this many of the quantized layers, evenly spread"},
-    {.id = QC_OPT_SHAPES, .name = "shapes", .commands = BENCH, .group = QC_GROUP_MEASURE,
-     .kind = QC_ARG_TEXT, .arg = "LIST",
+    {ROW("eval", REPORT, MEASURE), PATH(report.eval), .arg = "FILE", .excludes = {"--text"},
+     .since = "0.4.0",
+     .help = "include the result of an earlier 'qconv eval --json'"},
+    {ROW("bench", REPORT, MEASURE), PATH(report.bench), .arg = "FILE", .since = "0.4.0",
+     .help = "include the result of an earlier 'qconv bench --json'"},
+    {ROW("sample", VALIDATE, MEASURE), NUMBER(validate.sample), .arg = "N", .min = 1,
+     .max = 1000000, .dflt_note = "all", .since = "0.3.0",
+     .help = "measure only this many of the quantized layers, evenly spread"},
+    {ROW("shapes", BENCH, MEASURE), LIST(bench.shapes), .arg = "LIST",
      .dflt_note = "the layers of Llama-3.3-70B and Llama-3.1-8B", .since = "0.3.0",
-     LIST(bench.shapes),
      .help = "weights, outputs x inputs: 8192x8192,8192+1024+1024x8192",
-     .more = "With + between outputs, weights that share their input (q, k and v): one launch "
-             "of ours, and a product of cuBLAS for each."},
-    {.id = QC_OPT_BENCH_SCHEME, .name = "scheme", .commands = BENCH, .group = QC_GROUP_MEASURE,
-     .kind = QC_ARG_TEXT, .arg = "LIST", .dflt_note = "nf4,int8", .since = "0.3.0",
-     LIST(bench.schemes),
-     .help = "of nf4, nf4-plain, int8 and int8-blocks",
+     .more = "A + between outputs joins weights that share their input (q, k and v): qconv "
+             "multiplies them in one launch, cuBLAS one after another."},
+    {ROW("scheme", BENCH, MEASURE), LIST(bench.schemes), .arg = "LIST", .dflt_note = "nf4,int8",
+     .since = "0.3.0",
+     .help = "what to measure, of nf4, nf4-plain, int8 and int8-blocks",
      .more = "nf4-plain has float32 scales instead of double-quantized ones; int8-blocks has a "
              "scale per block instead of per row."},
-    {.id = QC_OPT_M, .name = "m", .commands = MEASURING, .group = QC_GROUP_MEASURE,
-     .kind = QC_ARG_TEXT, .arg = "LIST", .min = 1, .max = 1048576,
-     .dflt_note = "1,4,16,64,256,1024",
+    {ROW("m", MEASURING, MEASURE), OWN(QC_ARG_TEXT, qc_option_set_m), .arg = "LIST", .min = 1,
+     .max = 1048576, .dflt_note = "1,4,16,64,256,1024",
      .dflt_of = {BENCH, "1 to 4096 by powers of two"}, .since = "0.3.0",
-     .set = qc_option_set_m,
-     .help = "rows of activations at once, with commas between"},
-    {.id = QC_OPT_ACTIVATIONS, .name = "activations", .commands = VALIDATE,
-     .group = QC_GROUP_MEASURE, .kind = QC_ARG_FILE, .arg = "FILE", .dflt_note = "random",
-     .since = "0.3.0", PATH(validate.activations),
+     .help = "numbers of rows of activations, with commas between them"},
+    {ROW("activations", VALIDATE, MEASURE), PATH(validate.activations), .arg = "FILE",
+     .dflt_note = "random", .since = "0.3.0",
      .help = "take activations from this .safetensors file",
-     .more = "docs/validate.md says what it holds, and how random ones are made."},
-    {.id = QC_OPT_BENCH_DTYPE, .name = "dtype", .commands = BENCH, .group = QC_GROUP_MEASURE,
-     .kind = QC_ARG_CHOICE, .choices = {"fp16", "bf16"}, .dflt = "fp16", .since = "0.3.0",
-     CHOICE(bench.bf16),
-     .help = "of activations and results"},
-    {.id = QC_OPT_SEED, .name = "seed", .commands = MEASURING, .group = QC_GROUP_MEASURE,
-     .kind = QC_ARG_NUMBER, .arg = "N", .min = 0, .max = 9007199254740991, .dflt = "1",
-     .since = "0.3.0", NUMBER(products.seed),
-     .help = "of random numbers"},
-    {.id = QC_OPT_PATH, .name = "path", .commands = BENCH, .group = QC_GROUP_MEASURE,
-     .kind = QC_ARG_CHOICE, .choices = {"gemv", "mma-884", "mma-16816", "dequant-gemm"},
-     .dflt_note = "by shape and GPU", .since = "0.3.0",
-     WORD(bench.path),
+     .more = "docs/validate.md says what the file holds, and how random ones are made."},
+    {ROW("dtype", BENCH, MEASURE), CHOICE(bench.bf16), CHOICES("fp16", "bf16"), .dflt = "fp16",
+     .since = "0.3.0",
+     .help = "dtype of activations and results"},
+    {ROW("seed", MEASURING, MEASURE), NUMBER(products.seed), .arg = "N", .min = 0,
+     .max = 9007199254740991, .dflt = "1", .since = "0.3.0",
+     .help = "seed of the random numbers"},
+    {ROW("path", BENCH, MEASURE), WORD(bench.path),
+     CHOICES("gemv", "mma-884", "mma-16816", "dequant-gemm"), .dflt_note = "by shape and GPU",
+     .since = "0.3.0",
      .help = "the kernel to use for every shape"},
-    {.id = QC_OPT_ROUNDS, .name = "rounds", .commands = BENCH, .group = QC_GROUP_MEASURE,
-     .kind = QC_ARG_NUMBER, .arg = "N", .min = 1, .max = 10000, .dflt = "30", .since = "0.3.0",
-     NUMBER(bench.rounds),
-     .help = "times everything is measured, at most; the median counts"},
-    {.id = QC_OPT_SECONDS, .name = "seconds", .commands = BENCH, .group = QC_GROUP_MEASURE,
-     .kind = QC_ARG_NUMBER, .arg = "S", .min = 1, .max = 1000000, .dflt = "150", .since = "0.3.0",
-     NUMBER(bench.seconds),
-     .help = "time for all of it, about",
-     .more = "Where it is short there are fewer rounds; what does not fit at all is left out, and "
-             "the result says how much."},
-    {.id = QC_OPT_TUNE, .name = "tune", .commands = BENCH, .group = QC_GROUP_MEASURE,
-     .kind = QC_ARG_NONE, .since = "0.5.0",
-     SWITCH(bench.tune),
+    {ROW("rounds", BENCH, MEASURE), NUMBER(bench.rounds), .arg = "N", .min = 1, .max = 10000,
+     .dflt = "30", .since = "0.3.0",
+     .help = "measure everything at most this many times; the median counts"},
+    {ROW("seconds", BENCH, MEASURE), NUMBER(bench.seconds), .arg = "S", .min = 1, .max = 1000000,
+     .dflt = "150", .since = "0.3.0",
+     .help = "about how long all of it may take",
+     .more = "If the time is short there are fewer rounds. Whatever does not fit at all is left "
+             "out, and the result says how much that is."},
+    {ROW("tune", BENCH, MEASURE), SWITCH(bench.tune),
+     .excludes = {"--path", "--markdown", "--tuning"}, .since = "0.5.0",
      .help = "find the best kernel, and how to cut its work, for each shape and M",
-     .more = "Measures every choice there is against the one that qconv makes by itself, and takes "
-             "another one only where it is faster by more than the times spread. docs/bench.md "
-             "says how."},
-    {.id = QC_OPT_SAVE, .name = "save", .commands = BENCH, .group = QC_GROUP_MEASURE,
-     .kind = QC_ARG_FILE, .arg = "FILE", .since = "0.5.0",
-     PATH(bench.save), .only_with = "--tune",
+     .more = "Measures every choice there is against the one that qconv makes by itself, and "
+             "takes another one only where it is faster by more than the times spread. "
+             "docs/bench.md says how."},
+    {ROW("save", BENCH, MEASURE), PATH(bench.save), .arg = "FILE", .only_with = {"--tune"},
+     .since = "0.5.0",
      .help = "with --tune: write the better choices as a table for --tuning",
-     .more = "An existing file is replaced, at once, after each row that was measured."},
-    {.id = QC_OPT_TUNING, .name = "tuning", .commands = MEASURING | READING,
-     .group = QC_GROUP_RUN, .kind = QC_ARG_FILE, .arg = "FILE",
-     .dflt_note = "the file that QCONV_TUNING names", .since = "0.5.0",
-     PATH(call.tuning),
+     .more = "An existing file is replaced as a whole after each row that was measured."},
+    {ROW("tuning", MEASURING | READING, RUN), PATH(call.tuning), .arg = "FILE",
+     .dflt_note = "the file that QCONV_TUNING names", .only_with = {"--text"}, .since = "0.5.0",
      .help = "choose GPU kernels by this table of 'qconv bench --tune --save'",
-     .more = "One that was made on another GPU is not used, with a warning. The order of sums, and "
-             "so the last bits of products, depend on the table."},
-    {.id = QC_OPT_MAX_ERROR, .name = "max-error", .commands = VALIDATE,
-     .group = QC_GROUP_MEASURE, .kind = QC_ARG_DECIMAL, .arg = "X", .since = "0.3.0",
-     DECIMAL(validate.max_error, 0, 10),
+     .more = "A table that was made on another GPU is not used, and a warning says so. The order "
+             "of sums, and so the last bits of products, depend on the table."},
+    {ROW("max-error", VALIDATE, MEASURE), DECIMAL(validate.max_error, 0, 10), .arg = "X",
+     .since = "0.3.0",
      .help = "exit code 4 if the relative output error of a layer is larger",
      .more = "Above 0 and at most 10: 0.1 is 10%."},
-    {.id = QC_OPT_BASELINE, .name = "baseline", .commands = VALIDATE, .group = QC_GROUP_MEASURE,
-     .kind = QC_ARG_FILE, .arg = "FILE", .since = "0.3.0",
-     PATH(validate.baseline),
+    {ROW("baseline", VALIDATE, MEASURE), PATH(validate.baseline), .arg = "FILE", .since = "0.3.0",
      .help = "exit code 4 if a layer is worse than in this earlier run"},
-    {.id = QC_OPT_SAVE_BASELINE, .name = "save-baseline", .commands = VALIDATE,
-     .group = QC_GROUP_MEASURE, .kind = QC_ARG_FILE, .arg = "FILE", .since = "0.3.0",
-     PATH(validate.save_baseline),
+    {ROW("save-baseline", VALIDATE, MEASURE), PATH(validate.save_baseline), .arg = "FILE",
+     .since = "0.3.0",
      .help = "write this run's errors for --baseline"},
-    {.id = QC_OPT_TOLERANCE, .name = "tolerance", .commands = VALIDATE,
-     .group = QC_GROUP_MEASURE, .kind = QC_ARG_DECIMAL, .arg = "X", .dflt = "0.001",
-     .since = "0.3.0", DECIMAL(validate.tolerance, 0, 10), .only_with = "--baseline",
+    {ROW("tolerance", VALIDATE, MEASURE), DECIMAL(validate.tolerance, 0, 10), .arg = "X",
+     .dflt = "0.001", .only_with = {"--baseline"}, .since = "0.3.0",
      .help = "with --baseline: how much worse still passes",
      .more = "A share of the earlier error, above 0 and at most 10: 0.001 is 0.1%."},
-    {.id = QC_OPT_REPORT_HTML, .name = "html", .commands = VALIDATE | REPORT, .group = QC_GROUP_OTHER,
-     .kind = QC_ARG_FILE, .arg = "FILE", .dflt_of = {REPORT, "standard output"}, .since = "0.3.0",
-     PATH(html),
+    {ROW("html", VALIDATE | REPORT, OTHER), PATH(html), .arg = "FILE",
+     .dflt_of = {REPORT, "standard output"}, .since = "0.3.0",
+     FOREIGN({.names = "out output outfile output-file o save page"}),
      .help = "write the result as one HTML page, with plots, to a file"},
-    {.id = QC_OPT_MARKDOWN, .name = "markdown", .commands = BENCH, .group = QC_GROUP_OTHER,
-     .kind = QC_ARG_NONE, .since = "0.3.0",
-     SWITCH(bench.markdown),
+    {ROW("markdown", BENCH, OTHER), SWITCH(bench.markdown), .since = "0.3.0",
      .help = "write the result to standard output as Markdown tables"},
-    {.id = QC_OPT_OUTPUT, .name = "output", .commands = BENCH, .group = QC_GROUP_OTHER,
-     .kind = QC_ARG_FILE, .arg = "FILE", .since = "0.3.0",
-     PATH(bench.output),
+    {ROW("output", BENCH, OTHER), PATH(bench.output), .arg = "FILE", .since = "0.3.0",
+     FOREIGN({.names = "out outfile output-file o"}),
      .help = "also write the JSON of --json to a file",
-     .more = "It is replaced whole after everything that was measured, with \"complete\": false until "
-             "the end, so that a run that is killed leaves what it has."},
-    {.id = QC_OPT_DRY_RUN, .name = "dry-run", .commands = CONVERT, .group = QC_GROUP_RUN,
-     .kind = QC_ARG_NONE, .since = "0.1.0",
-     SWITCH(convert.dry_run),
+     .more = "The file is replaced as a whole after everything that was measured, with "
+             "\"complete\": false until the end, so that a run that is killed leaves what it has "
+             "measured."},
+    {ROW("dry-run", CONVERT, RUN), SWITCH(convert.dry_run), .since = "0.1.0",
+     FOREIGN({.names = "dry simulate no-op noop whatif n"}),
      .help = "show what would be written, with exact sizes; write nothing",
      .more = "OUT may be left out; if it is given, it is checked."},
-    {.id = QC_OPT_FORCE, .name = "force", .commands = CONVERT | UNPACK, .group = QC_GROUP_RUN,
-     .kind = QC_ARG_NONE, .since = "0.1.0",
-     SWITCH(convert.force),
+    {ROW("force", CONVERT | UNPACK, RUN), SWITCH(convert.force), .since = "0.1.0",
+     FOREIGN({.names = "overwrite clobber replace yes y f"}),
      .help = "replace another output, or write into a directory that holds other files",
-     .more = "Deletes only what the manifest of the old output lists, and names files of others that "
-             "it replaces. Weights that no manifest lists are never touched: they refuse the run. "
-             "Without --force an output that is what would be made is complete already. Nothing is "
-             "ever written to the source or below it, or through a link in the directory."},
-    {.id = QC_OPT_RESTART, .name = "restart", .commands = CONVERT, .group = QC_GROUP_RUN,
-     .kind = QC_ARG_NONE, .since = "0.5.0",
-     SWITCH(convert.restart),
+     .more = "Deletes only what the manifest of the old output lists, and names files of others "
+             "that it replaces. Weights that no manifest lists are never touched: they refuse the "
+             "run. Without --force an output that is what would be made is complete already. "
+             "Nothing is ever written to the source or below it, or through a link in the "
+             "directory."},
+    {ROW("restart", CONVERT, RUN), SWITCH(convert.restart), .since = "0.5.0",
+     FOREIGN({.names = "resume continue",
+              .meant = "nothing: an interrupted conversion is continued by the same command"}),
      .help = "begin anew instead of continuing an interrupted conversion",
-     .more = "What the interrupted one left in OUT is removed. Refused when it has deleted files of "
-             "its source (--consume-source): then only continuing gives a whole model."},
-    {.id = QC_OPT_CONSUME_SOURCE, .name = "consume-source", .commands = CONVERT,
-     .group = QC_GROUP_RUN, .kind = QC_ARG_NONE, .since = "0.5.0",
-     SWITCH(convert.consume_source),
+     .more = "What the interrupted one left in OUT is removed. Refused when it has deleted files "
+             "of its source (--consume-source): then only continuing gives a whole model."},
+    {ROW("consume-source", CONVERT, RUN), SWITCH(convert.consume_source), .since = "0.5.0",
+     FOREIGN({.names = "delete-source remove-source move in-place inplace"}),
      .help = "delete each weight file of MODEL once all of it is written to OUT and synced",
-     .more = "For disks that hold one copy only. A kill at any moment loses nothing: the same command "
-             "continues. What was deleted cannot be checked against OUT afterwards. Weight files "
-             "that are links are refused. See docs/cli.md."},
-    {.id = QC_OPT_PART, .name = "part", .commands = CONVERT, .group = QC_GROUP_RUN,
-     .kind = QC_ARG_TEXT, .arg = "I/N", .dflt_note = "of a Slurm step with several tasks, the task's",
-     .since = "0.5.0",
-     .set = qc_option_set_part,
+     .more = "For disks that hold one copy only. A kill at any moment loses nothing: the same "
+             "command continues. What was deleted cannot be checked against OUT afterwards. "
+             "Weight files that are links are refused. See docs/cli.md."},
+    {ROW("part", CONVERT, RUN), OWN(QC_ARG_TEXT, qc_option_set_part), .arg = "I/N",
+     .dflt_note = "in a Slurm step with several tasks, that of the task", .since = "0.5.0",
      .help = "do the I-th of N parts of the work, 1 to N; the last to finish completes OUT",
-     .more = "For several machines that share MODEL and OUT: the same command on each, with its own "
-             "I. 1/1 does all of it whatever the scheduler says. See docs/cluster.md."},
-    {.id = QC_OPT_THREADS, .name = "threads", .commands = WORKING, .group = QC_GROUP_RUN,
-     .kind = QC_ARG_NUMBER, .arg = "N", .min = 1, .max = 1024,
+     .more = "For several machines that share MODEL and OUT: the same command on each, with its "
+             "own I. 1/1 does all of it whatever the scheduler says. See docs/cluster.md."},
+    {ROW("threads", WORKING, RUN), NUMBER(call.threads), .arg = "N", .min = 1, .max = 1024,
      .dflt_note = "one per processor", .since = "0.1.0",
-     NUMBER(call.threads),
-     .help = "threads that work, 1 to 1024",
+     FOREIGN({.names = "jobs j workers num-workers nthreads n-threads num-threads thread cores "
+                       "nproc t"}),
+     .help = "number of threads, 1 to 1024",
      .more = "The bytes written do not depend on it."},
-    {.id = QC_OPT_PROGRESS, .name = "progress", .commands = WORKING | BENCH, .group = QC_GROUP_RUN,
-     .kind = QC_ARG_CHOICE, .choices = {"auto", "always", "never"}, .dflt = "auto",
-     .since = "0.1.0", CHOICE(call.progress),
-     .help = "progress on standard error",
+    {ROW("progress", WORKING | BENCH, RUN), CHOICE(call.progress),
+     CHOICES("auto", "always", "never"), .dflt = "auto", .since = "0.1.0",
+     .help = "whether to show progress on standard error",
      .more = "auto: a bar on a terminal, a plain line now and then elsewhere. always: the bar "
              "wherever standard error goes."},
-    {.id = QC_OPT_JSON, .name = "json", .commands = ANSWERS, .group = QC_GROUP_OTHER,
-     .kind = QC_ARG_NONE, .since = "0.1.0",
-     SWITCH(call.json),
+    {ROW("json", ANSWERS, OTHER), SWITCH(call.json), .excludes = {"--markdown"}, .since = "0.1.0",
      .help = "write the result to standard output as one JSON object"},
-    {.id = QC_OPT_QUIET, .name = "quiet", .letter = 'q', .commands = ANYWHERE,
-     .group = QC_GROUP_OTHER, .kind = QC_ARG_NONE, .since = "0.1.0",
-     SWITCH(call.quiet),
+    {ROW("quiet", ANYWHERE, OTHER), .letter = 'q', SWITCH(call.quiet), .excludes = {"--verbose"},
+     .since = "0.1.0",
+     FOREIGN({.names = "silent s no-progress"}),
      .help = "no progress, no summary, no warnings; errors only",
      .more = "The answers of plan, inspect, hardware, bench, eval, validate and report, --dry-run "
              "and --json are still printed. convert, unpack and verify print nothing when all is "
              "well: their exit code says so."},
-    {.id = QC_OPT_VERBOSE, .name = "verbose", .letter = 'v', .commands = ANYWHERE,
-     .group = QC_GROUP_OTHER, .kind = QC_ARG_NONE, .since = "0.1.0",
-     .set = qc_option_set_verbose, .repeats = 1,
+    {ROW("verbose", ANYWHERE, OTHER), .letter = 'v', COUNT(call.verbose), .repeats = 1,
+     .since = "0.1.0",
+     FOREIGN({.names = "debug log-level loglevel"}),
      .help = "say more; -vv still more",
      .more = "-v: what is about to be done, every stored tensor with inspect, and where in the "
              "source an error was found. -vv: the error of every quantized tensor."},
-    {.id = QC_OPT_HELP, .name = "help", .letter = 'h', .commands = ANYWHERE,
-     .group = QC_GROUP_OTHER, .kind = QC_ARG_NONE, .since = "0.1.0",
+    {ROW("help", ANYWHERE, OTHER), .letter = 'h', .since = "0.1.0",
+     FOREIGN({.names = "usage ?"}),
      .help = "show this help"},
-    {.id = QC_OPT_VERSION, .name = "version", .commands = ANYWHERE, .group = QC_GROUP_OTHER,
-     .kind = QC_ARG_NONE, .since = "0.1.0", .alone = 1, .set = qc_option_set_version,
+    {ROW("version", ANYWHERE, OTHER), .alone = QC_CMD_VERSION, .since = "0.1.0",
+     FOREIGN({.names = "v V"}),
      .help = "show the version"},
-    {.id = QC_OPT_MAN, .name = "man", .commands = ANYWHERE, .group = QC_GROUP_OTHER,
-     .kind = QC_ARG_NONE, .since = "0.1.0", .hidden = 1, .alone = 1,
-     .set = qc_option_set_man,
+    {ROW("man", ANYWHERE, OTHER), .hidden = 1, .alone = QC_CMD_MAN, .since = "0.1.0",
      .help = "write this manual page",
      .more = "To read it: qconv --man > qconv.1, then man -l qconv.1."},
-    {.id = QC_OPT_COMPLETION, .name = "completion", .commands = ANYWHERE, .group = QC_GROUP_OTHER,
-     .kind = QC_ARG_CHOICE, .choices = {"bash", "zsh", "fish"}, .since = "0.1.0", .hidden = 1,
-     .alone = 1, .set = qc_option_set_completion,
+    {ROW("completion", ANYWHERE, OTHER), WORD(shell), CHOICES("bash", "zsh", "fish"), .hidden = 1,
+     .alone = QC_CMD_COMPLETION, .since = "0.1.0",
      .help = "write the completion for a shell",
      .more = "In bash: source <(qconv --completion bash)."},
+    {.name = NULL},
 };
 /* clang-format on */
+
+const char *qc_option_note(const qc_option_row *row, qc_command command)
+{
+    return row->dflt_of.commands & QC_CMD_BIT(command) ? row->dflt_of.note : row->dflt_note;
+}
 
 void qc_option_spell(const qc_option_row *row, char out[QC_SPELLED_BYTES])
 {
@@ -559,10 +541,10 @@ void qc_option_spell(const qc_option_row *row, char out[QC_SPELLED_BYTES])
         (void)snprintf(out + used, QC_SPELLED_BYTES - used, " %s", row->arg);
         return;
     }
-    for (unsigned i = 0; i < QC_MAX_CHOICES && row->choices[i]; i++) {
+    for (unsigned i = 0; row->choices && row->choices[i]; i++) {
         n = snprintf(out + used, QC_SPELLED_BYTES - used, "%s%s", i ? "," : " {", row->choices[i]);
         used += n > 0 ? (size_t)n : 0;
     }
-    if (row->choices[0])
+    if (row->choices)
         (void)snprintf(out + used, QC_SPELLED_BYTES - used, "}");
 }

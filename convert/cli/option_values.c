@@ -19,9 +19,8 @@ void qc_option_list_choices(const qc_option_row *row, char *out, size_t out_byte
 {
     out[0] = '\0';
     size_t used = 0;
-    for (unsigned i = 0; i < QC_MAX_CHOICES && row->choices[i]; i++) {
-        int last = i + 1 == QC_MAX_CHOICES || !row->choices[i + 1];
-        const char *between = i == 0 ? "" : last ? " or " : ", ";
+    for (unsigned i = 0; row->choices[i]; i++) {
+        const char *between = i == 0 ? "" : row->choices[i + 1] ? ", " : " or ";
         size_t need = strlen(between) + strlen(row->choices[i]);
         if (used + need >= out_bytes)
             break;
@@ -68,7 +67,7 @@ static qc_status read_choice(const qc_option_row *row, const char *text, unsigne
                              qc_error *err)
 {
     char choices[QC_SPELLED_BYTES];
-    for (unsigned i = 0; i < QC_MAX_CHOICES && row->choices[i]; i++) {
+    for (unsigned i = 0; row->choices[i]; i++) {
         if (qc_same_word(text, row->choices[i])) {
             *out = i;
             return QC_OK;
@@ -88,36 +87,26 @@ static void store(qc_options *o, const qc_option_row *row, const void *value, si
     memcpy((char *)o + row->at, value, bytes);
 }
 
-static qc_status store_int(qc_options *o, const qc_option_row *row, int value)
-{
-    store(o, row, &value, sizeof value);
-    return QC_OK;
-}
-
-qc_status qc_option_set_on(qc_options *o, const qc_option_row *row, const char *value,
-                           qc_error *err)
-{
-    (void)value;
-    (void)err;
-    return store_int(o, row, 1);
-}
-
-qc_status qc_option_set_off(qc_options *o, const qc_option_row *row, const char *value,
-                            qc_error *err)
-{
-    (void)value;
-    (void)err;
-    return store_int(o, row, 0);
-}
-
 _Static_assert(sizeof(qc_to) == sizeof(int), "an enum is stored as an int");
 
 qc_status qc_option_set_choice(qc_options *o, const qc_option_row *row, const char *value,
                                qc_error *err)
 {
     unsigned choice = 0;
-    QC_TRY(read_choice(row, value, &choice, err));
-    return store_int(o, row, (int)choice);
+    if (row->choices)
+        QC_TRY(read_choice(row, value, &choice, err));
+    int stored = row->values ? row->values[choice] : row->choices ? (int)choice : 1;
+    store(o, row, &stored, sizeof stored);
+    return QC_OK;
+}
+
+qc_status qc_option_set_count(qc_options *o, const qc_option_row *row, const char *value,
+                              qc_error *err)
+{
+    (void)value;
+    (void)err;
+    ++*(int *)(void *)((char *)o + row->at);
+    return QC_OK;
 }
 
 qc_status qc_option_set_word(qc_options *o, const qc_option_row *row, const char *value,
@@ -190,7 +179,7 @@ qc_status qc_option_set_size(qc_options *o, const qc_option_row *row, const char
                 "%s: expected a unit, found none in '%s', which would be %" PRIu64
                 " byte%s; did you mean %s%s?",
                 name, value, bytes, bytes == 1 ? "" : "s", value,
-                row->id == QC_OPT_MAX_SHARD_SIZE && bytes < 200 ? "GB" : "MB");
+                bytes < 200 && qc_ends_with(row->dflt, "GB") ? "GB" : "MB");
     if (bytes < row->min)
         QC_FAIL(err, QC_ERR_USAGE, "%s: expected at least %" PRIu64 " byte%s", name, row->min,
                 row->min == 1 ? "" : "s");
@@ -218,9 +207,8 @@ qc_status qc_option_set_path(qc_options *o, const qc_option_row *row, const char
  * ends. */
 static qc_status read_list(const char **out, qc_arena *arena, const char *text, qc_error *err)
 {
-    void *v = NULL;
-    QC_TRY(qc_arena_alloc(arena, &v, strlen(text) + 1, 1, err));
-    char *list = v;
+    char *list = NULL;
+    QC_TRY(qc_arena_alloc(arena, &list, strlen(text) + 1, 1, err));
     size_t n = 0;
     for (const char *s = text; *s; s++) {
         if (*s == ' ') {
@@ -288,7 +276,8 @@ qc_status qc_option_set_compress(qc_options *o, const qc_option_row *row, const 
 qc_status qc_option_set_rule(qc_options *o, const qc_option_row *row, const char *value,
                              qc_error *err)
 {
-    uint32_t n = o->convert.plan.recipe.rule_count;
+    qc_recipe_options *r = &o->convert.plan.recipe;
+    uint32_t n = r->rule_count;
     /* The manifest names it, perhaps hours later. */
     if (!qc_text_is_utf8(value))
         QC_FAIL(err, QC_ERR_USAGE, "--%s: the glob '%s' is not UTF-8, as names of tensors are",
@@ -300,24 +289,13 @@ qc_status qc_option_set_rule(qc_options *o, const qc_option_row *row, const char
         QC_FAIL(err, QC_ERR_USAGE, "--%s: expected a glob of at most %u bytes, found %zu",
                 row->name, QC_GLOB_MAX_BYTES, strlen(value));
     if ((n & (n - 1)) == 0) {
-        void *grown = NULL;
-        QC_TRY(qc_arena_alloc(o->call.arena, &grown, n ? (size_t)n * 2 : 1,
-                              sizeof *o->convert.plan.recipe.rules, err));
+        qc_rule *grown = NULL;
+        QC_TRY(qc_arena_alloc(o->call.arena, &grown, n ? (size_t)n * 2 : 1, sizeof *grown, err));
         if (n > 0)
-            memcpy(grown, o->convert.plan.recipe.rules, n * sizeof *o->convert.plan.recipe.rules);
-        o->convert.plan.recipe.rules = grown;
+            memcpy(grown, r->rules, n * sizeof *grown);
+        r->rules = grown;
     }
-    o->convert.plan.recipe.rules[o->convert.plan.recipe.rule_count++] =
-        (qc_rule){row->id == QC_OPT_QUANTIZE, value};
-    return QC_OK;
-}
-
-qc_status qc_option_set_kv_dtype(qc_options *o, const qc_option_row *row, const char *value,
-                                 qc_error *err)
-{
-    unsigned choice = 0;
-    QC_TRY(read_choice(row, value, &choice, err));
-    o->convert.plan.fit.kv_bits = (const unsigned[]){16, 16, 8, 32}[choice];
+    r->rules[r->rule_count++] = (qc_rule){row->quantizes, value};
     return QC_OK;
 }
 
@@ -357,15 +335,6 @@ qc_status qc_option_set_run_device(qc_options *o, const qc_option_row *row, cons
     return qc_device_wish_read(&wish, o->call.run_device, err);
 }
 
-qc_status qc_option_set_checkpointing(qc_options *o, const qc_option_row *row, const char *value,
-                                      qc_error *err)
-{
-    unsigned choice = 0;
-    QC_TRY(read_choice(row, value, &choice, err));
-    o->train.checkpointing = choice == 0; /* "on" */
-    return QC_OK;
-}
-
 /* --m: whole numbers with commas between, none twice. */
 qc_status qc_option_set_m(qc_options *o, const qc_option_row *row, const char *value, qc_error *err)
 {
@@ -374,10 +343,9 @@ qc_status qc_option_set_m(qc_options *o, const qc_option_row *row, const char *v
     for (const char *s = value; *s; s++)
         room += *s == ',';
     const char *text = NULL;
-    void *v = NULL;
-    QC_TRY(qc_arena_alloc(o->call.arena, &v, room, sizeof(uint64_t), err));
+    uint64_t *list = NULL;
+    QC_TRY(qc_arena_alloc(o->call.arena, &list, room, sizeof *list, err));
     QC_TRY(read_list(&text, o->call.arena, value, err));
-    uint64_t *list = v;
     for (const char *entry = text;; entry++) {
         char digits[24];
         size_t len = strcspn(entry, ",");
@@ -417,45 +385,5 @@ qc_status qc_option_set_part(qc_options *o, const qc_option_row *row, const char
                 row->name, QC_PARTS_MAX, value);
     o->convert.part_index = (unsigned)(i - 1);
     o->convert.part_count = (unsigned)n;
-    return QC_OK;
-}
-
-qc_status qc_option_set_verbose(qc_options *o, const qc_option_row *row, const char *value,
-                                qc_error *err)
-{
-    (void)row;
-    (void)value;
-    (void)err;
-    o->call.verbose++;
-    return QC_OK;
-}
-
-qc_status qc_option_set_version(qc_options *o, const qc_option_row *row, const char *value,
-                                qc_error *err)
-{
-    (void)row;
-    (void)value;
-    (void)err;
-    o->command = QC_CMD_VERSION;
-    return QC_OK;
-}
-
-qc_status qc_option_set_man(qc_options *o, const qc_option_row *row, const char *value,
-                            qc_error *err)
-{
-    (void)row;
-    (void)value;
-    (void)err;
-    o->command = QC_CMD_MAN;
-    return QC_OK;
-}
-
-qc_status qc_option_set_completion(qc_options *o, const qc_option_row *row, const char *value,
-                                   qc_error *err)
-{
-    unsigned choice = 0;
-    QC_TRY(read_choice(row, value, &choice, err));
-    o->shell = row->choices[choice];
-    o->command = QC_CMD_COMPLETION;
     return QC_OK;
 }

@@ -13,9 +13,8 @@ void qc_option_list_choices(const qc_option_row *row, char *out, size_t out_byte
 #define QC_SETTER(name)                                                                            \
     QC_NODISCARD qc_status name(qc_options *o, const qc_option_row *row, const char *value,        \
                                 qc_error *err)
-QC_SETTER(qc_option_set_on);       /* 1 */
-QC_SETTER(qc_option_set_off);      /* 0 */
-QC_SETTER(qc_option_set_choice);   /* the index of the choice, as an int or an enum */
+QC_SETTER(qc_option_set_choice);   /* the index of the choice or its value; 1 for a switch */
+QC_SETTER(qc_option_set_count);    /* one more than before */
 QC_SETTER(qc_option_set_word);     /* the choice's name */
 QC_SETTER(qc_option_set_u64);      /* a whole number */
 QC_SETTER(qc_option_set_unsigned); /* the same, where the row's max fits in an unsigned */
@@ -27,20 +26,10 @@ QC_SETTER(qc_option_set_path);     /* as it is, but not empty */
 /* These setters know their members. */
 QC_SETTER(qc_option_set_compress);
 QC_SETTER(qc_option_set_rule);
-QC_SETTER(qc_option_set_kv_dtype);
 QC_SETTER(qc_option_set_mla);
 QC_SETTER(qc_option_set_prefill); /* a number of tokens, or "whole", which is 0 */
 QC_SETTER(qc_option_set_run_device);
-QC_SETTER(qc_option_set_checkpointing);
 QC_SETTER(qc_option_set_m);
 QC_SETTER(qc_option_set_part);
-QC_SETTER(qc_option_set_verbose);
-QC_SETTER(qc_option_set_version);
-QC_SETTER(qc_option_set_man);
-QC_SETTER(qc_option_set_completion);
-
-/* These check what goes with what. (options_eval.c, options_calibrate.c) */
-QC_NODISCARD qc_status qc_options_check_eval(const qc_options *o, qc_error *err);
-QC_NODISCARD qc_status qc_options_check_calibrate(const qc_options *o, qc_error *err);
 
 #endif

@@ -15,7 +15,7 @@
 #include "convert/cli/rules_file.h"
 #include "formats/file_io.h"
 
-#include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 typedef enum { ITEM_FINE, ITEM_UNKNOWN, ITEM_LACKS_VALUE, ITEM_TAKES_NONE } item_state;
@@ -41,28 +41,26 @@ typedef struct {
 
 static const qc_option_row *row_named(const char *name, size_t len)
 {
-    for (unsigned i = 0; i < QC_OPT_COUNT; i++)
-        if (strlen(qc_option_table[i].name) == len &&
-            strncmp(qc_option_table[i].name, name, len) == 0)
-            return &qc_option_table[i];
+    for (const qc_option_row *r = qc_option_table; r->name; r++)
+        if (strlen(r->name) == len && strncmp(r->name, name, len) == 0)
+            return r;
     return NULL;
 }
 
 /* Finds the row for the command among those that share a name. */
 static const qc_option_row *row_for(const qc_option_row *row, qc_command command)
 {
-    for (unsigned i = 0; row && i < QC_OPT_COUNT; i++)
-        if ((qc_option_table[i].commands & QC_CMD_BIT(command)) &&
-            strcmp(qc_option_table[i].name, row->name) == 0)
-            return &qc_option_table[i];
+    for (const qc_option_row *r = qc_option_table; row && r->name; r++)
+        if ((r->commands & QC_CMD_BIT(command)) && strcmp(r->name, row->name) == 0)
+            return r;
     return row;
 }
 
 static const qc_option_row *row_lettered(char letter)
 {
-    for (unsigned i = 0; i < QC_OPT_COUNT; i++)
-        if (qc_option_table[i].letter == letter)
-            return &qc_option_table[i];
+    for (const qc_option_row *r = qc_option_table; r->name; r++)
+        if (r->letter == letter)
+            return r;
     return NULL;
 }
 
@@ -111,11 +109,8 @@ static qc_status split(parse *p, int argc, char **argv, qc_error *err)
     size_t room = 0;
     for (int i = 1; i < argc; i++)
         room += argv[i][0] == '-' && argv[i][1] != '-' ? strlen(argv[i]) : 1;
-    void *mem = NULL;
-    QC_TRY(qc_arena_alloc(p->arena, &mem, room, sizeof *p->items, err));
-    p->items = mem;
-    QC_TRY(qc_arena_alloc(p->arena, &mem, (size_t)argc, sizeof *p->words, err));
-    p->words = mem;
+    QC_TRY(qc_arena_alloc(p->arena, &p->items, room, sizeof *p->items, err));
+    QC_TRY(qc_arena_alloc(p->arena, &p->words, (size_t)argc, sizeof *p->words, err));
     int dashes = 0;
     for (int i = 1; i < argc; i++) {
         if (dashes || argv[i][0] != '-' || argv[i][1] == '\0') {
@@ -132,12 +127,19 @@ static qc_status split(parse *p, int argc, char **argv, qc_error *err)
     return QC_OK;
 }
 
-static int was_given(const parse *p, qc_option_id id)
+/* Returns the last item of this option, or NULL where it was not given. */
+static const item *given(const parse *p, const char *name, size_t len)
 {
-    for (size_t i = 0; i < p->item_count; i++)
-        if (p->items[i].row && p->items[i].row->id == id)
-            return 1;
-    return 0;
+    const item *last = NULL;
+    for (const item *it = p->items; it < p->items + p->item_count; it++)
+        if (it->row && strlen(it->row->name) == len && strncmp(it->row->name, name, len) == 0)
+            last = it;
+    return last;
+}
+
+static int was_given(const parse *p, const char *name)
+{
+    return given(p, name, strlen(name)) != NULL;
 }
 
 /* ---- choose ---- */
@@ -167,7 +169,7 @@ static qc_status check_first_word(const parse *p, qc_options *o, qc_error *err)
 {
     const char *word = p->words_before_dashes > 0 ? p->words[0] : NULL;
     const qc_command_row *meant = word ? qc_mistaken_command(word) : NULL;
-    if (!meant || exists(word) || (was_given(p, QC_OPT_TO) && p->word_count <= 2))
+    if (!meant || exists(word) || (was_given(p, "to") && p->word_count <= 2))
         return QC_OK;
     o->command = meant->command; /* the message names the --help of this one */
     QC_FAIL(err, QC_ERR_USAGE, "unknown command '%s'; did you mean %s?", word, meant->name);
@@ -188,7 +190,7 @@ static qc_status choose_command(parse *p, qc_options *o, qc_error *err)
     }
     for (size_t i = 0; i < p->item_count; i++)
         p->items[i].row = row_for(p->items[i].row, o->command);
-    if (was_given(p, QC_OPT_HELP)) {
+    if (was_given(p, "help")) {
         int bare = !named && p->word_count == 0 && p->item_count == 1;
         o->help_topic = bare ? QC_CMD_HELP : o->command;
         o->command = QC_CMD_HELP;
@@ -217,7 +219,7 @@ static qc_status check_item(const item *it, qc_arena *arena, qc_command command,
         QC_TRY(find_meant(&tail, arena, it, command, err));
         QC_FAIL(err, QC_ERR_USAGE, "unknown option '%.*s'%s", it->name_len, it->name, tail);
     case ITEM_LACKS_VALUE:
-        if (it->row->choices[0]) {
+        if (it->row->choices) {
             qc_option_list_choices(it->row, choices, sizeof choices);
             QC_FAIL(err, QC_ERR_USAGE, "--%s needs a value: %s", it->row->name, choices);
         }
@@ -230,7 +232,7 @@ static qc_status check_item(const item *it, qc_arena *arena, qc_command command,
     }
     if (!(it->row->commands & QC_CMD_BIT(command))) {
         QC_TRY(find_meant(&tail, arena, it, command, err));
-        QC_FAIL(err, QC_ERR_USAGE, "--%s is no option of 'qconv %s'%s", it->row->name,
+        QC_FAIL(err, QC_ERR_USAGE, "--%s is not an option of 'qconv %s'%s", it->row->name,
                 qc_command_row_of(command)->name, tail);
     }
     return QC_OK;
@@ -251,123 +253,170 @@ static qc_status apply(qc_options *o, const qc_option_row *row, const char *valu
 static qc_status apply_defaults(qc_options *o, qc_error *err)
 {
     o->convert.plan.recipe.double_quant = 1;
-    for (unsigned i = 0; i < QC_OPT_COUNT; i++)
-        if (qc_option_table[i].dflt)
-            QC_TRY(apply(o, &qc_option_table[i], qc_option_table[i].dflt, err));
+    for (const qc_option_row *r = qc_option_table; r->name; r++)
+        if (r->dflt)
+            QC_TRY(apply(o, r, r->dflt, err));
     return QC_OK;
 }
 
 /* ---- what goes with what ---- */
 
-/* Refuses options whose rows say that they go with `what` only, or not with it. present says
- * whether `what` is there. */
-static qc_status check_company(const parse *p, const char *what, int present, qc_error *err)
+/* Is what a row names there: "--vram", "--mode train" or "--as: a note for people"? An option that
+ * the command takes for granted need not be given. *row becomes the row of that option, or NULL
+ * where the command has none. */
+static int is_there(const parse *p, qc_command command, const char *what, const qc_option_row **row)
 {
-    for (const qc_option_row *r = qc_option_table; r < qc_option_table + QC_OPT_COUNT; r++) {
-        if (!was_given(p, r->id))
-            continue;
-        if (!present && r->only_with && strcmp(r->only_with, what) == 0)
-            QC_FAIL(err, QC_ERR_USAGE, "--%s goes with %s only", r->name, what);
-        if (present && r->not_with && strncmp(r->not_with, what, strlen(what)) == 0)
+    char value[16] = "";
+    size_t len = strcspn(what + 2, " ,:");
+    const char *end = what + 2 + len;
+    if (*end == ' ')
+        (void)snprintf(value, sizeof value, "%.*s", (int)strcspn(end + 1, ",:"), end + 1);
+    *row = row_for(row_named(what + 2, len), command);
+    if (!((*row)->commands & QC_CMD_BIT(command)))
+        *row = NULL;
+    const item *it = given(p, what + 2, len);
+    if (!it)
+        return *row && !*value && ((*row)->dflt_of.commands & QC_CMD_BIT(command));
+    return !*value || qc_same_word(it->value, value);
+}
+
+static qc_status check_only_with(const parse *p, const qc_option_row *r, qc_command command,
+                                 qc_error *err)
+{
+    char expected[64] = "";
+    size_t used = 0;
+    for (unsigned i = 0; i < QC_MOST_COMPANY && r->only_with[i]; i++) {
+        const qc_option_row *other = NULL;
+        if (is_there(p, command, r->only_with[i], &other))
+            return QC_OK;
+        if (other)
+            used += (size_t)snprintf(expected + used, sizeof expected - used, "%s%s",
+                                     used ? " or " : "", r->only_with[i]);
+    }
+    if (used)
+        QC_FAIL(err, QC_ERR_USAGE, "--%s goes with %s only", r->name, expected);
+    return QC_OK;
+}
+
+/* "-q" or "--json", as messages call it. */
+static const char *called(const qc_option_row *r, char out[QC_SPELLED_BYTES])
+{
+    (void)snprintf(out, QC_SPELLED_BYTES, r->letter ? "-%.1s" : "--%s",
+                   r->letter ? &r->letter : r->name);
+    return out;
+}
+
+/* Refuses options whose rows say that they do not go together, or only with another. */
+static qc_status check_company(const parse *p, qc_command command, qc_error *err)
+{
+    char a[QC_SPELLED_BYTES], b[QC_SPELLED_BYTES];
+    for (const item *it = p->items; it < p->items + p->item_count; it++) {
+        const qc_option_row *r = it->row, *other = NULL;
+        QC_TRY(check_only_with(p, r, command, err));
+        if (r->not_with && is_there(p, command, r->not_with, &other))
             QC_FAIL(err, QC_ERR_USAGE, "--%s does not go with %s", r->name, r->not_with);
+        for (unsigned i = 0; i < QC_MOST_COMPANY && r->excludes[i]; i++)
+            if (is_there(p, command, r->excludes[i], &other))
+                QC_FAIL(err, QC_ERR_USAGE, "%s and %s exclude each other%s", called(r, a),
+                        called(other, b), r->excludes[i] + strcspn(r->excludes[i], ":"));
     }
     return QC_OK;
 }
 
-/* For plan and convert. */
-static qc_status check_fitting(const parse *p, const qc_options *o, qc_error *err)
+static qc_status check_required(const parse *p, qc_command command, qc_error *err)
 {
-    QC_TRY(check_company(p, "--to auto", o->convert.plan.recipe.to == QC_TO_AUTO, err));
-    if (o->command == QC_CMD_PLAN)
-        return check_company(p, "--mode train", o->train.on, err);
-    if (o->convert.plan.recipe.to == QC_TO_AUTO && !o->convert.plan.fit.vram)
-        QC_FAIL(err, QC_ERR_USAGE, "--to auto needs --vram, which says what it has to fit");
-    return check_company(p, "--vram", o->convert.plan.fit.vram != NULL, err);
-}
-
-static qc_status check_hardware(const parse *p, const qc_options *o, qc_error *err)
-{
-    QC_TRY(check_company(p, "--watch", o->hardware.watch, err));
-    if (o->hardware.watch && o->hardware.as)
-        QC_FAIL(err, QC_ERR_USAGE,
-                "--watch and --as exclude each other: what is not here cannot be "
-                "watched");
-    return QC_OK;
-}
-
-static qc_status check_measure(const parse *p, qc_options *o, qc_error *err)
-{
-    static const uint64_t validate_m[] = {1, 4, 16, 64, 256, 1024};
-    static const uint64_t bench_m[] = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096};
-    int validates = o->command == QC_CMD_VALIDATE;
-    if (validates && !o->call.against)
-        QC_FAIL(err, QC_ERR_USAGE,
-                "--against is missing; expected --against with the checkpoint that OUT was made "
-                "from");
-    QC_TRY(check_company(p, "--baseline", o->validate.baseline != NULL, err));
-    if (o->call.json && o->bench.markdown)
-        QC_FAIL(err, QC_ERR_USAGE, "--json and --markdown exclude each other");
-    QC_TRY(check_company(p, "--tune", o->bench.tune, err));
-    if (o->bench.tune && (o->bench.path || o->bench.markdown || o->call.tuning))
-        QC_FAIL(err, QC_ERR_USAGE, "--tune and --%s exclude each other",
-                o->bench.path       ? "path"
-                : o->bench.markdown ? "markdown"
-                                    : "tuning");
-    if (o->products.m_count == 0) {
-        o->products.m = validates ? validate_m : bench_m;
-        o->products.m_count =
-            validates ? sizeof validate_m / sizeof *validate_m : sizeof bench_m / sizeof *bench_m;
+    char choices[QC_SPELLED_BYTES];
+    for (const qc_option_row *r = qc_option_table; r->name; r++) {
+        const char *note = qc_option_note(r, command);
+        if (!(r->commands & QC_CMD_BIT(command)) || !note || strcmp(note, "required") != 0 ||
+            was_given(p, r->name))
+            continue;
+        if (r->choices)
+            qc_option_list_choices(r, choices, sizeof choices);
+        QC_FAIL(err, QC_ERR_USAGE, "--%s is missing; expected --%s with %s", r->name, r->name,
+                r->choices ? choices : r->missing);
     }
     return QC_OK;
 }
 
 static int is_target(const char *word)
 {
-    const qc_option_row *to = &qc_option_table[QC_OPT_TO];
-    for (unsigned i = 0; i < QC_MAX_CHOICES && to->choices[i]; i++)
+    const qc_option_row *to = row_named("to", 2);
+    for (unsigned i = 0; to->choices[i]; i++)
         if (qc_same_word(word, to->choices[i]))
             return 1;
     return 0;
 }
 
-/* The target may stand where it is none: as a word, or behind --quantize. */
-static qc_status refuse_without_to(const parse *p, const qc_options *o, qc_error *err)
+/* Without --to: the target may stand where it is none, as a word or behind --quantize. */
+static qc_status check_to(const parse *p, const qc_recipe_options *r, qc_error *err)
 {
-    char choices[QC_SPELLED_BYTES];
-    for (uint32_t i = 0; i < o->convert.plan.recipe.rule_count; i++)
-        if (is_target(o->convert.plan.recipe.rules[i].glob))
+    for (uint32_t i = 0; i < r->rule_count; i++)
+        if (is_target(r->rules[i].glob))
             QC_FAIL(err, QC_ERR_USAGE,
                     "--%s takes a glob that names tensors; did you mean --to %s?",
-                    o->convert.plan.recipe.rules[i].quantize ? "quantize" : "keep",
-                    o->convert.plan.recipe.rules[i].glob);
+                    r->rules[i].quantize ? "quantize" : "keep", r->rules[i].glob);
     for (size_t i = 0; i < p->word_count; i++)
         if (is_target(p->words[i]) && !exists(p->words[i]))
             QC_FAIL(err, QC_ERR_USAGE, "--to is missing; did you mean --to %s?", p->words[i]);
-    qc_option_list_choices(&qc_option_table[QC_OPT_TO], choices, sizeof choices);
-    QC_FAIL(err, QC_ERR_USAGE, "--to is missing; expected --to with %s", choices);
+    return QC_OK;
 }
 
+/* For plan and convert: what the rows cannot say. */
 static qc_status check_convert(const parse *p, const qc_options *o, qc_error *err)
 {
-    if (o->convert.consume_source && o->convert.part_count > 1)
-        QC_FAIL(err, QC_ERR_USAGE,
-                "--consume-source and --part exclude each other: no part knows what the others "
-                "have read");
-    if (!o->convert.plan.recipe.to_given && o->command == QC_CMD_CONVERT)
-        return refuse_without_to(p, o, err);
-    for (const qc_option_row *r = qc_option_table; r < qc_option_table + QC_OPT_COUNT; r++)
-        if (r->quantizes && was_given(p, r->id) && !qc_to_quantizes(o->convert.plan.recipe.to))
+    const qc_recipe_options *r = &o->convert.plan.recipe;
+    for (const item *it = p->items; it < p->items + p->item_count; it++)
+        if (it->row->quantizes && !qc_to_quantizes(r->to))
             QC_FAIL(err, QC_ERR_USAGE, "--%s does not go with --to %s, which quantizes nothing",
-                    r->name, qc_option_table[QC_OPT_TO].choices[o->convert.plan.recipe.to]);
-    if (o->convert.plan.recipe.to == QC_TO_INT8 && !o->convert.plan.recipe.double_quant &&
-        !o->convert.plan.recipe.block_elems)
+                    it->row->name, qc_to_name(r->to));
+    if (r->to == QC_TO_INT8 && !r->double_quant && !r->block_elems)
         QC_FAIL(err, QC_ERR_USAGE,
                 "--no-double-quant with --to int8 needs --block-size; scales of rows are never "
                 "quantized");
-    if (o->command == QC_CMD_CONVERT)
-        return qc_options_check_calibrate(o, err);
+    if (o->command == QC_CMD_PLAN)
+        return QC_OK;
+    if (r->to == QC_TO_AUTO && !o->convert.plan.fit.vram)
+        QC_FAIL(err, QC_ERR_USAGE, "--to auto needs --vram, which says what it has to fit");
+    if (o->convert.part_count <= 1)
+        return QC_OK;
+    if (o->convert.consume_source)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "--consume-source and --part exclude each other: no part knows what the others "
+                "have read");
+    if (qc_calibrates(&o->convert.plan.calibrate))
+        QC_FAIL(err, QC_ERR_USAGE,
+                "--%s and --part exclude each other: a part has no inputs of later layers without "
+                "those of the earlier",
+                o->convert.plan.calibrate.text ? "calibrate" : "hessians");
     return QC_OK;
 }
+
+static qc_status check_together(const parse *p, const qc_options *o, qc_error *err)
+{
+    int fits = o->command == QC_CMD_CONVERT || o->command == QC_CMD_PLAN;
+    if (o->command == QC_CMD_CONVERT && !was_given(p, "to"))
+        QC_TRY(check_to(p, &o->convert.plan.recipe, err));
+    QC_TRY(check_required(p, o->command, err));
+    if (fits)
+        QC_TRY(check_convert(p, o, err));
+    return check_company(p, o->command, err);
+}
+
+/* How many rows of activations are measured where --m does not say it. */
+static void set_rows(qc_options *o)
+{
+    static const uint64_t validate_m[] = {1, 4, 16, 64, 256, 1024};
+    static const uint64_t bench_m[] = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096};
+    int validates = o->command == QC_CMD_VALIDATE;
+    if (o->products.m_count > 0)
+        return;
+    o->products.m = validates ? validate_m : bench_m;
+    o->products.m_count =
+        validates ? sizeof validate_m / sizeof *validate_m : sizeof bench_m / sizeof *bench_m;
+}
+
+/* ---- words ---- */
 
 /* Refuses "out.safetensors", which was meant as a file: what is written is a folder. */
 static qc_status check_folder_name(const char *path, const char *name, qc_error *err)
@@ -420,27 +469,23 @@ static qc_status place_topic(qc_options *o, qc_error *err)
 /* The rules of the recipe file come before those of the command line. */
 static qc_status merge_rules(qc_options *o, qc_error *err)
 {
-    qc_rule *merged = NULL;
-    uint32_t from_file = 0;
+    qc_recipe_options *r = &o->convert.plan.recipe;
+    qc_rule *from_file = NULL, *all = NULL;
+    uint32_t count = 0;
     if (!o->recipe_file)
         return QC_OK;
-    QC_TRY(qc_rules_file_read(o->call.arena, o->recipe_file, &merged, &from_file, err));
-    for (uint32_t i = 0; i < from_file && !qc_to_quantizes(o->convert.plan.recipe.to); i++)
-        if (merged[i].quantize)
+    QC_TRY(qc_rules_file_read(o->call.arena, o->recipe_file, &from_file, &count, err));
+    for (uint32_t i = 0; i < count && !qc_to_quantizes(r->to); i++)
+        if (from_file[i].quantize)
             QC_FAIL(err, QC_ERR_USAGE, "recipe '%s': rules[%u] quantizes, which --to %s does not",
-                    o->recipe_file, i,
-                    qc_option_table[QC_OPT_TO].choices[o->convert.plan.recipe.to]);
-    void *mem = NULL;
-    QC_TRY(qc_arena_alloc(o->call.arena, &mem,
-                          (size_t)from_file + o->convert.plan.recipe.rule_count,
-                          sizeof *o->convert.plan.recipe.rules, err));
-    if (from_file)
-        memcpy(mem, merged, from_file * sizeof *merged);
-    if (o->convert.plan.recipe.rule_count)
-        memcpy((qc_rule *)mem + from_file, o->convert.plan.recipe.rules,
-               o->convert.plan.recipe.rule_count * sizeof *o->convert.plan.recipe.rules);
-    o->convert.plan.recipe.rules = mem;
-    o->convert.plan.recipe.rule_count += from_file;
+                    o->recipe_file, i, qc_to_name(r->to));
+    QC_TRY(qc_arena_alloc(o->call.arena, &all, (size_t)count + r->rule_count, sizeof *all, err));
+    if (count)
+        memcpy(all, from_file, count * sizeof *all);
+    if (r->rule_count)
+        memcpy(all + count, r->rules, r->rule_count * sizeof *all);
+    r->rules = all;
+    r->rule_count += count;
     return QC_OK;
 }
 
@@ -455,7 +500,7 @@ qc_status qc_options_parse(qc_options *out, qc_arena *arena, int argc, char **ar
     QC_TRY(apply_defaults(out, err));
     QC_TRY(split(&p, argc, argv, err));
     QC_TRY(choose_command(&p, out, err));
-    if (was_given(&p, QC_OPT_HELP))
+    if (was_given(&p, "help"))
         return QC_OK;
     for (size_t i = 0; i < p.item_count; i++) {
         const item *it = &p.items[i];
@@ -463,24 +508,16 @@ qc_status qc_options_parse(qc_options *out, qc_arena *arena, int argc, char **ar
             continue;
         out->command = QC_CMD_HELP;
         QC_TRY(check_item(it, p.arena, out->command, err));
-        return apply(out, it->row, it->value, err);
+        QC_TRY(apply(out, it->row, it->value, err));
+        out->command = it->row->alone;
+        return QC_OK;
     }
     for (size_t i = 0; i < p.item_count; i++)
         QC_TRY(check_item(&p.items[i], p.arena, out->command, err));
     for (size_t i = 0; i < p.item_count; i++)
         QC_TRY(apply(out, p.items[i].row, p.items[i].value, err));
-    if (out->call.quiet && out->call.verbose)
-        QC_FAIL(err, QC_ERR_USAGE, "-q and -v exclude each other");
-    if (out->command == QC_CMD_CONVERT || out->command == QC_CMD_PLAN) {
-        QC_TRY(check_convert(&p, out, err));
-        QC_TRY(check_fitting(&p, out, err));
-    }
-    if (out->command == QC_CMD_HARDWARE)
-        QC_TRY(check_hardware(&p, out, err));
-    if (out->command == QC_CMD_VALIDATE || out->command == QC_CMD_BENCH)
-        QC_TRY(check_measure(&p, out, err));
-    if (out->command == QC_CMD_EVAL || out->command == QC_CMD_REPORT)
-        QC_TRY(qc_options_check_eval(out, err));
+    QC_TRY(check_together(&p, out, err));
+    set_rows(out);
     QC_TRY(place_words(&p, out, err));
     if (out->command == QC_CMD_HELP)
         return place_topic(out, err);

@@ -57,9 +57,7 @@ static qc_status read_rules(qc_arena *arena, const qc_json_node *root, qc_rule *
         n++;
     if (n > MAX_RULES)
         QC_FAIL(err, QC_ERR_INPUT, "expected at most %u rules, found %u", MAX_RULES, n);
-    void *p = NULL;
-    QC_TRY(qc_arena_alloc(arena, &p, n, sizeof **rules, err));
-    *rules = p;
+    QC_TRY(qc_arena_alloc(arena, rules, n, sizeof **rules, err));
     *count = 0;
     for (const qc_json_node *r = qc_json_first(list); r; r = qc_json_next(r)) {
         QC_TRY(read_rule(arena, r, *count, &(*rules)[*count], err));

@@ -298,7 +298,7 @@ QC_NODISCARD qc_status qc_bench_json(const qc_bench_request *q, const qc_bench_r
                                      qc_strbuf *out, qc_error *err);
 /* Writes the kernels section of docs/performance.md. */
 QC_NODISCARD qc_status qc_bench_markdown(const qc_bench_request *q, const qc_bench_result *r,
-                                         qc_strbuf *out, qc_error *err);
+                                         qc_arena *arena, qc_strbuf *out, qc_error *err);
 
 /* ---- the measuring ---- */
 

@@ -23,16 +23,22 @@ const uint32_t qc_bench_model_shape_count =
 
 static const qc_bench_scheme default_schemes[] = {QC_BENCH_NF4, QC_BENCH_INT8};
 
-static const char *const scheme_names[QC_BENCH_SCHEME_COUNT] = {
-    [QC_BENCH_NF4] = "nf4",
-    [QC_BENCH_NF4_PLAIN] = "nf4-plain",
-    [QC_BENCH_INT8] = "int8",
-    [QC_BENCH_INT8_BLOCK] = "int8-blocks",
+typedef enum { SCALES_OF_ROWS, SCALES_OF_BLOCKS, NESTED_SCALES } scale_kind;
+
+static const struct {
+    const char *name;
+    unsigned weights_in_byte;
+    scale_kind scales;
+} schemes[QC_BENCH_SCHEME_COUNT] = {
+    [QC_BENCH_NF4] = {"nf4", 2, NESTED_SCALES},
+    [QC_BENCH_NF4_PLAIN] = {"nf4-plain", 2, SCALES_OF_BLOCKS},
+    [QC_BENCH_INT8] = {"int8", 1, SCALES_OF_ROWS},
+    [QC_BENCH_INT8_BLOCK] = {"int8-blocks", 1, NESTED_SCALES},
 };
 
 const char *qc_bench_scheme_name(qc_bench_scheme s)
 {
-    return s < QC_BENCH_SCHEME_COUNT ? scheme_names[s] : "?";
+    return s < QC_BENCH_SCHEME_COUNT ? schemes[s].name : "?";
 }
 
 /* ---- parsing ---- */
@@ -93,9 +99,8 @@ qc_status qc_bench_parse_shapes(const char *text, qc_arena *arena, qc_bench_requ
     out->shape_count = qc_bench_model_shape_count;
     if (!text)
         return QC_OK;
-    void *memory;
-    QC_TRY(qc_arena_alloc(arena, &memory, QC_BENCH_MAX_LIST, sizeof(qc_bench_shape), err));
-    qc_bench_shape *shapes = memory;
+    qc_bench_shape *shapes = NULL;
+    QC_TRY(qc_arena_alloc(arena, &shapes, QC_BENCH_MAX_LIST, sizeof(qc_bench_shape), err));
     uint32_t count = 0;
     for (const char *p = text;; p++) {
         qc_bench_shape s = {.model = "given"};
@@ -133,9 +138,8 @@ static int by_value(const void *a, const void *b)
 qc_status qc_bench_set_m(const uint64_t *m, uint32_t count, qc_arena *arena, qc_bench_request *out,
                          qc_error *err)
 {
-    void *memory;
-    QC_TRY(qc_arena_alloc(arena, &memory, count, sizeof *m, err));
-    uint64_t *sorted = memory;
+    uint64_t *sorted = NULL;
+    QC_TRY(qc_arena_alloc(arena, &sorted, count, sizeof *m, err));
     memcpy(sorted, m, count * sizeof *m);
     qsort(sorted, count, sizeof *sorted, by_value);
     out->m = sorted;
@@ -150,29 +154,28 @@ qc_status qc_bench_parse_schemes(const char *text, qc_arena *arena, qc_bench_req
     out->scheme_count = sizeof default_schemes / sizeof *default_schemes;
     if (!text)
         return QC_OK;
-    void *memory;
-    QC_TRY(qc_arena_alloc(arena, &memory, QC_BENCH_SCHEME_COUNT, sizeof(qc_bench_scheme), err));
-    qc_bench_scheme *schemes = memory;
+    qc_bench_scheme *chosen = NULL;
+    QC_TRY(qc_arena_alloc(arena, &chosen, QC_BENCH_SCHEME_COUNT, sizeof *chosen, err));
     uint32_t count = 0;
     for (const char *p = text;; p++) {
         size_t len = strcspn(p, ",");
         unsigned s = 0;
         while (s < QC_BENCH_SCHEME_COUNT &&
-               !(strlen(scheme_names[s]) == len && strncmp(scheme_names[s], p, len) == 0))
+               !(strlen(schemes[s].name) == len && strncmp(schemes[s].name, p, len) == 0))
             s++;
         if (s == QC_BENCH_SCHEME_COUNT)
             QC_FAIL(err, QC_ERR_USAGE,
                     "--scheme: '%.*s' is not one of nf4, nf4-plain, int8, int8-blocks", (int)len,
                     p);
         for (uint32_t i = 0; i < count; i++)
-            if (schemes[i] == (qc_bench_scheme)s)
-                QC_FAIL(err, QC_ERR_USAGE, "--scheme: %s is there twice", scheme_names[s]);
-        schemes[count++] = (qc_bench_scheme)s;
+            if (chosen[i] == (qc_bench_scheme)s)
+                QC_FAIL(err, QC_ERR_USAGE, "--scheme: %s is there twice", schemes[s].name);
+        chosen[count++] = (qc_bench_scheme)s;
         p += len;
         if (!*p)
             break;
     }
-    out->schemes = schemes;
+    out->schemes = chosen;
     out->scheme_count = count;
     return QC_OK;
 }
@@ -180,17 +183,10 @@ qc_status qc_bench_parse_schemes(const char *text, qc_arena *arena, qc_bench_req
 /* How many elements of a weight share a scale, or a scale of scales. */
 static uint64_t whole_elems(qc_bench_scheme scheme)
 {
-    switch (scheme) {
-    case QC_BENCH_NF4:
-    case QC_BENCH_INT8_BLOCK:
-        return (uint64_t)QC_BENCH_BLOCK * QC_NESTED_BLOCK;
-    case QC_BENCH_NF4_PLAIN:
-        return QC_BENCH_BLOCK;
-    case QC_BENCH_INT8: /* each row has a scale of its own */
-    case QC_BENCH_SCHEME_COUNT:
-        break;
-    }
-    return 1;
+    static const uint64_t elems[] = {[SCALES_OF_ROWS] = 1,
+                                     [SCALES_OF_BLOCKS] = QC_BENCH_BLOCK,
+                                     [NESTED_SCALES] = QC_BENCH_BLOCK * QC_NESTED_BLOCK};
+    return elems[schemes[scheme].scales];
 }
 
 qc_status qc_bench_check_parts(const qc_bench_request *q, qc_error *err)
@@ -202,7 +198,7 @@ qc_status qc_bench_check_parts(const qc_bench_request *q, qc_error *err)
             for (uint32_t j = 0; j < q->scheme_count; j++)
                 if (elems % whole_elems(q->schemes[j]))
                     QC_FAIL(err, QC_ERR_USAGE,
-                            "--shapes: in %s a part begins at element %" PRIu64
+                            "--shapes: in %s a weight begins at element %" PRIu64
                             ", for %s a multiple of %" PRIu64 " was expected",
                             q->shapes[s].layer, elems, qc_bench_scheme_name(q->schemes[j]),
                             whole_elems(q->schemes[j]));
@@ -222,20 +218,12 @@ double qc_bench_tolerance(const qc_bench_request *q)
 uint64_t qc_bench_weight_bytes(qc_bench_scheme scheme, uint64_t n, uint64_t k)
 {
     uint64_t elems = n * k, blocks = qc_ceil_div_u64(elems, QC_BENCH_BLOCK);
-    uint64_t nested = blocks + 4 * qc_ceil_div_u64(blocks, 256) + 4 * 256; /* including the map */
-    switch (scheme) {
-    case QC_BENCH_NF4:
-        return (elems + 1) / 2 + nested;
-    case QC_BENCH_NF4_PLAIN:
-        return (elems + 1) / 2 + 4 * blocks;
-    case QC_BENCH_INT8:
-        return elems + 4 * n;
-    case QC_BENCH_INT8_BLOCK:
-        return elems + nested;
-    case QC_BENCH_SCHEME_COUNT:
-        break;
-    }
-    return 0;
+    const uint64_t scales[] = {
+        [SCALES_OF_ROWS] = 4 * n,
+        [SCALES_OF_BLOCKS] = 4 * blocks,
+        [NESTED_SCALES] = blocks + 4 * qc_ceil_div_u64(blocks, 256) + 4 * 256, /* with the map */
+    };
+    return qc_ceil_div_u64(elems, schemes[scheme].weights_in_byte) + scales[schemes[scheme].scales];
 }
 
 uint64_t qc_bench_bytes(uint64_t weight_bytes, uint64_t m, uint64_t n, uint64_t k)

@@ -10,15 +10,12 @@
 
 /* How a weight is quantized. */
 typedef struct {
-    qc_weights_kind kind;
-    qc_dtype dtype;       /* F32, F16 or BF16 */
-    uint32_t block_elems; /* NF4 and INT8_BLOCKS */
-    uint64_t cols;        /* INT8_ROWS */
-    /* Are the scales searched as quant/scale_search.h does? Otherwise they are absmax. The other
-     * three apply to searched blocks only: whether scales are double quantized (a slot then holds
-     * whole groups of blocks), with which offset, and whether the search is QC_SEARCH_REFIT. */
-    int searched, nested, refit;
-    float offset;
+    qc_form form;   /* nested and offset apply to searched blocks only; a slot then holds whole
+                       groups of blocks */
+    qc_dtype dtype; /* F32, F16 or BF16 */
+    /* Are the scales searched as quant/scale_search.h does, and is the search QC_SEARCH_REFIT?
+     * Otherwise they are absmax. */
+    int searched, refit;
 } qc_gpu_form;
 
 /* A ring of slots on one device, for one thread. While the host fills one slot, the others are

@@ -1,9 +1,9 @@
 #include "convert/device/tuning_file.h"
 
 #include "convert/term/console.h"
-#include "convert/term/json_members.h"
 #include "formats/file_io.h"
 #include "formats/json_strict.h"
+#include "formats/json_writer.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,9 +20,9 @@ typedef struct {
     int value;
 } word;
 
-static const word kinds[] = {{"nf4", QC_WEIGHTS_NF4},
-                             {"int8", QC_WEIGHTS_INT8_ROWS},
-                             {"int8-blocks", QC_WEIGHTS_INT8_BLOCKS},
+static const word kinds[] = {{"nf4", QC_FORM_NF4},
+                             {"int8", QC_FORM_INT8_ROWS},
+                             {"int8-blocks", QC_FORM_INT8_BLOCKS},
                              {NULL, 0}};
 /* These names are those of qc_matmul_path_name, which a build without kernels does not have. */
 static const word paths[] = {{"gemv", QC_MATMUL_GEMV},
@@ -52,45 +52,43 @@ const char *qc_tuning_variant_name(uint32_t variant)
 
 static void put_row(qc_json_writer *w, const qc_matmul_tuned *r, const qc_tuning_times *times)
 {
-    qc_jw_compact_next(w);
-    qc_jw_begin_object(w);
-    qc_jm_string(w, "kind", name_of(kinds, (int)r->kind));
-    qc_jm_u64(w, "n", r->n);
-    qc_jm_u64(w, "k", r->k);
-    qc_jm_u64(w, "m_least", r->m_least);
-    qc_jm_u64(w, "m_most", r->m_most);
-    qc_jm_string(w, "path", name_of(paths, (int)r->choice.path));
+    qc_json_member_begin_row(w);
+    qc_json_member_string(w, "kind", name_of(kinds, (int)r->kind));
+    qc_json_member_u64(w, "n", r->n);
+    qc_json_member_u64(w, "k", r->k);
+    qc_json_member_u64(w, "m_least", r->m_least);
+    qc_json_member_u64(w, "m_most", r->m_most);
+    qc_json_member_string(w, "path", name_of(paths, (int)r->choice.path));
     if (r->choice.variant)
-        qc_jm_string(w, "variant", qc_tuning_variant_name(r->choice.variant));
+        qc_json_member_string(w, "variant", qc_tuning_variant_name(r->choice.variant));
     if (r->choice.blocks)
-        qc_jm_u64(w, "blocks", r->choice.blocks);
+        qc_json_member_u64(w, "blocks", r->choice.blocks);
     if (times) {
-        qc_jm_number(w, "plan_us", times->plan_us);
-        qc_jm_number(w, "us", times->us);
+        qc_json_member_number(w, "plan_us", times->plan_us);
+        qc_json_member_number(w, "us", times->us);
     }
-    qc_jw_end_object(w);
+    qc_json_write_end_object(w);
 }
 
 qc_status qc_tuning_text(const qc_tuning *t, qc_strbuf *out, qc_error *err)
 {
     qc_json_writer w;
-    qc_jw_init(&w, out, err);
-    qc_jw_begin_object(&w);
-    qc_jm_u64(&w, "qconv_tuning", TUNING_VERSION);
-    qc_jm_string(&w, "program", t->program);
-    qc_jm_string(&w, "date", t->date);
-    qc_jm_string(&w, "gpu", t->gpu);
-    qc_jm_u64(&w, "sm", t->sm);
-    qc_jm_u64(&w, "multiprocessors", t->multiprocessors);
-    qc_jm_u64(&w, "driver_version", (uint64_t)t->driver_version);
-    qc_jm_u64(&w, "runtime_version", (uint64_t)t->runtime_version);
-    qc_jw_key(&w, "rows");
-    qc_jw_begin_array(&w);
+    qc_json_write_init(&w, out, err);
+    qc_json_write_begin_object(&w);
+    qc_json_member_u64(&w, "qconv_tuning", TUNING_VERSION);
+    qc_json_member_string(&w, "program", t->program);
+    qc_json_member_string(&w, "date", t->date);
+    qc_json_member_string(&w, "gpu", t->gpu);
+    qc_json_member_u64(&w, "sm", t->sm);
+    qc_json_member_u64(&w, "multiprocessors", t->multiprocessors);
+    qc_json_member_u64(&w, "driver_version", (uint64_t)t->driver_version);
+    qc_json_member_u64(&w, "runtime_version", (uint64_t)t->runtime_version);
+    qc_json_member_begin_array(&w, "rows");
     for (uint32_t i = 0; i < t->count; i++)
         put_row(&w, &t->rows[i], t->times ? &t->times[i] : NULL);
-    qc_jw_end_array(&w);
-    qc_jw_end_object(&w);
-    QC_TRY(qc_jw_finish(&w));
+    qc_json_write_end_array(&w);
+    qc_json_write_end_object(&w);
+    QC_TRY(qc_json_write_finish(&w));
     return qc_strbuf_adds(out, "\n", err);
 }
 
@@ -136,7 +134,7 @@ static qc_status read_row(const qc_json_node *n, qc_matmul_tuned *r, qc_error *e
 {
     int found = 0;
     QC_TRY(read_word(n, "kind", kinds, &found, err));
-    r->kind = (qc_weights_kind)found;
+    r->kind = (qc_form_kind)found;
     QC_TRY(qc_json_as_u64(qc_json_get(n, "n"), "n", &r->n, err));
     QC_TRY(qc_json_as_u64(qc_json_get(n, "k"), "k", &r->k, err));
     QC_TRY(read_number(n, "m_least", 1, (1ull << 53) - 1, &r->m_least, err));
@@ -158,7 +156,6 @@ static qc_status read_row(const qc_json_node *n, qc_matmul_tuned *r, qc_error *e
 static qc_status read_rows(qc_tuning *out, qc_arena *arena, const qc_json_node *list, qc_error *err)
 {
     size_t count = 0;
-    void *v = NULL;
     if (!list || qc_json_kind_of(list) != QC_JSON_ARRAY)
         QC_FAIL(err, QC_ERR_INPUT, "rows %s%s, an array was expected", list ? "is of kind " : "",
                 list ? qc_json_kind_name(qc_json_kind_of(list)) : "is missing");
@@ -167,8 +164,7 @@ static qc_status read_rows(qc_tuning *out, qc_arena *arena, const qc_json_node *
     if (count > QC_MATMUL_TUNED_MOST)
         QC_FAIL(err, QC_ERR_INPUT, "rows: there are %zu, at most %u were expected", count,
                 QC_MATMUL_TUNED_MOST);
-    QC_TRY(qc_arena_alloc(arena, &v, count + 1, sizeof *out->rows, err));
-    out->rows = v;
+    QC_TRY(qc_arena_alloc(arena, &out->rows, count + 1, sizeof *out->rows, err));
     for (const qc_json_node *n = qc_json_first(list); n; n = qc_json_next(n)) {
         qc_matmul_tuned *r = &out->rows[out->count];
         *r = (qc_matmul_tuned){.sm = out->sm, .multiprocessors = out->multiprocessors};

@@ -1,7 +1,7 @@
 /* Perplexity, and KL divergence to another model, over a text: this is what eval prints and report
  * shows.
  *
- * A text becomes windows of tokens (eval_windows.h). A batch of windows becomes the hidden states
+ * A text becomes windows of tokens (token_text.h). A batch of windows becomes the hidden states
  * of both models; the weights are read once for each batch. A chunk of hidden states becomes
  * logits, and each row of logits becomes a few numbers (eval_stats.h) before the next chunk takes
  * its place. So memory does not depend on the text, except for its ids and one float for each
@@ -22,10 +22,9 @@ typedef struct {
 } qc_eval_options;
 
 /* Each predicted token counts once; these are all tokens of a window except its first. Negative log
- * likelihoods are in nats. KL is D(P
- *
- * Q) over the whole vocabulary, where P is the original's distribution and Q the output's. A number
- * that so few tokens cannot give (the standard error of a single one) is NaN. */
+ * likelihoods are in nats. KL is D(P || Q) over the whole vocabulary, where P is the original's
+ * distribution and Q the output's. A number that so few tokens cannot give (the standard error of a
+ * single one) is NaN. */
 typedef struct {
     const char *path, *against, *text;  /* as given; against is NULL if nothing is compared */
     const char *model_type, *tokenizer; /* "ids" where the text was ids */

@@ -1,8 +1,8 @@
 /* Writes the result of eval as JSON, and reads it again. */
 #include "convert/eval/eval.h"
-#include "convert/term/json_members.h"
 #include "formats/file_io.h"
 #include "formats/json_strict.h"
+#include "formats/json_writer.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -58,9 +58,9 @@ static const member MEMBERS[] = {
 qc_status qc_eval_json(const qc_eval_result *r, qc_strbuf *out, qc_error *err)
 {
     qc_json_writer w;
-    qc_jw_init(&w, out, err);
-    qc_jw_begin_object(&w);
-    qc_jm_string(&w, "command", "eval");
+    qc_json_write_init(&w, out, err);
+    qc_json_write_begin_object(&w);
+    qc_json_member_string(&w, "command", "eval");
     for (size_t i = 0; i < MEMBER_COUNT; i++) {
         const member *m = &MEMBERS[i];
         const char *at = (const char *)r + m->offset;
@@ -68,20 +68,20 @@ qc_status qc_eval_json(const qc_eval_result *r, qc_strbuf *out, qc_error *err)
         uint64_t count = 0;
         double number = 0.0;
         if (m->of_pair && !r->compared) {
-            qc_jm_string(&w, m->name, NULL);
+            qc_json_member_string(&w, m->name, NULL);
         } else if (m->kind == COUNT) {
             memcpy(&count, at, sizeof count);
-            qc_jm_u64(&w, m->name, count);
+            qc_json_member_u64(&w, m->name, count);
         } else if (m->kind == NUMBER) {
             memcpy(&number, at, sizeof number);
-            qc_jm_number(&w, m->name, number);
+            qc_json_member_number(&w, m->name, number);
         } else {
             memcpy(&text, at, sizeof text);
-            qc_jm_path(&w, m->name, text);
+            qc_json_member_path(&w, m->name, text);
         }
     }
-    qc_jw_end_object(&w);
-    QC_TRY(qc_jw_finish(&w));
+    qc_json_write_end_object(&w);
+    QC_TRY(qc_json_write_finish(&w));
     return qc_strbuf_adds(out, "\n", err);
 }
 

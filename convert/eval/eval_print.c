@@ -1,39 +1,31 @@
 /* Writes the result of eval for people. */
+#include "base/text.h"
 #include "convert/eval/eval.h"
 #include "convert/term/table.h"
 
 #include <inttypes.h>
 #include <math.h>
-#include <stdio.h>
-
-#define CELL_BYTES 64
 
 /* Writes five digits, also for small numbers. NaN is "-". */
-static qc_status number(qc_table *t, double v, const char *sign, const char *unit, qc_error *err)
+static void number(qc_table *t, double v, const char *sign, const char *unit)
 {
-    if (!isfinite(v))
-        return qc_table_cell(t, NULL, err);
-    return qc_table_cellf(t, err, "%s%.5g%s", sign, v, unit);
+    if (isfinite(v))
+        qc_table_putf(t, "%s%.5g%s", sign, v, unit);
+    else
+        qc_table_put(t, NULL);
 }
-
-typedef struct {
-    qc_table *t;
-    qc_error *err;
-    qc_status st;
-} rows;
 
 /* If error is NULL, the value has none. */
-static void row(rows *r, const char *what, double value, const double *error, const char *unit)
+static void row(qc_table *t, const char *what, double value, const double *error, const char *unit)
 {
-    if (r->st == QC_OK)
-        r->st = qc_table_cell(r->t, what, r->err);
-    if (r->st == QC_OK)
-        r->st = number(r->t, value, "", unit, r->err);
-    if (r->st == QC_OK)
-        r->st = error ? number(r->t, *error, "+- ", unit, r->err) : qc_table_cell(r->t, "", r->err);
+    qc_table_put(t, what);
+    number(t, value, "", unit);
+    if (error)
+        number(t, *error, "+- ", unit);
+    qc_table_end_row(t);
 }
 
-static void pair_rows(rows *w, const qc_eval_result *r)
+static void pair_rows(qc_table *w, const qc_eval_result *r)
 {
     double same = 100.0 * r->top1, same_error = 100.0 * r->top1_error;
     double more = 100.0 * expm1(r->log_ratio);
@@ -54,27 +46,19 @@ qc_status qc_eval_text(const qc_eval_result *r, qc_strbuf *out, qc_error *err)
     qc_arena arena;
     qc_table t;
     qc_arena_init(&arena);
-    qc_table_init(&t, &arena);
-    qc_table_column(&t, "", QC_ALIGN_LEFT);
-    qc_table_column(&t, "", QC_ALIGN_RIGHT);
-    qc_table_column(&t, "", QC_ALIGN_LEFT);
-    rows w = {&t, err, QC_OK};
-    row(&w, r->compared ? "perplexity of OUT" : "perplexity", r->perplexity, &r->perplexity_error,
+    qc_table_begin(&t, &arena, "|>|");
+    row(&t, r->compared ? "perplexity of OUT" : "perplexity", r->perplexity, &r->perplexity_error,
         "");
     if (r->compared)
-        pair_rows(&w, r);
-    qc_status st = w.st;
-    if (st == QC_OK)
-        st = qc_strbuf_addf(out, err, "%s (%s)%s%s over %s\n", r->path, r->model_type,
-                            r->compared ? " against " : "", r->compared ? r->against : "", r->text);
-    if (st == QC_OK)
-        st = qc_strbuf_addf(out, err,
-                            "  %" PRIu64 " tokens (%s), %" PRIu64 " window%s of at most %" PRIu64
-                            ", %" PRIu64 " predicted; %s, %.1f s\n",
-                            r->tokens, r->tokenizer, r->windows, r->windows == 1 ? "" : "s",
-                            r->context, r->predicted, r->device, r->seconds);
-    if (st == QC_OK)
-        st = qc_table_render(&t, 2, out, err);
+        pair_rows(&t, r);
+    qc_strbuf_putf(out, "%s (%s)%s%s over %s\n", r->path, r->model_type,
+                   r->compared ? " against " : "", r->compared ? r->against : "", r->text);
+    qc_strbuf_putf(out,
+                   "  %" PRIu64 " tokens (%s), %" PRIu64 " window%s of at most %" PRIu64
+                   ", %" PRIu64 " predicted; %s, %.1f s\n",
+                   r->tokens, r->tokenizer, r->windows, qc_plural(r->windows), r->context,
+                   r->predicted, r->device, r->seconds);
+    qc_table_print(&t, 2, out);
     qc_arena_deinit(&arena);
-    return st;
+    return qc_strbuf_status(out, err);
 }

@@ -186,18 +186,15 @@ static uint64_t count_batches(const evaluation *e, uint64_t *largest)
 static qc_status floats(float **out, uint64_t rows, uint64_t width, qc_error *err)
 {
     uint64_t bytes = 0;
-    void *v = NULL;
     if (qc_mul_u64(rows, width, &bytes) || qc_mul_u64(bytes, sizeof(float), &bytes))
         QC_FAIL(err, QC_ERR_NOMEM, "%" PRIu64 " rows of %" PRIu64 " floats do not fit memory", rows,
                 width);
-    QC_TRY(qc_malloc_aligned(&v, 64, (size_t)bytes, err));
-    *out = v;
+    QC_TRY(qc_malloc_aligned(out, 64, (size_t)bytes, err));
     return QC_OK;
 }
 
 static qc_status allocate(evaluation *e, uint64_t batch_tokens, qc_error *err)
 {
-    void *v = NULL;
     uint64_t rows = LOGIT_BYTES / sizeof(float) / e->side_count / e->vocabulary;
     rows = rows < MIN_ROWS ? MIN_ROWS : rows > MAX_ROWS ? MAX_ROWS : rows;
     e->chunk_rows = rows < batch_tokens ? rows : batch_tokens;
@@ -205,10 +202,8 @@ static qc_status allocate(evaluation *e, uint64_t batch_tokens, qc_error *err)
         QC_TRY(floats(&e->sides[i].hidden, batch_tokens, e->sides[i].width, err));
         QC_TRY(floats(&e->sides[i].logits, e->chunk_rows, e->vocabulary, err));
     }
-    QC_TRY(qc_calloc(&v, (size_t)e->chunk_rows, sizeof *e->tokens, err));
-    e->tokens = v;
-    QC_TRY(qc_calloc(&v, (size_t)batch_tokens, sizeof *e->targets, err));
-    e->targets = v;
+    QC_TRY(qc_calloc(&e->tokens, (size_t)e->chunk_rows, sizeof *e->tokens, err));
+    QC_TRY(qc_calloc(&e->targets, (size_t)batch_tokens, sizeof *e->targets, err));
     return qc_eval_stats_init(&e->stats, e->side_count > 1, e->windows.predicted, err);
 }
 

@@ -65,14 +65,12 @@ qc_status qc_eval_token_of(qc_eval_token *out, const float *q, const float *p, u
 
 qc_status qc_eval_stats_init(qc_eval_stats *s, int compared, uint64_t room, qc_error *err)
 {
-    void *v = NULL;
     memset(s, 0, sizeof *s);
     s->compared = compared;
     s->room = room;
     if (!compared)
         return QC_OK;
-    QC_TRY(qc_realloc_array(&v, room, sizeof *s->kls, err));
-    s->kls = v;
+    QC_TRY(qc_realloc_array(&s->kls, room, sizeof *s->kls, err));
     return QC_OK;
 }
 

@@ -50,33 +50,17 @@ typedef struct {
     uint64_t *scale_bytes;   /* per tensor: bytes that lie beside it while it is coded */
 } chooser;
 
-static const struct {
-    const char *name, *why;
-    qc_scheme scheme;
-    uint32_t block_elems;
-} choices[QC_AUTO_CHOICES] = {
-    {"nf4", "auto: nf4", QC_SCHEME_NF4, 64},
-    {"nf4-32", "auto: nf4, block 32", QC_SCHEME_NF4, 32},
-    {"int8", "auto: int8", QC_SCHEME_INT8_ROWS, 0},
-    {"16bit", "auto: 16 bit", QC_SCHEME_KEEP, 0},
-};
-
-const char *qc_auto_choice_name(unsigned index)
-{
-    return index < QC_AUTO_CHOICES ? choices[index].name : "unknown";
-}
-
 qc_status qc_auto_parse_schemes(const char *text, unsigned *candidates, qc_error *err)
 {
-    *candidates = text ? 0 : QC_AUTO_NF4 | QC_AUTO_NF4_32 | QC_AUTO_INT8 | QC_AUTO_16BIT;
+    *candidates = text ? 0 : QC_ALL_CANDIDATES;
     for (const char *at = text; at;) {
         const char *comma = strchr(at, ',');
         size_t len = comma ? (size_t)(comma - at) : strlen(at);
         unsigned c = 0;
-        while (c < QC_AUTO_CHOICES &&
-               (strlen(choices[c].name) != len || memcmp(choices[c].name, at, len) != 0))
+        while (c < QC_CANDIDATES && (strlen(qc_candidates[c].name) != len ||
+                                     memcmp(qc_candidates[c].name, at, len) != 0))
             c++;
-        if (c == QC_AUTO_CHOICES)
+        if (c == QC_CANDIDATES)
             QC_FAIL(err, QC_ERR_USAGE,
                     "--schemes: '%.*s' is none of nf4, nf4-32, int8 and 16bit, separated by commas",
                     len < 64 ? (int)len : 64, at);
@@ -142,8 +126,8 @@ static const qc_coded_weight *coded_of(const chooser *c, uint32_t tensor)
 static int is_choosable(const chooser *c, uint32_t i)
 {
     const qc_recipe_entry *e = &c->recipe->entries[i];
-    const qc_ckpt_tensor *t = &c->model->tensors[i];
-    if (e->scheme != QC_SCHEME_NF4)
+    const qc_checkpoint_tensor *t = &c->model->tensors[i];
+    if (!qc_scheme_is_quantized(e->scheme))
         return 0;
     return e->coded ? !e->transpose : t->ndim == 2 && qc_dtype_is_quantizable(t->dtype);
 }
@@ -194,9 +178,7 @@ static qc_status name_group(chooser *c, const member *m, const char **name, qc_e
 static qc_status find_groups(chooser *c, qc_error *err)
 {
     uint32_t count = (uint32_t)c->model->tensor_count;
-    void *v = NULL;
-    QC_TRY(qc_arena_alloc(c->scratch, &v, count, sizeof *c->members, err));
-    c->members = v;
+    QC_TRY(qc_arena_array(c->scratch, &c->members, count, err));
     for (uint32_t i = 0; i < count; i++) {
         if (!is_choosable(c, i))
             continue;
@@ -207,8 +189,7 @@ static qc_status find_groups(chooser *c, qc_error *err)
                         &m->key, err));
     }
     qsort(c->members, c->member_count, sizeof *c->members, compare_members);
-    QC_TRY(qc_arena_alloc(c->scratch, &v, (size_t)c->member_count + 1, sizeof(uint32_t), err));
-    c->first_member = v;
+    QC_TRY(qc_arena_array(c->scratch, &c->first_member, (size_t)c->member_count + 1, err));
     uint32_t groups = 0;
     for (uint32_t i = 0; i < c->member_count; i++) {
         const member *m = &c->members[i];
@@ -216,8 +197,7 @@ static qc_status find_groups(chooser *c, qc_error *err)
             c->first_member[groups++] = i;
     }
     c->first_member[groups] = c->member_count;
-    QC_TRY(qc_arena_alloc(c->arena, &v, groups, sizeof *c->out->groups, err));
-    c->out->groups = v;
+    QC_TRY(qc_arena_array(c->arena, &c->out->groups, groups, err));
     c->out->group_count = groups;
     for (uint32_t g = 0; g < groups; g++)
         QC_TRY(name_group(c, &c->members[c->first_member[g]], &c->out->groups[g].name, err));
@@ -226,7 +206,7 @@ static qc_status find_groups(chooser *c, qc_error *err)
 
 static void shape_of(const chooser *c, uint32_t tensor, uint64_t *rows, uint64_t *cols)
 {
-    const qc_ckpt_tensor *t = &c->model->tensors[tensor];
+    const qc_checkpoint_tensor *t = &c->model->tensors[tensor];
     const qc_coded_weight *coded = coded_of(c, tensor);
     if (coded) { /* a stack counts the rows of all experts */
         *rows = coded->dims[0] * (coded->ndim == 3 ? coded->dims[1] : 1);
@@ -253,9 +233,7 @@ static qc_dtype kept_dtype(const chooser *c, uint32_t tensor)
 /* Adds up the scales that are written if their weight is kept. */
 static qc_status sum_scales(chooser *c, qc_error *err)
 {
-    void *v = NULL;
-    QC_TRY(qc_arena_alloc(c->scratch, &v, c->model->tensor_count, sizeof *c->scale_bytes, err));
-    c->scale_bytes = v;
+    QC_TRY(qc_arena_array(c->scratch, &c->scale_bytes, c->model->tensor_count, err));
     for (size_t i = 0; i < c->model->tensor_count; i++) {
         uint32_t owner = c->recipe->entries[i].owner;
         if (owner != UINT32_MAX)
@@ -294,7 +272,7 @@ static void size_group(chooser *c, uint32_t g)
 {
     qc_auto_group *group = &c->out->groups[g];
     uint32_t first = c->first_member[g], end = c->first_member[g + 1];
-    uint64_t last_rows = 0, last_cols = 0, each[QC_AUTO_CHOICES] = {0};
+    uint64_t last_rows = 0, last_cols = 0, each[QC_CANDIDATES] = {0};
     qc_dtype last = QC_DTYPE_COUNT;
     group->weights = end - first;
     group->importance = qc_auto_importance(c->members[first].key);
@@ -305,14 +283,15 @@ static void size_group(chooser *c, uint32_t g)
         shape_of(c, tensor, &rows, &cols);
         group->elems += rows * cols;
         if (rows != last_rows || cols != last_cols || dtype != last) {
-            for (unsigned k = 0; k < QC_AUTO_AT_16BIT; k++)
-                each[k] = quantized_bytes(c, tensor, choices[k].scheme, choices[k].block_elems);
+            for (unsigned k = 0; k < QC_CANDIDATE_16BIT; k++)
+                each[k] = quantized_bytes(c, tensor, qc_candidates[k].scheme,
+                                          qc_candidates[k].block_elems);
             last_rows = rows;
             last_cols = cols;
             last = dtype;
         }
-        each[QC_AUTO_AT_16BIT] = kept_bytes(c, tensor);
-        for (unsigned k = 0; k < QC_AUTO_CHOICES; k++)
+        each[QC_CANDIDATE_16BIT] = kept_bytes(c, tensor);
+        for (unsigned k = 0; k < QC_CANDIDATES; k++)
             group->bytes[k] += each[k];
     }
 }
@@ -323,7 +302,7 @@ static void expect_group(chooser *c, uint32_t g)
 {
     uint64_t rows, cols;
     shape_of(c, c->members[c->first_member[g]].tensor, &rows, &cols);
-    for (unsigned k = 0; k < QC_AUTO_CHOICES; k++)
+    for (unsigned k = 0; k < QC_CANDIDATES; k++)
         c->out->groups[g].rel_mse[k] = qc_auto_normal_mse(k, cols, c->options->recipe.scale);
 }
 
@@ -342,23 +321,22 @@ static void combine_group(qc_auto_group *group, const qc_auto_sample *s, uint32_
         if (s[i].not_finite)
             group->reason = "not finite";
     }
-    for (unsigned k = 0; k < QC_AUTO_CHOICES; k++) {
+    for (unsigned k = 0; k < QC_CANDIDATES; k++) {
         double ee = 0;
         for (uint32_t i = 0; i < n; i++)
             ee += s[i].rel_mse[k] * s[i].sum_xx;
         group->rel_mse[k] = isnan(ee) ? ee : xx > 0 ? ee / xx : 0;
     }
-    group->rel_mse[QC_AUTO_AT_16BIT] = 0;
+    group->rel_mse[QC_CANDIDATE_16BIT] = 0;
 }
 
 static qc_status measure_groups(chooser *c, qc_error *err)
 {
-    void *v = NULL;
     uint32_t count = 0, at = 0;
     for (uint32_t g = 0; g < c->out->group_count; g++)
         count += sampled_of(c, g);
-    QC_TRY(qc_arena_alloc(c->scratch, &v, count, sizeof(qc_auto_sample), err));
-    qc_auto_sample *samples = v;
+    qc_auto_sample *samples = NULL;
+    QC_TRY(qc_arena_array(c->scratch, &samples, count, err));
     for (uint32_t g = 0; g < c->out->group_count; g++) {
         uint64_t n = c->first_member[g + 1] - c->first_member[g], k = sampled_of(c, g);
         for (uint64_t i = 0; i < k; i++) {
@@ -385,7 +363,7 @@ static qc_status measure_groups(chooser *c, qc_error *err)
     return QC_OK;
 }
 
-/* Row-wise int8 has a limit of its own. */
+/* Rows that have one scale have a limit of their own. */
 static int rows_too_long(const chooser *c, uint32_t g)
 {
     for (uint32_t i = c->first_member[g]; i < c->first_member[g + 1]; i++) {
@@ -400,35 +378,30 @@ static int rows_too_long(const chooser *c, uint32_t g)
 /* Sets the candidates that remain, and makes the items of the solver. */
 static qc_status make_items(chooser *c, qc_error *err)
 {
-    void *v[4] = {0};
     uint32_t groups = c->out->group_count;
-    QC_TRY(qc_arena_alloc(c->scratch, &v[0], groups, sizeof *c->items, err));
-    QC_TRY(qc_arena_alloc(c->scratch, &v[1], groups, sizeof *c->item_of, err));
-    QC_TRY(qc_arena_alloc(c->scratch, &v[2], groups, sizeof *c->group_of, err));
-    QC_TRY(qc_arena_alloc(c->scratch, &v[3], groups, sizeof *c->chosen, err));
-    c->items = v[0];
-    c->item_of = v[1];
-    c->group_of = v[2];
-    c->chosen = v[3];
+    QC_TRY(qc_arena_array(c->scratch, &c->items, groups, err));
+    QC_TRY(qc_arena_array(c->scratch, &c->item_of, groups, err));
+    QC_TRY(qc_arena_array(c->scratch, &c->group_of, groups, err));
+    QC_TRY(qc_arena_array(c->scratch, &c->chosen, groups, err));
     for (uint32_t g = 0; g < groups; g++) {
         qc_auto_group *group = &c->out->groups[g];
         unsigned left = 0;
-        if (rows_too_long(c, g))
-            group->rel_mse[QC_AUTO_AT_INT8] = (double)NAN;
+        int too_long = rows_too_long(c, g);
         qc_auto_item *it = &c->items[c->item_count];
         it->segment = c->members[c->first_member[g]].segment;
-        for (unsigned k = 0; k < QC_AUTO_CHOICES; k++) {
-            if (!(c->candidates & 1u << k))
+        for (unsigned k = 0; k < QC_CANDIDATES; k++) {
+            if (!(c->candidates & 1u << k) ||
+                (too_long && qc_schemes[qc_candidates[k].scheme].by_rows))
                 group->rel_mse[k] = (double)NAN;
             it->cost[k] = group->importance * group->rel_mse[k];
             it->bytes[k] = group->bytes[k];
             left += isnan(it->cost[k]) ? 0 : 1;
         }
         c->item_of[g] = UINT32_MAX;
-        group->chosen = QC_AUTO_AT_16BIT;
+        group->chosen = QC_CANDIDATE_16BIT;
         if (left == 0 || group->reason) {
             group->reason = group->reason ? group->reason : "beyond what the schemes can hold";
-            group->rel_mse[QC_AUTO_AT_16BIT] = 0;
+            group->rel_mse[QC_CANDIDATE_16BIT] = 0;
             continue;
         }
         c->item_of[g] = c->item_count;
@@ -444,23 +417,21 @@ static qc_status sum_fixed(chooser *c, qc_error *err)
 {
     qc_plan plan;
     uint64_t *bytes = NULL, *largest = NULL;
-    void *v = NULL;
     QC_TRY(qc_plan_begin(&plan, c->scratch, c->model, c->recipe, c->call, c->options, err));
     QC_TRY(qc_fit_sum_segments(c->scratch, &plan, c->segments, &bytes, &largest, err));
-    QC_TRY(qc_arena_alloc(c->scratch, &v, c->segments->count, sizeof *c->fixed_largest, err));
+    QC_TRY(qc_arena_array(c->scratch, &c->fixed_largest, c->segments->count, err));
     c->fixed = bytes;
-    c->fixed_largest = v;
     for (uint32_t i = 0; i < c->member_count; i++) {
         uint32_t tensor = c->members[i].tensor;
+        const qc_recipe_entry *e = &c->recipe->entries[tensor];
         c->fixed[c->segments->of_tensor[tensor]] -=
-            quantized_bytes(c, tensor, QC_SCHEME_NF4, c->recipe->entries[tensor].block_elems);
+            quantized_bytes(c, tensor, e->scheme, e->block_elems);
     }
     for (uint32_t i = 0; i < plan.job_count; i++) {
         const qc_job *j = &plan.jobs[i];
         uint32_t s = c->segments->of_tensor[j->source];
-        if ((j->scheme == QC_SCHEME_NF4 || j->scheme == QC_SCHEME_INT8_ROWS ||
-             j->scheme == QC_SCHEME_INT8_BLOCKS) &&
-            !is_choosable(c, j->source) && j->elems > c->fixed_largest[s])
+        if (qc_scheme_is_quantized(j->scheme) && !is_choosable(c, j->source) &&
+            j->elems > c->fixed_largest[s])
             c->fixed_largest[s] = j->elems;
     }
     return QC_OK;
@@ -469,11 +440,10 @@ static qc_status sum_fixed(chooser *c, qc_error *err)
 /* Fits a choice for every group on the devices that are filled. */
 static qc_status fit_groups(const chooser *c, qc_fit *fit, qc_error *err)
 {
-    void *v[2] = {0};
     uint32_t n = c->segments->count;
-    QC_TRY(qc_arena_alloc(c->scratch, &v[0], n, sizeof(uint64_t), err));
-    QC_TRY(qc_arena_alloc(c->scratch, &v[1], n, sizeof(uint64_t), err));
-    uint64_t *bytes = v[0], *largest = v[1];
+    uint64_t *bytes = NULL, *largest = NULL;
+    QC_TRY(qc_arena_array(c->scratch, &bytes, n, err));
+    QC_TRY(qc_arena_array(c->scratch, &largest, n, err));
     memcpy(bytes, c->fixed, n * sizeof *bytes);
     memcpy(largest, c->fixed_largest, n * sizeof *largest);
     for (uint32_t g = 0; g < c->out->group_count; g++) {
@@ -484,7 +454,7 @@ static qc_status fit_groups(const chooser *c, qc_fit *fit, qc_error *err)
         /* A stack is dequantized expert by expert, whether its form is its own or not. */
         int stack = is_stack(c, tensor);
         uint64_t elems = group->elems / group->weights / (stack ? coded_of(c, tensor)->dims[0] : 1);
-        if ((group->chosen != QC_AUTO_AT_16BIT || stack) && elems > largest[s])
+        if ((group->chosen != QC_CANDIDATE_16BIT || stack) && elems > largest[s])
             largest[s] = elems;
     }
     return qc_fit_make(fit, c->scratch, c->segments, c->geometry, bytes, largest, &c->budget,
@@ -501,14 +471,13 @@ static void choose_groups(chooser *c, const unsigned *chosen, unsigned uniform)
  * the larger of their workspaces. A workspace is that of a choice that quantizes all weights. */
 static qc_status make_task(chooser *c, qc_auto_task *t, uint64_t **room, qc_error *err)
 {
-    void *v[3] = {0};
     uint32_t n = c->segments->count;
-    QC_TRY(qc_arena_alloc(c->scratch, &v[0], n, sizeof(uint64_t), err));
-    QC_TRY(qc_arena_alloc(c->scratch, &v[1], n, sizeof(uint64_t), err));
-    QC_TRY(qc_arena_alloc(c->scratch, &v[2], c->budget.count, sizeof(uint64_t), err));
-    uint64_t *fixed = v[0], *scratch = v[1];
+    uint64_t *fixed = NULL, *scratch = NULL;
+    QC_TRY(qc_arena_array(c->scratch, &fixed, n, err));
+    QC_TRY(qc_arena_array(c->scratch, &scratch, n, err));
+    QC_TRY(qc_arena_array(c->scratch, room, c->budget.count, err));
     qc_fit fit;
-    choose_groups(c, NULL, QC_AUTO_AT_NF4);
+    choose_groups(c, NULL, 0);
     QC_TRY(fit_groups(c, &fit, err));
     for (uint32_t s = 0; s < n; s++) {
         uint32_t at = resolve(c->segments, s);
@@ -519,9 +488,8 @@ static qc_status make_task(chooser *c, qc_auto_task *t, uint64_t **room, qc_erro
     for (uint32_t g = 0; g < c->out->group_count; g++) {
         if (c->item_of[g] == UINT32_MAX)
             fixed[c->members[c->first_member[g]].segment] +=
-                c->out->groups[g].bytes[QC_AUTO_AT_16BIT];
+                c->out->groups[g].bytes[QC_CANDIDATE_16BIT];
     }
-    *room = v[2];
     for (uint32_t d = 0; d < c->budget.count; d++) {
         uint64_t budget = fit.devices[d].budget_bytes;
         uint64_t context =
@@ -545,9 +513,7 @@ static qc_status solve(chooser *c, qc_error *err)
     qc_auto_task task;
     qc_auto_solution solution = {.chosen = c->chosen};
     uint64_t *room = NULL;
-    void *v = NULL;
-    QC_TRY(qc_arena_alloc(c->scratch, &v, c->budget.count, sizeof(uint32_t), err));
-    solution.cut = v;
+    QC_TRY(qc_arena_array(c->scratch, &solution.cut, c->budget.count, err));
     QC_TRY(make_task(c, &task, &room, err));
     for (int round = 0;; round++) {
         qc_fit fit;
@@ -565,8 +531,8 @@ static qc_status solve(chooser *c, qc_error *err)
     c->out->predicted = solution.cost;
     /* The choice is never worse than a uniform scheme that fits, and here the fit says what
      * fits. */
-    unsigned better = QC_AUTO_CHOICES;
-    for (unsigned k = 0; k < QC_AUTO_CHOICES; k++) {
+    unsigned better = QC_CANDIDATES;
+    for (unsigned k = 0; k < QC_CANDIDATES; k++) {
         qc_fit fit;
         c->out->uniform[k] = solution.uniform[k];
         if (isnan(solution.uniform[k]))
@@ -580,7 +546,7 @@ static qc_status solve(chooser *c, qc_error *err)
             c->out->predicted = solution.uniform[k];
         }
     }
-    choose_groups(c, better == QC_AUTO_CHOICES ? c->chosen : NULL, better);
+    choose_groups(c, better == QC_CANDIDATES ? c->chosen : NULL, better);
     if (!(c->out->bound <= c->out->predicted)) /* the solver had ruled out this uniform choice */
         c->out->bound = c->out->fits ? c->out->predicted : (double)NAN;
     return QC_OK;
@@ -590,11 +556,11 @@ static qc_status solve(chooser *c, qc_error *err)
 
 static const char *why_of(const qc_auto_group *group, int coded)
 {
-    if (group->chosen != QC_AUTO_AT_16BIT)
-        return choices[group->chosen].why;
+    if (group->chosen != QC_CANDIDATE_16BIT)
+        return qc_candidates[group->chosen].why;
     if (group->reason)
         return coded ? "auto: as it is, not to be quantized" : "auto: 16 bit, not to be quantized";
-    return coded ? "auto: as it is" : choices[QC_AUTO_AT_16BIT].why;
+    return coded ? "auto: as it is" : qc_candidates[QC_CANDIDATE_16BIT].why;
 }
 
 static void apply(chooser *c)
@@ -607,10 +573,10 @@ static void apply(chooser *c)
         for (uint32_t i = c->first_member[g]; i < c->first_member[g + 1]; i++) {
             uint32_t tensor = c->members[i].tensor;
             qc_recipe_entry *e = &c->recipe->entries[tensor];
-            e->scheme = choices[k].scheme;
-            e->block_elems = choices[k].block_elems;
+            e->scheme = qc_candidates[k].scheme;
+            e->block_elems = qc_candidates[k].block_elems;
             e->why = why_of(group, e->coded != NULL);
-            if (k != QC_AUTO_AT_16BIT)
+            if (k != QC_CANDIDATE_16BIT)
                 continue;
             e->transpose = 0;
             e->out_dtype = kept_dtype(c, tensor);
@@ -619,15 +585,15 @@ static void apply(chooser *c)
         }
     }
     qc_recipe_settle_scales(c->recipe, c->model);
-    int nf4 = 0, int8 = 0, fp8 = 0;
+    int has[QC_SCHEME_COUNT] = {0}, schemes = 0, fp8 = 0;
     for (size_t i = 0; i < c->model->tensor_count; i++) {
         const qc_recipe_entry *e = &c->recipe->entries[i];
-        nf4 |= e->scheme == QC_SCHEME_NF4;
-        int8 |= e->scheme == QC_SCHEME_INT8_ROWS;
+        schemes += qc_scheme_is_quantized(e->scheme) && !has[e->scheme];
+        has[e->scheme] = 1;
         fp8 |= e->scheme == QC_SCHEME_KEEP && e->coded && e->coded->coding == QC_CODING_FP8;
     }
-    c->out->mixed = nf4 && int8;
-    c->out->mixed_fp8 = fp8 && (nf4 || int8);
+    c->out->mixed = schemes > 1;
+    c->out->mixed_fp8 = fp8 && schemes > 0;
 }
 
 /* ---- what the choice does not say by itself ---- */
@@ -645,7 +611,10 @@ static qc_status leave_out_int8(chooser *c, qc_error *err)
     }
     if (!card || c->options->recipe.schemes)
         return QC_OK;
-    c->candidates &= ~(unsigned)QC_AUTO_INT8;
+    for (unsigned k = 0; k < QC_CANDIDATES; k++) {
+        if (qc_schemes[qc_candidates[k].scheme].needs_int8_matmul)
+            c->candidates &= ~(1u << k);
+    }
     return qc_arena_printf(c->arena, &c->out->notes[c->out->note_count++], err,
                            "int8 is left out: bitsandbytes has no int8 matmul for a %s (compute "
                            "capability %u.%u, expected 7.5 or more); --schemes can name it",

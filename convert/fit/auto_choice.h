@@ -27,14 +27,6 @@
 #include "convert/plan/plan.h"
 #include "formats/json_writer.h"
 
-/* The candidates of --schemes, in order of size. Bit c is candidate c of auto_measure.h. */
-enum {
-    QC_AUTO_NF4 = 1,    /* block 64 */
-    QC_AUTO_NF4_32 = 2, /* block 32 */
-    QC_AUTO_INT8 = 4,   /* rows */
-    QC_AUTO_16BIT = 8   /* as it is; a weight in FP8 or MXFP4 keeps its codes and scales */
-};
-
 #define QC_AUTO_MAX_NOTES 2u
 
 typedef struct {
@@ -42,8 +34,8 @@ typedef struct {
     uint32_t weights;
     uint64_t elems;
     double importance;
-    double rel_mse[QC_AUTO_CHOICES]; /* 0 for 16 bit; NaN where it is no candidate */
-    uint64_t bytes[QC_AUTO_CHOICES];
+    double rel_mse[QC_CANDIDATES]; /* 0 for 16 bit; NaN where it is no candidate */
+    uint64_t bytes[QC_CANDIDATES];
     unsigned chosen;    /* index of the candidate */
     const char *reason; /* why there was nothing to choose, or NULL */
 } qc_auto_group;
@@ -56,8 +48,8 @@ typedef struct qc_auto_result {
     double predicted;    /* sum of importance * rel_mse over what was chosen */
     double bound;        /* no choice that fits has less; NaN when nothing fits */
     double uniform
-        [QC_AUTO_CHOICES]; /* the same sum with each scheme for all; NaN where it is no candidate */
-    int uniform_fits[QC_AUTO_CHOICES];
+        [QC_CANDIDATES]; /* the same sum with each scheme for all; NaN where it is no candidate */
+    int uniform_fits[QC_CANDIDATES];
     uint64_t sampled_rows, sampled_bytes;
     int measured;  /* 0: there were no weights; errors are of normal random weights */
     int mixed;     /* int8 lies beside NF4, which no configuration of bitsandbytes can say */
@@ -66,8 +58,8 @@ typedef struct qc_auto_result {
     /* What the caller should know of the choice, if anything: sentences without a full stop. */
     const char *notes[QC_AUTO_MAX_NOTES];
     unsigned note_count;
-    uint64_t count_chosen[QC_AUTO_CHOICES],
-        bytes_chosen[QC_AUTO_CHOICES]; /* counts and bytes of the weights */
+    uint64_t count_chosen[QC_CANDIDATES],
+        bytes_chosen[QC_CANDIDATES]; /* counts and bytes of the weights */
 } qc_auto_result;
 
 /* What stays the same, however often a model is planned. */
@@ -81,9 +73,8 @@ typedef struct {
     const qc_auto_result *measured;
 } qc_plan_subject;
 
-/* "nf4", "nf4-32", "int8", "16bit". */
-const char *qc_auto_choice_name(unsigned index);
-/* Parses the candidates of --schemes; NULL means all. QC_ERR_USAGE names those that there are. */
+/* Parses the candidates of --schemes, bit c for qc_candidates[c]; NULL means all. QC_ERR_USAGE
+ * names those that there are. */
 QC_NODISCARD qc_status qc_auto_parse_schemes(const char *text, unsigned *candidates, qc_error *err);
 /* How much the error of the weight of this name matters; see docs/decisions/0006. */
 double qc_auto_importance(const char *name);

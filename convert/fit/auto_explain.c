@@ -1,8 +1,8 @@
 /* Writes what --to auto chose and why, for people and for machines. */
 #include "convert/fit/auto_choice.h"
-#include "convert/term/json_members.h"
 #include "convert/term/size_text.h"
 #include "convert/term/table.h"
+#include "formats/json_writer.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -19,76 +19,68 @@ const char *qc_auto_mixture(const qc_auto_result *r)
     return "FP8 as it is lies beside what was quantized";
 }
 
-static qc_status number_cell(qc_table *t, double v, qc_error *err)
+static void number_cell(qc_table *t, double v)
 {
-    return isnan(v) ? qc_table_cell(t, NULL, err) : qc_table_cellf(t, err, "%.3g", v);
+    if (isnan(v))
+        qc_table_put(t, NULL);
+    else
+        qc_table_putf(t, "%.3g", v);
 }
 
-static qc_status uniform_table(const qc_auto_result *r, qc_arena *arena, qc_strbuf *out,
-                               qc_error *err)
+/* Adds a row; `fits` is NULL where nothing is known of the scheme. */
+static void uniform_row(qc_table *t, const char *scheme, double error, const char *fits,
+                        const uint64_t sums[2])
+{
+    qc_table_put(t, scheme);
+    number_cell(t, error);
+    qc_table_put(t, fits);
+    qc_table_number(t, sums[0]);
+    qc_table_bytes(t, sums[1]);
+}
+
+static void uniform_table(const qc_auto_result *r, qc_arena *arena, qc_strbuf *out)
+{
+    qc_table t;
+    uint64_t all[2] = {0};
+    for (unsigned c = 0; c < QC_CANDIDATES; c++) {
+        all[0] += r->count_chosen[c];
+        all[1] += r->bytes_chosen[c];
+    }
+    qc_table_begin(&t, arena, "scheme|>predicted error|fits|>weights|>bytes");
+    uniform_row(&t, "auto", r->predicted, r->fits ? "yes" : "no", all);
+    for (unsigned c = 0; c < QC_CANDIDATES; c++) {
+        const uint64_t sums[] = {r->count_chosen[c], r->bytes_chosen[c]};
+        const char *fits = r->uniform_fits[c] ? "yes" : "no";
+        if (r->candidates & 1u << c || r->count_chosen[c])
+            uniform_row(&t, qc_candidates[c].name, r->uniform[c],
+                        isnan(r->uniform[c]) ? NULL : fits, sums);
+    }
+    qc_table_print(&t, 2, out);
+}
+
+static void group_table(const qc_auto_result *r, qc_arena *arena, qc_strbuf *out)
 {
     char size[QC_SIZE_TEXT_BYTES];
     qc_table t;
-    qc_table_init(&t, arena);
-    qc_table_column(&t, "scheme", QC_ALIGN_LEFT);
-    qc_table_column(&t, "predicted error", QC_ALIGN_RIGHT);
-    qc_table_column(&t, "fits", QC_ALIGN_LEFT);
-    qc_table_column(&t, "weights", QC_ALIGN_RIGHT);
-    qc_table_column(&t, "bytes", QC_ALIGN_RIGHT);
-    QC_TRY(qc_table_cell(&t, "auto", err));
-    QC_TRY(number_cell(&t, r->predicted, err));
-    QC_TRY(qc_table_cell(&t, r->fits ? "yes" : "no", err));
-    uint64_t weights = 0, bytes = 0;
-    for (unsigned c = 0; c < QC_AUTO_CHOICES; c++) {
-        weights += r->count_chosen[c];
-        bytes += r->bytes_chosen[c];
+    qc_table_begin(&t, arena, "chosen together|>weights|>elements|>matters");
+    for (unsigned c = 0; c < QC_CANDIDATE_16BIT; c++) {
+        (void)snprintf(size, sizeof size, ">%s", qc_candidates[c].name);
+        qc_table_columns(&t, size);
     }
-    QC_TRY(qc_table_cellf(&t, err, "%" PRIu64, weights));
-    QC_TRY(qc_table_cellf(&t, err, "%s", qc_text_bytes(size, bytes)));
-    for (unsigned c = 0; c < QC_AUTO_CHOICES; c++) {
-        if (!(r->candidates & 1u << c) && r->count_chosen[c] == 0)
-            continue;
-        QC_TRY(qc_table_cellf(&t, err, "%s", qc_auto_choice_name(c)));
-        QC_TRY(number_cell(&t, r->uniform[c], err));
-        QC_TRY(qc_table_cell(&t,
-                             isnan(r->uniform[c]) ? NULL
-                             : r->uniform_fits[c] ? "yes"
-                                                  : "no",
-                             err));
-        QC_TRY(qc_table_cellf(&t, err, "%" PRIu64, r->count_chosen[c]));
-        QC_TRY(qc_table_cellf(&t, err, "%s", qc_text_bytes(size, r->bytes_chosen[c])));
-    }
-    return qc_table_render(&t, 2, out, err);
-}
-
-static qc_status group_table(const qc_auto_result *r, qc_arena *arena, qc_strbuf *out,
-                             qc_error *err)
-{
-    char size[QC_SIZE_TEXT_BYTES];
-    qc_table t;
-    qc_table_init(&t, arena);
-    qc_table_column(&t, "chosen together", QC_ALIGN_LEFT);
-    qc_table_column(&t, "weights", QC_ALIGN_RIGHT);
-    qc_table_column(&t, "elements", QC_ALIGN_RIGHT);
-    qc_table_column(&t, "matters", QC_ALIGN_RIGHT);
-    for (unsigned c = 0; c < QC_AUTO_AT_16BIT; c++)
-        qc_table_column(&t, c == 0 ? "nf4" : c == 1 ? "nf4-32" : "int8", QC_ALIGN_RIGHT);
-    qc_table_column(&t, "chosen", QC_ALIGN_LEFT);
-    qc_table_column(&t, "bytes", QC_ALIGN_RIGHT);
-    qc_table_column(&t, "why", QC_ALIGN_LEFT);
+    qc_table_columns(&t, "chosen|>bytes|why");
     for (uint32_t g = 0; g < r->group_count; g++) {
         const qc_auto_group *group = &r->groups[g];
-        QC_TRY(qc_table_cell(&t, group->name, err));
-        QC_TRY(qc_table_cellf(&t, err, "%u", (unsigned)group->weights));
-        QC_TRY(qc_table_cellf(&t, err, "%s", qc_text_count(size, group->elems)));
-        QC_TRY(qc_table_cellf(&t, err, "%.3g", group->importance));
-        for (unsigned c = 0; c < QC_AUTO_AT_16BIT; c++)
-            QC_TRY(number_cell(&t, group->rel_mse[c], err));
-        QC_TRY(qc_table_cell(&t, qc_auto_choice_name(group->chosen), err));
-        QC_TRY(qc_table_cellf(&t, err, "%s", qc_text_bytes(size, group->bytes[group->chosen])));
-        QC_TRY(qc_table_cell(&t, group->reason ? group->reason : "", err));
+        qc_table_put(&t, group->name);
+        qc_table_number(&t, group->weights);
+        qc_table_put(&t, qc_text_count(size, group->elems));
+        qc_table_putf(&t, "%.3g", group->importance);
+        for (unsigned c = 0; c < QC_CANDIDATE_16BIT; c++)
+            number_cell(&t, group->rel_mse[c]);
+        qc_table_put(&t, qc_candidates[group->chosen].name);
+        qc_table_bytes(&t, group->bytes[group->chosen]);
+        qc_table_put(&t, group->reason ? group->reason : "");
     }
-    return qc_table_render(&t, 2, out, err);
+    qc_table_print(&t, 2, out);
 }
 
 /* ---- the same by kind and range of layers ---- */
@@ -196,23 +188,14 @@ static qc_status summary_table(const qc_auto_result *r, qc_arena *arena, qc_strb
                                qc_error *err)
 {
     static const char begin[] = "layer  "; /* "layer 3 mlp.up_proj" without its number */
-    char size[QC_SIZE_TEXT_BYTES];
-    void *v = NULL;
     uint32_t count = 0;
     qc_table t;
-    QC_TRY(qc_arena_alloc(arena, &v, r->group_count + 1, sizeof(alike), err));
-    alike *list = v;
+    alike *list = NULL;
+    QC_TRY(qc_arena_array(arena, &list, r->group_count + 1, err));
     for (uint32_t g = 0; g < r->group_count; g++)
         QC_TRY(add_alike(list, &count, &r->groups[g], arena, err));
     qsort(list, count, sizeof *list, by_kind);
-    qc_table_init(&t, arena);
-    qc_table_column(&t, "kind", QC_ALIGN_LEFT);
-    qc_table_column(&t, "chosen", QC_ALIGN_LEFT);
-    qc_table_column(&t, "weights", QC_ALIGN_RIGHT);
-    qc_table_column(&t, "bytes", QC_ALIGN_RIGHT);
-    qc_table_column(&t, "matters", QC_ALIGN_RIGHT);
-    qc_table_column(&t, "layers", QC_ALIGN_LEFT);
-    qc_table_column(&t, "why", QC_ALIGN_LEFT);
+    qc_table_begin(&t, arena, "kind|chosen|>weights|>bytes|>matters|layers|why");
     for (uint32_t i = 0; i < count; i++) {
         alike *a = &list[i];
         const char *kind = a->kind;
@@ -220,23 +203,24 @@ static qc_status summary_table(const qc_auto_result *r, qc_arena *arena, qc_strb
             QC_TRY(close_range(a, arena, err));
         if (strncmp(kind, begin, sizeof begin - 1) == 0)
             kind += sizeof begin - 1;
-        QC_TRY(qc_table_cell(&t, kind, err));
-        QC_TRY(qc_table_cell(&t, qc_auto_choice_name(a->first->chosen), err));
-        QC_TRY(qc_table_cellf(&t, err, "%" PRIu64, a->weights));
-        QC_TRY(qc_table_cell(&t, qc_text_bytes(size, a->bytes), err));
-        QC_TRY(qc_table_cellf(&t, err, "%.3g", a->first->importance));
+        qc_table_put(&t, kind);
+        qc_table_put(&t, qc_candidates[a->first->chosen].name);
+        qc_table_number(&t, a->weights);
+        qc_table_bytes(&t, a->bytes);
+        qc_table_putf(&t, "%.3g", a->first->importance);
         if (a->ranges_left_out)
-            QC_TRY(qc_table_cellf(&t, err, "%s, and %u more range%s", a->ranges, a->ranges_left_out,
-                                  a->ranges_left_out == 1 ? "" : "s"));
+            qc_table_putf(&t, "%s, and %u more range%s", a->ranges, a->ranges_left_out,
+                          a->ranges_left_out == 1 ? "" : "s");
         else
-            QC_TRY(qc_table_cell(&t, a->ranges, err));
-        QC_TRY(qc_table_cell(&t, a->first->reason ? a->first->reason : "", err));
+            qc_table_put(&t, a->ranges);
+        qc_table_put(&t, a->first->reason ? a->first->reason : "");
     }
-    QC_TRY(qc_table_render(&t, 2, out, err));
-    return qc_strbuf_addf(out, err,
-                          "  %" PRIu32 " weights or groups of experts; -v lists each with "
-                          "its errors.\n",
-                          r->group_count);
+    qc_table_print(&t, 2, out);
+    qc_strbuf_putf(out,
+                   "  %" PRIu32 " weights or groups of experts; -v lists each with "
+                   "its errors.\n",
+                   r->group_count);
+    return QC_OK;
 }
 
 static qc_status explain(const qc_auto_result *r, int all, qc_arena *arena, qc_strbuf *out,
@@ -244,7 +228,7 @@ static qc_status explain(const qc_auto_result *r, int all, qc_arena *arena, qc_s
 {
     char size[QC_SIZE_TEXT_BYTES];
     qc_strbuf_puts(out, "Choice of schemes\n");
-    QC_TRY(uniform_table(r, arena, out, err));
+    uniform_table(r, arena, out);
     if (r->measured)
         qc_strbuf_putf(out, "  Errors were measured on %" PRIu64 " sampled rows (%s).\n",
                        r->sampled_rows, qc_text_bytes(size, r->sampled_bytes));
@@ -263,7 +247,11 @@ static qc_status explain(const qc_auto_result *r, int all, qc_arena *arena, qc_s
                        r->bound);
     qc_strbuf_puts(out, "  A predicted error is the sum over all weights of how much each "
                         "matters times its relative squared error.\n\n");
-    return all ? group_table(r, arena, out, err) : summary_table(r, arena, out, err);
+    if (all)
+        group_table(r, arena, out);
+    else
+        QC_TRY(summary_table(r, arena, out, err));
+    return qc_strbuf_status(out, err);
 }
 
 qc_status qc_auto_explain(const qc_auto_result *r, int all, qc_strbuf *out, qc_error *err)
@@ -277,62 +265,62 @@ qc_status qc_auto_explain(const qc_auto_result *r, int all, qc_strbuf *out, qc_e
 
 static void write_group(const qc_auto_group *g, qc_json_writer *w)
 {
-    qc_jm_begin_row(w);
-    qc_jm_string(w, "name", g->name);
-    qc_jm_u64(w, "weights", g->weights);
-    qc_jm_u64(w, "elements", g->elems);
-    qc_jm_double(w, "importance", g->importance);
-    qc_jm_string(w, "scheme", qc_auto_choice_name(g->chosen));
-    qc_jm_u64(w, "bytes", g->bytes[g->chosen]);
-    qc_jm_begin_object(w, "relative_errors");
-    for (unsigned c = 0; c < QC_AUTO_CHOICES; c++)
-        qc_jm_number(w, qc_auto_choice_name(c), g->rel_mse[c]);
-    qc_jw_end_object(w);
-    qc_jm_string(w, "reason", g->reason);
-    qc_jw_end_object(w);
+    qc_json_member_begin_row(w);
+    qc_json_member_string(w, "name", g->name);
+    qc_json_member_u64(w, "weights", g->weights);
+    qc_json_member_u64(w, "elements", g->elems);
+    qc_json_member_double(w, "importance", g->importance);
+    qc_json_member_string(w, "scheme", qc_candidates[g->chosen].name);
+    qc_json_member_u64(w, "bytes", g->bytes[g->chosen]);
+    qc_json_member_begin_object(w, "relative_errors");
+    for (unsigned c = 0; c < QC_CANDIDATES; c++)
+        qc_json_member_number(w, qc_candidates[c].name, g->rel_mse[c]);
+    qc_json_write_end_object(w);
+    qc_json_member_string(w, "reason", g->reason);
+    qc_json_write_end_object(w);
 }
 
 void qc_auto_json(const qc_auto_result *r, int explain_groups, qc_json_writer *w)
 {
-    qc_jw_begin_object(w);
-    qc_jm_bool(w, "measured", r->measured);
-    qc_jm_u64(w, "sampled_rows", r->sampled_rows);
-    qc_jm_u64(w, "sampled_bytes", r->sampled_bytes);
-    qc_jm_bool(w, "fits", r->fits);
-    qc_jm_bool(w, "spills", r->spills);
-    qc_jm_double(w, "predicted_error", r->predicted);
-    qc_jm_number(w, "lower_bound", r->bound);
-    qc_jm_begin_object(w, "uniform");
-    for (unsigned c = 0; c < QC_AUTO_CHOICES; c++) {
+    qc_json_write_begin_object(w);
+    qc_json_member_bool(w, "measured", r->measured);
+    qc_json_member_u64(w, "sampled_rows", r->sampled_rows);
+    qc_json_member_u64(w, "sampled_bytes", r->sampled_bytes);
+    qc_json_member_bool(w, "fits", r->fits);
+    qc_json_member_bool(w, "spills", r->spills);
+    qc_json_member_double(w, "predicted_error", r->predicted);
+    qc_json_member_number(w, "lower_bound", r->bound);
+    qc_json_member_begin_object(w, "uniform");
+    for (unsigned c = 0; c < QC_CANDIDATES; c++) {
         if (isnan(r->uniform[c]))
             continue;
-        qc_jw_key(w, qc_auto_choice_name(c));
-        qc_jm_begin_row(w);
-        qc_jm_double(w, "predicted_error", r->uniform[c]);
-        qc_jm_bool(w, "fits", r->uniform_fits[c]);
-        qc_jw_end_object(w);
+        qc_json_write_key(w, qc_candidates[c].name);
+        qc_json_member_begin_row(w);
+        qc_json_member_double(w, "predicted_error", r->uniform[c]);
+        qc_json_member_bool(w, "fits", r->uniform_fits[c]);
+        qc_json_write_end_object(w);
     }
-    qc_jw_end_object(w);
-    qc_jm_begin_object(w, "chosen");
-    for (unsigned c = 0; c < QC_AUTO_CHOICES; c++) {
+    qc_json_write_end_object(w);
+    qc_json_member_begin_object(w, "chosen");
+    for (unsigned c = 0; c < QC_CANDIDATES; c++) {
         if (r->count_chosen[c] == 0)
             continue;
-        qc_jw_key(w, qc_auto_choice_name(c));
-        qc_jm_begin_row(w);
-        qc_jm_u64(w, "tensors", r->count_chosen[c]);
-        qc_jm_u64(w, "bytes", r->bytes_chosen[c]);
-        qc_jw_end_object(w);
+        qc_json_write_key(w, qc_candidates[c].name);
+        qc_json_member_begin_row(w);
+        qc_json_member_u64(w, "tensors", r->count_chosen[c]);
+        qc_json_member_u64(w, "bytes", r->bytes_chosen[c]);
+        qc_json_write_end_object(w);
     }
-    qc_jw_end_object(w);
-    qc_jm_begin_array(w, "notes");
+    qc_json_write_end_object(w);
+    qc_json_member_begin_array(w, "notes");
     for (unsigned i = 0; i < r->note_count; i++)
-        qc_jw_string(w, r->notes[i]);
-    qc_jw_end_array(w);
+        qc_json_write_string(w, r->notes[i]);
+    qc_json_write_end_array(w);
     if (explain_groups) {
-        qc_jm_begin_array(w, "groups");
+        qc_json_member_begin_array(w, "groups");
         for (uint32_t g = 0; g < r->group_count; g++)
             write_group(&r->groups[g], w);
-        qc_jw_end_array(w);
+        qc_json_write_end_array(w);
     }
-    qc_jw_end_object(w);
+    qc_json_write_end_object(w);
 }

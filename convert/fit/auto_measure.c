@@ -14,8 +14,6 @@
  * neighbouring columns are read. */
 #define TRANSPOSED_RUNS 4u
 
-static const uint32_t block_of[] = {64, 32};
-
 typedef struct {
     uint64_t rows, cols, elems; /* those of the sample */
 } extent;
@@ -74,7 +72,7 @@ static extent extent_of(const qc_auto_sample *s)
 static qc_status read_run(const measuring *m, scratch *w, const qc_auto_sample *s, uint64_t first,
                           uint64_t n, uint64_t at, qc_error *err)
 {
-    const qc_ckpt_tensor *t = &m->model->tensors[s->tensor];
+    const qc_checkpoint_tensor *t = &m->model->tensors[s->tensor];
     uint64_t each = each_of(m, s);
     unsigned char *to = w->source + at * each;
     if (!s->coded)
@@ -102,7 +100,7 @@ static qc_status read_plain(const measuring *m, scratch *w, const qc_auto_sample
 static qc_status read_transposed(const measuring *m, scratch *w, const qc_auto_sample *s, extent e,
                                  qc_error *err)
 {
-    const qc_ckpt_tensor *t = &m->model->tensors[s->tensor];
+    const qc_checkpoint_tensor *t = &m->model->tensors[s->tensor];
     uint64_t each = each_of(m, s);
     uint64_t runs = e.rows == s->rows || e.rows < TRANSPOSED_RUNS ? 1 : TRANSPOSED_RUNS;
     unsigned char part[4096];
@@ -144,50 +142,54 @@ static qc_status read_floats(void *vctx, uint64_t first, uint64_t n, float *out,
     return QC_OK;
 }
 
-static qc_search_form search_form(const measuring *m, unsigned candidate)
+/* A row can have a scale that is too large for float16. Then only this candidate has no error. */
+static void take_sums(qc_auto_sample *s, unsigned candidate, const qc_form *form,
+                      const qc_piece_sums *sums)
 {
-    return (qc_search_form){.is_nf4 = 1,
-                            .block_elems = block_of[candidate],
-                            .nested = m->double_quant,
-                            .effort =
-                                m->scale == QC_SCALE_REFIT ? QC_SEARCH_REFIT : QC_SEARCH_ONCE};
-}
-
-static void take_sums(qc_auto_sample *s, unsigned candidate, const qc_piece_sums *sums)
-{
+    int rows_too_large = qc_form_by_rows(form) && sums->bad == QC_BAD_RANGE;
+    s->not_finite |= sums->bad != QC_BAD_NONE && !rows_too_large;
+    if (sums->bad != QC_BAD_NONE)
+        return;
     s->sum_xx = sums->sum_xx;
     s->rel_mse[candidate] = sums->sum_xx > 0 ? sums->sum_ee / sums->sum_xx : 0;
+}
+
+static qc_form form_of(const measuring *m, extent e, unsigned candidate)
+{
+    const qc_candidate *c = &qc_candidates[candidate];
+    return qc_scheme_form(c->scheme, e.cols, c->block_elems, m->double_quant);
 }
 
 static void measure_searched(const measuring *m, scratch *w, qc_auto_sample *s, extent e,
                              unsigned candidate)
 {
-    qc_dtype dtype = dtype_of(m, s);
-    qc_search_form form = search_form(m, candidate);
+    const qc_form form = form_of(m, e, candidate);
     qc_search_out out = {.codes = w->codes,
                          .absmax = w->absmax,
                          .absmax_codes = w->nested_codes,
                          .nested_absmax = w->nested};
     qc_piece_sums sums = {0};
-    m->search->blocks(&form, w->source, dtype, e.elems, &out, w->search, &sums);
-    if (sums.bad != QC_BAD_NONE)
-        s->not_finite = 1;
+    if (qc_form_by_rows(&form))
+        m->search->rows(w->source, dtype_of(m, s), e.rows, e.cols, (int8_t *)w->codes, w->scb,
+                        w->search, &sums);
     else
-        take_sums(s, candidate, &sums);
+        m->search->blocks(&form, m->scale == QC_SCALE_REFIT ? QC_SEARCH_REFIT : QC_SEARCH_ONCE,
+                          w->source, dtype_of(m, s), e.elems, &out, w->search, &sums);
+    take_sums(s, candidate, &form, &sums);
 }
 
-static qc_status measure_nf4(const measuring *m, scratch *w, qc_auto_sample *s, extent e,
-                             unsigned candidate, qc_error *err)
+static qc_status measure_absmax(const measuring *m, scratch *w, qc_auto_sample *s, extent e,
+                                unsigned candidate, qc_error *err)
 {
-    qc_dtype dtype = dtype_of(m, s);
-    uint32_t block = block_of[candidate];
-    uint64_t blocks = qc_ceil_div_u64(e.elems, block);
+    const qc_form form = form_of(m, e, candidate);
+    const qc_form_out out = {w->codes, qc_form_by_rows(&form) ? w->scb : w->absmax, w->errors};
+    uint64_t blocks = qc_form_scales(&form, e.elems);
     qc_piece_sums sums = {0};
     qc_tensor_error error = {0};
-    floats_ctx ctx = {m, w, dtype};
-    m->ops->nf4_quantize(w->source, dtype, e.elems, block, w->codes, w->absmax, w->errors, &sums);
-    if (sums.bad != QC_BAD_NONE) {
-        s->not_finite = 1;
+    floats_ctx ctx = {m, w, dtype_of(m, s)};
+    form.ops->quantize(m->ops, &form, w->source, ctx.dtype, e.elems, &out, &sums);
+    if (sums.bad != QC_BAD_NONE || qc_form_by_rows(&form)) {
+        take_sums(s, candidate, &form, &sums);
         return QC_OK;
     }
     const float *final = w->absmax;
@@ -198,35 +200,26 @@ static qc_status measure_nf4(const measuring *m, scratch *w, qc_auto_sample *s, 
                                   QC_NESTED_BLOCK, offset, w->final);
         final = w->final;
     }
-    QC_TRY(qc_block_error_finish(m->ops, 1, e.elems, block, w->absmax, final, w->errors, &sums,
-                                 read_floats, &ctx, &error, err));
+    const qc_finished_blocks finished = {.quant = m->ops,
+                                         .form = form,
+                                         .n = e.elems,
+                                         .absmax = w->absmax,
+                                         .absmax_final = final,
+                                         .errors = w->errors,
+                                         .read = read_floats,
+                                         .read_ctx = &ctx};
+    QC_TRY(qc_block_error_finish(&finished, &sums, &error, err));
     s->sum_xx = sums.sum_xx;
     s->rel_mse[candidate] = error.rel_mse;
     return QC_OK;
 }
 
-static void measure_int8(const measuring *m, scratch *w, qc_auto_sample *s, extent e)
-{
-    qc_piece_sums sums = {0};
-    if (m->scale == QC_SCALE_ABSMAX)
-        m->ops->int8_rows_quantize(w->source, dtype_of(m, s), e.rows, e.cols, (int8_t *)w->codes,
-                                   w->scb, &sums);
-    else
-        m->search->rows(w->source, dtype_of(m, s), e.rows, e.cols, (int8_t *)w->codes, w->scb,
-                        w->search, &sums);
-    if (sums.bad == QC_BAD_NONFINITE)
-        s->not_finite = 1;
-    if (sums.bad != QC_BAD_NONE)
-        return;
-    take_sums(s, QC_AUTO_AT_INT8, &sums);
-}
-
 static qc_status measure_one(const measuring *m, scratch *w, qc_auto_sample *s, qc_error *err)
 {
     extent e = extent_of(s);
-    for (unsigned c = 0; c < QC_AUTO_CHOICES; c++)
+    for (unsigned c = 0; c < QC_CANDIDATES; c++)
         s->rel_mse[c] = (double)NAN;
-    s->rel_mse[QC_AUTO_AT_16BIT] = 0;
+    s->rel_mse[QC_CANDIDATE_16BIT] = 0;
     s->rows_read = e.rows;
     s->bytes_read = s->coded ? qc_coded_bytes(s->coded, e.elems) : e.elems * each_of(m, s);
     qc_error trouble = {0};
@@ -239,17 +232,15 @@ static qc_status measure_one(const measuring *m, scratch *w, qc_auto_sample *s, 
             *err = trouble;
         return st;
     }
-    for (unsigned c = QC_AUTO_AT_NF4; c <= QC_AUTO_AT_NF4_32 && !s->not_finite; c++) {
+    for (unsigned c = 0; c < QC_CANDIDATE_16BIT && !s->not_finite; c++) {
         if (!(m->candidates & 1u << c))
             continue;
         if (m->scale != QC_SCALE_ABSMAX)
             measure_searched(m, w, s, e, c);
         else
-            QC_TRY(measure_nf4(m, w, s, e, c, err));
+            QC_TRY(measure_absmax(m, w, s, e, c, err));
     }
-    if (m->candidates & 1u << QC_AUTO_AT_INT8 && !s->not_finite)
-        measure_int8(m, w, s, e);
-    for (unsigned c = 0; s->not_finite && c < QC_AUTO_AT_16BIT; c++)
+    for (unsigned c = 0; s->not_finite && c < QC_CANDIDATE_16BIT; c++)
         s->rel_mse[c] = (double)NAN;
     return QC_OK;
 }
@@ -271,51 +262,22 @@ static void scratch_deinit(scratch *w)
     qc_free(w->search);
 }
 
-/* Makes the scratch memory that the largest of the searched weights needs. */
-static qc_status search_scratch(scratch *w, const measuring *m, qc_error *err)
-{
-    uint64_t most = qc_search_scratch_bytes(NULL, m->max_cols);
-    size_t bytes = 0;
-    for (unsigned c = QC_AUTO_AT_NF4; c <= QC_AUTO_AT_NF4_32; c++) {
-        qc_search_form form = search_form(m, c);
-        uint64_t need = qc_search_scratch_bytes(&form, m->max_cols);
-        most = need > most ? need : most;
-    }
-    if (qc_u64_to_size(most, &bytes))
-        QC_FAIL(err, QC_ERR_NOMEM, "the scratch of a search is too large");
-    return qc_malloc_aligned(&w->search, 64, bytes, err);
-}
-
 static qc_status scratch_init(scratch *w, const measuring *m, qc_error *err)
 {
     size_t elems = (size_t)m->max_elems, blocks = elems / 32 + 1;
-    void *v[8] = {0};
     memset(w, 0, sizeof *w);
     QC_TRY(qc_st_cursor_create(&w->cursor, err));
-    qc_status st = qc_realloc_array(&v[0], elems, (size_t)m->max_each, err);
-    const size_t each[] = {0,
-                           1,
-                           1,
-                           sizeof *w->absmax,
-                           sizeof *w->final,
-                           sizeof *w->nested,
-                           sizeof *w->errors,
-                           sizeof *w->scb};
-    const size_t count[] = {
-        0, elems, blocks, blocks, blocks, blocks / 256 + 1, blocks, (size_t)m->max_rows};
-    for (int i = 1; i < 8 && st == QC_OK; i++)
-        st = qc_realloc_array(&v[i], count[i] ? count[i] : 1, each[i], err);
-    w->source = v[0];
-    w->codes = v[1];
-    w->nested_codes = v[2];
-    w->absmax = v[3];
-    w->final = v[4];
-    w->nested = v[5];
-    w->errors = v[6];
-    w->scb = v[7];
-    if (st == QC_OK && m->scale != QC_SCALE_ABSMAX)
-        st = search_scratch(w, m, err);
-    return st;
+    QC_TRY(qc_realloc_array(&w->source, elems, (size_t)m->max_each, err));
+    QC_TRY(qc_realloc_array(&w->codes, elems, 1, err));
+    QC_TRY(qc_realloc_array(&w->nested_codes, blocks, 1, err));
+    QC_TRY(qc_realloc_array(&w->absmax, blocks, sizeof *w->absmax, err));
+    QC_TRY(qc_realloc_array(&w->final, blocks, sizeof *w->final, err));
+    QC_TRY(qc_realloc_array(&w->nested, blocks / 256 + 1, sizeof *w->nested, err));
+    QC_TRY(qc_realloc_array(&w->errors, blocks, sizeof *w->errors, err));
+    QC_TRY(qc_realloc_array(&w->scb, (size_t)m->max_rows, sizeof *w->scb, err));
+    if (m->scale == QC_SCALE_ABSMAX)
+        return QC_OK;
+    return qc_malloc_aligned(&w->search, 64, qc_search_scratch_bytes(), err);
 }
 
 static qc_status work(qc_team *team, unsigned index, void *ctx, qc_error *err)
@@ -385,12 +347,9 @@ double qc_auto_normal_mse(unsigned candidate, uint64_t cols, qc_scale_method sca
         0.974, 0.969, 0.956, 0.932, 0.895, 0.849, 0.800, 0.752, 0.714, 0.701,
     };
     int searched = scale != QC_SCALE_ABSMAX;
-    if (candidate == QC_AUTO_AT_NF4)
-        return searched ? 6.82e-3 : 8.45e-3;
-    if (candidate == QC_AUTO_AT_NF4_32)
-        return searched ? 5.66e-3 : 7.62e-3;
-    if (candidate != QC_AUTO_AT_INT8)
-        return 0;
+    const qc_candidate *row = &qc_candidates[candidate];
+    if (!qc_schemes[row->scheme].by_rows)
+        return searched ? row->searched_mse : row->normal_mse;
     unsigned k = 0;
     while (k + 2 < POINTS && cols >> (k + 1) > 0)
         k++;

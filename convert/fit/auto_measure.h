@@ -15,9 +15,6 @@
 #define QC_AUTO_SAMPLE_ELEMS (64u << 10)
 #define QC_AUTO_SAMPLE_MAX   (4u << 20)
 
-/* The indices of the candidates, in order of size. */
-enum { QC_AUTO_AT_NF4, QC_AUTO_AT_NF4_32, QC_AUTO_AT_INT8, QC_AUTO_AT_16BIT };
-
 typedef struct {
     uint32_t tensor;     /* index in the checkpoint; of a dtype that quantizers read, or coded */
     uint64_t rows, cols; /* as written: [rows, cols] */
@@ -26,8 +23,8 @@ typedef struct {
      * NULL. */
     const qc_coded_weight *coded;
     /* results */
-    double sum_xx;                   /* sum of squares of the sampled weights */
-    double rel_mse[QC_AUTO_CHOICES]; /* NaN: not possible (int8: beyond float16) */
+    double sum_xx;                 /* sum of squares of the sampled weights */
+    double rel_mse[QC_CANDIDATES]; /* NaN: not possible (int8: beyond float16) */
     int not_finite; /* a sampled weight is NaN or infinite: only 16 bit has an error */
     uint64_t rows_read, bytes_read; /* the scales of a coded weight are not counted */
 } qc_auto_sample;

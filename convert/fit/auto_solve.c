@@ -54,10 +54,10 @@ static int is_candidate(const qc_auto_item *it, unsigned c)
 /* Returns the smallest candidate; where two are equally small, the one that costs less. */
 static unsigned least_of(const qc_auto_item *it)
 {
-    unsigned best = QC_AUTO_CHOICES;
-    for (unsigned c = 0; c < QC_AUTO_CHOICES; c++) {
+    unsigned best = QC_CANDIDATES;
+    for (unsigned c = 0; c < QC_CANDIDATES; c++) {
         if (is_candidate(it, c) &&
-            (best == QC_AUTO_CHOICES || it->bytes[c] < it->bytes[best] ||
+            (best == QC_CANDIDATES || it->bytes[c] < it->bytes[best] ||
              (it->bytes[c] == it->bytes[best] && it->cost[c] < it->cost[best])))
             best = c;
     }
@@ -68,7 +68,7 @@ static unsigned least_of(const qc_auto_item *it)
 static int next_on_hull(const qc_auto_item *it, unsigned from, upgrade *u)
 {
     int found = 0;
-    for (unsigned c = 0; c < QC_AUTO_CHOICES; c++) {
+    for (unsigned c = 0; c < QC_CANDIDATES; c++) {
         if (!is_candidate(it, c) || it->bytes[c] <= it->bytes[from] ||
             !(it->cost[c] < it->cost[from]))
             continue;
@@ -97,25 +97,15 @@ static int compare_upgrades(const void *pa, const void *pb)
 static qc_status prepare(solver *s, qc_error *err)
 {
     const qc_auto_task *t = s->t;
-    void *v[8] = {0};
     size_t segs = (size_t)t->segment_count + 1;
-    QC_TRY(qc_arena_alloc(&s->arena, &v[0], segs, sizeof *s->first_item, err));
-    QC_TRY(qc_arena_alloc(&s->arena, &v[1], t->item_count, sizeof *s->least, err));
-    QC_TRY(qc_arena_alloc(&s->arena, &v[2], (size_t)t->item_count * QC_AUTO_CHOICES,
-                          sizeof *s->upgrades, err));
-    QC_TRY(qc_arena_alloc(&s->arena, &v[3], t->item_count, sizeof *s->blocked, err));
-    for (int i = 4; i < 8; i++)
-        QC_TRY(qc_arena_alloc(&s->arena, &v[i], segs, sizeof(uint64_t), err));
-    s->first_item = v[0];
-    s->least = v[1];
-    s->upgrades = v[2];
-    s->blocked = v[3];
-    s->prefix_bytes = v[4];
-    s->prefix_most = v[5];
-    QC_TRY(qc_arena_alloc(&s->arena, &v[6], segs, sizeof(double), err));
-    QC_TRY(qc_arena_alloc(&s->arena, &v[7], segs, sizeof(double), err));
-    s->prefix_cost = v[6];
-    s->prefix_best = v[7];
+    QC_TRY(qc_arena_array(&s->arena, &s->first_item, segs, err));
+    QC_TRY(qc_arena_array(&s->arena, &s->least, t->item_count, err));
+    QC_TRY(qc_arena_array(&s->arena, &s->upgrades, (size_t)t->item_count * QC_CANDIDATES, err));
+    QC_TRY(qc_arena_array(&s->arena, &s->blocked, t->item_count, err));
+    QC_TRY(qc_arena_array(&s->arena, &s->prefix_bytes, segs, err));
+    QC_TRY(qc_arena_array(&s->arena, &s->prefix_most, segs, err));
+    QC_TRY(qc_arena_array(&s->arena, &s->prefix_cost, segs, err));
+    QC_TRY(qc_arena_array(&s->arena, &s->prefix_best, segs, err));
     uint32_t i = 0;
     for (uint32_t seg = 0; seg < t->segment_count; seg++) {
         uint64_t bytes = t->fixed[seg], most = bytes;
@@ -124,7 +114,7 @@ static qc_status prepare(solver *s, qc_error *err)
         for (; i < t->item_count && t->items[i].segment == seg; i++) {
             const qc_auto_item *it = &t->items[i];
             unsigned at = s->least[i] = least_of(it);
-            if (at == QC_AUTO_CHOICES)
+            if (at == QC_CANDIDATES)
                 QC_FAIL(err, QC_ERR_INTERNAL, "auto: item %u has no candidate", (unsigned)i);
             bytes = add(bytes, it->bytes[at]);
             cost += it->cost[at];
@@ -215,14 +205,13 @@ static qc_status cut_segments(solver *s, int *fits, qc_error *err)
     const qc_auto_task *t = s->t;
     uint32_t n = t->segment_count + 1, devices = t->device_count;
     size_t cells = (size_t)(devices + 1) * n;
-    void *v[4] = {0};
-    QC_TRY(qc_arena_alloc(&s->arena, &v[0], cells, sizeof(double), err));
-    QC_TRY(qc_arena_alloc(&s->arena, &v[1], cells, sizeof(double), err));
-    QC_TRY(qc_arena_alloc(&s->arena, &v[2], cells, sizeof(uint32_t), err));
-    QC_TRY(qc_arena_alloc(&s->arena, &v[3], (size_t)n * n, sizeof(run_cost), err));
-    double *best = v[0], *bound = v[1];
-    uint32_t *from = v[2];
-    run_cost *runs = v[3]; /* for the last size of device: equal devices share them */
+    double *best = NULL, *bound = NULL;
+    uint32_t *from = NULL;
+    run_cost *runs = NULL; /* for the last size of device: equal devices share them */
+    QC_TRY(qc_arena_array(&s->arena, &best, cells, err));
+    QC_TRY(qc_arena_array(&s->arena, &bound, cells, err));
+    QC_TRY(qc_arena_array(&s->arena, &from, cells, err));
+    QC_TRY(qc_arena_array(&s->arena, &runs, (size_t)n * n, err));
     for (size_t i = 0; i < cells; i++)
         best[i] = bound[i] = HUGE_VAL;
     best[0] = bound[0] = 0;
@@ -291,7 +280,7 @@ static void best_swap(const solver *s, uint32_t a, uint32_t lo, uint32_t hi, uin
 {
     const qc_auto_item *x = &s->t->items[a];
     unsigned now_a = s->out->chosen[a];
-    for (unsigned ca = 0; ca < QC_AUTO_CHOICES; ca++) {
+    for (unsigned ca = 0; ca < QC_CANDIDATES; ca++) {
         if (ca == now_a || !is_candidate(x, ca))
             continue;
         double gain_a = x->cost[now_a] - x->cost[ca];
@@ -304,7 +293,7 @@ static void best_swap(const solver *s, uint32_t a, uint32_t lo, uint32_t hi, uin
             const qc_auto_item *y = &s->t->items[b];
             unsigned now_b = s->out->chosen[b];
             (*steps)++;
-            for (unsigned cb = 0; cb < QC_AUTO_CHOICES; cb++) {
+            for (unsigned cb = 0; cb < QC_CANDIDATES; cb++) {
                 if (b == a || cb == now_b || !is_candidate(y, cb) ||
                     add(room, y->bytes[now_b]) < y->bytes[cb])
                     continue;
@@ -382,10 +371,9 @@ static int uniform_fits(const solver *s, unsigned c, uint32_t *cut)
 static qc_status compare_uniform(solver *s, int fits, qc_error *err)
 {
     const qc_auto_task *t = s->t;
-    void *v = NULL;
-    QC_TRY(qc_arena_alloc(&s->arena, &v, t->device_count, sizeof(uint32_t), err));
-    uint32_t *cut = v;
-    for (unsigned c = 0; c < QC_AUTO_CHOICES; c++) {
+    uint32_t *cut = NULL;
+    QC_TRY(qc_arena_array(&s->arena, &cut, t->device_count, err));
+    for (unsigned c = 0; c < QC_CANDIDATES; c++) {
         double sum = 0;
         for (uint32_t i = 0; i < t->item_count; i++)
             sum += t->items[i].cost[c]; /* NaN stays */

@@ -23,13 +23,12 @@
 #define QC_CONVERT_AUTO_SOLVE_H
 
 #include "base/arena.h"
-
-#define QC_AUTO_CHOICES 4u
+#include "convert/model/scheme.h"
 
 typedef struct {
     uint32_t segment;
-    double cost[QC_AUTO_CHOICES]; /* >= 0; NaN: no candidate; at least one is not NaN */
-    uint64_t bytes[QC_AUTO_CHOICES];
+    double cost[QC_CANDIDATES]; /* >= 0; NaN: no candidate; at least one is not NaN */
+    uint64_t bytes[QC_CANDIDATES];
 } qc_auto_item;
 
 typedef struct {
@@ -50,9 +49,9 @@ typedef struct {
                          the first segment of the next one */
     int fits;         /* 0: not even the smallest choice fits; then that is chosen */
     double cost;
-    double bound;                    /* no choice that fits costs less; NaN when nothing fits */
-    double uniform[QC_AUTO_CHOICES]; /* cost of each choice for all; NaN where some item lacks it */
-    int uniform_fits[QC_AUTO_CHOICES];
+    double bound;                  /* no choice that fits costs less; NaN when nothing fits */
+    double uniform[QC_CANDIDATES]; /* cost of each choice for all; NaN where some item lacks it */
+    int uniform_fits[QC_CANDIDATES];
 } qc_auto_solution;
 
 /* The caller sets out->chosen and out->cut. Returns QC_ERR_NOMEM, or QC_ERR_INTERNAL for a task

@@ -47,13 +47,13 @@ static void put_device(qc_json_writer *w, const qc_device *devices, uint32_t dev
 {
     switch (devices[device].tier) {
     case QC_TIER_GPU:
-        qc_jw_u64(w, device); /* GPUs are the first ones of a budget */
+        qc_json_write_u64(w, device); /* GPUs are the first ones of a budget */
         break;
     case QC_TIER_CPU:
-        qc_jw_string(w, "cpu");
+        qc_json_write_string(w, "cpu");
         break;
     case QC_TIER_DISK:
-        qc_jw_string(w, "disk");
+        qc_json_write_string(w, "disk");
         break;
     }
 }
@@ -62,11 +62,10 @@ qc_status qc_device_map_put(qc_json_writer *w, qc_arena *arena, const qc_fit *fi
 {
     const qc_segments *s = fit->segments;
     size_t count = 0;
-    void *v = NULL;
     for (uint32_t i = 0; i < s->count; i++)
         count += s->segments[i].module_count;
-    QC_TRY(qc_arena_alloc(arena, &v, count * 2, sizeof(map_row), err));
-    map_row *rows = v;
+    map_row *rows = NULL;
+    QC_TRY(qc_arena_array(arena, &rows, count * 2, err));
     count = 0;
     for (uint32_t i = 0; i < s->count; i++)
         for (uint32_t m = 0; m < s->segments[i].module_count; m++)
@@ -80,22 +79,22 @@ qc_status qc_device_map_put(qc_json_writer *w, qc_arena *arena, const qc_fit *fi
     }
     if (count)
         qsort(rows, count, sizeof *rows, compare_rows);
-    qc_jw_begin_object(w);
+    qc_json_write_begin_object(w);
     for (size_t i = 0; i < count; i++) {
         if (i > 0 && strcmp(rows[i - 1].module, rows[i].module) == 0)
             QC_FAIL(err, QC_ERR_INTERNAL, "the module '%s' lies in two segments", rows[i].module);
-        qc_jw_key(w, rows[i].module);
+        qc_json_write_key(w, rows[i].module);
         put_device(w, fit->budget->devices, rows[i].device);
     }
-    qc_jw_end_object(w);
+    qc_json_write_end_object(w);
     return QC_OK;
 }
 
 qc_status qc_device_map_text(qc_strbuf *out, qc_arena *arena, const qc_fit *fit, qc_error *err)
 {
     qc_json_writer w;
-    qc_jw_init(&w, out, err);
+    qc_json_write_init(&w, out, err);
     QC_TRY(qc_device_map_put(&w, arena, fit, err));
-    QC_TRY(qc_jw_finish(&w));
+    QC_TRY(qc_json_write_finish(&w));
     return qc_strbuf_adds(out, "\n", err);
 }

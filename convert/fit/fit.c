@@ -4,7 +4,7 @@
  * (convert/fit/placement.h). When they do not all fit and there is a tier behind, segments are
  * spilled one after another until the rest fits, first those that cost a token least; the shortest
  * such list is taken. The list and the tiers only get fuller with more context or batch, so what
- * fits for some context and batch fits for less, which the searches in fit_search.c rely on. */
+ * fits for some context and batch fits for less, which the searches at the end rely on. */
 #include "convert/fit/fit.h"
 
 #include "base/checked.h"
@@ -327,33 +327,26 @@ static qc_status make_arrays(work *w, qc_error *err)
 {
     qc_fit *f = w->fit;
     uint32_t n = f->segments->count, devices = f->budget->count;
-    void *p = NULL;
-#define ARRAY(where, count)                                                                        \
-    do {                                                                                           \
-        QC_TRY(qc_arena_alloc(w->arena, &p, (count), sizeof *(where), err));                       \
-        (where) = p;                                                                               \
-    } while (0)
-    ARRAY(f->devices, devices);
-    ARRAY(f->device_of, n);
-    ARRAY(f->segment_bytes, n);
-    ARRAY(f->segment_kv, n);
-    ARRAY(f->segment_workspace, n);
-    ARRAY(w->leader, n);
-    ARRAY(w->need, n);
-    ARRAY(w->group_need, n);
-    ARRAY(w->heads, n);
-    ARRAY(w->room, devices);
-    ARRAY(w->room_now, devices);
-    ARRAY(w->spill, n);
-    ARRAY(w->is_spilled, n);
-    ARRAY(w->tiers_hold, (size_t)n + 1);
-    ARRAY(w->kept, n);
-    ARRAY(w->kept_at, n);
-    ARRAY(w->kept_follows, n);
-    ARRAY(w->kept_device, n);
-    ARRAY(w->kept_bytes, n);
-    ARRAY(w->kept_peak, n);
-#undef ARRAY
+    QC_TRY(qc_arena_array(w->arena, &f->devices, devices, err));
+    QC_TRY(qc_arena_array(w->arena, &f->device_of, n, err));
+    QC_TRY(qc_arena_array(w->arena, &f->segment_bytes, n, err));
+    QC_TRY(qc_arena_array(w->arena, &f->segment_kv, n, err));
+    QC_TRY(qc_arena_array(w->arena, &f->segment_workspace, n, err));
+    QC_TRY(qc_arena_array(w->arena, &w->leader, n, err));
+    QC_TRY(qc_arena_array(w->arena, &w->need, n, err));
+    QC_TRY(qc_arena_array(w->arena, &w->group_need, n, err));
+    QC_TRY(qc_arena_array(w->arena, &w->heads, n, err));
+    QC_TRY(qc_arena_array(w->arena, &w->room, devices, err));
+    QC_TRY(qc_arena_array(w->arena, &w->room_now, devices, err));
+    QC_TRY(qc_arena_array(w->arena, &w->spill, n, err));
+    QC_TRY(qc_arena_array(w->arena, &w->is_spilled, n, err));
+    QC_TRY(qc_arena_array(w->arena, &w->tiers_hold, (size_t)n + 1, err));
+    QC_TRY(qc_arena_array(w->arena, &w->kept, n, err));
+    QC_TRY(qc_arena_array(w->arena, &w->kept_at, n, err));
+    QC_TRY(qc_arena_array(w->arena, &w->kept_follows, n, err));
+    QC_TRY(qc_arena_array(w->arena, &w->kept_device, n, err));
+    QC_TRY(qc_arena_array(w->arena, &w->kept_bytes, n, err));
+    QC_TRY(qc_arena_array(w->arena, &w->kept_peak, n, err));
     return QC_OK;
 }
 
@@ -540,7 +533,7 @@ qc_status qc_fit_make(qc_fit *out, qc_arena *arena, const qc_segments *segments,
  * that is one expert. */
 static uint64_t dequantized_elems(const qc_plan *p, const qc_job *j)
 {
-    const qc_ckpt_tensor *t = &p->model->tensors[j->source];
+    const qc_checkpoint_tensor *t = &p->model->tensors[j->source];
     uint64_t elems = 1;
     if (j->scheme == QC_SCHEME_KEEP && j->entry->stored) {
         for (unsigned i = 0; i < j->entry->stored->ndim; i++)
@@ -552,8 +545,7 @@ static uint64_t dequantized_elems(const qc_plan *p, const qc_job *j)
         return t->dtype == QC_DTYPE_U8 ? qc_sat_mul(2, j->elems) / stack : j->elems / stack;
     int kept_fp8 =
         j->scheme == QC_SCHEME_KEEP && j->entry->coded && j->entry->coded->coding == QC_CODING_FP8;
-    if (j->scheme == QC_SCHEME_NF4 || j->scheme == QC_SCHEME_INT8_ROWS ||
-        j->scheme == QC_SCHEME_INT8_BLOCKS || kept_fp8)
+    if (qc_scheme_is_quantized(j->scheme) || kept_fp8)
         return j->elems / stack;
     return 0;
 }
@@ -571,11 +563,8 @@ static qc_status segment_of_job(const qc_plan *plan, const qc_segments *segments
 qc_status qc_fit_sum_segments(qc_arena *arena, const qc_plan *plan, const qc_segments *segments,
                               uint64_t **segment_bytes, uint64_t **largest_weight, qc_error *err)
 {
-    void *p = NULL;
-    QC_TRY(qc_arena_alloc(arena, &p, segments->count, sizeof **segment_bytes, err));
-    *segment_bytes = p;
-    QC_TRY(qc_arena_alloc(arena, &p, segments->count, sizeof **largest_weight, err));
-    *largest_weight = p;
+    QC_TRY(qc_arena_array(arena, segment_bytes, segments->count, err));
+    QC_TRY(qc_arena_array(arena, largest_weight, segments->count, err));
     for (uint32_t i = 0; i < plan->tensor_count; i++) {
         uint32_t segment = 0;
         QC_TRY(segment_of_job(plan, segments, &plan->jobs[plan->outputs[i].job], &segment, err));
@@ -597,9 +586,8 @@ qc_status qc_fit_count_experts(qc_fit *fit, const qc_plan *plan, qc_error *err)
     qc_status st = QC_OK;
     qc_arena arena;
     qc_arena_init(&arena);
-    void *p = NULL;
-    QC_TRY_GOTO(st, done, qc_arena_alloc(&arena, &p, fit->segments->count, sizeof(uint64_t), err));
-    uint64_t *expert_bytes = p;
+    uint64_t *expert_bytes = NULL;
+    QC_TRY_GOTO(st, done, qc_arena_array(&arena, &expert_bytes, fit->segments->count, err));
     for (uint32_t i = 0; i < plan->tensor_count; i++) {
         const qc_job *j = &plan->jobs[plan->outputs[i].job];
         uint32_t segment = 0;
@@ -612,4 +600,83 @@ qc_status qc_fit_count_experts(qc_fit *fit, const qc_plan *plan, qc_error *err)
 done:
     qc_arena_deinit(&arena);
     return st;
+}
+
+/* ---- searching ---- */
+
+/* Finds the longest context and the largest batch by bisection. That works because whatever fits
+ * for some context and batch fits for less of either: cache and scratch never shrink when they
+ * grow, and neither does the list of what is spilled. */
+
+/* These are beyond any real use. If even that fits, nothing grows with it. */
+#define CONTEXT_MOST ((uint64_t)1 << 40)
+#define BATCH_MOST   ((uint64_t)1 << 32)
+
+typedef struct {
+    const qc_fit *fit;
+    const uint64_t *largest_weight;
+    qc_fit_options options;
+    uint64_t *searched; /* the member of options that is varied */
+} search;
+
+static qc_status try_value(search *s, uint64_t value, int *fits, qc_error *err)
+{
+    qc_arena arena;
+    qc_arena_init(&arena);
+    qc_fit fit;
+    *s->searched = value;
+    qc_status st =
+        qc_fit_make(&fit, &arena, s->fit->segments, s->fit->geometry, s->fit->segment_bytes,
+                    s->largest_weight, s->fit->budget, &s->options, err);
+    if (st == QC_OK)
+        *fits = fit.fits;
+    qc_arena_deinit(&arena);
+    return st;
+}
+
+/* Finds the largest value from 1 to most that fits; 0 if none does. */
+static qc_status largest_value(search *s, uint64_t most, uint64_t *out, qc_error *err)
+{
+    uint64_t good = 0, bad = most;
+    int fits = 0;
+    QC_TRY(try_value(s, most, &fits, err));
+    if (fits) {
+        *out = most;
+        return QC_OK;
+    }
+    while (bad - good > 1) {
+        uint64_t middle = good + (bad - good) / 2;
+        QC_TRY(try_value(s, middle, &fits, err));
+        if (fits)
+            good = middle;
+        else
+            bad = middle;
+    }
+    *out = good;
+    return QC_OK;
+}
+
+qc_status qc_fit_max_context(uint64_t *out, const qc_fit *fit, const qc_fit_options *o,
+                             const uint64_t *largest_weight, qc_error *err)
+{
+    search s = {.fit = fit, .largest_weight = largest_weight, .options = *o};
+    s.options.batch = 1;
+    s.searched = &s.options.context;
+    uint64_t limit = fit->geometry->max_context;
+    QC_TRY(largest_value(&s, limit > 0 ? limit : CONTEXT_MOST, out, err));
+    if (limit == 0 && *out == CONTEXT_MOST)
+        *out = QC_NO_LIMIT;
+    return QC_OK;
+}
+
+qc_status qc_fit_max_batch(uint64_t *out, const qc_fit *fit, const qc_fit_options *o,
+                           const uint64_t *largest_weight, qc_error *err)
+{
+    search s = {.fit = fit, .largest_weight = largest_weight, .options = *o};
+    s.options.context = qc_fit_context(fit->geometry, o);
+    s.searched = &s.options.batch;
+    QC_TRY(largest_value(&s, BATCH_MOST, out, err));
+    if (*out == BATCH_MOST)
+        *out = QC_NO_LIMIT;
+    return QC_OK;
 }

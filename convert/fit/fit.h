@@ -31,7 +31,7 @@ typedef struct {
     uint32_t segments;                   /* 0: nothing lies there, and nothing is needed */
 } qc_fit_device;
 
-typedef struct {
+typedef struct qc_fit {
     const qc_budget *budget;
     const qc_segments *segments;
     const qc_geometry *geometry;
@@ -95,7 +95,7 @@ QC_NODISCARD qc_status qc_fit_count_experts(qc_fit *fit, const qc_plan *plan, qc
 
 /* Find, by bisection and with everything else equal, the longest context at batch 1 and the largest
  * batch at the given context that fit. The result is 0 if none does, and QC_NO_LIMIT if nothing in
- * the model grows with it. The context is at most the model's. (fit_search.c) */
+ * the model grows with it. The context is at most the model's. */
 #define QC_NO_LIMIT UINT64_MAX
 QC_NODISCARD qc_status qc_fit_max_context(uint64_t *out, const qc_fit *fit, const qc_fit_options *o,
                                           const uint64_t *largest_weight, qc_error *err);

@@ -2,8 +2,8 @@
 #include "convert/fit/device_map.h"
 #include "convert/fit/fit_report.h"
 #include "convert/plan/loaders.h"
-#include "convert/term/json_members.h"
 #include "convert/term/size_text.h"
+#include "formats/json_writer.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -12,76 +12,76 @@
 /* "No limit" is written as null, because 2^64 - 1 would be taken for a size. */
 static void put_limit(qc_json_writer *w, const char *key, uint64_t bytes)
 {
-    qc_jm_u64_if(w, key, bytes != QC_NO_LIMIT, bytes);
+    qc_json_member_u64_if(w, key, bytes != QC_NO_LIMIT, bytes);
 }
 
 static void put_device(qc_json_writer *w, const qc_fit_device *d, int cache_known)
 {
-    qc_jm_begin_row(w);
-    qc_jm_string(w, "name", d->device->name);
-    qc_jm_string(w, "card", d->device->card ? d->device->card->name : NULL);
+    qc_json_member_begin_row(w);
+    qc_json_member_string(w, "name", d->device->name);
+    qc_json_member_string(w, "card", d->device->card ? d->device->card->name : NULL);
     put_limit(w, "total_bytes", d->device->total_bytes);
     put_limit(w, "budget_bytes", d->budget_bytes);
-    qc_jm_u64(w, "weight_bytes", d->weight_bytes);
-    qc_jm_u64_if(w, "kv_bytes", cache_known, d->kv_bytes);
-    qc_jm_u64(w, "workspace_bytes", d->workspace_bytes);
-    qc_jm_u64(w, "context_bytes", d->context_bytes);
+    qc_json_member_u64(w, "weight_bytes", d->weight_bytes);
+    qc_json_member_u64_if(w, "kv_bytes", cache_known, d->kv_bytes);
+    qc_json_member_u64(w, "workspace_bytes", d->workspace_bytes);
+    qc_json_member_u64(w, "context_bytes", d->context_bytes);
     put_limit(w, "free_bytes", d->budget_bytes == QC_NO_LIMIT ? QC_NO_LIMIT : d->free_bytes);
-    qc_jm_u64(w, "short_by_bytes", d->short_by_bytes);
-    qc_jm_u64(w, "layers", d->layers);
-    qc_jm_u64_if(w, "first_layer", d->layers > 0, d->first_layer);
-    qc_jw_end_object(w);
+    qc_json_member_u64(w, "short_by_bytes", d->short_by_bytes);
+    qc_json_member_u64(w, "layers", d->layers);
+    qc_json_member_u64_if(w, "first_layer", d->layers > 0, d->first_layer);
+    qc_json_write_end_object(w);
 }
 
 static void put_schemes(qc_json_writer *w, const qc_fit_report *r)
 {
-    qc_jm_begin_object(w, "schemes");
+    qc_json_member_begin_object(w, "schemes");
     for (uint32_t i = 0; i < r->scheme_count; i++) {
-        qc_jw_key(w, r->schemes[i].name);
-        qc_jm_begin_row(w);
-        qc_jm_u64(w, "tensors", r->schemes[i].tensors);
-        qc_jm_u64(w, "weights", r->schemes[i].weights);
-        qc_jm_u64(w, "bytes", r->schemes[i].bytes);
-        qc_jw_end_object(w);
+        qc_json_write_key(w, r->schemes[i].name);
+        qc_json_member_begin_row(w);
+        qc_json_member_u64(w, "tensors", r->schemes[i].tensors);
+        qc_json_member_u64(w, "weights", r->schemes[i].weights);
+        qc_json_member_u64(w, "bytes", r->schemes[i].bytes);
+        qc_json_write_end_object(w);
     }
-    qc_jw_end_object(w);
+    qc_json_write_end_object(w);
 }
 
 /* Writes null where there is no answer: a model without a cache has no longest context. */
 static void put_found(qc_json_writer *w, const char *key, uint64_t found, int sought)
 {
-    qc_jm_u64_if(w, key, sought && found != QC_NO_LIMIT, found);
+    qc_json_member_u64_if(w, key, sought && found != QC_NO_LIMIT, found);
 }
 
 /* Writes how prompts are assumed to be read, and the longest context for that way and the other. */
 static void put_prefill(qc_json_writer *w, const qc_fit_report *r)
 {
     const qc_fit_prefill *ways[] = {&r->whole, &r->steps};
-    qc_jm_u64_if(w, "prefill_tokens", r->use->prefill > 0, r->use->prefill);
-    qc_jw_key(w, "max_context_by_prefill");
-    qc_jm_begin_row(w);
+    qc_json_member_u64_if(w, "prefill_tokens", r->use->prefill > 0, r->use->prefill);
+    qc_json_write_key(w, "max_context_by_prefill");
+    qc_json_member_begin_row(w);
     for (size_t i = 0; i < sizeof ways / sizeof *ways && r->generates; i++) {
         char key[QC_SIZE_TEXT_BYTES] = "whole";
         if (ways[i]->tokens)
             (void)snprintf(key, sizeof key, "%" PRIu64, ways[i]->tokens);
         put_found(w, key, ways[i]->max_context, 1);
     }
-    qc_jw_end_object(w);
+    qc_json_write_end_object(w);
 }
 
 static void put_choices(qc_json_writer *w, const qc_fit_report *r)
 {
-    qc_jm_begin_array(w, "choices");
+    qc_json_member_begin_array(w, "choices");
     for (uint32_t i = 0; i < r->choice_count; i++) {
         const qc_fit_choice *c = &r->choices[i];
-        qc_jm_begin_row(w);
-        qc_jm_string(w, "change", i == 0 ? NULL : c->change);
+        qc_json_member_begin_row(w);
+        qc_json_member_string(w, "change", i == 0 ? NULL : c->change);
         put_found(w, "max_context", c->max_context, 1);
-        qc_jm_number(w, "predicted_error", c->predicted);
-        qc_jm_string(w, "own_form", c->own_form);
-        qc_jw_end_object(w);
+        qc_json_member_number(w, "predicted_error", c->predicted);
+        qc_json_member_string(w, "own_form", c->own_form);
+        qc_json_write_end_object(w);
     }
-    qc_jw_end_array(w);
+    qc_json_write_end_array(w);
 }
 
 /* Writes the sentences that explain the budgets. */
@@ -91,14 +91,14 @@ static qc_status put_notes(qc_json_writer *w, const qc_fit_report *r, qc_error *
     qc_strbuf_init(&notes, 1u << 20);
     qc_fit_budget_notes(r, "", "\n", &notes);
     qc_status st = qc_strbuf_status(&notes, err);
-    qc_jm_begin_array(w, "budget_notes");
+    qc_json_member_begin_array(w, "budget_notes");
     for (char *line = notes.data; st == QC_OK && line && *line;) {
         char *end = strchr(line, '\n');
         *end = '\0';
-        qc_jw_string(w, line);
+        qc_json_write_string(w, line);
         line = end + 1;
     }
-    qc_jw_end_array(w);
+    qc_json_write_end_array(w);
     qc_strbuf_deinit(&notes);
     return st;
 }
@@ -106,8 +106,8 @@ static qc_status put_notes(qc_json_writer *w, const qc_fit_report *r, qc_error *
 static void put_mla(qc_json_writer *w, const qc_fit_report *r)
 {
     int has = qc_fit_has_mla(r->fit->geometry);
-    qc_jm_string(w, "mla", has ? qc_fit_mla_name(r->use) : NULL);
-    qc_jm_string(w, "mla_runtime", has ? qc_fit_mla_runtime(r->use) : NULL);
+    qc_json_member_string(w, "mla", has ? qc_fit_mla_name(r->use) : NULL);
+    qc_json_member_string(w, "mla_runtime", has ? qc_fit_mla_runtime(r->use) : NULL);
 }
 
 qc_status qc_fit_report_json(const qc_fit_report *r, qc_strbuf *out, qc_error *err)
@@ -115,53 +115,53 @@ qc_status qc_fit_report_json(const qc_fit_report *r, qc_strbuf *out, qc_error *e
     const qc_fit *fit = r->fit;
     int cache_known = !fit->geometry->cache_unknown;
     qc_json_writer w;
-    qc_jw_init(&w, out, err);
-    qc_jw_begin_object(&w);
-    qc_jm_string(&w, "command", "plan");
-    qc_jm_path(&w, "model", r->model);
-    qc_jm_string(&w, "model_type", *r->model_type ? r->model_type : NULL);
-    qc_jm_bool(&w, "has_weights", r->has_weights);
-    qc_jm_string(&w, "to", r->to);
-    qc_jm_string(&w, "vram", fit->budget->text);
-    qc_jm_double(&w, "margin", r->use->margin);
-    qc_jm_u64(&w, "parameters", r->parameters);
-    qc_jm_u64(&w, "weight_bytes", fit->weight_bytes);
-    qc_jm_u64(&w, "file_bytes", r->file_bytes);
-    qc_jm_u64(&w, "context", r->use->context);
-    qc_jm_u64(&w, "batch", r->use->batch);
+    qc_json_write_init(&w, out, err);
+    qc_json_write_begin_object(&w);
+    qc_json_member_string(&w, "command", "plan");
+    qc_json_member_path(&w, "model", r->model);
+    qc_json_member_string(&w, "model_type", *r->model_type ? r->model_type : NULL);
+    qc_json_member_bool(&w, "has_weights", r->has_weights);
+    qc_json_member_string(&w, "to", r->to);
+    qc_json_member_string(&w, "vram", fit->budget->text);
+    qc_json_member_double(&w, "margin", r->use->margin);
+    qc_json_member_u64(&w, "parameters", r->parameters);
+    qc_json_member_u64(&w, "weight_bytes", fit->weight_bytes);
+    qc_json_member_u64(&w, "file_bytes", r->file_bytes);
+    qc_json_member_u64(&w, "context", r->use->context);
+    qc_json_member_u64(&w, "batch", r->use->batch);
     put_mla(&w, r);
-    qc_jm_u64_if(&w, "kv_bytes_per_token", cache_known, fit->kv_bytes_per_token);
-    qc_jm_u64_if(&w, "kv_bytes", cache_known, fit->kv_bytes);
-    qc_jm_begin_array(&w, "devices");
+    qc_json_member_u64_if(&w, "kv_bytes_per_token", cache_known, fit->kv_bytes_per_token);
+    qc_json_member_u64_if(&w, "kv_bytes", cache_known, fit->kv_bytes);
+    qc_json_member_begin_array(&w, "devices");
     for (uint32_t i = 0; i < fit->budget->count; i++)
         put_device(&w, &fit->devices[i], cache_known);
-    qc_jw_end_array(&w);
-    qc_jm_bool(&w, "fits", fit->fits);
-    qc_jm_u64(&w, "short_by_bytes", fit->short_by_bytes);
-    qc_jm_string(&w, "short_device",
-                 fit->fits ? NULL : fit->budget->devices[fit->short_device].name);
+    qc_json_write_end_array(&w);
+    qc_json_member_bool(&w, "fits", fit->fits);
+    qc_json_member_u64(&w, "short_by_bytes", fit->short_by_bytes);
+    qc_json_member_string(&w, "short_device",
+                          fit->fits ? NULL : fit->budget->devices[fit->short_device].name);
     put_schemes(&w, r);
     if (r->loaders)
         QC_TRY(qc_next_steps_json(r->loaders, "", NULL, &w, err));
-    qc_jw_key(&w, "auto");
+    qc_json_write_key(&w, "auto");
     if (r->chosen)
         qc_auto_json(r->chosen, r->explain, &w);
     else
-        qc_jw_null(&w);
+        qc_json_write_null(&w);
     put_found(&w, "max_context", r->max_context, r->generates && cache_known);
     put_prefill(&w, r);
     put_found(&w, "max_batch", r->max_batch, r->generates && cache_known);
-    qc_jm_u64(&w, "transfer_bytes_per_token", fit->transfer_bytes_per_token);
-    qc_jm_double(&w, "transfer_seconds_per_token", fit->transfer_seconds);
-    qc_jw_key(&w, "device_map");
+    qc_json_member_u64(&w, "transfer_bytes_per_token", fit->transfer_bytes_per_token);
+    qc_json_member_double(&w, "transfer_seconds_per_token", fit->transfer_seconds);
+    qc_json_write_key(&w, "device_map");
     QC_TRY(qc_device_map_put(&w, r->arena, fit, err));
     put_choices(&w, r);
     QC_TRY(put_notes(&w, r, err));
-    qc_jm_begin_array(&w, "suggestions");
+    qc_json_member_begin_array(&w, "suggestions");
     for (uint32_t i = 0; i < r->suggestion_count; i++)
-        qc_jw_string(&w, r->suggestions[i].sentence);
-    qc_jw_end_array(&w);
-    qc_jw_end_object(&w);
-    QC_TRY(qc_jw_finish(&w));
+        qc_json_write_string(&w, r->suggestions[i].sentence);
+    qc_json_write_end_array(&w);
+    qc_json_write_end_object(&w);
+    QC_TRY(qc_json_write_finish(&w));
     return qc_strbuf_adds(out, "\n", err);
 }

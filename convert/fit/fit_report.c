@@ -23,7 +23,7 @@ static int is_integer(qc_dtype t)
 
 uint64_t qc_fit_parameters_of(const qc_plan *plan, const qc_job *job)
 {
-    const qc_ckpt_tensor *t = &plan->model->tensors[job->source];
+    const qc_checkpoint_tensor *t = &plan->model->tensors[job->source];
     const qc_recipe_entry *e = job->entry;
     if (e->role == QC_ROLE_STATE || qc_ends_with(t->name, "inv_freq") ||
         qc_ends_with(t->name, "position_ids"))
@@ -43,31 +43,36 @@ uint64_t qc_fit_parameters_of(const qc_plan *plan, const qc_job *job)
     return elems;
 }
 
+/* The block size of a scheme that has a default for it; otherwise 0. */
+static uint32_t shown_block(const qc_job *j)
+{
+    return qc_schemes[j->scheme].default_block ? j->block_elems : 0;
+}
+
 /* "nf4" means blocks of 64; other sizes are part of the name. */
 static qc_status scheme_name(const char **out, qc_arena *arena, const qc_job *j, qc_error *err)
 {
     *out = qc_scheme_name(j->scheme);
-    if (j->scheme == QC_SCHEME_NF4 && j->block_elems != 64)
-        return qc_arena_printf(arena, out, err, "nf4-%" PRIu32, j->block_elems);
+    if (shown_block(j) != qc_schemes[j->scheme].default_block)
+        return qc_arena_printf(arena, out, err, "%s-%" PRIu32, *out, j->block_elems);
     return QC_OK;
 }
 
 qc_status qc_fit_sum_schemes(qc_fit_report *r, const qc_plan *plan, qc_error *err)
 {
-    enum { ROOM = QC_SCHEME_ABSORBED + 8 };
+    enum { ROOM = QC_SCHEME_COUNT + 7 };
     typedef struct {
         qc_scheme scheme;
         uint32_t block_elems;
     } key;
     key keys[ROOM];
-    void *v = NULL;
-    QC_TRY(qc_arena_alloc(r->arena, &v, ROOM, sizeof(qc_fit_scheme), err));
-    qc_fit_scheme *sums = v;
+    qc_fit_scheme *sums = NULL;
+    QC_TRY(qc_arena_array(r->arena, &sums, ROOM, err));
     uint32_t count = 0;
     r->parameters = 0;
     for (uint32_t i = 0; i < plan->job_count; i++) {
         const qc_job *j = &plan->jobs[i];
-        uint32_t block = j->scheme == QC_SCHEME_NF4 ? j->block_elems : 0;
+        uint32_t block = shown_block(j);
         uint32_t k = 0;
         while (k < count && (keys[k].scheme != j->scheme || keys[k].block_elems != block))
             k++;
@@ -81,9 +86,9 @@ qc_status qc_fit_sum_schemes(qc_fit_report *r, const qc_plan *plan, qc_error *er
         sums[k].tensors++;
         sums[k].weights += parameters;
         r->parameters += parameters;
-        for (int part = 0; part < QC_PART_COUNT; part++)
-            if (j->outputs[part] != QC_NO_OUTPUT)
-                sums[k].bytes += qc_plan_tensor_bytes(plan, j->outputs[part]);
+        for (int role = 0; role < QC_ROLE_TENSOR_COUNT; role++)
+            if (j->outputs[role] != QC_NO_OUTPUT)
+                sums[k].bytes += qc_plan_tensor_bytes(plan, j->outputs[role]);
     }
     /* The largest comes first; where two are equal, the name decides. */
     for (uint32_t i = 1; i < count; i++) {
@@ -180,14 +185,16 @@ void qc_fit_verdict(const qc_fit_report *r, qc_strbuf *out)
 /* Adds what the choice gains over one scheme for all, and what kind of number that is. */
 static void add_choice(const qc_auto_result *a, qc_strbuf *out)
 {
-    static const char *const names[] = {"nf4", "nf4-32", "int8", "16 bit"};
-    double nf4 = a->uniform[QC_AUTO_AT_NF4];
+    double smallest = a->uniform[0];
     qc_strbuf_putf(out, "  error      %.3g predicted", a->predicted);
-    if (nf4 > 0)
-        qc_strbuf_putf(out, ", %.0f%% of nf4's", a->predicted / nf4 * 100.0);
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+    if (smallest > 0)
+        qc_strbuf_putf(out, ", %.0f%% of %s's", a->predicted / smallest * 100.0,
+                       qc_candidates[0].name);
+    for (unsigned i = 0; i < QC_CANDIDATES; i++)
         if (!isnan(a->uniform[i]))
-            qc_strbuf_putf(out, "%s %s %.3g%s", i == 0 ? ":" : ",", names[i], a->uniform[i],
+            qc_strbuf_putf(out, "%s %s %.3g%s", i == 0 ? ":" : ",",
+                           i == QC_CANDIDATE_16BIT ? "16 bit" : qc_candidates[i].name,
+                           a->uniform[i],
                            a->uniform_fits[i] ? ""
                            : a->spills        ? " (not without spilling)"
                                               : " (does not fit)");
@@ -252,56 +259,53 @@ static void add_head(const qc_fit_report *r, qc_strbuf *out)
     }
 }
 
-static qc_status add_size(qc_table *t, uint64_t bytes, qc_error *err)
+static void add_size(qc_table *t, uint64_t bytes)
 {
-    char size[QC_SIZE_TEXT_BYTES];
-    return qc_table_cell(t, bytes == QC_NO_LIMIT ? "no limit" : qc_text_bytes(size, bytes), err);
+    if (bytes == QC_NO_LIMIT)
+        qc_table_put(t, "no limit");
+    else
+        qc_table_bytes(t, bytes);
 }
 
-static qc_status add_devices(const qc_fit_report *r, qc_strbuf *out, qc_error *err)
+static void add_layers(qc_table *t, const qc_fit_device *d)
+{
+    if (d->layers == 0)
+        qc_table_put(t, "-");
+    else if (d->layers == 1)
+        qc_table_number(t, d->first_layer);
+    else
+        qc_table_putf(t, "%" PRIu32 "-%" PRIu32, d->first_layer, d->first_layer + d->layers - 1);
+}
+
+static void add_devices(const qc_fit_report *r, qc_strbuf *out)
 {
     qc_table t;
-    qc_table_init(&t, r->arena);
-    qc_table_column(&t, "device", QC_ALIGN_LEFT);
-    qc_table_column(&t, "card", QC_ALIGN_LEFT);
-    qc_table_column(&t, "budget", QC_ALIGN_RIGHT);
-    qc_table_column(&t, "weights", QC_ALIGN_RIGHT);
-    qc_table_column(&t, "KV cache", QC_ALIGN_RIGHT);
-    qc_table_column(&t, "workspace", QC_ALIGN_RIGHT);
-    qc_table_column(&t, "CUDA context", QC_ALIGN_RIGHT);
-    qc_table_column(&t, "free", QC_ALIGN_RIGHT);
-    qc_table_column(&t, "short by", QC_ALIGN_RIGHT);
-    qc_table_column(&t, "layers", QC_ALIGN_RIGHT);
+    qc_table_begin(&t, r->arena,
+                   "device|card|>budget|>weights|>KV cache|>workspace|>CUDA context|>free|>short "
+                   "by|>layers");
     for (uint32_t i = 0; i < r->fit->budget->count; i++) {
         const qc_fit_device *d = &r->fit->devices[i];
-        QC_TRY(qc_table_cell(&t, d->device->name, err));
-        QC_TRY(qc_table_cell(&t, d->device->card ? d->device->card->name : "", err));
-        QC_TRY(add_size(&t, d->budget_bytes, err));
-        QC_TRY(add_size(&t, d->weight_bytes, err));
+        qc_table_put(&t, d->device->name);
+        qc_table_put(&t, d->device->card ? d->device->card->name : "");
+        add_size(&t, d->budget_bytes);
+        add_size(&t, d->weight_bytes);
         if (r->fit->geometry->cache_unknown)
-            QC_TRY(qc_table_cell(&t, "?", err));
+            qc_table_put(&t, "?");
         else
-            QC_TRY(add_size(&t, d->kv_bytes, err));
-        QC_TRY(add_size(&t, d->workspace_bytes, err));
-        QC_TRY(add_size(&t, d->context_bytes, err));
-        QC_TRY(add_size(&t, d->budget_bytes == QC_NO_LIMIT ? QC_NO_LIMIT : d->free_bytes, err));
+            add_size(&t, d->kv_bytes);
+        add_size(&t, d->workspace_bytes);
+        add_size(&t, d->context_bytes);
+        add_size(&t, d->budget_bytes == QC_NO_LIMIT ? QC_NO_LIMIT : d->free_bytes);
         if (d->short_by_bytes)
-            QC_TRY(add_size(&t, d->short_by_bytes, err));
+            add_size(&t, d->short_by_bytes);
         else
-            QC_TRY(qc_table_cell(&t, "", err));
-        if (d->layers == 0)
-            QC_TRY(qc_table_cell(&t, "-", err));
-        else if (d->layers == 1)
-            QC_TRY(qc_table_cellf(&t, err, "%" PRIu32, d->first_layer));
-        else
-            QC_TRY(qc_table_cellf(&t, err, "%" PRIu32 "-%" PRIu32, d->first_layer,
-                                  d->first_layer + d->layers - 1));
+            qc_table_put(&t, "");
+        add_layers(&t, d);
     }
     qc_strbuf_puts(out, "\n");
-    QC_TRY(qc_table_render(&t, 2, out, err));
+    qc_table_print(&t, 2, out);
     qc_strbuf_puts(out, "\n");
     qc_fit_budget_notes(r, "  ", "\n", out);
-    return QC_OK;
 }
 
 /* Is device i the first with its size and card? */
@@ -448,31 +452,26 @@ static void add_search(const qc_fit_report *r, qc_strbuf *out)
 }
 
 /* Adds what else the devices could hold instead of what --to auto made of them. */
-static qc_status add_choices(const qc_fit_report *r, qc_strbuf *out, qc_error *err)
+static void add_choices(const qc_fit_report *r, qc_strbuf *out)
 {
     char count[QC_SIZE_TEXT_BYTES];
     qc_table t;
     if (r->choice_count == 0)
-        return QC_OK;
-    qc_table_init(&t, r->arena);
-    qc_table_column(&t, "instead", QC_ALIGN_LEFT);
-    qc_table_column(&t, "longest context", QC_ALIGN_RIGHT);
-    qc_table_column(&t, "error", QC_ALIGN_RIGHT);
-    qc_table_column(&t, "read by", QC_ALIGN_LEFT);
+        return;
+    qc_table_begin(&t, r->arena, "instead|>longest context|>error|read by");
     for (uint32_t i = 0; i < r->choice_count; i++) {
         const qc_fit_choice *c = &r->choices[i];
-        QC_TRY(qc_table_cell(&t, c->change, err));
-        QC_TRY(qc_table_cell(
-            &t, c->max_context == QC_NO_LIMIT ? "no limit" : qc_text_count(count, c->max_context),
-            err));
+        qc_table_put(&t, c->change);
+        qc_table_put(&t, c->max_context == QC_NO_LIMIT ? "no limit"
+                                                       : qc_text_count(count, c->max_context));
         if (isnan(c->predicted))
-            QC_TRY(qc_table_cell(&t, NULL, err));
+            qc_table_put(&t, NULL);
         else
-            QC_TRY(qc_table_cellf(&t, err, "%.3g", c->predicted));
-        QC_TRY(qc_table_cell(&t, qc_fit_read_by(c), err));
+            qc_table_putf(&t, "%.3g", c->predicted);
+        qc_table_put(&t, qc_fit_read_by(c));
     }
     qc_strbuf_puts(out, "\n  " QC_AUTO_TRADES "\n\n");
-    return qc_table_render(&t, 2, out, err);
+    qc_table_print(&t, 2, out);
 }
 
 static int uses_disk(const qc_fit *fit)
@@ -489,10 +488,10 @@ qc_status qc_fit_report_text(const qc_fit_report *r, qc_bar_style style, qc_strb
     char size[QC_SIZE_TEXT_BYTES], time[QC_SIZE_TEXT_BYTES];
     const qc_fit *fit = r->fit;
     add_head(r, out);
-    QC_TRY(add_devices(r, out, err));
+    add_devices(r, out);
     add_bars(r, style, out);
     add_search(r, out);
-    QC_TRY(add_choices(r, out, err));
+    add_choices(r, out);
     if (fit->transfer_bytes_per_token)
         qc_strbuf_putf(out,
                        "  spilled to the host%s: %s over its link for every token, %s at least\n",

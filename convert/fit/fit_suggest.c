@@ -197,9 +197,8 @@ static qc_status widen(seeker *s, qc_budget *out, uint32_t more, uint32_t like, 
                        qc_error *err)
 {
     const qc_budget *b = s->budget;
-    void *v = NULL;
-    QC_TRY(qc_arena_alloc(&s->scratch, &v, (size_t)b->count + more + 1, sizeof(qc_device), err));
-    qc_device *d = v;
+    qc_device *d = NULL;
+    QC_TRY(qc_arena_array(&s->scratch, &d, (size_t)b->count + more + 1, err));
     uint32_t n = 0;
     for (uint32_t i = 0; i < b->gpu_count; i++)
         d[n++] = b->devices[i];
@@ -357,9 +356,7 @@ qc_status qc_fit_suggest(qc_fit_report *report, qc_arena *arena, const qc_plan_s
                 .planned = planned,
                 .budget = budget,
                 .options = options};
-    void *v = NULL;
-    QC_TRY(qc_arena_alloc(arena, &v, MAX_SUGGESTIONS, sizeof(qc_suggestion), err));
-    s.list = v;
+    QC_TRY(qc_arena_array(arena, &s.list, MAX_SUGGESTIONS, err));
     QC_TRY(try_kinds(&s, changes, sizeof changes / sizeof *changes, err));
     qc_arena_init(&kept);
     qc_status st = nf4_and_more(&s, &kept, err);
@@ -395,7 +392,7 @@ static qc_status compare(comparer *c, const qc_plan_options *o, const char *chan
         *row = (qc_fit_choice){.change = change,
                                .predicted = o->recipe.to == QC_TO_AUTO
                                                 ? planned.chosen.predicted
-                                                : c->report->chosen->uniform[QC_AUTO_AT_NF4]};
+                                                : c->report->chosen->uniform[0]};
         st = qc_fit_max_context(&row->max_context, &planned.fit, &o->fit, planned.largest_weight,
                                 &trouble);
         if (st == QC_OK && planned.plan.own_form)
@@ -415,10 +412,10 @@ static qc_status compare(comparer *c, const qc_plan_options *o, const char *chan
 static qc_status without_int8(qc_arena *arena, unsigned candidates, const char **out, qc_error *err)
 {
     *out = "";
-    for (unsigned k = 0; k < QC_AUTO_CHOICES; k++)
-        if (k != QC_AUTO_AT_INT8 && candidates & 1u << k)
+    for (unsigned k = 0; k < QC_CANDIDATES; k++)
+        if (!qc_schemes[qc_candidates[k].scheme].by_rows && candidates & 1u << k)
             QC_TRY(qc_arena_printf(arena, out, err, "%s%s%s", *out, **out ? "," : "",
-                                   qc_auto_choice_name(k)));
+                                   qc_candidates[k].name));
     return QC_OK;
 }
 
@@ -426,14 +423,9 @@ qc_status qc_fit_compare(qc_fit_report *report, qc_arena *arena, const qc_plan_s
                          const qc_planned_model *planned, const qc_plan_options *options,
                          qc_error *err)
 {
-    void *v = NULL;
     const char *change = NULL, *schemes = NULL;
-    QC_TRY(qc_arena_alloc(arena, &v, MAX_CHOICES, sizeof(qc_fit_choice), err));
-    comparer c = {.report = report,
-                  .subject = *subject,
-                  .budget = planned->fit.budget,
-                  .list = v,
-                  .count = 1};
+    comparer c = {.report = report, .subject = *subject, .budget = planned->fit.budget, .count = 1};
+    QC_TRY(qc_arena_array(arena, &c.list, MAX_CHOICES, err));
     c.subject.measured = &planned->chosen;
     c.list[0] = (qc_fit_choice){.change = "this plan",
                                 .predicted = planned->chosen.predicted,

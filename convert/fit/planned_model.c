@@ -45,18 +45,18 @@ qc_status qc_planned_model_lay_out(qc_planned_model *m, qc_error *err)
 {
     const qc_segments *s = &m->segments;
     const qc_budget *b = m->fit.budget;
-    void *v = NULL;
-    QC_TRY(qc_arena_alloc(m->plan.arena, &v, s->tensor_count, sizeof(uint32_t), err));
-    uint32_t *device_of = v;
+    const char **names = NULL;
+    uint32_t *device_of = NULL;
+    QC_TRY(qc_arena_array(m->plan.arena, &device_of, s->tensor_count, err));
     for (uint32_t i = 0; i < s->tensor_count; i++) {
         uint32_t segment = s->of_tensor[i];
         device_of[i] = segment == QC_NO_SEGMENT ? UINT32_MAX : m->fit.device_of[segment];
     }
-    QC_TRY(qc_arena_alloc(m->plan.arena, &v, b->count, sizeof(char *), err));
-    const char **names = v;
+    QC_TRY(qc_arena_array(m->plan.arena, &names, b->count, err));
     for (uint32_t i = 0; i < b->count; i++)
         names[i] = b->devices[i].name;
     QC_TRY(qc_plan_set_devices(&m->plan, device_of, names, b->count, err));
+    m->plan.fit = &m->fit;
     return qc_plan_lay_out(&m->plan, err);
 }
 

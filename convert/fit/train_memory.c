@@ -47,7 +47,7 @@ void qc_train_model_of(qc_train_model *out, const qc_plan *plan, const qc_geomet
     uint64_t layer = UINT64_MAX, layer_elems = 0;
     for (uint32_t i = 0; i < plan->job_count; i++) {
         const qc_job *j = &plan->jobs[i];
-        const qc_ckpt_tensor *t = &plan->model->tensors[j->source];
+        const qc_checkpoint_tensor *t = &plan->model->tensors[j->source];
         uint64_t elems = qc_fit_parameters_of(plan, j), of = layer_of(t->name);
         out->parameters = qc_sat_add(out->parameters, elems);
         if (of != layer) { /* jobs come layer by layer */

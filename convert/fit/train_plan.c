@@ -1,15 +1,27 @@
-/* What `qconv plan --mode train` prints, and its page. */
+/* What `qconv plan --mode train` prints, its page, the configuration that it writes and what it
+ * measures. */
 #include "convert/fit/train_plan.h"
 
+#include "base/alloc.h"
+#include "convert/hardware/cuda_driver.h"
+#include "convert/hardware/hardware.h"
 #include "convert/term/console.h"
 #include "convert/term/html_text.h"
-#include "convert/term/json_members.h"
 #include "convert/term/size_text.h"
 #include "convert/term/table.h"
 #include "formats/file_io.h"
+#include "formats/json_writer.h"
 
 #include <inttypes.h>
 #include <string.h>
+
+/* What a setting really takes on the first GPU. */
+typedef struct {
+    const char *gpu;
+    uint64_t context_bytes;   /* bytes that the CUDA context alone takes */
+    uint64_t allocated_bytes; /* by how much the memory counter went down for all buffers */
+    uint64_t asked_bytes;     /* the estimate without the context */
+} train_profile;
 
 typedef struct {
     const qc_plan *plan;
@@ -24,7 +36,7 @@ typedef struct {
     uint64_t too_long; /* tokens with which nothing fits: what was asked for, or the default that
                           was shortened to place.tokens. 0: something does */
     uint64_t longest;  /* beside too_long: the most tokens with which something fits; 0: none */
-    qc_train_profile profile;
+    train_profile profile;
     int profiled;
 } train_plan;
 
@@ -64,32 +76,33 @@ static qc_status find_place(train_plan *p, const qc_geometry *g, const qc_budget
 
 /* ---- text ---- */
 
-static qc_status add_row(qc_table *t, const train_plan *p, unsigned index, qc_error *err)
+static void add_row(qc_table *t, const train_plan *p, const qc_train_setting *s)
 {
     char label[QC_TRAIN_LABEL_BYTES], size[QC_SIZE_TEXT_BYTES];
-    const qc_train_setting *s = &p->settings[index];
     const uint64_t terms[] = {s->bytes.parameters,  s->bytes.gradients, s->bytes.optimizer,
                               s->bytes.activations, s->bytes.workspace, s->bytes.total};
-    QC_TRY(qc_table_cell(t, qc_train_label(label, &s->options), err));
-    for (size_t i = 0; i < sizeof terms / sizeof *terms; i++)
-        QC_TRY(qc_table_cell(t, qc_text_bytes(size, terms[i]), err));
-    if (s->micro_batch == 0) {
-        QC_TRY(qc_table_cell(t, "-", err));
-        return qc_table_cellf(t, err, "short by %s",
-                              qc_text_bytes(size, s->bytes.total - p->place.budget_bytes));
-    }
-    QC_TRY(qc_table_cellf(t, err, "%" PRIu64, s->micro_batch));
     uint64_t effective = s->micro_batch * s->accumulation * p->place.gpus;
+    qc_table_put(t, qc_train_label(label, &s->options));
+    for (size_t i = 0; i < sizeof terms / sizeof *terms; i++)
+        qc_table_bytes(t, terms[i]);
+    if (s->micro_batch == 0) {
+        qc_table_put(t, "-");
+        qc_table_putf(t, "short by %s",
+                      qc_text_bytes(size, s->bytes.total - p->place.budget_bytes));
+        return;
+    }
+    qc_table_number(t, s->micro_batch);
     if (p->place.gpus == 1)
-        return qc_table_cellf(t, err, "x %" PRIu64 " = %" PRIu64, s->accumulation, effective);
-    return qc_table_cellf(t, err, "x %" PRIu64 " x %" PRIu32 " GPUs = %" PRIu64, s->accumulation,
-                          p->place.gpus, effective);
+        qc_table_putf(t, "x %" PRIu64 " = %" PRIu64, s->accumulation, effective);
+    else
+        qc_table_putf(t, "x %" PRIu64 " x %" PRIu32 " GPUs = %" PRIu64, s->accumulation,
+                      p->place.gpus, effective);
 }
 
 static void add_profile(qc_strbuf *out, const train_plan *p)
 {
     char a[QC_SIZE_TEXT_BYTES], b[QC_SIZE_TEXT_BYTES], c[QC_SIZE_TEXT_BYTES];
-    const qc_train_profile *m = &p->profile;
+    const train_profile *m = &p->profile;
     double measured = (double)(m->allocated_bytes + m->context_bytes);
     double estimate = (double)(m->asked_bytes + p->place.context_bytes);
     qc_strbuf_putf(
@@ -164,17 +177,14 @@ static void add_question(qc_strbuf *out, const train_plan *p)
 
 static qc_status add_text(qc_strbuf *out, const train_plan *p, qc_error *err)
 {
-    static const char *const titles[] = {"setting",   "weights",     "gradients",
-                                         "optimizer", "activations", "workspace",
-                                         "total",     "batch",       "accumulated"};
     qc_table t;
-    qc_table_init(&t, p->plan->call->arena);
-    for (size_t i = 0; i < sizeof titles / sizeof *titles; i++)
-        qc_table_column(&t, titles[i], i == 0 || i == 8 ? QC_ALIGN_LEFT : QC_ALIGN_RIGHT);
+    qc_table_begin(&t, p->plan->call->arena,
+                   "setting|>weights|>gradients|>optimizer|>activations|>workspace|>total|>batch|"
+                   "accumulated");
     for (unsigned i = 0; i < p->count; i++)
-        QC_TRY(add_row(&t, p, i, err));
+        add_row(&t, p, &p->settings[i]);
     add_question(out, p);
-    QC_TRY(qc_table_render(&t, 2, out, err));
+    qc_table_print(&t, 2, out);
     if (p->too_long) {
         qc_strbuf_puts(out, "\n");
         add_too_long(out, p);
@@ -191,60 +201,61 @@ static void put_setting(qc_json_writer *w, const train_plan *p, const qc_train_s
 {
     const qc_train_options *t = &s->options;
     char label[QC_TRAIN_LABEL_BYTES];
-    qc_jw_begin_object(w);
-    qc_jm_string(w, "label", qc_train_label(label, t));
-    qc_jm_string(w, "method", qc_train_method_names[t->method]);
-    qc_jm_string(w, "optimizer", qc_train_optimizer_names[t->optimizer]);
-    qc_jm_string(w, "precision", qc_train_precision_names[t->precision]);
-    qc_jm_u64(w, "zero_stage", t->zero);
-    qc_jm_bool(w, "checkpointing", t->checkpointing);
-    qc_jm_u64(w, "trained_parameters", qc_train_trained(&p->model, t));
-    qc_jm_bool(w, "fits", s->micro_batch > 0);
-    qc_jm_u64(w, "short_by_bytes", s->micro_batch ? 0 : s->bytes.total - p->place.budget_bytes);
-    qc_jm_u64(w, "micro_batch", s->micro_batch);
-    qc_jm_u64(w, "accumulation", s->accumulation);
-    qc_jm_u64(w, "effective_batch", s->micro_batch * s->accumulation * p->place.gpus);
-    qc_jm_begin_object(w, "bytes_per_gpu");
-    qc_jm_u64(w, "parameters", s->bytes.parameters);
-    qc_jm_u64(w, "gradients", s->bytes.gradients);
-    qc_jm_u64(w, "optimizer", s->bytes.optimizer);
-    qc_jm_u64(w, "activations", s->bytes.activations);
-    qc_jm_u64(w, "batch_data", s->bytes.batch_data);
-    qc_jm_u64(w, "workspace", s->bytes.workspace);
-    qc_jm_u64(w, "context", s->bytes.context);
-    qc_jm_u64(w, "total", s->bytes.total);
-    qc_jw_end_object(w);
-    qc_jw_end_object(w);
+    qc_json_write_begin_object(w);
+    qc_json_member_string(w, "label", qc_train_label(label, t));
+    qc_json_member_string(w, "method", qc_train_method_names[t->method]);
+    qc_json_member_string(w, "optimizer", qc_train_optimizer_names[t->optimizer]);
+    qc_json_member_string(w, "precision", qc_train_precision_names[t->precision]);
+    qc_json_member_u64(w, "zero_stage", t->zero);
+    qc_json_member_bool(w, "checkpointing", t->checkpointing);
+    qc_json_member_u64(w, "trained_parameters", qc_train_trained(&p->model, t));
+    qc_json_member_bool(w, "fits", s->micro_batch > 0);
+    qc_json_member_u64(w, "short_by_bytes",
+                       s->micro_batch ? 0 : s->bytes.total - p->place.budget_bytes);
+    qc_json_member_u64(w, "micro_batch", s->micro_batch);
+    qc_json_member_u64(w, "accumulation", s->accumulation);
+    qc_json_member_u64(w, "effective_batch", s->micro_batch * s->accumulation * p->place.gpus);
+    qc_json_member_begin_object(w, "bytes_per_gpu");
+    qc_json_member_u64(w, "parameters", s->bytes.parameters);
+    qc_json_member_u64(w, "gradients", s->bytes.gradients);
+    qc_json_member_u64(w, "optimizer", s->bytes.optimizer);
+    qc_json_member_u64(w, "activations", s->bytes.activations);
+    qc_json_member_u64(w, "batch_data", s->bytes.batch_data);
+    qc_json_member_u64(w, "workspace", s->bytes.workspace);
+    qc_json_member_u64(w, "context", s->bytes.context);
+    qc_json_member_u64(w, "total", s->bytes.total);
+    qc_json_write_end_object(w);
+    qc_json_write_end_object(w);
 }
 
 static qc_status add_json(qc_strbuf *out, const train_plan *p, qc_error *err)
 {
     qc_json_writer w;
-    qc_jw_init(&w, out, err);
-    qc_jw_begin_object(&w);
-    qc_jm_string(&w, "command", "plan");
-    qc_jm_string(&w, "mode", "train");
-    qc_jm_path(&w, "model", p->plan->call->model);
-    qc_jm_u64(&w, "parameters", p->model.parameters);
-    qc_jm_u64(&w, "context", p->place.tokens);
-    qc_jm_u64(&w, "gpus", p->place.gpus);
-    qc_jm_u64(&w, "budget_bytes", p->place.budget_bytes);
-    qc_jm_bool(&w, "fits", p->chosen < p->count);
-    qc_jm_u64_if(&w, "longest_context", p->too_long > 0, p->longest);
-    qc_jm_begin_array(&w, "settings");
+    qc_json_write_init(&w, out, err);
+    qc_json_write_begin_object(&w);
+    qc_json_member_string(&w, "command", "plan");
+    qc_json_member_string(&w, "mode", "train");
+    qc_json_member_path(&w, "model", p->plan->call->model);
+    qc_json_member_u64(&w, "parameters", p->model.parameters);
+    qc_json_member_u64(&w, "context", p->place.tokens);
+    qc_json_member_u64(&w, "gpus", p->place.gpus);
+    qc_json_member_u64(&w, "budget_bytes", p->place.budget_bytes);
+    qc_json_member_bool(&w, "fits", p->chosen < p->count);
+    qc_json_member_u64_if(&w, "longest_context", p->too_long > 0, p->longest);
+    qc_json_member_begin_array(&w, "settings");
     for (unsigned i = 0; i < p->count; i++)
         put_setting(&w, p, &p->settings[i]);
-    qc_jw_end_array(&w);
-    qc_jm_string(&w, "applied", p->o->apply);
-    if (qc_jm_begin_object_if(&w, "profile", p->profiled)) {
-        qc_jm_string(&w, "gpu", p->profile.gpu);
-        qc_jm_u64(&w, "context_bytes", p->profile.context_bytes);
-        qc_jm_u64(&w, "allocated_bytes", p->profile.allocated_bytes);
-        qc_jm_u64(&w, "asked_bytes", p->profile.asked_bytes);
-        qc_jw_end_object(&w);
+    qc_json_write_end_array(&w);
+    qc_json_member_string(&w, "applied", p->o->apply);
+    if (qc_json_member_begin_object_if(&w, "profile", p->profiled)) {
+        qc_json_member_string(&w, "gpu", p->profile.gpu);
+        qc_json_member_u64(&w, "context_bytes", p->profile.context_bytes);
+        qc_json_member_u64(&w, "allocated_bytes", p->profile.allocated_bytes);
+        qc_json_member_u64(&w, "asked_bytes", p->profile.asked_bytes);
+        qc_json_write_end_object(&w);
     }
-    qc_jw_end_object(&w);
-    QC_TRY(qc_jw_finish(&w));
+    qc_json_write_end_object(&w);
+    QC_TRY(qc_json_write_finish(&w));
     return qc_strbuf_adds(out, "\n", err);
 }
 
@@ -350,6 +361,191 @@ static qc_status put_page(const train_plan *p, qc_error *err)
     return st;
 }
 
+/* ---- measuring ---- */
+
+/* --profile measures the CUDA context, by the memory counter before and after it is made (NVML sees
+ * the GPU without one). It also takes every buffer of the setting for real: parameters tensor by
+ * tensor, the rest in blocks of the size that a caching allocator takes. It does not measure how a
+ * framework fragments its memory. */
+#define BLOCK_BYTES ((uint64_t)64 << 20)
+
+static qc_status take_blocks(qc_cuda_driver *d, uint64_t bytes, uint64_t *asked, qc_error *err)
+{
+    while (bytes > 0) {
+        uint64_t n = bytes < BLOCK_BYTES ? bytes : BLOCK_BYTES;
+        QC_TRY(qc_cuda_driver_take(d, n, err));
+        *asked += n;
+        bytes -= n;
+    }
+    return QC_OK;
+}
+
+/* Takes the parameters as they are laid out: first tensor by tensor, then what is left
+ * (adapters). */
+static qc_status take_parameters(qc_cuda_driver *d, const qc_plan *plan, uint64_t bytes,
+                                 uint64_t *asked, qc_error *err)
+{
+    for (uint32_t i = 0; i < plan->tensor_count; i++) {
+        uint64_t n = qc_plan_tensor_bytes(plan, i);
+        if (n == 0 || n > bytes)
+            continue;
+        QC_TRY(qc_cuda_driver_take(d, n, err));
+        *asked += n;
+        bytes -= n;
+    }
+    return take_blocks(d, bytes, asked, err);
+}
+
+static qc_status take_all(qc_cuda_driver *d, const qc_plan *plan, const qc_train_setting *s,
+                          uint64_t *asked, qc_error *err)
+{
+    const uint64_t terms[] = {s->bytes.gradients, s->bytes.optimizer, s->bytes.activations,
+                              s->bytes.batch_data, s->bytes.workspace};
+    QC_TRY(take_parameters(d, plan, s->bytes.parameters, asked, err));
+    for (size_t i = 0; i < sizeof terms / sizeof *terms; i++)
+        QC_TRY(take_blocks(d, terms[i], asked, err));
+    return QC_OK;
+}
+
+static qc_status measure(train_profile *out, const qc_plan *plan, const qc_train_setting *s,
+                         qc_error *err)
+{
+    qc_arena *arena = plan->call->arena;
+    qc_hardware hardware;
+    qc_cuda_driver *d = NULL;
+    uint64_t with_context = 0, with_all = 0, total = 0;
+    *out = (train_profile){0};
+    QC_TRY(qc_hardware_read(&hardware, arena, err));
+    if (hardware.gpu_count == 0)
+        QC_FAIL(err, QC_ERR_DEVICE, "--profile needs a GPU: %s",
+                hardware.no_gpu ? hardware.no_gpu : "none is visible");
+    uint64_t before = hardware.gpus[0].free_bytes;
+    QC_TRY(qc_cuda_driver_open(&d, 0, err));
+    qc_status st = qc_arena_printf(arena, &out->gpu, err, "%s", qc_cuda_driver_gpu(d));
+    if (st == QC_OK)
+        st = qc_cuda_driver_memory(d, &with_context, &total, err);
+    if (st == QC_OK)
+        st = take_all(d, plan, s, &out->asked_bytes, err);
+    if (st == QC_OK)
+        st = qc_cuda_driver_memory(d, &with_all, &total, err);
+    qc_cuda_driver_close(d);
+    if (st == QC_ERR_NOMEM)
+        qc_error_prefix(err, "--profile: after %" PRIu64 " bytes", out->asked_bytes);
+    QC_TRY(st);
+    out->context_bytes = before > with_context ? before - with_context : 0;
+    out->allocated_bytes = with_context > with_all ? with_context - with_all : 0;
+    return QC_OK;
+}
+
+/* ---- the configuration ---- */
+
+/* Files that accelerate and DeepSpeed read. Sources: accelerate, "The command line" (config_args,
+ * JSON form); DeepSpeed, "Configuration JSON". */
+static int is_deepspeed(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    const char *name = slash ? slash + 1 : path;
+    return strstr(name, "deepspeed") != NULL || strstr(name, "ds_") != NULL;
+}
+
+static void put_enabled(qc_json_writer *w, const char *key, int on)
+{
+    qc_json_member_begin_object(w, key);
+    qc_json_member_bool(w, "enabled", on);
+    qc_json_write_end_object(w);
+}
+
+static void put_deepspeed(qc_json_writer *w, const qc_train_setting *s, const qc_train_place *place)
+{
+    const qc_train_options *t = &s->options;
+    qc_json_write_begin_object(w);
+    qc_json_member_u64(w, "train_micro_batch_size_per_gpu", s->micro_batch);
+    qc_json_member_u64(w, "gradient_accumulation_steps", s->accumulation);
+    qc_json_member_u64(w, "train_batch_size", s->micro_batch * s->accumulation * place->gpus);
+    put_enabled(w, "bf16", t->precision == QC_PRECISION_BF16);
+    put_enabled(w, "fp16", t->precision == QC_PRECISION_FP16);
+    qc_json_member_begin_object(w, "zero_optimization");
+    qc_json_member_u64(w, "stage", t->zero);
+    qc_json_write_end_object(w);
+    qc_json_write_end_object(w);
+}
+
+static void put_accelerate(qc_json_writer *w, const qc_train_setting *s,
+                           const qc_train_place *place)
+{
+    static const char *const precision[] = {"bf16", "fp16", "no"};
+    const qc_train_options *t = &s->options;
+    qc_json_write_begin_object(w);
+    qc_json_member_string(w, "compute_environment", "LOCAL_MACHINE");
+    qc_json_member_bool(w, "debug", 0);
+    qc_json_member_string(w, "distributed_type",
+                          t->zero           ? "DEEPSPEED"
+                          : place->gpus > 1 ? "MULTI_GPU"
+                                            : "NO");
+    if (t->zero) {
+        qc_json_member_begin_object(w, "deepspeed_config");
+        qc_json_member_u64(w, "zero_stage", t->zero);
+        qc_json_member_u64(w, "gradient_accumulation_steps", s->accumulation);
+        qc_json_member_string(w, "offload_optimizer_device", "none");
+        qc_json_member_string(w, "offload_param_device", "none");
+        qc_json_member_bool(w, "zero3_init_flag", t->zero == 3);
+        qc_json_member_bool(w, "zero3_save_16bit_model", t->zero == 3);
+        qc_json_write_end_object(w);
+    }
+    qc_json_member_string(w, "downcast_bf16", "no");
+    qc_json_member_u64(w, "machine_rank", 0);
+    qc_json_member_string(w, "main_training_function", "main");
+    qc_json_member_string(w, "mixed_precision", precision[t->precision]);
+    qc_json_member_u64(w, "num_machines", 1);
+    qc_json_member_u64(w, "num_processes", place->gpus);
+    qc_json_member_bool(w, "use_cpu", 0);
+    qc_json_write_end_object(w);
+}
+
+static qc_status put_config(qc_strbuf *out, const char *path, const qc_train_setting *s,
+                            const qc_train_place *place, qc_error *err)
+{
+    qc_json_writer w;
+    qc_json_write_init(&w, out, err);
+    if (is_deepspeed(path))
+        put_deepspeed(&w, s, place);
+    else
+        put_accelerate(&w, s, place);
+    QC_TRY(qc_json_write_finish(&w));
+    return qc_strbuf_adds(out, "\n", err);
+}
+
+/* Writes the setting to path. The old file is renamed first, to path.backup. If writing fails then,
+ * it is put back. */
+static qc_status apply(const char *path, const qc_train_setting *s, const qc_train_place *place,
+                       qc_error *err)
+{
+    qc_strbuf text, backup;
+    qc_path_kind kind = QC_PATH_MISSING;
+    uint64_t bytes = 0;
+    qc_strbuf_init(&text, 1u << 20);
+    qc_strbuf_init(&backup, 1u << 20);
+    qc_status st = put_config(&text, path, s, place, err);
+    qc_strbuf_putf(&backup, "%s.backup", path);
+    if (st == QC_OK)
+        st = qc_strbuf_status(&backup, err);
+    if (st == QC_OK)
+        st = qc_path_stat(path, &kind, &bytes, err);
+    if (st == QC_OK && kind != QC_PATH_MISSING && kind != QC_PATH_FILE)
+        st = qc_error_set(err, QC_ERR_INPUT, __FILE__, __LINE__,
+                          "%s: expected a file to write the configuration to", path);
+    if (st == QC_OK && kind == QC_PATH_FILE)
+        st = qc_path_rename(path, backup.data, err);
+    if (st == QC_OK) {
+        st = qc_file_put(path, text.data, text.len, err);
+        if (st != QC_OK && kind == QC_PATH_FILE)
+            (void)!qc_path_rename(backup.data, path, NULL);
+    }
+    qc_strbuf_deinit(&text);
+    qc_strbuf_deinit(&backup);
+    return st;
+}
+
 /* ---- all of it ---- */
 
 static qc_status act_on_chosen(train_plan *p, const qc_plan *plan, qc_error *err)
@@ -364,12 +560,11 @@ static qc_status act_on_chosen(train_plan *p, const qc_plan *plan, qc_error *err
         return QC_OK;
     }
     if (t->profile) {
-        QC_TRY(qc_train_measure(&p->profile, p->plan->call->arena, plan, &p->settings[p->chosen],
-                                err));
+        QC_TRY(measure(&p->profile, plan, &p->settings[p->chosen], err));
         p->profiled = 1;
     }
     if (t->apply)
-        QC_TRY(qc_train_apply(t->apply, &p->settings[p->chosen], &p->place, err));
+        QC_TRY(apply(t->apply, &p->settings[p->chosen], &p->place, err));
     return QC_OK;
 }
 

@@ -32,7 +32,7 @@ static qc_status run(const qc_bench_request *q, const qc_bench_sink *sink, qc_ar
         /* Work that still runs uses memory that is about to be freed. */
         qc_status ended = qc_cuda_stream_synchronize(b.stream, &late);
         if (st == QC_OK && ended != QC_OK) {
-            st = ended;
+            st = late.code;
             if (err)
                 *err = late;
         }

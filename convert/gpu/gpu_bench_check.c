@@ -1,7 +1,7 @@
 /* Is y right? A contender that gives a wrong y, in a plain launch, with another copy of its weights
  * or as a graph, is dropped and has no times. */
 #include "base/workers.h"
-#include "convert/gpu/gpu_bench_work.h"
+#include "convert/gpu/gpu_bench_internal.h"
 #include "quant/quant_half.h"
 
 #include <math.h>

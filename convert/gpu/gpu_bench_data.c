@@ -9,6 +9,8 @@
 #include <math.h>
 #include <string.h>
 
+#define ALIGNMENT 256u /* of each array in device memory */
+
 /* ---- random numbers ---- */
 
 /* The sum of four uniform numbers. It has a bell shape with standard deviation 1, without the tails
@@ -26,10 +28,8 @@ qc_status qc_bench_pool_make(qc_bench_gpu *b, qc_bench_pool *p, uint64_t unique,
 {
     uint64_t state = b->q->seed;
     float scale = (float)deviation;
-    void *host;
     *p = (qc_bench_pool){.unique = unique, .dtype = dtype};
-    QC_TRY(qc_calloc(&host, (size_t)unique, sizeof *p->host, err));
-    p->host = host;
+    QC_TRY(qc_calloc(&p->host, (size_t)unique, sizeof *p->host, err));
     for (uint64_t i = 0; i < unique; i++) {
         float v = next_bell(&state) * scale;
         p->host[i] = dtype == QC_DTYPE_F16 ? qc_f16_from_f32(v) : qc_bf16_from_f32(v);
@@ -89,11 +89,6 @@ typedef struct {
     int is_nf4, is_rows, is_nested;
 } layout;
 
-static uint64_t aligned(uint64_t bytes)
-{
-    return (bytes + 255) / 256 * 256;
-}
-
 static layout lay_out(qc_bench_scheme scheme, uint64_t n, uint64_t k)
 {
     layout l = {0};
@@ -101,9 +96,10 @@ static layout lay_out(qc_bench_scheme scheme, uint64_t n, uint64_t k)
     l.is_rows = scheme == QC_BENCH_INT8;
     l.is_nested = scheme == QC_BENCH_NF4 || scheme == QC_BENCH_INT8_BLOCK;
     l.blocks = l.is_rows ? n : qc_ceil_div_u64(n * k, QC_BENCH_BLOCK);
-    l.scales = aligned(l.is_nf4 ? (n * k + 1) / 2 : n * k);
-    l.nested = l.scales + aligned(l.is_nested ? l.blocks : 4 * l.blocks);
-    l.prepared = l.nested + (l.is_nested ? aligned(4 * qc_ceil_div_u64(l.blocks, 256)) : 0);
+    l.scales = qc_align_u64(l.is_nf4 ? (n * k + 1) / 2 : n * k, ALIGNMENT);
+    l.nested = l.scales + qc_align_u64(l.is_nested ? l.blocks : 4 * l.blocks, ALIGNMENT);
+    l.prepared =
+        l.nested + (l.is_nested ? qc_align_u64(4 * qc_ceil_div_u64(l.blocks, 256), ALIGNMENT) : 0);
     return l;
 }
 
@@ -177,7 +173,7 @@ static qc_status make_first(qc_bench_gpu *b, qc_bench_weights *w, const layout *
     if (st == QC_OK)
         st = qc_cuda_stream_synchronize(b->stream, err);
     qc_cuda_free(temporary);
-    w->w[0].w.nested_offset = offset;
+    w->w[0].w.form.offset = offset;
     return st;
 }
 
@@ -185,30 +181,27 @@ qc_status qc_bench_weights_make(qc_bench_gpu *b, qc_bench_weights *w, qc_bench_s
                                 const qc_bench_dense *dense, qc_error *err)
 {
     layout l = lay_out(scheme, dense->n, dense->k);
-    void *memory;
     *w = (qc_bench_weights){.scheme = scheme, .copies = 1};
-    QC_TRY(qc_calloc(&memory, 1, sizeof *w->memory, err));
-    w->memory = memory;
-    QC_TRY(qc_calloc(&memory, 1, sizeof *w->w, err));
-    w->w = memory;
-    qc_weights q = {.kind = l.is_nf4    ? QC_WEIGHTS_NF4
-                            : l.is_rows ? QC_WEIGHTS_INT8_ROWS
-                                        : QC_WEIGHTS_INT8_BLOCKS,
+    QC_TRY(qc_calloc(&w->memory, 1, sizeof *w->memory, err));
+    QC_TRY(qc_calloc(&w->w, 1, sizeof *w->w, err));
+    qc_weights q = {.form.ops = l.is_nf4    ? &qc_form_nf4
+                                : l.is_rows ? &qc_form_int8_rows
+                                            : &qc_form_int8_blocks,
                     .rows = dense->n,
-                    .cols = dense->k,
-                    .block_elems = l.is_rows ? 0 : QC_BENCH_BLOCK,
+                    .form.cols = dense->k,
+                    .form.block_elems = l.is_rows ? 0 : QC_BENCH_BLOCK,
                     .nested_map = l.is_nested ? b->map : NULL,
                     .nested_block = l.is_nested ? QC_NESTED_BLOCK : 0};
     /* Whether repacking helps depends on the alignment of addresses, which all copies share. */
     point(&q, &l, (unsigned char *)256);
     w->repacked = qc_matmul_repack_helps(&q);
-    l.total = l.prepared + aligned(qc_matmul_prepared_bytes(&q, w->repacked));
+    l.total = l.prepared + qc_align_u64(qc_matmul_prepared_bytes(&q, w->repacked), ALIGNMENT);
     w->bytes_each = l.total;
     QC_TRY(qc_cuda_malloc(&w->memory[0], (size_t)l.total, err));
     point(&q, &l, w->memory[0]);
     w->w[0].w = q;
     QC_TRY(make_first(b, w, &l, dense, err));
-    q.nested_offset = w->w[0].w.nested_offset;
+    q.form.offset = w->w[0].w.form.offset;
     w->plain = q;
     return qc_matmul_prepare(b->handle, &q, w->repacked, (unsigned char *)w->memory[0] + l.prepared,
                              &w->w[0], b->stream, err);
@@ -217,12 +210,9 @@ qc_status qc_bench_weights_make(qc_bench_gpu *b, qc_bench_weights *w, qc_bench_s
 qc_status qc_bench_weights_multiply(qc_bench_gpu *b, qc_bench_weights *w, uint32_t want,
                                     qc_error *err)
 {
-    layout l = lay_out(w->scheme, w->w[0].w.rows, w->w[0].w.cols);
-    void *memory = w->memory, *weights = w->w;
-    QC_TRY(qc_realloc_array(&memory, want, sizeof *w->memory, err));
-    w->memory = memory;
-    QC_TRY(qc_realloc_array(&weights, want, sizeof *w->w, err));
-    w->w = weights;
+    layout l = lay_out(w->scheme, w->w[0].w.rows, w->w[0].w.form.cols);
+    QC_TRY(qc_realloc_array(&w->memory, want, sizeof *w->memory, err));
+    QC_TRY(qc_realloc_array(&w->w, want, sizeof *w->w, err));
     while (w->copies < want) {
         void *next;
         qc_error full = {0};

@@ -1,5 +1,5 @@
-/* The device during one run of qconv bench: opening and closing it, saving what was measured, and
- * going on after something could not be measured. */
+/* The device during one run of qconv bench: opening and closing it, what qc_matmul_run makes of
+ * weights on it, saving what was measured, and going on after something could not be measured. */
 #include "convert/gpu/gpu_bench_internal.h"
 
 #include "base/checked.h"
@@ -39,7 +39,6 @@ static qc_status make_gemm_workspace(qc_bench_gpu *b, qc_error *err)
 qc_status qc_bench_gpu_open(qc_bench_gpu *b, qc_error *err)
 {
     qc_isa isa;
-    void *p;
     QC_TRY(qc_isa_select(&isa, err));
     b->ops = qc_quant_ops_for(isa);
     QC_TRY(qc_cuda_device_open(&b->device, b->q->device, err));
@@ -50,10 +49,8 @@ qc_status qc_bench_gpu_open(qc_bench_gpu *b, qc_error *err)
     QC_TRY(qc_cuda_event_create(&b->begin, 1, err));
     QC_TRY(qc_cuda_event_create(&b->end, 1, err));
     QC_TRY(qc_cuda_host_malloc(&b->pinned, QC_BENCH_PINNED, err));
-    QC_TRY(qc_cuda_malloc(&p, sizeof(uint64_t), err));
-    b->bad = p;
-    QC_TRY(qc_cuda_malloc(&p, sizeof qc_dynamic_map, err));
-    b->map = p;
+    QC_TRY(qc_cuda_malloc(&b->bad, sizeof(uint64_t), err));
+    QC_TRY(qc_cuda_malloc(&b->map, sizeof qc_dynamic_map, err));
     memcpy(b->pinned, qc_dynamic_map, sizeof qc_dynamic_map);
     QC_TRY(qc_cuda_to_device(b->map, b->pinned, sizeof qc_dynamic_map, b->stream, err));
     QC_TRY(qc_cuda_stream_synchronize(b->stream, err));
@@ -74,6 +71,47 @@ void qc_bench_gpu_close(qc_bench_gpu *b)
     if (b->stream)
         qc_cuda_stream_destroy(b->stream);
     qc_matmul_destroy(b->handle);
+}
+
+/* ---- shapes and paths ---- */
+
+/* The largest power of two up to 16 that divides a number of bytes. */
+static unsigned alignment_of(uint64_t bytes)
+{
+    unsigned a = 16;
+    while (bytes % a)
+        a /= 2;
+    return a;
+}
+
+qc_matmul_shape qc_bench_shape_of(const qc_bench_gpu *b, const qc_matmul_weights *w, int repacked,
+                                  const qc_matmul_io *io)
+{
+    qc_matmul_shape s = {.kind = w->w.form.ops->kind,
+                         .m = io->m,
+                         .n = w->w.rows,
+                         .k = w->w.form.cols,
+                         .block_elems = w->w.form.block_elems,
+                         .x_dtype = io->x_dtype,
+                         .y_dtype = io->y_dtype,
+                         .ldx = w->w.form.cols,
+                         .x_alignment = alignment_of(2 * w->w.form.cols),
+                         .codes_alignment = w->alignment,
+                         .repacked = repacked,
+                         .have_gemm = !qc_matmul_no_gemm(b->handle)};
+    s.tuned = qc_matmul_tuning(b->handle, &s.tuned_count);
+    return s;
+}
+
+qc_status qc_bench_path_of(const qc_bench_gpu *b, const qc_matmul_weights *w, int repacked,
+                           const qc_matmul_io *io, qc_matmul_path path, uint64_t workspace_bytes,
+                           const char **name, qc_error *err)
+{
+    qc_matmul_plan plan;
+    const qc_matmul_shape shape = qc_bench_shape_of(b, w, repacked, io);
+    QC_TRY(qc_matmul_plan_make(&b->device, &shape, path, workspace_bytes, &plan, err));
+    *name = qc_matmul_path_name(plan.path);
+    return QC_OK;
 }
 
 /* ---- what could not be measured ---- */

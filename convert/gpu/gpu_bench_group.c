@@ -1,6 +1,6 @@
 /* Weights that share x. They are slices of one weight that was quantized once: each has some of its
  * rows and writes columns of its own in y. */
-#include "convert/gpu/gpu_bench_work.h"
+#include "convert/gpu/gpu_bench_internal.h"
 
 #include <inttypes.h>
 
@@ -8,8 +8,8 @@
 static qc_status part_of(qc_matmul_weights *out, const qc_matmul_weights *w, uint64_t first,
                          uint64_t rows, qc_error *err)
 {
-    uint64_t elems = first * w->w.cols, scales;
-    uint64_t bytes = w->w.kind == QC_WEIGHTS_NF4 ? elems / 2 : elems;
+    uint64_t elems = first * w->w.form.cols, scales;
+    uint64_t bytes = w->w.form.ops->kind == QC_FORM_NF4 ? elems / 2 : elems;
     if (w->row_bytes)
         bytes = first * w->row_bytes;
     *out = *w;
@@ -17,17 +17,17 @@ static qc_status part_of(qc_matmul_weights *out, const qc_matmul_weights *w, uin
     out->w.codes = (const unsigned char *)w->w.codes + bytes;
     while (bytes % out->alignment)
         out->alignment /= 2;
-    if (w->w.kind == QC_WEIGHTS_INT8_ROWS) {
+    if (w->w.form.ops->kind == QC_FORM_INT8_ROWS) {
         out->w.absmax += first;
         return QC_OK;
     }
-    uint64_t whole = (uint64_t)w->w.block_elems * (w->w.absmax ? 1 : w->w.nested_block);
+    uint64_t whole = (uint64_t)w->w.form.block_elems * (w->w.absmax ? 1 : w->w.nested_block);
     if (elems % whole)
         QC_FAIL(err, QC_ERR_USAGE,
-                "--shapes: a part begins at element %" PRIu64 ", a multiple of %" PRIu64
+                "--shapes: a weight begins at element %" PRIu64 ", a multiple of %" PRIu64
                 " was expected",
                 elems, whole);
-    scales = elems / w->w.block_elems;
+    scales = elems / w->w.form.block_elems;
     if (w->w.absmax) {
         out->w.absmax += scales;
     } else {

@@ -1,7 +1,7 @@
 /* The matmuls. For every shape and M, cuBLAS with dense weights and each scheme take turns. */
 #include "base/alloc.h"
 #include "base/clock.h"
-#include "convert/gpu/gpu_bench_work.h"
+#include "convert/gpu/gpu_bench_internal.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -205,9 +205,7 @@ static qc_status measure_point(shape_work *w, qc_error *err)
 static qc_status dense_copies(shape_work *w, uint32_t want, qc_error *err)
 {
     uint64_t elems = w->shape->n * w->shape->k;
-    void *memory = w->dense;
-    QC_TRY(qc_realloc_array(&memory, want, sizeof *w->dense, err));
-    w->dense = memory;
+    QC_TRY(qc_realloc_array(&w->dense, want, sizeof *w->dense, err));
     while (w->dense_copies < want) {
         qc_error full = {0};
         void *next;
@@ -304,7 +302,7 @@ static qc_status activations_that_fit(shape_work *w, qc_error *err)
         if (st != QC_ERR_NOMEM) {
             if (err)
                 *err = full;
-            return st;
+            return full.code;
         }
     }
     w->max_m = 0;
@@ -377,7 +375,7 @@ static qc_status measure_shape(shape_work *w, qc_error *err)
     if (st == QC_ERR_INTERRUPTED || st == QC_ERR_USAGE) {
         if (err)
             *err = full;
-        return st;
+        return full.code;
     }
     if (st != QC_OK) { /* no contender can take part, and each point says so */
         for (uint32_t i = 0; i < MAX_CONTENDERS; i++)

@@ -29,135 +29,81 @@ typedef struct {
     const step *step; /* the one that is being measured */
 } work;
 
+typedef qc_status (*blocks_kernel)(const qc_cuda_blocks *a, qc_cuda_stream s, qc_error *err);
+
 struct step {
     const char *name;
-    uint64_t (*bytes)(const work *w);
-    qc_bench_launch launch;
-    /* Called after one launch. */
-    qc_status (*check)(work *w, int *same, qc_error *err);
+    const qc_form_ops *ops;
+    blocks_kernel blocks; /* quantizes blocks; NULL: rows, or it dequantizes */
+    int errors;           /* it leaves error terms */
     qc_dtype out;
     int back; /* 1: it reads codes and writes the source */
 };
 
+static uint64_t groups_of(uint64_t blocks)
+{
+    return (blocks + QC_NESTED_BLOCK - 1) / QC_NESTED_BLOCK;
+}
+
+static qc_form form_of(const work *w)
+{
+    int rows = w->step->ops == &qc_form_int8_rows;
+    return (qc_form){.ops = w->step->ops, .cols = COLS, .block_elems = rows ? 0 : QC_BENCH_BLOCK};
+}
+
 /* ---- launches ---- */
 
-static qc_cuda_blocks blocks_of(const work *w, int errors)
+static qc_status dequantize(const work *w, qc_cuda_stream s, qc_error *err)
 {
-    return (qc_cuda_blocks){.src = w->source,
-                            .dtype = QC_DTYPE_BF16,
-                            .n = w->n,
-                            .block_elems = QC_BENCH_BLOCK,
-                            .codes = w->codes,
-                            .absmax = w->absmax,
-                            .errors = errors ? w->errors : NULL,
-                            .bad = w->b->bad};
-}
-
-static qc_status nf4(void *ctx, uint32_t copy, qc_cuda_stream s, qc_error *err)
-{
-    qc_cuda_blocks a = blocks_of(ctx, 0);
-    (void)copy;
-    return qc_cuda_nf4_quantize(&a, s, err);
-}
-
-static qc_status nf4_errors(void *ctx, uint32_t copy, qc_cuda_stream s, qc_error *err)
-{
-    qc_cuda_blocks a = blocks_of(ctx, 1);
-    (void)copy;
-    return qc_cuda_nf4_quantize(&a, s, err);
-}
-
-static qc_status int8_blocks_errors(void *ctx, uint32_t copy, qc_cuda_stream s, qc_error *err)
-{
-    qc_cuda_blocks a = blocks_of(ctx, 1);
-    (void)copy;
-    return qc_cuda_int8_blocks_quantize(&a, s, err);
-}
-
-static qc_status int8_rows(void *ctx, int errors, qc_cuda_stream s, qc_error *err)
-{
-    const work *w = ctx;
-    qc_cuda_rows a = {.src = w->source,
-                      .dtype = QC_DTYPE_BF16,
-                      .rows = w->rows,
-                      .cols = COLS,
-                      .codes = (int8_t *)w->codes,
-                      .scb = w->absmax,
-                      .errors = errors ? w->errors : NULL,
-                      .bad = w->b->bad};
-    return qc_cuda_int8_rows_quantize(&a, s, err);
-}
-
-static qc_status int8_rows_alone(void *ctx, uint32_t copy, qc_cuda_stream s, qc_error *err)
-{
-    (void)copy;
-    return int8_rows(ctx, 0, s, err);
-}
-
-static qc_status int8_rows_errors(void *ctx, uint32_t copy, qc_cuda_stream s, qc_error *err)
-{
-    (void)copy;
-    return int8_rows(ctx, 1, s, err);
-}
-
-static qc_status dequantize(const work *w, qc_weights_kind kind, qc_cuda_stream s, qc_error *err)
-{
-    qc_weights q = {.kind = kind, .rows = w->rows, .cols = COLS, .codes = w->codes};
-    if (kind == QC_WEIGHTS_INT8_ROWS) {
+    qc_weights q = {.form = form_of(w), .rows = w->rows, .codes = w->codes};
+    if (qc_form_by_rows(&q.form)) {
         q.absmax = w->absmax;
     } else {
-        q.block_elems = QC_BENCH_BLOCK;
         q.absmax_codes = w->scale_codes;
         q.nested_absmax = w->nested;
         q.nested_map = w->b->map;
         q.nested_block = QC_NESTED_BLOCK;
-        q.nested_offset = w->offset;
+        q.form.offset = w->offset;
     }
     return qc_cuda_dequantize(&q, 0, w->rows, w->source, w->out, COLS, NULL, NULL, s, err);
 }
 
-static qc_status nf4_back(void *ctx, uint32_t copy, qc_cuda_stream s, qc_error *err)
+static qc_status launch(void *ctx, uint32_t copy, qc_cuda_stream s, qc_error *err)
 {
+    const work *w = ctx;
+    const qc_cuda_blocks blocks = {.src = w->source,
+                                   .dtype = QC_DTYPE_BF16,
+                                   .n = w->n,
+                                   .block_elems = QC_BENCH_BLOCK,
+                                   .codes = w->codes,
+                                   .absmax = w->absmax,
+                                   .errors = w->step->errors ? w->errors : NULL,
+                                   .bad = w->b->bad};
+    const qc_cuda_rows rows = {.src = w->source,
+                               .dtype = QC_DTYPE_BF16,
+                               .rows = w->rows,
+                               .cols = COLS,
+                               .codes = (int8_t *)w->codes,
+                               .scb = w->absmax,
+                               .errors = blocks.errors,
+                               .bad = w->b->bad};
     (void)copy;
-    return dequantize(ctx, QC_WEIGHTS_NF4, s, err);
+    if (w->step->back)
+        return dequantize(w, s, err);
+    return w->step->blocks ? w->step->blocks(&blocks, s, err)
+                           : qc_cuda_int8_rows_quantize(&rows, s, err);
 }
 
-static qc_status int8_rows_back(void *ctx, uint32_t copy, qc_cuda_stream s, qc_error *err)
+/* The bytes that move. */
+static uint64_t bytes_of(const work *w)
 {
-    (void)copy;
-    return dequantize(ctx, QC_WEIGHTS_INT8_ROWS, s, err);
-}
-
-/* ---- bytes that move ---- */
-
-static uint64_t nf4_bytes(const work *w)
-{
-    return 2 * w->n + w->n / 2 + 4 * w->blocks;
-}
-
-static uint64_t nf4_errors_bytes(const work *w)
-{
-    return nf4_bytes(w) + 16 * w->blocks;
-}
-
-static uint64_t int8_blocks_errors_bytes(const work *w)
-{
-    return 2 * w->n + w->n + 4 * w->blocks + 16 * w->blocks;
-}
-
-static uint64_t int8_rows_bytes(const work *w)
-{
-    return 2 * w->n + w->n + 4 * w->rows;
-}
-
-static uint64_t int8_rows_errors_bytes(const work *w)
-{
-    return int8_rows_bytes(w) + 16 * w->runs;
-}
-
-static uint64_t nf4_back_bytes(const work *w)
-{
-    return 2 * w->n + w->n / 2 + w->blocks + 4 * ((w->blocks + 255) / 256);
+    const qc_form form = form_of(w);
+    int rows = qc_form_by_rows(&form);
+    uint64_t scales = 4 * qc_form_scales(&form, w->n);
+    if (w->step->back && !rows)
+        scales = w->blocks + 4 * groups_of(w->blocks);
+    uint64_t errors = w->step->errors ? 16 * (rows ? w->runs : w->blocks) : 0;
+    return 2 * w->n + qc_form_code_bytes(&form, w->n) + scales + errors;
 }
 
 /* ---- checks ---- */
@@ -183,136 +129,84 @@ typedef struct {
 
 static qc_status truth_make(truth *t, const work *w, qc_error *err)
 {
-    void *memory;
     *t = (truth){0};
     QC_TRY(qc_calloc(&t->codes, 1, (size_t)w->checked, err));
-    QC_TRY(qc_calloc(&memory, (size_t)(w->checked / QC_BENCH_BLOCK), sizeof(float), err));
-    t->absmax = memory;
+    QC_TRY(qc_calloc(&t->absmax, (size_t)(w->checked / QC_BENCH_BLOCK), sizeof(float), err));
     return QC_OK;
 }
 
-static qc_status check_blocks(work *w, int is_nf4, int *same, qc_error *err)
+/* Compares with what the CPU makes of the source. */
+static qc_status check_quantized(work *w, truth *t, int *same, qc_error *err)
 {
-    truth t;
+    const qc_form form = form_of(w);
+    const qc_form_out out = {.codes = t->codes, .absmax = t->absmax};
     qc_piece_sums sums;
-    qc_status st = truth_make(&t, w, err);
-    if (st == QC_OK) {
-        if (is_nf4)
-            w->b->ops->nf4_quantize(w->pool.host, QC_DTYPE_BF16, w->checked, QC_BENCH_BLOCK,
-                                    t.codes, t.absmax, NULL, &sums);
-        else
-            w->b->ops->int8_blocks_quantize(w->pool.host, QC_DTYPE_BF16, w->checked, QC_BENCH_BLOCK,
-                                            t.codes, t.absmax, NULL, &sums);
-        st = compare(w, w->codes, t.codes, is_nf4 ? w->checked / 2 : w->checked, same, err);
-    }
-    if (st == QC_OK)
-        st = compare(w, w->absmax, t.absmax, 4 * (w->checked / QC_BENCH_BLOCK), same, err);
-    qc_free(t.codes);
-    qc_free(t.absmax);
-    return st;
+    form.ops->quantize(w->b->ops, &form, w->pool.host, QC_DTYPE_BF16, w->checked, &out, &sums);
+    QC_TRY(compare(w, w->codes, t->codes, qc_form_code_bytes(&form, w->checked), same, err));
+    return compare(w, w->absmax, t->absmax, 4 * qc_form_scales(&form, w->checked), same, err);
 }
 
-static qc_status check_nf4(work *w, int *same, qc_error *err)
+/* Brings the scales of the device to t->absmax. */
+static qc_status fetch_scales(work *w, truth *t, const qc_form *form, qc_error *err)
 {
-    return check_blocks(w, 1, same, err);
-}
-
-static qc_status check_int8_blocks(work *w, int *same, qc_error *err)
-{
-    return check_blocks(w, 0, same, err);
-}
-
-static qc_status check_int8_rows(work *w, int *same, qc_error *err)
-{
-    truth t;
-    qc_piece_sums sums;
-    uint64_t rows = w->checked / COLS;
-    qc_status st = truth_make(&t, w, err);
-    if (st == QC_OK) {
-        w->b->ops->int8_rows_quantize(w->pool.host, QC_DTYPE_BF16, rows, COLS, t.codes, t.absmax,
-                                      &sums);
-        st = compare(w, w->codes, t.codes, w->checked, same, err);
-    }
+    uint64_t blocks = w->checked / QC_BENCH_BLOCK, groups = groups_of(blocks);
+    uint8_t *codes = NULL;
+    float *nested = NULL;
+    if (qc_form_by_rows(form))
+        return qc_bench_download(w->b, t->absmax, w->absmax, 4 * (w->checked / COLS), err);
+    qc_status st = qc_malloc(&codes, (size_t)blocks, err);
     if (st == QC_OK)
-        st = compare(w, w->absmax, t.absmax, 4 * rows, same, err);
-    qc_free(t.codes);
-    qc_free(t.absmax);
-    return st;
-}
-
-/* Compares with what the CPU dequantizes from the codes and scales on the device. */
-static qc_status check_back(work *w, qc_weights_kind kind, int *same, qc_error *err)
-{
-    truth t;
-    void *out = NULL, *scale_codes = NULL, *nested = NULL;
-    uint64_t blocks = w->checked / QC_BENCH_BLOCK, groups = (blocks + 255) / 256, overflow;
-    int is_nf4 = kind == QC_WEIGHTS_NF4;
-    qc_status st = truth_make(&t, w, err);
+        st = qc_calloc(&nested, (size_t)groups, sizeof *nested, err);
     if (st == QC_OK)
-        st = qc_calloc(&out, 2, (size_t)w->checked, err);
+        st = qc_bench_download(w->b, codes, w->scale_codes, blocks, err);
     if (st == QC_OK)
-        st = qc_calloc(&scale_codes, 1, (size_t)blocks, err);
+        st = qc_bench_download(w->b, nested, w->nested, 4 * groups, err);
     if (st == QC_OK)
-        st = qc_calloc(&nested, (size_t)groups, sizeof(float), err);
-    if (st == QC_OK)
-        st = qc_bench_download(w->b, t.codes, w->codes, is_nf4 ? w->checked / 2 : w->checked, err);
-    if (st == QC_OK && is_nf4) {
-        st = qc_bench_download(w->b, scale_codes, w->scale_codes, blocks, err);
-        if (st == QC_OK)
-            st = qc_bench_download(w->b, nested, w->nested, 4 * groups, err);
-        if (st == QC_OK) {
-            w->b->ops->nested_dequantize(scale_codes, nested, qc_dynamic_map, blocks,
-                                         QC_NESTED_BLOCK, w->offset, t.absmax);
-            w->b->ops->nf4_dequantize(t.codes, t.absmax, qc_nf4_code, w->checked, QC_BENCH_BLOCK,
-                                      out, w->out, &overflow);
-        }
-    } else if (st == QC_OK) {
-        st = qc_bench_download(w->b, t.absmax, w->absmax, 4 * (w->checked / COLS), err);
-        if (st == QC_OK)
-            w->b->ops->int8_rows_dequantize(t.codes, t.absmax, w->checked / COLS, COLS, out, w->out,
-                                            &overflow);
-    }
-    if (st == QC_OK)
-        st = compare(w, w->source, out, 2 * w->checked, same, err);
-    qc_free(t.codes);
-    qc_free(t.absmax);
-    qc_free(out);
-    qc_free(scale_codes);
+        w->b->ops->nested_dequantize(codes, nested, qc_dynamic_map, blocks, QC_NESTED_BLOCK,
+                                     w->offset, t->absmax);
+    qc_free(codes);
     qc_free(nested);
     return st;
 }
 
-static qc_status check_nf4_back(work *w, int *same, qc_error *err)
+/* Compares with what the CPU dequantizes from the codes and scales on the device. */
+static qc_status check_back(work *w, truth *t, int *same, qc_error *err)
 {
-    return check_back(w, QC_WEIGHTS_NF4, same, err);
-}
-
-static qc_status check_int8_rows_back(work *w, int *same, qc_error *err)
-{
-    return check_back(w, QC_WEIGHTS_INT8_ROWS, same, err);
+    const qc_form form = form_of(w);
+    uint64_t overflow;
+    void *out = NULL;
+    QC_TRY(qc_bench_download(w->b, t->codes, w->codes, qc_form_code_bytes(&form, w->checked), err));
+    QC_TRY(fetch_scales(w, t, &form, err));
+    QC_TRY(qc_calloc(&out, 2, (size_t)w->checked, err));
+    form.ops->dequantize(w->b->ops, &form, t->codes, t->absmax, w->checked, out, w->out, &overflow);
+    qc_status st = compare(w, w->source, out, 2 * w->checked, same, err);
+    qc_free(out);
+    return st;
 }
 
 /* ---- all of them ---- */
 
 /* Each step leaves what the next one needs. The quantizers read the source; the dequantizers read
  * the codes that the last quantizer of their kind left, and overwrite the source. */
+#define NF4_BLOCKS  &qc_form_nf4, qc_cuda_nf4_quantize
+#define INT8_BLOCKS &qc_form_int8_blocks, qc_cuda_int8_blocks_quantize
+#define NF4_BACK    &qc_form_nf4, NULL
+#define INT8_ROWS   &qc_form_int8_rows, NULL
 static const step quantizing[] = {
-    {"int8 blocks from bf16, with error terms", int8_blocks_errors_bytes, int8_blocks_errors,
-     check_int8_blocks, QC_DTYPE_BF16, 0},
-    {"nf4 from bf16", nf4_bytes, nf4, check_nf4, QC_DTYPE_BF16, 0},
-    {"nf4 from bf16, with error terms", nf4_errors_bytes, nf4_errors, check_nf4, QC_DTYPE_BF16, 0},
+    {"int8 blocks from bf16, with error terms", INT8_BLOCKS, 1, QC_DTYPE_BF16, 0},
+    {"nf4 from bf16", NF4_BLOCKS, 0, QC_DTYPE_BF16, 0},
+    {"nf4 from bf16, with error terms", NF4_BLOCKS, 1, QC_DTYPE_BF16, 0},
 };
 static const step nf4_to[] = {
-    {"nf4 to fp16", nf4_back_bytes, nf4_back, check_nf4_back, QC_DTYPE_F16, 1},
-    {"nf4 to bf16", nf4_back_bytes, nf4_back, check_nf4_back, QC_DTYPE_BF16, 1},
+    {"nf4 to fp16", NF4_BACK, 0, QC_DTYPE_F16, 1},
+    {"nf4 to bf16", NF4_BACK, 0, QC_DTYPE_BF16, 1},
 };
 static const step rows_from[] = {
-    {"int8 rows from bf16", int8_rows_bytes, int8_rows_alone, check_int8_rows, QC_DTYPE_BF16, 0},
-    {"int8 rows from bf16, with error terms", int8_rows_errors_bytes, int8_rows_errors,
-     check_int8_rows, QC_DTYPE_BF16, 0},
+    {"int8 rows from bf16", INT8_ROWS, 0, QC_DTYPE_BF16, 0},
+    {"int8 rows from bf16, with error terms", INT8_ROWS, 1, QC_DTYPE_BF16, 0},
 };
 static const step rows_to[] = {
-    {"int8 rows to fp16", int8_rows_bytes, int8_rows_back, check_int8_rows_back, QC_DTYPE_F16, 1},
+    {"int8 rows to fp16", INT8_ROWS, 0, QC_DTYPE_F16, 1},
 };
 
 /* Overwrites the result, so that what an earlier kernel left is not taken for this one's. */
@@ -328,8 +222,14 @@ static qc_status spoil(void *ctx, qc_error *err)
 static qc_status look(void *ctx, qc_error *err)
 {
     work *w = ctx;
+    truth t;
     int same = 1;
-    QC_TRY(w->step->check(w, &same, err));
+    qc_status st = truth_make(&t, w, err);
+    if (st == QC_OK)
+        st = w->step->back ? check_back(w, &t, &same, err) : check_quantized(w, &t, &same, err);
+    qc_free(t.codes);
+    qc_free(t.absmax);
+    QC_TRY(st);
     if (!same)
         QC_FAIL(err, QC_ERR_CHECK, "it does not give the CPU's bytes on %s, so it has no times",
                 w->b->device.name);
@@ -342,18 +242,17 @@ static qc_status run_one(work *w, const step *s, qc_error *err)
     w->step = s;
     w->out = s->out;
     QC_TRY(spoil(w, err));
-    QC_TRY(s->launch(w, 0, w->b->stream, err));
+    QC_TRY(launch(w, 0, w->b->stream, err));
     QC_TRY(look(w, err));
-    QC_TRY(
-        qc_bench_alone(w->b,
-                       (qc_bench_contender){
-                           .launch = s->launch, .ctx = w, .least = 4, .spoil = spoil, .look = look},
-                       &us, err));
+    QC_TRY(qc_bench_alone(
+        w->b,
+        (qc_bench_contender){.launch = launch, .ctx = w, .least = 4, .spoil = spoil, .look = look},
+        &us, err));
     qc_bench_kernel *k = &w->b->r->kernels[w->b->r->kernel_count++];
     (void)snprintf(k->name, sizeof k->name, "%s", s->name);
     k->rows = w->rows;
     k->cols = COLS;
-    k->bytes = s->bytes(w);
+    k->bytes = bytes_of(w);
     k->gbps = qc_bench_spread_rate(us, (double)k->bytes / 1e3);
     return QC_OK;
 }
@@ -374,11 +273,6 @@ static qc_status run(work *w, const step *s, uint32_t count, qc_error *err)
     return QC_OK;
 }
 
-static qc_status fill_source(work *w, qc_error *err)
-{
-    return qc_bench_pool_fill(w->b, &w->pool, w->source, w->n, 0, err);
-}
-
 /* Double quantizes the scales that nf4_quantize left. */
 static qc_status nest(work *w, qc_error *err)
 {
@@ -397,11 +291,11 @@ static qc_status nest(work *w, qc_error *err)
 static qc_status run_all(work *w, qc_error *err)
 {
 #define RUN(steps) QC_TRY(run(w, steps, sizeof steps / sizeof *steps, err))
-    QC_TRY(fill_source(w, err));
+    QC_TRY(qc_bench_pool_fill(w->b, &w->pool, w->source, w->n, 0, err));
     RUN(quantizing);
     QC_TRY(nest(w, err));
     RUN(nf4_to);
-    QC_TRY(fill_source(w, err));
+    QC_TRY(qc_bench_pool_fill(w->b, &w->pool, w->source, w->n, 0, err));
     RUN(rows_from);
     RUN(rows_to);
 #undef RUN
@@ -410,18 +304,13 @@ static qc_status run_all(work *w, qc_error *err)
 
 static qc_status allocate(work *w, qc_error *err)
 {
-    void *p;
     QC_TRY(qc_cuda_malloc(&w->source, (size_t)(2 * w->n), err));
-    QC_TRY(qc_cuda_malloc(&p, (size_t)w->n, err));
-    w->codes = p;
-    QC_TRY(qc_cuda_malloc(&p, (size_t)(4 * w->blocks), err));
-    w->absmax = p;
-    QC_TRY(qc_cuda_malloc(&p, (size_t)(16 * (w->blocks > w->runs ? w->blocks : w->runs)), err));
-    w->errors = p;
-    QC_TRY(qc_cuda_malloc(&p, (size_t)w->blocks, err));
-    w->scale_codes = p;
-    QC_TRY(qc_cuda_malloc(&p, (size_t)(4 * ((w->blocks + 255) / 256)), err));
-    w->nested = p;
+    QC_TRY(qc_cuda_malloc(&w->codes, (size_t)w->n, err));
+    QC_TRY(qc_cuda_malloc(&w->absmax, (size_t)(4 * w->blocks), err));
+    QC_TRY(qc_cuda_malloc(&w->errors, (size_t)(16 * (w->blocks > w->runs ? w->blocks : w->runs)),
+                          err));
+    QC_TRY(qc_cuda_malloc(&w->scale_codes, (size_t)w->blocks, err));
+    QC_TRY(qc_cuda_malloc(&w->nested, (size_t)(4 * groups_of(w->blocks)), err));
     return QC_OK;
 }
 

@@ -149,17 +149,16 @@ static qc_status launch_nothing(void *ctx, uint32_t copy, qc_cuda_stream s, qc_e
 
 static qc_status launch_gap(qc_bench_gpu *b, const qc_bench_pool *pool, qc_error *err)
 {
-    void *memory;
     (void)pool;
-    QC_TRY(qc_cuda_malloc(&memory, 1024, err));
-    unsigned char *p = memory;
+    unsigned char *p = NULL;
+    QC_TRY(qc_cuda_malloc(&p, 1024, err));
     nothing n = {p, (float *)(void *)(p + 256), b->map, (float *)(void *)(p + 512)};
-    qc_status st = qc_cuda_fill(memory, 1, 1024, b->stream, err);
+    qc_status st = qc_cuda_fill(p, 1, 1024, b->stream, err);
     if (st == QC_OK)
         st = qc_bench_alone(b,
                             (qc_bench_contender){.launch = launch_nothing, .ctx = &n, .least = 200},
                             &b->r->roof.launch_us, err);
-    qc_cuda_free(memory);
+    qc_cuda_free(p);
     return st;
 }
 

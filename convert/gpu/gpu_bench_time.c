@@ -92,9 +92,7 @@ qc_status qc_bench_time(qc_bench_gpu *b, qc_bench_contender *const *c, uint32_t 
 {
     uint64_t began_ns = qc_clock_ns();
     for (uint32_t i = 0; i < count; i++) {
-        void *us = NULL;
-        QC_TRY(qc_calloc(&us, 2 * (size_t)rounds, sizeof *c[i]->us, err));
-        c[i]->us = us;
+        QC_TRY(qc_calloc(&c[i]->us, 2 * (size_t)rounds, sizeof *c[i]->us, err));
     }
     for (uint32_t round = 0; round < rounds; round++)
         for (uint32_t step = 0; step < 2 * count; step++) {
@@ -108,7 +106,7 @@ qc_status qc_bench_time(qc_bench_gpu *b, qc_bench_contender *const *c, uint32_t 
             if (st == QC_ERR_INTERRUPTED) {
                 if (err)
                     *err = next->out;
-                return st;
+                return next->out.code;
             }
         }
     b->timed_seconds += (double)(qc_clock_ns() - began_ns) / 1e9;
@@ -123,17 +121,16 @@ qc_bench_spread qc_bench_us_of(qc_bench_contender *c, uint32_t rounds)
 qc_status qc_bench_ratio_of(qc_bench_spread *out, const qc_bench_contender *c,
                             const qc_bench_contender *of, uint32_t rounds, qc_error *err)
 {
-    void *memory;
     uint32_t count = 0;
-    QC_TRY(qc_calloc(&memory, rounds, sizeof(double), err));
-    double *ratios = memory;
+    double *ratios = NULL;
+    QC_TRY(qc_calloc(&ratios, rounds, sizeof(double), err));
     for (uint32_t r = 0; r < rounds; r++) {
         double mine = c->us[2 * r] + c->us[2 * r + 1];
         if (mine > 0)
             ratios[count++] = (of->us[2 * r] + of->us[2 * r + 1]) / mine;
     }
     *out = qc_bench_spread_of(ratios, count);
-    qc_free(memory);
+    qc_free(ratios);
     return QC_OK;
 }
 

@@ -3,7 +3,7 @@
  * once among many is not taken for a good one. */
 #include "base/alloc.h"
 #include "convert/device/tuning_file.h"
-#include "convert/gpu/gpu_bench_work.h"
+#include "convert/gpu/gpu_bench_internal.h"
 
 #include <stdio.h>
 

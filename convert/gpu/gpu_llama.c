@@ -16,11 +16,10 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/workers.h"
-#include "convert/gpu/gpu_llama_internal.h"
+#include "convert/gpu/gpu_forward.h"
 #include "convert/gpu/gpu_table.h"
 
-#define LOGITS_BYTES   ((uint64_t)128 << 20)
-#define LAYER_MATRICES 7u
+#define LOGITS_BYTES ((uint64_t)128 << 20)
 
 struct qc_gpu_decoder {
     qc_gpu_forward f;
@@ -33,116 +32,85 @@ static void decoder_destroy(qc_gpu_decoder *d)
 {
     if (!d)
         return;
-    qc_gpu_memory *all[] = {&d->weights, &d->head_weights, &d->head_room};
-    /* Nothing may still use the memory that is given back. A stream that fails has stopped. */
-    if (d->f.stream && qc_cuda_stream_synchronize(d->f.stream, NULL) != QC_OK)
-        d->head.rows = 0;
-    for (unsigned i = 0; i < sizeof all / sizeof *all; i++)
-        qc_cuda_free(all[i]->base);
+    qc_gpu_forward_settle(&d->f);
+    qc_gpu_drop(&d->weights);
+    qc_gpu_drop(&d->head_weights);
+    qc_gpu_drop(&d->head_room);
     qc_gpu_forward_deinit(&d->f);
     qc_free(d);
 }
 
 static qc_status decoder_create(qc_gpu_decoder **out, const qc_cuda_device *device,
-                                const qc_gpu_decoder_form *form, const qc_matmul_table *tuning,
-                                qc_error *err)
+                                const qc_llama_shape *shape, uint64_t longest,
+                                const qc_matmul_table *tuning, qc_error *err)
 {
-    void *v = NULL;
-    *out = NULL;
-    QC_TRY(qc_gpu_check_form(form, err));
-    QC_TRY(qc_calloc(&v, 1, sizeof **out, err));
-    qc_gpu_decoder *d = v;
-    qc_status st = qc_gpu_forward_init(&d->f, device, form, tuning, err);
+    QC_TRY(qc_calloc(out, 1, sizeof **out, err));
+    qc_status st = qc_gpu_forward_init(&(*out)->f, device, shape, longest, tuning, err);
     if (st != QC_OK) {
-        decoder_destroy(d);
-        return st;
+        decoder_destroy(*out);
+        *out = NULL;
     }
-    *out = d;
-    return QC_OK;
-}
-
-/* ---- a layer --------------------------------------------------------------------------------- */
-
-/* Takes whole windows, lengths [count], through the layer: to the device and back. */
-static qc_status run_chunk(qc_gpu_forward *f, qc_gpu_layer_run *r, float *hidden,
-                           const uint64_t *lengths, uint64_t count, qc_error *err)
-{
-    QC_TRY(qc_gpu_step_windows(f, r, lengths, count, err));
-    size_t bytes = (size_t)qc_gpu_bytes_of(r->rows, f->form.hidden, sizeof(float));
-    QC_TRY(qc_cuda_to_device(f->act.hidden, hidden, bytes, f->stream, err));
-    QC_TRY(qc_gpu_step_attend(f, r, err));
-    QC_TRY(qc_gpu_step_o(f, r, err));
-    QC_TRY(qc_gpu_step_gate(f, r, err));
-    QC_TRY(qc_gpu_step_down(f, r, err));
-    QC_TRY(qc_cuda_to_host(hidden, f->act.hidden, bytes, f->stream, err));
-    return qc_cuda_stream_synchronize(f->stream, err);
-}
-
-static qc_status take_layer(qc_gpu_decoder *d, const qc_gpu_decoder_layer *layer,
-                            qc_gpu_layer_run *r, qc_error *err)
-{
-    const qc_gpu_matrix *in[LAYER_MATRICES] = {&layer->q,    &layer->k,  &layer->v,   &layer->o,
-                                               &layer->gate, &layer->up, &layer->down};
-    qc_gpu_device_matrix *out[LAYER_MATRICES] = {&r->q,    &r->k,  &r->v,   &r->o,
-                                                 &r->gate, &r->up, &r->down};
-    uint64_t hidden = qc_gpu_aligned(qc_gpu_bytes_of(d->f.form.hidden, 1, sizeof(float)));
-    uint64_t head = qc_gpu_aligned(qc_gpu_bytes_of(d->f.form.head_dim, 1, sizeof(float)));
-    unsigned char *vectors = NULL;
-    const qc_gpu_weights w = {in, out, LAYER_MATRICES, d->f.act.tokens, 2 * hidden + 2 * head};
-    QC_TRY(qc_gpu_take_weights(&d->f, &w, &d->weights, &vectors, err));
-    qc_gpu_cutter c = {.base = vectors};
-    QC_TRY(qc_gpu_take_vector(&d->f, &c, layer->input_norm, d->f.form.hidden, &r->input_norm, err));
-    QC_TRY(qc_gpu_take_vector(&d->f, &c, layer->attention_norm, d->f.form.hidden,
-                              &r->attention_norm, err));
-    QC_TRY(qc_gpu_take_vector(&d->f, &c, layer->q_norm, d->f.form.head_dim, &r->q_norm, err));
-    QC_TRY(qc_gpu_take_vector(&d->f, &c, layer->k_norm, d->f.form.head_dim, &r->k_norm, err));
-    r->window = layer->window > UINT32_MAX ? 0 : (uint32_t)layer->window;
-    /* After this the caller may change or free its arrays. */
-    return qc_cuda_stream_synchronize(d->f.stream, err);
-}
-
-static qc_status run_layer(qc_gpu_decoder *d, const qc_gpu_decoder_layer *layer, float *hidden,
-                           const uint64_t *lengths, uint64_t windows, qc_error *err)
-{
-    qc_gpu_layer_run r = {0};
-    QC_TRY(qc_gpu_check_windows(&d->f, lengths, windows, err));
-    QC_TRY(qc_cuda_use(&d->f.device, err));
-    QC_TRY(take_layer(d, layer, &r, err));
-    for (uint64_t first = 0, next = 0; first < windows; first = next) {
-        uint64_t rows = qc_gpu_next_windows(&d->f, lengths, windows, &next);
-        if (qc_interrupted())
-            QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
-        QC_TRY(run_chunk(&d->f, &r, hidden, lengths + first, next - first, err));
-        hidden += rows * d->f.form.hidden;
-    }
-    return QC_OK;
+    return st;
 }
 
 /* After an error, what was started may still read the host's arrays, so this waits for it. Returns
  * st. */
 static qc_status settled(qc_gpu_decoder *d, qc_status st)
 {
-    if (st != QC_OK && qc_cuda_stream_synchronize(d->f.stream, NULL) != QC_OK)
-        d->head.rows = 0; /* the device is lost */
+    if (st != QC_OK)
+        qc_gpu_forward_settle(&d->f);
     return st;
 }
 
-static qc_status decoder_run(qc_gpu_decoder *d, const qc_gpu_decoder_layer *layer, float *hidden,
-                             const uint64_t *lengths, uint64_t windows, qc_error *err)
+/* ---- a layer --------------------------------------------------------------------------------- */
+
+static qc_status take_layer(qc_gpu_decoder *d, const qc_llama_weights *layer, uint64_t window,
+                            qc_gpu_layer_run *r, qc_error *err)
 {
-    return settled(d, run_layer(d, layer, hidden, lengths, windows, err));
+    unsigned char *vectors = NULL;
+    const qc_gpu_weights w = {layer->matrices, r->matrices, QC_LLAMA_MATRICES, d->f.act.tokens,
+                              qc_gpu_vectors_bytes(&d->f)};
+    QC_TRY(qc_gpu_take_weights(&d->f, &w, &d->weights, &vectors, err));
+    QC_TRY(qc_gpu_take_vectors(&d->f, layer, window, vectors, r, err));
+    /* After this the caller may change or free its arrays. */
+    return qc_cuda_stream_synchronize(d->f.stream, err);
+}
+
+static qc_status run_layer(qc_gpu_decoder *d, const qc_llama_weights *layer, uint64_t window,
+                           float *hidden, const uint64_t *lengths, uint64_t windows, qc_error *err)
+{
+    qc_gpu_layer_run r = {0};
+    QC_TRY(qc_gpu_check_windows(&d->f, lengths, windows, err));
+    QC_TRY(qc_cuda_use(&d->f.device, err));
+    QC_TRY(take_layer(d, layer, window, &r, err));
+    for (uint64_t first = 0, next = 0; first < windows; first = next) {
+        uint64_t rows = qc_gpu_next_windows(lengths, windows, d->f.act.tokens, &next);
+        if (qc_interrupted())
+            QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
+        QC_TRY(qc_gpu_step_windows(&d->f, &r, lengths + first, next - first, err));
+        QC_TRY(qc_gpu_step_layer(&d->f, &r, hidden, err));
+        QC_TRY(qc_cuda_stream_synchronize(d->f.stream, err));
+        hidden += rows * d->f.form.hidden;
+    }
+    return QC_OK;
+}
+
+static qc_status decoder_run(qc_gpu_decoder *d, const qc_llama_weights *layer, uint64_t window,
+                             float *hidden, const uint64_t *lengths, uint64_t windows,
+                             qc_error *err)
+{
+    return settled(d, run_layer(d, layer, window, hidden, lengths, windows, err));
 }
 
 /* ---- the head -------------------------------------------------------------------------------- */
 
-static qc_status take_head(qc_gpu_decoder *d, const qc_gpu_matrix *head, qc_error *err)
+static qc_status take_head(qc_gpu_decoder *d, const qc_llama_matrix *head, qc_error *err)
 {
-    qc_gpu_device_matrix *out = &d->head;
     uint64_t row = qc_sat_mul(head->rows, sizeof(float));
     QC_TRY(qc_cuda_use(&d->f.device, err));
     d->head_tokens = row > 0 && row < LOGITS_BYTES ? LOGITS_BYTES / row : 1;
-    d->head_tokens = d->head_tokens < QC_GPU_TOKENS ? d->head_tokens : QC_GPU_TOKENS;
-    const qc_gpu_weights w = {.in = &head, .out = &out, .count = 1, .tokens = d->head_tokens};
+    d->head_tokens = qc_min_u64(d->head_tokens, QC_GPU_TOKENS);
+    const qc_gpu_weights w = {.in = head, .out = &d->head, .count = 1, .tokens = d->head_tokens};
     QC_TRY(qc_gpu_take_weights(&d->f, &w, &d->head_weights, NULL, err));
     return qc_cuda_stream_synchronize(d->f.stream, err);
 }
@@ -167,7 +135,7 @@ static qc_status run_logits(qc_gpu_decoder *d, const float *hidden, uint64_t n, 
             continue;
         }
         for (uint64_t first = 0; first < n; first += most) {
-            uint64_t rows = n - first < most ? n - first : most;
+            uint64_t rows = qc_min_u64(n - first, most);
             qc_cuda_halves halves = {.rows = rows, .cols = k, .half = x, .exponent = exponent};
             qc_cuda_product p;
             if (qc_interrupted())
@@ -187,7 +155,7 @@ static qc_status run_logits(qc_gpu_decoder *d, const float *hidden, uint64_t n, 
     return QC_OK;
 }
 
-static qc_status decoder_head(qc_gpu_decoder *d, const qc_gpu_matrix *head, qc_error *err)
+static qc_status decoder_head(qc_gpu_decoder *d, const qc_llama_matrix *head, qc_error *err)
 {
     qc_status st = settled(d, take_head(d, head, err));
     if (st != QC_OK)

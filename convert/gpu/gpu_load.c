@@ -32,9 +32,7 @@ static qc_status load_put(void *ctx, unsigned worker, const qc_reader_tensor *t,
 static qc_status place_all(gpu_load *l, const qc_reader_device *d,
                            const qc_gpu_load_options *options, qc_error *err)
 {
-    void *v = NULL;
-    QC_TRY(qc_calloc(&v, d->tensor_count, sizeof *l->places, err));
-    l->places = v;
+    QC_TRY(qc_calloc(&l->places, d->tensor_count, sizeof *l->places, err));
     for (size_t i = 0; i < d->tensor_count; i++) {
         const qc_reader_tensor *t = &d->tensors[i];
         l->places[i] = options->place(options->ctx, t);

@@ -42,14 +42,9 @@ typedef struct {
     uint64_t absmax, nested_absmax, bad, absmax_codes, codes, end;
 } result_layout;
 
-static uint64_t align_up(uint64_t v, uint64_t to)
-{
-    return (v + to - 1) / to * to;
-}
-
 static int is_found(const qc_gpu_form *form)
 {
-    return form->searched && form->kind != QC_WEIGHTS_INT8_ROWS;
+    return form->searched && form->form.ops != &qc_form_int8_rows;
 }
 
 /* n is at most the bytes of a slot, so nothing overflows. */
@@ -57,22 +52,22 @@ static result_layout lay_out(const qc_gpu_form *form, uint64_t n)
 {
     result_layout l;
     uint64_t scales, sums, each = ERROR_FLOATS * sizeof(float);
-    if (form->kind == QC_WEIGHTS_INT8_ROWS) {
-        scales = n / form->cols;
-        sums = scales * qc_ceil_div_u64(form->cols, QC_CUDA_ROW_RUN);
+    if (form->form.ops == &qc_form_int8_rows) {
+        scales = n / form->form.cols;
+        sums = scales * qc_ceil_div_u64(form->form.cols, QC_CUDA_ROW_RUN);
     } else {
-        scales = sums = qc_ceil_div_u64(n, form->block_elems);
+        scales = sums = qc_ceil_div_u64(n, form->form.block_elems);
     }
-    int nested = is_found(form) && form->nested;
+    int nested = is_found(form) && form->form.nested;
     if (is_found(form))
         each = sizeof(qc_search_sum);
     l.absmax = sums * each;
     l.nested_absmax = l.absmax + scales * sizeof(float);
     uint64_t groups = nested ? qc_ceil_div_u64(scales, GROUP_BLOCKS) : 0;
-    l.bad = align_up(l.nested_absmax + groups * sizeof(float), sizeof(uint64_t));
+    l.bad = qc_align_u64(l.nested_absmax + groups * sizeof(float), sizeof(uint64_t));
     l.absmax_codes = l.bad + sizeof(uint64_t);
-    l.codes = align_up(l.absmax_codes + (nested ? scales : 0), CODES_ALIGN);
-    l.end = l.codes + (form->kind == QC_WEIGHTS_NF4 ? (n + 1) / 2 : n);
+    l.codes = qc_align_u64(l.absmax_codes + (nested ? scales : 0), CODES_ALIGN);
+    l.end = l.codes + qc_form_code_bytes(&form->form, n);
     return l;
 }
 
@@ -143,10 +138,9 @@ static void ring_destroy(qc_gpu_ring *r)
 static qc_status ring_create(qc_gpu_ring **out, const qc_cuda_device *device, size_t slot_bytes,
                              size_t min_bytes, qc_error *err)
 {
-    void *v = NULL;
     *out = NULL;
-    QC_TRY(qc_calloc(&v, 1, sizeof **out, err));
-    qc_gpu_ring *r = v;
+    qc_gpu_ring *r = NULL;
+    QC_TRY(qc_calloc(&r, 1, sizeof **out, err));
     r->device = *device;
     qc_status st = set_up(r, slot_bytes, min_bytes, err);
     if (st != QC_OK) {
@@ -181,13 +175,11 @@ static void *ring_source(qc_gpu_ring *r, unsigned slot)
 /* Makes the tables once, and waits for the copy because other slots use the tables too. */
 static qc_status take_tables(qc_gpu_ring *r, const ring_slot *s, qc_error *err)
 {
-    void *v = NULL;
     if (r->device_tables)
         return QC_OK;
-    QC_TRY(qc_cuda_malloc(&v, sizeof r->tables, err));
-    r->device_tables = v;
+    QC_TRY(qc_cuda_malloc(&r->device_tables, sizeof r->tables, err));
     qc_cuda_search_tables_fill(&r->tables);
-    QC_TRY(qc_cuda_to_device(v, &r->tables, sizeof r->tables, s->stream, err));
+    QC_TRY(qc_cuda_to_device(r->device_tables, &r->tables, sizeof r->tables, s->stream, err));
     return qc_cuda_stream_synchronize(s->stream, err);
 }
 
@@ -196,11 +188,11 @@ static qc_status launch_search(const qc_gpu_ring *r, const ring_slot *s, const r
 {
     unsigned char *results = s->device_results;
     const qc_gpu_form *form = &s->form;
-    if (form->kind == QC_WEIGHTS_INT8_ROWS) {
+    if (form->form.ops == &qc_form_int8_rows) {
         qc_cuda_search_rows_job a = {.src = s->device_source,
                                      .dtype = form->dtype,
-                                     .rows = s->n / form->cols,
-                                     .cols = form->cols,
+                                     .rows = s->n / form->form.cols,
+                                     .cols = form->form.cols,
                                      .tables = r->device_tables,
                                      .codes = (int8_t *)(results + l->codes),
                                      .scb = (float *)(void *)(results + l->absmax),
@@ -211,11 +203,11 @@ static qc_status launch_search(const qc_gpu_ring *r, const ring_slot *s, const r
     qc_cuda_search_blocks_job a = {.src = s->device_source,
                                    .dtype = form->dtype,
                                    .n = s->n,
-                                   .is_nf4 = form->kind == QC_WEIGHTS_NF4,
-                                   .block_elems = form->block_elems,
-                                   .nested = form->nested,
+                                   .is_nf4 = form->form.ops->kind == QC_FORM_NF4,
+                                   .block_elems = form->form.block_elems,
+                                   .nested = form->form.nested,
                                    .refit = form->refit,
-                                   .offset = form->offset,
+                                   .offset = form->form.offset,
                                    .tables = r->device_tables,
                                    .codes = results + l->codes,
                                    .absmax = (float *)(void *)(results + l->absmax),
@@ -229,11 +221,11 @@ static qc_status launch_search(const qc_gpu_ring *r, const ring_slot *s, const r
 static qc_status launch(const ring_slot *s, const result_layout *l, qc_error *err)
 {
     unsigned char *results = s->device_results;
-    if (s->form.kind == QC_WEIGHTS_INT8_ROWS) {
+    if (s->form.form.ops == &qc_form_int8_rows) {
         qc_cuda_rows a = {.src = s->device_source,
                           .dtype = s->form.dtype,
-                          .rows = s->n / s->form.cols,
-                          .cols = s->form.cols,
+                          .rows = s->n / s->form.form.cols,
+                          .cols = s->form.form.cols,
                           .codes = (int8_t *)(results + l->codes),
                           .scb = (float *)(void *)(results + l->absmax),
                           .errors = (float *)(void *)results,
@@ -243,13 +235,13 @@ static qc_status launch(const ring_slot *s, const result_layout *l, qc_error *er
     qc_cuda_blocks a = {.src = s->device_source,
                         .dtype = s->form.dtype,
                         .n = s->n,
-                        .block_elems = s->form.block_elems,
+                        .block_elems = s->form.form.block_elems,
                         .codes = results + l->codes,
                         .absmax = (float *)(void *)(results + l->absmax),
                         .errors = (float *)(void *)results,
                         .bad = (uint64_t *)(void *)(results + l->bad)};
-    return s->form.kind == QC_WEIGHTS_NF4 ? qc_cuda_nf4_quantize(&a, s->stream, err)
-                                          : qc_cuda_int8_blocks_quantize(&a, s->stream, err);
+    return s->form.form.ops->kind == QC_FORM_NF4 ? qc_cuda_nf4_quantize(&a, s->stream, err)
+                                                 : qc_cuda_int8_blocks_quantize(&a, s->stream, err);
 }
 
 static qc_status ring_start(qc_gpu_ring *r, unsigned slot, const qc_gpu_form *form, uint64_t n,
@@ -274,7 +266,7 @@ static qc_status ring_finish(qc_gpu_ring *r, unsigned slot, qc_gpu_result *out, 
     const ring_slot *s = &r->slots[slot];
     result_layout l = lay_out(&s->form, s->n);
     QC_TRY(qc_cuda_event_synchronize(s->done, err));
-    int found = is_found(&s->form), nested = found && s->form.nested;
+    int found = is_found(&s->form), nested = found && s->form.form.nested;
     out->errors = found ? NULL : (const float *)(const void *)s->results;
     out->found = found ? (const qc_search_sum *)(const void *)s->results : NULL;
     out->absmax_codes = nested ? s->results + l.absmax_codes : NULL;

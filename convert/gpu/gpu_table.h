@@ -2,7 +2,7 @@
 #ifndef QC_CONVERT_GPU_TABLE_H
 #define QC_CONVERT_GPU_TABLE_H
 
-#include "convert/calibrate/calibrate_device.h"
+#include "convert/calibrate/calibrate_engine.h"
 #include "convert/device/bench.h"
 #include "convert/device/device_gpu.h"
 #include "convert/device/device_quantizer.h"

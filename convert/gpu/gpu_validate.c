@@ -56,11 +56,6 @@ typedef struct {
     double *host_sums;
 } comparison;
 
-static uint64_t aligned(uint64_t bytes)
-{
-    return qc_sat_add(bytes, ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-}
-
 /* ---- the device ----------------------------------------------------------------------------- */
 
 static void say_nothing(void *ctx, const char *text)
@@ -73,9 +68,8 @@ static qc_status comparer_create(qc_gpu_comparer **out, const qc_cuda_device *de
                                  const qc_matmul_table *tuning, qc_error *err)
 {
     static const qc_bench_sink sink = {.say = say_nothing};
-    void *v = NULL;
-    QC_TRY(qc_calloc(&v, 1, sizeof **out, err));
-    qc_gpu_comparer *c = v;
+    qc_gpu_comparer *c = NULL;
+    QC_TRY(qc_calloc(&c, 1, sizeof **out, err));
     *out = c;
     c->request =
         (qc_bench_request){.rounds = ROUNDS, .seconds = ROOF_SECONDS, .device = device->index};
@@ -107,13 +101,12 @@ static const char *comparer_no_gemm(const qc_gpu_comparer *c)
 
 static qc_status take(comparison *w, void *pointer, uint64_t bytes, qc_error *err)
 {
-    void *v = NULL;
     size_t size = 0;
+    void **v = &w->buffers[w->buffer_count++];
     if (qc_u64_to_size(bytes, &size))
         QC_FAIL(err, QC_ERR_NOMEM, "the layer is too large");
-    QC_TRY(qc_cuda_malloc(&v, size, err));
-    w->buffers[w->buffer_count++] = v;
-    memcpy(pointer, &v, sizeof v);
+    QC_TRY(qc_cuda_malloc(v, size, err));
+    memcpy(pointer, v, sizeof *v);
     return QC_OK;
 }
 
@@ -136,9 +129,11 @@ static qc_status plan_memory(comparison *w, int timed, qc_error *err)
     uint64_t free_bytes = 0, total = 0, weights = 0, quantized = 0;
     uint64_t l2 = w->c->gpu.device.l2_bytes;
     w->repack = qc_matmul_repack_helps(in->w);
-    w->dense_bytes = aligned(qc_sat_mul(qc_sat_mul(w->n, w->k), sizeof(uint16_t)));
-    w->raw_bytes = aligned(in->codes_bytes) + aligned(in->scales_bytes) + aligned(in->nested_bytes);
-    w->prepared_bytes = aligned(qc_matmul_prepared_bytes(in->w, w->repack));
+    w->dense_bytes = qc_align_u64(qc_sat_mul(qc_sat_mul(w->n, w->k), sizeof(uint16_t)), ALIGNMENT);
+    w->raw_bytes = qc_align_u64(in->codes_bytes, ALIGNMENT) +
+                   qc_align_u64(in->scales_bytes, ALIGNMENT) +
+                   qc_align_u64(in->nested_bytes, ALIGNMENT);
+    w->prepared_bytes = qc_align_u64(qc_matmul_prepared_bytes(in->w, w->repack), ALIGNMENT);
     quantized = qc_sat_add(w->raw_bytes, w->prepared_bytes);
     weights = qc_sat_add(w->dense_bytes, quantized);
     uint64_t rows = qc_sat_mul(w->most, 2 * sizeof(uint16_t));
@@ -166,7 +161,6 @@ static qc_status make_room(comparison *w, qc_error *err)
 {
     uint64_t row = w->k * sizeof(uint16_t), y = w->most * w->n * sizeof(uint16_t);
     size_t edge = (size_t)(EDGE_ROWS * w->n);
-    void *v = NULL;
     QC_TRY(take(w, &w->dense, qc_sat_mul(w->dense_bytes, w->dense_copies), err));
     QC_TRY(take(w, &w->x, qc_sat_mul(w->in->rows, row), err));
     QC_TRY(take(w, &w->y, y, err));
@@ -175,17 +169,10 @@ static qc_status make_room(comparison *w, qc_error *err)
     w->stage_rows = row < QC_BENCH_PINNED ? QC_BENCH_PINNED / row : 1;
     w->stage_rows = w->stage_rows < w->n ? w->stage_rows : w->n;
     QC_TRY(qc_cuda_host_malloc(&w->stage, (size_t)(w->stage_rows * row), err));
-    QC_TRY(qc_calloc(&v, w->copies, sizeof *w->weights, err));
-    w->weights = v;
-    v = NULL;
-    QC_TRY(qc_malloc(&v, edge * sizeof(uint16_t), err));
-    w->host_y = v;
-    v = NULL;
-    QC_TRY(qc_malloc(&v, edge * sizeof(uint16_t), err));
-    w->host_z = v;
-    v = NULL;
-    QC_TRY(qc_malloc(&v, edge * sizeof(double), err));
-    w->host_sums = v;
+    QC_TRY(qc_calloc(&w->weights, w->copies, sizeof *w->weights, err));
+    QC_TRY(qc_malloc(&w->host_y, edge * sizeof(uint16_t), err));
+    QC_TRY(qc_malloc(&w->host_z, edge * sizeof(uint16_t), err));
+    QC_TRY(qc_malloc(&w->host_sums, edge * sizeof(double), err));
     return QC_OK;
 }
 
@@ -213,7 +200,7 @@ static qc_status upload(comparison *w, unsigned char **at, const void *host, uin
                         qc_error *err)
 {
     QC_TRY(qc_cuda_to_device(*at, host, (size_t)bytes, w->c->gpu.stream, err));
-    *at += aligned(bytes);
+    *at += qc_align_u64(bytes, ALIGNMENT);
     return QC_OK;
 }
 
@@ -225,11 +212,11 @@ static qc_status upload_quantized(comparison *w, qc_error *err)
     uint64_t each = w->raw_bytes + w->prepared_bytes;
     unsigned char *memory = NULL, *maps = NULL;
     QC_TRY(take(w, &memory, qc_sat_mul(each, w->copies), err));
-    QC_TRY(take(w, &maps, 2 * aligned(256 * sizeof(float)), err));
-    if (q->code_map)
-        QC_TRY(qc_cuda_to_device(maps, q->code_map, 16 * sizeof(float), s, err));
+    QC_TRY(take(w, &maps, 2 * qc_align_u64(256 * sizeof(float), ALIGNMENT), err));
+    if (q->form.code_map)
+        QC_TRY(qc_cuda_to_device(maps, q->form.code_map, 16 * sizeof(float), s, err));
     if (q->nested_map)
-        QC_TRY(qc_cuda_to_device(maps + aligned(256 * sizeof(float)), q->nested_map,
+        QC_TRY(qc_cuda_to_device(maps + qc_align_u64(256 * sizeof(float), ALIGNMENT), q->nested_map,
                                  256 * sizeof(float), s, err));
     for (uint32_t i = 0; i < w->copies; i++) {
         unsigned char *base = memory + i * each, *at = base;
@@ -244,15 +231,17 @@ static qc_status upload_quantized(comparison *w, qc_error *err)
         } else {
             QC_TRY(qc_cuda_copy(base, memory, (size_t)w->raw_bytes, s, err));
         }
-        unsigned char *scales = base + aligned(w->in->codes_bytes);
+        unsigned char *scales = base + qc_align_u64(w->in->codes_bytes, ALIGNMENT);
         d.absmax = q->absmax ? (const float *)(void *)scales : NULL;
         d.absmax_codes = q->absmax ? NULL : scales;
         if (q->nested_absmax)
-            d.nested_absmax = (const float *)(void *)(scales + aligned(w->in->scales_bytes));
+            d.nested_absmax =
+                (const float *)(void *)(scales + qc_align_u64(w->in->scales_bytes, ALIGNMENT));
         if (q->nested_map)
-            d.nested_map = (const float *)(void *)(maps + aligned(256 * sizeof(float)));
-        if (q->code_map)
-            d.code_map = (const float *)(void *)maps;
+            d.nested_map =
+                (const float *)(void *)(maps + qc_align_u64(256 * sizeof(float), ALIGNMENT));
+        if (q->form.code_map)
+            d.form.code_map = (const float *)(void *)maps;
         if (i == 0)
             w->stored = d;
         QC_TRY(qc_matmul_prepare(w->c->gpu.handle, &d, w->repack, base + w->raw_bytes,
@@ -328,12 +317,12 @@ static void add_errors(const comparison *w, uint64_t rows, qc_gpu_compared *out)
     for (uint64_t i = 0; i < rows * w->n; i++) {
         double y = qc_f64_of_half(dtype, w->host_y[i]), z = qc_f64_of_half(dtype, w->host_z[i]);
         double output = y - z, kernel = y - w->host_sums[i];
-        out->output_ee += output * output;
-        out->output_xx += z * z;
-        out->output_max = larger(fabs(output), out->output_max);
-        out->kernel_ee += kernel * kernel;
-        out->kernel_xx += w->host_sums[i] * w->host_sums[i];
-        out->kernel_max = larger(fabs(kernel), out->kernel_max);
+        out->output.ee += output * output;
+        out->output.xx += z * z;
+        out->output.max = larger(fabs(output), out->output.max);
+        out->kernel.ee += kernel * kernel;
+        out->kernel.xx += w->host_sums[i] * w->host_sums[i];
+        out->kernel.max = larger(fabs(kernel), out->kernel.max);
     }
     out->outputs += rows * w->n;
 }
@@ -469,14 +458,14 @@ static qc_status run(comparison *w, qc_gpu_compared *out, unsigned count, qc_err
 static qc_status compare(qc_gpu_comparer *c, const qc_gpu_comparison *in, qc_gpu_compared *out,
                          unsigned count, qc_error *err)
 {
-    comparison w = {.c = c, .in = in, .n = in->w->rows, .k = in->w->cols};
+    comparison w = {.c = c, .in = in, .n = in->w->rows, .k = in->w->form.cols};
     for (unsigned i = 0; i < count; i++)
         w.most = out[i].m > w.most ? out[i].m : w.most;
     qc_status st = run(&w, out, count, err);
     qc_error late = {0};
     qc_status ended = qc_cuda_stream_synchronize(c->gpu.stream, &late);
     if (st == QC_OK && ended != QC_OK) {
-        st = ended;
+        st = late.code;
         if (err)
             *err = late;
     }

@@ -126,16 +126,12 @@ typedef struct {
 
 static qc_status read_facts(driver_gpus *d, qc_arena *arena, qc_error *err)
 {
-    void *p = NULL;
     d->count = qc_nvml_count(d->nvml);
     if (d->count > QC_MAX_GPUS)
         d->count = QC_MAX_GPUS;
-    QC_TRY(qc_arena_alloc(arena, &p, d->count, sizeof *d->facts, err));
-    d->facts = p;
-    QC_TRY(qc_arena_alloc(arena, &p, d->count, sizeof *d->uuids, err));
-    d->uuids = p;
-    QC_TRY(qc_arena_alloc(arena, &p, d->count, sizeof *d->trouble, err));
-    d->trouble = p;
+    QC_TRY(qc_arena_alloc(arena, &d->facts, d->count, sizeof *d->facts, err));
+    QC_TRY(qc_arena_alloc(arena, &d->uuids, d->count, sizeof *d->uuids, err));
+    QC_TRY(qc_arena_alloc(arena, &d->trouble, d->count, sizeof *d->trouble, err));
     for (unsigned i = 0; i < d->count; i++) {
         qc_error why = {0};
         if (qc_nvml_read_facts(d->nvml, i, &d->facts[i], &why) != QC_OK)
@@ -200,13 +196,11 @@ static qc_status read_visible(qc_hardware *h, driver_gpus *d, qc_arena *arena, q
 {
     const char *list = getenv("CUDA_VISIBLE_DEVICES");
     unsigned visible[QC_MAX_GPUS], shown = 0;
-    void *p = NULL;
     QC_TRY(read_facts(d, arena, err));
     if (qc_nvml_count(d->nvml) > d->count)
         QC_TRY(add_warning(h, arena, "only the driver's first 64 GPUs are looked at", err));
     qc_cuda_visible(list, d->uuids, d->count, visible, &shown);
-    QC_TRY(qc_arena_alloc(arena, &p, shown, sizeof *h->gpus, err));
-    h->gpus = p;
+    QC_TRY(qc_arena_alloc(arena, &h->gpus, shown, sizeof *h->gpus, err));
     for (unsigned i = 0; i < shown; i++) {
         int ok = 0;
         qc_gpu *g = &h->gpus[h->gpu_count];
@@ -220,7 +214,7 @@ static qc_status read_visible(qc_hardware *h, driver_gpus *d, qc_arena *arena, q
     if (d->count == 0)
         h->no_gpu = "the NVIDIA driver finds none";
     else if (shown > 0)
-        h->no_gpu = "those that there are do not answer";
+        h->no_gpu = "the GPUs that are there do not answer";
     else if (strstr(list, "MIG-"))
         h->no_gpu = "CUDA_VISIBLE_DEVICES names an instance of a divided GPU (MIG), which qconv "
                     "does not read";
@@ -331,11 +325,9 @@ static void link_peers(qc_hardware *h)
 
 qc_status qc_hardware_assume(qc_hardware *out, qc_arena *arena, const char *as, qc_error *err)
 {
-    void *p = NULL;
     *out = (qc_hardware){.assumed = 1};
     QC_TRY(read_host(out, arena, err));
-    QC_TRY(qc_arena_alloc(arena, &p, QC_MAX_GPUS, sizeof *out->gpus, err));
-    out->gpus = p;
+    QC_TRY(qc_arena_alloc(arena, &out->gpus, QC_MAX_GPUS, sizeof *out->gpus, err));
     for (const char *term = as;; term++) {
         const qc_card *card = NULL;
         unsigned count = 0;

@@ -32,13 +32,13 @@ static void choose_kernels(qc_gpu_choice *c, unsigned sm)
         c->kernels_why = "Volta's own matrix instruction";
     } else if (sm < 80) {
         c->kernels = sm70;
-        c->kernels_why = "Turing runs Volta's code, and has no cp.async for that of Ampere";
+        c->kernels_why = "Turing runs Volta's code; it lacks cp.async, which Ampere's code needs";
     } else if (sm < 90) {
         c->kernels = sm80;
-        c->kernels_why = "tensor cores of 8.x, copies that go on beside the arithmetic";
+        c->kernels_why = "tensor cores of 8.x, and copies that run beside the arithmetic";
     } else {
         c->kernels = sm80;
-        c->kernels_why = "Ampere's instructions run on what came later; its own are not used yet";
+        c->kernels_why = "later GPUs run Ampere's instructions; their own are not used yet";
     }
 }
 
@@ -60,11 +60,11 @@ qc_gpu_choice qc_gpu_choose(const qc_gpu *g)
     qc_arch_facts arch = qc_arch_of(g->sm);
     qc_gpu_choice c = {.usable = g->sm == 0 || g->sm >= 70, .compute_dtype = arch.compute_dtype};
     if (g->sm == 0)
-        c.compute_why = "runs on every GPU, and what this one has is not known";
+        c.compute_why = "runs on every GPU, and the capability of this one is not known";
     else if (arch.bf16_tensor)
-        c.compute_why = "tensor cores take it from Ampere on, and it has the range of float32";
+        c.compute_why = "tensor cores support it from Ampere on, and it has the range of float32";
     else if (arch.fp16_tensor)
-        c.compute_why = "its tensor cores take neither bfloat16 nor TF32";
+        c.compute_why = "its tensor cores support neither bfloat16 nor TF32";
     else
         c.compute_why = "it has no tensor cores; bfloat16 would be emulated";
     if (qc_sm_runs_int8(g->sm)) {

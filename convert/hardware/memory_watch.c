@@ -6,10 +6,10 @@
 #include "base/workers.h"
 #include "convert/hardware/nvml_gpu.h"
 #include "convert/term/console.h"
-#include "convert/term/json_members.h"
 #include "convert/term/size_text.h"
 #include "convert/term/table.h"
 #include "formats/file_io.h"
+#include "formats/json_writer.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -181,43 +181,42 @@ static qc_status take_sample(watch *w, qc_error *err)
 /* ---- CSV ---- */
 
 /* Quotes the text where RFC 4180 wants it. Control characters have been removed before. */
-static qc_status add_csv_text(qc_strbuf *out, const char *text, qc_error *err)
+static void put_csv_text(qc_strbuf *out, const char *text)
 {
-    if (!strpbrk(text, ",\""))
-        return qc_strbuf_adds(out, text, err);
-    QC_TRY(qc_strbuf_adds(out, "\"", err));
+    if (!strpbrk(text, ",\"")) {
+        qc_strbuf_puts(out, text);
+        return;
+    }
+    qc_strbuf_puts(out, "\"");
     for (; *text; text++)
-        QC_TRY(qc_strbuf_addf(out, err, *text == '"' ? "%c\"" : "%c", *text));
-    return qc_strbuf_adds(out, "\"", err);
+        qc_strbuf_putf(out, *text == '"' ? "%c\"" : "%c", *text);
+    qc_strbuf_puts(out, "\"");
 }
 
-static qc_status add_csv_sample(const watch *w, qc_strbuf *out, qc_error *err)
+static void put_csv_sample(const watch *w, qc_strbuf *out)
 {
     for (uint32_t i = 0; i < w->gpu_count; i++) {
         const watched_gpu *g = &w->gpus[i];
-        QC_TRY(qc_strbuf_addf(out, err, "%s,%.3f,%s,%u,,,", w->stamp, w->seconds,
-                              g->lost ? "lost" : "gpu", g->gpu->index));
+        qc_strbuf_putf(out, "%s,%.3f,%s,%u,,,", w->stamp, w->seconds, g->lost ? "lost" : "gpu",
+                       g->gpu->index);
         if (!g->lost)
-            QC_TRY(qc_strbuf_addf(out, err, "%" PRIu64 ",%" PRIu64, g->now.used_bytes,
-                                  g->now.free_bytes));
+            qc_strbuf_putf(out, "%" PRIu64 ",%" PRIu64, g->now.used_bytes, g->now.free_bytes);
         else
-            QC_TRY(qc_strbuf_adds(out, ",", err));
-        QC_TRY(qc_strbuf_addf(out, err, ",%" PRIu64 ",%" PRIu64 "\n", g->gpu->total_bytes,
-                              g->peak_used));
+            qc_strbuf_puts(out, ",");
+        qc_strbuf_putf(out, ",%" PRIu64 ",%" PRIu64 "\n", g->gpu->total_bytes, g->peak_used);
     }
     for (size_t i = 0; i < w->process_count; i++) {
         const watched_process *p = &w->processes[i];
         if (!p->running)
             continue;
-        QC_TRY(qc_strbuf_addf(out, err, "%s,%.3f,process,%u,%u,", w->stamp, w->seconds,
-                              w->gpus[p->gpu].gpu->index, p->pid));
-        QC_TRY(add_csv_text(out, p->name, err));
+        qc_strbuf_putf(out, "%s,%.3f,process,%u,%u,", w->stamp, w->seconds,
+                       w->gpus[p->gpu].gpu->index, p->pid);
+        put_csv_text(out, p->name);
         if (p->bytes_known)
-            QC_TRY(qc_strbuf_addf(out, err, ",%" PRIu64 ",,,%" PRIu64 "\n", p->bytes, p->peak));
+            qc_strbuf_putf(out, ",%" PRIu64 ",,,%" PRIu64 "\n", p->bytes, p->peak);
         else
-            QC_TRY(qc_strbuf_adds(out, ",,,,\n", err));
+            qc_strbuf_puts(out, ",,,,\n");
     }
-    return QC_OK;
 }
 
 /* Writes the samples to the file at once, so that whoever reads it sees whole samples. */
@@ -227,14 +226,11 @@ static qc_status write_csv(watch *w, qc_error *err)
     if (!w->options->csv)
         return QC_OK;
     qc_strbuf_init(&text, MAX_TEXT_BYTES);
-    qc_status st = QC_OK;
     if (w->csv_bytes == 0)
-        st = qc_strbuf_adds(&text,
-                            "time,seconds,kind,gpu,pid,process,used_bytes,free_bytes,total_bytes,"
-                            "peak_bytes\n",
-                            err);
-    if (st == QC_OK)
-        st = add_csv_sample(w, &text, err);
+        qc_strbuf_puts(&text, "time,seconds,kind,gpu,pid,process,used_bytes,free_bytes,total_bytes,"
+                              "peak_bytes\n");
+    put_csv_sample(w, &text);
+    qc_status st = qc_strbuf_status(&text, err);
     if (st == QC_OK)
         st = qc_file_pwrite(&w->csv, text.data, text.len, w->csv_bytes, err);
     if (st == QC_OK)
@@ -263,7 +259,7 @@ static qc_status put_out(watch *w, const qc_strbuf *text, qc_error *err)
     return QC_OK;
 }
 
-static qc_status add_lines(const watch *w, qc_strbuf *out, qc_error *err)
+static void put_lines(const watch *w, qc_strbuf *out)
 {
     char used[QC_SIZE_TEXT_BYTES], left[QC_SIZE_TEXT_BYTES], peak[QC_SIZE_TEXT_BYTES];
     for (uint32_t i = 0; i < w->gpu_count; i++) {
@@ -271,136 +267,134 @@ static qc_status add_lines(const watch *w, qc_strbuf *out, qc_error *err)
         (void)qc_text_bytes(used, g->now.used_bytes);
         (void)qc_text_bytes(left, g->now.free_bytes);
         (void)qc_text_bytes(peak, g->peak_used);
+        qc_strbuf_putf(out, "%.2f s  cuda:%u  ", w->seconds, g->gpu->index);
         if (g->lost)
-            QC_TRY(qc_strbuf_addf(out, err, "%.2f s  cuda:%u  lost, peak %s\n", w->seconds,
-                                  g->gpu->index, peak));
+            qc_strbuf_putf(out, "lost, peak %s\n", peak);
         else
-            QC_TRY(qc_strbuf_addf(out, err, "%.2f s  cuda:%u  used %s, free %s, peak %s\n",
-                                  w->seconds, g->gpu->index, used, left, peak));
+            qc_strbuf_putf(out, "used %s, free %s, peak %s\n", used, left, peak);
     }
     for (size_t i = 0; i < w->process_count; i++) {
         const watched_process *p = &w->processes[i];
         if (!p->running)
             continue;
-        QC_TRY(qc_strbuf_addf(out, err, "%.2f s  cuda:%u  pid %u %s", w->seconds,
-                              w->gpus[p->gpu].gpu->index, p->pid, p->name[0] ? p->name : "?"));
+        qc_strbuf_putf(out, "%.2f s  cuda:%u  pid %u %s", w->seconds, w->gpus[p->gpu].gpu->index,
+                       p->pid, p->name[0] ? p->name : "?");
         if (p->bytes_known)
-            QC_TRY(qc_strbuf_addf(out, err, "  used %s, peak %s\n", qc_text_bytes(used, p->bytes),
-                                  qc_text_bytes(peak, p->peak)));
+            qc_strbuf_putf(out, "  used %s, peak %s\n", qc_text_bytes(used, p->bytes),
+                           qc_text_bytes(peak, p->peak));
         else
-            QC_TRY(qc_strbuf_adds(out, "  memory not told\n", err));
+            qc_strbuf_puts(out, "  memory not known\n");
     }
-    return QC_OK;
 }
 
-static qc_status add_gpu_table(const watch *w, qc_arena *arena, int final, qc_strbuf *out,
-                               qc_error *err)
+static void put_gpu_table(const watch *w, qc_arena *arena, int final, qc_strbuf *out)
 {
     char size[QC_SIZE_TEXT_BYTES];
     qc_table t;
-    qc_table_init(&t, arena);
-    qc_table_column(&t, "GPU", QC_ALIGN_LEFT);
-    qc_table_column(&t, "name", QC_ALIGN_LEFT);
-    qc_table_column(&t, "memory", QC_ALIGN_RIGHT);
-    qc_table_column(&t, "used", QC_ALIGN_RIGHT);
-    qc_table_column(&t, "free", QC_ALIGN_RIGHT);
-    qc_table_column(&t, "peak", QC_ALIGN_RIGHT);
-    qc_table_column(&t, "at", QC_ALIGN_RIGHT);
-    qc_table_column(&t, "", QC_ALIGN_LEFT);
+    qc_table_begin(&t, arena, "GPU|name|>memory|>used|>free|>peak|>at|");
     for (uint32_t i = 0; i < w->gpu_count; i++) {
         const watched_gpu *g = &w->gpus[i];
         int now = !final && !g->lost;
-        QC_TRY(qc_table_cellf(&t, err, "cuda:%u", g->gpu->index));
-        QC_TRY(qc_table_cell(&t, g->gpu->name, err));
-        QC_TRY(qc_table_cell(&t, qc_text_bytes(size, g->gpu->total_bytes), err));
-        QC_TRY(qc_table_cell(&t, now ? qc_text_bytes(size, g->now.used_bytes) : "", err));
-        QC_TRY(qc_table_cell(&t, now ? qc_text_bytes(size, g->now.free_bytes) : "", err));
-        QC_TRY(qc_table_cell(&t, qc_text_bytes(size, g->peak_used), err));
-        QC_TRY(qc_table_cell(&t, final ? qc_text_seconds(size, g->peak_seconds) : "", err));
-        QC_TRY(qc_table_cell(&t, g->lost ? "lost" : "", err));
+        qc_table_putf(&t, "cuda:%u", g->gpu->index);
+        qc_table_put(&t, g->gpu->name);
+        qc_table_bytes(&t, g->gpu->total_bytes);
+        qc_table_put(&t, now ? qc_text_bytes(size, g->now.used_bytes) : "");
+        qc_table_put(&t, now ? qc_text_bytes(size, g->now.free_bytes) : "");
+        qc_table_bytes(&t, g->peak_used);
+        qc_table_put(&t, final ? qc_text_seconds(size, g->peak_seconds) : "");
+        qc_table_put(&t, g->lost ? "lost" : "");
     }
-    return qc_table_render(&t, 0, out, err);
+    qc_table_print(&t, 0, out);
 }
 
-static qc_status add_process_table(const watch *w, qc_arena *arena, int final, qc_strbuf *out,
-                                   qc_error *err)
+static void put_process_table(const watch *w, qc_arena *arena, int final, qc_strbuf *out)
 {
     char size[QC_SIZE_TEXT_BYTES];
     qc_table t;
-    qc_table_init(&t, arena);
-    qc_table_column(&t, "GPU", QC_ALIGN_LEFT);
-    qc_table_column(&t, "pid", QC_ALIGN_RIGHT);
-    qc_table_column(&t, "process", QC_ALIGN_LEFT);
-    qc_table_column(&t, "used", QC_ALIGN_RIGHT);
-    qc_table_column(&t, "peak", QC_ALIGN_RIGHT);
+    qc_table_begin(&t, arena, "GPU|>pid|process|>used|>peak");
     for (size_t i = 0; i < w->process_count; i++) {
         const watched_process *p = &w->processes[i];
         if (!final && !p->running)
             continue;
-        QC_TRY(qc_table_cellf(&t, err, "cuda:%u", w->gpus[p->gpu].gpu->index));
-        QC_TRY(qc_table_cellf(&t, err, "%u", p->pid));
-        QC_TRY(qc_table_cell(&t, p->name[0] ? p->name : NULL, err));
-        QC_TRY(qc_table_cell(&t,
-                             final            ? ""
-                             : p->bytes_known ? qc_text_bytes(size, p->bytes)
-                                              : NULL,
-                             err));
-        QC_TRY(qc_table_cell(&t, p->bytes_known ? qc_text_bytes(size, p->peak) : NULL, err));
+        qc_table_putf(&t, "cuda:%u", w->gpus[p->gpu].gpu->index);
+        qc_table_number(&t, p->pid);
+        qc_table_put(&t, p->name[0] ? p->name : NULL);
+        if (final)
+            qc_table_put(&t, "");
+        else
+            qc_table_put(&t, p->bytes_known ? qc_text_bytes(size, p->bytes) : NULL);
+        qc_table_put(&t, p->bytes_known ? qc_text_bytes(size, p->peak) : NULL);
     }
-    return qc_table_render(&t, 0, out, err);
+    qc_table_print(&t, 0, out);
 }
 
 /* Draws the text on a terminal over what was drawn before. Lines are cut to its width and height,
  * so that none wraps or scrolls and we know how far to go back up. */
-static qc_status overdraw(watch *w, const qc_strbuf *text, qc_strbuf *out, qc_error *err)
+static void overdraw(watch *w, const qc_strbuf *text, qc_strbuf *out)
 {
     struct winsize size = {.ws_row = 0};
     unsigned lines = 0;
     if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_row < 2 || size.ws_col < 2)
         size = (struct winsize){.ws_row = 24, .ws_col = 80};
-    QC_TRY(qc_strbuf_adds(out, "\r", err));
+    qc_strbuf_puts(out, "\r");
     if (w->drawn_lines)
-        QC_TRY(qc_strbuf_addf(out, err, "\033[%uA", w->drawn_lines));
+        qc_strbuf_putf(out, "\033[%uA", w->drawn_lines);
     for (const char *line = text->data; line && *line && lines + 1u < size.ws_row; lines++) {
         size_t len = strcspn(line, "\n"), shown = len;
         if (shown > size.ws_col)
             shown = size.ws_col;
         while (shown < len && shown > 0 && ((unsigned char)line[shown] & 0xc0) == 0x80)
             shown--; /* do not cut a character in the middle */
-        QC_TRY(qc_strbuf_add(out, line, shown, err));
-        QC_TRY(qc_strbuf_adds(out, "\033[K\n", err));
+        qc_strbuf_put(out, line, shown);
+        qc_strbuf_puts(out, "\033[K\n");
         line += len;
         line += *line == '\n';
     }
     w->drawn_lines = lines;
-    return qc_strbuf_adds(out, "\033[J", err);
+    qc_strbuf_puts(out, "\033[J");
+}
+
+static void put_tables(const watch *w, int final, qc_arena *arena, qc_strbuf *out)
+{
+    put_gpu_table(w, arena, final, out);
+    put_process_table(w, arena, final, out);
 }
 
 static qc_status draw(watch *w, qc_arena *arena, qc_strbuf *out, qc_error *err)
 {
     qc_strbuf text;
     qc_strbuf_init(&text, MAX_TEXT_BYTES);
-    qc_status st = qc_strbuf_addf(&text, err, "%s  %.1f s, %" PRIu64 " samples\n", w->stamp,
-                                  w->seconds, w->samples);
+    qc_strbuf_putf(&text, "%s  %.1f s, %" PRIu64 " samples\n", w->stamp, w->seconds, w->samples);
+    put_tables(w, 0, arena, &text);
+    qc_status st = qc_strbuf_status(&text, err);
     if (st == QC_OK)
-        st = add_gpu_table(w, arena, 0, &text, err);
-    if (st == QC_OK)
-        st = add_process_table(w, arena, 0, &text, err);
-    if (st == QC_OK)
-        st = overdraw(w, &text, out, err);
+        overdraw(w, &text, out);
     qc_strbuf_deinit(&text);
     return st;
 }
 
-static qc_status show_sample(watch *w, qc_error *err)
+static qc_status put_sample(watch *w, qc_arena *arena, qc_strbuf *out, qc_error *err)
+{
+    if (w->terminal)
+        return draw(w, arena, out, err);
+    put_lines(w, out);
+    return QC_OK;
+}
+
+/* Writes what `put` says about a sample, or about all of them. */
+static qc_status show(watch *w,
+                      qc_status (*put)(watch *w, qc_arena *arena, qc_strbuf *out, qc_error *err),
+                      qc_error *err)
 {
     qc_strbuf out;
     qc_arena arena;
-    if (w->call->quiet || w->call->json || w->reader_gone)
+    if (w->reader_gone)
         return QC_OK;
     qc_strbuf_init(&out, MAX_TEXT_BYTES);
     qc_arena_init(&arena);
-    qc_status st = w->terminal ? draw(w, &arena, &out, err) : add_lines(w, &out, err);
+    qc_status st = put(w, &arena, &out, err);
+    if (st == QC_OK)
+        st = qc_strbuf_status(&out, err);
     if (st == QC_OK)
         st = put_out(w, &out, err);
     qc_arena_deinit(&arena);
@@ -412,73 +406,53 @@ static qc_status show_sample(watch *w, qc_error *err)
 
 static void put_json(const watch *w, qc_json_writer *j)
 {
-    qc_jw_begin_object(j);
-    qc_jm_string(j, "command", "watch");
-    qc_jm_u64(j, "samples", w->samples);
-    qc_jm_double(j, "seconds", w->seconds);
-    qc_jm_bool(j, "interrupted", qc_interrupted());
-    qc_jw_key(j, "gpus");
-    qc_jw_begin_array(j);
+    qc_json_write_begin_object(j);
+    qc_json_member_string(j, "command", "watch");
+    qc_json_member_u64(j, "samples", w->samples);
+    qc_json_member_double(j, "seconds", w->seconds);
+    qc_json_member_bool(j, "interrupted", qc_interrupted());
+    qc_json_member_begin_array(j, "gpus");
     for (uint32_t i = 0; i < w->gpu_count; i++) {
         const watched_gpu *g = &w->gpus[i];
-        qc_jw_compact_next(j);
-        qc_jw_begin_object(j);
-        qc_jm_u64(j, "index", g->gpu->index);
-        qc_jm_string(j, "name", g->gpu->name);
-        qc_jm_u64(j, "total_bytes", g->gpu->total_bytes);
-        qc_jm_u64(j, "first_used_bytes", g->first_used);
-        qc_jm_u64(j, "peak_used_bytes", g->peak_used);
-        qc_jm_double(j, "peak_seconds", g->peak_seconds);
-        qc_jm_bool(j, "lost", g->lost);
-        qc_jw_end_object(j);
+        qc_json_member_begin_row(j);
+        qc_json_member_u64(j, "index", g->gpu->index);
+        qc_json_member_string(j, "name", g->gpu->name);
+        qc_json_member_u64(j, "total_bytes", g->gpu->total_bytes);
+        qc_json_member_u64(j, "first_used_bytes", g->first_used);
+        qc_json_member_u64(j, "peak_used_bytes", g->peak_used);
+        qc_json_member_double(j, "peak_seconds", g->peak_seconds);
+        qc_json_member_bool(j, "lost", g->lost);
+        qc_json_write_end_object(j);
     }
-    qc_jw_end_array(j);
-    qc_jw_key(j, "processes");
-    qc_jw_begin_array(j);
+    qc_json_write_end_array(j);
+    qc_json_member_begin_array(j, "processes");
     for (size_t i = 0; i < w->process_count; i++) {
         const watched_process *p = &w->processes[i];
-        qc_jw_compact_next(j);
-        qc_jw_begin_object(j);
-        qc_jm_u64(j, "gpu", w->gpus[p->gpu].gpu->index);
-        qc_jm_u64(j, "pid", p->pid);
-        qc_jm_string(j, "name", p->name[0] ? p->name : NULL);
-        qc_jm_u64_if(j, "peak_bytes", p->bytes_known, p->peak);
-        qc_jw_end_object(j);
+        qc_json_member_begin_row(j);
+        qc_json_member_u64(j, "gpu", w->gpus[p->gpu].gpu->index);
+        qc_json_member_u64(j, "pid", p->pid);
+        qc_json_member_string(j, "name", p->name[0] ? p->name : NULL);
+        qc_json_member_u64_if(j, "peak_bytes", p->bytes_known, p->peak);
+        qc_json_write_end_object(j);
     }
-    qc_jw_end_array(j);
-    qc_jw_end_object(j);
+    qc_json_write_end_array(j);
+    qc_json_write_end_object(j);
 }
 
-static qc_status add_peaks(const watch *w, qc_arena *arena, qc_strbuf *out, qc_error *err)
+static qc_status put_peaks(watch *w, qc_arena *arena, qc_strbuf *out, qc_error *err)
 {
     if (w->call->json) {
         qc_json_writer j;
-        qc_jw_init(&j, out, err);
+        qc_json_write_init(&j, out, err);
         put_json(w, &j);
-        QC_TRY(qc_jw_finish(&j));
-        return qc_strbuf_adds(out, "\n", err);
-    }
-    QC_TRY(qc_strbuf_addf(out, err, "%speaks of %" PRIu64 " sample%s in %.1f s\n",
-                          w->terminal ? "\n" : "", w->samples, w->samples == 1 ? "" : "s",
-                          w->seconds));
-    QC_TRY(add_gpu_table(w, arena, 1, out, err));
-    return add_process_table(w, arena, 1, out, err);
-}
-
-static qc_status show_peaks(watch *w, qc_error *err)
-{
-    qc_strbuf out;
-    qc_arena arena;
-    if (w->reader_gone || (w->call->quiet && !w->call->json))
+        QC_TRY(qc_json_write_finish(&j));
+        qc_strbuf_puts(out, "\n");
         return QC_OK;
-    qc_strbuf_init(&out, MAX_TEXT_BYTES);
-    qc_arena_init(&arena);
-    qc_status st = add_peaks(w, &arena, &out, err);
-    if (st == QC_OK)
-        st = put_out(w, &out, err);
-    qc_arena_deinit(&arena);
-    qc_strbuf_deinit(&out);
-    return st;
+    }
+    qc_strbuf_putf(out, "%speaks of %" PRIu64 " sample%s in %.1f s\n", w->terminal ? "\n" : "",
+                   w->samples, w->samples == 1 ? "" : "s", w->seconds);
+    put_tables(w, 1, arena, out);
+    return QC_OK;
 }
 
 /* Sleeps until then, or until an interrupt. Its signal may come just before the sleep, so we sleep
@@ -503,7 +477,8 @@ static qc_status follow(watch *w, qc_error *err)
     for (;;) {
         QC_TRY(take_sample(w, err));
         QC_TRY(write_csv(w, err));
-        QC_TRY(show_sample(w, err));
+        if (!w->call->quiet && !w->call->json)
+            QC_TRY(show(w, put_sample, err));
         if (w->samples == w->options->samples || w->lost_count == w->gpu_count || w->reader_gone)
             return QC_OK;
         next_ns += interval_ns;
@@ -519,12 +494,10 @@ static qc_status follow(watch *w, qc_error *err)
 qc_status qc_memory_watch(const qc_hardware *h, const qc_call *call, const qc_hardware_options *o,
                           qc_error *err)
 {
-    void *p = NULL;
     watch w = {.call = call, .options = o, .gpu_count = h->gpu_count, .csv = QC_FILE_CLOSED};
     if (h->gpu_count == 0)
         QC_FAIL(err, QC_ERR_DEVICE, "--watch: there is no GPU to watch: %s", h->no_gpu);
-    QC_TRY(qc_arena_alloc(call->arena, &p, h->gpu_count, sizeof *w.gpus, err));
-    w.gpus = p;
+    QC_TRY(qc_arena_alloc(call->arena, &w.gpus, h->gpu_count, sizeof *w.gpus, err));
     for (uint32_t i = 0; i < h->gpu_count; i++)
         w.gpus[i].gpu = &h->gpus[i];
     w.terminal = qc_console_terminal(STDOUT_FILENO);
@@ -533,8 +506,8 @@ qc_status qc_memory_watch(const qc_hardware *h, const qc_call *call, const qc_ha
     qc_status st = qc_nvml_open(&w.nvml, err);
     if (st == QC_OK)
         st = follow(&w, err);
-    if (st == QC_OK)
-        st = show_peaks(&w, err);
+    if (st == QC_OK && (call->json || !call->quiet))
+        st = show(&w, put_peaks, err);
     qc_nvml_close(w.nvml);
     qc_free(w.processes);
     if (st != QC_OK) {

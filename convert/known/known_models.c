@@ -4,6 +4,7 @@
 #include "convert/known/known_models.h"
 
 #include "base/edit_distance.h"
+#include "base/text.h"
 #include "convert/known/model_tensors.h"
 #include "formats/file_io.h"
 
@@ -11,26 +12,13 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #define CONFIG_NAME      "config.json"
 #define CONFIG_MAX_BYTES (16u << 20)
 #define TREE_MAX_FILES   100000u
 #define NAME_SHOWN_BYTES 160
 #define NEAR_DIVISOR     3u /* for an unknown family: one letter in three may differ */
-
-static int same_letter(char a, char b)
-{
-    return tolower((unsigned char)a) == tolower((unsigned char)b);
-}
-
-static int same_text(const char *a, const char *b)
-{
-    while (*a && same_letter(*a, *b)) {
-        a++;
-        b++;
-    }
-    return *a == '\0' && *b == '\0';
-}
 
 static const char *without_org(const char *id)
 {
@@ -42,7 +30,7 @@ const qc_known_model *qc_known_model_find(const char *id)
 {
     for (unsigned i = 0; i < qc_known_model_count; i++) {
         const char *known = qc_known_models[i].id;
-        if (same_text(id, known) || same_text(id, without_org(known)))
+        if (strcasecmp(id, known) == 0 || strcasecmp(id, without_org(known)) == 0)
             return &qc_known_models[i];
     }
     return NULL;
@@ -77,7 +65,7 @@ static int is_common_word(const char *word, size_t n)
         "instruct", "base",    "chat",  "meta",  "mini", "small", "large", "lite",   "vision",
         "distill",  "preview", "coder", "think", "air",  "all",   "flash", "reason", "medium"};
     for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
-        if (strlen(words[i]) == n && qc_edit_distance(word, n, words[i], n) == 0)
+        if (strlen(words[i]) == n && strncasecmp(word, words[i], n) == 0)
             return 1;
     }
     return 0;
@@ -87,11 +75,8 @@ static int is_common_word(const char *word, size_t n)
 static int has_word(const char *name, const char *word, size_t n)
 {
     for (size_t k = 0; *name; name += k ? k : 1) {
-        size_t i = 0;
         k = word_length(name);
-        while (i < n && same_letter(name[i], word[i]))
-            i++;
-        if (k >= n && i == n)
+        if (k >= n && strncasecmp(name, word, n) == 0)
             return 1;
     }
     return 0;
@@ -278,12 +263,11 @@ static qc_status open_known(qc_checkpoint **out, const char *id, qc_error *err)
             NAME_SHOWN_BYTES, id);
 }
 
+/* The index of a checkpoint's shards is a .json file, too. */
 static int is_config_path(const char *path)
 {
-    static const char index[] = ".index.json"; /* of a checkpoint's shards */
-    size_t n = strlen(path), m = strlen(".json"), k = sizeof index - 1;
-    return n > m && strcmp(path + n - m, ".json") == 0 &&
-           (n < k || strcmp(path + n - k, index) != 0);
+    return qc_ends_with(path, ".json") && strcmp(path, ".json") != 0 &&
+           !qc_ends_with(path, ".index.json");
 }
 
 static qc_status open_path(qc_checkpoint **out, const char *model, int *has_weights,

@@ -9,7 +9,7 @@
 #define QC_MODEL_MAX_TENSORS 400000u
 
 typedef struct {
-    qc_ckpt_tensor *rows; /* in no particular order; bytes, begin and file are not set */
+    qc_checkpoint_tensor *rows; /* in no particular order; bytes, begin and file are not set */
     size_t count;
 } qc_model_tensors;
 

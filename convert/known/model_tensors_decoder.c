@@ -77,15 +77,13 @@ static qc_status read_experts(decoder *d, qc_error *err)
 {
     const qc_config *c = &d->m->config;
     const qc_geometry *g = d->m->g;
-    void *v = NULL;
     if (g->experts == 0)
         QC_FAIL(err, QC_ERR_INPUT,
                 "config.json: the number of experts is missing, and the tensors cannot be worked "
                 "out");
     QC_TRY(qc_config_read(&d->moe, c, "moe_intermediate_size", QC_CONFIG_MAX_SIZE, 0, err));
     QC_TRY(qc_config_read(&d->step, c, "decoder_sparse_step", QC_CONFIG_MAX_SIZE, 1, err));
-    QC_TRY(qc_arena_alloc(d->m->arena, &v, g->layer_count, 1, err));
-    d->dense_marks = v;
+    QC_TRY(qc_arena_array(d->m->arena, &d->dense_marks, g->layer_count, err));
     QC_TRY(qc_config_mark_layers(d->dense_marks, g->layer_count,
                                  qc_config_text_field(c, "mlp_only_layers"), err));
     if (d->traits & SHARED_EXPERT)

@@ -25,15 +25,14 @@ static qc_status add(qc_tensor_maker *m, const char *module, const char *leaf, q
                 " layers with %" PRIu64 " experts each",
                 QC_MODEL_MAX_TENSORS, m->g->layer_count, m->g->experts);
     if (o->count == m->capacity) {
-        void *v = NULL;
+        const qc_checkpoint_tensor *old = o->rows;
         size_t capacity = m->capacity ? 2 * m->capacity : FIRST_CAPACITY;
-        QC_TRY(qc_arena_alloc(m->arena, &v, capacity, sizeof *o->rows, err));
+        QC_TRY(qc_arena_array(m->arena, &o->rows, capacity, err));
         if (o->count)
-            memcpy(v, o->rows, o->count * sizeof *o->rows);
-        o->rows = v;
+            memcpy(o->rows, old, o->count * sizeof *o->rows);
         m->capacity = capacity;
     }
-    qc_ckpt_tensor *t = &o->rows[o->count];
+    qc_checkpoint_tensor *t = &o->rows[o->count];
     memset(t, 0, sizeof *t);
     QC_TRY(qc_arena_printf(m->arena, &t->name, err, "%s%s%s", m->prefix, module, leaf));
     t->dtype = dtype;

@@ -2,7 +2,7 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
-#include "convert/llama/llama_device.h"
+#include "convert/llama/llama_decoder.h"
 #include "convert/llama/llama_forward.h"
 
 #include <inttypes.h>
@@ -14,9 +14,11 @@ struct qc_llama {
     qc_llama_tools tools;
     qc_llama_tensors tensors;
     qc_llama_source source;
-    qc_llama_device device;
     qc_llama_matrix head; /* read when logits are first asked for */
     int has_head;
+    qc_gpu_decoder *decoder; /* on a GPU; NULL until the first batch */
+    uint64_t longest;        /* the longest window that the decoder takes */
+    int decoder_has_head;
 };
 
 /* config.json may call a head tied although the file has one that differs from the embedding.
@@ -24,8 +26,8 @@ struct qc_llama {
 static qc_status check_tied(const qc_llama *m, const char *dir, qc_error *err)
 {
     const qc_checkpoint *c = m->checkpoint;
-    const qc_ckpt_tensor *head = qc_checkpoint_find(c, "lm_head.weight");
-    const qc_ckpt_tensor *embedding = &c->tensors[m->tensors.embedding];
+    const qc_checkpoint_tensor *head = qc_checkpoint_find(c, "lm_head.weight");
+    const qc_checkpoint_tensor *embedding = &c->tensors[m->tensors.embedding];
     void *a = NULL, *b = NULL;
     if (!m->tensors.shape.config.tied || !head || head == embedding)
         return QC_OK;
@@ -47,13 +49,72 @@ static qc_status check_tied(const qc_llama *m, const char *dir, qc_error *err)
     return st;
 }
 
+/* ---- on a GPU ---- */
+
+/* NULL: the CPU computes. */
+static const qc_gpu_llama *gpu_of(const qc_llama *m)
+{
+    const qc_devices *d = m->tools.devices;
+    return d && d->gpu_count > 0 ? d->work->llama : NULL;
+}
+
+/* If a GPU is too small, the user has to decide to go on without it, because a CPU takes many times
+ * as long. */
+static qc_status said(qc_status st, qc_error *err)
+{
+    if (st == QC_ERR_NOMEM)
+        qc_error_prefix(err, "on the GPU (--device cpu does without it)");
+    return st;
+}
+
+static void close_decoder(qc_llama *m)
+{
+    if (m->decoder)
+        gpu_of(m)->destroy(m->decoder);
+    m->decoder = NULL;
+    m->decoder_has_head = 0;
+}
+
+/* Makes the decoder ready for windows of this length. */
+static qc_status open_decoder(qc_llama *m, uint64_t longest, qc_error *err)
+{
+    const qc_devices *d = m->tools.devices;
+    if (m->decoder && longest <= m->longest)
+        return QC_OK;
+    close_decoder(m);
+    m->longest = longest;
+    return said(
+        gpu_of(m)->create(&m->decoder, &d->gpus[0], &m->tensors.shape, longest, &d->tuning, err),
+        err);
+}
+
+static qc_status decoder_layer(qc_llama *m, const qc_llama_weights *w, uint64_t layer,
+                               const qc_llama_batch *b, float *hidden, qc_error *err)
+{
+    QC_TRY(said(gpu_of(m)->layer(m->decoder, w, m->tensors.shape.windows[layer], hidden, b->lengths,
+                                 b->count, err),
+                err));
+    return qc_llama_finite(hidden, b->tokens * m->tensors.shape.config.hidden, err);
+}
+
+static qc_status decoder_logits(qc_llama *m, const float *hidden, uint64_t n, float *out,
+                                qc_error *err)
+{
+    QC_TRY(open_decoder(m, 1, err));
+    if (!m->decoder_has_head)
+        QC_TRY(said(gpu_of(m)->head(m->decoder, &m->head, err), err));
+    m->decoder_has_head = 1;
+    return said(gpu_of(m)->logits(m->decoder, hidden, n, out, err), err);
+}
+
+/* ---- opening ---- */
+
 qc_status qc_llama_open(qc_llama **out, const char *dir, const qc_checkpoint *c,
                         const qc_llama_tools *tools, qc_error *err)
 {
-    void *v = NULL;
+    qc_llama *m = NULL;
     *out = NULL;
-    QC_TRY(qc_calloc(&v, 1, sizeof **out, err));
-    qc_llama *m = v;
+    QC_TRY(qc_calloc(&m, 1, sizeof *m, err));
     qc_arena_init(&m->arena);
     m->checkpoint = c;
     m->tools = *tools;
@@ -66,7 +127,6 @@ qc_status qc_llama_open(qc_llama **out, const char *dir, const qc_checkpoint *c,
         st = qc_llama_tensors_find(&m->tensors, &m->arena, c, err);
     if (st == QC_OK)
         st = check_tied(m, dir, err);
-    m->device = (qc_llama_device){.devices = tools->devices, .shape = &m->tensors.shape};
     if (st == QC_OK)
         *out = m;
     else
@@ -78,7 +138,7 @@ void qc_llama_close(qc_llama *m)
 {
     if (!m)
         return;
-    qc_llama_device_close(&m->device);
+    close_decoder(m);
     qc_llama_matrix_deinit(&m->head);
     qc_st_cursor_destroy(m->source.cursor);
     qc_arena_deinit(&m->arena);
@@ -127,21 +187,19 @@ static void read_soon(const qc_llama *m, uint64_t layer)
     if (layer == m->tensors.shape.config.layers)
         return;
     for (int i = 0; i < QC_LLAMA_MATRICES; i++) {
-        const qc_ckpt_tensor *t = &c->tensors[m->tensors.layers[layer].linear[i].tensor];
+        const qc_checkpoint_tensor *t = &c->tensors[m->tensors.layers[layer].linear[i].tensor];
         qc_checkpoint_hint_read_soon(c, t, 0, t->bytes);
     }
 }
 
 static qc_status run_layer(qc_llama *m, qc_llama_cpu *cpu, uint64_t i, float *hidden, qc_error *err)
 {
-    const qc_llama_batch *batch = &cpu->batch;
     qc_llama_weights w = {0};
     qc_status st = qc_llama_weights_read(&w, &m->source, &m->tensors.layers[i], err);
     if (st == QC_OK) {
         read_soon(m, i + 1); /* it is read from the disk while this layer is computed */
-        st = qc_llama_on_device(&m->device)
-                 ? qc_llama_device_layer(&m->device, &w, i, batch, hidden, err)
-                 : qc_llama_cpu_layer(cpu, &w, i, hidden, err);
+        st = gpu_of(m) ? decoder_layer(m, &w, i, &cpu->batch, hidden, err)
+                       : qc_llama_cpu_layer(cpu, &w, i, hidden, err);
         if (st == QC_ERR_NONFINITE)
             qc_error_prefix(err, "%s: behind layer %" PRIu64, m->checkpoint->path, i);
     }
@@ -156,14 +214,9 @@ qc_status qc_llama_hidden(qc_llama *m, const qc_llama_batch *batch, float *out, 
     QC_TRY(check_batch(m, batch, err));
     if (batch->tokens == 0)
         return QC_OK;
-    uint64_t longest = 0;
-    for (uint64_t w = 0; w < batch->count; w++)
-        longest = batch->lengths[w] > longest ? batch->lengths[w] : longest;
-    qc_status st = QC_OK;
-    if (qc_llama_on_device(&m->device))
-        st = qc_llama_device_ready(&m->device, longest, err);
-    if (st == QC_OK)
-        st = qc_llama_cpu_create(&cpu, &m->tensors.shape, &m->tools, batch, err);
+    if (gpu_of(m))
+        QC_TRY(open_decoder(m, qc_llama_longest(batch), err));
+    qc_status st = qc_llama_cpu_create(&cpu, &m->tensors.shape, &m->tools, batch, err);
     if (st == QC_OK)
         st = qc_llama_embed(&m->source, &m->tensors, batch->ids, batch->tokens, out, err);
     for (uint64_t i = 0; st == QC_OK && i < m->tensors.shape.config.layers; i++)
@@ -186,8 +239,8 @@ qc_status qc_llama_logits(qc_llama *m, const float *hidden, uint64_t n, float *o
         QC_TRY(qc_llama_matrix_read(&m->head, &m->source, &m->tensors.head, err));
         m->has_head = 1;
     }
-    if (qc_llama_on_device(&m->device))
-        return qc_llama_device_logits(&m->device, &m->head, hidden, n, out, err);
+    if (gpu_of(m))
+        return decoder_logits(m, hidden, n, out, err);
     return qc_llama_cpu_matmul(qc_matmul_ops_for(m->tools.isa), m->tools.threads, &m->head, hidden,
                                n, out, err);
 }

@@ -1,5 +1,7 @@
 #include "convert/llama/llama_config.h"
 
+#include "base/alloc.h"
+#include "base/checked.h"
 #include "convert/model/config_fields.h"
 
 #include <inttypes.h>
@@ -224,9 +226,8 @@ static qc_status read_windows(reader *r, qc_error *err)
 {
     const family *f = r->family;
     uint64_t layers = r->out->config.layers, window = 0, from = 0;
-    void *v = NULL;
-    QC_TRY(qc_arena_alloc(r->arena, &v, (size_t)layers, sizeof *r->out->windows, err));
-    r->out->windows = v;
+    QC_TRY(
+        qc_arena_alloc(r->arena, &r->out->windows, (size_t)layers, sizeof *r->out->windows, err));
     if (!f->slides || (f->slides == SLIDES_ASKED && !flag(r, "use_sliding_window") &&
                        !qc_config_field(r->root, "layer_types")))
         return QC_OK;
@@ -458,4 +459,21 @@ void qc_rope_table(const qc_rope *r, const float *frequencies, uint64_t head_dim
             *sines++ = (float)sin((double)angle) * magnitude;
         }
     }
+}
+
+qc_status qc_rope_tables(float **cosines, float **sines, const qc_llama_shape *shape,
+                         uint64_t positions, qc_error *err)
+{
+    uint64_t dim = shape->config.head_dim, half = dim / 2;
+    uint64_t floats = qc_sat_add(qc_sat_mul(positions, 2 * half), half);
+    size_t bytes = 0;
+    *cosines = *sines = NULL;
+    if (qc_u64_to_size(qc_sat_mul(floats, sizeof(float)), &bytes) || bytes == SIZE_MAX)
+        QC_FAIL(err, QC_ERR_NOMEM, "a window of %" PRIu64 " tokens is too long", positions);
+    QC_TRY(qc_malloc_aligned(cosines, 64, bytes, err));
+    *sines = *cosines + positions * half;
+    float *frequencies = *sines + positions * half;
+    qc_rope_frequencies(&shape->rope, dim, frequencies);
+    qc_rope_table(&shape->rope, frequencies, dim, positions, *cosines, *sines);
+    return QC_OK;
 }

@@ -46,5 +46,8 @@ void qc_rope_frequencies(const qc_rope *r, uint64_t head_dim, float *frequencies
 /* Computes cos and sin [positions, head_dim / 2] of float angles, times the magnitude. */
 void qc_rope_table(const qc_rope *r, const float *frequencies, uint64_t head_dim,
                    uint64_t positions, float *cosines, float *sines);
+/* Allocates and computes both. They are one allocation, which *cosines owns. */
+QC_NODISCARD qc_status qc_rope_tables(float **cosines, float **sines, const qc_llama_shape *shape,
+                                      uint64_t positions, qc_error *err);
 
 #endif

@@ -91,9 +91,9 @@ static qc_status multiply(void *ctx, unsigned thread, uint64_t first, uint64_t c
                                      .ldy = p->ldy,
                                      .bias = w->bias};
         if (w->quantized)
-            p->ops->quantized(w->quantized, first, n, &io, scratch);
+            qc_matmul_cpu_quantized(p->ops, w->quantized, first, n, &io, scratch);
         else
-            p->ops->dense(w->dense, w->dtype, w->cols, first, n, &io, scratch);
+            qc_matmul_cpu_dense(p->ops, w->dense, w->dtype, w->cols, first, n, &io, scratch);
         first = 0;
         count -= n;
     }
@@ -108,11 +108,6 @@ static qc_status run_product(product *p, unsigned threads, qc_error *err)
     uint64_t grain = rows / (threads * 4u) / ROW_STEP * ROW_STEP;
     grain = grain < ROW_STEP ? ROW_STEP : grain > ROW_GRAIN ? ROW_GRAIN : grain;
     return share(threads, rows, grain, multiply, p, err);
-}
-
-static uint64_t aligned(uint64_t bytes)
-{
-    return qc_sat_mul(qc_ceil_div_u64(bytes, ALIGNMENT), ALIGNMENT);
 }
 
 static qc_status allocate(void *out, uint64_t bytes, qc_error *err)
@@ -137,7 +132,7 @@ qc_status qc_llama_cpu_matmul(const qc_matmul_ops *ops, unsigned threads, const 
                  .n = n,
                  .ldx = w->cols,
                  .ldy = w->rows,
-                 .scratch_each = aligned(qc_matmul_cpu_scratch_bytes(n, w->cols))};
+                 .scratch_each = qc_align_u64(qc_matmul_cpu_scratch_bytes(n, w->cols), ALIGNMENT)};
     QC_TRY(allocate(&p.scratch, qc_sat_mul(p.scratch_each, threads), err));
     qc_status st = run_product(&p, threads, err);
     qc_free(p.scratch);
@@ -145,11 +140,6 @@ qc_status qc_llama_cpu_matmul(const qc_matmul_ops *ops, unsigned threads, const 
 }
 
 /* ---- buffers ---- */
-
-static uint64_t larger(uint64_t a, uint64_t b)
-{
-    return a > b ? a : b;
-}
 
 typedef struct {
     uint64_t q, kv; /* floats of all heads of one token */
@@ -164,14 +154,15 @@ static sizes sizes_of(const qc_llama_shape *s, uint64_t tokens, uint64_t longest
     uint64_t group = c->heads / c->kv_heads;
     sizes z = {.q = c->heads * c->head_dim, .kv = c->kv_heads * c->head_dim};
     z.qkv = z.q + 2 * z.kv;
-    z.tokens = larger(longest, tokens < QC_LLAMA_TOKENS ? tokens : QC_LLAMA_TOKENS);
+    z.tokens = qc_max_u64(longest, tokens < QC_LLAMA_TOKENS ? tokens : QC_LLAMA_TOKENS);
     z.a = qc_sat_mul(z.tokens, c->hidden * sizeof(float));
-    z.b = qc_sat_mul(z.tokens, larger(z.qkv, 2 * c->intermediate) * sizeof(float));
+    z.b = qc_sat_mul(z.tokens, qc_max_u64(z.qkv, 2 * c->intermediate) * sizeof(float));
     z.c = qc_sat_mul(z.tokens, z.q * sizeof(float));
     z.table = qc_sat_mul(longest, c->head_dim / 2 * sizeof(float));
-    uint64_t widest = larger(larger(c->hidden, c->intermediate), z.q);
-    z.scratch_each = aligned(larger(qc_matmul_cpu_scratch_bytes(z.tokens, widest),
-                                    qc_attend_scratch_bytes(group, c->head_dim)));
+    uint64_t widest = qc_max_u64(qc_max_u64(c->hidden, c->intermediate), z.q);
+    z.scratch_each = qc_align_u64(qc_max_u64(qc_matmul_cpu_scratch_bytes(z.tokens, widest),
+                                             qc_attend_scratch_bytes(group, c->head_dim)),
+                                  ALIGNMENT);
     return z;
 }
 
@@ -191,17 +182,11 @@ static qc_status place_windows(qc_llama_cpu *cpu, qc_error *err)
     const qc_llama_config *c = &cpu->shape->config;
     uint64_t step = qc_attend_tokens(c->heads / c->kv_heads), at = 0;
     size_t count = 0, tokens = 0;
-    void *v = NULL;
     if (qc_u64_to_size(b->count, &count) || qc_u64_to_size(b->tokens, &tokens))
         QC_FAIL(err, QC_ERR_NOMEM, "the batch is too large for memory");
-    QC_TRY(qc_calloc(&v, count + 1, sizeof *cpu->starts, err));
-    cpu->starts = v;
-    v = NULL;
-    QC_TRY(qc_calloc(&v, count + 1, sizeof *cpu->tasks, err));
-    cpu->tasks = v;
-    v = NULL;
-    QC_TRY(qc_calloc(&v, tokens, sizeof *cpu->positions, err));
-    cpu->positions = v;
+    QC_TRY(qc_calloc(&cpu->starts, count + 1, sizeof *cpu->starts, err));
+    QC_TRY(qc_calloc(&cpu->tasks, count + 1, sizeof *cpu->tasks, err));
+    QC_TRY(qc_calloc(&cpu->positions, tokens, sizeof *cpu->positions, err));
     for (uint64_t w = 0; w < b->count; w++) {
         for (uint64_t p = 0; p < b->lengths[w]; p++)
             cpu->positions[at++] = (uint32_t)p;
@@ -216,15 +201,12 @@ qc_status qc_llama_cpu_create(qc_llama_cpu *out, const qc_llama_shape *shape,
                               qc_error *err)
 {
     const qc_llama_config *c = &shape->config;
-    uint64_t longest = 0;
-    float *frequencies = NULL;
+    uint64_t longest = qc_llama_longest(batch);
     *out = (qc_llama_cpu){.shape = shape,
                           .threads = tools->threads ? tools->threads : 1,
                           .matmul = qc_matmul_ops_for(tools->isa),
                           .decoder = qc_decoder_ops_for(tools->isa),
                           .batch = *batch};
-    for (uint64_t w = 0; w < batch->count; w++)
-        longest = larger(longest, batch->lengths[w]);
     if (longest > UINT32_MAX)
         QC_FAIL(err, QC_ERR_NOMEM, "a window of %" PRIu64 " tokens is too long", longest);
     if (shape->rope.kind == QC_ROPE_DYNAMIC && longest > c->context)
@@ -238,27 +220,16 @@ qc_status qc_llama_cpu_create(qc_llama_cpu *out, const qc_llama_shape *shape,
     QC_TRY(allocate(&out->a, z.a, err));
     QC_TRY(allocate(&out->b, z.b, err));
     QC_TRY(allocate(&out->c, z.c, err));
-    QC_TRY(allocate(&out->cosines, z.table, err));
-    QC_TRY(allocate(&out->sines, z.table, err));
     QC_TRY(allocate(&out->scratch, qc_sat_mul(z.scratch_each, out->threads), err));
-    QC_TRY(allocate(&frequencies, c->head_dim / 2 * sizeof *frequencies, err));
-    qc_rope_frequencies(&shape->rope, c->head_dim, frequencies);
-    qc_rope_table(&shape->rope, frequencies, c->head_dim, longest, out->cosines, out->sines);
-    qc_free(frequencies);
-    return QC_OK;
+    return qc_rope_tables(&out->cosines, &out->sines, shape, longest, err);
 }
 
 void qc_llama_cpu_deinit(qc_llama_cpu *cpu)
 {
-    qc_free(cpu->starts);
-    qc_free(cpu->tasks);
-    qc_free(cpu->positions);
-    qc_free(cpu->cosines);
-    qc_free(cpu->sines);
-    qc_free(cpu->a);
-    qc_free(cpu->b);
-    qc_free(cpu->c);
-    qc_free(cpu->scratch);
+    void *const all[] = {cpu->starts, cpu->tasks, cpu->positions, cpu->cosines,
+                         cpu->a,      cpu->b,     cpu->c,         cpu->scratch};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        qc_free(all[i]);
     memset(cpu, 0, sizeof *cpu);
 }
 
@@ -393,7 +364,7 @@ static qc_status tokens_phase(chunk *k, phase_fn fn, const float *weight, qc_err
     return share(k->cpu->threads, k->tokens, TOKEN_GRAIN, fn, k, err);
 }
 
-static qc_status product_phase(const chunk *k, qc_llama_part first, unsigned count, const float *x,
+static qc_status product_phase(const chunk *k, qc_llama_which first, unsigned count, const float *x,
                                uint64_t ldx, float *y, uint64_t ldy, qc_error *err)
 {
     product p = {.ops = k->cpu->matmul,
@@ -472,18 +443,17 @@ int qc_llama_cpu_next(const qc_llama_cpu *cpu, qc_llama_chunk *c)
     return 1;
 }
 
-static chunk chunk_of(qc_llama_cpu *cpu, const qc_llama_weights *w, uint64_t layer,
-                      const qc_llama_chunk *at, float *hidden)
+static chunk chunk_of(qc_llama_cpu *cpu, const qc_llama_pass *p, const qc_llama_chunk *at)
 {
     const qc_llama_config *c = &cpu->shape->config;
     chunk k = {.cpu = cpu,
-               .w = w,
+               .w = p->w,
                .window = at->window,
                .end = at->end,
                .start = at->start,
                .tokens = at->tokens,
-               .span = cpu->shape->windows[layer],
-               .hidden = hidden + at->start * c->hidden,
+               .span = cpu->shape->windows[p->layer],
+               .hidden = p->hidden + at->start * c->hidden,
                .normed = cpu->a,
                .q = c->heads * c->head_dim,
                .kv = c->kv_heads * c->head_dim};
@@ -494,39 +464,36 @@ static chunk chunk_of(qc_llama_cpu *cpu, const qc_llama_weights *w, uint64_t lay
 qc_status qc_llama_cpu_layer(qc_llama_cpu *cpu, const qc_llama_weights *w, uint64_t layer,
                              float *hidden, qc_error *err)
 {
+    const qc_llama_pass p = {.w = w, .layer = layer, .hidden = hidden};
     qc_llama_chunk at = {0};
     while (qc_llama_cpu_next(cpu, &at)) {
-        chunk k = chunk_of(cpu, w, layer, &at, hidden);
+        chunk k = chunk_of(cpu, &p, &at);
         QC_TRY(run_chunk(&k, err));
     }
     return QC_OK;
 }
 
-qc_status qc_llama_cpu_stage(qc_llama_cpu *cpu, const qc_llama_weights *w, uint64_t layer,
-                             const qc_llama_chunk *at, qc_llama_stage stage, float *hidden,
-                             const float *attended, const float **x, uint64_t *ldx, qc_error *err)
+qc_status qc_llama_cpu_at(qc_llama_cpu *cpu, const qc_llama_pass *p, const qc_llama_chunk *at,
+                          qc_llama_point point, qc_llama_inputs *out, qc_error *err)
 {
     const qc_llama_config *c = &cpu->shape->config;
-    chunk k = chunk_of(cpu, w, layer, at, hidden);
-    *x = cpu->a;
-    *ldx = c->hidden;
-    if (stage == QC_LLAMA_AT_GATE)
-        return leave_attention(&k, attended + at->start * k.q, err);
-    int before = stage == QC_LLAMA_AT_QKV || stage == QC_LLAMA_AT_O;
+    const int before = point == QC_LLAMA_AT_QKV || point == QC_LLAMA_AT_O;
+    chunk k = chunk_of(cpu, p, at);
+    *out = (qc_llama_inputs){cpu->a, c->hidden};
+    if (point == QC_LLAMA_AT_GATE)
+        return leave_attention(&k, p->attended + at->start * k.q, err);
     QC_TRY(tokens_phase(&k, norm_tokens,
-                        w->vectors[before ? QC_LLAMA_INPUT_NORM : QC_LLAMA_POST_NORM], err));
-    if (stage == QC_LLAMA_AT_QKV)
+                        p->w->vectors[before ? QC_LLAMA_INPUT_NORM : QC_LLAMA_POST_NORM], err));
+    if (point == QC_LLAMA_AT_QKV)
         return QC_OK;
-    if (stage == QC_LLAMA_AT_O) {
-        *x = cpu->c;
-        *ldx = k.q;
+    if (point == QC_LLAMA_AT_O) {
+        *out = (qc_llama_inputs){cpu->c, k.q};
         return attend(&k, err);
     }
     QC_TRY(gate(&k, err));
-    if (stage == QC_LLAMA_AT_END)
+    if (point == QC_LLAMA_AT_END)
         return leave_layer(&k, err);
-    *x = cpu->b;
-    *ldx = 2 * c->intermediate;
+    *out = (qc_llama_inputs){cpu->b, 2 * c->intermediate};
     return QC_OK;
 }
 

@@ -48,7 +48,7 @@ void qc_llama_cpu_deinit(qc_llama_cpu *cpu);
 QC_NODISCARD qc_status qc_llama_cpu_layer(qc_llama_cpu *cpu, const qc_llama_weights *w,
                                           uint64_t layer, float *hidden, qc_error *err);
 
-/* ---- in stages, for callers that want to see the inputs of linear layers ---- */
+/* ---- up to a point, for callers that want to see the inputs of linear layers ---- */
 
 /* The whole windows that are in work together: QC_LLAMA_TOKENS tokens at most, but at least one
  * window. A struct of zeros stands before the first. */
@@ -60,15 +60,26 @@ typedef struct {
 /* Goes on to the next windows. Returns 0 if there are none. */
 int qc_llama_cpu_next(const qc_llama_cpu *cpu, qc_llama_chunk *c);
 
-/* *x is then the inputs of the stage's linear layers, [the chunk's tokens, n], with rows *ldx
- * floats apart. It is valid until the next call; at the end there is none. hidden [tokens, hidden]
- * and attended [tokens, q] (the inputs of o, for AT_GATE only) are those of the whole batch. All
- * stages in a row give what qc_llama_cpu_layer gives. */
-QC_NODISCARD qc_status qc_llama_cpu_stage(qc_llama_cpu *cpu, const qc_llama_weights *w,
-                                          uint64_t layer, const qc_llama_chunk *at,
-                                          qc_llama_stage stage, float *hidden,
-                                          const float *attended, const float **x, uint64_t *ldx,
-                                          qc_error *err);
+/* The whole batch on its way through a layer. */
+typedef struct {
+    const qc_llama_weights *w;
+    uint64_t layer;
+    float *hidden;   /* [tokens, hidden] */
+    float *attended; /* [tokens, q]: the inputs of o, which AT_GATE reads */
+} qc_llama_pass;
+
+/* The inputs of the linear layers at a point: [the chunk's tokens, n], with rows `ld` floats
+ * apart. */
+typedef struct {
+    const float *x;
+    uint64_t ld;
+} qc_llama_inputs;
+
+/* Takes a chunk to a point. *out is valid until the next call; AT_END has none. All points in a row
+ * give what qc_llama_cpu_layer gives. */
+QC_NODISCARD qc_status qc_llama_cpu_at(qc_llama_cpu *cpu, const qc_llama_pass *p,
+                                       const qc_llama_chunk *at, qc_llama_point point,
+                                       qc_llama_inputs *out, qc_error *err);
 
 /* Computes the norm in place. */
 QC_NODISCARD qc_status qc_llama_cpu_norm(qc_llama_cpu *cpu, const float *weight, float *hidden,

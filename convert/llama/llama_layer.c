@@ -45,7 +45,7 @@ static qc_status shape_differs(const finder *f, const char *name, const uint64_t
             qc_text_shape(found, dims, ndim), qc_text_shape(want, expected, expected_ndim));
 }
 
-static qc_status type_unsupported(const finder *f, const qc_ckpt_tensor *t, qc_error *err)
+static qc_status type_unsupported(const finder *f, const qc_checkpoint_tensor *t, qc_error *err)
 {
     QC_FAIL(err, QC_ERR_UNSUPPORTED, "%s: tensor '%s' is %s, expected F32, F16 or BF16", f->c->path,
             t->name, qc_dtype_name(t->dtype));
@@ -55,7 +55,7 @@ static qc_status type_unsupported(const finder *f, const qc_ckpt_tensor *t, qc_e
 static qc_status plain(const finder *f, const char *name, const uint64_t *dims, unsigned ndim,
                        uint32_t *out, qc_error *err)
 {
-    const qc_ckpt_tensor *t = qc_checkpoint_find(f->c, name);
+    const qc_checkpoint_tensor *t = qc_checkpoint_find(f->c, name);
     if (!t)
         return missing(f, name, err);
     *out = (uint32_t)(t - f->c->tensors);
@@ -81,7 +81,7 @@ static qc_status linear(const finder *f, const char *module, uint64_t rows, uint
     const char *name = NULL;
     const uint64_t want[2] = {rows, cols};
     QC_TRY(qc_arena_printf(f->arena, &name, err, "%s.weight", module));
-    const qc_ckpt_tensor *t = qc_checkpoint_find(f->c, name);
+    const qc_checkpoint_tensor *t = qc_checkpoint_find(f->c, name);
     if (!t)
         return missing(f, name, err);
     *out = (qc_llama_linear){.bias = QC_NO_TENSOR, .rows = rows, .cols = cols};
@@ -174,7 +174,6 @@ qc_status qc_llama_tensors_find(qc_llama_tensors *out, qc_arena *arena, const qc
                                 qc_error *err)
 {
     finder f = {.c = c, .arena = arena};
-    void *v = NULL;
     memset(out, 0, sizeof *out);
     qc_status st = qc_llama_shape_read(&out->shape, arena, c->config, err);
     if (st != QC_OK) {
@@ -183,8 +182,8 @@ qc_status qc_llama_tensors_find(qc_llama_tensors *out, qc_arena *arena, const qc
     }
     QC_TRY(qc_stored_find(&f.stored, arena, c, err));
     QC_TRY(qc_coded_find(&f.coded, arena, c, err));
-    QC_TRY(qc_arena_alloc(arena, &v, (size_t)out->shape.config.layers, sizeof *out->layers, err));
-    out->layers = v;
+    QC_TRY(qc_arena_alloc(arena, &out->layers, (size_t)out->shape.config.layers,
+                          sizeof *out->layers, err));
     QC_TRY(find_ends(&f, out, err));
     for (uint64_t i = 0; i < out->shape.config.layers; i++)
         QC_TRY(find_layer(&f, &out->shape, i, &out->layers[i], err));
@@ -196,15 +195,15 @@ qc_status qc_llama_tensors_find(qc_llama_tensors *out, qc_arena *arena, const qc
 qc_status qc_llama_vector_read(float **out, const qc_llama_source *s, uint32_t tensor,
                                qc_error *err)
 {
-    const qc_ckpt_tensor *t = &s->checkpoint->tensors[tensor];
+    const qc_checkpoint_tensor *t = &s->checkpoint->tensors[tensor];
     uint64_t n = t->dims[0], overflow = 0;
-    void *raw = NULL, *floats = NULL;
+    void *raw = NULL;
+    *out = NULL;
     qc_status st = qc_tensor_read(s->checkpoint, t, s->cursor, &raw, err);
     if (st == QC_OK)
-        st = qc_malloc(&floats, (size_t)n * sizeof **out, err);
+        st = qc_malloc(out, (size_t)n * sizeof **out, err);
     if (st == QC_OK)
-        s->ops->cast(raw, t->dtype, n, floats, QC_DTYPE_F32, &overflow);
-    *out = floats;
+        s->ops->cast(raw, t->dtype, n, *out, QC_DTYPE_F32, &overflow);
     qc_free(raw);
     return st;
 }
@@ -213,7 +212,7 @@ qc_status qc_llama_vector_read(float **out, const qc_llama_source *s, uint32_t t
 static qc_status read_coded(qc_llama_matrix *out, const qc_llama_source *s,
                             const qc_llama_linear *l, qc_error *err)
 {
-    const qc_ckpt_tensor *t = &s->checkpoint->tensors[l->tensor];
+    const qc_checkpoint_tensor *t = &s->checkpoint->tensors[l->tensor];
     qc_coded_scratch scratch = {0};
     uint64_t n = l->rows * l->cols;
     size_t size = 0;
@@ -237,7 +236,7 @@ static qc_status read_coded(qc_llama_matrix *out, const qc_llama_source *s,
 qc_status qc_llama_matrix_read(qc_llama_matrix *out, const qc_llama_source *s,
                                const qc_llama_linear *l, qc_error *err)
 {
-    const qc_ckpt_tensor *t = &s->checkpoint->tensors[l->tensor];
+    const qc_checkpoint_tensor *t = &s->checkpoint->tensors[l->tensor];
     memset(out, 0, sizeof *out);
     out->rows = l->rows;
     out->cols = l->cols;
@@ -290,6 +289,14 @@ void qc_llama_weights_deinit(qc_llama_weights *w)
     memset(w, 0, sizeof *w);
 }
 
+uint64_t qc_llama_longest(const qc_llama_batch *b)
+{
+    uint64_t longest = 0;
+    for (uint64_t i = 0; i < b->count; i++)
+        longest = qc_max_u64(longest, b->lengths[i]);
+    return longest;
+}
+
 qc_status qc_llama_finite(const float *x, uint64_t n, qc_error *err)
 {
     const uint32_t exponent = 0x7f800000u;
@@ -324,16 +331,16 @@ static int compare_wanted(const void *a, const void *b)
 qc_status qc_llama_embed(const qc_llama_source *s, const qc_llama_tensors *t, const uint32_t *ids,
                          uint64_t n, float *out, qc_error *err)
 {
-    const qc_ckpt_tensor *e = &s->checkpoint->tensors[t->embedding];
+    const qc_checkpoint_tensor *e = &s->checkpoint->tensors[t->embedding];
     uint64_t hidden = t->shape.config.hidden, bytes = hidden * (qc_dtype_bits(e->dtype) / 8);
     uint64_t overflow = 0;
-    void *v = NULL, *row = NULL;
+    void *row = NULL;
+    wanted *w = NULL;
     size_t count = 0;
     if (qc_u64_to_size(n, &count))
         QC_FAIL(err, QC_ERR_NOMEM, "%" PRIu64 " tokens are too many", n);
     QC_TRY(qc_malloc(&row, (size_t)bytes, err));
-    qc_status st = qc_calloc(&v, count, sizeof(wanted), err);
-    wanted *w = v;
+    qc_status st = qc_calloc(&w, count, sizeof *w, err);
     for (uint64_t i = 0; st == QC_OK && i < n; i++)
         w[i] = (wanted){ids[i], i};
     if (st == QC_OK && n > 0)
@@ -352,7 +359,7 @@ qc_status qc_llama_embed(const qc_llama_source *s, const qc_llama_tensors *t, co
         if (st == QC_OK)
             s->ops->cast(row, e->dtype, hidden, out + w[i].at * hidden, QC_DTYPE_F32, &overflow);
     }
-    qc_free(v);
+    qc_free(w);
     qc_free(row);
     return st;
 }

@@ -1,13 +1,36 @@
 /* The weights of one layer of a Llama-family model: which tensors they are, and how they lie in
- * memory while the CPU (llama_forward.c) or a GPU (llama_device.c) computes the layer. */
+ * memory while the CPU (llama_forward.c) or a GPU (gpu_llama.c) computes the layer. */
 #ifndef QC_CONVERT_LLAMA_LAYER_H
 #define QC_CONVERT_LLAMA_LAYER_H
 
 #include "convert/llama/llama_config.h"
-#include "convert/llama/llama_stage.h"
 #include "convert/model/recipe_coded.h"
 #include "convert/model/stored_read.h"
 #include "quant/quant_ops.h"
+
+/* The linear layers of a layer, by their matrices. */
+typedef enum {
+    QC_LLAMA_Q,
+    QC_LLAMA_K,
+    QC_LLAMA_V,
+    QC_LLAMA_O,
+    QC_LLAMA_GATE,
+    QC_LLAMA_UP,
+    QC_LLAMA_DOWN,
+    QC_LLAMA_MATRICES
+} qc_llama_which;
+
+/* The points in a layer at which the inputs of linear layers are. */
+typedef enum {
+    QC_LLAMA_AT_QKV, /* computed from the hidden states before the layer */
+    QC_LLAMA_AT_O,   /* computed from the hidden states before the layer */
+    /* The inputs of gate and up. They are computed from the inputs of o and from the hidden states
+     * before the layer, which then become those behind attention. */
+    QC_LLAMA_AT_GATE,
+    QC_LLAMA_AT_DOWN, /* computed from the hidden states behind attention */
+    /* The end of the layer. The hidden states behind attention become those behind the layer. */
+    QC_LLAMA_AT_END
+} qc_llama_point;
 
 typedef enum {
     QC_LLAMA_INPUT_NORM,
@@ -83,6 +106,8 @@ void qc_llama_weights_deinit(qc_llama_weights *w);
 /* Reads a vector as floats. */
 QC_NODISCARD qc_status qc_llama_vector_read(float **out, const qc_llama_source *s, uint32_t tensor,
                                             qc_error *err);
+/* The tokens of the longest window of a batch. */
+uint64_t qc_llama_longest(const qc_llama_batch *b);
 /* QC_ERR_NONFINITE if any of the n floats is not finite. */
 QC_NODISCARD qc_status qc_llama_finite(const float *x, uint64_t n, qc_error *err);
 /* Reads rows of the embedding into out [n, hidden]. The ids may be in any order. */

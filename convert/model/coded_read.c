@@ -23,16 +23,13 @@ uint64_t qc_coded_bytes(const qc_coded_weight *w, uint64_t n)
 static qc_status reserve(unsigned char **p, size_t *room, uint64_t bytes, qc_error *err)
 {
     size_t want = 0;
-    void *v = NULL;
     if (bytes <= *room)
         return QC_OK;
     if (qc_u64_to_size(bytes, &want))
         QC_FAIL(err, QC_ERR_NOMEM, "a row of scales is too large");
     qc_free(*p);
-    *p = NULL;
     *room = 0;
-    QC_TRY(qc_malloc(&v, want, err));
-    *p = v;
+    QC_TRY(qc_malloc(p, want, err));
     *room = want;
     return QC_OK;
 }
@@ -42,7 +39,7 @@ static uint64_t columns_of(const qc_coded_weight *w)
     return w->dims[w->ndim - 1];
 }
 
-static qc_status refuse(const qc_ckpt_tensor *t, const qc_coded_weight *w, uint64_t index,
+static qc_status refuse(const qc_checkpoint_tensor *t, const qc_coded_weight *w, uint64_t index,
                         qc_error *err)
 {
     uint64_t row = index / columns_of(w), col = index % columns_of(w);
@@ -58,7 +55,7 @@ static qc_status refuse(const qc_ckpt_tensor *t, const qc_coded_weight *w, uint6
 }
 
 static qc_status read_codes(const qc_checkpoint *model, qc_st_cursor *cursor,
-                            const qc_ckpt_tensor *t, qc_coded_scratch *s, uint64_t offset,
+                            const qc_checkpoint_tensor *t, qc_coded_scratch *s, uint64_t offset,
                             uint64_t bytes, qc_error *err)
 {
     QC_TRY(reserve(&s->codes, &s->code_room, bytes, err));
@@ -87,14 +84,12 @@ static qc_status read_tile_scales(const qc_checkpoint *model, qc_st_cursor *curs
                            err));
     if (n > s->scale_room) {
         size_t want = 0;
-        void *v = NULL;
         if (qc_u64_to_size(n, &want))
             QC_FAIL(err, QC_ERR_NOMEM, "a row of scales is too large");
         qc_free(s->scales);
         s->scales = NULL;
         s->scale_room = 0;
-        QC_TRY(qc_realloc_array(&v, want, sizeof *s->scales, err));
-        s->scales = v;
+        QC_TRY(qc_realloc_array(&s->scales, want, sizeof *s->scales, err));
         s->scale_room = want;
     }
     if (dtype == QC_DTYPE_F8_E8M0) {
@@ -109,8 +104,9 @@ static qc_status read_tile_scales(const qc_checkpoint *model, qc_st_cursor *curs
 }
 
 static qc_status read_fp8(const qc_checkpoint *model, qc_st_cursor *cursor, const qc_quant_ops *ops,
-                          const qc_ckpt_tensor *t, const qc_coded_weight *w, qc_coded_scratch *s,
-                          uint64_t first, uint64_t n, float *out, uint64_t *bad, qc_error *err)
+                          const qc_checkpoint_tensor *t, const qc_coded_weight *w,
+                          qc_coded_scratch *s, uint64_t first, uint64_t n, float *out,
+                          uint64_t *bad, qc_error *err)
 {
     static const float one = 1.0f;
     uint64_t cols = columns_of(w);
@@ -131,8 +127,8 @@ static qc_status read_fp8(const qc_checkpoint *model, qc_st_cursor *cursor, cons
 }
 
 qc_status qc_coded_read(const qc_checkpoint *model, qc_st_cursor *cursor, const qc_quant_ops *ops,
-                        const qc_ckpt_tensor *t, const qc_coded_weight *w, qc_coded_scratch *s,
-                        uint64_t first, uint64_t n, float *out, qc_error *err)
+                        const qc_checkpoint_tensor *t, const qc_coded_weight *w,
+                        qc_coded_scratch *s, uint64_t first, uint64_t n, float *out, qc_error *err)
 {
     uint64_t bad = UINT64_MAX;
     if (n == 0)
@@ -151,7 +147,7 @@ qc_status qc_coded_read(const qc_checkpoint *model, qc_st_cursor *cursor, const 
 }
 
 qc_status qc_coded_read_columns(const qc_checkpoint *model, qc_st_cursor *cursor,
-                                const qc_ckpt_tensor *t, const qc_coded_weight *w,
+                                const qc_checkpoint_tensor *t, const qc_coded_weight *w,
                                 qc_coded_scratch *s, uint64_t first_row, uint64_t rows,
                                 uint64_t first_col, uint64_t cols, float *out, qc_error *err)
 {

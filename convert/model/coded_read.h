@@ -28,7 +28,7 @@ uint64_t qc_coded_bytes(const qc_coded_weight *w, uint64_t n);
  * 32. QC_ERR_NONFINITE, with the place, for a value that is NaN, infinite or too large for a
  * float. */
 QC_NODISCARD qc_status qc_coded_read(const qc_checkpoint *model, qc_st_cursor *cursor,
-                                     const qc_quant_ops *ops, const qc_ckpt_tensor *t,
+                                     const qc_quant_ops *ops, const qc_checkpoint_tensor *t,
                                      const qc_coded_weight *w, qc_coded_scratch *scratch,
                                      uint64_t first, uint64_t n, float *out, qc_error *err);
 
@@ -36,9 +36,9 @@ QC_NODISCARD qc_status qc_coded_read(const qc_checkpoint *model, qc_st_cursor *c
  * [experts * out, in] weight into out [rows, cols]. first_col and cols are multiples of 32. For
  * MXFP4 only. */
 QC_NODISCARD qc_status qc_coded_read_columns(const qc_checkpoint *model, qc_st_cursor *cursor,
-                                             const qc_ckpt_tensor *t, const qc_coded_weight *w,
-                                             qc_coded_scratch *scratch, uint64_t first_row,
-                                             uint64_t rows, uint64_t first_col, uint64_t cols,
-                                             float *out, qc_error *err);
+                                             const qc_checkpoint_tensor *t,
+                                             const qc_coded_weight *w, qc_coded_scratch *scratch,
+                                             uint64_t first_row, uint64_t rows, uint64_t first_col,
+                                             uint64_t cols, float *out, qc_error *err);
 
 #endif

@@ -36,8 +36,8 @@ typedef struct {
     qc_checkpoint *c;
     const expert_names *names;
     int fp8_only;
-    uint64_t block[2];       /* FP8: rows and columns that share a scale */
-    qc_ckpt_tensor *tensors; /* the new list */
+    uint64_t block[2];             /* FP8: rows and columns that share a scale */
+    qc_checkpoint_tensor *tensors; /* the new list */
     size_t count, room;
 } splitter;
 
@@ -68,8 +68,8 @@ static size_t stem_before(const char *name, const char *tail)
     return n - m;
 }
 
-static const qc_ckpt_tensor *find(const qc_checkpoint *c, const char *stem, size_t stem_len,
-                                  const char *tail)
+static const qc_checkpoint_tensor *find(const qc_checkpoint *c, const char *stem, size_t stem_len,
+                                        const char *tail)
 {
     char name[4096];
     if (stem_len + strlen(tail) >= sizeof name)
@@ -86,8 +86,8 @@ static int is_fp8(qc_dtype t)
 
 /* Does every expert's matrix in t have whole blocks of scales of its own? parts is how many
  * matrices lie one below the other in each expert of t. */
-static int has_scales(const splitter *s, const qc_ckpt_tensor *t, const qc_ckpt_tensor *scales,
-                      uint64_t parts)
+static int has_scales(const splitter *s, const qc_checkpoint_tensor *t,
+                      const qc_checkpoint_tensor *scales, uint64_t parts)
 {
     return scales && scales->ndim == 3 && scales->dims[0] == t->dims[0] &&
            (parts == 1 || t->dims[1] / parts % s->block[0] == 0) &&
@@ -98,8 +98,8 @@ static int has_scales(const splitter *s, const qc_ckpt_tensor *t, const qc_ckpt_
 /* Are both fused tensors of the layer there, with dtypes and shapes that are known? */
 static int fits(const splitter *s, const char *name, size_t stem)
 {
-    const qc_ckpt_tensor *gate_up = find(s->c, name, stem, gate_up_tail);
-    const qc_ckpt_tensor *down = find(s->c, name, stem, down_tail);
+    const qc_checkpoint_tensor *gate_up = find(s->c, name, stem, gate_up_tail);
+    const qc_checkpoint_tensor *down = find(s->c, name, stem, down_tail);
     if (!gate_up || !down || gate_up->ndim != 3 || down->ndim != 3 || gate_up->bytes == 0 ||
         down->bytes == 0 || gate_up->dims[0] != down->dims[0] || gate_up->dims[1] % 2 != 0 ||
         gate_up->dims[1] / 2 != down->dims[2] || gate_up->dims[2] != down->dims[1])
@@ -118,7 +118,7 @@ typedef struct {
 } fused_kind;
 
 /* Is t fused, in the layout that is known? */
-static int is_fused(const splitter *s, const qc_ckpt_tensor *t, fused_kind *kind)
+static int is_fused(const splitter *s, const qc_checkpoint_tensor *t, fused_kind *kind)
 {
     static const char *const tails[] = {gate_up_tail, down_tail, gate_up_scale_tail,
                                         down_scale_tail};
@@ -137,11 +137,11 @@ static int is_fused(const splitter *s, const qc_ckpt_tensor *t, fused_kind *kind
 }
 
 /* Adds rows [first, first + rows) of one expert's matrix as a tensor. */
-static qc_status add_part(splitter *s, const qc_ckpt_tensor *from, const fused_kind *kind,
+static qc_status add_part(splitter *s, const qc_checkpoint_tensor *from, const fused_kind *kind,
                           uint64_t expert, const char *matrix, uint64_t first, uint64_t rows,
                           qc_error *err)
 {
-    qc_ckpt_tensor *t = &s->tensors[s->count++];
+    qc_checkpoint_tensor *t = &s->tensors[s->count++];
     uint64_t row_bytes = from->bytes / from->dims[0] / from->dims[1];
     QC_TRY(qc_arena_printf(&s->c->arena, &t->name, err, "%.*s%s.%" PRIu64 ".%s%s", (int)kind->stem,
                            from->name, s->names->path, expert, matrix, kind->tail));
@@ -155,7 +155,7 @@ static qc_status add_part(splitter *s, const qc_ckpt_tensor *from, const fused_k
     return QC_OK;
 }
 
-static qc_status add_fused(splitter *s, const qc_ckpt_tensor *t, const fused_kind *kind,
+static qc_status add_fused(splitter *s, const qc_checkpoint_tensor *t, const fused_kind *kind,
                            qc_error *err)
 {
     for (uint64_t e = 0; e < t->dims[0]; e++) {
@@ -170,9 +170,9 @@ static qc_status add_fused(splitter *s, const qc_ckpt_tensor *t, const fused_kin
     return QC_OK;
 }
 
-static qc_status add_plain(splitter *s, const qc_ckpt_tensor *t, qc_error *err)
+static qc_status add_plain(splitter *s, const qc_checkpoint_tensor *t, qc_error *err)
 {
-    qc_ckpt_tensor *to = &s->tensors[s->count++];
+    qc_checkpoint_tensor *to = &s->tensors[s->count++];
     *to = *t;
     size_t stem = s->names && s->names->router ? stem_before(t->name, router_tail) : SIZE_MAX;
     if (stem == SIZE_MAX || !fits(s, t->name, stem))
@@ -183,13 +183,13 @@ static qc_status add_plain(splitter *s, const qc_ckpt_tensor *t, qc_error *err)
 
 static int compare_names(const void *pa, const void *pb)
 {
-    const qc_ckpt_tensor *a = pa, *b = pb;
+    const qc_checkpoint_tensor *a = pa, *b = pb;
     return strcmp(a->name, b->name);
 }
 
 /* Is t a stack of experts, or are the experts' matrices laid end to end (dbrx)? granitemoe and
  * jetmoe call theirs input_linear and output_linear. */
-static int is_stack(const qc_ckpt_tensor *t)
+static int is_stack(const qc_checkpoint_tensor *t)
 {
     int named = strstr(t->name, "experts.") || strstr(t->name, "moe.");
     if (t->ndim == 3)
@@ -208,7 +208,7 @@ static qc_status warn_of_stacks(const splitter *s, qc_error *err)
     uint64_t stacks = 0, weights = 0;
     const char *first = NULL;
     for (size_t i = 0; i < s->c->tensor_count; i++) {
-        const qc_ckpt_tensor *t = &s->c->tensors[i];
+        const qc_checkpoint_tensor *t = &s->c->tensors[i];
         int plain = qc_dtype_is_quantizable(t->dtype) && !s->fp8_only;
         if (!is_stack(t) || t->bytes == 0 || !(plain || is_fp8(t->dtype)) ||
             qc_ends_with(t->name, "_scale_inv") || qc_ends_with(t->name, "_scale"))
@@ -220,22 +220,22 @@ static qc_status warn_of_stacks(const splitter *s, qc_error *err)
     }
     if (stacks == 0)
         return QC_OK;
-    return qc_ckpt_warn(s->c, err,
-                        "%" PRIu64 " stacks of experts ('%.160s' is the first) with %" PRIu64
-                        " weights are kept as they are: how they lie in there is not known for "
-                        "this model type and shape",
-                        stacks, first, weights);
+    return qc_checkpoint_warn(
+        s->c, err,
+        "%" PRIu64 " stacks of experts ('%.160s' is the first) with %" PRIu64
+        " weights are kept as they are: how they lie in there is not known for "
+        "this model type and shape",
+        stacks, first, weights);
 }
 
 qc_status qc_experts_split(qc_checkpoint *c, int fp8_only, qc_error *err)
 {
     splitter s = {.c = c, .names = find_family(c), .fp8_only = fp8_only};
     fused_kind kind;
-    void *v = NULL;
     QC_TRY(qc_coded_block(s.block, c, err));
     s.room = c->tensor_count;
     for (size_t i = 0; i < c->tensor_count; i++) {
-        const qc_ckpt_tensor *t = &c->tensors[i];
+        const qc_checkpoint_tensor *t = &c->tensors[i];
         if (!is_fused(&s, t, &kind))
             continue;
         /* There cannot be more tensors than bytes, but a hostile shape may still ask for very
@@ -246,10 +246,9 @@ qc_status qc_experts_split(qc_checkpoint *c, int fp8_only, qc_error *err)
         s.room += 2 * (size_t)t->dims[0];
     }
     if (s.room > c->tensor_count) {
-        QC_TRY(qc_arena_alloc(&c->arena, &v, s.room, sizeof *s.tensors, err));
-        s.tensors = v;
+        QC_TRY(qc_arena_array(&c->arena, &s.tensors, s.room, err));
         for (size_t i = 0; i < c->tensor_count; i++) {
-            const qc_ckpt_tensor *t = &c->tensors[i];
+            const qc_checkpoint_tensor *t = &c->tensors[i];
             QC_TRY(is_fused(&s, t, &kind) ? add_fused(&s, t, &kind, err) : add_plain(&s, t, err));
         }
         qsort(s.tensors, s.count, sizeof *s.tensors, compare_names);

@@ -478,12 +478,11 @@ static qc_status read_latent(const qc_geometry_reader *r, uint64_t rank, qc_erro
 static qc_status read_image_layers(const qc_geometry_reader *r, qc_error *err)
 {
     qc_geometry *g = r->out;
-    void *v = NULL;
+    unsigned char *marks = NULL;
     const qc_json_node *list = qc_config_text_field(&r->config, "cross_attention_layers");
     if (!list)
         return QC_OK;
-    QC_TRY(qc_arena_alloc(r->arena, &v, g->layer_count, 1, err));
-    unsigned char *marks = v;
+    QC_TRY(qc_arena_array(r->arena, &marks, g->layer_count, err));
     QC_TRY(qc_config_mark_layers(marks, g->layer_count, list, err));
     for (uint32_t i = 0; i < g->layer_count; i++) {
         if (marks[i])
@@ -502,16 +501,14 @@ static void add_source(qc_geometry *g)
 qc_status qc_geometry_read_layers(qc_geometry_reader *r, qc_error *err)
 {
     qc_geometry *g = r->out;
-    void *v = NULL;
     uint64_t rank = 0;
     if (g->layer_count == 0)
         return QC_OK;
-    QC_TRY(qc_arena_alloc(r->arena, &v, g->layer_count, sizeof *g->layers, err));
-    g->layers = v;
+    QC_TRY(qc_arena_array(r->arena, &g->layers, g->layer_count, err));
     if (!g->decoder)
         return QC_OK;
-    QC_TRY(qc_arena_alloc(r->arena, &v, g->layer_count, sizeof(kind), err));
-    kind *kinds = v; /* KIND_FULL */
+    kind *kinds = NULL;
+    QC_TRY(qc_arena_array(r->arena, &kinds, g->layer_count, err)); /* KIND_FULL */
     QC_TRY(read_kinds(r, kinds, err));
     QC_TRY(set_kinds(r, kinds, err));
     add_source(g);

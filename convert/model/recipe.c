@@ -40,52 +40,15 @@ typedef struct {
     qc_coded_set coded;
 } maker;
 
-const char *qc_scheme_name(qc_scheme s)
-{
-    switch (s) {
-    case QC_SCHEME_KEEP:
-        return "keep";
-    case QC_SCHEME_CAST:
-        return "cast";
-    case QC_SCHEME_NF4:
-        return "nf4";
-    case QC_SCHEME_INT8_ROWS:
-        return "int8";
-    case QC_SCHEME_INT8_BLOCKS:
-        return "int8-block";
-    case QC_SCHEME_DEQUANT:
-        return "dequant";
-    case QC_SCHEME_ABSORBED:
-        return "absorbed";
-    }
-    return "unknown";
-}
-
 const char *qc_role_name(qc_role r)
 {
-    switch (r) {
-    case QC_ROLE_LINEAR:
-        return "linear";
-    case QC_ROLE_EMBEDDING:
-        return "embedding";
-    case QC_ROLE_HEAD:
-        return "head";
-    case QC_ROLE_ROUTER:
-        return "router";
-    case QC_ROLE_NORM:
-        return "norm";
-    case QC_ROLE_BIAS:
-        return "bias";
-    case QC_ROLE_CONV:
-        return "conv";
-    case QC_ROLE_STATE:
-        return "state";
-    case QC_ROLE_PACKED:
-        return "packed";
-    case QC_ROLE_OTHER:
-        return "other";
-    }
-    return "unknown";
+    static const char *const names[] = {
+        [QC_ROLE_LINEAR] = "linear", [QC_ROLE_EMBEDDING] = "embedding", [QC_ROLE_HEAD] = "head",
+        [QC_ROLE_ROUTER] = "router", [QC_ROLE_NORM] = "norm",           [QC_ROLE_BIAS] = "bias",
+        [QC_ROLE_CONV] = "conv",     [QC_ROLE_STATE] = "state",         [QC_ROLE_PACKED] = "packed",
+        [QC_ROLE_OTHER] = "other",
+    };
+    return names[r];
 }
 
 /* ---- the model ---- */
@@ -162,7 +125,7 @@ static int in_attention_module(const maker *m, const char *name)
 
 /* What the length of the bias beside a matrix says: 1, its columns are the outputs (a Conv1D, [in,
  * out] in the file); -1, its rows are; 0, nothing. */
-static int bias_says_conv1d(const maker *m, const qc_ckpt_tensor *t)
+static int bias_says_conv1d(const maker *m, const qc_checkpoint_tensor *t)
 {
     static const char tail[] = "weight";
     char bias[512];
@@ -172,7 +135,7 @@ static int bias_says_conv1d(const maker *m, const qc_ckpt_tensor *t)
         return 0;
     memcpy(bias, t->name, stem);
     memcpy(bias + stem, "bias", sizeof "bias");
-    const qc_ckpt_tensor *b = qc_checkpoint_find(m->model, bias);
+    const qc_checkpoint_tensor *b = qc_checkpoint_find(m->model, bias);
     if (!b || b->ndim != 1)
         return 0;
     return b->dims[0] == t->dims[1] ? 1 : b->dims[0] == t->dims[0] ? -1 : 0;
@@ -183,7 +146,7 @@ static int bias_says_conv1d(const maker *m, const qc_ckpt_tensor *t)
  * and the model types in config.json decide. */
 static int is_conv1d(const maker *m, uint32_t i)
 {
-    const qc_ckpt_tensor *t = &m->model->tensors[i];
+    const qc_checkpoint_tensor *t = &m->model->tensors[i];
     int says = m->stored.weights[i] ? 0 : bias_says_conv1d(m, t);
     if (says != 0)
         return says > 0;
@@ -192,12 +155,10 @@ static int is_conv1d(const maker *m, uint32_t i)
 
 static qc_status classify(maker *m, qc_error *err)
 {
-    void *v = NULL;
-    QC_TRY(qc_arena_alloc(m->arena, &v, m->count, sizeof *m->classes, err));
-    m->classes = v;
+    QC_TRY(qc_arena_array(m->arena, &m->classes, m->count, err));
     for (uint32_t i = 0; i < m->count; i++) {
         qc_tensor_class *c = &m->classes[i];
-        const qc_ckpt_tensor *t = &m->model->tensors[i];
+        const qc_checkpoint_tensor *t = &m->model->tensors[i];
         if (!m->table || !qc_model_table_classify(m->table, t->name, c))
             qc_rules_classify(&m->facts, t, c);
         if (c->role == QC_ROLE_LINEAR && !m->table && is_conv1d(m, i))
@@ -230,7 +191,7 @@ static qc_status classify(maker *m, qc_error *err)
 /* Why --quantize cannot have this tensor, or NULL if it can. */
 static const char *quantize_obstacle(const maker *m, uint32_t i)
 {
-    const qc_ckpt_tensor *t = &m->model->tensors[i];
+    const qc_checkpoint_tensor *t = &m->model->tensors[i];
     const qc_tensor_class *c = &m->classes[i];
     if (m->coded.weights[i] && m->coded.weights[i]->coding == QC_CODING_MXFP4)
         return m->options->requantize ? NULL : "is MXFP4 already; see --requantize";
@@ -275,11 +236,8 @@ static const char *quantize_obstacle(const maker *m, uint32_t i)
 static qc_status apply_rules(maker *m, qc_error *err)
 {
     const qc_recipe_options *o = m->options;
-    void *v = NULL;
-    QC_TRY(qc_arena_alloc(m->arena, &v, m->count, sizeof *m->rule_of, err));
-    m->rule_of = v;
-    QC_TRY(qc_arena_alloc(m->arena, &v, o->rule_count, sizeof *m->rule_why, err));
-    m->rule_why = v;
+    QC_TRY(qc_arena_array(m->arena, &m->rule_of, m->count, err));
+    QC_TRY(qc_arena_array(m->arena, &m->rule_why, o->rule_count, err));
     for (uint32_t i = 0; i < m->count; i++)
         m->rule_of[i] = NO_RULE;
     for (uint32_t r = 0; r < o->rule_count; r++) {
@@ -325,7 +283,7 @@ static int kept_by_rule(const maker *m, uint32_t i)
 /* Refuses a weight that would have to be read but has a form that qconv cannot read. */
 static qc_status refuse_foreign(const maker *m, uint32_t i, qc_error *err)
 {
-    const qc_ckpt_tensor *t = &m->model->tensors[i];
+    const qc_checkpoint_tensor *t = &m->model->tensors[i];
     const qc_tensor_class *c = &m->classes[i];
     if (kept_by_rule(m, i) || m->coded.weights[i] || m->stored.weights[i] ||
         m->coded.owners[i] != QC_NO_TENSOR || m->stored.owners[i] != QC_NO_TENSOR)
@@ -397,10 +355,10 @@ static qc_status check_requantize(const maker *m, qc_error *err)
 }
 
 /* The codes of a stack's experts lie one after the other, so a block must not span two experts. */
-static qc_status check_stack(const qc_recipe_entry *e, const qc_ckpt_tensor *t, qc_error *err)
+static qc_status check_stack(const qc_recipe_entry *e, const qc_checkpoint_tensor *t, qc_error *err)
 {
     const qc_coded_weight *w = e->coded;
-    if (e->scheme == QC_SCHEME_INT8_ROWS || w->dims[1] * w->dims[2] % e->block_elems == 0)
+    if (qc_schemes[e->scheme].by_rows || w->dims[1] * w->dims[2] % e->block_elems == 0)
         return QC_OK;
     QC_FAIL(err, QC_ERR_UNSUPPORTED,
             "tensor '%s': experts of %" PRIu64 " x %" PRIu64 " weights are not whole blocks of "
@@ -410,7 +368,7 @@ static qc_status check_stack(const qc_recipe_entry *e, const qc_ckpt_tensor *t, 
 
 static qc_status decide_quantized(qc_recipe_entry *e, const maker *m, uint32_t i, qc_error *err)
 {
-    const qc_ckpt_tensor *t = &m->model->tensors[i];
+    const qc_checkpoint_tensor *t = &m->model->tensors[i];
     const qc_tensor_class *c = &m->classes[i];
     int stack = is_stack(m, i);
     int wanted =
@@ -433,14 +391,9 @@ static qc_status decide_quantized(qc_recipe_entry *e, const maker *m, uint32_t i
     }
     /* For --to auto, whatever could be quantized is marked so, and auto_choice.c then decides each
      * one. */
-    e->block_elems = m->options->block_elems;
-    if (m->options->to != QC_TO_INT8) {
-        e->scheme = QC_SCHEME_NF4;
-        if (e->block_elems == 0)
-            e->block_elems = QC_BLOCK_DEFAULT;
-    } else {
-        e->scheme = e->block_elems == 0 ? QC_SCHEME_INT8_ROWS : QC_SCHEME_INT8_BLOCKS;
-    }
+    e->scheme = qc_scheme_of_options(m->options->to, m->options->block_elems);
+    e->block_elems =
+        m->options->block_elems ? m->options->block_elems : qc_schemes[e->scheme].default_block;
     e->transpose = (c->traits & QC_TRAIT_CONV1D) != 0;
     return stack ? check_stack(e, t, err) : QC_OK;
 }
@@ -534,9 +487,7 @@ static qc_status drop_mtp(maker *m, qc_error *err)
 
 static qc_status decide(maker *m, qc_error *err)
 {
-    void *v = NULL;
-    QC_TRY(qc_arena_alloc(m->arena, &v, m->count, sizeof *m->out->entries, err));
-    m->out->entries = v;
+    QC_TRY(qc_arena_array(m->arena, &m->out->entries, m->count, err));
     for (uint32_t i = 0; i < m->count; i++) {
         qc_recipe_entry *e = &m->out->entries[i];
         e->scheme = QC_SCHEME_KEEP;
@@ -691,8 +642,7 @@ static qc_status check_namesakes(const maker *m, qc_error *err)
     uint32_t same[QC_NAMESAKES_MAX];
     for (uint32_t i = 0; qc_diffusers_class(m->model) && i < m->count; i++) {
         const char *name = m->model->tensors[i].name;
-        if (m->out->entries[i].scheme != QC_SCHEME_NF4 &&
-            m->out->entries[i].scheme != QC_SCHEME_INT8_ROWS)
+        if (!qc_schemes[m->out->entries[i].scheme].bitsandbytes)
             continue;
         size_t count = qc_diffusers_namesakes(m->model, name, same);
         for (size_t k = 0; k < count; k++) {
@@ -719,7 +669,7 @@ static qc_status list_skipped(maker *m, qc_error *err)
     int head_quantized = 0;
     for (uint32_t i = 0; i < m->count; i++) {
         const qc_recipe_entry *e = &m->out->entries[i];
-        const qc_ckpt_tensor *t = &m->model->tensors[i];
+        const qc_checkpoint_tensor *t = &m->model->tensors[i];
         int kept = e->scheme == QC_SCHEME_KEEP || e->scheme == QC_SCHEME_CAST;
         head_quantized |= !kept && e->role == QC_ROLE_HEAD;
         if (kept && t->ndim == 2 && qc_ends_with(t->name, ".weight") &&

@@ -10,22 +10,8 @@
 #ifndef QC_CONVERT_RECIPE_H
 #define QC_CONVERT_RECIPE_H
 
-#include "convert/model/recipe_options.h"
+#include "convert/model/scheme.h"
 #include "formats/checkpoint.h"
-
-typedef enum {
-    QC_SCHEME_KEEP, /* copied bit for bit */
-    QC_SCHEME_CAST, /* to out_dtype */
-    QC_SCHEME_NF4,
-    QC_SCHEME_INT8_ROWS,   /* LLM.int8 */
-    QC_SCHEME_INT8_BLOCKS, /* block-wise int8 with absmax, qconv's own form */
-    QC_SCHEME_DEQUANT,     /* a quantized weight is decoded to out_dtype */
-    /* not written: it is the state of a weight that is decoded, or it is left out */
-    QC_SCHEME_ABSORBED
-} qc_scheme;
-
-const char *qc_scheme_name(qc_scheme s); /* as in the manifest: "keep", "cast", "nf4", "int8",
-                                            "int8-block", "dequant" */
 
 typedef enum {
     QC_ROLE_LINEAR,
@@ -44,7 +30,7 @@ const char *qc_role_name(qc_role r);
 
 /* A weight that bitsandbytes or qconv quantized, with the places of its role tensors. */
 typedef struct {
-    qc_scheme stored_as; /* QC_SCHEME_NF4, QC_SCHEME_INT8_ROWS or QC_SCHEME_INT8_BLOCKS */
+    qc_scheme stored_as; /* one that quantizes */
     int fp4;             /* stored like NF4, but with another map: use quant_map */
     uint32_t absmax;     /* tensor index of absmax or SCB */
     uint32_t quant_map;  /* UINT32_MAX where there is none */

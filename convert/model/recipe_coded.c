@@ -22,9 +22,8 @@ typedef struct {
     uint64_t block[2];
 } finder;
 
-/* The tensor whose name is stem (stem_len bytes) + tail, or NO_TENSOR. */
-static uint32_t sibling(const qc_checkpoint *model, const char *stem, size_t stem_len,
-                        const char *tail)
+uint32_t qc_sibling_of(const qc_checkpoint *model, const char *stem, size_t stem_len,
+                       const char *tail)
 {
     char name[NAME_BYTES];
     size_t tail_len = strlen(tail);
@@ -32,7 +31,7 @@ static uint32_t sibling(const qc_checkpoint *model, const char *stem, size_t ste
         return NO_TENSOR;
     memcpy(name, stem, stem_len);
     memcpy(name + stem_len, tail, tail_len + 1);
-    const qc_ckpt_tensor *t = qc_checkpoint_find(model, name);
+    const qc_checkpoint_tensor *t = qc_checkpoint_find(model, name);
     return t ? (uint32_t)(t - model->tensors) : NO_TENSOR;
 }
 
@@ -43,19 +42,17 @@ static int is_scale_dtype(qc_dtype t)
 
 static qc_status new_weight(finder *f, uint32_t i, qc_coded_weight **out, qc_error *err)
 {
-    void *v = NULL;
-    QC_TRY(qc_arena_alloc(f->arena, &v, 1, sizeof **out, err));
-    *out = v;
+    QC_TRY(qc_arena_array(f->arena, out, 1, err));
     (*out)->dtype = f->dtype;
     (*out)->scales = NO_TENSOR;
-    f->set->weights[i] = v;
+    f->set->weights[i] = *out;
     f->set->count++;
     return QC_OK;
 }
 
 /* ---- FP8 ---- */
 
-static qc_status check_scale_dtype(const qc_ckpt_tensor *s, qc_error *err)
+static qc_status check_scale_dtype(const qc_checkpoint_tensor *s, qc_error *err)
 {
     if (!is_scale_dtype(s->dtype))
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
@@ -65,7 +62,7 @@ static qc_status check_scale_dtype(const qc_ckpt_tensor *s, qc_error *err)
 }
 
 /* weight_scale_inv has one scale for each block of the weight, or a single one. */
-static qc_status fit_blocks(const finder *f, qc_coded_weight *w, const qc_ckpt_tensor *s,
+static qc_status fit_blocks(const finder *f, qc_coded_weight *w, const qc_checkpoint_tensor *s,
                             qc_error *err)
 {
     uint64_t n = 0;
@@ -89,8 +86,8 @@ static qc_status fit_blocks(const finder *f, qc_coded_weight *w, const qc_ckpt_t
 /* weight_scale has a single scale, one for each row, or one for each block. A matrix with as many
  * scales as there are blocks can only be the last, except for a single column with one scale per
  * row, which is therefore tried first. */
-static qc_status fit_rows_or_blocks(const finder *f, qc_coded_weight *w, const qc_ckpt_tensor *s,
-                                    qc_error *err)
+static qc_status fit_rows_or_blocks(const finder *f, qc_coded_weight *w,
+                                    const qc_checkpoint_tensor *s, qc_error *err)
 {
     uint64_t n = 0;
     QC_TRY(qc_shape_elems(s->dims, s->ndim, &n, err));
@@ -132,16 +129,16 @@ static qc_status add_fp8(finder *f, uint32_t i, qc_error *err)
 {
     static const char weight_tail[] = ".weight";
     const qc_checkpoint *m = f->model;
-    const qc_ckpt_tensor *t = &m->tensors[i];
+    const qc_checkpoint_tensor *t = &m->tensors[i];
     if ((t->dtype != QC_DTYPE_F8_E4M3 && t->dtype != QC_DTYPE_F8_E5M2) || t->ndim != 2 ||
         !qc_ends_with(t->name, weight_tail) || t->dims[0] == 0 || t->dims[1] == 0)
         return QC_OK;
     size_t len = strlen(t->name), stem = len - (sizeof weight_tail - 2);
-    uint32_t inverse = sibling(m, t->name, len, "_scale_inv");
-    uint32_t plain = sibling(m, t->name, len, "_scale");
-    uint32_t second = sibling(m, t->name, len, "_scale_2");
-    uint32_t input = sibling(m, t->name, stem, "input_scale");
-    uint32_t bound = sibling(m, t->name, stem, "input_scale_ub");
+    uint32_t inverse = qc_sibling_of(m, t->name, len, "_scale_inv");
+    uint32_t plain = qc_sibling_of(m, t->name, len, "_scale");
+    uint32_t second = qc_sibling_of(m, t->name, len, "_scale_2");
+    uint32_t input = qc_sibling_of(m, t->name, stem, "input_scale");
+    uint32_t bound = qc_sibling_of(m, t->name, stem, "input_scale_ub");
     if ((inverse != NO_TENSOR) + (plain != NO_TENSOR) + (second != NO_TENSOR) > 1)
         QC_FAIL(err, QC_ERR_UNSUPPORTED, "tensor '%s' has more than one kind of scales", t->name);
     qc_coded_weight *w = NULL;
@@ -163,7 +160,7 @@ static qc_status add_fp8(finder *f, uint32_t i, qc_error *err)
         }
         return QC_OK;
     }
-    const qc_ckpt_tensor *s = &m->tensors[w->scales];
+    const qc_checkpoint_tensor *s = &m->tensors[w->scales];
     QC_TRY(check_scale_dtype(s, err));
     f->set->owners[w->scales] = i;
     if (input != NO_TENSOR)
@@ -178,15 +175,15 @@ static qc_status add_fp8(finder *f, uint32_t i, qc_error *err)
 static qc_status add_mxfp4(finder *f, uint32_t i, qc_error *err)
 {
     static const char tail[] = "_blocks";
-    const qc_ckpt_tensor *t = &f->model->tensors[i];
+    const qc_checkpoint_tensor *t = &f->model->tensors[i];
     if (t->dtype != QC_DTYPE_U8 || t->ndim != 4 || t->dims[3] != QC_MXFP4_BYTES || t->bytes == 0 ||
         !qc_ends_with(t->name, tail))
         return QC_OK;
     size_t stem = strlen(t->name) - (sizeof tail - 1);
-    uint32_t scales = sibling(f->model, t->name, stem, "_scales");
+    uint32_t scales = qc_sibling_of(f->model, t->name, stem, "_scales");
     if (scales == NO_TENSOR)
         return QC_OK;
-    const qc_ckpt_tensor *s = &f->model->tensors[scales];
+    const qc_checkpoint_tensor *s = &f->model->tensors[scales];
     if ((s->dtype != QC_DTYPE_U8 && s->dtype != QC_DTYPE_F8_E8M0) || s->ndim != 3 ||
         memcmp(s->dims, t->dims, 3 * sizeof *s->dims) != 0)
         QC_FAIL(err, QC_ERR_INPUT,
@@ -210,14 +207,19 @@ static qc_status add_mxfp4(finder *f, uint32_t i, qc_error *err)
 
 /* ---- config.json ---- */
 
-static qc_dtype config_dtype(const qc_json_node *root)
+qc_dtype qc_config_dtype(const qc_checkpoint *model, qc_dtype missing)
 {
+    const qc_json_node *root = model->config ? qc_json_root(model->config) : NULL;
     const char *name = qc_json_string_or(qc_json_get(root, "torch_dtype"), NULL);
     if (!name)
-        name = qc_json_string_or(qc_json_get(root, "dtype"), "bfloat16");
+        name = qc_json_string_or(qc_json_get(root, "dtype"), NULL);
+    if (!name)
+        return missing;
+    if (strcmp(name, "bfloat16") == 0)
+        return QC_DTYPE_BF16;
     if (strcmp(name, "float16") == 0)
         return QC_DTYPE_F16;
-    return strcmp(name, "float32") == 0 ? QC_DTYPE_F32 : QC_DTYPE_BF16;
+    return strcmp(name, "float32") == 0 ? QC_DTYPE_F32 : missing;
 }
 
 /* Reads two sizes: rows and columns. */
@@ -256,12 +258,11 @@ qc_status qc_coded_block(uint64_t block[2], const qc_checkpoint *model, qc_error
 
 static qc_status read_config(finder *f, qc_error *err)
 {
-    f->dtype = QC_DTYPE_BF16;
+    f->dtype = qc_config_dtype(f->model, QC_DTYPE_BF16);
     QC_TRY(qc_coded_block(f->block, f->model, err));
     if (!f->model->config)
         return QC_OK;
     const qc_json_node *root = qc_json_root(f->model->config);
-    f->dtype = config_dtype(root);
     f->quantization = qc_json_get(root, "quantization_config");
     f->own =
         strcmp(qc_json_string_or(qc_json_get(f->quantization, "quant_method"), ""), "qconv") == 0;
@@ -273,11 +274,8 @@ qc_status qc_coded_find(qc_coded_set *out, qc_arena *arena, const qc_checkpoint 
 {
     memset(out, 0, sizeof *out);
     uint32_t count = (uint32_t)model->tensor_count;
-    void *v = NULL;
-    QC_TRY(qc_arena_alloc(arena, &v, count, sizeof *out->weights, err));
-    out->weights = v;
-    QC_TRY(qc_arena_alloc(arena, &v, count, sizeof *out->owners, err));
-    out->owners = v;
+    QC_TRY(qc_arena_array(arena, &out->weights, count, err));
+    QC_TRY(qc_arena_array(arena, &out->owners, count, err));
     for (uint32_t i = 0; i < count; i++)
         out->owners[i] = NO_TENSOR;
     finder f = {.model = model, .arena = arena, .set = out};
@@ -293,7 +291,7 @@ qc_status qc_coded_find(qc_coded_set *out, qc_arena *arena, const qc_checkpoint 
 
 static int has_sibling(const qc_checkpoint *m, const char *name, size_t stem, const char *tail)
 {
-    return sibling(m, name, stem, tail) != NO_TENSOR;
+    return qc_sibling_of(m, name, stem, tail) != NO_TENSOR;
 }
 
 static const char *method_of(const qc_checkpoint *model)
@@ -353,7 +351,7 @@ static const char *tool_of_method(const char *method)
 }
 
 /* The tool that tensor names give away: what t is called, and what lies beside it. */
-static const char *tool_of_names(const qc_checkpoint *model, const qc_ckpt_tensor *t)
+static const char *tool_of_names(const qc_checkpoint *model, const qc_checkpoint_tensor *t)
 {
     static const struct {
         /* beside replaces the tail; NULL: nothing needs to be there */
@@ -404,7 +402,7 @@ static const char *tool_of_names(const qc_checkpoint *model, const qc_ckpt_tenso
  * which tool, if it says so. */
 const char *qc_foreign_tool(const qc_checkpoint *model, uint32_t i)
 {
-    const qc_ckpt_tensor *t = &model->tensors[i];
+    const qc_checkpoint_tensor *t = &model->tensors[i];
     const char *method = tool_of_method(method_of(model));
     const char *names = tool_of_names(model, t);
     if (names)

@@ -33,4 +33,11 @@ QC_NODISCARD qc_status qc_coded_block(uint64_t block[2], const qc_checkpoint *mo
  * integers that nothing else explains. */
 const char *qc_foreign_tool(const qc_checkpoint *model, uint32_t i);
 
+/* The index of the tensor whose name is stem (stem_len bytes) + tail; UINT32_MAX if there is
+ * none. */
+uint32_t qc_sibling_of(const qc_checkpoint *model, const char *stem, size_t stem_len,
+                       const char *tail);
+/* The dtype that config.json names, or `missing` where it names none that is known. */
+qc_dtype qc_config_dtype(const qc_checkpoint *model, qc_dtype missing);
+
 #endif

@@ -85,7 +85,8 @@ static int has_component(const char *name, const char *key)
     }
 }
 
-static void hold_in_float(const char *const *modules, const qc_ckpt_tensor *t, qc_tensor_class *c)
+static void hold_in_float(const char *const *modules, const qc_checkpoint_tensor *t,
+                          qc_tensor_class *c)
 {
     for (size_t i = 0; i < 8 && modules[i]; i++) {
         if (c->role == QC_ROLE_LINEAR && spares(modules[i], t->name, module_length(t->name)))
@@ -112,7 +113,7 @@ size_t qc_diffusers_namesakes(const qc_checkpoint *model, const char *name,
             continue;
         memcpy(other, name + at, n);
         memcpy(other + n, leaf, sizeof leaf);
-        const qc_ckpt_tensor *t = qc_checkpoint_find(model, other);
+        const qc_checkpoint_tensor *t = qc_checkpoint_find(model, other);
         if (t && t->ndim == 2 && t->bytes > 0 && n < len)
             out[count++] = (uint32_t)(t - model->tensors);
     }

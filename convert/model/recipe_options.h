@@ -1,4 +1,4 @@
-/* What a conversion is to make of each tensor. */
+/* What a conversion is to make of each tensor. The functions are in scheme.c. */
 #ifndef QC_CONVERT_RECIPE_OPTIONS_H
 #define QC_CONVERT_RECIPE_OPTIONS_H
 

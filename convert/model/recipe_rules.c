@@ -247,7 +247,7 @@ static int is_label_head(const name_parts *n)
            (len >= 10 && memcmp(n->module + len - 10, "classifier", 10) == 0);
 }
 
-static void classify_matrix(const qc_model_facts *facts, const qc_ckpt_tensor *t,
+static void classify_matrix(const qc_model_facts *facts, const qc_checkpoint_tensor *t,
                             const name_parts *n, qc_tensor_class *out)
 {
     if (strcmp(n->leaf, "weight") != 0 || n->path_len == 0) {
@@ -282,7 +282,8 @@ static void classify_matrix(const qc_model_facts *facts, const qc_ckpt_tensor *t
     }
 }
 
-void qc_rules_classify(const qc_model_facts *facts, const qc_ckpt_tensor *t, qc_tensor_class *out)
+void qc_rules_classify(const qc_model_facts *facts, const qc_checkpoint_tensor *t,
+                       qc_tensor_class *out)
 {
     name_parts n = take_apart(t->name);
     if (n.leaf_flag == WORD_BUFFER) {

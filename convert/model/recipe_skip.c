@@ -12,8 +12,7 @@
 /* Does the loader see this weight as a quantized module? */
 static int is_quantized(const qc_recipe_entry *e)
 {
-    return e->scheme == QC_SCHEME_NF4 || e->scheme == QC_SCHEME_INT8_ROWS ||
-           e->scheme == QC_SCHEME_INT8_BLOCKS || (e->scheme == QC_SCHEME_KEEP && e->stored);
+    return qc_scheme_is_quantized(e->scheme) || (e->scheme == QC_SCHEME_KEEP && e->stored);
 }
 
 qc_status qc_skip_init(qc_skip_list *l, qc_arena *arena, const qc_model_table *table,
@@ -33,9 +32,7 @@ qc_status qc_skip_init(qc_skip_list *l, qc_arena *arena, const qc_model_table *t
     }
     for (size_t i = 0; i < model->tensor_count && !l->has_language_model; i++)
         l->has_language_model = strstr(model->tensors[i].name, "language_model.") != NULL;
-    void *v = NULL;
-    QC_TRY(qc_arena_alloc(arena, &v, FIRST_CAPACITY, sizeof *l->names, err));
-    l->names = v;
+    QC_TRY(qc_arena_array(arena, &l->names, FIRST_CAPACITY, err));
     l->capacity = FIRST_CAPACITY;
     return QC_OK;
 }
@@ -43,12 +40,11 @@ qc_status qc_skip_init(qc_skip_list *l, qc_arena *arena, const qc_model_table *t
 static qc_status append(qc_skip_list *l, const char *name, qc_error *err)
 {
     if (l->count == l->capacity) {
-        void *v = NULL;
+        const char **old = l->names;
         if (l->capacity > UINT32_MAX / 2)
             QC_FAIL(err, QC_ERR_NOMEM, "too many modules to skip");
-        QC_TRY(qc_arena_alloc(l->arena, &v, (size_t)l->capacity * 2, sizeof *l->names, err));
-        memcpy(v, l->names, l->count * sizeof *l->names);
-        l->names = v;
+        QC_TRY(qc_arena_array(l->arena, &l->names, (size_t)l->capacity * 2, err));
+        memcpy(l->names, old, l->count * sizeof *l->names);
         l->capacity *= 2;
     }
     l->names[l->count++] = name;
@@ -84,7 +80,7 @@ static qc_status names_quantized(const qc_skip_list *l, const char *name, int *i
 {
     const char *weight = NULL;
     QC_TRY(qc_arena_printf(l->arena, &weight, err, "%s.weight", name));
-    const qc_ckpt_tensor *t = qc_checkpoint_find(l->model, weight);
+    const qc_checkpoint_tensor *t = qc_checkpoint_find(l->model, weight);
     *is = t && is_quantized(&l->entries[t - l->model->tensors]);
     return QC_OK;
 }

@@ -1,6 +1,8 @@
 #include "convert/model/recipe_stored.h"
 
 #include "base/checked.h"
+#include "base/text.h"
+#include "convert/model/recipe_coded.h"
 #include "formats/bnb_state.h"
 
 #include <inttypes.h>
@@ -8,7 +10,6 @@
 #include <string.h>
 
 #define MAX_STATE_BYTES 65536u
-#define NAME_BYTES      4096u
 
 typedef struct {
     const qc_checkpoint *model;
@@ -19,40 +20,12 @@ typedef struct {
 } finder;
 
 /* The first read makes the cursor, because most checkpoints have no state to read. */
-static qc_status read_bytes(finder *f, const qc_ckpt_tensor *t, void *dst, size_t len,
+static qc_status read_bytes(finder *f, const qc_checkpoint_tensor *t, void *dst, size_t len,
                             qc_error *err)
 {
     if (!f->cursor)
         QC_TRY(qc_st_cursor_create(&f->cursor, err));
     return qc_checkpoint_read(f->model, f->cursor, t, 0, dst, len, err);
-}
-
-static uint32_t find_index(const qc_checkpoint *model, const char *name)
-{
-    size_t low = 0, high = model->tensor_count;
-    while (low < high) {
-        size_t mid = low + (high - low) / 2;
-        int c = strcmp(model->tensors[mid].name, name);
-        if (c == 0)
-            return (uint32_t)mid;
-        if (c < 0)
-            low = mid + 1;
-        else
-            high = mid;
-    }
-    return QC_NO_TENSOR;
-}
-
-/* The tensor whose name is stem (stem_len bytes) + tail, or QC_NO_TENSOR. */
-static uint32_t find_sibling(const finder *f, const char *stem, size_t stem_len, const char *tail)
-{
-    char name[NAME_BYTES];
-    size_t tail_len = strlen(tail);
-    if (stem_len + tail_len >= sizeof name)
-        return QC_NO_TENSOR;
-    memcpy(name, stem, stem_len);
-    memcpy(name + stem_len, tail, tail_len + 1);
-    return find_index(f->model, name);
 }
 
 static qc_status check_part(const finder *f, uint32_t weight, uint32_t part, const char *what,
@@ -61,7 +34,7 @@ static qc_status check_part(const finder *f, uint32_t weight, uint32_t part, con
     const char *name = f->model->tensors[weight].name;
     if (part == QC_NO_TENSOR)
         QC_FAIL(err, QC_ERR_INPUT, "tensor '%s': %s is missing", name, what);
-    const qc_ckpt_tensor *t = &f->model->tensors[part];
+    const qc_checkpoint_tensor *t = &f->model->tensors[part];
     uint64_t n = 0;
     QC_TRY(qc_shape_elems(t->dims, t->ndim, &n, err));
     if (t->dtype != dtype || n != elems)
@@ -79,7 +52,7 @@ static void own(const finder *f, uint32_t weight, uint32_t part)
 
 static qc_status read_state(finder *f, uint32_t state, qc_bnb_state *out, qc_error *err)
 {
-    const qc_ckpt_tensor *t = &f->model->tensors[state];
+    const qc_checkpoint_tensor *t = &f->model->tensors[state];
     if (t->dtype != QC_DTYPE_U8 || t->bytes == 0 || t->bytes > MAX_STATE_BYTES)
         QC_FAIL(err, QC_ERR_INPUT,
                 "tensor '%s': expected 1 to %u bytes of U8, found %" PRIu64 " of %s", t->name,
@@ -95,12 +68,13 @@ static qc_status read_state(finder *f, uint32_t state, qc_bnb_state *out, qc_err
 
 /* Adds the weight of the state tensor at index `state`. The weight's name is the first stem_len
  * bytes of the state's name. */
-static qc_status add_block_weight(finder *f, uint32_t state, size_t stem_len, int int8,
+static qc_status add_block_weight(finder *f, uint32_t state, size_t stem_len, qc_scheme scheme,
                                   const char *type, qc_error *err)
 {
-    const qc_ckpt_tensor *tensors = f->model->tensors;
+    const qc_checkpoint_tensor *tensors = f->model->tensors;
+    const qc_scheme_row *row = &qc_schemes[scheme];
     const char *stem = tensors[state].name;
-    uint32_t weight = find_sibling(f, stem, stem_len, "");
+    uint32_t weight = qc_sibling_of(f->model, stem, stem_len, "");
     if (weight == QC_NO_TENSOR)
         QC_FAIL(err, QC_ERR_INPUT, "tensor '%s': the weight it describes is missing", stem);
     const char *name = tensors[weight].name;
@@ -111,39 +85,39 @@ static qc_status add_block_weight(finder *f, uint32_t state, size_t stem_len, in
     if (strcmp(s.quant_type, type) != 0)
         QC_FAIL(err, QC_ERR_INPUT, "tensor '%s': its name says %s, its content %s", stem, type,
                 s.quant_type);
-    void *v = NULL;
-    QC_TRY(qc_arena_alloc(f->arena, &v, 1, sizeof(qc_stored_weight), err));
-    qc_stored_weight *w = v;
-    w->stored_as = int8 ? QC_SCHEME_INT8_BLOCKS : QC_SCHEME_NF4;
-    w->fp4 = strcmp(type, "fp4") == 0;
+    qc_stored_weight *w = NULL;
+    QC_TRY(qc_arena_array(f->arena, &w, 1, err));
+    w->stored_as = scheme;
+    w->fp4 = strcmp(type, row->quant_type) != 0;
     w->block_elems = s.block_elems;
     w->dtype = s.dtype;
     w->ndim = s.ndim;
     memcpy(w->dims, s.dims, sizeof w->dims);
-    w->absmax = find_sibling(f, stem, stem_len, ".absmax");
-    w->quant_map = find_sibling(f, stem, stem_len, ".quant_map");
-    w->nested_absmax = find_sibling(f, stem, stem_len, ".nested_absmax");
-    w->nested_map = find_sibling(f, stem, stem_len, ".nested_quant_map");
+    w->absmax = qc_sibling_of(f->model, stem, stem_len, ".absmax");
+    w->quant_map = qc_sibling_of(f->model, stem, stem_len, ".quant_map");
+    w->nested_absmax = qc_sibling_of(f->model, stem, stem_len, ".nested_absmax");
+    w->nested_map = qc_sibling_of(f->model, stem, stem_len, ".nested_quant_map");
 
     uint64_t n = 0;
     QC_TRY(qc_shape_elems(s.dims, s.ndim, &n, err));
     if (s.block_elems == 0 || (s.nested && s.nested_block_elems == 0))
         QC_FAIL(err, QC_ERR_INPUT, "tensor '%s': a block size of 0", stem);
-    uint64_t want = int8 ? n : qc_ceil_div_u64(n, 2);
-    if (tensors[weight].bytes != want || (int8 && tensors[weight].dtype != QC_DTYPE_I8))
+    uint64_t want = qc_scheme_code_bytes(scheme, n);
+    /* bitsandbytes can store its codes in tensors of other dtypes. */
+    if (tensors[weight].bytes != want ||
+        (!row->bitsandbytes && tensors[weight].dtype != row->code_dtype))
         QC_FAIL(err, QC_ERR_INPUT,
                 "tensor '%s': %" PRIu64 " weights of %s take %" PRIu64 " bytes, found %" PRIu64
                 " of %s",
                 name, n, type, want, tensors[weight].bytes, qc_dtype_name(tensors[weight].dtype));
-    if (int8 && (tensors[weight].ndim != 2 || tensors[weight].dims[1] != 1))
+    if (!row->bitsandbytes && (tensors[weight].ndim != 2 || tensors[weight].dims[1] != 1))
         QC_FAIL(err, QC_ERR_INPUT,
-                "tensor '%s': codes of block-wise int8 lie as [%" PRIu64
-                ", 1], found %u dimensions",
-                name, n, tensors[weight].ndim);
+                "tensor '%s': codes of block-wise %s lie as [%" PRIu64 ", 1], found %u dimensions",
+                name, type, want, tensors[weight].ndim);
     uint64_t blocks = qc_ceil_div_u64(n, s.block_elems);
     QC_TRY(check_part(f, weight, w->absmax, "absmax", s.nested ? QC_DTYPE_U8 : QC_DTYPE_F32, blocks,
                       err));
-    if (!int8)
+    if (row->role_tensors & 1u << QC_ROLE_TENSOR_QUANT_MAP)
         QC_TRY(check_part(f, weight, w->quant_map, "quant_map", QC_DTYPE_F32, 16, err));
     if (s.nested) {
         w->nested_block_elems = s.nested_block_elems;
@@ -170,16 +144,16 @@ static qc_status add_block_weight(finder *f, uint32_t state, size_t stem_len, in
  * a stack of experts, whose codes lie beside SCB [experts, out], is not a module. */
 static qc_status add_row_weight(finder *f, uint32_t scb, size_t stem_len, qc_error *err)
 {
-    const qc_ckpt_tensor *tensors = f->model->tensors;
+    const qc_checkpoint_tensor *tensors = f->model->tensors;
     const char *stem = tensors[scb].name;
-    uint32_t weight = find_sibling(f, stem, stem_len, "weight");
+    uint32_t weight = qc_sibling_of(f->model, stem, stem_len, "weight");
     int stack = weight == QC_NO_TENSOR && stem_len > 0;
     if (stack)
-        weight = find_sibling(f, stem, stem_len - 1, "");
+        weight = qc_sibling_of(f->model, stem, stem_len - 1, "");
     if (weight == QC_NO_TENSOR)
         QC_FAIL(err, QC_ERR_INPUT, "tensor '%s': the weight it scales is missing", stem);
-    const qc_ckpt_tensor *t = &tensors[weight];
-    const qc_ckpt_tensor *scale = &tensors[scb];
+    const qc_checkpoint_tensor *t = &tensors[weight];
+    const qc_checkpoint_tensor *scale = &tensors[scb];
     uint64_t rows = 0, cols = 0;
     QC_TRY(qc_shape_elems(scale->dims, scale->ndim, &rows, err));
     if (t->dtype != QC_DTYPE_I8 || t->ndim != 2)
@@ -197,7 +171,7 @@ static qc_status add_row_weight(finder *f, uint32_t scb, size_t stem_len, qc_err
     if (f->set->weights[weight])
         QC_FAIL(err, QC_ERR_INPUT, "tensor '%s' has more than one quant_state or SCB", t->name);
     QC_TRY(check_part(f, weight, scb, "SCB", QC_DTYPE_F32, flat ? rows : t->dims[0], err));
-    uint32_t format = find_sibling(f, stem, stem_len, "weight_format");
+    uint32_t format = qc_sibling_of(f->model, stem, stem_len, "weight_format");
     if (format != QC_NO_TENSOR) {
         unsigned char value = 0;
         QC_TRY(check_part(f, weight, format, "weight_format", QC_DTYPE_U8, 1, err));
@@ -208,9 +182,8 @@ static qc_status add_row_weight(finder *f, uint32_t scb, size_t stem_len, qc_err
                     "save the model with bitsandbytes 0.45 or later",
                     t->name, value);
     }
-    void *v = NULL;
-    QC_TRY(qc_arena_alloc(f->arena, &v, 1, sizeof(qc_stored_weight), err));
-    qc_stored_weight *w = v;
+    qc_stored_weight *w = NULL;
+    QC_TRY(qc_arena_array(f->arena, &w, 1, err));
     w->stored_as = QC_SCHEME_INT8_ROWS;
     w->absmax = scb;
     w->quant_map = w->nested_absmax = w->nested_map = QC_NO_TENSOR;
@@ -229,42 +202,20 @@ static qc_status add_row_weight(finder *f, uint32_t scb, size_t stem_len, qc_err
 
 static qc_status add_if_state(finder *f, uint32_t i, qc_error *err)
 {
-    static const struct {
-        const char *tail;
-        const char *type; /* NULL: row-wise int8 */
-    } forms[] = {
-        {".quant_state.bitsandbytes__nf4", "nf4"},
-        {".quant_state.bitsandbytes__fp4", "fp4"},
-        {".quant_state.qconv__int8", "int8"},
-        {"SCB", NULL},
-    };
+    static const char fp4[] = ".quant_state.bitsandbytes__fp4", scb[] = "SCB";
     const char *name = f->model->tensors[i].name;
-    size_t len = strlen(name);
-    for (size_t k = 0; k < sizeof forms / sizeof *forms; k++) {
-        size_t tail = strlen(forms[k].tail);
-        if (len < tail || strcmp(name + len - tail, forms[k].tail) != 0)
-            continue;
-        if (!forms[k].type)
-            return len == tail || name[len - tail - 1] == '.'
-                       ? add_row_weight(f, i, len - tail, err)
-                       : QC_OK;
-        return add_block_weight(f, i, len - tail, strcmp(forms[k].type, "int8") == 0, forms[k].type,
-                                err);
+    size_t len = strlen(name), tail = sizeof scb - 1;
+    if (qc_ends_with(name, scb) && (len == tail || name[len - tail - 1] == '.'))
+        return add_row_weight(f, i, len - tail, err);
+    if (qc_ends_with(name, fp4))
+        return add_block_weight(f, i, len - (sizeof fp4 - 1), QC_SCHEME_NF4, "fp4", err);
+    for (unsigned s = 0; s < QC_SCHEME_COUNT; s++) {
+        const qc_scheme_row *row = &qc_schemes[s];
+        if (row->state_suffix && qc_ends_with(name, row->state_suffix))
+            return add_block_weight(f, i, len - strlen(row->state_suffix), (qc_scheme)s,
+                                    row->quant_type, err);
     }
     return QC_OK;
-}
-
-static qc_dtype config_dtype(const qc_checkpoint *model)
-{
-    if (!model->config)
-        return QC_DTYPE_F16;
-    const qc_json_node *root = qc_json_root(model->config);
-    const char *name = qc_json_string_or(qc_json_get(root, "torch_dtype"), NULL);
-    if (!name)
-        name = qc_json_string_or(qc_json_get(root, "dtype"), "float16");
-    if (strcmp(name, "bfloat16") == 0)
-        return QC_DTYPE_BF16;
-    return strcmp(name, "float32") == 0 ? QC_DTYPE_F32 : QC_DTYPE_F16;
 }
 
 qc_status qc_stored_find(qc_stored_set *out, qc_arena *arena, const qc_checkpoint *model,
@@ -274,14 +225,11 @@ qc_status qc_stored_find(qc_stored_set *out, qc_arena *arena, const qc_checkpoin
     if (model->tensor_count >= QC_NO_TENSOR)
         QC_FAIL(err, QC_ERR_UNSUPPORTED, "%zu tensors are too many", model->tensor_count);
     uint32_t count = (uint32_t)model->tensor_count;
-    void *v = NULL;
-    QC_TRY(qc_arena_alloc(arena, &v, count, sizeof *out->weights, err));
-    out->weights = v;
-    QC_TRY(qc_arena_alloc(arena, &v, count, sizeof *out->owners, err));
-    out->owners = v;
+    QC_TRY(qc_arena_array(arena, &out->weights, count, err));
+    QC_TRY(qc_arena_array(arena, &out->owners, count, err));
     for (uint32_t i = 0; i < count; i++)
         out->owners[i] = QC_NO_TENSOR;
-    finder f = {model, arena, NULL, out, config_dtype(model)};
+    finder f = {model, arena, NULL, out, qc_config_dtype(model, QC_DTYPE_F16)};
     qc_status st = QC_OK;
     for (uint32_t i = 0; i < count && st == QC_OK; i++)
         st = add_if_state(&f, i, err);

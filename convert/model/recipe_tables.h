@@ -44,7 +44,8 @@ typedef struct {
  * weights, while quant_map, nested_quant_map and quant_state take 1.4 kB. */
 #define QC_MIN_GUESSED_DIM 32u
 
-void qc_rules_classify(const qc_model_facts *facts, const qc_ckpt_tensor *t, qc_tensor_class *out);
+void qc_rules_classify(const qc_model_facts *facts, const qc_checkpoint_tensor *t,
+                       qc_tensor_class *out);
 
 /* The name of an output head that is tied to the embeddings and has no tensor of its own. A loader
  * must know not to turn it into a quantized module. It is "lm_head" if nothing else is known for

@@ -98,9 +98,8 @@ static int compare_ordered(const void *pa, const void *pb)
 
 static qc_status sort_names(maker *m, qc_error *err)
 {
-    void *v = NULL;
-    QC_TRY(qc_calloc(&v, m->count, sizeof(ordered), err));
-    ordered *rows = v;
+    ordered *rows = NULL;
+    QC_TRY(qc_calloc(&rows, m->count, sizeof *rows, err));
     for (uint32_t i = 0; i < m->count; i++)
         rows[i] = (ordered){m->names[i], i};
     qsort(rows, m->count, sizeof *rows, compare_ordered);
@@ -114,12 +113,9 @@ static qc_status sort_names(maker *m, qc_error *err)
 
 static qc_status put_in_order(maker *m, qc_error *err)
 {
-    void *v = NULL;
     int sorted = 1;
-    QC_TRY(qc_arena_alloc(m->arena, &v, m->count, sizeof *m->names, err));
-    m->names = v;
-    QC_TRY(qc_arena_alloc(m->arena, &v, m->count, sizeof *m->order, err));
-    m->order = v;
+    QC_TRY(qc_arena_array(m->arena, &m->names, m->count, err));
+    QC_TRY(qc_arena_array(m->arena, &m->order, m->count, err));
     for (uint32_t i = 0; i < m->count; i++) {
         m->names[i] = m->model->tensors[i].name;
         m->order[i] = i;
@@ -155,12 +151,11 @@ static const char stack_words[] = " layers layer h blocks block decoder_layers "
 static qc_status add_unit(maker *m, const unit *u, qc_error *err)
 {
     if (m->unit_count == m->unit_capacity) {
-        void *v = NULL;
+        const unit *old = m->units;
         uint32_t capacity = m->unit_capacity ? 2 * m->unit_capacity : 128;
-        QC_TRY(qc_arena_alloc(m->arena, &v, capacity, sizeof *m->units, err));
+        QC_TRY(qc_arena_array(m->arena, &m->units, capacity, err));
         if (m->unit_count)
-            memcpy(v, m->units, m->unit_count * sizeof *m->units);
-        m->units = v;
+            memcpy(m->units, old, m->unit_count * sizeof *m->units);
         m->unit_capacity = capacity;
     }
     m->units[m->unit_count++] = *u;
@@ -225,9 +220,7 @@ static int find_place(maker *m, const char *name, unit *u)
 
 static qc_status find_places(maker *m, qc_error *err)
 {
-    void *v = NULL;
-    QC_TRY(qc_arena_alloc(m->arena, &v, m->count, sizeof *m->unit_of, err));
-    m->unit_of = v;
+    QC_TRY(qc_arena_array(m->arena, &m->unit_of, m->count, err));
     for (uint32_t i = 0; i < m->count; i++) {
         const unit *last = m->unit_count ? &m->units[m->unit_count - 1] : NULL;
         m->unit_of[i] = NONE;
@@ -332,9 +325,7 @@ static group group_beside(const maker *m, uint32_t i, uint32_t neighbour)
 
 static qc_status place_loose(maker *m, qc_error *err)
 {
-    void *v = NULL;
-    QC_TRY(qc_arena_alloc(m->arena, &v, m->count, sizeof *m->groups, err));
-    m->groups = v;
+    QC_TRY(qc_arena_array(m->arena, &m->groups, m->count, err));
     for (uint32_t i = 0; i < m->count; i++) {
         m->groups[i] = GROUP_UNKNOWN;
         if (m->unit_of[i] == NONE)
@@ -384,10 +375,9 @@ static int compare_units(const void *pa, const void *pb)
 /* Adds one segment per unit of a stack, in the order of their numbers. */
 static qc_status add_layers(maker *m, qc_error *err)
 {
-    void *v = NULL;
+    unit **rows = NULL;
     uint32_t n = 0;
-    QC_TRY(qc_arena_alloc(m->arena, &v, m->unit_count, sizeof(unit *), err));
-    unit **rows = v;
+    QC_TRY(qc_arena_array(m->arena, &rows, m->unit_count, err));
     for (uint32_t i = 0; i < m->unit_count; i++) {
         if (m->units[i].stack != NONE)
             rows[n++] = &m->units[i];
@@ -430,10 +420,8 @@ static int has_head_weight(const maker *m)
 
 static qc_status build(maker *m, qc_error *err)
 {
-    void *v = NULL;
     uint32_t most = m->unit_count + GROUP_UNKNOWN;
-    QC_TRY(qc_arena_alloc(m->arena, &v, most, sizeof *m->out->segments, err));
-    m->out->segments = v;
+    QC_TRY(qc_arena_array(m->arena, &m->out->segments, most, err));
     for (unsigned g = 0; g < GROUP_UNKNOWN; g++)
         m->segment_of_group[g] = NONE;
     add_group(m, GROUP_EMBEDDING, QC_SEGMENT_EMBEDDING, "embeddings");
@@ -466,9 +454,7 @@ static qc_status build(maker *m, qc_error *err)
 
 static qc_status assign(maker *m, qc_error *err)
 {
-    void *v = NULL;
-    QC_TRY(qc_arena_alloc(m->arena, &v, m->count, sizeof *m->out->of_tensor, err));
-    m->out->of_tensor = v;
+    QC_TRY(qc_arena_array(m->arena, &m->out->of_tensor, m->count, err));
     m->out->tensor_count = m->count;
     for (uint32_t i = 0; i < m->count; i++) {
         uint32_t segment = 0;
@@ -501,12 +487,11 @@ typedef struct {
 static qc_status add_module(module_list *l, const module_ref *r, qc_error *err)
 {
     if (l->count == l->capacity) {
-        void *v = NULL;
+        const module_ref *old = l->rows;
         uint32_t capacity = l->capacity ? 2 * l->capacity : 256;
-        QC_TRY(qc_arena_alloc(l->arena, &v, capacity, sizeof *l->rows, err));
+        QC_TRY(qc_arena_array(l->arena, &l->rows, capacity, err));
         if (l->count)
-            memcpy(v, l->rows, l->count * sizeof *l->rows);
-        l->rows = v;
+            memcpy(l->rows, old, l->count * sizeof *l->rows);
         l->capacity = capacity;
     }
     l->rows[l->count++] = *r;
@@ -550,7 +535,8 @@ static size_t own_path(const maker *m, uint32_t i, uint32_t first, uint32_t last
 static qc_status add_beside(module_list *l, const module_ref *r, qc_scheme scheme, qc_error *err)
 {
     size_t parent = parent_len(r->name);
-    if (scheme != QC_SCHEME_INT8_ROWS || r->name[r->len] != '\0' || parent == 0)
+    if (!(qc_schemes[scheme].role_tensors & 1u << QC_ROLE_TENSOR_SCB) || r->name[r->len] != '\0' ||
+        parent == 0)
         return QC_OK;
     module_ref more = *r;
     QC_TRY(qc_arena_printf(l->arena, &more.path, err, "%.*s.SCB", (int)parent, r->name));
@@ -622,10 +608,8 @@ static qc_status hand_out(maker *m, const module_list *l, qc_error *err)
     for (uint32_t i = 0; i < l->count; i++)
         m->out->segments[l->rows[i].segment].module_count++;
     for (uint32_t s = 0; s < m->out->count; s++) {
-        void *v = NULL;
         qc_segment *seg = &m->out->segments[s];
-        QC_TRY(qc_arena_alloc(m->arena, &v, seg->module_count, sizeof *seg->modules, err));
-        seg->modules = v;
+        QC_TRY(qc_arena_array(m->arena, &seg->modules, seg->module_count, err));
         seg->module_count = 0;
     }
     for (uint32_t i = 0; i < l->count; i++) {

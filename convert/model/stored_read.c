@@ -11,8 +11,8 @@
 /* Even a slow disk reads this much within the time in which Ctrl-C has to be answered. */
 #define READ_BYTES ((uint64_t)16 << 20)
 
-qc_status qc_tensor_read(const qc_checkpoint *c, const qc_ckpt_tensor *t, qc_st_cursor *cursor,
-                         void **out, qc_error *err)
+qc_status qc_tensor_read(const qc_checkpoint *c, const qc_checkpoint_tensor *t,
+                         qc_st_cursor *cursor, void **out, qc_error *err)
 {
     size_t size = 0;
     if (qc_u64_to_size(t->bytes, &size))
@@ -52,16 +52,12 @@ qc_status qc_stored_read(qc_stored_arrays *out, const qc_checkpoint *c, uint32_t
     qc_weights *w = &out->w;
     uint64_t nested = 0, scales = 0;
     memset(out, 0, sizeof *out);
-    w->kind = s->stored_as == QC_SCHEME_NF4         ? QC_WEIGHTS_NF4
-              : s->stored_as == QC_SCHEME_INT8_ROWS ? QC_WEIGHTS_INT8_ROWS
-                                                    : QC_WEIGHTS_INT8_BLOCKS;
-    w->cols = s->ndim ? s->dims[s->ndim - 1] : 1;
+    w->form = qc_scheme_form(s->stored_as, s->ndim ? s->dims[s->ndim - 1] : 1, s->block_elems,
+                             s->nested_absmax != QC_NO_TENSOR);
     w->rows = 1;
     for (unsigned d = 0; d + 1 < s->ndim; d++)
         if (qc_mul_u64(w->rows, s->dims[d], &w->rows))
             QC_FAIL(err, QC_ERR_SHAPE, "tensor '%s' is too large", name);
-    if (w->kind != QC_WEIGHTS_INT8_ROWS)
-        w->block_elems = s->block_elems > UINT32_MAX ? UINT32_MAX : (uint32_t)s->block_elems;
     QC_TRY(read_whole(c, tensor, cursor, &out->codes, &out->codes_bytes, err));
     QC_TRY(read_whole(c, s->absmax, cursor, &out->scales, &out->scales_bytes, err));
     w->codes = out->codes;
@@ -72,7 +68,7 @@ qc_status qc_stored_read(qc_stored_arrays *out, const qc_checkpoint *c, uint32_t
         w->absmax_codes = out->scales;
         w->nested_absmax = out->nested;
         w->nested_map = out->maps + 16;
-        w->nested_offset = s->nested_offset;
+        w->form.offset = s->nested_offset;
         w->nested_block =
             s->nested_block_elems > UINT32_MAX ? UINT32_MAX : (uint32_t)s->nested_block_elems;
         scales = out->scales_bytes;
@@ -81,10 +77,10 @@ qc_status qc_stored_read(qc_stored_arrays *out, const qc_checkpoint *c, uint32_t
         w->absmax = out->scales;
         scales = out->scales_bytes / sizeof(float);
     }
-    if (w->kind == QC_WEIGHTS_NF4) {
+    if (s->quant_map != QC_NO_TENSOR) {
         QC_TRY(qc_checkpoint_read(c, cursor, &c->tensors[s->quant_map], 0, out->maps,
                                   16 * sizeof *out->maps, err));
-        w->code_map = out->maps;
+        w->form.code_map = out->maps;
     }
     qc_status st = qc_weights_check(w, out->codes_bytes, scales, nested, err);
     if (st != QC_OK)

@@ -7,7 +7,7 @@
 
 /* Reads all of a tensor. Free it with qc_free, also after a failure. It is read in steps, and
  * between these Ctrl-C is looked for. */
-QC_NODISCARD qc_status qc_tensor_read(const qc_checkpoint *c, const qc_ckpt_tensor *t,
+QC_NODISCARD qc_status qc_tensor_read(const qc_checkpoint *c, const qc_checkpoint_tensor *t,
                                       qc_st_cursor *cursor, void **out, qc_error *err);
 
 /* The arrays of a quantized weight in memory. w points into this struct, so do not copy it. */

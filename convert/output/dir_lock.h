@@ -1,4 +1,4 @@
-/* Locks of the staging folder (convert/output/output_dir.h, convert/run/part_turn.h). They are
+/* Locks of the staging folder (convert/output/output_dir.h, convert/run/part_run.h). They are
  * flock's, which end with the process that holds them, however it ends. */
 #ifndef QC_CONVERT_DIR_LOCK_H
 #define QC_CONVERT_DIR_LOCK_H

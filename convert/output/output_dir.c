@@ -3,7 +3,6 @@
 #include "base/alloc.h"
 #include "base/workers.h"
 #include "convert/output/dir_lock.h"
-#include "convert/output/output_dir_internal.h"
 
 #include <limits.h>
 #include <stdio.h>
@@ -154,7 +153,7 @@ qc_status qc_output_dir_open(qc_output_dir *d, qc_arena *arena, const char *out,
                              int force, unsigned part_index, unsigned part_count, qc_error *err)
 {
     *d = QC_OUTPUT_DIR_NONE;
-    d->arena = arena;
+    d->arena = d->names.arena = arena;
     d->path = out;
     d->parts = part_count;
     int exists = 0;
@@ -205,7 +204,7 @@ void qc_output_dir_clear(qc_output_dir *d)
 {
     qc_beneath_clear(&d->root, QC_STAGING_NAME, is_lock_or_manifest);
     keep_as_replaced(d);
-    d->name_count = 0;
+    d->names.count = 0;
     d->had_journal = 0;
 }
 
@@ -224,41 +223,28 @@ qc_status qc_output_dir_begin(qc_output_dir *d, qc_arena *arena, const char *out
     return QC_OK;
 }
 
-qc_status qc_output_add_name(qc_output_dir *d, const char *name, qc_error *err)
-{
-    if (d->name_count == d->name_cap) {
-        size_t cap = d->name_cap ? d->name_cap * 2 : 64;
-        void *p = NULL;
-        QC_TRY(qc_arena_alloc(d->arena, &p, cap, sizeof *d->names, err));
-        if (d->name_count)
-            memcpy(p, d->names, d->name_count * sizeof *d->names);
-        d->names = p;
-        d->name_cap = cap;
-    }
-    return qc_arena_strndup(d->arena, &d->names[d->name_count++], name, strlen(name), err);
-}
-
-qc_status qc_output_staged_name(const qc_output_dir *d, const char *name, const char **staged,
-                                qc_error *err)
+static qc_status staged_name(const qc_output_dir *d, const char *name, const char **staged,
+                             qc_error *err)
 {
     return qc_arena_printf(d->arena, staged, err, QC_STAGING_NAME "/%s%s",
                            is_own_name(name) ? ASIDE_NAME "/" : "", name);
 }
 
-/* Gives the folder part of a staged name, which always has one. */
-static qc_status folder_of(qc_arena *arena, const char **out, const char *staged, qc_error *err)
+/* Gives the folder part of a name, or "" where it has none. */
+static qc_status folder_of(qc_arena *arena, const char **out, const char *name, qc_error *err)
 {
-    return qc_arena_strndup(arena, out, staged, (size_t)(strrchr(staged, '/') - staged), err);
+    const char *slash = strrchr(name, '/');
+    return qc_arena_strndup(arena, out, name, slash ? (size_t)(slash - name) : 0, err);
 }
 
 qc_status qc_output_dir_stage(qc_output_dir *d, const char *name, const char **path, qc_error *err)
 {
     const char *staged = NULL, *folder = NULL;
-    QC_TRY(qc_output_staged_name(d, name, &staged, err));
+    QC_TRY(staged_name(d, name, &staged, err));
     QC_TRY(folder_of(d->arena, &folder, staged, err));
     QC_TRY(qc_beneath_make_folder(&d->root, folder, err));
     QC_TRY(qc_path_join(d->arena, path, d->path, staged, err));
-    return qc_output_add_name(d, name, err);
+    return qc_name_list_add(&d->names, name, err);
 }
 
 qc_status qc_output_dir_put(qc_output_dir *d, const char *name, const void *bytes, size_t len,
@@ -274,7 +260,7 @@ qc_status qc_output_dir_put(qc_output_dir *d, const char *name, const void *byte
 static qc_status sync_own_folder(const qc_output_dir *d, const char *name, qc_error *err)
 {
     const char *staged = NULL, *folder = NULL;
-    QC_TRY(qc_output_staged_name(d, name, &staged, err));
+    QC_TRY(staged_name(d, name, &staged, err));
     QC_TRY(folder_of(d->arena, &folder, staged, err));
     return strcmp(folder, QC_STAGING_NAME) == 0 ? QC_OK : qc_beneath_sync(&d->root, folder, err);
 }
@@ -325,14 +311,6 @@ qc_status qc_output_dir_manifest_path(qc_output_dir *d, const char **path, qc_er
     return qc_path_join(d->arena, path, d->staging, QC_MANIFEST_NAME, err);
 }
 
-qc_status qc_output_dir_put_manifest(qc_output_dir *d, const char *manifest, size_t len,
-                                     qc_error *err)
-{
-    const char *staged = NULL;
-    QC_TRY(qc_output_dir_manifest_path(d, &staged, err));
-    return qc_file_put(staged, manifest, len, err); /* syncs the folder */
-}
-
 qc_status qc_output_dir_manifest(const qc_output_dir *d, int *there, qc_digest *digest,
                                  qc_error *err)
 {
@@ -354,6 +332,111 @@ qc_status qc_output_dir_manifest(const qc_output_dir *d, int *there, qc_digest *
     return st;
 }
 
+/* ---- files move to OUT, the manifest last ---------------------------------------------------- */
+
+/* Something may be in the way now that was not there when the run began. Whatever it is, what was
+ * made stays, and the same command goes on once it is gone. */
+static qc_status look_at_names(qc_output_dir *d, qc_replace_plan *plan, qc_error *err)
+{
+    qc_output_sort_names(d->names.names, d->names.count);
+    qc_status st = qc_output_check_names(plan, d->arena, &d->root, &d->owned, d->names.names,
+                                         d->names.count, d->force, err);
+    if (st == QC_ERR_USAGE && err)
+        err->code = QC_ERR_IO;
+    return st == QC_ERR_USAGE ? QC_ERR_IO : st;
+}
+
+/* Moves the manifest of the old output to the staging folder, where it tells which files of OUT are
+ * qconv's, should this process die. Then it removes the files that the manifest lists and the new
+ * output does not have, and the folders that are empty after that. */
+static qc_status remove_old(qc_output_dir *d, const qc_replace_plan *plan, qc_error *err)
+{
+    qc_entry e;
+    QC_TRY(qc_beneath_look(&d->root, QC_MANIFEST_NAME, &e, err));
+    if (e.kind == QC_ENTRY_FILE) {
+        QC_TRY(qc_beneath_rename(&d->root, QC_MANIFEST_NAME, QC_REPLACED_MANIFEST, err));
+        QC_TRY(qc_beneath_sync(&d->root, QC_STAGING_NAME, err));
+        QC_TRY(qc_beneath_sync(&d->root, "", err));
+    }
+    for (size_t i = 0; i < plan->deleted.count; i++) {
+        QC_TRY(qc_beneath_remove(&d->root, plan->deleted.names[i], err));
+        qc_beneath_remove_empty(&d->root, plan->deleted.names[i]);
+    }
+    return QC_OK;
+}
+
+/* Moves everything but the manifest to its place. With going_on some of it may be there already. */
+static qc_status move_files(qc_output_dir *d, int going_on, qc_error *err)
+{
+    for (size_t i = 0; i < d->names.count; i++) {
+        const char *from = NULL, *to = d->names.names[i], *folder = NULL;
+        qc_entry staged = {.kind = QC_ENTRY_FILE}, moved;
+        QC_TRY(staged_name(d, to, &from, err));
+        QC_TRY(folder_of(d->arena, &folder, to, err));
+        if (going_on) {
+            QC_TRY(qc_beneath_look(&d->root, from, &staged, err));
+            QC_TRY(qc_beneath_look(&d->root, to, &moved, err));
+            if (staged.kind == QC_ENTRY_MISSING && moved.kind == QC_ENTRY_MISSING) {
+                d->lost = 1;
+                QC_FAIL(err, QC_ERR_IO,
+                        "%s/%s: is missing, and so is %s/%s, from where it was to be "
+                        "moved" QC_RESTART_ADVICE,
+                        d->path, to, d->path, from);
+            }
+        }
+        if (staged.kind != QC_ENTRY_MISSING) {
+            QC_TRY(qc_beneath_make_folder(&d->root, folder, err));
+            QC_TRY(qc_beneath_rename(&d->root, from, to, err));
+        }
+        if (*folder)
+            QC_TRY(qc_beneath_sync(&d->root, folder, err));
+    }
+    return qc_beneath_sync(&d->root, "", err);
+}
+
+static qc_status move_all(qc_output_dir *d, int going_on, qc_error *err)
+{
+    qc_replace_plan plan;
+    qc_status st = look_at_names(d, &plan, err);
+    if (st != QC_OK && going_on)
+        d->moving = 1; /* some of it is in OUT */
+    QC_TRY(st);
+    d->moving = 1;
+    QC_TRY(remove_old(d, &plan, err));
+    QC_TRY(move_files(d, going_on, err));
+    QC_TRY(qc_beneath_rename(&d->root, QC_STAGED_MANIFEST, QC_MANIFEST_NAME, err));
+    st = qc_beneath_sync(&d->root, "", err);
+    /* The run reports a failure, so the output must not look whole. The next run goes on. */
+    if (st != QC_OK &&
+        qc_beneath_rename(&d->root, QC_MANIFEST_NAME, QC_STAGED_MANIFEST, NULL) != QC_OK)
+        (void)!qc_beneath_remove(&d->root, QC_MANIFEST_NAME, NULL);
+    if (st == QC_OK)
+        d->made_dir = d->moving = 0;
+    return st;
+}
+
+qc_status qc_output_dir_move(qc_output_dir *d, qc_error *err)
+{
+    return move_all(d, 0, err);
+}
+
+qc_status qc_output_dir_move_on(qc_output_dir *d, qc_error *err)
+{
+    const qc_manifest *m = &d->dead;
+    d->names.count = 0;
+    for (size_t i = 0; i < m->shard_count; i++) {
+        const char *name = m->shards[i].name;
+        if (m->compressed)
+            QC_TRY(qc_arena_printf(d->arena, &name, err, "%s.zst", name));
+        QC_TRY(qc_name_list_add(&d->names, name, err));
+    }
+    for (size_t i = 0; i < m->file_count; i++)
+        QC_TRY(qc_name_list_add(&d->names, m->files[i].path, err));
+    return move_all(d, 1, err);
+}
+
+/* ---- the end --------------------------------------------------------------------------------- */
+
 void qc_output_dir_leave(qc_output_dir *d)
 {
     qc_file_discard(&d->part_lock);
@@ -370,25 +453,15 @@ static int is_alone(const qc_output_dir *d)
     return d->parts == 1 || (qc_dir_lock_try(&d->lock, 0, &busy, NULL) == QC_OK && !busy);
 }
 
-static qc_status remove_part_lock(void *ctx, const char *name, qc_error *err)
+static int is_no_journal(const char *name)
 {
-    char path[PATH_MAX];
-    int n = snprintf(path, sizeof path, QC_STAGING_NAME "/%s", name);
-    (void)err;
-    if (n > 0 && n < PATH_MAX && begins_with(name, QC_LOCK_NAME "-"))
-        (void)!qc_beneath_remove(ctx, path, NULL);
-    return QC_OK;
+    return !begins_with(name, JOURNAL_PREFIX) ||
+           !strchr("0123456789", name[strlen(JOURNAL_PREFIX)]);
 }
 
-static qc_status remove_journal(void *ctx, const char *name, qc_error *err)
+static int is_no_part_lock(const char *name)
 {
-    char path[PATH_MAX];
-    int n = snprintf(path, sizeof path, QC_STAGING_NAME "/%s", name);
-    (void)err;
-    if (n > 0 && n < PATH_MAX && begins_with(name, JOURNAL_PREFIX) &&
-        strchr("0123456789", name[strlen(JOURNAL_PREFIX)]))
-        (void)!qc_beneath_remove(ctx, path, NULL);
-    return QC_OK;
+    return !begins_with(name, QC_LOCK_NAME "-");
 }
 
 /* Has OUT files of a run that died while it moved them, and no manifest? */
@@ -405,13 +478,13 @@ static int is_half_moved(const qc_output_dir *d)
  * that looks as if it could be continued. The lock goes last. */
 static void remove_staging(qc_output_dir *d)
 {
-    (void)!qc_beneath_list(&d->root, QC_STAGING_NAME, remove_journal, &d->root, NULL);
+    qc_beneath_clear(&d->root, QC_STAGING_NAME, is_no_journal);
     if (is_half_moved(d)) {
         qc_beneath_clear(&d->root, QC_STAGING_NAME, is_lock_or_manifest);
         return;
     }
     qc_beneath_clear(&d->root, QC_STAGING_NAME, is_lock_name);
-    (void)!qc_beneath_list(&d->root, QC_STAGING_NAME, remove_part_lock, &d->root, NULL);
+    qc_beneath_clear(&d->root, QC_STAGING_NAME, is_no_part_lock);
     (void)!qc_beneath_remove(&d->root, QC_STAGING_NAME "/" QC_LOCK_NAME, NULL);
     qc_beneath_remove_empty(&d->root, QC_STAGING_NAME "/" QC_LOCK_NAME);
 }

@@ -20,14 +20,8 @@
 #ifndef QC_CONVERT_OUTPUT_DIR_H
 #define QC_CONVERT_OUTPUT_DIR_H
 
-#include "base/arena.h"
 #include "convert/output/output_replace.h"
-#include "formats/beneath.h"
-#include "formats/digest.h"
-#include "formats/file_io.h"
-#include "formats/manifest.h"
 
-#define QC_STAGING_NAME ".qconv-partial"
 /* The end of messages about a conversion that cannot go on. qc_consume_mend_advice takes it out
  * again where the source is half deleted, because what OUT keeps is then the only copy. */
 #define QC_RESTART_ADVICE "; --restart begins anew"
@@ -48,16 +42,14 @@ typedef struct {
     qc_manifest dead;    /* of a run that died while it moved its files to OUT; or empty */
     qc_digest dead_text; /* of its bytes; where there is none, dead.shard_count is 0 */
     qc_owned owned;      /* files of OUT that are qconv's and may be replaced */
-    const char **names;  /* staged files, relative */
-    size_t name_count, name_cap;
+    qc_name_list names;  /* staged files, relative */
 } qc_output_dir;
 
 #define QC_OUTPUT_DIR_NONE                                                                         \
     ((qc_output_dir){.root = {-1, NULL}, .lock = {-1, NULL}, .part_lock = {-1, NULL}})
 
-/* Checks and prepares. source is the input path, which must not be OUT, nor hold it, nor be a file
- * in it. QC_ERR_USAGE when OUT is the source, or holds a conversion that could go on, or without
- * force is not empty and no qconv output. */
+/* Checks (qc_output_check) and prepares. QC_ERR_USAGE also where OUT holds a conversion that could
+ * go on. */
 QC_NODISCARD qc_status qc_output_dir_begin(qc_output_dir *d, qc_arena *arena, const char *out,
                                            const char *source, int force, qc_error *err);
 /* Does the same as begin for a conversion that may go on: what the staging folder holds stays. With
@@ -77,9 +69,6 @@ QC_NODISCARD qc_status qc_output_dir_forget_dead(qc_output_dir *d, qc_error *err
 /* Removes everything staged, the journal too. The lock stays, and so does the manifest of a run
  * that died while its files moved, because it tells others that they are qconv's. */
 void qc_output_dir_clear(qc_output_dir *d);
-/* Checks only, touching nothing (for --dry-run and before long work). */
-QC_NODISCARD qc_status qc_output_dir_check(qc_arena *arena, const char *out, const char *source,
-                                           int force, qc_error *err);
 /* Gives the path to write the file `name` (relative) to, and makes its folders. commit moves it. */
 QC_NODISCARD qc_status qc_output_dir_stage(qc_output_dir *d, const char *name, const char **path,
                                            qc_error *err);
@@ -89,18 +78,11 @@ QC_NODISCARD qc_status qc_output_dir_put(qc_output_dir *d, const char *name, con
 /* Copies a file to `name`, syncs it, and gives its size and digest. */
 QC_NODISCARD qc_status qc_output_dir_copy(qc_output_dir *d, const char *name, const char *from,
                                           uint64_t *bytes, qc_digest *digest, qc_error *err);
-/* Moves everything staged to its place, the manifest, which is given here, last. It is put_manifest
- * and move together. */
-QC_NODISCARD qc_status qc_output_dir_commit(qc_output_dir *d, const char *manifest, size_t len,
-                                            qc_error *err);
-/* Says where the manifest is staged, for callers that write it themselves (whole and synced). */
+/* Says where the manifest is staged. The caller writes it, whole and synced. */
 QC_NODISCARD qc_status qc_output_dir_manifest_path(qc_output_dir *d, const char **path,
                                                    qc_error *err);
-/* Does the part of a commit that can run out of space or memory: puts the manifest into the staging
- * folder and syncs both. */
-QC_NODISCARD qc_status qc_output_dir_put_manifest(qc_output_dir *d, const char *manifest,
-                                                  size_t len, qc_error *err);
-/* Does the rest of a commit. Nothing of the old output is touched before. */
+/* Moves everything staged to its place, the manifest last. Nothing of the old output is touched
+ * before. */
 QC_NODISCARD qc_status qc_output_dir_move(qc_output_dir *d, qc_error *err);
 /* Moves what a run that died during such a move (d->dead) had not moved yet. After it,
  * qc_output_dir_abort removes the staging folder as after a commit. QC_ERR_IO where a file is in

@@ -1,12 +1,19 @@
+#define _DEFAULT_SOURCE /* realpath, flock */
 #include "convert/output/output_replace.h"
 
-#include "convert/output/output_dir_internal.h"
+#include "base/text.h"
 
+#include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
+#include <unistd.h>
 
-/* ---- names ---------------------------------------------------------------------------------- */
+#define COMMIT_LOOKS 8
+
+/* ---- names ----------------------------------------------------------------------------------- */
 
 static int compare_names(const void *pa, const void *pb)
 {
@@ -25,61 +32,51 @@ static int is_among(const char *name, const char *const *names, size_t count)
     return count > 0 && bsearch(&name, names, count, sizeof *names, compare_names) != NULL;
 }
 
-int qc_output_is_weights(const char *name)
+static int is_weights(const char *name)
 {
     static const char *const ends[] = {
         ".safetensors", ".safetensors.zst", ".index.json", ".bin", ".pt", ".pth", ".ckpt", ".gguf",
         ".h5",          ".msgpack",         ".onnx"};
-    size_t len = strlen(name);
-    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
-        size_t n = strlen(ends[i]);
-        if (len > n && strcmp(name + len - n, ends[i]) == 0)
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
+        if (qc_ends_with(name, ends[i]) && strcmp(name, ends[i]) != 0)
             return 1;
-    }
     return 0;
 }
 
-const char *qc_output_names_text(char *text, const char *const *names, size_t count)
+const char *qc_output_names_text(char *text, const qc_name_list *list)
 {
     size_t len = 0, shown = 0;
     text[0] = '\0';
-    for (; shown < count; shown++) {
-        size_t n = strlen(names[shown]);
+    for (; shown < list->count; shown++) {
+        size_t n = strlen(list->names[shown]);
         if (len + n + 40 > QC_NAMES_SHOWN_BYTES && shown > 0)
             break;
         len += (size_t)snprintf(text + len, QC_NAMES_SHOWN_BYTES - len, "%s%.*s",
-                                shown == 0                             ? ""
-                                : shown + 1 == count && shown + 1 >= 2 ? " and "
-                                                                       : ", ",
-                                160, names[shown]);
+                                shown == 0                                   ? ""
+                                : shown + 1 == list->count && shown + 1 >= 2 ? " and "
+                                                                             : ", ",
+                                160, list->names[shown]);
     }
-    if (shown < count)
-        (void)snprintf(text + len, QC_NAMES_SHOWN_BYTES - len, " and %zu more", count - shown);
+    if (shown < list->count)
+        (void)snprintf(text + len, QC_NAMES_SHOWN_BYTES - len, " and %zu more",
+                       list->count - shown);
     return text;
 }
 
-/* A list that grows in an arena. */
-typedef struct {
-    qc_arena *arena;
-    const char **names;
-    size_t count, cap;
-} name_list;
-
-static qc_status add_name(name_list *l, const char *name, qc_error *err)
+qc_status qc_name_list_add(qc_name_list *l, const char *name, qc_error *err)
 {
-    if (l->count == l->cap) {
-        size_t cap = l->cap ? l->cap * 2 : 16;
-        void *v = NULL;
-        QC_TRY(qc_arena_alloc(l->arena, &v, cap, sizeof *l->names, err));
+    if (l->count == l->room) {
+        const char **names = NULL;
+        l->room = l->room ? l->room * 2 : 16;
+        QC_TRY(qc_arena_array(l->arena, &names, l->room, err));
         if (l->count)
-            memcpy(v, l->names, l->count * sizeof *l->names);
-        l->names = v;
-        l->cap = cap;
+            memcpy(names, l->names, l->count * sizeof *names);
+        l->names = names;
     }
     return qc_arena_strndup(l->arena, &l->names[l->count++], name, strlen(name), err);
 }
 
-/* ---- qconv's own files ---------------------------------------------------------------------- */
+/* ---- qconv's own files ----------------------------------------------------------------------- */
 
 static int compare_owned(const void *pa, const void *pb)
 {
@@ -100,7 +97,7 @@ static size_t first_owned(const qc_owned *o, const char *name)
     return low;
 }
 
-int qc_output_is_owned(const qc_owned *owned, const char *name, const qc_entry *found)
+static int is_owned(const qc_owned *owned, const char *name, const qc_entry *found)
 {
     for (size_t i = first_owned(owned, name); i < owned->count; i++) {
         const qc_owned_file *f = &owned->files[i];
@@ -174,7 +171,6 @@ static qc_status read_listed(qc_owned *out, qc_arena *arena, const qc_file *root
     qc_arena scratch; /* a manifest with its tensors is large, and few of its words are needed */
     qc_manifest m[2];
     size_t most = 0;
-    void *v = NULL;
     qc_status st = QC_OK;
     qc_arena_init(&scratch);
     for (size_t i = 0; st == QC_OK && i < count; i++) {
@@ -182,8 +178,7 @@ static qc_status read_listed(qc_owned *out, qc_arena *arena, const qc_file *root
         most += 2 * m[i].shard_count + m[i].file_count;
     }
     if (st == QC_OK)
-        st = qc_arena_alloc(arena, &v, most, sizeof *out->files, err);
-    out->files = v;
+        st = qc_arena_array(arena, &out->files, most, err);
     for (size_t i = 0; st == QC_OK && i < count; i++)
         st = add_listed(out, arena, &m[i], err);
     qc_arena_deinit(&scratch);
@@ -204,29 +199,28 @@ qc_status qc_output_owned(qc_owned *out, qc_arena *arena, const qc_file *root, q
     return read_listed(out, arena, root, moving, 2, err);
 }
 
-/* ---- what is in the way --------------------------------------------------------------------- */
+/* ---- what is in the way ---------------------------------------------------------------------- */
 
 typedef struct {
     const qc_file *root;
     const qc_owned *owned;
-    name_list found;
+    qc_name_list found;
 } weights_search;
 
 static qc_status see_weights(void *ctx, const char *name, qc_error *err)
 {
     weights_search *s = ctx;
     qc_entry e;
-    if (!qc_output_is_weights(name))
+    if (!is_weights(name))
         return QC_OK;
     QC_TRY(qc_beneath_look(s->root, name, &e, err));
-    if (e.kind == QC_ENTRY_FOLDER || e.kind == QC_ENTRY_MISSING ||
-        qc_output_is_owned(s->owned, name, &e))
+    if (e.kind == QC_ENTRY_FOLDER || e.kind == QC_ENTRY_MISSING || is_owned(s->owned, name, &e))
         return QC_OK;
-    return add_name(&s->found, name, err);
+    return qc_name_list_add(&s->found, name, err);
 }
 
-qc_status qc_output_check_weights(qc_arena *arena, const qc_file *root, const qc_owned *owned,
-                                  qc_error *err)
+static qc_status check_weights(qc_arena *arena, const qc_file *root, const qc_owned *owned,
+                               qc_error *err)
 {
     char shown[QC_NAMES_SHOWN_BYTES];
     weights_search s = {root, owned, {.arena = arena}};
@@ -237,7 +231,7 @@ qc_status qc_output_check_weights(qc_arena *arena, const qc_file *root, const qc
     QC_FAIL(err, QC_ERR_USAGE,
             "%s: holds weights that no manifest of qconv lists (%s), and qconv neither deletes nor "
             "replaces those, not even with --force; choose another OUT or move them",
-            root->path, qc_output_names_text(shown, s.found.names, s.found.count));
+            root->path, qc_output_names_text(shown, &s.found));
 }
 
 static qc_status check_blocked(const qc_file *root, const char *name, const qc_entry *e,
@@ -255,23 +249,23 @@ static qc_status check_blocked(const qc_file *root, const char *name, const qc_e
     return QC_OK;
 }
 
-static qc_status check_name(name_list *replaced, const qc_file *root, const qc_owned *owned,
+static qc_status check_name(qc_name_list *replaced, const qc_file *root, const qc_owned *owned,
                             const char *name, int force, qc_error *err)
 {
     qc_entry e;
     QC_TRY(qc_beneath_look(root, name, &e, err));
     QC_TRY(check_blocked(root, name, &e, err));
-    if (e.kind == QC_ENTRY_MISSING || qc_output_is_owned(owned, name, &e))
+    if (e.kind == QC_ENTRY_MISSING || is_owned(owned, name, &e))
         return QC_OK;
     if (!force)
         QC_FAIL(err, QC_ERR_USAGE,
                 "%s/%s: is a file that qconv did not write there, and the output has one of that "
                 "name; --force replaces it",
                 root->path, name);
-    return add_name(replaced, name, err);
+    return qc_name_list_add(replaced, name, err);
 }
 
-static qc_status find_deleted(name_list *deleted, const qc_file *root, const qc_owned *owned,
+static qc_status find_deleted(qc_name_list *deleted, const qc_file *root, const qc_owned *owned,
                               const char *const *names, size_t count, qc_error *err)
 {
     const char *last = "";
@@ -283,8 +277,8 @@ static qc_status find_deleted(name_list *deleted, const qc_file *root, const qc_
         last = name;
         QC_TRY(qc_beneath_look(root, name, &e, err));
         if (!e.blocked && (e.kind == QC_ENTRY_FILE || e.kind == QC_ENTRY_LINK) &&
-            qc_output_is_owned(owned, name, &e))
-            QC_TRY(add_name(deleted, name, err));
+            is_owned(owned, name, &e))
+            QC_TRY(qc_name_list_add(deleted, name, err));
     }
     return QC_OK;
 }
@@ -293,14 +287,174 @@ qc_status qc_output_check_names(qc_replace_plan *plan, qc_arena *arena, const qc
                                 const qc_owned *owned, const char *const *names, size_t count,
                                 int force, qc_error *err)
 {
-    name_list replaced = {.arena = arena}, deleted = {.arena = arena};
     qc_entry e;
+    *plan = (qc_replace_plan){.replaced = {.arena = arena}, .deleted = {.arena = arena}};
     QC_TRY(qc_beneath_look(root, QC_MANIFEST_NAME, &e, err));
     QC_TRY(check_blocked(root, QC_MANIFEST_NAME, &e, err));
-    QC_TRY(qc_output_check_weights(arena, root, owned, err));
+    QC_TRY(check_weights(arena, root, owned, err));
     for (size_t i = 0; i < count; i++)
-        QC_TRY(check_name(&replaced, root, owned, names[i], force, err));
-    QC_TRY(find_deleted(&deleted, root, owned, names, count, err));
-    *plan = (qc_replace_plan){replaced.names, replaced.count, deleted.names, deleted.count};
+        QC_TRY(check_name(&plan->replaced, root, owned, names[i], force, err));
+    return find_deleted(&plan->deleted, root, owned, names, count, err);
+}
+
+/* ---- may an output be written there? --------------------------------------------------------- */
+
+/* Says where a path that may not exist yet will be: with its deepest existing folder resolved, and
+ * the rest as written. */
+static qc_status resolve(qc_arena *arena, const char **out, const char *path, qc_error *err)
+{
+    char real[PATH_MAX];
+    if (realpath(path, real))
+        return qc_arena_strndup(arena, out, real, strlen(real), err);
+    const char *copy = NULL;
+    QC_TRY(qc_arena_strndup(arena, &copy, path, strlen(path), err));
+    size_t len = strlen(copy);
+    while (len > 1 && copy[len - 1] == '/')
+        len--;
+    size_t slash = len;
+    while (slash > 0 && copy[slash - 1] != '/')
+        slash--;
+    const char *parent = NULL, *name = NULL, *parent_real = NULL;
+    QC_TRY(qc_arena_strndup(arena, &name, copy + slash, len - slash, err));
+    if (slash == 0)
+        parent = ".";
+    else
+        QC_TRY(qc_arena_strndup(arena, &parent, copy, slash > 1 ? slash - 1 : 1, err));
+    if (strcmp(parent, copy) == 0)
+        return qc_arena_strndup(arena, out, copy, len, err);
+    QC_TRY(resolve(arena, &parent_real, parent, err));
+    return qc_path_join(arena, out, parent_real, name, err);
+}
+
+/* Refuses a source that is a file in the folder out_real, by its name or, if it is a link, by where
+ * it leads. */
+static qc_status check_source_file(qc_arena *arena, const char *out, const char *out_real,
+                                   const char *source, const char *source_real, qc_error *err)
+{
+    const char *const names[] = {source, source_real};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const char *slash = strrchr(names[i], '/'), *folder = ".", *real = NULL;
+        if (slash)
+            QC_TRY(qc_arena_strndup(arena, &folder, names[i],
+                                    slash == names[i] ? 1 : (size_t)(slash - names[i]), err));
+        QC_TRY(resolve(arena, &real, folder, err));
+        if (strcmp(real, out_real) == 0)
+            QC_FAIL(err, QC_ERR_USAGE,
+                    "%s: the output would overwrite its source %s; choose another OUT", out,
+                    source);
+    }
     return QC_OK;
+}
+
+static int is_same_or_inside(const char *path, const char *folder)
+{
+    size_t len = strlen(folder);
+    if (strncmp(path, folder, len) != 0)
+        return 0;
+    return path[len] == '\0' || path[len] == '/' || (len > 0 && folder[len - 1] == '/');
+}
+
+typedef enum { OUT_FREE, OUT_QCONV, OUT_FOREIGN } out_kind;
+
+static qc_status is_file(int *yes, const qc_file *root, const char *name, qc_error *err)
+{
+    qc_entry e;
+    QC_TRY(qc_beneath_look(root, name, &e, err));
+    *yes = e.kind == QC_ENTRY_FILE && !e.blocked;
+    return QC_OK;
+}
+
+/* Looks at a folder without a manifest, but with files. Is somebody moving them there now, or did a
+ * run die while it did? Its staged manifest was there before anything moved. Or has somebody just
+ * finished? A manifest goes from the staging folder to OUT in one step, so this looks for it in
+ * that order, and more than once, because whoever came next may have taken it away again. */
+static qc_status look_at_commit(const qc_file *root, out_kind *kind, qc_error *err)
+{
+    static const char *const manifests[] = {QC_STAGED_MANIFEST, QC_REPLACED_MANIFEST,
+                                            QC_MANIFEST_NAME};
+    for (int i = 0; i < COMMIT_LOOKS && *kind == OUT_FOREIGN; i++) {
+        int fd = qc_beneath_open_fd(root, QC_STAGING_NAME "/" QC_LOCK_NAME), yes = 0;
+        int busy = fd >= 0 && flock(fd, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+        if (fd >= 0)
+            (void)close(fd);
+        if (busy)
+            QC_FAIL(err, QC_ERR_USAGE, "%s: another qconv is writing there now", root->path);
+        for (size_t m = 0; m < sizeof manifests / sizeof *manifests && !yes; m++)
+            QC_TRY(is_file(&yes, root, manifests[m], err));
+        if (yes)
+            *kind = OUT_QCONV;
+    }
+    return QC_OK;
+}
+
+static qc_status see_foreign(void *ctx, const char *name, qc_error *err)
+{
+    out_kind *kind = ctx;
+    (void)err;
+    if (strcmp(name, QC_STAGING_NAME) != 0)
+        *kind = OUT_FOREIGN;
+    return QC_OK;
+}
+
+static qc_status look_at_out(const qc_file *root, out_kind *kind, qc_error *err)
+{
+    int yes = 0;
+    *kind = OUT_FREE;
+    QC_TRY(is_file(&yes, root, QC_MANIFEST_NAME, err));
+    if (yes) {
+        *kind = OUT_QCONV;
+        return QC_OK;
+    }
+    QC_TRY(qc_beneath_list(root, "", see_foreign, kind, err));
+    return *kind == OUT_FOREIGN ? look_at_commit(root, kind, err) : QC_OK;
+}
+
+/* OUT may hold somebody else's files. Which of them would be in the way is known once the names of
+ * the output are; weights are in the way in any case. */
+static qc_status check_out(qc_arena *arena, const char *out, int force, int *exists, qc_error *err)
+{
+    static const qc_owned nothing = {.files = NULL};
+    qc_path_kind pk = QC_PATH_MISSING;
+    qc_file root = QC_FILE_CLOSED;
+    out_kind kind = OUT_FREE;
+    QC_TRY(qc_path_stat(out, &pk, NULL, err));
+    if (exists)
+        *exists = pk != QC_PATH_MISSING;
+    if (pk == QC_PATH_MISSING)
+        return QC_OK;
+    if (pk != QC_PATH_DIR)
+        QC_FAIL(err, QC_ERR_USAGE, "%s: expected a folder to write to, found a file", out);
+    QC_TRY(qc_beneath_open(&root, out, err));
+    qc_status st = look_at_out(&root, &kind, err);
+    if (st == QC_OK && kind == OUT_FOREIGN)
+        st = check_weights(arena, &root, &nothing, err);
+    qc_file_discard(&root);
+    QC_TRY(st);
+    if (kind == OUT_FOREIGN && !force)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "%s: the folder is not empty and no qconv output; choose another OUT or say "
+                "--force",
+                out);
+    return QC_OK;
+}
+
+qc_status qc_output_check(qc_arena *arena, const char *out, const char *source, int force,
+                          int *exists, qc_error *err)
+{
+    const char *out_real = NULL, *source_real = NULL;
+    QC_TRY(resolve(arena, &out_real, out, err));
+    QC_TRY(resolve(arena, &source_real, source, err));
+    if (strcmp(out_real, source_real) == 0)
+        QC_FAIL(err, QC_ERR_USAGE, "%s: the output would overwrite its source; choose another OUT",
+                out);
+    if (is_same_or_inside(out_real, source_real))
+        QC_FAIL(err, QC_ERR_USAGE,
+                "%s: the output would lie inside its source %s; choose another "
+                "OUT",
+                out, source);
+    qc_path_kind source_kind = QC_PATH_MISSING;
+    QC_TRY(qc_path_stat(source, &source_kind, NULL, err));
+    if (source_kind == QC_PATH_FILE)
+        QC_TRY(check_source_file(arena, out, out_real, source, source_real, err));
+    return check_out(arena, out, force, exists, err);
 }

@@ -16,6 +16,11 @@
 /* Source bytes that are on their way to the team, beyond what it reads just now. */
 #define READ_AHEAD_BYTES (64u << 20)
 
+/* This many complete shards stay open until the syncer has been there, because the kernel forgets
+ * that a page could not be written when nobody has the file open. Where one round has more of them,
+ * they are small. */
+#define OPEN_COMPLETE 8u
+
 unsigned qc_pipeline_default_threads(int level)
 {
     size_t each = QC_SOURCE_STEP_BYTES + PIECE_TARGET_BYTES + qc_frame_bound(PIECE_TARGET_BYTES) +
@@ -27,6 +32,66 @@ unsigned qc_pipeline_default_threads(int level)
 
 /* ---- Shards --------------------------------------------------------------------------------- */
 
+/* The worker that first writes to a staged file opens it, the worker that records its last frame
+ * completes it with a seek table, and it is closed once it is on the disk. */
+
+static qc_status open_shard(qc_pipeline *p, uint32_t shard, qc_error *err)
+{
+    qc_shard_state *s = &p->shards[shard];
+    qc_status st = QC_OK;
+    pthread_mutex_lock(&p->shard_lock);
+    if (s->file.fd < 0)
+        st = qc_file_open_update(&s->file, s->path, err);
+    pthread_mutex_unlock(&p->shard_lock);
+    return st;
+}
+
+static qc_status write_table(qc_pipeline *p, uint32_t shard, qc_error *err)
+{
+    qc_shard_state *s = &p->shards[shard];
+    qc_strbuf table;
+    qc_strbuf_init(&table, SIZE_MAX / 2);
+    qc_frame *frames = NULL;
+    QC_TRY(qc_calloc(&frames, s->unit_count, sizeof(qc_frame), err));
+    uint64_t content = 0;
+    for (uint32_t i = 0; i < s->unit_count; i++) {
+        const qc_unit *u = &p->units[s->first_unit + i];
+        frames[i] = (qc_frame){u->file_offset, content, u->stored_bytes, u->content_bytes};
+        content += u->content_bytes;
+    }
+    qc_status st = qc_seek_table_build(&table, frames, s->unit_count, err);
+    if (st == QC_OK)
+        st = qc_file_pwrite(&s->file, table.data, table.len, s->next_offset, err);
+    if (st == QC_OK) {
+        s->table = qc_digest_bytes(table.data, table.len);
+        s->table_bytes = table.len;
+        s->file_bytes = s->next_offset + table.len;
+    }
+    qc_strbuf_deinit(&table);
+    qc_free(frames);
+    return st;
+}
+
+static qc_status finish_shard(qc_pipeline *p, uint32_t shard, qc_error *err)
+{
+    qc_shard_state *s = &p->shards[shard];
+    const qc_shard *sh = &p->plan->layout.shards[shard];
+    s->file_bytes = sh->header_bytes + sh->data_bytes;
+    QC_TRY(open_shard(p, shard, err));
+    if (qc_pipeline_is_compressed(p))
+        QC_TRY(write_table(p, shard, err));
+    QC_TRY(
+        qc_file_resize(&s->file, s->file_bytes, err)); /* an earlier run may have written further */
+    if (p->recorder)
+        QC_TRY(p->recorder->shard(p->recorder->ctx, shard, err));
+    if (atomic_fetch_add(&p->waiting, 1) >= OPEN_COMPLETE)
+        QC_TRY(qc_shard_close(p, shard, err));
+    else
+        atomic_store(&s->complete, 1);
+    atomic_store(&s->news, 1);
+    return QC_OK;
+}
+
 /* The disk is full. Waits until what is written is on it, and tells whether that has made room. */
 static int make_room(qc_pipeline *p)
 {
@@ -37,20 +102,16 @@ static int make_room(qc_pipeline *p)
     return atomic_load(&p->freed) != before;
 }
 
-static qc_status write_unit(qc_pipeline *p, const qc_unit *u, const void *stored, qc_error *err)
+static qc_status write_unit(qc_pipeline *p, qc_unit *u, const void *stored, qc_error *err)
 {
     qc_shard_state *s = &p->shards[u->shard];
-    QC_TRY(qc_shard_open(p, u->shard, err));
+    QC_TRY(open_shard(p, u->shard, err));
     qc_status st = qc_file_pwrite(&s->file, stored, u->stored_bytes, u->file_offset, err);
     while (st == QC_ERR_NOSPACE && make_room(p))
         st = qc_file_pwrite(&s->file, stored, u->stored_bytes, u->file_offset, err);
     QC_TRY(st);
     qc_file_hint_write_back(&s->file, u->file_offset, u->stored_bytes);
-    st = qc_unit_put(p, u, err);
-    while (st == QC_ERR_NOSPACE && make_room(p))
-        st = qc_unit_put(p, u, err);
-    QC_TRY(st);
-    p->units[u->index].written = 1;
+    u->written = 1;
     atomic_store(&s->news, 1);
     return QC_OK;
 }
@@ -59,16 +120,16 @@ static qc_status write_unit(qc_pipeline *p, const qc_unit *u, const void *stored
 static qc_status count_units(qc_pipeline *p, uint32_t shard, uint32_t count, qc_error *err)
 {
     if (count > 0 && atomic_fetch_sub(&p->shards[shard].left, count) == count)
-        return qc_shard_finish(p, shard, err);
+        return finish_shard(p, shard, err);
     return QC_OK;
 }
 
 /* Records a unit that is not finished together with its job. */
-static qc_status record_unit(qc_pipeline *p, uint32_t index, qc_error *err)
+static qc_status record_unit(qc_pipeline *p, const qc_unit *u, qc_error *err)
 {
     if (p->recorder)
-        QC_TRY(p->recorder->unit(p->recorder->ctx, index, err));
-    return count_units(p, qc_unit_shard(p, index), 1, err);
+        QC_TRY(p->recorder->unit(p->recorder->ctx, u->index, err));
+    return count_units(p, u->shard, 1, err);
 }
 
 /* ---- Work ----------------------------------------------------------------------------------- */
@@ -78,20 +139,20 @@ static qc_status record_unit(qc_pipeline *p, uint32_t index, qc_error *err)
 static qc_status step_over(qc_pipeline *p, uint32_t *next, qc_error *err)
 {
     for (; *next < p->unit_count; ++*next) {
-        qc_unit_state *u = &p->units[*next];
-        qc_shard_state *s = &p->shards[qc_unit_shard(p, *next)];
+        qc_unit *u = &p->units[*next];
+        qc_shard_state *s = &p->shards[u->shard];
         if (s->foreign)
             continue;
-        if (u->kept && qc_unit_place(u) != s->next_offset) {
+        if (u->kept && u->file_offset != s->next_offset) {
             atomic_store(&p->misfit, 1);
             QC_FAIL(err, QC_ERR_CHECK,
                     "%s: a frame of the interrupted conversion lies at %" PRIu64
                     ", where this one comes to %" PRIu64 QC_RESTART_ADVICE,
-                    s->path, qc_unit_place(u), s->next_offset);
+                    s->path, u->file_offset, s->next_offset);
         }
         if (!u->kept && u->kind != QC_UNIT_DEFERRED)
             break;
-        qc_unit_set_place(u, s->next_offset);
+        u->file_offset = s->next_offset;
         s->next_offset += u->stored_bytes;
     }
     return QC_OK;
@@ -133,15 +194,14 @@ static qc_status commit_unit(qc_worker *w, qc_unit *u, const void *content, qc_e
     return write_unit(p, u, w->stored, err);
 }
 
-static qc_status commit_derived(qc_worker *w, uint32_t index, qc_error *err)
+static qc_status commit_derived(qc_worker *w, qc_unit *u, qc_error *err)
 {
     qc_pipeline *p = w->p;
-    qc_unit u = qc_unit_of(p, index);
-    const qc_output *o = &p->plan->outputs[u.tensor];
+    const qc_output *o = &p->plan->outputs[u->tensor];
     const unsigned char *content =
-        (const unsigned char *)qc_job_part(p, o->job, o->part) + u.content_offset;
-    u.content = qc_digest_bytes(content, u.content_bytes);
-    return commit_unit(w, &u, content, err);
+        (const unsigned char *)qc_job_role_tensor(p, o->job, o->role) + u->content_offset;
+    u->content = qc_digest_bytes(content, u->content_bytes);
+    return commit_unit(w, u, content, err);
 }
 
 /* Finishes a job whose last main unit is written. */
@@ -150,18 +210,18 @@ static qc_status finish_job(qc_worker *w, uint32_t job, qc_error *err)
     qc_pipeline *p = w->p;
     const qc_job *j = &p->plan->jobs[job];
     qc_job_state *s = &p->jobs[job];
-    uint32_t main_tensor = j->outputs[QC_PART_MAIN], count = qc_unit_count(p, main_tensor);
+    uint32_t main_tensor = j->outputs[QC_ROLE_TENSOR_MAIN], count = qc_unit_count(p, main_tensor);
     uint64_t end = 0;
     QC_TRY(qc_job_finish(w, job, err));
-    for (int part = QC_PART_MAIN + 1; part < QC_PART_COUNT; part++) {
-        uint32_t t = j->outputs[part];
+    for (int role = QC_ROLE_TENSOR_MAIN + 1; role < QC_ROLE_TENSOR_COUNT; role++) {
+        uint32_t t = j->outputs[role];
         if (t == QC_NO_OUTPUT)
             continue;
-        uint32_t first = p->first_unit[t];
         for (uint32_t i = 0; i < qc_unit_count(p, t); i++) {
-            if (p->units[first + i].kind != QC_UNIT_DEFERRED)
+            qc_unit *u = &p->units[p->first_unit[t] + i];
+            if (u->kind != QC_UNIT_DEFERRED)
                 continue;
-            QC_TRY(commit_derived(w, first + i, err));
+            QC_TRY(commit_derived(w, u, err));
             count++;
         }
     }
@@ -169,7 +229,7 @@ static qc_status finish_job(qc_worker *w, uint32_t job, qc_error *err)
     if (p->recorder)
         QC_TRY(p->recorder->job(p->recorder->ctx, job, &end, err));
     atomic_store(&s->recorded_end, end);
-    qc_source_files_done(&p->sources, job);
+    qc_source_files_done(&p->sources, job, end);
     QC_TRY(count_units(p, qc_plan_tensor(p->plan, main_tensor).shard, count, err));
     if (atomic_load(&s->derived_left) == 0)
         qc_job_release(s);
@@ -182,33 +242,19 @@ static qc_status finish_job(qc_worker *w, uint32_t job, qc_error *err)
     return QC_OK;
 }
 
-static qc_status wait_for_job(qc_worker *w, const qc_job_state *s, qc_error *err)
+static qc_status do_header(qc_worker *w, qc_unit *u, qc_error *err)
 {
-    qc_pipeline *p = w->p;
-    int stopped = 0;
-    pthread_mutex_lock(&p->finish_lock);
-    while (!s->finished && !(stopped = qc_team_stopped(w->team)))
-        qc_cond_wait_briefly(&p->finish_cond, &p->finish_lock);
-    pthread_mutex_unlock(&p->finish_lock);
-    if (stopped)
-        QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
-    return QC_OK;
-}
-
-static qc_status do_header(qc_worker *w, uint32_t index, qc_error *err)
-{
-    qc_unit u = qc_unit_of(w->p, index);
     const qc_plan *plan = w->p->plan;
     qc_strbuf text;
     qc_strbuf_init(&text, (size_t)QC_ST_MAX_HEADER_BYTES + 16);
-    qc_status st = qc_layout_header(&text, &plan->layout, u.shard, qc_plan_tensors(plan), err);
+    qc_status st = qc_layout_header(&text, &plan->layout, u->shard, qc_plan_tensors(plan), err);
     if (st == QC_OK) {
-        const char *piece = text.data + u.content_offset;
-        u.content = qc_digest_bytes(piece, u.content_bytes);
-        st = commit_unit(w, &u, piece, err);
+        const char *content = text.data + u->content_offset;
+        u->content = qc_digest_bytes(content, u->content_bytes);
+        st = commit_unit(w, u, content, err);
     }
     qc_strbuf_deinit(&text);
-    return st == QC_OK ? record_unit(w->p, index, err) : st;
+    return st == QC_OK ? record_unit(w->p, u, err) : st;
 }
 
 /* Records that work on the job begins, so that a run that goes on after this one can tell what is
@@ -280,29 +326,25 @@ static int take(qc_worker *w, uint32_t *item)
     return 1;
 }
 
-static qc_status do_main(qc_worker *w, uint32_t index, uint32_t item, qc_error *err)
+static qc_status do_main(qc_worker *w, qc_unit *u, uint32_t item, qc_error *err)
 {
     qc_pipeline *p = w->p;
-    qc_unit u = qc_unit_of(p, index);
-    uint32_t job = p->plan->outputs[u.tensor].job;
+    uint32_t job = p->plan->outputs[u->tensor].job;
     const qc_job *j = &p->plan->jobs[job];
-    int recorded = p->units[index].recorded;
-    qc_unit then;
-    if (recorded)
-        QC_TRY(qc_unit_read(p, index, &then, err));
+    const qc_unit then = *u;
     QC_TRY(record_begin(p, job, err));
-    QC_TRY(qc_piece_make(w, &u, err));
-    if (recorded)
-        QC_TRY(check_again(p, &then, &u, err));
+    QC_TRY(qc_unit_make(w, u, err));
+    if (u->recorded)
+        QC_TRY(check_again(p, &then, u, err));
     qc_read_ahead_done(&p->reads, item);
     if (w->direct)
         qc_direct_end(w->direct);
     take_early(w);
-    QC_TRY(commit_unit(w, &u, w->content, err));
+    QC_TRY(commit_unit(w, u, w->content, err));
     if (p->progress)
         p->progress(p->progress_ctx,
-                    qc_plan_source_share(p->plan, j, u.content_offset + u.content_bytes) -
-                        qc_plan_source_share(p->plan, j, u.content_offset));
+                    qc_plan_source_share(p->plan, j, u->content_offset + u->content_bytes) -
+                        qc_plan_source_share(p->plan, j, u->content_offset));
     if (atomic_fetch_sub(&p->jobs[job].left, 1) != 1)
         return QC_OK;
     if (p->progress)
@@ -310,13 +352,13 @@ static qc_status do_main(qc_worker *w, uint32_t index, uint32_t item, qc_error *
     return finish_job(w, job, err);
 }
 
-static qc_status do_derived(qc_worker *w, uint32_t index, qc_error *err)
+static qc_status do_derived(qc_worker *w, qc_unit *u, qc_error *err)
 {
     qc_pipeline *p = w->p;
-    qc_job_state *s = &p->jobs[p->plan->outputs[p->units[index].tensor].job];
-    QC_TRY(wait_for_job(w, s, err));
-    QC_TRY(commit_derived(w, index, err));
-    QC_TRY(record_unit(p, index, err));
+    qc_job_state *s = &p->jobs[p->plan->outputs[u->tensor].job];
+    QC_TRY(qc_worker_wait(w, &s->finished, err));
+    QC_TRY(commit_derived(w, u, err));
+    QC_TRY(record_unit(p, u, err));
     if (atomic_fetch_sub(&s->derived_left, 1) == 1)
         qc_job_release(s);
     return QC_OK;
@@ -328,17 +370,17 @@ static qc_read_range source_range(void *ctx, uint32_t item)
 {
     const qc_pipeline *p = ctx;
     qc_read_range r = {0};
-    if (p->units[p->dispatch[item]].kind != QC_UNIT_MAIN)
+    const qc_unit *u = &p->units[p->dispatch[item]];
+    if (u->kind != QC_UNIT_MAIN)
         return r;
-    const qc_unit u = qc_unit_planned(p, p->dispatch[item]);
     const qc_checkpoint *m = p->plan->model;
-    r.group = p->plan->outputs[u.tensor].job;
+    r.group = p->plan->outputs[u->tensor].job;
     const qc_job *j = &p->plan->jobs[r.group];
-    const qc_ckpt_tensor *t = &m->tensors[j->source];
+    const qc_checkpoint_tensor *t = &m->tensors[j->source];
     if (j->entry->transpose)
         return r;
-    qc_checkpoint_stored_range(m, t, u.content_offset * j->source_num / j->source_den,
-                               u.content_bytes * j->source_num / j->source_den, &r.file, &r.offset,
+    qc_checkpoint_stored_range(m, t, u->content_offset * j->source_num / j->source_den,
+                               u->content_bytes * j->source_num / j->source_den, &r.file, &r.offset,
                                &r.bytes);
     return r;
 }
@@ -357,8 +399,8 @@ static qc_status run_worker(qc_team *team, unsigned index, void *ctx, qc_error *
         uint32_t i;
         if (!take(&w, &i))
             break;
-        uint32_t unit = p->dispatch[i];
-        switch ((qc_unit_kind)p->units[unit].kind) {
+        qc_unit *unit = &p->units[p->dispatch[i]];
+        switch ((qc_unit_kind)unit->kind) {
         case QC_UNIT_HEADER:
             st = do_header(&w, unit, err);
             break;
@@ -393,7 +435,6 @@ qc_status qc_pipeline_init(qc_pipeline *p, const qc_plan *plan, qc_output_dir *o
                            unsigned threads, qc_error *err)
 {
     memset(p, 0, sizeof *p);
-    p->digests = QC_FILE_CLOSED;
     p->plan = plan;
     p->ops = qc_quant_ops_for(isa);
     p->search = qc_search_ops_for(isa);
@@ -405,11 +446,8 @@ qc_status qc_pipeline_init(qc_pipeline *p, const qc_plan *plan, qc_output_dir *o
     atomic_flag_clear(&p->gpu_told);
     atomic_init(&p->halted, 0);
     atomic_init(&p->freed, 0);
-    void *v = NULL;
-    QC_TRY(qc_calloc(&v, plan->job_count, sizeof *p->jobs, err));
-    p->jobs = v;
-    QC_TRY(qc_calloc(&v, plan->layout.count, sizeof *p->shards, err));
-    p->shards = v;
+    QC_TRY(qc_calloc(&p->jobs, plan->job_count, sizeof *p->jobs, err));
+    QC_TRY(qc_calloc(&p->shards, plan->layout.count, sizeof *p->shards, err));
     for (uint32_t i = 0; i < plan->layout.count; i++)
         p->shards[i].file = QC_FILE_CLOSED;
     for (uint32_t i = 0; i < plan->layout.count; i++) {
@@ -456,9 +494,9 @@ static qc_status count_what_is_left(qc_pipeline *p, qc_error *err)
         /* The table comes behind the shard's last frame. The turnstile may not have come here yet;
          * when it does, it steps over the shard from its beginning. */
         uint64_t come = s->next_offset;
-        const qc_unit_state *last = &p->units[s->first_unit + s->unit_count - 1];
-        s->next_offset = qc_unit_place(last) + last->stored_bytes;
-        QC_TRY(qc_shard_finish(p, i, err));
+        const qc_unit *last = &p->units[s->first_unit + s->unit_count - 1];
+        s->next_offset = last->file_offset + last->stored_bytes;
+        QC_TRY(finish_shard(p, i, err));
         s->next_offset = come;
     }
     return qc_units_dispatch(p, err);
@@ -468,7 +506,7 @@ qc_status qc_pipeline_run(qc_pipeline *p, qc_error *err)
 {
     for (uint32_t i = 0; p->progress && i < p->plan->job_count; i++) {
         const qc_job *j = &p->plan->jobs[i];
-        if (qc_unit_count(p, j->outputs[QC_PART_MAIN]) == 0)
+        if (qc_unit_count(p, j->outputs[QC_ROLE_TENSOR_MAIN]) == 0)
             p->progress(p->progress_ctx, j->absorbed_bytes); /* an empty weight has no work */
     }
     QC_TRY(count_what_is_left(p, err));
@@ -477,13 +515,6 @@ qc_status qc_pipeline_run(qc_pipeline *p, qc_error *err)
     QC_TRY(qc_syncer_start(&p->syncer, p, err));
     qc_status st = qc_team_run(p->threads, run_worker, p, err);
     return qc_syncer_finish(p->syncer, st, err);
-}
-
-void qc_pipeline_forget_digests(qc_pipeline *p)
-{
-    if (p->digests.path) /* without a path its handle may be 0, and not ours */
-        qc_file_discard(&p->digests);
-    p->digests = QC_FILE_CLOSED;
 }
 
 void qc_pipeline_deinit(qc_pipeline *p)
@@ -508,7 +539,6 @@ void qc_pipeline_deinit(qc_pipeline *p)
     qc_free(p->jobs);
     qc_free(p->shards);
     qc_free(p->units);
-    qc_pipeline_forget_digests(p);
     qc_free(p->first_unit);
     qc_free(p->dispatch);
     memset(p, 0, sizeof *p);

@@ -49,13 +49,39 @@
 #include "convert/calibrate/calibrated.h"
 #include "convert/device/device_choice.h"
 #include "convert/output/output_dir.h"
-#include "convert/pipeline/pipeline_units.h"
-#include "convert/pipeline/source_files.h"
+#include "convert/pipeline/source_use.h"
 #include "convert/plan/plan.h"
+#include "formats/digest.h"
 #include "formats/journal.h"
 #include "formats/read_ahead.h"
 #include "quant/quant_ops.h"
 #include "quant/scale_search.h"
+
+typedef enum {
+    QC_UNIT_HEADER,  /* holds the safetensors header of a shard */
+    QC_UNIT_MAIN,    /* is made from the source */
+    QC_UNIT_DERIVED, /* is made from a finished job, when its turn in the file comes */
+    QC_UNIT_DEFERRED /* is made from a finished job, and goes uncompressed to a place kept free */
+} qc_unit_kind;
+
+/* A unit is one frame of one output tensor, or of the header of a shard. A worker makes it as a
+ * whole. */
+typedef struct {
+    uint64_t content_offset; /* in its tensor, or in the header */
+    uint64_t file_offset;    /* in the shard's file */
+    uint32_t content_bytes;
+    uint32_t stored_bytes;
+    uint32_t index;  /* of this unit */
+    uint32_t tensor; /* the output tensor, or QC_NO_OUTPUT for a header */
+    uint32_t shard;
+    uint8_t kind;     /* a qc_unit_kind; it and the next two are set before the team starts */
+    uint8_t kept;     /* an earlier run recorded it */
+    uint8_t recorded; /* it was kept; if it is made again, it must have the same digests */
+    uint8_t written;  /* set by its worker, or it is kept; read after the team has ended */
+    /* The worker that makes the unit sets these. A digest is zero where there is nothing to hash:
+     * `stored` without compression, `source` of what is derived. */
+    qc_digest content, stored, source;
+} qc_unit;
 
 typedef struct qc_job_work qc_job_work; /* convert/pipeline/pipeline_internal.h */
 
@@ -107,18 +133,16 @@ typedef struct {
 
 typedef struct qc_syncer qc_syncer; /* convert/pipeline/syncer.h */
 
-struct qc_pipeline {
+typedef struct qc_pipeline {
     const qc_plan *plan;
     const qc_quant_ops *ops;
     const qc_search_ops *search;
     qc_output_dir *out;
     const qc_recorder *recorder; /* NULL: nothing is recorded */
     qc_source_files sources;
-    qc_unit_state *units;
+    qc_unit *units;
     uint32_t unit_count;
-    qc_file digests; /* a scratch file with room for all of each unit, not read until the end */
-    qc_digest same_content[QC_PART_COUNT], same_stored[QC_PART_COUNT]; /* of tables */
-    uint32_t piece_bytes; /* content of the largest unit */
+    uint32_t unit_bytes;  /* content of the largest unit */
     uint32_t *first_unit; /* [output tensors] */
     uint32_t *dispatch;
     uint32_t dispatch_count;
@@ -146,7 +170,7 @@ struct qc_pipeline {
     atomic_uint_fast32_t freed; /* files that `durable` deleted: a full disk may have room again */
     qc_syncer *syncer;          /* while the team is at work */
     atomic_uint_fast32_t waiting; /* complete shards that are open until they are on the disk */
-};
+} qc_pipeline;
 
 /* Returns how many threads are used when the user does not say: one for each processor, as long as
  * their buffers, zstd's among them, stay below the memory target. level: of compression; 0 for
@@ -162,22 +186,28 @@ QC_NODISCARD qc_status qc_pipeline_init(qc_pipeline *p, const qc_plan *plan, qc_
                                         qc_isa isa, unsigned threads, qc_error *err);
 QC_NODISCARD qc_status qc_pipeline_run(qc_pipeline *p, qc_error *err);
 void qc_pipeline_deinit(qc_pipeline *p);
-/* Deletes the scratch file in the staging folder. No digest can be read afterwards. */
-void qc_pipeline_forget_digests(qc_pipeline *p);
+
+int qc_pipeline_is_compressed(const qc_pipeline *p);
+/* The units of an output tensor are this many, from p->first_unit[tensor] on. */
+uint32_t qc_unit_count(const qc_pipeline *p, uint32_t tensor);
+/* Returns where unit u lies in its shard's file when nothing is compressed. */
+uint64_t qc_unit_plain_place(const qc_pipeline *p, const qc_unit *u);
+/* Forgets what is kept of a job, so that it and all that is derived from it are made (again). */
+void qc_job_reset(qc_pipeline *p, uint32_t job);
 
 /* The derived tensors of jobs, for who takes in what an earlier run finished. */
 
-/* The bytes of a derived tensor of a finished job. (job_work.c) */
-const void *qc_job_part(const qc_pipeline *p, uint32_t job, qc_part part);
-/* Does such a tensor come from the job's state, or is it the same in every output? (job_work.c) */
-int qc_job_part_is_own(qc_part part);
-/* Frees s->work with all its arrays. (job_work.c) */
+/* The bytes of a derived tensor of a finished job. */
+const void *qc_job_role_tensor(const qc_pipeline *p, uint32_t job, qc_role_tensor role);
+/* Does such a tensor come from the job's state, or is it the same in every output? */
+int qc_role_tensor_is_own(qc_role_tensor role);
+/* Frees s->work with all its arrays. */
 void qc_job_release(qc_job_state *s);
-/* Is this tensor of a job still to be written, in its turn? (job_finish.c) */
-int qc_job_awaits(const qc_pipeline *p, uint32_t job, qc_part part);
-/* Takes `bytes` bytes of such a tensor, as qc_job_part gave them, into a job that an earlier run
- * finished. QC_ERR_INPUT for another size. (job_finish.c) */
-QC_NODISCARD qc_status qc_job_take_part(qc_pipeline *p, uint32_t job, qc_part part, const void *src,
-                                        size_t bytes, qc_error *err);
+/* Is this tensor of a job still to be written, in its turn? */
+int qc_job_awaits(const qc_pipeline *p, uint32_t job, qc_role_tensor role);
+/* Takes `bytes` bytes of such a tensor, as qc_job_role_tensor gave them, into a job that an earlier
+ * run finished. QC_ERR_INPUT for another size. */
+QC_NODISCARD qc_status qc_job_take_role_tensor(qc_pipeline *p, uint32_t job, qc_role_tensor role,
+                                               const void *src, size_t bytes, qc_error *err);
 
 #endif

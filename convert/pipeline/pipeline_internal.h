@@ -13,6 +13,7 @@
 struct qc_job_work {
     qc_piece_sums *sums; /* one for each main unit */
     float *absmax;       /* of blocks or rows (SCB); of a dequantized weight its decoded scales */
+    float map[16];       /* of a dequantized weight: the values of 4-bit codes */
     qc_block_error *block_errors;
     /* These are for searched scales that are quantized as well. In int8 a sample of groups gives
      * the offset. */
@@ -20,7 +21,7 @@ struct qc_job_work {
     uint64_t sample_count;            /* groups */
     atomic_uint_fast64_t sample_next; /* the first group that nobody took */
     atomic_uint_fast64_t sample_left; /* groups to come; whoever brings it to 0 makes the offset */
-    int offset_ready;                 /* under finish_lock */
+    uint8_t offset_ready;             /* under finish_lock */
     float offset;
     uint8_t *nested_codes;
     float *nested_absmax;
@@ -31,41 +32,40 @@ struct qc_job_work {
 
 /* Makes all units, and counts those of each tensor, job and shard. */
 QC_NODISCARD qc_status qc_units_make(qc_pipeline *p, qc_error *err);
+/* Closes the file of a complete shard. The syncer calls this once it is on the disk. */
+QC_NODISCARD qc_status qc_shard_close(qc_pipeline *p, uint32_t shard, qc_error *err);
 /* Puts the units that are left for workers in order. What is kept may not change any more. */
 QC_NODISCARD qc_status qc_units_dispatch(qc_pipeline *p, qc_error *err);
-/* Returns what the plan says of a unit: all but its place, stored size and digests. This may be
- * called at any time. */
-qc_unit qc_unit_planned(const qc_pipeline *p, uint32_t index);
 
-/* ---- job_work.c ---- */
+/* ---- job.c ---- */
 
 /* Allocates s->work, if it is not there yet. */
 QC_NODISCARD qc_status qc_job_need_work(qc_job_state *s, qc_error *err);
 
-/* ---- job_source.c ---- */
-
 /* The tensor that a job's weight is made of. */
-const qc_ckpt_tensor *qc_job_source(const qc_pipeline *p, const qc_job *j);
+const qc_checkpoint_tensor *qc_job_source(const qc_pipeline *p, const qc_job *j);
 /* The elements of the source that make a step: whole rows or groups. */
 uint64_t qc_job_step_elems(const qc_job *j);
 /* Reads elements [first, first + n) of a job's weight as they are written (transposed if the job
  * says so), in the job's dtype: that of the source, or float where the source is decoded first. */
 QC_NODISCARD qc_status qc_job_read(qc_worker *w, uint32_t job, uint64_t first, uint64_t n,
                                    void *dst, qc_error *err);
-/* Returns the stored bytes from which the last qc_job_read made its n elements at `read`. */
-const unsigned char *qc_job_stored(const qc_worker *w, uint32_t job, uint64_t n, const void *read,
-                                   size_t *bytes);
+/* Reads elements [first, first + n), a step or less, to dst as qc_job_read does, and adds the bytes
+ * that they come from to w->hash. */
+QC_NODISCARD qc_status qc_job_read_step(qc_worker *w, uint32_t job, uint64_t first, uint64_t n,
+                                        void *dst, qc_error *err);
+/* Decodes n elements, whose codes begin at `codes`, to dst. The first is element `at` of those that
+ * scales[0] and its successors belong to, and may lie inside a row or block. *overflow: the first
+ * that is too large for `to`, or UINT64_MAX. */
+void qc_decode(const qc_pipeline *p, qc_form form, const unsigned char *codes, const float *scales,
+               uint64_t at, uint64_t n, void *dst, qc_dtype to, uint64_t *overflow);
+/* Finishes a job whose main units are all made: double quantization, errors and state. */
+QC_NODISCARD qc_status qc_job_finish(qc_worker *w, uint32_t job, qc_error *err);
+/* Frees what no derived tensor still to be written needs. The last of those may come much later: in
+ * a shard all int8 codes lie before the state of the first weight. */
+void qc_job_trim(const qc_pipeline *p, uint32_t job);
 
-/* ---- shard_files.c ---- */
-
-/* Opens a shard's file, if it is not open. */
-QC_NODISCARD qc_status qc_shard_open(qc_pipeline *p, uint32_t shard, qc_error *err);
-/* Completes the file of a shard whose frames are all written and recorded. */
-QC_NODISCARD qc_status qc_shard_finish(qc_pipeline *p, uint32_t shard, qc_error *err);
-/* Closes the file of a complete shard. The syncer calls this once it is on the disk. */
-QC_NODISCARD qc_status qc_shard_close(qc_pipeline *p, uint32_t shard, qc_error *err);
-
-/* ---- piece_search.c ---- */
+/* ---- unit_quantize.c ---- */
 
 /* Allocates the worker's scratch for searching, if the plan has such weights. */
 QC_NODISCARD qc_status qc_search_prepare(qc_worker *w, qc_error *err);
@@ -74,48 +74,18 @@ QC_NODISCARD qc_status qc_search_prepare(qc_worker *w, qc_error *err);
 QC_NODISCARD qc_status qc_search_open(const qc_job *j, int sampled, qc_job_work *s, qc_error *err);
 /* Takes part in finding the job's offset, and waits until it is known. */
 QC_NODISCARD qc_status qc_search_offset(qc_worker *w, uint32_t job, qc_error *err);
-/* Quantizes elements [first, first + n), whole groups or rows, which lie at `source`. The codes go
- * to `codes`, and everything else to the job's state. */
-void qc_search_step(qc_worker *w, uint32_t job, const void *source, uint64_t first, uint64_t n,
-                    void *codes, qc_piece_sums *sums);
-
-/* ---- piece_calibrated.c ---- */
-
 /* Does the job's weight come from the store? */
 int qc_job_is_calibrated(const qc_pipeline *p, uint32_t job);
-/* Does what qc_search_step does, for such a weight. QC_ERR_CHECK where the store is damaged. */
-QC_NODISCARD qc_status qc_calibrated_step(qc_worker *w, uint32_t job, const void *source,
-                                          uint64_t first, uint64_t n, void *codes,
-                                          qc_piece_sums *sums, qc_error *err);
-
-/* ---- piece_quantize.c ---- */
-
 /* Gives the worker a ring on a GPU, if it is to have one. Where there is no room for it, or where
  * the user did not name the GPUs, the worker goes without, and one warning says so. */
 QC_NODISCARD qc_status qc_worker_take_gpu(qc_worker *w, unsigned index, qc_error *err);
 void qc_worker_leave_gpu(qc_worker *w);
-/* Does what qc_piece_make does, for a weight that is quantized: on the worker's GPU or the CPU. */
+/* Does what qc_unit_make does, for a weight that is quantized: on the worker's GPU or the CPU. */
 QC_NODISCARD qc_status qc_quantized_make(qc_worker *w, qc_unit *u, uint32_t job, qc_error *err);
 
-/* ---- stack_work.c ---- */
-
-/* Does what qc_piece_make does, for a stack of experts that is written transposed. */
-QC_NODISCARD qc_status qc_stack_make(qc_worker *w, qc_unit *u, qc_error *err);
-/* Does what qc_piece_source does, where the bytes are the unit's share of the stored tensor. */
-QC_NODISCARD qc_status qc_stack_source(qc_worker *w, const qc_unit *u, qc_digest *out,
-                                       qc_error *err);
-
-/* ---- piece_work.c ---- */
+/* ---- unit_make.c ---- */
 
 /* Fills w->content with the bytes of a main unit, and sets its digests of content and source. */
-QC_NODISCARD qc_status qc_piece_make(qc_worker *w, qc_unit *u, qc_error *err);
-
-/* ---- job_finish.c ---- */
-
-/* Finishes a job whose main units are all made: double quantization, errors and state. */
-QC_NODISCARD qc_status qc_job_finish(qc_worker *w, uint32_t job, qc_error *err);
-/* Frees what no derived tensor still to be written needs. The last of those may come much later: in
- * a shard all int8 codes lie before the state of the first weight. */
-void qc_job_trim(const qc_pipeline *p, uint32_t job);
+QC_NODISCARD qc_status qc_unit_make(qc_worker *w, qc_unit *u, qc_error *err);
 
 #endif

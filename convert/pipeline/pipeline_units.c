@@ -20,45 +20,32 @@ static qc_unit_kind kind_of(const qc_pipeline *p, uint32_t tensor)
 {
     const qc_output *o = &p->plan->outputs[tensor];
     const qc_job *j = &p->plan->jobs[o->job];
-    if (o->part == QC_PART_MAIN)
+    if (o->role == QC_ROLE_TENSOR_MAIN)
         return QC_UNIT_MAIN;
     const uint64_t *begins = p->plan->layout.begins;
-    if (!qc_pipeline_is_compressed(p) || begins[tensor] < begins[j->outputs[QC_PART_MAIN]])
+    if (!qc_pipeline_is_compressed(p) || begins[tensor] < begins[j->outputs[QC_ROLE_TENSOR_MAIN]])
         return QC_UNIT_DEFERRED;
     return QC_UNIT_DERIVED;
 }
 
-/* Is this a table that lies beside weights, and is the same beside all of them? */
-static int is_same(const qc_pipeline *p, const qc_unit_state *u)
-{
-    return u->kind == QC_UNIT_DEFERRED &&
-           !qc_job_part_is_own((qc_part)p->plan->outputs[u->tensor].part);
-}
-
-static uint32_t digest_count(const qc_pipeline *p, const qc_unit_state *u)
-{
-    if (is_same(p, u))
-        return 0;
-    return 1u + (qc_pipeline_is_compressed(p) != 0) + (u->kind == QC_UNIT_MAIN);
-}
-
-static void add_units(qc_pipeline *p, qc_unit_state model, uint64_t bytes, uint64_t piece,
+static void add_units(qc_pipeline *p, qc_unit model, uint64_t bytes, uint64_t unit_bytes,
                       uint32_t *at)
 {
-    for (uint64_t offset = 0; offset < bytes; offset += piece) {
-        uint64_t n = bytes - offset < piece ? bytes - offset : piece;
-        qc_unit_state *u = &p->units[(*at)++];
+    for (uint64_t offset = 0; offset < bytes; offset += unit_bytes) {
+        uint64_t n = bytes - offset < unit_bytes ? bytes - offset : unit_bytes;
+        qc_unit *u = &p->units[*at];
         *u = model;
-        if (n > p->piece_bytes)
-            p->piece_bytes = (uint32_t)n;
+        u->index = (*at)++;
+        u->content_offset = offset;
+        u->content_bytes = u->stored_bytes = (uint32_t)n; /* corrected when compressed */
+        if (n > p->unit_bytes)
+            p->unit_bytes = (uint32_t)n;
         if (u->kind == QC_UNIT_DEFERRED && qc_pipeline_is_compressed(p))
             u->stored_bytes = (uint32_t)qc_raw_frame_bytes((size_t)n);
-        else
-            u->stored_bytes = (uint32_t)n; /* corrected when compressed */
     }
 }
 
-static uint64_t header_piece(const qc_shard *s)
+static uint64_t header_unit(const qc_shard *s)
 {
     return qc_layout_piece_bytes(s->header_bytes, 8);
 }
@@ -69,155 +56,33 @@ uint32_t qc_unit_count(const qc_pipeline *p, uint32_t tensor)
     return (uint32_t)qc_ceil_div_u64(tensor_bytes(&t), t.piece_bytes ? t.piece_bytes : 1);
 }
 
-uint32_t qc_unit_shard(const qc_pipeline *p, uint32_t index)
-{
-    uint32_t low = 0, high = p->plan->layout.count;
-    while (high - low > 1) {
-        uint32_t mid = low + (high - low) / 2;
-        if (p->shards[mid].first_unit <= index)
-            low = mid;
-        else
-            high = mid;
-    }
-    return low;
-}
-
-qc_unit qc_unit_planned(const qc_pipeline *p, uint32_t index)
-{
-    const qc_unit_state *s = &p->units[index];
-    qc_unit u = {.index = index,
-                 .tensor = s->tensor,
-                 .kind = (qc_unit_kind)s->kind,
-                 .shard = qc_unit_shard(p, index)};
-    uint64_t bytes, piece, first;
-    if (s->tensor == QC_NO_OUTPUT) {
-        const qc_shard *sh = &p->plan->layout.shards[u.shard];
-        bytes = sh->header_bytes;
-        piece = header_piece(sh);
-        first = p->shards[u.shard].first_unit;
-    } else {
-        const qc_out_tensor t = qc_plan_tensor(p->plan, s->tensor);
-        bytes = tensor_bytes(&t);
-        piece = t.piece_bytes;
-        first = p->first_unit[s->tensor];
-    }
-    u.content_offset = (index - first) * piece;
-    bytes -= u.content_offset;
-    u.content_bytes = (uint32_t)(bytes < piece ? bytes : piece);
-    return u;
-}
-
-qc_unit qc_unit_of(const qc_pipeline *p, uint32_t index)
-{
-    const qc_unit_state *s = &p->units[index];
-    qc_unit u = qc_unit_planned(p, index);
-    u.file_offset = qc_unit_place(s);
-    u.stored_bytes = s->stored_bytes;
-    return u;
-}
-
-qc_status qc_unit_read(const qc_pipeline *p, uint32_t index, qc_unit *out, qc_error *err)
-{
-    const qc_unit_state *s = &p->units[index];
-    qc_digest all[3];
-    const qc_digest *d = all;
-    *out = qc_unit_of(p, index);
-    if (is_same(p, s)) {
-        out->content = p->same_content[p->plan->outputs[s->tensor].part];
-        out->stored = p->same_stored[p->plan->outputs[s->tensor].part];
-        return QC_OK;
-    }
-    QC_TRY(qc_file_pread(&p->digests, all, digest_count(p, s) * sizeof *all,
-                         (uint64_t)index * sizeof all, err));
-    out->content = *d++;
-    if (qc_pipeline_is_compressed(p))
-        out->stored = *d++;
-    if (out->kind == QC_UNIT_MAIN)
-        out->source = *d;
-    return QC_OK;
-}
-
-qc_status qc_unit_put(qc_pipeline *p, const qc_unit *u, qc_error *err)
-{
-    qc_unit_state *s = &p->units[u->index];
-    qc_digest all[3], *d = all;
-    qc_unit_set_place(s, u->file_offset);
-    s->stored_bytes = u->stored_bytes;
-    if (is_same(p, s)) {
-        qc_part part = p->plan->outputs[s->tensor].part;
-        if (!qc_digest_equal(&u->content, &p->same_content[part]) ||
-            (qc_pipeline_is_compressed(p) && !qc_digest_equal(&u->stored, &p->same_stored[part]))) {
-            atomic_store(&p->misfit, 1);
-            QC_FAIL(err, QC_ERR_CHECK,
-                    "tensor '%s': its table is not that of other weights" QC_RESTART_ADVICE,
-                    p->plan->jobs[p->plan->outputs[s->tensor].job].name);
-        }
-        return QC_OK;
-    }
-    *d++ = u->content;
-    if (qc_pipeline_is_compressed(p))
-        *d++ = u->stored;
-    if (s->kind == QC_UNIT_MAIN)
-        *d = u->source;
-    return qc_file_pwrite(&p->digests, all, digest_count(p, s) * sizeof *all,
-                          (uint64_t)u->index * sizeof all, err);
-}
-
-/* Makes the digests of the tables that are the same beside all weights. */
-static qc_status make_same(qc_pipeline *p, qc_error *err)
-{
-    for (uint32_t i = 0; i < p->unit_count; i++) {
-        const qc_unit_state *s = &p->units[i];
-        static const qc_digest none;
-        if (!is_same(p, s))
-            continue;
-        const qc_output *o = &p->plan->outputs[s->tensor];
-        if (!qc_digest_equal(&p->same_content[o->part], &none))
-            continue;
-        const void *content = qc_job_part(p, o->job, o->part);
-        size_t n = (size_t)qc_plan_tensor_bytes(p->plan, s->tensor), stored = qc_raw_frame_bytes(n);
-        void *frame = NULL;
-        p->same_content[o->part] = qc_digest_bytes(content, n);
-        if (!qc_pipeline_is_compressed(p))
-            continue;
-        QC_TRY(qc_malloc(&frame, stored, err));
-        qc_raw_frame_write(frame, content, n);
-        p->same_stored[o->part] = qc_digest_bytes(frame, stored);
-        qc_free(frame);
-    }
-    return QC_OK;
-}
-
 qc_status qc_units_make(qc_pipeline *p, qc_error *err)
 {
     const qc_plan *plan = p->plan;
     uint64_t count = 0;
     for (uint32_t s = 0; s < plan->layout.count; s++) {
         const qc_shard *sh = &plan->layout.shards[s];
-        count += qc_ceil_div_u64(sh->header_bytes, header_piece(sh));
+        count += qc_ceil_div_u64(sh->header_bytes, header_unit(sh));
     }
     for (uint32_t i = 0; i < plan->tensor_count; i++) {
         const qc_out_tensor t = qc_plan_tensor(plan, i);
         if (tensor_bytes(&t) > 0)
             count += qc_ceil_div_u64(tensor_bytes(&t), t.piece_bytes);
     }
-    if (count > UINT32_MAX || plan->content_bytes >> 47) /* places have 48 bits */
+    if (count > UINT32_MAX || plan->content_bytes >> 47) /* a recorded place has 48 bits */
         QC_FAIL(err, QC_ERR_UNSUPPORTED, "%s: too large for one conversion", plan->model->path);
-    void *v = NULL;
-    QC_TRY(qc_calloc(&v, (size_t)count, sizeof *p->units, err));
-    p->units = v;
-    QC_TRY(qc_calloc(&v, plan->tensor_count, sizeof *p->first_unit, err));
-    p->first_unit = v;
+    QC_TRY(qc_calloc(&p->units, (size_t)count, sizeof *p->units, err));
+    QC_TRY(qc_calloc(&p->first_unit, plan->tensor_count, sizeof *p->first_unit, err));
     uint32_t at = 0;
-    p->piece_bytes = 1;
+    p->unit_bytes = 1;
     for (uint32_t s = 0; s < plan->layout.count; s++) {
         const qc_shard *sh = &plan->layout.shards[s];
         p->shards[s].first_unit = at;
-        qc_unit_state header = {.tensor = QC_NO_OUTPUT, .kind = QC_UNIT_HEADER};
-        add_units(p, header, sh->header_bytes, header_piece(sh), &at);
+        qc_unit header = {.tensor = QC_NO_OUTPUT, .shard = s, .kind = QC_UNIT_HEADER};
+        add_units(p, header, sh->header_bytes, header_unit(sh), &at);
         for (uint32_t k = 0; k < sh->count; k++) {
             uint32_t tensor = sh->order[k];
-            qc_unit_state u = {.tensor = tensor, .kind = kind_of(p, tensor)};
+            qc_unit u = {.tensor = tensor, .shard = s, .kind = (uint8_t)kind_of(p, tensor)};
             p->first_unit[tensor] = at;
             const qc_out_tensor t = qc_plan_tensor(plan, tensor);
             add_units(p, u, tensor_bytes(&t), t.piece_bytes, &at);
@@ -226,8 +91,6 @@ qc_status qc_units_make(qc_pipeline *p, qc_error *err)
         atomic_init(&p->shards[s].left, p->shards[s].unit_count);
     }
     p->unit_count = at;
-    QC_TRY(qc_file_open_scratch(&p->digests, p->out->staging, err));
-    QC_TRY(make_same(p, err));
     for (uint32_t i = 0; i < plan->job_count; i++) {
         atomic_init(&p->jobs[i].recorded_end, 0);
         qc_job_reset(p, i);
@@ -240,15 +103,15 @@ void qc_job_reset(qc_pipeline *p, uint32_t job)
     const qc_job *j = &p->plan->jobs[job];
     qc_job_state *s = &p->jobs[job];
     uint32_t left = 0, derived = 0;
-    for (int part = 0; part < QC_PART_COUNT; part++) {
-        uint32_t t = j->outputs[part];
+    for (int role = 0; role < QC_ROLE_TENSOR_COUNT; role++) {
+        uint32_t t = j->outputs[role];
         for (uint32_t i = 0; t != QC_NO_OUTPUT && i < qc_unit_count(p, t); i++) {
-            qc_unit_state *u = &p->units[p->first_unit[t] + i];
+            qc_unit *u = &p->units[p->first_unit[t] + i];
             u->kept = 0;
             u->written = 0;
             left += u->kind == QC_UNIT_MAIN;
             derived += u->kind == QC_UNIT_DERIVED;
-            p->shards[qc_unit_shard(p, p->first_unit[t] + i)].kept = 0;
+            p->shards[u->shard].kept = 0;
         }
     }
     qc_job_release(s);
@@ -256,6 +119,15 @@ void qc_job_reset(qc_pipeline *p, uint32_t job)
     atomic_store(&s->derived_left, derived);
     atomic_store(&s->recorded_end, 0);
     s->kept = s->finished = s->opened = 0;
+}
+
+qc_status qc_shard_close(qc_pipeline *p, uint32_t shard, qc_error *err)
+{
+    pthread_mutex_lock(&p->shard_lock);
+    qc_status st = qc_file_close(&p->shards[shard].file, err);
+    pthread_mutex_unlock(&p->shard_lock);
+    atomic_fetch_sub(&p->waiting, 1);
+    return st;
 }
 
 uint64_t qc_unit_plain_place(const qc_pipeline *p, const qc_unit *u)
@@ -271,16 +143,14 @@ uint64_t qc_unit_plain_place(const qc_pipeline *p, const qc_unit *u)
  * - 1 workers can wait at the turnstile for a derived unit, so one is always left to take it. */
 qc_status qc_units_dispatch(qc_pipeline *p, qc_error *err)
 {
-    void *v = NULL;
-    QC_TRY(qc_calloc(&v, p->unit_count, sizeof *p->dispatch, err));
-    p->dispatch = v;
+    QC_TRY(qc_calloc(&p->dispatch, p->unit_count, sizeof *p->dispatch, err));
     uint32_t *late = NULL;
-    QC_TRY(qc_calloc(&v, p->unit_count, sizeof *late, err));
-    late = v; /* derived units that wait, oldest first */
+    QC_TRY(qc_calloc(&late, p->unit_count, sizeof *late,
+                     err)); /* derived units that wait, oldest first */
     uint32_t late_begin = 0, late_end = 0, since = 0, n = 0;
     for (uint32_t i = 0; i < p->unit_count; i++) {
-        const qc_unit_state *u = &p->units[i];
-        if (u->kind == QC_UNIT_DEFERRED || u->kept || p->shards[qc_unit_shard(p, i)].foreign)
+        const qc_unit *u = &p->units[i];
+        if (u->kind == QC_UNIT_DEFERRED || u->kept || p->shards[u->shard].foreign)
             continue;
         if (u->kind == QC_UNIT_DERIVED && p->threads > 1) {
             if (late_begin == late_end)
@@ -300,4 +170,60 @@ qc_status qc_units_dispatch(qc_pipeline *p, qc_error *err)
     p->dispatch_count = n;
     qc_free(late);
     return QC_OK;
+}
+
+/* ---- what is kept of a job until its last derived tensor is written ---- */
+
+qc_status qc_job_need_work(qc_job_state *s, qc_error *err)
+{
+    return s->work ? QC_OK : qc_calloc(&s->work, 1, sizeof *s->work, err);
+}
+
+void qc_job_release(qc_job_state *s)
+{
+    qc_job_work *w = s->work;
+    if (!w)
+        return;
+    qc_free(w->sums);
+    qc_free(w->absmax);
+    qc_free(w->block_errors);
+    qc_free(w->sample_absmax);
+    qc_free(w->nested_codes);
+    qc_free(w->nested_absmax);
+    qc_free(w->state_json);
+    qc_free(w);
+    s->work = NULL;
+}
+
+const void *qc_job_role_tensor(const qc_pipeline *p, uint32_t job, qc_role_tensor role)
+{
+    static const unsigned char row_major = 0;
+    static const qc_job_work none;
+    const qc_job_work *s = p->jobs[job].work ? p->jobs[job].work : &none;
+    switch (role) {
+    case QC_ROLE_TENSOR_ABSMAX:
+        return p->plan->jobs[job].nested ? (const void *)s->nested_codes : s->absmax;
+    case QC_ROLE_TENSOR_QUANT_MAP:
+        return qc_nf4_code;
+    case QC_ROLE_TENSOR_NESTED_ABSMAX:
+        return s->nested_absmax;
+    case QC_ROLE_TENSOR_NESTED_MAP:
+        return qc_dynamic_map;
+    case QC_ROLE_TENSOR_STATE:
+        return s->state_json;
+    case QC_ROLE_TENSOR_SCB:
+        return s->absmax;
+    case QC_ROLE_TENSOR_FORMAT:
+        return &row_major;
+    case QC_ROLE_TENSOR_MAIN:
+    case QC_ROLE_TENSOR_COUNT:
+        break;
+    }
+    return NULL;
+}
+
+int qc_role_tensor_is_own(qc_role_tensor role)
+{
+    return role == QC_ROLE_TENSOR_ABSMAX || role == QC_ROLE_TENSOR_NESTED_ABSMAX ||
+           role == QC_ROLE_TENSOR_STATE || role == QC_ROLE_TENSOR_SCB;
 }

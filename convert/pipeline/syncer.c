@@ -23,7 +23,7 @@ struct qc_syncer {
 };
 
 /* The syncer uses a handle of its own, because the workers' handle of a complete shard may be
- * closed already (shard_files.c, OPEN_COMPLETE). */
+ * closed already (pipeline.c, OPEN_COMPLETE). */
 static qc_status sync_shard(qc_syncer *s, uint32_t shard, qc_error *err)
 {
     qc_pipeline *p = s->p;
@@ -124,12 +124,9 @@ static void destroy(qc_syncer *s)
 
 qc_status qc_syncer_start(qc_syncer **out, qc_pipeline *p, qc_error *err)
 {
-    void *v = NULL;
-    QC_TRY(qc_calloc(&v, 1, sizeof(qc_syncer), err));
-    qc_syncer *s = v;
-    v = NULL;
-    qc_status st = qc_calloc(&v, p->plan->layout.count, sizeof *s->named, err);
-    s->named = v;
+    qc_syncer *s = NULL;
+    QC_TRY(qc_calloc(&s, 1, sizeof(qc_syncer), err));
+    qc_status st = qc_calloc(&s->named, p->plan->layout.count, sizeof *s->named, err);
     s->p = p;
     if (st != QC_OK || pthread_mutex_init(&s->lock, NULL) != 0) {
         qc_free(s->named);

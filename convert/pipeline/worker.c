@@ -19,11 +19,11 @@ qc_status qc_worker_init(qc_worker *w, qc_pipeline *p, qc_team *team, qc_error *
     w->p = p;
     w->early = QC_NO_ITEM;
     w->team = team;
-    size_t source = QC_SOURCE_STEP_BYTES, piece = p->piece_bytes;
+    size_t source = QC_SOURCE_STEP_BYTES, unit = p->unit_bytes;
     for (uint32_t i = 0; i < p->plan->job_count; i++) {
         const qc_job *j = &p->plan->jobs[i];
         uint64_t each = qc_dtype_bits(j->dtype) / 8;
-        if (j->scheme == QC_SCHEME_INT8_ROWS && j->cols * each > source)
+        if (qc_schemes[j->scheme].by_rows && j->cols * each > source)
             source = (size_t)(j->cols * each); /* cols is at most QC_FRAME_MAX_BYTES */
         /* A group of searched scales takes at most 8 MiB. */
         if (j->blocks > 0 && qc_job_step_elems(j) * each > source)
@@ -32,7 +32,6 @@ qc_status qc_worker_init(qc_worker *w, qc_pipeline *p, qc_team *team, qc_error *
         if (j->scheme == QC_SCHEME_DEQUANT && j->entry->transpose && 2 * j->cols > source)
             QC_TRY(row_bytes(j, &source, err));
     }
-    void *v = NULL;
     QC_TRY(qc_st_cursor_create(&w->cursor, err));
     if (!p->keep_cache) {
         QC_TRY(qc_direct_create(&w->direct, err));
@@ -40,13 +39,10 @@ qc_status qc_worker_init(qc_worker *w, qc_pipeline *p, qc_team *team, qc_error *
     }
     QC_TRY(qc_frame_coder_create(&w->coder, err));
     QC_TRY(qc_digest_create(&w->hash, err));
-    QC_TRY(qc_malloc_aligned(&v, 4096, source, err));
-    w->source = v;
-    QC_TRY(qc_malloc_aligned(&v, 4096, piece, err));
-    w->content = v;
+    QC_TRY(qc_malloc_aligned(&w->source, 4096, source, err));
+    QC_TRY(qc_malloc_aligned(&w->content, 4096, unit, err));
     if (qc_pipeline_is_compressed(p)) {
-        QC_TRY(qc_malloc_aligned(&v, 4096, qc_frame_bound(piece), err));
-        w->stored = v;
+        QC_TRY(qc_malloc_aligned(&w->stored, 4096, qc_frame_bound(unit), err));
     }
     return qc_search_prepare(w, err);
 }

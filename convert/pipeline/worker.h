@@ -32,11 +32,13 @@ typedef struct {
 QC_NODISCARD qc_status qc_worker_init(qc_worker *w, qc_pipeline *p, qc_team *team, qc_error *err);
 void qc_worker_deinit(qc_worker *w);
 /* Returns QC_ERR_INTERRUPTED when the team has stopped. A worker asks at every step of the source.
- * (job_source.c) */
+ * (job.c) */
 QC_NODISCARD qc_status qc_worker_look_up(const qc_worker *w, qc_error *err);
-/* Hashes the source of a main unit, as it is now, in the way that qc_piece_make does.
- * (piece_work.c) */
-QC_NODISCARD qc_status qc_piece_source(qc_worker *w, const qc_unit *u, qc_digest *out,
-                                       qc_error *err);
+/* Waits until a flag under finish_lock is set. QC_ERR_INTERRUPTED when the team has stopped. */
+QC_NODISCARD qc_status qc_worker_wait(const qc_worker *w, const uint8_t *flag, qc_error *err);
+/* Hashes the source of a main unit, as it is now, in the way that qc_unit_make does.
+ * (unit_make.c) */
+QC_NODISCARD qc_status qc_unit_source(qc_worker *w, const qc_unit *u, qc_digest *out,
+                                      qc_error *err);
 
 #endif

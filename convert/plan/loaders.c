@@ -7,39 +7,31 @@
 #include <inttypes.h>
 #include <string.h>
 
-typedef enum {
-    FORM_PLAIN,
-    FORM_NF4,
-    FORM_INT8,
-    FORM_NF4_ONLY4, /* for a model that only transformers 4 loads quantized */
-    FORM_INT8_ONLY4,
-    FORM_STORED,
-    FORM_OWN
-} form;
-
 /* tests/interop loads each of these forms in both versions, or sees it refused. */
-static const qc_loader_row rows[] = {
-    [FORM_PLAIN] = {"plain", 1, 1, NULL},
-    [FORM_NF4] = {"nf4", 1, 1, "bitsandbytes"},
-    [FORM_INT8] = {"int8", 1, 1, "bitsandbytes"},
-    [FORM_NF4_ONLY4] = {"nf4", 1, 0, "bitsandbytes"},
-    [FORM_INT8_ONLY4] = {"int8", 1, 0, "bitsandbytes"},
-    /* Weights that were quantized before and stay so load as MODEL does. */
-    [FORM_STORED] = {"stored", 1, 1, "what MODEL needs"},
-    [FORM_OWN] = {"own", 0, 0, NULL},
-};
+static const qc_loader_row plain = {"plain", 1, 1, NULL};
+/* Weights that were quantized before and stay so load as MODEL does. */
+static const qc_loader_row stored = {"stored", 1, 1, "what MODEL needs"};
+static const qc_loader_row own = {"own", 0, 0, NULL};
 
-static form form_of(const qc_plan *p)
+static qc_loader_row quantized(qc_scheme scheme)
+{
+    return (qc_loader_row){qc_scheme_name(scheme), 1, 1, "bitsandbytes"};
+}
+
+static qc_loader_row row_of(const qc_plan *p)
 {
     if (p->own_form)
-        return FORM_OWN;
+        return own;
     for (uint32_t i = 0; i < p->job_count; i++) {
-        if (p->jobs[i].scheme == QC_SCHEME_NF4)
-            return FORM_NF4;
-        if (p->jobs[i].scheme == QC_SCHEME_INT8_ROWS)
-            return FORM_INT8;
+        if (qc_scheme_is_quantized(p->jobs[i].scheme))
+            return quantized(p->jobs[i].scheme);
     }
-    return p->recipe->keeps_coded ? FORM_STORED : FORM_PLAIN;
+    return p->recipe->keeps_coded ? stored : plain;
+}
+
+static int is_stored(const qc_loader_row *row)
+{
+    return strcmp(row->form, stored.form) == 0;
 }
 
 /* Does the name belong to one of several numbered experts: "...experts.7.up_proj.weight"? */
@@ -61,7 +53,7 @@ static qc_status find_not5(qc_loaders *out, const qc_plan *p, const char *model_
     uint64_t experts = 0, all = 0;
     for (uint32_t i = 0; i < p->job_count; i++) {
         const qc_job *j = &p->jobs[i];
-        if (j->scheme != QC_SCHEME_NF4 && j->scheme != QC_SCHEME_INT8_ROWS)
+        if (!qc_scheme_is_quantized(j->scheme))
             continue;
         all += j->elems;
         experts += is_numbered_expert(j->name) ? j->elems : 0;
@@ -105,7 +97,7 @@ static const char *find_rest(const qc_plan *p, const qc_json_node *config)
             continue;
         memcpy(weight, bias->name, n - 4);
         memcpy(weight + n - 4, "weight", sizeof "weight");
-        const qc_ckpt_tensor *t = qc_checkpoint_find(p->model, weight);
+        const qc_checkpoint_tensor *t = qc_checkpoint_find(p->model, weight);
         const qc_recipe_entry *e = t ? &p->recipe->entries[t - p->model->tensors] : NULL;
         if (e && e->scheme == QC_SCHEME_KEEP && e->out_dtype == QC_DTYPE_F32)
             return option;
@@ -160,7 +152,7 @@ qc_status qc_loaders_of(qc_loaders *out, const qc_plan *p, qc_error *err)
 {
     const qc_json_node *config = p->model->config ? qc_json_root(p->model->config) : NULL;
     memset(out, 0, sizeof *out);
-    out->row = &rows[form_of(p)];
+    out->row = row_of(p);
     out->has_config = config != NULL;
     out->compressed = p->options->compress;
     out->placed = all_on_gpus(p);
@@ -172,14 +164,12 @@ qc_status qc_loaders_of(qc_loaders *out, const qc_plan *p, qc_error *err)
     else if (!is_identifier(class_name))
         class_name = "AutoModel";
     QC_TRY(qc_arena_printf(p->arena, &out->class_name, err, "%s", class_name));
-    form f = form_of(p);
     if (p->own_form) {
         out->own_form = p->own_form;
         out->instead = instead_of(p);
-    } else if (!qc_diffusers_class(p->model) && (f == FORM_NF4 || f == FORM_INT8)) {
+    } else if (!qc_diffusers_class(p->model) && p->weights_quantized) {
         QC_TRY(find_not5(out, p, p->recipe->model_type, err));
-        if (out->not5)
-            out->row = &rows[f == FORM_NF4 ? FORM_NF4_ONLY4 : FORM_INT8_ONLY4];
+        out->row.transformers5 = !out->not5;
         out->rest = find_rest(p, config);
     }
     return QC_OK;
@@ -187,10 +177,9 @@ qc_status qc_loaders_of(qc_loaders *out, const qc_plan *p, qc_error *err)
 
 qc_loaders qc_loaders_of_pipeline(const qc_plan_options *o)
 {
-    form f = o->recipe.to == QC_TO_NF4    ? FORM_NF4
-             : o->recipe.to == QC_TO_INT8 ? FORM_INT8
-                                          : FORM_PLAIN;
-    return (qc_loaders){.row = &rows[f],
+    const qc_recipe_options *r = &o->recipe;
+    return (qc_loaders){.row = qc_to_quantizes(r->to) ? quantized(qc_scheme_of_options(r->to, 0))
+                                                      : plain,
                         .library = "diffusers",
                         .class_name = "DiffusionPipeline",
                         .has_config = 1,
@@ -199,16 +188,16 @@ qc_loaders qc_loaders_of_pipeline(const qc_plan_options *o)
 
 const char *qc_loaders_names(const qc_loaders *l)
 {
-    const qc_loader_row *r = l->row;
+    const qc_loader_row *r = &l->row;
     if (!r->transformers4 && !r->transformers5)
         return "qconv only";
-    if (strcmp(l->library, "diffusers") == 0 && strcmp(r->form, "stored") != 0)
+    if (strcmp(l->library, "diffusers") == 0 && !is_stored(r))
         return r->with ? "diffusers with bitsandbytes" : "diffusers";
     if (!r->transformers5)
         return r->with ? "transformers 4 with bitsandbytes" : "transformers 4";
     if (!r->transformers4)
         return r->with ? "transformers 5 with bitsandbytes" : "transformers 5";
-    if (strcmp(r->form, "stored") == 0)
+    if (is_stored(r))
         return "what loads MODEL";
     return r->with ? "transformers 4 and 5 with bitsandbytes" : "transformers 4 and 5";
 }

@@ -9,13 +9,13 @@
 
 /* A form of weights, and what loads it once its files are plain .safetensors. */
 typedef struct {
-    const char *form; /* in JSON: "plain", "nf4", "int8", "stored", "own" */
+    const char *form; /* in JSON: "plain", "stored", "own", or the name of the scheme */
     int transformers4, transformers5;
     const char *with; /* what those loaders need besides themselves, or NULL */
 } qc_loader_row;
 
 typedef struct qc_loaders {
-    const qc_loader_row *row;
+    qc_loader_row row;
     const char *library;  /* "transformers", or "diffusers" for one of its models */
     const char *own_form; /* only if the form is "own": "nf4+int8", ...; else NULL */
     /* only if the form is "own": options that make a form which transformers loads */
@@ -52,7 +52,5 @@ QC_NODISCARD qc_status qc_next_steps_text(const qc_loaders *l, const char *progr
  * (next_steps.c) */
 QC_NODISCARD qc_status qc_next_steps_json(const qc_loaders *l, const char *program, const char *out,
                                           qc_json_writer *w, qc_error *err);
-/* Appends path as one word of a shell. (next_steps.c) */
-QC_NODISCARD qc_status qc_shell_word(qc_strbuf *text, const char *path, qc_error *err);
 
 #endif

@@ -2,7 +2,7 @@
 #include "convert/plan/loaders.h"
 
 #include "base/text.h"
-#include "convert/term/json_members.h"
+#include "formats/json_writer.h"
 
 #include <string.h>
 
@@ -28,62 +28,66 @@ static int all_shown(const char *s)
     return 1;
 }
 
-qc_status qc_shell_word(qc_strbuf *text, const char *path, qc_error *err)
+static void shell_word(qc_strbuf *text, const char *path)
 {
     static const char plain[] =
         "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-/+,:@%=";
     if (*path == '-')
-        QC_TRY(qc_strbuf_adds(text, "./", err));
-    if (*path && strspn(path, plain) == strlen(path))
-        return qc_strbuf_adds(text, path, err);
+        qc_strbuf_puts(text, "./");
+    if (*path && strspn(path, plain) == strlen(path)) {
+        qc_strbuf_puts(text, path);
+        return;
+    }
     /* We write $'...' where a byte has to be spelled, and '...' elsewhere. */
     int spelled = !all_shown(path);
-    QC_TRY(qc_strbuf_adds(text, spelled ? "$'" : "'", err));
+    qc_strbuf_puts(text, spelled ? "$'" : "'");
     for (size_t n = 0; *path; path += n) {
         if (!is_shown(path, &n)) {
             for (size_t i = 0; i < n; i++)
-                QC_TRY(qc_strbuf_addf(text, err, "\\x%02x", (unsigned char)path[i]));
+                qc_strbuf_putf(text, "\\x%02x", (unsigned char)path[i]);
         } else if (*path == '\'') {
-            QC_TRY(qc_strbuf_adds(text, spelled ? "\\'" : "'\\''", err));
+            qc_strbuf_puts(text, spelled ? "\\'" : "'\\''");
         } else if (*path == '\\' && spelled) {
-            QC_TRY(qc_strbuf_adds(text, "\\\\", err));
+            qc_strbuf_puts(text, "\\\\");
         } else {
-            QC_TRY(qc_strbuf_add(text, path, n, err));
+            qc_strbuf_put(text, path, n);
         }
     }
-    return qc_strbuf_adds(text, "'", err);
+    qc_strbuf_puts(text, "'");
 }
 
 /* Appends a string literal of Python. Python holds bytes that are not UTF-8 as lone surrogates. */
-static qc_status python_string(qc_strbuf *text, const char *path, qc_error *err)
+static void python_string(qc_strbuf *text, const char *path)
 {
-    QC_TRY(qc_strbuf_adds(text, "\"", err));
+    qc_strbuf_puts(text, "\"");
     for (size_t n = 0; *path; path += n) {
         uint32_t c = 0;
         if (!is_shown(path, &n)) {
             size_t known = qc_text_char(path, &c);
-            QC_TRY(qc_strbuf_addf(text, err, known ? "\\U%08x" : "\\udc%02x",
-                                  known ? c : (unsigned)(unsigned char)*path));
+            qc_strbuf_putf(text, known ? "\\U%08x" : "\\udc%02x",
+                           known ? c : (unsigned)(unsigned char)*path);
         } else if (*path == '"' || *path == '\\') {
-            QC_TRY(qc_strbuf_addf(text, err, "\\%c", *path));
+            qc_strbuf_putf(text, "\\%c", *path);
         } else {
-            QC_TRY(qc_strbuf_add(text, path, n, err));
+            qc_strbuf_put(text, path, n);
         }
     }
-    return qc_strbuf_adds(text, "\"", err);
+    qc_strbuf_puts(text, "\"");
 }
 
 /* A path beside OUT, such as "out-plain" or "out-bf16". It lies inside OUT if OUT has no name of
  * its own. */
-static qc_status beside(qc_strbuf *path, const char *out, const char *tail, qc_error *err)
+static void beside(qc_strbuf *path, const char *out, const char *tail)
 {
     size_t len = strlen(out);
     while (len > 1 && out[len - 1] == '/')
         len--;
-    if (out[len - 1] == '.' || out[len - 1] == '/')
-        return qc_strbuf_adds(path, tail + 1, err);
-    QC_TRY(qc_strbuf_add(path, out, len, err));
-    return qc_strbuf_adds(path, tail, err);
+    if (out[len - 1] == '.' || out[len - 1] == '/') {
+        qc_strbuf_puts(path, tail + 1);
+        return;
+    }
+    qc_strbuf_put(path, out, len);
+    qc_strbuf_puts(path, tail);
 }
 
 /* ---- commands ---- */
@@ -96,32 +100,31 @@ typedef struct {
 
 static int loads(const qc_loaders *l)
 {
-    return (l->row->transformers4 || l->row->transformers5) && l->has_config;
+    return (l->row.transformers4 || l->row.transformers5) && l->has_config;
 }
 
-static qc_status add_command(qc_strbuf *to, const char *program, const char *words, const char *out,
-                             const char *path, qc_error *err)
+static void add_command(qc_strbuf *to, const char *program, const char *words, const char *out,
+                        const char *path)
 {
-    QC_TRY(qc_shell_word(to, strchr(program, '/') ? program : "qconv", err));
-    QC_TRY(qc_strbuf_adds(to, words, err));
-    QC_TRY(qc_shell_word(to, out, err));
-    QC_TRY(qc_strbuf_adds(to, " ", err));
-    return qc_shell_word(to, path, err);
+    shell_word(to, strchr(program, '/') ? program : "qconv");
+    qc_strbuf_puts(to, words);
+    shell_word(to, out);
+    qc_strbuf_puts(to, " ");
+    shell_word(to, path);
 }
 
-static qc_status make_python(steps *s, const qc_loaders *l, qc_error *err)
+static void make_python(steps *s, const qc_loaders *l)
 {
-    QC_TRY(qc_strbuf_addf(&s->python, err, "%sfrom %s import %s\nmodel = %s.from_pretrained(",
-                          l->placed ? "import json\n" : "", l->library, l->class_name,
-                          l->class_name));
-    QC_TRY(python_string(&s->python, s->path.data, err));
+    qc_strbuf_putf(&s->python, "%sfrom %s import %s\nmodel = %s.from_pretrained(",
+                   l->placed ? "import json\n" : "", l->library, l->class_name, l->class_name);
+    python_string(&s->python, s->path.data);
     if (l->placed) {
-        QC_TRY(qc_strbuf_adds(&s->python, ", device_map=json.load(open(", err));
-        QC_TRY(qc_strbuf_adds(&s->path, "/device_map.json", err));
-        QC_TRY(python_string(&s->python, s->path.data, err));
-        QC_TRY(qc_strbuf_adds(&s->python, "))", err));
+        qc_strbuf_puts(&s->python, ", device_map=json.load(open(");
+        qc_strbuf_puts(&s->path, "/device_map.json");
+        python_string(&s->python, s->path.data);
+        qc_strbuf_puts(&s->python, "))");
     }
-    return qc_strbuf_adds(&s->python, l->remote_code ? ", trust_remote_code=True)\n" : ")\n", err);
+    qc_strbuf_puts(&s->python, l->remote_code ? ", trust_remote_code=True)\n" : ")\n");
 }
 
 static qc_status make_steps(steps *s, const qc_loaders *l, const char *program, const char *out,
@@ -129,15 +132,18 @@ static qc_status make_steps(steps *s, const qc_loaders *l, const char *program, 
 {
     int turned_back = l->own_form != NULL;
     if (turned_back || l->compressed)
-        QC_TRY(beside(&s->path, out, turned_back ? "-bf16" : "-plain", err));
+        beside(&s->path, out, turned_back ? "-bf16" : "-plain");
     else
-        QC_TRY(qc_strbuf_adds(&s->path, out, err));
+        qc_strbuf_puts(&s->path, out);
     if (turned_back)
-        QC_TRY(
-            add_command(&s->shell, program, " --to bf16 --compress none ", out, s->path.data, err));
+        add_command(&s->shell, program, " --to bf16 --compress none ", out, s->path.data);
     else if (l->compressed)
-        QC_TRY(add_command(&s->shell, program, " unpack ", out, s->path.data, err));
-    return loads(l) ? make_python(s, l, err) : QC_OK;
+        add_command(&s->shell, program, " unpack ", out, s->path.data);
+    if (loads(l))
+        make_python(s, l);
+    QC_TRY(qc_strbuf_status(&s->path, err));
+    QC_TRY(qc_strbuf_status(&s->python, err));
+    return qc_strbuf_status(&s->shell, err);
 }
 
 static void init_steps(steps *s)
@@ -156,50 +162,46 @@ static void deinit_steps(steps *s)
 
 /* ---- text ---- */
 
-static qc_status add_indented(qc_strbuf *text, const char *lines, qc_error *err)
+static void add_indented(qc_strbuf *text, const char *lines)
 {
     for (const char *s = lines; *s;) {
         size_t n = strcspn(s, "\n");
-        QC_TRY(qc_strbuf_addf(text, err, "    %.*s\n", (int)n, s));
+        qc_strbuf_putf(text, "    %.*s\n", (int)n, s);
         s += n + (s[n] == '\n');
     }
-    return QC_OK;
 }
 
-static qc_status add_steps(const qc_loaders *l, const steps *s, const char *out, qc_strbuf *text,
-                           qc_error *err)
+static void add_steps(const qc_loaders *l, const steps *s, const char *out, qc_strbuf *text)
 {
     const char *shell = s->shell.len ? s->shell.data : "";
-    QC_TRY(qc_strbuf_addf(text, err, "  loads in  %s\n", qc_loaders_names(l)));
+    qc_strbuf_putf(text, "  loads in  %s\n", qc_loaders_names(l));
     if (l->own_form) {
-        QC_TRY(qc_strbuf_addf(text, err,
-                              "%s and bitsandbytes do not load this form (%s). libqconv "
-                              "reads it as it is;\nthis turns it back into 16 bits for others:\n",
-                              l->library, l->own_form));
-        return add_indented(text, shell, err);
+        qc_strbuf_putf(text,
+                       "%s and bitsandbytes do not load this form (%s). libqconv "
+                       "reads it as it is;\nthis turns it back into 16 bits for others:\n",
+                       l->library, l->own_form);
+        add_indented(text, shell);
+        return;
     }
     if (l->of_pipeline)
-        return QC_OK;
+        return;
     if (!l->has_config)
-        QC_TRY(qc_strbuf_adds(text, "transformers needs a config.json, which the source has not.\n",
-                              err));
+        qc_strbuf_puts(text, "transformers needs a config.json, which the source has not.\n");
     if (l->compressed) {
-        QC_TRY(qc_strbuf_addf(text, err, "%s reads plain files, so first:\n",
-                              strcmp(l->row->form, "stored") == 0 ? "That" : l->library));
-        QC_TRY(add_indented(text, shell, err));
+        qc_strbuf_putf(text, "%s reads plain files, so first:\n",
+                       strcmp(l->row.form, "stored") == 0 ? "That" : l->library);
+        add_indented(text, shell);
     }
     if (s->python.len) {
-        QC_TRY(qc_strbuf_adds(text, l->compressed ? "then in Python:\n" : "In Python:\n", err));
-        QC_TRY(add_indented(text, s->python.data, err));
+        qc_strbuf_puts(text, l->compressed ? "then in Python:\n" : "In Python:\n");
+        add_indented(text, s->python.data);
     }
     if (!l->compressed)
-        return QC_OK;
-    QC_TRY(qc_strbuf_adds(text, "from_pretrained(", err));
-    QC_TRY(python_string(text, out, err));
-    return qc_strbuf_adds(text,
-                          ") fails: it does not read .zst files. With --compress none convert "
-                          "writes\nplain files at once.\n",
-                          err);
+        return;
+    qc_strbuf_puts(text, "from_pretrained(");
+    python_string(text, out);
+    qc_strbuf_puts(text, ") fails: it does not read .zst files. With --compress none convert "
+                         "writes\nplain files at once.\n");
 }
 
 qc_status qc_next_steps_text(const qc_loaders *l, const char *program, const char *out,
@@ -208,8 +210,10 @@ qc_status qc_next_steps_text(const qc_loaders *l, const char *program, const cha
     steps s;
     init_steps(&s);
     qc_status st = make_steps(&s, l, program, out, err);
-    if (st == QC_OK)
-        st = add_steps(l, &s, out, text, err);
+    if (st == QC_OK) {
+        add_steps(l, &s, out, text);
+        st = qc_strbuf_status(text, err);
+    }
     deinit_steps(&s);
     return st;
 }
@@ -218,27 +222,27 @@ qc_status qc_next_steps_text(const qc_loaders *l, const char *program, const cha
 
 static void put_loads(const qc_loaders *l, const steps *s, qc_json_writer *w)
 {
-    qc_jw_key(w, "loads");
-    qc_jw_begin_object(w);
-    qc_jm_string(w, "form", l->own_form ? l->own_form : l->row->form);
-    qc_jw_key(w, "transformers");
-    qc_jw_compact_next(w);
-    qc_jw_begin_array(w);
+    qc_json_write_key(w, "loads");
+    qc_json_write_begin_object(w);
+    qc_json_member_string(w, "form", l->own_form ? l->own_form : l->row.form);
+    qc_json_write_key(w, "transformers");
+    qc_json_write_compact_next(w);
+    qc_json_write_begin_array(w);
     int transformers = loads(l) && strcmp(l->library, "transformers") == 0;
-    if (transformers && l->row->transformers4)
-        qc_jw_u64(w, 4);
-    if (transformers && l->row->transformers5)
-        qc_jw_u64(w, 5);
-    qc_jw_end_array(w);
-    qc_jm_bool(w, "diffusers", loads(l) && !transformers);
-    qc_jm_string(w, "with", l->row->with);
-    qc_jm_bool(w, "unpack_first", l->compressed);
-    qc_jm_string(w, "instead", l->instead);
+    if (transformers && l->row.transformers4)
+        qc_json_write_u64(w, 4);
+    if (transformers && l->row.transformers5)
+        qc_json_write_u64(w, 5);
+    qc_json_write_end_array(w);
+    qc_json_member_bool(w, "diffusers", loads(l) && !transformers);
+    qc_json_member_string(w, "with", l->row.with);
+    qc_json_member_bool(w, "unpack_first", l->compressed);
+    qc_json_member_string(w, "instead", l->instead);
     if (s) {
-        qc_jm_string(w, "command", s->shell.len ? s->shell.data : NULL);
-        qc_jm_string(w, "python", s->python.len ? s->python.data : NULL);
+        qc_json_member_string(w, "command", s->shell.len ? s->shell.data : NULL);
+        qc_json_member_string(w, "python", s->python.len ? s->python.data : NULL);
     }
-    qc_jw_end_object(w);
+    qc_json_write_end_object(w);
 }
 
 qc_status qc_next_steps_json(const qc_loaders *l, const char *program, const char *out,

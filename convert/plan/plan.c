@@ -19,15 +19,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const part_suffix[QC_PART_COUNT] = {
-    "",
-    ".absmax",
-    ".quant_map",
-    ".nested_absmax",
-    ".nested_quant_map",
-    ".quant_state.bitsandbytes__nf4",
-    "SCB",
-    "weight_format",
+static const char *const role_suffix[QC_ROLE_TENSOR_COUNT] = {
+    "",    ".absmax",       ".quant_map", ".nested_absmax", ".nested_quant_map",
+    NULL, /* the scheme's */
+    "SCB", "weight_format",
 };
 
 typedef struct {
@@ -58,27 +53,17 @@ static int compare_order(const void *pa, const void *pb)
     return c ? c : strcmp(a->name, b->name);
 }
 
-static void fill_state(qc_bnb_state *s, qc_scheme scheme, qc_dtype source, uint64_t rows,
-                       uint64_t cols, uint32_t block_elems, int nested)
-{
-    memset(s, 0, sizeof *s);
-    (void)snprintf(s->quant_type, sizeof s->quant_type, "%s",
-                   scheme == QC_SCHEME_NF4 ? "nf4" : "int8");
-    s->block_elems = block_elems;
-    s->dtype = source == QC_DTYPE_F64 ? QC_DTYPE_F32 : source;
-    s->ndim = 2;
-    s->dims[0] = rows;
-    s->dims[1] = cols;
-    s->nested = nested;
-    s->nested_block_elems = QC_NESTED_BLOCK;
-}
-
 qc_bnb_state qc_job_state_of(const qc_job *j)
 {
     const qc_coded_weight *coded = j->entry->coded;
-    qc_bnb_state s;
-    fill_state(&s, j->scheme, coded ? coded->dtype : j->dtype, j->rows, j->cols, j->block_elems,
-               j->nested);
+    qc_dtype dtype = coded ? coded->dtype : j->dtype;
+    qc_bnb_state s = {.block_elems = j->block_elems,
+                      .dtype = dtype == QC_DTYPE_F64 ? QC_DTYPE_F32 : dtype,
+                      .ndim = 2,
+                      .dims = {j->rows, j->cols},
+                      .nested = j->nested,
+                      .nested_block_elems = QC_NESTED_BLOCK};
+    (void)snprintf(s.quant_type, sizeof s.quant_type, "%s", qc_schemes[j->scheme].quant_type);
     if (coded) {
         s.ndim = coded->ndim;
         memcpy(s.dims, coded->dims, sizeof s.dims);
@@ -88,20 +73,20 @@ qc_bnb_state qc_job_state_of(const qc_job *j)
 
 /* Makes the name of a role tensor that lies beside a weight. For "M.weight" it is "M.SCB": int8's
  * scale lies beside the weight, not below it. */
-static void name_part(const qc_job *j, qc_part part, qc_out_tensor *t)
+static void name_role_tensor(const qc_job *j, qc_role_tensor role, qc_out_tensor *t)
 {
     t->st.name = j->name;
-    if (part == QC_PART_MAIN)
+    if (role == QC_ROLE_TENSOR_MAIN)
         return;
     size_t stem = strlen(j->name);
-    t->suffix = part_suffix[part];
-    if (part == QC_PART_SCB || part == QC_PART_FORMAT) {
+    t->suffix = role_suffix[role];
+    if (role == QC_ROLE_TENSOR_SCB || role == QC_ROLE_TENSOR_FORMAT) {
         if (stem >= 6 && strcmp(j->name + stem - 6, "weight") == 0)
             stem -= 6;
         else
-            t->suffix = part == QC_PART_SCB ? ".SCB" : ".weight_format";
-    } else if (part == QC_PART_STATE && j->scheme == QC_SCHEME_INT8_BLOCKS) {
-        t->suffix = ".quant_state.qconv__int8";
+            t->suffix = role == QC_ROLE_TENSOR_SCB ? ".SCB" : ".weight_format";
+    } else if (role == QC_ROLE_TENSOR_STATE) {
+        t->suffix = qc_schemes[j->scheme].state_suffix;
     }
     t->stem_bytes = (uint32_t)stem;
 }
@@ -116,38 +101,69 @@ static void shape_part(qc_out_tensor *t, qc_dtype dtype, unsigned ndim, const ui
     t->align_bytes = align_bytes;
 }
 
+static void describe_codes(const qc_plan *p, const qc_job *j, qc_out_tensor *t)
+{
+    const qc_scheme_row *row = &qc_schemes[j->scheme];
+    uint64_t unit = row->by_rows ? j->cols : qc_job_group_elems(j);
+    uint64_t flat[] = {qc_scheme_code_bytes(j->scheme, j->elems), 1};
+    uint64_t matrix[] = {j->rows, qc_scheme_code_bytes(j->scheme, j->cols)};
+    shape_part(t, row->code_dtype, 2, row->by_rows && !p->own_form ? matrix : flat,
+               unit ? qc_scheme_code_bytes(j->scheme, unit) : 1);
+}
+
 static void describe_main(const qc_plan *p, const qc_job *j, qc_out_tensor *t)
 {
     const qc_recipe_entry *e = j->entry;
-    switch (j->scheme) {
-    case QC_SCHEME_KEEP:
-    case QC_SCHEME_ABSORBED:
-        shape_part(t, p->model->tensors[j->source].dtype, j->ndim, j->dims, 1);
-        break;
-    case QC_SCHEME_CAST:
+    qc_dtype dtype = e->out_dtype;
+    uint64_t align = 1;
+    if (qc_scheme_is_quantized(j->scheme)) {
+        describe_codes(p, j, t);
+        return;
+    }
+    if (j->scheme == QC_SCHEME_CAST) {
         /* Steps of a stack of experts come from whole blocks of MXFP4. */
-        shape_part(t, e->out_dtype, j->ndim, j->dims,
-                   j->source_den / 8u * (j->stack ? QC_MXFP4_BLOCK : 1u));
-        break;
-    case QC_SCHEME_DEQUANT: {
+        align = j->source_den / 8u * (j->stack ? QC_MXFP4_BLOCK : 1u);
+    } else if (j->scheme == QC_SCHEME_DEQUANT) {
         /* Steps begin at a block, and so at a whole byte of codes. */
         uint64_t unit =
-            e->stored->stored_as == QC_SCHEME_INT8_ROWS ? j->cols : e->stored->block_elems;
-        shape_part(t, e->out_dtype, j->ndim, j->dims,
-                   unit ? unit * (qc_dtype_bits(e->out_dtype) / 8) : 1);
+            qc_scheme_elems_per_scale(e->stored->stored_as, j->cols, e->stored->block_elems);
+        align = unit ? unit * (qc_dtype_bits(dtype) / 8) : 1;
+    } else {
+        dtype = p->model->tensors[j->source].dtype;
+    }
+    shape_part(t, dtype, j->ndim, j->dims, align);
+}
+
+/* Describes a role tensor of a quantized weight but its codes. */
+static void describe_beside(const qc_job *j, qc_role_tensor role, qc_out_tensor *t)
+{
+    switch (role) {
+    case QC_ROLE_TENSOR_ABSMAX:
+        shape_part(t, j->nested ? QC_DTYPE_U8 : QC_DTYPE_F32, 1, &j->blocks, j->nested ? 1 : 4);
+        break;
+    case QC_ROLE_TENSOR_QUANT_MAP:
+        shape_part(t, QC_DTYPE_F32, 1, (uint64_t[]){16}, 4);
+        break;
+    case QC_ROLE_TENSOR_NESTED_ABSMAX:
+        shape_part(t, QC_DTYPE_F32, 1, (uint64_t[]){qc_ceil_div_u64(j->blocks, QC_NESTED_BLOCK)},
+                   4);
+        break;
+    case QC_ROLE_TENSOR_NESTED_MAP:
+        shape_part(t, QC_DTYPE_F32, 1, (uint64_t[]){256}, 4);
+        break;
+    case QC_ROLE_TENSOR_STATE: {
+        const qc_bnb_state s = qc_job_state_of(j);
+        shape_part(t, QC_DTYPE_U8, 1, (uint64_t[]){qc_bnb_state_bytes(&s)}, 1);
         break;
     }
-    case QC_SCHEME_NF4:
-        shape_part(t, QC_DTYPE_U8, 2, (uint64_t[]){qc_ceil_div_u64(j->elems, 2), 1},
-                   qc_job_group_elems(j) / 2);
+    case QC_ROLE_TENSOR_SCB:
+        shape_part(t, QC_DTYPE_F32, j->ndim - 1, j->dims, 4);
         break;
-    case QC_SCHEME_INT8_BLOCKS:
-        shape_part(t, QC_DTYPE_I8, 2, (uint64_t[]){j->elems, 1}, qc_job_group_elems(j));
+    case QC_ROLE_TENSOR_FORMAT:
+        shape_part(t, QC_DTYPE_U8, 0, NULL, 1);
         break;
-    case QC_SCHEME_INT8_ROWS:
-        shape_part(t, QC_DTYPE_I8, 2,
-                   (uint64_t[]){p->own_form ? j->elems : j->rows, p->own_form ? 1 : j->cols},
-                   j->cols ? j->cols : 1);
+    case QC_ROLE_TENSOR_MAIN:
+    case QC_ROLE_TENSOR_COUNT:
         break;
     }
 }
@@ -157,40 +173,21 @@ static void describe(const void *ctx, uint32_t i, qc_out_tensor *t)
     const qc_plan *p = ctx;
     const qc_output *o = &p->outputs[i];
     const qc_job *j = &p->jobs[o->job];
-    name_part(j, o->part, t);
+    name_role_tensor(j, o->role, t);
     t->group = o->job;
     t->device = j->device;
-    switch (o->part) {
-    case QC_PART_MAIN:
+    if (o->role == QC_ROLE_TENSOR_MAIN)
         describe_main(p, j, t);
-        break;
-    case QC_PART_ABSMAX:
-        shape_part(t, j->nested ? QC_DTYPE_U8 : QC_DTYPE_F32, 1, &j->blocks, j->nested ? 1 : 4);
-        break;
-    case QC_PART_QUANT_MAP:
-        shape_part(t, QC_DTYPE_F32, 1, (uint64_t[]){16}, 4);
-        break;
-    case QC_PART_NESTED_ABSMAX:
-        shape_part(t, QC_DTYPE_F32, 1, (uint64_t[]){qc_ceil_div_u64(j->blocks, QC_NESTED_BLOCK)},
-                   4);
-        break;
-    case QC_PART_NESTED_MAP:
-        shape_part(t, QC_DTYPE_F32, 1, (uint64_t[]){256}, 4);
-        break;
-    case QC_PART_STATE: {
-        const qc_bnb_state s = qc_job_state_of(j);
-        shape_part(t, QC_DTYPE_U8, 1, (uint64_t[]){qc_bnb_state_bytes(&s)}, 1);
-        break;
-    }
-    case QC_PART_SCB:
-        shape_part(t, QC_DTYPE_F32, j->ndim - 1, j->dims, 4);
-        break;
-    case QC_PART_FORMAT:
-        shape_part(t, QC_DTYPE_U8, 0, NULL, 1);
-        break;
-    case QC_PART_COUNT:
-        break;
-    }
+    else
+        describe_beside(j, o->role, t);
+}
+
+static uint64_t bytes_of(const qc_out_tensor *t)
+{
+    uint64_t elems = 1;
+    for (unsigned i = 0; i < t->st.ndim; i++)
+        elems *= t->st.dims[i]; /* checked when the tensor was made */
+    return elems * qc_dtype_bits(t->st.dtype) / 8;
 }
 
 qc_out_tensors qc_plan_tensors(const qc_plan *p)
@@ -204,48 +201,49 @@ qc_out_tensor qc_plan_tensor(const qc_plan *p, uint32_t i)
 }
 
 /* There are fewer than 2^29 jobs; qc_plan_begin makes sure of it. */
-static qc_output output_of(uint32_t job, qc_part part)
+static qc_output output_of(uint32_t job, qc_role_tensor role)
 {
-    return (qc_output){job & 0x1fffffffu, (uint32_t)part & 7u};
+    return (qc_output){job & 0x1fffffffu, (uint32_t)role & 7u};
 }
 
-static qc_status add_output(qc_plan *p, uint32_t job, qc_part part, qc_error *err)
+static qc_status add_output(qc_plan *p, uint32_t job, qc_role_tensor role, qc_error *err)
 {
     qc_job *j = &p->jobs[job];
     uint32_t i = p->tensor_count++;
     qc_out_tensor t;
     uint64_t bytes = 0;
-    p->outputs[i] = output_of(job, part);
-    j->outputs[part] = i;
+    p->outputs[i] = output_of(job, role);
+    j->outputs[role] = i;
     memset(&t, 0, sizeof t);
     describe(p, i, &t);
     QC_TRY(qc_shape_bytes(t.st.dims, t.st.ndim, t.st.dtype, &bytes, err));
     p->tensor_bytes += bytes;
-    if (j->scheme == QC_SCHEME_NF4 || j->scheme == QC_SCHEME_INT8_ROWS ||
-        j->scheme == QC_SCHEME_INT8_BLOCKS)
+    if (qc_scheme_is_quantized(j->scheme))
         p->quantized_bytes += bytes;
     return QC_OK;
 }
 
-/* Adds the derived tensors of a block-quantized weight. */
-static qc_status add_block_state(qc_plan *p, uint32_t job, qc_error *err)
+/* Does the job have this role tensor? */
+static int has_role(const qc_job *j, qc_role_tensor role)
 {
-    const qc_job *j = &p->jobs[job];
-    QC_TRY(add_output(p, job, QC_PART_ABSMAX, err));
-    if (j->scheme == QC_SCHEME_NF4)
-        QC_TRY(add_output(p, job, QC_PART_QUANT_MAP, err));
-    if (j->nested) {
-        QC_TRY(add_output(p, job, QC_PART_NESTED_ABSMAX, err));
-        QC_TRY(add_output(p, job, QC_PART_NESTED_MAP, err));
+    int nested = role == QC_ROLE_TENSOR_NESTED_ABSMAX || role == QC_ROLE_TENSOR_NESTED_MAP;
+    return qc_schemes[j->scheme].role_tensors >> role & 1 && (j->nested || !nested);
+}
+
+static qc_status add_outputs(qc_plan *p, uint32_t job, qc_error *err)
+{
+    for (int role = 0; role < QC_ROLE_TENSOR_COUNT; role++) {
+        if (has_role(&p->jobs[job], (qc_role_tensor)role))
+            QC_TRY(add_output(p, job, (qc_role_tensor)role, err));
     }
-    return add_output(p, job, QC_PART_STATE, err);
+    return QC_OK;
 }
 
 /* Finds the weight's shape as it is written, and in *bits how many bits an element has in the
  * source. A stack of experts in 16 bits is written in transformers' layout, [experts, in, out]. */
 static qc_status shape_job(qc_plan *p, qc_job *j, unsigned *bits, qc_error *err)
 {
-    const qc_ckpt_tensor *src = &p->model->tensors[j->source];
+    const qc_checkpoint_tensor *src = &p->model->tensors[j->source];
     const qc_recipe_entry *e = j->entry;
     const qc_coded_weight *coded = e->scheme != QC_SCHEME_KEEP ? e->coded : NULL;
     *bits = qc_dtype_bits(src->dtype);
@@ -273,9 +271,8 @@ static qc_status shape_job(qc_plan *p, qc_job *j, unsigned *bits, qc_error *err)
     }
     /* The codes lie as [out, in], so what is decoded from them is transposed. */
     if (turned_source || (e->transpose && (j->stack || e->scheme == QC_SCHEME_DEQUANT))) {
-        void *v = NULL;
-        QC_TRY(qc_arena_alloc(p->arena, &v, j->ndim, sizeof *j->dims, err));
-        uint64_t *dims = v;
+        uint64_t *dims = NULL;
+        QC_TRY(qc_arena_array(p->arena, &dims, j->ndim, err));
         memcpy(dims, j->dims, j->ndim * sizeof *dims);
         dims[j->ndim - 2] = j->dims[j->ndim - 1];
         dims[j->ndim - 1] = j->dims[j->ndim - 2];
@@ -290,12 +287,16 @@ static void source_ratio(qc_job *j, unsigned num, unsigned den)
     j->source_den = (uint8_t)den;
 }
 
+static int can_be_searched(const qc_job *j)
+{
+    const qc_form_ops *ops = qc_schemes[j->scheme].form;
+    return ops && ops->searchable;
+}
+
 int qc_job_may_be_calibrated(const qc_plan *p, const qc_job *j)
 {
     return qc_calibrates(&p->options->calibrate) && j->ndim == 2 && j->elems > 0 && !j->stack &&
-           !j->entry->transpose &&
-           (j->scheme == QC_SCHEME_NF4 || j->scheme == QC_SCHEME_INT8_ROWS ||
-            j->scheme == QC_SCHEME_INT8_BLOCKS);
+           !j->entry->transpose && can_be_searched(j);
 }
 
 /* How scales that are not calibrated are found. Calibrated scales are laid out like searched ones,
@@ -303,12 +304,24 @@ int qc_job_may_be_calibrated(const qc_plan *p, const qc_job *j)
 static qc_scale_method scale_of(const qc_plan *p, const qc_job *j)
 {
     qc_scale_method scale = p->options->recipe.scale;
+    if (!can_be_searched(j))
+        return QC_SCALE_ABSMAX;
     return scale == QC_SCALE_ABSMAX && qc_job_may_be_calibrated(p, j) ? QC_SCALE_SEARCH : scale;
+}
+
+/* Only a scheme with blocks has these. */
+static void set_blocks(qc_job *j, uint32_t block_elems, int nested)
+{
+    if (qc_schemes[j->scheme].by_rows)
+        return;
+    j->block_elems = block_elems;
+    j->blocks = qc_ceil_div_u64(j->elems, block_elems);
+    j->nested = nested != 0;
 }
 
 static qc_status add_job(qc_plan *p, uint32_t source, qc_error *err)
 {
-    const qc_ckpt_tensor *src = &p->model->tensors[source];
+    const qc_checkpoint_tensor *src = &p->model->tensors[source];
     const qc_recipe_entry *e = &p->recipe->entries[source];
     uint32_t job = p->job_count++;
     qc_job *j = &p->jobs[job];
@@ -319,49 +332,32 @@ static qc_status add_job(qc_plan *p, uint32_t source, qc_error *err)
     j->rows = 1;
     j->name = src->name;
     j->dtype = src->dtype;
-    for (int i = 0; i < QC_PART_COUNT; i++)
+    for (int i = 0; i < QC_ROLE_TENSOR_COUNT; i++)
         j->outputs[i] = QC_NO_OUTPUT;
     QC_TRY(shape_job(p, j, &bits, err));
     p->source_bytes += src->bytes;
     if (j->elems == 0 && e->scheme != QC_SCHEME_DEQUANT)
         j->scheme = QC_SCHEME_KEEP;
-    if (j->scheme == QC_SCHEME_INT8_ROWS && j->cols > QC_FRAME_MAX_BYTES)
+    if (qc_schemes[j->scheme].by_rows && j->cols > QC_FRAME_MAX_BYTES)
         QC_FAIL(err, QC_ERR_SHAPE,
                 "tensor '%s': rows of %" PRIu64 " weights are longer than row-wise int8 supports "
                 "(%u); use --block-size, or --keep '%s'",
                 src->name, j->cols, QC_FRAME_MAX_BYTES, src->name);
-    switch (j->scheme) {
-    case QC_SCHEME_KEEP:
-    case QC_SCHEME_ABSORBED:
-        source_ratio(j, 1, 1);
-        return add_output(p, job, QC_PART_MAIN, err);
-    case QC_SCHEME_CAST:
+    unsigned out_bits = qc_schemes[j->scheme].bits;
+    if (out_bits) {
+        j->scale = scale_of(p, j);
+        set_blocks(j, e->block_elems, p->options->recipe.double_quant);
+        p->weights_quantized += j->elems;
+        source_ratio(j, bits, out_bits);
+    } else if (j->scheme == QC_SCHEME_CAST) {
         source_ratio(j, bits, qc_dtype_bits(e->out_dtype));
-        return add_output(p, job, QC_PART_MAIN, err);
-    case QC_SCHEME_DEQUANT: {
-        unsigned out_each = qc_dtype_bits(e->out_dtype) / 8;
-        source_ratio(j, 1, e->stored->stored_as == QC_SCHEME_NF4 ? 2 * out_each : out_each);
-        return add_output(p, job, QC_PART_MAIN, err);
+    } else if (j->scheme == QC_SCHEME_DEQUANT) {
+        unsigned per_byte = 8 / qc_schemes[e->stored->stored_as].bits;
+        source_ratio(j, 1, per_byte * qc_dtype_bits(e->out_dtype) / 8);
+    } else {
+        source_ratio(j, 1, 1);
     }
-    case QC_SCHEME_NF4:
-    case QC_SCHEME_INT8_BLOCKS:
-        j->scale = scale_of(p, j);
-        j->block_elems = e->block_elems;
-        j->blocks = qc_ceil_div_u64(j->elems, j->block_elems);
-        j->nested = p->options->recipe.double_quant != 0;
-        p->weights_quantized += j->elems;
-        source_ratio(j, bits, j->scheme == QC_SCHEME_NF4 ? 4 : 8);
-        QC_TRY(add_output(p, job, QC_PART_MAIN, err));
-        return add_block_state(p, job, err);
-    case QC_SCHEME_INT8_ROWS:
-        j->scale = scale_of(p, j);
-        p->weights_quantized += j->elems;
-        source_ratio(j, bits, 8);
-        QC_TRY(add_output(p, job, QC_PART_MAIN, err));
-        QC_TRY(add_output(p, job, QC_PART_SCB, err));
-        return add_output(p, job, QC_PART_FORMAT, err);
-    }
-    QC_FAIL(err, QC_ERR_INTERNAL, "tensor '%s': no such scheme", src->name);
+    return add_outputs(p, job, err);
 }
 
 /* Names a form that bitsandbytes does not have: block-wise int8, stacks of experts, NF4 beside
@@ -370,46 +366,41 @@ static qc_status add_job(qc_plan *p, uint32_t source, qc_error *err)
  * warns and goes on) would otherwise take them for the weights. */
 static qc_status name_own_form(qc_plan *p, qc_error *err)
 {
-    static const char *const names[] = {"nf4", "int8", "int8-block", "fp8", "mxfp4"};
-    enum { NF4, INT8, INT8_BLOCKS, FP8, MXFP4, KINDS };
-    int has[KINDS] = {0}, stack = 0;
+    enum { FP8 = QC_SCHEME_COUNT, MXFP4, KINDS };
+    int has[KINDS] = {0}, own = 0, quantized = 0;
     for (size_t i = 0; i < p->model->tensor_count; i++) {
         const qc_recipe_entry *e = &p->recipe->entries[i];
         const qc_coded_weight *c = e->coded;
         int kept = e->scheme == QC_SCHEME_KEEP && !(c && c->scales == UINT32_MAX);
         qc_dtype dtype = p->model->tensors[i].dtype;
-        int quantized = e->scheme == QC_SCHEME_NF4 || e->scheme == QC_SCHEME_INT8_ROWS ||
-                        e->scheme == QC_SCHEME_INT8_BLOCKS;
-        has[NF4] |= e->scheme == QC_SCHEME_NF4;
-        has[INT8] |= e->scheme == QC_SCHEME_INT8_ROWS;
-        has[INT8_BLOCKS] |= e->scheme == QC_SCHEME_INT8_BLOCKS;
+        int mxfp4 = c && c->coding == QC_CODING_MXFP4;
+        has[e->scheme] = 1;
         has[FP8] |= kept && (dtype == QC_DTYPE_F8_E4M3 || dtype == QC_DTYPE_F8_E5M2);
-        has[MXFP4] |= kept && c && c->coding == QC_CODING_MXFP4;
-        stack |= quantized && c && c->coding == QC_CODING_MXFP4;
+        has[MXFP4] |= kept && mxfp4;
+        own |= qc_scheme_is_quantized(e->scheme) && mxfp4; /* a stack */
     }
-    int quantizing = has[NF4] || has[INT8] || has[INT8_BLOCKS];
-    if (!quantizing ||
-        !(stack || has[INT8_BLOCKS] || (has[NF4] && has[INT8]) || has[FP8] || has[MXFP4]))
-        return QC_OK;
     const char *text = "";
     for (int k = 0; k < KINDS; k++) {
-        if (has[k])
-            QC_TRY(
-                qc_arena_printf(p->arena, &text, err, "%s%s%s", text, *text ? "+" : "", names[k]));
+        const qc_scheme_row *row = k < QC_SCHEME_COUNT ? &qc_schemes[k] : NULL;
+        if (!has[k] || (row && !row->bits))
+            continue;
+        quantized += row != NULL;
+        own |= !row || !row->bitsandbytes;
+        QC_TRY(qc_arena_printf(p->arena, &text, err, "%s%s%s", text, *text ? "+" : "",
+                               row        ? row->name
+                               : k == FP8 ? "fp8"
+                                          : "mxfp4"));
     }
-    p->own_form = text;
+    if (quantized > 1 || (quantized == 1 && own))
+        p->own_form = text;
     return QC_OK;
 }
 
 uint64_t qc_plan_tensor_bytes(const qc_plan *p, uint32_t tensor)
 {
-    qc_out_tensor t;
-    uint64_t elems = 1;
-    memset(&t, 0, sizeof t);
+    qc_out_tensor t = {0};
     describe(p, tensor, &t);
-    for (unsigned i = 0; i < t.st.ndim; i++)
-        elems *= t.st.dims[i]; /* checked when the tensor was made */
-    return elems * qc_dtype_bits(t.st.dtype) / 8;
+    return bytes_of(&t);
 }
 
 uint64_t qc_job_group_elems(const qc_job *j)
@@ -420,22 +411,22 @@ uint64_t qc_job_group_elems(const qc_job *j)
 
 int qc_job_has_sample(const qc_job *j)
 {
-    /* Searched scales of NF4 lie on both sides of 0, which is their offset. */
-    return j->scale != QC_SCALE_ABSMAX && j->nested && j->scheme == QC_SCHEME_INT8_BLOCKS;
+    return j->scale != QC_SCALE_ABSMAX && j->nested && qc_schemes[j->scheme].samples_offset;
 }
 
-static uint64_t int8_row_bytes(uint64_t rows, uint64_t cols)
+/* The bytes of all role tensors of a quantized weight of which only the shape is known. */
+static uint64_t quantized_bytes(qc_job *j, uint32_t block_elems, int nested)
 {
-    return rows * cols + rows * 4 + 1;
-}
-
-static uint64_t block_bytes(uint64_t elems, qc_scheme scheme, uint32_t block_elems, int nested,
-                            const qc_bnb_state *s)
-{
-    uint64_t blocks = qc_ceil_div_u64(elems, block_elems);
-    uint64_t bytes = scheme == QC_SCHEME_NF4 ? qc_ceil_div_u64(elems, 2) + 16 * 4 : elems;
-    bytes += nested ? blocks + qc_ceil_div_u64(blocks, QC_NESTED_BLOCK) * 4 + 256 * 4 : blocks * 4;
-    return bytes + qc_bnb_state_bytes(s);
+    uint64_t bytes = qc_scheme_code_bytes(j->scheme, j->elems);
+    set_blocks(j, block_elems, nested);
+    for (int role = QC_ROLE_TENSOR_MAIN + 1; role < QC_ROLE_TENSOR_COUNT; role++) {
+        qc_out_tensor t = {0};
+        if (!has_role(j, (qc_role_tensor)role))
+            continue;
+        describe_beside(j, (qc_role_tensor)role, &t);
+        bytes += bytes_of(&t);
+    }
+    return bytes;
 }
 
 uint64_t qc_plan_source_share(const qc_plan *p, const qc_job *j, uint64_t n)
@@ -461,49 +452,51 @@ static void count_absorbed(qc_plan *p, const uint32_t *job_of)
 uint64_t qc_plan_weight_bytes(uint64_t rows, uint64_t cols, qc_dtype dtype, qc_scheme scheme,
                               uint32_t block_elems, int nested)
 {
-    if (scheme == QC_SCHEME_INT8_ROWS)
-        return int8_row_bytes(rows, cols);
-    if (scheme != QC_SCHEME_NF4 && scheme != QC_SCHEME_INT8_BLOCKS)
-        return rows * cols * (qc_dtype_bits(dtype) / 8);
-    qc_bnb_state s;
-    fill_state(&s, scheme, dtype, rows, cols, block_elems, nested);
-    return block_bytes(rows * cols, scheme, block_elems, nested, &s);
+    const qc_recipe_entry entry = {.coded = NULL};
+    const uint64_t dims[] = {rows, cols};
+    qc_job j = {.entry = &entry,
+                .dims = dims,
+                .elems = rows * cols,
+                .rows = rows,
+                .cols = cols,
+                .scheme = scheme,
+                .dtype = dtype,
+                .ndim = 2};
+    if (!qc_scheme_is_quantized(scheme))
+        return j.elems * (qc_dtype_bits(dtype) / 8);
+    return quantized_bytes(&j, block_elems, nested);
 }
 
 uint64_t qc_plan_coded_bytes(const qc_coded_weight *w, qc_scheme scheme, uint32_t block_elems,
                              int nested)
 {
+    const qc_recipe_entry entry = {.coded = w};
     uint64_t cols = w->dims[w->ndim - 1], rows = w->dims[0] * (w->ndim == 3 ? w->dims[1] : 1);
-    if (scheme == QC_SCHEME_INT8_ROWS)
-        return int8_row_bytes(rows, cols);
-    qc_bnb_state s;
-    fill_state(&s, scheme, w->dtype, rows, cols, block_elems, nested);
-    s.ndim = w->ndim;
-    memcpy(s.dims, w->dims, sizeof s.dims);
-    return block_bytes(rows * cols, scheme, block_elems, nested, &s);
+    qc_job j = {.entry = &entry,
+                .dims = w->dims,
+                .elems = rows * cols,
+                .rows = rows,
+                .cols = cols,
+                .scheme = scheme,
+                .ndim = w->ndim & 0xff};
+    return quantized_bytes(&j, block_elems, nested);
 }
 
 /* order and job_of are scratch memory with one element for each tensor of the source. */
 static qc_status make_jobs(qc_plan *p, order_entry *order, uint32_t *job_of, qc_error *err)
 {
-    const qc_ckpt_tensor *tensors = p->model->tensors;
+    const qc_checkpoint_tensor *tensors = p->model->tensors;
     uint32_t jobs = 0, outputs = 0;
-    void *v = NULL;
     for (uint32_t i = 0; i < p->model->tensor_count; i++) {
         const qc_recipe_entry *e = &p->recipe->entries[i];
         if (e->scheme == QC_SCHEME_ABSORBED)
             continue;
         order[jobs++] = (order_entry){order_rank(e, tensors[i].name), tensors[i].name, i};
-        outputs += e->scheme == QC_SCHEME_NF4           ? 6
-                   : e->scheme == QC_SCHEME_INT8_BLOCKS ? 5
-                   : e->scheme == QC_SCHEME_INT8_ROWS   ? 3
-                                                        : 1;
+        outputs += (unsigned)__builtin_popcount(qc_schemes[e->scheme].role_tensors);
     }
     qsort(order, jobs, sizeof *order, compare_order);
-    QC_TRY(qc_arena_alloc(p->arena, &v, jobs, sizeof *p->jobs, err));
-    p->jobs = v;
-    QC_TRY(qc_arena_alloc(p->arena, &v, outputs, sizeof *p->outputs, err));
-    p->outputs = v;
+    QC_TRY(qc_arena_array(p->arena, &p->jobs, jobs, err));
+    QC_TRY(qc_arena_array(p->arena, &p->outputs, outputs, err));
     for (uint32_t i = 0; i < jobs; i++) {
         job_of[order[i].source] = i;
         QC_TRY(add_job(p, order[i].source, err));
@@ -523,18 +516,17 @@ qc_status qc_plan_begin(qc_plan *out, qc_arena *arena, const qc_checkpoint *mode
     p->recipe = recipe;
     p->call = call;
     p->options = options;
-    if (model->tensor_count > UINT32_MAX / QC_PART_COUNT)
+    if (model->tensor_count > UINT32_MAX / QC_ROLE_TENSOR_COUNT)
         QC_FAIL(err, QC_ERR_UNSUPPORTED, "%s: %zu tensors are more than %u", model->path,
-                model->tensor_count, UINT32_MAX / QC_PART_COUNT);
-    void *v = NULL;
+                model->tensor_count, UINT32_MAX / QC_ROLE_TENSOR_COUNT);
+    order_entry *order = NULL;
+    uint32_t *job_of = NULL;
     QC_TRY(name_own_form(p, err));
-    QC_TRY(qc_malloc(&v, model->tensor_count * sizeof(order_entry), err));
-    order_entry *order = v;
-    v = NULL;
-    qc_status st = qc_malloc(&v, model->tensor_count * sizeof(uint32_t), err);
+    QC_TRY(qc_malloc(&order, model->tensor_count * sizeof *order, err));
+    qc_status st = qc_malloc(&job_of, model->tensor_count * sizeof *job_of, err);
     if (st == QC_OK)
-        st = make_jobs(p, order, v, err);
-    qc_free(v);
+        st = make_jobs(p, order, job_of, err);
+    qc_free(job_of);
     qc_free(order);
     return st;
 }
@@ -556,11 +548,11 @@ static void move_job(qc_plan *p, const qc_job *from)
 {
     qc_job *j = &p->jobs[p->job_count];
     *j = *from;
-    for (int part = 0; part < QC_PART_COUNT; part++) {
-        if (j->outputs[part] == QC_NO_OUTPUT)
+    for (int role = 0; role < QC_ROLE_TENSOR_COUNT; role++) {
+        if (j->outputs[role] == QC_NO_OUTPUT)
             continue;
-        p->outputs[p->tensor_count] = output_of(p->job_count, (qc_part)part);
-        j->outputs[part] = p->tensor_count++;
+        p->outputs[p->tensor_count] = output_of(p->job_count, (qc_role_tensor)role);
+        j->outputs[role] = p->tensor_count++;
     }
     p->job_count++;
 }
@@ -568,7 +560,6 @@ static void move_job(qc_plan *p, const qc_job *from)
 qc_status qc_plan_set_devices(qc_plan *p, const uint32_t *device_of, const char **names,
                               uint32_t count, qc_error *err)
 {
-    void *v = NULL;
     for (uint32_t i = 0; i < p->job_count; i++) {
         qc_job *j = &p->jobs[i];
         j->device = device_of[j->source];
@@ -582,8 +573,7 @@ qc_status qc_plan_set_devices(qc_plan *p, const uint32_t *device_of, const char 
         return QC_OK;
     const qc_job *old = p->jobs;
     uint32_t jobs = p->job_count;
-    QC_TRY(qc_arena_alloc(p->arena, &v, jobs, sizeof *p->jobs, err));
-    p->jobs = v;
+    QC_TRY(qc_arena_array(p->arena, &p->jobs, jobs, err));
     p->job_count = p->tensor_count = 0;
     for (uint32_t d = 0; d < count; d++) {
         for (uint32_t i = 0; i < jobs; i++) {
@@ -611,10 +601,14 @@ qc_status qc_plan_make(qc_plan *out, qc_arena *arena, const qc_checkpoint *model
     return qc_plan_lay_out(out, err);
 }
 
+qc_form qc_job_form(const qc_job *j)
+{
+    return qc_scheme_form(j->scheme, j->cols, j->block_elems, j->nested);
+}
+
 int qc_job_suits_gpu(const qc_job *j)
 {
-    return (j->scheme == QC_SCHEME_NF4 || j->scheme == QC_SCHEME_INT8_ROWS ||
-            j->scheme == QC_SCHEME_INT8_BLOCKS) &&
+    return qc_scheme_is_quantized(j->scheme) &&
            (j->dtype == QC_DTYPE_F32 || j->dtype == QC_DTYPE_F16 || j->dtype == QC_DTYPE_BF16);
 }
 

@@ -14,18 +14,7 @@
 #include "convert/term/call.h"
 #include "formats/bnb_state.h"
 #include "formats/shard_layout.h"
-
-typedef enum {
-    QC_PART_MAIN,
-    QC_PART_ABSMAX,        /* U8 (nested) or F32 */
-    QC_PART_QUANT_MAP,     /* F32 [16] */
-    QC_PART_NESTED_ABSMAX, /* F32 */
-    QC_PART_NESTED_MAP,    /* F32 [256] */
-    QC_PART_STATE,         /* U8, JSON */
-    QC_PART_SCB,           /* F32 [rows] */
-    QC_PART_FORMAT,        /* U8 scalar 0: row-major */
-    QC_PART_COUNT
-} qc_part;
+#include "quant/quant_form.h"
 
 #define QC_NO_OUTPUT UINT32_MAX
 
@@ -49,7 +38,7 @@ typedef struct {
     unsigned ndim : 8;
     uint32_t block_elems;
     uint32_t device;
-    uint32_t outputs[QC_PART_COUNT]; /* indices of output tensors, or QC_NO_OUTPUT */
+    uint32_t outputs[QC_ROLE_TENSOR_COUNT]; /* indices of output tensors, or QC_NO_OUTPUT */
     /* n content bytes of the main tensor come from n * source_num / source_den source bytes. */
     uint8_t source_num, source_den;
     uint8_t nested;
@@ -59,9 +48,9 @@ typedef struct {
 /* There are as many of these as tensors in the output, so one takes 4 bytes only. */
 typedef struct {
     uint32_t job : 29;
-    uint32_t part : 3; /* qc_part */
+    uint32_t role : 3; /* qc_role_tensor */
 } qc_output;
-_Static_assert(QC_PART_COUNT <= 8, "a part of a job has 3 bits");
+_Static_assert(QC_ROLE_TENSOR_COUNT <= 8, "a part of a job has 3 bits");
 
 typedef struct {
     qc_arena *arena; /* borrowed; it owns everything below */
@@ -75,6 +64,7 @@ typedef struct {
     uint32_t tensor_count;
     const char **device_names; /* set by qc_plan_set_devices; NULL: there is no placement */
     uint32_t device_count;
+    const struct qc_fit *fit; /* what the shards were cut for; NULL: there is no placement */
     qc_layout layout;
     /* A form that only qconv reads (docs/format.md 3.6): "nf4+int8", "int8-block", ... If it is
      * NULL, whatever is quantized has bitsandbytes' form. */
@@ -124,13 +114,16 @@ int qc_job_has_sample(const qc_job *j);
  * For all content bytes it is exactly all source bytes. absorbed_bytes are not counted. */
 uint64_t qc_plan_source_share(const qc_plan *p, const qc_job *j, uint64_t n);
 /* The bytes that a 2-D weight [rows, cols] takes in a scheme, with its scales and state: exactly
- * the sum of the tensors that qc_plan_begin makes of it. dtype is the source's. scheme is NF4,
- * INT8_ROWS, INT8_BLOCKS or KEEP. */
+ * the sum of the tensors that qc_plan_begin makes of it. dtype is the source's. The scheme
+ * quantizes, or it is KEEP. */
 uint64_t qc_plan_weight_bytes(uint64_t rows, uint64_t cols, qc_dtype dtype, qc_scheme scheme,
                               uint32_t block_elems, int nested);
 /* The same for a weight in FP8 or MXFP4 that is quantized (scheme is not KEEP). */
 uint64_t qc_plan_coded_bytes(const qc_coded_weight *w, qc_scheme scheme, uint32_t block_elems,
                              int nested);
+/* How the numbers of a quantized weight lie, but for the offset of nested scales. ops is NULL where
+ * job j is not quantized. */
+qc_form qc_job_form(const qc_job *j);
 /* Can a GPU quantize job j's weight? */
 int qc_job_suits_gpu(const qc_job *j);
 /* The bytes of the source that GPUs could quantize. */

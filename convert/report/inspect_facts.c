@@ -56,8 +56,8 @@ static int is_floating(qc_dtype t)
     return 1;
 }
 
-static qc_status describe(qc_tensor_facts *tf, const qc_ckpt_tensor *t, const qc_recipe_entry *e,
-                          qc_error *err)
+static qc_status describe(qc_tensor_facts *tf, const qc_checkpoint_tensor *t,
+                          const qc_recipe_entry *e, qc_error *err)
 {
     tf->owner = QC_NO_OWNER;
     tf->bytes = t->bytes;
@@ -87,7 +87,7 @@ static qc_status describe(qc_tensor_facts *tf, const qc_ckpt_tensor *t, const qc
 
 static uint32_t index_of(const qc_facts *f, const char *name)
 {
-    const qc_ckpt_tensor *t = qc_checkpoint_find(f->model, name);
+    const qc_checkpoint_tensor *t = qc_checkpoint_find(f->model, name);
     return t ? (uint32_t)(t - f->model->tensors) : QC_NO_OWNER;
 }
 
@@ -95,21 +95,18 @@ static uint32_t index_of(const qc_facts *f, const char *name)
  * P_scales -> P_blocks, W_scale_inv and W_scale -> W. */
 static qc_status find_owner(qc_facts *f, uint32_t i, qc_error *err)
 {
+    static const struct {
+        const char *tail, *instead;
+    } tails[] = {{"_scales", "_blocks"}, {"_scale_inv", ""}, {"_scale", ""}};
     const char *name = f->model->tensors[i].name;
     const char *candidate = NULL;
-    if (qc_ends_with(name, "_scales")) {
-        QC_TRY(qc_arena_printf(f->arena, &candidate, err, "%.*s_blocks", (int)(strlen(name) - 7),
-                               name));
-        f->tensors[i].owner = index_of(f, candidate);
-    }
-    static const char *const fp8_tails[] = {"_scale_inv", "_scale"};
-    for (size_t k = 0; k < sizeof fp8_tails / sizeof *fp8_tails; k++) {
-        if (!qc_ends_with(name, fp8_tails[k]))
+    for (size_t k = 0; k < sizeof tails / sizeof *tails; k++) {
+        if (!qc_ends_with(name, tails[k].tail) || f->tensors[i].owner != QC_NO_OWNER)
             continue;
-        QC_TRY(qc_arena_printf(f->arena, &candidate, err, "%.*s",
-                               (int)(strlen(name) - strlen(fp8_tails[k])), name));
-        if (f->tensors[i].owner == QC_NO_OWNER)
-            f->tensors[i].owner = index_of(f, candidate);
+        QC_TRY(qc_arena_printf(f->arena, &candidate, err, "%.*s%s",
+                               (int)(strlen(name) - strlen(tails[k].tail)), name,
+                               tails[k].instead));
+        f->tensors[i].owner = index_of(f, candidate);
     }
     for (size_t cut = strlen(name); cut > 0 && f->tensors[i].owner == QC_NO_OWNER; cut--) {
         if (name[cut] != '.')
@@ -134,54 +131,24 @@ static qc_status find_owner(qc_facts *f, uint32_t i, qc_error *err)
 
 /* ---- manifest ---- */
 
-static int manifest_name_order(const void *a, const void *b)
-{
-    const qc_manifest_tensor *const *x = a, *const *y = b;
-    return strcmp((*x)->name, (*y)->name);
-}
-
-/* Both lists are in bytewise order of names. */
-static qc_status join_manifest(qc_facts *f, qc_error *err)
-{
-    const qc_manifest_tensor **sorted = NULL;
-    void *p = NULL;
-    QC_TRY(qc_arena_alloc(f->arena, &p, f->manifest->tensor_count, sizeof *sorted, err));
-    sorted = p;
-    for (size_t i = 0; i < f->manifest->tensor_count; i++)
-        sorted[i] = &f->manifest->tensors[i];
-    if (f->manifest->tensor_count)
-        qsort(sorted, f->manifest->tensor_count, sizeof *sorted, manifest_name_order);
-    size_t m = 0;
-    for (size_t i = 0; i < f->model->tensor_count; i++) {
-        while (m < f->manifest->tensor_count &&
-               strcmp(sorted[m]->name, f->model->tensors[i].name) < 0)
-            m++;
-        if (m < f->manifest->tensor_count &&
-            strcmp(sorted[m]->name, f->model->tensors[i].name) == 0)
-            f->tensors[i].written = sorted[m];
-    }
-    return QC_OK;
-}
-
 static qc_status read_manifest(qc_facts *f, const char *dir, qc_error *err)
 {
     const char *path = NULL;
     qc_path_kind kind = QC_PATH_MISSING;
-    uint64_t bytes = 0;
+    qc_manifest *m = NULL;
     qc_strbuf text;
-    void *p = NULL;
     QC_TRY(qc_path_join(f->arena, &path, dir, QC_MANIFEST_NAME, err));
-    QC_TRY(qc_path_stat(path, &kind, &bytes, err));
+    QC_TRY(qc_path_stat(path, &kind, NULL, err));
     if (kind != QC_PATH_FILE)
         return QC_OK;
-    QC_TRY(qc_arena_alloc(f->arena, &p, 1, sizeof *f->manifest, err));
+    QC_TRY(qc_arena_array(f->arena, &m, 1, err));
     qc_strbuf_init(&text, MAX_MANIFEST_BYTES);
     qc_status st = qc_file_slurp(path, &text, err);
     if (st == QC_OK) {
         qc_error trouble = {0};
-        st = qc_manifest_parse(p, f->arena, text.data ? text.data : "", text.len, &trouble);
+        st = qc_manifest_parse(m, f->arena, text.data ? text.data : "", text.len, &trouble);
         if (st == QC_OK)
-            f->manifest = p;
+            f->manifest = m;
         else if (qc_status_exit_code(st) == 3 || st == QC_ERR_CHECK)
             /* It is for verify to judge a damaged manifest; the tensors can be shown. */
             st = qc_arena_printf(f->arena, &f->manifest_trouble, err, "%s: %s", QC_MANIFEST_NAME,
@@ -190,38 +157,21 @@ static qc_status read_manifest(qc_facts *f, const char *dir, qc_error *err)
             *err = trouble;
     }
     qc_strbuf_deinit(&text);
-    QC_TRY(st);
-    return f->manifest ? join_manifest(f, err) : QC_OK;
+    for (size_t i = 0; f->manifest && i < m->tensor_count; i++) {
+        uint32_t tensor = index_of(f, m->tensors[i].name);
+        if (tensor != QC_NO_OWNER)
+            f->tensors[tensor].written = &m->tensors[i];
+    }
+    return st;
 }
 
 /* ---- order and sums ---- */
 
-typedef struct {
-    const char *name;
-    uint32_t index;
-} named_index;
-
-static int natural_order(const void *a, const void *b)
+static qc_status natural_order(qc_facts *f, qc_error *err)
 {
-    const named_index *x = a, *y = b;
-    return qc_natural_compare(x->name, y->name);
-}
-
-static qc_status sort_naturally(qc_facts *f, qc_error *err)
-{
-    size_t n = f->model->tensor_count;
-    void *p = NULL;
-    QC_TRY(qc_arena_alloc(f->arena, &p, n, sizeof(named_index), err));
-    named_index *names = p;
-    QC_TRY(qc_arena_alloc(f->arena, &p, n, sizeof *f->order, err));
-    f->order = p;
-    for (size_t i = 0; i < n; i++)
-        names[i] = (named_index){f->model->tensors[i].name, (uint32_t)i};
-    if (n)
-        qsort(names, n, sizeof *names, natural_order);
-    for (size_t i = 0; i < n; i++)
-        f->order[i] = names[i].index;
-    return QC_OK;
+    const qc_checkpoint *c = f->model;
+    return qc_natural_order(&f->order, f->arena, c->tensors, offsetof(qc_checkpoint_tensor, name),
+                            sizeof *c->tensors, c->tensor_count, err);
 }
 
 static qc_facts_sum *scheme_sum(qc_facts *f, const char *name)
@@ -237,7 +187,7 @@ static qc_facts_sum *scheme_sum(qc_facts *f, const char *name)
 static void add_up(qc_facts *f)
 {
     for (size_t i = 0; i < f->model->tensor_count; i++) {
-        const qc_ckpt_tensor *t = &f->model->tensors[i];
+        const qc_checkpoint_tensor *t = &f->model->tensors[i];
         const qc_tensor_facts *tf = &f->tensors[i];
         qc_facts_sum *d = &f->by_dtype[t->dtype];
         d->name = qc_dtype_name(t->dtype);
@@ -270,15 +220,12 @@ double qc_facts_bits(uint64_t bytes, uint64_t weights)
 qc_status qc_facts_gather(qc_facts *f, const qc_call *call, qc_error *err)
 {
     const qc_recipe_entry *entries = NULL;
-    void *p = NULL;
     memset(f, 0, sizeof *f);
     f->arena = call->arena;
     qc_status st = QC_OK;
     QC_TRY(qc_checkpoint_open(&f->model, call->model, err));
     QC_TRY_GOTO(st, failed, ask_recipe(f, &entries, err));
-    QC_TRY_GOTO(st, failed,
-                qc_arena_alloc(f->arena, &p, f->model->tensor_count, sizeof *f->tensors, err));
-    f->tensors = p;
+    QC_TRY_GOTO(st, failed, qc_arena_array(f->arena, &f->tensors, f->model->tensor_count, err));
     for (size_t i = 0; i < f->model->tensor_count; i++)
         QC_TRY_GOTO(
             st, failed,
@@ -288,7 +235,7 @@ qc_status qc_facts_gather(qc_facts *f, const qc_call *call, qc_error *err)
             QC_TRY_GOTO(st, failed, find_owner(f, i, err));
     if (f->model->is_dir)
         QC_TRY_GOTO(st, failed, read_manifest(f, call->model, err));
-    QC_TRY_GOTO(st, failed, sort_naturally(f, err));
+    QC_TRY_GOTO(st, failed, natural_order(f, err));
     add_up(f);
     return QC_OK;
 failed:

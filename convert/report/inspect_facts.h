@@ -2,6 +2,7 @@
 #ifndef QC_CONVERT_INSPECT_FACTS_H
 #define QC_CONVERT_INSPECT_FACTS_H
 
+#include "base/strbuf.h"
 #include "convert/model/recipe.h"
 #include "convert/term/call.h"
 #include "formats/checkpoint.h"
@@ -55,5 +56,7 @@ typedef struct {
 QC_NODISCARD qc_status qc_facts_gather(qc_facts *facts, const qc_call *call, qc_error *err);
 /* Returns the bits per weight; weights > 0. */
 double qc_facts_bits(uint64_t bytes, uint64_t weights);
+/* Writes the answer of `qconv inspect --json`, one JSON object and a new line. (report_json.c) */
+QC_NODISCARD qc_status qc_inspect_json(const qc_facts *f, qc_strbuf *out, qc_error *err);
 
 #endif

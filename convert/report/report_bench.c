@@ -84,15 +84,13 @@ static qc_status read_row(const qc_report *r, const qc_json_node *n, qc_report_s
 static qc_status read_rows(qc_report *r, qc_report_bench *b, const qc_json_node *rows,
                            qc_error *err)
 {
-    void *v = NULL;
     uint32_t count = 0;
     if (!rows || qc_json_kind_of(rows) != QC_JSON_ARRAY)
         QC_FAIL(err, QC_ERR_INPUT, "rows: expected an array");
     for (const qc_json_node *n = qc_json_first(rows); n; n = qc_json_next(n))
         if (++count > MAX_ROWS)
             QC_FAIL(err, QC_ERR_INPUT, "rows: more than %u", MAX_ROWS);
-    QC_TRY(qc_arena_alloc(r->call->arena, &v, (size_t)count + 1, sizeof *b->rows, err));
-    b->rows = v;
+    QC_TRY(qc_arena_array(r->call->arena, &b->rows, (size_t)count + 1, err));
     for (const qc_json_node *n = qc_json_first(rows); n; n = qc_json_next(n)) {
         qc_status st = read_row(r, n, &b->rows[b->row_count], err);
         if (st != QC_OK) {
@@ -121,14 +119,13 @@ static qc_status read_end(qc_report_bench *b, const qc_json_node *root, qc_error
 
 static qc_status read_document(qc_report *r, const qc_json_node *root, qc_error *err)
 {
-    void *v = NULL;
     const char *command = qc_json_string_or(qc_json_get(root, "command"), "");
     if (strcmp(command, "bench") != 0)
         QC_FAIL(err, QC_ERR_INPUT,
                 "expected what 'qconv bench --json' writes, found no "
                 "\"command\": \"bench\"");
-    QC_TRY(qc_arena_alloc(r->call->arena, &v, 1, sizeof(qc_report_bench), err));
-    qc_report_bench *b = v;
+    qc_report_bench *b = NULL;
+    QC_TRY(qc_arena_array(r->call->arena, &b, 1, err));
     const qc_json_node *roof = qc_json_get(root, "roof");
     QC_TRY(text_of(qc_json_get(root, "device"), "name", r->call->arena, &b->device, err));
     QC_TRY(text_of(root, "program", r->call->arena, &b->program, err));

@@ -167,7 +167,7 @@ static qc_status count_piece(counting *c, uint64_t piece, qc_st_cursor *cursor,
 {
     uint32_t w = weight_of(c, piece);
     const qc_report_weight *weight = &c->r->weights[w];
-    const qc_ckpt_tensor *t = &c->model->tensors[weight->tensor];
+    const qc_checkpoint_tensor *t = &c->model->tensors[weight->tensor];
     uint64_t size = piece_bytes(c->r, weight), at = (piece - c->first[w]) * size, n = 0;
     uint64_t end = t->bytes - at < size ? t->bytes : at + size;
     uint64_t counts[256] = {0};
@@ -244,8 +244,8 @@ static void fold(const counting *c)
 static uint64_t scale_elems(const qc_report_weight *w)
 {
     const qc_stored_weight *s = w->stored;
-    uint64_t n =
-        s->stored_as == QC_SCHEME_INT8_ROWS ? s->ndim ? s->dims[s->ndim - 1] : 1 : s->block_elems;
+    uint64_t cols = s->ndim ? s->dims[s->ndim - 1] : 1;
+    uint64_t n = qc_scheme_elems_per_scale(s->stored_as, cols, s->block_elems);
     n = n > w->elems ? w->elems : n;
     return n ? n : 1;
 }
@@ -282,15 +282,10 @@ static void set_expected(qc_report *r)
 qc_status qc_report_count_codes(qc_report *r, qc_error *err)
 {
     counting c = {.model = r->facts.model, .r = r};
-    void *v = NULL;
     uint64_t total = 0;
-    QC_TRY(qc_arena_alloc(r->call->arena, &v, (size_t)r->weight_count + 1, sizeof *c.first, err));
-    c.first = v;
-    QC_TRY(
-        qc_arena_alloc(r->call->arena, &v, (size_t)r->kind_count * 256 + 1, sizeof *c.counts, err));
-    c.counts = v;
-    QC_TRY(qc_arena_alloc(r->call->arena, &v, (size_t)r->weight_count + 1, 1, err));
-    c.last = v;
+    QC_TRY(qc_arena_array(r->call->arena, &c.first, (size_t)r->weight_count + 1, err));
+    QC_TRY(qc_arena_array(r->call->arena, &c.counts, (size_t)r->kind_count * 256 + 1, err));
+    QC_TRY(qc_arena_alloc(r->call->arena, &c.last, (size_t)r->weight_count + 1, 1, err));
     for (uint32_t i = 0; i < r->weight_count; i++) {
         uint64_t bytes = c.model->tensors[r->weights[i].tensor].bytes;
         c.first[i + 1] = c.first[i] + qc_ceil_div_u64(bytes, piece_bytes(r, &r->weights[i]));

@@ -1,32 +1,45 @@
-#include "convert/report/report_draw.h"
-
-#include "convert/term/html_text.h"
+#include "convert/report/report_page.h"
 
 #include <math.h>
+#include <string.h>
 
-void qc_page_text(qc_report_writer *w, const char *text)
+const char *qc_page_safe(const qc_report *r, const char *text)
 {
-    qc_html_escape(w->out, text);
+    const char *copy = "";
+    qc_strbuf safe;
+    qc_strbuf_init(&safe, r->page->max);
+    qc_html_escape(&safe, text);
+    if (safe.failed != QC_OK ||
+        qc_arena_strndup(r->call->arena, &copy, safe.len ? safe.data : "", safe.len, NULL) != QC_OK)
+        r->page->failed = r->page->failed != QC_OK ? r->page->failed : QC_ERR_NOMEM;
+    qc_strbuf_deinit(&safe);
+    return copy;
 }
 
-void qc_page_put(qc_report_writer *w, const char *before, const char *text, const char *after)
+void qc_page_table(const qc_report *r, const char *columns)
 {
-    qc_html_put(w->out, before, text, after);
+    QC_PAGE(r, "<table>\n<tr>");
+    for (const char *c = columns; *c; c += *c == '|') {
+        size_t name = *c == '.' ? strcspn(c, " ") : 0, len = strcspn(c, "|");
+        const char *title = name ? c + name + 1 : c;
+        if (name)
+            QC_PAGE(r, "<th class=\"%.*s\">", (int)name - 1, c + 1);
+        else
+            QC_PAGE(r, "<th>");
+        QC_PAGE(r, "%.*s</th>", (int)(len - (size_t)(title - c)), title);
+        c += len;
+    }
+    QC_PAGE(r, "</tr>\n");
 }
 
-void qc_page_table_end(qc_report_writer *w)
+void qc_page_section(const qc_report *r, const char *id, const char *title)
 {
-    qc_html_table_end(w->out);
+    QC_PAGE(r, "<h2 id=\"%s\">%s</h2>\n", id, title);
 }
 
-void qc_page_section(qc_report_writer *w, const char *id, const char *title)
+void qc_page_svg(const qc_report *r, double height, const char *label)
 {
-    QC_PAGE(w, "<h2 id=\"%s\">%s</h2>\n", id, title);
-}
-
-void qc_page_svg(qc_report_writer *w, double height, const char *label)
-{
-    QC_PAGE(w,
+    QC_PAGE(r,
             "<svg class=\"draw\" viewBox=\"0 0 %.0f %.0f\" xmlns=\"http://www.w3.org/2000/svg\" "
             "role=\"img\" aria-label=\"%s\">\n",
             QC_DRAW_WIDTH, height, label);
@@ -95,31 +108,20 @@ const char *qc_report_mark_text(uint32_t form)
     return mark_texts[form % MARKS];
 }
 
-void qc_page_mark(qc_report_writer *w, uint32_t form, double x, double y, const char *title)
+void qc_page_mark(const qc_report *r, uint32_t form, double x, double y, const char *title)
 {
+    static const char *const shapes[MARKS] = {"circle", "rect", "path", "path", "circle", "rect"};
+    const char *shape = shapes[form % MARKS];
     const char *open = form % MARKS < 4 ? "" : " style=\"fill:var(--paper)\"";
-    switch (form % MARKS) {
-    case 1:
-    case 5:
-        QC_PAGE(w, "<rect class=\"edge m%u\"%s x=\"%.1f\" y=\"%.1f\" width=\"5.4\" height=\"5.4\">",
-                form % QC_HTML_SERIES, open, x - 2.7, y - 2.7);
-        break;
-    case 2:
-        QC_PAGE(w, "<path class=\"edge m%u\" d=\"M%.1f %.1fl3.4 6h-6.8z\">", form % QC_HTML_SERIES,
-                x, y - 3.6);
-        break;
-    case 3:
-        QC_PAGE(w, "<path class=\"edge m%u\" d=\"M%.1f %.1fl3.6 3.6l-3.6 3.6l-3.6 -3.6z\">",
-                form % QC_HTML_SERIES, x, y - 3.6);
-        break;
-    default:
-        QC_PAGE(w, "<circle class=\"edge m%u\"%s cx=\"%.1f\" cy=\"%.1f\" r=\"2.8\">",
-                form % QC_HTML_SERIES, open, x, y);
-    }
+    QC_PAGE(r, "<%s class=\"edge m%u\"%s ", shape, form % QC_HTML_SERIES, open);
+    if (*shape == 'c')
+        QC_PAGE(r, "cx=\"%.1f\" cy=\"%.1f\" r=\"2.8\">", x, y);
+    else if (*shape == 'r')
+        QC_PAGE(r, "x=\"%.1f\" y=\"%.1f\" width=\"5.4\" height=\"5.4\">", x - 2.7, y - 2.7);
+    else
+        QC_PAGE(r, "d=\"M%.1f %.1f%s\">", x, y - 3.6,
+                form % MARKS == 2 ? "l3.4 6h-6.8z" : "l3.6 3.6l-3.6 3.6l-3.6 -3.6z");
     if (title)
-        QC_PAGE(w, "<title>%s</title>", title);
-    QC_PAGE(w, "</%s>",
-            form % MARKS == 0 || form % MARKS == 4   ? "circle"
-            : form % MARKS == 2 || form % MARKS == 3 ? "path"
-                                                     : "rect");
+        QC_PAGE(r, "<title>%s</title>", title);
+    QC_PAGE(r, "</%s>", shape);
 }

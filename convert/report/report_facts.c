@@ -3,6 +3,7 @@
 #include "base/text.h"
 #include "convert/model/recipe_tables.h"
 #include "convert/term/glob.h"
+#include "convert/term/progress.h"
 
 #include <ctype.h>
 #include <inttypes.h>
@@ -21,22 +22,28 @@ int qc_report_is_4_bit(const qc_report_form *f)
     return strcmp(f->scheme, "nf4") == 0 || strcmp(f->scheme, "fp4") == 0;
 }
 
-const char *qc_report_place(char out[QC_REPORT_PLACE_BYTES], const uint64_t *dims, unsigned ndim,
-                            uint64_t index)
+void qc_report_indices(uint64_t at[QC_MAX_DIMS], const uint64_t *dims, unsigned ndim,
+                       uint64_t index)
 {
-    uint64_t at[QC_MAX_DIMS];
-    size_t len = 0;
     for (unsigned d = ndim; d-- > 0;) {
         at[d] = dims[d] ? index % dims[d] : 0;
         index = dims[d] ? index / dims[d] : 0;
     }
-    out[0] = '\0';
-    for (unsigned d = 0; d <= ndim; d++) {
-        int n = d == ndim ? snprintf(out + len, QC_REPORT_PLACE_BYTES - len, "%s]", d ? "" : "[")
-                          : snprintf(out + len, QC_REPORT_PLACE_BYTES - len, "%s%" PRIu64,
-                                     d ? ", " : "[", at[d]);
+}
+
+const char *qc_report_place(char out[QC_REPORT_PLACE_BYTES], const uint64_t *dims, unsigned ndim,
+                            uint64_t index)
+{
+    uint64_t at[QC_MAX_DIMS];
+    size_t len = 1;
+    qc_report_indices(at, dims, ndim, index);
+    memcpy(out, "[", 2);
+    for (unsigned d = 0; d < ndim; d++) {
+        int n =
+            snprintf(out + len, QC_REPORT_PLACE_BYTES - len, "%s%" PRIu64, d ? ", " : "", at[d]);
         len += n > 0 ? (size_t)n : 0;
     }
+    (void)snprintf(out + len, QC_REPORT_PLACE_BYTES - len, "]");
     return out;
 }
 
@@ -69,11 +76,10 @@ int qc_report_layer_of(const char *name, uint32_t *layer)
 static qc_status pattern_of(const char **out, const char *name, qc_arena *arena, qc_error *err)
 {
     size_t len = strlen(name), used = 0;
-    void *v = NULL;
     if (qc_ends_with(name, ".weight"))
         len -= sizeof ".weight" - 1;
-    QC_TRY(qc_arena_alloc(arena, &v, len + 2, 1, err));
-    char *to = v;
+    char *to = NULL;
+    QC_TRY(qc_arena_alloc(arena, &to, len + 2, 1, err));
     for (size_t i = 0; i < len;) {
         size_t n = i == 0 || name[i - 1] == '.' ? number_at(name + i) : 0;
         if (n > 0 && i + n <= len) {
@@ -121,7 +127,7 @@ qc_status qc_report_kind_names(const char **kinds, const char *const *names, uin
 
 static void form_name(char out[QC_REPORT_FORM_BYTES], const char *scheme, const qc_stored_weight *s)
 {
-    if (s->stored_as == QC_SCHEME_INT8_ROWS)
+    if (qc_schemes[s->stored_as].by_rows)
         (void)snprintf(out, QC_REPORT_FORM_BYTES, "%s, a scale per row", scheme);
     else
         (void)snprintf(out, QC_REPORT_FORM_BYTES, "%s, blocks of %" PRIu64 "%s", scheme,
@@ -190,10 +196,8 @@ static uint32_t layer_index(const qc_report *r, uint32_t number)
 
 static qc_status find_layers(qc_report *r, qc_error *err)
 {
-    void *v = NULL;
     uint32_t unique = 0;
-    QC_TRY(qc_arena_alloc(r->call->arena, &v, (size_t)r->weight_count + 1, sizeof *r->layers, err));
-    r->layers = v;
+    QC_TRY(qc_arena_array(r->call->arena, &r->layers, (size_t)r->weight_count + 1, err));
     for (uint32_t i = 0; i < r->weight_count; i++)
         r->layer_count += qc_report_layer_of(r->weights[i].name, &r->layers[r->layer_count]) == 0;
     qsort(r->layers, r->layer_count, sizeof *r->layers, compare_layers);
@@ -228,14 +232,13 @@ static int compare_kinds(const void *a, const void *b)
 
 static qc_status find_kinds(qc_report *r, qc_error *err)
 {
-    void *v = NULL;
     uint32_t n = r->weight_count;
-    QC_TRY(qc_arena_alloc(r->call->arena, &v, (size_t)n + 1, sizeof(const char *), err));
-    const char **names = v;
-    QC_TRY(qc_arena_alloc(r->call->arena, &v, (size_t)n + 1, sizeof(const char *), err));
-    const char **kinds = v;
-    QC_TRY(qc_arena_alloc(r->call->arena, &v, (size_t)n + 1, sizeof(named_kind), err));
-    named_kind *sorted = v;
+    const char **names = NULL;
+    QC_TRY(qc_arena_array(r->call->arena, &names, (size_t)n + 1, err));
+    const char **kinds = NULL;
+    QC_TRY(qc_arena_array(r->call->arena, &kinds, (size_t)n + 1, err));
+    named_kind *sorted = NULL;
+    QC_TRY(qc_arena_array(r->call->arena, &sorted, (size_t)n + 1, err));
     for (uint32_t i = 0; i < n; i++)
         names[i] = r->weights[i].name;
     QC_TRY(qc_report_kind_names(kinds, names, n, r->call->arena, err));
@@ -248,10 +251,8 @@ static qc_status find_kinds(qc_report *r, qc_error *err)
         series_count += other ? 1 : 0;
         kind_count += other || sorted[i].form != sorted[i - 1].form ? 1 : 0;
     }
-    QC_TRY(qc_arena_alloc(r->call->arena, &v, kind_count + 1, sizeof *r->kinds, err));
-    r->kinds = v;
-    QC_TRY(qc_arena_alloc(r->call->arena, &v, series_count + 1, sizeof *r->series, err));
-    r->series = v;
+    QC_TRY(qc_arena_array(r->call->arena, &r->kinds, kind_count + 1, err));
+    QC_TRY(qc_arena_array(r->call->arena, &r->series, series_count + 1, err));
     for (uint32_t i = 0; i < n; i++) {
         int other = i == 0 || strcmp(sorted[i].name, sorted[i - 1].name) != 0;
         if (other)
@@ -317,9 +318,7 @@ static int compare_left(const void *a, const void *b)
 
 static qc_status find_left(qc_report *r, qc_error *err)
 {
-    void *v = NULL;
-    QC_TRY(qc_arena_alloc(r->call->arena, &v, MAX_LEFT, sizeof *r->left, err));
-    r->left = v;
+    QC_TRY(qc_arena_array(r->call->arena, &r->left, MAX_LEFT, err));
     for (size_t i = 0; i < r->facts.model->tensor_count; i++) {
         uint32_t t = r->facts.order[i];
         const qc_tensor_facts *tf = &r->facts.tensors[t];
@@ -441,7 +440,6 @@ static qc_status make_command(qc_report *r, qc_error *err)
 
 qc_status qc_report_gather(qc_report *r, const qc_call *call, qc_error *err)
 {
-    void *v = NULL;
     uint32_t count = 0;
     memset(r, 0, sizeof *r);
     r->call = call;
@@ -454,11 +452,8 @@ qc_status qc_report_gather(qc_report *r, const qc_call *call, qc_error *err)
         QC_TRY_GOTO(st, failed,
                     qc_error_set(err, QC_ERR_INPUT, __FILE__, __LINE__,
                                  "%s: no weight in it is quantized in NF4 or int8", call->model));
-    QC_TRY_GOTO(st, failed,
-                qc_arena_alloc(call->arena, &v, QC_REPORT_MAX_FORMS, sizeof *r->forms, err));
-    r->forms = v;
-    QC_TRY_GOTO(st, failed, qc_arena_alloc(call->arena, &v, count, sizeof *r->weights, err));
-    r->weights = v;
+    QC_TRY_GOTO(st, failed, qc_arena_array(call->arena, &r->forms, QC_REPORT_MAX_FORMS, err));
+    QC_TRY_GOTO(st, failed, qc_arena_array(call->arena, &r->weights, count, err));
     for (size_t i = 0; i < f->model->tensor_count; i++)
         if (f->tensors[f->order[i]].stored)
             QC_TRY_GOTO(st, failed, add_weight(r, f->order[i], err));
@@ -476,4 +471,195 @@ failed:
     qc_checkpoint_close(r->facts.model);
     r->facts.model = NULL;
     return st;
+}
+
+/* ---- errors against the source, as `qconv verify --against` finds them ----------------------- */
+
+/* Places are found in MODEL but reported in OUT, where a Conv1D weight lies the other way. */
+static void take(qc_report_weight *w, const qc_against_row *row)
+{
+    const qc_stored_weight *s = w->stored;
+    uint64_t cols = s->ndim ? s->dims[s->ndim - 1] : 1;
+    uint64_t r = row->transpose ? row->max_col : row->max_row;
+    uint64_t c = row->transpose ? row->max_row : row->max_col;
+    w->fault = row->fault;
+    if (!row->measured || row->kind != QC_AGAINST_QUANTIZED || !isfinite(row->error))
+        return;
+    w->has_error = w->has_expected = 1;
+    w->rel_mse = row->error * row->error;
+    w->expected = row->expected * row->expected;
+    w->max_err = row->max_error;
+    w->max_index = r * cols + c;
+    w->clipped = row->clipped;
+}
+
+qc_status qc_report_measure(qc_report *r, const qc_checkpoint *source, qc_error *err)
+{
+    qc_against_result *result = NULL;
+    qc_progress *progress = NULL;
+    QC_TRY(qc_arena_array(r->call->arena, &result, 1, err));
+    QC_TRY(qc_progress_create(&progress, r->call, "comparing", r->facts.file_bytes, err));
+    qc_status st = qc_against_run(result, r->call, r->facts.manifest, progress, err);
+    qc_progress_destroy(progress);
+    QC_TRY(st);
+    /* Both are in the same order, and OUT may have more tensors than weights. */
+    for (uint32_t i = 0, k = 0; i < r->weight_count; i++) {
+        qc_report_weight *w = &r->weights[i];
+        while (k < result->count && qc_natural_compare(result->rows[k].name, w->name) < 0)
+            k++;
+        w->has_error = 0;
+        if (k < result->count && strcmp(result->rows[k].name, w->name) == 0)
+            take(w, &result->rows[k]);
+    }
+    r->against = result;
+    r->errors = QC_ERRORS_SOURCE;
+    r->source_bytes = 0;
+    for (size_t i = 0; i < source->file_count; i++)
+        r->source_bytes += source->files[i].file_bytes;
+    return QC_OK;
+}
+
+/* ---- sums: a mean of relative errors counts each weight by its elements, because the manifest
+ * does not have the sums of squares */
+
+static int compare_doubles(const void *a, const void *b)
+{
+    const double *x = a, *y = b;
+    return *x < *y ? -1 : *x > *y;
+}
+
+/* `values` has room for all weights. */
+static void sum_form(qc_report *r, uint32_t f, double *values)
+{
+    qc_report_form *form = &r->forms[f];
+    double sum = 0.0, elems = 0.0;
+    for (uint32_t i = 0; i < r->weight_count; i++) {
+        const qc_report_weight *w = &r->weights[i];
+        if (w->form != f)
+            continue;
+        form->weights++;
+        form->elems += w->elems;
+        form->bytes += w->bytes;
+        if (!w->has_error)
+            continue;
+        values[form->with_error++] = w->rel_mse;
+        sum += w->rel_mse * (double)w->elems;
+        elems += (double)w->elems;
+    }
+    size_t n = form->with_error;
+    if (n == 0)
+        return;
+    qsort(values, n, sizeof *values, compare_doubles);
+    form->mean = elems > 0 ? sum / elems : 0.0;
+    form->least = values[0];
+    form->most = values[n - 1];
+    form->median = n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
+}
+
+/* elems is [kind_count], with zeros; it gets the elements of weights with an error. */
+static void sum_kinds(qc_report *r, double *elems)
+{
+    for (uint32_t i = 0; i < r->weight_count; i++) {
+        qc_report_weight *w = &r->weights[i];
+        qc_report_kind *k = &r->kinds[w->kind];
+        double median = r->forms[w->form].median;
+        k->weights++;
+        k->elems += w->elems;
+        k->bytes += w->bytes;
+        if (!w->has_error)
+            continue;
+        w->over_median = median > 0 ? w->rel_mse / median : 0.0;
+        k->mean += w->rel_mse * (double)w->elems; /* divided below */
+        elems[w->kind] += (double)w->elems;
+        if (k->with_error == 0 || w->rel_mse > k->most) {
+            k->most = w->rel_mse;
+            k->most_of = i;
+        }
+        if (k->with_error == 0 || w->max_err > k->max_err) {
+            k->max_err = w->max_err;
+            k->max_of = i;
+        }
+        k->with_error++;
+    }
+    for (uint32_t k = 0; k < r->kind_count; k++)
+        r->kinds[k].mean = elems[k] > 0 ? r->kinds[k].mean / elems[k] : 0.0;
+}
+
+static void add_to_cell(qc_report_cell *c, const qc_report_weight *w)
+{
+    double elems = (double)c->elems, more = (double)w->elems;
+    if (c->count == 0) {
+        c->form = w->form;
+        c->least = c->most = w->rel_mse;
+    }
+    c->mixed |= c->form != w->form;
+    c->least = w->rel_mse < c->least ? w->rel_mse : c->least;
+    c->most = w->rel_mse > c->most ? w->rel_mse : c->most;
+    c->mean = elems + more > 0 ? (c->mean * elems + w->rel_mse * more) / (elems + more) : 0.0;
+    c->elems += w->elems;
+    c->count++;
+}
+
+static qc_status sum_cells(qc_report *r, qc_error *err)
+{
+    /* Where there are so many cells, the names have no order, and there would be nothing to see. */
+    if ((uint64_t)r->series_count * r->layer_count > QC_REPORT_MAX_CELLS)
+        return QC_OK;
+    uint32_t *series = NULL;
+    QC_TRY(qc_arena_array(r->call->arena, &series, (size_t)r->kind_count + 1, err));
+    for (uint32_t k = 1; k < r->kind_count; k++)
+        series[k] = series[k - 1] + (strcmp(r->kinds[k].name, r->kinds[k - 1].name) != 0);
+    QC_TRY(qc_arena_array(r->call->arena, &r->cells, (size_t)r->series_count * r->layer_count + 1,
+                          err));
+    for (uint32_t i = 0; i < r->weight_count; i++) {
+        const qc_report_weight *w = &r->weights[i];
+        if (w->has_error && w->layer != QC_REPORT_NO_LAYER)
+            add_to_cell(&r->cells[(size_t)series[w->kind] * r->layer_count + w->layer], w);
+    }
+    return QC_OK;
+}
+
+typedef struct {
+    double rel_mse;
+    uint32_t weight;
+} ranked;
+
+static int compare_ranked(const void *a, const void *b)
+{
+    const ranked *x = a, *y = b;
+    if (x->rel_mse != y->rel_mse)
+        return x->rel_mse > y->rel_mse ? -1 : 1;
+    return x->weight < y->weight ? -1 : 1;
+}
+
+static qc_status rank(qc_report *r, qc_error *err)
+{
+    QC_TRY(qc_arena_array(r->call->arena, &r->worst, (size_t)r->weight_count + 1, err));
+    ranked *order = NULL;
+    QC_TRY(qc_arena_array(r->call->arena, &order, (size_t)r->weight_count + 1, err));
+    for (uint32_t i = 0; i < r->weight_count; i++)
+        if (r->weights[i].has_error)
+            order[r->worst_count++] = (ranked){r->weights[i].rel_mse, i};
+    qsort(order, r->worst_count, sizeof *order, compare_ranked);
+    for (uint32_t i = 0; i < r->worst_count; i++)
+        r->worst[i] = order[i].weight;
+    return QC_OK;
+}
+
+qc_status qc_report_sum_up(qc_report *r, qc_error *err)
+{
+    double *values = NULL, *elems = NULL;
+    QC_TRY(qc_arena_array(r->call->arena, &values, (size_t)r->weight_count + 1, err));
+    QC_TRY(qc_arena_array(r->call->arena, &elems, (size_t)r->kind_count + 1, err));
+    for (uint32_t f = 0; f < r->form_count; f++)
+        sum_form(r, f, values);
+    sum_kinds(r, elems);
+    QC_TRY(sum_cells(r, err));
+    QC_TRY(rank(r, err));
+    if (r->worst_count < r->weight_count && !r->no_errors)
+        r->no_errors =
+            r->errors == QC_ERRORS_NONE ? "there is no manifest, and no --against to compare with"
+            : r->errors == QC_ERRORS_SOURCE ? "the source has nothing to compare them with"
+                                            : "the manifest has none for them";
+    return QC_OK;
 }

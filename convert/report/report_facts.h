@@ -137,6 +137,7 @@ typedef struct {
     const char *eval_from;        /* the file of --eval; NULL: it was measured now */
     const qc_report_bench *bench; /* or NULL */
     double seconds;
+    qc_strbuf *page; /* what sections write to while a page is made; else NULL */
 } qc_report;
 
 /* Opens call->model and gathers everything but errors from the source, codes, eval and bench. The
@@ -144,10 +145,10 @@ typedef struct {
 QC_NODISCARD qc_status qc_report_gather(qc_report *r, const qc_call *call, qc_error *err);
 /* Measures errors against call->against, which replace those of the manifest, and keeps what else
  * the comparison finds. source is that checkpoint, for its size. Faults are results, not failures.
- * (report_errors.c) */
+ * */
 QC_NODISCARD qc_status qc_report_measure(qc_report *r, const qc_checkpoint *source, qc_error *err);
 /* Computes the sums over forms, kinds and cells, and the order of `worst`, once errors are known.
- * (report_sums.c) */
+ * */
 QC_NODISCARD qc_status qc_report_sum_up(qc_report *r, qc_error *err);
 /* Reads the file of --bench. QC_ERR_INPUT says that it is no result of bench. (report_bench.c) */
 QC_NODISCARD qc_status qc_report_bench_read(qc_report *r, const char *path, qc_error *err);
@@ -163,6 +164,9 @@ int qc_report_layer_of(const char *name, uint32_t *layer);
 int qc_report_is_4_bit(const qc_report_form *f);
 /* Returns -10 log10(rel_mse) in dB; it is infinite where there is no error. */
 double qc_report_sqnr(double rel_mse);
+/* Finds the indices in a tensor of that shape that a flat index means. */
+void qc_report_indices(uint64_t at[QC_MAX_DIMS], const uint64_t *dims, unsigned ndim,
+                       uint64_t index);
 /* Writes "[3, 17]", which is the place of a flat index in a tensor of that shape. */
 #define QC_REPORT_PLACE_BYTES 192u
 const char *qc_report_place(char out[QC_REPORT_PLACE_BYTES], const uint64_t *dims, unsigned ndim,

@@ -9,75 +9,71 @@
 /* ---- perplexity and KL divergence ------------------------------------------------------------ */
 
 /* "0.0644 +- 0.0021"; the error is left out where it is not known. */
-static void add_value(qc_report_writer *w, const char *label, double v, double error,
+static void add_value(const qc_report *r, const char *label, double v, double error,
                       const char *unit, const char *meaning)
 {
-    QC_PAGE(w, "<tr><td>%s</td><td>", label);
-    if (isfinite(v))
-        QC_PAGE(w, "%.5g", v);
-    else
-        QC_PAGE(w, "not known");
+    QC_PAGE(r, isfinite(v) ? "<tr><td>%s</td><td>%.5g" : "<tr><td>%s</td><td>not known", label, v);
     if (isfinite(v) && error > 0 && isfinite(error))
-        QC_PAGE(w, " &#177; %.2g", error);
-    QC_PAGE(w, "%s</td><td class=\"text\">%s</td></tr>\n", unit, meaning);
+        QC_PAGE(r, " &#177; %.2g", error);
+    QC_PAGE(r, "%s</td><td class=\"text\">%s</td></tr>\n", unit, meaning);
 }
 
-static void add_compared(qc_report_writer *w, const qc_eval_result *e)
+static void add_compared(const qc_report *r, const qc_eval_result *e)
 {
-    add_value(w, "perplexity of the source", e->base_perplexity, e->base_perplexity_error, "",
+    add_value(r, "perplexity of the source", e->base_perplexity, e->base_perplexity_error, "",
               "the same text, the model before quantizing");
-    add_value(w, "difference", e->difference, e->difference_error, "",
+    add_value(r, "difference", e->difference, e->difference_error, "",
               "more is worse; the error is that of paired tokens");
-    add_value(w, "ratio", exp(e->log_ratio), e->log_ratio_error * exp(e->log_ratio), "",
+    add_value(r, "ratio", exp(e->log_ratio), e->log_ratio_error * exp(e->log_ratio), "",
               "perplexity over that of the source");
-    add_value(w, "KL divergence, mean", e->kl_mean, e->kl_error, " nats",
+    add_value(r, "KL divergence, mean", e->kl_mean, e->kl_error, " nats",
               "how far predictions are from the source's; 0 is none");
-    add_value(w, "KL divergence, median", e->kl_median, 0.0, " nats", "of the tokens");
-    add_value(w, "KL divergence, 99%", e->kl_99, 0.0, " nats",
+    add_value(r, "KL divergence, median", e->kl_median, 0.0, " nats", "of the tokens");
+    add_value(r, "KL divergence, 99%", e->kl_99, 0.0, " nats",
               "of every hundred tokens one is further off");
-    add_value(w, "KL divergence, largest", e->kl_max, 0.0, " nats", "of all tokens");
-    add_value(w, "same first choice", 100.0 * e->top1, 100.0 * e->top1_error, "%",
+    add_value(r, "KL divergence, largest", e->kl_max, 0.0, " nats", "of all tokens");
+    add_value(r, "same first choice", 100.0 * e->top1, 100.0 * e->top1_error, "%",
               "tokens where both would say the same");
-    add_value(w, "difference in probability", 100.0 * e->probability_rms, 0.0, "%",
+    add_value(r, "difference in probability", 100.0 * e->probability_rms, 0.0, "%",
               "of the right token, root mean square, in percentage points");
 }
 
-static void add_eval(qc_report_writer *w)
+static void add_eval(const qc_report *r)
 {
-    const qc_report *r = w->r;
     const qc_eval_result *e = &r->eval;
-    char a[QC_SIZE_TEXT_BYTES], b[QC_SIZE_TEXT_BYTES], c[QC_SIZE_TEXT_BYTES];
-    qc_page_section(w, "perplexity", "Perplexity and KL divergence");
+    char a[QC_SIZE_TEXT_BYTES], b[QC_SIZE_TEXT_BYTES], c[QC_SIZE_TEXT_BYTES], d[QC_SIZE_TEXT_BYTES];
+    qc_page_section(r, "perplexity", "Perplexity and KL divergence");
     if (!r->has_eval) {
-        QC_PAGE(w,
+        QC_PAGE(r,
                 "<p><b>Not measured.</b> For a language model of the Llama family <code>qconv "
                 "report OUT --against MODEL --text FILE</code> measures it, or <code>--eval "
                 "eval.json</code> takes up what <code>qconv eval OUT --against MODEL --text FILE "
                 "--json &gt; eval.json</code> found before.</p>\n");
         return;
     }
-    qc_page_put(w, "<p>Over ", e->text ? e->text : "a text", "");
-    QC_PAGE(w, ": %s tokens read with the tokenizer <b>", qc_text_count(a, e->tokens));
-    qc_page_text(w, e->tokenizer ? e->tokenizer : "?");
-    QC_PAGE(w, "</b>, in %s windows of at most %s; %s predicted, on ", qc_text_count(a, e->windows),
-            qc_text_count(b, e->context), qc_text_count(c, e->predicted));
-    qc_page_put(w, "", e->device ? e->device : "?", ".");
-    if (r->eval_from) {
-        qc_page_put(w, " Measured before, from the file ", r->eval_from, " about ");
-        qc_page_text(w, e->path ? e->path : "?");
-        if (e->compared)
-            qc_page_put(w, " against ", e->against ? e->against : "?", "");
-        QC_PAGE(w, "; that it was this very output is not checked.");
-    }
-    QC_PAGE(w, " After &#177; stands one standard error.</p>\n<table>\n<tr><th>measure</th><th>"
-               "value</th><th class=\"text\">what it is</th></tr>\n");
-    add_value(w, "perplexity", e->perplexity, e->perplexity_error, "",
+    QC_PAGE(r,
+            "<p>Over %s: %s tokens read with the tokenizer <b>%s</b>, in %s windows of at most %s; "
+            "%s predicted, on %s.",
+            qc_page_safe(r, e->text ? e->text : "a text"), qc_text_count(a, e->tokens),
+            qc_page_safe(r, e->tokenizer ? e->tokenizer : "?"), qc_text_count(b, e->windows),
+            qc_text_count(c, e->context), qc_text_count(d, e->predicted),
+            qc_page_safe(r, e->device ? e->device : "?"));
+    if (r->eval_from)
+        QC_PAGE(r,
+                " Measured before, from the file %s about %s%s%s; that it was this very output is "
+                "not checked.",
+                qc_page_safe(r, r->eval_from), qc_page_safe(r, e->path ? e->path : "?"),
+                e->compared ? " against " : "",
+                e->compared ? qc_page_safe(r, e->against ? e->against : "?") : "");
+    QC_PAGE(r, " After &#177; stands one standard error.</p>\n");
+    qc_page_table(r, "measure|value|.text what it is");
+    add_value(r, "perplexity", e->perplexity, e->perplexity_error, "",
               "of the quantized model; lower is better");
     if (e->compared)
-        add_compared(w, e);
-    qc_page_table_end(w);
+        add_compared(r, e);
+    qc_html_table_end(r->page);
     if (!e->compared)
-        QC_PAGE(w,
+        QC_PAGE(r,
                 "<p>There is nothing to compare with: with <code>--against MODEL</code> the source "
                 "is read too.</p>\n");
 }
@@ -112,40 +108,39 @@ static unsigned list_m(const qc_report_bench *b, uint64_t m[MAX_M])
     return n;
 }
 
-static void add_speed_line(qc_report_writer *w, const qc_report_bench *b, uint32_t first,
+static void add_speed_line(const qc_report *r, const qc_report_bench *b, uint32_t first,
                            const uint64_t *m, unsigned m_count)
 {
     const qc_report_speed *line = &b->rows[first];
-    qc_page_put(w, "<tr><td class=\"name\">", line->model, ", ");
-    qc_page_text(w, line->layer);
-    QC_PAGE(w, "%s</td><td>", line->here ? " <b>(in OUT)</b>" : "");
-    qc_page_text(w, line->scheme);
-    QC_PAGE(w, "</td><td>%" PRIu64 " &#215; %" PRIu64 "</td>", line->n, line->k);
+    QC_PAGE(
+        r, "<tr><td class=\"name\">%s, %s%s</td><td>%s</td><td>%" PRIu64 " &#215; %" PRIu64 "</td>",
+        qc_page_safe(r, line->model), qc_page_safe(r, line->layer),
+        line->here ? " <b>(in OUT)</b>" : "", qc_page_safe(r, line->scheme), line->n, line->k);
     for (unsigned i = 0; i < m_count; i++) {
         const qc_report_speed *found = NULL;
         for (uint32_t k = first; k < b->row_count && !found; k++)
             if (b->rows[k].m == m[i] && same_line(&b->rows[k], line))
                 found = &b->rows[k];
         if (!found || !(found->us > 0))
-            QC_PAGE(w, "<td></td>");
+            QC_PAGE(r, "<td></td>");
         else if (found->ratio > 0)
-            QC_PAGE(w, "<td>%.2f&#215;<br/><span class=\"soft\">%.3g &#181;s</span></td>",
+            QC_PAGE(r, "<td>%.2f&#215;<br/><span class=\"soft\">%.3g &#181;s</span></td>",
                     found->ratio, found->us);
         else
-            QC_PAGE(w, "<td>%.3g &#181;s</td>", found->us);
+            QC_PAGE(r, "<td>%.3g &#181;s</td>", found->us);
     }
-    QC_PAGE(w, "</tr>\n");
+    QC_PAGE(r, "</tr>\n");
 }
 
-static void add_speed_table(qc_report_writer *w, const qc_report_bench *b)
+static void add_speed_table(const qc_report *r, const qc_report_bench *b)
 {
     uint64_t m[MAX_M];
     unsigned m_count = list_m(b, m), lines = 0, left_out = 0;
-    QC_PAGE(w, "<table>\n<tr><th class=\"name\">layer</th><th>scheme</th><th>N "
+    QC_PAGE(r, "<table>\n<tr><th class=\"name\">layer</th><th>scheme</th><th>N "
                "&#215; K</th>");
     for (unsigned i = 0; i < m_count; i++)
-        QC_PAGE(w, "<th>M = %" PRIu64 "</th>", m[i]);
-    QC_PAGE(w, "</tr>\n");
+        QC_PAGE(r, "<th>M = %" PRIu64 "</th>", m[i]);
+    QC_PAGE(r, "</tr>\n");
     for (int here = 1; here >= 0; here--)
         for (uint32_t i = 0; i < b->row_count; i++) {
             int first = b->rows[i].here == here;
@@ -154,50 +149,49 @@ static void add_speed_table(qc_report_writer *w, const qc_report_bench *b)
             if (first && lines == MAX_SHAPES)
                 left_out++;
             else if (first) {
-                add_speed_line(w, b, i, m, m_count);
+                add_speed_line(r, b, i, m, m_count);
                 lines++;
             }
         }
-    qc_page_table_end(w);
+    qc_html_table_end(r->page);
     if (left_out)
-        QC_PAGE(w, "<p>%u lines more are in <code>--json</code>.</p>\n", left_out);
+        QC_PAGE(r, "<p>%u lines more are in <code>--json</code>.</p>\n", left_out);
 }
 
-static void add_speed(qc_report_writer *w)
+static void add_speed(const qc_report *r)
 {
-    const qc_report_bench *b = w->r->bench;
-    qc_page_section(w, "speed", "Speed of the kernels");
+    const qc_report_bench *b = r->bench;
+    qc_page_section(r, "speed", "Speed of the kernels");
     if (!b) {
-        QC_PAGE(w, "<p><b>Not measured.</b> <code>qconv bench --json &gt; bench.json</code> on a "
+        QC_PAGE(r, "<p><b>Not measured.</b> <code>qconv bench --json &gt; bench.json</code> on a "
                    "machine with a GPU, then <code>--bench bench.json</code>.</p>\n");
         return;
     }
     if (!b->complete)
-        QC_PAGE(w, "<p><b>The run ended before all was measured</b>, so points are missing.</p>\n");
+        QC_PAGE(r, "<p><b>The run ended before all was measured</b>, so points are missing.</p>\n");
     if (b->failed)
-        QC_PAGE(w,
+        QC_PAGE(r,
                 "<p><b>%" PRIu64 " of its results were wrong or could not be had</b>; they have no "
                 "times here.</p>\n",
                 b->failed);
-    qc_page_put(w, "<p>On <b>", b->device, "</b>, measured by ");
-    qc_page_put(w, "", b->program, " with ");
-    qc_page_put(w, "", b->dtype, " activations");
+    QC_PAGE(r, "<p>On <b>%s</b>, measured by %s with %s activations", qc_page_safe(r, b->device),
+            qc_page_safe(r, b->program), qc_page_safe(r, b->dtype));
     if (b->copy_gbps > 0)
-        QC_PAGE(w, "; memory copies run at %.4g GB/s", b->copy_gbps);
+        QC_PAGE(r, "; memory copies run at %.4g GB/s", b->copy_gbps);
     if (b->gemm_tflops > 0)
-        QC_PAGE(w, ", dense products at %.4g TFLOP/s", b->gemm_tflops);
-    QC_PAGE(w,
+        QC_PAGE(r, ", dense products at %.4g TFLOP/s", b->gemm_tflops);
+    QC_PAGE(r,
             ". A cell has the speed-up over cuBLAS with 16-bit weights and the time of one "
             "multiplication with M rows of activations. %s</p>\n",
             b->here
                 ? "Shapes of this output come first."
                 : "None of the shapes measured is one of this output's weights: <code>qconv bench "
                   "--shapes</code> takes others.");
-    add_speed_table(w, b);
+    add_speed_table(r, b);
 }
 
-void qc_page_results(qc_report_writer *w)
+void qc_page_results(const qc_report *r)
 {
-    add_eval(w);
-    add_speed(w);
+    add_eval(r);
+    add_speed(r);
 }

@@ -21,15 +21,17 @@
 #define HEADERS_NAME "journal-headers" /* a name of the staging folder (output_dir.h) */
 #define NAME_SHOWN   160
 
+typedef struct {
+    const char *saved, *gone_name; /* paths of its saved header, before and after it is gone */
+    int gone;                      /* deleted, by this run or before */
+    uint64_t header_at;            /* 0: not deleted by this run */
+} source_file;
+
 struct qc_consume {
     qc_pipeline *p;
     qc_checkpoint *model;
     const char *headers; /* folder */
-    /* Jobs that read file f: jobs[first[f]] .. jobs[first[f + 1] - 1]; those before next[f] are
-     * known to be on the disk. */
-    uint32_t *jobs, *first, *next;
-    int *gone;           /* per file: deleted, by this run or before */
-    uint64_t *header_at; /* per file deleted by this run */
+    source_file *files;  /* of the checkpoint */
     uint32_t count;      /* deleted by this run */
     uint64_t bytes;
 };
@@ -113,15 +115,6 @@ void qc_consume_mend_advice(qc_arena *arena, const char *out_dir, qc_error *err)
                    NAME_SHOWN, out_dir);
 }
 
-static qc_status take_commit(void *ctx, const qc_journal_record *r, qc_error *err)
-{
-    qc_digest *d = ctx;
-    (void)err;
-    if (r->type == QC_RECORD_COMMIT && r->bytes == sizeof d->b)
-        memcpy(d->b, r->payload, sizeof d->b);
-    return QC_OK;
-}
-
 /* Does the staging folder hold a conversion that is not yet all in OUT? Once it is, the journal is
  * the first thing to go, but the journal may have come back after a power loss: then the last thing
  * it records is the manifest that OUT has. */
@@ -130,28 +123,32 @@ static qc_status is_underway(int *yes, const qc_call *call, qc_error *err)
     qc_output_dir d = {.arena = call->arena, .path = call->out};
     const char *name = NULL, *path = NULL;
     qc_entry e;
-    qc_digest told = {{0}}, manifest;
+    qc_resume_found told;
+    qc_digest manifest;
     int there = 0;
     QC_TRY(qc_arena_printf(call->arena, &name, err, QC_STAGING_NAME "/" QC_JOURNAL_NAME, 1, 1));
     QC_TRY(qc_path_join(call->arena, &path, call->out, name, err));
     QC_TRY(qc_beneath_look_once(call->out, name, &e, err));
     *yes = e.kind != QC_ENTRY_MISSING;
-    if (e.kind != QC_ENTRY_FILE || e.blocked ||
-        qc_journal_read(path, take_commit, &told, NULL, NULL) != QC_OK)
+    if (e.kind != QC_ENTRY_FILE || e.blocked || qc_resume_read_commit(&told, path, NULL) != QC_OK)
         return QC_OK;
     QC_TRY(qc_output_dir_manifest(&d, &there, &manifest, err));
-    *yes = !there || !qc_digest_equal(&told, &manifest);
+    *yes = !there || !told.committing || !qc_digest_equal(&told.manifest, &manifest);
     return QC_OK;
 }
 
-static qc_status is_missing(int *yes, const char *folder, const char *name, const char *suffix,
-                            qc_arena *arena, qc_error *err)
+/* Adds up how many of a file and its compressed form are in the folder. */
+static qc_status count_there(int *there, const char *folder, const char *name, qc_arena *arena,
+                             qc_error *err)
 {
-    const char *path = NULL;
-    qc_path_kind kind = QC_PATH_MISSING;
-    QC_TRY(qc_arena_printf(arena, &path, err, "%s/%s%s", folder, name, suffix));
-    QC_TRY(qc_path_stat(path, &kind, NULL, err));
-    *yes = kind == QC_PATH_MISSING;
+    static const char *const suffixes[] = {"", ".zst"};
+    for (int i = 0; i < 2; i++) {
+        const char *path = NULL;
+        qc_path_kind kind = QC_PATH_MISSING;
+        QC_TRY(qc_arena_printf(arena, &path, err, "%s/%s%s", folder, name, suffixes[i]));
+        QC_TRY(qc_path_stat(path, &kind, NULL, err));
+        *there += kind != QC_PATH_MISSING;
+    }
     return QC_OK;
 }
 
@@ -182,18 +179,16 @@ qc_status qc_consume_is_over(int *yes, const qc_call *call, const qc_convert_opt
                (name[len] == '\0' || strcmp(name + len, ".zst") == 0);
         return QC_OK;
     }
-    for (size_t i = 0; i < m.source_count; i++) {
-        int plain = 0, packed = 0;
-        QC_TRY(is_missing(&plain, call->model, m.sources[i].name, "", call->arena, err));
-        QC_TRY(is_missing(&packed, call->model, m.sources[i].name, ".zst", call->arena, err));
-        if (!plain || !packed)
-            return QC_OK;
-    }
+    int there = 0;
+    for (size_t i = 0; i < m.source_count; i++)
+        QC_TRY(count_there(&there, call->model, m.sources[i].name, call->arena, err));
+    if (there > 0)
+        return QC_OK;
     /* It may also be another model, whose files have other names. Files of PyTorch lay beside those
      * that are gone, so they do not count. */
     qc_checkpoint *other = NULL;
     *yes = qc_checkpoint_open(&other, call->model, NULL) != QC_OK ||
-           (other->file_count > 0 && other->files->kind == QC_CKPT_TORCH);
+           (other->file_count > 0 && other->files->kind == QC_CHECKPOINT_TORCH);
     qc_checkpoint_close(other);
     return QC_OK;
 }
@@ -258,11 +253,11 @@ static qc_status check_folder(const char *path, qc_error *err)
 
 static qc_status check_file(const qc_checkpoint *m, size_t file, qc_error *err)
 {
-    const qc_ckpt_file *f = &m->files[file];
+    const qc_checkpoint_file *f = &m->files[file];
     struct stat s;
     if (f->saved)
         return QC_OK; /* it was such a file, and is gone */
-    if (f->kind != QC_CKPT_SAFETENSORS)
+    if (f->kind != QC_CHECKPOINT_SAFETENSORS)
         QC_FAIL(err, QC_ERR_USAGE,
                 "%s: --consume-source is for safetensors files only, this is one of PyTorch",
                 f->path);
@@ -314,7 +309,7 @@ int qc_consume_any(const qc_checkpoint *model)
 }
 
 /* Would deleting file f give the file system of `like` room? */
-static int frees_room(const qc_ckpt_file *f, const struct stat *like)
+static int frees_room(const qc_checkpoint_file *f, const struct stat *like)
 {
     struct stat s;
     return !f->saved && stat(f->path, &s) == 0 && s.st_dev == like->st_dev;
@@ -335,16 +330,16 @@ qc_status qc_consume_room(const qc_pipeline *p, uint64_t *bytes, qc_error *err)
     QC_TRY(qc_source_files_init(&files, plan, err));
     for (uint32_t job = 0; job < plan->job_count; job++) {
         uint32_t list[QC_JOB_TENSORS_MAX];
-        for (int part = 0; part < QC_PART_COUNT && !p->jobs[job].kept; part++) {
+        for (int part = 0; part < QC_ROLE_TENSOR_COUNT && !p->jobs[job].kept; part++) {
             if (plan->jobs[job].outputs[part] != QC_NO_OUTPUT)
                 written += qc_plan_tensor_bytes(plan, plan->jobs[job].outputs[part]);
         }
         if (written > freed && written - freed > *bytes)
             *bytes = written - freed;
         size_t count = qc_job_files(plan, job, list);
+        qc_source_files_done(&files, job, 0);
         for (size_t i = 0; i < count; i++) {
-            if (atomic_fetch_sub(&files.left[list[i]], 1) == 1 &&
-                frees_room(&m->files[list[i]], &out))
+            if (qc_source_files_is_done(&files, list[i], 0) && frees_room(&m->files[list[i]], &out))
                 freed += m->files[list[i]].file_bytes;
         }
     }
@@ -354,60 +349,28 @@ qc_status qc_consume_room(const qc_pipeline *p, uint64_t *bytes, qc_error *err)
 
 /* ---- deleting ---- */
 
-static qc_status list_jobs(qc_consume *c, qc_error *err)
+static qc_status list_files(qc_consume *c, qc_error *err)
 {
-    const qc_plan *plan = c->p->plan;
-    size_t files = c->model->file_count;
-    uint32_t list[QC_JOB_TENSORS_MAX];
-    uint64_t total = 0;
-    void *v = NULL;
-    QC_TRY(qc_calloc(&v, files + 1, sizeof *c->first, err));
-    c->first = v;
-    v = NULL;
-    QC_TRY(qc_calloc(&v, files + 1, sizeof *c->next, err));
-    c->next = v;
-    for (uint32_t job = 0; job < plan->job_count; job++) {
-        size_t count = qc_job_files(plan, job, list);
-        for (size_t i = 0; i < count; i++)
-            c->first[list[i] + 1]++;
-        total += count;
+    const qc_output_dir *d = c->p->out;
+    QC_TRY(headers_folder(d->arena, &c->headers, d->staging, err));
+    QC_TRY(qc_arena_alloc(d->arena, &c->files, c->model->file_count, sizeof *c->files, err));
+    for (size_t f = 0; f < c->model->file_count; f++) {
+        source_file *file = &c->files[f];
+        QC_TRY(qc_arena_printf(d->arena, &file->saved, err, "%s/%05zu", c->headers, f));
+        QC_TRY(qc_arena_printf(d->arena, &file->gone_name, err, "%s" QC_SAVED_GONE, file->saved));
+        file->gone = c->model->files[f].saved != NULL;
     }
-    if (total > UINT32_MAX)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED, "%s: too large for one conversion", c->model->path);
-    for (size_t f = 0; f < files; f++)
-        c->first[f + 1] += c->first[f];
-    memcpy(c->next, c->first, (files + 1) * sizeof *c->next);
-    v = NULL;
-    QC_TRY(qc_calloc(&v, (size_t)total, sizeof *c->jobs, err));
-    c->jobs = v;
-    for (uint32_t job = 0; job < plan->job_count; job++) {
-        size_t count = qc_job_files(plan, job, list);
-        for (size_t i = 0; i < count; i++)
-            c->jobs[c->next[list[i]]++] = job;
-    }
-    memcpy(c->next, c->first, (files + 1) * sizeof *c->next);
     return QC_OK;
 }
 
 qc_status qc_consume_create(qc_consume **out, qc_pipeline *p, qc_checkpoint *model, qc_error *err)
 {
-    void *v = NULL;
     *out = NULL;
-    QC_TRY(qc_calloc(&v, 1, sizeof **out, err));
-    qc_consume *c = v;
+    qc_consume *c = NULL;
+    QC_TRY(qc_calloc(&c, 1, sizeof **out, err));
     c->p = p;
     c->model = model;
-    qc_status st = headers_folder(p->out->arena, &c->headers, p->out->staging, err);
-    if (st == QC_OK)
-        st = list_jobs(c, err);
-    v = NULL;
-    if (st == QC_OK)
-        st = qc_calloc(&v, model->file_count, sizeof *c->gone, err);
-    c->gone = v;
-    v = NULL;
-    if (st == QC_OK)
-        st = qc_calloc(&v, model->file_count, sizeof *c->header_at, err);
-    c->header_at = v;
+    qc_status st = list_files(c, err);
     if (st != QC_OK) {
         qc_consume_destroy(c);
         return st;
@@ -416,39 +379,13 @@ qc_status qc_consume_create(qc_consume **out, qc_pipeline *p, qc_checkpoint *mod
     return QC_OK;
 }
 
-/* Is everything that was made of file f on the disk once the journal is there up to
- * journal_bytes? */
-static int is_ready(qc_consume *c, size_t f, uint64_t journal_bytes)
-{
-    if (!qc_source_files_is_done(&c->p->sources, f))
-        return 0;
-    for (; c->next[f] < c->first[f + 1]; c->next[f]++) {
-        uint64_t end = atomic_load(&c->p->jobs[c->jobs[c->next[f]]].recorded_end);
-        if (end == 0 || end > journal_bytes)
-            return 0;
-    }
-    return 1;
-}
-
-/* Writes the path of the saved header of file f to a buffer, because the threads that call this own
- * no arena. */
-static qc_status header_path(const qc_consume *c, size_t f, const char *suffix, char path[PATH_MAX],
-                             qc_error *err)
-{
-    int n = snprintf(path, PATH_MAX, "%s/%05zu%s", c->headers, f, suffix);
-    if (n < 0 || n >= PATH_MAX)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED, "%s: the path is too long", c->headers);
-    return QC_OK;
-}
-
 static qc_status put_header(const qc_consume *c, size_t f, qc_error *err)
 {
     const qc_st_file *st_file = &c->model->files[f].st;
-    char origin[PATH_MAX], path[PATH_MAX];
-    qc_saved_header s = {.path = path, .origin = origin};
+    char origin[PATH_MAX];
+    qc_saved_header s = {.path = c->files[f].saved, .origin = origin};
     qc_st_cursor *cursor = NULL;
     void *bytes = NULL;
-    QC_TRY(header_path(c, f, "", path, err));
     s.name = qc_checkpoint_file_name(c->model, f);
     if (!realpath(c->model->files[f].path, origin))
         QC_FAIL(err, QC_ERR_IO, "%s: cannot be examined: %s", c->model->files[f].path,
@@ -468,7 +405,7 @@ static qc_status put_header(const qc_consume *c, size_t f, qc_error *err)
 /* Did an earlier run save the header of this very file f? Then that stays as it is. */
 static int is_saved(const qc_consume *c, size_t f, const qc_saved_header *saved, size_t count)
 {
-    const qc_ckpt_file *file = &c->model->files[f];
+    const qc_checkpoint_file *file = &c->model->files[f];
     char origin[PATH_MAX];
     for (size_t i = 0; i < count; i++) {
         const char *slash = strrchr(saved[i].path, '/');
@@ -488,8 +425,7 @@ static qc_status save_headers(qc_consume *c, qc_error *err)
     QC_TRY(qc_dir_make(c->headers, err));
     QC_TRY(qc_saved_headers_read(&saved, &count, c->p->out->arena, c->headers, err));
     for (size_t f = 0; f < c->model->file_count; f++) {
-        c->gone[f] = c->model->files[f].saved != NULL;
-        if (!c->gone[f] && !is_saved(c, f, saved, count))
+        if (!c->files[f].gone && !is_saved(c, f, saved, count))
             QC_TRY(put_header(c, f, err));
     }
     return QC_OK;
@@ -497,18 +433,16 @@ static qc_status save_headers(qc_consume *c, qc_error *err)
 
 static qc_status consume_file(qc_consume *c, size_t f, qc_error *err)
 {
-    const qc_ckpt_file *file = &c->model->files[f];
-    char saved[PATH_MAX], gone[PATH_MAX];
-    QC_TRY(header_path(c, f, "", saved, err));
-    QC_TRY(header_path(c, f, QC_SAVED_GONE, gone, err));
+    const qc_checkpoint_file *file = &c->model->files[f];
+    source_file *own = &c->files[f];
     QC_TRY(qc_checkpoint_check_unchanged(c->model, f, err));
-    QC_TRY(qc_path_rename(saved, gone, err));
+    QC_TRY(qc_path_rename(own->saved, own->gone_name, err));
     QC_TRY(qc_dir_sync(c->headers, err));
     QC_TRY(qc_checkpoint_check_unchanged(c->model, f, err));
     /* This reads the saved header, without which nobody could go on. */
-    QC_TRY(qc_st_file_let_go(&file->st, gone, &c->header_at[f], err));
+    QC_TRY(qc_st_file_let_go(&file->st, own->gone_name, &own->header_at, err));
     QC_TRY(qc_path_remove(file->path, err));
-    c->gone[f] = 1;
+    own->gone = 1;
     c->bytes += file->file_bytes;
     c->count++;
     atomic_fetch_add(&c->p->freed, 1);
@@ -519,7 +453,7 @@ qc_status qc_consume_durable(void *ctx, uint64_t journal_bytes, qc_error *err)
 {
     qc_consume *c = ctx;
     for (size_t f = 0; f < c->model->file_count; f++) {
-        if (!c->gone[f] && is_ready(c, f, journal_bytes))
+        if (!c->files[f].gone && qc_source_files_is_done(&c->p->sources, f, journal_bytes))
             QC_TRY(consume_file(c, f, err));
     }
     return QC_OK;
@@ -558,9 +492,9 @@ qc_status qc_consume_begin(qc_consume *c, qc_error *err)
 
 static void set_header_only(qc_consume *c)
 {
-    for (size_t f = 0; c->header_at && f < c->model->file_count; f++) {
-        if (c->header_at[f] != 0)
-            qc_st_file_set_header_only(&c->model->files[f].st, c->header_at[f]);
+    for (size_t f = 0; c->files && f < c->model->file_count; f++) {
+        if (c->files[f].header_at != 0)
+            qc_st_file_set_header_only(&c->model->files[f].st, c->files[f].header_at);
     }
 }
 
@@ -571,7 +505,7 @@ qc_status qc_consume_finish(qc_consume *c, qc_error *err)
     QC_TRY(qc_journal_sync(journal, err));
     QC_TRY(qc_consume_durable(c, end, err));
     for (size_t f = 0; f < c->model->file_count; f++) {
-        if (!c->gone[f])
+        if (!c->files[f].gone)
             QC_FAIL(err, QC_ERR_INTERNAL, "%s: was converted, but could not be consumed",
                     c->model->files[f].path);
     }
@@ -590,10 +524,5 @@ void qc_consume_destroy(qc_consume *c)
     if (!c)
         return;
     set_header_only(c);
-    qc_free(c->jobs);
-    qc_free(c->first);
-    qc_free(c->next);
-    qc_free(c->gone);
-    qc_free(c->header_at);
     qc_free(c);
 }

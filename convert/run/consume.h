@@ -23,7 +23,7 @@
 #define QC_CONVERT_CONSUME_H
 
 #include "convert/pipeline/pipeline.h"
-#include "convert/pipeline/source_files.h"
+#include "convert/pipeline/source_use.h"
 #include "convert/run/convert_options.h"
 
 typedef struct qc_consume qc_consume;

@@ -4,14 +4,13 @@
 #include "base/clock.h"
 #include "base/text.h"
 #include "convert/pipeline/pipeline.h"
-#include "convert/run/calibrate_stage.h"
+#include "convert/run/calibration.h"
 #include "convert/run/consume.h"
 #include "convert/run/ending.h"
 #include "convert/run/finished.h"
 #include "convert/run/make_manifest.h"
 #include "convert/run/output_ready.h"
 #include "convert/run/resume.h"
-#include "convert/run/room.h"
 #include "convert/run/side_files.h"
 #include "convert/term/console.h"
 #include "convert/term/progress.h"
@@ -26,7 +25,6 @@ typedef struct {
     const qc_plan *plan;
     const qc_call *call;
     const qc_convert_options *o;
-    const qc_fit *fit;
     qc_output_dir d;
     qc_pipeline p;
     qc_resume *resume;
@@ -34,7 +32,7 @@ typedef struct {
     qc_consume *consume; /* NULL: the source stays */
     qc_devices *devices;
     qc_part_run *part;
-    qc_calibrate_stage calibrate;
+    qc_calibration calibrate;
     qc_manifest_rows rows;
     uint64_t bytes_in; /* of the source, that this process reads */
     int running;       /* what the input is wrong with was found by working on it */
@@ -47,39 +45,40 @@ static qc_status check_room(const conversion *c, qc_error *err)
                     .part_of = c->part->part_of,
                     .part_index = c->part->rank.index,
                     .root = &c->d.root,
-                    .calibrated = qc_calibrate_stage_room(&c->calibrate, &c->p),
+                    .calibrated = qc_calibration_room(&c->calibrate, &c->p),
                     .consumes = c->o->consume_source};
     if (c->consume && !c->plan->options->compress)
         QC_TRY(qc_consume_room(&c->p, &room.consumption, err));
     return qc_room_check(&room, err);
 }
 
-/* m is the manifest, or NULL while parts are to come. */
+/* m is the manifest, or NULL while parts are to come. Then the results are those of this part. */
 static void fill_results(qc_convert_report *r, const qc_pipeline *p, const qc_part_run *part,
                          const qc_manifest *m)
 {
     const qc_plan *plan = p->plan;
+    const uint32_t *part_of = m ? NULL : part->part_of;
     r->threads = p->threads;
     r->isa = qc_isa_name(p->ops->isa);
     r->device = p->devices->text;
     r->gpu_weights = atomic_load(&p->gpu_elems);
-    if (!m) {
-        qc_part_fill_report(part, p, r);
-        return;
-    }
-    r->side_files = m->file_count;
+    r->side_files = m ? m->file_count : 0;
     for (uint32_t i = 0; i < p->plan->layout.count; i++)
-        r->bytes_out_stored += p->shards[i].file_bytes;
+        if (!part_of || part_of[i] == part->rank.index)
+            r->bytes_out_stored += p->shards[i].file_bytes;
     /* Of two that are equally bad this takes the first in the order of the files. */
     for (uint32_t i = 0; i < plan->tensor_count; i++) {
-        const qc_output *o = &plan->outputs[plan->layout.shards[0].order[i]];
+        uint32_t tensor = plan->layout.shards[0].order[i];
+        const qc_output *o = &plan->outputs[tensor];
         const qc_job *j = &plan->jobs[o->job];
         const qc_tensor_error *e = &p->jobs[o->job].error;
-        if (o->part != QC_PART_MAIN || j->outputs[QC_PART_STATE] == j->outputs[QC_PART_SCB])
-            continue; /* not quantized: it has neither */
-        qc_console_detail(plan->call, 2,
-                          "%s: %s, relative MSE %.3e, largest error %.3e at %" PRIu64, j->name,
-                          qc_scheme_name(j->scheme), e->rel_mse, e->max_err, e->max_index);
+        if (o->role != QC_ROLE_TENSOR_MAIN || !qc_scheme_is_quantized(j->scheme) ||
+            (part_of && part_of[qc_plan_tensor(plan, tensor).shard] != part->rank.index))
+            continue;
+        if (m)
+            qc_console_detail(plan->call, 2,
+                              "%s: %s, relative MSE %.3e, largest error %.3e at %" PRIu64, j->name,
+                              qc_scheme_name(j->scheme), e->rel_mse, e->max_err, e->max_index);
         if (!r->worst_name || e->rel_mse > r->worst_rel_mse) {
             r->worst_name = j->name;
             r->worst_rel_mse = e->rel_mse;
@@ -124,8 +123,9 @@ static void tell_what_is_missing(const qc_pipeline *p, qc_error *err)
 {
     uint64_t room = 0, left = 0;
     for (uint32_t i = 0; i < p->unit_count; i++) {
-        if (!p->units[i].written && !p->shards[qc_unit_shard(p, i)].foreign)
-            left += qc_unit_of(p, i).content_bytes;
+        const qc_unit *u = &p->units[i];
+        if (!u->written && !p->shards[u->shard].foreign)
+            left += u->content_bytes;
     }
     if (qc_dir_free_bytes(p->out->staging, &room, NULL) == QC_OK && left > room)
         qc_error_prefix(err, "the disk is full: up to %" PRIu64 " more bytes are needed",
@@ -158,7 +158,7 @@ static qc_status take_sources(conversion *c, qc_error *err)
 {
     for (uint32_t i = 0; i < c->plan->job_count; i++) {
         if (c->p.jobs[i].kept)
-            qc_source_files_done(&c->p.sources, i);
+            qc_source_files_done(&c->p.sources, i, atomic_load(&c->p.jobs[i].recorded_end));
     }
     if (!c->o->consume_source)
         return QC_OK;
@@ -199,8 +199,8 @@ static qc_status put_manifest(conversion *c, qc_manifest *m, qc_error *err)
     qc_manifest_file *files = NULL;
     size_t file_count = 0;
     qc_digest digest;
-    QC_TRY(qc_side_files_stage(&c->d, c->plan, c->fit, &files, &file_count, err));
-    QC_TRY(qc_manifest_make(m, &c->rows, &c->p, c->fit, files, file_count, err));
+    QC_TRY(qc_side_files_stage(&c->d, c->plan, &files, &file_count, err));
+    QC_TRY(qc_manifest_make(m, &c->rows, &c->p, files, file_count, err));
     if (c->calibrate.known)
         QC_TRY(qc_manifest_add_calibration(m, c->plan, &c->calibrate.report, err));
     QC_TRY(qc_source_files_check(c->plan, err));
@@ -249,17 +249,17 @@ static void tell_kept(const conversion *c, qc_error *err)
     uint32_t done = 0, own = 0;
     for (uint32_t i = 0; i < c->plan->job_count; i++) {
         const qc_job *j = &c->plan->jobs[i];
-        if (c->p.shards[qc_plan_tensor(c->plan, j->outputs[QC_PART_MAIN]).shard].foreign)
+        if (c->p.shards[qc_plan_tensor(c->plan, j->outputs[QC_ROLE_TENSOR_MAIN]).shard].foreign)
             continue;
         own++;
         done += c->p.jobs[i].kept || atomic_load(&c->p.jobs[i].recorded_end) > 0;
     }
     size_t len = strlen(err->msg);
-    if (done == 0 && qc_calibrate_stage_count(&c->calibrate) > 0) {
+    if (done == 0 && qc_calibration_count(&c->calibrate) > 0) {
         (void)snprintf(err->msg + len, sizeof err->msg - len,
                        "; %" PRIu32
                        " weights are calibrated, and the same command continues from there",
-                       qc_calibrate_stage_count(&c->calibrate));
+                       qc_calibration_count(&c->calibrate));
         return;
     }
     (void)snprintf(err->msg + len, sizeof err->msg - len,
@@ -271,7 +271,7 @@ static void tell_kept(const conversion *c, qc_error *err)
 /* Is there anything that the same command could go on with? */
 static int has_work(const conversion *c)
 {
-    return qc_resume_has_work(c->resume) || qc_calibrate_stage_count(&c->calibrate) > 0;
+    return qc_resume_has_work(c->resume) || qc_calibration_count(&c->calibrate) > 0;
 }
 
 /* ---- an interruption that takes too long ---- */
@@ -350,8 +350,7 @@ static qc_status complete(conversion *c, qc_manifest *m, int *whole, qc_convert_
     qc_part_run *part = c->part;
     int done = 0;
     *whole = 0;
-    QC_TRY(qc_part_look_around(part, &c->d, &c->p, c->resume, c->fit, &report->complete_meanwhile,
-                               err));
+    QC_TRY(qc_part_look_around(part, &c->p, c->resume, &report->complete_meanwhile, err));
     if (report->complete_meanwhile || part->left_count > 0)
         return QC_OK;
     *whole = 1;
@@ -367,10 +366,10 @@ static qc_status complete(conversion *c, qc_manifest *m, int *whole, qc_convert_
 static qc_status make(conversion *c, qc_error *err)
 {
     QC_TRY(check_kept(c, err));
-    if (qc_calibrate_stage_is_due(&c->calibrate, &c->p)) {
+    if (qc_calibration_is_due(&c->calibrate, &c->p)) {
         /* Calibrating reads the whole model before any file of it may be deleted. */
         QC_TRY(check_room(c, err));
-        QC_TRY(qc_calibrate_stage_run(&c->calibrate, &c->p, err));
+        QC_TRY(qc_calibration_run(&c->calibrate, &c->p, err));
     }
     QC_TRY(take_sources(c, err));
     QC_TRY(check_room(c, err));
@@ -418,13 +417,11 @@ static qc_status convert(conversion *c, qc_convert_report *report, qc_error *err
     const qc_plan_options *o = c->plan->options;
     qc_isa isa;
     qc_manifest m;
-    void *v = NULL;
     watch w;
     int done = 0;
     unsigned threads = call->threads;
     QC_TRY(qc_isa_select(&isa, err));
-    QC_TRY(qc_arena_alloc(call->arena, &v, 1, sizeof(qc_devices), err));
-    c->devices = v;
+    QC_TRY(qc_arena_alloc(call->arena, &c->devices, 1, sizeof(qc_devices), err));
     QC_TRY(qc_devices_choose(c->devices, call->gpu, call->run_device, qc_plan_gpu_bytes(c->plan),
                              call->arena, err));
     if (threads == 0)
@@ -435,7 +432,7 @@ static qc_status convert(conversion *c, qc_convert_report *report, qc_error *err
     c->bytes_in = own_bytes(c);
     QC_TRY(qc_resume_open(&c->resume, &c->p, &c->d, c->part->rank.index, c->part->rank.count, err));
     qc_part_opened(c->part, &c->p, c->resume);
-    QC_TRY(qc_calibrate_stage_open(&c->calibrate, &c->p, &c->d, err));
+    QC_TRY(qc_calibration_open(&c->calibrate, &c->p, &c->d, err));
     QC_TRY(watch_start(&w, c, err));
     qc_status st = go_on(c, &m, &done, report, err);
     watch_end(&w);
@@ -448,7 +445,7 @@ static qc_status convert(conversion *c, qc_convert_report *report, qc_error *err
     report->bytes_out_kept = found->stored_kept;
     if (c->consume)
         report->files_consumed = qc_consume_count(c->consume, &report->bytes_consumed);
-    qc_calibrate_stage_tell(&c->calibrate, &c->p, report);
+    qc_calibration_tell(&c->calibrate, &c->p, report);
     fill_part(c, report);
     fill_results(report, &c->p, c->part, done ? &m : NULL);
     return QC_OK;
@@ -468,22 +465,21 @@ static unsigned ending_facts(const conversion *c)
     return facts;
 }
 
-qc_status qc_convert_run(const qc_plan *plan, qc_checkpoint *model, const qc_fit *fit,
-                         qc_part_run *part, qc_convert_report *report, qc_error *err)
+qc_status qc_convert_run(const qc_plan *plan, qc_checkpoint *model, qc_part_run *part,
+                         qc_convert_report *report, qc_error *err)
 {
     const qc_convert_options *o = part->options;
-    conversion c = {
-        .plan = plan, .call = plan->call, .o = o, .fit = fit, .model = model, .part = part};
+    conversion c = {.plan = plan, .call = plan->call, .o = o, .model = model, .part = part};
     int there = 0;
     if (o->consume_source)
         QC_TRY(qc_consume_check(plan, o, err));
-    QC_TRY(qc_part_open(part, &c.d, plan, fit, &there, err));
+    QC_TRY(qc_part_open(part, &c.d, &there, err));
     if (there) {
         report->complete_before = 1;
         fill_part(&c, report);
         return QC_OK;
     }
-    qc_status st = qc_output_ready_for(&c.d, plan, fit, o->force, err);
+    qc_status st = qc_output_ready_for(&c.d, plan, o->force, err);
     if (st == QC_OK)
         st = convert(&c, report, err);
     qc_consume_destroy(c.consume);
@@ -493,15 +489,14 @@ qc_status qc_convert_run(const qc_plan *plan, qc_checkpoint *model, const qc_fit
     if (ending.tell && err)
         tell_kept(&c, err);
     qc_manifest_rows_deinit(&c.rows);
-    qc_calibrate_stage_close(&c.calibrate);
+    qc_calibration_close(&c.calibrate);
     qc_resume_close(c.resume);
-    qc_pipeline_forget_digests(&c.p);
     if (ending.fate == QC_STAGING_LEAVE)
-        qc_part_leave(part, &c.d);
+        qc_part_leave(part);
     else if (ending.fate == QC_STAGING_CLOSE)
-        qc_part_close(part, &c.d);
+        qc_part_close(part);
     else
-        qc_part_abort(part, &c.d, &c.p);
+        qc_part_abort(part, &c.p);
     qc_pipeline_deinit(&c.p);
     return st;
 }

@@ -3,14 +3,13 @@
 #ifndef QC_CONVERT_CONVERT_RUN_H
 #define QC_CONVERT_CONVERT_RUN_H
 
-#include "convert/fit/fit.h"
 #include "convert/plan/plan.h"
 #include "convert/run/part_run.h"
 #include "convert/run/summary.h"
 
 /* Goes on with what an interrupted run of the same command left, or begins where there is nothing,
  * and fills in the results of report. model is the plan's checkpoint, which changes where its files
- * are deleted (--consume-source). fit is what the plan was cut for, or NULL. part has been begun
+ * are deleted (--consume-source). part has been begun
  * (qc_part_begin). If it is one of several, this process makes its own part, and the rest of OUT if
  * it is the last.
  *
@@ -19,7 +18,7 @@
  * so. The folder goes where the same command can only fail again (the input is bad), and where
  * nothing was finished. A conversion of another command is never touched, nor is one that has
  * deleted files of its source. */
-QC_NODISCARD qc_status qc_convert_run(const qc_plan *plan, qc_checkpoint *model, const qc_fit *fit,
-                                      qc_part_run *part, qc_convert_report *report, qc_error *err);
+QC_NODISCARD qc_status qc_convert_run(const qc_plan *plan, qc_checkpoint *model, qc_part_run *part,
+                                      qc_convert_report *report, qc_error *err);
 
 #endif

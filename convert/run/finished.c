@@ -160,7 +160,7 @@ static qc_status same_tensor(int *same, const qc_manifest_tensor *t, const qc_pl
     *same = same_text(t->name, name->data) && t->dtype == o.st.dtype && t->ndim == o.st.ndim &&
             memcmp(t->dims, o.st.dims, t->ndim * sizeof *t->dims) == 0 && t->begin == o.st.begin &&
             t->end == o.st.end && t->shard == o.shard && t->piece_bytes == o.piece_bytes &&
-            (made->part != QC_PART_MAIN ||
+            (made->role != QC_ROLE_TENSOR_MAIN ||
              (same_text(t->scheme, qc_scheme_name(j->scheme)) &&
               same_text(t->source_name, plan->model->tensors[j->source].name)));
     return QC_OK;
@@ -192,10 +192,10 @@ static qc_status same_tensors(int *same, const qc_manifest *m, const qc_plan *pl
 }
 
 static qc_status is_of_plan(int *same, qc_difference *why, const qc_manifest *m,
-                            const qc_plan *plan, const qc_fit *fit, qc_error *err)
+                            const qc_plan *plan, qc_error *err)
 {
     qc_manifest head;
-    QC_TRY(qc_manifest_head(&head, plan, fit, err));
+    QC_TRY(qc_manifest_head(&head, plan, err));
     *same = qc_manifest_is_alike(why, m, &head);
     if (*same) {
         QC_TRY(same_tensors(same, m, plan, err));
@@ -231,20 +231,6 @@ qc_status qc_output_read_finished(qc_manifest *m, qc_difference *why, qc_arena *
     return QC_OK;
 }
 
-qc_status qc_output_is_of_plan(int *same, qc_difference *why, const char *out, const qc_plan *plan,
-                               const qc_fit *fit, qc_error *err)
-{
-    qc_arena arena;
-    qc_manifest m;
-    *same = 0;
-    qc_arena_init(&arena);
-    qc_status st = qc_output_read_finished(&m, why, &arena, out, err);
-    if (st == QC_OK && m.shard_count > 0)
-        st = is_of_plan(same, why, &m, plan, fit, err);
-    qc_arena_deinit(&arena);
-    return st;
-}
-
 /* ---- weights of the source ------------------------------------------------------------------ */
 
 typedef struct {
@@ -269,7 +255,7 @@ static const qc_job *job_of(const qc_plan *plan, uint32_t row)
 }
 
 /* Hashes one piece of the source, and moves *at behind it. */
-static qc_status hash_piece(const comparison *c, const reader *r, const qc_ckpt_tensor *from,
+static qc_status hash_piece(const comparison *c, const reader *r, const qc_checkpoint_tensor *from,
                             uint64_t piece_bytes, uint64_t *at, qc_digest *out, qc_error *err)
 {
     uint64_t end = from->bytes - *at < piece_bytes ? from->bytes : *at + piece_bytes;
@@ -289,14 +275,13 @@ static qc_status compare_weight(comparison *c, qc_team *team, const reader *r, u
                                 qc_error *err)
 {
     const qc_manifest_tensor *t = &c->tensors[row];
-    const qc_ckpt_tensor *from = &c->plan->model->tensors[job_of(c->plan, row)->source];
+    const qc_checkpoint_tensor *from = &c->plan->model->tensors[job_of(c->plan, row)->source];
     uint64_t piece_bytes = t->source_piece_bytes, at = 0;
     uint64_t count = piece_bytes ? qc_ceil_div_u64(from->bytes, piece_bytes) : 0;
-    void *v = NULL;
     if (count == 0)
         return QC_OK;
-    QC_TRY(qc_calloc(&v, (size_t)count, sizeof(qc_digest), err));
-    qc_digest *pieces = v;
+    qc_digest *pieces = NULL;
+    QC_TRY(qc_calloc(&pieces, (size_t)count, sizeof(qc_digest), err));
     qc_status st = QC_OK;
     for (uint64_t i = 0; st == QC_OK && i < count && !atomic_load(&c->differs); i++) {
         if (qc_team_stopped(team))
@@ -317,14 +302,12 @@ static qc_status compare_some(qc_team *team, unsigned index, void *ctx, qc_error
 {
     comparison *c = ctx;
     reader r = {NULL, NULL, NULL};
-    void *v = NULL;
     (void)index;
     qc_status st = qc_st_cursor_create(&r.cursor, err);
     if (st == QC_OK)
         st = qc_digest_create(&r.hash, err);
     if (st == QC_OK)
-        st = qc_malloc(&v, READ_BYTES, err);
-    r.bytes = v;
+        st = qc_malloc(&r.bytes, READ_BYTES, err);
     while (st == QC_OK && !atomic_load(&c->differs)) {
         uint32_t i = (uint32_t)atomic_fetch_add(&c->next, 1);
         if (i >= c->count)
@@ -343,16 +326,15 @@ static qc_status compare_weights(comparison *c, const uint32_t *part_of, unsigne
     const qc_plan *plan = c->plan;
     const qc_call *call = plan->call;
     uint64_t bytes = 0;
-    void *v = NULL;
-    QC_TRY(qc_calloc(&v, plan->tensor_count, sizeof(uint32_t), err));
-    uint32_t *rows = v;
+    uint32_t *rows = NULL;
+    QC_TRY(qc_calloc(&rows, plan->tensor_count, sizeof(uint32_t), err));
     c->rows = rows;
     for (uint32_t i = 0; i < plan->tensor_count; i++) {
         uint32_t tensor = plan->layout.shards[0].order[i];
         const qc_output *made = &plan->outputs[tensor];
         const qc_job *j = job_of(plan, i);
         if ((part_of && part_of[qc_plan_tensor(plan, tensor).shard] != index) ||
-            made->part != QC_PART_MAIN || j->entry->transpose ||
+            made->role != QC_ROLE_TENSOR_MAIN || j->entry->transpose ||
             plan->model->files[plan->model->tensors[j->source].file].saved)
             continue;
         rows[c->count++] = i;
@@ -439,13 +421,13 @@ static const qc_manifest_file *find_file(const qc_manifest *m, const char *name)
 
 /* Compares config.json and what is copied. The index and the device map follow from the plan. */
 static qc_status same_side_files(int *same, qc_difference *why, const qc_manifest *m,
-                                 const qc_plan *plan, const qc_fit *fit, qc_error *err)
+                                 const qc_plan *plan, qc_error *err)
 {
     const char **names = NULL, *index = NULL;
     size_t count = 0;
     qc_strbuf config;
     QC_TRY(qc_layout_index_name(&index, plan->arena, plan->layout.shards[0].name, err));
-    QC_TRY(qc_side_file_names(&names, &count, plan->arena, plan, fit, err));
+    QC_TRY(qc_side_file_names(&names, &count, plan->arena, plan, err));
     *same = 1;
     if (count != m->file_count)
         *same = differ(why, "it has %zu file%s beside the weights and this one %zu", m->file_count,
@@ -546,27 +528,37 @@ qc_status qc_manifest_is_there(int *same, qc_difference *why, const qc_manifest 
     return QC_OK;
 }
 
+static qc_status compare_output(int *same, qc_difference *why, const qc_manifest *m,
+                                const qc_file *root, const qc_plan *plan, qc_look look,
+                                qc_error *err)
+{
+    if (m->shard_count > 0)
+        QC_TRY(is_of_plan(same, why, m, plan, err));
+    if (!*same || look == QC_LOOK_PLAN)
+        return QC_OK;
+    QC_TRY(qc_manifest_is_there(same, why, m, root, err));
+    if (*same)
+        QC_TRY(same_side_files(same, why, m, plan, err));
+    if (*same)
+        QC_TRY(same_calibration(same, why, m, plan, err));
+    if (!*same || look == QC_LOOK_FILES)
+        return QC_OK;
+    QC_TRY(qc_manifest_is_of_weights(same, m, plan, NULL, 0, err));
+    if (!*same)
+        (void)differ(why, "it was made of another model, whose weights are not these");
+    return QC_OK;
+}
+
 qc_status qc_output_is_finished(int *same, qc_difference *why, const qc_file *root,
-                                const qc_plan *plan, const qc_fit *fit, int weights, qc_error *err)
+                                const qc_plan *plan, qc_look look, qc_error *err)
 {
     qc_arena arena;
     qc_manifest m;
     *same = 0;
     qc_arena_init(&arena);
     qc_status st = qc_output_read_finished(&m, why, &arena, root->path, err);
-    if (st == QC_OK && m.shard_count > 0)
-        st = is_of_plan(same, why, &m, plan, fit, err);
-    if (st == QC_OK && *same)
-        st = qc_manifest_is_there(same, why, &m, root, err);
-    if (st == QC_OK && *same)
-        st = same_side_files(same, why, &m, plan, fit, err);
-    if (st == QC_OK && *same)
-        st = same_calibration(same, why, &m, plan, err);
-    if (st == QC_OK && *same && weights) {
-        st = qc_manifest_is_of_weights(same, &m, plan, NULL, 0, err);
-        if (st == QC_OK && !*same)
-            (void)differ(why, "it was made of another model, whose weights are not these");
-    }
+    if (st == QC_OK)
+        st = compare_output(same, why, &m, root, plan, look, err);
     qc_arena_deinit(&arena);
     return st;
 }

@@ -3,7 +3,6 @@
 #ifndef QC_CONVERT_FINISHED_H
 #define QC_CONVERT_FINISHED_H
 
-#include "convert/fit/fit.h"
 #include "convert/plan/plan.h"
 #include "formats/manifest.h"
 
@@ -19,27 +18,26 @@ QC_NODISCARD qc_status qc_output_read_finished(qc_manifest *m, qc_difference *wh
                                                const char *out, qc_error *err);
 /* Do two manifests record the same options and sources? why may be NULL, here and below. */
 int qc_manifest_is_alike(qc_difference *why, const qc_manifest *then, const qc_manifest *now);
-/* Sets *same where the manifest of the folder out is of this version, of the same options and
- * source (names, sizes, heads), and lists the same tensors at the same places as the plan. It is 0
- * where there is no manifest, or none that can be read. Contents are not looked at: 'verify' looks
- * at those of OUT, and qc_manifest_is_of_weights at the source's. fit is what the plan was cut for,
- * or NULL. The memory that this needs comes from the plan's arena. */
-QC_NODISCARD qc_status qc_output_is_of_plan(int *same, qc_difference *why, const char *out,
-                                            const qc_plan *plan, const qc_fit *fit, qc_error *err);
 /* Are all files that a manifest lists in its folder, with the sizes that it says? */
 QC_NODISCARD qc_status qc_manifest_is_there(int *same, qc_difference *why, const qc_manifest *m,
                                             const qc_file *root, qc_error *err);
-/* Answers both of these, and compares the files beside the weights and what the output was
- * calibrated with; if `weights` is set, the weights too (see below). root is OUT, which has a
- * manifest. */
+/* How far qc_output_is_finished looks; each does what those before it do. */
+typedef enum {
+    QC_LOOK_PLAN,  /* at the manifest: version, options, source (names, sizes, heads), the plan */
+    QC_LOOK_FILES, /* are all files there, are those beside the weights and the calibration equal */
+    QC_LOOK_WEIGHTS /* at the weights of the source (qc_manifest_is_of_weights) */
+} qc_look;
+
+/* Is the output in root what the plan would make? *same is 0 where there is no manifest, or none
+ * that can be read. 'verify' looks at the contents of an output; nothing here does. The memory that
+ * this needs comes from the plan's arena. */
 QC_NODISCARD qc_status qc_output_is_finished(int *same, qc_difference *why, const qc_file *root,
-                                             const qc_plan *plan, const qc_fit *fit, int weights,
-                                             qc_error *err);
+                                             const qc_plan *plan, qc_look look, qc_error *err);
 /* Makes the QC_ERR_USAGE that says that out holds another finished output, and that only --force
  * replaces it. */
 QC_NODISCARD qc_status qc_output_refuse(const qc_difference *why, const char *out, qc_error *err);
 
-/* Answers the same question for the weights, once the first two have set *same: models of one
+/* Answers the same question for the weights, once QC_LOOK_FILES found no difference: models of one
  * architecture have the same heads. It reads, on all threads, everything that part `index` of the
  * shards was made of (part_of has the part of each shard; NULL: all of them), and compares it with
  * the digests of the manifest. It leaves out matrices that lie transposed in the source, and files

@@ -2,6 +2,7 @@
 #include "convert/run/resume.h"
 
 #include "convert/calibrate/calibrate.h"
+#include "convert/fit/fit.h"
 #include "convert/run/make_manifest.h"
 #include "formats/seekable.h"
 
@@ -14,82 +15,92 @@
 
 /* A value may come from a command line or be a file's name. It is escaped, so that a line stays one
  * line. */
-static qc_status add_escaped(qc_strbuf *out, const char *s, qc_error *err)
+static void add_escaped(qc_strbuf *out, const char *s)
 {
     for (; *s; s++) {
         unsigned char c = (unsigned char)*s;
         if (c < 0x20 || c == 0x7f || c == '%')
-            QC_TRY(qc_strbuf_addf(out, err, "%%%02x", c));
+            qc_strbuf_putf(out, "%%%02x", c);
         else
-            QC_TRY(qc_strbuf_add(out, s, 1, err));
+            qc_strbuf_put(out, s, 1);
     }
+}
+
+static void add_text(qc_strbuf *out, const char *key, const char *value)
+{
+    qc_strbuf_putf(out, "%s=", key);
+    add_escaped(out, value ? value : "not given");
+    qc_strbuf_puts(out, "\n");
+}
+
+static void add_given(qc_strbuf *out, const char *key, int given)
+{
+    add_text(out, key, given ? "given" : NULL);
+}
+
+static void add_number(qc_strbuf *out, const char *key, uint64_t value)
+{
+    qc_strbuf_putf(out, "%s=%" PRIu64 "\n", key, value);
+}
+
+static void add_double(qc_strbuf *out, const char *key, double value)
+{
+    qc_strbuf_putf(out, "%s=%.17g\n", key, value);
+}
+
+static void add_fit(qc_strbuf *out, const qc_fit_options *f)
+{
+    add_text(out, "--vram", f->vram);
+    if (!f->vram)
+        return;
+    add_double(out, "--margin", f->margin);
+    add_number(out, "--context", f->context);
+    add_number(out, "--batch", f->batch);
+    add_number(out, "--images", f->images);
+    add_number(out, "--kv-dtype", f->kv_bits);
+    add_text(out, "--mla", qc_fit_mla_name(f));
+    add_number(out, "--prefill", f->prefill);
+    add_number(out, "--cuda-context", f->cuda_context_bytes);
+}
+
+/* The last line says which text, or moments, and on what they are computed. */
+static qc_status add_calibration(qc_strbuf *out, const qc_plan *plan, qc_error *err)
+{
+    const qc_calibrate_options *o = &plan->options->calibrate;
+    const char *line = NULL;
+    add_given(out, "--calibrate", o->text != NULL);
+    add_given(out, "--hessians", o->hessians != NULL);
+    if (!qc_calibrates(o))
+        return QC_OK;
+    add_number(out, "--calibration-tokens", o->max_tokens);
+    add_number(out, "--calibration-context", o->context);
+    add_double(out, "--damping", o->damping);
+    QC_TRY(qc_calibrate_identity(&line, plan, err));
+    add_text(out, "calibration", line);
     return QC_OK;
 }
 
-static qc_status add_text(qc_strbuf *out, const char *key, const char *value, qc_error *err)
-{
-    QC_TRY(qc_strbuf_addf(out, err, "%s=", key));
-    QC_TRY(add_escaped(out, value ? value : "not given", err));
-    return qc_strbuf_adds(out, "\n", err);
-}
-
-static qc_status add_number(qc_strbuf *out, const char *key, uint64_t value, qc_error *err)
-{
-    return qc_strbuf_addf(out, err, "%s=%" PRIu64 "\n", key, value);
-}
-
-static qc_status add_fit(qc_strbuf *out, const qc_fit_options *f, qc_error *err)
-{
-    QC_TRY(add_text(out, "--vram", f->vram, err));
-    if (!f->vram)
-        return QC_OK;
-    QC_TRY(qc_strbuf_addf(out, err, "--margin=%.17g\n", f->margin));
-    QC_TRY(add_number(out, "--context", f->context, err));
-    QC_TRY(add_number(out, "--batch", f->batch, err));
-    QC_TRY(add_number(out, "--images", f->images, err));
-    QC_TRY(add_number(out, "--kv-dtype", f->kv_bits, err));
-    QC_TRY(add_text(out, "--mla", qc_fit_mla_name(f), err));
-    QC_TRY(add_number(out, "--prefill", f->prefill, err));
-    return add_number(out, "--cuda-context", f->cuda_context_bytes, err);
-}
-
-/* The line says which text, or moments, and on what they are computed. */
-static qc_status add_calibration(qc_strbuf *out, const qc_plan *plan, qc_error *err)
-{
-    const qc_plan_options *o = plan->options;
-    const char *line = NULL;
-    QC_TRY(add_text(out, "--calibrate", o->calibrate.text ? "given" : NULL, err));
-    QC_TRY(add_text(out, "--hessians", o->calibrate.hessians ? "given" : NULL, err));
-    if (!qc_calibrates(&o->calibrate))
-        return QC_OK;
-    QC_TRY(add_number(out, "--calibration-tokens", o->calibrate.max_tokens, err));
-    QC_TRY(add_number(out, "--calibration-context", o->calibrate.context, err));
-    QC_TRY(qc_strbuf_addf(out, err, "--damping=%.17g\n", o->calibrate.damping));
-    QC_TRY(qc_calibrate_identity(&line, plan, err));
-    return add_text(out, "calibration", line, err);
-}
-
-static qc_status add_options(qc_strbuf *out, const qc_plan_options *o, qc_error *err)
+static void add_options(qc_strbuf *out, const qc_plan_options *o)
 {
     static const char *const scales[] = {QC_SCALE_NAMES};
-    QC_TRY(add_text(out, "--to", qc_to_name(o->recipe.to), err));
-    QC_TRY(add_number(out, "--block-size", o->recipe.block_elems, err));
-    QC_TRY(add_text(out, "--no-double-quant", o->recipe.double_quant ? "not given" : "given", err));
-    QC_TRY(add_text(out, "--scale", scales[o->recipe.scale], err));
-    QC_TRY(add_text(out, "--rest", qc_rest_name(o->recipe.rest), err));
-    QC_TRY(add_text(out, "--compute-dtype", o->recipe.compute_dtype, err));
+    const qc_recipe_options *r = &o->recipe;
+    add_text(out, "--to", qc_to_name(r->to));
+    add_number(out, "--block-size", r->block_elems);
+    add_given(out, "--no-double-quant", !r->double_quant);
+    add_text(out, "--scale", scales[r->scale]);
+    add_text(out, "--rest", qc_rest_name(r->rest));
+    add_text(out, "--compute-dtype", r->compute_dtype);
     if (o->compress)
-        QC_TRY(qc_strbuf_addf(out, err, "--compress=zstd:%d\n", o->compress_level));
+        qc_strbuf_putf(out, "--compress=zstd:%d\n", o->compress_level);
     else
-        QC_TRY(add_text(out, "--compress", "none", err));
-    QC_TRY(add_number(out, "--max-shard-size", o->max_shard_bytes, err));
-    QC_TRY(add_text(out, "--requantize", o->recipe.requantize ? "given" : "not given", err));
-    QC_TRY(add_text(out, "--drop-mtp", o->recipe.drop_mtp ? "given" : "not given", err));
-    QC_TRY(add_text(out, "--schemes", o->recipe.schemes, err));
-    for (uint32_t i = 0; i < o->recipe.rule_count; i++)
-        QC_TRY(add_text(out, o->recipe.rules[i].quantize ? "--quantize" : "--keep",
-                        o->recipe.rules[i].glob, err));
-    return add_fit(out, &o->fit, err);
+        add_text(out, "--compress", "none");
+    add_number(out, "--max-shard-size", o->max_shard_bytes);
+    add_given(out, "--requantize", r->requantize);
+    add_given(out, "--drop-mtp", r->drop_mtp);
+    add_text(out, "--schemes", r->schemes);
+    for (uint32_t i = 0; i < r->rule_count; i++)
+        add_text(out, r->rules[i].quantize ? "--quantize" : "--keep", r->rules[i].glob);
+    add_fit(out, &o->fit);
 }
 
 static qc_status add_source(qc_strbuf *out, const qc_checkpoint *m, qc_error *err)
@@ -97,14 +108,14 @@ static qc_status add_source(qc_strbuf *out, const qc_checkpoint *m, qc_error *er
     char hex[QC_DIGEST_HEX_BYTES];
     qc_digest digest = qc_digest_bytes(m->config_text, m->config_len);
     qc_digest_hex(&digest, hex);
-    QC_TRY(qc_strbuf_addf(out, err, SOURCE_PREFIX "config=%s\n", m->config ? hex : "none"));
+    add_text(out, SOURCE_PREFIX "config", m->config ? hex : "none");
     for (size_t i = 0; i < m->file_count; i++) {
-        const qc_ckpt_file *f = &m->files[i];
+        const qc_checkpoint_file *f = &m->files[i];
         QC_TRY(qc_checkpoint_head_digest(m, i, &digest, err));
         qc_digest_hex(&digest, hex);
-        QC_TRY(qc_strbuf_addf(out, err, SOURCE_PREFIX "%zu=", i + 1));
-        QC_TRY(add_escaped(out, f->name, err));
-        QC_TRY(qc_strbuf_addf(out, err, ", %" PRIu64 " bytes, header %s\n", f->file_bytes, hex));
+        qc_strbuf_putf(out, SOURCE_PREFIX "%zu=", i + 1);
+        add_escaped(out, f->name);
+        qc_strbuf_putf(out, ", %" PRIu64 " bytes, header %s\n", f->file_bytes, hex);
     }
     return QC_OK;
 }
@@ -140,7 +151,7 @@ static qc_status hash_tensor(qc_digest_state *h, const qc_plan *plan, uint32_t t
     hash_u64(h, t.st.end);
     hash_u64(h, t.piece_bytes);
     hash_u64(h, o->job);
-    hash_u64(h, o->part);
+    hash_u64(h, o->role);
     hash_text(h, plan->model->tensors[j->source].name);
     hash_u64(h, j->scheme);
     hash_u64(h, j->block_elems);
@@ -173,19 +184,22 @@ static qc_status add_plan(qc_strbuf *out, const qc_plan *plan, qc_error *err)
     qc_digest_destroy(h);
     qc_strbuf_deinit(&name);
     qc_digest_hex(&digest, hex);
-    return st != QC_OK ? st : qc_strbuf_addf(out, err, "plan=%s\n", hex);
+    add_text(out, "plan", hex);
+    return st;
 }
 
 qc_status qc_identity_make(qc_strbuf *out, const qc_plan *plan, unsigned part_count, qc_error *err)
 {
-    QC_TRY(qc_strbuf_addf(out, err, "format=%u\nqconv=%s\n", QC_RESUME_FORMAT, QCONV_VERSION));
-    QC_TRY(qc_strbuf_addf(out, err, "parts=%u\n", part_count));
-    QC_TRY(add_options(out, plan->options, err));
+    add_number(out, "format", QC_RESUME_FORMAT);
+    add_text(out, "qconv", QCONV_VERSION);
+    add_number(out, "parts", part_count);
+    add_options(out, plan->options);
     QC_TRY(add_calibration(out, plan, err));
     if (plan->options->compress)
-        QC_TRY(add_text(out, "zstd", qc_frame_library_version(), err));
+        add_text(out, "zstd", qc_frame_library_version());
     QC_TRY(add_source(out, plan->model, err));
-    return add_plan(out, plan, err);
+    QC_TRY(add_plan(out, plan, err));
+    return qc_strbuf_status(out, err);
 }
 
 /* ---- comparing two ---- */

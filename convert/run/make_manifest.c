@@ -2,29 +2,23 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
+#include "convert/fit/fit.h"
 #include "convert/run/side_files.h"
 
+#include <stddef.h>
 #include <string.h>
 
-typedef enum { OF_CONTENT, OF_STORED, OF_SOURCE } digest_of;
-
-/* Digest over the pieces of `count` consecutive units. */
-static qc_status root_of(const qc_pipeline *p, uint32_t first, uint32_t count, digest_of what,
-                         qc_digest *out, qc_error *err)
+/* Makes the digest over one digest, which lies at `offset`, of each of `count` units. */
+static qc_status root_of(const qc_unit *units, uint32_t count, size_t offset, qc_digest *out,
+                         qc_error *err)
 {
-    void *v = NULL;
-    QC_TRY(qc_malloc(&v, (size_t)count * sizeof(qc_digest), err));
-    qc_digest *pieces = v;
-    qc_status st = QC_OK;
-    for (uint32_t i = 0; st == QC_OK && i < count; i++) {
-        qc_unit u;
-        st = qc_unit_read(p, first + i, &u, err);
-        pieces[i] = what == OF_CONTENT ? u.content : what == OF_STORED ? u.stored : u.source;
-    }
-    if (st == QC_OK)
-        *out = qc_digest_root(pieces, count);
-    qc_free(pieces);
-    return st;
+    qc_digest *frames = NULL;
+    QC_TRY(qc_malloc(&frames, (size_t)count * sizeof *frames, err));
+    for (uint32_t i = 0; i < count; i++)
+        memcpy(&frames[i], (const char *)&units[i] + offset, sizeof *frames);
+    *out = qc_digest_root(frames, count);
+    qc_free(frames);
+    return QC_OK;
 }
 
 static qc_status fill_tensor(qc_manifest_tensor *t, qc_manifest_rows *rows, uint32_t tensor,
@@ -35,7 +29,8 @@ static qc_status fill_tensor(qc_manifest_tensor *t, qc_manifest_rows *rows, uint
     const qc_out_tensor o = qc_plan_tensor(plan, tensor);
     const qc_output *made = &plan->outputs[tensor];
     const qc_job *j = &plan->jobs[made->job];
-    uint32_t first = p->first_unit[tensor], count = qc_unit_count(p, tensor);
+    const qc_unit *units = &p->units[p->first_unit[tensor]];
+    uint32_t count = qc_unit_count(p, tensor);
     QC_TRY(qc_out_tensor_name(&rows->name, &o, err));
     t->name = rows->name.data;
     t->dtype = o.st.dtype;
@@ -45,26 +40,25 @@ static qc_status fill_tensor(qc_manifest_tensor *t, qc_manifest_rows *rows, uint
     t->end = o.st.end;
     t->piece_bytes = o.piece_bytes;
     t->shard = o.shard;
-    QC_TRY(root_of(p, first, count, OF_CONTENT, &t->content, err));
+    QC_TRY(root_of(units, count, offsetof(qc_unit, content), &t->content, err));
     if (plan->options->compress) {
-        QC_TRY(root_of(p, first, count, OF_STORED, &t->stored, err));
-        t->stored_offset = count ? qc_unit_place(&p->units[first]) : 0;
+        QC_TRY(root_of(units, count, offsetof(qc_unit, stored), &t->stored, err));
+        t->stored_offset = count ? units->file_offset : 0;
         for (uint32_t i = 0; i < count; i++)
-            t->stored_bytes += p->units[first + i].stored_bytes;
+            t->stored_bytes += units[i].stored_bytes;
     }
-    if (made->part != QC_PART_MAIN) {
+    if (made->role != QC_ROLE_TENSOR_MAIN) {
         t->scheme = "state";
         return QC_OK;
     }
-    const qc_ckpt_tensor *src = &plan->model->tensors[j->source];
+    const qc_checkpoint_tensor *src = &plan->model->tensors[j->source];
     t->scheme = qc_scheme_name(j->scheme);
     t->source_name = src->name;
     t->source_dtype = src->dtype;
     /* Rounded up: of an odd number of nibbles the last byte is read whole. */
     t->source_piece_bytes = qc_ceil_div_u64(o.piece_bytes * j->source_num, j->source_den);
-    QC_TRY(root_of(p, first, count, OF_SOURCE, &t->source, err));
-    if (j->scheme == QC_SCHEME_NF4 || j->scheme == QC_SCHEME_INT8_ROWS ||
-        j->scheme == QC_SCHEME_INT8_BLOCKS) {
+    QC_TRY(root_of(units, count, offsetof(qc_unit, source), &t->source, err));
+    if (qc_scheme_is_quantized(j->scheme)) {
         const qc_tensor_error *e = &p->jobs[made->job].error;
         t->has_error = 1;
         t->rel_mse = e->rel_mse;
@@ -83,40 +77,39 @@ static qc_status fill_shard(qc_manifest_shard *s, const qc_pipeline *p, uint32_t
 {
     const qc_shard *sh = &p->plan->layout.shards[shard];
     const qc_shard_state *state = &p->shards[shard];
-    uint32_t first = state->first_unit, count = 0;
-    while (count < state->unit_count && p->units[first + count].kind == QC_UNIT_HEADER)
+    const qc_unit *units = &p->units[state->first_unit];
+    uint32_t count = 0;
+    while (count < state->unit_count && units[count].kind == QC_UNIT_HEADER)
         count++;
     s->name = sh->name;
     s->device = sh->device;
     s->content_bytes = sh->header_bytes + sh->data_bytes;
     s->header_bytes = sh->header_bytes;
-    QC_TRY(root_of(p, first, count, OF_CONTENT, &s->header, err));
+    QC_TRY(root_of(units, count, offsetof(qc_unit, content), &s->header, err));
     if (!p->plan->options->compress)
         return QC_OK;
     s->file_bytes = state->file_bytes;
     for (uint32_t i = 0; i < count; i++)
-        s->header_stored_bytes += p->units[first + i].stored_bytes;
-    QC_TRY(root_of(p, first, count, OF_STORED, &s->header_stored, err));
+        s->header_stored_bytes += units[i].stored_bytes;
+    QC_TRY(root_of(units, count, offsetof(qc_unit, stored), &s->header_stored, err));
     s->table_bytes = state->table_bytes;
     s->table = state->table;
     return QC_OK;
 }
 
-static qc_status fill_placement(qc_manifest_placement *out, const qc_plan *plan, const qc_fit *fit,
-                                qc_error *err)
+static qc_status fill_placement(qc_manifest_placement *out, const qc_plan *plan, qc_error *err)
 {
     const qc_fit_options *o = &plan->options->fit;
-    void *v = NULL;
-    QC_TRY(qc_arena_alloc(plan->arena, &v, plan->device_count, sizeof *out->devices, err));
     *out = (qc_manifest_placement){.vram = o->vram,
                                    .margin = o->margin,
-                                   .context = fit->context,
-                                   .batch = fit->batch,
+                                   .context = plan->fit->context,
+                                   .batch = plan->fit->batch,
                                    .images = o->images,
                                    .kv_bits = o->kv_bits,
                                    .mla_expanded = o->mla_expanded,
-                                   .devices = v,
                                    .device_count = plan->device_count};
+    QC_TRY(
+        qc_arena_alloc(plan->arena, &out->devices, plan->device_count, sizeof *out->devices, err));
     for (uint32_t i = 0; i < plan->device_count; i++)
         out->devices[i].name = plan->device_names[i];
     for (uint32_t i = 0; i < plan->layout.count; i++) {
@@ -140,11 +133,10 @@ void qc_manifest_rows_deinit(qc_manifest_rows *rows)
     qc_strbuf_deinit(&rows->name);
 }
 
-qc_status qc_manifest_head(qc_manifest *m, const qc_plan *plan, const qc_fit *fit, qc_error *err)
+qc_status qc_manifest_head(qc_manifest *m, const qc_plan *plan, qc_error *err)
 {
     const qc_plan_options *o = plan->options;
     const qc_checkpoint *model = plan->model;
-    void *v = NULL;
     memset(m, 0, sizeof *m);
     m->qconv_version = QCONV_VERSION;
     m->compressed = o->compress;
@@ -162,17 +154,15 @@ qc_status qc_manifest_head(qc_manifest *m, const qc_plan *plan, const qc_fit *fi
     m->max_shard_bytes = o->max_shard_bytes;
     m->scale = o->recipe.scale == QC_SCALE_ABSMAX ? NULL : qc_scale_name(&o->recipe);
     m->rule_count = o->recipe.rule_count;
-    QC_TRY(qc_arena_alloc(plan->arena, &v, o->recipe.rule_count, sizeof *m->rules, err));
-    m->rules = v;
+    QC_TRY(qc_arena_alloc(plan->arena, &m->rules, o->recipe.rule_count, sizeof *m->rules, err));
     for (uint32_t i = 0; i < o->recipe.rule_count; i++)
         QC_TRY(qc_arena_printf(plan->arena, &m->rules[i], err, "%s %s",
                                o->recipe.rules[i].quantize ? "quantize" : "keep",
                                o->recipe.rules[i].glob));
-    if (fit)
-        QC_TRY(fill_placement(&m->placement, plan, fit, err));
+    if (plan->fit)
+        QC_TRY(fill_placement(&m->placement, plan, err));
     m->source_count = model->file_count;
-    QC_TRY(qc_arena_alloc(plan->arena, &v, m->source_count, sizeof *m->sources, err));
-    m->sources = v;
+    QC_TRY(qc_arena_alloc(plan->arena, &m->sources, m->source_count, sizeof *m->sources, err));
     for (size_t i = 0; i < model->file_count; i++) {
         m->sources[i].name = model->files[i].name;
         m->sources[i].bytes = model->files[i].file_bytes;
@@ -202,9 +192,8 @@ static qc_status name_of(const char **out, const qc_plan *plan, const char *path
 qc_status qc_manifest_add_calibration(qc_manifest *m, const qc_plan *plan,
                                       const qc_calibrate_report *r, qc_error *err)
 {
-    void *v = NULL;
-    QC_TRY(qc_arena_alloc(plan->arena, &v, 1, sizeof *m->calibration, err));
-    qc_manifest_calibration *c = v;
+    qc_manifest_calibration *c = NULL;
+    QC_TRY(qc_arena_alloc(plan->arena, &c, 1, sizeof *m->calibration, err));
     *c = (qc_manifest_calibration){.damping = r->damping};
     m->calibration = c;
     if (r->hessians)
@@ -219,17 +208,14 @@ qc_status qc_manifest_add_calibration(qc_manifest *m, const qc_plan *plan,
 }
 
 qc_status qc_manifest_make(qc_manifest *m, qc_manifest_rows *rows, const qc_pipeline *p,
-                           const qc_fit *fit, qc_manifest_file *files, size_t file_count,
-                           qc_error *err)
+                           qc_manifest_file *files, size_t file_count, qc_error *err)
 {
     const qc_plan *plan = p->plan;
-    void *v = NULL;
     rows->p = p;
     qc_strbuf_init(&rows->name, SIZE_MAX / 2);
-    QC_TRY(qc_manifest_head(m, plan, fit, err));
+    QC_TRY(qc_manifest_head(m, plan, err));
     m->shard_count = plan->layout.count;
-    QC_TRY(qc_arena_alloc(plan->arena, &v, m->shard_count, sizeof *m->shards, err));
-    m->shards = v;
+    QC_TRY(qc_arena_alloc(plan->arena, &m->shards, m->shard_count, sizeof *m->shards, err));
     for (uint32_t s = 0; s < plan->layout.count; s++)
         QC_TRY(fill_shard(&m->shards[s], p, s, err));
     m->tensor_count = plan->tensor_count;

@@ -3,7 +3,6 @@
 #define QC_CONVERT_MAKE_MANIFEST_H
 
 #include "convert/calibrate/calibrate.h"
-#include "convert/fit/fit.h"
 #include "convert/pipeline/pipeline.h"
 #include "formats/manifest.h"
 
@@ -17,15 +16,13 @@ typedef struct {
 #define QC_MANIFEST_ROWS_NONE ((qc_manifest_rows){.p = NULL})
 
 /* Fills m from the pipeline's results. What it holds lives in the plan's arena, except for its
- * tensors, which are rows made from p: both p and *rows have to outlive m. fit is what the shards
- * were cut for; NULL without --vram. */
+ * tensors, which are rows made from p: both p and *rows have to outlive m. */
 QC_NODISCARD qc_status qc_manifest_make(qc_manifest *m, qc_manifest_rows *rows,
-                                        const qc_pipeline *p, const qc_fit *fit,
-                                        qc_manifest_file *files, size_t file_count, qc_error *err);
+                                        const qc_pipeline *p, qc_manifest_file *files,
+                                        size_t file_count, qc_error *err);
 /* Fills in what is known before the work: version, options, placement, sources. The rest is
  * empty. */
-QC_NODISCARD qc_status qc_manifest_head(qc_manifest *m, const qc_plan *plan, const qc_fit *fit,
-                                        qc_error *err);
+QC_NODISCARD qc_status qc_manifest_head(qc_manifest *m, const qc_plan *plan, qc_error *err);
 /* Fills in what weights were calibrated with. */
 QC_NODISCARD qc_status qc_manifest_add_calibration(qc_manifest *m, const qc_plan *plan,
                                                    const qc_calibrate_report *r, qc_error *err);

@@ -1,29 +1,268 @@
 #include "convert/run/part_run.h"
 
+#include "base/clock.h"
 #include "base/text.h"
-
+#include "base/workers.h"
+#include "convert/output/dir_lock.h"
 #include "convert/run/consume.h"
 #include "convert/run/finished.h"
 #include "convert/term/console.h"
 #include "convert/term/size_text.h"
 
+#include <dirent.h>
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
-#define OPEN_TRIES 100
-#define NAME_BYTES 64
+#define TURN_NAME      "lock-turn"
+#define JOURNAL_PREFIX "journal-"
+#define LOCK_FORMAT    "lock-%05u-of-%05u"
+#define NAME_BYTES     64
+#define PATIENCE_NS    5000000000u
+#define OPEN_TRIES     100
+
+/* ---- Turns ---------------------------------------------------------------------------------- */
+
+/* The process that has the turn may be stopped. Then this one waits until somebody does something
+ * about it, so it says which process that is. */
+static void tell_holder(const qc_call *call, const qc_file *turn)
+{
+    long pid = qc_dir_lock_holder(turn);
+    if (pid > 0)
+        qc_console_warn(call, "waiting for process %ld, which holds the lock of %s", pid,
+                        turn->path);
+    else
+        qc_console_warn(call,
+                        "waiting for another process, perhaps of another machine, which holds "
+                        "the lock of %s",
+                        turn->path);
+}
+
+qc_status qc_part_turn_take(qc_file *turn, const qc_output_dir *d, const char *must_be,
+                            const qc_call *call, int *gone, qc_error *err)
+{
+    uint64_t begin_ns = qc_clock_ns();
+    int is_told = 0, busy = 1;
+    const char *path = NULL, *needed = NULL;
+    *turn = QC_FILE_CLOSED;
+    QC_TRY(qc_path_join(d->arena, &path, d->staging, TURN_NAME, err));
+    if (must_be)
+        QC_TRY(qc_path_join(d->arena, &needed, d->staging, must_be, err));
+    qc_status st = qc_file_open_update(turn, path, err);
+    while (st == QC_OK && busy) {
+        if (qc_interrupted())
+            st = qc_error_set(err, QC_ERR_INTERRUPTED, __FILE__, __LINE__, "interrupted");
+        else
+            st = qc_dir_lock_try(turn, 0, &busy, err);
+        if (st == QC_OK && busy && !is_told && qc_clock_ns() - begin_ns >= PATIENCE_NS) {
+            is_told = 1;
+            tell_holder(call, turn);
+        }
+        if (st == QC_OK && busy)
+            qc_dir_lock_pause();
+    }
+    qc_path_kind kind = QC_PATH_FILE;
+    if (st == QC_OK && needed)
+        st = qc_path_stat(needed, &kind, NULL, err);
+    *gone = !qc_dir_lock_has_its_name(&d->lock) ||
+            (st == QC_OK && (!qc_dir_lock_has_its_name(turn) || kind != QC_PATH_FILE));
+    if (*gone && st != QC_ERR_INTERRUPTED)
+        st = QC_OK;
+    if (st != QC_OK || *gone)
+        qc_file_discard(turn);
+    return st;
+}
+
+/* ---- What others left ----------------------------------------------------------------------- */
+
+/* Reads the rank from a name like "journal-00002-of-00004"; any other name is refused. */
+static int parse_name(const char *name, qc_rank *rank)
+{
+    char again[NAME_BYTES];
+    unsigned at[2] = {0, 0};
+    if (strlen(name) != sizeof "journal-00001-of-00001" - 1)
+        return 0;
+    for (int i = 0; i < 2; i++) {
+        const char *digits = name + sizeof JOURNAL_PREFIX - 1 + i * (5 + 4);
+        for (int k = 0; k < 5; k++)
+            at[i] = at[i] * 10 + (unsigned)(digits[k] - '0') % 10;
+    }
+    (void)snprintf(again, sizeof again, QC_JOURNAL_NAME, at[0], at[1]);
+    if (strcmp(again, name) != 0 || at[0] == 0 || at[0] > at[1])
+        return 0;
+    *rank = (qc_rank){at[0] - 1, at[1], QC_RANK_ALONE};
+    return 1;
+}
+
+typedef struct {
+    const qc_output_dir *d;
+    qc_rank rank;
+    int restart;
+    const char *identity;
+    size_t identity_bytes;
+    int seen; /* what a function below looks for */
+} check;
+
+static qc_status check_record(void *ctx, const qc_journal_record *r, qc_error *err)
+{
+    check *c = ctx;
+    if (c->seen || r->type != QC_RECORD_IDENTITY)
+        return QC_OK;
+    c->seen = 1;
+    return qc_identity_compare((const char *)r->payload, r->bytes, c->identity, c->identity_bytes,
+                               c->d->path, err);
+}
+
+static qc_status is_running(const check *c, qc_rank other, int *yes, qc_error *err)
+{
+    char name[NAME_BYTES];
+    const char *path = NULL;
+    qc_path_kind kind = QC_PATH_MISSING;
+    qc_file f = QC_FILE_CLOSED;
+    *yes = 0;
+    (void)snprintf(name, sizeof name, LOCK_FORMAT, other.index + 1, other.count);
+    QC_TRY(qc_path_join(c->d->arena, &path, c->d->staging, name, err));
+    QC_TRY(qc_path_stat(path, &kind, NULL, err));
+    if (kind == QC_PATH_MISSING)
+        return QC_OK;
+    QC_TRY(qc_file_open_update(&f, path, err));
+    qc_status st = qc_dir_lock_try(&f, 0, yes, err);
+    qc_file_discard(&f);
+    return st;
+}
+
+/* Removes the journal of another conversion, because --restart asked for it; unless a process works
+ * on that conversion now. */
+static qc_status clear_away(check *c, qc_rank other, const char *name, qc_error *err)
+{
+    int busy = 0;
+    const char *path = NULL;
+    QC_TRY(is_running(c, other, &busy, err));
+    if (busy)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "%s: part %u of %u of another conversion is running there now; stop it or choose "
+                "another OUT",
+                c->d->path, other.index + 1, other.count);
+    QC_TRY(qc_path_join(c->d->arena, &path, c->d->staging, name, err));
+    return qc_path_remove(path, err);
+}
+
+static qc_status refuse_count(const check *c, qc_rank other, qc_error *err)
+{
+    if (c->rank.count == 1)
+        QC_FAIL(
+            err, QC_ERR_USAGE,
+            "%s holds part %u of %u of an interrupted conversion; continue it with --part %u/%u "
+            "and so on" QC_RESTART_ADVICE,
+            c->d->path, other.index + 1, other.count, other.index + 1, other.count);
+    if (other.count == 1)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "%s holds an interrupted conversion by one process, this is part %u of %u; "
+                "continue it with --part 1/1" QC_RESTART_ADVICE,
+                c->d->path, c->rank.index + 1, c->rank.count);
+    QC_FAIL(err, QC_ERR_USAGE,
+            "%s holds part %u of %u of an interrupted conversion, this is part %u of %u; continue "
+            "with as many parts as before" QC_RESTART_ADVICE,
+            c->d->path, other.index + 1, other.count, c->rank.index + 1, c->rank.count);
+}
+
+static qc_status check_identity(check *c, qc_rank other, const char *name, qc_error *err)
+{
+    const char *path = NULL;
+    QC_TRY(qc_path_join(c->d->arena, &path, c->d->staging, name, err));
+    c->seen = 0;
+    qc_status st = qc_journal_read(path, check_record, c, NULL, err);
+    if (st != QC_ERR_USAGE && st != QC_ERR_INPUT && st != QC_ERR_UNSUPPORTED)
+        return st;
+    if (c->restart)
+        return clear_away(c, other, name, err);
+    qc_error_prefix(err, "part %u of %u", other.index + 1, other.count);
+    return st;
+}
+
+static qc_status check_one(check *c, qc_rank other, const char *name, qc_error *err)
+{
+    const char *path = NULL;
+    if (c->rank.count == 1 && other.count == 1)
+        return QC_OK; /* this is the caller's own, which it looks at when it opens it */
+    if (other.count != c->rank.count)
+        return c->restart ? clear_away(c, other, name, err) : refuse_count(c, other, err);
+    if (other.index != c->rank.index)
+        return check_identity(c, other, name, err);
+    if (!c->restart)
+        return QC_OK;
+    QC_TRY(qc_path_join(c->d->arena, &path, c->d->staging, name, err));
+    return qc_path_remove(path, err);
+}
+
+/* Calls fn for each journal in the folder. */
+static qc_status for_each_journal(check *c,
+                                  qc_status (*fn)(check *c, qc_rank, const char *name, qc_error *),
+                                  qc_error *err)
+{
+    const struct dirent *e;
+    qc_rank other;
+    qc_status st = QC_OK;
+    DIR *dir = opendir(c->d->staging);
+    if (!dir)
+        QC_FAIL(err, QC_ERR_IO, "%s: cannot be listed: %s", c->d->staging, strerror(errno));
+    while (st == QC_OK && (e = readdir(dir))) {
+        if (parse_name(e->d_name, &other))
+            st = fn(c, other, e->d_name, err);
+    }
+    closedir(dir);
+    return st;
+}
+
+qc_status qc_parts_check_others(const qc_output_dir *d, qc_rank rank, int restart,
+                                const char *identity, size_t identity_bytes, qc_error *err)
+{
+    check c = {.d = d,
+               .rank = rank,
+               .restart = restart,
+               .identity = identity,
+               .identity_bytes = identity_bytes};
+    return for_each_journal(&c, check_one, err);
+}
+
+static qc_status clear_other(check *c, qc_rank other, const char *name, qc_error *err)
+{
+    int own = other.count == c->rank.count && other.index == c->rank.index;
+    return own ? QC_OK : clear_away(c, other, name, err);
+}
+
+static qc_status count_one(check *c, qc_rank other, const char *name, qc_error *err)
+{
+    (void)other, (void)name, (void)err;
+    c->seen = 1;
+    return QC_OK;
+}
+
+qc_status qc_parts_have_journal(int *yes, const qc_output_dir *d, qc_error *err)
+{
+    check c = {.d = d};
+    qc_status st = for_each_journal(&c, count_one, err);
+    *yes = c.seen;
+    return st;
+}
+
+/* ---- Dealing out ---------------------------------------------------------------------------- */
 
 static int is_shared(const qc_part_run *r)
 {
     return r->rank.count > 1;
 }
 
-/* ---- Dealing out ---------------------------------------------------------------------------- */
-
-static void tell_share(const qc_part_run *r, const qc_plan *plan, const uint64_t *load)
+static qc_status journal_of(const qc_part_run *r, unsigned part, const char **path, qc_error *err)
 {
+    return qc_resume_path(r->d->arena, path, r->d->staging, part, r->rank.count, err);
+}
+
+static void tell_share(const qc_part_run *r, const uint64_t *load)
+{
+    const qc_plan *plan = r->plan;
     char own[QC_SIZE_TEXT_BYTES], all[QC_SIZE_TEXT_BYTES];
     uint64_t sum = 0, most = 0;
     uint32_t shards = 0;
@@ -45,53 +284,30 @@ static void tell_share(const qc_part_run *r, const qc_plan *plan, const uint64_t
 qc_status qc_part_begin(qc_part_run *r, qc_rank rank, const qc_plan *plan,
                         const qc_convert_options *options, qc_error *err)
 {
-    void *v = NULL;
+    uint64_t *load = NULL;
     *r = QC_PART_RUN_NONE;
     r->rank = rank;
-    r->call = plan->call;
+    r->plan = plan;
     r->options = options;
     r->committer = rank.index;
     if (!is_shared(r))
         return QC_OK;
-    QC_TRY(qc_arena_alloc(plan->arena, &v, plan->layout.count, sizeof *r->part_of, err));
-    r->part_of = v;
-    QC_TRY(qc_arena_alloc(plan->arena, &v, rank.count, sizeof *r->left, err));
-    r->left = v;
-    QC_TRY(qc_arena_alloc(plan->arena, &v, rank.count, sizeof(uint64_t), err));
-    QC_TRY(qc_parts_of_plan(r->part_of, v, plan, rank.count, err));
-    tell_share(r, plan, v);
+    QC_TRY(qc_arena_alloc(plan->arena, &r->part_of, plan->layout.count, sizeof *r->part_of, err));
+    QC_TRY(qc_arena_alloc(plan->arena, &r->left, rank.count, sizeof *r->left, err));
+    QC_TRY(qc_arena_alloc(plan->arena, &load, rank.count, sizeof *load, err));
+    QC_TRY(qc_parts_of_plan(r->part_of, load, plan, rank.count, err));
+    tell_share(r, load);
     return QC_OK;
 }
 
 /* ---- Coming in ------------------------------------------------------------------------------ */
 
-static qc_status journal_of(const qc_part_run *r, const qc_output_dir *d, unsigned part,
-                            const char **path, qc_error *err)
-{
-    char name[NAME_BYTES];
-    (void)snprintf(name, sizeof name, QC_JOURNAL_NAME, part + 1, r->rank.count);
-    return qc_path_join(d->arena, path, d->staging, name, err);
-}
-
-static qc_status see_commit(void *ctx, const qc_journal_record *record, qc_error *err)
-{
-    qc_part_run *seen = ctx;
-    (void)err;
-    if (record->type == QC_RECORD_BEGIN || record->type == QC_RECORD_JOB ||
-        record->type == QC_RECORD_UNIT)
-        seen->committing = 0;
-    if (record->type == QC_RECORD_COMMIT && record->bytes == sizeof seen->manifest) {
-        seen->committing = 1;
-        memcpy(&seen->manifest, record->payload, sizeof seen->manifest);
-    }
-    return QC_OK;
-}
-
 /* Does a journal record a commit? If its manifest waits in the staging folder, this sets
  * r->committing. If the manifest is in OUT, so that only the staging folder is left to be removed,
  * this sets *moved. The turn is held. */
-static qc_status look_for_commit(qc_part_run *r, const qc_output_dir *d, int *moved, qc_error *err)
+static qc_status look_for_commit(qc_part_run *r, int *moved, qc_error *err)
 {
+    const qc_output_dir *d = r->d;
     qc_digest in_out;
     int there = 0;
     r->committing = *moved = 0;
@@ -100,17 +316,14 @@ static qc_status look_for_commit(qc_part_run *r, const qc_output_dir *d, int *mo
         return QC_OK;
     for (unsigned i = 0; i < r->rank.count && !r->committing && !*moved; i++) {
         const char *path = NULL;
-        qc_path_kind kind = QC_PATH_MISSING;
-        qc_part_run seen = QC_PART_RUN_NONE;
-        QC_TRY(journal_of(r, d, i, &path, err));
-        QC_TRY(qc_path_stat(path, &kind, NULL, err));
-        if (kind != QC_PATH_MISSING)
-            QC_TRY(qc_journal_read(path, see_commit, &seen, NULL, err));
-        if (!seen.committing)
+        qc_resume_found found;
+        QC_TRY(journal_of(r, i, &path, err));
+        QC_TRY(qc_resume_read_commit(&found, path, err));
+        if (!found.committing)
             continue;
-        *moved = there && qc_digest_equal(&in_out, &seen.manifest);
-        r->committing = d->dead.shard_count > 0 && qc_digest_equal(&d->dead_text, &seen.manifest);
-        r->manifest = seen.manifest;
+        *moved = there && qc_digest_equal(&in_out, &found.manifest);
+        r->committing = d->dead.shard_count > 0 && qc_digest_equal(&d->dead_text, &found.manifest);
+        r->manifest = found.manifest;
         r->committer = i;
     }
     return QC_OK;
@@ -121,68 +334,68 @@ typedef enum { WEIGHTS_UNKNOWN, WEIGHTS_SAME, WEIGHTS_OTHER } weights_of;
 
 /* Looks at a finished output in OUT. *same says that it is what this conversion makes, as far as
  * weights are known. Another one is not replaced without --force. */
-static qc_status check_finished(const qc_output_dir *d, const qc_plan *plan, const qc_fit *fit,
-                                weights_of weights, int force, int *same, qc_error *err)
+static qc_status check_finished(const qc_part_run *r, weights_of weights, int *same, qc_error *err)
 {
     qc_difference why = {"a finished output", "it was made of another model, of other weights"};
     qc_entry e;
     *same = 0;
-    QC_TRY(qc_beneath_look(&d->root, QC_MANIFEST_NAME, &e, err));
+    QC_TRY(qc_beneath_look(&r->d->root, QC_MANIFEST_NAME, &e, err));
     if (e.kind != QC_ENTRY_FILE)
         return QC_OK;
     if (weights != WEIGHTS_OTHER)
-        QC_TRY(qc_output_is_of_plan(same, &why, d->path, plan, fit, err));
-    return *same || force ? QC_OK : qc_output_refuse(&why, d->path, err);
+        QC_TRY(qc_output_is_finished(same, &why, &r->d->root, r->plan, QC_LOOK_PLAN, err));
+    return *same || r->options->force ? QC_OK : qc_output_refuse(&why, r->d->path, err);
 }
 
 /* The turn is held. *complete says that OUT looks complete. With --restart it says so only where
  * its weights are not yet known to be those of this conversion, so that they are looked at
  * first. */
-static qc_status check_staging(qc_part_run *r, qc_output_dir *d, const qc_plan *plan,
-                               const qc_fit *fit, weights_of weights, int *complete, qc_error *err)
+static qc_status check_staging(qc_part_run *r, weights_of weights, int *complete, qc_error *err)
 {
+    qc_output_dir *d = r->d;
     int any = 0, moved = 0, same = 0, restart = r->options->restart;
     qc_strbuf identity;
     qc_strbuf_init(&identity, SIZE_MAX / 2);
     if (restart && !r->options->force) {
-        QC_TRY(check_finished(d, plan, fit, weights, r->options->force, &same, err));
+        QC_TRY(check_finished(r, weights, &same, err));
         *complete = same && weights == WEIGHTS_UNKNOWN;
         if (*complete)
             return QC_OK;
     }
     qc_status st = QC_OK;
     if (restart)
-        st = qc_consume_check_restart(plan->arena, d->path, err);
+        st = qc_consume_check_restart(r->plan->arena, d->path, err);
     if (st == QC_OK)
-        st = qc_identity_make(&identity, plan, r->rank.count, err);
+        st = qc_identity_make(&identity, r->plan, r->rank.count, err);
     if (st == QC_OK)
         st = qc_parts_check_others(d, r->rank, restart, identity.data, identity.len, err);
     qc_strbuf_deinit(&identity);
     QC_TRY(st);
     if (restart && d->dead.shard_count > 0) {
         /* A process died while it moved files, so half of what the others did is in OUT. */
-        QC_TRY(qc_parts_remove_journals(d, r->rank, err));
+        check c = {.d = d, .rank = r->rank, .restart = 1};
+        QC_TRY(for_each_journal(&c, clear_other, err));
         QC_TRY(qc_output_dir_forget_dead(d, err));
     }
     if (restart)
         return QC_OK;
     QC_TRY(qc_parts_have_journal(&any, d, err));
-    QC_TRY(look_for_commit(r, d, &moved, err));
+    QC_TRY(look_for_commit(r, &moved, err));
     /* Other parts may be at work to replace what is there. */
-    QC_TRY(check_finished(d, plan, fit, weights, r->options->force, &same, err));
+    QC_TRY(check_finished(r, weights, &same, err));
     *complete = same && (!any || moved);
     return QC_OK;
 }
 
 /* This takes as long as reading the weights. The turn is given back meanwhile, so the caller looks
  * at everything again. manifest is the one of OUT for which the answer holds. */
-static qc_status check_weights(qc_part_run *r, const qc_output_dir *d, const qc_plan *plan,
-                               weights_of *weights, qc_digest *manifest, qc_error *err)
+static qc_status check_weights(qc_part_run *r, weights_of *weights, qc_digest *manifest,
+                               qc_error *err)
 {
     int there = 0, same = 0;
-    QC_TRY(qc_output_dir_manifest(d, &there, manifest, err));
-    qc_part_turn_give(&r->turn);
-    QC_TRY(qc_output_is_of_weights(&same, d->path, plan, r->part_of, r->rank.index, err));
+    QC_TRY(qc_output_dir_manifest(r->d, &there, manifest, err));
+    qc_file_discard(&r->turn);
+    QC_TRY(qc_output_is_of_weights(&same, r->d->path, r->plan, r->part_of, r->rank.index, err));
     *weights = there && same ? WEIGHTS_SAME : WEIGHTS_OTHER;
     return QC_OK;
 }
@@ -201,12 +414,19 @@ static qc_status forget_other(const qc_output_dir *d, weights_of *weights, const
     return QC_OK;
 }
 
-/* Opens OUT for one process alone. *complete says that OUT is what it would make, and that there is
- * nothing to go on with. */
-static qc_status check_alone(const qc_part_run *r, qc_output_dir *d, const qc_plan *plan,
-                             const qc_fit *fit, int *complete, qc_error *err)
+static qc_status open_dir(qc_part_run *r, qc_error *err)
+{
+    const qc_call *call = r->plan->call;
+    return qc_output_dir_open(r->d, call->arena, call->out, call->model, r->options->force,
+                              r->rank.index, r->rank.count, err);
+}
+
+/* Looks at OUT for one process alone. *complete says that OUT is what it would make, and that there
+ * is nothing to go on with. */
+static qc_status check_alone(const qc_part_run *r, int *complete, qc_error *err)
 {
     const qc_convert_options *o = r->options;
+    const qc_output_dir *d = r->d;
     qc_part_run seen = *r;
     qc_difference why = {"", ""};
     qc_entry e;
@@ -214,79 +434,85 @@ static qc_status check_alone(const qc_part_run *r, qc_output_dir *d, const qc_pl
     QC_TRY(qc_beneath_look(&d->root, QC_MANIFEST_NAME, &e, err));
     if (e.kind != QC_ENTRY_FILE)
         return QC_OK;
-    QC_TRY(look_for_commit(&seen, d, &moved, err));
+    QC_TRY(look_for_commit(&seen, &moved, err));
     if (moved && !o->restart) /* a run of this command moved it and did not come to clean up */
         return QC_OK;
     if (o->force)
         return QC_OK;
-    QC_TRY(qc_output_is_finished(&same, &why, &d->root, plan, fit, 1, err));
+    QC_TRY(qc_output_is_finished(&same, &why, &d->root, r->plan, QC_LOOK_WEIGHTS, err));
     *complete = same && !o->restart && !d->had_journal;
     return same ? QC_OK : qc_output_refuse(&why, d->path, err);
 }
 
-static qc_status open_alone(const qc_part_run *r, qc_output_dir *d, const qc_plan *plan,
-                            const qc_fit *fit, int *complete, qc_error *err)
+static qc_status open_alone(qc_part_run *r, int *complete, qc_error *err)
 {
-    const qc_convert_options *o = r->options;
-    QC_TRY(qc_output_dir_open(d, plan->call->arena, plan->call->out, plan->call->model, o->force, 0,
-                              1, err));
-    qc_status st = check_alone(r, d, plan, fit, complete, err);
-    if (st == QC_OK && o->restart)
-        st = qc_consume_check_restart(plan->call->arena, plan->call->out, err);
+    qc_output_dir *d = r->d;
+    int restart = r->options->restart;
+    QC_TRY(open_dir(r, err));
+    qc_status st = check_alone(r, complete, err);
+    if (st == QC_OK && restart)
+        st = qc_consume_check_restart(d->arena, r->plan->call->out, err);
     if (st == QC_OK)
-        st = qc_parts_check_others(d, r->rank, o->restart, "", 0, err);
-    if (st == QC_OK && *complete)
-        qc_output_dir_abort(d);
-    else if (st != QC_OK && !d->had_journal)
+        st = qc_parts_check_others(d, r->rank, restart, "", 0, err);
+    if ((st == QC_OK && *complete) || (st != QC_OK && !d->had_journal))
         qc_output_dir_abort(d);
     else if (st != QC_OK)
         qc_output_dir_leave(d);
-    else if (o->restart)
+    else if (restart)
         qc_output_dir_clear(d);
     return st;
 }
 
-qc_status qc_part_open(qc_part_run *r, qc_output_dir *d, const qc_plan *plan, const qc_fit *fit,
-                       int *complete, qc_error *err)
+/* Tries once to enter. *again says that things changed meanwhile, so that it has to be tried
+ * again. */
+static qc_status try_to_open(qc_part_run *r, weights_of *weights, qc_digest *manifest,
+                             int *complete, int *again, qc_error *err)
 {
-    const qc_convert_options *o = r->options;
-    *complete = 0;
-    if (!is_shared(r))
-        return open_alone(r, d, plan, fit, complete, err);
+    qc_output_dir *d = r->d;
+    int gone = 0, looks_complete = 0, any = 1;
+    QC_TRY(open_dir(r, err));
+    qc_status st = qc_part_turn_take(&r->turn, d, NULL, r->plan->call, &gone, err);
+    if (st == QC_OK && !gone) /* what was read at opening may be older than the turn */
+        st = qc_output_dir_look_again(d, err);
+    if (st == QC_OK && !gone)
+        st = forget_other(d, weights, manifest, err);
+    if (st == QC_OK && !gone)
+        st = check_staging(r, *weights, &looks_complete, err);
+    *complete = looks_complete && *weights == WEIGHTS_SAME && !r->options->restart;
+    if (st == QC_OK && looks_complete && !*complete)
+        st = check_weights(r, weights, manifest, err);
+    *again = gone || (looks_complete && !*complete);
+    /* A part that is refused leaves nothing where there was nothing. */
+    if (st != QC_OK && !gone && r->turn.fd >= 0 &&
+        (qc_parts_have_journal(&any, d, NULL) != QC_OK || d->dead.shard_count > 0))
+        any = 1;
+    if (st == QC_OK && *complete) {
+        qc_part_close(r);
+    } else if (!any) {
+        qc_output_dir_abort(d);
+        qc_file_discard(&r->turn);
+    } else if (st != QC_OK || *again) {
+        qc_file_discard(&r->turn);
+        qc_output_dir_leave(d);
+    }
+    return st;
+}
+
+qc_status qc_part_open(qc_part_run *r, qc_output_dir *d, int *complete, qc_error *err)
+{
     weights_of weights = WEIGHTS_UNKNOWN;
     qc_digest manifest = {{0}};
-    for (int i = 0; i < OPEN_TRIES; i++) {
-        int gone = 0, looks_complete = 0;
-        QC_TRY(qc_output_dir_open(d, plan->call->arena, plan->call->out, plan->call->model,
-                                  o->force, r->rank.index, r->rank.count, err));
-        qc_status st = qc_part_turn_take(&r->turn, d, NULL, plan->call, &gone, err);
-        if (st == QC_OK && !gone) /* what was read at opening may be older than the turn */
-            st = qc_output_dir_look_again(d, err);
-        if (st == QC_OK && !gone)
-            st = forget_other(d, &weights, &manifest, err);
-        if (st == QC_OK && !gone)
-            st = check_staging(r, d, plan, fit, weights, &looks_complete, err);
-        *complete = looks_complete && weights == WEIGHTS_SAME && !o->restart;
-        if (st == QC_OK && looks_complete && !*complete)
-            st = check_weights(r, d, plan, &weights, &manifest, err);
-        int any = 1; /* a part that is refused leaves nothing where there was nothing */
-        if (st != QC_OK && !gone && r->turn.fd >= 0 &&
-            (qc_parts_have_journal(&any, d, NULL) != QC_OK || d->dead.shard_count > 0))
-            any = 1;
-        if (st == QC_OK && *complete) {
-            qc_part_close(r, d);
-        } else if (!any) {
-            qc_output_dir_abort(d);
-            qc_part_turn_give(&r->turn);
-        } else if (st != QC_OK || gone || looks_complete) {
-            qc_part_turn_give(&r->turn);
-            qc_output_dir_leave(d);
-        }
-        if (st != QC_OK || *complete || (!gone && !looks_complete))
-            return st;
-    }
-    QC_FAIL(err, QC_ERR_IO, "%s: other parts of a conversion come and go too fast",
-            plan->call->out);
+    int again = 1;
+    *complete = 0;
+    r->d = d;
+    if (!is_shared(r))
+        return open_alone(r, complete, err);
+    for (int i = 0; i < OPEN_TRIES && again; i++)
+        QC_TRY(try_to_open(r, &weights, &manifest, complete, &again, err));
+    if (again)
+        QC_FAIL(err, QC_ERR_IO, "%s: other parts of a conversion come and go too fast",
+                r->plan->call->out);
+    return QC_OK;
 }
 
 void qc_part_opened(qc_part_run *r, qc_pipeline *p, const qc_resume *resume)
@@ -295,7 +521,7 @@ void qc_part_opened(qc_part_run *r, qc_pipeline *p, const qc_resume *resume)
         p->shards[i].foreign = r->part_of[i] != r->rank.index;
     r->committing = r->committing && qc_resume_found_of(resume)->done;
     if (!r->committing)
-        qc_part_turn_give(&r->turn);
+        qc_file_discard(&r->turn);
 }
 
 /* ---- Going out ------------------------------------------------------------------------------ */
@@ -347,9 +573,10 @@ static qc_status take_others(qc_part_run *r, qc_pipeline *p, qc_resume *resume, 
     return QC_OK;
 }
 
-qc_status qc_part_look_around(qc_part_run *r, qc_output_dir *d, qc_pipeline *p, qc_resume *resume,
-                              const qc_fit *fit, int *complete, qc_error *err)
+qc_status qc_part_look_around(qc_part_run *r, qc_pipeline *p, qc_resume *resume, int *complete,
+                              qc_error *err)
 {
+    qc_output_dir *d = r->d;
     char name[NAME_BYTES];
     int gone = 0, moved = 0;
     *complete = 0;
@@ -358,105 +585,87 @@ qc_status qc_part_look_around(qc_part_run *r, qc_output_dir *d, qc_pipeline *p, 
     if (r->committing) /* the turn is held since qc_part_opened */
         return take_others(r, p, resume, err);
     (void)snprintf(name, sizeof name, QC_JOURNAL_NAME, r->rank.index + 1, r->rank.count);
-    QC_TRY(qc_part_turn_take(&r->turn, d, name, r->call, &gone, err));
+    QC_TRY(qc_part_turn_take(&r->turn, d, name, r->plan->call, &gone, err));
     if (!gone) { /* the process that had the turn may have died while it completed OUT */
         QC_TRY(qc_output_dir_look_again(d, err));
-        QC_TRY(look_for_commit(r, d, &moved, err));
+        QC_TRY(look_for_commit(r, &moved, err));
     }
-    if (gone || moved) {
-        QC_TRY(qc_output_is_of_plan(complete, NULL, d->path, p->plan, fit, err));
-        if (*complete)
-            return QC_OK;
-        QC_FAIL(err, QC_ERR_IO,
-                "%s: what this part did was removed meanwhile; start the same command again",
-                d->path);
-    }
-    return take_others(r, p, resume, err);
+    if (!gone && !moved)
+        return take_others(r, p, resume, err);
+    QC_TRY(qc_output_is_finished(complete, NULL, &d->root, p->plan, QC_LOOK_PLAN, err));
+    if (*complete)
+        return QC_OK;
+    QC_FAIL(err, QC_ERR_IO,
+            "%s: what this part did was removed meanwhile; start the same command again", d->path);
 }
 
 /* Lets go of the folder first, because whoever has the turn next and completes OUT has to be
  * alone. */
-void qc_part_leave(qc_part_run *r, qc_output_dir *d)
+void qc_part_leave(qc_part_run *r)
 {
-    qc_output_dir_leave(d);
-    qc_part_turn_give(&r->turn);
+    qc_output_dir_leave(r->d);
+    qc_file_discard(&r->turn);
 }
 
 /* Removes all journals except the one that records the commit, which goes last. Should this process
  * die here, that journal tells the next one that everything is in place. */
-static void remove_other_journals(const qc_part_run *r, const qc_output_dir *d)
+static void remove_other_journals(const qc_part_run *r)
 {
     const char *path = NULL;
     for (unsigned i = 0; i < r->rank.count; i++) {
-        if (i != r->committer && journal_of(r, d, i, &path, NULL) == QC_OK)
+        if (i != r->committer && journal_of(r, i, &path, NULL) == QC_OK)
             (void)unlink(path);
     }
 }
 
-/* Holds the turn until all is done, because whoever waits for it keeps d's lock from being held
- * alone. */
-void qc_part_close(qc_part_run *r, qc_output_dir *d)
+/* Takes the turn, unless it is held, and says whether the folder is still there. */
+static int may_clear(qc_part_run *r)
 {
-    int gone = 0, others = 0;
-    if (is_shared(r) && r->turn.fd >= 0) {
-        remove_other_journals(r, d);
-        qc_output_dir_clear(d);
-    } else if (is_shared(r) &&
-               (qc_part_turn_take(&r->turn, d, NULL, r->call, &gone, NULL) != QC_OK || gone ||
-                qc_parts_have_journal(&others, d, NULL) != QC_OK))
-        others = 1;
-    if (others)
-        qc_output_dir_leave(d); /* the folder is no longer that of this conversion */
-    else
-        qc_output_dir_abort(d);
-    qc_part_turn_give(&r->turn);
+    int gone = 0;
+    return r->turn.fd >= 0 ||
+           (qc_part_turn_take(&r->turn, r->d, NULL, r->plan->call, &gone, NULL) == QC_OK && !gone);
 }
 
-void qc_part_abort(qc_part_run *r, qc_output_dir *d, const qc_pipeline *p)
+/* Removes the staging folder, unless there is other parts' work in it. */
+static void abort_unless_others(qc_part_run *r, int may)
 {
-    int gone = 0, others = 1;
+    int others = 0;
+    if (may && qc_parts_have_journal(&others, r->d, NULL) == QC_OK && !others)
+        qc_output_dir_abort(r->d);
+    else
+        qc_output_dir_leave(r->d);
+    qc_file_discard(&r->turn);
+}
+
+/* Holds the turn until all is done, because whoever waits for it keeps d's lock from being held
+ * alone. */
+void qc_part_close(qc_part_run *r)
+{
+    if (is_shared(r) && r->turn.fd < 0) {
+        abort_unless_others(r, may_clear(r));
+        return;
+    }
+    if (is_shared(r)) {
+        remove_other_journals(r);
+        qc_output_dir_clear(r->d);
+    }
+    qc_output_dir_abort(r->d);
+    qc_file_discard(&r->turn);
+}
+
+void qc_part_abort(qc_part_run *r, const qc_pipeline *p)
+{
     const char *journal = NULL;
-    if (!is_shared(r) || !d->staging) {
-        qc_output_dir_abort(d);
+    if (!is_shared(r) || !r->d->staging) {
+        qc_output_dir_abort(r->d);
         return;
     }
-    if (r->turn.fd < 0 &&
-        (qc_part_turn_take(&r->turn, d, NULL, r->call, &gone, NULL) != QC_OK || gone)) {
-        qc_output_dir_leave(d);
-        return;
-    }
-    for (uint32_t i = 0; p->shards && i < p->plan->layout.count; i++) {
+    int may = may_clear(r);
+    for (uint32_t i = 0; may && p->shards && i < p->plan->layout.count; i++) {
         if (r->part_of[i] == r->rank.index && p->shards[i].path)
             (void)unlink(p->shards[i].path);
     }
-    if (journal_of(r, d, r->rank.index, &journal, NULL) == QC_OK)
+    if (may && journal_of(r, r->rank.index, &journal, NULL) == QC_OK)
         (void)unlink(journal);
-    if (qc_parts_have_journal(&others, d, NULL) != QC_OK)
-        others = 1;
-    if (others)
-        qc_output_dir_leave(d);
-    else
-        qc_output_dir_abort(d);
-    qc_part_turn_give(&r->turn);
-}
-
-void qc_part_fill_report(const qc_part_run *r, const qc_pipeline *p, qc_convert_report *report)
-{
-    const qc_plan *plan = p->plan;
-    for (uint32_t i = 0; i < plan->layout.count; i++)
-        if (r->part_of[i] == r->rank.index)
-            report->bytes_out_stored += p->shards[i].file_bytes;
-    for (uint32_t i = 0; i < plan->job_count; i++) {
-        const qc_job *j = &plan->jobs[i];
-        const qc_tensor_error *e = &p->jobs[i].error;
-        if (r->part_of[qc_plan_tensor(plan, j->outputs[QC_PART_MAIN]).shard] != r->rank.index ||
-            (j->scheme != QC_SCHEME_NF4 && j->scheme != QC_SCHEME_INT8_ROWS &&
-             j->scheme != QC_SCHEME_INT8_BLOCKS))
-            continue;
-        if (!report->worst_name || e->rel_mse > report->worst_rel_mse) {
-            report->worst_name = j->name;
-            report->worst_rel_mse = e->rel_mse;
-            report->worst_max_err = e->max_err;
-        }
-    }
+    abort_unless_others(r, may);
 }

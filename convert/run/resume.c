@@ -20,17 +20,14 @@ _Static_assert(QC_UNIT_RECORD_BYTES == 4 + 4 + 8 + 3 * sizeof(qc_digest), "a uni
 
 /* ---- Bytes of records ---- */
 
-static qc_status put_unit(unsigned char *b, const qc_pipeline *p, uint32_t index, qc_error *err)
+static void put_unit(unsigned char *b, const qc_unit *u)
 {
-    qc_unit u;
-    QC_TRY(qc_unit_read(p, index, &u, err));
-    qc_store_le32(b, index);
-    qc_store_le32(b + 4, u.stored_bytes);
-    qc_store_le64(b + 8, u.file_offset);
-    memcpy(b + 16, &u.content, QC_DIGEST_BYTES);
-    memcpy(b + 32, &u.stored, QC_DIGEST_BYTES);
-    memcpy(b + 48, &u.source, QC_DIGEST_BYTES);
-    return QC_OK;
+    qc_store_le32(b, u->index);
+    qc_store_le32(b + 4, u->stored_bytes);
+    qc_store_le64(b + 8, u->file_offset);
+    memcpy(b + 16, &u->content, QC_DIGEST_BYTES);
+    memcpy(b + 32, &u->stored, QC_DIGEST_BYTES);
+    memcpy(b + 48, &u->source, QC_DIGEST_BYTES);
 }
 
 /* ---- Taking records in ---- */
@@ -53,26 +50,21 @@ static qc_status take_unit(qc_resume *r, const qc_journal_record *record, const 
     uint32_t index = qc_load_le32(b), stored = qc_load_le32(b + 4);
     if (index >= p->unit_count)
         return refuse_record(r, record, err);
-    qc_unit u = qc_unit_of(p, index);
+    qc_unit *u = &p->units[index];
     uint64_t place = qc_load_le64(b + 8);
-    int whole = u.kind == QC_UNIT_MAIN || u.kind == QC_UNIT_DEFERRED;
-    if (whole != (job != QC_NO_OUTPUT) || (whole && p->plan->outputs[u.tensor].job != job))
+    int whole = u->kind == QC_UNIT_MAIN || u->kind == QC_UNIT_DEFERRED;
+    if (whole != (job != QC_NO_OUTPUT) || (whole && p->plan->outputs[u->tensor].job != job))
         return refuse_record(r, record, err);
     if (qc_pipeline_is_compressed(p)
-            ? stored > qc_frame_bound(u.content_bytes) || stored == 0 || place >> 48 != 0
-            : stored != u.content_bytes || place != qc_unit_plain_place(p, &u))
+            ? stored > qc_frame_bound(u->content_bytes) || stored == 0 || place >> 48 != 0
+            : stored != u->content_bytes || place != qc_unit_plain_place(p, u))
         return refuse_record(r, record, err);
-    u.stored_bytes = stored;
-    u.file_offset = place;
-    memcpy(&u.content, b + 16, QC_DIGEST_BYTES);
-    memcpy(&u.stored, b + 32, QC_DIGEST_BYTES);
-    memcpy(&u.source, b + 48, QC_DIGEST_BYTES);
-    qc_status st = qc_unit_put(p, &u, err);
-    if (st == QC_ERR_INTERNAL)
-        return refuse_record(r, record, err);
-    QC_TRY(st);
-    p->units[index].kept = p->units[index].recorded = 1;
-    p->units[index].written = 1;
+    u->stored_bytes = stored;
+    u->file_offset = place;
+    memcpy(&u->content, b + 16, QC_DIGEST_BYTES);
+    memcpy(&u->stored, b + 32, QC_DIGEST_BYTES);
+    memcpy(&u->source, b + 48, QC_DIGEST_BYTES);
+    u->kept = u->recorded = u->written = 1;
     return QC_OK;
 }
 
@@ -82,10 +74,10 @@ static uint32_t whole_units(const qc_pipeline *p, uint32_t job, uint32_t *missin
 {
     uint32_t count = 0;
     *missing = 0;
-    for (int part = 0; part < QC_PART_COUNT; part++) {
+    for (int part = 0; part < QC_ROLE_TENSOR_COUNT; part++) {
         uint32_t t = p->plan->jobs[job].outputs[part];
         for (uint32_t i = 0; t != QC_NO_OUTPUT && i < qc_unit_count(p, t); i++) {
-            const qc_unit_state *u = &p->units[p->first_unit[t] + i];
+            const qc_unit *u = &p->units[p->first_unit[t] + i];
             if (u->kind == QC_UNIT_DERIVED)
                 continue;
             count++;
@@ -97,9 +89,9 @@ static uint32_t whole_units(const qc_pipeline *p, uint32_t job, uint32_t *missin
 
 static int misses_part(const qc_pipeline *p, uint32_t job, const unsigned char *have)
 {
-    for (int part = 0; part < QC_PART_COUNT; part++) {
-        if (qc_job_part_is_own((qc_part)part) && qc_job_awaits(p, job, (qc_part)part) &&
-            !have[part])
+    for (int part = 0; part < QC_ROLE_TENSOR_COUNT; part++) {
+        if (qc_role_tensor_is_own((qc_role_tensor)part) &&
+            qc_job_awaits(p, job, (qc_role_tensor)part) && !have[part])
             return 1;
     }
     return 0;
@@ -109,7 +101,7 @@ static qc_status take_job(qc_resume *r, const qc_journal_record *record, qc_erro
 {
     qc_pipeline *p = r->p;
     const unsigned char *b = record->payload, *end = b + record->bytes;
-    unsigned char have[QC_PART_COUNT] = {0};
+    unsigned char have[QC_ROLE_TENSOR_COUNT] = {0};
     if (record->bytes < JOB_HEAD_BYTES)
         return refuse_record(r, record, err);
     uint32_t job = qc_load_le32(b), units = qc_load_le32(b + 4), parts = qc_load_le32(b + 8);
@@ -137,9 +129,9 @@ static qc_status take_job(qc_resume *r, const qc_journal_record *record, qc_erro
             return refuse_record(r, record, err);
         uint32_t part = qc_load_le32(b), bytes = qc_load_le32(b + 4);
         b += PART_HEAD_BYTES;
-        if (part >= QC_PART_COUNT || have[part] || bytes > (uint64_t)(end - b))
+        if (part >= QC_ROLE_TENSOR_COUNT || have[part] || bytes > (uint64_t)(end - b))
             return refuse_record(r, record, err);
-        QC_TRY(qc_job_take_part(p, job, (qc_part)part, b, bytes, err));
+        QC_TRY(qc_job_take_role_tensor(p, job, (qc_role_tensor)part, b, bytes, err));
         have[part] = 1;
         b += bytes;
     }
@@ -162,8 +154,8 @@ static qc_status take_single(qc_resume *r, const qc_journal_record *record, qc_e
     uint32_t index = qc_load_le32(record->payload);
     int again = index < p->unit_count && p->units[index].kept;
     QC_TRY(take_unit(r, record, record->payload, QC_NO_OUTPUT, err));
-    const qc_unit_state *u = &p->units[index];
-    p->shards[qc_unit_shard(p, index)].kept = 0;
+    const qc_unit *u = &p->units[index];
+    p->shards[u->shard].kept = 0;
     if (u->kind == QC_UNIT_HEADER || again)
         return QC_OK;
     qc_job_state *s = &p->jobs[p->plan->outputs[u->tensor].job];
@@ -215,22 +207,28 @@ static qc_status take_identity(qc_resume *r, const qc_journal_record *record, qc
     return QC_OK;
 }
 
-static qc_status keep_record(qc_resume *r, const qc_journal_record *record, qc_error *err)
+/* Takes in how far the conversion had come. Work that begins again takes DONE and COMMIT back. */
+static qc_status take_end(void *ctx, const qc_journal_record *record, qc_error *err)
 {
-    void *v = NULL;
-    if (r->other_count == r->other_cap) {
-        size_t cap = r->other_cap ? 2 * r->other_cap : 16;
-        v = r->others;
-        QC_TRY(qc_realloc_array(&v, cap, sizeof *r->others, err));
-        r->others = v;
-        r->other_cap = cap;
+    qc_resume_found *found = ctx;
+    (void)err;
+    if (record->type == QC_RECORD_BEGIN || record->type == QC_RECORD_JOB ||
+        record->type == QC_RECORD_UNIT)
+        found->done = found->committing = 0;
+    found->done |= record->type == QC_RECORD_DONE;
+    if (record->type == QC_RECORD_COMMIT && record->bytes == QC_DIGEST_BYTES) {
+        found->committing = 1;
+        memcpy(&found->manifest, record->payload, QC_DIGEST_BYTES);
     }
-    QC_TRY(qc_arena_alloc(&r->arena, &v, record->bytes ? record->bytes : 1, 1, err));
-    if (record->bytes)
-        memcpy(v, record->payload, record->bytes);
-    r->others[r->other_count] = *record;
-    r->others[r->other_count++].payload = v;
     return QC_OK;
+}
+
+qc_status qc_resume_read_commit(qc_resume_found *found, const char *path, qc_error *err)
+{
+    qc_path_kind kind = QC_PATH_MISSING;
+    memset(found, 0, sizeof *found);
+    QC_TRY(qc_path_stat(path, &kind, NULL, err));
+    return kind == QC_PATH_MISSING ? QC_OK : qc_journal_read(path, take_end, found, NULL, err);
 }
 
 qc_status qc_resume_take_record(void *ctx, const qc_journal_record *record, qc_error *err)
@@ -238,9 +236,7 @@ qc_status qc_resume_take_record(void *ctx, const qc_journal_record *record, qc_e
     qc_resume *r = ctx;
     if (!r->has_identity && record->type != QC_RECORD_IDENTITY)
         return refuse_record(r, record, err);
-    if (record->type == QC_RECORD_BEGIN || record->type == QC_RECORD_JOB ||
-        record->type == QC_RECORD_UNIT)
-        r->found.done = r->found.committing = 0;
+    QC_TRY(take_end(&r->found, record, err));
     switch (record->type) {
     case QC_RECORD_IDENTITY:
         return take_identity(r, record, err);
@@ -254,17 +250,10 @@ qc_status qc_resume_take_record(void *ctx, const qc_journal_record *record, qc_e
         return take_single(r, record, err);
     case QC_RECORD_SHARD:
         return take_shard(r, record, err);
-    case QC_RECORD_DONE:
-        r->found.done = 1;
-        return QC_OK;
     case QC_RECORD_COMMIT:
-        if (record->bytes != QC_DIGEST_BYTES)
-            return refuse_record(r, record, err);
-        r->found.committing = 1;
-        memcpy(&r->found.manifest, record->payload, QC_DIGEST_BYTES);
-        return QC_OK;
+        return record->bytes == QC_DIGEST_BYTES ? QC_OK : refuse_record(r, record, err);
     default:
-        return keep_record(r, record, err);
+        return QC_OK; /* DONE and types that nobody writes say nothing of the pipeline */
     }
 }
 
@@ -272,7 +261,7 @@ qc_status qc_resume_take_record(void *ctx, const qc_journal_record *record, qc_e
 
 int qc_resume_is_ours(const qc_pipeline *p, uint32_t unit)
 {
-    return p->units[unit].kept && !p->shards[qc_unit_shard(p, unit)].foreign;
+    return p->units[unit].kept && !p->shards[p->units[unit].shard].foreign;
 }
 
 static void count_found(qc_resume *r)
@@ -315,7 +304,7 @@ static qc_status add_unit(void *resume, uint32_t unit, qc_error *err)
 {
     qc_resume *r = resume;
     unsigned char b[QC_UNIT_RECORD_BYTES];
-    QC_TRY(put_unit(b, r->p, unit, err));
+    put_unit(b, &r->p->units[unit]);
     return qc_journal_append(r->journal, QC_RECORD_UNIT, b, sizeof b, NULL, err);
 }
 
@@ -333,7 +322,8 @@ static qc_status add_shard(void *resume, uint32_t shard, qc_error *err)
 
 static int part_goes_along(const qc_pipeline *p, uint32_t job, int part)
 {
-    return qc_job_part_is_own((qc_part)part) && qc_job_awaits(p, job, (qc_part)part);
+    return qc_role_tensor_is_own((qc_role_tensor)part) &&
+           qc_job_awaits(p, job, (qc_role_tensor)part);
 }
 
 static qc_status add_job(void *resume, uint32_t job, uint64_t *end, qc_error *err)
@@ -344,16 +334,15 @@ static qc_status add_job(void *resume, uint32_t job, uint64_t *end, qc_error *er
     const qc_job_state *s = &p->jobs[job];
     uint32_t missing = 0, units = whole_units(p, job, &missing), parts = 0;
     size_t bytes = JOB_HEAD_BYTES + (size_t)units * QC_UNIT_RECORD_BYTES;
-    void *v = NULL;
-    qc_status st = QC_OK;
-    for (int part = 0; part < QC_PART_COUNT; part++) {
+    unsigned char *record = NULL;
+    for (int part = 0; part < QC_ROLE_TENSOR_COUNT; part++) {
         if (!part_goes_along(p, job, part))
             continue;
         parts++;
         bytes += PART_HEAD_BYTES + (size_t)qc_plan_tensor_bytes(p->plan, j->outputs[part]);
     }
-    QC_TRY(qc_malloc(&v, bytes, err));
-    unsigned char *b = v;
+    QC_TRY(qc_malloc(&record, bytes, err));
+    unsigned char *b = record;
     qc_store_le32(b, job);
     qc_store_le32(b + 4, units);
     qc_store_le32(b + 8, parts);
@@ -363,28 +352,29 @@ static qc_status add_job(void *resume, uint32_t job, uint64_t *end, qc_error *er
     qc_store_le64(b + 36, qc_f64_bits(s->outputs.rounded));
     qc_store_le64(b + 44, qc_f64_bits(s->outputs.calibrated));
     b += JOB_HEAD_BYTES;
-    for (int part = 0; part < QC_PART_COUNT; part++) {
+    for (int part = 0; part < QC_ROLE_TENSOR_COUNT; part++) {
         uint32_t t = j->outputs[part];
         for (uint32_t i = 0; t != QC_NO_OUTPUT && i < qc_unit_count(p, t); i++) {
-            if (p->units[p->first_unit[t] + i].kind == QC_UNIT_DERIVED)
+            const qc_unit *u = &p->units[p->first_unit[t] + i];
+            if (u->kind == QC_UNIT_DERIVED)
                 continue;
-            QC_TRY_GOTO(st, done, put_unit(b, p, p->first_unit[t] + i, err));
+            put_unit(b, u);
             b += QC_UNIT_RECORD_BYTES;
         }
     }
-    for (int part = 0; part < QC_PART_COUNT; part++) {
+    for (int part = 0; part < QC_ROLE_TENSOR_COUNT; part++) {
         if (!part_goes_along(p, job, part))
             continue;
         size_t n = (size_t)qc_plan_tensor_bytes(p->plan, j->outputs[part]);
         qc_store_le32(b, (uint32_t)part);
         qc_store_le32(b + 4, (uint32_t)n);
-        memcpy(b + PART_HEAD_BYTES, qc_job_part(p, job, (qc_part)part), n);
+        memcpy(b + PART_HEAD_BYTES, qc_job_role_tensor(p, job, (qc_role_tensor)part), n);
         b += PART_HEAD_BYTES + n;
     }
-    QC_TRY_GOTO(st, done, qc_journal_append(r->journal, QC_RECORD_JOB, v, bytes, end, err));
-    atomic_store(&r->recorded, 1);
-done:
-    qc_free(v);
+    qc_status st = qc_journal_append(r->journal, QC_RECORD_JOB, record, bytes, end, err);
+    if (st == QC_OK)
+        atomic_store(&r->recorded, 1);
+    qc_free(record);
     return st;
 }
 
@@ -393,16 +383,15 @@ done:
 qc_status qc_resume_add_times(qc_resume *r, qc_error *err)
 {
     const qc_checkpoint *m = r->p->plan->model;
-    void *v = NULL;
-    QC_TRY(qc_calloc(&v, m->file_count, TIME_BYTES, err));
-    unsigned char *b = v;
+    unsigned char *b = NULL;
+    QC_TRY(qc_calloc(&b, m->file_count, TIME_BYTES, err));
     for (size_t i = 0; i < m->file_count; i++) {
         qc_store_le64(b + i * TIME_BYTES, r->times_now[i]);
         qc_store_le64(b + i * TIME_BYTES + 8, m->files[i].file_bytes);
     }
     qc_status st =
         qc_journal_append(r->journal, QC_RECORD_TIMES, b, m->file_count * TIME_BYTES, NULL, err);
-    qc_free(v);
+    qc_free(b);
     return st;
 }
 
@@ -414,18 +403,20 @@ static qc_status begin_journal(qc_resume *r, qc_error *err)
     return qc_journal_sync(r->journal, err);
 }
 
+qc_status qc_resume_path(qc_arena *arena, const char **out, const char *staging,
+                         unsigned part_index, unsigned part_count, qc_error *err)
+{
+    return qc_arena_printf(arena, out, err, "%s/" QC_JOURNAL_NAME, staging, part_index + 1,
+                           part_count);
+}
+
 static qc_status open_journal(qc_resume *r, unsigned part_index, unsigned part_count, qc_error *err)
 {
     const qc_checkpoint *m = r->p->plan->model;
-    const char *name = NULL;
-    void *v = NULL;
-    QC_TRY(qc_arena_printf(&r->arena, &name, err, QC_JOURNAL_NAME, part_index + 1, part_count));
-    QC_TRY(qc_path_join(&r->arena, &r->path, r->d->staging, name, err));
+    QC_TRY(qc_resume_path(&r->arena, &r->path, r->d->staging, part_index, part_count, err));
     QC_TRY(qc_identity_make(&r->identity, r->p->plan, part_count, err));
-    QC_TRY(qc_arena_alloc(&r->arena, &v, m->file_count, sizeof *r->times, err));
-    r->times = v;
-    QC_TRY(qc_arena_alloc(&r->arena, &v, m->file_count, sizeof *r->times_now, err));
-    r->times_now = v;
+    QC_TRY(qc_arena_alloc(&r->arena, &r->times, m->file_count, sizeof *r->times, err));
+    QC_TRY(qc_arena_alloc(&r->arena, &r->times_now, m->file_count, sizeof *r->times_now, err));
     /* For a file that was consumed, this is the time that it had before. */
     for (size_t i = 0; i < m->file_count; i++)
         r->times_now[i] = (uint64_t)m->files[i].stamp.modified_ns;
@@ -449,10 +440,9 @@ static qc_status open_journal(qc_resume *r, unsigned part_index, unsigned part_c
 qc_status qc_resume_open(qc_resume **out, qc_pipeline *p, qc_output_dir *d, unsigned part_index,
                          unsigned part_count, qc_error *err)
 {
-    void *v = NULL;
     *out = NULL;
-    QC_TRY(qc_calloc(&v, 1, sizeof(qc_resume), err));
-    qc_resume *r = v;
+    qc_resume *r = NULL;
+    QC_TRY(qc_calloc(&r, 1, sizeof(qc_resume), err));
     r->p = p;
     r->d = d;
     qc_arena_init(&r->arena);
@@ -481,7 +471,6 @@ void qc_resume_close(qc_resume *r)
         r->p->recorder = NULL;
     qc_journal_close(r->journal);
     qc_strbuf_deinit(&r->identity);
-    qc_free(r->others);
     qc_arena_deinit(&r->arena);
     qc_free(r);
 }
@@ -489,20 +478,6 @@ void qc_resume_close(qc_resume *r)
 const qc_resume_found *qc_resume_found_of(const qc_resume *r)
 {
     return &r->found;
-}
-
-qc_journal *qc_resume_journal(qc_resume *r)
-{
-    return r->journal;
-}
-
-const qc_journal_record *qc_resume_record(const qc_resume *r, uint32_t type, size_t i)
-{
-    for (size_t k = 0; k < r->other_count; k++) {
-        if (r->others[k].type == type && i-- == 0)
-            return &r->others[k];
-    }
-    return NULL;
 }
 
 int qc_resume_has_work(const qc_resume *r)
@@ -526,4 +501,60 @@ qc_status qc_resume_commit(qc_resume *r, const qc_digest *manifest, qc_error *er
 {
     QC_TRY(qc_journal_append(r->journal, QC_RECORD_COMMIT, manifest, QC_DIGEST_BYTES, NULL, err));
     return qc_journal_sync(r->journal, err);
+}
+
+/* ---- The journals of other parts ---- */
+
+int qc_resume_is_done(const qc_resume *r)
+{
+    if (!r->found.done || !r->has_times)
+        return 0;
+    for (size_t i = 0; i < r->p->plan->model->file_count; i++) {
+        if (r->times[i] != r->times_now[i])
+            return 0;
+    }
+    return 1;
+}
+
+static qc_status compare_times(const qc_resume *r, const qc_resume *other, unsigned part_index,
+                               qc_error *err)
+{
+    const qc_checkpoint *m = r->p->plan->model;
+    for (size_t i = 0; other->has_times && i < m->file_count; i++) {
+        if (other->times[i] != r->times_now[i])
+            QC_FAIL(err, QC_ERR_INPUT,
+                    "%s: was modified since part %u read it; start part %u again, it compares what "
+                    "it read with what is there now",
+                    m->files[i].path, part_index + 1, part_index + 1);
+    }
+    return QC_OK;
+}
+
+static qc_status read_other(const qc_resume *r, qc_resume *other, qc_error *err)
+{
+    qc_path_kind kind = QC_PATH_MISSING;
+    QC_TRY(qc_path_stat(other->path, &kind, NULL, err));
+    if (kind == QC_PATH_MISSING)
+        return QC_OK;
+    QC_TRY(qc_arena_alloc(&other->arena, &other->times, r->p->plan->model->file_count,
+                          sizeof *other->times, err));
+    return qc_journal_read(other->path, qc_resume_take_record, other, NULL, err);
+}
+
+qc_status qc_resume_take_part(qc_resume *r, unsigned part_index, unsigned part_count,
+                              int same_times, qc_resume_found *found, qc_error *err)
+{
+    qc_resume other = {.p = r->p, .d = r->d, .identity = r->identity};
+    memset(found, 0, sizeof *found);
+    qc_arena_init(&other.arena);
+    qc_status st =
+        qc_resume_path(&other.arena, &other.path, r->d->staging, part_index, part_count, err);
+    if (st == QC_OK)
+        st = read_other(r, &other, err);
+    if (st == QC_OK && other.found.done && same_times)
+        st = compare_times(r, &other, part_index, err);
+    if (st == QC_OK)
+        *found = other.found;
+    qc_arena_deinit(&other.arena);
+    return st;
 }

@@ -25,7 +25,7 @@
  * JOB:   u32 job, u32 units, u32 parts, f64 relative MSE, f64 largest error, u64 its index, f64
  *        and f64 its errors in outputs (calibrated weights, else 0), the units (main ones, and
  *        derived ones with a place kept free), and per part that is still to be written in its
- *        turn: u32 qc_part, u32 bytes, the bytes.
+ *        turn: u32 qc_role_tensor, u32 bytes, the bytes.
  *
  * What is recorded is in the page cache at least, and so outlives the process. A thread of the
  * pipeline brings shards and journal to the disk all the time (convert/pipeline/syncer.h), so that
@@ -83,6 +83,14 @@ typedef struct {
     qc_digest manifest;   /* the digest that COMMIT recorded */
 } qc_resume_found;
 
+/* Makes the path of the journal of part `part_index` in a staging folder. */
+QC_NODISCARD qc_status qc_resume_path(qc_arena *arena, const char **out, const char *staging,
+                                      unsigned part_index, unsigned part_count, qc_error *err);
+/* Reads of a journal only whether it ends with a commit: found->committing and found->manifest. A
+ * journal that is not there has none. */
+QC_NODISCARD qc_status qc_resume_read_commit(qc_resume_found *found, const char *path,
+                                             qc_error *err);
+
 /* Makes the identity of a conversion, as text. */
 QC_NODISCARD qc_status qc_identity_make(qc_strbuf *out, const qc_plan *plan, unsigned part_count,
                                         qc_error *err);
@@ -107,22 +115,16 @@ QC_NODISCARD qc_status qc_resume_open(qc_resume **out, struct qc_pipeline *p, qc
 QC_NODISCARD qc_status qc_resume_check(qc_resume *r, void (*progress)(void *ctx, uint64_t bytes),
                                        void *progress_ctx, qc_error *err);
 /* Is there nothing left to do but to commit, because DONE was recorded and no file of the source
- * has had another time since? (resume_others.c) */
+ * has had another time since? */
 int qc_resume_is_done(const qc_resume *r);
 /* Takes what another part's journal holds into p, which only reads it: the units in it are then
  * done, not read back, and not this process's. Of *found only done, committing and manifest are
  * set, and all of it is 0 where the journal is missing. A journal with another identity gives
  * the error of qc_identity_compare. If same_times is set, a journal that is done, but whose source
- * files have another time now, is QC_ERR_INPUT. (resume_others.c) */
+ * files have another time now, is QC_ERR_INPUT. */
 QC_NODISCARD qc_status qc_resume_take_part(qc_resume *r, unsigned part_index, unsigned part_count,
                                            int same_times, qc_resume_found *found, qc_error *err);
 const qc_resume_found *qc_resume_found_of(const qc_resume *r);
-/* Returns the journal, for callers that sync it to know that it is on the disk. */
-qc_journal *qc_resume_journal(qc_resume *r);
-/* Returns the i-th record of this type that was read at opening, or NULL where there is none. Types
- * that the pipeline takes for itself (JOB, UNIT, SHARD, TIMES, IDENTITY) are not kept. It lives as
- * long as r. */
-const qc_journal_record *qc_resume_record(const qc_resume *r, uint32_t type, size_t i);
 /* Records DONE, once; everything is synced before and after. */
 QC_NODISCARD qc_status qc_resume_done(qc_resume *r, qc_error *err);
 /* Records COMMIT with the digest of the manifest that is staged, and syncs it. */

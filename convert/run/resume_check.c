@@ -43,24 +43,23 @@ static qc_status turn_to(open_file *o, const qc_pipeline *p, uint32_t shard, qc_
 static qc_status check_frame(checker *c, qc_worker *w, open_file *o, uint32_t index, qc_error *err)
 {
     qc_pipeline *p = w->p;
-    qc_unit u;
+    const qc_unit *u = &p->units[index];
     int compressed = qc_pipeline_is_compressed(p);
     unsigned char *buf = compressed ? w->stored : w->content;
     qc_error trouble = {0};
-    QC_TRY(qc_unit_read(p, index, &u, err));
-    QC_TRY(turn_to(o, p, u.shard, err));
+    QC_TRY(turn_to(o, p, u->shard, err));
     qc_status st = QC_ERR_TRUNCATED;
     if (o->file.fd >= 0)
-        st = qc_file_pread(&o->file, buf, u.stored_bytes, u.file_offset, &trouble);
+        st = qc_file_pread(&o->file, buf, u->stored_bytes, u->file_offset, &trouble);
     if (st != QC_OK && st != QC_ERR_TRUNCATED) {
         if (err)
             *err = trouble;
         return st;
     }
-    qc_digest found = qc_digest_bytes(buf, st == QC_OK ? u.stored_bytes : 0);
-    c->damaged[index] = !qc_digest_equal(&found, compressed ? &u.stored : &u.content);
+    qc_digest found = qc_digest_bytes(buf, st == QC_OK ? u->stored_bytes : 0);
+    c->damaged[index] = !qc_digest_equal(&found, compressed ? &u->stored : &u->content);
     if (c->progress)
-        c->progress(c->progress_ctx, u.stored_bytes);
+        c->progress(c->progress_ctx, u->stored_bytes);
     return QC_OK;
 }
 
@@ -81,23 +80,20 @@ static int has_other_scales(const checker *c, const qc_plan *plan, const qc_job 
 static qc_status check_source(const checker *c, qc_worker *w, uint32_t index, qc_error *err)
 {
     const qc_plan *plan = w->p->plan;
-    qc_unit u;
-    const qc_job *j;
-    const qc_ckpt_tensor *t;
+    const qc_unit *u = &w->p->units[index];
     qc_digest now;
-    if (w->p->units[index].kind != QC_UNIT_MAIN)
+    if (u->kind != QC_UNIT_MAIN)
         return QC_OK;
-    QC_TRY(qc_unit_read(w->p, index, &u, err));
-    j = &plan->jobs[plan->outputs[u.tensor].job];
-    t = &plan->model->tensors[j->source];
+    const qc_job *j = &plan->jobs[plan->outputs[u->tensor].job];
+    const qc_checkpoint_tensor *t = &plan->model->tensors[j->source];
     if (has_other_scales(c, plan, j)) {
         c->damaged[index] = OTHER_SCALES;
         return QC_OK;
     }
     if (!c->changed[t->file])
         return QC_OK;
-    QC_TRY(qc_piece_source(w, &u, &now, err));
-    if (!qc_digest_equal(&now, &u.source))
+    QC_TRY(qc_unit_source(w, u, &now, err));
+    if (!qc_digest_equal(&now, &u->source))
         QC_FAIL(err, QC_ERR_INPUT,
                 "%s: has changed since the conversion that %s holds began: tensor '%s' is not what "
                 "it was" QC_RESTART_ADVICE,
@@ -218,7 +214,7 @@ static qc_status check_can_be_made(const checker *c, uint32_t unit, qc_error *er
                     "%s: what was written of tensor '%s' is damaged or missing, and %s was deleted "
                     "after it had been converted (--consume-source); its weights cannot be read "
                     "again",
-                    p->shards[qc_unit_shard(p, unit)].path, p->plan->jobs[job].name,
+                    p->shards[p->units[unit].shard].path, p->plan->jobs[job].name,
                     m->files[files[i]].path);
     }
     return QC_OK;
@@ -246,18 +242,18 @@ static qc_status take_out(checker *c, qc_error *err)
             QC_TRY(take_back_done(r, i, err));
     }
     for (uint32_t i = 0; i < p->unit_count; i++) {
-        qc_unit_state *u = &p->units[i];
+        qc_unit *u = &p->units[i];
         if (!c->damaged[i])
             continue;
         if (u->kind == QC_UNIT_DERIVED) { /* see take_derived_out */
-            QC_TRY(take_back_done(r, qc_unit_shard(p, i), err));
+            QC_TRY(take_back_done(r, u->shard, err));
             continue;
         }
-        p->shards[qc_unit_shard(p, i)].kept = 0;
+        p->shards[u->shard].kept = 0;
         if (u->kind == QC_UNIT_HEADER) {
             u->kept = 0;
             u->written = 0;
-            QC_TRY(take_back_done(r, qc_unit_shard(p, i), err));
+            QC_TRY(take_back_done(r, u->shard, err));
             continue;
         }
         r->found.done = r->found.committing = 0;
@@ -298,17 +294,11 @@ qc_status qc_resume_check(qc_resume *r, void (*progress)(void *ctx, uint64_t byt
                           void *progress_ctx, qc_error *err)
 {
     checker c = {.r = r, .progress = progress, .progress_ctx = progress_ctx};
-    void *v = NULL;
     atomic_init(&c.next, 0);
-    QC_TRY(qc_calloc(&v, r->p->unit_count, 1, err));
-    c.damaged = v;
-    v = NULL;
-    qc_status st = qc_calloc(&v, r->p->plan->model->file_count, 1, err);
-    c.changed = v;
-    v = NULL;
+    QC_TRY(qc_calloc(&c.damaged, r->p->unit_count, 1, err));
+    qc_status st = qc_calloc(&c.changed, r->p->plan->model->file_count, 1, err);
     if (st == QC_OK)
-        st = qc_calloc(&v, r->p->plan->job_count, 1, err);
-    c.again = v;
+        st = qc_calloc(&c.again, r->p->plan->job_count, 1, err);
     if (st == QC_OK)
         st = check_all(&c, err);
     if (st == QC_OK)

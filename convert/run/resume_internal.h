@@ -21,8 +21,6 @@ struct qc_resume {
     atomic_int recorded;   /* this run recorded a job */
     uint32_t begun_before; /* jobs that an earlier run began */
     qc_resume_found found;
-    qc_journal_record *others; /* records of types that the pipeline does not take */
-    size_t other_count, other_cap;
 };
 
 /* Is this unit kept from an earlier run of this part, and so in a staged shard of its own? */

@@ -18,7 +18,7 @@ const char *qc_compute_dtype(const qc_plan *plan)
     uint64_t f16 = 0, bf16 = 0;
     for (uint32_t i = 0; i < plan->job_count; i++) {
         const qc_job *j = &plan->jobs[i];
-        if (j->scheme != QC_SCHEME_NF4)
+        if (qc_schemes[j->scheme].bits != 4)
             continue;
         qc_dtype t = qc_job_state_of(j).dtype;
         f16 += t == QC_DTYPE_F16 ? j->elems : 0;
@@ -27,45 +27,39 @@ const char *qc_compute_dtype(const qc_plan *plan)
     return f16 > bf16 ? "float16" : "bfloat16";
 }
 
+static void write_skip_modules(qc_json_writer *w, const qc_plan *plan)
+{
+    qc_json_write_begin_array(w);
+    for (uint32_t i = 0; i < plan->recipe->skip_count; i++)
+        qc_json_write_string(w, plan->recipe->skip_modules[i]);
+    qc_json_write_end_array(w);
+}
+
 /* Writes the members as transformers writes them, in its order (sorted). */
 static void write_bnb_config(qc_json_writer *w, const qc_plan *plan, int four_bit)
 {
-    qc_jw_key(w, "_load_in_4bit");
-    qc_jw_bool(w, four_bit);
-    qc_jw_key(w, "_load_in_8bit");
-    qc_jw_bool(w, !four_bit);
-    qc_jw_key(w, "bnb_4bit_compute_dtype");
-    qc_jw_string(w, four_bit ? qc_compute_dtype(plan) : "float32");
-    qc_jw_key(w, "bnb_4bit_quant_storage");
-    qc_jw_string(w, "uint8");
-    qc_jw_key(w, "bnb_4bit_quant_type");
-    qc_jw_string(w, four_bit ? "nf4" : "fp4");
-    qc_jw_key(w, "bnb_4bit_use_double_quant");
-    qc_jw_bool(w, four_bit && plan->options->recipe.double_quant);
-    qc_jw_key(w, "llm_int8_enable_fp32_cpu_offload");
-    qc_jw_bool(w, 0);
-    qc_jw_key(w, "llm_int8_has_fp16_weight");
-    qc_jw_bool(w, 0);
-    qc_jw_key(w, "llm_int8_skip_modules");
-    qc_jw_begin_array(w);
-    for (uint32_t i = 0; i < plan->recipe->skip_count; i++)
-        qc_jw_string(w, plan->recipe->skip_modules[i]);
-    qc_jw_end_array(w);
-    qc_jw_key(w, "llm_int8_threshold");
-    qc_jw_double(w, 6.0);
-    qc_jw_key(w, "load_in_4bit");
-    qc_jw_bool(w, four_bit);
-    qc_jw_key(w, "load_in_8bit");
-    qc_jw_bool(w, !four_bit);
-    qc_jw_key(w, "quant_method");
-    qc_jw_string(w, "bitsandbytes");
+    int double_quant = four_bit && plan->options->recipe.double_quant;
+    qc_json_member_bool(w, "_load_in_4bit", four_bit);
+    qc_json_member_bool(w, "_load_in_8bit", !four_bit);
+    qc_json_member_string(w, "bnb_4bit_compute_dtype",
+                          four_bit ? qc_compute_dtype(plan) : "float32");
+    qc_json_member_string(w, "bnb_4bit_quant_storage", "uint8");
+    qc_json_member_string(w, "bnb_4bit_quant_type", four_bit ? "nf4" : "fp4");
+    qc_json_member_bool(w, "bnb_4bit_use_double_quant", double_quant);
+    qc_json_member_bool(w, "llm_int8_enable_fp32_cpu_offload", 0);
+    qc_json_member_bool(w, "llm_int8_has_fp16_weight", 0);
+    qc_json_write_key(w, "llm_int8_skip_modules");
+    write_skip_modules(w, plan);
+    qc_json_member_double(w, "llm_int8_threshold", 6.0);
+    qc_json_member_bool(w, "load_in_4bit", four_bit);
+    qc_json_member_bool(w, "load_in_8bit", !four_bit);
+    qc_json_member_string(w, "quant_method", "bitsandbytes");
 }
 
 static const qc_job *first_quantized(const qc_plan *plan)
 {
     uint32_t i = 0;
-    while (plan->jobs[i].scheme != QC_SCHEME_NF4 && plan->jobs[i].scheme != QC_SCHEME_INT8_ROWS &&
-           plan->jobs[i].scheme != QC_SCHEME_INT8_BLOCKS)
+    while (!qc_scheme_is_quantized(plan->jobs[i].scheme))
         i++; /* a plan of an own form has one */
     return &plan->jobs[i];
 }
@@ -78,13 +72,12 @@ static void write_block_size(qc_json_writer *w, const qc_plan *plan)
     uint64_t n = 0;
     if (!strstr(plan->own_form, "fp8") || !size || qc_json_kind_of(size) != QC_JSON_ARRAY)
         return;
-    qc_jw_key(w, "weight_block_size");
-    qc_jw_begin_array(w);
+    qc_json_member_begin_array(w, "weight_block_size");
     for (size = qc_json_first(size); size; size = qc_json_next(size)) {
         if (qc_json_as_u64(size, "weight_block_size", &n, NULL) == QC_OK)
-            qc_jw_u64(w, n); /* both are, or the recipe would have failed */
+            qc_json_write_u64(w, n); /* both are, or the recipe would have failed */
     }
-    qc_jw_end_array(w);
+    qc_json_write_end_array(w);
 }
 
 /* bitsandbytes does not load these, so nothing here claims so. What stops a loader that ignores the
@@ -92,39 +85,31 @@ static void write_block_size(qc_json_writer *w, const qc_plan *plan)
 static void write_own_config(qc_json_writer *w, const qc_plan *plan)
 {
     const qc_job *j = first_quantized(plan);
-    qc_jw_key(w, "block_size");
-    qc_jw_u64(w, j->block_elems); /* 0: row-wise */
-    qc_jw_key(w, "double_quant");
-    qc_jw_bool(w, j->nested);
-    qc_jw_key(w, "modules_to_not_convert");
-    qc_jw_begin_array(w);
-    for (uint32_t i = 0; i < plan->recipe->skip_count; i++)
-        qc_jw_string(w, plan->recipe->skip_modules[i]);
-    qc_jw_end_array(w);
-    qc_jw_key(w, "quant_method");
-    qc_jw_string(w, "qconv");
-    qc_jw_key(w, "quant_type");
-    qc_jw_string(w, plan->own_form);
+    qc_json_member_u64(w, "block_size", j->block_elems); /* 0: row-wise */
+    qc_json_member_bool(w, "double_quant", j->nested);
+    qc_json_write_key(w, "modules_to_not_convert");
+    write_skip_modules(w, plan);
+    qc_json_member_string(w, "quant_method", "qconv");
+    qc_json_member_string(w, "quant_type", plan->own_form);
     write_block_size(w, plan);
 }
 
 static int has_nf4(const qc_plan *plan)
 {
     for (uint32_t i = 0; i < plan->job_count; i++) {
-        if (plan->jobs[i].scheme == QC_SCHEME_NF4)
+        if (qc_schemes[plan->jobs[i].scheme].bits == 4)
             return 1;
     }
     return 0;
 }
 
-static qc_status indent(qc_strbuf *out, const qc_strbuf *text, const char *by, qc_error *err)
+static void indent(qc_strbuf *out, const qc_strbuf *text, const char *by)
 {
     for (size_t i = 0; i < text->len; i++) {
-        QC_TRY(qc_strbuf_add(out, &text->data[i], 1, err));
+        qc_strbuf_put(out, &text->data[i], 1);
         if (text->data[i] == '\n')
-            QC_TRY(qc_strbuf_adds(out, by, err));
+            qc_strbuf_puts(out, by);
     }
-    return QC_OK;
 }
 
 /* The text of quantization_config, indented to sit one level deep. */
@@ -133,18 +118,17 @@ static qc_status make_quantization_config(qc_strbuf *out, const qc_plan *plan, q
     qc_strbuf flat;
     qc_json_writer w;
     qc_strbuf_init(&flat, SIDE_TEXT_MAX);
-    qc_jw_init(&w, &flat, err);
-    qc_jw_begin_object(&w);
+    qc_json_write_init(&w, &flat, err);
+    qc_json_write_begin_object(&w);
     if (plan->own_form)
         write_own_config(&w, plan);
     else
         write_bnb_config(&w, plan, has_nf4(plan));
-    qc_jw_end_object(&w);
-    qc_status st = qc_jw_finish(&w);
-    if (st == QC_OK)
-        st = indent(out, &flat, "  ", err);
+    qc_json_write_end_object(&w);
+    qc_status st = qc_json_write_finish(&w);
+    indent(out, &flat, "  ");
     qc_strbuf_deinit(&flat);
-    return st;
+    return st == QC_OK ? qc_strbuf_status(out, err) : st;
 }
 
 /* Returns the dtype that every floating tensor was asked to have, or NULL. */
@@ -186,14 +170,12 @@ static qc_status splice_skip_list(qc_strbuf *text, const qc_plan *plan, qc_error
     qc_strbuf_init(&flat, SIDE_TEXT_MAX);
     qc_strbuf_init(&list, SIDE_TEXT_MAX);
     qc_strbuf_init(&next, SIDE_TEXT_MAX);
-    qc_jw_init(&w, &flat, err);
-    qc_jw_begin_array(&w);
-    for (uint32_t i = 0; i < plan->recipe->skip_count; i++)
-        qc_jw_string(&w, plan->recipe->skip_modules[i]);
-    qc_jw_end_array(&w);
-    qc_status st = qc_jw_finish(&w);
+    qc_json_write_init(&w, &flat, err);
+    write_skip_modules(&w, plan);
+    qc_status st = qc_json_write_finish(&w);
+    indent(&list, &flat, "    ");
     if (st == QC_OK)
-        st = indent(&list, &flat, "    ", err);
+        st = qc_strbuf_status(&list, err);
     if (st == QC_OK)
         st = qc_json_member_text(text->data, text->len, key, &old, &old_len, err);
     if (st == QC_OK)
@@ -242,25 +224,21 @@ static qc_status write_index(qc_text_file *out, qc_index_row_fn row, void *ctx, 
 {
     qc_json_writer w;
     qc_index_entry e;
-    qc_jw_init(&w, &out->text, err);
-    qc_jw_begin_object(&w);
-    qc_jw_key(&w, "metadata");
-    qc_jw_begin_object(&w);
-    qc_jw_key(&w, "total_size");
-    qc_jw_u64(&w, total_bytes);
-    qc_jw_end_object(&w);
-    qc_jw_key(&w, "weight_map");
-    qc_jw_begin_object(&w);
+    qc_json_write_init(&w, &out->text, err);
+    qc_json_write_begin_object(&w);
+    qc_json_member_begin_object(&w, "metadata");
+    qc_json_member_u64(&w, "total_size", total_bytes);
+    qc_json_write_end_object(&w);
+    qc_json_member_begin_object(&w, "weight_map");
     for (size_t i = 0; i < count; i++) {
         QC_TRY(row(ctx, i, &e, err));
-        qc_jw_key(&w, e.name);
-        qc_jw_string(&w, e.file);
+        qc_json_member_string(&w, e.name, e.file);
         if (w.st == QC_OK)
             w.st = qc_text_file_step(out, err);
     }
-    qc_jw_end_object(&w);
-    qc_jw_end_object(&w);
-    QC_TRY(qc_jw_finish(&w));
+    qc_json_write_end_object(&w);
+    qc_json_write_end_object(&w);
+    QC_TRY(qc_json_write_finish(&w));
     return qc_strbuf_adds(&out->text, "\n", err);
 }
 
@@ -302,15 +280,13 @@ static qc_status stage_index(qc_output_dir *d, qc_manifest_file *f, const qc_pla
                              qc_error *err)
 {
     index_rows rows = {.plan = plan};
-    void *v = NULL;
-    QC_TRY(qc_malloc(&v, plan->tensor_count * sizeof *rows.order, err));
-    rows.order = v;
+    QC_TRY(qc_malloc(&rows.order, plan->tensor_count * sizeof *rows.order, err));
     qc_strbuf_init(&rows.name, SIZE_MAX / 2);
     qc_out_tensors_by_name(qc_plan_tensors(plan), rows.order);
     qc_status st = qc_index_stage(d, f, plan->layout.shards[0].name, index_row, &rows,
                                   plan->tensor_count, plan->tensor_bytes, err);
     qc_strbuf_deinit(&rows.name);
-    qc_free(v);
+    qc_free(rows.order);
     return st;
 }
 
@@ -330,13 +306,11 @@ static int compare_files(const void *pa, const void *pb)
 }
 
 qc_status qc_side_file_names(const char ***names, size_t *count, qc_arena *arena,
-                             const qc_plan *plan, const qc_fit *fit, qc_error *err)
+                             const qc_plan *plan, qc_error *err)
 {
     const qc_checkpoint *m = plan->model;
-    void *v = NULL;
     size_t n = 0;
-    QC_TRY(qc_arena_alloc(arena, &v, m->side_count + 3, sizeof **names, err));
-    *names = v;
+    QC_TRY(qc_arena_alloc(arena, names, m->side_count + 3, sizeof **names, err));
     for (size_t i = 0; i < m->side_count; i++) {
         if (!m->config || strcmp(m->side[i].path, QC_CONFIG_NAME) != 0)
             (*names)[n++] = m->side[i].path;
@@ -345,20 +319,19 @@ qc_status qc_side_file_names(const char ***names, size_t *count, qc_arena *arena
         (*names)[n++] = QC_CONFIG_NAME;
     if (plan->layout.count > 1)
         QC_TRY(qc_layout_index_name(&(*names)[n++], arena, plan->layout.shards[0].name, err));
-    if (fit)
+    if (plan->fit)
         (*names)[n++] = QC_DEVICE_MAP_NAME;
     qc_output_sort_names(*names, n);
     *count = n;
     return QC_OK;
 }
 
-qc_status qc_side_files_stage(qc_output_dir *d, const qc_plan *plan, const qc_fit *fit,
-                              qc_manifest_file **files, size_t *count, qc_error *err)
+qc_status qc_side_files_stage(qc_output_dir *d, const qc_plan *plan, qc_manifest_file **files,
+                              size_t *count, qc_error *err)
 {
     const qc_checkpoint *m = plan->model;
-    void *v = NULL;
-    QC_TRY(qc_arena_alloc(d->arena, &v, m->side_count + 3, sizeof **files, err));
-    qc_manifest_file *list = v;
+    qc_manifest_file *list = NULL;
+    QC_TRY(qc_arena_alloc(d->arena, &list, m->side_count + 3, sizeof **files, err));
     size_t n = 0;
     qc_strbuf text;
     qc_strbuf_init(&text, SIDE_TEXT_MAX);
@@ -382,8 +355,8 @@ qc_status qc_side_files_stage(qc_output_dir *d, const qc_plan *plan, const qc_fi
     qc_strbuf_deinit(&text);
     if (st == QC_OK && plan->layout.count > 1)
         st = stage_index(d, &list[n++], plan, err);
-    if (st == QC_OK && fit) {
-        st = qc_device_map_text(&text, d->arena, fit, err);
+    if (st == QC_OK && plan->fit) {
+        st = qc_device_map_text(&text, d->arena, plan->fit, err);
         if (st == QC_OK)
             st = put(d, &list[n++], QC_DEVICE_MAP_NAME, &text, err);
     }

@@ -3,7 +3,6 @@
 #ifndef QC_CONVERT_SIDE_FILES_H
 #define QC_CONVERT_SIDE_FILES_H
 
-#include "convert/fit/fit.h"
 #include "convert/output/output_dir.h"
 #include "convert/plan/plan.h"
 #include "formats/manifest.h"
@@ -34,11 +33,11 @@ QC_NODISCARD qc_status qc_index_stage(qc_output_dir *d, qc_manifest_file *f, con
                                       uint64_t total_bytes, qc_error *err);
 /* Gives the names of the side files, sorted, in the arena, before any of them is made. */
 QC_NODISCARD qc_status qc_side_file_names(const char ***names, size_t *count, qc_arena *arena,
-                                          const qc_plan *plan, const qc_fit *fit, qc_error *err);
-/* Stages all side files in d. files and count (in the arena of d) are what the manifest lists. fit
- * is for device_map.json; if it is NULL, none is written. The source's device_map.json is never
+                                          const qc_plan *plan, qc_error *err);
+/* Stages all side files in d. files and count (in the arena of d) are what the manifest lists. A
+ * plan with a placement gets a device_map.json. The source's device_map.json is never
  * copied. */
-QC_NODISCARD qc_status qc_side_files_stage(qc_output_dir *d, const qc_plan *plan, const qc_fit *fit,
+QC_NODISCARD qc_status qc_side_files_stage(qc_output_dir *d, const qc_plan *plan,
                                            qc_manifest_file **files, size_t *count, qc_error *err);
 
 #endif

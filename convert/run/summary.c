@@ -4,16 +4,12 @@
 #include "convert/fit/auto_choice.h"
 #include "convert/plan/loaders.h"
 #include "convert/term/console.h"
-#include "convert/term/json_members.h"
 #include "convert/term/size_text.h"
+#include "convert/term/table.h"
+#include "formats/json_writer.h"
 
 #include <inttypes.h>
 #include <string.h>
-
-static int is_quantized(qc_scheme s)
-{
-    return s == QC_SCHEME_NF4 || s == QC_SCHEME_INT8_ROWS || s == QC_SCHEME_INT8_BLOCKS;
-}
 
 static double bits_per(uint64_t bytes, uint64_t elems)
 {
@@ -24,7 +20,7 @@ double qc_report_quantized_bits(const qc_convert_report *r)
 {
     uint64_t bytes = 0, elems = 0;
     for (unsigned s = 0; s < QC_REPORT_SCHEMES; s++) {
-        if (is_quantized((qc_scheme)s)) {
+        if (qc_scheme_is_quantized((qc_scheme)s)) {
             bytes += r->schemes[s].bytes_out;
             elems += r->schemes[s].elems;
         }
@@ -85,7 +81,7 @@ static double gpu_share(const qc_convert_report *r)
 {
     uint64_t elems = 0;
     for (unsigned s = 0; s < QC_REPORT_SCHEMES; s++)
-        if (is_quantized((qc_scheme)s))
+        if (qc_scheme_is_quantized((qc_scheme)s))
             elems += r->schemes[s].elems;
     return elems ? (double)r->gpu_weights / (double)elems : 0.0;
 }
@@ -251,108 +247,226 @@ qc_status qc_report_text(const qc_convert_report *r, qc_strbuf *out, qc_error *e
 
 static void put_schemes(qc_json_writer *w, const qc_convert_report *r)
 {
-    qc_jm_begin_object(w, "schemes");
+    qc_json_member_begin_object(w, "schemes");
     for (unsigned s = 0; s < QC_REPORT_SCHEMES; s++) {
         const qc_report_scheme *scheme = &r->schemes[s];
         if (scheme->tensors == 0 || s == QC_SCHEME_ABSORBED)
             continue;
-        qc_jw_key(w, qc_scheme_name((qc_scheme)s));
-        qc_jm_begin_row(w);
-        qc_jm_u64(w, "tensors", scheme->tensors);
-        qc_jm_u64(w, "weights", scheme->elems);
-        qc_jm_u64(w, "bytes_in", scheme->bytes_in);
-        qc_jm_u64(w, "bytes_out", scheme->bytes_out);
-        qc_jw_end_object(w);
+        qc_json_write_key(w, qc_scheme_name((qc_scheme)s));
+        qc_json_member_begin_row(w);
+        qc_json_member_u64(w, "tensors", scheme->tensors);
+        qc_json_member_u64(w, "weights", scheme->elems);
+        qc_json_member_u64(w, "bytes_in", scheme->bytes_in);
+        qc_json_member_u64(w, "bytes_out", scheme->bytes_out);
+        qc_json_write_end_object(w);
     }
-    qc_jw_end_object(w);
+    qc_json_write_end_object(w);
 }
 
 static void put_part(qc_json_writer *w, const qc_convert_report *r)
 {
     if (r->part_count <= 1)
         return;
-    qc_jm_begin_object(w, "part");
-    qc_jm_u64(w, "index", r->part_index + 1);
-    qc_jm_u64(w, "of", r->part_count);
-    qc_jw_key(w, "to_come");
-    qc_jw_compact_next(w);
-    qc_jw_begin_array(w);
+    qc_json_member_begin_object(w, "part");
+    qc_json_member_u64(w, "index", r->part_index + 1);
+    qc_json_member_u64(w, "of", r->part_count);
+    qc_json_write_key(w, "to_come");
+    qc_json_write_compact_next(w);
+    qc_json_write_begin_array(w);
     for (unsigned i = 0; i < r->parts_left_count; i++)
-        qc_jw_u64(w, r->parts_left[i] + 1);
-    qc_jw_end_array(w);
-    qc_jm_string(w, "completed",
-                 r->complete_before      ? "before"
-                 : r->complete_meanwhile ? "meanwhile"
-                 : was_last(r)           ? "here"
-                                         : NULL);
-    qc_jw_end_object(w);
+        qc_json_write_u64(w, r->parts_left[i] + 1);
+    qc_json_write_end_array(w);
+    qc_json_member_string(w, "completed",
+                          r->complete_before      ? "before"
+                          : r->complete_meanwhile ? "meanwhile"
+                          : was_last(r)           ? "here"
+                                                  : NULL);
+    qc_json_write_end_object(w);
 }
 
-void qc_report_calibration_json(const qc_convert_report *r, qc_json_writer *w)
+static void put_calibration(qc_json_writer *w, const qc_convert_report *r)
 {
     if (!r->calibration_text && !r->calibration_hessians)
         return;
-    qc_jm_begin_object(w, "calibration");
-    qc_jm_path(w, "text", r->calibration_text);
-    qc_jm_path(w, "hessians", r->calibration_hessians);
-    qc_jm_u64(w, "tokens", r->calibration_tokens);
-    qc_jm_double(w, "damping", r->calibration_damping);
-    qc_jm_u64(w, "weights", r->calibrated);
-    qc_jm_u64(w, "left", r->not_calibrated);
+    qc_json_member_begin_object(w, "calibration");
+    qc_json_member_path(w, "text", r->calibration_text);
+    qc_json_member_path(w, "hessians", r->calibration_hessians);
+    qc_json_member_u64(w, "tokens", r->calibration_tokens);
+    qc_json_member_double(w, "damping", r->calibration_damping);
+    qc_json_member_u64(w, "weights", r->calibrated);
+    qc_json_member_u64(w, "left", r->not_calibrated);
     if (!r->dry_run) {
-        qc_jm_double(w, "rounded", r->outputs_rounded);
-        qc_jm_double(w, "calibrated", r->outputs_calibrated);
-        qc_jm_double(w, "seconds", r->calibration_seconds);
+        qc_json_member_double(w, "rounded", r->outputs_rounded);
+        qc_json_member_double(w, "calibrated", r->outputs_calibrated);
+        qc_json_member_double(w, "seconds", r->calibration_seconds);
     }
-    qc_jw_end_object(w);
+    qc_json_write_end_object(w);
 }
 
 qc_status qc_report_json(const qc_convert_report *r, qc_strbuf *out, qc_error *err)
 {
     qc_json_writer w;
-    qc_jw_init(&w, out, err);
-    qc_jw_begin_object(&w);
-    qc_jm_string(&w, "command", "convert");
-    qc_jm_path(&w, "model", r->model);
-    qc_jm_path(&w, "out", r->out);
-    qc_jm_string(&w, "to", r->to);
-    qc_jm_string(&w, "scale", r->scale);
-    qc_jm_bool(&w, "complete_before", r->complete_before);
+    qc_json_write_init(&w, out, err);
+    qc_json_write_begin_object(&w);
+    qc_json_member_string(&w, "command", "convert");
+    qc_json_member_path(&w, "model", r->model);
+    qc_json_member_path(&w, "out", r->out);
+    qc_json_member_string(&w, "to", r->to);
+    qc_json_member_string(&w, "scale", r->scale);
+    qc_json_member_bool(&w, "complete_before", r->complete_before);
     put_part(&w, r);
-    qc_jm_u64(&w, "bytes_in", r->bytes_in);
-    qc_jm_u64(&w, "bytes_out", r->bytes_out_content);
-    qc_jm_u64(&w, "bytes_stored", r->bytes_out_stored);
-    qc_jm_u64(&w, "shards", r->shards);
-    qc_jm_u64(&w, "side_files", r->side_files);
-    qc_jm_double(&w, "bits_per_quantized_weight", qc_report_quantized_bits(r));
-    qc_jm_double(&w, "bits_per_weight", qc_report_overall_bits(r));
+    qc_json_member_u64(&w, "bytes_in", r->bytes_in);
+    qc_json_member_u64(&w, "bytes_out", r->bytes_out_content);
+    qc_json_member_u64(&w, "bytes_stored", r->bytes_out_stored);
+    qc_json_member_u64(&w, "shards", r->shards);
+    qc_json_member_u64(&w, "side_files", r->side_files);
+    qc_json_member_double(&w, "bits_per_quantized_weight", qc_report_quantized_bits(r));
+    qc_json_member_double(&w, "bits_per_weight", qc_report_overall_bits(r));
     put_schemes(&w, r);
-    qc_report_calibration_json(r, &w);
-    if (qc_jm_begin_object_if(&w, "worst", r->worst_name != NULL)) {
-        qc_jm_string(&w, "name", r->worst_name);
-        qc_jm_double(&w, "rel_mse", r->worst_rel_mse);
-        qc_jm_double(&w, "max_err", r->worst_max_err);
-        qc_jw_end_object(&w);
+    put_calibration(&w, r);
+    if (qc_json_member_begin_object_if(&w, "worst", r->worst_name != NULL)) {
+        qc_json_member_string(&w, "name", r->worst_name);
+        qc_json_member_double(&w, "rel_mse", r->worst_rel_mse);
+        qc_json_member_double(&w, "max_err", r->worst_max_err);
+        qc_json_write_end_object(&w);
     }
-    if (qc_jm_begin_object_if(&w, "continued", r->continued)) {
-        qc_jm_u64(&w, "tensors_kept", r->tensors_kept);
-        qc_jm_u64(&w, "tensors_redone", r->tensors_redone);
-        qc_jw_end_object(&w);
+    if (qc_json_member_begin_object_if(&w, "continued", r->continued)) {
+        qc_json_member_u64(&w, "tensors_kept", r->tensors_kept);
+        qc_json_member_u64(&w, "tensors_redone", r->tensors_redone);
+        qc_json_write_end_object(&w);
     }
-    qc_jm_u64(&w, "files_consumed", r->files_consumed);
-    qc_jm_u64(&w, "bytes_consumed", r->bytes_consumed);
-    qc_jm_double(&w, "seconds", r->seconds);
-    qc_jm_u64(&w, "threads", r->threads);
-    qc_jm_string(&w, "isa", r->isa);
-    qc_jm_string(&w, "device", r->device);
-    qc_jm_double(&w, "gpu_share", gpu_share(r));
+    qc_json_member_u64(&w, "files_consumed", r->files_consumed);
+    qc_json_member_u64(&w, "bytes_consumed", r->bytes_consumed);
+    qc_json_member_double(&w, "seconds", r->seconds);
+    qc_json_member_u64(&w, "threads", r->threads);
+    qc_json_member_string(&w, "isa", r->isa);
+    qc_json_member_string(&w, "device", r->device);
+    qc_json_member_double(&w, "gpu_share", gpu_share(r));
     if (r->choice) {
-        qc_jw_key(&w, "auto");
+        qc_json_write_key(&w, "auto");
         qc_auto_json(r->choice, r->explain, &w);
     }
     if (r->loaders)
         QC_TRY(qc_next_steps_json(r->loaders, r->program, is_complete(r) ? r->out : NULL, &w, err));
-    qc_jw_end_object(&w);
-    QC_TRY(qc_jw_finish(&w));
+    qc_json_write_end_object(&w);
+    QC_TRY(qc_json_write_finish(&w));
     return qc_strbuf_adds(out, "\n", err);
+}
+
+/* ---- the plan, for --dry-run ---- */
+
+static uint64_t job_bytes(const qc_plan *p, const qc_job *j)
+{
+    uint64_t bytes = 0;
+    for (int part = 0; part < QC_ROLE_TENSOR_COUNT; part++) {
+        uint32_t t = j->outputs[part];
+        if (t != QC_NO_OUTPUT)
+            bytes += qc_plan_tensor_bytes(p, t);
+    }
+    return bytes;
+}
+
+static const char *device_name(const qc_plan *p, const qc_job *j)
+{
+    return p->device_names[j->device];
+}
+
+static qc_status print_table(qc_strbuf *out, const qc_plan *p, const qc_convert_report *totals,
+                             qc_error *err)
+{
+    qc_table t;
+    qc_table_begin(&t, p->arena, "tensor|dtype|shape|becomes|>bytes before|>after");
+    qc_table_columns(&t, p->device_names ? "device|why" : "why");
+    for (uint32_t i = 0; i < p->job_count; i++) {
+        const qc_job *j = &p->jobs[i];
+        const qc_checkpoint_tensor *src = &p->model->tensors[j->source];
+        char shape[QC_SHAPE_TEXT_BYTES];
+        qc_table_put(&t, src->name);
+        qc_table_put(&t, qc_dtype_name(src->dtype));
+        qc_table_put(&t, qc_text_shape(shape, src->dims, src->ndim));
+        qc_table_putf(&t, "%s%s", qc_scheme_name(j->scheme),
+                      j->entry->transpose ? ", transposed" : "");
+        qc_table_number(&t, src->bytes);
+        qc_table_number(&t, job_bytes(p, j));
+        if (p->device_names)
+            qc_table_put(&t, device_name(p, j));
+        qc_table_put(&t, j->entry->why);
+    }
+    qc_table_print(&t, 0, out);
+    return qc_report_text(totals, out, err);
+}
+
+static qc_status print_json(qc_strbuf *out, const qc_plan *p, const qc_convert_report *totals,
+                            qc_error *err)
+{
+    qc_json_writer w;
+    qc_json_write_init(&w, out, err);
+    qc_json_write_begin_object(&w);
+    qc_json_member_string(&w, "command", "dry-run");
+    qc_json_member_string(&w, "model_type", p->recipe->model_type);
+    qc_json_member_bool(&w, "known_type", p->recipe->known_type);
+    qc_json_member_u64(&w, "source_bytes", p->source_bytes);
+    qc_json_member_u64(&w, "tensor_bytes", p->tensor_bytes);
+    qc_json_member_u64(&w, "file_bytes", p->content_bytes);
+    qc_json_member_u64(&w, "weights_quantized", p->weights_quantized);
+    qc_json_member_u64(&w, "quantized_bytes", p->quantized_bytes);
+    qc_json_member_begin_array(&w, "shards");
+    for (uint32_t i = 0; i < p->layout.count; i++) {
+        const qc_shard *s = &p->layout.shards[i];
+        qc_json_member_begin_row(&w);
+        qc_json_member_string(&w, "name", s->name);
+        qc_json_member_u64(&w, "bytes", s->header_bytes + s->data_bytes);
+        if (p->device_names) {
+            qc_json_member_string(&w, "device", p->device_names[s->device]);
+        }
+        qc_json_write_end_object(&w);
+    }
+    qc_json_write_end_array(&w);
+    qc_json_member_begin_array(&w, "skip_modules");
+    for (uint32_t i = 0; i < p->recipe->skip_count; i++)
+        qc_json_write_string(&w, p->recipe->skip_modules[i]);
+    qc_json_write_end_array(&w);
+    qc_json_member_begin_array(&w, "tensors");
+    for (uint32_t i = 0; i < p->job_count; i++) {
+        const qc_job *j = &p->jobs[i];
+        const qc_checkpoint_tensor *src = &p->model->tensors[j->source];
+        qc_json_member_begin_row(&w);
+        qc_json_member_string(&w, "name", src->name);
+        qc_json_member_string(&w, "dtype", qc_dtype_name(src->dtype));
+        qc_json_member_u64s(&w, "shape", src->dims, src->ndim);
+        qc_json_member_string(&w, "scheme", qc_scheme_name(j->scheme));
+        qc_json_member_string(&w, "role", qc_role_name(j->entry->role));
+        qc_json_member_bool(&w, "transposed", j->entry->transpose);
+        qc_json_member_string(&w, "why", j->entry->why);
+        qc_json_member_u64(&w, "bytes_before", src->bytes);
+        qc_json_member_u64(&w, "bytes_after", job_bytes(p, j));
+        qc_json_member_u64(&w, "shard", qc_plan_tensor(p, j->outputs[QC_ROLE_TENSOR_MAIN]).shard);
+        if (p->device_names) {
+            qc_json_member_string(&w, "device", device_name(p, j));
+        }
+        qc_json_write_end_object(&w);
+    }
+    qc_json_write_end_array(&w);
+    put_calibration(&w, totals);
+    if (totals->choice) {
+        qc_json_write_key(&w, "auto");
+        qc_auto_json(totals->choice, totals->explain, &w);
+    }
+    if (totals->loaders)
+        QC_TRY(qc_next_steps_json(totals->loaders, totals->program, NULL, &w, err));
+    qc_json_write_end_object(&w);
+    QC_TRY(qc_json_write_finish(&w));
+    return qc_strbuf_adds(out, "\n", err);
+}
+
+qc_status qc_plan_print(const qc_plan *plan, const qc_convert_report *totals, qc_error *err)
+{
+    qc_strbuf out;
+    qc_strbuf_init(&out, SIZE_MAX / 2);
+    qc_status st = plan->call->json ? print_json(&out, plan, totals, err)
+                                    : print_table(&out, plan, totals, err);
+    if (st == QC_OK)
+        st = qc_console_result(&out, err);
+    qc_strbuf_deinit(&out);
+    return st;
 }

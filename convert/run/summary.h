@@ -4,7 +4,7 @@
 #define QC_CONVERT_REPORT_H
 
 #include "base/strbuf.h"
-#include "convert/model/recipe.h"
+#include "convert/plan/plan.h"
 #include "formats/json_writer.h"
 
 #define QC_REPORT_SCHEMES (QC_SCHEME_ABSORBED + 1)
@@ -76,7 +76,9 @@ QC_NODISCARD qc_status qc_report_text(const qc_convert_report *r, qc_strbuf *out
  * whose plan has a JSON of its own. */
 QC_NODISCARD qc_status qc_report_json(const qc_convert_report *r, qc_strbuf *out, qc_error *err);
 
-/* Writes the member "calibration" of a JSON object, or nothing where nothing is calibrated. */
-void qc_report_calibration_json(const qc_convert_report *r, qc_json_writer *w);
+/* Prints what --dry-run shows to standard output: one row per tensor of the plan and the sums from
+ * `totals`, or with --json one JSON object. */
+QC_NODISCARD qc_status qc_plan_print(const qc_plan *plan, const qc_convert_report *totals,
+                                     qc_error *err);
 
 #endif

@@ -1,6 +1,7 @@
 #include "convert/term/console.h"
 
 #include "base/text.h"
+#include "formats/file_io.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -25,6 +26,15 @@ qc_status qc_console_result(const qc_strbuf *text, qc_error *err)
             QC_FAIL(err, QC_ERR_IO, "standard output: %s", strerror(errno));
     }
     return QC_OK;
+}
+
+qc_status qc_console_deliver(qc_status made, qc_strbuf *text, const char *path, qc_error *err)
+{
+    qc_status st = made == QC_OK ? qc_strbuf_status(text, err) : made;
+    if (st == QC_OK)
+        st = path ? qc_file_put(path, text->data, text->len, err) : qc_console_result(text, err);
+    qc_strbuf_deinit(text);
+    return st;
 }
 
 qc_status qc_console_add_more(qc_strbuf *out, size_t count, qc_error *err)

@@ -11,6 +11,11 @@
 /* Writes all of text to standard output at once. If the reader has gone away (a closed pipe), it
  * has had enough, and that is no error. Any other failure is QC_ERR_IO. */
 QC_NODISCARD qc_status qc_console_result(const qc_strbuf *text, qc_error *err);
+/* Ends a command's text: frees it, and before that, where `made` is QC_OK and the text is whole,
+ * writes it to standard output, or to the file at `path` unless that is NULL. Returns the first
+ * failure. */
+QC_NODISCARD qc_status qc_console_deliver(qc_status made, qc_strbuf *text, const char *path,
+                                          qc_error *err);
 /* Writes "qconv: warning: ..." on standard error as one line, with control characters made
  * harmless. With -q it writes nothing. */
 void qc_console_warn(const qc_call *call, const char *fmt, ...) QC_PRINTF(2, 3);

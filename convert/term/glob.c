@@ -1,7 +1,8 @@
-/* Globs over tensor names and the order of names. Nothing here allocates or recurses, because names
- * and globs may come from anywhere. */
+/* Globs over tensor names and the order of names. Matching and comparing neither allocate nor
+ * recurse, because names and globs may come from anywhere. */
 #include "convert/term/glob.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 /* Looks at one element of a glob that matches exactly one byte: a literal, an escape, '?' or a
@@ -124,4 +125,32 @@ int qc_natural_compare(const char *a, const char *b)
     if (*p || *q)
         return *p ? 1 : -1;
     return strcmp(a, b); /* "01" and "1" differ */
+}
+
+typedef struct {
+    const char *name;
+    uint32_t index;
+} named_index;
+
+static int compare_named(const void *a, const void *b)
+{
+    return qc_natural_compare(((const named_index *)a)->name, ((const named_index *)b)->name);
+}
+
+qc_status qc_natural_order(uint32_t **order, qc_arena *arena, const void *structs,
+                           size_t name_offset, size_t bytes_each, size_t count, qc_error *err)
+{
+    named_index *names = NULL;
+    QC_TRY(qc_arena_array(arena, order, count, err));
+    QC_TRY(qc_arena_array(arena, &names, count, err));
+    for (size_t i = 0; i < count; i++) {
+        const char *s = (const char *)structs + i * bytes_each;
+        memcpy(&names[i].name, s + name_offset, sizeof names[i].name);
+        names[i].index = (uint32_t)i;
+    }
+    if (count > 0)
+        qsort(names, count, sizeof *names, compare_named);
+    for (size_t i = 0; i < count; i++)
+        (*order)[i] = names[i].index;
+    return QC_OK;
 }

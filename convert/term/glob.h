@@ -2,6 +2,8 @@
 #ifndef QC_CONVERT_GLOB_H
 #define QC_CONVERT_GLOB_H
 
+#include "base/arena.h"
+
 /* No tensor's name needs a longer glob, and the time to match is in proportion to its length. */
 #define QC_GLOB_MAX_BYTES 4096u
 
@@ -10,5 +12,10 @@
 int qc_glob_match(const char *glob, const char *name);
 /* Compares names, with runs of digits compared as numbers: layers.2 comes before layers.10. */
 int qc_natural_compare(const char *a, const char *b);
+/* Makes the indices of `count` structs in natural order of their names. Each struct has
+ * `bytes_each` bytes, and the pointer to its name at name_offset. */
+QC_NODISCARD qc_status qc_natural_order(uint32_t **order, qc_arena *arena, const void *structs,
+                                        size_t name_offset, size_t bytes_each, size_t count,
+                                        qc_error *err);
 
 #endif

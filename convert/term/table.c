@@ -1,17 +1,13 @@
 #include "convert/term/table.h"
 
 #include "convert/term/console.h"
+#include "convert/term/size_text.h"
 
 #include <assert.h>
+#include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-
-void qc_table_init(qc_table *t, qc_arena *arena)
-{
-    memset(t, 0, sizeof *t);
-    t->arena = arena;
-}
 
 /* Counts code points. In text that is not UTF-8 it counts the bytes that do not look like
  * continuations. */
@@ -23,55 +19,108 @@ static size_t width_of(const char *s)
     return n;
 }
 
-void qc_table_column(qc_table *t, const char *title, qc_align align)
+/* Copies into the arena, or returns NULL and remembers the failure. */
+static char *keep(qc_table *t, const char *text, size_t len)
 {
-    assert(t->column_count < QC_TABLE_MAX_COLUMNS && t->cell_count == 0);
-    t->titles[t->column_count] = title;
-    t->aligns[t->column_count] = align;
-    t->column_count++;
+    void *copy = NULL;
+    if (t->wanted || qc_arena_alloc(t->arena, &copy, len + 1, 1, NULL) != QC_OK) {
+        t->wanted = t->wanted ? t->wanted : len + 1;
+        return NULL;
+    }
+    memcpy(copy, text, len);
+    return copy;
 }
 
-qc_status qc_table_cell(qc_table *t, const char *text, qc_error *err)
+void qc_table_begin(qc_table *t, qc_arena *arena, const char *columns)
+{
+    *t = (qc_table){.arena = arena};
+    qc_table_columns(t, columns);
+}
+
+void qc_table_columns(qc_table *t, const char *columns)
+{
+    for (const char *end = columns; end; columns = end + 1) {
+        qc_align align = *columns == '>' ? QC_ALIGN_RIGHT : QC_ALIGN_LEFT;
+        columns += align == QC_ALIGN_RIGHT;
+        end = strchr(columns, '|');
+        assert(t->column_count < QC_TABLE_MAX_COLUMNS && t->cell_count == 0);
+        t->titles[t->column_count] =
+            keep(t, columns, end ? (size_t)(end - columns) : strlen(columns));
+        t->aligns[t->column_count] = align;
+        t->column_count++;
+        if (!end)
+            break;
+    }
+}
+
+/* Makes room for one more cell; returns 0 where that fails. */
+static int reserve(qc_table *t)
+{
+    size_t room = t->cell_room ? t->cell_room * 2 : 64 * t->column_count;
+    void *p = NULL;
+    if (t->cell_count < t->cell_room)
+        return 1;
+    if (qc_arena_alloc(t->arena, &p, room, sizeof *t->cells, NULL) != QC_OK) {
+        t->wanted = room * sizeof *t->cells;
+        return 0;
+    }
+    if (t->cell_count)
+        memcpy(p, t->cells, t->cell_count * sizeof *t->cells);
+    t->cells = p;
+    t->cell_room = room;
+    return 1;
+}
+
+void qc_table_put(qc_table *t, const char *text)
 {
     assert(t->column_count > 0);
     if (!text)
         text = "-";
-    if (t->cell_count == t->cell_room) {
-        size_t room = t->cell_room ? t->cell_room * 2 : 64 * t->column_count;
-        void *p = NULL;
-        QC_TRY(qc_arena_alloc(t->arena, &p, room, sizeof *t->cells, err));
-        if (t->cell_count)
-            memcpy(p, t->cells, t->cell_count * sizeof *t->cells);
-        t->cells = p;
-        t->cell_room = room;
-    }
-    void *copy = NULL;
-    size_t len = strlen(text);
-    QC_TRY(qc_arena_alloc(t->arena, &copy, len + 1, 1, err));
-    memcpy(copy, text, len + 1);
+    char *copy = keep(t, text, strlen(text));
+    if (!copy || !reserve(t))
+        return;
     qc_console_printable(copy);
     size_t *width = &t->widths[t->cell_count % t->column_count];
     size_t w = width_of(copy);
     if (w > *width)
         *width = w;
     t->cells[t->cell_count++] = copy;
-    return QC_OK;
 }
 
-qc_status qc_table_cellf(qc_table *t, qc_error *err, const char *fmt, ...)
+void qc_table_putf(qc_table *t, const char *fmt, ...)
 {
     char text[512];
     va_list ap;
     va_start(ap, fmt);
-    int n = vsnprintf(text, sizeof text, fmt, ap);
+    (void)vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
-    if (n < 0)
-        QC_FAIL(err, QC_ERR_INTERNAL, "a table cell could not be formatted");
-    return qc_table_cell(t, text, err);
+    qc_table_put(t, text);
 }
 
-static qc_status render_row(const qc_table *t, const char *const *cells, unsigned indent,
-                            qc_strbuf *out, qc_error *err)
+void qc_table_number(qc_table *t, uint64_t n)
+{
+    qc_table_putf(t, "%" PRIu64, n);
+}
+
+void qc_table_count(qc_table *t, uint64_t n)
+{
+    char text[QC_SIZE_TEXT_BYTES];
+    qc_table_put(t, qc_text_count(text, n));
+}
+
+void qc_table_bytes(qc_table *t, uint64_t n)
+{
+    char text[QC_SIZE_TEXT_BYTES];
+    qc_table_put(t, qc_text_bytes(text, n));
+}
+
+void qc_table_end_row(qc_table *t)
+{
+    while (!t->wanted && t->cell_count % t->column_count)
+        qc_table_put(t, "");
+}
+
+static void print_row(const qc_table *t, const char *const *cells, unsigned indent, qc_strbuf *out)
 {
     size_t pending = indent; /* spaces still to be written; never at the end of a line */
     int shown = 0;
@@ -86,22 +135,25 @@ static qc_status render_row(const qc_table *t, const char *const *cells, unsigne
         if (t->aligns[c] == QC_ALIGN_RIGHT)
             pending += fill;
         if (*cells[c]) {
-            QC_TRY(qc_strbuf_addf(out, err, "%*s%s", (int)pending, "", cells[c]));
+            qc_strbuf_putf(out, "%*s%s", (int)pending, "", cells[c]);
             pending = 0;
         }
         if (t->aligns[c] == QC_ALIGN_LEFT)
             pending += fill;
     }
-    return qc_strbuf_adds(out, "\n", err);
+    qc_strbuf_puts(out, "\n");
 }
 
-qc_status qc_table_render(const qc_table *t, unsigned indent, qc_strbuf *out, qc_error *err)
+void qc_table_print(const qc_table *t, unsigned indent, qc_strbuf *out)
 {
-    assert(t->column_count == 0 || t->cell_count % t->column_count == 0);
-    if (t->cell_count == 0)
-        return QC_OK;
-    QC_TRY(render_row(t, t->titles, indent, out, err));
+    if (t->wanted && out->failed == QC_OK) {
+        out->failed = QC_ERR_NOMEM;
+        out->wanted = t->wanted;
+    }
+    if (t->wanted || t->cell_count == 0)
+        return;
+    assert(t->cell_count % t->column_count == 0);
+    print_row(t, t->titles, indent, out);
     for (size_t i = 0; i < t->cell_count; i += t->column_count)
-        QC_TRY(render_row(t, t->cells + i, indent, out, err));
-    return QC_OK;
+        print_row(t, t->cells + i, indent, out);
 }

@@ -13,10 +13,8 @@
 
 static qc_status create(qc_tokenizer **out, qc_error *err)
 {
-    void *v = NULL;
     *out = NULL;
-    QC_TRY(qc_calloc(&v, 1, sizeof **out, err));
-    *out = v;
+    QC_TRY(qc_calloc(out, 1, sizeof **out, err));
     qc_arena_init(&(*out)->arena);
     return QC_OK;
 }

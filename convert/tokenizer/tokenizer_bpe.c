@@ -44,10 +44,8 @@ static size_t slots_for(size_t count)
 
 qc_status qc_bpe_vocab_init(qc_bpe *b, qc_arena *arena, size_t count, qc_error *err)
 {
-    void *v = NULL;
     b->vocab_slots = slots_for(count);
-    QC_TRY(qc_arena_alloc(arena, &v, b->vocab_slots, sizeof *b->vocab, err));
-    b->vocab = v;
+    QC_TRY(qc_arena_alloc(arena, &b->vocab, b->vocab_slots, sizeof *b->vocab, err));
     return QC_OK;
 }
 
@@ -82,10 +80,8 @@ uint32_t qc_bpe_find(const qc_bpe *b, const char *text, size_t len)
 
 qc_status qc_bpe_merges_init(qc_bpe *b, qc_arena *arena, size_t count, qc_error *err)
 {
-    void *v = NULL;
     b->merge_slots = slots_for(count);
-    QC_TRY(qc_arena_alloc(arena, &v, b->merge_slots, sizeof *b->merges, err));
-    b->merges = v;
+    QC_TRY(qc_arena_alloc(arena, &b->merges, b->merge_slots, sizeof *b->merges, err));
     for (size_t i = 0; i < b->merge_slots; i++)
         b->merges[i].pair = EMPTY;
     return QC_OK;
@@ -158,26 +154,25 @@ void qc_bpe_room_deinit(qc_bpe_room *r)
     r->symbol_room = r->heap_room = r->heap_count = 0;
 }
 
-static qc_status grow(void **array, size_t *room, size_t need, size_t bytes_each, qc_error *err)
+/* array: the address of a pointer to `room` elements. */
+static qc_status grow(void *array, size_t *room, size_t need, size_t bytes_each, qc_error *err)
 {
-    size_t more = *room + *room / 2;
+    uint64_t more = qc_max_u64(qc_max_u64(*room + *room / 2, need), 64);
+    void *p = NULL;
     if (need <= *room)
         return QC_OK;
-    more = more < need ? need : more;
-    more = more < 64 ? 64 : more;
-    QC_TRY(qc_realloc_array(array, more, bytes_each, err));
-    *room = more;
+    memcpy(&p, array, sizeof p);
+    QC_TRY(qc_realloc_array(&p, (size_t)more, bytes_each, err));
+    memcpy(array, &p, sizeof p);
+    *room = (size_t)more;
     return QC_OK;
 }
 
 qc_status qc_bpe_push(qc_bpe_room *r, uint32_t id, qc_error *err)
 {
-    void *v = r->ids;
-    qc_status st = grow(&v, &r->room, r->count + 1, sizeof *r->ids, err);
-    r->ids = v;
-    if (st == QC_OK)
-        r->ids[r->count++] = id;
-    return st;
+    QC_TRY(grow(&r->ids, &r->room, r->count + 1, sizeof *r->ids, err));
+    r->ids[r->count++] = id;
+    return QC_OK;
 }
 
 static int sooner(const qc_bpe_candidate *a, const qc_bpe_candidate *b)
@@ -187,10 +182,7 @@ static int sooner(const qc_bpe_candidate *a, const qc_bpe_candidate *b)
 
 static qc_status heap_push(qc_bpe_room *r, qc_bpe_candidate c, qc_error *err)
 {
-    void *v = r->heap;
-    qc_status st = grow(&v, &r->heap_room, r->heap_count + 1, sizeof *r->heap, err);
-    r->heap = v;
-    QC_TRY(st);
+    QC_TRY(grow(&r->heap, &r->heap_room, r->heap_count + 1, sizeof *r->heap, err));
     size_t i = r->heap_count++;
     for (; i > 0 && sooner(&c, &r->heap[(i - 1) / 2]); i = (i - 1) / 2)
         r->heap[i] = r->heap[(i - 1) / 2];
@@ -222,14 +214,6 @@ static qc_status offer(const qc_bpe *b, qc_bpe_room *r, size_t place, qc_error *
     return m ? heap_push(r, (qc_bpe_candidate){m->rank, m->id, place}, err) : QC_OK;
 }
 
-/* Looks for Ctrl-C, because a whole text in one takes minutes. */
-static qc_status go_on(qc_error *err)
-{
-    if (qc_interrupted())
-        QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
-    return QC_OK;
-}
-
 static qc_status merge_all(const qc_bpe *b, qc_bpe_room *r, size_t count, qc_error *err)
 {
     qc_bpe_symbol *s = r->symbols;
@@ -237,13 +221,15 @@ static qc_status merge_all(const qc_bpe *b, qc_bpe_room *r, size_t count, qc_err
     r->heap_count = 0;
     for (size_t i = 0; i + 1 < count; i++) {
         if (i % SOME == SOME - 1)
-            QC_TRY(go_on(err));
+            if (qc_interrupted())
+                QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
         QC_TRY(offer(b, r, i, err));
     }
     while (r->heap_count > 0) {
         qc_bpe_candidate c = heap_pop(r);
         if (++done % SOME == 0)
-            QC_TRY(go_on(err));
+            if (qc_interrupted())
+                QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
         size_t right = s[c.place].after;
         if (s[c.place].gone || right == SIZE_MAX)
             continue;
@@ -276,10 +262,7 @@ typedef struct {
 
 static qc_status add_symbol(word *w, uint32_t id, qc_error *err)
 {
-    void *v = w->r->symbols;
-    qc_status st = grow(&v, &w->r->symbol_room, w->count + 1, sizeof *w->r->symbols, err);
-    w->r->symbols = v;
-    QC_TRY(st);
+    QC_TRY(grow(&w->r->symbols, &w->r->symbol_room, w->count + 1, sizeof *w->r->symbols, err));
     w->r->symbols[w->count] = (qc_bpe_symbol){id, 0, w->count - 1, w->count + 1};
     w->count++; /* the first one's `before` is SIZE_MAX: 0 - 1 */
     return QC_OK;
@@ -340,7 +323,8 @@ static qc_status add_characters(word *w, qc_span s, qc_error *err)
         uint32_t id = char_id(w->b, c);
         at += c.len;
         if (w->count % SOME == SOME - 1)
-            QC_TRY(go_on(err));
+            if (qc_interrupted())
+                QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
         if (id == QC_NO_TOKEN) {
             QC_TRY(add_unknown(w, c, err));
             continue;
@@ -356,7 +340,8 @@ static qc_status add_characters(word *w, qc_span s, qc_error *err)
 qc_status qc_bpe_encode(const qc_bpe *b, qc_bpe_room *r, qc_span s, qc_error *err)
 {
     word w = {.b = b, .r = r};
-    QC_TRY(go_on(err));
+    if (qc_interrupted())
+        QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
     if (b->ignore_merges) {
         uint32_t whole = qc_bpe_find(b, s.text, s.len);
         if (whole != QC_NO_TOKEN)

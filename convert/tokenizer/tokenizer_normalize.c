@@ -38,7 +38,6 @@ static qc_status unicode_form(qc_token_budget *b, unsigned stage, int form, qc_s
     const utf8proc_uint8_t *text = (const utf8proc_uint8_t *)s.text;
     utf8proc_ssize_t len = (utf8proc_ssize_t)s.len;
     utf8proc_option_t options = (utf8proc_option_t)form;
-    void *v = NULL;
     QC_TRY(spend_on_marks(b, s, err));
     utf8proc_ssize_t n = utf8proc_decompose(text, len, NULL, 0, options);
     if (n < 0)
@@ -46,8 +45,8 @@ static qc_status unicode_form(qc_token_budget *b, unsigned stage, int form, qc_s
     QC_TRY(qc_token_budget_make(b, stage, (size_t)n, err));
     size_t counted = (size_t)n;
     /* One more is needed for the NUL that utf8proc_reencode adds. */
-    QC_TRY(qc_realloc_array(&v, (size_t)n + 1, sizeof(utf8proc_int32_t), err));
-    utf8proc_int32_t *codes = v;
+    utf8proc_int32_t *codes = NULL;
+    QC_TRY(qc_realloc_array(&codes, (size_t)n + 1, sizeof(utf8proc_int32_t), err));
     n = utf8proc_decompose(text, len, codes, n, options);
     if (n >= 0)
         n = utf8proc_reencode(codes, n, options);
@@ -57,8 +56,8 @@ static qc_status unicode_form(qc_token_budget *b, unsigned stage, int form, qc_s
     if (st == QC_OK && (size_t)n > counted) /* some characters have more than one byte */
         st = qc_token_budget_make(b, stage, (size_t)n - counted, err);
     if (st == QC_OK)
-        st = qc_strbuf_add(out, v, (size_t)n, err);
-    qc_free(v);
+        st = qc_strbuf_add(out, codes, (size_t)n, err);
+    qc_free(codes);
     return st;
 }
 

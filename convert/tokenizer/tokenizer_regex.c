@@ -286,9 +286,7 @@ static qc_status translate(reader *r)
 
 static qc_status create(qc_pattern **out, size_t literal_len, qc_error *err)
 {
-    void *v = NULL;
-    QC_TRY(qc_calloc(&v, 1, sizeof(qc_pattern) + literal_len + 1, err));
-    *out = v;
+    QC_TRY(qc_calloc(out, 1, sizeof(qc_pattern) + literal_len + 1, err));
     return QC_OK;
 }
 
@@ -379,10 +377,9 @@ static int on_step(pcre2_callout_block *block, void *v)
 
 qc_status qc_matcher_create(qc_matcher **out, qc_token_budget *budget, qc_error *err)
 {
-    void *v = NULL;
     *out = NULL;
-    QC_TRY(qc_calloc(&v, 1, sizeof(qc_matcher), err));
-    qc_matcher *m = v;
+    qc_matcher *m = NULL;
+    QC_TRY(qc_calloc(&m, 1, sizeof(qc_matcher), err));
     m->memory = pcre2_general_context_create(hook_malloc, hook_free, NULL);
     m->context = m->memory ? pcre2_match_context_create(m->memory) : NULL;
     m->data = m->memory ? pcre2_match_data_create(1, m->memory) : NULL;

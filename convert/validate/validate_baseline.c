@@ -2,9 +2,9 @@
  * verdict on this run. */
 #include "convert/validate/validate_report.h"
 
-#include "convert/term/json_members.h"
 #include "formats/file_io.h"
 #include "formats/json_strict.h"
+#include "formats/json_writer.h"
 
 #include <float.h>
 #include <inttypes.h>
@@ -29,15 +29,14 @@ static int compare_names(const void *a, const void *b)
 qc_status qc_validate_baseline_text(const qc_validate_report *r, qc_strbuf *out, qc_error *err)
 {
     qc_json_writer w;
-    qc_jw_init(&w, out, err);
-    qc_jw_begin_object(&w);
-    qc_jm_u64(&w, "qconv_baseline", BASELINE_VERSION);
-    qc_jm_string(&w, "qconv_version", QCONV_VERSION);
-    qc_jm_string(&w, "activations", r->activations ? CAPTURED : RANDOM);
-    qc_jm_u64(&w, "seed", r->seed);
-    qc_jm_u64(&w, "rows", r->rows);
-    qc_jw_key(&w, "layers");
-    qc_jw_begin_array(&w);
+    qc_json_write_init(&w, out, err);
+    qc_json_write_begin_object(&w);
+    qc_json_member_u64(&w, "qconv_baseline", BASELINE_VERSION);
+    qc_json_member_string(&w, "qconv_version", QCONV_VERSION);
+    qc_json_member_string(&w, "activations", r->activations ? CAPTURED : RANDOM);
+    qc_json_member_u64(&w, "seed", r->seed);
+    qc_json_member_u64(&w, "rows", r->rows);
+    qc_json_member_begin_array(&w, "layers");
     for (size_t i = 0; i < r->layer_count; i++) {
         const qc_validate_layer *l = &r->layers[i];
         if (l->why_not)
@@ -46,16 +45,15 @@ qc_status qc_validate_baseline_text(const qc_validate_report *r, qc_strbuf *out,
             QC_FAIL(err, QC_ERR_CHECK,
                     "--save-baseline: the errors of '%s' are no numbers to compare with",
                     l->pair->name);
-        qc_jw_compact_next(&w);
-        qc_jw_begin_object(&w);
-        qc_jm_string(&w, "name", l->pair->name);
-        qc_jm_double(&w, "weight_error", l->weight_error);
-        qc_jm_double(&w, "output_error", l->output_error);
-        qc_jw_end_object(&w);
+        qc_json_member_begin_row(&w);
+        qc_json_member_string(&w, "name", l->pair->name);
+        qc_json_member_double(&w, "weight_error", l->weight_error);
+        qc_json_member_double(&w, "output_error", l->output_error);
+        qc_json_write_end_object(&w);
     }
-    qc_jw_end_array(&w);
-    qc_jw_end_object(&w);
-    QC_TRY(qc_jw_finish(&w));
+    qc_json_write_end_array(&w);
+    qc_json_write_end_object(&w);
+    QC_TRY(qc_json_write_finish(&w));
     return qc_strbuf_adds(out, "\n", err);
 }
 
@@ -71,13 +69,11 @@ static qc_status read_layers(qc_validate_baseline *out, qc_arena *arena, const q
                              qc_error *err)
 {
     size_t count = 0;
-    void *v = NULL;
     if (!list || qc_json_kind_of(list) != QC_JSON_ARRAY)
         QC_FAIL(err, QC_ERR_INPUT, "layers: expected an array");
     for (const qc_json_node *n = qc_json_first(list); n; n = qc_json_next(n))
         count++;
-    QC_TRY(qc_arena_alloc(arena, &v, count + 1, sizeof *out->layers, err));
-    out->layers = v;
+    QC_TRY(qc_arena_alloc(arena, &out->layers, count + 1, sizeof *out->layers, err));
     for (const qc_json_node *n = qc_json_first(list); n; n = qc_json_next(n)) {
         qc_validate_base_layer *l = &out->layers[out->layer_count++];
         const char *name = NULL;
@@ -155,11 +151,11 @@ static qc_status fail_layer(judge *j, qc_validate_layer *l, const char *name, co
         l->failure = why;
     if (r->failure_count == j->room) {
         size_t room = j->room ? j->room * 2 : 64;
-        void *v = NULL;
-        QC_TRY(qc_arena_alloc(j->arena, &v, room, sizeof *r->failures, err));
+        qc_validate_failure *grown;
+        QC_TRY(qc_arena_alloc(j->arena, &grown, room, sizeof *grown, err));
         if (r->failure_count)
-            memcpy(v, r->failures, r->failure_count * sizeof *r->failures);
-        r->failures = v;
+            memcpy(grown, r->failures, r->failure_count * sizeof *grown);
+        r->failures = grown;
         j->room = room;
     }
     r->failures[r->failure_count++] = (qc_validate_failure){name, why};
@@ -227,9 +223,8 @@ static int compare_strings(const void *a, const void *b)
 /* Fails for layers of the baseline that OUT does not have. */
 static qc_status judge_missing(judge *j, const qc_validate_pairs *pairs, qc_error *err)
 {
-    void *v = NULL;
-    QC_TRY(qc_arena_alloc(j->arena, &v, pairs->count + 1, sizeof(char *), err));
-    const char **names = v;
+    const char **names;
+    QC_TRY(qc_arena_alloc(j->arena, &names, pairs->count + 1, sizeof *names, err));
     for (size_t i = 0; i < pairs->count; i++)
         names[i] = pairs->pairs[i].name;
     qsort(names, pairs->count, sizeof *names, compare_strings);

@@ -7,6 +7,11 @@
 #include "kernels/matmul_tuning.h"
 #include "quant/quant_weights.h"
 
+/* What numbers miss those that they are compared with by. A NaN among them stays. */
+typedef struct {
+    double ee, xx, max; /* sums of squares of errors and of the others; the largest error */
+} qc_validate_sums;
+
 /* The result for one batch size. The sums of squares run over all outputs of the rows that were
  * looked at. Y is the result of the quantized matmul, Z is cuBLAS's result with the original
  * weights (or, where there is no cuBLAS, sums in double that are rounded), and S are sums in double
@@ -18,9 +23,9 @@ typedef struct {
     double seconds;       /* median; 0: not timed */
     double fp16_seconds;  /* likewise; 0 without cuBLAS */
     double floor_seconds; /* no implementation is faster, by the measured memory and tensor cores */
-    double output_ee, output_xx, output_max; /* Y - Z, Z, largest |Y - Z| */
-    double kernel_ee, kernel_xx, kernel_max; /* Y - S, S, largest |Y - S| */
-    uint64_t outputs;                        /* how many were looked at */
+    qc_validate_sums output; /* of Y, beside Z */
+    qc_validate_sums kernel; /* of Y, beside S */
+    uint64_t outputs;        /* how many were looked at */
 } qc_gpu_compared;
 
 typedef struct {

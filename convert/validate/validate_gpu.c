@@ -8,6 +8,12 @@
 #include <math.h>
 #include <string.h>
 
+static qc_status leave_out(qc_validate_gpu *g, const char *why, qc_arena *arena, qc_error *err)
+{
+    return qc_arena_printf(arena, &g->left_out, err,
+                           "left out: the GPU's kernels and their times against fp16 (%s)", why);
+}
+
 qc_status qc_validate_gpu_open(qc_validate_gpu *g, const qc_call *call, const qc_product_options *o,
                                qc_arena *arena, qc_error *err)
 {
@@ -20,20 +26,14 @@ qc_status qc_validate_gpu_open(qc_validate_gpu *g, const qc_call *call, const qc
     QC_TRY(qc_tuning_open(&file, call, arena, err));
     QC_TRY(qc_devices_choose(&devices, call->gpu, call->run_device, UINT64_MAX, arena, err));
     if (devices.gpu_count == 0)
-        return qc_arena_printf(arena, &g->left_out, err,
-                               "left out: the GPU's kernels and their times against fp16 (%s)",
-                               devices.why);
+        return leave_out(g, devices.why, arena, err);
     g->device = devices.gpus[0];
     g->validator = devices.work->validator;
     const qc_matmul_table tuning = qc_tuning_for(&file, call, &g->device);
     qc_status st = g->validator->create(&g->comparer, &g->device, &tuning, err);
     if (st != QC_OK && st != QC_ERR_INTERRUPTED && !devices.wished) {
-        qc_error why = {0};
-        if (err)
-            why = *err;
-        return qc_arena_printf(arena, &g->left_out, err,
-                               "left out: the GPU's kernels and their times against fp16 (%s)",
-                               why.msg);
+        const qc_error why = err ? *err : (qc_error){0};
+        return leave_out(g, why.msg, arena, err);
     }
     QC_TRY(st);
     g->on = 1;
@@ -87,16 +87,11 @@ static qc_status read_rows(void *ctx, uint64_t first, uint64_t count, void *out,
 static qc_status reader_open(rows_reader *r, const qc_validate_tools *tools,
                              const qc_validate_pair *p, qc_dtype dtype, qc_error *err)
 {
-    void *v = NULL;
-    memset(r, 0, sizeof *r);
-    r->tools = tools;
-    r->pair = p;
-    r->dtype = dtype;
-    r->room_rows = ((uint64_t)1 << 20) / p->cols + 1;
+    *r = (rows_reader){
+        .tools = tools, .pair = p, .dtype = dtype, .room_rows = ((uint64_t)1 << 20) / p->cols + 1};
     if (p->transpose)
         QC_TRY(qc_validate_whole(&r->whole, tools, p, err));
-    QC_TRY(qc_malloc(&v, (size_t)(r->room_rows * p->cols) * sizeof(float), err));
-    r->room = v;
+    QC_TRY(qc_malloc(&r->room, (size_t)(r->room_rows * p->cols) * sizeof(float), err));
     return qc_validate_source_open(&r->source, tools, p, r->whole, err);
 }
 
@@ -112,13 +107,7 @@ static void reader_close(rows_reader *r)
 static void take(qc_validate_layer *l, const qc_gpu_compared *errors, const qc_gpu_compared *timed,
                  qc_validate_time *times, unsigned count)
 {
-    double outputs = (double)errors->outputs;
-    l->output_error = qc_validate_ratio(errors->output_ee, errors->output_xx);
-    l->kernel_error = qc_validate_ratio(errors->kernel_ee, errors->kernel_xx);
-    l->output_max =
-        errors->output_max == 0.0 ? 0.0 : errors->output_max / sqrt(errors->output_xx / outputs);
-    l->kernel_max =
-        errors->kernel_max == 0.0 ? 0.0 : errors->kernel_max / sqrt(errors->kernel_xx / outputs);
+    qc_validate_set_errors(l, &errors->output, &errors->kernel, (double)errors->outputs);
     for (unsigned i = 0; i < count; i++)
         times[i] = (qc_validate_time){
             .m = timed[i].m,
@@ -126,8 +115,8 @@ static void take(qc_validate_layer *l, const qc_gpu_compared *errors, const qc_g
             .seconds = timed[i].seconds,
             .fp16_seconds = timed[i].fp16_seconds,
             .roof = timed[i].seconds > 0.0 ? timed[i].floor_seconds / timed[i].seconds : 0.0,
-            .output_error = qc_validate_ratio(timed[i].output_ee, timed[i].output_xx),
-            .kernel_error = qc_validate_ratio(timed[i].kernel_ee, timed[i].kernel_xx)};
+            .output_error = qc_validate_ratio(timed[i].output.ee, timed[i].output.xx),
+            .kernel_error = qc_validate_ratio(timed[i].kernel.ee, timed[i].kernel.xx)};
     l->times = times;
     l->time_count = count;
 }
@@ -151,13 +140,13 @@ static qc_status compare(qc_validate_gpu *g, qc_validate_layer *l, const qc_vali
                          qc_error *err)
 {
     const qc_validate_pair *p = l->pair;
-    void *v = NULL, *x = NULL;
+    void *x = NULL;
+    qc_gpu_compared *asked;
+    qc_validate_time *times;
     uint64_t most = 1;
     rows_reader reader;
-    QC_TRY(qc_arena_alloc(arena, &v, g->m_count + 1, sizeof(qc_gpu_compared), err));
-    qc_gpu_compared *asked = v;
-    QC_TRY(qc_arena_alloc(arena, &v, g->m_count, sizeof(qc_validate_time), err));
-    qc_validate_time *times = v;
+    QC_TRY(qc_arena_alloc(arena, &asked, g->m_count + 1, sizeof *asked, err));
+    QC_TRY(qc_arena_alloc(arena, &times, g->m_count, sizeof *times, err));
     asked[0] = (qc_gpu_compared){.m = QC_VALIDATE_ROWS};
     for (unsigned i = 0; i < g->m_count; i++) {
         asked[i + 1] = (qc_gpu_compared){.m = g->m[i], .first = QC_VALIDATE_ROWS, .timed = 1};

@@ -13,7 +13,7 @@
 #include <inttypes.h>
 #include <limits.h>
 #include <math.h>
-#include <stdio.h>
+#include <stddef.h>
 #include <string.h>
 
 /* A plot consists of two drawings side by side: the numbers of the axis, which is LEFT wide, and
@@ -27,6 +27,9 @@
 /* The least distance between two numbers below a plot, in percent: on a phone, and on a screen. */
 #define APART_NARROW 14.0
 #define APART_WIDE   4.5
+#define TICKS        1024u /* most numbers of an axis */
+
+#define PUT(p, ...) qc_strbuf_putf((p)->out, __VA_ARGS__)
 
 static const char page_style[] =
     "body{max-width:70em}"
@@ -80,11 +83,8 @@ static qc_status kind_name(qc_arena *arena, const char *name, const char **out, 
 static qc_status gather(page *p, qc_arena *arena, qc_error *err)
 {
     const qc_validate_report *r = p->r;
-    void *v = NULL;
-    QC_TRY(qc_arena_alloc(arena, &v, r->layer_count + 1, sizeof *p->layers, err));
-    p->layers = v;
-    QC_TRY(qc_arena_alloc(arena, &v, r->layer_count + 1, sizeof *p->kind_of, err));
-    p->kind_of = v;
+    QC_TRY(qc_arena_alloc(arena, &p->layers, r->layer_count + 1, sizeof *p->layers, err));
+    QC_TRY(qc_arena_alloc(arena, &p->kind_of, r->layer_count + 1, sizeof *p->kind_of, err));
     for (size_t i = 0; i < r->layer_count; i++) {
         const char *kind = NULL;
         unsigned k = 0;
@@ -107,17 +107,15 @@ static qc_status gather(page *p, qc_arena *arena, qc_error *err)
 
 /* ---- one plot ------------------------------------------------------------------------------- */
 
-typedef double (*value_fn)(const qc_validate_layer *l, unsigned series); /* NaN: there is none */
-
 typedef struct {
     const char *title, *note; /* note says what the axis shows */
-    value_fn value;
-    int by_m;    /* the series are batch sizes, not kinds of layers */
-    int percent; /* the axis is in percent */
+    size_t error;             /* where in a layer the value is; with by_m not used */
+    int by_m;                 /* the series are batch sizes, not kinds of layers: speed-ups, or */
+    int roof;                 /* shares of the roof */
+    int percent;              /* the axis is in percent */
     int log;
     double limit; /* drawn as a dashed line; 0: none */
     double low, high;
-    int lines; /* ticks are drawn as lines across the plot, not as numbers */
 } plot;
 
 static unsigned series_count(const page *p, const plot *g)
@@ -125,11 +123,27 @@ static unsigned series_count(const page *p, const plot *g)
     return g->by_m ? p->r->m_count : p->kind_count;
 }
 
+static double speedup(const qc_validate_layer *l, unsigned m)
+{
+    return m < l->time_count ? qc_validate_speedup(&l->times[m]) : (double)NAN;
+}
+
+/* NaN: there is none. */
 static double value_of(const page *p, const plot *g, size_t i, unsigned series)
 {
-    if (!g->by_m && p->kind_of[i] != series)
-        return (double)NAN;
-    return g->value(p->layers[i], series);
+    const qc_validate_layer *l = p->layers[i];
+    if (g->roof)
+        return series < l->time_count && l->times[series].roof > 0.0 ? l->times[series].roof
+                                                                     : (double)NAN;
+    if (g->by_m)
+        return speedup(l, series);
+    return p->kind_of[i] == series ? *(const double *)(const void *)((const char *)l + g->error)
+                                   : (double)NAN;
+}
+
+static int is_drawn(const plot *g, double v)
+{
+    return isfinite(v) && (!g->log || v > 0.0);
 }
 
 /* Finds the range of the axis. Returns 0 if there is nothing to draw. */
@@ -139,7 +153,7 @@ static int find_range(const page *p, plot *g)
     for (unsigned s = 0; s < series_count(p, g); s++) {
         for (size_t i = 0; i < p->count; i++) {
             double v = value_of(p, g, i, s);
-            if (!isfinite(v) || (g->log && v <= 0.0))
+            if (!is_drawn(g, v))
                 continue;
             low = v < low ? v : low;
             high = v > high ? v : high;
@@ -181,58 +195,38 @@ static double y_of(const plot *g, double v)
     return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM);
 }
 
-/* Draws a number of the axis, or its line in the layers' drawing. */
-static qc_status add_tick(page *p, const plot *g, double v, qc_error *err)
-{
-    double y = y_of(g, v);
-    if (g->lines)
-        return qc_strbuf_addf(p->out, err,
-                              "<line class=\"grid\" x1=\"0\" x2=\"100%%\" y1=\"%.1f\" "
-                              "y2=\"%.1f\"/>\n",
-                              y, y);
-    return qc_strbuf_addf(p->out, err,
-                          "<text x=\"%.0f\" y=\"%.1f\" text-anchor=\"end\">%.3g%s</text>\n",
-                          LEFT - 6.0, y + 4.0, g->percent ? v * 100.0 : v, g->percent ? "%" : "");
-}
-
-/* Adds 1, 2 and 5 times powers of ten; in a large range only the powers of ten. */
-static qc_status add_log_ticks(page *p, const plot *g, qc_error *err)
+/* The values that the axis shows a number at: 1, 2 and 5 times powers of ten, in a large range only
+ * the powers of ten, or whole steps of a linear axis. Returns how many there are. */
+static unsigned find_ticks(const plot *g, double ticks[TICKS])
 {
     static const double steps[] = {1.0, 2.0, 5.0};
-    double decades = log10(g->high / g->low);
-    for (int e = (int)floor(log10(g->low)); e <= (int)ceil(log10(g->high)); e++) {
-        for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
-            double v = steps[i] * pow(10.0, e);
-            int shown = i == 0 || decades < 2.5;
-            if (shown && v >= g->low && v <= g->high)
-                QC_TRY(add_tick(p, g, v, err));
-        }
+    unsigned n = 0;
+    if (g->log) {
+        const unsigned used = log10(g->high / g->low) < 2.5 ? 3 : 1;
+        for (int e = (int)floor(log10(g->low)); e <= (int)ceil(log10(g->high)); e++)
+            for (unsigned i = 0; i < used && n < TICKS; i++) {
+                ticks[n] = steps[i] * pow(10.0, e);
+                n += ticks[n] >= g->low && ticks[n] <= g->high;
+            }
+        return n;
     }
-    return QC_OK;
-}
-
-static qc_status add_linear_ticks(page *p, const plot *g, qc_error *err)
-{
     double range = g->high - g->low, step = pow(10.0, floor(log10(range / 3.0)));
-    if (range / step > 15.0)
-        step *= 5.0;
-    else if (range / step > 6.0)
-        step *= 2.0;
-    for (double i = ceil(g->low / step); step * i <= g->high; i += 1.0)
-        QC_TRY(add_tick(p, g, step * i, err));
-    return QC_OK;
+    step *= range / step > 15.0 ? 5.0 : range / step > 6.0 ? 2.0 : 1.0;
+    for (double i = ceil(g->low / step); step * i <= g->high && n < TICKS; i += 1.0)
+        ticks[n++] = step * i;
+    return n;
 }
 
 /* Adds the first number that changes in the layers' names, which counts the model's blocks. */
-static qc_status add_blocks(page *p, qc_error *err)
+static void add_blocks(page *p)
 {
     double last_x = -1e9, last_wide = -1e9;
     unsigned long last = ULONG_MAX;
     for (size_t i = 0; i < p->count; i++) {
-        const char *s = p->layers[i]->pair->name;
+        const char *name = p->layers[i]->pair->name, *s = name;
         unsigned long block = 0;
         double x = x_of(p, i);
-        while (*s && !(isdigit((unsigned char)*s) && s != p->layers[i]->pair->name && s[-1] == '.'))
+        while (*s && !(isdigit((unsigned char)*s) && s != name && s[-1] == '.'))
             s++;
         if (!*s)
             continue;
@@ -244,291 +238,224 @@ static qc_status add_blocks(page *p, qc_error *err)
         last = block;
         last_wide = x;
         last_x = narrow ? x : last_x;
-        QC_TRY(qc_strbuf_addf(p->out, err,
-                              "<text%s x=\"%.2f%%\" y=\"%.0f\" text-anchor=\"middle\">%lu</text>",
-                              narrow ? "" : " class=\"more\"", x, HEIGHT - BOTTOM + 22.0, block));
+        PUT(p, "<text%s x=\"%.2f%%\" y=\"%.0f\" text-anchor=\"middle\">%lu</text>",
+            narrow ? "" : " class=\"more\"", x, HEIGHT - BOTTOM + 22.0, block);
     }
-    return qc_strbuf_adds(p->out, "\n", err);
+    PUT(p, "\n");
 }
 
-static qc_status add_series(page *p, const plot *g, unsigned s, qc_error *err)
+static void add_series(page *p, const plot *g, unsigned s)
 {
-    unsigned colour = s % QC_HTML_SERIES;
-    double last_x = -1.0, last_y = 0.0;
-    QC_TRY(qc_strbuf_addf(p->out, err, "<g class=\"s%u\">", colour));
+    double last_x = -1.0, last_y = 0.0, radius = p->count > 300 ? 2.0 : 3.0;
+    PUT(p, "<g class=\"s%u\">", s % QC_HTML_SERIES);
     for (size_t i = 0; i < p->count; i++) {
         double v = value_of(p, g, i, s);
-        if (!isfinite(v) || (g->log && v <= 0.0))
+        if (!is_drawn(g, v))
             continue;
         if (last_x >= 0.0)
-            QC_TRY(qc_strbuf_addf(p->out, err,
-                                  "<line class=\"join\" x1=\"%.2f%%\" x2=\"%.2f%%\" y1=\"%.1f\" "
-                                  "y2=\"%.1f\"/>",
-                                  last_x, x_of(p, i), last_y, y_of(g, v)));
+            PUT(p, "<line class=\"join\" x1=\"%.2f%%\" x2=\"%.2f%%\" y1=\"%.1f\" y2=\"%.1f\"/>",
+                last_x, x_of(p, i), last_y, y_of(g, v));
         last_x = x_of(p, i);
         last_y = y_of(g, v);
     }
-    double radius = p->count > 300 ? 2.0 : 3.0;
     for (size_t i = 0; i < p->count; i++) {
         double v = value_of(p, g, i, s);
-        if (!isfinite(v) || (g->log && v <= 0.0))
+        if (!is_drawn(g, v))
             continue;
-        QC_TRY(qc_strbuf_addf(p->out, err, "<circle cx=\"%.2f%%\" cy=\"%.1f\" r=\"%.1f\"%s><title>",
-                              x_of(p, i), y_of(g, v), radius,
-                              p->layers[i]->failure ? " class=\"bad\"" : ""));
+        PUT(p, "<circle cx=\"%.2f%%\" cy=\"%.1f\" r=\"%.1f\"%s><title>", x_of(p, i), y_of(g, v),
+            radius, p->layers[i]->failure ? " class=\"bad\"" : "");
         qc_html_escape(p->out, p->layers[i]->pair->name);
         if (g->by_m)
-            QC_TRY(qc_strbuf_addf(p->out, err, ", M = %" PRIu64, p->r->m[s]));
-        QC_TRY(qc_strbuf_addf(p->out, err, ": %.4g%s</title></circle>\n",
-                              g->percent ? v * 100.0 : v, g->percent ? "%" : ""));
+            PUT(p, ", M = %" PRIu64, p->r->m[s]);
+        PUT(p, ": %.4g%s</title></circle>\n", g->percent ? v * 100.0 : v, g->percent ? "%" : "");
     }
-    return qc_strbuf_adds(p->out, "</g>\n", err);
+    PUT(p, "</g>\n");
 }
 
-static qc_status add_ticks(page *p, const plot *g, qc_error *err)
+static void add_line(page *p, const char *class, double y)
 {
-    return g->log ? add_log_ticks(p, g, err) : add_linear_ticks(p, g, err);
+    PUT(p, "<line class=\"%s\" x1=\"0\" x2=\"100%%\" y1=\"%.1f\" y2=\"%.1f\"/>\n", class, y, y);
 }
 
-static qc_status add_plot(page *p, plot g, qc_error *err)
+static void add_plot(page *p, plot g)
 {
+    double ticks[TICKS];
     if (p->count == 0 || !find_range(p, &g))
-        return QC_OK;
-    QC_TRY(qc_strbuf_addf(p->out, err,
-                          "<h2>%s</h2>\n<p class=\"soft\">%s</p>\n<div class=\"plot\"><svg "
-                          "width=\"%.0f\" height=\"%.0f\" xmlns=\"http://www.w3.org/2000/svg\" "
-                          "aria-hidden=\"true\">\n",
-                          g.title, g.note, LEFT, HEIGHT));
-    QC_TRY(add_ticks(p, &g, err));
-    QC_TRY(qc_strbuf_addf(p->out, err,
-                          "<text x=\"%.0f\" y=\"%.0f\" text-anchor=\"end\">block</text></svg>\n"
-                          "<svg class=\"area\" height=\"%.0f\" "
-                          "xmlns=\"http://www.w3.org/2000/svg\" role=\"img\" aria-label=\"%s of "
-                          "every layer; the numbers are in the table\">\n",
-                          LEFT - 6.0, HEIGHT - BOTTOM + 22.0, HEIGHT, g.title));
-    g.lines = 1;
-    QC_TRY(add_ticks(p, &g, err));
-    QC_TRY(add_blocks(p, err));
+        return;
+    const unsigned tick_count = find_ticks(&g, ticks), series = series_count(p, &g);
+    PUT(p,
+        "<h2>%s</h2>\n<p class=\"soft\">%s</p>\n<div class=\"plot\"><svg width=\"%.0f\" "
+        "height=\"%.0f\" xmlns=\"http://www.w3.org/2000/svg\" aria-hidden=\"true\">\n",
+        g.title, g.note, LEFT, HEIGHT);
+    for (unsigned i = 0; i < tick_count; i++)
+        PUT(p, "<text x=\"%.0f\" y=\"%.1f\" text-anchor=\"end\">%.3g%s</text>\n", LEFT - 6.0,
+            y_of(&g, ticks[i]) + 4.0, g.percent ? ticks[i] * 100.0 : ticks[i],
+            g.percent ? "%" : "");
+    PUT(p,
+        "<text x=\"%.0f\" y=\"%.0f\" text-anchor=\"end\">block</text></svg>\n<svg class=\"area\" "
+        "height=\"%.0f\" xmlns=\"http://www.w3.org/2000/svg\" role=\"img\" aria-label=\"%s of "
+        "every layer; the numbers are in the table\">\n",
+        LEFT - 6.0, HEIGHT - BOTTOM + 22.0, HEIGHT, g.title);
+    for (unsigned i = 0; i < tick_count; i++)
+        add_line(p, "grid", y_of(&g, ticks[i]));
+    add_blocks(p);
     if (g.limit > 0.0)
-        QC_TRY(qc_strbuf_addf(p->out, err,
-                              "<line class=\"limit\" x1=\"0\" x2=\"100%%\" y1=\"%.1f\" "
-                              "y2=\"%.1f\"/>\n",
-                              y_of(&g, g.limit), y_of(&g, g.limit)));
-    for (unsigned s = 0; s < series_count(p, &g); s++)
-        QC_TRY(add_series(p, &g, s, err));
-    QC_TRY(qc_strbuf_adds(p->out, "</svg></div>\n<p>", err));
-    for (unsigned s = 0; s < series_count(p, &g); s++) {
-        QC_TRY(qc_strbuf_addf(p->out, err, "<span class=\"key s%u\"><i></i>", s % QC_HTML_SERIES));
+        add_line(p, "limit", y_of(&g, g.limit));
+    for (unsigned s = 0; s < series; s++)
+        add_series(p, &g, s);
+    PUT(p, "</svg></div>\n<p>");
+    for (unsigned s = 0; s < series; s++) {
+        PUT(p, "<span class=\"key s%u\"><i></i>", s % QC_HTML_SERIES);
         if (g.by_m)
-            QC_TRY(qc_strbuf_addf(p->out, err, "M = %" PRIu64, p->r->m[s]));
+            PUT(p, "M = %" PRIu64, p->r->m[s]);
         else
             qc_html_escape(p->out, p->names[s]);
-        QC_TRY(qc_strbuf_adds(p->out, "</span>\n", err));
+        PUT(p, "</span>\n");
     }
-    return qc_strbuf_adds(p->out, "</p>\n", err);
-}
-
-static double output_error(const qc_validate_layer *l, unsigned series)
-{
-    (void)series;
-    return l->output_error;
-}
-
-static double weight_error(const qc_validate_layer *l, unsigned series)
-{
-    (void)series;
-    return l->weight_error;
-}
-
-static double kernel_error(const qc_validate_layer *l, unsigned series)
-{
-    (void)series;
-    return l->kernel_error;
-}
-
-static double speedup(const qc_validate_layer *l, unsigned series)
-{
-    if (series >= l->time_count || l->times[series].fp16_seconds <= 0.0)
-        return (double)NAN;
-    return l->times[series].fp16_seconds / l->times[series].seconds;
-}
-
-static double roof(const qc_validate_layer *l, unsigned series)
-{
-    return series < l->time_count && l->times[series].roof > 0.0 ? l->times[series].roof
-                                                                 : (double)NAN;
+    PUT(p, "</p>\n");
 }
 
 /* ---- words and numbers ---------------------------------------------------------------------- */
 
-static qc_status add_summary(page *p, qc_error *err)
+static void add_summary(page *p)
 {
     const qc_validate_report *r = p->r;
     const qc_validate_layer *worst = qc_validate_worst(r);
     char seconds[QC_SIZE_TEXT_BYTES];
-    QC_TRY(qc_strbuf_adds(p->out, "<h1>", err));
-    qc_html_escape(p->out, r->out);
-    QC_TRY(qc_strbuf_adds(p->out, " against ", err));
+    qc_html_put(p->out, "<h1>", r->out, " against ");
     qc_html_escape(p->out, r->model);
     if (r->failure_count)
-        QC_TRY(qc_strbuf_addf(p->out, err, ": <span class=\"no\">%zu not good enough</span></h1>\n",
-                              r->failure_count));
+        PUT(p, ": <span class=\"no\">%zu not good enough</span>", r->failure_count);
     else if (r->baseline || r->max_error > 0.0)
-        QC_TRY(qc_strbuf_adds(p->out, ": <span class=\"yes\">passed</span></h1>\n", err));
-    else
-        QC_TRY(qc_strbuf_adds(p->out, "</h1>\n", err));
-    QC_TRY(qc_strbuf_addf(p->out, err, "<p>%zu of %zu quantized layers measured on ", r->measured,
-                          r->quantized));
+        PUT(p, ": <span class=\"yes\">passed</span>");
+    PUT(p, "</h1>\n<p>%zu of %zu quantized layers measured on ", r->measured, r->quantized);
     qc_html_escape(p->out, r->device);
-    QC_TRY(qc_strbuf_addf(p->out, err, " in %s; %" PRIu64 " rows of ",
-                          qc_text_seconds(seconds, r->seconds), r->rows));
-    if (r->activations) {
-        QC_TRY(qc_strbuf_adds(p->out, "activations captured in ", err));
-        qc_html_escape(p->out, r->activations);
-        QC_TRY(qc_strbuf_adds(p->out, ".", err));
-    } else {
-        QC_TRY(
-            qc_strbuf_addf(p->out, err, "random normal activations, seed %" PRIu64 ".", r->seed));
-    }
+    PUT(p, " in %s; %" PRIu64 " rows of ", qc_text_seconds(seconds, r->seconds), r->rows);
+    if (r->activations)
+        qc_html_put(p->out, "activations captured in ", r->activations, ".");
+    else
+        PUT(p, "random normal activations, seed %" PRIu64 ".", r->seed);
     if (worst) {
-        QC_TRY(qc_strbuf_adds(p->out, " Largest output error: ", err));
-        qc_html_escape(p->out, worst->pair->name);
-        QC_TRY(qc_strbuf_addf(p->out, err, ", %.4g%%.", worst->output_error * 100.0));
+        qc_html_put(p->out, " Largest output error: ", worst->pair->name, "");
+        PUT(p, ", %.4g%%.", worst->output_error * 100.0);
     }
-    QC_TRY(qc_strbuf_adds(p->out, "</p>\n", err));
-    if (r->left_out) {
-        QC_TRY(qc_strbuf_adds(p->out, "<p>", err));
-        qc_html_escape(p->out, r->left_out);
-        QC_TRY(qc_strbuf_adds(p->out, "</p>\n", err));
-    }
-    return QC_OK;
+    PUT(p, "</p>\n");
+    if (r->left_out)
+        qc_html_put(p->out, "<p>", r->left_out, "</p>\n");
 }
 
-static qc_status add_item(page *p, const char *name, const char *why, qc_error *err)
+static void add_item(page *p, const char *name, const char *why)
 {
-    QC_TRY(qc_strbuf_adds(p->out, "<li>", err));
-    qc_html_escape(p->out, name);
-    QC_TRY(qc_strbuf_adds(p->out, ": ", err));
-    qc_html_escape(p->out, why);
-    return qc_strbuf_adds(p->out, "</li>\n", err);
+    qc_html_put(p->out, "<li>", name, ": ");
+    qc_html_put(p->out, "", why, "</li>\n");
 }
 
-static qc_status add_lists(page *p, qc_error *err)
+static void add_lists(page *p)
 {
     const qc_validate_report *r = p->r;
     size_t others = 0;
-    if (r->failure_count) {
-        QC_TRY(qc_strbuf_adds(p->out, "<h2 class=\"no\">Not good enough</h2>\n<ul>\n", err));
-        for (size_t i = 0; i < r->failure_count; i++)
-            QC_TRY(add_item(p, r->failures[i].name, r->failures[i].why, err));
-        QC_TRY(qc_strbuf_adds(p->out, "</ul>\n", err));
+    for (size_t i = 0; i < r->failure_count; i++) {
+        if (i == 0)
+            PUT(p, "<h2 class=\"no\">Not good enough</h2>\n<ul>\n");
+        add_item(p, r->failures[i].name, r->failures[i].why);
     }
+    if (r->failure_count)
+        PUT(p, "</ul>\n");
     for (size_t i = 0; i < r->layer_count; i++) {
         const qc_validate_layer *l = &r->layers[i];
         const char *why = l->why_not ? l->why_not : l->note;
         if (!why)
             continue;
         if (others++ == 0)
-            QC_TRY(qc_strbuf_adds(p->out, "<h2>Not as the others</h2>\n<ul>\n", err));
-        QC_TRY(add_item(p, l->pair->name, why, err));
+            PUT(p, "<h2>Not as the others</h2>\n<ul>\n");
+        add_item(p, l->pair->name, why);
     }
-    return others ? qc_strbuf_adds(p->out, "</ul>\n", err) : QC_OK;
+    if (others)
+        PUT(p, "</ul>\n");
 }
 
 /* Writes a cell. It is empty if the value was not measured or is not a number. */
-static qc_status add_cell(page *p, double v, const char *unit, qc_error *err)
+static void add_cell(page *p, double v, const char *unit)
 {
-    if (!isfinite(v))
-        return qc_strbuf_adds(p->out, "<td></td>", err);
-    return qc_strbuf_addf(p->out, err, "<td>%.3g%s</td>", v, unit);
+    if (isfinite(v))
+        PUT(p, "<td>%.3g%s</td>", v, unit);
+    else
+        PUT(p, "<td></td>");
 }
 
-static qc_status add_row(page *p, const qc_validate_layer *l, qc_error *err)
+static void add_row(page *p, const qc_validate_layer *l)
 {
     char shape[QC_SHAPE_TEXT_BYTES];
     const qc_validate_pair *pair = l->pair;
-    QC_TRY(qc_strbuf_addf(p->out, err, "<tr><td%s>", l->failure ? " class=\"no\"" : ""));
+    PUT(p, "<tr><td%s>", l->failure ? " class=\"no\"" : "");
     qc_html_escape(p->out, pair->name);
-    QC_TRY(qc_strbuf_addf(p->out, err, "</td><td>%s</td><td>%s</td>", qc_validate_scheme(pair),
-                          qc_text_shape(shape, pair->stored->dims, pair->stored->ndim)));
-    QC_TRY(add_cell(p, l->weight_error * 100.0, "%", err));
-    QC_TRY(add_cell(p, qc_validate_sqnr(l->weight_error), "", err));
-    QC_TRY(add_cell(p, l->weight_max, "", err));
-    QC_TRY(
-        qc_strbuf_addf(p->out, err, "<td>%" PRIu64 ", %" PRIu64 "</td>", l->max_row, l->max_col));
-    QC_TRY(add_cell(p, l->output_error * 100.0, "%", err));
-    QC_TRY(add_cell(p, l->kernel_error * 100.0, "%", err));
+    PUT(p, "</td><td>%s</td><td>%s</td>", qc_validate_scheme(pair),
+        qc_text_shape(shape, pair->stored->dims, pair->stored->ndim));
+    add_cell(p, l->weight_error * 100.0, "%");
+    add_cell(p, qc_validate_sqnr(l->weight_error), "");
+    add_cell(p, l->weight_max, "");
+    PUT(p, "<td>%" PRIu64 ", %" PRIu64 "</td>", l->max_row, l->max_col);
+    add_cell(p, l->output_error * 100.0, "%");
+    add_cell(p, l->kernel_error * 100.0, "%");
     for (unsigned m = 0; m < p->r->m_count; m++)
-        QC_TRY(add_cell(p, speedup(l, m), "", err));
-    return qc_strbuf_adds(p->out, "</tr>\n", err);
+        add_cell(p, speedup(l, m), "");
+    PUT(p, "</tr>\n");
 }
 
-static qc_status add_table(page *p, qc_error *err)
+static void add_table(page *p)
 {
-    QC_TRY(qc_strbuf_adds(
-        p->out,
-        "<h2>Layers</h2>\n<table>\n<tr><th>layer</th>"
-        "<th>scheme</th><th>shape</th><th>weight error</th><th>SQNR, dB</th>"
-        "<th>largest</th><th>at row, column</th><th>output error</th><th>kernel error</th>",
-        err));
+    PUT(p, "<h2>Layers</h2>\n<table>\n<tr><th>layer</th><th>scheme</th><th>shape</th>"
+           "<th>weight error</th><th>SQNR, dB</th><th>largest</th><th>at row, column</th>"
+           "<th>output error</th><th>kernel error</th>");
     for (unsigned m = 0; m < p->r->m_count; m++)
-        QC_TRY(qc_strbuf_addf(p->out, err, "<th>fp16 / ours, M = %" PRIu64 "</th>", p->r->m[m]));
-    QC_TRY(qc_strbuf_adds(p->out, "</tr>\n", err));
+        PUT(p, "<th>fp16 / ours, M = %" PRIu64 "</th>", p->r->m[m]);
+    PUT(p, "</tr>\n");
     for (size_t i = 0; i < p->count; i++)
-        QC_TRY(add_row(p, p->layers[i], err));
+        add_row(p, p->layers[i]);
     qc_html_table_end(p->out);
-    return QC_OK;
 }
 
 qc_status qc_validate_html(const qc_validate_report *r, qc_arena *arena, qc_strbuf *out,
                            qc_error *err)
 {
+    const plot plots[] = {
+        {.title = "Output error",
+         .note = "What the layer multiplies to, against the 16-bit weights: relative, over all "
+                 "outputs.",
+         .error = offsetof(qc_validate_layer, output_error),
+         .percent = 1,
+         .log = 1,
+         .limit = r->max_error},
+        {.title = "Weight error",
+         .note = "Relative, over all weights (Frobenius norms).",
+         .error = offsetof(qc_validate_layer, weight_error),
+         .percent = 1,
+         .log = 1},
+        {.title = "Error of the kernel itself",
+         .note = "Its result against sums in double of the same quantized weights.",
+         .error = offsetof(qc_validate_layer, kernel_error),
+         .percent = 1,
+         .log = 1},
+        {.title = "Speed-up over fp16",
+         .note = "Time of cuBLAS with the 16-bit weights over time with the quantized ones, by "
+                 "rows of activations at once.",
+         .by_m = 1,
+         .limit = 1.0},
+        {.title = "Share of the roof",
+         .note = "The least time that this GPU's memory and tensor cores, as measured, would "
+                 "need, over the time taken.",
+         .by_m = 1,
+         .roof = 1,
+         .percent = 1},
+    };
     page p = {.r = r, .out = out};
     QC_TRY(gather(&p, arena, err));
     qc_html_begin(out, "qconv validate", page_style);
-    QC_TRY(add_summary(&p, err));
-    QC_TRY(add_lists(&p, err));
-    QC_TRY(add_plot(&p,
-                    (plot){.title = "Output error",
-                           .note = "What the layer multiplies to, against the 16-bit weights: "
-                                   "relative, over all outputs.",
-                           .value = output_error,
-                           .percent = 1,
-                           .log = 1,
-                           .limit = r->max_error},
-                    err));
-    QC_TRY(add_plot(&p,
-                    (plot){.title = "Weight error",
-                           .note = "Relative, over all weights (Frobenius norms).",
-                           .value = weight_error,
-                           .percent = 1,
-                           .log = 1},
-                    err));
-    QC_TRY(add_plot(&p,
-                    (plot){.title = "Error of the kernel itself",
-                           .note = "Its result against sums in double of the same quantized "
-                                   "weights.",
-                           .value = kernel_error,
-                           .percent = 1,
-                           .log = 1},
-                    err));
-    QC_TRY(add_plot(&p,
-                    (plot){.title = "Speed-up over fp16",
-                           .note = "Time of cuBLAS with the 16-bit weights over time with the "
-                                   "quantized ones, by rows of activations at once.",
-                           .value = speedup,
-                           .by_m = 1,
-                           .limit = 1.0},
-                    err));
-    QC_TRY(add_plot(&p,
-                    (plot){.title = "Share of the roof",
-                           .note = "The least time that this GPU's memory and tensor cores, as "
-                                   "measured, would need, over the time taken.",
-                           .value = roof,
-                           .by_m = 1,
-                           .percent = 1},
-                    err));
-    QC_TRY(add_table(&p, err));
+    add_summary(&p);
+    add_lists(&p);
+    for (size_t i = 0; i < sizeof plots / sizeof *plots; i++)
+        add_plot(&p, plots[i]);
+    add_table(&p);
     qc_html_end(out);
     return qc_strbuf_status(out, err);
 }

@@ -33,19 +33,21 @@ void qc_validate_input_close(qc_validate_input *in)
 }
 
 /* Finds a tensor that can serve: it has floats, the right width and at least one row. */
-static const qc_ckpt_tensor *usable(const qc_validate_input *in, const char *name, uint64_t cols)
+static const qc_checkpoint_tensor *usable(const qc_validate_input *in, const char *name,
+                                          uint64_t cols)
 {
-    const qc_ckpt_tensor *t = qc_checkpoint_find(in->file, name);
+    const qc_checkpoint_tensor *t = qc_checkpoint_find(in->file, name);
     return t && t->ndim > 0 && t->bytes > 0 && t->dims[t->ndim - 1] == cols &&
                    qc_dtype_is_quantizable(t->dtype)
                ? t
                : NULL;
 }
 
-static const qc_ckpt_tensor *find(const qc_validate_input *in, const char *layer, uint64_t cols)
+static const qc_checkpoint_tensor *find(const qc_validate_input *in, const char *layer,
+                                        uint64_t cols)
 {
     char name[NAME_BYTES];
-    const qc_ckpt_tensor *t = usable(in, layer, cols);
+    const qc_checkpoint_tensor *t = usable(in, layer, cols);
     size_t len = strlen(layer), tail = sizeof ".weight" - 1;
     if (!t && qc_ends_with(layer, ".weight") && len - tail < sizeof name) {
         memcpy(name, layer, len - tail);
@@ -63,7 +65,7 @@ const char *qc_validate_input_find(const qc_validate_input *in, const char *laye
 {
     if (!in->file)
         return "";
-    const qc_ckpt_tensor *t = find(in, layer, cols);
+    const qc_checkpoint_tensor *t = find(in, layer, cols);
     return t ? t->name : NULL;
 }
 
@@ -87,7 +89,7 @@ static void normal_row(uint64_t seed, uint64_t row, uint64_t cols, float *out)
 
 /* ---- rows ----------------------------------------------------------------------------------- */
 
-static qc_status check_row(const qc_validate_input *in, const qc_ckpt_tensor *t, uint64_t row,
+static qc_status check_row(const qc_validate_input *in, const qc_checkpoint_tensor *t, uint64_t row,
                            uint64_t overflow, qc_error *err)
 {
     const uint16_t *x = (const uint16_t *)in->x + row * in->cols;
@@ -102,7 +104,7 @@ static qc_status check_row(const qc_validate_input *in, const qc_ckpt_tensor *t,
     return QC_OK;
 }
 
-static qc_status captured(qc_validate_input *in, const qc_ckpt_tensor *t, void *row_bytes,
+static qc_status captured(qc_validate_input *in, const qc_checkpoint_tensor *t, void *row_bytes,
                           qc_error *err)
 {
     uint64_t each = qc_dtype_bits(t->dtype) / 8, width = in->cols * each, overflow = 0;
@@ -139,7 +141,7 @@ qc_status qc_validate_input_make(qc_validate_input *in, const char *layer, qc_dt
     QC_TRY(qc_malloc(&v, (size_t)cols * sizeof(double), err));
     qc_status st = QC_OK;
     if (in->file) {
-        const qc_ckpt_tensor *t = find(in, layer, cols);
+        const qc_checkpoint_tensor *t = find(in, layer, cols);
         st = t ? captured(in, t, v, err)
                : qc_error_set(err, QC_ERR_INTERNAL, __FILE__, __LINE__,
                               "no activations for '%s', which was to have some", layer);

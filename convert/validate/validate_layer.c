@@ -14,9 +14,7 @@
 
 /* The sums over one row of W. Rows are added in order at the end. */
 typedef struct {
-    double weight_ee, weight_xx, weight_max;
-    double output_ee, output_xx, output_max;
-    double kernel_ee, kernel_xx, kernel_max;
+    qc_validate_sums weight, output, kernel;
     uint64_t max_col;
 } row_sums;
 
@@ -45,6 +43,11 @@ double qc_validate_kernel_limit(qc_dtype y_dtype)
     return y_dtype == QC_DTYPE_BF16 ? QC_VALIDATE_KERNEL_BF16 : QC_VALIDATE_KERNEL_F16;
 }
 
+double qc_validate_speedup(const qc_validate_time *t)
+{
+    return t->fp16_seconds > 0.0 ? t->fp16_seconds / t->seconds : (double)NAN;
+}
+
 double qc_validate_sqnr(double weight_error)
 {
     return -20.0 * log10(weight_error);
@@ -55,6 +58,21 @@ double qc_validate_ratio(double error, double size)
     if (error == 0.0)
         return 0.0;
     return sqrt(error / size);
+}
+
+/* The largest error over the root mean square of what it is compared with. */
+static double relative(const qc_validate_sums *s, double count)
+{
+    return s->max == 0.0 ? 0.0 : s->max / sqrt(s->xx / count);
+}
+
+void qc_validate_set_errors(qc_validate_layer *l, const qc_validate_sums *output,
+                            const qc_validate_sums *kernel, double outputs)
+{
+    l->output_error = qc_validate_ratio(output->ee, output->xx);
+    l->output_max = relative(output, outputs);
+    l->kernel_error = qc_validate_ratio(kernel->ee, kernel->xx);
+    l->kernel_max = relative(kernel, outputs);
 }
 
 qc_dtype qc_validate_x_dtype(qc_dtype weight)
@@ -73,17 +91,25 @@ static int exceeds(double e, double most)
     return e > most || (isnan(e) && !isnan(most));
 }
 
-static void add_weights(const float *w, const float *v, uint64_t cols, row_sums *s)
+/* Adds an error; returns 1 if it is the largest so far. */
+static int add_error(qc_validate_sums *s, double e, double x)
 {
-    for (uint64_t k = 0; k < cols; k++) {
-        double x = (double)w[k], e = x - (double)v[k];
-        s->weight_xx += x * x;
-        s->weight_ee += e * e;
-        if (exceeds(fabs(e), s->weight_max)) {
-            s->weight_max = fabs(e);
-            s->max_col = k;
-        }
-    }
+    s->ee += e * e;
+    s->xx += x * x;
+    if (!exceeds(fabs(e), s->max))
+        return 0;
+    s->max = fabs(e);
+    return 1;
+}
+
+static int add_sums(qc_validate_sums *s, const qc_validate_sums *more)
+{
+    s->ee += more->ee;
+    s->xx += more->xx;
+    if (!exceeds(more->max, s->max))
+        return 0;
+    s->max = more->max;
+    return 1;
 }
 
 /* exact and original are [R] sums in double, with V and with W. */
@@ -92,24 +118,17 @@ static void add_outputs(const job *j, uint64_t row, const double *exact, const d
 {
     qc_dtype dtype = j->in->dtype;
     for (uint64_t r = 0; r < j->in->rows; r++) {
-        double y = qc_f64_of_half(dtype, j->y[r * j->w->rows + row]),
-               z = rounded(dtype, original[r]);
-        double output = y - z, kernel = y - exact[r];
-        s->output_ee += output * output;
-        s->output_xx += z * z;
-        s->kernel_ee += kernel * kernel;
-        s->kernel_xx += exact[r] * exact[r];
-        if (exceeds(fabs(output), s->output_max))
-            s->output_max = fabs(output);
-        if (exceeds(fabs(kernel), s->kernel_max))
-            s->kernel_max = fabs(kernel);
+        double y = qc_f64_of_half(dtype, j->y[r * j->w->rows + row]);
+        double z = rounded(dtype, original[r]);
+        (void)add_error(&s->output, y - z, z);
+        (void)add_error(&s->kernel, y - exact[r], exact[r]);
     }
 }
 
 static qc_status step_rows(job *j, bench *b, uint64_t first, uint64_t count, qc_error *err)
 {
     const qc_validate_tools *t = j->tools;
-    uint64_t k = j->w->cols, rows = j->in->rows;
+    uint64_t k = j->w->form.cols, rows = j->in->rows;
     const qc_matmul_cpu_io io = {.x = j->in->x,
                                  .x_dtype = j->in->dtype,
                                  .m = rows,
@@ -119,12 +138,15 @@ static qc_status step_rows(job *j, bench *b, uint64_t first, uint64_t count, qc_
                                  .ldy = j->w->rows};
     QC_TRY(qc_validate_source_read(b->source, first, count, b->original, err));
     if (!t->weights_only)
-        t->matmul->quantized(j->w, first, count, &io, b->scratch);
+        qc_matmul_cpu_quantized(t->matmul, j->w, first, count, &io, b->scratch);
     for (uint64_t n = 0; n < count; n++) {
         row_sums *s = &j->rows[first + n];
         const float *original = b->original + n * k;
         qc_weights_row(t->ops, j->w, first + n, b->decoded);
-        add_weights(original, b->decoded, k, s);
+        for (uint64_t i = 0; i < k; i++)
+            if (add_error(&s->weight, (double)original[i] - (double)b->decoded[i],
+                          (double)original[i]))
+                s->max_col = i;
         if (t->weights_only)
             continue;
         t->matmul->double_row(b->decoded, k, j->packed, rows, b->sums);
@@ -139,21 +161,15 @@ static qc_status work(qc_team *team, unsigned index, void *ctx, qc_error *err)
     (void)index;
     job *j = ctx;
     bench b = {0};
-    uint64_t k = j->w->cols, n = j->w->rows, rows = j->in->rows;
+    uint64_t k = j->w->form.cols, n = j->w->rows, rows = j->in->rows;
     uint64_t source_bytes = j->tools->model->tensors[j->pair->model_tensor].bytes;
-    void *v = NULL;
     qc_status st = qc_validate_source_open(&b.source, j->tools, j->pair, j->whole, err);
     if (st == QC_OK)
-        st = qc_malloc(&v, (size_t)(j->step * k) * sizeof(float), err);
-    b.original = v;
-    v = NULL;
+        st = qc_malloc(&b.original, (size_t)(j->step * k) * sizeof(float), err);
     if (st == QC_OK)
-        st = qc_malloc(&v, (size_t)k * sizeof(float), err);
-    b.decoded = v;
-    v = NULL;
+        st = qc_malloc(&b.decoded, (size_t)k * sizeof(float), err);
     if (st == QC_OK)
-        st = qc_malloc(&v, (size_t)rows * 2 * sizeof(double), err);
-    b.sums = v;
+        st = qc_malloc(&b.sums, (size_t)rows * 2 * sizeof(double), err);
     if (st == QC_OK)
         st = qc_malloc_aligned(&b.scratch, 64, (size_t)qc_matmul_cpu_scratch_bytes(rows, k), err);
     while (st == QC_OK) {
@@ -182,24 +198,18 @@ static qc_status work(qc_team *team, unsigned index, void *ctx, qc_error *err)
 
 static qc_status prepare(job *j, qc_error *err)
 {
-    uint64_t k = j->w->cols, n = j->w->rows, rows = j->in->rows;
+    uint64_t k = j->w->form.cols, n = j->w->rows, rows = j->in->rows;
     uint64_t groups = (rows + QC_MATMUL_PACK_ROWS - 1) / QC_MATMUL_PACK_ROWS, bytes = 0;
     size_t size = 0;
-    void *v = NULL;
     if (qc_mul_u64(groups * QC_MATMUL_PACK_ROWS * sizeof(double), k, &bytes) ||
         qc_u64_to_size(bytes, &size))
         QC_FAIL(err, QC_ERR_NOMEM, "tensor '%s' is too wide", j->pair->name);
-    QC_TRY(qc_malloc_aligned(&v, 64, size, err));
-    j->packed = v;
+    QC_TRY(qc_malloc_aligned(&j->packed, 64, size, err));
     qc_matmul_double_pack(j->in->x, j->in->dtype, rows, k, k, j->packed);
     if (qc_mul_u64(n, rows * sizeof *j->y, &bytes) || qc_u64_to_size(bytes, &size))
         QC_FAIL(err, QC_ERR_NOMEM, "tensor '%s' has too many rows", j->pair->name);
-    v = NULL;
-    QC_TRY(qc_malloc(&v, size, err));
-    j->y = v;
-    v = NULL;
-    QC_TRY(qc_calloc(&v, (size_t)n, sizeof *j->rows, err));
-    j->rows = v;
+    QC_TRY(qc_malloc(&j->y, size, err));
+    QC_TRY(qc_calloc(&j->rows, (size_t)n, sizeof *j->rows, err));
     /* A thread reads its share from front to back, so a compressed model is decoded about once. */
     uint64_t row_bytes = qc_sat_mul(k ? k : 1, sizeof(float));
     j->step = row_bytes < STEP_BYTES ? STEP_BYTES / row_bytes : 1;
@@ -216,32 +226,19 @@ static void finish(const job *j, qc_validate_layer *out)
     uint64_t n = j->w->rows, row = 0, col = 0;
     for (uint64_t i = 0; i < n; i++) {
         const row_sums *s = &j->rows[i];
-        all.weight_ee += s->weight_ee;
-        all.weight_xx += s->weight_xx;
-        all.output_ee += s->output_ee;
-        all.output_xx += s->output_xx;
-        all.kernel_ee += s->kernel_ee;
-        all.kernel_xx += s->kernel_xx;
-        if (exceeds(s->weight_max, all.weight_max)) {
-            all.weight_max = s->weight_max;
+        if (add_sums(&all.weight, &s->weight)) {
             row = i;
             col = s->max_col;
         }
-        if (exceeds(s->output_max, all.output_max))
-            all.output_max = s->output_max;
-        if (exceeds(s->kernel_max, all.kernel_max))
-            all.kernel_max = s->kernel_max;
+        (void)add_sums(&all.output, &s->output);
+        (void)add_sums(&all.kernel, &s->kernel);
     }
-    double count = (double)n * (double)j->in->rows;
     out->x_dtype = j->in->dtype;
-    out->weight_error = qc_validate_ratio(all.weight_ee, all.weight_xx);
-    out->weight_max = all.weight_max;
+    out->weight_error = qc_validate_ratio(all.weight.ee, all.weight.xx);
+    out->weight_max = all.weight.max;
     out->max_row = j->pair->transpose ? col : row;
     out->max_col = j->pair->transpose ? row : col;
-    out->output_error = qc_validate_ratio(all.output_ee, all.output_xx);
-    out->kernel_error = qc_validate_ratio(all.kernel_ee, all.kernel_xx);
-    out->output_max = all.output_max == 0.0 ? 0.0 : all.output_max / sqrt(all.output_xx / count);
-    out->kernel_max = all.kernel_max == 0.0 ? 0.0 : all.kernel_max / sqrt(all.kernel_xx / count);
+    qc_validate_set_errors(out, &all.output, &all.kernel, (double)n * (double)j->in->rows);
 }
 
 qc_status qc_validate_measure(qc_validate_layer *out, const qc_validate_tools *tools,

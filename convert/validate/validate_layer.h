@@ -20,6 +20,7 @@
 #define QC_CONVERT_VALIDATE_LAYER_H
 
 #include "convert/term/progress.h"
+#include "convert/validate/validate_compare.h"
 #include "convert/validate/validate_input.h"
 #include "convert/validate/validate_pair.h"
 #include "quant/matmul_ops.h"
@@ -59,6 +60,11 @@ typedef struct {
     const char *failure; /* clauses that say which limits were exceeded; NULL: none */
 } qc_validate_layer;
 
+/* The time of fp16 over the kernel's; NaN if fp16 was not timed. */
+double qc_validate_speedup(const qc_validate_time *t);
+/* Sets the output and kernel errors from the sums over so many outputs. */
+void qc_validate_set_errors(qc_validate_layer *l, const qc_validate_sums *output,
+                            const qc_validate_sums *kernel, double outputs);
 /* In dB; infinite if there is no error at all. */
 double qc_validate_sqnr(double weight_error);
 /* sqrt(error / size), of sums of squares. 0 / 0 counts as 0. */

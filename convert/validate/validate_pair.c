@@ -35,11 +35,10 @@ static int compare_pairs(const void *a, const void *b)
 
 static qc_status sort_manifest(matcher *m, const qc_manifest *manifest, qc_error *err)
 {
-    void *v = NULL;
     if (!manifest)
         return QC_OK;
-    QC_TRY(qc_arena_alloc(m->arena, &v, manifest->tensor_count + 1, sizeof *m->by_name, err));
-    m->by_name = v;
+    QC_TRY(
+        qc_arena_alloc(m->arena, &m->by_name, manifest->tensor_count + 1, sizeof *m->by_name, err));
     m->by_name_count = manifest->tensor_count;
     for (size_t i = 0; i < manifest->tensor_count; i++)
         m->by_name[i] = &manifest->tensors[i];
@@ -81,7 +80,7 @@ static qc_status shapes_differ(const matcher *m, const qc_validate_pair *p, cons
 static qc_status match(const matcher *m, qc_validate_pair *p, qc_error *err)
 {
     const char *source = source_of(m, p->name);
-    const qc_ckpt_tensor *t = qc_checkpoint_find(m->model, source);
+    const qc_checkpoint_tensor *t = qc_checkpoint_find(m->model, source);
     if (!t) {
         p->why_not = "its source is not in the model";
         return QC_OK;
@@ -139,7 +138,6 @@ qc_status qc_validate_pair_up(qc_validate_pairs *out, qc_arena *arena, const qc_
                               qc_error *err)
 {
     matcher m = {.arena = arena, .output = output, .model = model};
-    void *v = NULL;
     *out = (qc_validate_pairs){0};
     QC_TRY(qc_stored_find(&m.in_output, arena, output, err));
     QC_TRY(qc_stored_find(&m.in_model, arena, model, err));
@@ -150,8 +148,7 @@ qc_status qc_validate_pair_up(qc_validate_pairs *out, qc_arena *arena, const qc_
     if (model->config)
         m.table = qc_model_table_find(
             qc_json_string_or(qc_json_get(qc_json_root(model->config), "model_type"), ""));
-    QC_TRY(qc_arena_alloc(arena, &v, m.in_output.count, sizeof *out->pairs, err));
-    out->pairs = v;
+    QC_TRY(qc_arena_alloc(arena, &out->pairs, m.in_output.count, sizeof *out->pairs, err));
     for (uint32_t i = 0; i < (uint32_t)output->tensor_count; i++)
         if (m.in_output.weights[i])
             QC_TRY(fill(&m, i, &out->pairs[out->count++], err));
@@ -162,10 +159,4 @@ qc_status qc_validate_pair_up(qc_validate_pairs *out, qc_arena *arena, const qc_
 const char *qc_validate_scheme(const qc_validate_pair *p)
 {
     return p->stored->fp4 ? "fp4" : qc_scheme_name(p->stored->stored_as);
-}
-
-qc_status qc_validate_weights_read(qc_stored_arrays *out, const qc_checkpoint *output,
-                                   const qc_validate_pair *p, qc_st_cursor *cursor, qc_error *err)
-{
-    return qc_stored_read(out, output, p->out_tensor, p->stored, cursor, err);
 }

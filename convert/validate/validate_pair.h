@@ -40,9 +40,4 @@ QC_NODISCARD qc_status qc_validate_pair_up(qc_validate_pairs *out, qc_arena *are
 /* "nf4", "fp4", "int8", "int8-block". */
 const char *qc_validate_scheme(const qc_validate_pair *p);
 
-/* Does qc_stored_read for the pair's weight in OUT. */
-QC_NODISCARD qc_status qc_validate_weights_read(qc_stored_arrays *out, const qc_checkpoint *output,
-                                                const qc_validate_pair *p, qc_st_cursor *cursor,
-                                                qc_error *err);
-
 #endif

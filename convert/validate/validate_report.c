@@ -1,9 +1,9 @@
 #include "convert/validate/validate_report.h"
 
 #include "convert/term/console.h"
-#include "convert/term/json_members.h"
 #include "convert/term/size_text.h"
 #include "convert/term/table.h"
+#include "formats/json_writer.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -27,271 +27,232 @@ const qc_validate_layer *qc_validate_worst(const qc_validate_report *r)
 /* ---- text ----------------------------------------------------------------------------------- */
 
 /* Writes a share as a percentage with three digits: "9.12%", "0.0213%". */
-static qc_status percent_cell(qc_table *t, double share, qc_error *err)
+static void put_percent(qc_table *t, double share)
 {
     double p = share * 100.0;
     if (!isfinite(p))
-        return qc_table_cell(t, "not finite", err);
-    if (p > 0.0 && p < 0.001)
-        return qc_table_cellf(t, err, "%.2e%%", p);
-    return qc_table_cellf(t, err, "%.*f%%", p >= 10 ? 1 : p >= 1 ? 2 : p >= 0.1 ? 3 : 4, p);
+        qc_table_put(t, "not finite");
+    else if (p > 0.0 && p < 0.001)
+        qc_table_putf(t, "%.2e%%", p);
+    else
+        qc_table_putf(t, "%.*f%%", p >= 10 ? 1 : p >= 1 ? 2 : p >= 0.1 ? 3 : 4, p);
 }
 
-static qc_status sqnr_cell(qc_table *t, double weight_error, qc_error *err)
+static void put_errors(const qc_validate_report *r, qc_arena *arena, qc_strbuf *out)
 {
-    if (!isfinite(weight_error))
-        return qc_table_cell(t, "not finite", err);
-    if (weight_error == 0.0)
-        return qc_table_cell(t, "exact", err);
-    return qc_table_cellf(t, err, "%.2f dB", qc_validate_sqnr(weight_error));
-}
-
-static qc_status add_errors(const qc_validate_report *r, qc_arena *arena, qc_strbuf *out,
-                            qc_error *err)
-{
-    static const char *const titles[] = {"layer", "scheme",  "shape",        "weight error",
-                                         "SQNR",  "largest", "output error", "kernel error"};
     qc_table t;
-    qc_table_init(&t, arena);
-    for (size_t i = 0; i < sizeof titles / sizeof *titles; i++)
-        qc_table_column(&t, titles[i], i < 2 ? QC_ALIGN_LEFT : QC_ALIGN_RIGHT);
+    qc_table_begin(&t, arena,
+                   "layer|scheme|>shape|>weight error|>SQNR|>largest|>output error|>kernel error");
     for (size_t i = 0; i < r->layer_count; i++) {
         const qc_validate_layer *l = &r->layers[i];
         const qc_validate_pair *p = l->pair;
         char shape[QC_SHAPE_TEXT_BYTES];
         if (l->why_not)
             continue;
-        QC_TRY(qc_table_cell(&t, p->name, err));
-        QC_TRY(qc_table_cell(&t, qc_validate_scheme(p), err));
-        QC_TRY(qc_table_cell(&t, qc_text_shape(shape, p->stored->dims, p->stored->ndim), err));
-        QC_TRY(percent_cell(&t, l->weight_error, err));
-        QC_TRY(sqnr_cell(&t, l->weight_error, err));
-        if (isfinite(l->weight_max))
-            QC_TRY(qc_table_cellf(&t, err, "%.3g", l->weight_max));
+        qc_table_put(&t, p->name);
+        qc_table_put(&t, qc_validate_scheme(p));
+        qc_table_put(&t, qc_text_shape(shape, p->stored->dims, p->stored->ndim));
+        put_percent(&t, l->weight_error);
+        if (isfinite(l->weight_error) && l->weight_error != 0.0)
+            qc_table_putf(&t, "%.2f dB", qc_validate_sqnr(l->weight_error));
         else
-            QC_TRY(qc_table_cell(&t, "not finite", err));
-        QC_TRY(percent_cell(&t, l->output_error, err));
-        QC_TRY(percent_cell(&t, l->kernel_error, err));
+            qc_table_put(&t, l->weight_error == 0.0 ? "exact" : "not finite");
+        qc_table_putf(&t, isfinite(l->weight_max) ? "%.3g" : "not finite", l->weight_max);
+        put_percent(&t, l->output_error);
+        put_percent(&t, l->kernel_error);
     }
-    return qc_table_render(&t, 0, out, err);
+    qc_table_print(&t, 0, out);
 }
 
-static qc_status add_times(const qc_validate_report *r, qc_arena *arena, qc_strbuf *out,
-                           qc_error *err)
+static void put_times(const qc_validate_report *r, qc_arena *arena, qc_strbuf *out)
 {
     qc_table t;
     unsigned shown = r->m_count < TIMES_SHOWN ? r->m_count : TIMES_SHOWN;
     if (shown == 0)
-        return QC_OK;
-    QC_TRY(qc_strbuf_adds(out, "\nspeed-up over fp16, by rows of activations at once\n", err));
-    qc_table_init(&t, arena);
-    qc_table_column(&t, "layer", QC_ALIGN_LEFT);
+        return;
+    qc_strbuf_puts(out, "\nspeed-up over fp16, by rows of activations at once\n");
+    qc_table_begin(&t, arena, "layer");
     for (unsigned i = 0; i < shown; i++) {
-        const char *title = NULL;
-        QC_TRY(qc_arena_printf(arena, &title, err, "M=%" PRIu64, r->m[i]));
-        qc_table_column(&t, title, QC_ALIGN_RIGHT);
+        char title[32];
+        (void)snprintf(title, sizeof title, ">M=%" PRIu64, r->m[i]);
+        qc_table_columns(&t, title);
     }
     for (size_t i = 0; i < r->layer_count; i++) {
         const qc_validate_layer *l = &r->layers[i];
         if (l->why_not)
             continue;
-        QC_TRY(qc_table_cell(&t, l->pair->name, err));
+        qc_table_put(&t, l->pair->name);
         for (unsigned k = 0; k < shown; k++) {
             if (k < l->time_count && l->times[k].seconds > 0.0 && l->times[k].fp16_seconds > 0.0)
-                QC_TRY(qc_table_cellf(&t, err, "%.2fx",
-                                      l->times[k].fp16_seconds / l->times[k].seconds));
+                qc_table_putf(&t, "%.2fx", qc_validate_speedup(&l->times[k]));
             else
-                QC_TRY(qc_table_cell(&t, NULL, err));
+                qc_table_put(&t, NULL);
         }
     }
-    QC_TRY(qc_table_render(&t, 0, out, err));
+    qc_table_print(&t, 0, out);
     if (shown < r->m_count)
-        QC_TRY(qc_strbuf_addf(out, err, "(and %u more sizes in --json)\n", r->m_count - shown));
-    return QC_OK;
+        qc_strbuf_putf(out, "(and %u more sizes in --json)\n", r->m_count - shown);
 }
 
-static qc_status add_line(qc_strbuf *out, const char *name, const char *text, qc_error *err)
+static void add_line(qc_strbuf *out, const char *before, const char *name, const char *text)
 {
-    size_t before = out->len;
-    QC_TRY(qc_strbuf_addf(out, err, "%s: %s", name, text));
-    qc_console_printable(out->data + before);
-    return qc_strbuf_adds(out, "\n", err);
+    qc_strbuf_puts(out, before);
+    size_t at = out->len;
+    qc_strbuf_putf(out, "%s: %s", name, text);
+    if (out->data)
+        qc_console_printable(out->data + at);
+    qc_strbuf_puts(out, "\n");
 }
 
-static qc_status add_summary(const qc_validate_report *r, qc_strbuf *out, qc_error *err)
+static void add_summary(const qc_validate_report *r, qc_strbuf *out)
 {
     const qc_validate_layer *worst = qc_validate_worst(r);
-    char seconds[QC_SIZE_TEXT_BYTES];
-    QC_TRY(qc_strbuf_addf(out, err, "\n%zu of %zu quantized layers measured on %s in %s",
-                          r->measured, r->quantized, r->device,
-                          qc_text_seconds(seconds, r->seconds)));
+    char text[128];
+    qc_strbuf_putf(out, "\n%zu of %zu quantized layers measured on %s in %s", r->measured,
+                   r->quantized, r->device, qc_text_seconds(text, r->seconds));
     if (r->sample && r->measured < r->comparable)
-        QC_TRY(qc_strbuf_adds(out, ", evenly spread", err));
+        qc_strbuf_puts(out, ", evenly spread");
+    qc_strbuf_putf(out, "; %" PRIu64 " rows of ", r->rows);
     if (r->activations)
-        QC_TRY(qc_strbuf_addf(out, err, "; %" PRIu64 " rows of captured activations\n", r->rows));
+        qc_strbuf_puts(out, "captured activations\n");
     else
-        QC_TRY(qc_strbuf_addf(out, err,
-                              "; %" PRIu64 " rows of random normal activations, seed %" PRIu64 "\n",
-                              r->rows, r->seed));
+        qc_strbuf_putf(out, "random normal activations, seed %" PRIu64 "\n", r->seed);
     if (worst) {
-        char text[128] = "not finite";
-        if (isfinite(worst->output_error))
-            (void)snprintf(text, sizeof text, "%.4g%%", worst->output_error * 100.0);
-        QC_TRY(qc_strbuf_adds(out, "largest output error: ", err));
-        QC_TRY(add_line(out, worst->pair->name, text, err));
+        (void)snprintf(text, sizeof text, isfinite(worst->output_error) ? "%.4g%%" : "not finite",
+                       worst->output_error * 100.0);
+        add_line(out, "largest output error: ", worst->pair->name, text);
     }
     if (r->baseline) {
-        char text[96];
         (void)snprintf(text, sizeof text, "%zu of %zu measured layers are in it", r->in_baseline,
                        r->measured);
-        QC_TRY(qc_strbuf_adds(out, "baseline ", err));
-        QC_TRY(add_line(out, r->baseline, text, err));
+        add_line(out, "baseline ", r->baseline, text);
     }
     if (r->left_out)
-        QC_TRY(qc_strbuf_addf(out, err, "%s\n", r->left_out));
-    return QC_OK;
+        qc_strbuf_putf(out, "%s\n", r->left_out);
 }
 
 qc_status qc_validate_text(const qc_validate_report *r, qc_arena *arena, qc_strbuf *out,
                            qc_error *err)
 {
-    QC_TRY(add_errors(r, arena, out, err));
-    QC_TRY(add_times(r, arena, out, err));
-    QC_TRY(add_summary(r, out, err));
-    for (size_t i = 0; i < r->layer_count; i++) {
-        const qc_validate_layer *l = &r->layers[i];
-        if (l->note)
-            QC_TRY(add_line(out, l->pair->name, l->note, err));
-    }
-    for (size_t i = 0; i < r->layer_count; i++) {
-        const qc_validate_layer *l = &r->layers[i];
-        if (l->why_not) {
-            QC_TRY(qc_strbuf_adds(out, "not compared: ", err));
-            QC_TRY(add_line(out, l->pair->name, l->why_not, err));
-        }
-    }
-    for (size_t i = 0; i < r->failure_count; i++) {
-        QC_TRY(qc_strbuf_adds(out, "FAILED ", err));
-        QC_TRY(add_line(out, r->failures[i].name, r->failures[i].why, err));
-    }
-    return QC_OK;
+    put_errors(r, arena, out);
+    put_times(r, arena, out);
+    add_summary(r, out);
+    for (size_t i = 0; i < r->layer_count; i++)
+        if (r->layers[i].note)
+            add_line(out, "", r->layers[i].pair->name, r->layers[i].note);
+    for (size_t i = 0; i < r->layer_count; i++)
+        if (r->layers[i].why_not)
+            add_line(out, "not compared: ", r->layers[i].pair->name, r->layers[i].why_not);
+    for (size_t i = 0; i < r->failure_count; i++)
+        add_line(out, "FAILED ", r->failures[i].name, r->failures[i].why);
+    return qc_strbuf_status(out, err);
 }
 
 /* ---- JSON ----------------------------------------------------------------------------------- */
 
 static void put_named(qc_json_writer *w, const char *name, const char *why)
 {
-    qc_jw_compact_next(w);
-    qc_jw_begin_object(w);
-    qc_jm_string(w, "name", name);
-    qc_jm_string(w, "why", why);
-    qc_jw_end_object(w);
+    qc_json_member_begin_row(w);
+    qc_json_member_string(w, "name", name);
+    qc_json_member_string(w, "why", why);
+    qc_json_write_end_object(w);
 }
 
 static void put_time(qc_json_writer *w, const qc_validate_time *t)
 {
-    qc_jw_compact_next(w);
-    qc_jw_begin_object(w);
-    qc_jm_u64(w, "m", t->m);
-    qc_jm_string(w, "kernel", t->path);
-    qc_jm_number(w, "seconds", t->seconds);
-    qc_jm_number(w, "fp16_seconds", t->fp16_seconds > 0.0 ? t->fp16_seconds : (double)NAN);
-    qc_jm_number(w, "speedup", t->fp16_seconds > 0.0 ? t->fp16_seconds / t->seconds : (double)NAN);
-    qc_jm_number(w, "roof", t->roof);
-    qc_jm_number(w, "output_error", t->output_error);
-    qc_jm_number(w, "kernel_error", t->kernel_error);
-    qc_jw_end_object(w);
+    qc_json_member_begin_row(w);
+    qc_json_member_u64(w, "m", t->m);
+    qc_json_member_string(w, "kernel", t->path);
+    qc_json_member_number(w, "seconds", t->seconds);
+    qc_json_member_number(w, "fp16_seconds", t->fp16_seconds > 0.0 ? t->fp16_seconds : (double)NAN);
+    qc_json_member_number(w, "speedup", qc_validate_speedup(t));
+    qc_json_member_number(w, "roof", t->roof);
+    qc_json_member_number(w, "output_error", t->output_error);
+    qc_json_member_number(w, "kernel_error", t->kernel_error);
+    qc_json_write_end_object(w);
 }
 
 static void put_layer(qc_json_writer *w, const qc_validate_layer *l)
 {
     const qc_validate_pair *p = l->pair;
-    qc_jw_begin_object(w);
-    qc_jm_string(w, "name", p->name);
-    qc_jm_string(w, "source", p->source);
-    qc_jm_string(w, "scheme", qc_validate_scheme(p));
-    qc_jm_u64s(w, "shape", p->stored->dims, p->stored->ndim);
-    qc_jm_u64_if(w, "block_size", p->stored->stored_as != QC_SCHEME_INT8_ROWS,
-                 p->stored->block_elems);
-    qc_jm_double(w, "bits_per_weight",
-                 (double)p->bytes * 8.0 / ((double)p->rows * (double)p->cols));
-    qc_jm_string(w, "dtype", qc_dtype_name(l->x_dtype));
-    qc_jm_string(w, "device", l->device);
-    qc_jm_string(w, "note", l->note);
-    qc_jm_number(w, "weight_error", l->weight_error);
-    qc_jm_number(w, "sqnr_db", qc_validate_sqnr(l->weight_error));
-    qc_jm_number(w, "largest_error", l->weight_max);
-    qc_jm_u64s(w, "largest_at", (const uint64_t[2]){l->max_row, l->max_col}, 2);
-    qc_jm_number(w, "output_error", l->output_error);
-    qc_jm_number(w, "largest_output_error", l->output_max);
-    qc_jm_number(w, "kernel_error", l->kernel_error);
-    qc_jm_number(w, "largest_kernel_error", l->kernel_max);
-    qc_jm_string(w, "failure", l->failure);
-    qc_jw_key(w, "times");
-    qc_jw_begin_array(w);
+    qc_json_write_begin_object(w);
+    qc_json_member_string(w, "name", p->name);
+    qc_json_member_string(w, "source", p->source);
+    qc_json_member_string(w, "scheme", qc_validate_scheme(p));
+    qc_json_member_u64s(w, "shape", p->stored->dims, p->stored->ndim);
+    qc_json_member_u64_if(w, "block_size", p->stored->stored_as != QC_SCHEME_INT8_ROWS,
+                          p->stored->block_elems);
+    qc_json_member_double(w, "bits_per_weight",
+                          (double)p->bytes * 8.0 / ((double)p->rows * (double)p->cols));
+    qc_json_member_string(w, "dtype", qc_dtype_name(l->x_dtype));
+    qc_json_member_string(w, "device", l->device);
+    qc_json_member_string(w, "note", l->note);
+    qc_json_member_number(w, "weight_error", l->weight_error);
+    qc_json_member_number(w, "sqnr_db", qc_validate_sqnr(l->weight_error));
+    qc_json_member_number(w, "largest_error", l->weight_max);
+    qc_json_member_u64s(w, "largest_at", (const uint64_t[2]){l->max_row, l->max_col}, 2);
+    qc_json_member_number(w, "output_error", l->output_error);
+    qc_json_member_number(w, "largest_output_error", l->output_max);
+    qc_json_member_number(w, "kernel_error", l->kernel_error);
+    qc_json_member_number(w, "largest_kernel_error", l->kernel_max);
+    qc_json_member_string(w, "failure", l->failure);
+    qc_json_member_begin_array(w, "times");
     for (unsigned i = 0; i < l->time_count; i++)
         put_time(w, &l->times[i]);
-    qc_jw_end_array(w);
-    qc_jw_end_object(w);
+    qc_json_write_end_array(w);
+    qc_json_write_end_object(w);
 }
 
 static void put_lists(qc_json_writer *w, const qc_validate_report *r)
 {
-    qc_jw_key(w, "failed");
-    qc_jw_begin_array(w);
+    qc_json_member_begin_array(w, "failed");
     for (size_t i = 0; i < r->failure_count; i++)
         put_named(w, r->failures[i].name, r->failures[i].why);
-    qc_jw_end_array(w);
-    qc_jw_key(w, "not_compared");
-    qc_jw_begin_array(w);
+    qc_json_write_end_array(w);
+    qc_json_member_begin_array(w, "not_compared");
     for (size_t i = 0; i < r->layer_count; i++)
         if (r->layers[i].why_not)
             put_named(w, r->layers[i].pair->name, r->layers[i].why_not);
-    qc_jw_end_array(w);
-    qc_jw_key(w, "layers");
-    qc_jw_begin_array(w);
+    qc_json_write_end_array(w);
+    qc_json_member_begin_array(w, "layers");
     for (size_t i = 0; i < r->layer_count; i++)
         if (!r->layers[i].why_not)
             put_layer(w, &r->layers[i]);
-    qc_jw_end_array(w);
+    qc_json_write_end_array(w);
 }
 
 qc_status qc_validate_json(const qc_validate_report *r, qc_strbuf *out, qc_error *err)
 {
     const qc_validate_layer *worst = qc_validate_worst(r);
     qc_json_writer w;
-    qc_jw_init(&w, out, err);
-    qc_jw_begin_object(&w);
-    qc_jm_string(&w, "command", "validate");
-    qc_jm_path(&w, "path", r->out);
-    qc_jm_path(&w, "against", r->model);
-    qc_jm_bool(&w, "ok", r->failure_count == 0);
-    qc_jm_u64(&w, "quantized_layers", r->quantized);
-    qc_jm_u64(&w, "measured_layers", r->measured);
-    qc_jm_u64_if(&w, "sample", r->sample > 0, r->sample);
-    qc_jm_string(&w, "activations", r->activations ? r->activations : "normal");
-    qc_jm_u64(&w, "rows", r->rows);
-    qc_jm_u64(&w, "seed", r->seed);
-    qc_jm_string(&w, "device", r->device);
-    qc_jm_string(&w, "left_out", r->left_out);
-    qc_jm_u64(&w, "threads", r->threads);
-    qc_jm_string(&w, "isa", r->isa);
-    qc_jm_number(&w, "max_error", r->max_error > 0.0 ? r->max_error : (double)NAN);
-    qc_jm_string(&w, "baseline", r->baseline);
-    qc_jm_u64_if(&w, "baseline_layers", r->baseline != NULL, r->in_baseline);
-    qc_jm_number(&w, "tolerance", r->baseline ? r->tolerance : (double)NAN);
-    qc_jw_key(&w, "worst");
-    if (worst) {
-        qc_jw_begin_object(&w);
-        qc_jm_string(&w, "name", worst->pair->name);
-        qc_jm_number(&w, "output_error", worst->output_error);
-        qc_jw_end_object(&w);
-    } else {
-        qc_jw_null(&w);
+    qc_json_write_init(&w, out, err);
+    qc_json_write_begin_object(&w);
+    qc_json_member_string(&w, "command", "validate");
+    qc_json_member_path(&w, "path", r->out);
+    qc_json_member_path(&w, "against", r->model);
+    qc_json_member_bool(&w, "ok", r->failure_count == 0);
+    qc_json_member_u64(&w, "quantized_layers", r->quantized);
+    qc_json_member_u64(&w, "measured_layers", r->measured);
+    qc_json_member_u64_if(&w, "sample", r->sample > 0, r->sample);
+    qc_json_member_string(&w, "activations", r->activations ? r->activations : "normal");
+    qc_json_member_u64(&w, "rows", r->rows);
+    qc_json_member_u64(&w, "seed", r->seed);
+    qc_json_member_string(&w, "device", r->device);
+    qc_json_member_string(&w, "left_out", r->left_out);
+    qc_json_member_u64(&w, "threads", r->threads);
+    qc_json_member_string(&w, "isa", r->isa);
+    qc_json_member_number(&w, "max_error", r->max_error > 0.0 ? r->max_error : (double)NAN);
+    qc_json_member_string(&w, "baseline", r->baseline);
+    qc_json_member_u64_if(&w, "baseline_layers", r->baseline != NULL, r->in_baseline);
+    qc_json_member_number(&w, "tolerance", r->baseline ? r->tolerance : (double)NAN);
+    if (qc_json_member_begin_object_if(&w, "worst", worst != NULL)) {
+        qc_json_member_string(&w, "name", worst->pair->name);
+        qc_json_member_number(&w, "output_error", worst->output_error);
+        qc_json_write_end_object(&w);
     }
     put_lists(&w, r);
-    qc_jm_double(&w, "seconds", r->seconds);
-    qc_jw_end_object(&w);
-    QC_TRY(qc_jw_finish(&w));
+    qc_json_member_double(&w, "seconds", r->seconds);
+    qc_json_write_end_object(&w);
+    QC_TRY(qc_json_write_finish(&w));
     return qc_strbuf_adds(out, "\n", err);
 }

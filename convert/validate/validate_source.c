@@ -20,7 +20,7 @@ struct qc_validate_source {
 qc_status qc_validate_whole(void **out, const qc_validate_tools *tools,
                             const qc_validate_pair *pair, qc_error *err)
 {
-    const qc_ckpt_tensor *t = &tools->model->tensors[pair->model_tensor];
+    const qc_checkpoint_tensor *t = &tools->model->tensors[pair->model_tensor];
     qc_st_cursor *cursor = NULL;
     qc_status st = qc_st_cursor_create(&cursor, err);
     if (st == QC_OK)
@@ -32,14 +32,9 @@ qc_status qc_validate_whole(void **out, const qc_validate_tools *tools,
 qc_status qc_validate_source_open(qc_validate_source **out, const qc_validate_tools *tools,
                                   const qc_validate_pair *pair, const void *whole, qc_error *err)
 {
-    void *v = NULL;
-    QC_TRY(qc_calloc(&v, 1, sizeof **out, err));
-    qc_validate_source *s = v;
-    *out = s;
-    s->tools = tools;
-    s->pair = pair;
-    s->whole = whole;
-    return qc_st_cursor_create(&s->cursor, err);
+    QC_TRY(qc_calloc(out, 1, sizeof **out, err));
+    **out = (qc_validate_source){.tools = tools, .pair = pair, .whole = whole};
+    return qc_st_cursor_create(&(*out)->cursor, err);
 }
 
 void qc_validate_source_close(qc_validate_source *s)
@@ -69,7 +64,7 @@ qc_status qc_validate_source_read(qc_validate_source *s, uint64_t first, uint64_
 {
     const qc_validate_pair *p = s->pair;
     const qc_checkpoint *model = s->tools->model;
-    const qc_ckpt_tensor *t = &model->tensors[p->model_tensor];
+    const qc_checkpoint_tensor *t = &model->tensors[p->model_tensor];
     uint64_t each = qc_dtype_bits(t->dtype) / 8, overflow = 0;
     uint64_t n = count * p->cols;
     if (p->coded)

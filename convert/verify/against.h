@@ -12,6 +12,7 @@
 #define QC_CONVERT_AGAINST_H
 
 #include "convert/model/recipe.h"
+#include "convert/term/call.h"
 #include "convert/verify/output_scan.h"
 #include "quant/quant_ops.h"
 
@@ -91,19 +92,12 @@ typedef struct {
     qc_scan_result scan; /* with a manifest: what plain verify finds */
 } qc_against_result;
 
-typedef struct {
-    const qc_quant_ops *ops;
-    unsigned threads;
-    void (*progress)(void *ctx, uint64_t bytes); /* bytes of OUT; may be NULL */
-    void *progress_ctx;
-} qc_against_options;
-
-/* Compares OUT with MODEL. What is wrong with OUT is in *result, and the status is QC_OK.
- * QC_ERR_INPUT (and other errors) says that MODEL, or an OUT without manifest, is no checkpoint.
- * manifest is OUT's, or NULL. Strings and arrays live in the arena. */
-QC_NODISCARD qc_status qc_against_run(qc_against_result *result, qc_arena *arena,
-                                      const char *output, const qc_manifest *manifest,
-                                      const char *model, const qc_against_options *options,
+/* Compares call->model, which is OUT, with call->against, which is MODEL. What is wrong with OUT is
+ * in *result, and the status is QC_OK. QC_ERR_INPUT (and other errors) says that MODEL, or an OUT
+ * without manifest, is no checkpoint. manifest is OUT's, or NULL. progress gets bytes of OUT, and
+ * may be NULL. Strings and arrays live in the arena of the call. */
+QC_NODISCARD qc_status qc_against_run(qc_against_result *result, const qc_call *call,
+                                      const qc_manifest *manifest, qc_progress *progress,
                                       qc_error *err);
 
 /* Lists the worst rows: faulty ones first, then those with the largest error / expected (of equal

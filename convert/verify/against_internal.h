@@ -20,7 +20,7 @@ typedef struct {
     const qc_manifest_tensor *listed;  /* in the manifest; NULL: there is none */
     uint64_t rows, cols;               /* of a quantized weight, as it is written */
     qc_dtype through; /* the type that a QUANTIZED one was cast to first; else source_dtype */
-    qc_check_form form;
+    qc_check check;
     uint64_t out_bytes; /* of this tensor alone */
     /* The pieces of OUT's tensor. */
     uint64_t piece_bytes;
@@ -34,15 +34,18 @@ typedef struct {
 
 typedef struct qc_against_scratch qc_against_scratch;
 
-typedef struct {
+typedef struct qc_against {
     qc_arena *arena;
-    const qc_against_options *options;
+    const qc_call *call;
+    const qc_quant_ops *ops;
+    qc_progress *progress;
+    unsigned threads;
     const qc_manifest *manifest; /* NULL: none */
     qc_checkpoint *output, *model;
     qc_stored_set in_output, in_model;
     qc_coded_set coded;
     qc_against_tensor *tensors; /* one per tensor of OUT, same order */
-    size_t *by_name;            /* indices of tensors in natural order of names */
+    uint32_t *by_name;          /* indices of tensors in natural order of names */
     uint32_t *of_listed;        /* per tensor of the manifest: its tensor of OUT */
     uint64_t *first_of_shard;   /* per shard of the manifest: its first tensor; and one more */
     qc_against_missing *missing;
@@ -59,48 +62,40 @@ QC_NODISCARD qc_status qc_against_match(qc_against *a, qc_error *err);
 
 /* ---- against_read.c: weights of MODEL and of OUT, in OUT's order ---- */
 
+/* It grows to what one step needs. */
+typedef struct {
+    void *data;
+    size_t room;
+} qc_against_buffer;
+
 struct qc_against_scratch {
+    qc_against *a;
     qc_against_scratch *next;
     qc_st_cursor *source, *scales, *output;
     qc_coded_scratch coded;
     qc_digest_state *hash;
-    /* These grow to what one step needs. The first four may hold the source of what is checked. */
-    void *raw, *turned, *made, *cast, *codes;
-    size_t raw_room, turned_room, made_room, cast_room, codes_room;
-    void *numbers, *slack;
-    size_t numbers_room, slack_room;
-    void *nested;
-    size_t nested_room;
+    /* The first four may hold the source of what is checked. */
+    qc_against_buffer raw, turned, made, cast, codes, numbers, slack, nested;
     qc_check_scratch *check;
 };
 
 QC_NODISCARD qc_status qc_against_take(qc_against *a, qc_against_scratch **out, qc_error *err);
-void qc_against_give(qc_against *a, qc_against_scratch *s);
+void qc_against_give(qc_against_scratch *s);
 void qc_against_scratch_destroy(qc_against_scratch *s); /* s is a list; NULL is fine */
-QC_NODISCARD qc_status qc_against_room(void **p, size_t *room, uint64_t bytes, qc_error *err);
+QC_NODISCARD qc_status qc_against_room(qc_against_buffer *b, uint64_t bytes, qc_error *err);
 
-/* Returns the elements of a step. */
-uint64_t qc_against_step(const qc_against_tensor *t);
 /* Returns the type that qc_against_read gives: the source's, or F32 where the source is coded. */
 qc_dtype qc_against_read_dtype(const qc_against_tensor *t);
 /* Reads elements [first, first + n) of the source in OUT's order; *out is borrowed from the scratch
  * memory. Where hash is not 0, what was read is added to s->hash. */
-QC_NODISCARD qc_status qc_against_read(const qc_against *a, qc_against_scratch *s,
-                                       const qc_against_tensor *t, uint64_t first, uint64_t n,
-                                       int hash, const void **out, qc_error *err);
-/* Reads scales [first, first + n) of a quantized weight of a checkpoint, as a loader has them, to
- * s->numbers. To s->slack it writes how far each may be from the largest value of its block. */
-QC_NODISCARD qc_status qc_against_scales(const qc_against *a, qc_against_scratch *s,
-                                         const qc_checkpoint *c, const qc_stored_weight *w,
-                                         uint64_t first, uint64_t n, qc_error *err);
-/* Decodes elements [first, first + n) of MODEL's quantized weight to F32, in its own order; *out is
- * borrowed from the scratch memory. */
-QC_NODISCARD qc_status qc_against_decode(const qc_against *a, qc_against_scratch *s,
-                                         const qc_checkpoint *c, uint32_t tensor,
-                                         const qc_stored_weight *w, uint64_t first, uint64_t n,
-                                         const float **out, qc_error *err);
-
-/* ---- against_piece.c ---- */
+QC_NODISCARD qc_status qc_against_read(qc_against_scratch *s, const qc_against_tensor *t,
+                                       uint64_t first, uint64_t n, int hash, const void **out,
+                                       qc_error *err);
+/* Decodes elements [first, first + n) of a quantized weight, tensor `tensor` of c, to F32, in its
+ * own order; *out is borrowed from the scratch memory. */
+QC_NODISCARD qc_status qc_against_decode(qc_against_scratch *s, const qc_checkpoint *c,
+                                         uint32_t tensor, const qc_stored_weight *w, uint64_t first,
+                                         uint64_t n, const float **out, qc_error *err);
 
 /* Compares a piece of tensor t of OUT, which is its bytes [offset, offset + len). Many threads may
  * call it at once. */
@@ -111,12 +106,5 @@ QC_NODISCARD qc_status qc_against_piece(qc_against *a, qc_against_tensor *t, uin
 
 /* Turns sums into rows, and finds the faults in the rows. */
 QC_NODISCARD qc_status qc_against_judge(qc_against *a, qc_against_result *r, qc_error *err);
-
-/* ---- against_fit.c ---- */
-
-/* Finds which other tensor of MODEL the bytes of t are made of, or NULL. The work is bounded: the
- * first elements are compared with at most 4096 tensors that have as many elements as t. */
-QC_NODISCARD qc_status qc_against_fits(qc_against *a, const qc_against_tensor *t, const char **out,
-                                       qc_error *err);
 
 #endif

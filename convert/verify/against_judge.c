@@ -1,6 +1,8 @@
 /* Puts what was summed into words: which tensors of OUT are not what MODEL gives, and why. */
 #include "convert/verify/against_internal.h"
 
+#include "base/alloc.h"
+#include "base/workers.h"
 #include "convert/term/glob.h"
 #include "convert/term/size_text.h"
 
@@ -13,6 +15,12 @@
 #define FITS_TRIED 8u
 /* No form of rounding leaves such an error: these are other values altogether. */
 #define OTHER_VALUES 0.5
+
+#define SAMPLE_ELEMS    16384u
+#define CANDIDATES_MOST 4096u
+/* A tensor fits below this distance. Codes of 4 bits leave 0.1, and weights of another tensor
+ * 1.4. */
+#define FITS_BELOW 0.3
 
 static double root_ratio(double ee, double xx)
 {
@@ -41,9 +49,9 @@ static void place(const qc_against_row *r, uint64_t i, uint64_t *row, uint64_t *
  * where all weights are alike, or are only -1, 0 and 1 times a scale. A search goes in steps, and
  * misses by up to 0.02 of the largest value. The limit is what rounding leaves of weights that are
  * spread evenly up to the largest, which is more. */
-static double searched_may_leave(const qc_check_form *f, const qc_check_sums *s)
+static double searched_may_leave(const qc_check *f, const qc_check_sums *s)
 {
-    double step = f->kind == QC_CHECK_CODES4 ? 2.0 / 15.0 : 1.0 / 127.0;
+    double step = f->form.ops->bits == 4 ? 2.0 / 15.0 : 1.0 / 127.0;
     return root_ratio(s->sum_largest * (step * step / 12.0), s->sum_xx);
 }
 
@@ -68,7 +76,7 @@ static qc_status judge_calibrated(const qc_against_tensor *t, qc_against *a, qc_
 
 static qc_status add_up(qc_against_tensor *t, qc_against *a, qc_error *err)
 {
-    uint64_t per_byte = t->form.kind == QC_CHECK_CODES4 ? 2 : 1;
+    uint64_t per_byte = t->check.form.ops->bits == 4 ? 2 : 1;
     qc_against_row *r = &t->row;
     qc_check_sums_init(&t->total);
     for (uint32_t i = 0; i < t->piece_count; i++)
@@ -126,7 +134,7 @@ static qc_status add_up(qc_against_tensor *t, qc_against *a, qc_error *err)
     }
     double few = s->scales > 0 ? 1.0 / (double)s->scales : 0.0;
     if (!(r->ratio <= QC_AGAINST_RATIO + few) &&
-        !(r->error <= (QC_AGAINST_RATIO + few) * searched_may_leave(&t->form, s)))
+        !(r->error <= (QC_AGAINST_RATIO + few) * searched_may_leave(&t->check, s)))
         return qc_arena_printf(a->arena, &r->fault, err, "its error is %.6g where %.6g is expected",
                                r->error, r->expected);
     return QC_OK;
@@ -170,6 +178,126 @@ static qc_status check_source(qc_against_tensor *t, qc_against *a, qc_against_re
                            said, t->row.source);
 }
 
+/* ---- another tensor that fits ---------------------------------------------------------------- */
+
+/* Returns |x - y| / |x|; infinite where nothing can be said. */
+static double distance(const float *x, const float *y, uint64_t n)
+{
+    double ee = 0.0, xx = 0.0;
+    for (uint64_t i = 0; i < n; i++) {
+        double e = (double)x[i] - (double)y[i];
+        ee += e * e;
+        xx += (double)x[i] * (double)x[i];
+    }
+    return xx > 0.0 && isfinite(ee) && isfinite(xx) ? sqrt(ee / xx) : (double)INFINITY;
+}
+
+static qc_status read_ours(qc_against *a, qc_against_scratch *s, const qc_against_tensor *t,
+                           uint64_t n, float *out, qc_error *err)
+{
+    const qc_checkpoint *c = a->output;
+    uint64_t overflow = 0;
+    if (t->row.kind == QC_AGAINST_QUANTIZED) {
+        const float *values = NULL;
+        QC_TRY(qc_against_decode(s, c, t->out_tensor, t->stored, 0, n, &values, err));
+        memcpy(out, values, (size_t)n * sizeof *out);
+        return QC_OK;
+    }
+    QC_TRY(qc_against_room(&s->raw, n * 8, err));
+    QC_TRY(qc_checkpoint_read(c, s->output, &c->tensors[t->out_tensor], 0, s->raw.data,
+                              (size_t)(n * (qc_dtype_bits(t->row.dtype) / 8)), err));
+    a->ops->cast(s->raw.data, t->row.dtype, n, out, QC_DTYPE_F32, &overflow);
+    return QC_OK;
+}
+
+/* Returns t as if it were made from tensor i of MODEL; where it cannot be, with no elements. */
+static qc_against_tensor candidate(const qc_against *a, const qc_against_tensor *t, uint32_t i,
+                                   int transpose)
+{
+    const qc_checkpoint_tensor *from = &a->model->tensors[i];
+    qc_against_tensor c = {.out_tensor = t->out_tensor, .model_tensor = i};
+    uint64_t elems = 0;
+    c.row = t->row;
+    c.coded = a->coded.weights[i];
+    c.packed = a->in_model.weights[i];
+    c.row.source_dtype = from->dtype;
+    c.row.transpose = transpose;
+    c.row.elems = 0;
+    const uint64_t *dims = c.coded ? c.coded->dims : c.packed ? c.packed->dims : from->dims;
+    unsigned ndim = c.coded ? c.coded->ndim : c.packed ? c.packed->ndim : from->ndim;
+    int readable = c.coded || c.packed || qc_dtype_is_quantizable(from->dtype);
+    if (!readable || ndim != t->row.ndim || qc_shape_elems(dims, ndim, &elems, NULL) != QC_OK ||
+        elems != t->row.elems || (transpose && ndim != 2))
+        return c;
+    for (unsigned d = 0; d < ndim; d++) {
+        if (dims[transpose ? ndim - 1 - d : d] != t->row.dims[d])
+            return c;
+    }
+    c.row.elems = elems;
+    return c;
+}
+
+/* Finds the best of all candidates. */
+static qc_status search(qc_against *a, qc_against_scratch *s, const qc_against_tensor *t,
+                        uint64_t n, const float *ours, float *theirs, const char **out,
+                        qc_error *err)
+{
+    uint32_t tried = 0;
+    double best = FITS_BELOW;
+    for (uint32_t i = 0; i < (uint32_t)a->model->tensor_count && tried < CANDIDATES_MOST; i++) {
+        for (int transpose = 0; transpose < 2; transpose++) {
+            const qc_against_tensor c = candidate(a, t, i, transpose);
+            const void *source = NULL;
+            uint64_t overflow = 0;
+            if (c.row.elems == 0 || (i == t->model_tensor && transpose == t->row.transpose) ||
+                (transpose && i != t->model_tensor && !t->row.transpose))
+                continue;
+            if (qc_interrupted())
+                QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
+            tried++;
+            qc_status st = qc_against_read(s, &c, 0, n, 0, &source, err);
+            if (st == QC_ERR_NONFINITE)
+                continue;
+            QC_TRY(st);
+            a->ops->cast(source, qc_against_read_dtype(&c), n, theirs, QC_DTYPE_F32, &overflow);
+            double d = distance(theirs, ours, n);
+            if (d >= best)
+                continue;
+            best = d;
+            QC_TRY(qc_arena_printf(a->arena, out, err, "%s%s", a->model->tensors[i].name,
+                                   transpose != t->row.transpose ? " transposed" : ""));
+        }
+    }
+    return QC_OK;
+}
+
+/* Finds which other tensor of MODEL the bytes of t are made of, or NULL. The first elements are
+ * compared with those of at most CANDIDATES_MOST tensors that have as many elements as t. */
+static qc_status fits_instead(qc_against *a, const qc_against_tensor *t, const char **out,
+                              qc_error *err)
+{
+    uint64_t n = t->row.elems < SAMPLE_ELEMS ? t->row.elems : SAMPLE_ELEMS;
+    qc_against_scratch *s = NULL;
+    float *ours = NULL;
+    *out = NULL;
+    int readable = t->row.kind == QC_AGAINST_QUANTIZED || qc_dtype_is_quantizable(t->row.dtype);
+    if (n == 0 || !readable ||
+        (t->row.kind == QC_AGAINST_QUANTIZED && t->check.form.cols == 0 &&
+         t->check.form.block_elems == 0))
+        return QC_OK;
+    QC_TRY(qc_malloc(&ours, 2 * SAMPLE_ELEMS * sizeof *ours, err));
+    float *theirs = ours + SAMPLE_ELEMS;
+    qc_status st = qc_against_take(a, &s, err);
+    if (st == QC_OK) {
+        st = read_ours(a, s, t, n, ours, err);
+        if (st == QC_OK)
+            st = search(a, s, t, n, ours, theirs, out, err);
+        qc_against_give(s);
+    }
+    qc_free(ours);
+    return st;
+}
+
 static qc_status find_fits(qc_against *a, qc_error *err)
 {
     unsigned tried = 0;
@@ -181,7 +309,7 @@ static qc_status find_fits(qc_against *a, qc_error *err)
         if (!other)
             continue;
         tried++;
-        QC_TRY(qc_against_fits(a, t, &t->row.fits, err));
+        QC_TRY(fits_instead(a, t, &t->row.fits, err));
         if (t->row.fits) {
             const char *said = t->row.fault;
             QC_TRY(qc_arena_printf(a->arena, &t->row.fault, err, "%s; '%s' of MODEL fits instead",
@@ -190,6 +318,8 @@ static qc_status find_fits(qc_against *a, qc_error *err)
     }
     return QC_OK;
 }
+
+/* ---- rows ------------------------------------------------------------------------------------ */
 
 static qc_status first_fault(qc_against_result *r, qc_arena *arena, const char *name,
                              const char *why, qc_error *err)
@@ -202,7 +332,6 @@ static qc_status first_fault(qc_against_result *r, qc_arena *arena, const char *
 
 qc_status qc_against_judge(qc_against *a, qc_against_result *r, qc_error *err)
 {
-    void *v = NULL;
     size_t n = a->output->tensor_count;
     for (size_t i = 0; i < n; i++) {
         qc_against_tensor *t = &a->tensors[i];
@@ -212,8 +341,7 @@ qc_status qc_against_judge(qc_against *a, qc_against_result *r, qc_error *err)
         QC_TRY(check_source(t, a, r, err));
     }
     QC_TRY(find_fits(a, err));
-    QC_TRY(qc_arena_alloc(a->arena, &v, n + 1, sizeof *r->rows, err));
-    r->rows = v;
+    QC_TRY(qc_arena_array(a->arena, &r->rows, n + 1, err));
     r->missing = a->missing;
     r->missing_count = a->missing_count;
     r->faults = r->scan.problem_count;
@@ -260,10 +388,9 @@ static int compare_worst(const void *pa, const void *pb)
 qc_status qc_against_worst(const qc_against_row ***out, size_t *count, qc_arena *arena,
                            const qc_against_result *r, qc_error *err)
 {
-    void *v = NULL;
     size_t n = 0;
-    QC_TRY(qc_arena_alloc(arena, &v, r->count + 1, sizeof **out, err));
-    const qc_against_row **rows = v;
+    const qc_against_row **rows = NULL;
+    QC_TRY(qc_arena_array(arena, &rows, r->count + 1, err));
     for (size_t i = 0; i < r->count; i++) {
         if (r->rows[i].kind == QC_AGAINST_QUANTIZED || r->rows[i].fault)
             rows[n++] = &r->rows[i];

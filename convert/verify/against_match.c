@@ -25,7 +25,7 @@ typedef struct {
 
 static uint32_t index_of(const qc_checkpoint *c, const char *name)
 {
-    const qc_ckpt_tensor *t = qc_checkpoint_find(c, name);
+    const qc_checkpoint_tensor *t = qc_checkpoint_find(c, name);
     return t ? (uint32_t)(t - c->tensors) : QC_NO_TENSOR;
 }
 
@@ -83,16 +83,16 @@ static qc_status set_form(const matcher *m, qc_against_tensor *t)
     const qc_stored_weight *s = t->stored;
     const qc_checkpoint *c = m->a->output;
     float map[16];
+    qc_form form = {.ops = qc_schemes[s->stored_as].form, .cols = t->cols};
     qc_st_cursor *cursor = NULL;
-    if (s->stored_as == QC_SCHEME_INT8_ROWS) {
-        qc_check_form_init(&t->form, QC_CHECK_INT8_ROWS, 0, t->cols, NULL);
-        return QC_OK;
+    if (!qc_schemes[s->stored_as].by_rows) {
+        if (!qc_block_size_valid(s->block_elems))
+            return fault(m->a, t, m->err, "blocks of %llu weights are not read",
+                         (unsigned long long)s->block_elems);
+        form.block_elems = (uint32_t)s->block_elems;
     }
-    if (!qc_block_size_valid(s->block_elems))
-        return fault(m->a, t, m->err, "blocks of %llu weights are not read",
-                     (unsigned long long)s->block_elems);
-    if (s->stored_as == QC_SCHEME_INT8_BLOCKS) {
-        qc_check_form_init(&t->form, QC_CHECK_INT8_BLOCKS, (uint32_t)s->block_elems, 0, NULL);
+    if (s->quant_map == QC_NO_TENSOR) {
+        qc_check_init(&t->check, &form);
         return QC_OK;
     }
     QC_TRY(qc_st_cursor_create(&cursor, m->err));
@@ -100,8 +100,9 @@ static qc_status set_form(const matcher *m, qc_against_tensor *t)
         qc_checkpoint_read(c, cursor, &c->tensors[s->quant_map], 0, map, sizeof map, m->err);
     qc_st_cursor_destroy(cursor);
     QC_TRY(st);
-    qc_check_form_init(&t->form, QC_CHECK_CODES4, (uint32_t)s->block_elems, 0, map);
-    if (!s->fp4 && !t->form.is_nf4)
+    form.code_map = map;
+    qc_check_init(&t->check, &form);
+    if (!s->fp4 && t->check.mapped)
         return fault(m->a, t, m->err, "the values of its codes, quant_map, are not those of NF4");
     return QC_OK;
 }
@@ -121,7 +122,7 @@ static qc_status match_quantized(const matcher *m, qc_against_tensor *t)
 {
     qc_against_row *r = &t->row;
     const qc_stored_weight *s = t->stored;
-    const qc_ckpt_tensor *from = &m->a->model->tensors[t->model_tensor];
+    const qc_checkpoint_tensor *from = &m->a->model->tensors[t->model_tensor];
     t->coded = m->a->coded.weights[t->model_tensor];
     const uint64_t *dims = t->coded ? t->coded->dims : from->dims;
     unsigned ndim = t->coded ? t->coded->ndim : from->ndim;
@@ -136,8 +137,7 @@ static qc_status match_quantized(const matcher *m, qc_against_tensor *t)
     /* Loaders cast a model before they quantize it, and record in the state what they cast it
      * to. */
     if (!m->a->manifest && !t->coded && qc_dtype_is_quantizable(s->dtype) &&
-        s->stored_as != QC_SCHEME_INT8_ROWS &&
-        qc_dtype_bits(s->dtype) <= qc_dtype_bits(from->dtype))
+        !qc_schemes[s->stored_as].by_rows && qc_dtype_bits(s->dtype) <= qc_dtype_bits(from->dtype))
         t->through = s->dtype;
     return set_form(m, t);
 }
@@ -145,8 +145,8 @@ static qc_status match_quantized(const matcher *m, qc_against_tensor *t)
 static qc_status match_plain(const matcher *m, qc_against_tensor *t)
 {
     qc_against_row *r = &t->row;
-    const qc_ckpt_tensor *to = &m->a->output->tensors[t->out_tensor];
-    const qc_ckpt_tensor *from = &m->a->model->tensors[t->model_tensor];
+    const qc_checkpoint_tensor *to = &m->a->output->tensors[t->out_tensor];
+    const qc_checkpoint_tensor *from = &m->a->model->tensors[t->model_tensor];
     const uint64_t *dims = from->dims;
     unsigned ndim = from->ndim;
     r->source_dtype = from->dtype;
@@ -195,7 +195,7 @@ static qc_status match_one(const matcher *m, uint32_t i)
     qc_against *a = m->a;
     qc_against_tensor *t = &a->tensors[i];
     qc_against_row *r = &t->row;
-    const qc_ckpt_tensor *to = &a->output->tensors[i];
+    const qc_checkpoint_tensor *to = &a->output->tensors[i];
     uint32_t owner = a->in_output.owners[i];
     r->name = to->name;
     r->dtype = to->dtype;
@@ -225,7 +225,7 @@ static qc_status match_one(const matcher *m, uint32_t i)
         r->scheme = scheme_of(s);
         r->ndim = s->ndim;
         memcpy(r->dims, s->dims, sizeof s->dims);
-        r->block_elems = s->stored_as == QC_SCHEME_INT8_ROWS ? 0 : s->block_elems;
+        r->block_elems = qc_schemes[s->stored_as].by_rows ? 0 : s->block_elems;
         r->bytes += part_bytes(a->output, s->absmax) + part_bytes(a->output, s->nested_absmax) +
                     part_bytes(a->output, s->quant_map) + part_bytes(a->output, s->nested_map);
         t->cols = s->ndim ? s->dims[s->ndim - 1] : 1;
@@ -250,31 +250,28 @@ static qc_status set_pieces(const matcher *m, qc_against_tensor *t)
 {
     qc_against *a = m->a;
     uint64_t piece = PIECE_BYTES;
-    void *v = NULL;
     if (t->row.kind == QC_AGAINST_STATE || t->row.fault)
         return QC_OK;
     if (t->listed) {
         piece = t->listed->piece_bytes;
-    } else if (t->row.kind == QC_AGAINST_QUANTIZED && t->form.kind == QC_CHECK_INT8_ROWS) {
+    } else if (t->row.kind == QC_AGAINST_QUANTIZED && qc_form_by_rows(&t->check.form)) {
         uint64_t rows = t->cols && t->cols < PIECE_BYTES ? PIECE_BYTES / t->cols : 1;
         piece = qc_sat_mul(rows, t->cols ? t->cols : 1);
     }
     uint64_t count = qc_ceil_div_u64(t->out_bytes, piece);
     if (count > UINT32_MAX)
         QC_FAIL(m->err, QC_ERR_NOMEM, "tensor '%s' is too large", t->row.name);
-    if (t->form.kind == QC_CHECK_INT8_ROWS && t->row.kind == QC_AGAINST_QUANTIZED && t->cols &&
+    if (qc_form_by_rows(&t->check.form) && t->row.kind == QC_AGAINST_QUANTIZED && t->cols &&
         piece % t->cols != 0 && count > 1)
         return fault(a, t, m->err, "its pieces in the manifest are no whole rows");
     t->piece_bytes = piece;
     t->piece_count = (uint32_t)count;
     if (t->row.kind == QC_AGAINST_QUANTIZED) {
-        QC_TRY(qc_arena_alloc(a->arena, &v, count, sizeof *t->sums, m->err));
-        t->sums = v;
+        QC_TRY(qc_arena_array(a->arena, &t->sums, count, m->err));
         for (uint64_t i = 0; i < count; i++)
             qc_check_sums_init(&t->sums[i]);
     } else {
-        QC_TRY(qc_arena_alloc(a->arena, &v, count, sizeof *t->differs, m->err));
-        t->differs = v;
+        QC_TRY(qc_arena_array(a->arena, &t->differs, count, m->err));
         for (uint64_t i = 0; i < count; i++)
             t->differs[i] = UINT64_MAX;
     }
@@ -282,8 +279,7 @@ static qc_status set_pieces(const matcher *m, qc_against_tensor *t)
     if (!t->listed || !t->listed->source_name ||
         qc_ceil_div_u64(t->row.source_bytes, t->listed->source_piece_bytes) != count)
         return QC_OK;
-    QC_TRY(qc_arena_alloc(a->arena, &v, count, sizeof *t->sources, m->err));
-    t->sources = v;
+    QC_TRY(qc_arena_array(a->arena, &t->sources, count, m->err));
     return QC_OK;
 }
 
@@ -293,13 +289,10 @@ static qc_status find_listed(const matcher *m)
 {
     qc_against *a = m->a;
     const qc_manifest *f = a->manifest;
-    void *v = NULL;
     if (!f)
         return QC_OK;
-    QC_TRY(qc_arena_alloc(a->arena, &v, f->tensor_count + 1, sizeof *a->of_listed, m->err));
-    a->of_listed = v;
-    QC_TRY(qc_arena_alloc(a->arena, &v, f->shard_count + 1, sizeof *a->first_of_shard, m->err));
-    a->first_of_shard = v;
+    QC_TRY(qc_arena_array(a->arena, &a->of_listed, f->tensor_count + 1, m->err));
+    QC_TRY(qc_arena_array(a->arena, &a->first_of_shard, f->shard_count + 1, m->err));
     size_t at = 0;
     for (size_t s = 0; s <= f->shard_count; s++) {
         while (at < f->tensor_count && f->tensors[at].shard < s)
@@ -372,7 +365,6 @@ static qc_status list_missing(const matcher *m)
     qc_against *a = m->a;
     uint64_t layers = 0, layer = 0;
     int mtp_all_missing = 1;
-    void *v = NULL;
     if (a->model->config) {
         const qc_json_node *n = qc_json_get(qc_json_root(a->model->config), "num_hidden_layers");
         qc_error ignored = {0};
@@ -386,8 +378,7 @@ static qc_status list_missing(const matcher *m)
             layer >= layers)
             mtp_all_missing = 0;
     }
-    QC_TRY(qc_arena_alloc(a->arena, &v, count + 1, sizeof *a->missing, m->err));
-    a->missing = v;
+    QC_TRY(qc_arena_array(a->arena, &a->missing, count + 1, m->err));
     for (uint32_t i = 0; i < (uint32_t)a->model->tensor_count; i++)
         if (!m->used[i])
             a->missing[a->missing_count++] = (qc_against_missing){
@@ -395,57 +386,23 @@ static qc_status list_missing(const matcher *m)
     return QC_OK;
 }
 
-static int compare_missing(const void *pa, const void *pb)
+static int compare_missing(const void *a, const void *b)
 {
-    const qc_against_missing *a = pa, *b = pb;
-    int c = qc_natural_compare(a->name, b->name);
-    return c ? c : strcmp(a->name, b->name);
-}
-
-typedef struct {
-    const char *name;
-    size_t index;
-} named;
-
-static int compare_named(const void *pa, const void *pb)
-{
-    const named *a = pa, *b = pb;
-    int c = qc_natural_compare(a->name, b->name);
-    return c ? c : strcmp(a->name, b->name);
-}
-
-static qc_status sort_names(const matcher *m)
-{
-    qc_against *a = m->a;
-    size_t n = a->output->tensor_count;
-    void *v = NULL;
-    QC_TRY(qc_arena_alloc(a->arena, &v, n + 1, sizeof(named), m->err));
-    named *order = v;
-    for (size_t i = 0; i < n; i++)
-        order[i] = (named){a->output->tensors[i].name, i};
-    qsort(order, n, sizeof *order, compare_named);
-    QC_TRY(qc_arena_alloc(a->arena, &v, n + 1, sizeof *a->by_name, m->err));
-    a->by_name = v;
-    for (size_t i = 0; i < n; i++)
-        a->by_name[i] = order[i].index;
-    qsort(a->missing, a->missing_count, sizeof *a->missing, compare_missing);
-    return QC_OK;
+    return qc_natural_compare(((const qc_against_missing *)a)->name,
+                              ((const qc_against_missing *)b)->name);
 }
 
 qc_status qc_against_match(qc_against *a, qc_error *err)
 {
     matcher m = {.a = a, .err = err};
-    void *v = NULL;
     QC_TRY(qc_stored_find(&a->in_model, a->arena, a->model, err));
     QC_TRY(qc_coded_find(&a->coded, a->arena, a->model, err));
     if (a->model->config)
         m.table = qc_model_table_find(
             qc_json_string_or(qc_json_get(qc_json_root(a->model->config), "model_type"), ""));
-    QC_TRY(qc_arena_alloc(a->arena, &v, a->model->tensor_count + 1, 1, err));
-    m.used = v;
+    QC_TRY(qc_arena_alloc(a->arena, &m.used, a->model->tensor_count + 1, 1, err));
     memset(m.used, 0, a->model->tensor_count + 1);
-    QC_TRY(qc_arena_alloc(a->arena, &v, a->output->tensor_count + 1, sizeof *a->tensors, err));
-    a->tensors = v;
+    QC_TRY(qc_arena_array(a->arena, &a->tensors, a->output->tensor_count + 1, err));
     memset(a->tensors, 0, a->output->tensor_count * sizeof *a->tensors);
     QC_TRY(find_listed(&m));
     for (uint32_t i = 0; i < (uint32_t)a->output->tensor_count; i++) {
@@ -453,5 +410,8 @@ qc_status qc_against_match(qc_against *a, qc_error *err)
         QC_TRY(set_pieces(&m, &a->tensors[i]));
     }
     QC_TRY(list_missing(&m));
-    return sort_names(&m);
+    qsort(a->missing, a->missing_count, sizeof *a->missing, compare_missing);
+    return qc_natural_order(&a->by_name, a->arena, a->output->tensors,
+                            offsetof(qc_checkpoint_tensor, name), sizeof *a->output->tensors,
+                            a->output->tensor_count, err);
 }

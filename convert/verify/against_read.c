@@ -1,21 +1,23 @@
-/* Reads weights of MODEL, whatever they are stored as, in the order in which OUT has them. */
+/* Compares pieces of OUT's tensors with what they were made from. A piece is in memory. The weights
+ * of MODEL, whatever they are stored as, are read in the order in which OUT has them, in steps that
+ * stay in the L2 cache, and hashed and compared there. */
 #include "convert/verify/against_internal.h"
 
 #include "base/alloc.h"
 #include "base/checked.h"
+#include "base/workers.h"
 #include "quant/quant_decode.h"
 
 #include <math.h>
 #include <string.h>
 
 /* A step has so many bytes of source, which stay in the L2 cache between reading and comparing. */
-#define STEP_BYTES (512u << 10)
+#define STEP_BYTES ((uint64_t)512 << 10)
 /* A step of a weight that lies transposed in MODEL has more, because that makes reads longer. */
 #define TURNED_ELEMS ((uint64_t)4 << 20)
 
 qc_status qc_against_take(qc_against *a, qc_against_scratch **out, qc_error *err)
 {
-    void *v = NULL;
     pthread_mutex_lock(&a->lock);
     *out = a->idle;
     if (a->idle)
@@ -23,72 +25,60 @@ qc_status qc_against_take(qc_against *a, qc_against_scratch **out, qc_error *err
     pthread_mutex_unlock(&a->lock);
     if (*out)
         return QC_OK;
-    QC_TRY(qc_calloc(&v, 1, sizeof **out, err));
-    qc_against_scratch *s = v;
-    v = NULL;
-    qc_status st = qc_malloc_aligned(&v, 64, sizeof *s->check, err);
-    s->check = v;
-    if (st == QC_OK)
-        st = qc_st_cursor_create(&s->source, err);
-    if (st == QC_OK)
-        st = qc_st_cursor_create(&s->scales, err);
-    if (st == QC_OK)
-        st = qc_st_cursor_create(&s->output, err);
-    if (st == QC_OK)
-        st = qc_digest_create(&s->hash, err);
-    if (st != QC_OK) {
-        qc_against_scratch_destroy(s);
-        return st;
-    }
+    qc_against_scratch *s = NULL;
+    qc_status st = QC_OK;
+    QC_TRY(qc_calloc(&s, 1, sizeof *s, err));
+    s->a = a;
+    QC_TRY_GOTO(st, failed, qc_malloc_aligned(&s->check, 64, sizeof *s->check, err));
+    QC_TRY_GOTO(st, failed, qc_st_cursor_create(&s->source, err));
+    QC_TRY_GOTO(st, failed, qc_st_cursor_create(&s->scales, err));
+    QC_TRY_GOTO(st, failed, qc_st_cursor_create(&s->output, err));
+    QC_TRY_GOTO(st, failed, qc_digest_create(&s->hash, err));
     *out = s;
     return QC_OK;
+failed:
+    qc_against_scratch_destroy(s);
+    return st;
 }
 
-void qc_against_give(qc_against *a, qc_against_scratch *s)
+void qc_against_give(qc_against_scratch *s)
 {
-    pthread_mutex_lock(&a->lock);
-    s->next = a->idle;
-    a->idle = s;
-    pthread_mutex_unlock(&a->lock);
+    pthread_mutex_lock(&s->a->lock);
+    s->next = s->a->idle;
+    s->a->idle = s;
+    pthread_mutex_unlock(&s->a->lock);
 }
 
 void qc_against_scratch_destroy(qc_against_scratch *s)
 {
     while (s) {
         qc_against_scratch *next = s->next;
+        void *const buffers[] = {s->raw.data,   s->turned.data,  s->made.data,  s->cast.data,
+                                 s->codes.data, s->numbers.data, s->slack.data, s->nested.data};
+        for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++)
+            qc_free(buffers[i]);
         qc_st_cursor_destroy(s->source);
         qc_st_cursor_destroy(s->scales);
         qc_st_cursor_destroy(s->output);
         qc_coded_scratch_deinit(&s->coded);
         qc_digest_destroy(s->hash);
-        qc_free(s->raw);
-        qc_free(s->turned);
-        qc_free(s->made);
-        qc_free(s->cast);
-        qc_free(s->codes);
-        qc_free(s->numbers);
-        qc_free(s->slack);
-        qc_free(s->nested);
         qc_free(s->check);
         qc_free(s);
         s = next;
     }
 }
 
-qc_status qc_against_room(void **p, size_t *room, uint64_t bytes, qc_error *err)
+qc_status qc_against_room(qc_against_buffer *b, uint64_t bytes, qc_error *err)
 {
     size_t want = 0;
-    void *v = NULL;
-    if (*p && bytes <= *room)
+    if (b->data && bytes <= b->room)
         return QC_OK;
     if (qc_u64_to_size(bytes, &want))
         QC_FAIL(err, QC_ERR_NOMEM, "a row of a tensor is too large");
-    qc_free(*p);
-    *p = NULL;
-    *room = 0;
-    QC_TRY(qc_malloc_aligned(&v, 64, want ? want : 1, err));
-    *p = v;
-    *room = want;
+    qc_free(b->data);
+    b->room = 0;
+    QC_TRY(qc_malloc_aligned(&b->data, 64, want, err));
+    b->room = want;
     return QC_OK;
 }
 
@@ -97,27 +87,38 @@ qc_dtype qc_against_read_dtype(const qc_against_tensor *t)
     return t->coded || t->packed ? QC_DTYPE_F32 : t->row.source_dtype;
 }
 
-uint64_t qc_against_step(const qc_against_tensor *t)
+/* Returns the elements of a step. */
+static uint64_t step_elems(const qc_against_tensor *t)
 {
     if (t->row.transpose)
         return TURNED_ELEMS;
     uint64_t bits = qc_dtype_bits(qc_against_read_dtype(t));
     uint64_t n = STEP_BYTES / (bits >= 8 ? bits / 8 : 1);
-    if (t->row.kind == QC_AGAINST_QUANTIZED && t->form.kind == QC_CHECK_INT8_ROWS)
+    if (t->row.kind == QC_AGAINST_QUANTIZED && qc_form_by_rows(&t->check.form))
         return n < t->cols ? t->cols : n - n % t->cols;
     return n; /* a multiple of every block size */
 }
 
+static qc_status look_for_interrupt(qc_error *err)
+{
+    if (qc_interrupted())
+        QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
+    return QC_OK;
+}
+
 /* ---- scales ---------------------------------------------------------------------------------- */
 
-qc_status qc_against_scales(const qc_against *a, qc_against_scratch *s, const qc_checkpoint *c,
-                            const qc_stored_weight *w, uint64_t first, uint64_t n, qc_error *err)
+/* Reads scales [first, first + n) of a quantized weight of a checkpoint, as a loader has them, to
+ * s->numbers. To s->slack it writes how far each may be from the largest value of its block. */
+static qc_status read_scales(qc_against_scratch *s, const qc_checkpoint *c,
+                             const qc_stored_weight *w, uint64_t first, uint64_t n, qc_error *err)
 {
-    const qc_ckpt_tensor *t = &c->tensors[w->absmax];
+    const qc_checkpoint_tensor *t = &c->tensors[w->absmax];
+    const qc_quant_ops *ops = s->a->ops;
     float map[256];
-    QC_TRY(qc_against_room(&s->numbers, &s->numbers_room, qc_sat_mul(n, sizeof(float)), err));
-    QC_TRY(qc_against_room(&s->slack, &s->slack_room, qc_sat_mul(n, sizeof(float)), err));
-    float *scales = s->numbers, *slack = s->slack;
+    QC_TRY(qc_against_room(&s->numbers, qc_sat_mul(n, sizeof(float)), err));
+    QC_TRY(qc_against_room(&s->slack, qc_sat_mul(n, sizeof(float)), err));
+    float *scales = s->numbers.data, *slack = s->slack.data;
     if (w->nested_absmax == QC_NO_TENSOR) {
         QC_TRY(qc_checkpoint_read(c, s->scales, t, first * sizeof(float), scales,
                                   (size_t)n * sizeof(float), err));
@@ -127,8 +128,8 @@ qc_status qc_against_scales(const qc_against *a, qc_against_scratch *s, const qc
     }
     uint64_t per = w->nested_block_elems, group = first / per;
     uint64_t groups = n ? (first + n - 1) / per - group + 1 : 0;
-    QC_TRY(qc_against_room(&s->nested, &s->nested_room, n + groups * sizeof(float), err));
-    float *nested = s->nested;
+    QC_TRY(qc_against_room(&s->nested, n + groups * sizeof(float), err));
+    float *nested = s->nested.data;
     uint8_t *codes = (uint8_t *)(nested + groups);
     QC_TRY(qc_checkpoint_read(c, s->scales, t, first, codes, (size_t)n, err));
     /* Scales have their own cursor, so the frame of the codes stays decoded for the next piece. */
@@ -142,9 +143,9 @@ qc_status qc_against_scales(const qc_against *a, qc_against_scratch *s, const qc
         /* This takes one group at a time, but at most as many scales as one call takes for one
          * nested scale. */
         for (uint64_t k = 0; k < count; k += QC_NESTED_BLOCK)
-            a->options->ops->nested_dequantize(
-                codes + i + k, &one, map, count - k < QC_NESTED_BLOCK ? count - k : QC_NESTED_BLOCK,
-                QC_NESTED_BLOCK, w->nested_offset, scales + i + k);
+            ops->nested_dequantize(codes + i + k, &one, map,
+                                   count - k < QC_NESTED_BLOCK ? count - k : QC_NESTED_BLOCK,
+                                   QC_NESTED_BLOCK, w->nested_offset, scales + i + k);
         /* Half of the widest gap of the dynamic map is 0.00703. */
         for (uint64_t k = i; k < i + count; k++)
             slack[k] =
@@ -158,17 +159,16 @@ qc_status qc_against_scales(const qc_against *a, qc_against_scratch *s, const qc
 
 static uint64_t codes_per_scale(const qc_stored_weight *w)
 {
-    return w->stored_as != QC_SCHEME_INT8_ROWS ? w->block_elems
-           : w->ndim && w->dims[w->ndim - 1]   ? w->dims[w->ndim - 1]
-                                               : 1;
+    uint64_t cols = w->ndim && w->dims[w->ndim - 1] ? w->dims[w->ndim - 1] : 1;
+    return qc_scheme_elems_per_scale(w->stored_as, cols, w->block_elems);
 }
 
-qc_status qc_against_decode(const qc_against *a, qc_against_scratch *s, const qc_checkpoint *c,
-                            uint32_t tensor, const qc_stored_weight *w, uint64_t first, uint64_t n,
+qc_status qc_against_decode(qc_against_scratch *s, const qc_checkpoint *c, uint32_t tensor,
+                            const qc_stored_weight *w, uint64_t first, uint64_t n,
                             const float **out, qc_error *err)
 {
-    const qc_quant_ops *ops = a->options->ops;
-    uint64_t per_byte = w->stored_as == QC_SCHEME_NF4 ? 2 : 1, overflow = UINT64_MAX;
+    const qc_quant_ops *ops = s->a->ops;
+    uint64_t per_byte = 8 / qc_schemes[w->stored_as].bits, overflow = UINT64_MAX;
     uint64_t per_scale = codes_per_scale(w);
     uint64_t begin = first - first % per_scale, count = first + n - begin;
     uint64_t bytes = qc_ceil_div_u64(count, per_byte);
@@ -176,30 +176,27 @@ qc_status qc_against_decode(const qc_against *a, qc_against_scratch *s, const qc
         *out = NULL;
         return QC_OK;
     }
-    QC_TRY(
-        qc_against_scales(a, s, c, w, begin / per_scale, qc_ceil_div_u64(count, per_scale), err));
-    QC_TRY(qc_against_room(&s->raw, &s->raw_room, bytes, err));
-    QC_TRY(qc_against_room(&s->made, &s->made_room, qc_sat_mul(count, sizeof(float)), err));
-    QC_TRY(qc_checkpoint_read(c, s->output, &c->tensors[tensor], begin / per_byte, s->raw,
+    QC_TRY(read_scales(s, c, w, begin / per_scale, qc_ceil_div_u64(count, per_scale), err));
+    QC_TRY(qc_against_room(&s->raw, bytes, err));
+    QC_TRY(qc_against_room(&s->made, qc_sat_mul(count, sizeof(float)), err));
+    QC_TRY(qc_checkpoint_read(c, s->output, &c->tensors[tensor], begin / per_byte, s->raw.data,
                               (size_t)bytes, err));
-    float *made = s->made;
-    const float *scales = s->numbers;
-    if (w->stored_as == QC_SCHEME_NF4) {
-        float map[16];
+    float *made = s->made.data;
+    const float *scales = s->numbers.data;
+    float map[16];
+    qc_form form = qc_scheme_form(w->stored_as, per_scale, per_scale, 0);
+    if (w->quant_map != QC_NO_TENSOR) {
         QC_TRY(
             qc_checkpoint_read(c, s->scales, &c->tensors[w->quant_map], 0, map, sizeof map, err));
-        ops->nf4_dequantize(s->raw, scales, map, count, (uint32_t)per_scale, made, QC_DTYPE_F32,
-                            &overflow);
-    } else if (w->stored_as == QC_SCHEME_INT8_BLOCKS) {
-        ops->int8_blocks_dequantize(s->raw, scales, count, (uint32_t)per_scale, made, QC_DTYPE_F32,
-                                    &overflow);
-    } else {
-        const int8_t *codes = s->raw;
-        for (uint64_t at = 0, row = 0; at < count; at += per_scale, row++) {
-            uint64_t cols = count - at < per_scale ? count - at : per_scale;
-            ops->int8_rows_dequantize(codes + at, scales + row, 1, cols, made + at, QC_DTYPE_F32,
-                                      &overflow);
-        }
+        form.code_map = map;
+    }
+    uint64_t whole = qc_form_by_rows(&form) ? count - count % per_scale : count;
+    form.ops->dequantize(ops, &form, s->raw.data, scales, whole, made, QC_DTYPE_F32, &overflow);
+    if (whole < count) { /* the beginning of a row is dequantized as a shorter row */
+        form.cols = count - whole;
+        form.ops->dequantize(ops, &form, (const char *)s->raw.data + whole / per_byte,
+                             scales + whole / per_scale, form.cols, made + whole, QC_DTYPE_F32,
+                             &overflow);
     }
     *out = made + (first - begin);
     return QC_OK;
@@ -210,25 +207,25 @@ qc_status qc_against_decode(const qc_against *a, qc_against_scratch *s, const qc
 /* Reads elements [first, first + n) of a matrix that is [rows, cols] in OUT and [cols, rows] in
  * MODEL, with `each` bytes per element. For each stored row, it reads neighbouring elements at once
  * and scatters them. */
-static qc_status read_turned(const qc_against *a, qc_against_scratch *s, const qc_against_tensor *t,
-                             uint64_t first, uint64_t n, qc_error *err)
+static qc_status read_turned(qc_against_scratch *s, const qc_against_tensor *t, uint64_t first,
+                             uint64_t n, qc_error *err)
 {
-    const qc_ckpt_tensor *from = &a->model->tensors[t->model_tensor];
+    const qc_checkpoint_tensor *from = &s->a->model->tensors[t->model_tensor];
     uint64_t each = qc_dtype_bits(from->dtype) / 8;
     uint64_t cols = t->row.dims[t->row.ndim - 1], rows = t->row.dims[t->row.ndim - 2];
     uint64_t top = first / cols, bottom = (first + n - 1) / cols, wide = bottom - top + 1;
-    QC_TRY(qc_against_room(&s->turned, &s->turned_room, qc_sat_mul(n, each), err));
-    QC_TRY(qc_against_room(&s->raw, &s->raw_room, qc_sat_mul(wide, each), err));
-    unsigned char *dst = s->turned;
+    QC_TRY(qc_against_room(&s->turned, qc_sat_mul(n, each), err));
+    QC_TRY(qc_against_room(&s->raw, qc_sat_mul(wide, each), err));
+    unsigned char *dst = s->turned.data;
     for (uint64_t k = 0; k < cols; k++) {
         /* The rows of OUT in which column k belongs to the stretch. */
         uint64_t r0 = top + (top * cols + k < first), r1 = bottom + 1;
         r1 -= bottom * cols + k >= first + n;
         if (r0 >= r1)
             continue;
-        QC_TRY(qc_checkpoint_read(a->model, s->source, from, (k * rows + r0) * each, s->raw,
+        QC_TRY(qc_checkpoint_read(s->a->model, s->source, from, (k * rows + r0) * each, s->raw.data,
                                   (size_t)((r1 - r0) * each), err));
-        const unsigned char *raw = s->raw;
+        const unsigned char *raw = s->raw.data;
         for (uint64_t r = r0; r < r1; r++)
             memcpy(dst + (r * cols + k - first) * each, raw + (r - r0) * each, (size_t)each);
     }
@@ -237,43 +234,41 @@ static qc_status read_turned(const qc_against *a, qc_against_scratch *s, const q
 
 /* Decodes elements [first, first + n) of MODEL's coded or quantized weight to floats, in its own
  * order. */
-static qc_status read_decoded(const qc_against *a, qc_against_scratch *s,
-                              const qc_against_tensor *t, uint64_t first, uint64_t n,
-                              const float **out, qc_error *err)
+static qc_status read_decoded(qc_against_scratch *s, const qc_against_tensor *t, uint64_t first,
+                              uint64_t n, const float **out, qc_error *err)
 {
-    const qc_ckpt_tensor *from = &a->model->tensors[t->model_tensor];
+    const qc_checkpoint_tensor *from = &s->a->model->tensors[t->model_tensor];
     if (t->packed)
-        return qc_against_decode(a, s, a->model, t->model_tensor, t->packed, first, n, out, err);
+        return qc_against_decode(s, s->a->model, t->model_tensor, t->packed, first, n, out, err);
     uint64_t begin = first, end = first + n;
     if (t->coded->coding == QC_CODING_MXFP4) {
         begin -= begin % QC_MXFP4_BLOCK;
         end = qc_ceil_div_u64(end, QC_MXFP4_BLOCK) * QC_MXFP4_BLOCK;
     }
-    QC_TRY(qc_against_room(&s->made, &s->made_room, qc_sat_mul(end - begin, sizeof(float)), err));
-    QC_TRY(qc_coded_read(a->model, s->source, a->options->ops, from, t->coded, &s->coded, begin,
-                         end - begin, s->made, err));
-    *out = (const float *)s->made + (first - begin);
+    QC_TRY(qc_against_room(&s->made, qc_sat_mul(end - begin, sizeof(float)), err));
+    QC_TRY(qc_coded_read(s->a->model, s->source, s->a->ops, from, t->coded, &s->coded, begin,
+                         end - begin, s->made.data, err));
+    *out = (const float *)s->made.data + (first - begin);
     return QC_OK;
 }
 
 /* Decodes a stack [experts, in, out] whose codes lie as [experts, out, in], or one such matrix. */
-static qc_status read_decoded_turned(const qc_against *a, qc_against_scratch *s,
-                                     const qc_against_tensor *t, uint64_t first, uint64_t n,
-                                     qc_error *err)
+static qc_status read_decoded_turned(qc_against_scratch *s, const qc_against_tensor *t,
+                                     uint64_t first, uint64_t n, qc_error *err)
 {
     uint64_t wide = t->row.dims[t->row.ndim - 1];  /* OUT's columns, which are stored rows */
     uint64_t depth = t->row.dims[t->row.ndim - 2]; /* OUT's rows, which are stored columns */
     uint64_t matrix = wide * depth;
-    QC_TRY(qc_against_room(&s->turned, &s->turned_room, qc_sat_mul(n, sizeof(float)), err));
-    float *dst = s->turned;
+    QC_TRY(qc_against_room(&s->turned, qc_sat_mul(n, sizeof(float)), err));
+    float *dst = s->turned.data;
     for (uint64_t at = first; at < first + n;) {
         uint64_t expert = at / matrix, end = (expert + 1) * matrix;
         end = end < first + n ? end : first + n;
         uint64_t top = at % matrix / wide, bottom = (end - 1) % matrix / wide;
         for (uint64_t o = 0; o < wide; o++) {
             const float *values = NULL;
-            QC_TRY(read_decoded(a, s, t, expert * matrix + o * depth + top, bottom - top + 1,
-                                &values, err));
+            QC_TRY(read_decoded(s, t, expert * matrix + o * depth + top, bottom - top + 1, &values,
+                                err));
             for (uint64_t i = top; i <= bottom; i++) {
                 uint64_t flat = expert * matrix + i * wide + o;
                 if (flat >= at && flat < end)
@@ -287,43 +282,210 @@ static qc_status read_decoded_turned(const qc_against *a, qc_against_scratch *s,
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
-qc_status qc_against_read(const qc_against *a, qc_against_scratch *s, const qc_against_tensor *t,
-                          uint64_t first, uint64_t n, int hash, const void **out, qc_error *err)
+qc_status qc_against_read(qc_against_scratch *s, const qc_against_tensor *t, uint64_t first,
+                          uint64_t n, int hash, const void **out, qc_error *err)
 {
-    const qc_ckpt_tensor *from = &a->model->tensors[t->model_tensor];
+    const qc_checkpoint_tensor *from = &s->a->model->tensors[t->model_tensor];
     uint64_t each = qc_dtype_bits(from->dtype) / 8;
     const float *values = NULL;
     if (n == 0)
         return QC_OK;
     if (t->coded || t->packed) {
         if (t->row.transpose) {
-            QC_TRY(read_decoded_turned(a, s, t, first, n, err));
-            *out = s->turned;
+            QC_TRY(read_decoded_turned(s, t, first, n, err));
+            *out = s->turned.data;
             return QC_OK;
         }
-        QC_TRY(read_decoded(a, s, t, first, n, &values, err));
+        QC_TRY(read_decoded(s, t, first, n, &values, err));
         *out = values;
         /* The digest is over what was read for these elements, without the scales. */
         if (hash && t->coded) {
             qc_digest_update(s->hash, s->coded.codes, s->coded.code_bytes);
         } else if (hash) {
-            uint64_t per_byte = t->packed->stored_as == QC_SCHEME_NF4 ? 2 : 1;
+            uint64_t per_byte = 8 / qc_schemes[t->packed->stored_as].bits;
             uint64_t skip = first % codes_per_scale(t->packed) / per_byte;
-            qc_digest_update(s->hash, (const unsigned char *)s->raw + skip,
+            qc_digest_update(s->hash, (const unsigned char *)s->raw.data + skip,
                              (size_t)qc_ceil_div_u64(n, per_byte));
         }
         return QC_OK;
     }
     if (t->row.transpose) {
-        QC_TRY(read_turned(a, s, t, first, n, err));
-        *out = s->turned;
+        QC_TRY(read_turned(s, t, first, n, err));
+        *out = s->turned.data;
     } else {
-        QC_TRY(qc_against_room(&s->raw, &s->raw_room, qc_sat_mul(n, each), err));
-        QC_TRY(qc_checkpoint_read(a->model, s->source, from, first * each, s->raw,
+        QC_TRY(qc_against_room(&s->raw, qc_sat_mul(n, each), err));
+        QC_TRY(qc_checkpoint_read(s->a->model, s->source, from, first * each, s->raw.data,
                                   (size_t)(n * each), err));
-        *out = s->raw;
+        *out = s->raw.data;
     }
     if (hash)
         qc_digest_update(s->hash, *out, (size_t)(n * each));
     return QC_OK;
+}
+
+/* ---- comparing a piece ----------------------------------------------------------------------- */
+
+typedef struct {
+    qc_against_tensor *t;
+    qc_against_scratch *s;
+    uint32_t piece;
+    uint64_t offset; /* of the piece in OUT's tensor */
+    const unsigned char *bytes;
+    size_t len;
+    int hash; /* the digest is over what is read for the comparison */
+} work;
+
+static void first_difference(const work *w, const unsigned char *want, uint64_t at, uint64_t n)
+{
+    uint64_t *where = &w->t->differs[w->piece];
+    if (*where != UINT64_MAX || memcmp(w->bytes + at, want, (size_t)n) == 0)
+        return;
+    uint64_t i = 0;
+    while (w->bytes[at + i] == want[i])
+        i++;
+    *where = w->offset + at + i;
+}
+
+/* Reads bytes [begin, end) of the source as they lie, and hashes them. With `compare` they are to
+ * be those of OUT. */
+static qc_status take_bytes(work *w, uint64_t begin, uint64_t end, int compare, qc_error *err)
+{
+    const qc_checkpoint *model = w->s->a->model;
+    const qc_checkpoint_tensor *from = &model->tensors[w->t->model_tensor];
+    for (uint64_t at = begin, n = 0; at < end; at += n) {
+        n = end - at < STEP_BYTES ? end - at : STEP_BYTES;
+        QC_TRY(look_for_interrupt(err));
+        QC_TRY(qc_against_room(&w->s->raw, n, err));
+        QC_TRY(qc_checkpoint_read(model, w->s->source, from, at, w->s->raw.data, (size_t)n, err));
+        if (w->t->sources)
+            qc_digest_update(w->s->hash, w->s->raw.data, (size_t)n);
+        if (compare)
+            first_difference(w, w->s->raw.data, at - begin, n);
+    }
+    return QC_OK;
+}
+
+static qc_status compare_cast(work *w, qc_error *err)
+{
+    const qc_quant_ops *ops = w->s->a->ops;
+    uint64_t each = qc_dtype_bits(w->t->row.dtype) / 8;
+    uint64_t begin = w->offset / each, end = begin + w->len / each, step = step_elems(w->t);
+    for (uint64_t first = begin; first < end; first += step) {
+        uint64_t n = end - first < step ? end - first : step, overflow = 0;
+        const void *source = NULL;
+        QC_TRY(look_for_interrupt(err));
+        QC_TRY(qc_against_read(w->s, w->t, first, n, w->hash, &source, err));
+        QC_TRY(qc_against_room(&w->s->cast, n * each, err));
+        ops->cast(source, qc_against_read_dtype(w->t), n, w->s->cast.data, w->t->row.dtype,
+                  &overflow);
+        first_difference(w, w->s->cast.data, (first - begin) * each, n * each);
+    }
+    return QC_OK;
+}
+
+/* Checks n elements at source. skip is how many scales of the piece come before the first of
+ * them. */
+static qc_status check_step(const work *w, const void *source, uint64_t skip, uint64_t n,
+                            const unsigned char *codes, qc_check_sums *sums, qc_error *err)
+{
+    const qc_against_tensor *t = w->t;
+    qc_against_scratch *s = w->s;
+    const qc_quant_ops *ops = w->s->a->ops;
+    qc_dtype dtype = qc_against_read_dtype(t);
+    const float *scales = (const float *)s->numbers.data + skip,
+                *slack = (const float *)s->slack.data + skip;
+    if (!t->coded && t->through != dtype) {
+        uint64_t overflow = 0;
+        QC_TRY(qc_against_room(&s->cast, n * (qc_dtype_bits(t->through) / 8), err));
+        ops->cast(source, dtype, n, s->cast.data, t->through, &overflow);
+        source = s->cast.data;
+        dtype = t->through;
+    }
+    if (!qc_form_by_rows(&t->check.form)) {
+        qc_check_blocks(ops, &t->check, source, dtype, n, codes, scales, slack, s->check, sums);
+        return QC_OK;
+    }
+    QC_TRY(qc_against_room(&s->codes, t->cols, err));
+    qc_check_rows(ops, &t->check, source, dtype, n / t->cols, (const int8_t *)codes, scales,
+                  s->codes.data, s->check, sums);
+    return QC_OK;
+}
+
+/* Handles elements of a source in FP8 or MXFP4 that could not even be read, because they are not
+ * finite. */
+static qc_status take_nonfinite(const work *w, uint64_t at, qc_status st, qc_error *err)
+{
+    if (st != QC_ERR_NONFINITE)
+        return st;
+    qc_check_sums *sums = &w->t->sums[w->piece];
+    if (sums->bad_source == UINT64_MAX)
+        sums->bad_source = at;
+    if (err)
+        memset(err, 0, sizeof *err);
+    return QC_OK;
+}
+
+static qc_status compare_quantized(work *w, qc_error *err)
+{
+    const qc_against_tensor *t = w->t;
+    uint64_t per_byte = t->check.form.ops->bits == 4 ? 2 : 1;
+    uint64_t begin = w->offset * per_byte, end = begin + w->len * per_byte;
+    uint64_t step = step_elems(t);
+    uint64_t per = qc_form_by_rows(&t->check.form) ? t->cols : t->check.form.block_elems;
+    end = end < t->row.elems ? end : t->row.elems; /* an odd number of nibbles */
+    QC_TRY(read_scales(w->s, w->s->a->output, t->stored, begin / per,
+                       qc_ceil_div_u64(end - begin, per), err));
+    for (uint64_t first = begin; first < end; first += step) {
+        uint64_t n = end - first < step ? end - first : step;
+        const void *source = NULL;
+        qc_check_sums sums;
+        QC_TRY(look_for_interrupt(err));
+        qc_status st = qc_against_read(w->s, t, first, n, w->hash, &source, err);
+        if (st != QC_OK) {
+            QC_TRY(take_nonfinite(w, first - begin, st, err));
+            continue;
+        }
+        QC_TRY(check_step(w, source, (first - begin) / per, n,
+                          w->bytes + (first - begin) / per_byte, &sums, err));
+        qc_check_add(&t->sums[w->piece], &sums, first - begin);
+    }
+    return QC_OK;
+}
+
+/* Hashes this piece's share of the source, where the comparison reads in another order. */
+static qc_status hash_share(work *w, qc_error *err)
+{
+    uint64_t each = w->t->listed->source_piece_bytes, at = (uint64_t)w->piece * each;
+    uint64_t left = w->t->row.source_bytes - at;
+    return take_bytes(w, at, at + (left < each ? left : each), 0, err);
+}
+
+/* Quantized weights are hashed in the order in which they are written. Stacks and matrices that are
+ * turned back are hashed as they lie (docs/format.md, section 4). */
+static int digest_is_of_shares(const qc_against_tensor *t)
+{
+    return t->row.transpose && t->row.kind == QC_AGAINST_CAST;
+}
+
+qc_status qc_against_piece(qc_against *a, qc_against_tensor *t, uint64_t offset, const void *bytes,
+                           size_t len, qc_error *err)
+{
+    if (t->row.kind == QC_AGAINST_STATE || t->row.fault || len == 0)
+        return QC_OK;
+    work w = {.t = t, .offset = offset, .bytes = bytes, .len = len};
+    w.piece = (uint32_t)(offset / t->piece_bytes);
+    if (w.piece >= t->piece_count)
+        QC_FAIL(err, QC_ERR_INTERNAL, "tensor '%s' has a piece too many", t->row.name);
+    w.hash = t->sources != NULL && !digest_is_of_shares(t);
+    QC_TRY(qc_against_take(a, &w.s, err));
+    qc_digest_reset(w.s->hash);
+    qc_status st = t->row.kind == QC_AGAINST_EQUAL  ? take_bytes(&w, offset, offset + len, 1, err)
+                   : t->row.kind == QC_AGAINST_CAST ? compare_cast(&w, err)
+                                                    : compare_quantized(&w, err);
+    if (st == QC_OK && t->sources && !w.hash)
+        st = hash_share(&w, err);
+    if (st == QC_OK && t->sources)
+        t->sources[w.piece] = qc_digest_finish(w.s->hash);
+    qc_against_give(w.s);
+    return st;
 }

@@ -5,6 +5,7 @@
 #include "base/alloc.h"
 #include "base/workers.h"
 #include "convert/model/expert_split.h"
+#include "convert/pipeline/pipeline.h"
 
 #include <string.h>
 
@@ -61,23 +62,20 @@ static qc_status take_frame(void *ctx, uint32_t shard, uint64_t offset, const vo
                             len, err);
 }
 
-static qc_status scan_with_manifest(qc_against *a, const char *output, qc_against_result *r,
-                                    qc_error *err)
+static qc_status scan_with_manifest(qc_against *a, qc_against_result *r, qc_error *err)
 {
-    qc_scan_options so = {.threads = a->options->threads,
-                          .sink = take_frame,
-                          .sink_ctx = a,
-                          .progress = a->options->progress,
-                          .progress_ctx = a->options->progress_ctx};
-    return qc_scan_output(&r->scan, a->arena, output, a->manifest, &so, err);
+    qc_scan_options so = {
+        .threads = a->threads, .sink = take_frame, .sink_ctx = a, .progress = a->progress};
+    return qc_scan_output(&r->scan, a->arena, a->call->model, a->manifest, &so, err);
 }
 
 /* ---- without --------------------------------------------------------------------------------- */
 
 typedef struct {
     qc_against *a;
-    uint32_t *tensor_of; /* per unit */
-    uint32_t *piece_of;
+    struct {
+        uint32_t tensor, piece;
+    } * units;
     uint64_t count;
     uint64_t most; /* the most bytes of a unit */
     atomic_uint_fast64_t next;
@@ -97,9 +95,9 @@ static qc_status read_pieces(qc_team *team, unsigned index, void *ctx, qc_error 
         uint64_t i = atomic_fetch_add(&l->next, 1);
         if (i >= l->count)
             break;
-        qc_against_tensor *t = &a->tensors[l->tensor_of[i]];
-        const qc_ckpt_tensor *c = &a->output->tensors[t->out_tensor];
-        uint64_t at = l->piece_of[i] * t->piece_bytes;
+        qc_against_tensor *t = &a->tensors[l->units[i].tensor];
+        const qc_checkpoint_tensor *c = &a->output->tensors[t->out_tensor];
+        uint64_t at = l->units[i].piece * t->piece_bytes;
         uint64_t n = c->bytes - at < t->piece_bytes ? c->bytes - at : t->piece_bytes;
         if (qc_team_stopped(team))
             st = qc_error_set(err, QC_ERR_INTERRUPTED, __FILE__, __LINE__, "interrupted");
@@ -107,8 +105,8 @@ static qc_status read_pieces(qc_team *team, unsigned index, void *ctx, qc_error 
             st = qc_checkpoint_read(a->output, cursor, c, at, buf, (size_t)n, err);
         if (st == QC_OK)
             st = qc_against_piece(a, t, at, buf, (size_t)n, err);
-        if (st == QC_OK && a->options->progress)
-            a->options->progress(a->options->progress_ctx, n);
+        if (st == QC_OK)
+            qc_progress_add(a->progress, n);
     }
     qc_free(buf);
     qc_st_cursor_destroy(cursor);
@@ -118,19 +116,15 @@ static qc_status read_pieces(qc_team *team, unsigned index, void *ctx, qc_error 
 static qc_status scan_without_manifest(qc_against *a, qc_error *err)
 {
     piece_list l = {.a = a, .most = 1};
-    void *v = NULL;
     for (size_t i = 0; i < a->output->tensor_count; i++)
         l.count += a->tensors[i].piece_count;
-    QC_TRY(qc_arena_alloc(a->arena, &v, l.count + 1, sizeof *l.tensor_of, err));
-    l.tensor_of = v;
-    QC_TRY(qc_arena_alloc(a->arena, &v, l.count + 1, sizeof *l.piece_of, err));
-    l.piece_of = v;
+    QC_TRY(qc_arena_array(a->arena, &l.units, l.count + 1, err));
     uint64_t n = 0;
     for (size_t i = 0; i < a->output->tensor_count; i++) {
         const qc_against_tensor *t = &a->tensors[i];
         for (uint32_t k = 0; k < t->piece_count; k++, n++) {
-            l.tensor_of[n] = (uint32_t)i;
-            l.piece_of[n] = k;
+            l.units[n].tensor = (uint32_t)i;
+            l.units[n].piece = k;
         }
         if (t->piece_count > 0) {
             uint64_t bytes = t->out_bytes < t->piece_bytes ? t->out_bytes : t->piece_bytes;
@@ -138,7 +132,7 @@ static qc_status scan_without_manifest(qc_against *a, qc_error *err)
         }
     }
     atomic_init(&l.next, 0);
-    return qc_team_run(a->options->threads, read_pieces, &l, err);
+    return qc_team_run(a->threads, read_pieces, &l, err);
 }
 
 /* ---- all ------------------------------------------------------------------------------------- */
@@ -155,9 +149,9 @@ static int has_fused(const qc_checkpoint *c)
 
 /* Opens MODEL as `convert` did when it made OUT. Without a manifest it is opened to match how OUT
  * names its experts. */
-static qc_status open_model(qc_against *a, const char *model, qc_error *err)
+static qc_status open_model(qc_against *a, qc_error *err)
 {
-    QC_TRY(qc_checkpoint_open(&a->model, model, err));
+    QC_TRY(qc_checkpoint_open(&a->model, a->call->against, err));
     const char *to = a->manifest ? a->manifest->to : NULL;
     if (to ? strcmp(to, "keep") == 0 : has_fused(a->output))
         return QC_OK;
@@ -165,21 +159,20 @@ static qc_status open_model(qc_against *a, const char *model, qc_error *err)
                             err);
 }
 
-static qc_status open_output(qc_against *a, const char *output, qc_error *err)
+static qc_status open_output(qc_against *a, qc_error *err)
 {
-    QC_TRY(qc_checkpoint_open(&a->output, output, err));
+    QC_TRY(qc_checkpoint_open(&a->output, a->call->model, err));
     return qc_stored_find(&a->in_output, a->arena, a->output, err);
 }
 
 /* Reports an OUT that is no checkpoint (any more). If it has a manifest, it was one once: then
  * r->scan says what became of it, and the status is QC_OK. */
-static qc_status tell_damage(qc_against *a, const char *output, qc_status st, qc_against_result *r,
-                             qc_error *err)
+static qc_status tell_damage(qc_against *a, qc_status st, qc_against_result *r, qc_error *err)
 {
-    qc_scan_options so = {.threads = a->options->threads};
+    qc_scan_options so = {.threads = a->threads};
     qc_error ignored = {0};
     if (!a->manifest || st == QC_ERR_NOMEM || st == QC_ERR_INTERRUPTED ||
-        qc_scan_output(&r->scan, a->arena, output, a->manifest, &so, &ignored) != QC_OK ||
+        qc_scan_output(&r->scan, a->arena, a->call->model, a->manifest, &so, &ignored) != QC_OK ||
         r->scan.problem_count == 0)
         return st;
     r->faults = r->scan.problem_count;
@@ -190,28 +183,34 @@ static qc_status tell_damage(qc_against *a, const char *output, qc_status st, qc
     return QC_OK;
 }
 
-static qc_status run(qc_against *a, const char *output, const char *model, qc_against_result *r,
-                     qc_error *err)
+static qc_status run(qc_against *a, qc_against_result *r, qc_error *err)
 {
-    qc_status st = open_output(a, output, err);
+    qc_isa isa = QC_ISA_SCALAR;
+    QC_TRY(qc_isa_select(&isa, err));
+    a->ops = qc_quant_ops_for(isa);
+    qc_status st = open_output(a, err);
     if (st != QC_OK)
-        return tell_damage(a, output, st, r, err);
-    QC_TRY(open_model(a, model, err));
+        return tell_damage(a, st, r, err);
+    QC_TRY(open_model(a, err));
     QC_TRY(qc_against_match(a, err));
-    QC_TRY(a->manifest ? scan_with_manifest(a, output, r, err) : scan_without_manifest(a, err));
+    QC_TRY(a->manifest ? scan_with_manifest(a, r, err) : scan_without_manifest(a, err));
     return qc_against_judge(a, r, err);
 }
 
-qc_status qc_against_run(qc_against_result *result, qc_arena *arena, const char *output,
-                         const qc_manifest *manifest, const char *model,
-                         const qc_against_options *options, qc_error *err)
+qc_status qc_against_run(qc_against_result *result, const qc_call *call,
+                         const qc_manifest *manifest, qc_progress *progress, qc_error *err)
 {
-    qc_against a = {.arena = arena, .options = options, .manifest = manifest};
+    qc_arena *arena = call->arena;
+    qc_against a = {.arena = arena,
+                    .call = call,
+                    .manifest = manifest,
+                    .progress = progress,
+                    .threads = call->threads ? call->threads : qc_pipeline_default_threads(0)};
     memset(result, 0, sizeof *result);
     result->has_manifest = manifest != NULL;
     if (pthread_mutex_init(&a.lock, NULL) != 0)
         QC_FAIL(err, QC_ERR_NOMEM, "no room for a lock");
-    qc_status st = run(&a, output, model, result, err);
+    qc_status st = run(&a, result, err);
     /* Names live in the checkpoints, and the rows outlive those. */
     for (size_t i = 0; st == QC_OK && i < result->count; i++) {
         qc_against_row *r = &result->rows[i];

@@ -3,7 +3,7 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/text.h"
-#include "convert/run/side_files.h"
+#include "convert/pipeline/pipeline.h"
 #include "formats/json_cut.h"
 #include "formats/json_strict.h"
 #include "formats/manifest_header.h"
@@ -75,28 +75,50 @@ static const char *behind(const char *msg, const char *subject)
 
 /* ---- Everything but weights ----------------------------------------------------------------- */
 
-static qc_status file_digest(const char *path, uint64_t bytes, qc_digest *out, qc_error *err)
+typedef qc_status (*taker)(void *ctx, const void *bytes, size_t len, qc_error *err);
+
+/* Hands a file on in stretches. */
+static qc_status read_file(const char *path, taker take, void *ctx, qc_error *err)
 {
     qc_file f = QC_FILE_CLOSED;
-    qc_digest_state *hash = NULL;
     void *buf = NULL;
+    uint64_t bytes = 0;
     qc_status st = qc_malloc(&buf, READ_BYTES, err);
     if (st == QC_OK)
-        st = qc_digest_create(&hash, err);
-    if (st == QC_OK)
         st = qc_file_open_read(&f, path, err);
-    for (uint64_t done = 0; st == QC_OK && done < bytes;) {
-        size_t len = bytes - done < READ_BYTES ? (size_t)(bytes - done) : READ_BYTES;
-        st = qc_file_pread(&f, buf, len, done, err);
+    if (st == QC_OK)
+        st = qc_file_size(&f, &bytes, err);
+    for (uint64_t at = 0; st == QC_OK && at < bytes; at += READ_BYTES) {
+        size_t len = bytes - at < READ_BYTES ? (size_t)(bytes - at) : READ_BYTES;
+        st = qc_file_pread(&f, buf, len, at, err);
         if (st == QC_OK)
-            qc_digest_update(hash, buf, len);
-        done += len;
+            st = take(ctx, buf, len, err);
     }
+    qc_file_discard(&f);
+    qc_free(buf);
+    return st;
+}
+
+static qc_status take_hash(void *hash, const void *bytes, size_t len, qc_error *err)
+{
+    (void)err;
+    qc_digest_update(hash, bytes, len);
+    return QC_OK;
+}
+
+static qc_status take_json(void *cut, const void *bytes, size_t len, qc_error *err)
+{
+    return qc_json_cut_feed(cut, bytes, len, err);
+}
+
+static qc_status file_digest(const char *path, qc_digest *out, qc_error *err)
+{
+    qc_digest_state *hash = NULL;
+    QC_TRY(qc_digest_create(&hash, err));
+    qc_status st = read_file(path, take_hash, hash, err);
     if (st == QC_OK)
         *out = qc_digest_finish(hash);
-    qc_file_discard(&f);
     qc_digest_destroy(hash);
-    qc_free(buf);
     return st;
 }
 
@@ -113,19 +135,9 @@ static qc_status check_side_file(scan *s, const qc_manifest_file *f, qc_error *e
         return problem(s, err, f->path, "expected %" PRIu64 " bytes, found %" PRIu64, f->bytes,
                        bytes);
     qc_digest d;
-    QC_TRY(file_digest(path, bytes, &d, err));
+    QC_TRY(file_digest(path, &d, err));
     if (!qc_digest_equal(&d, &f->digest))
         return problem(s, err, f->path, "its bytes are not those that were written");
-    return QC_OK;
-}
-
-static qc_status count_entry(void *ctx, const char *text, size_t len, qc_error *err)
-{
-    size_t *entries = ctx;
-    qc_json *doc = NULL;
-    QC_TRY(qc_json_parse(&doc, text, len, 0, err));
-    qc_json_destroy(doc);
-    (*entries)++;
     return QC_OK;
 }
 
@@ -138,30 +150,21 @@ static qc_status check_json(void *ctx, const char *text, size_t len, qc_error *e
     return QC_OK;
 }
 
+static qc_status count_entry(void *ctx, const char *text, size_t len, qc_error *err)
+{
+    ++*(size_t *)ctx;
+    return check_json(NULL, text, len, err);
+}
+
 /* Reads the members of weight_map one by one; a tree of them would take the most memory of all. */
 static qc_status count_entries(const char *path, size_t *entries, qc_error *err)
 {
-    qc_file f = QC_FILE_CLOSED;
     qc_json_cut cut;
-    void *buf = NULL;
-    uint64_t bytes = 0;
     qc_json_cut_init(&cut,
                      &(qc_json_parts){"weight_map", check_json, count_entry, check_json, entries});
-    qc_status st = qc_malloc(&buf, READ_BYTES, err);
-    if (st == QC_OK)
-        st = qc_file_open_read(&f, path, err);
-    if (st == QC_OK)
-        st = qc_file_size(&f, &bytes, err);
-    for (uint64_t at = 0; st == QC_OK && at < bytes; at += READ_BYTES) {
-        size_t len = bytes - at < READ_BYTES ? (size_t)(bytes - at) : READ_BYTES;
-        st = qc_file_pread(&f, buf, len, at, err);
-        if (st == QC_OK)
-            st = qc_json_cut_feed(&cut, buf, len, err);
-    }
+    qc_status st = read_file(path, take_json, &cut, err);
     if (st == QC_OK)
         st = qc_json_cut_finish(&cut, err);
-    qc_file_discard(&f);
-    qc_free(buf);
     qc_json_cut_deinit(&cut);
     return st;
 }
@@ -202,20 +205,16 @@ static qc_status check_index(scan *s, qc_error *err)
 
 /* ---- Units ---------------------------------------------------------------------------------- */
 
-static qc_status add_unit(scan *s, const scan_unit *u, qc_error *err)
+static qc_status add_unit(scan *s, scan_unit u, qc_error *err)
 {
     if (s->unit_count == s->unit_cap) {
-        void *v = s->units;
         size_t cap = s->unit_cap ? s->unit_cap * 2 : 256;
-        QC_TRY(qc_realloc_array(&v, cap, sizeof *s->units, err));
-        s->units = v;
+        QC_TRY(qc_realloc_array(&s->units, cap, sizeof *s->units, err));
         s->unit_cap = cap;
     }
-    s->units[s->unit_count++] = *u;
-    if (u->stored_bytes > s->max_stored)
-        s->max_stored = u->stored_bytes;
-    if (u->content_bytes > s->max_content)
-        s->max_content = u->content_bytes;
+    s->units[s->unit_count++] = u;
+    s->max_stored = u.stored_bytes > s->max_stored ? u.stored_bytes : s->max_stored;
+    s->max_content = u.content_bytes > s->max_content ? u.content_bytes : s->max_content;
     return QC_OK;
 }
 
@@ -228,12 +227,13 @@ static qc_status add_plain_range(scan *s, uint32_t shard, uint64_t begin, uint64
                 s->result->manifest.shards[shard].name, piece);
     for (uint64_t at = 0; at < bytes; at += piece) {
         uint64_t n = bytes - at < piece ? bytes - at : piece;
-        scan_unit u = {.stored_offset = begin + at,
-                       .content_offset = begin + at,
-                       .stored_bytes = (uint32_t)n,
-                       .content_bytes = (uint32_t)n,
-                       .shard = shard};
-        QC_TRY(add_unit(s, &u, err));
+        QC_TRY(add_unit(s,
+                        (scan_unit){.stored_offset = begin + at,
+                                    .content_offset = begin + at,
+                                    .stored_bytes = (uint32_t)n,
+                                    .content_bytes = (uint32_t)n,
+                                    .shard = shard},
+                        err));
     }
     return QC_OK;
 }
@@ -298,12 +298,13 @@ static qc_status add_frames(scan *s, uint32_t tensor, uint32_t shard, const qc_f
     begin_range(s, tensor, shard);
     for (size_t i = 0; i < count; i++) {
         const qc_frame *f = (*next)++;
-        scan_unit u = {.stored_offset = f->stored_offset,
-                       .content_offset = f->content_offset,
-                       .stored_bytes = f->stored_bytes,
-                       .content_bytes = f->content_bytes,
-                       .shard = shard};
-        QC_TRY(add_unit(s, &u, err));
+        QC_TRY(add_unit(s,
+                        (scan_unit){.stored_offset = f->stored_offset,
+                                    .content_offset = f->content_offset,
+                                    .stored_bytes = f->stored_bytes,
+                                    .content_bytes = f->content_bytes,
+                                    .shard = shard},
+                        err));
     }
     end_range(s);
     return QC_OK;
@@ -383,8 +384,7 @@ static qc_status scan_one(const scan *s, scan_unit *u, qc_frame_coder *coder, vo
     if (s->options->sink)
         QC_TRY(s->options->sink(s->options->sink_ctx, u->shard, u->content_offset, bytes,
                                 u->content_bytes, err));
-    if (s->options->progress)
-        s->options->progress(s->options->progress_ctx, u->content_bytes);
+    qc_progress_add(s->options->progress, u->content_bytes);
     return QC_OK;
 }
 
@@ -472,16 +472,12 @@ static qc_status judge(scan *s, qc_error *err)
 static qc_status scan_all(scan *s, qc_error *err)
 {
     const qc_manifest *m = &s->result->manifest;
-    void *v = NULL;
-    QC_TRY(qc_calloc(&v, m->shard_count, sizeof *s->files, err));
-    s->files = v;
+    QC_TRY(qc_calloc(&s->files, m->shard_count, sizeof *s->files, err));
     qc_file_allow_many(m->shard_count);
     for (size_t i = 0; i < m->shard_count; i++)
         s->files[i] = QC_FILE_CLOSED;
-    QC_TRY(qc_arena_alloc(s->result->arena, &v, m->shard_count, sizeof *s->names, err));
-    s->names = v;
-    QC_TRY(qc_calloc(&v, m->shard_count + m->tensor_count, sizeof *s->ranges, err));
-    s->ranges = v;
+    QC_TRY(qc_arena_array(s->result->arena, &s->names, m->shard_count, err));
+    QC_TRY(qc_calloc(&s->ranges, m->shard_count + m->tensor_count, sizeof *s->ranges, err));
     for (size_t i = 0; !s->options->shards_only && i < m->file_count; i++)
         QC_TRY(check_side_file(s, &m->files[i], err));
     if (!s->options->shards_only)
@@ -494,8 +490,9 @@ static qc_status scan_all(scan *s, qc_error *err)
         QC_TRY(open_shard(s, (uint32_t)i, first, end, err));
         first = end;
     }
+    unsigned threads = s->options->threads ? s->options->threads : qc_pipeline_default_threads(0);
     if (s->unit_count > 0)
-        QC_TRY(qc_team_run(s->options->threads, scan_worker, s, err));
+        QC_TRY(qc_team_run(threads, scan_worker, s, err));
     return judge(s, err);
 }
 

@@ -13,6 +13,7 @@
 
 #include "base/arena.h"
 #include "base/workers.h"
+#include "convert/term/progress.h"
 #include "formats/manifest.h"
 
 /* Gets a stretch of decompressed bytes of shard `shard`, which were already checked by themselves.
@@ -35,12 +36,11 @@ typedef struct {
 } qc_scan_result;
 
 typedef struct {
-    unsigned threads;
+    unsigned threads;  /* 0: as many as qc_pipeline_default_threads(0) says */
     int shards_only;   /* check neither other files nor the index, for the manifest of a part */
     qc_scan_sink sink; /* NULL: only check */
     void *sink_ctx;
-    void (*progress)(void *ctx, uint64_t content_bytes);
-    void *progress_ctx;
+    qc_progress *progress; /* of content bytes; may be NULL */
 } qc_scan_options;
 
 /* Scans what m lists (qc_manifest_load, or a part of that). m is copied, but not what it points to.

@@ -158,7 +158,7 @@ class Shim(QconvCase):
                                "nf4-plain", "--json", "-q", timeout=300))
         self.assertEqual([x["path"] for x in r["rows"]], ["gemv"])
         self.fails(2, "bench", "--shapes", "40+64x256", "--m", "2", "--rounds", "1", "--scheme", "nf4", "-q",
-                   has=["a part begins at element 10240", "multiple of 16384"])
+                   has=["a weight begins at element 10240", "multiple of 16384"])
         self.fails(2, "bench", "--tune", "--shapes", "64+64x256", has=["--tune", "64+64x256"])
 
     def test_all_schemes_bf16(self):

@@ -47,7 +47,7 @@ class Options(OutputCase):
         for command in ("plan", "verify", "eval"):
             r = self.run_qconv(command, "--calibrate", "t", MODEL)
             self.assertEqual(r.returncode, 2)
-            self.assertIn(b"--calibrate is no option of", r.stderr)
+            self.assertIn(b"--calibrate is not an option of", r.stderr)
 
     def test_a_step_of_several_tasks(self):
         step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NTASKS": "2",

@@ -77,8 +77,8 @@ class Described(HardwareCase):
         self.assertIn("42.9 GB  41.9 GB  1.56 TB/s  fp16 bf16 tf32 int8  1", rows["cuda:0"])
         self.assertIn("Tesla V100-SXM2-16GB   70  Volta", rows["cuda:1"])
         self.assertNotIn("tf32", rows["cuda:1"])
-        self.assertIn("bfloat16  tensor cores take it from Ampere on", text)
-        self.assertIn("float16   its tensor cores take neither bfloat16 nor TF32", text)
+        self.assertIn("bfloat16  tensor cores support it from Ampere on", text)
+        self.assertIn("float16   its tensor cores support neither bfloat16 nor TF32", text)
         self.assertRegex(text, r"(?m)^kernels    (none: this build is for the CPU only|CUDA \d)")
         self.assertRegex(text, r"(?m)^quantizes  on \S")
         self.assertIn("strategy   gpus-balanced: ", text)
@@ -208,7 +208,7 @@ class Watched(HardwareCase):
         of_gpu = [line for line in lines if re.match(r"[\d.]+ s  cuda:0  used ", line)]
         self.assertEqual(len(of_gpu), 3, text)
         self.assertIn("pid %d %s  used 5.00 GB, peak 5.00 GB" % (own, name), text)
-        self.assertIn("pid 4194303 ?  memory not told", text)
+        self.assertIn("pid 4194303 ?  memory not known", text)
         self.assertIn("peaks of 3 samples", text)
         rows = self.read_csv("m.csv")
         self.assertEqual(list(rows[0]), ["time", "seconds", "kind", "gpu", "pid", "process",

@@ -355,7 +355,7 @@ class Straddling(Scale):
     """A reader that takes the scale of another block makes more of signs than of sizes."""
 
     def test_rows_that_are_no_whole_blocks(self):
-        said = "rows of 96 are no whole blocks of 64"
+        said = "rows of 96 weights are not whole blocks of 64"
         for form, cols, warned in ((["nf4"], 96, 1), (["nf4", "--scale", "refit"], 96, 1),
                                    (["nf4", "--scale", "absmax"], 96, 0), (["nf4"], 128, 0),
                                    (["nf4", "--block-size", "32"], 96, 0), (["nf4"], 90, 0),

@@ -144,9 +144,9 @@ class Wrong(QconvCase):
     def test_options_of_other_commands(self):
         for c in ["inspect", "verify", "unpack"]:
             for o in [["--to", "nf4"], ["--block-size", "64"], ["--dry-run"], ["--keep", "x"]]:
-                self.usage(c, *o, "o", has="%s is no option of 'qconv %s'" % (o[0], c), command=c)
-        self.usage("verify", "--force", "o", has="--force is no option", command="verify")
-        self.usage("inspect", "--threads", "2", "o", has="--threads is no option",
+                self.usage(c, *o, "o", has="%s is not an option of 'qconv %s'" % (o[0], c), command=c)
+        self.usage("verify", "--force", "o", has="--force is not an option", command="verify")
+        self.usage("inspect", "--threads", "2", "o", has="--threads is not an option",
                    command="inspect")
 
     def test_switches_take_no_value(self):

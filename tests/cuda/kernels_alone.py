@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The kernels build on their own, without pkg-config, zstd, xxHash or cJSON, and a C program that
+"""The kernels build on their own, without pkg-config, zstd or xxHash, and a C program that
 is linked with them by hand starts where there is no GPU. Wants cmake, and CUDACXX or nvcc in the
 path; docs/building.md has the same lines.
 

@@ -36,7 +36,7 @@ static int is_refusal(qc_status st, const qc_error *err)
     return qc_status_exit_code(st) == 3 && err->msg[0];
 }
 
-static void read_tensor(const qc_checkpoint *c, const qc_ckpt_tensor *t, qc_st_cursor *cursor)
+static void read_tensor(const qc_checkpoint *c, const qc_checkpoint_tensor *t, qc_st_cursor *cursor)
 {
     qc_error err = {0};
     void *whole = NULL;
@@ -103,7 +103,7 @@ int fuzz_one(const uint8_t *data, size_t size)
     if (c) {
         FUZZ_CHECK(qc_st_cursor_create(&cursor, NULL) == QC_OK);
         for (size_t i = 0; i < c->tensor_count; i++) {
-            const qc_ckpt_tensor *t = &c->tensors[i];
+            const qc_checkpoint_tensor *t = &c->tensors[i];
             FUZZ_CHECK(t->file < c->file_count && t->ndim <= QC_MAX_DIMS);
             FUZZ_CHECK(i == 0 || strcmp(t[-1].name, t->name) < 0);
             FUZZ_CHECK(qc_checkpoint_find(c, t->name) == t);

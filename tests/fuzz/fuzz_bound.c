@@ -1,6 +1,6 @@
 /* Counts what a fuzz target holds on the heap; see fuzz_check.h. Linked with --wrap of malloc and
  * the like, so it sees calls from what is linked statically: qconv, and through qconv's hooks
- * cJSON, zstd and PCRE2. */
+ * zstd and PCRE2. */
 #define _GNU_SOURCE
 #include "fuzz_check.h"
 

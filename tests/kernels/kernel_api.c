@@ -10,8 +10,7 @@
 #include "shim_control.h"
 #endif
 
-static const qc_weights_kind kinds[] = {QC_WEIGHTS_NF4, QC_WEIGHTS_INT8_ROWS,
-                                        QC_WEIGHTS_INT8_BLOCKS};
+static const qc_form_kind kinds[] = {QC_FORM_NF4, QC_FORM_INT8_ROWS, QC_FORM_INT8_BLOCKS};
 
 /* ---- empty shapes ---------------------------------------------------------------------------- */
 
@@ -55,7 +54,7 @@ static void test_exponent(void **state)
     const double scales[] = {0.05, 1.0, 0.0041, 0.0038, 32767.0, 40000.0, 1e-6, 1e9, 1e-38, 1e38};
     for (size_t i = 0; i < sizeof scales / sizeof *scales; i += qt_every(3))
         for (int form = 0; form < 5; form++) {
-            km_spec spec = {.kind = form < 3 ? kinds[form] : QC_WEIGHTS_NF4,
+            km_spec spec = {.kind = form < 3 ? kinds[form] : QC_FORM_NF4,
                             .n = 300,
                             .k = 64,
                             .block = 32,
@@ -71,11 +70,11 @@ static void test_exponent(void **state)
                 float product = form == 3
                                     ? q->nested_map[q->absmax_codes[b]] * q->nested_absmax[b / 256]
                                     : 0.0f;
-                float scale = form == 3 ? product + q->nested_offset : q->absmax[b];
+                float scale = form == 3 ? product + q->form.offset : q->absmax[b];
                 peak = fmax(peak, fabs((double)scale));
             }
             for (int c = 0; form == 4 && c < 16; c++)
-                code = fmax(code, fabs((double)w.host.code_map[c]));
+                code = fmax(code, fabs((double)w.host.form.code_map[c]));
             peak = (double)(float)(peak * code);
             struct {
                 int exponent;
@@ -314,7 +313,7 @@ static void test_no_cublas(void **state)
     qc_matmul_io io = {.m = 1, .x_dtype = QC_DTYPE_F16, .y_dtype = QC_DTYPE_F16};
     km_expect(qc_matmul_dense(h, NULL, 1, 1, &io, NULL, 0, NULL, &err), QC_ERR_UNSUPPORTED, &err,
               "could not be opened");
-    km_spec spec = {.kind = QC_WEIGHTS_NF4, .n = 8, .k = 64, .block = 64};
+    km_spec spec = {.kind = QC_FORM_NF4, .n = 8, .k = 64, .block = 64};
     km_weight w;
     km_weight_make(&w, h, &spec, &rng);
     assert_true(UINT64_MAX == qc_matmul_workspace_bytes(h, &w.ready, 9, QC_MATMUL_DEQUANT_GEMM, 0));
@@ -529,7 +528,7 @@ static void test_graph(void **state)
     qc_matmul *h = km_handle();
     const qc_matmul_path paths[] = {QC_MATMUL_GEMV, QC_MATMUL_MMA_884, QC_MATMUL_DEQUANT_GEMM};
     for (size_t i = 0; i < (qc_matmul_no_gemm(h) ? 2u : 3u); i++) {
-        km_spec spec = {.kind = QC_WEIGHTS_NF4, .n = 40, .k = 2100, .block = 64, .nested = 1};
+        km_spec spec = {.kind = QC_FORM_NF4, .n = 40, .k = 2100, .block = 64, .nested = 1};
         km_job job = {
             .m = 3, .x_dtype = QC_DTYPE_BF16, .y_dtype = QC_DTYPE_F16, .bias = 1, .path = paths[i]};
         km_weight w;
@@ -604,7 +603,7 @@ static void test_threads(void **state)
     (void)state;
     qt_rng rng = qt_rng_start("threads");
     qc_matmul *h = km_handle();
-    km_spec spec = {.kind = QC_WEIGHTS_INT8_BLOCKS, .n = 70, .k = 160, .block = 32, .nested = 1};
+    km_spec spec = {.kind = QC_FORM_INT8_BLOCKS, .n = 70, .k = 160, .block = 32, .nested = 1};
     km_weight w;
     km_weight_make(&w, h, &spec, &rng);
     for (int path = QC_MATMUL_GEMV; path <= QC_MATMUL_DEQUANT_GEMM; path++) {

@@ -6,7 +6,7 @@ static void test_run_refuses(void **state)
     (void)state;
     qt_rng rng = {1};
     qc_matmul *h = km_handle();
-    km_spec spec = {.kind = QC_WEIGHTS_NF4, .n = 8, .k = 64, .block = 64, .nested = 1};
+    km_spec spec = {.kind = QC_FORM_NF4, .n = 8, .k = 64, .block = 64, .nested = 1};
     km_weight w;
     km_weight_make(&w, h, &spec, &rng);
     unsigned char *memory = NULL;
@@ -68,16 +68,16 @@ static void test_prepare_refuses(void **state)
     qc_error err = {0};
     float map[1];
     KM_OK(qc_cuda_malloc((void **)&memory, 4096, &km_error));
-    const qc_weights good = {.kind = QC_WEIGHTS_NF4,
+    const qc_weights good = {.form.ops = &qc_form_nf4,
                              .rows = 2,
-                             .cols = 64,
-                             .block_elems = 64,
+                             .form.cols = 64,
+                             .form.block_elems = 64,
                              .codes = memory,
                              .absmax = (const float *)(void *)(memory + 1024)};
-    const qc_weights nested = {.kind = QC_WEIGHTS_INT8_BLOCKS,
+    const qc_weights nested = {.form.ops = &qc_form_int8_blocks,
                                .rows = 2,
-                               .cols = 64,
-                               .block_elems = 64,
+                               .form.cols = 64,
+                               .form.block_elems = 64,
                                .codes = memory,
                                .absmax_codes = memory,
                                .nested_absmax = map,
@@ -91,7 +91,7 @@ static void test_prepare_refuses(void **state)
     } cases[] = {
         {good, 1, 0, "pointless"},
         {good, 0, 8, "not 256-byte aligned"},
-        {good, 0, 0, "kind 9"},
+        {good, 0, 0, "no known form"},
         {good, 0, 0, "block of 48 elements"},
         {good, 0, 0, "block of 16 elements"},
         {good, 0, 0, "block of 8192 elements"},
@@ -103,18 +103,18 @@ static void test_prepare_refuses(void **state)
         {good, 0, 0, "row-wise int8 weights have no scales"},
         {good, 0, 0, "overflows 64 bits"},
     };
-    cases[2].w.kind = (qc_weights_kind)9;
-    cases[3].w.block_elems = 48;
-    cases[4].w.block_elems = 16;
-    cases[5].w.block_elems = 8192;
+    cases[2].w.form.ops = NULL;
+    cases[3].w.form.block_elems = 48;
+    cases[4].w.form.block_elems = 16;
+    cases[5].w.form.block_elems = 8192;
     cases[6].w.codes = NULL;
     cases[7].w.absmax = NULL;
     cases[8].w.nested_absmax = NULL;
     cases[9].w.nested_map = NULL;
     cases[10].w.nested_block = 0;
-    cases[11].w.kind = QC_WEIGHTS_INT8_ROWS;
+    cases[11].w.form.ops = &qc_form_int8_rows;
     cases[11].w.absmax = NULL;
-    cases[12].w.rows = cases[12].w.cols = UINT64_C(1) << 33;
+    cases[12].w.rows = cases[12].w.form.cols = UINT64_C(1) << 33;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         km_expect(qc_matmul_prepare(h, &cases[i].w, cases[i].repack, memory + 2048 + cases[i].shift,
                                     &out, NULL, &err),

@@ -127,22 +127,23 @@ static float scale_value(qt_rng *rng, scale_kind kind)
     return fabsf(qt_randn(rng)) * 0.1f;
 }
 
-static host_weight make_weight(qt_rng *rng, qc_weights_kind kind, uint64_t rows, uint64_t cols,
+static host_weight make_weight(qt_rng *rng, qc_form_kind kind, uint64_t rows, uint64_t cols,
                                uint32_t block, scale_kind scales, int code_map)
 {
     host_weight h;
     memset(&h, 0, sizeof h);
     uint64_t n = rows * cols;
-    h.code_bytes = kind == QC_WEIGHTS_NF4 ? (n + 1) / 2 : n;
-    h.blocks = kind == QC_WEIGHTS_INT8_ROWS ? rows : n / block + (n % block != 0);
+    h.code_bytes = kind == QC_FORM_NF4 ? (n + 1) / 2 : n;
+    h.blocks = kind == QC_FORM_INT8_ROWS ? rows : n / block + (n % block != 0);
     h.codes = qt_alloc(h.code_bytes, 1);
     for (uint64_t i = 0; i < h.code_bytes; i++)
         h.codes[i] = (uint8_t)qt_next(rng);
     h.scales = qt_alloc(h.blocks, 4);
     for (uint64_t i = 0; i < h.blocks; i++)
         h.scales[i] = scale_value(rng, scales);
-    h.w = (qc_weights){.kind = kind, .rows = rows, .cols = cols, .codes = h.codes};
-    h.w.block_elems = kind == QC_WEIGHTS_INT8_ROWS ? 0 : block;
+    h.w = (qc_weights){
+        .form = {.ops = qc_form_ops_of(kind), .cols = cols}, .rows = rows, .codes = h.codes};
+    h.w.form.block_elems = kind == QC_FORM_INT8_ROWS ? 0 : block;
     if (scales == SCALES_NESTED) {
         uint32_t nested_block = 64;
         h.groups = h.blocks / nested_block + 1;
@@ -154,11 +155,11 @@ static host_weight make_weight(qt_rng *rng, qc_weights_kind kind, uint64_t rows,
             h.absmax_codes[i] = (uint8_t)qt_next(rng);
         for (uint64_t i = 0; i < h.groups; i++)
             h.nested[i] = fabsf(qt_randn(rng));
-        h.w.nested_offset = 0.0625f;
+        h.w.form.offset = 0.0625f;
         h.w.nested_block = nested_block;
         qc_quant_ops_for(QC_ISA_SCALAR)
             ->nested_dequantize(h.absmax_codes, h.nested, h.map, h.blocks, nested_block,
-                                h.w.nested_offset, h.scales);
+                                h.w.form.offset, h.scales);
     } else {
         h.w.absmax = h.scales;
     }
@@ -178,16 +179,16 @@ static void drop_weight(host_weight *h)
 static float *values_of(const host_weight *h, uint64_t first_row, uint64_t rows)
 {
     const qc_quant_ops *ops = qc_quant_ops_for(QC_ISA_SCALAR);
-    uint64_t cols = h->w.cols, n = h->w.rows * cols, overflow;
+    uint64_t cols = h->w.form.cols, n = h->w.rows * cols, overflow;
     float *all = qt_alloc(n, 4), *out = qt_alloc(rows * cols, 4);
-    if (h->w.kind == QC_WEIGHTS_NF4)
-        ops->nf4_dequantize(h->codes, h->scales, h->code_map, n, h->w.block_elems, all,
+    if (h->w.form.ops->kind == QC_FORM_NF4)
+        ops->nf4_dequantize(h->codes, h->scales, h->code_map, n, h->w.form.block_elems, all,
                             QC_DTYPE_F32, &overflow);
-    else if (h->w.kind == QC_WEIGHTS_INT8_ROWS)
+    else if (h->w.form.ops->kind == QC_FORM_INT8_ROWS)
         ops->int8_rows_dequantize((int8_t *)h->codes, h->scales, h->w.rows, cols, all, QC_DTYPE_F32,
                                   &overflow);
     else
-        ops->int8_blocks_dequantize((int8_t *)h->codes, h->scales, n, h->w.block_elems, all,
+        ops->int8_blocks_dequantize((int8_t *)h->codes, h->scales, n, h->w.form.block_elems, all,
                                     QC_DTYPE_F32, &overflow);
     memcpy(out, all + first_row * cols, (size_t)(rows * cols) * 4);
     free(all);
@@ -198,12 +199,12 @@ static void check_dequantize(const host_weight *h, int code_map, uint64_t first_
                              qc_dtype dtype, uint64_t ld, size_t dst_offset, const int *exponent)
 {
     char what[200];
-    uint64_t cols = h->w.cols;
+    uint64_t cols = h->w.form.cols;
     size_t each = qt_size(dtype);
     snprintf(what, sizeof what,
              "kind %d block %u rows %" PRIu64 "+%" PRIu64 " of %" PRIu64 " x %" PRIu64
              " ld %" PRIu64 " %s dst+%zu exponent %d",
-             (int)h->w.kind, h->w.block_elems, first_row, rows, h->w.rows, cols, ld,
+             (int)h->w.form.ops->kind, h->w.form.block_elems, first_row, rows, h->w.rows, cols, ld,
              qc_dtype_name(dtype), dst_offset, exponent ? *exponent : 0);
     float *values = values_of(h, first_row, rows);
     if (exponent)
@@ -228,7 +229,7 @@ static void check_dequantize(const host_weight *h, int code_map, uint64_t first_
     qd_buffer d_absmax_codes = qd_new(1, 0), d_nested = qd_new(4, 0), d_nested_map = qd_new(4, 0);
     w.codes = d_codes.p;
     w.absmax = d_scales.p;
-    w.code_map = code_map ? d_map.p : NULL;
+    w.form.code_map = code_map ? d_map.p : NULL;
     if (h->absmax_codes) {
         qd_drop(&d_absmax_codes), qd_drop(&d_nested), qd_drop(&d_nested_map);
         d_absmax_codes = qd_new_from(h->absmax_codes, (size_t)h->blocks, 5);
@@ -253,8 +254,7 @@ static void check_dequantize(const host_weight *h, int code_map, uint64_t first_
     qd_drop(&d_absmax_codes), qd_drop(&d_nested), qd_drop(&d_nested_map);
 }
 
-static const qc_weights_kind kinds[3] = {QC_WEIGHTS_NF4, QC_WEIGHTS_INT8_ROWS,
-                                         QC_WEIGHTS_INT8_BLOCKS};
+static const qc_form_kind kinds[3] = {QC_FORM_NF4, QC_FORM_INT8_ROWS, QC_FORM_INT8_BLOCKS};
 
 /* Shapes: several thread blocks, K no multiple of 8 or of the block, blocks over rows, one element,
  * with and without a gap behind the rows. */
@@ -270,7 +270,7 @@ static void test_shapes(void **state)
         for (int t = 0; t < 3; t++)
             for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s += qt_every(2)) {
                 scale_kind scales =
-                    kinds[k] != QC_WEIGHTS_INT8_ROWS && s % 2 ? SCALES_NESTED : SCALES_SMALL;
+                    kinds[k] != QC_FORM_INT8_ROWS && s % 2 ? SCALES_NESTED : SCALES_SMALL;
                 host_weight h = make_weight(&rng, kinds[k], shapes[s][0], shapes[s][1],
                                             s % 3 ? 64 : 32, scales, 0);
                 check_dequantize(&h, 0, 0, h.w.rows, types[t], shapes[s][2], 0, NULL);
@@ -304,7 +304,7 @@ static void test_block_sizes(void **state)
     for (int k = 0; k < 3; k += 2)
         for (uint32_t block = 32; block <= 4096; block *= 2) {
             host_weight h = make_weight(&rng, kinds[k], 3, 2 * block + 40, block, SCALES_NESTED, 0);
-            check_dequantize(&h, 0, 0, 3, QC_DTYPE_F16, h.w.cols, 0, NULL);
+            check_dequantize(&h, 0, 0, 3, QC_DTYPE_F16, h.w.form.cols, 0, NULL);
             drop_weight(&h);
         }
 }
@@ -332,10 +332,10 @@ static void test_range(void **state)
             for (int round = 0; round < (slow ? 60 : 8); round += (int)qt_every(3)) {
                 host_weight h = make_weight(&rng, kinds[k], 12, round % 2 ? 200 : 203, 64,
                                             round % 4 < 2 ? SCALES_LARGE : SCALES_ODD, round % 3);
-                check_dequantize(&h, round % 3 != 0, 0, 12, types[t], h.w.cols, 0, NULL);
+                check_dequantize(&h, round % 3 != 0, 0, 12, types[t], h.w.form.cols, 0, NULL);
                 /* the gap is zeros whatever the scale of a row's end */
-                check_dequantize(&h, round % 3 != 0, 0, 12, types[t], (h.w.cols + 15) / 8 * 8, 0,
-                                 NULL);
+                check_dequantize(&h, round % 3 != 0, 0, 12, types[t], (h.w.form.cols + 15) / 8 * 8,
+                                 0, NULL);
                 drop_weight(&h);
             }
 }
@@ -350,7 +350,7 @@ static void test_exponent(void **state)
             for (size_t e = 0; e < sizeof exponents / sizeof *exponents; e += qt_every(3)) {
                 host_weight h =
                     make_weight(&rng, kinds[k], 5, e % 2 ? 200 : 203, 64, SCALES_SMALL, 0);
-                check_dequantize(&h, 0, 0, 5, types[t], h.w.cols, 0, &exponents[e]);
+                check_dequantize(&h, 0, 0, 5, types[t], h.w.form.cols, 0, &exponents[e]);
                 drop_weight(&h);
             }
 }
@@ -358,7 +358,7 @@ static void test_exponent(void **state)
 static void test_arguments(void **state)
 {
     (void)state;
-    qc_weights w = {.kind = QC_WEIGHTS_NF4, .rows = 4, .cols = 64, .block_elems = 64};
+    qc_weights w = {.form = {.ops = &qc_form_nf4, .block_elems = 64, .cols = 64}, .rows = 4};
     float absmax = 0;
     w.absmax = &absmax;
     qc_cuda_stream s = qd.stream;
@@ -370,10 +370,10 @@ static void test_arguments(void **state)
                      QC_ERR_USAGE);
     assert_int_equal(qc_cuda_dequantize(&w, 0, 4, NULL, QC_DTYPE_F32, 63, NULL, NULL, s, &qd.err),
                      QC_ERR_USAGE);
-    w.block_elems = 96;
+    w.form.block_elems = 96;
     assert_int_equal(qc_cuda_dequantize(&w, 0, 4, NULL, QC_DTYPE_F32, 64, NULL, NULL, s, &qd.err),
                      QC_ERR_USAGE);
-    w.block_elems = 64;
+    w.form.block_elems = 64;
     w.absmax = NULL;
     assert_int_equal(qc_cuda_dequantize(&w, 0, 4, NULL, QC_DTYPE_F32, 64, NULL, NULL, s, &qd.err),
                      QC_ERR_USAGE);

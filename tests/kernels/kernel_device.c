@@ -2,8 +2,7 @@
  * build has code for. */
 #include "tests/fixtures/quant_device_fixture.h"
 
-#include "kernels/cuda_carve.h"
-#include "kernels/cuda_code.h"
+#include "kernels/cuda_internal.h"
 
 #ifdef QC_CUDA_SHIM
 #include <cuda_runtime_api.h>

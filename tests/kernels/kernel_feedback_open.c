@@ -37,8 +37,16 @@ static void check_sums(qt_rng *rng, const sums_case *s)
     qd_buffer dz = qd_new_from(z, s->tokens * s->ldz * 4, 0);
     qd_buffer dh = qd_new_from(start, n * n * 8, 0), dc = qd_new_from(start, n * n * 8, 0);
     qd_buffer scratch = qd_new(n * (s->strip < n ? s->strip : n) * 4, 0);
-    QD_OK(qc_cuda_moments_add_strips(&tools, dh.p, s->cross ? dc.p : NULL, n, s->strip, dx.p,
-                                     s->ldx, dz.p, s->ldz, s->tokens, scratch.p, &qd.err));
+    const qc_cuda_moments sums = {.h = dh.p,
+                                  .c = s->cross ? dc.p : NULL,
+                                  .n = n,
+                                  .tokens = s->tokens,
+                                  .x = dx.p,
+                                  .z = dz.p,
+                                  .ldx = s->ldx,
+                                  .ldz = s->ldz,
+                                  .scratch = scratch.p};
+    QD_OK(qc_cuda_moments_add_strips(&tools, &sums, s->strip, &qd.err));
     double *h = qd_take(&dh, what), *c = qd_take(&dc, what);
     for (uint64_t i = 0; i < n; i++)
         for (uint64_t j = 0; j < n; j++) {
@@ -73,7 +81,7 @@ static void moments_are_sums(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         check_sums(&rng, &cases[i]);
-    QD_OK(qc_cuda_moments_add(&tools, NULL, NULL, 5, NULL, 5, NULL, 0, 0, NULL, &qd.err));
+    QD_OK(qc_cuda_moments_add(&tools, &(qc_cuda_moments){.n = 5, .ldx = 5}, &qd.err));
     assert_true(qc_cuda_moments_scratch_bytes(100) == 40000);
     assert_true(qc_cuda_moments_scratch_bytes(8192) == 8192 * QC_CUDA_MOMENT_STRIP * 4);
     assert_true(qc_cuda_moments_scratch_bytes(UINT64_MAX) == UINT64_MAX);

@@ -1,8 +1,8 @@
-/* The kernels of kernels/cuda_feedback_rows.h: a panel's feedback and sweep against
+/* The kernels of kernels/cuda_feedback_rows.cu: a panel's feedback and sweep against
  * quant/error_feedback_lanes.h, bit for bit; the rest against plain loops. */
 #include "tests/fixtures/quant_device_fixture.h"
 
-#include "kernels/cuda_feedback_rows.h"
+#include "kernels/cuda_feedback_internal.h"
 #include "quant/error_feedback_internal.h"
 
 #ifdef QC_CUDA_SHIM
@@ -23,7 +23,7 @@ static float *random_floats(uint64_t n, float spread)
 
 /* A piece on both sides; host arrays are the first state. */
 typedef struct {
-    qc_weights_kind kind;
+    qc_form_kind kind;
     uint64_t rows, n, scales;
     float *hu, *inverse, *target, *e, *absmax, *g;
     uint32_t *order;
@@ -38,12 +38,12 @@ static qd_buffer device_of(const void *host, uint64_t bytes)
     return qd_new_from(host, bytes, 0);
 }
 
-static piece make_piece(qc_weights_kind kind, uint64_t rows, uint64_t n, uint32_t shift)
+static piece make_piece(qc_form_kind kind, uint64_t rows, uint64_t n, uint32_t shift)
 {
     static const unsigned long long none = 0;
     const uint64_t elems = rows * n;
     piece t = {.kind = kind, .rows = rows, .n = n};
-    t.scales = kind == QC_WEIGHTS_INT8_ROWS ? rows : (elems + (1u << shift) - 1) >> shift;
+    t.scales = kind == QC_FORM_INT8_ROWS ? rows : (elems + (1u << shift) - 1) >> shift;
     t.hu = random_floats(n * n, 0.2f);
     t.inverse = qt_alloc(n, 4);
     t.order = qt_alloc(n, 4);
@@ -63,15 +63,15 @@ static piece make_piece(qc_weights_kind kind, uint64_t rows, uint64_t n, uint32_
     t.absmax = qt_alloc(t.scales, 4);
     for (uint64_t i = 0; i < t.scales; i++) {
         t.absmax[i] = 0.02f + 0.03f * (float)qt_uniform(&rng);
-        if (kind == QC_WEIGHTS_NF4 && i % 3 == 0)
+        if (kind == QC_FORM_NF4 && i % 3 == 0)
             t.absmax[i] = -t.absmax[i];
         if (i % 11 == 5)
             t.absmax[i] = i % 2 ? 0.0f : 0x1p-130f;
     }
     t.codes = qt_alloc(elems, 1);
     for (uint64_t i = 0; i < elems; i++)
-        t.codes[i] = (int8_t)(kind == QC_WEIGHTS_NF4 ? (int)qt_below(&rng, 16)
-                                                     : (int)qt_below(&rng, 255) - 127);
+        t.codes[i] = (int8_t)(kind == QC_FORM_NF4 ? (int)qt_below(&rng, 16)
+                                                  : (int)qt_below(&rng, 255) - 127);
     t.d_hu = device_of(t.hu, n * n * 4);
     t.d_inverse = device_of(t.inverse, n * 4);
     t.d_target = device_of(t.target, elems * 4);
@@ -119,14 +119,14 @@ static void free_piece(piece *t)
 
 static float scale_at(const piece *t, uint64_t row, uint64_t col)
 {
-    return t->absmax[t->kind == QC_WEIGHTS_INT8_ROWS ? row : (row * t->n + col) >> t->p.shift];
+    return t->absmax[t->kind == QC_FORM_INT8_ROWS ? row : (row * t->n + col) >> t->p.shift];
 }
 
-static float value_of(qc_weights_kind kind, int code, float scale)
+static float value_of(qc_form_kind kind, int code, float scale)
 {
-    if (kind == QC_WEIGHTS_NF4)
+    if (kind == QC_FORM_NF4)
         return qc_nf4_code[code] * scale;
-    if (kind == QC_WEIGHTS_INT8_ROWS)
+    if (kind == QC_FORM_INT8_ROWS)
         return ((float)code * scale) * QC_INT8_STEP;
     return ((float)code * QC_INT8_STEP) * scale;
 }
@@ -157,7 +157,7 @@ static uint32_t by_lanes(piece *t, uint64_t row, uint64_t col, uint32_t cols, in
     if (sweeping) {
         for (unsigned l = 0; l < QC_LANES; l++) /* rows that are not there change nothing */
             for (uint32_t k = 0; k < cols && row + l >= t->rows; k++)
-                tile.code[k][l] = t->kind == QC_WEIGHTS_NF4 ? 7 : 0;
+                tile.code[k][l] = t->kind == QC_FORM_NF4 ? 7 : 0;
         changed = qc_feedback_lanes_scalar.sweep(&tile, cols, inside, t->inverse + col, t->kind);
     } else {
         qc_feedback_lanes_scalar.feed(&tile, cols, inside, t->kind);
@@ -176,13 +176,13 @@ static uint32_t by_lanes(piece *t, uint64_t row, uint64_t col, uint32_t cols, in
 static void panels_are_those_of_quant(void **state)
 {
     static const struct {
-        qc_weights_kind kind;
+        qc_form_kind kind;
         uint64_t rows, n, col;
         uint32_t cols, shift;
     } cases[] = {
-        {QC_WEIGHTS_NF4, 70, 192, 64, 64, 6},        {QC_WEIGHTS_NF4, 33, 101, 64, 37, 6},
-        {QC_WEIGHTS_NF4, 1, 64, 32, 32, 5},          {QC_WEIGHTS_INT8_ROWS, 40, 77, 13, 64, 0},
-        {QC_WEIGHTS_INT8_BLOCKS, 64, 128, 0, 64, 7}, {QC_WEIGHTS_INT8_BLOCKS, 5, 65, 64, 1, 6},
+        {QC_FORM_NF4, 70, 192, 64, 64, 6},        {QC_FORM_NF4, 33, 101, 64, 37, 6},
+        {QC_FORM_NF4, 1, 64, 32, 32, 5},          {QC_FORM_INT8_ROWS, 40, 77, 13, 64, 0},
+        {QC_FORM_INT8_BLOCKS, 64, 128, 0, 64, 7}, {QC_FORM_INT8_BLOCKS, 5, 65, 64, 1, 6},
     };
     (void)state;
     for (unsigned c = 0; c < sizeof cases / sizeof *cases; c++)
@@ -229,7 +229,7 @@ static void refit_is_the_best(void **state)
 {
     (void)state;
     for (unsigned c = 0; c < 3; c++) {
-        const qc_weights_kind kind = c == 2 ? QC_WEIGHTS_INT8_ROWS : QC_WEIGHTS_NF4;
+        const qc_form_kind kind = c == 2 ? QC_FORM_INT8_ROWS : QC_FORM_NF4;
         const uint64_t rows = 37, n = 64;
         piece t = make_piece(kind, rows, n, 6);
         float *units = qt_alloc(rows * n, 4), *v = qt_alloc(rows * n, 4);
@@ -237,7 +237,7 @@ static void refit_is_the_best(void **state)
         uint64_t moved = 0;
         for (uint64_t i = 0; i < rows * n; i++) {
             units[i] =
-                kind == QC_WEIGHTS_NF4 ? qc_nf4_code[t.codes[i]] : (float)t.codes[i] * QC_INT8_STEP;
+                kind == QC_FORM_NF4 ? qc_nf4_code[t.codes[i]] : (float)t.codes[i] * QC_INT8_STEP;
             v[i] = units[i] * 3.0f;
         }
         qd_buffer d_units = qd_new(rows * n * 4, 0), d_v = device_of(v, rows * n * 4);
@@ -285,7 +285,7 @@ static void refit_is_the_best(void **state)
                 uu += (double)units[r * n + k] * (double)v[r * n + k];
             }
             const double want = (double)old + ug / uu;
-            const int possible = kind == QC_WEIGHTS_NF4 || want > 0.0;
+            const int possible = kind == QC_FORM_NF4 || want > 0.0;
             QT_CHECK(fabs((double)now - (possible ? want : (double)old)) <= 1e-6 * fabs(want),
                      "row %" PRIu64 ": %g, not %g", r, (double)now, want);
             moved += now != old;
@@ -319,7 +319,7 @@ static void refit_is_the_best(void **state)
 static void plain_things(void **state)
 {
     const uint64_t rows = 13, n = 75;
-    piece t = make_piece(QC_WEIGHTS_NF4, rows, n, 6);
+    piece t = make_piece(QC_FORM_NF4, rows, n, 6);
     double *sums = qt_alloc(rows, 8);
     uint8_t *none = qt_alloc(8, 1);
     (void)state;
@@ -329,7 +329,8 @@ static void plain_things(void **state)
     qd_buffer d_sums = device_of(sums, rows * 8), d_square = qd_new(20 * 20 * 4, 0);
     qd_buffer d_packed = qd_new((rows * n + 1) / 2, 0), d_bad = device_of(none, 8);
     qd_buffer d_cast = qd_new(rows * n * 4, 0);
-    QD_OK(qc_cuda_rows_dot(t.d_target.p, n, t.d_e.p, n, rows, 70, d_sums.p, qd.stream, &qd.err));
+    const qc_cuda_strip target = {t.d_target.p, n}, error = {t.d_e.p, n};
+    QD_OK(qc_cuda_rows_dot(&target, &error, rows, 70, d_sums.p, qd.stream, &qd.err));
     QD_OK(qc_cuda_rows_square(t.d_hu.p, n, 31, 20, d_square.p, qd.stream, &qd.err));
     QD_OK(qc_cuda_rows_pack(t.d_codes.p, rows * n, d_packed.p, qd.stream, &qd.err));
     QD_OK(qc_cuda_rows_cast(t.d_codes.p, QC_DTYPE_BF16, rows * n / 2, d_cast.p, d_bad.p, qd.stream,

@@ -13,32 +13,32 @@
 typedef enum { ANY, TINY, HUGE_ONES, ZEROS, MIRRORED, HARD } values;
 
 typedef struct {
-    qc_feedback_form form;
+    qc_form form;
     uint64_t rows, n;
     values x;
     int weighed;
 } a_case;
 
 static const a_case cases[] = {
-    {{QC_WEIGHTS_NF4, 64, 0}, 9, 192, ANY, 1},
-    {{QC_WEIGHTS_NF4, 64, 1}, 9, 192, ANY, 1},
-    {{QC_WEIGHTS_NF4, 64, 1}, 70, 250, ANY, 0},
-    {{QC_WEIGHTS_NF4, 32, 1}, 5, 101, ANY, 1},
-    {{QC_WEIGHTS_NF4, 128, 1}, 1, 7, ANY, 1},
-    {{QC_WEIGHTS_NF4, 512, 0}, 3, 300, ANY, 1},
-    {{QC_WEIGHTS_NF4, 4096, 1}, 5, 1000, ANY, 1},
-    {{QC_WEIGHTS_NF4, 64, 1}, 8, 128, ZEROS, 1},
-    {{QC_WEIGHTS_NF4, 64, 0}, 4, 128, TINY, 1},
-    {{QC_WEIGHTS_NF4, 64, 0}, 4, 128, HUGE_ONES, 0},
+    {{.ops = &qc_form_nf4, .block_elems = 64, .nested = 0}, 9, 192, ANY, 1},
+    {{.ops = &qc_form_nf4, .block_elems = 64, .nested = 1}, 9, 192, ANY, 1},
+    {{.ops = &qc_form_nf4, .block_elems = 64, .nested = 1}, 70, 250, ANY, 0},
+    {{.ops = &qc_form_nf4, .block_elems = 32, .nested = 1}, 5, 101, ANY, 1},
+    {{.ops = &qc_form_nf4, .block_elems = 128, .nested = 1}, 1, 7, ANY, 1},
+    {{.ops = &qc_form_nf4, .block_elems = 512, .nested = 0}, 3, 300, ANY, 1},
+    {{.ops = &qc_form_nf4, .block_elems = 4096, .nested = 1}, 5, 1000, ANY, 1},
+    {{.ops = &qc_form_nf4, .block_elems = 64, .nested = 1}, 8, 128, ZEROS, 1},
+    {{.ops = &qc_form_nf4, .block_elems = 64, .nested = 0}, 4, 128, TINY, 1},
+    {{.ops = &qc_form_nf4, .block_elems = 64, .nested = 0}, 4, 128, HUGE_ONES, 0},
     /* Blocks of two mirrored rows: but for rounding a scale is as good as its negative, so a sum
      * that is fused or made in another order takes other signs. */
-    {{QC_WEIGHTS_NF4, 64, 0}, 80, 32, MIRRORED, 1},
-    {{QC_WEIGHTS_INT8_ROWS, 0, 0}, 7, 300, ANY, 1},
-    {{QC_WEIGHTS_INT8_ROWS, 0, 0}, 3, 1, ANY, 1},
-    {{QC_WEIGHTS_INT8_ROWS, 0, 0}, 5, 65, TINY, 0},
-    {{QC_WEIGHTS_INT8_BLOCKS, 64, 0}, 6, 100, ANY, 1},
-    {{QC_WEIGHTS_INT8_BLOCKS, 64, 1}, 9, 128, ANY, 1},
-    {{QC_WEIGHTS_INT8_BLOCKS, 256, 1}, 6, 512, ZEROS, 1},
+    {{.ops = &qc_form_nf4, .block_elems = 64, .nested = 0}, 80, 32, MIRRORED, 1},
+    {{.ops = &qc_form_int8_rows, .block_elems = 0, .nested = 0}, 7, 300, ANY, 1},
+    {{.ops = &qc_form_int8_rows, .block_elems = 0, .nested = 0}, 3, 1, ANY, 1},
+    {{.ops = &qc_form_int8_rows, .block_elems = 0, .nested = 0}, 5, 65, TINY, 0},
+    {{.ops = &qc_form_int8_blocks, .block_elems = 64, .nested = 0}, 6, 100, ANY, 1},
+    {{.ops = &qc_form_int8_blocks, .block_elems = 64, .nested = 1}, 9, 128, ANY, 1},
+    {{.ops = &qc_form_int8_blocks, .block_elems = 256, .nested = 1}, 6, 512, ZEROS, 1},
 };
 
 /* What a weight, or T, can be; a few are zero, of either sign. */
@@ -80,21 +80,25 @@ static void check(qt_rng *rng, const a_case *c, unsigned number)
     struct qc_feedback f = {
         .lanes = &qc_feedback_lanes_scalar, .isa = QC_ISA_SCALAR, .threads = 1, .n = n};
     qc_feedback_out out = {NULL, absmax, codes, nested, 0.0f};
-    qc_feedback_form plain = c->form;
+    qc_form plain = c->form;
     plain.nested = 0;
     QD_OK(qc_feedback_scales(&f, &plain, x, c->weighed ? d : NULL, c->rows, &out, &qd.err));
     qc_cuda_feedback gpu = {.tools = {NULL, NULL, qd.stream}, .n = n};
     qd_buffer dx = qd_new_from(x, (size_t)elems * 4, 0), dd = qd_new_from(d, n * 4, 0);
     qd_buffer da = qd_new((size_t)blocks * 4, 0);
-    const float *weights = c->weighed ? dd.p : NULL;
-    QD_OK(qc_cuda_feedback_find(&gpu, &plain, dx.p, weights, c->rows, da.p, &qd.err));
+    qc_cuda_feedback_scales scales = {.form = &plain,
+                                      .x = dx.p,
+                                      .weights = c->weighed ? dd.p : NULL,
+                                      .rows = c->rows,
+                                      .absmax = da.p};
+    QD_OK(qc_cuda_feedback_find(&gpu, &scales, &qd.err));
     float *found = qd_take(&da, what);
     qd_same(found, absmax, (size_t)blocks * 4, what);
     if (c->form.nested) {
         /* As the weight's driver does: the host nests what was found. */
         const qc_quant_ops *ops = qc_quant_ops_for(QC_ISA_SCALAR);
         const float offset =
-            c->form.kind == QC_WEIGHTS_NF4 ? 0.0f : qc_nested_offset(found, blocks);
+            c->form.ops->kind == QC_FORM_NF4 ? 0.0f : qc_nested_offset(found, blocks);
         uint8_t *host_codes = qt_alloc(blocks, 1);
         float *host_nested = qt_alloc(groups, 4);
         for (uint32_t b = 0; b < blocks; b += QC_NESTED_BLOCK)
@@ -105,8 +109,13 @@ static void check(qt_rng *rng, const a_case *c, unsigned number)
                   dc = qd_new_from(host_codes, blocks, 0);
         qd_buffer dn = qd_new_from(host_nested, groups * 4, 0);
         qd_buffer dm = qd_new_from(qc_dynamic_map, 1024, 0);
-        QD_OK(qc_cuda_feedback_nest(&gpu, &c->form, dx.p, weights, c->rows, ds.p, dc.p, dn.p, dm.p,
-                                    offset, &qd.err));
+        scales.form = &c->form;
+        scales.absmax = ds.p;
+        scales.codes = dc.p;
+        scales.nested_absmax = dn.p;
+        scales.map = dm.p;
+        scales.offset = offset;
+        QD_OK(qc_cuda_feedback_nest(&gpu, &scales, &qd.err));
         QD_OK(qc_feedback_scales(&f, &c->form, x, c->weighed ? d : NULL, c->rows, &out, &qd.err));
         uint8_t *got_codes = qd_take(&dc, what);
         float *got = qd_take(&ds, what);
@@ -142,14 +151,15 @@ static void scales_are_the_cpus(void **state)
 /* Thresholds, ties, subnormals, the largest floats, any exponent; shapes by chance. */
 static void hard_values(void **state)
 {
-    static const qc_weights_kind kinds[] = {QC_WEIGHTS_NF4, QC_WEIGHTS_INT8_BLOCKS,
-                                            QC_WEIGHTS_INT8_ROWS};
+    static const qc_form_kind kinds[] = {QC_FORM_NF4, QC_FORM_INT8_BLOCKS, QC_FORM_INT8_ROWS};
     qt_rng rng = qt_rng_start("gpu scales of hard values");
     (void)state;
     for (unsigned i = 0; i < 3 * QD_KINDS; i++) {
-        const qc_weights_kind kind = kinds[i % 3];
-        const int by_row = kind == QC_WEIGHTS_INT8_ROWS;
-        const a_case c = {{kind, by_row ? 0 : 32u << qt_below(&rng, 3), !by_row},
+        const qc_form_kind kind = kinds[i % 3];
+        const int by_row = kind == QC_FORM_INT8_ROWS;
+        const a_case c = {{.ops = qc_form_ops_of(kind),
+                           .block_elems = by_row ? 0 : 32u << qt_below(&rng, 3),
+                           .nested = !by_row},
                           6 + qt_below(&rng, 7),
                           1 + qt_below(&rng, 200),
                           (values)(HARD + i / 3),
@@ -160,11 +170,12 @@ static void hard_values(void **state)
 
 static void nothing_to_do(void **state)
 {
-    const qc_feedback_form form = {QC_WEIGHTS_NF4, 64, 1};
+    const qc_form form = {.ops = &qc_form_nf4, .block_elems = 64, .nested = 1};
     qc_cuda_feedback gpu = {.tools = {NULL, NULL, qd.stream}, .n = 64};
     (void)state;
-    QD_OK(qc_cuda_feedback_find(&gpu, &form, NULL, NULL, 0, NULL, &qd.err));
-    QD_OK(qc_cuda_feedback_nest(&gpu, &form, NULL, NULL, 0, NULL, NULL, NULL, NULL, 0.0f, &qd.err));
+    const qc_cuda_feedback_scales none = {.form = &form};
+    QD_OK(qc_cuda_feedback_find(&gpu, &none, &qd.err));
+    QD_OK(qc_cuda_feedback_nest(&gpu, &none, &qd.err));
 }
 
 #ifdef QC_CUDA_SHIM

@@ -4,7 +4,6 @@
 #include "tests/fixtures/quant_device_fixture.h"
 
 #include "kernels/cuda_feedback_internal.h"
-#include "kernels/cuda_feedback_weight.h"
 
 #include "base/workers.h"
 
@@ -48,7 +47,7 @@ static void drop(qc_cuda_feedback *f)
 }
 
 /* limit 0: by the device's free memory */
-static made quantize_on_device(const qc_cuda_feedback *f, qc_feedback_form form, const void *w,
+static made quantize_on_device(const qc_cuda_feedback *f, qc_form form, const void *w,
                                qc_dtype dtype, uint64_t rows, uint64_t limit)
 {
     made m = {.form = form, .rows = rows, .n = f->n};
@@ -77,7 +76,7 @@ static void compare(const made *got, const made *want, double most, const char *
     const uint64_t elems = want->rows * want->n;
     uint64_t codes = 0, scales = 0;
     for (uint64_t i = 0; i < elems; i++)
-        codes += got->form.kind == QC_WEIGHTS_NF4
+        codes += got->form.ops->kind == QC_FORM_NF4
                      ? qt_nibble(got->codes, i) != qt_nibble(want->codes, i)
                      : got->codes[i] != want->codes[i];
     for (uint64_t b = 0; b < want->blocks; b++)
@@ -100,7 +99,7 @@ static void compare(const made *got, const made *want, double most, const char *
 }
 
 typedef struct {
-    qc_feedback_form form;
+    qc_form form;
     uint64_t rows, n;
     int cross, dead, pieces;
     unsigned sweeps;
@@ -109,19 +108,40 @@ typedef struct {
 
 /* Small ones, and n above a super of 512 columns. */
 static const a_case cases[] = {
-    {{QC_WEIGHTS_NF4, 64, 0}, 40, 192, 0, 0, 0, 0, QC_DTYPE_F32},
-    {{QC_WEIGHTS_NF4, 64, 1}, 40, 192, 1, 1, 0, 3, QC_DTYPE_BF16},
-    {{QC_WEIGHTS_NF4, 32, 1}, 260, 96, 0, 0, 1, 1, QC_DTYPE_F16},
-    {{QC_WEIGHTS_NF4, 64, 0}, 33, 101, 1, 0, 0, 2, QC_DTYPE_F32},
-    {{QC_WEIGHTS_NF4, 64, 0}, 150, 101, 0, 1, 1, 1, QC_DTYPE_F32},
-    {{QC_WEIGHTS_NF4, 128, 0}, 1, 256, 0, 0, 0, 4, QC_DTYPE_F32},
-    {{QC_WEIGHTS_NF4, 64, 1}, 6, 576, 0, 0, 0, 2, QC_DTYPE_F32},
-    {{QC_WEIGHTS_INT8_ROWS, 0, 0}, 10, 520, 1, 0, 1, 2, QC_DTYPE_F32},
-    {{QC_WEIGHTS_INT8_ROWS, 0, 0}, 37, 50, 0, 1, 1, 2, QC_DTYPE_BF16},
-    {{QC_WEIGHTS_INT8_BLOCKS, 64, 0}, 40, 128, 0, 0, 0, 2, QC_DTYPE_F32},
-    {{QC_WEIGHTS_INT8_BLOCKS, 64, 1}, 140, 128, 1, 0, 1, 1, QC_DTYPE_F32},
-    {{QC_WEIGHTS_INT8_BLOCKS, 256, 1}, 12, 512, 0, 0, 0, 2, QC_DTYPE_F32},
-    {{QC_WEIGHTS_NF4, 1024, 0}, 3, 1024, 0, 0, 0, 1, QC_DTYPE_F32},
+    {{.ops = &qc_form_nf4, .block_elems = 64, .nested = 0}, 40, 192, 0, 0, 0, 0, QC_DTYPE_F32},
+    {{.ops = &qc_form_nf4, .block_elems = 64, .nested = 1}, 40, 192, 1, 1, 0, 3, QC_DTYPE_BF16},
+    {{.ops = &qc_form_nf4, .block_elems = 32, .nested = 1}, 260, 96, 0, 0, 1, 1, QC_DTYPE_F16},
+    {{.ops = &qc_form_nf4, .block_elems = 64, .nested = 0}, 33, 101, 1, 0, 0, 2, QC_DTYPE_F32},
+    {{.ops = &qc_form_nf4, .block_elems = 64, .nested = 0}, 150, 101, 0, 1, 1, 1, QC_DTYPE_F32},
+    {{.ops = &qc_form_nf4, .block_elems = 128, .nested = 0}, 1, 256, 0, 0, 0, 4, QC_DTYPE_F32},
+    {{.ops = &qc_form_nf4, .block_elems = 64, .nested = 1}, 6, 576, 0, 0, 0, 2, QC_DTYPE_F32},
+    {{.ops = &qc_form_int8_rows, .block_elems = 0, .nested = 0}, 10, 520, 1, 0, 1, 2, QC_DTYPE_F32},
+    {{.ops = &qc_form_int8_rows, .block_elems = 0, .nested = 0}, 37, 50, 0, 1, 1, 2, QC_DTYPE_BF16},
+    {{.ops = &qc_form_int8_blocks, .block_elems = 64, .nested = 0},
+     40,
+     128,
+     0,
+     0,
+     0,
+     2,
+     QC_DTYPE_F32},
+    {{.ops = &qc_form_int8_blocks, .block_elems = 64, .nested = 1},
+     140,
+     128,
+     1,
+     0,
+     1,
+     1,
+     QC_DTYPE_F32},
+    {{.ops = &qc_form_int8_blocks, .block_elems = 256, .nested = 1},
+     12,
+     512,
+     0,
+     0,
+     0,
+     2,
+     QC_DTYPE_F32},
+    {{.ops = &qc_form_nf4, .block_elems = 1024, .nested = 0}, 3, 1024, 0, 0, 0, 1, QC_DTYPE_F32},
 };
 
 static void weights_are_the_cpus(void **state)
@@ -145,7 +165,7 @@ static void weights_are_the_cpus(void **state)
         made got = quantize_on_device(&gpu, c.form, source, c.dtype, c.rows, 0);
         (void)snprintf(what, sizeof what, "case %u", i);
         /* int8: steps are finer, so that more values lie near the middle of two */
-        const double most = c.form.kind == QC_WEIGHTS_NF4 ? 0.02 : 0.05;
+        const double most = c.form.ops->kind == QC_FORM_NF4 ? 0.02 : 0.05;
         compare(&got, &want, most, what);
         if (c.pieces) {
             made parts = quantize_on_device(&gpu, c.form, source, c.dtype, c.rows, 1);
@@ -174,7 +194,7 @@ static void what_is_refused(void **state)
     float nested[1];
     qc_feedback_out out = {codes, absmax, absmax_codes, nested, NAN};
     qc_feedback_result result;
-    qc_feedback_form form = {QC_WEIGHTS_NF4, 64, 0};
+    qc_form form = {.ops = &qc_form_nf4, .block_elems = 64, .nested = 0};
     uint64_t before = 0, left = 0, total = 0;
     (void)state;
     QD_OK(qc_cuda_memory(&before, &total, &qd.err));
@@ -212,7 +232,8 @@ static void what_is_refused(void **state)
 
 static void bytes_are_told(void **state)
 {
-    const qc_feedback_form nf4 = {QC_WEIGHTS_NF4, 64, 1}, rows = {QC_WEIGHTS_INT8_ROWS, 0, 0};
+    const qc_form nf4 = {.ops = &qc_form_nf4, .block_elems = 64, .nested = 1},
+                  rows = {.ops = &qc_form_int8_rows, .block_elems = 0, .nested = 0};
     const uint64_t all = qc_cuda_feedback_weight_bytes(8192, 8192, &nf4, 1);
     (void)state;
     assert_true(all > UINT64_C(13) * 8192 * 8192 && all < UINT64_C(14) * 8192 * 8192);

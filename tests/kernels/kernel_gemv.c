@@ -9,8 +9,7 @@
 static qc_matmul *handle;
 static int slow;
 
-static const qc_weights_kind kinds[] = {QC_WEIGHTS_NF4, QC_WEIGHTS_INT8_ROWS,
-                                        QC_WEIGHTS_INT8_BLOCKS};
+static const qc_form_kind kinds[] = {QC_FORM_NF4, QC_FORM_INT8_ROWS, QC_FORM_INT8_BLOCKS};
 
 static km_job job_of(uint64_t m, qt_rng *rng)
 {
@@ -55,7 +54,7 @@ static void test_rows(void **state)
                             .n = 35,
                             .k = aligned ? 1088 : 1067,
                             .block = 64,
-                            .nested = kinds[kind] != QC_WEIGHTS_INT8_ROWS};
+                            .nested = kinds[kind] != QC_FORM_INT8_ROWS};
             km_weight_make(&w, handle, &spec, &rng);
             for (size_t i = 0; i < sizeof rows / sizeof *rows; i += qt_every(3))
                 for (int dtype = 0; dtype < 2; dtype++) {
@@ -85,8 +84,8 @@ static void test_shapes(void **state)
                             .n = shape[0],
                             .k = shape[1],
                             .block = block,
-                            .nested = kinds[kind] != QC_WEIGHTS_INT8_ROWS && (i + kind) % 2,
-                            .custom_map = kinds[kind] == QC_WEIGHTS_NF4 && i % 4 == 1};
+                            .nested = kinds[kind] != QC_FORM_INT8_ROWS && (i + kind) % 2,
+                            .custom_map = kinds[kind] == QC_FORM_NF4 && i % 4 == 1};
             check_spec(&spec, 1 + qt_below(&rng, 9), &rng);
             block = block == 4096 ? 32 : block * 2;
         }
@@ -99,7 +98,7 @@ static void test_blocks(void **state)
     qt_rng rng = qt_rng_start("blocks");
     for (uint32_t block = 32; block <= 4096; block *= 2)
         for (int form = 0; form < 6; form += (int)qt_every(5)) {
-            km_spec spec = {.kind = form % 2 ? QC_WEIGHTS_NF4 : QC_WEIGHTS_INT8_BLOCKS,
+            km_spec spec = {.kind = form % 2 ? QC_FORM_NF4 : QC_FORM_INT8_BLOCKS,
                             .n = 9,
                             .k = form < 2 ? 544 : 541,
                             .block = block,
@@ -159,7 +158,7 @@ static void test_identity(void **state)
                             .n = 40,
                             .k = form % 2 ? 96 : 91,
                             .block = 32,
-                            .nested = kinds[kind] != QC_WEIGHTS_INT8_ROWS && form % 4 > 1,
+                            .nested = kinds[kind] != QC_FORM_INT8_ROWS && form % 4 > 1,
                             .scale = form > 3 ? 1e-3 : 0.05};
             km_weight w;
             km_weight_make(&w, handle, &spec, &rng);
@@ -259,7 +258,7 @@ static void test_chunks(void **state)
 {
     (void)state;
     qt_rng rng = qt_rng_start("chunks");
-    km_spec spec = {.kind = QC_WEIGHTS_NF4, .n = 33, .k = 64, .block = 64, .nested = 1};
+    km_spec spec = {.kind = QC_FORM_NF4, .n = 33, .k = 64, .block = 64, .nested = 1};
     km_weight w;
     km_data d;
     km_weight_make(&w, handle, &spec, &rng);
@@ -285,7 +284,7 @@ static void test_resident(void **state)
     (void)state;
     qt_rng rng = qt_rng_start("resident");
     static const qc_matmul_path paths[] = {QC_MATMUL_GEMV, QC_MATMUL_MMA_16816};
-    const km_spec spec = {.kind = QC_WEIGHTS_NF4, .n = 64, .k = 512, .block = 32, .nested = 1};
+    const km_spec spec = {.kind = QC_FORM_NF4, .n = 64, .k = 512, .block = 32, .nested = 1};
     km_weight w;
     if (qc_matmul_device(handle)->sm != 90)
         skip(); /* the numbers below are an sm_90's */

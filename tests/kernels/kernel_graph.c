@@ -37,7 +37,7 @@ typedef struct {
 typedef struct {
     const char *name;
     enum { PRODUCTS, FILL, QUANTIZERS } of;
-    qc_weights_kind kind;
+    qc_form_kind kind;
     qc_matmul_choice choice;
     uint64_t m, dims[LINKS_MOST + 1];
     int bf16;
@@ -278,8 +278,9 @@ static void give_quantizers(chain *c, qc_cuda_stream s)
                              .absmax = absmax,
                              .errors = b[7].p,
                              .bad = bad};
-    qc_weights w = {
-        .kind = QC_WEIGHTS_NF4, .rows = ROWS, .cols = COLS, .block_elems = 64, .codes = codes};
+    qc_weights w = {.form = {.ops = &qc_form_nf4, .block_elems = 64, .cols = COLS},
+                    .rows = ROWS,
+                    .codes = codes};
     KM_OK(qc_cuda_nf4_quantize(&blocks, s, &km_error));
     KM_OK(qc_cuda_nested_quantize(absmax, Q_BLOCKS, 0.5f, nested_codes, nested, s, &km_error));
     KM_OK(qc_cuda_nested_dequantize(nested_codes, nested, b[8].p, Q_BLOCKS, 256, 0.5f, absmax, s,
@@ -288,7 +289,7 @@ static void give_quantizers(chain *c, qc_cuda_stream s)
     KM_OK(qc_cuda_dequantize(&w, 0, ROWS, back, QC_DTYPE_F16, COLS, NULL, NULL, s, &km_error));
     blocks.src = back;
     KM_OK(qc_cuda_int8_blocks_quantize(&blocks, s, &km_error));
-    w.kind = QC_WEIGHTS_INT8_BLOCKS;
+    w.form.ops = &qc_form_int8_blocks;
     KM_OK(qc_cuda_dequantize(&w, 0, ROWS, back, QC_DTYPE_F16, COLS, NULL, NULL, s, &km_error));
     const qc_cuda_rows rows = {.src = back,
                                .dtype = QC_DTYPE_F16,
@@ -298,7 +299,7 @@ static void give_quantizers(chain *c, qc_cuda_stream s)
                                .scb = absmax,
                                .bad = bad};
     KM_OK(qc_cuda_int8_rows_quantize(&rows, s, &km_error));
-    w.kind = QC_WEIGHTS_INT8_ROWS;
+    w.form.ops = &qc_form_int8_rows;
     KM_OK(qc_cuda_dequantize(&w, 0, ROWS, back, QC_DTYPE_F16, COLS, NULL, NULL, s, &km_error));
 }
 
@@ -425,7 +426,7 @@ static const graph_case cases[] = {
      .dims = {77, 45, 130, 33},
      .bias = 1},
     {.name = "gemv-splits",
-     .kind = QC_WEIGHTS_INT8_BLOCKS,
+     .kind = QC_FORM_INT8_BLOCKS,
      .choice = {QC_MATMUL_GEMV, 0, 3},
      .m = 2,
      .splits = 1,
@@ -449,7 +450,7 @@ static const graph_case cases[] = {
      .dims = {77, 160, 70, 33},
      .bias = 1},
     {.name = "mma-16816-splits",
-     .kind = QC_WEIGHTS_INT8_ROWS,
+     .kind = QC_FORM_INT8_ROWS,
      .choice = {QC_MATMUL_MMA_16816, QC_MATMUL_GENERAL, 2},
      .m = 17,
      .splits = 1,
@@ -471,7 +472,7 @@ static const graph_case cases[] = {
      .nested = 1,
      .complete = 1},
     {.name = "stream-bf16",
-     .kind = QC_WEIGHTS_INT8_BLOCKS,
+     .kind = QC_FORM_INT8_BLOCKS,
      .choice = {QC_MATMUL_MMA_16816, QC_MATMUL_STREAM, 5},
      .m = 8,
      .meets = 1,
@@ -484,7 +485,7 @@ static const graph_case cases[] = {
      .dims = {320, 192, 320, 131},
      .nested = 1},
     {.name = "tiles-bf16",
-     .kind = QC_WEIGHTS_INT8_ROWS,
+     .kind = QC_FORM_INT8_ROWS,
      .choice = {QC_MATMUL_MMA_16816, QC_MATMUL_TILES, 0},
      .m = 11,
      .copies = 1,

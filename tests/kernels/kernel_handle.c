@@ -78,7 +78,7 @@ static void test_fault(void **state)
     (void)state;
     qt_rng rng = qt_rng_start("fault");
     qc_matmul *h = km_handle();
-    km_spec spec = {.kind = QC_WEIGHTS_NF4, .n = 70, .k = 128, .block = 64};
+    km_spec spec = {.kind = QC_FORM_NF4, .n = 70, .k = 128, .block = 64};
     km_job job = {.m = 2, .x_dtype = QC_DTYPE_F16, .y_dtype = QC_DTYPE_F16};
     product p;
     qc_error err = {0};
@@ -118,7 +118,7 @@ static void test_not_ready(void **state)
     (void)state;
     qt_rng rng = qt_rng_start("not ready");
     qc_matmul *h = km_handle();
-    km_spec spec = {.kind = QC_WEIGHTS_NF4, .n = 64, .k = 8192, .block = 64};
+    km_spec spec = {.kind = QC_FORM_NF4, .n = 64, .k = 8192, .block = 64};
     km_job job = {.m = 1, .x_dtype = QC_DTYPE_F16, .y_dtype = QC_DTYPE_F16};
     product p;
     qc_error err = {0};
@@ -176,8 +176,8 @@ static void test_planned(void **state)
     (void)state;
     qt_rng rng = qt_rng_start("planned");
     qc_matmul *h = km_handle();
-    km_spec spec = {.kind = QC_WEIGHTS_NF4, .n = 70, .k = 128, .block = 64};
-    km_spec other = {.kind = QC_WEIGHTS_INT8_ROWS, .n = 70, .k = 128};
+    km_spec spec = {.kind = QC_FORM_NF4, .n = 70, .k = 128, .block = 64};
+    km_spec other = {.kind = QC_FORM_INT8_ROWS, .n = 70, .k = 128};
     for (int path = QC_MATMUL_AUTO; path <= QC_MATMUL_DEQUANT_GEMM; path++) {
         if ((path == QC_MATMUL_DEQUANT_GEMM && qc_matmul_no_gemm(h)) ||
             (path == QC_MATMUL_MMA_16816 && qc_matmul_device(h)->sm < 80))
@@ -237,7 +237,7 @@ static void test_planned_refuses(void **state)
     (void)state;
     qt_rng rng = qt_rng_start("planned refuses");
     qc_matmul *h = km_handle();
-    km_spec spec = {.kind = QC_WEIGHTS_NF4, .n = 70, .k = 128, .block = 64};
+    km_spec spec = {.kind = QC_FORM_NF4, .n = 70, .k = 128, .block = 64};
     km_job job = {.m = 11, .x_dtype = QC_DTYPE_F16, .y_dtype = QC_DTYPE_F16};
     product p;
     product_make(&p, h, &spec, &job, &rng);
@@ -268,7 +268,7 @@ static void test_planned_refuses(void **state)
     cases[3].io.bias = p.io.x;
     cases[4].w.w.rows = 69;
     cases[5].w.alignment = 8;
-    cases[6].w.w.block_elems = 128;
+    cases[6].w.w.form.block_elems = 128;
     cases[7].io.y = NULL;
     cases[8].io.ldx = 100;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -329,7 +329,7 @@ static void test_device(void **state)
     const char *const words = "the matmul's handle is for cuda:1, but the calling thread's device "
                               "is cuda:0 (qc_cuda_use chooses it)";
     KM_OK(qc_matmul_create(&h, 1, &km_error));
-    km_spec spec = {.kind = QC_WEIGHTS_NF4, .n = 70, .k = 128, .block = 64};
+    km_spec spec = {.kind = QC_FORM_NF4, .n = 70, .k = 128, .block = 64};
     km_job job = {.m = 2, .x_dtype = QC_DTYPE_F16, .y_dtype = QC_DTYPE_F16};
     product p;
     product_make(&p, h, &spec, &job, &rng); /* with one current */
@@ -384,7 +384,7 @@ static qc_matmul_plan plan_of(const qc_matmul *h, const product *p, uint64_t byt
 
 static void chunked_make(chunked *c, const qc_matmul *h, int form, qt_rng *rng)
 {
-    km_spec spec = {.kind = form == 1 ? QC_WEIGHTS_INT8_ROWS : QC_WEIGHTS_NF4,
+    km_spec spec = {.kind = form == 1 ? QC_FORM_INT8_ROWS : QC_FORM_NF4,
                     .n = CHUNK_N,
                     .k = form == 2 ? 13 : 32,
                     .block = 64,

@@ -2,9 +2,7 @@
  * plain loops in double. On the CPU shim: stand-ins for the libraries. */
 #include "tests/fixtures/quant_device_fixture.h"
 
-#include "kernels/cublas_library.h"
 #include "kernels/cuda_library.h"
-#include "kernels/cusolver_library.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -77,8 +77,7 @@ static int is_aligned(const km_spec *s)
 /* The next of the kinds, dtypes, strides and so on, for a shape. */
 static void multiply_next(bench *b, uint64_t m, uint64_t n, uint64_t k)
 {
-    static const qc_weights_kind kinds[] = {QC_WEIGHTS_NF4, QC_WEIGHTS_INT8_ROWS,
-                                            QC_WEIGHTS_INT8_BLOCKS};
+    static const qc_form_kind kinds[] = {QC_FORM_NF4, QC_FORM_INT8_ROWS, QC_FORM_INT8_BLOCKS};
     static const uint32_t blocks[] = {64, 32, 128, 4096, 512};
     unsigned t = b->turn++;
     km_spec spec = {
@@ -149,7 +148,7 @@ static void every_block(bench *b)
     for (uint32_t block = 32; block <= 4096; block *= 2)
         for (unsigned variant = 0; variant < 12; variant += qt_every(5)) {
             km_spec spec = {
-                .kind = variant & 1 ? QC_WEIGHTS_INT8_BLOCKS : QC_WEIGHTS_NF4,
+                .kind = variant & 1 ? QC_FORM_INT8_BLOCKS : QC_FORM_NF4,
                 .n = 51,
                 .k = ks[variant / 4],
                 .block = block,
@@ -169,9 +168,9 @@ static void every_address(bench *b)
 {
     for (size_t shift = 0; shift < 8; shift += qt_every(3))
         for (unsigned kind = 0; kind < 3; kind++) {
-            km_spec spec = {.kind = kind == 0   ? QC_WEIGHTS_NF4
-                                    : kind == 1 ? QC_WEIGHTS_INT8_ROWS
-                                                : QC_WEIGHTS_INT8_BLOCKS,
+            km_spec spec = {.kind = kind == 0   ? QC_FORM_NF4
+                                    : kind == 1 ? QC_FORM_INT8_ROWS
+                                                : QC_FORM_INT8_BLOCKS,
                             .n = 5,
                             .k = shift % 2 ? 96 : 101,
                             .block = 32,
@@ -186,9 +185,9 @@ static void every_scale(bench *b)
     static const double scales[] = {1e-30, 1e-6, 300.0, 1e20};
     for (size_t i = 0; i < COUNT(scales); i += qt_every(3))
         for (unsigned kind = 0; kind < 3; kind++) {
-            km_spec spec = {.kind = kind == 0   ? QC_WEIGHTS_NF4
-                                    : kind == 1 ? QC_WEIGHTS_INT8_ROWS
-                                                : QC_WEIGHTS_INT8_BLOCKS,
+            km_spec spec = {.kind = kind == 0   ? QC_FORM_NF4
+                                    : kind == 1 ? QC_FORM_INT8_ROWS
+                                                : QC_FORM_INT8_BLOCKS,
                             .n = 20,
                             .k = 160,
                             .block = 64,
@@ -204,7 +203,7 @@ static void every_split(bench *b)
 {
     static const uint64_t room[] = {0, 30000, 9000, 6000, 3000};
     for (unsigned i = 0; i < 2 * COUNT(room); i += qt_every(3)) {
-        km_spec spec = {.kind = i % 2 ? QC_WEIGHTS_INT8_BLOCKS : QC_WEIGHTS_NF4,
+        km_spec spec = {.kind = i % 2 ? QC_FORM_INT8_BLOCKS : QC_FORM_NF4,
                         .n = 70,
                         .k = 4096 + 32,
                         .block = 64,
@@ -223,10 +222,10 @@ static void every_split(bench *b)
 static int brings_out(const bench *b, const km_spec *spec, float weight, uint16_t got, qc_dtype y)
 {
     int exact_rows =
-        b->path == QC_MATMUL_MMA_16816 && spec->kind == QC_WEIGHTS_INT8_ROWS && spec->k % 64 == 0;
+        b->path == QC_MATMUL_MMA_16816 && spec->kind == QC_FORM_INT8_ROWS && spec->k % 64 == 0;
     if (!is_aligned(spec) || (b->path != QC_MATMUL_MMA_884 && !exact_rows))
         return got == km_bits(qc_f32_from_f16(qc_f16_from_f32(weight)) + 0.0f, y);
-    if (spec->kind != QC_WEIGHTS_NF4)
+    if (spec->kind != QC_FORM_NF4)
         return got == km_bits(weight + 0.0f, y); /* sums make -0 a 0 */
     /* Half a unit of y's dtype: 2^-11 or 2^-8, and half of the least number. */
     double exact = fabs((double)weight), unit = y == QC_DTYPE_F16 ? 0x1p-11 : 0x1p-8;
@@ -242,9 +241,9 @@ static void identity(bench *b)
 {
     for (unsigned variant = 0; variant < 24; variant += qt_every(5)) {
         km_spec spec = {
-            .kind = variant % 3 == 0   ? QC_WEIGHTS_NF4
-                    : variant % 3 == 1 ? QC_WEIGHTS_INT8_ROWS
-                                       : QC_WEIGHTS_INT8_BLOCKS,
+            .kind = variant % 3 == 0   ? QC_FORM_NF4
+                    : variant % 3 == 1 ? QC_FORM_INT8_ROWS
+                                       : QC_FORM_INT8_BLOCKS,
             .n = 75,
             .k = variant / 3 % 2 ? 128 : 77,
             .block = 32,
@@ -283,10 +282,10 @@ static void not_finite(bench *b)
 {
     static const uint64_t places[] = {0,   31,  32,  127,  128,  255,  256, 511,
                                       512, 640, 896, 1024, 2047, 2048, 2879};
-    km_spec spec = {.kind = QC_WEIGHTS_NF4, .n = 33, .k = 2880, .block = 64};
+    km_spec spec = {.kind = QC_FORM_NF4, .n = 33, .k = 2880, .block = 64};
     km_job job = {.m = 11, .x_dtype = QC_DTYPE_F16, .y_dtype = QC_DTYPE_F16, .path = b->path};
     for (unsigned variant = 0; variant < 4; variant += qt_every(3)) {
-        spec.kind = variant % 2 ? QC_WEIGHTS_INT8_BLOCKS : QC_WEIGHTS_NF4;
+        spec.kind = variant % 2 ? QC_FORM_INT8_BLOCKS : QC_FORM_NF4;
         spec.k = variant / 2 ? 2879 : 2880;
         job.x_dtype = variant / 2 ? QC_DTYPE_BF16 : QC_DTYPE_F16;
         km_weight w;

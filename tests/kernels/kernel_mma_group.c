@@ -146,8 +146,7 @@ static void check(const qc_matmul *h, const km_spec *like, uint64_t m, uint32_t 
 static void test_groups(void **state)
 {
     (void)state;
-    static const qc_weights_kind kinds[] = {QC_WEIGHTS_NF4, QC_WEIGHTS_INT8_ROWS,
-                                            QC_WEIGHTS_INT8_BLOCKS};
+    static const qc_form_kind kinds[] = {QC_FORM_NF4, QC_FORM_INT8_ROWS, QC_FORM_INT8_BLOCKS};
     static const uint64_t ms[] = {1, 9, 20, 40}, ks[] = {416, 1184, 77};
     qt_rng rng = {.state = 11};
     qc_matmul *h = km_handle();
@@ -175,7 +174,7 @@ static void test_plan(void **state)
     static const uint64_t shapes[][2] = {{28672, 8192}, {8192, 28672}, {8192, 8192}, {1024, 8192}};
     for (size_t i = 0; i < 4; i++)
         for (uint64_t m = 1; m <= 64; m *= 2) {
-            qc_matmul_shape s = {.kind = QC_WEIGHTS_NF4,
+            qc_matmul_shape s = {.kind = QC_FORM_NF4,
                                  .m = m,
                                  .n = shapes[i][0],
                                  .k = shapes[i][1],

@@ -53,7 +53,7 @@ static qc_matmul_shape shape(uint64_t m, uint64_t n, uint64_t k)
 {
     qc_matmul_shape s;
     memset(&s, 0, sizeof s);
-    s.kind = QC_WEIGHTS_NF4;
+    s.kind = QC_FORM_NF4;
     s.m = m;
     s.n = n;
     s.k = k;
@@ -305,7 +305,7 @@ static void test_gemv(void **state)
     assert_int_equal(p.n_tile, 16);
     assert_int_equal(p.splits, 28);
     assert_int_equal(p.split_k, 2048);
-    s.kind = QC_WEIGHTS_INT8_ROWS;
+    s.kind = QC_FORM_INT8_ROWS;
     assert_int_equal(plan_of(&d, &s, QC_MATMUL_GEMV, 0).n_tile, 16);
     /* Many rows of x fill the device without. */
     s = shape(4096, 1024, 8192);
@@ -323,7 +323,7 @@ static void test_gemv(void **state)
         p = plan_of(&d, &s, QC_MATMUL_GEMV, 0);
         assert_int_equal(p.m_tile, 4);
         assert_true(p.shared_bytes <= d.shared_block_bytes);
-        s.kind = QC_WEIGHTS_INT8_ROWS;
+        s.kind = QC_FORM_INT8_ROWS;
         assert_int_equal(plan_of(&d, &s, QC_MATMUL_GEMV, 0).m_tile, m < 8 ? m : 8);
     }
     d = h200();
@@ -387,7 +387,7 @@ static void test_stream(void **state)
     assert_int_not_equal(plan_of(&h, &s, QC_MATMUL_AUTO, 0).variant, QC_MATMUL_STREAM);
     s = shape(1, 63, 8192);
     assert_int_not_equal(plan_of(&h, &s, QC_MATMUL_AUTO, 0).variant, QC_MATMUL_STREAM);
-    s.kind = QC_WEIGHTS_INT8_ROWS;
+    s.kind = QC_FORM_INT8_ROWS;
     assert_int_equal(plan_of(&h, &s, QC_MATMUL_AUTO, 0).variant, QC_MATMUL_STREAM);
     s = shape(1, 8192, 8192 + 32);
     assert_int_not_equal(plan_of(&h, &s, QC_MATMUL_AUTO, 0).variant, QC_MATMUL_STREAM);
@@ -449,7 +449,7 @@ static void test_workspace(void **state)
                 for (size_t l = 0; l < 4; l++) {
                     qc_matmul_shape s = shape(0, shapes[i][0], shapes[i][1]);
                     s.have_gemm = (i + j) % 3 != 0;
-                    s.kind = j % 2 ? QC_WEIGHTS_NF4 : QC_WEIGHTS_INT8_BLOCKS;
+                    s.kind = j % 2 ? QC_FORM_NF4 : QC_FORM_INT8_BLOCKS;
                     s.codes_alignment = 16;
                     uint64_t bytes = qc_matmul_plan_workspace(&devices[d], &s, most[j],
                                                               QC_MATMUL_AUTO, limits[l]);

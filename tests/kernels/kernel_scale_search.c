@@ -21,9 +21,9 @@ typedef struct {
     size_t src_offset, codes_offset; /* elements, bytes */
 } blocks_case;
 
-static void *scratch_for(const qc_search_form *form, uint64_t cols)
+static void *scratch_for(void)
 {
-    void *p = aligned_alloc(64, (size_t)qc_search_scratch_bytes(form, cols));
+    void *p = aligned_alloc(64, (size_t)qc_search_scratch_bytes());
     QT_CHECK(p != NULL, "out of memory");
     return p;
 }
@@ -37,18 +37,19 @@ static void check_blocks(const blocks_case *c, const void *src)
              (double)c->offset, c->src_offset, c->codes_offset);
     uint64_t blocks = c->n / c->block + (c->n % c->block != 0), groups = (blocks + 255) / 256;
     size_t code_bytes = c->nf4 ? (size_t)(c->n + 1) / 2 : (size_t)c->n, each = qt_size(c->dtype);
-    qc_search_form form = {.is_nf4 = c->nf4,
-                           .block_elems = c->block,
-                           .nested = c->nested,
-                           .offset = c->offset,
-                           .effort = c->refit ? QC_SEARCH_REFIT : QC_SEARCH_ONCE};
+    qc_form form = {.ops = c->nf4 ? &qc_form_nf4 : &qc_form_int8_blocks,
+                    .block_elems = c->block,
+                    .nested = c->nested,
+                    .offset = c->offset};
     qc_search_out out = {.codes = qt_alloc(code_bytes, 1),
                          .absmax = qt_alloc(blocks, 4),
                          .absmax_codes = qt_alloc(blocks, 1),
                          .nested_absmax = qt_alloc(groups, 4)};
     qc_piece_sums sums, got_sums;
-    void *scratch = scratch_for(&form, 0);
-    qc_search_ops_for(QC_ISA_SCALAR)->blocks(&form, src, c->dtype, c->n, &out, scratch, &sums);
+    void *scratch = scratch_for();
+    qc_search_ops_for(QC_ISA_SCALAR)
+        ->blocks(&form, c->refit ? QC_SEARCH_REFIT : QC_SEARCH_ONCE, src, c->dtype, c->n, &out,
+                 scratch, &sums);
 
     qd_buffer d_src = qd_new_from(src, (size_t)c->n * each, c->src_offset * each);
     qd_buffer d_codes = qd_new(code_bytes, c->codes_offset), d_absmax = qd_new(blocks * 4, 4);
@@ -233,7 +234,7 @@ static void test_bad(void **state)
 
 static void rows_truth(const qz_rows *r, int8_t *codes, float *scb, qc_piece_sums *sums)
 {
-    void *scratch = scratch_for(NULL, r->cols);
+    void *scratch = scratch_for();
     qc_search_ops_for(QC_ISA_SCALAR)
         ->rows(r->src, r->dtype, r->rows, r->cols, codes, scb, scratch, sums);
     free(scratch);

@@ -17,8 +17,7 @@
 
 static int slow;
 
-static const qc_weights_kind kinds[] = {QC_WEIGHTS_NF4, QC_WEIGHTS_INT8_ROWS,
-                                        QC_WEIGHTS_INT8_BLOCKS};
+static const qc_form_kind kinds[] = {QC_FORM_NF4, QC_FORM_INT8_ROWS, QC_FORM_INT8_BLOCKS};
 
 /* The plan that a product gets. */
 static qc_matmul_plan plan_of(const qc_matmul *h, const km_spec *s, const km_job *j)
@@ -69,9 +68,9 @@ static void multiply(qc_matmul *h, qt_rng *rng, const km_spec *spec, km_job job)
     km_data_make(&d, &w, &job, rng);
     km_run(h, &w, &d);
     km_check(&w, &d,
-             (km_rounding){.weight = spec->kind != QC_WEIGHTS_NF4 ? 0x1p-22
-                                     : spec->custom_map           ? 0x1p-11
-                                                                  : 0x1p-11 * 0.6,
+             (km_rounding){.weight = spec->kind != QC_FORM_NF4 ? 0x1p-22
+                                     : spec->custom_map        ? 0x1p-11
+                                                               : 0x1p-11 * 0.6,
                            .absolute = spec->custom_map ? 0x1p-25 * 2 : 0});
     uint16_t *before = km_host(job.m * d.job.ldy * 2);
     memcpy(before, d.y, job.m * d.job.ldy * 2);
@@ -289,13 +288,13 @@ static void test_identity(void **state)
                 float exact = km_value(&w.host, n, first + m),
                       got = km_float(d.y[m * spec.n + n], job.y_dtype);
                 double off = fabs((double)got - (double)exact);
-                if (spec.kind == QC_WEIGHTS_INT8_ROWS)
+                if (spec.kind == QC_FORM_INT8_ROWS)
                     QT_CHECK(d.y[m * spec.n + n] == km_bits(exact + 0.0f, job.y_dtype),
                              "W[%" PRIu64 "][%" PRIu64 "] is %a instead of %a", n, first + m,
                              (double)got, (double)exact);
                 else
                     QT_CHECK(off <= fabs((double)exact) * 0x1p-11 *
-                                        (spec.kind == QC_WEIGHTS_NF4 ? 1.6 : 1.0001),
+                                        (spec.kind == QC_FORM_NF4 ? 1.6 : 1.0001),
                              "W[%" PRIu64 "][%" PRIu64 "] is %a instead of %a", n, first + m,
                              (double)got, (double)exact);
             }
@@ -451,7 +450,7 @@ static void test_groups(void **state)
                               : 64 + 3 * i,
                 .k = k,
                 .block = 64,
-                .nested = kinds[t / 4 % 3] != QC_WEIGHTS_INT8_ROWS && t % 4 != 3,
+                .nested = kinds[t / 4 % 3] != QC_FORM_INT8_ROWS && t % 4 != 3,
                 .custom_map = t % 8 == 6 && i == 1,
                 .scale = i % 2 ? 0.05 : 1e-4,
             };
@@ -489,8 +488,8 @@ static void test_group_arguments(void **state)
     (void)state;
     qt_rng rng = qt_rng_start("arguments");
     qc_matmul *h = km_handle();
-    km_spec specs[2] = {{.kind = QC_WEIGHTS_NF4, .n = 64, .k = 128, .block = 64},
-                        {.kind = QC_WEIGHTS_NF4, .n = 80, .k = 128, .block = 64}};
+    km_spec specs[2] = {{.kind = QC_FORM_NF4, .n = 64, .k = 128, .block = 64},
+                        {.kind = QC_FORM_NF4, .n = 80, .k = 128, .block = 64}};
     km_job job = {.m = 2, .x_dtype = QC_DTYPE_F16, .y_dtype = QC_DTYPE_F16};
     group g;
     group_make(&g, h, specs, 2, job, &rng);
@@ -509,9 +508,9 @@ static void test_group_arguments(void **state)
     g.io[1].ldx = 136;
     expect_group(&g, h, 2, "another ldx");
     g.io[1] = io;
-    g.w[1].ready.w.cols = 64;
+    g.w[1].ready.w.form.cols = 64;
     expect_group(&g, h, 2, "another K");
-    g.w[1].ready.w.cols = 128;
+    g.w[1].ready.w.form.cols = 128;
     group_run(&g, h, QC_MATMUL_AUTO);
     group_free(&g);
     qc_matmul_destroy(h);
@@ -554,7 +553,7 @@ static void test_faults(void **state)
     (void)state;
     qt_rng rng = qt_rng_start("faults");
     qc_matmul *h = km_handle();
-    km_spec spec = {.kind = QC_WEIGHTS_NF4, .n = 64, .k = 1216, .block = 64, .nested = 1};
+    km_spec spec = {.kind = QC_FORM_NF4, .n = 64, .k = 1216, .block = 64, .nested = 1};
     km_job job = {.m = 2, .x_dtype = QC_DTYPE_F16, .y_dtype = QC_DTYPE_F16};
     km_weight w;
     km_data d;

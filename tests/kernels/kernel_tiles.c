@@ -24,7 +24,7 @@ static qt_rng rng;
 static km_rounding rounding_of(const km_spec *s)
 {
     double scale = s->scale != 0.0 ? s->scale : 0.05;
-    return (km_rounding){.weight = s->kind == QC_WEIGHTS_NF4 ? 0x1p-11 : 0.0,
+    return (km_rounding){.weight = s->kind == QC_FORM_NF4 ? 0x1p-11 : 0.0,
                          .absolute = s->custom_map ? 0x1p-25 * scale : 0.0};
 }
 
@@ -48,8 +48,8 @@ static void multiply(const km_spec *spec, km_job job)
 
 static km_spec next_spec(unsigned t, uint64_t n, uint64_t k)
 {
-    static const qc_weights_kind kinds[] = {QC_WEIGHTS_NF4, QC_WEIGHTS_NF4, QC_WEIGHTS_INT8_ROWS,
-                                            QC_WEIGHTS_INT8_BLOCKS};
+    static const qc_form_kind kinds[] = {QC_FORM_NF4, QC_FORM_NF4, QC_FORM_INT8_ROWS,
+                                         QC_FORM_INT8_BLOCKS};
     static const uint32_t blocks[] = {64, 64, 128, 256, 512, 1024, 2048, 4096};
     return (km_spec){
         .kind = kinds[t % 4],
@@ -111,9 +111,9 @@ static void test_every_scale(void **state)
     (void)state;
     for (size_t i = 0; i < COUNT(scales); i += qt_every(3))
         for (unsigned kind = 0; kind < 3; kind++) {
-            km_spec spec = {.kind = kind == 0   ? QC_WEIGHTS_NF4
-                                    : kind == 1 ? QC_WEIGHTS_INT8_ROWS
-                                                : QC_WEIGHTS_INT8_BLOCKS,
+            km_spec spec = {.kind = kind == 0   ? QC_FORM_NF4
+                                    : kind == 1 ? QC_FORM_INT8_ROWS
+                                                : QC_FORM_INT8_BLOCKS,
                             .n = 20,
                             .k = 192,
                             .block = 64,
@@ -131,7 +131,7 @@ static void test_every_workspace(void **state)
     static const uint64_t room[] = {0, 30000, 9000, 6000, 256};
     (void)state;
     for (unsigned i = 0; i < 2 * COUNT(room); i += qt_every(3)) {
-        km_spec spec = {.kind = i % 2 ? QC_WEIGHTS_INT8_ROWS : QC_WEIGHTS_NF4,
+        km_spec spec = {.kind = i % 2 ? QC_FORM_INT8_ROWS : QC_FORM_NF4,
                         .n = 70,
                         .k = 4096 + 64,
                         .block = 64,
@@ -151,10 +151,8 @@ static void test_not_finite(void **state)
     static const uint64_t ms[] = {11, 29, 61};
     (void)state;
     for (unsigned variant = 0; variant < 6; variant += qt_every(5)) {
-        km_spec spec = {.kind = variant % 2 ? QC_WEIGHTS_INT8_ROWS : QC_WEIGHTS_NF4,
-                        .n = 50,
-                        .k = 576,
-                        .block = 64};
+        km_spec spec = {
+            .kind = variant % 2 ? QC_FORM_INT8_ROWS : QC_FORM_NF4, .n = 50, .k = 576, .block = 64};
         km_job job = {.m = ms[variant / 2],
                       .x_dtype = variant % 4 ? QC_DTYPE_BF16 : QC_DTYPE_F16,
                       .y_dtype = QC_DTYPE_F16,
@@ -214,7 +212,7 @@ static qc_matmul_shape shape(const km_spec *spec, uint64_t m)
     s.m = m;
     s.n = spec->n;
     s.k = spec->k;
-    s.block_elems = spec->kind == QC_WEIGHTS_INT8_ROWS ? 0 : spec->block;
+    s.block_elems = spec->kind == QC_FORM_INT8_ROWS ? 0 : spec->block;
     s.x_dtype = s.y_dtype = QC_DTYPE_F16;
     s.ldx = s.k;
     s.x_alignment = s.codes_alignment = 16;
@@ -346,7 +344,7 @@ static void test_every_memory(void **state)
             qc_matmul_shape s = shape(&spec, ms[v / 3]);
             qc_matmul_plan p;
             int taken = plan_of(&p, &d, &s);
-            assert_int_equal(taken, kib[i] > 99 || spec.kind == QC_WEIGHTS_NF4);
+            assert_int_equal(taken, kib[i] > 99 || spec.kind == QC_FORM_NF4);
             if (!taken)
                 continue;
             assert_true(p.shared_bytes <= d.shared_block_bytes);
@@ -390,7 +388,7 @@ static void test_groups(void **state)
                       .y_dtype = QC_DTYPE_BF16};
         uint64_t n = 0;
         for (uint32_t i = 0; i < PARTS_MOST; i++) {
-            km_spec spec = {.kind = v % 2 ? QC_WEIGHTS_INT8_ROWS : QC_WEIGHTS_NF4,
+            km_spec spec = {.kind = v % 2 ? QC_FORM_INT8_ROWS : QC_FORM_NF4,
                             .n = ns[i],
                             .k = 640,
                             .block = 64,
@@ -439,7 +437,7 @@ static void test_takes(void **state)
 {
     (void)state;
     qc_cuda_device h200 = device(90, 132, 227), rtx = device(86, 82, 99), t4 = device(75, 40, 64);
-    km_spec spec = {.kind = QC_WEIGHTS_NF4, .n = 8192, .k = 8192, .block = 64};
+    km_spec spec = {.kind = QC_FORM_NF4, .n = 8192, .k = 8192, .block = 64};
     qc_matmul_shape s = shape(&spec, 33);
     qc_matmul_plan p;
     assert_true(plan_of(&p, &h200, &s));
@@ -451,7 +449,7 @@ static void test_takes(void **state)
     assert_false(qc_tiles_takes(&h200, &s, &p));
     s.block_elems = 32;
     assert_false(plan_of(&p, &h200, &s));
-    s.kind = QC_WEIGHTS_INT8_ROWS;
+    s.kind = QC_FORM_INT8_ROWS;
     s.block_elems = 0;
     assert_true(plan_of(&p, &h200, &s));
     assert_false(plan_of(&p, &rtx, &s));
@@ -474,7 +472,7 @@ static void test_plans(void **state)
         for (size_t j = 0; j < COUNT(shapes); j++)
             for (uint64_t m = 1; m <= 200; m += m < 70 ? 1 : 37) {
                 const qc_cuda_device *d = &devices[i];
-                km_spec spec = {.kind = m % 5 == 4 && i < 2 ? QC_WEIGHTS_INT8_ROWS : QC_WEIGHTS_NF4,
+                km_spec spec = {.kind = m % 5 == 4 && i < 2 ? QC_FORM_INT8_ROWS : QC_FORM_NF4,
                                 .n = shapes[j][0],
                                 .k = shapes[j][1],
                                 .block = 64};

@@ -22,7 +22,7 @@ static qc_matmul_shape shape(uint64_t m, uint64_t n, uint64_t k)
 {
     qc_matmul_shape s;
     memset(&s, 0, sizeof s);
-    s.kind = QC_WEIGHTS_NF4;
+    s.kind = QC_FORM_NF4;
     s.m = m;
     s.n = n;
     s.k = k;
@@ -37,7 +37,7 @@ static qc_matmul_shape shape(uint64_t m, uint64_t n, uint64_t k)
 static qc_matmul_tuned row(uint64_t n, uint64_t k, uint64_t least, uint64_t most,
                            qc_matmul_path path, uint32_t variant, uint32_t blocks)
 {
-    return (qc_matmul_tuned){90, 132, QC_WEIGHTS_NF4, n, k, least, most, {path, variant, blocks}};
+    return (qc_matmul_tuned){90, 132, QC_FORM_NF4, n, k, least, most, {path, variant, blocks}};
 }
 
 static qc_matmul_plan plan_of(const qc_cuda_device *d, const qc_matmul_shape *s,
@@ -58,7 +58,7 @@ static void test_lookup(void **state)
         row(64, 128, 1, 1, QC_MATMUL_GEMV, 0, 3),
         row(64, 128, 3, 8, QC_MATMUL_GEMV, 0, 4),
         row(64, 128, 5, 20, QC_MATMUL_GEMV, 0, 5), /* overlaps: the first one counts */
-        {0, 0, QC_WEIGHTS_NF4, 64, 128, 1, 30, {QC_MATMUL_GEMV, 0, 6}}};
+        {0, 0, QC_FORM_NF4, 64, 128, 1, 30, {QC_MATMUL_GEMV, 0, 6}}};
     static const struct {
         uint64_t m;
         uint32_t blocks;
@@ -80,7 +80,7 @@ static void test_lookup(void **state)
     s = shape(1, 64, 129);
     assert_int_equal(qc_matmul_tuned_find(rows, 4, &h, &s).path, QC_MATMUL_AUTO);
     s = shape(1, 64, 128);
-    s.kind = QC_WEIGHTS_INT8_ROWS;
+    s.kind = QC_FORM_INT8_ROWS;
     assert_int_equal(qc_matmul_tuned_find(rows, 4, &h, &s).path, QC_MATMUL_AUTO);
 }
 
@@ -104,7 +104,7 @@ static void test_check(void **state)
     expect_refused(row(64, 128, 1, 8, QC_MATMUL_MMA_16816, QC_MATMUL_VARIANT_COUNT, 0), "variant");
     expect_refused(row(64, 128, 1, 8, QC_MATMUL_GEMV, 0, QC_MATMUL_BLOCKS_MOST + 1), "65536");
     qc_matmul_tuned kind = row(64, 128, 1, 8, QC_MATMUL_GEMV, 0, 0);
-    kind.kind = (qc_weights_kind)99;
+    kind.kind = (qc_form_kind)99;
     expect_refused(kind, "kind 99");
     km_expect(qc_matmul_tuned_check(&kind, QC_MATMUL_TUNED_MOST + 1, &err), QC_ERR_USAGE, &err,
               "4097");
@@ -291,8 +291,14 @@ static void run_with(qc_matmul *h, const km_weight *w, km_data *d, qc_matmul_pat
                      uint32_t blocks)
 {
     const qc_cuda_device *of = qc_matmul_device(h);
-    const qc_matmul_tuned rows[] = {
-        {of->sm, of->multiprocessors, w->ready.w.kind, d->n, d->k, 1, 64, {path, 0, blocks}}};
+    const qc_matmul_tuned rows[] = {{of->sm,
+                                     of->multiprocessors,
+                                     w->ready.w.form.ops->kind,
+                                     d->n,
+                                     d->k,
+                                     1,
+                                     64,
+                                     {path, 0, blocks}}};
     KM_OK(qc_matmul_set_tuning(h, rows, path == QC_MATMUL_AUTO ? 0 : 1, &km_error));
     km_run(h, w, d);
 }
@@ -305,7 +311,7 @@ static void test_run(void **state)
     const uint64_t n = 48, k = 1664, m = 12;
     qc_matmul_path tensor = qc_matmul_device(h)->sm >= 80 ? QC_MATMUL_MMA_16816 : QC_MATMUL_MMA_884;
     for (int nf4 = 0; nf4 < 2; nf4++) {
-        const km_spec spec = {.kind = nf4 ? QC_WEIGHTS_NF4 : QC_WEIGHTS_INT8_ROWS,
+        const km_spec spec = {.kind = nf4 ? QC_FORM_NF4 : QC_FORM_INT8_ROWS,
                               .n = n,
                               .k = k,
                               .block = nf4 ? 64 : 0,

@@ -50,12 +50,12 @@ static void begin(problem *p, uint32_t segments, uint32_t devices)
 /* Sizes and costs as the candidates have them, with noise; sometimes one is missing. */
 static void add_item(problem *p, uint32_t segment)
 {
-    static const double bits[QC_AUTO_CHOICES] = {4.13, 4.25, 8.03, 16};
-    static const double cost[QC_AUTO_CHOICES] = {8.5e-3, 7e-3, 5e-5, 0};
+    static const double bits[QC_CANDIDATES] = {4.13, 4.25, 8.03, 16};
+    static const double cost[QC_CANDIDATES] = {8.5e-3, 7e-3, 5e-5, 0};
     qc_auto_item *it = &p->items[p->task.item_count++];
     double elems = 20 + 200 * unit(), weight = 0.1 + unit();
     it->segment = segment;
-    for (unsigned c = 0; c < QC_AUTO_CHOICES; c++) {
+    for (unsigned c = 0; c < QC_CANDIDATES; c++) {
         it->bytes[c] = (uint64_t)(elems * bits[c] / 8 * (0.9 + 0.2 * unit())) + 1;
         it->cost[c] = cost[c] * weight * (0.7 + 0.6 * unit());
         if (c != 3 && rng() % 10 == 0)
@@ -102,7 +102,7 @@ static double brute(const problem *p, unsigned *chosen, uint32_t i, double cost,
         return best;
     if (i == p->task.item_count)
         return cuts_exist(p, chosen, cut, 0) ? cost : best;
-    for (unsigned c = QC_AUTO_CHOICES; c-- > 0;) {
+    for (unsigned c = QC_CANDIDATES; c-- > 0;) {
         chosen[i] = c;
         if (!isnan(p->items[i].cost[c]))
             best = brute(p, chosen, i + 1, cost + p->items[i].cost[c], best);
@@ -122,7 +122,7 @@ static void check(const problem *p)
 {
     double cost = 0;
     for (uint32_t i = 0; i < p->task.item_count; i++) {
-        assert_true(p->chosen[i] < QC_AUTO_CHOICES);
+        assert_true(p->chosen[i] < QC_CANDIDATES);
         assert_true(p->items[i].cost[p->chosen[i]] >= 0);
         cost += p->items[i].cost[p->chosen[i]];
     }
@@ -136,7 +136,7 @@ static void check(const problem *p)
             assert_true(p->cut[d] >= p->cut[d - 1] && p->cut[d] <= p->task.segment_count);
     }
     assert_true(p->out.bound <= p->out.cost * (1 + 1e-9) + 1e-15);
-    for (unsigned c = 0; c < QC_AUTO_CHOICES; c++) {
+    for (unsigned c = 0; c < QC_CANDIDATES; c++) {
         if (p->out.uniform_fits[c])
             assert_true(p->out.cost <= p->out.uniform[c]);
     }
@@ -183,7 +183,7 @@ static void test_against_brute_force(void **state)
         check(&p);
         double best = brute(&p, work, 0, 0, (double)INFINITY);
         assert_int_equal(p.out.fits, !isinf(best));
-        for (unsigned c = 0; c < QC_AUTO_CHOICES; c++) {
+        for (unsigned c = 0; c < QC_CANDIDATES; c++) {
             uint32_t cut[MAX_DEVICES];
             for (uint32_t i = 0; i < p.task.item_count; i++)
                 work[i] = c;
@@ -197,7 +197,7 @@ static void test_against_brute_force(void **state)
         double all = 0; /* the whole range there is to gain */
         for (uint32_t i = 0; i < p.task.item_count; i++) {
             double most = 0;
-            for (unsigned c = 0; c < QC_AUTO_CHOICES; c++)
+            for (unsigned c = 0; c < QC_CANDIDATES; c++)
                 most = p.items[i].cost[c] > most ? p.items[i].cost[c] : most;
             all += most;
         }
@@ -223,11 +223,11 @@ static void large(uint32_t layers, uint32_t each, const char *what)
     static problem p, q;
     begin(&p, layers + 2, 8);
     rng_state = 7;
-    uint64_t bytes[QC_AUTO_CHOICES] = {0};
+    uint64_t bytes[QC_CANDIDATES] = {0};
     for (uint32_t l = 1; l <= layers; l++) {
         for (uint32_t k = 0; k < each; k++) {
             add_item(&p, l);
-            for (unsigned c = 0; c < QC_AUTO_CHOICES; c++)
+            for (unsigned c = 0; c < QC_CANDIDATES; c++)
                 bytes[c] += p.items[p.task.item_count - 1].bytes[c];
         }
     }

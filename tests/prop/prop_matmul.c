@@ -69,9 +69,9 @@ static void *run(const job *j, qc_isa isa, int dense, uint64_t step)
     for (uint64_t at = 0; at < j->n; at += step) {
         uint64_t count = j->n - at < step ? j->n - at : step;
         if (dense)
-            ops->dense(j->dense, j->dense_type, j->k, at, count, &io, j->scratch);
+            qc_matmul_cpu_dense(ops, j->dense, j->dense_type, j->k, at, count, &io, j->scratch);
         else
-            ops->quantized(&j->t.w, at, count, &io, j->scratch);
+            qc_matmul_cpu_quantized(ops, &j->t.w, at, count, &io, j->scratch);
     }
     return io.y;
 }
@@ -94,8 +94,8 @@ static void test_every_table_gives_the_same_bits(void **state)
                 QT_CHECK(memcmp(want, whole, bytes) == 0,
                          "%s, dense %d: n %d k %d m %d x %s y %s kind %d block %u",
                          qc_isa_name((qc_isa)isa), dense, (int)j.n, (int)j.k, (int)j.m,
-                         qc_dtype_name(j.io.x_dtype), qc_dtype_name(j.io.y_dtype), (int)j.t.w.kind,
-                         j.t.w.block_elems);
+                         qc_dtype_name(j.io.x_dtype), qc_dtype_name(j.io.y_dtype),
+                         (int)j.t.w.form.ops->kind, j.t.w.form.block_elems);
                 QT_CHECK(memcmp(want, cut, bytes) == 0, "%s: the cut matters",
                          qc_isa_name((qc_isa)isa));
                 free(whole);

@@ -34,9 +34,9 @@ static void guard_check(const void *p, uint64_t bytes, const char *what, const c
                  i - bytes);
 }
 
-static result result_new(const qc_search_form *form, uint64_t n)
+static result result_new(const qc_form *form, uint64_t n)
 {
-    result r = {.code_bytes = form->is_nf4 ? (n + 1) / 2 : n};
+    result r = {.code_bytes = qc_form_code_bytes(form, n)};
     r.blocks = (n + form->block_elems - 1) / form->block_elems;
     r.groups = (r.blocks + QC_NESTED_BLOCK - 1) / QC_NESTED_BLOCK;
     r.codes = guarded(r.code_bytes);
@@ -54,25 +54,25 @@ static void result_free(result *r)
     free(r->nested_absmax);
 }
 
-static void *scratch_new(const qc_search_form *form, uint64_t cols)
+static void *scratch_new(void)
 {
-    void *p = aligned_alloc(64, qc_search_scratch_bytes(form, cols));
+    void *p = aligned_alloc(64, qc_search_scratch_bytes());
     QT_CHECK(p != NULL, "out of memory");
     return p;
 }
 
 /* From group `group` on, n elements that begin at element `first`. */
-static qc_piece_sums search_part(const qc_search_ops *ops, const qc_search_form *form,
-                                 const void *src, qc_dtype dtype, uint64_t first, uint64_t n,
-                                 result *r)
+static qc_piece_sums search_part(const qc_search_ops *ops, const qc_form *form,
+                                 qc_search_effort effort, const void *src, qc_dtype dtype,
+                                 uint64_t first, uint64_t n, result *r)
 {
     qc_piece_sums sums;
     uint64_t block = first / form->block_elems;
-    qc_search_out out = {r->codes + (form->is_nf4 ? first / 2 : first), r->absmax + block,
+    qc_search_out out = {r->codes + qc_form_code_bytes(form, first), r->absmax + block,
                          r->absmax_codes + block, r->nested_absmax + block / QC_NESTED_BLOCK};
-    void *scratch = scratch_new(form, 0);
-    ops->blocks(form, (const unsigned char *)src + first * qt_size(dtype), dtype, n, &out, scratch,
-                &sums);
+    void *scratch = scratch_new();
+    ops->blocks(form, effort, (const unsigned char *)src + first * qt_size(dtype), dtype, n, &out,
+                scratch, &sums);
     free(scratch);
     return sums;
 }
@@ -150,17 +150,17 @@ static unsigned char *make_source(qt_rng *rng, unsigned kind, qc_dtype dtype, ui
     return src;
 }
 
-static void compare(const qc_search_ops *ops, const qc_search_form *form, const void *src,
-                    qc_dtype dtype, uint64_t n, unsigned kind)
+static void compare(const qc_search_ops *ops, const qc_form *form, qc_search_effort effort,
+                    const void *src, qc_dtype dtype, uint64_t n, unsigned kind)
 {
     char where[160];
     snprintf(where, sizeof where,
              "%s %s block %u nested %d offset %a effort %d dtype %d n %" PRIu64 " kind %u",
-             qc_isa_name(ops->isa), form->is_nf4 ? "nf4" : "int8", form->block_elems, form->nested,
-             (double)form->offset, (int)form->effort, (int)dtype, n, kind);
+             qc_isa_name(ops->isa), form->ops->name, form->block_elems, form->nested,
+             (double)form->offset, (int)effort, (int)dtype, n, kind);
     result a = result_new(form, n), b = result_new(form, n);
-    a.sums = search_part(tables[0], form, src, dtype, 0, n, &a);
-    b.sums = search_part(ops, form, src, dtype, 0, n, &b);
+    a.sums = search_part(tables[0], form, effort, src, dtype, 0, n, &a);
+    b.sums = search_part(ops, form, effort, src, dtype, 0, n, &b);
     if (same_sums(&a.sums, &b.sums, where)) {
         same_bytes(a.absmax, b.absmax, a.blocks * 4, "absmax", where);
         same_bytes(a.codes, b.codes, a.code_bytes, "codes", where);
@@ -182,24 +182,24 @@ static void blocks_are_equal(void **state)
     for (unsigned round = 0; round < 330; round++) {
         const unsigned kind = round % KINDS;
         const qc_dtype dtype = qt_float_types[qt_below(&rng, 4)];
-        qc_search_form form = {
-            .is_nf4 = (int)qt_below(&rng, 2),
+        qc_form form = {
+            .ops = qt_below(&rng, 2) ? &qc_form_nf4 : &qc_form_int8_blocks,
             .block_elems = block_sizes[qt_below(&rng, round % 8 ? 3 : 8)],
             .nested = qt_below(&rng, 4) > 0,
-            .effort = qt_below(&rng, 6) ? QC_SEARCH_ONCE : QC_SEARCH_REFIT,
         };
+        const qc_search_effort effort = qt_below(&rng, 6) ? QC_SEARCH_ONCE : QC_SEARCH_REFIT;
         uint64_t n = 1 + qt_below(&rng, form.block_elems * (round % 5 ? 20u : 300u));
         n = n > 40000 ? 40000 : n;
         unsigned char *whole;
         void *src = make_source(&rng, kind, dtype, n, form.block_elems, (unsigned)qt_below(&rng, 3),
                                 &whole);
         if (form.nested && qt_below(&rng, 4))
-            form.offset = form.is_nf4 && qt_below(&rng, 4)
+            form.offset = form.ops == &qc_form_nf4 && qt_below(&rng, 4)
                               ? 0.0f
                               : qc_f32_from_bf16(qc_bf16_from_f64(fabs(qt_get(src, dtype, 0))));
         form.offset = isfinite(form.offset) ? form.offset : 1.0f;
         for (unsigned t = 1; t < table_count; t++)
-            compare(tables[t], &form, src, dtype, n, kind);
+            compare(tables[t], &form, effort, src, dtype, n, kind);
         free(whole);
     }
 }
@@ -208,15 +208,15 @@ static void groups_stand_alone(void **state)
 {
     (void)state;
     qt_rng rng = qt_rng_start("groups_stand_alone");
-    const qc_search_form form = {.is_nf4 = 1, .block_elems = 32, .nested = 1};
+    const qc_form form = {.ops = &qc_form_nf4, .block_elems = 32, .nested = 1};
     const uint64_t group = 32 * QC_NESTED_BLOCK, n = 3 * group + 77;
     unsigned char *whole;
     void *src = make_source(&rng, 0, QC_DTYPE_BF16, n, 32, 0, &whole);
     for (unsigned t = 0; t < table_count; t++) {
         result a = result_new(&form, n), b = result_new(&form, n);
-        a.sums = search_part(tables[t], &form, src, QC_DTYPE_BF16, 0, n, &a);
+        a.sums = search_part(tables[t], &form, QC_SEARCH_ONCE, src, QC_DTYPE_BF16, 0, n, &a);
         for (uint64_t g = 4; g-- > 0;)
-            (void)search_part(tables[t], &form, src, QC_DTYPE_BF16, g * group,
+            (void)search_part(tables[t], &form, QC_SEARCH_ONCE, src, QC_DTYPE_BF16, g * group,
                               g < 3 ? group : n - 3 * group, &b);
         same_bytes(a.codes, b.codes, a.code_bytes, "codes", "groups alone");
         same_bytes(a.absmax, b.absmax, a.blocks * 4, "absmax", "groups alone");
@@ -236,7 +236,7 @@ static void compare_rows(const qc_search_ops *ops, const void *src, qc_dtype dty
     int8_t *codes[2];
     float *scb[2];
     qc_piece_sums sums[2];
-    void *scratch = scratch_new(NULL, cols);
+    void *scratch = scratch_new();
     for (unsigned side = 0; side < 2; side++) {
         codes[side] = guarded(rows * cols);
         scb[side] = guarded(rows * 4);

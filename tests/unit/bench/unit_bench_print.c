@@ -119,7 +119,7 @@ static void text(void **state)
 static void markdown(void **state)
 {
     fixture *f = *state;
-    assert_int_equal(qc_bench_markdown(&request, &f->r, &f->out, NULL), QC_OK);
+    assert_int_equal(qc_bench_markdown(&request, &f->r, &f->arena, &f->out, NULL), QC_OK);
     has(f, "### Made Up 1\n");
     has(f, "| cuBLAS, 8192 x 8192 x 8192 | 100 | TFLOP/s | 99.0 to 101 |\n");
     has(f, "#### Tiny, nf4\n\n| M | q, o, 64 x 128 | down, 128 x 64 | all of a layer |\n"
@@ -133,7 +133,7 @@ static void markdown(void **state)
     f->rows[1].turn.bytes = 4000;
     f->r.device.no_gemm = "libcublas is not here";
     f->out.len = 0;
-    assert_int_equal(qc_bench_markdown(&request, &f->r, &f->out, NULL), QC_OK);
+    assert_int_equal(qc_bench_markdown(&request, &f->r, &f->arena, &f->out, NULL), QC_OK);
     has(f, "\nNo comparison with cuBLAS: libcublas is not here.\n");
     has(f, "\nIn 1 the weights together are not more than four times the L2 cache");
 }
@@ -169,7 +169,7 @@ static void failed(void **state)
     assert_int_equal(qc_bench_text(&request, &f->r, &f->arena, &f->out, NULL), QC_OK);
     has(f, list);
     f->out.len = 0;
-    assert_int_equal(qc_bench_markdown(&request, &f->r, &f->out, NULL), QC_OK);
+    assert_int_equal(qc_bench_markdown(&request, &f->r, &f->arena, &f->out, NULL), QC_OK);
     has(f, list);
     f->out.len = 0;
     assert_int_equal(qc_bench_json(&request, &f->r, &f->out, NULL), QC_OK);

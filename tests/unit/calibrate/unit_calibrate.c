@@ -1,6 +1,6 @@
-/* Layers in stages: each gives the inputs of its linear layers, and all together are the layer. */
+/* Layers point by point: each gives the inputs of its linear layers, and all together are the
+ * layer. */
 #include "base/alloc.h"
-#include "convert/llama/eval_windows.h"
 #include "convert/llama/llama_forward.h"
 #include "convert/llama/token_text.h"
 #include "quant/matmul_ops.h"
@@ -53,8 +53,8 @@ static void assert_near(double a, double b)
     assert_true(a - b < 1e-4 && b - a < 1e-4);
 }
 
-/* What a stage adds to the hidden states is its weight times the inputs that it gave. */
-static void stages_are_the_layer(void **unused)
+/* What a point adds to the hidden states is its weight times the inputs that it gave. */
+static void points_are_the_layer(void **unused)
 {
     (void)unused;
     static const struct {
@@ -92,41 +92,40 @@ static void stages_are_the_layer(void **unused)
     }
     w.vectors[QC_LLAMA_INPUT_NORM] = floats(HIDDEN);
     w.vectors[QC_LLAMA_POST_NORM] = floats(HIDDEN);
-    float *whole = floats(TOKENS * HIDDEN), *staged = floats(TOKENS * HIDDEN);
+    float *whole = floats(TOKENS * HIDDEN), *moved = floats(TOKENS * HIDDEN);
     float *before = floats(TOKENS * HIDDEN), *attended = floats(TOKENS * Q);
     double *y = calloc(TOKENS * HIDDEN, sizeof *y);
     assert_non_null(y);
-    memcpy(staged, whole, TOKENS * HIDDEN * sizeof *whole);
+    memcpy(moved, whole, TOKENS * HIDDEN * sizeof *whole);
     assert_int_equal(qc_llama_cpu_create(&cpu, &shape, &tools, &batch, &err), QC_OK);
     assert_int_equal(qc_llama_cpu_layer(&cpu, &w, 0, whole, &err), QC_OK);
-    for (int stage = QC_LLAMA_AT_QKV; stage <= QC_LLAMA_AT_END; stage++) {
+    for (int point = QC_LLAMA_AT_QKV; point <= QC_LLAMA_AT_END; point++) {
         qc_llama_chunk at = {0};
         uint64_t seen = 0;
         unsigned chunks = 0;
         while (qc_llama_cpu_next(&cpu, &at)) {
-            const float *x = NULL;
-            uint64_t ldx = 0;
-            memcpy(before, staged, TOKENS * HIDDEN * sizeof *before);
+            const qc_llama_pass pass = {.w = &w, .hidden = moved, .attended = attended};
+            qc_llama_inputs in;
+            memcpy(before, moved, TOKENS * HIDDEN * sizeof *before);
             assert_int_equal(at.start, seen);
-            assert_int_equal(qc_llama_cpu_stage(&cpu, &w, 0, &at, (qc_llama_stage)stage, staged,
-                                                attended, &x, &ldx, &err),
+            assert_int_equal(qc_llama_cpu_at(&cpu, &pass, &at, (qc_llama_point)point, &in, &err),
                              QC_OK);
             seen += at.tokens;
             chunks++;
-            if (stage == QC_LLAMA_AT_O) {
-                assert_int_equal(ldx, Q);
-                memcpy(attended + at.start * Q, x, at.tokens * Q * sizeof *x);
+            if (point == QC_LLAMA_AT_O) {
+                assert_int_equal(in.ld, Q);
+                memcpy(attended + at.start * Q, in.x, at.tokens * Q * sizeof *in.x);
             }
-            int part = stage == QC_LLAMA_AT_GATE   ? QC_LLAMA_O
-                       : stage == QC_LLAMA_AT_DOWN ? QC_LLAMA_DOWN
-                                                   : -1;
-            if (part < 0)
+            int which = point == QC_LLAMA_AT_GATE   ? QC_LLAMA_O
+                        : point == QC_LLAMA_AT_DOWN ? QC_LLAMA_DOWN
+                                                    : -1;
+            if (which < 0)
                 continue;
-            if (stage == QC_LLAMA_AT_GATE)
-                product(&w.matrices[part], attended + at.start * Q, Q, at.tokens, y);
+            if (point == QC_LLAMA_AT_GATE)
+                product(&w.matrices[which], attended + at.start * Q, Q, at.tokens, y);
             else
-                product(&w.matrices[part], x, ldx, at.tokens, y);
-            const float *to = stage == QC_LLAMA_AT_GATE ? staged : whole;
+                product(&w.matrices[which], in.x, in.ld, at.tokens, y);
+            const float *to = point == QC_LLAMA_AT_GATE ? moved : whole;
             for (uint64_t i = 0; i < at.tokens * HIDDEN; i++)
                 assert_near((double)to[at.start * HIDDEN + i],
                             (double)before[at.start * HIDDEN + i] + y[i]);
@@ -134,11 +133,11 @@ static void stages_are_the_layer(void **unused)
         assert_int_equal(seen, TOKENS);
         assert_int_equal(chunks, 2);
     }
-    assert_memory_equal(staged, whole, TOKENS * HIDDEN * sizeof *whole);
+    assert_memory_equal(moved, whole, TOKENS * HIDDEN * sizeof *whole);
     qc_llama_cpu_deinit(&cpu);
     qc_llama_weights_deinit(&w);
     qc_free(whole);
-    qc_free(staged);
+    qc_free(moved);
     qc_free(before);
     qc_free(attended);
     free(y);
@@ -176,7 +175,7 @@ static void windows_are_spread(void **unused)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(stages_are_the_layer),
+        cmocka_unit_test(points_are_the_layer),
         cmocka_unit_test(windows_are_spread),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

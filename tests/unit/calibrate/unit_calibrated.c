@@ -1,6 +1,6 @@
 /* The store of calibrated weights. */
 #include "base/checked.h"
-#include "convert/run/calibrate_stage.h"
+#include "convert/run/calibration.h"
 #include "tests/fixtures/calibrated_fixture.h"
 #include "tests/fixtures/pipeline_fixture.h"
 
@@ -292,14 +292,14 @@ static void test_other_conversion(void **state)
     test_conversion c;
     begin(&c, *state, "--to nf4");
     for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
-        qc_calibrate_stage stage;
+        qc_calibration stage;
         qc_error err = {0};
         calibrator.digest = runs[i].digest;
-        test_must(qc_calibrate_stage_open(&stage, &c.pipeline, &c.dir, &err), &err);
+        test_must(qc_calibration_open(&stage, &c.pipeline, &c.dir, &err), &err);
         assert_int_equal(stage.kept, runs[i].kept);
         if (stage.kept == 0)
             (void)put_all(stage.store, &c.plan);
-        qc_calibrate_stage_close(&stage);
+        qc_calibration_close(&stage);
     }
     c.pipeline.calibrated = NULL;
     test_conversion_end(&c);

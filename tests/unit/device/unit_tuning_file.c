@@ -44,8 +44,7 @@ static void put(const place *p, const char *text)
 
 static const qc_matmul_path paths[] = {QC_MATMUL_GEMV, QC_MATMUL_MMA_884, QC_MATMUL_MMA_16816,
                                        QC_MATMUL_DEQUANT_GEMM};
-static const qc_weights_kind kinds[] = {QC_WEIGHTS_NF4, QC_WEIGHTS_INT8_ROWS,
-                                        QC_WEIGHTS_INT8_BLOCKS};
+static const qc_form_kind kinds[] = {QC_FORM_NF4, QC_FORM_INT8_ROWS, QC_FORM_INT8_BLOCKS};
 
 static void there_and_back(void **state)
 {
@@ -305,9 +304,9 @@ static void saved(void **state)
     assert_int_equal(t.count, 2);
     assert_int_equal(strlen(t.date), 20);
     const qc_matmul_tuned *a = &t.rows[0], *b = &t.rows[1];
-    assert_true(a->kind == QC_WEIGHTS_INT8_ROWS && a->n == 8 && a->k == 8 && a->m_least == 5 &&
+    assert_true(a->kind == QC_FORM_INT8_ROWS && a->n == 8 && a->k == 8 && a->m_least == 5 &&
                 a->m_most == 8 && a->choice.path == QC_MATMUL_GEMV && a->choice.blocks == 2);
-    assert_true(b->kind == QC_WEIGHTS_INT8_BLOCKS && b->n == 64 && b->k == 128 && b->m_least == 1 &&
+    assert_true(b->kind == QC_FORM_INT8_BLOCKS && b->n == 64 && b->k == 128 && b->m_least == 1 &&
                 b->m_most == 1 && b->choice.path == QC_MATMUL_MMA_16816 &&
                 b->choice.variant == QC_MATMUL_TILES && b->choice.blocks == 0);
     assert_true(a->sm == 90 && a->multiprocessors == 132);

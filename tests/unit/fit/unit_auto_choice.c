@@ -81,7 +81,7 @@ static void test_schemes_option(void **state)
     assert_int_equal(qc_auto_parse_schemes(NULL, &c, &err), QC_OK);
     assert_int_equal(c, 15);
     assert_int_equal(qc_auto_parse_schemes("int8,nf4-32", &c, &err), QC_OK);
-    assert_int_equal(c, QC_AUTO_INT8 | QC_AUTO_NF4_32);
+    assert_int_equal(c, (1u << QC_CANDIDATE_INT8) | (1u << QC_CANDIDATE_NF4_32));
     static const char *const bad[] = {"", "nf4,", "nf", "nf4, int8", "nf4-64", "NF4"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         assert_int_equal(qc_auto_parse_schemes(bad[i], &c, &err), QC_ERR_USAGE);
@@ -144,17 +144,17 @@ static void test_between(void **state)
         assert_true(r.predicted <= before * (1 + 1e-9) || r.predicted < 1e-12);
         before = r.predicted;
         uint64_t weights = 0;
-        for (unsigned k = 0; k < QC_AUTO_CHOICES; k++) {
+        for (unsigned k = 0; k < QC_CANDIDATES; k++) {
             weights += r.count_chosen[k];
             kinds |= (r.count_chosen[k] ? 1u : 0u) << k;
             if (r.uniform_fits[k])
                 assert_true(r.predicted <= r.uniform[k]);
         }
         assert_int_equal(weights, 7 * LAYERS);
-        assert_int_equal(entries_of(&f, QC_SCHEME_NF4, 64), r.count_chosen[QC_AUTO_AT_NF4]);
-        assert_int_equal(entries_of(&f, QC_SCHEME_NF4, 32), r.count_chosen[QC_AUTO_AT_NF4_32]);
-        assert_int_equal(entries_of(&f, QC_SCHEME_INT8_ROWS, 0), r.count_chosen[QC_AUTO_AT_INT8]);
-        assert_int_equal(entries_of(&f, QC_SCHEME_KEEP, 0), r.count_chosen[QC_AUTO_AT_16BIT]);
+        assert_int_equal(entries_of(&f, QC_SCHEME_NF4, 64), r.count_chosen[QC_CANDIDATE_NF4]);
+        assert_int_equal(entries_of(&f, QC_SCHEME_NF4, 32), r.count_chosen[QC_CANDIDATE_NF4_32]);
+        assert_int_equal(entries_of(&f, QC_SCHEME_INT8_ROWS, 0), r.count_chosen[QC_CANDIDATE_INT8]);
+        assert_int_equal(entries_of(&f, QC_SCHEME_KEEP, 0), r.count_chosen[QC_CANDIDATE_16BIT]);
         assert_true(r.bound <= r.predicted * (1 + 1e-9));
     }
     assert_true(before < 1e-12); /* the last had room for all */
@@ -173,9 +173,9 @@ static void test_candidates_and_rules(void **state)
     fixture_rule(&f, 1, "lm_head.weight");
     choose_ok(&f, &r, "3500KB");
     assert_int_equal(r.group_count, 7 * LAYERS - 3 + 1);
-    assert_int_equal(r.count_chosen[QC_AUTO_AT_INT8] + r.count_chosen[QC_AUTO_AT_NF4_32], 0);
-    assert_true(r.count_chosen[QC_AUTO_AT_NF4] > 0 && !r.mixed);
-    assert_true(isnan(r.uniform[QC_AUTO_AT_INT8]) && !isnan(r.uniform[QC_AUTO_AT_NF4]));
+    assert_int_equal(r.count_chosen[QC_CANDIDATE_INT8] + r.count_chosen[QC_CANDIDATE_NF4_32], 0);
+    assert_true(r.count_chosen[QC_CANDIDATE_NF4] > 0 && !r.mixed);
+    assert_true(isnan(r.uniform[QC_CANDIDATE_INT8]) && !isnan(r.uniform[QC_CANDIDATE_NF4]));
     fixture_expect(&f, "model.layers.2.mlp.up_proj.weight", QC_SCHEME_KEEP, QC_ROLE_LINEAR);
     f.options.schemes = "nf5";
     assert_int_equal(choose(&f, &r, "4MB"), QC_ERR_USAGE);
@@ -234,7 +234,7 @@ static void test_transposed(void **state)
     e = fixture_entry(&f, "h.0.mlp.c_fc.weight");
     assert_true(e->scheme == QC_SCHEME_INT8_ROWS && e->transpose);
     /* Bytes are those of the written shape [256, 64]: a scale for each of 256 rows. */
-    assert_true(r.groups[0].bytes[QC_AUTO_AT_INT8] == 64u * 256 + 256 * 4 + 1);
+    assert_true(r.groups[0].bytes[QC_CANDIDATE_INT8] == 64u * 256 + 256 * 4 + 1);
     fixture_deinit(&f);
 }
 
@@ -261,7 +261,7 @@ static void test_fp8(void **state)
     assert_int_equal(r.group_count, 2);
     for (uint32_t g = 0; g < 2; g++)
         if (strstr(r.groups[g].name, "q_proj"))
-            assert_int_equal(r.groups[g].bytes[QC_AUTO_AT_16BIT], 300 * 256 + 24 + 4);
+            assert_int_equal(r.groups[g].bytes[QC_CANDIDATE_16BIT], 300 * 256 + 24 + 4);
     fixture_expect(&f, q, QC_SCHEME_KEEP, QC_ROLE_LINEAR);
     fixture_expect(&f, scale, QC_SCHEME_KEEP, QC_ROLE_STATE);
     fixture_expect(&f, input, QC_SCHEME_KEEP, QC_ROLE_STATE);
@@ -291,11 +291,11 @@ static void test_notes(void **state)
     choose_ok(&f, &r, "A100-40GB");
     assert_int_equal(r.note_count, 0);
     choose_ok(&f, &r, "A100-40GB+V100-16GB");
-    assert_int_equal(r.candidates, 15 & ~QC_AUTO_INT8);
+    assert_int_equal(r.candidates, 15 & ~(1u << QC_CANDIDATE_INT8));
     assert_true(r.note_count == 1 && strstr(r.notes[0], "V100-16GB"));
     f.options.schemes = "nf4,int8";
     choose_ok(&f, &r, "V100-16GB");
-    assert_int_equal(r.candidates, QC_AUTO_NF4 | QC_AUTO_INT8);
+    assert_int_equal(r.candidates, (1u << QC_CANDIDATE_NF4) | (1u << QC_CANDIDATE_INT8));
     assert_int_equal(r.note_count, 0);
     choose_ok(&f, &r, "1MB+cpu:1GB+disk");
     assert_true(!r.fits && r.spills && r.note_count == 1);
@@ -338,9 +338,9 @@ static void test_text(void **state)
     assert_non_null(strstr(text.data, "  mlp.down_proj "));
     qc_strbuf_deinit(&text);
     qc_strbuf_init(&text, 1u << 20);
-    qc_jw_init(&w, &text, &f.err);
+    qc_json_write_init(&w, &text, &f.err);
     qc_auto_json(&r, 1, &w);
-    assert_int_equal(qc_jw_finish(&w), QC_OK);
+    assert_int_equal(qc_json_write_finish(&w), QC_OK);
     assert_int_equal(qc_json_parse(&json, text.data, text.len, 0, &f.err), QC_OK);
     assert_non_null(qc_json_get(qc_json_root(json), "groups"));
     qc_json_destroy(json);

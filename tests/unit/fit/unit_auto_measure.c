@@ -87,14 +87,14 @@ static double direct(const float *x, uint64_t rows, uint64_t cols, unsigned cand
 {
     const qc_quant_ops *ops = qc_quant_ops_for(QC_ISA_SCALAR);
     uint64_t n = rows * cols, overflow = UINT64_MAX;
-    uint32_t block = candidate == QC_AUTO_AT_NF4 ? 64 : 32;
+    uint32_t block = candidate == QC_CANDIDATE_NF4 ? 64 : 32;
     void *codes = NULL, *scales = NULL, *y = NULL;
     qc_error err = {0};
     qc_piece_sums sums = {0};
     test_must(qc_malloc(&codes, (size_t)n, &err), &err);
     test_must(qc_malloc(&scales, (size_t)(4 * n), &err), &err);
     test_must(qc_malloc(&y, (size_t)(4 * n), &err), &err);
-    if (candidate == QC_AUTO_AT_INT8) {
+    if (candidate == QC_CANDIDATE_INT8) {
         ops->int8_rows_quantize(x, QC_DTYPE_F32, rows, cols, codes, scales, &sums);
         ops->int8_rows_dequantize(codes, scales, rows, cols, y, QC_DTYPE_F32, &overflow);
     } else {
@@ -285,14 +285,13 @@ static void test_searched(void **state)
     test_must(qc_malloc(&codes, (size_t)n, &err), &err);
     test_must(qc_malloc(&scales, (size_t)(4 * n), &err), &err);
     for (unsigned c = 0; c < 3; c++) {
-        qc_search_form form = {.is_nf4 = 1, .block_elems = c == QC_AUTO_AT_NF4 ? 64 : 32};
+        qc_form form = {.ops = &qc_form_nf4, .block_elems = c == QC_CANDIDATE_NF4 ? 64 : 32};
         qc_search_out out = {.codes = codes, .absmax = scales};
         qc_piece_sums sums = {0};
-        const qc_search_form *of = c == QC_AUTO_AT_INT8 ? NULL : &form;
-        test_must(qc_malloc_aligned(&scratch, 64, (size_t)qc_search_scratch_bytes(of, 70), &err),
-                  &err);
+        const qc_form *of = c == QC_CANDIDATE_INT8 ? NULL : &form;
+        test_must(qc_malloc_aligned(&scratch, 64, (size_t)qc_search_scratch_bytes(), &err), &err);
         if (of)
-            ops->blocks(of, f.data, QC_DTYPE_F32, n, &out, scratch, &sums);
+            ops->blocks(of, QC_SEARCH_ONCE, f.data, QC_DTYPE_F32, n, &out, scratch, &sums);
         else
             ops->rows(f.data, QC_DTYPE_F32, 48, 70, codes, scales, scratch, &sums);
         qc_free(scratch);
@@ -335,17 +334,16 @@ static void check_normal_searched(const fixture *f, uint64_t cols)
     const qc_search_ops *ops = qc_search_ops_for(isa);
     uint64_t n = f->rows * cols;
     for (unsigned c = 0; c < 3; c++) {
-        qc_search_form form = {.is_nf4 = 1, .block_elems = c == QC_AUTO_AT_NF4 ? 64 : 32};
-        const qc_search_form *of = c == QC_AUTO_AT_INT8 ? NULL : &form;
+        qc_form form = {.ops = &qc_form_nf4, .block_elems = c == QC_CANDIDATE_NF4 ? 64 : 32};
+        const qc_form *of = c == QC_CANDIDATE_INT8 ? NULL : &form;
         void *codes = NULL, *scales = NULL, *scratch = NULL;
         qc_piece_sums sums = {0};
         test_must(qc_malloc(&codes, (size_t)n, &err), &err);
         test_must(qc_malloc(&scales, (size_t)n, &err), &err);
-        test_must(qc_malloc_aligned(&scratch, 64, (size_t)qc_search_scratch_bytes(of, cols), &err),
-                  &err);
+        test_must(qc_malloc_aligned(&scratch, 64, (size_t)qc_search_scratch_bytes(), &err), &err);
         qc_search_out out = {.codes = codes, .absmax = scales};
         if (of)
-            ops->blocks(of, f->data, QC_DTYPE_F32, n, &out, scratch, &sums);
+            ops->blocks(of, QC_SEARCH_ONCE, f->data, QC_DTYPE_F32, n, &out, scratch, &sums);
         else
             ops->rows(f->data, QC_DTYPE_F32, f->rows, cols, codes, scales, scratch, &sums);
         near(qc_auto_normal_mse(c, cols, QC_SCALE_SEARCH), sums.sum_ee / sums.sum_xx, 0.02);

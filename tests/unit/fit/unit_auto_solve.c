@@ -85,7 +85,7 @@ static void test_devices(void **state)
 {
     (void)state;
     task t = {.items = {in_segment(0), in_segment(1)}, .fixed = {10, 5}, .room = {50, 165}};
-    for (unsigned c = 0; c < QC_AUTO_CHOICES; c++)
+    for (unsigned c = 0; c < QC_CANDIDATES; c++)
         t.items[1].cost[c] *= 10;
     solve(&t, 2, 2, 2);
     assert_true(t.out.fits);

@@ -346,7 +346,7 @@ static void an_unused_gpu_needs_nothing(void **state)
 /* A plan of five tensors in two layers: an NF4 weight with its absmax, three routed experts of a
  * stack as NF4 codes, a shared expert, packed experts passed through, a norm. */
 typedef struct {
-    qc_ckpt_tensor source[5];
+    qc_checkpoint_tensor source[5];
     qc_recipe_entry entry[5];
     qc_job job[5];
     uint64_t kept_elems[5];
@@ -401,7 +401,7 @@ static void make_plan(plan_fixture *p, qc_segments *segments)
     }
     p->job[0].nested = 1;
     p->job[0].blocks = 7;
-    p->output[5] = (qc_output){.job = 0, .part = QC_PART_ABSMAX};
+    p->output[5] = (qc_output){.job = 0, .role = QC_ROLE_TENSOR_ABSMAX};
     p->model.tensors = p->source;
     p->model.tensor_count = 5;
     p->plan = (qc_plan){.model = &p->model,

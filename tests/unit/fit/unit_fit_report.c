@@ -228,7 +228,7 @@ enum { JOBS = 7 };
 static void schemes(void **state)
 {
     testing *t = *state;
-    qc_ckpt_tensor source[JOBS] = {
+    qc_checkpoint_tensor source[JOBS] = {
         {.name = "a.weight", .dtype = QC_DTYPE_BF16, .ndim = 2, .dims = {64, 64}},
         {.name = "b.weight", .dtype = QC_DTYPE_BF16, .ndim = 2, .dims = {64, 64}},
         {.name = "norm.weight", .dtype = QC_DTYPE_F32, .ndim = 1, .dims = {64}},
@@ -262,10 +262,11 @@ static void schemes(void **state)
         jobs[i].entry = &entries[i];
         jobs[i].scheme = i < 2 ? QC_SCHEME_NF4 : QC_SCHEME_KEEP;
         jobs[i].block_elems = i == 0 ? 64 : 32;
-        for (int part = 0; part < QC_PART_COUNT; part++)
+        for (int part = 0; part < QC_ROLE_TENSOR_COUNT; part++)
             jobs[i].outputs[part] = QC_NO_OUTPUT;
-        outputs[i] = (qc_output){i & 0xffffff, i == 1 ? QC_PART_ABSMAX : QC_PART_MAIN};
-        jobs[i].outputs[outputs[i].part] = i;
+        outputs[i] =
+            (qc_output){i & 0xffffff, i == 1 ? QC_ROLE_TENSOR_ABSMAX : QC_ROLE_TENSOR_MAIN};
+        jobs[i].outputs[outputs[i].role] = i;
         jobs[i].elems = 2 * bytes[i]; /* NF4 */
         jobs[i].blocks = bytes[i];
         jobs[i].nested = 1;

@@ -77,7 +77,7 @@ static void expect_warning(const qc_checkpoint *c, const char *part)
 
 static void check_tensor(const qc_checkpoint *c, const char *name, const char *file)
 {
-    const qc_ckpt_tensor *t = qc_checkpoint_find(c, name);
+    const qc_checkpoint_tensor *t = qc_checkpoint_find(c, name);
     qc_st_cursor *cur = NULL;
     unsigned char buf[256];
     assert_non_null(t);
@@ -144,7 +144,7 @@ static void opens_a_sharded_checkpoint(void **state)
 
         char b = 0;
         qc_error err = {0};
-        const qc_ckpt_tensor *t = qc_checkpoint_find(c, "a");
+        const qc_checkpoint_tensor *t = qc_checkpoint_find(c, "a");
         assert_int_equal(qc_checkpoint_read(c, NULL, t, 41, &b, 0, &err), QC_ERR_INPUT);
         assert_string_equal(err.msg, "tensor 'a' has 40 bytes, 0 at 41 were asked for");
         assert_int_equal(qc_checkpoint_read(c, NULL, t, 1, &b, 40, &err), QC_ERR_INPUT);
@@ -320,9 +320,10 @@ static const struct {
     {"", AT "JSON byte 0: a JSON value was expected, found the end of the text"},
     {"{", AT "JSON byte 1: a key in quotes was expected, found the end of the text"},
     {"[]", AT "text is of kind array, an object was expected"},
-    {"{}", AT "weight_map is missing"},
-    {"{\"metadata\":{\"total_size\":1}}", AT "weight_map is missing"},
-    {"{\"Weight_Map\":{\"a\":\"x.safetensors\"}}", AT "weight_map is missing"},
+    {"{}", AT "weight_map is missing, an object was expected"},
+    {"{\"metadata\":{\"total_size\":1}}", AT "weight_map is missing, an object was expected"},
+    {"{\"Weight_Map\":{\"a\":\"x.safetensors\"}}",
+     AT "weight_map is missing, an object was expected"},
     {"{\"weight_map\":[]}", AT "weight_map is of kind array, an object was expected"},
     {"{\"weight_map\":null}", AT "weight_map is of kind null, an object was expected"},
     {"{\"weight_map\":{}}", AT "weight_map is empty"},
@@ -573,19 +574,19 @@ static void takes_infinity_in_configs(void **state)
 
 static void keeps_messages_and_warnings_printable(void **state)
 {
-    qc_ckpt_names names = {0};
+    qc_checkpoint_names names = {0};
     qc_checkpoint c;
     (void)state;
     memset(&c, 0, sizeof c);
-    assert_int_equal(qc_ckpt_warn(&c, NULL, "a\x1b[31m%s", "b\n"), QC_OK);
+    assert_int_equal(qc_checkpoint_warn(&c, NULL, "a\x1b[31m%s", "b\n"), QC_OK);
     assert_string_equal(c.warnings[0], "a?[31mb?");
     for (int i = 0; i < 100; i++)
-        assert_int_equal(qc_ckpt_warn(&c, NULL, "%d", i), QC_OK);
+        assert_int_equal(qc_checkpoint_warn(&c, NULL, "%d", i), QC_OK);
     assert_true(c.warning_count == 64);
     qc_arena_deinit(&c.arena);
-    assert_string_equal(qc_ckpt_names_text(&names), "");
-    qc_ckpt_names_add(&names, "x");
-    assert_string_equal(qc_ckpt_names_text(&names), "'x'");
+    assert_string_equal(qc_checkpoint_names_text(&names), "");
+    qc_checkpoint_names_add(&names, "x");
+    assert_string_equal(qc_checkpoint_names_text(&names), "'x'");
     assert_int_equal(qc_ends_with("t", ".zst"), 0);
 }
 
@@ -662,7 +663,7 @@ static qc_status run_parts(size_t room, uint64_t fail_at)
 {
     static const char text[] = GOOD_INDEX;
     qc_checkpoint c;
-    qc_ckpt_index index;
+    qc_checkpoint_index index;
     qc_tree_file *tree = NULL;
     size_t tree_count = 0;
     int has_index = 0;
@@ -677,13 +678,13 @@ static qc_status run_parts(size_t room, uint64_t fail_at)
     c.arena.used_bytes = c.arena.head_bytes - room;
     qc_alloc_fail_at(fail_at, 0);
     qc_status st =
-        qc_ckpt_index_parse(&index, &c.arena, text, sizeof text - 1, ".safetensors", NULL);
+        qc_checkpoint_index_parse(&index, &c.arena, text, sizeof text - 1, ".safetensors", NULL);
     if (st == QC_OK)
-        st = qc_ckpt_locate(&c, tree, tree_count, NULL, &c.arena, &index, &has_index, NULL);
+        st = qc_checkpoint_locate(&c, tree, tree_count, NULL, &c.arena, &index, &has_index, NULL);
     if (st == QC_OK)
-        st = qc_ckpt_find_side(&c, tree, tree_count, NULL);
+        st = qc_checkpoint_find_side(&c, tree, tree_count, NULL);
     if (st == QC_OK)
-        st = qc_ckpt_read_config(&c, NULL);
+        st = qc_checkpoint_read_config(&c, NULL);
     qc_alloc_fail_at(0, 0);
     qc_json_destroy(c.config);
     free(c.config_text);

@@ -109,8 +109,8 @@ static void check_twin(const qc_checkpoint *c, const char *name)
     assert_int_equal(qc_st_cursor_create(&cursor, NULL), QC_OK);
     assert_true(c->tensor_count == twin->tensor_count && c->tensor_bytes == twin->tensor_bytes);
     for (size_t i = 0; i < c->tensor_count; i++) {
-        const qc_ckpt_tensor *a = &c->tensors[i];
-        const qc_ckpt_tensor *b = &twin->tensors[i];
+        const qc_checkpoint_tensor *a = &c->tensors[i];
+        const qc_checkpoint_tensor *b = &twin->tensors[i];
         char x[16384];
         char y[16384];
         assert_string_equal(a->name, b->name);
@@ -137,8 +137,8 @@ static void opens_shards(void **state)
     qc_checkpoint *c = open_path(path);
     assert_true(c->file_count == 2 && c->warning_count == 0 && c->meta_count == 0);
     for (size_t i = 0; i < 2; i++) {
-        const qc_ckpt_file *f = &c->files[i];
-        assert_true(f->kind == QC_CKPT_TORCH && !f->compressed && f->torch.head_bytes > 0);
+        const qc_checkpoint_file *f = &c->files[i];
+        assert_true(f->kind == QC_CHECKPOINT_TORCH && !f->compressed && f->torch.head_bytes > 0);
         assert_true(f->file_bytes > f->tensor_bytes && f->tensor_count == (i ? 3 : 2));
     }
     assert_string_equal(c->files[0].name, SHARD(1));
@@ -208,19 +208,19 @@ static void tells_by_contents(void **state)
     static const char *const contents[] = {"", "no", "neither a pickle nor an archive"};
     char path[FX_PATH_BYTES];
     qc_checkpoint *c = NULL;
-    qc_ckpt_kind kind = QC_CKPT_TORCH;
+    qc_checkpoint_kind kind = QC_CHECKPOINT_TORCH;
     (void)state;
     fresh();
     fx_join(path, dir, "weights");
-    assert_int_equal(qc_ckpt_kind_of(path, &kind, NULL), QC_ERR_IO);
+    assert_int_equal(qc_checkpoint_kind_of(path, &kind, NULL), QC_ERR_IO);
     for (size_t i = 0; i < COUNT(contents); i++) {
         qc_error err = {0};
         fx_puts(dir, "weights", contents[i]);
-        assert_int_equal(qc_ckpt_kind_of(path, &kind, &err), QC_OK);
-        assert_int_equal(kind, QC_CKPT_SAFETENSORS);
+        assert_int_equal(qc_checkpoint_kind_of(path, &kind, &err), QC_OK);
+        assert_int_equal(kind, QC_CHECKPOINT_SAFETENSORS);
         assert_int_equal(qc_status_exit_code(qc_checkpoint_open(&c, path, &err)), 3);
         qc_io_fail_at(QC_IO_READ, 1, 0, EIO);
-        qc_status st = qc_ckpt_kind_of(path, &kind, &err);
+        qc_status st = qc_checkpoint_kind_of(path, &kind, &err);
         qc_io_fail_at(QC_IO_READ, 0, 0, 0);
         assert_int_equal(st, QC_ERR_IO);
     }
@@ -266,7 +266,7 @@ static void prefers_safetensors(void **state)
     copy("module.bin", "pytorch_model.bin");
     fx_put_tensors(dir, "model.safetensors", "a b", 16);
     qc_checkpoint *c = open_path(dir);
-    assert_true(c->tensor_count == 2 && c->files->kind == QC_CKPT_SAFETENSORS);
+    assert_true(c->tensor_count == 2 && c->files->kind == QC_CHECKPOINT_SAFETENSORS);
     assert_true(c->side_count == 1 && c->warning_count == 0);
     qc_checkpoint_close(c);
     /* The index before the single file. */
@@ -379,8 +379,8 @@ static void drops_tied_heads(void **state)
         if (cases[i / 2].config)
             fx_puts(dir, "config.json", cases[i / 2].config);
         qc_checkpoint *c = open_path(dir);
-        const qc_ckpt_tensor *head = qc_checkpoint_find(c, "lm_head.weight");
-        const qc_ckpt_tensor *embed = qc_checkpoint_find(c, "embed_tokens.weight");
+        const qc_checkpoint_tensor *head = qc_checkpoint_find(c, "lm_head.weight");
+        const qc_checkpoint_tensor *embed = qc_checkpoint_find(c, "embed_tokens.weight");
         assert_true(embed && embed->bytes == 96 && c->warning_count == 1);
         assert_true(c->tensor_bytes == c->files->tensor_bytes - (cases[i / 2].dropped ? 96 : 0));
         for (size_t k = 1; k < c->tensor_count; k++)

@@ -17,41 +17,41 @@
 
 static void write_sample(qc_json_writer *w)
 {
-    qc_jw_begin_object(w);
-    qc_jw_key(w, "empty object");
-    qc_jw_begin_object(w);
-    qc_jw_end_object(w);
-    qc_jw_key(w, "empty list");
-    qc_jw_begin_array(w);
-    qc_jw_end_array(w);
-    qc_jw_key(w, "scalars");
-    qc_jw_begin_array(w);
-    qc_jw_u64(w, 18446744073709551615u);
-    qc_jw_double(w, 6.0);
-    qc_jw_bool(w, 1);
-    qc_jw_bool(w, 0);
-    qc_jw_null(w);
-    qc_jw_string(w, NULL);
-    qc_jw_raw(w, "[1,2]");
-    qc_jw_end_array(w);
-    qc_jw_key(w, "rows");
-    qc_jw_begin_array(w);
+    qc_json_write_begin_object(w);
+    qc_json_write_key(w, "empty object");
+    qc_json_write_begin_object(w);
+    qc_json_write_end_object(w);
+    qc_json_write_key(w, "empty list");
+    qc_json_write_begin_array(w);
+    qc_json_write_end_array(w);
+    qc_json_write_key(w, "scalars");
+    qc_json_write_begin_array(w);
+    qc_json_write_u64(w, 18446744073709551615u);
+    qc_json_write_double(w, 6.0);
+    qc_json_write_bool(w, 1);
+    qc_json_write_bool(w, 0);
+    qc_json_write_null(w);
+    qc_json_write_string(w, NULL);
+    qc_json_write_raw(w, "[1,2]");
+    qc_json_write_end_array(w);
+    qc_json_write_key(w, "rows");
+    qc_json_write_begin_array(w);
     for (uint64_t i = 0; i < 2; i++) {
-        qc_jw_compact_next(w);
-        qc_jw_begin_object(w);
-        qc_jw_key(w, "n");
-        qc_jw_u64(w, i);
-        qc_jw_key(w, "list");
-        qc_jw_compact_next(w); /* inside a compact one: nothing new */
-        qc_jw_begin_array(w);
-        qc_jw_begin_array(w);
-        qc_jw_end_array(w);
-        qc_jw_u64(w, 7);
-        qc_jw_end_array(w);
-        qc_jw_end_object(w);
+        qc_json_write_compact_next(w);
+        qc_json_write_begin_object(w);
+        qc_json_write_key(w, "n");
+        qc_json_write_u64(w, i);
+        qc_json_write_key(w, "list");
+        qc_json_write_compact_next(w); /* inside a compact one: nothing new */
+        qc_json_write_begin_array(w);
+        qc_json_write_begin_array(w);
+        qc_json_write_end_array(w);
+        qc_json_write_u64(w, 7);
+        qc_json_write_end_array(w);
+        qc_json_write_end_object(w);
     }
-    qc_jw_end_array(w);
-    qc_jw_end_object(w);
+    qc_json_write_end_array(w);
+    qc_json_write_end_object(w);
 }
 
 /* Made with json.dumps(indent=2), rows by hand. */
@@ -81,9 +81,9 @@ static void indents_as_python_does(void **state)
     qc_error err = {0};
     qc_json *doc = NULL;
     qc_strbuf_init(&b, 10000);
-    qc_jw_init(&w, &b, &err);
+    qc_json_write_init(&w, &b, &err);
     write_sample(&w);
-    assert_int_equal(qc_jw_finish(&w), QC_OK);
+    assert_int_equal(qc_json_write_finish(&w), QC_OK);
     assert_string_equal(b.data, sample);
     assert_int_equal(qc_json_parse(&doc, b.data, b.len, 0, &err), QC_OK);
     qc_json_destroy(doc);
@@ -96,9 +96,9 @@ static void a_lone_value_is_a_text(void **state)
     qc_strbuf b;
     qc_json_writer w;
     qc_strbuf_init(&b, 100);
-    qc_jw_init(&w, &b, NULL);
-    qc_jw_string(&w, "x");
-    assert_int_equal(qc_jw_finish(&w), QC_OK);
+    qc_json_write_init(&w, &b, NULL);
+    qc_json_write_string(&w, "x");
+    assert_int_equal(qc_json_write_finish(&w), QC_OK);
     assert_string_equal(b.data, "\"x\"");
     qc_strbuf_deinit(&b);
 }
@@ -109,12 +109,12 @@ static void deep_levels_are_indented(void **state)
     qc_strbuf b;
     qc_json_writer w;
     qc_strbuf_init(&b, 10000);
-    qc_jw_init(&w, &b, NULL);
+    qc_json_write_init(&w, &b, NULL);
     for (int i = 0; i < 20; i++)
-        qc_jw_begin_array(&w);
+        qc_json_write_begin_array(&w);
     for (int i = 0; i < 20; i++)
-        qc_jw_end_array(&w);
-    assert_int_equal(qc_jw_finish(&w), QC_OK);
+        qc_json_write_end_array(&w);
+    assert_int_equal(qc_json_write_finish(&w), QC_OK);
     char want[128];
     (void)snprintf(want, sizeof want, "\n%38s[]\n%36s]", "", "");
     assert_non_null(strstr(b.data, want));
@@ -128,10 +128,11 @@ static void escapes_as_python_does(void **state)
     qc_strbuf b;
     qc_json_writer w;
     qc_strbuf_init(&b, 1000);
-    qc_jw_init(&w, &b, NULL);
-    qc_jw_string(&w, "a\"b\\c/\b\f\n\r\t\x01\x1f\x7f\xc2\x9b\xe2\x80\xae \xc3\xa9 \xe2\x82\xac "
-                     "\xf0\x9f\x98\x80");
-    assert_int_equal(qc_jw_finish(&w), QC_OK);
+    qc_json_write_init(&w, &b, NULL);
+    qc_json_write_string(&w,
+                         "a\"b\\c/\b\f\n\r\t\x01\x1f\x7f\xc2\x9b\xe2\x80\xae \xc3\xa9 \xe2\x82\xac "
+                         "\xf0\x9f\x98\x80");
+    assert_int_equal(qc_json_write_finish(&w), QC_OK);
     assert_string_equal(b.data,
                         "\"a\\\"b\\\\c/\\b\\f\\n\\r\\t\\u0001\\u001f\\u007f\\u009b\\u202e \xc3\xa9 "
                         "\xe2\x82\xac \xf0\x9f\x98\x80\"");
@@ -144,9 +145,9 @@ static void paths_are_shown_whatever_they_hold(void **state)
     qc_strbuf b;
     qc_json_writer w;
     qc_strbuf_init(&b, 1000);
-    qc_jw_init(&w, &b, NULL);
-    qc_jw_path(&w, "a\xff/\xc3\xa9\xe2\x82\x1b");
-    assert_int_equal(qc_jw_finish(&w), QC_OK);
+    qc_json_write_init(&w, &b, NULL);
+    qc_json_write_path(&w, "a\xff/\xc3\xa9\xe2\x82\x1b");
+    assert_int_equal(qc_json_write_finish(&w), QC_OK);
     assert_string_equal(b.data, "\"a\\ufffd/\xc3\xa9\\ufffd\\ufffd\\u001b\"");
     qc_strbuf_deinit(&b);
 }
@@ -177,10 +178,10 @@ static void refuses_what_is_not_utf8(void **state)
         qc_json_writer w;
         qc_error err = {0};
         qc_strbuf_init(&b, 1000);
-        qc_jw_init(&w, &b, &err);
-        qc_jw_string(&w, wrong[i]);
-        qc_jw_string(&w, "later calls do nothing");
-        assert_int_equal(qc_jw_finish(&w), QC_ERR_INPUT);
+        qc_json_write_init(&w, &b, &err);
+        qc_json_write_string(&w, wrong[i]);
+        qc_json_write_string(&w, "later calls do nothing");
+        assert_int_equal(qc_json_write_finish(&w), QC_ERR_INPUT);
         assert_int_equal(err.code, QC_ERR_INPUT);
         qc_strbuf_deinit(&b);
     }
@@ -188,9 +189,9 @@ static void refuses_what_is_not_utf8(void **state)
         qc_strbuf b;
         qc_json_writer w;
         qc_strbuf_init(&b, 1000);
-        qc_jw_init(&w, &b, NULL);
-        qc_jw_string(&w, right[i]);
-        assert_int_equal(qc_jw_finish(&w), QC_OK);
+        qc_json_write_init(&w, &b, NULL);
+        qc_json_write_string(&w, right[i]);
+        assert_int_equal(qc_json_write_finish(&w), QC_OK);
         qc_strbuf_deinit(&b);
     }
 }
@@ -203,12 +204,12 @@ static void refuses_numbers_json_has_not(void **state)
         qc_strbuf b;
         qc_json_writer w;
         qc_strbuf_init(&b, 1000);
-        qc_jw_init(&w, &b, NULL);
-        qc_jw_begin_array(&w);
-        qc_jw_double(&w, wrong[i]);
-        qc_jw_double(&w, wrong[i]);
-        qc_jw_end_array(&w);
-        assert_int_equal(qc_jw_finish(&w), QC_ERR_RANGE);
+        qc_json_write_init(&w, &b, NULL);
+        qc_json_write_begin_array(&w);
+        qc_json_write_double(&w, wrong[i]);
+        qc_json_write_double(&w, wrong[i]);
+        qc_json_write_end_array(&w);
+        assert_int_equal(qc_json_write_finish(&w), QC_ERR_RANGE);
         qc_strbuf_deinit(&b);
     }
 }
@@ -220,11 +221,11 @@ static void a_failed_allocation_is_kept(void **state)
         qc_strbuf b;
         qc_json_writer w;
         qc_strbuf_init(&b, 10000);
-        qc_jw_init(&w, &b, NULL);
+        qc_json_write_init(&w, &b, NULL);
         qc_alloc_fail_at(n, 0);
         write_sample(&w);
         qc_alloc_fail_at(0, 0);
-        qc_status st = qc_jw_finish(&w);
+        qc_status st = qc_json_write_finish(&w);
         qc_strbuf_deinit(&b);
         if (st == QC_OK)
             break;

@@ -84,7 +84,7 @@ static void expect_same(const qc_checkpoint *a, const qc_checkpoint *b)
     assert_int_equal(a->meta_count, b->meta_count);
     assert_int_equal(a->warning_count, b->warning_count);
     for (size_t i = 0; i < a->tensor_count; i++) {
-        const qc_ckpt_tensor *s = &a->tensors[i], *t = &b->tensors[i];
+        const qc_checkpoint_tensor *s = &a->tensors[i], *t = &b->tensors[i];
         assert_string_equal(s->name, t->name);
         assert_true(s->dtype == t->dtype && s->ndim == t->ndim && s->bytes == t->bytes);
         assert_true(s->begin == t->begin && s->file == t->file);
@@ -111,7 +111,7 @@ static void expect_readable(const qc_checkpoint *c, const char *name, int yes)
     unsigned char byte = 0;
     qc_error err = {0};
     qc_st_cursor *cursor = NULL;
-    const qc_ckpt_tensor *t = qc_checkpoint_find(c, name);
+    const qc_checkpoint_tensor *t = qc_checkpoint_find(c, name);
     assert_non_null(t);
     assert_int_equal(qc_st_cursor_create(&cursor, NULL), QC_OK);
     qc_status st = qc_checkpoint_read(c, cursor, t, 3, &byte, 1, &err);

@@ -24,7 +24,7 @@ typedef enum { DENSE_F32, DENSE_F16, DENSE_BF16, NF4_NESTED, INT8_ROWS, KINDS } 
 
 /* A weight in its kind, and what it is worth. */
 typedef struct {
-    qc_gpu_matrix m;
+    qc_llama_matrix m;
     qc_weights w;
     void *arrays[4];
     float *values; /* [rows, cols] */
@@ -32,7 +32,7 @@ typedef struct {
 } weight;
 
 typedef struct {
-    weight part[7]; /* q, k, v, o, gate, up, down */
+    weight matrix[7]; /* q, k, v, o, gate, up, down */
     float *input_norm, *attention_norm, *q_norm, *k_norm;
     uint64_t window;
 } layer;
@@ -52,12 +52,12 @@ static void quantize(weight *out, weight_kind kind, const float *src, uint64_t r
     const qc_quant_ops *ops = qc_quant_ops_for(QC_ISA_SCALAR);
     uint64_t n = rows * cols, blocks = (n + 63) / 64;
     qc_piece_sums sums;
-    out->w = (qc_weights){.rows = rows, .cols = cols};
+    out->w = (qc_weights){.rows = rows, .form.cols = cols};
     if (kind == INT8_ROWS) {
         int8_t *codes = out->arrays[0] = qt_alloc(n, 1);
         float *scb = out->arrays[1] = qt_alloc(rows, sizeof *scb);
         ops->int8_rows_quantize(src, QC_DTYPE_F32, rows, cols, codes, scb, &sums);
-        out->w.kind = QC_WEIGHTS_INT8_ROWS;
+        out->w.form.ops = &qc_form_int8_rows;
         out->w.codes = codes;
         out->w.absmax = scb;
     } else {
@@ -69,13 +69,13 @@ static void quantize(weight *out, weight_kind kind, const float *src, uint64_t r
         float offset = 0x1p-5f;
         ops->nested_quantize(absmax, blocks, offset, absmax_codes, nested);
         free(absmax);
-        out->w.kind = QC_WEIGHTS_NF4;
-        out->w.block_elems = 64;
+        out->w.form.ops = &qc_form_nf4;
+        out->w.form.block_elems = 64;
         out->w.codes = codes;
         out->w.absmax_codes = absmax_codes;
         out->w.nested_absmax = nested;
         out->w.nested_map = qc_dynamic_map;
-        out->w.nested_offset = offset;
+        out->w.form.offset = offset;
         out->w.nested_block = 256;
     }
     for (uint64_t r = 0; r < rows; r++)
@@ -89,7 +89,7 @@ static void make_weight(weight *out, weight_kind kind, uint64_t rows, uint64_t c
     float *src = random_floats(n, 0.0, 1.0 / sqrt((double)cols));
     memset(out, 0, sizeof *out);
     out->values = qt_alloc(n, sizeof *out->values);
-    out->m = (qc_gpu_matrix){.rows = rows, .cols = cols};
+    out->m = (qc_llama_matrix){.rows = rows, .cols = cols};
     if (kind >= NF4_NESTED) {
         quantize(out, kind, src, rows, cols);
     } else {
@@ -121,7 +121,7 @@ static void make_layer(layer *out, weight_kind kind, int extras)
         {Q_COLS, HIDDEN},       {KV_COLS, HIDDEN},      {KV_COLS, HIDDEN},     {HIDDEN, Q_COLS},
         {INTERMEDIATE, HIDDEN}, {INTERMEDIATE, HIDDEN}, {HIDDEN, INTERMEDIATE}};
     for (unsigned i = 0; i < 7; i++)
-        make_weight(&out->part[i], kind, shapes[i][0], shapes[i][1], extras);
+        make_weight(&out->matrix[i], kind, shapes[i][0], shapes[i][1], extras);
     out->input_norm = random_floats(HIDDEN, 1.0, 0.2);
     out->attention_norm = random_floats(HIDDEN, 1.0, 0.2);
     out->q_norm = extras ? random_floats(HEAD_DIM, 1.0, 0.2) : NULL;
@@ -132,28 +132,22 @@ static void make_layer(layer *out, weight_kind kind, int extras)
 static void free_layer(layer *l)
 {
     for (unsigned i = 0; i < 7; i++)
-        free_weight(&l->part[i]);
+        free_weight(&l->matrix[i]);
     free(l->input_norm);
     free(l->attention_norm);
     free(l->q_norm);
     free(l->k_norm);
 }
 
-static qc_gpu_decoder_layer on_gpu(const layer *l)
+static qc_llama_weights on_gpu(const layer *l)
 {
-    const weight *p = l->part;
-    return (qc_gpu_decoder_layer){.input_norm = l->input_norm,
-                                  .attention_norm = l->attention_norm,
-                                  .q_norm = l->q_norm,
-                                  .k_norm = l->k_norm,
-                                  .q = p[0].m,
-                                  .k = p[1].m,
-                                  .v = p[2].m,
-                                  .o = p[3].m,
-                                  .gate = p[4].m,
-                                  .up = p[5].m,
-                                  .down = p[6].m,
-                                  .window = l->window};
+    qc_llama_weights w = {.vectors = {[QC_LLAMA_INPUT_NORM] = l->input_norm,
+                                      [QC_LLAMA_POST_NORM] = l->attention_norm,
+                                      [QC_LLAMA_Q_NORM] = l->q_norm,
+                                      [QC_LLAMA_K_NORM] = l->k_norm}};
+    for (unsigned i = 0; i < QC_LLAMA_MATRICES; i++)
+        w.matrices[i] = l->matrix[i].m;
+    return w;
 }
 
 /* ---- the same in double ---- */
@@ -222,21 +216,21 @@ static void layer_in_double(const layer *l, double *hidden, size_t rows, double 
     for (size_t r = 0; r < rows; r++) {
         double *h = hidden + r * HIDDEN;
         normed(h, l->input_norm, HIDDEN, eps, x);
-        product(&l->part[0], x, q);
-        product(&l->part[1], x, k + r * KV_COLS);
-        product(&l->part[2], x, v + r * KV_COLS);
+        product(&l->matrix[0], x, q);
+        product(&l->matrix[1], x, k + r * KV_COLS);
+        product(&l->matrix[2], x, v + r * KV_COLS);
         finish_heads(q, HEADS, l->q_norm, eps, r);
         finish_heads(k + r * KV_COLS, KV_HEADS, l->k_norm, eps, r);
         attend(q, k, v, r, l->window && r >= l->window ? r - l->window + 1 : 0, attended);
-        product(&l->part[3], attended, x);
+        product(&l->matrix[3], attended, x);
         for (size_t i = 0; i < HIDDEN; i++)
             h[i] += x[i];
         normed(h, l->attention_norm, HIDDEN, eps, x);
-        product(&l->part[4], x, gate);
-        product(&l->part[5], x, up);
+        product(&l->matrix[4], x, gate);
+        product(&l->matrix[5], x, up);
         for (size_t i = 0; i < INTERMEDIATE; i++)
             gate[i] *= up[i] / (1.0 + exp(-gate[i]));
-        product(&l->part[6], gate, x);
+        product(&l->matrix[6], gate, x);
         for (size_t i = 0; i < HIDDEN; i++)
             h[i] += x[i];
     }
@@ -246,22 +240,21 @@ static void layer_in_double(const layer *l, double *hidden, size_t rows, double 
 
 static const float eps = 1e-5f;
 
+static const qc_llama_shape shape = {.config = {.hidden = HIDDEN,
+                                                .intermediate = INTERMEDIATE,
+                                                .heads = HEADS,
+                                                .kv_heads = KV_HEADS,
+                                                .head_dim = HEAD_DIM,
+                                                .norm_eps = 1e-5},
+                                     .rope = {.theta = 10000.0, .factor = 1.0, .magnitude = 1.0}};
+
 static qc_gpu_decoder *new_decoder(qc_error *err, qc_status expected)
 {
     const qc_gpu_work *work = qc_gpu_table();
     qc_cuda_device device;
     qc_gpu_decoder *d = NULL;
-    qc_gpu_decoder_form form = {.hidden = HIDDEN,
-                                .intermediate = INTERMEDIATE,
-                                .heads = HEADS,
-                                .kv_heads = KV_HEADS,
-                                .head_dim = HEAD_DIM,
-                                .norm_eps = eps,
-                                .longest = LONGEST,
-                                .cosine = cosine,
-                                .sine = sine};
     assert_int_equal(work->device_open(&device, 0, err), QC_OK);
-    assert_int_equal(work->llama->create(&d, &device, &form, NULL, err), expected);
+    assert_int_equal(work->llama->create(&d, &device, &shape, LONGEST, NULL, err), expected);
     return d;
 }
 
@@ -295,8 +288,9 @@ static void check_layers(weight_kind kind, int extras, const uint64_t *lengths, 
         want[i] = (double)hidden[i];
     qc_gpu_decoder *d = new_decoder(&err, QC_OK);
     for (int i = 0; i < 2; i++) {
-        qc_gpu_decoder_layer g = on_gpu(&l[i]);
-        QT_CHECK(work->llama->layer(d, &g, hidden, lengths, windows, &err) == QC_OK, "%s", err.msg);
+        qc_llama_weights g = on_gpu(&l[i]);
+        QT_CHECK(work->llama->layer(d, &g, l[i].window, hidden, lengths, windows, &err) == QC_OK,
+                 "%s", err.msg);
         double *at = want;
         for (size_t w = 0; w < windows; at += lengths[w++] * HIDDEN)
             layer_in_double(&l[i], at, lengths[w], (double)eps);
@@ -393,26 +387,17 @@ static void test_no_memory(void **state)
     unsigned failed = 0;
     (void)state;
     make_layer(&l, NF4_NESTED, 1);
-    qc_gpu_decoder_layer g = on_gpu(&l);
+    qc_llama_weights g = on_gpu(&l);
     float *hidden = random_floats(length * HIDDEN, 0.0, 1.0);
     size_t before = qc_shim_allocations(NULL);
     for (unsigned n = 1; n < 9; n++) {
         qc_cuda_device device;
-        qc_gpu_decoder_form form = {.hidden = HIDDEN,
-                                    .intermediate = INTERMEDIATE,
-                                    .heads = HEADS,
-                                    .kv_heads = KV_HEADS,
-                                    .head_dim = HEAD_DIM,
-                                    .norm_eps = eps,
-                                    .longest = LONGEST,
-                                    .cosine = cosine,
-                                    .sine = sine};
         qc_gpu_decoder *d = NULL;
         assert_int_equal(work->device_open(&device, 0, &err), QC_OK);
         qc_shim_fail_malloc(n);
-        qc_status st = work->llama->create(&d, &device, &form, NULL, &err);
+        qc_status st = work->llama->create(&d, &device, &shape, LONGEST, NULL, &err);
         if (st == QC_OK)
-            st = work->llama->layer(d, &g, hidden, &length, 1, &err);
+            st = work->llama->layer(d, &g, l.window, hidden, &length, 1, &err);
         qc_shim_fail_malloc(0);
         work->llama->destroy(d);
         assert_int_equal(qc_shim_allocations(NULL), before);
@@ -487,14 +472,17 @@ static void test_forms(void **state)
     qc_error err = {0};
     (void)state;
     assert_int_equal(work->device_open(&device, 0, &err), QC_OK);
-    static const qc_gpu_decoder_form wrong[] = {
-        {.hidden = 8, .intermediate = 8, .heads = 1, .kv_heads = 1, .head_dim = 258, .longest = 8},
-        {.hidden = 8, .intermediate = 8, .heads = 1, .kv_heads = 1, .head_dim = 7, .longest = 8},
-        {.hidden = 8, .intermediate = 8, .heads = 3, .kv_heads = 2, .head_dim = 8, .longest = 8},
-        {.hidden = 8, .intermediate = 8, .heads = 3, .kv_heads = 3, .head_dim = 8}};
+    static const struct {
+        qc_llama_config config;
+        uint64_t longest;
+    } wrong[] = {{{.hidden = 8, .intermediate = 8, .heads = 1, .kv_heads = 1, .head_dim = 258}, 8},
+                 {{.hidden = 8, .intermediate = 8, .heads = 1, .kv_heads = 1, .head_dim = 7}, 8},
+                 {{.hidden = 8, .intermediate = 8, .heads = 3, .kv_heads = 2, .head_dim = 8}, 8},
+                 {{.hidden = 8, .intermediate = 8, .heads = 3, .kv_heads = 3, .head_dim = 8}, 0}};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        const qc_llama_shape s = {.config = wrong[i].config};
         qc_gpu_decoder *d = NULL;
-        assert_int_equal(work->llama->create(&d, &device, &wrong[i], NULL, &err),
+        assert_int_equal(work->llama->create(&d, &device, &s, wrong[i].longest, NULL, &err),
                          QC_ERR_UNSUPPORTED);
         assert_null(d);
     }
@@ -502,10 +490,10 @@ static void test_forms(void **state)
     layer l;
     uint64_t length = LONGEST + 1;
     make_layer(&l, DENSE_F32, 0);
-    qc_gpu_decoder_layer g = on_gpu(&l);
+    qc_llama_weights g = on_gpu(&l);
     float *hidden = qt_alloc(length * HIDDEN, sizeof *hidden);
     qc_gpu_decoder *d = new_decoder(&err, QC_OK);
-    assert_int_equal(work->llama->layer(d, &g, hidden, &length, 1, &err), QC_ERR_USAGE);
+    assert_int_equal(work->llama->layer(d, &g, l.window, hidden, &length, 1, &err), QC_ERR_USAGE);
     work->llama->destroy(d);
     free(hidden);
     free_layer(&l);

@@ -249,7 +249,7 @@ static void lost_gpus_are_left_out(void **state)
     use_fake(A100);
     h = read_hardware();
     assert_int_equal(h.gpu_count, 0);
-    assert_string_equal(h.no_gpu, "those that there are do not answer");
+    assert_string_equal(h.no_gpu, "the GPUs that are there do not answer");
 }
 
 static void expect_processes(const char *library)

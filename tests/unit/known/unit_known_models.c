@@ -43,12 +43,12 @@ static void expect_same(const qc_checkpoint *got, const qc_checkpoint *want, con
     size_t k = 0;
     uint64_t bytes = 0;
     for (size_t i = 0; i < want->tensor_count; i++) {
-        const qc_ckpt_tensor *w = &want->tensors[i];
+        const qc_checkpoint_tensor *w = &want->tensors[i];
         if (strcmp(w->name, "embeddings.position_ids") == 0)
             continue;
         if (k == got->tensor_count)
             fail_msg("%s: '%s' is missing", file, w->name);
-        const qc_ckpt_tensor *g = &got->tensors[k++];
+        const qc_checkpoint_tensor *g = &got->tensors[k++];
         if (strcmp(g->name, w->name) != 0)
             fail_msg("%s: '%s', expected '%s'", file, g->name, w->name);
         int same = g->dtype == w->dtype && g->ndim == w->ndim && g->bytes == w->bytes;
@@ -122,7 +122,7 @@ static uint64_t parameters(const qc_checkpoint *c, const char *without, qc_dtype
 {
     uint64_t total = 0;
     for (size_t i = 0; i < c->tensor_count; i++) {
-        const qc_ckpt_tensor *t = &c->tensors[i];
+        const qc_checkpoint_tensor *t = &c->tensors[i];
         uint64_t n = t->bytes * 8 / qc_dtype_bits(t->dtype);
         if (without && strncmp(t->name, without, strlen(without)) == 0)
             continue;
@@ -353,7 +353,8 @@ static void other_families(void **state)
     put_config(&p, "{\"model_type\":\"gpt_oss\",\"head_dim\":4,\"num_local_experts\":3,"
                    "\"num_experts_per_tok\":1,\"attention_bias\":true," TINY "}");
     c = open_ok(p.folder, 0);
-    const qc_ckpt_tensor *t = qc_checkpoint_find(c, "model.layers.1.mlp.experts.gate_up_proj");
+    const qc_checkpoint_tensor *t =
+        qc_checkpoint_find(c, "model.layers.1.mlp.experts.gate_up_proj");
     assert_non_null(t);
     assert_int_equal(t->dims[0], 3);
     assert_int_equal(t->dims[1], 8);
@@ -702,7 +703,7 @@ static void shapes_alone(void **state)
     (void)state;
     static const char config[] = "{\"model_type\":\"llama\"}";
     const uint64_t most = UINT64_C(1) << 61;
-    qc_ckpt_tensor rows[] = {
+    qc_checkpoint_tensor rows[] = {
         {.name = "b", .dtype = QC_DTYPE_BF16, .ndim = 2, .dims = {3, 5}, .begin = 7, .file = 9},
         {.name = "a", .dtype = QC_DTYPE_F32, .ndim = 1, .dims = {4}},
     };
@@ -719,8 +720,8 @@ static void shapes_alone(void **state)
                      QC_ERR_INPUT);
     assert_non_null(strstr(err.msg, "'b' is there twice"));
     assert_null(c);
-    rows[1] = (qc_ckpt_tensor){.name = "c", .dtype = QC_DTYPE_F32, .ndim = 1, .dims = {most}};
-    rows[0] = (qc_ckpt_tensor){.name = "d", .dtype = QC_DTYPE_F32, .ndim = 1, .dims = {most}};
+    rows[1] = (qc_checkpoint_tensor){.name = "c", .dtype = QC_DTYPE_F32, .ndim = 1, .dims = {most}};
+    rows[0] = (qc_checkpoint_tensor){.name = "d", .dtype = QC_DTYPE_F32, .ndim = 1, .dims = {most}};
     assert_int_equal(qc_checkpoint_create_shapes(&c, "m", config, strlen(config), rows, 2, &err),
                      QC_ERR_INPUT);
     assert_non_null(strstr(err.msg, "overflow"));

@@ -2,7 +2,7 @@
 #include "base/alloc.h"
 #include "base/random.h"
 #include "base/workers.h"
-#include "convert/llama/eval_windows.h"
+#include "convert/llama/token_text.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

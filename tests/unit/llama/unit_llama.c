@@ -84,7 +84,7 @@ static const float *values(world *w, const char *name)
 {
     static float room[TENSORS][INTER * HIDDEN];
     static unsigned next;
-    const qc_ckpt_tensor *t = qc_checkpoint_find(w->c, name);
+    const qc_checkpoint_tensor *t = qc_checkpoint_find(w->c, name);
     qc_st_cursor *cursor = NULL;
     float *to = room[next++ % TENSORS];
     assert_true(t && t->bytes <= sizeof room[0]);
@@ -357,7 +357,7 @@ static void not_finite(void **state)
     const float infinite = INFINITY;
     (void)state;
     make_folder(&w, tensors, TENSORS - 2, "\"model_type\": \"llama\", " SIZES);
-    const qc_ckpt_tensor *t = qc_checkpoint_find(w.c, L "mlp.down_proj.weight");
+    const qc_checkpoint_tensor *t = qc_checkpoint_find(w.c, L "mlp.down_proj.weight");
     (void)snprintf(path, sizeof path, "%s/model.safetensors", w.folder);
     FILE *f = fopen(path, "r+b");
     assert_non_null(f);

@@ -257,7 +257,7 @@ static void mtp(void **state)
 
 static void split(fixture *f)
 {
-    qc_ckpt_tensor *before = f->model.tensors;
+    qc_checkpoint_tensor *before = f->model.tensors;
     qsort(before, f->model.tensor_count, sizeof *before, fixture_order);
     if (qc_experts_split(&f->model, 0, &f->err) != QC_OK)
         fail_msg("%s", f->err.msg);
@@ -274,7 +274,7 @@ static void split(fixture *f)
 static void expect_part(const fixture *f, const char *name, uint64_t begin, uint64_t rows,
                         uint64_t cols)
 {
-    const qc_ckpt_tensor *t = qc_checkpoint_find(&f->model, name);
+    const qc_checkpoint_tensor *t = qc_checkpoint_find(&f->model, name);
     if (!t)
         fail_msg("no '%s'", name);
     assert_int_equal(t->begin, begin);
@@ -342,7 +342,7 @@ static void fused_fp8_experts(void **state)
         assert_int_equal(f.model.tensor_count, 3 * 3 * 2);
         assert_int_equal(f.model.warning_count, 0);
 #define X "model.layers.0.mlp.experts.2.up_proj.weight"
-        const qc_ckpt_tensor *t = qc_checkpoint_find(&f.model, X);
+        const qc_checkpoint_tensor *t = qc_checkpoint_find(&f.model, X);
         assert_int_equal(t->begin, (2 * 512 + 256) * 200);
         assert_int_equal(t->bytes, 256 * 200);
         t = qc_checkpoint_find(&f.model, X "_scale_inv");

@@ -29,7 +29,7 @@ static qc_role expected_role(const char *role)
 }
 
 /* Bytes by the rules of tests/data/models/README.md: without per-tensor constants and buffers. */
-static uint64_t bytes_of(const qc_ckpt_tensor *t, const qc_recipe_entry *e, const char *role)
+static uint64_t bytes_of(const qc_checkpoint_tensor *t, const qc_recipe_entry *e, const char *role)
 {
     uint64_t n = 0, rows = t->dims[0];
     assert_int_equal(qc_shape_elems(t->dims, t->ndim, &n, NULL), QC_OK);
@@ -60,7 +60,7 @@ static uint64_t check_model(const fixture *f, const char *file, uint64_t *quanti
     uint64_t total = 0;
     *quantized = 0;
     for (size_t i = 0; i < f->model.tensor_count; i++) {
-        const qc_ckpt_tensor *t = &f->model.tensors[i];
+        const qc_checkpoint_tensor *t = &f->model.tensors[i];
         const qc_recipe_entry *e = &f->recipe.entries[i];
         assert_string_equal(t->name, roles[i].name);
         qc_role want = expected_role(roles[i].role);
@@ -245,7 +245,7 @@ static void many_tensors_and_globs(void **state)
     for (int copy = 0; copy < 2; copy++) {
         for (size_t i = 0; i < n; i++) {
             char name[512];
-            qc_ckpt_tensor t = f.model.tensors[i];
+            qc_checkpoint_tensor t = f.model.tensors[i];
             (void)snprintf(name, sizeof name, "copy%d.%s", copy, t.name);
             fixture_add_dims(&f, name, t.dtype, t.ndim, t.dims);
         }

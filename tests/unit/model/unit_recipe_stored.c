@@ -160,7 +160,7 @@ static void make_ok(fixture *f)
 
 static const qc_recipe_entry *entry(const fixture *f, const char *name)
 {
-    const qc_ckpt_tensor *t = qc_checkpoint_find(f->model, name);
+    const qc_checkpoint_tensor *t = qc_checkpoint_find(f->model, name);
     assert_non_null(t);
     return &f->recipe.entries[t - f->model->tensors];
 }

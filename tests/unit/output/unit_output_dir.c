@@ -50,6 +50,7 @@ static qc_status write_once(const world *w, qc_error *err)
 {
     static const char *const names[FILES] = {"f0", "f1", "f2", "f3"};
     qc_manifest_file files[FILES];
+    const char *path = NULL;
     qc_arena arena;
     qc_output_dir d = QC_OUTPUT_DIR_NONE;
     qc_strbuf manifest;
@@ -66,7 +67,11 @@ static qc_status write_once(const world *w, qc_error *err)
     for (int i = 0; st == QC_OK && i < FILES; i++)
         st = qc_output_dir_put(&d, names[i], "x", 1, err);
     if (st == QC_OK)
-        st = qc_output_dir_commit(&d, manifest.data, manifest.len, err);
+        st = qc_output_dir_manifest_path(&d, &path, err);
+    if (st == QC_OK)
+        st = qc_file_put(path, manifest.data, manifest.len, err);
+    if (st == QC_OK)
+        st = qc_output_dir_move(&d, err);
     qc_output_dir_abort(&d);
     qc_arena_deinit(&arena);
     qc_strbuf_deinit(&manifest);
@@ -105,7 +110,7 @@ static void test_looking_during_commits(void **state)
         qc_error err = {0};
         qc_arena arena;
         qc_arena_init(&arena);
-        qc_status st = qc_output_dir_check(&arena, w->out, w->source, 0, &err);
+        qc_status st = qc_output_check(&arena, w->out, w->source, 0, NULL, &err);
         qc_arena_deinit(&arena);
         if (st != QC_OK && !is_refusal(&err)) {
             print_error("look %zu: %s\n", looks, err.msg);
@@ -129,9 +134,9 @@ static void test_a_folder_of_somebody_else(void **state)
     assert_int_equal(qc_dir_make(w->out, &err), QC_OK);
     (void)snprintf(path, sizeof path, "%s/theirs", w->out);
     assert_int_equal(qc_file_put(path, "x", 1, &err), QC_OK);
-    assert_int_equal(qc_output_dir_check(&arena, w->out, w->source, 0, &err), QC_ERR_USAGE);
+    assert_int_equal(qc_output_check(&arena, w->out, w->source, 0, NULL, &err), QC_ERR_USAGE);
     assert_non_null(strstr(err.msg, "no qconv output"));
-    assert_int_equal(qc_output_dir_check(&arena, w->out, w->source, 1, &err), QC_OK);
+    assert_int_equal(qc_output_check(&arena, w->out, w->source, 1, NULL, &err), QC_OK);
     qc_arena_deinit(&arena);
 }
 

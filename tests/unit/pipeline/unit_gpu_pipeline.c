@@ -68,7 +68,7 @@ static void block_errors(const fake_slot *s, uint64_t first, uint64_t n, float a
     for (uint64_t i = 0; i < n; i++) {
         uint64_t at = first + i;
         float y = value_at(s->source, s->form.dtype, at) * inv, c;
-        if (s->form.kind == QC_WEIGHTS_NF4)
+        if (s->form.form.ops == &qc_form_nf4)
             c = qc_nf4_code[at % 2 ? s->codes[at / 2] & 15 : s->codes[at / 2] >> 4];
         else
             c = (float)((const int8_t *)s->codes)[at] * QC_INT8_STEP;
@@ -90,7 +90,7 @@ static void run_errors(const fake_slot *s, uint64_t row, uint64_t col, uint64_t 
     float ee[QC_LANES] = {0}, xx[QC_LANES] = {0}, worst = 0;
     uint32_t at_worst = 0;
     for (uint32_t i = 0; i < n; i++) {
-        uint64_t at = row * s->form.cols + col + i;
+        uint64_t at = row * s->form.form.cols + col + i;
         float x = value_at(s->source, s->form.dtype, at);
         float e = x - ((float)((const int8_t *)s->codes)[at] * s->absmax[row]) * QC_INT8_STEP;
         ee[i % QC_LANES] = fmaf(e, e, ee[i % QC_LANES]);
@@ -112,18 +112,19 @@ static void *work_on(void *slot)
     const qc_quant_ops *ops = qc_quant_ops_for(QC_ISA_SCALAR);
     qc_piece_sums sums = {0};
     s->bad = UINT64_MAX;
-    if (s->form.kind == QC_WEIGHTS_INT8_ROWS) {
-        uint64_t rows = s->n / s->form.cols;
-        ops->int8_rows_quantize(s->source, s->form.dtype, rows, s->form.cols, (int8_t *)s->codes,
-                                s->absmax, &sums);
+    if (s->form.form.ops == &qc_form_int8_rows) {
+        uint64_t rows = s->n / s->form.form.cols;
+        ops->int8_rows_quantize(s->source, s->form.dtype, rows, s->form.form.cols,
+                                (int8_t *)s->codes, s->absmax, &sums);
         float *out = s->errors;
         for (uint64_t row = 0; row < rows && sums.bad == QC_BAD_NONE; row++)
-            for (uint64_t col = 0; col < s->form.cols; col += RUN_COLS, out += 4)
+            for (uint64_t col = 0; col < s->form.form.cols; col += RUN_COLS, out += 4)
                 run_errors(s, row, col,
-                           s->form.cols - col < RUN_COLS ? s->form.cols - col : RUN_COLS, out);
+                           s->form.form.cols - col < RUN_COLS ? s->form.form.cols - col : RUN_COLS,
+                           out);
     } else {
-        uint32_t block = s->form.block_elems;
-        if (s->form.kind == QC_WEIGHTS_NF4)
+        uint32_t block = s->form.form.block_elems;
+        if (s->form.form.ops == &qc_form_nf4)
             ops->nf4_quantize(s->source, s->form.dtype, s->n, block, s->codes, s->absmax, NULL,
                               &sums);
         else

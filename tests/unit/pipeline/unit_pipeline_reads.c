@@ -99,11 +99,10 @@ static qc_digest run(const char *words, const char *model, const char *out, int 
     qc_strbuf all;
     qc_strbuf_init(&all, 1u << 24);
     for (uint32_t i = 0; i < p->unit_count; i++) {
-        qc_unit u;
-        test_must(qc_unit_read(p, i, &u, &err), &err);
-        test_must(qc_strbuf_add(&all, &u.content, sizeof u.content, &err), &err);
-        test_must(qc_strbuf_add(&all, &u.stored, sizeof u.stored, &err), &err);
-        test_must(qc_strbuf_add(&all, &u.source, sizeof u.source, &err), &err);
+        const qc_unit *u = &p->units[i];
+        qc_strbuf_put(&all, &u->content, sizeof u->content);
+        qc_strbuf_put(&all, &u->stored, sizeof u->stored);
+        qc_strbuf_put(&all, &u->source, sizeof u->source);
     }
     qc_digest digest = qc_digest_bytes(all.data, all.len);
     qc_strbuf_deinit(&all);

@@ -99,7 +99,7 @@ static void codes_are_the_nearest(void **state)
         uint64_t *order = qt_alloc(n, 8);
         double *u = qt_alloc(n * n, 8), *diag = qt_alloc(n, 8), mean;
         float *w = make_weight(&rng, rows, n);
-        const qc_feedback_form form = forms[i / 4];
+        const qc_form form = forms[i / 4];
         reference_order(&d, order);
         reference_factor(&d, order, u, diag, &mean);
         double *t = reference_target(&d, order, u, diag, mean, w, rows, cross);
@@ -110,7 +110,7 @@ static void codes_are_the_nearest(void **state)
                 double v = t[at];
                 for (uint64_t j = 0; j < k; j++)
                     v += (t[r * n + order[j]] - (double)m.q[r * n + order[j]]) * u[j * n + k];
-                const double beyond = beyond_nearest(form.kind, v, (double)m.q[at],
+                const double beyond = beyond_nearest(form.ops->kind, v, (double)m.q[at],
                                                      (double)m.absmax[scale_of(&m, r, column)]);
                 QT_CHECK(beyond < 2e-4, "form %u, row %" PRIu64 ", column %" PRIu64 ": by %g",
                          i / 4, r, k, beyond);
@@ -145,7 +145,7 @@ static void sweeps_end_where_no_step_helps(void **state)
     (void)state;
     for (unsigned i = 0; i < FORMS; i++) {
         const uint64_t n = 256, rows = 40;
-        const qc_feedback_form form = forms[i];
+        const qc_form form = forms[i];
         const int aligned = form.block_elems <= n;
         data d = make_data(&rng, n, 2 * n, 0);
         float *w = make_weight(&rng, rows, n);
@@ -160,7 +160,7 @@ static void sweeps_end_where_no_step_helps(void **state)
                     g[k] += ((double)t[j] - (double)q[j]) * damped(&d, j, k);
                 const double s = (double)m.absmax[scale_of(&m, r, k)];
                 const double v = (double)q[k] + g[k] / damped(&d, k, k);
-                const double beyond = beyond_nearest(form.kind, v, (double)q[k], s);
+                const double beyond = beyond_nearest(form.ops->kind, v, (double)q[k], s);
                 QT_CHECK(beyond < 2e-3, "form %u, row %" PRIu64 ", column %" PRIu64 ": by %g", i, r,
                          k, beyond);
             }
@@ -221,7 +221,7 @@ static double weighed(const made *m, const double *diag, uint64_t first, uint64_
     double sum = 0.0;
     for (uint64_t e = first; e < end && sum < enough; e++) {
         const double w = (double)m->w[e];
-        const double off = beyond_nearest(m->form.kind, w, w, s) * s;
+        const double off = beyond_nearest(m->form.ops->kind, w, w, s) * s;
         sum += diag[e % m->n] * off * off;
     }
     return sum;
@@ -234,7 +234,7 @@ static void scales_are_near_the_best(void **state)
     (void)state;
     for (unsigned i = 0; i < FORMS; i++) {
         const uint64_t n = 320, rows = 26;
-        const qc_feedback_form form = forms[i];
+        const qc_form form = forms[i];
         const uint64_t block = form.block_elems ? form.block_elems : n;
         data d = make_data(&rng, n, 640, 0);
         float *w = make_weight(&rng, rows, n);
@@ -252,14 +252,14 @@ static void scales_are_near_the_best(void **state)
             double largest = 0.0, best = INFINITY;
             for (uint64_t e = first; e < end; e++)
                 largest = fmax(largest, fabs((double)w[e]));
-            for (int step = form.kind == QC_WEIGHTS_NF4 ? -150 : 40; step <= 150; step++)
+            for (int step = form.ops->kind == QC_FORM_NF4 ? -150 : 40; step <= 150; step++)
                 if (step < -30 || step > 30)
                     best =
                         fmin(best, weighed(&m, weights, first, end, largest * step / 100.0, best));
             ours += weighed(&m, weights, first, end, (double)m.absmax[b], INFINITY);
             bests += best;
         }
-        QT_CHECK(ours < bests * (form.kind != QC_WEIGHTS_NF4 ? 1.2 : 1.1), "form %u: %g, best %g",
+        QT_CHECK(ours < bests * (form.ops->kind != QC_FORM_NF4 ? 1.2 : 1.1), "form %u: %g, best %g",
                  i, ours, bests);
         free_made(&m);
         free(u);
@@ -278,8 +278,8 @@ static void rounded_is_the_search(void **state)
     (void)state;
     for (unsigned i = 0; i < FORMS; i++) {
         const uint64_t n = 256, rows = 200;
-        const qc_feedback_form form = forms[i];
-        if (form.kind != QC_WEIGHTS_NF4)
+        const qc_form form = forms[i];
+        if (form.ops->kind != QC_FORM_NF4)
             continue;
         data d = make_data(&rng, n, 800, 0);
         float *w = make_weight(&rng, rows, n);
@@ -288,14 +288,13 @@ static void rounded_is_the_search(void **state)
         double *t = qt_alloc(rows * n, 8);
         for (uint64_t e = 0; e < rows * n; e++)
             t[e] = (double)w[e];
-        const qc_search_form search = {1, form.block_elems, form.nested, 0.0f, QC_SEARCH_REFIT};
         const qc_search_out out = {m.codes, m.absmax, m.absmax_codes, m.nested_absmax};
-        void *scratch = aligned_alloc(64, qc_search_scratch_bytes(&search, 0));
+        void *scratch = aligned_alloc(64, qc_search_scratch_bytes());
         qc_piece_sums sums;
         uint64_t overflow;
         QT_CHECK(scratch != NULL, "out of memory");
         qc_search_ops_for(QC_ISA_SCALAR)
-            ->blocks(&search, w, QC_DTYPE_F32, rows * n, &out, scratch, &sums);
+            ->blocks(&form, QC_SEARCH_REFIT, w, QC_DTYPE_F32, rows * n, &out, scratch, &sums);
         qc_quant_ops_for(QC_ISA_SCALAR)
             ->nf4_dequantize(m.codes, m.absmax, qc_nf4_code, rows * n, form.block_elems, m.q,
                              QC_DTYPE_F32, &overflow);

@@ -33,7 +33,7 @@ static void dead_columns_are_rounded(void **state)
     qt_rng rng = qt_rng_start("dead");
     (void)state;
     for (unsigned i = 0; i < 2 * FORMS; i++) {
-        const qc_feedback_form form = forms[i / 2];
+        const qc_form form = forms[i / 2];
         const uint64_t n = 192, rows = 33;
         data d = make_data(&rng, n, 300, 1);
         float *w = make_weight(&rng, rows, n);
@@ -41,7 +41,7 @@ static void dead_columns_are_rounded(void **state)
         for (uint64_t r = 0; r < rows; r++)
             for (uint64_t k = 3; k < n; k += 7) {
                 const double beyond =
-                    beyond_nearest(form.kind, (double)w[r * n + k], (double)m.q[r * n + k],
+                    beyond_nearest(form.ops->kind, (double)w[r * n + k], (double)m.q[r * n + k],
                                    (double)m.absmax[scale_of(&m, r, k)]);
                 QT_CHECK(beyond < 1e-4, "form %u, row %" PRIu64 ", column %" PRIu64 ": by %g",
                          i / 2, r, k, beyond);
@@ -58,7 +58,7 @@ static void dead_columns_are_rounded(void **state)
     made m = quantize(&d, 1, 1, 4, forms[0], w, 5);
     assert_true(m.result.calibrated == 0.0 && m.result.rounded == 0.0);
     for (uint64_t k = 0; k < (uint64_t)5 * 70; k++)
-        QT_CHECK(beyond_nearest(QC_WEIGHTS_NF4, (double)w[k], (double)m.q[k],
+        QT_CHECK(beyond_nearest(QC_FORM_NF4, (double)w[k], (double)m.q[k],
                                 (double)m.absmax[k / 64]) < 1e-4,
                  "element %" PRIu64, k);
     free_made(&m);
@@ -184,8 +184,7 @@ static void odd_weights(void **state)
 /* The tables give the same bits. */
 static void tables_are_equal(void **state)
 {
-    static const qc_weights_kind kinds[] = {QC_WEIGHTS_NF4, QC_WEIGHTS_INT8_ROWS,
-                                            QC_WEIGHTS_INT8_BLOCKS};
+    static const qc_form_kind kinds[] = {QC_FORM_NF4, QC_FORM_INT8_ROWS, QC_FORM_INT8_BLOCKS};
     static qc_tile start, a, b;
     qt_rng rng = qt_rng_start("tables");
     _Alignas(64) float x[512], d[512], u[QC_TILE_COLS * QC_TILE_COLS], inverse[QC_TILE_COLS];
@@ -197,7 +196,7 @@ static void tables_are_equal(void **state)
         while (!qc_isa_available(isa))
             isa = (qc_isa)(isa - 1);
         const qc_feedback_lanes *other = qc_feedback_lanes_for(isa);
-        const qc_weights_kind kind = kinds[i % 3];
+        const qc_form_kind kind = kinds[i % 3];
         const uint32_t cols = 1 + (uint32_t)qt_below(&rng, QC_TILE_COLS);
         const uint32_t n = 16 * (1 + (uint32_t)qt_below(&rng, 32));
         float rr[2][8], ux[2], uu[2];

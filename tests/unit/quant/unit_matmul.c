@@ -15,15 +15,16 @@ static void test_rows_are_what_dequantizing_gives(void **state)
             mt_weights t;
             mt_make(&t, &rng, mt_forms[f].kind, shapes[s][0], shapes[s][1], mt_forms[f].block,
                     mt_forms[f].nested);
-            float *want = mt_values(&t), *row = qt_alloc(t.w.cols, sizeof *row);
+            float *want = mt_values(&t), *row = qt_alloc(t.w.form.cols, sizeof *row);
             for (int isa = 0; isa < QC_ISA_COUNT; isa++) {
                 if (!qc_isa_available((qc_isa)isa))
                     continue;
                 for (uint64_t r = 0; r < t.w.rows; r++) {
                     qc_weights_row(qc_quant_ops_for((qc_isa)isa), &t.w, r, row);
-                    QT_CHECK(memcmp(row, want + r * t.w.cols, t.w.cols * sizeof *row) == 0,
+                    QT_CHECK(memcmp(row, want + r * t.w.form.cols, t.w.form.cols * sizeof *row) ==
+                                 0,
                              "form %u, row %d of [%d, %d]", f, (int)r, (int)t.w.rows,
-                             (int)t.w.cols);
+                             (int)t.w.form.cols);
                 }
             }
             free(row);
@@ -39,10 +40,10 @@ static void test_code_map_of_the_file(void **state)
     qt_rng rng = qt_rng_start("map");
     mt_weights t;
     float map[16], row[64];
-    mt_make(&t, &rng, QC_WEIGHTS_NF4, 1, 64, 64, 0);
+    mt_make(&t, &rng, QC_FORM_NF4, 1, 64, 64, 0);
     for (unsigned i = 0; i < 16; i++)
         map[i] = (float)i;
-    t.w.code_map = map;
+    t.w.form.code_map = map;
     qc_weights_row(&qc_quant_ops_scalar, &t.w, 0, row);
     for (unsigned i = 0; i < 64; i++)
         assert_true(row[i] == (float)qt_nibble(t.codes, i) * t.absmax[0]);
@@ -69,7 +70,7 @@ static void test_identity(void **state)
             for (int isa = 0; isa < QC_ISA_COUNT; isa++) {
                 if (!qc_isa_available((qc_isa)isa))
                     continue;
-                qc_matmul_ops_for((qc_isa)isa)->quantized(&t.w, 0, n, &io, scratch);
+                qc_matmul_cpu_quantized(qc_matmul_ops_for((qc_isa)isa), &t.w, 0, n, &io, scratch);
                 for (uint64_t i = 0; i < k; i++)
                     for (uint64_t r = 0; r < n; r++) {
                         float a = y[i * n + r], b = want[r * k + i];
@@ -102,7 +103,7 @@ static void test_special_values(void **state)
         x[2][1] = -INFINITY;      /* 1 * -inf, 0 * inf */
         x[3][0] = x[3][3] = 1.5f; /* nothing special */
         qc_matmul_cpu_io io = {x, QC_DTYPE_F32, 4, 20, y, QC_DTYPE_F32, 2, bias};
-        ops->dense(w, QC_DTYPE_F32, 20, 0, 2, &io, scratch);
+        qc_matmul_cpu_dense(ops, w, QC_DTYPE_F32, 20, 0, 2, &io, scratch);
         assert_int_equal(qc_f32_bits(y[0][0]), 0x7fc00000);
         assert_int_equal(qc_f32_bits(y[0][1]), 0x7fc00000);
         assert_int_equal(qc_f32_bits(y[1][0]), 0x7fc00000);
@@ -123,18 +124,18 @@ static void test_sums_are_rounded_once(void **state)
     float x[M * K], wide[M * N];
     uint16_t half[M * N];
     void *scratch = mt_scratch(M, K);
-    mt_make(&t, &rng, QC_WEIGHTS_NF4, N, K, 64, 1);
+    mt_make(&t, &rng, QC_FORM_NF4, N, K, 64, 1);
     mt_random_x(&rng, x, QC_DTYPE_F32, M * K);
     qc_matmul_cpu_io io = {x, QC_DTYPE_F32, M, K, wide, QC_DTYPE_F32, N, NULL};
     const qc_matmul_ops *ops = qc_matmul_ops_for(QC_ISA_SCALAR);
-    ops->quantized(&t.w, 0, N, &io, scratch);
+    qc_matmul_cpu_quantized(ops, &t.w, 0, N, &io, scratch);
     io.y = half;
     io.y_dtype = QC_DTYPE_F16;
-    ops->quantized(&t.w, 0, N, &io, scratch);
+    qc_matmul_cpu_quantized(ops, &t.w, 0, N, &io, scratch);
     for (unsigned i = 0; i < M * N; i++)
         assert_int_equal(half[i], qc_f16_from_f32(wide[i]));
     io.y_dtype = QC_DTYPE_BF16;
-    ops->quantized(&t.w, 0, N, &io, scratch);
+    qc_matmul_cpu_quantized(ops, &t.w, 0, N, &io, scratch);
     for (unsigned i = 0; i < M * N; i++)
         assert_int_equal(half[i], qc_bf16_from_f32(wide[i]));
     free(scratch);
@@ -151,7 +152,7 @@ static void test_strides_and_ranges(void **state)
     uint16_t x[M * LDX], tight_x[M * K];
     float y[M * LDY], tight[M * N];
     void *scratch = mt_scratch(M, K);
-    mt_make(&t, &rng, QC_WEIGHTS_INT8_ROWS, N, K, 0, 0);
+    mt_make(&t, &rng, QC_FORM_INT8_ROWS, N, K, 0, 0);
     mt_random_x(&rng, x, QC_DTYPE_BF16, M * LDX);
     for (unsigned i = 0; i < M; i++)
         memcpy(tight_x + i * K, x + i * LDX, K * sizeof *x);
@@ -163,8 +164,8 @@ static void test_strides_and_ranges(void **state)
             y[i] = -7.0f;
         qc_matmul_cpu_io io = {x, QC_DTYPE_BF16, M, LDX, y, QC_DTYPE_F32, LDY, NULL};
         qc_matmul_cpu_io plain = {tight_x, QC_DTYPE_BF16, M, K, tight, QC_DTYPE_F32, N, NULL};
-        ops->quantized(&t.w, 0, N, &plain, scratch);
-        ops->quantized(&t.w, 2, 3, &io, scratch);
+        qc_matmul_cpu_quantized(ops, &t.w, 0, N, &plain, scratch);
+        qc_matmul_cpu_quantized(ops, &t.w, 2, 3, &io, scratch);
         for (unsigned i = 0; i < M; i++)
             for (unsigned n = 0; n < LDY; n++)
                 assert_true(y[i * LDY + n] == (n >= 2 && n < 5 ? tight[i * N + n] : -7.0f));
@@ -181,19 +182,19 @@ static void test_empty(void **state)
     mt_weights t;
     float y[4] = {9.0f, 9.0f, 9.0f, 9.0f}, x[1] = {0.0f};
     void *scratch = mt_scratch(2, 0);
-    mt_make(&t, &rng, QC_WEIGHTS_NF4, 2, 0, 64, 0);
+    mt_make(&t, &rng, QC_FORM_NF4, 2, 0, 64, 0);
     for (int isa = 0; isa < QC_ISA_COUNT; isa++) {
         if (!qc_isa_available((qc_isa)isa))
             continue;
         const qc_matmul_ops *ops = qc_matmul_ops_for((qc_isa)isa);
         qc_matmul_cpu_io io = {x, QC_DTYPE_F32, 2, 0, y, QC_DTYPE_F32, 2, bias};
-        ops->quantized(&t.w, 0, 2, &io, scratch); /* K == 0: the bias */
+        qc_matmul_cpu_quantized(ops, &t.w, 0, 2, &io, scratch); /* K == 0: the bias */
         assert_true(y[0] == 1.5f && y[1] == -2.0f && y[2] == 1.5f && y[3] == -2.0f);
         io.m = 0;
         y[0] = 9.0f;
-        ops->quantized(&t.w, 0, 2, &io, scratch);
+        qc_matmul_cpu_quantized(ops, &t.w, 0, 2, &io, scratch);
         io.m = 2;
-        ops->quantized(&t.w, 0, 0, &io, scratch);
+        qc_matmul_cpu_quantized(ops, &t.w, 0, 0, &io, scratch);
         assert_true(y[0] == 9.0f);
     }
     free(scratch);
@@ -234,7 +235,8 @@ static void test_scratch_of_the_widest(void **state)
                                  .y = y,
                                  .y_dtype = QC_DTYPE_F32,
                                  .ldy = ROWS};
-    qc_matmul_ops_for(QC_ISA_SCALAR)->dense(w, QC_DTYPE_F32, k, 0, ROWS, &io, scratch);
+    qc_matmul_cpu_dense(qc_matmul_ops_for(QC_ISA_SCALAR), w, QC_DTYPE_F32, k, 0, ROWS, &io,
+                        scratch);
     for (unsigned j = 0; j < GUARD; j++)
         QT_CHECK(scratch[bytes + j] == 0xa5, "byte %u behind the scratch was written", j);
     free(w);
@@ -262,27 +264,27 @@ static void test_descriptors_are_checked(void **state)
                          QC_OK);
         w = t.w;
         w.rows = 0x100000000u;
-        w.cols = 0x100000000u;
+        w.form.cols = 0x100000000u;
         refused(&w, &t, "too many");
         w = t.w;
-        w.cols = 101;
+        w.form.cols = 101;
         refused(&w, &t, "bytes of codes");
         w = t.w;
         w.codes = NULL;
         refused(&w, &t, "without codes");
         w = t.w;
-        w.kind = (qc_weights_kind)7;
+        w.form.ops = NULL;
         refused(&w, &t, "unknown kind");
         w = t.w;
         t.scales++;
         refused(&w, &t, "scales");
         t.scales--;
-        if (mt_forms[f].kind == QC_WEIGHTS_INT8_ROWS) {
+        if (mt_forms[f].kind == QC_FORM_INT8_ROWS) {
             w.absmax = NULL;
             refused(&w, &t, "without scales");
         } else {
             for (unsigned i = 0; i < 3; i++) {
-                w.block_elems = (const uint32_t[]){0, 48, 8192}[i];
+                w.form.block_elems = (const uint32_t[]){0, 48, 8192}[i];
                 refused(&w, &t, "power of two");
             }
         }
@@ -311,7 +313,7 @@ static void test_double(void **state)
     for (unsigned c = 0; c < sizeof counts / sizeof *counts; c++) {
         uint64_t m = counts[c];
         mt_weights t;
-        mt_make(&t, &rng, QC_WEIGHTS_NF4, N, K, 32, 0);
+        mt_make(&t, &rng, QC_FORM_NF4, N, K, 32, 0);
         float *values = mt_values(&t), row[K];
         uint16_t *x = qt_alloc(m * LDX, sizeof *x);
         double *y = qt_alloc(m * N, sizeof *y), *y2 = qt_alloc(m * N, sizeof *y);

@@ -1,6 +1,8 @@
 /* The stated error of block-quantized tensors against double arithmetic over every element. */
 #include "tests/fixtures/quant_testing.h"
 
+#include "quant/quant_form.h"
+
 #define OPS (&qc_quant_ops_scalar)
 
 /* A source to be read again, which counts, and fails on demand. */
@@ -98,15 +100,27 @@ static qc_tensor_error brute_force(const tensor *t)
     return e;
 }
 
+static qc_status finish(const tensor *t, reader *r, qc_tensor_error *out, qc_error *err)
+{
+    const qc_finished_blocks b = {
+        .quant = OPS,
+        .form = {.ops = t->nf4 ? &qc_form_nf4 : &qc_form_int8_blocks, .block_elems = t->block},
+        .n = t->n,
+        .absmax = t->absmax,
+        .absmax_final = t->final,
+        .errors = t->errors,
+        .read = read_floats,
+        .read_ctx = r};
+    return qc_block_error_finish(&b, &t->sums, out, err);
+}
+
 /* Returns how many blocks were read again. */
 static uint64_t check_finish(const tensor *t, double tolerance, const char *what)
 {
     reader r = {.x = t->x, .n = t->n, .block = t->block};
     qc_tensor_error want = brute_force(t), found, again;
     qc_error err = {.code = QC_OK};
-    assert_int_equal(qc_block_error_finish(OPS, t->nf4, t->n, t->block, t->absmax, t->final,
-                                           t->errors, &t->sums, read_floats, &r, &found, &err),
-                     QC_OK);
+    assert_int_equal(finish(t, &r, &found, &err), QC_OK);
     QT_CHECK(found.max_err == want.max_err && found.max_index == want.max_index,
              "%s: largest error %a at %" PRIu64 ", expected %a at %" PRIu64, what, found.max_err,
              found.max_index, want.max_err, want.max_index);
@@ -120,9 +134,7 @@ static uint64_t check_finish(const tensor *t, double tolerance, const char *what
              "%s: rel_mse %.8e, expected %.8e within %.1e", what, found.rel_mse, want.rel_mse,
              allowed);
     uint64_t reads = r.reads;
-    assert_int_equal(qc_block_error_finish(OPS, t->nf4, t->n, t->block, t->absmax, t->final,
-                                           t->errors, &t->sums, read_floats, &r, &again, NULL),
-                     QC_OK);
+    assert_int_equal(finish(t, &r, &again, NULL), QC_OK);
     assert_true(memcmp(&again, &found, sizeof again) == 0);
     return reads;
 }
@@ -239,9 +251,7 @@ static void test_zeros_and_empty(void **state)
     assert_true(brute_force(&t).max_index == 0 && brute_force(&t).max_err == 0.0);
     check_finish(&t, 0.0, "no error");
     tensor_free(&t);
-    assert_int_equal(
-        qc_block_error_finish(OPS, 1, 0, 64, NULL, NULL, NULL, NULL, read_floats, &r, &e, NULL),
-        QC_OK);
+    assert_int_equal(finish(&(tensor){.nf4 = 1, .block = 64}, &r, &e, NULL), QC_OK);
     assert_true(e.rel_mse == 0.0 && e.max_err == 0.0 && e.max_index == 0 && r.reads == 0);
     free(x);
 }
@@ -259,18 +269,14 @@ static void test_failures(void **state)
     for (uint64_t fail = 1; fail <= reads; fail++) {
         reader r = {.x = x, .n = 6400, .block = 64, .fail_at = fail};
         qc_error err;
-        assert_int_equal(qc_block_error_finish(OPS, 1, 6400, 64, t.absmax, t.final, t.errors,
-                                               &t.sums, read_floats, &r, &e, &err),
-                         QC_ERR_IO);
+        assert_int_equal(finish(&t, &r, &e, &err), QC_ERR_IO);
         assert_string_equal(err.msg, "as told");
         assert_true(r.reads == fail);
     }
     const float spoils[] = {0.5f, NAN, INFINITY};
     for (unsigned s = 0; s < 3; s++) { /* the source changed since it was quantized */
         reader r = {.x = x, .n = 6400, .block = 64, .spoil = spoils[s]};
-        assert_int_equal(qc_block_error_finish(OPS, 1, 6400, 64, t.absmax, t.final, t.errors,
-                                               &t.sums, read_floats, &r, &e, NULL),
-                         QC_ERR_CHECK);
+        assert_int_equal(finish(&t, &r, &e, NULL), QC_ERR_CHECK);
     }
     tensor_free(&t);
     free(x);

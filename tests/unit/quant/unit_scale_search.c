@@ -10,7 +10,7 @@ static const qc_quant_ops *quant;
 static const qc_search_ops *ops;
 
 typedef struct {
-    qc_search_form form;
+    qc_form form;
     const float *x;
     float *back; /* as a reader sees them */
     uint64_t n, blocks, groups;
@@ -19,8 +19,20 @@ typedef struct {
     qc_piece_sums sums;
 } searched;
 
-static searched search(qc_search_form form, const float *x, uint64_t n)
+/* bits: 1 NF4, else int8; 2 double quantization; 4 refit. */
+static qc_form form_of(unsigned bits, uint32_t block)
 {
+    return (qc_form){
+        .ops = bits & 1 ? &qc_form_nf4 : &qc_form_int8_blocks,
+        .block_elems = block,
+        .nested = bits >> 1 & 1,
+        .offset = (bits & 3u) == 2 ? 0.0478515625f : 0.0f, /* int8: about the mean of absmax */
+    };
+}
+
+static searched search(unsigned bits, uint32_t block, const float *x, uint64_t n)
+{
+    const qc_form form = form_of(bits, block);
     searched r = {.form = form, .x = x, .n = n};
     r.blocks = (n + form.block_elems - 1) / form.block_elems;
     r.groups = (r.blocks + QC_NESTED_BLOCK - 1) / QC_NESTED_BLOCK;
@@ -29,18 +41,14 @@ static searched search(qc_search_form form, const float *x, uint64_t n)
     r.absmax_codes = qt_alloc(r.blocks, 1);
     r.nested_absmax = qt_alloc(r.groups, 4);
     r.back = qt_alloc(n, 4);
-    void *scratch = aligned_alloc(64, qc_search_scratch_bytes(&form, 0));
+    void *scratch = aligned_alloc(64, qc_search_scratch_bytes());
     QT_CHECK(scratch != NULL, "out of memory");
     qc_search_out out = {r.codes, r.absmax, r.absmax_codes, r.nested_absmax};
-    ops->blocks(&form, x, QC_DTYPE_F32, n, &out, scratch, &r.sums);
+    ops->blocks(&form, bits & 4 ? QC_SEARCH_REFIT : QC_SEARCH_ONCE, x, QC_DTYPE_F32, n, &out,
+                scratch, &r.sums);
     free(scratch);
     uint64_t overflow;
-    if (form.is_nf4)
-        quant->nf4_dequantize(r.codes, r.absmax, qc_nf4_code, n, form.block_elems, r.back,
-                              QC_DTYPE_F32, &overflow);
-    else
-        quant->int8_blocks_dequantize((const int8_t *)r.codes, r.absmax, n, form.block_elems,
-                                      r.back, QC_DTYPE_F32, &overflow);
+    form.ops->dequantize(quant, &form, r.codes, r.absmax, n, r.back, QC_DTYPE_F32, &overflow);
     return r;
 }
 
@@ -62,30 +70,22 @@ static double squared_error(const float *x, const float *back, uint64_t n)
 }
 
 /* Of bitsandbytes' choice: the largest value, then double quantization about the mean. */
-static double absmax_error(const qc_search_form *form, const float *x, uint64_t n)
+static double absmax_error(const qc_form *form, const float *x, uint64_t n)
 {
     const uint64_t blocks = (n + form->block_elems - 1) / form->block_elems;
     uint8_t *codes = qt_alloc(n, 1), *absmax_codes = qt_alloc(blocks, 1);
     float *absmax = qt_alloc(blocks, 4), *nested = qt_alloc(blocks, 4), *back = qt_alloc(n, 4);
     qc_piece_sums sums;
     uint64_t overflow;
-    if (form->is_nf4)
-        quant->nf4_quantize(x, QC_DTYPE_F32, n, form->block_elems, codes, absmax, NULL, &sums);
-    else
-        quant->int8_blocks_quantize(x, QC_DTYPE_F32, n, form->block_elems, (int8_t *)codes, absmax,
-                                    NULL, &sums);
+    form->ops->quantize(quant, form, x, QC_DTYPE_F32, n, &(qc_form_out){codes, absmax, NULL},
+                        &sums);
     if (form->nested) {
         float offset = qc_nested_offset(absmax, blocks);
         quant->nested_quantize(absmax, blocks, offset, absmax_codes, nested);
         quant->nested_dequantize(absmax_codes, nested, qc_dynamic_map, blocks, QC_NESTED_BLOCK,
                                  offset, absmax);
     }
-    if (form->is_nf4)
-        quant->nf4_dequantize(codes, absmax, qc_nf4_code, n, form->block_elems, back, QC_DTYPE_F32,
-                              &overflow);
-    else
-        quant->int8_blocks_dequantize((const int8_t *)codes, absmax, n, form->block_elems, back,
-                                      QC_DTYPE_F32, &overflow);
+    form->ops->dequantize(quant, form, codes, absmax, n, back, QC_DTYPE_F32, &overflow);
     double error = squared_error(x, back, n);
     free(codes);
     free(absmax_codes);
@@ -95,10 +95,10 @@ static double absmax_error(const qc_search_form *form, const float *x, uint64_t 
     return error;
 }
 
-static double nearest_error(const qc_search_form *form, float x, float s)
+static double nearest_error(const qc_form *form, float x, float s)
 {
     double best = (double)x * (double)x;
-    if (!form->is_nf4) {
+    if (form->ops != &qc_form_nf4) {
         double step = (double)s / 127.0, q = rint((double)x / step);
         q = q > 127.0 ? 127.0 : q < -127.0 ? -127.0 : q;
         return ((double)x - q * step) * ((double)x - q * step);
@@ -161,17 +161,6 @@ static void check_sums(const searched *r)
              largest, where);
 }
 
-static qc_search_form form_of(unsigned bits, uint32_t block)
-{
-    return (qc_search_form){
-        .is_nf4 = bits & 1,
-        .block_elems = block,
-        .nested = bits >> 1 & 1,
-        .offset = (bits & 3u) == 2 ? 0.0478515625f : 0.0f, /* int8: about the mean of absmax */
-        .effort = bits & 4 ? QC_SEARCH_REFIT : QC_SEARCH_ONCE,
-    };
-}
-
 /* ---- tests ----------------------------------------------------------------------------------- */
 
 static void decodes_to_what_sums_say(void **state)
@@ -182,7 +171,7 @@ static void decodes_to_what_sums_say(void **state)
         for (uint32_t block = 32; block <= 4096; block *= bits & 4 ? 8 : 2) {
             const uint64_t n = 300 * 32 + block * 3 + 11;
             float *x = normal(&rng, n, 0.02f);
-            searched r = search(form_of(bits, block), x, n);
+            searched r = search(bits, block, x, n);
             check_sums(&r);
             if (r.form.nested) {
                 float *absmax = qt_alloc(r.blocks, 4);
@@ -213,7 +202,7 @@ static void better_than_absmax(void **state)
     const uint64_t n = 1 << 17;
     float *x = normal(&rng, n, 0.02f);
     for (unsigned k = 0; k < sizeof cases / sizeof *cases; k++) {
-        searched r = search(form_of(cases[k].bits, cases[k].block), x, n);
+        searched r = search(cases[k].bits, cases[k].block, x, n);
         double ratio = squared_error(x, r.back, n) / absmax_error(&r.form, x, n);
         print_message("form %u block %u: %.4f of the error of absmax\n", cases[k].bits,
                       cases[k].block, ratio);
@@ -235,7 +224,7 @@ static void near_the_exhaustive_choice(void **state)
     const uint64_t n = 64 * QC_NESTED_BLOCK;
     float *x = normal(&rng, n, 0.02f);
     for (unsigned k = 0; k < sizeof cases / sizeof *cases; k++) {
-        searched r = search(form_of(cases[k].bits, 64), x, n);
+        searched r = search(cases[k].bits, 64, x, n);
         double ratio = squared_error(x, r.back, n) / exhaustive_error(&r);
         print_message("form %u: %.5f of the least error\n", cases[k].bits, ratio);
         QT_CHECK(ratio >= 1 - 1e-6 && ratio <= cases[k].most,
@@ -253,7 +242,7 @@ static void exact_cases(void **state)
     float x[128];
     for (unsigned i = 0; i < 128; i++)
         x[i] = qc_nf4_code[i % 16] * (i < 64 ? 3.0f : -3.0f);
-    searched r = search(form_of(1, 64), x, 128);
+    searched r = search(1, 64, x, 128);
     assert_true(r.absmax[0] > 0.0f && r.absmax[1] < 0.0f);
     QT_CHECK(r.sums.sum_ee < 1e-3 * r.sums.sum_xx, "%g of %g", r.sums.sum_ee, r.sums.sum_xx);
     for (unsigned i = 0; i < 128; i++)
@@ -262,7 +251,7 @@ static void exact_cases(void **state)
     for (unsigned i = 0; i < 128; i++)
         x[i] = (float)((int)i - 63) * 2.0f + (i < 64 ? -1.0f : 1.0f); /* up to 127 and 129 */
     x[127] = 127.0f;
-    r = search(form_of(0, 128), x, 128);
+    r = search(0, 128, x, 128);
     assert_true(r.absmax[0] == 127.0f && r.sums.sum_ee < 1e-12 * r.sums.sum_xx);
     for (unsigned i = 0; i < 128; i++)
         assert_int_equal((int8_t)r.codes[i], (int)x[i]);
@@ -280,7 +269,7 @@ static void sign_is_symmetric(void **state)
     unsigned negative = 0, same = 0;
     for (uint64_t i = 0; i < n; i++)
         y[i] = -x[i];
-    searched a = search(form_of(1, 64), x, n), b = search(form_of(1, 64), y, n);
+    searched a = search(1, 64, x, n), b = search(1, 64, y, n);
     for (uint64_t k = 0; k < a.blocks; k++) {
         negative += a.absmax[k] < 0.0f;
         if (a.absmax[k] == -b.absmax[k]) {
@@ -307,13 +296,13 @@ static void zeros_and_edges(void **state)
     }
     x[320] = 2.0f; /* a block of one, an odd one */
     for (unsigned bits = 0; bits < 8; bits++) {
-        searched r = search(form_of(bits, 64), x, 321);
+        searched r = search(bits, 64, x, 321);
         assert_int_equal(r.sums.bad, QC_BAD_NONE);
-        for (unsigned i = 0; i < (r.form.is_nf4 ? 32u : 64u); i++)
-            assert_int_equal(r.codes[i], r.form.is_nf4 ? 0x77 : 0);
+        for (unsigned i = 0; i < (r.form.ops == &qc_form_nf4 ? 32u : 64u); i++)
+            assert_int_equal(r.codes[i], r.form.ops == &qc_form_nf4 ? 0x77 : 0);
         for (unsigned i = 0; i < 321; i++)
             QT_CHECK(isfinite(r.back[i]), "form %u: element %u is %g", bits, i, (double)r.back[i]);
-        if (r.form.is_nf4) {
+        if (r.form.ops == &qc_form_nf4) {
             assert_int_equal(r.codes[160] & 15, 7);
         }
         if (!r.form.nested) {
@@ -323,7 +312,7 @@ static void zeros_and_edges(void **state)
         assert_true(r.sums.max_err <= (double)FLT_MAX * 0.02);
         searched_free(&r);
     }
-    searched none = search(form_of(3, 64), x, 0);
+    searched none = search(3, 64, x, 0);
     assert_true(none.sums.bad == QC_BAD_NONE && none.sums.sum_xx == 0.0);
     searched_free(&none);
 }
@@ -337,7 +326,7 @@ static void bad_elements(void **state)
     x[at] = NAN;
     x[at + 69] = INFINITY;
     for (unsigned bits = 0; bits < 4; bits++) {
-        searched r = search(form_of(bits, 64), x, n);
+        searched r = search(bits, 64, x, n);
         assert_int_equal(r.sums.bad, QC_BAD_NONFINITE);
         assert_int_equal(r.sums.bad_index, at);
         searched_free(&r);
@@ -347,10 +336,10 @@ static void bad_elements(void **state)
     float scale;
     uint8_t absmax_code;
     qc_piece_sums sums;
-    qc_search_form form = form_of(3, 64);
-    void *scratch = aligned_alloc(64, qc_search_scratch_bytes(&form, 64));
+    qc_form form = form_of(3, 64);
+    void *scratch = aligned_alloc(64, qc_search_scratch_bytes());
     qc_search_out out = {codes, &scale, &absmax_code, &scale};
-    ops->blocks(&form, wide, QC_DTYPE_F64, 64, &out, scratch, &sums);
+    ops->blocks(&form, QC_SEARCH_ONCE, wide, QC_DTYPE_F64, 64, &out, scratch, &sums);
     assert_true(sums.bad == QC_BAD_RANGE && sums.bad_index == 33);
     wide[33] = 70000.0; /* beyond float16 */
     ops->rows(wide, QC_DTYPE_F64, 2, 32, codes, &scale, scratch, &sums);
@@ -371,7 +360,7 @@ static void rows_are_better(void **state)
     float *back = qt_alloc(n, 4);
     qc_piece_sums before, after;
     uint64_t overflow;
-    void *scratch = aligned_alloc(64, qc_search_scratch_bytes(NULL, cols));
+    void *scratch = aligned_alloc(64, qc_search_scratch_bytes());
     quant->int8_rows_quantize(x, QC_DTYPE_F32, rows, cols, codes, scb[0], &before);
     ops->rows(x, QC_DTYPE_F32, rows, cols, codes, scb[1], scratch, &after);
     quant->int8_rows_dequantize(codes, scb[1], rows, cols, back, QC_DTYPE_F32, &overflow);

@@ -217,12 +217,18 @@ static void writing(void **state)
     (void)state;
     qc_strbuf out;
     qc_strbuf_init(&out, 4096);
-    qc_report_writer w = {.out = &out};
-    qc_page_text(&w, "a<b>&\"c\"\x01");
-    assert_string_equal(out.data, "a&lt;b&gt;&amp;&quot;c&quot;?");
+    qc_arena arena;
+    qc_arena_init(&arena);
+    const qc_call call = {.arena = &arena};
+    const qc_report r = {.call = &call, .page = &out};
+    assert_string_equal(qc_page_safe(&r, "a<b>&\"c\"\x01"), "a&lt;b&gt;&amp;&quot;c&quot;?");
+    assert_string_equal(qc_page_safe(&r, ""), "");
+    qc_page_table(&r, "kind|.name in|a &#215; b");
+    assert_string_equal(out.data, "<table>\n<tr><th>kind</th><th class=\"name\">in</th><th>"
+                                  "a &#215; b</th></tr>\n");
     size_t before = out.len;
     for (uint32_t form = 0; form < 7; form++)
-        qc_page_mark(&w, form, 1.0, 2.0, "t");
+        qc_page_mark(&r, form, 1.0, 2.0, "t");
     assert_int_equal(qc_strbuf_status(&out, NULL), QC_OK);
     /* As many shapes as characters, each closed. */
     const char *at = out.data + before;
@@ -236,13 +242,13 @@ static void writing(void **state)
             assert_string_not_equal(qc_report_mark_text(i), qc_report_mark_text(k));
     qc_strbuf_deinit(&out);
     qc_strbuf_init(&out, 8); /* too small: the first failure stays */
-    w = (qc_report_writer){.out = &out};
-    QC_PAGE(&w, "%s", "much longer than that");
+    assert_string_equal(qc_page_safe(&r, "much longer than that"), "");
     qc_status first = qc_strbuf_status(&out, NULL);
     assert_int_not_equal(first, QC_OK);
-    qc_page_text(&w, "x");
+    QC_PAGE(&r, "x");
     assert_int_equal(qc_strbuf_status(&out, NULL), first);
     qc_strbuf_deinit(&out);
+    qc_arena_deinit(&arena);
 }
 
 /* ---- results of bench ------------------------------------------------------------------------ */

@@ -1,10 +1,9 @@
 /* Parts of a conversion in one staging folder: turns, and what others left. */
-#include "convert/run/part_turn.h"
+#include "convert/run/part_run.h"
 
 #include "base/strbuf.h"
 #include "base/workers.h"
 #include "convert/output/dir_lock.h"
-#include "convert/run/resume.h"
 #include "tests/fixtures/test_model.h"
 
 #include <pthread.h>
@@ -89,7 +88,7 @@ static void *wait_in_line(void *ctx)
     qc_file turn = QC_FILE_CLOSED;
     w->st = qc_part_turn_take(&turn, &w->d, "needed", &quiet, &w->gone, NULL);
     atomic_store(&w->has_it, 1);
-    qc_part_turn_give(&turn);
+    qc_file_discard(&turn);
     return NULL;
 }
 
@@ -116,7 +115,7 @@ static void one_at_a_time(void **state)
     assert_int_equal(pthread_create(&thread, NULL, wait_in_line, &second), 0);
     sleep_ms(100);
     assert_int_equal(atomic_load(&second.has_it), 0);
-    qc_part_turn_give(&turn);
+    qc_file_discard(&turn);
     assert_int_equal(pthread_join(thread, NULL), 0);
     assert_int_equal(second.st, QC_OK);
     assert_int_equal(second.gone, 0);
@@ -127,7 +126,7 @@ static void one_at_a_time(void **state)
     assert_int_equal(pthread_create(&thread, NULL, wait_in_line, &second), 0);
     sleep_ms(50);
     qc_output_dir_clear(&a);
-    qc_part_turn_give(&turn);
+    qc_file_discard(&turn);
     assert_int_equal(pthread_join(thread, NULL), 0);
     assert_int_equal(second.st, QC_OK);
     assert_int_equal(second.gone, 1);
@@ -161,7 +160,7 @@ static void waiting_ends_with_a_signal(void **state)
     assert_int_equal(pthread_join(thread, NULL), 0);
     qc_interrupt_clear();
     assert_int_equal(second.st, QC_ERR_INTERRUPTED);
-    qc_part_turn_give(&turn);
+    qc_file_discard(&turn);
     qc_output_dir_leave(&a);
     qc_output_dir_leave(&b);
 }
@@ -177,7 +176,7 @@ static void the_holder_of_a_turn_is_known(void **state)
     assert_int_equal(qc_file_open_update(&seen, turn.path, NULL), QC_OK);
     assert_int_equal(qc_dir_lock_holder(&seen), getpid());
     assert_int_equal(qc_dir_lock_holder(&d.lock), 0); /* which parts share */
-    qc_part_turn_give(&turn);
+    qc_file_discard(&turn);
     assert_int_equal(qc_dir_lock_holder(&seen), 0);
     qc_file_discard(&seen);
     qc_output_dir_leave(&d);

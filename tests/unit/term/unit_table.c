@@ -12,16 +12,17 @@ typedef struct {
     qc_strbuf out;
 } fixture;
 
-static void begin(fixture *f)
+static void begin(fixture *f, const char *columns)
 {
     qc_arena_init(&f->arena);
-    qc_table_init(&f->t, &f->arena);
+    qc_table_begin(&f->t, &f->arena, columns);
     qc_strbuf_init(&f->out, 100000);
 }
 
 static void rendered(fixture *f, unsigned indent, const char *want)
 {
-    assert_int_equal(qc_table_render(&f->t, indent, &f->out, NULL), QC_OK);
+    qc_table_print(&f->t, indent, &f->out);
+    assert_int_equal(qc_strbuf_status(&f->out, NULL), QC_OK);
     assert_string_equal(f->out.data ? f->out.data : "", want);
     qc_strbuf_deinit(&f->out);
     qc_arena_deinit(&f->arena);
@@ -30,7 +31,7 @@ static void rendered(fixture *f, unsigned indent, const char *want)
 static void cells(fixture *f, const char *const *texts, size_t count)
 {
     for (size_t i = 0; i < count; i++)
-        assert_int_equal(qc_table_cell(&f->t, texts[i], NULL), QC_OK);
+        qc_table_put(&f->t, texts[i]);
 }
 
 static void aligned(void **state)
@@ -38,10 +39,7 @@ static void aligned(void **state)
     (void)state;
     fixture f;
     static const char *const texts[] = {"a", "1", "x", "long", "12345", "", "b", "", NULL};
-    begin(&f);
-    qc_table_column(&f.t, "name", QC_ALIGN_LEFT);
-    qc_table_column(&f.t, "n", QC_ALIGN_RIGHT);
-    qc_table_column(&f.t, "note", QC_ALIGN_LEFT);
+    begin(&f, "name|>n|note");
     cells(&f, texts, 9);
     rendered(&f, 2,
              "  name      n  note\n"
@@ -55,10 +53,7 @@ static void empty_columns_vanish(void **state)
     (void)state;
     fixture f;
     static const char *const texts[] = {"a", "", "1", "b", "", "2"};
-    begin(&f);
-    qc_table_column(&f.t, "x", QC_ALIGN_LEFT);
-    qc_table_column(&f.t, "never", QC_ALIGN_LEFT);
-    qc_table_column(&f.t, "y", QC_ALIGN_RIGHT);
+    begin(&f, "x|never|>y");
     cells(&f, texts, 6);
     rendered(&f, 0, "x  y\na  1\nb  2\n");
 }
@@ -67,8 +62,7 @@ static void no_rows(void **state)
 {
     (void)state;
     fixture f;
-    begin(&f);
-    qc_table_column(&f.t, "x", QC_ALIGN_LEFT);
+    begin(&f, "x");
     rendered(&f, 0, "");
 }
 
@@ -77,9 +71,7 @@ static void strange_names(void **state)
     (void)state;
     fixture f;
     static const char *const texts[] = {"\xc3\xa9", "1", "ab\n\033[1m", "2", "\xc2\x9b!", "3"};
-    begin(&f);
-    qc_table_column(&f.t, "name", QC_ALIGN_LEFT);
-    qc_table_column(&f.t, "n", QC_ALIGN_LEFT);
+    begin(&f, "name|n");
     cells(&f, texts, 6);
     rendered(&f, 0,
              "name     n\n"
@@ -92,12 +84,49 @@ static void many_rows(void **state)
 {
     (void)state;
     fixture f;
-    begin(&f);
-    qc_table_column(&f.t, "n", QC_ALIGN_RIGHT);
+    begin(&f, ">n");
     for (int i = 0; i < 1000; i++)
-        assert_int_equal(qc_table_cellf(&f.t, NULL, "%d", i), QC_OK);
-    assert_int_equal(qc_table_render(&f.t, 0, &f.out, NULL), QC_OK);
+        qc_table_putf(&f.t, "%d", i);
+    qc_table_print(&f.t, 0, &f.out);
     assert_int_equal(f.out.len, 1001 * 4);
+    qc_strbuf_deinit(&f.out);
+    qc_arena_deinit(&f.arena);
+}
+
+static void kinds_of_cells(void **state)
+{
+    (void)state;
+    fixture f;
+    begin(&f, "a||>b");
+    qc_table_columns(&f.t, ">c|rest");
+    qc_table_number(&f.t, 8030);
+    qc_table_count(&f.t, 8030);
+    qc_table_bytes(&f.t, 8030);
+    qc_table_putf(&f.t, "%.1f%%", 12.34);
+    qc_table_end_row(&f.t);
+    qc_table_end_row(&f.t); /* a row that is complete stays so */
+    qc_table_put(&f.t, "x");
+    qc_table_end_row(&f.t);
+    rendered(&f, 0,
+             "a                  b      c\n"
+             "8030  8,030  8.03 KB  12.3%\n"
+             "x\n");
+}
+
+/* A table that lacks memory writes nothing, and the text that it was to be part of says so. */
+static void failures_stick(void **state)
+{
+    (void)state;
+    fixture f;
+    qc_error err = {0};
+    begin(&f, "x|y");
+    f.t.wanted = 77;
+    qc_table_put(&f.t, "a");
+    qc_table_end_row(&f.t);
+    qc_table_print(&f.t, 0, &f.out);
+    assert_int_equal(qc_strbuf_status(&f.out, &err), QC_ERR_NOMEM);
+    assert_string_equal(err.msg, "out of memory: 77 bytes of text wanted");
+    assert_int_equal(f.out.len, 0);
     qc_strbuf_deinit(&f.out);
     qc_arena_deinit(&f.arena);
 }
@@ -105,9 +134,10 @@ static void many_rows(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(aligned),   cmocka_unit_test(empty_columns_vanish),
-        cmocka_unit_test(no_rows),   cmocka_unit_test(strange_names),
-        cmocka_unit_test(many_rows),
+        cmocka_unit_test(aligned),        cmocka_unit_test(empty_columns_vanish),
+        cmocka_unit_test(no_rows),        cmocka_unit_test(strange_names),
+        cmocka_unit_test(many_rows),      cmocka_unit_test(kinds_of_cells),
+        cmocka_unit_test(failures_stick),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -70,7 +70,7 @@ static void reading_is_interrupted(void **state)
     unsigned char last[8];
     test_must(qc_checkpoint_open(&c, w->model, &err), &err);
     test_must(qc_st_cursor_create(&cursor, &err), &err);
-    const qc_ckpt_tensor *t = qc_checkpoint_find(c, "h.0.mlp.c_fc.weight");
+    const qc_checkpoint_tensor *t = qc_checkpoint_find(c, "h.0.mlp.c_fc.weight");
     assert_non_null(t);
     test_must(qc_tensor_read(c, t, cursor, &bytes, &err), &err);
     test_must(qc_checkpoint_read(c, cursor, t, t->bytes - sizeof last, last, sizeof last, &err),

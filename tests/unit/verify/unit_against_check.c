@@ -8,7 +8,7 @@
 #define MOST 40000u
 
 typedef struct {
-    qc_check_kind kind;
+    const qc_form_ops *ops;
     uint32_t block; /* or columns */
     const float *map;
 } form_case;
@@ -19,15 +19,15 @@ static const float fp4_map[16] = {
 };
 
 static const form_case cases[] = {
-    {QC_CHECK_CODES4, 64, qc_nf4_code},   {QC_CHECK_CODES4, 32, qc_nf4_code},
-    {QC_CHECK_CODES4, 4096, qc_nf4_code}, {QC_CHECK_CODES4, 64, fp4_map},
-    {QC_CHECK_INT8_BLOCKS, 64, NULL},     {QC_CHECK_INT8_BLOCKS, 1024, NULL},
-    {QC_CHECK_INT8_ROWS, 96, NULL},       {QC_CHECK_INT8_ROWS, 20000, NULL},
+    {&qc_form_nf4, 64, qc_nf4_code},   {&qc_form_nf4, 32, qc_nf4_code},
+    {&qc_form_nf4, 4096, qc_nf4_code}, {&qc_form_nf4, 64, fp4_map},
+    {&qc_form_int8_blocks, 64, NULL},  {&qc_form_int8_blocks, 1024, NULL},
+    {&qc_form_int8_rows, 96, NULL},    {&qc_form_int8_rows, 20000, NULL},
 };
 
 /* What was quantized, and how. */
 typedef struct {
-    qc_check_form form;
+    qc_check check;
     uint64_t n, scale_count;
     float x[MOST], scales[MOST / 32 + 1], slack[MOST / 32 + 1];
     uint8_t codes[MOST + 1];
@@ -41,11 +41,11 @@ static qc_check_sums check_with(const qc_quant_ops *ops)
     static int8_t codes_ref[MOST];
     qc_check_sums s;
     memset(&s, 0, sizeof s);
-    if (p.form.kind == QC_CHECK_INT8_ROWS)
-        qc_check_rows(ops, &p.form, p.x, QC_DTYPE_F32, p.n / p.form.cols, (const int8_t *)p.codes,
-                      p.scales, codes_ref, &scratch, &s);
+    if (p.check.form.ops == &qc_form_int8_rows)
+        qc_check_rows(ops, &p.check, p.x, QC_DTYPE_F32, p.n / p.check.form.cols,
+                      (const int8_t *)p.codes, p.scales, codes_ref, &scratch, &s);
     else
-        qc_check_blocks(ops, &p.form, p.x, QC_DTYPE_F32, p.n, p.codes, p.scales, p.slack, &scratch,
+        qc_check_blocks(ops, &p.check, p.x, QC_DTYPE_F32, p.n, p.codes, p.scales, p.slack, &scratch,
                         &s);
     return s;
 }
@@ -57,13 +57,11 @@ static qc_check_sums check(void)
 
 static double value_of(uint64_t i)
 {
-    const qc_check_form *f = &p.form;
-    if (f->kind == QC_CHECK_CODES4)
-        return (double)(f->map[qt_nibble(p.codes, i)] * p.scales[i / f->block_elems]);
-    float code = (float)(int8_t)p.codes[i];
-    if (f->kind == QC_CHECK_INT8_ROWS)
-        return (double)((code * p.scales[i / f->cols]) * QC_INT8_STEP);
-    return (double)((code * QC_INT8_STEP) * p.scales[i / f->block_elems]);
+    const qc_form *f = &p.check.form;
+    if (f->ops->bits == 4)
+        return (double)(p.check.map[qt_nibble(p.codes, i)] * p.scales[i / f->block_elems]);
+    uint64_t scale = qc_form_by_rows(f) ? i / f->cols : i / f->block_elems;
+    return (double)f->ops->value((int8_t)p.codes[i], p.scales[scale]);
 }
 
 static unsigned fp4_nearest(float y)
@@ -79,22 +77,19 @@ static unsigned fp4_nearest(float y)
 static void quantize(const form_case *c, uint64_t n)
 {
     qc_piece_sums sums;
-    int rows = c->kind == QC_CHECK_INT8_ROWS;
+    int rows = c->ops == &qc_form_int8_rows;
     uint64_t per = c->block;
     n = rows ? n - n % per : n;
     p.n = n;
     p.scale_count = n / per + (n % per != 0);
-    qc_check_form_init(&p.form, c->kind, rows ? 0 : c->block, rows ? c->block : 0, c->map);
+    const qc_form form = {.ops = c->ops,
+                          .block_elems = rows ? 0 : c->block,
+                          .cols = rows ? c->block : 0,
+                          .code_map = c->map};
+    qc_check_init(&p.check, &form);
     memset(p.codes, 0, sizeof p.codes);
-    if (rows)
-        qc_quant_ops_scalar.int8_rows_quantize(p.x, QC_DTYPE_F32, n / per, per, (int8_t *)p.codes,
-                                               p.scales, &sums);
-    else if (c->kind == QC_CHECK_INT8_BLOCKS)
-        qc_quant_ops_scalar.int8_blocks_quantize(p.x, QC_DTYPE_F32, n, c->block, (int8_t *)p.codes,
-                                                 p.scales, NULL, &sums);
-    else
-        qc_quant_ops_scalar.nf4_quantize(p.x, QC_DTYPE_F32, n, c->block, p.codes, p.scales, NULL,
-                                         &sums);
+    form.ops->quantize(&qc_quant_ops_scalar, &form, p.x, QC_DTYPE_F32, n,
+                       &(qc_form_out){p.codes, p.scales, NULL}, &sums);
     for (uint64_t i = 0; c->map == fp4_map && i < n; i++) {
         float a = p.scales[i / per];
         unsigned code = a > 0.0f ? fp4_nearest(p.x[i] / a) : 0;
@@ -130,7 +125,7 @@ static void compare_sums(const qc_check_sums *s, const char *what)
     QT_CHECK(fabs(s->sum_ee - ee) <= 1e-4 * ee, "%s: ee %g, expected %g", what, s->sum_ee, ee);
     QT_CHECK(fabs(s->max_err - most) <= 1e-6 * most, "%s: largest %g, expected %g", what,
              s->max_err, most);
-    QT_CHECK(s->max_index == at || p.form.kind == QC_CHECK_INT8_ROWS,
+    QT_CHECK(s->max_index == at || p.check.form.ops == &qc_form_int8_rows,
              "%s: largest at %" PRIu64 ", expected %" PRIu64, what, s->max_index, at);
 }
 
@@ -178,7 +173,7 @@ static void test_every_code(void **state)
             *byte = kept;
             /* On the border both codes are good; rows pass through float16. */
             double border = 127 * QC_CHECK_SLACK * 1.01;
-            border += cases[c].kind == QC_CHECK_INT8_ROWS ? 127 * 0x1p-11 : 0.0;
+            border += cases[c].ops == &qc_form_int8_rows ? 127 * 0x1p-11 : 0.0;
             if (!cases[c].map && off * 127 < 0.5 + border)
                 continue;
             if (cases[c].map && off - best < 2 * QC_CHECK_SLACK * 1.01)
@@ -262,7 +257,7 @@ static void test_edges(void **state)
         assert_true(s.sum_ee == 0.0 && s.sum_xx == 0.0 && s.sum_expected == 0.0);
         assert_true(s.misplaced == 0 && s.scales == 0 && s.max_err == 0.0);
         /* weights next to nothing, but for rows, which pass through float16 */
-        if (cases[c].kind != QC_CHECK_INT8_ROWS && cases[c].map != fp4_map) {
+        if (cases[c].ops != &qc_form_int8_rows && cases[c].map != fp4_map) {
             fill(&rng, 0x1p-130);
             quantize(&cases[c], MOST);
             s = check();
@@ -273,7 +268,7 @@ static void test_edges(void **state)
         quantize(&cases[c], MOST);
         p.x[20001] = NAN;
         s = check();
-        QT_CHECK(s.bad_source == 20001 || cases[c].kind == QC_CHECK_INT8_ROWS,
+        QT_CHECK(s.bad_source == 20001 || cases[c].ops == &qc_form_int8_rows,
                  "case %u: bad at %" PRIu64, c, s.bad_source);
         assert_true(s.bad_source != UINT64_MAX);
         p.n = 0;
@@ -316,7 +311,7 @@ static void test_pieces(void **state)
     qc_check_sums_init(&sum);
     for (uint64_t first = 0; first < p.n; first += QC_CHECK_CHUNK) {
         uint64_t n = p.n - first < QC_CHECK_CHUNK ? p.n - first : QC_CHECK_CHUNK;
-        qc_check_blocks(&qc_quant_ops_scalar, &p.form, p.x + first, QC_DTYPE_F32, n,
+        qc_check_blocks(&qc_quant_ops_scalar, &p.check, p.x + first, QC_DTYPE_F32, n,
                         p.codes + first / 2, p.scales + first / 64, p.slack + first / 64, &scratch,
                         &part);
         qc_check_add(&sum, &part, first);

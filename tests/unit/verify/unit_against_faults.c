@@ -111,11 +111,11 @@ static void rows(void **state)
     const qc_against_row **worst = NULL;
     size_t count = 1;
     int found = 0;
-    qc_against_options o = {.ops = qc_quant_ops_for(QC_ISA_SCALAR), .threads = 2};
     qc_arena_init(&a);
+    qc_call call = {.arena = &a, .model = w->out, .against = w->model, .threads = 2};
     test_must(qc_against_manifest(&m, &found, &a, w->out, &err), &err);
     assert_true(found);
-    test_must(qc_against_run(&r, &a, w->out, &m, w->model, &o, &err), &err);
+    test_must(qc_against_run(&r, &call, &m, NULL, &err), &err);
     assert_int_equal(r.faults, 0);
     assert_int_equal(r.count, 3);
     assert_int_equal(r.quantized, 2);
@@ -129,7 +129,8 @@ static void rows(void **state)
     assert_true(worst[0]->kind == QC_AGAINST_QUANTIZED);
     test_must(qc_against_manifest(&m, &found, &a, w->bare, &err), &err);
     assert_false(found);
-    test_must(qc_against_run(&r, &a, w->bare, NULL, w->model, &o, &err), &err);
+    call.model = w->bare;
+    test_must(qc_against_run(&r, &call, NULL, NULL, &err), &err);
     assert_int_equal(r.faults, 0);
     assert_int_equal(r.equal, 1);
     assert_int_equal(r.digests, 0);

@@ -1,0 +1,126 @@
+#include "convert/model/scheme.h"
+
+#include "base/checked.h"
+#include "quant/quant_ops.h"
+
+#include <stddef.h>
+
+#define ROLE(r)       (1u << QC_ROLE_TENSOR_##r)
+#define NESTED_SCALES (ROLE(ABSMAX) | ROLE(NESTED_ABSMAX) | ROLE(NESTED_MAP) | ROLE(STATE))
+
+const qc_scheme_row qc_schemes[QC_SCHEME_COUNT] = {
+    [QC_SCHEME_KEEP] = {.name = "keep", .role_tensors = ROLE(MAIN)},
+    [QC_SCHEME_CAST] = {.name = "cast", .role_tensors = ROLE(MAIN)},
+    [QC_SCHEME_NF4] =
+        {
+            .name = "nf4",
+            .to = QC_TO_NF4,
+            .form = &qc_form_nf4,
+            .bits = 4,
+            .default_block = QC_BLOCK_DEFAULT,
+            .bitsandbytes = 1,
+            .code_dtype = QC_DTYPE_U8,
+            .role_tensors = ROLE(MAIN) | ROLE(QUANT_MAP) | NESTED_SCALES,
+            .quant_type = "nf4",
+            .state_suffix = ".quant_state.bitsandbytes__nf4",
+        },
+    [QC_SCHEME_INT8_ROWS] =
+        {
+            .name = "int8",
+            .to = QC_TO_INT8,
+            .form = &qc_form_int8_rows,
+            .bits = 8,
+            .by_rows = 1,
+            .bitsandbytes = 1,
+            .needs_int8_matmul = 1,
+            .code_dtype = QC_DTYPE_I8,
+            .role_tensors = ROLE(MAIN) | ROLE(SCB) | ROLE(FORMAT),
+        },
+    [QC_SCHEME_INT8_BLOCKS] =
+        {
+            .name = "int8-block",
+            .to = QC_TO_INT8,
+            .form = &qc_form_int8_blocks,
+            .bits = 8,
+            .samples_offset = 1,
+            .code_dtype = QC_DTYPE_I8,
+            .role_tensors = ROLE(MAIN) | NESTED_SCALES,
+            .quant_type = "int8",
+            .state_suffix = ".quant_state.qconv__int8",
+        },
+    [QC_SCHEME_DEQUANT] = {.name = "dequant", .role_tensors = ROLE(MAIN)},
+    [QC_SCHEME_ABSORBED] = {.name = "absorbed", .role_tensors = ROLE(MAIN)},
+};
+
+const qc_candidate qc_candidates[QC_CANDIDATES] = {
+    {"nf4", "auto: nf4", QC_SCHEME_NF4, 64, 8.45e-3, 6.82e-3},
+    {"nf4-32", "auto: nf4, block 32", QC_SCHEME_NF4, 32, 7.62e-3, 5.66e-3},
+    {"int8", "auto: int8", QC_SCHEME_INT8_ROWS, 0, 0, 0},
+    {"16bit", "auto: 16 bit", QC_SCHEME_KEEP, 0, 0, 0},
+};
+
+const char *qc_scheme_name(qc_scheme s)
+{
+    return s < QC_SCHEME_COUNT ? qc_schemes[s].name : "unknown";
+}
+
+int qc_scheme_is_quantized(qc_scheme s)
+{
+    return qc_schemes[s].bits > 0;
+}
+
+qc_scheme qc_scheme_of_options(qc_to to, uint32_t block_elems)
+{
+    qc_scheme found = QC_SCHEME_NF4;
+    for (unsigned s = 0; s < QC_SCHEME_COUNT; s++) {
+        const qc_scheme_row *row = &qc_schemes[s];
+        int suits = block_elems ? !row->by_rows : row->by_rows || row->default_block;
+        if (row->bits && row->to == to && suits)
+            found = (qc_scheme)s;
+    }
+    return found;
+}
+
+qc_form qc_scheme_form(qc_scheme s, uint64_t cols, uint64_t block_elems, int nested)
+{
+    qc_form form = {.ops = qc_schemes[s].form, .cols = cols, .nested = nested};
+    if (form.ops && !qc_schemes[s].by_rows)
+        form.block_elems = block_elems < UINT32_MAX ? (uint32_t)block_elems : UINT32_MAX;
+    return form;
+}
+
+uint64_t qc_scheme_code_bytes(qc_scheme s, uint64_t elems)
+{
+    return qc_ceil_div_u64(elems, 8 / qc_schemes[s].bits);
+}
+
+uint64_t qc_scheme_elems_per_scale(qc_scheme s, uint64_t cols, uint64_t block_elems)
+{
+    return qc_schemes[s].by_rows ? cols : block_elems;
+}
+
+int qc_to_quantizes(qc_to to)
+{
+    int quantizes = to == QC_TO_AUTO;
+    for (unsigned s = 0; s < QC_SCHEME_COUNT && !quantizes; s++)
+        quantizes = qc_schemes[s].bits && qc_schemes[s].to == to;
+    return quantizes;
+}
+
+const char *qc_to_name(qc_to to)
+{
+    static const char *const names[] = {QC_TO_NAMES};
+    return names[to];
+}
+
+const char *qc_rest_name(qc_rest rest)
+{
+    static const char *const names[] = {QC_REST_NAMES};
+    return names[rest];
+}
+
+const char *qc_scale_name(const qc_recipe_options *o)
+{
+    static const char *const names[] = {QC_SCALE_NAMES};
+    return qc_to_quantizes(o->to) ? names[o->scale] : NULL;
+}

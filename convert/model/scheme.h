@@ -1,0 +1,94 @@
+/* The schemes, that is, what may become of a tensor: one row of a table for each of them. Whoever
+ * has to know something of a scheme reads its row instead of comparing schemes. */
+#ifndef QC_CONVERT_SCHEME_H
+#define QC_CONVERT_SCHEME_H
+
+#include "base/dtype.h"
+#include "convert/model/recipe_options.h"
+#include "quant/quant_form.h"
+
+#include <stdint.h>
+
+typedef enum {
+    QC_SCHEME_KEEP, /* copied bit for bit */
+    QC_SCHEME_CAST, /* to out_dtype */
+    QC_SCHEME_NF4,
+    QC_SCHEME_INT8_ROWS,   /* LLM.int8 */
+    QC_SCHEME_INT8_BLOCKS, /* block-wise int8 with absmax, qconv's own form */
+    QC_SCHEME_DEQUANT,     /* a quantized weight is decoded to out_dtype */
+    /* not written: it is the state of a weight that is decoded, or it is left out */
+    QC_SCHEME_ABSORBED
+} qc_scheme;
+#define QC_SCHEME_COUNT (QC_SCHEME_ABSORBED + 1)
+
+/* The output tensors that a weight may become, in their order. */
+typedef enum {
+    QC_ROLE_TENSOR_MAIN,
+    QC_ROLE_TENSOR_ABSMAX,        /* U8 (nested) or F32 */
+    QC_ROLE_TENSOR_QUANT_MAP,     /* F32 [16] */
+    QC_ROLE_TENSOR_NESTED_ABSMAX, /* F32 */
+    QC_ROLE_TENSOR_NESTED_MAP,    /* F32 [256] */
+    QC_ROLE_TENSOR_STATE,         /* U8, JSON */
+    QC_ROLE_TENSOR_SCB,           /* F32 [rows] */
+    QC_ROLE_TENSOR_FORMAT,        /* U8 scalar 0: row-major */
+    QC_ROLE_TENSOR_COUNT
+} qc_role_tensor;
+
+typedef struct {
+    const char *name; /* as in the manifest and in texts */
+    qc_to to;         /* the value of --to that makes it; only where bits is not 0 */
+    /* The operations of its codes; NULL: the scheme does not quantize. */
+    const qc_form_ops *form;
+    unsigned bits; /* of a code: 4 or 8; 0: the scheme does not quantize */
+    int by_rows;   /* one scale for each row; otherwise one for each block */
+    /* The block size where --block-size is not given. 0: --block-size has to choose the scheme, or
+     * it has no blocks. */
+    uint32_t default_block;
+    int bitsandbytes; /* does bitsandbytes read it? Otherwise only qconv does */
+    /* Can its scales be searched, and do they then need a sample of the weight's groups, which
+     * tells the offset of nested scales? Otherwise that is 0. */
+    int samples_offset;
+    int needs_int8_matmul; /* what bitsandbytes multiplies with, and not every card has */
+    qc_dtype code_dtype;   /* of the tensor with the codes */
+    /* Bit r is set for qc_role_tensor r. A weight whose scales are not nested lacks the nested
+     * ones. */
+    unsigned role_tensors;
+    const char *quant_type;   /* as the state of a weight says it; NULL: there is no state */
+    const char *state_suffix; /* of the name of that state; NULL: there is none */
+} qc_scheme_row;
+
+/* What --to auto may take for a weight, in order of size. "16bit" is the last: the weight stays as
+ * it is. */
+enum { QC_CANDIDATE_NF4, QC_CANDIDATE_NF4_32, QC_CANDIDATE_INT8, QC_CANDIDATE_16BIT };
+#define QC_CANDIDATES     4u
+#define QC_ALL_CANDIDATES ((1u << QC_CANDIDATES) - 1)
+
+typedef struct {
+    const char *name; /* as --schemes has it */
+    const char *why;  /* for the recipe */
+    qc_scheme scheme;
+    uint32_t block_elems;
+    /* The relative squared error of a normally distributed weight, with scales by absmax and with
+     * searched ones. 0: it depends on the length of a row (qc_auto_normal_mse). */
+    double normal_mse, searched_mse;
+} qc_candidate;
+
+extern const qc_candidate qc_candidates[QC_CANDIDATES];
+
+/* Indexed by qc_scheme. */
+extern const qc_scheme_row qc_schemes[QC_SCHEME_COUNT];
+
+const char *qc_scheme_name(qc_scheme s);
+int qc_scheme_is_quantized(qc_scheme s);
+/* Finds the quantizing scheme of --to and --block-size (0: not given). There is one for each value
+ * of --to for which qc_to_quantizes() is true; for "auto" it is the one with the fewest bits. */
+qc_scheme qc_scheme_of_options(qc_to to, uint32_t block_elems);
+/* How the numbers of a weight with this scheme lie, but for the offset of nested scales. ops is
+ * NULL where the scheme does not quantize. */
+qc_form qc_scheme_form(qc_scheme s, uint64_t cols, uint64_t block_elems, int nested);
+/* The bytes that the codes of so many weights take. */
+uint64_t qc_scheme_code_bytes(qc_scheme s, uint64_t elems);
+/* The number of neighbouring weights that share a scale, in rows of `cols` weights. */
+uint64_t qc_scheme_elems_per_scale(qc_scheme s, uint64_t cols, uint64_t block_elems);
+
+#endif

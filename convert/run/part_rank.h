@@ -1,0 +1,59 @@
+/* One conversion can be made by several processes. This says which of them this one is, and what
+ * its part is.
+ *
+ * A part takes whole output shards, so two parts never write to the same file. Which shards those
+ * are is a pure function of the plan and the number of parts: every part works it out for itself
+ * and asks nobody. convert/output/output_dir.h says how the parts live beside each other on disk,
+ * and docs/cluster.md is for users. */
+#ifndef QC_CONVERT_PART_RANK_H
+#define QC_CONVERT_PART_RANK_H
+
+#include "convert/plan/plan.h"
+#include "convert/run/convert_options.h"
+#include "convert/run/summary.h"
+
+/* Where a rank came from. */
+typedef enum {
+    QC_RANK_ALONE,  /* nothing was said of parts */
+    QC_RANK_OPTION, /* --part */
+    QC_RANK_SLURM   /* this is a task of a Slurm step with several */
+} qc_rank_origin;
+
+typedef struct {
+    unsigned index; /* 0 .. count - 1 */
+    unsigned count; /* 1: all of the work */
+    qc_rank_origin origin;
+} qc_rank;
+
+/* Chooses the rank: --part if it was given, even as 1/1; else the rank of a Slurm task, if srun
+ * started this process and the step has more than one task; else 0 of 1.
+ *
+ * A step is known by SLURM_STEP_NUM_TASKS and SLURM_STEP_ID, which only srun sets, and by
+ * SLURM_NTASKS being the same number. Batch scripts have SLURM_NTASKS and SLURM_PROCID too, the
+ * shell of salloc has the former, and both inherit the variables of a step that they were started
+ * from (tests/slurm/test_slurm.py shows it).
+ *
+ * It is QC_ERR_USAGE, naming the variable and --part, when these contradict each other, when a step
+ * has more than QC_PARTS_MAX tasks, or when it has several and the source is to be consumed. */
+QC_NODISCARD qc_status qc_rank_choose(qc_rank *out, const qc_convert_options *o, qc_error *err);
+
+/* Deals out items: part_of[i] becomes the part, 0 .. parts - 1, of the item that has bytes[i]. The
+ * items are taken from the largest down, and each goes to the part that has least so far; among
+ * equals the first item and the first part come first. So no part has more than the mean and the
+ * largest item together. If there are more parts than items, some have none. (R. L. Graham, Bounds
+ * on multiprocessing timing anomalies, 1969: LPT.) */
+QC_NODISCARD qc_status qc_parts_deal(uint32_t *part_of, const uint64_t *bytes, uint32_t count,
+                                     unsigned parts, qc_error *err);
+
+/* Does the same for a plan's shards, weighed by the bytes that are read and written for them.
+ * part_of has plan->layout.count elements. load gets the bytes of each part (parts elements), or is
+ * NULL. */
+QC_NODISCARD qc_status qc_parts_of_plan(uint32_t *part_of, uint64_t *load, const qc_plan *plan,
+                                        unsigned parts, qc_error *err);
+
+/* Fills in the sizes and schemes that a report takes from the plan: those of one part's shards, or
+ * of all shards where part_of is NULL. */
+void qc_parts_fill_report(qc_convert_report *r, const qc_plan *plan, const uint32_t *part_of,
+                          unsigned index);
+
+#endif

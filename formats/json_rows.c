@@ -1,0 +1,217 @@
+#include "formats/json_rows.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#define EXACT_MAX 9007199254740991u /* 2^53 - 1: JSON readers keep this exactly */
+
+static int is_there(const qc_json_row *r, unsigned when)
+{
+    return r->when == 0 || (r->when & when) != 0;
+}
+
+/* ---- Writing -------------------------------------------------------------------------------- */
+
+void qc_json_write_exact(qc_json_writer *w, uint64_t v)
+{
+    if (v > EXACT_MAX && w->st == QC_OK)
+        w->st =
+            QC_ERROR(w->err, QC_ERR_RANGE, "%" PRIu64 " is more than JSON numbers hold exactly", v);
+    qc_json_write_u64(w, v);
+}
+
+static void write_value(qc_json_writer *w, qc_json_row_kind kind, const void *from)
+{
+    char hex[QC_DIGEST_HEX_BYTES];
+    const char *const *text = from;
+    switch (kind) {
+    case QC_ROW_TEXT:
+    case QC_ROW_MAYBE:
+    case QC_ROW_WORD:
+        qc_json_write_string(w, *text);
+        break;
+    case QC_ROW_U64:
+        qc_json_write_exact(w, *(const uint64_t *)from);
+        break;
+    case QC_ROW_U32:
+        qc_json_write_u64(w, *(const uint32_t *)from);
+        break;
+    case QC_ROW_BOOL:
+        qc_json_write_bool(w, *(const int *)from);
+        break;
+    case QC_ROW_DOUBLE:
+        qc_json_write_double(w, *(const double *)from);
+        break;
+    case QC_ROW_DIGEST:
+        qc_digest_hex(from, hex);
+        qc_json_write_string(w, hex);
+        break;
+    case QC_ROW_DTYPE:
+        qc_json_write_string(w, qc_dtype_name(*(const qc_dtype *)from));
+        break;
+    }
+}
+
+void qc_json_write_rows(qc_json_writer *w, const qc_json_row *rows, unsigned when, const void *from)
+{
+    for (const qc_json_row *r = rows; r->name; r++) {
+        if (!is_there(r, when))
+            continue;
+        qc_json_write_key(w, r->name);
+        write_value(w, r->kind, (const unsigned char *)from + r->offset);
+    }
+}
+
+void qc_json_write_row(qc_json_writer *w, const qc_json_row *rows, unsigned when, const void *from)
+{
+    qc_json_member_begin_row(w);
+    qc_json_write_rows(w, rows, when, from);
+    qc_json_write_end_object(w);
+}
+
+void qc_json_write_list(qc_json_writer *w, const char *key, const qc_json_row *rows, unsigned when,
+                        const void *from, size_t count, size_t bytes_each)
+{
+    qc_json_member_begin_array(w, key);
+    for (size_t i = 0; i < count; i++)
+        qc_json_write_row(w, rows, when, (const unsigned char *)from + i * bytes_each);
+    qc_json_write_end_array(w);
+}
+
+/* ---- Reading -------------------------------------------------------------------------------- */
+
+qc_status qc_json_enter(qc_json_walk *w, qc_arena *arena, const qc_json_node *n, qc_json_kind kind,
+                        const char *what, qc_error *err)
+{
+    if (qc_json_kind_of(n) != kind)
+        QC_FAIL(err, QC_ERR_INPUT, "%s: expected an %s, found a %s", what, qc_json_kind_name(kind),
+                qc_json_kind_name(qc_json_kind_of(n)));
+    *w = (qc_json_walk){.in = n, .next = qc_json_first(n), .arena = arena};
+    return QC_OK;
+}
+
+int qc_json_is_next(const qc_json_walk *w, const char *key)
+{
+    return w->next && strcmp(qc_json_key(w->next), key) == 0;
+}
+
+qc_status qc_json_take(qc_json_walk *w, const char *key, const qc_json_node **out, qc_error *err)
+{
+    if (!w->next)
+        QC_FAIL(err, QC_ERR_INPUT, "member '%s' is missing", key);
+    if (!qc_json_is_next(w, key))
+        QC_FAIL(err, QC_ERR_INPUT, "expected member '%s', found '%s'", key, qc_json_key(w->next));
+    *out = w->next;
+    w->next = qc_json_next(w->next);
+    return QC_OK;
+}
+
+qc_status qc_json_take_in(qc_json_walk *w, const char *key, qc_json_kind kind, qc_json_walk *inner,
+                          qc_error *err)
+{
+    const qc_json_node *n = NULL;
+    QC_TRY(qc_json_take(w, key, &n, err));
+    return qc_json_enter(inner, w->arena, n, kind, key, err);
+}
+
+qc_status qc_json_leave(const qc_json_walk *w, qc_error *err)
+{
+    if (w->next)
+        QC_FAIL(err, QC_ERR_INPUT, "member '%s' is not known here", qc_json_key(w->next));
+    return QC_OK;
+}
+
+static qc_status take_u32(const qc_json_node *n, const char *key, uint32_t *to, qc_error *err)
+{
+    uint64_t v = 0;
+    QC_TRY(qc_json_as_u64(n, key, &v, err));
+    if (v > UINT32_MAX)
+        QC_FAIL(err, QC_ERR_INPUT, "%s: there is no number %" PRIu64, key, v);
+    *to = (uint32_t)v;
+    return QC_OK;
+}
+
+/* Takes a value that is a text in JSON. */
+static qc_status take_text(const qc_json_row *r, qc_arena *arena, const qc_json_node *n, void *to,
+                           qc_error *err)
+{
+    const char *s = NULL;
+    QC_TRY(qc_json_as_string(n, r->name, &s, err));
+    if (r->kind == QC_ROW_DIGEST) {
+        if (qc_digest_from_hex(to, s) != 0)
+            QC_FAIL(err, QC_ERR_INPUT, "%s: expected 32 lower-case hex digits, found '%s'", r->name,
+                    s);
+        return QC_OK;
+    }
+    if (r->kind == QC_ROW_DTYPE) {
+        if (qc_dtype_from_name(s, strlen(s), to) != 0)
+            QC_FAIL(err, QC_ERR_INPUT, "%s: '%s' is not known", r->name, s);
+        return QC_OK;
+    }
+    if (r->kind != QC_ROW_WORD)
+        return qc_arena_strdup(arena, to, s, err);
+    for (const char *const *word = r->words; *word; word++) {
+        if (strcmp(*word, s) == 0) {
+            *(const char **)to = *word;
+            return QC_OK;
+        }
+    }
+    QC_FAIL(err, QC_ERR_INPUT, "%s '%s' is not known", r->name, s);
+}
+
+static qc_status take_value(const qc_json_row *r, qc_arena *arena, const qc_json_node *n, void *to,
+                            qc_error *err)
+{
+    if (r->kind == QC_ROW_MAYBE && qc_json_kind_of(n) == QC_JSON_NULL) {
+        *(const char **)to = NULL;
+        return QC_OK;
+    }
+    switch ((int)r->kind) {
+    case QC_ROW_U64:
+        return qc_json_as_u64(n, r->name, to, err);
+    case QC_ROW_U32:
+        return take_u32(n, r->name, to, err);
+    case QC_ROW_BOOL:
+        return qc_json_as_bool(n, r->name, to, err);
+    case QC_ROW_DOUBLE:
+        return qc_json_as_double(n, r->name, to, err);
+    default:
+        return take_text(r, arena, n, to, err);
+    }
+}
+
+qc_status qc_json_take_rows(qc_json_walk *w, const qc_json_row *rows, unsigned when, void *to,
+                            qc_error *err)
+{
+    for (const qc_json_row *r = rows; r->name; r++) {
+        const qc_json_node *n = NULL;
+        if (!is_there(r, when))
+            continue;
+        QC_TRY(qc_json_take(w, r->name, &n, err));
+        QC_TRY(take_value(r, w->arena, n, (unsigned char *)to + r->offset, err));
+    }
+    return QC_OK;
+}
+
+qc_status qc_json_take_list(qc_json_walk *w, const char *key, const qc_json_row *rows,
+                            unsigned when, void *out, size_t *count, size_t bytes_each,
+                            qc_error *err)
+{
+    qc_json_walk list = {0}, row;
+    unsigned char *at = NULL;
+    QC_TRY(qc_json_take_in(w, key, QC_JSON_ARRAY, &list, err));
+    *count = qc_json_count(list.in);
+    QC_TRY(qc_arena_alloc(w->arena, &at, *count, bytes_each, err));
+    memcpy(out, &at, sizeof at);
+    for (size_t i = 0; i < *count; i++, at += bytes_each, list.next = qc_json_next(list.next)) {
+        qc_status st = qc_json_enter(&row, w->arena, list.next, QC_JSON_OBJECT, "row", err);
+        if (st == QC_OK)
+            st = qc_json_take_rows(&row, rows, when, at, err);
+        if (st == QC_OK)
+            st = qc_json_leave(&row, err);
+        if (st != QC_OK)
+            qc_error_prefix(err, "%s[%zu]", key, i);
+        QC_TRY(st);
+    }
+    return QC_OK;
+}

@@ -1,0 +1,118 @@
+#include "quant/quant_form.h"
+
+#include "quant/quant_internal.h"
+
+static void quantize_nf4(const qc_quant_ops *quant, const qc_form *form, const void *src,
+                         qc_dtype dtype, uint64_t n, const qc_form_out *out, qc_piece_sums *sums)
+{
+    quant->nf4_quantize(src, dtype, n, form->block_elems, out->codes, out->absmax,
+                        out->block_errors, sums);
+}
+
+static void dequantize_nf4(const qc_quant_ops *quant, const qc_form *form, const void *codes,
+                           const float *scales, uint64_t n, void *dst, qc_dtype dst_dtype,
+                           uint64_t *first_overflow)
+{
+    quant->nf4_dequantize(codes, scales, form->code_map ? form->code_map : qc_nf4_code, n,
+                          form->block_elems, dst, dst_dtype, first_overflow);
+}
+
+static float nf4_value(int code, float scale)
+{
+    return qc_nf4_code[code] * scale;
+}
+
+static float nf4_unit(int code)
+{
+    return qc_nf4_code[code];
+}
+
+static void quantize_rows(const qc_quant_ops *quant, const qc_form *form, const void *src,
+                          qc_dtype dtype, uint64_t n, const qc_form_out *out, qc_piece_sums *sums)
+{
+    quant->int8_rows_quantize(src, dtype, form->cols ? n / form->cols : 0, form->cols, out->codes,
+                              out->absmax, sums);
+}
+
+static void dequantize_rows(const qc_quant_ops *quant, const qc_form *form, const void *codes,
+                            const float *scales, uint64_t n, void *dst, qc_dtype dst_dtype,
+                            uint64_t *first_overflow)
+{
+    quant->int8_rows_dequantize(codes, scales, form->cols ? n / form->cols : 0, form->cols, dst,
+                                dst_dtype, first_overflow);
+}
+
+static float row_value(int code, float scale)
+{
+    return ((float)code * scale) * QC_INT8_STEP;
+}
+
+static float int8_unit(int code)
+{
+    return (float)code * QC_INT8_STEP;
+}
+
+static void quantize_blocks(const qc_quant_ops *quant, const qc_form *form, const void *src,
+                            qc_dtype dtype, uint64_t n, const qc_form_out *out, qc_piece_sums *sums)
+{
+    quant->int8_blocks_quantize(src, dtype, n, form->block_elems, out->codes, out->absmax,
+                                out->block_errors, sums);
+}
+
+static void dequantize_blocks(const qc_quant_ops *quant, const qc_form *form, const void *codes,
+                              const float *scales, uint64_t n, void *dst, qc_dtype dst_dtype,
+                              uint64_t *first_overflow)
+{
+    quant->int8_blocks_dequantize(codes, scales, n, form->block_elems, dst, dst_dtype,
+                                  first_overflow);
+}
+
+static float block_value(int code, float scale)
+{
+    return int8_unit(code) * scale;
+}
+
+const qc_form_ops qc_form_nf4 = {.kind = QC_FORM_NF4,
+                                 .name = "nf4",
+                                 .bits = 4,
+                                 .searchable = 1,
+                                 .signed_scales = 1,
+                                 .quantize = quantize_nf4,
+                                 .dequantize = dequantize_nf4,
+                                 .value = nf4_value,
+                                 .unit = nf4_unit};
+const qc_form_ops qc_form_int8_rows = {.kind = QC_FORM_INT8_ROWS,
+                                       .name = "int8",
+                                       .bits = 8,
+                                       .searchable = 1,
+                                       .quantize = quantize_rows,
+                                       .dequantize = dequantize_rows,
+                                       .value = row_value,
+                                       .unit = int8_unit};
+const qc_form_ops qc_form_int8_blocks = {.kind = QC_FORM_INT8_BLOCKS,
+                                         .name = "int8-blocks",
+                                         .bits = 8,
+                                         .searchable = 1,
+                                         .quantize = quantize_blocks,
+                                         .dequantize = dequantize_blocks,
+                                         .value = block_value,
+                                         .unit = int8_unit};
+
+const qc_form_ops *qc_form_ops_of(qc_form_kind kind)
+{
+    switch (kind) {
+    case QC_FORM_NF4:
+        return &qc_form_nf4;
+    case QC_FORM_INT8_ROWS:
+        return &qc_form_int8_rows;
+    case QC_FORM_INT8_BLOCKS:
+        return &qc_form_int8_blocks;
+    }
+    return NULL;
+}
+
+uint64_t qc_form_scales(const qc_form *form, uint64_t n)
+{
+    const uint64_t each = qc_form_by_rows(form) ? form->cols : form->block_elems;
+    return each ? qc_ceil_div_u64(n, each) : 0;
+}

@@ -1,0 +1,119 @@
+/* How the numbers of a quantized weight lie: one struct for all that make, read, search, calibrate
+ * and check them, with a pointer to the operations of its kind.
+ *
+ * The value of a code, in IEEE single precision (docs/quantizers.md):
+ *
+ *   nf4           code_map[code] * scale
+ *   int8 rows     ((float)code * scale) * QC_INT8_STEP
+ *   int8 blocks   ((float)code * QC_INT8_STEP) * scale
+ *
+ * Blocks run over the flattened weight [rows, cols], so where cols is not a multiple of block_elems
+ * a block goes on into the next row. Where scales are double quantized, that of block b is
+ * map[codes[b]] * nested_absmax[b / nested_block] + offset (two roundings). */
+#ifndef QC_QUANT_QUANT_FORM_H
+#define QC_QUANT_QUANT_FORM_H
+
+#include "quant/quant_ops.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* GPU kernels are compiled for each of these; all other code takes what it needs from the ops. */
+typedef enum { QC_FORM_NF4, QC_FORM_INT8_ROWS, QC_FORM_INT8_BLOCKS } qc_form_kind;
+
+typedef struct qc_form_ops qc_form_ops;
+
+typedef struct {
+    const qc_form_ops *ops;
+    uint32_t block_elems;  /* elements that share a scale: a power of two from 32 to 4096; 0: each
+                              row has a scale */
+    uint64_t cols;         /* of a row; blocks are quantized without it */
+    int nested;            /* double quantized scales */
+    float offset;          /* of nested scales; 0 for NF4 as we make it */
+    const float *code_map; /* NF4: [16] values of the codes; NULL: qc_nf4_code */
+} qc_form;
+
+/* What quantizing elements leaves; the arrays are the caller's. */
+typedef struct {
+    void *codes;
+    float *absmax;                /* of blocks or of rows */
+    qc_block_error *block_errors; /* of blocks; NULL skips all error sums of blocks */
+} qc_form_out;
+
+struct qc_form_ops {
+    qc_form_kind kind;
+    const char *name;
+    unsigned bits;     /* of a code; a code of 4 bits with an even index is in the high nibble */
+    int searchable;    /* scales can be searched (scale_search.h) and chosen for a text
+                          (error_feedback.h); otherwise they are those of quantize */
+    int signed_scales; /* searched scales may be negative */
+
+    /* Quantizes n elements of src, which are whole rows or begin with a block. The rules are those
+     * of quant_ops.h. */
+    void (*quantize)(const qc_quant_ops *quant, const qc_form *form, const void *src,
+                     qc_dtype dtype, uint64_t n, const qc_form_out *out, qc_piece_sums *sums);
+    /* dst [n] of dst_dtype; scales as a reader has them. *first_overflow as in quant_ops.h. */
+    void (*dequantize)(const qc_quant_ops *quant, const qc_form *form, const void *codes,
+                       const float *scales, uint64_t n, void *dst, qc_dtype dst_dtype,
+                       uint64_t *first_overflow);
+    /* The value of a code, and the one that it has with a scale of 1. */
+    float (*value)(int code, float scale);
+    float (*unit)(int code);
+};
+
+extern const qc_form_ops qc_form_nf4, qc_form_int8_rows, qc_form_int8_blocks;
+
+/* The operations of a kind, or NULL for one that there is not. */
+const qc_form_ops *qc_form_ops_of(qc_form_kind kind);
+
+static inline int qc_form_by_rows(const qc_form *form)
+{
+    return form->block_elems == 0;
+}
+
+/* Bytes of n codes. */
+static inline uint64_t qc_form_code_bytes(const qc_form *form, uint64_t n)
+{
+    return form->ops->bits == 4 ? n / 2 + n % 2 : n;
+}
+
+/* How many scales n elements have, before double quantization. */
+uint64_t qc_form_scales(const qc_form *form, uint64_t n);
+
+/* Gives elements [first, first + n) of a source as floats. */
+typedef qc_status (*qc_read_floats_fn)(void *ctx, uint64_t first, uint64_t n, float *out,
+                                       qc_error *err);
+
+/* A tensor whose blocks are quantized, with the scales by which it will be read. */
+typedef struct {
+    const qc_quant_ops *quant;
+    qc_form form;
+    uint64_t n;
+    const float *absmax;       /* scales the codes were made with */
+    const float *absmax_final; /* scales a reader will use (the same array when there was no double
+                                  quantization) */
+    const qc_block_error *errors;
+    qc_read_floats_fn read; /* called for the few blocks that can hold the largest error (branch and
+                               bound over `peak`), n is at most block_elems */
+    void *read_ctx;
+} qc_finished_blocks;
+
+/* Finishes the error of a tensor that is quantized by blocks. total: the sums of the whole tensor,
+ * made with block errors.
+ *
+ * x' is the float that dequantizing to F32 gives, x the element as float, and |x - x'| is in
+ * double. max_err and max_index are exact (lowest index on ties). rel_mse is sum_ee / sum_xx plus
+ * the correction for absmax_final, which uses bfloat16 rc and cc: on weights it is off by less than
+ * 1e-4 of rel_mse, and by at most 2^-7 where a few blocks dominate. Because y is a float, the
+ * square root of rel_mse is off by up to 2^-22; where x' is subnormal, by its rounding as well.
+ * Deterministic. Allocates nothing, needs 80 KiB of stack. Returns QC_OK, or what read returns, or
+ * QC_ERR_CHECK when read gives other values than were quantized. */
+QC_NODISCARD qc_status qc_block_error_finish(const qc_finished_blocks *b,
+                                             const qc_piece_sums *total, qc_tensor_error *out,
+                                             qc_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,76 @@
+/* The table of schemes: what the members of a row may say together, and the functions that read
+ * rows. */
+#include "convert/model/scheme.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+static void every_row_makes_sense(void **state)
+{
+    (void)state;
+    for (unsigned s = 0; s < QC_SCHEME_COUNT; s++) {
+        const qc_scheme_row *row = &qc_schemes[s];
+        assert_non_null(row->name);
+        assert_string_equal(qc_scheme_name((qc_scheme)s), row->name);
+        assert_int_equal(qc_scheme_is_quantized((qc_scheme)s), row->bits != 0);
+        assert_int_equal(row->form != NULL, row->bits != 0);
+        assert_int_equal(row->quant_type != NULL, row->bits && !row->by_rows);
+        assert_int_equal(row->state_suffix != NULL, row->quant_type != NULL);
+        assert_true(row->role_tensors & 1u << QC_ROLE_TENSOR_MAIN);
+        assert_int_equal(row->role_tensors >> QC_ROLE_TENSOR_STATE & 1, row->quant_type != NULL);
+        if (!row->bits) {
+            assert_int_equal(row->role_tensors, 1u << QC_ROLE_TENSOR_MAIN);
+            assert_false(row->by_rows || row->default_block || row->bitsandbytes);
+            continue;
+        }
+        assert_int_equal(row->role_tensors >> QC_ROLE_TENSOR_SCB & 1, row->by_rows);
+        assert_true(row->bits == 4 || row->bits == 8);
+        assert_int_equal(row->form->bits, row->bits);
+        assert_int_equal(qc_scheme_form((qc_scheme)s, 100, 64, 0).block_elems,
+                         row->by_rows ? 0 : 64);
+        assert_true(qc_to_quantizes(row->to) && row->to != QC_TO_AUTO);
+        assert_false(row->by_rows && row->default_block);
+        assert_int_equal(qc_scheme_code_bytes((qc_scheme)s, 9), row->bits == 4 ? 5 : 9);
+        assert_int_equal(qc_scheme_elems_per_scale((qc_scheme)s, 100, 64), row->by_rows ? 100 : 64);
+    }
+    assert_string_equal(qc_scheme_name((qc_scheme)QC_SCHEME_COUNT), "unknown");
+}
+
+static void options_find_their_scheme(void **state)
+{
+    (void)state;
+    assert_int_equal(qc_scheme_of_options(QC_TO_NF4, 0), QC_SCHEME_NF4);
+    assert_int_equal(qc_scheme_of_options(QC_TO_NF4, 128), QC_SCHEME_NF4);
+    assert_int_equal(qc_scheme_of_options(QC_TO_INT8, 0), QC_SCHEME_INT8_ROWS);
+    assert_int_equal(qc_scheme_of_options(QC_TO_INT8, 64), QC_SCHEME_INT8_BLOCKS);
+    assert_int_equal(qc_scheme_of_options(QC_TO_AUTO, 0), QC_SCHEME_NF4);
+    assert_int_equal(qc_scheme_of_options(QC_TO_AUTO, 64), QC_SCHEME_NF4);
+}
+
+static void candidates_grow_in_size(void **state)
+{
+    (void)state;
+    for (unsigned k = 0; k < QC_CANDIDATES; k++) {
+        const qc_candidate *c = &qc_candidates[k];
+        const qc_scheme_row *row = &qc_schemes[c->scheme];
+        assert_int_equal(row->bits == 0, k == QC_CANDIDATE_16BIT);
+        assert_int_equal(c->block_elems != 0, row->bits && !row->by_rows);
+        assert_true(c->searched_mse <= c->normal_mse);
+        if (k > 0 && row->bits)
+            assert_true(qc_schemes[c[-1].scheme].bits <= row->bits);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_row_makes_sense),
+        cmocka_unit_test(candidates_grow_in_size),
+        cmocka_unit_test(options_find_their_scheme),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
