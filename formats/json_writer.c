@@ -235,3 +235,16 @@ qc_status qc_json_write_finish(qc_json_writer *w)
     assert(w->st != QC_OK || (w->depth == 0 && !w->after_key));
     return w->st;
 }
+
+void qc_json_write_begin_text(qc_json_writer *w, qc_strbuf *out, qc_error *err)
+{
+    qc_json_write_init(w, out, err);
+    qc_json_write_begin_object(w);
+}
+
+qc_status qc_json_write_end_text(qc_json_writer *w)
+{
+    qc_json_write_end_object(w);
+    QC_TRY(qc_json_write_finish(w));
+    return qc_strbuf_adds(w->out, "\n", w->err);
+}

@@ -41,6 +41,10 @@ void qc_json_write_raw(qc_json_writer *w, const char *json); /* verbatim value *
 void qc_json_write_number(qc_json_writer *w, double v);
 /* Returns the first error, or QC_OK. */
 QC_NODISCARD qc_status qc_json_write_finish(qc_json_writer *w);
+/* Begins a text that is one object, and ends it with a line feed. The end returns the first
+ * error. */
+void qc_json_write_begin_text(qc_json_writer *w, qc_strbuf *out, qc_error *err);
+QC_NODISCARD qc_status qc_json_write_end_text(qc_json_writer *w);
 
 /* ---- Members of an object: key and value in one call. ---- */
 
@@ -122,6 +126,16 @@ static inline void qc_json_member_string(qc_json_writer *w, const char *key, con
 {
     qc_json_write_key(w, key);
     qc_json_write_string(w, v);
+}
+
+/* Writes a list of texts, a line each. */
+static inline void qc_json_member_strings(qc_json_writer *w, const char *key, const char *const *v,
+                                          size_t count)
+{
+    qc_json_member_begin_array(w, key);
+    for (size_t i = 0; i < count; i++)
+        qc_json_write_string(w, v[i]);
+    qc_json_write_end_array(w);
 }
 
 /* Replaces bytes that are not UTF-8, and writes null for NULL. */

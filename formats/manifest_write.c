@@ -103,8 +103,7 @@ static qc_status put_all(const qc_manifest *m, qc_strbuf *out, qc_text_file *fil
                                             digest */
     qc_json_writer w;
     QC_TRY(qc_manifest_check(m, err));
-    qc_json_write_init(&w, out, err);
-    qc_json_write_begin_object(&w);
+    qc_json_write_begin_text(&w, out, err);
     put_head(&w, m);
     put_tensors(&w, m, file);
     qc_json_write_list(&w, "files", qc_manifest_file_rows, 0, m->files, m->file_count,

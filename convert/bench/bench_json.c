@@ -234,8 +234,7 @@ qc_status qc_bench_json(const qc_bench_request *q, const qc_bench_result *r, qc_
                         qc_error *err)
 {
     qc_json_writer w;
-    qc_json_write_init(&w, out, err);
-    qc_json_write_begin_object(&w);
+    qc_json_write_begin_text(&w, out, err);
     qc_json_member_string(&w, "command", q->tune ? "bench --tune" : "bench");
     qc_json_member_string(&w, "program", "qconv " QCONV_VERSION);
     qc_json_member_string(&w, "dtype", qc_bench_dtype_name(q));
@@ -245,7 +244,5 @@ qc_status qc_bench_json(const qc_bench_request *q, const qc_bench_result *r, qc_
     else
         put_results(&w, q, r);
     put_end(&w, q, r);
-    qc_json_write_end_object(&w);
-    QC_TRY(qc_json_write_finish(&w));
-    return qc_strbuf_adds(out, "\n", err);
+    return qc_json_write_end_text(&w);
 }

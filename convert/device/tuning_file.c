@@ -73,8 +73,7 @@ static void put_row(qc_json_writer *w, const qc_matmul_tuned *r, const qc_tuning
 qc_status qc_tuning_text(const qc_tuning *t, qc_strbuf *out, qc_error *err)
 {
     qc_json_writer w;
-    qc_json_write_init(&w, out, err);
-    qc_json_write_begin_object(&w);
+    qc_json_write_begin_text(&w, out, err);
     qc_json_member_u64(&w, "qconv_tuning", TUNING_VERSION);
     qc_json_member_string(&w, "program", t->program);
     qc_json_member_string(&w, "date", t->date);
@@ -87,9 +86,7 @@ qc_status qc_tuning_text(const qc_tuning *t, qc_strbuf *out, qc_error *err)
     for (uint32_t i = 0; i < t->count; i++)
         put_row(&w, &t->rows[i], t->times ? &t->times[i] : NULL);
     qc_json_write_end_array(&w);
-    qc_json_write_end_object(&w);
-    QC_TRY(qc_json_write_finish(&w));
-    return qc_strbuf_adds(out, "\n", err);
+    return qc_json_write_end_text(&w);
 }
 
 /* ---- reading ---- */

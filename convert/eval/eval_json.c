@@ -58,8 +58,7 @@ static const member MEMBERS[] = {
 qc_status qc_eval_json(const qc_eval_result *r, qc_strbuf *out, qc_error *err)
 {
     qc_json_writer w;
-    qc_json_write_init(&w, out, err);
-    qc_json_write_begin_object(&w);
+    qc_json_write_begin_text(&w, out, err);
     qc_json_member_string(&w, "command", "eval");
     for (size_t i = 0; i < MEMBER_COUNT; i++) {
         const member *m = &MEMBERS[i];
@@ -80,9 +79,7 @@ qc_status qc_eval_json(const qc_eval_result *r, qc_strbuf *out, qc_error *err)
             qc_json_member_path(&w, m->name, text);
         }
     }
-    qc_json_write_end_object(&w);
-    QC_TRY(qc_json_write_finish(&w));
-    return qc_strbuf_adds(out, "\n", err);
+    return qc_json_write_end_text(&w);
 }
 
 static qc_status read_member(qc_eval_result *out, qc_arena *arena, const member *m,

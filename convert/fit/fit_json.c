@@ -115,8 +115,7 @@ qc_status qc_fit_report_json(const qc_fit_report *r, qc_strbuf *out, qc_error *e
     const qc_fit *fit = r->fit;
     int cache_known = !fit->geometry->cache_unknown;
     qc_json_writer w;
-    qc_json_write_init(&w, out, err);
-    qc_json_write_begin_object(&w);
+    qc_json_write_begin_text(&w, out, err);
     qc_json_member_string(&w, "command", "plan");
     qc_json_member_path(&w, "model", r->model);
     qc_json_member_string(&w, "model_type", *r->model_type ? r->model_type : NULL);
@@ -161,7 +160,5 @@ qc_status qc_fit_report_json(const qc_fit_report *r, qc_strbuf *out, qc_error *e
     for (uint32_t i = 0; i < r->suggestion_count; i++)
         qc_json_write_string(&w, r->suggestions[i].sentence);
     qc_json_write_end_array(&w);
-    qc_json_write_end_object(&w);
-    QC_TRY(qc_json_write_finish(&w));
-    return qc_strbuf_adds(out, "\n", err);
+    return qc_json_write_end_text(&w);
 }

@@ -231,8 +231,7 @@ static void put_setting(qc_json_writer *w, const train_plan *p, const qc_train_s
 static qc_status add_json(qc_strbuf *out, const train_plan *p, qc_error *err)
 {
     qc_json_writer w;
-    qc_json_write_init(&w, out, err);
-    qc_json_write_begin_object(&w);
+    qc_json_write_begin_text(&w, out, err);
     qc_json_member_string(&w, "command", "plan");
     qc_json_member_string(&w, "mode", "train");
     qc_json_member_path(&w, "model", p->plan->call->model);
@@ -254,9 +253,7 @@ static qc_status add_json(qc_strbuf *out, const train_plan *p, qc_error *err)
         qc_json_member_u64(&w, "asked_bytes", p->profile.asked_bytes);
         qc_json_write_end_object(&w);
     }
-    qc_json_write_end_object(&w);
-    QC_TRY(qc_json_write_finish(&w));
-    return qc_strbuf_adds(out, "\n", err);
+    return qc_json_write_end_text(&w);
 }
 
 /* ---- the page ---- */

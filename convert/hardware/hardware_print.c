@@ -278,8 +278,7 @@ qc_status qc_hardware_json(const qc_hardware *h, qc_arena *arena, qc_strbuf *out
     qc_json_writer w;
     qc_strategy s;
     QC_TRY(qc_strategy_choose(&s, h, arena, err));
-    qc_json_write_init(&w, out, err);
-    qc_json_write_begin_object(&w);
+    qc_json_write_begin_text(&w, out, err);
     qc_json_member_string(&w, "command", "hardware");
     qc_json_member_bool(&w, "assumed", h->assumed);
     qc_json_member_string(&w, "driver", h->driver);
@@ -307,7 +306,5 @@ qc_status qc_hardware_json(const qc_hardware *h, qc_arena *arena, qc_strbuf *out
     qc_json_member_string(&w, "vram", s.vram);
     qc_json_member_u64(&w, "room_bytes", s.room_bytes);
     qc_json_write_end_object(&w);
-    qc_json_write_end_object(&w);
-    QC_TRY(qc_json_write_finish(&w));
-    return qc_strbuf_adds(out, "\n", err);
+    return qc_json_write_end_text(&w);
 }

@@ -81,10 +81,7 @@ static void put_manifest(qc_json_writer *w, const qc_manifest *m)
     if (m->compressed)
         qc_json_member_u64(w, "level", (uint64_t)m->level);
     qc_json_member_u64(w, "max_shard_bytes", m->max_shard_bytes);
-    qc_json_member_begin_array(w, "rules");
-    for (size_t i = 0; i < m->rule_count; i++)
-        qc_json_write_string(w, m->rules[i]);
-    qc_json_write_end_array(w);
+    qc_json_member_strings(w, "rules", m->rules, m->rule_count);
     put_sources(w, "source", m);
     qc_json_write_end_object(w);
 }
@@ -192,8 +189,7 @@ static void put_totals(qc_json_writer *w, const qc_facts *f)
 qc_status qc_inspect_json(const qc_facts *f, qc_strbuf *out, qc_error *err)
 {
     qc_json_writer w;
-    qc_json_write_init(&w, out, err);
-    qc_json_write_begin_object(&w);
+    qc_json_write_begin_text(&w, out, err);
     qc_json_member_string(&w, "command", "inspect");
     qc_json_member_path(&w, "path", f->model->path);
     qc_json_member_bool(&w, "is_directory", f->model->is_dir);
@@ -211,9 +207,7 @@ qc_status qc_inspect_json(const qc_facts *f, qc_strbuf *out, qc_error *err)
     if (f->manifest_trouble)
         qc_json_write_string(&w, f->manifest_trouble);
     qc_json_write_end_array(&w);
-    qc_json_write_end_object(&w);
-    QC_TRY(qc_json_write_finish(&w));
-    return qc_strbuf_adds(out, "\n", err);
+    return qc_json_write_end_text(&w);
 }
 
 /* ---- report ---------------------------------------------------------------------------------- */
@@ -461,8 +455,7 @@ qc_status qc_report_facts_json(const qc_report *r, qc_strbuf *out, qc_error *err
 {
     static const char *const errors[] = {"none", "manifest", "source"};
     qc_json_writer w;
-    qc_json_write_init(&w, out, err);
-    qc_json_write_begin_object(&w);
+    qc_json_write_begin_text(&w, out, err);
     qc_json_member_string(&w, "command", "report");
     qc_json_member_string(&w, "program", "qconv " QCONV_VERSION);
     qc_json_member_path(&w, "path", r->facts.model->path);
@@ -481,7 +474,5 @@ qc_status qc_report_facts_json(const qc_report *r, qc_strbuf *out, qc_error *err
     put_bench(&w, r->bench);
     put_made(&w, r);
     qc_json_member_double(&w, "seconds", r->seconds);
-    qc_json_write_end_object(&w);
-    QC_TRY(qc_json_write_finish(&w));
-    return qc_strbuf_adds(out, "\n", err);
+    return qc_json_write_end_text(&w);
 }

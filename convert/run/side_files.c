@@ -118,8 +118,7 @@ static qc_status make_quantization_config(qc_strbuf *out, const qc_plan *plan, q
     qc_strbuf flat;
     qc_json_writer w;
     qc_strbuf_init(&flat, SIDE_TEXT_MAX);
-    qc_json_write_init(&w, &flat, err);
-    qc_json_write_begin_object(&w);
+    qc_json_write_begin_text(&w, &flat, err);
     if (plan->own_form)
         write_own_config(&w, plan);
     else
@@ -224,8 +223,7 @@ static qc_status write_index(qc_text_file *out, qc_index_row_fn row, void *ctx, 
 {
     qc_json_writer w;
     qc_index_entry e;
-    qc_json_write_init(&w, &out->text, err);
-    qc_json_write_begin_object(&w);
+    qc_json_write_begin_text(&w, &out->text, err);
     qc_json_member_begin_object(&w, "metadata");
     qc_json_member_u64(&w, "total_size", total_bytes);
     qc_json_write_end_object(&w);
@@ -237,9 +235,7 @@ static qc_status write_index(qc_text_file *out, qc_index_row_fn row, void *ctx, 
             w.st = qc_text_file_step(out, err);
     }
     qc_json_write_end_object(&w);
-    qc_json_write_end_object(&w);
-    QC_TRY(qc_json_write_finish(&w));
-    return qc_strbuf_adds(&out->text, "\n", err);
+    return qc_json_write_end_text(&w);
 }
 
 qc_status qc_index_stage(qc_output_dir *d, qc_manifest_file *f, const char *shard,

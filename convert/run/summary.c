@@ -306,8 +306,7 @@ static void put_calibration(qc_json_writer *w, const qc_convert_report *r)
 qc_status qc_report_json(const qc_convert_report *r, qc_strbuf *out, qc_error *err)
 {
     qc_json_writer w;
-    qc_json_write_init(&w, out, err);
-    qc_json_write_begin_object(&w);
+    qc_json_write_begin_text(&w, out, err);
     qc_json_member_string(&w, "command", "convert");
     qc_json_member_path(&w, "model", r->model);
     qc_json_member_path(&w, "out", r->out);
@@ -348,9 +347,7 @@ qc_status qc_report_json(const qc_convert_report *r, qc_strbuf *out, qc_error *e
     }
     if (r->loaders)
         QC_TRY(qc_next_steps_json(r->loaders, r->program, is_complete(r) ? r->out : NULL, &w, err));
-    qc_json_write_end_object(&w);
-    QC_TRY(qc_json_write_finish(&w));
-    return qc_strbuf_adds(out, "\n", err);
+    return qc_json_write_end_text(&w);
 }
 
 /* ---- the plan, for --dry-run ---- */
@@ -400,8 +397,7 @@ static qc_status print_json(qc_strbuf *out, const qc_plan *p, const qc_convert_r
                             qc_error *err)
 {
     qc_json_writer w;
-    qc_json_write_init(&w, out, err);
-    qc_json_write_begin_object(&w);
+    qc_json_write_begin_text(&w, out, err);
     qc_json_member_string(&w, "command", "dry-run");
     qc_json_member_string(&w, "model_type", p->recipe->model_type);
     qc_json_member_bool(&w, "known_type", p->recipe->known_type);
@@ -422,10 +418,7 @@ static qc_status print_json(qc_strbuf *out, const qc_plan *p, const qc_convert_r
         qc_json_write_end_object(&w);
     }
     qc_json_write_end_array(&w);
-    qc_json_member_begin_array(&w, "skip_modules");
-    for (uint32_t i = 0; i < p->recipe->skip_count; i++)
-        qc_json_write_string(&w, p->recipe->skip_modules[i]);
-    qc_json_write_end_array(&w);
+    qc_json_member_strings(&w, "skip_modules", p->recipe->skip_modules, p->recipe->skip_count);
     qc_json_member_begin_array(&w, "tensors");
     for (uint32_t i = 0; i < p->job_count; i++) {
         const qc_job *j = &p->jobs[i];
@@ -454,9 +447,7 @@ static qc_status print_json(qc_strbuf *out, const qc_plan *p, const qc_convert_r
     }
     if (totals->loaders)
         QC_TRY(qc_next_steps_json(totals->loaders, totals->program, NULL, &w, err));
-    qc_json_write_end_object(&w);
-    QC_TRY(qc_json_write_finish(&w));
-    return qc_strbuf_adds(out, "\n", err);
+    return qc_json_write_end_text(&w);
 }
 
 qc_status qc_plan_print(const qc_plan *plan, const qc_convert_report *totals, qc_error *err)

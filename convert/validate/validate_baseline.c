@@ -29,8 +29,7 @@ static int compare_names(const void *a, const void *b)
 qc_status qc_validate_baseline_text(const qc_validate_report *r, qc_strbuf *out, qc_error *err)
 {
     qc_json_writer w;
-    qc_json_write_init(&w, out, err);
-    qc_json_write_begin_object(&w);
+    qc_json_write_begin_text(&w, out, err);
     qc_json_member_u64(&w, "qconv_baseline", BASELINE_VERSION);
     qc_json_member_string(&w, "qconv_version", QCONV_VERSION);
     qc_json_member_string(&w, "activations", r->activations ? CAPTURED : RANDOM);
@@ -52,9 +51,7 @@ qc_status qc_validate_baseline_text(const qc_validate_report *r, qc_strbuf *out,
         qc_json_write_end_object(&w);
     }
     qc_json_write_end_array(&w);
-    qc_json_write_end_object(&w);
-    QC_TRY(qc_json_write_finish(&w));
-    return qc_strbuf_adds(out, "\n", err);
+    return qc_json_write_end_text(&w);
 }
 
 static qc_status read_error(const qc_json_node *n, const char *key, double *out, qc_error *err)

@@ -225,8 +225,7 @@ qc_status qc_validate_json(const qc_validate_report *r, qc_strbuf *out, qc_error
 {
     const qc_validate_layer *worst = qc_validate_worst(r);
     qc_json_writer w;
-    qc_json_write_init(&w, out, err);
-    qc_json_write_begin_object(&w);
+    qc_json_write_begin_text(&w, out, err);
     qc_json_member_string(&w, "command", "validate");
     qc_json_member_path(&w, "path", r->out);
     qc_json_member_path(&w, "against", r->model);
@@ -252,7 +251,5 @@ qc_status qc_validate_json(const qc_validate_report *r, qc_strbuf *out, qc_error
     }
     put_lists(&w, r);
     qc_json_member_double(&w, "seconds", r->seconds);
-    qc_json_write_end_object(&w);
-    QC_TRY(qc_json_write_finish(&w));
-    return qc_strbuf_adds(out, "\n", err);
+    return qc_json_write_end_text(&w);
 }

@@ -35,12 +35,10 @@ static void begin_json(qc_json_writer *w, const qc_call *call, const char *verb,
     }
 }
 
-static qc_status end_json(qc_json_writer *w, double seconds, qc_error *err)
+static qc_status end_json(qc_json_writer *w, double seconds)
 {
     qc_json_member_number(w, "seconds", seconds);
-    qc_json_write_end_object(w);
-    QC_TRY(qc_json_write_finish(w));
-    return qc_strbuf_adds(w->out, "\n", err);
+    return qc_json_write_end_text(w);
 }
 
 /* Names come from files. Whatever is in them, each stays on its line. */
@@ -66,7 +64,7 @@ static qc_status scan_json(qc_strbuf *out, const qc_call *call, const qc_scan_re
     qc_json_member_u64(&w, "files", r->manifest.file_count);
     qc_json_member_u64(&w, "content_bytes", r->content_bytes);
     qc_json_member_u64(&w, "stored_bytes", r->stored_bytes);
-    return end_json(&w, seconds, err);
+    return end_json(&w, seconds);
 }
 
 static void scan_text(qc_strbuf *out, const qc_call *call, const qc_scan_result *r,
@@ -176,7 +174,7 @@ static qc_status against_json(qc_strbuf *out, const qc_call *call, const qc_agai
     for (size_t i = 0; i < r->count; i++)
         put_row(&w, &r->rows[i]);
     qc_json_write_end_array(&w);
-    return end_json(&w, seconds, err);
+    return end_json(&w, seconds);
 }
 
 /* ---- --against: text ------------------------------------------------------------------------- */
