@@ -62,6 +62,14 @@ void qc_json_write_rows(qc_json_writer *w, const qc_json_row *rows, unsigned whe
     }
 }
 
+void qc_json_write_object(qc_json_writer *w, const char *key, const qc_json_row *rows,
+                          unsigned when, const void *from)
+{
+    qc_json_member_begin_object(w, key);
+    qc_json_write_rows(w, rows, when, from);
+    qc_json_write_end_object(w);
+}
+
 void qc_json_write_row(qc_json_writer *w, const qc_json_row *rows, unsigned when, const void *from)
 {
     qc_json_member_begin_row(w);

@@ -44,6 +44,9 @@ typedef struct {
 /* Writes the members of the object that is begun, from the struct at `from`. */
 void qc_json_write_rows(qc_json_writer *w, const qc_json_row *rows, unsigned when,
                         const void *from);
+/* Writes the member `key`, an object. */
+void qc_json_write_object(qc_json_writer *w, const char *key, const qc_json_row *rows,
+                          unsigned when, const void *from);
 /* Writes a whole object on one line. */
 void qc_json_write_row(qc_json_writer *w, const qc_json_row *rows, unsigned when, const void *from);
 /* Writes the member `key`: a list of `count` objects, a line each, from structs of bytes_each. */

@@ -2,8 +2,7 @@
 #ifndef QC_FORMATS_MANIFEST_INTERNAL_H
 #define QC_FORMATS_MANIFEST_INTERNAL_H
 
-#include "formats/json_rows.h"
-#include "formats/manifest.h"
+#include "formats/manifest_rows.h"
 
 #define QC_MANIFEST_FORMAT   "qconv"
 #define QC_MANIFEST_METHOD   "zstd"
@@ -24,13 +23,11 @@ QC_NODISCARD qc_status qc_manifest_check(const qc_manifest *m, qc_error *err);
 #define QC_WHEN_HESSIANS 4u /* weights were calibrated with moments made elsewhere */
 #define QC_WHEN_TEXT     8u /* or with a text */
 extern const qc_json_row qc_manifest_option_rows[], qc_manifest_calibration_rows[];
-extern const qc_json_row qc_manifest_placement_rows[], qc_manifest_device_rows[];
-extern const qc_json_row qc_manifest_source_rows[], qc_manifest_shard_rows[];
+extern const qc_json_row qc_manifest_placement_rows[], qc_manifest_shard_rows[];
 extern const qc_json_row qc_manifest_file_rows[];
 /* Of a tensor: what stands before its shape and behind it, then what only some have. */
 extern const qc_json_row qc_manifest_tensor_rows[], qc_manifest_place_rows[];
-extern const qc_json_row qc_manifest_error_rows[], qc_manifest_output_rows[];
-extern const qc_json_row qc_manifest_tensor_source_rows[];
+extern const qc_json_row qc_manifest_error_rows[], qc_manifest_tensor_source_rows[];
 /* QC_WHEN_STORED and QC_WHEN_PLACED as they are for m. */
 unsigned qc_manifest_when(const qc_manifest *m);
 

@@ -3,6 +3,13 @@
 #include <stdio.h>
 #include <string.h>
 
+void qc_manifest_put_calibration(qc_json_writer *w, const qc_manifest_calibration *c)
+{
+    if (c)
+        qc_json_write_object(w, "calibrate", qc_manifest_calibration_rows,
+                             c->hessians ? QC_WHEN_HESSIANS : QC_WHEN_TEXT, c);
+}
+
 static void put_options(qc_json_writer *w, const qc_manifest *m)
 {
     qc_json_member_begin_object(w, "options");
@@ -16,13 +23,7 @@ static void put_options(qc_json_writer *w, const qc_manifest *m)
         qc_json_write_string(w, rule);
     }
     qc_json_write_end_array(w);
-    if (m->calibration) {
-        qc_json_member_begin_object(w, "calibrate");
-        qc_json_write_rows(w, qc_manifest_calibration_rows,
-                           m->calibration->hessians ? QC_WHEN_HESSIANS : QC_WHEN_TEXT,
-                           m->calibration);
-        qc_json_write_end_object(w);
-    }
+    qc_manifest_put_calibration(w, m->calibration);
     qc_json_write_end_object(w);
 }
 
@@ -66,11 +67,8 @@ static void put_tensor(qc_json_writer *w, const qc_manifest *m, const qc_manifes
     qc_json_write_rows(w, qc_manifest_place_rows, qc_manifest_when(m), t);
     if (t->has_error)
         qc_json_write_rows(w, qc_manifest_error_rows, 0, t);
-    if (t->outputs) {
-        qc_json_member_begin_object(w, "calibrated");
-        qc_json_write_rows(w, qc_manifest_output_rows, 0, t->outputs);
-        qc_json_write_end_object(w);
-    }
+    if (t->outputs)
+        qc_json_write_object(w, "calibrated", qc_manifest_output_rows, 0, t->outputs);
     if (t->source_name) {
         qc_json_member_begin_object(w, "source");
         qc_json_member_string(w, "name", t->source_name);

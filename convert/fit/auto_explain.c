@@ -312,10 +312,7 @@ void qc_auto_json(const qc_auto_result *r, int explain_groups, qc_json_writer *w
         qc_json_write_end_object(w);
     }
     qc_json_write_end_object(w);
-    qc_json_member_begin_array(w, "notes");
-    for (unsigned i = 0; i < r->note_count; i++)
-        qc_json_write_string(w, r->notes[i]);
-    qc_json_write_end_array(w);
+    qc_json_member_strings(w, "notes", r->notes, r->note_count);
     if (explain_groups) {
         qc_json_member_begin_array(w, "groups");
         for (uint32_t g = 0; g < r->group_count; g++)

@@ -1,57 +1,10 @@
 /* Writes what `qconv inspect --json` and `qconv report --json` answer; docs/cli.md and
  * docs/report.md have their members. */
 #include "convert/report/report_codes.h"
-#include "formats/json_writer.h"
+#include "formats/manifest_rows.h"
 
 #include <math.h>
 #include <string.h>
-
-/* Writes "calibrate", which says what weights were calibrated with, as qconv.json has it. */
-static void put_calibration(qc_json_writer *w, const qc_manifest_calibration *c)
-{
-    char hex[QC_DIGEST_HEX_BYTES];
-    if (!c)
-        return;
-    qc_json_member_begin_object(w, "calibrate");
-    if (c->hessians) {
-        qc_json_member_string(w, "hessians", c->hessians);
-    } else {
-        qc_digest_hex(&c->digest, hex);
-        qc_json_member_string(w, "text", c->text);
-        qc_json_member_string(w, "xxh3_128", hex);
-        qc_json_member_string(w, "tokenizer", c->tokenizer);
-        qc_json_member_u64(w, "tokens", c->tokens);
-        qc_json_member_u64(w, "windows", c->windows);
-        qc_json_member_u64(w, "context", c->context);
-    }
-    qc_json_member_double(w, "damping", c->damping);
-    qc_json_write_end_object(w);
-}
-
-static void put_sources(qc_json_writer *w, const char *key, const qc_manifest *m)
-{
-    qc_json_member_begin_array(w, key);
-    for (size_t i = 0; i < m->source_count; i++) {
-        char hex[QC_DIGEST_HEX_BYTES];
-        qc_digest_hex(&m->sources[i].header, hex);
-        qc_json_member_begin_row(w);
-        qc_json_member_string(w, "name", m->sources[i].name);
-        qc_json_member_u64(w, "bytes", m->sources[i].bytes);
-        qc_json_member_string(w, "header_xxh3_128", hex);
-        qc_json_write_end_object(w);
-    }
-    qc_json_write_end_array(w);
-}
-
-static void put_outputs(qc_json_writer *w, const char *key, const qc_manifest_outputs *o)
-{
-    if (!o)
-        return;
-    qc_json_member_begin_object(w, key);
-    qc_json_member_double(w, "rounded", o->rounded);
-    qc_json_member_double(w, "calibrated", o->calibrated);
-    qc_json_write_end_object(w);
-}
 
 /* Says how scales were found; NULL where nothing was quantized. */
 static const char *scale_of(const qc_manifest *m)
@@ -74,7 +27,7 @@ static void put_manifest(qc_json_writer *w, const qc_manifest *m)
     qc_json_member_u64(w, "block_size", m->block_elems);
     qc_json_member_bool(w, "double_quant", m->double_quant);
     qc_json_member_string(w, "scale", scale_of(m));
-    put_calibration(w, m->calibration);
+    qc_manifest_put_calibration(w, m->calibration);
     qc_json_member_string(w, "rest", m->rest);
     qc_json_member_string(w, "compute_dtype", m->compute_dtype);
     qc_json_member_string(w, "compress", m->compressed ? "zstd" : "none");
@@ -82,9 +35,16 @@ static void put_manifest(qc_json_writer *w, const qc_manifest *m)
         qc_json_member_u64(w, "level", (uint64_t)m->level);
     qc_json_member_u64(w, "max_shard_bytes", m->max_shard_bytes);
     qc_json_member_strings(w, "rules", m->rules, m->rule_count);
-    put_sources(w, "source", m);
+    qc_json_write_list(w, "source", qc_manifest_source_rows, 0, m->sources, m->source_count,
+                       sizeof *m->sources);
     qc_json_write_end_object(w);
 }
+
+static const qc_json_row side_rows[] = {
+    QC_JSON_ROW_AS("name", qc_tree_file, path, TEXT, 0),
+    QC_JSON_ROW(qc_tree_file, bytes, U64, 0),
+    {NULL},
+};
 
 static void put_files(qc_json_writer *w, const qc_facts *f)
 {
@@ -100,14 +60,8 @@ static void put_files(qc_json_writer *w, const qc_facts *f)
         qc_json_write_end_object(w);
     }
     qc_json_write_end_array(w);
-    qc_json_member_begin_array(w, "side_files");
-    for (size_t i = 0; i < f->model->side_count; i++) {
-        qc_json_member_begin_row(w);
-        qc_json_member_string(w, "name", f->model->side[i].path);
-        qc_json_member_u64(w, "bytes", f->model->side[i].bytes);
-        qc_json_write_end_object(w);
-    }
-    qc_json_write_end_array(w);
+    qc_json_write_list(w, "side_files", side_rows, 0, f->model->side, f->model->side_count,
+                       sizeof *f->model->side);
 }
 
 static void put_quantized(qc_json_writer *w, const qc_tensor_facts *tf)
@@ -145,8 +99,8 @@ static void put_tensors(qc_json_writer *w, const qc_facts *f)
             qc_json_member_double(w, "rel_mse", tf->written->rel_mse);
             qc_json_member_double(w, "max_err", tf->written->max_err);
         }
-        if (tf->written)
-            put_outputs(w, "calibrated", tf->written->outputs);
+        if (tf->written && tf->written->outputs)
+            qc_json_write_object(w, "calibrated", qc_manifest_output_rows, 0, tf->written->outputs);
         qc_json_write_end_object(w);
     }
     qc_json_write_end_array(w);
@@ -240,16 +194,9 @@ static void put_sizes(qc_json_writer *w, const qc_report *r)
 
 static void put_devices(qc_json_writer *w, const qc_manifest *m)
 {
-    qc_json_member_begin_array(w, "devices");
-    for (size_t i = 0; m && i < m->placement.device_count; i++) {
-        const qc_manifest_device *d = &m->placement.devices[i];
-        qc_json_member_begin_row(w);
-        qc_json_member_string(w, "name", d->name);
-        qc_json_member_u64(w, "tensor_bytes", d->tensor_bytes);
-        qc_json_member_u64(w, "shard_bytes", d->shard_bytes);
-        qc_json_write_end_object(w);
-    }
-    qc_json_write_end_array(w);
+    const qc_manifest_placement none = {0}, *p = m ? &m->placement : &none;
+    qc_json_write_list(w, "devices", qc_manifest_device_rows, 0, p->devices, p->device_count,
+                       sizeof *p->devices);
 }
 
 /* Writes the shares of the 16 codes, or of the codes of int8 from -128 to 127. */
@@ -356,7 +303,8 @@ static void put_weights(qc_json_writer *w, const qc_report *r)
             qc_json_member_u64s(w, "max_at", at, t->stored->ndim);
         else
             qc_json_member_string(w, "max_at", NULL);
-        put_outputs(w, "outputs", t->outputs);
+        if (t->outputs)
+            qc_json_write_object(w, "outputs", qc_manifest_output_rows, 0, t->outputs);
         put_number(w, "over_median", t->over_median, t->has_error);
         put_number(w, "expected_mse", t->expected, t->has_expected);
         qc_json_member_u64_if(w, "clipped", t->has_expected, t->clipped);
@@ -366,22 +314,15 @@ static void put_weights(qc_json_writer *w, const qc_report *r)
     qc_json_write_end_array(w);
 }
 
-static void put_left(qc_json_writer *w, const qc_report *r)
-{
-    qc_json_member_begin_array(w, "not_quantized");
-    for (uint32_t i = 0; i < r->left_count; i++) {
-        const qc_report_left *l = &r->left[i];
-        qc_json_member_begin_row(w);
-        qc_json_member_string(w, "role", l->role);
-        qc_json_member_string(w, "why", l->why);
-        qc_json_member_string(w, "example", l->example);
-        qc_json_member_u64(w, "tensors", l->tensors);
-        qc_json_member_u64(w, "elements", l->elems);
-        qc_json_member_u64(w, "bytes", l->bytes);
-        qc_json_write_end_object(w);
-    }
-    qc_json_write_end_array(w);
-}
+static const qc_json_row left_rows[] = {
+    QC_JSON_ROW(qc_report_left, role, TEXT, 0),
+    QC_JSON_ROW(qc_report_left, why, TEXT, 0),
+    QC_JSON_ROW(qc_report_left, example, TEXT, 0),
+    QC_JSON_ROW(qc_report_left, tensors, U64, 0),
+    QC_JSON_ROW_AS("elements", qc_report_left, elems, U64, 0),
+    QC_JSON_ROW(qc_report_left, bytes, U64, 0),
+    {NULL},
+};
 
 /* Writes the same object as `qconv eval --json`. */
 static qc_status put_eval(qc_json_writer *w, const qc_report *r, qc_error *err)
@@ -445,9 +386,10 @@ static void put_made(qc_json_writer *w, const qc_report *r)
     qc_json_member_string(w, "qconv_version", m->qconv_version);
     qc_json_member_string(w, "to", m->to);
     qc_json_member_string(w, "scale", r->scale);
-    put_calibration(w, m->calibration);
+    qc_manifest_put_calibration(w, m->calibration);
     qc_json_member_string(w, "command_line", r->command);
-    put_sources(w, "sources", m);
+    qc_json_write_list(w, "sources", qc_manifest_source_rows, 0, m->sources, m->source_count,
+                       sizeof *m->sources);
     qc_json_write_end_object(w);
 }
 
@@ -469,7 +411,7 @@ qc_status qc_report_facts_json(const qc_report *r, qc_strbuf *out, qc_error *err
     put_forms(&w, r);
     put_kinds(&w, r);
     put_weights(&w, r);
-    put_left(&w, r);
+    qc_json_write_list(&w, "not_quantized", left_rows, 0, r->left, r->left_count, sizeof *r->left);
     QC_TRY(put_eval(&w, r, err));
     put_bench(&w, r->bench);
     put_made(&w, r);
