@@ -2,6 +2,7 @@
 #include "tests/fixtures/quant_device_fixture.h"
 
 #include "kernels/cuda_quantize.h"
+#include "quant/quant_internal.h"
 
 #ifdef QC_CUDA_SHIM
 #include <shim_control.h>

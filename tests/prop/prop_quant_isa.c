@@ -3,6 +3,8 @@
  * Exit code 77 where there is only the scalar table. */
 #include "tests/fixtures/quant_testing.h"
 
+#include "quant/quant_internal.h"
+
 #define GUARD_BYTES 64
 #define SIDES       2 /* 0 scalar, 1 the table under test */
 

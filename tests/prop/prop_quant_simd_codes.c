@@ -3,6 +3,8 @@
  * some blocks are not for vectors. */
 #include "tests/fixtures/quant_testing.h"
 
+#include "quant/quant_internal.h"
+
 #define GROUP 16u /* blocks that the AVX-512 code treats together */
 
 static const qc_quant_ops *tables[QC_ISA_COUNT];

@@ -44,7 +44,7 @@ static void test_code_map_of_the_file(void **state)
     for (unsigned i = 0; i < 16; i++)
         map[i] = (float)i;
     t.w.form.code_map = map;
-    qc_weights_row(&qc_quant_ops_scalar, &t.w, 0, row);
+    qc_weights_row(qc_quant_ops_for(QC_ISA_SCALAR), &t.w, 0, row);
     for (unsigned i = 0; i < 64; i++)
         assert_true(row[i] == (float)qt_nibble(t.codes, i) * t.absmax[0]);
     mt_free(&t);

@@ -3,7 +3,7 @@
 
 #include "quant/quant_form.h"
 
-#define OPS (&qc_quant_ops_scalar)
+#define OPS qc_quant_ops_for(QC_ISA_SCALAR)
 
 /* A source to be read again, which counts, and fails on demand. */
 typedef struct {

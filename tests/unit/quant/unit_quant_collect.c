@@ -3,10 +3,11 @@
 #include "tests/fixtures/quant_testing.h"
 
 #include "quant/quant_collect.h"
+#include "quant/quant_internal.h"
 
 #include <string.h>
 
-#define OPS (&qc_quant_ops_scalar)
+#define OPS qc_quant_ops_for(QC_ISA_SCALAR)
 
 static void same_sums(const qc_piece_sums *got, const qc_piece_sums *want)
 {

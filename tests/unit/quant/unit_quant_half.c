@@ -3,6 +3,8 @@
  * either side of it. */
 #include "tests/fixtures/quant_testing.h"
 
+#define OPS qc_quant_ops_for(QC_ISA_SCALAR)
+
 typedef struct {
     const char *name;
     qc_dtype dtype;
@@ -134,9 +136,9 @@ static void test_cast_every_half(void **state)
     for (unsigned k = 0; k < 2; k++) {
         const half_type *t = &types[k];
         for (unsigned d = 0; d < 2; d++) { /* F64, F32: exact and back again */
-            qc_quant_ops_scalar.cast(in, t->dtype, 65536, wide, qt_float_types[d], &overflow);
+            OPS->cast(in, t->dtype, 65536, wide, qt_float_types[d], &overflow);
             assert_true(overflow == UINT64_MAX);
-            qc_quant_ops_scalar.cast(wide, qt_float_types[d], 65536, back, t->dtype, &overflow);
+            OPS->cast(wide, qt_float_types[d], 65536, back, t->dtype, &overflow);
             assert_true(overflow == UINT64_MAX);
             for (uint32_t u = 0; u < 65536; u++) {
                 uint16_t magnitude = in[u] & 0x7fffu;
@@ -150,15 +152,15 @@ static void test_cast_every_half(void **state)
             }
         }
         /* same type: bytes, even of a signalling NaN */
-        qc_quant_ops_scalar.cast(in, t->dtype, 65536, back, t->dtype, &overflow);
+        OPS->cast(in, t->dtype, 65536, back, t->dtype, &overflow);
         assert_memory_equal(in, back, 65536 * sizeof *in);
     }
     /* one 16-bit type to the other */
-    qc_quant_ops_scalar.cast(in, QC_DTYPE_F16, 65536, back, QC_DTYPE_BF16, &overflow);
+    OPS->cast(in, QC_DTYPE_F16, 65536, back, QC_DTYPE_BF16, &overflow);
     assert_true(overflow == UINT64_MAX);
     for (uint32_t u = 0; u < QC_F16_INF; u++)
         assert_int_equal(back[u], qc_bf16_from_f64(value_of(&types[0], (uint16_t)u)));
-    qc_quant_ops_scalar.cast(in, QC_DTYPE_BF16, 65536, back, QC_DTYPE_F16, &overflow);
+    OPS->cast(in, QC_DTYPE_BF16, 65536, back, QC_DTYPE_F16, &overflow);
     /* 65520 is no bfloat16; 65536 = 0x4780 is the first that does not fit */
     assert_true(overflow == 0x4780);
     for (uint32_t u = 0; u < QC_BF16_INF; u++)
@@ -172,7 +174,7 @@ static uint64_t first_overflow(const void *src, qc_dtype from, uint64_t n, qc_dt
 {
     double dst[8];
     uint64_t overflow;
-    qc_quant_ops_scalar.cast(src, from, n, dst, to, &overflow);
+    OPS->cast(src, from, n, dst, to, &overflow);
     return overflow;
 }
 
@@ -193,7 +195,7 @@ static void test_cast_overflow(void **state)
     assert_true(first_overflow(d, QC_DTYPE_F64, 4, QC_DTYPE_BF16) == 1);
     assert_true(first_overflow(e, QC_DTYPE_F64, 3, QC_DTYPE_F16) == 1);
     uint64_t overflow = 7;
-    qc_quant_ops_scalar.cast(NULL, QC_DTYPE_F32, 0, NULL, QC_DTYPE_F32, &overflow);
+    OPS->cast(NULL, QC_DTYPE_F32, 0, NULL, QC_DTYPE_F32, &overflow);
     assert_true(overflow == UINT64_MAX);
 }
 

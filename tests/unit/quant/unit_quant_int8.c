@@ -1,7 +1,7 @@
 /* int8 by rows and by blocks against a plain reading of the definition. */
 #include "tests/fixtures/quant_testing.h"
 
-#define OPS (&qc_quant_ops_scalar)
+#define OPS qc_quant_ops_for(QC_ISA_SCALAR)
 
 /* Codes, scales, largest error and sums of a matrix, element by element. */
 static void check_rows(const void *src, qc_dtype dtype, uint64_t rows, uint64_t cols)

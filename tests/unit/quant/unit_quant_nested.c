@@ -1,7 +1,7 @@
 /* Double quantization: the offset, the groups, what comes back. */
 #include "tests/fixtures/quant_testing.h"
 
-#define OPS (&qc_quant_ops_scalar)
+#define OPS qc_quant_ops_for(QC_ISA_SCALAR)
 
 static int bf16_holds(float x)
 {

@@ -2,7 +2,7 @@
  * CUDA kernel, sums in double. */
 #include "tests/fixtures/quant_testing.h"
 
-#define OPS (&qc_quant_ops_scalar)
+#define OPS qc_quant_ops_for(QC_ISA_SCALAR)
 
 static const uint32_t block_sizes[8] = {32, 64, 128, 256, 512, 1024, 2048, 4096};
 

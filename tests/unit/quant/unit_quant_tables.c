@@ -1,6 +1,8 @@
 /* The constant tables: values, order, where they come from, and the two forms of the search. */
 #include "tests/fixtures/quant_testing.h"
 
+#include "quant/quant_internal.h"
+
 static uint32_t rotate_right(uint32_t x, unsigned by)
 {
     return x >> by | x << (32 - by);

@@ -4,7 +4,7 @@
  * the scalar one. */
 #include "tests/fixtures/quant_testing.h"
 
-#include "quant/scale_search_internal.h"
+#include "quant/scale_search.h"
 
 static const qc_quant_ops *quant;
 static const qc_search_ops *ops;

@@ -52,7 +52,7 @@ static qc_check_sums check_with(const qc_quant_ops *ops)
 
 static qc_check_sums check(void)
 {
-    return check_with(&qc_quant_ops_scalar);
+    return check_with(qc_quant_ops_for(QC_ISA_SCALAR));
 }
 
 static double value_of(uint64_t i)
@@ -88,7 +88,7 @@ static void quantize(const form_case *c, uint64_t n)
                           .code_map = c->map};
     qc_check_init(&p.check, &form);
     memset(p.codes, 0, sizeof p.codes);
-    form.ops->quantize(&qc_quant_ops_scalar, &form, p.x, QC_DTYPE_F32, n,
+    form.ops->quantize(qc_quant_ops_for(QC_ISA_SCALAR), &form, p.x, QC_DTYPE_F32, n,
                        &(qc_form_out){p.codes, p.scales, NULL}, &sums);
     for (uint64_t i = 0; c->map == fp4_map && i < n; i++) {
         float a = p.scales[i / per];
@@ -311,7 +311,7 @@ static void test_pieces(void **state)
     qc_check_sums_init(&sum);
     for (uint64_t first = 0; first < p.n; first += QC_CHECK_CHUNK) {
         uint64_t n = p.n - first < QC_CHECK_CHUNK ? p.n - first : QC_CHECK_CHUNK;
-        qc_check_blocks(&qc_quant_ops_scalar, &p.check, p.x + first, QC_DTYPE_F32, n,
+        qc_check_blocks(qc_quant_ops_for(QC_ISA_SCALAR), &p.check, p.x + first, QC_DTYPE_F32, n,
                         p.codes + first / 2, p.scales + first / 64, p.slack + first / 64, &scratch,
                         &part);
         qc_check_add(&sum, &part, first);
