@@ -180,61 +180,51 @@ static void decode_scales(const uint8_t *codes, const float *nested_absmax, uint
     }
 }
 
-typedef struct {
-    uint64_t first, n; /* elements */
-    void *codes;
-    float *absmax;
-    uint8_t *absmax_codes;
-    float *nested_absmax;
-} wanted;
-
 /* Reads the scales of blocks or rows [block, block + blocks). */
-static qc_status read_scales(const qc_calibrated *c, uint32_t job, const shape *s, const wanted *q,
-                             uint64_t block, uint64_t blocks, unsigned char *room, qc_error *err)
+static qc_status read_scales(const qc_calibrated *c, uint32_t job, const shape *s,
+                             const qc_calibrated_arrays *to, uint64_t block, uint64_t blocks,
+                             unsigned char *room, qc_error *err)
 {
     uint64_t group = block / QC_NESTED_BLOCK;
     uint64_t groups = qc_ceil_div_u64(block + blocks, QC_NESTED_BLOCK) - group;
     if (!c->plan->jobs[job].nested)
-        return q->absmax ? read_range(c, job, s, s->scales_at + block * sizeof(float), q->absmax,
-                                      blocks * sizeof(float), room, err)
-                         : QC_OK;
-    if (q->absmax_codes)
-        QC_TRY(read_range(c, job, s, s->scales_at + block, q->absmax_codes, blocks, room, err));
-    if (q->nested_absmax)
-        QC_TRY(read_range(c, job, s, s->groups_at + group * sizeof(float), q->nested_absmax,
+        return to->absmax ? read_range(c, job, s, s->scales_at + block * sizeof(float), to->absmax,
+                                       blocks * sizeof(float), room, err)
+                          : QC_OK;
+    if (to->absmax_codes)
+        QC_TRY(read_range(c, job, s, s->scales_at + block, to->absmax_codes, blocks, room, err));
+    if (to->nested_absmax)
+        QC_TRY(read_range(c, job, s, s->groups_at + group * sizeof(float), to->nested_absmax,
                           groups * sizeof(float), room, err));
-    if (q->absmax)
-        decode_scales(q->absmax_codes, q->nested_absmax, block, blocks, c->weights[job].offset,
-                      q->absmax);
+    if (to->absmax)
+        decode_scales(to->absmax_codes, to->nested_absmax, block, blocks, c->weights[job].offset,
+                      to->absmax);
     return QC_OK;
 }
 
 qc_status qc_calibrated_read(const qc_calibrated *c, uint32_t job, uint64_t first, uint64_t n,
-                             void *codes, float *absmax, uint8_t *absmax_codes,
-                             float *nested_absmax, float *nested_offset, qc_error *err)
+                             const qc_calibrated_arrays *to, qc_error *err)
 {
     const qc_job *j = &c->plan->jobs[job];
     const shape s = shape_of(j);
-    const wanted q = {first, n, codes, absmax, absmax_codes, nested_absmax};
     uint64_t per_scale = qc_scheme_elems_per_scale(j->scheme, j->cols, j->block_elems);
     uint64_t per_byte = 8 / qc_schemes[j->scheme].bits;
     void *room = NULL;
     if (!qc_calibrated_has(c, job) || first % per_scale != 0 || first > j->elems ||
-        n > j->elems - first || (j->nested && absmax && !(absmax_codes && nested_absmax)))
+        n > j->elems - first ||
+        (j->nested && to->absmax && !(to->absmax_codes && to->nested_absmax)))
         QC_FAIL(err, QC_ERR_INTERNAL,
                 "tensor '%s': elements %" PRIu64 " to %" PRIu64 " cannot be read from the store",
                 j->name, first, first + n);
-    if (nested_offset)
-        *nested_offset = c->weights[job].offset;
     if (n == 0)
         return QC_OK;
     QC_TRY(qc_malloc(&room, PIECE_BYTES, err));
     qc_status st = QC_OK;
-    if (codes)
-        st = read_range(c, job, &s, first / per_byte, codes, qc_ceil_div_u64(n, per_byte), room,
+    if (to->codes)
+        st = read_range(c, job, &s, first / per_byte, to->codes, qc_ceil_div_u64(n, per_byte), room,
                         err);
     if (st == QC_OK)
-        st = read_scales(c, job, &s, &q, first / per_scale, qc_ceil_div_u64(n, per_scale), room,
+        st = read_scales(c, job, &s, to, first / per_scale, qc_ceil_div_u64(n, per_scale), room,
                          err);
     qc_free(room);
     return st;
@@ -243,8 +233,13 @@ qc_status qc_calibrated_read(const qc_calibrated *c, uint32_t job, uint64_t firs
 qc_status qc_calibrated_get(const qc_calibrated *c, uint32_t job, qc_calibrated_arrays *a,
                             qc_error *err)
 {
-    return qc_calibrated_read(c, job, 0, c->plan->jobs[job].elems, a->codes, a->absmax,
-                              a->absmax_codes, a->nested_absmax, &a->nested_offset, err);
+    a->nested_offset = qc_calibrated_offset(c, job);
+    return qc_calibrated_read(c, job, 0, c->plan->jobs[job].elems, a, err);
+}
+
+float qc_calibrated_offset(const qc_calibrated *c, uint32_t job)
+{
+    return c->weights[job].offset;
 }
 
 int qc_calibrated_has(const qc_calibrated *c, uint32_t job)

@@ -81,12 +81,13 @@ QC_NODISCARD qc_status qc_calibrated_put(qc_calibrated *c, uint32_t job,
 /* Reads all of a weight into arrays of qc_calibrated_alloc. */
 QC_NODISCARD qc_status qc_calibrated_get(const qc_calibrated *c, uint32_t job,
                                          qc_calibrated_arrays *a, qc_error *err);
-/* Reads the codes of elements [first, first + n) and their scales. The elements are a step of the
- * pipeline, which begins with a block or a row. Arrays that are NULL are left out. QC_ERR_CHECK
- * where the bytes are no longer those that were put. Thread-safe. */
+/* Reads the codes of elements [first, first + n) and their scales into the arrays of `to`; those
+ * that are NULL are left out. The elements are a step of the pipeline, which begins with a block or
+ * a row. QC_ERR_CHECK where the bytes are no longer those that were put. Thread-safe. */
 QC_NODISCARD qc_status qc_calibrated_read(const qc_calibrated *c, uint32_t job, uint64_t first,
-                                          uint64_t n, void *codes, float *absmax,
-                                          uint8_t *absmax_codes, float *nested_absmax,
-                                          float *nested_offset, qc_error *err);
+                                          uint64_t n, const qc_calibrated_arrays *to,
+                                          qc_error *err);
+/* The offset of a weight's scales; 0 without double quantization. */
+float qc_calibrated_offset(const qc_calibrated *c, uint32_t job);
 
 #endif

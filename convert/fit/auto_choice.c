@@ -457,8 +457,8 @@ static qc_status fit_groups(const chooser *c, qc_fit *fit, qc_error *err)
         if ((group->chosen != QC_CANDIDATE_16BIT || stack) && elems > largest[s])
             largest[s] = elems;
     }
-    return qc_fit_make(fit, c->scratch, c->segments, c->geometry, bytes, largest, &c->budget,
-                       &c->options->fit, err);
+    const qc_fit_load load = {c->segments, c->geometry, bytes, largest};
+    return qc_fit_make(fit, c->scratch, &load, &c->budget, &c->options->fit, err);
 }
 
 static void choose_groups(chooser *c, const unsigned *chosen, unsigned uniform)

@@ -497,20 +497,18 @@ static void count_transfer(qc_fit *f, const uint64_t *expert_bytes)
     }
 }
 
-qc_status qc_fit_make(qc_fit *out, qc_arena *arena, const qc_segments *segments,
-                      const qc_geometry *geometry, const uint64_t *segment_bytes,
-                      const uint64_t *largest_weight, const qc_budget *budget,
-                      const qc_fit_options *o, qc_error *err)
+qc_status qc_fit_make(qc_fit *out, qc_arena *arena, const qc_fit_load *load,
+                      const qc_budget *budget, const qc_fit_options *o, qc_error *err)
 {
     memset(out, 0, sizeof *out);
     out->budget = budget;
-    out->segments = segments;
-    out->geometry = geometry;
-    out->context = qc_fit_context(geometry, o);
+    out->segments = load->segments;
+    out->geometry = load->geometry;
+    out->context = qc_fit_context(load->geometry, o);
     out->batch = o->batch;
     work w = {.fit = out, .o = o, .arena = arena};
     QC_TRY(make_arrays(&w, err));
-    fill_segments(&w, segment_bytes, largest_weight);
+    fill_segments(&w, load->segment_bytes, load->largest_weight);
     fill_devices(&w);
     order_spilling(&w);
     uint32_t spilled = 0, short_device = 0;
@@ -522,7 +520,7 @@ qc_status qc_fit_make(qc_fit *out, qc_arena *arena, const qc_segments *segments,
     for (uint32_t i = 0; i < w.task.segment_count; i++)
         out->device_of[w.kept[i]] = w.kept_device[i];
     fill_tiers(&w, spilled);
-    for (uint32_t i = 0; i < segments->count; i++)
+    for (uint32_t i = 0; i < load->segments->count; i++)
         out->device_of[i] = out->device_of[w.leader[i]];
     add_up(&w, staging_of(&w, spilled));
     count_transfer(out, NULL);
@@ -625,9 +623,9 @@ static qc_status try_value(search *s, uint64_t value, int *fits, qc_error *err)
     qc_arena_init(&arena);
     qc_fit fit;
     *s->searched = value;
-    qc_status st =
-        qc_fit_make(&fit, &arena, s->fit->segments, s->fit->geometry, s->fit->segment_bytes,
-                    s->largest_weight, s->fit->budget, &s->options, err);
+    const qc_fit_load load = {s->fit->segments, s->fit->geometry, s->fit->segment_bytes,
+                              s->largest_weight};
+    qc_status st = qc_fit_make(&fit, &arena, &load, s->fit->budget, &s->options, err);
     if (st == QC_OK)
         *fits = fit.fits;
     qc_arena_deinit(&arena);

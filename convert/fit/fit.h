@@ -76,14 +76,18 @@ uint64_t qc_workspace_bytes(const qc_geometry *g, const qc_fit_options *o, qc_se
 /* Does any layer look at an image's positions? This is asked once, as there may be many layers. */
 int qc_fit_has_cross(const qc_geometry *g);
 
-/* Makes the fit. segment_bytes has the bytes of each segment's weights in the output, and
- * largest_weight the elements of its largest quantized weight (0: none). Both are copied or only
- * read. Only context, batch and the like are taken from `o`. A model that does not fit is no error:
- * see fits. */
-QC_NODISCARD qc_status qc_fit_make(qc_fit *out, qc_arena *arena, const qc_segments *segments,
-                                   const qc_geometry *geometry, const uint64_t *segment_bytes,
-                                   const uint64_t *largest_weight, const qc_budget *budget,
-                                   const qc_fit_options *o, qc_error *err);
+/* What is to be placed. The arrays have segments->count elements. */
+typedef struct {
+    const qc_segments *segments;
+    const qc_geometry *geometry;
+    const uint64_t *segment_bytes;  /* of each segment's weights in the output */
+    const uint64_t *largest_weight; /* elements of its largest quantized weight; 0: none */
+} qc_fit_load;
+/* Makes the fit, which keeps pointers to load's segments and geometry and to the budget. Only
+ * context, batch and the like are taken from `o`. A model that does not fit is no error: see
+ * fits. */
+QC_NODISCARD qc_status qc_fit_make(qc_fit *out, qc_arena *arena, const qc_fit_load *load,
+                                   const qc_budget *budget, const qc_fit_options *o, qc_error *err);
 /* Sums these up over the tensors of a plan (before or after its layout). The arrays have
  * segments->count elements. */
 QC_NODISCARD qc_status qc_fit_sum_segments(qc_arena *arena, const qc_plan *plan,

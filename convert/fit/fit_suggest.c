@@ -30,8 +30,9 @@ static qc_status try_fit(seeker *s, qc_fit *fit, const qc_budget *budget, const 
                          qc_error *err)
 {
     const qc_planned_model *p = s->planned;
-    return qc_fit_make(fit, &s->scratch, &p->segments, s->subject->geometry, p->segment_bytes,
-                       p->largest_weight, budget, use, err);
+    const qc_fit_load load = {&p->segments, s->subject->geometry, p->segment_bytes,
+                              p->largest_weight};
+    return qc_fit_make(fit, &s->scratch, &load, budget, use, err);
 }
 
 static uint64_t least_free(const qc_fit *fit)

@@ -36,8 +36,9 @@ qc_status qc_planned_model_make(qc_planned_model *out, qc_arena *arena,
                          err));
     QC_TRY(qc_fit_sum_segments(arena, &out->plan, &out->segments, &out->segment_bytes,
                                &out->largest_weight, err));
-    QC_TRY(qc_fit_make(&out->fit, arena, &out->segments, subject->geometry, out->segment_bytes,
-                       out->largest_weight, budget, &options->fit, err));
+    const qc_fit_load load = {&out->segments, subject->geometry, out->segment_bytes,
+                              out->largest_weight};
+    QC_TRY(qc_fit_make(&out->fit, arena, &load, budget, &options->fit, err));
     return qc_fit_count_experts(&out->fit, &out->plan, err);
 }
 

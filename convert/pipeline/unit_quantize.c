@@ -294,9 +294,12 @@ static qc_status take(qc_worker *w, uint32_t job, uint64_t first, uint64_t n, vo
     uint64_t scale = first / per_scale(j);
     float *absmax = j->nested ? w->scales : s->absmax + scale;
     *scales = absmax;
-    return qc_calibrated_read(
-        w->p->calibrated, job, first, n, codes, absmax, j->nested ? s->nested_codes + scale : NULL,
-        j->nested ? s->nested_absmax + scale / QC_NESTED_BLOCK : NULL, NULL, err);
+    const qc_calibrated_arrays to = {
+        .codes = codes,
+        .absmax = absmax,
+        .absmax_codes = j->nested ? s->nested_codes + scale : NULL,
+        .nested_absmax = j->nested ? s->nested_absmax + scale / QC_NESTED_BLOCK : NULL};
+    return qc_calibrated_read(w->p->calibrated, job, first, n, &to, err);
 }
 
 static qc_status calibrated_step(qc_worker *w, uint32_t job, const void *source, uint64_t first,

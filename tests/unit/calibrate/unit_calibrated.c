@@ -125,19 +125,15 @@ static void test_parts(void **state)
         for (uint64_t first = 0; first < j->elems; first += 37 * unit) {
             uint64_t n = first * 3 % (j->elems - first) + 1, scale = first / unit;
             uint64_t scales = qc_ceil_div_u64(n, unit);
-            test_must(qc_calibrated_read(store, 0, first, n, part.codes, part.absmax,
-                                         part.absmax_codes, part.nested_absmax, NULL, &err),
-                      &err);
+            test_must(qc_calibrated_read(store, 0, first, n, &part, &err), &err);
             assert_memory_equal(part.codes, (uint8_t *)all.codes + first / per_byte,
                                 qc_ceil_div_u64(n, per_byte));
             assert_memory_equal(part.absmax, all.absmax + scale, scales * sizeof(float));
         }
-        assert_int_equal(
-            qc_calibrated_read(store, 0, 1, 1, part.codes, NULL, NULL, NULL, NULL, &err),
-            QC_ERR_INTERNAL);
-        assert_int_equal(
-            qc_calibrated_read(store, 0, 0, j->elems + 1, part.codes, NULL, NULL, NULL, NULL, &err),
-            QC_ERR_INTERNAL);
+        const qc_calibrated_arrays codes = {.codes = part.codes};
+        assert_int_equal(qc_calibrated_read(store, 0, 1, 1, &codes, &err), QC_ERR_INTERNAL);
+        assert_int_equal(qc_calibrated_read(store, 0, 0, j->elems + 1, &codes, &err),
+                         QC_ERR_INTERNAL);
         qc_calibrated_free(&all);
         qc_calibrated_free(&part);
         qc_calibrated_close(store);

@@ -513,8 +513,7 @@ static void no_memory_is_an_error(void **state)
         qc_arena_init(&arena);
         qc_fit f;
         qc_alloc_fail_at(++n, 1);
-        st = qc_fit_make(&f, &arena, &x.segments, &x.geometry, x.bytes, x.largest, &x.budget,
-                         &x.options, NULL);
+        st = try_to_make(&x, &arena, &f, NULL);
         qc_alloc_fail_at(0, 0);
         if (st != QC_OK)
             assert_int_equal(st, QC_ERR_NOMEM);
