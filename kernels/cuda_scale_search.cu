@@ -61,6 +61,8 @@ struct search_job {
     uint32_t window;      /* how many codes of double quantization, or scales, are tried */
     uint32_t refit_count; /* 0 for ONCE */
     bool wide;            /* whether the second list of factors is used */
+    float lowest, highest, span, step; /* as in qc_form_ops */
+    int zero;
 };
 
 /* The block that a team has. */
@@ -160,7 +162,7 @@ QC_DEVICE void report_bad(const search_job &job, const place &p, unsigned l)
 }
 
 /* Finds the targets of block b of the group. */
-template <bool nf4, int chunk>
+template <bool table, int chunk>
 QC_DEVICE void find_target(const search_job &job, group_shared &shared, const place &p, unsigned b,
                            unsigned l)
 {
@@ -196,7 +198,7 @@ QC_DEVICE void find_target(const search_job &job, group_shared &shared, const pl
         for (int e = 0; e < chunk; e++) {
             float z = __fmul_rn(there ? held.x[e] : 0.0f, k);
             xx = __fmaf_rn(z, z, xx);
-            if (nf4) {
+            if (table) {
                 uint32_t level = __float_as_uint(__fadd_rn(z, QC_CUDA_ROUND)) -
                                  (__float_as_uint(QC_CUDA_ROUND) - 127u);
                 add_rows(shared, level, l, &low, &high);
@@ -210,7 +212,7 @@ QC_DEVICE void find_target(const search_job &job, group_shared &shared, const pl
     }
     xx = qc_fold_team(xx);
     float target = 0.0f, second = 0.0f;
-    if (nf4) {
+    if (table) {
         uint32_t keys[2] = {total[0] << 5 | 2 * l, total[1] << 5 | (2 * l + 1)};
         uint32_t best = least_of_team(keys[0] < keys[1] ? keys[0] : keys[1]) & 31u;
         target = target_of(job, best, absmax);
@@ -273,15 +275,20 @@ QC_DEVICE uint32_t window_start(const group_shared &shared, const lattice &g, fl
     return first > 256 - window ? 256 - window : first;
 }
 
-template <bool nf4> QC_DEVICE float inverse_of(float s)
+QC_DEVICE float inverse_of(const search_job &job, float s)
 {
-    float inv = __frcp_rn(s);
-    return nf4 ? inv : __fmul_rn(inv, 127.0f);
+    return __fmul_rn(__frcp_rn(s), job.span);
+}
+
+/* The number of the code nearest to y, where codes are evenly spaced. */
+QC_DEVICE float nearest_number(const search_job &job, float y)
+{
+    return fminf(fmaxf(qc_round_even(y), job.lowest), job.highest);
 }
 
 /* Sums r^2 for a few candidates. Candidate first + j uses the inverse of lane first + j, and that
  * lane gets its sum. */
-template <bool nf4, int chunk>
+template <bool table, int chunk>
 QC_DEVICE void add_errors(const search_job &job, const place &p, unsigned l, float lift, float inv,
                           int first, const qc_nf4_values &values, elements<chunk> *held,
                           float *mine)
@@ -300,7 +307,7 @@ QC_DEVICE void add_errors(const search_job &job, const place &p, unsigned l, flo
 #pragma unroll
             for (int j = 0; j < together; j++) {
                 float y = __fmul_rn(held->x[e], of[j]);
-                float r = nf4 ? qc_nf4_residue(values, y) : qc_int8_residue(y);
+                float r = table ? qc_nf4_residue(values, y) : __fadd_rn(y, -nearest_number(job, y));
                 sum[j] = __fmaf_rn(r, r, sum[j]);
             }
     }
@@ -313,7 +320,7 @@ QC_DEVICE void add_errors(const search_job &job, const place &p, unsigned l, flo
 
 /* Tries candidates 0 .. count - 1. Lane j has the j-th one and passes its scale s; `code` is the
  * code of candidate 0. A later candidate wins only with less error. */
-template <bool nf4, int chunk>
+template <bool table, int chunk>
 QC_DEVICE void try_scales(const search_job &job, const place &p, unsigned l, float absmax, float s,
                           uint32_t count, uint32_t code, const qc_nf4_values &values,
                           elements<chunk> *held, choice *best)
@@ -321,13 +328,11 @@ QC_DEVICE void try_scales(const search_job &job, const place &p, unsigned l, flo
     float lift = lift_of(absmax), lifted = __fmul_rn(s, lift), size = fabsf(lifted);
     float least = __fmul_rn(__fmul_rn(absmax, lift), 0.25f);
     bool usable = l < count && p.n > 0 && absmax != 0.0f && size >= least && is_finite(size);
-    float inv = usable ? inverse_of<nf4>(lifted) : 0.0f, rr = 0.0f;
+    float inv = usable ? inverse_of(job, lifted) : 0.0f, rr = 0.0f;
 #pragma unroll 1
     for (int first = 0; first < (int)count; first += together)
-        add_errors<nf4, chunk>(job, p, l, lift, inv, first, values, held, &rr);
-    double w = (double)lifted;
-    if (!nf4)
-        w = __ddiv_rn(w, 127.0);
+        add_errors<table, chunk>(job, p, l, lift, inv, first, values, held, &rr);
+    double w = __ddiv_rn((double)lifted, (double)job.span);
     double error = __dmul_rn((double)rr, __dmul_rn(w, w));
     if (lift != 1.0f)
         error = __dmul_rn(error, 0x1p-128);
@@ -352,12 +357,12 @@ QC_DEVICE void try_scales(const search_job &job, const place &p, unsigned l, flo
 }
 
 /* Chooses for block b of the group. Its elements are in `held` if they fit, scaled if tiny. */
-template <bool nf4, int chunk>
+template <bool table, int chunk>
 QC_DEVICE choice choose(const search_job &job, const group_shared &shared, const lattice &g,
                         const place &p, unsigned b, unsigned l, const qc_nf4_values &values,
                         elements<chunk> *held)
 {
-    const float *steps = nf4 ? job.a.tables->nf4_steps : job.a.tables->int8_steps;
+    const float *steps = table ? job.a.tables->nf4_steps : job.a.tables->int8_steps;
     float absmax = shared.absmax[b], t = shared.target[b];
     choice best = {shared.xx[b], 0.0f, 0, false};
     if (job.a.nested) {
@@ -366,7 +371,7 @@ QC_DEVICE choice choose(const search_job &job, const group_shared &shared, const
     }
     place some = p;
 #pragma unroll 1
-    for (int turn = 0; turn < (nf4 && job.refit_count > 0 ? 2 : 1); turn++) {
+    for (int turn = 0; turn < (table && job.refit_count > 0 ? 2 : 1); turn++) {
         if (turn == 1) {
             t = shared.second[b];
             /* The other team of the warp may have a second target where this one has none. */
@@ -377,9 +382,9 @@ QC_DEVICE choice choose(const search_job &job, const group_shared &shared, const
         for (uint32_t done = 0; done < job.window; done += 16) {
             uint32_t left = job.window - done, count = left < 16 ? left : 16;
             uint32_t first = start + done, mine = first + (l < count ? l : 0);
-            float s =
-                job.a.nested ? scale_of(shared, g, mine) : __fmul_rn(nf4 ? t : absmax, steps[mine]);
-            try_scales<nf4, chunk>(job, some, l, absmax, s, count, first, values, held, &best);
+            float s = job.a.nested ? scale_of(shared, g, mine)
+                                   : __fmul_rn(table ? t : absmax, steps[mine]);
+            try_scales<table, chunk>(job, some, l, absmax, s, count, first, values, held, &best);
         }
     }
     return best;
@@ -388,7 +393,7 @@ QC_DEVICE choice choose(const search_job &job, const group_shared &shared, const
 /* ---- codes ----------------------------------------------------------------------------------- */
 
 /* Writes codes, scale and sums of the team's block. */
-template <bool nf4, int chunk>
+template <bool table, int chunk>
 QC_DEVICE void encode(const search_job &job, const group_shared &shared, const place &p,
                       uint64_t block, unsigned b, unsigned l, const choice &best,
                       const qc_nf4_values &values, elements<chunk> *held)
@@ -396,7 +401,7 @@ QC_DEVICE void encode(const search_job &job, const group_shared &shared, const p
     float absmax = shared.absmax[b], lift = lift_of(absmax);
     bool coded = shared.target[b] != 0.0f && best.usable;
     bool counted = shared.target[b] != 0.0f;
-    float inv = coded ? inverse_of<nf4>(__fmul_rn(best.s, lift)) : 0.0f;
+    float inv = coded ? inverse_of(job, __fmul_rn(best.s, lift)) : 0.0f;
     unsigned char *codes = static_cast<unsigned char *>(job.a.codes);
     float largest = 0.0f;
     uint32_t index = 0;
@@ -409,17 +414,17 @@ QC_DEVICE void encode(const search_job &job, const group_shared &shared, const p
             float x = held->x[e], y = coded ? __fmul_rn(x, inv) : 0.0f, value;
             if (lift != 1.0f)
                 x = element(job, p, i);
-            if (nf4) {
+            if (table) {
                 uint32_t code = qc_nf4_code_of(values, y);
                 value = __shfl_sync(QC_ALL_LANES, values.tables.code, (int)code);
                 uint32_t odd = __shfl_xor_sync(QC_ALL_LANES, code, 1);
                 if (l % 2 == 0 && i < p.n)
                     codes[(p.begin + i) / 2] = (unsigned char)(code << 4 | odd);
             } else {
-                float q = qc_int8_nearest(y);
-                value = __fmul_rn(q, QC_CUDA_INT8_STEP);
+                float q = nearest_number(job, y);
+                value = __fmul_rn(q, job.step);
                 if (i < p.n)
-                    codes[p.begin + i] = (unsigned char)(int)q;
+                    codes[p.begin + i] = (unsigned char)((int)q + job.zero);
             }
             float error = fabsf(__fadd_rn(x, -__fmul_rn(value, best.s)));
             if (counted && i < p.n && error > largest) {
@@ -500,7 +505,7 @@ QC_DEVICE float best_refit(const search_job &job, group_shared &shared, unsigned
     return best;
 }
 
-template <bool nf4, int chunk>
+template <bool table, int chunk>
 __global__ void __launch_bounds__(threads_per_block, resident) search_groups(search_job job)
 {
     static constexpr float map[256] = {QC_DYNAMIC_MAP_VALUES};
@@ -510,7 +515,7 @@ __global__ void __launch_bounds__(threads_per_block, resident) search_groups(sea
     qc_nf4_values values = qc_nf4_values_of_lane(threadIdx.x % 32);
     shared.map[threadIdx.x] = map[threadIdx.x];
     shared.threshold[threadIdx.x] = thresholds[threadIdx.x];
-    if (nf4) {
+    if (table) {
         const uint32_t *from =
             reinterpret_cast<const uint32_t *>(&job.a.tables->screen[job.wide][0][0]);
         for (unsigned i = threadIdx.x; i < 256 * 16; i += threads_per_block)
@@ -524,7 +529,7 @@ __global__ void __launch_bounds__(threads_per_block, resident) search_groups(sea
             shared.largest = 0;
         __syncthreads();                                       /* the last group is done with */
         for (unsigned b = team; b / 2 * 2 < count; b += teams) /* whole warps */
-            find_target<nf4, chunk>(job, shared, place_of(job, first + b), b, l);
+            find_target<table, chunk>(job, shared, place_of(job, first + b), b, l);
         __syncthreads();
         float nested_absmax = job.a.nested ? group_absmax(job, shared, count) : 0.0f;
         /* With REFIT there is a round for the error of each; the last round is for codes. */
@@ -544,7 +549,7 @@ __global__ void __launch_bounds__(threads_per_block, resident) search_groups(sea
                 elements<chunk> held;
                 if (job.chunks == 1)
                     load(job, p, l, 0, lift_of(shared.absmax[b]), &held);
-                choice best = choose<nf4, chunk>(job, shared, g, p, b, l, values, &held);
+                choice best = choose<table, chunk>(job, shared, g, p, b, l, values, &held);
                 if (!last) {
                     if (l == 0)
                         shared.error[round][b] = best.error;
@@ -554,31 +559,32 @@ __global__ void __launch_bounds__(threads_per_block, resident) search_groups(sea
                     best.code = nearest_code(shared, g, 0.0f);
                     best.s = scale_of(shared, g, best.code);
                 }
-                encode<nf4, chunk>(job, shared, p, first + b, b, l, best, values, &held);
+                encode<table, chunk>(job, shared, p, first + b, b, l, best, values, &held);
             }
         }
     }
 }
 
-template <bool nf4, int chunk> qc_status launch(search_job job, qc_cuda_stream s, qc_error *err)
+template <bool table, int chunk> qc_status launch(search_job job, qc_cuda_stream s, qc_error *err)
 {
     uint64_t groups = (job.blocks + group_blocks - 1) / group_blocks;
     unsigned most = QC_GRID_MOST < grid_most ? QC_GRID_MOST : grid_most;
     job.chunks = job.a.block_elems / (16 * chunk);
-    QC_TRY(qc_cuda_keep_resident(search_groups<nf4, chunk>, sizeof(group_shared), resident,
+    QC_TRY(qc_cuda_keep_resident(search_groups<table, chunk>, sizeof(group_shared), resident,
                                  "search_blocks", err));
-    QC_LAUNCH((search_groups<nf4, chunk>), dim3(groups < most ? (unsigned)groups : most),
+    QC_LAUNCH((search_groups<table, chunk>), dim3(groups < most ? (unsigned)groups : most),
               dim3(threads_per_block), sizeof(group_shared), s, job);
     return qc_cuda_launched("search_blocks", err);
 }
 
-template <bool nf4> qc_status launch_by_size(const search_job &job, qc_cuda_stream s, qc_error *err)
+template <bool table>
+qc_status launch_by_size(const search_job &job, qc_cuda_stream s, qc_error *err)
 {
     if (job.a.block_elems == 32)
-        return launch<nf4, 2>(job, s, err);
+        return launch<table, 2>(job, s, err);
     if (job.a.block_elems == 64)
-        return launch<nf4, 4>(job, s, err);
-    return launch<nf4, 8>(job, s, err);
+        return launch<table, 4>(job, s, err);
+    return launch<table, 8>(job, s, err);
 }
 
 } // namespace
@@ -593,17 +599,23 @@ extern "C" qc_status qc_cuda_search_blocks(const qc_cuda_search_blocks_job *a, q
     if (a->n == 0)
         return QC_OK;
     const qc_cuda_search_limits limits = qc_cuda_search_limits_get();
+    const bool table = qc_form_is_table(a->form);
     search_job job;
     job.a = *a;
     job.blocks = a->n / b + (a->n % b != 0);
     job.chunks = 1;
     job.refit_count = a->nested && a->refit ? limits.refit_count : 0;
     if (!a->nested)
-        job.window = a->is_nf4 ? limits.nf4_step_count : 16;
+        job.window = table ? limits.nf4_step_count : 16;
     else if (a->refit)
-        job.window = a->is_nf4 ? limits.nf4_wide : limits.int8_wide;
+        job.window = table ? limits.nf4_wide : limits.int8_wide;
     else
-        job.window = a->is_nf4 ? limits.nf4_window : limits.int8_window;
+        job.window = table ? limits.nf4_window : limits.int8_window;
     job.wide = b >= limits.wide_block;
-    return a->is_nf4 ? launch_by_size<true>(job, s, err) : launch_by_size<false>(job, s, err);
+    job.lowest = (float)a->form->lowest;
+    job.highest = (float)a->form->highest;
+    job.span = a->form->span;
+    job.step = a->form->step;
+    job.zero = a->form->zero;
+    return table ? launch_by_size<true>(job, s, err) : launch_by_size<false>(job, s, err);
 }

@@ -11,6 +11,7 @@
 
 #include "base/dtype.h"
 #include "kernels/cuda_device.h"
+#include "quant/quant_form.h"
 #include "quant/search_sums.h"
 
 QC_C_BEGIN
@@ -31,12 +32,12 @@ typedef struct {
     const void *src; /* [n] */
     qc_dtype dtype;
     uint64_t n;
-    int is_nf4;
+    const qc_form_ops *form; /* host */
     uint32_t block_elems;
     int nested, refit;
     float offset;
     const qc_cuda_search_tables *tables; /* device */
-    void *codes;                         /* NF4: (n + 1) / 2 bytes; int8: n */
+    void *codes;                         /* qc_form_code_bytes of n */
     float *absmax;                       /* [blocks] */
     uint8_t *absmax_codes;               /* [blocks], nested only */
     float *nested_absmax;                /* [ceil(blocks / 256)], nested only */

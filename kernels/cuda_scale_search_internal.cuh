@@ -23,11 +23,16 @@ QC_DEVICE float qc_fold_team(float v)
     return v;
 }
 
-/* y rounded half to even and clamped to +-127. */
+/* y rounded half to even. */
+QC_DEVICE float qc_round_even(float y)
+{
+    return __fadd_rn(__fadd_rn(y, QC_CUDA_ROUND), -QC_CUDA_ROUND);
+}
+
+/* The same clamped to +-127. */
 QC_DEVICE float qc_int8_nearest(float y)
 {
-    float q = __fadd_rn(__fadd_rn(y, QC_CUDA_ROUND), -QC_CUDA_ROUND);
-    return fminf(fmaxf(q, -127.0f), 127.0f);
+    return fminf(fmaxf(qc_round_even(y), -127.0f), 127.0f);
 }
 
 QC_DEVICE float qc_int8_residue(float y)

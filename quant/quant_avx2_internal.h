@@ -216,6 +216,12 @@ QC_INLINE qc_wide qc_wide_add(qc_wide a, qc_wide b)
     return (qc_wide){_mm256_add_ps(a.low, b.low), _mm256_add_ps(a.high, b.high)};
 }
 
+QC_INLINE qc_wide qc_wide_between(qc_wide v, qc_wide lowest, qc_wide highest)
+{
+    return (qc_wide){_mm256_max_ps(_mm256_min_ps(v.low, highest.low), lowest.low),
+                     _mm256_max_ps(_mm256_min_ps(v.high, highest.high), lowest.high)};
+}
+
 QC_INLINE qc_wide qc_wide_sub(qc_wide a, qc_wide b)
 {
     return (qc_wide){_mm256_sub_ps(a.low, b.low), _mm256_sub_ps(a.high, b.high)};

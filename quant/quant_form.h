@@ -49,6 +49,13 @@ struct qc_form_ops {
                           (error_feedback.h); otherwise they are those of quantize */
     int signed_scales; /* searched scales may be negative */
 
+    /* Codes of evenly spaced values (0 .. 0 for NF4, whose values are a table): the code of number
+     * q, lowest <= q <= highest, is q + zero and stands for (q * step) * scale. The number nearest
+     * to x is x * ((1.0f / scale) * span), rounded half to even. */
+    int lowest, highest;
+    float span, step; /* 1 for NF4 */
+    int zero;         /* the code of 0, of NF4 as well */
+
     /* Quantizes n elements of src, which are whole rows or begin with a block. The rules are those
      * of quant_ops.h. */
     void (*quantize)(const qc_quant_ops *quant, const qc_form *form, const void *src,
@@ -76,6 +83,37 @@ static inline int qc_form_by_rows(const qc_form *form)
 static inline uint64_t qc_form_code_bytes(const qc_form *form, uint64_t n)
 {
     return form->ops->bits == 4 ? n / 2 + n % 2 : n;
+}
+
+/* Whether the values of codes are a table's (that of NF4) and not evenly spaced. */
+static inline int qc_form_is_table(const qc_form_ops *ops)
+{
+    return ops->lowest == ops->highest;
+}
+
+/* Code i of an array, as value and unit take it. */
+static inline int qc_form_code_at(const qc_form_ops *ops, const void *codes, uint64_t i)
+{
+    const unsigned char *from = (const unsigned char *)codes;
+    if (ops->bits == 4)
+        return i % 2 ? from[i / 2] & 15 : from[i / 2] >> 4;
+    return from[i] - (from[i] > ops->highest + ops->zero ? 256 : 0);
+}
+
+/* Writes code i; those of 4 bits are written in order, because the first of a byte clears it. */
+static inline void qc_form_put_code(const qc_form_ops *ops, void *codes, uint64_t i, int code)
+{
+    unsigned char *to = (unsigned char *)codes;
+    if (ops->bits != 4)
+        to[i] = (unsigned char)code;
+    else
+        to[i / 2] = (unsigned char)(i % 2 ? to[i / 2] | code : code << 4);
+}
+
+/* A byte of codes of 0. */
+static inline unsigned char qc_form_zero_byte(const qc_form_ops *ops)
+{
+    return (unsigned char)(ops->bits == 4 ? ops->zero << 4 | ops->zero : ops->zero);
 }
 
 /* How many scales n elements have, before double quantization. */

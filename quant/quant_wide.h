@@ -8,6 +8,7 @@
  *   qc_wide_read                      elements i .. i + 15 of a source, as floats
  *   qc_wide_add, _sub, _mul, _fma     fma: a * b + c with one rounding
  *   qc_wide_fma_below                 in the first n lanes; the other lanes keep c
+ *   qc_wide_between                   clamped; no lane is NaN
  *   qc_wide_magnitude                 |x|
  *   qc_wide_larger, qc_wide_largest   maximum with |x| where no lane is NaN; the largest lane
  *   qc_wide_larger_bits, ..._bits     the same for the bits of |x|, where NaN is the largest

@@ -13,10 +13,13 @@ static float round_even(float x)
     return (x + 0x1.8p23f) - 0x1.8p23f;
 }
 
-static float clamp127(float q)
+/* The number of the code nearest to y. */
+static float nearest_number(const qc_form_ops *form, float y)
 {
-    q = q > 127.0f ? 127.0f : q;
-    return q < -127.0f ? -127.0f : q;
+    const float lowest = (float)form->lowest, highest = (float)form->highest;
+    float q = round_even(y);
+    q = q > highest ? highest : q;
+    return q < lowest ? lowest : q;
 }
 
 /* Adds the rows of one run, saturating at 65535. */
@@ -81,35 +84,32 @@ static float nf4_residue(float y)
     return r;
 }
 
-static void errors(const qc_search_tables *tables, const float *x, uint32_t n, int is_nf4,
-                   const float *inv, unsigned count, float *rr)
+static void errors(const qc_search_tables *tables, const float *x, uint32_t n,
+                   const qc_form_ops *form, const float *inv, unsigned count, float *rr)
 {
+    const int table = qc_form_is_table(form);
     (void)tables;
     for (unsigned j = 0; j < count; j++) {
         float lanes[QC_LANES] = {0};
         for (uint32_t i = 0; i < n; i++) {
             float y = x[i] * inv[j];
-            float r = is_nf4 ? nf4_residue(y) : y - clamp127(round_even(y));
+            float r = table ? nf4_residue(y) : y - nearest_number(form, y);
             lanes[i % QC_LANES] = fmaf(r, r, lanes[i % QC_LANES]);
         }
         rr[j] = qc_fold16(lanes);
     }
 }
 
-static float encode(const float *x, uint32_t n, int is_nf4, float inv, float s, uint8_t *codes)
+static float encode(const float *x, uint32_t n, const qc_form_ops *form, float inv, float s,
+                    uint8_t *codes)
 {
     float largest = 0.0f;
     for (uint32_t i = 0; i < n; i++) {
-        float y = x[i] * inv, value;
-        if (is_nf4) {
-            unsigned code = nf4_code(y);
-            value = qc_nf4_code[code];
-            codes[i / 2] = (uint8_t)(i % 2 ? codes[i / 2] | code : code << 4);
-        } else {
-            int8_t q = (int8_t)clamp127(round_even(y));
-            value = (float)q * QC_INT8_STEP;
-            memcpy(codes + i, &q, 1);
-        }
+        const float y = x[i] * inv;
+        const int code =
+            qc_form_is_table(form) ? (int)nf4_code(y) : (int)nearest_number(form, y) + form->zero;
+        const float value = form->unit(code);
+        qc_form_put_code(form, codes, i, code);
         float error = fabsf(x[i] - value * s);
         largest = error > largest ? error : largest;
     }
@@ -119,9 +119,10 @@ static float encode(const float *x, uint32_t n, int is_nf4, float inv, float s, 
 static float encode_row(const float *x, const float *h, uint32_t n, float inv, float scb,
                         int8_t *codes, float *ee, float *xx)
 {
+    const qc_form_ops *form = &qc_form_int8_rows;
     float ee_lanes[QC_LANES] = {0}, xx_lanes[QC_LANES] = {0}, largest = 0.0f;
     for (uint32_t i = 0; i < n; i++) {
-        float q = clamp127(round_even(h[i] * inv));
+        float q = nearest_number(form, h[i] * inv);
         float e = x[i] - (q * scb) * QC_INT8_STEP;
         codes[i] = (int8_t)q;
         ee_lanes[i % QC_LANES] = fmaf(e, e, ee_lanes[i % QC_LANES]);

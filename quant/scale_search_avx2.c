@@ -87,19 +87,6 @@ QC_INLINE __m256i bucket_of(__m256 y)
     return _mm256_and_si256(k, _mm256_set1_epi32(31));
 }
 
-QC_INLINE __m256 int8_code8(__m256 y)
-{
-    const __m256 magic = _mm256_set1_ps(0x1.8p23f);
-    __m256 q = _mm256_sub_ps(_mm256_add_ps(y, magic), magic);
-    q = _mm256_min_ps(q, _mm256_set1_ps(127.0f));
-    return _mm256_max_ps(q, _mm256_set1_ps(-127.0f));
-}
-
-QC_INLINE qc_wide int8_code(qc_wide y)
-{
-    return (qc_wide){int8_code8(y.low), int8_code8(y.high)};
-}
-
 /* The two NF4 values of which one is nearest to y, by bucket. */
 typedef struct {
     const float *low, *high;
@@ -174,22 +161,23 @@ QC_INLINE void store_nf4(uint8_t *codes, qc_wide_int a, qc_wide_int b)
 #define QC_SEARCH_QUANT_OPS qc_quant_ops_avx2
 #include "quant/scale_search_body.h"
 
-static void errors(const qc_search_tables *t, const float *x, uint32_t n, int is_nf4,
+static void errors(const qc_search_tables *t, const float *x, uint32_t n, const qc_form_ops *form,
                    const float *inv, unsigned count, float *rr)
 {
+    const int table = qc_form_is_table(form);
     unsigned j = 0;
     for (; j + 4 <= count; j += 4) {
-        if (is_nf4)
-            errors_of(t, x, n, 1, inv + j, 4, rr + j);
+        if (table)
+            errors_of(t, x, n, form, 1, inv + j, 4, rr + j);
         else
-            errors_of(t, x, n, 0, inv + j, 4, rr + j);
+            errors_of(t, x, n, form, 0, inv + j, 4, rr + j);
     }
-    if (j + 2 <= count && is_nf4) {
-        errors_of(t, x, n, 1, inv + j, 2, rr + j);
+    if (j + 2 <= count && table) {
+        errors_of(t, x, n, form, 1, inv + j, 2, rr + j);
         j += 2;
     }
     for (; j < count; j++)
-        errors_of(t, x, n, is_nf4, inv + j, 1, rr + j);
+        errors_of(t, x, n, form, table, inv + j, 1, rr + j);
 }
 
 static const qc_search_steps steps = {&qc_quant_ops_avx2, widen, look, errors, encode,

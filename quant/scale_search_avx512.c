@@ -80,13 +80,6 @@ QC_INLINE __m512 table32(const __m512 *table, __m512i index)
     return _mm512_permutex2var_ps(table[0], index, table[1]);
 }
 
-QC_INLINE __m512 int8_code(__m512 y)
-{
-    const __m512 m = _mm512_set1_ps(magic);
-    __m512 q = _mm512_sub_ps(_mm512_add_ps(y, m), m);
-    return _mm512_range_ps(q, _mm512_set1_ps(127.0f), 0x02);
-}
-
 /* The two NF4 values of which one is nearest to y, by bucket. */
 typedef struct {
     __m512 low[2], high[2];
@@ -200,23 +193,24 @@ static void look_run(const float *x, uint32_t n, unsigned blocks,
 }
 
 /* Counts that occur, as constants, so that sums stay in registers. */
-static void errors(const qc_search_tables *t, const float *x, uint32_t n, int is_nf4,
+static void errors(const qc_search_tables *t, const float *x, uint32_t n, const qc_form_ops *form,
                    const float *inv, unsigned count, float *rr)
 {
-    if (is_nf4 && count == QC_SEARCH_NF4_WINDOW)
-        errors_of(t, x, n, 1, inv, QC_SEARCH_NF4_WINDOW, rr);
-    else if (is_nf4 && count == QC_SEARCH_NF4_WIDE)
-        errors_of(t, x, n, 1, inv, QC_SEARCH_NF4_WIDE, rr);
-    else if (is_nf4 && count == QC_SEARCH_NF4_LATTICE)
-        errors_of(t, x, n, 1, inv, QC_SEARCH_NF4_LATTICE, rr);
-    else if (!is_nf4 && count == QC_SEARCH_CANDIDATES)
-        errors_of(t, x, n, 0, inv, QC_SEARCH_CANDIDATES, rr);
+    const int table = qc_form_is_table(form);
+    if (table && count == QC_SEARCH_NF4_WINDOW)
+        errors_of(t, x, n, form, 1, inv, QC_SEARCH_NF4_WINDOW, rr);
+    else if (table && count == QC_SEARCH_NF4_WIDE)
+        errors_of(t, x, n, form, 1, inv, QC_SEARCH_NF4_WIDE, rr);
+    else if (table && count == QC_SEARCH_NF4_LATTICE)
+        errors_of(t, x, n, form, 1, inv, QC_SEARCH_NF4_LATTICE, rr);
+    else if (!table && count == QC_SEARCH_CANDIDATES)
+        errors_of(t, x, n, form, 0, inv, QC_SEARCH_CANDIDATES, rr);
     else
         for (unsigned j = 0; j < count; j++) {
-            if (is_nf4)
-                errors_of(t, x, n, 1, inv + j, 1, rr + j);
+            if (table)
+                errors_of(t, x, n, form, 1, inv + j, 1, rr + j);
             else
-                errors_of(t, x, n, 0, inv + j, 1, rr + j);
+                errors_of(t, x, n, form, 0, inv + j, 1, rr + j);
         }
 }
 

@@ -41,18 +41,39 @@ static void look(const float *x, uint32_t n, const uint16_t (*screen)[CANDIDATES
         out->best = screen_rows(screen, offsets, n, out->total);
 }
 
-QC_INLINE void errors_of(const qc_search_tables *t, const float *x, uint32_t n, int is_nf4,
-                         const float *inv, unsigned count, float *rr)
+/* The codes of a form whose values are evenly spaced. */
+typedef struct {
+    qc_wide lowest, highest;
+} numbers;
+
+QC_INLINE numbers load_numbers(const qc_form_ops *form)
+{
+    return (numbers){qc_wide_all((float)form->lowest), qc_wide_all((float)form->highest)};
+}
+
+/* The number of the code nearest to y. */
+QC_INLINE qc_wide nearest_number(const numbers *of, qc_wide y)
+{
+    const qc_wide rounder = qc_wide_all(0x1.8p23f); /* its lowest bits are an integer */
+    qc_wide q = qc_wide_sub(qc_wide_add(y, rounder), rounder);
+    return qc_wide_between(q, of->lowest, of->highest);
+}
+
+/* table: qc_form_is_table, a constant at each call */
+QC_INLINE void errors_of(const qc_search_tables *t, const float *x, uint32_t n,
+                         const qc_form_ops *form, int table, const float *inv, unsigned count,
+                         float *rr)
 {
     qc_wide sum[QC_SEARCH_CANDIDATES];
-    const neighbours near = is_nf4 ? load_neighbours(t) : (neighbours){0};
+    const neighbours near = table ? load_neighbours(t) : (neighbours){0};
+    const numbers of = load_numbers(form);
     for (unsigned j = 0; j < count; j++)
         sum[j] = qc_wide_all(0.0f);
     for (uint32_t i = 0; i < n; i += 16) {
         qc_wide v = qc_wide_load(x + i);
         for (unsigned j = 0; j < count; j++) {
             qc_wide y = qc_wide_mul(v, qc_wide_all(inv[j]));
-            qc_wide r = is_nf4 ? nf4_residue(&near, y) : qc_wide_sub(y, int8_code(y));
+            qc_wide r = table ? nf4_residue(&near, y) : qc_wide_sub(y, nearest_number(&of, y));
             sum[j] = qc_wide_fma(r, r, sum[j]);
         }
     }
@@ -80,13 +101,15 @@ static float encode_run(const float *x, uint32_t n, unsigned blocks, const float
     return qc_wide_largest(largest);
 }
 
-static float encode_int8(const float *x, uint32_t n, float inv, float s, uint8_t *codes)
+static float encode_numbers(const float *x, uint32_t n, const qc_form_ops *form, float inv, float s,
+                            uint8_t *codes)
 {
-    const qc_wide by = qc_wide_all(inv), scale = qc_wide_all(s), step = qc_wide_all(QC_INT8_STEP);
+    const qc_wide by = qc_wide_all(inv), scale = qc_wide_all(s), step = qc_wide_all(form->step);
+    const numbers of = load_numbers(form);
     qc_wide largest = qc_wide_all(0.0f);
     for (uint32_t i = 0; i < n; i += 16) {
         qc_wide v = qc_wide_load(x + i);
-        qc_wide q = int8_code(qc_wide_mul(v, by));
+        qc_wide q = nearest_number(&of, qc_wide_mul(v, by));
         qc_wide seen = qc_wide_mul(qc_wide_mul(q, step), scale);
         largest = qc_wide_larger(largest, qc_wide_sub(v, seen));
         qc_wide_store_int8(codes + i, qc_wide_round(q));
@@ -94,19 +117,22 @@ static float encode_int8(const float *x, uint32_t n, float inv, float s, uint8_t
     return qc_wide_largest(largest);
 }
 
-static float encode(const float *x, uint32_t n, int is_nf4, float inv, float s, uint8_t *codes)
+static float encode(const float *x, uint32_t n, const qc_form_ops *form, float inv, float s,
+                    uint8_t *codes)
 {
-    return is_nf4 ? encode_run(x, n, 1, &inv, &s, codes) : encode_int8(x, n, inv, s, codes);
+    return qc_form_is_table(form) ? encode_run(x, n, 1, &inv, &s, codes)
+                                  : encode_numbers(x, n, form, inv, s, codes);
 }
 
 static float encode_row(const float *x, const float *h, uint32_t n, float inv, float scb,
                         int8_t *codes, float *ee, float *xx)
 {
     const qc_wide by = qc_wide_all(inv), scale = qc_wide_all(scb), step = qc_wide_all(QC_INT8_STEP);
+    const numbers of = load_numbers(&qc_form_int8_rows);
     qc_wide largest = qc_wide_all(0.0f), ee_sum = largest, xx_sum = largest;
     for (uint32_t i = 0; i < n; i += 16) {
         qc_wide v = qc_wide_load(x + i);
-        qc_wide q = int8_code(qc_wide_mul(qc_wide_load(h + i), by));
+        qc_wide q = nearest_number(&of, qc_wide_mul(qc_wide_load(h + i), by));
         qc_wide e = qc_wide_sub(v, qc_wide_mul(qc_wide_mul(q, scale), step));
         ee_sum = qc_wide_fma(e, e, ee_sum);
         xx_sum = qc_wide_fma(v, v, xx_sum);

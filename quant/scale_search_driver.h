@@ -21,7 +21,8 @@ static const float refits[QC_SEARCH_REFIT_COUNT] = QC_SEARCH_REFITS;
 
 typedef struct {
     const qc_form *form;
-    int is_nf4, refits;
+    int table; /* whether codes are those of a table, with a screen and a lattice of its own */
+    int refits;
     const unsigned char *src;
     qc_dtype dtype;
     uint64_t n;
@@ -85,7 +86,7 @@ static float lift_of(float magnitude)
 static float target_of(const search *c, uint32_t candidate, float absmax)
 {
     const unsigned list = c->form->block_elems >= QC_SEARCH_WIDE_BLOCK;
-    const float factor = c->is_nf4 ? c->tables->factor[list][candidate] : QC_SEARCH_INT8_TARGET;
+    const float factor = c->table ? c->tables->factor[list][candidate] : QC_SEARCH_INT8_TARGET;
     const float t = factor * absmax;
     return isfinite(t) ? t : copysignf(absmax, factor);
 }
@@ -113,14 +114,14 @@ static void finish_target(const search *c, const qc_search_look *look, float abs
     *out = (qc_search_target){.absmax = absmax};
     out->xx = (double)look->xx * (q * q) * (absmax < QC_TINY_ABSMAX ? 0x1p-128 : 1.0);
     out->target = target_of(c, look->best, absmax);
-    if (c->is_nf4 && c->refits)
+    if (c->table && c->refits)
         out->second = target_of(c, second_best(look), absmax);
 }
 
 static const uint16_t (*screen_of(const search *c))[2 * QC_SEARCH_FACTORS]
 {
     const unsigned list = c->form->block_elems >= QC_SEARCH_WIDE_BLOCK;
-    return c->is_nf4 ? c->tables->screen[list] : NULL;
+    return c->table ? c->tables->screen[list] : NULL;
 }
 
 /* Returns 1, or 0 after reporting an element that has no code. */
@@ -214,8 +215,8 @@ static float scale_of(const lattice *l, unsigned code)
 static unsigned window_of(const search *c)
 {
     if (c->refits)
-        return c->is_nf4 ? QC_SEARCH_NF4_WIDE : QC_SEARCH_INT8_WIDE;
-    return c->is_nf4 ? QC_SEARCH_NF4_WINDOW : QC_SEARCH_INT8_WINDOW;
+        return c->table ? QC_SEARCH_NF4_WIDE : QC_SEARCH_INT8_WIDE;
+    return c->table ? QC_SEARCH_NF4_WINDOW : QC_SEARCH_INT8_WINDOW;
 }
 
 /* The first code of the window around t; code `nearest` is the nearest to t. */
@@ -228,16 +229,15 @@ static unsigned window_start(const lattice *l, float t, unsigned nearest, unsign
 
 static unsigned plain_candidates(const search *c, const qc_search_target *b, float *s)
 {
-    const unsigned count = c->is_nf4 ? QC_SEARCH_NF4_LATTICE : QC_SEARCH_CANDIDATES;
+    const unsigned count = c->table ? QC_SEARCH_NF4_LATTICE : QC_SEARCH_CANDIDATES;
     for (unsigned j = 0; j < count; j++)
-        s[j] = c->is_nf4 ? b->target * nf4_steps[j] : b->absmax * int8_steps[j];
+        s[j] = c->table ? b->target * nf4_steps[j] : b->absmax * int8_steps[j];
     return count;
 }
 
 static float inverse_of(const search *c, float s)
 {
-    float inv = 1.0f / s;
-    return c->is_nf4 ? inv : inv * 127.0f;
+    return (1.0f / s) * c->form->ops->span;
 }
 
 /* The best of up to QC_SEARCH_CANDIDATES for the block in scratch (n padded elements, scaled if
@@ -255,10 +255,9 @@ static choice best_of(const search *c, const qc_search_target *b, uint32_t n, co
         float by = inverse_of(c, lifted);
         inv[j] = magnitude >= least && magnitude <= FLT_MAX ? by : 0.0f;
     }
-    steps.errors(c->tables, c->scratch->x, n, c->is_nf4, inv, count, rr);
+    steps.errors(c->tables, c->scratch->x, n, c->form->ops, inv, count, rr);
     for (unsigned j = 0; j < count; j++) {
-        double w = (double)(s[j] * lift);
-        w = c->is_nf4 ? w : w / 127.0;
+        const double w = (double)(s[j] * lift) / (double)c->form->ops->span;
         error[j] = (double)rr[j] * (w * w) * unlift;
         error[j] = inv[j] != 0.0f ? error[j] : (double)INFINITY;
     }
@@ -312,19 +311,14 @@ static choice choose_nested(const search *c, const lattice *l, const qc_search_t
 
 /* ---- codes ----------------------------------------------------------------------------------- */
 
-static float value_of(const search *c, const uint8_t *codes, uint32_t i)
-{
-    if (!c->is_nf4)
-        return (float)(int8_t)codes[i] * QC_INT8_STEP;
-    return qc_nf4_code[i % 2 ? codes[i / 2] & 15 : codes[i / 2] >> 4];
-}
-
 /* Notes the largest |x - x'| of the block; x are the n elements as they are in the source. */
 static void note_largest(const search *c, const float *x, uint64_t block, uint32_t n, float s,
                          const uint8_t *codes)
 {
+    const qc_form_ops *form = c->form->ops;
     for (uint32_t i = 0; i < n; i++) {
-        double error = (double)fabsf(x[i] - value_of(c, codes, i) * s);
+        const float value = form->unit(qc_form_code_at(form, codes, i));
+        const double error = (double)fabsf(x[i] - value * s);
         if (error > c->sums->max_err) {
             c->sums->max_err = error;
             c->sums->max_index = block * c->form->block_elems + i;
@@ -332,9 +326,9 @@ static void note_largest(const search *c, const float *x, uint64_t block, uint32
     }
 }
 
-static uint32_t code_bytes(const search *c, uint32_t n)
+static uint8_t *codes_of(const search *c, uint64_t block)
 {
-    return c->is_nf4 ? (n + 1) / 2 : n;
+    return (uint8_t *)c->out->codes + qc_form_code_bytes(c->form, block * c->form->block_elems);
 }
 
 /* Codes and sums of a block whose scale is chosen; its elements are in scratch. */
@@ -342,18 +336,18 @@ static void encode_block(const search *c, uint64_t block, const qc_search_target
                          const choice *best)
 {
     const float lift = lift_of(b->absmax);
-    const uint64_t first = block * c->form->block_elems;
-    uint8_t *codes = (uint8_t *)c->out->codes + (c->is_nf4 ? first / 2 : first);
+    const size_t bytes = (size_t)qc_form_code_bytes(c->form, n);
+    uint8_t *codes = codes_of(c, block);
     const int whole = n == padded(n);
     float largest = INFINITY;
     if (best->usable) {
         uint8_t *to = whole ? codes : c->scratch->codes;
-        largest = steps.encode(c->scratch->x, padded(n), c->is_nf4, inverse_of(c, best->s * lift),
-                               best->s, to);
+        largest = steps.encode(c->scratch->x, padded(n), c->form->ops,
+                               inverse_of(c, best->s * lift), best->s, to);
         if (!whole)
-            memcpy(codes, to, code_bytes(c, n));
+            memcpy(codes, to, bytes);
     } else {
-        memset(codes, c->is_nf4 ? QC_NF4_ZERO << 4 | QC_NF4_ZERO : 0, code_bytes(c, n));
+        memset(codes, qc_form_zero_byte(c->form->ops), bytes);
     }
     c->sums->sum_xx += b->xx;
     c->sums->sum_ee += best->error;
@@ -367,10 +361,8 @@ static void encode_block(const search *c, uint64_t block, const qc_search_target
 
 static void encode_zeros(const search *c, uint64_t block)
 {
-    const uint64_t first = block * c->form->block_elems;
-    const uint32_t n = block_count(c, block);
-    memset((uint8_t *)c->out->codes + (c->is_nf4 ? first / 2 : first),
-           c->is_nf4 ? QC_NF4_ZERO << 4 | QC_NF4_ZERO : 0, code_bytes(c, n));
+    memset(codes_of(c, block), qc_form_zero_byte(c->form->ops),
+           (size_t)qc_form_code_bytes(c->form, block_count(c, block)));
 }
 
 /* ---- without double quantization ------------------------------------------------------------- */
@@ -512,7 +504,8 @@ static void settle_block(const search *c, const lattice *l, uint64_t first, unsi
         const uint32_t n = read_scaled(c, first + i, b);
         if (pairs) {
             float rr[2];
-            steps.errors(c->tables, c->scratch->x, padded(n), 1, c->scratch->inverse[i], 2, rr);
+            steps.errors(c->tables, c->scratch->x, padded(n), c->form->ops, c->scratch->inverse[i],
+                         2, rr);
             best = choose_of_pair(c, i, rr);
         } else {
             best = choose_nested(c, l, b, best.code, n);
@@ -541,7 +534,7 @@ static int settle_run(const search *c, uint64_t first, unsigned i, unsigned run)
     }
     if (regular < run)
         return 0;
-    uint8_t *codes = (uint8_t *)c->out->codes + (first + i) * (n / 2);
+    uint8_t *codes = codes_of(c, first + i);
     const float largest = steps.encode_run(s->x, n, run, inv, scale, codes);
     for (unsigned j = 0; j < run; j++) {
         c->sums->sum_xx += s->of[i + j].xx;
@@ -555,7 +548,7 @@ static int settle_run(const search *c, uint64_t first, unsigned i, unsigned run)
 
 static void search_nested(const search *c, uint64_t blocks)
 {
-    const int pairs = c->is_nf4 && !c->refits;
+    const int pairs = c->table && !c->refits;
     for (uint64_t first = 0; first < blocks; first += QC_NESTED_BLOCK) {
         const unsigned count = qc_min_u32(blocks - first, QC_NESTED_BLOCK);
         if (!find_targets(c, first, count))
@@ -584,7 +577,7 @@ static void search_blocks(const qc_form *form, qc_search_effort effort, const vo
                           qc_piece_sums *sums)
 {
     const search c = {.form = form,
-                      .is_nf4 = form->ops->kind == QC_FORM_NF4,
+                      .table = qc_form_is_table(form->ops),
                       .refits = effort == QC_SEARCH_REFIT,
                       .src = src,
                       .dtype = dtype,

@@ -134,15 +134,16 @@ typedef struct {
     const qc_quant_ops *ops; /* casts, double quantization */
     /* any n, no padding */
     void (*widen)(const void *src, qc_dtype dtype, uint32_t n, float *x);
-    /* screen: NULL for int8 */
+    /* screen: NULL for evenly spaced codes */
     void (*look)(const float *x, uint32_t n, const uint16_t (*screen)[2 * QC_SEARCH_FACTORS],
                  qc_search_look *out);
     /* rr[j] is folded, for the candidate whose inverse is inv[j]; count is at most
-     * QC_SEARCH_CANDIDATES; tables may be NULL for int8. */
-    void (*errors)(const qc_search_tables *tables, const float *x, uint32_t n, int is_nf4,
-                   const float *inv, unsigned count, float *rr);
+     * QC_SEARCH_CANDIDATES; tables may be NULL for evenly spaced codes. */
+    void (*errors)(const qc_search_tables *tables, const float *x, uint32_t n,
+                   const qc_form_ops *form, const float *inv, unsigned count, float *rr);
     /* Writes codes as a reader has them; returns the largest |x - x'|. */
-    float (*encode)(const float *x, uint32_t n, int is_nf4, float inv, float s, uint8_t *codes);
+    float (*encode)(const float *x, uint32_t n, const qc_form_ops *form, float inv, float s,
+                    uint8_t *codes);
     /* At most QC_ROW_FLUSH columns of a row; x is before float16, h after. ee and xx are folded. */
     float (*encode_row)(const float *x, const float *h, uint32_t n, float inv, float scb,
                         int8_t *codes, float *ee, float *xx);

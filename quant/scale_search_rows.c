@@ -83,7 +83,8 @@ static float best_scale(const row_search *c, uint64_t first, float absmax)
         inv[j] = inverse_of(absmax * row_steps[j]);
     for (uint64_t col = 0; col < c->cols; col += QC_ROW_FLUSH) {
         const uint32_t n = read_run(c, first, col);
-        c->steps->errors(NULL, c->run->h, padded(n), 0, inv, QC_SEARCH_CANDIDATES, rr);
+        c->steps->errors(NULL, c->run->h, padded(n), &qc_form_int8_rows, inv, QC_SEARCH_CANDIDATES,
+                         rr);
         for (unsigned j = 0; j < QC_SEARCH_CANDIDATES; j++)
             error[j] += (double)rr[j];
     }

@@ -203,7 +203,7 @@ static qc_status launch_search(const qc_gpu_ring *r, const ring_slot *s, const r
     qc_cuda_search_blocks_job a = {.src = s->device_source,
                                    .dtype = form->dtype,
                                    .n = s->n,
-                                   .is_nf4 = form->form.ops->kind == QC_FORM_NF4,
+                                   .form = form->form.ops,
                                    .block_elems = form->form.block_elems,
                                    .nested = form->form.nested,
                                    .refit = form->refit,

@@ -59,7 +59,7 @@ static void check_blocks(const blocks_case *c, const void *src)
     qc_cuda_search_blocks_job a = {.src = d_src.p,
                                    .dtype = c->dtype,
                                    .n = c->n,
-                                   .is_nf4 = c->nf4,
+                                   .form = c->nf4 ? &qc_form_nf4 : &qc_form_int8_blocks,
                                    .block_elems = c->block,
                                    .nested = c->nested,
                                    .refit = c->refit,
