@@ -6,6 +6,17 @@ const char *qc_last_name(const char *path)
     return slash ? slash + 1 : path;
 }
 
+const char *qc_folder_of(char out[PATH_MAX], const char *path)
+{
+    size_t n = (size_t)(qc_last_name(path) - path);
+    if (n > PATH_MAX)
+        return NULL;
+    n -= n > 1; /* without the slash, but "/" holds "/name" */
+    memcpy(out, n ? path : ".", n ? n : 1);
+    out[n ? n : 1] = '\0';
+    return out;
+}
+
 int qc_is_plain_path(const char *path)
 {
     for (const char *p = path;;) {

@@ -3,6 +3,7 @@
 #ifndef QC_BASE_TEXT_H
 #define QC_BASE_TEXT_H
 
+#include <limits.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -27,6 +28,9 @@ static inline const char *qc_are(uint64_t count)
 
 /* The part of a path behind its last slash. */
 const char *qc_last_name(const char *path);
+/* Writes the folder that holds what a path names: "." and "/" where there is no other. Returns it,
+ * or NULL if it is too long. */
+const char *qc_folder_of(char out[PATH_MAX], const char *path);
 /* Returns whether the path is relative and none of its parts is empty, "." or "..". */
 int qc_is_plain_path(const char *path);
 

@@ -3,6 +3,7 @@
 #include "convert/fit/train_plan.h"
 
 #include "base/alloc.h"
+#include "base/text.h"
 #include "convert/hardware/cuda_driver.h"
 #include "convert/hardware/hardware.h"
 #include "convert/term/console.h"
@@ -440,8 +441,7 @@ static qc_status measure(train_profile *out, const qc_plan *plan, const qc_train
  * JSON form); DeepSpeed, "Configuration JSON". */
 static int is_deepspeed(const char *path)
 {
-    const char *slash = strrchr(path, '/');
-    const char *name = slash ? slash + 1 : path;
+    const char *name = qc_last_name(path);
     return strstr(name, "deepspeed") != NULL || strstr(name, "ds_") != NULL;
 }
 

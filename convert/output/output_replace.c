@@ -15,21 +15,15 @@
 
 /* ---- names ----------------------------------------------------------------------------------- */
 
-static int compare_names(const void *pa, const void *pb)
-{
-    const char *const *a = pa, *const *b = pb;
-    return strcmp(*a, *b);
-}
-
 void qc_output_sort_names(const char **names, size_t count)
 {
     if (count > 0)
-        qsort(names, count, sizeof *names, compare_names);
+        qsort(names, count, sizeof *names, qc_by_text);
 }
 
 static int is_among(const char *name, const char *const *names, size_t count)
 {
-    return count > 0 && bsearch(&name, names, count, sizeof *names, compare_names) != NULL;
+    return count > 0 && bsearch(&name, names, count, sizeof *names, qc_by_text) != NULL;
 }
 
 static int is_weights(const char *name)
@@ -77,12 +71,6 @@ qc_status qc_name_list_add(qc_name_list *l, const char *name, qc_error *err)
 }
 
 /* ---- qconv's own files ----------------------------------------------------------------------- */
-
-static int compare_owned(const void *pa, const void *pb)
-{
-    const qc_owned_file *a = pa, *b = pb;
-    return strcmp(a->name, b->name);
-}
 
 static size_t first_owned(const qc_owned *o, const char *name)
 {
@@ -183,7 +171,7 @@ static qc_status read_listed(qc_owned *out, qc_arena *arena, const qc_file *root
         st = add_listed(out, arena, &m[i], err);
     qc_arena_deinit(&scratch);
     if (st == QC_OK && out->count > 0)
-        qsort(out->files, out->count, sizeof *out->files, compare_owned);
+        qsort(out->files, out->count, sizeof *out->files, qc_by_text);
     return st;
 }
 

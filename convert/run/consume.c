@@ -172,8 +172,7 @@ qc_status qc_consume_is_over(int *yes, const qc_call *call, const qc_convert_opt
         strcmp(m.to, qc_to_name(o->plan.recipe.to)) != 0)
         return QC_OK;
     if (model == QC_PATH_MISSING) {
-        const char *slash = strrchr(call->model, '/');
-        const char *name = slash ? slash + 1 : call->model;
+        const char *name = qc_last_name(call->model);
         size_t len = strlen(m.sources->name);
         *yes = m.source_count == 1 && strncmp(name, m.sources->name, len) == 0 &&
                (name[len] == '\0' || strcmp(name + len, ".zst") == 0);
@@ -220,31 +219,12 @@ static qc_status check_no_link(const qc_checkpoint *m, size_t file, struct stat 
     return QC_OK;
 }
 
-/* Writes the folder that holds path to `folder`. */
-static qc_status folder_of(char folder[PATH_MAX], const char *path, qc_error *err)
-{
-    const char *slash = strrchr(path, '/');
-    size_t n = slash ? (size_t)(slash - path) : 0;
-    if (n >= PATH_MAX)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED, "%s: the path is too long", path);
-    memcpy(folder, slash ? path : ".", slash ? n : 1);
-    folder[slash ? n : 1] = '\0';
-    if (slash == path)
-        memcpy(folder, "/", 2);
-    return QC_OK;
-}
-
-static qc_status sync_folder(const char *path, qc_error *err)
-{
-    char folder[PATH_MAX];
-    QC_TRY(folder_of(folder, path, err));
-    return qc_dir_sync(folder, err);
-}
-
 static qc_status check_folder(const char *path, qc_error *err)
 {
-    char folder[PATH_MAX];
-    QC_TRY(folder_of(folder, path, err));
+    char room[PATH_MAX];
+    const char *folder = qc_folder_of(room, path);
+    if (!folder)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "%s: the path is too long", path);
     if (access(folder, W_OK | X_OK) != 0)
         QC_FAIL(err, errno == EACCES || errno == EROFS ? QC_ERR_USAGE : QC_ERR_IO,
                 "%s: --consume-source cannot delete files in it: %s", folder, strerror(errno));
@@ -446,7 +426,8 @@ static qc_status consume_file(qc_consume *c, size_t f, qc_error *err)
     c->bytes += file->file_bytes;
     c->count++;
     atomic_fetch_add(&c->p->freed, 1);
-    return sync_folder(file->path, err); /* the file must be gone for good before OUT is whole */
+    return qc_dir_sync_holder(file->path,
+                              err); /* the file must be gone for good before OUT is whole */
 }
 
 qc_status qc_consume_durable(void *ctx, uint64_t journal_bytes, qc_error *err)

@@ -1,6 +1,7 @@
 #include "convert/run/side_files.h"
 
 #include "base/alloc.h"
+#include "base/text.h"
 #include "convert/fit/device_map.h"
 #include "convert/model/recipe_skip.h"
 #include "formats/json_writer.h"
@@ -295,12 +296,6 @@ static qc_status put(qc_output_dir *d, qc_manifest_file *f, const char *name, co
     return qc_output_dir_put(d, name, text->data, text->len, err);
 }
 
-static int compare_files(const void *pa, const void *pb)
-{
-    const qc_manifest_file *a = pa, *b = pb;
-    return strcmp(a->path, b->path);
-}
-
 qc_status qc_side_file_names(const char ***names, size_t *count, qc_arena *arena,
                              const qc_plan *plan, qc_error *err)
 {
@@ -358,7 +353,7 @@ qc_status qc_side_files_stage(qc_output_dir *d, const qc_plan *plan, qc_manifest
     }
     qc_strbuf_deinit(&text);
     QC_TRY(st); /* then the last may have no name yet */
-    qsort(list, n, sizeof *list, compare_files);
+    qsort(list, n, sizeof *list, qc_by_text);
     *files = list;
     *count = n;
     return QC_OK;

@@ -150,8 +150,7 @@ void qc_console_error(const qc_error *err, const char *hint, int where)
     const char *message = err->msg[0] ? err->msg : qc_status_meaning(err->code);
     int n = snprintf(text, sizeof text, "%s%s%s", message, hint ? "; " : "", hint ? hint : "");
     if (where && err->file && n > 0 && (size_t)n < sizeof text) {
-        const char *slash = strrchr(err->file, '/');
-        (void)snprintf(text + n, sizeof text - (size_t)n, " [%s:%d]", slash ? slash + 1 : err->file,
+        (void)snprintf(text + n, sizeof text - (size_t)n, " [%s:%d]", qc_last_name(err->file),
                        err->line);
     }
     say_line("\033[1;31m", text);

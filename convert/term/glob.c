@@ -127,15 +127,15 @@ int qc_natural_compare(const char *a, const char *b)
     return strcmp(a, b); /* "01" and "1" differ */
 }
 
+int qc_by_natural(const void *a, const void *b)
+{
+    return qc_natural_compare(*(const char *const *)a, *(const char *const *)b);
+}
+
 typedef struct {
     const char *name;
     uint32_t index;
 } named_index;
-
-static int compare_named(const void *a, const void *b)
-{
-    return qc_natural_compare(((const named_index *)a)->name, ((const named_index *)b)->name);
-}
 
 qc_status qc_natural_order(uint32_t **order, qc_arena *arena, const void *structs,
                            size_t name_offset, size_t bytes_each, size_t count, qc_error *err)
@@ -149,7 +149,7 @@ qc_status qc_natural_order(uint32_t **order, qc_arena *arena, const void *struct
         names[i].index = (uint32_t)i;
     }
     if (count > 0)
-        qsort(names, count, sizeof *names, compare_named);
+        qsort(names, count, sizeof *names, qc_by_natural);
     for (size_t i = 0; i < count; i++)
         (*order)[i] = names[i].index;
     return QC_OK;

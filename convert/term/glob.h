@@ -12,6 +12,8 @@
 int qc_glob_match(const char *glob, const char *name);
 /* Compares names, with runs of digits compared as numbers: layers.2 comes before layers.10. */
 int qc_natural_compare(const char *a, const char *b);
+/* Compares two names so, or two structs whose first member is a name; for qsort. */
+int qc_by_natural(const void *a, const void *b);
 /* Makes the indices of `count` structs in natural order of their names. Each struct has
  * `bytes_each` bytes, and the pointer to its name at name_offset. */
 QC_NODISCARD qc_status qc_natural_order(uint32_t **order, qc_arena *arena, const void *structs,

@@ -1,5 +1,6 @@
 #include "convert/term/target_file.h"
 
+#include "base/text.h"
 #include "formats/file_io.h"
 #include "formats/manifest.h"
 
@@ -21,20 +22,13 @@ static int is_stream(const char *path)
 static qc_status check_folder(const char *option, const char *path, qc_error *err)
 {
     qc_path_kind kind = QC_PATH_DIR;
-    const char *slash = strrchr(path, '/');
-    const char *folder = NULL;
-    if (!slash || slash == path)
-        return QC_OK;
-    qc_arena arena;
-    qc_arena_init(&arena);
-    qc_status st = qc_arena_strndup(&arena, &folder, path, (size_t)(slash - path), err);
-    if (st == QC_OK)
-        st = qc_path_stat(folder, &kind, NULL, err);
-    if (st == QC_OK && kind != QC_PATH_DIR)
-        st = qc_error_set(err, QC_ERR_IO, __FILE__, __LINE__, "%s: '%s': there is no folder '%s'",
-                          option, path, folder);
-    qc_arena_deinit(&arena);
-    return st;
+    char room[PATH_MAX];
+    const char *folder = qc_folder_of(room, path);
+    if (folder)
+        QC_TRY(qc_path_stat(folder, &kind, NULL, err));
+    if (kind != QC_PATH_DIR)
+        QC_FAIL(err, QC_ERR_IO, "%s: '%s': there is no folder '%s'", option, path, folder);
+    return QC_OK;
 }
 
 qc_status qc_target_file_check(const char *option, const char *path, qc_error *err)
@@ -98,26 +92,6 @@ qc_status qc_target_file_spares(const char *option, const char *path, const qc_c
     return QC_OK;
 }
 
-/* Writes the folder that path lies in to out. Returns NULL if its name is too long. */
-static const char *folder_of(const char *path, char out[PATH_MAX])
-{
-    const char *slash = strrchr(path, '/');
-    size_t len = slash ? (size_t)(slash - path) + 1 : 0;
-    if (len >= PATH_MAX)
-        return NULL;
-    if (len == 0)
-        return ".";
-    memcpy(out, path, len);
-    out[len] = '\0';
-    return out;
-}
-
-static const char *name_of(const char *path)
-{
-    const char *slash = strrchr(path, '/');
-    return slash ? slash + 1 : path;
-}
-
 qc_status qc_target_file_differs(const char *option, const char *path, const char *other_option,
                                  const char *other, qc_error *err)
 {
@@ -125,8 +99,8 @@ qc_status qc_target_file_differs(const char *option, const char *path, const cha
     if (!path || !other)
         return QC_OK;
     int same = is_same(path, other);
-    if (!same && strcmp(name_of(path), name_of(other)) == 0) {
-        const char *here = folder_of(path, a), *there = folder_of(other, b);
+    if (!same && strcmp(qc_last_name(path), qc_last_name(other)) == 0) {
+        const char *here = qc_folder_of(a, path), *there = qc_folder_of(b, other);
         same = here && there && is_same(here, there);
     }
     if (same)

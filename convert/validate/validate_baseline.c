@@ -2,6 +2,7 @@
  * verdict on this run. */
 #include "convert/validate/validate_report.h"
 
+#include "base/text.h"
 #include "formats/file_io.h"
 #include "formats/json_strict.h"
 #include "formats/json_writer.h"
@@ -17,12 +18,6 @@
 #define BASELINE_MAX     (256u << 20)
 #define CAPTURED         "captured"
 #define RANDOM           "normal"
-
-static int compare_names(const void *a, const void *b)
-{
-    return strcmp(((const qc_validate_base_layer *)a)->name,
-                  ((const qc_validate_base_layer *)b)->name);
-}
 
 /* ---- the file ------------------------------------------------------------------------------- */
 
@@ -79,7 +74,7 @@ static qc_status read_layers(qc_validate_baseline *out, qc_arena *arena, const q
         QC_TRY(read_error(n, "weight_error", &l->weight_error, err));
         QC_TRY(read_error(n, "output_error", &l->output_error, err));
     }
-    qsort(out->layers, out->layer_count, sizeof *out->layers, compare_names);
+    qsort(out->layers, out->layer_count, sizeof *out->layers, qc_by_text);
     for (size_t i = 1; i < out->layer_count; i++)
         if (strcmp(out->layers[i - 1].name, out->layers[i].name) == 0)
             QC_FAIL(err, QC_ERR_INPUT, "layers: '%s' is there twice", out->layers[i].name);
@@ -177,9 +172,8 @@ static qc_status limit(judge *j, qc_validate_layer *l, const char *what, double 
 static const qc_validate_base_layer *find_base(const qc_validate_baseline *b, const char *name)
 {
     qc_validate_base_layer key = {.name = name};
-    return b->layer_count
-               ? bsearch(&key, b->layers, b->layer_count, sizeof *b->layers, compare_names)
-               : NULL;
+    return b->layer_count ? bsearch(&key, b->layers, b->layer_count, sizeof *b->layers, qc_by_text)
+                          : NULL;
 }
 
 static qc_status judge_layer(judge *j, qc_validate_layer *l, qc_error *err)
@@ -212,11 +206,6 @@ static qc_status judge_layer(judge *j, qc_validate_layer *l, qc_error *err)
     return limit(j, l, "output", l->output_error, old->output_error * more, "the baseline's", err);
 }
 
-static int compare_strings(const void *a, const void *b)
-{
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
-
 /* Fails for layers of the baseline that OUT does not have. */
 static qc_status judge_missing(judge *j, const qc_validate_pairs *pairs, qc_error *err)
 {
@@ -224,10 +213,10 @@ static qc_status judge_missing(judge *j, const qc_validate_pairs *pairs, qc_erro
     QC_TRY(qc_arena_alloc(j->arena, &names, pairs->count + 1, sizeof *names, err));
     for (size_t i = 0; i < pairs->count; i++)
         names[i] = pairs->pairs[i].name;
-    qsort(names, pairs->count, sizeof *names, compare_strings);
+    qsort(names, pairs->count, sizeof *names, qc_by_text);
     for (size_t i = 0; i < j->base->layer_count; i++) {
         const char *name = j->base->layers[i].name;
-        if (!bsearch(&name, names, pairs->count, sizeof *names, compare_strings))
+        if (!bsearch(&name, names, pairs->count, sizeof *names, qc_by_text))
             QC_TRY(fail_layer(j, NULL, name, "is in the baseline, but not quantized here", err));
     }
     return QC_OK;

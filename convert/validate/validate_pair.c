@@ -27,12 +27,6 @@ static int compare_manifest(const void *a, const void *b)
                   (*(const qc_manifest_tensor *const *)b)->name);
 }
 
-static int compare_pairs(const void *a, const void *b)
-{
-    return qc_natural_compare(((const qc_validate_pair *)a)->name,
-                              ((const qc_validate_pair *)b)->name);
-}
-
 static qc_status sort_manifest(matcher *m, const qc_manifest *manifest, qc_error *err)
 {
     if (!manifest)
@@ -152,7 +146,7 @@ qc_status qc_validate_pair_up(qc_validate_pairs *out, qc_arena *arena, const qc_
     for (uint32_t i = 0; i < (uint32_t)output->tensor_count; i++)
         if (m.in_output.weights[i])
             QC_TRY(fill(&m, i, &out->pairs[out->count++], err));
-    qsort(out->pairs, out->count, sizeof *out->pairs, compare_pairs);
+    qsort(out->pairs, out->count, sizeof *out->pairs, qc_by_natural);
     return QC_OK;
 }
 

@@ -386,12 +386,6 @@ static qc_status list_missing(const matcher *m)
     return QC_OK;
 }
 
-static int compare_missing(const void *a, const void *b)
-{
-    return qc_natural_compare(((const qc_against_missing *)a)->name,
-                              ((const qc_against_missing *)b)->name);
-}
-
 qc_status qc_against_match(qc_against *a, qc_error *err)
 {
     matcher m = {.a = a, .err = err};
@@ -410,7 +404,7 @@ qc_status qc_against_match(qc_against *a, qc_error *err)
         QC_TRY(set_pieces(&m, &a->tensors[i]));
     }
     QC_TRY(list_missing(&m));
-    qsort(a->missing, a->missing_count, sizeof *a->missing, compare_missing);
+    qsort(a->missing, a->missing_count, sizeof *a->missing, qc_by_natural);
     return qc_natural_order(&a->by_name, a->arena, a->output->tensors,
                             offsetof(qc_checkpoint_tensor, name), sizeof *a->output->tensors,
                             a->output->tensor_count, err);

@@ -8,6 +8,7 @@
 #include "base/dtype.h"
 #include "base/edit_distance.h"
 #include "base/strbuf.h"
+#include "base/text.h"
 #include "base/workers.h"
 
 #include <setjmp.h>
@@ -302,6 +303,25 @@ static void test_edit_distance(void **state)
     assert_int_equal(qc_edit_distance("x", 1, longest, QC_EDIT_MAX_BYTES + 1), QC_EDIT_TOO_LONG);
 }
 
+static void test_folder_of(void **state)
+{
+    static const char *const folders[][2] = {
+        {"name", "."}, {"./name", "."},    {"/name", "/"},  {"/", "/"},
+        {"a/b", "a"},  {"/a/b/c", "/a/b"}, {"a/b/", "a/b"}, {"", "."},
+    };
+    char room[PATH_MAX], path[PATH_MAX + 2];
+    (void)state;
+    for (size_t i = 0; i < sizeof folders / sizeof *folders; i++)
+        assert_string_equal(qc_folder_of(room, folders[i][0]), folders[i][1]);
+    memset(path, 'a', sizeof path);
+    path[PATH_MAX + 1] = '\0';
+    path[PATH_MAX - 1] = '/'; /* a folder of PATH_MAX - 1 bytes just fits */
+    assert_int_equal(strlen(qc_folder_of(room, path)), PATH_MAX - 1);
+    path[PATH_MAX - 1] = 'a';
+    path[PATH_MAX] = '/';
+    assert_null(qc_folder_of(room, path));
+}
+
 static void test_saturating_sizes(void **state)
 {
     (void)state;
@@ -316,6 +336,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_edit_distance),
+        cmocka_unit_test(test_folder_of),
         cmocka_unit_test(test_saturating_sizes),
         cmocka_unit_test(test_status),
         cmocka_unit_test(test_long_messages),
