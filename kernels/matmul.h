@@ -192,12 +192,19 @@ QC_NODISCARD qc_status qc_matmul_dense(const qc_matmul *h, const void *weights, 
                                        uint64_t k, const qc_matmul_io *io, void *workspace,
                                        uint64_t workspace_bytes, qc_cuda_stream s, qc_error *err);
 
-/* A slow reference on the GPU: y [M, N] in double, sums in k order, of exact weights. W is either
- * quantized (w) or dense (F32, F16, BF16). x is F16 or BF16. */
-QC_NODISCARD qc_status qc_matmul_reference(const qc_matmul *h, const qc_weights *w,
-                                           const void *dense, qc_dtype dense_dtype, uint64_t n,
-                                           uint64_t k, const void *x, qc_dtype x_dtype, uint64_t m,
-                                           double *y, qc_cuda_stream s, qc_error *err);
+/* A product of exact weights, W [N, K]. */
+typedef struct {
+    const qc_weights *w; /* quantized; or NULL, and W is */
+    const void *dense;   /* F32, F16 or BF16 */
+    qc_dtype dense_dtype;
+    uint64_t n, k, m;
+    const void *x; /* [M, K] */
+    qc_dtype x_dtype;
+    double *y; /* [M, N] */
+} qc_matmul_exact;
+/* A slow reference on the GPU: sums in double and in k order. x is F16 or BF16. */
+QC_NODISCARD qc_status qc_matmul_reference(const qc_matmul *h, const qc_matmul_exact *e,
+                                           qc_cuda_stream s, qc_error *err);
 
 QC_C_END
 #endif

@@ -198,29 +198,26 @@ qc_status qc_matmul_dense(const qc_matmul *h, const void *weights, uint64_t n, u
     return st;
 }
 
-qc_status qc_matmul_reference(const qc_matmul *h, const qc_weights *w, const void *dense,
-                              qc_dtype dense_dtype, uint64_t n, uint64_t k, const void *x,
-                              qc_dtype x_dtype, uint64_t m, double *y, qc_cuda_stream s,
+qc_status qc_matmul_reference(const qc_matmul *h, const qc_matmul_exact *e, qc_cuda_stream s,
                               qc_error *err)
 {
-    const qc_matmul_io io = {.m = m, .x = x, .x_dtype = x_dtype, .y = y, .y_dtype = QC_DTYPE_F16};
+    const qc_matmul_io io = {
+        .m = e->m, .x = e->x, .x_dtype = e->x_dtype, .y = e->y, .y_dtype = QC_DTYPE_F16};
     QC_TRY(qc_matmul_here(h, err));
-    if (w) {
-        QC_TRY(qc_matmul_check_weights(w, err));
-        if (w->rows != n || w->form.cols != k)
+    if (e->w) {
+        QC_TRY(qc_matmul_check_weights(e->w, err));
+        if (e->w->rows != e->n || e->w->form.cols != e->k)
             QC_FAIL(err, QC_ERR_USAGE,
                     "weights are %" PRIu64 " x %" PRIu64 ", %" PRIu64 " x %" PRIu64
                     " was asked for",
-                    w->rows, w->form.cols, n, k);
-    } else if (dense_dtype != QC_DTYPE_F32 && dense_dtype != QC_DTYPE_F16 &&
-               dense_dtype != QC_DTYPE_BF16) {
+                    e->w->rows, e->w->form.cols, e->n, e->k);
+    } else if (e->dense_dtype != QC_DTYPE_F32 && e->dense_dtype != QC_DTYPE_F16 &&
+               e->dense_dtype != QC_DTYPE_BF16) {
         QC_FAIL(err, QC_ERR_USAGE, "dense weights are %s, F32, F16 or BF16 was expected",
-                qc_dtype_name(dense_dtype));
-    } else if (!dense && n && k) {
+                qc_dtype_name(e->dense_dtype));
+    } else if (!e->dense && e->n && e->k) {
         QC_FAIL(err, QC_ERR_USAGE, "weights are NULL");
     }
-    QC_TRY(qc_matmul_check_io(&io, n, k, 1, err));
-    if (m == 0 || n == 0)
-        return QC_OK;
-    return qc_matmul_reference_launch(w, dense, dense_dtype, n, k, x, x_dtype, m, y, s, err);
+    QC_TRY(qc_matmul_check_io(&io, e->n, e->k, 1, err));
+    return e->m == 0 || e->n == 0 ? QC_OK : qc_matmul_reference_launch(e, s, err);
 }

@@ -86,10 +86,8 @@ QC_NODISCARD qc_status qc_matmul_dense_rows_launch(const qc_matmul_weights *w, u
                                                    qc_cuda_stream s, qc_error *err);
 
 /* Like qc_matmul_reference; arguments are checked already. */
-QC_NODISCARD qc_status qc_matmul_reference_launch(const qc_weights *w, const void *dense,
-                                                  qc_dtype dense_dtype, uint64_t n, uint64_t k,
-                                                  const void *x, qc_dtype x_dtype, uint64_t m,
-                                                  double *y, qc_cuda_stream s, qc_error *err);
+QC_NODISCARD qc_status qc_matmul_reference_launch(const qc_matmul_exact *e, qc_cuda_stream s,
+                                                  qc_error *err);
 
 /* Tiles of n_tile rows of W: those of one weight do not reach into the next. */
 static inline uint64_t qc_matmul_tiles(const qc_matmul_shape *s, uint32_t n_tile)

@@ -56,45 +56,42 @@ QC_DEVICE float dense_at(const void *dense, qc_dtype dtype, uint64_t f)
 
 template <bool quantized>
 __global__ void __launch_bounds__(THREADS)
-    matmul_reference(const qc_weights w, qc_form_kind kind, const void *dense, qc_dtype dense_dtype,
-                     uint64_t n, uint64_t k, const void *x, qc_dtype x_dtype, uint64_t m, double *y)
+    matmul_reference(const qc_weights w, qc_form_kind kind, const qc_matmul_exact e)
 {
     QC_SHARED(reference_shared, shared);
     if (quantized)
         fill_codes(w, shared);
     uint64_t column = (uint64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (column >= n)
+    if (column >= e.n)
         return;
-    for (uint64_t row = blockIdx.y; row < m; row += gridDim.y) {
+    for (uint64_t row = blockIdx.y; row < e.m; row += gridDim.y) {
         double sum = 0.0;
-        for (uint64_t i = 0; i < k; i++) {
-            uint64_t f = column * k + i;
+        for (uint64_t i = 0; i < e.k; i++) {
+            uint64_t f = column * e.k + i;
             float weight = quantized ? weight_at(w, kind, shared.codes, column, f)
-                                     : dense_at(dense, dense_dtype, f);
-            double product = __dmul_rn((double)weight, (double)qc_load_16(x, row * k + i, x_dtype));
-            sum = __dadd_rn(sum, product);
+                                     : dense_at(e.dense, e.dense_dtype, f);
+            double x = (double)qc_load_16(e.x, row * e.k + i, e.x_dtype);
+            sum = __dadd_rn(sum, __dmul_rn((double)weight, x));
         }
-        y[row * n + column] = sum;
+        e.y[row * e.n + column] = sum;
     }
 }
 
 } /* namespace */
 
-qc_status qc_matmul_reference_launch(const qc_weights *w, const void *dense, qc_dtype dense_dtype,
-                                     uint64_t n, uint64_t k, const void *x, qc_dtype x_dtype,
-                                     uint64_t m, double *y, qc_cuda_stream s, qc_error *err)
+qc_status qc_matmul_reference_launch(const qc_matmul_exact *e, qc_cuda_stream s, qc_error *err)
 {
-    uint64_t blocks = (n + THREADS - 1) / THREADS;
+    uint64_t blocks = (e->n + THREADS - 1) / THREADS;
     if (blocks > INT32_MAX)
         QC_FAIL(err, QC_ERR_USAGE, "y has too many columns for one launch");
-    dim3 grid((unsigned)blocks, (unsigned)(m < ROWS_MOST ? m : ROWS_MOST));
-    if (w) {
-        QC_LAUNCH(matmul_reference<true>, grid, dim3(THREADS), sizeof(reference_shared), s, *w,
-                  w->form.ops->kind, dense, dense_dtype, n, k, x, x_dtype, m, y);
+    dim3 grid((unsigned)blocks, (unsigned)(e->m < ROWS_MOST ? e->m : ROWS_MOST));
+    if (e->w) {
+        QC_LAUNCH(matmul_reference<true>, grid, dim3(THREADS), sizeof(reference_shared), s, *e->w,
+                  e->w->form.ops->kind, *e);
     } else {
         qc_weights none = {};
         QC_LAUNCH(matmul_reference<false>, grid, dim3(THREADS), sizeof(reference_shared), s, none,
-                  QC_FORM_NF4, dense, dense_dtype, n, k, x, x_dtype, m, y);
+                  QC_FORM_NF4, *e);
     }
     return qc_cuda_launched("matmul_reference", err);
 }

@@ -47,9 +47,17 @@ static qc_status make_truth(shape_work *w, uint32_t contender, const qc_weights 
     qc_status st = qc_cuda_malloc(&device, (size_t)(count * sizeof(double)), err);
     if (st == QC_OK)
         st = qc_calloc(&host, (size_t)count, sizeof(double), err);
+    const qc_matmul_exact exact = {.w = q,
+                                   .dense = dense,
+                                   .dense_dtype = w->dtype,
+                                   .n = n,
+                                   .k = k,
+                                   .m = QC_BENCH_TRUTH,
+                                   .x = w->x_pool->device,
+                                   .x_dtype = w->dtype,
+                                   .y = device};
     if (st == QC_OK)
-        st = qc_matmul_reference(w->b->handle, q, dense, w->dtype, n, k, w->x_pool->device,
-                                 w->dtype, QC_BENCH_TRUTH, device, w->b->stream, err);
+        st = qc_matmul_reference(w->b->handle, &exact, w->b->stream, err);
     if (st == QC_OK)
         st = qc_bench_download(w->b, host, device, count * sizeof(double), err);
     qc_cuda_free(device);

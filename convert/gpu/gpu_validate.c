@@ -327,14 +327,31 @@ static void add_errors(const comparison *w, uint64_t rows, qc_gpu_compared *out)
     out->outputs += rows * w->n;
 }
 
+/* Sums in double of rows of x, on the device: with the stored weights or with the original ones. */
+static qc_status sum_exactly(comparison *w, const qc_weights *stored, const uint16_t *x,
+                             uint64_t rows, qc_error *err)
+{
+    const qc_bench_gpu *g = &w->c->gpu;
+    const qc_matmul_exact exact = {.w = stored,
+                                   .dense = w->dense,
+                                   .dense_dtype = w->in->dtype,
+                                   .n = w->n,
+                                   .k = w->k,
+                                   .m = rows,
+                                   .x = x,
+                                   .x_dtype = w->in->dtype,
+                                   .y = w->sums};
+    QC_TRY(qc_matmul_reference(g->handle, &exact, g->stream, err));
+    return qc_cuda_to_host(w->host_sums, w->sums, (size_t)(rows * w->n) * sizeof(double), g->stream,
+                           err);
+}
+
 /* Finds Z without cuBLAS: sums in double of the original weights, which are then rounded. */
 static qc_status dense_by_hand(comparison *w, const uint16_t *x, uint64_t rows, qc_error *err)
 {
     const qc_bench_gpu *g = &w->c->gpu;
     size_t outputs = (size_t)(rows * w->n);
-    QC_TRY(qc_matmul_reference(g->handle, NULL, w->dense, w->in->dtype, w->n, w->k, x, w->in->dtype,
-                               rows, w->sums, g->stream, err));
-    QC_TRY(qc_cuda_to_host(w->host_sums, w->sums, outputs * sizeof(double), g->stream, err));
+    QC_TRY(sum_exactly(w, NULL, x, rows, err));
     QC_TRY(qc_cuda_stream_synchronize(g->stream, err));
     for (size_t i = 0; i < outputs; i++)
         w->host_z[i] = w->in->dtype == QC_DTYPE_BF16 ? qc_bf16_from_f64(w->host_sums[i])
@@ -355,9 +372,7 @@ static qc_status look_at(comparison *w, uint64_t first, uint64_t rows, int has_g
                                g->stream, err));
     else
         QC_TRY(dense_by_hand(w, x_at(w, out, first), rows, err));
-    QC_TRY(qc_matmul_reference(g->handle, &w->stored, NULL, QC_DTYPE_F32, w->n, w->k,
-                               x_at(w, out, first), w->in->dtype, rows, w->sums, g->stream, err));
-    QC_TRY(qc_cuda_to_host(w->host_sums, w->sums, outputs * sizeof(double), g->stream, err));
+    QC_TRY(sum_exactly(w, &w->stored, x_at(w, out, first), rows, err));
     QC_TRY(qc_cuda_to_host(w->host_y, (const uint16_t *)w->y + at, outputs * sizeof(uint16_t),
                            g->stream, err));
     QC_TRY(qc_cuda_stream_synchronize(g->stream, err));

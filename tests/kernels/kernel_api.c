@@ -433,8 +433,16 @@ static void expect_reference(const qc_matmul *h, const km_weight *w, const void 
     KM_OK(qc_cuda_malloc(&device_y, M * n * sizeof *y, &km_error));
     qc_cuda_stream s = NULL;
     KM_OK(qc_cuda_stream_create(&s, &km_error));
-    KM_OK(qc_matmul_reference(h, w ? &w->device : NULL, dense, dense_dtype, n, k, device_x, t, M,
-                              device_y, s, &km_error));
+    const qc_matmul_exact exact = {.w = w ? &w->device : NULL,
+                                   .dense = dense,
+                                   .dense_dtype = dense_dtype,
+                                   .n = n,
+                                   .k = k,
+                                   .m = M,
+                                   .x = device_x,
+                                   .x_dtype = t,
+                                   .y = device_y};
+    KM_OK(qc_matmul_reference(h, &exact, s, &km_error));
     km_download(y, device_y, M * n * sizeof *y, s);
     qc_cuda_stream_destroy(s);
     for (uint64_t m = 0; m < M; m++)
@@ -487,17 +495,17 @@ static void test_reference(void **state)
                 qc_cuda_free(base);
                 free(half);
             }
-            km_expect(qc_matmul_reference(h, &w.device, NULL, QC_DTYPE_F32, 13, 74, &y,
-                                          QC_DTYPE_F16, 1, &y, NULL, &err),
-                      QC_ERR_USAGE, &err, "weights are 13 x 75, 13 x 74 was asked for");
-            km_expect(qc_matmul_reference(h, NULL, &y, QC_DTYPE_F64, 1, 1, &y, QC_DTYPE_F16, 1, &y,
-                                          NULL, &err),
-                      QC_ERR_USAGE, &err, "dense weights are F64");
-            km_expect(qc_matmul_reference(h, NULL, NULL, QC_DTYPE_F32, 1, 1, &y, QC_DTYPE_F16, 1,
-                                          &y, NULL, &err),
-                      QC_ERR_USAGE, &err, "weights are NULL");
-            KM_OK(qc_matmul_reference(h, &w.device, NULL, QC_DTYPE_F32, 13, 75, NULL, QC_DTYPE_F16,
-                                      0, NULL, NULL, &km_error));
+            qc_matmul_exact e = {&w.device, NULL, QC_DTYPE_F32, 13, 74, 1, &y, QC_DTYPE_F16, &y};
+            km_expect(qc_matmul_reference(h, &e, NULL, &err), QC_ERR_USAGE, &err,
+                      "weights are 13 x 75, 13 x 74 was asked for");
+            e.k = 75, e.m = 0, e.x = NULL, e.y = NULL;
+            KM_OK(qc_matmul_reference(h, &e, NULL, &km_error));
+            e = (qc_matmul_exact){NULL, &y, QC_DTYPE_F64, 1, 1, 1, &y, QC_DTYPE_F16, &y};
+            km_expect(qc_matmul_reference(h, &e, NULL, &err), QC_ERR_USAGE, &err,
+                      "dense weights are F64");
+            e.dense = NULL, e.dense_dtype = QC_DTYPE_F32;
+            km_expect(qc_matmul_reference(h, &e, NULL, &err), QC_ERR_USAGE, &err,
+                      "weights are NULL");
         }
         free(values);
         km_weight_free(&w);

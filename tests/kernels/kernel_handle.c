@@ -347,9 +347,9 @@ static void test_device(void **state)
     km_expect(qc_matmul_prepare(h, &p.w.device, 0, p.workspace, &ready, p.s, &err), QC_ERR_USAGE,
               &err, words);
     km_expect(qc_matmul_dense(h, p.x, 1, 1, &p.io, NULL, 0, p.s, &err), QC_ERR_USAGE, &err, words);
-    km_expect(qc_matmul_reference(h, &p.w.device, NULL, QC_DTYPE_F32, 70, 128, p.io.x, QC_DTYPE_F16,
-                                  2, p.workspace, p.s, &err),
-              QC_ERR_USAGE, &err, words);
+    const qc_matmul_exact exact = {&p.w.device, NULL,   QC_DTYPE_F32, 70,         128,
+                                   2,           p.io.x, QC_DTYPE_F16, p.workspace};
+    km_expect(qc_matmul_reference(h, &exact, p.s, &err), QC_ERR_USAGE, &err, words);
     KM_OK(qc_cuda_use(&one, &km_error));
     KM_OK(qc_cuda_stream_synchronize(p.s, &km_error));
     assert_int_equal(qc_shim_kernels_run(), before);
