@@ -2,6 +2,7 @@
 
 #include "base/checked.h"
 #include "convert/hardware/hardware_choice.h"
+#include "convert/model/recipe_coded.h"
 #include "convert/term/glob.h"
 #include "formats/seekable.h"
 #include "quant/quant_ops.h"
@@ -218,16 +219,17 @@ static void shape_of(const chooser *c, uint32_t tensor, uint64_t *rows, uint64_t
     *cols = t->dims[turned ? 0 : 1];
 }
 
-/* The dtype in which a weight left in 16 bit is written: --rest may cast it, unless it is coded. */
+/* The dtype in which a weight left in 16 bit is written: --rest may cast it, unless it stays coded.
+ * Integers are decoded. */
 static qc_dtype kept_dtype(const chooser *c, uint32_t tensor)
 {
-    if (coded_of(c, tensor))
+    if (coded_of(c, tensor) && !qc_coding_is_integer(coded_of(c, tensor)->coding))
         return c->model->tensors[tensor].dtype;
     if (c->options->recipe.rest == QC_REST_BF16)
         return QC_DTYPE_BF16;
     if (c->options->recipe.rest == QC_REST_FP16)
         return QC_DTYPE_F16;
-    return c->model->tensors[tensor].dtype;
+    return coded_of(c, tensor) ? coded_of(c, tensor)->dtype : c->model->tensors[tensor].dtype;
 }
 
 /* Adds up the scales that are written if their weight is kept. */
@@ -262,7 +264,7 @@ static uint64_t quantized_bytes(const chooser *c, uint32_t tensor, qc_scheme sch
 static uint64_t kept_bytes(const chooser *c, uint32_t tensor)
 {
     uint64_t rows, cols;
-    if (coded_of(c, tensor))
+    if (coded_of(c, tensor) && !qc_coding_is_integer(coded_of(c, tensor)->coding))
         return c->model->tensors[tensor].bytes + c->scale_bytes[tensor];
     shape_of(c, tensor, &rows, &cols);
     return qc_plan_weight_bytes(rows, cols, kept_dtype(c, tensor), QC_SCHEME_KEEP, 0, 0);
@@ -575,7 +577,7 @@ static void apply(chooser *c)
             qc_recipe_entry *e = &c->recipe->entries[tensor];
             e->scheme = qc_candidates[k].scheme;
             e->block_elems = qc_candidates[k].block_elems;
-            e->why = why_of(group, e->coded != NULL);
+            e->why = why_of(group, e->coded && !qc_coding_is_integer(e->coded->coding));
             if (k != QC_CANDIDATE_16BIT)
                 continue;
             e->transpose = 0;

@@ -81,9 +81,10 @@ static qc_status linear(const finder *f, const char *module, uint64_t rows, uint
     const char *name = NULL;
     const uint64_t want[2] = {rows, cols};
     QC_TRY(qc_arena_printf(f->arena, &name, err, "%s.weight", module));
-    const qc_checkpoint_tensor *t = qc_checkpoint_find(f->c, name);
-    if (!t)
+    uint32_t index = qc_coded_index(&f->coded, f->c, name);
+    if (index == QC_NO_TENSOR)
         return missing(f, name, err);
+    const qc_checkpoint_tensor *t = &f->c->tensors[index];
     *out = (qc_llama_linear){.bias = QC_NO_TENSOR, .rows = rows, .cols = cols};
     out->tensor = (uint32_t)(t - f->c->tensors);
     out->stored = f->stored.weights[out->tensor];
@@ -208,7 +209,7 @@ qc_status qc_llama_vector_read(float **out, const qc_llama_source *s, uint32_t t
     return st;
 }
 
-/* Reads FP8 as floats. */
+/* Reads FP8 and integers as floats. */
 static qc_status read_coded(qc_llama_matrix *out, const qc_llama_source *s,
                             const qc_llama_linear *l, qc_error *err)
 {

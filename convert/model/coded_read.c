@@ -3,6 +3,7 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/text.h"
+#include "convert/model/recipe_coded.h"
 #include "quant/quant_decode.h"
 
 #include <inttypes.h>
@@ -12,12 +13,13 @@ void qc_coded_scratch_deinit(qc_coded_scratch *s)
     qc_free(s->codes);
     qc_free(s->raw);
     qc_free(s->scales);
+    qc_packed_stripe_deinit(&s->stripe);
     *s = (qc_coded_scratch){0};
 }
 
 uint64_t qc_coded_bytes(const qc_coded_weight *w, uint64_t n)
 {
-    return w->coding == QC_CODING_MXFP4 ? n / 2 : n;
+    return qc_ceil_div_u64(n, 8 / qc_coded_bits(w));
 }
 
 static qc_status reserve(unsigned char **p, size_t *room, uint64_t bytes, qc_error *err)
@@ -135,6 +137,9 @@ qc_status qc_coded_read(const qc_checkpoint *model, qc_st_cursor *cursor, const 
         return QC_OK;
     if (w->coding == QC_CODING_FP8) {
         QC_TRY(read_fp8(model, cursor, ops, t, w, s, first, n, out, &bad, err));
+    } else if (qc_coding_is_integer(w->coding)) {
+        const qc_packed_source src = {.model = model, .cursor = cursor, .ops = ops, .t = t, .w = w};
+        QC_TRY(qc_packed_read(&src, &s->stripe, first, n, out, &bad, err));
     } else {
         if (first % QC_MXFP4_BLOCK != 0 || n % QC_MXFP4_BLOCK != 0)
             QC_FAIL(err, QC_ERR_INTERNAL, "tensor '%s': a part of a block was asked for", t->name);

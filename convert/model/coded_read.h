@@ -1,14 +1,16 @@
-/* Reads weights in FP8 or MXFP4 as floats. Nothing but the scratch has a state, so any range of a
- * weight can be read at any time, by any thread that has its own scratch and cursor. */
+/* Reads weights in FP8, MXFP4 or integers with scales as floats. Nothing but the scratch has a
+ * state, so any range of a weight can be read at any time, by any thread that has its own scratch
+ * and cursor. */
 #ifndef QC_CONVERT_CODED_READ_H
 #define QC_CONVERT_CODED_READ_H
 
+#include "convert/model/packed_read.h"
 #include "convert/model/recipe.h"
 #include "quant/quant_ops.h"
 
 /* The buffers grow to what one read needs: the stored bytes of its elements, and their scales. */
 typedef struct {
-    unsigned char *codes; /* after a read: the weight's stored bytes */
+    unsigned char *codes; /* after a read of FP8 or MXFP4: the weight's stored bytes */
     size_t code_bytes, code_room;
     unsigned char *raw; /* scales as they are stored */
     size_t raw_room;
@@ -17,11 +19,13 @@ typedef struct {
     int has_table; /* is there a table with the values of table_dtype's codes? */
     qc_dtype table_dtype;
     float table[256];
+    qc_packed_stripe stripe; /* of integers */
 } qc_coded_scratch;
 
 void qc_coded_scratch_deinit(qc_coded_scratch *s);
 
-/* The stored bytes of n elements: n for FP8, n / 2 for MXFP4. */
+/* The stored bytes of n elements: n for FP8 and for integers of 8 bit, n / 2 for MXFP4 and for
+ * integers of 4 bit, rounded up. */
 uint64_t qc_coded_bytes(const qc_coded_weight *w, uint64_t n);
 
 /* Reads elements [first, first + n) of the flattened weight t, in order; of MXFP4, whole blocks of

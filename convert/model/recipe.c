@@ -51,6 +51,25 @@ const char *qc_role_name(qc_role r)
     return names[r];
 }
 
+/* Is tensor i a weight in integers with scales? */
+static int is_integers(const maker *m, uint32_t i)
+{
+    return m->coded.weights[i] && qc_coding_is_integer(m->coded.weights[i]->coding);
+}
+
+/* Tensor i as the recipe sees it: a weight in integers has the name and shape that it has when it
+ * is decoded. */
+static qc_checkpoint_tensor face_of(const maker *m, uint32_t i)
+{
+    qc_checkpoint_tensor t = m->model->tensors[i];
+    if (is_integers(m, i)) {
+        t.name = m->coded.weights[i]->name;
+        t.ndim = m->coded.weights[i]->ndim;
+        memcpy(t.dims, m->coded.weights[i]->dims, sizeof t.dims);
+    }
+    return t;
+}
+
 /* ---- the model ---- */
 
 /* A member of config.json, or of its text_config, where multimodal models have it. */
@@ -146,11 +165,11 @@ static int bias_says_conv1d(const maker *m, const qc_checkpoint_tensor *t)
  * and the model types in config.json decide. */
 static int is_conv1d(const maker *m, uint32_t i)
 {
-    const qc_checkpoint_tensor *t = &m->model->tensors[i];
-    int says = m->stored.weights[i] ? 0 : bias_says_conv1d(m, t);
+    const qc_checkpoint_tensor t = face_of(m, i);
+    int says = m->stored.weights[i] || is_integers(m, i) ? 0 : bias_says_conv1d(m, &t);
     if (says != 0)
         return says > 0;
-    return m->facts.has_conv1d && qc_rules_conv1d_name(t->name);
+    return m->facts.has_conv1d && qc_rules_conv1d_name(t.name);
 }
 
 static qc_status classify(maker *m, qc_error *err)
@@ -158,12 +177,12 @@ static qc_status classify(maker *m, qc_error *err)
     QC_TRY(qc_arena_array(m->arena, &m->classes, m->count, err));
     for (uint32_t i = 0; i < m->count; i++) {
         qc_tensor_class *c = &m->classes[i];
-        const qc_checkpoint_tensor *t = &m->model->tensors[i];
-        if (!m->table || !qc_model_table_classify(m->table, t->name, c))
-            qc_rules_classify(&m->facts, t, c);
+        const qc_checkpoint_tensor t = face_of(m, i);
+        if (!m->table || !qc_model_table_classify(m->table, t.name, c))
+            qc_rules_classify(&m->facts, &t, c);
         if (c->role == QC_ROLE_LINEAR && !m->table && is_conv1d(m, i))
             c->traits |= QC_TRAIT_CONV1D;
-        if (c->role == QC_ROLE_LINEAR && in_attention_module(m, t->name))
+        if (c->role == QC_ROLE_LINEAR && in_attention_module(m, t.name))
             *c = (qc_tensor_class){QC_ROLE_OTHER, QC_TRAIT_MODULE, "used raw by its attention"};
         if (m->stored.weights[i])
             *c = (qc_tensor_class){QC_ROLE_PACKED, QC_TRAIT_FIXED | (c->traits & QC_TRAIT_CONV1D),
@@ -180,7 +199,7 @@ static qc_status classify(maker *m, qc_error *err)
     m->tied = head_is_tied(m);
     for (uint32_t i = 0; i < m->count; i++) {
         if (m->tied && m->classes[i].role == QC_ROLE_HEAD &&
-            qc_ends_with(m->model->tensors[i].name, "lm_head.weight"))
+            qc_ends_with(face_of(m, i).name, "lm_head.weight"))
             m->classes[i].why = "output head, tied to the embeddings";
     }
     return QC_OK;
@@ -191,7 +210,7 @@ static qc_status classify(maker *m, qc_error *err)
 /* Why --quantize cannot have this tensor, or NULL if it can. */
 static const char *quantize_obstacle(const maker *m, uint32_t i)
 {
-    const qc_checkpoint_tensor *t = &m->model->tensors[i];
+    const qc_checkpoint_tensor face = face_of(m, i), *t = &face;
     const qc_tensor_class *c = &m->classes[i];
     if (m->coded.weights[i] && m->coded.weights[i]->coding == QC_CODING_MXFP4)
         return m->options->requantize ? NULL : "is MXFP4 already; see --requantize";
@@ -249,7 +268,8 @@ static qc_status apply_rules(maker *m, qc_error *err)
         uint32_t matches = 0, usable = 0, first = 0;
         const char *obstacle = NULL;
         for (uint32_t i = 0; i < m->count; i++) {
-            if (!qc_glob_match(rule->glob, m->model->tensors[i].name))
+            if (!qc_glob_match(rule->glob, m->model->tensors[i].name) &&
+                !qc_glob_match(rule->glob, face_of(m, i).name))
                 continue;
             const char *why_not = rule->quantize ? quantize_obstacle(m, i) : NULL;
             matches++;
@@ -292,7 +312,7 @@ static qc_status refuse_foreign(const maker *m, uint32_t i, qc_error *err)
     const char *tool = buffer ? NULL : qc_foreign_tool(m->model, i);
     if (tool)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "tensor '%s' was packed by %s, which is not read: start from the 16-bit "
+                "tensor '%s' was packed by %s in a form that is not read: start from the 16-bit "
                 "checkpoint, or leave such tensors as they are with --keep",
                 t->name, tool);
     if (c->role != QC_ROLE_LINEAR || t->ndim != 2 || qc_dtype_is_quantizable(t->dtype))
@@ -304,8 +324,34 @@ static qc_status refuse_foreign(const maker *m, uint32_t i, qc_error *err)
                 t->name, qc_dtype_name(t->dtype));
     QC_FAIL(err, QC_ERR_UNSUPPORTED,
             "tensor '%s' is the weight of a Linear, but %s, which is not read: expected F64, F32, "
-            "F16, BF16 or FP8 with its scales; or leave it as it is with --keep",
+            "F16, BF16, or FP8 or integers with their scales; or leave it as it is with --keep",
             t->name, qc_dtype_name(t->dtype));
+}
+
+/* Turns a weight in integers that is not quantized anew into the model's dtype. */
+static void decode(qc_recipe_entry *e, const maker *m, uint32_t i)
+{
+    if (!is_integers(m, i) || kept_by_rule(m, i))
+        return;
+    e->scheme = QC_SCHEME_CAST;
+    e->out_dtype = e->coded->dtype;
+    if (m->options->rest == QC_REST_BF16)
+        e->out_dtype = QC_DTYPE_BF16;
+    else if (m->options->rest == QC_REST_FP16)
+        e->out_dtype = QC_DTYPE_F16;
+}
+
+/* Decoded integers are [out, in], and a Conv1D that is not quantized would have to be turned. */
+static qc_status refuse_turned(const qc_recipe_entry *e, const maker *m, uint32_t i, qc_error *err)
+{
+    int decoded = e->scheme == QC_SCHEME_CAST || m->options->to == QC_TO_AUTO;
+    if (!is_integers(m, i) || !decoded || e->scheme == QC_SCHEME_KEEP ||
+        !(m->classes[i].traits & QC_TRAIT_CONV1D))
+        return QC_OK;
+    QC_FAIL(err, QC_ERR_UNSUPPORTED,
+            "tensor '%s' is the weight of a Conv1D in %s, which is not turned back: start from the "
+            "16-bit checkpoint, use --to nf4 or int8, or leave it as it is with --keep",
+            m->model->tensors[i].name, qc_coding_name(e->coded->coding));
 }
 
 static void cast_or_keep(qc_recipe_entry *e, const maker *m, uint32_t i, qc_dtype to,
@@ -368,7 +414,7 @@ static qc_status check_stack(const qc_recipe_entry *e, const qc_checkpoint_tenso
 
 static qc_status decide_quantized(qc_recipe_entry *e, const maker *m, uint32_t i, qc_error *err)
 {
-    const qc_checkpoint_tensor *t = &m->model->tensors[i];
+    const qc_checkpoint_tensor face = face_of(m, i), *t = &face;
     const qc_tensor_class *c = &m->classes[i];
     int stack = is_stack(m, i);
     int wanted =
@@ -386,6 +432,7 @@ static qc_status decide_quantized(qc_recipe_entry *e, const maker *m, uint32_t i
     if (!wanted || t->bytes == 0 || (t->ndim != 2 && !stack) ||
         (!qc_dtype_is_quantizable(t->dtype) && !e->coded)) {
         apply_rest(e, m, i);
+        decode(e, m, i);
         hold_in_float(e, m, i);
         return QC_OK;
     }
@@ -394,7 +441,7 @@ static qc_status decide_quantized(qc_recipe_entry *e, const maker *m, uint32_t i
     e->scheme = qc_scheme_of_options(m->options->to, m->options->block_elems);
     e->block_elems =
         m->options->block_elems ? m->options->block_elems : qc_schemes[e->scheme].default_block;
-    e->transpose = (c->traits & QC_TRAIT_CONV1D) != 0;
+    e->transpose = (c->traits & QC_TRAIT_CONV1D) != 0 && !is_integers(m, i);
     return stack ? check_stack(e, t, err) : QC_OK;
 }
 
@@ -506,6 +553,7 @@ static qc_status decide(maker *m, qc_error *err)
             QC_TRY(decide_quantized(e, m, i, err));
         else
             decide_float(e, m, i);
+        QC_TRY(refuse_turned(e, m, i, err));
     }
     qc_recipe_settle_scales(m->out, m->model);
     return drop_mtp(m, err);
@@ -669,7 +717,7 @@ static qc_status list_skipped(maker *m, qc_error *err)
     int head_quantized = 0;
     for (uint32_t i = 0; i < m->count; i++) {
         const qc_recipe_entry *e = &m->out->entries[i];
-        const qc_checkpoint_tensor *t = &m->model->tensors[i];
+        const qc_checkpoint_tensor face = face_of(m, i), *t = &face;
         int kept = e->scheme == QC_SCHEME_KEEP || e->scheme == QC_SCHEME_CAST;
         head_quantized |= !kept && e->role == QC_ROLE_HEAD;
         if (kept && t->ndim == 2 && qc_ends_with(t->name, ".weight") &&

@@ -43,17 +43,30 @@ typedef struct {
     uint64_t dims[QC_MAX_DIMS]; /* shape of the weight */
 } qc_stored_weight;
 
-typedef enum { QC_CODING_FP8, QC_CODING_MXFP4 } qc_coding;
+typedef enum {
+    QC_CODING_FP8,
+    QC_CODING_MXFP4,
+    QC_CODING_INT,    /* compressed-tensors' int-quantized and naive-quantized: bytes */
+    QC_CODING_PACKED, /* compressed-tensors' pack-quantized */
+    QC_CODING_GPTQ,
+    QC_CODING_AWQ,
+    QC_CODING_COUNT
+} qc_coding;
 
-/* A weight in 8-bit floats or MXFP4. It is decoded to float before anything else is done with
- * it. */
+/* A weight in 8-bit floats, MXFP4 or integers with scales. It is decoded to float before anything
+ * else is done with it. */
 typedef struct {
     qc_coding coding;
     /* the model's dtype: config.json's, or bfloat16 if it names none */
     qc_dtype dtype;
     uint32_t scales;               /* tensor index; UINT32_MAX: the codes are the weights */
-    uint64_t tile_rows, tile_cols; /* FP8: rows and columns of weights that share a scale */
-    uint64_t tiles_across;         /* FP8: number of scales in one row of them */
+    uint64_t tile_rows, tile_cols; /* rows and columns of weights that share a scale */
+    uint64_t tiles_across;         /* number of scales in one row of them */
+    /* The rest is of integers only. */
+    uint32_t zeros;       /* tensor index of the zero points; UINT32_MAX: it is the middle code */
+    uint32_t group_index; /* tensor index of each column's group; UINT32_MAX: they are in order */
+    unsigned bits;        /* of a code */
+    int zero_add;         /* what is added to a stored zero point */
     unsigned ndim;
     uint64_t dims[QC_MAX_DIMS]; /* shape of the weight: [out, in]; MXFP4 has [experts, out, in] */
     const char *name;           /* what it is called when it is decoded */
@@ -71,7 +84,7 @@ typedef struct {
     const char *why;        /* a few words: "linear", "embedding", "--keep *.q_proj.*", ... */
     /* for DEQUANT, and for KEEP of a quantized weight; otherwise NULL */
     const qc_stored_weight *stored;
-    /* for a weight in FP8 or MXFP4, whatever becomes of it; otherwise NULL */
+    /* for a coded weight, whatever becomes of it; otherwise NULL */
     const qc_coded_weight *coded;
     /* The index of the weight whose scale or state this tensor is; UINT32_MAX for all others. */
     uint32_t owner;
@@ -88,8 +101,8 @@ typedef struct {
     const char **skip_modules;
     uint32_t skip_count;
     int input_is_quantized; /* by bitsandbytes or qconv */
-    int input_is_coded;     /* FP8 or MXFP4 */
-    int keeps_coded;        /* some weight stays in FP8 or MXFP4, which its loader has to know */
+    int input_is_coded;     /* FP8, MXFP4 or integers with scales */
+    int keeps_coded;        /* some weight stays so, which its loader has to know */
     int mtp_dropped;        /* --drop-mtp left something out */
 } qc_recipe;
 
@@ -99,7 +112,7 @@ typedef struct {
 QC_NODISCARD qc_status qc_recipe_make(qc_recipe *out, qc_arena *arena, const qc_checkpoint *model,
                                       const qc_recipe_options *options, qc_error *err);
 
-/* Lets the scales of weights in FP8 and MXFP4 follow their weight: they are written where it is
+/* Lets the scales of coded weights follow their weight: they are written where it is
  * kept, and otherwise not. Call this after the schemes of such weights have changed (--to auto). */
 void qc_recipe_settle_scales(qc_recipe *recipe, const qc_checkpoint *model);
 /* Makes skip_modules anew. Call this after the schemes of entries have changed (--to auto). */

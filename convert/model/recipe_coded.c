@@ -2,12 +2,12 @@
 
 #include "base/checked.h"
 #include "base/text.h"
+#include "convert/model/recipe_packed.h"
 #include "quant/quant_decode.h"
 
 #include <inttypes.h>
 #include <string.h>
 
-#define NAME_BYTES    4096u
 #define NO_TENSOR     UINT32_MAX
 #define DEFAULT_BLOCK 128u /* DeepSeek-V3's, for a config.json that lacks weight_block_size */
 
@@ -21,19 +21,6 @@ typedef struct {
     int own;
     uint64_t block[2];
 } finder;
-
-uint32_t qc_sibling_of(const qc_checkpoint *model, const char *stem, size_t stem_len,
-                       const char *tail)
-{
-    char name[NAME_BYTES];
-    size_t tail_len = strlen(tail);
-    if (stem_len + tail_len >= sizeof name)
-        return NO_TENSOR;
-    memcpy(name, stem, stem_len);
-    memcpy(name + stem_len, tail, tail_len + 1);
-    const qc_checkpoint_tensor *t = qc_checkpoint_find(model, name);
-    return t ? (uint32_t)(t - model->tensors) : NO_TENSOR;
-}
 
 static int is_scale_dtype(qc_dtype t)
 {
@@ -284,7 +271,42 @@ qc_status qc_coded_find(qc_coded_set *out, qc_arena *arena, const qc_checkpoint 
         QC_TRY(add_fp8(&f, i, err));
         QC_TRY(add_mxfp4(&f, i, err));
     }
-    return QC_OK;
+    return qc_packed_find(out, arena, model, f.dtype, err);
+}
+
+const char *qc_coding_name(qc_coding coding)
+{
+    static const char *const names[QC_CODING_COUNT] = {
+        [QC_CODING_FP8] = "fp8",           [QC_CODING_MXFP4] = "mxfp4",
+        [QC_CODING_INT] = "int-quantized", [QC_CODING_PACKED] = "pack-quantized",
+        [QC_CODING_GPTQ] = "gptq",         [QC_CODING_AWQ] = "awq",
+    };
+    return names[coding];
+}
+
+int qc_coding_is_integer(qc_coding coding)
+{
+    return coding != QC_CODING_FP8 && coding != QC_CODING_MXFP4;
+}
+
+unsigned qc_coded_bits(const qc_coded_weight *w)
+{
+    if (qc_coding_is_integer(w->coding))
+        return w->bits;
+    return w->coding == QC_CODING_MXFP4 ? 4 : 8;
+}
+
+uint32_t qc_coded_index(const qc_coded_set *set, const qc_checkpoint *model, const char *name)
+{
+    static const char *const tails[] = {"weight_packed", "qweight"};
+    const qc_checkpoint_tensor *t = qc_checkpoint_find(model, name);
+    if (t)
+        return (uint32_t)(t - model->tensors);
+    size_t len = strlen(name), stem = qc_ends_with(name, ".weight") ? len - strlen("weight") : 0;
+    uint32_t i = stem ? NO_TENSOR : qc_sibling_of(model, name, len, "_blocks");
+    for (size_t k = 0; stem && i == NO_TENSOR && k < sizeof tails / sizeof *tails; k++)
+        i = qc_sibling_of(model, name, stem, tails[k]);
+    return i != NO_TENSOR && set->weights[i] ? i : NO_TENSOR;
 }
 
 /* ---- what others packed ---- */

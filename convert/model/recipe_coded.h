@@ -1,5 +1,5 @@
-/* Weights in 8-bit floats or MXFP4, recognised by the tensors beside them, never by config.json
- * alone, which may be wrong:
+/* Weights in 8-bit floats, MXFP4 or integers with scales (recipe_packed.h), recognised by the
+ * tensors beside them, never by config.json alone, which may be wrong:
  *
  *   M.weight F8_E4M3 or F8_E5M2 [out, in] with
  *     M.weight_scale_inv   one scale per block (DeepSeek-V3, transformers' fp8), or one in all
@@ -12,6 +12,7 @@
 #define QC_CONVERT_RECIPE_CODED_H
 
 #include "convert/model/recipe.h"
+#include "convert/model/sibling.h"
 
 typedef struct {
     const qc_coded_weight **weights; /* per tensor: how it is coded, NULL if it is not */
@@ -24,6 +25,15 @@ typedef struct {
 QC_NODISCARD qc_status qc_coded_find(qc_coded_set *out, qc_arena *arena, const qc_checkpoint *model,
                                      qc_error *err);
 
+/* The name of a coding in messages and tables. */
+const char *qc_coding_name(qc_coding coding);
+/* Is it one of recipe_packed.h's? */
+int qc_coding_is_integer(qc_coding coding);
+unsigned qc_coded_bits(const qc_coded_weight *w); /* of a code: 8 or 4 */
+/* The index of the tensor that holds the weight with this name: the tensor of that name, or the
+ * codes of the weight that is called so when it is decoded. UINT32_MAX if there is none. */
+uint32_t qc_coded_index(const qc_coded_set *set, const qc_checkpoint *model, const char *name);
+
 /* The rows and columns of the blocks that share a scale, from config.json, or 128 x 128 if it has
  * none. */
 QC_NODISCARD qc_status qc_coded_block(uint64_t block[2], const qc_checkpoint *model, qc_error *err);
@@ -33,10 +43,6 @@ QC_NODISCARD qc_status qc_coded_block(uint64_t block[2], const qc_checkpoint *mo
  * integers that nothing else explains. */
 const char *qc_foreign_tool(const qc_checkpoint *model, uint32_t i);
 
-/* The index of the tensor whose name is stem (stem_len bytes) + tail; UINT32_MAX if there is
- * none. */
-uint32_t qc_sibling_of(const qc_checkpoint *model, const char *stem, size_t stem_len,
-                       const char *tail);
 /* The dtype that config.json names, or `missing` where it names none that is known. */
 qc_dtype qc_config_dtype(const qc_checkpoint *model, qc_dtype missing);
 

@@ -84,6 +84,8 @@ qc_status qc_job_read_step(qc_worker *w, uint32_t job, uint64_t first, uint64_t 
     const qc_job *j = &w->p->plan->jobs[job];
     QC_TRY(qc_worker_look_up(w, err));
     QC_TRY(qc_job_read(w, job, first, n, dst, err));
+    if (qc_job_source_is_shared(j))
+        return QC_OK;
     if (j->entry->coded)
         qc_digest_update(w->hash, w->coded.codes, w->coded.code_bytes);
     else

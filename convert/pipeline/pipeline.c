@@ -377,7 +377,9 @@ static qc_read_range source_range(void *ctx, uint32_t item)
     r.group = p->plan->outputs[u->tensor].job;
     const qc_job *j = &p->plan->jobs[r.group];
     const qc_checkpoint_tensor *t = &m->tensors[j->source];
-    if (j->entry->transpose)
+    const qc_coded_weight *coded = j->entry->coded;
+    if (j->entry->transpose ||
+        (coded && (coded->coding == QC_CODING_GPTQ || coded->coding == QC_CODING_AWQ)))
         return r;
     qc_checkpoint_stored_range(m, t, u->content_offset * j->source_num / j->source_den,
                                u->content_bytes * j->source_num / j->source_den, &r.file, &r.offset,

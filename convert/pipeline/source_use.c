@@ -1,6 +1,7 @@
 #include "convert/pipeline/source_use.h"
 
 #include "base/alloc.h"
+#include "convert/model/recipe_coded.h"
 
 #include <string.h>
 
@@ -21,6 +22,12 @@ size_t qc_job_tensors(const qc_job *j, uint32_t out[QC_JOB_TENSORS_MAX])
     add_once(out, &count, j->source);
     if (coded && coded->scales != UINT32_MAX)
         add_once(out, &count, coded->scales);
+    if (coded && qc_coding_is_integer(coded->coding)) {
+        if (coded->zeros != UINT32_MAX)
+            add_once(out, &count, coded->zeros);
+        if (coded->group_index != UINT32_MAX)
+            add_once(out, &count, coded->group_index);
+    }
     if (stored) {
         const uint32_t parts[] = {stored->absmax, stored->quant_map, stored->nested_absmax,
                                   stored->nested_map};

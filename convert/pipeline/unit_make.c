@@ -204,6 +204,12 @@ static qc_status stack_source(qc_worker *w, const qc_unit *u, qc_digest *out, qc
     uint64_t at = u->content_offset * j->source_num / j->source_den;
     uint64_t end =
         qc_ceil_div_u64((u->content_offset + u->content_bytes) * j->source_num, j->source_den);
+    if (qc_job_source_is_shared(j)) {
+        const qc_out_tensor o = qc_plan_tensor(p->plan, u->tensor);
+        uint64_t piece = qc_plan_source_piece(p->plan, u->tensor);
+        at = u->content_offset / o.piece_bytes * piece;
+        end = qc_min_u64(at + piece, t->bytes);
+    }
     qc_digest_reset(w->hash);
     while (at < end) {
         size_t n = end - at < QC_SOURCE_STEP_BYTES ? (size_t)(end - at) : QC_SOURCE_STEP_BYTES;
@@ -379,7 +385,7 @@ qc_status qc_unit_make(qc_worker *w, qc_unit *u, qc_error *err)
     else
         QC_TRY(make_dequantized(w, u, job, err));
     u->content = qc_digest_bytes(w->content, u->content_bytes);
-    return QC_OK;
+    return qc_job_source_is_shared(j) ? stack_source(w, u, &u->source, err) : QC_OK;
 }
 
 /* Hashes the unit's elements step by step, as quantizing and casting do. */
@@ -407,7 +413,8 @@ qc_status qc_unit_source(qc_worker *w, const qc_unit *u, qc_digest *out, qc_erro
     const qc_job *j = &p->plan->jobs[job];
     if (is_plain(j))
         return read_plain(w, u, j, out, err);
-    if (j->scheme == QC_SCHEME_DEQUANT || (j->scheme == QC_SCHEME_CAST && j->entry->transpose))
+    if (j->scheme == QC_SCHEME_DEQUANT || qc_job_source_is_shared(j) ||
+        (j->scheme == QC_SCHEME_CAST && j->entry->transpose))
         return stack_source(w, u, out, err);
     return hash_elements(w, u, job, out, err);
 }

@@ -6,6 +6,7 @@
  * always stay together. If there are devices, tensors are sorted by device first and have this
  * order within each. Within a shard the order is that of the reference writer. */
 #include "convert/plan/plan.h"
+#include "convert/model/recipe_coded.h"
 
 #include "base/alloc.h"
 #include "base/checked.h"
@@ -255,7 +256,7 @@ static qc_status shape_job(qc_plan *p, qc_job *j, unsigned *bits, qc_error *err)
     } else if (coded) {
         j->name = coded->name;
         j->dtype = QC_DTYPE_F32;
-        *bits = coded->coding == QC_CODING_MXFP4 ? 4 : 8;
+        *bits = qc_coded_bits(coded);
         j->ndim = (unsigned char)coded->ndim;
         j->dims = coded->dims;
     }
@@ -361,12 +362,12 @@ static qc_status add_job(qc_plan *p, uint32_t source, qc_error *err)
 }
 
 /* Names a form that bitsandbytes does not have: block-wise int8, stacks of experts, NF4 beside
- * int8, or either of them beside weights that stay in FP8 or MXFP4. The codes of such a form never
- * have the shape of the weight: a loader that does not know quant_method "qconv" (transformers
- * warns and goes on) would otherwise take them for the weights. */
+ * int8, or either of them beside weights that stay in FP8, MXFP4 or integers. The codes of such a
+ * form never have the shape of the weight: a loader that does not know quant_method "qconv"
+ * (transformers warns and goes on) would otherwise take them for the weights. */
 static qc_status name_own_form(qc_plan *p, qc_error *err)
 {
-    enum { FP8 = QC_SCHEME_COUNT, MXFP4, KINDS };
+    enum { CODINGS = QC_SCHEME_COUNT, KINDS = CODINGS + QC_CODING_COUNT };
     int has[KINDS] = {0}, own = 0, quantized = 0;
     for (size_t i = 0; i < p->model->tensor_count; i++) {
         const qc_recipe_entry *e = &p->recipe->entries[i];
@@ -375,8 +376,10 @@ static qc_status name_own_form(qc_plan *p, qc_error *err)
         qc_dtype dtype = p->model->tensors[i].dtype;
         int mxfp4 = c && c->coding == QC_CODING_MXFP4;
         has[e->scheme] = 1;
-        has[FP8] |= kept && (dtype == QC_DTYPE_F8_E4M3 || dtype == QC_DTYPE_F8_E5M2);
-        has[MXFP4] |= kept && mxfp4;
+        has[CODINGS + QC_CODING_FP8] |=
+            kept && (dtype == QC_DTYPE_F8_E4M3 || dtype == QC_DTYPE_F8_E5M2);
+        if (c && c->coding != QC_CODING_FP8)
+            has[CODINGS + c->coding] |= kept;
         own |= qc_scheme_is_quantized(e->scheme) && mxfp4; /* a stack */
     }
     const char *text = "";
@@ -387,9 +390,7 @@ static qc_status name_own_form(qc_plan *p, qc_error *err)
         quantized += row != NULL;
         own |= !row || !row->bitsandbytes;
         QC_TRY(qc_arena_printf(p->arena, &text, err, "%s%s%s", text, *text ? "+" : "",
-                               row        ? row->name
-                               : k == FP8 ? "fp8"
-                                          : "mxfp4"));
+                               row ? row->name : qc_coding_name((qc_coding)(k - CODINGS))));
     }
     if (quantized > 1 || (quantized == 1 && own))
         p->own_form = text;
@@ -434,6 +435,23 @@ uint64_t qc_plan_source_share(const qc_plan *p, const qc_job *j, uint64_t n)
     uint64_t all = p->model->tensors[j->source].bytes;
     uint64_t share = qc_ceil_div_u64(n * j->source_num, j->source_den);
     return share < all ? share : all; /* an odd number of nibbles is rounded up */
+}
+
+int qc_job_source_is_shared(const qc_job *j)
+{
+    const qc_coded_weight *w = j->entry->coded;
+    return w && qc_coding_is_integer(w->coding) && j->scheme != QC_SCHEME_KEEP;
+}
+
+uint64_t qc_plan_source_piece(const qc_plan *p, uint32_t tensor)
+{
+    const qc_job *j = &p->jobs[p->outputs[tensor].job];
+    const qc_out_tensor made = qc_plan_tensor(p, tensor), *o = &made;
+    uint64_t pieces = o->piece_bytes ? qc_ceil_div_u64(o->st.end - o->st.begin, o->piece_bytes) : 0;
+    if (qc_job_source_is_shared(j) && pieces > 0)
+        return qc_ceil_div_u64(p->model->tensors[j->source].bytes, pieces);
+    /* Rounded up: of an odd number of nibbles the last byte is read whole. */
+    return qc_ceil_div_u64(o->piece_bytes * j->source_num, j->source_den);
 }
 
 /* job_of has one element for each tensor of the source. */

@@ -98,6 +98,12 @@ uint64_t qc_plan_tensor_bytes(const qc_plan *p, uint32_t tensor);
 qc_out_tensor qc_plan_tensor(const qc_plan *p, uint32_t i);
 /* All output tensors, for qc_layout_header and functions like it. */
 qc_out_tensors qc_plan_tensors(const qc_plan *p);
+/* Is the source's digest over shares of the stored bytes, one for each piece of the output, instead
+ * of over what the pieces are made of? Rows of words, padded ones among them, and columns are no
+ * ranges of bytes (docs/format.md, section 4). */
+int qc_job_source_is_shared(const qc_job *j);
+/* The bytes of such a share, or else those that a piece of this output tensor is made of. */
+uint64_t qc_plan_source_piece(const qc_plan *p, uint32_t tensor);
 /* The state of a block-quantized weight, without the offset. */
 qc_bnb_state qc_job_state_of(const qc_job *j);
 /* The number of elements of a block-quantized weight that frames and steps keep together, a power

@@ -5,6 +5,7 @@
 
 #include "base/checked.h"
 #include "base/text.h"
+#include "convert/model/recipe_coded.h"
 #include "convert/term/glob.h"
 
 #include <stdlib.h>
@@ -59,7 +60,7 @@ static int is_floating(qc_dtype t)
 static qc_status describe(qc_tensor_facts *tf, const qc_checkpoint_tensor *t,
                           const qc_recipe_entry *e, qc_error *err)
 {
-    tf->owner = QC_NO_OWNER;
+    tf->owner = e ? e->owner : QC_NO_OWNER;
     tf->bytes = t->bytes;
     tf->ndim = t->ndim;
     memcpy(tf->dims, t->dims, sizeof tf->dims);
@@ -75,7 +76,7 @@ static qc_status describe(qc_tensor_facts *tf, const qc_checkpoint_tensor *t,
         memcpy(tf->dims, tf->stored->dims, sizeof tf->dims);
         tf->is_counted = 1;
     } else if (e && e->coded) {
-        tf->scheme = e->coded->coding == QC_CODING_MXFP4 ? "mxfp4" : "fp8";
+        tf->scheme = qc_coding_name(e->coded->coding);
         tf->ndim = e->coded->ndim;
         memcpy(tf->dims, e->coded->dims, sizeof tf->dims);
         tf->is_counted = 1;

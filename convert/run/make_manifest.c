@@ -55,8 +55,7 @@ static qc_status fill_tensor(qc_manifest_tensor *t, qc_manifest_rows *rows, uint
     t->scheme = qc_scheme_name(j->scheme);
     t->source_name = src->name;
     t->source_dtype = src->dtype;
-    /* Rounded up: of an odd number of nibbles the last byte is read whole. */
-    t->source_piece_bytes = qc_ceil_div_u64(o.piece_bytes * j->source_num, j->source_den);
+    t->source_piece_bytes = qc_plan_source_piece(plan, tensor);
     QC_TRY(root_of(units, count, offsetof(qc_unit, source), &t->source, err));
     if (qc_scheme_is_quantized(j->scheme)) {
         const qc_tensor_error *e = &p->jobs[made->job].error;

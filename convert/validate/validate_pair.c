@@ -74,11 +74,12 @@ static qc_status shapes_differ(const matcher *m, const qc_validate_pair *p, cons
 static qc_status match(const matcher *m, qc_validate_pair *p, qc_error *err)
 {
     const char *source = source_of(m, p->name);
-    const qc_checkpoint_tensor *t = qc_checkpoint_find(m->model, source);
-    if (!t) {
+    uint32_t index = qc_coded_index(&m->coded, m->model, source);
+    if (index == QC_NO_TENSOR) {
         p->why_not = "its source is not in the model";
         return QC_OK;
     }
+    const qc_checkpoint_tensor *t = &m->model->tensors[index];
     p->source = t->name;
     p->model_tensor = (uint32_t)(t - m->model->tensors);
     if (m->in_model.weights[p->model_tensor]) {

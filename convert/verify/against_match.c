@@ -179,15 +179,10 @@ static qc_status match_plain(const matcher *m, qc_against_tensor *t)
     return QC_OK;
 }
 
-/* A weight of MODEL that is decoded may go by another name, without "_blocks". */
+/* A weight of MODEL that is decoded may go by another name, as without "_blocks". */
 static uint32_t find_decoded(const matcher *m, const char *name)
 {
-    for (uint32_t i = 0; i < (uint32_t)m->a->model->tensor_count; i++) {
-        const qc_coded_weight *w = m->a->coded.weights[i];
-        if (w && w->name && strcmp(w->name, name) == 0)
-            return i;
-    }
-    return QC_NO_TENSOR;
+    return qc_coded_index(&m->a->coded, m->a->model, name);
 }
 
 static qc_status match_one(const matcher *m, uint32_t i)

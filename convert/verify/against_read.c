@@ -460,11 +460,12 @@ static qc_status hash_share(work *w, qc_error *err)
     return take_bytes(w, at, at + (left < each ? left : each), 0, err);
 }
 
-/* Quantized weights are hashed in the order in which they are written. Stacks and matrices that are
- * turned back are hashed as they lie (docs/format.md, section 4). */
+/* Quantized weights are hashed in the order in which they are written. Stacks, matrices that are
+ * turned back and integers are hashed as they lie (docs/format.md, section 4). */
 static int digest_is_of_shares(const qc_against_tensor *t)
 {
-    return t->row.transpose && t->row.kind == QC_AGAINST_CAST;
+    return (t->row.transpose && t->row.kind == QC_AGAINST_CAST) ||
+           (t->coded && qc_coding_is_integer(t->coded->coding));
 }
 
 qc_status qc_against_piece(qc_against *a, qc_against_tensor *t, uint64_t offset, const void *bytes,

@@ -657,14 +657,10 @@ class Packed(Forms):
         i32, f16, u8 = ("I32", [8, 64], bytes(2048)), ("F16", [1, 64], bytes(128)), None
         u8 = ("U8", [64, 32], bytes(2048))
         forms = [
-            ("gptq", "GPTQ", {"qweight": i32, "scales": f16, "qzeros": ("I32", [1, 8], bytes(32)),
-                              "g_idx": ("I32", [64], bytes(256))}),
-            ("awq", "AWQ", {"qweight": i32, "scales": f16, "qzeros": ("I32", [1, 8], bytes(32))}),
+            ("gptq", "GPTQ", {"qweight": i32, "scales": f16, "g_idx": ("I32", [64], bytes(256))}),
+            ("awq", "AWQ", {"qweight": ("I16", [16, 64], bytes(2048)), "scales": f16}),
             ("compressed-tensors", "compressed-tensors",
-             {"weight_packed": i32, "weight_scale": f16, "weight_shape": ("I64", [2], bytes(16))}),
-            ("compressed-tensors", "compressed-tensors",
-             {"weight": ("I8", [64, 64], bytes(4096)), "weight_scale": ("BF16", [64, 1],
-                                                                        bytes(128))}),
+             {"weight_packed": i32, "scale_packed": f16, "meta": ("I16", [4, 4], bytes(32))}),
             ("exl2", "ExLlamaV2", {"q_weight": i32, "q_scale": i32}),
             ("exl3", "ExLlamaV3", {"trellis": ("I16", [4, 4, 32], bytes(1024)), "suh": f16}),
             ("hqq", "HQQ", {"W_q": u8, "meta": f16}),

@@ -1,0 +1,50 @@
+/* Reads weights that are stored as integers with scales (recipe_packed.h) as floats: the code, less
+ * its zero point, times the scale of its group. The difference is exact, and the product is rounded
+ * once.
+ *
+ * GPTQ and AWQ store a weight the other way round, so that rows of the weight are columns of the
+ * file. A stripe of rows is therefore read at once and kept, and what lies in it is served from
+ * there. */
+#ifndef QC_CONVERT_PACKED_READ_H
+#define QC_CONVERT_PACKED_READ_H
+
+#include "convert/model/recipe.h"
+#include "quant/quant_ops.h"
+
+typedef struct {
+    void *data;
+    size_t room;
+} qc_packed_buffer;
+
+/* Some rows of a weight, taken apart. It grows to a million codes, or to 8 rows where those have
+ * more. */
+typedef struct {
+    const qc_coded_weight *weight; /* whose rows these are; NULL: nobody's */
+    uint64_t first_row, rows;
+    const qc_coded_weight *grouped; /* whose columns `groups` is about; NULL: nobody's */
+    qc_packed_buffer codes;         /* [rows, in] bytes */
+    qc_packed_buffer zeros;         /* [rows, groups] int16_t */
+    qc_packed_buffer scales;        /* [rows, groups] float */
+    qc_packed_buffer groups;        /* [in] uint32_t: the group of each column */
+    qc_packed_buffer raw;
+} qc_packed_stripe;
+
+typedef struct {
+    const qc_checkpoint *model;
+    qc_st_cursor *cursor;
+    const qc_quant_ops *ops;
+    const qc_checkpoint_tensor *t; /* the tensor of the codes */
+    const qc_coded_weight *w;
+} qc_packed_source;
+
+void qc_packed_stripe_deinit(qc_packed_stripe *s);
+
+/* Reads elements [first, first + n) of the weight, n > 0. *bad becomes the index, from first on, of
+ * the first product that is too large for a float, and otherwise stays. QC_ERR_NONFINITE for a
+ * scale that is not finite, QC_ERR_INPUT for one that is 0 and for a column whose group is not
+ * there. */
+QC_NODISCARD qc_status qc_packed_read(const qc_packed_source *src, qc_packed_stripe *s,
+                                      uint64_t first, uint64_t n, float *out, uint64_t *bad,
+                                      qc_error *err);
+
+#endif

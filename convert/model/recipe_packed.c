@@ -1,0 +1,571 @@
+#include "convert/model/recipe_packed.h"
+
+#include "base/bytes.h"
+#include "base/checked.h"
+#include "base/text.h"
+#include "convert/term/size_text.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#define NO_TENSOR  UINT32_MAX
+#define WORD_BITS  32u
+#define NOT_GIVEN  UINT64_MAX
+#define TEXT_BYTES 128u
+
+typedef enum { BY_TENSOR, BY_CHANNEL, BY_GROUP } strategy;
+
+/* What config.json says of some weights. */
+typedef struct {
+    uint64_t bits;  /* NOT_GIVEN: nothing */
+    uint64_t group; /* columns that share a scale; 0: all; NOT_GIVEN: nothing */
+    strategy by;    /* compressed-tensors only, like the two after it */
+    int asymmetric;
+    int act_order; /* GPTQ too */
+} weight_args;
+
+typedef struct {
+    const qc_checkpoint *model;
+    qc_arena *arena;
+    qc_coded_set *set;
+    qc_dtype dtype;
+    const qc_json_node *config; /* quantization_config, or NULL */
+    const char *method;         /* its quant_method, or "" */
+    qc_st_cursor *cursor;       /* made when it is needed first */
+    int has_args;
+    weight_args *args; /* those of integers */
+    size_t arg_count;
+} finder;
+
+/* The tensors of a weight. */
+typedef struct {
+    const qc_checkpoint_tensor *codes, *scales, *zeros, *groups; /* the last two may be NULL */
+    uint32_t index;                                              /* of codes */
+    size_t stem; /* of the name, with the last dot */
+} parts;
+
+/* ---- config.json ---- */
+
+static int has_members(const qc_json_node *object, const char *key)
+{
+    const qc_json_node *n = qc_json_get(object, key);
+    return n && qc_json_kind_of(n) == QC_JSON_OBJECT && qc_json_count(n) > 0;
+}
+
+/* Reads a whole number or null; -1 stands for 0. */
+static qc_status read_number(const qc_json_node *object, const char *key, uint64_t *out,
+                             qc_error *err)
+{
+    const qc_json_node *n = qc_json_get(object, key);
+    double value = 0;
+    if (!n || qc_json_kind_of(n) == QC_JSON_NULL)
+        return QC_OK;
+    QC_TRY(qc_json_as_double(n, key, &value, err));
+    if (value == -1) {
+        *out = 0;
+        return QC_OK;
+    }
+    return qc_json_as_u64(n, key, out, err);
+}
+
+static int is_act_order(const qc_json_node *n)
+{
+    const char *name = qc_json_string_or(n, "");
+    return qc_json_bool_or(n, 0) || strcmp(name, "group") == 0 || strcmp(name, "dynamic") == 0;
+}
+
+static qc_status read_strategy(const qc_json_node *weights, weight_args *a, qc_error *err)
+{
+    static const char *const names[] = {"tensor", "channel", "group"};
+    const char *name = qc_json_string_or(qc_json_get(weights, "strategy"), NULL);
+    a->by = a->group == NOT_GIVEN ? BY_TENSOR : a->group == 0 ? BY_CHANNEL : BY_GROUP;
+    if (!name)
+        return QC_OK;
+    for (int i = 0; i < 3; i++) {
+        if (strcmp(name, names[i]) == 0) {
+            a->by = (strategy)i;
+            return QC_OK;
+        }
+    }
+    QC_FAIL(err, QC_ERR_UNSUPPORTED,
+            "config.json: quantization_config has integer weights with the strategy '%s', expected "
+            "tensor, channel or group; start from the 16-bit checkpoint",
+            name);
+}
+
+static qc_status read_scheme(finder *f, const qc_json_node *weights, qc_error *err)
+{
+    weight_args *a = &f->args[f->arg_count];
+    if (!weights || qc_json_kind_of(weights) != QC_JSON_OBJECT ||
+        strcmp(qc_json_string_or(qc_json_get(weights, "type"), "int"), "int") != 0)
+        return QC_OK;
+    *a = (weight_args){.bits = 8, .group = NOT_GIVEN};
+    QC_TRY(read_number(weights, "num_bits", &a->bits, err));
+    QC_TRY(read_number(weights, "group_size", &a->group, err));
+    QC_TRY(read_strategy(weights, a, err));
+    a->asymmetric = !qc_json_bool_or(qc_json_get(weights, "symmetric"), 1);
+    a->act_order = is_act_order(qc_json_get(weights, "actorder"));
+    f->arg_count++;
+    return QC_OK;
+}
+
+/* Online rotations belong to the weights, and a weight alone would be wrong without them. */
+static qc_status refuse_transforms(const finder *f, qc_error *err)
+{
+    if (!has_members(qc_json_get(f->config, "transform_config"), "config_groups"))
+        return QC_OK;
+    QC_FAIL(err, QC_ERR_UNSUPPORTED,
+            "config.json: quantization_config has a transform_config, whose rotations are not "
+            "undone; start from the 16-bit checkpoint");
+}
+
+static qc_status read_compressed_tensors(finder *f, qc_error *err)
+{
+    const qc_json_node *groups = qc_json_get(f->config, "config_groups");
+    if (f->has_args || strcmp(f->method, "compressed-tensors") != 0)
+        return QC_OK;
+    f->has_args = 1;
+    QC_TRY(refuse_transforms(f, err));
+    if (!groups || qc_json_kind_of(groups) != QC_JSON_OBJECT)
+        return QC_OK;
+    QC_TRY(qc_arena_array(f->arena, &f->args, qc_json_count(groups), err));
+    for (const qc_json_node *g = qc_json_first(groups); g; g = qc_json_next(g))
+        QC_TRY(read_scheme(f, qc_json_get(g, "weights"), err));
+    return QC_OK;
+}
+
+static qc_status read_gptq_awq(const finder *f, weight_args *a, qc_error *err)
+{
+    *a = (weight_args){.bits = NOT_GIVEN, .group = NOT_GIVEN};
+    if (has_members(f->config, "dynamic"))
+        return QC_OK; /* every module may have its own */
+    QC_TRY(read_number(f->config, "w_bit", &a->bits, err));
+    QC_TRY(read_number(f->config, "bits", &a->bits, err));
+    QC_TRY(read_number(f->config, "q_group_size", &a->group, err));
+    QC_TRY(read_number(f->config, "group_size", &a->group, err));
+    a->act_order = qc_json_bool_or(qc_json_get(f->config, "desc_act"), 0);
+    return QC_OK;
+}
+
+/* ---- tensors ---- */
+
+static const qc_checkpoint_tensor *sibling(const finder *f, const parts *p, const char *tail)
+{
+    uint32_t i = qc_sibling_of(f->model, p->codes->name, p->stem, tail);
+    return i == NO_TENSOR ? NULL : &f->model->tensors[i];
+}
+
+/* Is the tensor named with this after a dot? Then *stem is the length of what comes before. */
+static int has_tail(const qc_checkpoint_tensor *t, const char *tail, size_t *stem)
+{
+    size_t len = strlen(t->name), n = strlen(tail);
+    if (len <= n || t->name[len - n - 1] != '.' || strcmp(t->name + len - n, tail) != 0)
+        return 0;
+    *stem = len - n;
+    return 1;
+}
+
+static int is_scale_dtype(qc_dtype t)
+{
+    return t == QC_DTYPE_F32 || t == QC_DTYPE_F16 || t == QC_DTYPE_BF16;
+}
+
+static int is_matrix(const qc_checkpoint_tensor *t, qc_dtype dtype, uint64_t rows, uint64_t cols)
+{
+    return t->dtype == dtype && t->ndim == 2 && t->dims[0] == rows && t->dims[1] == cols;
+}
+
+static qc_status expect_matrix(const qc_checkpoint_tensor *t, qc_dtype dtype, uint64_t rows,
+                               uint64_t cols, qc_error *err)
+{
+    char shape[QC_SHAPE_TEXT_BYTES];
+    if (is_matrix(t, dtype, rows, cols))
+        return QC_OK;
+    QC_FAIL(err, QC_ERR_INPUT, "tensor '%s': expected %s [%" PRIu64 ", %" PRIu64 "], found %s %s",
+            t->name, qc_dtype_name(dtype), rows, cols, qc_dtype_name(t->dtype),
+            qc_text_shape(shape, t->dims, t->ndim));
+}
+
+static qc_status expect_group_index(const qc_checkpoint_tensor *t, uint64_t cols, qc_error *err)
+{
+    char shape[QC_SHAPE_TEXT_BYTES];
+    if (!t || (t->dtype == QC_DTYPE_I32 && t->ndim == 1 && t->dims[0] == cols))
+        return QC_OK;
+    QC_FAIL(err, QC_ERR_INPUT,
+            "tensor '%s': expected I32 [%" PRIu64 "], the group of each column, found %s %s",
+            t->name, cols, qc_dtype_name(t->dtype), qc_text_shape(shape, t->dims, t->ndim));
+}
+
+static uint32_t index_of(const finder *f, const qc_checkpoint_tensor *t)
+{
+    return t ? (uint32_t)(t - f->model->tensors) : NO_TENSOR;
+}
+
+static void own(const finder *f, const parts *p, const qc_checkpoint_tensor *t)
+{
+    if (t)
+        f->set->owners[index_of(f, t)] = p->index;
+}
+
+static qc_status add(finder *f, const parts *p, const qc_coded_weight *like, qc_error *err)
+{
+    static const char *const beside[] = {"weight_shape", "input_scale",       "input_zero_point",
+                                         "output_scale", "output_zero_point", NULL};
+    qc_coded_weight *w = NULL;
+    QC_TRY(qc_arena_array(f->arena, &w, 1, err));
+    *w = *like;
+    w->dtype = f->dtype;
+    w->ndim = 2;
+    w->scales = index_of(f, p->scales);
+    w->zeros = index_of(f, p->zeros);
+    w->group_index = index_of(f, p->groups);
+    QC_TRY(qc_arena_printf(f->arena, &w->name, err, "%.*sweight", (int)p->stem, p->codes->name));
+    if (strcmp(w->name, p->codes->name) != 0 && qc_checkpoint_find(f->model, w->name))
+        QC_FAIL(err, QC_ERR_INPUT, "tensor '%s' is there, and '%s' is the same weight packed",
+                w->name, p->codes->name);
+    f->set->weights[p->index] = w;
+    f->set->count++;
+    own(f, p, p->scales);
+    own(f, p, p->zeros);
+    own(f, p, p->groups);
+    for (int i = 0; beside[i]; i++)
+        own(f, p, sibling(f, p, beside[i]));
+    return QC_OK;
+}
+
+/* ---- compressed-tensors ---- */
+
+/* Sets how scales are shared, from the shape of the scales. */
+static qc_status fit_scales(qc_coded_weight *w, const qc_checkpoint_tensor *s, qc_error *err)
+{
+    char shape[QC_SHAPE_TEXT_BYTES];
+    uint64_t n = 0, rows = w->dims[0], cols = w->dims[1];
+    QC_TRY(qc_shape_elems(s->dims, s->ndim, &n, err));
+    w->tile_rows = rows;
+    w->tile_cols = cols;
+    w->tiles_across = 1;
+    if (n == 1)
+        return QC_OK;
+    if (s->ndim != 2 || s->dims[0] != rows || s->dims[1] == 0 || cols % s->dims[1] != 0)
+        QC_FAIL(err, QC_ERR_INPUT,
+                "tensor '%s': expected one scale, [%" PRIu64 ", 1], or [%" PRIu64
+                ", groups] with groups that divide the weight's %" PRIu64 " columns, found %s",
+                s->name, rows, rows, cols, qc_text_shape(shape, s->dims, s->ndim));
+    w->tile_rows = 1;
+    w->tiles_across = s->dims[1];
+    w->tile_cols = cols / s->dims[1];
+    return QC_OK;
+}
+
+/* Are these the arguments of w? Where a row is one group, they may name it either way. */
+static int is_described(const qc_coded_weight *w, const parts *p, const weight_args *a)
+{
+    int single = p->scales->ndim < 2 || w->tile_rows > 1;
+    int one_row = w->dims[0] == 1 && w->tiles_across == 1;
+    if (w->coding == QC_CODING_PACKED ? a->bits != w->bits : a->bits > 8)
+        return 0;
+    if ((a->asymmetric && !p->zeros) || (a->act_order && !p->groups))
+        return 0;
+    if (a->by == BY_TENSOR)
+        return single || one_row;
+    if (a->by == BY_CHANNEL)
+        return w->tiles_across == 1 && (!single || one_row);
+    return (!single || one_row) && a->group != NOT_GIVEN && a->group > 0 &&
+           w->tiles_across == qc_ceil_div_u64(w->dims[1], a->group);
+}
+
+static void say_args(char text[TEXT_BYTES], const weight_args *a)
+{
+    static const char *const names[] = {"tensor", "channel", "group"};
+    char group[32] = "";
+    if (a->by == BY_GROUP)
+        (void)snprintf(group, sizeof group, ", group_size %" PRIu64, a->group);
+    (void)snprintf(text, TEXT_BYTES, "num_bits %" PRIu64 ", strategy %s%s%s%s", a->bits,
+                   names[a->by], group, a->asymmetric ? ", with zero points" : "",
+                   a->act_order ? ", with actorder" : "");
+}
+
+static qc_status check_described(const finder *f, const qc_coded_weight *w, const parts *p,
+                                 qc_error *err)
+{
+    char says[TEXT_BYTES], found[TEXT_BYTES];
+    for (size_t i = 0; i < f->arg_count; i++) {
+        if (is_described(w, p, &f->args[i]))
+            return QC_OK;
+    }
+    if (!f->config || strcmp(f->method, "compressed-tensors") != 0)
+        return QC_OK;
+    if (f->arg_count == 0)
+        QC_FAIL(err, QC_ERR_INPUT,
+                "tensor '%s' holds integers, but config.json's config_groups have no weights of "
+                "the type int",
+                p->codes->name);
+    if (f->args[0].act_order && !p->groups)
+        QC_FAIL(err, QC_ERR_INPUT,
+                "tensor '%s': config.json says actorder, but there is no weight_g_idx beside it",
+                p->codes->name);
+    const weight_args is = {.bits = w->bits,
+                            .group = w->tile_cols,
+                            .by = w->tile_rows > 1      ? BY_TENSOR
+                                  : w->tiles_across > 1 ? BY_GROUP
+                                                        : BY_CHANNEL,
+                            .asymmetric = p->zeros != NULL,
+                            .act_order = p->groups != NULL};
+    say_args(says, &f->args[0]);
+    say_args(found, &is);
+    QC_FAIL(err, QC_ERR_INPUT, "tensor '%s': config.json says %s; the tensors have %s",
+            p->codes->name, says, found);
+}
+
+/* Checks the zero points' shape: bytes like the scales, or, in a packed weight, words. */
+static qc_status check_zeros(const qc_coded_weight *w, const parts *p, qc_error *err)
+{
+    uint64_t n = 0, scales = 0;
+    char shape[QC_SHAPE_TEXT_BYTES];
+    if (!p->zeros)
+        return QC_OK;
+    QC_TRY(qc_shape_elems(p->zeros->dims, p->zeros->ndim, &n, err));
+    QC_TRY(qc_shape_elems(p->scales->dims, p->scales->ndim, &scales, err));
+    if (p->zeros->dtype == QC_DTYPE_I8 && n == scales)
+        return QC_OK;
+    uint64_t words = qc_ceil_div_u64(w->dims[0], WORD_BITS / w->bits);
+    if (w->coding == QC_CODING_PACKED && w->tile_rows == 1 &&
+        is_matrix(p->zeros, QC_DTYPE_I32, words, w->tiles_across))
+        return QC_OK;
+    QC_FAIL(err, QC_ERR_INPUT,
+            "tensor '%s': expected a zero point for each of %" PRIu64 " scales, found %s %s",
+            p->zeros->name, scales, qc_dtype_name(p->zeros->dtype),
+            qc_text_shape(shape, p->zeros->dims, p->zeros->ndim));
+}
+
+static qc_status finish(finder *f, const parts *p, qc_coded_weight *w, qc_error *err)
+{
+    QC_TRY(fit_scales(w, p->scales, err));
+    QC_TRY(check_zeros(w, p, err));
+    QC_TRY(expect_group_index(p->groups, w->dims[1], err));
+    QC_TRY(check_described(f, w, p, err));
+    return add(f, p, w, err);
+}
+
+static qc_status add_int(finder *f, uint32_t i, qc_error *err)
+{
+    parts p = {.codes = &f->model->tensors[i], .index = i};
+    const qc_checkpoint_tensor *t = p.codes;
+    if (t->dtype != QC_DTYPE_I8 || t->ndim != 2 || t->bytes == 0 || !has_tail(t, "weight", &p.stem))
+        return QC_OK;
+    p.scales = sibling(f, &p, "weight_scale");
+    p.zeros = sibling(f, &p, "weight_zero_point");
+    p.groups = sibling(f, &p, "weight_g_idx");
+    if (!p.scales || !is_scale_dtype(p.scales->dtype) ||
+        (f->config && strcmp(f->method, "compressed-tensors") != 0 &&
+         strcmp(f->method, "qconv") != 0))
+        return QC_OK;
+    QC_TRY(read_compressed_tensors(f, err));
+    qc_coded_weight w = {.coding = QC_CODING_INT, .bits = 8, .dims = {t->dims[0], t->dims[1]}};
+    return finish(f, &p, &w, err);
+}
+
+/* Reads the shape of a packed weight from M.weight_shape. Of a file that is deleted (--consume)
+ * only the header is known: *known is then 0, as where there is no such tensor. */
+static qc_status read_shape(finder *f, const parts *p, uint64_t shape[2], int *known, qc_error *err)
+{
+    const qc_checkpoint_tensor *t = sibling(f, p, "weight_shape");
+    unsigned char raw[16];
+    *known = 0;
+    if (!t || f->model->file_count == 0 || f->model->files[t->file].st.header_only)
+        return QC_OK;
+    if (t->dtype != QC_DTYPE_I64 || t->bytes != sizeof raw)
+        QC_FAIL(err, QC_ERR_INPUT, "tensor '%s': expected I64 [2], found %s of %" PRIu64 " bytes",
+                t->name, qc_dtype_name(t->dtype), t->bytes);
+    if (!f->cursor)
+        QC_TRY(qc_st_cursor_create(&f->cursor, err));
+    QC_TRY(qc_checkpoint_read(f->model, f->cursor, t, 0, raw, sizeof raw, err));
+    shape[0] = qc_load_le64(raw);
+    shape[1] = qc_load_le64(raw + 8);
+    *known = 1;
+    return QC_OK;
+}
+
+/* Does a row of cols codes of so many bits take so many words? */
+static int fills(uint64_t cols, unsigned bits, uint64_t words)
+{
+    return cols > 0 && qc_ceil_div_u64(cols, WORD_BITS / bits) == words;
+}
+
+static int names_bits(const finder *f, unsigned bits)
+{
+    size_t i = 0;
+    while (i < f->arg_count && f->args[i].bits != bits)
+        i++;
+    return i < f->arg_count;
+}
+
+/* Finds the bits and the columns of a packed weight. bits stays 0 where it has another width. */
+static qc_status size_packed(finder *f, const parts *p, qc_coded_weight *w, qc_error *err)
+{
+    static const unsigned widths[] = {4, 8};
+    uint64_t shape[2] = {0}, words = p->codes->dims[1];
+    int known = 0, other = 0;
+    QC_TRY(read_shape(f, p, shape, &known, err));
+    w->dims[0] = p->codes->dims[0];
+    /* Both widths may fit, if a row is one word, and then config.json decides. */
+    for (int i = 0; i < 4 && !w->bits; i++) {
+        unsigned bits = widths[i % 2];
+        uint64_t cols = known ? shape[1] : qc_sat_mul(words, WORD_BITS / bits);
+        if (!fills(cols, bits, words) || !(i < 2 ? names_bits(f, bits) : known))
+            continue;
+        w->bits = bits;
+        w->dims[1] = cols;
+    }
+    for (unsigned bits = 1; bits <= 8; bits++)
+        other |= known && shape[0] == w->dims[0] && fills(shape[1], bits, words);
+    if (known && (shape[0] != w->dims[0] || (!w->bits && !other)))
+        QC_FAIL(err, QC_ERR_INPUT,
+                "tensor '%s': weight_shape says [%" PRIu64 ", %" PRIu64
+                "], which is not packed into [%" PRIu64 ", %" PRIu64 "]",
+                p->codes->name, shape[0], shape[1], w->dims[0], words);
+    return QC_OK;
+}
+
+static qc_status add_packed(finder *f, uint32_t i, qc_error *err)
+{
+    parts p = {.codes = &f->model->tensors[i], .index = i};
+    const qc_checkpoint_tensor *t = p.codes;
+    if (t->dtype != QC_DTYPE_I32 || t->ndim != 2 || t->bytes == 0 ||
+        !has_tail(t, "weight_packed", &p.stem))
+        return QC_OK;
+    p.scales = sibling(f, &p, "weight_scale");
+    p.zeros = sibling(f, &p, "weight_zero_point");
+    p.groups = sibling(f, &p, "weight_g_idx");
+    if (!p.scales || !is_scale_dtype(p.scales->dtype))
+        return QC_OK;
+    QC_TRY(read_compressed_tensors(f, err));
+    qc_coded_weight w = {.coding = QC_CODING_PACKED};
+    QC_TRY(size_packed(f, &p, &w, err));
+    return w.bits ? finish(f, &p, &w, err) : QC_OK;
+}
+
+/* ---- GPTQ and AWQ ---- */
+
+/* Sets the columns of a group, from the number of groups. */
+static qc_status fit_groups(qc_coded_weight *w, const parts *p, const weight_args *a, qc_error *err)
+{
+    uint64_t cols = w->dims[1], groups = p->scales->dims[0], size = a->group ? a->group : cols;
+    w->tile_rows = 1;
+    w->tiles_across = groups;
+    w->tile_cols = size == NOT_GIVEN ? qc_ceil_div_u64(cols, groups) : size;
+    if (a->bits != NOT_GIVEN && a->bits != w->bits)
+        QC_FAIL(err, QC_ERR_INPUT,
+                "tensor '%s': config.json says %" PRIu64 " bits; the tensors have %u",
+                p->codes->name, a->bits, w->bits);
+    if (groups != qc_ceil_div_u64(cols, w->tile_cols) ||
+        (size == NOT_GIVEN && !p->groups && cols % groups != 0))
+        QC_FAIL(err, QC_ERR_INPUT,
+                "tensor '%s': %" PRIu64 " columns in groups of %" PRIu64 " need %" PRIu64
+                " rows of scales, found %" PRIu64,
+                p->scales->name, cols, w->tile_cols, qc_ceil_div_u64(cols, w->tile_cols), groups);
+    if (a->act_order && !p->groups)
+        QC_FAIL(err, QC_ERR_INPUT,
+                "tensor '%s': config.json says desc_act, but there is no g_idx beside it",
+                p->codes->name);
+    return QC_OK;
+}
+
+/* Has quantization_config no such member, or one of these two words? */
+static int is_word(const finder *f, const char *key, const char *one, const char *other)
+{
+    const char *word = qc_json_string_or(qc_json_get(f->config, key), one);
+    return strcmp(word, one) == 0 || strcmp(word, other) == 0;
+}
+
+/* Does config.json name a layout that is read? */
+static int has_known_layout(const finder *f, int gptq)
+{
+    if (!gptq)
+        return is_word(f, "version", "gemm", "GEMM");
+    return is_word(f, "checkpoint_format", "gptq", "gptq_v2") &&
+           !qc_json_bool_or(qc_json_get(f->config, "is_marlin_format"), 0);
+}
+
+static qc_status add_gptq(finder *f, parts *p, const weight_args *a, qc_error *err)
+{
+    qc_coded_weight w = {.coding = QC_CODING_GPTQ};
+    uint64_t out = p->codes->dims[1], groups = p->scales->dims[0];
+    /* The zero points say how many bits a code has. */
+    uint64_t wide = p->zeros->ndim == 2 ? p->zeros->dims[1] : 0;
+    w.bits = out == qc_sat_mul(wide, 8) ? 4 : out == qc_sat_mul(wide, 4) ? 8 : 0;
+    if (!w.bits && a->bits != NOT_GIVEN && a->bits != 4 && a->bits != 8)
+        return QC_OK;
+    if (!w.bits)
+        return expect_matrix(p->zeros, QC_DTYPE_I32, groups,
+                             qc_ceil_div_u64(out, a->bits == 8 ? 4 : 8), err);
+    p->groups = sibling(f, p, "g_idx");
+    w.dims[0] = out;
+    w.dims[1] = qc_sat_mul(p->codes->dims[0], WORD_BITS / w.bits);
+    w.zero_add =
+        strcmp(qc_json_string_or(qc_json_get(f->config, "checkpoint_format"), "gptq"), "gptq") == 0;
+    QC_TRY(expect_matrix(p->zeros, QC_DTYPE_I32, groups, wide, err));
+    QC_TRY(expect_group_index(p->groups, w.dims[1], err));
+    QC_TRY(fit_groups(&w, p, a, err));
+    return add(f, p, &w, err);
+}
+
+static qc_status add_awq(finder *f, const parts *p, const weight_args *a, qc_error *err)
+{
+    uint64_t in = p->codes->dims[0], out = p->scales->dims[1];
+    qc_coded_weight w = {.coding = QC_CODING_AWQ, .bits = 4, .dims = {out, in}};
+    QC_TRY(expect_matrix(p->codes, QC_DTYPE_I32, in, out / 8, err));
+    QC_TRY(expect_matrix(p->zeros, QC_DTYPE_I32, p->scales->dims[0], out / 8, err));
+    QC_TRY(fit_groups(&w, p, a, err));
+    return add(f, p, &w, err);
+}
+
+/* GPTQ and AWQ use the same names. The number of columns tells them apart. */
+static qc_status add_qweight(finder *f, uint32_t i, qc_error *err)
+{
+    parts p = {.codes = &f->model->tensors[i], .index = i};
+    const qc_checkpoint_tensor *t = p.codes;
+    weight_args a;
+    if (t->dtype != QC_DTYPE_I32 || t->ndim != 2 || t->bytes == 0 ||
+        !has_tail(t, "qweight", &p.stem))
+        return QC_OK;
+    p.scales = sibling(f, &p, "scales");
+    p.zeros = sibling(f, &p, "qzeros");
+    int gptq = strcmp(f->method, "gptq") == 0;
+    int awq = strcmp(f->method, "awq") == 0 || strcmp(f->method, "autoawq") == 0;
+    int own = strcmp(f->method, "qconv") == 0;
+    if (!p.scales || !p.zeros || !is_scale_dtype(p.scales->dtype) || p.scales->ndim != 2 ||
+        p.scales->bytes == 0 || (f->config && !gptq && !awq && !own) || !has_known_layout(f, gptq))
+        return QC_OK;
+    QC_TRY(read_gptq_awq(f, &a, err));
+    int is_gptq = t->dims[1] == p.scales->dims[1];
+    int is_awq = qc_sat_mul(t->dims[1], 8) == p.scales->dims[1];
+    if ((gptq && !is_gptq) || (awq && !is_awq))
+        QC_FAIL(err, QC_ERR_INPUT,
+                "tensor '%s': config.json says %s, whose qweight would have %" PRIu64
+                " columns, found %" PRIu64,
+                t->name, f->method, p.scales->dims[1] / (gptq ? 1 : 8), t->dims[1]);
+    if (gptq)
+        return add_gptq(f, &p, &a, err);
+    return is_awq ? add_awq(f, &p, &a, err) : QC_OK;
+}
+
+qc_status qc_packed_find(qc_coded_set *set, qc_arena *arena, const qc_checkpoint *model,
+                         qc_dtype dtype, qc_error *err)
+{
+    finder f = {.model = model, .arena = arena, .set = set, .dtype = dtype};
+    const qc_json_node *root = model->config ? qc_json_root(model->config) : NULL;
+    f.config = qc_json_get(root, "quantization_config");
+    f.method = qc_json_string_or(qc_json_get(f.config, "quant_method"), "");
+    qc_status st = QC_OK;
+    for (uint32_t i = 0; st == QC_OK && i < (uint32_t)model->tensor_count; i++) {
+        st = add_int(&f, i, err);
+        if (st == QC_OK)
+            st = add_packed(&f, i, err);
+        if (st == QC_OK)
+            st = add_qweight(&f, i, err);
+    }
+    qc_st_cursor_destroy(f.cursor);
+    return st;
+}

@@ -1,0 +1,480 @@
+"""Weights in integers with scales, as compressed-tensors, GPTQ and AWQ store them. The layouts come
+from what those libraries document, in plain Python; values are (code - zero point) * scale."""
+import json
+import os
+import random
+import shutil
+import struct
+import unittest
+
+from test_forms import Forms
+import make_checkpoint as mk
+import numbers_oracle as oracle
+
+L = "model.layers.0."
+M = L + "self_attn.q_proj."
+Q = M + "weight"
+CT = "compressed-tensors"
+
+
+def words(codes, bits):
+    """Codes into 32-bit words, low bits first; the last word is filled with zeros."""
+    per = 32 // bits
+    return [sum(c << bits * i for i, c in enumerate(codes[at:at + per]))
+            for at in range(0, len(codes), per)]
+
+
+def i32(values):
+    return b"".join(struct.pack("<I", v & 0xFFFFFFFF) for v in values)
+
+
+def turned(rows):
+    return [list(column) for column in zip(*rows)]
+
+
+def flat(rows):
+    return [v for row in rows for v in row]
+
+
+class Weight:
+    """A weight [out, in]: codes from 0 on, zero points and scales of its groups."""
+
+    def __init__(self, rng, out, cols, bits, groups, dtype="F16", single=False, symmetric=False,
+                 shuffled=False):
+        self.shape, self.bits, self.groups, self.dtype = [out, cols], bits, groups, dtype
+        self.codes = [[rng.randrange(1 << bits) for _ in range(cols)] for _ in range(out)]
+        self.zeros = [[1 << bits - 1 if symmetric else rng.randrange(1, 1 << bits)
+                       for _ in range(groups)] for _ in range(out)]
+        self.scale_data = mk.encode(dtype, [rng.uniform(1e-3, 3e-3) for _ in range(out * groups)])
+        scales = mk.decode(dtype, self.scale_data)
+        self.scales = [scales[r * groups:(r + 1) * groups] for r in range(out)]
+        if single:
+            self.zeros = [self.zeros[0]] * out
+            self.scales = [self.scales[0]] * out
+        size = -(-cols // groups)
+        self.group_of = [k // size for k in range(cols)]
+        if shuffled:
+            rng.shuffle(self.group_of)
+
+    def values(self):
+        return [oracle.f32((self.codes[r][k] - self.zeros[r][g]) * self.scales[r][g])
+                for r in range(self.shape[0]) for k, g in enumerate(self.group_of)]
+
+    def g_idx(self):
+        return "I32", [self.shape[1]], i32(self.group_of)
+
+
+def scale_of(w, single):
+    if single:
+        return w.dtype, [1], mk.encode(w.dtype, w.scales[0])
+    return w.dtype, [w.shape[0], w.groups], mk.encode(w.dtype, flat(w.scales))
+
+
+def int_quantized(w, module=M, single=False, symmetric=False, shuffled=False):
+    t = {module + "weight": ("I8", w.shape, bytes(c ^ 128 for c in flat(w.codes))),
+         module + "weight_scale": scale_of(w, single)}
+    if not symmetric:
+        shape = [1] if single else [w.shape[0], w.groups]
+        zeros = w.zeros[0] if single else flat(w.zeros)
+        t[module + "weight_zero_point"] = ("I8", shape, bytes(z ^ 128 for z in zeros))
+    if shuffled:
+        t[module + "weight_g_idx"] = w.g_idx()
+    return t
+
+
+def pack_quantized(w, module=M, single=False, symmetric=False, shuffled=False):
+    packed = [words(row, w.bits) for row in w.codes]
+    t = {module + "weight_packed": ("I32", [w.shape[0], len(packed[0])], i32(flat(packed))),
+         module + "weight_shape": ("I64", [2], struct.pack("<2q", *w.shape)),
+         module + "weight_scale": scale_of(w, single)}
+    if not symmetric and single:
+        middle = 1 << w.bits - 1
+        t[module + "weight_zero_point"] = ("I8", [1], struct.pack("b", w.zeros[0][0] - middle))
+    elif not symmetric:
+        zeros = turned([words(column, w.bits) for column in turned(w.zeros)])
+        t[module + "weight_zero_point"] = ("I32", [len(zeros), w.groups], i32(flat(zeros)))
+    if shuffled:
+        t[module + "weight_g_idx"] = w.g_idx()
+    return t
+
+
+def gptq(w, module=M, less=1, shuffled=True):
+    """less: version 1 stores a zero point less one."""
+    codes = turned([words(row, w.bits) for row in w.codes])
+    zeros = [words([z - less for z in group], w.bits) for group in turned(w.zeros)]
+    t = {module + "qweight": ("I32", [len(codes), w.shape[0]], i32(flat(codes))),
+         module + "qzeros": ("I32", [w.groups, len(zeros[0])], i32(flat(zeros))),
+         module + "scales": (w.dtype, [w.groups, w.shape[0]],
+                             mk.encode(w.dtype, flat(turned(w.scales))))}
+    if shuffled:
+        t[module + "g_idx"] = w.g_idx()
+    return t
+
+
+def awq_words(row):
+    """AutoAWQ's order: nibble i of a word holds column 0, 2, 4, 6, 1, 3, 5, 7 of its eight."""
+    order = (0, 2, 4, 6, 1, 3, 5, 7)
+    return [sum(row[at + order[i]] << 4 * i for i in range(8)) for at in range(0, len(row), 8)]
+
+
+def awq(w, module=M):
+    codes = [awq_words(row) for row in turned(w.codes)]
+    zeros = [awq_words(row) for row in turned(w.zeros)]
+    return {module + "qweight": ("I32", [w.shape[1], w.shape[0] // 8], i32(flat(codes))),
+            module + "qzeros": ("I32", [w.groups, w.shape[0] // 8], i32(flat(zeros))),
+            module + "scales": (w.dtype, [w.groups, w.shape[0]],
+                                mk.encode(w.dtype, flat(turned(w.scales))))}
+
+
+def ct_config(fmt, bits, strategy, group=None, symmetric=True, actorder=None, **more):
+    weights = {"num_bits": bits, "type": "int", "symmetric": symmetric, "strategy": strategy,
+               "group_size": group, "dynamic": False, "actorder": actorder}
+    return {"quant_method": CT, "format": fmt, "quantization_status": "compressed",
+            "ignore": ["lm_head"], "config_groups": {"group_0": {
+                "targets": ["Linear"], "weights": weights, "input_activations": None}}, **more}
+
+
+class Integers(Forms):
+    replaces = True
+
+    def model_of(self, tensors, quantization, dtype="bfloat16"):
+        config = {"model_type": "llama", "torch_dtype": dtype}
+        if quantization:
+            config["quantization_config"] = quantization
+        self.model({"model.norm.weight": ("BF16", [64], bytes(128)), **tensors}, config)
+
+    def check_all(self, w, tensors, quantization):
+        """What becomes of it under every target, and that verify and inspect know it."""
+        self.model_of(tensors, quantization)
+        for to, dtype in (("bf16", "BF16"), ("fp16", "F16")):
+            out = self.convert("--to", to, "m", to)
+            self.assertEqual(out[Q], (dtype, w.shape, mk.encode(dtype, w.values())))
+            self.assertEqual(sorted(out), [Q, "model.norm.weight"])
+            with open(self.path(to, "config.json")) as f:
+                self.assertNotIn("quantization_config", json.load(f))
+        for to in ("nf4", "int8"):
+            out = self.convert("--to", to, "m", to)
+            self.check_blocks_of(out, Q, w.values(), w.shape, to)
+            with open(self.path(to, "config.json")) as f:
+                self.assertEqual(json.load(f)["quantization_config"]["quant_method"],
+                                 "bitsandbytes")
+        for to in ("bf16", "nf4", "int8"):
+            self.assertTrue(json.loads(self.ok("verify", "--json", to))["ok"])
+            report = json.loads(self.ok("verify", "--json", to, "--against", "m"))
+            self.assertTrue(report["ok"], report)
+            self.assertEqual(report["source_digests"], 2, report)
+            os.remove(self.path(to, "qconv.json"))
+            self.assertTrue(json.loads(self.ok("verify", "--json", to, "--against", "m"))["ok"])
+        facts = json.loads(self.ok("inspect", "--json", "m"))
+        self.assertEqual(facts["totals"]["weights"], 64 + mk.numel(w.shape))
+        for to in ("bf16", "fp16", "nf4", "int8"):
+            shutil.rmtree(self.path(to))
+
+    def check_bf16(self, w, tensors, quantization):
+        self.model_of(tensors, quantization)
+        out = self.convert("--to", "bf16", "m", "o")
+        self.assertEqual(out[Q], ("BF16", w.shape, mk.encode("BF16", w.values())))
+        self.assertTrue(json.loads(self.ok("verify", "--json", "o", "--against", "m"))["ok"])
+        shutil.rmtree(self.path("o"))
+
+
+class CompressedTensors(Integers):
+    def test_int_quantized(self):
+        w = Weight(self.rng, 96, 128, 8, 1, "BF16", symmetric=True)
+        self.check_all(w, int_quantized(w, symmetric=True),
+                       ct_config("int-quantized", 8, "channel"))
+
+    def test_pack_quantized(self):
+        w = Weight(self.rng, 96, 128, 4, 4, "BF16", symmetric=True)
+        self.check_all(w, pack_quantized(w, symmetric=True),
+                       ct_config("pack-quantized", 4, "group", 32))
+
+    def test_forms(self):
+        """Both formats, all strategies, 4 and 8 bit, zero points and act-order, rows that do not
+        fill their words."""
+        for form, bits, (strategy, groups), symmetric, shuffled, cols in (
+                (form, bits, strategy, symmetric, shuffled, cols)
+                for form in (int_quantized, pack_quantized) for bits in (4, 8)
+                for strategy in (("tensor", 1), ("channel", 1), ("group", 3))
+                for symmetric in (True, False) for shuffled in (False, True) for cols in (63, 96)
+                if (bits == 8 or form is pack_quantized) and (strategy[1] == 3 or not shuffled)):
+            with self.subTest(form=form.__name__, bits=bits, strategy=strategy,
+                              symmetric=symmetric, shuffled=shuffled, cols=cols):
+                single = strategy == "tensor"
+                dtype = self.rng.choice(("F32", "F16", "BF16"))
+                w = Weight(self.rng, 37, cols, bits, groups, dtype, single, symmetric, shuffled)
+                group = cols // groups if groups > 1 else None
+                config = ct_config(form.__name__.replace("_", "-"), bits, strategy, group,
+                                   symmetric, "group" if shuffled else None)
+                self.check_bf16(w, form(w, single=single, symmetric=symmetric, shuffled=shuffled),
+                                config)
+
+    def test_columns_in_order(self):
+        """A g_idx of -1 says so."""
+        w = Weight(self.rng, 16, 64, 4, 2, symmetric=True)
+        tensors = pack_quantized(w, symmetric=True)
+        tensors[M + "weight_g_idx"] = ("I32", [64], i32([-1] * 64))
+        self.check_bf16(w, tensors, ct_config("pack-quantized", 4, "group", 32))
+
+    def test_mixed(self):
+        """Two widths in one file, and what belongs to activations."""
+        w4 = Weight(self.rng, 32, 64, 4, 2, symmetric=True)
+        w8 = Weight(self.rng, 32, 64, 8, 1, symmetric=True)
+        config = ct_config("mixed-precision", 4, "group", 32)
+        config["config_groups"]["group_1"] = ct_config("pack-quantized", 8, "channel")[
+            "config_groups"]["group_0"]
+        other = L + "self_attn.k_proj."
+        self.model_of({**pack_quantized(w4, symmetric=True),
+                       **pack_quantized(w8, other, symmetric=True),
+                       M + "input_scale": ("F32", [1], bytes(4))}, config)
+        out = self.convert("--to", "bf16", "m", "o")
+        self.assertEqual(out[Q][2], mk.encode("BF16", w4.values()))
+        self.assertEqual(out[other + "weight"][2], mk.encode("BF16", w8.values()))
+        self.assertEqual(len(out), 3)
+
+    def test_without_a_configuration(self):
+        w = Weight(self.rng, 32, 64, 4, 2, symmetric=True)
+        self.check_bf16(w, pack_quantized(w, symmetric=True), None)
+
+    def test_contradictions(self):
+        w = Weight(self.rng, 32, 64, 4, 2, symmetric=True)
+        good, at = pack_quantized(w, symmetric=True), M + "weight_packed"
+        fit = ct_config("pack-quantized", 4, "group", 32)
+        loose = ct_config("pack-quantized", 4, "group", 32, actorder="group")
+        turn = {"config_groups": {"R1": {"type": "hadamard"}}}
+        cases = [
+            ({}, ct_config("pack-quantized", 8, "group", 32), [at, "num_bits 8", "num_bits 4"]),
+            ({}, ct_config("pack-quantized", 4, "group", 16), [at, "group_size 16",
+                                                               "group_size 32"]),
+            ({}, ct_config("pack-quantized", 4, "channel"), [at, "channel", "group_size 32"]),
+            ({}, ct_config("pack-quantized", 4, "group", 32, False), [at, "zero points"]),
+            ({}, loose, [at, "actorder", "weight_g_idx"]),
+            ({}, ct_config("pack-quantized", 4, "token"), ["strategy 'token'", "channel or group"]),
+            ({}, {"quant_method": CT, "config_groups": {}}, [at, "config_groups"]),
+            ({}, {**fit, "transform_config": turn}, ["transform_config"]),
+            ({"weight_shape": ("I64", [2], struct.pack("<2q", 32, 99))}, fit, [at, "[32, 99]"]),
+            ({"weight_shape": ("I64", [2], struct.pack("<2q", 33, 64))}, fit, [at, "[33, 64]"]),
+            ({"weight_shape": ("I32", [2], bytes(8))}, fit, ["weight_shape", "I64"]),
+            ({"weight_scale": ("F16", [32, 3], bytes(192))}, fit, ["weight_scale", "[32, 3]"]),
+            ({"weight_scale": ("F16", [31, 2], bytes(124))}, fit, ["weight_scale", "[31, 2]"]),
+            ({"weight_zero_point": ("I8", [32, 1], bytes(32))}, fit, ["weight_zero_point", "64"]),
+            ({"weight_g_idx": ("I32", [63], bytes(252))}, loose, ["weight_g_idx", "I32 [64]"]),
+            ({"weight_g_idx": ("I32", [64], i32([2] * 64))}, loose,
+             ["weight_g_idx", "column 0 is in group 2", "0 to 1"]),
+            ({"weight": ("BF16", [32, 64], bytes(4096))}, fit, [Q, "same weight packed"]),
+        ]
+        for number, (bad, config, says) in enumerate(cases):
+            with self.subTest(number=number, says=says):
+                self.model_of({**good, **{M + n: t for n, t in bad.items()}}, config)
+                for to in ("bf16", "nf4"):
+                    self.fails(3, "--to", to, "m", "o", has=says)
+                    self.assert_nothing("o")
+
+    def test_bad_scales(self):
+        for bits, says in ((0, "is 0"), (0x7C00, "not finite"), (0x7E00, "not finite")):
+            for form in (int_quantized, pack_quantized):
+                w = Weight(self.rng, 32, 64, 8, 2, symmetric=True)
+                tensors = form(w, symmetric=True)
+                dtype, shape, data = tensors[M + "weight_scale"]
+                data = data[:2 * 11] + struct.pack("<H", bits) + data[2 * 12:]
+                tensors[M + "weight_scale"] = dtype, shape, data
+                self.model_of(tensors, None)
+                for to in ("bf16", "nf4", "int8"):
+                    self.fails(3, "--to", to, "m", "o", has=[M + "weight_scale", "row 5, group 1",
+                                                             says, "--keep"])
+                    self.assert_nothing("o")
+
+    def test_too_large(self):
+        w = Weight(self.rng, 8, 64, 8, 1, "F32", symmetric=True)
+        w.codes[3][9] = 255
+        tensors = int_quantized(w, symmetric=True)
+        tensors[M + "weight_scale"] = ("F32", [8, 1], mk.encode("F32", [1.0] * 3 + [3e38] + [1.0] * 4))
+        self.model_of(tensors, None)
+        self.fails(3, "--to", "bf16", "m", "o", has=[Q, "row 3, column", "not finite"])
+        self.assert_nothing("o")
+
+    def test_kept(self):
+        """A weight that --keep covers stays as it is, with all that belongs to it."""
+        w = Weight(self.rng, 32, 64, 4, 2)
+        k = Weight(self.rng, 32, 64, 4, 2)
+        other = L + "self_attn.k_proj."
+        kept = pack_quantized(w)
+        self.model_of({**kept, **pack_quantized(k, other)},
+                      ct_config("pack-quantized", 4, "group", 32, False))
+        for glob in ("*.q_proj.weight", "*.q_proj.weight_packed"):
+            out = self.convert("--to", "bf16", "--keep", glob, "m", "o")
+            self.assertEqual({n: out[n] for n in kept}, kept)
+            self.assertEqual(out[other + "weight"][2], mk.encode("BF16", k.values()))
+            with open(self.path("o", "config.json")) as f:
+                config = json.load(f)["quantization_config"]
+            self.assertEqual(config["quant_method"], CT)
+            self.assertIn(other[:-1], config["ignore"])
+            shutil.rmtree(self.path("o"))
+        self.convert("--to", "nf4", "--keep", "*.q_proj.weight", "m", "o")
+        with open(self.path("o", "config.json")) as f:
+            config = json.load(f)["quantization_config"]
+        self.assertEqual((config["quant_method"], config["quant_type"]),
+                         ("qconv", "nf4+pack-quantized"))
+        again = self.convert("--to", "bf16", "o", "back")
+        self.assertEqual(again[Q], ("BF16", w.shape, mk.encode("BF16", w.values())))
+
+    def test_head(self):
+        """A packed head is not quantized by default: it is written in the model's dtype."""
+        w = Weight(self.rng, 128, 64, 4, 2, symmetric=True)
+        self.model_of({"model.embed_tokens.weight": ("BF16", [128, 64], bytes(16384)),
+                       **pack_quantized(w, "lm_head.", symmetric=True),
+                       **pack_quantized(w, symmetric=True)},
+                      ct_config("pack-quantized", 4, "group", 32), "float16")
+        out = self.convert("--to", "nf4", "m", "o")
+        self.assertEqual(out["lm_head.weight"], ("F16", w.shape, mk.encode("F16", w.values())))
+
+
+class Gptq(Integers):
+    def config(self, bits=4, group=32, **more):
+        return {"quant_method": "gptq", "bits": bits, "group_size": group, "desc_act": False,
+                "sym": False, **more}
+
+    def test_all(self):
+        w = Weight(self.rng, 96, 128, 4, 4)
+        self.check_all(w, gptq(w, shuffled=False), self.config())
+
+    def test_act_order(self):
+        w = Weight(self.rng, 96, 128, 4, 4, shuffled=True)
+        self.check_all(w, gptq(w), self.config(desc_act=True))
+
+    def test_forms(self):
+        for bits in (4, 8):
+            for groups, group in ((1, -1), (4, 16), (1, 128)):
+                for less, version in ((1, None), (1, "gptq"), (0, "gptq_v2")):
+                    w = Weight(self.rng, 40, 64, bits, groups, shuffled=groups > 1)
+                    more = {"checkpoint_format": version} if version else {}
+                    self.check_bf16(w, gptq(w, less=less),
+                                    self.config(bits, group, desc_act=True, **more))
+
+    def test_a_last_group_that_is_short(self):
+        w = Weight(self.rng, 16, 40, 4, 3)
+        w.group_of = [k // 16 for k in range(40)]
+        self.check_bf16(w, gptq(w, shuffled=False), self.config(group=16))
+
+    def test_stripes(self):
+        """More rows and columns than are read at once, by several threads, in small shards."""
+        rng = random.Random(7)
+        w = Weight(rng, 1, 2064, 4, 16)
+        rows = 560
+        for name in ("codes", "zeros", "scales"):
+            base = getattr(w, name)[0]
+            setattr(w, name, [base[i:] + base[:i] for i in range(rows)])
+        w.shape[0] = rows
+        values = mk.encode("BF16", w.values())
+        for form, config in ((gptq, self.config(group=129)),
+                             (awq, {"quant_method": "awq", "bits": 4, "group_size": 129}),
+                             (pack_quantized, None)):
+            self.model_of(form(w), config)
+            for threads in ("1", "3"):
+                out = self.convert("--to", "bf16", "--threads", threads, "m", "o")
+                self.assertTrue(out[Q][2] == values, (form, threads))
+                self.ok("verify", "-q", "o", "--against", "m")
+                shutil.rmtree(self.path("o"))
+
+    def test_contradictions(self):
+        w = Weight(self.rng, 32, 64, 4, 2)
+        good, at = gptq(w, shuffled=False), M + "qweight"
+        zeros = ("I32", [2, 3], bytes(24))
+        cases = [
+            ({}, self.config(bits=8), [at, "8 bits", "4"]),
+            ({}, self.config(group=16), [M + "scales", "groups of 16", "need 4", "found 2"]),
+            ({}, self.config(group=-1), [M + "scales", "groups of 64", "need 1", "found 2"]),
+            ({}, self.config(desc_act=True), [at, "desc_act", "no g_idx"]),
+            ({"g_idx": ("I32", [60], bytes(240))}, self.config(), [M + "g_idx", "I32 [64]"]),
+            ({"g_idx": ("I32", [64], i32([0] * 63 + [-1]))}, self.config(),
+             [M + "g_idx", "column 63 is in group -1"]),
+            ({"qzeros": zeros}, self.config(), [M + "qzeros", "[2, 4]", "[2, 3]"]),
+            ({"qzeros": ("I32", [3, 4], bytes(48))}, self.config(), [M + "qzeros", "[2, 4]"]),
+            ({"scales": ("F16", [2, 16], bytes(64))}, self.config(), [at, "gptq", "16 columns"]),
+            ({}, {"quant_method": "awq", "bits": 4, "group_size": 32}, [at, "awq", "4 columns"]),
+        ]
+        for number, (bad, config, says) in enumerate(cases):
+            with self.subTest(number=number, says=says):
+                self.model_of({**good, **{M + n: t for n, t in bad.items()}}, config)
+                for to in ("bf16", "nf4"):
+                    self.fails(3, "--to", to, "m", "o", has=says)
+                    self.assert_nothing("o")
+
+    def test_bad_scales(self):
+        for form, method in ((gptq, "gptq"), (awq, "awq")):
+            for bits, says in ((0, "is 0"), (0xFC00, "not finite")):
+                w = Weight(self.rng, 32, 64, 4, 2)
+                tensors = form(w)
+                dtype, shape, data = tensors[M + "scales"]
+                at = 2 * (32 + 5)  # row 5 of group 1
+                data = data[:at] + struct.pack("<H", bits) + data[at + 2:]
+                tensors[M + "scales"] = dtype, shape, data
+                self.model_of(tensors, {"quant_method": method, "bits": 4, "group_size": 32})
+                self.fails(3, "--to", "bf16", "m", "o", has=[M + "scales", "row 5, group 1", says])
+                self.assert_nothing("o")
+
+    def test_not_read(self):
+        """Other widths and layouts are refused as before, and --to keep passes them through."""
+        w = Weight(self.rng, 32, 64, 4, 2)
+        good = gptq(w, shuffled=False)
+        narrow = {**good, M + "qzeros": ("I32", [2, 3], bytes(24)),
+                  M + "qweight": ("I32", [6, 32], bytes(768))}
+        for tensors, config in ((good, None), (narrow, self.config(bits=3)),
+                                (good, self.config(checkpoint_format="marlin")),
+                                (good, self.config(is_marlin_format=True)),
+                                (good, {"quant_method": "auto-round", "bits": 4}),
+                                (awq(w), {"quant_method": "awq", "version": "gemv"})):
+            self.model_of(tensors, config)
+            for to in ("bf16", "nf4"):
+                self.fails(3, "--to", to, "m", "o", has=[M, "packed by", "form that is not read"])
+            kept = self.convert("--to", "keep", "m", "kept")
+            self.assertEqual({n: kept[n] for n in tensors}, tensors)
+            shutil.rmtree(self.path("kept"))
+
+    def test_conv1d(self):
+        """GPT-2's Conv1D is [in, out] for its loader: decoded, it would have to be turned."""
+        w = Weight(self.rng, 96, 64, 4, 2)
+        module = "h.0.attn.c_attn."
+        self.model({**gptq(w, module, shuffled=False),
+                    "wte.weight": ("BF16", [64, 64], bytes(8192))},
+                   {"model_type": "gpt2", "torch_dtype": "bfloat16",
+                    "quantization_config": self.config()})
+        for to in ("bf16", "fp16", "auto"):
+            more = ["--vram", "1GB"] if to == "auto" else []
+            self.fails(3, "--to", to, *more, "m", "o", has=[module + "qweight", "Conv1D"])
+            self.assert_nothing("o")
+        out = self.convert("--to", "nf4", "m", "o")
+        self.check_blocks_of(out, module + "weight", w.values(), w.shape, "nf4")
+
+
+class Awq(Integers):
+    CONFIG = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm",
+              "zero_point": True}
+
+    def test_all(self):
+        w = Weight(self.rng, 96, 128, 4, 4)
+        self.check_all(w, awq(w), self.CONFIG)
+
+    def test_without_a_configuration(self):
+        w = Weight(self.rng, 48, 128, 4, 1)
+        self.check_bf16(w, awq(w), None)
+
+    def test_contradictions(self):
+        w = Weight(self.rng, 32, 64, 4, 2)
+        good = awq(w)
+        cases = [
+            ({}, {**self.CONFIG, "group_size": 64}, [M + "scales", "need 1", "found 2"]),
+            ({}, {**self.CONFIG, "bits": 8}, [M + "qweight", "8 bits"]),
+            ({"qzeros": ("I32", [2, 5], bytes(40))}, self.CONFIG, [M + "qzeros", "[2, 4]"]),
+            ({"scales": ("F16", [2, 40], bytes(160))}, self.CONFIG, [M + "qweight", "5 columns"]),
+            ({}, {"quant_method": "gptq", "bits": 4}, [M + "qweight", "gptq", "32 columns"]),
+        ]
+        for number, (bad, config, says) in enumerate(cases):
+            with self.subTest(number=number, says=says):
+                self.model_of({**good, **{M + n: t for n, t in bad.items()}}, config)
+                self.fails(3, "--to", "bf16", "m", "o", has=says)
+                self.assert_nothing("o")
+
+
+if __name__ == "__main__":
+    unittest.main()
