@@ -5,6 +5,7 @@
 
 #include "base/alloc.h"
 #include "formats/digest_ops.h"
+#include "formats/file_io.h"
 
 #include <pthread.h>
 #include <string.h>
@@ -137,4 +138,22 @@ qc_digest qc_digest_finish(const qc_digest_state *s)
 void qc_digest_destroy(qc_digest_state *s)
 {
     qc_free(s);
+}
+
+static qc_status take_hash(void *hash, const void *bytes, size_t len, qc_error *err)
+{
+    (void)err;
+    qc_digest_update(hash, bytes, len);
+    return QC_OK;
+}
+
+qc_status qc_digest_file(qc_digest *out, const char *path, qc_error *err)
+{
+    qc_digest_state *hash = NULL;
+    QC_TRY(qc_digest_create(&hash, err));
+    qc_status st = qc_file_read_through(path, take_hash, hash, err);
+    if (st == QC_OK)
+        *out = qc_digest_finish(hash);
+    qc_digest_destroy(hash);
+    return st;
 }

@@ -31,5 +31,7 @@ void qc_digest_reset(qc_digest_state *s);
 void qc_digest_update(qc_digest_state *s, const void *p, size_t len);
 qc_digest qc_digest_finish(const qc_digest_state *s);
 void qc_digest_destroy(qc_digest_state *s);
+/* Reads a whole file. */
+QC_NODISCARD qc_status qc_digest_file(qc_digest *out, const char *path, qc_error *err);
 
 #endif

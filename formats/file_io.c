@@ -23,6 +23,7 @@
 #include <unistd.h>
 
 #define SLURP_STEP_BYTES (256u << 10)
+#define READ_STEP_BYTES  (1u << 20)
 #define TMP_SUFFIX       ".tmp"
 #define HANDLES_USUAL    200u
 #define HINT_STEP_BYTES  (512u << 10)
@@ -452,6 +453,27 @@ static qc_status slurp_open(const qc_file *f, qc_strbuf *out, qc_error *err)
         done += n;
     }
     qc_free(v);
+    return st;
+}
+
+qc_status qc_file_read_through(const char *path, qc_file_taker take, void *ctx, qc_error *err)
+{
+    qc_file f = QC_FILE_CLOSED;
+    void *buf = NULL;
+    uint64_t bytes = 0;
+    qc_status st = qc_malloc(&buf, READ_STEP_BYTES, err);
+    if (st == QC_OK)
+        st = qc_file_open_read(&f, path, err);
+    if (st == QC_OK)
+        st = qc_file_size(&f, &bytes, err);
+    for (uint64_t at = 0; st == QC_OK && at < bytes; at += READ_STEP_BYTES) {
+        size_t len = bytes - at < READ_STEP_BYTES ? (size_t)(bytes - at) : READ_STEP_BYTES;
+        st = qc_file_pread(&f, buf, len, at, err);
+        if (st == QC_OK)
+            st = take(ctx, buf, len, err);
+    }
+    qc_file_discard(&f);
+    qc_free(buf);
     return st;
 }
 

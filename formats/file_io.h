@@ -69,6 +69,10 @@ int qc_file_is_uncached(const qc_file *f, uint64_t offset, uint64_t len);
 
 /* Appends the whole file to out; QC_ERR_INPUT if it is longer than out->max allows. */
 QC_NODISCARD qc_status qc_file_slurp(const char *path, qc_strbuf *out, qc_error *err);
+/* Hands the whole file on in stretches of at most 1 MiB, in their order. */
+typedef qc_status (*qc_file_taker)(void *ctx, const void *bytes, size_t len, qc_error *err);
+QC_NODISCARD qc_status qc_file_read_through(const char *path, qc_file_taker take, void *ctx,
+                                            qc_error *err);
 /* Writes path.tmp, syncs it, renames it to path, and syncs the directory. */
 QC_NODISCARD qc_status qc_file_put(const char *path, const void *bytes, size_t len, qc_error *err);
 

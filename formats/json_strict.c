@@ -17,6 +17,7 @@
 #include "base/alloc.h"
 #include "base/arena.h"
 #include "base/text.h"
+#include "formats/file_io.h"
 
 #include <inttypes.h>
 #include <locale.h>
@@ -530,6 +531,22 @@ qc_status qc_json_parse(qc_json **out, const char *text, size_t len, unsigned fl
         *out = doc;
     else
         qc_json_destroy(doc);
+    return st;
+}
+
+qc_status qc_json_read_file(qc_json **out, const char *path, const char *before, size_t max_bytes,
+                            qc_error *err)
+{
+    qc_strbuf text;
+    *out = NULL;
+    qc_strbuf_init(&text, max_bytes);
+    qc_status st = qc_file_slurp(path, &text, err);
+    if (st == QC_OK) {
+        st = qc_json_parse(out, text.data ? text.data : "", text.len, 0, err);
+        if (st != QC_OK)
+            qc_error_prefix(err, "%s%s", before, path);
+    }
+    qc_strbuf_deinit(&text);
     return st;
 }
 

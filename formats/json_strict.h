@@ -34,6 +34,9 @@ typedef enum {
 /* text need not be NUL-terminated. */
 QC_NODISCARD qc_status qc_json_parse(qc_json **out, const char *text, size_t len, unsigned flags,
                                      qc_error *err);
+/* Parses a file of at most max_bytes. Messages about its text begin with `before` and the path. */
+QC_NODISCARD qc_status qc_json_read_file(qc_json **out, const char *path, const char *before,
+                                         size_t max_bytes, qc_error *err);
 void qc_json_destroy(qc_json *doc); /* NULL is fine */
 const qc_json_node *qc_json_root(const qc_json *doc);
 

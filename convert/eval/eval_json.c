@@ -130,19 +130,12 @@ static qc_status read_document(qc_eval_result *out, qc_arena *arena, const qc_js
 
 qc_status qc_eval_read(qc_eval_result *out, qc_arena *arena, const char *path, qc_error *err)
 {
-    qc_strbuf text;
     qc_json *doc = NULL;
     memset(out, 0, sizeof *out);
-    qc_strbuf_init(&text, FILE_MAX);
-    qc_status st = qc_file_slurp(path, &text, err);
-    if (st == QC_OK) {
-        st = qc_json_parse(&doc, text.data ? text.data : "", text.len, 0, err);
-        if (st == QC_OK)
-            st = read_document(out, arena, qc_json_root(doc), err);
-        if (st != QC_OK)
-            qc_error_prefix(err, "%s", path);
-    }
+    QC_TRY(qc_json_read_file(&doc, path, "", FILE_MAX, err));
+    qc_status st = read_document(out, arena, qc_json_root(doc), err);
+    if (st != QC_OK)
+        qc_error_prefix(err, "%s", path);
     qc_json_destroy(doc);
-    qc_strbuf_deinit(&text);
     return st;
 }

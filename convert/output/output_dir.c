@@ -273,32 +273,23 @@ qc_status qc_output_dir_copy(qc_output_dir *d, const char *name, const char *fro
     qc_digest_state *hash = NULL;
     void *buf = NULL;
     QC_TRY(qc_output_dir_stage(d, name, &path, err));
-    qc_status st = qc_malloc(&buf, COPY_BYTES, err);
-    if (st == QC_OK)
-        st = qc_digest_create(&hash, err);
-    if (st == QC_OK)
-        st = qc_file_open_read(&in, from, err);
-    if (st == QC_OK)
-        st = qc_file_size(&in, bytes, err);
-    if (st == QC_OK)
-        st = qc_file_create(&out, path, err);
-    for (uint64_t done = 0; st == QC_OK && done < *bytes;) {
-        size_t len = *bytes - done < COPY_BYTES ? (size_t)(*bytes - done) : COPY_BYTES;
-        st = qc_file_pread(&in, buf, len, done, err);
-        if (st == QC_OK)
-            st = qc_file_pwrite(&out, buf, len, done, err);
-        if (st == QC_OK)
-            qc_digest_update(hash, buf, len);
-        done += len;
+    qc_status st = QC_OK;
+    QC_TRY_GOTO(st, done, qc_malloc(&buf, COPY_BYTES, err));
+    QC_TRY_GOTO(st, done, qc_digest_create(&hash, err));
+    QC_TRY_GOTO(st, done, qc_file_open_read(&in, from, err));
+    QC_TRY_GOTO(st, done, qc_file_size(&in, bytes, err));
+    QC_TRY_GOTO(st, done, qc_file_create(&out, path, err));
+    for (uint64_t at = 0; at < *bytes; at += COPY_BYTES) {
+        size_t len = *bytes - at < COPY_BYTES ? (size_t)(*bytes - at) : COPY_BYTES;
+        QC_TRY_GOTO(st, done, qc_file_pread(&in, buf, len, at, err));
+        QC_TRY_GOTO(st, done, qc_file_pwrite(&out, buf, len, at, err));
+        qc_digest_update(hash, buf, len);
     }
-    if (st == QC_OK)
-        *digest = qc_digest_finish(hash);
-    if (st == QC_OK)
-        st = qc_file_sync(&out, err);
-    if (st == QC_OK)
-        st = qc_file_close(&out, err);
-    if (st == QC_OK)
-        st = sync_own_folder(d, name, err);
+    *digest = qc_digest_finish(hash);
+    QC_TRY_GOTO(st, done, qc_file_sync(&out, err));
+    QC_TRY_GOTO(st, done, qc_file_close(&out, err));
+    st = sync_own_folder(d, name, err);
+done:
     qc_file_discard(&out);
     qc_file_discard(&in);
     qc_digest_destroy(hash);

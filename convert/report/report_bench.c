@@ -140,18 +140,11 @@ static qc_status read_document(qc_report *r, const qc_json_node *root, qc_error 
 
 qc_status qc_report_bench_read(qc_report *r, const char *path, qc_error *err)
 {
-    qc_strbuf text;
     qc_json *doc = NULL;
-    qc_strbuf_init(&text, FILE_MAX_BYTES);
-    qc_status st = qc_file_slurp(path, &text, err);
-    if (st == QC_OK) {
-        st = qc_json_parse(&doc, text.data ? text.data : "", text.len, 0, err);
-        if (st == QC_OK)
-            st = read_document(r, qc_json_root(doc), err);
-        if (st != QC_OK)
-            qc_error_prefix(err, "--bench: %s", path);
-    }
+    QC_TRY(qc_json_read_file(&doc, path, "--bench: ", FILE_MAX_BYTES, err));
+    qc_status st = read_document(r, qc_json_root(doc), err);
+    if (st != QC_OK)
+        qc_error_prefix(err, "--bench: %s", path);
     qc_json_destroy(doc);
-    qc_strbuf_deinit(&text);
     return st;
 }

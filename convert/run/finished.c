@@ -381,35 +381,6 @@ qc_status qc_output_is_of_weights(int *same, const char *out, const qc_plan *pla
 
 /* ---- all of it ------------------------------------------------------------------------------ */
 
-static qc_status digest_of_file(qc_digest *out, const char *path, qc_error *err)
-{
-    qc_file f = QC_FILE_CLOSED;
-    qc_digest_state *hash = NULL;
-    uint64_t bytes = 0;
-    void *room = NULL;
-    QC_TRY(qc_file_open_read(&f, path, err));
-    qc_status st = qc_file_size(&f, &bytes, err);
-    if (st == QC_OK)
-        st = qc_malloc(&room, READ_BYTES, err);
-    if (st == QC_OK)
-        st = qc_digest_create(&hash, err);
-    if (st == QC_OK)
-        qc_digest_reset(hash);
-    for (uint64_t at = 0; st == QC_OK && at < bytes;) {
-        size_t n = bytes - at < READ_BYTES ? (size_t)(bytes - at) : READ_BYTES;
-        st = qc_file_pread(&f, room, n, at, err);
-        if (st == QC_OK)
-            qc_digest_update(hash, room, n);
-        at += n;
-    }
-    if (st == QC_OK)
-        *out = qc_digest_finish(hash);
-    qc_digest_destroy(hash);
-    qc_free(room);
-    qc_file_discard(&f);
-    return st;
-}
-
 static const qc_manifest_file *find_file(const qc_manifest *m, const char *name)
 {
     for (size_t i = 0; i < m->file_count; i++) {
@@ -449,7 +420,7 @@ static qc_status same_side_files(int *same, qc_difference *why, const qc_manifes
         } else {
             st = qc_path_join(plan->arena, &path, plan->model->path, names[i], err);
             if (st == QC_OK)
-                st = digest_of_file(&digest, path, err);
+                st = qc_digest_file(&digest, path, err);
         }
         qc_strbuf_deinit(&config);
         QC_TRY(st);

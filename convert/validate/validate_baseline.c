@@ -103,21 +103,14 @@ static qc_status read_document(qc_validate_baseline *out, qc_arena *arena, const
 qc_status qc_validate_baseline_read(qc_validate_baseline *out, qc_arena *arena, const char *path,
                                     qc_error *err)
 {
-    qc_strbuf text;
     qc_json *doc = NULL;
     memset(out, 0, sizeof *out);
     out->path = path;
-    qc_strbuf_init(&text, BASELINE_MAX);
-    qc_status st = qc_file_slurp(path, &text, err);
-    if (st == QC_OK) {
-        st = qc_json_parse(&doc, text.data ? text.data : "", text.len, 0, err);
-        if (st == QC_OK)
-            st = read_document(out, arena, qc_json_root(doc), err);
-        if (st != QC_OK)
-            qc_error_prefix(err, "--baseline: %s", path);
-    }
+    QC_TRY(qc_json_read_file(&doc, path, "--baseline: ", BASELINE_MAX, err));
+    qc_status st = read_document(out, arena, qc_json_root(doc), err);
+    if (st != QC_OK)
+        qc_error_prefix(err, "--baseline: %s", path);
     qc_json_destroy(doc);
-    qc_strbuf_deinit(&text);
     return st;
 }
 

@@ -15,7 +15,6 @@
 #include <string.h>
 
 #define HEADER_OWNER UINT32_MAX
-#define READ_BYTES   (1u << 20)
 
 /* One frame of a compressed shard, or one piece of a plain one. */
 typedef struct {
@@ -75,51 +74,9 @@ static const char *behind(const char *msg, const char *subject)
 
 /* ---- Everything but weights ----------------------------------------------------------------- */
 
-typedef qc_status (*taker)(void *ctx, const void *bytes, size_t len, qc_error *err);
-
-/* Hands a file on in stretches. */
-static qc_status read_file(const char *path, taker take, void *ctx, qc_error *err)
-{
-    qc_file f = QC_FILE_CLOSED;
-    void *buf = NULL;
-    uint64_t bytes = 0;
-    qc_status st = qc_malloc(&buf, READ_BYTES, err);
-    if (st == QC_OK)
-        st = qc_file_open_read(&f, path, err);
-    if (st == QC_OK)
-        st = qc_file_size(&f, &bytes, err);
-    for (uint64_t at = 0; st == QC_OK && at < bytes; at += READ_BYTES) {
-        size_t len = bytes - at < READ_BYTES ? (size_t)(bytes - at) : READ_BYTES;
-        st = qc_file_pread(&f, buf, len, at, err);
-        if (st == QC_OK)
-            st = take(ctx, buf, len, err);
-    }
-    qc_file_discard(&f);
-    qc_free(buf);
-    return st;
-}
-
-static qc_status take_hash(void *hash, const void *bytes, size_t len, qc_error *err)
-{
-    (void)err;
-    qc_digest_update(hash, bytes, len);
-    return QC_OK;
-}
-
 static qc_status take_json(void *cut, const void *bytes, size_t len, qc_error *err)
 {
     return qc_json_cut_feed(cut, bytes, len, err);
-}
-
-static qc_status file_digest(const char *path, qc_digest *out, qc_error *err)
-{
-    qc_digest_state *hash = NULL;
-    QC_TRY(qc_digest_create(&hash, err));
-    qc_status st = read_file(path, take_hash, hash, err);
-    if (st == QC_OK)
-        *out = qc_digest_finish(hash);
-    qc_digest_destroy(hash);
-    return st;
 }
 
 static qc_status check_side_file(scan *s, const qc_manifest_file *f, qc_error *err)
@@ -135,7 +92,7 @@ static qc_status check_side_file(scan *s, const qc_manifest_file *f, qc_error *e
         return problem(s, err, f->path, "expected %" PRIu64 " bytes, found %" PRIu64, f->bytes,
                        bytes);
     qc_digest d;
-    QC_TRY(file_digest(path, &d, err));
+    QC_TRY(qc_digest_file(&d, path, err));
     if (!qc_digest_equal(&d, &f->digest))
         return problem(s, err, f->path, "its bytes are not those that were written");
     return QC_OK;
@@ -162,7 +119,7 @@ static qc_status count_entries(const char *path, size_t *entries, qc_error *err)
     qc_json_cut cut;
     qc_json_cut_init(&cut,
                      &(qc_json_parts){"weight_map", check_json, count_entry, check_json, entries});
-    qc_status st = read_file(path, take_json, &cut, err);
+    qc_status st = qc_file_read_through(path, take_json, &cut, err);
     if (st == QC_OK)
         st = qc_json_cut_finish(&cut, err);
     qc_json_cut_deinit(&cut);
