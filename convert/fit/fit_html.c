@@ -4,7 +4,6 @@
 #include "convert/term/size_text.h"
 
 #include <inttypes.h>
-#include <math.h>
 
 /* A colour means a part of a device's memory and nothing else. */
 static const struct {
@@ -200,42 +199,11 @@ static void add_placement(const qc_fit_report *r, qc_strbuf *out)
     qc_strbuf_puts(out, ".</p>\n");
 }
 
-static void add_table(const qc_fit_report *r, qc_strbuf *out)
+static void add_tables(const qc_fit_report *r, qc_strbuf *out)
 {
-    const qc_fit *fit = r->fit;
-    qc_strbuf_puts(out, "<h2>Devices</h2>\n<table>\n<tr><th>device</th><th>card</th>"
-                        "<th>budget</th><th>weights</th><th>KV cache</th><th>workspace</th>"
-                        "<th>CUDA context</th><th>free</th><th>short by</th><th>layers</th>"
-                        "</tr>\n");
-    for (uint32_t i = 0; i < fit->budget->count; i++) {
-        const qc_fit_device *d = &fit->devices[i];
-        const uint64_t cells[] = {
-            d->budget_bytes,  d->weight_bytes,
-            d->kv_bytes,      d->workspace_bytes,
-            d->context_bytes, d->budget_bytes == QC_NO_LIMIT ? QC_NO_LIMIT : d->free_bytes};
-        qc_strbuf_putf(out, "<tr><td>%s</td><td>%s</td>", d->device->name,
-                       d->device->card ? d->device->card->name : "");
-        for (size_t c = 0; c < sizeof cells / sizeof *cells; c++) {
-            char size[QC_SIZE_TEXT_BYTES];
-            qc_strbuf_putf(out, "<td>%s</td>",
-                           c == 2 && fit->geometry->cache_unknown ? "?"
-                                                                  : size_or_none(size, cells[c]));
-        }
-        if (d->short_by_bytes) {
-            char size[QC_SIZE_TEXT_BYTES];
-            qc_strbuf_putf(out, "<td class=\"no\">%s</td>", qc_text_bytes(size, d->short_by_bytes));
-        } else {
-            qc_strbuf_puts(out, "<td></td>");
-        }
-        if (d->layers == 1)
-            qc_strbuf_putf(out, "<td>%" PRIu32 "</td></tr>\n", d->first_layer);
-        else if (d->layers)
-            qc_strbuf_putf(out, "<td>%" PRIu32 "-%" PRIu32 "</td></tr>\n", d->first_layer,
-                           d->first_layer + d->layers - 1);
-        else
-            qc_strbuf_puts(out, "<td></td></tr>\n");
-    }
-    qc_html_table_end(out);
+    const qc_table devices = qc_fit_devices(r);
+    qc_strbuf_puts(out, "<h2>Devices</h2>\n");
+    qc_table_html(&devices, out);
     qc_strbuf_puts(out, "<h2>Schemes</h2>\n<table>\n<tr><th>scheme</th>"
                         "<th>tensors</th><th>parameters</th><th>bytes</th></tr>\n");
     for (uint32_t i = 0; i < r->scheme_count; i++) {
@@ -250,24 +218,14 @@ static void add_table(const qc_fit_report *r, qc_strbuf *out)
 
 static void add_choices(const qc_fit_report *r, qc_strbuf *out)
 {
-    char count[QC_SIZE_TEXT_BYTES];
+    const qc_table others = qc_fit_other_choices(r);
     if (r->chosen)
         qc_strbuf_putf(out, "<h2>Error</h2>\n<p>Predicted: %.3g. %s %s</p>\n", r->chosen->predicted,
                        QC_ERROR_UNIT, QC_ERROR_SEEN);
-    if (r->choice_count == 0)
-        return;
-    qc_strbuf_puts(out, "<h2>What else these devices could hold</h2>\n<p>" QC_AUTO_TRADES ":</p>\n"
-                        "<table>\n<tr><th>instead</th><th>longest context</th><th>error</th>"
-                        "<th>read by</th></tr>\n");
-    for (uint32_t i = 0; i < r->choice_count; i++) {
-        const qc_fit_choice *c = &r->choices[i];
-        qc_strbuf_putf(out, "<tr><td>%s</td><td>%s</td><td>", c->change,
-                       found_text(count, c->max_context));
-        if (!isnan(c->predicted))
-            qc_strbuf_putf(out, "%.3g", c->predicted);
-        qc_strbuf_putf(out, "</td><td>%s</td></tr>\n", qc_fit_read_by(c));
-    }
-    qc_html_table_end(out);
+    if (r->choice_count > 0)
+        qc_strbuf_puts(out,
+                       "<h2>What else these devices could hold</h2>\n<p>" QC_AUTO_TRADES ":</p>\n");
+    qc_table_html(&others, out);
 }
 
 static void add_suggestions(const qc_fit_report *r, qc_strbuf *out)
@@ -294,7 +252,7 @@ qc_status qc_fit_report_html(const qc_fit_report *r, qc_strbuf *out, qc_error *e
     qc_fit_budget_notes(r, "", ". ", &text);
     QC_TRY(add_paragraph("<p class=\"soft\">Budgets: ", &text, out, err));
     add_placement(r, out);
-    add_table(r, out);
+    add_tables(r, out);
     add_choices(r, out);
     add_suggestions(r, out);
     qc_html_end(out);

@@ -3,7 +3,6 @@
 #include "base/text.h"
 #include "convert/term/console.h"
 #include "convert/term/size_text.h"
-#include "convert/term/table.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -164,11 +163,6 @@ static uint64_t needed_bytes(const qc_fit_device *d)
     return d->weight_bytes + d->kv_bytes + d->workspace_bytes + d->context_bytes;
 }
 
-const char *qc_fit_read_by(const qc_fit_choice *c)
-{
-    return c->own_form ? "qconv only" : "transformers too";
-}
-
 void qc_fit_verdict(const qc_fit_report *r, qc_strbuf *out)
 {
     char size[QC_SIZE_TEXT_BYTES];
@@ -270,18 +264,18 @@ static void add_size(qc_table *t, uint64_t bytes)
 static void add_layers(qc_table *t, const qc_fit_device *d)
 {
     if (d->layers == 0)
-        qc_table_put(t, "-");
+        qc_table_put(t, NULL);
     else if (d->layers == 1)
         qc_table_number(t, d->first_layer);
     else
         qc_table_putf(t, "%" PRIu32 "-%" PRIu32, d->first_layer, d->first_layer + d->layers - 1);
 }
 
-static void add_devices(const qc_fit_report *r, qc_strbuf *out)
+qc_table qc_fit_devices(const qc_fit_report *r)
 {
     qc_table t;
     qc_table_begin(&t, r->arena,
-                   "device|card|>budget|>weights|>KV cache|>workspace|>CUDA context|>free|>short "
+                   "device|card|>budget|>weights|>KV cache|>workspace|>CUDA context|>free|!>short "
                    "by|>layers");
     for (uint32_t i = 0; i < r->fit->budget->count; i++) {
         const qc_fit_device *d = &r->fit->devices[i];
@@ -302,10 +296,7 @@ static void add_devices(const qc_fit_report *r, qc_strbuf *out)
             qc_table_put(&t, "");
         add_layers(&t, d);
     }
-    qc_strbuf_puts(out, "\n");
-    qc_table_print(&t, 2, out);
-    qc_strbuf_puts(out, "\n");
-    qc_fit_budget_notes(r, "  ", "\n", out);
+    return t;
 }
 
 /* Is device i the first with its size and card? */
@@ -451,13 +442,10 @@ static void add_search(const qc_fit_report *r, qc_strbuf *out)
     qc_strbuf_puts(out, "\n");
 }
 
-/* Adds what else the devices could hold instead of what --to auto made of them. */
-static void add_choices(const qc_fit_report *r, qc_strbuf *out)
+qc_table qc_fit_other_choices(const qc_fit_report *r)
 {
     char count[QC_SIZE_TEXT_BYTES];
     qc_table t;
-    if (r->choice_count == 0)
-        return;
     qc_table_begin(&t, r->arena, "instead|>longest context|>error|read by");
     for (uint32_t i = 0; i < r->choice_count; i++) {
         const qc_fit_choice *c = &r->choices[i];
@@ -468,10 +456,9 @@ static void add_choices(const qc_fit_report *r, qc_strbuf *out)
             qc_table_put(&t, NULL);
         else
             qc_table_putf(&t, "%.3g", c->predicted);
-        qc_table_put(&t, qc_fit_read_by(c));
+        qc_table_put(&t, c->own_form ? "qconv only" : "transformers too");
     }
-    qc_strbuf_puts(out, "\n  " QC_AUTO_TRADES "\n\n");
-    qc_table_print(&t, 2, out);
+    return t;
 }
 
 static int uses_disk(const qc_fit *fit)
@@ -487,11 +474,17 @@ qc_status qc_fit_report_text(const qc_fit_report *r, qc_bar_style style, qc_strb
 {
     char size[QC_SIZE_TEXT_BYTES], time[QC_SIZE_TEXT_BYTES];
     const qc_fit *fit = r->fit;
+    const qc_table devices = qc_fit_devices(r), others = qc_fit_other_choices(r);
     add_head(r, out);
-    add_devices(r, out);
+    qc_strbuf_puts(out, "\n");
+    qc_table_print(&devices, 2, out);
+    qc_strbuf_puts(out, "\n");
+    qc_fit_budget_notes(r, "  ", "\n", out);
     add_bars(r, style, out);
     add_search(r, out);
-    add_choices(r, out);
+    if (r->choice_count > 0)
+        qc_strbuf_puts(out, "\n  " QC_AUTO_TRADES "\n\n");
+    qc_table_print(&others, 2, out);
     if (fit->transfer_bytes_per_token)
         qc_strbuf_putf(out,
                        "  spilled to the host%s: %s over its link for every token, %s at least\n",

@@ -6,6 +6,7 @@
 
 #include "convert/fit/auto_choice.h"
 #include "convert/fit/fit.h"
+#include "convert/term/table.h"
 
 /* Says what a predicted error is, and what it came to where perplexity was measured: NF4 with
  * searched scales on kjv-llama and TinyStories-656K (docs/accuracy.md; tests/cli/test_auto.py
@@ -37,8 +38,6 @@ typedef struct {
     const char *own_form; /* "nf4+int8": a form that only qconv reads; NULL: bitsandbytes' */
 } qc_fit_choice;
 
-/* "qconv only", or "transformers too". */
-const char *qc_fit_read_by(const qc_fit_choice *c);
 #define QC_AUTO_TRADES                                                                             \
     "auto gives what is free beyond --context to precision; the same devices could hold"
 
@@ -81,6 +80,10 @@ typedef struct {
 uint64_t qc_fit_parameters_of(const qc_plan *plan, const qc_job *job);
 /* Sums up the schemes over the jobs of a plan (before or after its layout). */
 QC_NODISCARD qc_status qc_fit_sum_schemes(qc_fit_report *r, const qc_plan *plan, qc_error *err);
+
+/* The tables of the text and of the page: the devices, and what else they could hold. */
+qc_table qc_fit_devices(const qc_fit_report *r);
+qc_table qc_fit_other_choices(const qc_fit_report *r);
 
 typedef enum { QC_BARS_ASCII, QC_BARS_BLOCKS } qc_bar_style;
 /* Returns QC_BARS_BLOCKS only where standard output is a terminal and the locale says UTF-8. */

@@ -1,6 +1,7 @@
 #include "convert/term/table.h"
 
 #include "convert/term/console.h"
+#include "convert/term/html_text.h"
 #include "convert/term/size_text.h"
 
 #include <assert.h>
@@ -31,6 +32,8 @@ static char *keep(qc_table *t, const char *text, size_t len)
     return copy;
 }
 
+static const char not_known[] = "-"; /* the cell of a NULL */
+
 void qc_table_begin(qc_table *t, qc_arena *arena, const char *columns)
 {
     *t = (qc_table){.arena = arena};
@@ -40,6 +43,8 @@ void qc_table_begin(qc_table *t, qc_arena *arena, const char *columns)
 void qc_table_columns(qc_table *t, const char *columns)
 {
     for (const char *end = columns; end; columns = end + 1) {
+        int warns = *columns == '!';
+        columns += warns;
         qc_align align = *columns == '>' ? QC_ALIGN_RIGHT : QC_ALIGN_LEFT;
         columns += align == QC_ALIGN_RIGHT;
         end = strchr(columns, '|');
@@ -47,6 +52,7 @@ void qc_table_columns(qc_table *t, const char *columns)
         t->titles[t->column_count] =
             keep(t, columns, end ? (size_t)(end - columns) : strlen(columns));
         t->aligns[t->column_count] = align;
+        t->warns[t->column_count] = warns;
         t->column_count++;
         if (!end)
             break;
@@ -74,17 +80,17 @@ static int reserve(qc_table *t)
 void qc_table_put(qc_table *t, const char *text)
 {
     assert(t->column_count > 0);
-    if (!text)
-        text = "-";
-    char *copy = keep(t, text, strlen(text));
-    if (!copy || !reserve(t))
+    char *copy = text ? keep(t, text, strlen(text)) : NULL;
+    if ((text && !copy) || !reserve(t))
         return;
-    qc_console_printable(copy);
+    if (copy)
+        qc_console_printable(copy);
+    const char *cell = copy ? copy : not_known;
     size_t *width = &t->widths[t->cell_count % t->column_count];
-    size_t w = width_of(copy);
+    size_t w = width_of(cell);
     if (w > *width)
         *width = w;
-    t->cells[t->cell_count++] = copy;
+    t->cells[t->cell_count++] = cell;
 }
 
 void qc_table_putf(qc_table *t, const char *fmt, ...)
@@ -144,16 +150,39 @@ static void print_row(const qc_table *t, const char *const *cells, unsigned inde
     qc_strbuf_puts(out, "\n");
 }
 
-void qc_table_print(const qc_table *t, unsigned indent, qc_strbuf *out)
+/* Returns whether there is anything to write. */
+static int has_rows(const qc_table *t, qc_strbuf *out)
 {
     if (t->wanted && out->failed == QC_OK) {
         out->failed = QC_ERR_NOMEM;
         out->wanted = t->wanted;
     }
-    if (t->wanted || t->cell_count == 0)
+    assert(t->wanted || t->cell_count % t->column_count == 0);
+    return !t->wanted && t->cell_count > 0;
+}
+
+void qc_table_print(const qc_table *t, unsigned indent, qc_strbuf *out)
+{
+    if (!has_rows(t, out))
         return;
-    assert(t->cell_count % t->column_count == 0);
     print_row(t, t->titles, indent, out);
     for (size_t i = 0; i < t->cell_count; i += t->column_count)
         print_row(t, t->cells + i, indent, out);
+}
+
+void qc_table_html(const qc_table *t, qc_strbuf *out)
+{
+    if (!has_rows(t, out))
+        return;
+    qc_strbuf_puts(out, "<table>\n<tr>");
+    for (unsigned c = 0; c < t->column_count; c++)
+        qc_html_put(out, "<th>", t->titles[c], "</th>");
+    for (size_t i = 0; i < t->cell_count; i++) {
+        unsigned c = (unsigned)(i % t->column_count);
+        const char *text = t->cells[i] == not_known ? "" : t->cells[i];
+        qc_strbuf_puts(out, c == 0 ? "</tr>\n<tr>" : "");
+        qc_html_put(out, t->warns[c] && *text ? "<td class=\"no\">" : "<td>", text, "</td>");
+    }
+    qc_strbuf_puts(out, "</tr>\n");
+    qc_html_table_end(out);
 }

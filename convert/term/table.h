@@ -29,6 +29,7 @@ typedef struct {
     unsigned column_count;
     const char *titles[QC_TABLE_MAX_COLUMNS];
     qc_align aligns[QC_TABLE_MAX_COLUMNS];
+    int warns[QC_TABLE_MAX_COLUMNS]; /* what stands in the column is bad news */
     size_t widths[QC_TABLE_MAX_COLUMNS];
     const char **cells; /* row after row */
     size_t cell_count, cell_room;
@@ -36,7 +37,7 @@ typedef struct {
 } qc_table;
 
 /* Begins a table. The titles of the columns stand between '|'; a '>' before a title aligns its
- * column right. */
+ * column right, and a '!' before both has a page write the column in red. */
 void qc_table_begin(qc_table *t, qc_arena *arena, const char *columns);
 /* Adds more columns; call it before the first cell. */
 void qc_table_columns(qc_table *t, const char *columns);
@@ -55,5 +56,7 @@ void qc_table_end_row(qc_table *t);
  * at all. If a cell could not be stored, nothing is written, and qc_strbuf_status of `out` says
  * so. */
 void qc_table_print(const qc_table *t, unsigned indent, qc_strbuf *out);
+/* Writes the same as a table of a page (html_text.h), where NULL is an empty cell. */
+void qc_table_html(const qc_table *t, qc_strbuf *out);
 
 #endif

@@ -48,6 +48,28 @@ static void aligned(void **state)
              "  b            -\n");
 }
 
+static void page(void **state)
+{
+    (void)state;
+    fixture f;
+    static const char *const texts[] = {"a<b", "", NULL, "1 GB", "c", "", "7", ""};
+    begin(&f, "name|never|>n|!>short by");
+    cells(&f, texts, 8);
+    qc_strbuf_puts(&f.out, "<p></p>\n");
+    qc_table_html(&f.t, &f.out);
+    assert_int_equal(qc_strbuf_status(&f.out, NULL), QC_OK);
+    assert_string_equal(f.out.data,
+                        "<p></p>\n"
+                        "<table class=\"list\">\n"
+                        "<tr><th>name</th><th>n</th><th>short by</th></tr>\n"
+                        "<tr><td>a&lt;b</td><td data-t=\"n\"></td>"
+                        "<td data-t=\"short by\" class=\"no\">1 GB</td></tr>\n"
+                        "<tr><td>c</td><td data-t=\"n\">7</td><td data-t=\"short by\"></td></tr>\n"
+                        "</table>\n");
+    qc_strbuf_deinit(&f.out);
+    qc_arena_deinit(&f.arena);
+}
+
 static void empty_columns_vanish(void **state)
 {
     (void)state;
@@ -134,9 +156,13 @@ static void failures_stick(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(aligned),        cmocka_unit_test(empty_columns_vanish),
-        cmocka_unit_test(no_rows),        cmocka_unit_test(strange_names),
-        cmocka_unit_test(many_rows),      cmocka_unit_test(kinds_of_cells),
+        cmocka_unit_test(aligned),
+        cmocka_unit_test(page),
+        cmocka_unit_test(empty_columns_vanish),
+        cmocka_unit_test(no_rows),
+        cmocka_unit_test(strange_names),
+        cmocka_unit_test(many_rows),
+        cmocka_unit_test(kinds_of_cells),
         cmocka_unit_test(failures_stick),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
