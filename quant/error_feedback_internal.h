@@ -84,13 +84,13 @@ double qc_factor_at(const qc_factor *f, uint64_t j, uint64_t k);
 /* ---- error_feedback_search.c ---- */
 
 /* Step 2: writes the scales with the least sum of weights[column] * error^2 over the elements to
- * out. weights NULL means 1 everywhere. For INT8_ROWS, out->absmax has one scale per row. */
+ * out. weights NULL means 1 everywhere. By rows, out->absmax has one scale per row. */
 QC_NODISCARD qc_status qc_feedback_scales(const qc_feedback *f, const qc_form *form, const float *x,
                                           const float *weights, uint64_t rows, qc_feedback_out *out,
                                           qc_error *err);
 /* The factor that takes a value to its code's place; 0 for a scale that cannot be divided by, where
  * all codes are that of 0. */
-float qc_feedback_inverse(qc_form_kind kind, float scale);
+float qc_feedback_inverse(const qc_form_ops *form, float scale);
 uint64_t qc_feedback_search_bytes(uint64_t n, unsigned threads);
 
 #endif

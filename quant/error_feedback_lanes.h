@@ -2,7 +2,7 @@
  * instruction set (error_feedback_lanes*.c), with the same results: no operation is fused. Not for
  * callers.
  *
- * A unit is the value of a code at a scale of 1: qc_nf4_code[code], or q * QC_INT8_STEP. */
+ * A unit is the value of a code at a scale of 1: qc_nf4_code[code], or q * step. */
 #ifndef QC_QUANT_ERROR_FEEDBACK_LANES_H
 #define QC_QUANT_ERROR_FEEDBACK_LANES_H
 
@@ -25,18 +25,18 @@ typedef struct {
 typedef struct {
     /* rr[j] = sum of d * r^2, where r is x * inv[j] less the unit of its code. n: a multiple of
      * 16. */
-    void (*errors)(const float *x, const float *d, uint32_t n, qc_form_kind kind, const float *inv,
-                   unsigned count, float *rr);
+    void (*errors)(const float *x, const float *d, uint32_t n, const qc_form_ops *form,
+                   const float *inv, unsigned count, float *rr);
     /* The sums of d * unit * x and of d * unit^2, with the units for inv. */
-    void (*refit)(const float *x, const float *d, uint32_t n, qc_form_kind kind, float inv,
+    void (*refit)(const float *x, const float *d, uint32_t n, const qc_form_ops *form, float inv,
                   float *ux, float *uu);
     /* Step 3 within a tile. in: T plus what columns outside feed in; u [cols][QC_TILE_COLS]: U_jk.
      * Sets code, value and error. */
-    void (*feed)(qc_tile *t, uint32_t cols, const float *u, qc_form_kind kind);
+    void (*feed)(qc_tile *t, uint32_t cols, const float *u, const qc_form_ops *form);
     /* The codes of step 4. in: E H of these columns; h [cols][QC_TILE_COLS]: H_jk; inverse [cols],
      * 0 for a dead column. Changes code, value and error; returns the number of changed codes. */
     uint32_t (*sweep)(qc_tile *t, uint32_t cols, const float *h, const float *inverse,
-                      qc_form_kind kind);
+                      const qc_form_ops *form);
 } qc_feedback_lanes;
 
 extern const qc_feedback_lanes qc_feedback_lanes_scalar;

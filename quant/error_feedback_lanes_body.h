@@ -52,29 +52,31 @@ static inline void encode_nf4(const float_lanes *y, encoded *e)
     }
 }
 
-/* The code's number as a float: a unit is this times QC_INT8_STEP. */
-static inline void encode_int8(const float_lanes *y, encoded *e)
+/* The code's number as a float: a unit is this times step. */
+static inline void encode_number(const float_lanes *y, const qc_form_ops *form, encoded *e)
 {
-    float_lanes q = CHOOSE(*y > all(127.0f), all(127.0f), *y);
-    q = CHOOSE(q < all(-127.0f), all(-127.0f), q);
+    const float lowest = (float)form->lowest, highest = (float)form->highest;
+    float_lanes q = CHOOSE(*y > all(highest), all(highest), *y);
+    q = CHOOSE(q < all(lowest), all(lowest), q);
     /* round half to even: the ulp of 1.5 * 2^23 is 1 */
     e->unit = (q + 0x1.8p23f) - 0x1.8p23f;
-    e->code = __builtin_convertvector(e->unit, int_lanes);
+    e->code = __builtin_convertvector(e->unit, int_lanes) + form->zero;
 }
 
-static void errors(const float *x, const float *d, uint32_t n, qc_form_kind kind, const float *inv,
-                   unsigned count, float *rr)
+static void errors(const float *x, const float *d, uint32_t n, const qc_form_ops *form,
+                   const float *inv, unsigned count, float *rr)
 {
+    const int table = qc_form_is_table(form);
     for (unsigned j = 0; j < count; j++) {
         float_lanes sum = {0};
         float lanes[QC_LANES];
         encoded e;
         for (uint32_t i = 0; i < n; i += QC_LANES) {
             float_lanes y = load(x + i) * inv[j];
-            if (kind == QC_FORM_NF4)
+            if (table)
                 encode_nf4(&y, &e);
             else
-                encode_int8(&y, &e);
+                encode_number(&y, form, &e);
             float_lanes r = y - e.unit;
             sum += load(d + i) * (r * r);
         }
@@ -83,7 +85,7 @@ static void errors(const float *x, const float *d, uint32_t n, qc_form_kind kind
     }
 }
 
-static void refit(const float *x, const float *d, uint32_t n, qc_form_kind kind, float inv,
+static void refit(const float *x, const float *d, uint32_t n, const qc_form_ops *form, float inv,
                   float *ux, float *uu)
 {
     float_lanes sum_ux = {0}, sum_uu = {0};
@@ -91,11 +93,11 @@ static void refit(const float *x, const float *d, uint32_t n, qc_form_kind kind,
     encoded e;
     for (uint32_t i = 0; i < n; i += QC_LANES) {
         float_lanes v = load(x + i), y = v * inv;
-        if (kind == QC_FORM_NF4) {
+        if (qc_form_is_table(form)) {
             encode_nf4(&y, &e);
         } else {
-            encode_int8(&y, &e);
-            e.unit *= QC_INT8_STEP;
+            encode_number(&y, form, &e);
+            e.unit *= form->step;
         }
         float_lanes weighted = load(d + i) * e.unit;
         sum_ux += weighted * v;
@@ -108,25 +110,24 @@ static void refit(const float *x, const float *d, uint32_t n, qc_form_kind kind,
 }
 
 /* The code, and the value that a reader makes of it; y is a value times its inverse. */
-static inline void decide(const float_lanes *y, const float_lanes *scale, qc_form_kind kind,
+static inline void decide(const float_lanes *y, const float_lanes *scale, const qc_form_ops *form,
                           encoded *e, float_lanes *value)
 {
-    if (kind == QC_FORM_NF4) {
+    if (qc_form_is_table(form)) {
         encode_nf4(y, e);
         *value = e->unit * *scale;
         return;
     }
-    encode_int8(y, e);
-    *value = kind == QC_FORM_INT8_ROWS ? (e->unit * *scale) * QC_INT8_STEP
-                                       : (e->unit * QC_INT8_STEP) * *scale;
+    encode_number(y, form, e);
+    *value = form->step_last ? (e->unit * *scale) * form->step : (e->unit * form->step) * *scale;
 }
 
-static void feed(qc_tile *t, uint32_t cols, const float *u, qc_form_kind kind)
+static void feed(qc_tile *t, uint32_t cols, const float *u, const qc_form_ops *form)
 {
     for (uint32_t k = 0; k < cols; k++) {
         float_lanes y = load(t->in[k]) * load(t->inverse[k]), scale = load(t->scale[k]), value;
         encoded e;
-        decide(&y, &scale, kind, &e, &value);
+        decide(&y, &scale, form, &e, &value);
         float_lanes error = load(t->target[k]) - value;
         STORE(t->value[k], value);
         STORE(t->error[k], error);
@@ -137,7 +138,7 @@ static void feed(qc_tile *t, uint32_t cols, const float *u, qc_form_kind kind)
 }
 
 static uint32_t sweep(qc_tile *t, uint32_t cols, const float *h, const float *inverse,
-                      qc_form_kind kind)
+                      const qc_form_ops *form)
 {
     int_lanes changed = {0};
     for (uint32_t k = 0; k < cols; k++) {
@@ -148,7 +149,7 @@ static uint32_t sweep(qc_tile *t, uint32_t cols, const float *h, const float *in
         float_lanes y = place * load(t->inverse[k]);
         int_lanes code;
         encoded e;
-        decide(&y, &scale, kind, &e, &value);
+        decide(&y, &scale, form, &e, &value);
         memcpy(&code, t->code[k], sizeof code);
         changed -= code != e.code;
         float_lanes less = old - value;

@@ -36,7 +36,7 @@ typedef struct {
     float *e;             /* [rows, n] E */
     float *g;             /* [rows, wide] */
     float *units, *v;     /* [rows, wide] of a block: units of codes, and them times H */
-    int8_t *codes;        /* [rows, n] */
+    uint8_t *codes;       /* [rows, n] a byte each */
     float *row;           /* [n] */
     qc_tile *tile;
     float *inside; /* [QC_TILE_COLS, QC_TILE_COLS] of U or H */
@@ -72,7 +72,7 @@ static chunk chunk_of(const job *j, unsigned thread, uint64_t piece)
     c.g = (float *)(void *)at;
     c.units = (float *)(void *)(at + each);
     c.v = (float *)(void *)(at + 2 * each);
-    c.codes = (int8_t *)(at + 3 * each);
+    c.codes = at + 3 * each;
     return c;
 }
 
@@ -116,21 +116,13 @@ static double trace(const chunk *c)
 
 static uint64_t scale_index(const job *j, uint64_t row, uint64_t col)
 {
-    return j->form->ops->kind == QC_FORM_INT8_ROWS ? row : (row * j->f->n + col) >> j->shift;
+    return qc_form_by_rows(j->form) ? row : (row * j->f->n + col) >> j->shift;
 }
 
-static float value_of(qc_form_kind kind, int code, float scale)
+/* The code of element i of the chunk. */
+static int code_of(const chunk *c, uint64_t i)
 {
-    if (kind == QC_FORM_NF4)
-        return qc_nf4_code[code] * scale;
-    if (kind == QC_FORM_INT8_ROWS)
-        return ((float)code * scale) * QC_INT8_STEP;
-    return ((float)code * QC_INT8_STEP) * scale;
-}
-
-static float unit_value(qc_form_kind kind, int code)
-{
-    return kind == QC_FORM_NF4 ? qc_nf4_code[code] : (float)code * QC_INT8_STEP;
+    return qc_form_code_of_byte(c->j->form->ops, c->codes[i]);
 }
 
 /* Loads sixteen rows from `row` of the chunk: `cols` columns from col on, or those that order
@@ -139,7 +131,6 @@ static void load_tile(const chunk *c, uint64_t row, uint64_t col, uint64_t cols,
                       const uint64_t *order)
 {
     const job *j = c->j;
-    const qc_form_kind kind = j->form->ops->kind;
     qc_tile *t = c->tile;
     for (unsigned l = 0; l < QC_LANES; l++) {
         const uint64_t r = row + l;
@@ -156,7 +147,7 @@ static void load_tile(const chunk *c, uint64_t row, uint64_t col, uint64_t cols,
             if (index != last) {
                 last = index;
                 scale = j->out->absmax[index];
-                inverse = qc_feedback_inverse(kind, scale);
+                inverse = qc_feedback_inverse(j->form->ops, scale);
             }
             t->in[k][l] = c->g[r * cols + k];
             t->target[k][l] = j->target[(c->first + r) * j->f->n + column];
@@ -168,13 +159,13 @@ static void load_tile(const chunk *c, uint64_t row, uint64_t col, uint64_t cols,
 
 static void load_codes(const chunk *c, uint64_t row, uint64_t col, uint64_t cols)
 {
-    const qc_form_kind kind = c->j->form->ops->kind;
+    const qc_form_ops *form = c->j->form->ops;
     qc_tile *t = c->tile;
     for (unsigned l = 0; l < QC_LANES; l++)
         for (uint64_t k = 0; k < cols; k++) {
-            const int code = row + l < c->rows ? c->codes[(row + l) * c->j->f->n + col + k] : 0;
+            const int code = row + l < c->rows ? code_of(c, (row + l) * c->j->f->n + col + k) : 0;
             t->code[k][l] = code;
-            t->value[k][l] = value_of(kind, code, t->scale[k][l]);
+            t->value[k][l] = form->value(code, t->scale[k][l]);
         }
 }
 
@@ -187,7 +178,7 @@ static void store_tile(const chunk *c, uint64_t row, uint64_t col, uint64_t cols
     for (unsigned l = 0; l < QC_LANES && row + l < c->rows; l++)
         for (uint64_t k = 0; k < cols; k++) {
             c->e[(row + l) * n + col + k] = t->error[k][l];
-            c->codes[(row + l) * n + (order ? order[col + k] : col + k)] = (int8_t)t->code[k][l];
+            c->codes[(row + l) * n + (order ? order[col + k] : col + k)] = (uint8_t)t->code[k][l];
         }
 }
 
@@ -210,7 +201,7 @@ static void round_chunk(const chunk *c)
             memcpy(c->g + r * cols, j->w + (c->first + r) * n + col, cols * sizeof *c->g);
         for (uint64_t row = 0; row < c->rows; row += QC_LANES) {
             load_tile(c, row, col, cols, NULL);
-            j->f->lanes->feed(c->tile, (uint32_t)cols, c->inside, j->form->ops->kind);
+            j->f->lanes->feed(c->tile, (uint32_t)cols, c->inside, j->form->ops);
             store_tile(c, row, col, cols, NULL);
         }
     }
@@ -236,7 +227,7 @@ static void feed_chunk(const chunk *c)
                 c->inside[i * QC_TILE_COLS + k] = f->hu[(col + k) * n + col + i];
         for (uint64_t row = 0; row < c->rows; row += QC_LANES) {
             load_tile(c, row, col, cols, f->order);
-            f->lanes->feed(c->tile, (uint32_t)cols, c->inside, j->form->ops->kind);
+            f->lanes->feed(c->tile, (uint32_t)cols, c->inside, j->form->ops);
             store_tile(c, row, col, cols, f->order);
         }
     }
@@ -250,7 +241,6 @@ static void feed_chunk(const chunk *c)
 /* The scale nearest to `wish` that its form can hold; 0 where there is none. */
 static float possible_scale(const job *j, uint64_t index, float wish, uint8_t *code)
 {
-    const int is_nf4 = j->form->ops->kind == QC_FORM_NF4;
     float scale = wish;
     if (j->form->nested) {
         const float group = j->out->nested_absmax[index / QC_NESTED_BLOCK];
@@ -271,9 +261,9 @@ static float possible_scale(const job *j, uint64_t index, float wish, uint8_t *c
         scale = qc_dynamic_map[low] * group;
         scale = scale + offset;
     }
-    if (!isfinite(scale) || (!is_nf4 && scale < 0.0f))
+    if (!isfinite(scale) || (!j->form->ops->signed_scales && scale < 0.0f))
         return 0.0f;
-    return qc_feedback_inverse(j->form->ops->kind, scale) == 0.0f ? 0.0f : scale;
+    return qc_feedback_inverse(j->form->ops, scale) == 0.0f ? 0.0f : scale;
 }
 
 /* Sets the scale of a block in closed form; c->g has E H of its columns and is kept up to date. */
@@ -281,12 +271,12 @@ static uint64_t refit_block(const chunk *c, uint64_t col, uint64_t cols)
 {
     const job *j = c->j;
     const qc_feedback *f = j->f;
-    const qc_form_kind kind = j->form->ops->kind;
+    const qc_form_ops *form = j->form->ops;
     const uint64_t n = f->n;
     uint64_t changed = 0;
     for (uint64_t r = 0; r < c->rows; r++)
         for (uint64_t k = 0; k < cols; k++)
-            c->units[r * cols + k] = unit_value(kind, c->codes[r * n + col + k]);
+            c->units[r * cols + k] = form->unit(code_of(c, r * n + col + k));
     f->b->f.ssymm(QC_BLAS_ROWS, QC_BLAS_RIGHT, QC_BLAS_UPPER, (int)c->rows, (int)cols, 1.0f,
                   f->hu + col * n + col, (int)n, c->units, (int)cols, 0.0f, c->v, (int)cols);
     for (uint64_t r = 0; r < c->rows; r++) {
@@ -311,8 +301,8 @@ static uint64_t refit_block(const chunk *c, uint64_t col, uint64_t cols)
         if (j->form->nested)
             j->out->absmax_codes[index] = code;
         for (uint64_t k = 0; k < cols; k++) {
-            const int q = c->codes[r * n + col + k];
-            e[k] = j->target[(c->first + r) * n + col + k] - value_of(kind, q, better);
+            const int code_k = code_of(c, r * n + col + k);
+            e[k] = j->target[(c->first + r) * n + col + k] - form->value(code_k, better);
             g[k] -= (float)more * v[k];
         }
     }
@@ -332,8 +322,8 @@ static uint64_t sweep_panel(const chunk *c, uint64_t col, uint64_t cols)
     for (uint64_t row = 0; row < c->rows; row += QC_LANES) {
         load_tile(c, row, col, cols, NULL);
         load_codes(c, row, col, cols);
-        changed += f->lanes->sweep(c->tile, (uint32_t)cols, c->inside, f->inverse + col,
-                                   j->form->ops->kind);
+        changed +=
+            f->lanes->sweep(c->tile, (uint32_t)cols, c->inside, f->inverse + col, j->form->ops);
         store_tile(c, row, col, cols, NULL);
     }
     return changed;
@@ -361,16 +351,17 @@ static uint64_t sweep_chunk(const chunk *c)
 
 static void store_codes(const chunk *c)
 {
+    const qc_form *form = c->j->form;
     const uint64_t n = c->j->f->n, count = c->rows * n;
-    if (c->j->form->ops->kind != QC_FORM_NF4) {
-        memcpy((int8_t *)c->j->out->codes + c->first * n, c->codes, count);
+    uint8_t *to = (uint8_t *)c->j->out->codes + qc_form_code_bytes(form, c->first * n);
+    if (form->ops->bits == 8) {
+        memcpy(to, c->codes, count);
         return;
     }
-    uint8_t *to = (uint8_t *)c->j->out->codes + c->first * n / 2;
-    for (uint64_t i = 0; i < count; i += 2) {
-        const int low = i + 1 < count ? c->codes[i + 1] : 7;
-        to[i / 2] = (uint8_t)(c->codes[i] << 4 | low);
-    }
+    for (uint64_t i = 0; i < count; i++)
+        qc_form_put_code(form->ops, to, i, c->codes[i]);
+    if (count % 2)
+        qc_form_put_code(form->ops, to, count, form->ops->zero);
 }
 
 /* ---- pieces ---- */
@@ -449,7 +440,7 @@ qc_status qc_feedback_weight(const qc_feedback *f, const qc_form *form, const fl
                              uint64_t rows, qc_feedback_out *out, qc_feedback_result *result,
                              qc_error *err)
 {
-    const int by_rows = form->ops->kind == QC_FORM_INT8_ROWS;
+    const int by_rows = qc_form_by_rows(form);
     const uint64_t n = f->n, chunks = qc_ceil_div_u64(rows, QC_FEEDBACK_ROWS);
     job j = {.f = f, .form = form, .w = w, .rows = rows, .out = out};
     void *target = NULL, *scratch = NULL, *sums = NULL;

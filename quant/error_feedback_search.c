@@ -35,40 +35,38 @@ typedef struct {
     uint64_t scratch_each; /* floats */
 } search;
 
-float qc_feedback_inverse(qc_form_kind kind, float scale)
+float qc_feedback_inverse(const qc_form_ops *form, float scale)
 {
     /* below it the inverse times 127 is infinite */
     if (!(fabsf(scale) >= 0x1p-118f))
         return 0.0f;
-    return kind == QC_FORM_NF4 ? 1.0f / scale : (1.0f / scale) * 127.0f;
+    return (1.0f / scale) * form->span;
 }
 
 /* Squares of units are those of y, the place among codes, multiplied by this. */
-static double unit_of(qc_form_kind kind)
+static double unit_of(const qc_form_ops *form)
 {
-    return kind == QC_FORM_NF4 ? 1.0 : 1.0 / 127.0;
+    return 1.0 / (double)form->span;
 }
 
 static double error_of(const search *s, const float *x, const float *d, uint32_t n, float scale)
 {
-    const float inv = qc_feedback_inverse(s->form->ops->kind, scale);
-    const double step = (double)scale * unit_of(s->form->ops->kind);
+    const float inv = qc_feedback_inverse(s->form->ops, scale);
+    const double step = (double)scale * unit_of(s->form->ops);
     float rr;
-    s->f->lanes->errors(x, d, n, s->form->ops->kind, &inv, 1, &rr);
+    s->f->lanes->errors(x, d, n, s->form->ops, &inv, 1, &rr);
     return (double)rr * (step * step);
 }
 
 /* The scale of n elements, padded with zeros. */
 static float block_scale(const search *s, const float *x, const float *d, uint32_t n)
 {
-    const qc_form_kind kind = s->form->ops->kind;
-    const int wide = s->block >= QC_FEEDBACK_WIDE;
-    const float *factors = kind != QC_FORM_NF4 ? int8_factors
-                           : wide              ? nf4_wide_factors
-                                               : nf4_factors;
-    const unsigned count = (unsigned)(kind != QC_FORM_NF4 ? COUNT(int8_factors)
-                                      : wide              ? COUNT(nf4_wide_factors)
-                                                          : COUNT(nf4_factors));
+    const qc_form_ops *form = s->form->ops;
+    const int either_sign = form->signed_scales, wide = s->block >= QC_FEEDBACK_WIDE;
+    const float *factors = !either_sign ? int8_factors : wide ? nf4_wide_factors : nf4_factors;
+    const unsigned count = (unsigned)(!either_sign ? COUNT(int8_factors)
+                                      : wide       ? COUNT(nf4_wide_factors)
+                                                   : COUNT(nf4_factors));
     float largest = 0.0f, scale[2 * MOST], inv[2 * MOST] = {0.0f}, rr[2 * MOST];
     for (uint32_t i = 0; i < n; i++)
         largest = fmaxf(largest, fabsf(x[i]));
@@ -78,16 +76,16 @@ static float block_scale(const search *s, const float *x, const float *d, uint32
     for (unsigned j = 0; j < count; j++)
         if (isfinite(largest * factors[j])) {
             scale[tried++] = largest * factors[j];
-            if (kind == QC_FORM_NF4)
+            if (either_sign)
                 scale[tried++] = -(largest * factors[j]);
         }
     for (unsigned j = 0; j < tried; j++)
-        inv[j] = qc_feedback_inverse(kind, scale[j]);
-    s->f->lanes->errors(x, d, n, kind, inv, tried, rr);
+        inv[j] = qc_feedback_inverse(form, scale[j]);
+    s->f->lanes->errors(x, d, n, form, inv, tried, rr);
     float best = largest;
     double least = INFINITY;
     for (unsigned j = 0; j < tried; j++) {
-        const double step = (double)scale[j] * unit_of(kind), e = (double)rr[j] * (step * step);
+        const double step = (double)scale[j] * unit_of(form), e = (double)rr[j] * (step * step);
         if (e < least) {
             least = e;
             best = scale[j];
@@ -95,10 +93,10 @@ static float block_scale(const search *s, const float *x, const float *d, uint32
     }
     for (unsigned i = 0; i < QC_FEEDBACK_REFITS; i++) {
         float ux, uu;
-        s->f->lanes->refit(x, d, n, kind, qc_feedback_inverse(kind, best), &ux, &uu);
+        s->f->lanes->refit(x, d, n, form, qc_feedback_inverse(form, best), &ux, &uu);
         const float better = ux / uu;
         if (!isfinite(better) || better == best ||
-            (kind == QC_FORM_NF4 ? fabsf(better) : better) < QC_FEEDBACK_TINY)
+            (either_sign ? fabsf(better) : better) < QC_FEEDBACK_TINY)
             break;
         const double e = error_of(s, x, d, n, better);
         if (!(e < least))
@@ -173,18 +171,18 @@ static qc_status nest_group(void *ctx, unsigned thread, uint64_t group, qc_error
         for (unsigned k = 0; k < 256; k++) {
             float scale = qc_dynamic_map[k] * out->nested_absmax[group];
             scale = scale + out->nested_offset;
-            const float size = s->form->ops->kind == QC_FORM_NF4 ? fabsf(scale) : scale;
+            const float size = s->form->ops->signed_scales ? fabsf(scale) : scale;
             const int near =
                 size >= target * QC_FEEDBACK_NEST_LEAST && size <= target * QC_FEEDBACK_NEST_MOST;
             if (k != out->absmax_codes[b] && !near)
                 continue;
             codes[tried] = k;
             scales[tried] = scale;
-            inv[tried++] = qc_feedback_inverse(s->form->ops->kind, scale);
+            inv[tried++] = qc_feedback_inverse(s->form->ops, scale);
         }
-        s->f->lanes->errors(x, d, padded, s->form->ops->kind, inv, tried, rr);
+        s->f->lanes->errors(x, d, padded, s->form->ops, inv, tried, rr);
         for (unsigned k = 0; k < tried; k++) {
-            const double step = (double)scales[k] * unit_of(s->form->ops->kind);
+            const double step = (double)scales[k] * unit_of(s->form->ops);
             const double e = (double)rr[k] * (step * step);
             if (inv[k] != 0.0f && e < least) {
                 least = e;
@@ -221,7 +219,7 @@ qc_status qc_feedback_scales(const qc_feedback *f, const qc_form *form, const fl
                 .elems = rows * f->n,
                 .out = out,
                 .scratch_each = scratch_floats(f->n)};
-    s.block = form->ops->kind == QC_FORM_INT8_ROWS ? f->n : form->block_elems;
+    s.block = qc_form_by_rows(form) ? f->n : form->block_elems;
     s.blocks = qc_ceil_div_u64(s.elems, s.block);
     const uint64_t groups = qc_ceil_div_u64(s.blocks, QC_NESTED_BLOCK);
     void *scratch = NULL;
@@ -230,7 +228,7 @@ qc_status qc_feedback_scales(const qc_feedback *f, const qc_form *form, const fl
     qc_status st = qc_piecework(f->threads, groups, find_group, &s, err);
     if (st == QC_OK && form->nested) {
         out->nested_offset =
-            form->ops->kind == QC_FORM_NF4 ? 0.0f : qc_nested_offset(out->absmax, s.blocks);
+            form->ops->signed_scales ? 0.0f : qc_nested_offset(out->absmax, s.blocks);
         st = qc_piecework(f->threads, groups, nest_group, &s, err);
     }
     qc_free(scratch);

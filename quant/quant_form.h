@@ -54,6 +54,7 @@ struct qc_form_ops {
      * to x is x * ((1.0f / scale) * span), rounded half to even. */
     int lowest, highest;
     float span, step; /* 1 for NF4 */
+    int step_last;    /* a value is (q * scale) * step */
     int zero;         /* the code of 0, of NF4 as well */
 
     /* Quantizes n elements of src, which are whole rows or begin with a block. The rules are those
@@ -91,13 +92,20 @@ static inline int qc_form_is_table(const qc_form_ops *ops)
     return ops->lowest == ops->highest;
 }
 
+/* A code that has a byte of its own, as value and unit take it. */
+static inline int qc_form_code_of_byte(const qc_form_ops *ops, unsigned char byte)
+{
+    const int most = qc_form_is_table(ops) ? 15 : ops->highest + ops->zero;
+    return byte - (byte > most ? 256 : 0);
+}
+
 /* Code i of an array, as value and unit take it. */
 static inline int qc_form_code_at(const qc_form_ops *ops, const void *codes, uint64_t i)
 {
     const unsigned char *from = (const unsigned char *)codes;
     if (ops->bits == 4)
         return i % 2 ? from[i / 2] & 15 : from[i / 2] >> 4;
-    return from[i] - (from[i] > ops->highest + ops->zero ? 256 : 0);
+    return qc_form_code_of_byte(ops, from[i]);
 }
 
 /* Writes code i; those of 4 bits are written in order, because the first of a byte clears it. */

@@ -150,7 +150,7 @@ static uint32_t by_lanes(piece *t, uint64_t row, uint64_t col, uint32_t cols, in
             tile.in[k][l] = sweeping ? t->g[r * 100 + k] : target + t->g[r * 100 + k];
             tile.target[k][l] = target;
             tile.scale[k][l] = scale;
-            tile.inverse[k][l] = qc_feedback_inverse(t->kind, scale);
+            tile.inverse[k][l] = qc_feedback_inverse(qc_form_ops_of(t->kind), scale);
             tile.code[k][l] = t->codes[r * t->n + column];
             tile.value[k][l] = value_of(t->kind, tile.code[k][l], scale);
         }
@@ -158,9 +158,10 @@ static uint32_t by_lanes(piece *t, uint64_t row, uint64_t col, uint32_t cols, in
         for (unsigned l = 0; l < QC_LANES; l++) /* rows that are not there change nothing */
             for (uint32_t k = 0; k < cols && row + l >= t->rows; k++)
                 tile.code[k][l] = t->kind == QC_FORM_NF4 ? 7 : 0;
-        changed = qc_feedback_lanes_scalar.sweep(&tile, cols, inside, t->inverse + col, t->kind);
+        changed = qc_feedback_lanes_scalar.sweep(&tile, cols, inside, t->inverse + col,
+                                                 qc_form_ops_of(t->kind));
     } else {
-        qc_feedback_lanes_scalar.feed(&tile, cols, inside, t->kind);
+        qc_feedback_lanes_scalar.feed(&tile, cols, inside, qc_form_ops_of(t->kind));
     }
     for (unsigned l = 0; l < QC_LANES && row + l < t->rows; l++)
         for (uint32_t k = 0; k < cols; k++) {
@@ -272,7 +273,7 @@ static void refit_is_the_best(void **state)
         unsigned long long *count = qd_take(&t.d_changed, "changed");
         float *from = qd_take(&t.d_from, "from_absmax");
         for (uint64_t i = 0; i < t.scales; i++) {
-            const float want = qc_feedback_inverse(kind, absmax[i]);
+            const float want = qc_feedback_inverse(qc_form_ops_of(kind), absmax[i]);
             qd_same(&from[i], &want, 4, "from_absmax");
         }
         free(from);

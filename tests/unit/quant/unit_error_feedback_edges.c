@@ -196,7 +196,7 @@ static void tables_are_equal(void **state)
         while (!qc_isa_available(isa))
             isa = (qc_isa)(isa - 1);
         const qc_feedback_lanes *other = qc_feedback_lanes_for(isa);
-        const qc_form_kind kind = kinds[i % 3];
+        const qc_form_ops *form = qc_form_ops_of(kinds[i % 3]);
         const uint32_t cols = 1 + (uint32_t)qt_below(&rng, QC_TILE_COLS);
         const uint32_t n = 16 * (1 + (uint32_t)qt_below(&rng, 32));
         float rr[2][8], ux[2], uu[2];
@@ -205,12 +205,12 @@ static void tables_are_equal(void **state)
             d[k] = (float)qt_uniform(&rng);
         }
         for (unsigned k = 0; k < 8; k++)
-            inv[k] = qc_feedback_inverse(kind, qt_randn(&rng) * 3.0f);
-        scalar->errors(x, d, n, kind, inv, 8, rr[0]);
-        other->errors(x, d, n, kind, inv, 8, rr[1]);
+            inv[k] = qc_feedback_inverse(form, qt_randn(&rng) * 3.0f);
+        scalar->errors(x, d, n, form, inv, 8, rr[0]);
+        other->errors(x, d, n, form, inv, 8, rr[1]);
         assert_memory_equal(rr[0], rr[1], sizeof rr[0]);
-        scalar->refit(x, d, n, kind, inv[0], &ux[0], &uu[0]);
-        other->refit(x, d, n, kind, inv[0], &ux[1], &uu[1]);
+        scalar->refit(x, d, n, form, inv[0], &ux[0], &uu[0]);
+        other->refit(x, d, n, form, inv[0], &ux[1], &uu[1]);
         assert_memory_equal(&ux[0], &ux[1], 4);
         assert_memory_equal(&uu[0], &uu[1], 4);
         for (unsigned k = 0; k < QC_TILE_COLS * QC_TILE_COLS; k++)
@@ -220,18 +220,18 @@ static void tables_are_equal(void **state)
             for (unsigned l = 0; l < QC_LANES; l++) {
                 start.in[k][l] = start.target[k][l] = qt_randn(&rng);
                 start.scale[k][l] = 2.0f * qt_randn(&rng);
-                start.inverse[k][l] = qc_feedback_inverse(kind, start.scale[k][l]);
+                start.inverse[k][l] = qc_feedback_inverse(form, start.scale[k][l]);
             }
         }
         a = b = start;
-        scalar->feed(&a, cols, u, kind);
-        other->feed(&b, cols, u, kind);
+        scalar->feed(&a, cols, u, form);
+        other->feed(&b, cols, u, form);
         assert_memory_equal(&a, &b, sizeof a);
         for (unsigned k = 0; k < QC_TILE_COLS; k++)
             for (unsigned l = 0; l < QC_LANES; l++)
                 a.in[k][l] = b.in[k][l] = qt_randn(&rng);
-        const uint32_t changed = scalar->sweep(&a, cols, u, inverse, kind);
-        assert_int_equal(changed, other->sweep(&b, cols, u, inverse, kind));
+        const uint32_t changed = scalar->sweep(&a, cols, u, inverse, form);
+        assert_int_equal(changed, other->sweep(&b, cols, u, inverse, form));
         assert_memory_equal(&a, &b, sizeof a);
         assert_true(changed > 0 || cols < 4);
     }
