@@ -42,7 +42,7 @@ class Calibrate(QconvCase):
 
     def kl(self, out):
         with open(HELD_OUT, encoding="utf-8") as f:
-            self.write("held.txt", f.read()[:12000])
+            self.write("held.txt", f.read()[:6000])
         r = json.loads(self.ok("eval", out, "--against", MODEL, "--text", "held.txt", "--json",
                                "-q", timeout=300))
         return r["kl_mean"]

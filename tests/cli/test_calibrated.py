@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import unittest
 
 from output_case import AT_CALL, OutputCase, PLAIN, STAGING, at_call, tree
@@ -64,6 +65,17 @@ class Options(OutputCase):
 class Calibrated(OutputCase):
     def make(self, *more, out="o", model=MODEL, form=("--to", "nf4", *PLAIN), **run):
         return self.ok("-q", *form, *CALIBRATE, *more, model, out, **run)
+
+    kept = None
+
+    def wanted(self):
+        """What a whole run writes to "want": made once, as the same command has the same bytes
+        (test_what_it_does_not_depend_on)."""
+        if not Calibrated.kept:
+            Calibrated.kept = tempfile.mkdtemp(prefix="qconv-want-")
+            self.addClassCleanup(shutil.rmtree, Calibrated.kept)
+            self.make(out=os.path.join(Calibrated.kept, "o"))
+        shutil.copytree(os.path.join(Calibrated.kept, "o"), self.path("want"), symlinks=True)
 
     def test_what_is_said(self):
         got = json.loads(self.make("--json"))["calibration"]
@@ -127,7 +139,7 @@ class Calibrated(OutputCase):
 
     @unittest.skipUnless(AT_CALL, "at_call is not built")
     def test_killed_and_continued(self):
-        self.make(out="want")
+        self.wanted()
         self.make(env=at_call("sync:1", JOURNAL, count=self.path("n")))
         with open(self.path("n"), encoding="ascii") as f:
             syncs = int(f.read())
@@ -148,7 +160,7 @@ class Calibrated(OutputCase):
 
     @unittest.skipUnless(AT_CALL, "at_call is not built")
     def test_interrupted(self):
-        self.make(out="want")
+        self.wanted()
         code, err = self.dies(at_call("sync:30", JOURNAL, run="kill -TERM $PPID"))
         self.assertEqual(code, 130, err)
         self.assertIn("weights are calibrated, and the same command continues from there", err)
@@ -167,7 +179,7 @@ class Calibrated(OutputCase):
 
     @unittest.skipUnless(AT_CALL, "at_call is not built")
     def test_the_source_is_consumed_afterwards(self):
-        self.make(out="want")
+        self.wanted()
         shutil.copytree(MODEL, self.path("m"))
         before = tree(self.path("m"))
         code, err = self.dies(at_call("sync:40", JOURNAL, run="kill -9 $PPID"), "--consume-source",
@@ -189,7 +201,7 @@ class Calibrated(OutputCase):
         """Bytes of the store change while nobody looks: what they were is calibrated again."""
         if not AT_CALL:
             self.skipTest("at_call is not built")
-        self.make(out="want")
+        self.wanted()
         code, _ = self.dies(at_call("sync:40", JOURNAL, run="kill -9 $PPID"))
         self.assertEqual(code, -signal.SIGKILL)
         with open(self.path("o", STAGING, JOURNAL + "-weights"), "r+b") as f:

@@ -2,6 +2,7 @@
 # The interoperability stage: qconv against transformers and bitsandbytes from PyPI, on the CPU.
 #
 # usage: tests/interop/run.sh [BUILD_DIR [ENVIRONMENT_DIR]]
+#        tests/interop/run.sh --prepare [ENVIRONMENT_DIR]    only fills the environment
 #
 # BUILD_DIR (default build) holds the programs named below. ENVIRONMENT_DIR (default build-interop, or
 # $QCONV_INTEROP_ENV) gets the Python packages; it is filled once and then reused. Needs Debian 12's
@@ -12,7 +13,9 @@ set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
-build=$(cd "${1:-$root/build}" && pwd)
+prepare=0
+[ "${1:-}" != --prepare ] || prepare=1
+[ $prepare = 1 ] || build=$(cd "${1:-$root/build}" && pwd)
 environment=${2:-${QCONV_INTEROP_ENV:-$root/build-interop}}
 
 skip() {
@@ -22,7 +25,7 @@ skip() {
 }
 
 for program in qconv tensor_tool logits_tool ids_tool; do
-    [ -x "$build/$program" ] || { echo "interop: $build/$program is not built" >&2; exit 1; }
+    [ $prepare = 1 ] || [ -x "$build/$program" ] || { echo "interop: $build/$program is not built" >&2; exit 1; }
 done
 
 python=${PYTHON:-/usr/bin/python3}
@@ -63,6 +66,7 @@ for name in transformers4 transformers5 bitsandbytes49 training diffusers; do
     fi
 done
 echo "interop: environment ready in $(($(date +%s) - started)) s"
+[ $prepare = 0 ] || exit 0
 
 exec "$environment/venv/bin/python" -B "$here/stage.py" --build "$build" \
     --environment "$environment"
