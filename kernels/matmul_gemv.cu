@@ -283,35 +283,20 @@ qc_status start_dtype(const gemv_args &a, qc_dtype x_dtype, dim3 grid, qc_cuda_s
                                     : start<nf4, aligned, M, false>(a, grid, s, err);
 }
 
-/* Turns m, the rows of x per block (1 to 8), into a constant. Where weights are not aligned, the
- * next power of two is taken, with rows of zeros. */
+/* m: rows of x per block, 1 to 8. Where weights are not aligned, the next power of two is taken,
+ * with rows of zeros. */
 template <bool nf4>
 qc_status start_rows(const gemv_args &a, unsigned m, bool aligned, qc_dtype x_dtype, dim3 grid,
                      qc_cuda_stream s, qc_error *err)
 {
-    if (!aligned)
-        return m == 1   ? start_dtype<nf4, false, 1>(a, x_dtype, grid, s, err)
-               : m == 2 ? start_dtype<nf4, false, 2>(a, x_dtype, grid, s, err)
-               : m <= 4 ? start_dtype<nf4, false, 4>(a, x_dtype, grid, s, err)
-                        : start_dtype<nf4, false, 8>(a, x_dtype, grid, s, err);
-    switch (m) {
-    case 1:
-        return start_dtype<nf4, true, 1>(a, x_dtype, grid, s, err);
-    case 2:
-        return start_dtype<nf4, true, 2>(a, x_dtype, grid, s, err);
-    case 3:
-        return start_dtype<nf4, true, 3>(a, x_dtype, grid, s, err);
-    case 4:
-        return start_dtype<nf4, true, 4>(a, x_dtype, grid, s, err);
-    case 5:
-        return start_dtype<nf4, true, 5>(a, x_dtype, grid, s, err);
-    case 6:
-        return start_dtype<nf4, true, 6>(a, x_dtype, grid, s, err);
-    case 7:
-        return start_dtype<nf4, true, 7>(a, x_dtype, grid, s, err);
-    default:
-        return start_dtype<nf4, true, 8>(a, x_dtype, grid, s, err);
-    }
+    static constexpr decltype(&start_dtype<nf4, true, 1>) starts[2][GEMV_M] = {
+        {start_dtype<nf4, false, 1>, start_dtype<nf4, false, 2>, start_dtype<nf4, false, 4>,
+         start_dtype<nf4, false, 4>, start_dtype<nf4, false, 8>, start_dtype<nf4, false, 8>,
+         start_dtype<nf4, false, 8>, start_dtype<nf4, false, 8>},
+        {start_dtype<nf4, true, 1>, start_dtype<nf4, true, 2>, start_dtype<nf4, true, 3>,
+         start_dtype<nf4, true, 4>, start_dtype<nf4, true, 5>, start_dtype<nf4, true, 6>,
+         start_dtype<nf4, true, 7>, start_dtype<nf4, true, 8>}};
+    return starts[aligned][m - 1](a, x_dtype, grid, s, err);
 }
 
 /* Rows [first, first + count) of x, where count is at most the plan's m_tile or a multiple of

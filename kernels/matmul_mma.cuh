@@ -148,6 +148,13 @@ QC_DEVICE unsigned qc_mma_sum_at(unsigned m, unsigned n, unsigned n_tile)
     return m * n_tile + (n ^ (m >> 1 & 3u) << 3);
 }
 
+/* Where kernels with tiles of 8, 16, 32 and 64 rows of x stand in a table: the first tile that
+ * holds m rows, else the last. */
+static inline unsigned qc_mma_tile_index(uint64_t m)
+{
+    return m <= 8 ? 0 : m <= 16 ? 1 : m <= 32 ? 2 : 3;
+}
+
 /* Warps that share an element add their sums in turn; the first one passes `first`. */
 QC_DEVICE void qc_mma_put(float *sum, float v, bool first)
 {

@@ -231,14 +231,10 @@ void configure_tile(const qc_cuda_device *d, const qc_matmul_shape *s, qc_matmul
 template <bool nf4>
 void configure(const qc_cuda_device *d, const qc_matmul_shape *s, qc_matmul_plan *p)
 {
-    if (s->m <= 8)
-        configure_tile<8, nf4>(d, s, p);
-    else if (s->m <= 16)
-        configure_tile<16, nf4>(d, s, p);
-    else if (s->m <= 32)
-        configure_tile<32, nf4>(d, s, p);
-    else
-        configure_tile<64, nf4>(d, s, p);
+    static constexpr decltype(&configure_tile<8, nf4>) tiles[] = {
+        configure_tile<8, nf4>, configure_tile<16, nf4>, configure_tile<32, nf4>,
+        configure_tile<64, nf4>};
+    tiles[qc_mma_tile_index(s->m)](d, s, p);
 }
 
 template <int m_tile> qc_status launch(const qc_matmul_call *c, qc_cuda_stream s, qc_error *err)
@@ -272,16 +268,8 @@ extern "C" void qc_mma16816_configure(const qc_cuda_device *d, const qc_matmul_s
 
 static qc_status launch_one(const qc_matmul_call *c, qc_cuda_stream s, qc_error *err)
 {
-    switch (c->plan.m_tile) {
-    case 8:
-        return launch<8>(c, s, err);
-    case 16:
-        return launch<16>(c, s, err);
-    case 32:
-        return launch<32>(c, s, err);
-    default:
-        return launch<64>(c, s, err);
-    }
+    static constexpr decltype(&launch<8>) tiles[] = {launch<8>, launch<16>, launch<32>, launch<64>};
+    return tiles[qc_mma_tile_index(c->plan.m_tile)](c, s, err);
 }
 
 extern "C" qc_status qc_mma16816_launch(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s,

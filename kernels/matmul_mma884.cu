@@ -679,14 +679,10 @@ void configure_tile(const qc_cuda_device *d, const qc_matmul_shape *s, qc_matmul
 template <template <int> class S, int most = 64>
 void configure(const qc_cuda_device *d, const qc_matmul_shape *s, qc_matmul_plan *p)
 {
-    if (s->m <= 8)
-        configure_tile<S<8>>(d, s, p);
-    else if (s->m <= 16)
-        configure_tile<S<16>>(d, s, p);
-    else if (s->m <= 32)
-        configure_tile<S<32>>(d, s, p);
-    else
-        configure_tile<S<most>>(d, s, p);
+    static constexpr decltype(&configure_tile<S<8>>) tiles[] = {
+        configure_tile<S<8>>, configure_tile<S<16>>, configure_tile<S<32>>,
+        configure_tile<S<most>>};
+    tiles[qc_mma_tile_index(s->m)](d, s, p);
 }
 
 template <int m_tile> using nf4_shape = shape<m_tile, codes::nf4>;
@@ -775,14 +771,6 @@ extern "C" void qc_mma884_configure(const qc_cuda_device *d, const qc_matmul_sha
 extern "C" qc_status qc_mma884_launch(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s,
                                       qc_error *err)
 {
-    switch (c->plan.m_tile) {
-    case 8:
-        return launch<8>(c, count, s, err);
-    case 16:
-        return launch<16>(c, count, s, err);
-    case 32:
-        return launch<32>(c, count, s, err);
-    default:
-        return launch<64>(c, count, s, err);
-    }
+    static constexpr decltype(&launch<8>) tiles[] = {launch<8>, launch<16>, launch<32>, launch<64>};
+    return tiles[qc_mma_tile_index(c->plan.m_tile)](c, count, s, err);
 }
