@@ -368,6 +368,8 @@ extern "C" qc_status qc_cuda_dequantize(const qc_weights *w, uint64_t first_row,
                                         qc_error *err)
 {
     bool of_blocks = w->form.ops->kind != QC_FORM_INT8_ROWS;
+    if (w->form.ops->integer)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "dequantize: no kernel reads %s", w->form.ops->name);
     if (dst_dtype != QC_DTYPE_F32 && dst_dtype != QC_DTYPE_F16 && dst_dtype != QC_DTYPE_BF16)
         QC_FAIL(err, QC_ERR_USAGE, "dequantize: to type %s; F32, F16 and BF16 are",
                 qc_dtype_name(dst_dtype));

@@ -175,6 +175,9 @@ qc_status qc_matmul_check_weights(const qc_weights *w, qc_error *err)
     uint64_t elems = 0;
     if (!w->form.ops)
         QC_FAIL(err, QC_ERR_USAGE, "weights are of no known form");
+    if (w->form.ops->integer)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "weights in %s, which no kernel multiplies with",
+                w->form.ops->name);
     if (qc_mul_u64(w->rows, w->form.cols, &elems) || elems > UINT64_MAX / 4)
         QC_FAIL(err, QC_ERR_USAGE, "a weight of %" PRIu64 " x %" PRIu64 " overflows 64 bits",
                 w->rows, w->form.cols);

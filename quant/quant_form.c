@@ -72,6 +72,65 @@ static float block_value(int code, float scale)
     return int8_unit(code) * scale;
 }
 
+/* W4A16, W8A16 and W8A8 differ in the width of a code and in how it is stored. */
+static qc_int_codes int_codes(const qc_form *form)
+{
+    const unsigned bits = form->ops->bits;
+    return (qc_int_codes){.bits = bits,
+                          .bias = form->ops->kind == QC_FORM_W8A8 ? 0 : 1u << (bits - 1),
+                          .scale_dtype = form->scale_dtype};
+}
+
+static uint64_t int_group(const qc_form *form)
+{
+    return qc_form_by_rows(form) ? form->cols : form->block_elems;
+}
+
+static void quantize_int(const qc_quant_ops *quant, const qc_form *form, const void *src,
+                         qc_dtype dtype, uint64_t n, const qc_form_out *out, qc_piece_sums *sums)
+{
+    const qc_int_codes how = int_codes(form);
+    quant->int_quantize(&how, src, dtype, n, int_group(form), out->codes, out->absmax, sums);
+}
+
+static void dequantize_int(const qc_quant_ops *quant, const qc_form *form, const void *codes,
+                           const float *scales, uint64_t n, void *dst, qc_dtype dst_dtype,
+                           uint64_t *first_overflow)
+{
+    const qc_int_codes how = int_codes(form);
+    quant->int_dequantize(&how, codes, scales, n, int_group(form), dst, dst_dtype, first_overflow);
+}
+
+static float w4_unit(int code)
+{
+    return (float)(code - 8);
+}
+
+static float w4_value(int code, float scale)
+{
+    return w4_unit(code) * scale;
+}
+
+static float w8a16_unit(int code)
+{
+    return (float)(code - 128);
+}
+
+static float w8a16_value(int code, float scale)
+{
+    return w8a16_unit(code) * scale;
+}
+
+static float w8a8_unit(int code)
+{
+    return (float)code;
+}
+
+static float w8a8_value(int code, float scale)
+{
+    return w8a8_unit(code) * scale;
+}
+
 const qc_form_ops qc_form_nf4 = {.kind = QC_FORM_NF4,
                                  .name = "nf4",
                                  .bits = 4,
@@ -110,6 +169,32 @@ const qc_form_ops qc_form_int8_blocks = {.kind = QC_FORM_INT8_BLOCKS,
                                          .value = block_value,
                                          .unit = int8_unit};
 
+const qc_form_ops qc_form_w4a16 = {.kind = QC_FORM_W4A16,
+                                   .name = "w4a16",
+                                   .bits = 4,
+                                   .low_first = 1,
+                                   .integer = 1,
+                                   .quantize = quantize_int,
+                                   .dequantize = dequantize_int,
+                                   .value = w4_value,
+                                   .unit = w4_unit};
+const qc_form_ops qc_form_w8a16 = {.kind = QC_FORM_W8A16,
+                                   .name = "w8a16",
+                                   .bits = 8,
+                                   .integer = 1,
+                                   .quantize = quantize_int,
+                                   .dequantize = dequantize_int,
+                                   .value = w8a16_value,
+                                   .unit = w8a16_unit};
+const qc_form_ops qc_form_w8a8 = {.kind = QC_FORM_W8A8,
+                                  .name = "w8a8",
+                                  .bits = 8,
+                                  .integer = 1,
+                                  .quantize = quantize_int,
+                                  .dequantize = dequantize_int,
+                                  .value = w8a8_value,
+                                  .unit = w8a8_unit};
+
 const qc_form_ops *qc_form_ops_of(qc_form_kind kind)
 {
     switch (kind) {
@@ -119,6 +204,12 @@ const qc_form_ops *qc_form_ops_of(qc_form_kind kind)
         return &qc_form_int8_rows;
     case QC_FORM_INT8_BLOCKS:
         return &qc_form_int8_blocks;
+    case QC_FORM_W4A16:
+        return &qc_form_w4a16;
+    case QC_FORM_W8A16:
+        return &qc_form_w8a16;
+    case QC_FORM_W8A8:
+        return &qc_form_w8a8;
     }
     return NULL;
 }

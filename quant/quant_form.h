@@ -6,6 +6,7 @@
  *   nf4           code_map[code] * scale
  *   int8 rows     ((float)code * scale) * QC_INT8_STEP
  *   int8 blocks   ((float)code * QC_INT8_STEP) * scale
+ *   w4a16, w8a16, w8a8   (float)(code - bias) * scale
  *
  * Blocks run over the flattened weight [rows, cols], so where cols is not a multiple of block_elems
  * a block goes on into the next row. Where scales are double quantized, that of block b is
@@ -19,8 +20,16 @@
 extern "C" {
 #endif
 
-/* GPU kernels are compiled for each of these; all other code takes what it needs from the ops. */
-typedef enum { QC_FORM_NF4, QC_FORM_INT8_ROWS, QC_FORM_INT8_BLOCKS } qc_form_kind;
+/* GPU kernels are compiled for some of these; all other code takes what it needs from the ops.
+ * W4A16 and W8A16 are what compressed-tensors packs to 32-bit words, W8A8 what it keeps as I8. */
+typedef enum {
+    QC_FORM_NF4,
+    QC_FORM_INT8_ROWS,
+    QC_FORM_INT8_BLOCKS,
+    QC_FORM_W4A16,
+    QC_FORM_W8A16,
+    QC_FORM_W8A8
+} qc_form_kind;
 
 typedef struct qc_form_ops qc_form_ops;
 
@@ -32,6 +41,8 @@ typedef struct {
     int nested;            /* double quantized scales */
     float offset;          /* of nested scales; 0 for NF4 as we make it */
     const float *code_map; /* NF4: [16] values of the codes; NULL: qc_nf4_code */
+    qc_dtype scale_dtype;  /* of scales whose dtype the form leaves open (W4A16, W8A16, W8A8): F32,
+                              F16 or BF16 */
 } qc_form;
 
 /* What quantizing elements leaves; the arrays are the caller's. */
@@ -44,7 +55,10 @@ typedef struct {
 struct qc_form_ops {
     qc_form_kind kind;
     const char *name;
-    unsigned bits;     /* of a code; a code of 4 bits with an even index is in the high nibble */
+    unsigned bits;     /* of a code */
+    int low_first;     /* a code of 4 bits with an even index is in the low nibble, else the high */
+    int integer;       /* scales are those of a dtype (qc_int_round_scale), never nested, and the
+                          sums that quantize leaves are final */
     int searchable;    /* scales can be searched (scale_search.h) and chosen for a text
                           (error_feedback.h); otherwise they are those of quantize */
     int signed_scales; /* searched scales may be negative */
@@ -65,12 +79,14 @@ struct qc_form_ops {
     void (*dequantize)(const qc_quant_ops *quant, const qc_form *form, const void *codes,
                        const float *scales, uint64_t n, void *dst, qc_dtype dst_dtype,
                        uint64_t *first_overflow);
-    /* The value of a code, and the one that it has with a scale of 1. */
+    /* The value of a code as it is stored (I8 is signed, all others are not), and the one that it
+     * has with a scale of 1. */
     float (*value)(int code, float scale);
     float (*unit)(int code);
 };
 
 extern const qc_form_ops qc_form_nf4, qc_form_int8_rows, qc_form_int8_blocks;
+extern const qc_form_ops qc_form_w4a16, qc_form_w8a16, qc_form_w8a8;
 
 /* The operations of a kind, or NULL for one that there is not. */
 const qc_form_ops *qc_form_ops_of(qc_form_kind kind);

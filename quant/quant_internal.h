@@ -52,6 +52,24 @@ extern const qc_quant_ops qc_quant_ops_avx512; /* where QC_HAVE_QUANT_AVX512 */
 #define QC_TABLE_FOR(isa, name) ((void)(isa), &name##_scalar)
 #endif
 
+/* The lowest and the highest code of an integer. */
+static inline int qc_int_lowest(const qc_int_codes *how)
+{
+    return how->bits == 4 ? -8 : -127;
+}
+
+static inline int qc_int_highest(const qc_int_codes *how)
+{
+    return how->bits == 4 ? 7 : 127;
+}
+
+/* The scalar functions, for tables that have none of their own. */
+void qc_int_quantize_scalar(const qc_int_codes *how, const void *src, qc_dtype dtype, uint64_t n,
+                            uint64_t group, void *codes, float *scales, qc_piece_sums *sums);
+void qc_int_dequantize_scalar(const qc_int_codes *how, const void *codes, const float *scales,
+                              uint64_t n, uint64_t group, void *dst, qc_dtype dst_dtype,
+                              uint64_t *first_overflow);
+
 /* The pivot search itself, as in bitsandbytes' dQuantize<0>; x must not be NaN. */
 uint8_t qc_dynamic_search(float x);
 

@@ -72,6 +72,14 @@ typedef struct {
     uint64_t max_index; /* its flat index */
 } qc_tensor_error;
 
+/* Symmetric integers as compressed-tensors has them: the value of a code is (float)code * scale.
+ * Sources: the formats int-quantized and pack-quantized of the compressed-tensors library. */
+typedef struct {
+    unsigned bits;        /* 4: codes are -8 to 7. 8: codes are -127 to 127 */
+    unsigned bias;        /* what is added to a code before it is stored: 0, or 2^(bits-1) */
+    qc_dtype scale_dtype; /* F32, F16 or BF16: the values that a scale may have */
+} qc_int_codes;
+
 typedef struct {
     qc_isa isa;
 
@@ -138,6 +146,23 @@ typedef struct {
                                    uint32_t block_elems, void *dst, qc_dtype dst_dtype,
                                    uint64_t *first_overflow);
 
+    /* Integers with one scale for every `group` elements: a block (of 32 to 4096) or a row. n is a
+     * multiple of group, and a group of 4-bit codes has an even number of elements.
+     *
+     *   codes   4 bits: n / 2 bytes, element 2j in the low nibble; 8 bits: n bytes
+     *   scales  n / group floats, as readers have them: qc_int_scale of the group's absmax
+     *
+     * code = y = x * (1.0f / scale), clamped and rounded half to even. The sums are final, with
+     * max_err. With e = x - code * scale, they add up (e * (1.0f / scale))^2 and y^2 as
+     * int8_rows_quantize adds up its squares, where each group is a row, and multiply by scale^2
+     * after each flush. */
+    void (*int_quantize)(const qc_int_codes *how, const void *src, qc_dtype dtype, uint64_t n,
+                         uint64_t group, void *codes, float *scales, qc_piece_sums *sums);
+    /* dst = (dst_dtype)(code * scale): one float product. *first_overflow as in nf4_dequantize. */
+    void (*int_dequantize)(const qc_int_codes *how, const void *codes, const float *scales,
+                           uint64_t n, uint64_t group, void *dst, qc_dtype dst_dtype,
+                           uint64_t *first_overflow);
+
     /* Element-wise cast between F64, F32, F16, BF16 with a single rounding to nearest even (F64 to
      * F16 or BF16 does not pass through float). Infinity passes; NaN passes with its sign and the
      * upper bits of its payload, made quiet. Equal types: the bytes are copied.
@@ -149,6 +174,15 @@ typedef struct {
 /* The table for an instruction set that this machine has (see qc_isa_available); never NULL. Where
  * that table is not part of the build, it is the next lesser one, as its member isa says. */
 const qc_quant_ops *qc_quant_ops_for(qc_isa isa);
+
+/* The scale of a group by its absmax: absmax / 7.5 for 4 bits (7.5 lies between the ends of the
+ * codes, -8 and 7), absmax / 127 for 8, one IEEE division each, then qc_int_round_scale. */
+float qc_int_scale(const qc_int_codes *how, float absmax);
+/* The value of scale_dtype that is nearest to a scale, ties to even. A magnitude below the smallest
+ * normal one (F16: the smallest subnormal one) becomes that, so 1.0f / scale is always finite. One
+ * above 65504 (F16) or 0x1.fep120 becomes that, so code * scale is finite. The sign stays. The
+ * scale of a group of zeros is so the smallest one, and never 0, which other readers divide by. */
+float qc_int_round_scale(qc_dtype scale_dtype, float scale);
 
 /* Adds the sums of the next piece, whose first element has flat index `first`, to total. Call it in
  * index order. */

@@ -391,6 +391,126 @@ static void int8_blocks_dequantize(const int8_t *codes, const float *absmax, uin
     }
 }
 
+/* ---- integers as compressed-tensors has them ------------------------------------------------- */
+
+float qc_int_round_scale(qc_dtype scale_dtype, float scale)
+{
+    const int f16 = scale_dtype == QC_DTYPE_F16;
+    const float least = f16 ? 0x1p-24f : 0x1p-126f;
+    const float most = f16 ? 65504.0f : 0x1.fep120f;
+    float rounded = f16                            ? qc_f32_from_f16(qc_f16_from_f32(scale))
+                    : scale_dtype == QC_DTYPE_BF16 ? qc_f32_from_bf16(qc_bf16_from_f32(scale))
+                                                   : scale;
+    if (fabsf(rounded) < least)
+        rounded = copysignf(least, scale);
+    return fabsf(rounded) > most ? copysignf(most, scale) : rounded;
+}
+
+float qc_int_scale(const qc_int_codes *how, float absmax)
+{
+    return qc_int_round_scale(how->scale_dtype, absmax / (how->bits == 4 ? 7.5f : 127.0f));
+}
+
+static int load_code(const qc_int_codes *how, const unsigned char *codes, uint64_t i)
+{
+    if (how->bits == 4)
+        return (int)(codes[i / 2] >> (i % 2 * 4) & 15u) - (int)how->bias;
+    return how->bias ? (int)codes[i] - (int)how->bias : (int)(int8_t)codes[i];
+}
+
+static void store_code(const qc_int_codes *how, unsigned char *codes, uint64_t i, int code)
+{
+    unsigned stored = (unsigned)(code + (int)how->bias);
+    if (how->bits == 8)
+        codes[i] = (unsigned char)stored;
+    else if (i % 2)
+        codes[i / 2] = (unsigned char)(codes[i / 2] | (stored & 15u) << 4);
+    else
+        codes[i / 2] = (unsigned char)(stored & 15u);
+}
+
+/* Finds the absmax of the group that starts at `first`; returns 1, or 0 after reporting. */
+static int group_absmax(float *x, const void *src, qc_dtype dtype, uint64_t first, uint64_t group,
+                        float *out, qc_piece_sums *sums)
+{
+    uint32_t largest = 0;
+    for (uint64_t at = 0; at < group; at += QC_ROW_FLUSH) {
+        uint32_t n = qc_min_u32(group - at, QC_ROW_FLUSH);
+        widen(src, dtype, first + at, n, x);
+        for (uint32_t i = 0; i < n; i++) {
+            uint32_t magnitude = qc_f32_bits(x[i]) & 0x7fffffffu;
+            if (magnitude >= QC_F32_INF) {
+                report_bad(src, dtype, first + at + i, sums);
+                return 0;
+            }
+            largest = magnitude > largest ? magnitude : largest;
+        }
+    }
+    *out = qc_f32_of_bits(largest);
+    return 1;
+}
+
+/* y: the elements times 1 / scale; q: their codes. */
+static void group_add_error(const float *x, const float *y, const float *q, float scale, uint32_t n,
+                            uint64_t first, qc_piece_sums *sums)
+{
+    const float inv = 1.0f / scale;
+    float rr[QC_LANES] = {0}, yy[QC_LANES] = {0};
+    for (uint32_t i = 0; i < n; i++) {
+        float e = x[i] - q[i] * scale, r = e * inv;
+        rr[i % QC_LANES] = fmaf(r, r, rr[i % QC_LANES]);
+        yy[i % QC_LANES] = fmaf(y[i], y[i], yy[i % QC_LANES]);
+        if ((double)fabsf(e) > sums->max_err) {
+            sums->max_err = (double)fabsf(e);
+            sums->max_index = first + i;
+        }
+    }
+    double s2 = (double)scale * (double)scale;
+    sums->sum_ee += (double)qc_fold16(rr) * s2;
+    sums->sum_xx += (double)qc_fold16(yy) * s2;
+}
+
+void qc_int_quantize_scalar(const qc_int_codes *how, const void *src, qc_dtype dtype, uint64_t n,
+                            uint64_t group, void *codes, float *scales, qc_piece_sums *sums)
+{
+    const float low = (float)qc_int_lowest(how), high = (float)qc_int_highest(how);
+    float x[QC_ROW_FLUSH], y[QC_ROW_FLUSH], q[QC_ROW_FLUSH], absmax;
+    *sums = (qc_piece_sums){.bad = QC_BAD_NONE};
+    for (uint64_t begin = 0; begin < n; begin += group) {
+        if (!group_absmax(x, src, dtype, begin, group, &absmax, sums))
+            return;
+        const float scale = qc_int_scale(how, absmax), inv = 1.0f / scale;
+        scales[begin / group] = scale;
+        for (uint64_t at = 0; at < group; at += QC_ROW_FLUSH) {
+            uint64_t first = begin + at;
+            uint32_t run = qc_min_u32(group - at, QC_ROW_FLUSH);
+            widen(src, dtype, first, run, x);
+            for (uint32_t i = 0; i < run; i++) {
+                y[i] = x[i] * inv;
+                q[i] = round_even(y[i] > high ? high : y[i] < low ? low : y[i]);
+                store_code(how, codes, first + i, (int)q[i]);
+            }
+            group_add_error(x, y, q, scale, run, first, sums);
+        }
+    }
+}
+
+void qc_int_dequantize_scalar(const qc_int_codes *how, const void *codes, const float *scales,
+                              uint64_t n, uint64_t group, void *dst, qc_dtype dst_dtype,
+                              uint64_t *first_overflow)
+{
+    float x[QC_ROW_FLUSH];
+    *first_overflow = UINT64_MAX;
+    for (uint64_t begin = 0; begin < n; begin += group) {
+        for (uint64_t at = 0; at < group; at += QC_ROW_FLUSH) {
+            uint32_t run = qc_min_u32(group - at, QC_ROW_FLUSH);
+            for (uint32_t i = 0; i < run; i++)
+                x[i] = (float)load_code(how, codes, begin + at + i) * scales[begin / group];
+            narrow(x, run, dst, dst_dtype, begin + at, first_overflow);
+        }
+    }
+}
+
 /* ---- casts ----------------------------------------------------------------------------------- */
 
 /* F64 to a smaller type: it is rounded once and does not pass through float. */
@@ -453,5 +573,7 @@ const qc_quant_ops qc_quant_ops_scalar = {
     .int8_rows_dequantize = int8_rows_dequantize,
     .int8_blocks_quantize = int8_blocks_quantize,
     .int8_blocks_dequantize = int8_blocks_dequantize,
+    .int_quantize = qc_int_quantize_scalar,
+    .int_dequantize = qc_int_dequantize_scalar,
     .cast = cast,
 };

@@ -234,5 +234,7 @@ const qc_quant_ops QC_QUANT_TABLE = {
     .int8_rows_dequantize = int8_rows_dequantize,
     .int8_blocks_quantize = QC_QUANT_NAME(int8_blocks_quantize),
     .int8_blocks_dequantize = int8_blocks_dequantize,
+    .int_quantize = qc_int_quantize_scalar,
+    .int_dequantize = qc_int_dequantize_scalar,
     .cast = cast,
 };
