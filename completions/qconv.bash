@@ -71,6 +71,13 @@ _qconv()
         --vram)
             return
             ;;
+        --parallel)
+            mapfile -t COMPREPLY < <(compgen -W 'layers tensor' -- "$cur")
+            return
+            ;;
+        --tp)
+            return
+            ;;
         --margin)
             return
             ;;
@@ -264,8 +271,8 @@ _qconv()
     done
     if [[ $cur == -* ]]; then
         case ${command:-convert} in
-        convert) options='--to --block-size --no-double-quant --scale --calibrate --hessians --calibration-tokens --calibration-context --damping --compute-dtype --compress --max-shard-size --rest --keep --quantize --recipe --requantize --drop-mtp --schemes --explain --vram --margin --context --batch --images --kv-dtype --mla --prefill --cuda-context --device --tokenizer --dry-run --force --restart --consume-source --part --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
-        plan) options='--to --block-size --no-double-quant --max-shard-size --rest --keep --quantize --recipe --requantize --drop-mtp --schemes --explain --vram --margin --context --batch --images --kv-dtype --mla --prefill --cuda-context --html --device-map --mode --method --optimizer --precision --zero --checkpointing --lora-rank --effective-batch --apply --profile --json --quiet -q --verbose -v --help -h --version' ;;
+        convert) options='--to --block-size --no-double-quant --scale --calibrate --hessians --calibration-tokens --calibration-context --damping --compute-dtype --compress --max-shard-size --rest --keep --quantize --recipe --requantize --drop-mtp --schemes --explain --vram --parallel --tp --margin --context --batch --images --kv-dtype --mla --prefill --cuda-context --device --tokenizer --dry-run --force --restart --consume-source --part --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
+        plan) options='--to --block-size --no-double-quant --max-shard-size --rest --keep --quantize --recipe --requantize --drop-mtp --schemes --explain --vram --parallel --tp --margin --context --batch --images --kv-dtype --mla --prefill --cuda-context --html --device-map --mode --method --optimizer --precision --zero --checkpointing --lora-rank --effective-batch --apply --profile --json --quiet -q --verbose -v --help -h --version' ;;
         hardware) options='--as --watch --csv --interval --samples --json --quiet -q --verbose -v --help -h --version' ;;
         inspect) options='--json --quiet -q --verbose -v --help -h --version' ;;
         verify) options='--against --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;

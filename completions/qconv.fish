@@ -47,6 +47,8 @@ complete -c qconv -n '__qconv_is convert plan' -l drop-mtp -d "leave out multi-t
 complete -c qconv -n '__qconv_is convert plan' -l schemes -x -d "what --to auto may choose from"
 complete -c qconv -n '__qconv_is convert plan' -l explain -d "with --to auto: show what was chosen for which weights, and why"
 complete -c qconv -n '__qconv_is convert plan' -l vram -x -d "the devices: 2x40GB, 24GB+16GB, 2xA100-40GB, auto, +cpu:64GB, +disk"
+complete -c qconv -n '__qconv_is convert plan' -l parallel -x -a 'layers tensor' -d "how a model lies on several GPUs: whole layers, or a share of each"
+complete -c qconv -n '__qconv_is convert plan' -l tp -x -d "split every layer over N GPUs, as vLLM does with tensor parallelism"
 complete -c qconv -n '__qconv_is convert plan' -l margin -x -d "share of each device that may be used, above 0 and at most 1"
 complete -c qconv -n '__qconv_is convert plan' -l context -x -d "tokens of one sequence that the KV cache is to hold"
 complete -c qconv -n '__qconv_is convert plan' -l batch -x -d "sequences at once"

@@ -55,6 +55,8 @@ _qconv()
                 '--schemes=[what --to auto may choose from]:LIST:' \
                 '--explain[with --to auto\: show what was chosen for which weights, and why]' \
                 '--vram=[the devices\: 2x40GB, 24GB+16GB, 2xA100-40GB, auto, +cpu\:64GB, +disk]:SPEC:' \
+                '--parallel=[how a model lies on several GPUs\: whole layers, or a share of each]:parallel:(layers tensor)' \
+                '--tp=[split every layer over N GPUs, as vLLM does with tensor parallelism]:N:' \
                 '--margin=[share of each device that may be used, above 0 and at most 1]:SHARE:' \
                 '--context=[tokens of one sequence that the KV cache is to hold]:TOKENS:' \
                 '--batch=[sequences at once]:N:' \
@@ -96,6 +98,8 @@ _qconv()
                 '--schemes=[what --to auto may choose from]:LIST:' \
                 '--explain[with --to auto\: show what was chosen for which weights, and why]' \
                 '--vram=[the devices\: 2x40GB, 24GB+16GB, 2xA100-40GB, auto, +cpu\:64GB, +disk]:SPEC:' \
+                '--parallel=[how a model lies on several GPUs\: whole layers, or a share of each]:parallel:(layers tensor)' \
+                '--tp=[split every layer over N GPUs, as vLLM does with tensor parallelism]:N:' \
                 '--margin=[share of each device that may be used, above 0 and at most 1]:SHARE:' \
                 '--context=[tokens of one sequence that the KV cache is to hold]:TOKENS:' \
                 '--batch=[sequences at once]:N:' \

@@ -227,6 +227,21 @@ const qc_option_row qc_option_table[] = {
              "GPUs as they are now. cpu and disk, with a size after a colon, take what the GPUs "
              "cannot hold. convert then cuts shards where devices change and writes "
              "device_map.json. docs/hardware.md lists the cards."},
+    {ROW("parallel", FITTING, FIT), CHOICE(convert.plan.fit.parallel),
+     CHOICES("layers", "tensor"), .dflt = "layers", .only_with = {"--vram"},
+     .not_with = "--mode train", .since = "0.5.0",
+     .help = "how a model lies on several GPUs: whole layers, or a share of each",
+     .more = "layers puts each layer on one GPU, as a device map of transformers does. tensor "
+             "gives every GPU of --vram a share of every layer, as vLLM splits them; see --tp."},
+    {ROW("tp", FITTING, FIT), NUMBER(convert.plan.fit.tensor_parallel), .arg = "N", .min = 1,
+     .max = 256, .only_with = {"--vram"}, .not_with = "--mode train",
+     .excludes = {"--parallel: --tp means --parallel tensor"}, .since = "0.5.0",
+     FOREIGN({.names = "tensor-parallel-size tensor-parallel tp-size"}),
+     .help = "split every layer over N GPUs, as vLLM does with tensor parallelism",
+     .more = "--vram has to name N GPUs. Weights, KV cache and workspace are then those that vLLM "
+             "has on each of them, and the plan ends with the command that serves the model so. "
+             "convert writes one set of shards, which vLLM splits when it loads them. Without "
+             "--to the model stays as it is. bitsandbytes' forms cannot be split."},
     {ROW("margin", FITTING, FIT), DECIMAL(convert.plan.fit.margin, 0, 1), .arg = "SHARE",
      .dflt = "0.9", .only_with = {"--vram"}, .since = "0.2.0",
      FOREIGN({.names = "gpu-memory-utilization utilization headroom reserve"}),
@@ -261,7 +276,8 @@ const qc_option_row qc_option_table[] = {
              "itself, as vLLM does. expanded: keys and values of every head are cached, as "
              "transformers 4 does, which takes 71 times as much for DeepSeek-V2.5."},
     {ROW("prefill", FITTING, FIT), OWN(QC_ARG_TEXT, qc_option_set_prefill), .arg = "TOKENS",
-     .min = 1, .max = 1000000000, .dflt = "whole", .only_with = {"--vram"},
+     .min = 1, .max = 1000000000, GIVEN(convert.plan.fit.prefill_given),
+     .dflt_note = "whole; 2048 with --tp", .only_with = {"--vram"},
      .not_with = "--mode train", .since = "0.5.0",
      .help = "tokens of a prompt that are read at once, or whole",
      .more = "transformers reads a prompt whole unless its prefill_chunk_size is set; vLLM reads "
@@ -273,7 +289,7 @@ const qc_option_row qc_option_table[] = {
     {ROW("html", PLAN, FIT), PATH(html), .arg = "FILE", .since = "0.2.0",
      .help = "also write the plan as one HTML page"},
     {ROW("device-map", PLAN, FIT), PATH(device_map), .arg = "FILE", .not_with = "--mode train",
-     .since = "0.2.0",
+     .excludes = {"--tp: a device map places whole layers"}, .since = "0.2.0",
      .help = "also write the placement as accelerate's device_map"},
     {ROW("device", QC_CMD_BIT(QC_CMD_UNPACK), OUTPUT), LIST(device), .arg = "NAME",
      .since = "0.2.0",

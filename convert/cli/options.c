@@ -13,6 +13,7 @@
 #include "convert/cli/option_table.h"
 #include "convert/cli/option_values.h"
 #include "convert/cli/rules_file.h"
+#include "convert/fit/tensor_parallel.h"
 #include "formats/file_io.h"
 
 #include <stdio.h>
@@ -518,6 +519,7 @@ qc_status qc_options_parse(qc_options *out, qc_arena *arena, int argc, char **ar
         QC_TRY(apply(out, p.items[i].row, p.items[i].value, err));
     QC_TRY(check_together(&p, out, err));
     set_rows(out);
+    qc_tp_defaults(&out->convert.plan.fit);
     QC_TRY(place_words(&p, out, err));
     if (out->command == QC_CMD_HELP)
         return place_topic(out, err);

@@ -9,6 +9,7 @@
 
 #include "base/checked.h"
 #include "convert/fit/placement.h"
+#include "convert/fit/tensor_parallel.h"
 #include "convert/model/recipe_coded.h"
 
 #include <inttypes.h>
@@ -94,6 +95,9 @@ uint64_t qc_workspace_bytes(const qc_geometry *g, const qc_fit_options *o, qc_se
     if (g->decoder && o->prefill && step > o->prefill)
         step = o->prefill;
     uint64_t tokens = qc_sat_mul(step, o->batch);
+    /* vLLM's --max-num-batched-tokens counts the tokens of all sequences together. */
+    if (o->parallel == QC_PARALLEL_TENSOR && o->prefill && tokens > o->prefill)
+        tokens = o->prefill;
     uint64_t positions = qc_sat_mul(qc_sat_mul(g->media_positions, o->images), o->batch);
     uint64_t weight = qc_sat_mul(ACTIVATION_BYTES, largest_weight);
     uint64_t hidden = qc_sat_mul(qc_sat_mul(ACTIVATION_BYTES, g->hidden), tokens);
@@ -391,25 +395,34 @@ static void fill_devices(work *w)
     }
 }
 
-/* Fills the table of devices from device_of. */
+static void add_segment(work *w, uint32_t i, uint32_t device)
+{
+    qc_fit *f = w->fit;
+    qc_fit_device *d = &f->devices[device];
+    const qc_segment *s = &f->segments->segments[i];
+    d->segments++;
+    d->weight_bytes = qc_sat_add(d->weight_bytes, f->segment_bytes[i]);
+    d->kv_bytes = qc_sat_add(d->kv_bytes, f->segment_kv[i]);
+    if (device < w->compute_count)
+        d->workspace_bytes = qc_max_u64(d->workspace_bytes, f->segment_workspace[i]);
+    else
+        f->spilled++;
+    if (s->kind == QC_SEGMENT_LAYER) {
+        if (d->layers == 0 || s->layer < d->first_layer)
+            d->first_layer = s->layer;
+        d->layers++;
+    }
+}
+
+/* Fills the table of devices from device_of; with --tp every card has its share of all. */
 static void add_up(work *w, uint64_t staging)
 {
     qc_fit *f = w->fit;
     for (uint32_t i = 0; i < f->segments->count; i++) {
-        qc_fit_device *d = &f->devices[f->device_of[i]];
-        const qc_segment *s = &f->segments->segments[i];
-        d->segments++;
-        d->weight_bytes = qc_sat_add(d->weight_bytes, f->segment_bytes[i]);
-        d->kv_bytes = qc_sat_add(d->kv_bytes, f->segment_kv[i]);
-        if (f->device_of[i] < w->compute_count)
-            d->workspace_bytes = qc_max_u64(d->workspace_bytes, f->segment_workspace[i]);
-        else
-            f->spilled++;
-        if (s->kind == QC_SEGMENT_LAYER) {
-            if (d->layers == 0 || s->layer < d->first_layer)
-                d->first_layer = s->layer;
-            d->layers++;
-        }
+        if (f->ranks == 0)
+            add_segment(w, i, f->device_of[i]);
+        for (uint32_t rank = 0; rank < f->ranks; rank++)
+            add_segment(w, i, rank);
     }
     f->devices[0].staging_bytes = staging;
     f->devices[0].workspace_bytes = qc_sat_add(f->devices[0].workspace_bytes, staging);
@@ -511,6 +524,11 @@ qc_status qc_fit_make(qc_fit *out, qc_arena *arena, const qc_fit_load *load,
     QC_TRY(make_arrays(&w, err));
     fill_segments(&w, load->segment_bytes, load->largest_weight);
     fill_devices(&w);
+    out->ranks = qc_tp_ranks(o, budget);
+    if (out->ranks > 0) {
+        add_up(&w, 0);
+        return QC_OK;
+    }
     order_spilling(&w);
     uint32_t spilled = 0, short_device = 0;
     uint64_t short_bytes = 0;

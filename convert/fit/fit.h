@@ -40,6 +40,9 @@ typedef struct qc_fit {
     uint64_t *segment_bytes, *segment_kv; /* per segment: weights, cache */
     uint64_t *segment_workspace;          /* per segment: its workspace */
     uint64_t weight_bytes;                /* all tensors of the output, without headers */
+    /* The cards of --tp; 0: layers are placed whole. With --tp every card holds a share of every
+     * segment, and segment_bytes, segment_kv, kv_bytes and geometry are those of one card. */
+    uint32_t ranks;
     uint64_t kv_bytes_per_token; /* for one more token of one sequence, while no window is full */
     uint64_t kv_bytes;           /* for context and batch */
     uint64_t context, batch;     /* as used */

@@ -169,7 +169,7 @@ static void add_placement(const qc_fit_report *r, qc_strbuf *out)
     uint32_t end = 0;
     for (uint32_t i = 0; i < s->count; i++)
         total += segment_size(fit, i);
-    if (total <= 0.0)
+    if (total <= 0.0 || fit->ranks > 0)
         return;
     qc_strbuf_puts(out, "<h2>Placement, in the order a token passes</h2>\n<div class=\"strip\">"
                         "<svg height=\"52\" xmlns=\"http://www.w3.org/2000/svg\" role=\"img\" "
@@ -197,6 +197,24 @@ static void add_placement(const qc_fit_report *r, qc_strbuf *out)
         }
     }
     qc_strbuf_puts(out, ".</p>\n");
+}
+
+/* With --tp there is no placement to draw: every card has a share of everything. */
+static qc_status add_split(const qc_fit_report *r, qc_strbuf *out, qc_error *err)
+{
+    qc_strbuf text, command;
+    qc_strbuf_init(&text, 1u << 12);
+    qc_strbuf_init(&command, 1u << 12);
+    qc_fit_split_text(r, &text);
+    if (r->fit->fits)
+        qc_fit_serve_text(r, &command);
+    qc_status st = add_paragraph("<h2>Split</h2>\n<p>In this plan ", &text, out, err);
+    if (st == QC_OK && command.len > 0)
+        qc_html_put(out, "<p><code>", command.data, "</code></p>\n");
+    if (st == QC_OK)
+        st = qc_strbuf_status(&command, err);
+    qc_strbuf_deinit(&command);
+    return st;
 }
 
 static void add_tables(const qc_fit_report *r, qc_strbuf *out)
@@ -252,6 +270,7 @@ qc_status qc_fit_report_html(const qc_fit_report *r, qc_strbuf *out, qc_error *e
     qc_fit_budget_notes(r, "", ". ", &text);
     QC_TRY(add_paragraph("<p class=\"soft\">Budgets: ", &text, out, err));
     add_placement(r, out);
+    QC_TRY(add_split(r, out, err));
     add_tables(r, out);
     add_choices(r, out);
     add_suggestions(r, out);

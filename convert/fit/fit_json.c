@@ -110,6 +110,21 @@ static void put_mla(qc_json_writer *w, const qc_fit_report *r)
     qc_json_member_string(w, "mla_runtime", has ? qc_fit_mla_runtime(r->use) : NULL);
 }
 
+/* Writes how the model lies on the cards, and the command that serves it where it is split. */
+static qc_status put_parallel(qc_json_writer *w, const qc_fit_report *r, qc_error *err)
+{
+    qc_strbuf command;
+    int split = r->fit->ranks > 0;
+    qc_strbuf_init(&command, 1u << 12);
+    qc_fit_serve_text(r, &command);
+    qc_status st = qc_strbuf_status(&command, err);
+    qc_json_member_string(w, "parallel", split ? "tensor" : "layers");
+    qc_json_member_u64_if(w, "tensor_parallel", split, r->fit->ranks);
+    qc_json_member_string(w, "vllm", split && r->fit->fits && st == QC_OK ? command.data : NULL);
+    qc_strbuf_deinit(&command);
+    return st;
+}
+
 qc_status qc_fit_report_json(const qc_fit_report *r, qc_strbuf *out, qc_error *err)
 {
     const qc_fit *fit = r->fit;
@@ -128,6 +143,7 @@ qc_status qc_fit_report_json(const qc_fit_report *r, qc_strbuf *out, qc_error *e
     qc_json_member_u64(&w, "file_bytes", r->file_bytes);
     qc_json_member_u64(&w, "context", r->use->context);
     qc_json_member_u64(&w, "batch", r->use->batch);
+    QC_TRY(put_parallel(&w, r, err));
     put_mla(&w, r);
     qc_json_member_u64_if(&w, "kv_bytes_per_token", cache_known, fit->kv_bytes_per_token);
     qc_json_member_u64_if(&w, "kv_bytes", cache_known, fit->kv_bytes);
@@ -153,7 +169,10 @@ qc_status qc_fit_report_json(const qc_fit_report *r, qc_strbuf *out, qc_error *e
     qc_json_member_u64(&w, "transfer_bytes_per_token", fit->transfer_bytes_per_token);
     qc_json_member_double(&w, "transfer_seconds_per_token", fit->transfer_seconds);
     qc_json_write_key(&w, "device_map");
-    QC_TRY(qc_device_map_put(&w, r->arena, fit, err));
+    if (fit->ranks > 0)
+        qc_json_write_null(&w);
+    else
+        QC_TRY(qc_device_map_put(&w, r->arena, fit, err));
     put_choices(&w, r);
     QC_TRY(put_notes(&w, r, err));
     qc_json_member_begin_array(&w, "suggestions");

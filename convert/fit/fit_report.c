@@ -1,6 +1,7 @@
 #include "convert/fit/fit_report.h"
 
 #include "base/text.h"
+#include "convert/fit/tensor_parallel.h"
 #include "convert/term/console.h"
 #include "convert/term/size_text.h"
 
@@ -216,6 +217,21 @@ void qc_fit_mla_text(const qc_fit_options *use, qc_strbuf *out)
                    qc_fit_mla_runtime(use));
 }
 
+void qc_fit_split_text(const qc_fit_report *r, qc_strbuf *out)
+{
+    if (r->fit->ranks > 0)
+        qc_strbuf_putf(out,
+                       "every layer is split over %" PRIu32 " card%s, as vLLM splits it with "
+                       "--tensor-parallel-size",
+                       r->fit->ranks, r->fit->ranks == 1 ? "" : "s");
+}
+
+void qc_fit_serve_text(const qc_fit_report *r, qc_strbuf *out)
+{
+    if (r->fit->ranks > 0)
+        qc_tp_serve_command(out, r->use, r->fit->ranks, "OUT");
+}
+
 static void add_head(const qc_fit_report *r, qc_strbuf *out)
 {
     char model[512], count[QC_SIZE_TEXT_BYTES], size[QC_SIZE_TEXT_BYTES];
@@ -238,13 +254,19 @@ static void add_head(const qc_fit_report *r, qc_strbuf *out)
     }
     if (r->chosen)
         add_choice(r->chosen, out);
+    if (r->fit->ranks > 0) {
+        qc_strbuf_puts(out, "  split      ");
+        qc_fit_split_text(r, out);
+        qc_strbuf_puts(out, "\n");
+    }
     if (unknown) {
         qc_strbuf_puts(out, "  KV cache   ?\n");
     } else if (r->generates) {
         qc_strbuf_putf(out, "  KV cache   %s: context %s, batch %" PRIu64,
                        qc_text_bytes(size, r->fit->kv_bytes), qc_text_count(count, r->use->context),
                        r->use->batch);
-        qc_strbuf_putf(out, ", %s a token\n", qc_text_bytes(size, r->fit->kv_bytes_per_token));
+        qc_strbuf_putf(out, ", %s a token%s\n", qc_text_bytes(size, r->fit->kv_bytes_per_token),
+                       r->fit->ranks > 1 ? "; on each card" : "");
         if (qc_fit_has_mla(r->fit->geometry)) {
             qc_strbuf_puts(out, "             ");
             qc_fit_mla_text(r->use, out);
@@ -491,6 +513,11 @@ qc_status qc_fit_report_text(const qc_fit_report *r, qc_bar_style style, qc_strb
                        uses_disk(fit) ? " and to disk" : "",
                        qc_text_bytes(size, fit->transfer_bytes_per_token),
                        qc_text_seconds(time, fit->transfer_seconds));
+    if (fit->ranks > 0 && fit->fits) {
+        qc_strbuf_puts(out, "\n  ");
+        qc_fit_serve_text(r, out);
+        qc_strbuf_puts(out, "\n");
+    }
     if (!fit->fits) {
         qc_strbuf_puts(out, "\n");
         qc_fit_verdict(r, out);

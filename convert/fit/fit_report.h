@@ -107,6 +107,11 @@ int qc_fit_has_mla(const qc_geometry *g);
 /* Writes "the latent is cached, ...: transformers 5.23", a sentence without a full stop. */
 void qc_fit_mla_text(const qc_fit_options *use, qc_strbuf *out);
 
+/* Write the sentence that says how the model is split over the cards, and the command that serves
+ * it so; both write nothing where layers are placed whole. */
+void qc_fit_split_text(const qc_fit_report *r, qc_strbuf *out);
+void qc_fit_serve_text(const qc_fit_report *r, qc_strbuf *out);
+
 /* Writes "short by 3.21 GB on cuda:1; would fit with --to nf4, or with 3 cards", or nothing when it
  * fits. */
 void qc_fit_verdict(const qc_fit_report *r, qc_strbuf *out);

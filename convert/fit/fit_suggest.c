@@ -30,9 +30,10 @@ static qc_status try_fit(seeker *s, qc_fit *fit, const qc_budget *budget, const 
                          qc_error *err)
 {
     const qc_planned_model *p = s->planned;
-    const qc_fit_load load = {&p->segments, s->subject->geometry, p->segment_bytes,
-                              p->largest_weight};
-    return qc_fit_make(fit, &s->scratch, &load, budget, use, err);
+    const qc_fit_load load = {&p->segments, &p->geometry, p->segment_bytes, p->largest_weight};
+    QC_TRY(qc_fit_make(fit, &s->scratch, &load, budget, use, err));
+    fit->weight_bytes = p->fit.weight_bytes;
+    return QC_OK;
 }
 
 static uint64_t least_free(const qc_fit *fit)
@@ -233,6 +234,8 @@ static qc_status host_memory(seeker *s, qc_error *err)
     const qc_fit_options *use = &s->options->fit;
     qc_budget budget;
     qc_fit fit;
+    if (s->planned->fit.ranks > 0)
+        return QC_OK;
     QC_TRY(widen(s, &budget, 0, 0, AMPLE_BYTES, err));
     QC_TRY(try_fit(s, &fit, &budget, use, err));
     const qc_fit_device *cpu = cpu_of(&fit);
@@ -268,7 +271,7 @@ static qc_status more_cards(seeker *s, qc_error *err)
     int alike = 1;
     qc_budget budget;
     qc_fit fit;
-    if (b->gpu_count == 0 || b->gpu_count >= QC_MAX_SUGGESTED_CARDS)
+    if (b->gpu_count == 0 || b->gpu_count >= QC_MAX_SUGGESTED_CARDS || s->planned->fit.ranks > 0)
         return QC_OK;
     for (uint32_t i = 1; i < b->gpu_count; i++) {
         alike &= b->devices[i].total_bytes == b->devices[0].total_bytes;
@@ -298,6 +301,35 @@ static qc_status more_cards(seeker *s, qc_error *err)
     return add(s, &fit, change, detail, err);
 }
 
+/* Splits the model over twice as many cards, and so on, until it fits. */
+static qc_status more_ranks(seeker *s, qc_error *err)
+{
+    const char *change = NULL;
+    qc_plan_options trial = *s->options;
+    uint32_t ranks = s->planned->fit.ranks;
+    for (uint32_t n = ranks * 2; ranks > 0 && n <= QC_MAX_SUGGESTED_CARDS; n *= 2) {
+        qc_budget budget;
+        qc_planned_model planned;
+        qc_error trouble = {0};
+        trial.fit.tensor_parallel = n;
+        QC_TRY(widen(s, &budget, n - ranks, 0, 0, err));
+        qc_status st =
+            qc_planned_model_make(&planned, &s->scratch, s->subject, &budget, &trial, &trouble);
+        if (qc_status_is_refusal(st))
+            return QC_OK;
+        if (st != QC_OK) {
+            if (err)
+                *err = trouble;
+            return st;
+        }
+        if (!planned.fit.fits)
+            continue;
+        QC_TRY(qc_arena_printf(s->arena, &change, err, "--tp %" PRIu32 " on as many cards", n));
+        return add(s, &planned.fit, change, "", err);
+    }
+    return QC_OK;
+}
+
 typedef qc_status (*kind)(seeker *s, qc_error *err);
 
 static qc_status try_kinds(seeker *s, const kind *kinds, size_t count, qc_error *err)
@@ -312,7 +344,7 @@ static qc_status try_kinds(seeker *s, const kind *kinds, size_t count, qc_error 
 }
 
 static const kind changes[] = {other_precision, shorter_context, smaller_batch, narrower_cache,
-                               host_memory,     more_cards,      larger_margin};
+                               host_memory,     more_cards,      more_ranks,    larger_margin};
 
 /* Is for plans for which no change alone is enough: it tries NF4 and one more change. */
 static qc_status nf4_and_more(seeker *s, qc_arena *kept, qc_error *err)

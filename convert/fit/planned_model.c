@@ -1,5 +1,6 @@
 #include "convert/fit/planned_model.h"
 
+#include "convert/fit/tensor_parallel.h"
 #include "convert/term/size_text.h"
 
 #include <string.h>
@@ -7,7 +8,8 @@
 qc_status qc_plan_defaults(qc_plan_options *options, qc_arena *arena,
                            const qc_plan_subject *subject, qc_error *err)
 {
-    options->fit.context = qc_fit_context(subject->geometry, &options->fit);
+    qc_fit_options *fit = &options->fit;
+    fit->context = qc_fit_context(subject->geometry, fit);
     if (options->recipe.to_given)
         return QC_OK;
     /* Keeping everything refuses no checkpoint, so this finds out what it is. */
@@ -17,8 +19,29 @@ qc_status qc_plan_defaults(qc_plan_options *options, qc_arena *arena,
     probe.rules = NULL;
     probe.rule_count = 0;
     QC_TRY(qc_recipe_make(&recipe, arena, subject->model, &probe, err));
-    options->recipe.to = recipe.input_is_quantized ? QC_TO_KEEP : QC_TO_NF4;
+    options->recipe.to =
+        recipe.input_is_quantized || fit->parallel == QC_PARALLEL_TENSOR ? QC_TO_KEEP : QC_TO_NF4;
     return QC_OK;
+}
+
+static qc_status check_split(const qc_plan_subject *subject, const qc_budget *budget,
+                             const qc_plan_options *options, qc_error *err)
+{
+    if (options->recipe.to == QC_TO_AUTO)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "--to auto chooses among bitsandbytes' forms, and vLLM does not split those over "
+                "cards; choose --to bf16 or fp16 for --tp, or --parallel layers");
+    return qc_tp_check(&options->fit, budget, subject->model, subject->geometry, err);
+}
+
+/* Replaces the geometry by that of one card, and sums up its bytes. vLLM's kernels do not
+ * dequantize whole weights. */
+static qc_status take_share(qc_planned_model *m, qc_arena *arena, uint32_t ranks, qc_error *err)
+{
+    const qc_geometry whole = m->geometry;
+    QC_TRY(qc_arena_array(arena, &m->largest_weight, m->segments.count, err));
+    QC_TRY(qc_tp_geometry(&m->geometry, arena, &whole, ranks, err));
+    return qc_tp_sum_segments(&m->segment_bytes, arena, &m->plan, &m->segments, &whole, ranks, err);
 }
 
 qc_status qc_planned_model_make(qc_planned_model *out, qc_arena *arena,
@@ -26,6 +49,9 @@ qc_status qc_planned_model_make(qc_planned_model *out, qc_arena *arena,
                                 const qc_plan_options *options, qc_error *err)
 {
     memset(out, 0, sizeof *out);
+    uint32_t ranks = qc_tp_ranks(&options->fit, budget);
+    if (ranks > 0)
+        QC_TRY(check_split(subject, budget, options, err));
     QC_TRY(qc_recipe_make(&out->recipe, arena, subject->model, &options->recipe, err));
     QC_TRY(qc_segments_make(&out->segments, arena, subject->model, &out->recipe, subject->geometry,
                             err));
@@ -34,11 +60,16 @@ qc_status qc_planned_model_make(qc_planned_model *out, qc_arena *arena,
                               options, err));
     QC_TRY(qc_plan_begin(&out->plan, arena, subject->model, &out->recipe, subject->call, options,
                          err));
-    QC_TRY(qc_fit_sum_segments(arena, &out->plan, &out->segments, &out->segment_bytes,
-                               &out->largest_weight, err));
-    const qc_fit_load load = {&out->segments, subject->geometry, out->segment_bytes,
+    out->geometry = *subject->geometry;
+    if (ranks > 0)
+        QC_TRY(take_share(out, arena, ranks, err));
+    else
+        QC_TRY(qc_fit_sum_segments(arena, &out->plan, &out->segments, &out->segment_bytes,
+                                   &out->largest_weight, err));
+    const qc_fit_load load = {&out->segments, &out->geometry, out->segment_bytes,
                               out->largest_weight};
     QC_TRY(qc_fit_make(&out->fit, arena, &load, budget, &options->fit, err));
+    out->fit.weight_bytes = out->plan.tensor_bytes;
     return qc_fit_count_experts(&out->fit, &out->plan, err);
 }
 
@@ -48,6 +79,8 @@ qc_status qc_planned_model_lay_out(qc_planned_model *m, qc_error *err)
     const qc_budget *b = m->fit.budget;
     const char **names = NULL;
     uint32_t *device_of = NULL;
+    if (m->fit.ranks > 0)
+        return qc_plan_lay_out(&m->plan, err);
     QC_TRY(qc_arena_array(m->plan.arena, &device_of, s->tensor_count, err));
     for (uint32_t i = 0; i < s->tensor_count; i++) {
         uint32_t segment = s->of_tensor[i];

@@ -10,7 +10,8 @@
 typedef struct {
     qc_recipe recipe;
     qc_segments segments;
-    qc_plan plan; /* begun, not laid out */
+    qc_plan plan;         /* begun, not laid out */
+    qc_geometry geometry; /* with --tp that of one card's share, else the model's */
     uint64_t *segment_bytes, *largest_weight;
     qc_auto_result chosen; /* --to auto only */
     qc_fit fit;
@@ -23,7 +24,8 @@ QC_NODISCARD qc_status qc_planned_model_make(qc_planned_model *out, qc_arena *ar
                                              const qc_plan_subject *subject,
                                              const qc_budget *budget,
                                              const qc_plan_options *options, qc_error *err);
-/* Lays out the shards for the fit's placement: a shard ends where the device changes. */
+/* Lays out the shards for the fit's placement: a shard ends where the device changes. With --tp
+ * there is one set of shards, of which vLLM gives every card its share. */
 QC_NODISCARD qc_status qc_planned_model_lay_out(qc_planned_model *m, qc_error *err);
 /* Returns QC_ERR_CHECK, with how much is short and where, if it does not fit. */
 QC_NODISCARD qc_status qc_planned_model_check(const qc_planned_model *m, qc_error *err);

@@ -5,6 +5,12 @@
 
 #include "convert/model/recipe_options.h"
 
+/* How a model lies on several GPUs. */
+typedef enum {
+    QC_PARALLEL_LAYERS, /* each layer lies whole on one of them */
+    QC_PARALLEL_TENSOR  /* each holds a share of every layer, as vLLM splits them */
+} qc_parallel;
+
 /* Where the model will lie and what will run there, for plan and for convert --vram. A shard ends
  * where the device changes. */
 typedef struct {
@@ -18,8 +24,11 @@ typedef struct {
     /* --mla absorbed: attention computes with the cached latent. If neither is set, the latent is
      * cached, and a layer expands all of it to compute. */
     int mla_absorbed;
-    uint64_t prefill;            /* tokens of a prompt that are read at once; 0: the whole prompt */
+    uint64_t prefill; /* tokens of a prompt that are read at once; 0: the whole prompt */
+    int prefill_given;
     uint64_t cuda_context_bytes; /* on each GPU; default 500 MB */
+    qc_parallel parallel;        /* TENSOR: over all GPUs of --vram */
+    unsigned tensor_parallel;    /* --tp: over so many, which --vram has to name; 0: not given */
 } qc_fit_options;
 
 /* --calibrate and --hessians. If there is neither a text nor hessians, nothing is calibrated. */

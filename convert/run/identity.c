@@ -61,6 +61,8 @@ static void add_fit(qc_strbuf *out, const qc_fit_options *f)
     add_text(out, "--mla", qc_fit_mla_name(f));
     add_number(out, "--prefill", f->prefill);
     add_number(out, "--cuda-context", f->cuda_context_bytes);
+    if (f->parallel == QC_PARALLEL_TENSOR)
+        add_number(out, "--tp", f->tensor_parallel);
 }
 
 /* The last line says which text, or moments, and on what they are computed. */

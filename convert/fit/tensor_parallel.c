@@ -1,0 +1,428 @@
+#include "convert/fit/tensor_parallel.h"
+
+#include "base/checked.h"
+#include "base/text.h"
+#include "convert/model/config_fields.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#define VOCABULARY_PADDING 64u
+#define VLLM_PREFILL       2048u /* --max-num-batched-tokens of vllm serve on most GPUs */
+#define FLOAT_BYTES        2u /* of a floating-point tensor in vLLM, unless it is said to be more */
+
+/* Model types that have the names below and nothing else; read from vLLM 0.32.0's code. */
+static const char known_types[] =
+    " deepseek_v2 deepseek_v3 gemma gemma2 gemma3_text gpt_oss llama mistral mixtral phi3 qwen2 "
+    "qwen2_moe qwen3 qwen3_moe ";
+
+/* By the name of the module, or of the tensor where it is no module's ".weight" or the like. */
+static const struct {
+    const char *name;
+    qc_split split;
+} rules[] = {
+    {"q_proj", QC_SPLIT_COLUMNS},
+    {"k_proj", QC_SPLIT_KV_HEADS},
+    {"v_proj", QC_SPLIT_KV_HEADS},
+    {"qkv_proj", QC_SPLIT_FUSED_QKV},
+    {"o_proj", QC_SPLIT_ROWS},
+    {"gate_proj", QC_SPLIT_COLUMNS},
+    {"up_proj", QC_SPLIT_COLUMNS},
+    {"gate_up_proj", QC_SPLIT_COLUMNS},
+    {"down_proj", QC_SPLIT_ROWS},
+    {"w1", QC_SPLIT_COLUMNS},
+    {"w3", QC_SPLIT_COLUMNS},
+    {"w2", QC_SPLIT_ROWS},
+    {"embed_tokens", QC_SPLIT_VOCABULARY},
+    {"lm_head", QC_SPLIT_VOCABULARY},
+    /* DeepSeek's latent attention */
+    {"q_a_proj", QC_SPLIT_WHOLE},
+    {"q_b_proj", QC_SPLIT_COLUMNS},
+    {"kv_a_proj_with_mqa", QC_SPLIT_WHOLE},
+    {"kv_b_proj", QC_SPLIT_COLUMNS},
+    /* routers */
+    {"gate", QC_SPLIT_WHOLE},
+    {"router", QC_SPLIT_WHOLE},
+    {"shared_expert_gate", QC_SPLIT_WHOLE},
+    {"gate.e_score_correction_bias", QC_SPLIT_WHOLE},
+    /* norms */
+    {"norm", QC_SPLIT_WHOLE},
+    {"q_norm", QC_SPLIT_WHOLE},
+    {"k_norm", QC_SPLIT_WHOLE},
+    {"input_layernorm", QC_SPLIT_WHOLE},
+    {"post_attention_layernorm", QC_SPLIT_WHOLE},
+    {"pre_feedforward_layernorm", QC_SPLIT_WHOLE},
+    {"post_feedforward_layernorm", QC_SPLIT_WHOLE},
+    {"q_a_layernorm", QC_SPLIT_WHOLE},
+    {"kv_a_layernorm", QC_SPLIT_WHOLE},
+    /* gpt-oss: experts in MXFP4, and their biases */
+    {"gate_up_proj_blocks", QC_SPLIT_COLUMNS},
+    {"gate_up_proj_scales", QC_SPLIT_COLUMNS},
+    {"gate_up_proj_bias", QC_SPLIT_COLUMNS},
+    {"down_proj_blocks", QC_SPLIT_ROWS},
+    {"down_proj_scales", QC_SPLIT_ROWS},
+    {"down_proj_bias", QC_SPLIT_ROWS},
+    {"sinks", QC_SPLIT_SINKS},
+    {"rotary_emb.inv_freq", QC_SPLIT_ABSENT},
+};
+
+static const char parameters[] = " weight bias weight_packed weight_scale weight_scale_inv "
+                                 "weight_shape weight_zero_point ";
+
+/* ---- names ---- */
+
+static const char *last_of(const char *name)
+{
+    const char *dot = strrchr(name, '.');
+    return dot ? dot + 1 : name;
+}
+
+/* "weight", "bias", ...; "" where the tensor is no parameter of a module. */
+static const char *parameter_of(const char *name)
+{
+    const char *last = last_of(name);
+    return strchr(name, '.') && qc_config_word_in(last, parameters) ? last : "";
+}
+
+static int is_expert(const char *name)
+{
+    return strstr(name, ".experts.") != NULL;
+}
+
+qc_split qc_split_of(const char *name)
+{
+    size_t len = strlen(name), tail = strlen(parameter_of(name));
+    len -= tail > 0 ? tail + 1 : 0;
+    for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
+        size_t n = strlen(rules[i].name);
+        if (len >= n && memcmp(name + len - n, rules[i].name, n) == 0 &&
+            (len == n || name[len - n - 1] == '.'))
+            return rules[i].split;
+    }
+    return QC_SPLIT_UNKNOWN;
+}
+
+/* ---- bytes ---- */
+
+/* The heads of k and v that a card has. */
+static uint64_t rank_kv_heads(const qc_geometry *g, uint32_t ranks)
+{
+    return g->kv_heads >= ranks ? g->kv_heads / ranks : 1;
+}
+
+static int is_float(qc_dtype t)
+{
+    return t == QC_DTYPE_F16 || t == QC_DTYPE_BF16 || t == QC_DTYPE_F32 || t == QC_DTYPE_F64;
+}
+
+/* Bits of an element as vLLM holds it. Scales of 8-bit weights and the bias of DeepSeek-V3's
+ * choice of experts are in single precision. */
+static unsigned bits_of(const qc_split_tensor *t)
+{
+    const char *parameter = parameter_of(t->name);
+    if (!is_float(t->dtype))
+        return qc_dtype_bits(t->dtype);
+    if (strcmp(parameter, "weight_scale_inv") == 0 ||
+        (strcmp(parameter, "weight_scale") == 0 && !t->packed) ||
+        qc_ends_with(t->name, "e_score_correction_bias"))
+        return 32;
+    return FLOAT_BYTES * 8;
+}
+
+/* The shape of the weight before it was packed. vLLM makes it once for q, k and v together, and
+ * once for gate and up; the experts' have its two numbers in 16 bit. */
+static uint64_t shape_bytes(const qc_split_tensor *t)
+{
+    static const char *const fused[] = {".k_proj.", ".v_proj.", ".up_proj.", ".w3."};
+    for (size_t i = 0; i < sizeof fused / sizeof *fused; i++)
+        if (strstr(t->name, fused[i]))
+            return 0;
+    return 2 * (is_expert(t->name) ? FLOAT_BYTES : sizeof(int64_t));
+}
+
+/* The dimension that is split, or ndim if none is. */
+static unsigned split_dim(const qc_split_tensor *t, qc_split split)
+{
+    int in_module = *parameter_of(t->name) != '\0';
+    /* gpt-oss: [experts, out, ...], and in 16 bit [experts, in, out] */
+    unsigned stack = !in_module && is_expert(t->name);
+    int turned = stack && t->ndim == 3 && is_float(t->dtype);
+    switch (split) {
+    case QC_SPLIT_COLUMNS:
+        return turned ? 2 : stack;
+    case QC_SPLIT_ROWS:
+        if (t->ndim < 2 + stack || (!stack && t->dims[1] == 1))
+            return t->ndim; /* a bias, or one scale a row */
+        return turned ? 1 : 1 + stack;
+    case QC_SPLIT_KV_HEADS:
+    case QC_SPLIT_FUSED_QKV:
+    case QC_SPLIT_VOCABULARY:
+    case QC_SPLIT_SINKS:
+        return 0;
+    case QC_SPLIT_UNKNOWN:
+    case QC_SPLIT_WHOLE:
+    case QC_SPLIT_ABSENT:
+    case QC_SPLIT_COUNT:
+        break;
+    }
+    return t->ndim;
+}
+
+static qc_status divide(uint64_t *out, const qc_split_tensor *t, uint64_t size, uint32_t ranks,
+                        qc_error *err)
+{
+    int scales = strcmp(parameter_of(t->name), "weight_scale") == 0;
+    if (size % ranks != 0)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "'%s': vLLM does not split it over %" PRIu32 " cards: %s%" PRIu64
+                " does not divide by %" PRIu32,
+                t->name, ranks, scales ? "its number of scales, " : "its size ", size, ranks);
+    *out = size / ranks;
+    return QC_OK;
+}
+
+/* Finds how much of a dimension of this size a card has. */
+static qc_status rank_size(uint64_t *out, const qc_split_tensor *t, qc_split split, uint64_t size,
+                           const qc_geometry *g, uint32_t ranks, qc_error *err)
+{
+    uint64_t kv_heads = rank_kv_heads(g, ranks);
+    uint64_t fused = qc_sat_add(g->heads, qc_sat_mul(2, g->kv_heads));
+    switch (split) {
+    case QC_SPLIT_KV_HEADS:
+        if (g->kv_heads == 0 || size % g->kv_heads != 0)
+            break;
+        *out = size / g->kv_heads * kv_heads;
+        return QC_OK;
+    case QC_SPLIT_FUSED_QKV:
+        if (fused == 0 || size % fused != 0)
+            break;
+        *out = size / fused * (g->heads / ranks + 2 * kv_heads);
+        return QC_OK;
+    case QC_SPLIT_VOCABULARY:
+        size = qc_sat_mul(qc_ceil_div_u64(size, VOCABULARY_PADDING), VOCABULARY_PADDING);
+        return divide(out, t, size, ranks, err);
+    case QC_SPLIT_COLUMNS:
+    case QC_SPLIT_ROWS:
+    case QC_SPLIT_SINKS:
+        return divide(out, t, size, ranks, err);
+    case QC_SPLIT_UNKNOWN:
+    case QC_SPLIT_WHOLE:
+    case QC_SPLIT_ABSENT:
+    case QC_SPLIT_COUNT:
+        break;
+    }
+    QC_FAIL(err, QC_ERR_UNSUPPORTED,
+            "'%s': vLLM does not split it over %" PRIu32 " cards: its %" PRIu64
+            " rows are not whole heads",
+            t->name, ranks, size);
+}
+
+qc_status qc_split_bytes(uint64_t *out, const qc_split_tensor *t, const qc_geometry *g,
+                         uint32_t ranks, qc_error *err)
+{
+    qc_split split = qc_split_of(t->name);
+    uint64_t elems = 1;
+    *out = 0;
+    if (split == QC_SPLIT_UNKNOWN)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "'%s': how vLLM splits it over cards is not known; plan with --parallel layers",
+                t->name);
+    if (split == QC_SPLIT_ABSENT)
+        return QC_OK;
+    if (strcmp(parameter_of(t->name), "weight_shape") == 0) {
+        *out = shape_bytes(t);
+        return QC_OK;
+    }
+    unsigned at = split_dim(t, split);
+    for (unsigned i = 0; i < t->ndim; i++) {
+        uint64_t size = t->dims[i];
+        if (i == at)
+            QC_TRY(rank_size(&size, t, split, t->dims[i], g, ranks, err));
+        elems = qc_sat_mul(elems, size);
+    }
+    *out = qc_sat_mul(elems, bits_of(t)) / 8;
+    return QC_OK;
+}
+
+/* ---- the model ---- */
+
+void qc_tp_defaults(qc_fit_options *o)
+{
+    if (o->tensor_parallel > 0)
+        o->parallel = QC_PARALLEL_TENSOR;
+    if (o->parallel != QC_PARALLEL_TENSOR)
+        return;
+    if (!o->prefill_given)
+        o->prefill = VLLM_PREFILL;
+    o->mla_absorbed = !o->mla_expanded;
+}
+
+uint32_t qc_tp_ranks(const qc_fit_options *o, const qc_budget *budget)
+{
+    if (o->tensor_parallel > 0)
+        return (uint32_t)o->tensor_parallel;
+    return o->parallel == QC_PARALLEL_TENSOR ? budget->gpu_count : 0;
+}
+
+static qc_status check_heads(const qc_geometry *g, uint32_t ranks, qc_error *err)
+{
+    uint64_t kv = g->kv_heads;
+    if (g->heads == 0 || g->heads % ranks != 0)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "vLLM does not split %" PRIu64 " attention heads over %" PRIu32
+                " cards: the number of heads has to divide by that of cards",
+                g->heads, ranks);
+    if (kv == 0 || (kv >= ranks ? kv % ranks : ranks % kv) != 0)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "vLLM does not split %" PRIu64 " KV heads over %" PRIu32
+                " cards: one number has to divide by the other",
+                kv, ranks);
+    return QC_OK;
+}
+
+qc_status qc_tp_check(const qc_fit_options *o, const qc_budget *budget, const qc_checkpoint *model,
+                      const qc_geometry *g, qc_error *err)
+{
+    uint32_t ranks = qc_tp_ranks(o, budget);
+    qc_config config;
+    if (budget->gpu_count == 0 || budget->count > budget->gpu_count)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "tensor parallelism splits a model over GPUs only: --vram %s names %s",
+                budget->text, budget->gpu_count ? "cpu or disk, too" : "none");
+    if (ranks != budget->gpu_count)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "--tp %" PRIu32 " needs as many GPUs in --vram, which names %" PRIu32, ranks,
+                budget->gpu_count);
+    qc_config_open(&config, model->config);
+    if (!qc_config_word_in(config.model_type, known_types))
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "%s: how vLLM splits model type '%s' over cards is not known (known:%.*s); plan "
+                "with --parallel layers",
+                model->path, config.model_type, (int)sizeof known_types - 2, known_types);
+    return check_heads(g, ranks, err);
+}
+
+qc_status qc_tp_geometry(qc_geometry *out, qc_arena *arena, const qc_geometry *g, uint32_t ranks,
+                         qc_error *err)
+{
+    *out = *g;
+    QC_TRY(qc_arena_array(arena, &out->layers, g->layer_count, err));
+    out->heads = g->heads / ranks;
+    out->kv_heads = rank_kv_heads(g, ranks);
+    out->intermediate = qc_ceil_div_u64(g->intermediate, ranks);
+    for (uint32_t i = 0; i < g->layer_count; i++) {
+        qc_layer_geometry *l = &out->layers[i];
+        *l = g->layers[i];
+        /* Every card caches all of the latent. */
+        l->kv_elems_expanded /= ranks;
+        if (l->attention != QC_ATTENTION_MLA)
+            l->kv_elems = l->kv_elems / g->kv_heads * out->kv_heads;
+    }
+    return QC_OK;
+}
+
+/* Is the scale in tensor i of a weight that is packed in words? Scales that convert makes lie
+ * beside their weight in the plan; those of a checkpoint are found by name. */
+static qc_status is_packed(int *out, qc_arena *arena, const qc_plan *plan, const qc_job *j,
+                           const char *name, qc_error *err)
+{
+    const char *weight = NULL;
+    size_t stem = strlen(name) - strlen(last_of(name));
+    *out = 0;
+    if (strcmp(last_of(name), "weight_scale") != 0 && strcmp(last_of(name), "weight_shape") != 0)
+        return QC_OK;
+    if (qc_scheme_is_quantized(j->scheme)) {
+        *out = qc_schemes[j->scheme].code_dtype == QC_DTYPE_I32;
+        return QC_OK;
+    }
+    QC_TRY(qc_arena_printf(arena, &weight, err, "%.*sweight_packed", (int)stem, name));
+    *out = qc_checkpoint_find(plan->model, weight) != NULL;
+    return QC_OK;
+}
+
+/* Codes in blocks of the flattened weight cannot be cut; those are bitsandbytes' and qconv's own
+ * forms, and vLLM refuses to split any form of bitsandbytes. */
+static qc_status check_scheme(const qc_plan *plan, const qc_job *j, qc_error *err)
+{
+    const qc_scheme_row *row = &qc_schemes[j->scheme];
+    int stored = j->scheme == QC_SCHEME_KEEP && j->entry->stored;
+    if (stored || (row->bits && (row->bitsandbytes || row->state_suffix)))
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "'%s' as %s: vLLM does not split weights in bitsandbytes' form over cards; choose "
+                "--to bf16 or fp16 for --tp, or --parallel layers",
+                plan->model->tensors[j->source].name,
+                qc_scheme_name(stored ? j->entry->stored->stored_as : j->scheme));
+    return QC_OK;
+}
+
+static qc_status tensor_bytes(uint64_t *out, qc_arena *scratch, const qc_plan *plan, uint32_t i,
+                              const qc_geometry *g, uint32_t ranks, qc_error *err)
+{
+    const qc_job *j = &plan->jobs[plan->outputs[i].job];
+    qc_out_tensors all = qc_plan_tensors(plan);
+    qc_out_tensor t;
+    memset(&t, 0, sizeof t);
+    all.get(all.ctx, i, &t);
+    qc_split_tensor s = {t.st.name, t.st.dtype, t.st.ndim, t.st.dims, 0};
+    if (t.suffix)
+        QC_TRY(qc_arena_printf(scratch, &s.name, err, "%.*s%s", (int)t.stem_bytes, t.st.name,
+                               t.suffix));
+    QC_TRY(is_packed(&s.packed, scratch, plan, j, s.name, err));
+    return qc_split_bytes(out, &s, g, ranks, err);
+}
+
+/* Does vLLM leave out a tied head that the file has, too? */
+static int is_tied_head(const qc_plan *plan, const qc_job *j)
+{
+    qc_config config;
+    const char *name = plan->model->tensors[j->source].name;
+    qc_config_open(&config, plan->model->config);
+    int gemma = strncmp(config.model_type, "gemma", strlen("gemma")) == 0;
+    return strncmp(name, "lm_head.", strlen("lm_head.")) == 0 &&
+           qc_config_flag(&config, "tie_word_embeddings", gemma);
+}
+
+static qc_status sum_tensors(uint64_t *sums, qc_arena *scratch, const qc_plan *plan,
+                             const qc_segments *segments, const qc_geometry *g, uint32_t ranks,
+                             qc_error *err)
+{
+    for (uint32_t i = 0; i < plan->tensor_count; i++) {
+        const qc_job *j = &plan->jobs[plan->outputs[i].job];
+        uint32_t segment = segments->of_tensor[j->source];
+        uint64_t bytes = 0;
+        QC_TRY(check_scheme(plan, j, err));
+        /* Layers of multi-token prediction are loaded only for a draft model. */
+        if (segment >= segments->count || segments->segments[segment].kind == QC_SEGMENT_EXTRA ||
+            is_tied_head(plan, j))
+            continue;
+        QC_TRY(tensor_bytes(&bytes, scratch, plan, i, g, ranks, err));
+        sums[segment] = qc_sat_add(sums[segment], bytes);
+    }
+    return QC_OK;
+}
+
+qc_status qc_tp_sum_segments(uint64_t **segment_bytes, qc_arena *arena, const qc_plan *plan,
+                             const qc_segments *segments, const qc_geometry *g, uint32_t ranks,
+                             qc_error *err)
+{
+    qc_arena scratch;
+    QC_TRY(qc_arena_array(arena, segment_bytes, segments->count, err));
+    qc_arena_init(&scratch);
+    qc_status st = sum_tensors(*segment_bytes, &scratch, plan, segments, g, ranks, err);
+    qc_arena_deinit(&scratch);
+    return st;
+}
+
+/* ---- serving ---- */
+
+void qc_tp_serve_command(qc_strbuf *text, const qc_fit_options *o, uint32_t ranks, const char *out)
+{
+    qc_strbuf_putf(text,
+                   "vllm serve %s --tensor-parallel-size %" PRIu32 " --max-model-len %" PRIu64
+                   " --gpu-memory-utilization %.3g",
+                   out, ranks, o->context, o->margin);
+    qc_strbuf_putf(text, " --max-num-batched-tokens %" PRIu64,
+                   o->prefill ? o->prefill : o->context);
+    if (o->kv_bits == 8)
+        qc_strbuf_puts(text, " --kv-cache-dtype fp8");
+}

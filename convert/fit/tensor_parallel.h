@@ -1,0 +1,71 @@
+/* How vLLM splits a model over the cards of --tp, and what each card then holds.
+ *
+ *   columns      the outputs of q, k, v, gate and up projections, of every expert too
+ *   rows         the inputs of o and down projections; their biases are whole on every card
+ *   vocabulary   rows of the embeddings and of the head, padded to a multiple of 64
+ *   KV heads     k and v; where there are fewer heads than cards, a card has a copy of one
+ *   whole        norms, routers, and what makes the latents of DeepSeek's attention
+ *
+ * Scales are split as their weight is; a row's one scale beside a weight that is split by rows is
+ * whole on every card. vLLM keeps floating-point tensors in 16 bit, whatever the file has. All
+ * cards hold the same number of bytes.
+ *
+ * docs/planning.md says which model types are known, and tests/interop/test_interop_vllm.py
+ * compares the bytes with those of vLLM's workers. Pure functions of shapes; thread-safe. */
+#ifndef QC_CONVERT_TENSOR_PARALLEL_H
+#define QC_CONVERT_TENSOR_PARALLEL_H
+
+#include "convert/fit/budget.h"
+#include "convert/model/geometry.h"
+#include "convert/model/segments.h"
+#include "convert/plan/plan.h"
+
+typedef enum {
+    QC_SPLIT_UNKNOWN,
+    QC_SPLIT_WHOLE,
+    QC_SPLIT_COLUMNS,
+    QC_SPLIT_KV_HEADS,
+    QC_SPLIT_FUSED_QKV, /* q, k and v in one matrix */
+    QC_SPLIT_ROWS,
+    QC_SPLIT_VOCABULARY,
+    QC_SPLIT_SINKS,  /* one number for each head */
+    QC_SPLIT_ABSENT, /* vLLM does not load it */
+    QC_SPLIT_COUNT
+} qc_split;
+
+/* A tensor of an output, as the split sees it. */
+typedef struct {
+    const char *name;
+    qc_dtype dtype;
+    unsigned ndim;
+    const uint64_t *dims;
+    int packed; /* the weight that it belongs to lies packed in 32-bit words (".weight_packed") */
+} qc_split_tensor;
+
+/* Takes vLLM's ways for what was not given with --tp or --parallel tensor: it reads prompts in
+ * steps and attends to DeepSeek's latent as it is. Call it once all options are read. */
+void qc_tp_defaults(qc_fit_options *o);
+/* The number of cards that a model is split over; 0: layers are placed whole. */
+uint32_t qc_tp_ranks(const qc_fit_options *o, const qc_budget *budget);
+/* How vLLM splits the tensor of this name in a model of a known type. */
+qc_split qc_split_of(const char *name);
+/* Finds the bytes that the tensor takes on each of so many cards. QC_ERR_UNSUPPORTED says why
+ * vLLM does not split it so. g is that of the whole model. */
+QC_NODISCARD qc_status qc_split_bytes(uint64_t *out, const qc_split_tensor *t, const qc_geometry *g,
+                                      uint32_t ranks, qc_error *err);
+/* Refuses what cannot be split: QC_ERR_USAGE for a budget that is not so many GPUs, and
+ * QC_ERR_UNSUPPORTED for a model type whose split is not known or heads that do not divide. */
+QC_NODISCARD qc_status qc_tp_check(const qc_fit_options *o, const qc_budget *budget,
+                                   const qc_checkpoint *model, const qc_geometry *g, qc_error *err);
+/* Makes the geometry of one card's share: its heads, cache and inner width. */
+QC_NODISCARD qc_status qc_tp_geometry(qc_geometry *out, qc_arena *arena, const qc_geometry *g,
+                                      uint32_t ranks, qc_error *err);
+/* Sums up the bytes on each card per segment, like qc_fit_sum_segments. QC_ERR_UNSUPPORTED names
+ * the first tensor that vLLM does not split. */
+QC_NODISCARD qc_status qc_tp_sum_segments(uint64_t **segment_bytes, qc_arena *arena,
+                                          const qc_plan *plan, const qc_segments *segments,
+                                          const qc_geometry *g, uint32_t ranks, qc_error *err);
+/* Appends the command that serves the model in `out` as it was planned for. */
+void qc_tp_serve_command(qc_strbuf *text, const qc_fit_options *o, uint32_t ranks, const char *out);
+
+#endif

@@ -1,0 +1,146 @@
+"""qconv plan and convert --tp: a model split over cards as vLLM splits it.
+
+tests/data/vllm_allocation.json has the bytes that vLLM's workers held as weights; it was written by
+tests/interop/test_interop_vllm.py with vLLM on the CPU, and no qconv took part in that."""
+import json
+import os
+import unittest
+import xml.etree.ElementTree as ElementTree
+
+from output_case import PLAIN, OutputCase
+from qconv_case import ROOT
+import make_checkpoint as mk
+import vllm_models
+
+TWO = ["--vram", "2x1GB", "--tp", "2"]
+KJV = os.path.join(ROOT, "tests", "data", "kjv-llama", "model")
+LLAMA70 = "meta-llama/Llama-3.3-70B-Instruct"
+with open(os.path.join(ROOT, "tests", "data", "vllm_allocation.json"), encoding="utf-8") as f:
+    RECORDED = json.load(f)
+
+
+class TensorParallel(OutputCase):
+    def plan(self, *args):
+        return json.loads(self.ok("plan", "--json", *args))
+
+    def model(self, name, **changes):
+        config, rows = vllm_models.models()[name]
+        config.update(changes)
+        vllm_models.write(self.path(name), config, rows)
+        return self.path(name)
+
+    def test_every_card_has_the_bytes_that_vllm_had(self):
+        models = vllm_models.models()
+        self.assertEqual(set(models), set(RECORDED["bytes"]))
+        for name in models:
+            with self.subTest(name):
+                plan = self.plan(*TWO, self.model(name))
+                self.assertEqual([d["weight_bytes"] for d in plan["devices"]],
+                                 RECORDED["bytes"][name])
+                self.assertEqual(plan["to"], "keep")
+
+    def test_one_card_has_all(self):
+        plan = self.plan("--vram", "1GB", "--tp", "1", self.model("llama"))
+        padding = (1024 - vllm_models.VOCABULARY) * vllm_models.HIDDEN * 2
+        self.assertEqual(plan["devices"][0]["weight_bytes"], plan["weight_bytes"] + 2 * padding)
+
+    def test_caches_are_split_by_heads(self):
+        for name, share in (("llama", 2), ("llama-one-kv-head", 1), ("deepseek_v2", 1)):
+            with self.subTest(name):
+                model = self.model(name)
+                whole = self.plan("--vram", "2x1GB", "--mla", "absorbed", model)
+                split = self.plan(*TWO, model)
+                self.assertEqual(split["kv_bytes"] * share, whole["kv_bytes"])
+                self.assertEqual({d["kv_bytes"] for d in split["devices"]}, {split["kv_bytes"]})
+                self.assertLess(split["devices"][0]["workspace_bytes"],
+                                whole["devices"][0]["workspace_bytes"])
+
+    def test_the_answer_has_vllms_command(self):
+        text = self.ok("plan", "--to", "bf16", "--vram", "4x80GB", "--tp", "4", "--context", "4096",
+                       "--margin", "0.85", LLAMA70)
+        command = ("vllm serve OUT --tensor-parallel-size 4 --max-model-len 4096 "
+                   "--gpu-memory-utilization 0.85 --max-num-batched-tokens 2048")
+        self.assertEqual(text.splitlines()[-1], "  " + command)
+        self.assertIn("every layer is split over 4 cards", text)
+        plan = self.plan("--to", "bf16", "--vram", "4x80GB", "--parallel", "tensor", "--context",
+                         "4096", "--margin", "0.85", "--html", self.path("plan.html"), LLAMA70)
+        self.assertEqual((plan["parallel"], plan["tensor_parallel"], plan["vllm"]),
+                         ("tensor", 4, command))
+        self.assertIsNone(plan["device_map"])
+        self.assertEqual(plan["prefill_tokens"], 2048)
+        page = ElementTree.parse(self.path("plan.html"))
+        codes = [e.text for e in page.iter() if e.tag.endswith("code")]
+        self.assertIn(command, codes)
+        # Layers that are placed whole have none.
+        plan = self.plan("--vram", "2x40GB", LLAMA70)
+        self.assertEqual((plan["parallel"], plan["tensor_parallel"], plan["vllm"]),
+                         ("layers", None, None))
+
+    def test_what_does_not_fit_is_split_further(self):
+        plan = self.plan("--to", "bf16", "--vram", "2x40GB", "--tp", "2", LLAMA70)
+        self.assertFalse(plan["fits"])
+        self.assertIsNone(plan["vllm"])
+        self.assertTrue(any(s.startswith("with --tp 8 on as many cards") for s in
+                            plan["suggestions"]), plan["suggestions"])
+        self.assertFalse([s for s in plan["suggestions"] if "cpu" in s])
+        self.assertTrue(self.plan("--to", "bf16", "--vram", "8x40GB", "--tp", "8", LLAMA70)["fits"])
+
+    def test_what_vllm_does_not_split_is_refused(self):
+        llama = self.model("llama")
+        for args, code, words in (
+                (["--to", "nf4", *TWO], 3, "vLLM does not split weights in bitsandbytes' form"),
+                (["--to", "int8", *TWO], 3, "vLLM does not split weights in bitsandbytes' form"),
+                (["--to", "int8", "--block-size", "64", *TWO], 3, "vLLM does not split"),
+                (["--to", "auto", *TWO], 2, "vLLM does not split those"),
+                (["--vram", "3x1GB", "--tp", "3"], 3, "8 attention heads over 3 cards"),
+                (["--vram", "3x1GB", "--tp", "2"], 2, "which names 3"),
+                (["--vram", "cpu:1GB", "--tp", "1"], 2, "over GPUs only"),
+                (["--vram", "2x1GB+cpu:1GB", "--tp", "2"], 2, "over GPUs only"),
+                (["--tp", "2", "--parallel", "layers", "--vram", "2x1GB"], 2, "exclude"),
+                ([*TWO, "--device-map", self.path("map.json")], 2, "exclude")):
+            with self.subTest(" ".join(args)):
+                self.assertIn(words, self.fails(code, "plan", *args, llama))
+        self.assertFalse(os.path.exists(self.path("map.json")))
+
+    def test_models_that_do_not_divide_are_named(self):
+        # Two groups of 128 inputs do not divide over 4 cards.
+        said = self.fails(3, "plan", "--vram", "4x1GB", "--tp", "4", self.model("w4a16-group-128"))
+        self.assertIn("o_proj.weight_scale': vLLM does not split it over 4 cards", said)
+        said = self.fails(3, "plan", *TWO, self.model("qwen2", model_type="falcon"))
+        self.assertIn("model type 'falcon' over cards is not known", said)
+        said = self.fails(3, "plan", "--vram", "4x1GB", "--tp", "4", self.model(
+            "llama", num_attention_heads=12, num_key_value_heads=6))
+        self.assertIn("6 KV heads over 4 cards", said)
+        config, rows = vllm_models.models()["gemma2"]
+        rows.append(("model.layers.0.self_attn.extra.weight", "BF16", [4, 4]))
+        vllm_models.write(self.path("extra"), config, rows)
+        said = self.fails(3, "plan", *TWO, self.path("extra"))
+        self.assertIn("'model.layers.0.self_attn.extra.weight': how vLLM splits it", said)
+
+    def test_a_tied_head_in_the_file_is_not_counted(self):
+        config, rows = vllm_models.models()["qwen2"]
+        rows.append(("lm_head.weight", "BF16", [vllm_models.VOCABULARY, vllm_models.HIDDEN]))
+        vllm_models.write(self.path("tied"), config, rows)
+        plan = self.plan(*TWO, self.path("tied"))
+        self.assertEqual([d["weight_bytes"] for d in plan["devices"]], RECORDED["bytes"]["qwen2"])
+
+    def test_convert_writes_one_set_of_shards(self):
+        self.ok("-q", "--to", "bf16", "--vram", "2x1GB", "--tp", "2", *PLAIN, KJV,
+                self.path("split"))
+        self.ok("-q", "--to", "bf16", *PLAIN, KJV, self.path("whole"))
+        self.assertEqual(mk.read_checkpoint(self.path("split")),
+                         mk.read_checkpoint(self.path("whole")))
+        self.assertEqual(sorted(os.listdir(self.path("split"))),
+                         sorted(os.listdir(self.path("whole"))))
+        with open(self.path("split", "qconv.json"), encoding="utf-8") as f:
+            self.assertNotIn("placement", json.load(f))
+        said = self.fails(4, "--to", "bf16", "--vram", "2x1MB", "--tp", "2", "--cuda-context", "0",
+                          KJV, self.path("none"))
+        self.assertIn("does not fit --vram 2x1MB", said)
+        self.assertFalse(os.path.exists(self.path("none")))
+        said = self.fails(3, "--to", "nf4", "--vram", "2x1GB", "--tp", "2", KJV, self.path("none"))
+        self.assertIn("vLLM does not split weights in bitsandbytes' form", said)
+
+
+if __name__ == "__main__":
+    unittest.main()
