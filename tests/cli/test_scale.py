@@ -149,7 +149,8 @@ class Bytes(Scale):
             self.assertEqual(r.returncode, 0, r.stderr)
             self.assert_same("cpu", "gpu", form)
             self.assertEqual(json.loads(r.stdout)["gpu_share"], 1, form)
-            self.assertEqual(r.stderr.count(b"\n"), len(form) > 1, r.stderr)
+            # On a busy machine a line of progress comes beside the warnings.
+            self.assertEqual(r.stderr.count(b"warning: "), len(form) > 1, r.stderr)
 
 
 class Files(Scale):
