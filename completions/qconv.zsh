@@ -50,6 +50,7 @@ _qconv()
                 '*--keep=[leave tensors with these names as they are; may be repeated]:GLOB:' \
                 '*--quantize=[quantize tensors with these names; may be repeated]:GLOB:' \
                 '--recipe=[read --keep and --quantize rules from a JSON file]:FILE:_files' \
+                '--split-fused[let rules and --to auto split what engines load as one]' \
                 '--requantize[quantize MXFP4 experts anew instead of passing them through]' \
                 '--drop-mtp[leave out multi-token prediction layers]' \
                 '--schemes=[what --to auto may choose from]:LIST:' \
@@ -93,6 +94,7 @@ _qconv()
                 '*--keep=[leave tensors with these names as they are; may be repeated]:GLOB:' \
                 '*--quantize=[quantize tensors with these names; may be repeated]:GLOB:' \
                 '--recipe=[read --keep and --quantize rules from a JSON file]:FILE:_files' \
+                '--split-fused[let rules and --to auto split what engines load as one]' \
                 '--requantize[quantize MXFP4 experts anew instead of passing them through]' \
                 '--drop-mtp[leave out multi-token prediction layers]' \
                 '--schemes=[what --to auto may choose from]:LIST:' \

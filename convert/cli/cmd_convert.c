@@ -94,7 +94,7 @@ static qc_status settle_loaders(qc_convert_report *r, const qc_plan *plan, const
     loaders->of_pipeline = o->convert.of_pipeline;
     r->program = o->call.program;
     r->loaders = loaders;
-    qc_loaders_warn(loaders, &o->call);
+    qc_loaders_warn(loaders, plan, &o->call);
     return QC_OK;
 }
 

@@ -89,7 +89,7 @@ static qc_status answer(const qc_options *o, qc_arena *arena, const qc_plan_subj
     QC_TRY(qc_planned_model_lay_out(&planned, err));
     qc_loaders loaders;
     QC_TRY(qc_loaders_of(&loaders, &planned.plan, err));
-    qc_loaders_warn(&loaders, &o->call);
+    qc_loaders_warn(&loaders, &planned.plan, &o->call);
     qc_fit_report r = {.fit = &planned.fit,
                        .use = &o->convert.plan.fit,
                        .arena = arena,

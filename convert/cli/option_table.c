@@ -197,6 +197,11 @@ const qc_option_row qc_option_table[] = {
      .help = "read --keep and --quantize rules from a JSON file",
      .more = "{\"rules\": [{\"keep\": \"GLOB\"}, {\"quantize\": \"GLOB\"}]}. Its rules come "
              "before those of the command line. Unknown members are refused."},
+    {ROW("split-fused", FITTING, TENSORS), SWITCH(convert.plan.recipe.split_fused), .since = "0.5.0",
+     .help = "let rules and --to auto split what engines load as one",
+     .more = "vLLM and SGLang hold q, k and v as one module, gate and up as another, and the "
+             "experts of a layer as one. Without this option a --keep or --quantize that names "
+             "some of them counts for all of them, and --to auto chooses once for them."},
     {ROW("requantize", FITTING, TENSORS), SWITCH(convert.plan.recipe.requantize), .since = "0.2.0",
      .help = "quantize MXFP4 experts anew instead of passing them through",
      .more = "This is for gpt-oss, whose experts are MXFP4 already. Passing them through loses "

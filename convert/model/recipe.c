@@ -36,6 +36,7 @@ typedef struct {
     qc_tensor_class *classes;
     uint32_t *rule_of; /* per tensor: the rule that wins, or NO_RULE */
     const char **rule_why;
+    const char **fused_why; /* per tensor: why, if a rule was widened to it; else NULL */
     qc_stored_set stored;
     qc_coded_set coded;
 } maker;
@@ -412,25 +413,61 @@ static qc_status check_stack(const qc_recipe_entry *e, const qc_checkpoint_tenso
             t->name, w->dims[1], w->dims[2], e->block_elems, t->name);
 }
 
-static qc_status decide_quantized(qc_recipe_entry *e, const maker *m, uint32_t i, qc_error *err)
+static const char *why_by_rule(const maker *m, uint32_t i)
+{
+    return m->fused_why[i] ? m->fused_why[i] : m->rule_why[m->rule_of[i]];
+}
+
+/* Is the weight to be quantized, and can it be? */
+static int is_wanted(const maker *m, uint32_t i)
 {
     const qc_checkpoint_tensor face = face_of(m, i), *t = &face;
     const qc_tensor_class *c = &m->classes[i];
     int stack = is_stack(m, i);
     int wanted =
         stack ? m->options->requantize : c->role == QC_ROLE_LINEAR && !(c->traits & QC_TRAIT_FLOAT);
-    if (stack && wanted)
+    if (m->rule_of[i] != NO_RULE)
+        wanted = m->options->rules[m->rule_of[i]].quantize;
+    return wanted && t->bytes > 0 && (t->ndim == 2 || stack) &&
+           (qc_dtype_is_quantizable(t->dtype) || m->coded.weights[i]);
+}
+
+/* Lets rules count for whole fused groups, whose members then have one scheme. Where nothing is
+ * quantized, a group is split if some of its members stay quantized as they are. */
+static qc_status widen_rules(maker *m, qc_error *err)
+{
+    qc_fused_state *states = NULL;
+    QC_TRY(qc_arena_array(m->arena, &m->fused_why, m->count, err));
+    if (m->options->rule_count == 0 || m->options->split_fused || m->options->to == QC_TO_KEEP)
+        return QC_OK;
+    QC_TRY(qc_arena_array(m->arena, &states, m->count, err));
+    for (uint32_t i = 0; i < m->count; i++) {
+        int quantized = m->quantizing
+                            ? is_wanted(m, i)
+                            : (m->stored.weights[i] || m->coded.weights[i]) && kept_by_rule(m, i);
+        states[i] = quantized                                  ? QC_FUSED_QUANTIZED
+                    : m->quantizing && quantize_obstacle(m, i) ? QC_FUSED_FIXED
+                                                               : QC_FUSED_KEPT;
+    }
+    return qc_fused_widen(&m->out->widened, m->arena, m->model, m->options, states, m->rule_of,
+                          m->fused_why, err);
+}
+
+static qc_status decide_quantized(qc_recipe_entry *e, const maker *m, uint32_t i, qc_error *err)
+{
+    const qc_checkpoint_tensor *t = &m->model->tensors[i];
+    const qc_tensor_class *c = &m->classes[i];
+    int stack = is_stack(m, i);
+    if (stack && m->options->requantize)
         e->why = "--requantize";
     if (m->rule_of[i] != NO_RULE) {
-        wanted = m->options->rules[m->rule_of[i]].quantize;
-        e->why = m->rule_why[m->rule_of[i]];
+        e->why = why_by_rule(m, i);
     } else if (c->role == QC_ROLE_LINEAR && t->ndim != 2) {
         e->why = "not 2-D";
     } else if (c->role == QC_ROLE_LINEAR && (t->dims[0] == 0 || t->dims[1] == 0)) {
         e->why = "empty";
     }
-    if (!wanted || t->bytes == 0 || (t->ndim != 2 && !stack) ||
-        (!qc_dtype_is_quantizable(t->dtype) && !e->coded)) {
+    if (!is_wanted(m, i)) {
         apply_rest(e, m, i);
         decode(e, m, i);
         hold_in_float(e, m, i);
@@ -450,7 +487,7 @@ static void decide_float(qc_recipe_entry *e, const maker *m, uint32_t i)
     int bf16 = m->options->to == QC_TO_BF16;
     uint32_t owner = m->stored.owners[i] == QC_NO_TENSOR ? i : m->stored.owners[i];
     if (kept_by_rule(m, owner)) {
-        e->why = m->rule_why[m->rule_of[owner]];
+        e->why = why_by_rule(m, owner);
         return;
     }
     if (m->stored.weights[i]) {
@@ -664,8 +701,11 @@ static qc_status list_decoded(maker *m, qc_error *err)
         return QC_OK;
     QC_TRY(qc_skip_init(&list, m->arena, m->table, m->model, m->out->entries, err));
     for (uint32_t i = 0; i < m->count; i++) {
-        if (is_decoded(&m->out->entries[i]) && module_of(m, i) > 0 && !module_stays_coded(m, i))
-            QC_TRY(qc_skip_add(&list, m->model->tensors[i].name, module_of(m, i), err));
+        if (!is_decoded(&m->out->entries[i]) || module_of(m, i) == 0 || module_stays_coded(m, i))
+            continue;
+        QC_TRY(qc_skip_add(&list, m->model->tensors[i].name, module_of(m, i), err));
+        if (strcmp(key, "llm_int8_skip_modules") == 0)
+            QC_TRY(qc_skip_add_fused(&list, i, err));
     }
     if (list.count == 0)
         return QC_OK;
@@ -720,10 +760,12 @@ static qc_status list_skipped(maker *m, qc_error *err)
         const qc_checkpoint_tensor face = face_of(m, i), *t = &face;
         int kept = e->scheme == QC_SCHEME_KEEP || e->scheme == QC_SCHEME_CAST;
         head_quantized |= !kept && e->role == QC_ROLE_HEAD;
-        if (kept && t->ndim == 2 && qc_ends_with(t->name, ".weight") &&
-            (e->role == QC_ROLE_LINEAR ||
-             (m->classes[i].traits & (QC_TRAIT_MODULE | QC_TRAIT_MAYBE))))
-            QC_TRY(qc_skip_add(&list, t->name, strlen(t->name) - strlen(".weight"), err));
+        if (!kept || t->ndim != 2 || !qc_ends_with(t->name, ".weight") ||
+            (e->role != QC_ROLE_LINEAR &&
+             !(m->classes[i].traits & (QC_TRAIT_MODULE | QC_TRAIT_MAYBE))))
+            continue;
+        QC_TRY(qc_skip_add(&list, t->name, strlen(t->name) - strlen(".weight"), err));
+        QC_TRY(qc_skip_add_fused(&list, i, err));
     }
     QC_TRY(check_namesakes(m, err));
     if (!head_quantized)
@@ -778,6 +820,7 @@ qc_status qc_recipe_make(qc_recipe *out, qc_arena *arena, const qc_checkpoint *m
     }
     QC_TRY(check_requantize(&m, err));
     QC_TRY(apply_rules(&m, err));
+    QC_TRY(widen_rules(&m, err));
     QC_TRY(decide(&m, err));
     return finish(&m, err);
 }

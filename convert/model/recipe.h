@@ -10,6 +10,7 @@
 #ifndef QC_CONVERT_RECIPE_H
 #define QC_CONVERT_RECIPE_H
 
+#include "convert/model/fused_groups.h"
 #include "convert/model/scheme.h"
 #include "formats/checkpoint.h"
 
@@ -95,15 +96,16 @@ typedef struct {
     int known_type;
     qc_recipe_entry *entries; /* one per checkpoint tensor, same order */
     /* The modules that stay in 16 bits although they are a Linear (head, routers, kept ones),
-     * without ".weight", in natural order. They become llm_int8_skip_modules. If some weights are
-     * decoded while others stay quantized, the list holds the modules that config.json named and
-     * the decoded ones. */
+     * without ".weight", in natural order, and what engines call fused groups of such modules. They
+     * become llm_int8_skip_modules. If some weights are decoded while others stay quantized, the
+     * list holds the modules that config.json named and the decoded ones. */
     const char **skip_modules;
     uint32_t skip_count;
     int input_is_quantized; /* by bitsandbytes or qconv */
     int input_is_coded;     /* FP8, MXFP4 or integers with scales */
     int keeps_coded;        /* some weight stays so, which its loader has to know */
     int mtp_dropped;        /* --drop-mtp left something out */
+    qc_fused_widenings widened; /* rules that count for more than they name */
 } qc_recipe;
 
 /* Strings and arrays live in the arena. QC_ERR_USAGE for a glob that matches nothing, or only

@@ -39,6 +39,8 @@ typedef struct {
     /* MXFP4 experts get the scheme of --to instead of staying as they are */
     int requantize;
     int drop_mtp; /* leave out multi-token prediction layers */
+    /* rules and --to auto may split what engines hold as one module (fused_groups.h) */
+    int split_fused;
 } qc_recipe_options;
 
 /* Does it quantize? nf4, int8 and auto do. */

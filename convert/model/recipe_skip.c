@@ -9,8 +9,7 @@
 
 #define FIRST_CAPACITY 64u
 
-/* Does the loader see this weight as a quantized module? */
-static int is_quantized(const qc_recipe_entry *e)
+int qc_recipe_stays_quantized(const qc_recipe_entry *e)
 {
     return qc_scheme_is_quantized(e->scheme) || (e->scheme == QC_SCHEME_KEEP && e->stored);
 }
@@ -69,7 +68,8 @@ static int catches_quantized(const qc_skip_list *l, const char *name)
 {
     for (size_t i = 0; i < l->model->tensor_count; i++) {
         const char *path = l->model->tensors[i].name, *dot = strrchr(path, '.');
-        if (dot && is_quantized(&l->entries[i]) && catches(name, path, (size_t)(dot - path)))
+        if (dot && qc_recipe_stays_quantized(&l->entries[i]) &&
+            catches(name, path, (size_t)(dot - path)))
             return 1;
     }
     return 0;
@@ -81,7 +81,7 @@ static qc_status names_quantized(const qc_skip_list *l, const char *name, int *i
     const char *weight = NULL;
     QC_TRY(qc_arena_printf(l->arena, &weight, err, "%s.weight", name));
     const qc_checkpoint_tensor *t = qc_checkpoint_find(l->model, weight);
-    *is = t && is_quantized(&l->entries[t - l->model->tensors]);
+    *is = t && qc_recipe_stays_quantized(&l->entries[t - l->model->tensors]);
     return QC_OK;
 }
 
@@ -315,6 +315,28 @@ qc_status qc_skip_add(qc_skip_list *l, const char *module, size_t len, qc_error 
         QC_TRY(add_detector(l, name, err));
     }
     return add_names(l, name, err);
+}
+
+qc_status qc_skip_add_fused(qc_skip_list *l, uint32_t weight, qc_error *err)
+{
+    qc_fused_group g;
+    const char *name = l->model->tensors[weight].name, *alias = NULL;
+    int taken = 0;
+    if (qc_expert_stem(name) > 0 || !qc_fused_group_of(&g, l->model, weight) ||
+        g.tensors[0] != weight)
+        return QC_OK;
+    for (unsigned k = 0; k < g.count; k++)
+        taken |= qc_recipe_stays_quantized(&l->entries[g.tensors[k]]);
+    const char *const aliases[] = {g.row->fused, g.row->other};
+    for (size_t a = 0; !taken && a < 2 && aliases[a]; a++) {
+        int other = 0;
+        QC_TRY(qc_arena_printf(l->arena, &alias, err, "%.*s%s%s", (int)g.parent_len, name,
+                               g.parent_len ? "." : "", aliases[a]));
+        QC_TRY(names_quantized(l, alias, &other, err));
+        if (!other)
+            QC_TRY(qc_skip_add(l, alias, strlen(alias), err));
+    }
+    return QC_OK;
 }
 
 qc_status qc_skip_add_absent(qc_skip_list *l, const char *name, qc_error *err)

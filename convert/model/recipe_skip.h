@@ -14,7 +14,11 @@
  * write every name that transformers 4 or 5 gives it. A submodel that stays as a whole (a vision
  * tower, a projector) is written as one name instead of all its modules, which works even if a
  * version renames what is inside. A name that is not a plain path of the file is left out if any of
- * these rules would match a quantized module with it. */
+ * these rules would match a quantized module with it.
+ *
+ * vLLM and SGLang hold fused groups as one module (fused_groups.h) and look for its name alone, so
+ * that is added where all members stay. transformers has no such module, and its name harms
+ * nothing there. */
 #ifndef QC_CONVERT_RECIPE_SKIP_H
 #define QC_CONVERT_RECIPE_SKIP_H
 
@@ -34,11 +38,18 @@ typedef struct {
     uint32_t count, capacity;
 } qc_skip_list;
 
+/* Does a loader see this weight as a quantized module? */
+int qc_recipe_stays_quantized(const qc_recipe_entry *e);
+
 QC_NODISCARD qc_status qc_skip_init(qc_skip_list *l, qc_arena *arena, const qc_model_table *table,
                                     const qc_checkpoint *model, const qc_recipe_entry *entries,
                                     qc_error *err);
 /* Adds a module of the file, or the submodel that it belongs to, under all its names. */
 QC_NODISCARD qc_status qc_skip_add(qc_skip_list *l, const char *module, size_t len, qc_error *err);
+/* Adds the names that engines give a fused group, if all of it stays in 16 bits. They look for
+ * these names alone: without them vLLM would quantize again what was kept. Nothing is added unless
+ * the weight is the first member, nor for an expert, which has no module of its own there. */
+QC_NODISCARD qc_status qc_skip_add_fused(qc_skip_list *l, uint32_t weight, qc_error *err);
 /* Adds a module that the file need not have, unless its name would catch a quantized one. */
 QC_NODISCARD qc_status qc_skip_add_absent(qc_skip_list *l, const char *name, qc_error *err);
 /* Adds a name or pattern as somebody else wrote it. */

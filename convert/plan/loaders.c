@@ -5,6 +5,7 @@
 #include "convert/term/console.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 /* tests/interop loads each of these forms in both versions, or sees it refused. */
@@ -34,18 +35,6 @@ static int is_stored(const qc_loader_row *row)
     return strcmp(row->form, stored.form) == 0;
 }
 
-/* Does the name belong to one of several numbered experts: "...experts.7.up_proj.weight"? */
-static int is_numbered_expert(const char *name)
-{
-    static const char word[] = "experts.";
-    for (const char *at = strstr(name, word); at; at = strstr(at + 1, word)) {
-        size_t digits = strspn(at + sizeof word - 1, "0123456789");
-        if ((at == name || at[-1] == '.') && digits > 0 && at[sizeof word - 1 + digits] == '.')
-            return 1;
-    }
-    return 0;
-}
-
 /* transformers 5 turns only a plain nn.Linear into a quantized module. It keeps the experts of a
  * layer in one tensor instead, and Falcon's Linear is a class of its own. (4.57 takes both.) */
 static qc_status find_not5(qc_loaders *out, const qc_plan *p, const char *model_type, qc_error *err)
@@ -56,7 +45,7 @@ static qc_status find_not5(qc_loaders *out, const qc_plan *p, const char *model_
         if (!qc_scheme_is_quantized(j->scheme))
             continue;
         all += j->elems;
-        experts += is_numbered_expert(j->name) ? j->elems : 0;
+        experts += qc_expert_stem(j->name) > 0 ? j->elems : 0;
     }
     if (strcmp(model_type, "falcon") == 0 && all > 0) {
         out->not5 = "transformers 5 loads no quantized Falcon, whose linear layers are of a class "
@@ -202,8 +191,30 @@ const char *qc_loaders_names(const qc_loaders *l)
     return r->with ? "transformers 4 and 5 with bitsandbytes" : "transformers 4 and 5";
 }
 
-void qc_loaders_warn(const qc_loaders *l, const qc_call *call)
+/* Warns of rules that count for more than they name, because engines hold a group as one. */
+static void warn_widened(const qc_plan *p, const qc_call *call)
 {
+    const qc_fused_widenings *all = &p->recipe->widened;
+    char more[64] = "";
+    for (uint32_t r = 0; r < all->count; r++) {
+        const qc_fused_widening *w = &all->list[r];
+        const qc_rule *rule = &p->options->recipe.rules[r];
+        if (w->groups == 0)
+            continue;
+        if (w->groups > 1)
+            (void)snprintf(more, sizeof more, ", and so in %" PRIu32 " more place%s", w->groups - 1,
+                           w->groups > 2 ? "s" : "");
+        qc_console_warn(call,
+                        "%s '%s' names %s of '%s' without %s, which vLLM and SGLang load as one "
+                        "(%s): all of them are %s%s; --split-fused keeps to the names",
+                        rule->quantize ? "--quantize" : "--keep", rule->glob, w->named, w->first,
+                        w->added, w->row->fused, rule->quantize ? "quantized" : "kept", more);
+    }
+}
+
+void qc_loaders_warn(const qc_loaders *l, const qc_plan *plan, const qc_call *call)
+{
+    warn_widened(plan, call);
     if (l->own_form)
         qc_console_warn(call,
                         "only qconv reads this form (%s), which %s does not load, and config.json "

@@ -40,8 +40,9 @@ QC_NODISCARD qc_status qc_loaders_of(qc_loaders *out, const qc_plan *plan, qc_er
 qc_loaders qc_loaders_of_pipeline(const qc_plan_options *o);
 /* "transformers 4 and 5 with bitsandbytes"; "diffusers"; "qconv only". */
 const char *qc_loaders_names(const qc_loaders *l);
-/* Warns where not every loader reads the output. Call it before the work begins. */
-void qc_loaders_warn(const qc_loaders *l, const qc_call *call);
+/* Warns where not every loader reads the output, and of what was done so that they do. Call it
+ * before the work begins. */
+void qc_loaders_warn(const qc_loaders *l, const qc_plan *plan, const qc_call *call);
 
 /* Appends the lines of the summary that say who loads OUT, and the commands that do it. They hold
  * the user's paths, quoted for the shell and for Python. program is the name that qconv was called

@@ -68,7 +68,7 @@ class AutoFp8(OutputCase):
         self.assertTrue(0 < len(kept) < len(NAMES), len(kept))
         self.assertIn("only qconv reads this form (nf4+fp8)", said)
         rules = [a for n in kept for a in ("--keep", n)]
-        self.assertEqual(out, self.plain("rules", "--to", "nf4", *rules))
+        self.assertEqual(out, self.plain("rules", "--to", "nf4", "--split-fused", *rules))
         for name in NAMES:
             self.assertEqual(name + "_scale_inv" in out, name in kept, name)
             if name in kept:
@@ -78,7 +78,7 @@ class AutoFp8(OutputCase):
         self.assertEqual((q["quant_method"], q["quant_type"], q["weight_block_size"]),
                          ("qconv", "nf4+fp8", TILE))
         self.assertEqual(sorted(n[:-7] for n in kept),
-                         sorted(n for n in q["modules_to_not_convert"] if "layers" in n))
+                         sorted(n for n in q["modules_to_not_convert"] if n + ".weight" in NAMES))
         self.assertEqual(self.quantization("rules"), q)
         self.ok("inspect", "o")
         self.ok("-q", "--compress", "none", "--to", "bf16", "o", "back")

@@ -168,14 +168,14 @@ class Manners(QconvCase):
                 self.assertEqual((worst, report["worst"]), ([], None))
 
     def test_inspect_of_an_output(self):
-        self.ok("--to", "nf4", "--keep", "*.v_proj.*", "m", "o")
+        self.ok("--to", "nf4", "--keep", "*.o_proj.*", "m", "o")
         text = self.ok("inspect", "o")
         self.assertIn("o: qconv output, model type llama\n", text)
         self.assertRegex(text, r"(?m)^  made by   qconv [\d.]+, --to nf4, block size 64, double "
                                r"quantization, zstd level 1$")
-        self.assertIn("  rule      keep *.v_proj.*\n", text)
+        self.assertIn("  rule      keep *.o_proj.*\n", text)
         self.assertRegex(text, r"q_proj\.weight .* nf4 b64 dq +\d\.\d{3}e-\d\d +\d\.\d{3}e-\d\d\n")
-        self.assertRegex(text, r"v_proj\.weight +BF16 .* linear\n")
+        self.assertRegex(text, r"o_proj\.weight +BF16 .* linear\n")
 
     def test_damage_is_exit_4(self):
         self.ok("--to", "nf4", "m", "o")

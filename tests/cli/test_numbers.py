@@ -181,7 +181,7 @@ class Inputs(OutputCase):
 
     def test_decoding_some_grows_the_skip_list(self):
         """What is no longer quantized is named in the source's own quantization_config."""
-        other = Q.replace("q_proj", "k_proj")
+        other = Q.replace("q_proj", "o_proj")
         self.model({Q: weights("BF16", [64, 64], 76), other: weights("BF16", [64, 64], 77),
                     "lm_head.weight": weights("BF16", [8, 64], 78)},
                    config={"model_type": "llama", "vocab_size": 8})
@@ -204,7 +204,7 @@ class Inputs(OutputCase):
 
     def test_a_skip_list_that_was_not_there(self):
         """An explicit list replaces a loader's defaults, so it names the head as well."""
-        shape, other = [64, 64], Q.replace("q_proj", "k_proj")
+        shape, other = [64, 64], Q.replace("q_proj", "o_proj")
         table = [oracle.f32(x) for x in oracle.dynamic_map()]
         values = oracle.floats("BF16", weights("BF16", shape, 79)[2])
         t = {}

@@ -96,6 +96,39 @@ class Config(OutputCase):
                          ["classifier", "lm_head", "model.layers.1.self_attn.q_proj",
                           "qa_outputs", "score"])
 
+    def test_fused_groups(self):
+        """A rule that names some members of what engines load as one counts for all of them, in
+        the weights and on the list, and says so; --split-fused takes it literally."""
+        rng = random.Random(5)
+        names = [Q % 1, (Q % 1).replace("q_proj", "k_proj"), (Q % 1).replace("q_proj", "v_proj")]
+        other = (Q % 1).replace("q_proj", "o_proj")
+        self.model({n: ("BF16", [64, 64], mk.random_bytes("BF16", [64, 64], rng))
+                    for n in [*names, other]})
+        listed = ["model.layers.1.self_attn." + m for m in ("k_proj", "q_proj", "qkv_proj", "v_proj")]
+        warning = ("--keep '*q_proj*' names q_proj of 'model.layers.1.self_attn' without k_proj and "
+                   "v_proj, which vLLM and SGLang load as one (qkv_proj): all of them are kept; "
+                   "--split-fused keeps to the names\n")
+        self.write("r.json", '{"rules": [{"keep": "*q_proj*"}]}')
+        for rules in (["--keep", "*q_proj*"], ["--recipe", "r.json"]):
+            said = self.run_qconv("--to", "nf4", "--force", "--compress", "none", *rules, "m", "o")
+            self.assertEqual(said.returncode, 0, said.stderr)
+            self.assertIn(warning, said.stderr.decode())
+            out = mk.read_checkpoint(self.path("o"))
+            self.assertEqual([out[n][0] for n in names], ["BF16"] * 3)
+            with open(self.path("o", "config.json")) as f:
+                q = json.load(f)["quantization_config"]
+            self.assertEqual([n for n in q["llm_int8_skip_modules"] if "layers" in n], listed)
+        said = self.run_qconv("--to", "nf4", "--force", "--compress", "none", "--split-fused",
+                              "--keep", "*q_proj*", "m", "o")
+        self.assertNotIn("without", said.stderr.decode())
+        out = mk.read_checkpoint(self.path("o"))
+        self.assertEqual([out[n][0] for n in names], ["BF16", "U8", "U8"])
+        # What is quantized already stays whole, too, when the rest is turned back.
+        said = self.run_qconv("--to", "nf4", "--force", "m", "o")
+        said = self.run_qconv("--to", "bf16", "--compress", "none", "--keep", "*q_proj*", "o", "b")
+        self.assertIn(warning, said.stderr.decode())
+        self.assertEqual([mk.read_checkpoint(self.path("b"))[n][0] for n in names], ["U8"] * 3)
+
     def test_dtype_follows_a_cast(self):
         """torch_dtype names what the floating tensors are now; an inner one is somebody else's."""
         for form, name in [(["--to", "bf16"], "bfloat16"), (["--to", "fp16"], "float16")]:

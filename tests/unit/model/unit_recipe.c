@@ -422,8 +422,8 @@ static void rest_casts_what_is_kept(void **state)
     fixture_add_dims(&f, LAYER "self_attn.rotary_emb.inv_freq", QC_DTYPE_F32, 1, (uint64_t[]){8});
     fixture_add_dims(&f, "counter", QC_DTYPE_I64, 0, NULL);
     fixture_add(&f, LAYER "self_attn.q_proj.weight", 64, 64);
-    fixture_add(&f, LAYER "self_attn.k_proj.weight", 64, 64);
-    fixture_rule(&f, 0, "*.k_proj.*");
+    fixture_add(&f, LAYER "self_attn.o_proj.weight", 64, 64);
+    fixture_rule(&f, 0, "*.o_proj.*");
     fixture_make_ok(&f);
     fixture_expect(&f, "model.norm.weight", QC_SCHEME_CAST, QC_ROLE_NORM);
     assert_int_equal(fixture_entry(&f, "model.norm.weight")->out_dtype, QC_DTYPE_F16);
@@ -434,8 +434,8 @@ static void rest_casts_what_is_kept(void **state)
     fixture_expect(&f, "counter", QC_SCHEME_KEEP, QC_ROLE_OTHER);
     fixture_expect(&f, LAYER "self_attn.q_proj.weight", QC_SCHEME_NF4, QC_ROLE_LINEAR);
     /* --keep is "not quantized"; what is not quantized is the rest. */
-    fixture_expect(&f, LAYER "self_attn.k_proj.weight", QC_SCHEME_CAST, QC_ROLE_LINEAR);
-    fixture_expect_skips(&f, "lm_head model.layers.0.self_attn.k_proj");
+    fixture_expect(&f, LAYER "self_attn.o_proj.weight", QC_SCHEME_CAST, QC_ROLE_LINEAR);
+    fixture_expect_skips(&f, "lm_head model.layers.0.self_attn.o_proj");
     fixture_deinit(&f);
 }
 

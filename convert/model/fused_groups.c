@@ -1,0 +1,168 @@
+#include "convert/model/fused_groups.h"
+
+#include "base/text.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define NO_RULE UINT32_MAX
+
+/* The first row that has a name counts. Where queries meet keys of another sequence, the queries
+ * are on their own (whisper). vLLM serves no model with cross_attn, and its general fusing wants
+ * one input for all three. */
+static const qc_fused_row rows[] = {
+    {{"k_proj", "v_proj"}, "kv_proj", NULL, "encoder_attn"},
+    {{NULL}, NULL, NULL, "cross_attn"},
+    {{"q_proj", "k_proj", "v_proj"}, "qkv_proj", NULL, NULL},
+    {{"gate_proj", "up_proj"}, "gate_up_proj", NULL, NULL},
+    {{"query", "key", "value"}, "qkv_proj", NULL, NULL},        /* BERT */
+    {{"w1", "w3"}, "gate_up_proj", "w13", NULL},                /* InternLM2, LFM2 */
+    {{"c_fc_0", "c_fc_1"}, "gate_up_proj", NULL, NULL},         /* EXAONE */
+    {{"in_proj_qkv", "in_proj_z"}, "in_proj_qkvz", NULL, NULL}, /* Qwen3.5 */
+    {{"in_proj_b", "in_proj_a"}, "in_proj_ba", NULL, NULL},
+    {{"q_a_proj", "kv_a_proj_with_mqa"}, "fused_qkv_a_proj", "fused_qkv_a_proj_with_mqa", NULL},
+};
+
+static int is_component(const char *s, size_t len, const char *word)
+{
+    return word && strlen(word) == len && memcmp(s, word, len) == 0;
+}
+
+/* Finds the row of a module's name below a parent, whose last component is also given. */
+static const qc_fused_row *row_of(const char *module, size_t len, const char *parent,
+                                  size_t parent_len)
+{
+    for (size_t r = 0; r < sizeof rows / sizeof *rows; r++) {
+        if (rows[r].parent) {
+            if (!is_component(parent, parent_len, rows[r].parent))
+                continue;
+            if (!rows[r].fused)
+                return NULL;
+        }
+        for (unsigned k = 0; k < QC_FUSED_MEMBERS; k++) {
+            if (is_component(module, len, rows[r].members[k]))
+                return &rows[r];
+        }
+        if (rows[r].parent)
+            return NULL; /* below this parent only its own row counts */
+    }
+    return NULL;
+}
+
+int qc_fused_group_of(qc_fused_group *out, const qc_checkpoint *model, uint32_t i)
+{
+    static const char tail[] = ".weight";
+    const char *name = model->tensors[i].name;
+    char other[512];
+    if (!qc_ends_with(name, tail))
+        return 0;
+    size_t end = strlen(name) - (sizeof tail - 1), begin = end;
+    while (begin > 0 && name[begin - 1] != '.')
+        begin--;
+    size_t parent_len = begin > 0 ? begin - 1 : 0, parent = parent_len;
+    while (parent > 0 && name[parent - 1] != '.')
+        parent--;
+    *out = (qc_fused_group){.parent_len = parent_len};
+    out->row = row_of(name + begin, end - begin, name + parent, parent_len - parent);
+    for (unsigned k = 0; out->row && k < QC_FUSED_MEMBERS && out->row->members[k]; k++) {
+        int n =
+            snprintf(other, sizeof other, "%.*s%s%s", (int)begin, name, out->row->members[k], tail);
+        const qc_checkpoint_tensor *t =
+            n > 0 && (size_t)n < sizeof other ? qc_checkpoint_find(model, other) : NULL;
+        if (t)
+            out->tensors[out->count++] = (uint32_t)(t - model->tensors);
+    }
+    return out->count >= 2;
+}
+
+size_t qc_expert_stem(const char *name)
+{
+    static const char word[] = "experts.";
+    for (const char *at = strstr(name, word); at; at = strstr(at + 1, word)) {
+        size_t digits = strspn(at + sizeof word - 1, "0123456789");
+        if ((at == name || at[-1] == '.') && digits > 0 && at[sizeof word - 1 + digits] == '.')
+            return (size_t)(at - name) + sizeof word - 2;
+    }
+    return 0;
+}
+
+/* ---- rules ---- */
+
+/* Writes the names of the members whose rule is r, or is not: "q_proj, k_proj and v_proj". */
+static qc_status list_members(const char **text, qc_arena *arena, const qc_checkpoint *model,
+                              const qc_fused_group *g, const uint32_t *rule_of, uint32_t r,
+                              int with, qc_error *err)
+{
+    unsigned count = 0, done = 0;
+    *text = "";
+    for (unsigned k = 0; k < g->count; k++)
+        count += (rule_of[g->tensors[k]] == r) == with;
+    for (unsigned k = 0; k < g->count; k++) {
+        const char *member = model->tensors[g->tensors[k]].name;
+        member += g->parent_len ? g->parent_len + 1 : 0;
+        if ((rule_of[g->tensors[k]] == r) != with)
+            continue;
+        const char *between = done == 0 ? "" : done + 1 == count ? " and " : ", ";
+        QC_TRY(qc_arena_printf(arena, text, err, "%s%s%.*s", *text, between,
+                               (int)strcspn(member, "."), member));
+        done++;
+    }
+    return QC_OK;
+}
+
+static qc_status note(qc_fused_widening *w, qc_arena *arena, const qc_checkpoint *model,
+                      const qc_fused_group *g, const uint32_t *rule_of, uint32_t r, qc_error *err)
+{
+    if (w->groups++ > 0)
+        return QC_OK;
+    w->row = g->row;
+    QC_TRY(
+        qc_arena_strndup(arena, &w->first, model->tensors[g->tensors[0]].name, g->parent_len, err));
+    QC_TRY(list_members(&w->named, arena, model, g, rule_of, r, 1, err));
+    return list_members(&w->added, arena, model, g, rule_of, r, 0, err);
+}
+
+/* Finds the last rule of a group, if the group is split now and would not be if that rule counted
+ * for all of it. */
+static uint32_t rule_that_splits(const qc_fused_group *g, const qc_rule *rules,
+                                 const qc_fused_state *states, const uint32_t *rule_of)
+{
+    uint32_t last = NO_RULE;
+    int quantized = 0, fixed = 0;
+    for (unsigned k = 0; k < g->count; k++) {
+        uint32_t r = rule_of[g->tensors[k]];
+        if (r != NO_RULE && (last == NO_RULE || r > last))
+            last = r;
+        quantized += states[g->tensors[k]] == QC_FUSED_QUANTIZED;
+        fixed |= states[g->tensors[k]] == QC_FUSED_FIXED;
+    }
+    if (quantized == 0 || quantized == (int)g->count || last == NO_RULE)
+        return NO_RULE;
+    return rules[last].quantize && fixed ? NO_RULE : last;
+}
+
+qc_status qc_fused_widen(qc_fused_widenings *out, qc_arena *arena, const qc_checkpoint *model,
+                         const qc_recipe_options *options, const qc_fused_state *states,
+                         uint32_t *rule_of, const char **why, qc_error *err)
+{
+    const qc_rule *rules = options->rules;
+    qc_fused_group g;
+    *out = (qc_fused_widenings){.count = options->rule_count};
+    QC_TRY(qc_arena_array(arena, &out->list, options->rule_count, err));
+    for (uint32_t i = 0; out->count > 0 && i < model->tensor_count; i++) {
+        if (!qc_fused_group_of(&g, model, i) || g.tensors[0] != i)
+            continue;
+        uint32_t r = rule_that_splits(&g, rules, states, rule_of);
+        if (r == NO_RULE)
+            continue;
+        QC_TRY(note(&out->list[r], arena, model, &g, rule_of, r, err));
+        for (unsigned k = 0; k < g.count; k++) {
+            if (rule_of[g.tensors[k]] != r)
+                QC_TRY(qc_arena_printf(arena, &why[g.tensors[k]], err, "%s %s, for %s",
+                                       rules[r].quantize ? "--quantize" : "--keep", rules[r].glob,
+                                       g.row->fused));
+            rule_of[g.tensors[k]] = r;
+        }
+    }
+    return QC_OK;
+}

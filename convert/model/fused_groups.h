@@ -1,0 +1,67 @@
+/* Which weights the engines that serve a model hold as one: queries, keys and values; gate and up;
+ * the experts of a layer. Such a fused group needs one choice, because one module has one scheme:
+ * a member that was kept in 16 bits among quantized ones does not load, or is quantized again.
+ *
+ * The rows were read from the packed_modules_mapping and the stacked weights of all models of vLLM
+ * 0.32.0, and the last one from SGLang's deepseek_v2.py. transformers fuses nothing of this. */
+#ifndef QC_CONVERT_FUSED_GROUPS_H
+#define QC_CONVERT_FUSED_GROUPS_H
+
+#include "convert/model/recipe_options.h"
+#include "formats/checkpoint.h"
+
+#define QC_FUSED_MEMBERS 3u /* at most */
+
+/* One table row: modules of these names below one parent are one module in an engine. */
+typedef struct {
+    const char *members[QC_FUSED_MEMBERS]; /* the last are NULL where there are fewer */
+    const char *fused;                     /* what vLLM calls the module, and most others too */
+    const char *other;                     /* what some engine calls it instead, or NULL */
+    const char *parent; /* the row counts only below a module of this name; NULL: below all */
+} qc_fused_row;
+
+/* A group of a checkpoint. It has at least two members, in the row's order. */
+typedef struct {
+    const qc_fused_row *row;
+    uint32_t tensors[QC_FUSED_MEMBERS]; /* indexes of the weights */
+    unsigned count;
+    size_t parent_len; /* of "model.layers.0.self_attn" in the name of each */
+} qc_fused_group;
+
+/* Finds the group that weight i is a member of. Returns 0 if it is in none, or alone. */
+int qc_fused_group_of(qc_fused_group *out, const qc_checkpoint *model, uint32_t i);
+
+/* The length of "model.layers.0.mlp.experts" in the name of a weight of a numbered expert
+ * ("....experts.7.up_proj.weight"); 0 for other weights. */
+size_t qc_expert_stem(const char *name);
+
+/* What is to become of a weight, as far as a group cares. */
+typedef enum {
+    QC_FUSED_KEPT,
+    QC_FUSED_QUANTIZED,
+    QC_FUSED_FIXED /* kept, and it cannot be quantized */
+} qc_fused_state;
+
+/* What a rule did to groups of which it named some members only. */
+typedef struct {
+    uint32_t groups;         /* that it was widened in; where there are none, the rest is not set */
+    const qc_fused_row *row; /* of the first of them */
+    const char *first;       /* and its parent */
+    const char *named, *added; /* and its members: "q_proj", "k_proj and v_proj" */
+} qc_fused_widening;
+
+typedef struct {
+    qc_fused_widening *list; /* one for each rule */
+    uint32_t count;
+} qc_fused_widenings;
+
+/* Makes every rule that would split a group count for the whole group; of several rules the last
+ * one does. rule_of has the index of each weight's rule, or UINT32_MAX, and is changed; why gets a
+ * text for each weight that a rule was widened to. A group that no rule splits stays as it is, and
+ * so does one that a rule would quantize only in part. */
+QC_NODISCARD qc_status qc_fused_widen(qc_fused_widenings *out, qc_arena *arena,
+                                      const qc_checkpoint *model, const qc_recipe_options *options,
+                                      const qc_fused_state *states, uint32_t *rule_of,
+                                      const char **why, qc_error *err);
+
+#endif

@@ -1,0 +1,231 @@
+/* What engines hold as one module is found by name, gets one choice by rules, and is to be skipped
+ * under the engines' name. */
+#include "tests/fixtures/recipe_fixture.h"
+
+#define ATTENTION "model.layers.0.self_attn."
+#define MLP       "model.layers.0.mlp."
+
+static void names(fixture *f, const char *const *list)
+{
+    for (; *list; list++)
+        fixture_add(f, *list, 64, 64);
+    qsort(f->model.tensors, f->model.tensor_count, sizeof *f->model.tensors, fixture_order);
+}
+
+static void expect_group(const fixture *f, const char *name, const char *fused, unsigned count)
+{
+    qc_fused_group g;
+    const qc_checkpoint_tensor *t = qc_checkpoint_find(&f->model, name);
+    assert_non_null(t);
+    int found = qc_fused_group_of(&g, &f->model, (uint32_t)(t - f->model.tensors));
+    if (found != (fused != NULL))
+        fail_msg("%s: in a group: %d", name, found);
+    if (!fused)
+        return;
+    assert_string_equal(g.row->fused, fused);
+    assert_int_equal(g.count, count);
+}
+
+static void groups_by_name(void **state)
+{
+    (void)state;
+    static const char *const list[] = {
+        ATTENTION "q_proj.weight",
+        ATTENTION "k_proj.weight",
+        ATTENTION "v_proj.weight",
+        ATTENTION "o_proj.weight",
+        MLP "gate_proj.weight",
+        MLP "up_proj.weight",
+        MLP "down_proj.weight",
+        "model.layers.1.mlp.up_proj.weight", /* no gate beside it */
+        "model.layers.1.self_attn.q_proj.weight",
+        "model.layers.1.self_attn.k_proj.weight", /* keys that are the values, too */
+        "model.layers.2.self_attn.q_a_proj.weight",
+        "model.layers.2.self_attn.kv_a_proj_with_mqa.weight",
+        "encoder.layer.0.attention.self.query.weight",
+        "encoder.layer.0.attention.self.key.weight",
+        "encoder.layer.0.attention.self.value.weight",
+        "model.decoder.layers.0.encoder_attn.q_proj.weight",
+        "model.decoder.layers.0.encoder_attn.k_proj.weight",
+        "model.decoder.layers.0.encoder_attn.v_proj.weight",
+        "model.layers.3.cross_attn.q_proj.weight",
+        "model.layers.3.cross_attn.k_proj.weight",
+        "model.layers.4.block_sparse_moe.experts.11.w1.weight",
+        "model.layers.4.block_sparse_moe.experts.11.w3.weight",
+        "q_proj.weight",
+        "k_proj.weight",
+        NULL,
+    };
+    fixture f;
+    fixture_init(&f, QC_TO_NF4);
+    names(&f, list);
+    expect_group(&f, ATTENTION "k_proj.weight", "qkv_proj", 3);
+    expect_group(&f, ATTENTION "o_proj.weight", NULL, 0);
+    expect_group(&f, MLP "up_proj.weight", "gate_up_proj", 2);
+    expect_group(&f, MLP "down_proj.weight", NULL, 0);
+    expect_group(&f, "model.layers.1.mlp.up_proj.weight", NULL, 0);
+    expect_group(&f, "model.layers.1.self_attn.q_proj.weight", "qkv_proj", 2);
+    expect_group(&f, "model.layers.2.self_attn.q_a_proj.weight", "fused_qkv_a_proj", 2);
+    expect_group(&f, "encoder.layer.0.attention.self.value.weight", "qkv_proj", 3);
+    expect_group(&f, "model.decoder.layers.0.encoder_attn.q_proj.weight", NULL, 0);
+    expect_group(&f, "model.decoder.layers.0.encoder_attn.v_proj.weight", "kv_proj", 2);
+    expect_group(&f, "model.layers.3.cross_attn.q_proj.weight", NULL, 0);
+    expect_group(&f, "model.layers.4.block_sparse_moe.experts.11.w3.weight", "gate_up_proj", 2);
+    expect_group(&f, "q_proj.weight", "qkv_proj", 2);
+    fixture_deinit(&f);
+    assert_int_equal(qc_expert_stem("a.mlp.experts.17.up_proj.weight"), strlen("a.mlp.experts"));
+    assert_int_equal(qc_expert_stem("experts.0.w1.weight"), strlen("experts"));
+    assert_int_equal(qc_expert_stem("a.mlp.shared_experts.up_proj.weight"), 0);
+    assert_int_equal(qc_expert_stem("a.shared_experts.1.up_proj.weight"), 0);
+    assert_int_equal(qc_expert_stem("a.experts.up_proj.weight"), 0);
+}
+
+static void add_layer(fixture *f)
+{
+    static const char *const list[] = {ATTENTION "q_proj.weight", ATTENTION "k_proj.weight",
+                                       ATTENTION "v_proj.weight", MLP "gate_proj.weight",
+                                       MLP "up_proj.weight",      NULL};
+    fixture_config(f, "{\"model_type\":\"llama\",\"vocab_size\":512}");
+    names(f, list);
+}
+
+/* Checks what --to and the rules make of q, k, v, gate and up, one letter for each. */
+static void expect_choice(qc_to to, int split, const char *rules, const char *want)
+{
+    static const char *const order[] = {ATTENTION "q_proj.weight", ATTENTION "k_proj.weight",
+                                        ATTENTION "v_proj.weight", MLP "gate_proj.weight",
+                                        MLP "up_proj.weight"};
+    char globs[4][64], got[6] = "";
+    fixture f;
+    fixture_init(&f, to);
+    f.options.split_fused = split;
+    add_layer(&f);
+    for (unsigned n = 0; *rules; n++) { /* "-*q_proj* +*k_proj*" */
+        size_t len = strcspn(rules + 1, " ");
+        (void)snprintf(globs[n], sizeof globs[n], "%.*s", (int)len, rules + 1);
+        fixture_rule(&f, *rules == '+', globs[n]);
+        rules += 1 + len + (rules[1 + len] == ' ');
+    }
+    fixture_make_ok(&f);
+    for (unsigned i = 0; i < 5; i++)
+        got[i] = qc_scheme_is_quantized(fixture_entry(&f, order[i])->scheme) ? 'Q' : '-';
+    assert_string_equal(got, want);
+    fixture_deinit(&f);
+}
+
+static void rules_are_widened(void **state)
+{
+    (void)state;
+    expect_choice(QC_TO_NF4, 0, "", "QQQQQ");
+    expect_choice(QC_TO_NF4, 0, "-*.q_proj.*", "---QQ");
+    expect_choice(QC_TO_NF4, 1, "-*.q_proj.*", "-QQQQ");
+    expect_choice(QC_TO_INT8, 0, "-*.v_proj.* -*up_proj*", "-----");
+    expect_choice(QC_TO_NF4, 0, "-*self_attn* +*.k_proj.*", "QQQQQ"); /* the last rule counts */
+    expect_choice(QC_TO_NF4, 1, "-*self_attn* +*.k_proj.*", "-Q-QQ");
+    expect_choice(QC_TO_NF4, 0, "+*.k_proj.* -*self_attn*", "---QQ");
+    expect_choice(QC_TO_AUTO, 0, "-*gate*", "QQQ--");
+    expect_choice(QC_TO_BF16, 0, "-*gate*", "-----");
+}
+
+static void what_the_warning_says(void **state)
+{
+    (void)state;
+    fixture f;
+    fixture_init(&f, QC_TO_NF4);
+    add_layer(&f);
+    fixture_add(&f, "model.layers.1.self_attn.q_proj.weight", 64, 64);
+    fixture_add(&f, "model.layers.1.self_attn.k_proj.weight", 64, 64);
+    fixture_rule(&f, 0, "*gate_proj* of none"); /* refused before anything is widened */
+    fixture_make_fails(&f, QC_ERR_USAGE, "--keep", "matches no tensor");
+    f.options.rule_count = 0;
+    fixture_rule(&f, 0, "*mlp*");
+    fixture_rule(&f, 0, "*.q_proj.*");
+    fixture_make_ok(&f);
+    assert_int_equal(f.recipe.widened.count, 2);
+    assert_int_equal(f.recipe.widened.list[0].groups, 0);
+    const qc_fused_widening *w = &f.recipe.widened.list[1];
+    assert_int_equal(w->groups, 2);
+    assert_string_equal(w->row->fused, "qkv_proj");
+    assert_string_equal(w->first, "model.layers.0.self_attn");
+    assert_string_equal(w->named, "q_proj");
+    assert_string_equal(w->added, "k_proj and v_proj");
+    assert_string_equal(fixture_entry(&f, ATTENTION "v_proj.weight")->why,
+                        "--keep *.q_proj.*, for qkv_proj");
+    assert_string_equal(fixture_entry(&f, ATTENTION "q_proj.weight")->why, "--keep *.q_proj.*");
+    fixture_deinit(&f);
+}
+
+/* A member that cannot be quantized leaves the group split, whatever the rule says. */
+static void members_that_cannot(void **state)
+{
+    (void)state;
+    fixture f;
+    fixture_init(&f, QC_TO_NF4);
+    add_layer(&f);
+    fixture_add_dims(&f, "model.layers.1.mlp.gate_proj.weight", QC_DTYPE_I64, 2,
+                     (uint64_t[]){64, 64});
+    fixture_add(&f, "model.layers.1.mlp.up_proj.weight", 64, 64);
+    fixture_rule(&f, 0, "*.1.mlp.*");
+    fixture_rule(&f, 1, "*.1.mlp.up*");
+    fixture_make_ok(&f);
+    fixture_expect(&f, "model.layers.1.mlp.gate_proj.weight", QC_SCHEME_KEEP, QC_ROLE_LINEAR);
+    fixture_expect(&f, "model.layers.1.mlp.up_proj.weight", QC_SCHEME_NF4, QC_ROLE_LINEAR);
+    assert_int_equal(f.recipe.widened.list[1].groups, 0);
+    assert_false(fixture_skips(&f, "model.layers.1.mlp.gate_up_proj"));
+    fixture_deinit(&f);
+}
+
+static void skip_lists_have_the_engines_names(void **state)
+{
+    (void)state;
+    fixture f;
+    fixture_init(&f, QC_TO_NF4);
+    add_layer(&f);
+    fixture_add(&f, "model.layers.1.self_attn.q_a_proj.weight", 64, 64);
+    fixture_add(&f, "model.layers.1.self_attn.kv_a_proj_with_mqa.weight", 64, 64);
+    fixture_rule(&f, 0, "*q_proj*");
+    fixture_rule(&f, 0, "*q_a_proj*");
+    fixture_make_ok(&f);
+    fixture_expect_skips(&f, "lm_head model.layers.0.self_attn.k_proj "
+                             "model.layers.0.self_attn.q_proj model.layers.0.self_attn.qkv_proj "
+                             "model.layers.0.self_attn.v_proj "
+                             "model.layers.1.self_attn.fused_qkv_a_proj "
+                             "model.layers.1.self_attn.fused_qkv_a_proj_with_mqa "
+                             "model.layers.1.self_attn.kv_a_proj_with_mqa "
+                             "model.layers.1.self_attn.q_a_proj");
+    fixture_deinit(&f);
+    fixture_init(&f, QC_TO_NF4); /* a split group has no such name: part of it is quantized */
+    f.options.split_fused = 1;
+    add_layer(&f);
+    fixture_rule(&f, 0, "*q_proj*");
+    fixture_make_ok(&f);
+    fixture_expect_skips(&f, "lm_head model.layers.0.self_attn.q_proj");
+    fixture_deinit(&f);
+    fixture_init(&f,
+                 QC_TO_NF4); /* the other names that the group may have in memory, and experts */
+    fixture_config(&f, "{\"model_type\":\"llava\",\"text_config\":{\"vocab_size\":512}}");
+    fixture_add(&f, "language_model.model.layers.0.mlp.up_proj.weight", 64, 64);
+    fixture_add(&f, "language_model.model.layers.0.mlp.gate_proj.weight", 64, 64);
+    fixture_add(&f, "language_model.model.layers.1.mlp.experts.0.up_proj.weight", 64, 64);
+    fixture_add(&f, "language_model.model.layers.1.mlp.experts.0.gate_proj.weight", 64, 64);
+    fixture_add(&f, "language_model.model.layers.2.mlp.up_proj.weight", 64, 64);
+    fixture_rule(&f, 0, "*.0.*up_proj*");
+    fixture_make_ok(&f);
+    assert_true(fixture_skips(&f, "language_model.model.layers.0.mlp.gate_up_proj"));
+    assert_true(fixture_skips(&f, "model.language_model.layers.0.mlp.gate_up_proj"));
+    assert_true(fixture_skips(&f, "language_model.model.layers.1.mlp.experts.0.gate_proj"));
+    assert_false(fixture_skips(&f, "language_model.model.layers.1.mlp.experts.0.gate_up_proj"));
+    fixture_deinit(&f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(groups_by_name),
+        cmocka_unit_test(rules_are_widened),
+        cmocka_unit_test(what_the_warning_says),
+        cmocka_unit_test(members_that_cannot),
+        cmocka_unit_test(skip_lists_have_the_engines_names),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
