@@ -25,6 +25,16 @@ typedef struct {
     const char *key; /* "model.layers.12.mlp.experts.*.up_proj" */
 } member;
 
+/* What engines hold as one module is chosen as one: a fused group, the experts of a layer, or
+ * else a weight by itself. */
+typedef struct {
+    uint32_t segment;
+    uint32_t first;          /* a group of the module */
+    const qc_fused_row *row; /* NULL for experts, and for a weight by itself */
+    const char *name;        /* of a weight of the first group */
+    size_t len;              /* of the module's part of it, or of the parent's */
+} module;
+
 typedef struct {
     qc_auto_result *out;
     qc_arena *arena;   /* of the result */
@@ -42,7 +52,7 @@ typedef struct {
     uint32_t member_count;
     uint32_t *first_member; /* per group, and one more at the end */
     uint32_t *item_of;      /* per group: its item, or UINT32_MAX */
-    uint32_t *group_of;     /* per item */
+    module *modules;        /* per item */
     qc_auto_item *items;
     uint32_t item_count;
     uint64_t *fixed;         /* per segment: bytes of what is not chosen */
@@ -377,38 +387,110 @@ static int rows_too_long(const chooser *c, uint32_t g)
     return 0;
 }
 
+/* ---- what is chosen as one ---- */
+
+static module module_of(const chooser *c, uint32_t g)
+{
+    const member *first = &c->members[c->first_member[g]];
+    const char *name = c->model->tensors[first->tensor].name;
+    module m = {.segment = first->segment, .first = g, .name = name, .len = strlen(name)};
+    qc_fused_group fused;
+    size_t stem = qc_expert_stem(name);
+    if (c->options->recipe.split_fused)
+        return m;
+    if (stem > 0) {
+        m.len = stem;
+    } else if (qc_fused_group_of(&fused, c->model, first->tensor)) {
+        m.row = fused.row;
+        m.len = fused.parent_len;
+    }
+    return m;
+}
+
+/* Finds the item that a group belongs to. Segments come in order, so it is among the last ones. */
+static uint32_t item_with(const chooser *c, const module *m)
+{
+    for (uint32_t i = c->item_count; i > 0 && c->modules[i - 1].segment == m->segment; i--) {
+        const module *other = &c->modules[i - 1];
+        if (other->row == m->row && other->len == m->len &&
+            memcmp(other->name, m->name, m->len) == 0)
+            return i - 1;
+    }
+    return c->item_count;
+}
+
+/* Adds a group to its item. Costs that are NaN stay so. */
+static void add_to_item(chooser *c, uint32_t g)
+{
+    qc_auto_group *group = &c->out->groups[g];
+    module m = module_of(c, g);
+    uint32_t i = item_with(c, &m);
+    qc_auto_item *it = &c->items[i];
+    int too_long = rows_too_long(c, g);
+    if (i == c->item_count) {
+        *it = (qc_auto_item){.segment = m.segment};
+        c->modules[c->item_count++] = m;
+    } else {
+        c->out->together = 1;
+    }
+    for (unsigned k = 0; k < QC_CANDIDATES; k++) {
+        if (!(c->candidates & 1u << k) || (too_long && qc_schemes[qc_candidates[k].scheme].by_rows))
+            group->rel_mse[k] = (double)NAN;
+        it->cost[k] += group->importance * (group->reason ? (double)NAN : group->rel_mse[k]);
+        it->bytes[k] += group->bytes[k];
+    }
+    group->chosen = QC_CANDIDATE_16BIT;
+    c->item_of[g] = i;
+}
+
+static int has_candidate(const qc_auto_item *it)
+{
+    unsigned k = 0;
+    while (k < QC_CANDIDATES && isnan(it->cost[k]))
+        k++;
+    return k < QC_CANDIDATES;
+}
+
+/* Takes out the items that have no candidate, whose groups stay as they are. A group without a
+ * reason of its own has one in another group of its module, or in what all of them can hold. */
+static void drop_items(chooser *c, uint32_t *now)
+{
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < c->item_count; i++) {
+        int stays = has_candidate(&c->items[i]);
+        now[i] = stays ? kept : UINT32_MAX;
+        c->items[kept] = c->items[i];
+        c->modules[kept] = c->modules[i];
+        kept += stays ? 1 : 0;
+    }
+    c->item_count = kept;
+    for (uint32_t g = 0; g < c->out->group_count; g++) {
+        qc_auto_group *group = &c->out->groups[g];
+        unsigned k = 0;
+        c->item_of[g] = now[c->item_of[g]];
+        if (c->item_of[g] != UINT32_MAX)
+            continue;
+        while (k < QC_CANDIDATES && isnan(group->rel_mse[k]))
+            k++;
+        if (!group->reason)
+            group->reason = k < QC_CANDIDATES ? "loaded as one with what cannot be quantized"
+                                              : "beyond what the schemes can hold";
+        group->rel_mse[QC_CANDIDATE_16BIT] = 0;
+    }
+}
+
 /* Sets the candidates that remain, and makes the items of the solver. */
 static qc_status make_items(chooser *c, qc_error *err)
 {
-    uint32_t groups = c->out->group_count;
+    uint32_t groups = c->out->group_count, *now = NULL;
     QC_TRY(qc_arena_array(c->scratch, &c->items, groups, err));
     QC_TRY(qc_arena_array(c->scratch, &c->item_of, groups, err));
-    QC_TRY(qc_arena_array(c->scratch, &c->group_of, groups, err));
+    QC_TRY(qc_arena_array(c->scratch, &c->modules, groups, err));
     QC_TRY(qc_arena_array(c->scratch, &c->chosen, groups, err));
-    for (uint32_t g = 0; g < groups; g++) {
-        qc_auto_group *group = &c->out->groups[g];
-        unsigned left = 0;
-        int too_long = rows_too_long(c, g);
-        qc_auto_item *it = &c->items[c->item_count];
-        it->segment = c->members[c->first_member[g]].segment;
-        for (unsigned k = 0; k < QC_CANDIDATES; k++) {
-            if (!(c->candidates & 1u << k) ||
-                (too_long && qc_schemes[qc_candidates[k].scheme].by_rows))
-                group->rel_mse[k] = (double)NAN;
-            it->cost[k] = group->importance * group->rel_mse[k];
-            it->bytes[k] = group->bytes[k];
-            left += isnan(it->cost[k]) ? 0 : 1;
-        }
-        c->item_of[g] = UINT32_MAX;
-        group->chosen = QC_CANDIDATE_16BIT;
-        if (left == 0 || group->reason) {
-            group->reason = group->reason ? group->reason : "beyond what the schemes can hold";
-            group->rel_mse[QC_CANDIDATE_16BIT] = 0;
-            continue;
-        }
-        c->item_of[g] = c->item_count;
-        c->group_of[c->item_count++] = g;
-    }
+    QC_TRY(qc_arena_array(c->scratch, &now, groups, err));
+    for (uint32_t g = 0; g < groups; g++)
+        add_to_item(c, g);
+    drop_items(c, now);
     return QC_OK;
 }
 
@@ -465,8 +547,10 @@ static qc_status fit_groups(const chooser *c, qc_fit *fit, qc_error *err)
 
 static void choose_groups(chooser *c, const unsigned *chosen, unsigned uniform)
 {
-    for (uint32_t i = 0; i < c->item_count; i++)
-        c->out->groups[c->group_of[i]].chosen = chosen ? chosen[i] : uniform;
+    for (uint32_t g = 0; g < c->out->group_count; g++) {
+        if (c->item_of[g] != UINT32_MAX)
+            c->out->groups[g].chosen = chosen ? chosen[c->item_of[g]] : uniform;
+    }
 }
 
 /* Makes the task of the solver. The bytes of followers count in the segment that they follow, with

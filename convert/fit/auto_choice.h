@@ -7,10 +7,11 @@
  *   solve     chooses cuts and schemes together: a knapsack over contiguous placement
  *             (auto_solve.h)
  *
- * The experts of one projection in one layer are chosen together and make up a group; every other
- * weight is a group of its own. The GPUs are filled, or the cpu where the budget names no GPU. A
- * cpu or disk tier beside GPUs is not filled with precision, because what lies there crosses the
- * host link for every token.
+ * The experts of one projection in one layer are measured together and make up a group; every
+ * other weight is a group of its own. Groups that engines hold as one module (fused_groups.h) have
+ * one choice, and so have all experts of a layer, unless --split-fused says otherwise. The GPUs are
+ * filled, or the cpu where the budget names no GPU. A cpu or disk tier beside GPUs is not filled
+ * with precision, because what lies there crosses the host link for every token.
  *
  * A weight in FP8, and with --requantize a stack of experts in MXFP4, may stay as it is, with its
  * codes and scales bit for bit. Then it has no error.
@@ -30,7 +31,7 @@
 #define QC_AUTO_MAX_NOTES 2u
 
 typedef struct {
-    const char *name; /* the weights chosen together: "layer 12 mlp.experts.*.down_proj" */
+    const char *name; /* of its weights: "layer 12 mlp.experts.*.down_proj" */
     uint32_t weights;
     uint64_t elems;
     double importance;
@@ -51,6 +52,7 @@ typedef struct qc_auto_result {
         [QC_CANDIDATES]; /* the same sum with each scheme for all; NaN where it is no candidate */
     int uniform_fits[QC_CANDIDATES];
     uint64_t sampled_rows, sampled_bytes;
+    int together;  /* some groups were chosen as one */
     int measured;  /* 0: there were no weights; errors are of normal random weights */
     int mixed;     /* int8 lies beside NF4, which no configuration of bitsandbytes can say */
     int mixed_fp8; /* FP8 is kept beside either of them, which none can say either */

@@ -62,7 +62,7 @@ static void group_table(const qc_auto_result *r, qc_arena *arena, qc_strbuf *out
 {
     char size[QC_SIZE_TEXT_BYTES];
     qc_table t;
-    qc_table_begin(&t, arena, "chosen together|>weights|>elements|>matters");
+    qc_table_begin(&t, arena, "group|>weights|>elements|>matters");
     for (unsigned c = 0; c < QC_CANDIDATE_16BIT; c++) {
         (void)snprintf(size, sizeof size, ">%s", qc_candidates[c].name);
         qc_table_columns(&t, size);
@@ -238,6 +238,9 @@ static qc_status explain(const qc_auto_result *r, int all, qc_arena *arena, qc_s
     if (r->mixed || r->mixed_fp8)
         qc_strbuf_putf(out, "  %s, which transformers does not load; see --schemes.\n",
                        qc_auto_mixture(r));
+    if (r->together)
+        qc_strbuf_puts(out, "  What engines load as one has one scheme: queries, keys and values; "
+                            "gate and up; the experts of a layer.\n");
     for (unsigned i = 0; i < r->note_count; i++)
         qc_strbuf_putf(out, "  Note: %s.\n", r->notes[i]);
     if (!r->fits && !r->spills)

@@ -226,7 +226,8 @@ class Devices(OutputCase):
         self.assertEqual(set(a["chosen"]), {"nf4-32", "16bit"})
         self.assertGreater(a["chosen"]["16bit"]["bytes"], a["chosen"]["nf4-32"]["bytes"])
         self.assertLess(a["predicted_error"], a["uniform"]["nf4-32"]["predicted_error"] / 5)
-        self.assertLess(max(d["free_bytes"] for d in p["devices"]), 5e9)
+        # The experts of a layer are one choice, and NF4 instead of FP8 is 5 GB for them.
+        self.assertLess(max(d["free_bytes"] for d in p["devices"]), 6e9)
         whole, _ = self.plan("DeepSeek-V3", "16x80GB")
         self.assertEqual(whole["auto"]["predicted_error"], 0)
         kept = json.loads(self.ok("plan", "--json", "--to", "keep", "--vram", "16x80GB",

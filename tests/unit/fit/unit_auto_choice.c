@@ -214,6 +214,69 @@ static void test_experts(void **state)
     fixture_deinit(&f);
 }
 
+/* Counts the modules of the engines whose weights did not all get one scheme and block size. */
+static unsigned count_split(const fixture *f)
+{
+    unsigned split = 0;
+    for (uint32_t i = 0; i < f->model.tensor_count; i++) {
+        const char *name = f->model.tensors[i].name;
+        const qc_recipe_entry *a = &f->recipe.entries[i];
+        size_t stem = qc_expert_stem(name);
+        qc_fused_group g = {.count = 0};
+        if (!qc_fused_group_of(&g, &f->model, i))
+            g.count = 0;
+        for (unsigned k = 0; k < g.count; k++) {
+            const qc_recipe_entry *b = &f->recipe.entries[g.tensors[k]];
+            split += b->scheme != a->scheme || b->block_elems != a->block_elems;
+        }
+        for (uint32_t k = 0; stem > 0 && k < f->model.tensor_count; k++) {
+            const qc_recipe_entry *b = &f->recipe.entries[k];
+            split += strncmp(f->model.tensors[k].name, name, stem + 1) == 0 &&
+                     (b->scheme != a->scheme || b->block_elems != a->block_elems);
+        }
+    }
+    return split;
+}
+
+/* What engines hold as one module has one choice at every budget, unless it may be split, and then
+ * the error is at most as large. */
+static void test_one_choice_for_a_module(void **state)
+{
+    (void)state;
+    static const char *const projections[] = {"gate_proj", "up_proj", "down_proj"};
+    char vram[32], name[128];
+    unsigned split = 0, mixed = 0;
+    for (unsigned kb = 800; kb <= 5600; kb += 150) {
+        double predicted[2] = {0};
+        for (int may = 0; may < 2; may++) {
+            fixture f;
+            qc_auto_result r;
+            llama(&f);
+            for (unsigned e = 0; e < 9; e++) {
+                (void)snprintf(name, sizeof name, "model.layers.%u.mlp.experts.%u.%s.weight", e / 6,
+                               e / 3, projections[e % 3]);
+                fixture_add(&f, name, e % 3 < 2 ? 96 : 256, e % 3 < 2 ? 256 : 96);
+            }
+            f.options.split_fused = may;
+            (void)snprintf(vram, sizeof vram, "%uKB", kb);
+            choose_ok(&f, &r, vram);
+            assert_int_equal(r.together, !may);
+            if (may)
+                split += count_split(&f);
+            else
+                assert_int_equal(count_split(&f), 0);
+            unsigned schemes = 0;
+            for (unsigned k = 0; k < QC_CANDIDATES; k++)
+                schemes += r.count_chosen[k] > 0;
+            mixed += !may && schemes > 1;
+            predicted[may] = r.fits ? r.predicted : HUGE_VAL;
+            fixture_deinit(&f);
+        }
+        assert_true(predicted[1] <= predicted[0] * 1.0001);
+    }
+    assert_true(split > 0 && mixed > 10);
+}
+
 /* A Conv1D weight that stays as it is also stays in its own order. */
 static void test_transposed(void **state)
 {
@@ -357,6 +420,7 @@ int main(void)
         cmocka_unit_test(test_between),
         cmocka_unit_test(test_candidates_and_rules),
         cmocka_unit_test(test_experts),
+        cmocka_unit_test(test_one_choice_for_a_module),
         cmocka_unit_test(test_transposed),
         cmocka_unit_test(test_rest),
         cmocka_unit_test(test_fp8),
