@@ -526,25 +526,6 @@ void qc_recipe_settle_scales(qc_recipe *recipe, const qc_checkpoint *model)
 
 /* ---- multi-token prediction ---- */
 
-/* Finds the number of the layer that a tensor belongs to, from "model.layers.N." or "layers.N.". */
-static int layer_of(const char *name, uint64_t *layer)
-{
-    static const char *const prefixes[] = {"model.layers.", "layers."};
-    for (size_t i = 0; i < sizeof prefixes / sizeof *prefixes; i++) {
-        size_t len = strlen(prefixes[i]);
-        if (strncmp(name, prefixes[i], len) != 0)
-            continue;
-        size_t digits = strspn(name + len, "0123456789");
-        if (digits == 0 || digits > 9 || name[len + digits] != '.')
-            return 0;
-        *layer = 0;
-        for (size_t k = 0; k < digits; k++)
-            *layer = *layer * 10 + (uint64_t)(name[len + k] - '0');
-        return 1;
-    }
-    return 0;
-}
-
 /* Leaves out the layers from num_hidden_layers on, which are for multi-token prediction. */
 static qc_status drop_mtp(maker *m, qc_error *err)
 {
@@ -555,7 +536,7 @@ static qc_status drop_mtp(maker *m, qc_error *err)
                           err));
     for (uint32_t i = 0; i < m->count; i++) {
         qc_recipe_entry *e = &m->out->entries[i];
-        if (!layer_of(m->model->tensors[i].name, &layer) || layer < layers)
+        if (!qc_rules_layer(m->model->tensors[i].name, &layer) || layer < layers)
             continue;
         e->scheme = QC_SCHEME_ABSORBED;
         e->why = "--drop-mtp";
@@ -723,29 +704,6 @@ static qc_status list_decoded(maker *m, qc_error *err)
     return QC_OK;
 }
 
-/* diffusers cannot leave a module at the top of the model plain without doing the same to all
- * modules whose last component is its name. */
-static qc_status check_namesakes(const maker *m, qc_error *err)
-{
-    uint32_t same[QC_NAMESAKES_MAX];
-    for (uint32_t i = 0; qc_diffusers_class(m->model) && i < m->count; i++) {
-        const char *name = m->model->tensors[i].name;
-        if (!qc_schemes[m->out->entries[i].scheme].bitsandbytes)
-            continue;
-        size_t count = qc_diffusers_namesakes(m->model, name, same);
-        for (size_t k = 0; k < count; k++) {
-            if (m->out->entries[same[k]].scheme != QC_SCHEME_KEEP &&
-                m->out->entries[same[k]].scheme != QC_SCHEME_CAST)
-                continue;
-            QC_FAIL(err, QC_ERR_USAGE,
-                    "diffusers cannot leave '%s' unquantized without '%s', which has the same last "
-                    "name: quantize both, or --keep both",
-                    m->model->tensors[same[k]].name, name);
-        }
-    }
-    return QC_OK;
-}
-
 /* Lists the modules that transformers sees as a Linear, or may see as one, and that are not
  * quantized. */
 static qc_status list_skipped(maker *m, qc_error *err)
@@ -767,7 +725,7 @@ static qc_status list_skipped(maker *m, qc_error *err)
         QC_TRY(qc_skip_add(&list, t->name, strlen(t->name) - strlen(".weight"), err));
         QC_TRY(qc_skip_add_fused(&list, i, err));
     }
-    QC_TRY(check_namesakes(m, err));
+    QC_TRY(qc_diffusers_check_namesakes(m->model, m->out->entries, err));
     if (!head_quantized)
         QC_TRY(skip_hidden_heads(m, &list, err));
     QC_TRY(skip_label_heads(m, &list, err));

@@ -101,10 +101,10 @@ typedef struct {
      * list holds the modules that config.json named and the decoded ones. */
     const char **skip_modules;
     uint32_t skip_count;
-    int input_is_quantized; /* by bitsandbytes or qconv */
-    int input_is_coded;     /* FP8, MXFP4 or integers with scales */
-    int keeps_coded;        /* some weight stays so, which its loader has to know */
-    int mtp_dropped;        /* --drop-mtp left something out */
+    int input_is_quantized;     /* by bitsandbytes or qconv */
+    int input_is_coded;         /* FP8, MXFP4 or integers with scales */
+    int keeps_coded;            /* some weight stays so, which its loader has to know */
+    int mtp_dropped;            /* --drop-mtp left something out */
     qc_fused_widenings widened; /* rules that count for more than they name */
 } qc_recipe;
 

@@ -155,3 +155,25 @@ void qc_diffusers_correct(const char *class_name, const qc_checkpoint *model,
             settle_namesakes(model, classes, i);
     }
 }
+
+qc_status qc_diffusers_check_namesakes(const qc_checkpoint *model, const qc_recipe_entry *entries,
+                                       qc_error *err)
+{
+    uint32_t same[QC_NAMESAKES_MAX];
+    for (uint32_t i = 0; qc_diffusers_class(model) && i < model->tensor_count; i++) {
+        const char *name = model->tensors[i].name;
+        if (!qc_schemes[entries[i].scheme].bitsandbytes)
+            continue;
+        size_t count = qc_diffusers_namesakes(model, name, same);
+        for (size_t k = 0; k < count; k++) {
+            if (entries[same[k]].scheme != QC_SCHEME_KEEP &&
+                entries[same[k]].scheme != QC_SCHEME_CAST)
+                continue;
+            QC_FAIL(err, QC_ERR_USAGE,
+                    "diffusers cannot leave '%s' unquantized without '%s', which has the same last "
+                    "name: quantize both, or --keep both",
+                    model->tensors[same[k]].name, name);
+        }
+    }
+    return QC_OK;
+}

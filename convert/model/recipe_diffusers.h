@@ -21,4 +21,10 @@ size_t qc_diffusers_namesakes(const qc_checkpoint *model, const char *name,
 void qc_diffusers_correct(const char *class_name, const qc_checkpoint *model,
                           qc_tensor_class *classes);
 
+/* Refuses a weight that stays plain while one with the same last name does not. diffusers cannot
+ * leave a module at the top of the model plain without doing the same to all modules whose last
+ * component is its name. */
+QC_NODISCARD qc_status qc_diffusers_check_namesakes(const qc_checkpoint *model,
+                                                    const qc_recipe_entry *entries, qc_error *err);
+
 #endif

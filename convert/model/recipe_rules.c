@@ -378,3 +378,21 @@ size_t qc_rules_predictions_path(const char *name)
     }
     return 0;
 }
+
+int qc_rules_layer(const char *name, uint64_t *layer)
+{
+    static const char *const prefixes[] = {"model.layers.", "layers."};
+    for (size_t i = 0; i < sizeof prefixes / sizeof *prefixes; i++) {
+        size_t len = strlen(prefixes[i]);
+        if (strncmp(name, prefixes[i], len) != 0)
+            continue;
+        size_t digits = strspn(name + len, "0123456789");
+        if (digits == 0 || digits > 9 || name[len + digits] != '.')
+            return 0;
+        *layer = 0;
+        for (size_t k = 0; k < digits; k++)
+            *layer = *layer * 10 + (uint64_t)(name[len + k] - '0');
+        return 1;
+    }
+    return 0;
+}

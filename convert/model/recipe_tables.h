@@ -61,5 +61,7 @@ const char *qc_rules_label_head(const char *model_type, unsigned n);
 /* Does a model of this type have Conv1D modules, and is this the name of such a weight? */
 int qc_rules_conv1d_type(const char *model_type);
 int qc_rules_conv1d_name(const char *name);
+/* Finds the number of the layer that a tensor belongs to, from "model.layers.N." or "layers.N.". */
+int qc_rules_layer(const char *name, uint64_t *layer);
 
 #endif
