@@ -34,8 +34,13 @@ uint64_t qc_fit_parameters_of(const qc_plan *plan, const qc_job *job)
             elems *= e->stored->dims[i]; /* checked when the recipe was made */
         return elems;
     }
+    if (e->coded) {
+        for (unsigned i = 0; i < e->coded->ndim; i++)
+            elems *= e->coded->dims[i]; /* checked, too */
+        return elems;
+    }
     if (e->role == QC_ROLE_PACKED && t->dtype == QC_DTYPE_U8)
-        return t->bytes * 2; /* e2m1 codes: gpt-oss' *_blocks */
+        return t->bytes * 2; /* e2m1 codes that nothing was found beside */
     if (is_integer(t->dtype))
         return 0;
     for (unsigned i = 0; i < t->ndim; i++)

@@ -260,6 +260,26 @@ static qc_status load_zeros(const qc_packed_source *src, qc_packed_stripe *s, qc
 
 /* ---- groups ---- */
 
+/* compressed-tensors sorts the columns by group and cuts them into equal parts, so its groups must
+ * all have the same size. */
+static qc_status check_sizes(const qc_packed_source *src, qc_packed_stripe *s, qc_error *err)
+{
+    const qc_coded_weight *w = src->w;
+    const uint32_t *groups = s->groups.data;
+    QC_TRY(room(&s->raw, w->tiles_across, sizeof(uint32_t), err));
+    uint32_t *sizes = s->raw.data;
+    memset(sizes, 0, (size_t)w->tiles_across * sizeof *sizes);
+    for (uint64_t k = 0; k < w->dims[1]; k++)
+        sizes[groups[k]]++;
+    for (uint64_t g = 0; g < w->tiles_across; g++) {
+        if (sizes[g] != w->tile_cols)
+            QC_FAIL(err, QC_ERR_INPUT,
+                    "tensor '%s': group %" PRIu64 " has %" PRIu32 " columns, expected %" PRIu64,
+                    src->model->tensors[w->group_index].name, g, sizes[g], w->tile_cols);
+    }
+    return QC_OK;
+}
+
 /* Finds the group of each column. compressed-tensors writes -1 for columns that are in order. */
 static qc_status load_groups(const qc_packed_source *src, qc_packed_stripe *s, qc_error *err)
 {
@@ -287,6 +307,8 @@ static qc_status load_groups(const qc_packed_source *src, qc_packed_stripe *s, q
     }
     for (uint64_t k = 0; k < cols && ordered; k++)
         groups[k] = (uint32_t)(k / w->tile_cols);
+    if (!ordered && !is_turned(w))
+        QC_TRY(check_sizes(src, s, err));
     s->grouped = w;
     return QC_OK;
 }

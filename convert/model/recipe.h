@@ -68,6 +68,7 @@ typedef struct {
     uint32_t group_index; /* tensor index of each column's group; UINT32_MAX: they are in order */
     unsigned bits;        /* of a code */
     int zero_add;         /* what is added to a stored zero point */
+    int shape_is_read;    /* bits and dims are not known without the content of weight_shape */
     unsigned ndim;
     uint64_t dims[QC_MAX_DIMS]; /* shape of the weight: [out, in]; MXFP4 has [experts, out, in] */
     const char *name;           /* what it is called when it is decoded */

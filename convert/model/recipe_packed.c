@@ -401,23 +401,32 @@ static int names_bits(const finder *f, unsigned bits)
     return i < f->arg_count;
 }
 
-/* Finds the bits and the columns of a packed weight. bits stays 0 where it has another width. */
-static qc_status size_packed(finder *f, const parts *p, qc_coded_weight *w, qc_error *err)
+/* Finds the bits and the columns of a packed weight from its words and from weight_shape's columns,
+ * which may be NULL. bits stays 0 where they do not say. Both widths may fit, if a row is one word
+ * or there is no weight_shape, and then config.json decides. */
+static void fit_words(const finder *f, uint64_t words, const uint64_t *shape, qc_coded_weight *w)
 {
     static const unsigned widths[] = {4, 8};
-    uint64_t shape[2] = {0}, words = p->codes->dims[1];
-    int known = 0, other = 0;
-    QC_TRY(read_shape(f, p, shape, &known, err));
-    w->dims[0] = p->codes->dims[0];
-    /* Both widths may fit, if a row is one word, and then config.json decides. */
     for (int i = 0; i < 4 && !w->bits; i++) {
         unsigned bits = widths[i % 2];
-        uint64_t cols = known ? shape[1] : qc_sat_mul(words, WORD_BITS / bits);
-        if (!fills(cols, bits, words) || !(i < 2 ? names_bits(f, bits) : known))
+        uint64_t cols = shape ? shape[1] : qc_sat_mul(words, WORD_BITS / bits);
+        if (!fills(cols, bits, words) || !(i < 2 ? names_bits(f, bits) : shape != NULL))
             continue;
         w->bits = bits;
         w->dims[1] = cols;
     }
+}
+
+static qc_status size_packed(finder *f, const parts *p, qc_coded_weight *w, qc_error *err)
+{
+    uint64_t shape[2] = {0}, words = p->codes->dims[1];
+    int known = 0, other = 0;
+    qc_coded_weight guess = {0};
+    QC_TRY(read_shape(f, p, shape, &known, err));
+    w->dims[0] = p->codes->dims[0];
+    fit_words(f, words, known ? shape : NULL, w);
+    fit_words(f, words, NULL, &guess);
+    w->shape_is_read = guess.bits != w->bits || guess.dims[1] != w->dims[1];
     for (unsigned bits = 1; bits <= 8; bits++)
         other |= known && shape[0] == w->dims[0] && fills(shape[1], bits, words);
     if (known && (shape[0] != w->dims[0] || (!w->bits && !other)))
@@ -535,6 +544,8 @@ static qc_status add_qweight(finder *f, uint32_t i, qc_error *err)
     int gptq = strcmp(f->method, "gptq") == 0;
     int awq = strcmp(f->method, "awq") == 0 || strcmp(f->method, "autoawq") == 0;
     int own = strcmp(f->method, "qconv") == 0;
+    gptq |= own && qc_json_get(f->config, "checkpoint_format") && t->ndim == 2 && p.scales &&
+            p.scales->ndim == 2 && t->dims[1] == p.scales->dims[1];
     if (!p.scales || !p.zeros || !is_scale_dtype(p.scales->dtype) || p.scales->ndim != 2 ||
         p.scales->bytes == 0 || (f->config && !gptq && !awq && !own) || !has_known_layout(f, gptq))
         return QC_OK;

@@ -1,6 +1,7 @@
 #include "convert/plan/loaders.h"
 
 #include "base/text.h"
+#include "convert/model/recipe_coded.h"
 #include "convert/model/recipe_diffusers.h"
 #include "convert/term/console.h"
 
@@ -98,15 +99,19 @@ static const char *find_rest(const qc_plan *p, const qc_json_node *config)
 static const char *instead_of(const qc_plan *p)
 {
     int stack = strstr(p->own_form, "mxfp4") != NULL;
-    int fp8 = strstr(p->own_form, "fp8") != NULL;
+    int fp8 = strstr(p->own_form, "fp8") != NULL, integers = 0;
+    for (int c = 0; c < QC_CODING_COUNT; c++)
+        integers |= qc_coding_is_integer((qc_coding)c) &&
+                    strstr(p->own_form, qc_coding_name((qc_coding)c)) != NULL;
     for (uint32_t i = 0; i < p->job_count; i++)
         stack |= p->jobs[i].stack;
     if (stack)
         return "--to bf16";
     if (p->options->recipe.to == QC_TO_AUTO)
         return fp8 ? "--schemes nf4,nf4-32 or int8" : "--schemes nf4,nf4-32,16bit or int8,16bit";
-    return fp8 ? "quantizing the weights in FP8 too, or --to bf16,"
-               : "--to int8 without --block-size";
+    return fp8        ? "quantizing the weights in FP8 too, or --to bf16,"
+           : integers ? "quantizing the weights in integers too, or --to bf16,"
+                      : "--to int8 without --block-size";
 }
 
 /* Can the name stand in a line of Python? */

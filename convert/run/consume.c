@@ -264,7 +264,12 @@ qc_status qc_consume_check(const qc_plan *plan, const qc_convert_options *o, qc_
         QC_FAIL(err, QC_ERR_USAGE,
                 "--consume-source does not go with --to auto, whose choice depends on weights that "
                 "could not be read again; name the scheme");
-    if (plan->recipe->input_is_quantized)
+    int in_tensors = plan->recipe->input_is_quantized;
+    for (size_t i = 0; i < plan->model->tensor_count; i++) {
+        const qc_coded_weight *w = plan->recipe->entries[i].coded;
+        in_tensors |= w && w->shape_is_read;
+    }
+    if (in_tensors)
         QC_FAIL(
             err, QC_ERR_USAGE,
             "%s: --consume-source does not go with a model that is quantized already: its shapes "

@@ -81,6 +81,16 @@ static void write_block_size(qc_json_writer *w, const qc_plan *plan)
     qc_json_write_end_array(w);
 }
 
+/* Writes how zero points are stored in the weights that stay in GPTQ's form, because their reader
+ * needs it. */
+static void write_checkpoint_format(qc_json_writer *w, const qc_plan *plan)
+{
+    const qc_json_node *q = qc_json_get(qc_json_root(plan->model->config), "quantization_config");
+    if (strstr(plan->own_form, "gptq"))
+        qc_json_member_string(w, "checkpoint_format",
+                              qc_json_string_or(qc_json_get(q, "checkpoint_format"), "gptq"));
+}
+
 /* bitsandbytes does not load these, so nothing here claims so. What stops a loader that ignores the
  * method is the shape of the codes (docs/format.md 3.6). */
 static void write_own_config(qc_json_writer *w, const qc_plan *plan)
@@ -93,6 +103,7 @@ static void write_own_config(qc_json_writer *w, const qc_plan *plan)
     qc_json_member_string(w, "quant_method", "qconv");
     qc_json_member_string(w, "quant_type", plan->own_form);
     write_block_size(w, plan);
+    write_checkpoint_format(w, plan);
 }
 
 static int has_nf4(const qc_plan *plan)

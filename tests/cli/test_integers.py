@@ -4,9 +4,12 @@ import json
 import os
 import random
 import shutil
+import signal
 import struct
 import unittest
 
+from output_case import AT_CALL, OutputCase, PLAIN, at_call, tree
+from test_auto import ROOM
 from test_forms import Forms
 import make_checkpoint as mk
 import numbers_oracle as oracle
@@ -261,6 +264,8 @@ class CompressedTensors(Integers):
             ({"weight_g_idx": ("I32", [63], bytes(252))}, loose, ["weight_g_idx", "I32 [64]"]),
             ({"weight_g_idx": ("I32", [64], i32([2] * 64))}, loose,
              ["weight_g_idx", "column 0 is in group 2", "0 to 1"]),
+            ({"weight_g_idx": ("I32", [64], i32([0] * 33 + [1] * 31))}, loose,
+             ["weight_g_idx", "group 0 has 33 columns", "32"]),
             ({"weight": ("BF16", [32, 64], bytes(4096))}, fit, [Q, "same weight packed"]),
         ]
         for number, (bad, config, says) in enumerate(cases):
@@ -413,6 +418,30 @@ class Gptq(Integers):
                 self.fails(3, "--to", "bf16", "m", "o", has=[M + "scales", "row 5, group 1", says])
                 self.assert_nothing("o")
 
+    def test_kept(self):
+        """Beside NF4 it is a form of qconv's own, which is read back."""
+        k = Weight(self.rng, 32, 64, 4, 2)
+        for form, method, version in ((gptq, "gptq", "gptq"), (gptq, "gptq", "gptq_v2"),
+                                      (gptq, "gptq", None), (awq, "awq", None)):
+            w = Weight(self.rng, 32, 64, 4, 2)
+            other, less = L + "self_attn.k_proj.", {"less": 0} if version == "gptq_v2" else {}
+            kept, config = form(w, **less), {"quant_method": method, "bits": 4}
+            if version:
+                config["checkpoint_format"] = version
+            self.model_of({**kept, **form(k, other, **less)}, config)
+            r = self.run_qconv("--to", "nf4", "--keep", "*.q_proj.*", "m", "o")
+            self.assertEqual(r.returncode, 0, r.stderr)
+            self.assertIn(b"quantizing the weights in integers too, or --to bf16", r.stderr)
+            with open(self.path("o", "config.json")) as f:
+                config = json.load(f)["quantization_config"]
+            self.assertEqual((config["quant_method"], config["quant_type"]),
+                             ("qconv", "nf4+" + method))
+            again = self.convert("--to", "bf16", "o", "back")
+            self.assertEqual(again[Q], ("BF16", w.shape, mk.encode("BF16", w.values())))
+            self.assertEqual(len(again), 3)
+            for name in ("o", "back"):
+                shutil.rmtree(self.path(name))
+
     def test_not_read(self):
         """Other widths and layouts are refused as before, and --to keep passes them through."""
         w = Weight(self.rng, 32, 64, 4, 2)
@@ -474,6 +503,151 @@ class Awq(Integers):
                 self.model_of({**good, **{M + n: t for n, t in bad.items()}}, config)
                 self.fails(3, "--to", "bf16", "m", "o", has=says)
                 self.assert_nothing("o")
+
+
+class Models(OutputCase):
+    """A language model whose layers are in integers, and the same with its values in float32."""
+    scale = "absmax"
+    SHAPES = {"self_attn.q_proj": [64, 64], "self_attn.k_proj": [32, 64],
+              "self_attn.v_proj": [32, 64], "self_attn.o_proj": [64, 64],
+              "mlp.gate_proj": [128, 64], "mlp.up_proj": [128, 64], "mlp.down_proj": [64, 128]}
+    CONFIG = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64,
+              "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+              "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 96, "rms_norm_eps": 1e-5,
+              "max_position_embeddings": 64, "tie_word_embeddings": False,
+              "torch_dtype": "bfloat16"}
+    FORMS = {"gptq": (gptq, {"quant_method": "gptq", "bits": 4, "group_size": 32}),
+             "awq": (awq, {"quant_method": "awq", "bits": 4, "group_size": 32}),
+             "pack": (pack_quantized, ct_config("pack-quantized", 4, "group", 32, False)),
+             "int": (int_quantized, None)}
+
+    def models(self, kind, **more):
+        rng = random.Random(8)
+        form, quantization = self.FORMS[kind]
+        packed, plain = {}, {}
+
+        def add(name, shape, values):
+            packed[name] = plain[name] = "F32", shape, mk.encode("F32", values)
+
+        for name in ("model.embed_tokens.weight", "lm_head.weight"):
+            add(name, [96, 64], [rng.gauss(0, 1) for _ in range(96 * 64)])
+        add("model.norm.weight", [64], [1.0] * 64)
+        for layer in ("model.layers.0.", "model.layers.1."):
+            for norm in ("input_layernorm", "post_attention_layernorm"):
+                add(layer + norm + ".weight", [64], [1.0] * 64)
+            for name, (rows, cols) in self.SHAPES.items():
+                w = Weight(rng, rows, cols, 8 if kind == "int" else 4, cols // 32)
+                packed.update(form(w, layer + name + "."))
+                plain[layer + name + ".weight"] = "F32", w.shape, mk.encode("F32", w.values())
+        both = {"quantization_config": quantization} if quantization else {}
+        self.model(packed, {**self.CONFIG, **both}, "packed", **more)
+        self.model(plain, self.CONFIG, "plain")
+        self.write("t.ids", "\n".join(" ".join(str(rng.randrange(96)) for _ in range(64))
+                                      for _ in range(10)))
+
+    def test_eval(self):
+        for kind in self.FORMS:
+            self.models(kind)
+            found = [json.loads(self.ok("eval", "--json", "-q", m, "--text", "t.ids"))["perplexity"]
+                     for m in ("packed", "plain")]
+            self.assertEqual(*found, kind)
+            pair = json.loads(self.ok("eval", "--json", "-q", "packed", "--against", "plain",
+                                      "--text", "t.ids"))
+            self.assertEqual((pair["kl_mean"], pair["top1"]), (0, 1), pair)
+
+    def test_calibrated(self):
+        for kind in ("gptq", "pack"):
+            self.models(kind)
+            made = []
+            for model in ("packed", "plain"):
+                self.ok("--to", "nf4", *PLAIN, "-q", "--force", "--compute-dtype", "float32",
+                        "--calibrate", "t.ids", model, "o")
+                self.ok("verify", "o", "--against", model, "-q")
+                made.append({n: t for n, t in mk.read_checkpoint(self.path("o")).items()
+                             if ".layers." in n and "quant_state" not in n})
+            self.assertEqual(*made)
+
+    def test_plan(self):
+        """Sizes are exact, and a weight has as many parameters as when it is decoded."""
+        for kind in self.FORMS:
+            self.models(kind)
+            for to in ("nf4", "bf16"):
+                plans = [json.loads(self.ok("plan", "--json", "--to", to, "--vram", "2GB", m))
+                         for m in ("packed", "plain")]
+                self.assertEqual(plans[0]["parameters"], plans[1]["parameters"])
+                self.ok("-q", *PLAIN, "--force", "--to", to, "packed", "o")
+                out = mk.read_checkpoint(self.path("o"))
+                self.assertEqual(plans[0]["weight_bytes"], sum(len(t[2]) for t in out.values()))
+
+    def test_auto(self):
+        """Where 16 bit is chosen, integers are decoded to the model's dtype."""
+        for kind in ("awq", "pack"):
+            self.models(kind)
+            for vram, schemes in (("2GB", {"BF16"}), ("200KB", {"BF16", "U8"})):
+                self.ok("-q", *PLAIN, "--force", "--to", "auto", "--schemes", "nf4,16bit",
+                        "--vram", vram, *ROOM, "packed", "o")
+                out = mk.read_checkpoint(self.path("o"))
+                found = {t[0] for n, t in out.items() if n.endswith("_proj.weight")}
+                self.assertEqual(found, schemes, vram)
+                self.ok("verify", "-q", "o", "--against", "packed")
+
+    def test_validate(self):
+        self.models("gptq")
+        self.ok("-q", "--to", "nf4", "packed", "o")
+        report = json.loads(self.ok("validate", "--json", "--device", "cpu", "o", "--against",
+                                    "packed"))
+        self.assertEqual(len(report["layers"]), 14)
+
+    def test_shards_and_consumed_sources(self):
+        """A weight's tensors lie in several files, and files go once all of them was used."""
+        for kind in self.FORMS:
+            shutil.rmtree(self.path("packed"), ignore_errors=True)
+            self.models(kind, shard_bytes=12000)
+            for to in ("bf16", "nf4"):
+                shutil.rmtree(self.path("m"), ignore_errors=True)
+                shutil.copytree(self.path("packed"), self.path("m"))
+                self.ok("-q", "--force", "--to", to, "packed", "want")
+                self.ok("-q", "--force", "--to", to, "--consume-source", "m", "o")
+                self.assert_same("want", "o")
+                self.assertFalse([n for n in os.listdir(self.path("m")) if "safetensors" in n
+                                  and not n.endswith(".json")], (kind, to))
+
+    @unittest.skipUnless(AT_CALL, "needs the library of tests/tools/at_call.c")
+    def test_continued(self):
+        for kind in ("gptq", "pack"):
+            shutil.rmtree(self.path("packed"), ignore_errors=True)
+            self.models(kind, shard_bytes=12000)
+            self.ok("-q", "--to", "nf4", "packed", "want")
+            for call in ("unlink:2", "unlink:5"):
+                shutil.copytree(self.path("packed"), self.path("m"))
+                form = ["-q", "--to", "nf4", "--consume-source", "m", "o"]
+                r = self.run_qconv(*form, env=at_call(call, "m/model", "kill -9 $PPID"))
+                self.assertEqual(r.returncode, -signal.SIGKILL, r.stderr)
+                self.ok(*form)
+                self.assertEqual(tree(self.path("o")), tree(self.path("want")))
+                for name in ("m", "o"):
+                    shutil.rmtree(self.path(name))
+            shutil.rmtree(self.path("want"))
+
+    def test_shapes_that_only_tensors_say(self):
+        """A run that goes on could not read weight_shape again."""
+        rng = random.Random(9)
+        for cols, config in ((64, None), (60, ct_config("pack-quantized", 4, "group", 30, False))):
+            tensors = pack_quantized(Weight(rng, 32, cols, 4, 2))
+            conf = {"model_type": "llama", **({"quantization_config": config} if config else {})}
+            self.model(tensors, conf)
+            self.fails(2, "--to", "bf16", "--consume-source", "m", "o", has=["--consume-source"])
+            self.assertEqual(mk.read_checkpoint(self.path("m")), tensors)
+
+    def test_compressed_source(self):
+        for kind in self.FORMS:
+            self.models(kind)
+            self.ok("-q", "--force", "--to", "keep", "packed", "m")
+            for to in ("bf16", "int8"):
+                self.ok("-q", *PLAIN, "--force", "--to", to, "packed", "want")
+                self.ok("-q", *PLAIN, "--force", "--to", to, "m", "o")
+                self.assertEqual(mk.read_checkpoint(self.path("o")),
+                                 mk.read_checkpoint(self.path("want")))
 
 
 if __name__ == "__main__":

@@ -46,6 +46,7 @@ ENVIRONMENTS = {
     "diffusers": (["diffusers", "transformers5"], "test_interop_diffusers.py"),
     "caches-transformers5": (["transformers5"], "test_interop_caches.py"),
     "caches-transformers4": (["transformers4"], "test_interop_caches.py"),
+    "packed": (["transformers5"], "test_interop_packed.py"),
     "calibrated": (["transformers5"], "test_interop_calibrated.py"),
 }
 NOISE = re.compile(r"triton not found|gemm_4bit_forward|FutureWarning|torch\._check_is_size")
