@@ -13,6 +13,7 @@
 #define STRIPE_ELEMS (UINT64_C(1) << 20)
 #define WORD_BYTES   4u
 #define AWQ_ROWS     8u /* in one word */
+#define AWQ_COLUMNS  64u
 
 /* AWQ: the row, of the 8 in a word, whose code lies in each nibble, from the lowest on. */
 static const uint8_t awq_row[AWQ_ROWS] = {0, 2, 4, 6, 1, 3, 5, 7};
@@ -126,19 +127,27 @@ static qc_status load_gptq(const qc_packed_source *src, qc_packed_stripe *s, qc_
     return QC_OK;
 }
 
+/* Takes apart word i of columns [first, end): the codes of 8 rows. */
+static void unpack_awq(qc_packed_stripe *s, uint64_t cols, uint64_t i, uint64_t first, uint64_t end)
+{
+    const unsigned char *raw = s->raw.data;
+    uint8_t *codes = (uint8_t *)s->codes.data + i * AWQ_ROWS * cols;
+    for (uint64_t k = first; k < end; k++) {
+        uint32_t word = qc_load_le32(raw + (k * s->rows / AWQ_ROWS + i) * WORD_BYTES);
+        for (unsigned n = 0; n < AWQ_ROWS; n++)
+            codes[awq_row[n] * cols + k] = word >> 4 * n & 15;
+    }
+}
+
 static qc_status load_awq(const qc_packed_source *src, qc_packed_stripe *s, qc_error *err)
 {
     uint64_t cols = src->w->dims[1], words = s->rows / AWQ_ROWS;
     QC_TRY(read_columns(src, s, index_of(src), cols, src->w->dims[0] / AWQ_ROWS,
                         s->first_row / AWQ_ROWS, words, WORD_BYTES, err));
-    const unsigned char *raw = s->raw.data;
-    for (uint64_t k = 0; k < cols; k++) {
-        for (uint64_t i = 0; i < words; i++, raw += WORD_BYTES) {
-            uint8_t codes[AWQ_ROWS];
-            unpack(qc_load_le32(raw), 4, AWQ_ROWS, codes);
-            for (unsigned n = 0; n < AWQ_ROWS; n++)
-                ((uint8_t *)s->codes.data)[(i * AWQ_ROWS + awq_row[n]) * cols + k] = codes[n];
-        }
+    /* A few columns at a time stay in the cache while all their words are taken apart. */
+    for (uint64_t k = 0; k < cols; k += AWQ_COLUMNS) {
+        for (uint64_t i = 0; i < words; i++)
+            unpack_awq(s, cols, i, k, qc_min_u64(k + AWQ_COLUMNS, cols));
     }
     return QC_OK;
 }
