@@ -142,6 +142,34 @@ static void int8_blocks(const qc_quant_ops *ops, const buffers *b, size_t bytes,
     }
 }
 
+static void ints(const qc_quant_ops *ops, const buffers *b, size_t bytes, int hot,
+                 const qc_int_codes *how, size_t group)
+{
+    for (size_t at = 0; at < bytes; at += STEP_BYTES) {
+        size_t from = hot ? 0 : at;
+        qc_piece_sums sums = {0};
+        ops->int_quantize(how, b->bf16 + from, QC_DTYPE_BF16, STEP_BYTES / 2, group,
+                          b->codes + from / 2 * how->bits / 8, b->scales + from / 2 / group, &sums);
+    }
+}
+
+static const qc_int_codes w4 = {4, 8, QC_DTYPE_BF16}, w8 = {8, 0, QC_DTYPE_BF16};
+
+static void int4_128(const qc_quant_ops *ops, const buffers *b, size_t bytes, int hot)
+{
+    ints(ops, b, bytes, hot, &w4, 128);
+}
+
+static void int4_64(const qc_quant_ops *ops, const buffers *b, size_t bytes, int hot)
+{
+    ints(ops, b, bytes, hot, &w4, 64);
+}
+
+static void int8_channel(const qc_quant_ops *ops, const buffers *b, size_t bytes, int hot)
+{
+    ints(ops, b, bytes, hot, &w8, COLS);
+}
+
 static void nested(const qc_quant_ops *ops, const buffers *b, size_t bytes, int hot)
 {
     for (size_t at = 0; at < bytes; at += STEP_BYTES) {
@@ -158,6 +186,17 @@ static void nf4_back(const qc_quant_ops *ops, const buffers *b, size_t bytes, in
         size_t from = hot ? 0 : at; /* of the bf16 that comes out */
         ops->nf4_dequantize(b->codes + from / 4, b->absmax + from / 128, qc_nf4_code,
                             STEP_BYTES / 2, 64, b->wide + from, QC_DTYPE_BF16, &overflow);
+    }
+    sink = overflow;
+}
+
+static void int4_back(const qc_quant_ops *ops, const buffers *b, size_t bytes, int hot)
+{
+    uint64_t overflow = UINT64_MAX;
+    for (size_t at = 0; at < bytes; at += STEP_BYTES) {
+        size_t from = hot ? 0 : at; /* of the bf16 that comes out */
+        ops->int_dequantize(&w4, b->codes + from / 4, b->absmax + from / 128, STEP_BYTES / 2, 64,
+                            b->wide + from, QC_DTYPE_BF16, &overflow);
     }
     sink = overflow;
 }
@@ -186,8 +225,12 @@ static const struct {
     {"nf4 alone", "bf16", nf4_plain, 1, 1},
     {"int8 by row", "bf16", int8_rows, 1, 0},
     {"int8 by block", "bf16", int8_blocks, 1, 0},
+    {"int4 group 128", "bf16", int4_128, 1, 0},
+    {"int4 group 64", "bf16", int4_64, 1, 1},
+    {"int8 channel", "bf16", int8_channel, 1, 0},
     {"second quantization", "f32", nested, 1, 0},
     {"nf4 back to bf16 (bytes out)", "bf16", nf4_back, 1, 0},
+    {"int4 back to bf16 (bytes out)", "bf16", int4_back, 1, 0},
     {"cast to f16", "bf16", cast, 1, 0},
 };
 

@@ -79,8 +79,10 @@ QC_INLINE void store16(qc_wide x, void *dst, qc_dtype dtype, uint64_t i)
 
 /* ---- NF4 ------------------------------------------------------------------------------------- */
 
-/* Whole multiples of 32 elements of one block, to F16 or BF16. */
-QC_INLINE void nf4_to_half(const uint8_t *codes, uint64_t n, halves values, unsigned char *dst)
+/* Whole multiples of 32 elements of one block, to F16 or BF16. low_first: the first code of a byte
+ * is in the low nibble. */
+QC_INLINE void nf4_to_half(const uint8_t *codes, uint64_t n, halves values, int low_first,
+                           unsigned char *dst)
 {
     const __m128i low_byte = _mm_set1_epi16(0xff), nibble = _mm_set1_epi8(15);
     const __m128i low =
@@ -89,8 +91,8 @@ QC_INLINE void nf4_to_half(const uint8_t *codes, uint64_t n, halves values, unsi
         _mm_packus_epi16(_mm_srli_epi16(values.low, 8), _mm_srli_epi16(values.high, 8));
     for (uint64_t i = 0; i < n; i += 32) {
         __m128i bytes = qc_load_half(codes + i / 2);
-        __m128i even = _mm_and_si128(_mm_srli_epi16(bytes, 4), nibble);
-        __m128i odd = _mm_and_si128(bytes, nibble);
+        __m128i even = _mm_and_si128(_mm_srli_epi16(bytes, low_first ? 0 : 4), nibble);
+        __m128i odd = _mm_and_si128(_mm_srli_epi16(bytes, low_first ? 4 : 0), nibble);
         __m128i a = _mm_unpacklo_epi8(even, odd), b = _mm_unpackhi_epi8(even, odd);
         __m128i a0 = _mm_shuffle_epi8(low, a), a1 = _mm_shuffle_epi8(high, a);
         __m128i b0 = _mm_shuffle_epi8(low, b), b1 = _mm_shuffle_epi8(high, b);
@@ -101,18 +103,32 @@ QC_INLINE void nf4_to_half(const uint8_t *codes, uint64_t n, halves values, unsi
     }
 }
 
-QC_INLINE void nf4_to_f32(const uint8_t *codes, uint64_t n, qc_wide values, unsigned char *dst)
+QC_INLINE void nf4_to_f32(const uint8_t *codes, uint64_t n, qc_wide values, int low_first,
+                          unsigned char *dst)
 {
     for (uint64_t i = 0; i < n; i += 8) {
         int four;
         memcpy(&four, codes + i / 2, sizeof four);
         __m256i bytes = _mm256_cvtepu8_epi64(_mm_cvtsi32_si128(four));
-        __m256i index = _mm256_or_si256(_mm256_srli_epi64(bytes, 4), _mm256_slli_epi64(bytes, 32));
+        __m256i index = _mm256_or_si256(_mm256_srli_epi64(bytes, low_first ? 0 : 4),
+                                        _mm256_slli_epi64(bytes, low_first ? 28 : 32));
         __m256 upper = _mm256_castsi256_ps(_mm256_slli_epi32(index, 28)); /* 8 or more */
         __m256 x = _mm256_blendv_ps(_mm256_permutevar8x32_ps(values.low, index),
                                     _mm256_permutevar8x32_ps(values.high, index), upper);
         qc_store(dst + i * 4, _mm256_castps_si256(x));
     }
+}
+
+/* 32 codes of -8 to 7, a dword each, as nibbles of code + 8 whose first is the low one. */
+QC_INLINE void store_low_nibbles(unsigned char *to, qc_wide_int a, qc_wide_int b)
+{
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    __m256i bytes =
+        _mm256_packs_epi16(_mm256_packs_epi32(a.low, a.high), _mm256_packs_epi32(b.low, b.high));
+    bytes = _mm256_add_epi8(_mm256_permutevar8x32_epi32(bytes, order), _mm256_set1_epi8(8));
+    __m256i pairs = _mm256_maddubs_epi16(bytes, _mm256_set1_epi16(16 << 8 | 1));
+    pairs = _mm256_permute4x64_epi64(_mm256_packus_epi16(pairs, pairs), 0xd8);
+    qc_store_half(to, _mm256_castsi256_si128(pairs));
 }
 
 /* ---- casts ----------------------------------------------------------------------------------- */
@@ -193,4 +209,5 @@ QC_INLINE qc_wide look_up(const float *map, const uint8_t *codes)
  * products, e, two fma, and, max: 13, that is 35 cycles for 64 columns, besides 11 for the first
  * pass. */
 #include "quant/quant_rows_body.h"
+#include "quant/quant_rows_int_body.h"
 #include "quant/quant_table_body.h"

@@ -216,6 +216,12 @@ QC_INLINE qc_wide qc_wide_add(qc_wide a, qc_wide b)
     return (qc_wide){_mm256_add_ps(a.low, b.low), _mm256_add_ps(a.high, b.high)};
 }
 
+QC_INLINE qc_wide_int qc_wide_int_xor(qc_wide_int v, int mask)
+{
+    const __m256i m = _mm256_set1_epi32(mask);
+    return (qc_wide_int){_mm256_xor_si256(v.low, m), _mm256_xor_si256(v.high, m)};
+}
+
 QC_INLINE qc_wide qc_wide_between(qc_wide v, qc_wide lowest, qc_wide highest)
 {
     return (qc_wide){_mm256_max_ps(_mm256_min_ps(v.low, highest.low), lowest.low),
@@ -230,6 +236,11 @@ QC_INLINE qc_wide qc_wide_sub(qc_wide a, qc_wide b)
 QC_INLINE qc_wide qc_wide_mul(qc_wide a, qc_wide b)
 {
     return (qc_wide){_mm256_mul_ps(a.low, b.low), _mm256_mul_ps(a.high, b.high)};
+}
+
+QC_INLINE qc_wide qc_wide_div(qc_wide a, qc_wide b)
+{
+    return (qc_wide){_mm256_div_ps(a.low, b.low), _mm256_div_ps(a.high, b.high)};
 }
 
 QC_INLINE qc_wide qc_wide_fma(qc_wide a, qc_wide b, qc_wide c)
@@ -306,6 +317,16 @@ QC_INLINE qc_wide qc_wide_through_f16(qc_wide x)
     return (qc_wide){qc_through_f16(x.low), qc_through_f16(x.high)};
 }
 
+QC_INLINE __m256 qc_through_bf16(__m256 x)
+{
+    return _mm256_castsi256_ps(_mm256_slli_epi32(qc_round_bf16(x), 16));
+}
+
+QC_INLINE qc_wide qc_wide_through_bf16(qc_wide x)
+{
+    return (qc_wide){qc_through_bf16(x.low), qc_through_bf16(x.high)};
+}
+
 QC_INLINE qc_wide_int qc_wide_round(qc_wide x)
 {
     return (qc_wide_int){_mm256_cvtps_epi32(x.low), _mm256_cvtps_epi32(x.high)};
@@ -321,6 +342,14 @@ QC_INLINE qc_wide qc_wide_of_int8(const int8_t *at)
     __m128i bytes = qc_load_half(at);
     return qc_wide_of_int(
         (qc_wide_int){_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8))});
+}
+
+QC_INLINE qc_wide qc_wide_of_biased(const uint8_t *at)
+{
+    __m128i bytes = qc_load_half(at);
+    const qc_wide code = qc_wide_of_int(
+        (qc_wide_int){_mm256_cvtepu8_epi32(bytes), _mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8))});
+    return qc_wide_sub(code, qc_wide_all(128.0f));
 }
 
 QC_INLINE void qc_wide_store_words(void *at, qc_wide_int v)

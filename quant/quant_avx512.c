@@ -50,26 +50,40 @@ QC_INLINE void store16(__m512 x, void *dst, qc_dtype dtype, uint64_t i)
 
 /* ---- NF4 ------------------------------------------------------------------------------------- */
 
-/* Whole multiples of 32 elements of one block, to F16 or BF16. */
-QC_INLINE void nf4_to_half(const uint8_t *codes, uint64_t n, __m256i table, unsigned char *dst)
+/* Whole multiples of 32 elements of one block, to F16 or BF16. low_first: the first code of a byte
+ * is in the low nibble. */
+QC_INLINE void nf4_to_half(const uint8_t *codes, uint64_t n, __m256i table, int low_first,
+                           unsigned char *dst)
 {
     const __m512i twice = _mm512_broadcast_i64x4(table); /* bit 4 of an index does not matter */
     for (uint64_t i = 0; i < n; i += 32) {
         __m512i bytes =
             _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)(codes + i / 2)));
-        __m512i index = _mm512_or_si512(_mm512_srli_epi32(bytes, 4), _mm512_slli_epi32(bytes, 16));
+        __m512i index = _mm512_or_si512(_mm512_srli_epi32(bytes, low_first ? 0 : 4),
+                                        _mm512_slli_epi32(bytes, low_first ? 12 : 16));
         _mm512_storeu_si512(dst + i * 2, _mm512_permutexvar_epi16(index, twice));
     }
 }
 
-QC_INLINE void nf4_to_f32(const uint8_t *codes, uint64_t n, __m512 table, unsigned char *dst)
+QC_INLINE void nf4_to_f32(const uint8_t *codes, uint64_t n, __m512 table, int low_first,
+                          unsigned char *dst)
 {
     for (uint64_t i = 0; i < n; i += 16) {
         __m512i bytes =
             _mm512_cvtepu8_epi64(_mm_loadl_epi64((const __m128i *)(const void *)(codes + i / 2)));
-        __m512i index = _mm512_or_si512(_mm512_srli_epi64(bytes, 4), _mm512_slli_epi64(bytes, 32));
+        __m512i index = _mm512_or_si512(_mm512_srli_epi64(bytes, low_first ? 0 : 4),
+                                        _mm512_slli_epi64(bytes, low_first ? 28 : 32));
         _mm512_storeu_ps(dst + i * 4, _mm512_permutexvar_ps(index, table));
     }
+}
+
+/* 32 codes of -8 to 7, a dword each, as nibbles of code + 8 whose first is the low one. */
+QC_INLINE void store_low_nibbles(unsigned char *to, __m512i a, __m512i b)
+{
+    __m256i bytes = _mm256_set_m128i(_mm512_cvtepi32_epi8(b), _mm512_cvtepi32_epi8(a));
+    bytes = _mm256_add_epi8(bytes, _mm256_set1_epi8(8));
+    __m256i pairs = _mm256_maddubs_epi16(bytes, _mm256_set1_epi16(16 << 8 | 1));
+    _mm_storeu_si128((__m128i *)(void *)to, _mm256_cvtepi16_epi8(pairs));
 }
 
 /* ---- casts ----------------------------------------------------------------------------------- */
@@ -128,4 +142,5 @@ QC_INLINE qc_wide look_up(const float *map, const uint8_t *codes)
  * products, e, two fma, range: 12, that is 6 cycles for 32 bytes of bfloat16, besides 1.5 for the
  * first pass. */
 #include "quant/quant_rows_body.h"
+#include "quant/quant_rows_int_body.h"
 #include "quant/quant_table_body.h"

@@ -178,6 +178,11 @@ QC_INLINE qc_wide qc_wide_add(qc_wide a, qc_wide b)
     return _mm512_add_ps(a, b);
 }
 
+QC_INLINE qc_wide_int qc_wide_int_xor(qc_wide_int v, int mask)
+{
+    return _mm512_xor_si512(v, _mm512_set1_epi32(mask));
+}
+
 QC_INLINE qc_wide qc_wide_between(qc_wide v, qc_wide lowest, qc_wide highest)
 {
     return _mm512_max_ps(_mm512_min_ps(v, highest), lowest);
@@ -191,6 +196,11 @@ QC_INLINE qc_wide qc_wide_sub(qc_wide a, qc_wide b)
 QC_INLINE qc_wide qc_wide_mul(qc_wide a, qc_wide b)
 {
     return _mm512_mul_ps(a, b);
+}
+
+QC_INLINE qc_wide qc_wide_div(qc_wide a, qc_wide b)
+{
+    return _mm512_div_ps(a, b);
 }
 
 QC_INLINE qc_wide qc_wide_fma(qc_wide a, qc_wide b, qc_wide c)
@@ -246,6 +256,12 @@ QC_INLINE qc_wide qc_wide_through_f16(qc_wide x)
     return _mm512_cvtph_ps(_mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 
+QC_INLINE qc_wide qc_wide_through_bf16(qc_wide x)
+{
+    return _mm512_castsi512_ps(
+        _mm512_and_si512(qc_round_bf16(x), _mm512_set1_epi32((int)0xffff0000u)));
+}
+
 QC_INLINE qc_wide_int qc_wide_round(qc_wide x)
 {
     return _mm512_cvtps_epi32(x);
@@ -260,6 +276,12 @@ QC_INLINE qc_wide qc_wide_of_int8(const int8_t *at)
 {
     __m128i bytes = _mm_loadu_si128((const __m128i *)(const void *)at);
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+}
+
+QC_INLINE qc_wide qc_wide_of_biased(const uint8_t *at)
+{
+    __m128i bytes = _mm_loadu_si128((const __m128i *)(const void *)at);
+    return _mm512_sub_ps(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes)), _mm512_set1_ps(128.0f));
 }
 
 QC_INLINE void qc_wide_store_words(void *at, qc_wide_int v)

@@ -46,9 +46,9 @@ QC_INLINE void nf4_dequantize_to(const uint8_t *codes, const float *absmax, cons
                                                block_elems, out, dtype, &overflow);
             note_scalar(first_overflow, overflow, first);
         } else if (dtype == QC_DTYPE_F32) {
-            nf4_to_f32(codes + first / 2, count, values, out);
+            nf4_to_f32(codes + first / 2, count, values, 0, out);
         } else {
-            nf4_to_half(codes + first / 2, count, to_half(values, dtype), out);
+            nf4_to_half(codes + first / 2, count, to_half(values, dtype), 0, out);
         }
     }
 }
@@ -127,6 +127,79 @@ static void int8_blocks_dequantize(const int8_t *codes, const float *absmax, uin
                                    uint64_t *overflow)
 {
     int8_dequantize(codes, absmax, n, block_elems, 0, dst, dtype, overflow);
+}
+
+/* ---- integers -------------------------------------------------------------------------------- */
+
+/* The group of 4-bit codes that starts at element `first`: its 16 values are a table, as those of
+ * NF4. */
+QC_INLINE void int4_dequantize_group(const qc_int_codes *how, const uint8_t *codes,
+                                     const float *scale, uint64_t group, void *dst, qc_dtype dtype,
+                                     uint64_t first, uint64_t *first_overflow)
+{
+    static const float numbers[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
+    const qc_wide values = qc_wide_mul(qc_wide_load(numbers), qc_wide_all(*scale));
+    const uint64_t element = qc_element_bytes(dtype), whole = group / 32 * 32;
+    unsigned char *out = (unsigned char *)dst + first * element;
+    const uint64_t from = overflows(values, dtype) ? 0 : whole;
+    codes += first / 2;
+    if (from > 0 && dtype == QC_DTYPE_F32)
+        nf4_to_f32(codes, whole, values, 1, out);
+    else if (from > 0)
+        nf4_to_half(codes, whole, to_half(values, dtype), 1, out);
+    if (from < group) {
+        uint64_t overflow;
+        qc_int_dequantize_scalar(how, codes + from / 2, scale, group - from, group - from,
+                                 out + from * element, dtype, &overflow);
+        note_scalar(first_overflow, overflow, first + from);
+    }
+}
+
+QC_INLINE void int8_dequantize_group(const qc_int_codes *how, const uint8_t *codes,
+                                     const float *scale, uint64_t group, void *dst, qc_dtype dtype,
+                                     uint64_t first, uint64_t *first_overflow)
+{
+    const qc_wide by = qc_wide_all(*scale);
+    const uint64_t end = first + group;
+    uint64_t i = first;
+    for (; i + 16 <= end; i += 16) {
+        qc_wide q =
+            how->bias ? qc_wide_of_biased(codes + i) : qc_wide_of_int8((const int8_t *)codes + i);
+        qc_wide x = qc_wide_mul(q, by);
+        store16(x, dst, dtype, i);
+        note_lanes(first_overflow, overflows(x, dtype), i);
+    }
+    if (i < end) {
+        uint64_t overflow;
+        qc_int_dequantize_scalar(how, codes + i, scale, end - i, end - i,
+                                 (unsigned char *)dst + i * qc_element_bytes(dtype), dtype,
+                                 &overflow);
+        note_scalar(first_overflow, overflow, i);
+    }
+}
+
+QC_INLINE void int_dequantize_to(const qc_int_codes *how, const void *codes, const float *scales,
+                                 uint64_t n, uint64_t group, void *dst, qc_dtype dtype,
+                                 uint64_t *overflow)
+{
+    *overflow = UINT64_MAX;
+    for (uint64_t first = 0; first < n; first += group, scales++)
+        if (how->bits == 4)
+            int4_dequantize_group(how, codes, scales, group, dst, dtype, first, overflow);
+        else
+            int8_dequantize_group(how, codes, scales, group, dst, dtype, first, overflow);
+}
+
+static void int_dequantize(const qc_int_codes *how, const void *codes, const float *scales,
+                           uint64_t n, uint64_t group, void *dst, qc_dtype dtype,
+                           uint64_t *overflow)
+{
+    if (dtype == QC_DTYPE_F32)
+        int_dequantize_to(how, codes, scales, n, group, dst, QC_DTYPE_F32, overflow);
+    else if (dtype == QC_DTYPE_F16)
+        int_dequantize_to(how, codes, scales, n, group, dst, QC_DTYPE_F16, overflow);
+    else
+        int_dequantize_to(how, codes, scales, n, group, dst, QC_DTYPE_BF16, overflow);
 }
 
 /* ---- casts ----------------------------------------------------------------------------------- */
@@ -234,7 +307,7 @@ const qc_quant_ops QC_QUANT_TABLE = {
     .int8_rows_dequantize = int8_rows_dequantize,
     .int8_blocks_quantize = QC_QUANT_NAME(int8_blocks_quantize),
     .int8_blocks_dequantize = int8_blocks_dequantize,
-    .int_quantize = qc_int_quantize_scalar,
-    .int_dequantize = qc_int_dequantize_scalar,
+    .int_quantize = int_quantize,
+    .int_dequantize = int_dequantize,
     .cast = cast,
 };

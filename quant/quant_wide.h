@@ -6,7 +6,8 @@
  *   qc_wide_load, qc_wide_store       floats, at any address
  *   qc_wide_load_below                the first n floats, and zeros
  *   qc_wide_read                      elements i .. i + 15 of a source, as floats
- *   qc_wide_add, _sub, _mul, _fma     fma: a * b + c with one rounding
+ *   qc_wide_add, _sub, _mul, _div,
+ *   _fma                              fma: a * b + c with one rounding
  *   qc_wide_fma_below                 in the first n lanes; the other lanes keep c
  *   qc_wide_between                   clamped; no lane is NaN
  *   qc_wide_magnitude                 |x|
@@ -14,9 +15,10 @@
  *   qc_wide_larger_bits, ..._bits     the same for the bits of |x|, where NaN is the largest
  *   qc_wide_fold                      the sum of the lanes, in the order of qc_fold16
  *   qc_wide_equal                     one bit for each lane that is equal
- *   qc_wide_through_f16               rounded to float16 and widened again
+ *   qc_wide_through_f16, _bf16        rounded to that type and widened again; bf16: no lane is NaN
  *   qc_wide_round, qc_wide_of_int     to the nearest integer, half to even; and back
- *   qc_wide_of_int8                   sixteen bytes as floats
+ *   qc_wide_int_xor                   each integer xor a mask
+ *   qc_wide_of_int8, _of_biased       sixteen bytes as floats: I8, or U8 less 128
  *   qc_wide_store_words, _store_int8  integers that fit, as 16 or 8 bits */
 #ifndef QC_QUANT_QUANT_WIDE_H
 #define QC_QUANT_QUANT_WIDE_H

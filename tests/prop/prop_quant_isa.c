@@ -126,6 +126,65 @@ static void compare_rows(const void *src, qc_dtype dtype, uint64_t rows, uint64_
     output_free(&scb);
 }
 
+static const qc_int_codes int_kinds[] = {
+    {4, 8, QC_DTYPE_F32},   {4, 8, QC_DTYPE_F16},   {4, 8, QC_DTYPE_BF16},
+    {8, 128, QC_DTYPE_F32}, {8, 128, QC_DTYPE_F16}, {8, 128, QC_DTYPE_BF16},
+    {8, 0, QC_DTYPE_F32},   {8, 0, QC_DTYPE_F16},   {8, 0, QC_DTYPE_BF16}};
+#define INT_KINDS (sizeof int_kinds / sizeof *int_kinds)
+
+/* Quantizes whole groups as integers of one kind and reads them back. */
+static void compare_ints(const qc_int_codes *how, const void *src, qc_dtype dtype, uint64_t groups,
+                         uint64_t group)
+{
+    static const qc_dtype targets[3] = {QC_DTYPE_F32, QC_DTYPE_F16, QC_DTYPE_BF16};
+    char where[128];
+    const uint64_t n = groups * group;
+    output codes = output_new(how->bits == 4 ? n / 2 : n);
+    output scales = output_new(groups * sizeof(float));
+    qc_piece_sums sums[SIDES];
+    snprintf(where, sizeof where, "int%u of %s, scales %s, %" PRIu64 " x %" PRIu64, how->bits,
+             qc_dtype_name(dtype), qc_dtype_name(how->scale_dtype), groups, group);
+    for (int side = 0; side < SIDES; side++) {
+        memset(&sums[side], 0x5a, sizeof sums[side]);
+        ops[side]->int_quantize(how, src, dtype, n, group, at(&codes, side), at(&scales, side),
+                                &sums[side]);
+    }
+    int good = sums_check(sums, where);
+    output_check(&scales, good, "scales", where);
+    output_check(&codes, good, "codes", where);
+    for (unsigned t = 0; good && t < 3; t++) {
+        output dst = output_new(n * qt_size(targets[t]));
+        uint64_t overflow[SIDES] = {1, 2};
+        for (int side = 0; side < SIDES; side++)
+            ops[side]->int_dequantize(how, at(&codes, side), at(&scales, side), n, group,
+                                      at(&dst, side), targets[t], &overflow[side]);
+        output_check(&dst, 1, "dst", where);
+        QT_CHECK(overflow[0] == overflow[1], "%s: overflow at %" PRIu64 ", scalar %" PRIu64, where,
+                 overflow[1], overflow[0]);
+        output_free(&dst);
+    }
+    output_free(&codes);
+    output_free(&scales);
+}
+
+/* Any codes and scales. */
+static void compare_int_dequantize(const qc_int_codes *how, const void *codes, const float *scales,
+                                   uint64_t n, uint64_t group, qc_dtype to, unsigned shift)
+{
+    char where[96];
+    output dst = output_new(n * qt_size(to) + shift);
+    uint64_t overflow[SIDES] = {1, 2};
+    snprintf(where, sizeof where, "int%u to %s n %" PRIu64 " group %" PRIu64, how->bits,
+             qc_dtype_name(to), n, group);
+    for (int side = 0; side < SIDES; side++)
+        ops[side]->int_dequantize(how, codes, scales, n, group, dst.bytes[side] + shift, to,
+                                  &overflow[side]);
+    output_check(&dst, 1, "dst", where);
+    QT_CHECK(overflow[0] == overflow[1], "%s: overflow at %" PRIu64 ", scalar %" PRIu64, where,
+             overflow[1], overflow[0]);
+    output_free(&dst);
+}
+
 static void compare_cast(const void *src, qc_dtype from, uint64_t n, qc_dtype to, unsigned shift)
 {
     char where[96];
@@ -313,6 +372,9 @@ static void test_random_lengths(void **state)
         compare_quantizers(m + shift, dtype, n, block_sizes[qt_below(&rng, 4)]);
         uint64_t cols = 1 + qt_below(&rng, 300);
         compare_rows(m + shift, dtype, n / cols, cols);
+        const uint64_t group =
+            qt_below(&rng, 2) ? block_sizes[qt_below(&rng, 4)] : 2 + 2 * qt_below(&rng, 150);
+        compare_ints(&int_kinds[round % INT_KINDS], m + shift, dtype, n / group, group);
         free(m);
     }
 }
@@ -367,6 +429,8 @@ static void test_rows(void **state)
                         qt_put(m + shift, dtype, i, fmod(x, 60000.0));
                 }
                 compare_rows(m + shift, dtype, rows, widths[w]);
+                for (unsigned i = 0; widths[w] % 2 == 0 && i < INT_KINDS; i++)
+                    compare_ints(&int_kinds[i], m + shift, dtype, rows, widths[w]);
                 free(m);
             }
         }
@@ -396,6 +460,7 @@ static void test_offenders(void **state)
                 compare_quantizers(m + 3, dtype, n, 64);
                 compare_rows(m + 3, dtype, 5, n / 5);
                 compare_rows(m + 3, dtype, 1, n);
+                compare_ints(&int_kinds[i % INT_KINDS], m + 3, dtype, 5, 32);
                 qt_put(m + 3, dtype, n - 1, last);
                 qt_put(m + 3, dtype, i, kept);
             }
@@ -430,6 +495,9 @@ static void test_dequantizers(void **state)
             compare_dequantize(FROM_INT8_BLOCKS, codes, scales, map, n, block, targets[t], shift);
             compare_dequantize(FROM_INT8_ROWS, codes, scales, map, n / cols * cols, cols,
                                targets[t], shift);
+            const uint64_t group = round % 2 ? block : cols + cols % 2;
+            compare_int_dequantize(&int_kinds[round % INT_KINDS], codes, scales, n / group * group,
+                                   group, targets[t], shift);
         }
     }
     free(scales);
