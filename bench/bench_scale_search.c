@@ -23,20 +23,24 @@
 #include <string.h>
 #include <time.h>
 
-#define MAX_ROWS   48
+#define MAX_ROWS   96
 #define MAX_MODELS 8
 #define NORMALS    ((uint64_t)1 << 21)
 #define STEP_ELEMS ((uint64_t)1 << 18)
 #define ROW_COLS   2048u
-#define FORM_COUNT 5u
+#define FORM_COUNT 9u
 
 static const struct {
     const char *name;
-    int is_nf4, nested; /* neither block nor nested: rows */
-    uint32_t block;
+    const qc_form_ops *ops;
+    int nested;
+    uint32_t block; /* 0: rows */
 } forms[FORM_COUNT] = {
-    {"nf4 block 64 dq", 1, 1, 64},  {"nf4 block 32 dq", 1, 1, 32}, {"nf4 block 64", 1, 0, 64},
-    {"int8 block 64 dq", 0, 1, 64}, {"int8 rows", 0, 0, 0},
+    {"nf4 block 64 dq", &qc_form_nf4, 1, 64},  {"nf4 block 32 dq", &qc_form_nf4, 1, 32},
+    {"nf4 block 64", &qc_form_nf4, 0, 64},     {"int8 block 64 dq", &qc_form_int8_blocks, 1, 64},
+    {"int8 rows", &qc_form_int8_rows, 0, 0},   {"w4a16 group 128", &qc_form_w4a16, 0, 128},
+    {"w4a16 group 64", &qc_form_w4a16, 0, 64}, {"w4a16 group 32", &qc_form_w4a16, 0, 32},
+    {"w8a8 rows", &qc_form_w8a8, 0, 0},
 };
 
 static uint64_t seed = 1;
@@ -90,27 +94,27 @@ typedef struct {
 
 static qc_form form_of(unsigned i)
 {
-    return (qc_form){.ops = forms[i].is_nf4  ? &qc_form_nf4
-                            : forms[i].block ? &qc_form_int8_blocks
-                                             : &qc_form_int8_rows,
+    return (qc_form){.ops = forms[i].ops,
                      .block_elems = forms[i].block,
                      .cols = ROW_COLS,
-                     .nested = forms[i].nested};
+                     .nested = forms[i].nested,
+                     .scale_dtype = QC_DTYPE_BF16};
+}
+
+static qc_form form_of_tensor(const tensor *t)
+{
+    qc_form form = form_of(t->form);
+    form.cols = t->cols;
+    return form;
 }
 
 static double decoded_error(const tensor *t)
 {
+    const qc_form form = form_of_tensor(t);
     uint64_t overflow;
     double sum = 0;
-    if (forms[t->form].is_nf4)
-        t->quant->nf4_dequantize(t->codes, t->absmax, qc_nf4_code, t->n, forms[t->form].block,
-                                 t->back, QC_DTYPE_F32, &overflow);
-    else if (forms[t->form].block)
-        t->quant->int8_blocks_dequantize((const int8_t *)t->codes, t->absmax, t->n,
-                                         forms[t->form].block, t->back, QC_DTYPE_F32, &overflow);
-    else
-        t->quant->int8_rows_dequantize((const int8_t *)t->codes, t->absmax, t->rows, t->cols,
-                                       t->back, QC_DTYPE_F32, &overflow);
+    form.ops->dequantize(t->quant, &form, t->codes, t->absmax, t->n, t->back, QC_DTYPE_F32,
+                         &overflow);
     for (uint64_t i = 0; i < t->n; i++)
         sum += ((double)t->x[i] - (double)t->back[i]) * ((double)t->x[i] - (double)t->back[i]);
     return sum;
@@ -118,17 +122,11 @@ static double decoded_error(const tensor *t)
 
 static double absmax_error(const tensor *t)
 {
+    const qc_form form = form_of_tensor(t);
+    const qc_form_out out = {.codes = t->codes, .absmax = t->absmax};
     qc_piece_sums sums;
-    if (forms[t->form].is_nf4)
-        t->quant->nf4_quantize(t->x, QC_DTYPE_F32, t->n, forms[t->form].block, t->codes, t->absmax,
-                               NULL, &sums);
-    else if (forms[t->form].block)
-        t->quant->int8_blocks_quantize(t->x, QC_DTYPE_F32, t->n, forms[t->form].block,
-                                       (int8_t *)t->codes, t->absmax, NULL, &sums);
-    else
-        t->quant->int8_rows_quantize(t->x, QC_DTYPE_F32, t->rows, t->cols, (int8_t *)t->codes,
-                                     t->absmax, &sums);
-    if (forms[t->form].nested) {
+    form.ops->quantize(t->quant, &form, t->x, QC_DTYPE_F32, t->n, &out, &sums);
+    if (form.nested) {
         float offset = qc_nested_offset(t->absmax, t->blocks);
         t->quant->nested_quantize(t->absmax, t->blocks, offset, t->absmax_codes, t->nested);
         t->quant->nested_dequantize(t->absmax_codes, t->nested, qc_dynamic_map, t->blocks,
@@ -140,30 +138,27 @@ static double absmax_error(const tensor *t)
 static double searched_error(const tensor *t, qc_search_effort effort)
 {
     qc_piece_sums sums;
-    qc_form form = form_of(t->form);
-    form.nested = 0;
+    qc_form form = form_of_tensor(t);
     qc_search_out out = {t->codes, t->absmax, t->absmax_codes, t->nested};
-    if (!forms[t->form].block) {
-        t->search->rows(t->x, QC_DTYPE_F32, t->rows, t->cols, (int8_t *)t->codes, t->absmax,
-                        t->scratch, &sums);
-        return decoded_error(t);
-    }
-    if (forms[t->form].nested &&
-        form.ops != &qc_form_nf4) { /* small tensors: the sample is all of it */
+    if (form.nested && !form.ops->signed_scales) { /* small tensors: the sample is all of it */
+        form.nested = 0;
         t->search->blocks(&form, effort, t->x, QC_DTYPE_F32, t->n, &out, t->scratch, &sums);
         form.offset = qc_nested_offset(t->absmax, t->blocks);
+        form.nested = 1;
     }
-    form.nested = forms[t->form].nested;
     t->search->blocks(&form, effort, t->x, QC_DTYPE_F32, t->n, &out, t->scratch, &sums);
     return decoded_error(t);
 }
 
-static double block_error(int is_nf4, const float *x, uint64_t n, float s)
+static double block_error(const qc_form_ops *form, const float *x, uint64_t n, float s)
 {
     float sum = 0, inv = 1.0f / s;
     for (uint64_t i = 0; i < n; i++) {
         float y = x[i] * inv, r;
-        if (is_nf4) {
+        if (form->integer) {
+            const float low = (float)form->lowest, high = (float)form->highest, q = rintf(y);
+            r = y - (q > high ? high : q < low ? low : q);
+        } else if (form == &qc_form_nf4) {
             unsigned code = 0;
             for (unsigned k = 0; k < 15; k++)
                 code += y > qc_nf4_threshold[k];
@@ -188,7 +183,7 @@ static double exhaustive_error(const tensor *t, float offset, int positive)
         for (unsigned code = 0; code < 256; code++) {
             float s = qc_dynamic_map[code] * t->nested[b / QC_NESTED_BLOCK] + offset;
             if (s > 0 || (s < 0 && !positive)) {
-                double error = block_error(forms[t->form].is_nf4, t->x + first, n, s);
+                double error = block_error(forms[t->form].ops, t->x + first, n, s);
                 best = error < best ? error : best;
             }
         }
@@ -210,7 +205,7 @@ static double exhaustive_positive(const tensor *t)
         t->absmax[b] = 0;
         for (unsigned k = 0; k < 90 && largest > 0; k++) {
             float s = largest * (0.6f + 0.01f * (float)k);
-            double error = block_error(1, t->x + first, n, s);
+            double error = block_error(&qc_form_nf4, t->x + first, n, s);
             if (error < least) {
                 least = error;
                 t->absmax[b] = s;
@@ -220,6 +215,29 @@ static double exhaustive_positive(const tensor *t)
     float offset = qc_nested_offset(t->absmax, t->blocks);
     t->quant->nested_quantize(t->absmax, t->blocks, offset, t->absmax_codes, t->nested);
     return exhaustive_error(t, offset, 1);
+}
+
+/* Tries 301 scales of either sign for each group of integers. */
+static double exhaustive_integers(const tensor *t)
+{
+    const qc_form form = form_of_tensor(t);
+    const uint64_t group = form.block_elems ? form.block_elems : t->cols;
+    double sum = 0;
+    for (uint64_t first = 0; first < t->n; first += group) {
+        double best = INFINITY;
+        float largest = 0;
+        for (uint64_t i = first; i < first + group; i++)
+            largest = fabsf(t->x[i]) > largest ? fabsf(t->x[i]) : largest;
+        for (int k = form.ops->signed_scales ? -150 : 1; k <= 150 && largest > 0; k++) {
+            const float f = (float)k * 0.008f, s = largest * f / qc_form_reach(form.ops);
+            const double error =
+                k ? block_error(form.ops, t->x + first, group, qc_form_round_scale(&form, s))
+                  : (double)INFINITY;
+            best = error < best ? error : best;
+        }
+        sum += largest > 0 ? best : 0;
+    }
+    return sum;
 }
 
 static void add_tensor(error_row *row, unsigned form, const float *x, uint64_t rows, uint64_t cols)
@@ -245,13 +263,16 @@ static void add_tensor(error_row *row, unsigned form, const float *x, uint64_t r
     row->once += searched_error(&t, QC_SEARCH_ONCE);
     if (forms[form].nested) {
         float offset = 0;
-        if (!forms[form].is_nf4) { /* that of the search: a scale less its code's part */
+        if (!forms[form]
+                 .ops->signed_scales) { /* that of the search: a scale less its code's part */
             offset = t.absmax[0] - qc_dynamic_map[t.absmax_codes[0]] * t.nested[0];
         }
         row->best += exhaustive_error(&t, offset, 0);
-        if (forms[form].is_nf4)
+        if (forms[form].ops == &qc_form_nf4)
             row->best_positive += exhaustive_positive(&t);
     }
+    if (forms[form].ops->integer)
+        row->best += exhaustive_integers(&t);
     qc_free(t.codes);
     qc_free(t.absmax_codes);
     qc_free(t.absmax);
@@ -365,11 +386,8 @@ static void run(const time_row *r, const buffers *b, uint64_t n)
     qc_piece_sums sums;
     for (uint64_t at = 0; at < n; at += STEP_ELEMS) {
         const uint16_t *x = b->x + at;
-        if (r->how != ABSMAX && block)
+        if (r->how != ABSMAX)
             s->blocks(&form, effort, x, QC_DTYPE_BF16, STEP_ELEMS, &out, b->scratch, &sums);
-        else if (r->how != ABSMAX)
-            s->rows(x, QC_DTYPE_BF16, STEP_ELEMS / ROW_COLS, ROW_COLS, (int8_t *)b->codes,
-                    b->absmax, b->scratch, &sums);
         else
             form.ops->quantize(q, &form, x, QC_DTYPE_BF16, STEP_ELEMS, &quantized, &sums);
         if (r->how == ABSMAX && form.nested)

@@ -120,7 +120,7 @@ static inline int qc_form_code_at(const qc_form_ops *ops, const void *codes, uin
 {
     const unsigned char *from = (const unsigned char *)codes;
     if (ops->bits == 4)
-        return i % 2 ? from[i / 2] & 15 : from[i / 2] >> 4;
+        return from[i / 2] >> ((i % 2 == 0) != ops->low_first ? 4 : 0) & 15;
     return qc_form_code_of_byte(ops, from[i]);
 }
 
@@ -131,13 +131,27 @@ static inline void qc_form_put_code(const qc_form_ops *ops, void *codes, uint64_
     if (ops->bits != 4)
         to[i] = (unsigned char)code;
     else
-        to[i / 2] = (unsigned char)(i % 2 ? to[i / 2] | code : code << 4);
+        to[i / 2] = (unsigned char)((i % 2 ? to[i / 2] : 0) |
+                                    code << ((i % 2 == 0) != ops->low_first ? 4 : 0));
 }
 
 /* A byte of codes of 0. */
 static inline unsigned char qc_form_zero_byte(const qc_form_ops *ops)
 {
     return (unsigned char)(ops->bits == 4 ? ops->zero << 4 | ops->zero : ops->zero);
+}
+
+/* The magnitude that the code furthest from 0 stands for where the scale is 1, but for rounding. */
+static inline float qc_form_reach(const qc_form_ops *ops)
+{
+    const int most = -ops->lowest > ops->highest ? -ops->lowest : ops->highest;
+    return qc_form_is_table(ops) ? 1.0f : (float)most / ops->span;
+}
+
+/* The scale nearest to s that an integer's dtype holds; s itself for forms that hold any. */
+static inline float qc_form_round_scale(const qc_form *form, float s)
+{
+    return form->ops->integer ? qc_int_round_scale(form->scale_dtype, s) : s;
 }
 
 /* How many scales n elements have, before double quantization. */

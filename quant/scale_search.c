@@ -116,17 +116,19 @@ static float encode(const float *x, uint32_t n, const qc_form_ops *form, float i
     return largest;
 }
 
-static float encode_row(const float *x, const float *h, uint32_t n, float inv, float scb,
-                        int8_t *codes, float *ee, float *xx)
+static float encode_row(const float *x, const float *h, uint32_t n, const qc_form_ops *form,
+                        float s, uint8_t *codes, float *ee, float *xx)
 {
-    const qc_form_ops *form = &qc_form_int8_rows;
+    const float inv = qc_search_inverse(form, s);
+    const float unit = qc_search_row_unit(form, s);
     float ee_lanes[QC_LANES] = {0}, xx_lanes[QC_LANES] = {0}, largest = 0.0f;
     for (uint32_t i = 0; i < n; i++) {
         float q = nearest_number(form, h[i] * inv);
-        float e = x[i] - (q * scb) * QC_INT8_STEP;
-        codes[i] = (int8_t)q;
-        ee_lanes[i % QC_LANES] = fmaf(e, e, ee_lanes[i % QC_LANES]);
-        xx_lanes[i % QC_LANES] = fmaf(x[i], x[i], xx_lanes[i % QC_LANES]);
+        float e = x[i] - (q * s) * form->step;
+        qc_form_put_code(form, codes, i, (int)q + form->zero);
+        float r = e * unit, y = x[i] * unit;
+        ee_lanes[i % QC_LANES] = fmaf(r, r, ee_lanes[i % QC_LANES]);
+        xx_lanes[i % QC_LANES] = fmaf(y, y, xx_lanes[i % QC_LANES]);
         largest = fabsf(e) > largest ? fabsf(e) : largest;
     }
     *ee = qc_fold16(ee_lanes);

@@ -34,9 +34,10 @@ typedef enum { QC_SEARCH_ONCE, QC_SEARCH_REFIT } qc_search_effort;
 
 /* What is made of n elements; the arrays are the caller's. */
 typedef struct {
-    void *codes;   /* as nf4_quantize or int8_blocks_quantize write them */
+    void *codes;   /* as `quantize` of the form writes them */
     float *absmax; /* [blocks] the scales as a reader will have them, nested or not; NF4: of either
-                      sign; an all-zero block has the scale nearest to zero that its group holds */
+                      sign; an all-zero block has the scale nearest to zero that its group holds.
+                      By rows: [rows] */
     uint8_t *absmax_codes; /* [blocks], nested only */
     float *nested_absmax;  /* [groups], nested only */
 } qc_search_out;
@@ -48,7 +49,7 @@ typedef struct {
      * group, or block, may be short. The sums are final, for out->absmax: max_err is the largest |x
      * - x'|, a difference of floats, where x' is what dequantizing to F32 gives; sum_ee is as close
      * as that of nf4_quantize (see qc_block_error_finish). scratch: qc_search_scratch_bytes,
-     * 64-byte aligned, one per thread. */
+     * 64-byte aligned, one per thread. A form by rows: n elements are whole rows. */
     void (*blocks)(const qc_form *form, qc_search_effort effort, const void *src, qc_dtype dtype,
                    uint64_t n, const qc_search_out *out, void *scratch, qc_piece_sums *sums);
 

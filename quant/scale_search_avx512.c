@@ -139,11 +139,12 @@ QC_INLINE __m512 nf4_value(const code_tables *t, __m512i code)
     return _mm512_permutexvar_ps(code, t->value);
 }
 
-/* 32 codes, a dword each, as nibbles in order. */
-QC_INLINE void store_nf4(uint8_t *codes, __m512i a, __m512i b)
+/* 32 codes, a dword each, as nibbles in order: the first in the high one or in the low one. */
+QC_INLINE void store_nibbles(uint8_t *codes, __m512i a, __m512i b, int low_first)
 {
+    const __m256i places = _mm256_set1_epi16(low_first ? 16 << 8 | 1 : 1 << 8 | 16);
     __m256i bytes = _mm256_set_m128i(_mm512_cvtepi32_epi8(b), _mm512_cvtepi32_epi8(a));
-    __m256i pairs = _mm256_maddubs_epi16(bytes, _mm256_set1_epi16(1 << 8 | 16));
+    __m256i pairs = _mm256_maddubs_epi16(bytes, places);
     _mm_storeu_si128((__m128i *)(void *)codes, _mm256_cvtepi16_epi8(pairs));
 }
 

@@ -95,24 +95,41 @@ static float encode_run(const float *x, uint32_t n, unsigned blocks, const float
                 qc_wide seen = qc_wide_mul(nf4_value(&t, code[h]), scale);
                 largest = qc_wide_larger(largest, qc_wide_sub(v, seen));
             }
-            store_nf4(codes, code[0], code[1]);
+            store_nibbles(codes, code[0], code[1], 0);
         }
     }
     return qc_wide_largest(largest);
+}
+
+/* Stores the codes of numbers q: 32 of four bits, or 16 of eight. */
+QC_INLINE void store_numbers(const qc_form_ops *form, uint8_t *codes, const qc_wide *q)
+{
+    if (form->bits == 4) {
+        const qc_wide zero = qc_wide_all((float)form->zero);
+        store_nibbles(codes, qc_wide_round(qc_wide_add(q[0], zero)),
+                      qc_wide_round(qc_wide_add(q[1], zero)), form->low_first);
+    } else {
+        /* a zero of 128 turns the sign bit over */
+        qc_wide_store_int8(codes, qc_wide_int_xor(qc_wide_round(q[0]), (int8_t)form->zero));
+    }
 }
 
 static float encode_numbers(const float *x, uint32_t n, const qc_form_ops *form, float inv, float s,
                             uint8_t *codes)
 {
     const qc_wide by = qc_wide_all(inv), scale = qc_wide_all(s), step = qc_wide_all(form->step);
+    const unsigned together = form->bits == 4 ? 2 : 1;
     const numbers of = load_numbers(form);
     qc_wide largest = qc_wide_all(0.0f);
-    for (uint32_t i = 0; i < n; i += 16) {
-        qc_wide v = qc_wide_load(x + i);
-        qc_wide q = nearest_number(&of, qc_wide_mul(v, by));
-        qc_wide seen = qc_wide_mul(qc_wide_mul(q, step), scale);
-        largest = qc_wide_larger(largest, qc_wide_sub(v, seen));
-        qc_wide_store_int8(codes + i, qc_wide_round(q));
+    for (uint32_t i = 0; i < n; i += 16 * together, codes += 16) {
+        qc_wide q[2];
+        for (unsigned h = 0; h < together; h++) {
+            qc_wide v = qc_wide_load(x + i + 16 * h);
+            q[h] = nearest_number(&of, qc_wide_mul(v, by));
+            qc_wide seen = qc_wide_mul(qc_wide_mul(q[h], step), scale);
+            largest = qc_wide_larger(largest, qc_wide_sub(v, seen));
+        }
+        store_numbers(form, codes, q);
     }
     return qc_wide_largest(largest);
 }
@@ -124,20 +141,27 @@ static float encode(const float *x, uint32_t n, const qc_form_ops *form, float i
                                   : encode_numbers(x, n, form, inv, s, codes);
 }
 
-static float encode_row(const float *x, const float *h, uint32_t n, float inv, float scb,
-                        int8_t *codes, float *ee, float *xx)
+static float encode_row(const float *x, const float *h, uint32_t n, const qc_form_ops *form,
+                        float s, uint8_t *codes, float *ee, float *xx)
 {
-    const qc_wide by = qc_wide_all(inv), scale = qc_wide_all(scb), step = qc_wide_all(QC_INT8_STEP);
-    const numbers of = load_numbers(&qc_form_int8_rows);
+    const qc_wide by = qc_wide_all(qc_search_inverse(form, s));
+    const qc_wide scale = qc_wide_all(s), step = qc_wide_all(form->step);
+    const qc_wide unit = qc_wide_all(qc_search_row_unit(form, s));
+    const unsigned together = form->bits == 4 ? 2 : 1;
+    const numbers of = load_numbers(form);
     qc_wide largest = qc_wide_all(0.0f), ee_sum = largest, xx_sum = largest;
-    for (uint32_t i = 0; i < n; i += 16) {
-        qc_wide v = qc_wide_load(x + i);
-        qc_wide q = nearest_number(&of, qc_wide_mul(qc_wide_load(h + i), by));
-        qc_wide e = qc_wide_sub(v, qc_wide_mul(qc_wide_mul(q, scale), step));
-        ee_sum = qc_wide_fma(e, e, ee_sum);
-        xx_sum = qc_wide_fma(v, v, xx_sum);
-        largest = qc_wide_larger(largest, e);
-        qc_wide_store_int8(codes + i, qc_wide_round(q));
+    for (uint32_t i = 0; i < n; i += 16 * together, codes += 16) {
+        qc_wide q[2];
+        for (unsigned k = 0; k < together; k++) {
+            qc_wide v = qc_wide_load(x + i + 16 * k);
+            q[k] = nearest_number(&of, qc_wide_mul(qc_wide_load(h + i + 16 * k), by));
+            qc_wide e = qc_wide_sub(v, qc_wide_mul(qc_wide_mul(q[k], scale), step));
+            qc_wide r = qc_wide_mul(e, unit), y = qc_wide_mul(v, unit);
+            ee_sum = qc_wide_fma(r, r, ee_sum);
+            xx_sum = qc_wide_fma(y, y, xx_sum);
+            largest = qc_wide_larger(largest, e);
+        }
+        store_numbers(form, codes, q);
     }
     *ee = qc_wide_fold(ee_sum);
     *xx = qc_wide_fold(xx_sum);

@@ -23,6 +23,7 @@ typedef struct {
     const qc_form *form;
     int table; /* whether codes are those of a table, with a screen and a lattice of its own */
     int refits;
+    float reach; /* qc_form_reach */
     const unsigned char *src;
     qc_dtype dtype;
     uint64_t n;
@@ -230,6 +231,10 @@ static unsigned window_start(const lattice *l, float t, unsigned nearest, unsign
 static unsigned plain_candidates(const search *c, const qc_search_target *b, float *s)
 {
     const unsigned count = c->table ? QC_SEARCH_NF4_LATTICE : QC_SEARCH_CANDIDATES;
+    if (c->form->ops->integer) {
+        qc_search_integer_scales(steps.ops, c->form, b->absmax, int8_steps, s);
+        return count;
+    }
     for (unsigned j = 0; j < count; j++)
         s[j] = c->table ? b->target * nf4_steps[j] : b->absmax * int8_steps[j];
     return count;
@@ -253,7 +258,7 @@ static choice best_of(const search *c, const qc_search_target *b, uint32_t n, co
     for (unsigned j = 0; j < count; j++) {
         float lifted = s[j] * lift, magnitude = fabsf(lifted);
         float by = inverse_of(c, lifted);
-        inv[j] = magnitude >= least && magnitude <= FLT_MAX ? by : 0.0f;
+        inv[j] = magnitude * c->reach >= least && magnitude <= FLT_MAX ? by : 0.0f;
     }
     steps.errors(c->tables, c->scratch->x, n, c->form->ops, inv, count, rr);
     for (unsigned j = 0; j < count; j++) {
@@ -378,13 +383,16 @@ static void search_plain(const search *c, uint64_t blocks)
         for (unsigned i = 0; i < count; i++) {
             const qc_search_target *b = &c->scratch->of[i];
             float s[QC_SEARCH_CANDIDATES];
-            c->out->absmax[first + i] = 0.0f;
+            const unsigned tried = plain_candidates(c, b, s);
+            c->out->absmax[first + i] = c->form->ops->integer ? s[0] : 0.0f;
             if (b->target == 0.0f) {
                 encode_zeros(c, first + i);
                 continue;
             }
             const uint32_t n = read_scaled(c, first + i, b);
-            const choice best = best_of(c, b, padded(n), s, plain_candidates(c, b, s));
+            choice best = best_of(c, b, padded(n), s, tried);
+            if (!best.usable)
+                best.s = c->out->absmax[first + i];
             c->out->absmax[first + i] = best.s;
             encode_block(c, first + i, b, n, &best);
         }
@@ -579,6 +587,7 @@ static void search_blocks(const qc_form *form, qc_search_effort effort, const vo
     const search c = {.form = form,
                       .table = qc_form_is_table(form->ops),
                       .refits = effort == QC_SEARCH_REFIT,
+                      .reach = qc_form_reach(form->ops),
                       .src = src,
                       .dtype = dtype,
                       .n = n,
@@ -587,6 +596,10 @@ static void search_blocks(const qc_form *form, qc_search_effort effort, const vo
                       .scratch = scratch,
                       .tables = qc_search_tables_get(),
                       .element_bytes = qc_dtype_bits(dtype) / 8};
+    if (qc_form_by_rows(form)) {
+        qc_search_rows_with(&steps, form, src, dtype, n, out, scratch, sums);
+        return;
+    }
     const uint64_t blocks = n / form->block_elems + (n % form->block_elems != 0);
     *sums = (qc_piece_sums){.bad = QC_BAD_NONE};
     if (form->nested)
@@ -598,7 +611,11 @@ static void search_blocks(const qc_form *form, qc_search_effort effort, const vo
 static void search_rows(const void *src, qc_dtype dtype, uint64_t rows, uint64_t cols,
                         int8_t *codes, float *scb, void *scratch, qc_piece_sums *sums)
 {
-    qc_search_rows_with(&steps, src, dtype, rows, cols, codes, scb, scratch, sums);
+    const qc_form form = {.ops = &qc_form_int8_rows, .cols = cols};
+    const qc_search_out out = {.codes = codes, .absmax = scb};
+    for (uint64_t row = 0; cols == 0 && row < rows; row++)
+        scb[row] = 0.0f;
+    qc_search_rows_with(&steps, &form, src, dtype, rows * cols, &out, scratch, sums);
 }
 
 #endif

@@ -32,6 +32,13 @@
  * Candidates without double quantization: t * QC_SEARCH_NF4_STEPS[j], or a *
  * QC_SEARCH_INT8_STEPS[j]
  *
+ * Integers (`integer` of qc_form_ops; never nested): as int8, but inv = 1.0f / s, w = s, codes are
+ * clamped to those of the form, and x' = q * s. Candidates are qc_int_round_scale(a * f / reach) in
+ * this order of operations, where reach is the largest magnitude of a code. For 8 bits f is
+ * QC_SEARCH_INT8_STEPS[j], by rows QC_SEARCH_ROW_STEPS[j]. For 4 bits it is
+ * QC_SEARCH_INT4_FACTORS[j / 2], and an odd j has the negative scale. One is usable if a / 4 <= |s|
+ * * reach; where none is, and for zeros, s is candidate 0.
+ *
  * With it, for a group, once all its blocks have targets:
  *     N = largest |t - offset| over its blocks that are not zero (0 if there are none); not finite:
  *         FLT_MAX. d = t - offset; q0 = entry of the dynamic map nearest to d * (1.0f / N) as
@@ -48,7 +55,8 @@
  *
  * A row of int8: x is h, after float16; E of step 4 for s = a * QC_SEARCH_ROW_STEPS[j], where
  * lanes are column % 16 and after every QC_ROW_FLUSH columns and at the row's end are folded, added
- * to a double and zeroed; scb = the best s. Sums as in int8_rows_quantize. */
+ * to a double and zeroed; scb = the best s. Sums as in int8_rows_quantize. Integers by rows have no
+ * float16, and sums as in int_quantize. */
 #ifndef QC_QUANT_SCALE_SEARCH_INTERNAL_H
 #define QC_QUANT_SCALE_SEARCH_INTERNAL_H
 
@@ -67,6 +75,7 @@
 #define QC_SEARCH_INT8_WIDE   32u
 #define QC_SEARCH_REFIT_COUNT 4u
 #define QC_SEARCH_INT8_TARGET 1.02f
+#define QC_SEARCH_INT4_PAIRS  (QC_SEARCH_CANDIDATES / 2)
 #define QC_SEARCH_WIDE_BLOCK  512u /* from this size on the second list of factors is used */
 
 /* There are two lists, one for blocks below QC_SEARCH_WIDE_BLOCK and one for the others: the larger
@@ -95,6 +104,15 @@
         0.70f, 0.80f, 0.86f, 0.90f, 0.92f, 0.94f, 0.95f, 0.96f, 0.97f, 0.975f, 0.98f, 0.985f,      \
             0.99f, 0.995f, 1.0f, 1.005f                                                            \
     }
+/* Scales of four-bit integers are tried with either sign, because -8 has no mirror. The lists are
+ * for blocks below 256 elements, for those below 1024, and for the others and rows. */
+#define QC_SEARCH_INT4_LISTS 3u
+#define QC_SEARCH_INT4_FACTORS                                                                     \
+    {0.80f, 0.8475f, 0.895f, 0.9425f, 0.99f, 1.0375f, 1.085f, 1.1325f},                            \
+        {0.60f, 0.66f, 0.72f, 0.78f, 0.84f, 0.90f, 0.96f, 1.02f},                                  \
+    {                                                                                              \
+        0.30f, 0.40f, 0.49f, 0.58f, 0.67f, 0.76f, 0.85f, 0.95f                                     \
+    }
 /* 1 - k / 32 */
 #define QC_SEARCH_REFITS                                                                           \
     {                                                                                              \
@@ -102,6 +120,13 @@
     }
 
 extern const float qc_search_factor[2][QC_SEARCH_FACTORS];
+extern const float qc_search_int4_factor[QC_SEARCH_INT4_LISTS][QC_SEARCH_INT4_PAIRS];
+
+/* The candidates of an integer's scale (`integer` of qc_form_ops), for a block or row whose largest
+ * magnitude is absmax. Writes QC_SEARCH_CANDIDATES; steps [QC_SEARCH_CANDIDATES] are the factors
+ * for 8 bits. */
+void qc_search_integer_scales(const qc_quant_ops *ops, const qc_form *form, float absmax,
+                              const float *steps, float *s);
 
 /* screen: [list][level + 127][candidate] is 32768 * the squared distance, rounded half to even in
  * double; the last row is 0. nf4_low, nf4_high: for y in [-1, 1] and k = y * QC_NF4_BUCKETS
@@ -144,9 +169,10 @@ typedef struct {
     /* Writes codes as a reader has them; returns the largest |x - x'|. */
     float (*encode)(const float *x, uint32_t n, const qc_form_ops *form, float inv, float s,
                     uint8_t *codes);
-    /* At most QC_ROW_FLUSH columns of a row; x is before float16, h after. ee and xx are folded. */
-    float (*encode_row)(const float *x, const float *h, uint32_t n, float inv, float scb,
-                        int8_t *codes, float *ee, float *xx);
+    /* At most QC_ROW_FLUSH columns of a row; x is before float16, h after. ee and xx are folded,
+     * and for integers in units of the scale's square. */
+    float (*encode_row)(const float *x, const float *h, uint32_t n, const qc_form_ops *form,
+                        float s, uint8_t *codes, float *ee, float *xx);
     /* These do the same for up to QC_SEARCH_RUN_BLOCKS whole blocks of n elements, one after
      * another, so that numbers per block form a vector; n times their number is at most
      * QC_BLOCK_MAX. All three may be NULL. Only looks with an absmax of the usual kind are
@@ -180,10 +206,20 @@ typedef struct {
     float inverse[QC_NESTED_BLOCK][QC_SEARCH_NF4_WINDOW]; /* 0: not usable */
 } qc_search_scratch;
 
-/* `rows` done with these steps; its contract is in scale_search.h. */
-void qc_search_rows_with(const qc_search_steps *steps, const void *src, qc_dtype dtype,
-                         uint64_t rows, uint64_t cols, int8_t *codes, float *scb, void *scratch,
+/* What scale_search.h says of forms by rows, done with these steps for n elements. */
+void qc_search_rows_with(const qc_search_steps *steps, const qc_form *form, const void *src,
+                         qc_dtype dtype, uint64_t n, const qc_search_out *out, void *scratch,
                          qc_piece_sums *sums);
+/* What errors and values of a row are multiplied by before they are squared. */
+static inline float qc_search_row_unit(const qc_form_ops *form, float s)
+{
+    return form->integer ? 1.0f / s : 1.0f;
+}
+/* The factor that takes a value to the number of its code; 0 for a scale of 0. */
+static inline float qc_search_inverse(const qc_form_ops *form, float s)
+{
+    return s == 0.0f ? 0.0f : (1.0f / s) * form->span;
+}
 
 /* Reports the element at `index`, which widening makes infinite or NaN. */
 void qc_search_report_bad(const void *src, qc_dtype dtype, uint64_t index, qc_piece_sums *sums);

@@ -1,5 +1,5 @@
-/* The search over rows of int8, once for all instruction sets. A row is read three times, in runs
- * of QC_ROW_FLUSH columns: largest value, errors of all candidates side by side, codes. */
+/* The search over rows, once for all instruction sets. A row is read three times, in runs of
+ * QC_ROW_FLUSH columns: largest value, errors of all candidates side by side, codes. */
 #include "quant/quant_half.h"
 #include "quant/scale_search_internal.h"
 
@@ -12,15 +12,18 @@ typedef struct {
     _Alignas(64) float x[QC_ROW_FLUSH]; /* widened source */
     _Alignas(64) float h[QC_ROW_FLUSH]; /* after float16 */
     _Alignas(64) uint16_t half[QC_ROW_FLUSH];
-    _Alignas(64) int8_t codes[QC_ROW_FLUSH]; /* of a run that is not whole */
+    _Alignas(64) uint8_t codes[QC_ROW_FLUSH]; /* of a run that is not whole */
 } row_run;
 
 typedef struct {
     const qc_search_steps *steps;
+    const qc_form *form;
     const unsigned char *src;
     qc_dtype dtype;
     uint64_t cols;
+    const qc_search_out *out;
     row_run *run;
+    const float *seen; /* what the search sees of a run: h, or x of integers */
 } row_search;
 
 static uint32_t padded(uint32_t n)
@@ -39,19 +42,16 @@ static uint32_t read_run(const row_search *c, uint64_t first, uint64_t col)
     uint64_t overflow;
     ops->cast(c->src + (first + col) * (qc_dtype_bits(c->dtype) / 8), c->dtype, n, run->x,
               QC_DTYPE_F32, &overflow);
-    ops->cast(run->x, QC_DTYPE_F32, n, run->half, QC_DTYPE_F16, &overflow);
-    ops->cast(run->half, QC_DTYPE_F16, n, run->h, QC_DTYPE_F32, &overflow);
+    if (!c->form->ops->integer) {
+        ops->cast(run->x, QC_DTYPE_F32, n, run->half, QC_DTYPE_F16, &overflow);
+        ops->cast(run->half, QC_DTYPE_F16, n, run->h, QC_DTYPE_F32, &overflow);
+    }
     for (uint32_t i = n; i < padded(n); i++)
         run->x[i] = run->h[i] = 0.0f;
     return n;
 }
 
-static float inverse_of(float s)
-{
-    return (1.0f / s) * 127.0f;
-}
-
-/* Finds the largest magnitude after float16; returns 1, or 0 after reporting. */
+/* Finds the largest magnitude that is seen; returns 1, or 0 after reporting. */
 static int row_absmax(const row_search *c, uint64_t first, float *out, qc_piece_sums *sums)
 {
     float largest = 0.0f;
@@ -59,12 +59,12 @@ static int row_absmax(const row_search *c, uint64_t first, float *out, qc_piece_
         const uint32_t n = read_run(c, first, col);
         uint32_t most = 0;
         for (uint32_t i = 0; i < n; i++) {
-            uint32_t magnitude = qc_f32_bits(c->run->h[i]) & 0x7fffffffu;
+            uint32_t magnitude = qc_f32_bits(c->seen[i]) & 0x7fffffffu;
             most = magnitude > most ? magnitude : most;
         }
         if (most >= QC_F32_INF) {
             uint32_t i = 0;
-            while (isfinite(c->run->h[i]))
+            while (isfinite(c->seen[i]))
                 i++;
             qc_search_report_bad(c->src, c->dtype, first + col + i, sums);
             return 0;
@@ -77,34 +77,40 @@ static int row_absmax(const row_search *c, uint64_t first, float *out, qc_piece_
 
 static float best_scale(const row_search *c, uint64_t first, float absmax)
 {
-    float inv[QC_SEARCH_CANDIDATES], rr[QC_SEARCH_CANDIDATES];
+    const qc_form_ops *form = c->form->ops;
+    float s[QC_SEARCH_CANDIDATES], inv[QC_SEARCH_CANDIDATES], rr[QC_SEARCH_CANDIDATES];
     double error[QC_SEARCH_CANDIDATES] = {0.0};
-    for (unsigned j = 0; j < QC_SEARCH_CANDIDATES; j++)
-        inv[j] = inverse_of(absmax * row_steps[j]);
+    if (form->integer)
+        qc_search_integer_scales(c->steps->ops, c->form, absmax, row_steps, s);
+    for (unsigned j = 0; j < QC_SEARCH_CANDIDATES; j++) {
+        s[j] = form->integer ? s[j] : absmax * row_steps[j];
+        inv[j] = qc_search_inverse(form, s[j]);
+    }
     for (uint64_t col = 0; col < c->cols; col += QC_ROW_FLUSH) {
         const uint32_t n = read_run(c, first, col);
-        c->steps->errors(NULL, c->run->h, padded(n), &qc_form_int8_rows, inv, QC_SEARCH_CANDIDATES,
-                         rr);
+        c->steps->errors(NULL, c->seen, padded(n), form, inv, QC_SEARCH_CANDIDATES, rr);
         for (unsigned j = 0; j < QC_SEARCH_CANDIDATES; j++)
             error[j] += (double)rr[j];
     }
     unsigned best = 0;
     double least = INFINITY;
     for (unsigned j = 0; j < QC_SEARCH_CANDIDATES; j++) {
-        double w = (double)(absmax * row_steps[j]) / 127.0;
+        double w = (double)s[j] / (double)form->span;
         if (error[j] * (w * w) < least) {
             least = error[j] * (w * w);
             best = j;
         }
     }
-    return absmax * row_steps[best];
+    return s[best];
 }
 
-static void note_largest(const row_run *run, uint32_t n, const int8_t *codes, float scb,
+static void note_largest(const row_search *c, uint32_t n, const uint8_t *codes, float scale,
                          uint64_t first, qc_piece_sums *sums)
 {
+    const qc_form_ops *form = c->form->ops;
     for (uint32_t i = 0; i < n; i++) {
-        double error = (double)fabsf(run->x[i] - ((float)codes[i] * scb) * QC_INT8_STEP);
+        const float value = form->value(qc_form_code_at(form, codes, i), scale);
+        const double error = (double)fabsf(c->run->x[i] - value);
         if (error > sums->max_err) {
             sums->max_err = error;
             sums->max_index = first + i;
@@ -112,38 +118,46 @@ static void note_largest(const row_run *run, uint32_t n, const int8_t *codes, fl
     }
 }
 
-static void encode_row(const row_search *c, uint64_t first, float scb, int8_t *codes,
-                       qc_piece_sums *sums)
+static void encode_row(const row_search *c, uint64_t first, float scale, qc_piece_sums *sums)
 {
-    const float inv = scb == 0.0f ? 0.0f : inverse_of(scb);
+    const double s2 = c->form->ops->integer ? (double)scale * (double)scale : 1.0;
     for (uint64_t col = 0; col < c->cols; col += QC_ROW_FLUSH) {
         const uint32_t n = read_run(c, first, col);
-        int8_t *to = n == padded(n) ? codes + first + col : c->run->codes;
+        uint8_t *codes = (uint8_t *)c->out->codes + qc_form_code_bytes(c->form, first + col);
+        uint8_t *to = n == padded(n) ? codes : c->run->codes;
         float ee, xx;
         float largest =
-            c->steps->encode_row(c->run->x, c->run->h, padded(n), inv, scb, to, &ee, &xx);
+            c->steps->encode_row(c->run->x, c->seen, padded(n), c->form->ops, scale, to, &ee, &xx);
         if (to == c->run->codes)
-            memcpy(codes + first + col, to, n);
-        sums->sum_ee += (double)ee;
-        sums->sum_xx += (double)xx;
+            memcpy(codes, to, (size_t)qc_form_code_bytes(c->form, n));
+        sums->sum_ee += (double)ee * s2;
+        sums->sum_xx += (double)xx * s2;
         if ((double)largest > sums->max_err)
-            note_largest(c->run, n, to, scb, first + col, sums);
+            note_largest(c, n, to, scale, first + col, sums);
     }
 }
 
-void qc_search_rows_with(const qc_search_steps *steps, const void *src, qc_dtype dtype,
-                         uint64_t rows, uint64_t cols, int8_t *codes, float *scb, void *scratch,
+/* The scale of a row of zeros. */
+static float zero_scale(const qc_form *form)
+{
+    return form->ops->integer ? qc_int_round_scale(form->scale_dtype, 0.0f) : 0.0f;
+}
+
+void qc_search_rows_with(const qc_search_steps *steps, const qc_form *form, const void *src,
+                         qc_dtype dtype, uint64_t n, const qc_search_out *out, void *scratch,
                          qc_piece_sums *sums)
 {
-    const row_search c = {steps, src, dtype, cols, scratch};
+    row_run *run = scratch;
+    const row_search c = {steps,      form, src, dtype,
+                          form->cols, out,  run, form->ops->integer ? run->x : run->h};
     _Static_assert(sizeof(row_run) <= QC_BLOCK_MAX * sizeof(float), "fits scratch");
     *sums = (qc_piece_sums){.bad = QC_BAD_NONE};
-    for (uint64_t row = 0; row < rows; row++) {
-        const uint64_t first = row * cols;
+    for (uint64_t row = 0; form->cols && row < n / form->cols; row++) {
+        const uint64_t first = row * form->cols;
         float absmax;
         if (!row_absmax(&c, first, &absmax, sums))
             return;
-        scb[row] = absmax == 0.0f ? 0.0f : best_scale(&c, first, absmax);
-        encode_row(&c, first, scb[row], codes, sums);
+        out->absmax[row] = absmax == 0.0f ? zero_scale(form) : best_scale(&c, first, absmax);
+        encode_row(&c, first, out->absmax[row], sums);
     }
 }

@@ -9,6 +9,8 @@
 #define SAMPLE_GROUPS 64u
 
 const float qc_search_factor[2][QC_SEARCH_FACTORS] = {QC_SEARCH_FACTOR_VALUES};
+const float qc_search_int4_factor[QC_SEARCH_INT4_LISTS][QC_SEARCH_INT4_PAIRS] = {
+    QC_SEARCH_INT4_FACTORS};
 
 static qc_search_tables tables;
 static pthread_once_t tables_once = PTHREAD_ONCE_INIT;
@@ -69,6 +71,41 @@ const qc_search_tables *qc_search_tables_get(void)
 {
     (void)pthread_once(&tables_once, build);
     return &tables;
+}
+
+/* As qc_int_round_scale does it for each, with the table's casts. */
+static void round_scales(const qc_quant_ops *ops, qc_dtype dtype, float *s)
+{
+    const float least = dtype == QC_DTYPE_F16 ? 0x1p-24f : 0x1p-126f;
+    const float most = dtype == QC_DTYPE_F16    ? 65504.0f
+                       : dtype == QC_DTYPE_BF16 ? 0x1.fep127f
+                                                : 0x1.fffffep127f;
+    uint16_t half[QC_SEARCH_CANDIDATES];
+    uint64_t overflow;
+    if (dtype != QC_DTYPE_F32) {
+        ops->cast(s, QC_DTYPE_F32, QC_SEARCH_CANDIDATES, half, dtype, &overflow);
+        ops->cast(half, dtype, QC_SEARCH_CANDIDATES, s, QC_DTYPE_F32, &overflow);
+    }
+    for (unsigned j = 0; j < QC_SEARCH_CANDIDATES; j++) {
+        const float above = s[j] < least ? least : s[j];
+        s[j] = above > most ? most : above;
+    }
+}
+
+void qc_search_integer_scales(const qc_quant_ops *ops, const qc_form *form, float absmax,
+                              const float *steps, float *s)
+{
+    const float reach = qc_form_reach(form->ops);
+    const uint32_t block = form->block_elems;
+    const unsigned list = qc_form_by_rows(form) || block >= 1024 ? 2 : block >= 256;
+    const int either_sign = form->ops->signed_scales;
+    for (unsigned j = 0; j < QC_SEARCH_CANDIDATES; j++) {
+        const float factor = either_sign ? qc_search_int4_factor[list][j / 2] : steps[j];
+        s[j] = absmax * factor / reach;
+    }
+    round_scales(ops, form->scale_dtype, s);
+    for (unsigned j = 1; either_sign && j < QC_SEARCH_CANDIDATES; j += 2)
+        s[j] = -s[j];
 }
 
 uint64_t qc_search_sample_count(uint64_t groups)

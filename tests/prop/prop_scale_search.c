@@ -37,7 +37,7 @@ static void guard_check(const void *p, uint64_t bytes, const char *what, const c
 static result result_new(const qc_form *form, uint64_t n)
 {
     result r = {.code_bytes = qc_form_code_bytes(form, n)};
-    r.blocks = (n + form->block_elems - 1) / form->block_elems;
+    r.blocks = qc_form_scales(form, n);
     r.groups = (r.blocks + QC_NESTED_BLOCK - 1) / QC_NESTED_BLOCK;
     r.codes = guarded(r.code_bytes);
     r.absmax = guarded(r.blocks * 4);
@@ -67,7 +67,7 @@ static qc_piece_sums search_part(const qc_search_ops *ops, const qc_form *form,
                                  uint64_t first, uint64_t n, result *r)
 {
     qc_piece_sums sums;
-    uint64_t block = first / form->block_elems;
+    uint64_t block = qc_form_scales(form, first);
     qc_search_out out = {r->codes + qc_form_code_bytes(form, first), r->absmax + block,
                          r->absmax_codes + block, r->nested_absmax + block / QC_NESTED_BLOCK};
     void *scratch = scratch_new();
@@ -204,6 +204,31 @@ static void blocks_are_equal(void **state)
     }
 }
 
+static void integers_are_equal(void **state)
+{
+    static const qc_form_ops *const forms[] = {&qc_form_w4a16, &qc_form_w8a16, &qc_form_w8a8};
+    static const qc_dtype scale_types[] = {QC_DTYPE_F32, QC_DTYPE_F16, QC_DTYPE_BF16};
+    (void)state;
+    qt_rng rng = qt_rng_start("integers_are_equal");
+    for (unsigned round = 0; round < 240; round++) {
+        const unsigned kind = round % KINDS;
+        const qc_dtype dtype = qt_float_types[qt_below(&rng, 4)];
+        const int by_rows = qt_below(&rng, 3) == 0;
+        const uint32_t group = by_rows ? 2 + 2 * (uint32_t)qt_below(&rng, round % 4 ? 99 : 1500)
+                                       : block_sizes[qt_below(&rng, round % 8 ? 4 : 8)];
+        const qc_form form = {.ops = forms[qt_below(&rng, 3)],
+                              .block_elems = by_rows ? 0 : group,
+                              .cols = group,
+                              .scale_dtype = scale_types[qt_below(&rng, 3)]};
+        const uint64_t n = group * (1 + qt_below(&rng, round % 5 ? 20u : 40000 / group));
+        unsigned char *whole;
+        void *src = make_source(&rng, kind, dtype, n, group, (unsigned)qt_below(&rng, 3), &whole);
+        for (unsigned t = 1; t < table_count; t++)
+            compare(tables[t], &form, QC_SEARCH_ONCE, src, dtype, n, kind);
+        free(whole);
+    }
+}
+
 static void groups_stand_alone(void **state)
 {
     (void)state;
@@ -285,6 +310,7 @@ int main(void)
     }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(blocks_are_equal),
+        cmocka_unit_test(integers_are_equal),
         cmocka_unit_test(groups_stand_alone),
         cmocka_unit_test(rows_are_equal),
     };

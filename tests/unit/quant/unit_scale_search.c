@@ -376,6 +376,129 @@ static void rows_are_better(void **state)
     free(x);
 }
 
+/* The error of the best of many scales for these n elements, with codes from lowest to highest. */
+static double best_error(const qc_form *form, const float *x, uint64_t n)
+{
+    const double low = form->ops->lowest, high = form->ops->highest;
+    double best = INFINITY, absmax = 0.0;
+    for (uint64_t i = 0; i < n; i++)
+        absmax = fmax(absmax, fabs((double)x[i]));
+    for (int f = -140; f <= 140; f++) {
+        const double s = absmax * f / 100.0 / -low;
+        double sum = 0.0;
+        for (uint64_t i = 0; f != 0 && i < n; i++) {
+            const double e = (double)x[i] - fmin(fmax(rint((double)x[i] / s), low), high) * s;
+            sum += e * e;
+        }
+        best = f != 0 && sum < best ? sum : best;
+    }
+    return best;
+}
+
+/* Searches n elements as integers: sums, the grid of scales, codes, and how good they are. */
+static void check_integers(const qc_form *form, const float *x, uint64_t n)
+{
+    const uint64_t group = form->block_elems ? form->block_elems : form->cols;
+    uint8_t *codes[2] = {qt_alloc(n, 1), qt_alloc(n, 1)};
+    float *scales[2] = {qt_alloc(n / group, 4), qt_alloc(n / group, 4)}, *back = qt_alloc(n, 4);
+    void *scratch = aligned_alloc(64, qc_search_scratch_bytes());
+    const qc_search_out out = {.codes = codes[0], .absmax = scales[0]};
+    qc_piece_sums sums, plain;
+    uint64_t overflow;
+    double best = 0.0, largest = 0.0;
+    QT_CHECK(scratch != NULL, "out of memory");
+    ops->blocks(form, QC_SEARCH_ONCE, x, QC_DTYPE_F32, n, &out, scratch, &sums);
+    form->ops->dequantize(quant, form, codes[0], scales[0], n, back, QC_DTYPE_F32, &overflow);
+    form->ops->quantize(quant, form, x, QC_DTYPE_F32, n,
+                        &(qc_form_out){.codes = codes[1], .absmax = scales[1]}, &plain);
+    const double error = squared_error(x, back, n);
+    QT_CHECK(fabs(sums.sum_ee - error) <= 1e-5 * error, "%s: sum_ee %g, %g", form->ops->name,
+             sums.sum_ee, error);
+    QT_CHECK(fabs(sums.sum_xx - plain.sum_xx) <= 1e-5 * plain.sum_xx, "sum_xx %g", sums.sum_xx);
+    for (uint64_t g = 0; g < n / group; g++) {
+        const float s = scales[0][g];
+        assert_true(qc_int_round_scale(form->scale_dtype, s) == s);
+        assert_true(s > 0.0f || form->ops->signed_scales);
+        for (uint64_t i = g * group; i < (g + 1) * group; i++) {
+            const int q = (int)form->ops->unit(qc_form_code_at(form->ops, codes[0], i));
+            const double e = fabs((double)x[i] - (double)back[i]);
+            const int end = q == form->ops->lowest || q == form->ops->highest;
+            QT_CHECK(e <= 0.50001 * fabs((double)s) || (end && x[i] / s * (float)q > 0.0f),
+                     "%s: code %d of %a, scale %a", form->ops->name, q, (double)x[i], (double)s);
+            largest = fmax(largest, (double)fabsf(x[i] - back[i]));
+        }
+        if (form->ops->bits == 4)
+            best += best_error(form, x + g * group, group);
+    }
+    assert_true(sums.max_err == largest &&
+                fabsf(x[sums.max_index] - back[sums.max_index]) == (float)largest);
+    QT_CHECK(error <= plain.sum_ee, "%s: %g, absmax %g", form->ops->name, error, plain.sum_ee);
+    if (form->ops->bits == 4)
+        QT_CHECK(error <= 0.85 * plain.sum_ee && error <= 1.05 * best,
+                 "group %" PRIu64 ": %g, absmax %g, best %g", group, error, plain.sum_ee, best);
+    for (unsigned k = 0; k < 2; k++) {
+        free(codes[k]);
+        free(scales[k]);
+    }
+    free(back);
+    free(scratch);
+}
+
+static void integers_are_better(void **state)
+{
+    static const qc_form_ops *const forms[] = {&qc_form_w4a16, &qc_form_w8a16, &qc_form_w8a8};
+    static const qc_dtype scale_types[] = {QC_DTYPE_F32, QC_DTYPE_F16, QC_DTYPE_BF16};
+    static const uint32_t groups[] = {32, 64, 128, 256, 0};
+    const uint64_t n = 16384;
+    (void)state;
+    qt_rng rng = qt_rng_start("integers_are_better");
+    float *x = qt_alloc(n, sizeof *x);
+    for (uint64_t i = 0; i < n; i++)
+        x[i] = qt_randn(&rng) * 0.02f;
+    for (unsigned k = 0; k < 45; k++)
+        check_integers(&(qc_form){.ops = forms[k % 3],
+                                  .block_elems = groups[k / 9],
+                                  .cols = 2048,
+                                  .scale_dtype = scale_types[k / 3 % 3]},
+                       x, n);
+    free(x);
+}
+
+/* Groups of zeros, and magnitudes at the ends of float. */
+static void integers_at_the_edges(void **state)
+{
+    static const float values[] = {0.0f,  -0.0f, 0x1p-149f, 0x1p-120f,
+                                   1e-7f, 3.0f,  60000.0f,  FLT_MAX};
+    static const qc_dtype scale_types[] = {QC_DTYPE_F32, QC_DTYPE_F16, QC_DTYPE_BF16};
+    (void)state;
+    for (unsigned k = 0; k < 48; k++) {
+        const qc_form form = {.ops = k % 2 ? &qc_form_w4a16 : &qc_form_w8a16,
+                              .block_elems = 32,
+                              .cols = 64,
+                              .scale_dtype = scale_types[k / 16]};
+        float x[64] = {0.0f}, scales[2], back[64];
+        uint8_t codes[64];
+        void *scratch = aligned_alloc(64, qc_search_scratch_bytes());
+        const qc_search_out out = {.codes = codes, .absmax = scales};
+        qc_piece_sums sums;
+        uint64_t overflow;
+        x[33] = values[k / 2 % 8];
+        QT_CHECK(scratch != NULL, "out of memory");
+        ops->blocks(&form, QC_SEARCH_ONCE, x, QC_DTYPE_F32, 64, &out, scratch, &sums);
+        form.ops->dequantize(quant, &form, codes, scales, 64, back, QC_DTYPE_F32, &overflow);
+        assert_true(scales[0] == qc_int_round_scale(form.scale_dtype, 0.0f));
+        assert_true(scales[1] != 0.0f && isfinite(scales[1]));
+        assert_int_equal(qc_form_code_at(form.ops, codes, 0), form.ops->zero);
+        assert_true(sums.bad == QC_BAD_NONE && overflow == UINT64_MAX);
+        for (unsigned i = 0; i < 64; i++)
+            assert_true(i == 33 || back[i] == 0.0f);
+        /* one value alone has a code of its own, where a scale for it exists */
+        if (x[33] >= 0x1p-119f && x[33] <= 0x1p18f && form.scale_dtype != QC_DTYPE_F16)
+            assert_true(fabsf(back[33] - x[33]) <= x[33] * 0.07f);
+        free(scratch);
+    }
+}
+
 static void sample_is_spread(void **state)
 {
     (void)state;
@@ -405,6 +528,8 @@ int main(void)
         cmocka_unit_test(zeros_and_edges),
         cmocka_unit_test(bad_elements),
         cmocka_unit_test(rows_are_better),
+        cmocka_unit_test(integers_are_better),
+        cmocka_unit_test(integers_at_the_edges),
         cmocka_unit_test(sample_is_spread),
     };
     int failed = 0;
