@@ -241,7 +241,7 @@ static void feed_chunk(const chunk *c)
 /* The scale nearest to `wish` that its form can hold; 0 where there is none. */
 static float possible_scale(const job *j, uint64_t index, float wish, uint8_t *code)
 {
-    float scale = wish;
+    float scale = qc_form_round_scale(j->form, wish);
     if (j->form->nested) {
         const float group = j->out->nested_absmax[index / QC_NESTED_BLOCK];
         const float offset = j->out->nested_offset, place = (wish - offset) / group;

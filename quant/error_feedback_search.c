@@ -67,22 +67,25 @@ static float block_scale(const search *s, const float *x, const float *d, uint32
     const unsigned count = (unsigned)(!either_sign ? COUNT(int8_factors)
                                       : wide       ? COUNT(nf4_wide_factors)
                                                    : COUNT(nf4_factors));
+    const float reach = qc_form_reach(form);
     float largest = 0.0f, scale[2 * MOST], inv[2 * MOST] = {0.0f}, rr[2 * MOST];
     for (uint32_t i = 0; i < n; i++)
         largest = fmaxf(largest, fabsf(x[i]));
+    float best = qc_form_round_scale(s->form, largest / reach);
     if (largest < QC_FEEDBACK_TINY)
-        return largest;
+        return best;
     unsigned tried = 0;
     for (unsigned j = 0; j < count; j++)
         if (isfinite(largest * factors[j])) {
-            scale[tried++] = largest * factors[j];
-            if (either_sign)
-                scale[tried++] = -(largest * factors[j]);
+            scale[tried++] = qc_form_round_scale(s->form, largest * factors[j] / reach);
+            if (either_sign) {
+                scale[tried] = -scale[tried - 1];
+                tried++;
+            }
         }
     for (unsigned j = 0; j < tried; j++)
         inv[j] = qc_feedback_inverse(form, scale[j]);
     s->f->lanes->errors(x, d, n, form, inv, tried, rr);
-    float best = largest;
     double least = INFINITY;
     for (unsigned j = 0; j < tried; j++) {
         const double step = (double)scale[j] * unit_of(form), e = (double)rr[j] * (step * step);
@@ -94,8 +97,8 @@ static float block_scale(const search *s, const float *x, const float *d, uint32
     for (unsigned i = 0; i < QC_FEEDBACK_REFITS; i++) {
         float ux, uu;
         s->f->lanes->refit(x, d, n, form, qc_feedback_inverse(form, best), &ux, &uu);
-        const float better = ux / uu;
-        if (!isfinite(better) || better == best ||
+        const float fit = ux / uu, better = qc_form_round_scale(s->form, fit);
+        if (!isfinite(fit) || better == best ||
             (either_sign ? fabsf(better) : better) < QC_FEEDBACK_TINY)
             break;
         const double e = error_of(s, x, d, n, better);

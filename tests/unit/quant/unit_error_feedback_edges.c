@@ -184,7 +184,8 @@ static void odd_weights(void **state)
 /* The tables give the same bits. */
 static void tables_are_equal(void **state)
 {
-    static const qc_form_kind kinds[] = {QC_FORM_NF4, QC_FORM_INT8_ROWS, QC_FORM_INT8_BLOCKS};
+    static const qc_form_kind kinds[] = {QC_FORM_NF4,   QC_FORM_INT8_ROWS, QC_FORM_INT8_BLOCKS,
+                                         QC_FORM_W4A16, QC_FORM_W8A16,     QC_FORM_W8A8};
     static qc_tile start, a, b;
     qt_rng rng = qt_rng_start("tables");
     _Alignas(64) float x[512], d[512], u[QC_TILE_COLS * QC_TILE_COLS], inverse[QC_TILE_COLS];
@@ -196,7 +197,7 @@ static void tables_are_equal(void **state)
         while (!qc_isa_available(isa))
             isa = (qc_isa)(isa - 1);
         const qc_feedback_lanes *other = qc_feedback_lanes_for(isa);
-        const qc_form_ops *form = qc_form_ops_of(kinds[i % 3]);
+        const qc_form_ops *form = qc_form_ops_of(kinds[i / 2 % 6]);
         const uint32_t cols = 1 + (uint32_t)qt_below(&rng, QC_TILE_COLS);
         const uint32_t n = 16 * (1 + (uint32_t)qt_below(&rng, 32));
         float rr[2][8], ux[2], uu[2];
@@ -235,6 +236,48 @@ static void tables_are_equal(void **state)
         assert_memory_equal(&a, &b, sizeof a);
         assert_true(changed > 0 || cols < 4);
     }
+}
+
+/* Integers: scales of their dtype, and the error that is stated, far below that of rounding. */
+static void integers_are_calibrated(void **state)
+{
+    static const qc_form integers[] = {
+        {.ops = &qc_form_w4a16, .block_elems = 128, .scale_dtype = QC_DTYPE_BF16},
+        {.ops = &qc_form_w4a16, .block_elems = 32, .scale_dtype = QC_DTYPE_F16},
+        {.ops = &qc_form_w4a16, .block_elems = 0, .scale_dtype = QC_DTYPE_F32},
+        {.ops = &qc_form_w8a16, .block_elems = 64, .scale_dtype = QC_DTYPE_F16},
+        {.ops = &qc_form_w8a8, .block_elems = 0, .scale_dtype = QC_DTYPE_BF16}};
+    qt_rng rng = qt_rng_start("integers");
+    const uint64_t n = 256, rows = QC_FEEDBACK_ROWS + 9;
+    data d = make_data(&rng, n, 2 * n, 1);
+    float *w = make_weight(&rng, rows, n);
+    double *t = qt_alloc(rows * n, 8);
+    (void)state;
+    for (uint64_t i = 0; i < rows * n; i++)
+        t[i] = (double)w[i];
+    for (unsigned i = 0; i < sizeof integers / sizeof *integers; i++) {
+        qc_form form = integers[i];
+        form.cols = n;
+        made m = quantize(&d, 0, 2, 3, form, w, rows), one = quantize(&d, 0, 1, 3, form, w, rows);
+        assert_memory_equal(m.codes, one.codes, (size_t)qc_form_code_bytes(&form, rows * n));
+        assert_memory_equal(m.absmax, one.absmax, m.blocks * 4);
+        const double error = reference_error(&d, t, m.q, rows);
+        QT_CHECK(fabs(m.result.calibrated / error - 1.0) < 2e-3, "form %u: error %g, not %g", i,
+                 m.result.calibrated, error);
+        QT_CHECK(m.result.calibrated < 0.7 * m.result.rounded, "form %u: %g of %g", i,
+                 m.result.calibrated, m.result.rounded);
+        unsigned negative = 0;
+        for (uint64_t b = 0; b < m.blocks; b++) {
+            assert_true(m.absmax[b] == qc_int_round_scale(form.scale_dtype, m.absmax[b]));
+            negative += m.absmax[b] < 0.0f;
+        }
+        assert_true(form.ops->signed_scales ? negative > 0 && negative < m.blocks : negative == 0);
+        free_made(&m);
+        free_made(&one);
+    }
+    free(t);
+    free(w);
+    free_data(&d);
 }
 
 /* Any allocation may fail. */
@@ -288,10 +331,15 @@ static int missing(void)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(threads_do_not_matter),      cmocka_unit_test(dead_columns_are_rounded),
-        cmocka_unit_test(damping_is_raised),          cmocka_unit_test(odd_moments),
-        cmocka_unit_test(bad_weights_and_interrupts), cmocka_unit_test(odd_weights),
-        cmocka_unit_test(tables_are_equal),           cmocka_unit_test(no_memory),
+        cmocka_unit_test(threads_do_not_matter),
+        cmocka_unit_test(dead_columns_are_rounded),
+        cmocka_unit_test(damping_is_raised),
+        cmocka_unit_test(odd_moments),
+        cmocka_unit_test(bad_weights_and_interrupts),
+        cmocka_unit_test(odd_weights),
+        cmocka_unit_test(tables_are_equal),
+        cmocka_unit_test(integers_are_calibrated),
+        cmocka_unit_test(no_memory),
     };
     qc_error err;
     if (argc > 1 && strcmp(argv[1], "--missing") == 0)
