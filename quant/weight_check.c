@@ -19,7 +19,7 @@ void qc_check_init(qc_check *f, const qc_form *form)
     memset(f, 0, sizeof *f);
     f->form = *form;
     f->form.code_map = NULL;
-    f->largest = 1.0f;
+    f->largest = qc_form_reach(form->ops);
     if (form->ops->bits != 4)
         return;
     f->largest = 0.0f;
@@ -476,6 +476,137 @@ static int add_mapped(const chunk *c, const void *src, qc_dtype dtype, qc_check_
     return 1;
 }
 
+/* ---- integers -------------------------------------------------------------------------------- */
+
+/* Integers that are checked: their scales are never double quantized, so those of absmax are known
+ * exactly, and what quantizing leaves is final. */
+typedef struct {
+    const qc_quant_ops *ops;
+    const qc_check *f;
+    qc_dtype dtype;
+    const unsigned char *src, *codes; /* of the piece */
+    const float *scales;
+    void *codes_ref; /* of the elements at work */
+    qc_check_scratch *t;
+    qc_check_sums *sums;
+} integers;
+
+static const unsigned char *source_at(const integers *c, uint64_t i)
+{
+    return c->src + i * (qc_dtype_bits(c->dtype) / 8);
+}
+
+/* Whether x lies where its code is the nearest one; the outermost codes stand for all beyond. */
+static int is_nearest(const qc_form_ops *form, int code, float x, float value, float scale)
+{
+    const int q = code - form->zero;
+    if (fabsf(x - value) <= 0.5f * fabsf(scale) + slack_of(scale))
+        return 1;
+    return (q == form->lowest || q == form->highest) && (value < 0.0f ? x < value : x > value);
+}
+
+/* Checks elements [first, first + n) of a group, at most a chunk, one by one. Returns the largest
+ * magnitude. */
+static float add_integers(const integers *c, uint64_t first, uint32_t n, float scale)
+{
+    const qc_form_ops *form = c->f->form.ops;
+    const unsigned char *codes = codes_at(c->f, c->codes, first);
+    uint64_t overflow;
+    float largest = 0.0f;
+    qc_form part = c->f->form;
+    part.block_elems = 0;
+    part.cols = n;
+    c->ops->cast(source_at(c, first), c->dtype, n, c->t->x, QC_DTYPE_F32, &overflow);
+    form->dequantize(c->ops, &part, codes, &scale, n, c->t->value, QC_DTYPE_F32, &overflow);
+    add_errors(c->ops, c->t->x, c->t->value, n, first, c->sums);
+    c->sums->clipped += count_clipped(c->ops, c->t->x, n, FLT_MAX, scale, c->f->largest);
+    for (uint32_t i = 0; i < n; i++) {
+        largest = fmaxf(largest, fabsf(c->t->x[i]));
+        if (is_nearest(form, qc_form_code_at(form, codes, i), c->t->x[i], c->t->value[i], scale))
+            continue;
+        c->sums->misplaced++;
+        if (c->sums->first_misplaced == UINT64_MAX)
+            c->sums->first_misplaced = first + i;
+    }
+    return largest;
+}
+
+/* Quantizes n elements from `first` on, whole groups, and adds their sums if codes and scales are
+ * those. Returns 1, or 0 where they are others, or -1 for a bad source. */
+static int add_same(const integers *c, uint64_t first, uint64_t n, uint64_t group, float *scales,
+                    qc_piece_sums *made)
+{
+    const qc_form_out out = {.codes = c->codes_ref, .absmax = scales};
+    qc_form form = c->f->form;
+    form.cols = form.block_elems ? form.cols : group;
+    form.ops->quantize(c->ops, &form, source_at(c, first), c->dtype, n, &out, made);
+    if (made->bad != QC_BAD_NONE) {
+        c->sums->bad_source = first + made->bad_index;
+        return -1;
+    }
+    if (memcmp(scales, c->scales + first / group, (size_t)(n / group) * sizeof *scales) != 0 ||
+        memcmp(c->codes_ref, codes_at(c->f, c->codes, first),
+               (size_t)qc_form_code_bytes(&form, n)) != 0)
+        return 0;
+    c->sums->sum_expected += made->sum_ee;
+    c->sums->sum_xx += made->sum_xx;
+    c->sums->sum_ee += made->sum_ee;
+    if (made->max_err > c->sums->max_err || c->sums->max_index == UINT64_MAX) {
+        c->sums->max_err = made->max_err;
+        c->sums->max_index = first + made->max_index;
+    }
+    return 1;
+}
+
+/* Whether a group is not all zero, as far as its scale by absmax tells. */
+static int is_there(const integers *c, float absmax_scale)
+{
+    return absmax_scale != qc_form_round_scale(&c->f->form, 0.0f);
+}
+
+/* Returns 1, or 0 for a bad source. */
+static int add_group(const integers *c, uint64_t first, uint64_t group)
+{
+    const float scale = c->scales[first / group];
+    const uint64_t before = c->sums->misplaced;
+    float absmax_scale, largest = 0.0f;
+    qc_piece_sums made;
+    const int same = add_same(c, first, group, group, &absmax_scale, &made);
+    if (same < 0)
+        return 0;
+    c->sums->scales += (uint64_t)is_there(c, absmax_scale);
+    if (same)
+        return 1;
+    c->sums->sum_expected += made.sum_ee;
+    for (uint64_t at = 0; at < group; at += QC_CHECK_CHUNK) {
+        const uint32_t n = qc_min_u32(group - at, QC_CHECK_CHUNK);
+        largest = fmaxf(largest, add_integers(c, first + at, n, scale));
+    }
+    if (is_there(c, absmax_scale) && c->sums->misplaced == before && scale != absmax_scale)
+        add_searched(first, group, largest, c->sums);
+    return 1;
+}
+
+/* Chunks that are the same are dealt with at once. */
+static void check_integers(const integers *c, uint64_t n, uint64_t group)
+{
+    const uint64_t step = group < QC_CHECK_CHUNK ? QC_CHECK_CHUNK / group * group : group;
+    for (uint64_t first = 0; group > 0 && first < n; first += step) {
+        const uint64_t end = qc_min_u64(n, first + step);
+        qc_piece_sums made;
+        if (qc_form_by_rows(&c->f->form) ||
+            add_same(c, first, end - first, group, c->t->absmax, &made) <= 0) {
+            c->sums->bad_source = UINT64_MAX; /* found again below, behind what comes before it */
+            for (uint64_t at = first; at < end; at += group)
+                if (!add_group(c, at, group))
+                    return;
+            continue;
+        }
+        for (uint64_t g = 0; g < (end - first) / group; g++)
+            c->sums->scales += (uint64_t)is_there(c, c->t->absmax[g]);
+    }
+}
+
 void qc_check_blocks(const qc_quant_ops *ops, const qc_check *f, const void *src, qc_dtype dtype,
                      uint64_t n, const void *codes, const float *scales, const float *slack,
                      qc_check_scratch *t, qc_check_sums *sums)
@@ -484,6 +615,11 @@ void qc_check_blocks(const qc_quant_ops *ops, const qc_check *f, const void *src
     uint64_t each = qc_dtype_bits(dtype) / 8;
     const qc_form_out out = {t->codes, t->absmax, t->errors};
     qc_check_sums_init(sums);
+    if (f->form.ops->integer) {
+        const integers c = {ops, f, dtype, src, codes, scales, t->codes, t, sums};
+        check_integers(&c, n, f->form.block_elems);
+        return;
+    }
     for (uint64_t first = 0; first < n; first += QC_CHECK_CHUNK) {
         uint64_t block = first / f->form.block_elems;
         chunk c = {ops,
@@ -549,6 +685,12 @@ void qc_check_rows(const qc_quant_ops *ops, const qc_check *f, const void *src, 
     const unsigned char *from = src;
     uint64_t each = qc_dtype_bits(dtype) / 8;
     qc_check_sums_init(sums);
+    if (f->form.ops->integer) {
+        const integers c = {ops, f,         dtype, src, (const unsigned char *)codes,
+                            scb, codes_ref, t,     sums};
+        check_integers(&c, rows * f->form.cols, f->form.cols);
+        return;
+    }
     for (uint64_t row = 0; row < rows; row++) {
         const void *at = from + row * f->form.cols * each;
         const int8_t *mine = codes + row * f->form.cols;

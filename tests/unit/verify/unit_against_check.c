@@ -1,5 +1,6 @@
 /* qc_check_blocks and qc_check_rows: sums against a plain reading in double, every code changed,
  * scales of both signs, and the same from every instruction set. */
+#include "quant/scale_search.h"
 #include "quant/weight_check.h"
 #include "tests/fixtures/quant_testing.h"
 
@@ -41,7 +42,7 @@ static qc_check_sums check_with(const qc_quant_ops *ops)
     static int8_t codes_ref[MOST];
     qc_check_sums s;
     memset(&s, 0, sizeof s);
-    if (p.check.form.ops == &qc_form_int8_rows)
+    if (qc_form_by_rows(&p.check.form))
         qc_check_rows(ops, &p.check, p.x, QC_DTYPE_F32, p.n / p.check.form.cols,
                       (const int8_t *)p.codes, p.scales, codes_ref, &scratch, &s);
     else
@@ -58,6 +59,9 @@ static qc_check_sums check(void)
 static double value_of(uint64_t i)
 {
     const qc_form *f = &p.check.form;
+    if (f->ops->integer)
+        return (double)f->ops->value(qc_form_code_at(f->ops, p.codes, i),
+                                     p.scales[i / (f->block_elems ? f->block_elems : f->cols)]);
     if (f->ops->bits == 4)
         return (double)(p.check.map[qt_nibble(p.codes, i)] * p.scales[i / f->block_elems]);
     uint64_t scale = qc_form_by_rows(f) ? i / f->cols : i / f->block_elems;
@@ -299,6 +303,101 @@ static void test_instruction_sets(void **state)
     }
 }
 
+static const qc_form int_cases[] = {
+    {.ops = &qc_form_w4a16, .block_elems = 128, .cols = 256, .scale_dtype = QC_DTYPE_BF16},
+    {.ops = &qc_form_w4a16, .block_elems = 32, .cols = 64, .scale_dtype = QC_DTYPE_F16},
+    {.ops = &qc_form_w4a16, .cols = 5000, .scale_dtype = QC_DTYPE_F32},
+    {.ops = &qc_form_w8a16, .block_elems = 64, .cols = 64, .scale_dtype = QC_DTYPE_BF16},
+    {.ops = &qc_form_w8a8, .cols = 96, .scale_dtype = QC_DTYPE_F32}};
+
+/* p.x [n] as integers: by absmax, or with scales that are searched. */
+static void quantize_integers(const qc_form *form, uint64_t n, int search)
+{
+    const uint64_t group = form->block_elems ? form->block_elems : form->cols;
+    qc_piece_sums sums;
+    p.n = n / group * group;
+    p.scale_count = p.n / group;
+    qc_check_init(&p.check, form);
+    memset(p.codes, 0, sizeof p.codes);
+    memset(p.slack, 0, sizeof p.slack);
+    if (search) {
+        void *room = aligned_alloc(64, qc_search_scratch_bytes());
+        QT_CHECK(room != NULL, "out of memory");
+        qc_search_ops_for(QC_ISA_SCALAR)
+            ->blocks(form, QC_SEARCH_ONCE, p.x, QC_DTYPE_F32, p.n,
+                     &(qc_search_out){.codes = p.codes, .absmax = p.scales}, room, &sums);
+        free(room);
+        return;
+    }
+    form->ops->quantize(qc_quant_ops_for(QC_ISA_SCALAR), form, p.x, QC_DTYPE_F32, p.n,
+                        &(qc_form_out){.codes = p.codes, .absmax = p.scales}, &sums);
+}
+
+static void test_integers(void **state)
+{
+    (void)state;
+    qt_rng rng = qt_rng_start("integers");
+    for (unsigned c = 0; c < sizeof int_cases / sizeof *int_cases; c++) {
+        const qc_form *form = &int_cases[c];
+        const uint64_t group = form->block_elems ? form->block_elems : form->cols;
+        char what[64];
+        (void)snprintf(what, sizeof what, "integers, case %u", c);
+        fill(&rng, 0.02);
+        quantize_integers(form, MOST, 0);
+        qc_check_sums s = check();
+        compare_sums(&s, what);
+        QT_CHECK(s.misplaced == 0 && s.searched == 0 && s.scales == p.scale_count &&
+                     s.clipped == 0 && fabs(s.sum_expected / s.sum_ee - 1.0) < 1e-6,
+                 "%s: %" PRIu64 " misplaced, %" PRIu64 " searched, %" PRIu64 " clipped", what,
+                 s.misplaced, s.searched, s.clipped);
+        for (uint64_t i = 3; i < p.n; i += 997) { /* one code, one step away */
+            const uint64_t at = qc_form_code_bytes(form, i);
+            const uint8_t kept = p.codes[at];
+            const int code = qc_form_code_at(form->ops, p.codes, i) - form->ops->zero;
+            const int other = (code > 0 ? code - 1 : code + 1) + form->ops->zero;
+            if (form->ops->bits == 8)
+                p.codes[at] = (uint8_t)other;
+            else
+                p.codes[at] = (uint8_t)(i % 2 ? (kept & 15) | other << 4 : (kept & 0xf0) | other);
+            s = check();
+            const double off = fabs((double)p.x[i] - value_of(i)) / (double)p.scales[i / group];
+            QT_CHECK(off < 0.501 || (s.misplaced == 1 && s.first_misplaced == i),
+                     "%s, code %" PRIu64 ": %" PRIu64 " misplaced", what, i, s.misplaced);
+            p.codes[at] = kept;
+        }
+        const float kept = p.scales[p.scale_count / 2];
+        p.scales[p.scale_count / 2] = 2.0f * kept;
+        s = check();
+        QT_CHECK(s.misplaced > 0 && s.first_misplaced / group == p.scale_count / 2,
+                 "%s: %" PRIu64 " misplaced", what, s.misplaced);
+        p.scales[p.scale_count / 2] = NAN;
+        s = check();
+        assert_true(s.bad_value / group == p.scale_count / 2);
+
+        quantize_integers(form, MOST, 1);
+        s = check();
+        compare_sums(&s, what);
+        QT_CHECK(s.misplaced == 0 && s.searched > p.scale_count / 2,
+                 "%s: %" PRIu64 " misplaced, %" PRIu64 " of %" PRIu64 " searched", what,
+                 s.misplaced, s.searched, p.scale_count);
+        for (unsigned i = 0; i < 50; i++)
+            p.codes[qt_next(&rng) % (p.n / 2)] ^= (uint8_t)(1u << qt_next(&rng) % 8);
+        const qc_check_sums want = check();
+        for (int isa = QC_ISA_AVX2; isa <= QC_ISA_AVX512; isa++)
+            if (qc_isa_available((qc_isa)isa)) {
+                s = check_with(qc_quant_ops_for((qc_isa)isa));
+                QT_CHECK(memcmp(&s, &want, sizeof s) == 0, "%s, isa %d", what, isa);
+            }
+        memset(p.x, 0, sizeof p.x);
+        quantize_integers(form, MOST, 0);
+        s = check();
+        assert_true(s.sum_xx == 0.0 && s.misplaced == 0 && s.scales == 0 && s.max_err == 0.0);
+        p.x[p.n - 1] = NAN;
+        s = check();
+        assert_true(s.bad_source == p.n - 1);
+    }
+}
+
 /* Pieces add up to the whole. */
 static void test_pieces(void **state)
 {
@@ -330,7 +429,7 @@ int main(void)
         cmocka_unit_test(test_honest), cmocka_unit_test(test_every_code),
         cmocka_unit_test(test_scales), cmocka_unit_test(test_searched),
         cmocka_unit_test(test_edges),  cmocka_unit_test(test_instruction_sets),
-        cmocka_unit_test(test_pieces),
+        cmocka_unit_test(test_pieces), cmocka_unit_test(test_integers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
