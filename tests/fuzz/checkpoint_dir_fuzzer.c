@@ -1,12 +1,14 @@
 /* Any files as a checkpoint's folder (see fuzz_files.h): refused in words, or a model whose tensors
  * lie in their files, are read whole and in pieces alike, and which inspect and convert can look
- * through: recipe, stored weights, fused experts, names and shapes. */
+ * through: recipe, stored and coded weights, fused experts, names and shapes. */
 #include "base/alloc.h"
+#include "convert/model/coded_read.h"
 #include "convert/model/expert_split.h"
 #include "convert/model/recipe_stored.h"
 #include "convert/model/stored_read.h"
 #include "fuzz_check.h"
 #include "fuzz_files.h"
+#include "quant/quant_decode.h"
 
 #include <string.h>
 
@@ -69,6 +71,33 @@ static void read_stored(const qc_checkpoint *c, const qc_stored_set *set, qc_st_
     }
 }
 
+/* Reads coded weights whole, and their last weights again by themselves. */
+static void read_coded(const qc_checkpoint *c, const qc_recipe *recipe, qc_st_cursor *cursor)
+{
+    const qc_quant_ops *ops = qc_quant_ops_for(QC_ISA_SCALAR);
+    for (uint32_t i = 0; i < c->tensor_count && i < TENSORS_MOST; i++) {
+        const qc_coded_weight *w = recipe->entries[i].coded;
+        qc_coded_scratch scratch = {0};
+        qc_error err = {0};
+        uint64_t n = 0;
+        float *values = NULL, last[QC_MXFP4_BLOCK];
+        if (!w || qc_shape_elems(w->dims, w->ndim, &n, NULL) != QC_OK || n == 0 || n > READ_MOST)
+            continue;
+        uint64_t again = w->coding == QC_CODING_MXFP4 ? QC_MXFP4_BLOCK : 1;
+        FUZZ_CHECK(qc_malloc(&values, (size_t)n * sizeof *values, NULL) == QC_OK);
+        const qc_checkpoint_tensor *t = &c->tensors[i];
+        qc_status st = qc_coded_read(c, cursor, ops, t, w, &scratch, 0, n, values, &err);
+        FUZZ_CHECK(st == QC_OK || is_refusal(st, &err));
+        if (st == QC_OK) {
+            st = qc_coded_read(c, cursor, ops, t, w, &scratch, n - again, again, last, &err);
+            FUZZ_CHECK(st == QC_OK);
+            FUZZ_CHECK(memcmp(last, values + n - again, (size_t)again * sizeof *last) == 0);
+        }
+        qc_coded_scratch_deinit(&scratch);
+        qc_free(values);
+    }
+}
+
 static void look_through(qc_checkpoint *c, qc_st_cursor *cursor)
 {
     qc_arena arena;
@@ -86,6 +115,8 @@ static void look_through(qc_checkpoint *c, qc_st_cursor *cursor)
     if (st == QC_OK) {
         st = qc_recipe_make(&recipe, &arena, c, &o, &err);
         FUZZ_CHECK(st == QC_OK || err.msg[0]);
+        if (st == QC_OK)
+            read_coded(c, &recipe, cursor);
     }
     qc_arena_deinit(&arena);
 }
