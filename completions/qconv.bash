@@ -65,6 +65,10 @@ _qconv()
             mapfile -t COMPREPLY < <(compgen -f -- "$cur")
             return
             ;;
+        --for)
+            mapfile -t COMPREPLY < <(compgen -W 'transformers vllm sglang unsloth all' -- "$cur")
+            return
+            ;;
         --schemes)
             return
             ;;
@@ -271,10 +275,10 @@ _qconv()
     done
     if [[ $cur == -* ]]; then
         case ${command:-convert} in
-        convert) options='--to --block-size --no-double-quant --scale --calibrate --hessians --calibration-tokens --calibration-context --damping --compute-dtype --compress --max-shard-size --rest --keep --quantize --recipe --split-fused --requantize --drop-mtp --schemes --explain --vram --parallel --tp --margin --context --batch --images --kv-dtype --mla --prefill --cuda-context --device --tokenizer --dry-run --force --restart --consume-source --part --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
-        plan) options='--to --block-size --no-double-quant --max-shard-size --rest --keep --quantize --recipe --split-fused --requantize --drop-mtp --schemes --explain --vram --parallel --tp --margin --context --batch --images --kv-dtype --mla --prefill --cuda-context --html --device-map --mode --method --optimizer --precision --zero --checkpointing --lora-rank --effective-batch --apply --profile --json --quiet -q --verbose -v --help -h --version' ;;
+        convert) options='--to --block-size --no-double-quant --scale --calibrate --hessians --calibration-tokens --calibration-context --damping --compute-dtype --compress --max-shard-size --rest --keep --quantize --recipe --split-fused --for --requantize --drop-mtp --schemes --explain --vram --parallel --tp --margin --context --batch --images --kv-dtype --mla --prefill --cuda-context --device --tokenizer --dry-run --force --restart --consume-source --part --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
+        plan) options='--to --block-size --no-double-quant --max-shard-size --rest --keep --quantize --recipe --split-fused --for --requantize --drop-mtp --schemes --explain --vram --parallel --tp --margin --context --batch --images --kv-dtype --mla --prefill --cuda-context --html --device-map --mode --method --optimizer --precision --zero --checkpointing --lora-rank --effective-batch --apply --profile --json --quiet -q --verbose -v --help -h --version' ;;
         hardware) options='--as --watch --csv --interval --samples --json --quiet -q --verbose -v --help -h --version' ;;
-        inspect) options='--json --quiet -q --verbose -v --help -h --version' ;;
+        inspect) options='--for --json --quiet -q --verbose -v --help -h --version' ;;
         verify) options='--against --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
         unpack) options='--device --force --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
         validate) options='--device --against --sample --m --activations --seed --tuning --max-error --baseline --save-baseline --tolerance --html --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;

@@ -51,6 +51,7 @@ _qconv()
                 '*--quantize=[quantize tensors with these names; may be repeated]:GLOB:' \
                 '--recipe=[read --keep and --quantize rules from a JSON file]:FILE:_files' \
                 '--split-fused[let rules and --to auto split what engines load as one]' \
+                '--for=[refuse what this engine cannot load, and say what helps]:for:(transformers vllm sglang unsloth all)' \
                 '--requantize[quantize MXFP4 experts anew instead of passing them through]' \
                 '--drop-mtp[leave out multi-token prediction layers]' \
                 '--schemes=[what --to auto may choose from]:LIST:' \
@@ -95,6 +96,7 @@ _qconv()
                 '*--quantize=[quantize tensors with these names; may be repeated]:GLOB:' \
                 '--recipe=[read --keep and --quantize rules from a JSON file]:FILE:_files' \
                 '--split-fused[let rules and --to auto split what engines load as one]' \
+                '--for=[refuse what this engine cannot load, and say what helps]:for:(transformers vllm sglang unsloth all)' \
                 '--requantize[quantize MXFP4 experts anew instead of passing them through]' \
                 '--drop-mtp[leave out multi-token prediction layers]' \
                 '--schemes=[what --to auto may choose from]:LIST:' \
@@ -146,6 +148,7 @@ _qconv()
             ;;
         inspect)
             _arguments -s \
+                '--for=[refuse what this engine cannot load, and say what helps]:for:(transformers vllm sglang unsloth all)' \
                 '--json[write the result to standard output as one JSON object]' \
                 '(-q --quiet)'{-q,--quiet}'[no progress, no summary, no warnings; errors only]' \
                 '*'{-v,--verbose}'[say more; -vv still more]' \

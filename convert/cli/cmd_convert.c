@@ -9,7 +9,7 @@
 #include "convert/model/expert_split.h"
 #include "convert/model/recipe_diffusers.h"
 #include "convert/pipeline/pipeline.h"
-#include "convert/plan/loaders.h"
+#include "convert/plan/engines.h"
 #include "convert/plan/plan.h"
 #include "convert/run/consume.h"
 #include "convert/run/convert_run.h"
@@ -95,7 +95,11 @@ static qc_status settle_loaders(qc_convert_report *r, const qc_plan *plan, const
     r->program = o->call.program;
     r->loaders = loaders;
     qc_loaders_warn(loaders, plan, &o->call);
-    return QC_OK;
+    if (!o->engines)
+        return QC_OK;
+    qc_served served;
+    QC_TRY(qc_served_of_plan(&served, plan, loaders, err));
+    return qc_engines_refuse(&served, o->engines, &o->call, err);
 }
 
 /* Warns where there is no config.json, or none that qconv knows, to say how the model is built.

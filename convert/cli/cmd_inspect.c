@@ -178,6 +178,25 @@ static void put_totals(const qc_facts *f, qc_strbuf *out)
                        f->uncounted == 1 ? " is" : "s are");
 }
 
+static void put_engines(const qc_facts *f, qc_strbuf *out)
+{
+    qc_strbuf_puts(out, f->engines ? "\n" : "");
+    for (unsigned e = 0; e < QC_ENGINES; e++) {
+        unsigned refusals = 0;
+        for (unsigned i = 0; i < f->refused.count; i++) {
+            if (f->refused.list[i].engine != e)
+                continue;
+            qc_strbuf_putf(out, "--for %s: %s.\n", qc_engine_rows[e].name,
+                           f->refused.list[i].sentence);
+            refusals++;
+        }
+        if (f->engines & 1u << e && refusals == 0)
+            qc_strbuf_putf(out, "--for %s: %s loads it%s.\n", qc_engine_rows[e].name,
+                           qc_engine_rows[e].versions,
+                           qc_engine_rows[e].was_run ? "" : ", as its source reads");
+    }
+}
+
 static void put_text(const qc_facts *f, int verbose, qc_strbuf *out)
 {
     put_head(f, out);
@@ -186,26 +205,39 @@ static void put_text(const qc_facts *f, int verbose, qc_strbuf *out)
     put_files(f, out);
     put_tensors(f, verbose, out);
     put_totals(f, out);
+    put_engines(f, out);
+}
+
+static qc_status inspect(const qc_options *o, qc_facts *facts, qc_strbuf *out, qc_error *err)
+{
+    for (size_t i = 0; i < facts->model->warning_count; i++)
+        qc_console_warn(&o->call, "%s", facts->model->warnings[i]);
+    if (facts->recipe_trouble && o->engines)
+        QC_FAIL(err, QC_ERR_INPUT, "--for: %s", facts->recipe_trouble);
+    if (facts->recipe_trouble)
+        qc_console_warn(&o->call, "no roles: %s", facts->recipe_trouble);
+    if (facts->manifest_trouble)
+        qc_console_warn(&o->call, "%s", facts->manifest_trouble);
+    if (o->engines)
+        QC_TRY(qc_facts_ask_engines(facts, o->engines, err));
+    if (o->call.json)
+        return qc_inspect_json(facts, out, err);
+    put_text(facts, o->call.verbose > 0, out);
+    return QC_OK;
 }
 
 qc_status qc_cmd_inspect(const qc_options *o, qc_error *err)
 {
     qc_facts facts;
     qc_strbuf out;
-    qc_status st = QC_OK;
     QC_TRY(qc_facts_gather(&facts, &o->call, err));
     qc_strbuf_init(&out, MAX_TEXT_BYTES);
-    for (size_t i = 0; i < facts.model->warning_count; i++)
-        qc_console_warn(&o->call, "%s", facts.model->warnings[i]);
-    if (facts.recipe_trouble)
-        qc_console_warn(&o->call, "no roles: %s", facts.recipe_trouble);
-    if (facts.manifest_trouble)
-        qc_console_warn(&o->call, "%s", facts.manifest_trouble);
-    if (o->call.json)
-        st = qc_inspect_json(&facts, &out, err);
-    else
-        put_text(&facts, o->call.verbose > 0, &out);
+    qc_status st = inspect(o, &facts, &out, err);
     st = qc_console_deliver(st, &out, NULL, err);
     qc_checkpoint_close(facts.model);
-    return st;
+    QC_TRY(st);
+    if (facts.refused.count > 0)
+        QC_FAIL(err, QC_ERR_CHECK, "--for %s: %s",
+                qc_engine_rows[facts.refused.list[0].engine].name, facts.refused.list[0].sentence);
+    return QC_OK;
 }

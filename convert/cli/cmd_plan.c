@@ -9,7 +9,7 @@
 #include "convert/hardware/hardware.h"
 #include "convert/known/known_models.h"
 #include "convert/model/expert_split.h"
-#include "convert/plan/loaders.h"
+#include "convert/plan/engines.h"
 #include "convert/run/make_manifest.h"
 #include "convert/term/console.h"
 #include "convert/term/target_file.h"
@@ -76,6 +76,18 @@ static qc_status find_contexts(qc_fit_report *r, const qc_planned_model *planned
     return QC_OK;
 }
 
+/* A plan says nothing of compression, which convert decides. */
+static qc_status ask_engines(const qc_options *o, const qc_plan *plan, const qc_loaders *loaders,
+                             qc_error *err)
+{
+    qc_served served;
+    if (!o->engines)
+        return QC_OK;
+    QC_TRY(qc_served_of_plan(&served, plan, loaders, err));
+    served.compressed = 0;
+    return qc_engines_refuse(&served, o->engines, &o->call, err);
+}
+
 static qc_status answer(const qc_options *o, qc_arena *arena, const qc_plan_subject *subject,
                         const qc_budget *budget, qc_error *err)
 {
@@ -90,6 +102,7 @@ static qc_status answer(const qc_options *o, qc_arena *arena, const qc_plan_subj
     qc_loaders loaders;
     QC_TRY(qc_loaders_of(&loaders, &planned.plan, err));
     qc_loaders_warn(&loaders, &planned.plan, &o->call);
+    QC_TRY(ask_engines(o, &planned.plan, &loaders, err));
     qc_fit_report r = {.fit = &planned.fit,
                        .use = &o->convert.plan.fit,
                        .arena = arena,

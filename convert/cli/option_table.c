@@ -1,6 +1,7 @@
 #include "convert/cli/option_table.h"
 
 #include "convert/cli/option_values.h"
+#include "convert/plan/engines.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -202,6 +203,14 @@ const qc_option_row qc_option_table[] = {
      .more = "vLLM and SGLang hold q, k and v as one module, gate and up as another, and the "
              "experts of a layer as one. Without this option a --keep or --quantize that names "
              "some of them counts for all of them, and --to auto chooses once for them."},
+    {ROW("for", FITTING | INSPECT, TENSORS), CHOICE(engines), CHOICES(QC_ENGINE_NAMES),
+     VALUES(QC_ENGINE_BITS), .since = "0.5.0",
+     FOREIGN({.names = "engine target-engine runtime serve"}),
+     .help = "refuse what this engine cannot load, and say what helps",
+     .more = "transformers with bitsandbytes, vLLM with its plug-in for it, SGLang or Unsloth; all "
+             "asks for all of them. docs/interop.md has their versions, what was run and what was "
+             "only read. inspect asks a finished output, and ends with exit code 4 if one of them "
+             "does not load it."},
     {ROW("requantize", FITTING, TENSORS), SWITCH(convert.plan.recipe.requantize), .since = "0.2.0",
      .help = "quantize MXFP4 experts anew instead of passing them through",
      .more = "This is for gpt-oss, whose experts are MXFP4 already. Passing them through loses "

@@ -62,6 +62,7 @@ typedef struct {
     const char *recipe_file; /* --recipe FILE, whose rules come first among the rules; or NULL */
     const char *html;        /* plan, validate, report: --html FILE, or NULL */
     const char *device_map;  /* plan --device-map FILE, or NULL */
+    unsigned engines;        /* --for: bit e for qc_engine e; 0 where it was not given */
     const char *device;      /* unpack: only the shards of this device; NULL for all */
     qc_call call;
     qc_convert_options convert;

@@ -38,7 +38,26 @@ static int is_stored(const qc_loader_row *row)
 
 /* transformers 5 turns only a plain nn.Linear into a quantized module. It keeps the experts of a
  * layer in one tensor instead, and Falcon's Linear is a class of its own. (4.57 takes both.) */
-static qc_status find_not5(qc_loaders *out, const qc_plan *p, const char *model_type, qc_error *err)
+qc_status qc_loaders_not5(const char **not5, qc_arena *arena, const char *model_type,
+                          uint64_t experts, uint64_t all, qc_error *err)
+{
+    *not5 = NULL;
+    if (strcmp(model_type, "falcon") == 0 && all > 0) {
+        *not5 = "transformers 5 loads no quantized Falcon, whose linear layers are of a class "
+                "of their own: load it with transformers 4 or with qconv's own reader";
+        return QC_OK;
+    }
+    if (experts == 0)
+        return QC_OK;
+    return qc_arena_printf(arena, not5, err,
+                           "transformers 5 holds the experts of a layer in one tensor and loads "
+                           "none that are quantized, here %.0f%% of the weights to quantize: load "
+                           "the output with transformers 4 or with qconv's own reader, or leave "
+                           "the experts as they are with --keep '*.experts.*'",
+                           100.0 * (double)experts / (double)all);
+}
+
+static qc_status find_not5(qc_loaders *out, const qc_plan *p, qc_error *err)
 {
     uint64_t experts = 0, all = 0;
     for (uint32_t i = 0; i < p->job_count; i++) {
@@ -48,19 +67,7 @@ static qc_status find_not5(qc_loaders *out, const qc_plan *p, const char *model_
         all += j->elems;
         experts += qc_expert_stem(j->name) > 0 ? j->elems : 0;
     }
-    if (strcmp(model_type, "falcon") == 0 && all > 0) {
-        out->not5 = "transformers 5 loads no quantized Falcon, whose linear layers are of a class "
-                    "of their own: load it with transformers 4 or with qconv's own reader";
-        return QC_OK;
-    }
-    if (experts == 0)
-        return QC_OK;
-    return qc_arena_printf(p->arena, &out->not5, err,
-                           "transformers 5 holds the experts of a layer in one tensor and loads "
-                           "none that are quantized, here %.0f%% of the weights to quantize: load "
-                           "the output with transformers 4 or with qconv's own reader, or leave "
-                           "the experts as they are with --keep '*.experts.*'",
-                           100.0 * (double)experts / (double)all);
+    return qc_loaders_not5(&out->not5, p->arena, p->recipe->model_type, experts, all, err);
 }
 
 /* transformers 5 casts the biases of a quantized checkpoint to config.json's dtype, but not the
@@ -162,7 +169,7 @@ qc_status qc_loaders_of(qc_loaders *out, const qc_plan *p, qc_error *err)
         out->own_form = p->own_form;
         out->instead = instead_of(p);
     } else if (!qc_diffusers_class(p->model) && p->weights_quantized) {
-        QC_TRY(find_not5(out, p, p->recipe->model_type, err));
+        QC_TRY(find_not5(out, p, err));
         out->row.transformers5 = !out->not5;
         out->rest = find_rest(p, config);
     }

@@ -35,8 +35,12 @@ typedef struct qc_loaders {
 
 /* The strings live in the plan's arena, or they are constants. */
 QC_NODISCARD qc_status qc_loaders_of(qc_loaders *out, const qc_plan *plan, qc_error *err);
-/* The same for a whole diffusers pipeline whose models are converted as o says. It is not for forms
- * of qconv's own. */
+/* Sets *not5 as in qc_loaders, for a model with so many quantized weights, and experts among
+ * them. */
+QC_NODISCARD qc_status qc_loaders_not5(const char **not5, qc_arena *arena, const char *model_type,
+                                       uint64_t experts, uint64_t all, qc_error *err);
+/* What qc_loaders_of says, for a whole diffusers pipeline whose models are converted as o says. It
+ * is not for forms of qconv's own. */
 qc_loaders qc_loaders_of_pipeline(const qc_plan_options *o);
 /* "transformers 4 and 5 with bitsandbytes"; "diffusers"; "qconv only". */
 const char *qc_loaders_names(const qc_loaders *l);

@@ -4,6 +4,7 @@
 
 #include "base/strbuf.h"
 #include "convert/model/recipe.h"
+#include "convert/plan/engines.h"
 #include "convert/term/call.h"
 #include "formats/checkpoint.h"
 #include "formats/manifest.h"
@@ -49,11 +50,15 @@ typedef struct {
     uint64_t uncounted; /* integer tensors that are neither weights nor state */
     uint64_t state_count;
     uint64_t file_bytes; /* size of all weight files on disk */
+    unsigned engines;    /* that qc_facts_ask_engines asked; 0: none */
+    qc_refusals refused; /* what they said */
 } qc_facts;
 
 /* Opens what call->model names and gathers the facts. The caller closes facts->model (NULL after an
  * error). */
 QC_NODISCARD qc_status qc_facts_gather(qc_facts *facts, const qc_call *call, qc_error *err);
+/* Asks engines (bit e for engine e) whether they load the checkpoint. (inspect_engines.c) */
+QC_NODISCARD qc_status qc_facts_ask_engines(qc_facts *f, unsigned engines, qc_error *err);
 /* Returns the bits per weight; weights > 0. */
 double qc_facts_bits(uint64_t bytes, uint64_t weights);
 /* Writes the answer of `qconv inspect --json`, one JSON object and a new line. (report_json.c) */

@@ -140,6 +140,31 @@ static void put_totals(qc_json_writer *w, const qc_facts *f)
     qc_json_write_end_object(w);
 }
 
+/* Writes what the engines of --for said of the checkpoint. */
+static void put_engines(qc_json_writer *w, const qc_facts *f)
+{
+    qc_json_member_begin_array(w, "engines");
+    for (unsigned e = 0; e < QC_ENGINES; e++) {
+        unsigned refusals = 0;
+        if (!(f->engines & 1u << e))
+            continue;
+        for (unsigned i = 0; i < f->refused.count; i++)
+            refusals += f->refused.list[i].engine == e;
+        qc_json_write_begin_object(w);
+        qc_json_member_string(w, "name", qc_engine_rows[e].name);
+        qc_json_member_string(w, "versions", qc_engine_rows[e].versions);
+        qc_json_member_bool(w, "was_run", qc_engine_rows[e].was_run);
+        qc_json_member_bool(w, "loads", refusals == 0);
+        qc_json_member_begin_array(w, "refusals");
+        for (unsigned i = 0; i < f->refused.count; i++)
+            if (f->refused.list[i].engine == e)
+                qc_json_write_string(w, f->refused.list[i].sentence);
+        qc_json_write_end_array(w);
+        qc_json_write_end_object(w);
+    }
+    qc_json_write_end_array(w);
+}
+
 qc_status qc_inspect_json(const qc_facts *f, qc_strbuf *out, qc_error *err)
 {
     qc_json_writer w;
@@ -153,6 +178,8 @@ qc_status qc_inspect_json(const qc_facts *f, qc_strbuf *out, qc_error *err)
     put_files(&w, f);
     put_tensors(&w, f);
     put_totals(&w, f);
+    if (f->engines)
+        put_engines(&w, f);
     qc_json_member_begin_array(&w, "warnings");
     for (size_t i = 0; i < f->model->warning_count; i++)
         qc_json_write_string(&w, f->model->warnings[i]);

@@ -75,7 +75,7 @@ class Documented(QconvCase):
         pages = page("cli.md")
         text = section(pages, "`qconv inspect --json`")
         self.named(text, self.check(text, "inspect", "out", "--json") |
-                   self.check(text, "inspect", MODEL, "--json"))
+                   self.check(text, "inspect", MODEL, "--json", "--for", "all"))
         text = section(pages, "`qconv verify --json`")
         self.named(text, self.check(text, "verify", "out", "--json") |
                    self.check(text, "unpack", "out", "plain", "--json") |

@@ -1,0 +1,74 @@
+/* What the engines that serve or train a model can load: one table of engines, and one of what each
+ * of them refuses. --for asks it about a plan or about a finished output. docs/interop.md says the
+ * same for people, with what was run and what was only read. */
+#ifndef QC_CONVERT_ENGINES_H
+#define QC_CONVERT_ENGINES_H
+
+#include "convert/plan/loaders.h"
+
+typedef enum {
+    QC_ENGINE_TRANSFORMERS,
+    QC_ENGINE_VLLM,
+    QC_ENGINE_SGLANG,
+    QC_ENGINE_UNSLOTH,
+    QC_ENGINES
+} qc_engine;
+/* As --for has them, and the bits that they stand for. */
+#define QC_ENGINE_NAMES "transformers", "vllm", "sglang", "unsloth", "all"
+#define QC_ENGINE_BITS  1, 2, 4, 8, 15
+
+typedef struct {
+    const char *name;     /* as --for has it */
+    const char *versions; /* "vLLM 0.32.0 (vllm-bnb-plugin 0.0.3)" */
+    int was_run;          /* 0: its source was only read */
+} qc_engine_row;
+
+/* Indexed by qc_engine. */
+extern const qc_engine_row qc_engine_rows[QC_ENGINES];
+
+/* One weight as an engine finds it. */
+typedef struct {
+    int is_weight;    /* 0: a scale or the like */
+    qc_scheme scheme; /* KEEP: it is not quantized */
+    uint64_t block_elems;
+    uint64_t elems;
+    int nested;
+} qc_served_weight;
+
+/* An output, planned or finished. */
+typedef struct {
+    qc_arena *arena;
+    const qc_checkpoint *model;      /* has the names of the weights */
+    const qc_served_weight *weights; /* one for each tensor of the model */
+    const char *own_form;            /* as in qc_plan */
+    const char *instead;             /* options that make a form which others load */
+    const char *not5;                /* as in qc_loaders */
+    const char *rest;                /* as in qc_loaders */
+    const char *compute_dtype;       /* as config.json will say it, or does; NULL: 16 bits */
+    int has_config;
+    int compressed;
+    /* A finished output's llm_int8_skip_modules, or NULL: those of a plan are complete. */
+    const qc_json_node *skipped;
+    int finished;
+} qc_served;
+
+typedef struct {
+    qc_engine engine;
+    const char *sentence; /* without a full stop; it names the option that helps */
+} qc_refusal;
+
+typedef struct {
+    qc_refusal *list;
+    unsigned count;
+} qc_refusals;
+
+QC_NODISCARD qc_status qc_served_of_plan(qc_served *out, const qc_plan *plan, const qc_loaders *l,
+                                         qc_error *err);
+/* Lists what the engines (bit e for engine e) refuse. Nothing: they load it. */
+QC_NODISCARD qc_status qc_engines_check(qc_refusals *out, const qc_served *s, unsigned engines,
+                                        qc_error *err);
+/* QC_ERR_USAGE with the first refusal of a plan, after a warning for each of the others. */
+QC_NODISCARD qc_status qc_engines_refuse(const qc_served *s, unsigned engines, const qc_call *call,
+                                         qc_error *err);
+
+#endif

@@ -1,0 +1,54 @@
+/* Shows a finished checkpoint to the engines of convert/plan/engines.h. */
+#include "convert/report/inspect_facts.h"
+
+#include <string.h>
+
+/* Does the tensor belong to a fixed part of a quantized weight, so that it is none itself? */
+static int is_weight(const qc_tensor_facts *tf)
+{
+    return !tf->is_state && tf->is_counted && tf->ndim == 2;
+}
+
+static qc_status gather_weights(qc_served *s, const qc_facts *f, qc_error *err)
+{
+    qc_served_weight *weights = NULL;
+    uint64_t experts = 0, all = 0;
+    QC_TRY(qc_arena_array(f->arena, &weights, f->model->tensor_count, err));
+    s->weights = weights;
+    for (size_t i = 0; i < f->model->tensor_count; i++) {
+        const qc_tensor_facts *tf = &f->tensors[i];
+        weights[i] = (qc_served_weight){.is_weight = is_weight(tf), .elems = tf->elems};
+        if (!tf->stored)
+            continue;
+        weights[i].scheme = tf->stored->stored_as;
+        weights[i].block_elems = tf->stored->block_elems;
+        weights[i].nested = tf->stored->nested_block_elems > 0;
+        all += tf->elems;
+        experts += qc_expert_stem(f->model->tensors[i].name) > 0 ? tf->elems : 0;
+    }
+    return qc_loaders_not5(&s->not5, f->arena, f->model_type ? f->model_type : "", experts, all,
+                           err);
+}
+
+qc_status qc_facts_ask_engines(qc_facts *f, unsigned engines, qc_error *err)
+{
+    const qc_json_node *config = f->model->config ? qc_json_root(f->model->config) : NULL;
+    const qc_json_node *q = qc_json_get(config, "quantization_config");
+    const char *method = qc_json_string_or(qc_json_get(q, "quant_method"), "");
+    qc_served s = {.arena = f->arena,
+                   .model = f->model,
+                   .compute_dtype =
+                       qc_json_bool_or(qc_json_get(q, "load_in_4bit"), 0)
+                           ? qc_json_string_or(qc_json_get(q, "bnb_4bit_compute_dtype"), NULL)
+                           : NULL,
+                   .skipped = qc_json_get(q, "llm_int8_skip_modules"),
+                   .has_config = config != NULL,
+                   .finished = 1};
+    for (size_t i = 0; i < f->model->file_count; i++)
+        s.compressed |= f->model->files[i].compressed;
+    if (strcmp(method, "qconv") == 0)
+        s.own_form = qc_json_string_or(qc_json_get(q, "quant_type"), "unknown");
+    QC_TRY(gather_weights(&s, f, err));
+    f->engines = engines;
+    return qc_engines_check(&f->refused, &s, engines, err);
+}
