@@ -340,13 +340,14 @@ static qc_status is_packed(int *out, qc_arena *arena, const qc_plan *plan, const
     return QC_OK;
 }
 
-/* Codes in blocks of the flattened weight cannot be cut; those are bitsandbytes' and qconv's own
- * forms, and vLLM refuses to split any form of bitsandbytes. */
+/* Codes in blocks of the flattened weight, which have an absmax each, cannot be cut, and vLLM does
+ * not split LLM.int8 either. */
 static qc_status check_scheme(const qc_plan *plan, const qc_job *j, qc_error *err)
 {
     const qc_scheme_row *row = &qc_schemes[j->scheme];
     int stored = j->scheme == QC_SCHEME_KEEP && j->entry->stored;
-    if (stored || (row->bits && (row->bitsandbytes || row->state_suffix)))
+    const unsigned whole = 1u << QC_ROLE_TENSOR_ABSMAX | 1u << QC_ROLE_TENSOR_SCB;
+    if (stored || row->role_tensors & whole)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
                 "'%s' as %s: vLLM does not split weights in bitsandbytes' form over cards; choose "
                 "--to bf16 or fp16 for --tp, or --parallel layers",
