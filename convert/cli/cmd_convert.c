@@ -4,6 +4,7 @@
 #include "convert/cli/commands.h"
 #include "convert/cli/diffusers_folder.h"
 #include "convert/fit/planned_model.h"
+#include "convert/fit/tensor_parallel.h"
 #include "convert/known/known_models.h"
 #include "convert/known/model_path.h"
 #include "convert/model/expert_split.h"
@@ -83,15 +84,34 @@ static void warn_of_choice(const qc_planned_model *placed, const qc_options *o)
         qc_console_warn(&o->call, "%s", chosen->notes[i]);
 }
 
+/* With --tp: the options with which vLLM serves the output. */
+static qc_status serve_options(const char **out, const qc_options *o, const qc_fit *fit,
+                               qc_error *err)
+{
+    qc_strbuf text;
+    qc_fit_options use = o->convert.plan.fit;
+    if (fit->ranks == 0)
+        return QC_OK;
+    use.context = fit->context;
+    qc_strbuf_init(&text, 1u << 12);
+    qc_tp_serve_options(&text, &use, fit->ranks);
+    qc_status st = qc_strbuf_status(&text, err);
+    if (st == QC_OK)
+        st = qc_arena_strndup(o->call.arena, out, text.data, text.len, err);
+    qc_strbuf_deinit(&text);
+    return st;
+}
+
 /* Finds out which tools load the output, and warns before the work where only qconv does. The
  * report outlives the plan. */
 static qc_status settle_loaders(qc_convert_report *r, const qc_plan *plan, const qc_options *o,
-                                qc_error *err)
+                                const char *vllm, qc_error *err)
 {
     qc_loaders *loaders = NULL;
     QC_TRY(qc_arena_alloc(o->call.arena, &loaders, 1, sizeof(qc_loaders), err));
     QC_TRY(qc_loaders_of(loaders, plan, err));
     loaders->of_pipeline = o->convert.of_pipeline;
+    loaders->vllm = vllm;
     r->program = o->call.program;
     r->loaders = loaders;
     qc_loaders_warn(loaders, plan, &o->call);
@@ -196,10 +216,12 @@ static qc_status convert_model(const qc_options *o, qc_checkpoint *model, qc_ran
     qc_plan unplaced;
     qc_planned_model placed;
     qc_plan *plan = &unplaced;
+    const char *vllm = NULL;
     for (size_t i = 0; i < model->warning_count; i++)
         qc_console_warn(&o->call, "%s", model->warnings[i]);
     if (o->convert.plan.fit.vram) {
         QC_TRY(plan_placed(&placed, o, model, report, err));
+        QC_TRY(serve_options(&vllm, o, &placed.fit, err));
         plan = &placed.plan;
     } else {
         QC_TRY(qc_recipe_make(&recipe, o->call.arena, model, &o->convert.plan.recipe, err));
@@ -208,7 +230,7 @@ static qc_status convert_model(const qc_options *o, qc_checkpoint *model, qc_ran
     }
     warn_of_config(model, plan, o);
     fill_report(report, plan, o);
-    QC_TRY(settle_loaders(report, plan, o, err));
+    QC_TRY(settle_loaders(report, plan, o, vllm, err));
     QC_TRY(qc_calibrate_choose(plan, err));
     QC_TRY(qc_part_begin(&part, rank, plan, &o->convert, err));
     if (o->convert.dry_run) {

@@ -233,8 +233,10 @@ void qc_fit_split_text(const qc_fit_report *r, qc_strbuf *out)
 
 void qc_fit_serve_text(const qc_fit_report *r, qc_strbuf *out)
 {
-    if (r->fit->ranks > 0)
-        qc_tp_serve_command(out, r->use, r->fit->ranks, "OUT");
+    if (r->fit->ranks == 0)
+        return;
+    qc_strbuf_puts(out, "vllm serve OUT ");
+    qc_tp_serve_options(out, r->use, r->fit->ranks);
 }
 
 static void add_head(const qc_fit_report *r, qc_strbuf *out)

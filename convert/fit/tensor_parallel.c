@@ -416,14 +416,12 @@ qc_status qc_tp_sum_segments(uint64_t **segment_bytes, qc_arena *arena, const qc
 
 /* ---- serving ---- */
 
-void qc_tp_serve_command(qc_strbuf *text, const qc_fit_options *o, uint32_t ranks, const char *out)
+void qc_tp_serve_options(qc_strbuf *text, const qc_fit_options *o, uint32_t ranks)
 {
     qc_strbuf_putf(text,
-                   "vllm serve %s --tensor-parallel-size %" PRIu32 " --max-model-len %" PRIu64
-                   " --gpu-memory-utilization %.3g",
-                   out, ranks, o->context, o->margin);
-    qc_strbuf_putf(text, " --max-num-batched-tokens %" PRIu64,
-                   o->prefill ? o->prefill : o->context);
+                   "--tensor-parallel-size %" PRIu32 " --max-model-len %" PRIu64
+                   " --gpu-memory-utilization %.3g --max-num-batched-tokens %" PRIu64,
+                   ranks, o->context, o->margin, o->prefill ? o->prefill : o->context);
     if (o->kv_bits == 8)
         qc_strbuf_puts(text, " --kv-cache-dtype fp8");
 }

@@ -65,7 +65,8 @@ QC_NODISCARD qc_status qc_tp_geometry(qc_geometry *out, qc_arena *arena, const q
 QC_NODISCARD qc_status qc_tp_sum_segments(uint64_t **segment_bytes, qc_arena *arena,
                                           const qc_plan *plan, const qc_segments *segments,
                                           const qc_geometry *g, uint32_t ranks, qc_error *err);
-/* Appends the command that serves the model in `out` as it was planned for. */
-void qc_tp_serve_command(qc_strbuf *text, const qc_fit_options *o, uint32_t ranks, const char *out);
+/* Appends the options of `vllm serve` with which a model is served as it was planned for:
+ * "--tensor-parallel-size 2 --max-model-len 8192 ...". o->context is filled in. */
+void qc_tp_serve_options(qc_strbuf *text, const qc_fit_options *o, uint32_t ranks);
 
 #endif

@@ -31,6 +31,8 @@ typedef struct qc_loaders {
      * whole. */
     int of_pipeline;
     int remote_code; /* the model brings its own class: trust_remote_code */
+    /* The caller sets it: with --tp, the options of `vllm serve`; else NULL. */
+    const char *vllm;
 } qc_loaders;
 
 /* The strings live in the plan's arena, or they are constants. */

@@ -196,6 +196,11 @@ static void add_steps(const qc_loaders *l, const steps *s, const char *out, qc_s
         qc_strbuf_puts(text, l->compressed ? "then in Python:\n" : "In Python:\n");
         add_indented(text, s->python.data);
     }
+    if (l->vllm) {
+        qc_strbuf_puts(text, "With vLLM:\n    vllm serve ");
+        shell_word(text, s->path.data);
+        qc_strbuf_putf(text, " %s\n", l->vllm);
+    }
     if (!l->compressed)
         return;
     qc_strbuf_puts(text, "from_pretrained(");

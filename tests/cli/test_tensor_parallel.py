@@ -125,8 +125,11 @@ class TensorParallel(OutputCase):
         self.assertEqual([d["weight_bytes"] for d in plan["devices"]], RECORDED["bytes"]["qwen2"])
 
     def test_convert_writes_one_set_of_shards(self):
-        self.ok("-q", "--to", "bf16", "--vram", "2x1GB", "--tp", "2", *PLAIN, KJV,
-                self.path("split"))
+        said = self.ok("--to", "bf16", "--vram", "2x1GB", "--tp", "2", "--context", "100", *PLAIN,
+                       KJV, self.path("split"))
+        self.assertIn("With vLLM:\n    vllm serve %s --tensor-parallel-size 2 --max-model-len 100 "
+                      "--gpu-memory-utilization 0.9 --max-num-batched-tokens 2048\n"
+                      % self.path("split"), said)
         self.ok("-q", "--to", "bf16", *PLAIN, KJV, self.path("whole"))
         self.assertEqual(mk.read_checkpoint(self.path("split")),
                          mk.read_checkpoint(self.path("whole")))

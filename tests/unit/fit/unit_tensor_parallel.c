@@ -207,8 +207,8 @@ static void vllms_ways_are_taken(void **state)
     assert_int_equal(o.prefill, 2048);
     assert_int_equal(o.mla_absorbed, 1);
     qc_strbuf_init(&text, 1000);
-    qc_tp_serve_command(&text, &o, 2, "out");
-    assert_string_equal(text.data, "vllm serve out --tensor-parallel-size 2 --max-model-len 4096 "
+    qc_tp_serve_options(&text, &o, 2);
+    assert_string_equal(text.data, "--tensor-parallel-size 2 --max-model-len 4096 "
                                    "--gpu-memory-utilization 0.85 --max-num-batched-tokens 2048");
     qc_strbuf_deinit(&text);
     /* --prefill whole */
@@ -217,8 +217,8 @@ static void vllms_ways_are_taken(void **state)
     o.kv_bits = 8;
     qc_tp_defaults(&o);
     qc_strbuf_init(&text, 1000);
-    qc_tp_serve_command(&text, &o, 4, "out");
-    assert_string_equal(text.data, "vllm serve out --tensor-parallel-size 4 --max-model-len 4096 "
+    qc_tp_serve_options(&text, &o, 4);
+    assert_string_equal(text.data, "--tensor-parallel-size 4 --max-model-len 4096 "
                                    "--gpu-memory-utilization 0.85 --max-num-batched-tokens 4096 "
                                    "--kv-cache-dtype fp8");
     qc_strbuf_deinit(&text);
