@@ -1,6 +1,7 @@
 #include "convert/plan/engines.h"
 
 #include "base/text.h"
+#include "convert/model/recipe_coded.h"
 #include "convert/term/console.h"
 
 #include <inttypes.h>
@@ -156,6 +157,11 @@ static qc_status add_row(qc_refusals *out, const qc_served *s, const refusal_row
 qc_status qc_engines_check(qc_refusals *out, const qc_served *s, unsigned engines, qc_error *err)
 {
     finding f;
+    if (s->foreign && !s->own_form)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "--for: some weights are %s and stay so, and which engine reads that is not known "
+                "here: expected plain weights, those of bitsandbytes or of qconv",
+                s->foreign);
     QC_TRY(find(&f, s, err));
     const char *bnb = s->own_form ? NULL : f.quantized; /* in bitsandbytes' form */
     int float32 = bnb && s->compute_dtype && strcmp(s->compute_dtype, "float32") == 0;
@@ -230,6 +236,7 @@ qc_status qc_engines_refuse(const qc_served *s, unsigned engines, const qc_call 
 qc_status qc_served_of_plan(qc_served *out, const qc_plan *p, const qc_loaders *l, qc_error *err)
 {
     qc_served_weight *weights = NULL;
+    const char *foreign = NULL;
     QC_TRY(qc_arena_array(p->arena, &weights, p->model->tensor_count, err));
     for (uint32_t i = 0; i < p->job_count; i++) {
         const qc_job *j = &p->jobs[i];
@@ -243,10 +250,13 @@ qc_status qc_served_of_plan(qc_served *out, const qc_plan *p, const qc_loaders *
         };
         if (!qc_scheme_is_quantized(weights[j->source].scheme))
             weights[j->source].scheme = QC_SCHEME_KEEP;
+        if (j->scheme == QC_SCHEME_KEEP && j->entry->coded)
+            foreign = qc_coding_name(j->entry->coded->coding);
     }
     *out = (qc_served){.arena = p->arena,
                        .model = p->model,
                        .weights = weights,
+                       .foreign = foreign,
                        .own_form = l->own_form,
                        .instead = l->instead,
                        .not5 = l->not5,

@@ -40,11 +40,12 @@ typedef struct {
     qc_arena *arena;
     const qc_checkpoint *model;      /* has the names of the weights */
     const qc_served_weight *weights; /* one for each tensor of the model */
-    const char *own_form;            /* as in qc_plan */
-    const char *instead;             /* options that make a form which others load */
-    const char *not5;                /* as in qc_loaders */
-    const char *rest;                /* as in qc_loaders */
-    const char *compute_dtype;       /* as config.json will say it, or does; NULL: 16 bits */
+    const char *foreign;       /* "fp8", "gptq", ...: what some weights are that stay so, or NULL */
+    const char *own_form;      /* as in qc_plan */
+    const char *instead;       /* options that make a form which others load */
+    const char *not5;          /* as in qc_loaders */
+    const char *rest;          /* as in qc_loaders */
+    const char *compute_dtype; /* as config.json will say it, or does; NULL: 16 bits */
     int has_config;
     int compressed;
     /* A finished output's llm_int8_skip_modules, or NULL: those of a plan are complete. */
@@ -64,7 +65,8 @@ typedef struct {
 
 QC_NODISCARD qc_status qc_served_of_plan(qc_served *out, const qc_plan *plan, const qc_loaders *l,
                                          qc_error *err);
-/* Lists what the engines (bit e for engine e) refuse. Nothing: they load it. */
+/* Lists what the engines (bit e for engine e) refuse. Nothing: they load it. QC_ERR_UNSUPPORTED
+ * where weights are in a form that another tool packed and no row speaks of. */
 QC_NODISCARD qc_status qc_engines_check(qc_refusals *out, const qc_served *s, unsigned engines,
                                         qc_error *err);
 /* QC_ERR_USAGE with the first refusal of a plan, after a warning for each of the others. */

@@ -18,6 +18,8 @@ static qc_status gather_weights(qc_served *s, const qc_facts *f, qc_error *err)
     for (size_t i = 0; i < f->model->tensor_count; i++) {
         const qc_tensor_facts *tf = &f->tensors[i];
         weights[i] = (qc_served_weight){.is_weight = is_weight(tf), .elems = tf->elems};
+        if (tf->scheme && !tf->stored)
+            s->foreign = tf->scheme;
         if (!tf->stored)
             continue;
         weights[i].scheme = tf->stored->stored_as;

@@ -138,6 +138,22 @@ class Engines(OutputCase):
                               tensors=experts(rows=33), config=MOE)
         self.assertIn("not a whole number", found["vllm"][0])
 
+    def test_forms_of_other_tools(self):
+        """What the table does not speak of is not judged."""
+        tensors = dense()
+        w = A + "q_proj.weight"
+        tensors[w] = ("F8_E4M3", [64, 64], bytes(64 * 64))
+        tensors[w + "_scale_inv"] = ("F32", [1, 1], b"\x00\x00\x80\x3f")
+        config = dict(LLAMA, quantization_config={"quant_method": "fp8",
+                                                  "weight_block_size": [128, 128]})
+        self.model(tensors, config=config)
+        for args in (("inspect", "m"), ("--to", "keep", *PLAIN, "--dry-run", "m")):
+            r = self.run_qconv(*args, "--for", "vllm")
+            self.assertEqual(r.returncode, 3, r.stderr)
+            self.assertIn("some weights are fp8", r.stderr.decode())
+        self.ok("--to", "bf16", *PLAIN, "--dry-run", "--for", "all", "m")
+        self.ok("--to", "nf4", *PLAIN, "--dry-run", "--for", "all", "m")
+
     def test_plan(self):
         """A plan has no compression; the rest is as convert has it."""
         self.model(dense(), config=dict(LLAMA, hidden_size=64, num_hidden_layers=1,

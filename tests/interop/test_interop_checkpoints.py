@@ -182,6 +182,23 @@ class Checkpoint:
         self.assertEqual(len(modules(model, self.kind)), len(quantized_names(self.stored)) - 1)
         self.assertTrue(torch.isfinite(outputs(model, inputs(self.name))).all())
 
+    def test_a4_fused_group(self):
+        """A rule for queries counts for keys and values; the engines' name for the three on the
+        list means no module here, and spares none but them."""
+        names = [n for n in quantized_names(self.stored) if "layers.0.self_attn." in n]
+        q = [n for n in names if n.endswith("q_proj.weight")]
+        if not q:
+            self.skipTest("no attention in the manner of Llama")
+        group = [n.removesuffix(".weight") for n in names if not n.endswith("o_proj.weight")]
+        out = s.converted(self.source, self.form, "--keep", q[0])
+        skip = config_of(out)["quantization_config"]["llm_int8_skip_modules"]
+        self.assertLessEqual({*group, q[0].replace("q_proj.weight", "qkv_proj")}, set(skip))
+        model, info = load(self.name, out)
+        self.assertFalse(info["missing_keys"] or info["unexpected_keys"] or info["mismatched_keys"])
+        for module in group:
+            self.assertIs(type(model.get_submodule(module)), torch.nn.Linear)
+        self.assertEqual(len(modules(model, self.kind)), len(quantized_names(self.stored)) - 3)
+
     # ---- (b)
 
     def test_b1_same_modules_as_transformers(self):
