@@ -49,14 +49,34 @@ static const qc_fused_row *row_of(const char *module, size_t len, const char *pa
     return NULL;
 }
 
+/* How the names of weights end: plain ones, and those that other tools packed. */
+static const char *const tails[] = {".weight", ".weight_packed", ".qweight"};
+#define TAIL_COUNT (sizeof tails / sizeof *tails)
+
+/* Finds the weight of the module `member` below a parent, whose name takes len bytes with its
+ * dot. */
+static const qc_checkpoint_tensor *find_member(const qc_checkpoint *model, const char *parent,
+                                               size_t len, const char *member)
+{
+    char name[512];
+    const qc_checkpoint_tensor *t = NULL;
+    for (size_t k = 0; k < TAIL_COUNT && !t; k++) {
+        int n = snprintf(name, sizeof name, "%.*s%s%s", (int)len, parent, member, tails[k]);
+        if (n > 0 && (size_t)n < sizeof name)
+            t = qc_checkpoint_find(model, name);
+    }
+    return t;
+}
+
 int qc_fused_group_of(qc_fused_group *out, const qc_checkpoint *model, uint32_t i)
 {
-    static const char tail[] = ".weight";
     const char *name = model->tensors[i].name;
-    char other[512];
-    if (!qc_ends_with(name, tail))
+    size_t tail = 0;
+    while (tail < TAIL_COUNT && !qc_ends_with(name, tails[tail]))
+        tail++;
+    if (tail == TAIL_COUNT)
         return 0;
-    size_t end = strlen(name) - (sizeof tail - 1), begin = end;
+    size_t end = strlen(name) - strlen(tails[tail]), begin = end;
     while (begin > 0 && name[begin - 1] != '.')
         begin--;
     size_t parent_len = begin > 0 ? begin - 1 : 0, parent = parent_len;
@@ -65,10 +85,7 @@ int qc_fused_group_of(qc_fused_group *out, const qc_checkpoint *model, uint32_t 
     *out = (qc_fused_group){.parent_len = parent_len};
     out->row = row_of(name + begin, end - begin, name + parent, parent_len - parent);
     for (unsigned k = 0; out->row && k < QC_FUSED_MEMBERS && out->row->members[k]; k++) {
-        int n =
-            snprintf(other, sizeof other, "%.*s%s%s", (int)begin, name, out->row->members[k], tail);
-        const qc_checkpoint_tensor *t =
-            n > 0 && (size_t)n < sizeof other ? qc_checkpoint_find(model, other) : NULL;
+        const qc_checkpoint_tensor *t = find_member(model, name, begin, out->row->members[k]);
         if (t)
             out->tensors[out->count++] = (uint32_t)(t - model->tensors);
     }

@@ -302,7 +302,7 @@ class CompressedTensors(Integers):
         """A weight that --keep covers stays as it is, with all that belongs to it."""
         w = Weight(self.rng, 32, 64, 4, 2)
         k = Weight(self.rng, 32, 64, 4, 2)
-        other = L + "self_attn.k_proj."
+        other = L + "self_attn.o_proj."
         kept = pack_quantized(w)
         self.model_of({**kept, **pack_quantized(k, other)},
                       ct_config("pack-quantized", 4, "group", 32, False))
@@ -322,6 +322,25 @@ class CompressedTensors(Integers):
                          ("qconv", "nf4+pack-quantized"))
         again = self.convert("--to", "bf16", "o", "back")
         self.assertEqual(again[Q], ("BF16", w.shape, mk.encode("BF16", w.values())))
+
+    def test_kept_groups(self):
+        """Engines hold queries, keys and values as one, packed or not."""
+        w = [Weight(self.rng, 32, 64, 4, 2) for _ in range(4)]
+        for form, config in ((pack_quantized, ct_config("pack-quantized", 4, "group", 32, False)),
+                             (gptq, {"quant_method": "gptq", "bits": 4}),
+                             (awq, {"quant_method": "awq", "bits": 4})):
+            packed = [form(x, L + "self_attn.%s_proj." % n) for x, n in zip(w, "qkvo")]
+            self.model_of({n: t for p in packed for n, t in p.items()}, config)
+            for to in ("nf4", "bf16"):
+                out = self.convert("--to", to, "--keep", "*.k_proj.weight", "m", "o")
+                for p in packed[:3]:
+                    self.assertEqual({n: out[n] for n in p}, p)
+                self.assertNotIn(sorted(packed[3])[-1], out)
+                out = self.convert("--to", to, "--split-fused", "--keep", "*.k_proj.weight", "m",
+                                   "o")
+                self.assertEqual({n: out[n] for n in packed[1]}, packed[1])
+                self.assertNotIn(sorted(packed[0])[-1], out)
+            shutil.rmtree(self.path("o"))
 
     def test_head(self):
         """A packed head is not quantized by default: it is written in the model's dtype."""
@@ -424,7 +443,7 @@ class Gptq(Integers):
         for form, method, version in ((gptq, "gptq", "gptq"), (gptq, "gptq", "gptq_v2"),
                                       (gptq, "gptq", None), (awq, "awq", None)):
             w = Weight(self.rng, 32, 64, 4, 2)
-            other, less = L + "self_attn.k_proj.", {"less": 0} if version == "gptq_v2" else {}
+            other, less = L + "self_attn.o_proj.", {"less": 0} if version == "gptq_v2" else {}
             kept, config = form(w, **less), {"quant_method": method, "bits": 4}
             if version:
                 config["checkpoint_format"] = version
