@@ -22,6 +22,7 @@ typedef struct {
     uint16_t screen[2][256][32]; /* as in qc_search_tables: list, level, candidate */
     float factor[2][16];
     float nf4_steps[16], int8_steps[16], row_steps[16];
+    float int4_factor[3][8]; /* qc_search_int4_factor */
     float refits[16];
     float int8_target;
 } qc_cuda_search_tables;
@@ -33,6 +34,7 @@ typedef struct {
     qc_dtype dtype;
     uint64_t n;
     const qc_form_ops *form; /* host */
+    qc_dtype scale_dtype;    /* of integers */
     uint32_t block_elems;
     int nested, refit;
     float offset;

@@ -6,6 +6,8 @@
 
 _Static_assert(sizeof((qc_cuda_search_tables *)0)->screen == sizeof((qc_search_tables *)0)->screen,
                "one layout of the screen");
+_Static_assert(sizeof((qc_cuda_search_tables *)0)->int4_factor == sizeof qc_search_int4_factor,
+               "one layout of the factors of integers");
 _Static_assert(QC_SEARCH_FACTORS == 16 && QC_SEARCH_RUN == 64 && QC_SEARCH_CANDIDATES == 16,
                "cuda_scale_search.cu is written for these");
 _Static_assert(QC_SEARCH_REFIT_COUNT <= QC_CUDA_SEARCH_REFITS && QC_SEARCH_NF4_LATTICE <= 16,
@@ -21,6 +23,7 @@ void qc_cuda_search_tables_fill(qc_cuda_search_tables *out)
     memcpy(out->nf4_steps, nf4_steps, sizeof nf4_steps);
     memcpy(out->int8_steps, int8_steps, sizeof int8_steps);
     memcpy(out->row_steps, row_steps, sizeof row_steps);
+    memcpy(out->int4_factor, qc_search_int4_factor, sizeof out->int4_factor);
     memcpy(out->refits, refits, sizeof refits);
     out->int8_target = QC_SEARCH_INT8_TARGET;
 }

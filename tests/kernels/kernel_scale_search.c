@@ -19,7 +19,14 @@ typedef struct {
     uint32_t block;
     float offset;
     size_t src_offset, codes_offset; /* elements, bytes */
+    const qc_form_ops *integer;      /* instead of the first three */
+    qc_dtype scale_dtype;
 } blocks_case;
+
+static const qc_form_ops *ops_of(const blocks_case *c)
+{
+    return c->integer ? c->integer : c->nf4 ? &qc_form_nf4 : &qc_form_int8_blocks;
+}
 
 static void *scratch_for(void)
 {
@@ -33,14 +40,16 @@ static void check_blocks(const blocks_case *c, const void *src)
     char what[160];
     snprintf(what, sizeof what,
              "%s %s n %" PRIu64 " block %u nested %d refit %d offset %g src+%zu codes+%zu",
-             c->nf4 ? "nf4" : "int8", qc_dtype_name(c->dtype), c->n, c->block, c->nested, c->refit,
+             ops_of(c)->name, qc_dtype_name(c->dtype), c->n, c->block, c->nested, c->refit,
              (double)c->offset, c->src_offset, c->codes_offset);
     uint64_t blocks = c->n / c->block + (c->n % c->block != 0), groups = (blocks + 255) / 256;
-    size_t code_bytes = c->nf4 ? (size_t)(c->n + 1) / 2 : (size_t)c->n, each = qt_size(c->dtype);
-    qc_form form = {.ops = c->nf4 ? &qc_form_nf4 : &qc_form_int8_blocks,
+    qc_form form = {.ops = ops_of(c),
                     .block_elems = c->block,
+                    .cols = c->block,
                     .nested = c->nested,
-                    .offset = c->offset};
+                    .offset = c->offset,
+                    .scale_dtype = c->scale_dtype};
+    size_t code_bytes = (size_t)qc_form_code_bytes(&form, c->n), each = qt_size(c->dtype);
     qc_search_out out = {.codes = qt_alloc(code_bytes, 1),
                          .absmax = qt_alloc(blocks, 4),
                          .absmax_codes = qt_alloc(blocks, 1),
@@ -59,7 +68,8 @@ static void check_blocks(const blocks_case *c, const void *src)
     qc_cuda_search_blocks_job a = {.src = d_src.p,
                                    .dtype = c->dtype,
                                    .n = c->n,
-                                   .form = c->nf4 ? &qc_form_nf4 : &qc_form_int8_blocks,
+                                   .form = form.ops,
+                                   .scale_dtype = c->scale_dtype,
                                    .block_elems = c->block,
                                    .nested = c->nested,
                                    .refit = c->refit,
@@ -103,6 +113,30 @@ static void check_ways(blocks_case c, qd_kind kind, qt_rng *rng)
         check_blocks(&c, src);
     }
     free(src);
+}
+
+/* Integers of all kinds, groups and dtypes of scales. */
+static void test_integers(void **state)
+{
+    static const qc_form_ops *const forms[] = {&qc_form_w4a16, &qc_form_w8a16, &qc_form_w8a8};
+    static const uint32_t blocks[] = {128, 32, 64, 256, 2048};
+    (void)state;
+    qt_rng rng = qt_rng_start(__func__);
+    unsigned turn = 0;
+    for (int f = 0; f < 3; f++)
+        for (int k = 0; k < QD_KINDS; k++)
+            for (int t = 0; t < (slow ? 3 : 1); t++, turn++) {
+                const uint32_t block = blocks[turn % 5];
+                blocks_case c = {.dtype = types[turn % 3],
+                                 .n = block * (block < 256 ? 11 : 3),
+                                 .block = block,
+                                 .codes_offset = turn % 4,
+                                 .integer = forms[f],
+                                 .scale_dtype = types[turn / 3 % 3]};
+                void *src = qd_source(&rng, (qd_kind)k, c.dtype, c.n);
+                check_blocks(&c, src);
+                free(src);
+            }
 }
 
 static void test_kinds(void **state)
@@ -371,12 +405,13 @@ int main(int argc, char **argv)
     qc_cuda_search_tables_fill(&t);
     tables = qd_new_from(&t, sizeof t, 0);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_tables),      cmocka_unit_test(test_kinds),
-        cmocka_unit_test(test_groups),      cmocka_unit_test(test_sizes),
-        cmocka_unit_test(test_block_sizes), cmocka_unit_test(test_alignment),
-        cmocka_unit_test(test_offsets),     cmocka_unit_test(test_bad),
-        cmocka_unit_test(test_rows_shapes), cmocka_unit_test(test_rows_kinds),
-        cmocka_unit_test(test_rows_bad),    cmocka_unit_test(test_arguments),
+        cmocka_unit_test(test_tables),     cmocka_unit_test(test_kinds),
+        cmocka_unit_test(test_integers),   cmocka_unit_test(test_groups),
+        cmocka_unit_test(test_sizes),      cmocka_unit_test(test_block_sizes),
+        cmocka_unit_test(test_alignment),  cmocka_unit_test(test_offsets),
+        cmocka_unit_test(test_bad),        cmocka_unit_test(test_rows_shapes),
+        cmocka_unit_test(test_rows_kinds), cmocka_unit_test(test_rows_bad),
+        cmocka_unit_test(test_arguments),
 #ifdef QC_CUDA_SHIM
         cmocka_unit_test(test_grid_steps),
 #endif
