@@ -291,8 +291,7 @@ QC_DEVICE float round_scale(qc_dtype dtype, float s)
         s = qc_float_of_half(qc_half_of_float(s));
     if (bf16)
         s = qc_float_of_bf16(qc_bf16_of_float(s));
-    float most = f16 ? 65504.0f : bf16 ? 0x1.fep127f : FLT_MAX;
-    return fminf(fmaxf(s, f16 ? 0x1p-24f : 0x1p-126f), most);
+    return fminf(fmaxf(s, f16 ? 0x1p-24f : 0x1p-126f), f16 ? 65504.0f : 0x1.fep120f);
 }
 
 /* Candidate j of an integer's scale, as qc_search_integer_scales. */
@@ -352,8 +351,8 @@ QC_DEVICE void try_scales(const search_job &job, const place &p, unsigned l, flo
 {
     float lift = lift_of(absmax), lifted = __fmul_rn(s, lift), size = fabsf(lifted);
     float least = __fmul_rn(__fmul_rn(absmax, lift), 0.25f);
-    bool usable = l < count && p.n > 0 && absmax != 0.0f &&
-                  __fmul_rn(size, job.reach) >= least && is_finite(size);
+    bool usable = l < count && p.n > 0 && absmax != 0.0f && __fmul_rn(size, job.reach) >= least &&
+                  is_finite(size);
     float inv = usable ? inverse_of(job, lifted) : 0.0f, rr = 0.0f;
 #pragma unroll 1
     for (int first = 0; first < (int)count; first += together)

@@ -63,6 +63,17 @@ static inline int qc_int_highest(const qc_int_codes *how)
     return how->bits == 4 ? 7 : 127;
 }
 
+/* The least and the largest magnitude of an integer's scale: see qc_int_round_scale. */
+static inline float qc_int_scale_least(qc_dtype scale_dtype)
+{
+    return scale_dtype == QC_DTYPE_F16 ? 0x1p-24f : 0x1p-126f;
+}
+
+static inline float qc_int_scale_most(qc_dtype scale_dtype)
+{
+    return scale_dtype == QC_DTYPE_F16 ? 65504.0f : 0x1.fep120f;
+}
+
 /* The scalar functions, for tables that have none of their own. */
 void qc_int_quantize_scalar(const qc_int_codes *how, const void *src, qc_dtype dtype, uint64_t n,
                             uint64_t group, void *codes, float *scales, qc_piece_sums *sums);

@@ -20,16 +20,13 @@ typedef struct {
 /* The scales of sixteen groups, as qc_int_scale has them. */
 QC_INLINE void int_scales(const qc_int_codes *how, const float *absmax, float *scale)
 {
-    const int f16 = how->scale_dtype == QC_DTYPE_F16, bf16 = how->scale_dtype == QC_DTYPE_BF16;
     qc_wide s = qc_wide_div(qc_wide_load(absmax), qc_wide_all(how->bits == 4 ? 7.5f : 127.0f));
-    if (f16)
+    if (how->scale_dtype == QC_DTYPE_F16)
         s = qc_wide_through_f16(s);
-    if (bf16)
+    if (how->scale_dtype == QC_DTYPE_BF16)
         s = qc_wide_through_bf16(s);
-    s = qc_wide_between(s, qc_wide_all(f16 ? 0x1p-24f : 0x1p-126f),
-                        qc_wide_all(f16    ? 65504.0f
-                                    : bf16 ? 0x1.fep127f
-                                           : 0x1.fffffep127f));
+    s = qc_wide_between(s, qc_wide_all(qc_int_scale_least(how->scale_dtype)),
+                        qc_wide_all(qc_int_scale_most(how->scale_dtype)));
     qc_wide_store(scale, s);
 }
 

@@ -396,8 +396,7 @@ static void int8_blocks_dequantize(const int8_t *codes, const float *absmax, uin
 float qc_int_round_scale(qc_dtype scale_dtype, float scale)
 {
     const int f16 = scale_dtype == QC_DTYPE_F16;
-    const float least = f16 ? 0x1p-24f : 0x1p-126f;
-    const float most = f16 ? 65504.0f : 0x1.fep120f;
+    const float least = qc_int_scale_least(scale_dtype), most = qc_int_scale_most(scale_dtype);
     float rounded = f16                            ? qc_f32_from_f16(qc_f16_from_f32(scale))
                     : scale_dtype == QC_DTYPE_BF16 ? qc_f32_from_bf16(qc_bf16_from_f32(scale))
                                                    : scale;

@@ -76,10 +76,7 @@ const qc_search_tables *qc_search_tables_get(void)
 /* As qc_int_round_scale does it for each, with the table's casts. */
 static void round_scales(const qc_quant_ops *ops, qc_dtype dtype, float *s)
 {
-    const float least = dtype == QC_DTYPE_F16 ? 0x1p-24f : 0x1p-126f;
-    const float most = dtype == QC_DTYPE_F16    ? 65504.0f
-                       : dtype == QC_DTYPE_BF16 ? 0x1.fep127f
-                                                : 0x1.fffffep127f;
+    const float least = qc_int_scale_least(dtype), most = qc_int_scale_most(dtype);
     uint16_t half[QC_SEARCH_CANDIDATES];
     uint64_t overflow;
     if (dtype != QC_DTYPE_F32) {

@@ -488,6 +488,7 @@ static void integers_at_the_edges(void **state)
         form.ops->dequantize(quant, &form, codes, scales, 64, back, QC_DTYPE_F32, &overflow);
         assert_true(scales[0] == qc_int_round_scale(form.scale_dtype, 0.0f));
         assert_true(scales[1] != 0.0f && isfinite(scales[1]));
+        assert_true(qc_int_round_scale(form.scale_dtype, scales[1]) == scales[1]);
         assert_int_equal(qc_form_code_at(form.ops, codes, 0), form.ops->zero);
         assert_true(sums.bad == QC_BAD_NONE && overflow == UINT64_MAX);
         for (unsigned i = 0; i < 64; i++)
