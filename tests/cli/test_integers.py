@@ -364,6 +364,7 @@ class Gptq(Integers):
 
     def test_act_order(self):
         w = Weight(self.rng, 96, 128, 4, 4, shuffled=True)
+        w.zeros[5][2] = 16  # the largest code in the file
         self.check_all(w, gptq(w), self.config(desc_act=True))
 
     def test_forms(self):
