@@ -87,6 +87,47 @@ def mixture(config, place, inner, names=("gate_proj", "up_proj", "down_proj"), *
     return shapes
 
 
+def shared_mixture(config):
+    """Qwen2-MoE has an expert for every token beside the others."""
+    shapes = mixture(config, "mlp.", 128, bias=True)
+    for layer in range(LAYERS):
+        prefix = "model.layers.%d.mlp." % layer
+        shapes[prefix + "shared_expert_gate.weight"] = [1, HIDDEN]
+        shapes.update(mlp(prefix + "shared_expert.", INNER))
+    return shapes
+
+
+def gpt_oss(config):
+    """Experts in one tensor of a layer, in 16 bit."""
+    shapes = frame(config)
+    head = config["head_dim"]
+    q, kv = HEADS * head, config["num_key_value_heads"] * head
+    for layer in range(LAYERS):
+        prefix = "model.layers.%d." % layer
+        for name, out, inner in (("q", q, HIDDEN), ("k", kv, HIDDEN), ("v", kv, HIDDEN),
+                                 ("o", HIDDEN, q)):
+            shapes["%sself_attn.%s_proj.weight" % (prefix, name)] = [out, inner]
+            shapes["%sself_attn.%s_proj.bias" % (prefix, name)] = [out]
+        shapes[prefix + "self_attn.sinks"] = [HEADS]
+        shapes[prefix + "mlp.router.weight"] = [4, HIDDEN]
+        shapes[prefix + "mlp.router.bias"] = [4]
+        shapes[prefix + "mlp.experts.gate_up_proj"] = [4, HIDDEN, 2 * INNER]
+        shapes[prefix + "mlp.experts.gate_up_proj_bias"] = [4, 2 * INNER]
+        shapes[prefix + "mlp.experts.down_proj"] = [4, INNER, HIDDEN]
+        shapes[prefix + "mlp.experts.down_proj_bias"] = [4, HIDDEN]
+    return shapes
+
+
+def deepseek_v3(config):
+    """As DeepSeek-V2, with a bias for the choice of experts and a layer that plain decoding does not
+    use."""
+    shapes = deepseek(config)
+    shapes["model.layers.2.eh_proj.weight"] = [HIDDEN, 2 * HIDDEN]
+    shapes["model.layers.2.enorm.weight"] = [HIDDEN]
+    return config, ([(name, "BF16", shape) for name, shape in shapes.items()] +
+                    [("model.layers.1.mlp.gate.e_score_correction_bias", "F32", [4])])
+
+
 def deepseek(config):
     """Latent attention; a dense layer, then one of experts."""
     shapes = frame(config)
@@ -159,8 +200,29 @@ def models():
                   moe_intermediate_size=64, first_k_dense_replace=1, moe_layer_freq=1, n_group=1,
                   topk_group=1, topk_method="greedy", routed_scaling_factor=1.0,
                   norm_topk_prob=False, scoring_func="softmax", aux_loss_alpha=0.0, seq_aux=True)
+    mistral = base("mistral", "Mistral", sliding_window=None)
+    gemma = base("gemma", "Gemma", tie_word_embeddings=True, hidden_activation="gelu_pytorch_tanh")
+    gemma3 = base("gemma3_text", "Gemma3", tie_word_embeddings=True, query_pre_attn_scalar=HEAD,
+                  hidden_activation="gelu_pytorch_tanh", sliding_window=64,
+                  layer_types=["sliding_attention", "full_attention"], rope_local_base_freq=10000.0)
+    qwen2_moe = base("qwen2_moe", "Qwen2Moe", num_experts=4, num_experts_per_tok=2,
+                     moe_intermediate_size=128, shared_expert_intermediate_size=INNER,
+                     decoder_sparse_step=1, norm_topk_prob=True, mlp_only_layers=[])
+    gpt = base("gpt_oss", "GptOss", head_dim=64, num_local_experts=4, num_experts_per_tok=2,
+               sliding_window=64, layer_types=["sliding_attention", "full_attention"],
+               attention_bias=True, swiglu_limit=7.0,
+               rope_scaling={"rope_type": "yarn", "factor": 2.0, "beta_fast": 32.0, "beta_slow": 1.0,
+                             "original_max_position_embeddings": 64, "truncate": False})
+    deepseek3 = dict(latent, model_type="deepseek_v3", architectures=["DeepseekV3ForCausalLM"],
+                     topk_method="noaux_tc", scoring_func="sigmoid", num_nextn_predict_layers=1)
     return {
         "llama": plain(llama, dense(llama)),
+        "mistral": plain(mistral, dense(mistral)),
+        "gemma": plain(gemma, dense(gemma)),
+        "gemma3_text": plain(gemma3, dense(gemma3, GEMMA_NORMS, head_norms=True)),
+        "qwen2_moe": plain(qwen2_moe, shared_mixture(qwen2_moe)),
+        "gpt_oss": plain(gpt, gpt_oss(gpt)),
+        "deepseek_v3": deepseek_v3(deepseek3),
         "llama-one-kv-head": plain(one_head, dense(one_head)),
         "qwen2": plain(qwen2, dense(qwen2, bias=True)),
         "qwen3": plain(qwen3, dense(qwen3, head_norms=True)),

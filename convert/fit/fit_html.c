@@ -206,6 +206,8 @@ static qc_status add_split(const qc_fit_report *r, qc_strbuf *out, qc_error *err
     qc_strbuf_init(&text, 1u << 12);
     qc_strbuf_init(&command, 1u << 12);
     qc_fit_split_text(r, &text);
+    if (text.len > 0)
+        qc_strbuf_puts(&text, ".");
     if (r->fit->fits)
         qc_fit_serve_text(r, &command);
     qc_status st = add_paragraph("<h2>Split</h2>\n<p>In this plan ", &text, out, err);

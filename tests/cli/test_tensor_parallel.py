@@ -69,6 +69,7 @@ class TensorParallel(OutputCase):
         self.assertIsNone(plan["device_map"])
         self.assertEqual(plan["prefill_tokens"], 2048)
         page = ElementTree.parse(self.path("plan.html"))
+        self.check_page(page.getroot())
         codes = [e.text for e in page.iter() if e.tag.endswith("code")]
         self.assertIn(command, codes)
         # Layers that are placed whole have none.

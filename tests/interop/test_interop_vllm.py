@@ -6,6 +6,7 @@ checks are skipped. With --record FILE the bytes are written for the default tes
 """
 import json
 import os
+import re
 import subprocess
 import sys
 import unittest
@@ -29,7 +30,7 @@ print(json.dumps([a.model_tag, a.tensor_parallel_size, a.max_model_len, a.gpu_me
                   a.max_num_batched_tokens, a.kv_cache_dtype]))
 """
 # Room for scales of the KV cache, which vLLM deletes once the weights are loaded.
-PLACEHOLDERS = ".attn."
+PLACEHOLDERS = re.compile(r"\.attn\.\w+_(scale|zero_point)$")
 
 
 def version():
@@ -60,7 +61,7 @@ def allocated(models):
     for answer in answers:
         if "error" in answer:
             raise RuntimeError(f"{answer['model']}: {answer['error']}")
-        sums[answer["model"]] = [sum(n for name, n in rank.items() if PLACEHOLDERS not in name)
+        sums[answer["model"]] = [sum(n for name, n in rank.items() if not PLACEHOLDERS.search(name))
                                  for rank in answer["ranks"]]
     return sums
 
