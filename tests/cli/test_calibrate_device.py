@@ -19,8 +19,8 @@ MODEL = os.path.join(qconv_case.ROOT, "tests", "data", "kjv-llama", "model")
 LIBRARIES = {"QCONV_LIBCUBLAS": os.environ.get("FAKE_CUBLAS", ""),
              "QCONV_LIBCUSOLVER": os.environ.get("FAKE_CUSOLVER", "")}
 # Of the first layer of four: k and down; k and v.
-FEW = ("--keep", "*.layers.[123].*", "--keep", "*.[qvogu]*_proj.*")
-LESS = ("--keep", "*.layers.[123].*", "--keep", "*.[qogud]*_proj.*")
+FEW = ("--keep", "*.layers.[123].*", "--split-fused", "--keep", "*.[qvogu]*_proj.*")
+LESS = ("--keep", "*.layers.[123].*", "--split-fused", "--keep", "*.[qogud]*_proj.*")
 TEXT = ("--calibrate", "default", "--calibration-tokens", "64", "--calibration-context", "32")
 ERRORS = r"(\S+)\.weight: relative error of its outputs ([\d.e-]+) rounded, ([\d.e-]+) calibrated"
 

@@ -403,7 +403,7 @@ class Verdict(ValidateCase):
 
     def test_baseline_names_what_is_gone(self):
         self.validate("o", "m", "--save-baseline", "b.json")
-        self.ok("-q", "--to", "nf4", "--keep", UP, "m", "less")
+        self.ok("-q", "--to", "nf4", "--split-fused", "--keep", UP, "m", "less")
         got, line = self.failing("less", "m", "--baseline", "b.json")
         self.assertEqual(got["failed"],
                          [{"name": UP, "why": "is in the baseline, but not quantized here"}])
