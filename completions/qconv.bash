@@ -14,7 +14,15 @@ _qconv()
     COMPREPLY=()
     case $prev in
         --to)
-            mapfile -t COMPREPLY < <(compgen -W 'nf4 int8 auto fp16 bf16 keep' -- "$cur")
+            mapfile -t COMPREPLY < <(compgen -W 'nf4 int8 int4 auto fp16 bf16 keep' -- "$cur")
+            return
+            ;;
+        --format)
+            mapfile -t COMPREPLY < <(compgen -W 'bitsandbytes compressed-tensors' -- "$cur")
+            return
+            ;;
+        --activations)
+            mapfile -t COMPREPLY < <(compgen -W '8bit 16bit' -- "$cur")
             return
             ;;
         --block-size)
@@ -203,10 +211,6 @@ _qconv()
         --m)
             return
             ;;
-        --activations)
-            mapfile -t COMPREPLY < <(compgen -f -- "$cur")
-            return
-            ;;
         --dtype)
             mapfile -t COMPREPLY < <(compgen -W 'fp16 bf16' -- "$cur")
             return
@@ -275,8 +279,8 @@ _qconv()
     done
     if [[ $cur == -* ]]; then
         case ${command:-convert} in
-        convert) options='--to --block-size --no-double-quant --scale --calibrate --hessians --calibration-tokens --calibration-context --damping --compute-dtype --compress --max-shard-size --rest --keep --quantize --recipe --split-fused --for --requantize --drop-mtp --schemes --explain --vram --parallel --tp --margin --context --batch --images --kv-dtype --mla --prefill --cuda-context --device --tokenizer --dry-run --force --restart --consume-source --part --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
-        plan) options='--to --block-size --no-double-quant --max-shard-size --rest --keep --quantize --recipe --split-fused --for --requantize --drop-mtp --schemes --explain --vram --parallel --tp --margin --context --batch --images --kv-dtype --mla --prefill --cuda-context --html --device-map --mode --method --optimizer --precision --zero --checkpointing --lora-rank --effective-batch --apply --profile --json --quiet -q --verbose -v --help -h --version' ;;
+        convert) options='--to --format --activations --block-size --no-double-quant --scale --calibrate --hessians --calibration-tokens --calibration-context --damping --compute-dtype --compress --max-shard-size --rest --keep --quantize --recipe --split-fused --for --requantize --drop-mtp --schemes --explain --vram --parallel --tp --margin --context --batch --images --kv-dtype --mla --prefill --cuda-context --device --tokenizer --dry-run --force --restart --consume-source --part --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
+        plan) options='--to --format --activations --block-size --no-double-quant --max-shard-size --rest --keep --quantize --recipe --split-fused --for --requantize --drop-mtp --schemes --explain --vram --parallel --tp --margin --context --batch --images --kv-dtype --mla --prefill --cuda-context --html --device-map --mode --method --optimizer --precision --zero --checkpointing --lora-rank --effective-batch --apply --profile --json --quiet -q --verbose -v --help -h --version' ;;
         hardware) options='--as --watch --csv --interval --samples --json --quiet -q --verbose -v --help -h --version' ;;
         inspect) options='--for --json --quiet -q --verbose -v --help -h --version' ;;
         verify) options='--against --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;

@@ -246,9 +246,13 @@ static qc_status convert_model(const qc_options *o, qc_checkpoint *model, qc_ran
     }
     if (plan->weights_quantized == 0 && qc_to_quantizes(o->convert.plan.recipe.to) &&
         o->convert.plan.recipe.to != QC_TO_AUTO)
-        QC_FAIL(err, QC_ERR_INPUT,
-                "%s: no tensor in it is a weight to quantize; see 'qconv --dry-run' and --quantize",
-                o->call.model);
+        QC_FAIL(
+            err, QC_ERR_INPUT,
+            "%s: no tensor in it is a weight to quantize%s; see 'qconv --dry-run' and --quantize",
+            o->call.model,
+            o->convert.plan.recipe.format == QC_FORMAT_COMPRESSED_TENSORS
+                ? " in whole groups, which --block-size 32 makes smaller"
+                : "");
     QC_TRY(qc_convert_run(plan, model, &part, report, err));
     warn_of_straddling(plan, o);
     return QC_OK;

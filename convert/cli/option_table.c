@@ -83,11 +83,12 @@ const qc_option_row qc_option_table[] = {
      GIVEN(convert.plan.recipe.to_given), .dflt_note = "required",
      .dflt_of = {PLAN, "nf4, or keep for what is quantized already"}, .since = "0.1.0",
      FOREIGN({.names = "bits wbits nbits w-bit quant quant-type quantization quantization-type "
-                       "quant-method qtype q format outtype out-type scheme type precision "
+                       "quant-method qtype q outtype out-type scheme type precision "
                        "dtype torch-dtype method target",
               .meant = "--to nf4 (4 bits), --to int8 (8 bits) or --to bf16"},
-             {.names = "load-in-4bit 4bit 4-bit nf4 int4 fp4 q4 bnb-4bit-quant-type",
+             {.names = "load-in-4bit 4bit 4-bit nf4 fp4 q4 bnb-4bit-quant-type",
               .meant = "--to nf4"},
+             {.names = "int4 w4a16", .meant = "--to int4"},
              {.names = "load-in-8bit 8bit 8-bit int8 q8", .meant = "--to int8"},
              {.names = "bf16 bfloat16", .meant = "--to bf16"},
              {.names = "fp16 float16 half", .meant = "--to fp16"},
@@ -95,14 +96,27 @@ const qc_option_row qc_option_table[] = {
              {.names = "dequantize", .meant = "--to bf16"}),
      .help = "what the weights of linear layers become",
      .more = "nf4: 4-bit NormalFloat in blocks, as bitsandbytes stores it. int8: one scale per "
-             "row, as LLM.int8 stores it, or per block with --block-size. auto: each weight "
+             "row, as LLM.int8 stores it, or per block with --block-size. int4: 4-bit integers in "
+             "groups, which vLLM and SGLang split over cards. auto: each weight "
              "becomes one of these or stays in 16 bits, so that the predicted error is as small "
              "as --vram allows. fp16 and bf16: every floating-point tensor is cast; if the "
              "checkpoint is quantized already, its quantized weights are turned back, and --rest "
              "decides about the others. keep: every tensor stays as it is, bit for bit, and the "
              "shards are cut, compressed and hashed anew."},
+    {ROW("format", FITTING, OUTPUT), CHOICE(convert.plan.recipe.format),
+     CHOICES(QC_FORMAT_NAMES), .dflt_note = "bitsandbytes; compressed-tensors for int4",
+     .quantizes = 1, .since = "0.5.0",
+     .help = "whose format the quantized weights have",
+     .more = "bitsandbytes is what transformers loads for inference and for training adapters. "
+             "compressed-tensors is what vLLM and SGLang split over several cards: --to int8 is "
+             "W8A8, and --to int4 is W4A16."},
+    {ROW("activations", FITTING, OUTPUT), CHOICE(convert.plan.recipe.activations_16),
+     CHOICES("8bit", "16bit"), .quantizes = 1, .dflt = "8bit", .since = "0.5.0",
+     .help = "what --to int8 --format compressed-tensors multiplies with",
+     .more = "8bit: W8A8, whose loader rounds the inputs of a layer to 8 bits, token by token. "
+             "16bit: W8A16, where only the weights are integers; it takes --block-size."},
     {ROW("block-size", FITTING, OUTPUT), NUMBER(convert.plan.recipe.block_elems), .arg = "N",
-     .min = 32, .max = 4096, .dflt_note = "64 for nf4; int8 goes by rows", .power_of_two = 1,
+     .min = 32, .max = 4096, .dflt_note = "64 for nf4, 128 for int4; int8 goes by rows", .power_of_two = 1,
      .quantizes = 1, .not_with = "--to auto, which chooses it; see --schemes", .since = "0.1.0",
      FOREIGN({.names = "group-size groupsize q-group-size gs blocksize bs"}),
      .help = "weights that share one scale: a power of two, 32 to 4096",

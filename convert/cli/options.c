@@ -363,6 +363,40 @@ static qc_status check_to(const parse *p, const qc_recipe_options *r, qc_error *
     return QC_OK;
 }
 
+/* What --format goes with. */
+static qc_status check_format(const parse *p, const qc_recipe_options *r, qc_error *err)
+{
+    const int compressed_tensors = r->format == QC_FORMAT_COMPRESSED_TENSORS;
+    if (was_given(p, "activations") && (!compressed_tensors || r->to != QC_TO_INT8))
+        QC_FAIL(err, QC_ERR_USAGE,
+                "--activations goes with --to int8 --format compressed-tensors only");
+    if (!compressed_tensors) {
+        if (r->to == QC_TO_INT4)
+            QC_FAIL(err, QC_ERR_USAGE,
+                    "--to int4 needs --format compressed-tensors; bitsandbytes "
+                    "has --to nf4 in 4 bits");
+        return QC_OK;
+    }
+    if (r->to != QC_TO_INT4 && r->to != QC_TO_INT8)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "--format compressed-tensors goes with --to int4 and --to int8, not with --to %s",
+                qc_to_name(r->to));
+    if (!r->double_quant)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "--no-double-quant does not go with --format "
+                "compressed-tensors, whose scales are never quantized");
+    if (r->block_elems && r->to == QC_TO_INT8 && !r->activations_16)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "--block-size with --to int8 --format compressed-tensors needs --activations "
+                "16bit; 8-bit activations go with a scale for each row");
+    if (r->block_elems > 128)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "--block-size %u: compressed-tensors goes with groups of 32, 64 or 128, which "
+                "its readers have kernels for",
+                r->block_elems);
+    return QC_OK;
+}
+
 /* For plan and convert: what the rows cannot say. */
 static qc_status check_convert(const parse *p, const qc_options *o, qc_error *err)
 {
@@ -371,6 +405,7 @@ static qc_status check_convert(const parse *p, const qc_options *o, qc_error *er
         if (it->row->quantizes && !qc_to_quantizes(r->to))
             QC_FAIL(err, QC_ERR_USAGE, "--%s does not go with --to %s, which quantizes nothing",
                     it->row->name, qc_to_name(r->to));
+    QC_TRY(check_format(p, r, err));
     if (r->to == QC_TO_INT8 && !r->double_quant && !r->block_elems)
         QC_FAIL(err, QC_ERR_USAGE,
                 "--no-double-quant with --to int8 needs --block-size; scales of rows are never "
@@ -517,6 +552,8 @@ qc_status qc_options_parse(qc_options *out, qc_arena *arena, int argc, char **ar
         QC_TRY(check_item(&p.items[i], p.arena, out->command, err));
     for (size_t i = 0; i < p.item_count; i++)
         QC_TRY(apply(out, p.items[i].row, p.items[i].value, err));
+    if (out->convert.plan.recipe.to == QC_TO_INT4 && !was_given(&p, "format"))
+        out->convert.plan.recipe.format = QC_FORMAT_COMPRESSED_TENSORS;
     QC_TRY(check_together(&p, out, err));
     set_rows(out);
     qc_tp_defaults(&out->convert.plan.fit);

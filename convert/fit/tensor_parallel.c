@@ -346,11 +346,10 @@ static qc_status check_scheme(const qc_plan *plan, const qc_job *j, qc_error *er
 {
     const qc_scheme_row *row = &qc_schemes[j->scheme];
     int stored = j->scheme == QC_SCHEME_KEEP && j->entry->stored;
-    const unsigned whole = 1u << QC_ROLE_TENSOR_ABSMAX | 1u << QC_ROLE_TENSOR_SCB;
-    if (stored || row->role_tensors & whole)
+    if (stored || (row->bits && row->format != QC_FORMAT_COMPRESSED_TENSORS))
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
                 "'%s' as %s: vLLM does not split weights in bitsandbytes' form over cards; choose "
-                "--to bf16 or fp16 for --tp, or --parallel layers",
+                "--format compressed-tensors for --tp, or --parallel layers",
                 plan->model->tensors[j->source].name,
                 qc_scheme_name(stored ? j->entry->stored->stored_as : j->scheme));
     return QC_OK;

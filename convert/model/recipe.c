@@ -99,10 +99,8 @@ static void read_facts(maker *m)
     if (qc_json_as_u64(config_get(m->model, "vocab_size"), "vocab_size", &m->facts.vocab_size,
                        NULL) != QC_OK)
         m->facts.vocab_size = 0;
-    for (size_t i = 0; i < sizeof expert_keys / sizeof *expert_keys; i++) {
-        if (config_get(m->model, expert_keys[i]))
-            m->facts.has_experts = 1;
-    }
+    for (size_t i = 0; i < sizeof expert_keys / sizeof *expert_keys; i++)
+        m->facts.has_experts |= config_get(m->model, expert_keys[i]) != NULL;
     m->table = qc_model_table_find(m->facts.model_type);
     m->facts.has_conv1d = qc_rules_conv1d_type(m->facts.model_type);
     for (const qc_json_node *part = first_member(m->model); part; part = qc_json_next(part))
@@ -208,6 +206,13 @@ static qc_status classify(maker *m, qc_error *err)
 
 /* ---- rules ---- */
 
+static const char *format_obstacle(const maker *m, uint32_t i)
+{
+    const qc_checkpoint_tensor t = face_of(m, i);
+    int linear = t.ndim == 2 && !(m->classes[i].traits & QC_TRAIT_CONV1D);
+    return qc_scheme_obstacle(m->options, linear ? t.dims[1] : 0);
+}
+
 /* Why --quantize cannot have this tensor, or NULL if it can. */
 static const char *quantize_obstacle(const maker *m, uint32_t i)
 {
@@ -225,6 +230,8 @@ static const char *quantize_obstacle(const maker *m, uint32_t i)
         return "is empty";
     if (!qc_ends_with(t->name, ".weight"))
         return "is not the weight of a module";
+    if (format_obstacle(m, i))
+        return format_obstacle(m, i);
     if (c->traits & QC_TRAIT_MAYBE)
         return NULL;
     if (c->traits & QC_TRAIT_FLOAT)
@@ -429,7 +436,7 @@ static int is_wanted(const maker *m, uint32_t i)
     if (m->rule_of[i] != NO_RULE)
         wanted = m->options->rules[m->rule_of[i]].quantize;
     return wanted && t->bytes > 0 && (t->ndim == 2 || stack) &&
-           (qc_dtype_is_quantizable(t->dtype) || m->coded.weights[i]);
+           (qc_dtype_is_quantizable(t->dtype) || m->coded.weights[i]) && !format_obstacle(m, i);
 }
 
 /* Lets rules count for whole fused groups, whose members then have one scheme. Where nothing is
@@ -466,6 +473,8 @@ static qc_status decide_quantized(qc_recipe_entry *e, const maker *m, uint32_t i
         e->why = "not 2-D";
     } else if (c->role == QC_ROLE_LINEAR && (t->dims[0] == 0 || t->dims[1] == 0)) {
         e->why = "empty";
+    } else if (c->role == QC_ROLE_LINEAR && format_obstacle(m, i)) {
+        e->why = format_obstacle(m, i);
     }
     if (!is_wanted(m, i)) {
         apply_rest(e, m, i);
@@ -475,9 +484,8 @@ static qc_status decide_quantized(qc_recipe_entry *e, const maker *m, uint32_t i
     }
     /* For --to auto, whatever could be quantized is marked so, and auto_choice.c then decides each
      * one. */
-    e->scheme = qc_scheme_of_options(m->options->to, m->options->block_elems);
-    e->block_elems =
-        m->options->block_elems ? m->options->block_elems : qc_schemes[e->scheme].default_block;
+    e->scheme = qc_scheme_of_options(m->options);
+    e->block_elems = qc_scheme_block_of_options(m->options);
     e->transpose = (c->traits & QC_TRAIT_CONV1D) != 0 && !is_integers(m, i);
     return stack ? check_stack(e, t, err) : QC_OK;
 }

@@ -162,7 +162,8 @@ qc_status qc_diffusers_check_namesakes(const qc_checkpoint *model, const qc_reci
     uint32_t same[QC_NAMESAKES_MAX];
     for (uint32_t i = 0; qc_diffusers_class(model) && i < model->tensor_count; i++) {
         const char *name = model->tensors[i].name;
-        if (!qc_schemes[entries[i].scheme].bitsandbytes)
+        const qc_scheme_row *row = &qc_schemes[entries[i].scheme];
+        if (!row->bits || row->format != QC_FORMAT_BITSANDBYTES)
             continue;
         size_t count = qc_diffusers_namesakes(model, name, same);
         for (size_t k = 0; k < count; k++) {

@@ -6,8 +6,19 @@
 
 /* AUTO chooses a scheme per weight, for a budget. KEEP leaves every tensor as it is, but shards,
  * compression and digests are made anew. */
-typedef enum { QC_TO_NF4, QC_TO_INT8, QC_TO_AUTO, QC_TO_FP16, QC_TO_BF16, QC_TO_KEEP } qc_to;
-#define QC_TO_NAMES "nf4", "int8", "auto", "fp16", "bf16", "keep"
+typedef enum {
+    QC_TO_NF4,
+    QC_TO_INT8,
+    QC_TO_INT4,
+    QC_TO_AUTO,
+    QC_TO_FP16,
+    QC_TO_BF16,
+    QC_TO_KEEP
+} qc_to;
+#define QC_TO_NAMES "nf4", "int8", "int4", "auto", "fp16", "bf16", "keep"
+/* Whose format the quantized weights have. OWN is what qconv alone reads; no option has it. */
+typedef enum { QC_FORMAT_BITSANDBYTES, QC_FORMAT_COMPRESSED_TENSORS, QC_FORMAT_OWN } qc_format;
+#define QC_FORMAT_NAMES "bitsandbytes", "compressed-tensors"
 typedef enum { QC_REST_KEEP, QC_REST_BF16, QC_REST_FP16 } qc_rest;
 #define QC_REST_NAMES "keep", "bf16", "fp16"
 
@@ -28,6 +39,8 @@ typedef struct {
 typedef struct {
     qc_to to;
     int to_given;         /* plan only, where --to may be left out */
+    qc_format format;     /* COMPRESSED_TENSORS with --to int4, which needs it */
+    int activations_16;   /* --activations 16bit: only the weights are 8-bit integers */
     uint32_t block_elems; /* 0: not given */
     int double_quant;     /* 1 unless --no-double-quant */
     qc_scale_method scale;
@@ -43,11 +56,12 @@ typedef struct {
     int split_fused;
 } qc_recipe_options;
 
-/* Does it quantize? nf4, int8 and auto do. */
+/* Does it quantize? nf4, int8, int4 and auto do. */
 int qc_to_quantizes(qc_to to);
 
-/* The names as users type them: QC_TO_NAMES, QC_REST_NAMES, QC_SCALE_NAMES. They are constants. */
+/* The names as users type them: QC_TO_NAMES, QC_FORMAT_NAMES and so on. They are constants. */
 const char *qc_to_name(qc_to to);
+const char *qc_format_name(qc_format format);
 const char *qc_rest_name(qc_rest rest);
 /* Returns NULL where nothing is quantized. */
 const char *qc_scale_name(const qc_recipe_options *o);

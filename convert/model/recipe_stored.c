@@ -105,12 +105,12 @@ static qc_status add_block_weight(finder *f, uint32_t state, size_t stem_len, qc
     uint64_t want = qc_scheme_code_bytes(scheme, n);
     /* bitsandbytes can store its codes in tensors of other dtypes. */
     if (tensors[weight].bytes != want ||
-        (!row->bitsandbytes && tensors[weight].dtype != row->code_dtype))
+        (row->format == QC_FORMAT_OWN && tensors[weight].dtype != row->code_dtype))
         QC_FAIL(err, QC_ERR_INPUT,
                 "tensor '%s': %" PRIu64 " weights of %s take %" PRIu64 " bytes, found %" PRIu64
                 " of %s",
                 name, n, type, want, tensors[weight].bytes, qc_dtype_name(tensors[weight].dtype));
-    if (!row->bitsandbytes && (tensors[weight].ndim != 2 || tensors[weight].dims[1] != 1))
+    if (row->format == QC_FORMAT_OWN && (tensors[weight].ndim != 2 || tensors[weight].dims[1] != 1))
         QC_FAIL(err, QC_ERR_INPUT,
                 "tensor '%s': codes of block-wise %s lie as [%" PRIu64 ", 1], found %u dimensions",
                 name, type, want, tensors[weight].ndim);

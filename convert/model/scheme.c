@@ -6,6 +6,7 @@
 #include <stddef.h>
 
 #define ROLE(r)       (1u << QC_ROLE_TENSOR_##r)
+#define PACKED        (ROLE(MAIN) | ROLE(SCALE) | ROLE(SHAPE))
 #define NESTED_SCALES (ROLE(ABSMAX) | ROLE(NESTED_ABSMAX) | ROLE(NESTED_MAP) | ROLE(STATE))
 
 const qc_scheme_row qc_schemes[QC_SCHEME_COUNT] = {
@@ -18,7 +19,7 @@ const qc_scheme_row qc_schemes[QC_SCHEME_COUNT] = {
             .form = &qc_form_nf4,
             .bits = 4,
             .default_block = QC_BLOCK_DEFAULT,
-            .bitsandbytes = 1,
+            .format = QC_FORMAT_BITSANDBYTES,
             .code_dtype = QC_DTYPE_U8,
             .role_tensors = ROLE(MAIN) | ROLE(QUANT_MAP) | NESTED_SCALES,
             .quant_type = "nf4",
@@ -31,7 +32,7 @@ const qc_scheme_row qc_schemes[QC_SCHEME_COUNT] = {
             .form = &qc_form_int8_rows,
             .bits = 8,
             .by_rows = 1,
-            .bitsandbytes = 1,
+            .format = QC_FORMAT_BITSANDBYTES,
             .needs_int8_matmul = 1,
             .code_dtype = QC_DTYPE_I8,
             .role_tensors = ROLE(MAIN) | ROLE(SCB) | ROLE(FORMAT),
@@ -42,11 +43,59 @@ const qc_scheme_row qc_schemes[QC_SCHEME_COUNT] = {
             .to = QC_TO_INT8,
             .form = &qc_form_int8_blocks,
             .bits = 8,
+            .format = QC_FORMAT_OWN,
             .samples_offset = 1,
             .code_dtype = QC_DTYPE_I8,
             .role_tensors = ROLE(MAIN) | NESTED_SCALES,
             .quant_type = "int8",
             .state_suffix = ".quant_state.qconv__int8",
+        },
+    [QC_SCHEME_W4A16] =
+        {
+            .name = "w4a16",
+            .to = QC_TO_INT4,
+            .form = &qc_form_w4a16,
+            .bits = 4,
+            .default_block = 128,
+            .format = QC_FORMAT_COMPRESSED_TENSORS,
+            .activation_bits = 16,
+            .code_dtype = QC_DTYPE_I32,
+            .role_tensors = PACKED,
+        },
+    [QC_SCHEME_W8A16] =
+        {
+            .name = "w8a16",
+            .to = QC_TO_INT8,
+            .form = &qc_form_w8a16,
+            .bits = 8,
+            .format = QC_FORMAT_COMPRESSED_TENSORS,
+            .activation_bits = 16,
+            .code_dtype = QC_DTYPE_I32,
+            .role_tensors = PACKED,
+        },
+    [QC_SCHEME_W8A16_CHANNEL] =
+        {
+            .name = "w8a16-channel",
+            .to = QC_TO_INT8,
+            .form = &qc_form_w8a16,
+            .bits = 8,
+            .by_rows = 1,
+            .format = QC_FORMAT_COMPRESSED_TENSORS,
+            .activation_bits = 16,
+            .code_dtype = QC_DTYPE_I32,
+            .role_tensors = PACKED,
+        },
+    [QC_SCHEME_W8A8] =
+        {
+            .name = "w8a8",
+            .to = QC_TO_INT8,
+            .form = &qc_form_w8a8,
+            .bits = 8,
+            .by_rows = 1,
+            .format = QC_FORMAT_COMPRESSED_TENSORS,
+            .activation_bits = 8,
+            .code_dtype = QC_DTYPE_I8,
+            .role_tensors = ROLE(MAIN) | ROLE(SCALE),
         },
     [QC_SCHEME_DEQUANT] = {.name = "dequant", .role_tensors = ROLE(MAIN)},
     [QC_SCHEME_ABSORBED] = {.name = "absorbed", .role_tensors = ROLE(MAIN)},
@@ -69,21 +118,55 @@ int qc_scheme_is_quantized(qc_scheme s)
     return qc_schemes[s].bits > 0;
 }
 
-qc_scheme qc_scheme_of_options(qc_to to, uint32_t block_elems)
+/* Does the scheme have what --format and --activations say? A form of qconv's own is one that
+ * bitsandbytes could not hold. */
+static int suits_format(const qc_scheme_row *row, const qc_recipe_options *o)
 {
-    qc_scheme found = QC_SCHEME_NF4;
+    if (o->format != QC_FORMAT_COMPRESSED_TENSORS)
+        return row->format != QC_FORMAT_COMPRESSED_TENSORS;
+    return row->format == o->format &&
+           (row->to != QC_TO_INT8 || row->activation_bits == (o->activations_16 ? 16u : 8u));
+}
+
+qc_scheme qc_scheme_of_options(const qc_recipe_options *o)
+{
+    qc_scheme found = o->format == QC_FORMAT_COMPRESSED_TENSORS ? QC_SCHEME_W4A16 : QC_SCHEME_NF4;
     for (unsigned s = 0; s < QC_SCHEME_COUNT; s++) {
         const qc_scheme_row *row = &qc_schemes[s];
-        int suits = block_elems ? !row->by_rows : row->by_rows || row->default_block;
-        if (row->bits && row->to == to && suits)
+        int suits = o->block_elems ? !row->by_rows : row->by_rows || row->default_block;
+        if (row->bits && row->to == o->to && suits && suits_format(row, o))
             found = (qc_scheme)s;
     }
     return found;
 }
 
+uint32_t qc_scheme_block_of_options(const qc_recipe_options *o)
+{
+    return o->block_elems ? o->block_elems : qc_schemes[qc_scheme_of_options(o)].default_block;
+}
+
+const char *qc_scheme_obstacle(const qc_recipe_options *o, uint64_t cols)
+{
+    const qc_scheme_row *row = &qc_schemes[qc_scheme_of_options(o)];
+    const uint32_t block = qc_scheme_block_of_options(o);
+    if (row->format != QC_FORMAT_COMPRESSED_TENSORS)
+        return NULL;
+    if (cols == 0)
+        return "is not a Linear of compressed-tensors";
+    if (block && cols % block)
+        return "has rows of no whole groups";
+    return cols * row->bits % qc_dtype_bits(row->code_dtype) ? "has rows of no whole words" : NULL;
+}
+
+qc_dtype qc_scheme_scale_dtype(qc_dtype dtype)
+{
+    return dtype == QC_DTYPE_F16 || dtype == QC_DTYPE_BF16 ? dtype : QC_DTYPE_F32;
+}
+
 qc_form qc_scheme_form(qc_scheme s, uint64_t cols, uint64_t block_elems, int nested)
 {
-    qc_form form = {.ops = qc_schemes[s].form, .cols = cols, .nested = nested};
+    qc_form form = {
+        .ops = qc_schemes[s].form, .cols = cols, .nested = nested, .scale_dtype = QC_DTYPE_F32};
     if (form.ops && !qc_schemes[s].by_rows)
         form.block_elems = block_elems < UINT32_MAX ? (uint32_t)block_elems : UINT32_MAX;
     return form;
@@ -111,6 +194,12 @@ const char *qc_to_name(qc_to to)
 {
     static const char *const names[] = {QC_TO_NAMES};
     return names[to];
+}
+
+const char *qc_format_name(qc_format format)
+{
+    static const char *const names[] = {QC_FORMAT_NAMES, "qconv"};
+    return names[format];
 }
 
 const char *qc_rest_name(qc_rest rest)

@@ -15,7 +15,13 @@ typedef enum {
     QC_SCHEME_NF4,
     QC_SCHEME_INT8_ROWS,   /* LLM.int8 */
     QC_SCHEME_INT8_BLOCKS, /* block-wise int8 with absmax, qconv's own form */
-    QC_SCHEME_DEQUANT,     /* a quantized weight is decoded to out_dtype */
+    /* compressed-tensors: integers in groups of a row's weights, or with a scale for each row
+     * ("channel"). W8A8 has activations in 8 bits, the others have them in 16. */
+    QC_SCHEME_W4A16,
+    QC_SCHEME_W8A16,
+    QC_SCHEME_W8A16_CHANNEL,
+    QC_SCHEME_W8A8,
+    QC_SCHEME_DEQUANT, /* a quantized weight is decoded to out_dtype */
     /* not written: it is the state of a weight that is decoded, or it is left out */
     QC_SCHEME_ABSORBED
 } qc_scheme;
@@ -31,6 +37,8 @@ typedef enum {
     QC_ROLE_TENSOR_STATE,         /* U8, JSON */
     QC_ROLE_TENSOR_SCB,           /* F32 [rows] */
     QC_ROLE_TENSOR_FORMAT,        /* U8 scalar 0: row-major */
+    QC_ROLE_TENSOR_SCALE,         /* [rows, groups] of the weight's dtype */
+    QC_ROLE_TENSOR_SHAPE,         /* I64 [2]: rows and columns */
     QC_ROLE_TENSOR_COUNT
 } qc_role_tensor;
 
@@ -44,7 +52,8 @@ typedef struct {
     /* The block size where --block-size is not given. 0: --block-size has to choose the scheme, or
      * it has no blocks. */
     uint32_t default_block;
-    int bitsandbytes; /* does bitsandbytes read it? Otherwise only qconv does */
+    qc_format format;         /* who reads it */
+    unsigned activation_bits; /* in compressed-tensors: 8 or 16 */
     /* Can its scales be searched, and do they then need a sample of the weight's groups, which
      * tells the offset of nested scales? Otherwise that is 0. */
     int samples_offset;
@@ -80,12 +89,20 @@ extern const qc_scheme_row qc_schemes[QC_SCHEME_COUNT];
 
 const char *qc_scheme_name(qc_scheme s);
 int qc_scheme_is_quantized(qc_scheme s);
-/* Finds the quantizing scheme of --to and --block-size (0: not given). There is one for each value
- * of --to for which qc_to_quantizes() is true; for "auto" it is the one with the fewest bits. */
-qc_scheme qc_scheme_of_options(qc_to to, uint32_t block_elems);
-/* How the numbers of a weight with this scheme lie, but for the offset of nested scales. ops is
- * NULL where the scheme does not quantize. */
+/* Finds the quantizing scheme of --to, --format, --activations and --block-size. There is one for
+ * each value of --to for which qc_to_quantizes() is true; for "auto" it is the one with the fewest
+ * bits. */
+qc_scheme qc_scheme_of_options(const qc_recipe_options *o);
+/* The block size that goes with that scheme; 0: it has no blocks. */
+uint32_t qc_scheme_block_of_options(const qc_recipe_options *o);
+/* Why a weight with rows of so many elements cannot have that scheme, or NULL. compressed-tensors
+ * has the weights of Linear modules (cols is 0 for others), in whole groups and 32-bit words. */
+const char *qc_scheme_obstacle(const qc_recipe_options *o, uint64_t cols);
+/* How the numbers of a weight with this scheme lie, but for the offset of nested scales; those of
+ * compressed-tensors are F32 here. ops is NULL where the scheme does not quantize. */
 qc_form qc_scheme_form(qc_scheme s, uint64_t cols, uint64_t block_elems, int nested);
+/* The dtype of compressed-tensors' scales of a weight of this dtype: the same, or F32 for F64. */
+qc_dtype qc_scheme_scale_dtype(qc_dtype dtype);
 /* The bytes that the codes of so many weights take. */
 uint64_t qc_scheme_code_bytes(qc_scheme s, uint64_t elems);
 /* The number of neighbouring weights that share a scale, in rows of `cols` weights. */

@@ -8,6 +8,8 @@
 
 #include <string.h>
 
+#define RUN_SCALES 1024u
+
 /* ---- its source ---- */
 
 const qc_checkpoint_tensor *qc_job_source(const qc_pipeline *p, const qc_job *j)
@@ -200,6 +202,23 @@ static qc_status finish_blocks(qc_worker *w, uint32_t job, const qc_piece_sums *
     return write_state(j, s, offset, err);
 }
 
+/* Scales become what is written of them, in their place. They are values of that dtype already, so
+ * nothing is rounded. */
+static void narrow_scales(const qc_worker *w, const qc_job *j, qc_job_work *s)
+{
+    const qc_dtype dtype = qc_job_scale_dtype(j);
+    uint64_t n =
+        qc_form_scales(&(qc_form){.cols = j->cols, .block_elems = j->block_elems}, j->elems);
+    uint64_t each = qc_dtype_bits(dtype) / 8, overflow = UINT64_MAX;
+    unsigned char *out = (unsigned char *)s->absmax;
+    float some[RUN_SCALES];
+    for (uint64_t at = 0; at < n; at += RUN_SCALES) {
+        uint64_t run = qc_min_u64(n - at, RUN_SCALES);
+        memcpy(some, s->absmax + at, (size_t)run * sizeof *some);
+        w->p->ops->cast(some, QC_DTYPE_F32, run, out + at * each, dtype, &overflow);
+    }
+}
+
 qc_status qc_job_finish(qc_worker *w, uint32_t job, qc_error *err)
 {
     qc_pipeline *p = w->p;
@@ -214,10 +233,13 @@ qc_status qc_job_finish(qc_worker *w, uint32_t job, qc_error *err)
     for (uint32_t i = 0; i < qc_unit_count(p, main_tensor); i++)
         qc_piece_add(&total, &s->work->sums[i],
                      p->units[p->first_unit[main_tensor] + i].content_offset * per_byte);
-    if (!by_rows && j->scale == QC_SCALE_ABSMAX)
+    int integer = qc_schemes[j->scheme].form->integer;
+    if (!by_rows && !integer && j->scale == QC_SCALE_ABSMAX)
         return finish_blocks(w, job, &total, err);
     take_error(s, &total);
-    return by_rows ? QC_OK : write_state(j, s->work, s->work->offset, err);
+    if (integer)
+        narrow_scales(w, j, s->work);
+    return by_rows || integer ? QC_OK : write_state(j, s->work, s->work->offset, err);
 }
 
 int qc_job_awaits(const qc_pipeline *p, uint32_t job, qc_role_tensor role)
@@ -266,7 +288,8 @@ void qc_job_trim(const qc_pipeline *p, uint32_t job)
     int absmax = qc_job_awaits(p, job, QC_ROLE_TENSOR_ABSMAX);
     qc_free(s->sums);
     s->sums = NULL;
-    if (!absmax && !qc_job_awaits(p, job, QC_ROLE_TENSOR_SCB)) {
+    if (!absmax && !qc_job_awaits(p, job, QC_ROLE_TENSOR_SCB) &&
+        !qc_job_awaits(p, job, QC_ROLE_TENSOR_SCALE)) {
         qc_free(s->absmax);
         s->absmax = NULL;
     }

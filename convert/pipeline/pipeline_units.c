@@ -212,7 +212,10 @@ const void *qc_job_role_tensor(const qc_pipeline *p, uint32_t job, qc_role_tenso
     case QC_ROLE_TENSOR_STATE:
         return s->state_json;
     case QC_ROLE_TENSOR_SCB:
+    case QC_ROLE_TENSOR_SCALE:
         return s->absmax;
+    case QC_ROLE_TENSOR_SHAPE:
+        return p->plan->jobs[job].dims;
     case QC_ROLE_TENSOR_FORMAT:
         return &row_major;
     case QC_ROLE_TENSOR_MAIN:
@@ -225,5 +228,6 @@ const void *qc_job_role_tensor(const qc_pipeline *p, uint32_t job, qc_role_tenso
 int qc_role_tensor_is_own(qc_role_tensor role)
 {
     return role == QC_ROLE_TENSOR_ABSMAX || role == QC_ROLE_TENSOR_NESTED_ABSMAX ||
-           role == QC_ROLE_TENSOR_STATE || role == QC_ROLE_TENSOR_SCB;
+           role == QC_ROLE_TENSOR_STATE || role == QC_ROLE_TENSOR_SCB ||
+           role == QC_ROLE_TENSOR_SCALE;
 }

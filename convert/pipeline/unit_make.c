@@ -68,7 +68,7 @@ static qc_status fill_work(qc_worker *w, uint32_t job, qc_error *err)
                      sizeof *work->sums, err));
     if (scales > 0 && !(searched && j->nested))
         QC_TRY(qc_realloc_array(&work->absmax, (size_t)scales, sizeof *work->absmax, err));
-    if (j->blocks > 0 && !searched)
+    if (j->blocks > 0 && !searched && !qc_schemes[j->scheme].form->integer)
         QC_TRY(qc_realloc_array(&work->block_errors, (size_t)j->blocks, sizeof *work->block_errors,
                                 err));
     if (j->scheme == QC_SCHEME_DEQUANT)

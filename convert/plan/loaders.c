@@ -179,8 +179,7 @@ qc_status qc_loaders_of(qc_loaders *out, const qc_plan *p, qc_error *err)
 qc_loaders qc_loaders_of_pipeline(const qc_plan_options *o)
 {
     const qc_recipe_options *r = &o->recipe;
-    return (qc_loaders){.row = qc_to_quantizes(r->to) ? quantized(qc_scheme_of_options(r->to, 0))
-                                                      : plain,
+    return (qc_loaders){.row = qc_to_quantizes(r->to) ? quantized(qc_scheme_of_options(r)) : plain,
                         .library = "diffusers",
                         .class_name = "DiffusionPipeline",
                         .has_config = 1,

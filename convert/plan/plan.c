@@ -23,7 +23,7 @@
 static const char *const role_suffix[QC_ROLE_TENSOR_COUNT] = {
     "",    ".absmax",       ".quant_map", ".nested_absmax", ".nested_quant_map",
     NULL, /* the scheme's */
-    "SCB", "weight_format",
+    "SCB", "weight_format", "_scale",     "_shape",
 };
 
 typedef struct {
@@ -77,10 +77,11 @@ qc_bnb_state qc_job_state_of(const qc_job *j)
 static void name_role_tensor(const qc_job *j, qc_role_tensor role, qc_out_tensor *t)
 {
     t->st.name = j->name;
-    if (role == QC_ROLE_TENSOR_MAIN)
-        return;
     size_t stem = strlen(j->name);
-    t->suffix = role_suffix[role];
+    int packed = qc_schemes[j->scheme].role_tensors >> QC_ROLE_TENSOR_SHAPE & 1;
+    if (role == QC_ROLE_TENSOR_MAIN && !packed)
+        return;
+    t->suffix = role == QC_ROLE_TENSOR_MAIN ? "_packed" : role_suffix[role];
     if (role == QC_ROLE_TENSOR_SCB || role == QC_ROLE_TENSOR_FORMAT) {
         if (stem >= 6 && strcmp(j->name + stem - 6, "weight") == 0)
             stem -= 6;
@@ -107,8 +108,10 @@ static void describe_codes(const qc_plan *p, const qc_job *j, qc_out_tensor *t)
     const qc_scheme_row *row = &qc_schemes[j->scheme];
     uint64_t unit = row->by_rows ? j->cols : qc_job_group_elems(j);
     uint64_t flat[] = {qc_scheme_code_bytes(j->scheme, j->elems), 1};
-    uint64_t matrix[] = {j->rows, qc_scheme_code_bytes(j->scheme, j->cols)};
-    shape_part(t, row->code_dtype, 2, row->by_rows && !p->own_form ? matrix : flat,
+    uint64_t each = qc_dtype_bits(row->code_dtype) / 8;
+    uint64_t matrix[] = {j->rows, qc_scheme_code_bytes(j->scheme, j->cols) / each};
+    int keeps_rows = row->format == QC_FORMAT_COMPRESSED_TENSORS || (row->by_rows && !p->own_form);
+    shape_part(t, row->code_dtype, 2, keeps_rows ? matrix : flat,
                unit ? qc_scheme_code_bytes(j->scheme, unit) : 1);
 }
 
@@ -163,6 +166,15 @@ static void describe_beside(const qc_job *j, qc_role_tensor role, qc_out_tensor 
     case QC_ROLE_TENSOR_FORMAT:
         shape_part(t, QC_DTYPE_U8, 0, NULL, 1);
         break;
+    case QC_ROLE_TENSOR_SCALE: {
+        const uint64_t groups = j->block_elems ? j->cols / j->block_elems : 1;
+        const qc_dtype dtype = qc_job_scale_dtype(j);
+        shape_part(t, dtype, 2, (uint64_t[]){j->rows, groups}, qc_dtype_bits(dtype) / 8);
+        break;
+    }
+    case QC_ROLE_TENSOR_SHAPE:
+        shape_part(t, QC_DTYPE_I64, 1, (uint64_t[]){2}, 8);
+        break;
     case QC_ROLE_TENSOR_MAIN:
     case QC_ROLE_TENSOR_COUNT:
         break;
@@ -201,10 +213,10 @@ qc_out_tensor qc_plan_tensor(const qc_plan *p, uint32_t i)
     return qc_layout_place(&p->layout, qc_plan_tensors(p), i);
 }
 
-/* There are fewer than 2^29 jobs; qc_plan_begin makes sure of it. */
+/* There are fewer than 2^28 jobs; qc_plan_begin makes sure of it. */
 static qc_output output_of(uint32_t job, qc_role_tensor role)
 {
-    return (qc_output){job & 0x1fffffffu, (uint32_t)role & 7u};
+    return (qc_output){job & 0xfffffffu, (uint32_t)role & 15u};
 }
 
 static qc_status add_output(qc_plan *p, uint32_t job, qc_role_tensor role, qc_error *err)
@@ -317,7 +329,7 @@ static void set_blocks(qc_job *j, uint32_t block_elems, int nested)
         return;
     j->block_elems = block_elems;
     j->blocks = qc_ceil_div_u64(j->elems, block_elems);
-    j->nested = nested != 0;
+    j->nested = nested && !qc_schemes[j->scheme].form->integer;
 }
 
 static qc_status add_job(qc_plan *p, uint32_t source, qc_error *err)
@@ -369,6 +381,7 @@ static qc_status name_own_form(qc_plan *p, qc_error *err)
 {
     enum { CODINGS = QC_SCHEME_COUNT, KINDS = CODINGS + QC_CODING_COUNT };
     int has[KINDS] = {0}, own = 0, quantized = 0;
+    unsigned formats = 0;
     for (size_t i = 0; i < p->model->tensor_count; i++) {
         const qc_recipe_entry *e = &p->recipe->entries[i];
         const qc_coded_weight *c = e->coded;
@@ -388,11 +401,13 @@ static qc_status name_own_form(qc_plan *p, qc_error *err)
         if (!has[k] || (row && !row->bits))
             continue;
         quantized += row != NULL;
-        own |= !row || !row->bitsandbytes;
+        own |= !row || row->format == QC_FORMAT_OWN;
+        formats |= row ? 1u << row->format : 0;
         QC_TRY(qc_arena_printf(p->arena, &text, err, "%s%s%s", text, *text ? "+" : "",
                                row ? row->name : qc_coding_name((qc_coding)(k - CODINGS))));
     }
-    if (quantized > 1 || (quantized == 1 && own))
+    own |= quantized > 1 && formats != 1u << QC_FORMAT_COMPRESSED_TENSORS;
+    if (quantized > 0 && own)
         p->own_form = text;
     return QC_OK;
 }
@@ -534,9 +549,10 @@ qc_status qc_plan_begin(qc_plan *out, qc_arena *arena, const qc_checkpoint *mode
     p->recipe = recipe;
     p->call = call;
     p->options = options;
-    if (model->tensor_count > UINT32_MAX / QC_ROLE_TENSOR_COUNT)
+    const uint32_t most = (1u << 28) - 1; /* all role tensors fit in 32 bits, too */
+    if (model->tensor_count > most)
         QC_FAIL(err, QC_ERR_UNSUPPORTED, "%s: %zu tensors are more than %u", model->path,
-                model->tensor_count, UINT32_MAX / QC_ROLE_TENSOR_COUNT);
+                model->tensor_count, most);
     order_entry *order = NULL;
     uint32_t *job_of = NULL;
     QC_TRY(name_own_form(p, err));
@@ -619,14 +635,21 @@ qc_status qc_plan_make(qc_plan *out, qc_arena *arena, const qc_checkpoint *model
     return qc_plan_lay_out(out, err);
 }
 
+qc_dtype qc_job_scale_dtype(const qc_job *j)
+{
+    return qc_scheme_scale_dtype(j->entry->coded ? j->entry->coded->dtype : j->dtype);
+}
+
 qc_form qc_job_form(const qc_job *j)
 {
-    return qc_scheme_form(j->scheme, j->cols, j->block_elems, j->nested);
+    qc_form form = qc_scheme_form(j->scheme, j->cols, j->block_elems, j->nested);
+    form.scale_dtype = qc_job_scale_dtype(j);
+    return form;
 }
 
 int qc_job_suits_gpu(const qc_job *j)
 {
-    return qc_scheme_is_quantized(j->scheme) &&
+    return qc_scheme_is_quantized(j->scheme) && !qc_schemes[j->scheme].form->integer &&
            (j->dtype == QC_DTYPE_F32 || j->dtype == QC_DTYPE_F16 || j->dtype == QC_DTYPE_BF16);
 }
 

@@ -47,10 +47,10 @@ typedef struct {
 
 /* There are as many of these as tensors in the output, so one takes 4 bytes only. */
 typedef struct {
-    uint32_t job : 29;
-    uint32_t role : 3; /* qc_role_tensor */
+    uint32_t job : 28;
+    uint32_t role : 4; /* qc_role_tensor */
 } qc_output;
-_Static_assert(QC_ROLE_TENSOR_COUNT <= 8, "a part of a job has 3 bits");
+_Static_assert(QC_ROLE_TENSOR_COUNT <= 16, "a part of a job has 4 bits");
 
 typedef struct {
     qc_arena *arena; /* borrowed; it owns everything below */
@@ -127,6 +127,9 @@ uint64_t qc_plan_weight_bytes(uint64_t rows, uint64_t cols, qc_dtype dtype, qc_s
 /* The same for a weight in FP8 or MXFP4 that is quantized (scheme is not KEEP). */
 uint64_t qc_plan_coded_bytes(const qc_coded_weight *w, qc_scheme scheme, uint32_t block_elems,
                              int nested);
+/* The dtype of a compressed-tensors weight's scales: that of the weight in the source, or F32 for
+ * F64. */
+qc_dtype qc_job_scale_dtype(const qc_job *j);
 /* How the numbers of a quantized weight lie, but for the offset of nested scales. ops is NULL where
  * job j is not quantized. */
 qc_form qc_job_form(const qc_job *j);

@@ -87,6 +87,10 @@ static void add_options(qc_strbuf *out, const qc_plan_options *o)
     static const char *const scales[] = {QC_SCALE_NAMES};
     const qc_recipe_options *r = &o->recipe;
     add_text(out, "--to", qc_to_name(r->to));
+    if (r->format == QC_FORMAT_COMPRESSED_TENSORS) {
+        add_text(out, "--format", qc_format_name(r->format));
+        add_text(out, "--activations", r->activations_16 ? "16bit" : "8bit");
+    }
     add_number(out, "--block-size", r->block_elems);
     add_given(out, "--no-double-quant", !r->double_quant);
     add_text(out, "--scale", scales[r->scale]);

@@ -144,9 +144,14 @@ qc_status qc_manifest_head(qc_manifest *m, const qc_plan *plan, qc_error *err)
         m->zstd_version = qc_frame_library_version();
     }
     m->to = qc_to_name(o->recipe.to);
-    m->block_elems = o->recipe.to == QC_TO_NF4 && !o->recipe.block_elems ? QC_BLOCK_DEFAULT
-                                                                         : o->recipe.block_elems;
-    m->double_quant = m->block_elems || o->recipe.to == QC_TO_AUTO ? o->recipe.double_quant : 0;
+    const qc_scheme_row *row = &qc_schemes[qc_scheme_of_options(&o->recipe)];
+    m->block_elems = o->recipe.block_elems;
+    if (!m->block_elems && row->to == o->recipe.to)
+        m->block_elems = row->default_block;
+    m->double_quant = row->role_tensors >> QC_ROLE_TENSOR_NESTED_ABSMAX & 1 &&
+                              (m->block_elems || o->recipe.to == QC_TO_AUTO)
+                          ? o->recipe.double_quant
+                          : 0;
     m->rest = qc_rest_name(o->recipe.rest);
     m->compute_dtype =
         o->recipe.to == QC_TO_NF4 || o->recipe.to == QC_TO_AUTO ? qc_compute_dtype(plan) : NULL;

@@ -6,11 +6,13 @@
 #include "convert/model/recipe_skip.h"
 #include "formats/json_writer.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define MTP_KEY       "num_nextn_predict_layers"
 #define SIDE_TEXT_MAX ((size_t)256 << 20)
+#define GROUPS_MAX    (QC_SCHEME_COUNT * 4) /* schemes by block sizes */
 
 const char *qc_compute_dtype(const qc_plan *plan)
 {
@@ -19,7 +21,7 @@ const char *qc_compute_dtype(const qc_plan *plan)
     uint64_t f16 = 0, bf16 = 0;
     for (uint32_t i = 0; i < plan->job_count; i++) {
         const qc_job *j = &plan->jobs[i];
-        if (qc_schemes[j->scheme].bits != 4)
+        if (qc_schemes[j->scheme].bits != 4 || !qc_schemes[j->scheme].quant_type)
             continue;
         qc_dtype t = qc_job_state_of(j).dtype;
         f16 += t == QC_DTYPE_F16 ? j->elems : 0;
@@ -106,6 +108,112 @@ static void write_own_config(qc_json_writer *w, const qc_plan *plan)
     write_checkpoint_format(w, plan);
 }
 
+/* ---- compressed-tensors ----
+ *
+ * Groups of modules with the same scheme and block size; each names its modules, or every Linear
+ * where there is one group only. Readers look a module up in "ignore" first. */
+
+static int same_group(const qc_job *a, const qc_job *b)
+{
+    return a->scheme == b->scheme && a->block_elems == b->block_elems;
+}
+
+/* The number of groups; first[g] is the first job of group g. */
+static uint32_t find_groups(const qc_plan *plan, const qc_job **first)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < plan->job_count; i++) {
+        const qc_job *j = &plan->jobs[i];
+        uint32_t g = 0;
+        while (g < count && !same_group(first[g], j))
+            g++;
+        if (qc_scheme_is_quantized(j->scheme) && g == count && count < GROUPS_MAX)
+            first[count++] = j;
+    }
+    return count;
+}
+
+static const char *format_word(const qc_job *j)
+{
+    return qc_schemes[j->scheme].role_tensors >> QC_ROLE_TENSOR_SHAPE & 1 ? "pack-quantized"
+                                                                          : "int-quantized";
+}
+
+static void write_integers(qc_json_writer *w, unsigned bits, const char *strategy, int dynamic,
+                           uint32_t group)
+{
+    qc_json_member_bool(w, "dynamic", dynamic);
+    if (group)
+        qc_json_member_u64(w, "group_size", group);
+    qc_json_member_u64(w, "num_bits", bits);
+    qc_json_member_string(w, "strategy", strategy);
+    qc_json_member_bool(w, "symmetric", 1);
+    qc_json_member_string(w, "type", "int");
+    qc_json_write_end_object(w);
+}
+
+static qc_status write_targets(qc_json_writer *w, const qc_plan *plan, const qc_job *of, int all,
+                               qc_error *err)
+{
+    qc_json_member_begin_array(w, "targets");
+    if (all)
+        qc_json_write_string(w, "Linear");
+    for (uint32_t i = 0; !all && i < plan->job_count; i++) {
+        const char *name = plan->jobs[i].name, *module = NULL;
+        if (!same_group(&plan->jobs[i], of))
+            continue;
+        size_t n = strlen(name) - (qc_ends_with(name, ".weight") ? strlen(".weight") : 0);
+        QC_TRY(qc_arena_strndup(plan->arena, &module, name, n, err));
+        qc_json_write_string(w, module);
+    }
+    qc_json_write_end_array(w);
+    return QC_OK;
+}
+
+static qc_status write_group(qc_json_writer *w, const qc_plan *plan, const qc_job *of, int all,
+                             qc_error *err)
+{
+    const qc_scheme_row *row = &qc_schemes[of->scheme];
+    qc_json_member_string(w, "format", format_word(of));
+    if (row->activation_bits == 8) {
+        qc_json_member_begin_object(w, "input_activations");
+        write_integers(w, 8, "token", 1, 0);
+    } else {
+        qc_json_member_string(w, "input_activations", NULL);
+    }
+    qc_json_member_string(w, "output_activations", NULL);
+    QC_TRY(write_targets(w, plan, of, all, err));
+    qc_json_member_begin_object(w, "weights");
+    write_integers(w, row->bits, of->block_elems ? "group" : "channel", 0, of->block_elems);
+    return QC_OK;
+}
+
+static qc_status write_compressed_tensors_config(qc_json_writer *w, const qc_plan *plan,
+                                                 qc_error *err)
+{
+    const qc_job *first[GROUPS_MAX];
+    char name[32];
+    uint32_t count = find_groups(plan, first);
+    int mixed = 0;
+    for (uint32_t g = 1; g < count; g++)
+        mixed |= strcmp(format_word(first[g]), format_word(first[0])) != 0;
+    qc_json_member_begin_object(w, "config_groups");
+    for (uint32_t g = 0; g < count; g++) {
+        (void)snprintf(name, sizeof name, "group_%u", g);
+        qc_json_member_begin_object(w, name);
+        QC_TRY(write_group(w, plan, first[g], count == 1, err));
+        qc_json_write_end_object(w);
+    }
+    qc_json_write_end_object(w);
+    qc_json_member_string(w, "format", mixed ? "mixed-precision" : format_word(first[0]));
+    qc_json_write_key(w, "ignore");
+    write_skip_modules(w, plan);
+    qc_json_member_string(w, "kv_cache_scheme", NULL);
+    qc_json_member_string(w, "quant_method", "compressed-tensors");
+    qc_json_member_string(w, "quantization_status", "compressed");
+    return QC_OK;
+}
+
 static int has_nf4(const qc_plan *plan)
 {
     for (uint32_t i = 0; i < plan->job_count; i++) {
@@ -131,12 +239,16 @@ static qc_status make_quantization_config(qc_strbuf *out, const qc_plan *plan, q
     qc_json_writer w;
     qc_strbuf_init(&flat, SIDE_TEXT_MAX);
     qc_json_write_begin_text(&w, &flat, err);
+    qc_status st = QC_OK;
     if (plan->own_form)
         write_own_config(&w, plan);
+    else if (qc_schemes[first_quantized(plan)->scheme].format == QC_FORMAT_COMPRESSED_TENSORS)
+        st = write_compressed_tensors_config(&w, plan, err);
     else
         write_bnb_config(&w, plan, has_nf4(plan));
     qc_json_write_end_object(&w);
-    qc_status st = qc_json_write_finish(&w);
+    if (st == QC_OK)
+        st = qc_json_write_finish(&w);
     indent(out, &flat, "  ");
     qc_strbuf_deinit(&flat);
     return st == QC_OK ? qc_strbuf_status(out, err) : st;

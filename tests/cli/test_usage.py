@@ -64,10 +64,10 @@ class Help(QconvCase):
 
 class Wrong(QconvCase):
     def test_to(self):
-        self.usage("m", "o", has=["--to is missing", "nf4, int8, auto, fp16, bf16 or keep"])
+        self.usage("m", "o", has=["--to is missing", "nf4, int8, int4, auto, fp16, bf16 or keep"])
         self.usage("convert", "m", "o", has="--to is missing")
-        self.usage("--to", "nf5", "m", "o", has="--to: expected nf4, int8, auto, fp16, bf16 or keep, got 'nf5'")
-        for word, meant in [("int4", "nf4"), ("4bit", "nf4"), ("8bit", "int8"), ("nf5", "nf4"),
+        self.usage("--to", "nf5", "m", "o", has="--to: expected nf4, int8, int4, auto, fp16, bf16 or keep, got 'nf5'")
+        for word, meant in [("4bit", "nf4"), ("8bit", "int8"), ("nf5", "nf4"),
                             ("mixed", "auto"), ("copy", "keep")]:
             self.usage("--to", word, "m", "o", has=["got '%s'" % word, "did you mean %s?" % meant])
         self.assertNotIn("mean", self.usage("--to", "gguf", "m", "o"))
@@ -75,7 +75,7 @@ class Wrong(QconvCase):
                    has="--quantize takes a glob that names tensors; did you mean --to nf4?")
         self.usage("m", "o", "nf4", has="--to is missing; did you mean --to nf4?")
         self.usage("--to=", "m", "o", has="got ''")
-        self.usage("--to", has="--to needs a value: nf4, int8, auto, fp16, bf16 or keep")
+        self.usage("--to", has="--to needs a value: nf4, int8, int4, auto, fp16, bf16 or keep")
         self.usage("--to", "--force", "m", "o", has="--to needs a value")
 
     def test_places(self):
@@ -502,7 +502,7 @@ class Generated(QconvCase):
 
     def test_fish_completes(self):
         self.write("c.fish", self.ok("--completion", "fish"))
-        for line, wanted in [("qconv --to ", ["auto", "bf16", "fp16", "int8", "keep", "nf4"]),
+        for line, wanted in [("qconv --to ", ["auto", "bf16", "fp16", "int4", "int8", "keep", "nf4"]),
                              ("qconv ver", ["verify"]),
                              ("qconv verify --th", ["--threads"]),
                              ("qconv verify --bl", []),
@@ -519,12 +519,12 @@ class Generated(QconvCase):
     def test_bash_completes(self):
         os.mkdir(self.path("model"))
         os.mkdir(self.path("vault"))
-        self.assertEqual(self.complete_bash("qconv", "--to", ""), ["auto", "bf16", "fp16", "int8", "keep", "nf4"])
+        self.assertEqual(self.complete_bash("qconv", "--to", ""), ["auto", "bf16", "fp16", "int4", "int8", "keep", "nf4"])
         self.assertEqual(self.complete_bash("qconv", "--to", "=", ""),
-                         ["auto", "bf16", "fp16", "int8", "keep", "nf4"])
+                         ["auto", "bf16", "fp16", "int4", "int8", "keep", "nf4"])
         self.assertEqual(self.complete_bash("qconv", "--to", "=", "n"), ["nf4"])
         self.assertEqual(self.complete_bash("qconv", "--to", "="),
-                         ["auto", "bf16", "fp16", "int8", "keep", "nf4"])
+                         ["auto", "bf16", "fp16", "int4", "int8", "keep", "nf4"])
         self.assertEqual(self.complete_bash("qconv", "v"), ["validate", "vault", "verify"])
         self.assertEqual(self.complete_bash("qconv", "verify", "v"), ["vault"])
         self.assertEqual(self.complete_bash("qconv", "help", "un"), ["unpack"])

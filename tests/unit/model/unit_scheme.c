@@ -18,16 +18,22 @@ static void every_row_makes_sense(void **state)
         assert_string_equal(qc_scheme_name((qc_scheme)s), row->name);
         assert_int_equal(qc_scheme_is_quantized((qc_scheme)s), row->bits != 0);
         assert_int_equal(row->form != NULL, row->bits != 0);
-        assert_int_equal(row->quant_type != NULL, row->bits && !row->by_rows);
+        const int packed = row->format == QC_FORMAT_COMPRESSED_TENSORS;
+        assert_int_equal(row->quant_type != NULL, row->bits && !row->by_rows && !packed);
         assert_int_equal(row->state_suffix != NULL, row->quant_type != NULL);
         assert_true(row->role_tensors & 1u << QC_ROLE_TENSOR_MAIN);
         assert_int_equal(row->role_tensors >> QC_ROLE_TENSOR_STATE & 1, row->quant_type != NULL);
         if (!row->bits) {
             assert_int_equal(row->role_tensors, 1u << QC_ROLE_TENSOR_MAIN);
-            assert_false(row->by_rows || row->default_block || row->bitsandbytes);
+            assert_false(row->by_rows || row->default_block || packed);
             continue;
         }
-        assert_int_equal(row->role_tensors >> QC_ROLE_TENSOR_SCB & 1, row->by_rows);
+        assert_int_equal(row->role_tensors >> QC_ROLE_TENSOR_SCB & 1, row->by_rows && !packed);
+        assert_int_equal(row->role_tensors >> QC_ROLE_TENSOR_SCALE & 1, packed);
+        assert_int_equal(row->role_tensors >> QC_ROLE_TENSOR_SHAPE & 1,
+                         packed && row->code_dtype == QC_DTYPE_I32);
+        assert_int_equal(row->form->integer, packed);
+        assert_int_equal(row->activation_bits != 0, packed);
         assert_true(row->bits == 4 || row->bits == 8);
         assert_int_equal(row->form->bits, row->bits);
         assert_int_equal(qc_scheme_form((qc_scheme)s, 100, 64, 0).block_elems,
@@ -43,12 +49,30 @@ static void every_row_makes_sense(void **state)
 static void options_find_their_scheme(void **state)
 {
     (void)state;
-    assert_int_equal(qc_scheme_of_options(QC_TO_NF4, 0), QC_SCHEME_NF4);
-    assert_int_equal(qc_scheme_of_options(QC_TO_NF4, 128), QC_SCHEME_NF4);
-    assert_int_equal(qc_scheme_of_options(QC_TO_INT8, 0), QC_SCHEME_INT8_ROWS);
-    assert_int_equal(qc_scheme_of_options(QC_TO_INT8, 64), QC_SCHEME_INT8_BLOCKS);
-    assert_int_equal(qc_scheme_of_options(QC_TO_AUTO, 0), QC_SCHEME_NF4);
-    assert_int_equal(qc_scheme_of_options(QC_TO_AUTO, 64), QC_SCHEME_NF4);
+    static const struct {
+        qc_recipe_options options;
+        qc_scheme scheme;
+    } cases[] = {
+        {{.to = QC_TO_NF4}, QC_SCHEME_NF4},
+        {{.to = QC_TO_NF4, .block_elems = 128}, QC_SCHEME_NF4},
+        {{.to = QC_TO_INT8}, QC_SCHEME_INT8_ROWS},
+        {{.to = QC_TO_INT8, .block_elems = 64}, QC_SCHEME_INT8_BLOCKS},
+        {{.to = QC_TO_AUTO}, QC_SCHEME_NF4},
+        {{.to = QC_TO_AUTO, .block_elems = 64}, QC_SCHEME_NF4},
+        {{.to = QC_TO_INT4, .format = QC_FORMAT_COMPRESSED_TENSORS}, QC_SCHEME_W4A16},
+        {{.to = QC_TO_INT4, .format = QC_FORMAT_COMPRESSED_TENSORS, .block_elems = 32},
+         QC_SCHEME_W4A16},
+        {{.to = QC_TO_INT8, .format = QC_FORMAT_COMPRESSED_TENSORS}, QC_SCHEME_W8A8},
+        {{.to = QC_TO_INT8, .format = QC_FORMAT_COMPRESSED_TENSORS, .activations_16 = 1},
+         QC_SCHEME_W8A16_CHANNEL},
+        {{.to = QC_TO_INT8,
+          .format = QC_FORMAT_COMPRESSED_TENSORS,
+          .activations_16 = 1,
+          .block_elems = 64},
+         QC_SCHEME_W8A16},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        assert_int_equal(qc_scheme_of_options(&cases[i].options), cases[i].scheme);
 }
 
 static void candidates_grow_in_size(void **state)

@@ -1,0 +1,156 @@
+"""--format compressed-tensors: every byte of its tensors against plain Python, config.json, what is
+kept, what is refused, and that it is read back."""
+import json
+import os
+import random
+import struct
+import unittest
+
+from output_case import OutputCase, tree_digest
+from test_integers import i32, words
+import make_checkpoint as mk
+import numbers_oracle as oracle
+
+L = "model.layers.0."
+Q, K, DOWN = (L + n + ".weight" for n in ("self_attn.q_proj", "self_attn.k_proj", "mlp.down_proj"))
+SCALE_DTYPE = {"F64": "F32", "F32": "F32", "F16": "F16", "BF16": "BF16"}
+
+
+def integers(values, group, bits, dtype):
+    """Codes and scales: one IEEE division, one rounding to the scale's dtype, one product."""
+    low, high, span = (-8, 7, 7.5) if bits == 4 else (-127, 127, 127.0)
+    codes, scales = [], []
+    for block in oracle.blocks(values, group):
+        scale = oracle.round_to(dtype, oracle.f32(max(map(abs, block)) / span))
+        scale = scale or (2.0 ** -24 if dtype == "F16" else 2.0 ** -126)
+        inverse = oracle.f32(1.0 / scale)
+        codes += [round(min(max(oracle.f32(x * inverse), low), high)) for x in block]
+        scales.append(scale)
+    return codes, scales
+
+
+def packed(codes, shape, bits):
+    rows = oracle.blocks([c + (1 << bits - 1) for c in codes], shape[1])
+    rows = [words(row, bits) for row in rows]
+    return "I32", [shape[0], len(rows[0])], i32([w for row in rows for w in row])
+
+
+class CompressedTensors(OutputCase):
+    replaces = True
+
+    def setUp(self):
+        super().setUp()
+        self.rng = random.Random(7)
+
+    def weight(self, dtype, shape):
+        values = [self.rng.gauss(0, 0.02) for _ in range(mk.numel(shape))]
+        values[5:40:7] = [0.0, -0.0, 1.0, -3.5, 2.0 ** -20]
+        values[64:128] = [0.0] * 64
+        return dtype, shape, mk.encode(dtype, values)
+
+    def config(self, out="o"):
+        with open(self.path(out, "config.json"), encoding="utf-8") as f:
+            return json.load(f)["quantization_config"]
+
+    def check(self, source, out, bits, group, is_packed=True):
+        dtype, shape, data = source
+        scale_dtype = SCALE_DTYPE[dtype]
+        group = group or shape[1]
+        codes, scales = integers(oracle.floats(dtype, data), group, bits, scale_dtype)
+        want = {Q + "_scale": (scale_dtype, [shape[0], shape[1] // group],
+                               mk.encode(scale_dtype, scales))}
+        if is_packed:
+            want[Q + "_packed"] = packed(codes, shape, bits)
+            want[Q + "_shape"] = "I64", [2], struct.pack("<2q", *shape)
+        else:
+            want[Q] = "I8", shape, struct.pack("%db" % len(codes), *codes)
+        self.assertEqual(out, want)
+        values = [oracle.f32(c * scales[i // group]) for i, c in enumerate(codes)]
+        for to, back in (("bf16", "BF16"), ("fp16", "F16")):
+            self.assertEqual(self.convert("--to", to, "o", "back"),
+                             {Q: (back, shape, mk.encode(back, values))})
+
+    def test_numbers(self):
+        for form, bits, groups in ((("int4",), 4, (128, 64, 32)), (("int8",), 8, (0,)),
+                                   (("int8", "--activations", "16bit"), 8, (0, 64))):
+            for dtype in SCALE_DTYPE:
+                for group in groups:
+                    source = self.weight(dtype, [5, 256])
+                    self.model({Q: source})
+                    size = ["--block-size", str(group)] if group not in (0, 128) else []
+                    out = self.convert("--to", *form, "--format", "compressed-tensors", *size,
+                                       "--scale", "absmax", "m", "o")
+                    self.check(source, out, bits, group, bits == 4 or len(form) > 1)
+                    self.assertTrue(json.loads(self.ok("verify", "--json", "o"))["ok"])
+
+    def test_config(self):
+        self.model({Q: self.weight("BF16", [4, 128]), DOWN: self.weight("BF16", [4, 100]),
+                    "lm_head.weight": self.weight("BF16", [8, 64])})
+        self.convert("--to", "int4", "m", "o")
+        got = self.config()
+        self.assertEqual(got["quant_method"], "compressed-tensors")
+        self.assertEqual((got["format"], got["quantization_status"]), ("pack-quantized", "compressed"))
+        self.assertEqual(got["config_groups"], {"group_0": {
+            "format": "pack-quantized", "input_activations": None, "output_activations": None,
+            "targets": ["Linear"], "weights": {
+                "dynamic": False, "group_size": 128, "num_bits": 4, "strategy": "group",
+                "symmetric": True, "type": "int"}}})
+        for module in ("lm_head", DOWN[:-len(".weight")]):
+            self.assertIn(module, got["ignore"])
+        self.assertNotIn(Q[:-len(".weight")], got["ignore"])
+        self.convert("--to", "int8", "--format", "compressed-tensors", "m", "o")
+        got = self.config()
+        self.assertEqual(got["format"], "int-quantized")
+        self.assertEqual(got["config_groups"]["group_0"]["input_activations"], {
+            "dynamic": True, "num_bits": 8, "strategy": "token", "symmetric": True, "type": "int"})
+        self.assertEqual(got["config_groups"]["group_0"]["weights"]["strategy"], "channel")
+
+    def test_kept(self):
+        """Rows that are not whole groups or words stay as they are, and say why."""
+        self.model({Q: self.weight("F16", [4, 128]), K: self.weight("F16", [4, 96]),
+                    DOWN: self.weight("F16", [4, 33])})
+        out = self.convert("--to", "int4", "m", "o")
+        self.assertEqual(sorted(out), sorted([Q + "_packed", Q + "_scale", Q + "_shape", K, DOWN]))
+        out = self.convert("--to", "int8", "--format", "compressed-tensors", "--activations",
+                           "16bit", "m", "o")
+        self.assertIn(K + "_packed", out)
+        self.assertIn(DOWN, out)
+        self.assertIn("has rows of no whole groups", self.ok("--to", "int4", "m", "--dry-run"))
+        self.usage("--to", "int4", "--quantize", K, "m", "p", has="has rows of no whole groups")
+        self.assert_nothing("p")
+
+    def test_none_fits(self):
+        self.model({Q: self.weight("F16", [4, 96])})
+        self.fails(3, "--to", "int4", "m", "o", has="--block-size 32")
+        self.convert("--to", "int4", "--block-size", "32", "m", "o")
+
+    def test_same_bytes(self):
+        """Threads, instruction sets, parts and an interruption change nothing."""
+        self.model({"model.layers.%d.self_attn.q_proj.weight" % i: self.weight("BF16", [96, 256])
+                    for i in range(4)})
+        self.ok("--to", "int4", "--threads", "1", "m", "one")
+        want = tree_digest(self.path("one"))
+        for isa in ("scalar", "avx2"):
+            r = self.run_qconv("--to", "int4", "m", isa, env=dict(os.environ, QCONV_ISA=isa))
+            if r.returncode != 5:
+                self.assertEqual(tree_digest(self.path(isa)), want)
+        for part in (1, 2):
+            self.ok("--to", "int4", "--part", "%d/2" % part, "m", "parts")
+        self.assertEqual(tree_digest(self.path("parts")), want)
+
+    def test_usage(self):
+        self.model({Q: self.weight("F16", [4, 128])})
+        for args, says in (
+                (["--to", "int4", "--format", "bitsandbytes"], "needs --format compressed-tensors"),
+                (["--to", "nf4", "--format", "compressed-tensors"], "not with --to nf4"),
+                (["--to", "int4", "--no-double-quant"], "never quantized"),
+                (["--to", "int4", "--block-size", "256"], "groups of 32, 64 or 128"),
+                (["--to", "int8", "--format", "compressed-tensors", "--block-size", "64"],
+                 "needs --activations"),
+                (["--to", "nf4", "--activations", "16bit"], "--activations goes with"),
+                (["--to", "bf16", "--format", "compressed-tensors"], "quantizes nothing")):
+            self.usage(*args, "m", "o", has=says)
+
+
+if __name__ == "__main__":
+    unittest.main()
