@@ -390,6 +390,12 @@ QC_DEVICE choice choose(const search_job &job, const group_shared &shared, const
     const float *steps = table ? job.a.tables->nf4_steps : job.a.tables->int8_steps;
     float absmax = shared.absmax[b], t = shared.target[b];
     choice best = {shared.xx[b], 0.0f, 0, false};
+    if (job.a.by_absmax) {
+        float middle = job.either_sign ? __fadd_rn(job.reach, -0.5f) : job.reach;
+        best.s = round_scale(job.a.scale_dtype, __fdiv_rn(absmax, middle));
+        best.usable = true;
+        return best;
+    }
     if (job.integer)
         best.s = integer_scale(job, absmax, 0);
     if (job.a.nested) {
@@ -431,7 +437,7 @@ QC_DEVICE void encode(const search_job &job, const group_shared &shared, const p
     bool counted = shared.target[b] != 0.0f;
     float inv = coded ? inverse_of(job, __fmul_rn(best.s, lift)) : 0.0f;
     unsigned char *codes = static_cast<unsigned char *>(job.a.codes);
-    float largest = 0.0f;
+    float largest = 0.0f, unit = job.a.by_absmax ? __frcp_rn(best.s) : 0.0f, rr = 0.0f, yy = 0.0f;
     uint32_t index = 0;
     for (uint32_t c = 0; c < job.chunks; c++) {
         if (job.chunks > 1)
@@ -458,7 +464,12 @@ QC_DEVICE void encode(const search_job &job, const group_shared &shared, const p
                 if (!job.four_bits && i < p.n)
                     codes[p.begin + i] = (unsigned char)code;
             }
-            float error = fabsf(__fadd_rn(x, -__fmul_rn(value, best.s)));
+            float off = __fadd_rn(x, -__fmul_rn(value, best.s)), error = fabsf(off);
+            if (job.a.by_absmax) {
+                float r = __fmul_rn(off, unit), z = __fmul_rn(x, unit);
+                rr = __fmaf_rn(r, r, rr);
+                yy = __fmaf_rn(z, z, yy);
+            }
             if (counted && i < p.n && error > largest) {
                 largest = error;
                 index = i;
@@ -474,12 +485,19 @@ QC_DEVICE void encode(const search_job &job, const group_shared &shared, const p
             index = other_index;
         }
     }
+    rr = qc_fold_team(rr);
+    yy = qc_fold_team(yy);
     if (l != 0 || p.n == 0)
         return;
     job.a.absmax[block] = best.s;
     if (job.a.nested)
         job.a.absmax_codes[block] = (uint8_t)best.code;
     qc_search_sum sum = {counted ? best.error : 0.0, counted ? shared.xx[b] : 0.0, largest, index};
+    if (job.a.by_absmax) {
+        double s2 = __dmul_rn((double)best.s, (double)best.s);
+        sum.ee = __dmul_rn((double)rr, s2);
+        sum.xx = __dmul_rn((double)yy, s2);
+    }
     job.a.sums[block] = sum;
 }
 
@@ -627,6 +645,9 @@ extern "C" qc_status qc_cuda_search_blocks(const qc_cuda_search_blocks_job *a, q
     uint32_t b = a->block_elems;
     QC_TRY(qc_cuda_check_block("search_blocks", b, err));
     QC_TRY(qc_cuda_check_source("search_blocks", a->dtype, err));
+    if (a->by_absmax && (!a->form->integer || b > 1024))
+        QC_FAIL(err, QC_ERR_USAGE,
+                "search_blocks: by absmax only integers in blocks of up to 1024");
     QC_TRY(qc_cuda_fill(a->bad, 0xff, sizeof *a->bad, s, err));
     if (a->n == 0)
         return QC_OK;

@@ -35,6 +35,8 @@ typedef struct {
     uint64_t n;
     const qc_form_ops *form; /* host */
     qc_dtype scale_dtype;    /* of integers */
+    int by_absmax;           /* integers in blocks of up to 1024: no search; codes, scales and sums
+                                are those of int_quantize */
     uint32_t block_elems;
     int nested, refit;
     float offset;

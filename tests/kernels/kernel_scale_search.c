@@ -21,6 +21,7 @@ typedef struct {
     size_t src_offset, codes_offset; /* elements, bytes */
     const qc_form_ops *integer;      /* instead of the first three */
     qc_dtype scale_dtype;
+    int by_absmax;
 } blocks_case;
 
 static const qc_form_ops *ops_of(const blocks_case *c)
@@ -56,9 +57,13 @@ static void check_blocks(const blocks_case *c, const void *src)
                          .nested_absmax = qt_alloc(groups, 4)};
     qc_piece_sums sums, got_sums;
     void *scratch = scratch_for();
-    qc_search_ops_for(QC_ISA_SCALAR)
-        ->blocks(&form, c->refit ? QC_SEARCH_REFIT : QC_SEARCH_ONCE, src, c->dtype, c->n, &out,
-                 scratch, &sums);
+    if (c->by_absmax)
+        form.ops->quantize(qc_quant_ops_for(QC_ISA_SCALAR), &form, src, c->dtype, c->n,
+                           &(qc_form_out){.codes = out.codes, .absmax = out.absmax}, &sums);
+    else
+        qc_search_ops_for(QC_ISA_SCALAR)
+            ->blocks(&form, c->refit ? QC_SEARCH_REFIT : QC_SEARCH_ONCE, src, c->dtype, c->n, &out,
+                     scratch, &sums);
 
     qd_buffer d_src = qd_new_from(src, (size_t)c->n * each, c->src_offset * each);
     qd_buffer d_codes = qd_new(code_bytes, c->codes_offset), d_absmax = qd_new(blocks * 4, 4);
@@ -70,6 +75,7 @@ static void check_blocks(const blocks_case *c, const void *src)
                                    .n = c->n,
                                    .form = form.ops,
                                    .scale_dtype = c->scale_dtype,
+                                   .by_absmax = c->by_absmax,
                                    .block_elems = c->block,
                                    .nested = c->nested,
                                    .refit = c->refit,
@@ -135,6 +141,10 @@ static void test_integers(void **state)
                                  .scale_dtype = types[turn / 3 % 3]};
                 void *src = qd_source(&rng, (qd_kind)k, c.dtype, c.n);
                 check_blocks(&c, src);
+                if (block <= 1024) {
+                    c.by_absmax = 1;
+                    check_blocks(&c, src);
+                }
                 free(src);
             }
 }
