@@ -185,15 +185,19 @@ static int is_codes4(const qc_check *f)
     return f->form.ops->bits == 4;
 }
 
-/* Decodes elements [at, at + n) of the chunk, from a block's start, with these scales. */
+/* Decodes elements [at, at + n) of the chunk, from a block's start, with these scales. map: what
+ * codes of 4 bits stand for, of whatever form they are; NULL: what the form says. */
 static void decode(const chunk *c, const float *map, uint32_t at, uint32_t n, const float *scales,
                    float *out)
 {
+    const qc_form *form = &c->f->form;
+    const unsigned char *codes = codes_at(c->f, c->codes, at);
     uint64_t overflow;
-    qc_form form = c->f->form;
-    form.code_map = map;
-    form.ops->dequantize(c->ops, &form, codes_at(c->f, c->codes, at), scales, n, out, QC_DTYPE_F32,
-                         &overflow);
+    if (map && is_codes4(c->f))
+        c->ops->nf4_dequantize(codes, scales, map, n, form->block_elems, out, QC_DTYPE_F32,
+                               &overflow);
+    else
+        form->ops->dequantize(c->ops, form, codes, scales, n, out, QC_DTYPE_F32, &overflow);
 }
 
 /* Half a step of int8 and the slack. */

@@ -398,6 +398,45 @@ static void test_integers(void **state)
     }
 }
 
+static float sevenths(int code)
+{
+    return (float)(code > 1 ? code - 8 : -7) / 7.0f;
+}
+
+/* A form of 4 bits that nothing else knows: verify reads its codes by `unit` alone. NF4 quantizes
+ * for it, so that its codes are others than those of absmax. */
+static void test_other_form(void **state)
+{
+    (void)state;
+    qt_rng rng = qt_rng_start("other form");
+    qc_form_ops other = qc_form_nf4;
+    other.unit = sevenths;
+    fill(&rng, 1.0);
+    quantize(&cases[0], MOST);
+    const qc_form form = {.ops = &other, .block_elems = 64};
+    qc_check_init(&p.check, &form);
+    for (uint64_t i = 0; i < p.n; i++) {
+        const int code = (int)lrintf(p.x[i] / p.scales[i / 64] * 7.0f) + 8;
+        p.codes[i / 2] =
+            (uint8_t)(i % 2 ? (p.codes[i / 2] & 0xf0) | code : (p.codes[i / 2] & 15) | code << 4);
+    }
+    qc_check_sums s = check();
+    compare_sums(&s, "other form");
+    QT_CHECK(s.misplaced == 0 && s.searched == 0 && s.clipped == 0, "%" PRIu64 " misplaced",
+             s.misplaced);
+    unsigned found = 0;
+    for (uint64_t i = 1; i < p.n; i += 499) {
+        const uint8_t kept = p.codes[i / 2];
+        p.codes[i / 2] ^= i % 2 ? 2 : 0x20; /* two steps away */
+        s = check();
+        QT_CHECK(s.misplaced == 1 && s.first_misplaced == i, "code %" PRIu64 ": %" PRIu64, i,
+                 s.misplaced);
+        p.codes[i / 2] = kept;
+        found++;
+    }
+    assert_true(found > 50);
+}
+
 /* Pieces add up to the whole. */
 static void test_pieces(void **state)
 {
@@ -426,10 +465,11 @@ static void test_pieces(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_honest), cmocka_unit_test(test_every_code),
-        cmocka_unit_test(test_scales), cmocka_unit_test(test_searched),
-        cmocka_unit_test(test_edges),  cmocka_unit_test(test_instruction_sets),
-        cmocka_unit_test(test_pieces), cmocka_unit_test(test_integers),
+        cmocka_unit_test(test_honest),     cmocka_unit_test(test_every_code),
+        cmocka_unit_test(test_scales),     cmocka_unit_test(test_searched),
+        cmocka_unit_test(test_edges),      cmocka_unit_test(test_instruction_sets),
+        cmocka_unit_test(test_pieces),     cmocka_unit_test(test_integers),
+        cmocka_unit_test(test_other_form),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
