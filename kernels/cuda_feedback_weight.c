@@ -611,6 +611,10 @@ qc_status qc_cuda_feedback_weight_within(const qc_cuda_feedback *f, const qc_for
     out->nested_offset = 0.0f;
     if (rows == 0)
         return QC_OK;
+    if (form->ops->integer)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "calibrating on a GPU: expected nf4 or int8, found %s; --device cpu does it",
+                form->ops->name);
     if (qc_mul_u64(rows, n, &elems) || elems > SIZE_MAX / 8 || n > INT32_MAX)
         QC_FAIL(err, QC_ERR_SHAPE, "a weight of %" PRIu64 " x %" PRIu64 " is too large", rows, n);
     if (!by_rows && !qc_block_size_valid(form->block_elems))

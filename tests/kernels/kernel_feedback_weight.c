@@ -214,6 +214,11 @@ static void what_is_refused(void **state)
     assert_int_equal(
         qc_cuda_feedback_weight(&gpu, &form, w, QC_DTYPE_F32, 50, &out, &result, &qd.err),
         QC_ERR_USAGE);
+    const qc_form integer = {.ops = &qc_form_w4a16, .block_elems = 32, .scale_dtype = QC_DTYPE_F16};
+    assert_int_equal(
+        qc_cuda_feedback_weight(&gpu, &integer, w, QC_DTYPE_F32, 50, &out, &result, &qd.err),
+        QC_ERR_UNSUPPORTED);
+    assert_non_null(strstr(qd.err.msg, "found w4a16"));
     form.block_elems = 64;
     qc_interrupt();
     assert_int_equal(
