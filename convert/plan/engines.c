@@ -29,6 +29,9 @@ typedef struct {
     const char *mixed_expert; /* another block size than the layer's first expert has */
     const char *cut_expert;   /* not a whole number of blocks */
     const char *kept_member;  /* of a fused group that is quantized in part */
+    const char *integers;     /* in compressed-tensors */
+    const char *odd_group;    /* of these: the size of its groups has no kernel on GPUs */
+    const char *odd_shape;    /* of these: so has its shape */
     const char *unlisted;     /* what an engine calls a kept group, and no list names it */
 } finding;
 
@@ -107,6 +110,21 @@ static void look_at_experts(finding *f, const qc_served *s, int has_nf4, int has
     }
 }
 
+/* Marlin multiplies weights of 4 or 8 bits with activations of 16 on GPUs. */
+static void look_at_integers(finding *f, const qc_served_weight *w, const char *name)
+{
+    const qc_scheme_row *row = &qc_schemes[w->scheme];
+    if (row->format != QC_FORMAT_COMPRESSED_TENSORS)
+        return;
+    note(&f->integers, name);
+    if (row->activation_bits != 16)
+        return;
+    if (!row->by_rows && w->block_elems != 32 && w->block_elems != 64 && w->block_elems != 128)
+        note(&f->odd_group, name);
+    if (w->cols % 128 != 0 || w->rows % 64 != 0)
+        note(&f->odd_shape, name);
+}
+
 static qc_status find(finding *f, const qc_served *s, qc_error *err)
 {
     int has_nf4 = 0, has_int8 = 0;
@@ -117,6 +135,7 @@ static qc_status find(finding *f, const qc_served *s, qc_error *err)
         if (!w->is_weight || !qc_scheme_is_quantized(w->scheme))
             continue;
         note(&f->quantized, name);
+        look_at_integers(f, w, name);
         has_nf4 |= w->scheme == QC_SCHEME_NF4;
         has_int8 |= w->scheme == QC_SCHEME_INT8_ROWS;
         if (w->scheme == QC_SCHEME_NF4 && !w->nested)
@@ -194,6 +213,14 @@ qc_status qc_engines_check(qc_refusals *out, const qc_served *s, unsigned engine
         {BIT(VLLM), s->own_form ? NULL : f.cut_expert,
          "joins the blocks of all experts, and '%s' is not a whole number of them",
          "a smaller --block-size", "convert again with a smaller --block-size"},
+        {BIT(VLLM), f.odd_group,
+         "has kernels on GPUs for groups of 32, 64 and 128, and not for '%s'", "--block-size 128",
+         "convert again with --block-size 128"},
+        {BIT(VLLM), f.odd_shape,
+         "wants columns in 128s and rows in 64s on GPUs, and '%s' has others",
+         "--keep such weights, or --format bitsandbytes", "convert again with --keep for those"},
+        {BIT(UNSLOTH), f.integers, "is not known to load compressed-tensors ('%s')",
+         "--format bitsandbytes", "convert again with --format bitsandbytes"},
         {BIT(UNSLOTH), s->own_form ? NULL : f.flat,
          "reads scales that are quantized too, and those of '%s' are not",
          "leave out --no-double-quant", "convert again without --no-double-quant"},
@@ -246,6 +273,8 @@ qc_status qc_served_of_plan(qc_served *out, const qc_plan *p, const qc_loaders *
             .scheme = stored ? stored->stored_as : j->scheme,
             .block_elems = stored ? stored->block_elems : j->block_elems,
             .elems = j->elems,
+            .rows = j->rows,
+            .cols = j->cols,
             .nested = stored ? stored->nested_block_elems > 0 : j->nested,
         };
         if (!qc_scheme_is_quantized(weights[j->source].scheme))

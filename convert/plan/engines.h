@@ -32,6 +32,7 @@ typedef struct {
     qc_scheme scheme; /* KEEP: it is not quantized */
     uint64_t block_elems;
     uint64_t elems;
+    uint64_t rows, cols; /* only of a plan */
     int nested;
 } qc_served_weight;
 

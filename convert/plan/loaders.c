@@ -17,7 +17,7 @@ static const qc_loader_row own = {"own", 0, 0, NULL};
 
 static qc_loader_row quantized(qc_scheme scheme)
 {
-    return (qc_loader_row){qc_scheme_name(scheme), 1, 1, "bitsandbytes"};
+    return (qc_loader_row){qc_scheme_name(scheme), 1, 1, qc_format_name(qc_schemes[scheme].format)};
 }
 
 static qc_loader_row row_of(const qc_plan *p)
@@ -191,6 +191,8 @@ const char *qc_loaders_names(const qc_loaders *l)
     const qc_loader_row *r = &l->row;
     if (!r->transformers4 && !r->transformers5)
         return "qconv only";
+    if (r->with && strcmp(r->with, qc_format_name(QC_FORMAT_COMPRESSED_TENSORS)) == 0)
+        return "transformers with compressed-tensors, and vLLM";
     if (strcmp(l->library, "diffusers") == 0 && !is_stored(r))
         return r->with ? "diffusers with bitsandbytes" : "diffusers";
     if (!r->transformers5)

@@ -154,6 +154,30 @@ class Engines(OutputCase):
         self.ok("--to", "bf16", *PLAIN, "--dry-run", "--for", "all", "m")
         self.ok("--to", "nf4", *PLAIN, "--dry-run", "--for", "all", "m")
 
+    def test_compressed_tensors(self):
+        """What a plan of them says; a finished output of them is not judged yet."""
+        ct = ("--format", "compressed-tensors", *PLAIN)
+        tensors = weights({A + "q_proj": [64, 256], A + "k_proj": [64, 256], A + "v_proj": [64, 256]})
+        self.model(tensors, config=LLAMA)
+        said = self.run_qconv("--to", "int4", *ct, "--for", "all", "--dry-run", "m")
+        self.assertEqual(said.returncode, 2, said.stderr)
+        self.assertIn("--for unsloth: Unsloth", said.stderr.decode())
+        self.assertEqual(said.stderr.decode().count("--for "), 1)
+        for engine in ("transformers", "vllm", "sglang"):
+            for more in (["int4"], ["int4", "--block-size", "32"], ["int8"]):
+                self.ok("--to", *more, *ct, "--for", engine, "--dry-run", "m")
+        r = self.run_qconv("--to", "int4", "--block-size", "256", *ct, "--for", "vllm", "--dry-run",
+                           "m")
+        self.assertEqual(r.returncode, 2)
+        self.assertIn("groups of 32, 64 and 128", r.stderr.decode())
+        self.model(weights({A + "o_proj": [64, 192]}), config=LLAMA)
+        r = self.run_qconv("--to", "int4", "--block-size", "64", *ct, "--for", "vllm", "--dry-run",
+                           "m")
+        self.assertEqual(r.returncode, 2)
+        self.assertIn("columns in 128s", r.stderr.decode())
+        summary = self.ok("--to", "int4", "--block-size", "64", *ct, "m", "o")
+        self.assertIn("loads in  transformers with compressed-tensors, and vLLM", summary)
+
     def test_plan(self):
         """A plan has no compression; the rest is as convert has it."""
         self.model(dense(), config=dict(LLAMA, hidden_size=64, num_hidden_layers=1,
