@@ -30,8 +30,7 @@ typedef struct {
     const char *cut_expert;   /* not a whole number of blocks */
     const char *kept_member;  /* of a fused group that is quantized in part */
     const char *integers;     /* in compressed-tensors */
-    const char *odd_group;    /* of these: the size of its groups has no kernel on GPUs */
-    const char *odd_shape;    /* of these: so has its shape */
+    const char *odd_shape;    /* of these: its shape has no kernel on GPUs */
     const char *unlisted;     /* what an engine calls a kept group, and no list names it */
 } finding;
 
@@ -119,8 +118,6 @@ static void look_at_integers(finding *f, const qc_served_weight *w, const char *
     note(&f->integers, name);
     if (row->activation_bits != 16)
         return;
-    if (!row->by_rows && w->block_elems != 32 && w->block_elems != 64 && w->block_elems != 128)
-        note(&f->odd_group, name);
     if (w->cols % 128 != 0 || w->rows % 64 != 0)
         note(&f->odd_shape, name);
 }
@@ -213,9 +210,6 @@ qc_status qc_engines_check(qc_refusals *out, const qc_served *s, unsigned engine
         {BIT(VLLM), s->own_form ? NULL : f.cut_expert,
          "joins the blocks of all experts, and '%s' is not a whole number of them",
          "a smaller --block-size", "convert again with a smaller --block-size"},
-        {BIT(VLLM), f.odd_group,
-         "has kernels on GPUs for groups of 32, 64 and 128, and not for '%s'", "--block-size 128",
-         "convert again with --block-size 128"},
         {BIT(VLLM), f.odd_shape,
          "wants columns in 128s and rows in 64s on GPUs, and '%s' has others",
          "--keep such weights, or --format bitsandbytes", "convert again with --keep for those"},
