@@ -33,6 +33,12 @@ typedef struct {
     qc_piece_sums *total;
 } unit_range;
 
+/* LLM.int8 passes rows through float16 first. */
+static int is_llm_int8(const qc_job *j)
+{
+    return qc_schemes[j->scheme].by_rows && !qc_schemes[j->scheme].form->integer;
+}
+
 /* The message names row and column as the tensor lies in the source. */
 static qc_status refuse_element(const qc_pipeline *p, const qc_job *j, uint64_t index,
                                 qc_bad_kind bad, qc_error *err)
@@ -53,8 +59,8 @@ static qc_status refuse_element(const qc_pipeline *p, const qc_job *j, uint64_t 
             "tensor '%s': the weight at row %" PRIu64 ", column %" PRIu64
             " is too large for the %s that %s passes through; --keep '%s' leaves the tensor as it "
             "is",
-            t->name, row, col, qc_schemes[j->scheme].by_rows ? "float16" : "float32",
-            qc_scheme_name(j->scheme), qc_text_word_or(t->name, "NAME"));
+            t->name, row, col, is_llm_int8(j) ? "float16" : "float32", qc_scheme_name(j->scheme),
+            qc_text_word_or(t->name, "NAME"));
 }
 
 /* Returns how many elements share a scale. */
@@ -201,12 +207,12 @@ static void search_step(qc_worker *w, uint32_t job, const void *source, uint64_t
 {
     const qc_job *j = &w->p->plan->jobs[job];
     const qc_job_work *s = w->p->jobs[job].work;
-    if (qc_schemes[j->scheme].by_rows) {
+    if (is_llm_int8(j)) {
         w->p->search->rows(source, j->dtype, n / j->cols, j->cols, codes,
                            s->absmax + first / j->cols, w->search, sums);
         return;
     }
-    uint64_t block = first / j->block_elems;
+    uint64_t block = first / per_scale(j);
     qc_form form = qc_job_form(j);
     qc_search_out out = {.codes = codes};
     if (j->nested) {
@@ -254,7 +260,7 @@ int qc_job_is_calibrated(const qc_pipeline *p, uint32_t job)
 static qc_bad_kind find_bad(const qc_job *j, const float *x, uint64_t n, uint64_t overflow,
                             uint64_t *index)
 {
-    float limit = qc_schemes[j->scheme].by_rows ? F16_LIMIT : INFINITY;
+    float limit = is_llm_int8(j) ? F16_LIMIT : INFINITY;
     for (uint64_t i = 0; i < n; i++) {
         if (fabsf(x[i]) < limit)
             continue;

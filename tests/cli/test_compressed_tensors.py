@@ -83,6 +83,25 @@ class CompressedTensors(OutputCase):
                     self.check(source, out, bits, group, bits == 4 or len(form) > 1)
                     self.assertTrue(json.loads(self.ok("verify", "--json", "o"))["ok"])
 
+    def test_searched(self):
+        """The default: what is read back has the error that the manifest says, less than absmax's,
+        in every form."""
+        source = self.weight("BF16", [24, 384])
+        self.model({Q: source})
+        x = oracle.floats(*source[::2])
+        for form in (["int4"], ["int4", "--block-size", "32"], ["int8"],
+                     ["int8", "--activations", "16bit"],
+                     ["int8", "--activations", "16bit", "--block-size", "128"]):
+            errors = {}
+            for scale in ("search", "absmax"):
+                self.convert("--to", *form, "--format", "compressed-tensors", "--scale", scale, "m", "o")
+                y = mk.decode("BF16", self.convert("--to", "bf16", "o", "back")[Q][2])
+                errors[scale] = sum((a - b) ** 2 for a, b in zip(x, y)) / sum(a * a for a in x)
+                with open(self.path("o", "qconv.json"), encoding="utf-8") as f:
+                    told = [t for t in json.load(f)["tensors"] if "rel_mse" in t][0]["rel_mse"]
+                self.assertAlmostEqual(errors[scale] / told, 1, delta=0.1 if form[0] == "int8" else 0.02)
+            self.assertLess(errors["search"], errors["absmax"], form)
+
     def test_config(self):
         self.model({Q: self.weight("BF16", [4, 128]), DOWN: self.weight("BF16", [4, 100]),
                     "lm_head.weight": self.weight("BF16", [8, 64])})
