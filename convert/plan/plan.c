@@ -406,7 +406,14 @@ static qc_status name_own_form(qc_plan *p, qc_error *err)
         QC_TRY(qc_arena_printf(p->arena, &text, err, "%s%s%s", text, *text ? "+" : "",
                                row ? row->name : qc_coding_name((qc_coding)(k - CODINGS))));
     }
-    own |= quantized > 1 && formats != 1u << QC_FORMAT_COMPRESSED_TENSORS;
+    const int compressed_tensors = formats == 1u << QC_FORMAT_COMPRESSED_TENSORS;
+    own |= quantized > 1 && !compressed_tensors;
+    if (own && compressed_tensors)
+        QC_FAIL(
+            err, QC_ERR_UNSUPPORTED,
+            "%s would become %s, and compressed-tensors holds nothing else beside its integers: "
+            "choose --to nf4, or --to bf16 first",
+            p->model->path, text);
     if (quantized > 0 && own)
         p->own_form = text;
     return QC_OK;

@@ -138,6 +138,14 @@ class CompressedTensors(OutputCase):
         self.usage("--to", "int4", "--quantize", K, "m", "p", has="has rows of no whole groups")
         self.assert_nothing("p")
 
+    def test_beside_fp8(self):
+        """A weight that stays in FP8 lies beside no integers."""
+        self.model({Q: self.weight("BF16", [4, 128]), DOWN: ("F8_E4M3", [128, 128], bytes(128 * 128)),
+                    DOWN + "_scale_inv": ("F32", [1, 1], mk.encode("F32", [1.0]))})
+        line = self.fails(3, "--to", "int4", "--keep", DOWN, "m", "o", has="w4a16+fp8")
+        self.assertIn("compressed-tensors holds nothing else", line)
+        self.assert_nothing("o")
+
     def test_none_fits(self):
         self.model({Q: self.weight("F16", [4, 96])})
         self.fails(3, "--to", "int4", "m", "o", has="--block-size 32")
