@@ -388,6 +388,11 @@ def page():
                 "GB/s of source bytes. The roof is the rate at which one thread reads the same memory.",
                 "", quantizers(r), "",
                 origin(r, r.get("command", "build/bench_quant --json bench/results/quant.json")), ""]
+    r = load("quant_integers")
+    if r:
+        out += ["## Integers of compressed-tensors beside NF4, one thread", "",
+                "All in one run, on another machine than the table above.", "", quantizers(r), "",
+                origin(r, r["command"]), ""]
     r = load("bitsandbytes")
     if r:
         out += ["## Beside bitsandbytes on the CPU, one thread", "",

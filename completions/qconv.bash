@@ -21,8 +21,8 @@ _qconv()
             mapfile -t COMPREPLY < <(compgen -W 'bitsandbytes compressed-tensors' -- "$cur")
             return
             ;;
-        --activations)
-            mapfile -t COMPREPLY < <(compgen -W '8bit 16bit' -- "$cur")
+        --activation-bits)
+            mapfile -t COMPREPLY < <(compgen -W '8 16' -- "$cur")
             return
             ;;
         --block-size)
@@ -211,6 +211,10 @@ _qconv()
         --m)
             return
             ;;
+        --activations)
+            mapfile -t COMPREPLY < <(compgen -f -- "$cur")
+            return
+            ;;
         --dtype)
             mapfile -t COMPREPLY < <(compgen -W 'fp16 bf16' -- "$cur")
             return
@@ -279,8 +283,8 @@ _qconv()
     done
     if [[ $cur == -* ]]; then
         case ${command:-convert} in
-        convert) options='--to --format --activations --block-size --no-double-quant --scale --calibrate --hessians --calibration-tokens --calibration-context --damping --compute-dtype --compress --max-shard-size --rest --keep --quantize --recipe --split-fused --for --requantize --drop-mtp --schemes --explain --vram --parallel --tp --margin --context --batch --images --kv-dtype --mla --prefill --cuda-context --device --tokenizer --dry-run --force --restart --consume-source --part --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
-        plan) options='--to --format --activations --block-size --no-double-quant --max-shard-size --rest --keep --quantize --recipe --split-fused --for --requantize --drop-mtp --schemes --explain --vram --parallel --tp --margin --context --batch --images --kv-dtype --mla --prefill --cuda-context --html --device-map --mode --method --optimizer --precision --zero --checkpointing --lora-rank --effective-batch --apply --profile --json --quiet -q --verbose -v --help -h --version' ;;
+        convert) options='--to --format --activation-bits --block-size --no-double-quant --scale --calibrate --hessians --calibration-tokens --calibration-context --damping --compute-dtype --compress --max-shard-size --rest --keep --quantize --recipe --split-fused --for --requantize --drop-mtp --schemes --explain --vram --parallel --tp --margin --context --batch --images --kv-dtype --mla --prefill --cuda-context --device --tokenizer --dry-run --force --restart --consume-source --part --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
+        plan) options='--to --format --activation-bits --block-size --no-double-quant --max-shard-size --rest --keep --quantize --recipe --split-fused --for --requantize --drop-mtp --schemes --explain --vram --parallel --tp --margin --context --batch --images --kv-dtype --mla --prefill --cuda-context --html --device-map --mode --method --optimizer --precision --zero --checkpointing --lora-rank --effective-batch --apply --profile --json --quiet -q --verbose -v --help -h --version' ;;
         hardware) options='--as --watch --csv --interval --samples --json --quiet -q --verbose -v --help -h --version' ;;
         inspect) options='--for --json --quiet -q --verbose -v --help -h --version' ;;
         verify) options='--against --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;

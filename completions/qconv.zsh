@@ -36,7 +36,7 @@ _qconv()
             _arguments -s \
                 '--to=[what the weights of linear layers become]:to:(nf4 int8 int4 auto fp16 bf16 keep)' \
                 '--format=[whose format the quantized weights have]:format:(bitsandbytes compressed-tensors)' \
-                '--activations=[what --to int8 --format compressed-tensors multiplies with]:activations:(8bit 16bit)' \
+                '--activation-bits=[what int8 weights of --format compressed-tensors are multiplied with]:activation-bits:(8 16)' \
                 '--block-size=[weights that share one scale\: a power of two, 32 to 4096]:N:' \
                 '--no-double-quant[keep block scales as float32 instead of quantizing them too]' \
                 '--scale=[how the scale of a block or row is chosen]:scale:(absmax search refit)' \
@@ -91,7 +91,7 @@ _qconv()
             _arguments -s \
                 '--to=[what the weights of linear layers become]:to:(nf4 int8 int4 auto fp16 bf16 keep)' \
                 '--format=[whose format the quantized weights have]:format:(bitsandbytes compressed-tensors)' \
-                '--activations=[what --to int8 --format compressed-tensors multiplies with]:activations:(8bit 16bit)' \
+                '--activation-bits=[what int8 weights of --format compressed-tensors are multiplied with]:activation-bits:(8 16)' \
                 '--block-size=[weights that share one scale\: a power of two, 32 to 4096]:N:' \
                 '--no-double-quant[keep block scales as float32 instead of quantizing them too]' \
                 '--max-shard-size=[bytes of tensors in one shard, before compression]:SIZE:' \

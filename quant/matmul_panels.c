@@ -322,7 +322,7 @@ qc_status qc_weights_check(const qc_weights *w, uint64_t codes_bytes, uint64_t s
                 w->rows, w->form.cols, want, codes_bytes);
     if (elems > 0 && !w->codes)
         QC_FAIL(err, QC_ERR_SHAPE, "weights without codes");
-    if (qc_form_by_rows(&w->form)) {
+    if (w->form.ops == &qc_form_int8_rows || (w->form.ops->integer && !w->form.block_elems)) {
         if (w->rows > 0 && !w->absmax)
             QC_FAIL(err, QC_ERR_SHAPE, "weights in rows without scales");
         return check_scales(w, w->rows, scales, nested_scales, err);

@@ -109,15 +109,15 @@ const qc_option_row qc_option_table[] = {
      .help = "whose format the quantized weights have",
      .more = "bitsandbytes is what transformers loads for inference and for training adapters. "
              "compressed-tensors is what vLLM and SGLang split over several cards: --to int8 is "
-             "W8A8, and --to int4 is W4A16."},
-    {ROW("activations", FITTING, OUTPUT), CHOICE(convert.plan.recipe.activations_16),
-     CHOICES("8bit", "16bit"), .quantizes = 1, .dflt = "8bit", .since = "0.5.0",
-     .help = "what --to int8 --format compressed-tensors multiplies with",
-     .more = "8bit: W8A8, whose loader rounds the inputs of a layer to 8 bits, token by token. "
-             "16bit: W8A16, where only the weights are integers; it takes --block-size."},
+             "W8A8, --to int4 is W4A16, and --to auto mixes W4A16, W8A16 and 16 bits."},
+    {ROW("activation-bits", FITTING, OUTPUT), CHOICE(convert.plan.recipe.activations_16),
+     CHOICES("8", "16"), .quantizes = 1, .dflt_note = "8, or 16 with --to auto", .since = "0.5.0",
+     .help = "what int8 weights of --format compressed-tensors are multiplied with",
+     .more = "8: W8A8, whose loader rounds the inputs of a layer to 8 bits, token by token. "
+             "16: W8A16, where only the weights are integers; it takes --block-size."},
     {ROW("block-size", FITTING, OUTPUT), NUMBER(convert.plan.recipe.block_elems), .arg = "N",
-     .min = 32, .max = 4096, .dflt_note = "64 for nf4, 128 for int4; int8 goes by rows", .power_of_two = 1,
-     .quantizes = 1, .not_with = "--to auto, which chooses it; see --schemes", .since = "0.1.0",
+     .min = 32, .max = 4096, .dflt_note = "64 for nf4, 128 for int4; int8 goes by rows",
+     .power_of_two = 1, .quantizes = 1, .not_with = "--to auto, which chooses it; see --schemes", .since = "0.1.0",
      FOREIGN({.names = "group-size groupsize q-group-size gs blocksize bs"}),
      .help = "weights that share one scale: a power of two, 32 to 4096",
      .more = "With --to int8 this chooses block-wise int8, a form of qconv's own that "
@@ -235,9 +235,10 @@ const qc_option_row qc_option_table[] = {
     {ROW("schemes", FITTING, TENSORS), LIST(convert.plan.recipe.schemes), .arg = "LIST",
      .dflt_note = "nf4,nf4-32,int8,16bit", .only_with = {"--to auto"}, .since = "0.2.0",
      .help = "what --to auto may choose from",
-     .more = "Write commas between the names. nf4-32 is NF4 in blocks of 32; 16bit leaves a "
-             "weight as it is, even if that is FP8. By default int8 is left out if a card does "
-             "not run it (V100). If the checkpoint is in 16 bits and int8 is not on the list, "
+     .more = "Write commas between the names. nf4-32 is NF4 in blocks of 32; with --format "
+             "compressed-tensors int4 and int4-32 stand for both. 16bit leaves a weight as it is, "
+             "even if that is FP8. By default int8 is left out if a card does not run it (V100). "
+             "If the checkpoint is in 16 bits and int8 is not on the list, "
              "transformers loads the result whatever is chosen."},
     {ROW("explain", FITTING, TENSORS), SWITCH(convert.explain), .only_with = {"--to auto"},
      .since = "0.2.0",

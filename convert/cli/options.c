@@ -367,9 +367,10 @@ static qc_status check_to(const parse *p, const qc_recipe_options *r, qc_error *
 static qc_status check_format(const parse *p, const qc_recipe_options *r, qc_error *err)
 {
     const int compressed_tensors = r->format == QC_FORMAT_COMPRESSED_TENSORS;
-    if (was_given(p, "activations") && (!compressed_tensors || r->to != QC_TO_INT8))
+    if (was_given(p, "activation-bits") && (!compressed_tensors || r->to == QC_TO_INT4))
         QC_FAIL(err, QC_ERR_USAGE,
-                "--activations goes with --to int8 --format compressed-tensors only");
+                "--activation-bits goes with --to int8 or auto and --format compressed-tensors "
+                "only");
     if (!compressed_tensors) {
         if (r->to == QC_TO_INT4)
             QC_FAIL(err, QC_ERR_USAGE,
@@ -377,9 +378,9 @@ static qc_status check_format(const parse *p, const qc_recipe_options *r, qc_err
                     "has --to nf4 in 4 bits");
         return QC_OK;
     }
-    if (r->to != QC_TO_INT4 && r->to != QC_TO_INT8)
+    if (r->to != QC_TO_INT4 && r->to != QC_TO_INT8 && r->to != QC_TO_AUTO)
         QC_FAIL(err, QC_ERR_USAGE,
-                "--format compressed-tensors goes with --to int4 and --to int8, not with --to %s",
+                "--format compressed-tensors goes with --to int4, int8 and auto, not with --to %s",
                 qc_to_name(r->to));
     if (!r->double_quant)
         QC_FAIL(err, QC_ERR_USAGE,
@@ -387,8 +388,8 @@ static qc_status check_format(const parse *p, const qc_recipe_options *r, qc_err
                 "compressed-tensors, whose scales are never quantized");
     if (r->block_elems && r->to == QC_TO_INT8 && !r->activations_16)
         QC_FAIL(err, QC_ERR_USAGE,
-                "--block-size with --to int8 --format compressed-tensors needs --activations "
-                "16bit; 8-bit activations go with a scale for each row");
+                "--block-size with --to int8 --format compressed-tensors needs --activation-bits "
+                "16; 8-bit activations go with a scale for each row");
     if (r->block_elems > 128)
         QC_FAIL(err, QC_ERR_USAGE,
                 "--block-size %u: compressed-tensors goes with groups of 32, 64 or 128, which "
@@ -554,6 +555,9 @@ qc_status qc_options_parse(qc_options *out, qc_arena *arena, int argc, char **ar
         QC_TRY(apply(out, p.items[i].row, p.items[i].value, err));
     if (out->convert.plan.recipe.to == QC_TO_INT4 && !was_given(&p, "format"))
         out->convert.plan.recipe.format = QC_FORMAT_COMPRESSED_TENSORS;
+    /* What 8-bit activations cost is in no predicted error. */
+    if (out->convert.plan.recipe.to == QC_TO_AUTO && !was_given(&p, "activation-bits"))
+        out->convert.plan.recipe.activations_16 = 1;
     QC_TRY(check_together(&p, out, err));
     set_rows(out);
     qc_tp_defaults(&out->convert.plan.fit);

@@ -61,20 +61,22 @@ typedef struct {
     uint64_t *scale_bytes;   /* per tensor: bytes that lie beside it while it is coded */
 } chooser;
 
-qc_status qc_auto_parse_schemes(const char *text, unsigned *candidates, qc_error *err)
+qc_status qc_auto_parse_schemes(const qc_recipe_options *o, unsigned *candidates, qc_error *err)
 {
-    *candidates = text ? 0 : QC_ALL_CANDIDATES;
-    for (const char *at = text; at;) {
+    const qc_candidate *rows = qc_candidates_of(o);
+    *candidates = o->schemes ? 0 : QC_ALL_CANDIDATES;
+    for (const char *at = o->schemes; at;) {
         const char *comma = strchr(at, ',');
         size_t len = comma ? (size_t)(comma - at) : strlen(at);
         unsigned c = 0;
-        while (c < QC_CANDIDATES && (strlen(qc_candidates[c].name) != len ||
-                                     memcmp(qc_candidates[c].name, at, len) != 0))
+        while (c < QC_CANDIDATES &&
+               (strlen(rows[c].name) != len || memcmp(rows[c].name, at, len) != 0))
             c++;
         if (c == QC_CANDIDATES)
             QC_FAIL(err, QC_ERR_USAGE,
-                    "--schemes: '%.*s' is none of nf4, nf4-32, int8 and 16bit, separated by commas",
-                    len < 64 ? (int)len : 64, at);
+                    "--schemes: '%.*s' is none of %s, %s, %s and %s, separated by commas",
+                    len < 64 ? (int)len : 64, at, rows[0].name, rows[1].name, rows[2].name,
+                    rows[3].name);
         *candidates |= 1u << c;
         at = comma ? comma + 1 : NULL;
     }
@@ -296,8 +298,8 @@ static void size_group(chooser *c, uint32_t g)
         group->elems += rows * cols;
         if (rows != last_rows || cols != last_cols || dtype != last) {
             for (unsigned k = 0; k < QC_CANDIDATE_16BIT; k++)
-                each[k] = quantized_bytes(c, tensor, qc_candidates[k].scheme,
-                                          qc_candidates[k].block_elems);
+                each[k] =
+                    quantized_bytes(c, tensor, c->out->rows[k].scheme, c->out->rows[k].block_elems);
             last_rows = rows;
             last_cols = cols;
             last = dtype;
@@ -315,7 +317,8 @@ static void expect_group(chooser *c, uint32_t g)
     uint64_t rows, cols;
     shape_of(c, c->members[c->first_member[g]].tensor, &rows, &cols);
     for (unsigned k = 0; k < QC_CANDIDATES; k++)
-        c->out->groups[g].rel_mse[k] = qc_auto_normal_mse(k, cols, c->options->recipe.scale);
+        c->out->groups[g].rel_mse[k] =
+            qc_auto_normal_mse(&c->out->rows[k], cols, c->options->recipe.scale);
 }
 
 static uint32_t sampled_of(const chooser *c, uint32_t g)
@@ -360,8 +363,8 @@ static qc_status measure_groups(chooser *c, qc_error *err)
         }
     }
     unsigned threads = c->call->threads ? c->call->threads : qc_cpu_count();
-    QC_TRY(qc_auto_measure(samples, count, c->model, c->candidates, c->options->recipe.double_quant,
-                           c->options->recipe.scale, threads, err));
+    QC_TRY(qc_auto_measure(samples, count, c->model, c->candidates, &c->options->recipe, threads,
+                           err));
     at = 0;
     for (uint32_t g = 0; g < c->out->group_count; g++) {
         uint32_t n = sampled_of(c, g);
@@ -434,7 +437,7 @@ static void add_to_item(chooser *c, uint32_t g)
         c->out->together = 1;
     }
     for (unsigned k = 0; k < QC_CANDIDATES; k++) {
-        if (!(c->candidates & 1u << k) || (too_long && qc_schemes[qc_candidates[k].scheme].by_rows))
+        if (!(c->candidates & 1u << k) || (too_long && qc_schemes[c->out->rows[k].scheme].by_rows))
             group->rel_mse[k] = (double)NAN;
         it->cost[k] += group->importance * (group->reason ? (double)NAN : group->rel_mse[k]);
         it->bytes[k] += group->bytes[k];
@@ -443,12 +446,12 @@ static void add_to_item(chooser *c, uint32_t g)
     c->item_of[g] = i;
 }
 
-static int has_candidate(const qc_auto_item *it)
+static int has_candidate(const double *errors)
 {
-    unsigned k = 0;
-    while (k < QC_CANDIDATES && isnan(it->cost[k]))
-        k++;
-    return k < QC_CANDIDATES;
+    int has = 0;
+    for (unsigned k = 0; k < QC_CANDIDATES; k++)
+        has |= !isnan(errors[k]);
+    return has;
 }
 
 /* Takes out the items that have no candidate, whose groups stay as they are. A group without a
@@ -457,7 +460,7 @@ static void drop_items(chooser *c, uint32_t *now)
 {
     uint32_t kept = 0;
     for (uint32_t i = 0; i < c->item_count; i++) {
-        int stays = has_candidate(&c->items[i]);
+        int stays = has_candidate(c->items[i].cost);
         now[i] = stays ? kept : UINT32_MAX;
         c->items[kept] = c->items[i];
         c->modules[kept] = c->modules[i];
@@ -466,15 +469,13 @@ static void drop_items(chooser *c, uint32_t *now)
     c->item_count = kept;
     for (uint32_t g = 0; g < c->out->group_count; g++) {
         qc_auto_group *group = &c->out->groups[g];
-        unsigned k = 0;
         c->item_of[g] = now[c->item_of[g]];
         if (c->item_of[g] != UINT32_MAX)
             continue;
-        while (k < QC_CANDIDATES && isnan(group->rel_mse[k]))
-            k++;
         if (!group->reason)
-            group->reason = k < QC_CANDIDATES ? "loaded as one with what cannot be quantized"
-                                              : "beyond what the schemes can hold";
+            group->reason = has_candidate(group->rel_mse)
+                                ? "loaded as one with what cannot be quantized"
+                                : "beyond what the schemes can hold";
         group->rel_mse[QC_CANDIDATE_16BIT] = 0;
     }
 }
@@ -640,13 +641,13 @@ static qc_status solve(chooser *c, qc_error *err)
 
 /* ---- the recipe ---- */
 
-static const char *why_of(const qc_auto_group *group, int coded)
+static const char *why_of(const chooser *c, const qc_auto_group *group, int coded)
 {
     if (group->chosen != QC_CANDIDATE_16BIT)
-        return qc_candidates[group->chosen].why;
+        return c->out->rows[group->chosen].why;
     if (group->reason)
         return coded ? "auto: as it is, not to be quantized" : "auto: 16 bit, not to be quantized";
-    return coded ? "auto: as it is" : qc_candidates[QC_CANDIDATE_16BIT].why;
+    return coded ? "auto: as it is" : c->out->rows[QC_CANDIDATE_16BIT].why;
 }
 
 static void apply(chooser *c)
@@ -659,9 +660,9 @@ static void apply(chooser *c)
         for (uint32_t i = c->first_member[g]; i < c->first_member[g + 1]; i++) {
             uint32_t tensor = c->members[i].tensor;
             qc_recipe_entry *e = &c->recipe->entries[tensor];
-            e->scheme = qc_candidates[k].scheme;
-            e->block_elems = qc_candidates[k].block_elems;
-            e->why = why_of(group, e->coded && !qc_coding_is_integer(e->coded->coding));
+            e->scheme = c->out->rows[k].scheme;
+            e->block_elems = c->out->rows[k].block_elems;
+            e->why = why_of(c, group, e->coded && !qc_coding_is_integer(e->coded->coding));
             if (k != QC_CANDIDATE_16BIT)
                 continue;
             e->transpose = 0;
@@ -678,7 +679,7 @@ static void apply(chooser *c)
         has[e->scheme] = 1;
         fp8 |= e->scheme == QC_SCHEME_KEEP && e->coded && e->coded->coding == QC_CODING_FP8;
     }
-    c->out->mixed = schemes > 1;
+    c->out->mixed = schemes > 1 && c->options->recipe.format != QC_FORMAT_COMPRESSED_TENSORS;
     c->out->mixed_fp8 = fp8 && schemes > 0;
 }
 
@@ -698,7 +699,7 @@ static qc_status leave_out_int8(chooser *c, qc_error *err)
     if (!card || c->options->recipe.schemes)
         return QC_OK;
     for (unsigned k = 0; k < QC_CANDIDATES; k++) {
-        if (qc_schemes[qc_candidates[k].scheme].needs_int8_matmul)
+        if (qc_schemes[c->out->rows[k].scheme].needs_int8_matmul)
             c->candidates &= ~(1u << k);
     }
     return qc_arena_printf(c->arena, &c->out->notes[c->out->note_count++], err,
@@ -731,8 +732,8 @@ static qc_status note_spilling(chooser *c, qc_error *err)
  * scheme that may be taken. */
 static int was_measured(const chooser *c, const qc_auto_result *before)
 {
-    return before && before->measured && before->group_count == c->out->group_count &&
-           (c->candidates & ~before->candidates) == 0;
+    return before && before->measured && before->rows == c->out->rows &&
+           before->group_count == c->out->group_count && (c->candidates & ~before->candidates) == 0;
 }
 
 static void take_measured(chooser *c, const qc_auto_result *before)
@@ -786,7 +787,8 @@ qc_status qc_auto_choose(qc_auto_result *out, qc_arena *arena, qc_recipe *recipe
     out->measured = subject->has_weights;
     if (!budget || budget->count == 0)
         QC_FAIL(err, QC_ERR_USAGE, "--to auto needs --vram, which says what it has to fit");
-    QC_TRY(qc_auto_parse_schemes(options->recipe.schemes, &c.candidates, err));
+    out->rows = qc_candidates_of(&options->recipe);
+    QC_TRY(qc_auto_parse_schemes(&options->recipe, &c.candidates, err));
     c.budget = *budget;
     c.budget.count = budget->gpu_count ? budget->gpu_count : 1;
     QC_TRY(leave_out_int8(&c, err));

@@ -44,17 +44,19 @@ typedef struct {
 typedef struct qc_auto_result {
     qc_auto_group *groups;
     uint32_t group_count;
-    unsigned candidates; /* bit c is set for candidate c */
-    int fits;            /* 0: not even the smallest choice fits; then that was chosen */
-    double predicted;    /* sum of importance * rel_mse over what was chosen */
-    double bound;        /* no choice that fits has less; NaN when nothing fits */
+    const qc_candidate *rows; /* [QC_CANDIDATES] */
+    unsigned candidates;      /* bit c is set for candidate c */
+    int fits;                 /* 0: not even the smallest choice fits; then that was chosen */
+    double predicted;         /* sum of importance * rel_mse over what was chosen */
+    double bound;             /* no choice that fits has less; NaN when nothing fits */
     double uniform
         [QC_CANDIDATES]; /* the same sum with each scheme for all; NaN where it is no candidate */
     int uniform_fits[QC_CANDIDATES];
     uint64_t sampled_rows, sampled_bytes;
     int together;  /* some groups were chosen as one */
     int measured;  /* 0: there were no weights; errors are of normal random weights */
-    int mixed;     /* int8 lies beside NF4, which no configuration of bitsandbytes can say */
+    int mixed;     /* int8 lies beside NF4, which no configuration of bitsandbytes can say; that
+                      of compressed-tensors can say its mixtures */
     int mixed_fp8; /* FP8 is kept beside either of them, which none can say either */
     int spills; /* it does not fit, but the budget has tiers for the rest of the smallest choice */
     /* What the caller should know of the choice, if anything: sentences without a full stop. */
@@ -75,9 +77,10 @@ typedef struct {
     const qc_auto_result *measured;
 } qc_plan_subject;
 
-/* Parses the candidates of --schemes, bit c for qc_candidates[c]; NULL means all. QC_ERR_USAGE
- * names those that there are. */
-QC_NODISCARD qc_status qc_auto_parse_schemes(const char *text, unsigned *candidates, qc_error *err);
+/* Parses the candidates of --schemes, bit c for qc_candidates_of(o)[c]; without it all are meant.
+ * QC_ERR_USAGE names those that there are. */
+QC_NODISCARD qc_status qc_auto_parse_schemes(const qc_recipe_options *o, unsigned *candidates,
+                                             qc_error *err);
 /* How much the error of the weight of this name matters; see docs/decisions/0006. */
 double qc_auto_importance(const char *name);
 

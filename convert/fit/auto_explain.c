@@ -52,8 +52,8 @@ static void uniform_table(const qc_auto_result *r, qc_arena *arena, qc_strbuf *o
         const uint64_t sums[] = {r->count_chosen[c], r->bytes_chosen[c]};
         const char *fits = r->uniform_fits[c] ? "yes" : "no";
         if (r->candidates & 1u << c || r->count_chosen[c])
-            uniform_row(&t, qc_candidates[c].name, r->uniform[c],
-                        isnan(r->uniform[c]) ? NULL : fits, sums);
+            uniform_row(&t, r->rows[c].name, r->uniform[c], isnan(r->uniform[c]) ? NULL : fits,
+                        sums);
     }
     qc_table_print(&t, 2, out);
 }
@@ -64,7 +64,7 @@ static void group_table(const qc_auto_result *r, qc_arena *arena, qc_strbuf *out
     qc_table t;
     qc_table_begin(&t, arena, "group|>weights|>elements|>matters");
     for (unsigned c = 0; c < QC_CANDIDATE_16BIT; c++) {
-        (void)snprintf(size, sizeof size, ">%s", qc_candidates[c].name);
+        (void)snprintf(size, sizeof size, ">%s", r->rows[c].name);
         qc_table_columns(&t, size);
     }
     qc_table_columns(&t, "chosen|>bytes|why");
@@ -76,7 +76,7 @@ static void group_table(const qc_auto_result *r, qc_arena *arena, qc_strbuf *out
         qc_table_putf(&t, "%.3g", group->importance);
         for (unsigned c = 0; c < QC_CANDIDATE_16BIT; c++)
             number_cell(&t, group->rel_mse[c]);
-        qc_table_put(&t, qc_candidates[group->chosen].name);
+        qc_table_put(&t, r->rows[group->chosen].name);
         qc_table_bytes(&t, group->bytes[group->chosen]);
         qc_table_put(&t, group->reason ? group->reason : "");
     }
@@ -204,7 +204,7 @@ static qc_status summary_table(const qc_auto_result *r, qc_arena *arena, qc_strb
         if (strncmp(kind, begin, sizeof begin - 1) == 0)
             kind += sizeof begin - 1;
         qc_table_put(&t, kind);
-        qc_table_put(&t, qc_candidates[a->first->chosen].name);
+        qc_table_put(&t, r->rows[a->first->chosen].name);
         qc_table_number(&t, a->weights);
         qc_table_bytes(&t, a->bytes);
         qc_table_putf(&t, "%.3g", a->first->importance);
@@ -266,18 +266,18 @@ qc_status qc_auto_explain(const qc_auto_result *r, int all, qc_strbuf *out, qc_e
     return st;
 }
 
-static void write_group(const qc_auto_group *g, qc_json_writer *w)
+static void write_group(const qc_auto_result *r, const qc_auto_group *g, qc_json_writer *w)
 {
     qc_json_member_begin_row(w);
     qc_json_member_string(w, "name", g->name);
     qc_json_member_u64(w, "weights", g->weights);
     qc_json_member_u64(w, "elements", g->elems);
     qc_json_member_double(w, "importance", g->importance);
-    qc_json_member_string(w, "scheme", qc_candidates[g->chosen].name);
+    qc_json_member_string(w, "scheme", r->rows[g->chosen].name);
     qc_json_member_u64(w, "bytes", g->bytes[g->chosen]);
     qc_json_member_begin_object(w, "relative_errors");
     for (unsigned c = 0; c < QC_CANDIDATES; c++)
-        qc_json_member_number(w, qc_candidates[c].name, g->rel_mse[c]);
+        qc_json_member_number(w, r->rows[c].name, g->rel_mse[c]);
     qc_json_write_end_object(w);
     qc_json_member_string(w, "reason", g->reason);
     qc_json_write_end_object(w);
@@ -297,7 +297,7 @@ void qc_auto_json(const qc_auto_result *r, int explain_groups, qc_json_writer *w
     for (unsigned c = 0; c < QC_CANDIDATES; c++) {
         if (isnan(r->uniform[c]))
             continue;
-        qc_json_write_key(w, qc_candidates[c].name);
+        qc_json_write_key(w, r->rows[c].name);
         qc_json_member_begin_row(w);
         qc_json_member_double(w, "predicted_error", r->uniform[c]);
         qc_json_member_bool(w, "fits", r->uniform_fits[c]);
@@ -308,7 +308,7 @@ void qc_auto_json(const qc_auto_result *r, int explain_groups, qc_json_writer *w
     for (unsigned c = 0; c < QC_CANDIDATES; c++) {
         if (r->count_chosen[c] == 0)
             continue;
-        qc_json_write_key(w, qc_candidates[c].name);
+        qc_json_write_key(w, r->rows[c].name);
         qc_json_member_begin_row(w);
         qc_json_member_u64(w, "tensors", r->count_chosen[c]);
         qc_json_member_u64(w, "bytes", r->bytes_chosen[c]);
@@ -319,7 +319,7 @@ void qc_auto_json(const qc_auto_result *r, int explain_groups, qc_json_writer *w
     if (explain_groups) {
         qc_json_member_begin_array(w, "groups");
         for (uint32_t g = 0; g < r->group_count; g++)
-            write_group(&r->groups[g], w);
+            write_group(r, &r->groups[g], w);
         qc_json_write_end_array(w);
     }
     qc_json_write_end_object(w);

@@ -22,6 +22,7 @@ typedef struct {
     qc_auto_sample *samples;
     uint32_t count;
     const qc_checkpoint *model;
+    const qc_candidate *rows;
     unsigned candidates;
     int double_quant;
     qc_scale_method scale;
@@ -146,7 +147,7 @@ static qc_status read_floats(void *vctx, uint64_t first, uint64_t n, float *out,
 static void take_sums(qc_auto_sample *s, unsigned candidate, const qc_form *form,
                       const qc_piece_sums *sums)
 {
-    int rows_too_large = qc_form_by_rows(form) && sums->bad == QC_BAD_RANGE;
+    int rows_too_large = qc_form_by_rows(form) && !form->ops->integer && sums->bad == QC_BAD_RANGE;
     s->not_finite |= sums->bad != QC_BAD_NONE && !rows_too_large;
     if (sums->bad != QC_BAD_NONE)
         return;
@@ -154,22 +155,27 @@ static void take_sums(qc_auto_sample *s, unsigned candidate, const qc_form *form
     s->rel_mse[candidate] = sums->sum_xx > 0 ? sums->sum_ee / sums->sum_xx : 0;
 }
 
-static qc_form form_of(const measuring *m, extent e, unsigned candidate)
+static qc_form form_of(const measuring *m, const qc_auto_sample *s, extent e, unsigned candidate)
 {
-    const qc_candidate *c = &qc_candidates[candidate];
-    return qc_scheme_form(c->scheme, e.cols, c->block_elems, m->double_quant);
+    const qc_candidate *c = &m->rows[candidate];
+    const int nested =
+        m->double_quant && c->scheme != QC_SCHEME_KEEP && !qc_schemes[c->scheme].form->integer;
+    qc_form form = qc_scheme_form(c->scheme, e.cols, c->block_elems, nested);
+    form.scale_dtype = qc_scheme_scale_dtype(s->coded ? s->coded->dtype : dtype_of(m, s));
+    return form;
 }
 
 static void measure_searched(const measuring *m, scratch *w, qc_auto_sample *s, extent e,
                              unsigned candidate)
 {
-    const qc_form form = form_of(m, e, candidate);
+    const qc_form form = form_of(m, s, e, candidate);
+    const int by_rows = qc_form_by_rows(&form);
     qc_search_out out = {.codes = w->codes,
-                         .absmax = w->absmax,
+                         .absmax = by_rows ? w->scb : w->absmax,
                          .absmax_codes = w->nested_codes,
                          .nested_absmax = w->nested};
     qc_piece_sums sums = {0};
-    if (qc_form_by_rows(&form))
+    if (by_rows && !form.ops->integer)
         m->search->rows(w->source, dtype_of(m, s), e.rows, e.cols, (int8_t *)w->codes, w->scb,
                         w->search, &sums);
     else
@@ -181,14 +187,14 @@ static void measure_searched(const measuring *m, scratch *w, qc_auto_sample *s, 
 static qc_status measure_absmax(const measuring *m, scratch *w, qc_auto_sample *s, extent e,
                                 unsigned candidate, qc_error *err)
 {
-    const qc_form form = form_of(m, e, candidate);
+    const qc_form form = form_of(m, s, e, candidate);
     const qc_form_out out = {w->codes, qc_form_by_rows(&form) ? w->scb : w->absmax, w->errors};
     uint64_t blocks = qc_form_scales(&form, e.elems);
     qc_piece_sums sums = {0};
     qc_tensor_error error = {0};
     floats_ctx ctx = {m, w, dtype_of(m, s)};
     form.ops->quantize(m->ops, &form, w->source, ctx.dtype, e.elems, &out, &sums);
-    if (sums.bad != QC_BAD_NONE || qc_form_by_rows(&form)) {
+    if (sums.bad != QC_BAD_NONE || qc_form_by_rows(&form) || form.ops->integer) {
         take_sums(s, candidate, &form, &sums);
         return QC_OK;
     }
@@ -301,16 +307,17 @@ static qc_status work(qc_team *team, unsigned index, void *ctx, qc_error *err)
 }
 
 qc_status qc_auto_measure(qc_auto_sample *samples, uint32_t count, const qc_checkpoint *model,
-                          unsigned candidates, int double_quant, qc_scale_method scale,
-                          unsigned threads, qc_error *err)
+                          unsigned candidates, const qc_recipe_options *o, unsigned threads,
+                          qc_error *err)
 {
     qc_isa isa;
     measuring m = {.samples = samples,
                    .count = count,
                    .model = model,
+                   .rows = qc_candidates_of(o),
                    .candidates = candidates,
-                   .double_quant = double_quant,
-                   .scale = scale,
+                   .double_quant = o->double_quant,
+                   .scale = o->scale,
                    .max_each = 1};
     QC_TRY(qc_isa_select(&isa, err));
     m.ops = qc_quant_ops_for(isa);
@@ -331,7 +338,7 @@ qc_status qc_auto_measure(qc_auto_sample *samples, uint32_t count, const qc_chec
 
 /* ---- without weights ---- */
 
-double qc_auto_normal_mse(unsigned candidate, uint64_t cols, qc_scale_method scale)
+double qc_auto_normal_mse(const qc_candidate *row, uint64_t cols, qc_scale_method scale)
 {
     /* E[max x^2] over 2^k standard normal numbers, k = 0 .. 20, is the integral of 2 x (1 - erf(x /
      * sqrt 2)^n). tests/unit/fit/unit_auto_measure.c computes both tables again. */
@@ -347,7 +354,6 @@ double qc_auto_normal_mse(unsigned candidate, uint64_t cols, qc_scale_method sca
         0.974, 0.969, 0.956, 0.932, 0.895, 0.849, 0.800, 0.752, 0.714, 0.701,
     };
     int searched = scale != QC_SCALE_ABSMAX;
-    const qc_candidate *row = &qc_candidates[candidate];
     if (!qc_schemes[row->scheme].by_rows)
         return searched ? row->searched_mse : row->normal_mse;
     unsigned k = 0;

@@ -29,16 +29,15 @@ typedef struct {
     uint64_t rows_read, bytes_read; /* the scales of a coded weight are not counted */
 } qc_auto_sample;
 
-/* Measures candidate c where bit c of `candidates` is set, with scales as the conversion will find
- * them. The result does not depend on threads. Returns QC_ERR_INTERRUPTED, QC_ERR_IO, and whatever
- * else reading can give. */
+/* Measures candidate c of qc_candidates_of(o) where bit c of `candidates` is set, with scales as
+ * the conversion will find them. The result does not depend on threads. Returns QC_ERR_INTERRUPTED,
+ * QC_ERR_IO, and whatever else reading can give. */
 QC_NODISCARD qc_status qc_auto_measure(qc_auto_sample *samples, uint32_t count,
                                        const qc_checkpoint *model, unsigned candidates,
-                                       int double_quant, qc_scale_method scale, unsigned threads,
-                                       qc_error *err);
+                                       const qc_recipe_options *o, unsigned threads, qc_error *err);
 /* Returns the expected relative squared error of normally distributed weights in rows of `cols`.
- * For NF4 it was measured (with scales that are not quantized). For int8 it is E[max^2] / (12 *
- * 127^2) over the row, times a measured share where scales are searched. */
-double qc_auto_normal_mse(unsigned candidate, uint64_t cols, qc_scale_method scale);
+ * For NF4 and int4 it was measured (NF4's with scales that are not quantized). For int8 it is
+ * E[max^2] / (12 * 127^2) over the row, times a measured share where scales are searched. */
+double qc_auto_normal_mse(const qc_candidate *row, uint64_t cols, qc_scale_method scale);
 
 #endif

@@ -188,13 +188,11 @@ static void add_choice(const qc_auto_result *a, qc_strbuf *out)
     double smallest = a->uniform[0];
     qc_strbuf_putf(out, "  error      %.3g predicted", a->predicted);
     if (smallest > 0)
-        qc_strbuf_putf(out, ", %.0f%% of %s's", a->predicted / smallest * 100.0,
-                       qc_candidates[0].name);
+        qc_strbuf_putf(out, ", %.0f%% of %s's", a->predicted / smallest * 100.0, a->rows[0].name);
     for (unsigned i = 0; i < QC_CANDIDATES; i++)
         if (!isnan(a->uniform[i]))
             qc_strbuf_putf(out, "%s %s %.3g%s", i == 0 ? ":" : ",",
-                           i == QC_CANDIDATE_16BIT ? "16 bit" : qc_candidates[i].name,
-                           a->uniform[i],
+                           i == QC_CANDIDATE_16BIT ? "16 bit" : a->rows[i].name, a->uniform[i],
                            a->uniform_fits[i] ? ""
                            : a->spills        ? " (not without spilling)"
                                               : " (does not fit)");

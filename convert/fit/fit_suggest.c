@@ -69,19 +69,26 @@ static qc_status add(seeker *s, const qc_fit *fit, const char *change, const cha
 
 /* ---- kinds of changes ---- */
 
+/* The scheme for all with the fewest bits, in the format of the options. */
+static qc_to smallest_of(const qc_recipe_options *o)
+{
+    return o->format == QC_FORMAT_COMPRESSED_TENSORS ? QC_TO_INT4 : QC_TO_NF4;
+}
+
 static qc_status other_precision(seeker *s, qc_error *err)
 {
-    static const qc_to ladder[] = {QC_TO_INT8, QC_TO_NF4, QC_TO_AUTO};
+    const qc_to small = smallest_of(&s->options->recipe);
+    const qc_to ladder[] = {QC_TO_INT8, small, QC_TO_AUTO};
     /* Whether some choice fits does not depend on the errors, because NF4 everywhere is one
      * choice. */
     qc_plan_subject unread = *s->subject;
     unread.has_weights = 0;
     const qc_plan_options *o = s->options;
-    if (o->recipe.to == QC_TO_NF4 || o->recipe.to == QC_TO_AUTO ||
+    if (o->recipe.to == small || o->recipe.to == QC_TO_AUTO ||
         s->planned->recipe.input_is_quantized)
         return QC_OK;
     for (size_t i = o->recipe.to == QC_TO_INT8 ? 1 : 0; i < sizeof ladder / sizeof *ladder; i++) {
-        if (ladder[i] == QC_TO_NF4 && s->count > 0)
+        if (ladder[i] == small && s->count > 0)
             continue; /* int8 fits already, and is more precise */
         qc_plan_options trial = *o;
         qc_planned_model planned;
@@ -353,8 +360,8 @@ static qc_status nf4_and_more(seeker *s, qc_arena *kept, qc_error *err)
     qc_plan_options trial = *o;
     qc_planned_model planned;
     seeker inner = *s;
-    trial.recipe.to = QC_TO_NF4;
-    if (s->count || o->recipe.to == QC_TO_NF4 || o->recipe.to == QC_TO_AUTO ||
+    trial.recipe.to = smallest_of(&o->recipe);
+    if (s->count || o->recipe.to == trial.recipe.to || o->recipe.to == QC_TO_AUTO ||
         s->planned->recipe.input_is_quantized)
         return QC_OK;
     /* A checkpoint that cannot become NF4 has no such suggestion. */
@@ -372,9 +379,10 @@ static qc_status nf4_and_more(seeker *s, qc_arena *kept, qc_error *err)
     QC_TRY(try_kinds(&inner, changes + 1, sizeof changes / sizeof *changes - 1, err));
     for (s->count = 0; s->count < inner.count; s->count++) {
         qc_suggestion *g = &s->list[s->count];
-        QC_TRY(qc_arena_printf(s->arena, &g->change, err, "--to nf4 and %s", g->change));
-        QC_TRY(qc_arena_printf(s->arena, &g->sentence, err, "with --to nf4 and %s",
-                               g->sentence + strlen("with ")));
+        QC_TRY(qc_arena_printf(s->arena, &g->change, err, "--to %s and %s",
+                               qc_to_name(trial.recipe.to), g->change));
+        QC_TRY(qc_arena_printf(s->arena, &g->sentence, err, "with --to %s and %s",
+                               qc_to_name(trial.recipe.to), g->sentence + strlen("with ")));
     }
     return QC_OK;
 }
@@ -442,13 +450,14 @@ static qc_status compare(comparer *c, const qc_plan_options *o, const char *chan
 }
 
 /* Writes the candidates without int8: "nf4,nf4-32,16bit". */
-static qc_status without_int8(qc_arena *arena, unsigned candidates, const char **out, qc_error *err)
+static qc_status without_int8(qc_arena *arena, const qc_auto_result *r, const char **out,
+                              qc_error *err)
 {
     *out = "";
     for (unsigned k = 0; k < QC_CANDIDATES; k++)
-        if (!qc_schemes[qc_candidates[k].scheme].by_rows && candidates & 1u << k)
+        if (!qc_schemes[r->rows[k].scheme].by_rows && r->candidates & 1u << k)
             QC_TRY(qc_arena_printf(arena, out, err, "%s%s%s", *out, **out ? "," : "",
-                                   qc_candidates[k].name));
+                                   r->rows[k].name));
     return QC_OK;
 }
 
@@ -465,8 +474,9 @@ qc_status qc_fit_compare(qc_fit_report *report, qc_arena *arena, const qc_plan_s
                                 .max_context = report->max_context,
                                 .own_form = planned->plan.own_form};
     qc_plan_options trial = *options;
-    trial.recipe.to = QC_TO_NF4;
-    QC_TRY(compare(&c, &trial, "--to nf4", err));
+    trial.recipe.to = smallest_of(&options->recipe);
+    QC_TRY(qc_arena_printf(arena, &change, err, "--to %s", qc_to_name(trial.recipe.to)));
+    QC_TRY(compare(&c, &trial, change, err));
     uint64_t most = c.count > 1 ? c.list[1].max_context : 0;
     trial.recipe.to = QC_TO_AUTO;
     /* Tries up to two contexts between the longest of the plan and that of NF4. */
@@ -479,7 +489,7 @@ qc_status qc_fit_compare(qc_fit_report *report, qc_arena *arena, const qc_plan_s
     }
     trial.fit.context = options->fit.context;
     if (planned->chosen.mixed && !planned->chosen.mixed_fp8) {
-        QC_TRY(without_int8(arena, planned->chosen.candidates, &schemes, err));
+        QC_TRY(without_int8(arena, &planned->chosen, &schemes, err));
         trial.recipe.schemes = schemes;
         QC_TRY(qc_arena_printf(arena, &change, err, "--schemes %s", schemes));
         QC_TRY(compare(&c, &trial, change, err));

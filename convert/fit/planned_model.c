@@ -29,8 +29,8 @@ static qc_status check_split(const qc_plan_subject *subject, const qc_budget *bu
 {
     if (options->recipe.to == QC_TO_AUTO)
         QC_FAIL(err, QC_ERR_USAGE,
-                "--to auto chooses among bitsandbytes' forms, and vLLM does not split those over "
-                "cards; choose --to bf16 or fp16 for --tp, or --parallel layers");
+                "--to auto chooses for cards that hold whole layers, and --tp splits every layer; "
+                "choose --to int4, int8 or bf16 for --tp, or --parallel layers");
     return qc_tp_check(&options->fit, budget, subject->model, subject->geometry, err);
 }
 

@@ -40,7 +40,7 @@ typedef struct {
     qc_to to;
     int to_given;         /* plan only, where --to may be left out */
     qc_format format;     /* COMPRESSED_TENSORS with --to int4, which needs it */
-    int activations_16;   /* --activations 16bit: only the weights are 8-bit integers */
+    int activations_16;   /* --activation-bits 16: only the weights are 8-bit integers */
     uint32_t block_elems; /* 0: not given */
     int double_quant;     /* 1 unless --no-double-quant */
     qc_scale_method scale;

@@ -101,12 +101,38 @@ const qc_scheme_row qc_schemes[QC_SCHEME_COUNT] = {
     [QC_SCHEME_ABSORBED] = {.name = "absorbed", .role_tensors = ROLE(MAIN)},
 };
 
-const qc_candidate qc_candidates[QC_CANDIDATES] = {
+static const qc_candidate bitsandbytes_candidates[QC_CANDIDATES] = {
     {"nf4", "auto: nf4", QC_SCHEME_NF4, 64, 8.45e-3, 6.82e-3},
     {"nf4-32", "auto: nf4, block 32", QC_SCHEME_NF4, 32, 7.62e-3, 5.66e-3},
     {"int8", "auto: int8", QC_SCHEME_INT8_ROWS, 0, 0, 0},
     {"16bit", "auto: 16 bit", QC_SCHEME_KEEP, 0, 0, 0},
 };
+
+#define INT4                                                                                       \
+    {                                                                                              \
+        "int4", "auto: int4", QC_SCHEME_W4A16, 128, 1.221e-2, 9.380e-3                             \
+    }
+#define INT4_32                                                                                    \
+    {                                                                                              \
+        "int4-32", "auto: int4, block 32", QC_SCHEME_W4A16, 32, 8.972e-3, 6.681e-3                 \
+    }
+/* Indexed by whether activations have 16 bits. */
+static const qc_candidate packed_candidates[2][QC_CANDIDATES] = {
+    {INT4,
+     INT4_32,
+     {"int8", "auto: int8", QC_SCHEME_W8A8, 0, 0, 0},
+     {"16bit", "auto: 16 bit", QC_SCHEME_KEEP, 0, 0, 0}},
+    {INT4,
+     INT4_32,
+     {"int8", "auto: int8", QC_SCHEME_W8A16_CHANNEL, 0, 0, 0},
+     {"16bit", "auto: 16 bit", QC_SCHEME_KEEP, 0, 0, 0}},
+};
+
+const qc_candidate *qc_candidates_of(const qc_recipe_options *o)
+{
+    return o->format == QC_FORMAT_COMPRESSED_TENSORS ? packed_candidates[o->activations_16 != 0]
+                                                     : bitsandbytes_candidates;
+}
 
 const char *qc_scheme_name(qc_scheme s)
 {
@@ -118,7 +144,7 @@ int qc_scheme_is_quantized(qc_scheme s)
     return qc_schemes[s].bits > 0;
 }
 
-/* Does the scheme have what --format and --activations say? A form of qconv's own is one that
+/* Does the scheme have what --format and --activation-bits say? A form of qconv's own is one that
  * bitsandbytes could not hold. */
 static int suits_format(const qc_scheme_row *row, const qc_recipe_options *o)
 {

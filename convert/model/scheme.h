@@ -67,7 +67,7 @@ typedef struct {
 } qc_scheme_row;
 
 /* What --to auto may take for a weight, in order of size. "16bit" is the last: the weight stays as
- * it is. */
+ * it is. With compressed-tensors int4 and int4-32 stand for nf4 and nf4-32. */
 enum { QC_CANDIDATE_NF4, QC_CANDIDATE_NF4_32, QC_CANDIDATE_INT8, QC_CANDIDATE_16BIT };
 #define QC_CANDIDATES     4u
 #define QC_ALL_CANDIDATES ((1u << QC_CANDIDATES) - 1)
@@ -82,16 +82,17 @@ typedef struct {
     double normal_mse, searched_mse;
 } qc_candidate;
 
-extern const qc_candidate qc_candidates[QC_CANDIDATES];
+/* The candidates [QC_CANDIDATES] of --format and --activation-bits. */
+const qc_candidate *qc_candidates_of(const qc_recipe_options *o);
 
 /* Indexed by qc_scheme. */
 extern const qc_scheme_row qc_schemes[QC_SCHEME_COUNT];
 
 const char *qc_scheme_name(qc_scheme s);
 int qc_scheme_is_quantized(qc_scheme s);
-/* Finds the quantizing scheme of --to, --format, --activations and --block-size. There is one for
- * each value of --to for which qc_to_quantizes() is true; for "auto" it is the one with the fewest
- * bits. */
+/* Finds the quantizing scheme of --to, --format, --activation-bits and --block-size. There is one
+ * for each value of --to for which qc_to_quantizes() is true; for "auto" it is the one with the
+ * fewest bits. */
 qc_scheme qc_scheme_of_options(const qc_recipe_options *o);
 /* The block size that goes with that scheme; 0: it has no blocks. */
 uint32_t qc_scheme_block_of_options(const qc_recipe_options *o);

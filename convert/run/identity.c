@@ -89,7 +89,7 @@ static void add_options(qc_strbuf *out, const qc_plan_options *o)
     add_text(out, "--to", qc_to_name(r->to));
     if (r->format == QC_FORMAT_COMPRESSED_TENSORS) {
         add_text(out, "--format", qc_format_name(r->format));
-        add_text(out, "--activations", r->activations_16 ? "16bit" : "8bit");
+        add_number(out, "--activation-bits", r->activations_16 ? 16 : 8);
     }
     add_number(out, "--block-size", r->block_elems);
     add_given(out, "--no-double-quant", !r->double_quant);

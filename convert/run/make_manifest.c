@@ -153,8 +153,7 @@ qc_status qc_manifest_head(qc_manifest *m, const qc_plan *plan, qc_error *err)
                           ? o->recipe.double_quant
                           : 0;
     m->rest = qc_rest_name(o->recipe.rest);
-    m->compute_dtype =
-        o->recipe.to == QC_TO_NF4 || o->recipe.to == QC_TO_AUTO ? qc_compute_dtype(plan) : NULL;
+    m->compute_dtype = row->quant_type && row->bits == 4 ? qc_compute_dtype(plan) : NULL;
     m->max_shard_bytes = o->max_shard_bytes;
     m->scale = o->recipe.scale == QC_SCALE_ABSMAX ? NULL : qc_scale_name(&o->recipe);
     m->rule_count = o->recipe.rule_count;

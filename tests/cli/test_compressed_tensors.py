@@ -72,7 +72,7 @@ class CompressedTensors(OutputCase):
 
     def test_numbers(self):
         for form, bits, groups in ((("int4",), 4, (128, 64, 32)), (("int8",), 8, (0,)),
-                                   (("int8", "--activations", "16bit"), 8, (0, 64))):
+                                   (("int8", "--activation-bits", "16"), 8, (0, 64))):
             for dtype in SCALE_DTYPE:
                 for group in groups:
                     source = self.weight(dtype, [5, 256])
@@ -90,8 +90,8 @@ class CompressedTensors(OutputCase):
         self.model({Q: source})
         x = oracle.floats(*source[::2])
         for form in (["int4"], ["int4", "--block-size", "32"], ["int8"],
-                     ["int8", "--activations", "16bit"],
-                     ["int8", "--activations", "16bit", "--block-size", "128"]):
+                     ["int8", "--activation-bits", "16"],
+                     ["int8", "--activation-bits", "16", "--block-size", "128"]):
             errors = {}
             for scale in ("search", "absmax"):
                 self.convert("--to", *form, "--format", "compressed-tensors", "--scale", scale, "m", "o")
@@ -124,14 +124,55 @@ class CompressedTensors(OutputCase):
             "dynamic": True, "num_bits": 8, "strategy": "token", "symmetric": True, "type": "int"})
         self.assertEqual(got["config_groups"]["group_0"]["weights"]["strategy"], "channel")
 
+    def test_auto(self):
+        """A mixture: each weight has its group in config.json, no fused group is split, and it is
+        read back."""
+        tensors = {"model.norm.weight": ("BF16", [256], mk.encode("BF16", [1.0] * 256))}
+        for layer in range(2):
+            for name, shape in (("self_attn.q_proj", [256, 256]), ("self_attn.k_proj", [128, 256]),
+                                ("self_attn.v_proj", [128, 256]), ("self_attn.o_proj", [256, 256]),
+                                ("mlp.gate_proj", [512, 256]), ("mlp.up_proj", [512, 256]),
+                                ("mlp.down_proj", [256, 512])):
+                tensors["model.layers.%d.%s.weight" % (layer, name)] = self.weight("BF16", shape)
+        self.model(tensors, {"model_type": "llama", "hidden_size": 256, "num_attention_heads": 4,
+                             "num_key_value_heads": 2, "num_hidden_layers": 2, "vocab_size": 64,
+                             "intermediate_size": 512})
+        out = self.convert("--to", "auto", "--format", "compressed-tensors", "--vram", "1.5MB",
+                           "--cuda-context", "0", "--context", "8", "m", "o")
+        report = json.loads(self.ok("inspect", "--json", "o"))
+        config = self.config()
+        form = {}
+        for group in config["config_groups"].values():
+            for module in group["targets"]:
+                self.assertNotIn(module, form)
+                form[module] = group["weights"]["num_bits"], group["weights"].get("group_size")
+        self.assertGreater(len(set(form.values())), 1, config)
+        for module, (bits, group) in form.items():
+            weight = tensors[module + ".weight"]
+            self.assertEqual(out[module + ".weight_packed"][1][1], weight[1][1] * bits // 32)
+            self.assertEqual(out[module + ".weight_scale"][1][1],
+                             weight[1][1] // group if group else 1)
+        for layer in range(2):
+            for names in (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+                          ("mlp.gate_proj", "mlp.up_proj")):
+                self.assertEqual(len({form.get("model.layers.%d.%s" % (layer, n)) for n in names}), 1)
+        back = self.convert("--to", "bf16", "o", "back")
+        for name, (dtype, shape, data) in tensors.items():
+            x, y = mk.decode(dtype, data), mk.decode("BF16", back[name][2])
+            self.assertEqual(back[name][1], shape)
+            self.assertLess(sum((a - b) ** 2 for a, b in zip(x, y)), 0.02 * sum(a * a for a in x))
+        self.assertTrue(json.loads(self.ok("verify", "--json", "o"))["ok"])
+        self.assertEqual(report["manifest"]["to"], "auto")
+        self.usage("--to", "auto", "--format", "compressed-tensors", "--vram", "8GB", "--schemes",
+                   "nf4", "m", "p", has="none of int4, int4-32, int8 and 16bit")
+
     def test_kept(self):
         """Rows that are not whole groups or words stay as they are, and say why."""
         self.model({Q: self.weight("F16", [4, 128]), K: self.weight("F16", [4, 96]),
                     DOWN: self.weight("F16", [4, 33])})
         out = self.convert("--to", "int4", "m", "o")
         self.assertEqual(sorted(out), sorted([Q + "_packed", Q + "_scale", Q + "_shape", K, DOWN]))
-        out = self.convert("--to", "int8", "--format", "compressed-tensors", "--activations",
-                           "16bit", "m", "o")
+        out = self.convert("--to", "int8", "--format", "compressed-tensors", "--activation-bits", "16", "m", "o")
         self.assertIn(K + "_packed", out)
         self.assertIn(DOWN, out)
         self.assertIn("has rows of no whole groups", self.ok("--to", "int4", "m", "--dry-run"))
@@ -173,8 +214,8 @@ class CompressedTensors(OutputCase):
                 (["--to", "int4", "--no-double-quant"], "never quantized"),
                 (["--to", "int4", "--block-size", "256"], "groups of 32, 64 or 128"),
                 (["--to", "int8", "--format", "compressed-tensors", "--block-size", "64"],
-                 "needs --activations"),
-                (["--to", "nf4", "--activations", "16bit"], "--activations goes with"),
+                 "needs --activation-bits"),
+                (["--to", "nf4", "--activation-bits", "16"], "--activation-bits goes with"),
                 (["--to", "bf16", "--format", "compressed-tensors"], "quantizes nothing")):
             self.usage(*args, "m", "o", has=says)
 

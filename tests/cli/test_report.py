@@ -256,7 +256,7 @@ class Report(OutputCase):
 
     def test_mixture(self):
         """Forms are told apart by marks, not by colour alone."""
-        self.ok("-q", "--to", "auto", "--vram", "1.39MB", "--cuda-context", "0", "--context", "16",
+        self.ok("-q", "--to", "auto", "--vram", "1.45MB", "--cuda-context", "0", "--context", "16",
                 MODEL, "o")
         got = self.json("o")
         self.assertGreater(len(got["forms"]), 2)

@@ -78,7 +78,11 @@ static qc_auto_sample measure(const fixture *f, int transpose, int double_quant)
     qc_auto_sample s = {.rows = transpose ? f->cols : f->rows,
                         .cols = transpose ? f->rows : f->cols,
                         .transpose = transpose};
-    test_must(qc_auto_measure(&s, 1, f->model, ALL, double_quant, QC_SCALE_ABSMAX, 1, &err), &err);
+    test_must(qc_auto_measure(
+                  &s, 1, f->model, ALL,
+                  &(qc_recipe_options){.double_quant = double_quant, .scale = QC_SCALE_ABSMAX}, 1,
+                  &err),
+              &err);
     return s;
 }
 
@@ -264,7 +268,10 @@ static void test_coded(void **state)
                              .dims = {ROWS, COLS}};
     qc_auto_sample s[] = {{.tensor = 0, .rows = ROWS, .cols = COLS},
                           {.tensor = 1, .rows = ROWS, .cols = COLS, .coded = &coded}};
-    test_must(qc_auto_measure(s, 2, model, ALL, 1, QC_SCALE_ABSMAX, 1, &err), &err);
+    test_must(qc_auto_measure(s, 2, model, ALL,
+                              &(qc_recipe_options){.double_quant = 1, .scale = QC_SCALE_ABSMAX}, 1,
+                              &err),
+              &err);
     assert_true(s[1].rows_read == 132 && s[1].bytes_read == 132u * COLS);
     assert_memory_equal(s[0].rel_mse, s[1].rel_mse, sizeof s[0].rel_mse);
     assert_memory_equal(&s[0].sum_xx, &s[1].sum_xx, sizeof s[0].sum_xx);
@@ -297,8 +304,15 @@ static void test_searched(void **state)
         qc_free(scratch);
         for (int nested = 0; nested < 2; nested++) {
             qc_auto_sample s = {.rows = 48, .cols = 70}, plain = s;
-            test_must(qc_auto_measure(&s, 1, f.model, ALL, nested, QC_SCALE_SEARCH, 1, &err), &err);
-            test_must(qc_auto_measure(&plain, 1, f.model, ALL, nested, QC_SCALE_ABSMAX, 1, &err),
+            test_must(qc_auto_measure(
+                          &s, 1, f.model, ALL,
+                          &(qc_recipe_options){.double_quant = nested, .scale = QC_SCALE_SEARCH}, 1,
+                          &err),
+                      &err);
+            test_must(qc_auto_measure(
+                          &plain, 1, f.model, ALL,
+                          &(qc_recipe_options){.double_quant = nested, .scale = QC_SCALE_ABSMAX}, 1,
+                          &err),
                       &err);
             if (!nested || !of)
                 assert_true(s.rel_mse[c] == sums.sum_ee / sums.sum_xx);
@@ -319,11 +333,23 @@ static void test_threads(void **state)
     make(&f, 90, 90, NULL);
     for (int i = 0; i < 9; i++)
         one[i] = many[i] = (qc_auto_sample){.rows = 90, .cols = 90, .transpose = i & 1};
-    test_must(qc_auto_measure(one, 9, f.model, ALL, 1, QC_SCALE_ABSMAX, 1, &err), &err);
-    test_must(qc_auto_measure(many, 9, f.model, ALL, 1, QC_SCALE_ABSMAX, 4, &err), &err);
+    test_must(qc_auto_measure(one, 9, f.model, ALL,
+                              &(qc_recipe_options){.double_quant = 1, .scale = QC_SCALE_ABSMAX}, 1,
+                              &err),
+              &err);
+    test_must(qc_auto_measure(many, 9, f.model, ALL,
+                              &(qc_recipe_options){.double_quant = 1, .scale = QC_SCALE_ABSMAX}, 4,
+                              &err),
+              &err);
     for (int i = 0; i < 9; i++)
         assert_memory_equal(one[i].rel_mse, many[i].rel_mse, sizeof one[i].rel_mse);
     drop(&f);
+}
+
+static double normal_mse(unsigned candidate, uint64_t cols, qc_scale_method scale)
+{
+    static const qc_recipe_options bitsandbytes;
+    return qc_auto_normal_mse(&qc_candidates_of(&bitsandbytes)[candidate], cols, scale);
 }
 
 static void check_normal_searched(const fixture *f, uint64_t cols)
@@ -346,7 +372,7 @@ static void check_normal_searched(const fixture *f, uint64_t cols)
             ops->blocks(of, QC_SEARCH_ONCE, f->data, QC_DTYPE_F32, n, &out, scratch, &sums);
         else
             ops->rows(f->data, QC_DTYPE_F32, f->rows, cols, codes, scales, scratch, &sums);
-        near(qc_auto_normal_mse(c, cols, QC_SCALE_SEARCH), sums.sum_ee / sums.sum_xx, 0.02);
+        near(normal_mse(c, cols, QC_SCALE_SEARCH), sums.sum_ee / sums.sum_xx, 0.02);
         qc_free(codes);
         qc_free(scales);
         qc_free(scratch);
@@ -367,16 +393,15 @@ static void test_normal(void **state)
         check_normal_searched(&f, cols);
         print_message("%5u columns: nf4 %.4e, nf4-32 %.4e, int8 %.4e (stated %.4e %.4e %.4e)\n",
                       (unsigned)cols, s.rel_mse[0], s.rel_mse[1], s.rel_mse[2],
-                      qc_auto_normal_mse(0, cols, QC_SCALE_ABSMAX),
-                      qc_auto_normal_mse(1, cols, QC_SCALE_ABSMAX),
-                      qc_auto_normal_mse(2, cols, QC_SCALE_ABSMAX));
+                      normal_mse(0, cols, QC_SCALE_ABSMAX), normal_mse(1, cols, QC_SCALE_ABSMAX),
+                      normal_mse(2, cols, QC_SCALE_ABSMAX));
         for (unsigned c = 0; c < 3; c++)
-            near(qc_auto_normal_mse(c, cols, QC_SCALE_ABSMAX), s.rel_mse[c], 0.02);
+            near(normal_mse(c, cols, QC_SCALE_ABSMAX), s.rel_mse[c], 0.02);
         drop(&f);
     }
-    assert_true(qc_auto_normal_mse(3, 64, QC_SCALE_ABSMAX) <= 0);
-    assert_true(qc_auto_normal_mse(2, 1, QC_SCALE_ABSMAX) > 0 &&
-                qc_auto_normal_mse(2, UINT64_MAX, QC_SCALE_ABSMAX) > 0);
+    assert_true(normal_mse(3, 64, QC_SCALE_ABSMAX) <= 0);
+    assert_true(normal_mse(2, 1, QC_SCALE_ABSMAX) > 0 &&
+                normal_mse(2, UINT64_MAX, QC_SCALE_ABSMAX) > 0);
 }
 
 int main(void)

@@ -150,7 +150,8 @@ static void encoder(void **state)
 static void choice(void **state)
 {
     testing *t = *state;
-    qc_auto_result a = {.predicted = 0.5,
+    qc_auto_result a = {.rows = qc_candidates_of(&(qc_recipe_options){.to = QC_TO_AUTO}),
+                        .predicted = 0.5,
                         .uniform = {4.0, (double)NAN, 0.04, 0.0},
                         .uniform_fits = {1, 0, 0, 0},
                         .measured = 0,

@@ -78,10 +78,20 @@ static void options_find_their_scheme(void **state)
 static void candidates_grow_in_size(void **state)
 {
     (void)state;
-    for (unsigned k = 0; k < QC_CANDIDATES; k++) {
-        const qc_candidate *c = &qc_candidates[k];
+    static const qc_recipe_options formats[] = {
+        {.format = QC_FORMAT_BITSANDBYTES},
+        {.format = QC_FORMAT_COMPRESSED_TENSORS},
+        {.format = QC_FORMAT_COMPRESSED_TENSORS, .activations_16 = 1},
+    };
+    for (unsigned i = 0; i < 3 * QC_CANDIDATES; i++) {
+        const unsigned k = i % QC_CANDIDATES;
+        const qc_recipe_options *o = &formats[i / QC_CANDIDATES];
+        const qc_candidate *c = &qc_candidates_of(o)[k];
         const qc_scheme_row *row = &qc_schemes[c->scheme];
         assert_int_equal(row->bits == 0, k == QC_CANDIDATE_16BIT);
+        assert_true(!row->bits || row->format == o->format);
+        assert_true(row->format != QC_FORMAT_COMPRESSED_TENSORS || row->bits == 4 ||
+                    row->activation_bits == (o->activations_16 ? 16u : 8u));
         assert_int_equal(c->block_elems != 0, row->bits && !row->by_rows);
         assert_true(c->searched_mse <= c->normal_mse);
         if (k > 0 && row->bits)
