@@ -236,3 +236,55 @@ qc_status qc_stored_find(qc_stored_set *out, qc_arena *arena, const qc_checkpoin
     qc_st_cursor_destroy(f.cursor);
     return st;
 }
+
+/* ---- compressed-tensors ---- */
+
+/* Finds the scheme that makes such a weight; KEEP where none does. */
+static qc_scheme integer_scheme(const qc_checkpoint_tensor *t, const qc_coded_weight *w)
+{
+    const int by_rows = w->tiles_across == 1;
+    qc_scheme found = QC_SCHEME_KEEP;
+    if (!qc_coding_is_integer(w->coding) || w->zeros != QC_NO_TENSOR ||
+        w->group_index != QC_NO_TENSOR || w->tile_rows != 1 ||
+        w->dims[1] * w->bits % qc_dtype_bits(t->dtype) != 0)
+        return found;
+    for (unsigned s = 0; s < QC_SCHEME_COUNT; s++) {
+        const qc_scheme_row *row = &qc_schemes[s];
+        if (row->format == QC_FORMAT_COMPRESSED_TENSORS && row->bits == w->bits &&
+            row->code_dtype == t->dtype && (by_rows || !row->by_rows))
+            found = (qc_scheme)s;
+    }
+    return found;
+}
+
+qc_status qc_stored_add_integers(qc_stored_set *set, qc_arena *arena, const qc_checkpoint *model,
+                                 qc_error *err)
+{
+    qc_coded_set coded;
+    QC_TRY(qc_coded_find(&coded, arena, model, err));
+    for (uint32_t i = 0; i < (uint32_t)model->tensor_count; i++) {
+        const qc_coded_weight *w = coded.weights[i];
+        const qc_scheme scheme = w ? integer_scheme(&model->tensors[i], w) : QC_SCHEME_KEEP;
+        qc_stored_weight *s = NULL;
+        if (!qc_scheme_is_quantized(scheme) || set->weights[i])
+            continue;
+        QC_TRY(qc_arena_array(arena, &s, 1, err));
+        *s = (qc_stored_weight){.stored_as = scheme,
+                                .absmax = w->scales,
+                                .quant_map = QC_NO_TENSOR,
+                                .nested_absmax = QC_NO_TENSOR,
+                                .nested_map = QC_NO_TENSOR,
+                                .block_elems = w->tile_cols,
+                                .dtype = model->tensors[w->scales].dtype,
+                                .ndim = w->ndim};
+        memcpy(s->dims, w->dims, sizeof s->dims);
+        set->weights[i] = s;
+        set->count++;
+    }
+    for (uint32_t i = 0; i < (uint32_t)model->tensor_count; i++) {
+        const uint32_t weight = coded.owners[i];
+        if (weight != QC_NO_TENSOR && set->weights[weight] && set->owners[i] == QC_NO_TENSOR)
+            set->owners[i] = weight;
+    }
+    return QC_OK;
+}

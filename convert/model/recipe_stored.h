@@ -24,5 +24,11 @@ typedef struct {
  * read. */
 QC_NODISCARD qc_status qc_stored_find(qc_stored_set *out, qc_arena *arena,
                                       const qc_checkpoint *model, qc_error *err);
+/* Adds the integers of compressed-tensors that one of the schemes makes (symmetric, scales by row
+ * or by groups in order), with weight_scale as absmax. Its dtype, F32, F16 or BF16, is also that of
+ * the weight. What qc_stored_find alone gives is decoded as stored; these are decoded as coded
+ * weights (recipe_coded.h), so only who compares codes with a MODEL wants them. */
+QC_NODISCARD qc_status qc_stored_add_integers(qc_stored_set *set, qc_arena *arena,
+                                              const qc_checkpoint *model, qc_error *err);
 
 #endif

@@ -84,6 +84,8 @@ static qc_status set_form(const matcher *m, qc_against_tensor *t)
     const qc_checkpoint *c = m->a->output;
     float map[16];
     qc_form form = {.ops = qc_schemes[s->stored_as].form, .cols = t->cols};
+    if (form.ops->integer)
+        form.scale_dtype = c->tensors[s->absmax].dtype;
     qc_st_cursor *cursor = NULL;
     if (!qc_schemes[s->stored_as].by_rows) {
         if (!qc_block_size_valid(s->block_elems))
@@ -179,10 +181,49 @@ static qc_status match_plain(const matcher *m, qc_against_tensor *t)
     return QC_OK;
 }
 
-/* A weight of MODEL that is decoded may go by another name, as without "_blocks". */
-static uint32_t find_decoded(const matcher *m, const char *name)
+static int is_integer(const qc_stored_weight *s)
 {
-    return qc_coded_index(&m->a->coded, m->a->model, name);
+    return qc_schemes[s->stored_as].form->integer;
+}
+
+/* Finds the source of tensor i by its name: a weight of MODEL that is decoded may go by another
+ * name, as without "_blocks", and one of OUT has "_packed" behind it. */
+static qc_status find_by_name(const matcher *m, uint32_t i, uint32_t *out)
+{
+    const char *name = m->a->output->tensors[i].name, *plain = NULL;
+    const qc_stored_weight *s = m->a->in_output.weights[i];
+    const size_t tail = strlen("_packed");
+    *out = index_of(m->a->model, name);
+    if (*out != QC_NO_TENSOR)
+        return QC_OK;
+    if (s && is_integer(s) && qc_ends_with(name, "_packed")) {
+        QC_TRY(qc_arena_strndup(m->a->arena, &plain, name, strlen(name) - tail, m->err));
+        name = plain;
+    }
+    *out = qc_coded_index(&m->a->coded, m->a->model, name);
+    return QC_OK;
+}
+
+/* Was tensor i quantized in MODEL already, and kept? It is a quantized weight or its state. Every
+ * part of a kept weight has its counterpart in MODEL. Integers may have been quantized anew under
+ * the same names, which the manifest says; without one, they count as kept. */
+static int is_kept(const matcher *m, uint32_t i)
+{
+    const qc_against *a = m->a;
+    const qc_against_tensor *t = &a->tensors[i];
+    const uint32_t owner = a->in_output.owners[i], weight = owner == QC_NO_TENSOR ? i : owner;
+    const qc_manifest_tensor *listed = a->tensors[weight].listed;
+    if (t->model_tensor == QC_NO_TENSOR)
+        return 0;
+    if (is_integer(a->in_output.weights[weight])) {
+        const qc_checkpoint_tensor *to = &a->output->tensors[weight];
+        const uint32_t from = index_of(a->model, to->name);
+        if (listed)
+            return strcmp(listed->scheme, "keep") == 0;
+        return from != QC_NO_TENSOR && a->model->tensors[from].dtype == to->dtype;
+    }
+    return owner == QC_NO_TENSOR ? a->in_model.weights[t->model_tensor] != NULL
+                                 : a->in_model.owners[t->model_tensor] != QC_NO_TENSOR;
 }
 
 static qc_status match_one(const matcher *m, uint32_t i)
@@ -201,14 +242,9 @@ static qc_status match_one(const matcher *m, uint32_t i)
     t->stored = a->in_output.weights[i];
     const char *source = t->listed && t->listed->source_name ? t->listed->source_name : to->name;
     t->model_tensor = index_of(a->model, source);
-    if (t->model_tensor == QC_NO_TENSOR && !t->listed)
-        t->model_tensor = find_decoded(m, source);
-    /* Was it quantized in MODEL already, and kept? Then every part of it has its counterpart
-     * there. */
-    int kept =
-        t->model_tensor != QC_NO_TENSOR &&
-        (t->stored ? a->in_model.weights[t->model_tensor] != NULL
-                   : owner == QC_NO_TENSOR || a->in_model.owners[t->model_tensor] != QC_NO_TENSOR);
+    if (!t->listed)
+        QC_TRY(find_by_name(m, i, &t->model_tensor));
+    int kept = (t->stored || owner != QC_NO_TENSOR) && is_kept(m, i);
     if (owner != QC_NO_TENSOR && !kept) {
         r->kind = QC_AGAINST_STATE;
         r->scheme = "state";

@@ -120,8 +120,11 @@ static qc_status read_scales(qc_against_scratch *s, const qc_checkpoint *c,
     QC_TRY(qc_against_room(&s->slack, qc_sat_mul(n, sizeof(float)), err));
     float *scales = s->numbers.data, *slack = s->slack.data;
     if (w->nested_absmax == QC_NO_TENSOR) {
-        QC_TRY(qc_checkpoint_read(c, s->scales, t, first * sizeof(float), scales,
-                                  (size_t)n * sizeof(float), err));
+        uint64_t each = qc_dtype_bits(t->dtype) / 8, overflow = 0;
+        QC_TRY(qc_against_room(&s->nested, n * each, err));
+        QC_TRY(qc_checkpoint_read(c, s->scales, t, first * each, s->nested.data, (size_t)(n * each),
+                                  err));
+        ops->cast(s->nested.data, t->dtype, n, scales, QC_DTYPE_F32, &overflow);
         for (uint64_t i = 0; i < n; i++)
             slack[i] = fabsf(scales[i]) * 0x1p-20f;
         return QC_OK;
