@@ -47,6 +47,8 @@ ENVIRONMENTS = {
     "caches-transformers5": (["transformers5"], "test_interop_caches.py"),
     "caches-transformers4": (["transformers4"], "test_interop_caches.py"),
     "packed": (["transformers5"], "test_interop_packed.py"),
+    "compressed-transformers5": (["transformers5"], "test_interop_compressed.py"),
+    "compressed-transformers4": (["transformers4"], "test_interop_compressed.py"),
     "calibrated": (["transformers5"], "test_interop_calibrated.py"),
     "vllm": ([], "test_interop_vllm.py"),
 }
@@ -68,6 +70,7 @@ def run(name, arguments):
         "KINETO_LOG_LEVEL": "99",  # torch's profiler is chatty
         "DS_ACCELERATOR": "cpu",  # deepspeed would look for a compiler otherwise
         "TOKENIZERS_PARALLELISM": "false",
+        "TQDM_DISABLE": "1",
     }
     with tempfile.TemporaryDirectory(prefix="qconv-interop-") as scratch:
         environment["QCONV_SCRATCH"] = scratch

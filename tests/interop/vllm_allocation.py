@@ -9,17 +9,13 @@ kernels of the CPU pack them anew, and ends the worker.
 """
 import json
 import os
-import shutil
 import sys
 import tempfile
 from pathlib import Path
 
+import vllm_plugin
+
 FOLDER = "QCONV_VLLM_RECORD"
-SETTINGS = {
-    "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1",
-    "VLLM_LOGGING_LEVEL": "CRITICAL",
-}
 
 
 def register():
@@ -35,16 +31,6 @@ def register():
         raise RuntimeError("the parameters are recorded")
 
     base_loader.process_weights_after_loading = record
-
-
-def install_plugin(folder):
-    """Makes this file a package that vLLM finds on PYTHONPATH."""
-    shutil.copy(__file__, folder / "qconv_vllm_record.py")
-    info = folder / "qconv_vllm_record-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: qconv_vllm_record\nVersion: 1\n")
-    (info / "entry_points.txt").write_text(
-        "[vllm.general_plugins]\nqconv_vllm_record = qconv_vllm_record:register\n")
 
 
 def allocated(model, workers):
@@ -67,12 +53,8 @@ def main():
     workers, models = int(sys.argv[1]), sys.argv[2:]
     if FOLDER not in os.environ:
         with tempfile.TemporaryDirectory() as folder:
-            install_plugin(Path(folder))
-            settings = {**os.environ, **SETTINGS, FOLDER: folder,
-                        "PYTHONPATH": os.pathsep.join(
-                            [folder] + [p for p in [os.environ.get("PYTHONPATH")] if p]),
-                        "VLLM_CPU_OMP_THREADS_BIND": "|".join(
-                            str(i % os.cpu_count()) for i in range(workers))}
+            vllm_plugin.install(__file__, Path(folder))
+            settings = {**vllm_plugin.settings(Path(folder), workers), FOLDER: folder}
             return os.spawnve(os.P_WAIT, sys.executable, [sys.executable, "-B", *sys.argv],
                               settings)
     for model in models:

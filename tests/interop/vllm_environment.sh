@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes the environment in which test_interop_vllm.py runs vLLM's workers on the CPU.
+# Makes the environment in which test_interop_vllm.py and test_interop_compressed.py run vLLM's workers on the CPU.
 #
 # usage: tests/interop/vllm_environment.sh [ENVIRONMENT_DIR]
 #
