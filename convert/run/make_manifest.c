@@ -145,15 +145,15 @@ qc_status qc_manifest_head(qc_manifest *m, const qc_plan *plan, qc_error *err)
     }
     m->to = qc_to_name(o->recipe.to);
     const qc_scheme_row *row = &qc_schemes[qc_scheme_of_options(&o->recipe)];
+    const int to_auto = o->recipe.to == QC_TO_AUTO, quantizes = row->to == o->recipe.to || to_auto;
     m->block_elems = o->recipe.block_elems;
-    if (!m->block_elems && row->to == o->recipe.to)
+    if (!m->block_elems && quantizes && !to_auto)
         m->block_elems = row->default_block;
-    m->double_quant = row->role_tensors >> QC_ROLE_TENSOR_NESTED_ABSMAX & 1 &&
-                              (m->block_elems || o->recipe.to == QC_TO_AUTO)
-                          ? o->recipe.double_quant
-                          : 0;
+    if (row->quant_type && (m->block_elems || to_auto))
+        m->double_quant = o->recipe.double_quant;
     m->rest = qc_rest_name(o->recipe.rest);
-    m->compute_dtype = row->quant_type && row->bits == 4 ? qc_compute_dtype(plan) : NULL;
+    if (quantizes && row->quant_type && row->bits == 4)
+        m->compute_dtype = qc_compute_dtype(plan);
     m->max_shard_bytes = o->max_shard_bytes;
     m->scale = o->recipe.scale == QC_SCALE_ABSMAX ? NULL : qc_scale_name(&o->recipe);
     m->rule_count = o->recipe.rule_count;
