@@ -92,7 +92,7 @@ class TensorParallel(OutputCase):
                 (["--to", "nf4", *TWO], 3, "vLLM does not split weights in bitsandbytes' form"),
                 (["--to", "int8", *TWO], 3, "vLLM does not split weights in bitsandbytes' form"),
                 (["--to", "int8", "--block-size", "64", *TWO], 3, "vLLM does not split"),
-                (["--to", "auto", *TWO], 2, "vLLM does not split those"),
+                (["--to", "auto", *TWO], 2, "--tp splits every layer"),
                 (["--vram", "3x1GB", "--tp", "3"], 3, "8 attention heads over 3 cards"),
                 (["--vram", "3x1GB", "--tp", "2"], 2, "which names 3"),
                 (["--vram", "cpu:1GB", "--tp", "1"], 2, "over GPUs only"),

@@ -29,8 +29,8 @@ FORMS = {
     "int4-64": ["--to", "int4", "--block-size", "64"],
     "int4-32": ["--to", "int4", "--block-size", "32"],
     "w8a8": ["--to", "int8", *COMPRESSED],
-    "w8a16": ["--to", "int8", *COMPRESSED, "--activations", "16bit"],
-    "w8a16-128": ["--to", "int8", *COMPRESSED, "--activations", "16bit", "--block-size", "128"],
+    "w8a16": ["--to", "int8", *COMPRESSED, "--activation-bits", "16"],
+    "w8a16-128": ["--to", "int8", *COMPRESSED, "--activation-bits", "16", "--block-size", "128"],
 }
 # How far the log-probabilities may be apart: the engine computes in bfloat16, and rounds the inputs
 # of layers to 8 bits where the form says so.
