@@ -460,7 +460,7 @@ static unsigned ending_facts(const conversion *c)
     facts |= c->resume && has_work(c) ? QC_ENDING_WORK : 0;
     facts |= qc_consume_any(c->model) ? QC_ENDING_CONSUMED : 0;
     facts |= c->running ? QC_ENDING_WORKED : 0;
-    facts |= c->made && part->rank.count > 1 ? QC_ENDING_SHARE_MADE : 0;
+    facts |= c->made && part->rank.count > 1 ? QC_ENDING_PART_MADE : 0;
     facts |= part->left_count > 0 ? QC_ENDING_OTHERS_LEFT : 0;
     return facts;
 }

@@ -25,8 +25,8 @@ static const row rows[] = {
     {ON_ANY, 0, QC_ENDING_WORK, {QC_STAGING_DROP, 0}},
     {ON(QC_END_STOPPED) | ON(QC_END_CHANGED), 0, 0, {QC_STAGING_LEAVE, 1}},
     {ON(QC_END_MISFIT), 0, 0, {QC_STAGING_LEAVE, 0}},
-    /* What one process did is not undone for what is wrong with another's share. */
-    {ON(QC_END_REFUSED), QC_ENDING_SHARE_MADE, 0, {QC_STAGING_LEAVE, 0}},
+    /* What one process did is not undone for what is wrong with another's part. */
+    {ON(QC_END_REFUSED), QC_ENDING_PART_MADE, 0, {QC_STAGING_LEAVE, 0}},
     /* It was refused before anything was made, so what is there is an earlier run's. */
     {ON(QC_END_REFUSED), 0, QC_ENDING_WORKED, {QC_STAGING_LEAVE, 0}},
     /* Working on the input showed what is wrong with it. */

@@ -260,7 +260,7 @@ static qc_status journal_of(const qc_part_run *r, unsigned part, const char **pa
     return qc_resume_path(r->d->arena, path, r->d->staging, part, r->rank.count, err);
 }
 
-static void tell_share(const qc_part_run *r, const uint64_t *load)
+static void tell_load(const qc_part_run *r, const uint64_t *load)
 {
     const qc_plan *plan = r->plan;
     char own[QC_SIZE_TEXT_BYTES], all[QC_SIZE_TEXT_BYTES];
@@ -296,7 +296,7 @@ qc_status qc_part_begin(qc_part_run *r, qc_rank rank, const qc_plan *plan,
     QC_TRY(qc_arena_alloc(plan->arena, &r->left, rank.count, sizeof *r->left, err));
     QC_TRY(qc_arena_alloc(plan->arena, &load, rank.count, sizeof *load, err));
     QC_TRY(qc_parts_of_plan(r->part_of, load, plan, rank.count, err));
-    tell_share(r, load);
+    tell_load(r, load);
     return QC_OK;
 }
 

@@ -73,7 +73,7 @@ static void refusals(void **state)
     assert_int_equal(qc_ending_of(QC_END_REFUSED, kept).fate, QC_STAGING_LEAVE);
     assert_int_equal(qc_ending_of(QC_END_REFUSED, kept | QC_ENDING_WORKED).fate, QC_STAGING_DROP);
     assert_int_equal(
-        qc_ending_of(QC_END_REFUSED, kept | QC_ENDING_WORKED | QC_ENDING_SHARE_MADE).fate,
+        qc_ending_of(QC_END_REFUSED, kept | QC_ENDING_WORKED | QC_ENDING_PART_MADE).fate,
         QC_STAGING_LEAVE);
 }
 
