@@ -1,12 +1,21 @@
 /* The commands, and the tables that help prints beside them. */
 #include "convert/cli/option_table.h"
 
+#include <stdio.h>
 #include <string.h>
+
+/* What other tools call the arguments that are no options here. */
+#define READ_NAMES                                                                                 \
+    "model in input i m src source from model-path model-dir model-id path checkpoint "            \
+    "pretrained-model-name-or-path"
+#define WRITTEN_NAMES                                                                              \
+    "out output o output-dir out-dir outdir output-path outfile output-file output-folder dest "   \
+    "dst destination target save save-to save-path to-dir"
 
 const qc_command_row qc_command_table[] = {
     {.command = QC_CMD_CONVERT,
      .name = "convert",
-     .synopsis = "[convert] --to {nf4,int8,auto,fp16,bf16,keep} [OPTION]... MODEL OUT",
+     .foreign = "quantize quantise quant quantization compress cast dequantize dequantise run",
      .summary = "convert a checkpoint; the word may be left out",
      .text =
          "Convert the Hugging Face checkpoint MODEL (a directory, or one .safetensors or .bin "
@@ -17,7 +26,7 @@ const qc_command_row qc_command_table[] = {
          "The output depends on the input and the options only, not on the number of "
          "threads. At the end a summary gives time, rate, sizes, bits per weight and the "
          "tensor with the largest error.",
-     .places = {{"MODEL", QC_PLACE_PATH, 0}, {"OUT", QC_PLACE_DIR, 0}},
+     .places = {{"MODEL", QC_PLACE_PATH, 0, READ_NAMES}, {"OUT", QC_PLACE_DIR, 0, WRITTEN_NAMES}},
      .place_count = 2,
      .examples = "qconv --to nf4 Llama-3.1-8B llama-nf4\n"
                  "4-bit weights that transformers and bitsandbytes load\n"
@@ -31,7 +40,7 @@ const qc_command_row qc_command_table[] = {
                  "back to 16 bits\n"},
     {.command = QC_CMD_PLAN,
      .name = "plan",
-     .synopsis = "plan [OPTION]... MODEL",
+     .foreign = "fit fits estimate memory mem vram size dry-run place",
      .summary = "what fits where: devices, memory, context; writes nothing",
      .text = "Work out where the converted checkpoint would lie on the devices of --vram: weights, "
              "KV cache, workspace and CUDA context of each, what is left, the longest context and "
@@ -41,7 +50,7 @@ const qc_command_row qc_command_table[] = {
              "\n"
              "A plan that says no is an answer too: the exit code is 0. docs/theory/sizes.md and "
              "docs/training.md have every formula.",
-     .places = {{"MODEL", QC_PLACE_PATH, 0}},
+     .places = {{"MODEL", QC_PLACE_PATH, 0, READ_NAMES}},
      .place_count = 1,
      .examples = "qconv plan Llama-3.3-70B-Instruct --vram 2x40GB\n"
                  "a well-known model in NF4 on two cards\n"
@@ -55,7 +64,7 @@ const qc_command_row qc_command_table[] = {
                  "settings for fine-tuning\n"},
     {.command = QC_CMD_HARDWARE,
      .name = "hardware",
-     .synopsis = "hardware [OPTION]...",
+     .foreign = "gpu gpus device devices hw cards system nvidia-smi smi",
      .summary = "GPUs, processor, memory, and what qconv would choose",
      .text = "List the GPUs of this machine (or those of --as), what they can do, the processor, "
              "memory and disk, and what qconv would choose for them and why.",
@@ -68,14 +77,14 @@ const qc_command_row qc_command_table[] = {
                  "follow memory while something runs\n"},
     {.command = QC_CMD_INSPECT,
      .name = "inspect",
-     .synopsis = "inspect [OPTION]... DIR|FILE",
+     .foreign = "show info list ls cat dump stat stats view print describe",
      .summary = "list tensors, dtypes, schemes and sizes",
      .text = "List the tensors of a checkpoint directory, of a qconv output, or of one "
              ".safetensors, .safetensors.zst or PyTorch .bin file, with totals. Only headers are "
              "read. For a "
              "qconv output the manifest's facts are shown too: source, options, error per "
              "tensor.",
-     .places = {{"DIR|FILE", QC_PLACE_PATH, 0}},
+     .places = {{"DIR|FILE", QC_PLACE_PATH, 0, READ_NAMES}},
      .place_count = 1,
      .examples = "qconv inspect llama-nf4\n"
                  "tensors and totals\n"
@@ -83,7 +92,7 @@ const qc_command_row qc_command_table[] = {
                  "one file, for a program to read\n"},
     {.command = QC_CMD_VERIFY,
      .name = "verify",
-     .synopsis = "verify [OPTION]... OUT [--against MODEL]",
+     .foreign = "check checksum hash compare diff",
      .summary = "check every byte of an output against its hashes",
      .text =
          "Read the whole qconv output OUT and compare it with its manifest, qconv.json. Exit "
@@ -93,7 +102,7 @@ const qc_command_row qc_command_table[] = {
          "names, the bits of tensors that were not quantized, and whether the error of each "
          "quantized tensor is one that its scheme can be expected to leave. docs/verify.md says "
          "how.",
-     .places = {{"OUT", QC_PLACE_DIR, 0}},
+     .places = {{"OUT", QC_PLACE_DIR, 0, READ_NAMES}},
      .place_count = 1,
      .examples = "qconv verify llama-nf4\n"
                  "check it after a copy\n"
@@ -101,18 +110,18 @@ const qc_command_row qc_command_table[] = {
                  "prove that it is that model\n"},
     {.command = QC_CMD_UNPACK,
      .name = "unpack",
-     .synopsis = "unpack [OPTION]... OUT DIR",
+     .foreign = "decompress extract unzip unzst uncompress export",
      .summary = "decompress an output to plain .safetensors files",
      .text = "Write the qconv output OUT to the directory DIR with its shards decompressed, "
              "ready for from_pretrained, checking the hashes on the way. The result equals that "
              "of converting with --compress none, byte for byte.",
-     .places = {{"OUT", QC_PLACE_DIR, 0}, {"DIR", QC_PLACE_DIR, 0}},
+     .places = {{"OUT", QC_PLACE_DIR, 0, READ_NAMES}, {"DIR", QC_PLACE_DIR, 0, WRITTEN_NAMES}},
      .place_count = 2,
      .examples = "qconv unpack llama-nf4 plain\n"
                  "for loaders that do not read .zst\n"},
     {.command = QC_CMD_VALIDATE,
      .name = "validate",
-     .synopsis = "validate [OPTION]... OUT --against MODEL",
+     .foreign = "test accuracy",
      .summary = "matmul accuracy and speed of an output against fp16",
      .text = "For every quantized layer of the qconv output OUT: how far its weights, and what "
              "they multiply to, are from those of the checkpoint MODEL that it was made from, "
@@ -121,7 +130,7 @@ const qc_command_row qc_command_table[] = {
              "\n"
              "Exit code 4 if a layer is worse than --max-error or --baseline allow. "
              "docs/validate.md says how everything is measured.",
-     .places = {{"OUT", QC_PLACE_DIR, 0}},
+     .places = {{"OUT", QC_PLACE_DIR, 0, READ_NAMES}},
      .place_count = 1,
      .examples = "qconv validate llama-nf4 --against Llama-3.1-8B\n"
                  "errors and times of every layer\n"
@@ -129,7 +138,7 @@ const qc_command_row qc_command_table[] = {
                  "an accuracy test for a pipeline\n"},
     {.command = QC_CMD_BENCH,
      .name = "bench",
-     .synopsis = "bench [OPTION]...",
+     .foreign = "benchmark perf speed tune",
      .summary = "speed of the GPU kernels against cuBLAS fp16",
      .text =
          "Time the multiplication with quantized weights on this machine's GPU, for the layer "
@@ -145,7 +154,7 @@ const qc_command_row qc_command_table[] = {
                  "a table of the best kernels on this GPU, for --tuning\n"},
     {.command = QC_CMD_EVAL,
      .name = "eval",
-     .synopsis = "eval [OPTION]... OUT --text FILE",
+     .foreign = "perplexity ppl evaluate evaluation kl kld",
      .summary = "perplexity and KL divergence of a language model",
      .text = "Read a text with the language model OUT, a qconv output or any checkpoint of the "
              "Llama family, and report its perplexity; with --against also how far its predictions "
@@ -154,7 +163,7 @@ const qc_command_row qc_command_table[] = {
              "time, so the model need not fit.\n"
              "\n"
              "docs/eval.md says what is computed and how.",
-     .places = {{"OUT", QC_PLACE_DIR, 0}},
+     .places = {{"OUT", QC_PLACE_DIR, 0, READ_NAMES}},
      .place_count = 1,
      .examples = "qconv eval llama-nf4 --against Llama-3.1-8B --text wiki.txt\n"
                  "what quantizing cost\n"
@@ -162,13 +171,13 @@ const qc_command_row qc_command_table[] = {
                  "perplexity over token ids\n"},
     {.command = QC_CMD_REPORT,
      .name = "report",
-     .synopsis = "report [OPTION]... OUT",
+     .foreign = "html page",
      .summary = "one HTML page on an output: sizes, errors, perplexity, speed",
      .text = "Write one self-contained HTML page on the qconv output OUT: what was saved, what "
              "lies where, the error of every layer and kind of layer, histograms of codes, and "
              "the worst tensors; with --against and --text perplexity and KL divergence too; with "
              "--bench the speed of kernels.",
-     .places = {{"OUT", QC_PLACE_DIR, 0}},
+     .places = {{"OUT", QC_PLACE_DIR, 0, READ_NAMES}},
      .place_count = 1,
      .examples = "qconv report llama-nf4 --html report.html\n"
                  "from the manifest and the codes alone\n"
@@ -176,10 +185,9 @@ const qc_command_row qc_command_table[] = {
                  "with perplexity\n"},
     {.command = QC_CMD_HELP,
      .name = "help",
-     .synopsis = "help [COMMAND]",
      .summary = "show help on a command",
      .text = "Show the overview, or the help of a command.",
-     .places = {{"COMMAND", QC_PLACE_COMMAND, 1}},
+     .places = {{"COMMAND", QC_PLACE_COMMAND, 1, NULL}},
      .place_count = 1},
 };
 const unsigned qc_command_count = sizeof qc_command_table / sizeof *qc_command_table;
@@ -221,4 +229,28 @@ const qc_command_row *qc_command_row_named(const char *name)
         if (strcmp(qc_command_table[i].name, name) == 0)
             return &qc_command_table[i];
     return NULL;
+}
+
+static void put(char out[QC_USAGE_BYTES], const char *before, const char *text, const char *after)
+{
+    size_t used = strlen(out);
+    (void)snprintf(out + used, QC_USAGE_BYTES - used, "%s%s%s", before, text, after);
+}
+
+void qc_command_usage(const qc_command_row *row, char out[QC_USAGE_BYTES])
+{
+    char spelled[QC_SPELLED_BYTES];
+    const int first = row == qc_command_table; /* its name may be left out */
+    out[0] = '\0';
+    put(out, first ? "[" : "", row->name, first ? "]" : "");
+    for (const qc_option_row *r = qc_option_table; r->name; r++)
+        if (r->required & QC_CMD_BIT(row->command)) {
+            qc_option_spell(r, spelled);
+            put(out, " ", spelled, "");
+        }
+    if (row->command != QC_CMD_HELP)
+        put(out, "", " [OPTION]...", "");
+    for (unsigned i = 0; i < row->place_count; i++)
+        put(out, row->places[i].optional ? " [" : " ", row->places[i].name,
+            row->places[i].optional ? "]" : "");
 }

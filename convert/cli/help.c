@@ -48,11 +48,15 @@ static void add_row(qc_strbuf *out, const char *name, size_t column, const char 
 
 void qc_help_overview(qc_strbuf *out)
 {
+    char usage[QC_USAGE_BYTES];
     qc_strbuf_puts(out, "qconv quantizes and converts Hugging Face checkpoints.\n"
                         "\n"
                         "Usage:\n");
-    for (unsigned i = 0; i < qc_command_count; i++)
-        qc_strbuf_putf(out, "  qconv %s\n", qc_command_table[i].synopsis);
+    for (unsigned i = 0; i < qc_command_count; i++) {
+        qc_command_usage(&qc_command_table[i], usage);
+        qc_strbuf_puts(out, "  qconv ");
+        add_wrapped(out, usage, 12, 8);
+    }
     qc_strbuf_puts(out, "\nCommands:\n");
     for (unsigned i = 0; i < qc_command_count; i++)
         add_row(out, qc_command_table[i].name, NAME_COLUMN, qc_command_table[i].summary);
@@ -113,7 +117,11 @@ void qc_help_command(qc_strbuf *out, qc_command command)
         qc_help_overview(out);
         return;
     }
-    qc_strbuf_putf(out, "Usage: qconv %s\n\n", row->synopsis);
+    char usage[QC_USAGE_BYTES];
+    qc_command_usage(row, usage);
+    qc_strbuf_puts(out, "Usage: qconv ");
+    add_wrapped(out, usage, 13, 13);
+    qc_strbuf_puts(out, "\n");
     add_wrapped(out, row->text, 0, 0);
     for (unsigned g = 0; g < QC_GROUP_COUNT; g++)
         add_group(out, command, g);

@@ -58,6 +58,32 @@
     {                                                                                              \
         __VA_ARGS__                                                                                \
     }
+#define RULES(...)                                                                                 \
+    .rules = (const qc_option_rule[])                                                              \
+    {                                                                                              \
+        __VA_ARGS__,                                                                               \
+        {                                                                                          \
+            .of = NULL                                                                             \
+        }                                                                                          \
+    }
+#define WORDS(...)                                                                                 \
+    .words = (const qc_choice_words[])                                                             \
+    {                                                                                              \
+        __VA_ARGS__,                                                                               \
+        {                                                                                          \
+            NULL, NULL                                                                             \
+        }                                                                                          \
+    }
+/* What several rows say. */
+#define WHOLE_MODEL                                                                                \
+    {                                                                                              \
+        .not_with = "--part !1/1",                                                                 \
+        .why = ": a part has no inputs of later layers without those of the earlier"               \
+    }
+#define SIXTEEN_BITS "16 16bit 16-bit f16 float half-precision"
+#define KEEP_WORDS   "none same copy original asis as-is"
+#define YES_WORDS    "yes true 1"
+#define NO_WORDS     "no false 0"
 #define FOREIGN(...)                                                                               \
     .foreign = (const qc_foreign_name[])                                                           \
     {                                                                                              \
@@ -80,7 +106,7 @@ const char *const qc_option_group_titles[QC_GROUP_COUNT] = {
 /* clang-format off */
 const qc_option_row qc_option_table[] = {
     {ROW("to", FITTING, OUTPUT), CHOICE(convert.plan.recipe.to), CHOICES(QC_TO_NAMES),
-     GIVEN(convert.plan.recipe.to_given), .dflt_note = "required",
+     GIVEN(convert.plan.recipe.to_given), .required = CONVERT,
      .dflt_of = {PLAN, "nf4, or keep for what is quantized already"}, .since = "0.1.0",
      FOREIGN({.names = "bits wbits nbits w-bit quant quant-type quantization quantization-type "
                        "quant-method qtype q outtype out-type scheme type precision "
@@ -94,6 +120,13 @@ const qc_option_row qc_option_table[] = {
              {.names = "fp16 float16 half", .meant = "--to fp16"},
              {.names = "auto", .meant = "--to auto"},
              {.names = "dequantize", .meant = "--to bf16"}),
+     WORDS({"4bit 4-bit 4 fp4 q4 bnb bitsandbytes bnb4 nf4-double w4 4bits", "nf4"},
+           {"8bit 8-bit 8 q8 llm.int8 w8 bnb8 8bits i8 uint8 w8a8", "int8"}, {"w4a16", "int4"},
+           {SIXTEEN_BITS, "bf16"}, {"mixed best mix dynamic", "auto"}, {KEEP_WORDS, "keep"}),
+     RULES({.of = "int4", .implies = "--format compressed-tensors"},
+           /* What 8-bit activations cost is in no predicted error. */
+           {.of = "auto", .implies = "--activation-bits 16"},
+           {.of = "auto", .needs = "--vram", .why = ", which says what it has to fit"}),
      .help = "what the weights of linear layers become",
      .more = "nf4: 4-bit NormalFloat in blocks, as bitsandbytes stores it. int8: one scale per "
              "row, as LLM.int8 stores it, or per block with --block-size. int4: 4-bit integers in "
@@ -106,24 +139,40 @@ const qc_option_row qc_option_table[] = {
     {ROW("format", FITTING, OUTPUT), CHOICE(convert.plan.recipe.format),
      CHOICES(QC_FORMAT_NAMES), .dflt_note = "bitsandbytes; compressed-tensors for int4",
      .quantizes = 1, .since = "0.5.0",
+     FOREIGN({.names = "quant-format backend"}),
+     WORDS({"bnb", "bitsandbytes"}, {"ct compressed llm-compressor llmcompressor vllm",
+                                     "compressed-tensors"}),
+     RULES({.of = "compressed-tensors", .needs = "--to int4|int8|auto"},
+           {.of = "bitsandbytes", .not_with = "--to int4",
+            .why = ": its form in 4 bits is --to nf4"}),
      .help = "whose format the quantized weights have",
      .more = "bitsandbytes is what transformers loads for inference and for training adapters. "
              "compressed-tensors is what vLLM and SGLang split over several cards: --to int8 is "
              "W8A8, --to int4 is W4A16, and --to auto mixes W4A16, W8A16 and 16 bits."},
     {ROW("activation-bits", FITTING, OUTPUT), CHOICE(convert.plan.recipe.activations_16),
      CHOICES("8", "16"), .quantizes = 1, .dflt_note = "8, or 16 with --to auto", .since = "0.5.0",
+     RULES({.not_with = "--to int4", .why = ", whose activations have 16 bits always"},
+           {.needs = "--format compressed-tensors"}),
      .help = "what int8 weights of --format compressed-tensors are multiplied with",
      .more = "8: W8A8, whose loader rounds the inputs of a layer to 8 bits, token by token. "
              "16: W8A16, where only the weights are integers; it takes --block-size."},
     {ROW("block-size", FITTING, OUTPUT), NUMBER(convert.plan.recipe.block_elems), .arg = "N",
      .min = 32, .max = 4096, .dflt_note = "64 for nf4, 128 for int4; int8 goes by rows",
-     .power_of_two = 1, .quantizes = 1, .not_with = "--to auto, which chooses it; see --schemes", .since = "0.1.0",
+     .power_of_two = 1, .quantizes = 1, .since = "0.1.0",
      FOREIGN({.names = "group-size groupsize q-group-size gs blocksize bs"}),
+     RULES({.not_with = "--to auto", .why = ", which chooses it; see --schemes"},
+           {.above = 128, .not_with = "--format compressed-tensors",
+            .why = ", whose readers have kernels for groups of 32, 64 and 128"},
+           {.with = "--format compressed-tensors", .needs = "--to int4 or --activation-bits 16",
+            .why = ": 8-bit activations go with a scale for each row"}),
      .help = "weights that share one scale: a power of two, 32 to 4096",
      .more = "With --to int8 this chooses block-wise int8, a form of qconv's own that "
              "bitsandbytes does not load."},
-    {ROW("no-double-quant", FITTING, OUTPUT), SWITCH(convert.plan.recipe.double_quant), VALUES(0),
-     .quantizes = 1, .since = "0.1.0",
+    {ROW("no-double-quant", FITTING, OUTPUT), SWITCH(convert.plan.recipe.double_quant),
+     VALUES(0, 1), .quantizes = 1, .since = "0.1.0",
+     RULES({.not_with = "--format compressed-tensors", .why = ", whose scales are never quantized"},
+           {.with = "--to int8", .needs = "--block-size",
+            .why = ": scales of rows are never quantized"}),
      FOREIGN({.names = "double-quant use-double-quant bnb-4bit-use-double-quant nested",
               .meant = "nothing: NF4 is doubly quantized unless --no-double-quant is given"}),
      .help = "keep block scales as float32 instead of quantizing them too",
@@ -131,15 +180,17 @@ const qc_option_row qc_option_table[] = {
              "--block-size."},
     {ROW("scale", CONVERT, OUTPUT), CHOICE(convert.plan.recipe.scale), CHOICES(QC_SCALE_NAMES),
      .dflt = "search", .quantizes = 1, .since = "0.4.0",
+     WORDS({"max minmax", "absmax"}, {"mse", "search"}),
      .help = "how the scale of a block or row is chosen",
      .more = "absmax: the largest absolute value, as bitsandbytes does. search: of the scales "
              "that can be stored, the one with the least squared error. refit: as search, and the "
              "scales of the scales are fitted too, which is slower. The files have the same form "
              "and size in all three cases."},
     {ROW("calibrate", CONVERT, OUTPUT), PATH(convert.plan.calibrate.text), .arg = "FILE|default",
-     .quantizes = 1, .excludes = {"--hessians: either says what the inputs are"}, .since = "0.5.0",
+     .quantizes = 1, .since = "0.5.0",
      FOREIGN({.names = "calib calib-data calibration calibration-data calibration-dataset "
                        "dataset imatrix"}),
+     RULES({.not_with = "--hessians", .why = ": either says what the inputs are"}, WHOLE_MODEL),
      .help = "choose codes and scales for least error in the layers' outputs on this text",
      .more = "Text, or token ids in a file whose name ends in .ids; default is a text that comes "
              "with qconv. The model reads it layer by layer, and each weight is quantized for the "
@@ -148,21 +199,25 @@ const qc_option_row qc_option_table[] = {
              "docs/calibration.md has more."},
     {ROW("hessians", CONVERT, OUTPUT), PATH(convert.plan.calibrate.hessians), .arg = "PATH",
      .quantizes = 1, .since = "0.5.0",
+     RULES(WHOLE_MODEL),
      .help = "calibrate with second moments of inputs that were captured elsewhere",
      .more = "A safetensors file, or a folder of them, as docs/calibration.md describes: for "
              "models whose forward pass qconv does not know."},
     {ROW("calibration-tokens", CONVERT, OUTPUT), NUMBER(convert.plan.calibrate.max_tokens),
      .arg = "N", .min = 2, .max = 1000000000000, .dflt_note = "131072, or all of the text",
-     .only_with = {"--calibrate"}, .since = "0.5.0",
+     .since = "0.5.0",
+     RULES({.needs = "--calibrate"}),
      .help = "read at most this many tokens of the calibration text",
      .more = "From a longer text, windows are taken that are spread over all of it."},
     {ROW("calibration-context", CONVERT, OUTPUT), NUMBER(convert.plan.calibrate.context),
      .arg = "TOKENS", .min = 2, .max = 1000000000, .dflt_note = "2048, or the model's limit",
-     .only_with = {"--calibrate"}, .since = "0.5.0",
+     .since = "0.5.0",
+     RULES({.needs = "--calibrate"}),
      .help = "tokens in each window that the calibration text is cut into"},
     {ROW("damping", CONVERT, OUTPUT), DECIMAL(convert.plan.calibrate.damping, 0, 1), .arg = "X",
-     .dflt_note = "0.1, more with few tokens", .only_with = {"--calibrate", "--hessians"},
+     .dflt_note = "0.1, more with few tokens",
      .since = "0.5.0",
+     RULES({.needs = "--calibrate or --hessians"}),
      .help = "how far calibrating trusts the weights over the text",
      .more = "This share of each input's mean square, and of a tenth of the average of them all, "
              "is added to that mean square. It is above 0 and at most 1. The default is 0.1 + 4 N "
@@ -178,6 +233,7 @@ const qc_option_row qc_option_table[] = {
      .arg = "none|zstd[:LEVEL]", .dflt = "zstd:1", .since = "0.1.0",
      FOREIGN({.names = "compression no-compress no-compression uncompressed plain",
               .meant = "--compress none"}),
+     WORDS({NO_WORDS " off never raw store", "none"}),
      .help = "compression of the shards, level 1 to 19",
      .more = "zstd writes .safetensors.zst files in the Zstandard seekable format; 'zstd -d' and "
              "'qconv unpack' both turn them into plain .safetensors files. none writes plain "
@@ -190,6 +246,7 @@ const qc_option_row qc_option_table[] = {
              "own."},
     {ROW("rest", FITTING, TENSORS), CHOICE(convert.plan.recipe.rest), CHOICES(QC_REST_NAMES),
      .dflt = "keep", .since = "0.1.0",
+     WORDS({SIXTEEN_BITS, "bf16"}, {KEEP_WORDS, "keep"}),
      .help = "what floating-point tensors that are not quantized become",
      .more = "keep leaves them bit for bit as they are. With --to fp16 and --to bf16 it counts "
              "only for a checkpoint that is quantized already."},
@@ -212,7 +269,8 @@ const qc_option_row qc_option_table[] = {
      .help = "read --keep and --quantize rules from a JSON file",
      .more = "{\"rules\": [{\"keep\": \"GLOB\"}, {\"quantize\": \"GLOB\"}]}. Its rules come "
              "before those of the command line. Unknown members are refused."},
-    {ROW("split-fused", FITTING, TENSORS), SWITCH(convert.plan.recipe.split_fused), .since = "0.5.0",
+    {ROW("split-fused", FITTING, TENSORS), SWITCH(convert.plan.recipe.split_fused),
+     .since = "0.5.0",
      .help = "let rules and --to auto split what engines load as one",
      .more = "vLLM and SGLang hold q, k and v as one module, gate and up as another, and the "
              "experts of a layer as one. Without this option a --keep or --quantize that names "
@@ -233,15 +291,17 @@ const qc_option_row qc_option_table[] = {
      .help = "leave out multi-token prediction layers",
      .more = "DeepSeek-V3 has one behind its last layer; plain decoding does not use it."},
     {ROW("schemes", FITTING, TENSORS), LIST(convert.plan.recipe.schemes), .arg = "LIST",
-     .dflt_note = "nf4,nf4-32,int8,16bit", .only_with = {"--to auto"}, .since = "0.2.0",
+     .dflt_note = "nf4,nf4-32,int8,16bit", .since = "0.2.0",
+     RULES({.needs = "--to auto"}),
      .help = "what --to auto may choose from",
      .more = "Write commas between the names. nf4-32 is NF4 in blocks of 32; with --format "
              "compressed-tensors int4 and int4-32 stand for both. 16bit leaves a weight as it is, "
              "even if that is FP8. By default int8 is left out if a card does not run it (V100). "
              "If the checkpoint is in 16 bits and int8 is not on the list, "
              "transformers loads the result whatever is chosen."},
-    {ROW("explain", FITTING, TENSORS), SWITCH(convert.explain), .only_with = {"--to auto"},
+    {ROW("explain", FITTING, TENSORS), SWITCH(convert.explain),
      .since = "0.2.0",
+     RULES({.needs = "--to auto"}),
      .help = "with --to auto: show what was chosen for which weights, and why",
      .more = "It lists kinds of weights and ranges of layers; with -v it has a line for every "
              "weight."},
@@ -257,47 +317,55 @@ const qc_option_row qc_option_table[] = {
              "cannot hold. convert then cuts shards where devices change and writes "
              "device_map.json. docs/hardware.md lists the cards."},
     {ROW("parallel", FITTING, FIT), CHOICE(convert.plan.fit.parallel),
-     CHOICES("layers", "tensor"), .dflt = "layers", .only_with = {"--vram"},
-     .not_with = "--mode train", .since = "0.5.0",
+     CHOICES("layers", "tensor"), .dflt = "layers", .since = "0.5.0",
+     RULES({.needs = "--vram"}, {.not_with = "--mode train"}),
      .help = "how a model lies on several GPUs: whole layers, or a share of each",
      .more = "layers puts each layer on one GPU, as a device map of transformers does. tensor "
              "gives every GPU of --vram a share of every layer, as vLLM splits them; see --tp."},
     {ROW("tp", FITTING, FIT), NUMBER(convert.plan.fit.tensor_parallel), .arg = "N", .min = 1,
-     .max = 256, .only_with = {"--vram"}, .not_with = "--mode train",
-     .excludes = {"--parallel: --tp means --parallel tensor"}, .since = "0.5.0",
+     .max = 256, .since = "0.5.0",
      FOREIGN({.names = "tensor-parallel-size tensor-parallel tp-size"}),
+     RULES({.needs = "--vram"},
+           {.not_with = "--mode train"},
+           {.not_with = "--parallel", .why = ": --tp means --parallel tensor"}),
      .help = "split every layer over N GPUs, as vLLM does with tensor parallelism",
      .more = "--vram has to name N GPUs. Weights, KV cache and workspace are then those that vLLM "
              "has on each of them, and the plan ends with the command that serves the model so. "
              "convert writes one set of shards, which vLLM splits when it loads them. Without "
              "--to the model stays as it is. bitsandbytes' forms cannot be split."},
     {ROW("margin", FITTING, FIT), DECIMAL(convert.plan.fit.margin, 0, 1), .arg = "SHARE",
-     .dflt = "0.9", .only_with = {"--vram"}, .since = "0.2.0",
+     .dflt = "0.9", .since = "0.2.0",
      FOREIGN({.names = "gpu-memory-utilization utilization headroom reserve"}),
+     RULES({.needs = "--vram"}),
      .help = "share of each device that may be used, above 0 and at most 1"},
     {ROW("context", FITTING, FIT), NUMBER(convert.plan.fit.context), .arg = "TOKENS", .min = 1,
-     .max = 1000000000, .dflt_note = "8192, or the model's limit", .only_with = {"--vram"},
+     .max = 1000000000, .dflt_note = "8192, or the model's limit",
      .since = "0.2.0",
      FOREIGN({.names = "ctx ctx-size n-ctx context-length context-size max-length max-model-len "
                        "max-seq-len max-seq-length seq-len seq-length sequence-length c"}),
+     RULES({.needs = "--vram"}),
      .help = "tokens of one sequence that the KV cache is to hold"},
     {ROW("batch", FITTING, FIT), NUMBER(convert.plan.fit.batch), .arg = "N", .min = 1,
-     .max = 1000000, .dflt = "1", .only_with = {"--vram"},
-     .not_with = "--mode train, which finds the batch; see --effective-batch", .since = "0.2.0",
+     .max = 1000000, .dflt = "1", .since = "0.2.0",
      FOREIGN({.names = "batch-size b bs"}),
+     RULES({.needs = "--vram"},
+           {.not_with = "--mode train", .why = ", which finds the batch; see --effective-batch"}),
      .help = "sequences at once"},
     {ROW("images", FITTING, FIT), NUMBER(convert.plan.fit.images), .arg = "N", .min = 0,
-     .max = 1000, .dflt = "1", .only_with = {"--vram"}, .not_with = "--mode train",
+     .max = 1000, .dflt = "1",
      .since = "0.2.0",
+     RULES({.needs = "--vram"}, {.not_with = "--mode train"}),
      .help = "images per sequence, for models with cross-attention"},
     {ROW("kv-dtype", FITTING, FIT), CHOICE(convert.plan.fit.kv_bits),
      CHOICES("fp16", "bf16", "fp8", "fp32"), VALUES(16, 16, 8, 32), .dflt = "fp16",
-     .only_with = {"--vram"}, .not_with = "--mode train", .since = "0.2.0",
+     .since = "0.2.0",
+     WORDS({SIXTEEN_BITS, "bf16"}),
      FOREIGN({.names = "kv-cache-dtype cache-type cache-type-k cache-dtype kv"}),
+     RULES({.needs = "--vram"}, {.not_with = "--mode train"}),
      .help = "element type of the KV cache"},
     {ROW("mla", FITTING, FIT), OWN(QC_ARG_CHOICE, qc_option_set_mla),
-     CHOICES("latent", "absorbed", "expanded"), .dflt = "latent", .only_with = {"--vram"},
-     .not_with = "--mode train", .since = "0.2.0",
+     CHOICES("latent", "absorbed", "expanded"), .dflt = "latent", .since = "0.2.0",
+     RULES({.needs = "--vram"}, {.not_with = "--mode train"}),
      .help = "form in which DeepSeek's attention is cached and computed",
      .more = "latent: the latent and the rotary part of a token are cached, and every layer "
              "computes the keys and values of the whole context from them, as transformers 5 "
@@ -306,19 +374,21 @@ const qc_option_row qc_option_table[] = {
              "transformers 4 does, which takes 71 times as much for DeepSeek-V2.5."},
     {ROW("prefill", FITTING, FIT), OWN(QC_ARG_TEXT, qc_option_set_prefill), .arg = "TOKENS",
      .min = 1, .max = 1000000000, GIVEN(convert.plan.fit.prefill_given),
-     .dflt_note = "whole; 2048 with --tp", .only_with = {"--vram"},
-     .not_with = "--mode train", .since = "0.5.0",
+     .dflt_note = "whole; 2048 with --tp", .since = "0.5.0",
+     RULES({.needs = "--vram"}, {.not_with = "--mode train"}),
      .help = "tokens of a prompt that are read at once, or whole",
      .more = "transformers reads a prompt whole unless its prefill_chunk_size is set; vLLM reads "
              "as many tokens at once as --max-num-batched-tokens says. The more at once, the more "
              "workspace, and the less room for context."},
     {ROW("cuda-context", FITTING, FIT), SIZE(convert.plan.fit.cuda_context_bytes), .arg = "SIZE",
-     .dflt = "500MB", .only_with = {"--vram"}, .since = "0.2.0",
+     .dflt = "500MB", .since = "0.2.0",
+     RULES({.needs = "--vram"}),
      .help = "what a CUDA context and its kernels take on every GPU"},
     {ROW("html", PLAN, FIT), PATH(html), .arg = "FILE", .since = "0.2.0",
      .help = "also write the plan as one HTML page"},
-    {ROW("device-map", PLAN, FIT), PATH(device_map), .arg = "FILE", .not_with = "--mode train",
-     .excludes = {"--tp: a device map places whole layers"}, .since = "0.2.0",
+    {ROW("device-map", PLAN, FIT), PATH(device_map), .arg = "FILE", .since = "0.2.0",
+     RULES({.not_with = "--mode train"},
+           {.not_with = "--tp", .why = ": a device map places whole layers"}),
      .help = "also write the placement as accelerate's device_map"},
     {ROW("device", QC_CMD_BIT(QC_CMD_UNPACK), OUTPUT), LIST(device), .arg = "NAME",
      .since = "0.2.0",
@@ -336,88 +406,106 @@ const qc_option_row qc_option_table[] = {
     {ROW("mode", PLAN, TRAIN), CHOICE(train.on), CHOICES("infer", "train"), .dflt = "infer",
      .since = "0.2.0",
      FOREIGN({.names = "train training finetune fine-tune", .meant = "--mode train"}),
+     WORDS({"inference serve run", "infer"}, {"training finetune fine-tune", "train"}),
      .help = "what the model is to do"},
     {ROW("method", PLAN, TRAIN), CHOICE(train.method), CHOICES("full", "lora", "qlora"),
-     GIVEN(train.method_given), .dflt_note = "all are tried", .only_with = {"--mode train"},
+     GIVEN(train.method_given), .dflt_note = "all are tried",
      .since = "0.2.0",
+     RULES({.needs = "--mode train"}),
      .help = "what is trained"},
     {ROW("optimizer", PLAN, TRAIN), CHOICE(train.optimizer),
      CHOICES("adamw", "adam", "adam8bit", "sgd"), GIVEN(train.optimizer_given),
-     .dflt_note = "adamw, and adam8bit where it helps", .only_with = {"--mode train"},
+     .dflt_note = "adamw, and adam8bit where it helps",
      .since = "0.2.0",
+     RULES({.needs = "--mode train"}),
+     WORDS({"adam-8bit adamw8bit adamw-8bit paged-adamw-8bit adamw-bnb-8bit", "adam8bit"}),
      .help = "optimizer whose states are counted"},
     {ROW("precision", PLAN, TRAIN), CHOICE(train.precision), CHOICES("bf16", "fp16", "fp32"),
-     GIVEN(train.precision_given), .dflt_note = "bf16; fp16 on Volta and Turing",
-     .only_with = {"--mode train"}, .since = "0.2.0",
+     GIVEN(train.precision_given), .dflt_note = "bf16; fp16 on Volta and Turing", .since = "0.2.0",
+     RULES({.needs = "--mode train"}),
+     WORDS({SIXTEEN_BITS, "bf16"}),
      .help = "number format of the computation; 16 bits keep float32 master weights"},
     {ROW("zero", PLAN, TRAIN), NUMBER(train.zero), GIVEN(train.zero_given), .arg = "STAGE",
-     .min = 0, .max = 3, .dflt_note = "chosen", .only_with = {"--mode train"}, .since = "0.2.0",
+     .min = 0, .max = 3, .dflt_note = "chosen", .since = "0.2.0",
+     RULES({.needs = "--mode train"}),
      .help = "ZeRO stage over the GPUs, 0 to 3"},
     {ROW("checkpointing", PLAN, TRAIN), CHOICE(train.checkpointing), CHOICES("on", "off"),
-     VALUES(1, 0), GIVEN(train.checkpointing_given), .dflt_note = "chosen",
-     .only_with = {"--mode train"}, .since = "0.2.0",
+     VALUES(1, 0), GIVEN(train.checkpointing_given), .dflt_note = "chosen", .since = "0.2.0",
+     RULES({.needs = "--mode train"}),
+     WORDS({YES_WORDS, "on"}, {NO_WORDS, "off"}),
      .help = "keep only the inputs of layers and compute the rest again"},
     {ROW("lora-rank", PLAN, TRAIN), NUMBER(train.lora_rank), .arg = "R", .min = 1, .max = 65536,
-     .dflt = "16", .only_with = {"--mode train"}, .since = "0.2.0",
+     .dflt = "16", .since = "0.2.0",
      FOREIGN({.names = "rank lora-r r"}),
+     RULES({.needs = "--mode train"}),
      .help = "rank of the adapters, on every linear layer"},
     {ROW("effective-batch", PLAN, TRAIN), NUMBER(train.effective_batch), .arg = "N", .min = 1,
-     .max = 1000000000, .dflt = "32", .only_with = {"--mode train"}, .since = "0.2.0",
+     .max = 1000000000, .dflt = "32", .since = "0.2.0",
+     RULES({.needs = "--mode train"}),
      .help = "sequences per optimizer step over all GPUs; sets the accumulation"},
-    {ROW("apply", PLAN, TRAIN), PATH(train.apply), .arg = "FILE", .only_with = {"--mode train"},
+    {ROW("apply", PLAN, TRAIN), PATH(train.apply), .arg = "FILE",
      .since = "0.2.0",
+     RULES({.needs = "--mode train"}),
      .help = "write the best setting as an accelerate or DeepSpeed configuration",
      .more = "JSON. A name with 'deepspeed' or 'ds_' in it gets DeepSpeed's form, any other "
              "accelerate's. What was in FILE is kept as FILE.backup."},
-    {ROW("profile", PLAN, TRAIN), SWITCH(train.profile), .only_with = {"--mode train"},
+    {ROW("profile", PLAN, TRAIN), SWITCH(train.profile),
      .since = "0.2.0",
+     RULES({.needs = "--mode train"}),
      .help = "also allocate on this machine's GPU and measure, to check the estimate"},
     {ROW("as", HARDWARE, FIT), TEXT(hardware.as), .arg = "CARDS", .since = "0.2.0",
      .help = "describe these cards instead of this machine's: 2xA100-40GB, 3090",
      .more = "docs/hardware.md lists the cards."},
-    {ROW("watch", HARDWARE, RUN), SWITCH(hardware.watch),
-     .excludes = {"--as: what is not here cannot be watched"}, .since = "0.2.0",
+    {ROW("watch", HARDWARE, RUN), SWITCH(hardware.watch), .since = "0.2.0",
+     RULES({.not_with = "--as", .why = ", what is not here cannot be watched"}),
      .help = "follow the memory of every GPU and process"},
-    {ROW("csv", HARDWARE, RUN), PATH(hardware.csv), .arg = "FILE", .only_with = {"--watch"},
+    {ROW("csv", HARDWARE, RUN), PATH(hardware.csv), .arg = "FILE",
      .since = "0.2.0",
+     RULES({.needs = "--watch"}),
      .help = "with --watch: also write every sample to a CSV file"},
     {ROW("interval", HARDWARE, RUN), DECIMAL(hardware.interval, 0.01, 3600), .arg = "SECONDS",
-     .dflt = "1", .only_with = {"--watch"}, .since = "0.2.0",
+     .dflt = "1", .since = "0.2.0",
+     RULES({.needs = "--watch"}),
      .help = "with --watch: time between samples, 0.01 to 3600"},
     {ROW("samples", HARDWARE, RUN), NUMBER(hardware.samples), .arg = "N", .min = 1,
-     .max = 1000000000, .dflt_note = "until interrupted", .only_with = {"--watch"},
+     .max = 1000000000, .dflt_note = "until interrupted",
      .since = "0.2.0",
+     RULES({.needs = "--watch"}),
      .help = "with --watch: stop after this many"},
     {ROW("against", VERIFY | VALIDATE | READING, MEASURE), PATH(call.against), .arg = "MODEL",
-     .dflt_of = {VALIDATE, "required"}, .missing = "the checkpoint that OUT was made from",
+     .required = VALIDATE, .missing = "the checkpoint that OUT was made from",
      .since = "0.3.0",
      FOREIGN({.names = "original reference ref base base-model source model baseline-model "
                        "compare m"}),
      .help = "the checkpoint that OUT was made from"},
-    {ROW("text", READING, MEASURE), PATH(eval.text), .arg = "FILE", .dflt_of = {EVAL, "required"},
+    {ROW("text", READING, MEASURE), PATH(eval.text), .arg = "FILE", .required = EVAL,
      .missing = "a file of text, or of token ids", .since = "0.4.0",
      FOREIGN({.names = "file data dataset corpus prompt prompts input f"}),
      .help = "the text to read, or FILE.ids with token ids, one sequence per line",
      .more = "The text is UTF-8. A file whose name ends in .ids holds decimal token ids with "
              "spaces between them, one sequence per line; they are taken as they are."},
     {ROW("tokenizer", READING | CONVERT, MEASURE), PATH(call.tokenizer), .arg = "PATH",
-     .dflt_note = "the model's own", .only_with = {"--calibrate", "--text"}, .since = "0.4.0",
+     .dflt_note = "the model's own", .since = "0.4.0",
+     RULES({.needs = "--calibrate or --text"}),
      .help = "a tokenizer.json, or a directory that has one"},
     {ROW("context", READING, MEASURE), NUMBER(eval.context), .arg = "TOKENS", .min = 2,
-     .max = 1000000000, .dflt_note = "2048, or the model's limit", .only_with = {"--text"},
+     .max = 1000000000, .dflt_note = "2048, or the model's limit",
      .since = "0.4.0",
      FOREIGN({.names = "ctx ctx-size n-ctx context-length context-size max-length max-model-len "
                        "max-seq-len max-seq-length seq-len seq-length sequence-length c"}),
+     RULES({.needs = "--text"}),
      .help = "tokens in each window that the text is cut into"},
     {ROW("max-tokens", READING, MEASURE), NUMBER(eval.max_tokens), .arg = "N", .min = 2,
-     .max = 1000000000000, .dflt_note = "all", .only_with = {"--text"}, .since = "0.4.0",
+     .max = 1000000000000, .dflt_note = "all", .since = "0.4.0",
+     RULES({.needs = "--text"}),
      .help = "read at most this many tokens of the text"},
-    {ROW("max-kl", EVAL, MEASURE), DECIMAL(eval.max_kl, 0, 100), .arg = "X",
-     .only_with = {"--against"}, .since = "0.4.0",
+    {ROW("max-kl", EVAL, MEASURE), DECIMAL(eval.max_kl, 0, 100), .arg = "X", .since = "0.4.0",
+     RULES({.needs = "--against"}),
      .help = "exit code 4 if the mean KL divergence is larger",
      .more = "In nats, above 0 and at most 100."},
-    {ROW("eval", REPORT, MEASURE), PATH(report.eval), .arg = "FILE", .excludes = {"--text"},
+    {ROW("eval", REPORT, MEASURE), PATH(report.eval), .arg = "FILE",
      .since = "0.4.0",
+     RULES({.not_with = "--text"}),
      .help = "include the result of an earlier 'qconv eval --json'"},
     {ROW("bench", REPORT, MEASURE), PATH(report.bench), .arg = "FILE", .since = "0.4.0",
      .help = "include the result of an earlier 'qconv bench --json'"},
@@ -434,9 +522,11 @@ const qc_option_row qc_option_table[] = {
      .help = "what to measure, of nf4, nf4-plain, int8 and int8-blocks",
      .more = "nf4-plain has float32 scales instead of double-quantized ones; int8-blocks has a "
              "scale per block instead of per row."},
-    {ROW("m", MEASURING, MEASURE), OWN(QC_ARG_TEXT, qc_option_set_m), .arg = "LIST", .min = 1,
-     .max = 1048576, .dflt_note = "1,4,16,64,256,1024",
-     .dflt_of = {BENCH, "1 to 4096 by powers of two"}, .since = "0.3.0",
+    {ROW("m", VALIDATE, MEASURE), OWN(QC_ARG_TEXT, qc_option_set_m), .arg = "LIST", .min = 1,
+     .max = 1048576, .dflt = "1,4,16,64,256,1024", .since = "0.3.0",
+     .help = "numbers of rows of activations, with commas between them"},
+    {ROW("m", BENCH, MEASURE), OWN(QC_ARG_TEXT, qc_option_set_m), .arg = "LIST", .min = 1,
+     .max = 1048576, .dflt = "1,2,4,8,16,32,64,128,256,512,1024,2048,4096", .since = "0.3.0",
      .help = "numbers of rows of activations, with commas between them"},
     {ROW("activations", VALIDATE, MEASURE), PATH(validate.activations), .arg = "FILE",
      .dflt_note = "random", .since = "0.3.0",
@@ -444,6 +534,7 @@ const qc_option_row qc_option_table[] = {
      .more = "docs/validate.md says what the file holds, and how random ones are made."},
     {ROW("dtype", BENCH, MEASURE), CHOICE(bench.bf16), CHOICES("fp16", "bf16"), .dflt = "fp16",
      .since = "0.3.0",
+     WORDS({SIXTEEN_BITS, "bf16"}),
      .help = "dtype of activations and results"},
     {ROW("seed", MEASURING, MEASURE), NUMBER(products.seed), .arg = "N", .min = 0,
      .max = 9007199254740991, .dflt = "1", .since = "0.3.0",
@@ -460,18 +551,20 @@ const qc_option_row qc_option_table[] = {
      .help = "about how long all of it may take",
      .more = "If the time is short there are fewer rounds. Whatever does not fit at all is left "
              "out, and the result says how much that is."},
-    {ROW("tune", BENCH, MEASURE), SWITCH(bench.tune),
-     .excludes = {"--path", "--markdown", "--tuning"}, .since = "0.5.0",
+    {ROW("tune", BENCH, MEASURE), SWITCH(bench.tune), .since = "0.5.0",
+     RULES({.not_with = "--path"}, {.not_with = "--markdown"}, {.not_with = "--tuning"}),
      .help = "find the best kernel, and how to cut its work, for each shape and M",
      .more = "Measures every choice there is against the one that qconv makes by itself, and "
              "takes another one only where it is faster by more than the times spread. "
              "docs/bench.md says how."},
-    {ROW("save", BENCH, MEASURE), PATH(bench.save), .arg = "FILE", .only_with = {"--tune"},
+    {ROW("save", BENCH, MEASURE), PATH(bench.save), .arg = "FILE",
      .since = "0.5.0",
+     RULES({.needs = "--tune"}),
      .help = "with --tune: write the better choices as a table for --tuning",
      .more = "An existing file is replaced as a whole after each row that was measured."},
     {ROW("tuning", MEASURING | READING, RUN), PATH(call.tuning), .arg = "FILE",
-     .dflt_note = "the file that QCONV_TUNING names", .only_with = {"--text"}, .since = "0.5.0",
+     .dflt_note = "the file that QCONV_TUNING names", .since = "0.5.0",
+     RULES({.needs = "--text"}),
      .help = "choose GPU kernels by this table of 'qconv bench --tune --save'",
      .more = "A table that was made on another GPU is not used, and a warning says so. The order "
              "of sums, and so the last bits of products, depend on the table."},
@@ -485,7 +578,8 @@ const qc_option_row qc_option_table[] = {
      .since = "0.3.0",
      .help = "write this run's errors for --baseline"},
     {ROW("tolerance", VALIDATE, MEASURE), DECIMAL(validate.tolerance, 0, 10), .arg = "X",
-     .dflt = "0.001", .only_with = {"--baseline"}, .since = "0.3.0",
+     .dflt = "0.001", .since = "0.3.0",
+     RULES({.needs = "--baseline"}),
      .help = "with --baseline: how much worse still passes",
      .more = "A share of the earlier error, above 0 and at most 10: 0.001 is 0.1%."},
     {ROW("html", VALIDATE | REPORT, OTHER), PATH(html), .arg = "FILE",
@@ -500,7 +594,8 @@ const qc_option_row qc_option_table[] = {
      .more = "The file is replaced as a whole after everything that was measured, with "
              "\"complete\": false until the end, so that a run that is killed leaves what it has "
              "measured."},
-    {ROW("dry-run", CONVERT, RUN), SWITCH(convert.dry_run), .since = "0.1.0",
+    {ROW("dry-run", CONVERT, RUN), SWITCH(convert.dry_run), .spares_out = 1,
+     .since = "0.1.0",
      FOREIGN({.names = "dry simulate no-op noop whatif n"}),
      .help = "show what would be written, with exact sizes; write nothing",
      .more = "OUT may be left out; if it is given, it is checked."},
@@ -520,6 +615,7 @@ const qc_option_row qc_option_table[] = {
              "of its source (--consume-source): then only continuing gives a whole model."},
     {ROW("consume-source", CONVERT, RUN), SWITCH(convert.consume_source), .since = "0.5.0",
      FOREIGN({.names = "delete-source remove-source move in-place inplace"}),
+     RULES({.not_with = "--part !1/1", .why = ": no part knows what the others have read"}),
      .help = "delete each weight file of MODEL once all of it is written to OUT and synced",
      .more = "For disks that hold one copy only. A kill at any moment loses nothing: the same "
              "command continues. What was deleted cannot be checked against OUT afterwards. "
@@ -537,14 +633,17 @@ const qc_option_row qc_option_table[] = {
      .more = "The bytes written do not depend on it."},
     {ROW("progress", WORKING | BENCH, RUN), CHOICE(call.progress),
      CHOICES("auto", "always", "never"), .dflt = "auto", .since = "0.1.0",
+     WORDS({NO_WORDS " off quiet", "never"}, {YES_WORDS " on", "always"}),
      .help = "whether to show progress on standard error",
      .more = "auto: a bar on a terminal, a plain line now and then elsewhere. always: the bar "
              "wherever standard error goes."},
-    {ROW("json", ANSWERS, OTHER), SWITCH(call.json), .excludes = {"--markdown"}, .since = "0.1.0",
+    {ROW("json", ANSWERS, OTHER), SWITCH(call.json), .since = "0.1.0",
+     RULES({.not_with = "--markdown"}),
      .help = "write the result to standard output as one JSON object"},
-    {ROW("quiet", ANYWHERE, OTHER), .letter = 'q', SWITCH(call.quiet), .excludes = {"--verbose"},
+    {ROW("quiet", ANYWHERE, OTHER), .letter = 'q', SWITCH(call.quiet),
      .since = "0.1.0",
      FOREIGN({.names = "silent s no-progress"}),
+     RULES({.not_with = "--verbose"}),
      .help = "no progress, no summary, no warnings; errors only",
      .more = "The answers of plan, inspect, hardware, bench, eval, validate and report, --dry-run "
              "and --json are still printed. convert, unpack and verify print nothing when all is "
@@ -574,7 +673,10 @@ const qc_option_row qc_option_table[] = {
 
 const char *qc_option_note(const qc_option_row *row, qc_command command)
 {
-    return row->dflt_of.commands & QC_CMD_BIT(command) ? row->dflt_of.note : row->dflt_note;
+    const unsigned bit = QC_CMD_BIT(command);
+    if (row->required & bit)
+        return "required";
+    return row->dflt_of.commands & bit ? row->dflt_of.note : row->dflt_note;
 }
 
 void qc_option_spell(const qc_option_row *row, char out[QC_SPELLED_BYTES])
