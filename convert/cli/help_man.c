@@ -113,13 +113,13 @@ static void add_commands(qc_strbuf *out)
     qc_strbuf_puts(out, ".SH SYNOPSIS\n");
     for (unsigned i = 0; i < qc_command_count; i++) {
         qc_strbuf_putf(out, "%s.B qconv\n", i ? ".br\n" : "");
-        qc_command_usage(&qc_command_table[i], usage);
+        qc_command_usage(&qc_command_table[i], qc_option_table, usage);
         add_line(out, usage);
     }
     qc_strbuf_puts(out, ".SH DESCRIPTION\n");
-    add_line(out, "qconv turns a Hugging Face checkpoint into one that is quantized (NF4 or "
-                  "int8, in the form bitsandbytes and transformers load) or cast to 16 bits, "
-                  "in constant memory, with a hash over every byte written.\n\n"
+    add_line(out, "qconv turns a Hugging Face checkpoint into one that is quantized (NF4, int8 or "
+                  "int4, in the forms that transformers, vLLM and SGLang load) or cast to 16 "
+                  "bits, in constant memory, with a hash over every byte that it writes.\n\n"
                   "Results go to standard output, everything else to standard error.");
     qc_strbuf_puts(out, ".SH COMMANDS\n");
     for (unsigned i = 0; i < qc_command_count; i++) {
@@ -132,8 +132,8 @@ static void add_options(qc_strbuf *out)
 {
     qc_strbuf_puts(out, ".SH OPTIONS\n");
     add_line(out, "A value follows its option after a space or after '='. Names cannot be "
-                  "shortened. After '--' every argument is a path. Of an option given twice "
-                  "the last one counts, except where it may be repeated. Sizes are written "
+                  "shortened. After '--' every argument is a path. If an option is given "
+                  "twice, the last one counts, unless it may be repeated. Sizes are written "
                   "like 5GB (10^9 bytes each), 512MiB (2^20 bytes each), 1.5GB or 4096.");
     for (unsigned g = 0; g < QC_GROUP_COUNT; g++) {
         qc_strbuf_putf(out, ".SS %s\n", qc_option_group_titles[g]);

@@ -106,7 +106,7 @@ qc_status qc_mistaken_option(const char **text, qc_arena *arena, const char *typ
         return QC_OK;
     for (unsigned i = 0; !foreign && c && i < c->place_count; i++)
         if (is_listed(typed, len, c->places[i].foreign)) {
-            qc_command_usage(c, usage);
+            qc_command_usage(c, rows, usage);
             return qc_arena_printf(arena, text, err, "%s without an option: qconv %s",
                                    c->places[i].name, usage);
         }

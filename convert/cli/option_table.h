@@ -151,9 +151,11 @@ extern const unsigned qc_environment_count;
 /* Both return NULL if there is none. */
 const qc_command_row *qc_command_row_of(qc_command command);
 const qc_command_row *qc_command_row_named(const char *name);
-/* Writes how the command is typed, after "qconv ": "verify [OPTION]... OUT". */
+/* Writes how the command is typed, after "qconv ": "verify [OPTION]... OUT". rows is
+ * qc_option_table. */
 #define QC_USAGE_BYTES 160
-void qc_command_usage(const qc_command_row *row, char out[QC_USAGE_BYTES]);
+void qc_command_usage(const qc_command_row *row, const qc_option_row *rows,
+                      char out[QC_USAGE_BYTES]);
 /* What the help of a command shows where the option has no default; or NULL. */
 const char *qc_option_note(const qc_option_row *row, qc_command command);
 /* Writes the name and what follows it: "--to {nf4,int8}", "--block-size N", "--force". */

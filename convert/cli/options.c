@@ -480,7 +480,7 @@ static qc_status place_words(const parse *p, qc_options *o, qc_error *err)
     int out_spared = 0;
     for (size_t i = 0; i < p->item_count; i++)
         out_spared |= p->items[i].row->spares_out;
-    qc_command_usage(c, usage);
+    qc_command_usage(c, qc_option_table, usage);
     for (unsigned i = 0; i < c->place_count; i++) {
         if (i < p->word_count && p->words[i][0] == '\0')
             QC_FAIL(err, QC_ERR_USAGE, "%s is empty; expected a path", c->places[i].name);

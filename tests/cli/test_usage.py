@@ -42,8 +42,8 @@ class Help(QconvCase):
             text = self.ok(c, "--help")
             for other in COMMANDS:
                 self.assertNotRegex(text, r"[(;] ?%s: " % other, c)
-            self.assertEqual("no such device" in text, c not in ("unpack", "inspect"), c)
-        self.assertIn("(nf4, or keep for what is quantized already)", " ".join(self.ok("plan", "--help").split()))
+            self.assertEqual("there is no such device" in text, c not in ("unpack", "inspect"), c)
+        self.assertIn("(default: nf4, or keep for what is quantized already)", " ".join(self.ok("plan", "--help").split()))
         self.assertIn("become (required)", " ".join(self.ok("convert", "--help").split()))
 
     def test_help_of_the_command_that_is_left_out(self):
