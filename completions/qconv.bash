@@ -46,6 +46,10 @@ _qconv()
         --calibration-context)
             return
             ;;
+        --tokenizer)
+            mapfile -t COMPREPLY < <(compgen -f -- "$cur")
+            return
+            ;;
         --damping)
             return
             ;;
@@ -181,10 +185,6 @@ _qconv()
             mapfile -t COMPREPLY < <(compgen -f -- "$cur")
             return
             ;;
-        --tokenizer)
-            mapfile -t COMPREPLY < <(compgen -f -- "$cur")
-            return
-            ;;
         --max-tokens)
             return
             ;;
@@ -283,7 +283,7 @@ _qconv()
     done
     if [[ $cur == -* ]]; then
         case ${command:-convert} in
-        convert) options='--to --format --activation-bits --block-size --no-double-quant --scale --calibrate --hessians --calibration-tokens --calibration-context --damping --compute-dtype --compress --max-shard-size --rest --keep --quantize --recipe --split-fused --for --requantize --drop-mtp --schemes --explain --vram --parallel --tp --margin --context --batch --images --kv-dtype --mla --prefill --cuda-context --device --tokenizer --dry-run --force --restart --consume-source --part --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
+        convert) options='--to --format --activation-bits --block-size --no-double-quant --scale --calibrate --hessians --calibration-tokens --calibration-context --tokenizer --damping --compute-dtype --compress --max-shard-size --rest --keep --quantize --recipe --split-fused --for --requantize --drop-mtp --schemes --explain --vram --parallel --tp --margin --context --batch --images --kv-dtype --mla --prefill --cuda-context --device --dry-run --force --restart --consume-source --part --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
         plan) options='--to --format --activation-bits --block-size --no-double-quant --max-shard-size --rest --keep --quantize --recipe --split-fused --for --requantize --drop-mtp --schemes --explain --vram --parallel --tp --margin --context --batch --images --kv-dtype --mla --prefill --cuda-context --html --device-map --mode --method --optimizer --precision --zero --checkpointing --lora-rank --effective-batch --apply --profile --json --quiet -q --verbose -v --help -h --version' ;;
         hardware) options='--as --watch --csv --interval --samples --json --quiet -q --verbose -v --help -h --version' ;;
         inspect) options='--for --json --quiet -q --verbose -v --help -h --version' ;;

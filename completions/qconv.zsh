@@ -17,17 +17,17 @@ _qconv()
     done
     if (( ! named )) && [[ ${words[CURRENT]} != -* ]]; then
         local -a commands=(
-            'convert:convert a checkpoint; the word may be left out'
-            'plan:what fits where\: devices, memory, context; writes nothing'
-            'hardware:GPUs, processor, memory, and what qconv would choose'
-            'inspect:list tensors, dtypes, schemes and sizes'
+            'convert:convert a checkpoint; the word convert may be left out'
+            'plan:work out what fits on which device; writes nothing'
+            'hardware:show GPUs, processor and memory, and what qconv would choose'
+            'inspect:list tensors with their dtypes, schemes and sizes'
             'verify:check every byte of an output against its hashes'
             'unpack:decompress an output to plain .safetensors files'
-            'validate:matmul accuracy and speed of an output against fp16'
-            'bench:speed of the GPU kernels against cuBLAS fp16'
-            'eval:perplexity and KL divergence of a language model'
-            'report:one HTML page on an output\: sizes, errors, perplexity, speed'
-            'help:show help on a command'
+            'validate:measure the products of an output and their speed beside fp16'
+            'bench:measure the speed of the GPU kernels beside cuBLAS in fp16'
+            'eval:measure perplexity and KL divergence of a language model'
+            'report:write one HTML page about an output\: sizes, errors, speed'
+            'help:show the help of a command'
         )
         _describe command commands
     fi
@@ -35,52 +35,52 @@ _qconv()
         convert)
             _arguments -s \
                 '--to=[what the weights of linear layers become]:to:(nf4 int8 int4 auto fp16 bf16 keep)' \
-                '--format=[whose format the quantized weights have]:format:(bitsandbytes compressed-tensors)' \
-                '--activation-bits=[what int8 weights of --format compressed-tensors are multiplied with]:activation-bits:(8 16)' \
-                '--block-size=[weights that share one scale\: a power of two, 32 to 4096]:N:' \
-                '--no-double-quant[keep block scales as float32 instead of quantizing them too]' \
+                '--format=[the library whose format the quantized weights have]:format:(bitsandbytes compressed-tensors)' \
+                '--activation-bits=[bits of the inputs that int8 weights are multiplied with]:activation-bits:(8 16)' \
+                '--block-size=[how many weights share one scale\: a power of two from 32 to 4096]:N:' \
+                '--no-double-quant[keep the scales of blocks as float32 instead of quantizing them too]' \
                 '--scale=[how the scale of a block or row is chosen]:scale:(absmax search refit)' \
-                '--calibrate=[choose codes and scales for least error in the layers'\'' outputs on this text]:FILE|default:_files' \
+                '--calibrate=[choose codes and scales for the least error in the layers'\'' outputs on this text]:FILE|default:_files' \
                 '--hessians=[calibrate with second moments of inputs that were captured elsewhere]:PATH:_files' \
                 '--calibration-tokens=[read at most this many tokens of the calibration text]:N:' \
-                '--calibration-context=[tokens in each window that the calibration text is cut into]:TOKENS:' \
-                '--damping=[how far calibrating trusts the weights over the text]:X:' \
-                '--compute-dtype=[dtype that loaders are told to compute in]:compute-dtype:(bfloat16 float16 float32)' \
-                '--compress=[compression of the shards, level 1 to 19]:none|zstd\[\:LEVEL\]:' \
-                '--max-shard-size=[bytes of tensors in one shard, before compression]:SIZE:' \
-                '--rest=[what floating-point tensors that are not quantized become]:rest:(keep bf16 fp16)' \
+                '--calibration-context=[length in tokens of the windows that the calibration text is cut into]:TOKENS:' \
+                '--tokenizer=[the tokenizer.json for the calibration text, or a directory that has one]:PATH:_files' \
+                '--damping=[how much more calibrating trusts the weights than the text]:X:' \
+                '--compute-dtype=[the dtype that loaders are told to compute in]:compute-dtype:(bfloat16 float16 float32)' \
+                '--compress=[how the shards are compressed; LEVEL is 1 to 19]:none|zstd\[\:LEVEL\]:' \
+                '--max-shard-size=[the most bytes of tensors in one shard, before compression]:SIZE:' \
+                '--rest=[what becomes of floating-point tensors that are not quantized]:rest:(keep bf16 fp16)' \
                 '*--keep=[leave tensors with these names as they are; may be repeated]:GLOB:' \
                 '*--quantize=[quantize tensors with these names; may be repeated]:GLOB:' \
                 '--recipe=[read --keep and --quantize rules from a JSON file]:FILE:_files' \
-                '--split-fused[let rules and --to auto split what engines load as one]' \
+                '--split-fused[let --keep, --quantize and --to auto split what engines load as one]' \
                 '--for=[refuse what this engine cannot load, and say what helps]:for:(transformers vllm sglang unsloth all)' \
                 '--requantize[quantize MXFP4 experts anew instead of passing them through]' \
-                '--drop-mtp[leave out multi-token prediction layers]' \
-                '--schemes=[what --to auto may choose from]:LIST:' \
+                '--drop-mtp[leave out the layers for multi-token prediction]' \
+                '--schemes=[the schemes that --to auto may choose from]:LIST:' \
                 '--explain[with --to auto\: show what was chosen for which weights, and why]' \
-                '--vram=[the devices\: 2x40GB, 24GB+16GB, 2xA100-40GB, auto, +cpu\:64GB, +disk]:SPEC:' \
-                '--parallel=[how a model lies on several GPUs\: whole layers, or a share of each]:parallel:(layers tensor)' \
+                '--vram=[the devices to fit the model to\: 2x40GB, 24GB+16GB, 2xA100-40GB, auto, +cpu\:64GB, +disk]:SPEC:' \
+                '--parallel=[what each of several GPUs holds\: whole layers, or a share of every layer]:parallel:(layers tensor)' \
                 '--tp=[split every layer over N GPUs, as vLLM does with tensor parallelism]:N:' \
-                '--margin=[share of each device that may be used, above 0 and at most 1]:SHARE:' \
-                '--context=[tokens of one sequence that the KV cache is to hold]:TOKENS:' \
-                '--batch=[sequences at once]:N:' \
-                '--images=[images per sequence, for models with cross-attention]:N:' \
-                '--kv-dtype=[element type of the KV cache]:kv-dtype:(fp16 bf16 fp8 fp32)' \
-                '--mla=[form in which DeepSeek'\''s attention is cached and computed]:mla:(latent absorbed expanded)' \
-                '--prefill=[tokens of a prompt that are read at once, or whole]:TOKENS:' \
+                '--margin=[the share of each device that may be used, above 0 and at most 1]:SHARE:' \
+                '--context=[how many tokens of one sequence the KV cache is to hold]:TOKENS:' \
+                '--batch=[how many sequences run at once]:N:' \
+                '--images=[how many images a sequence has, for models with cross-attention]:N:' \
+                '--kv-dtype=[the dtype of the KV cache]:kv-dtype:(fp16 bf16 fp8 fp32)' \
+                '--mla=[the form in which DeepSeek'\''s attention is cached and computed]:mla:(latent absorbed expanded)' \
+                '--prefill=[how many tokens of a prompt are read at once, or whole]:TOKENS:' \
                 '--cuda-context=[what a CUDA context and its kernels take on every GPU]:SIZE:' \
-                '--device=[what does the work\: cpu, every GPU, or GPUs 0 and 2 with cuda\:0,2]:auto|cpu|cuda\[\:N,...\]:' \
-                '--tokenizer=[a tokenizer.json, or a directory that has one]:PATH:_files' \
+                '--device=[what does the work\: the CPU, every GPU, or GPUs 0 and 2 with cuda\:0,2]:auto|cpu|cuda\[\:N,...\]:' \
                 '--dry-run[show what would be written, with exact sizes; write nothing]' \
                 '--force[replace another output, or write into a directory that holds other files]' \
                 '--restart[begin anew instead of continuing an interrupted conversion]' \
                 '--consume-source[delete each weight file of MODEL once all of it is written to OUT and synced]' \
                 '--part=[do the I-th of N parts of the work, 1 to N; the last to finish completes OUT]:I/N:' \
-                '--threads=[number of threads, 1 to 1024]:N:' \
-                '--progress=[whether to show progress on standard error]:progress:(auto always never)' \
+                '--threads=[how many threads work, 1 to 1024]:N:' \
+                '--progress=[when to show progress on standard error]:progress:(auto always never)' \
                 '--json[write the result to standard output as one JSON object]' \
-                '(-q --quiet)'{-q,--quiet}'[no progress, no summary, no warnings; errors only]' \
-                '*'{-v,--verbose}'[say more; -vv still more]' \
+                '(-q --quiet)'{-q,--quiet}'[show errors only\: no progress, no summary and no warnings]' \
+                '*'{-v,--verbose}'[say more, and with -vv still more]' \
                 '(-h --help)'{-h,--help}'[show this help]' \
                 '--version[show the version]' \
                 ':MODEL:_files' \
@@ -90,47 +90,47 @@ _qconv()
         plan)
             _arguments -s \
                 '--to=[what the weights of linear layers become]:to:(nf4 int8 int4 auto fp16 bf16 keep)' \
-                '--format=[whose format the quantized weights have]:format:(bitsandbytes compressed-tensors)' \
-                '--activation-bits=[what int8 weights of --format compressed-tensors are multiplied with]:activation-bits:(8 16)' \
-                '--block-size=[weights that share one scale\: a power of two, 32 to 4096]:N:' \
-                '--no-double-quant[keep block scales as float32 instead of quantizing them too]' \
-                '--max-shard-size=[bytes of tensors in one shard, before compression]:SIZE:' \
-                '--rest=[what floating-point tensors that are not quantized become]:rest:(keep bf16 fp16)' \
+                '--format=[the library whose format the quantized weights have]:format:(bitsandbytes compressed-tensors)' \
+                '--activation-bits=[bits of the inputs that int8 weights are multiplied with]:activation-bits:(8 16)' \
+                '--block-size=[how many weights share one scale\: a power of two from 32 to 4096]:N:' \
+                '--no-double-quant[keep the scales of blocks as float32 instead of quantizing them too]' \
+                '--max-shard-size=[the most bytes of tensors in one shard, before compression]:SIZE:' \
+                '--rest=[what becomes of floating-point tensors that are not quantized]:rest:(keep bf16 fp16)' \
                 '*--keep=[leave tensors with these names as they are; may be repeated]:GLOB:' \
                 '*--quantize=[quantize tensors with these names; may be repeated]:GLOB:' \
                 '--recipe=[read --keep and --quantize rules from a JSON file]:FILE:_files' \
-                '--split-fused[let rules and --to auto split what engines load as one]' \
+                '--split-fused[let --keep, --quantize and --to auto split what engines load as one]' \
                 '--for=[refuse what this engine cannot load, and say what helps]:for:(transformers vllm sglang unsloth all)' \
                 '--requantize[quantize MXFP4 experts anew instead of passing them through]' \
-                '--drop-mtp[leave out multi-token prediction layers]' \
-                '--schemes=[what --to auto may choose from]:LIST:' \
+                '--drop-mtp[leave out the layers for multi-token prediction]' \
+                '--schemes=[the schemes that --to auto may choose from]:LIST:' \
                 '--explain[with --to auto\: show what was chosen for which weights, and why]' \
-                '--vram=[the devices\: 2x40GB, 24GB+16GB, 2xA100-40GB, auto, +cpu\:64GB, +disk]:SPEC:' \
-                '--parallel=[how a model lies on several GPUs\: whole layers, or a share of each]:parallel:(layers tensor)' \
+                '--vram=[the devices to fit the model to\: 2x40GB, 24GB+16GB, 2xA100-40GB, auto, +cpu\:64GB, +disk]:SPEC:' \
+                '--parallel=[what each of several GPUs holds\: whole layers, or a share of every layer]:parallel:(layers tensor)' \
                 '--tp=[split every layer over N GPUs, as vLLM does with tensor parallelism]:N:' \
-                '--margin=[share of each device that may be used, above 0 and at most 1]:SHARE:' \
-                '--context=[tokens of one sequence that the KV cache is to hold]:TOKENS:' \
-                '--batch=[sequences at once]:N:' \
-                '--images=[images per sequence, for models with cross-attention]:N:' \
-                '--kv-dtype=[element type of the KV cache]:kv-dtype:(fp16 bf16 fp8 fp32)' \
-                '--mla=[form in which DeepSeek'\''s attention is cached and computed]:mla:(latent absorbed expanded)' \
-                '--prefill=[tokens of a prompt that are read at once, or whole]:TOKENS:' \
+                '--margin=[the share of each device that may be used, above 0 and at most 1]:SHARE:' \
+                '--context=[how many tokens of one sequence the KV cache is to hold]:TOKENS:' \
+                '--batch=[how many sequences run at once]:N:' \
+                '--images=[how many images a sequence has, for models with cross-attention]:N:' \
+                '--kv-dtype=[the dtype of the KV cache]:kv-dtype:(fp16 bf16 fp8 fp32)' \
+                '--mla=[the form in which DeepSeek'\''s attention is cached and computed]:mla:(latent absorbed expanded)' \
+                '--prefill=[how many tokens of a prompt are read at once, or whole]:TOKENS:' \
                 '--cuda-context=[what a CUDA context and its kernels take on every GPU]:SIZE:' \
                 '--html=[also write the plan as one HTML page]:FILE:_files' \
-                '--device-map=[also write the placement as accelerate'\''s device_map]:FILE:_files' \
-                '--mode=[what the model is to do]:mode:(infer train)' \
-                '--method=[what is trained]:method:(full lora qlora)' \
-                '--optimizer=[optimizer whose states are counted]:optimizer:(adamw adam adam8bit sgd)' \
-                '--precision=[number format of the computation; 16 bits keep float32 master weights]:precision:(bf16 fp16 fp32)' \
-                '--zero=[ZeRO stage over the GPUs, 0 to 3]:STAGE:' \
-                '--checkpointing=[keep only the inputs of layers and compute the rest again]:checkpointing:(on off)' \
-                '--lora-rank=[rank of the adapters, on every linear layer]:R:' \
-                '--effective-batch=[sequences per optimizer step over all GPUs; sets the accumulation]:N:' \
-                '--apply=[write the best setting as an accelerate or DeepSpeed configuration]:FILE:_files' \
-                '--profile[also allocate on this machine'\''s GPU and measure, to check the estimate]' \
+                '--device-map=[also write the placement as a device_map for accelerate]:FILE:_files' \
+                '--mode=[whether the plan is for inference or for training]:mode:(infer train)' \
+                '--method=[how the model is trained]:method:(full lora qlora)' \
+                '--optimizer=[the optimizer whose states are counted]:optimizer:(adamw adam adam8bit sgd)' \
+                '--precision=[the dtype of the computation; 16 bits come with float32 master weights]:precision:(bf16 fp16 fp32)' \
+                '--zero=[the ZeRO stage over the GPUs, 0 to 3]:STAGE:' \
+                '--checkpointing=[keep only the inputs of layers, and compute the rest again]:checkpointing:(on off)' \
+                '--lora-rank=[the rank of the adapters, which every linear layer gets]:R:' \
+                '--effective-batch=[how many sequences one optimizer step has over all GPUs, with accumulation]:N:' \
+                '--apply=[write the best setting as a configuration of accelerate or DeepSpeed]:FILE:_files' \
+                '--profile[also allocate and measure on this machine'\''s GPU, to check the estimate]' \
                 '--json[write the result to standard output as one JSON object]' \
-                '(-q --quiet)'{-q,--quiet}'[no progress, no summary, no warnings; errors only]' \
-                '*'{-v,--verbose}'[say more; -vv still more]' \
+                '(-q --quiet)'{-q,--quiet}'[show errors only\: no progress, no summary and no warnings]' \
+                '*'{-v,--verbose}'[say more, and with -vv still more]' \
                 '(-h --help)'{-h,--help}'[show this help]' \
                 '--version[show the version]' \
                 ':MODEL:_files' \
@@ -139,13 +139,13 @@ _qconv()
         hardware)
             _arguments -s \
                 '--as=[describe these cards instead of this machine'\''s\: 2xA100-40GB, 3090]:CARDS:' \
-                '--watch[follow the memory of every GPU and process]' \
+                '--watch[keep showing the memory of every GPU and process]' \
                 '--csv=[with --watch\: also write every sample to a CSV file]:FILE:_files' \
-                '--interval=[with --watch\: time between samples, 0.01 to 3600]:SECONDS:' \
-                '--samples=[with --watch\: stop after this many]:N:' \
+                '--interval=[with --watch\: seconds from sample to sample, 0.01 to 3600]:SECONDS:' \
+                '--samples=[with --watch\: stop after this many samples]:N:' \
                 '--json[write the result to standard output as one JSON object]' \
-                '(-q --quiet)'{-q,--quiet}'[no progress, no summary, no warnings; errors only]' \
-                '*'{-v,--verbose}'[say more; -vv still more]' \
+                '(-q --quiet)'{-q,--quiet}'[show errors only\: no progress, no summary and no warnings]' \
+                '*'{-v,--verbose}'[say more, and with -vv still more]' \
                 '(-h --help)'{-h,--help}'[show this help]' \
                 '--version[show the version]' \
                 && return
@@ -154,8 +154,8 @@ _qconv()
             _arguments -s \
                 '--for=[refuse what this engine cannot load, and say what helps]:for:(transformers vllm sglang unsloth all)' \
                 '--json[write the result to standard output as one JSON object]' \
-                '(-q --quiet)'{-q,--quiet}'[no progress, no summary, no warnings; errors only]' \
-                '*'{-v,--verbose}'[say more; -vv still more]' \
+                '(-q --quiet)'{-q,--quiet}'[show errors only\: no progress, no summary and no warnings]' \
+                '*'{-v,--verbose}'[say more, and with -vv still more]' \
                 '(-h --help)'{-h,--help}'[show this help]' \
                 '--version[show the version]' \
                 ':DIR|FILE:_files' \
@@ -164,11 +164,11 @@ _qconv()
         verify)
             _arguments -s \
                 '--against=[the checkpoint that OUT was made from]:MODEL:_files' \
-                '--threads=[number of threads, 1 to 1024]:N:' \
-                '--progress=[whether to show progress on standard error]:progress:(auto always never)' \
+                '--threads=[how many threads work, 1 to 1024]:N:' \
+                '--progress=[when to show progress on standard error]:progress:(auto always never)' \
                 '--json[write the result to standard output as one JSON object]' \
-                '(-q --quiet)'{-q,--quiet}'[no progress, no summary, no warnings; errors only]' \
-                '*'{-v,--verbose}'[say more; -vv still more]' \
+                '(-q --quiet)'{-q,--quiet}'[show errors only\: no progress, no summary and no warnings]' \
+                '*'{-v,--verbose}'[say more, and with -vv still more]' \
                 '(-h --help)'{-h,--help}'[show this help]' \
                 '--version[show the version]' \
                 ':OUT:_files -/' \
@@ -176,13 +176,13 @@ _qconv()
             ;;
         unpack)
             _arguments -s \
-                '--device=[only the shards of one device of the plan\: cuda\:0, cpu]:NAME:' \
+                '--device=[write only the shards of one device of the plan, such as cuda\:0 or cpu]:NAME:' \
                 '--force[replace another output, or write into a directory that holds other files]' \
-                '--threads=[number of threads, 1 to 1024]:N:' \
-                '--progress=[whether to show progress on standard error]:progress:(auto always never)' \
+                '--threads=[how many threads work, 1 to 1024]:N:' \
+                '--progress=[when to show progress on standard error]:progress:(auto always never)' \
                 '--json[write the result to standard output as one JSON object]' \
-                '(-q --quiet)'{-q,--quiet}'[no progress, no summary, no warnings; errors only]' \
-                '*'{-v,--verbose}'[say more; -vv still more]' \
+                '(-q --quiet)'{-q,--quiet}'[show errors only\: no progress, no summary and no warnings]' \
+                '*'{-v,--verbose}'[say more, and with -vv still more]' \
                 '(-h --help)'{-h,--help}'[show this help]' \
                 '--version[show the version]' \
                 ':OUT:_files -/' \
@@ -191,23 +191,23 @@ _qconv()
             ;;
         validate)
             _arguments -s \
-                '--device=[what does the work\: cpu, every GPU, or GPUs 0 and 2 with cuda\:0,2]:auto|cpu|cuda\[\:N,...\]:' \
+                '--device=[what does the work\: the CPU, every GPU, or GPUs 0 and 2 with cuda\:0,2]:auto|cpu|cuda\[\:N,...\]:' \
                 '--against=[the checkpoint that OUT was made from]:MODEL:_files' \
-                '--sample=[measure only this many of the quantized layers, evenly spread]:N:' \
-                '--m=[numbers of rows of activations, with commas between them]:LIST:' \
+                '--sample=[measure only this many of the quantized layers, spread evenly]:N:' \
+                '--m=[how many rows of activations\: numbers with commas between them]:LIST:' \
                 '--activations=[take activations from this .safetensors file]:FILE:_files' \
-                '--seed=[seed of the random numbers]:N:' \
+                '--seed=[the seed of the random numbers]:N:' \
                 '--tuning=[choose GPU kernels by this table of '\''qconv bench --tune --save'\'']:FILE:_files' \
-                '--max-error=[exit code 4 if the relative output error of a layer is larger]:X:' \
-                '--baseline=[exit code 4 if a layer is worse than in this earlier run]:FILE:_files' \
+                '--max-error=[end with exit code 4 if the relative output error of a layer is larger]:X:' \
+                '--baseline=[end with exit code 4 if a layer is worse than in this earlier run]:FILE:_files' \
                 '--save-baseline=[write this run'\''s errors for --baseline]:FILE:_files' \
-                '--tolerance=[with --baseline\: how much worse still passes]:X:' \
-                '--html=[write the result as one HTML page, with plots, to a file]:FILE:_files' \
-                '--threads=[number of threads, 1 to 1024]:N:' \
-                '--progress=[whether to show progress on standard error]:progress:(auto always never)' \
+                '--tolerance=[with --baseline\: how much worse a layer may be]:X:' \
+                '--html=[write the result as one HTML page with plots to a file]:FILE:_files' \
+                '--threads=[how many threads work, 1 to 1024]:N:' \
+                '--progress=[when to show progress on standard error]:progress:(auto always never)' \
                 '--json[write the result to standard output as one JSON object]' \
-                '(-q --quiet)'{-q,--quiet}'[no progress, no summary, no warnings; errors only]' \
-                '*'{-v,--verbose}'[say more; -vv still more]' \
+                '(-q --quiet)'{-q,--quiet}'[show errors only\: no progress, no summary and no warnings]' \
+                '*'{-v,--verbose}'[say more, and with -vv still more]' \
                 '(-h --help)'{-h,--help}'[show this help]' \
                 '--version[show the version]' \
                 ':OUT:_files -/' \
@@ -215,43 +215,43 @@ _qconv()
             ;;
         bench)
             _arguments -s \
-                '--device=[what does the work\: cpu, every GPU, or GPUs 0 and 2 with cuda\:0,2]:auto|cpu|cuda\[\:N,...\]:' \
-                '--shapes=[weights, outputs x inputs\: 8192x8192,8192+1024+1024x8192]:LIST:' \
-                '--scheme=[what to measure, of nf4, nf4-plain, int8 and int8-blocks]:LIST:' \
-                '--m=[numbers of rows of activations, with commas between them]:LIST:' \
-                '--dtype=[dtype of activations and results]:dtype:(fp16 bf16)' \
-                '--seed=[seed of the random numbers]:N:' \
+                '--device=[what does the work\: the CPU, every GPU, or GPUs 0 and 2 with cuda\:0,2]:auto|cpu|cuda\[\:N,...\]:' \
+                '--shapes=[the weights to time, as outputs x inputs\: 8192x8192,8192+1024+1024x8192]:LIST:' \
+                '--scheme=[the schemes to time, of nf4, nf4-plain, int8 and int8-blocks]:LIST:' \
+                '--m=[how many rows of activations\: numbers with commas between them]:LIST:' \
+                '--dtype=[the dtype of activations and results]:dtype:(fp16 bf16)' \
+                '--seed=[the seed of the random numbers]:N:' \
                 '--path=[the kernel to use for every shape]:path:(gemv mma-884 mma-16816 dequant-gemm)' \
                 '--rounds=[measure everything at most this many times; the median counts]:N:' \
-                '--seconds=[about how long all of it may take]:S:' \
+                '--seconds=[about how many seconds all of it may take]:S:' \
                 '--tune[find the best kernel, and how to cut its work, for each shape and M]' \
                 '--save=[with --tune\: write the better choices as a table for --tuning]:FILE:_files' \
                 '--tuning=[choose GPU kernels by this table of '\''qconv bench --tune --save'\'']:FILE:_files' \
                 '--markdown[write the result to standard output as Markdown tables]' \
                 '--output=[also write the JSON of --json to a file]:FILE:_files' \
-                '--progress=[whether to show progress on standard error]:progress:(auto always never)' \
+                '--progress=[when to show progress on standard error]:progress:(auto always never)' \
                 '--json[write the result to standard output as one JSON object]' \
-                '(-q --quiet)'{-q,--quiet}'[no progress, no summary, no warnings; errors only]' \
-                '*'{-v,--verbose}'[say more; -vv still more]' \
+                '(-q --quiet)'{-q,--quiet}'[show errors only\: no progress, no summary and no warnings]' \
+                '*'{-v,--verbose}'[say more, and with -vv still more]' \
                 '(-h --help)'{-h,--help}'[show this help]' \
                 '--version[show the version]' \
                 && return
             ;;
         eval)
             _arguments -s \
-                '--device=[what does the work\: cpu, every GPU, or GPUs 0 and 2 with cuda\:0,2]:auto|cpu|cuda\[\:N,...\]:' \
+                '--device=[what does the work\: the CPU, every GPU, or GPUs 0 and 2 with cuda\:0,2]:auto|cpu|cuda\[\:N,...\]:' \
                 '--against=[the checkpoint that OUT was made from]:MODEL:_files' \
-                '--text=[the text to read, or FILE.ids with token ids, one sequence per line]:FILE:_files' \
+                '--text=[the text to read, or a FILE.ids with token ids, one sequence per line]:FILE:_files' \
                 '--tokenizer=[a tokenizer.json, or a directory that has one]:PATH:_files' \
-                '--context=[tokens in each window that the text is cut into]:TOKENS:' \
+                '--context=[length in tokens of the windows that the text is cut into]:TOKENS:' \
                 '--max-tokens=[read at most this many tokens of the text]:N:' \
-                '--max-kl=[exit code 4 if the mean KL divergence is larger]:X:' \
+                '--max-kl=[end with exit code 4 if the mean KL divergence is larger]:X:' \
                 '--tuning=[choose GPU kernels by this table of '\''qconv bench --tune --save'\'']:FILE:_files' \
-                '--threads=[number of threads, 1 to 1024]:N:' \
-                '--progress=[whether to show progress on standard error]:progress:(auto always never)' \
+                '--threads=[how many threads work, 1 to 1024]:N:' \
+                '--progress=[when to show progress on standard error]:progress:(auto always never)' \
                 '--json[write the result to standard output as one JSON object]' \
-                '(-q --quiet)'{-q,--quiet}'[no progress, no summary, no warnings; errors only]' \
-                '*'{-v,--verbose}'[say more; -vv still more]' \
+                '(-q --quiet)'{-q,--quiet}'[show errors only\: no progress, no summary and no warnings]' \
+                '*'{-v,--verbose}'[say more, and with -vv still more]' \
                 '(-h --help)'{-h,--help}'[show this help]' \
                 '--version[show the version]' \
                 ':OUT:_files -/' \
@@ -259,21 +259,21 @@ _qconv()
             ;;
         report)
             _arguments -s \
-                '--device=[what does the work\: cpu, every GPU, or GPUs 0 and 2 with cuda\:0,2]:auto|cpu|cuda\[\:N,...\]:' \
+                '--device=[what does the work\: the CPU, every GPU, or GPUs 0 and 2 with cuda\:0,2]:auto|cpu|cuda\[\:N,...\]:' \
                 '--against=[the checkpoint that OUT was made from]:MODEL:_files' \
-                '--text=[the text to read, or FILE.ids with token ids, one sequence per line]:FILE:_files' \
+                '--text=[the text to read, or a FILE.ids with token ids, one sequence per line]:FILE:_files' \
                 '--tokenizer=[a tokenizer.json, or a directory that has one]:PATH:_files' \
-                '--context=[tokens in each window that the text is cut into]:TOKENS:' \
+                '--context=[length in tokens of the windows that the text is cut into]:TOKENS:' \
                 '--max-tokens=[read at most this many tokens of the text]:N:' \
                 '--eval=[include the result of an earlier '\''qconv eval --json'\'']:FILE:_files' \
                 '--bench=[include the result of an earlier '\''qconv bench --json'\'']:FILE:_files' \
                 '--tuning=[choose GPU kernels by this table of '\''qconv bench --tune --save'\'']:FILE:_files' \
-                '--html=[write the result as one HTML page, with plots, to a file]:FILE:_files' \
-                '--threads=[number of threads, 1 to 1024]:N:' \
-                '--progress=[whether to show progress on standard error]:progress:(auto always never)' \
+                '--html=[write the result as one HTML page with plots to a file]:FILE:_files' \
+                '--threads=[how many threads work, 1 to 1024]:N:' \
+                '--progress=[when to show progress on standard error]:progress:(auto always never)' \
                 '--json[write the result to standard output as one JSON object]' \
-                '(-q --quiet)'{-q,--quiet}'[no progress, no summary, no warnings; errors only]' \
-                '*'{-v,--verbose}'[say more; -vv still more]' \
+                '(-q --quiet)'{-q,--quiet}'[show errors only\: no progress, no summary and no warnings]' \
+                '*'{-v,--verbose}'[say more, and with -vv still more]' \
                 '(-h --help)'{-h,--help}'[show this help]' \
                 '--version[show the version]' \
                 ':OUT:_files -/' \
@@ -281,8 +281,8 @@ _qconv()
             ;;
         help)
             _arguments -s \
-                '(-q --quiet)'{-q,--quiet}'[no progress, no summary, no warnings; errors only]' \
-                '*'{-v,--verbose}'[say more; -vv still more]' \
+                '(-q --quiet)'{-q,--quiet}'[show errors only\: no progress, no summary and no warnings]' \
+                '*'{-v,--verbose}'[say more, and with -vv still more]' \
                 '(-h --help)'{-h,--help}'[show this help]' \
                 '--version[show the version]' \
                 '::COMMAND:(convert plan hardware inspect verify unpack validate bench eval report help)' \

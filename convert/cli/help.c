@@ -48,18 +48,23 @@ static void add_row(qc_strbuf *out, const char *name, size_t column, const char 
 
 void qc_help_overview(qc_strbuf *out)
 {
+    char usage[QC_USAGE_BYTES];
     qc_strbuf_puts(out, "qconv quantizes and converts Hugging Face checkpoints.\n"
                         "\n"
                         "Usage:\n");
-    for (unsigned i = 0; i < qc_command_count; i++)
-        qc_strbuf_putf(out, "  qconv %s\n", qc_command_table[i].synopsis);
+    for (unsigned i = 0; i < qc_command_count; i++) {
+        qc_command_usage(&qc_command_table[i], qc_option_table, usage);
+        qc_strbuf_puts(out, "  qconv ");
+        add_wrapped(out, usage, 12, 8);
+    }
     qc_strbuf_puts(out, "\nCommands:\n");
     for (unsigned i = 0; i < qc_command_count; i++)
         add_row(out, qc_command_table[i].name, NAME_COLUMN, qc_command_table[i].summary);
-    qc_strbuf_puts(out, "\n"
-                        "Options of a command: 'qconv COMMAND --help'. Version: 'qconv "
-                        "--version'.\n"
-                        "Results go to standard output, everything else to standard error.\n");
+    qc_strbuf_puts(out, "\n");
+    add_wrapped(out,
+                "'qconv COMMAND --help' shows the options of a command, and 'qconv --version' the "
+                "version. Results go to standard output, everything else to standard error.",
+                0, 0);
 }
 
 static void add_option(qc_strbuf *out, const qc_option_row *row, qc_command command)
@@ -71,10 +76,11 @@ static void add_option(qc_strbuf *out, const qc_option_row *row, qc_command comm
         (void)snprintf(letter, sizeof letter, "-%c, ", row->letter);
     (void)snprintf(name, sizeof name, "%s%s", letter, spelled);
     const char *note = qc_option_note(row, command);
-    if (row->dflt)
-        (void)snprintf(text, sizeof text, "%s (default: %s)", row->help, row->dflt);
-    else if (note)
-        (void)snprintf(text, sizeof text, "%s (%s)", row->help, note);
+    if (row->required & QC_CMD_BIT(command))
+        (void)snprintf(text, sizeof text, "%s (required)", row->help);
+    else if (row->dflt || note)
+        (void)snprintf(text, sizeof text, "%s (default: %s)", row->help,
+                       row->dflt ? row->dflt : note);
     else
         (void)snprintf(text, sizeof text, "%s", row->help);
     add_row(out, name, TEXT_COLUMN, text);
@@ -113,7 +119,11 @@ void qc_help_command(qc_strbuf *out, qc_command command)
         qc_help_overview(out);
         return;
     }
-    qc_strbuf_putf(out, "Usage: qconv %s\n\n", row->synopsis);
+    char usage[QC_USAGE_BYTES];
+    qc_command_usage(row, qc_option_table, usage);
+    qc_strbuf_puts(out, "Usage: qconv ");
+    add_wrapped(out, usage, 13, 13);
+    qc_strbuf_puts(out, "\n");
     add_wrapped(out, row->text, 0, 0);
     for (unsigned g = 0; g < QC_GROUP_COUNT; g++)
         add_group(out, command, g);

@@ -53,20 +53,20 @@ static void add_sentence(qc_strbuf *out, const char *clause)
     qc_strbuf_puts(out, ".\n");
 }
 
-/* Adds "Commands: convert, unpack." unless the option is one of all commands. */
-static void add_scope(qc_strbuf *out, const qc_option_row *row)
+/* Adds "With convert, unpack" and what follows it. Adds nothing where these are all commands, or
+ * none. */
+static void add_commands_of(qc_strbuf *out, const char *before, unsigned commands,
+                            const char *after)
 {
     unsigned all = 0, n = 0;
     for (unsigned i = 0; i < qc_command_count; i++)
         all |= QC_CMD_BIT(qc_command_table[i].command);
-    if ((row->commands & all) == all)
+    if ((commands & all) == all || !(commands & all))
         return;
-    for (unsigned i = 0; i < qc_command_count; i++) {
-        if (!(row->commands & QC_CMD_BIT(qc_command_table[i].command)))
-            continue;
-        qc_strbuf_putf(out, "%s\\fB%s\\fR", n++ ? ", " : "With ", qc_command_table[i].name);
-    }
-    qc_strbuf_puts(out, ".\n");
+    for (unsigned i = 0; i < qc_command_count; i++)
+        if (commands & QC_CMD_BIT(qc_command_table[i].command))
+            qc_strbuf_putf(out, "%s\\fB%s\\fR", n++ ? ", " : before, qc_command_table[i].name);
+    qc_strbuf_puts(out, after);
 }
 
 static void add_option(qc_strbuf *out, const qc_option_row *row)
@@ -92,35 +92,34 @@ static void add_option(qc_strbuf *out, const qc_option_row *row)
     if (row->more)
         add_line(out, row->more);
     const char *dflt = row->dflt ? row->dflt : row->dflt_note;
-    if (dflt && strcmp(dflt, "required") == 0) {
-        add_line(out, "Required.");
-    } else if (dflt) {
+    if (dflt) {
         qc_strbuf_puts(out, "Default: ");
         add_text(out, dflt);
         qc_strbuf_puts(out, ".\n");
     }
     if (row->dflt_of.commands) {
-        for (unsigned i = 0; i < qc_command_count; i++)
-            if (row->dflt_of.commands & QC_CMD_BIT(qc_command_table[i].command))
-                qc_strbuf_putf(out, "With \\fB%s\\fR: ", qc_command_table[i].name);
+        add_commands_of(out, "Default with ", row->dflt_of.commands, ": ");
         add_text(out, row->dflt_of.note);
         qc_strbuf_puts(out, ".\n");
     }
-    add_scope(out, row);
+    add_commands_of(out, "Required with ", row->required, ".\n");
+    add_commands_of(out, "With ", row->commands, ".\n");
     qc_strbuf_putf(out, "Since %s.\n", row->since);
 }
 
 static void add_commands(qc_strbuf *out)
 {
+    char usage[QC_USAGE_BYTES];
     qc_strbuf_puts(out, ".SH SYNOPSIS\n");
     for (unsigned i = 0; i < qc_command_count; i++) {
         qc_strbuf_putf(out, "%s.B qconv\n", i ? ".br\n" : "");
-        add_line(out, qc_command_table[i].synopsis);
+        qc_command_usage(&qc_command_table[i], qc_option_table, usage);
+        add_line(out, usage);
     }
     qc_strbuf_puts(out, ".SH DESCRIPTION\n");
-    add_line(out, "qconv turns a Hugging Face checkpoint into one that is quantized (NF4 or "
-                  "int8, in the form bitsandbytes and transformers load) or cast to 16 bits, "
-                  "in constant memory, with a hash over every byte written.\n\n"
+    add_line(out, "qconv turns a Hugging Face checkpoint into one that is quantized (NF4, int8 or "
+                  "int4, in the forms that transformers, vLLM and SGLang load) or cast to 16 "
+                  "bits, in constant memory, with a hash over every byte that it writes.\n\n"
                   "Results go to standard output, everything else to standard error.");
     qc_strbuf_puts(out, ".SH COMMANDS\n");
     for (unsigned i = 0; i < qc_command_count; i++) {
@@ -133,8 +132,8 @@ static void add_options(qc_strbuf *out)
 {
     qc_strbuf_puts(out, ".SH OPTIONS\n");
     add_line(out, "A value follows its option after a space or after '='. Names cannot be "
-                  "shortened. After '--' every argument is a path. Of an option given twice "
-                  "the last one counts, except where it may be repeated. Sizes are written "
+                  "shortened. After '--' every argument is a path. If an option is given "
+                  "twice, the last one counts, unless it may be repeated. Sizes are written "
                   "like 5GB (10^9 bytes each), 512MiB (2^20 bytes each), 1.5GB or 4096.");
     for (unsigned g = 0; g < QC_GROUP_COUNT; g++) {
         qc_strbuf_putf(out, ".SS %s\n", qc_option_group_titles[g]);

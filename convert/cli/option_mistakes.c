@@ -28,11 +28,11 @@ static int is_name(const char *typed, size_t len, const char *name)
     return i == len && name[i] == '\0';
 }
 
-/* Is `typed` one of the names in a list that has blanks between them? */
+/* Is `typed` one of the names in a list that has blanks between them, or is NULL? */
 static int is_listed(const char *typed, size_t len, const char *names)
 {
     char name[48];
-    for (const char *s = names; *s; s += strspn(s, " ")) {
+    for (const char *s = names ? names : ""; *s; s += strspn(s, " ")) {
         size_t n = strcspn(s, " ");
         if (n < sizeof name) {
             memcpy(name, s, n);
@@ -47,31 +47,13 @@ static int is_listed(const char *typed, size_t len, const char *names)
 
 /* ---- commands ---- */
 
-static const struct {
-    const char *names;
-    qc_command command;
-} command_names[] = {
-    {"quantize quantise quant quantization compress cast dequantize dequantise run",
-     QC_CMD_CONVERT},
-    {"decompress extract unzip unzst uncompress export", QC_CMD_UNPACK},
-    {"check checksum hash compare diff", QC_CMD_VERIFY},
-    {"show info list ls cat dump stat stats view print describe", QC_CMD_INSPECT},
-    {"fit fits estimate memory mem vram size dry-run place", QC_CMD_PLAN},
-    {"gpu gpus device devices hw cards system nvidia-smi smi", QC_CMD_HARDWARE},
-    {"benchmark perf speed tune", QC_CMD_BENCH},
-    {"perplexity ppl evaluate evaluation kl kld", QC_CMD_EVAL},
-    {"test accuracy", QC_CMD_VALIDATE},
-    {"html page", QC_CMD_REPORT},
-};
-
 const qc_command_row *qc_mistaken_command(const char *word)
 {
     const qc_command_row *best = NULL;
     unsigned best_miss = UINT32_MAX;
-    for (size_t i = 0; i < sizeof command_names / sizeof *command_names; i++)
-        if (is_listed(word, strlen(word), command_names[i].names))
-            return qc_command_row_of(command_names[i].command);
     for (unsigned i = 0; i < qc_command_count; i++) {
+        if (is_listed(word, strlen(word), qc_command_table[i].foreign))
+            return &qc_command_table[i];
         unsigned m = miss(word, strlen(word), qc_command_table[i].name);
         if (m < best_miss) {
             best = &qc_command_table[i];
@@ -82,14 +64,6 @@ const qc_command_row *qc_mistaken_command(const char *word)
 }
 
 /* ---- options ---- */
-
-/* What other tools call the arguments that are no options here: the first, and the second. */
-static const char place_names[2][160] = {
-    "model in input i m src source from model-path model-dir model-id path checkpoint "
-    "pretrained-model-name-or-path",
-    "out output o output-dir out-dir outdir output-path outfile output-file output-folder dest "
-    "dst destination target save save-to save-path to-dir",
-};
 
 /* The name of another tool's option that stands for this one, or NULL. */
 static const qc_foreign_name *foreign_name(const qc_option_row *row, const char *typed, size_t len,
@@ -122,6 +96,7 @@ qc_status qc_mistaken_option(const char **text, qc_arena *arena, const char *typ
                              const qc_option_row *rows, qc_command command, qc_error *err)
 {
     const qc_command_row *c = qc_command_row_of(command);
+    char usage[QC_USAGE_BYTES];
     const qc_foreign_name *foreign = NULL;
     const qc_option_row *r = rows;
     while (r->name && !(foreign = foreign_name(r, typed, len, command)))
@@ -130,9 +105,11 @@ qc_status qc_mistaken_option(const char **text, qc_arena *arena, const char *typ
     if (*text)
         return QC_OK;
     for (unsigned i = 0; !foreign && c && i < c->place_count; i++)
-        if (is_listed(typed, len, place_names[i]))
+        if (is_listed(typed, len, c->places[i].foreign)) {
+            qc_command_usage(c, rows, usage);
             return qc_arena_printf(arena, text, err, "%s without an option: qconv %s",
-                                   c->places[i].name, c->synopsis);
+                                   c->places[i].name, usage);
+        }
     const qc_option_row *meant = foreign ? r : near_row(typed, len, rows, command);
     return meant ? qc_arena_printf(arena, text, err, "--%s", meant->name) : QC_OK;
 }
@@ -158,31 +135,12 @@ int qc_same_word(const char *a, const char *b)
 
 const char *qc_mistaken_choice(const qc_option_row *row, const char *typed)
 {
-    static const struct {
-        const char *names, *choice;
-    } words[] = {
-        {"int4 4bit 4-bit 4 fp4 q4 bnb bitsandbytes bnb4 nf4-double w4 w4a16 4bits", "nf4"},
-        {"8bit 8-bit 8 q8 llm.int8 w8 bnb8 8bits i8 uint8", "int8"},
-        {"16 16bit 16-bit f16 float half-precision", "bf16"},
-        {"mixed best mix dynamic", "auto"},
-        {"none same copy original asis as-is", "keep"},
-        {"yes true 1", "on"},
-        {"no false 0 off", "off"},
-        {"no false 0 off quiet", "never"},
-        {"yes true 1 on", "always"},
-        {"inference serve run", "infer"},
-        {"training finetune fine-tune", "train"},
-        {"adam-8bit adamw8bit adamw-8bit paged-adamw-8bit adamw-bnb-8bit", "adam8bit"},
-        {"max minmax", "absmax"},
-        {"mse", "search"},
-    };
     const char *best = NULL;
     unsigned best_miss = UINT32_MAX;
-    for (unsigned c = 0; row->choices[c]; c++) {
-        for (size_t i = 0; i < sizeof words / sizeof *words; i++)
-            if (strcmp(words[i].choice, row->choices[c]) == 0 &&
-                is_listed(typed, strlen(typed), words[i].names))
-                return row->choices[c];
+    for (const qc_choice_words *w = row->words; w && w->names; w++)
+        if (is_listed(typed, strlen(typed), w->names))
+            return w->choice;
+    for (unsigned c = 0; row->choices && row->choices[c]; c++) {
         unsigned m = miss(typed, strlen(typed), row->choices[c]);
         if (m < best_miss) {
             best = row->choices[c];

@@ -15,7 +15,7 @@ const qc_command_row *qc_mistaken_command(const char *word);
 QC_NODISCARD qc_status qc_mistaken_option(const char **text, qc_arena *arena, const char *typed,
                                           size_t len, const qc_option_row *rows, qc_command command,
                                           qc_error *err);
-/* The choice of a row that another word stands for: "nf4" for "int4", "none" for "off". */
+/* The choice of a row that another word stands for: "nf4" for "4bit", "none" for "off". */
 const char *qc_mistaken_choice(const qc_option_row *row, const char *typed);
 /* The number that "4k", "8,192" or "1_000" stands for, or 0. */
 uint64_t qc_mistaken_number(const char *typed);

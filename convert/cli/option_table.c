@@ -3,9 +3,6 @@
 #include "convert/cli/option_values.h"
 #include "convert/plan/engines.h"
 
-#include <stdio.h>
-#include <string.h>
-
 #define CONVERT   QC_CMD_BIT(QC_CMD_CONVERT)
 #define INSPECT   QC_CMD_BIT(QC_CMD_INSPECT)
 #define VERIFY    QC_CMD_BIT(QC_CMD_VERIFY)
@@ -58,6 +55,32 @@
     {                                                                                              \
         __VA_ARGS__                                                                                \
     }
+#define RULES(...)                                                                                 \
+    .rules = (const qc_option_rule[])                                                              \
+    {                                                                                              \
+        __VA_ARGS__,                                                                               \
+        {                                                                                          \
+            .of = NULL                                                                             \
+        }                                                                                          \
+    }
+#define WORDS(...)                                                                                 \
+    .words = (const qc_choice_words[])                                                             \
+    {                                                                                              \
+        __VA_ARGS__,                                                                               \
+        {                                                                                          \
+            NULL, NULL                                                                             \
+        }                                                                                          \
+    }
+/* What several rows say. */
+#define WHOLE_MODEL                                                                                \
+    {                                                                                              \
+        .not_with = "--part !1/1",                                                                 \
+        .why = ": a part has no inputs of later layers without those of the earlier"               \
+    }
+#define SIXTEEN_BITS "16 16bit 16-bit f16 float half-precision"
+#define KEEP_WORDS   "none same copy original asis as-is"
+#define YES_WORDS    "yes true 1"
+#define NO_WORDS     "no false 0"
 #define FOREIGN(...)                                                                               \
     .foreign = (const qc_foreign_name[])                                                           \
     {                                                                                              \
@@ -80,7 +103,7 @@ const char *const qc_option_group_titles[QC_GROUP_COUNT] = {
 /* clang-format off */
 const qc_option_row qc_option_table[] = {
     {ROW("to", FITTING, OUTPUT), CHOICE(convert.plan.recipe.to), CHOICES(QC_TO_NAMES),
-     GIVEN(convert.plan.recipe.to_given), .dflt_note = "required",
+     GIVEN(convert.plan.recipe.to_given), .required = CONVERT,
      .dflt_of = {PLAN, "nf4, or keep for what is quantized already"}, .since = "0.1.0",
      FOREIGN({.names = "bits wbits nbits w-bit quant quant-type quantization quantization-type "
                        "quant-method qtype q outtype out-type scheme type precision "
@@ -94,6 +117,13 @@ const qc_option_row qc_option_table[] = {
              {.names = "fp16 float16 half", .meant = "--to fp16"},
              {.names = "auto", .meant = "--to auto"},
              {.names = "dequantize", .meant = "--to bf16"}),
+     WORDS({"4bit 4-bit 4 fp4 q4 bnb bitsandbytes bnb4 nf4-double w4 4bits", "nf4"},
+           {"8bit 8-bit 8 q8 llm.int8 w8 bnb8 8bits i8 uint8 w8a8", "int8"}, {"w4a16", "int4"},
+           {SIXTEEN_BITS, "bf16"}, {"mixed best mix dynamic", "auto"}, {KEEP_WORDS, "keep"}),
+     RULES({.of = "int4", .implies = "--format compressed-tensors"},
+           /* What 8-bit activations cost is in no predicted error. */
+           {.of = "auto", .implies = "--activation-bits 16"},
+           {.of = "auto", .needs = "--vram", .why = ", which says what it has to fit"}),
      .help = "what the weights of linear layers become",
      .more = "nf4: 4-bit NormalFloat in blocks, as bitsandbytes stores it. int8: one scale per "
              "row, as LLM.int8 stores it, or per block with --block-size. int4: 4-bit integers in "
@@ -104,66 +134,92 @@ const qc_option_row qc_option_table[] = {
              "decides about the others. keep: every tensor stays as it is, bit for bit, and the "
              "shards are cut, compressed and hashed anew."},
     {ROW("format", FITTING, OUTPUT), CHOICE(convert.plan.recipe.format),
-     CHOICES(QC_FORMAT_NAMES), .dflt_note = "bitsandbytes; compressed-tensors for int4",
+     CHOICES(QC_FORMAT_NAMES), .dflt_note = "bitsandbytes, or compressed-tensors for int4",
      .quantizes = 1, .since = "0.5.0",
-     .help = "whose format the quantized weights have",
+     FOREIGN({.names = "quant-format backend"}),
+     WORDS({"bnb", "bitsandbytes"}, {"ct compressed llm-compressor llmcompressor vllm",
+                                     "compressed-tensors"}),
+     RULES({.of = "compressed-tensors", .needs = "--to int4|int8|auto"},
+           {.of = "bitsandbytes", .not_with = "--to int4",
+            .why = ": its form in 4 bits is --to nf4"}),
+     .help = "the library whose format the quantized weights have",
      .more = "bitsandbytes is what transformers loads for inference and for training adapters. "
              "compressed-tensors is what vLLM and SGLang split over several cards: --to int8 is "
              "W8A8, --to int4 is W4A16, and --to auto mixes W4A16, W8A16 and 16 bits."},
     {ROW("activation-bits", FITTING, OUTPUT), CHOICE(convert.plan.recipe.activations_16),
      CHOICES("8", "16"), .quantizes = 1, .dflt_note = "8, or 16 with --to auto", .since = "0.5.0",
-     .help = "what int8 weights of --format compressed-tensors are multiplied with",
+     RULES({.not_with = "--to int4", .why = ", whose activations have 16 bits always"},
+           {.needs = "--format compressed-tensors"}),
+     .help = "bits of the inputs that int8 weights are multiplied with",
      .more = "8: W8A8, whose loader rounds the inputs of a layer to 8 bits, token by token. "
-             "16: W8A16, where only the weights are integers; it takes --block-size."},
+             "16: W8A16, where only the weights are integers; it takes --block-size, too."},
     {ROW("block-size", FITTING, OUTPUT), NUMBER(convert.plan.recipe.block_elems), .arg = "N",
-     .min = 32, .max = 4096, .dflt_note = "64 for nf4, 128 for int4; int8 goes by rows",
-     .power_of_two = 1, .quantizes = 1, .not_with = "--to auto, which chooses it; see --schemes", .since = "0.1.0",
+     .min = 32, .max = 4096, .dflt_note = "64 for nf4, 128 for int4, a whole row for int8",
+     .power_of_two = 1, .quantizes = 1, .since = "0.1.0",
      FOREIGN({.names = "group-size groupsize q-group-size gs blocksize bs"}),
-     .help = "weights that share one scale: a power of two, 32 to 4096",
+     RULES({.not_with = "--to auto", .why = ", which chooses it; see --schemes"},
+           {.above = 128, .not_with = "--format compressed-tensors",
+            .why = ", whose readers have kernels for groups of 32, 64 and 128"},
+           {.with = "--format compressed-tensors", .needs = "--to int4 or --activation-bits 16",
+            .why = ": 8-bit activations go with a scale for each row"}),
+     .help = "how many weights share one scale: a power of two from 32 to 4096",
      .more = "With --to int8 this chooses block-wise int8, a form of qconv's own that "
              "bitsandbytes does not load."},
-    {ROW("no-double-quant", FITTING, OUTPUT), SWITCH(convert.plan.recipe.double_quant), VALUES(0),
-     .quantizes = 1, .since = "0.1.0",
+    {ROW("no-double-quant", FITTING, OUTPUT), SWITCH(convert.plan.recipe.double_quant),
+     VALUES(0, 1), .quantizes = 1, .since = "0.1.0",
+     RULES({.not_with = "--format compressed-tensors", .why = ", whose scales are never quantized"},
+           {.with = "--to int8", .needs = "--block-size",
+            .why = ": scales of rows are never quantized"}),
      FOREIGN({.names = "double-quant use-double-quant bnb-4bit-use-double-quant nested",
               .meant = "nothing: NF4 is doubly quantized unless --no-double-quant is given"}),
-     .help = "keep block scales as float32 instead of quantizing them too",
-     .more = "Costs about 0.37 bits per weight at block size 64. With --to int8 it needs "
+     .help = "keep the scales of blocks as float32 instead of quantizing them too",
+     .more = "This costs about 0.37 bits per weight at block size 64. With --to int8 it needs "
              "--block-size."},
     {ROW("scale", CONVERT, OUTPUT), CHOICE(convert.plan.recipe.scale), CHOICES(QC_SCALE_NAMES),
      .dflt = "search", .quantizes = 1, .since = "0.4.0",
+     WORDS({"max minmax", "absmax"}, {"mse", "search"}),
      .help = "how the scale of a block or row is chosen",
-     .more = "absmax: the largest absolute value, as bitsandbytes does. search: of the scales "
-             "that can be stored, the one with the least squared error. refit: as search, and the "
-             "scales of the scales are fitted too, which is slower. The files have the same form "
-             "and size in all three cases."},
+     .more = "absmax takes the largest absolute value, as bitsandbytes does. search takes the "
+             "scale with the least squared error of those that can be stored. refit does the "
+             "same and also fits the scales of the scales, which is slower. The files have the "
+             "same form and size in all three cases."},
     {ROW("calibrate", CONVERT, OUTPUT), PATH(convert.plan.calibrate.text), .arg = "FILE|default",
-     .quantizes = 1, .excludes = {"--hessians: either says what the inputs are"}, .since = "0.5.0",
+     .quantizes = 1, .since = "0.5.0",
      FOREIGN({.names = "calib calib-data calibration calibration-data calibration-dataset "
                        "dataset imatrix"}),
-     .help = "choose codes and scales for least error in the layers' outputs on this text",
-     .more = "Text, or token ids in a file whose name ends in .ids; default is a text that comes "
-             "with qconv. The model reads it layer by layer, and each weight is quantized for the "
-             "inputs that it sees. The files have the same form and size. This works with --to "
-             "nf4 and --to int8; weights without such inputs are quantized as --scale says. "
-             "docs/calibration.md has more."},
+     RULES({.not_with = "--hessians", .why = ": either says what the inputs are"}, WHOLE_MODEL),
+     .help = "choose codes and scales for the least error in the layers' outputs on this text",
+     .more = "FILE is a text, or holds token ids if its name ends in .ids; default is a text "
+             "that comes with qconv. The model reads it layer by layer, and each weight is "
+             "quantized for the inputs that it sees. The files have the same form and size. "
+             "Weights without such inputs are quantized as --scale says. docs/calibration.md has "
+             "more."},
     {ROW("hessians", CONVERT, OUTPUT), PATH(convert.plan.calibrate.hessians), .arg = "PATH",
      .quantizes = 1, .since = "0.5.0",
+     RULES(WHOLE_MODEL),
      .help = "calibrate with second moments of inputs that were captured elsewhere",
-     .more = "A safetensors file, or a folder of them, as docs/calibration.md describes: for "
-             "models whose forward pass qconv does not know."},
+     .more = "PATH is a safetensors file or a folder of them, as docs/calibration.md describes. "
+             "This is for models whose forward pass qconv does not know."},
     {ROW("calibration-tokens", CONVERT, OUTPUT), NUMBER(convert.plan.calibrate.max_tokens),
      .arg = "N", .min = 2, .max = 1000000000000, .dflt_note = "131072, or all of the text",
-     .only_with = {"--calibrate"}, .since = "0.5.0",
+     .since = "0.5.0",
+     RULES({.needs = "--calibrate"}),
      .help = "read at most this many tokens of the calibration text",
-     .more = "From a longer text, windows are taken that are spread over all of it."},
+     .more = "If the text is longer, the windows that are read are spread over all of it."},
     {ROW("calibration-context", CONVERT, OUTPUT), NUMBER(convert.plan.calibrate.context),
      .arg = "TOKENS", .min = 2, .max = 1000000000, .dflt_note = "2048, or the model's limit",
-     .only_with = {"--calibrate"}, .since = "0.5.0",
-     .help = "tokens in each window that the calibration text is cut into"},
-    {ROW("damping", CONVERT, OUTPUT), DECIMAL(convert.plan.calibrate.damping, 0, 1), .arg = "X",
-     .dflt_note = "0.1, more with few tokens", .only_with = {"--calibrate", "--hessians"},
      .since = "0.5.0",
-     .help = "how far calibrating trusts the weights over the text",
+     RULES({.needs = "--calibrate"}),
+     .help = "length in tokens of the windows that the calibration text is cut into"},
+    {ROW("tokenizer", CONVERT, OUTPUT), PATH(call.tokenizer), .arg = "PATH",
+     .dflt_note = "the model's own", .since = "0.4.0",
+     RULES({.needs = "--calibrate"}),
+     .help = "the tokenizer.json for the calibration text, or a directory that has one"},
+    {ROW("damping", CONVERT, OUTPUT), DECIMAL(convert.plan.calibrate.damping, 0, 1), .arg = "X",
+     .dflt_note = "0.1, and more with few tokens",
+     .since = "0.5.0",
+     RULES({.needs = "--calibrate or --hessians"}),
+     .help = "how much more calibrating trusts the weights than the text",
      .more = "This share of each input's mean square, and of a tenth of the average of them all, "
              "is added to that mean square. It is above 0 and at most 1. The default is 0.1 + 4 N "
              "/ tokens for N inputs. A value that is too small to compute with is raised, with a "
@@ -172,27 +228,29 @@ const qc_option_row qc_option_table[] = {
      CHOICES("bfloat16", "float16", "float32"), .dflt_note = "the model's own dtype",
      .quantizes = 1, .since = "0.1.0",
      FOREIGN({.names = "bnb-4bit-compute-dtype"}),
-     .help = "dtype that loaders are told to compute in",
-     .more = "Goes to quantization_config in config.json; no stored weight depends on it."},
+     .help = "the dtype that loaders are told to compute in",
+     .more = "It goes to quantization_config in config.json. No stored weight depends on it."},
     {ROW("compress", CONVERT, OUTPUT), OWN(QC_ARG_TEXT, qc_option_set_compress),
      .arg = "none|zstd[:LEVEL]", .dflt = "zstd:1", .since = "0.1.0",
      FOREIGN({.names = "compression no-compress no-compression uncompressed plain",
               .meant = "--compress none"}),
-     .help = "compression of the shards, level 1 to 19",
+     WORDS({NO_WORDS " off never raw store", "none"}),
+     .help = "how the shards are compressed; LEVEL is 1 to 19",
      .more = "zstd writes .safetensors.zst files in the Zstandard seekable format; 'zstd -d' and "
              "'qconv unpack' both turn them into plain .safetensors files. none writes plain "
              ".safetensors files right away."},
     {ROW("max-shard-size", FITTING, OUTPUT), SIZE(convert.plan.max_shard_bytes), .arg = "SIZE",
      .dflt = "5GB", .min = 1, .since = "0.1.0",
      FOREIGN({.names = "shard-size split-size split-max-size max-shard"}),
-     .help = "bytes of tensors in one shard, before compression",
-     .more = "A weight and its scales stay together, so one that is larger gets a shard of its "
-             "own."},
+     .help = "the most bytes of tensors in one shard, before compression",
+     .more = "A weight and its scales stay together, so a weight that is larger gets a shard of "
+             "its own."},
     {ROW("rest", FITTING, TENSORS), CHOICE(convert.plan.recipe.rest), CHOICES(QC_REST_NAMES),
      .dflt = "keep", .since = "0.1.0",
-     .help = "what floating-point tensors that are not quantized become",
-     .more = "keep leaves them bit for bit as they are. With --to fp16 and --to bf16 it counts "
-             "only for a checkpoint that is quantized already."},
+     WORDS({SIXTEEN_BITS, "bf16"}, {KEEP_WORDS, "keep"}),
+     .help = "what becomes of floating-point tensors that are not quantized",
+     .more = "keep leaves them bit for bit as they are. With --to fp16 and --to bf16 the option "
+             "counts only for a checkpoint that is quantized already."},
     {ROW("keep", FITTING, TENSORS), OWN(QC_ARG_TEXT, qc_option_set_rule), .arg = "GLOB",
      .repeats = 1, .since = "0.1.0",
      FOREIGN({.names = "skip skip-modules exclude ignore no-quantize modules-to-not-convert "
@@ -205,15 +263,16 @@ const qc_option_row qc_option_table[] = {
      .quantizes = 1, .repeats = 1, .since = "0.1.0",
      FOREIGN({.names = "include only target-modules targets"}),
      .help = "quantize tensors with these names; may be repeated",
-     .more = "For what --keep excluded before, or a linear layer that the model's recipe leaves "
-             "alone. Only with --to nf4 and --to int8."},
+     .more = "This is for what a --keep before it excluded, and for linear layers that the "
+             "model's recipe leaves alone."},
     {ROW("recipe", FITTING, TENSORS), PATH(recipe_file), .arg = "FILE", .since = "0.1.0",
      FOREIGN({.names = "config recipe-file"}),
      .help = "read --keep and --quantize rules from a JSON file",
-     .more = "{\"rules\": [{\"keep\": \"GLOB\"}, {\"quantize\": \"GLOB\"}]}. Its rules come "
-             "before those of the command line. Unknown members are refused."},
-    {ROW("split-fused", FITTING, TENSORS), SWITCH(convert.plan.recipe.split_fused), .since = "0.5.0",
-     .help = "let rules and --to auto split what engines load as one",
+     .more = "FILE holds {\"rules\": [{\"keep\": \"GLOB\"}, {\"quantize\": \"GLOB\"}]}. Its rules "
+             "come before those of the command line. Unknown members are refused."},
+    {ROW("split-fused", FITTING, TENSORS), SWITCH(convert.plan.recipe.split_fused),
+     .since = "0.5.0",
+     .help = "let --keep, --quantize and --to auto split what engines load as one",
      .more = "vLLM and SGLang hold q, k and v as one module, gate and up as another, and the "
              "experts of a layer as one. Without this option a --keep or --quantize that names "
              "some of them counts for all of them, and --to auto chooses once for them."},
@@ -221,27 +280,29 @@ const qc_option_row qc_option_table[] = {
      VALUES(QC_ENGINE_BITS), .since = "0.5.0",
      FOREIGN({.names = "engine target-engine runtime serve"}),
      .help = "refuse what this engine cannot load, and say what helps",
-     .more = "transformers with bitsandbytes, vLLM with its plug-in for it, SGLang or Unsloth; all "
-             "asks for all of them. docs/interop.md has their versions, what was run and what was "
-             "only read. inspect asks a finished output, and ends with exit code 4 if one of them "
-             "does not load it."},
+     .more = "The engines are transformers with bitsandbytes, vLLM with its plug-in for it, SGLang "
+             "and Unsloth; all stands for all of them. docs/interop.md has their versions, and "
+             "says what was run and what was only read. inspect looks at a finished output, and "
+             "ends with exit code 4 if one of them does not load it."},
     {ROW("requantize", FITTING, TENSORS), SWITCH(convert.plan.recipe.requantize), .since = "0.2.0",
      .help = "quantize MXFP4 experts anew instead of passing them through",
      .more = "This is for gpt-oss, whose experts are MXFP4 already. Passing them through loses "
              "nothing; rounding them again to NF4 saves 3% of them."},
     {ROW("drop-mtp", FITTING, TENSORS), SWITCH(convert.plan.recipe.drop_mtp), .since = "0.2.0",
-     .help = "leave out multi-token prediction layers",
-     .more = "DeepSeek-V3 has one behind its last layer; plain decoding does not use it."},
+     .help = "leave out the layers for multi-token prediction",
+     .more = "DeepSeek-V3 has one behind its last layer, which plain decoding does not use."},
     {ROW("schemes", FITTING, TENSORS), LIST(convert.plan.recipe.schemes), .arg = "LIST",
-     .dflt_note = "nf4,nf4-32,int8,16bit", .only_with = {"--to auto"}, .since = "0.2.0",
-     .help = "what --to auto may choose from",
+     .dflt_note = "nf4,nf4-32,int8,16bit", .since = "0.2.0",
+     RULES({.needs = "--to auto"}),
+     .help = "the schemes that --to auto may choose from",
      .more = "Write commas between the names. nf4-32 is NF4 in blocks of 32; with --format "
              "compressed-tensors int4 and int4-32 stand for both. 16bit leaves a weight as it is, "
              "even if that is FP8. By default int8 is left out if a card does not run it (V100). "
              "If the checkpoint is in 16 bits and int8 is not on the list, "
              "transformers loads the result whatever is chosen."},
-    {ROW("explain", FITTING, TENSORS), SWITCH(convert.explain), .only_with = {"--to auto"},
+    {ROW("explain", FITTING, TENSORS), SWITCH(convert.explain),
      .since = "0.2.0",
+     RULES({.needs = "--to auto"}),
      .help = "with --to auto: show what was chosen for which weights, and why",
      .more = "It lists kinds of weights and ranges of layers; with -v it has a line for every "
              "weight."},
@@ -250,55 +311,64 @@ const qc_option_row qc_option_table[] = {
      FOREIGN({.names = "gpu gpus", .meant = "--vram 2x40GB", .of_commands = PLAN},
              {.names = "gpu-memory gpu-mem memory mem max-memory budget devices cards vram-gb "
                        "size", .meant = "--vram 2x40GB"}),
-     .help = "the devices: 2x40GB, 24GB+16GB, 2xA100-40GB, auto, +cpu:64GB, +disk",
+     .help = "the devices to fit the model to: 2x40GB, 24GB+16GB, 2xA100-40GB, auto, +cpu:64GB, "
+             "+disk",
      .more = "Terms are joined by '+'. A term is a size (GB is 10^9 bytes, GiB is 2^30) or the "
              "name of a card, and a count and an x may stand before it. auto means this machine's "
              "GPUs as they are now. cpu and disk, with a size after a colon, take what the GPUs "
              "cannot hold. convert then cuts shards where devices change and writes "
              "device_map.json. docs/hardware.md lists the cards."},
     {ROW("parallel", FITTING, FIT), CHOICE(convert.plan.fit.parallel),
-     CHOICES("layers", "tensor"), .dflt = "layers", .only_with = {"--vram"},
-     .not_with = "--mode train", .since = "0.5.0",
-     .help = "how a model lies on several GPUs: whole layers, or a share of each",
-     .more = "layers puts each layer on one GPU, as a device map of transformers does. tensor "
+     CHOICES("layers", "tensor"), .dflt = "layers", .since = "0.5.0",
+     RULES({.needs = "--vram"}, {.not_with = "--mode train"}),
+     .help = "what each of several GPUs holds: whole layers, or a share of every layer",
+     .more = "layers puts each layer on one GPU, as a device_map of transformers does. tensor "
              "gives every GPU of --vram a share of every layer, as vLLM splits them; see --tp."},
     {ROW("tp", FITTING, FIT), NUMBER(convert.plan.fit.tensor_parallel), .arg = "N", .min = 1,
-     .max = 256, .only_with = {"--vram"}, .not_with = "--mode train",
-     .excludes = {"--parallel: --tp means --parallel tensor"}, .since = "0.5.0",
+     .max = 256, .since = "0.5.0",
      FOREIGN({.names = "tensor-parallel-size tensor-parallel tp-size"}),
+     RULES({.needs = "--vram"},
+           {.not_with = "--mode train"},
+           {.not_with = "--parallel", .why = ": --tp means --parallel tensor"}),
      .help = "split every layer over N GPUs, as vLLM does with tensor parallelism",
      .more = "--vram has to name N GPUs. Weights, KV cache and workspace are then those that vLLM "
              "has on each of them, and the plan ends with the command that serves the model so. "
              "convert writes one set of shards, which vLLM splits when it loads them. Without "
              "--to the model stays as it is. bitsandbytes' forms cannot be split."},
     {ROW("margin", FITTING, FIT), DECIMAL(convert.plan.fit.margin, 0, 1), .arg = "SHARE",
-     .dflt = "0.9", .only_with = {"--vram"}, .since = "0.2.0",
+     .dflt = "0.9", .since = "0.2.0",
      FOREIGN({.names = "gpu-memory-utilization utilization headroom reserve"}),
-     .help = "share of each device that may be used, above 0 and at most 1"},
+     RULES({.needs = "--vram"}),
+     .help = "the share of each device that may be used, above 0 and at most 1"},
     {ROW("context", FITTING, FIT), NUMBER(convert.plan.fit.context), .arg = "TOKENS", .min = 1,
-     .max = 1000000000, .dflt_note = "8192, or the model's limit", .only_with = {"--vram"},
+     .max = 1000000000, .dflt_note = "8192, or the model's limit",
      .since = "0.2.0",
      FOREIGN({.names = "ctx ctx-size n-ctx context-length context-size max-length max-model-len "
                        "max-seq-len max-seq-length seq-len seq-length sequence-length c"}),
-     .help = "tokens of one sequence that the KV cache is to hold"},
+     RULES({.needs = "--vram"}),
+     .help = "how many tokens of one sequence the KV cache is to hold"},
     {ROW("batch", FITTING, FIT), NUMBER(convert.plan.fit.batch), .arg = "N", .min = 1,
-     .max = 1000000, .dflt = "1", .only_with = {"--vram"},
-     .not_with = "--mode train, which finds the batch; see --effective-batch", .since = "0.2.0",
+     .max = 1000000, .dflt = "1", .since = "0.2.0",
      FOREIGN({.names = "batch-size b bs"}),
-     .help = "sequences at once"},
+     RULES({.needs = "--vram"},
+           {.not_with = "--mode train", .why = ", which finds the batch; see --effective-batch"}),
+     .help = "how many sequences run at once"},
     {ROW("images", FITTING, FIT), NUMBER(convert.plan.fit.images), .arg = "N", .min = 0,
-     .max = 1000, .dflt = "1", .only_with = {"--vram"}, .not_with = "--mode train",
+     .max = 1000, .dflt = "1",
      .since = "0.2.0",
-     .help = "images per sequence, for models with cross-attention"},
+     RULES({.needs = "--vram"}, {.not_with = "--mode train"}),
+     .help = "how many images a sequence has, for models with cross-attention"},
     {ROW("kv-dtype", FITTING, FIT), CHOICE(convert.plan.fit.kv_bits),
      CHOICES("fp16", "bf16", "fp8", "fp32"), VALUES(16, 16, 8, 32), .dflt = "fp16",
-     .only_with = {"--vram"}, .not_with = "--mode train", .since = "0.2.0",
+     .since = "0.2.0",
+     WORDS({SIXTEEN_BITS, "bf16"}),
      FOREIGN({.names = "kv-cache-dtype cache-type cache-type-k cache-dtype kv"}),
-     .help = "element type of the KV cache"},
+     RULES({.needs = "--vram"}, {.not_with = "--mode train"}),
+     .help = "the dtype of the KV cache"},
     {ROW("mla", FITTING, FIT), OWN(QC_ARG_CHOICE, qc_option_set_mla),
-     CHOICES("latent", "absorbed", "expanded"), .dflt = "latent", .only_with = {"--vram"},
-     .not_with = "--mode train", .since = "0.2.0",
-     .help = "form in which DeepSeek's attention is cached and computed",
+     CHOICES("latent", "absorbed", "expanded"), .dflt = "latent", .since = "0.2.0",
+     RULES({.needs = "--vram"}, {.not_with = "--mode train"}),
+     .help = "the form in which DeepSeek's attention is cached and computed",
      .more = "latent: the latent and the rotary part of a token are cached, and every layer "
              "computes the keys and values of the whole context from them, as transformers 5 "
              "does. absorbed: the cache is the same, and attention computes with the latent "
@@ -306,192 +376,219 @@ const qc_option_row qc_option_table[] = {
              "transformers 4 does, which takes 71 times as much for DeepSeek-V2.5."},
     {ROW("prefill", FITTING, FIT), OWN(QC_ARG_TEXT, qc_option_set_prefill), .arg = "TOKENS",
      .min = 1, .max = 1000000000, GIVEN(convert.plan.fit.prefill_given),
-     .dflt_note = "whole; 2048 with --tp", .only_with = {"--vram"},
-     .not_with = "--mode train", .since = "0.5.0",
-     .help = "tokens of a prompt that are read at once, or whole",
+     .dflt_note = "whole, or 2048 with --tp", .since = "0.5.0",
+     RULES({.needs = "--vram"}, {.not_with = "--mode train"}),
+     .help = "how many tokens of a prompt are read at once, or whole",
      .more = "transformers reads a prompt whole unless its prefill_chunk_size is set; vLLM reads "
-             "as many tokens at once as --max-num-batched-tokens says. The more at once, the more "
-             "workspace, and the less room for context."},
+             "as many tokens at once as --max-num-batched-tokens says. The more tokens are "
+             "read at once, the more workspace that takes, and the less room is left for context."},
     {ROW("cuda-context", FITTING, FIT), SIZE(convert.plan.fit.cuda_context_bytes), .arg = "SIZE",
-     .dflt = "500MB", .only_with = {"--vram"}, .since = "0.2.0",
+     .dflt = "500MB", .since = "0.2.0",
+     RULES({.needs = "--vram"}),
      .help = "what a CUDA context and its kernels take on every GPU"},
     {ROW("html", PLAN, FIT), PATH(html), .arg = "FILE", .since = "0.2.0",
      .help = "also write the plan as one HTML page"},
-    {ROW("device-map", PLAN, FIT), PATH(device_map), .arg = "FILE", .not_with = "--mode train",
-     .excludes = {"--tp: a device map places whole layers"}, .since = "0.2.0",
-     .help = "also write the placement as accelerate's device_map"},
+    {ROW("device-map", PLAN, FIT), PATH(device_map), .arg = "FILE", .since = "0.2.0",
+     RULES({.not_with = "--mode train"},
+           {.not_with = "--tp", .why = ": a device map places whole layers"}),
+     .help = "also write the placement as a device_map for accelerate"},
     {ROW("device", QC_CMD_BIT(QC_CMD_UNPACK), OUTPUT), LIST(device), .arg = "NAME",
      .since = "0.2.0",
-     .help = "only the shards of one device of the plan: cuda:0, cpu",
-     .more = "For an output that was made with --vram."},
+     .help = "write only the shards of one device of the plan, such as cuda:0 or cpu",
+     .more = "This is for outputs that were made with --vram."},
     {ROW("device", CONVERT | MEASURING | READING, RUN), OWN(QC_ARG_TEXT, qc_option_set_run_device),
      .arg = "auto|cpu|cuda[:N,...]", .dflt_note = "auto", .since = "0.3.0",
      FOREIGN({.names = "gpu gpus cuda use-gpu use-cuda gpu-id gpu-ids cuda-device "
                        "cuda-visible-devices ngl", .meant = "--device cuda, or cuda:0,2"},
              {.names = "cpu cpu-only no-gpu no-cuda use-cpu", .meant = "--device cpu"}),
-     .help = "what does the work: cpu, every GPU, or GPUs 0 and 2 with cuda:0,2",
-     .more = "auto takes the GPUs if there are any and this build has kernels for them, else the "
-             "CPU. cpu does not even ask the driver. QCONV_DEVICE says the same where --device is "
-             "not given. The bytes that are written do not depend on it, except with --calibrate."},
+     .help = "what does the work: the CPU, every GPU, or GPUs 0 and 2 with cuda:0,2",
+     .more = "auto takes the GPUs if there are any and this build has kernels for them, and the "
+             "CPU otherwise. cpu does not even ask the driver. Without --device, QCONV_DEVICE "
+             "says it. The bytes that are written do not depend on it, except with --calibrate."},
     {ROW("mode", PLAN, TRAIN), CHOICE(train.on), CHOICES("infer", "train"), .dflt = "infer",
      .since = "0.2.0",
      FOREIGN({.names = "train training finetune fine-tune", .meant = "--mode train"}),
-     .help = "what the model is to do"},
+     WORDS({"inference serve run", "infer"}, {"training finetune fine-tune", "train"}),
+     .help = "whether the plan is for inference or for training"},
     {ROW("method", PLAN, TRAIN), CHOICE(train.method), CHOICES("full", "lora", "qlora"),
-     GIVEN(train.method_given), .dflt_note = "all are tried", .only_with = {"--mode train"},
+     GIVEN(train.method_given), .dflt_note = "qconv tries all",
      .since = "0.2.0",
-     .help = "what is trained"},
+     RULES({.needs = "--mode train"}),
+     .help = "how the model is trained"},
     {ROW("optimizer", PLAN, TRAIN), CHOICE(train.optimizer),
      CHOICES("adamw", "adam", "adam8bit", "sgd"), GIVEN(train.optimizer_given),
-     .dflt_note = "adamw, and adam8bit where it helps", .only_with = {"--mode train"},
+     .dflt_note = "adamw, or adam8bit where it helps",
      .since = "0.2.0",
-     .help = "optimizer whose states are counted"},
+     RULES({.needs = "--mode train"}),
+     WORDS({"adam-8bit adamw8bit adamw-8bit paged-adamw-8bit adamw-bnb-8bit", "adam8bit"}),
+     .help = "the optimizer whose states are counted"},
     {ROW("precision", PLAN, TRAIN), CHOICE(train.precision), CHOICES("bf16", "fp16", "fp32"),
-     GIVEN(train.precision_given), .dflt_note = "bf16; fp16 on Volta and Turing",
-     .only_with = {"--mode train"}, .since = "0.2.0",
-     .help = "number format of the computation; 16 bits keep float32 master weights"},
+     GIVEN(train.precision_given), .dflt_note = "bf16, or fp16 on Volta and Turing",
+     .since = "0.2.0",
+     RULES({.needs = "--mode train"}),
+     WORDS({SIXTEEN_BITS, "bf16"}),
+     .help = "the dtype of the computation; 16 bits come with float32 master weights"},
     {ROW("zero", PLAN, TRAIN), NUMBER(train.zero), GIVEN(train.zero_given), .arg = "STAGE",
-     .min = 0, .max = 3, .dflt_note = "chosen", .only_with = {"--mode train"}, .since = "0.2.0",
-     .help = "ZeRO stage over the GPUs, 0 to 3"},
+     .min = 0, .max = 3, .dflt_note = "qconv chooses", .since = "0.2.0",
+     RULES({.needs = "--mode train"}),
+     .help = "the ZeRO stage over the GPUs, 0 to 3"},
     {ROW("checkpointing", PLAN, TRAIN), CHOICE(train.checkpointing), CHOICES("on", "off"),
-     VALUES(1, 0), GIVEN(train.checkpointing_given), .dflt_note = "chosen",
-     .only_with = {"--mode train"}, .since = "0.2.0",
-     .help = "keep only the inputs of layers and compute the rest again"},
+     VALUES(1, 0), GIVEN(train.checkpointing_given), .dflt_note = "qconv chooses", .since = "0.2.0",
+     RULES({.needs = "--mode train"}),
+     WORDS({YES_WORDS, "on"}, {NO_WORDS, "off"}),
+     .help = "keep only the inputs of layers, and compute the rest again"},
     {ROW("lora-rank", PLAN, TRAIN), NUMBER(train.lora_rank), .arg = "R", .min = 1, .max = 65536,
-     .dflt = "16", .only_with = {"--mode train"}, .since = "0.2.0",
+     .dflt = "16", .since = "0.2.0",
      FOREIGN({.names = "rank lora-r r"}),
-     .help = "rank of the adapters, on every linear layer"},
+     RULES({.needs = "--mode train"}),
+     .help = "the rank of the adapters, which every linear layer gets"},
     {ROW("effective-batch", PLAN, TRAIN), NUMBER(train.effective_batch), .arg = "N", .min = 1,
-     .max = 1000000000, .dflt = "32", .only_with = {"--mode train"}, .since = "0.2.0",
-     .help = "sequences per optimizer step over all GPUs; sets the accumulation"},
-    {ROW("apply", PLAN, TRAIN), PATH(train.apply), .arg = "FILE", .only_with = {"--mode train"},
+     .max = 1000000000, .dflt = "32", .since = "0.2.0",
+     RULES({.needs = "--mode train"}),
+     .help = "how many sequences one optimizer step has over all GPUs, with accumulation"},
+    {ROW("apply", PLAN, TRAIN), PATH(train.apply), .arg = "FILE",
      .since = "0.2.0",
-     .help = "write the best setting as an accelerate or DeepSpeed configuration",
-     .more = "JSON. A name with 'deepspeed' or 'ds_' in it gets DeepSpeed's form, any other "
-             "accelerate's. What was in FILE is kept as FILE.backup."},
-    {ROW("profile", PLAN, TRAIN), SWITCH(train.profile), .only_with = {"--mode train"},
+     RULES({.needs = "--mode train"}),
+     .help = "write the best setting as a configuration of accelerate or DeepSpeed",
+     .more = "FILE becomes JSON. If its name has 'deepspeed' or 'ds_' in it, the form is "
+             "DeepSpeed's, otherwise accelerate's. What was in FILE is kept as FILE.backup."},
+    {ROW("profile", PLAN, TRAIN), SWITCH(train.profile),
      .since = "0.2.0",
-     .help = "also allocate on this machine's GPU and measure, to check the estimate"},
+     RULES({.needs = "--mode train"}),
+     .help = "also allocate and measure on this machine's GPU, to check the estimate"},
     {ROW("as", HARDWARE, FIT), TEXT(hardware.as), .arg = "CARDS", .since = "0.2.0",
      .help = "describe these cards instead of this machine's: 2xA100-40GB, 3090",
      .more = "docs/hardware.md lists the cards."},
-    {ROW("watch", HARDWARE, RUN), SWITCH(hardware.watch),
-     .excludes = {"--as: what is not here cannot be watched"}, .since = "0.2.0",
-     .help = "follow the memory of every GPU and process"},
-    {ROW("csv", HARDWARE, RUN), PATH(hardware.csv), .arg = "FILE", .only_with = {"--watch"},
+    {ROW("watch", HARDWARE, RUN), SWITCH(hardware.watch), .since = "0.2.0",
+     RULES({.not_with = "--as", .why = ", what is not here cannot be watched"}),
+     .help = "keep showing the memory of every GPU and process"},
+    {ROW("csv", HARDWARE, RUN), PATH(hardware.csv), .arg = "FILE",
      .since = "0.2.0",
+     RULES({.needs = "--watch"}),
      .help = "with --watch: also write every sample to a CSV file"},
     {ROW("interval", HARDWARE, RUN), DECIMAL(hardware.interval, 0.01, 3600), .arg = "SECONDS",
-     .dflt = "1", .only_with = {"--watch"}, .since = "0.2.0",
-     .help = "with --watch: time between samples, 0.01 to 3600"},
+     .dflt = "1", .since = "0.2.0",
+     RULES({.needs = "--watch"}),
+     .help = "with --watch: seconds from sample to sample, 0.01 to 3600"},
     {ROW("samples", HARDWARE, RUN), NUMBER(hardware.samples), .arg = "N", .min = 1,
-     .max = 1000000000, .dflt_note = "until interrupted", .only_with = {"--watch"},
+     .max = 1000000000, .dflt_note = "until it is interrupted",
      .since = "0.2.0",
-     .help = "with --watch: stop after this many"},
+     RULES({.needs = "--watch"}),
+     .help = "with --watch: stop after this many samples"},
     {ROW("against", VERIFY | VALIDATE | READING, MEASURE), PATH(call.against), .arg = "MODEL",
-     .dflt_of = {VALIDATE, "required"}, .missing = "the checkpoint that OUT was made from",
+     .required = VALIDATE, .missing = "the checkpoint that OUT was made from",
      .since = "0.3.0",
      FOREIGN({.names = "original reference ref base base-model source model baseline-model "
                        "compare m"}),
      .help = "the checkpoint that OUT was made from"},
-    {ROW("text", READING, MEASURE), PATH(eval.text), .arg = "FILE", .dflt_of = {EVAL, "required"},
+    {ROW("text", READING, MEASURE), PATH(eval.text), .arg = "FILE", .required = EVAL,
      .missing = "a file of text, or of token ids", .since = "0.4.0",
      FOREIGN({.names = "file data dataset corpus prompt prompts input f"}),
-     .help = "the text to read, or FILE.ids with token ids, one sequence per line",
+     .help = "the text to read, or a FILE.ids with token ids, one sequence per line",
      .more = "The text is UTF-8. A file whose name ends in .ids holds decimal token ids with "
              "spaces between them, one sequence per line; they are taken as they are."},
-    {ROW("tokenizer", READING | CONVERT, MEASURE), PATH(call.tokenizer), .arg = "PATH",
-     .dflt_note = "the model's own", .only_with = {"--calibrate", "--text"}, .since = "0.4.0",
+    {ROW("tokenizer", READING, MEASURE), PATH(call.tokenizer), .arg = "PATH",
+     .dflt_note = "the model's own", .since = "0.4.0",
+     RULES({.needs = "--text"}),
      .help = "a tokenizer.json, or a directory that has one"},
     {ROW("context", READING, MEASURE), NUMBER(eval.context), .arg = "TOKENS", .min = 2,
-     .max = 1000000000, .dflt_note = "2048, or the model's limit", .only_with = {"--text"},
+     .max = 1000000000, .dflt_note = "2048, or the model's limit",
      .since = "0.4.0",
      FOREIGN({.names = "ctx ctx-size n-ctx context-length context-size max-length max-model-len "
                        "max-seq-len max-seq-length seq-len seq-length sequence-length c"}),
-     .help = "tokens in each window that the text is cut into"},
+     RULES({.needs = "--text"}),
+     .help = "length in tokens of the windows that the text is cut into"},
     {ROW("max-tokens", READING, MEASURE), NUMBER(eval.max_tokens), .arg = "N", .min = 2,
-     .max = 1000000000000, .dflt_note = "all", .only_with = {"--text"}, .since = "0.4.0",
+     .max = 1000000000000, .dflt_note = "all", .since = "0.4.0",
+     RULES({.needs = "--text"}),
      .help = "read at most this many tokens of the text"},
-    {ROW("max-kl", EVAL, MEASURE), DECIMAL(eval.max_kl, 0, 100), .arg = "X",
-     .only_with = {"--against"}, .since = "0.4.0",
-     .help = "exit code 4 if the mean KL divergence is larger",
-     .more = "In nats, above 0 and at most 100."},
-    {ROW("eval", REPORT, MEASURE), PATH(report.eval), .arg = "FILE", .excludes = {"--text"},
+    {ROW("max-kl", EVAL, MEASURE), DECIMAL(eval.max_kl, 0, 100), .arg = "X", .since = "0.4.0",
+     RULES({.needs = "--against"}),
+     .help = "end with exit code 4 if the mean KL divergence is larger",
+     .more = "X is in nats, above 0 and at most 100."},
+    {ROW("eval", REPORT, MEASURE), PATH(report.eval), .arg = "FILE",
      .since = "0.4.0",
+     RULES({.not_with = "--text"}),
      .help = "include the result of an earlier 'qconv eval --json'"},
     {ROW("bench", REPORT, MEASURE), PATH(report.bench), .arg = "FILE", .since = "0.4.0",
      .help = "include the result of an earlier 'qconv bench --json'"},
     {ROW("sample", VALIDATE, MEASURE), NUMBER(validate.sample), .arg = "N", .min = 1,
      .max = 1000000, .dflt_note = "all", .since = "0.3.0",
-     .help = "measure only this many of the quantized layers, evenly spread"},
+     .help = "measure only this many of the quantized layers, spread evenly"},
     {ROW("shapes", BENCH, MEASURE), LIST(bench.shapes), .arg = "LIST",
      .dflt_note = "the layers of Llama-3.3-70B and Llama-3.1-8B", .since = "0.3.0",
-     .help = "weights, outputs x inputs: 8192x8192,8192+1024+1024x8192",
+     .help = "the weights to time, as outputs x inputs: 8192x8192,8192+1024+1024x8192",
      .more = "A + between outputs joins weights that share their input (q, k and v): qconv "
              "multiplies them in one launch, cuBLAS one after another."},
     {ROW("scheme", BENCH, MEASURE), LIST(bench.schemes), .arg = "LIST", .dflt_note = "nf4,int8",
      .since = "0.3.0",
-     .help = "what to measure, of nf4, nf4-plain, int8 and int8-blocks",
+     .help = "the schemes to time, of nf4, nf4-plain, int8 and int8-blocks",
      .more = "nf4-plain has float32 scales instead of double-quantized ones; int8-blocks has a "
              "scale per block instead of per row."},
-    {ROW("m", MEASURING, MEASURE), OWN(QC_ARG_TEXT, qc_option_set_m), .arg = "LIST", .min = 1,
-     .max = 1048576, .dflt_note = "1,4,16,64,256,1024",
-     .dflt_of = {BENCH, "1 to 4096 by powers of two"}, .since = "0.3.0",
-     .help = "numbers of rows of activations, with commas between them"},
+    {ROW("m", VALIDATE, MEASURE), OWN(QC_ARG_TEXT, qc_option_set_m), .arg = "LIST", .min = 1,
+     .max = 1048576, .dflt = "1,4,16,64,256,1024", .since = "0.3.0",
+     .help = "how many rows of activations: numbers with commas between them"},
+    {ROW("m", BENCH, MEASURE), OWN(QC_ARG_TEXT, qc_option_set_m), .arg = "LIST", .min = 1,
+     .max = 1048576, .dflt = "1,2,4,8,16,32,64,128,256,512,1024,2048,4096", .since = "0.3.0",
+     .help = "how many rows of activations: numbers with commas between them"},
     {ROW("activations", VALIDATE, MEASURE), PATH(validate.activations), .arg = "FILE",
-     .dflt_note = "random", .since = "0.3.0",
+     .dflt_note = "random ones", .since = "0.3.0",
      .help = "take activations from this .safetensors file",
      .more = "docs/validate.md says what the file holds, and how random ones are made."},
     {ROW("dtype", BENCH, MEASURE), CHOICE(bench.bf16), CHOICES("fp16", "bf16"), .dflt = "fp16",
      .since = "0.3.0",
-     .help = "dtype of activations and results"},
+     WORDS({SIXTEEN_BITS, "bf16"}),
+     .help = "the dtype of activations and results"},
     {ROW("seed", MEASURING, MEASURE), NUMBER(products.seed), .arg = "N", .min = 0,
      .max = 9007199254740991, .dflt = "1", .since = "0.3.0",
-     .help = "seed of the random numbers"},
+     .help = "the seed of the random numbers"},
     {ROW("path", BENCH, MEASURE), WORD(bench.path),
-     CHOICES("gemv", "mma-884", "mma-16816", "dequant-gemm"), .dflt_note = "by shape and GPU",
-     .since = "0.3.0",
+     CHOICES("gemv", "mma-884", "mma-16816", "dequant-gemm"),
+     .dflt_note = "chosen by shape and GPU", .since = "0.3.0",
      .help = "the kernel to use for every shape"},
     {ROW("rounds", BENCH, MEASURE), NUMBER(bench.rounds), .arg = "N", .min = 1, .max = 10000,
      .dflt = "30", .since = "0.3.0",
      .help = "measure everything at most this many times; the median counts"},
     {ROW("seconds", BENCH, MEASURE), NUMBER(bench.seconds), .arg = "S", .min = 1, .max = 1000000,
      .dflt = "150", .since = "0.3.0",
-     .help = "about how long all of it may take",
+     .help = "about how many seconds all of it may take",
      .more = "If the time is short there are fewer rounds. Whatever does not fit at all is left "
              "out, and the result says how much that is."},
-    {ROW("tune", BENCH, MEASURE), SWITCH(bench.tune),
-     .excludes = {"--path", "--markdown", "--tuning"}, .since = "0.5.0",
+    {ROW("tune", BENCH, MEASURE), SWITCH(bench.tune), .since = "0.5.0",
+     RULES({.not_with = "--path"}, {.not_with = "--markdown"}, {.not_with = "--tuning"}),
      .help = "find the best kernel, and how to cut its work, for each shape and M",
-     .more = "Measures every choice there is against the one that qconv makes by itself, and "
-             "takes another one only where it is faster by more than the times spread. "
+     .more = "Every choice there is is measured beside the one that qconv makes by itself. Another "
+             "one is taken only where it is faster by more than the times spread. "
              "docs/bench.md says how."},
-    {ROW("save", BENCH, MEASURE), PATH(bench.save), .arg = "FILE", .only_with = {"--tune"},
+    {ROW("save", BENCH, MEASURE), PATH(bench.save), .arg = "FILE",
      .since = "0.5.0",
+     RULES({.needs = "--tune"}),
      .help = "with --tune: write the better choices as a table for --tuning",
      .more = "An existing file is replaced as a whole after each row that was measured."},
     {ROW("tuning", MEASURING | READING, RUN), PATH(call.tuning), .arg = "FILE",
-     .dflt_note = "the file that QCONV_TUNING names", .only_with = {"--text"}, .since = "0.5.0",
+     .dflt_note = "the file that QCONV_TUNING names", .since = "0.5.0",
+     RULES({.needs = "--text"}),
      .help = "choose GPU kernels by this table of 'qconv bench --tune --save'",
      .more = "A table that was made on another GPU is not used, and a warning says so. The order "
              "of sums, and so the last bits of products, depend on the table."},
     {ROW("max-error", VALIDATE, MEASURE), DECIMAL(validate.max_error, 0, 10), .arg = "X",
      .since = "0.3.0",
-     .help = "exit code 4 if the relative output error of a layer is larger",
-     .more = "Above 0 and at most 10: 0.1 is 10%."},
+     .help = "end with exit code 4 if the relative output error of a layer is larger",
+     .more = "X is above 0 and at most 10; 0.1 is 10%."},
     {ROW("baseline", VALIDATE, MEASURE), PATH(validate.baseline), .arg = "FILE", .since = "0.3.0",
-     .help = "exit code 4 if a layer is worse than in this earlier run"},
+     .help = "end with exit code 4 if a layer is worse than in this earlier run"},
     {ROW("save-baseline", VALIDATE, MEASURE), PATH(validate.save_baseline), .arg = "FILE",
      .since = "0.3.0",
      .help = "write this run's errors for --baseline"},
     {ROW("tolerance", VALIDATE, MEASURE), DECIMAL(validate.tolerance, 0, 10), .arg = "X",
-     .dflt = "0.001", .only_with = {"--baseline"}, .since = "0.3.0",
-     .help = "with --baseline: how much worse still passes",
-     .more = "A share of the earlier error, above 0 and at most 10: 0.001 is 0.1%."},
+     .dflt = "0.001", .since = "0.3.0",
+     RULES({.needs = "--baseline"}),
+     .help = "with --baseline: how much worse a layer may be",
+     .more = "X is a share of the earlier error, above 0 and at most 10; 0.001 is 0.1%."},
     {ROW("html", VALIDATE | REPORT, OTHER), PATH(html), .arg = "FILE",
      .dflt_of = {REPORT, "standard output"}, .since = "0.3.0",
      FOREIGN({.names = "out output outfile output-file o save page"}),
-     .help = "write the result as one HTML page, with plots, to a file"},
+     .help = "write the result as one HTML page with plots to a file"},
     {ROW("markdown", BENCH, OTHER), SWITCH(bench.markdown), .since = "0.3.0",
      .help = "write the result to standard output as Markdown tables"},
     {ROW("output", BENCH, OTHER), PATH(bench.output), .arg = "FILE", .since = "0.3.0",
@@ -500,61 +597,69 @@ const qc_option_row qc_option_table[] = {
      .more = "The file is replaced as a whole after everything that was measured, with "
              "\"complete\": false until the end, so that a run that is killed leaves what it has "
              "measured."},
-    {ROW("dry-run", CONVERT, RUN), SWITCH(convert.dry_run), .since = "0.1.0",
+    {ROW("dry-run", CONVERT, RUN), SWITCH(convert.dry_run), .spares_out = 1,
+     .since = "0.1.0",
      FOREIGN({.names = "dry simulate no-op noop whatif n"}),
      .help = "show what would be written, with exact sizes; write nothing",
      .more = "OUT may be left out; if it is given, it is checked."},
     {ROW("force", CONVERT | UNPACK, RUN), SWITCH(convert.force), .since = "0.1.0",
      FOREIGN({.names = "overwrite clobber replace yes y f"}),
      .help = "replace another output, or write into a directory that holds other files",
-     .more = "Deletes only what the manifest of the old output lists, and names files of others "
-             "that it replaces. Weights that no manifest lists are never touched: they refuse the "
-             "run. Without --force an output that is what would be made is complete already. "
+     .more = "Only what the manifest of the old output lists is deleted, and files of others that "
+             "are replaced are named. Weights that no manifest lists are never touched: the run is "
+             "refused. An output that is already what would be made needs no --force. "
              "Nothing is ever written to the source or below it, or through a link in the "
              "directory."},
     {ROW("restart", CONVERT, RUN), SWITCH(convert.restart), .since = "0.5.0",
      FOREIGN({.names = "resume continue",
               .meant = "nothing: an interrupted conversion is continued by the same command"}),
      .help = "begin anew instead of continuing an interrupted conversion",
-     .more = "What the interrupted one left in OUT is removed. Refused when it has deleted files "
-             "of its source (--consume-source): then only continuing gives a whole model."},
+     .more = "What the interrupted one left in OUT is removed. This is refused when that one has "
+             "deleted files of its source (--consume-source), because then only continuing gives "
+             "a whole model."},
     {ROW("consume-source", CONVERT, RUN), SWITCH(convert.consume_source), .since = "0.5.0",
      FOREIGN({.names = "delete-source remove-source move in-place inplace"}),
+     RULES({.not_with = "--part !1/1", .why = ": no part knows what the others have read"}),
      .help = "delete each weight file of MODEL once all of it is written to OUT and synced",
-     .more = "For disks that hold one copy only. A kill at any moment loses nothing: the same "
-             "command continues. What was deleted cannot be checked against OUT afterwards. "
+     .more = "This is for disks that hold one copy only. A kill at any moment loses nothing: the "
+             "same command continues. What was deleted cannot be checked against OUT afterwards. "
              "Weight files that are links are refused. See docs/cli.md."},
     {ROW("part", CONVERT, RUN), OWN(QC_ARG_TEXT, qc_option_set_part), .arg = "I/N",
-     .dflt_note = "in a Slurm step with several tasks, that of the task", .since = "0.5.0",
+     .dflt_note = "in a Slurm step of several tasks, the part of this task", .since = "0.5.0",
      .help = "do the I-th of N parts of the work, 1 to N; the last to finish completes OUT",
-     .more = "For several machines that share MODEL and OUT: the same command on each, with its "
-             "own I. 1/1 does all of it whatever the scheduler says. See docs/cluster.md."},
+     .more = "This is for several machines that share MODEL and OUT: each runs the same command "
+             "with its own I. 1/1 does all of it whatever the scheduler says. See "
+             "docs/cluster.md."},
     {ROW("threads", WORKING, RUN), NUMBER(call.threads), .arg = "N", .min = 1, .max = 1024,
      .dflt_note = "one per processor", .since = "0.1.0",
      FOREIGN({.names = "jobs j workers num-workers nthreads n-threads num-threads thread cores "
                        "nproc t"}),
-     .help = "number of threads, 1 to 1024",
+     .help = "how many threads work, 1 to 1024",
      .more = "The bytes written do not depend on it."},
     {ROW("progress", WORKING | BENCH, RUN), CHOICE(call.progress),
      CHOICES("auto", "always", "never"), .dflt = "auto", .since = "0.1.0",
-     .help = "whether to show progress on standard error",
-     .more = "auto: a bar on a terminal, a plain line now and then elsewhere. always: the bar "
-             "wherever standard error goes."},
-    {ROW("json", ANSWERS, OTHER), SWITCH(call.json), .excludes = {"--markdown"}, .since = "0.1.0",
+     WORDS({NO_WORDS " off quiet", "never"}, {YES_WORDS " on", "always"}),
+     .help = "when to show progress on standard error",
+     .more = "auto shows a bar on a terminal, and elsewhere a plain line now and then. always "
+             "shows the bar wherever standard error goes."},
+    {ROW("json", ANSWERS, OTHER), SWITCH(call.json), .since = "0.1.0",
+     RULES({.not_with = "--markdown"}),
      .help = "write the result to standard output as one JSON object"},
-    {ROW("quiet", ANYWHERE, OTHER), .letter = 'q', SWITCH(call.quiet), .excludes = {"--verbose"},
+    {ROW("quiet", ANYWHERE, OTHER), .letter = 'q', SWITCH(call.quiet),
      .since = "0.1.0",
      FOREIGN({.names = "silent s no-progress"}),
-     .help = "no progress, no summary, no warnings; errors only",
+     RULES({.not_with = "--verbose"}),
+     .help = "show errors only: no progress, no summary and no warnings",
      .more = "The answers of plan, inspect, hardware, bench, eval, validate and report, --dry-run "
              "and --json are still printed. convert, unpack and verify print nothing when all is "
              "well: their exit code says so."},
     {ROW("verbose", ANYWHERE, OTHER), .letter = 'v', COUNT(call.verbose), .repeats = 1,
      .since = "0.1.0",
      FOREIGN({.names = "debug log-level loglevel"}),
-     .help = "say more; -vv still more",
-     .more = "-v: what is about to be done, every stored tensor with inspect, and where in the "
-             "source an error was found. -vv: the error of every quantized tensor."},
+     .help = "say more, and with -vv still more",
+     .more = "-v shows what is about to be done, every stored tensor with inspect, and where in "
+             "the code of qconv an error arose. -vv shows the error of every quantized tensor, "
+             "too."},
     {ROW("help", ANYWHERE, OTHER), .letter = 'h', .since = "0.1.0",
      FOREIGN({.names = "usage ?"}),
      .help = "show this help"},
@@ -575,21 +680,4 @@ const qc_option_row qc_option_table[] = {
 const char *qc_option_note(const qc_option_row *row, qc_command command)
 {
     return row->dflt_of.commands & QC_CMD_BIT(command) ? row->dflt_of.note : row->dflt_note;
-}
-
-void qc_option_spell(const qc_option_row *row, char out[QC_SPELLED_BYTES])
-{
-    size_t used = 0;
-    int n = snprintf(out, QC_SPELLED_BYTES, "--%s", row->name);
-    used = n > 0 ? (size_t)n : 0;
-    if (row->arg) {
-        (void)snprintf(out + used, QC_SPELLED_BYTES - used, " %s", row->arg);
-        return;
-    }
-    for (unsigned i = 0; row->choices && row->choices[i]; i++) {
-        n = snprintf(out + used, QC_SPELLED_BYTES - used, "%s%s", i ? "," : " {", row->choices[i]);
-        used += n > 0 ? (size_t)n : 0;
-    }
-    if (row->choices)
-        (void)snprintf(out + used, QC_SPELLED_BYTES - used, "}");
 }

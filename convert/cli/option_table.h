@@ -45,7 +45,27 @@ typedef struct {
     unsigned of_commands; /* the names count for these commands only; 0 for all of the option's */
 } qc_foreign_name;
 
-#define QC_MOST_COMPANY 3
+/* Other words for a choice of an option. */
+typedef struct {
+    const char *names; /* with blanks between them; NULL ends the list */
+    const char *choice;
+} qc_choice_words;
+
+/* What an option goes with. A condition names options as they are typed, "--vram" or
+ * "--to int4|int8 or --part !1/1" ('!' means any other value), and holds when one of them was given
+ * so. A name that the command does not have does not count. The list ends where needs, not_with and
+ * implies are NULL. */
+typedef struct {
+    /* The rule counts only where all of these are so that are there. */
+    const char *of;   /* the option has one of these values: "int4|int8" */
+    unsigned above;   /* its number is above this one */
+    const char *with; /* this condition holds, too */
+    /* One of these: */
+    const char *needs;    /* the option is refused unless this condition holds */
+    const char *not_with; /* the option is refused where this condition holds */
+    const char *implies;  /* "--format compressed-tensors": counts as given, unless it was typed */
+    const char *why;      /* ends the message: ", which ..." or ": ..."; or NULL */
+} qc_option_rule;
 
 struct qc_option_row {
     const char *name;  /* without the dashes; rows may share one if their commands differ, their
@@ -56,7 +76,8 @@ struct qc_option_row {
     qc_arg_kind kind;
     const char *arg;            /* placeholder: "N", "GLOB"; NULL for a switch and for a choice */
     const char *const *choices; /* up to a NULL; NULL where any value will do */
-    const int *values;          /* stored instead of a choice's index, or of a switch's 1 */
+    const int *values;          /* stored instead of a choice's index, or instead of a switch's 1
+                                   and, without the switch, 0 */
     uint64_t min, max;          /* of a number; min is also that of a size */
     double least, most;         /* of a decimal number; least is allowed only if it is above 0 */
     int power_of_two;
@@ -68,19 +89,18 @@ struct qc_option_row {
     struct {
         unsigned commands;
         const char *note;
-    } dflt_of; /* what those commands show instead of dflt_note */
-    /* What the option goes with: "--vram" or "--mode train". An option that the command does not
-     * have does not count. */
-    const char *only_with[QC_MOST_COMPANY]; /* the option is refused without one of these */
-    const char *not_with;                   /* "--mode train, ...": it is refused beside that */
-    const char *excludes[QC_MOST_COMPANY];  /* "--as: ...": only one of the two may be given */
-    const char *missing; /* what is expected where the note of the default is "required" */
-    int quantizes;       /* says how to quantize: refused where --to quantizes nothing */
-    int repeats;         /* may be given more than once, and each time counts */
-    const char *since;   /* version of qconv */
-    int hidden;          /* left out of --help and completion; the man page has it */
-    qc_command alone;    /* the command that --version is, without other arguments; or 0 */
+    } dflt_of;                   /* what those commands show instead of dflt_note */
+    unsigned required;           /* the commands that do not run without it */
+    const char *missing;         /* what is expected where it is required; NULL: its choices */
+    const qc_option_rule *rules; /* what it goes with; or NULL */
+    int spares_out;              /* with it the second place of the command may be left out */
+    int quantizes;               /* says how to quantize: refused where --to quantizes nothing */
+    int repeats;                 /* may be given more than once, and each time counts */
+    const char *since;           /* version of qconv */
+    int hidden;                  /* left out of --help and completion; the man page has it */
+    qc_command alone;            /* the command that --version is, without other arguments; or 0 */
     const qc_foreign_name *foreign; /* for "did you mean"; or NULL */
+    const qc_choice_words *words;   /* other words for its choices, for the same; or NULL */
     const char *help;               /* one clause for --help and completion */
     const char *more;               /* sentences that follow in the man page; or NULL */
 };
@@ -96,6 +116,7 @@ typedef struct {
     const char *name; /* "MODEL" */
     qc_place_kind kind;
     int optional;
+    const char *foreign; /* other tools' options for it, with blanks between; or NULL */
 } qc_place;
 
 #define QC_MAX_PLACES 2
@@ -103,9 +124,9 @@ typedef struct {
 typedef struct {
     qc_command command;
     const char *name;
-    const char *synopsis; /* after "qconv " */
-    const char *summary;  /* one clause, for lists */
-    const char *text;     /* paragraphs, separated by an empty line */
+    const char *foreign; /* what other tools call it, with blanks between; or NULL */
+    const char *summary; /* one clause, for lists */
+    const char *text;    /* paragraphs, separated by an empty line */
     qc_place places[QC_MAX_PLACES];
     unsigned place_count;
     const char *examples; /* pairs of lines "command\nwhat it does\n"; or NULL */
@@ -130,6 +151,11 @@ extern const unsigned qc_environment_count;
 /* Both return NULL if there is none. */
 const qc_command_row *qc_command_row_of(qc_command command);
 const qc_command_row *qc_command_row_named(const char *name);
+/* Writes how the command is typed, after "qconv ": "verify [OPTION]... OUT". rows is
+ * qc_option_table. */
+#define QC_USAGE_BYTES 160
+void qc_command_usage(const qc_command_row *row, const qc_option_row *rows,
+                      char out[QC_USAGE_BYTES]);
 /* What the help of a command shows where the option has no default; or NULL. */
 const char *qc_option_note(const qc_option_row *row, qc_command command);
 /* Writes the name and what follows it: "--to {nf4,int8}", "--block-size N", "--force". */

@@ -248,18 +248,14 @@ static const char *level_of(const char *text)
 qc_status qc_option_set_compress(qc_options *o, const qc_option_row *row, const char *value,
                                  qc_error *err)
 {
-    static const char *const nothing[] = {"no", "off", "false", "0", "never", "raw", "store"};
     uint64_t level = 1;
     int none = strcasecmp(value, "none") == 0;
     if (strncasecmp(value, "zstd:", 5) == 0) {
         QC_TRY(read_number(row, value, value + 5, 1, 19, &level, err));
     } else if (strcasecmp(value, "zstd") != 0 && !none) {
-        const char *meant = level_of(value) ? "zstd:" : "", *digits = level_of(value);
-        for (size_t i = 0; i < sizeof nothing / sizeof *nothing; i++)
-            if (strcasecmp(value, nothing[i]) == 0) {
-                meant = "none";
-                digits = NULL;
-            }
+        const char *meant = qc_mistaken_choice(row, value), *digits = meant ? "" : level_of(value);
+        if (!meant)
+            meant = digits ? "zstd:" : "";
         QC_FAIL(
             err, QC_ERR_USAGE,
             "--%s: expected none, zstd or zstd:LEVEL with a level from 1 to 19, got '%.*s'%s%s%s%s",

@@ -17,12 +17,14 @@
 #include "formats/file_io.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 typedef enum { ITEM_FINE, ITEM_UNKNOWN, ITEM_LACKS_VALUE, ITEM_TAKES_NONE } item_state;
 
 typedef struct {
     item_state state;
+    int implied;              /* not typed: another option implies it */
     const qc_option_row *row; /* NULL when unknown */
     const char *name;         /* as typed, for messages */
     int name_len;
@@ -107,10 +109,10 @@ static void split_letters(parse *p, const char *arg)
 
 static qc_status split(parse *p, int argc, char **argv, qc_error *err)
 {
-    size_t room = 0;
+    size_t room = 1;
     for (int i = 1; i < argc; i++)
         room += argv[i][0] == '-' && argv[i][1] != '-' ? strlen(argv[i]) : 1;
-    QC_TRY(qc_arena_alloc(p->arena, &p->items, room, sizeof *p->items, err));
+    QC_TRY(qc_arena_alloc(p->arena, &p->items, room * 2, sizeof *p->items, err));
     QC_TRY(qc_arena_alloc(p->arena, &p->words, (size_t)argc, sizeof *p->words, err));
     int dashes = 0;
     for (int i = 1; i < argc; i++) {
@@ -164,13 +166,22 @@ static int exists(const char *path)
     return qc_path_stat(path, &kind, NULL, NULL) == QC_OK && kind != QC_PATH_MISSING;
 }
 
-/* Is the first word a misspelt command, or what another tool calls it? It is not where --to says
- * that this is convert and its two words are there, and not where something has this name. */
+/* The first option that the command requires and that was not given, or NULL. */
+static const qc_option_row *missing_option(const parse *p, qc_command command)
+{
+    const qc_option_row *r = qc_option_table;
+    while (r->name && (!(r->required & QC_CMD_BIT(command)) || was_given(p, r->name)))
+        r++;
+    return r->name ? r : NULL;
+}
+
+/* Is the first word a misspelt command, or what another tool calls it? It is not where the options
+ * and the words are those of convert, and not where something has this name. */
 static qc_status check_first_word(const parse *p, qc_options *o, qc_error *err)
 {
     const char *word = p->words_before_dashes > 0 ? p->words[0] : NULL;
     const qc_command_row *meant = word ? qc_mistaken_command(word) : NULL;
-    if (!meant || exists(word) || (was_given(p, "to") && p->word_count <= 2))
+    if (!meant || exists(word) || (!missing_option(p, QC_CMD_CONVERT) && p->word_count <= 2))
         return QC_OK;
     o->command = meant->command; /* the message names the --help of this one */
     QC_FAIL(err, QC_ERR_USAGE, "unknown command '%s'; did you mean %s?", word, meant->name);
@@ -251,206 +262,200 @@ static qc_status apply(qc_options *o, const qc_option_row *row, const char *valu
     return QC_OK;
 }
 
+/* The defaults of the command's rows, and of those that it does not have. */
 static qc_status apply_defaults(qc_options *o, qc_error *err)
 {
-    o->convert.plan.recipe.double_quant = 1;
-    for (const qc_option_row *r = qc_option_table; r->name; r++)
+    for (const qc_option_row *r = qc_option_table; r->name; r++) {
+        if (row_for(r, o->command) != r)
+            continue;
         if (r->dflt)
             QC_TRY(apply(o, r, r->dflt, err));
+        else if (r->kind == QC_ARG_NONE && r->values)
+            memcpy((char *)o + r->at, &r->values[1], sizeof r->values[1]);
+    }
     return QC_OK;
 }
 
 /* ---- what goes with what ---- */
 
-/* Is what a row names there: "--vram", "--mode train" or "--as: a note for people"? An option that
- * the command takes for granted need not be given. *row becomes the row of that option, or NULL
- * where the command has none. */
-static int is_there(const parse *p, qc_command command, const char *what, const qc_option_row **row)
+/* One option of a condition: "--to int4|int8" of "--to int4|int8 or --vram". */
+typedef struct {
+    const qc_option_row *row; /* NULL where the command has no such option */
+    const char *values;       /* or NULL for any */
+    int values_len;
+    const char *rest; /* of the condition; or NULL */
+} choice_of;
+
+static choice_of first_of(const char *condition, qc_command command)
 {
-    char value[16] = "";
-    size_t len = strcspn(what + 2, " ,:");
-    const char *end = what + 2 + len;
-    if (*end == ' ')
-        (void)snprintf(value, sizeof value, "%.*s", (int)strcspn(end + 1, ",:"), end + 1);
-    *row = row_for(row_named(what + 2, len), command);
-    if (!((*row)->commands & QC_CMD_BIT(command)))
-        *row = NULL;
-    const item *it = given(p, what + 2, len);
-    if (!it)
-        return *row && !*value && ((*row)->dflt_of.commands & QC_CMD_BIT(command));
-    return !*value || qc_same_word(it->value, value);
+    choice_of c = {0};
+    const char *name = condition + 2, *end = name + strcspn(name, " ");
+    c.row = row_for(row_named(name, (size_t)(end - name)), command);
+    if (c.row && !(c.row->commands & QC_CMD_BIT(command)))
+        c.row = NULL;
+    if (*end && strncmp(end, " or ", 4) != 0) {
+        c.values = end + 1;
+        c.values_len = (int)strcspn(c.values, " ");
+        end = c.values + c.values_len;
+    }
+    c.rest = *end ? end + 4 : NULL;
+    return c;
 }
 
-static qc_status check_only_with(const parse *p, const qc_option_row *r, qc_command command,
-                                 qc_error *err)
+/* Is it one of "nf4|int8", or none of "!nf4|int8"? */
+static int is_value(const char *value, const char *values, int len)
 {
-    char expected[64] = "";
-    size_t used = 0;
-    for (unsigned i = 0; i < QC_MOST_COMPANY && r->only_with[i]; i++) {
-        const qc_option_row *other = NULL;
-        if (is_there(p, command, r->only_with[i], &other))
-            return QC_OK;
-        if (other)
-            used += (size_t)snprintf(expected + used, sizeof expected - used, "%s%s",
-                                     used ? " or " : "", r->only_with[i]);
+    char word[32];
+    const int none = *values == '!';
+    for (const char *s = values + none, *end = values + len; s < end;) {
+        size_t n = strcspn(s, "| ");
+        (void)snprintf(word, sizeof word, "%.*s", (int)n, s);
+        if (qc_same_word(value, word))
+            return !none;
+        s += n + 1;
     }
-    if (used)
-        QC_FAIL(err, QC_ERR_USAGE, "--%s goes with %s only", r->name, expected);
+    return none;
+}
+
+/* Does the condition hold? *which becomes the option that was given so, if it is not NULL. */
+static int holds(const parse *p, const char *condition, qc_command command, choice_of *which)
+{
+    for (const char *s = condition; s;) {
+        const choice_of c = first_of(s, command);
+        const item *it = c.row ? given(p, c.row->name, strlen(c.row->name)) : NULL;
+        if (which)
+            *which = c;
+        if (it ? !c.values || is_value(it->value, c.values, c.values_len)
+               : c.row && !c.values && (c.row->dflt_of.commands & QC_CMD_BIT(command)))
+            return 1; /* what the command takes for granted need not be given */
+        s = c.rest;
+    }
+    return 0;
+}
+
+/* *text becomes the condition as people read it, "--to int4, int8 or auto", without options that
+ * the command does not have; "" if there is none left. */
+static qc_status spell(const char **text, qc_arena *arena, const char *condition,
+                       qc_command command, qc_error *err)
+{
+    *text = "";
+    for (const char *s = condition; s;) {
+        const choice_of c = first_of(s, command);
+        s = c.rest;
+        if (!c.row)
+            continue;
+        QC_TRY(qc_arena_printf(arena, text, err, "%s%s--%s", *text, **text ? " or " : "",
+                               c.row->name));
+        const char *between = " ", *value = c.values;
+        for (const char *end = value + c.values_len; value && value < end && *value != '!';) {
+            int n = (int)strcspn(value, "| ");
+            QC_TRY(qc_arena_printf(arena, text, err, "%s%s%.*s", *text, between, n, value));
+            value += n + 1;
+            between = memchr(value, '|', value < end ? (size_t)(end - value) : 0) ? ", " : " or ";
+        }
+    }
     return QC_OK;
 }
 
-/* "-q" or "--json", as messages call it. */
-static const char *called(const qc_option_row *r, char out[QC_SPELLED_BYTES])
+/* Does a rule count for this item? */
+static int counts(const parse *p, const item *it, const qc_option_rule *rule, qc_command command)
 {
-    (void)snprintf(out, QC_SPELLED_BYTES, r->letter ? "-%.1s" : "--%s",
-                   r->letter ? &r->letter : r->name);
-    return out;
+    return (!rule->of || is_value(it->value, rule->of, (int)strlen(rule->of))) &&
+           (!rule->above || strtoull(it->value, NULL, 10) > rule->above) &&
+           (!rule->with || holds(p, rule->with, command, NULL));
+}
+
+static qc_status check_rule(const parse *p, const item *it, const qc_option_rule *rule,
+                            qc_command command, qc_error *err)
+{
+    choice_of which = {0};
+    const char *with = "", *other = "";
+    const int refused = rule->not_with && holds(p, rule->not_with, command, &which);
+    if (rule->needs && !holds(p, rule->needs, command, NULL))
+        QC_TRY(spell(&other, p->arena, rule->needs, command, err));
+    if (!refused && !*other)
+        return QC_OK;
+    if (rule->with)
+        QC_TRY(spell(&with, p->arena, rule->with, command, err));
+    if (refused && which.values && *which.values != '!')
+        QC_TRY(qc_arena_printf(p->arena, &other, err, "--%s %s", which.row->name,
+                               given(p, which.row->name, strlen(which.row->name))->value));
+    else if (refused)
+        QC_TRY(qc_arena_printf(p->arena, &other, err, "--%s", which.row->name));
+    const int shown = rule->of || rule->above;
+    QC_FAIL(err, QC_ERR_USAGE, "--%s%s%s%s%s %s %s%s", it->row->name, shown ? " " : "",
+            shown ? it->value : "", *with ? " with " : "", with,
+            refused ? "does not go with" : "needs", other, rule->why ? rule->why : "");
 }
 
 /* Refuses options whose rows say that they do not go together, or only with another. */
-static qc_status check_company(const parse *p, qc_command command, qc_error *err)
+static qc_status check_rules(const parse *p, const qc_options *o, qc_error *err)
 {
-    char a[QC_SPELLED_BYTES], b[QC_SPELLED_BYTES];
+    const qc_to to = o->convert.plan.recipe.to;
     for (const item *it = p->items; it < p->items + p->item_count; it++) {
-        const qc_option_row *r = it->row, *other = NULL;
-        QC_TRY(check_only_with(p, r, command, err));
-        if (r->not_with && is_there(p, command, r->not_with, &other))
-            QC_FAIL(err, QC_ERR_USAGE, "--%s does not go with %s", r->name, r->not_with);
-        for (unsigned i = 0; i < QC_MOST_COMPANY && r->excludes[i]; i++)
-            if (is_there(p, command, r->excludes[i], &other))
-                QC_FAIL(err, QC_ERR_USAGE, "%s and %s exclude each other%s", called(r, a),
-                        called(other, b), r->excludes[i] + strcspn(r->excludes[i], ":"));
+        if (it->implied || given(p, it->row->name, strlen(it->row->name)) != it)
+            continue; /* of an option that was given twice the last one counts */
+        if (it->row->quantizes && !qc_to_quantizes(to))
+            QC_FAIL(err, QC_ERR_USAGE, "--%s does not go with --to %s, which quantizes nothing",
+                    it->row->name, qc_to_name(to));
+        for (const qc_option_rule *r = it->row->rules; r && (r->needs || r->not_with || r->implies);
+             r++)
+            if (counts(p, it, r, o->command))
+                QC_TRY(check_rule(p, it, r, o->command, err));
     }
     return QC_OK;
 }
 
-static qc_status check_required(const parse *p, qc_command command, qc_error *err)
+/* Adds the options that those on the command line imply. */
+static qc_status add_implied(parse *p, qc_options *o, qc_error *err)
 {
-    char choices[QC_SPELLED_BYTES];
-    for (const qc_option_row *r = qc_option_table; r->name; r++) {
-        const char *note = qc_option_note(r, command);
-        if (!(r->commands & QC_CMD_BIT(command)) || !note || strcmp(note, "required") != 0 ||
-            was_given(p, r->name))
+    const size_t typed = p->item_count;
+    for (size_t i = 0; i < typed; i++) {
+        const item *it = &p->items[i];
+        const qc_option_rule *r = it->row->rules;
+        if (given(p, it->row->name, strlen(it->row->name)) != it)
             continue;
-        if (r->choices)
-            qc_option_list_choices(r, choices, sizeof choices);
-        QC_FAIL(err, QC_ERR_USAGE, "--%s is missing; expected --%s with %s", r->name, r->name,
-                r->choices ? choices : r->missing);
+        while (r && (r->needs || r->not_with) && !r->implies)
+            r++;
+        for (; r && r->implies; r++) {
+            const choice_of c = first_of(r->implies, o->command);
+            if (!c.row || was_given(p, c.row->name) || !counts(p, it, r, o->command))
+                continue;
+            p->items[p->item_count++] = (item){.row = c.row, .implied = 1, .value = c.values};
+            QC_TRY(apply(o, c.row, c.values, err));
+        }
     }
     return QC_OK;
 }
 
-static int is_target(const char *word)
+static int is_choice(const qc_option_row *row, const char *word)
 {
-    const qc_option_row *to = row_named("to", 2);
-    for (unsigned i = 0; to->choices[i]; i++)
-        if (qc_same_word(word, to->choices[i]))
+    for (unsigned i = 0; row->choices[i]; i++)
+        if (qc_same_word(word, row->choices[i]))
             return 1;
     return 0;
 }
 
-/* Without --to: the target may stand where it is none, as a word or behind --quantize. */
-static qc_status check_to(const parse *p, const qc_recipe_options *r, qc_error *err)
+/* The value may stand where it is none, as a word or behind another option: "--quantize nf4". */
+static qc_status check_required(const parse *p, qc_command command, qc_error *err)
 {
-    for (uint32_t i = 0; i < r->rule_count; i++)
-        if (is_target(r->rules[i].glob))
-            QC_FAIL(err, QC_ERR_USAGE,
-                    "--%s takes a glob that names tensors; did you mean --to %s?",
-                    r->rules[i].quantize ? "quantize" : "keep", r->rules[i].glob);
-    for (size_t i = 0; i < p->word_count; i++)
-        if (is_target(p->words[i]) && !exists(p->words[i]))
-            QC_FAIL(err, QC_ERR_USAGE, "--to is missing; did you mean --to %s?", p->words[i]);
-    return QC_OK;
-}
-
-/* What --format goes with. */
-static qc_status check_format(const parse *p, const qc_recipe_options *r, qc_error *err)
-{
-    const int compressed_tensors = r->format == QC_FORMAT_COMPRESSED_TENSORS;
-    if (was_given(p, "activation-bits") && (!compressed_tensors || r->to == QC_TO_INT4))
-        QC_FAIL(err, QC_ERR_USAGE,
-                "--activation-bits goes with --to int8 or auto and --format compressed-tensors "
-                "only");
-    if (!compressed_tensors) {
-        if (r->to == QC_TO_INT4)
-            QC_FAIL(err, QC_ERR_USAGE,
-                    "--to int4 needs --format compressed-tensors; bitsandbytes "
-                    "has --to nf4 in 4 bits");
+    char choices[QC_SPELLED_BYTES];
+    const qc_option_row *r = missing_option(p, command);
+    if (!r)
         return QC_OK;
-    }
-    if (r->to != QC_TO_INT4 && r->to != QC_TO_INT8 && r->to != QC_TO_AUTO)
-        QC_FAIL(err, QC_ERR_USAGE,
-                "--format compressed-tensors goes with --to int4, int8 and auto, not with --to %s",
-                qc_to_name(r->to));
-    if (!r->double_quant)
-        QC_FAIL(err, QC_ERR_USAGE,
-                "--no-double-quant does not go with --format "
-                "compressed-tensors, whose scales are never quantized");
-    if (r->block_elems && r->to == QC_TO_INT8 && !r->activations_16)
-        QC_FAIL(err, QC_ERR_USAGE,
-                "--block-size with --to int8 --format compressed-tensors needs --activation-bits "
-                "16; 8-bit activations go with a scale for each row");
-    if (r->block_elems > 128)
-        QC_FAIL(err, QC_ERR_USAGE,
-                "--block-size %u: compressed-tensors goes with groups of 32, 64 or 128, which "
-                "its readers have kernels for",
-                r->block_elems);
-    return QC_OK;
-}
-
-/* For plan and convert: what the rows cannot say. */
-static qc_status check_convert(const parse *p, const qc_options *o, qc_error *err)
-{
-    const qc_recipe_options *r = &o->convert.plan.recipe;
+    if (!r->choices)
+        QC_FAIL(err, QC_ERR_USAGE, "--%s is missing; expected --%s with %s", r->name, r->name,
+                r->missing);
     for (const item *it = p->items; it < p->items + p->item_count; it++)
-        if (it->row->quantizes && !qc_to_quantizes(r->to))
-            QC_FAIL(err, QC_ERR_USAGE, "--%s does not go with --to %s, which quantizes nothing",
-                    it->row->name, qc_to_name(r->to));
-    QC_TRY(check_format(p, r, err));
-    if (r->to == QC_TO_INT8 && !r->double_quant && !r->block_elems)
-        QC_FAIL(err, QC_ERR_USAGE,
-                "--no-double-quant with --to int8 needs --block-size; scales of rows are never "
-                "quantized");
-    if (o->command == QC_CMD_PLAN)
-        return QC_OK;
-    if (r->to == QC_TO_AUTO && !o->convert.plan.fit.vram)
-        QC_FAIL(err, QC_ERR_USAGE, "--to auto needs --vram, which says what it has to fit");
-    if (o->convert.part_count <= 1)
-        return QC_OK;
-    if (o->convert.consume_source)
-        QC_FAIL(err, QC_ERR_USAGE,
-                "--consume-source and --part exclude each other: no part knows what the others "
-                "have read");
-    if (qc_calibrates(&o->convert.plan.calibrate))
-        QC_FAIL(err, QC_ERR_USAGE,
-                "--%s and --part exclude each other: a part has no inputs of later layers without "
-                "those of the earlier",
-                o->convert.plan.calibrate.text ? "calibrate" : "hessians");
-    return QC_OK;
-}
-
-static qc_status check_together(const parse *p, const qc_options *o, qc_error *err)
-{
-    int fits = o->command == QC_CMD_CONVERT || o->command == QC_CMD_PLAN;
-    if (o->command == QC_CMD_CONVERT && !was_given(p, "to"))
-        QC_TRY(check_to(p, &o->convert.plan.recipe, err));
-    QC_TRY(check_required(p, o->command, err));
-    if (fits)
-        QC_TRY(check_convert(p, o, err));
-    return check_company(p, o->command, err);
-}
-
-/* How many rows of activations are measured where --m does not say it. */
-static void set_rows(qc_options *o)
-{
-    static const uint64_t validate_m[] = {1, 4, 16, 64, 256, 1024};
-    static const uint64_t bench_m[] = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096};
-    int validates = o->command == QC_CMD_VALIDATE;
-    if (o->products.m_count > 0)
-        return;
-    o->products.m = validates ? validate_m : bench_m;
-    o->products.m_count =
-        validates ? sizeof validate_m / sizeof *validate_m : sizeof bench_m / sizeof *bench_m;
+        if (!it->row->choices && it->value && is_choice(r, it->value))
+            QC_FAIL(err, QC_ERR_USAGE, "--%s is missing; did you mean --%s %s instead of --%s %s?",
+                    r->name, r->name, it->value, it->row->name, it->value);
+    for (size_t i = 0; i < p->word_count; i++)
+        if (is_choice(r, p->words[i]) && !exists(p->words[i]))
+            QC_FAIL(err, QC_ERR_USAGE, "--%s is missing; did you mean --%s %s?", r->name, r->name,
+                    p->words[i]);
+    qc_option_list_choices(r, choices, sizeof choices);
+    QC_FAIL(err, QC_ERR_USAGE, "--%s is missing; expected --%s with %s", r->name, r->name, choices);
 }
 
 /* ---- words ---- */
@@ -471,17 +476,21 @@ static qc_status check_folder_name(const char *path, const char *name, qc_error 
 static qc_status place_words(const parse *p, qc_options *o, qc_error *err)
 {
     const qc_command_row *c = qc_command_row_of(o->command);
+    char usage[QC_USAGE_BYTES];
+    int out_spared = 0;
+    for (size_t i = 0; i < p->item_count; i++)
+        out_spared |= p->items[i].row->spares_out;
+    qc_command_usage(c, qc_option_table, usage);
     for (unsigned i = 0; i < c->place_count; i++) {
         if (i < p->word_count && p->words[i][0] == '\0')
             QC_FAIL(err, QC_ERR_USAGE, "%s is empty; expected a path", c->places[i].name);
-        int optional = c->places[i].optional || (o->convert.dry_run && i > 0);
+        int optional = c->places[i].optional || (out_spared && i > 0);
         if (i >= p->word_count && !optional)
-            QC_FAIL(err, QC_ERR_USAGE, "%s is missing; usage: qconv %s", c->places[i].name,
-                    c->synopsis);
+            QC_FAIL(err, QC_ERR_USAGE, "%s is missing; usage: qconv %s", c->places[i].name, usage);
     }
     if (p->word_count > c->place_count)
         QC_FAIL(err, QC_ERR_USAGE, "one argument too many: '%s'; usage: qconv %s",
-                p->words[c->place_count], c->synopsis);
+                p->words[c->place_count], usage);
     o->call.model = p->word_count > 0 ? p->words[0] : NULL;
     o->call.out = p->word_count > 1 ? p->words[1] : NULL;
     return o->call.out ? check_folder_name(o->call.out, c->places[1].name, err) : QC_OK;
@@ -534,9 +543,9 @@ qc_status qc_options_parse(qc_options *out, qc_arena *arena, int argc, char **ar
     out->call.program = argc > 0 ? argv[0] : "qconv";
     out->command = QC_CMD_HELP;
     out->help_topic = QC_CMD_HELP;
-    QC_TRY(apply_defaults(out, err));
     QC_TRY(split(&p, argc, argv, err));
     QC_TRY(choose_command(&p, out, err));
+    QC_TRY(apply_defaults(out, err));
     if (was_given(&p, "help"))
         return QC_OK;
     for (size_t i = 0; i < p.item_count; i++) {
@@ -553,13 +562,9 @@ qc_status qc_options_parse(qc_options *out, qc_arena *arena, int argc, char **ar
         QC_TRY(check_item(&p.items[i], p.arena, out->command, err));
     for (size_t i = 0; i < p.item_count; i++)
         QC_TRY(apply(out, p.items[i].row, p.items[i].value, err));
-    if (out->convert.plan.recipe.to == QC_TO_INT4 && !was_given(&p, "format"))
-        out->convert.plan.recipe.format = QC_FORMAT_COMPRESSED_TENSORS;
-    /* What 8-bit activations cost is in no predicted error. */
-    if (out->convert.plan.recipe.to == QC_TO_AUTO && !was_given(&p, "activation-bits"))
-        out->convert.plan.recipe.activations_16 = 1;
-    QC_TRY(check_together(&p, out, err));
-    set_rows(out);
+    QC_TRY(add_implied(&p, out, err));
+    QC_TRY(check_required(&p, out->command, err));
+    QC_TRY(check_rules(&p, out, err));
     qc_tp_defaults(&out->convert.plan.fit);
     QC_TRY(place_words(&p, out, err));
     if (out->command == QC_CMD_HELP)

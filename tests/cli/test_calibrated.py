@@ -28,16 +28,17 @@ class Options(OutputCase):
     def test_what_goes_with_what(self):
         nf4 = ["--to", "nf4"]
         for args, has in (
-                (nf4 + ["--calibrate", "t", "--hessians", "h"], "exclude each other"),
+                (nf4 + ["--calibrate", "t", "--hessians", "h"], "--calibrate does not go with --hessians: "
+                 "either says what the inputs are"),
                 (nf4 + ["--calibrate", ""], "--calibrate: the path is empty"),
                 (["--to", "bf16", "--calibrate", "t"], "quantizes nothing"),
                 (["--to", "keep", "--hessians", "h"], "--hessians does not go with --to keep"),
-                (nf4 + ["--calibrate", "t", "--part", "1/2"], "--part exclude each other"),
-                (nf4 + ["--calibration-tokens", "9"], "goes with --calibrate only"),
-                (nf4 + ["--calibration-context", "9"], "goes with --calibrate only"),
-                (nf4 + ["--tokenizer", "t"], "--tokenizer goes with --calibrate only"),
-                (nf4 + ["--hessians", "h", "--tokenizer", "t"], "goes with --calibrate only"),
-                (nf4 + ["--damping", "0.1"], "--calibrate or --hessians only"),
+                (nf4 + ["--calibrate", "t", "--part", "1/2"], "--calibrate does not go with --part: a part has"),
+                (nf4 + ["--calibration-tokens", "9"], "needs --calibrate"),
+                (nf4 + ["--calibration-context", "9"], "needs --calibrate"),
+                (nf4 + ["--tokenizer", "t"], "--tokenizer needs --calibrate"),
+                (nf4 + ["--hessians", "h", "--tokenizer", "t"], "needs --calibrate"),
+                (nf4 + ["--damping", "0.1"], "--damping needs --calibrate or --hessians"),
                 (nf4 + ["--calibrate", "t", "--damping", "0"], "above 0 and at most 1"),
                 (nf4 + ["--calibrate", "t", "--damping", "2"], "above 0 and at most 1"),
                 (nf4 + ["--calibrate", "t", "--calibration-tokens", "1"], "from 2 to"),
@@ -53,7 +54,9 @@ class Options(OutputCase):
     def test_a_step_of_several_tasks(self):
         step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NTASKS": "2",
                 "SLURM_PROCID": "0"}
-        self.usage("--to", "nf4", *CALIBRATE, MODEL, "o", env=step, has="parts of a conversion")
+        self.usage("--to", "nf4", *CALIBRATE, MODEL, "o", env=step,
+                   has="--calibrate does not go with the 2 tasks of a Slurm step: a part has no inputs of later "
+                   "layers without those of the earlier; start one task, or give --part 1/1")
         self.assert_nothing("o")
 
     def test_what_is_missing(self):

@@ -209,13 +209,14 @@ class CompressedTensors(OutputCase):
     def test_usage(self):
         self.model({Q: self.weight("F16", [4, 128])})
         for args, says in (
-                (["--to", "int4", "--format", "bitsandbytes"], "needs --format compressed-tensors"),
-                (["--to", "nf4", "--format", "compressed-tensors"], "not with --to nf4"),
+                (["--to", "int4", "--format", "bitsandbytes"],
+                 "--format bitsandbytes does not go with --to int4: its form in 4 bits is --to nf4"),
+                (["--to", "nf4", "--format", "compressed-tensors"], "--format compressed-tensors needs --to int4, int8 or auto"),
                 (["--to", "int4", "--no-double-quant"], "never quantized"),
-                (["--to", "int4", "--block-size", "256"], "groups of 32, 64 or 128"),
+                (["--to", "int4", "--block-size", "256"], "groups of 32, 64 and 128"),
                 (["--to", "int8", "--format", "compressed-tensors", "--block-size", "64"],
-                 "needs --activation-bits"),
-                (["--to", "nf4", "--activation-bits", "16"], "--activation-bits goes with"),
+                 "needs --to int4 or --activation-bits 16: "),
+                (["--to", "nf4", "--activation-bits", "16"], "--activation-bits needs --format compressed-tensors"),
                 (["--to", "bf16", "--format", "compressed-tensors"], "quantizes nothing")):
             self.usage(*args, "m", "o", has=says)
 

@@ -37,11 +37,11 @@ class Alone(QconvCase):
     """The program as it is built: there is no GPU."""
 
     def test_usage(self):
-        self.usage("bench", "--save", "t.json", has="--save goes with --tune", command="bench")
+        self.usage("bench", "--save", "t.json", has="--save needs --tune", command="bench")
         for name, *value in [["path", "gemv"], ["markdown"], ["tuning", "t.json"]]:
             self.usage("bench", "--tune", "--" + name, *value, has=["--tune", "--" + name],
                        command="bench")
-        self.usage("report", "out", "--tuning", "t.json", has="--tuning goes with --text",
+        self.usage("report", "out", "--tuning", "t.json", has="--tuning needs --text",
                    command="report")
         self.usage("bench", "--tuning", "", has="--tuning", command="bench")
 

@@ -42,8 +42,8 @@ class Help(QconvCase):
             text = self.ok(c, "--help")
             for other in COMMANDS:
                 self.assertNotRegex(text, r"[(;] ?%s: " % other, c)
-            self.assertEqual("no such device" in text, c not in ("unpack", "inspect"), c)
-        self.assertIn("(nf4, or keep for what is quantized already)", " ".join(self.ok("plan", "--help").split()))
+            self.assertEqual("there is no such device" in text, c not in ("unpack", "inspect"), c)
+        self.assertIn("(default: nf4, or keep for what is quantized already)", " ".join(self.ok("plan", "--help").split()))
         self.assertIn("become (required)", " ".join(self.ok("convert", "--help").split()))
 
     def test_help_of_the_command_that_is_left_out(self):
@@ -72,7 +72,7 @@ class Wrong(QconvCase):
             self.usage("--to", word, "m", "o", has=["got '%s'" % word, "did you mean %s?" % meant])
         self.assertNotIn("mean", self.usage("--to", "gguf", "m", "o"))
         self.usage("--quantize", "nf4", "m", "o",
-                   has="--quantize takes a glob that names tensors; did you mean --to nf4?")
+                   has="--to is missing; did you mean --to nf4 instead of --quantize nf4?")
         self.usage("m", "o", "nf4", has="--to is missing; did you mean --to nf4?")
         self.usage("--to=", "m", "o", has="got ''")
         self.usage("--to", has="--to needs a value: nf4, int8, int4, auto, fp16, bf16 or keep")
@@ -210,13 +210,50 @@ class Wrong(QconvCase):
                 self.usage("--to", to, *o, "m", "o", has=[o[0], "--to " + to])
         self.usage("--to", "int8", "--no-double-quant", "m", "o",
                    has=["--no-double-quant", "--block-size"])
-        self.usage("-q", "-v", "--to", "nf4", "m", "o", has="exclude each other")
-        self.usage("verify", "-qv", "o", has="exclude each other", command="verify")
+        self.usage("-q", "-v", "--to", "nf4", "m", "o", has="--quiet does not go with --verbose")
+        self.usage("verify", "-qv", "o", has="--quiet does not go with --verbose", command="verify")
         self.usage("--to", "nf4", "--keep", "", "m", "o", has="the glob is empty")
         self.usage("--to", "nf4", "--quantize", "*[" + "a" * 4095, "m", "o",
                    has="--quantize: expected a glob of at most 4096 bytes, found 4097")
         self.usage("--to", "nf4", "--quantize=", "m", "o", has="the glob is empty")
         self.usage("--to", "nf4", "--recipe=", "m", "o", has="--recipe: the path is empty")
+
+    def test_what_goes_with_what(self):
+        """The rules of the rows, each with its whole message; and what they let through."""
+        ct = ["--format", "compressed-tensors"]
+        for args, message in [
+                (["--to", "int4", "--no-double-quant"], "--no-double-quant does not go with --format "
+                 "compressed-tensors, whose scales are never quantized"),
+                (["--to", "int8", "--no-double-quant"], "--no-double-quant with --to int8 needs --block-size: "
+                 "scales of rows are never quantized"),
+                (["--to", "int4", "--block-size", "256"], "--block-size 256 does not go with --format "
+                 "compressed-tensors, whose readers have kernels for groups of 32, 64 and 128"),
+                (["--to", "int8", "--block-size", "64", *ct], "--block-size with --format compressed-tensors "
+                 "needs --to int4 or --activation-bits 16: 8-bit activations go with a scale for each row"),
+                (["--to", "int4", "--activation-bits", "8"], "--activation-bits does not go with --to int4, "
+                 "whose activations have 16 bits always"),
+                (["--to", "nf4", "--activation-bits", "8"], "--activation-bits needs --format compressed-tensors"),
+                (["--to", "nf4", *ct], "--format compressed-tensors needs --to int4, int8 or auto"),
+                (["--to", "int4", "--format", "bitsandbytes"], "--format bitsandbytes does not go with --to int4: "
+                 "its form in 4 bits is --to nf4"),
+                (["--to", "auto"], "--to auto needs --vram, which says what it has to fit"),
+                (["--to", "auto", "--vram", "8GB", "--block-size", "64"], "--block-size does not go with "
+                 "--to auto, which chooses it; see --schemes"),
+                (["--to", "nf4", "--consume-source", "--part", "1/2"], "--consume-source does not go with --part: "
+                 "no part knows what the others have read"),
+                (["--to", "nf4", "--calibrate", "default", "--part", "2/2"], "--calibrate does not go with "
+                 "--part: a part has no inputs of later layers without those of the earlier"),
+                (["--to", "nf4", "--tokenizer", "t"], "--tokenizer needs --calibrate"),
+                (["--to", "nf4", "--damping", "1"], "--damping needs --calibrate or --hessians"),
+                (["--to", "bf16", "--scale", "search"], "--scale does not go with --to bf16, which quantizes "
+                 "nothing")]:
+            line = self.usage(*args, "m", "o")
+            self.assertEqual(line, "qconv: %s; try 'qconv convert --help'\n" % message)
+        for args in [["--to", "int4", "--block-size", "32"], ["--to", "auto", "--vram", "8GB", *ct],
+                     ["--to", "int8", "--activation-bits", "16", "--block-size", "64", *ct],
+                     ["--to", "nf4", "--consume-source", "--part", "1/1"],
+                     ["--to", "auto", "--to", "nf4"], ["--to", "int4", "--to", "nf4", "--no-double-quant"]]:
+            self.fails(3, *args, "m", "o", has="m does not exist")
 
     def test_measuring(self):
         self.usage("validate", "o", has="--against is missing", command="validate")
@@ -224,9 +261,9 @@ class Wrong(QconvCase):
                    command="validate")
         self.usage("validate", "--against", "m", has="OUT is missing", command="validate")
         self.usage("validate", "--against", "m", "--tolerance", "0.1", "o",
-                   has="--tolerance goes with --baseline", command="validate")
+                   has="--tolerance needs --baseline", command="validate")
         self.usage("bench", "x", has="one argument too many", command="bench")
-        self.usage("bench", "--json", "--markdown", has="exclude each other", command="bench")
+        self.usage("bench", "--json", "--markdown", has="--json does not go with --markdown", command="bench")
         for c, rest in [("validate", ["--against", "m", "o"]), ("bench", [])]:
             for m in ["", "0", "1,", ",1", "1,,2", "1 2", "-1", "1048577", "99999999999999999999"]:
                 self.usage(c, "--m=" + m, *rest, has="--m: expected a whole number from 1",
