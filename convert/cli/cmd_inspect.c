@@ -12,17 +12,23 @@
 
 #define MAX_TEXT_BYTES (1u << 30)
 
-/* "nf4 b64 dq" */
-static void scheme_text(char *out, size_t out_bytes, const qc_tensor_facts *tf)
+/* "nf4 b64 dq", "w4a16 b128 zero points act-order", "gptq 4 bit b128" */
+static const char *scheme_text(char out[96], const qc_tensor_facts *tf)
 {
-    const qc_stored_weight *s = tf->stored;
-    if (!tf->scheme)
-        out[0] = '\0';
-    else if (!s || s->stored_as == QC_SCHEME_INT8_ROWS)
-        (void)snprintf(out, out_bytes, "%s", tf->scheme);
-    else
-        (void)snprintf(out, out_bytes, "%s b%" PRIu64 "%s", tf->scheme, s->block_elems,
-                       s->nested_block_elems ? " dq" : "");
+    const qc_coded_weight *n = tf->is_integer ? tf->coded : NULL;
+    const int named = n && (n->coding == QC_CODING_GPTQ || n->coding == QC_CODING_AWQ);
+    char bits[16] = "", block[32] = "";
+    if (named) /* by its tool, so the name tells no bits, and zero points are always there */
+        (void)snprintf(bits, sizeof bits, " %u bit", n->bits);
+    if (tf->block_elems)
+        (void)snprintf(block, sizeof block, " b%" PRIu64, tf->block_elems);
+    (void)snprintf(out, 96, "%s%s%s%s%s%s%s%s", tf->scheme ? tf->scheme : "", bits, block,
+                   tf->stored && tf->stored->nested_block_elems ? " dq" : "",
+                   n && !named && n->zeros != QC_NO_OWNER ? " zero points" : "",
+                   n && n->group_index != QC_NO_OWNER ? " act-order" : "",
+                   n && n->tile_rows > 1 ? " one scale" : "",
+                   n && n->said.static_activations ? " static activations" : "");
+    return out;
 }
 
 static void put_head(const qc_facts *f, qc_strbuf *out)
@@ -44,16 +50,27 @@ static void put_head(const qc_facts *f, qc_strbuf *out)
     qc_strbuf_puts(out, "\n");
 }
 
-static void put_manifest(const qc_manifest *m, qc_strbuf *out)
+static int has_integers(const qc_facts *f)
 {
+    for (size_t i = 0; i < f->model->tensor_count; i++)
+        if (f->tensors[i].is_integer)
+            return 1;
+    return 0;
+}
+
+static void put_manifest(const qc_facts *f, qc_strbuf *out)
+{
+    const qc_manifest *m = f->manifest;
     char size[QC_SIZE_TEXT_BYTES], text[256];
     uint64_t bytes = 0;
     for (size_t i = 0; i < m->source_count; i++)
         bytes += m->sources[i].bytes;
     qc_strbuf_putf(out, "  made by   qconv %s, --to %s", m->qconv_version, m->to);
     if (m->block_elems)
-        qc_strbuf_putf(out, ", block size %" PRIu64 ", %sdouble quantization", m->block_elems,
-                       m->double_quant ? "" : "no ");
+        qc_strbuf_putf(out, ", block size %" PRIu64 "%s", m->block_elems,
+                       has_integers(f)   ? ""
+                       : m->double_quant ? ", double quantization"
+                                         : ", no double quantization");
     if (m->scale)
         qc_strbuf_putf(out, ", scale %s", m->scale);
     if (m->compressed)
@@ -97,15 +114,14 @@ static void put_files(const qc_facts *f, qc_strbuf *out)
 static void put_tensor(qc_table *table, const qc_checkpoint_tensor *t, const qc_tensor_facts *tf,
                        int logical)
 {
-    char shape[QC_SHAPE_TEXT_BYTES], scheme[64];
-    scheme_text(scheme, sizeof scheme, tf);
+    char shape[QC_SHAPE_TEXT_BYTES], scheme[96];
     qc_table_put(table, t->name);
     qc_table_put(table, qc_dtype_name(t->dtype));
     qc_table_put(table, logical ? qc_text_shape(shape, tf->dims, tf->ndim)
                                 : qc_text_shape(shape, t->dims, t->ndim));
     qc_table_bytes(table, logical ? tf->bytes : t->bytes);
     qc_table_put(table, tf->role ? tf->role : "");
-    qc_table_put(table, scheme);
+    qc_table_put(table, scheme_text(scheme, tf));
     if (tf->written && tf->written->has_error) {
         qc_table_putf(table, "%.3e", tf->written->rel_mse);
         qc_table_putf(table, "%.3e", tf->written->max_err);
@@ -201,7 +217,7 @@ static void put_text(const qc_facts *f, int verbose, qc_strbuf *out)
 {
     put_head(f, out);
     if (f->manifest)
-        put_manifest(f->manifest, out);
+        put_manifest(f, out);
     put_files(f, out);
     put_tensors(f, verbose, out);
     put_totals(f, out);

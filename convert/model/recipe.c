@@ -781,8 +781,7 @@ qc_status qc_recipe_make(qc_recipe *out, qc_arena *arena, const qc_checkpoint *m
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
                 "%s is quantized already: %" PRIu32 " weights, '%s' among them, are %s; quantize "
                 "the 16-bit checkpoint it was made from, or turn it back with --to bf16 first",
-                model->path, m.stored.count, model->tensors[i].name,
-                m.stored.weights[i]->fp4 ? "fp4" : qc_scheme_name(m.stored.weights[i]->stored_as));
+                model->path, m.stored.count, model->tensors[i].name, m.stored.weights[i]->name);
     }
     QC_TRY(check_requantize(&m, err));
     QC_TRY(apply_rules(&m, err));

@@ -29,14 +29,16 @@ typedef enum {
 
 const char *qc_role_name(qc_role r);
 
-/* A weight that bitsandbytes or qconv quantized, with the places of its role tensors. */
+/* A weight that bitsandbytes, qconv or a tool for compressed-tensors quantized, with the places of
+ * its role tensors. */
 typedef struct {
     qc_scheme stored_as; /* one that quantizes */
+    const char *name;    /* of the scheme in texts: "fp4" and "w4a8" have no row of their own */
     int fp4;             /* stored like NF4, but with another map: use quant_map */
     uint32_t absmax;     /* tensor index of absmax or SCB */
     uint32_t quant_map;  /* UINT32_MAX where there is none */
     uint32_t nested_absmax, nested_map;
-    uint64_t block_elems;
+    uint64_t block_elems; /* see qc_stored_block */
     uint64_t nested_block_elems;
     float nested_offset;
     qc_dtype dtype; /* the weight's dtype before it was quantized */
@@ -54,6 +56,16 @@ typedef enum {
     QC_CODING_COUNT
 } qc_coding;
 
+/* What config.json of compressed-tensors says of integers, beside what their tensors show. It is
+ * all 0 where it says nothing. */
+typedef struct {
+    unsigned bits;            /* of a code, whose place may be wider */
+    unsigned activation_bits; /* 16: activations are not quantized */
+    int by_rows;              /* each row has a scale ("channel") */
+    int static_activations;   /* their scale is in the file */
+    int float_activations;
+} qc_integer_args;
+
 /* A weight in 8-bit floats, MXFP4 or integers with scales. It is decoded to float before anything
  * else is done with it. */
 typedef struct {
@@ -68,7 +80,8 @@ typedef struct {
     uint32_t group_index; /* tensor index of each column's group; UINT32_MAX: they are in order */
     unsigned bits;        /* of a code */
     int zero_add;         /* what is added to a stored zero point */
-    int shape_is_read;    /* bits and dims are not known without the content of weight_shape */
+    qc_integer_args said;
+    int shape_is_read; /* bits and dims are not known without the content of weight_shape */
     unsigned ndim;
     uint64_t dims[QC_MAX_DIMS]; /* shape of the weight: [out, in]; MXFP4 has [experts, out, in] */
     const char *name;           /* what it is called when it is decoded */

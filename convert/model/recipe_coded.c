@@ -304,6 +304,12 @@ uint32_t qc_coded_index(const qc_coded_set *set, const qc_checkpoint *model, con
         return (uint32_t)(t - model->tensors);
     size_t len = strlen(name), stem = qc_ends_with(name, ".weight") ? len - strlen("weight") : 0;
     uint32_t i = stem ? NO_TENSOR : qc_sibling_of(model, name, len, "_blocks");
+    if (qc_ends_with(name, ".weight_packed")) {
+        stem = len - strlen("weight_packed");
+        i = qc_sibling_of(model, name, stem, "weight");
+        if (i != NO_TENSOR)
+            return i;
+    }
     for (size_t k = 0; stem && i == NO_TENSOR && k < sizeof tails / sizeof *tails; k++)
         i = qc_sibling_of(model, name, stem, tails[k]);
     return i != NO_TENSOR && set->weights[i] ? i : NO_TENSOR;

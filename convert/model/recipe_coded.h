@@ -31,7 +31,8 @@ const char *qc_coding_name(qc_coding coding);
 int qc_coding_is_integer(qc_coding coding);
 unsigned qc_coded_bits(const qc_coded_weight *w); /* of a code: 8 or 4 */
 /* The index of the tensor that holds the weight with this name: the tensor of that name, or the
- * codes of the weight that is called so when it is decoded. UINT32_MAX if there is none. */
+ * codes of the weight that is called so when it is decoded, or, of a name that ends in
+ * "weight_packed", the weight that those codes would be of. UINT32_MAX if there is none. */
 uint32_t qc_coded_index(const qc_coded_set *set, const qc_checkpoint *model, const char *name);
 
 /* The rows and columns of the blocks that share a scale, from config.json, or 128 x 128 if it has

@@ -23,6 +23,7 @@ typedef struct {
     strategy by;    /* compressed-tensors only, like the two after it */
     int asymmetric;
     int act_order; /* GPTQ too */
+    qc_integer_args said;
 } weight_args;
 
 typedef struct {
@@ -94,8 +95,26 @@ static qc_status read_strategy(const qc_json_node *weights, weight_args *a, qc_e
             name);
 }
 
-static qc_status read_scheme(finder *f, const qc_json_node *weights, qc_error *err)
+/* The weights of the group were read. */
+static qc_status read_activations(const qc_json_node *activations, weight_args *a, qc_error *err)
 {
+    uint64_t bits = 16;
+    if (activations && qc_json_kind_of(activations) == QC_JSON_OBJECT) {
+        bits = 8;
+        QC_TRY(read_number(activations, "num_bits", &bits, err));
+        a->said.static_activations = !qc_json_bool_or(qc_json_get(activations, "dynamic"), 0);
+        a->said.float_activations =
+            strcmp(qc_json_string_or(qc_json_get(activations, "type"), "int"), "int") != 0;
+    }
+    a->said.by_rows = a->by == BY_CHANNEL;
+    a->said.bits = a->bits < 8 ? (unsigned)a->bits : 8;
+    a->said.activation_bits = bits < 16 ? (unsigned)bits : 16;
+    return QC_OK;
+}
+
+static qc_status read_scheme(finder *f, const qc_json_node *group, qc_error *err)
+{
+    const qc_json_node *weights = qc_json_get(group, "weights");
     weight_args *a = &f->args[f->arg_count];
     if (!weights || qc_json_kind_of(weights) != QC_JSON_OBJECT ||
         strcmp(qc_json_string_or(qc_json_get(weights, "type"), "int"), "int") != 0)
@@ -107,7 +126,7 @@ static qc_status read_scheme(finder *f, const qc_json_node *weights, qc_error *e
     a->asymmetric = !qc_json_bool_or(qc_json_get(weights, "symmetric"), 1);
     a->act_order = is_act_order(qc_json_get(weights, "actorder"));
     f->arg_count++;
-    return QC_OK;
+    return read_activations(qc_json_get(group, "input_activations"), a, err);
 }
 
 /* Online rotations belong to the weights, and a weight alone would be wrong without them. */
@@ -131,7 +150,7 @@ static qc_status read_compressed_tensors(finder *f, qc_error *err)
         return QC_OK;
     QC_TRY(qc_arena_array(f->arena, &f->args, qc_json_count(groups), err));
     for (const qc_json_node *g = qc_json_first(groups); g; g = qc_json_next(g))
-        QC_TRY(read_scheme(f, qc_json_get(g, "weights"), err));
+        QC_TRY(read_scheme(f, g, err));
     return QC_OK;
 }
 
@@ -286,13 +305,15 @@ static void say_args(char text[TEXT_BYTES], const weight_args *a)
                    a->act_order ? ", with actorder" : "");
 }
 
-static qc_status check_described(const finder *f, const qc_coded_weight *w, const parts *p,
-                                 qc_error *err)
+/* Finds what config.json says of w, and takes over what it says of activations. */
+static qc_status check_described(const finder *f, qc_coded_weight *w, const parts *p, qc_error *err)
 {
     char says[TEXT_BYTES], found[TEXT_BYTES];
     for (size_t i = 0; i < f->arg_count; i++) {
-        if (is_described(w, p, &f->args[i]))
-            return QC_OK;
+        if (!is_described(w, p, &f->args[i]))
+            continue;
+        w->said = f->args[i].said;
+        return QC_OK;
     }
     if (!f->config || strcmp(f->method, "compressed-tensors") != 0)
         return QC_OK;

@@ -89,6 +89,7 @@ static qc_status add_block_weight(finder *f, uint32_t state, size_t stem_len, qc
     QC_TRY(qc_arena_array(f->arena, &w, 1, err));
     w->stored_as = scheme;
     w->fp4 = strcmp(type, row->quant_type) != 0;
+    w->name = w->fp4 ? "fp4" : row->name;
     w->block_elems = s.block_elems;
     w->dtype = s.dtype;
     w->ndim = s.ndim;
@@ -185,6 +186,7 @@ static qc_status add_row_weight(finder *f, uint32_t scb, size_t stem_len, qc_err
     qc_stored_weight *w = NULL;
     QC_TRY(qc_arena_array(f->arena, &w, 1, err));
     w->stored_as = QC_SCHEME_INT8_ROWS;
+    w->name = qc_scheme_name(w->stored_as);
     w->absmax = scb;
     w->quant_map = w->nested_absmax = w->nested_map = QC_NO_TENSOR;
     w->block_elems = cols;
@@ -239,10 +241,20 @@ qc_status qc_stored_find(qc_stored_set *out, qc_arena *arena, const qc_checkpoin
 
 /* ---- compressed-tensors ---- */
 
+/* The bits of activations: where config.json is silent, as the coding has them by custom. */
+static unsigned activation_bits(const qc_coded_weight *w)
+{
+    return w->said.activation_bits ? w->said.activation_bits : w->coding == QC_CODING_INT ? 8 : 16;
+}
+
+static int is_by_rows(const qc_coded_weight *w)
+{
+    return w->tiles_across == 1 && (w->said.bits == 0 || w->said.by_rows);
+}
+
 /* Finds the scheme that makes such a weight; KEEP where none does. */
 static qc_scheme integer_scheme(const qc_checkpoint_tensor *t, const qc_coded_weight *w)
 {
-    const int by_rows = w->tiles_across == 1;
     qc_scheme found = QC_SCHEME_KEEP;
     if (!qc_coding_is_integer(w->coding) || w->zeros != QC_NO_TENSOR ||
         w->group_index != QC_NO_TENSOR || w->tile_rows != 1 ||
@@ -250,11 +262,59 @@ static qc_scheme integer_scheme(const qc_checkpoint_tensor *t, const qc_coded_we
         return found;
     for (unsigned s = 0; s < QC_SCHEME_COUNT; s++) {
         const qc_scheme_row *row = &qc_schemes[s];
-        if (row->format == QC_FORMAT_COMPRESSED_TENSORS && row->bits == w->bits &&
-            row->code_dtype == t->dtype && (by_rows || !row->by_rows))
+        int fits = row->by_rows ? w->tiles_across == 1 : row->code_dtype == QC_DTYPE_I32;
+        if (row->format != QC_FORMAT_COMPRESSED_TENSORS || row->bits != w->bits ||
+            row->code_dtype != t->dtype || !fits)
+            continue;
+        if (!qc_scheme_is_quantized(found) || row->by_rows == is_by_rows(w))
             found = (qc_scheme)s;
     }
     return found;
+}
+
+qc_status qc_stored_integers_name(const char **out, qc_arena *arena, const qc_coded_weight *w,
+                                  qc_error *err)
+{
+    const unsigned bits = w->said.bits ? w->said.bits : w->bits, activations = activation_bits(w);
+    const int by_rows = is_by_rows(w);
+    *out = qc_coding_name(w->coding);
+    if (w->coding != QC_CODING_INT && w->coding != QC_CODING_PACKED)
+        return QC_OK;
+    for (unsigned s = 0; s < QC_SCHEME_COUNT; s++) {
+        const qc_scheme_row *row = &qc_schemes[s];
+        if (row->format == QC_FORMAT_COMPRESSED_TENSORS && row->bits == bits &&
+            row->activation_bits == activations && row->by_rows == by_rows &&
+            !w->said.float_activations) {
+            *out = row->name;
+            return QC_OK;
+        }
+    }
+    return qc_arena_printf(arena, out, err, "w%ua%u%s%s", bits, activations,
+                           w->said.float_activations ? "-fp8" : "",
+                           by_rows && activations == 16 ? "-channel" : "");
+}
+
+qc_status qc_stored_of_integers(const qc_stored_weight **out, qc_arena *arena,
+                                const qc_checkpoint *model, uint32_t tensor,
+                                const qc_coded_weight *w, qc_error *err)
+{
+    const qc_scheme scheme = integer_scheme(&model->tensors[tensor], w);
+    qc_stored_weight *s = NULL;
+    *out = NULL;
+    if (!qc_scheme_is_quantized(scheme))
+        return QC_OK;
+    QC_TRY(qc_arena_array(arena, &s, 1, err));
+    *s = (qc_stored_weight){.stored_as = scheme,
+                            .absmax = w->scales,
+                            .quant_map = QC_NO_TENSOR,
+                            .nested_absmax = QC_NO_TENSOR,
+                            .nested_map = QC_NO_TENSOR,
+                            .block_elems = is_by_rows(w) ? 0 : w->tile_cols,
+                            .dtype = model->tensors[w->scales].dtype,
+                            .ndim = w->ndim};
+    memcpy(s->dims, w->dims, sizeof s->dims);
+    *out = s;
+    return qc_stored_integers_name(&s->name, arena, w, err);
 }
 
 qc_status qc_stored_add_integers(qc_stored_set *set, qc_arena *arena, const qc_checkpoint *model,
@@ -263,23 +323,10 @@ qc_status qc_stored_add_integers(qc_stored_set *set, qc_arena *arena, const qc_c
     qc_coded_set coded;
     QC_TRY(qc_coded_find(&coded, arena, model, err));
     for (uint32_t i = 0; i < (uint32_t)model->tensor_count; i++) {
-        const qc_coded_weight *w = coded.weights[i];
-        const qc_scheme scheme = w ? integer_scheme(&model->tensors[i], w) : QC_SCHEME_KEEP;
-        qc_stored_weight *s = NULL;
-        if (!qc_scheme_is_quantized(scheme) || set->weights[i])
+        if (!coded.weights[i] || set->weights[i])
             continue;
-        QC_TRY(qc_arena_array(arena, &s, 1, err));
-        *s = (qc_stored_weight){.stored_as = scheme,
-                                .absmax = w->scales,
-                                .quant_map = QC_NO_TENSOR,
-                                .nested_absmax = QC_NO_TENSOR,
-                                .nested_map = QC_NO_TENSOR,
-                                .block_elems = w->tile_cols,
-                                .dtype = model->tensors[w->scales].dtype,
-                                .ndim = w->ndim};
-        memcpy(s->dims, w->dims, sizeof s->dims);
-        set->weights[i] = s;
-        set->count++;
+        QC_TRY(qc_stored_of_integers(&set->weights[i], arena, model, i, coded.weights[i], err));
+        set->count += set->weights[i] != NULL;
     }
     for (uint32_t i = 0; i < (uint32_t)model->tensor_count; i++) {
         const uint32_t weight = coded.owners[i];

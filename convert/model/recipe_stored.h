@@ -13,21 +13,41 @@
 
 #define QC_NO_TENSOR UINT32_MAX
 
+/* What those say who need such weights, of a path that has none. */
+#define QC_STORED_NONE                                                                             \
+    "%s: no weight in it is quantized in NF4, FP4, int8 or integers of compressed-tensors "        \
+    "without "                                                                                     \
+    "zero points or act-order"
+
 typedef struct {
     const qc_stored_weight **weights; /* per tensor: how it is stored, NULL if it is not */
     uint32_t *owners; /* per tensor: the weight whose state it is, or QC_NO_TENSOR */
     uint32_t count;   /* number of stored weights */
 } qc_stored_set;
 
+/* The number of weights that share a scale; 0: each row has one. */
+static inline uint64_t qc_stored_block(const qc_stored_weight *w)
+{
+    return qc_schemes[w->stored_as].by_rows ? 0 : w->block_elems;
+}
+
 /* The arrays have one element per tensor of the model and live in the arena. QC_ERR_INPUT when a
  * state does not fit its weight, QC_ERR_UNSUPPORTED for a form of bitsandbytes that qconv does not
  * read. */
 QC_NODISCARD qc_status qc_stored_find(qc_stored_set *out, qc_arena *arena,
                                       const qc_checkpoint *model, qc_error *err);
-/* Adds the integers of compressed-tensors that one of the schemes makes (symmetric, scales by row
- * or by groups in order), with weight_scale as absmax. Its dtype, F32, F16 or BF16, is also that of
- * the weight. What qc_stored_find alone gives is decoded as stored; these are decoded as coded
- * weights (recipe_coded.h), so only who compares codes with a MODEL wants them. */
+/* Says how integers of compressed-tensors are stored that one of the schemes makes (symmetric,
+ * scales by row or by groups in order), with weight_scale as absmax. Its dtype, F32, F16 or BF16,
+ * is also that of the weight. *out is NULL for all others. */
+QC_NODISCARD qc_status qc_stored_of_integers(const qc_stored_weight **out, qc_arena *arena,
+                                             const qc_checkpoint *model, uint32_t tensor,
+                                             const qc_coded_weight *w, qc_error *err);
+/* The name of the scheme of integers in texts: that of its row where there is one, else "w4a8" or
+ * the like; "gptq", "awq". */
+QC_NODISCARD qc_status qc_stored_integers_name(const char **out, qc_arena *arena,
+                                               const qc_coded_weight *w, qc_error *err);
+/* Adds all such integers. What qc_stored_find alone gives is decoded as stored; these are decoded
+ * as coded weights (recipe_coded.h), so only who looks at codes wants them. */
 QC_NODISCARD qc_status qc_stored_add_integers(qc_stored_set *set, qc_arena *arena,
                                               const qc_checkpoint *model, qc_error *err);
 

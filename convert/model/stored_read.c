@@ -5,6 +5,7 @@
 #include "base/workers.h"
 #include "convert/model/recipe_stored.h"
 #include "quant/matmul_ops.h"
+#include "quant/quant_half.h"
 
 #include <string.h>
 
@@ -45,6 +46,22 @@ uint64_t qc_stored_bytes(const qc_checkpoint *c, uint32_t tensor, const qc_store
            part_bytes(c, stored->nested_absmax);
 }
 
+/* Makes floats of scales that are stored in 16 bits, as those of integers are. */
+static qc_status widen_scales(qc_stored_arrays *out, qc_dtype dtype, qc_error *err)
+{
+    void *floats = NULL;
+    uint64_t n = out->scales_bytes / sizeof(uint16_t);
+    if (dtype == QC_DTYPE_F32)
+        return QC_OK;
+    QC_TRY(qc_malloc(&floats, (size_t)n * sizeof(float), err));
+    for (uint64_t i = 0; i < n; i++)
+        ((float *)floats)[i] = (float)qc_f64_of_half(dtype, ((const uint16_t *)out->scales)[i]);
+    qc_free(out->scales);
+    out->scales = floats;
+    out->scales_bytes = n * sizeof(float);
+    return QC_OK;
+}
+
 qc_status qc_stored_read(qc_stored_arrays *out, const qc_checkpoint *c, uint32_t tensor,
                          const qc_stored_weight *s, qc_st_cursor *cursor, qc_error *err)
 {
@@ -74,6 +91,7 @@ qc_status qc_stored_read(qc_stored_arrays *out, const qc_checkpoint *c, uint32_t
         scales = out->scales_bytes;
         nested = out->nested_bytes / sizeof(float);
     } else {
+        QC_TRY(widen_scales(out, c->tensors[s->absmax].dtype, err));
         w->absmax = out->scales;
         scales = out->scales_bytes / sizeof(float);
     }

@@ -6,6 +6,7 @@
 #include "base/checked.h"
 #include "base/text.h"
 #include "convert/model/recipe_coded.h"
+#include "convert/model/recipe_stored.h"
 #include "convert/term/glob.h"
 
 #include <stdlib.h>
@@ -57,9 +58,30 @@ static int is_floating(qc_dtype t)
     return 1;
 }
 
-static qc_status describe(qc_tensor_facts *tf, const qc_checkpoint_tensor *t,
-                          const qc_recipe_entry *e, qc_error *err)
+/* Sets how the weight at index i is quantized, and its shape. */
+static qc_status describe_quantized(qc_facts *f, uint32_t i, qc_tensor_facts *tf, qc_error *err)
 {
+    if (tf->coded) {
+        QC_TRY(qc_stored_of_integers(&tf->stored, f->arena, f->model, i, tf->coded, err));
+        QC_TRY(qc_stored_integers_name(&tf->scheme, f->arena, tf->coded, err));
+        tf->is_integer = qc_coding_is_integer(tf->coded->coding);
+        if (tf->is_integer && tf->coded->tiles_across > 1)
+            tf->block_elems = tf->coded->tile_cols;
+    } else {
+        tf->scheme = tf->stored->name;
+    }
+    if (tf->stored)
+        tf->block_elems = qc_stored_block(tf->stored);
+    tf->ndim = tf->coded ? tf->coded->ndim : tf->stored->ndim;
+    memcpy(tf->dims, tf->coded ? tf->coded->dims : tf->stored->dims, sizeof tf->dims);
+    tf->is_counted = 1;
+    return QC_OK;
+}
+
+static qc_status describe(qc_facts *f, uint32_t i, const qc_recipe_entry *e, qc_error *err)
+{
+    const qc_checkpoint_tensor *t = &f->model->tensors[i];
+    qc_tensor_facts *tf = &f->tensors[i];
     tf->owner = e ? e->owner : QC_NO_OWNER;
     tf->bytes = t->bytes;
     tf->ndim = t->ndim;
@@ -69,18 +91,10 @@ static qc_status describe(qc_tensor_facts *tf, const qc_checkpoint_tensor *t,
         tf->role = qc_role_name(e->role);
         tf->is_state = e->role == QC_ROLE_STATE || e->scheme == QC_SCHEME_ABSORBED;
         tf->stored = tf->is_state ? NULL : e->stored;
+        tf->coded = e->coded;
     }
-    if (tf->stored) {
-        tf->scheme = tf->stored->fp4 ? "fp4" : qc_scheme_name(tf->stored->stored_as);
-        tf->ndim = tf->stored->ndim;
-        memcpy(tf->dims, tf->stored->dims, sizeof tf->dims);
-        tf->is_counted = 1;
-    } else if (e && e->coded) {
-        tf->scheme = qc_coding_name(e->coded->coding);
-        tf->ndim = e->coded->ndim;
-        memcpy(tf->dims, e->coded->dims, sizeof tf->dims);
-        tf->is_counted = 1;
-    }
+    if (tf->stored || tf->coded)
+        QC_TRY(describe_quantized(f, i, tf, err));
     if (tf->is_state)
         tf->is_counted = 0;
     return qc_shape_elems(tf->dims, tf->ndim, &tf->elems, err);
@@ -180,6 +194,10 @@ static qc_facts_sum *scheme_sum(qc_facts *f, const char *name)
     for (unsigned i = 0; i < f->scheme_count; i++)
         if (strcmp(f->by_scheme[i].name, name) == 0)
             return &f->by_scheme[i];
+    if (f->scheme_count == QC_FACTS_SCHEMES) {
+        f->by_scheme[QC_FACTS_SCHEMES - 1].name = "others";
+        return &f->by_scheme[QC_FACTS_SCHEMES - 1];
+    }
     qc_facts_sum *sum = &f->by_scheme[f->scheme_count++];
     sum->name = name;
     return sum;
@@ -227,10 +245,8 @@ qc_status qc_facts_gather(qc_facts *f, const qc_call *call, qc_error *err)
     QC_TRY(qc_checkpoint_open(&f->model, call->model, err));
     QC_TRY_GOTO(st, failed, ask_recipe(f, &entries, err));
     QC_TRY_GOTO(st, failed, qc_arena_array(f->arena, &f->tensors, f->model->tensor_count, err));
-    for (size_t i = 0; i < f->model->tensor_count; i++)
-        QC_TRY_GOTO(
-            st, failed,
-            describe(&f->tensors[i], &f->model->tensors[i], entries ? &entries[i] : NULL, err));
+    for (uint32_t i = 0; i < f->model->tensor_count; i++)
+        QC_TRY_GOTO(st, failed, describe(f, i, entries ? &entries[i] : NULL, err));
     for (uint32_t i = 0; i < f->model->tensor_count; i++)
         if (f->tensors[i].is_state)
             QC_TRY_GOTO(st, failed, find_owner(f, i, err));

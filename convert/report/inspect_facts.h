@@ -9,16 +9,22 @@
 #include "formats/checkpoint.h"
 #include "formats/manifest.h"
 
-#define QC_NO_OWNER UINT32_MAX
+#define QC_NO_OWNER      UINT32_MAX
+#define QC_FACTS_SCHEMES 32u
 
 typedef struct {
     const char *role;   /* as qc_role_name; NULL when the recipe could not tell */
-    const char *scheme; /* "nf4", "fp4", "int8", "int8-block", "mxfp4", "fp8"; NULL: none */
-    const qc_stored_weight *stored; /* set for weights of bitsandbytes and qconv, else NULL */
-    int is_state;                   /* scales and the like, which are no weights by themselves */
-    int is_counted;                 /* its elements are weights of the model */
-    uint32_t owner;                 /* of state: the weight that it goes with, or QC_NO_OWNER */
-    unsigned ndim;                  /* logical shape */
+    const char *scheme; /* "nf4", "fp4", "int8", "w4a16", ..., "gptq", "mxfp4"; NULL: none */
+    /* Set for weights that a scheme of qconv's makes, those of bitsandbytes and compressed-tensors;
+     * else NULL. */
+    const qc_stored_weight *stored;
+    const qc_coded_weight *coded; /* set for what is decoded as coded, integers too; else NULL */
+    int is_integer;               /* coded as integers with scales */
+    uint64_t block_elems;         /* weights that share a scale; 0: each row has one, or none has */
+    int is_state;                 /* scales and the like, which are no weights by themselves */
+    int is_counted;               /* its elements are weights of the model */
+    uint32_t owner;               /* of state: the weight that it goes with, or QC_NO_OWNER */
+    unsigned ndim;                /* logical shape */
     uint64_t dims[QC_MAX_DIMS];
     uint64_t elems;                    /* of the logical shape */
     uint64_t bytes;                    /* including the state tensors that it owns */
@@ -44,7 +50,7 @@ typedef struct {
     qc_manifest *manifest;      /* that of a qconv output, else NULL */
     const char *manifest_trouble;
     qc_facts_sum by_dtype[QC_DTYPE_COUNT];
-    qc_facts_sum by_scheme[8];
+    qc_facts_sum by_scheme[QC_FACTS_SCHEMES]; /* the last one stands for all that have no place */
     unsigned scheme_count;
     uint64_t weights;   /* parameters */
     uint64_t uncounted; /* integer tensors that are neither weights nor state */

@@ -1,6 +1,6 @@
 /* One thread reads a piece of codes (the frame of a compressed file, so that each is decoded once)
- * and counts its bytes. Counts are added at the end, so nothing depends on the order. NF4 is
- * counted by bytes as well and taken apart later, so that one look counts two codes. */
+ * and counts its bytes. Counts are added at the end, so nothing depends on the order. Codes of
+ * 4 bits are counted by bytes as well and taken apart later, so that one look counts two codes. */
 #include "convert/report/report_codes.h"
 
 #include "base/alloc.h"
@@ -79,23 +79,18 @@ static void expect(uint64_t n, const double *thresholds, unsigned codes, double 
     shares[codes - 1] += 0.5 / (double)n;
 }
 
-void qc_report_expect_nf4(uint64_t n, double shares[16])
+void qc_report_expect(const qc_form_ops *form, uint64_t n, double shares[256])
 {
-    double thresholds[15];
-    for (unsigned i = 0; i < 15; i++)
-        thresholds[i] = (double)qc_nf4_threshold[i];
-    expect(n, thresholds, 16, shares);
-}
-
-void qc_report_expect_int8(uint64_t n, double shares[256])
-{
-    double thresholds[254], rising[255];
-    for (int i = 0; i < 254; i++)
-        thresholds[i] = ((double)i - 126.5) / 127.0;
-    expect(n, thresholds, 255, rising);
+    const int is_table = qc_form_is_table(form);
+    const unsigned codes = is_table ? 16u : (unsigned)(form->highest - form->lowest) + 1u;
+    double thresholds[255], rising[256];
+    for (unsigned i = 0; i + 1 < codes; i++)
+        thresholds[i] = is_table ? (double)qc_nf4_threshold[i]
+                                 : (form->lowest + (double)i + 0.5) * 2.0 / (double)(codes - 1);
+    expect(n, thresholds, codes, rising);
     memset(shares, 0, 256 * sizeof *shares);
-    for (int i = 0; i < 255; i++)
-        shares[(i - 127) & 255] = rising[i];
+    for (unsigned i = 0; i < codes; i++)
+        shares[form->bits == 4 ? i : (unsigned)(form->lowest + (int)i) & 255u] = rising[i];
 }
 
 double qc_report_entropy(const qc_report_codes *c)
@@ -220,9 +215,11 @@ static void fold(const counting *c)
             qc_report_fold_nibbles(bytes, codes);
             continue;
         }
-        memcpy(codes->counts, bytes, sizeof codes->counts);
-        for (unsigned i = 0; i < 256; i++)
+        const int zero = r->forms[r->kinds[k].form].ops->zero;
+        for (unsigned i = 0; i < 256; i++) {
+            codes->counts[(i - (unsigned)zero) & 255u] = bytes[i];
             codes->total += bytes[i];
+        }
     }
     /* With an odd number of weights the last low nibble belongs to none. */
     for (uint32_t i = 0; i < r->weight_count; i++) {
@@ -250,7 +247,7 @@ static uint64_t scale_elems(const qc_report_weight *w)
     return n ? n : 1;
 }
 
-/* Sets what is expected of forms. In row-wise int8 the rows of a form differ in length, so each
+/* Sets what is expected of forms. With a scale per row the rows of a form differ in length, so each
  * weight counts by its elements. */
 static void set_expected(qc_report *r)
 {
@@ -258,7 +255,6 @@ static void set_expected(qc_report *r)
     uint64_t last_n = 0;
     for (uint32_t f = 0; f < r->form_count; f++) {
         qc_report_form *form = &r->forms[f];
-        int nf4 = strcmp(form->scheme, "nf4") == 0;
         if (strcmp(form->scheme, "fp4") == 0 || form->elems == 0)
             continue;
         last_n = 0;
@@ -267,10 +263,8 @@ static void set_expected(qc_report *r)
             if (r->weights[i].form != f)
                 continue;
             uint64_t n = scale_elems(&r->weights[i]);
-            if (n != last_n && nf4)
-                qc_report_expect_nf4(n, shares);
-            else if (n != last_n)
-                qc_report_expect_int8(n, shares);
+            if (n != last_n)
+                qc_report_expect(form->ops, n, shares);
             last_n = n;
             for (unsigned c = 0; c < 256; c++)
                 form->expected[c] += shares[c] * (double)r->weights[i].elems / (double)form->elems;

@@ -18,10 +18,9 @@ void qc_report_count_bytes(const unsigned char *bytes, size_t len, uint64_t coun
 /* Turns counts of bytes that hold two 4-bit codes each into counts of codes. */
 void qc_report_fold_nibbles(const uint64_t bytes[256], qc_report_codes *codes);
 
-/* Compute the shares of the codes (16 of NF4, or 256 of int8 as bytes) for normal values, n to a
- * scale; n >= 1. */
-void qc_report_expect_nf4(uint64_t n, double shares[16]);
-void qc_report_expect_int8(uint64_t n, double shares[256]);
+/* Computes the shares of the codes (ordered as in qc_report_codes) for normal values, n to a scale;
+ * n >= 1. */
+void qc_report_expect(const qc_form_ops *form, uint64_t n, double shares[256]);
 
 /* Returns how many bits a code carries, which is its entropy. */
 double qc_report_entropy(const qc_report_codes *c);

@@ -1,6 +1,7 @@
 #include "convert/report/report_facts.h"
 
 #include "base/text.h"
+#include "convert/model/recipe_stored.h"
 #include "convert/model/recipe_tables.h"
 #include "convert/term/glob.h"
 #include "convert/term/progress.h"
@@ -19,7 +20,12 @@ double qc_report_sqnr(double rel_mse)
 
 int qc_report_is_4_bit(const qc_report_form *f)
 {
-    return strcmp(f->scheme, "nf4") == 0 || strcmp(f->scheme, "fp4") == 0;
+    return f->ops->bits == 4;
+}
+
+int qc_report_code(const qc_report_form *f, unsigned i)
+{
+    return (int)i - (qc_form_is_table(f->ops) ? 0 : f->ops->zero);
 }
 
 void qc_report_indices(uint64_t at[QC_MAX_DIMS], const uint64_t *dims, unsigned ndim,
@@ -72,12 +78,14 @@ int qc_report_layer_of(const char *name, uint32_t *layer)
     return 1;
 }
 
-/* Replaces every number by '*' and drops ".weight". */
+/* Replaces every number by '*' and drops ".weight" and ".weight_packed". */
 static qc_status pattern_of(const char **out, const char *name, qc_arena *arena, qc_error *err)
 {
+    static const char *const tails[] = {".weight", ".weight_packed"};
     size_t len = strlen(name), used = 0;
-    if (qc_ends_with(name, ".weight"))
-        len -= sizeof ".weight" - 1;
+    for (size_t i = 0; i < sizeof tails / sizeof *tails; i++)
+        if (qc_ends_with(name, tails[i]))
+            len = strlen(name) - strlen(tails[i]);
     char *to = NULL;
     QC_TRY(qc_arena_alloc(arena, &to, len + 2, 1, err));
     for (size_t i = 0; i < len;) {
@@ -127,15 +135,15 @@ qc_status qc_report_kind_names(const char **kinds, const char *const *names, uin
 
 static void form_name(char out[QC_REPORT_FORM_BYTES], const char *scheme, const qc_stored_weight *s)
 {
-    if (qc_schemes[s->stored_as].by_rows)
+    if (qc_stored_block(s) == 0)
         (void)snprintf(out, QC_REPORT_FORM_BYTES, "%s, a scale per row", scheme);
     else
         (void)snprintf(out, QC_REPORT_FORM_BYTES, "%s, blocks of %" PRIu64 "%s", scheme,
                        s->block_elems, s->nested_block_elems ? ", 8-bit scales" : "");
 }
 
-/* There are four schemes, eight block sizes, and scales quantized or not, so there is room for
- * all. */
+/* There are some ten schemes, eight block sizes, and scales quantized or not; no real output has
+ * more forms than there is room for. */
 static qc_status form_of(qc_report *r, uint32_t *form, const char *scheme,
                          const qc_stored_weight *s, qc_error *err)
 {
@@ -150,6 +158,7 @@ static qc_status form_of(qc_report *r, uint32_t *form, const char *scheme,
     qc_report_form *f = &r->forms[r->form_count++];
     memcpy(f->name, name, sizeof f->name);
     f->scheme = scheme;
+    f->ops = qc_schemes[s->stored_as].form;
     return QC_OK;
 }
 
@@ -278,6 +287,18 @@ static const char *rule_for(const qc_manifest *m, const char *name)
     return NULL;
 }
 
+/* The scheme of the integers for compressed-tensors with the most bits, or NULL. */
+static const qc_scheme_row *integers_of(const qc_report *r)
+{
+    const qc_scheme_row *found = NULL;
+    for (uint32_t i = 0; i < r->weight_count; i++) {
+        const qc_scheme_row *row = &qc_schemes[r->weights[i].stored->stored_as];
+        if (row->format == QC_FORMAT_COMPRESSED_TENSORS && (!found || row->bits > found->bits))
+            found = row;
+    }
+    return found;
+}
+
 static qc_status reason(const qc_report *r, uint32_t tensor, const char **why, qc_error *err)
 {
     static const struct {
@@ -300,6 +321,8 @@ static qc_status reason(const qc_report *r, uint32_t tensor, const char **why, q
     if (glob && linear)
         return qc_arena_printf(r->call->arena, why, err, "--keep %s", glob);
     *why = linear && m && strcmp(m->to, "auto") == 0 ? "--to auto chose 16 bit for it"
+           : linear && m && m->block_elems && integers_of(r) && tf->dims[1] % m->block_elems
+               ? "its rows are no whole groups"
            : linear ? "a linear layer that was left as it is (docs/recipes.md)"
                     : "not the weight of a linear layer";
     for (size_t i = 0; tf->role && i < sizeof by_role / sizeof *by_role; i++)
@@ -353,7 +376,8 @@ static void find_sizes(qc_report *r)
     for (size_t i = 0; i < f->model->tensor_count; i++) {
         const qc_tensor_facts *tf = &f->tensors[i];
         if (tf->stored)
-            r->plain_bytes += tf->elems * (qc_dtype_bits(tf->stored->dtype) / 8);
+            r->plain_bytes +=
+                tf->elems * (qc_dtype_bits(tf->coded ? tf->coded->dtype : tf->stored->dtype) / 8);
         else if (!tf->is_state || tf->owner == QC_NO_OWNER)
             r->plain_bytes += tf->bytes;
     }
@@ -392,10 +416,15 @@ static void calibration_text(const qc_manifest_calibration *c, qc_strbuf *out)
 static void command_text(const qc_report *r, qc_strbuf *out)
 {
     const qc_manifest *m = r->facts.manifest;
+    const qc_scheme_row *integers = integers_of(r);
     qc_strbuf_putf(out, "qconv --to %s", m->to);
+    if (integers)
+        qc_strbuf_putf(
+            out, " --format %s%s", qc_format_name(integers->format),
+            integers->bits == 8 && integers->activation_bits == 16 ? " --activation-bits 16" : "");
     if (m->block_elems)
         qc_strbuf_putf(out, " --block-size %" PRIu64, m->block_elems);
-    if (m->block_elems && !m->double_quant)
+    if (m->block_elems && !m->double_quant && !integers)
         qc_strbuf_puts(out, " --no-double-quant");
     /* This is written even where it is the default. */
     if (r->scale)
@@ -449,9 +478,9 @@ qc_status qc_report_gather(qc_report *r, const qc_call *call, qc_error *err)
     for (size_t i = 0; i < f->model->tensor_count; i++)
         count += f->tensors[i].stored != NULL;
     if (count == 0)
-        QC_TRY_GOTO(st, failed,
-                    qc_error_set(err, QC_ERR_INPUT, __FILE__, __LINE__,
-                                 "%s: no weight in it is quantized in NF4 or int8", call->model));
+        QC_TRY_GOTO(
+            st, failed,
+            qc_error_set(err, QC_ERR_INPUT, __FILE__, __LINE__, QC_STORED_NONE, call->model));
     QC_TRY_GOTO(st, failed, qc_arena_array(call->arena, &r->forms, QC_REPORT_MAX_FORMS, err));
     QC_TRY_GOTO(st, failed, qc_arena_array(call->arena, &r->weights, count, err));
     for (size_t i = 0; i < f->model->tensor_count; i++)

@@ -17,8 +17,8 @@
 #define QC_REPORT_MAX_FORMS  64u
 #define QC_REPORT_MAX_CELLS  (1u << 18)
 
-/* How often each code occurs. NF4 and FP4 use 16 codes, int8 all 256 as bytes (two's
- * complement). */
+/* How often each code occurs: the 16 codes of 4 bits as they are stored, or 256 numbers from -128
+ * to 127 as bytes (two's complement). */
 typedef struct {
     uint64_t counts[256];
     uint64_t total;
@@ -28,7 +28,8 @@ typedef struct {
  * block size or in how scales are stored are kept apart, because their errors differ. */
 typedef struct {
     char name[QC_REPORT_FORM_BYTES];
-    const char *scheme; /* "nf4", "fp4", "int8", "int8-block" */
+    const char *scheme;     /* "nf4", "fp4", "int8", "int8-block", "w4a16", ... */
+    const qc_form_ops *ops; /* of its codes */
     uint64_t weights, elems, bytes;
     uint64_t with_error;
     double mean, median, least, most; /* relative MSE; mean by elements */
@@ -160,8 +161,10 @@ QC_NODISCARD qc_status qc_report_kind_names(const char **kinds, const char *cons
 /* Finds the layer of a name, which is its first component that is a number. Returns 0 and sets
  * *layer, or returns 1. */
 int qc_report_layer_of(const char *name, uint32_t *layer);
-/* Is the form NF4 or FP4? */
+/* Has the form codes of 4 bits? */
 int qc_report_is_4_bit(const qc_report_form *f);
+/* The number that code i of 4 bits is shown as: what it stands for, or the code of a table. */
+int qc_report_code(const qc_report_form *f, unsigned i);
 /* Returns -10 log10(rel_mse) in dB; it is infinite where there is no error. */
 double qc_report_sqnr(double rel_mse);
 /* Finds the indices in a tensor of that shape that a flat index means. */

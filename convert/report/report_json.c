@@ -1,5 +1,6 @@
 /* Writes what `qconv inspect --json` and `qconv report --json` answer; docs/cli.md and
  * docs/report.md have their members. */
+#include "convert/model/recipe_coded.h"
 #include "convert/report/report_codes.h"
 #include "formats/manifest_rows.h"
 
@@ -68,13 +69,22 @@ static void put_quantized(qc_json_writer *w, const qc_tensor_facts *tf)
 {
     qc_json_member_u64s(w, "logical_shape", tf->dims, tf->ndim);
     qc_json_member_u64(w, "bytes_with_state", tf->bytes);
-    if (!tf->stored)
-        return;
-    qc_json_member_string(w, "logical_dtype", qc_dtype_name(tf->stored->dtype));
-    if (qc_schemes[tf->stored->stored_as].by_rows)
-        return;
-    qc_json_member_u64(w, "block_size", tf->stored->block_elems);
-    qc_json_member_bool(w, "double_quant", tf->stored->nested_block_elems != 0);
+    if (tf->is_integer) {
+        const qc_coded_weight *n = tf->coded;
+        qc_json_member_string(w, "logical_dtype", qc_dtype_name(n->dtype));
+        qc_json_member_string(w, "format", qc_coding_name(n->coding));
+        qc_json_member_u64(w, "bits", qc_coded_bits(n));
+        qc_json_member_u64_if(w, "block_size", tf->block_elems > 0, tf->block_elems);
+        qc_json_member_bool(w, "zero_points", n->zeros != QC_NO_OWNER);
+        qc_json_member_bool(w, "act_order", n->group_index != QC_NO_OWNER);
+        qc_json_member_bool(w, "static_activations", n->said.static_activations);
+    } else if (tf->stored) {
+        qc_json_member_string(w, "logical_dtype", qc_dtype_name(tf->stored->dtype));
+        if (tf->block_elems == 0)
+            return;
+        qc_json_member_u64(w, "block_size", tf->block_elems);
+        qc_json_member_bool(w, "double_quant", tf->stored->nested_block_elems != 0);
+    }
 }
 
 static void put_tensors(qc_json_writer *w, const qc_facts *f)
@@ -226,7 +236,7 @@ static void put_devices(qc_json_writer *w, const qc_manifest *m)
                        sizeof *p->devices);
 }
 
-/* Writes the shares of the 16 codes, or of the codes of int8 from -128 to 127. */
+/* Writes the shares of the 16 codes of 4 bits, or of the codes of 8 bits from -128 to 127. */
 static void put_shares(qc_json_writer *w, const char *key, const qc_report_codes *c,
                        const double *expected, int four_bit)
 {

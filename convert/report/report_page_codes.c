@@ -52,7 +52,7 @@ static void add_chart(const qc_report *r, uint32_t form)
         most = highest(&expected);
     qc_page_svg(r, HEIGHT, "share of each code; the numbers are in the table");
     for (unsigned i = 0; i < found.count; i++) {
-        int label = four_bit ? (int)i : qc_report_bin_first(i) + 7;
+        int label = four_bit ? qc_report_code(f, i) : qc_report_bin_first(i) + 7;
         double height = found.v[i] / most * (BASE - 16.0), x = 4.0 + each * (double)i;
         QC_PAGE(r,
                 "<rect class=\"edge m%u\" x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\">"
@@ -99,7 +99,7 @@ static void add_table(const qc_report *r, uint32_t form)
                "<table>\n<tr><th>code</th>");
     for (unsigned i = 0; i < all.count; i++)
         if (qc_report_is_4_bit(f))
-            QC_PAGE(r, "<th>%u</th>", i);
+            QC_PAGE(r, "<th>%d</th>", qc_report_code(f, i));
         else
             QC_PAGE(r, "<th>%d to %d</th>", i == 0 ? -128 : qc_report_bin_first(i),
                     qc_report_bin_first(i) + 14);

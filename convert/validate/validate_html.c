@@ -389,7 +389,7 @@ static void add_row(page *p, const qc_validate_layer *l)
     const qc_validate_pair *pair = l->pair;
     PUT(p, "<tr><td%s>", l->failure ? " class=\"no\"" : "");
     qc_html_escape(p->out, pair->name);
-    PUT(p, "</td><td>%s</td><td>%s</td>", qc_validate_scheme(pair),
+    PUT(p, "</td><td>%s</td><td>%s</td>", pair->stored->name,
         qc_text_shape(shape, pair->stored->dims, pair->stored->ndim));
     add_cell(p, l->weight_error * 100.0, "%");
     add_cell(p, qc_validate_sqnr(l->weight_error), "");

@@ -135,11 +135,12 @@ qc_status qc_validate_pair_up(qc_validate_pairs *out, qc_arena *arena, const qc_
     matcher m = {.arena = arena, .output = output, .model = model};
     *out = (qc_validate_pairs){0};
     QC_TRY(qc_stored_find(&m.in_output, arena, output, err));
+    QC_TRY(qc_stored_add_integers(&m.in_output, arena, output, err));
     QC_TRY(qc_stored_find(&m.in_model, arena, model, err));
     QC_TRY(qc_coded_find(&m.coded, arena, model, err));
     QC_TRY(sort_manifest(&m, manifest, err));
     if (m.in_output.count == 0)
-        QC_FAIL(err, QC_ERR_INPUT, "%s: no weight in it is quantized in NF4 or int8", output->path);
+        QC_FAIL(err, QC_ERR_INPUT, QC_STORED_NONE, output->path);
     if (model->config)
         m.table = qc_model_table_find(
             qc_json_string_or(qc_json_get(qc_json_root(model->config), "model_type"), ""));
@@ -149,9 +150,4 @@ qc_status qc_validate_pair_up(qc_validate_pairs *out, qc_arena *arena, const qc_
             QC_TRY(fill(&m, i, &out->pairs[out->count++], err));
     qsort(out->pairs, out->count, sizeof *out->pairs, qc_by_natural);
     return QC_OK;
-}
-
-const char *qc_validate_scheme(const qc_validate_pair *p)
-{
-    return p->stored->fp4 ? "fp4" : qc_scheme_name(p->stored->stored_as);
 }

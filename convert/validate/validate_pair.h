@@ -37,7 +37,4 @@ QC_NODISCARD qc_status qc_validate_pair_up(qc_validate_pairs *out, qc_arena *are
                                            const qc_checkpoint *output, const qc_manifest *manifest,
                                            const qc_checkpoint *model, qc_error *err);
 
-/* "nf4", "fp4", "int8", "int8-block". */
-const char *qc_validate_scheme(const qc_validate_pair *p);
-
 #endif

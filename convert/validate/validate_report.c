@@ -1,5 +1,6 @@
 #include "convert/validate/validate_report.h"
 
+#include "convert/model/recipe_stored.h"
 #include "convert/term/console.h"
 #include "convert/term/size_text.h"
 #include "convert/term/table.h"
@@ -50,7 +51,7 @@ static void put_errors(const qc_validate_report *r, qc_arena *arena, qc_strbuf *
         if (l->why_not)
             continue;
         qc_table_put(&t, p->name);
-        qc_table_put(&t, qc_validate_scheme(p));
+        qc_table_put(&t, p->stored->name);
         qc_table_put(&t, qc_text_shape(shape, p->stored->dims, p->stored->ndim));
         put_percent(&t, l->weight_error);
         if (isfinite(l->weight_error) && l->weight_error != 0.0)
@@ -178,10 +179,10 @@ static void put_layer(qc_json_writer *w, const qc_validate_layer *l)
     qc_json_write_begin_object(w);
     qc_json_member_string(w, "name", p->name);
     qc_json_member_string(w, "source", p->source);
-    qc_json_member_string(w, "scheme", qc_validate_scheme(p));
+    qc_json_member_string(w, "scheme", p->stored->name);
     qc_json_member_u64s(w, "shape", p->stored->dims, p->stored->ndim);
-    qc_json_member_u64_if(w, "block_size", p->stored->stored_as != QC_SCHEME_INT8_ROWS,
-                          p->stored->block_elems);
+    qc_json_member_u64_if(w, "block_size", qc_stored_block(p->stored) > 0,
+                          qc_stored_block(p->stored));
     qc_json_member_double(w, "bits_per_weight",
                           (double)p->bytes * 8.0 / ((double)p->rows * (double)p->cols));
     qc_json_member_string(w, "dtype", qc_dtype_name(l->x_dtype));

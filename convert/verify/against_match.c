@@ -87,7 +87,7 @@ static qc_status set_form(const matcher *m, qc_against_tensor *t)
     if (form.ops->integer)
         form.scale_dtype = c->tensors[s->absmax].dtype;
     qc_st_cursor *cursor = NULL;
-    if (!qc_schemes[s->stored_as].by_rows) {
+    if (qc_stored_block(s)) {
         if (!qc_block_size_valid(s->block_elems))
             return fault(m->a, t, m->err, "blocks of %llu weights are not read",
                          (unsigned long long)s->block_elems);
@@ -107,12 +107,6 @@ static qc_status set_form(const matcher *m, qc_against_tensor *t)
     if (!s->fp4 && t->check.mapped)
         return fault(m->a, t, m->err, "the values of its codes, quant_map, are not those of NF4");
     return QC_OK;
-}
-
-/* Returns the name of a scheme as rows have it. */
-static const char *scheme_of(const qc_stored_weight *s)
-{
-    return s->fp4 ? "fp4" : qc_scheme_name(s->stored_as);
 }
 
 static uint64_t part_bytes(const qc_checkpoint *c, uint32_t tensor)
@@ -138,8 +132,8 @@ static qc_status match_quantized(const matcher *m, qc_against_tensor *t)
         return shapes_differ(m, t, dims, ndim);
     /* Loaders cast a model before they quantize it, and record in the state what they cast it
      * to. */
-    if (!m->a->manifest && !t->coded && qc_dtype_is_quantizable(s->dtype) &&
-        !qc_schemes[s->stored_as].by_rows && qc_dtype_bits(s->dtype) <= qc_dtype_bits(from->dtype))
+    if (!m->a->manifest && !t->coded && qc_dtype_is_quantizable(s->dtype) && qc_stored_block(s) &&
+        qc_dtype_bits(s->dtype) <= qc_dtype_bits(from->dtype))
         t->through = s->dtype;
     return set_form(m, t);
 }
@@ -186,24 +180,6 @@ static int is_integer(const qc_stored_weight *s)
     return qc_schemes[s->stored_as].form->integer;
 }
 
-/* Finds the source of tensor i by its name: a weight of MODEL that is decoded may go by another
- * name, as without "_blocks", and one of OUT has "_packed" behind it. */
-static qc_status find_by_name(const matcher *m, uint32_t i, uint32_t *out)
-{
-    const char *name = m->a->output->tensors[i].name, *plain = NULL;
-    const qc_stored_weight *s = m->a->in_output.weights[i];
-    const size_t tail = strlen("_packed");
-    *out = index_of(m->a->model, name);
-    if (*out != QC_NO_TENSOR)
-        return QC_OK;
-    if (s && is_integer(s) && qc_ends_with(name, "_packed")) {
-        QC_TRY(qc_arena_strndup(m->a->arena, &plain, name, strlen(name) - tail, m->err));
-        name = plain;
-    }
-    *out = qc_coded_index(&m->a->coded, m->a->model, name);
-    return QC_OK;
-}
-
 /* Was tensor i quantized in MODEL already, and kept? It is a quantized weight or its state. Every
  * part of a kept weight has its counterpart in MODEL. Integers may have been quantized anew under
  * the same names, which the manifest says; without one, they count as kept. */
@@ -243,7 +219,7 @@ static qc_status match_one(const matcher *m, uint32_t i)
     const char *source = t->listed && t->listed->source_name ? t->listed->source_name : to->name;
     t->model_tensor = index_of(a->model, source);
     if (!t->listed)
-        QC_TRY(find_by_name(m, i, &t->model_tensor));
+        t->model_tensor = qc_coded_index(&a->coded, a->model, source);
     int kept = (t->stored || owner != QC_NO_TENSOR) && is_kept(m, i);
     if (owner != QC_NO_TENSOR && !kept) {
         r->kind = QC_AGAINST_STATE;
@@ -253,10 +229,10 @@ static qc_status match_one(const matcher *m, uint32_t i)
     if (t->stored && !kept) {
         const qc_stored_weight *s = t->stored;
         r->kind = QC_AGAINST_QUANTIZED;
-        r->scheme = scheme_of(s);
+        r->scheme = s->name;
         r->ndim = s->ndim;
         memcpy(r->dims, s->dims, sizeof s->dims);
-        r->block_elems = qc_schemes[s->stored_as].by_rows ? 0 : s->block_elems;
+        r->block_elems = qc_stored_block(s);
         r->bytes += part_bytes(a->output, s->absmax) + part_bytes(a->output, s->nested_absmax) +
                     part_bytes(a->output, s->quant_map) + part_bytes(a->output, s->nested_map);
         t->cols = s->ndim ? s->dims[s->ndim - 1] : 1;

@@ -159,7 +159,7 @@ static void normal_weights(void **state)
         ops->nf4_quantize(values, QC_DTYPE_F32, DRAWS, blocks[b], codes, absmax, NULL, &sums);
         qc_report_count_bytes(codes, DRAWS / 2, counts);
         qc_report_fold_nibbles(counts, &found);
-        qc_report_expect_nf4(blocks[b], want);
+        qc_report_expect(&qc_form_nf4, blocks[b], want);
         for (unsigned i = 0; i < 16; i++) {
             double share = (double)found.counts[i] / DRAWS;
             sum += want[i];
@@ -174,13 +174,29 @@ static void normal_weights(void **state)
                                   NULL, &sums);
         qc_report_count_bytes(codes, DRAWS, found.counts);
         found.total = DRAWS;
-        qc_report_expect_int8(blocks[b], want);
+        qc_report_expect(&qc_form_int8_blocks, blocks[b], want);
         assert_true(qc_report_distance(&found, want) < 0.02);
         assert_true(want[128] == 0.0);
         assert_true(fabs(want[127] - want[129]) < 1e-9); /* +127 and -127 */
+
+        const qc_form_ops *const integers[] = {&qc_form_w4a16, &qc_form_w8a16, &qc_form_w8a8};
+        for (size_t f = 0; f < 3; f++) {
+            const qc_form form = {
+                .ops = integers[f], .block_elems = blocks[b], .scale_dtype = QC_DTYPE_F32};
+            const qc_form_out out = {.codes = codes, .absmax = absmax};
+            form.ops->quantize(ops, &form, values, QC_DTYPE_F32, DRAWS, &out, &sums);
+            memset(&found, 0, sizeof found);
+            for (size_t i = 0; i < DRAWS; i++) {
+                int code = qc_form_code_at(form.ops, codes, i);
+                found.counts[form.ops->bits == 4 ? code : (code - form.ops->zero) & 255]++;
+            }
+            found.total = DRAWS;
+            qc_report_expect(form.ops, blocks[b], want);
+            assert_true(qc_report_distance(&found, want) < 0.02);
+        }
     }
-    double alone[16];
-    qc_report_expect_nf4(1, alone); /* a value that is its own scale */
+    double alone[256];
+    qc_report_expect(&qc_form_nf4, 1, alone); /* a value that is its own scale */
     assert_true(alone[0] == 0.5 && alone[15] == 0.5 && alone[7] == 0.0);
 }
 
