@@ -41,7 +41,8 @@ static qc_status take_share(qc_planned_model *m, qc_arena *arena, uint32_t ranks
     const qc_geometry whole = m->geometry;
     QC_TRY(qc_arena_array(arena, &m->largest_weight, m->segments.count, err));
     QC_TRY(qc_tp_geometry(&m->geometry, arena, &whole, ranks, err));
-    return qc_tp_sum_segments(&m->segment_bytes, arena, &m->plan, &m->segments, &whole, ranks, err);
+    const qc_tp_split split = {&whole, ranks};
+    return qc_tp_sum_segments(&m->segment_bytes, arena, &m->plan, &m->segments, &split, err);
 }
 
 qc_status qc_planned_model_make(qc_planned_model *out, qc_arena *arena,
