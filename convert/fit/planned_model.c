@@ -27,10 +27,11 @@ qc_status qc_plan_defaults(qc_plan_options *options, qc_arena *arena,
 static qc_status check_split(const qc_plan_subject *subject, const qc_budget *budget,
                              const qc_plan_options *options, qc_error *err)
 {
-    if (options->recipe.to == QC_TO_AUTO)
-        QC_FAIL(err, QC_ERR_USAGE,
-                "--to auto chooses for cards that hold whole layers, and --tp splits every layer; "
-                "choose --to int4, int8 or bf16 for --tp, or --parallel layers");
+    if (options->recipe.to == QC_TO_AUTO && options->recipe.format != QC_FORMAT_COMPRESSED_TENSORS)
+        QC_FAIL(
+            err, QC_ERR_USAGE,
+            "--to auto with --tp needs --format compressed-tensors: vLLM does not split weights "
+            "in bitsandbytes' form over cards");
     return qc_tp_check(&options->fit, budget, subject->model, subject->geometry, err);
 }
 

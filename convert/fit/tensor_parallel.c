@@ -382,9 +382,9 @@ static int is_tied_head(const qc_plan *plan, const qc_job *j)
            qc_config_flag(&config, "tie_word_embeddings", gemma);
 }
 
-qc_status qc_tp_job_bytes(uint64_t *out, qc_arena *scratch, const qc_plan *plan,
-                          const qc_segments *segments, const qc_tp_split *split, const qc_job *j,
-                          qc_error *err)
+static qc_status job_bytes(uint64_t *out, qc_arena *scratch, const qc_plan *plan,
+                           const qc_segments *segments, const qc_tp_split *split, const qc_job *j,
+                           qc_error *err)
 {
     uint32_t segment = segments->of_tensor[j->source];
     *out = 0;
@@ -403,22 +403,41 @@ qc_status qc_tp_job_bytes(uint64_t *out, qc_arena *scratch, const qc_plan *plan,
     return QC_OK;
 }
 
-qc_status qc_tp_sum_segments(uint64_t **segment_bytes, qc_arena *arena, const qc_plan *plan,
-                             const qc_segments *segments, const qc_tp_split *split, qc_error *err)
+qc_status qc_tp_sum_tensors(uint64_t **tensor_bytes, qc_arena *arena, const qc_plan *plan,
+                            const qc_segments *segments, const qc_tp_split *split, int partly,
+                            qc_error *err)
 {
     qc_arena scratch;
     qc_status st = QC_OK;
-    QC_TRY(qc_arena_array(arena, segment_bytes, segments->count, err));
+    QC_TRY(qc_arena_array(arena, tensor_bytes, plan->model->tensor_count, err));
     qc_arena_init(&scratch);
     for (uint32_t i = 0; st == QC_OK && i < plan->job_count; i++) {
-        uint64_t bytes = 0;
-        uint32_t segment = segments->of_tensor[plan->jobs[i].source];
-        st = qc_tp_job_bytes(&bytes, &scratch, plan, segments, split, &plan->jobs[i], err);
-        if (st == QC_OK && bytes > 0)
-            (*segment_bytes)[segment] = qc_sat_add((*segment_bytes)[segment], bytes);
+        uint64_t *bytes = &(*tensor_bytes)[plan->jobs[i].source];
+        qc_error trouble = {0};
+        st = job_bytes(bytes, &scratch, plan, segments, split, &plan->jobs[i], &trouble);
+        if (partly && qc_status_is_refusal(st)) {
+            *bytes = QC_TP_UNSPLIT;
+            st = QC_OK;
+        } else if (st != QC_OK && err) {
+            *err = trouble;
+        }
     }
     qc_arena_deinit(&scratch);
     return st;
+}
+
+qc_status qc_tp_sum_segments(uint64_t **segment_bytes, qc_arena *arena, const qc_plan *plan,
+                             const qc_segments *segments, const qc_tp_split *split, qc_error *err)
+{
+    uint64_t *bytes = NULL;
+    QC_TRY(qc_arena_array(arena, segment_bytes, segments->count, err));
+    QC_TRY(qc_tp_sum_tensors(&bytes, arena, plan, segments, split, 0, err));
+    for (uint32_t i = 0; i < plan->model->tensor_count; i++) {
+        uint32_t segment = segments->of_tensor[i];
+        if (segment < segments->count)
+            (*segment_bytes)[segment] = qc_sat_add((*segment_bytes)[segment], bytes[i]);
+    }
+    return QC_OK;
 }
 
 /* ---- serving ---- */

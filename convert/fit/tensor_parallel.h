@@ -65,12 +65,14 @@ typedef struct {
     const qc_geometry *geometry; /* of the whole model */
     uint32_t ranks;
 } qc_tp_split;
-/* Finds the bytes that what job j makes takes on each card; 0 where vLLM does not load it.
- * QC_ERR_UNSUPPORTED names the first tensor that vLLM does not split. */
-QC_NODISCARD qc_status qc_tp_job_bytes(uint64_t *out, qc_arena *scratch, const qc_plan *plan,
-                                       const qc_segments *segments, const qc_tp_split *split,
-                                       const qc_job *j, qc_error *err);
-/* Sums that up per segment, like qc_fit_sum_segments. */
+/* Finds the bytes on each card of what every tensor of the checkpoint becomes [tensor_count]; 0
+ * where nothing is written or vLLM does not load it. QC_ERR_UNSUPPORTED names the first tensor that
+ * vLLM does not split; with `partly` such a tensor has QC_TP_UNSPLIT bytes instead. */
+#define QC_TP_UNSPLIT UINT64_MAX
+QC_NODISCARD qc_status qc_tp_sum_tensors(uint64_t **tensor_bytes, qc_arena *arena,
+                                         const qc_plan *plan, const qc_segments *segments,
+                                         const qc_tp_split *split, int partly, qc_error *err);
+/* Sums them up per segment, like qc_fit_sum_segments. */
 QC_NODISCARD qc_status qc_tp_sum_segments(uint64_t **segment_bytes, qc_arena *arena,
                                           const qc_plan *plan, const qc_segments *segments,
                                           const qc_tp_split *split, qc_error *err);

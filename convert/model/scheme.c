@@ -4,6 +4,7 @@
 #include "quant/quant_ops.h"
 
 #include <stddef.h>
+#include <string.h>
 
 #define ROLE(r)       (1u << QC_ROLE_TENSOR_##r)
 #define PACKED        (ROLE(MAIN) | ROLE(SCALE) | ROLE(SHAPE))
@@ -132,6 +133,28 @@ const qc_candidate *qc_candidates_of(const qc_recipe_options *o)
 {
     return o->format == QC_FORMAT_COMPRESSED_TENSORS ? packed_candidates[o->activations_16 != 0]
                                                      : bitsandbytes_candidates;
+}
+
+qc_status qc_candidates_parse(const qc_recipe_options *o, unsigned *candidates, qc_error *err)
+{
+    const qc_candidate *rows = qc_candidates_of(o);
+    *candidates = o->schemes ? 0 : QC_ALL_CANDIDATES;
+    for (const char *at = o->schemes; at;) {
+        const char *comma = strchr(at, ',');
+        size_t len = comma ? (size_t)(comma - at) : strlen(at);
+        unsigned c = 0;
+        while (c < QC_CANDIDATES &&
+               (strlen(rows[c].name) != len || memcmp(rows[c].name, at, len) != 0))
+            c++;
+        if (c == QC_CANDIDATES)
+            QC_FAIL(err, QC_ERR_USAGE,
+                    "--schemes: '%.*s' is none of %s, %s, %s and %s, separated by commas",
+                    len < 64 ? (int)len : 64, at, rows[0].name, rows[1].name, rows[2].name,
+                    rows[3].name);
+        *candidates |= 1u << c;
+        at = comma ? comma + 1 : NULL;
+    }
+    return QC_OK;
 }
 
 const char *qc_scheme_name(qc_scheme s)

@@ -4,6 +4,7 @@
 #define QC_CONVERT_SCHEME_H
 
 #include "base/dtype.h"
+#include "base/status.h"
 #include "convert/model/recipe_options.h"
 #include "quant/quant_form.h"
 
@@ -84,6 +85,10 @@ typedef struct {
 
 /* The candidates [QC_CANDIDATES] of --format and --activation-bits. */
 const qc_candidate *qc_candidates_of(const qc_recipe_options *o);
+/* Parses those of --schemes, bit c for qc_candidates_of(o)[c]; without it all are meant.
+ * QC_ERR_USAGE names those that there are. */
+QC_NODISCARD qc_status qc_candidates_parse(const qc_recipe_options *o, unsigned *candidates,
+                                           qc_error *err);
 
 /* Indexed by qc_scheme. */
 extern const qc_scheme_row qc_schemes[QC_SCHEME_COUNT];
