@@ -37,7 +37,7 @@ _qconv()
                 '--to=[what the weights of linear layers become]:to:(nf4 int8 int4 auto fp16 bf16 keep)' \
                 '--format=[whose format the quantized weights have]:format:(bitsandbytes compressed-tensors)' \
                 '--activation-bits=[what int8 weights of --format compressed-tensors are multiplied with]:activation-bits:(8 16)' \
-                '--block-size=[weights that share one scale\: a power of two, 32 to 4096]:N:' \
+                '--block-size=[weights that share one scale\: a power of two, 32 to 4096; or channel]:N|channel:' \
                 '--no-double-quant[keep block scales as float32 instead of quantizing them too]' \
                 '--scale=[how the scale of a block or row is chosen]:scale:(absmax search refit)' \
                 '--calibrate=[choose codes and scales for least error in the layers'\'' outputs on this text]:FILE|default:_files' \
@@ -92,7 +92,7 @@ _qconv()
                 '--to=[what the weights of linear layers become]:to:(nf4 int8 int4 auto fp16 bf16 keep)' \
                 '--format=[whose format the quantized weights have]:format:(bitsandbytes compressed-tensors)' \
                 '--activation-bits=[what int8 weights of --format compressed-tensors are multiplied with]:activation-bits:(8 16)' \
-                '--block-size=[weights that share one scale\: a power of two, 32 to 4096]:N:' \
+                '--block-size=[weights that share one scale\: a power of two, 32 to 4096; or channel]:N|channel:' \
                 '--no-double-quant[keep block scales as float32 instead of quantizing them too]' \
                 '--max-shard-size=[bytes of tensors in one shard, before compression]:SIZE:' \
                 '--rest=[what floating-point tensors that are not quantized become]:rest:(keep bf16 fp16)' \

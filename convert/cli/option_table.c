@@ -115,13 +115,15 @@ const qc_option_row qc_option_table[] = {
      .help = "what int8 weights of --format compressed-tensors are multiplied with",
      .more = "8: W8A8, whose loader rounds the inputs of a layer to 8 bits, token by token. "
              "16: W8A16, where only the weights are integers; it takes --block-size."},
-    {ROW("block-size", FITTING, OUTPUT), NUMBER(convert.plan.recipe.block_elems), .arg = "N",
+    {ROW("block-size", FITTING, OUTPUT), OWN(QC_ARG_NUMBER, qc_option_set_block_size),
+     .arg = "N|channel",
      .min = 32, .max = 4096, .dflt_note = "64 for nf4, 128 for int4; int8 goes by rows",
      .power_of_two = 1, .quantizes = 1, .not_with = "--to auto, which chooses it; see --schemes", .since = "0.1.0",
      FOREIGN({.names = "group-size groupsize q-group-size gs blocksize bs"}),
-     .help = "weights that share one scale: a power of two, 32 to 4096",
-     .more = "With --to int8 this chooses block-wise int8, a form of qconv's own that "
-             "bitsandbytes does not load."},
+     .help = "weights that share one scale: a power of two, 32 to 4096; or channel",
+     .more = "With --to int8 a number chooses block-wise int8, a form of qconv's own that "
+             "bitsandbytes does not load. channel goes with --to int4 and int8 of --format "
+             "compressed-tensors, whose groups have 32, 64 or 128 weights: a scale for each row."},
     {ROW("no-double-quant", FITTING, OUTPUT), SWITCH(convert.plan.recipe.double_quant), VALUES(0),
      .quantizes = 1, .since = "0.1.0",
      FOREIGN({.names = "double-quant use-double-quant bnb-4bit-use-double-quant nested",

@@ -371,6 +371,10 @@ static qc_status check_format(const parse *p, const qc_recipe_options *r, qc_err
         QC_FAIL(err, QC_ERR_USAGE,
                 "--activation-bits goes with --to int8 or auto and --format compressed-tensors "
                 "only");
+    if (r->per_channel && !compressed_tensors)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "--block-size channel goes with --format compressed-tensors only; --to int8 of "
+                "bitsandbytes has a scale for each row without it");
     if (!compressed_tensors) {
         if (r->to == QC_TO_INT4)
             QC_FAIL(err, QC_ERR_USAGE,

@@ -239,10 +239,14 @@ qc_status qc_stored_find(qc_stored_set *out, qc_arena *arena, const qc_checkpoin
 
 /* ---- compressed-tensors ---- */
 
+#define GROUP_MAX 128u /* of --block-size; a longer row with one scale is no group */
+
 /* Finds the scheme that makes such a weight; KEEP where none does. */
 static qc_scheme integer_scheme(const qc_checkpoint_tensor *t, const qc_coded_weight *w)
 {
     const int by_rows = w->tiles_across == 1;
+    const int is_group =
+        !by_rows || (w->tile_cols <= GROUP_MAX && qc_block_size_valid(w->tile_cols));
     qc_scheme found = QC_SCHEME_KEEP;
     if (!qc_coding_is_integer(w->coding) || w->zeros != QC_NO_TENSOR ||
         w->group_index != QC_NO_TENSOR || w->tile_rows != 1 ||
@@ -251,7 +255,7 @@ static qc_scheme integer_scheme(const qc_checkpoint_tensor *t, const qc_coded_we
     for (unsigned s = 0; s < QC_SCHEME_COUNT; s++) {
         const qc_scheme_row *row = &qc_schemes[s];
         if (row->format == QC_FORMAT_COMPRESSED_TENSORS && row->bits == w->bits &&
-            row->code_dtype == t->dtype && (by_rows || !row->by_rows))
+            row->code_dtype == t->dtype && (row->by_rows ? by_rows : is_group))
             found = (qc_scheme)s;
     }
     return found;

@@ -51,6 +51,18 @@ const qc_scheme_row qc_schemes[QC_SCHEME_COUNT] = {
             .quant_type = "int8",
             .state_suffix = ".quant_state.qconv__int8",
         },
+    [QC_SCHEME_W4A16_CHANNEL] =
+        {
+            .name = "w4a16-channel",
+            .to = QC_TO_INT4,
+            .form = &qc_form_w4a16,
+            .bits = 4,
+            .by_rows = 1,
+            .format = QC_FORMAT_COMPRESSED_TENSORS,
+            .activation_bits = 16,
+            .code_dtype = QC_DTYPE_I32,
+            .role_tensors = PACKED,
+        },
     [QC_SCHEME_W4A16] =
         {
             .name = "w4a16",
@@ -182,7 +194,9 @@ qc_scheme qc_scheme_of_options(const qc_recipe_options *o)
     qc_scheme found = o->format == QC_FORMAT_COMPRESSED_TENSORS ? QC_SCHEME_W4A16 : QC_SCHEME_NF4;
     for (unsigned s = 0; s < QC_SCHEME_COUNT; s++) {
         const qc_scheme_row *row = &qc_schemes[s];
-        int suits = o->block_elems ? !row->by_rows : row->by_rows || row->default_block;
+        int suits = o->block_elems   ? !row->by_rows
+                    : o->per_channel ? row->by_rows
+                                     : row->by_rows || row->default_block;
         if (row->bits && row->to == o->to && suits && suits_format(row, o))
             found = (qc_scheme)s;
     }

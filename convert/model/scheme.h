@@ -17,7 +17,9 @@ typedef enum {
     QC_SCHEME_INT8_ROWS,   /* LLM.int8 */
     QC_SCHEME_INT8_BLOCKS, /* block-wise int8 with absmax, qconv's own form */
     /* compressed-tensors: integers in groups of a row's weights, or with a scale for each row
-     * ("channel"). W8A8 has activations in 8 bits, the others have them in 16. */
+     * ("channel"). W8A8 has activations in 8 bits, the others have them in 16. Where two suit what
+     * is asked for or found, the later one is meant. */
+    QC_SCHEME_W4A16_CHANNEL,
     QC_SCHEME_W4A16,
     QC_SCHEME_W8A16,
     QC_SCHEME_W8A16_CHANNEL,

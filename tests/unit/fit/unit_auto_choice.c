@@ -80,8 +80,8 @@ static void test_schemes_option(void **state)
     qc_error err = {0};
     assert_int_equal(qc_candidates_parse(&(qc_recipe_options){.schemes = NULL}, &c, &err), QC_OK);
     assert_int_equal(c, 15);
-    assert_int_equal(
-        qc_candidates_parse(&(qc_recipe_options){.schemes = "int8,nf4-32"}, &c, &err), QC_OK);
+    assert_int_equal(qc_candidates_parse(&(qc_recipe_options){.schemes = "int8,nf4-32"}, &c, &err),
+                     QC_OK);
     assert_int_equal(c, (1u << QC_CANDIDATE_INT8) | (1u << QC_CANDIDATE_NF4_32));
     static const char *const bad[] = {"", "nf4,", "nf", "nf4, int8", "nf4-64", "NF4"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
