@@ -29,7 +29,7 @@ complete -c qconv -n '__qconv_is help' -f -a 'convert plan hardware inspect veri
 complete -c qconv -n '__qconv_is convert plan' -l to -x -a 'nf4 int8 int4 auto fp16 bf16 keep' -d "what the weights of linear layers become"
 complete -c qconv -n '__qconv_is convert plan' -l format -x -a 'bitsandbytes compressed-tensors' -d "the library whose format the quantized weights have"
 complete -c qconv -n '__qconv_is convert plan' -l activation-bits -x -a '8 16' -d "bits of the inputs that int8 weights are multiplied with"
-complete -c qconv -n '__qconv_is convert plan' -l block-size -x -d "how many weights share one scale: a power of two from 32 to 4096"
+complete -c qconv -n '__qconv_is convert plan' -l block-size -x -d "how many weights share one scale: a power of two from 32 to 4096, or channel"
 complete -c qconv -n '__qconv_is convert plan' -l no-double-quant -d "keep the scales of blocks as float32 instead of quantizing them too"
 complete -c qconv -n '__qconv_is convert' -l scale -x -a 'absmax search refit' -d "how the scale of a block or row is chosen"
 complete -c qconv -n '__qconv_is convert' -l calibrate -r -F -d "choose codes and scales for the least error in the layers' outputs on this text"

@@ -37,7 +37,7 @@ _qconv()
                 '--to=[what the weights of linear layers become]:to:(nf4 int8 int4 auto fp16 bf16 keep)' \
                 '--format=[the library whose format the quantized weights have]:format:(bitsandbytes compressed-tensors)' \
                 '--activation-bits=[bits of the inputs that int8 weights are multiplied with]:activation-bits:(8 16)' \
-                '--block-size=[how many weights share one scale\: a power of two from 32 to 4096]:N:' \
+                '--block-size=[how many weights share one scale\: a power of two from 32 to 4096, or channel]:N|channel:' \
                 '--no-double-quant[keep the scales of blocks as float32 instead of quantizing them too]' \
                 '--scale=[how the scale of a block or row is chosen]:scale:(absmax search refit)' \
                 '--calibrate=[choose codes and scales for the least error in the layers'\'' outputs on this text]:FILE|default:_files' \
@@ -92,7 +92,7 @@ _qconv()
                 '--to=[what the weights of linear layers become]:to:(nf4 int8 int4 auto fp16 bf16 keep)' \
                 '--format=[the library whose format the quantized weights have]:format:(bitsandbytes compressed-tensors)' \
                 '--activation-bits=[bits of the inputs that int8 weights are multiplied with]:activation-bits:(8 16)' \
-                '--block-size=[how many weights share one scale\: a power of two from 32 to 4096]:N:' \
+                '--block-size=[how many weights share one scale\: a power of two from 32 to 4096, or channel]:N|channel:' \
                 '--no-double-quant[keep the scales of blocks as float32 instead of quantizing them too]' \
                 '--max-shard-size=[the most bytes of tensors in one shard, before compression]:SIZE:' \
                 '--rest=[what becomes of floating-point tensors that are not quantized]:rest:(keep bf16 fp16)' \

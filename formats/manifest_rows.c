@@ -5,9 +5,9 @@
 #include <string.h>
 
 /* Ends with NULL. */
-static const char *const schemes[] = {"nf4",           "int8",    "int8-block", "w4a16",
-                                      "w8a16-channel", "w8a16",   "w8a8",       "cast",
-                                      "keep",          "dequant", "state",      NULL};
+static const char *const schemes[] = {
+    "nf4",  "int8", "int8-block", "w4a16-channel", "w4a16", "w8a16-channel", "w8a16", "w8a8",
+    "cast", "keep", "dequant",    "state",         NULL};
 
 const char *qc_manifest_scheme(const char *name)
 {

@@ -153,18 +153,22 @@ const qc_option_row qc_option_table[] = {
      .help = "bits of the inputs that int8 weights are multiplied with",
      .more = "8: W8A8, whose loader rounds the inputs of a layer to 8 bits, token by token. "
              "16: W8A16, where only the weights are integers; it takes --block-size, too."},
-    {ROW("block-size", FITTING, OUTPUT), NUMBER(convert.plan.recipe.block_elems), .arg = "N",
-     .min = 32, .max = 4096, .dflt_note = "64 for nf4, 128 for int4, a whole row for int8",
+    {ROW("block-size", FITTING, OUTPUT), OWN(QC_ARG_NUMBER, qc_option_set_block_size),
+     .arg = "N|channel", .min = 32, .max = 4096, .dflt_note = "64 for nf4, 128 for int4, a whole row for int8",
      .power_of_two = 1, .quantizes = 1, .since = "0.1.0",
      FOREIGN({.names = "group-size groupsize q-group-size gs blocksize bs"}),
      RULES({.not_with = "--to auto", .why = ", which chooses it; see --schemes"},
            {.above = 128, .not_with = "--format compressed-tensors",
             .why = ", whose readers have kernels for groups of 32, 64 and 128"},
-           {.with = "--format compressed-tensors", .needs = "--to int4 or --activation-bits 16",
+           {.of = "channel", .needs = "--format compressed-tensors",
+            .why = "; --to int8 of bitsandbytes has a scale for each row without it"},
+           {.of = "!channel", .with = "--format compressed-tensors",
+            .needs = "--to int4 or --activation-bits 16",
             .why = ": 8-bit activations go with a scale for each row"}),
-     .help = "how many weights share one scale: a power of two from 32 to 4096",
-     .more = "With --to int8 this chooses block-wise int8, a form of qconv's own that "
-             "bitsandbytes does not load."},
+     .help = "how many weights share one scale: a power of two from 32 to 4096, or channel",
+     .more = "With --to int8 a number chooses block-wise int8, a form of qconv's own that "
+             "bitsandbytes does not load. channel gives each row one scale; it goes with --format "
+             "compressed-tensors, whose groups have 32, 64 or 128 weights."},
     {ROW("no-double-quant", FITTING, OUTPUT), SWITCH(convert.plan.recipe.double_quant),
      VALUES(0, 1), .quantizes = 1, .since = "0.1.0",
      RULES({.not_with = "--format compressed-tensors", .why = ", whose scales are never quantized"},

@@ -305,6 +305,18 @@ qc_status qc_option_set_mla(qc_options *o, const qc_option_row *row, const char 
     return QC_OK;
 }
 
+qc_status qc_option_set_block_size(qc_options *o, const qc_option_row *row, const char *value,
+                                   qc_error *err)
+{
+    qc_recipe_options *r = &o->convert.plan.recipe;
+    uint64_t number = 0;
+    r->per_channel = strcmp(value, "channel") == 0;
+    if (!r->per_channel)
+        QC_TRY(read_number(row, value, value, row->min, row->max, &number, err));
+    r->block_elems = (uint32_t)number;
+    return QC_OK;
+}
+
 qc_status qc_option_set_prefill(qc_options *o, const qc_option_row *row, const char *value,
                                 qc_error *err)
 {

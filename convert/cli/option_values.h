@@ -27,7 +27,8 @@ QC_SETTER(qc_option_set_path);     /* as it is, but not empty */
 QC_SETTER(qc_option_set_compress);
 QC_SETTER(qc_option_set_rule);
 QC_SETTER(qc_option_set_mla);
-QC_SETTER(qc_option_set_prefill); /* a number of tokens, or "whole", which is 0 */
+QC_SETTER(qc_option_set_block_size); /* a number of weights, or "channel" */
+QC_SETTER(qc_option_set_prefill);    /* a number of tokens, or "whole", which is 0 */
 QC_SETTER(qc_option_set_run_device);
 QC_SETTER(qc_option_set_m);
 QC_SETTER(qc_option_set_part);

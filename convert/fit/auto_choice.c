@@ -1,6 +1,7 @@
 #include "convert/fit/auto_choice.h"
 
 #include "base/checked.h"
+#include "convert/fit/tensor_parallel.h"
 #include "convert/hardware/hardware_choice.h"
 #include "convert/model/recipe_coded.h"
 #include "convert/term/glob.h"
@@ -44,6 +45,8 @@ typedef struct {
     const qc_checkpoint *model;
     const qc_segments *segments;
     const qc_geometry *geometry;
+    qc_geometry share; /* with --tp: of a card, which the fit is made with */
+    uint32_t ranks;    /* the cards of --tp; 0: layers are placed whole */
     const qc_plan_options *options;
     qc_budget budget; /* the devices to fill */
     uint32_t all_devices;
@@ -55,71 +58,14 @@ typedef struct {
     module *modules;        /* per item */
     qc_auto_item *items;
     uint32_t item_count;
-    uint64_t *fixed;         /* per segment: bytes of what is not chosen */
+    /* Per group and candidate: its bytes where it lies. With --tp they are those of a card, or
+     * QC_TP_UNSPLIT. */
+    uint64_t (*room)[QC_CANDIDATES];
+    uint64_t *fixed;         /* per segment: bytes of what is not chosen, in the same way */
     uint64_t *fixed_largest; /* per segment: elements of the largest quantized weight in that */
     unsigned *chosen;        /* per item */
     uint64_t *scale_bytes;   /* per tensor: bytes that lie beside it while it is coded */
 } chooser;
-
-qc_status qc_auto_parse_schemes(const qc_recipe_options *o, unsigned *candidates, qc_error *err)
-{
-    const qc_candidate *rows = qc_candidates_of(o);
-    *candidates = o->schemes ? 0 : QC_ALL_CANDIDATES;
-    for (const char *at = o->schemes; at;) {
-        const char *comma = strchr(at, ',');
-        size_t len = comma ? (size_t)(comma - at) : strlen(at);
-        unsigned c = 0;
-        while (c < QC_CANDIDATES &&
-               (strlen(rows[c].name) != len || memcmp(rows[c].name, at, len) != 0))
-            c++;
-        if (c == QC_CANDIDATES)
-            QC_FAIL(err, QC_ERR_USAGE,
-                    "--schemes: '%.*s' is none of %s, %s, %s and %s, separated by commas",
-                    len < 64 ? (int)len : 64, at, rows[0].name, rows[1].name, rows[2].name,
-                    rows[3].name);
-        *candidates |= 1u << c;
-        at = comma ? comma + 1 : NULL;
-    }
-    return QC_OK;
-}
-
-/* ---- how much an error matters ---- */
-
-/* Is the last component of a module's path one of these words? */
-static int is_one_of(const char *part, size_t len, const char *const *words)
-{
-    for (; *words; words++) {
-        if (strlen(*words) == len && memcmp(*words, part, len) == 0)
-            return 1;
-    }
-    return 0;
-}
-
-double qc_auto_importance(const char *name)
-{
-    /* Errors of queries and keys reach the output only through the softmax. */
-    static const char *const scores[] = {"q_proj", "k_proj", "q_a_proj", "q_b_proj", "query",
-                                         "key",    "q_lin",  "k_lin",    "q",        "k",
-                                         "to_q",   "to_k",   "wq",       "wk",       NULL};
-    /* These are one weight for several: a key and a value; a query, a key and a value; a gate and
-     * an up. */
-    static const char *const two[] = {"kv_b_proj", "kv_a_proj_with_mqa", "kv_proj", "to_kv", NULL};
-    static const char *const three[] = {"qkv_proj", "query_key_value", "qkv",    "Wqkv",
-                                        "c_attn",   "in_proj",         "W_pack", "wqkv",
-                                        "to_qkv",   "gate_up_proj",    NULL};
-    size_t len = strlen(name), tail = sizeof ".weight" - 1;
-    if (len > tail && strcmp(name + len - tail, ".weight") == 0)
-        len -= tail;
-    size_t begin = len;
-    while (begin > 0 && name[begin - 1] != '.')
-        begin--;
-    const char *last = name + begin;
-    len -= begin;
-    return is_one_of(last, len, scores)  ? 0.5
-           : is_one_of(last, len, two)   ? 1.5
-           : is_one_of(last, len, three) ? 2
-                                         : 1;
-}
 
 /* ---- groups ---- */
 
@@ -310,6 +256,19 @@ static void size_group(chooser *c, uint32_t g)
     }
 }
 
+/* Makes an entry that of a weight for which candidate k is taken. */
+static void set_entry(const chooser *c, qc_recipe_entry *e, uint32_t tensor, unsigned k)
+{
+    e->scheme = c->out->rows[k].scheme;
+    e->block_elems = c->out->rows[k].block_elems;
+    if (k != QC_CANDIDATE_16BIT)
+        return;
+    e->transpose = 0;
+    e->out_dtype = kept_dtype(c, tensor);
+    if (e->out_dtype != c->model->tensors[tensor].dtype)
+        e->scheme = QC_SCHEME_CAST;
+}
+
 /* ---- errors ---- */
 
 static void expect_group(chooser *c, uint32_t g)
@@ -437,10 +396,11 @@ static void add_to_item(chooser *c, uint32_t g)
         c->out->together = 1;
     }
     for (unsigned k = 0; k < QC_CANDIDATES; k++) {
-        if (!(c->candidates & 1u << k) || (too_long && qc_schemes[c->out->rows[k].scheme].by_rows))
+        if (!(c->candidates & 1u << k) || c->room[g][k] == QC_TP_UNSPLIT ||
+            (too_long && qc_schemes[c->out->rows[k].scheme].by_rows))
             group->rel_mse[k] = (double)NAN;
         it->cost[k] += group->importance * (group->reason ? (double)NAN : group->rel_mse[k]);
-        it->bytes[k] += group->bytes[k];
+        it->bytes[k] = qc_sat_add(it->bytes[k], c->room[g][k]);
     }
     group->chosen = QC_CANDIDATE_16BIT;
     c->item_of[g] = i;
@@ -501,11 +461,9 @@ static qc_status make_items(chooser *c, qc_error *err)
 static qc_status sum_fixed(chooser *c, qc_error *err)
 {
     qc_plan plan;
-    uint64_t *bytes = NULL, *largest = NULL;
+    uint64_t *largest = NULL;
     QC_TRY(qc_plan_begin(&plan, c->scratch, c->model, c->recipe, c->call, c->options, err));
-    QC_TRY(qc_fit_sum_segments(c->scratch, &plan, c->segments, &bytes, &largest, err));
-    QC_TRY(qc_arena_array(c->scratch, &c->fixed_largest, c->segments->count, err));
-    c->fixed = bytes;
+    QC_TRY(qc_fit_sum_segments(c->scratch, &plan, c->segments, &c->fixed, &largest, err));
     for (uint32_t i = 0; i < c->member_count; i++) {
         uint32_t tensor = c->members[i].tensor;
         const qc_recipe_entry *e = &c->recipe->entries[tensor];
@@ -519,7 +477,47 @@ static qc_status sum_fixed(chooser *c, qc_error *err)
             j->elems > c->fixed_largest[s])
             c->fixed_largest[s] = j->elems;
     }
+    for (uint32_t g = 0; g < c->out->group_count; g++)
+        memcpy(c->room[g], c->out->groups[g].bytes, sizeof *c->room);
     return QC_OK;
+}
+
+/* Finds what each group takes on a card of --tp with each candidate, and what the rest does. */
+static qc_status sum_shares(chooser *c, qc_error *err)
+{
+    const qc_tp_split split = {c->geometry, c->ranks};
+    const uint32_t count = (uint32_t)c->model->tensor_count;
+    qc_recipe trial = *c->recipe;
+    uint64_t *bytes = NULL;
+    QC_TRY(qc_tp_geometry(&c->share, c->scratch, c->geometry, c->ranks, err));
+    QC_TRY(qc_arena_array(c->scratch, &c->fixed, c->segments->count, err));
+    QC_TRY(qc_arena_array(c->scratch, &trial.entries, count, err));
+    for (unsigned k = 0; k < QC_CANDIDATES; k++) {
+        qc_plan plan;
+        memcpy(trial.entries, c->recipe->entries, count * sizeof *trial.entries);
+        for (uint32_t i = 0; i < c->member_count; i++)
+            set_entry(c, &trial.entries[c->members[i].tensor], c->members[i].tensor, k);
+        qc_recipe_settle_scales(&trial, c->model);
+        QC_TRY(qc_plan_begin(&plan, c->scratch, c->model, &trial, c->call, c->options, err));
+        QC_TRY(qc_tp_sum_tensors(&bytes, c->scratch, &plan, c->segments, &split,
+                                 k != QC_CANDIDATE_16BIT, err));
+        for (uint32_t g = 0; g < c->out->group_count; g++)
+            for (uint32_t i = c->first_member[g]; i < c->first_member[g + 1]; i++)
+                c->room[g][k] = qc_sat_add(c->room[g][k], bytes[c->members[i].tensor]);
+    }
+    /* What is not chosen has the same bytes with every candidate, and now those of the last. */
+    for (uint32_t i = 0; i < count; i++) {
+        if (!is_choosable(c, i) && bytes[i] > 0)
+            c->fixed[c->segments->of_tensor[i]] += bytes[i];
+    }
+    return QC_OK;
+}
+
+static qc_status find_room(chooser *c, qc_error *err)
+{
+    QC_TRY(qc_arena_array(c->scratch, &c->room, c->out->group_count, err));
+    QC_TRY(qc_arena_array(c->scratch, &c->fixed_largest, c->segments->count, err));
+    return c->ranks > 0 ? sum_shares(c, err) : sum_fixed(c, err);
 }
 
 /* Fits a choice for every group on the devices that are filled. */
@@ -535,14 +533,16 @@ static qc_status fit_groups(const chooser *c, qc_fit *fit, qc_error *err)
         const qc_auto_group *group = &c->out->groups[g];
         uint32_t tensor = c->members[c->first_member[g]].tensor;
         uint32_t s = c->segments->of_tensor[tensor];
-        bytes[s] += group->bytes[group->chosen];
+        bytes[s] += c->room[g][group->chosen];
+        if (c->ranks > 0)
+            continue; /* vLLM's kernels do not dequantize whole weights */
         /* A stack is dequantized expert by expert, whether its form is its own or not. */
         int stack = is_stack(c, tensor);
         uint64_t elems = group->elems / group->weights / (stack ? coded_of(c, tensor)->dims[0] : 1);
         if ((group->chosen != QC_CANDIDATE_16BIT || stack) && elems > largest[s])
             largest[s] = elems;
     }
-    const qc_fit_load load = {c->segments, c->geometry, bytes, largest};
+    const qc_fit_load load = {c->segments, c->ranks > 0 ? &c->share : c->geometry, bytes, largest};
     return qc_fit_make(fit, c->scratch, &load, &c->budget, &c->options->fit, err);
 }
 
@@ -574,14 +574,15 @@ static qc_status make_task(chooser *c, qc_auto_task *t, uint64_t **room, qc_erro
     }
     for (uint32_t g = 0; g < c->out->group_count; g++) {
         if (c->item_of[g] == UINT32_MAX)
-            fixed[c->members[c->first_member[g]].segment] +=
-                c->out->groups[g].bytes[QC_CANDIDATE_16BIT];
+            fixed[c->members[c->first_member[g]].segment] += c->room[g][QC_CANDIDATE_16BIT];
     }
     for (uint32_t d = 0; d < c->budget.count; d++) {
         uint64_t budget = fit.devices[d].budget_bytes;
         uint64_t context =
             c->budget.devices[d].tier == QC_TIER_GPU ? c->options->fit.cuda_context_bytes : 0;
         (*room)[d] = budget > context ? budget - context : 0;
+        if (c->ranks > 0 && (*room)[d] < (*room)[0])
+            (*room)[0] = (*room)[d]; /* all cards hold the same: they are one device to fill */
     }
     *t = (qc_auto_task){.items = c->items,
                         .item_count = c->item_count,
@@ -589,7 +590,7 @@ static qc_status make_task(chooser *c, qc_auto_task *t, uint64_t **room, qc_erro
                         .fixed = fixed,
                         .scratch = scratch,
                         .room = *room,
-                        .device_count = c->budget.count};
+                        .device_count = c->ranks > 0 ? 1 : c->budget.count};
     return QC_OK;
 }
 
@@ -612,7 +613,7 @@ static qc_status solve(chooser *c, qc_error *err)
         c->out->fits = fit.fits;
         if (fit.fits || !solution.fits || round == MAX_ROUNDS)
             break;
-        for (uint32_t d = 0; d < c->budget.count; d++)
+        for (uint32_t d = 0; d < task.device_count; d++)
             room[d] = room[d] > fit.short_by_bytes ? room[d] - fit.short_by_bytes : 0;
     }
     c->out->predicted = solution.cost;
@@ -660,15 +661,8 @@ static void apply(chooser *c)
         for (uint32_t i = c->first_member[g]; i < c->first_member[g + 1]; i++) {
             uint32_t tensor = c->members[i].tensor;
             qc_recipe_entry *e = &c->recipe->entries[tensor];
-            e->scheme = c->out->rows[k].scheme;
-            e->block_elems = c->out->rows[k].block_elems;
+            set_entry(c, e, tensor, k);
             e->why = why_of(c, group, e->coded && !qc_coding_is_integer(e->coded->coding));
-            if (k != QC_CANDIDATE_16BIT)
-                continue;
-            e->transpose = 0;
-            e->out_dtype = kept_dtype(c, tensor);
-            if (e->out_dtype != c->model->tensors[tensor].dtype)
-                e->scheme = QC_SCHEME_CAST;
         }
     }
     qc_recipe_settle_scales(c->recipe, c->model);
@@ -760,8 +754,8 @@ static qc_status choose(chooser *c, const qc_plan_subject *subject, qc_error *er
         take_measured(c, subject->measured);
     else if (subject->has_weights)
         QC_TRY(measure_groups(c, err));
+    QC_TRY(find_room(c, err));
     QC_TRY(make_items(c, err));
-    QC_TRY(sum_fixed(c, err));
     QC_TRY(solve(c, err));
     apply(c);
     QC_TRY(note_spilling(c, err));
@@ -782,13 +776,14 @@ qc_status qc_auto_choose(qc_auto_result *out, qc_arena *arena, qc_recipe *recipe
                  .segments = segments,
                  .geometry = subject->geometry,
                  .options = options,
+                 .ranks = budget ? qc_tp_ranks(&options->fit, budget) : 0,
                  .all_devices = budget ? budget->count : 0};
     memset(out, 0, sizeof *out);
     out->measured = subject->has_weights;
     if (!budget || budget->count == 0)
         QC_FAIL(err, QC_ERR_USAGE, "--to auto needs --vram, which says what it has to fit");
     out->rows = qc_candidates_of(&options->recipe);
-    QC_TRY(qc_auto_parse_schemes(&options->recipe, &c.candidates, err));
+    QC_TRY(qc_candidates_parse(&options->recipe, &c.candidates, err));
     c.budget = *budget;
     c.budget.count = budget->gpu_count ? budget->gpu_count : 1;
     QC_TRY(leave_out_int8(&c, err));

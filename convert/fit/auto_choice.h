@@ -77,13 +77,6 @@ typedef struct {
     const qc_auto_result *measured;
 } qc_plan_subject;
 
-/* Parses the candidates of --schemes, bit c for qc_candidates_of(o)[c]; without it all are meant.
- * QC_ERR_USAGE names those that there are. */
-QC_NODISCARD qc_status qc_auto_parse_schemes(const qc_recipe_options *o, unsigned *candidates,
-                                             qc_error *err);
-/* How much the error of the weight of this name matters; see docs/decisions/0006. */
-double qc_auto_importance(const char *name);
-
 /* Sets scheme and block_elems of recipe's entries, and lists its skip_modules anew. The recipe was
  * made with options->recipe.to == QC_TO_AUTO, so every weight that would be quantized is marked
  * QC_SCHEME_NF4. Without a budget this is QC_ERR_USAGE. Weights of dtypes that the quantizers do

@@ -370,3 +370,41 @@ double qc_auto_normal_mse(const qc_candidate *row, uint64_t cols, qc_scale_metho
         mse *= searched_share[k] + part * (searched_share[k + 1] - searched_share[k]);
     return mse;
 }
+
+/* ---- how much an error matters ---- */
+
+/* Is the last component of a module's path one of these words? */
+static int is_one_of(const char *part, size_t len, const char *const *words)
+{
+    for (; *words; words++) {
+        if (strlen(*words) == len && memcmp(*words, part, len) == 0)
+            return 1;
+    }
+    return 0;
+}
+
+double qc_auto_importance(const char *name)
+{
+    /* Errors of queries and keys reach the output only through the softmax. */
+    static const char *const scores[] = {"q_proj", "k_proj", "q_a_proj", "q_b_proj", "query",
+                                         "key",    "q_lin",  "k_lin",    "q",        "k",
+                                         "to_q",   "to_k",   "wq",       "wk",       NULL};
+    /* These are one weight for several: a key and a value; a query, a key and a value; a gate and
+     * an up. */
+    static const char *const two[] = {"kv_b_proj", "kv_a_proj_with_mqa", "kv_proj", "to_kv", NULL};
+    static const char *const three[] = {"qkv_proj", "query_key_value", "qkv",    "Wqkv",
+                                        "c_attn",   "in_proj",         "W_pack", "wqkv",
+                                        "to_qkv",   "gate_up_proj",    NULL};
+    size_t len = strlen(name), tail = sizeof ".weight" - 1;
+    if (len > tail && strcmp(name + len - tail, ".weight") == 0)
+        len -= tail;
+    size_t begin = len;
+    while (begin > 0 && name[begin - 1] != '.')
+        begin--;
+    const char *last = name + begin;
+    len -= begin;
+    return is_one_of(last, len, scores)  ? 0.5
+           : is_one_of(last, len, two)   ? 1.5
+           : is_one_of(last, len, three) ? 2
+                                         : 1;
+}

@@ -75,9 +75,27 @@ static qc_to smallest_of(const qc_recipe_options *o)
     return o->format == QC_FORMAT_COMPRESSED_TENSORS ? QC_TO_INT4 : QC_TO_NF4;
 }
 
+/* The recipe of a suggestion: vLLM splits only what is in compressed-tensors' form. */
+static qc_recipe_options recipe_of(const seeker *s)
+{
+    qc_recipe_options r = s->options->recipe;
+    if (s->planned->fit.ranks > 0)
+        r.format = QC_FORMAT_COMPRESSED_TENSORS;
+    return r;
+}
+
+/* The option that has to be given beside --to, or "". */
+static const char *format_of(const seeker *s, const qc_recipe_options *r)
+{
+    return r->format == s->options->recipe.format || r->to == QC_TO_INT4
+               ? ""
+               : " --format compressed-tensors";
+}
+
 static qc_status other_precision(seeker *s, qc_error *err)
 {
-    const qc_to small = smallest_of(&s->options->recipe);
+    const qc_recipe_options offered = recipe_of(s);
+    const qc_to small = smallest_of(&offered);
     const qc_to ladder[] = {QC_TO_INT8, small, QC_TO_AUTO};
     /* Whether some choice fits does not depend on the errors, because NF4 everywhere is one
      * choice. */
@@ -94,6 +112,7 @@ static qc_status other_precision(seeker *s, qc_error *err)
         qc_planned_model planned;
         qc_error trouble = {0};
         const char *change = NULL;
+        trial.recipe = offered;
         trial.recipe.to = ladder[i];
         if (ladder[i] == QC_TO_INT8) {
             if (qc_budget_card_without_int8(s->budget))
@@ -112,7 +131,8 @@ static qc_status other_precision(seeker *s, qc_error *err)
         }
         if (st != QC_OK || !planned.fit.fits)
             continue;
-        QC_TRY(qc_arena_printf(s->arena, &change, err, "--to %s", qc_to_name(ladder[i])));
+        QC_TRY(qc_arena_printf(s->arena, &change, err, "--to %s%s", qc_to_name(ladder[i]),
+                               format_of(s, &trial.recipe)));
         QC_TRY(add(s, &planned.fit, change, "", err));
     }
     return QC_OK;
@@ -360,7 +380,8 @@ static qc_status nf4_and_more(seeker *s, qc_arena *kept, qc_error *err)
     qc_plan_options trial = *o;
     qc_planned_model planned;
     seeker inner = *s;
-    trial.recipe.to = smallest_of(&o->recipe);
+    trial.recipe = recipe_of(s);
+    trial.recipe.to = smallest_of(&trial.recipe);
     if (s->count || o->recipe.to == trial.recipe.to || o->recipe.to == QC_TO_AUTO ||
         s->planned->recipe.input_is_quantized)
         return QC_OK;

@@ -27,10 +27,11 @@ qc_status qc_plan_defaults(qc_plan_options *options, qc_arena *arena,
 static qc_status check_split(const qc_plan_subject *subject, const qc_budget *budget,
                              const qc_plan_options *options, qc_error *err)
 {
-    if (options->recipe.to == QC_TO_AUTO)
-        QC_FAIL(err, QC_ERR_USAGE,
-                "--to auto chooses for cards that hold whole layers, and --tp splits every layer; "
-                "choose --to int4, int8 or bf16 for --tp, or --parallel layers");
+    if (options->recipe.to == QC_TO_AUTO && options->recipe.format != QC_FORMAT_COMPRESSED_TENSORS)
+        QC_FAIL(
+            err, QC_ERR_USAGE,
+            "--to auto with --tp needs --format compressed-tensors: vLLM does not split weights "
+            "in bitsandbytes' form over cards");
     return qc_tp_check(&options->fit, budget, subject->model, subject->geometry, err);
 }
 
@@ -41,7 +42,8 @@ static qc_status take_share(qc_planned_model *m, qc_arena *arena, uint32_t ranks
     const qc_geometry whole = m->geometry;
     QC_TRY(qc_arena_array(arena, &m->largest_weight, m->segments.count, err));
     QC_TRY(qc_tp_geometry(&m->geometry, arena, &whole, ranks, err));
-    return qc_tp_sum_segments(&m->segment_bytes, arena, &m->plan, &m->segments, &whole, ranks, err);
+    const qc_tp_split split = {&whole, ranks};
+    return qc_tp_sum_segments(&m->segment_bytes, arena, &m->plan, &m->segments, &split, err);
 }
 
 qc_status qc_planned_model_make(qc_planned_model *out, qc_arena *arena,

@@ -356,7 +356,7 @@ static qc_status check_scheme(const qc_plan *plan, const qc_job *j, qc_error *er
 }
 
 static qc_status tensor_bytes(uint64_t *out, qc_arena *scratch, const qc_plan *plan, uint32_t i,
-                              const qc_geometry *g, uint32_t ranks, qc_error *err)
+                              const qc_tp_split *split, qc_error *err)
 {
     const qc_job *j = &plan->jobs[plan->outputs[i].job];
     qc_out_tensors all = qc_plan_tensors(plan);
@@ -368,7 +368,7 @@ static qc_status tensor_bytes(uint64_t *out, qc_arena *scratch, const qc_plan *p
         QC_TRY(qc_arena_printf(scratch, &s.name, err, "%.*s%s", (int)t.stem_bytes, t.st.name,
                                t.suffix));
     QC_TRY(is_packed(&s.packed, scratch, plan, j, s.name, err));
-    return qc_split_bytes(out, &s, g, ranks, err);
+    return qc_split_bytes(out, &s, split->geometry, split->ranks, err);
 }
 
 /* Does vLLM leave out a tied head that the file has, too? */
@@ -382,35 +382,62 @@ static int is_tied_head(const qc_plan *plan, const qc_job *j)
            qc_config_flag(&config, "tie_word_embeddings", gemma);
 }
 
-static qc_status sum_tensors(uint64_t *sums, qc_arena *scratch, const qc_plan *plan,
-                             const qc_segments *segments, const qc_geometry *g, uint32_t ranks,
-                             qc_error *err)
+static qc_status job_bytes(uint64_t *out, qc_arena *scratch, const qc_plan *plan,
+                           const qc_segments *segments, const qc_tp_split *split, const qc_job *j,
+                           qc_error *err)
 {
-    for (uint32_t i = 0; i < plan->tensor_count; i++) {
-        const qc_job *j = &plan->jobs[plan->outputs[i].job];
-        uint32_t segment = segments->of_tensor[j->source];
+    uint32_t segment = segments->of_tensor[j->source];
+    *out = 0;
+    QC_TRY(check_scheme(plan, j, err));
+    /* Layers of multi-token prediction are loaded only for a draft model. */
+    if (segment >= segments->count || segments->segments[segment].kind == QC_SEGMENT_EXTRA ||
+        is_tied_head(plan, j))
+        return QC_OK;
+    for (int role = 0; role < QC_ROLE_TENSOR_COUNT; role++) {
         uint64_t bytes = 0;
-        QC_TRY(check_scheme(plan, j, err));
-        /* Layers of multi-token prediction are loaded only for a draft model. */
-        if (segment >= segments->count || segments->segments[segment].kind == QC_SEGMENT_EXTRA ||
-            is_tied_head(plan, j))
+        if (j->outputs[role] == QC_NO_OUTPUT)
             continue;
-        QC_TRY(tensor_bytes(&bytes, scratch, plan, i, g, ranks, err));
-        sums[segment] = qc_sat_add(sums[segment], bytes);
+        QC_TRY(tensor_bytes(&bytes, scratch, plan, j->outputs[role], split, err));
+        *out = qc_sat_add(*out, bytes);
     }
     return QC_OK;
 }
 
-qc_status qc_tp_sum_segments(uint64_t **segment_bytes, qc_arena *arena, const qc_plan *plan,
-                             const qc_segments *segments, const qc_geometry *g, uint32_t ranks,
-                             qc_error *err)
+qc_status qc_tp_sum_tensors(uint64_t **tensor_bytes, qc_arena *arena, const qc_plan *plan,
+                            const qc_segments *segments, const qc_tp_split *split, int partly,
+                            qc_error *err)
 {
     qc_arena scratch;
-    QC_TRY(qc_arena_array(arena, segment_bytes, segments->count, err));
+    qc_status st = QC_OK;
+    QC_TRY(qc_arena_array(arena, tensor_bytes, plan->model->tensor_count, err));
     qc_arena_init(&scratch);
-    qc_status st = sum_tensors(*segment_bytes, &scratch, plan, segments, g, ranks, err);
+    for (uint32_t i = 0; st == QC_OK && i < plan->job_count; i++) {
+        uint64_t *bytes = &(*tensor_bytes)[plan->jobs[i].source];
+        qc_error trouble = {0};
+        st = job_bytes(bytes, &scratch, plan, segments, split, &plan->jobs[i], &trouble);
+        if (partly && qc_status_is_refusal(st)) {
+            *bytes = QC_TP_UNSPLIT;
+            st = QC_OK;
+        } else if (st != QC_OK && err) {
+            *err = trouble;
+        }
+    }
     qc_arena_deinit(&scratch);
     return st;
+}
+
+qc_status qc_tp_sum_segments(uint64_t **segment_bytes, qc_arena *arena, const qc_plan *plan,
+                             const qc_segments *segments, const qc_tp_split *split, qc_error *err)
+{
+    uint64_t *bytes = NULL;
+    QC_TRY(qc_arena_array(arena, segment_bytes, segments->count, err));
+    QC_TRY(qc_tp_sum_tensors(&bytes, arena, plan, segments, split, 0, err));
+    for (uint32_t i = 0; i < plan->model->tensor_count; i++) {
+        uint32_t segment = segments->of_tensor[i];
+        if (segment < segments->count)
+            (*segment_bytes)[segment] = qc_sat_add((*segment_bytes)[segment], bytes[i]);
+    }
+    return QC_OK;
 }
 
 /* ---- serving ---- */

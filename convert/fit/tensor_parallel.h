@@ -60,11 +60,22 @@ QC_NODISCARD qc_status qc_tp_check(const qc_fit_options *o, const qc_budget *bud
 /* Makes the geometry of one card's share: its heads, cache and inner width. */
 QC_NODISCARD qc_status qc_tp_geometry(qc_geometry *out, qc_arena *arena, const qc_geometry *g,
                                       uint32_t ranks, qc_error *err);
-/* Sums up the bytes on each card per segment, like qc_fit_sum_segments. QC_ERR_UNSUPPORTED names
- * the first tensor that vLLM does not split. */
+/* What is split over how many cards. */
+typedef struct {
+    const qc_geometry *geometry; /* of the whole model */
+    uint32_t ranks;
+} qc_tp_split;
+/* Finds the bytes on each card of what every tensor of the checkpoint becomes [tensor_count]; 0
+ * where nothing is written or vLLM does not load it. QC_ERR_UNSUPPORTED names the first tensor that
+ * vLLM does not split; with `partly` such a tensor has QC_TP_UNSPLIT bytes instead. */
+#define QC_TP_UNSPLIT UINT64_MAX
+QC_NODISCARD qc_status qc_tp_sum_tensors(uint64_t **tensor_bytes, qc_arena *arena,
+                                         const qc_plan *plan, const qc_segments *segments,
+                                         const qc_tp_split *split, int partly, qc_error *err);
+/* Sums them up per segment, like qc_fit_sum_segments. */
 QC_NODISCARD qc_status qc_tp_sum_segments(uint64_t **segment_bytes, qc_arena *arena,
                                           const qc_plan *plan, const qc_segments *segments,
-                                          const qc_geometry *g, uint32_t ranks, qc_error *err);
+                                          const qc_tp_split *split, qc_error *err);
 /* Appends the options of `vllm serve` with which a model is served as it was planned for:
  * "--tensor-parallel-size 2 --max-model-len 8192 ...". o->context is filled in. */
 void qc_tp_serve_options(qc_strbuf *text, const qc_fit_options *o, uint32_t ranks);

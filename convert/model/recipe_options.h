@@ -42,6 +42,7 @@ typedef struct {
     qc_format format;     /* COMPRESSED_TENSORS with --to int4, which needs it */
     int activations_16;   /* --activation-bits 16: only the weights are 8-bit integers */
     uint32_t block_elems; /* 0: not given */
+    int per_channel;      /* --block-size channel: a scale for each row */
     int double_quant;     /* 1 unless --no-double-quant */
     qc_scale_method scale;
     qc_rest rest;

@@ -252,6 +252,8 @@ static int is_by_rows(const qc_coded_weight *w)
     return w->tiles_across == 1 && (w->said.bits == 0 || w->said.by_rows);
 }
 
+#define GROUP_MAX 128u /* of --block-size; a longer row with one scale is no group */
+
 /* Finds the scheme that makes such a weight; KEEP where none does. */
 static qc_scheme integer_scheme(const qc_checkpoint_tensor *t, const qc_coded_weight *w)
 {
@@ -262,7 +264,10 @@ static qc_scheme integer_scheme(const qc_checkpoint_tensor *t, const qc_coded_we
         return found;
     for (unsigned s = 0; s < QC_SCHEME_COUNT; s++) {
         const qc_scheme_row *row = &qc_schemes[s];
-        int fits = row->by_rows ? w->tiles_across == 1 : row->code_dtype == QC_DTYPE_I32;
+        const int fits = row->by_rows
+                             ? w->tiles_across == 1
+                             : row->code_dtype == QC_DTYPE_I32 && w->tile_cols <= GROUP_MAX &&
+                                   qc_block_size_valid((uint32_t)w->tile_cols);
         if (row->format != QC_FORMAT_COMPRESSED_TENSORS || row->bits != w->bits ||
             row->code_dtype != t->dtype || !fits)
             continue;

@@ -4,6 +4,7 @@
 #include "quant/quant_ops.h"
 
 #include <stddef.h>
+#include <string.h>
 
 #define ROLE(r)       (1u << QC_ROLE_TENSOR_##r)
 #define PACKED        (ROLE(MAIN) | ROLE(SCALE) | ROLE(SHAPE))
@@ -49,6 +50,18 @@ const qc_scheme_row qc_schemes[QC_SCHEME_COUNT] = {
             .role_tensors = ROLE(MAIN) | NESTED_SCALES,
             .quant_type = "int8",
             .state_suffix = ".quant_state.qconv__int8",
+        },
+    [QC_SCHEME_W4A16_CHANNEL] =
+        {
+            .name = "w4a16-channel",
+            .to = QC_TO_INT4,
+            .form = &qc_form_w4a16,
+            .bits = 4,
+            .by_rows = 1,
+            .format = QC_FORMAT_COMPRESSED_TENSORS,
+            .activation_bits = 16,
+            .code_dtype = QC_DTYPE_I32,
+            .role_tensors = PACKED,
         },
     [QC_SCHEME_W4A16] =
         {
@@ -134,6 +147,28 @@ const qc_candidate *qc_candidates_of(const qc_recipe_options *o)
                                                      : bitsandbytes_candidates;
 }
 
+qc_status qc_candidates_parse(const qc_recipe_options *o, unsigned *candidates, qc_error *err)
+{
+    const qc_candidate *rows = qc_candidates_of(o);
+    *candidates = o->schemes ? 0 : QC_ALL_CANDIDATES;
+    for (const char *at = o->schemes; at;) {
+        const char *comma = strchr(at, ',');
+        size_t len = comma ? (size_t)(comma - at) : strlen(at);
+        unsigned c = 0;
+        while (c < QC_CANDIDATES &&
+               (strlen(rows[c].name) != len || memcmp(rows[c].name, at, len) != 0))
+            c++;
+        if (c == QC_CANDIDATES)
+            QC_FAIL(err, QC_ERR_USAGE,
+                    "--schemes: '%.*s' is none of %s, %s, %s and %s, separated by commas",
+                    len < 64 ? (int)len : 64, at, rows[0].name, rows[1].name, rows[2].name,
+                    rows[3].name);
+        *candidates |= 1u << c;
+        at = comma ? comma + 1 : NULL;
+    }
+    return QC_OK;
+}
+
 const char *qc_scheme_name(qc_scheme s)
 {
     return s < QC_SCHEME_COUNT ? qc_schemes[s].name : "unknown";
@@ -159,7 +194,9 @@ qc_scheme qc_scheme_of_options(const qc_recipe_options *o)
     qc_scheme found = o->format == QC_FORMAT_COMPRESSED_TENSORS ? QC_SCHEME_W4A16 : QC_SCHEME_NF4;
     for (unsigned s = 0; s < QC_SCHEME_COUNT; s++) {
         const qc_scheme_row *row = &qc_schemes[s];
-        int suits = o->block_elems ? !row->by_rows : row->by_rows || row->default_block;
+        int suits = o->block_elems   ? !row->by_rows
+                    : o->per_channel ? row->by_rows
+                                     : row->by_rows || row->default_block;
         if (row->bits && row->to == o->to && suits && suits_format(row, o))
             found = (qc_scheme)s;
     }

@@ -4,6 +4,7 @@
 #define QC_CONVERT_SCHEME_H
 
 #include "base/dtype.h"
+#include "base/status.h"
 #include "convert/model/recipe_options.h"
 #include "quant/quant_form.h"
 
@@ -16,7 +17,9 @@ typedef enum {
     QC_SCHEME_INT8_ROWS,   /* LLM.int8 */
     QC_SCHEME_INT8_BLOCKS, /* block-wise int8 with absmax, qconv's own form */
     /* compressed-tensors: integers in groups of a row's weights, or with a scale for each row
-     * ("channel"). W8A8 has activations in 8 bits, the others have them in 16. */
+     * ("channel"). W8A8 has activations in 8 bits, the others have them in 16. Where two suit what
+     * is asked for or found, the later one is meant. */
+    QC_SCHEME_W4A16_CHANNEL,
     QC_SCHEME_W4A16,
     QC_SCHEME_W8A16,
     QC_SCHEME_W8A16_CHANNEL,
@@ -84,6 +87,10 @@ typedef struct {
 
 /* The candidates [QC_CANDIDATES] of --format and --activation-bits. */
 const qc_candidate *qc_candidates_of(const qc_recipe_options *o);
+/* Parses those of --schemes, bit c for qc_candidates_of(o)[c]; without it all are meant.
+ * QC_ERR_USAGE names those that there are. */
+QC_NODISCARD qc_status qc_candidates_parse(const qc_recipe_options *o, unsigned *candidates,
+                                           qc_error *err);
 
 /* Indexed by qc_scheme. */
 extern const qc_scheme_row qc_schemes[QC_SCHEME_COUNT];

@@ -424,6 +424,8 @@ static void command_text(const qc_report *r, qc_strbuf *out)
             integers->bits == 8 && integers->activation_bits == 16 ? " --activation-bits 16" : "");
     if (m->block_elems)
         qc_strbuf_putf(out, " --block-size %" PRIu64, m->block_elems);
+    else if (strcmp(m->to, qc_to_name(QC_TO_INT4)) == 0)
+        qc_strbuf_puts(out, " --block-size channel");
     if (m->block_elems && !m->double_quant && !integers)
         qc_strbuf_puts(out, " --no-double-quant");
     /* This is written even where it is the default. */

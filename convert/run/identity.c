@@ -91,7 +91,10 @@ static void add_options(qc_strbuf *out, const qc_plan_options *o)
         add_text(out, "--format", qc_format_name(r->format));
         add_number(out, "--activation-bits", r->activations_16 ? 16 : 8);
     }
-    add_number(out, "--block-size", r->block_elems);
+    if (r->per_channel)
+        add_text(out, "--block-size", "channel");
+    else
+        add_number(out, "--block-size", r->block_elems);
     add_given(out, "--no-double-quant", !r->double_quant);
     add_text(out, "--scale", scales[r->scale]);
     add_text(out, "--rest", qc_rest_name(r->rest));

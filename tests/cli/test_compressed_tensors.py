@@ -71,7 +71,7 @@ class CompressedTensors(OutputCase):
                              {Q: (back, shape, mk.encode(back, values))})
 
     def test_numbers(self):
-        for form, bits, groups in ((("int4",), 4, (128, 64, 32)), (("int8",), 8, (0,)),
+        for form, bits, groups in ((("int4",), 4, (128, 64, 32, "channel")), (("int8",), 8, (0, "channel")),
                                    (("int8", "--activation-bits", "16"), 8, (0, 64))):
             for dtype in SCALE_DTYPE:
                 for group in groups:
@@ -80,7 +80,8 @@ class CompressedTensors(OutputCase):
                     size = ["--block-size", str(group)] if group not in (0, 128) else []
                     out = self.convert("--to", *form, "--format", "compressed-tensors", *size,
                                        "--scale", "absmax", "m", "o")
-                    self.check(source, out, bits, group, bits == 4 or len(form) > 1)
+                    self.check(source, out, bits, 0 if group == "channel" else group,
+                               bits == 4 or len(form) > 1)
                     self.assertTrue(json.loads(self.ok("verify", "--json", "o"))["ok"])
 
     def test_searched(self):
@@ -89,7 +90,7 @@ class CompressedTensors(OutputCase):
         source = self.weight("BF16", [24, 384])
         self.model({Q: source})
         x = oracle.floats(*source[::2])
-        for form in (["int4"], ["int4", "--block-size", "32"], ["int8"],
+        for form in (["int4"], ["int4", "--block-size", "32"], ["int4", "--block-size", "channel"], ["int8"],
                      ["int8", "--activation-bits", "16"],
                      ["int8", "--activation-bits", "16", "--block-size", "128"]):
             errors = {}
@@ -117,6 +118,10 @@ class CompressedTensors(OutputCase):
         for module in ("lm_head", DOWN[:-len(".weight")]):
             self.assertIn(module, got["ignore"])
         self.assertNotIn(Q[:-len(".weight")], got["ignore"])
+        self.convert("--to", "int4", "--block-size", "channel", "m", "o")
+        self.assertEqual(self.config()["format"], "pack-quantized")
+        self.assertEqual(self.config()["config_groups"]["group_0"]["weights"], {
+            "dynamic": False, "num_bits": 4, "strategy": "channel", "symmetric": True, "type": "int"})
         self.convert("--to", "int8", "--format", "compressed-tensors", "m", "o")
         got = self.config()
         self.assertEqual(got["format"], "int-quantized")
@@ -178,6 +183,28 @@ class CompressedTensors(OutputCase):
         self.assertIn("has rows of no whole groups", self.ok("--to", "int4", "m", "--dry-run"))
         self.usage("--to", "int4", "--quantize", K, "m", "p", has="has rows of no whole groups")
         self.assert_nothing("p")
+        out = self.convert("--to", "int4", "--block-size", "channel", "m", "o")
+        self.assertIn(K + "_packed", out)
+        self.assertIn(DOWN, out)
+        self.assertIn("has rows of no whole words",
+                      self.ok("--to", "int4", "--block-size", "channel", "m", "--dry-run"))
+
+    def test_channel_is_read_back(self):
+        """Rows of any length keep their scheme when they are read, and the plan says what is made."""
+        for cols in (96, 128, 256, 5008):
+            self.model({Q: self.weight("BF16", [8, cols])})
+            self.convert("--to", "int4", "--block-size", "channel", "m", "o")
+            plan = json.loads(self.ok("plan", "--json", "--vram", "1GB", "--to", "int4", "--block-size",
+                                      "channel", "m"))
+            self.assertEqual(plan["weight_bytes"], sum(
+                len(data) for _, _, data in mk.read_checkpoint(self.path("o")).values()))
+            self.assertEqual(list(plan["schemes"]), ["w4a16-channel"])
+            self.assertTrue(json.loads(self.ok("verify", "--json", "o", "--against", "m"))["ok"])
+            if cols % 128 == 0:
+                self.replaces = False
+                line = self.usage("--to", "int4", "m", "o", has="holds a finished output")
+                self.assertIn("--block-size was 0 and is 128", line)
+                self.replaces = True
 
     def test_beside_fp8(self):
         """A weight that stays in FP8 lies beside no integers."""
@@ -196,15 +223,17 @@ class CompressedTensors(OutputCase):
         """Threads, instruction sets, parts and an interruption change nothing."""
         self.model({"model.layers.%d.self_attn.q_proj.weight" % i: self.weight("BF16", [96, 256])
                     for i in range(4)})
-        self.ok("--to", "int4", "--threads", "1", "m", "one")
-        want = tree_digest(self.path("one"))
-        for isa in ("scalar", "avx2"):
-            r = self.run_qconv("--to", "int4", "m", isa, env=dict(os.environ, QCONV_ISA=isa))
-            if r.returncode != 5:
-                self.assertEqual(tree_digest(self.path(isa)), want)
-        for part in (1, 2):
-            self.ok("--to", "int4", "--part", "%d/2" % part, "m", "parts")
-        self.assertEqual(tree_digest(self.path("parts")), want)
+        for size in ("128", "channel"):
+            form = ["--to", "int4", "--block-size", size, "m"]
+            self.ok(*form, "--threads", "1", "one" + size)
+            want = tree_digest(self.path("one" + size))
+            for isa in ("scalar", "avx2"):
+                r = self.run_qconv(*form, isa + size, env=dict(os.environ, QCONV_ISA=isa))
+                if r.returncode != 5:
+                    self.assertEqual(tree_digest(self.path(isa + size)), want)
+            for part in (1, 2):
+                self.ok(*form, "--part", "%d/2" % part, "parts" + size)
+            self.assertEqual(tree_digest(self.path("parts" + size)), want)
 
     def test_usage(self):
         self.model({Q: self.weight("F16", [4, 128])})
@@ -214,6 +243,9 @@ class CompressedTensors(OutputCase):
                 (["--to", "nf4", "--format", "compressed-tensors"], "--format compressed-tensors needs --to int4, int8 or auto"),
                 (["--to", "int4", "--no-double-quant"], "never quantized"),
                 (["--to", "int4", "--block-size", "256"], "groups of 32, 64 and 128"),
+                (["--to", "int4", "--block-size", "row"], "expected a whole number from 32 to 4096"),
+                (["--to", "nf4", "--block-size", "channel"], "needs --format compressed-tensors; "),
+                (["--to", "int8", "--block-size", "channel"], "has a scale for each row without it"),
                 (["--to", "int8", "--format", "compressed-tensors", "--block-size", "64"],
                  "needs --to int4 or --activation-bits 16: "),
                 (["--to", "nf4", "--activation-bits", "16"], "--activation-bits needs --format compressed-tensors"),

@@ -81,8 +81,9 @@ class TensorParallel(OutputCase):
         plan = self.plan("--to", "bf16", "--vram", "2x40GB", "--tp", "2", LLAMA70)
         self.assertFalse(plan["fits"])
         self.assertIsNone(plan["vllm"])
-        self.assertTrue(any(s.startswith("with --tp 8 on as many cards") for s in
-                            plan["suggestions"]), plan["suggestions"])
+        for way in ("--to int4", "--to auto --format compressed-tensors", "--tp 8 on as many cards"):
+            self.assertTrue(any(s.startswith("with %s: " % way) for s in plan["suggestions"]),
+                            plan["suggestions"])
         self.assertFalse([s for s in plan["suggestions"] if "cpu" in s])
         self.assertTrue(self.plan("--to", "bf16", "--vram", "8x40GB", "--tp", "8", LLAMA70)["fits"])
 
@@ -92,7 +93,7 @@ class TensorParallel(OutputCase):
                 (["--to", "nf4", *TWO], 3, "vLLM does not split weights in bitsandbytes' form"),
                 (["--to", "int8", *TWO], 3, "vLLM does not split weights in bitsandbytes' form"),
                 (["--to", "int8", "--block-size", "64", *TWO], 3, "vLLM does not split"),
-                (["--to", "auto", *TWO], 2, "--tp splits every layer"),
+                (["--to", "auto", *TWO], 2, "needs --format compressed-tensors"),
                 (["--vram", "3x1GB", "--tp", "3"], 3, "8 attention heads over 3 cards"),
                 (["--vram", "3x1GB", "--tp", "2"], 2, "which names 3"),
                 (["--vram", "cpu:1GB", "--tp", "1"], 2, "over GPUs only"),

@@ -78,14 +78,14 @@ static void test_schemes_option(void **state)
     (void)state;
     unsigned c = 0;
     qc_error err = {0};
-    assert_int_equal(qc_auto_parse_schemes(&(qc_recipe_options){.schemes = NULL}, &c, &err), QC_OK);
+    assert_int_equal(qc_candidates_parse(&(qc_recipe_options){.schemes = NULL}, &c, &err), QC_OK);
     assert_int_equal(c, 15);
-    assert_int_equal(
-        qc_auto_parse_schemes(&(qc_recipe_options){.schemes = "int8,nf4-32"}, &c, &err), QC_OK);
+    assert_int_equal(qc_candidates_parse(&(qc_recipe_options){.schemes = "int8,nf4-32"}, &c, &err),
+                     QC_OK);
     assert_int_equal(c, (1u << QC_CANDIDATE_INT8) | (1u << QC_CANDIDATE_NF4_32));
     static const char *const bad[] = {"", "nf4,", "nf", "nf4, int8", "nf4-64", "NF4"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        assert_int_equal(qc_auto_parse_schemes(&(qc_recipe_options){.schemes = bad[i]}, &c, &err),
+        assert_int_equal(qc_candidates_parse(&(qc_recipe_options){.schemes = bad[i]}, &c, &err),
                          QC_ERR_USAGE);
         assert_non_null(strstr(err.msg, "nf4, nf4-32, int8 and 16bit"));
     }

@@ -48,6 +48,7 @@ static uint64_t bytes_of(const qc_checkpoint_tensor *t, const qc_recipe_entry *e
     case QC_SCHEME_KEEP:
     case QC_SCHEME_CAST:
     case QC_SCHEME_INT8_BLOCKS:
+    case QC_SCHEME_W4A16_CHANNEL:
     case QC_SCHEME_W4A16:
     case QC_SCHEME_W8A16:
     case QC_SCHEME_W8A16_CHANNEL:

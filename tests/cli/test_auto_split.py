@@ -1,0 +1,158 @@
+"""--to auto for cards of --tp: what each card holds, and that no scheme for all that fits has less
+predicted error."""
+import json
+import os
+import random
+import tempfile
+import unittest
+
+from output_case import PLAIN, OutputCase
+import make_checkpoint as mk
+
+AUTO = ["--to", "auto", "--format", "compressed-tensors", "--cuda-context", "0", "--context", "8"]
+LLAMA70 = "meta-llama/Llama-3.3-70B-Instruct"
+# Llama-3.3-70B with a 32nd of its width and a 20th of its layers: 8 queries to a key.
+HIDDEN, INNER, LAYERS, HEAD, HEADS, KV_HEADS, VOCABULARY = 256, 1024, 4, 16, 16, 2, 1024
+CONFIG = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": HIDDEN,
+          "intermediate_size": INNER, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
+          "num_key_value_heads": KV_HEADS, "head_dim": HEAD, "vocab_size": VOCABULARY,
+          "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "torch_dtype": "bfloat16",
+          "tie_word_embeddings": False}
+FUSED = [("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")]
+
+
+def shapes(inner=INNER):
+    yield "model.embed_tokens.weight", [VOCABULARY, HIDDEN]
+    yield "lm_head.weight", [VOCABULARY, HIDDEN]
+    yield "model.norm.weight", [HIDDEN]
+    for layer in range(LAYERS):
+        for name, shape in (("self_attn.q_proj", [HEADS * HEAD, HIDDEN]),
+                            ("self_attn.k_proj", [KV_HEADS * HEAD, HIDDEN]),
+                            ("self_attn.v_proj", [KV_HEADS * HEAD, HIDDEN]),
+                            ("self_attn.o_proj", [HIDDEN, HEADS * HEAD]),
+                            ("mlp.gate_proj", [inner, HIDDEN]), ("mlp.up_proj", [inner, HIDDEN]),
+                            ("mlp.down_proj", [HIDDEN, inner]), ("input_layernorm", [HIDDEN]),
+                            ("post_attention_layernorm", [HIDDEN])):
+            yield "model.layers.%d.%s.weight" % (layer, name), shape
+
+
+class AutoSplit(OutputCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(cls.folder.cleanup)
+        cls.source = os.path.join(cls.folder.name, "m")
+        rng = random.Random(5)
+        mk.write_checkpoint(cls.source, {
+            name: ("BF16", shape, mk.random_bytes("BF16", shape, rng)) for name, shape in shapes()},
+            CONFIG)
+
+    def plan(self, *args, model=None):
+        return json.loads(self.ok("plan", "--json", *args, model or self.source))
+
+    def split(self, kilobytes, *more, cards=2):
+        return self.plan(*AUTO, "--vram", "%dx%dKB" % (cards, kilobytes), "--tp", str(cards), *more)
+
+    def test_less_error_than_any_scheme_for_all(self):
+        before, mixtures = float("inf"), set()
+        for kilobytes in range(1600, 4500, 200):
+            plan = self.split(kilobytes)
+            auto, uniform = plan["auto"], plan["auto"]["uniform"]
+            with self.subTest(kilobytes):
+                self.assertEqual(set(uniform), {"int4", "int4-32", "int8", "16bit"})
+                self.assertEqual(plan["fits"], uniform["int4"]["fits"])
+                if not plan["fits"]:
+                    continue
+                fits = [u["predicted_error"] for u in uniform.values() if u["fits"]]
+                self.assertLess(auto["predicted_error"], min(fits))
+                self.assertLess(auto["predicted_error"], before)
+                self.assertGreaterEqual(auto["predicted_error"], auto["lower_bound"])
+                first, second = [{k: v for k, v in d.items() if k != "name"} for d in plan["devices"]]
+                self.assertEqual(first, second)
+                before = auto["predicted_error"]
+                mixtures.add(tuple(auto["chosen"]))
+        self.assertIn(("int4-32", "int8", "16bit"), mixtures)
+        self.assertIn(("int8", "16bit"), mixtures)
+        # The smallest card decides.
+        for vram in ("2000KB+3MB", "3MB+2000KB"):
+            self.assertEqual(self.plan(*AUTO, "--vram", vram, "--tp", "2")["auto"],
+                             self.split(2000)["auto"])
+        self.assertEqual(self.split(4800)["auto"]["predicted_error"], 0)
+
+    def test_a_scheme_for_all_is_the_plan_of_that_scheme(self):
+        for scheme, form in (("int4", ["--to", "int4"]), ("int4-32", ["--to", "int4", "--block-size", "32"]),
+                             ("int8", ["--to", "int8", "--format", "compressed-tensors",
+                                       "--activation-bits", "16"]), ("16bit", ["--to", "bf16"])):
+            with self.subTest(scheme):
+                two = ["--vram", "2x100MB", "--tp", "2", "--cuda-context", "0", "--context", "8"]
+                auto = self.plan(*AUTO, *two, "--schemes", scheme)
+                self.assertEqual(auto["devices"], self.plan(*form, *two)["devices"])
+
+    def test_the_output_has_what_was_planned(self):
+        """Mixed, with one scheme for what engines load as one, and each card's bytes as they were
+        planned."""
+        args = [*AUTO, "--vram", "2x2000KB", "--tp", "2"]
+        plan = self.plan(*args)
+        said = self.ok(*args, *PLAIN, self.source, self.path("o"))
+        self.assertIn("vllm serve %s --tensor-parallel-size 2 --max-model-len 8 " % self.path("o"), said)
+        again = self.plan("--vram", "2x2000KB", "--tp", "2", "--cuda-context", "0", "--context", "8",
+                          model=self.path("o"))
+        self.assertEqual(again["devices"], plan["devices"])
+        with open(self.path("o", "config.json"), encoding="utf-8") as f:
+            config = json.load(f)["quantization_config"]
+        form = {module: (g["weights"]["num_bits"], g["weights"]["strategy"])
+                for g in config["config_groups"].values() for module in g["targets"]}
+        self.assertEqual({bits for bits, _ in form.values()}, {4, 8})
+        for layer in range(LAYERS):
+            for names in FUSED:
+                place = "mlp" if "up_proj" in names else "self_attn"
+                self.assertEqual(len({form.get("model.layers.%d.%s.%s" % (layer, place, n))
+                                      for n in names}), 1, names)
+        self.assertTrue(json.loads(self.ok("verify", "--json", self.path("o")))["ok"])
+        # The same again is there already; another room or another split is another conversion.
+        self.assertIn("already", self.ok(*args, *PLAIN, self.source, self.path("o")))
+        for other in (["--vram", "2x3MB", "--tp", "2"], ["--vram", "2x10MB"]):
+            self.fails(2, *AUTO, *other, *PLAIN, self.source, self.path("o"))
+
+    def test_candidates_that_do_not_divide(self):
+        """Two cards cannot share seven groups of 128 inputs, but 28 of 32."""
+        mk.write_checkpoint(self.path("odd"), {
+            name: ("BF16", shape, None) for name, shape in shapes(896)}, {**CONFIG, "intermediate_size": 896})
+        two = ["--vram", "2x100MB", "--tp", "2"]
+        self.assertIn("its number of scales, 7 does not divide by 2",
+                      self.fails(3, "plan", "--to", "int4", *two, self.path("odd")))
+        auto = self.plan(*AUTO, *two, "--explain", model=self.path("odd"))["auto"]
+        self.assertEqual(set(auto["uniform"]), {"int4-32", "int8", "16bit"})
+        for group in auto["groups"]:
+            self.assertEqual(group["relative_errors"]["int4"] is None, "down_proj" in group["name"])
+        auto = self.plan(*AUTO, *two, "--schemes", "int4", "--explain", model=self.path("odd"))["auto"]
+        self.assertEqual({g["scheme"] for g in auto["groups"] if "down_proj" in g["name"]}, {"16bit"})
+
+    def test_json_and_page(self):
+        plan = self.plan("--to", "auto", "--format", "compressed-tensors", "--vram", "2x40GB", "--tp",
+                         "2", "--html", self.path("plan.html"), model=LLAMA70)
+        uniform = plan["auto"]["uniform"]
+        self.assertTrue(plan["fits"] and uniform["int4-32"]["fits"])
+        self.assertFalse(uniform["int8"]["fits"])
+        self.assertLess(plan["auto"]["predicted_error"], uniform["int4-32"]["predicted_error"] / 8)
+        self.assertEqual((plan["to"], plan["parallel"], plan["tensor_parallel"]), ("auto", "tensor", 2))
+        self.assertIn("--tensor-parallel-size 2", plan["vllm"])
+        with open(self.path("plan.html"), encoding="utf-8") as f:
+            page = f.read()
+        self.assertIn(plan["vllm"], page)
+        self.assertIn("w4a16-32", page)
+        same = self.plan("--to", "auto", "--format", "compressed-tensors", "--vram", "2x40GB",
+                         "--parallel", "tensor", model=LLAMA70)
+        self.assertEqual(same["auto"], plan["auto"])
+
+    def test_bitsandbytes_is_refused(self):
+        for command in (["plan"], []):
+            said = self.fails(2, *command, "--to", "auto", "--vram", "2x1GB", "--tp", "2", self.source,
+                              *([] if command else [self.path("o")]))
+            self.assertIn("needs --format compressed-tensors: vLLM does not split weights in bitsandbytes'",
+                          said)
+
+
+if __name__ == "__main__":
+    unittest.main()
