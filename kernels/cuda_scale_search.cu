@@ -63,9 +63,8 @@ struct search_job {
     bool wide;            /* whether the second list of factors is used */
     float lowest, highest, span, step; /* as in qc_form_ops */
     int zero;
-    bool integer, either_sign, four_bits; /* of integers, codes of 4 bits are low first */
-    float reach;                          /* qc_form_reach */
-    uint32_t list;                        /* of int4_factor */
+    bool integer, four_bits; /* of integers, codes of 4 bits are low first */
+    qc_integer_scales scales;
 };
 
 /* The block that a team has. */
@@ -283,27 +282,6 @@ QC_DEVICE float inverse_of(const search_job &job, float s)
     return __fmul_rn(__frcp_rn(s), job.span);
 }
 
-/* As qc_int_round_scale for s >= 0. */
-QC_DEVICE float round_scale(qc_dtype dtype, float s)
-{
-    bool f16 = dtype == QC_DTYPE_F16, bf16 = dtype == QC_DTYPE_BF16;
-    if (f16)
-        s = qc_float_of_half(qc_half_of_float(s));
-    if (bf16)
-        s = qc_float_of_bf16(qc_bf16_of_float(s));
-    return fminf(fmaxf(s, f16 ? 0x1p-24f : 0x1p-126f), f16 ? 65504.0f : 0x1.fep120f);
-}
-
-/* Candidate j of an integer's scale, as qc_search_integer_scales. */
-QC_DEVICE float integer_scale(const search_job &job, float absmax, uint32_t j)
-{
-    const qc_cuda_search_tables *t = job.a.tables;
-    float factor = job.either_sign ? t->int4_factor[job.list][j / 2] : t->int8_steps[j];
-    float s = __fdiv_rn(__fmul_rn(absmax, factor), job.reach);
-    s = round_scale(job.a.scale_dtype, s);
-    return job.either_sign && j % 2 ? -s : s;
-}
-
 /* The number of the code nearest to y, where codes are evenly spaced. */
 QC_DEVICE float nearest_number(const search_job &job, float y)
 {
@@ -351,8 +329,8 @@ QC_DEVICE void try_scales(const search_job &job, const place &p, unsigned l, flo
 {
     float lift = lift_of(absmax), lifted = __fmul_rn(s, lift), size = fabsf(lifted);
     float least = __fmul_rn(__fmul_rn(absmax, lift), 0.25f);
-    bool usable = l < count && p.n > 0 && absmax != 0.0f && __fmul_rn(size, job.reach) >= least &&
-                  is_finite(size);
+    bool usable = l < count && p.n > 0 && absmax != 0.0f &&
+                  __fmul_rn(size, job.scales.reach) >= least && is_finite(size);
     float inv = usable ? inverse_of(job, lifted) : 0.0f, rr = 0.0f;
 #pragma unroll 1
     for (int first = 0; first < (int)count; first += together)
@@ -391,13 +369,12 @@ QC_DEVICE choice choose(const search_job &job, const group_shared &shared, const
     float absmax = shared.absmax[b], t = shared.target[b];
     choice best = {shared.xx[b], 0.0f, 0, false};
     if (job.a.by_absmax) {
-        float middle = job.either_sign ? __fadd_rn(job.reach, -0.5f) : job.reach;
-        best.s = round_scale(job.a.scale_dtype, __fdiv_rn(absmax, middle));
+        best.s = qc_integer_scale_of(job.scales, absmax);
         best.usable = true;
         return best;
     }
     if (job.integer)
-        best.s = integer_scale(job, absmax, 0);
+        best.s = qc_integer_scale(job.scales, job.a.tables, steps, absmax, 0);
     if (job.a.nested) {
         best.code = nearest_code(shared, g, t);
         best.s = scale_of(shared, g, best.code);
@@ -415,9 +392,10 @@ QC_DEVICE choice choose(const search_job &job, const group_shared &shared, const
         for (uint32_t done = 0; done < job.window; done += 16) {
             uint32_t left = job.window - done, count = left < 16 ? left : 16;
             uint32_t first = start + done, mine = first + (l < count ? l : 0);
-            float s = job.a.nested  ? scale_of(shared, g, mine)
-                      : job.integer ? integer_scale(job, absmax, mine)
-                                    : __fmul_rn(table ? t : absmax, steps[mine]);
+            float s = job.a.nested ? scale_of(shared, g, mine)
+                      : job.integer
+                          ? qc_integer_scale(job.scales, job.a.tables, steps, absmax, mine)
+                          : __fmul_rn(table ? t : absmax, steps[mine]);
             try_scales<table, chunk>(job, some, l, absmax, s, count, first, values, held, &best);
         }
     }
@@ -671,9 +649,7 @@ extern "C" qc_status qc_cuda_search_blocks(const qc_cuda_search_blocks_job *a, q
     job.step = a->form->step;
     job.zero = a->form->zero;
     job.integer = a->form->integer;
-    job.either_sign = a->form->signed_scales;
     job.four_bits = a->form->bits == 4;
-    job.reach = qc_form_reach(a->form);
-    job.list = b >= 1024 ? 2 : b >= 256;
+    job.scales = qc_integer_scales_of(a->form, a->scale_dtype, b >= 1024 ? 2 : b >= 256);
     return table ? launch_by_size<true>(job, s, err) : launch_by_size<false>(job, s, err);
 }

@@ -51,16 +51,21 @@ typedef struct {
 QC_NODISCARD qc_status qc_cuda_search_blocks(const qc_cuda_search_blocks_job *a, qc_cuda_stream s,
                                              qc_error *err);
 
-/* int8 by rows. */
+/* By rows: LLM.int8 and integers. */
 typedef struct {
     const void *src; /* [rows, cols] */
     qc_dtype dtype;
     uint64_t rows, cols;
+    const qc_form_ops *form;             /* host */
+    qc_dtype scale_dtype;                /* of integers */
+    int by_absmax;                       /* integers: no search; codes, scales and sums are those of
+                                int_quantize */
     const qc_cuda_search_tables *tables; /* device */
-    int8_t *codes;                       /* [rows, cols] */
-    float *scb;                          /* [rows]; 0 where cols is 0 */
-    float *errors; /* as in qc_cuda_rows, 16-byte aligned; not NULL unless cols is 0 */
-    uint64_t *bad; /* a value that is finite, but infinite in float16, counts */
+    void *codes;                         /* [rows, cols]; cols of 4-bit codes is even */
+    float *scb;                          /* [rows] the scales; 0 where cols is 0 */
+    float *errors; /* as in qc_cuda_rows, of integers in units of the scale and its square (see
+                      qc_rows_collect); 16-byte aligned; not NULL unless cols is 0 */
+    uint64_t *bad; /* in LLM.int8 a value that is finite, but infinite in float16, counts */
 } qc_cuda_search_rows_job;
 QC_NODISCARD qc_status qc_cuda_search_rows(const qc_cuda_search_rows_job *a, qc_cuda_stream s,
                                            qc_error *err);

@@ -1,8 +1,10 @@
-/* What the two searches share: elements, residues, and sums over the sixteen threads of a team. */
+/* What the two searches share: elements, residues, scales of integers, and sums over the sixteen
+ * threads of a team. */
 #ifndef QC_KERNELS_CUDA_SCALE_SEARCH_INTERNAL_CUH
 #define QC_KERNELS_CUDA_SCALE_SEARCH_INTERNAL_CUH
 
 #include "kernels/cuda_quantize_internal.cuh"
+#include "kernels/cuda_scale_search.h"
 
 /* dtype is F32, F16 or BF16, and the same in all threads. */
 QC_DEVICE float qc_search_element(const void *src, qc_dtype dtype, uint64_t i)
@@ -35,9 +37,47 @@ QC_DEVICE float qc_int8_nearest(float y)
     return fminf(fmaxf(qc_round_even(y), -127.0f), 127.0f);
 }
 
-QC_DEVICE float qc_int8_residue(float y)
+/* How the scales of integers are made; the host fills it. */
+struct qc_integer_scales {
+    qc_dtype dtype;
+    bool either_sign;
+    float reach;   /* qc_form_reach */
+    uint32_t list; /* of int4_factor */
+};
+
+static inline qc_integer_scales qc_integer_scales_of(const qc_form_ops *form, qc_dtype dtype,
+                                                     uint32_t list)
 {
-    return __fadd_rn(y, -qc_int8_nearest(y));
+    qc_integer_scales s = {dtype, form->signed_scales != 0, qc_form_reach(form), list};
+    return s;
+}
+
+/* As qc_int_round_scale for s >= 0. */
+QC_DEVICE float qc_round_scale(qc_dtype dtype, float s)
+{
+    bool f16 = dtype == QC_DTYPE_F16, bf16 = dtype == QC_DTYPE_BF16;
+    if (f16)
+        s = qc_float_of_half(qc_half_of_float(s));
+    if (bf16)
+        s = qc_float_of_bf16(qc_bf16_of_float(s));
+    return fminf(fmaxf(s, f16 ? 0x1p-24f : 0x1p-126f), f16 ? 65504.0f : 0x1.fep120f);
+}
+
+/* Candidate j, as qc_search_integer_scales; steps are those of 8 bits. */
+QC_DEVICE float qc_integer_scale(const qc_integer_scales &scales, const qc_cuda_search_tables *t,
+                                 const float *steps, float absmax, uint32_t j)
+{
+    float factor = scales.either_sign ? t->int4_factor[scales.list][j / 2] : steps[j];
+    float s = __fdiv_rn(__fmul_rn(absmax, factor), scales.reach);
+    s = qc_round_scale(scales.dtype, s);
+    return scales.either_sign && j % 2 ? -s : s;
+}
+
+/* As qc_int_scale. */
+QC_DEVICE float qc_integer_scale_of(const qc_integer_scales &scales, float absmax)
+{
+    float middle = scales.either_sign ? __fadd_rn(scales.reach, -0.5f) : scales.reach;
+    return qc_round_scale(scales.dtype, __fdiv_rn(absmax, middle));
 }
 
 /* Lane l of a warp keeps code value l % 16, the one above it, and the threshold between them. */

@@ -1,4 +1,5 @@
-/* The scale search over rows of int8. The method and its order are in
+/* The scale search over rows: LLM.int8, whose rows pass through float16, and integers, which may
+ * also take the scales of their largest values. The method and its order are in
  * quant/scale_search_internal.h.
  *
  * A thread block has a row, and sixteen threads have a run of up to 1024 columns (QC_CUDA_ROW_RUN),
@@ -6,7 +7,8 @@
  * three times: for its largest value after float16, for the errors of the 16 candidates (8 side by
  * side), and for codes. The errors' sums over a run meet in shared memory and are added in the
  * order of runs in double. Rounding to float16 is monotone, so the largest value is that of the
- * source, rounded. */
+ * source, rounded. Where scales are those of the largest values, the second
+ * reading is left out. */
 #include "kernels/cuda_quantize.h"
 #include "kernels/cuda_scale_search.h"
 
@@ -23,13 +25,18 @@ constexpr unsigned together = 8; /* candidates summed side by side */
 
 struct row_shared {
     double error[candidates];
+    float scale[candidates];
     float folded[most_runs][candidates];
     uint32_t largest;
 };
 
 struct row_job {
     qc_cuda_search_rows_job a;
-    uint64_t runs; /* how many a row has */
+    uint64_t runs;               /* how many a row has */
+    float lowest, highest, step; /* as in qc_form_ops */
+    int zero;
+    bool four_bits; /* low first */
+    qc_integer_scales scales;
 };
 
 /* The run that a team has. */
@@ -60,8 +67,39 @@ QC_DEVICE float element(const row_job &job, const row_run &r, uint32_t i)
     return i < r.n ? qc_search_element(job.a.src, job.a.dtype, r.begin + i) : 0.0f;
 }
 
+/* What the search sees of x. */
+template <bool integer> QC_DEVICE float seen(float x)
+{
+    return integer ? x : through_half(x);
+}
+
+template <bool integer> QC_DEVICE bool is_bad(float x)
+{
+    return integer ? qc_magnitude(x) >= QC_CUDA_F32_INF : qc_is_bad_row(x);
+}
+
+/* Candidate j. */
+template <bool integer> QC_DEVICE float scale_of(const row_job &job, float absmax, unsigned j)
+{
+    const float *steps = job.a.tables->row_steps;
+    return integer ? qc_integer_scale(job.scales, job.a.tables, steps, absmax, j)
+                   : __fmul_rn(absmax, steps[j]);
+}
+
+template <bool integer> QC_DEVICE float inverse_of(float s)
+{
+    return integer ? __frcp_rn(s) : s == 0.0f ? 0.0f : __fmul_rn(__frcp_rn(s), 127.0f);
+}
+
+/* The number of the code nearest to y. */
+template <bool integer> QC_DEVICE float nearest(const row_job &job, float y)
+{
+    return integer ? fminf(fmaxf(qc_round_even(y), job.lowest), job.highest) : qc_int8_nearest(y);
+}
+
 /* The largest magnitude that this lane has seen in the team's run, as float bits. Reports elements
  * that have no code. */
+template <bool integer>
 QC_DEVICE uint32_t largest_of_run(const row_job &job, const row_run &r, unsigned l)
 {
     uint32_t largest = 0;
@@ -69,21 +107,21 @@ QC_DEVICE uint32_t largest_of_run(const row_job &job, const row_run &r, unsigned
         uint32_t magnitude = qc_magnitude(element(job, r, i));
         largest = magnitude > largest ? magnitude : largest;
     }
-    if (qc_is_bad_row(__uint_as_float(largest)))
+    if (is_bad<integer>(__uint_as_float(largest)))
         for (uint32_t i = l; i < r.n; i += 16)
-            if (qc_is_bad_row(element(job, r, i))) {
+            if (is_bad<integer>(element(job, r, i))) {
                 qc_bad_at(job.a.bad, r.begin + i);
                 break;
             }
     return largest;
 }
 
-/* Puts the sums of r^2 over the run, for all candidates, into the team's line. */
-QC_DEVICE void add_errors(const row_job &job, const row_run &r, unsigned l, float absmax,
+/* Puts the sums of r^2 over the run, for all candidates, into the team's line. inv is the inverse
+ * of candidate l. */
+template <bool integer>
+QC_DEVICE void add_errors(const row_job &job, const row_run &r, unsigned l, float inv,
                           float *folded)
 {
-    float step = __fmul_rn(absmax, job.a.tables->row_steps[l]);
-    float inv = absmax == 0.0f ? 0.0f : __fmul_rn(__frcp_rn(step), 127.0f);
 #pragma unroll
     for (unsigned first = 0; first < candidates; first += together) {
         float of[together], sum[together];
@@ -93,10 +131,10 @@ QC_DEVICE void add_errors(const row_job &job, const row_run &r, unsigned l, floa
             sum[j] = 0.0f;
         }
         for (uint32_t i = l; i < r.n; i += 16) {
-            float h = through_half(element(job, r, i));
+            float h = seen<integer>(element(job, r, i));
 #pragma unroll
             for (unsigned j = 0; j < together; j++) {
-                float e = qc_int8_residue(__fmul_rn(h, of[j]));
+                float y = __fmul_rn(h, of[j]), e = __fadd_rn(y, -nearest<integer>(job, y));
                 sum[j] = __fmaf_rn(e, e, sum[j]);
             }
         }
@@ -110,37 +148,49 @@ QC_DEVICE void add_errors(const row_job &job, const row_run &r, unsigned l, floa
 }
 
 /* The scale of the candidate with the least error. All threads get it. */
-QC_DEVICE float best_scale(const row_job &job, const row_shared &shared, float absmax)
+QC_DEVICE float best_scale(const row_shared &shared)
 {
-    float best = __fmul_rn(absmax, job.a.tables->row_steps[0]);
-    double least = 0.0;
-    bool found = false;
-    for (unsigned j = 0; j < candidates; j++) {
-        float s = __fmul_rn(absmax, job.a.tables->row_steps[j]);
-        double w = __ddiv_rn((double)s, 127.0);
-        double error = __dmul_rn(shared.error[j], __dmul_rn(w, w));
-        if (!found || error < least) {
-            found = true;
-            least = error;
-            best = s;
-        }
-    }
-    return best;
+    unsigned best = 0;
+    for (unsigned j = 1; j < candidates; j++)
+        best = shared.error[j] < shared.error[best] ? j : best;
+    return shared.scale[best];
 }
 
+/* Writes the code of element i, whose number is q. */
+template <bool integer>
+QC_DEVICE void put_code(const row_job &job, const row_run &r, uint32_t i, float q, float inv)
+{
+    unsigned char *codes = static_cast<unsigned char *>(job.a.codes);
+    int code = (int)q + job.zero;
+    if (!integer || !job.four_bits) {
+        codes[r.begin + i] = (unsigned char)code;
+        return;
+    }
+    if (i % 2)
+        return;
+    int odd = (int)nearest<integer>(job, __fmul_rn(element(job, r, i + 1), inv)) + job.zero;
+    codes[(r.begin + i) / 2] = (unsigned char)(odd << 4 | code);
+}
+
+template <bool integer>
 QC_DEVICE void encode_run(const row_job &job, const row_run &r, uint64_t row, unsigned l, float scb)
 {
-    float inv = scb == 0.0f ? 0.0f : __fmul_rn(__frcp_rn(scb), 127.0f);
+    float inv = inverse_of<integer>(scb);
     float ee = 0.0f, xx = 0.0f, most = 0.0f;
     uint32_t column = 0;
     for (uint32_t i = l; i < r.n; i += 16) {
-        float x = element(job, r, i), q = qc_int8_nearest(__fmul_rn(through_half(x), inv));
-        float e = __fadd_rn(x, -__fmul_rn(__fmul_rn(q, scb), QC_CUDA_INT8_STEP));
-        job.a.codes[r.begin + i] = (int8_t)(int)q;
-        ee = __fmaf_rn(e, e, ee);
-        xx = __fmaf_rn(x, x, xx);
+        float x = element(job, r, i);
+        float q = nearest<integer>(job, __fmul_rn(seen<integer>(x), inv));
+        float e = __fadd_rn(x, -__fmul_rn(__fmul_rn(q, scb), job.step));
+        put_code<integer>(job, r, i, q, inv);
         column = fabsf(e) > most ? i : column;
         most = fmaxf(most, fabsf(e));
+        if (integer) { /* in units of the scale */
+            e = __fmul_rn(e, inv);
+            x = __fmul_rn(x, inv);
+        }
+        ee = __fmaf_rn(e, e, ee);
+        xx = __fmaf_rn(x, x, xx);
     }
     ee = qc_fold_team(ee);
     xx = qc_fold_team(xx);
@@ -158,7 +208,37 @@ QC_DEVICE void encode_run(const row_job &job, const row_run &r, uint64_t row, un
             make_float4(ee, xx, most, __uint_as_float(column));
 }
 
-__global__ void __launch_bounds__(16 * most_runs) search_rows(row_job job)
+/* The scale of a row, whose errors the thread block adds up for it. All threads get it. */
+template <bool integer>
+QC_DEVICE float find_scale(const row_job &job, row_shared &shared, uint64_t row, float absmax)
+{
+    unsigned l = threadIdx.x % 16, team = threadIdx.x / 16, teams = blockDim.x / 16;
+    if (integer && (job.a.by_absmax || absmax == 0.0f))
+        return qc_integer_scale_of(job.scales, absmax);
+    if (threadIdx.x < candidates)
+        shared.scale[threadIdx.x] = scale_of<integer>(job, absmax, threadIdx.x);
+    __syncthreads();
+    float inv = inverse_of<integer>(shared.scale[l]);
+    for (uint64_t first = 0; first < job.runs; first += teams) {
+        add_errors<integer>(job, run_of(job, row, first + team), l, inv, shared.folded[team]);
+        __syncthreads();
+        if (threadIdx.x < candidates)
+            for (unsigned t = 0; t < teams && first + t < job.runs; t++)
+                shared.error[threadIdx.x] =
+                    __dadd_rn(shared.error[threadIdx.x], (double)shared.folded[t][threadIdx.x]);
+        __syncthreads();
+    }
+    if (threadIdx.x < candidates) {
+        double s = (double)shared.scale[threadIdx.x], w = integer ? s : __ddiv_rn(s, 127.0);
+        shared.error[threadIdx.x] = __dmul_rn(shared.error[threadIdx.x], __dmul_rn(w, w));
+    }
+    __syncthreads();
+    return absmax == 0.0f ? 0.0f : best_scale(shared);
+}
+
+/* Without the 4, ptxas spills a register on sm_80 to have more thread blocks resident. */
+template <bool integer>
+__global__ void __launch_bounds__(16 * most_runs, 4) search_rows(row_job job)
 {
     QC_SHARED(row_shared, shared);
     unsigned l = threadIdx.x % 16, team = threadIdx.x / 16, teams = blockDim.x / 16;
@@ -170,25 +250,16 @@ __global__ void __launch_bounds__(16 * most_runs) search_rows(row_job job)
         __syncthreads();
         uint32_t largest = 0;
         for (uint64_t first = 0; first < job.runs; first += teams) {
-            uint32_t bits = largest_of_run(job, run_of(job, row, first + team), l);
+            uint32_t bits = largest_of_run<integer>(job, run_of(job, row, first + team), l);
             largest = bits > largest ? bits : largest;
         }
         atomicMax(&shared.largest, largest);
         __syncthreads();
         /* NaN and infinity were reported already, so any result will do. */
-        float absmax = through_half(__uint_as_float(shared.largest));
-        for (uint64_t first = 0; first < job.runs; first += teams) {
-            add_errors(job, run_of(job, row, first + team), l, absmax, shared.folded[team]);
-            __syncthreads();
-            if (threadIdx.x < candidates)
-                for (unsigned t = 0; t < teams && first + t < job.runs; t++)
-                    shared.error[threadIdx.x] =
-                        __dadd_rn(shared.error[threadIdx.x], (double)shared.folded[t][threadIdx.x]);
-            __syncthreads();
-        }
-        float scb = absmax == 0.0f ? 0.0f : best_scale(job, shared, absmax);
+        float absmax = seen<integer>(__uint_as_float(shared.largest));
+        float scb = find_scale<integer>(job, shared, row, absmax);
         for (uint64_t first = 0; first < job.runs; first += teams)
-            encode_run(job, run_of(job, row, first + team), row, l, scb);
+            encode_run<integer>(job, run_of(job, row, first + team), row, l, scb);
         if (threadIdx.x == 0)
             job.a.scb[row] = scb;
         __syncthreads(); /* shared is about to be written again */
@@ -200,14 +271,25 @@ __global__ void __launch_bounds__(16 * most_runs) search_rows(row_job job)
 extern "C" qc_status qc_cuda_search_rows(const qc_cuda_search_rows_job *a, qc_cuda_stream s,
                                          qc_error *err)
 {
+    const qc_form_ops *form = a->form;
     QC_TRY(qc_cuda_check_source("search_rows", a->dtype, err));
+    if (a->by_absmax && !form->integer)
+        QC_FAIL(err, QC_ERR_USAGE, "search_rows: by absmax only integers");
     QC_TRY(qc_cuda_fill(a->bad, 0xff, sizeof *a->bad, s, err));
     if (a->rows == 0)
         return QC_OK;
     if (a->cols == 0) /* the absmax of nothing is 0 */
         return qc_cuda_fill(a->scb, 0, (size_t)a->rows * sizeof *a->scb, s, err);
-    row_job job = {*a, a->cols / run_elems + (a->cols % run_elems != 0)};
+    row_job job = {*a,
+                   a->cols / run_elems + (a->cols % run_elems != 0),
+                   (float)form->lowest,
+                   (float)form->highest,
+                   form->step,
+                   form->zero,
+                   form->bits == 4,
+                   qc_integer_scales_of(form, a->scale_dtype, 2)};
     unsigned teams = job.runs < most_runs ? (unsigned)job.runs + (unsigned)job.runs % 2 : most_runs;
-    return qc_cuda_start("search_rows", search_rows, dim3(qc_cuda_grid_x(a->rows, 1)),
-                         dim3(16 * teams), sizeof(row_shared), s, err, job);
+    return qc_cuda_start("search_rows", form->integer ? search_rows<true> : search_rows<false>,
+                         dim3(qc_cuda_grid_x(a->rows, 1)), dim3(16 * teams), sizeof(row_shared), s,
+                         err, job);
 }

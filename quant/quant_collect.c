@@ -20,13 +20,15 @@ void qc_blocks_collect(const float *absmax, const float *errors, uint64_t blocks
     }
 }
 
-void qc_rows_collect(const float *errors, uint64_t rows, uint64_t cols, qc_piece_sums *sums)
+void qc_rows_collect(const float *errors, const float *scales, uint64_t rows, uint64_t cols,
+                     qc_piece_sums *sums)
 {
     *sums = (qc_piece_sums){.bad = QC_BAD_NONE};
     for (uint64_t row = 0; row < rows; row++)
         for (uint64_t col = 0; col < cols; col += QC_ROW_FLUSH, errors += 4) {
-            sums->sum_ee += (double)errors[0];
-            sums->sum_xx += (double)errors[1];
+            const double s2 = scales ? (double)scales[row] * (double)scales[row] : 1.0;
+            sums->sum_ee += (double)errors[0] * s2;
+            sums->sum_xx += (double)errors[1] * s2;
             if ((double)errors[2] > sums->max_err) {
                 sums->max_err = (double)errors[2];
                 sums->max_index = row * cols + col + qc_f32_bits(errors[3]);

@@ -13,8 +13,11 @@
 void qc_blocks_collect(const float *absmax, const float *errors, uint64_t blocks,
                        qc_block_error *out, qc_piece_sums *sums);
 
-/* errors: [rows][runs][4] ee, xx, max, column bits. sums are those of int8_rows_quantize. */
-void qc_rows_collect(const float *errors, uint64_t rows, uint64_t cols, qc_piece_sums *sums);
+/* errors: [rows][runs][4] ee, xx, max, column bits. sums are those of int8_rows_quantize. Of
+ * integers, whose ee and xx are in units of the scale's square, they are those of int_quantize;
+ * scales: [rows] then, else NULL. */
+void qc_rows_collect(const float *errors, const float *scales, uint64_t rows, uint64_t cols,
+                     qc_piece_sums *sums);
 
 /* found: what was found in each of `blocks` blocks of block_elems elements. sums are those of
  * `blocks` of qc_search_ops. */

@@ -14,7 +14,7 @@ typedef struct {
                        groups of blocks */
     qc_dtype dtype; /* F32, F16 or BF16 */
     /* Are the scales searched as quant/scale_search.h does, and is the search QC_SEARCH_REFIT?
-     * Otherwise they are absmax. */
+     * Otherwise they are those of absmax. */
     int searched, refit;
 } qc_gpu_form;
 
@@ -26,13 +26,13 @@ typedef struct qc_gpu_ring qc_gpu_ring;
 /* The result of a slot. It lies in pinned memory of the ring until the slot is started again. */
 typedef struct {
     const void *codes;   /* as the quantizers of quant_ops.h leave them */
-    const float *absmax; /* of blocks, or SCB of rows */
+    const float *absmax; /* the scales of blocks or rows */
     const float *errors; /* see kernels/cuda_quantize.h and quant/quant_collect.h */
     /* The lowest index of an element that has no code, or UINT64_MAX. Where there is such an
      * element, the rest of the result is unspecified. */
     uint64_t bad;
-    /* For blocks with searched scales, which have no `errors`. The last two are for double
-     * quantized scales. */
+    /* For integers in blocks, and for blocks with searched scales: they have no `errors`. The last
+     * two are for double quantized scales. */
     const qc_search_sum *found;
     const uint8_t *absmax_codes;
     const float *nested_absmax;

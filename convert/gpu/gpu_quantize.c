@@ -42,9 +42,15 @@ typedef struct {
     uint64_t absmax, nested_absmax, bad, absmax_codes, codes, end;
 } result_layout;
 
+/* The kernels of the search also make what has no search: integers by absmax. */
+static int goes_to_search(const qc_gpu_form *form)
+{
+    return form->searched || form->form.ops->integer;
+}
+
 static int is_found(const qc_gpu_form *form)
 {
-    return form->searched && form->form.ops != &qc_form_int8_rows;
+    return goes_to_search(form) && !qc_form_by_rows(&form->form);
 }
 
 /* n is at most the bytes of a slot, so nothing overflows. */
@@ -52,7 +58,7 @@ static result_layout lay_out(const qc_gpu_form *form, uint64_t n)
 {
     result_layout l;
     uint64_t scales, sums, each = ERROR_FLOATS * sizeof(float);
-    if (form->form.ops == &qc_form_int8_rows) {
+    if (qc_form_by_rows(&form->form)) {
         scales = n / form->form.cols;
         sums = scales * qc_ceil_div_u64(form->form.cols, QC_CUDA_ROW_RUN);
     } else {
@@ -188,13 +194,16 @@ static qc_status launch_search(const qc_gpu_ring *r, const ring_slot *s, const r
 {
     unsigned char *results = s->device_results;
     const qc_gpu_form *form = &s->form;
-    if (form->form.ops == &qc_form_int8_rows) {
+    if (qc_form_by_rows(&form->form)) {
         qc_cuda_search_rows_job a = {.src = s->device_source,
                                      .dtype = form->dtype,
                                      .rows = s->n / form->form.cols,
                                      .cols = form->form.cols,
+                                     .form = form->form.ops,
+                                     .scale_dtype = form->form.scale_dtype,
+                                     .by_absmax = !form->searched,
                                      .tables = r->device_tables,
-                                     .codes = (int8_t *)(results + l->codes),
+                                     .codes = results + l->codes,
                                      .scb = (float *)(void *)(results + l->absmax),
                                      .errors = (float *)(void *)results,
                                      .bad = (uint64_t *)(void *)(results + l->bad)};
@@ -204,6 +213,8 @@ static qc_status launch_search(const qc_gpu_ring *r, const ring_slot *s, const r
                                    .dtype = form->dtype,
                                    .n = s->n,
                                    .form = form->form.ops,
+                                   .scale_dtype = form->form.scale_dtype,
+                                   .by_absmax = !form->searched,
                                    .block_elems = form->form.block_elems,
                                    .nested = form->form.nested,
                                    .refit = form->refit,
@@ -221,7 +232,7 @@ static qc_status launch_search(const qc_gpu_ring *r, const ring_slot *s, const r
 static qc_status launch(const ring_slot *s, const result_layout *l, qc_error *err)
 {
     unsigned char *results = s->device_results;
-    if (s->form.form.ops == &qc_form_int8_rows) {
+    if (qc_form_by_rows(&s->form.form)) {
         qc_cuda_rows a = {.src = s->device_source,
                           .dtype = s->form.dtype,
                           .rows = s->n / s->form.form.cols,
@@ -240,8 +251,8 @@ static qc_status launch(const ring_slot *s, const result_layout *l, qc_error *er
                         .absmax = (float *)(void *)(results + l->absmax),
                         .errors = (float *)(void *)results,
                         .bad = (uint64_t *)(void *)(results + l->bad)};
-    return s->form.form.ops->kind == QC_FORM_NF4 ? qc_cuda_nf4_quantize(&a, s->stream, err)
-                                                 : qc_cuda_int8_blocks_quantize(&a, s->stream, err);
+    return qc_form_is_table(s->form.form.ops) ? qc_cuda_nf4_quantize(&a, s->stream, err)
+                                              : qc_cuda_int8_blocks_quantize(&a, s->stream, err);
 }
 
 static qc_status ring_start(qc_gpu_ring *r, unsigned slot, const qc_gpu_form *form, uint64_t n,
@@ -253,10 +264,11 @@ static qc_status ring_start(qc_gpu_ring *r, unsigned slot, const qc_gpu_form *fo
     result_layout l = lay_out(form, n);
     size_t source_bytes = (size_t)(n * (qc_dtype_bits(form->dtype) / 8));
     QC_TRY(qc_cuda_use(&r->device, err));
-    if (form->searched)
+    const int search = goes_to_search(form);
+    if (search)
         QC_TRY(take_tables(r, s, err));
     QC_TRY(qc_cuda_to_device(s->device_source, s->source, source_bytes, s->stream, err));
-    QC_TRY(form->searched ? launch_search(r, s, &l, err) : launch(s, &l, err));
+    QC_TRY(search ? launch_search(r, s, &l, err) : launch(s, &l, err));
     QC_TRY(qc_cuda_to_host(s->results, s->device_results, (size_t)l.end, s->stream, err));
     return qc_cuda_event_record(s->done, s->stream, err);
 }

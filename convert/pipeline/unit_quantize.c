@@ -410,7 +410,8 @@ static void collect_slot(qc_worker *w, const unit_range *q, const qc_gpu_result 
         uint64_t part = qc_min_u64(n - at, q->step), scale = at / each;
         qc_piece_sums sums = {0};
         if (rows)
-            qc_rows_collect(r->errors + scale * runs * 4, part / j->cols, j->cols, &sums);
+            qc_rows_collect(r->errors + scale * runs * 4, form.ops->integer ? absmax + scale : NULL,
+                            part / j->cols, j->cols, &sums);
         else if (r->found)
             qc_search_collect(r->found + scale, qc_ceil_div_u64(part, each), j->block_elems, &sums);
         else

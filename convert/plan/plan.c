@@ -656,7 +656,7 @@ qc_form qc_job_form(const qc_job *j)
 
 int qc_job_suits_gpu(const qc_job *j)
 {
-    return qc_scheme_is_quantized(j->scheme) && !qc_schemes[j->scheme].form->integer &&
+    return qc_scheme_is_quantized(j->scheme) &&
            (j->dtype == QC_DTYPE_F32 || j->dtype == QC_DTYPE_F16 || j->dtype == QC_DTYPE_BF16);
 }
 

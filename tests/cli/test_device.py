@@ -22,6 +22,9 @@ FORMS = [
     ["int8", "--block-size", "64"],
     ["int8", "--block-size", "128", "--no-double-quant", "--compress", "none"],
 ]
+ACTIVATIONS_16 = ["int8", "--activation-bits", "16"]
+INTEGERS = [["int4", "--block-size", n] for n in ("32", "64", "128")] + [["int8"], ACTIVATIONS_16] + \
+    [ACTIVATIONS_16 + ["--block-size", n] for n in ("32", "64", "128")]
 
 
 def devices(*memory):
@@ -87,6 +90,24 @@ class Bytes(Device):
             self.assert_same("cpu%d" % i, "gpu%d" % i, form)
             self.assertGreater(o["gpu_share"], 0.99)
 
+    def test_integers(self):
+        """compressed-tensors: by groups and rows, absmax and searched, all dtypes. The last weight of the
+        four stays on the CPU."""
+        self.model({LAYER % 0 + "mlp.up_proj.weight": self.random("BF16", [193, 1408]),
+                    LAYER % 0 + "mlp.down_proj.weight": self.random("F32", [21, 2176]),
+                    LAYER % 0 + "self_attn.q_proj.weight": self.random("F16", [33, 128]),
+                    LAYER % 0 + "self_attn.o_proj.weight": self.random("F64", [9, 128]),
+                    "model.norm.weight": self.random("F32", [64])})
+        quantized = mk.numel([193, 1408]) + mk.numel([21, 2176]) + 33 * 128
+        for i, form in enumerate(INTEGERS):
+            for scale in ("absmax", "search"):
+                to = ["--format", "compressed-tensors", "--scale", scale, "--to"] + form
+                self.ok("-q", "--force", "--device", "cpu", *to, self.path("m"), self.path("cpu"))
+                o = self.gpu("gpu", "--device", "cuda", "--threads", str(i % 4 + 1), *to,
+                             env={"QC_SHIM_STREAMS": ["lazy", "eager", "shuffle:3"][i % 3]})
+                self.assert_same("cpu", "gpu", to)
+                self.assertAlmostEqual(o["gpu_share"], quantized / (quantized + 9 * 128))
+
     def test_what_is_decoded_first(self):
         """FP8, and a weight that is stored transposed."""
         codes = bytes(b & 0xBF for b in self.rng.randbytes(130 * 200))
@@ -97,6 +118,7 @@ class Bytes(Device):
                            "quantization_config": {"quant_method": "fp8", "fmt": "e4m3",
                                                    "weight_block_size": [128, 128]}})
         self.both()
+        self.both("--to", "int8", "--format", "compressed-tensors")
         self.model({"h.0.attn.c_attn.weight": self.random("F16", [65, 259])},
                    config={"model_type": "gpt2"})
         self.both()
@@ -177,14 +199,18 @@ class Faults(Device):
             convert_failing(2, n)
 
     def test_a_weight_that_is_not_finite(self):
+        packed = ["--format", "compressed-tensors"]
         for dtype, to, bad in [("BF16", ["nf4"], b"\x80\x7f"), ("F16", ["int8"], b"\x01\xfc"),
                                ("F32", ["int8", "--block-size", "64"], b"\0\0\x80\xff"),
-                               ("F32", ["int8"], b"\0\0\x90\x47")]:  # 73728: no float16
+                               ("F32", ["int8"], b"\0\0\x90\x47"),  # 73728: no float16
+                               ("BF16", ["int4"] + packed, b"\xc0\x7f"),
+                               ("F16", ["int8"] + packed, b"\0\x7c")]:
             each = mk.BITS[dtype] // 8
-            shape = [700, 401]
-            for row, col in [(0, 0), (654, 400), (699, 399)]:
+            cols = 384 if "--format" in to else 401
+            shape = [700, cols]
+            for row, col in [(0, 0), (654, cols - 1), (699, cols - 2)]:
                 body = bytearray(mk.random_bytes(dtype, shape, self.rng))
-                for at in [row * 401 + col, 700 * 401 - 1]:  # the first counts
+                for at in [row * cols + col, 700 * cols - 1]:  # the first counts
                     body[at * each:(at + 1) * each] = bad
                 self.model({LAYER % 0 + "mlp.up_proj.weight": (dtype, shape, bytes(body))})
                 lines = [self.fails(3, "-q", "--threads", "1", "--device", device, "--to", *to,

@@ -198,7 +198,7 @@ static void test_bad_patterns(void **state)
 /* ---- rows -------------------------------------------------------------------------------------
  */
 
-static void rows_truth(const qz_rows *r, int8_t *codes, float *scb, qc_piece_sums *sums)
+static void rows_truth(const qz_rows *r, void *codes, float *scb, qc_piece_sums *sums)
 {
     qc_quant_ops_for(QC_ISA_SCALAR)
         ->int8_rows_quantize(r->src, r->dtype, r->rows, r->cols, codes, scb, sums);
@@ -220,8 +220,14 @@ static qc_status rows_kernel(const qz_rows *r, const qz_rows_io *at)
 static void check_rows(qc_dtype dtype, uint64_t rows, uint64_t cols, const void *src,
                        size_t src_offset, size_t codes_offset, int errors)
 {
-    qz_check_rows(&(qz_rows){dtype, rows, cols, src, src_offset, codes_offset, errors}, rows_truth,
-                  rows_kernel);
+    const qz_rows r = {.dtype = dtype,
+                       .rows = rows,
+                       .cols = cols,
+                       .src = src,
+                       .src_offset = src_offset,
+                       .codes_offset = codes_offset,
+                       .errors = errors};
+    qz_check_rows(&r, rows_truth, rows_kernel);
 }
 
 static void test_rows_shapes(void **state)

@@ -276,11 +276,20 @@ static void test_bad(void **state)
 
 /* ---- rows ---- */
 
-static void rows_truth(const qz_rows *r, int8_t *codes, float *scb, qc_piece_sums *sums)
+static void rows_truth(const qz_rows *r, void *codes, float *scb, qc_piece_sums *sums)
 {
     void *scratch = scratch_for();
-    qc_search_ops_for(QC_ISA_SCALAR)
-        ->rows(r->src, r->dtype, r->rows, r->cols, codes, scb, scratch, sums);
+    const uint64_t n = r->rows * r->cols;
+    const qc_form form = {.ops = r->integer, .cols = r->cols, .scale_dtype = r->scale_dtype};
+    const qc_search_ops *search = qc_search_ops_for(QC_ISA_SCALAR);
+    if (!r->integer)
+        search->rows(r->src, r->dtype, r->rows, r->cols, codes, scb, scratch, sums);
+    else if (r->by_absmax)
+        form.ops->quantize(qc_quant_ops_for(QC_ISA_SCALAR), &form, r->src, r->dtype, n,
+                           &(qc_form_out){.codes = codes, .absmax = scb}, sums);
+    else
+        search->blocks(&form, QC_SEARCH_ONCE, r->src, r->dtype, n,
+                       &(qc_search_out){.codes = codes, .absmax = scb}, scratch, sums);
     free(scratch);
 }
 
@@ -290,6 +299,9 @@ static qc_status rows_kernel(const qz_rows *r, const qz_rows_io *at)
                                        .dtype = r->dtype,
                                        .rows = r->rows,
                                        .cols = r->cols,
+                                       .form = r->integer ? r->integer : &qc_form_int8_rows,
+                                       .scale_dtype = r->scale_dtype,
+                                       .by_absmax = r->by_absmax,
                                        .tables = tables.p,
                                        .codes = at->codes,
                                        .scb = at->scb,
@@ -301,8 +313,77 @@ static qc_status rows_kernel(const qz_rows *r, const qz_rows_io *at)
 static void check_rows(qc_dtype dtype, uint64_t rows, uint64_t cols, const void *src,
                        size_t src_offset, size_t codes_offset)
 {
-    qz_check_rows(&(qz_rows){dtype, rows, cols, src, src_offset, codes_offset, 1}, rows_truth,
-                  rows_kernel);
+    const qz_rows r = {.dtype = dtype,
+                       .rows = rows,
+                       .cols = cols,
+                       .src = src,
+                       .src_offset = src_offset,
+                       .codes_offset = codes_offset,
+                       .errors = 1};
+    qz_check_rows(&r, rows_truth, rows_kernel);
+}
+
+/* Integers by rows: all forms and dtypes of scales, searched and by absmax. */
+static void check_integer_rows(qz_rows r)
+{
+    static const qc_form_ops *const forms[] = {&qc_form_w4a16, &qc_form_w8a16, &qc_form_w8a8};
+    static unsigned turn;
+    r.errors = 1;
+    for (int f = 0; f < 3; f++, turn++) {
+        r.integer = forms[f];
+        if (r.integer->bits == 4 && r.cols % 2)
+            continue;
+        for (int t = 0; t < (slow ? 3 : 1); t++)
+            for (r.by_absmax = 0; r.by_absmax < 2; r.by_absmax++) {
+                r.scale_dtype = types[(turn / 3 + (unsigned)t) % 3];
+                qz_check_rows(&r, rows_truth, rows_kernel);
+            }
+    }
+}
+
+static void test_integer_rows(void **state)
+{
+    (void)state;
+    qt_rng rng = qt_rng_start(__func__);
+    static const uint64_t shapes[][2] = {{0, 5},    {1, 2},    {17, 6},   {5, 63},
+                                         {3, 1024}, {2, 1026}, {2, 2880}, {1, 17408}};
+    for (int t = 0; t < 3; t++)
+        for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s += qt_every(2)) {
+            qz_rows r = {.dtype = types[t], .rows = shapes[s][0], .cols = shapes[s][1]};
+            void *src = qd_source(&rng, QD_NORMAL, r.dtype, r.rows * r.cols);
+            r.src = src;
+            check_integer_rows(r);
+            r.src_offset = 1, r.codes_offset = 3;
+            if (r.cols < 100)
+                check_integer_rows(r);
+            free(src);
+        }
+    for (int t = 0; t < 3; t++)
+        for (int k = 0; k < QD_KINDS; k++) {
+            qz_rows r = {.dtype = types[t], .rows = 9, .cols = k % 2 ? 1200 : 40};
+            void *src = qd_source(&rng, (qd_kind)k, r.dtype, r.rows * r.cols);
+            r.src = src;
+            check_integer_rows(r);
+            free(src);
+        }
+}
+
+/* What float16 does not hold is a weight like any other here. */
+static void test_integer_rows_bad(void **state)
+{
+    (void)state;
+    qt_rng rng = qt_rng_start(__func__);
+    for (int t = 0; t < 3; t++)
+        for (int round = 0; round < (slow ? 20 : 4); round++) {
+            qz_rows r = {.dtype = types[t], .rows = 3, .cols = 2100};
+            void *src = qd_source(&rng, QD_NORMAL, r.dtype, r.rows * r.cols);
+            for (int i = 0; i < round; i++)
+                qt_put(src, r.dtype, qt_below(&rng, r.rows * r.cols),
+                       i == 0 && r.dtype != QC_DTYPE_F16 ? 70000.0 : qz_bad_value(i));
+            r.src = src;
+            check_integer_rows(r);
+            free(src);
+        }
 }
 
 static void test_rows_shapes(void **state)
@@ -382,7 +463,11 @@ static void test_arguments(void **state)
     b.block_elems = 64;
     b.dtype = QC_DTYPE_F64;
     assert_int_equal(qc_cuda_search_blocks(&b, qd.stream, &qd.err), QC_ERR_USAGE);
-    qc_cuda_search_rows_job r = {.dtype = QC_DTYPE_F64, .rows = 1, .cols = 1, .bad = &bad};
+    qc_cuda_search_rows_job r = {
+        .dtype = QC_DTYPE_F64, .rows = 1, .cols = 1, .form = &qc_form_int8_rows, .bad = &bad};
+    assert_int_equal(qc_cuda_search_rows(&r, qd.stream, &qd.err), QC_ERR_USAGE);
+    r.dtype = QC_DTYPE_F32;
+    r.by_absmax = 1;
     assert_int_equal(qc_cuda_search_rows(&r, qd.stream, &qd.err), QC_ERR_USAGE);
 }
 
@@ -401,6 +486,7 @@ static void test_grid_steps(void **state)
         free(src);
         src = qz_falling_rows(&rng, QC_DTYPE_F16, 9, 1100);
         check_rows(QC_DTYPE_F16, 9, 1100, src, 0, 0);
+        check_integer_rows((qz_rows){.dtype = QC_DTYPE_F16, .rows = 9, .cols = 1100, .src = src});
         free(src);
     }
     qc_shim_set_grid(0);
@@ -415,12 +501,13 @@ int main(int argc, char **argv)
     qc_cuda_search_tables_fill(&t);
     tables = qd_new_from(&t, sizeof t, 0);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_tables),     cmocka_unit_test(test_kinds),
-        cmocka_unit_test(test_integers),   cmocka_unit_test(test_groups),
-        cmocka_unit_test(test_sizes),      cmocka_unit_test(test_block_sizes),
-        cmocka_unit_test(test_alignment),  cmocka_unit_test(test_offsets),
-        cmocka_unit_test(test_bad),        cmocka_unit_test(test_rows_shapes),
-        cmocka_unit_test(test_rows_kinds), cmocka_unit_test(test_rows_bad),
+        cmocka_unit_test(test_tables),       cmocka_unit_test(test_kinds),
+        cmocka_unit_test(test_integers),     cmocka_unit_test(test_groups),
+        cmocka_unit_test(test_sizes),        cmocka_unit_test(test_block_sizes),
+        cmocka_unit_test(test_alignment),    cmocka_unit_test(test_offsets),
+        cmocka_unit_test(test_bad),          cmocka_unit_test(test_rows_shapes),
+        cmocka_unit_test(test_rows_kinds),   cmocka_unit_test(test_rows_bad),
+        cmocka_unit_test(test_integer_rows), cmocka_unit_test(test_integer_rows_bad),
         cmocka_unit_test(test_arguments),
 #ifdef QC_CUDA_SHIM
         cmocka_unit_test(test_grid_steps),

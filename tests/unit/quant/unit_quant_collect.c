@@ -101,9 +101,27 @@ static void test_rows(void **state)
             out[0] = qc_fold16(ee), out[1] = qc_fold16(xx), out[2] = most;
             out[3] = qc_f32_of_bits(column);
         }
-        qc_rows_collect(lanes, ROWS, COLS, &got);
+        qc_rows_collect(lanes, NULL, ROWS, COLS, &got);
         same_sums(&got, &want);
     }
+}
+
+/* Integers by rows: in units of the scale's square, also of a negative scale. */
+static void test_rows_of_integers(void **state)
+{
+    static const float scales[] = {0.1f, -3.0f};
+    static const float lanes[2][2][4] = {{{1.0f, 2.0f, 0.25f, 0.0f}, {0x1p-30f, 5.0f, 0.5f, 0.0f}},
+                                         {{3.0f, 4.0f, 0.5f, 0.0f}, {7.0f, 6.0f, 0.0f, 0.0f}}};
+    const double s2[] = {(double)0.1f * (double)0.1f, 9.0};
+    qc_piece_sums got;
+    (void)state;
+    qc_rows_collect(&lanes[0][0][0], scales, 2, 1500, &got);
+    const qc_piece_sums want = {.bad = QC_BAD_NONE,
+                                .sum_ee = ((s2[0] + 0x1p-30 * s2[0]) + 27.0) + 63.0,
+                                .sum_xx = ((2.0 * s2[0] + 5.0 * s2[0]) + 36.0) + 54.0,
+                                .max_err = 0.5,
+                                .max_index = 1024};
+    same_sums(&got, &want);
 }
 
 /* In the order of blocks; of equal errors the first counts. */
@@ -132,7 +150,7 @@ static void test_nothing(void **state)
     qc_blocks_collect(NULL, NULL, 0, NULL, &got);
     same_sums(&got, &zero);
     memset(&got, 0xff, sizeof got);
-    qc_rows_collect(NULL, 0, 5, &got);
+    qc_rows_collect(NULL, NULL, 0, 5, &got);
     same_sums(&got, &zero);
     memset(&got, 0xff, sizeof got);
     qc_search_collect(NULL, 0, 64, &got);
@@ -142,9 +160,8 @@ static void test_nothing(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_blocks),
-        cmocka_unit_test(test_rows),
-        cmocka_unit_test(test_search),
+        cmocka_unit_test(test_blocks),           cmocka_unit_test(test_rows),
+        cmocka_unit_test(test_rows_of_integers), cmocka_unit_test(test_search),
         cmocka_unit_test(test_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
