@@ -23,6 +23,16 @@ struct qc_cuda_feedback {
     float *m;       /* device, [n, n], T = W m^T; NULL without C */
 };
 
+/* What kernels take of a form: names and meanings are those of quant/quant_form.h. */
+typedef struct {
+    int table; /* qc_form_is_table */
+    int by_rows, integer, signed_scales, step_last;
+    float lowest, highest, span, step;
+    float reach; /* qc_form_reach */
+    qc_dtype scale_dtype;
+} qc_cuda_form;
+qc_cuda_form qc_cuda_form_of(const qc_form *form); /* cuda_feedback_weight.c */
+
 /* ---- cuda_moments.c ---- */
 
 /* How many columns a strip of products has; a test takes fewer. */
@@ -41,7 +51,7 @@ typedef struct {
     const float *x;
     const float *weights; /* [n]; NULL: 1 everywhere */
     uint64_t rows;
-    float *absmax; /* [blocks], or [rows] for INT8_ROWS */
+    float *absmax; /* [blocks], or [rows] by rows */
     /* to nest: */
     uint8_t *codes;
     const float *nested_absmax; /* [groups] */
@@ -115,15 +125,15 @@ QC_NODISCARD qc_status qc_cuda_narrow_target(const qc_cuda_factor_input *in, con
 
 /* A piece: rows of a weight and what is known of them. */
 typedef struct {
-    qc_form_kind kind;
+    qc_cuda_form form;
     uint64_t rows, n;
-    uint32_t shift;              /* log2 of the block's size; not of INT8_ROWS */
+    uint32_t shift;              /* log2 of the block's size; not by rows */
     const float *hu;             /* [n, n], as in struct qc_cuda_feedback */
     const uint32_t *order;       /* [n] */
     const float *inverse;        /* [n] */
     const float *target;         /* [rows, n] T */
     float *e;                    /* [rows, n] E = T - Q */
-    int8_t *codes;               /* [rows, n], one a byte whatever the kind */
+    int8_t *codes;               /* [rows, n], one a byte whatever the form, without its `zero` */
     float *absmax;               /* [blocks] or [rows] */
     float *from_absmax;          /* per scale: the factor that takes a value to its code's place */
     uint8_t *absmax_codes;       /* [blocks], nested; or NULL */
@@ -201,10 +211,10 @@ typedef struct {
 QC_NODISCARD qc_status qc_cuda_rows_refit(const qc_cuda_rows *p, const qc_cuda_rows_refit_args *a,
                                           qc_cuda_stream s, qc_error *err);
 
-/* NF4: two codes a byte, the even index in the high nibble; a nibble without a code gets that of
- * 0. */
-QC_NODISCARD qc_status qc_cuda_rows_pack(const int8_t *codes, uint64_t elems, uint8_t *out,
-                                         qc_cuda_stream s, qc_error *err);
+/* out: the codes as the form stores them; a nibble without a code gets that of 0. */
+QC_NODISCARD qc_status qc_cuda_rows_pack(const qc_form_ops *form, const int8_t *codes,
+                                         uint64_t elems, uint8_t *out, qc_cuda_stream s,
+                                         qc_error *err);
 
 QC_C_END
 #endif

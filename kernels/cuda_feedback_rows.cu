@@ -17,9 +17,7 @@
  *
  * All threads of a block reach its barriers, since nothing returns before them. Whole warps make
  * the warp-wide calls (shuffles). */
-#include "kernels/cuda_feedback_internal.h"
-
-#include "kernels/form.cuh"
+#include "kernels/cuda_feedback_form.cuh"
 
 namespace
 {
@@ -48,7 +46,7 @@ struct panel_shared {
 
 QC_DEVICE uint64_t scale_index(const qc_cuda_rows &p, uint64_t row, uint64_t col)
 {
-    return p.kind == QC_FORM_INT8_ROWS ? row : (row * p.n + col) >> p.shift;
+    return p.form.by_rows ? row : (row * p.n + col) >> p.shift;
 }
 
 /* ---- a panel --------------------------------------------------------------------------------- */
@@ -98,8 +96,9 @@ QC_DEVICE void load_panel(const qc_cuda_rows &p, const qc_cuda_rows_panel &a, ui
 }
 
 /* Leaves the errors in `in`. Columns from a.cols on have a scale of 0 and feed nothing. */
-template <bool sweeping>
-QC_DEVICE unsigned walk_panel(qc_form_kind kind, unsigned cols, unsigned lane, panel_shared &shared)
+template <bool table, bool step_last, bool sweeping>
+QC_DEVICE unsigned walk_panel(const qc_cuda_form &form, unsigned cols, unsigned lane,
+                              panel_shared &shared)
 {
     qc_nf4_tables tables = qc_nf4_tables_of_lane(lane);
     unsigned changed = 0;
@@ -117,13 +116,15 @@ QC_DEVICE unsigned walk_panel(qc_form_kind kind, unsigned cols, unsigned lane, p
             int was = 0;
             if (sweeping) {
                 was = shared.code[lane * code_stride + s + i];
-                old = qc_form_value(kind, qc_form_number(kind, tables, was), scale[i]);
+                old = qc_form_made(table, step_last, form, qc_form_number(table, tables, was),
+                                   scale[i]);
                 float own = shared.inverse[s + i];
                 /* a dead column gets what is nearest to its weight */
                 place = own == 0.0f ? target : __fadd_rn(old, __fmul_rn(place, own));
             }
-            int code = qc_form_code(kind, tables, __fmul_rn(place, inverse[i]));
-            float value = qc_form_value(kind, qc_form_number(kind, tables, code), scale[i]);
+            int code = qc_form_code(table, form, tables, __fmul_rn(place, inverse[i]));
+            float number = qc_form_number(table, tables, code);
+            float value = qc_form_made(table, step_last, form, number, scale[i]);
             float error = __fadd_rn(target, -value);
             fed[i] = sweeping ? __fadd_rn(old, -value) : error;
             if (sweeping)
@@ -179,7 +180,7 @@ QC_DEVICE void store_panel(const qc_cuda_rows &p, const qc_cuda_rows_panel &a, u
 }
 
 /* Without panel_blocks, ptxas keeps to 64 registers and spills one. */
-template <int kind, bool sweeping>
+template <bool table, bool step_last, bool sweeping>
 __global__ void __launch_bounds__(panel_threads, panel_blocks)
     decide_panel(const qc_cuda_rows p, const qc_cuda_rows_panel a)
 {
@@ -189,8 +190,8 @@ __global__ void __launch_bounds__(panel_threads, panel_blocks)
         load_panel<sweeping>(p, a, tile * tile_rows, shared);
         __syncthreads();
         if (threadIdx.x < 32) {
-            unsigned changed =
-                walk_panel<sweeping>((qc_form_kind)kind, (unsigned)a.cols, threadIdx.x, shared);
+            unsigned changed = walk_panel<table, step_last, sweeping>(p.form, (unsigned)a.cols,
+                                                                      threadIdx.x, shared);
             if (sweeping) {
                 /* rows that do not exist are zero and stay so, but an NF4 code's 0 is 7 */
                 if (tile * tile_rows + threadIdx.x >= p.rows)
@@ -237,7 +238,7 @@ __global__ void __launch_bounds__(threads_per_block)
 __global__ void __launch_bounds__(threads_per_block) invert(const qc_cuda_rows p, uint64_t scales)
 {
     for (uint64_t i = thread_index(); i < scales; i += threads_of_grid())
-        p.from_absmax[i] = qc_form_inverse(p.kind, p.absmax[i]);
+        p.from_absmax[i] = qc_form_inverse(p.form, p.absmax[i]);
 }
 
 /* Warps go on together, because all lanes take part in looking codes up. */
@@ -251,13 +252,13 @@ __global__ void __launch_bounds__(threads_per_block)
         bool inside = i < elems;
         float x = 0.0f, scale = 0.0f, from_scale = 0.0f;
         if (inside) {
-            uint64_t index = p.kind == QC_FORM_INT8_ROWS ? i / p.n : i >> p.shift;
+            uint64_t index = p.form.by_rows ? i / p.n : i >> p.shift;
             x = w[i];
             scale = p.absmax[index];
             from_scale = p.from_absmax[index];
         }
-        int code = qc_form_code(p.kind, tables, __fmul_rn(x, from_scale));
-        float value = qc_form_value(p.kind, qc_form_number(p.kind, tables, code), scale);
+        float number = qc_form_nearest(p.form.table, p.form, tables, __fmul_rn(x, from_scale));
+        float value = qc_form_made(p.form.table, p.form.step_last, p.form, number, scale);
         if (inside)
             p.e[i] = __fadd_rn(p.target[i], -value);
     }
@@ -280,18 +281,30 @@ __global__ void __launch_bounds__(threads_per_block)
     for (uint64_t at = thread_index() / 32 * 32; at < elems; at += threads_of_grid()) {
         uint64_t i = at + threadIdx.x % 32, row = i / cols, k = i % cols;
         int code = i < elems ? p.codes[row * p.n + col + k] : 0;
-        float unit = qc_form_unit(p.kind, qc_form_number(p.kind, tables, code));
+        float unit = qc_form_unit(p.form, qc_form_number(p.form.table, tables, code));
         if (i < elems)
             units[row * ldu + k] = unit;
     }
 }
 
+/* How codes are stored. */
+struct storing {
+    int bits, low_first;
+    int add;  /* to a code as it is kept here */
+    int fill; /* the code of 0 */
+};
+
 __global__ void __launch_bounds__(threads_per_block)
-    pack(const int8_t *codes, uint64_t elems, uint8_t *out)
+    pack(const storing how, const int8_t *codes, uint64_t elems, uint64_t bytes, uint8_t *out)
 {
-    for (uint64_t i = thread_index(); i < (elems + 1) / 2; i += threads_of_grid()) {
-        int low = 2 * i + 1 < elems ? codes[2 * i + 1] : 7;
-        out[i] = (uint8_t)(codes[2 * i] << 4 | low);
+    for (uint64_t i = thread_index(); i < bytes; i += threads_of_grid()) {
+        if (how.bits == 8) {
+            out[i] = (uint8_t)(codes[i] + how.add);
+            continue;
+        }
+        int first = codes[2 * i] + how.add;
+        int second = 2 * i + 1 < elems ? codes[2 * i + 1] + how.add : how.fill;
+        out[i] = (uint8_t)(how.low_first ? second << 4 | first : first << 4 | second);
     }
 }
 
@@ -324,7 +337,7 @@ __global__ void __launch_bounds__(threads_per_block)
 /* The same as possible_scale of quant/error_feedback_rows.c. */
 QC_DEVICE float possible_scale(const qc_cuda_rows &p, uint64_t index, float wish, unsigned *code)
 {
-    float scale = wish;
+    float scale = qc_form_scale(p.form, wish);
     if (p.absmax_codes) {
         float group = p.nested_absmax[index / 256];
         float place = __fdiv_rn(__fadd_rn(wish, -p.offset), group);
@@ -343,9 +356,9 @@ QC_DEVICE float possible_scale(const qc_cuda_rows &p, uint64_t index, float wish
         *code = low;
         scale = __fadd_rn(__fmul_rn(p.map[low], group), p.offset);
     }
-    if (qc_magnitude(scale) >= QC_CUDA_F32_INF || (p.kind != QC_FORM_NF4 && scale < 0.0f))
+    if (qc_magnitude(scale) >= QC_CUDA_F32_INF || (!p.form.signed_scales && scale < 0.0f))
         return 0.0f;
-    return qc_form_inverse(p.kind, scale) == 0.0f ? 0.0f : scale;
+    return qc_form_inverse(p.form, scale) == 0.0f ? 0.0f : scale;
 }
 
 /* All lanes of a warp have the same row, and so they come to the same scale. */
@@ -395,7 +408,7 @@ __global__ void __launch_bounds__(threads_per_block)
             continue;
         if (lane == 0) {
             p.absmax[index] = better;
-            p.from_absmax[index] = qc_form_inverse(p.kind, better);
+            p.from_absmax[index] = qc_form_inverse(p.form, better);
             if (p.absmax_codes)
                 p.absmax_codes[index] = (uint8_t)code;
             atomicAdd(p.changed, 1ull);
@@ -406,9 +419,10 @@ __global__ void __launch_bounds__(threads_per_block)
         for (uint64_t at = 0; at < a.cols; at += 32) {
             uint64_t k = at + lane, i = row * p.n + a.col + k;
             bool inside = k < a.cols;
-            float unit = qc_form_number(p.kind, tables, inside ? p.codes[i] : 0);
+            float number = qc_form_number(p.form.table, tables, inside ? p.codes[i] : 0);
+            float value = qc_form_made(p.form.table, p.form.step_last, p.form, number, better);
             if (inside)
-                e[k] = __fadd_rn(p.target[i], -qc_form_value(p.kind, unit, better));
+                e[k] = __fadd_rn(p.target[i], -value);
         }
         if (a.width == a.cols)
             for (uint64_t k = lane; k < a.cols; k += 32)
@@ -436,9 +450,9 @@ qc_status decide(const qc_cuda_rows *p, const qc_cuda_rows_panel *a, qc_cuda_str
     if (a->cols > panel)
         QC_FAIL(err, QC_ERR_USAGE, "a panel of more than %u columns", panel);
     void (*kernel)(qc_cuda_rows, qc_cuda_rows_panel) =
-        p->kind == QC_FORM_NF4         ? decide_panel<QC_FORM_NF4, sweeping>
-        : p->kind == QC_FORM_INT8_ROWS ? decide_panel<QC_FORM_INT8_ROWS, sweeping>
-                                       : decide_panel<QC_FORM_INT8_BLOCKS, sweeping>;
+        p->form.table       ? decide_panel<true, false, sweeping>
+        : p->form.step_last ? decide_panel<false, true, sweeping>
+                            : decide_panel<false, false, sweeping>;
     QC_TRY(qc_cuda_keep_resident(kernel, sizeof(panel_shared), panel_blocks, what, err));
     return qc_cuda_start(what, kernel, dim3(qc_cuda_grid_x(p->rows, tile_rows)),
                          dim3(panel_threads), sizeof(panel_shared), s, err, *p, *a);
@@ -504,9 +518,12 @@ qc_status qc_cuda_rows_refit(const qc_cuda_rows *p, const qc_cuda_rows_refit_arg
     return start("cuda_feedback refit", refit, p->rows, warps_per_block, s, err, *p, *a);
 }
 
-qc_status qc_cuda_rows_pack(const int8_t *codes, uint64_t elems, uint8_t *out, qc_cuda_stream s,
-                            qc_error *err)
+qc_status qc_cuda_rows_pack(const qc_form_ops *form, const int8_t *codes, uint64_t elems,
+                            uint8_t *out, qc_cuda_stream s, qc_error *err)
 {
-    return start("cuda_feedback pack", pack, (elems + 1) / 2, threads_per_block, s, err, codes,
-                 elems, out);
+    const storing how = {(int)form->bits, form->low_first, qc_form_is_table(form) ? 0 : form->zero,
+                         form->zero};
+    const uint64_t bytes = form->bits == 4 ? elems / 2 + elems % 2 : elems;
+    return start("cuda_feedback pack", pack, bytes, threads_per_block, s, err, how, codes, elems,
+                 bytes, out);
 }

@@ -8,14 +8,14 @@
  * again for each candidate, two values each (the element and its weight), from the first-level
  * cache for usual blocks (512 bytes a warp).
  *
- * The work is 54 candidates (NF4, 64 elements). The operations themselves are some 16 instructions
- * per element and candidate. The loop over elements with weights has 54 (CUDA 11.8, sm_80), of
- * which NF4 goes through about 45; two thirds of them are addresses and loads. So a weight takes 76
- * instructions of a warp. 67 million weights take 5e9, which the H100's 528 schedulers issue in 6
- * ms at best (calculated, at 1.7 GHz; not timed). */
-#include "kernels/cuda_feedback_internal.h"
+ * The work is 54 candidates (forms with signed scales, 64 elements). The operations themselves are
+ * some 16 instructions per element and candidate. The loop over elements has 48 (CUDA 13.0, sm_80),
+ * of which NF4 goes through 44 and evenly spaced codes through 36; half of them are addresses,
+ * loads and branches. So a weight of NF4 takes 74 instructions of a warp. 67 million weights take
+ * 5e9, which the H100's 528 schedulers issue in 6 ms at best (calculated, at 1.7 GHz; not timed).
+ */
+#include "kernels/cuda_feedback_form.cuh"
 
-#include "kernels/form.cuh"
 #include "quant/error_feedback_factors.h"
 #include "quant/quant_ops.h"
 
@@ -27,9 +27,12 @@ constexpr unsigned team = 16;
 constexpr unsigned teams_per_block = threads_per_block / team;
 
 struct search {
-    qc_form_kind kind;
+    qc_cuda_form form;
     int wide;
-    uint64_t n, elems, block, blocks; /* block: elements of a block, or of a row for INT8_ROWS */
+    double unit;          /* of the square root of an error, at a scale of 1 */
+    uint32_t n, block;    /* block: elements of a block, or of a row */
+    uint32_t column_step; /* team % n */
+    uint64_t elems, blocks;
     const float *x, *weights;
     float *absmax;
     /* for nesting */
@@ -40,8 +43,8 @@ struct search {
 
 /* The block that a team has. */
 struct part {
-    uint64_t first;  /* element */
-    uint64_t count;  /* elements; 0 for a team that has none */
+    const float *x;
+    uint32_t count;  /* elements; 0 for a team that has none */
     uint32_t column; /* that of this thread's first element */
     unsigned lane;
     qc_nf4_tables tables;
@@ -49,18 +52,18 @@ struct part {
 
 QC_DEVICE part part_of(const search &s, uint64_t b)
 {
-    part p = {b * s.block, 0, 0, threadIdx.x % team, qc_nf4_tables_of_lane(threadIdx.x % 32)};
+    const uint64_t first = b * s.block;
+    part p = {s.x + first, 0, 0, threadIdx.x % team, qc_nf4_tables_of_lane(threadIdx.x % 32)};
     if (b < s.blocks) {
-        p.count = s.elems - p.first < s.block ? s.elems - p.first : s.block;
-        p.column = (uint32_t)((p.first + p.lane) % s.n);
+        p.count = s.elems - first < s.block ? (uint32_t)(s.elems - first) : s.block;
+        p.column = (uint32_t)((first + p.lane) % s.n);
     }
     return p;
 }
 
 /* Walks this thread's elements and their weights. It gives zeros after the block's end. */
 struct walk {
-    uint64_t at;
-    uint32_t column;
+    uint32_t at, column;
 };
 
 QC_DEVICE walk begin(const part &p)
@@ -72,15 +75,13 @@ QC_DEVICE void next(const search &s, const part &p, walk &w, float &x, float &d)
 {
     x = d = 0.0f;
     if (w.at < p.count) {
-        x = s.x[p.first + w.at];
+        x = p.x[w.at];
         d = s.weights ? s.weights[w.column] : 1.0f;
     }
     w.at += team;
-    if (s.weights) {
-        w.column += team;
-        while (w.column >= s.n)
-            w.column -= (uint32_t)s.n;
-    }
+    w.column += s.column_step;
+    if (w.column >= s.n)
+        w.column -= s.n;
 }
 
 /* The error for a scale. All threads of the team get it. */
@@ -88,14 +89,14 @@ QC_DEVICE double error_of(const search &s, const part &p, float scale, float inv
 {
     float sum = 0.0f;
     walk w = begin(p);
-    for (uint64_t i = 0; i < s.block; i += team) {
+    for (uint32_t i = 0; i < s.block; i += team) {
         float x, d;
         next(s, p, w, x, d);
         float y = __fmul_rn(x, inverse);
-        float r = __fadd_rn(y, -qc_form_nearest(s.kind, p.tables, y));
+        float r = __fadd_rn(y, -qc_form_nearest(s.form.table, s.form, p.tables, y));
         sum = __fadd_rn(sum, __fmul_rn(d, __fmul_rn(r, r)));
     }
-    double step = (double)scale * (s.kind == QC_FORM_NF4 ? 1.0 : 1.0 / 127.0);
+    double step = (double)scale * s.unit;
     return (double)qc_fold_team(sum) * (step * step);
 }
 
@@ -103,24 +104,25 @@ QC_DEVICE float refit(const search &s, const part &p, float inverse)
 {
     float sum_ux = 0.0f, sum_uu = 0.0f;
     walk w = begin(p);
-    for (uint64_t i = 0; i < s.block; i += team) {
+    for (uint32_t i = 0; i < s.block; i += team) {
         float x, d;
         next(s, p, w, x, d);
-        float unit = qc_form_unit(s.kind, qc_form_nearest(s.kind, p.tables, __fmul_rn(x, inverse)));
-        float weighed = __fmul_rn(d, unit);
-        sum_ux = __fadd_rn(sum_ux, __fmul_rn(weighed, x));
-        sum_uu = __fadd_rn(sum_uu, __fmul_rn(weighed, unit));
+        float y = __fmul_rn(x, inverse);
+        float unit = qc_form_unit(s.form, qc_form_nearest(s.form.table, s.form, p.tables, y));
+        float by_d = __fmul_rn(d, unit);
+        sum_ux = __fadd_rn(sum_ux, __fmul_rn(by_d, x));
+        sum_uu = __fadd_rn(sum_uu, __fmul_rn(by_d, unit));
     }
     sum_ux = qc_fold_team(sum_ux);
     sum_uu = qc_fold_team(sum_uu);
     return __fdiv_rn(sum_ux, sum_uu);
 }
 
-QC_DEVICE float largest_of(const search &s, const part &p)
+QC_DEVICE float largest_of(const part &p)
 {
     float largest = 0.0f;
-    for (uint64_t i = p.lane; i < p.count; i += team)
-        largest = fmaxf(largest, fabsf(s.x[p.first + i]));
+    for (uint32_t i = p.lane; i < p.count; i += team)
+        largest = fmaxf(largest, fabsf(p.x[i]));
 #pragma unroll
     for (int mask = 8; mask > 0; mask /= 2)
         largest = fmaxf(largest, __shfl_xor_sync(QC_ALL_LANES, largest, mask));
@@ -132,33 +134,39 @@ QC_DEVICE int is_finite(float v)
     return fabsf(v) < __uint_as_float(QC_CUDA_F32_INF);
 }
 
+/* The scale at which the outermost code stands for this magnitude. */
+QC_DEVICE float scale_of(const search &s, float magnitude)
+{
+    return qc_form_scale(s.form, __fdiv_rn(magnitude, s.form.reach));
+}
+
 __global__ void __launch_bounds__(threads_per_block) find_scales(search s)
 {
     static constexpr float nf4[] = {QC_FEEDBACK_NF4_FACTORS};
     static constexpr float nf4_wide[] = {QC_FEEDBACK_NF4_WIDE_FACTORS};
     static constexpr float int8[] = {QC_FEEDBACK_INT8_FACTORS};
-    const bool is_nf4 = s.kind == QC_FORM_NF4;
-    const unsigned count = !is_nf4  ? sizeof int8 / sizeof *int8
-                           : s.wide ? sizeof nf4_wide / sizeof *nf4_wide
-                                    : sizeof nf4 / sizeof *nf4;
-    const unsigned tries = is_nf4 ? 2 * count : count; /* NF4 tries both signs */
+    const bool either_sign = s.form.signed_scales;
+    const unsigned count = !either_sign ? sizeof int8 / sizeof *int8
+                           : s.wide     ? sizeof nf4_wide / sizeof *nf4_wide
+                                        : sizeof nf4 / sizeof *nf4;
+    const unsigned tries = either_sign ? 2 * count : count;
     /* Both teams of a warp go round equally often. */
     const uint64_t pairs = (s.blocks + 1) / 2 * 2;
     for (uint64_t b = (uint64_t)blockIdx.x * teams_per_block + threadIdx.x / team; b < pairs;
          b += (uint64_t)gridDim.x * teams_per_block) {
         const part p = part_of(s, b);
-        const float largest = largest_of(s, p);
+        const float largest = largest_of(p);
         const int tiny = largest < QC_FEEDBACK_TINY;
-        float best = largest;
+        float best = scale_of(s, largest);
         double least = (double)__uint_as_float(QC_CUDA_F32_INF);
 #pragma unroll 1
         for (unsigned j = 0; j < tries; j++) {
-            const unsigned k = is_nf4 ? j / 2 : j;
-            const float factor = !is_nf4 ? int8[k] : s.wide ? nf4_wide[k] : nf4[k];
-            const float size = __fmul_rn(largest, factor);
-            const float scale = is_nf4 && j % 2 ? -size : size;
-            const double e = error_of(s, p, scale, qc_form_inverse(s.kind, scale));
-            if (is_finite(size) && !tiny && e < least) {
+            const unsigned k = either_sign ? j / 2 : j;
+            const float factor = !either_sign ? int8[k] : s.wide ? nf4_wide[k] : nf4[k];
+            const float reached = __fmul_rn(largest, factor), size = scale_of(s, reached);
+            const float scale = either_sign && j % 2 ? -size : size;
+            const double e = error_of(s, p, scale, qc_form_inverse(s.form, scale));
+            if (is_finite(reached) && !tiny && e < least) {
                 least = e;
                 best = scale;
             }
@@ -166,11 +174,12 @@ __global__ void __launch_bounds__(threads_per_block) find_scales(search s)
         int over = tiny;
 #pragma unroll 1
         for (unsigned i = 0; i < QC_FEEDBACK_REFITS; i++) {
-            const float better = refit(s, p, qc_form_inverse(s.kind, best));
-            over |= !is_finite(better) || better == best ||
-                    (is_nf4 ? fabsf(better) : better) < QC_FEEDBACK_TINY;
+            const float fit = refit(s, p, qc_form_inverse(s.form, best));
+            const float better = qc_form_scale(s.form, fit);
+            over |= !is_finite(fit) || better == best ||
+                    (either_sign ? fabsf(better) : better) < QC_FEEDBACK_TINY;
             const float scale = over ? best : better;
-            const double e = error_of(s, p, scale, qc_form_inverse(s.kind, scale));
+            const double e = error_of(s, p, scale, qc_form_inverse(s.form, scale));
             over |= !(e < least);
             if (!over) {
                 least = e;
@@ -202,13 +211,13 @@ __global__ void __launch_bounds__(threads_per_block) nest_scales(search s)
         unsigned best = own;
         for (unsigned k = 0; k < 256; k++) {
             const float scale = nested_scale(s, k, group);
-            const float size = s.kind == QC_FORM_NF4 ? fabsf(scale) : scale;
+            const float size = s.form.signed_scales ? fabsf(scale) : scale;
             const int tried =
                 searched && (k == own || (size >= __fmul_rn(target, QC_FEEDBACK_NEST_LEAST) &&
                                           size <= __fmul_rn(target, QC_FEEDBACK_NEST_MOST)));
             if (!__any_sync(QC_ALL_LANES, tried))
                 continue;
-            const float inverse = qc_form_inverse(s.kind, scale);
+            const float inverse = qc_form_inverse(s.form, scale);
             const double e = error_of(s, p, scale, inverse);
             if (tried && inverse != 0.0f && e < least) {
                 least = e;
@@ -225,10 +234,12 @@ __global__ void __launch_bounds__(threads_per_block) nest_scales(search s)
 search search_of(const qc_cuda_feedback *f, const qc_cuda_feedback_scales *a)
 {
     search s = {};
-    s.kind = a->form->ops->kind;
-    s.n = f->n;
+    s.form = qc_cuda_form_of(a->form);
+    s.unit = 1.0 / (double)s.form.span;
+    s.n = (uint32_t)f->n;
+    s.column_step = team % s.n;
     s.elems = a->rows * f->n;
-    s.block = s.kind == QC_FORM_INT8_ROWS ? f->n : a->form->block_elems;
+    s.block = s.form.by_rows ? s.n : a->form->block_elems;
     s.blocks = (s.elems + s.block - 1) / s.block;
     s.wide = s.block >= QC_FEEDBACK_WIDE;
     s.x = a->x;

@@ -70,19 +70,36 @@ typedef struct {
     qc_cuda_rows r;
 } job;
 
+qc_cuda_form qc_cuda_form_of(const qc_form *form)
+{
+    const qc_form_ops *o = form->ops;
+    return (qc_cuda_form){.table = qc_form_is_table(o),
+                          .by_rows = qc_form_by_rows(form),
+                          .integer = o->integer,
+                          .signed_scales = o->signed_scales,
+                          .step_last = o->step_last,
+                          .lowest = (float)o->lowest,
+                          .highest = (float)o->highest,
+                          .span = o->span,
+                          .step = o->step,
+                          .reach = qc_form_reach(o),
+                          .scale_dtype = form->scale_dtype};
+}
+
 /* ---- memory ---- */
 
 static uint64_t block_elems(const qc_form *form, uint64_t n)
 {
-    return form->ops->kind == QC_FORM_INT8_ROWS ? n : form->block_elems;
+    return qc_form_by_rows(form) ? n : form->block_elems;
 }
 
-/* A number of rows whose multiples begin a block, and a group. */
+/* A number of rows whose multiples begin a block, a group, and a byte of codes. */
 static uint64_t unit_rows(const qc_form *form, uint64_t n)
 {
-    if (form->ops->kind == QC_FORM_INT8_ROWS)
-        return 1;
-    const uint64_t elems = (uint64_t)form->block_elems * (form->nested ? QC_NESTED_BLOCK : 1);
+    const uint64_t least = form->ops->bits == 4 ? 2 : 1;
+    const uint64_t elems = qc_form_by_rows(form) ? least
+                           : form->nested        ? (uint64_t)form->block_elems * QC_NESTED_BLOCK
+                                                 : form->block_elems;
     const uint64_t shared = n & (~n + 1); /* the power of two in n */
     return shared >= elems ? 1 : elems / shared;
 }
@@ -395,7 +412,7 @@ static void choose(job *j, uint64_t first)
     j->count = j->rows - first < j->most ? j->rows - first : j->most;
     j->block = first * j->n / each;
     j->blocks = qc_ceil_div_u64(j->count * j->n, each);
-    j->r = (qc_cuda_rows){.kind = j->form->ops->kind,
+    j->r = (qc_cuda_rows){.form = qc_cuda_form_of(j->form),
                           .rows = j->count,
                           .n = j->n,
                           .shift = j->shift,
@@ -502,20 +519,16 @@ static qc_status calibrated(job *j, qc_error *err)
     qc_feedback_out *o = j->out;
     qc_cuda_stream s = j->f->tools.stream;
     const uint64_t elems = j->count * j->n;
+    uint8_t *packed = (uint8_t *)j->d.spare;
     unsigned long long changed = 1;
     QC_TRY(settle(j, j->d.target, j->f->d, err));
     QC_TRY(feed(j, err));
     for (unsigned i = 0; i < j->f->options.sweeps && changed; i++)
         QC_TRY(sweep(j, &changed, err));
     QC_TRY(trace(j, j->d.e, 2, err));
-    if (j->form->ops->kind == QC_FORM_NF4) {
-        uint8_t *packed = (uint8_t *)j->d.spare;
-        QC_TRY(qc_cuda_rows_pack(j->d.codes, elems, packed, s, err));
-        QC_TRY(qc_cuda_to_host((uint8_t *)o->codes + j->first * j->n / 2, packed, (elems + 1) / 2,
-                               s, err));
-    } else {
-        QC_TRY(qc_cuda_to_host((int8_t *)o->codes + j->first * j->n, j->d.codes, elems, s, err));
-    }
+    QC_TRY(qc_cuda_rows_pack(j->form->ops, j->d.codes, elems, packed, s, err));
+    QC_TRY(qc_cuda_to_host((uint8_t *)o->codes + qc_form_code_bytes(j->form, j->first * j->n),
+                           packed, qc_form_code_bytes(j->form, elems), s, err));
     QC_TRY(qc_cuda_to_host(o->absmax + j->block, j->d.absmax, j->blocks * 4, s, err));
     if (j->form->nested)
         QC_TRY(qc_cuda_to_host(o->absmax_codes + j->block, j->d.absmax_codes, j->blocks, s, err));
@@ -534,8 +547,8 @@ static qc_status add_traces(job *j, unsigned from, unsigned to, qc_error *err)
     return QC_OK;
 }
 
-/* Double quantized scales of int8 have one offset for the whole weight: the scales of all pieces
- * are found first, so a piece is brought to the device three times. */
+/* Double quantized scales without signs have one offset for the whole weight: the scales of all
+ * pieces are found first, so a piece is brought to the device three times. */
 static qc_status run_in_turns(job *j, qc_error *err)
 {
     const uint64_t blocks = qc_ceil_div_u64(j->rows * j->n, j->form->block_elems);
@@ -562,7 +575,7 @@ static qc_status run_in_turns(job *j, qc_error *err)
 
 static qc_status run(job *j, qc_error *err)
 {
-    const int offset = j->form->nested && j->form->ops->kind != QC_FORM_NF4;
+    const int offset = j->form->nested && !j->form->ops->signed_scales;
     if (offset && j->most < j->rows)
         return run_in_turns(j, err);
     for (uint64_t first = 0; first < j->rows; first += j->most) {
@@ -601,7 +614,7 @@ qc_status qc_cuda_feedback_weight_within(const qc_cuda_feedback *f, const qc_for
                                          uint64_t limit, qc_feedback_out *out,
                                          qc_feedback_result *result, qc_error *err)
 {
-    const int by_rows = form->ops->kind == QC_FORM_INT8_ROWS;
+    const int by_rows = qc_form_by_rows(form);
     const uint64_t n = f->n;
     job j = {.f = f, .form = form, .w = w, .dtype = dtype, .n = n, .rows = rows, .out = out};
     void *host = NULL;
@@ -611,10 +624,6 @@ qc_status qc_cuda_feedback_weight_within(const qc_cuda_feedback *f, const qc_for
     out->nested_offset = 0.0f;
     if (rows == 0)
         return QC_OK;
-    if (form->ops->integer)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "calibrating on a GPU: expected nf4 or int8, found %s; --device cpu does it",
-                form->ops->name);
     if (qc_mul_u64(rows, n, &elems) || elems > SIZE_MAX / 8 || n > INT32_MAX)
         QC_FAIL(err, QC_ERR_SHAPE, "a weight of %" PRIu64 " x %" PRIu64 " is too large", rows, n);
     if (!by_rows && !qc_block_size_valid(form->block_elems))

@@ -23,7 +23,7 @@ static float *random_floats(uint64_t n, float spread)
 
 /* A piece on both sides; host arrays are the first state. */
 typedef struct {
-    qc_form_kind kind;
+    qc_form form;
     uint64_t rows, n, scales;
     float *hu, *inverse, *target, *e, *absmax, *g;
     uint32_t *order;
@@ -38,12 +38,24 @@ static qd_buffer device_of(const void *host, uint64_t bytes)
     return qd_new_from(host, bytes, 0);
 }
 
-static piece make_piece(qc_form_kind kind, uint64_t rows, uint64_t n, uint32_t shift)
+/* What turns a code, as the device keeps it, into the form's. */
+static int stored(const qc_form_ops *form)
+{
+    return qc_form_is_table(form) ? 0 : form->zero;
+}
+
+/* shift 0: a scale for each row */
+static piece make_piece(const qc_form_ops *ops, uint64_t rows, uint64_t n, uint32_t shift)
 {
     static const unsigned long long none = 0;
     const uint64_t elems = rows * n;
-    piece t = {.kind = kind, .rows = rows, .n = n};
-    t.scales = kind == QC_FORM_INT8_ROWS ? rows : (elems + (1u << shift) - 1) >> shift;
+    piece t = {.form = {.ops = ops,
+                        .block_elems = shift ? 1u << shift : 0,
+                        .cols = n,
+                        .scale_dtype = QC_DTYPE_BF16},
+               .rows = rows,
+               .n = n};
+    t.scales = qc_form_scales(&t.form, elems);
     t.hu = random_floats(n * n, 0.2f);
     t.inverse = qt_alloc(n, 4);
     t.order = qt_alloc(n, 4);
@@ -62,16 +74,19 @@ static piece make_piece(qc_form_kind kind, uint64_t rows, uint64_t n, uint32_t s
     t.g = random_floats(rows * 100, 0.002f);
     t.absmax = qt_alloc(t.scales, 4);
     for (uint64_t i = 0; i < t.scales; i++) {
-        t.absmax[i] = 0.02f + 0.03f * (float)qt_uniform(&rng);
-        if (kind == QC_FORM_NF4 && i % 3 == 0)
+        t.absmax[i] = (0.02f + 0.03f * (float)qt_uniform(&rng)) / qc_form_reach(ops);
+        if (ops->signed_scales && i % 3 == 0)
             t.absmax[i] = -t.absmax[i];
         if (i % 11 == 5)
             t.absmax[i] = i % 2 ? 0.0f : 0x1p-130f;
     }
     t.codes = qt_alloc(elems, 1);
     for (uint64_t i = 0; i < elems; i++)
-        t.codes[i] = (int8_t)(kind == QC_FORM_NF4 ? (int)qt_below(&rng, 16)
-                                                  : (int)qt_below(&rng, 255) - 127);
+        t.codes[i] =
+            (int8_t)(qc_form_is_table(ops)
+                         ? (int)qt_below(&rng, 16)
+                         : ops->lowest +
+                               (int)qt_below(&rng, (uint64_t)(ops->highest - ops->lowest + 1)));
     t.d_hu = device_of(t.hu, n * n * 4);
     t.d_inverse = device_of(t.inverse, n * 4);
     t.d_target = device_of(t.target, elems * 4);
@@ -83,7 +98,7 @@ static piece make_piece(qc_form_kind kind, uint64_t rows, uint64_t n, uint32_t s
     t.d_changed = device_of(&none, 8);
     t.d_less = qd_new(rows * QC_CUDA_PANEL * 4, 0);
     t.d_from = qd_new(t.scales * 4, 0);
-    t.p = (qc_cuda_rows){.kind = kind,
+    t.p = (qc_cuda_rows){.form = qc_cuda_form_of(&t.form),
                          .rows = rows,
                          .n = n,
                          .shift = shift,
@@ -119,16 +134,7 @@ static void free_piece(piece *t)
 
 static float scale_at(const piece *t, uint64_t row, uint64_t col)
 {
-    return t->absmax[t->kind == QC_FORM_INT8_ROWS ? row : (row * t->n + col) >> t->p.shift];
-}
-
-static float value_of(qc_form_kind kind, int code, float scale)
-{
-    if (kind == QC_FORM_NF4)
-        return qc_nf4_code[code] * scale;
-    if (kind == QC_FORM_INT8_ROWS)
-        return ((float)code * scale) * QC_INT8_STEP;
-    return ((float)code * QC_INT8_STEP) * scale;
+    return t->absmax[qc_form_by_rows(&t->form) ? row : (row * t->n + col) >> t->p.shift];
 }
 
 /* What quant's table makes of sixteen rows, into the host's arrays. */
@@ -136,6 +142,7 @@ static uint32_t by_lanes(piece *t, uint64_t row, uint64_t col, uint32_t cols, in
                          float *by_place)
 {
     static qc_tile tile;
+    const qc_form_ops *form = t->form.ops;
     static float inside[QC_TILE_COLS * QC_TILE_COLS];
     uint32_t changed = 0;
     memset(&tile, 0, sizeof tile);
@@ -150,18 +157,17 @@ static uint32_t by_lanes(piece *t, uint64_t row, uint64_t col, uint32_t cols, in
             tile.in[k][l] = sweeping ? t->g[r * 100 + k] : target + t->g[r * 100 + k];
             tile.target[k][l] = target;
             tile.scale[k][l] = scale;
-            tile.inverse[k][l] = qc_feedback_inverse(qc_form_ops_of(t->kind), scale);
-            tile.code[k][l] = t->codes[r * t->n + column];
-            tile.value[k][l] = value_of(t->kind, tile.code[k][l], scale);
+            tile.inverse[k][l] = qc_feedback_inverse(form, scale);
+            tile.code[k][l] = t->codes[r * t->n + column] + stored(form);
+            tile.value[k][l] = form->value(tile.code[k][l], scale);
         }
     if (sweeping) {
         for (unsigned l = 0; l < QC_LANES; l++) /* rows that are not there change nothing */
             for (uint32_t k = 0; k < cols && row + l >= t->rows; k++)
-                tile.code[k][l] = t->kind == QC_FORM_NF4 ? 7 : 0;
-        changed = qc_feedback_lanes_scalar.sweep(&tile, cols, inside, t->inverse + col,
-                                                 qc_form_ops_of(t->kind));
+                tile.code[k][l] = form->zero;
+        changed = qc_feedback_lanes_scalar.sweep(&tile, cols, inside, t->inverse + col, form);
     } else {
-        qc_feedback_lanes_scalar.feed(&tile, cols, inside, qc_form_ops_of(t->kind));
+        qc_feedback_lanes_scalar.feed(&tile, cols, inside, form);
     }
     for (unsigned l = 0; l < QC_LANES && row + l < t->rows; l++)
         for (uint32_t k = 0; k < cols; k++) {
@@ -169,7 +175,7 @@ static uint32_t by_lanes(piece *t, uint64_t row, uint64_t col, uint32_t cols, in
             by_place[r * QC_TILE_COLS + k] =
                 sweeping ? tile.error[k][l] - t->e[at] : tile.error[k][l];
             t->e[at] = tile.error[k][l];
-            t->codes[at] = (int8_t)tile.code[k][l];
+            t->codes[at] = (int8_t)(tile.code[k][l] - stored(form));
         }
     return changed;
 }
@@ -177,19 +183,21 @@ static uint32_t by_lanes(piece *t, uint64_t row, uint64_t col, uint32_t cols, in
 static void panels_are_those_of_quant(void **state)
 {
     static const struct {
-        qc_form_kind kind;
+        const qc_form_ops *form;
         uint64_t rows, n, col;
         uint32_t cols, shift;
     } cases[] = {
-        {QC_FORM_NF4, 70, 192, 64, 64, 6},        {QC_FORM_NF4, 33, 101, 64, 37, 6},
-        {QC_FORM_NF4, 1, 64, 32, 32, 5},          {QC_FORM_INT8_ROWS, 40, 77, 13, 64, 0},
-        {QC_FORM_INT8_BLOCKS, 64, 128, 0, 64, 7}, {QC_FORM_INT8_BLOCKS, 5, 65, 64, 1, 6},
+        {&qc_form_nf4, 70, 192, 64, 64, 6},        {&qc_form_nf4, 33, 101, 64, 37, 6},
+        {&qc_form_nf4, 1, 64, 32, 32, 5},          {&qc_form_int8_rows, 40, 77, 13, 64, 0},
+        {&qc_form_int8_blocks, 64, 128, 0, 64, 7}, {&qc_form_int8_blocks, 5, 65, 64, 1, 6},
+        {&qc_form_w4a16, 45, 128, 64, 64, 7},      {&qc_form_w4a16, 9, 70, 6, 64, 0},
+        {&qc_form_w8a16, 20, 96, 32, 32, 5},       {&qc_form_w8a8, 33, 75, 11, 64, 0},
     };
     (void)state;
     for (unsigned c = 0; c < sizeof cases / sizeof *cases; c++)
         for (int sweeping = 0; sweeping < 2; sweeping++) {
             const uint64_t rows = cases[c].rows, n = cases[c].n;
-            piece t = make_piece(cases[c].kind, rows, n, cases[c].shift);
+            piece t = make_piece(cases[c].form, rows, n, cases[c].shift);
             float *want = qt_alloc(rows * QC_TILE_COLS, 4);
             uint64_t changed = 0;
             qd_buffer place = qd_new(rows * n * 4, 0);
@@ -229,16 +237,17 @@ static void panels_are_those_of_quant(void **state)
 static void refit_is_the_best(void **state)
 {
     (void)state;
-    for (unsigned c = 0; c < 3; c++) {
-        const qc_form_kind kind = c == 2 ? QC_FORM_INT8_ROWS : QC_FORM_NF4;
+    for (unsigned c = 0; c < 5; c++) {
+        static const qc_form_ops *const forms[] = {&qc_form_nf4, &qc_form_nf4, &qc_form_int8_rows,
+                                                   &qc_form_w4a16, &qc_form_w8a16};
+        const qc_form_ops *form = forms[c];
         const uint64_t rows = 37, n = 64;
-        piece t = make_piece(kind, rows, n, 6);
+        piece t = make_piece(form, rows, n, c == 2 ? 0 : 6);
         float *units = qt_alloc(rows * n, 4), *v = qt_alloc(rows * n, 4);
         double *sums = qt_alloc(rows * 2, 8);
         uint64_t moved = 0;
         for (uint64_t i = 0; i < rows * n; i++) {
-            units[i] =
-                kind == QC_FORM_NF4 ? qc_nf4_code[t.codes[i]] : (float)t.codes[i] * QC_INT8_STEP;
+            units[i] = form->unit(t.codes[i] + stored(form));
             v[i] = units[i] * 3.0f;
         }
         qd_buffer d_units = qd_new(rows * n * 4, 0), d_v = device_of(v, rows * n * 4);
@@ -273,7 +282,7 @@ static void refit_is_the_best(void **state)
         unsigned long long *count = qd_take(&t.d_changed, "changed");
         float *from = qd_take(&t.d_from, "from_absmax");
         for (uint64_t i = 0; i < t.scales; i++) {
-            const float want = qc_feedback_inverse(qc_form_ops_of(kind), absmax[i]);
+            const float want = qc_feedback_inverse(form, absmax[i]);
             qd_same(&from[i], &want, 4, "from_absmax");
         }
         free(from);
@@ -286,14 +295,21 @@ static void refit_is_the_best(void **state)
                 uu += (double)units[r * n + k] * (double)v[r * n + k];
             }
             const double want = (double)old + ug / uu;
-            const int possible = kind == QC_FORM_NF4 || want > 0.0;
-            QT_CHECK(fabs((double)now - (possible ? want : (double)old)) <= 1e-6 * fabs(want),
+            const int possible = form->signed_scales || want > 0.0;
+            if (form->integer) { /* the scale's dtype may hold nothing that is better */
+                const float held = qc_form_round_scale(&t.form, (float)want);
+                QT_CHECK(now == held || now == old, "row %" PRIu64 ": %g, not %g", r, (double)now,
+                         (double)held);
+            }
+            QT_CHECK(form->integer ||
+                         fabs((double)now - (possible ? want : (double)old)) <= 1e-6 * fabs(want),
                      "row %" PRIu64 ": %g, not %g", r, (double)now, want);
             moved += now != old;
             if (c == 0)
                 qd_same(before + r * QC_CUDA_PANEL, t.e + r * n, n * 4, "before");
             for (uint64_t k = 0; k < n && now != old; k++) {
-                const float error = t.target[r * n + k] - value_of(kind, t.codes[r * n + k], now);
+                const float error =
+                    t.target[r * n + k] - form->value(t.codes[r * n + k] + stored(form), now);
                 const float less = (float)((double)now - (double)old) * v[r * n + k];
                 const float true_g = t.g[r * 100 + k] - (c == 1 ? 0.0f : less);
                 qd_same(&e[r * n + k], &error, 4, "e");
@@ -317,10 +333,35 @@ static void refit_is_the_best(void **state)
     }
 }
 
+/* An odd number of codes, in every form, as qc_form_put_code stores them. */
+static void codes_are_packed(void **state)
+{
+    static const qc_form_ops *const forms[] = {&qc_form_nf4, &qc_form_int8_rows, &qc_form_w4a16,
+                                               &qc_form_w8a16, &qc_form_w8a8};
+    (void)state;
+    for (unsigned f = 0; f < sizeof forms / sizeof *forms; f++) {
+        const qc_form form = {.ops = forms[f]};
+        const uint64_t elems = 9 * 31, bytes = qc_form_code_bytes(&form, elems);
+        piece t = make_piece(forms[f], 9, 31, 0);
+        uint8_t *want = qt_alloc(bytes, 1);
+        for (uint64_t i = 0; i < elems; i++)
+            qc_form_put_code(forms[f], want, i, t.codes[i] + stored(forms[f]));
+        if (forms[f]->bits == 4)
+            qc_form_put_code(forms[f], want, elems, forms[f]->zero);
+        qd_buffer packed = qd_new(bytes, 0);
+        QD_OK(qc_cuda_rows_pack(forms[f], t.d_codes.p, elems, packed.p, qd.stream, &qd.err));
+        uint8_t *got = qd_take(&packed, "packed");
+        qd_same(got, want, bytes, forms[f]->name);
+        free(got);
+        free(want);
+        free_piece(&t);
+    }
+}
+
 static void plain_things(void **state)
 {
     const uint64_t rows = 13, n = 75;
-    piece t = make_piece(QC_FORM_NF4, rows, n, 6);
+    piece t = make_piece(&qc_form_nf4, rows, n, 6);
     double *sums = qt_alloc(rows, 8);
     uint8_t *none = qt_alloc(8, 1);
     (void)state;
@@ -328,17 +369,15 @@ static void plain_things(void **state)
         sums[r] = 1.0;
     memset(none, 0xff, 8);
     qd_buffer d_sums = device_of(sums, rows * 8), d_square = qd_new(20 * 20 * 4, 0);
-    qd_buffer d_packed = qd_new((rows * n + 1) / 2, 0), d_bad = device_of(none, 8);
+    qd_buffer d_bad = device_of(none, 8);
     qd_buffer d_cast = qd_new(rows * n * 4, 0);
     const qc_cuda_strip target = {t.d_target.p, n}, error = {t.d_e.p, n};
     QD_OK(qc_cuda_rows_dot(&target, &error, rows, 70, d_sums.p, qd.stream, &qd.err));
     QD_OK(qc_cuda_rows_square(t.d_hu.p, n, 31, 20, d_square.p, qd.stream, &qd.err));
-    QD_OK(qc_cuda_rows_pack(t.d_codes.p, rows * n, d_packed.p, qd.stream, &qd.err));
     QD_OK(qc_cuda_rows_cast(t.d_codes.p, QC_DTYPE_BF16, rows * n / 2, d_cast.p, d_bad.p, qd.stream,
                             &qd.err));
     double *got = qd_take(&d_sums, "sums");
     float *square = qd_take(&d_square, "square"), *floats = qd_take(&d_cast, "cast");
-    uint8_t *packed = qd_take(&d_packed, "packed");
     uint64_t *bad = qd_take(&d_bad, "bad");
     for (uint64_t r = 0; r < rows; r++) {
         double want = 1.0;
@@ -350,8 +389,6 @@ static void plain_things(void **state)
         for (uint64_t k = 0; k < 20; k++)
             qd_same(&square[i * 20 + k], &t.hu[(31 + (i < k ? i : k)) * n + 31 + (i < k ? k : i)],
                     4, "square");
-    for (uint64_t i = 0; i < rows * n + 1; i++)
-        assert_int_equal(qt_nibble(packed, i), i < rows * n ? t.codes[i] : 7);
     for (uint64_t i = 0; i < rows * n / 2; i++) {
         uint16_t half;
         memcpy(&half, t.codes + 2 * i, 2);
@@ -362,7 +399,6 @@ static void plain_things(void **state)
     free(got);
     free(square);
     free(floats);
-    free(packed);
     free(bad);
     free(sums);
     free(none);
@@ -377,6 +413,7 @@ static void grids_go_round(void **state)
         qc_shim_set_grid(grid);
         panels_are_those_of_quant(state);
         refit_is_the_best(state);
+        codes_are_packed(state);
         plain_things(state);
     }
     qc_shim_set_grid(0);
@@ -388,6 +425,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(panels_are_those_of_quant),
         cmocka_unit_test(refit_is_the_best),
+        cmocka_unit_test(codes_are_packed),
         cmocka_unit_test(plain_things),
 #ifdef QC_CUDA_SHIM
         cmocka_unit_test(grids_go_round),

@@ -39,6 +39,16 @@ static const a_case cases[] = {
     {{.ops = &qc_form_int8_blocks, .block_elems = 64, .nested = 0}, 6, 100, ANY, 1},
     {{.ops = &qc_form_int8_blocks, .block_elems = 64, .nested = 1}, 9, 128, ANY, 1},
     {{.ops = &qc_form_int8_blocks, .block_elems = 256, .nested = 1}, 6, 512, ZEROS, 1},
+    {{.ops = &qc_form_w4a16, .block_elems = 128, .scale_dtype = QC_DTYPE_BF16}, 9, 256, ANY, 1},
+    {{.ops = &qc_form_w4a16, .block_elems = 32, .scale_dtype = QC_DTYPE_F16}, 7, 100, ANY, 0},
+    {{.ops = &qc_form_w4a16, .block_elems = 0, .scale_dtype = QC_DTYPE_F32}, 5, 600, ANY, 1},
+    {{.ops = &qc_form_w4a16, .block_elems = 64, .scale_dtype = QC_DTYPE_F16}, 4, 128, TINY, 1},
+    {{.ops = &qc_form_w4a16, .block_elems = 64, .scale_dtype = QC_DTYPE_BF16}, 4, 128, ZEROS, 1},
+    {{.ops = &qc_form_w4a16, .block_elems = 64, .scale_dtype = QC_DTYPE_F16}, 4, 128, HUGE_ONES, 0},
+    {{.ops = &qc_form_w8a16, .block_elems = 64, .scale_dtype = QC_DTYPE_F16}, 6, 128, ANY, 1},
+    {{.ops = &qc_form_w8a16, .block_elems = 0, .scale_dtype = QC_DTYPE_BF16}, 7, 300, ZEROS, 1},
+    {{.ops = &qc_form_w8a8, .block_elems = 0, .scale_dtype = QC_DTYPE_BF16}, 5, 65, TINY, 0},
+    {{.ops = &qc_form_w8a8, .block_elems = 0, .scale_dtype = QC_DTYPE_F32}, 3, 1, ANY, 1},
 };
 
 /* What a weight, or T, can be; a few are zero, of either sign. */
@@ -97,8 +107,7 @@ static void check(qt_rng *rng, const a_case *c, unsigned number)
     if (c->form.nested) {
         /* As the weight's driver does: the host nests what was found. */
         const qc_quant_ops *ops = qc_quant_ops_for(QC_ISA_SCALAR);
-        const float offset =
-            c->form.ops->kind == QC_FORM_NF4 ? 0.0f : qc_nested_offset(found, blocks);
+        const float offset = c->form.ops->signed_scales ? 0.0f : qc_nested_offset(found, blocks);
         uint8_t *host_codes = qt_alloc(blocks, 1);
         float *host_nested = qt_alloc(groups, 4);
         for (uint32_t b = 0; b < blocks; b += QC_NESTED_BLOCK)
@@ -151,18 +160,26 @@ static void scales_are_the_cpus(void **state)
 /* Thresholds, ties, subnormals, the largest floats, any exponent; shapes by chance. */
 static void hard_values(void **state)
 {
-    static const qc_form_kind kinds[] = {QC_FORM_NF4, QC_FORM_INT8_BLOCKS, QC_FORM_INT8_ROWS};
+    static const struct {
+        const qc_form_ops *ops;
+        int by_row, nested;
+        qc_dtype scale_dtype;
+    } kinds[] = {
+        {&qc_form_nf4, 0, 1, QC_DTYPE_F32},       {&qc_form_int8_blocks, 0, 1, QC_DTYPE_F32},
+        {&qc_form_int8_rows, 1, 0, QC_DTYPE_F32}, {&qc_form_w4a16, 0, 0, QC_DTYPE_F16},
+        {&qc_form_w8a16, 0, 0, QC_DTYPE_BF16},    {&qc_form_w8a8, 1, 0, QC_DTYPE_F16}};
+    enum { COUNT = sizeof kinds / sizeof *kinds };
     qt_rng rng = qt_rng_start("gpu scales of hard values");
     (void)state;
-    for (unsigned i = 0; i < 3 * QD_KINDS; i++) {
-        const qc_form_kind kind = kinds[i % 3];
-        const int by_row = kind == QC_FORM_INT8_ROWS;
-        const a_case c = {{.ops = qc_form_ops_of(kind),
-                           .block_elems = by_row ? 0 : 32u << qt_below(&rng, 3),
-                           .nested = !by_row},
+    for (unsigned i = 0; i < COUNT * QD_KINDS; i++) {
+        const unsigned f = i % COUNT;
+        const a_case c = {{.ops = kinds[f].ops,
+                           .block_elems = kinds[f].by_row ? 0 : 32u << qt_below(&rng, 3),
+                           .nested = kinds[f].nested,
+                           .scale_dtype = kinds[f].scale_dtype},
                           6 + qt_below(&rng, 7),
                           1 + qt_below(&rng, 200),
-                          (values)(HARD + i / 3),
+                          (values)(HARD + i / COUNT),
                           (int)(qt_below(&rng, 4) > 0)};
         check(&rng, &c, 100 + i);
     }

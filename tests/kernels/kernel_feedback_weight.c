@@ -76,9 +76,8 @@ static void compare(const made *got, const made *want, double most, const char *
     const uint64_t elems = want->rows * want->n;
     uint64_t codes = 0, scales = 0;
     for (uint64_t i = 0; i < elems; i++)
-        codes += got->form.ops->kind == QC_FORM_NF4
-                     ? qt_nibble(got->codes, i) != qt_nibble(want->codes, i)
-                     : got->codes[i] != want->codes[i];
+        codes += qc_form_code_at(got->form.ops, got->codes, i) !=
+                 qc_form_code_at(want->form.ops, want->codes, i);
     for (uint64_t b = 0; b < want->blocks; b++)
         scales += fabsf(got->absmax[b] - want->absmax[b]) > 1e-5f * fabsf(want->absmax[b]);
     if (getenv("QC_TEST_SHOW"))
@@ -105,6 +104,11 @@ typedef struct {
     unsigned sweeps;
     qc_dtype dtype;
 } a_case;
+
+#define W4(block, dtype)                                                                           \
+    {                                                                                              \
+        .ops = &qc_form_w4a16, .block_elems = (block), .scale_dtype = QC_DTYPE_##dtype             \
+    }
 
 /* Small ones, and n above a super of 512 columns. */
 static const a_case cases[] = {
@@ -142,6 +146,35 @@ static const a_case cases[] = {
      2,
      QC_DTYPE_F32},
     {{.ops = &qc_form_nf4, .block_elems = 1024, .nested = 0}, 3, 1024, 0, 0, 0, 1, QC_DTYPE_F32},
+    {W4(128, BF16), 40, 256, 1, 1, 0, 3, QC_DTYPE_BF16},
+    {W4(32, F16), 70, 96, 0, 0, 0, 2, QC_DTYPE_F16},
+    {W4(64, F16), 33, 101, 0, 0, 1, 2, QC_DTYPE_F32},
+    {W4(0, F32), 12, 600, 0, 0, 0, 2, QC_DTYPE_F32},
+    {W4(0, BF16), 9, 75, 0, 1, 1, 1, QC_DTYPE_F32},
+    {{.ops = &qc_form_w8a16, .block_elems = 64, .scale_dtype = QC_DTYPE_F16},
+     40,
+     128,
+     1,
+     0,
+     1,
+     2,
+     QC_DTYPE_F16},
+    {{.ops = &qc_form_w8a16, .block_elems = 0, .scale_dtype = QC_DTYPE_BF16},
+     10,
+     520,
+     0,
+     0,
+     0,
+     2,
+     QC_DTYPE_BF16},
+    {{.ops = &qc_form_w8a8, .block_elems = 0, .scale_dtype = QC_DTYPE_F16},
+     37,
+     50,
+     0,
+     1,
+     1,
+     2,
+     QC_DTYPE_F32},
 };
 
 static void weights_are_the_cpus(void **state)
@@ -164,8 +197,8 @@ static void weights_are_the_cpus(void **state)
         made want = quantize_with(f, c.form, w, c.rows, c.n);
         made got = quantize_on_device(&gpu, c.form, source, c.dtype, c.rows, 0);
         (void)snprintf(what, sizeof what, "case %u", i);
-        /* int8: steps are finer, so that more values lie near the middle of two */
-        const double most = c.form.ops->kind == QC_FORM_NF4 ? 0.02 : 0.05;
+        /* 8 bits: steps are finer, so that more values lie near the middle of two */
+        const double most = c.form.ops->bits == 4 ? 0.02 : 0.05;
         compare(&got, &want, most, what);
         if (c.pieces) {
             made parts = quantize_on_device(&gpu, c.form, source, c.dtype, c.rows, 1);
@@ -214,11 +247,6 @@ static void what_is_refused(void **state)
     assert_int_equal(
         qc_cuda_feedback_weight(&gpu, &form, w, QC_DTYPE_F32, 50, &out, &result, &qd.err),
         QC_ERR_USAGE);
-    const qc_form integer = {.ops = &qc_form_w4a16, .block_elems = 32, .scale_dtype = QC_DTYPE_F16};
-    assert_int_equal(
-        qc_cuda_feedback_weight(&gpu, &integer, w, QC_DTYPE_F32, 50, &out, &result, &qd.err),
-        QC_ERR_UNSUPPORTED);
-    assert_non_null(strstr(qd.err.msg, "found w4a16"));
     form.block_elems = 64;
     qc_interrupt();
     assert_int_equal(
@@ -238,7 +266,8 @@ static void what_is_refused(void **state)
 static void bytes_are_told(void **state)
 {
     const qc_form nf4 = {.ops = &qc_form_nf4, .block_elems = 64, .nested = 1},
-                  rows = {.ops = &qc_form_int8_rows, .block_elems = 0, .nested = 0};
+                  rows = {.ops = &qc_form_int8_rows, .block_elems = 0, .nested = 0},
+                  channels = {.ops = &qc_form_w4a16, .block_elems = 0};
     const uint64_t all = qc_cuda_feedback_weight_bytes(8192, 8192, &nf4, 1);
     (void)state;
     assert_true(all > UINT64_C(13) * 8192 * 8192 && all < UINT64_C(14) * 8192 * 8192);
@@ -248,6 +277,9 @@ static void bytes_are_told(void **state)
                 qc_cuda_feedback_weight_bytes(16384, 4097, &nf4, 1));
     assert_true(qc_cuda_feedback_weight_least_bytes(5, 4097, &rows, 1) ==
                 qc_cuda_feedback_weight_bytes(1, 4097, &rows, 1));
+    /* a byte has the codes of two rows */
+    assert_true(qc_cuda_feedback_weight_least_bytes(5, 4097, &channels, 1) ==
+                qc_cuda_feedback_weight_bytes(2, 4097, &channels, 1));
     assert_true(qc_cuda_feedback_weight_bytes(UINT64_MAX, 4096, &nf4, 1) == UINT64_MAX);
 }
 

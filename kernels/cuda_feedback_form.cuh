@@ -1,0 +1,73 @@
+/* What the codes of a form stand for, and which one is nearest to a value, as calibrating computes
+ * it: the names are those of quant/quant_form.h. `table` is f.table; kernels that are compiled for
+ * it have it as a constant. */
+#ifndef QC_KERNELS_CUDA_FEEDBACK_FORM_CUH
+#define QC_KERNELS_CUDA_FEEDBACK_FORM_CUH
+
+#include "kernels/cuda_feedback_internal.h"
+#include "kernels/cuda_scale_search_internal.cuh"
+
+/* The number of a code: its value in NF4, otherwise the code itself, which is kept without `zero`
+ * on the device. All lanes of the warp take part, here and below. */
+QC_DEVICE float qc_form_number(bool table, const qc_nf4_tables &tables, int code)
+{
+    if (table)
+        return __shfl_sync(QC_ALL_LANES, tables.code, code & 15);
+    return (float)code;
+}
+
+/* The number nearest to y, which is a value times the inverse of its scale, among evenly spaced
+ * codes. */
+QC_DEVICE float qc_form_even(const qc_cuda_form &f, float y)
+{
+    return qc_round_even(fmaxf(fminf(y, f.highest), f.lowest));
+}
+
+QC_DEVICE int qc_form_code(bool table, const qc_cuda_form &f, const qc_nf4_tables &tables, float y)
+{
+    if (table)
+        return (int)(qc_nf4_search(tables, qc_nf4_clamped(y)) & 15u);
+    return (int)qc_form_even(f, y);
+}
+
+/* The number of that code. */
+QC_DEVICE float qc_form_nearest(bool table, const qc_cuda_form &f, const qc_nf4_tables &tables,
+                                float y)
+{
+    if (table)
+        return qc_form_number(table, tables, qc_form_code(table, f, tables, y));
+    return qc_form_even(f, y);
+}
+
+/* The value of a number at a scale of 1. */
+QC_DEVICE float qc_form_unit(const qc_cuda_form &f, float number)
+{
+    return __fmul_rn(number, f.step);
+}
+
+/* What a reader makes of a number; step_last is f.step_last. */
+QC_DEVICE float qc_form_made(bool table, bool step_last, const qc_cuda_form &f, float number,
+                             float scale)
+{
+    if (table)
+        return __fmul_rn(number, scale);
+    if (step_last)
+        return __fmul_rn(__fmul_rn(number, scale), f.step);
+    return __fmul_rn(__fmul_rn(number, f.step), scale);
+}
+
+/* As qc_feedback_inverse. */
+QC_DEVICE float qc_form_inverse(const qc_cuda_form &f, float scale)
+{
+    if (!(fabsf(scale) >= 0x1p-118f))
+        return 0.0f;
+    return __fmul_rn(__frcp_rn(scale), f.span);
+}
+
+/* As qc_form_round_scale, but not for NaN. */
+QC_DEVICE float qc_form_scale(const qc_cuda_form &f, float s)
+{
+    return f.integer ? copysignf(qc_round_scale(f.scale_dtype, fabsf(s)), s) : s;
+}
+
+#endif
