@@ -79,21 +79,19 @@ static void free_layer(qc_llama_weights *w)
         free(w->vectors[i]);
 }
 
-/* A matrix as NF4, with one scale a block. */
-static void make_nf4(const qc_llama_matrix *m, qc_weights *w, void **codes, float **absmax)
+/* A matrix in a form, with one scale a block of 32. */
+static void make_coded(const qc_form_ops *ops, const qc_llama_matrix *m, qc_weights *w,
+                       void **codes, float **absmax)
 {
+    const qc_form form = {
+        .ops = ops, .block_elems = 32, .cols = m->cols, .scale_dtype = QC_DTYPE_BF16};
     uint64_t n = m->rows * m->cols;
-    qc_piece_sums sums;
-    *codes = qt_alloc((n + 1) / 2, 1);
-    *absmax = qt_alloc((n + 63) / 64, sizeof **absmax);
-    qc_quant_ops_for(QC_ISA_SCALAR)
-        ->nf4_quantize(m->dense, QC_DTYPE_F32, n, 64, *codes, *absmax, NULL, &sums);
-    *w = (qc_weights){.form.ops = &qc_form_nf4,
-                      .rows = m->rows,
-                      .form.cols = m->cols,
-                      .form.block_elems = 64,
-                      .codes = *codes,
-                      .absmax = *absmax};
+    qc_piece_sums sums = {0};
+    *codes = qt_alloc(qc_form_code_bytes(&form, n), 1);
+    *absmax = qt_alloc(qc_form_scales(&form, n), sizeof **absmax);
+    const qc_form_out out = {.codes = *codes, .absmax = *absmax};
+    ops->quantize(qc_quant_ops_for(QC_ISA_SCALAR), &form, m->dense, QC_DTYPE_F32, n, &out, &sums);
+    *w = (qc_weights){.form = form, .rows = m->rows, .codes = *codes, .absmax = *absmax};
 }
 
 /* ---- the engine ---- */
@@ -186,18 +184,18 @@ static uint64_t cpu_to(qc_llama_cpu *cpu, const qc_llama_weights *w, qc_llama_po
     return n;
 }
 
-static void check_points(int extras)
+static void check_points(int extras, const qc_form_ops *ops)
 {
     qc_error err = {0};
     qc_llama_cpu cpu;
     qc_llama_weights wz, wx;
-    qc_weights nf4;
+    qc_weights coded;
     void *codes = NULL;
     float *absmax = NULL;
     new_cpu(&cpu);
     make_layer(&wz, extras);
     wx = wz; /* but for o, which is replaced */
-    make_nf4(&wz.matrices[QC_LLAMA_O], &nf4, &codes, &absmax);
+    make_coded(ops, &wz.matrices[QC_LLAMA_O], &coded, &codes, &absmax);
     stream z = {random_floats((size_t)TOKENS * HIDDEN, 0.0, 1.0),
                 qt_alloc((size_t)TOKENS * Q_COLS, sizeof(float)),
                 qt_alloc((size_t)TOKENS * INTERMEDIATE, sizeof(float))};
@@ -215,7 +213,7 @@ static void check_points(int extras)
     for (int at = QC_LLAMA_AT_QKV; at <= QC_LLAMA_AT_END; at++) {
         qc_llama_point point = (qc_llama_point)at;
         if (point == QC_LLAMA_AT_GATE) {
-            wx.matrices[QC_LLAMA_O].quantized = &nf4;
+            wx.matrices[QC_LLAMA_O].quantized = &coded;
             assert_int_equal(c->ops->quantized(c, QC_LLAMA_O, &err), QC_OK);
         }
         cpu_to(&cpu, &wz, point, &z);
@@ -259,8 +257,8 @@ static void check_points(int extras)
 static void test_points(void **state)
 {
     (void)state;
-    check_points(0);
-    check_points(1);
+    check_points(0, &qc_form_nf4);
+    check_points(1, &qc_form_w4a16);
 }
 
 /* Head: more windows than one chunk of 4096 tokens holds. */
