@@ -69,6 +69,17 @@ class CalibrateDevice(OutputCase):
         gpu, _, _ = self.convert("gpu", "cuda", *args)
         self.compare(gpu, cpu, 2)
 
+    def test_integers(self):
+        """Those that the forward pass takes on, and W8A8 with moments of a file below."""
+        for form in (("int4", "--block-size", "64"), ("int4", "--block-size", "channel"),
+                     ("int8", "--format", "compressed-tensors", "--activation-bits", "16")):
+            args = ("--to", *form, *LESS, *TEXT, "--force")
+            cpu, on_cpu, _ = self.convert("cpu", "cpu", *args)
+            gpu, on_gpu, _ = self.convert("gpu", "cuda", *args)
+            self.compare(gpu, cpu, 2)
+            self.assertNotEqual(on_gpu, on_cpu)
+            self.ok("verify", "gpu", "--against", MODEL, "-q")
+
     def test_moments_of_a_file(self):
         n, module = 192, "model.layers.0.self_attn.k_proj"
         data = struct.pack("<%dd" % n ** 2, *((1.0 + i % 7 if i == j else 0.9 / (1 + abs(i - j)))
@@ -81,10 +92,11 @@ class CalibrateDevice(OutputCase):
         text += b" " * (-len(text) % 8)
         with open(self.path("m.safetensors"), "wb") as f:
             f.write(struct.pack("<Q", len(text)) + text + data + struct.pack("<q", 5000))
-        args = ("--to", "nf4", "--hessians", "m.safetensors")
-        cpu, _, _ = self.convert("cpu", "cpu", *args)
-        gpu, _, _ = self.convert("gpu", "cuda", *args)
-        self.compare(gpu, cpu, 1, 1.0)
+        for form in (("nf4",), ("int8", "--format", "compressed-tensors")):
+            args = ("--to", *form, "--hessians", "m.safetensors", "--force", "--split-fused")
+            cpu, _, _ = self.convert("cpu", "cpu", *args)
+            gpu, _, _ = self.convert("gpu", "cuda", *args)
+            self.compare(gpu, cpu, 1, 1.0)
 
     def test_continues_on_the_same_device_only(self):
         """Twice the same bytes, too."""
