@@ -105,7 +105,7 @@ static qc_status serve_options(const char **out, const qc_options *o, const qc_f
 /* Finds out which tools load the output, and warns before the work where only qconv does. The
  * report outlives the plan. */
 static qc_status settle_loaders(qc_convert_report *r, const qc_plan *plan, const qc_options *o,
-                                const char *vllm, qc_error *err)
+                                const char *vllm, const qc_fit *fit, qc_error *err)
 {
     qc_loaders *loaders = NULL;
     QC_TRY(qc_arena_alloc(o->call.arena, &loaders, 1, sizeof(qc_loaders), err));
@@ -118,7 +118,7 @@ static qc_status settle_loaders(qc_convert_report *r, const qc_plan *plan, const
     if (!o->engines)
         return QC_OK;
     qc_served served;
-    QC_TRY(qc_served_of_plan(&served, plan, loaders, err));
+    QC_TRY(qc_tp_served(&served, plan, loaders, fit, err));
     return qc_engines_refuse(&served, o->engines, &o->call, err);
 }
 
@@ -230,7 +230,7 @@ static qc_status convert_model(const qc_options *o, qc_checkpoint *model, qc_ran
     }
     warn_of_config(model, plan, o);
     fill_report(report, plan, o);
-    QC_TRY(settle_loaders(report, plan, o, vllm, err));
+    QC_TRY(settle_loaders(report, plan, o, vllm, plan == &placed.plan ? &placed.fit : NULL, err));
     QC_TRY(qc_calibrate_choose(plan, err));
     QC_TRY(qc_part_begin(&part, rank, plan, &o->convert, err));
     if (o->convert.dry_run) {

@@ -5,6 +5,7 @@
 #include "convert/fit/fit_report.h"
 #include "convert/fit/fit_suggest.h"
 #include "convert/fit/planned_model.h"
+#include "convert/fit/tensor_parallel.h"
 #include "convert/fit/train_plan.h"
 #include "convert/hardware/hardware.h"
 #include "convert/known/known_models.h"
@@ -77,13 +78,13 @@ static qc_status find_contexts(qc_fit_report *r, const qc_planned_model *planned
 }
 
 /* A plan says nothing of compression, which convert decides. */
-static qc_status ask_engines(const qc_options *o, const qc_plan *plan, const qc_loaders *loaders,
-                             qc_error *err)
+static qc_status ask_engines(const qc_options *o, const qc_planned_model *planned,
+                             const qc_loaders *loaders, qc_error *err)
 {
     qc_served served;
     if (!o->engines)
         return QC_OK;
-    QC_TRY(qc_served_of_plan(&served, plan, loaders, err));
+    QC_TRY(qc_tp_served(&served, &planned->plan, loaders, &planned->fit, err));
     served.compressed = 0;
     return qc_engines_refuse(&served, o->engines, &o->call, err);
 }
@@ -102,7 +103,7 @@ static qc_status answer(const qc_options *o, qc_arena *arena, const qc_plan_subj
     qc_loaders loaders;
     QC_TRY(qc_loaders_of(&loaders, &planned.plan, err));
     qc_loaders_warn(&loaders, &planned.plan, &o->call);
-    QC_TRY(ask_engines(o, &planned.plan, &loaders, err));
+    QC_TRY(ask_engines(o, &planned, &loaders, err));
     qc_fit_report r = {.fit = &planned.fit,
                        .use = &o->convert.plan.fit,
                        .arena = arena,

@@ -95,6 +95,7 @@ class AutoSplit(OutputCase):
         args = [*AUTO, "--vram", "2x2000KB", "--tp", "2"]
         plan = self.plan(*args)
         said = self.ok(*args, *PLAIN, self.source, self.path("o"))
+        self.assertIn("12 w4a16, 13 w8a16-channel", self.ok(*args, *PLAIN, "--dry-run", self.source))
         self.assertIn("vllm serve %s --tensor-parallel-size 2 --max-model-len 8 " % self.path("o"), said)
         again = self.plan("--vram", "2x2000KB", "--tp", "2", "--cuda-context", "0", "--context", "8",
                           model=self.path("o"))

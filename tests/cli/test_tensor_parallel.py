@@ -119,6 +119,18 @@ class TensorParallel(OutputCase):
         said = self.fails(3, "plan", *TWO, self.path("extra"))
         self.assertIn("'model.layers.0.self_attn.extra.weight': how vLLM splits it", said)
 
+    def test_engines_are_asked_for_the_share_of_a_card(self):
+        """vLLM's kernels for GPUs take columns in 128s and rows in 64s: 29,568 columns are, their half
+        is not."""
+        auto = ["plan", "--to", "auto", "--format", "compressed-tensors", "--tp", "2", "--for", "vllm",
+                "--vram", "2x80GB"]
+        qwen = "Qwen2.5-72B-Instruct"
+        said = self.fails(2, *auto, "--schemes", "int4-32,int8", qwen)
+        self.assertIn("wants columns in 128s and rows in 64s on GPUs, and 'model.layers.0.mlp.down_proj", said)
+        self.ok(*auto, "--schemes", "int4-32,int8", "--keep", "*.down_proj.weight", qwen)
+        self.ok(*auto, "--schemes", "int4-32,int8", LLAMA70)
+        self.ok("plan", "--to", "int4", "--vram", "2x80GB", "--for", "vllm", qwen)
+
     def test_a_tied_head_in_the_file_is_not_counted(self):
         config, rows = vllm_models.models()["qwen2"]
         rows.append(("lm_head.weight", "BF16", [vllm_models.VOCABULARY, vllm_models.HIDDEN]))
