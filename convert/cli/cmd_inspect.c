@@ -12,17 +12,16 @@
 
 #define MAX_TEXT_BYTES (1u << 30)
 
-/* "nf4 b64 dq", "w4a16 b128 zero points act-order", "gptq 4 bit b128" */
-static const char *scheme_text(char out[96], const qc_tensor_facts *tf)
+/* "nf4 b64 dq", "w4a16 b128 zero points act-order", "gptq b128 4 bit" */
+static const char *scheme_text(char out[128], const qc_tensor_facts *tf)
 {
     const qc_coded_weight *n = tf->is_integer ? tf->coded : NULL;
     const int named = n && (n->coding == QC_CODING_GPTQ || n->coding == QC_CODING_AWQ);
-    char bits[16] = "", block[32] = "";
+    char bits[16] = "", scheme[QC_SCHEME_TEXT_BYTES];
     if (named) /* by its tool, so the name tells no bits, and zero points are always there */
         (void)snprintf(bits, sizeof bits, " %u bit", n->bits);
-    if (tf->block_elems)
-        (void)snprintf(block, sizeof block, " b%" PRIu64, tf->block_elems);
-    (void)snprintf(out, 96, "%s%s%s%s%s%s%s%s", tf->scheme ? tf->scheme : "", bits, block,
+    qc_scheme_text(scheme, tf->scheme ? tf->scheme : "", tf->block_elems);
+    (void)snprintf(out, 128, "%s%s%s%s%s%s%s", scheme, bits,
                    tf->stored && tf->stored->nested_block_elems ? " dq" : "",
                    n && !named && n->zeros != QC_NO_OWNER ? " zero points" : "",
                    n && n->group_index != QC_NO_OWNER ? " act-order" : "",
@@ -114,7 +113,7 @@ static void put_files(const qc_facts *f, qc_strbuf *out)
 static void put_tensor(qc_table *table, const qc_checkpoint_tensor *t, const qc_tensor_facts *tf,
                        int logical)
 {
-    char shape[QC_SHAPE_TEXT_BYTES], scheme[96];
+    char shape[QC_SHAPE_TEXT_BYTES], scheme[128];
     qc_table_put(table, t->name);
     qc_table_put(table, qc_dtype_name(t->dtype));
     qc_table_put(table, logical ? qc_text_shape(shape, tf->dims, tf->ndim)

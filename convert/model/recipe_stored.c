@@ -241,15 +241,14 @@ qc_status qc_stored_find(qc_stored_set *out, qc_arena *arena, const qc_checkpoin
 
 /* ---- compressed-tensors ---- */
 
-/* The bits of activations: where config.json is silent, as the coding has them by custom. */
-static unsigned activation_bits(const qc_coded_weight *w)
+unsigned qc_integers_activation_bits(const qc_coded_weight *w)
 {
     return w->said.activation_bits ? w->said.activation_bits : w->coding == QC_CODING_INT ? 8 : 16;
 }
 
-static int is_by_rows(const qc_coded_weight *w)
+uint64_t qc_integers_block(const qc_coded_weight *w)
 {
-    return w->tiles_across == 1 && (w->said.bits == 0 || w->said.by_rows);
+    return w->tiles_across == 1 && (w->said.bits == 0 || w->said.by_rows) ? 0 : w->tile_cols;
 }
 
 #define GROUP_MAX 128u /* of --block-size; a longer row with one scale is no group */
@@ -271,17 +270,18 @@ static qc_scheme integer_scheme(const qc_checkpoint_tensor *t, const qc_coded_we
         if (row->format != QC_FORMAT_COMPRESSED_TENSORS || row->bits != w->bits ||
             row->code_dtype != t->dtype || !fits)
             continue;
-        if (!qc_scheme_is_quantized(found) || row->by_rows == is_by_rows(w))
+        if (!qc_scheme_is_quantized(found) || row->by_rows == (qc_integers_block(w) == 0))
             found = (qc_scheme)s;
     }
     return found;
 }
 
-qc_status qc_stored_integers_name(const char **out, qc_arena *arena, const qc_coded_weight *w,
-                                  qc_error *err)
+qc_status qc_integers_name(const char **out, qc_arena *arena, const qc_coded_weight *w,
+                           qc_error *err)
 {
-    const unsigned bits = w->said.bits ? w->said.bits : w->bits, activations = activation_bits(w);
-    const int by_rows = is_by_rows(w);
+    const unsigned bits = w->said.bits ? w->said.bits : w->bits,
+                   activations = qc_integers_activation_bits(w);
+    const int by_rows = qc_integers_block(w) == 0;
     *out = qc_coding_name(w->coding);
     if (w->coding != QC_CODING_INT && w->coding != QC_CODING_PACKED)
         return QC_OK;
@@ -314,12 +314,12 @@ qc_status qc_stored_of_integers(const qc_stored_weight **out, qc_arena *arena,
                             .quant_map = QC_NO_TENSOR,
                             .nested_absmax = QC_NO_TENSOR,
                             .nested_map = QC_NO_TENSOR,
-                            .block_elems = is_by_rows(w) ? 0 : w->tile_cols,
+                            .block_elems = qc_integers_block(w),
                             .dtype = model->tensors[w->scales].dtype,
                             .ndim = w->ndim};
     memcpy(s->dims, w->dims, sizeof s->dims);
     *out = s;
-    return qc_stored_integers_name(&s->name, arena, w, err);
+    return qc_integers_name(&s->name, arena, w, err);
 }
 
 qc_status qc_stored_add_integers(qc_stored_set *set, qc_arena *arena, const qc_checkpoint *model,

@@ -44,8 +44,12 @@ QC_NODISCARD qc_status qc_stored_of_integers(const qc_stored_weight **out, qc_ar
                                              const qc_coded_weight *w, qc_error *err);
 /* The name of the scheme of integers in texts: that of its row where there is one, else "w4a8" or
  * the like; "gptq", "awq". */
-QC_NODISCARD qc_status qc_stored_integers_name(const char **out, qc_arena *arena,
-                                               const qc_coded_weight *w, qc_error *err);
+QC_NODISCARD qc_status qc_integers_name(const char **out, qc_arena *arena, const qc_coded_weight *w,
+                                        qc_error *err);
+/* Of integers of compressed-tensors: the bits of activations, which are those that the coding has
+ * by custom where config.json is silent; the columns that share a scale, 0 where a row has one. */
+unsigned qc_integers_activation_bits(const qc_coded_weight *w);
+uint64_t qc_integers_block(const qc_coded_weight *w);
 /* Adds all such integers. What qc_stored_find alone gives is decoded as stored; these are decoded
  * as coded weights (recipe_coded.h), so only who looks at codes wants them. */
 QC_NODISCARD qc_status qc_stored_add_integers(qc_stored_set *set, qc_arena *arena,

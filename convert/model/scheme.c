@@ -3,7 +3,9 @@
 #include "base/checked.h"
 #include "quant/quant_ops.h"
 
+#include <inttypes.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <string.h>
 
 #define ROLE(r)       (1u << QC_ROLE_TENSOR_##r)
@@ -172,6 +174,15 @@ qc_status qc_candidates_parse(const qc_recipe_options *o, unsigned *candidates, 
 const char *qc_scheme_name(qc_scheme s)
 {
     return s < QC_SCHEME_COUNT ? qc_schemes[s].name : "unknown";
+}
+
+const char *qc_scheme_text(char out[QC_SCHEME_TEXT_BYTES], const char *name, uint64_t block_elems)
+{
+    if (block_elems)
+        (void)snprintf(out, QC_SCHEME_TEXT_BYTES, "%s b%" PRIu64, name, block_elems);
+    else
+        (void)snprintf(out, QC_SCHEME_TEXT_BYTES, "%s", name);
+    return out;
 }
 
 int qc_scheme_is_quantized(qc_scheme s)

@@ -97,6 +97,9 @@ extern const qc_scheme_row qc_schemes[QC_SCHEME_COUNT];
 
 const char *qc_scheme_name(qc_scheme s);
 int qc_scheme_is_quantized(qc_scheme s);
+/* Writes "nf4 b64": a scheme, by its name, with its block size; 0: it has none. */
+#define QC_SCHEME_TEXT_BYTES 64u
+const char *qc_scheme_text(char out[QC_SCHEME_TEXT_BYTES], const char *name, uint64_t block_elems);
 /* Finds the quantizing scheme of --to, --format, --activation-bits and --block-size. There is one
  * for each value of --to for which qc_to_quantizes() is true; for "auto" it is the one with the
  * fewest bits. */

@@ -1,7 +1,9 @@
 #include "convert/plan/engines.h"
 
+#include "base/checked.h"
 #include "base/text.h"
 #include "convert/model/recipe_coded.h"
+#include "convert/model/recipe_stored.h"
 #include "convert/term/console.h"
 
 #include <inttypes.h>
@@ -29,9 +31,19 @@ typedef struct {
     const char *mixed_expert; /* another block size than the layer's first expert has */
     const char *cut_expert;   /* not a whole number of blocks */
     const char *kept_member;  /* of a fused group that is quantized in part */
-    const char *integers;     /* in compressed-tensors */
-    const char *odd_shape;    /* of these: its shape has no kernel on GPUs */
     const char *unlisted;     /* what an engine calls a kept group, and no list names it */
+    /* of compressed-tensors: */
+    const char *integers;
+    const char *loose;           /* activations have 16 bits, and it is not packed */
+    const char *odd_group;       /* Marlin has no groups of that size, which is named too */
+    const char *no_kernel;       /* neither has another kernel of vLLM's */
+    const char *odd_activations; /* other numbers than 16-bit floats or, beside 8 bits, int8 */
+    const char *zero_points;     /* where no kernel has them */
+    const char *act_order;
+    const char *odd_shape;     /* of 16-bit activations: no tile of Marlin's fits */
+    const char *mixed_member;  /* another scheme than the fused group's first member has */
+    const char *uneven_expert; /* another scheme than the layer's first expert has */
+    const char *static_expert; /* its activations have a scale in the file */
 } finding;
 
 static void note(const char **at, const char *name)
@@ -54,23 +66,56 @@ static int is_listed(const qc_json_node *list, const char *name)
     return 0;
 }
 
-/* Looks at a fused group, once for each: at its first member. */
-static qc_status look_at_group(finding *f, const qc_served *s, uint32_t i, qc_error *err)
+static int is_quantized(const qc_served_weight *w)
+{
+    return w->is_weight && (qc_scheme_is_quantized(w->scheme) || w->integers.bits > 0);
+}
+
+/* Have two weights one group in config.json of compressed-tensors? */
+static int are_alike(const qc_served_weight *a, const qc_served_weight *b)
+{
+    const qc_served_integers *x = &a->integers, *y = &b->integers;
+    return x->bits == y->bits && a->block_elems == b->block_elems && x->packed == y->packed &&
+           x->one_scale == y->one_scale && x->zero_points == y->zero_points &&
+           x->act_order == y->act_order && x->activation_bits == y->activation_bits &&
+           x->static_activations == y->static_activations &&
+           x->float_activations == y->float_activations;
+}
+
+/* Marlin multiplies weights of 4 or 8 bits with activations of 16 on GPUs. It has these tiles. */
+static int has_tiles(uint64_t rows, uint64_t cols)
+{
+    return (rows % 64 == 0 && cols % 128 == 0) || (rows % 128 == 0 && cols % 64 == 0);
+}
+
+/* Looks at a module of an engine: a fused group, at its first member, or a weight by itself. */
+static qc_status look_at_module(finding *f, const qc_served *s, uint32_t i, qc_error *err)
 {
     qc_fused_group g;
+    const qc_served_weight *first = &s->weights[i];
     const char *name = s->model->tensors[i].name, *kept = NULL, *fused = NULL;
     unsigned quantized = 0;
-    if (!qc_fused_group_of(&g, s->model, i) || g.tensors[0] != i)
+    uint64_t rows = 0;
+    int is_group = qc_fused_group_of(&g, s->model, i);
+    if (is_group && g.tensors[0] != i)
         return QC_OK;
+    if (!is_group)
+        g = (qc_fused_group){.tensors = {i}, .count = 1};
     for (unsigned k = 0; k < g.count; k++) {
-        if (qc_scheme_is_quantized(s->weights[g.tensors[k]].scheme))
-            quantized++;
-        else
-            note(&kept, s->model->tensors[g.tensors[k]].name);
+        const qc_served_weight *w = &s->weights[g.tensors[k]];
+        rows += w->rows;
+        quantized += (unsigned)is_quantized(w);
+        if (!is_quantized(w))
+            note(&kept, w->name);
+        else if (is_quantized(first) && !are_alike(first, w))
+            note(&f->mixed_member, w->name);
     }
+    if (first->integers.packed && first->integers.activation_bits == 16 &&
+        !has_tiles(rows, first->cols))
+        note(&f->odd_shape, first->name);
     if (quantized > 0 && kept)
         note(&f->kept_member, kept);
-    if (quantized > 0 || !s->skipped || f->unlisted || qc_expert_stem(name) > 0)
+    if (!is_group || quantized > 0 || !s->skipped || f->unlisted || qc_expert_stem(name) > 0)
         return QC_OK;
     QC_TRY(qc_arena_printf(s->arena, &fused, err, "%.*s%s%s", (int)g.parent_len, name,
                            g.parent_len ? "." : "", g.row->fused));
@@ -79,12 +124,23 @@ static qc_status look_at_group(finding *f, const qc_served *s, uint32_t i, qc_er
     return QC_OK;
 }
 
+/* Looks at an expert of bitsandbytes; block is that of the layer's first. */
+static void look_at_expert(finding *f, const qc_served_weight *w, const qc_served_weight *first)
+{
+    if (w->scheme != QC_SCHEME_NF4)
+        return;
+    if (first->scheme == QC_SCHEME_NF4 && w->block_elems != first->block_elems)
+        note(&f->mixed_expert, w->name);
+    if (w->elems % w->block_elems != 0)
+        note(&f->cut_expert, w->name);
+}
+
 /* Looks at the experts, once it is known whether anything is NF4 or int8. */
 static void look_at_experts(finding *f, const qc_served *s, int has_nf4, int has_int8)
 {
+    const qc_served_weight *first = NULL;
     const char *layer = "";
     size_t layer_len = 0;
-    uint64_t block = 0;
     for (uint32_t i = 0; i < s->model->tensor_count; i++) {
         const qc_served_weight *w = &s->weights[i];
         const char *name = s->model->tensors[i].name;
@@ -92,60 +148,101 @@ static void look_at_experts(finding *f, const qc_served *s, int has_nf4, int has
         if (stem == 0)
             continue;
         if (has_int8)
-            note(&f->int8_expert, name);
+            note(&f->int8_expert, w->name);
         if (has_nf4 && w->scheme == QC_SCHEME_KEEP)
-            note(&f->kept_expert, name);
-        if (w->scheme != QC_SCHEME_NF4)
-            continue;
-        if (stem != layer_len || strncmp(layer, name, stem) != 0) {
+            note(&f->kept_expert, w->name);
+        if (!first || stem != layer_len || strncmp(layer, name, stem) != 0) {
             layer = name;
             layer_len = stem;
-            block = w->block_elems;
+            first = w;
         }
-        if (w->block_elems != block)
-            note(&f->mixed_expert, name);
-        if (w->elems % w->block_elems != 0)
-            note(&f->cut_expert, name);
+        look_at_expert(f, w, first);
+        if (f->integers && !are_alike(first, w))
+            note(&f->uneven_expert, w->name);
+        if (w->integers.bits && w->integers.static_activations)
+            note(&f->static_expert, w->name);
     }
 }
 
-/* Marlin multiplies weights of 4 or 8 bits with activations of 16 on GPUs. */
-static void look_at_integers(finding *f, const qc_served_weight *w, const char *name)
+/* Looks at how the codes of a weight share scales. */
+static qc_status look_at_scales(finding *f, const qc_served *s, const qc_served_weight *w,
+                                qc_error *err)
 {
-    const qc_scheme_row *row = &qc_schemes[w->scheme];
-    if (row->format != QC_FORMAT_COMPRESSED_TENSORS)
-        return;
-    note(&f->integers, name);
-    if (row->activation_bits != 16)
-        return;
-    if (w->cols % 128 != 0 || w->rows % 64 != 0)
-        note(&f->odd_shape, name);
+    const qc_served_integers *n = &w->integers;
+    const uint64_t g = w->block_elems;
+    const char *text = NULL;
+    const int weights_only = n->activation_bits == 16;
+    if (!weights_only && (g == 0 || n->one_scale))
+        return QC_OK;
+    if (weights_only && !n->one_scale && (g == 0 || g == 32 || g == 64 || g == 128))
+        return QC_OK;
+    if (n->one_scale)
+        QC_TRY(qc_arena_printf(s->arena, &text, err, "'%s' has one scale", w->name));
+    else
+        QC_TRY(qc_arena_printf(s->arena, &text, err, "'%s' has groups of %" PRIu64, w->name, g));
+    note(&f->odd_group, text);
+    if (!weights_only || n->one_scale || n->bits != 4 || g != 256)
+        note(&f->no_kernel, text);
+    return QC_OK;
+}
+
+static qc_status look_at_integers(finding *f, const qc_served *s, const qc_served_weight *w,
+                                  qc_error *err)
+{
+    const qc_served_integers *n = &w->integers;
+    const int weights_only = n->activation_bits == 16;
+    note(&f->integers, w->name);
+    if (n->zero_points && (!weights_only || n->bits == 8))
+        note(&f->zero_points, w->name);
+    if (n->act_order)
+        note(&f->act_order, w->name);
+    if (weights_only && !n->packed)
+        note(&f->loose, w->name);
+    else if (!weights_only &&
+             (n->activation_bits != 8 || n->float_activations || n->bits != 8 || n->packed))
+        note(&f->odd_activations, w->name);
+    else
+        return look_at_scales(f, s, w, err);
+    return QC_OK;
 }
 
 static qc_status find(finding *f, const qc_served *s, qc_error *err)
 {
     int has_nf4 = 0, has_int8 = 0;
-    memset(f, 0, sizeof *f);
     for (uint32_t i = 0; i < s->model->tensor_count; i++) {
         const qc_served_weight *w = &s->weights[i];
-        const char *name = s->model->tensors[i].name;
-        if (!w->is_weight || !qc_scheme_is_quantized(w->scheme))
+        if (!is_quantized(w))
             continue;
-        note(&f->quantized, name);
-        look_at_integers(f, w, name);
+        note(&f->quantized, w->name);
+        if (w->integers.bits)
+            QC_TRY(look_at_integers(f, s, w, err));
         has_nf4 |= w->scheme == QC_SCHEME_NF4;
         has_int8 |= w->scheme == QC_SCHEME_INT8_ROWS;
         if (w->scheme == QC_SCHEME_NF4 && !w->nested)
-            note(&f->flat, name);
+            note(&f->flat, w->name);
     }
     if (!f->quantized)
         return QC_OK;
     for (uint32_t i = 0; i < s->model->tensor_count; i++) {
         if (s->weights[i].is_weight)
-            QC_TRY(look_at_group(f, s, i, err));
+            QC_TRY(look_at_module(f, s, i, err));
     }
     look_at_experts(f, s, has_nf4, has_int8);
     return QC_OK;
+}
+
+/* Finds why transformers 5 does not load it, or sets NULL. */
+static qc_status find_not5(const char **out, const qc_served *s, qc_error *err)
+{
+    uint64_t experts = 0, all = 0;
+    for (uint32_t i = 0; i < s->model->tensor_count; i++) {
+        const qc_served_weight *w = &s->weights[i];
+        if (!is_quantized(w))
+            continue;
+        all += w->elems;
+        experts += qc_expert_stem(w->name) > 0 ? w->elems : 0;
+    }
+    return qc_loaders_not5(out, s->arena, s->model_type, experts, all, err);
 }
 
 /* ---- what engines refuse ---- */
@@ -170,18 +267,16 @@ static qc_status add_row(qc_refusals *out, const qc_served *s, const refusal_row
                            at + 2, help);
 }
 
-qc_status qc_engines_check(qc_refusals *out, const qc_served *s, unsigned engines, qc_error *err)
+#define FUSED (BIT(VLLM) | BIT(SGLANG)) /* the engines that hold several weights as one module */
+#define SPLIT "leave out --split-fused, or --keep all of them"
+#define AGAIN "convert again without --split-fused"
+/* What helps where no option does: the codes are made anew. */
+#define ANEW "decode it with --to bf16, and convert that"
+
+/* The refusals of any form. */
+static unsigned add_general(refusal_row *rows, const qc_served *s, const finding *f)
 {
-    finding f;
-    if (s->foreign && !s->own_form)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "--for: some weights are %s and stay so, and which engine reads that is not known "
-                "here: expected plain weights, those of bitsandbytes or of qconv",
-                s->foreign);
-    QC_TRY(find(&f, s, err));
-    const char *bnb = s->own_form ? NULL : f.quantized; /* in bitsandbytes' form */
-    int float32 = bnb && s->compute_dtype && strcmp(s->compute_dtype, "float32") == 0;
-    const refusal_row rows[] = {
+    const refusal_row all[] = {
         {ALL, s->has_config ? NULL : "config.json", "needs a %s, which is not there",
          "put the model's beside the weights", "put the model's beside the weights"},
         {ALL, s->own_form, "does not load this form (%s), which only qconv reads",
@@ -191,49 +286,114 @@ qc_status qc_engines_check(qc_refusals *out, const qc_served *s, unsigned engine
         {BIT(TRANSFORMERS), s->rest,
          "cannot compute with norms or biases in F32 beside a config.json of 16 bits (%s)",
          "add that option", "convert again with that option"},
-        {BIT(VLLM) | BIT(SGLANG), s->own_form ? NULL : f.kept_member,
-         "has one scheme for a fused group, and '%s' is in 16 bits beside quantized members",
-         "leave out --split-fused, or --keep all of them", "convert again without --split-fused"},
-        {BIT(VLLM) | BIT(SGLANG), s->own_form ? NULL : f.unlisted,
+        {FUSED, f->kept_member,
+         "has one scheme for a fused group, and '%s' is in 16 bits beside quantized members", SPLIT,
+         AGAIN},
+    };
+    memcpy(rows, all, sizeof all);
+    return sizeof all / sizeof *all;
+}
+
+/* Those of bitsandbytes. */
+static unsigned add_bitsandbytes(refusal_row *rows, const qc_served *s, const finding *f)
+{
+    int is_it = f->quantized && !f->integers;
+    int float32 = is_it && s->compute_dtype && strcmp(s->compute_dtype, "float32") == 0;
+    const refusal_row all[] = {
+        {FUSED, f->unlisted,
          "looks for '%s' on the skip list, which does not have it, and quantizes again what was "
          "kept",
          "convert with this version", "convert again with this version"},
-        {BIT(VLLM), s->own_form ? NULL : f.int8_expert,
-         "has no int8 of bitsandbytes for experts, and '%s' is one", "--to nf4",
-         "convert again with --to nf4"},
-        {BIT(VLLM), s->own_form ? NULL : f.kept_expert,
-         "quantizes experts that were kept ('%s') again, to plain NF4",
+        {BIT(VLLM), f->int8_expert, "has no int8 of bitsandbytes for experts, and '%s' is one",
+         "--to nf4", "convert again with --to nf4"},
+        {BIT(VLLM), f->kept_expert, "quantizes experts that were kept ('%s') again, to plain NF4",
          "quantize them too, without --keep", "convert again without --keep for experts"},
-        {BIT(VLLM), s->own_form ? NULL : f.mixed_expert,
+        {BIT(VLLM), f->mixed_expert,
          "takes one block size for the experts of a layer, and '%s' has another",
-         "leave out --split-fused", "convert again without --split-fused"},
-        {BIT(VLLM), s->own_form ? NULL : f.cut_expert,
+         "leave out --split-fused", AGAIN},
+        {BIT(VLLM), f->cut_expert,
          "joins the blocks of all experts, and '%s' is not a whole number of them",
          "a smaller --block-size", "convert again with a smaller --block-size"},
-        {BIT(VLLM), f.odd_shape,
-         "wants columns in 128s and rows in 64s on GPUs, and '%s' has others",
-         "--keep such weights, or --format bitsandbytes", "convert again with --keep for those"},
-        {BIT(UNSLOTH), f.integers, "is not known to load compressed-tensors ('%s')",
-         "--format bitsandbytes", "convert again with --format bitsandbytes"},
-        {BIT(UNSLOTH), s->own_form ? NULL : f.flat,
-         "reads scales that are quantized too, and those of '%s' are not",
+        {BIT(UNSLOTH), f->flat, "reads scales that are quantized too, and those of '%s' are not",
          "leave out --no-double-quant", "convert again without --no-double-quant"},
         {BIT(UNSLOTH), float32 ? "float32" : NULL, "computes in 16 bits, and config.json says %s",
          "--compute-dtype bfloat16 or float16",
          "convert again with --compute-dtype bfloat16 or float16"},
     };
-    const size_t count = sizeof rows / sizeof *rows;
+    memcpy(rows, all, sizeof all);
+    return sizeof all / sizeof *all;
+}
+
+/* Those of compressed-tensors. */
+static unsigned add_integers(refusal_row *rows, const finding *f)
+{
+    static const char scales[] =
+        "has kernels for groups of 32, 64 or 128 and for a scale per row (for that alone where "
+        "activations have 8 bits), and %s";
+    const refusal_row all[] = {
+        {ALL & ~BIT(UNSLOTH), f->loose,
+         "takes weights of 8 bits beside activations of 16 only as pack-quantized, and '%s' is "
+         "int-quantized",
+         ANEW, ANEW},
+        {FUSED, f->odd_activations,
+         "has activations of fewer than 16 bits as int8 beside int8 weights alone, and '%s' is of "
+         "another kind",
+         ANEW, ANEW},
+        {BIT(SGLANG), f->odd_group, scales, ANEW, ANEW},
+        {BIT(VLLM), f->no_kernel, scales, ANEW, ANEW},
+        {FUSED, f->zero_points,
+         "takes zero points beside 4-bit weights (and beside 8-bit ones on Hopper alone), and '%s' "
+         "has 8 bits",
+         ANEW, ANEW},
+        {BIT(VLLM), f->act_order, "no longer loads act-order, and '%s' has it", ANEW, ANEW},
+        {FUSED, f->mixed_member,
+         "has one scheme for a fused group, and '%s' has another than its first member", SPLIT,
+         AGAIN},
+        {FUSED, f->uneven_expert,
+         "takes one scheme for the experts of a layer, and '%s' has another than the first", SPLIT,
+         AGAIN},
+        {BIT(VLLM), f->static_expert,
+         "quantizes the activations of experts itself, and those of '%s' are static", ANEW, ANEW},
+        {BIT(SGLANG), f->odd_shape,
+         "wants modules with columns in 128s and rows in 64s, or in 64s and 128s, and that of '%s' "
+         "has others",
+         "--keep such weights, or --format bitsandbytes", "convert again with --keep for those"},
+        {BIT(UNSLOTH), f->integers, "is not known to load compressed-tensors ('%s')",
+         "--format bitsandbytes", "convert again with --format bitsandbytes"},
+    };
+    memcpy(rows, all, sizeof all);
+    return sizeof all / sizeof *all;
+}
+
+qc_status qc_engines_check(qc_refusals *out, const qc_served *s, unsigned engines, qc_error *err)
+{
+    finding f = {.quantized = NULL};
+    refusal_row rows[32];
+    const char *not5 = NULL;
+    if (s->foreign && !s->own_form)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "--for: some weights are %s and stay so, and which engine reads that is not known "
+                "here: expected plain weights, or those of bitsandbytes, compressed-tensors or "
+                "qconv",
+                s->foreign);
+    if (!s->own_form) { /* else that is all there is to say */
+        QC_TRY(find(&f, s, err));
+        QC_TRY(find_not5(&not5, s, err));
+    }
+    unsigned count = add_general(rows, s, &f);
+    count += add_bitsandbytes(rows + count, s, &f);
+    count += add_integers(rows + count, &f);
     *out = (qc_refusals){.count = 0};
     QC_TRY(qc_arena_array(s->arena, &out->list, QC_ENGINES * (count + 1), err));
     for (unsigned e = 0; e < QC_ENGINES; e++) {
         if (!(engines & 1u << e))
             continue;
-        for (size_t i = 0; i < count; i++) {
+        for (unsigned i = 0; i < count; i++) {
             if (rows[i].found && rows[i].engines & 1u << e)
                 QC_TRY(add_row(out, s, &rows[i], (qc_engine)e, err));
         }
-        if (e == QC_ENGINE_TRANSFORMERS && s->not5)
-            out->list[out->count++] = (qc_refusal){QC_ENGINE_TRANSFORMERS, s->not5};
+        if (e == QC_ENGINE_TRANSFORMERS && not5)
+            out->list[out->count++] = (qc_refusal){QC_ENGINE_TRANSFORMERS, not5};
     }
     return QC_OK;
 }
@@ -254,6 +414,40 @@ qc_status qc_engines_refuse(const qc_served *s, unsigned engines, const qc_call 
 
 /* ---- from a plan ---- */
 
+int qc_served_set_integers(qc_served_weight *out, const qc_coded_weight *w)
+{
+    if (w->coding != QC_CODING_INT && w->coding != QC_CODING_PACKED)
+        return 0;
+    out->name = w->name;
+    out->block_elems = qc_integers_block(w);
+    out->integers = (qc_served_integers){
+        .bits = w->said.bits ? w->said.bits : w->bits,
+        .packed = w->coding == QC_CODING_PACKED,
+        .one_scale = w->tile_rows > 1,
+        .zero_points = w->zeros != UINT32_MAX,
+        .act_order = w->group_index != UINT32_MAX,
+        .activation_bits = qc_integers_activation_bits(w),
+        .static_activations = w->said.static_activations,
+        .float_activations = w->said.float_activations,
+    };
+    return 1;
+}
+
+/* Sets what is quantized to: bitsandbytes' forms, or integers. */
+static void set_made(qc_served_weight *out, const qc_job *j)
+{
+    const qc_scheme_row *row = &qc_schemes[j->scheme];
+    out->scheme = j->scheme;
+    out->block_elems = row->by_rows ? 0 : j->block_elems;
+    out->nested = j->nested;
+    if (row->format != QC_FORMAT_COMPRESSED_TENSORS)
+        return;
+    out->scheme = QC_SCHEME_KEEP;
+    out->integers = (qc_served_integers){.bits = row->bits,
+                                         .packed = row->code_dtype == QC_DTYPE_I32,
+                                         .activation_bits = row->activation_bits};
+}
+
 qc_status qc_served_of_plan(qc_served *out, const qc_plan *p, const qc_loaders *l, qc_error *err)
 {
     qc_served_weight *weights = NULL;
@@ -262,19 +456,26 @@ qc_status qc_served_of_plan(qc_served *out, const qc_plan *p, const qc_loaders *
     for (uint32_t i = 0; i < p->job_count; i++) {
         const qc_job *j = &p->jobs[i];
         const qc_stored_weight *stored = j->scheme == QC_SCHEME_KEEP ? j->entry->stored : NULL;
-        weights[j->source] = (qc_served_weight){
-            .is_weight = j->entry->owner == UINT32_MAX,
-            .scheme = stored ? stored->stored_as : j->scheme,
-            .block_elems = stored ? stored->block_elems : j->block_elems,
-            .elems = j->elems,
-            .rows = j->rows,
-            .cols = j->cols,
-            .nested = stored ? stored->nested_block_elems > 0 : j->nested,
-        };
-        if (!qc_scheme_is_quantized(weights[j->source].scheme))
-            weights[j->source].scheme = QC_SCHEME_KEEP;
-        if (j->scheme == QC_SCHEME_KEEP && j->entry->coded)
-            foreign = qc_coding_name(j->entry->coded->coding);
+        const qc_coded_weight *coded = j->scheme == QC_SCHEME_KEEP ? j->entry->coded : NULL;
+        qc_served_weight *w = &weights[j->source];
+        *w = (qc_served_weight){.is_weight = j->entry->owner == UINT32_MAX,
+                                .name = p->model->tensors[j->source].name,
+                                .elems = j->elems,
+                                .rows = j->rows,
+                                .cols = j->cols};
+        if (qc_scheme_is_quantized(j->scheme)) {
+            set_made(w, j);
+        } else if (stored) {
+            w->scheme = stored->stored_as;
+            w->block_elems = stored->block_elems;
+            w->nested = stored->nested_block_elems > 0;
+        } else if (coded) {
+            w->rows = coded->dims[0];
+            w->cols = coded->dims[1];
+            w->elems = qc_sat_mul(w->rows, w->cols);
+            if (!qc_served_set_integers(w, coded))
+                foreign = qc_coding_name(coded->coding);
+        }
     }
     *out = (qc_served){.arena = p->arena,
                        .model = p->model,
@@ -282,7 +483,7 @@ qc_status qc_served_of_plan(qc_served *out, const qc_plan *p, const qc_loaders *
                        .foreign = foreign,
                        .own_form = l->own_form,
                        .instead = l->instead,
-                       .not5 = l->not5,
+                       .model_type = p->recipe->model_type,
                        .rest = l->rest,
                        .compute_dtype = p->options->recipe.compute_dtype,
                        .has_config = l->has_config,

@@ -26,14 +26,25 @@ typedef struct {
 /* Indexed by qc_engine. */
 extern const qc_engine_row qc_engine_rows[QC_ENGINES];
 
+/* Integers of compressed-tensors as an engine finds them. */
+typedef struct {
+    unsigned bits; /* of a code; 0: the weight is none of these */
+    int packed;    /* in words, "pack-quantized" */
+    int one_scale, zero_points, act_order;
+    unsigned activation_bits; /* 16: they are not quantized */
+    int static_activations, float_activations;
+} qc_served_integers;
+
 /* One weight as an engine finds it. */
 typedef struct {
-    int is_weight;    /* 0: a scale or the like */
-    qc_scheme scheme; /* KEEP: it is not quantized */
-    uint64_t block_elems;
+    int is_weight;        /* 0: a scale or the like */
+    const char *name;     /* once it is decoded */
+    qc_scheme scheme;     /* KEEP: it is not quantized, or it is integers that no scheme makes */
+    uint64_t block_elems; /* 0: each row has a scale */
     uint64_t elems;
-    uint64_t rows, cols; /* only of a plan */
+    uint64_t rows, cols;
     int nested;
+    qc_served_integers integers;
 } qc_served_weight;
 
 /* An output, planned or finished. */
@@ -44,7 +55,7 @@ typedef struct {
     const char *foreign;       /* "fp8", "gptq", ...: what some weights are that stay so, or NULL */
     const char *own_form;      /* as in qc_plan */
     const char *instead;       /* options that make a form which others load */
-    const char *not5;          /* as in qc_loaders */
+    const char *model_type;    /* of config.json, or "" */
     const char *rest;          /* as in qc_loaders */
     const char *compute_dtype; /* as config.json will say it, or does; NULL: 16 bits */
     int has_config;
@@ -64,6 +75,9 @@ typedef struct {
     unsigned count;
 } qc_refusals;
 
+/* Sets what integers of compressed-tensors that are there already are to an engine. Returns 0 where
+ * the weight is in another coding. */
+int qc_served_set_integers(qc_served_weight *out, const qc_coded_weight *coded);
 QC_NODISCARD qc_status qc_served_of_plan(qc_served *out, const qc_plan *plan, const qc_loaders *l,
                                          qc_error *err);
 /* Lists what the engines (bit e for engine e) refuse. Nothing: they load it. QC_ERR_UNSUPPORTED

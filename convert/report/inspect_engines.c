@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-/* Does the tensor belong to a fixed part of a quantized weight, so that it is none itself? */
+/* Is it a matrix, and not a fixed part of a quantized one? */
 static int is_weight(const qc_tensor_facts *tf)
 {
     return !tf->is_state && tf->is_counted && tf->ndim == 2;
@@ -12,24 +12,26 @@ static int is_weight(const qc_tensor_facts *tf)
 static qc_status gather_weights(qc_served *s, const qc_facts *f, qc_error *err)
 {
     qc_served_weight *weights = NULL;
-    uint64_t experts = 0, all = 0;
     QC_TRY(qc_arena_array(f->arena, &weights, f->model->tensor_count, err));
     s->weights = weights;
     for (size_t i = 0; i < f->model->tensor_count; i++) {
         const qc_tensor_facts *tf = &f->tensors[i];
-        weights[i] = (qc_served_weight){.is_weight = is_weight(tf), .elems = tf->elems};
-        if (tf->scheme && !tf->stored)
-            s->foreign = tf->scheme;
-        if (!tf->stored)
+        weights[i] = (qc_served_weight){.is_weight = is_weight(tf),
+                                        .name = f->model->tensors[i].name,
+                                        .elems = tf->elems,
+                                        .rows = tf->dims[0],
+                                        .cols = tf->dims[1]};
+        if (!tf->scheme || tf->is_state)
             continue;
-        weights[i].scheme = tf->stored->stored_as;
-        weights[i].block_elems = tf->stored->block_elems;
-        weights[i].nested = tf->stored->nested_block_elems > 0;
-        all += tf->elems;
-        experts += qc_expert_stem(f->model->tensors[i].name) > 0 ? tf->elems : 0;
+        if (tf->coded && !qc_served_set_integers(&weights[i], tf->coded))
+            s->foreign = tf->scheme;
+        if (tf->stored && !tf->coded) {
+            weights[i].scheme = tf->stored->stored_as;
+            weights[i].block_elems = tf->stored->block_elems;
+            weights[i].nested = tf->stored->nested_block_elems > 0;
+        }
     }
-    return qc_loaders_not5(&s->not5, f->arena, f->model_type ? f->model_type : "", experts, all,
-                           err);
+    return QC_OK;
 }
 
 qc_status qc_facts_ask_engines(qc_facts *f, unsigned engines, qc_error *err)
@@ -39,6 +41,7 @@ qc_status qc_facts_ask_engines(qc_facts *f, unsigned engines, qc_error *err)
     const char *method = qc_json_string_or(qc_json_get(q, "quant_method"), "");
     qc_served s = {.arena = f->arena,
                    .model = f->model,
+                   .model_type = f->model_type ? f->model_type : "",
                    .compute_dtype =
                        qc_json_bool_or(qc_json_get(q, "load_in_4bit"), 0)
                            ? qc_json_string_or(qc_json_get(q, "bnb_4bit_compute_dtype"), NULL)

@@ -63,10 +63,10 @@ static qc_status describe_quantized(qc_facts *f, uint32_t i, qc_tensor_facts *tf
 {
     if (tf->coded) {
         QC_TRY(qc_stored_of_integers(&tf->stored, f->arena, f->model, i, tf->coded, err));
-        QC_TRY(qc_stored_integers_name(&tf->scheme, f->arena, tf->coded, err));
+        QC_TRY(qc_integers_name(&tf->scheme, f->arena, tf->coded, err));
         tf->is_integer = qc_coding_is_integer(tf->coded->coding);
-        if (tf->is_integer && tf->coded->tiles_across > 1)
-            tf->block_elems = tf->coded->tile_cols;
+        if (tf->is_integer && tf->coded->tile_rows == 1)
+            tf->block_elems = qc_integers_block(tf->coded);
     } else {
         tf->scheme = tf->stored->name;
     }

@@ -4,6 +4,7 @@
  * same projection in every block, or the same batch size) are a series, which has a colour of its
  * own and is joined by a line. If a plot has errors of several schemes, which differ by a factor of
  * ten, their axis is logarithmic. */
+#include "convert/model/recipe_stored.h"
 #include "convert/term/html_text.h"
 #include "convert/term/size_text.h"
 #include "convert/validate/validate_report.h"
@@ -385,11 +386,12 @@ static void add_cell(page *p, double v, const char *unit)
 
 static void add_row(page *p, const qc_validate_layer *l)
 {
-    char shape[QC_SHAPE_TEXT_BYTES];
+    char shape[QC_SHAPE_TEXT_BYTES], scheme[QC_SCHEME_TEXT_BYTES];
     const qc_validate_pair *pair = l->pair;
     PUT(p, "<tr><td%s>", l->failure ? " class=\"no\"" : "");
     qc_html_escape(p->out, pair->name);
-    PUT(p, "</td><td>%s</td><td>%s</td>", pair->stored->name,
+    PUT(p, "</td><td>%s</td><td>%s</td>",
+        qc_scheme_text(scheme, pair->stored->name, qc_stored_block(pair->stored)),
         qc_text_shape(shape, pair->stored->dims, pair->stored->ndim));
     add_cell(p, l->weight_error * 100.0, "%");
     add_cell(p, qc_validate_sqnr(l->weight_error), "");

@@ -47,11 +47,11 @@ static void put_errors(const qc_validate_report *r, qc_arena *arena, qc_strbuf *
     for (size_t i = 0; i < r->layer_count; i++) {
         const qc_validate_layer *l = &r->layers[i];
         const qc_validate_pair *p = l->pair;
-        char shape[QC_SHAPE_TEXT_BYTES];
+        char shape[QC_SHAPE_TEXT_BYTES], scheme[QC_SCHEME_TEXT_BYTES];
         if (l->why_not)
             continue;
         qc_table_put(&t, p->name);
-        qc_table_put(&t, p->stored->name);
+        qc_table_put(&t, qc_scheme_text(scheme, p->stored->name, qc_stored_block(p->stored)));
         qc_table_put(&t, qc_text_shape(shape, p->stored->dims, p->stored->ndim));
         put_percent(&t, l->weight_error);
         if (isfinite(l->weight_error) && l->weight_error != 0.0)

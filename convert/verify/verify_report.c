@@ -179,20 +179,21 @@ static qc_status against_json(qc_strbuf *out, const qc_call *call, const qc_agai
 
 /* ---- --against: text ------------------------------------------------------------------------- */
 
-static const char *scheme_text(char out[64], const qc_against_row *r)
+static const char *scheme_text(char out[QC_SCHEME_TEXT_BYTES], const qc_against_row *r)
 {
     if (r->block_elems)
-        (void)snprintf(out, 64, "%s %" PRIu64, r->scheme, r->block_elems);
-    else if (r->kind == QC_AGAINST_CAST)
-        (void)snprintf(out, 64, "%s to %s", r->scheme, qc_dtype_name(r->dtype));
+        return qc_scheme_text(out, r->scheme, r->block_elems);
+    if (r->kind == QC_AGAINST_CAST)
+        (void)snprintf(out, QC_SCHEME_TEXT_BYTES, "%s to %s", r->scheme, qc_dtype_name(r->dtype));
     else
-        (void)snprintf(out, 64, "%s", r->kind == QC_AGAINST_EQUAL ? "equal" : r->scheme);
+        (void)snprintf(out, QC_SCHEME_TEXT_BYTES, "%s",
+                       r->kind == QC_AGAINST_EQUAL ? "equal" : r->scheme);
     return out;
 }
 
 static void add_row(qc_table *t, const qc_against_row *r)
 {
-    char scheme[64];
+    char scheme[QC_SCHEME_TEXT_BYTES];
     qc_table_put(t, r->name);
     qc_table_put(t, scheme_text(scheme, r));
     if (r->kind != QC_AGAINST_QUANTIZED || !r->measured) {
@@ -211,7 +212,7 @@ static void add_row(qc_table *t, const qc_against_row *r)
 }
 
 typedef struct {
-    char scheme[64];
+    char scheme[QC_SCHEME_TEXT_BYTES];
     uint64_t tensors, elems, measured, clipped, faults;
     double least, most, worst_ratio;
     int quantized;
@@ -223,7 +224,7 @@ static unsigned sum_kinds(kind_sums kinds[KINDS_MOST], const qc_against_result *
     unsigned count = 0;
     for (size_t i = 0; i < r->count; i++) {
         const qc_against_row *row = &r->rows[i];
-        char scheme[64];
+        char scheme[QC_SCHEME_TEXT_BYTES];
         unsigned at = 0;
         scheme_text(scheme, row);
         while (at < count && strcmp(kinds[at].scheme, scheme) != 0)

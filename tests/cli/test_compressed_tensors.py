@@ -3,10 +3,12 @@ kept, what is refused, and that it is read back."""
 import json
 import os
 import random
+import shutil
 import struct
 import unittest
+from xml.etree import ElementTree
 
-from output_case import OutputCase, tree_digest
+from output_case import OutputCase, PLAIN, tree_digest
 from test_integers import i32, words
 import make_checkpoint as mk
 import numbers_oracle as oracle
@@ -251,6 +253,155 @@ class CompressedTensors(OutputCase):
                 (["--to", "nf4", "--activation-bits", "16"], "--activation-bits needs --format compressed-tensors"),
                 (["--to", "bf16", "--format", "compressed-tensors"], "quantizes nothing")):
             self.usage(*args, "m", "o", has=says)
+
+
+class Commands(OutputCase):
+    """What every command makes of each form: of the output as it is, unpacked, and of the same file
+    as another tool's, without a manifest."""
+
+    CT = ["--format", "compressed-tensors"]
+    FORMS = {  # scheme, bits, block size, format, options
+        "int4": ("w4a16", 4, 128, "pack-quantized", ["--to", "int4"]),
+        "int4-32": ("w4a16", 4, 32, "pack-quantized", ["--to", "int4", "--block-size", "32"]),
+        "w8a8": ("w8a8", 8, None, "int-quantized", ["--to", "int8", *CT]),
+        "w8a16": ("w8a16-channel", 8, None, "pack-quantized",
+                  ["--to", "int8", *CT, "--activation-bits", "16"]),
+        "w8a16-64": ("w8a16", 8, 64, "pack-quantized",
+                     ["--to", "int8", *CT, "--activation-bits", "16", "--block-size", "64"]),
+    }
+    SHAPES = {Q: [64, 128], K: [32, 128], DOWN: [128, 256]}
+    replaces = True
+
+    def setUp(self):
+        super().setUp()
+        rng = random.Random(11)
+        self.source = {n: ("BF16", s, mk.random_bytes("BF16", s, rng)) for n, s in
+                       self.SHAPES.items()}
+        self.source["model.norm.weight"] = "BF16", [128], mk.encode("BF16", [1.0] * 128)
+        self.model(self.source)
+
+    def outputs(self, options, *more):
+        """Names of folders: the output, compressed and not, unpacked, and as a stranger's."""
+        self.ok("-q", *options, *more, "m", "z")
+        self.ok("-q", *options, *more, *PLAIN, "m", "p")
+        shutil.rmtree(self.path("u"), ignore_errors=True)
+        self.ok("-q", "unpack", "z", "u")
+        for name in ("z", "p", "u"):
+            yield name
+        os.remove(self.path("u", "qconv.json"))
+        yield "u"
+        yield "u/model.safetensors"
+
+    def asked(self, *args):
+        return json.loads(self.ok(*args, "--json"))
+
+    def test_inspect(self):
+        for scheme, bits, block, fmt, options in self.FORMS.values():
+            name = Q if fmt == "int-quantized" else Q + "_packed"
+            for out in self.outputs(options):
+                report = self.asked("inspect", out)
+                t = next(t for t in report["tensors"] if t["name"] == name)
+                self.assertEqual([t[k] for k in ("scheme", "bits", "block_size", "format")],
+                                 [scheme, bits, block, fmt], (out, t))
+                self.assertEqual((t["logical_shape"], t["logical_dtype"]), ([64, 128], "BF16"))
+                self.assertFalse(t["zero_points"] or t["act_order"] or t["static_activations"])
+                sums = report["totals"]["by_scheme"]
+                self.assertEqual(set(sums), {"plain", scheme})
+                self.assertEqual(sums[scheme]["weights"], 128 * 64 + 128 * 32 + 128 * 256)
+                text = self.ok("inspect", out)
+                self.assertRegex(text, "  %s%s(  |\n)" % (scheme, " b%d" % block if block else ""))
+                self.assertNotIn("double quantization", text)
+
+    def test_verify(self):
+        for scheme, _, block, _, options in self.FORMS.values():
+            for scale in ("absmax", "search"):
+                for out in self.outputs(options, "--scale", scale):
+                    if not os.path.isdir(self.path(out)):
+                        continue
+                    answer = self.asked("verify", out, "--against", "m")
+                    self.assertTrue(answer["ok"], answer)
+                    self.assertEqual(answer["quantized"], 3)
+                    for r in answer["rows"]:
+                        if r["kind"] == "quantized":
+                            self.assertEqual((r["scheme"], r["block_size"]), (scheme, block))
+                            self.assertLessEqual(r["ratio"], 1.0 if scale == "absmax" else 1.03)
+                    if os.path.exists(self.path(out, "qconv.json")):
+                        self.assertTrue(self.asked("verify", out)["ok"])
+
+    def test_validate(self):
+        """The numbers are those of the weights that --to bf16 gives."""
+        for scheme, _, block, _, options in self.FORMS.values():
+            first = None
+            for out in self.outputs(options):
+                report = self.asked("validate", out, "--against", "m", "--device", "cpu")
+                self.assertEqual((report["measured_layers"], report["not_compared"]), (3, []), out)
+                rows = [{k: v for k, v in r.items() if k != "source"} for r in report["layers"]]
+                self.assertEqual({(r["scheme"], r["block_size"]) for r in rows}, {(scheme, block)})
+                self.assertTrue(all(r["kernel_error"] < 0.004 for r in rows), rows)
+                first = first or rows
+                self.assertEqual(rows, first, out)
+            decoded = self.decoded("p")
+            for row in first:
+                name = row["name"].replace("_packed", "")
+                x, y = mk.decode("BF16", self.source[name][2]), decoded[name]
+                error = (sum((a - b) ** 2 for a, b in zip(x, y)) / sum(a * a for a in x)) ** 0.5
+                self.assertAlmostEqual(row["weight_error"] / error, 1, delta=1e-5)
+
+    def test_report(self):
+        for scheme, bits, block, _, options in self.FORMS.values():
+            first = None
+            for out in self.outputs(options):
+                if not os.path.isdir(self.path(out)):
+                    continue
+                facts = self.asked("report", out)
+                form, = facts["forms"]
+                self.assertEqual((form["scheme"], form["form"]), (
+                    scheme, scheme + (", blocks of %d" % block if block else ", a scale per row")))
+                self.assertEqual(sum(form["codes"]), 128 * (64 + 32 + 256))
+                codes = [c for codes in self.codes("p" if out == "z" else out).values()
+                         for c in codes]
+                self.assertEqual(form["codes"], [codes.count(i) for i in
+                                                 range(-1 << bits - 1, 1 << bits - 1)])
+                self.assertAlmostEqual(sum(form["expected"]), 1, places=6)
+                self.assertLess(form["distance"], 0.2)
+                self.assertEqual({k["kind"] for k in facts["kinds"]},
+                                 {"self_attn.q_proj", "self_attn.k_proj", "mlp.down_proj"})
+                first = first or form["codes"]
+                self.assertEqual(form["codes"], first)
+                if facts["made"]:
+                    line = facts["made"]["command_line"].split()
+                    self.assertEqual(line[:2] + line[-2:], ["qconv", "--to", "MODEL", "OUT"])
+                    self.ok("-q", *line[1:-2], "m", "again")
+                    self.assertEqual(tree_digest(self.path("again")), tree_digest(self.path(out)))
+                self.ok("report", out, "--against", "m", "--html", "page.html")
+                page = ElementTree.parse(self.path("page.html")).getroot()
+                self.check_page(page)
+                text = "".join(page.itertext())
+                self.assertIn(form["form"], text)
+                self.assertNotIn("quantized weights are not", text)
+
+    def codes(self, out):
+        """The codes of each weight."""
+        found = {}
+        for name, (dtype, _, data) in mk.read_checkpoint(self.path(out)).items():
+            if dtype == "I8":
+                found[name] = struct.unpack("%db" % len(data), data)
+            elif name.endswith("_packed"):
+                weight = name[:-len("_packed")]
+                bits = len(data) * 8 // mk.numel(self.SHAPES[weight])
+                found[weight] = [(w >> bits * i & (1 << bits) - 1) - (1 << bits - 1)
+                                 for w in struct.unpack("<%dI" % (len(data) // 4), data)
+                                 for i in range(32 // bits)]
+        return found
+
+    def decoded(self, out):
+        tensors = mk.read_checkpoint(self.path(out))
+        values = {}
+        for name, codes in self.codes(out).items():
+            scales = mk.decode(*tensors[name + "_scale"][::2])
+            group = len(codes) // len(scales)
+            values[name] = [c * scales[i // group] for i, c in enumerate(codes)]
+        return values
 
 
 if __name__ == "__main__":

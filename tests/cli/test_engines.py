@@ -6,6 +6,7 @@ import random
 import unittest
 
 from output_case import OutputCase
+from test_integers import Weight, awq, ct_config, gptq, int_quantized, pack_quantized
 import make_checkpoint as mk
 
 A, M = "model.layers.0.self_attn.", "model.layers.0.mlp."
@@ -155,24 +156,142 @@ class Engines(OutputCase):
         self.ok("--to", "nf4", *PLAIN, "--dry-run", "--for", "all", "m")
 
     def test_compressed_tensors(self):
-        """What a plan of them says; a finished output of them is not judged yet."""
+        """Every engine but Unsloth loads every form that convert makes, and says so of the plan and
+        of the output."""
         ct = ("--format", "compressed-tensors", *PLAIN)
-        tensors = weights({A + "q_proj": [64, 256], A + "k_proj": [64, 256], A + "v_proj": [64, 256]})
-        self.model(tensors, config=LLAMA)
-        said = self.run_qconv("--to", "int4", *ct, "--for", "all", "--dry-run", "m")
-        self.assertEqual(said.returncode, 2, said.stderr)
-        self.assertIn("--for unsloth: Unsloth", said.stderr.decode())
-        self.assertEqual(said.stderr.decode().count("--for "), 1)
-        for engine in ("transformers", "vllm", "sglang"):
-            for more in (["int4"], ["int4", "--block-size", "32"], ["int8"]):
-                self.ok("--to", *more, *ct, "--for", engine, "--dry-run", "m")
-        self.model(weights({A + "o_proj": [64, 192]}), config=LLAMA)
-        r = self.run_qconv("--to", "int4", "--block-size", "64", *ct, "--for", "vllm", "--dry-run",
-                           "m")
-        self.assertEqual(r.returncode, 2)
-        self.assertIn("columns in 128s", r.stderr.decode())
+        wide = weights({A + "q_proj": [128, 128], A + "k_proj": [64, 128], A + "v_proj": [64, 128],
+                        A + "o_proj": [128, 128]})
+        for form in (["int4"], ["int4", "--block-size", "32"], ["int8"],
+                     ["int8", "--activation-bits", "16"],
+                     ["int8", "--activation-bits", "16", "--block-size", "64"]):
+            self.expect(("unsloth",), "not known to load compressed-tensors ('%s" % A,
+                        "convert again with --format bitsandbytes", "--to", *form, *ct,
+                        tensors=wide)
         summary = self.ok("--to", "int4", "--block-size", "64", *ct, "m", "o")
         self.assertIn("loads in  transformers with compressed-tensors, and vLLM", summary)
+
+    def test_compressed_tensors_refused(self):
+        ct = ("--to", "int4", "--block-size", "32", "--format", "compressed-tensors", *PLAIN)
+        found = self.refusals(*ct, tensors=weights({A + "o_proj": [64, 96]}))
+        self.assertEqual(set(found), {"sglang", "unsloth"})
+        self.assertIn("columns in 128s and rows in 64s", found["sglang"][0])
+        # A fused group is one module: 32 + 16 + 16 rows.
+        found = self.refusals(*ct, tensors=weights({A + "q_proj": [32, 128], A + "k_proj": [16, 128],
+                                                    A + "v_proj": [16, 128]}))
+        self.assertEqual(set(found), {"unsloth"})
+        found = self.refusals(*ct, "--split-fused", "--keep", "*q_proj*")
+        self.assertEqual(set(found), {"sglang", "unsloth", "vllm"})
+        self.assertIn("'%sq_proj.weight' is in 16 bits" % A, found["vllm"][0])
+        found = self.refusals(*ct[:-2])
+        self.assertEqual([len(found[e]) for e in ENGINES], [1, 1, 2, 2])
+        self.assertIn(".zst", found["vllm"][0])
+        found = self.refusals(*ct, "--split-fused", "--keep", "*experts.1.up*", tensors=experts(),
+                              config=MOE)
+        self.assertIn("one scheme for the experts of a layer, and '%sexperts.1.up_proj.weight'" % M,
+                      "".join(found["vllm"]))
+        self.assertIn("transformers 5 holds the experts", found["transformers"][0])
+
+    def stranger(self, tensors, config):
+        """{engine: refusals} of a checkpoint that another tool made, which are those that a plan to
+        pass it on has."""
+        self.model(tensors, config=dict(LLAMA, quantization_config=config))
+        r = self.run_qconv("inspect", "--json", "--for", "all", "m")
+        found = {e["name"]: e["refusals"] for e in json.loads(r.stdout)["engines"] if e["refusals"]}
+        self.assertEqual(r.returncode, 4 if found else 0, r.stderr)
+        before = self.run_qconv("--to", "keep", *PLAIN, "--for", "all", "--dry-run", "m")
+        self.assertEqual(before.returncode, 2, before.stderr)
+        for sentence in (s for said in found.values() for s in said):
+            self.assertIn(sentence.rsplit(": ", 1)[0], before.stderr.decode())
+        return found
+
+    def test_strangers(self):
+        """Files of other tools for compressed-tensors are judged by what they hold."""
+        w = Weight(random.Random(5), 128, 256, 4, 2, "BF16", symmetric=True)
+        z = Weight(random.Random(5), 128, 256, 4, 2, "BF16")
+        token = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token",
+                 "dynamic": True}
+
+        def config(*args, activations=None, **more):
+            c = ct_config(*args, **more)
+            c["config_groups"]["group_0"]["input_activations"] = activations
+            return c
+
+        group = ("pack-quantized", 4, "group", 128)
+        for tensors, c, says in (
+                (pack_quantized(w, symmetric=True), config(*group), {}),
+                (pack_quantized(z), config(*group, False), {}),
+                (pack_quantized(Weight(random.Random(5), 128, 256, 4, 1, "BF16", symmetric=True),
+                                symmetric=True), config("pack-quantized", 4, "channel"), {}),
+                (pack_quantized(Weight(random.Random(5), 128, 256, 4, 16, "BF16", symmetric=True),
+                                symmetric=True), config("pack-quantized", 4, "group", 16),
+                 {"vllm": "has groups of 16", "sglang": "has groups of 16"}),
+                (pack_quantized(Weight(random.Random(5), 128, 256, 4, 1, "BF16", symmetric=True),
+                                symmetric=True), config("pack-quantized", 4, "group", 256),
+                 {"sglang": "has groups of 256"}),
+                (pack_quantized(Weight(random.Random(5), 128, 256, 4, 1, "BF16", True, True),
+                                single=True, symmetric=True), config("pack-quantized", 4, "tensor"),
+                 {"vllm": "has one scale", "sglang": "has one scale"}),
+                (pack_quantized(Weight(random.Random(5), 128, 256, 4, 2, "BF16", symmetric=True,
+                                       shuffled=True), symmetric=True, shuffled=True),
+                 config(*group, actorder="group"), {"vllm": "no longer loads act-order"}),
+                (pack_quantized(w, symmetric=True), config(*group, activations=token),
+                 {"vllm": "of another kind", "sglang": "of another kind"}),
+                (pack_quantized(Weight(random.Random(5), 128, 256, 8, 2, "BF16")),
+                 config("pack-quantized", 8, "group", 128, False),
+                 {"vllm": "on Hopper alone", "sglang": "on Hopper alone"})):
+            with self.subTest(config=c):
+                found = self.stranger(tensors, c)
+                self.assertEqual(set(found), {"unsloth", *says}, found)
+                for engine, word in says.items():
+                    self.assertEqual(len(found[engine]), 1, found)
+                    self.assertIn(word, found[engine][0])
+                    self.assertTrue(found[engine][0].endswith(
+                        ": decode it with --to bf16, and convert that"), found)
+        eight = Weight(random.Random(5), 128, 256, 8, 1, "BF16", symmetric=True)
+        codes = int_quantized(eight, symmetric=True)
+        self.assertEqual(set(self.stranger(codes, config("int-quantized", 8, "channel",
+                                                         activations=token))), {"unsloth"})
+        found = self.stranger(codes, config("int-quantized", 8, "channel"))
+        self.assertEqual(set(found), set(ENGINES))
+        self.assertIn("beside activations of 16 only as pack-quantized", found["transformers"][0])
+
+    def test_strangers_modules(self):
+        """Fused groups and experts of strangers."""
+        def named(names, **more):
+            return {n: t for name in names for n, t in pack_quantized(
+                Weight(random.Random(5), 128, 256, 4, 2, "BF16", symmetric=True), name + ".",
+                symmetric=True).items()}
+
+        qkv = named(A + n for n in ("q_proj", "k_proj", "v_proj"))
+        config = ct_config("pack-quantized", 4, "group", 128)
+        self.assertEqual(set(self.stranger(qkv, config)), {"unsloth"})
+        other = pack_quantized(Weight(random.Random(5), 128, 256, 4, 8, "BF16", symmetric=True),
+                               A + "v_proj.", symmetric=True)
+        config["config_groups"]["group_1"] = ct_config("pack-quantized", 4, "group", 32)[
+            "config_groups"]["group_0"]
+        found = self.stranger({**qkv, **other}, config)
+        self.assertEqual(set(found), {"sglang", "unsloth", "vllm"})
+        self.assertIn("'%sv_proj.weight' has another than its first member" % A, found["vllm"][0])
+        static = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "tensor",
+                  "dynamic": False}
+        tensors = {}
+        for p in ("gate", "up", "down"):
+            w = Weight(random.Random(5), 128, 256, 8, 1, "BF16", symmetric=True)
+            name = M + "experts.0.%s_proj." % p
+            tensors.update(int_quantized(w, name, symmetric=True))
+            tensors[name + "input_scale"] = ("F32", [1], mk.encode("F32", [0.01]))
+        config = ct_config("int-quantized", 8, "channel")
+        config["config_groups"]["group_0"]["input_activations"] = static
+        found = self.stranger(tensors, config)
+        self.assertIn("'%sexperts.0.down_proj.weight' are static" % M, found["vllm"][0])
+
+    def test_coded_by_other_tools(self):
+        """GPTQ and AWQ are read, and not judged."""
+        w = Weight(random.Random(5), 128, 256, 4, 2)
+        for form, method in ((gptq, "gptq"), (awq, "awq")):
+            self.model(form(w), config=dict(LLAMA, quantization_config={
+                "quant_method": method, "bits": 4, "group_size": 128}))
+            self.fails(3, "inspect", "m", "--for", "vllm", has="some weights are " + method)
 
     def test_plan(self):
         """A plan has no compression; the rest is as convert has it."""
