@@ -26,6 +26,7 @@ KJV = os.path.join(ROOT, "tests", "data", "kjv-llama")
 SKIP = 77
 
 NF4, INT8 = ["--to", "nf4"], ["--to", "int8"]
+INT4 = ["--to", "int4", "--format", "compressed-tensors", "--block-size"]
 CASES = {
     "nf4 double absmax": NF4 + ["--scale", "absmax"],
     "nf4 double search": NF4 + ["--scale", "search"],
@@ -42,12 +43,13 @@ CASES = {
 }
 AUTO = ["--to", "auto", "--margin", "1", "--prefill", "2048", "--cuda-context", "1KB",
         "--context", "16", "--scale", "absmax", "--vram"]
-CALIBRATED = NF4 + ["--calibration-tokens", "16384", "--calibration-context", "256", "--calibrate"]
+CALIBRATED = ["--calibration-tokens", "16384", "--calibration-context", "256", "--calibrate"]
 MODELS = {
     "kjv-llama": {"text": os.path.join(KJV, "heldout.txt"), "auto": "1612KB",
-                  "calibrate": "default",
+                  "calibrate": "default", "group": "64",
                   "options": ["--context", "256", "--max-tokens", "2048"]},
     "tinystories-656k": {"text": os.path.join(HERE, "tinystories.ids"), "auto": "1612KB",
+                         "group": "128",
                          "calibrate": os.path.join(HERE, "tinystories_calibration.ids"),
                          "options": ["--context", "128"]},
 }
@@ -63,7 +65,7 @@ TOLERANCE = {"error": (2e-7, 0, +1), "perplexity": (1e-6, 0, +1), "kl_mean": (1e
 # goes the other way, and everything behind it follows: another draw of rounding errors. Its kernels
 # for SkylakeX, Haswell and Prescott were apart by up to 9% in KL divergence, 0.3% in perplexity and
 # one point in top-1. The kernels are chosen below, so that processors do not differ; versions may.
-CALIBRATED_CASE = "nf4 double calibrated"
+CALIBRATED_CASES = {"nf4 double calibrated", "int4 calibrated"}
 CALIBRATED_TOLERANCE = dict(TOLERANCE, error=(0.1, 0, +1), perplexity=(5e-3, 0, +1),
                             kl_mean=(0.12, 0, +1), kl_99=(0.2, 0, +1), top1=(0, 0.015, -1))
 os.environ["OPENBLAS_CORETYPE"] = "Haswell"
@@ -119,7 +121,12 @@ def judge(expected, found, tolerance=None):
 def cases_of(model):
     cases = dict(CASES)
     cases["auto"] = AUTO + [MODELS[model]["auto"]]
-    cases[CALIBRATED_CASE] = CALIBRATED + [MODELS[model]["calibrate"]]
+    int4 = INT4 + [MODELS[model]["group"]]
+    cases["int4 absmax"] = int4 + ["--scale", "absmax"]
+    cases["int4 search"] = int4 + ["--scale", "search"]
+    calibrated = CALIBRATED + [MODELS[model]["calibrate"]]
+    cases["nf4 double calibrated"] = NF4 + calibrated
+    cases["int4 calibrated"] = int4 + calibrated
     return cases
 
 
@@ -157,7 +164,7 @@ def compare(model):
         f = found[case]
         print("%-22s %10.7f %10.5f %11.4e %10.4e %7.2f%%" % (
             case, f["error"], f["perplexity"], f["kl_mean"], f["kl_99"], 100 * f["top1"]))
-        tolerance = CALIBRATED_TOLERANCE if case == CALIBRATED_CASE else TOLERANCE
+        tolerance = CALIBRATED_TOLERANCE if case in CALIBRATED_CASES else TOLERANCE
         for metric, want, got, how in judge(expected[case], f, tolerance):
             bad += 1
             print("  %s: %s is %.10g, expected %.10g (%+.4f%%)%s" % (
@@ -205,6 +212,10 @@ def one_step(data):
     data[100] += 1 if data[100] < 255 else -1
 
 
+def one_bit(data):
+    data[100] ^= 16
+
+
 def swap_nibbles(data):
     for i in range(64):
         data[i] = data[i] >> 4 | (data[i] & 15) << 4
@@ -232,6 +243,10 @@ PLANTS = {
         ("nf4 double search", CASES["nf4 double absmax"], None, "kl_mean", "worse"),
     "search in place of absmax":
         ("nf4 double absmax", CASES["nf4 double search"], None, "kl_mean", "better"),
+    "one bit of the scale of one group of int4":
+        ("int4 search", None, (".v_proj.weight_scale", one_bit), "error", "worse"),
+    "swapped nibbles in a row of int4":
+        ("int4 search", None, (".gate_proj.weight_packed", swap_nibbles), "error", "worse"),
     "block 128 in place of 64":
         ("nf4 double absmax", NF4 + ["--block-size", "128", "--scale", "absmax"], None,
          "error", "worse"),
@@ -246,7 +261,7 @@ def plant():
     for what, (case, options, damage, metric, how) in PLANTS.items():
         with tempfile.TemporaryDirectory() as scratch:
             out = os.path.join(scratch, "out")
-            convert(model, options or CASES[case], out)
+            convert(model, options or cases_of(model)[case], out)
             if damage:
                 edit(out, *damage)
             off = {m: (want, got, h) for m, want, got, h in judge(expected[case],
