@@ -18,14 +18,14 @@ endif()
 # What a sanitizer's report and gcov name are lines: without variables a build with sanitizers takes
 # two thirds of the time.
 set(qconv_debug_info -g1)
-if(CMAKE_BUILD_TYPE STREQUAL "Debug" AND NOT QCONV_COVERAGE)
+if(CMAKE_BUILD_TYPE STREQUAL "Debug")
   set(qconv_debug_info -g)
 endif()
 if(QCONV_SANITIZE)
   target_compile_options(qconv_flags INTERFACE -fsanitize=${QCONV_SANITIZE}
     -fno-sanitize-recover=all -fno-omit-frame-pointer ${qconv_debug_info})
   target_link_options(qconv_flags INTERFACE -fsanitize=${QCONV_SANITIZE})
-elseif(CMAKE_BUILD_TYPE MATCHES "Release|RelWithDebInfo" AND NOT QCONV_COVERAGE)
+elseif(CMAKE_BUILD_TYPE MATCHES "Release|RelWithDebInfo")
   target_compile_definitions(qconv_flags INTERFACE
     $<${qconv_c_cxx}:_FORTIFY_SOURCE=2>)
 endif()
@@ -37,9 +37,5 @@ if(QCONV_FUZZ)
   target_link_options(qconv_flags INTERFACE -fsanitize=fuzzer-no-link)
 endif()
 if(QCONV_COVERAGE)
-  # Counters that two threads bump at once would lose counts, and gcov derives a negative branch
-  # from a sum that does not add up.
-  target_compile_options(qconv_flags INTERFACE --coverage -fprofile-update=atomic -O1
-    ${qconv_debug_info})
   target_link_options(qconv_flags INTERFACE --coverage)
 endif()

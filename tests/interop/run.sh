@@ -5,9 +5,9 @@
 #        tests/interop/run.sh --prepare [ENVIRONMENT_DIR]    only fills the environment
 #
 # BUILD_DIR (default build) holds the programs named below. ENVIRONMENT_DIR (default build-interop, or
-# $QCONV_INTEROP_ENV) gets the Python packages; it is filled once and then reused. The checks against vLLM
-# are skipped unless vllm_environment.sh was run before. Needs Debian 12's
-# python3 with python3-venv, a C compiler, zstd, and the network the first time.
+# $QCONV_INTEROP_ENV) gets the Python packages; it is filled once and then reused. With
+# QCONV_INTEROP_VLLM=1 it gets vLLM as well, 3 GB (vllm_environment.sh); without it those checks are skipped.
+# Needs Debian 12's python3 with python3-venv, a C compiler, zstd, and the network the first time.
 # Exit: 0 passed; 1 a check failed; 77 the environment could not be made (with the reason).
 # QCONV_INTEROP_REQUIRED=1 turns 77 into 1.
 set -eu
@@ -37,6 +37,11 @@ if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
         skip "python3-venv is missing and could not be installed"
 fi
 
+# Python keeps here what it compiles of the packages, as it comes to them: pip would compile all of it.
+mkdir -p "$environment/bytecode"
+PYTHONPYCACHEPREFIX=$(cd "$environment/bytecode" && pwd)
+export PYTHONPYCACHEPREFIX
+
 # One folder per requirements file, made anew when the file changes; the stamp holds its digest.
 started=$(date +%s)
 stamp() {
@@ -45,11 +50,10 @@ stamp() {
 current() {
     [ -f "$2/.qconv-stamp" ] && [ "$(cat "$2/.qconv-stamp")" = "$(stamp "$1")" ]
 }
-mkdir -p "$environment"
 if ! current requirements.txt "$environment/venv"; then
     rm -rf "$environment/venv"
     "$python" -m venv "$environment/venv" || skip "the virtual environment could not be made"
-    "$environment/venv/bin/pip" install -q --disable-pip-version-check --no-deps \
+    "$environment/venv/bin/pip" install -q --disable-pip-version-check --no-deps --no-compile \
         -r "$here/requirements.txt" || skip "packages could not be installed (no network?)"
     "$environment/venv/bin/python" "$here/stub_cuda.py" >"$environment/stubs.log"
     CUDA_VISIBLE_DEVICES= "$environment/venv/bin/python" -c 'import torch; torch.ones(2).sum()' ||
@@ -60,14 +64,18 @@ for name in transformers4 transformers5 bitsandbytes49 training diffusers; do
     if ! current "requirements-$name.txt" "$environment/$name"; then
         rm -rf "$environment/$name"
         DS_BUILD_OPS=0 CUDA_VISIBLE_DEVICES= \
-            "$environment/venv/bin/pip" install -q --disable-pip-version-check --no-deps \
+            "$environment/venv/bin/pip" install -q --disable-pip-version-check --no-deps --no-compile \
             --no-build-isolation --use-pep517 --target "$environment/$name" -r "$here/requirements-$name.txt" ||
             skip "packages could not be installed (no network?)"
         stamp "requirements-$name.txt" >"$environment/$name/.qconv-stamp"
     fi
 done
+if [ "${QCONV_INTEROP_VLLM:-0}" = 1 ]; then
+    "$here/vllm_environment.sh" "${QCONV_VLLM_ENV:-$environment/vllm}" ||
+        skip "vLLM's environment could not be made (no network?)"
+fi
 echo "interop: environment ready in $(($(date +%s) - started)) s"
 [ $prepare = 0 ] || exit 0
 
-exec "$environment/venv/bin/python" -B "$here/stage.py" --build "$build" \
+exec "$environment/venv/bin/python" "$here/stage.py" --build "$build" \
     --environment "$environment"

@@ -3,7 +3,8 @@
 usage: stage.py --build BUILD_DIR --environment ENVIRONMENT_DIR [NAME...]
 
 An environment is a set of package folders that goes before the virtual environment's own; NAME
-picks some. Two run at a time, the long ones first, each printed when it is done. Last line:
+picks some. Two run at a time, the long ones first, each on half of the processors and printed when it is
+done. Environments with the same folders are forks of one Python (forks.py). Last line:
 "interop: N passed, N failed, N skipped". Exit code 0, 1 (something failed) or 77 (nothing ran).
 """
 import argparse
@@ -55,34 +56,55 @@ ENVIRONMENTS = {
 NOISE = re.compile(r"triton not found|gemm_4bit_forward|FutureWarning|torch\._check_is_size")
 
 
+class Forks:
+    """A Python that has imported the packages of some folders."""
+
+    def __init__(self, folders, arguments):
+        environment = dict(os.environ)
+        environment |= {
+            "PYTHONPATH": os.pathsep.join(str(arguments.environment / f) for f in folders),
+            "QCONV_BUILD": str(arguments.build),
+            "QCONV_VLLM_ENV": os.environ.get("QCONV_VLLM_ENV", str(arguments.environment / "vllm")),
+            "HF_HUB_OFFLINE": "1",  # nothing is fetched while checking
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+            "KINETO_LOG_LEVEL": "99",  # torch's profiler is chatty
+            "DS_ACCELERATOR": "cpu",  # deepspeed would look for a compiler otherwise
+            "TOKENIZERS_PARALLELISM": "false",
+            "TQDM_DISABLE": "1",
+            # Threads of two environments on the same processors would wait for each other.
+            "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // 2)),
+        }
+        self.process = subprocess.Popen([sys.executable, "forks.py"], cwd=HERE, text=True,
+                                        env=environment, stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+
+    def run(self, script, scratch):
+        """(exit status, what the script printed)"""
+        log = Path(scratch, "log")
+        print(script, scratch, log, file=self.process.stdin, flush=True)
+        status = int(self.process.stdout.readline())
+        return status, log.read_text(errors="replace")
+
+
+IDLE = {}  # folders -> Forks that run nothing
+
+
 def run(name, arguments):
     started = time.monotonic()
     folders, script = ENVIRONMENTS[name]
-    environment = dict(os.environ)
-    environment |= {
-        "PYTHONPATH": os.pathsep.join(str(arguments.environment / f) for f in folders),
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "QCONV_BUILD": str(arguments.build),
-        "QCONV_VLLM_ENV": os.environ.get("QCONV_VLLM_ENV", str(arguments.environment / "vllm")),
-        "HF_HUB_OFFLINE": "1",  # nothing is fetched while checking
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-        "KINETO_LOG_LEVEL": "99",  # torch's profiler is chatty
-        "DS_ACCELERATOR": "cpu",  # deepspeed would look for a compiler otherwise
-        "TOKENIZERS_PARALLELISM": "false",
-        "TQDM_DISABLE": "1",
-    }
+    idle = IDLE.setdefault(tuple(folders), [])
+    forks = idle.pop() if idle else Forks(folders, arguments)
     with tempfile.TemporaryDirectory(prefix="qconv-interop-") as scratch:
-        environment["QCONV_SCRATCH"] = scratch
-        done = subprocess.run([sys.executable, "-B", script], cwd=HERE, env=environment, text=True,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        status, printed = forks.run(script, scratch)
+    idle.append(forks)
     counts, lines = None, []
-    for line in done.stdout.splitlines():
+    for line in printed.splitlines():
         if m := re.match(r"counts: (\d+) (\d+) (\d+)$", line):
             counts = [int(n) for n in m.groups()]
         elif not NOISE.search(line):
             lines.append(line)
-    if counts is None or (done.returncode != 0 and counts[1] == 0):
+    if counts is None or (status != 0 and counts[1] == 0):
         counts = [0, 1, 0]  # it fell over before or after counting
     head = f"\n--- {name}"
     tail = "--- {}: {} passed, {} failed, {} skipped, {:.0f} s".format(

@@ -488,6 +488,7 @@ class Text(unittest.TestCase):
                 count += target.numel()
         return float(np.exp(loss / count))
 
+    @unittest.skipIf(MAJOR == 4, "the outputs are compared in each version, the perplexity in one")
     def test_perplexity(self):
         source = source_of(self.name)
         model, _ = load(self.name, source, dtype=torch.float32)

@@ -55,7 +55,7 @@ def main():
         with tempfile.TemporaryDirectory() as folder:
             vllm_plugin.install(__file__, Path(folder))
             settings = {**vllm_plugin.settings(Path(folder), workers), FOLDER: folder}
-            return os.spawnve(os.P_WAIT, sys.executable, [sys.executable, "-B", *sys.argv],
+            return os.spawnve(os.P_WAIT, sys.executable, [sys.executable, *sys.argv],
                               settings)
     for model in models:
         print(json.dumps(allocated(model, workers)), flush=True)
