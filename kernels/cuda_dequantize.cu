@@ -1,8 +1,8 @@
-/* Turns NF4 and int8 into F32, F16 or BF16 in one kernel, and decodes double-quantized scales on
- * the way.
+/* Turns codes of every form into F32, F16 or BF16 in one kernel, and decodes double-quantized scales
+ * on the way.
  *
  * A chunk is 8 elements of one row, and so of one block too where the row starts at a multiple of
- * 8. That is one word of NF4 codes or two of int8, one scale, and 16 bytes of a 16-bit destination.
+ * 8. That is one word of 4-bit codes or two of bytes, one scale, and 16 bytes of a 16-bit destination.
  * A thread takes four chunks that lie a thread block apart:
  *
  *     chunk      0 .. 127   128 .. 255   256 .. 383   384 .. 511
@@ -15,7 +15,8 @@
  *
  * grid.x covers a row, and grid.y rows. Where rows follow each other without a gap and the scale is
  * not the row's, the whole is taken as one row. The code values live in the lanes of a warp, and a
- * look-up is a shuffle (as in cuda_quantize_internal.cuh).
+ * look-up is a shuffle (as in cuda_quantize_internal.cuh). 4-bit integers are looked up as well: the
+ * table has their numbers.
  *
  * dequantize_elements does the same element by element. It is for rows that do not start at a
  * multiple of 8 elements (so that a chunk would lie in two blocks) and for destinations that are
@@ -26,7 +27,7 @@
 #include "kernels/cuda_quantize.h"
 
 #include "kernels/cuda_internal.h"
-#include "kernels/form.cuh"
+#include "kernels/cuda_quantize_internal.cuh"
 
 #include <inttypes.h>
 #include <string.h>
@@ -38,8 +39,18 @@ constexpr unsigned threads_per_block = 128;
 constexpr unsigned chunk_elems = 8;
 constexpr unsigned chunks_each = 4;
 
+/* What kernels are compiled for: the width of codes, and of bytes whether a scale is a block's or a
+ * row's. Everything else about a form is in the job. */
+enum layout { NIBBLES, BYTES, BYTE_ROWS };
+
 struct dequantize_job {
     qc_weights w;
+    bool table;     /* nibbles are codes of NF4, or of w.form.code_map; else integers */
+    bool low_first; /* of nibbles */
+    bool by_rows;
+    float zero;    /* the nibble of 0 */
+    uint32_t flip; /* what makes signed codes of four bytes */
+    float step;    /* as in qc_form_ops */
     unsigned block_shift, nested_shift;
     uint64_t first;      /* flat index of the first element */
     uint64_t first_row;  /* counted in the weight */
@@ -48,6 +59,13 @@ struct dequantize_job {
     void *dst;
     const int *exponent;
     uint64_t *overflow;
+};
+
+struct plain {
+    static __device__ __forceinline__ float of(float a, float b)
+    {
+        return __fmul_rn(a, b);
+    }
 };
 
 /* A product as x86 makes it, NaNs included: the first operand that is a NaN, made quiet, or else
@@ -65,6 +83,18 @@ struct product {
         return __uint_as_float(0xffc00000u);
     }
 };
+
+/* The value of a number: of a nibble's value in the table, or of a signed byte. Integers have a step
+ * of 1, so that by rows the order of factors, which is that of LLM.int8, makes no difference. */
+template <layout what, typename Product>
+QC_DEVICE float value_of(const dequantize_job &job, float number, float scale)
+{
+    if (what == NIBBLES)
+        return Product::of(number, scale);
+    if (what == BYTE_ROWS)
+        return Product::of(Product::of(number, scale), job.step);
+    return Product::of(__fmul_rn(number, job.step), scale);
+}
 
 /* 2^exponent as two factors. Both are floats and powers of two for every exponent that can
  * matter. */
@@ -86,6 +116,14 @@ QC_DEVICE power power_of(const int *exponent)
     power p = {__uint_as_float((uint32_t)(half + 127) << 23),
                __uint_as_float((uint32_t)(e - half + 127) << 23), e == 0};
     return p;
+}
+
+/* The scale that element f of a row has, by its number. */
+template <layout what>
+QC_DEVICE uint64_t scale_at(const dequantize_job &job, uint64_t row, uint64_t f)
+{
+    bool by_rows = what == BYTE_ROWS || (what == NIBBLES && job.by_rows);
+    return by_rows ? job.first_row + row : f >> job.block_shift;
 }
 
 QC_DEVICE float block_scale(const dequantize_job &job, uint64_t block)
@@ -128,22 +166,25 @@ QC_DEVICE void store_element(const dequantize_job &job, uint64_t at, float v, ui
     }
 }
 
-QC_DEVICE float nf4_value_of_lane(const dequantize_job &job, unsigned lane)
+/* The number of nibble `lane`. */
+QC_DEVICE float number_of_lane(const dequantize_job &job, unsigned lane)
 {
     float standard = qc_nf4_tables_of_lane(lane).code;
+    if (!job.table)
+        return __fadd_rn((float)(lane % 16), -job.zero);
     return job.w.form.code_map ? job.w.form.code_map[lane % 16] : standard;
 }
 
 /* ---- 8 elements at a time -------------------------------------------------------------------- */
 
-/* The largest magnitude that a code's value can have. */
-template <qc_form_kind kind> QC_DEVICE float largest_code(float value_of_lane)
+/* The largest magnitude that is multiplied by a scale. */
+template <layout what> QC_DEVICE float largest_number(const dequantize_job &job, float of_lane)
 {
-    if (kind == QC_FORM_INT8_BLOCKS)
-        return 1.0078741f; /* 128 * QC_CUDA_INT8_STEP is less */
-    if (kind == QC_FORM_INT8_ROWS)
+    if (what == BYTES)
+        return __fmul_rn(128.0f, job.step);
+    if (what == BYTE_ROWS)
         return 128.0f;
-    float m = fabsf(value_of_lane);
+    float m = fabsf(of_lane);
 #pragma unroll
     for (int mask = 8; mask > 0; mask /= 2)
         m = fmaxf(m, __shfl_xor_sync(QC_ALL_LANES, m, mask));
@@ -172,16 +213,22 @@ QC_DEVICE void store_chunk(const dequantize_job &job, uint64_t at, const float v
             make_uint4(out[i], out[i + 1], out[i + 2], out[i + 3]);
 }
 
-template <qc_form_kind kind, qc_dtype dtype, bool nested>
+/* Nibbles of eight elements with the first one in the upper half of the first byte. */
+QC_DEVICE uint32_t high_first(const dequantize_job &job, uint32_t codes)
+{
+    return job.low_first ? (codes >> 4 & 0x0f0f0f0fu) | (codes & 0x0f0f0f0fu) << 4 : codes;
+}
+
+template <layout what, qc_dtype dtype, bool nested>
 __global__ void __launch_bounds__(threads_per_block) dequantize_chunks(dequantize_job job)
 {
-    constexpr bool nf4 = kind == QC_FORM_NF4;
+    constexpr bool nibbles = what == NIBBLES;
     unsigned lane = threadIdx.x % 32;
-    float table = nf4 ? nf4_value_of_lane(job, lane) : 0.0f;
+    float table = nibbles ? number_of_lane(job, lane) : 0.0f;
     power p = power_of(job.exponent);
     /* As long as the bound is below this, no product overflows or is a NaN, whatever the code, and
      * the elements of the chunk need not be looked at. */
-    float most = largest_code<kind>(table);
+    float most = largest_number<what>(job, table);
     float safe = dtype == QC_DTYPE_F16 ? 65504.0f : 0x1p127f;
     uint64_t row_chunks = job.cols / chunk_elems, out_chunks = job.ld / chunk_elems;
 
@@ -189,7 +236,7 @@ __global__ void __launch_bounds__(threads_per_block) dequantize_chunks(dequantiz
         uint64_t base = job.first + row * job.cols;
         for (uint64_t c0 = (uint64_t)blockIdx.x * (threads_per_block * chunks_each);
              c0 < out_chunks; c0 += (uint64_t)gridDim.x * (threads_per_block * chunks_each)) {
-            uint32_t codes[chunks_each][nf4 ? 1 : 2];
+            uint32_t codes[chunks_each][nibbles ? 1 : 2];
             float scale[chunks_each];
             unsigned scale_code[chunks_each];
             float nested_scale[chunks_each];
@@ -199,16 +246,14 @@ __global__ void __launch_bounds__(threads_per_block) dequantize_chunks(dequantiz
             for (unsigned u = 0; u < chunks_each; u++) {
                 uint64_t c = c0 + u * threads_per_block + threadIdx.x;
                 uint64_t f = base + (c < row_chunks ? c : row_chunks - 1) * chunk_elems;
-                if (nf4) {
+                if (nibbles) {
                     codes[u][0] = __ldg(static_cast<const uint32_t *>(job.w.codes) + f / 8);
                 } else {
                     uint2 v = __ldg(static_cast<const uint2 *>(job.w.codes) + f / 8);
                     codes[u][0] = v.x;
-                    codes[u][nf4 ? 0 : 1] = v.y;
+                    codes[u][nibbles ? 0 : 1] = v.y;
                 }
-                uint64_t block = f >> job.block_shift;
-                if (kind == QC_FORM_INT8_ROWS)
-                    block = job.first_row + row;
+                uint64_t block = scale_at<what>(job, row, f);
                 if (nested) {
                     scale_code[u] = __ldg(job.w.absmax_codes + block);
                     nested_scale[u] = __ldg(job.w.nested_absmax + (block >> job.nested_shift));
@@ -227,14 +272,16 @@ __global__ void __launch_bounds__(threads_per_block) dequantize_chunks(dequantiz
             for (unsigned u = 0; u < chunks_each; u++) {
                 uint64_t c = c0 + u * threads_per_block + threadIdx.x;
                 float code[chunk_elems], v[chunk_elems];
+                if (nibbles)
+                    codes[u][0] = high_first(job, codes[u][0]);
 #pragma unroll
                 for (unsigned e = 0; e < chunk_elems; e++) {
-                    if (nf4)
-                        code[e] =
-                            __shfl_sync(QC_ALL_LANES, table, (int)(codes[u][0] >> 4 * (e ^ 1)), 16);
+                    uint32_t word = codes[u][nibbles ? 0 : e / 4];
+                    if (nibbles)
+                        code[e] = __shfl_sync(QC_ALL_LANES, table, (int)(word >> 4 * (e ^ 1)), 16);
                     else
-                        code[e] = (float)(int8_t)(codes[u][nf4 ? 0 : e / 4] >> 8 * (e % 4));
-                    v[e] = qc_form_value(kind, code[e], scale[u]);
+                        code[e] = (float)(int8_t)((word ^ job.flip) >> 8 * (e % 4));
+                    v[e] = value_of<what, plain>(job, code[e], scale[u]);
                 }
                 if (!p.none) {
 #pragma unroll
@@ -255,7 +302,7 @@ __global__ void __launch_bounds__(threads_per_block) dequantize_chunks(dequantiz
 #pragma unroll
                     for (unsigned e = 0; e < chunk_elems; e++)
                         store_element<dtype>(
-                            job, at + e, times(qc_form_value<product>(kind, code[e], scale[u]), p),
+                            job, at + e, times(value_of<what, product>(job, code[e], scale[u]), p),
                             base + c * chunk_elems + e);
                 }
             }
@@ -265,11 +312,11 @@ __global__ void __launch_bounds__(threads_per_block) dequantize_chunks(dequantiz
 
 /* ---- one element at a time ------------------------------------------------------------------- */
 
-template <qc_form_kind kind, qc_dtype dtype>
+template <layout what, qc_dtype dtype>
 __global__ void __launch_bounds__(threads_per_block) dequantize_elements(dequantize_job job)
 {
-    constexpr bool nf4 = kind == QC_FORM_NF4;
-    float table = nf4 ? nf4_value_of_lane(job, threadIdx.x % 32) : 0.0f;
+    constexpr bool nibbles = what == NIBBLES;
+    float table = nibbles ? number_of_lane(job, threadIdx.x % 32) : 0.0f;
     power p = power_of(job.exponent);
 
     for (uint64_t row = blockIdx.y; row < job.rows; row += gridDim.y)
@@ -280,13 +327,14 @@ __global__ void __launch_bounds__(threads_per_block) dequantize_elements(dequant
             unsigned byte = 0;
             float scale = 0.0f;
             if (c < job.cols) {
-                byte = static_cast<const uint8_t *>(job.w.codes)[nf4 ? f / 2 : f];
-                scale = kind == QC_FORM_INT8_ROWS ? job.w.absmax[job.first_row + row]
-                                                  : block_scale(job, f >> job.block_shift);
+                byte = static_cast<const uint8_t *>(job.w.codes)[nibbles ? f / 2 : f];
+                scale = block_scale(job, scale_at<what>(job, row, f));
             }
-            float code = nf4 ? __shfl_sync(QC_ALL_LANES, table, (int)(f % 2 ? byte : byte >> 4), 16)
-                             : (float)(int8_t)byte;
-            float v = times(qc_form_value<product>(kind, code, scale), p);
+            bool low = (f % 2 != 0) != job.low_first;
+            float code = nibbles
+                             ? __shfl_sync(QC_ALL_LANES, table, (int)(low ? byte : byte >> 4), 16)
+                             : (float)(int8_t)(byte ^ job.flip);
+            float v = times(value_of<what, product>(job, code, scale), p);
             if (c < job.ld)
                 store_element<dtype>(job, row * job.ld + c, c < job.cols ? v : 0.0f, f);
         }
@@ -306,23 +354,23 @@ dim3 grid_for(const dequantize_job &job, uint64_t each)
                 job.rows < QC_GRID_ROWS_MOST ? (unsigned)job.rows : QC_GRID_ROWS_MOST);
 }
 
-template <qc_form_kind kind, qc_dtype dtype>
+template <layout what, qc_dtype dtype>
 qc_status launch(dequantize_job job, qc_cuda_stream s, qc_error *err)
 {
     constexpr size_t element = dtype == QC_DTYPE_F32 ? 4 : 2;
     bool one = job.rows == 1 && job.ld == job.cols; /* its end may be done separately */
     if (job.first % chunk_elems == 0 && job.cols >= chunk_elems &&
         (one || (job.cols % chunk_elems == 0 && job.ld % chunk_elems == 0)) &&
-        aligned(job.dst, 16) && aligned(job.w.codes, kind == QC_FORM_NF4 ? 4 : 8)) {
+        aligned(job.dst, 16) && aligned(job.w.codes, what == NIBBLES ? 4 : 8)) {
         dequantize_job chunks = job;
         if (one)
             chunks.cols = chunks.ld = job.cols - job.cols % chunk_elems;
         dim3 grid = grid_for(chunks, threads_per_block * chunks_each * chunk_elems);
-        if (kind == QC_FORM_INT8_ROWS || job.w.absmax)
-            QC_LAUNCH((dequantize_chunks<kind, dtype, false>), grid, dim3(threads_per_block), 0, s,
+        if (what == BYTE_ROWS || job.w.absmax)
+            QC_LAUNCH((dequantize_chunks<what, dtype, false>), grid, dim3(threads_per_block), 0, s,
                       chunks);
         else
-            QC_LAUNCH((dequantize_chunks<kind, dtype, kind != QC_FORM_INT8_ROWS>), grid,
+            QC_LAUNCH((dequantize_chunks<what, dtype, what != BYTE_ROWS>), grid,
                       dim3(threads_per_block), 0, s, chunks);
         QC_TRY(qc_cuda_launched("dequantize", err));
         if (!one || chunks.cols == job.cols)
@@ -332,19 +380,19 @@ qc_status launch(dequantize_job job, qc_cuda_stream s, qc_error *err)
         job.cols -= chunks.cols;
         job.ld = job.cols;
     }
-    QC_LAUNCH((dequantize_elements<kind, dtype>), grid_for(job, threads_per_block),
+    QC_LAUNCH((dequantize_elements<what, dtype>), grid_for(job, threads_per_block),
               dim3(threads_per_block), 0, s, job);
     return qc_cuda_launched("dequantize", err);
 }
 
-template <qc_form_kind kind>
+template <layout what>
 qc_status launch_dtype(const dequantize_job &job, qc_dtype dtype, qc_cuda_stream s, qc_error *err)
 {
     if (dtype == QC_DTYPE_F32)
-        return launch<kind, QC_DTYPE_F32>(job, s, err);
+        return launch<what, QC_DTYPE_F32>(job, s, err);
     if (dtype == QC_DTYPE_F16)
-        return launch<kind, QC_DTYPE_F16>(job, s, err);
-    return launch<kind, QC_DTYPE_BF16>(job, s, err);
+        return launch<what, QC_DTYPE_F16>(job, s, err);
+    return launch<what, QC_DTYPE_BF16>(job, s, err);
 }
 
 bool power_of_two(uint32_t v)
@@ -367,9 +415,8 @@ extern "C" qc_status qc_cuda_dequantize(const qc_weights *w, uint64_t first_row,
                                         const int *exponent, uint64_t *overflow, qc_cuda_stream s,
                                         qc_error *err)
 {
-    bool of_blocks = w->form.ops->kind != QC_FORM_INT8_ROWS;
-    if (w->form.ops->integer)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED, "dequantize: no kernel reads %s", w->form.ops->name);
+    const qc_form_ops *ops = w->form.ops;
+    bool of_blocks = !qc_form_by_rows(&w->form);
     if (dst_dtype != QC_DTYPE_F32 && dst_dtype != QC_DTYPE_F16 && dst_dtype != QC_DTYPE_BF16)
         QC_FAIL(err, QC_ERR_USAGE, "dequantize: to type %s; F32, F16 and BF16 are",
                 qc_dtype_name(dst_dtype));
@@ -393,6 +440,12 @@ extern "C" qc_status qc_cuda_dequantize(const qc_weights *w, uint64_t first_row,
     dequantize_job job;
     memset(&job, 0, sizeof job);
     job.w = *w;
+    job.table = qc_form_is_table(ops);
+    job.low_first = ops->low_first != 0;
+    job.by_rows = !of_blocks;
+    job.zero = (float)ops->zero;
+    job.flip = ops->zero ? 0x80808080u : 0u;
+    job.step = ops->step;
     job.block_shift = of_blocks ? shift_of(w->form.block_elems) : 0;
     job.nested_shift = w->absmax ? 0 : shift_of(w->nested_block);
     job.first = first_row * w->form.cols;
@@ -408,9 +461,8 @@ extern "C" qc_status qc_cuda_dequantize(const qc_weights *w, uint64_t first_row,
     job.dst = dst;
     job.exponent = exponent;
     job.overflow = overflow;
-    if (w->form.ops->kind == QC_FORM_NF4)
-        return launch_dtype<QC_FORM_NF4>(job, dst_dtype, s, err);
-    if (w->form.ops->kind == QC_FORM_INT8_ROWS)
-        return launch_dtype<QC_FORM_INT8_ROWS>(job, dst_dtype, s, err);
-    return launch_dtype<QC_FORM_INT8_BLOCKS>(job, dst_dtype, s, err);
+    if (ops->bits == 4)
+        return launch_dtype<NIBBLES>(job, dst_dtype, s, err);
+    return of_blocks ? launch_dtype<BYTES>(job, dst_dtype, s, err)
+                     : launch_dtype<BYTE_ROWS>(job, dst_dtype, s, err);
 }

@@ -69,9 +69,8 @@ QC_NODISCARD qc_status qc_cuda_nested_dequantize(const uint8_t *codes, const flo
                                                  uint32_t nested_block, float offset, float *absmax,
                                                  qc_cuda_stream s, qc_error *err);
 
-/* Dequantizes the elements of rows [first_row, first_row + rows) of a weight of any kind and
- * decodes double-quantized scales on the way. The bytes are those of nf4_dequantize,
- * int8_rows_dequantize and int8_blocks_dequantize.
+/* Dequantizes the elements of rows [first_row, first_row + rows) of a weight of any form and
+ * decodes double-quantized scales on the way. The bytes are those of the form's `dequantize`.
  *
  *   dst       [rows, ld] F32, F16 or BF16; ld >= w->cols elements from row to row; elements beyond
  *             cols are zeroed

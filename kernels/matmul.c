@@ -27,7 +27,8 @@ static unsigned row_alignment(const void *p, uint64_t row_bytes)
 
 int qc_matmul_repack_helps(const qc_weights *w)
 {
-    return w->rows && w->form.cols && (w->form.cols % 32 != 0 || (uintptr_t)w->codes % 16 != 0);
+    return w->rows && w->form.cols && !w->form.ops->integer &&
+           (w->form.cols % 32 != 0 || (uintptr_t)w->codes % 16 != 0);
 }
 
 static uint64_t repacked_row_bytes(const qc_weights *w)
@@ -50,9 +51,9 @@ qc_status qc_matmul_prepare(const qc_matmul *h, const qc_weights *w, int repack,
         QC_FAIL(err, QC_ERR_USAGE, "memory for a prepared weight is not 256-byte aligned");
     if (repack && !qc_matmul_repack_helps(w))
         QC_FAIL(err, QC_ERR_USAGE,
-                "repacking a weight of %" PRIu64 " x %" PRIu64 " whose rows are aligned is "
-                "pointless",
-                w->rows, w->form.cols);
+                "repacking a weight of %" PRIu64 " x %" PRIu64 " in %s %s is pointless", w->rows,
+                w->form.cols, w->form.ops->name,
+                w->form.ops->integer ? "that no kernel reads so" : "whose rows are aligned");
     memset(out, 0, sizeof *out);
     out->w = *w;
     out->exponent = memory;

@@ -16,7 +16,9 @@
  *   GEMV         small M: weights streamed, values and products in float
  *   MMA_884      tensor cores of sm_70 and sm_75
  *   MMA_16816    tensor cores of sm_80 and newer
- *   DEQUANT_GEMM large M: rows dequantized to a reused workspace, then cuBLAS
+ *   DEQUANT_GEMM large M: rows dequantized to a reused workspace, then cuBLAS; integers of
+ *                compressed-tensors with any M, as no other path reads them: QC_ERR_UNSUPPORTED
+ *                without cuBLAS
  *
  * BF16 x goes through the float16 kernels after an exact shift of each row by a power of two (exact
  * for |x| >= 2^-31 of the row's largest). So sm_70, which has no bfloat16, can take it too.

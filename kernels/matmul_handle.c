@@ -175,15 +175,12 @@ qc_status qc_matmul_check_weights(const qc_weights *w, qc_error *err)
     uint64_t elems = 0;
     if (!w->form.ops)
         QC_FAIL(err, QC_ERR_USAGE, "weights are of no known form");
-    if (w->form.ops->integer)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED, "weights in %s, which no kernel multiplies with",
-                w->form.ops->name);
+    const int by_rows = qc_form_by_rows(&w->form);
     if (qc_mul_u64(w->rows, w->form.cols, &elems) || elems > UINT64_MAX / 4)
         QC_FAIL(err, QC_ERR_USAGE, "a weight of %" PRIu64 " x %" PRIu64 " overflows 64 bits",
                 w->rows, w->form.cols);
-    if (w->form.ops->kind != QC_FORM_INT8_ROWS &&
-        (!is_power_of_two(w->form.block_elems) || w->form.block_elems < 32 ||
-         w->form.block_elems > 4096))
+    if (!by_rows && (!is_power_of_two(w->form.block_elems) || w->form.block_elems < 32 ||
+                     w->form.block_elems > 4096))
         QC_FAIL(err, QC_ERR_USAGE,
                 "block of %u elements, a power of two from 32 to 4096 was expected",
                 w->form.block_elems);
@@ -193,8 +190,8 @@ qc_status qc_matmul_check_weights(const qc_weights *w, qc_error *err)
         QC_FAIL(err, QC_ERR_USAGE, "weights have no codes");
     if (w->absmax)
         return QC_OK;
-    if (w->form.ops->kind == QC_FORM_INT8_ROWS)
-        QC_FAIL(err, QC_ERR_USAGE, "row-wise int8 weights have no scales");
+    if (by_rows || w->form.ops->integer)
+        QC_FAIL(err, QC_ERR_USAGE, "weights in %s have no scales", w->form.ops->name);
     if (!w->absmax_codes || !w->nested_absmax || !w->nested_map)
         QC_FAIL(err, QC_ERR_USAGE, "weights have neither scales nor all of double-quantized ones");
     if (!is_power_of_two(w->nested_block))

@@ -15,7 +15,8 @@
  * Weights. float16 holds values of [2^-14, 65504] with 11 bits. Where the largest scale is within
  * [2^-8, 2^15), a weight of 2^-6 of the largest is still a normal float16, and nothing is done, so
  * that weights are the very float16 that dequantizing gives. Else they are multiplied by the power
- * of two that brings the largest scale to [2^14, 2^15).
+ * of two that brings the largest scale to [2^14, 2^15). (Of integers, what counts is the scale times the largest
+ * code.)
  *   grid    as many blocks as there are scales for, at most 1024; integer atomicMax on the bits of
  *           non-negative floats, which does not depend on the order */
 #include "kernels/matmul_kernels.h"
@@ -118,9 +119,10 @@ __global__ void __launch_bounds__(THREADS)
         atomicMax(prepared + 3, (int)__float_as_uint(peak));
 }
 
-__global__ void matmul_exponent(const float *code_map, int *prepared)
+/* reach: qc_form_reach of codes without a map. */
+__global__ void matmul_exponent(const float *code_map, float reach, int *prepared)
 {
-    float peak = __uint_as_float((uint32_t)prepared[3]), largest_code = code_map ? 0.0f : 1.0f;
+    float peak = __uint_as_float((uint32_t)prepared[3]), largest_code = code_map ? 0.0f : reach;
     for (int i = 0; code_map && i < 16; i++)
         largest_code = fmaxf(largest_code, fabsf(code_map[i]));
     peak = __fmul_rn(peak, largest_code);
@@ -177,9 +179,7 @@ qc_status qc_matmul_input_launch(const qc_matmul_call *c, uint16_t *out, int *ex
 qc_status qc_matmul_exponent_launch(const qc_weights *w, int *prepared, qc_cuda_stream s,
                                     qc_error *err)
 {
-    uint64_t scales = w->rows && w->form.cols ? w->rows : 0;
-    if (scales && w->form.ops->kind != QC_FORM_INT8_ROWS)
-        scales = (w->rows * w->form.cols + w->form.block_elems - 1) / w->form.block_elems;
+    uint64_t scales = qc_form_scales(&w->form, w->rows * w->form.cols);
     QC_TRY(qc_cuda_fill(prepared, 0, 4 * sizeof *prepared, s, err));
     uint64_t blocks = (scales + THREADS - 1) / THREADS;
     if (blocks) {
@@ -188,7 +188,8 @@ qc_status qc_matmul_exponent_launch(const qc_weights *w, int *prepared, qc_cuda_
         QC_TRY(qc_cuda_launched("matmul_scale_scan", err));
     }
     QC_LAUNCH(matmul_exponent, dim3(1), dim3(1), 0, s,
-              w->form.ops->kind == QC_FORM_NF4 ? w->form.code_map : nullptr, prepared);
+              qc_form_is_table(w->form.ops) ? w->form.code_map : nullptr,
+              qc_form_reach(w->form.ops), prepared);
     return qc_cuda_launched("matmul_exponent", err);
 }
 

@@ -96,9 +96,17 @@ static qc_matmul_path tensor_path(const qc_cuda_device *d)
     return d->sm >= 80 ? QC_MATMUL_MMA_16816 : d->sm >= 70 ? QC_MATMUL_MMA_884 : QC_MATMUL_GEMV;
 }
 
+/* Integers are read by dequantizing alone. */
+static int is_only_dequantized(const qc_matmul_shape *s)
+{
+    return qc_form_ops_of(s->kind)->integer;
+}
+
 static qc_matmul_path choose(const qc_cuda_device *d, const qc_matmul_shape *s)
 {
     qc_matmul_plan p = {.run = run_mode(s)};
+    if (is_only_dequantized(s))
+        return QC_MATMUL_DEQUANT_GEMM;
     if (qc_stream_takes(d, s, &p))
         return QC_MATMUL_MMA_16816;
     /* From here on a V100's tensor cores should overtake the GEMV, by the counts of
@@ -117,6 +125,11 @@ static qc_matmul_path choose(const qc_cuda_device *d, const qc_matmul_shape *s)
 static qc_status check_path(const qc_cuda_device *d, const qc_matmul_shape *s, qc_matmul_path path,
                             qc_error *err)
 {
+    if (is_only_dequantized(s) && path != QC_MATMUL_DEQUANT_GEMM &&
+        (path != QC_MATMUL_AUTO || !s->have_gemm))
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "only path dequant-gemm reads %s%s",
+                qc_form_ops_of(s->kind)->name,
+                s->have_gemm ? "" : ", and it needs cuBLAS, which was not found");
     switch (path) {
     case QC_MATMUL_AUTO:
     case QC_MATMUL_GEMV:
@@ -336,7 +349,8 @@ qc_status qc_matmul_plan_make(const qc_cuda_device *device, const qc_matmul_shap
         return QC_OK;
     qc_matmul_path chosen = path == QC_MATMUL_AUTO ? choose(device, shape) : path;
     plan_path(device, shape, chosen, limit_bytes, out);
-    if (!fits(out, limit_bytes) && path == QC_MATMUL_AUTO && chosen == QC_MATMUL_DEQUANT_GEMM)
+    if (!fits(out, limit_bytes) && path == QC_MATMUL_AUTO && chosen == QC_MATMUL_DEQUANT_GEMM &&
+        !is_only_dequantized(shape))
         plan_path(device, shape, tensor_path(device), limit_bytes, out);
     if (!fits(out, limit_bytes))
         return too_large(out, limit_bytes, err);

@@ -11,10 +11,16 @@
 
 #define THREADS   128u
 #define ROWS_MOST QC_GRID_ROWS_MOST
-#define INT8_STEP 7.874015718698502e-3f /* 1/127 rounded to float: QC_INT8_STEP */
 
 namespace
 {
+
+/* What is needed of qc_form_ops, which lie in host memory. */
+struct code_form {
+    bool table, nibbles, low_first, by_rows, step_last;
+    int zero;
+    float step;
+};
 
 struct reference_shared {
     float codes[16];
@@ -31,21 +37,22 @@ QC_DEVICE void fill_codes(const qc_weights &w, reference_shared &shared)
     __syncthreads();
 }
 
-QC_DEVICE float weight_at(const qc_weights &w, qc_form_kind kind, const float *codes, uint64_t row,
-                          uint64_t f)
+QC_DEVICE float weight_at(const qc_weights &w, const code_form &form, const float *codes,
+                          uint64_t row, uint64_t f)
 {
-    uint64_t b = kind == QC_FORM_INT8_ROWS ? row : f / w.form.block_elems;
+    uint64_t b = form.by_rows ? row : f / w.form.block_elems;
     float absmax = w.absmax ? w.absmax[b]
                             : __fadd_rn(__fmul_rn(w.nested_map[w.absmax_codes[b]],
                                                   w.nested_absmax[b / w.nested_block]),
                                         w.form.offset);
-    if (kind == QC_FORM_NF4) {
-        uint8_t byte = static_cast<const uint8_t *>(w.codes)[f / 2];
-        return __fmul_rn(codes[f % 2 ? byte & 15 : byte >> 4], absmax);
-    }
-    float code = (float)static_cast<const int8_t *>(w.codes)[f];
-    return kind == QC_FORM_INT8_ROWS ? __fmul_rn(__fmul_rn(code, absmax), INT8_STEP)
-                                     : __fmul_rn(__fmul_rn(code, INT8_STEP), absmax);
+    uint8_t byte = static_cast<const uint8_t *>(w.codes)[form.nibbles ? f / 2 : f];
+    if (form.nibbles)
+        byte = (f % 2 == 0) == form.low_first ? byte & 15 : byte >> 4;
+    if (form.table)
+        return __fmul_rn(codes[byte], absmax);
+    float code = form.zero ? (float)((int)byte - form.zero) : (float)(int8_t)byte;
+    return form.step_last ? __fmul_rn(__fmul_rn(code, absmax), form.step)
+                          : __fmul_rn(__fmul_rn(code, form.step), absmax);
 }
 
 QC_DEVICE float dense_at(const void *dense, qc_dtype dtype, uint64_t f)
@@ -56,7 +63,7 @@ QC_DEVICE float dense_at(const void *dense, qc_dtype dtype, uint64_t f)
 
 template <bool quantized>
 __global__ void __launch_bounds__(THREADS)
-    matmul_reference(const qc_weights w, qc_form_kind kind, const qc_matmul_exact e)
+    matmul_reference(const qc_weights w, const code_form form, const qc_matmul_exact e)
 {
     QC_SHARED(reference_shared, shared);
     if (quantized)
@@ -68,7 +75,7 @@ __global__ void __launch_bounds__(THREADS)
         double sum = 0.0;
         for (uint64_t i = 0; i < e.k; i++) {
             uint64_t f = column * e.k + i;
-            float weight = quantized ? weight_at(w, kind, shared.codes, column, f)
+            float weight = quantized ? weight_at(w, form, shared.codes, column, f)
                                      : dense_at(e.dense, e.dense_dtype, f);
             double x = (double)qc_load_16(e.x, row * e.k + i, e.x_dtype);
             sum = __dadd_rn(sum, __dmul_rn((double)weight, x));
@@ -86,12 +93,20 @@ qc_status qc_matmul_reference_launch(const qc_matmul_exact *e, qc_cuda_stream s,
         QC_FAIL(err, QC_ERR_USAGE, "y has too many columns for one launch");
     dim3 grid((unsigned)blocks, (unsigned)(e->m < ROWS_MOST ? e->m : ROWS_MOST));
     if (e->w) {
+        const qc_form_ops *ops = e->w->form.ops;
+        const code_form form = {qc_form_is_table(ops) != 0,
+                                ops->bits == 4,
+                                ops->low_first != 0,
+                                qc_form_by_rows(&e->w->form) != 0,
+                                ops->step_last != 0,
+                                ops->zero,
+                                ops->step};
         QC_LAUNCH(matmul_reference<true>, grid, dim3(THREADS), sizeof(reference_shared), s, *e->w,
-                  e->w->form.ops->kind, *e);
+                  form, *e);
     } else {
         qc_weights none = {};
         QC_LAUNCH(matmul_reference<false>, grid, dim3(THREADS), sizeof(reference_shared), s, none,
-                  QC_FORM_NF4, *e);
+                  code_form{}, *e);
     }
     return qc_cuda_launched("matmul_reference", err);
 }

@@ -83,7 +83,7 @@ static inline qc_run_source qc_run_source_of(const qc_matmul_weights *m)
     s.nested_absmax = w->nested_absmax;
     s.nested_map = w->nested_map;
     s.nested_offset = w->form.offset;
-    s.by_row = w->form.ops->kind == QC_FORM_INT8_ROWS;
+    s.by_row = qc_form_by_rows(&w->form);
     s.block_shift = qc_run_log2(w->form.block_elems);
     s.nested_shift = qc_run_log2(w->nested_block);
     s.code_map = w->form.code_map;

@@ -206,8 +206,7 @@ static qc_status put_matrix(gpu *g, side *s, unsigned which, const qc_llama_matr
     uint64_t bytes = 0;
     qc_gpu_lay_matrix(m, &counted);
     QC_TRY(grow(g, &s->matrices[which], counted.used, OF_LAYER, err));
-    if (!m->quantized)
-        QC_TRY(grow(g, stage, qc_gpu_dense_bytes(m), OF_LAYER, err));
+    QC_TRY(grow(g, stage, qc_gpu_stage_bytes(m), OF_LAYER, err));
     qc_gpu_cutter at = {.base = s->matrices[which].base};
     s->run.matrices[which] = qc_gpu_lay_matrix(m, &at);
     QC_TRY(qc_gpu_fill_matrix(&g->f, m, &s->run.matrices[which], stage->base, g->f.act.tokens,

@@ -2,6 +2,7 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
+#include "kernels/cuda_quantize.h"
 
 #include <math.h>
 
@@ -175,14 +176,44 @@ static array_bytes bytes_of_arrays(const qc_weights *w)
     return b;
 }
 
-uint64_t qc_gpu_dense_bytes(const qc_llama_matrix *m)
+static int becomes_dense(const qc_llama_matrix *m)
 {
-    return qc_gpu_bytes_of(m->rows, m->cols, qc_dtype_bits(m->dtype) / 8);
+    return !m->quantized || m->quantized->form.ops->integer;
+}
+
+/* What the stage of a matrix has. */
+typedef struct {
+    void *dense; /* as it comes, or floats */
+    qc_weights integers;
+    uint64_t bytes;
+} stage_parts;
+
+static stage_parts lay_stage(const qc_llama_matrix *m, void *stage)
+{
+    qc_gpu_cutter c = {.base = stage};
+    stage_parts parts = {0};
+    if (!becomes_dense(m))
+        return parts;
+    const qc_dtype dtype = m->quantized ? QC_DTYPE_F32 : m->dtype;
+    parts.dense = qc_gpu_cut(&c, qc_gpu_bytes_of(m->rows, m->cols, qc_dtype_bits(dtype) / 8));
+    if (m->quantized) {
+        const array_bytes b = bytes_of_arrays(m->quantized);
+        parts.integers = *m->quantized;
+        parts.integers.codes = qc_gpu_cut(&c, b.codes);
+        parts.integers.absmax = qc_gpu_cut(&c, b.scales);
+    }
+    parts.bytes = c.used;
+    return parts;
+}
+
+uint64_t qc_gpu_stage_bytes(const qc_llama_matrix *m)
+{
+    return lay_stage(m, NULL).bytes;
 }
 
 qc_gpu_device_matrix qc_gpu_lay_matrix(const qc_llama_matrix *m, qc_gpu_cutter *c)
 {
-    qc_gpu_device_matrix out = {.rows = m->rows, .cols = m->cols, .is_dense = !m->quantized};
+    qc_gpu_device_matrix out = {.rows = m->rows, .cols = m->cols, .is_dense = becomes_dense(m)};
     if (m->bias)
         out.bias = qc_gpu_cut(c, qc_gpu_bytes_of(m->rows, 1, sizeof(float)));
     if (out.is_dense) {
@@ -221,17 +252,33 @@ static qc_status copy_array(qc_gpu_forward *d, const void *device, const void *h
     return qc_cuda_to_device(p.to, host, (size_t)bytes, d->stream, err);
 }
 
-/* stage: room for a dense weight in the dtype in which it comes. */
+static qc_status fill_dense(qc_gpu_forward *d, const qc_llama_matrix *m, qc_gpu_device_matrix *out,
+                            void *stage, qc_error *err)
+{
+    const stage_parts parts = lay_stage(m, stage);
+    const qc_weights *w = m->quantized, *to = &parts.integers;
+    const qc_dtype dtype = w ? QC_DTYPE_F32 : m->dtype;
+    if (w) {
+        const array_bytes b = bytes_of_arrays(w);
+        QC_TRY(copy_array(d, to->codes, w->codes, b.codes, err));
+        QC_TRY(copy_array(d, to->absmax, w->absmax, b.scales, err));
+        QC_TRY(qc_cuda_dequantize(to, 0, m->rows, parts.dense, dtype, m->cols, NULL, NULL,
+                                  d->stream, err));
+    } else {
+        QC_TRY(copy_array(d, parts.dense, m->dense,
+                          qc_gpu_bytes_of(m->rows, m->cols, qc_dtype_bits(dtype) / 8), err));
+    }
+    return qc_cuda_llama_weight(parts.dense, dtype, m->rows * m->cols, out->half, out->exponent,
+                                out->largest, d->stream, err);
+}
+
 static qc_status fill_matrix(qc_gpu_forward *d, const qc_llama_matrix *m, qc_gpu_device_matrix *out,
                              void *stage, qc_error *err)
 {
     if (m->bias)
         QC_TRY(copy_array(d, out->bias, m->bias, m->rows * sizeof(float), err));
-    if (out->is_dense) {
-        QC_TRY(qc_cuda_to_device(stage, m->dense, (size_t)qc_gpu_dense_bytes(m), d->stream, err));
-        return qc_cuda_llama_weight(stage, m->dtype, m->rows * m->cols, out->half, out->exponent,
-                                    out->largest, d->stream, err);
-    }
+    if (out->is_dense)
+        return fill_dense(d, m, out, stage, err);
     const qc_weights *w = m->quantized, *to = &out->stored;
     array_bytes b = bytes_of_arrays(w);
     QC_TRY(copy_array(d, to->codes, w->codes, b.codes, err));
@@ -284,8 +331,7 @@ qc_status qc_gpu_take_weights(qc_gpu_forward *d, const qc_gpu_weights *w, qc_gpu
     qc_gpu_cutter counted = {0};
     for (unsigned i = 0; i < w->count; i++) {
         qc_gpu_lay_matrix(&w->in[i], &counted);
-        if (!w->in[i].quantized)
-            stage_bytes = qc_max_u64(stage_bytes, qc_gpu_dense_bytes(&w->in[i]));
+        stage_bytes = qc_max_u64(stage_bytes, qc_gpu_stage_bytes(&w->in[i]));
     }
     qc_gpu_cut(&counted, stage_bytes);
     qc_gpu_cut(&counted, w->extra_bytes);

@@ -13,7 +13,7 @@
 
 typedef struct {
     uint64_t rows, cols;
-    int is_dense;
+    int is_dense; /* also integers, which are dequantized on the way: no kernel reads their codes */
     uint16_t *half; /* dense */
     int *exponent;  /* dense */
     uint32_t *largest;
@@ -92,12 +92,12 @@ void qc_gpu_forward_deinit(qc_gpu_forward *d);
 
 /* ---- weights ---- */
 
-/* Bytes of a dense matrix in the dtype in which it comes. */
-uint64_t qc_gpu_dense_bytes(const qc_llama_matrix *m);
+/* Bytes of the stage that qc_gpu_fill_matrix needs for this matrix: a dense one as it comes, or
+ * integers and the floats that they are dequantized to. 0: none. */
+uint64_t qc_gpu_stage_bytes(const qc_llama_matrix *m);
 /* Decides where the arrays of a weight lie. Nothing is copied yet. */
 qc_gpu_device_matrix qc_gpu_lay_matrix(const qc_llama_matrix *m, qc_gpu_cutter *c);
-/* Copies a weight to its place and makes it ready. stage: room for a dense weight as it comes.
- * *workspace: what products of `tokens` rows need. */
+/* Copies a weight to its place and makes it ready. stage: qc_gpu_stage_bytes. *workspace: what products of `tokens` rows need. */
 QC_NODISCARD qc_status qc_gpu_fill_matrix(qc_gpu_forward *d, const qc_llama_matrix *m,
                                           qc_gpu_device_matrix *out, void *stage, uint64_t tokens,
                                           uint64_t *workspace, qc_error *err);

@@ -284,6 +284,98 @@ static void test_paths(void **state)
     qc_matmul_destroy(h);
 }
 
+/* Integers are dequantized and multiplied, whatever m; their sums in double too. */
+static void check_integers(const qc_matmul *h, const km_spec *spec, const km_job *job, qt_rng *rng)
+{
+    km_weight w;
+    km_data d;
+    qc_cuda_stream s = NULL;
+    km_weight_make(&w, h, spec, rng);
+    km_data_make(&d, &w, job, rng);
+    km_run(h, &w, &d);
+    km_check(&w, &d, rounding_of(h, job));
+    void *base_x = NULL, *y = NULL;
+    const uint64_t outputs = job->m * spec->n;
+    const qc_matmul_exact e = {.w = &w.device,
+                               .n = spec->n,
+                               .k = spec->k,
+                               .m = job->m,
+                               .x = km_upload(d.x, job->m * spec->k * 2, 0, &base_x),
+                               .x_dtype = job->x_dtype};
+    double *got = km_host(outputs * sizeof *got);
+    KM_OK(qc_cuda_malloc(&y, outputs * sizeof *got, &km_error));
+    KM_OK(qc_cuda_stream_create(&s, &km_error));
+    qc_matmul_exact to = e;
+    to.y = y;
+    KM_OK(qc_matmul_reference(h, &to, s, &km_error));
+    km_download(got, y, outputs * sizeof *got, s);
+    for (uint64_t i = 0; i < outputs; i++) {
+        double sum = 0.0;
+        for (uint64_t k = 0; k < spec->k; k++)
+            sum += (double)km_value(&w.host, i % spec->n, k) *
+                   (double)km_float(d.x[i / spec->n * spec->k + k], job->x_dtype);
+        assert_true(got[i] == sum);
+    }
+    qc_cuda_stream_destroy(s);
+    qc_cuda_free(base_x);
+    qc_cuda_free(y);
+    free(got);
+    km_data_free(&d);
+    km_weight_free(&w);
+}
+
+static void test_integers(void **state)
+{
+    (void)state;
+    qt_rng rng = qt_rng_start("integers");
+    qc_matmul *h = km_handle();
+    static const struct {
+        qc_form_kind kind;
+        uint32_t block;
+    } forms[] = {{QC_FORM_W4A16, 64},
+                 {QC_FORM_W4A16, 0},
+                 {QC_FORM_W8A16, 32},
+                 {QC_FORM_W8A16, 0},
+                 {QC_FORM_W8A8, 0}};
+    if (qc_matmul_no_gemm(h)) {
+        qc_matmul_destroy(h);
+        skip();
+    }
+    for (int f = 0; f < 5; f++)
+        for (int i = 0; i < 3; i++) {
+            const km_spec spec = {.kind = forms[f].kind,
+                                  .n = i ? 70 : 195,
+                                  .k = i == 2 ? 72 : 128,
+                                  .block = forms[f].block,
+                                  .shift = i == 1 ? 8 : 0,
+                                  .scale = i == 1   ? 2e-6
+                                           : i == 2 ? 300.0
+                                                    : 0};
+            const km_job job = {.m = i ? 9 : 1,
+                                .x_dtype = i ? QC_DTYPE_F16 : QC_DTYPE_BF16,
+                                .y_dtype = QC_DTYPE_BF16,
+                                .bias = i == 2,
+                                .path = f % 2 ? QC_MATMUL_DEQUANT_GEMM : QC_MATMUL_AUTO};
+            assert_int_equal(
+                0, qc_matmul_repack_helps(&(qc_weights){
+                       .form = {.ops = qc_form_ops_of(spec.kind), .cols = 40}, .rows = 8}));
+            check_integers(h, &spec, &job, &rng);
+        }
+    km_spec spec = {.kind = QC_FORM_W4A16, .n = 8, .k = 64, .block = 64};
+    km_weight w;
+    qc_error err = {0};
+    km_weight_make(&w, h, &spec, &rng);
+    const qc_matmul_io io = {.m = 2,
+                             .x = w.device.codes,
+                             .y = w.bases[0],
+                             .x_dtype = QC_DTYPE_F16,
+                             .y_dtype = QC_DTYPE_F16};
+    km_expect(qc_matmul_run(h, &w.ready, &io, QC_MATMUL_GEMV, NULL, 0, NULL, &err),
+              QC_ERR_UNSUPPORTED, &err, "only path dequant-gemm reads w4a16");
+    km_weight_free(&w);
+    qc_matmul_destroy(h);
+}
+
 #ifdef QC_CUDA_SHIM
 static void test_other_devices(void **state)
 {
@@ -317,6 +409,11 @@ static void test_no_cublas(void **state)
     km_weight w;
     km_weight_make(&w, h, &spec, &rng);
     assert_true(UINT64_MAX == qc_matmul_workspace_bytes(h, &w.ready, 9, QC_MATMUL_DEQUANT_GEMM, 0));
+    const km_spec integers = {.kind = QC_FORM_W8A8, .n = 8, .k = 64};
+    km_weight v;
+    km_weight_make(&v, h, &integers, &rng);
+    assert_true(UINT64_MAX == qc_matmul_workspace_bytes(h, &v.ready, 9, QC_MATMUL_AUTO, 0));
+    km_weight_free(&v);
     unsigned char *memory = NULL;
     KM_OK(qc_cuda_malloc((void **)&memory, 4096, &km_error));
     io = (qc_matmul_io){
@@ -649,9 +746,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_empty),      cmocka_unit_test(test_exponent),
         cmocka_unit_test(test_repack),     cmocka_unit_test(test_input),
-        cmocka_unit_test(test_paths),      cmocka_unit_test(test_dense),
-        cmocka_unit_test(test_reference),  cmocka_unit_test(test_graph),
-        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_paths),      cmocka_unit_test(test_integers),
+        cmocka_unit_test(test_dense),      cmocka_unit_test(test_reference),
+        cmocka_unit_test(test_graph),      cmocka_unit_test(test_threads),
 #ifdef QC_CUDA_SHIM
         cmocka_unit_test(test_grid_steps), cmocka_unit_test(test_other_devices),
         cmocka_unit_test(test_no_cublas),

@@ -100,7 +100,7 @@ static void test_prepare_refuses(void **state)
         {nested, 0, 0, "neither scales nor all"},
         {nested, 0, 0, "neither scales nor all"},
         {nested, 0, 0, "blocks of 0 scales"},
-        {good, 0, 0, "row-wise int8 weights have no scales"},
+        {good, 0, 0, "weights in int8 have no scales"},
         {good, 0, 0, "overflows 64 bits"},
     };
     cases[2].w.form.ops = NULL;

@@ -128,23 +128,40 @@ static float scale_value(qt_rng *rng, scale_kind kind)
     return fabsf(qt_randn(rng)) * 0.1f;
 }
 
-static host_weight make_weight(qt_rng *rng, qc_form_kind kind, uint64_t rows, uint64_t cols,
+/* What is dequantized: every form, integers of 8 bits by blocks and by rows. */
+typedef struct {
+    const qc_form_ops *ops;
+    int by_rows;
+} tried_form;
+
+static const tried_form forms[] = {
+    {&qc_form_nf4, 0},   {&qc_form_int8_rows, 1}, {&qc_form_int8_blocks, 0},
+    {&qc_form_w4a16, 0}, {&qc_form_w4a16, 1},     {&qc_form_w8a16, 0},
+    {&qc_form_w8a16, 1}, {&qc_form_w8a8, 1},      {&qc_form_w8a8, 0}};
+#define FORMS (sizeof forms / sizeof *forms)
+
+static int can_be_nested(const tried_form *f)
+{
+    return !f->by_rows && !f->ops->integer;
+}
+
+static host_weight make_weight(qt_rng *rng, const tried_form *f, uint64_t rows, uint64_t cols,
                                uint32_t block, scale_kind scales, int code_map)
 {
     host_weight h;
     memset(&h, 0, sizeof h);
     uint64_t n = rows * cols;
-    h.code_bytes = kind == QC_FORM_NF4 ? (n + 1) / 2 : n;
-    h.blocks = kind == QC_FORM_INT8_ROWS ? rows : n / block + (n % block != 0);
+    h.w = (qc_weights){.form = {.ops = f->ops, .cols = cols}, .rows = rows};
+    h.w.form.block_elems = f->by_rows ? 0 : block;
+    h.code_bytes = qc_form_code_bytes(&h.w.form, n);
+    h.blocks = qc_form_scales(&h.w.form, n);
     h.codes = qt_alloc(h.code_bytes, 1);
     for (uint64_t i = 0; i < h.code_bytes; i++)
         h.codes[i] = (uint8_t)qt_next(rng);
     h.scales = qt_alloc(h.blocks, 4);
     for (uint64_t i = 0; i < h.blocks; i++)
         h.scales[i] = scale_value(rng, scales);
-    h.w = (qc_weights){
-        .form = {.ops = qc_form_ops_of(kind), .cols = cols}, .rows = rows, .codes = h.codes};
-    h.w.form.block_elems = kind == QC_FORM_INT8_ROWS ? 0 : block;
+    h.w.codes = h.codes;
     if (scales == SCALES_NESTED) {
         uint32_t nested_block = 64;
         h.groups = h.blocks / nested_block + 1;
@@ -182,15 +199,16 @@ static float *values_of(const host_weight *h, uint64_t first_row, uint64_t rows)
     const qc_quant_ops *ops = qc_quant_ops_for(QC_ISA_SCALAR);
     uint64_t cols = h->w.form.cols, n = h->w.rows * cols, overflow;
     float *all = qt_alloc(n, 4), *out = qt_alloc(rows * cols, 4);
-    if (h->w.form.ops->kind == QC_FORM_NF4)
-        ops->nf4_dequantize(h->codes, h->scales, h->code_map, n, h->w.form.block_elems, all,
-                            QC_DTYPE_F32, &overflow);
-    else if (h->w.form.ops->kind == QC_FORM_INT8_ROWS)
-        ops->int8_rows_dequantize((int8_t *)h->codes, h->scales, h->w.rows, cols, all, QC_DTYPE_F32,
-                                  &overflow);
-    else
-        ops->int8_blocks_dequantize((int8_t *)h->codes, h->scales, n, h->w.form.block_elems, all,
-                                    QC_DTYPE_F32, &overflow);
+    const qc_form form = {.ops = h->w.form.ops,
+                          .block_elems = h->w.form.block_elems,
+                          .cols = cols,
+                          .code_map = h->code_map};
+    uint64_t whole = n;
+    if (form.ops->integer && form.block_elems) /* the last block of integers is whole */
+        whole = n / form.block_elems * form.block_elems;
+    form.ops->dequantize(ops, &form, h->codes, h->scales, whole, all, QC_DTYPE_F32, &overflow);
+    for (uint64_t i = whole; i < n; i++)
+        all[i] = form.ops->value(qc_form_code_at(form.ops, h->codes, i), h->scales[h->blocks - 1]);
     memcpy(out, all + first_row * cols, (size_t)(rows * cols) * 4);
     free(all);
     return out;
@@ -203,9 +221,9 @@ static void check_dequantize(const host_weight *h, int code_map, uint64_t first_
     uint64_t cols = h->w.form.cols;
     size_t each = qt_size(dtype);
     snprintf(what, sizeof what,
-             "kind %d block %u rows %" PRIu64 "+%" PRIu64 " of %" PRIu64 " x %" PRIu64
-             " ld %" PRIu64 " %s dst+%zu exponent %d",
-             (int)h->w.form.ops->kind, h->w.form.block_elems, first_row, rows, h->w.rows, cols, ld,
+             "%s block %u rows %" PRIu64 "+%" PRIu64 " of %" PRIu64 " x %" PRIu64 " ld %" PRIu64
+             " %s dst+%zu exponent %d",
+             h->w.form.ops->name, h->w.form.block_elems, first_row, rows, h->w.rows, cols, ld,
              qc_dtype_name(dtype), dst_offset, exponent ? *exponent : 0);
     float *values = values_of(h, first_row, rows);
     if (exponent)
@@ -255,8 +273,6 @@ static void check_dequantize(const host_weight *h, int code_map, uint64_t first_
     qd_drop(&d_absmax_codes), qd_drop(&d_nested), qd_drop(&d_nested_map);
 }
 
-static const qc_form_kind kinds[3] = {QC_FORM_NF4, QC_FORM_INT8_ROWS, QC_FORM_INT8_BLOCKS};
-
 /* Shapes: several thread blocks, K no multiple of 8 or of the block, blocks over rows, one element,
  * with and without a gap behind the rows. */
 static void test_shapes(void **state)
@@ -267,12 +283,12 @@ static void test_shapes(void **state)
                                          {5, 576, 576},   {4, 72, 80},     {3, 100, 104},
                                          {2, 4104, 4112}, {3, 4100, 4100}, {7, 63, 63},
                                          {9, 65, 72},     {1, 8199, 8199}, {5, 40, 41}};
-    for (int k = 0; k < 3; k++)
+    for (size_t k = 0; k < FORMS; k++)
         for (int t = 0; t < 3; t++)
             for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s += qt_every(2)) {
                 scale_kind scales =
-                    kinds[k] != QC_FORM_INT8_ROWS && s % 2 ? SCALES_NESTED : SCALES_SMALL;
-                host_weight h = make_weight(&rng, kinds[k], shapes[s][0], shapes[s][1],
+                    can_be_nested(&forms[k]) && s % 2 ? SCALES_NESTED : SCALES_SMALL;
+                host_weight h = make_weight(&rng, &forms[k], shapes[s][0], shapes[s][1],
                                             s % 3 ? 64 : 32, scales, 0);
                 check_dequantize(&h, 0, 0, h.w.rows, types[t], shapes[s][2], 0, NULL);
                 drop_weight(&h);
@@ -285,9 +301,9 @@ static void test_rows_of_weight(void **state)
     (void)state;
     qt_rng rng = qt_rng_start(__func__);
     static const uint64_t cols[] = {24, 60, 33};
-    for (int k = 0; k < 3; k++)
+    for (size_t k = 0; k < FORMS; k++)
         for (int c = 0; c < 3; c++) {
-            host_weight h = make_weight(&rng, kinds[k], 11, cols[c], 64, SCALES_SMALL, 1);
+            host_weight h = make_weight(&rng, &forms[k], 11, cols[c], 64, SCALES_SMALL, 1);
             for (int t = 0; t < 3; t++)
                 for (uint64_t first = 0; first < 11; first += 3 * qt_every(2)) {
                     uint64_t rows = qt_below(&rng, 12 - first);
@@ -302,9 +318,10 @@ static void test_block_sizes(void **state)
 {
     (void)state;
     qt_rng rng = qt_rng_start(__func__);
-    for (int k = 0; k < 3; k += 2)
-        for (uint32_t block = 32; block <= 4096; block *= 2) {
-            host_weight h = make_weight(&rng, kinds[k], 3, 2 * block + 40, block, SCALES_NESTED, 0);
+    for (size_t k = 0; k < FORMS; k++)
+        for (uint32_t block = 32; !forms[k].by_rows && block <= 4096; block *= 2) {
+            scale_kind scales = can_be_nested(&forms[k]) ? SCALES_NESTED : SCALES_SMALL;
+            host_weight h = make_weight(&rng, &forms[k], 3, 2 * block + 40, block, scales, 0);
             check_dequantize(&h, 0, 0, 3, QC_DTYPE_F16, h.w.form.cols, 0, NULL);
             drop_weight(&h);
         }
@@ -315,9 +332,9 @@ static void test_gap_behind_large(void **state)
 {
     (void)state;
     qt_rng rng = qt_rng_start(__func__);
-    for (int k = 0; k < 3; k++)
+    for (size_t k = 0; k < FORMS; k++)
         for (int t = 0; t < 3; t++) {
-            host_weight h = make_weight(&rng, kinds[k], 9, 72, 64, SCALES_LARGE, 0);
+            host_weight h = make_weight(&rng, &forms[k], 9, 72, 64, SCALES_LARGE, 0);
             check_dequantize(&h, 0, 0, 9, types[t], 96, 0, NULL);
             drop_weight(&h);
         }
@@ -328,10 +345,10 @@ static void test_range(void **state)
 {
     (void)state;
     qt_rng rng = qt_rng_start(__func__);
-    for (int k = 0; k < 3; k++)
+    for (size_t k = 0; k < FORMS; k++)
         for (int t = 0; t < 3; t++)
             for (int round = 0; round < (slow ? 60 : 8); round += (int)qt_every(3)) {
-                host_weight h = make_weight(&rng, kinds[k], 12, round % 2 ? 200 : 203, 64,
+                host_weight h = make_weight(&rng, &forms[k], 12, round % 2 ? 200 : 203, 64,
                                             round % 4 < 2 ? SCALES_LARGE : SCALES_ODD, round % 3);
                 check_dequantize(&h, round % 3 != 0, 0, 12, types[t], h.w.form.cols, 0, NULL);
                 /* the gap is zeros whatever the scale of a row's end */
@@ -346,11 +363,11 @@ static void test_exponent(void **state)
     (void)state;
     qt_rng rng = qt_rng_start(__func__);
     static const int exponents[] = {0, 1, -1, 9, -20, 24, 100, -60};
-    for (int k = 0; k < 3; k++)
+    for (size_t k = 0; k < FORMS; k++)
         for (int t = 0; t < 3; t++)
             for (size_t e = 0; e < sizeof exponents / sizeof *exponents; e += qt_every(3)) {
                 host_weight h =
-                    make_weight(&rng, kinds[k], 5, e % 2 ? 200 : 203, 64, SCALES_SMALL, 0);
+                    make_weight(&rng, &forms[k], 5, e % 2 ? 200 : 203, 64, SCALES_SMALL, 0);
                 check_dequantize(&h, 0, 0, 5, types[t], h.w.form.cols, 0, &exponents[e]);
                 drop_weight(&h);
             }

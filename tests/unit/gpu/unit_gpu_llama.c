@@ -20,7 +20,7 @@
 #define Q_COLS       (HEADS * HEAD_DIM)
 #define KV_COLS      (KV_HEADS * HEAD_DIM)
 
-typedef enum { DENSE_F32, DENSE_F16, DENSE_BF16, NF4_NESTED, INT8_ROWS, KINDS } weight_kind;
+typedef enum { DENSE_F32, DENSE_F16, DENSE_BF16, NF4_NESTED, INT8_ROWS, INT4, KINDS } weight_kind;
 
 /* A weight in its kind, and what it is worth. */
 typedef struct {
@@ -60,6 +60,15 @@ static void quantize(weight *out, weight_kind kind, const float *src, uint64_t r
         out->w.form.ops = &qc_form_int8_rows;
         out->w.codes = codes;
         out->w.absmax = scb;
+    } else if (kind == INT4) {
+        out->w.form.ops = &qc_form_w4a16;
+        out->w.form.block_elems = 32;
+        out->w.form.scale_dtype = QC_DTYPE_BF16;
+        const qc_form_out to = {.codes = out->arrays[0] = qt_alloc(n / 2, 1),
+                                .absmax = out->arrays[1] = qt_alloc(n / 32, sizeof(float))};
+        out->w.form.ops->quantize(ops, &out->w.form, src, QC_DTYPE_F32, n, &to, &sums);
+        out->w.codes = to.codes;
+        out->w.absmax = to.absmax;
     } else {
         uint8_t *codes = out->arrays[0] = qt_alloc((n + 1) / 2, 1);
         float *absmax = qt_alloc(blocks, sizeof *absmax);
@@ -372,7 +381,7 @@ static void test_head(void **state)
 {
     (void)state;
     for (int kind = 0; kind < KINDS; kind++)
-        check_head((weight_kind)kind, 301, kind == 0 ? 1 : 37);
+        check_head((weight_kind)kind, kind == INT4 ? 304 : 301, kind == 0 ? 1 : 37);
     check_head(DENSE_BF16, 9, 4100);
 }
 
