@@ -112,11 +112,12 @@ static qc_status run(qc_calibrator *k, qc_error *err)
     QC_TRY(qc_isa_select(&k->isa, err));
     k->ops = qc_quant_ops_for(k->isa);
     if (k->devices) {
-        QC_TRY(k->devices->work->calibrating->create(&k->engine, k, err));
+        const qc_calibrate_engine_ops *ops = k->devices->work->calibrating->ops;
+        QC_TRY(qc_calibrate_engine_create(&k->engine, ops, k, err));
         qc_console_detail(k->plan->call, 1, "calibrating on %s", k->plan->calibrates_on->name);
     } else {
         QC_TRY(qc_blas_open(&k->blas, err));
-        QC_TRY(qc_calibrate_cpu_create(&k->engine, k, err));
+        QC_TRY(qc_calibrate_engine_create(&k->engine, &qc_calibrate_cpu_ops, k, err));
         qc_console_detail(k->plan->call, 1, "matrix products by %s", qc_blas_name(k->blas));
     }
     QC_TRY(qc_st_cursor_create(&k->source.cursor, err));
@@ -144,8 +145,7 @@ qc_status qc_calibrate_run(qc_calibrate_report *out, const qc_plan *plan, qc_cal
                                  .damping = o->calibrate.damping};
     qc_arena_init(&k.arena);
     qc_status st = run(&k, err);
-    if (k.engine)
-        k.engine->ops->destroy(k.engine);
+    qc_calibrate_engine_destroy(k.engine);
     qc_progress_destroy(k.progress);
     qc_st_cursor_destroy(k.source.cursor);
     qc_arena_deinit(&k.arena);

@@ -46,15 +46,12 @@ static void drop(qc_calibrate_engine *e)
     c->h = c->c = NULL;
 }
 
-static void destroy(qc_calibrate_engine *e)
+static void close(qc_calibrate_engine *e)
 {
     cpu *c = of(e);
-    if (!c)
-        return;
     drop(e);
     qc_llama_cpu_deinit(&c->x_cpu);
     qc_llama_cpu_deinit(&c->z_cpu);
-    qc_free(c);
 }
 
 /* ---- speed and room ---- */
@@ -132,13 +129,6 @@ static qc_calibrate_room room_text(const qc_calibrate_engine *e, const qc_llama_
     return (qc_calibrate_room){.host = qc_sat_mul(2, bytes)};
 }
 
-/* The layer is held as it is and as it becomes. */
-static qc_calibrate_room room_layer(const qc_calibrate_engine *e, uint64_t bytes)
-{
-    (void)e;
-    return (qc_calibrate_room){.host = qc_sat_mul(2, bytes)};
-}
-
 static qc_calibrate_room room_weight(const qc_calibrate_engine *e, uint64_t rows, uint64_t n,
                                      int cross, const qc_form *form)
 {
@@ -173,15 +163,6 @@ static qc_status layer(qc_calibrate_engine *e, uint64_t number, const qc_llama_w
     c->x.layer = c->z.layer = number;
     c->x.w = x;
     c->z.w = z;
-    return QC_OK;
-}
-
-/* The caller has already put the matrix into x's weights. */
-static qc_status quantized(qc_calibrate_engine *e, qc_llama_which which, qc_error *err)
-{
-    (void)e;
-    (void)which;
-    (void)err;
     return QC_OK;
 }
 
@@ -271,30 +252,20 @@ static qc_status weight(qc_calibrate_engine *e, const qc_form *form, const qc_ll
     return st;
 }
 
-qc_status qc_calibrate_cpu_create(qc_calibrate_engine **out, const qc_calibrator *k, qc_error *err)
-{
-    static const qc_calibrate_engine_ops ops = {
-        .destroy = destroy,
-        .measure = measure,
-        .room_text = room_text,
-        .room_layer = room_layer,
-        .room_weight = room_weight,
-        .text = text,
-        .layer = layer,
-        .quantized = quantized,
-        .moments = moments,
-        .reach = reach,
-        .pass = pass,
-        .head = head,
-        .take = take,
-        .factor = factor,
-        .weight = weight,
-        .drop = drop,
-    };
-    cpu *c = NULL;
-    *out = NULL;
-    QC_TRY(qc_calloc(&c, 1, sizeof *c, err));
-    c->base = (qc_calibrate_engine){&ops, k};
-    *out = &c->base;
-    return QC_OK;
-}
+const qc_calibrate_engine_ops qc_calibrate_cpu_ops = {
+    .bytes = sizeof(cpu),
+    .close = close,
+    .measure = measure,
+    .room_text = room_text,
+    .room_weight = room_weight,
+    .text = text,
+    .layer = layer,
+    .moments = moments,
+    .reach = reach,
+    .pass = pass,
+    .head = head,
+    .take = take,
+    .factor = factor,
+    .weight = weight,
+    .drop = drop,
+};

@@ -56,28 +56,27 @@ typedef struct {
 } qc_calibrate_room;
 
 typedef struct {
-    void (*destroy)(qc_calibrate_engine *e); /* accepts NULL */
+    size_t bytes; /* of an engine, which begins as zeros */
+    void (*close)(qc_calibrate_engine *e);
     /* Measures the speed in a few tenths of a second. shape: of the model whose text is to come, or
      * NULL. */
     qc_status (*measure)(qc_calibrate_engine *e, const qc_llama_shape *shape,
                          qc_calibrate_speed *out, qc_error *err);
-    /* The memory that is needed for the activations of a text, for a layer whose weights take so
-     * many bytes in the source, and for the moments, the factor and a weight [rows, n] of a set.
-     * All three saturate. */
+    /* The memory that is needed for the activations of a text, and for the moments, the factor and
+     * a weight [rows, n] of a set. Both saturate. */
     qc_calibrate_room (*room_text)(const qc_calibrate_engine *e, const qc_llama_shape *shape,
                                    uint64_t tokens, uint64_t longest);
-    qc_calibrate_room (*room_layer)(const qc_calibrate_engine *e, uint64_t bytes);
     qc_calibrate_room (*room_weight)(const qc_calibrate_engine *e, uint64_t rows, uint64_t n,
                                      int cross, const qc_form *form);
 
-    /* The engine borrows all of these until destroy. */
+    /* The engine borrows all of these until it is closed. */
     qc_status (*text)(qc_calibrate_engine *e, const qc_llama_shape *shape,
                       const qc_llama_batch *batch, const qc_calibrate_states *states,
                       qc_error *err);
     /* The engine borrows z and x until the next layer. */
     qc_status (*layer)(qc_calibrate_engine *e, uint64_t number, const qc_llama_weights *z,
                        const qc_llama_weights *x, qc_error *err);
-    /* This matrix of x has become another one, which is quantized. */
+    /* This matrix of x has become another one, which is quantized. NULL: nothing is to be done. */
     qc_status (*quantized)(qc_calibrate_engine *e, qc_llama_which which, qc_error *err);
     /* Makes room for the moments of n inputs and sets them to zero; cross: C as well. */
     qc_status (*moments)(qc_calibrate_engine *e, uint64_t n, int cross, qc_error *err);
@@ -106,15 +105,19 @@ struct qc_calibrate_engine {
     const qc_calibrator *k;
 };
 
-QC_NODISCARD qc_status qc_calibrate_cpu_create(qc_calibrate_engine **out, const qc_calibrator *k,
-                                               qc_error *err);
+QC_NODISCARD qc_status qc_calibrate_engine_create(qc_calibrate_engine **out,
+                                                  const qc_calibrate_engine_ops *ops,
+                                                  const qc_calibrator *k, qc_error *err);
+void qc_calibrate_engine_destroy(qc_calibrate_engine *e); /* NULL is fine */
+
+extern const qc_calibrate_engine_ops qc_calibrate_cpu_ops;
+
 /* What calibrating needs of a GPU. */
 typedef struct qc_gpu_calibrating {
-    /* Makes an engine on the first of k->devices. QC_ERR_DEVICE, with one sentence, where cuBLAS or
-     * cuSOLVER cannot be had. */
-    qc_status (*create)(qc_calibrate_engine **out, const qc_calibrator *k, qc_error *err);
+    const qc_calibrate_engine_ops *ops; /* of an engine on the first of its calibrator's devices */
     /* What the bytes depend on, in the arena: "NVIDIA H200, cuBLAS 13.0.0, cuSOLVER 12.0.4". It
-     * opens and closes the device. Errors are those of create. */
+     * opens and closes the device. QC_ERR_DEVICE, with one sentence, where cuBLAS or cuSOLVER
+     * cannot be had. */
     qc_status (*name)(const char **out, qc_arena *arena, const qc_cuda_device *device,
                       qc_error *err);
 } qc_gpu_calibrating;

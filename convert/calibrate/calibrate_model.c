@@ -265,7 +265,10 @@ static void look_ahead(const model *m, qc_calibrate_outlook *a)
             }
             add_forward(m, a, point_flops(m, i, QC_LLAMA_AT_END));
         }
-        most = larger_of(most, sum_of(work, e->ops->room_layer(e, t->layers[i].memory_bytes)));
+        /* The layer is held as it was and as it becomes, on a GPU as well. */
+        const uint64_t twice = qc_sat_mul(2, t->layers[i].memory_bytes);
+        const qc_calibrate_room held = {twice, m->k->devices ? twice : 0};
+        most = larger_of(most, sum_of(work, held));
     }
     if (m->head) {
         qc_calibrate_room work = add_set(m, a, &t->head, 1, 1);
@@ -356,7 +359,8 @@ static qc_status quantize_set(model *m, layer *l, const linear_set *g, uint64_t 
         double seconds = qc_calibrate_weight_seconds(k, l->jobs[part], m->apart);
         QC_TRY(qc_calibrate_weight(k, l->jobs[part], &l->z.matrices[part], &l->arrays[part], err));
         take_quantized(m, l, (int)part);
-        QC_TRY(k->engine->ops->quantized(k->engine, part, err));
+        if (k->engine->ops->quantized)
+            QC_TRY(k->engine->ops->quantized(k->engine, part, err));
         qc_calibrate_progress(k, seconds);
     }
     return QC_OK;

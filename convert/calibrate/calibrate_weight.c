@@ -16,6 +16,22 @@
 /* A warning names at most this many weights. */
 #define NAMES_MOST 3u
 
+qc_status qc_calibrate_engine_create(qc_calibrate_engine **out, const qc_calibrate_engine_ops *ops,
+                                     const qc_calibrator *k, qc_error *err)
+{
+    QC_TRY(qc_calloc(out, 1, ops->bytes, err));
+    **out = (qc_calibrate_engine){ops, k};
+    return QC_OK;
+}
+
+void qc_calibrate_engine_destroy(qc_calibrate_engine *e)
+{
+    if (!e)
+        return;
+    e->ops->close(e);
+    qc_free(e);
+}
+
 int qc_calibrate_needs(const qc_calibrator *k, uint32_t job)
 {
     return job != QC_NO_JOB && qc_calibrated_takes(k->plan, job) &&

@@ -168,12 +168,9 @@ static qc_status device_name(const char **out, qc_arena *arena, const qc_cuda_de
     return st;
 }
 
-static void destroy(qc_calibrate_engine *e)
+static void close(qc_calibrate_engine *e)
 {
-    if (!e)
-        return;
     close_device(of(e));
-    qc_free(e);
 }
 
 static qc_status text(qc_calibrate_engine *e, const qc_llama_shape *shape,
@@ -761,13 +758,6 @@ static qc_calibrate_room room_text(const qc_calibrate_engine *e, const qc_llama_
     return (qc_calibrate_room){.device = qc_sat_add(bytes, QC_GPU_WORKSPACE_MOST)};
 }
 
-/* The host holds the layer as it was and as it becomes, and the device holds both as well. */
-static qc_calibrate_room room_layer(const qc_calibrate_engine *e, uint64_t bytes)
-{
-    (void)e;
-    return (qc_calibrate_room){qc_sat_mul(2, bytes), qc_sat_mul(2, bytes)};
-}
-
 /* The device needs the largest of three: while moments are added, while they are factored, and
  * while a weight is worked on. */
 static qc_calibrate_room room_weight(const qc_calibrate_engine *e, uint64_t rows, uint64_t n,
@@ -783,32 +773,23 @@ static qc_calibrate_room room_weight(const qc_calibrate_engine *e, uint64_t rows
                                qc_max_u64(qc_max_u64(added, factored), worked)};
 }
 
-static qc_status create(qc_calibrate_engine **out, const qc_calibrator *k, qc_error *err)
-{
-    static const qc_calibrate_engine_ops ops = {
-        .destroy = destroy,
-        .measure = measure,
-        .room_text = room_text,
-        .room_layer = room_layer,
-        .room_weight = room_weight,
-        .text = text,
-        .layer = layer,
-        .quantized = quantized,
-        .moments = moments,
-        .reach = reach,
-        .pass = pass,
-        .head = head,
-        .take = take,
-        .factor = factor,
-        .weight = weight,
-        .drop = drop,
-    };
-    gpu *g = NULL;
-    *out = NULL;
-    QC_TRY(qc_calloc(&g, 1, sizeof *g, err));
-    g->base = (qc_calibrate_engine){&ops, k};
-    *out = &g->base;
-    return QC_OK;
-}
+static const qc_calibrate_engine_ops ops = {
+    .bytes = sizeof(gpu),
+    .close = close,
+    .measure = measure,
+    .room_text = room_text,
+    .room_weight = room_weight,
+    .text = text,
+    .layer = layer,
+    .quantized = quantized,
+    .moments = moments,
+    .reach = reach,
+    .pass = pass,
+    .head = head,
+    .take = take,
+    .factor = factor,
+    .weight = weight,
+    .drop = drop,
+};
 
-const qc_gpu_calibrating qc_gpu_calibrating_table = {.create = create, .name = device_name};
+const qc_gpu_calibrating qc_gpu_calibrating_table = {.ops = &ops, .name = device_name};

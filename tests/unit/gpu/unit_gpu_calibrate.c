@@ -105,7 +105,8 @@ static qc_calibrate_engine *new_engine(void)
     qc_error err = {0};
     assert_int_equal(qc_cuda_device_open(&devices.gpus[0], 0, &err), QC_OK);
     calibrator.ops = qc_quant_ops_for(QC_ISA_SCALAR);
-    assert_int_equal(qc_gpu_calibrating_table.create(&e, &calibrator, &err), QC_OK);
+    assert_int_equal(
+        qc_calibrate_engine_create(&e, qc_gpu_calibrating_table.ops, &calibrator, &err), QC_OK);
     return e;
 }
 
@@ -243,7 +244,7 @@ static void check_points(int extras, const qc_form_ops *ops)
     assert_int_equal(c->ops->pass(c, 0.0, &err), QC_OK);
     check_near(px, x.hidden, (size_t)TOKENS * HIDDEN, "pass x");
     check_near(pz, z.hidden, (size_t)TOKENS * HIDDEN, "pass z");
-    c->ops->destroy(c);
+    qc_calibrate_engine_destroy(c);
     qc_llama_cpu_deinit(&cpu);
     float *all[] = {x.hidden, x.attended, x.inputs, z.hidden, z.attended, z.inputs,
                     px,       pz,         at_x,     at_z,     sx,         sz};
@@ -286,7 +287,7 @@ static void test_head_of_chunks(void **state)
     for (uint64_t t = 0; t < tokens; t++)
         cpu.decoder->norm(x + t * HIDDEN, gain, HIDDEN, 1e-5f, x + t * HIDDEN);
     check_moments(h, x, x, tokens, HIDDEN, 1, "head");
-    c->ops->destroy(c);
+    qc_calibrate_engine_destroy(c);
     qc_llama_cpu_deinit(&cpu);
     free(gain);
     free(x);
@@ -322,7 +323,7 @@ static void test_errors(void **state)
     assert_int_equal(qc_gpu_calibrator_inputs(c), 2);
     assert_int_equal(qc_gpu_calibrator_read(c, got, NULL, &err), QC_OK);
     assert_memory_equal(got, values, sizeof values);
-    c->ops->destroy(c);
+    qc_calibrate_engine_destroy(c);
     qc_arena_deinit(&arena);
 }
 
