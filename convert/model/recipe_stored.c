@@ -323,18 +323,16 @@ qc_status qc_stored_of_integers(const qc_stored_weight **out, qc_arena *arena,
 }
 
 qc_status qc_stored_add_integers(qc_stored_set *set, qc_arena *arena, const qc_checkpoint *model,
-                                 qc_error *err)
+                                 const qc_coded_set *coded, qc_error *err)
 {
-    qc_coded_set coded;
-    QC_TRY(qc_coded_find(&coded, arena, model, err));
     for (uint32_t i = 0; i < (uint32_t)model->tensor_count; i++) {
-        if (!coded.weights[i] || set->weights[i])
+        if (!coded->weights[i] || set->weights[i])
             continue;
-        QC_TRY(qc_stored_of_integers(&set->weights[i], arena, model, i, coded.weights[i], err));
+        QC_TRY(qc_stored_of_integers(&set->weights[i], arena, model, i, coded->weights[i], err));
         set->count += set->weights[i] != NULL;
     }
     for (uint32_t i = 0; i < (uint32_t)model->tensor_count; i++) {
-        const uint32_t weight = coded.owners[i];
+        const uint32_t weight = coded->owners[i];
         if (weight != QC_NO_TENSOR && set->weights[weight] && set->owners[i] == QC_NO_TENSOR)
             set->owners[i] = weight;
     }

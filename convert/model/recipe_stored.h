@@ -9,7 +9,7 @@
 #ifndef QC_CONVERT_RECIPE_STORED_H
 #define QC_CONVERT_RECIPE_STORED_H
 
-#include "convert/model/recipe.h"
+#include "convert/model/recipe_coded.h"
 
 #define QC_NO_TENSOR UINT32_MAX
 
@@ -50,9 +50,10 @@ QC_NODISCARD qc_status qc_integers_name(const char **out, qc_arena *arena, const
  * by custom where config.json is silent; the columns that share a scale, 0 where a row has one. */
 unsigned qc_integers_activation_bits(const qc_coded_weight *w);
 uint64_t qc_integers_block(const qc_coded_weight *w);
-/* Adds all such integers. What qc_stored_find alone gives is decoded as stored; these are decoded
- * as coded weights (recipe_coded.h), so only who looks at codes wants them. */
+/* Adds all such integers of a coded set. What qc_stored_find alone gives is decoded as stored;
+ * these are decoded as coded weights (recipe_coded.h), so only who looks at codes wants them. */
 QC_NODISCARD qc_status qc_stored_add_integers(qc_stored_set *set, qc_arena *arena,
-                                              const qc_checkpoint *model, qc_error *err);
+                                              const qc_checkpoint *model, const qc_coded_set *coded,
+                                              qc_error *err);
 
 #endif

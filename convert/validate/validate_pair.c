@@ -14,7 +14,7 @@ typedef struct {
     qc_arena *arena;
     const qc_checkpoint *output, *model;
     qc_stored_set in_output, in_model;
-    qc_coded_set coded;
+    qc_coded_set out_coded, coded; /* in OUT; in MODEL */
     const qc_model_table *table;
     /* tensors of the manifest, sorted; NULL: there is no manifest */
     const qc_manifest_tensor **by_name;
@@ -74,7 +74,10 @@ static qc_status shapes_differ(const matcher *m, const qc_validate_pair *p, cons
 static qc_status match(const matcher *m, qc_validate_pair *p, qc_error *err)
 {
     const char *source = source_of(m, p->name);
+    const qc_coded_weight *out = m->out_coded.weights[p->out_tensor];
     uint32_t index = qc_coded_index(&m->coded, m->model, source);
+    if (index == QC_NO_TENSOR && out)
+        index = qc_coded_index(&m->coded, m->model, out->name);
     if (index == QC_NO_TENSOR) {
         p->why_not = "its source is not in the model";
         return QC_OK;
@@ -135,7 +138,8 @@ qc_status qc_validate_pair_up(qc_validate_pairs *out, qc_arena *arena, const qc_
     matcher m = {.arena = arena, .output = output, .model = model};
     *out = (qc_validate_pairs){0};
     QC_TRY(qc_stored_find(&m.in_output, arena, output, err));
-    QC_TRY(qc_stored_add_integers(&m.in_output, arena, output, err));
+    QC_TRY(qc_coded_find(&m.out_coded, arena, output, err));
+    QC_TRY(qc_stored_add_integers(&m.in_output, arena, output, &m.out_coded, err));
     QC_TRY(qc_stored_find(&m.in_model, arena, model, err));
     QC_TRY(qc_coded_find(&m.coded, arena, model, err));
     QC_TRY(sort_manifest(&m, manifest, err));

@@ -4,6 +4,7 @@
 #include "base/checked.h"
 #include "base/text.h"
 #include "convert/model/recipe_tables.h"
+#include "convert/model/sibling.h"
 #include "convert/term/glob.h"
 #include "convert/term/size_text.h"
 
@@ -114,6 +115,11 @@ static uint64_t part_bytes(const qc_checkpoint *c, uint32_t tensor)
     return tensor == QC_NO_TENSOR ? 0 : c->tensors[tensor].bytes;
 }
 
+static int is_integer(const qc_stored_weight *s)
+{
+    return qc_schemes[s->stored_as].form->integer;
+}
+
 static qc_status match_quantized(const matcher *m, qc_against_tensor *t)
 {
     qc_against_row *r = &t->row;
@@ -130,12 +136,47 @@ static qc_status match_quantized(const matcher *m, qc_against_tensor *t)
                      qc_dtype_name(from->dtype));
     if (!same_shape(r, dims, ndim))
         return shapes_differ(m, t, dims, ndim);
-    /* Loaders cast a model before they quantize it, and record in the state what they cast it
-     * to. */
-    if (!m->a->manifest && !t->coded && qc_dtype_is_quantizable(s->dtype) && qc_stored_block(s) &&
+    /* Loaders cast a model before they quantize it, and record in the state what they cast it to,
+     * or show it by the dtype of the scales. */
+    if (!m->a->manifest && !t->coded && qc_dtype_is_quantizable(s->dtype) &&
+        (qc_stored_block(s) || is_integer(s)) &&
         qc_dtype_bits(s->dtype) <= qc_dtype_bits(from->dtype))
         t->through = s->dtype;
     return set_form(m, t);
+}
+
+/* Refuses integers whose codes nothing here compares with the weights they stand for. */
+static qc_status refuse_integers(const matcher *m, qc_against_tensor *t, const qc_coded_weight *w)
+{
+    const qc_checkpoint_tensor *to = &m->a->output->tensors[t->out_tensor];
+    const qc_checkpoint_tensor *from = &m->a->model->tensors[t->model_tensor];
+    const char *name = NULL, *why = w->group_index != QC_NO_TENSOR ? "with act-order"
+                                    : w->zeros != QC_NO_TENSOR     ? "with zero points"
+                                    : w->tile_rows > 1             ? "with one scale"
+                                                                   : "in rows of no whole words";
+    memcpy(t->row.dims, w->dims, sizeof w->dims);
+    t->row.ndim = w->ndim;
+    if (!same_shape(&t->row, from->dims, from->ndim))
+        return shapes_differ(m, t, from->dims, from->ndim);
+    QC_TRY(qc_integers_name(&name, m->a->arena, w, m->err));
+    QC_FAIL(m->err, QC_ERR_UNSUPPORTED,
+            "%s: tensor '%s' is %s %s, which is not compared with the weights it was made from; "
+            "'qconv eval --against' compares what the two models compute",
+            m->a->output->path, to->name, name, why);
+}
+
+/* If a tensor holds codes of compressed-tensors, by its name and dtype, and has no scales: the
+ * length of the module's name with its dot; otherwise 0. */
+static size_t without_scales(const qc_checkpoint *c, const qc_checkpoint_tensor *t)
+{
+    static const char *const tails[] = {"weight", "weight_packed"};
+    const char *tail = tails[t->dtype == QC_DTYPE_I32];
+    const size_t len = strlen(t->name), n = strlen(tail);
+    if ((t->dtype != QC_DTYPE_I32 && t->dtype != QC_DTYPE_I8) || len <= n ||
+        t->name[len - n - 1] != '.' || !qc_ends_with(t->name, tail) ||
+        qc_sibling_of(c, t->name, len - n, "weight_scale") != QC_NO_TENSOR)
+        return 0;
+    return len - n;
 }
 
 static qc_status match_plain(const matcher *m, qc_against_tensor *t)
@@ -155,6 +196,9 @@ static qc_status match_plain(const matcher *m, qc_against_tensor *t)
         t->packed = NULL;
         return QC_OK;
     }
+    const qc_coded_weight *codes = m->a->out_coded.weights[t->out_tensor];
+    if (codes && qc_coding_is_integer(codes->coding))
+        return refuse_integers(m, t, codes);
     r->kind = QC_AGAINST_CAST;
     r->scheme = t->packed ? "dequant" : "cast";
     if (t->coded) {
@@ -173,11 +217,6 @@ static qc_status match_plain(const matcher *m, qc_against_tensor *t)
         return fault(m->a, t, m->err, "it is %s, in MODEL it is %s", qc_dtype_name(to->dtype),
                      qc_dtype_name(from->dtype));
     return QC_OK;
-}
-
-static int is_integer(const qc_stored_weight *s)
-{
-    return qc_schemes[s->stored_as].form->integer;
 }
 
 /* Was tensor i quantized in MODEL already, and kept? It is a quantized weight or its state. Every
@@ -218,8 +257,9 @@ static qc_status match_one(const matcher *m, uint32_t i)
     t->stored = a->in_output.weights[i];
     const char *source = t->listed && t->listed->source_name ? t->listed->source_name : to->name;
     t->model_tensor = index_of(a->model, source);
-    if (!t->listed)
-        t->model_tensor = qc_coded_index(&a->coded, a->model, source);
+    if (!t->listed && t->model_tensor == QC_NO_TENSOR)
+        t->model_tensor = qc_coded_index(
+            &a->coded, a->model, a->out_coded.weights[i] ? a->out_coded.weights[i]->name : source);
     int kept = (t->stored || owner != QC_NO_TENSOR) && is_kept(m, i);
     if (owner != QC_NO_TENSOR && !kept) {
         r->kind = QC_AGAINST_STATE;
@@ -239,6 +279,9 @@ static qc_status match_one(const matcher *m, uint32_t i)
     }
     QC_TRY(qc_shape_elems(r->dims, r->ndim, &r->elems, m->err));
     t->rows = t->cols ? r->elems / t->cols : 0;
+    const size_t module = t->stored ? 0 : without_scales(a->output, to);
+    if (module > 0 && t->model_tensor == QC_NO_TENSOR)
+        t->model_tensor = qc_sibling_of(a->model, to->name, module, "weight");
     if (t->model_tensor == QC_NO_TENSOR) {
         r->scheme = r->scheme ? r->scheme : "keep";
         if (t->listed && t->listed->source_name)
@@ -248,6 +291,10 @@ static qc_status match_one(const matcher *m, uint32_t i)
     r->source = a->model->tensors[t->model_tensor].name;
     r->source_bytes = a->model->tensors[t->model_tensor].bytes;
     m->used[t->model_tensor] = 1;
+    if (module > 0 && a->model->tensors[t->model_tensor].dtype != to->dtype) {
+        r->scheme = "keep";
+        return fault(a, t, m->err, "it holds codes, and there is no weight_scale beside it");
+    }
     return r->kind == QC_AGAINST_QUANTIZED ? match_quantized(m, t) : match_plain(m, t);
 }
 

@@ -163,7 +163,8 @@ static qc_status open_output(qc_against *a, qc_error *err)
 {
     QC_TRY(qc_checkpoint_open(&a->output, a->call->model, err));
     QC_TRY(qc_stored_find(&a->in_output, a->arena, a->output, err));
-    return qc_stored_add_integers(&a->in_output, a->arena, a->output, err);
+    QC_TRY(qc_coded_find(&a->out_coded, a->arena, a->output, err));
+    return qc_stored_add_integers(&a->in_output, a->arena, a->output, &a->out_coded, err);
 }
 
 /* Reports an OUT that is no checkpoint (any more). If it has a manifest, it was one once: then

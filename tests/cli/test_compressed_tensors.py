@@ -1,6 +1,7 @@
 """--format compressed-tensors: every byte of its tensors against plain Python, config.json, what is
 kept, what is refused, and that it is read back."""
 import json
+import math
 import os
 import random
 import shutil
@@ -8,13 +9,15 @@ import struct
 import unittest
 from xml.etree import ElementTree
 
-from output_case import OutputCase, PLAIN, tree_digest
-from test_integers import i32, words
+from output_case import OutputCase, PLAIN, tree_digest, write_sealed, xxh3_128
+from test_integers import Weight, awq, gptq, i32, int_quantized, pack_quantized, words
 import make_checkpoint as mk
 import numbers_oracle as oracle
 
 L = "model.layers.0."
-Q, K, DOWN = (L + n + ".weight" for n in ("self_attn.q_proj", "self_attn.k_proj", "mlp.down_proj"))
+M = L + "self_attn.q_proj."
+Q, K, O, DOWN = (L + n + ".weight" for n in ("self_attn.q_proj", "self_attn.k_proj",
+                                             "self_attn.o_proj", "mlp.down_proj"))
 SCALE_DTYPE = {"F64": "F32", "F32": "F32", "F16": "F16", "BF16": "BF16"}
 
 
@@ -402,6 +405,173 @@ class Commands(OutputCase):
             group = len(codes) // len(scales)
             values[name] = [c * scales[i // group] for i, c in enumerate(codes)]
         return values
+
+
+class Planted(OutputCase):
+    """verify --against finds faults in outputs of every form whose digests are right."""
+
+    replaces = True
+    KEPT = "model.norm.weight"
+
+    def setUp(self):
+        super().setUp()
+        rng = random.Random(12)
+        self.source = {n: ("BF16", s, mk.random_bytes("BF16", s, rng)) for n, s in
+                       {Q: [64, 128], DOWN: [128, 256], O: [64, 128]}.items()}
+        self.source[self.KEPT] = "BF16", [128], mk.encode("BF16", [1.0] * 128)
+        self.model(self.source)
+
+    def seal(self, tensors):
+        """Writes o anew with these tensors, and a manifest whose digests and places are theirs."""
+        path = self.path("o", "model.safetensors")
+        mk.write_safetensors(path, tensors)
+        with open(path, "rb") as f:
+            data = f.read()
+        size = 8 + struct.unpack("<Q", data[:8])[0]
+        header = json.loads(data[8:size])
+        m = json.loads(self.manifest)
+        m["shards"][0].update(content_bytes=len(data), header_bytes=size,
+                              header_xxh3_128=xxh3_128(data[:size]))
+        m["tensors"] = [t for t in m["tensors"] if t["name"] in tensors]
+        for t in m["tensors"]:
+            begin, end = header[t["name"]]["data_offsets"]
+            t.update(begin=begin, end=end, piece_bytes=max(end - begin, 1),
+                     shape=header[t["name"]]["shape"],
+                     xxh3_128=xxh3_128(data[size + begin:size + end]))
+        m["tensors"].sort(key=lambda t: t["begin"])
+        write_sealed(self.path("o", "qconv.json"), m)
+
+    def scaled(self, scale, change):
+        dtype, shape, data = scale
+        values = mk.decode(dtype, data)
+        values[3] = change(values[3])
+        return dtype, shape, mk.encode(dtype, values)
+
+    def faults(self, good):
+        """(the tensors with a fault, exit code, what the line has)"""
+        codes = Q + "_packed" if Q + "_packed" in good else Q
+        scale = Q + "_scale"
+        dtype, shape, data = good[codes]
+
+        def with_bytes(change):
+            body = bytearray(data)
+            change(body)
+            return {codes: (dtype, shape, bytes(body))}
+
+        def swap(body):
+            body[:] = bytes(b >> 4 | (b & 15) << 4 for b in body)
+
+        def one_more(body):
+            body[100] += 1 if body[100] & 15 < 14 and body[100] != 127 else 255
+
+        yield {scale: self.scaled(good[scale], lambda s: s * 1.1)}, 4, ["codes are not"]
+        yield {scale: self.scaled(good[scale], lambda s: 0.0)}, 4, ["codes are not"]
+        yield {scale: self.scaled(good[scale], lambda s: math.nan)}, 4, ["is not finite"]
+        yield {scale: self.scaled(good[scale], lambda s: math.inf)}, 4, ["is not finite"]
+        yield {scale: None}, 4, ["no weight_scale"]
+        yield with_bytes(one_more), 4, ["1 of its 8192 codes are not", "row "]
+        yield ({n: good[n.replace("q_proj", "o_proj")] for n in (codes, scale)}, 4,
+               ["other values", "'%s' of MODEL fits instead" % O])
+        if codes != Q:
+            if self.bits == 4:
+                yield with_bytes(swap), 4, ["other values"]
+            for rows, cols in ((65, 128), (64, 136), (128, 64)):
+                yield ({Q + "_shape": ("I64", [2], struct.pack("<2q", rows, cols))}, 3,
+                       ["weight_shape says [%d, %d]" % (rows, cols)])
+            short = {Q + "_shape": ("I64", [2], struct.pack("<2q", 64, 127))}
+            if good[scale][1][1] == 1:
+                yield short, 4, ["it is [64, 127]"]
+            else:
+                yield short, 3, ["weight_scale", "divide the weight's 127 columns"]
+
+    def test_found(self):
+        for _, self.bits, _, _, options in Commands.FORMS.values():
+            for scale in ("absmax", "search"):
+                good = self.convert(*options, "--scale", scale, "m", "o")
+                with open(self.path("o", "qconv.json"), encoding="utf-8") as f:
+                    self.manifest = f.read()
+                self.seal(good)
+                self.ok("verify", "-q", "o", "--against", "m")
+                for number, (bad, code, says) in enumerate(self.faults(good)):
+                    with self.subTest(options=options, scale=scale, number=number, says=says):
+                        self.seal({n: t for n, t in {**good, **bad}.items() if t})
+                        if code == 4:
+                            self.ok("verify", "-q", "o")
+                        self.fails(code, "verify", "-q", "o", "--against", "m",
+                                   has=[Q[:-len("weight")], *says])
+                        os.rename(self.path("o", "qconv.json"), self.path("sealed"))
+                        self.fails(code, "verify", "-q", "o", "--against", "m",
+                                   has=[Q[:-len("weight")], *says])
+                        os.rename(self.path("sealed"), self.path("o", "qconv.json"))
+                shutil.rmtree(self.path("o"))
+
+
+class Others(OutputCase):
+    """What verify and validate make of integers that other tools made of a model."""
+
+    replaces = True
+
+    def others(self, tensors, w, config=None):
+        """m: the weights; o: what another tool made of them."""
+        norm = {"model.norm.weight": ("BF16", [64], bytes(128))}
+        self.model({Q: ("F32", w.shape, mk.encode("F32", w.values())), **norm}, name="m")
+        self.model({**tensors, **norm}, {"model_type": "llama", "torch_dtype": "float32",
+                                         "quantization_config": config} if config else None,
+                   name="o")
+
+    def test_compared(self):
+        """A scale per row in 4 bits, which no --to makes, is compared like the others."""
+        for bits, groups, form, name in ((4, 1, pack_quantized, "w4a16-channel"),
+                                         (4, 2, pack_quantized, "w4a16"),
+                                         (8, 1, pack_quantized, "w8a16-channel"),
+                                         (8, 1, int_quantized, "w8a8")):
+            w = Weight(random.Random(3), 64, 128, bits, groups, "F32", symmetric=True)
+            for row in w.codes:
+                row[:] = [max(c, 1) for c in row] if bits == 8 else row  # -128 is no code of ours
+            self.others(form(w, M, symmetric=True), w)
+            answer = json.loads(self.ok("verify", "--json", "o", "--against", "m"))
+            row = next(r for r in answer["rows"] if r["kind"] == "quantized")
+            self.assertEqual((row["scheme"], row["block_size"], row["error"]),
+                             (name, 64 if groups > 1 else None, 0))
+            layer, = json.loads(self.ok("validate", "--json", "o", "--against", "m"))["layers"]
+            self.assertEqual((layer["scheme"], layer["weight_error"]), (name, 0))
+            self.assertEqual(json.loads(self.ok("report", "--json", "o"))["forms"][0]["scheme"], name)
+            # Its scales show to what it cast the model first.
+            wide = Weight(random.Random(4), 64, 128, bits, groups, "BF16", symmetric=True)
+            rng = random.Random(9)
+            x = [rng.gauss(0, 0.02) for _ in range(64 * 128)]
+            codes, scales = integers(mk.decode("BF16", mk.encode("BF16", x)), 128 // groups, bits,
+                                     "BF16")
+            wide.codes = oracle.blocks([c + (1 << bits - 1) for c in codes], 128)
+            wide.scales = oracle.blocks(scales, groups)
+            wide.scale_data = mk.encode("BF16", scales)
+            self.others(form(wide, M, symmetric=True), wide)
+            self.model({Q: ("F32", wide.shape, mk.encode("F32", x)),
+                        "model.norm.weight": ("BF16", [64], bytes(128))}, name="m")
+            answer = json.loads(self.ok("verify", "--json", "o", "--against", "m"))
+            self.assertEqual(next(r for r in answer["rows"] if r["kind"] == "quantized")["ratio"], 1)
+
+    def test_not_compared(self):
+        for w, form, more, config, says in (
+                (Weight(random.Random(3), 64, 128, 4, 2), pack_quantized, {}, None,
+                 "w4a16 with zero points"),
+                (Weight(random.Random(3), 64, 128, 4, 2, symmetric=True, shuffled=True),
+                 pack_quantized, {"symmetric": True, "shuffled": True}, None,
+                 "w4a16 with act-order"),
+                (Weight(random.Random(3), 64, 128, 8, 1, single=True, symmetric=True), int_quantized,
+                 {"symmetric": True, "single": True}, None, "w8a8 with one scale"),
+                (Weight(random.Random(3), 64, 63, 4, 3, symmetric=True), pack_quantized,
+                 {"symmetric": True}, None, "w4a16 in rows of no whole words"),
+                (Weight(random.Random(3), 64, 128, 4, 2), gptq, {},
+                 {"quant_method": "gptq", "bits": 4}, "gptq with act-order"),
+                (Weight(random.Random(3), 64, 128, 4, 2), awq, {},
+                 {"quant_method": "awq", "bits": 4}, "awq with zero points")):
+            self.others(form(w, M, **more), w, config)
+            self.fails(3, "verify", "-q", "o", "--against", "m",
+                       has=[M, says, "qconv eval --against"])
+            for command in (["validate", "o", "--against", "m"], ["report", "o", "--json"]):
+                self.fails(3, *command, has="without zero points or act-order")
+            self.ok("inspect", "o")
 
 
 if __name__ == "__main__":
