@@ -21,8 +21,8 @@ import vllm_models  # noqa: E402
 ENVIRONMENT = Path(os.environ.get("QCONV_VLLM_ENV", s.ROOT / "build-interop" / "vllm"))
 PYTHON = ENVIRONMENT / "bin" / "python"
 RECORDED = s.ROOT / "tests" / "data" / "vllm_allocation.json"
-# Fused layers with more cards than heads for keys, experts, and each kind of integers.
-SAMPLE = ["llama-one-kv-head", "qwen3_moe", "w4a16-group-128", "w8a8"]
+# Fused layers with more cards than heads for keys, experts, and integers.
+SAMPLE = ["llama-one-kv-head", "qwen3_moe", "w4a16-group-128"]
 # vLLM's own parser of `vllm serve`.
 PARSE = """
 import json, sys
