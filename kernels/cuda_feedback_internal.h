@@ -31,7 +31,7 @@ typedef struct {
     float reach; /* qc_form_reach */
     qc_dtype scale_dtype;
 } qc_cuda_form;
-qc_cuda_form qc_cuda_form_of(const qc_form *form); /* cuda_feedback_weight.c */
+qc_cuda_form qc_cuda_form_of(const qc_form *form); /* cuda_feedback_open.c */
 
 /* ---- cuda_moments.c ---- */
 

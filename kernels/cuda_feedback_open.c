@@ -13,6 +13,22 @@
 
 #include <string.h>
 
+qc_cuda_form qc_cuda_form_of(const qc_form *form)
+{
+    const qc_form_ops *o = form->ops;
+    return (qc_cuda_form){.table = qc_form_is_table(o),
+                          .by_rows = qc_form_by_rows(form),
+                          .integer = o->integer,
+                          .signed_scales = o->signed_scales,
+                          .step_last = o->step_last,
+                          .lowest = (float)o->lowest,
+                          .highest = (float)o->highest,
+                          .span = o->span,
+                          .step = o->step,
+                          .reach = qc_form_reach(o),
+                          .scale_dtype = form->scale_dtype};
+}
+
 #define ODD_ROWS 64u /* rows that are named together, as on the CPU */
 
 typedef struct {
