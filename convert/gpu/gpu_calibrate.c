@@ -196,8 +196,8 @@ static int same_matrix(const qc_llama_matrix *a, const qc_llama_matrix *b)
     return a->dense == b->dense;
 }
 
-static qc_status put_matrix(gpu *g, side *s, unsigned which, const qc_llama_matrix *m,
-                            qc_gpu_memory *stage, uint64_t *workspace, qc_error *err)
+static qc_status take_matrix(gpu *g, side *s, unsigned which, const qc_llama_matrix *m,
+                             qc_gpu_memory *stage, uint64_t *workspace, qc_error *err)
 {
     qc_gpu_cutter counted = {0};
     uint64_t bytes = 0;
@@ -210,28 +210,6 @@ static qc_status put_matrix(gpu *g, side *s, unsigned which, const qc_llama_matr
                               &bytes, err));
     *workspace = qc_max_u64(*workspace, bytes);
     return QC_OK;
-}
-
-/* Integers, which the products do not read, go to the device as floats. */
-static qc_status take_matrix(gpu *g, side *s, unsigned which, const qc_llama_matrix *m,
-                             qc_gpu_memory *stage, uint64_t *workspace, qc_error *err)
-{
-    qc_llama_matrix floats = *m;
-    const float *values = NULL;
-    void *owned = NULL;
-    if (!m->quantized || !m->quantized->form.ops->integer)
-        return put_matrix(g, s, which, m, stage, workspace, err);
-    QC_TRY(qc_calibrate_floats(g->base.k->ops, m, &values, &owned, err));
-    floats.quantized = NULL;
-    floats.dense = values;
-    floats.dtype = QC_DTYPE_F32;
-    qc_status st = put_matrix(g, s, which, &floats, stage, workspace, err);
-    if (st == QC_OK)
-        st = qc_cuda_stream_synchronize(g->f.stream, err);
-    else
-        qc_gpu_forward_settle(&g->f); /* what was started may still read them */
-    qc_free(owned);
-    return st;
 }
 
 /* Takes the norms, of which each side has its own, because they are small. */
