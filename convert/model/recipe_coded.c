@@ -433,6 +433,10 @@ const char *qc_foreign_tool(const qc_checkpoint *model, uint32_t i)
     const qc_checkpoint_tensor *t = &model->tensors[i];
     const char *method = tool_of_method(method_of(model));
     const char *names = tool_of_names(model, t);
+    const size_t stem = strlen(t->name) - (names ? strlen("_packed") : 0);
+    if (names && t->dtype == QC_DTYPE_I32 && qc_ends_with(t->name, ".weight_packed") &&
+        !has_sibling(model, t->name, stem, "_scale"))
+        return "compressed-tensors, without a weight_scale beside it,";
     if (names)
         return method ? method : names;
     return t->ndim >= 2 && is_integer(t->dtype) ? method : NULL;

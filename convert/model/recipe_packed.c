@@ -22,7 +22,8 @@ typedef struct {
     uint64_t group; /* columns that share a scale; 0: all; NOT_GIVEN: nothing */
     strategy by;    /* compressed-tensors only, like the two after it */
     int asymmetric;
-    int act_order; /* GPTQ too */
+    int act_order;      /* GPTQ too */
+    const char *format; /* compressed-tensors: how they are stored; "": it does not say */
     qc_integer_args said;
 } weight_args;
 
@@ -70,16 +71,31 @@ static qc_status read_number(const qc_json_node *object, const char *key, uint64
     return qc_json_as_u64(n, key, out, err);
 }
 
-static int is_act_order(const qc_json_node *n)
+static qc_status read_bool(const qc_json_node *object, const char *key, int *out, qc_error *err)
 {
-    const char *name = qc_json_string_or(n, "");
-    return qc_json_bool_or(n, 0) || strcmp(name, "group") == 0 || strcmp(name, "dynamic") == 0;
+    const qc_json_node *n = qc_json_get(object, key);
+    return !n || qc_json_kind_of(n) == QC_JSON_NULL ? QC_OK : qc_json_as_bool(n, key, out, err);
+}
+
+static qc_status read_act_order(const qc_json_node *weights, int *out, qc_error *err)
+{
+    const qc_json_node *n = qc_json_get(weights, "actorder");
+    const char *name = qc_json_string_or(n, NULL);
+    if (!name)
+        return read_bool(weights, "actorder", out, err);
+    *out = strcmp(name, "group") == 0 || strcmp(name, "dynamic") == 0;
+    if (!*out && strcmp(name, "weight") != 0 && strcmp(name, "static") != 0)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "actorder is '%s', expected group or weight", name);
+    return QC_OK;
 }
 
 static qc_status read_strategy(const qc_json_node *weights, weight_args *a, qc_error *err)
 {
     static const char *const names[] = {"tensor", "channel", "group"};
-    const char *name = qc_json_string_or(qc_json_get(weights, "strategy"), NULL);
+    const qc_json_node *n = qc_json_get(weights, "strategy");
+    const char *name = NULL;
+    if (n && qc_json_kind_of(n) != QC_JSON_NULL)
+        QC_TRY(qc_json_as_string(n, "strategy", &name, err));
     a->by = a->group == NOT_GIVEN ? BY_TENSOR : a->group == 0 ? BY_CHANNEL : BY_GROUP;
     if (!name)
         return QC_OK;
@@ -90,8 +106,8 @@ static qc_status read_strategy(const qc_json_node *weights, weight_args *a, qc_e
         }
     }
     QC_FAIL(err, QC_ERR_UNSUPPORTED,
-            "config.json: quantization_config has integer weights with the strategy '%s', expected "
-            "tensor, channel or group; start from the 16-bit checkpoint",
+            "integer weights have the strategy '%s', expected tensor, channel or group; start from "
+            "the 16-bit checkpoint",
             name);
 }
 
@@ -123,8 +139,12 @@ static qc_status read_scheme(finder *f, const qc_json_node *group, qc_error *err
     QC_TRY(read_number(weights, "num_bits", &a->bits, err));
     QC_TRY(read_number(weights, "group_size", &a->group, err));
     QC_TRY(read_strategy(weights, a, err));
-    a->asymmetric = !qc_json_bool_or(qc_json_get(weights, "symmetric"), 1);
-    a->act_order = is_act_order(qc_json_get(weights, "actorder"));
+    int symmetric = 1;
+    QC_TRY(read_bool(weights, "symmetric", &symmetric, err));
+    a->asymmetric = !symmetric;
+    QC_TRY(read_act_order(weights, &a->act_order, err));
+    a->format = qc_json_string_or(qc_json_get(group, "format"),
+                                  qc_json_string_or(qc_json_get(f->config, "format"), ""));
     f->arg_count++;
     return read_activations(qc_json_get(group, "input_activations"), a, err);
 }
@@ -149,8 +169,13 @@ static qc_status read_compressed_tensors(finder *f, qc_error *err)
     if (!groups || qc_json_kind_of(groups) != QC_JSON_OBJECT)
         return QC_OK;
     QC_TRY(qc_arena_array(f->arena, &f->args, qc_json_count(groups), err));
-    for (const qc_json_node *g = qc_json_first(groups); g; g = qc_json_next(g))
-        QC_TRY(read_scheme(f, g, err));
+    for (const qc_json_node *g = qc_json_first(groups); g; g = qc_json_next(g)) {
+        qc_status st = read_scheme(f, g, err);
+        if (st != QC_OK) {
+            qc_error_prefix(err, "config.json: quantization_config");
+            return st;
+        }
+    }
     return QC_OK;
 }
 
@@ -305,6 +330,20 @@ static void say_args(char text[TEXT_BYTES], const weight_args *a)
                    a->act_order ? ", with actorder" : "");
 }
 
+/* Checks that config.json names the layout that the tensors have. */
+static qc_status check_format(const qc_coded_weight *w, const parts *p, const char *format,
+                              qc_error *err)
+{
+    const int packed = w->coding == QC_CODING_PACKED;
+    if (*format == '\0' || strcmp(format, "mixed-precision") == 0 ||
+        strcmp(format, packed ? "pack-quantized" : "int-quantized") == 0 ||
+        (!packed && strcmp(format, "naive-quantized") == 0))
+        return QC_OK;
+    QC_FAIL(err, QC_ERR_INPUT,
+            "tensor '%s': config.json says the format is '%s'; the tensors have %s", p->codes->name,
+            format, packed ? "pack-quantized" : "int-quantized");
+}
+
 /* Finds what config.json says of w, and takes over what it says of activations. */
 static qc_status check_described(const finder *f, qc_coded_weight *w, const parts *p, qc_error *err)
 {
@@ -313,7 +352,7 @@ static qc_status check_described(const finder *f, qc_coded_weight *w, const part
         if (!is_described(w, p, &f->args[i]))
             continue;
         w->said = f->args[i].said;
-        return QC_OK;
+        return check_format(w, p, f->args[i].format, err);
     }
     if (!f->config || strcmp(f->method, "compressed-tensors") != 0)
         return QC_OK;
@@ -452,9 +491,9 @@ static qc_status size_packed(finder *f, const parts *p, qc_coded_weight *w, qc_e
         other |= known && shape[0] == w->dims[0] && fills(shape[1], bits, words);
     if (known && (shape[0] != w->dims[0] || (!w->bits && !other)))
         QC_FAIL(err, QC_ERR_INPUT,
-                "tensor '%s': weight_shape says [%" PRIu64 ", %" PRIu64
+                "tensor '%s': weight_shape says [%" PRId64 ", %" PRId64
                 "], which is not packed into [%" PRIu64 ", %" PRIu64 "]",
-                p->codes->name, shape[0], shape[1], w->dims[0], words);
+                p->codes->name, (int64_t)shape[0], (int64_t)shape[1], w->dims[0], words);
     return QC_OK;
 }
 

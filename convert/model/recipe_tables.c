@@ -324,6 +324,18 @@ const qc_model_table *qc_model_table_find(const char *model_type)
     return NULL;
 }
 
+const qc_model_table *qc_model_table_of(const qc_checkpoint *model)
+{
+    const qc_json_node *root = model->config ? qc_json_root(model->config) : NULL;
+    return qc_model_table_find(qc_json_string_or(qc_json_get(root, "model_type"), ""));
+}
+
+int qc_model_table_is_conv1d(const qc_model_table *t, const char *name)
+{
+    qc_tensor_class c;
+    return t && qc_model_table_classify(t, name, &c) && (c.traits & QC_TRAIT_CONV1D) != 0;
+}
+
 int qc_model_table_classify(const qc_model_table *t, const char *name, qc_tensor_class *out)
 {
     size_t groups = sizeof t->groups / sizeof *t->groups;

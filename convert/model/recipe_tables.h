@@ -24,6 +24,10 @@ typedef struct qc_model_table qc_model_table;
 
 /* The table of a model type, or NULL if it has none. */
 const qc_model_table *qc_model_table_find(const char *model_type);
+/* The table of the model type that config.json names, or NULL. */
+const qc_model_table *qc_model_table_of(const qc_checkpoint *model);
+/* Does the table, which may be NULL, know the name as that of a weight that lies [in, out]? */
+int qc_model_table_is_conv1d(const qc_model_table *t, const char *name);
 /* Returns 1 and sets *out if the table knows the name, else 0. */
 int qc_model_table_classify(const qc_model_table *t, const char *name, qc_tensor_class *out);
 /* Is the output head tied to the embeddings when config.json does not say? */

@@ -52,13 +52,6 @@ static const char *source_of(const matcher *m, const char *name)
     return found && (*found)->source_name ? (*found)->source_name : name;
 }
 
-static int is_conv1d(const matcher *m, const char *name)
-{
-    qc_tensor_class c;
-    return m->table && qc_model_table_classify(m->table, name, &c) &&
-           (c.traits & QC_TRAIT_CONV1D) != 0;
-}
-
 static qc_status shapes_differ(const matcher *m, const qc_validate_pair *p, const uint64_t *dims,
                                unsigned ndim, qc_error *err)
 {
@@ -106,7 +99,7 @@ static qc_status match(const matcher *m, qc_validate_pair *p, qc_error *err)
         p->why_not = "it is a stack of experts in 16 bit, whose order is not known";
         return QC_OK;
     }
-    p->transpose = !p->coded && ndim == 2 && is_conv1d(m, t->name);
+    p->transpose = !p->coded && ndim == 2 && qc_model_table_is_conv1d(m->table, t->name);
     int same = ndim == p->stored->ndim;
     for (unsigned i = 0; same && i < ndim; i++)
         same = dims[p->transpose ? ndim - 1 - i : i] == p->stored->dims[i];
@@ -145,9 +138,7 @@ qc_status qc_validate_pair_up(qc_validate_pairs *out, qc_arena *arena, const qc_
     QC_TRY(sort_manifest(&m, manifest, err));
     if (m.in_output.count == 0)
         QC_FAIL(err, QC_ERR_INPUT, QC_STORED_NONE, output->path);
-    if (model->config)
-        m.table = qc_model_table_find(
-            qc_json_string_or(qc_json_get(qc_json_root(model->config), "model_type"), ""));
+    m.table = qc_model_table_of(model);
     QC_TRY(qc_arena_alloc(arena, &out->pairs, m.in_output.count, sizeof *out->pairs, err));
     for (uint32_t i = 0; i < (uint32_t)output->tensor_count; i++)
         if (m.in_output.weights[i])

@@ -70,13 +70,6 @@ static int same_shape(const qc_against_row *r, const uint64_t *dims, unsigned nd
     return same;
 }
 
-static int is_conv1d(const matcher *m, const char *name)
-{
-    qc_tensor_class c;
-    return m->table && qc_model_table_classify(m->table, name, &c) &&
-           (c.traits & QC_TRAIT_CONV1D) != 0;
-}
-
 /* ---- kinds ----------------------------------------------------------------------------------- */
 
 static qc_status set_form(const matcher *m, qc_against_tensor *t)
@@ -129,7 +122,7 @@ static qc_status match_quantized(const matcher *m, qc_against_tensor *t)
     const uint64_t *dims = t->coded ? t->coded->dims : from->dims;
     unsigned ndim = t->coded ? t->coded->ndim : from->ndim;
     r->source_dtype = from->dtype;
-    r->transpose = !t->coded && ndim == 2 && is_conv1d(m, from->name);
+    r->transpose = !t->coded && ndim == 2 && qc_model_table_is_conv1d(m->table, from->name);
     t->through = from->dtype;
     if (!t->coded && !qc_dtype_is_quantizable(from->dtype))
         return fault(m->a, t, m->err, "in MODEL it is %s, which is not quantized",
@@ -208,7 +201,7 @@ static qc_status match_plain(const matcher *m, qc_against_tensor *t)
     } else if (t->packed) {
         dims = t->packed->dims;
         ndim = t->packed->ndim;
-        r->transpose = ndim == 3 || (ndim == 2 && is_conv1d(m, from->name));
+        r->transpose = ndim == 3 || (ndim == 2 && qc_model_table_is_conv1d(m->table, from->name));
     }
     if (!same_shape(r, dims, ndim))
         return shapes_differ(m, t, dims, ndim);
@@ -445,9 +438,7 @@ qc_status qc_against_match(qc_against *a, qc_error *err)
     matcher m = {.a = a, .err = err};
     QC_TRY(qc_stored_find(&a->in_model, a->arena, a->model, err));
     QC_TRY(qc_coded_find(&a->coded, a->arena, a->model, err));
-    if (a->model->config)
-        m.table = qc_model_table_find(
-            qc_json_string_or(qc_json_get(qc_json_root(a->model->config), "model_type"), ""));
+    m.table = qc_model_table_of(a->model);
     QC_TRY(qc_arena_alloc(a->arena, &m.used, a->model->tensor_count + 1, 1, err));
     memset(m.used, 0, a->model->tensor_count + 1);
     QC_TRY(qc_arena_array(a->arena, &a->tensors, a->output->tensor_count + 1, err));

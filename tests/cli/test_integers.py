@@ -245,7 +245,32 @@ class CompressedTensors(Integers):
         fit = ct_config("pack-quantized", 4, "group", 32)
         loose = ct_config("pack-quantized", 4, "group", 32, actorder="group")
         turn = {"config_groups": {"R1": {"type": "hadamard"}}}
+
+        def config(**args):
+            c = ct_config("pack-quantized", 4, "group", 32)
+            c["config_groups"]["group_0"]["weights"].update(args)
+            return c
+
+        where = "config.json: quantization_config: "
         cases = [
+            ({}, config(group_size=-2), [where + "group_size is -2"]),
+            ({}, config(group_size="32"), [where + "group_size is of kind string"]),
+            ({}, config(num_bits="4"), [where + "num_bits is of kind string"]),
+            ({}, config(num_bits=3), [at, "num_bits 3", "num_bits 4"]),
+            ({}, config(strategy=5), [where + "strategy is of kind number"]),
+            ({}, config(strategy="block"), [where, "strategy 'block'", "tensor, channel or group"]),
+            ({}, config(symmetric="yes"), [where + "symmetric is of kind string"]),
+            ({}, config(actorder="sideways"), [where + "actorder is 'sideways'"]),
+            ({}, config(type="float"), [at, "no weights of the type int"]),
+            ({}, {**fit, "config_groups": [1]}, [at, "config_groups"]),
+            ({}, {**fit, "format": "marlin-24"}, [at, "'marlin-24'", "pack-quantized"]),
+            ({}, {**fit, "format": "int-quantized"}, [at, "'int-quantized'", "pack-quantized"]),
+            ({"weight_shape": ("I64", [2], struct.pack("<2q", -32, 64))}, fit, [at, "[-32, 64]"]),
+            ({"weight_shape": ("I64", [2], struct.pack("<2q", 32, 1 << 62))}, fit, [at, str(1 << 62)]),
+            ({"weight_packed": ("I32", [2, 16, 8], bytes(1024))}, fit, [at, "not read"]),
+            ({"weight_scale": ("F64", [32, 2], bytes(512))}, fit, [at, "not read"]),
+            ({"weight_scale": ("F16", [32, 0], b"")}, fit, ["weight_scale", "[32, 0]"]),
+            ({"weight_scale": None}, fit, [at, "without a weight_scale"]),
             ({}, ct_config("pack-quantized", 8, "group", 32), [at, "num_bits 8", "num_bits 4"]),
             ({}, ct_config("pack-quantized", 4, "group", 16), [at, "group_size 16",
                                                                "group_size 32"]),
@@ -270,7 +295,8 @@ class CompressedTensors(Integers):
         ]
         for number, (bad, config, says) in enumerate(cases):
             with self.subTest(number=number, says=says):
-                self.model_of({**good, **{M + n: t for n, t in bad.items()}}, config)
+                tensors = {**good, **{M + n: t for n, t in bad.items()}}
+                self.model_of({n: t for n, t in tensors.items() if t}, config)
                 for to in ("bf16", "nf4"):
                     self.fails(3, "--to", to, "m", "o", has=says)
                     self.assert_nothing("o")

@@ -120,16 +120,16 @@ class TensorParallel(OutputCase):
         self.assertIn("'model.layers.0.self_attn.extra.weight': how vLLM splits it", said)
 
     def test_engines_are_asked_for_the_share_of_a_card(self):
-        """vLLM's kernels for GPUs take columns in 128s and rows in 64s: 29,568 columns are, their half
-        is not."""
-        auto = ["plan", "--to", "auto", "--format", "compressed-tensors", "--tp", "2", "--for", "vllm",
-                "--vram", "2x80GB"]
-        qwen = "Qwen2.5-72B-Instruct"
-        said = self.fails(2, *auto, "--schemes", "int4-32,int8", qwen)
-        self.assertIn("wants columns in 128s and rows in 64s on GPUs, and 'model.layers.0.mlp.down_proj", said)
-        self.ok(*auto, "--schemes", "int4-32,int8", "--keep", "*.down_proj.weight", qwen)
-        self.ok(*auto, "--schemes", "int4-32,int8", LLAMA70)
-        self.ok("plan", "--to", "int4", "--vram", "2x80GB", "--for", "vllm", qwen)
+        """SGLang's kernels take columns in 64s: 29,568 columns are, a quarter of them is not. vLLM
+        pads them."""
+        qwen = ["plan", "--to", "int4", "--block-size", "32", "Qwen2.5-72B-Instruct"]
+        said = self.fails(2, *qwen, "--for", "sglang", "--tp", "4", "--vram", "4x80GB")
+        self.assertIn("columns in 128s and rows in 64s, or in 64s and 128s, and that of "
+                      "'model.layers.0.mlp.down_proj", said)
+        self.ok(*qwen, "--for", "sglang", "--tp", "4", "--vram", "4x80GB", "--keep",
+                "*.down_proj.weight")
+        self.ok(*qwen, "--for", "vllm", "--tp", "4", "--vram", "4x80GB")
+        self.ok(*qwen, "--for", "sglang", "--vram", "2x80GB")
 
     def test_a_tied_head_in_the_file_is_not_counted(self):
         config, rows = vllm_models.models()["qwen2"]
