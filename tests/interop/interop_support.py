@@ -69,6 +69,15 @@ def qconv(*arguments):
     return run(QCONV, *arguments, *force)
 
 
+def our_logits(folder, ids, *options):
+    """What `qconv eval` computes for rows of ids: [tokens of all rows, vocabulary]."""
+    with tempfile.TemporaryDirectory(dir=SCRATCH) as work:
+        asked, out = Path(work, "ids"), Path(work, "out")
+        asked.write_text("".join(" ".join(map(str, row)) + "\n" for row in ids))
+        run(BUILD / "logits_tool", *options, folder, asked, out)
+        return np.fromfile(out, "<f4").reshape(sum(map(len, ids)), -1)
+
+
 FORMS = {
     "nf4-double": ["--to", "nf4", "--scale", "absmax"],
     "nf4": ["--to", "nf4", "--no-double-quant", "--scale", "absmax"],

@@ -2,8 +2,9 @@
 
 transformers with compressed-tensors restores every weight to the bits of `qconv --to bf16`. vLLM on
 the CPU, one worker and two, gives a prompt the log-probabilities that transformers computes in
-float32 from those restored weights. Planted faults have to fail the same two comparisons. vLLM runs
-in the environment that vllm_environment.sh makes; where it is not there, its checks are skipped.
+float32 from those restored weights. Planted faults have to fail the same two comparisons. What
+`--to auto --tp 2` makes of a trained model also goes on in the same words in both. vLLM runs in the
+environment that vllm_environment.sh makes; where it is not there, its checks are skipped.
 """
 import functools
 import json
@@ -28,14 +29,20 @@ FORMS = {
     "int4-128": ["--to", "int4"],
     "int4-64": ["--to", "int4", "--block-size", "64"],
     "int4-32": ["--to", "int4", "--block-size", "32"],
+    "int4-channel": ["--to", "int4", "--block-size", "channel"],
     "w8a8": ["--to", "int8", *COMPRESSED],
     "w8a16": ["--to", "int8", *COMPRESSED, "--activation-bits", "16"],
     "w8a16-128": ["--to", "int8", *COMPRESSED, "--activation-bits", "16", "--block-size", "128"],
 }
+# For cards of 1.52 MB, as 40 GB are for a 70B model. Some of each is chosen: int4, int8 and 16 bits.
+CARDS = ["--to", "auto", *COMPRESSED, "--vram", "2x1520KB", "--tp", "2", "--cuda-context", "0",
+         "--context", "128", "--prefill", "16"]
+AUTO = {"auto": CARDS, "auto-w8a8": [*CARDS, "--activation-bits", "8"]}
+FORMS |= AUTO
 # How far the log-probabilities may be apart: the engine computes in bfloat16, and rounds the inputs
 # of layers to 8 bits where the form says so.
-APART = {form: 0.12 if form == "w8a8" else 0.05 for form in FORMS}
-SPLIT = ["int4-128", "w8a8"]
+APART = {form: 0.12 if form.endswith("w8a8") else 0.05 for form in FORMS}
+SPLIT = ["int4-128", "int4-channel", "w8a8", *AUTO]
 VOCABULARY = 256
 IDS = torch.randint(3, VOCABULARY, (48,), generator=torch.Generator().manual_seed(1)).tolist()
 VICTIM = "model.layers.1.mlp.down_proj.weight"
@@ -53,10 +60,43 @@ def source():
     return folder
 
 
+HIDDEN, INNER, HEAD, KV_HEADS = 256, 512, 32, 2
+
+
+def widened(name, weight):
+    """A weight of kjv-llama with zeros where the wider model has more: rows and columns behind, and a
+    head behind the three of each KV head. A norm divides by the mean over more channels."""
+    heads = {"q_proj": 0, "o_proj": 1}.get(name.split(".")[-2])
+    if heads is not None:
+        groups = weight.unflatten(heads, (KV_HEADS, -1, HEAD))
+        weight = torch.cat([groups, torch.zeros_like(groups.narrow(heads + 1, 0, 1))], heads + 1)
+        weight = weight.flatten(heads, heads + 2)
+    size = {192: HIDDEN, 440: INNER}
+    wide = torch.zeros([size.get(n, n) for n in weight.shape], dtype=weight.dtype)
+    wide[tuple(map(slice, weight.shape))] = weight
+    return wide * (192 / HIDDEN) ** 0.5 if weight.dim() == 1 else wide
+
+
+@functools.cache
+def trained():
+    """kjv-llama in the shape of a 70B model made small: four queries to a key, rows of whole groups of
+    128, and heads and groups that two cards can share."""
+    small, folder = s.model_path("kjv-llama"), s.SCRATCH / "compressed" / "trained"
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = load_file(small / "model.safetensors")
+    save_file({name: widened(name, t).contiguous() for name, t in tensors.items()},
+              folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((small / "config.json").read_text())
+    config |= {"hidden_size": HIDDEN, "intermediate_size": INNER, "num_attention_heads": 8,
+               "rms_norm_eps": config["rms_norm_eps"] * 192 / HIDDEN}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
 @functools.cache
 def converted(form):
     folder = s.SCRATCH / "compressed" / form
-    s.qconv("-q", "--compress", "none", *FORMS[form], source(), folder)
+    s.qconv("-q", "--compress", "none", *FORMS[form], trained() if form in AUTO else source(), folder)
     return folder
 
 
@@ -98,15 +138,38 @@ def planted(form, fault):
 
 
 def unlike(folder, form):
-    """The names of the tensors that transformers holds otherwise than qconv restores them."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.bfloat16,
-        quantization_config=transformers.CompressedTensorsConfig(run_compressed=False))
+    """The names of the tensors that transformers holds otherwise than qconv restores them. Asked to
+    dequantize, transformers 5.23.0 takes all weights of a mixture for those of its first group; left
+    to itself it restores each as it is used."""
+    mixed = form in AUTO and transformers.__version__ >= "5"
+    more = {} if mixed else {
+        "quantization_config": transformers.CompressedTensorsConfig(run_compressed=False)}
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, **more)
+    if mixed:
+        model(input_ids=torch.tensor([IDS]))
     have, want = model.state_dict(), load_file(restored(form) / "model.safetensors")
     stays = [name for name in have if not name.endswith(("_scale", "_shape"))]  # beside the weights
     return [name for name in sorted({*stays, *want})
             if name not in have or name not in want or have[name].dtype != want[name].dtype
             or not torch.equal(have[name], want[name])]
+
+
+class Auto(unittest.TestCase):
+    def test_mixture(self):
+        """int4, int8 and 16 bits are all there, and no scheme for all that fits has less predicted error."""
+        for form in AUTO:
+            with self.subTest(form):
+                config = json.loads((converted(form) / "config.json").read_text())["quantization_config"]
+                bits = {g["weights"]["num_bits"] for g in config["config_groups"].values()}
+                self.assertEqual(bits, {4, 8})
+                self.assertEqual(config["format"],
+                                 "mixed-precision" if form == "auto-w8a8" else "pack-quantized")
+                self.assertTrue([m for m in config["ignore"] if m.startswith("model.layers.")], config)
+                plan = json.loads(s.qconv("plan", "--json", *FORMS[form], trained()))
+                uniform = [u["predicted_error"] for u in plan["auto"]["uniform"].values() if u["fits"]]
+                s.note(f"{form}: {plan['auto']['chosen']}; predicted error {plan['auto']['predicted_error']:.3g}, "
+                       f"with one scheme for all {min(uniform):.3g}")
+                self.assertLess(plan["auto"]["predicted_error"], min(uniform))
 
 
 class Transformers(unittest.TestCase):
@@ -127,35 +190,80 @@ class Transformers(unittest.TestCase):
                     self.assertEqual(found, [VICTIM])
 
 
+# Where to go on from. A trained model is sure of most of its words, and two programs that compute a
+# little otherwise say the same ones. Where it is not, another word is no fault.
+OPENINGS = ["And the LORD said unto Moses, ", "In the beginning God created the heaven and the earth. ",
+            "The LORD is my shepherd; ", "And it came to pass in those days, that ",
+            "Blessed are they that ", "Thus saith the LORD of hosts, the God of Israel; ",
+            "Jesus answered and said unto them, ", "And the children of Israel "]
+FOLLOW = 48  # tokens
+
+
+@functools.cache
+def prompts(form):
+    if form not in AUTO:
+        return [IDS]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(s.model_path("kjv-llama"))
+    return [tokenizer(text)["input_ids"] for text in OPENINGS]
+
+
+@functools.cache
+def restored_model(form):
+    return transformers.AutoModelForCausalLM.from_pretrained(restored(form), dtype=torch.float32).eval()
+
+
+def logprobs(form, ids):
+    with torch.no_grad():
+        return torch.log_softmax(restored_model(form)(input_ids=torch.tensor([ids])).logits[0], -1)
+
+
 @functools.cache
 def reference(form):
     """What transformers computes in float32 from the restored weights."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(restored(form), dtype=torch.float32)
-    with torch.no_grad():
-        logits = model.eval()(input_ids=torch.tensor([IDS])).logits[0, :-1]
-    return torch.log_softmax(logits, -1)
+    return logprobs(form, prompts(form)[0])[:-1]
 
 
-def answers(workers, folders):
-    """folder -> what vLLM gives IDS: a tensor, or what it said instead."""
+@functools.cache
+def text(form, prompt):
+    """How transformers goes on from there: the tokens, and how much more probable each is than any
+    other."""
+    ids = prompts(form)[prompt]
+    made = restored_model(form).generate(
+        torch.tensor([ids]), max_new_tokens=FOLLOW, min_new_tokens=FOLLOW, do_sample=False,
+        output_logits=True, return_dict_in_generate=True)
+    best = torch.log_softmax(torch.cat(made.logits), -1).topk(2).values
+    return made.sequences[0, len(ids):].tolist(), (best[:, 0] - best[:, 1]).tolist()
+
+
+def ask(workers, asked):
+    """folder -> what vllm_logprobs.py says of the prompts of a form. asked: [(folder, form)]"""
     script = s.ROOT / "tests" / "interop" / "vllm_logprobs.py"
+    questions = s.SCRATCH / "questions.json"
+    questions.write_text(json.dumps([
+        {"model": str(folder), "prompts": prompts(form), "tokens": FOLLOW if form in AUTO else 1}
+        for folder, form in asked]))
     done = subprocess.run(
-        [PYTHON, "-B", script, str(workers), ",".join(map(str, IDS)), *map(str, folders)],
+        [PYTHON, "-B", script, str(workers), questions],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"})
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"model"')]
-    if len(lines) != len(folders):
-        raise RuntimeError(f"vLLM answered {len(lines)} of {len(folders)}: {done.stderr[-2000:]}")
-    return {Path(a["model"]): a.get("error") or torch.tensor(
-        [[float("nan") if x is None else x for x in row] for row in a["logprobs"]]) for a in lines}
+    if len(lines) != len(asked):
+        raise RuntimeError(f"vLLM answered {len(lines)} of {len(asked)}: {done.stderr[-2000:]}")
+    return {Path(a["model"]): a for a in lines}
 
 
-def apart(answer, form):
-    """The largest difference of log-probabilities, over the whole vocabulary; infinite for a NaN and
-    for a refusal."""
-    if isinstance(answer, str):
+# A trained model leaves most tokens so little that bfloat16 alone moves their logarithms by 0.1
+# (transformers, too). Of it those count that have at least this probability.
+LIKELY = 0.1
+
+
+def apart(answer, of, least=0.0):
+    """The largest difference of log-probabilities, over the tokens that have at least so much; infinite
+    for a NaN and for a refusal."""
+    if "error" in answer:
         return float("inf")
-    return (answer - reference(form)).abs().nan_to_num(float("inf")).max().item()
+    rows = torch.tensor([[float("nan") if x is None else x for x in row] for row in answer["logprobs"]])
+    return (rows - of).abs().nan_to_num(float("inf"))[of.exp() >= least].max().item()
 
 
 @unittest.skipUnless(PYTHON.exists(), f"no vLLM in {ENVIRONMENT}: tests/interop/vllm_environment.sh")
@@ -165,24 +273,49 @@ class Vllm(unittest.TestCase):
         for form in forms:
             with self.subTest(form):
                 answer = found[converted(form)]
-                self.assertNotIsInstance(answer, str)
-                difference = apart(answer, form)
+                self.assertNotIn("error", answer)
+                difference = apart(answer, reference(form), LIKELY if form in AUTO else 0.0)
                 s.note(f"{form}, {workers} worker(s): log-probabilities at most {difference:.4f} apart")
                 self.assertLessEqual(difference, APART[form])
+                if form in AUTO:
+                    self.compare_texts(workers, form, answer)
+
+    def compare_texts(self, workers, form, answer):
+        """Up to where the second word could be the first within what log-probabilities may be apart."""
+        sure, whole = 0, 0
+        for prompt, said in enumerate(answer["texts"]):
+            tokens, margins = text(form, prompt)
+            near = [i for i, margin in enumerate(margins) if margin <= 2 * APART[form]]
+            end = near[0] if near else FOLLOW
+            self.assertEqual(said[:end], tokens[:end], OPENINGS[prompt])
+            sure += end
+            whole += said == tokens
+        s.note(f"{form}, {workers} worker(s): {sure} tokens that transformers is sure of are the same; "
+               f"{whole} of {len(OPENINGS)} texts of {FOLLOW} tokens are the same to their end")
+        self.assertGreater(sure, FOLLOW)
+        ours = torch.log_softmax(torch.from_numpy(s.our_logits(converted(form), prompts(form)[:1])), -1)
+        ours = ours[:-1]
+        divergence = (ours.exp() * (ours - torch.tensor(answer["logprobs"]))).sum(-1).max().item()
+        s.note(f"{form}, {workers} worker(s): at most {apart(answer, ours, LIKELY):.4f} from what qconv eval "
+               f"computes, KL divergence of a token at most {divergence:.2g}")
+        self.assertLessEqual(apart(answer, ours, LIKELY), APART[form])
+        self.assertLessEqual(divergence, APART[form] ** 2)
 
     def test_one_worker(self):
         plain = restored("int4-128")
-        found = answers(1, [*(planted(*p) for p in PLANTED), *map(converted, FORMS), plain])
+        found = ask(1, [*((planted(*p), p[0]) for p in PLANTED), *((converted(f), f) for f in FORMS),
+                        (plain, "int4-128")])
         self.compare(1, FORMS, found)
-        s.note(f"int4-128 turned back into bf16: {apart(found[plain], 'int4-128'):.4f} apart")
+        difference = apart(found[plain], reference("int4-128"))
+        s.note(f"int4-128 turned back into bf16: {difference:.4f} apart")
         for form, fault in PLANTED:
             with self.subTest(form=form, fault=fault.__name__):
-                difference = apart(found[planted(form, fault)], form)
+                difference = apart(found[planted(form, fault)], reference(form))
                 s.note(f"{form}, {fault.__name__}: {difference:.4f} apart")
                 self.assertGreater(difference, APART[form])
 
     def test_two_workers(self):
-        self.compare(2, SPLIT, answers(2, [converted(f) for f in SPLIT]))
+        self.compare(2, SPLIT, ask(2, [(converted(f), f) for f in SPLIT]))
 
 
 if __name__ == "__main__":

