@@ -1,4 +1,4 @@
-"""What calibrating gains on a model: rows, a curve over tokens, GPTQ and llama.cpp beside it, and
+"""What calibrating gains on a model: rows, a curve over tokens, llama.cpp beside it, and
 embeddings of MiniLM. For bench_accuracy.py --part calibrated.
 
 The calibration text is qconv's own; for tinystories-656k, a model of children's stories that
@@ -12,6 +12,7 @@ import subprocess
 import numpy as np
 
 import accuracy_models as am
+import llama_numpy as lm
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 TEXT = os.path.join(am.ROOT, "convert", "calibrate", "calibration_text.zst")
@@ -97,32 +98,36 @@ def windows(s):
     return am.held_out(write_text(os.path.join(s.scratch, "default.txt")), PEER_WINDOWS, CONTEXT)
 
 
+def squares(s):
+    """Mean squares of every weight's inputs."""
+    found = {}
+
+    def see(names, x):
+        for n in names:
+            found[n] = (x.reshape(-1, x.shape[-1]).astype(np.float64) ** 2).mean(0)
+
+    lm.forward(s.model.config, s.model.weights, windows(s), see)
+    return found
+
+
 def peers(s, run, versions):
     source, out = (os.path.join(s.scratch, n) for n in ("calibrated_in", "calibrated_out"))
     os.makedirs(source)
     os.makedirs(out)
-    np.savez(os.path.join(source, "weights.npz"), **s.model.weights)
-    np.savez(os.path.join(source, "ids.npz"), ids=windows(s))
+    np.savez(os.path.join(source, "weights.npz"), **{n: s.model.weights[n] for n in s.names})
+    np.savez(os.path.join(source, "squares.npz"), **squares(s))
     with open(os.path.join(source, "config.json"), "w") as f:
         json.dump(s.model.config, f)
-    made = []
-
-    def judge():
-        with open(os.path.join(out, "peers.json")) as f:
-            found = json.load(f)
-        versions.update(found["versions"])
-        for r in found["rows"]:
-            if "GPTQ" in r["name"] or "Q4_K_M" in r["name"] or "IQ4_NL" in r["name"]:
-                values = dict(np.load(os.path.join(out, r["file"])))
-                made.append(s.add(r["name"], r["program"], r["bits"], values, types=r["types"]))
-                s.rows.remove(made[-1])
-
-    run([s.args.peers, "-B", os.path.join(HERE, "accuracy_gptq.py"), source, out])
-    judge()
-    np.savez(os.path.join(source, "weights.npz"), **{n: s.model.weights[n] for n in s.names})
-    os.rename(os.path.join(out, "squares.npz"), os.path.join(source, "squares.npz"))
     run([s.args.peers, "-B", os.path.join(HERE, "accuracy_peers.py"), source, out])
-    judge()
+    with open(os.path.join(out, "peers.json")) as f:
+        found = json.load(f)
+    versions.update(found["versions"])
+    made = []
+    for r in found["rows"]:
+        if "Q4_K_M" in r["name"] or "IQ4_NL" in r["name"]:
+            values = dict(np.load(os.path.join(out, r["file"])))
+            made.append(s.add(r["name"], r["program"], r["bits"], values, types=r["types"]))
+            s.rows.remove(made[-1])
     return made
 
 

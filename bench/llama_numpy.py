@@ -1,4 +1,4 @@
-"""A Llama forward pass in numpy and a reader of qconv's outputs, for bench_accuracy.py."""
+"""A Llama forward pass in numpy and a reader of quantized checkpoints, for bench_accuracy.py."""
 import json
 import os
 import struct
@@ -32,8 +32,17 @@ def read_tensors(folder):
 
 
 def read_weights(folder):
-    """name -> float32 values, NF4 and int8 weights of qconv turned back."""
+    """name -> float32 values; NF4, int8 and symmetric integers of compressed-tensors turned back."""
     return restore(read_tensors(folder))
+
+
+def unpack(words, shape, scale):
+    """Symmetric integers of compressed-tensors' pack-quantized, the first column in the low bits."""
+    rows, columns = shape
+    bits = words.shape[1] * 32 // columns
+    shifts = np.arange(0, 32, bits, dtype=np.uint32)
+    codes = (words.view(np.uint32)[..., None] >> shifts & np.uint32(2 ** bits - 1)).reshape(rows, columns)
+    return (codes.astype(np.float32) - 2 ** (bits - 1)) * np.repeat(scale, columns // scale.shape[1], 1)
 
 
 def restore(stored):
@@ -58,11 +67,16 @@ def restore(stored):
                 nibbles = np.stack([codes >> 4, codes & 15], 1).reshape(-1)
                 values = stored[name + ".quant_map"][nibbles[:count]]
             out[name] = (values * scale).reshape(info["shape"])
+        elif name.endswith(".weight_packed"):
+            base = name[:-len("_packed")]
+            out[base] = unpack(t, stored[base + "_shape"], stored[base + "_scale"])
+        elif name + "_scale" in stored:
+            out[name] = t.astype(np.float32) * stored[name + "_scale"]
         elif t.dtype == np.int8:
             scale = stored[name[:-len("weight")] + "SCB"].astype(np.float32)
             # Beside NF4 weights the codes are stored in one column.
             out[name] = t.reshape(scale.size, -1).astype(np.float32) * scale[:, None] / np.float32(127)
-        elif t.dtype.kind == "f":
+        elif t.dtype.kind == "f" and not name.endswith(".weight_scale"):
             out[name] = t.astype(np.float32)
     return out
 

@@ -14,6 +14,9 @@ import sys
 from result_page import RESULTS, table, write_or_check
 
 BNB = "bitsandbytes NF4, double"
+INTEGER_HEAD = ("weights", "bits", "MSE / 1000", "perplexity", "difference", "KL divergence", "top-1",
+                "other text")
+TEXTS = {"own text": "text that the model sampled with other seeds", "default text": "the bundled text"}
 TARGET = 0.14
 
 
@@ -165,9 +168,8 @@ def calibrated(models):
            "perplexity over those of plain NF4 (double-quantized, absmax), the first row. Of int8 the KL",
            "divergence alone says something. They were measured with %s."
            % next(m["calibrated"]["qconv"] for m in models if "calibrated" in m), "",
-           "GPTQ is llm-compressor's: symmetric, with its own scales in bfloat16 and the order of columns by",
-           "weight. Its groups are the largest divisor of the columns that is not larger. llama.cpp's",
-           "importance matrix has the mean squares of the inputs. Both read 16384 tokens of the same text.", ""]
+           "llama.cpp's importance matrix has the mean squares of the inputs, of 16384 tokens of the same text.",
+           ""]
     for m in models:
         c = m.get("calibrated")
         if c and "rows" in c:
@@ -188,6 +190,55 @@ def calibrated(models):
                             with_error(e["distance"], e["distance_error"]),
                             "%.3f" % (e["distance"] / base)) for e in c["embeddings"]]), ""]
     return out
+
+
+def integer_rows(rows, compared):
+    """compared: with llm-compressor's GPTQ among them, on both texts."""
+    gptq = next((r for r in rows if r["name"].startswith("GPTQ, group")), None)
+    out = []
+    for r in rows:
+        e = r["eval"]
+        out.append([r["name"], "%.3f" % r["bits"], figure(1000 * r["rel_mse"]), "%.4f" % e["perplexity"],
+                    with_error(e["difference"], e["difference_error"]),
+                    with_error(e["kl_mean"], e["kl_error"]), "%.2f%%" % (100 * e["top1"]),
+                    with_error(r["second"]["kl_mean"], r["second"]["kl_error"])])
+        if compared:
+            out[-1] += ["%.3f" % (e["kl_mean"] / gptq["eval"]["kl_mean"]),
+                        "%.3f" % (r["second"]["kl_mean"] / gptq["second"]["kl_mean"])]
+    return out
+
+
+def integers(models):
+    texts = [(m["model"], m["integers"]) for m in models if "integers" in m]
+    if not texts:
+        return []
+    out = ["## Integers of compressed-tensors", "",
+           "4-bit integers as vLLM and SGLang load them (`--to int4 --format compressed-tensors`, W4A16) stand here",
+           "beside those of llm-compressor's GPTQ and of AutoRound, and beside our NF4 with as many bits. In a table",
+           "all rows have the same weights quantized, and all that are calibrated read the same %d tokens, in"
+           % texts[0][1]["tokens"],
+           "windows of 256. `qconv eval OUT --against MODEL` evaluated all of them; it reads the others' files too.",
+           "Each model was rounded to bfloat16 before, so that scales take 16 bits, as in nearly every checkpoint.",
+           "",
+           "- **GPTQ**, **AutoRound**: by llm-compressor's own pipeline, symmetric, with its defaults: `actorder`",
+           "  static, damping 0.01, scales by absmax. AutoRound made its 200 steps in float32, which the CPU is faster",
+           "  in; its scales are counted as 16 bits.",
+           "- **mse scales**: with its observer `memoryless_mse`.",
+           "- **other text**: KL divergence on `bench/sentences.txt`, everyday sentences that are in neither text of",
+           "  calibrating.",
+           "- **over GPTQ**: KL divergence over that of the row \"GPTQ\" of the same group size, on both texts.", ""]
+    for name, i in texts:
+        out += ["### %s, integers" % name, "",
+                "%d weights in %d tensors%s. Calibrated with %s. Perplexity of the original: %.4f."
+                % (i["elements"], i["tensors"], i["left"], TEXTS[i["text"]], i["base_perplexity"]), "",
+                table(INTEGER_HEAD + ("over GPTQ", "other text, over GPTQ"),
+                      [row for g in i["groups"] for row in integer_rows(g["rows"], True)]), ""]
+        if "auto" in i:
+            out += ["Mixtures that `--to auto` chose for a budget of bits, from int4 in groups of 128 and 32, int8 by",
+                    "row and 16 bits, stand beside those from bitsandbytes' forms:", "",
+                    table(INTEGER_HEAD, integer_rows(i["auto"], False)), ""]
+    return out + ["`bench/bench_accuracy.py --part integers --tinystories DIR --peers PYTHON` measured them, with %s."
+                  % texts[0][1]["qconv"], ""]
 
 
 def by_key(models, key, head):
@@ -247,6 +298,7 @@ def page(r):
         out += [model_table(m), ""]
     if any("calibrated" in m for m in models):
         out += calibrated(models)
+    out += integers(models)
     texts = [m for m in models if "placements" in m]
     if texts:
         shifts = len({p["shift"] for p in texts[0]["placements"] if p["form"] == "NF4, double"})
