@@ -41,8 +41,8 @@ static qc_status fail(qc_error *err, const qc_file *root, const char *name, cons
     qc_status code = errno == ENOSPC || errno == EDQUOT ? QC_ERR_NOSPACE
                      : errno == ENOMEM                  ? QC_ERR_NOMEM
                                                         : QC_ERR_IO;
-    QC_FAIL(err, code, "%s%s%s: %s: %s", root->path, *name ? "/" : "", name, what,
-            errno == ELOOP || errno == ENOTDIR ? "something on the way to it is no folder"
+    QC_FAIL(err, code, "%s%s%s %s: %s", root->path, *name ? "/" : "", name, what,
+            errno == ELOOP || errno == ENOTDIR ? "something on the way to it is not a folder"
                                                : strerror(errno));
 }
 
@@ -123,7 +123,7 @@ qc_status qc_beneath_open(qc_file *root, const char *path, qc_error *err)
     root->fd = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (root->fd >= 0)
         return QC_OK;
-    qc_status st = fail(err, root, "", "folder cannot be opened");
+    qc_status st = fail(err, root, "", "cannot be opened");
     qc_file_discard(root);
     return st;
 }
@@ -221,7 +221,7 @@ static qc_status sync_at(const qc_file *root, const char *folder, int may_lack_r
     if (f.fd < 0 && errno == EACCES && may_lack_rights)
         return QC_OK;
     if (f.fd < 0)
-        return fail(err, root, folder, "folder cannot be opened");
+        return fail(err, root, folder, "cannot be opened");
     qc_status st = qc_strdup(&f.path, root->path, err);
     if (st == QC_OK)
         st = qc_file_sync(&f, err);
@@ -246,14 +246,14 @@ static qc_status make_one(const qc_file *root, const char *folder, qc_error *err
     }
     int at = errno == ENOENT ? open_holder(root, folder, &leaf) : -1;
     if (at < 0)
-        return fail(err, root, folder, "folder could not be made");
+        return fail(err, root, folder, "could not be made");
     int made = mkdirat(at, leaf, 0777) == 0, e = errno;
     (void)close(at);
     errno = e;
     if (!made && e != EEXIST)
-        return fail(err, root, folder, "folder could not be made");
+        return fail(err, root, folder, "could not be made");
     if (!made && (there = open_folder(root, folder, O_PATH)) < 0)
-        return fail(err, root, folder, "folder could not be made");
+        return fail(err, root, folder, "could not be made");
     if (there >= 0)
         (void)close(there); /* another process made it */
     size_t n = leaf > folder ? (size_t)(leaf - folder) - 1 : 0;
@@ -270,7 +270,7 @@ qc_status qc_beneath_make_folder(const qc_file *root, const char *folder, qc_err
         size_t n = (size_t)(p - folder);
         if (n >= sizeof part) {
             errno = ENAMETOOLONG;
-            return fail(err, root, folder, "folder could not be made");
+            return fail(err, root, folder, "could not be made");
         }
         memcpy(part, folder, n);
         part[n] = '\0';
@@ -393,7 +393,7 @@ static qc_status look_for_odd(void *ctx, const char *name, qc_error *err)
     if (*s->odd)
         return QC_OK;
     if (n < 0 || n >= PATH_MAX || s->depth == DEPTH_MAX)
-        QC_FAIL(err, QC_ERR_IO, "%s/%s: has folders that are too deep", s->root->path, s->folder);
+        QC_FAIL(err, QC_ERR_IO, "%s/%s has folders that are too deep", s->root->path, s->folder);
     QC_TRY(qc_beneath_look(s->root, path, &e, err));
     if (e.kind == QC_ENTRY_FOLDER) {
         odd_search below = *s;

@@ -60,7 +60,8 @@ static qc_status check_state(const qc_bnb_state *s, qc_error *err)
                 "quant_state: blocksize: expected a power of two from %u to %u, found %" PRIu64,
                 BLOCK_LEAST_ELEMS, BLOCK_MOST_ELEMS, s->block_elems);
     if (!qc_dtype_is_quantizable(s->dtype))
-        QC_FAIL(err, QC_ERR_UNSUPPORTED, "quant_state: dtype: %s is no floating-point dtype",
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "quant_state: dtype: expected a floating-point dtype, found %s",
                 qc_dtype_name(s->dtype));
     if (s->ndim < 1 || s->ndim > QC_MAX_DIMS)
         QC_FAIL(err, QC_ERR_INPUT, "quant_state: shape: expected 1 to %u dimensions, found %u",
@@ -77,7 +78,8 @@ static qc_status check_state(const qc_bnb_state *s, qc_error *err)
                 "%" PRIu64,
                 BLOCK_LEAST_ELEMS, BLOCK_MOST_ELEMS, s->nested_block_elems);
     if (!isfinite(s->nested_offset) || (double)(float)s->nested_offset != s->nested_offset)
-        QC_FAIL(err, QC_ERR_RANGE, "quant_state: nested_offset: %.17g is no float",
+        QC_FAIL(err, QC_ERR_RANGE,
+                "quant_state: nested_offset: expected a number that fits a float, found %.17g",
                 s->nested_offset);
     return QC_OK;
 }
@@ -130,7 +132,7 @@ static qc_status read_dtype(qc_bnb_state *s, const qc_json_node *n, qc_error *er
             return QC_OK;
         }
     }
-    QC_FAIL(err, QC_ERR_UNSUPPORTED, "dtype: '%s' is not known", name);
+    QC_FAIL(err, QC_ERR_UNSUPPORTED, "dtype: expected one that torch has, found '%s'", name);
 }
 
 static qc_status read_shape(qc_bnb_state *s, const qc_json_node *n, qc_error *err)
@@ -143,7 +145,8 @@ static qc_status read_shape(qc_bnb_state *s, const qc_json_node *n, qc_error *er
                 qc_json_kind_name(qc_json_kind_of(n)));
     for (const qc_json_node *d = qc_json_first(n); d; d = qc_json_next(d)) {
         if (s->ndim == QC_MAX_DIMS)
-            QC_FAIL(err, QC_ERR_INPUT, "shape: more than %u dimensions", (unsigned)QC_MAX_DIMS);
+            QC_FAIL(err, QC_ERR_INPUT, "shape: expected at most %u dimensions, found more",
+                    (unsigned)QC_MAX_DIMS);
         QC_TRY(qc_json_as_u64(d, "shape", &s->dims[s->ndim++], err));
     }
     return QC_OK;
@@ -207,8 +210,8 @@ qc_status qc_bnb_state_parse(qc_bnb_state *out, const char *json, size_t len, qc
     qc_json *doc = NULL;
     memset(out, 0, sizeof *out);
     if (len > STATE_MAX_BYTES)
-        QC_FAIL(err, QC_ERR_INPUT, "quant_state: has %zu bytes, at most %u are expected", len,
-                STATE_MAX_BYTES);
+        QC_FAIL(err, QC_ERR_INPUT, "quant_state: expected at most %u bytes, found %zu",
+                STATE_MAX_BYTES, len);
     qc_status st = qc_json_parse(&doc, json, len, 0, err);
     if (st == QC_OK)
         st = read_members(out, qc_json_root(doc), err);

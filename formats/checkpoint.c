@@ -122,7 +122,8 @@ static qc_status merge_tensors(qc_checkpoint *c, qc_error *err)
         else
             QC_TRY(add_safetensors(c, (uint32_t)i, err));
         if (qc_add_u64(c->tensor_bytes, c->files[i].tensor_bytes, &c->tensor_bytes))
-            QC_FAIL(err, QC_ERR_INPUT, "%s: sizes of all tensors overflow 64 bits", c->path);
+            QC_FAIL(err, QC_ERR_INPUT, "%s: the sizes of all tensors together overflow 64 bits",
+                    c->path);
     }
     qsort(c->tensors, c->tensor_count, sizeof *c->tensors, compare_tensors);
     size_t twice = qc_find_twice(c->tensors, c->tensor_count, sizeof *c->tensors);
@@ -302,7 +303,8 @@ static qc_status open_any(qc_checkpoint *c, const char *path, qc_error *err)
     if (kind == QC_PATH_MISSING && !qc_checkpoint_saved(c, qc_last_name(path)))
         QC_FAIL(err, QC_ERR_INPUT, "%s does not exist", path);
     if (kind == QC_PATH_OTHER)
-        QC_FAIL(err, QC_ERR_INPUT, "%s is neither a directory nor a regular file", path);
+        QC_FAIL(err, QC_ERR_INPUT, "%s: expected a directory or a regular file, found neither",
+                path);
     QC_TRY(qc_checkpoint_folder_of_index(&c->path, &c->arena, path, err));
     const char *chosen = NULL;
     if (c->path == path)
@@ -474,7 +476,7 @@ qc_status qc_checkpoint_read(const qc_checkpoint *c, qc_st_cursor *cur,
                 "%s has no weights: it was worked out from a configuration", c->path);
     if (offset > t->bytes || len > t->bytes - offset)
         QC_FAIL(err, QC_ERR_INPUT,
-                "tensor '%.*s' has %" PRIu64 " bytes, %zu at %" PRIu64 " were asked for",
+                "tensor '%.*s' has %" PRIu64 " bytes, but %zu at %" PRIu64 " were asked for",
                 NAME_SHOWN_BYTES, t->name, t->bytes, len, offset);
     const qc_checkpoint_file *f = &c->files[t->file];
     if (f->kind == QC_CHECKPOINT_TORCH)

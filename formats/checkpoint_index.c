@@ -252,8 +252,8 @@ done:
     for (size_t i = 0; i < index->entry_count && !lost; i++)
         lost = c->files[index->entries[i].file].path ? NULL : &index->entries[i];
     QC_FAIL(err, QC_ERR_INPUT,
-            "%s: %zu of the %zu files that %s names are missing: %s; the first tensor missing is "
-            "'%.*s'",
+            "%s: %zu of the %zu files that %s names are missing: %s; the first missing tensor is "
+            "'%.*s'; download them, too",
             c->path, missing.count, index->file_count, name, qc_checkpoint_names_text(&missing),
             NAME_SHOWN_BYTES, lost ? lost->name : "");
 }
@@ -277,14 +277,17 @@ static qc_status fail_without_weights(const qc_checkpoint *c, const qc_tree_file
     }
     if (shards.count)
         QC_FAIL(err, QC_ERR_INPUT,
-                "%s: %zu PyTorch shards, but no %s that says what belongs together: %s", c->path,
+                "%s has %zu PyTorch shards, but no %s that says what belongs together: %s", c->path,
                 shards.count, QC_CHECKPOINT_TORCH_INDEX_NAME, qc_checkpoint_names_text(&shards));
     if (found.count)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "%s: no .safetensors file, only weights in other formats, which are not read: %s",
-                c->path, qc_checkpoint_names_text(&found));
+        QC_FAIL(
+            err, QC_ERR_UNSUPPORTED,
+            "%s has no .safetensors file, but only weights in formats that qconv does not read: %s",
+            c->path, qc_checkpoint_names_text(&found));
     QC_FAIL(err, QC_ERR_INPUT,
-            "%s: neither a .safetensors nor a PyTorch .bin file in this directory", c->path);
+            "%s has neither a .safetensors nor a PyTorch .bin file; give the folder that has the "
+            "weights",
+            c->path);
 }
 
 /* The length of the name without ".zst": "x" and "x.zst" are one file. */
@@ -346,12 +349,12 @@ static qc_status find_candidates(candidates *out, qc_checkpoint *c, const qc_tre
     }
     if (out->found.count > 1 && out->variants == out->found.count)
         QC_FAIL(err, QC_ERR_INPUT,
-                "%s: %zu variants of the weights, and none that is the full one: %s; give one of "
-                "them as MODEL",
+                "%s has %zu variants of the weights, and not the weights themselves: %s; give one "
+                "of them as MODEL",
                 c->path, out->found.count, qc_checkpoint_names_text(&out->found));
     if (out->found.count > 1)
         QC_FAIL(err, QC_ERR_INPUT,
-                "%s: %zu .safetensors files, but no %s that says what belongs together: %s",
+                "%s has %zu .safetensors files, but no %s that says what belongs together: %s",
                 c->path, out->found.count, QC_CHECKPOINT_INDEX_NAME,
                 qc_checkpoint_names_text(&out->found));
     return QC_OK;
@@ -399,8 +402,8 @@ static qc_status refuse_pipeline(const qc_checkpoint *c, const qc_tree_file *tre
         qc_checkpoint_names_add(&parts, last);
     }
     QC_FAIL(err, QC_ERR_INPUT,
-            "%s is a diffusers pipeline (%s), not one model: give one of its parts instead, each a "
-            "folder in it: %s",
+            "%s is a diffusers pipeline (%s) and not one model; give the folder of one of its "
+            "parts: %s",
             c->path, QC_CHECKPOINT_PIPELINE_NAME,
             parts.count ? qc_checkpoint_names_text(&parts) : "none");
 }
@@ -474,8 +477,9 @@ qc_status qc_checkpoint_check_index(const qc_checkpoint *c, const qc_checkpoint_
             continue;
         }
         if (e->file != t->file)
-            QC_FAIL(err, QC_ERR_INPUT, "%s: tensor '%.*s' is in '%.*s', %s says it is in '%.*s'",
-                    c->path, NAME_SHOWN_BYTES, e->name, NAME_SHOWN_BYTES, c->files[t->file].name,
+            QC_FAIL(err, QC_ERR_INPUT,
+                    "%s: tensor '%.*s' is in '%.*s', but %s says that it is in '%.*s'", c->path,
+                    NAME_SHOWN_BYTES, e->name, NAME_SHOWN_BYTES, c->files[t->file].name,
                     index->file_name, NAME_SHOWN_BYTES, index->files[e->file]);
         i++;
         j++;

@@ -289,7 +289,7 @@ qc_status qc_checkpoint_check_model(const qc_checkpoint *c, qc_error *err)
     if (!c->is_adapter)
         return QC_OK;
     QC_FAIL(err, QC_ERR_INPUT,
-            "%s is an adapter (LoRA or the like), not a model: merge it into its base model and "
+            "%s is an adapter (LoRA or the like) and not a model; merge it into its base model and "
             "give that (peft: merge_and_unload), or convert the base model and load the adapter on "
             "the result",
             c->path);

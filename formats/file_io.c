@@ -89,7 +89,7 @@ static const char *reason(int e, char *buf, size_t cap)
 static qc_status fail_errno(qc_error *err, int line, int e, const char *path, const char *what)
 {
     char buf[128];
-    return qc_error_set(err, status_of(e), __FILE__, line, "%s: %s: %s", path, what,
+    return qc_error_set(err, status_of(e), __FILE__, line, "%s %s: %s", path, what,
                         reason(e, buf, sizeof buf));
 }
 
@@ -168,7 +168,7 @@ qc_status qc_file_open_scratch(qc_file *f, const char *dir, qc_error *err)
     if (fd < 0) {
         int e = errno;
         qc_free(path);
-        FAIL_ERRNO(err, e, dir, "a scratch file cannot be made in it");
+        FAIL_ERRNO(err, e, dir, "cannot hold a scratch file");
     }
     f->fd = fd;
     f->path = path;
@@ -218,7 +218,7 @@ qc_status qc_file_pread(const qc_file *f, void *dst, size_t len, uint64_t offset
     size_t done = 0;
     int e = qc_io_fault(QC_IO_READ);
     if (e)
-        FAIL_ERRNO(err, e, f->path, "reading failed");
+        FAIL_ERRNO(err, e, f->path, "cannot be read");
     if (!range_fits(offset, len))
         QC_FAIL(err, QC_ERR_INPUT, "%s: offset %" PRIu64 " is beyond any file", f->path, offset);
     while (done < len) {
@@ -226,10 +226,10 @@ qc_status qc_file_pread(const qc_file *f, void *dst, size_t len, uint64_t offset
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0)
-            FAIL_ERRNO(err, errno, f->path, "reading failed");
+            FAIL_ERRNO(err, errno, f->path, "cannot be read");
         if (n == 0)
             QC_FAIL(err, QC_ERR_TRUNCATED,
-                    "%s: ends too early: %zu of %zu bytes at offset %" PRIu64 " are missing",
+                    "%s ends too early: %zu of %zu bytes at offset %" PRIu64 " are missing",
                     f->path, len - done, len, offset);
         done += (size_t)n;
     }
@@ -239,8 +239,8 @@ qc_status qc_file_pread(const qc_file *f, void *dst, size_t len, uint64_t offset
 static qc_status fail_write(const qc_file *f, int e, size_t done, size_t len, qc_error *err)
 {
     char buf[128];
-    QC_FAIL(err, status_of(e), "%s: %s: %zu of %zu bytes could not be written", f->path,
-            reason(e, buf, sizeof buf), len - done, len);
+    QC_FAIL(err, status_of(e), "%s: %zu of %zu bytes could not be written: %s", f->path, len - done,
+            len, reason(e, buf, sizeof buf));
 }
 
 qc_status qc_file_pwrite(const qc_file *f, const void *src, size_t len, uint64_t offset,
@@ -441,8 +441,8 @@ static qc_status slurp_open(const qc_file *f, qc_strbuf *out, qc_error *err)
     void *v = NULL;
     QC_TRY(qc_file_size(f, &bytes, err));
     if (bytes > out->max - out->len)
-        QC_FAIL(err, QC_ERR_INPUT, "%s: has %" PRIu64 " bytes, at most %zu are read", f->path,
-                bytes, out->max - out->len);
+        QC_FAIL(err, QC_ERR_INPUT, "%s has %" PRIu64 " bytes; at most %zu are read", f->path, bytes,
+                out->max - out->len);
     QC_TRY(qc_malloc(&v, SLURP_STEP_BYTES, err));
     qc_status st = qc_strbuf_add(out, "", 0, err); /* an empty file is an empty text */
     for (uint64_t done = 0; st == QC_OK && done < bytes;) {
@@ -547,7 +547,7 @@ qc_status qc_path_rename(const char *from, const char *to, qc_error *err)
         e = errno;
     if (e) {
         char buf[128];
-        QC_FAIL(err, status_of(e), "%s: could not be renamed to %s: %s", from, to,
+        QC_FAIL(err, status_of(e), "%s could not be renamed to %s: %s", from, to,
                 reason(e, buf, sizeof buf));
     }
     return QC_OK;
@@ -568,7 +568,7 @@ static qc_status make_one(const char *path, qc_error *err)
     struct stat s;
     if (stat(path, &s) == 0 && S_ISDIR(s.st_mode))
         return QC_OK;
-    FAIL_ERRNO(err, e, path, "folder could not be made");
+    FAIL_ERRNO(err, e, path, "could not be made");
 }
 
 qc_status qc_dir_make(const char *path, qc_error *err)
@@ -595,7 +595,7 @@ qc_status qc_dir_make(const char *path, qc_error *err)
 qc_status qc_dir_sync(const char *path, qc_error *err)
 {
     qc_file f = QC_FILE_CLOSED;
-    QC_TRY(open_fd(&f, path, O_RDONLY | O_DIRECTORY, "folder cannot be opened", err));
+    QC_TRY(open_fd(&f, path, O_RDONLY | O_DIRECTORY, "cannot be opened", err));
     qc_status st = sync_fd(f.fd, path, err);
     qc_file_discard(&f);
     return st;
@@ -672,7 +672,7 @@ static qc_status add_folder(tree_walk *w, const char *path, qc_error *err)
 static qc_status add_file(tree_walk *w, const char *path, uint64_t bytes, qc_error *err)
 {
     if (w->file_count == w->max_files)
-        QC_FAIL(err, QC_ERR_INPUT, "%s: holds more than %zu files", w->root, w->max_files);
+        QC_FAIL(err, QC_ERR_INPUT, "%s holds more than %zu files", w->root, w->max_files);
     QC_TRY(grow(&w->files, w->file_count, &w->file_cap, sizeof *w->files, err));
     w->files[w->file_count++] = (qc_tree_file){path, bytes};
     return QC_OK;
@@ -695,7 +695,7 @@ static qc_status add_entry(tree_walk *w, int fd, const char *folder, const char 
         return name[0] == '.' ? QC_OK : add_folder(w, path, err);
     if (S_ISLNK(s.st_mode) && fstatat(fd, name, &s, 0) != 0) {
         if (errno == ENOENT)
-            QC_FAIL(err, QC_ERR_INPUT, "%s/%s: is a link to a file that does not exist", w->root,
+            QC_FAIL(err, QC_ERR_INPUT, "%s/%s is a link to a file that does not exist", w->root,
                     path);
         FAIL_ERRNO(err, errno, path, "cannot be examined");
     }
@@ -708,14 +708,14 @@ static qc_status walk_folder(tree_walk *w, const char *folder, qc_error *err)
     QC_TRY(qc_path_join(w->arena, &path, w->root, folder, err));
     DIR *d = opendir(path);
     if (!d)
-        FAIL_ERRNO(err, errno, path, "folder cannot be opened");
+        FAIL_ERRNO(err, errno, path, "cannot be opened");
     qc_status st = QC_OK;
     while (st == QC_OK) {
         errno = 0;
         const struct dirent *e = readdir(d);
         if (!e) {
             if (errno)
-                st = fail_errno(err, __LINE__, errno, path, "folder cannot be read");
+                st = fail_errno(err, __LINE__, errno, path, "cannot be read");
             break;
         }
         st = add_entry(w, dirfd(d), folder, e->d_name, err);

@@ -11,7 +11,7 @@
 static qc_status examine(struct stat *s, const qc_file *f, qc_error *err)
 {
     if (fstat(f->fd, s) != 0)
-        QC_FAIL(err, QC_ERR_IO, "%s: cannot be examined: %s", f->path, strerror(errno));
+        QC_FAIL(err, QC_ERR_IO, "%s cannot be examined: %s", f->path, strerror(errno));
     return QC_OK;
 }
 
@@ -48,7 +48,7 @@ qc_status qc_file_stamp_check(const qc_file_stamp *s, const qc_file *f, qc_error
     if (stat(f->path, &named) != 0) {
         if (errno == ENOENT || errno == ENOTDIR)
             QC_FAIL(err, QC_ERR_CHANGED, "%s was removed or renamed while it was read", f->path);
-        QC_FAIL(err, QC_ERR_IO, "%s: cannot be examined: %s", f->path, strerror(errno));
+        QC_FAIL(err, QC_ERR_IO, "%s cannot be examined: %s", f->path, strerror(errno));
     }
     if (named.st_dev != held.st_dev || named.st_ino != held.st_ino)
         QC_FAIL(err, QC_ERR_CHANGED,

@@ -71,7 +71,7 @@ qc_status qc_frame_coder_create(qc_frame_coder **out, qc_error *err)
     c->compress = ZSTD_createCCtx_advanced(mem);
     c->expand = ZSTD_createDCtx_advanced(mem);
     if (!c->compress || !c->expand) {
-        st = QC_ERROR(err, QC_ERR_NOMEM, "out of memory for zstd");
+        st = QC_ERROR(err, QC_ERR_NOMEM, "there is not enough memory for zstd");
         goto fail;
     }
     *out = c;
@@ -117,7 +117,7 @@ size_t qc_frame_bound(size_t len)
 static qc_status zstd_failed(size_t code, const char *what, qc_status otherwise, qc_error *err)
 {
     if (ZSTD_getErrorCode(code) == ZSTD_error_memory_allocation)
-        QC_FAIL(err, QC_ERR_NOMEM, "out of memory for zstd");
+        QC_FAIL(err, QC_ERR_NOMEM, "there is not enough memory for zstd");
     QC_FAIL(err, otherwise, "%s: %s", what, ZSTD_getErrorName(code));
 }
 
@@ -195,16 +195,16 @@ qc_status qc_frame_decode(qc_frame_coder *c, const void *src, size_t len, void *
                           size_t content_bytes, qc_error *err)
 {
     if (len < 4 || qc_load_le32(src) != FRAME_MAGIC)
-        QC_FAIL(err, QC_ERR_INPUT, "frame: does not begin as a zstd frame does");
+        QC_FAIL(err, QC_ERR_INPUT, "the frame does not begin as a zstd frame does");
     size_t one = ZSTD_findFrameCompressedSize(src, len);
     if (ZSTD_isError(one))
         return zstd_failed(one, "frame", QC_ERR_INPUT, err);
     if (one != len)
-        QC_FAIL(err, QC_ERR_INPUT, "frame: ends after %zu bytes, expected %zu", one, len);
+        QC_FAIL(err, QC_ERR_INPUT, "the frame ends after %zu bytes; expected %zu", one, len);
     size_t r = ZSTD_decompressDCtx(c->expand, dst, content_bytes, src, len);
     if (ZSTD_isError(r))
         return zstd_failed(r, "frame", QC_ERR_INPUT, err);
     if (r != content_bytes)
-        QC_FAIL(err, QC_ERR_INPUT, "frame: holds %zu bytes, expected %zu", r, content_bytes);
+        QC_FAIL(err, QC_ERR_INPUT, "the frame holds %zu bytes; expected %zu", r, content_bytes);
     return QC_OK;
 }

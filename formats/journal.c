@@ -44,8 +44,8 @@ static qc_status check_magic(const qc_file *f, uint64_t size, int *torn, qc_erro
     for (size_t i = same; i < sizeof found; i++) {
         if (found[i] != 0)
             QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                    "%s: does not begin as a journal of this version of qconv does: damaged, or of "
-                    "another version",
+                    "%s does not begin as a journal of this version of qconv does: it is damaged, "
+                    "or of another version",
                     f->path);
     }
     return QC_OK;

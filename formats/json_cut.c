@@ -56,7 +56,7 @@ static qc_status end_element(qc_json_cut *c, int last, qc_error *err)
 {
     if (!(last && c->elements == 0 && is_blank(c))) {
         if (c->is_object && is_blank(c)) /* else it would be taken for an object without members */
-            QC_FAIL(err, QC_ERR_INPUT, "JSON: a key in quotes was expected in list '%s'",
+            QC_FAIL(err, QC_ERR_INPUT, "JSON: expected a key in quotes in list '%s'",
                     c->parts.list);
         if (c->is_object)
             QC_TRY(qc_strbuf_adds(&c->text, "}", err));
@@ -143,18 +143,18 @@ static qc_status give_tail(qc_json_cut *c, qc_error *err)
     if (c->is_mismatched)
         QC_FAIL(err, QC_ERR_INPUT, "JSON: list '%s' ends with the wrong bracket", c->parts.list);
     if (i == c->text.len || (c->text.data[i] != ',' && c->text.data[i] != '}'))
-        QC_FAIL(err, QC_ERR_INPUT, "JSON: ',' or '}' was expected behind list '%s'", c->parts.list);
+        QC_FAIL(err, QC_ERR_INPUT, "JSON: expected ',' or '}' behind list '%s'", c->parts.list);
     if (c->text.data[i] == ',') {
         size_t next = skip_space(&c->text, i + 1);
         if (next < c->text.len && c->text.data[next] == '}')
-            QC_FAIL(err, QC_ERR_INPUT, "JSON: a key in quotes was expected behind list '%s'",
+            QC_FAIL(err, QC_ERR_INPUT, "JSON: expected a key in quotes behind list '%s'",
                     c->parts.list);
         c->text.data[i] = '{';
         return c->parts.tail ? c->parts.tail(c->parts.ctx, c->text.data + i, c->text.len - i, err)
                              : QC_OK;
     }
     if (skip_space(&c->text, i + 1) < c->text.len)
-        QC_FAIL(err, QC_ERR_INPUT, "JSON: the end of the text was expected");
+        QC_FAIL(err, QC_ERR_INPUT, "JSON: expected the end of the text");
     return c->parts.tail ? c->parts.tail(c->parts.ctx, "{}", 2, err) : QC_OK;
 }
 

@@ -120,10 +120,10 @@ static qc_status scan_utf8(scanner *s)
             hi = 0x8f;
     }
     if (more == 0 || left <= more || u[1] < lo || u[1] > hi)
-        return fail_at(s, s->p, "text is not valid UTF-8");
+        return fail_at(s, s->p, "the text is not valid UTF-8");
     for (size_t i = 2; i <= more; i++) {
         if (u[i] < 0x80 || u[i] > 0xbf)
-            return fail_at(s, s->p, "text is not valid UTF-8");
+            return fail_at(s, s->p, "the text is not valid UTF-8");
     }
     s->p += more + 1;
     return QC_OK;
@@ -160,10 +160,10 @@ static qc_status scan_escape(scanner *s)
 {
     const char *at = s->p;
     if (s->end - at < 2)
-        return fail_found(s, s->end, "the rest of an escape was expected");
+        return fail_found(s, s->end, "expected the rest of an escape");
     if (at[1] != 'u') {
         if (at[1] == '\0' || !strchr("\"\\/bfnrt", at[1]))
-            return fail_found(s, at + 1, "an escape was expected");
+            return fail_found(s, at + 1, "expected an escape");
         s->p += 2;
         return QC_OK;
     }
@@ -182,7 +182,7 @@ static qc_status scan_escape(scanner *s)
             return QC_OK;
         }
     }
-    return fail_at(s, at, "half of a surrogate pair without the other");
+    return fail_at(s, at, "one half of a surrogate pair stands without the other");
 }
 
 /* s->p is at the opening quote; afterwards it is behind the closing one. */
@@ -330,7 +330,7 @@ static qc_status keep_number(const scanner *s, const char *start, int integer, q
     char text[NUMBER_MAX_BYTES + 1];
     size_t len = (size_t)(s->p - start);
     if (len > NUMBER_MAX_BYTES)
-        return fail_at(s, start, "a number of more than 63 characters");
+        return fail_at(s, start, "a number has more than 63 characters");
     memcpy(text, start, len);
     text[len] = '\0';
     char *point = memchr(text, '.', len);
@@ -340,11 +340,11 @@ static qc_status keep_number(const scanner *s, const char *start, int integer, q
     n->flag = integer && *start != '-';
     if ((s->flags & QC_JSON_INTEGERS) && !integer)
         return fail_at(s, start,
-                       "a number with a fraction or exponent where only integers are accepted");
+                       "a number has a fraction or an exponent where only integers are accepted");
     if ((s->flags & QC_JSON_INTEGERS) && fabs(n->is.number) > (double)INTEGER_MAX)
-        return fail_at(s, start, "an integer beyond 2^53 - 1");
+        return fail_at(s, start, "an integer is beyond 2^53 - 1");
     if (!isfinite(n->is.number))
-        return fail_at(s, start, "a number beyond the range of a double");
+        return fail_at(s, start, "a number is beyond the range of a double");
     return QC_OK;
 }
 
@@ -355,7 +355,7 @@ static qc_status scan_number(scanner *s, qc_json_node *n)
     if (*s->p == '-')
         s->p++;
     if (!is_digit(s))
-        return fail_found(s, s->p, "a digit was expected");
+        return fail_found(s, s->p, "expected a digit");
     if (*s->p == '0')
         s->p++;
     else
@@ -364,7 +364,7 @@ static qc_status scan_number(scanner *s, qc_json_node *n)
         integer = 0;
         s->p++;
         if (!is_digit(s))
-            return fail_found(s, s->p, "a digit was expected after the decimal point");
+            return fail_found(s, s->p, "expected a digit after the decimal point");
         skip_digits(s);
     }
     if (s->p < s->end && (*s->p == 'e' || *s->p == 'E')) {
@@ -373,7 +373,7 @@ static qc_status scan_number(scanner *s, qc_json_node *n)
         if (s->p < s->end && (*s->p == '+' || *s->p == '-'))
             s->p++;
         if (!is_digit(s))
-            return fail_found(s, s->p, "a digit was expected in the exponent");
+            return fail_found(s, s->p, "expected a digit in the exponent");
         skip_digits(s);
     }
     return keep_number(s, start, integer, n);
@@ -449,13 +449,13 @@ static qc_status scan_children(scanner *s, qc_json_node *n, int is_object)
         QC_TRY(take_node(s, &child));
         if (is_object) {
             if (s->p >= s->end || *s->p != '"')
-                return fail_found(s, s->p, "a key in quotes was expected");
+                return fail_found(s, s->p, "expected a key in quotes");
             child->key_at = (uint32_t)(s->p - s->text);
             QC_TRY(scan_string_token(s, &key));
             QC_TRY(keep_string(s, &key, &child->key));
             skip_space(s);
             if (s->p >= s->end || *s->p != ':')
-                return fail_found(s, s->p, "':' was expected after a key");
+                return fail_found(s, s->p, "expected ':' after a key");
             s->p++;
         }
         QC_TRY(scan_value(s, child));
@@ -463,8 +463,7 @@ static qc_status scan_children(scanner *s, qc_json_node *n, int is_object)
         link = &child->next;
         count++;
         if (s->p >= s->end || (*s->p != close && *s->p != ','))
-            return fail_found(s, s->p,
-                              is_object ? "',' or '}' was expected" : "',' or ']' was expected");
+            return fail_found(s, s->p, is_object ? "expected ',' or '}'" : "expected ',' or ']'");
     } while (*s->p == ',');
     s->p++;
     s->depth--;
@@ -477,9 +476,9 @@ static qc_status scan_value(scanner *s, qc_json_node *n)
     scan_string text = {0};
     skip_space(s);
     if (s->p >= s->end)
-        return fail_found(s, s->p, "a JSON value was expected");
+        return fail_found(s, s->p, "expected a JSON value");
     if (s->values_left-- == 0)
-        return fail_at(s, s->p, "more values than a text of this length may hold");
+        return fail_at(s, s->p, "there are more values than a text of this length may hold");
     n->at = (uint32_t)(s->p - s->text);
     if (*s->p == '{' || *s->p == '[') {
         n->kind = *s->p == '{' ? QC_JSON_OBJECT : QC_JSON_ARRAY;
@@ -491,7 +490,7 @@ static qc_status scan_value(scanner *s, qc_json_node *n)
     } else if (!take_constant(s, n)) {
         n->kind = QC_JSON_NUMBER;
         if (*s->p != '-' && !is_digit(s))
-            return fail_found(s, s->p, "a JSON value was expected");
+            return fail_found(s, s->p, "expected a JSON value");
         QC_TRY(scan_number(s, n));
     }
     n->end = (uint32_t)(s->p - s->text);
@@ -505,7 +504,7 @@ static qc_status scan_document(scanner *s, qc_json_node *root)
         return fail_at(s, s->p, "a byte order mark is not accepted");
     QC_TRY(scan_value(s, root));
     if (s->p != s->end)
-        return fail_found(s, s->p, "the end of the text was expected");
+        return fail_found(s, s->p, "expected the end of the text");
     return QC_OK;
 }
 
@@ -514,7 +513,7 @@ qc_status qc_json_parse(qc_json **out, const char *text, size_t len, unsigned fl
     *out = NULL;
     qc_json *doc = NULL;
     if (len > UINT32_MAX)
-        QC_FAIL(err, QC_ERR_INPUT, "JSON text has %zu bytes, at most %u are read", len, UINT32_MAX);
+        QC_FAIL(err, QC_ERR_INPUT, "JSON text has %zu bytes; at most %u are read", len, UINT32_MAX);
     QC_TRY(qc_calloc(&doc, 1, sizeof *doc, err));
     qc_arena_init(&doc->arena);
     scanner s = {.text = text,
@@ -617,10 +616,10 @@ qc_status qc_json_expect(const qc_json_node *n, qc_json_kind kind, const char *w
 {
     const char *article = kind == QC_JSON_ARRAY || kind == QC_JSON_OBJECT ? "an" : "a";
     if (!n)
-        QC_FAIL(err, QC_ERR_INPUT, "%s is missing, %s %s was expected", what, article,
+        QC_FAIL(err, QC_ERR_INPUT, "%s is missing; expected %s %s", what, article,
                 qc_json_kind_name(kind));
     if (qc_json_kind_of(n) != kind)
-        QC_FAIL(err, QC_ERR_INPUT, "%s is of kind %s, %s %s was expected", what,
+        QC_FAIL(err, QC_ERR_INPUT, "%s is of kind %s; expected %s %s", what,
                 qc_json_kind_name(qc_json_kind_of(n)), article, qc_json_kind_name(kind));
     return QC_OK;
 }
@@ -638,7 +637,7 @@ qc_status qc_json_as_u64(const qc_json_node *n, const char *what, uint64_t *out,
     QC_TRY(qc_json_expect(n, QC_JSON_NUMBER, what, err));
     if (!n->flag || n->is.number > (double)INTEGER_MAX)
         QC_FAIL(err, QC_ERR_INPUT,
-                "%s is %.17g, an integer of 0 to 2^53 - 1 written as digits was expected", what,
+                "%s is %.17g; expected an integer of 0 to 2^53 - 1 written as digits", what,
                 n->is.number);
     *out = (uint64_t)n->is.number;
     return QC_OK;
@@ -648,7 +647,7 @@ qc_status qc_json_as_double(const qc_json_node *n, const char *what, double *out
 {
     QC_TRY(qc_json_expect(n, QC_JSON_NUMBER, what, err));
     if (!isfinite(n->is.number))
-        QC_FAIL(err, QC_ERR_INPUT, "%s is %g, a finite number was expected", what, n->is.number);
+        QC_FAIL(err, QC_ERR_INPUT, "%s is %g; expected a finite number", what, n->is.number);
     *out = n->is.number;
     return QC_OK;
 }

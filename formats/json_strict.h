@@ -71,7 +71,7 @@ QC_NODISCARD qc_status qc_json_as_double(const qc_json_node *n, const char *what
                                          qc_error *err);
 QC_NODISCARD qc_status qc_json_as_bool(const qc_json_node *n, const char *what, int *out,
                                        qc_error *err);
-/* Checks the kind of a value: "WHAT is of kind array, an object was expected". */
+/* Checks the kind of a value: "WHAT is of kind array; expected an object". */
 QC_NODISCARD qc_status qc_json_expect(const qc_json_node *n, qc_json_kind kind, const char *what,
                                       qc_error *err);
 /* For optional members: returns dflt when the member is missing or of another kind. */

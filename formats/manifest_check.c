@@ -117,7 +117,7 @@ static qc_status check_names(const qc_manifest *m, qc_error *err)
 static qc_status check_asked(const qc_manifest_placement *p, qc_error *err)
 {
     if (p->device_count > QC_MANIFEST_DEVICES_MAX)
-        QC_FAIL(err, QC_ERR_INPUT, "placement: %zu devices, at most %u are allowed",
+        QC_FAIL(err, QC_ERR_INPUT, "placement: %zu devices; at most %u are allowed",
                 p->device_count, QC_MANIFEST_DEVICES_MAX);
     if (!p->vram)
         QC_FAIL(err, QC_ERR_INPUT, "placement: a text is missing");

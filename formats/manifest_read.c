@@ -394,7 +394,7 @@ static qc_status parse_file(qc_manifest *out, qc_arena *arena, const char *path,
     QC_TRY(qc_file_open_read(&file, path, err));
     qc_status st = qc_file_size(&file, &s.len, err);
     if (st == QC_OK && s.len > TEXT_MAX)
-        st = QC_ERROR(err, QC_ERR_INPUT, "%s: has %llu bytes, at most %zu are read", path,
+        st = QC_ERROR(err, QC_ERR_INPUT, "%s has %llu bytes; at most %zu are read", path,
                       (unsigned long long)s.len, TEXT_MAX);
     else if (st == QC_OK && (st = parse(out, arena, &s, err)) != QC_OK)
         qc_error_prefix(err, "%s", path);

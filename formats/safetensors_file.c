@@ -286,7 +286,7 @@ static qc_status put_under(const qc_file *f, const char *path, qc_error *err)
     (void)fcntl(f->fd, F_SETFD, FD_CLOEXEC);
     qc_file_discard(&file);
     if (r < 0)
-        QC_FAIL(err, QC_ERR_IO, "%s: cannot be let go of: %s", f->path, strerror(e));
+        QC_FAIL(err, QC_ERR_IO, "%s cannot be let go of: %s", f->path, strerror(e));
     return QC_OK;
 }
 
@@ -333,11 +333,10 @@ qc_status qc_st_file_read(const qc_st_file *f, qc_st_cursor *c, uint64_t offset,
                           size_t len, qc_error *err)
 {
     if (f->header_only)
-        QC_FAIL(
-            err, QC_ERR_INPUT,
-            "%s: was deleted after it had been converted (--consume-source); its weights cannot "
-            "be read again",
-            f->file.path);
+        QC_FAIL(err, QC_ERR_INPUT,
+                "%s was deleted after it had been converted (--consume-source); its weights cannot "
+                "be read again",
+                f->file.path);
     if (offset > f->header.data_bytes || len > f->header.data_bytes - offset)
         QC_FAIL(err, QC_ERR_INPUT,
                 "%s: %zu bytes at %" PRIu64 " were asked for, the data has %" PRIu64 " bytes",

@@ -104,7 +104,7 @@ qc_status qc_st_header_length(const unsigned char *head, size_t head_len, uint64
     length = qc_load_le64(head);
     if (length == 0)
         QC_FAIL(err, QC_ERR_INPUT,
-                "header length is 0, at least the 2 bytes {} were expected (a file of zeros?)");
+                "header length is 0; expected at least the 2 bytes {} (a file of zeros?)");
     if (length <= QC_ST_MAX_HEADER_BYTES && length <= file_bytes - 8) {
         *n = length;
         return QC_OK;
@@ -114,7 +114,7 @@ qc_status qc_st_header_length(const unsigned char *head, size_t head_len, uint64
         QC_FAIL(err, st, "file is %s", what);
     if (length > QC_ST_MAX_HEADER_BYTES)
         QC_FAIL(err, QC_ERR_INPUT,
-                "header length is %" PRIu64 " bytes, at most %u are allowed (not a safetensors "
+                "header length is %" PRIu64 " bytes; at most %u are allowed (not a safetensors "
                 "file?)",
                 length, QC_ST_MAX_HEADER_BYTES);
     QC_FAIL(err, QC_ERR_TRUNCATED,
@@ -148,7 +148,7 @@ static qc_status parse_offsets(qc_st_tensor *t, const qc_json_node *n, qc_error 
         count++;
     }
     if (count != 2)
-        QC_FAIL(err, QC_ERR_INPUT, "data_offsets has %u numbers, 2 were expected", count);
+        QC_FAIL(err, QC_ERR_INPUT, "data_offsets has %u numbers; expected 2", count);
     if (v[0] > v[1])
         QC_FAIL(err, QC_ERR_INPUT, "data_offsets begin at %" PRIu64 ", behind their end %" PRIu64,
                 v[0], v[1]);
@@ -175,7 +175,7 @@ static qc_status parse_fields(qc_st_header *h, qc_st_tensor *t, const qc_json_no
     const qc_json_node *offsets = NULL;
     uint64_t bytes = 0;
     if (qc_json_kind_of(n) != QC_JSON_OBJECT)
-        QC_FAIL(err, QC_ERR_INPUT, "entry is of kind %s, an object was expected",
+        QC_FAIL(err, QC_ERR_INPUT, "entry is of kind %s; expected an object",
                 qc_json_kind_name(qc_json_kind_of(n)));
     for (const qc_json_node *m = qc_json_first(n); m; m = qc_json_next(m)) {
         const char *key = qc_json_key(m);
@@ -211,7 +211,7 @@ static qc_status parse_metadata(qc_st_header *h, const qc_json_node *n, qc_error
         const char *key = qc_json_key(m);
         qc_st_meta *out = &h->meta[h->meta_count];
         if (qc_json_kind_of(m) != QC_JSON_STRING)
-            QC_FAIL(err, QC_ERR_INPUT, "%s: value of '%.*s' is of kind %s, a string was expected",
+            QC_FAIL(err, QC_ERR_INPUT, "%s: value of '%.*s' is of kind %s; expected a string",
                     METADATA_KEY, NAME_SHOWN_BYTES, key, qc_json_kind_name(qc_json_kind_of(m)));
         QC_TRY(qc_json_as_string(m, METADATA_KEY, &value, err));
         QC_TRY(qc_arena_strdup(&h->arena, &out->key, key, err));
@@ -299,7 +299,7 @@ qc_status qc_st_header_parse(qc_st_header *out, const char *json, size_t len, ui
     memset(out, 0, sizeof *out);
     qc_arena_init(&out->arena);
     if (len > QC_ST_MAX_HEADER_BYTES)
-        QC_FAIL(err, QC_ERR_INPUT, "header has %zu bytes, at most %u are allowed", len,
+        QC_FAIL(err, QC_ERR_INPUT, "header has %zu bytes; at most %u are allowed", len,
                 QC_ST_MAX_HEADER_BYTES);
     st = qc_json_parse(&doc, json, len, QC_JSON_INTEGERS, err);
     if (st != QC_OK) {
@@ -396,7 +396,7 @@ uint64_t qc_st_header_entry_bytes(const qc_st_tensor *t)
 static qc_status check_header_bytes(uint64_t n, qc_error *err)
 {
     if (n > QC_ST_MAX_HEADER_BYTES)
-        QC_FAIL(err, QC_ERR_INPUT, "header would have %" PRIu64 " bytes, at most %u are allowed", n,
+        QC_FAIL(err, QC_ERR_INPUT, "header would have %" PRIu64 " bytes; at most %u are allowed", n,
                 QC_ST_MAX_HEADER_BYTES);
     return QC_OK;
 }

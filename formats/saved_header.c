@@ -70,7 +70,7 @@ static qc_status take_text(const char **out, qc_arena *arena, const unsigned cha
                            qc_error *err)
 {
     if (len == 0 || memchr(at, '\0', len))
-        QC_FAIL(err, QC_ERR_INPUT, "a saved header is damaged: a name in it is none");
+        QC_FAIL(err, QC_ERR_INPUT, "a saved header is damaged: a name in it is not one of a file");
     return qc_arena_strndup(arena, out, (const char *)at, len, err);
 }
 
@@ -80,11 +80,11 @@ qc_status qc_saved_header_parse(qc_saved_header *out, qc_arena *arena, const uns
     qc_digest told;
     memset(out, 0, sizeof *out);
     if (len < FIXED_BYTES + DIGEST_AT || memcmp(bytes, MAGIC, MAGIC_BYTES) != 0)
-        QC_FAIL(err, QC_ERR_INPUT, "file is no saved header");
+        QC_FAIL(err, QC_ERR_INPUT, "the file is not a saved header");
     qc_digest found = qc_digest_bytes(bytes, len - DIGEST_AT);
     memcpy(told.b, bytes + len - DIGEST_AT, sizeof told.b);
     if (!qc_digest_equal(&told, &found))
-        QC_FAIL(err, QC_ERR_INPUT, "a saved header is damaged: its digest is another");
+        QC_FAIL(err, QC_ERR_INPUT, "a saved header is damaged: its digest differs");
     uint32_t compressed = qc_load_le32(bytes + 40);
     uint32_t name = qc_load_le32(bytes + 44), origin = qc_load_le32(bytes + 48);
     out->stamp.bytes = qc_load_le64(bytes + 8);

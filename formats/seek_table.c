@@ -32,20 +32,21 @@ static qc_status read_foot(const qc_file *f, uint64_t file_bytes, uint32_t *coun
     unsigned char foot[FOOT_BYTES];
     if (file_bytes < HEAD_BYTES + FOOT_BYTES)
         QC_FAIL(err, QC_ERR_TRUNCATED,
-                "%s: has %" PRIu64 " bytes: too short for a zstd seekable file", f->path,
+                "%s has %" PRIu64 " bytes and is too short for a zstd seekable file", f->path,
                 file_bytes);
     QC_TRY(qc_file_pread(f, foot, sizeof foot, file_bytes - sizeof foot, err));
     if (qc_load_le32(foot + 5) != SEEKABLE_MAGIC)
-        QC_FAIL(err, QC_ERR_INPUT,
-                "%s: does not end with a seek table: it is cut short, or no zstd seekable file",
-                f->path);
+        QC_FAIL(
+            err, QC_ERR_INPUT,
+            "%s does not end with a seek table: it is cut short, or is not a zstd seekable file",
+            f->path);
     if (foot[4] & RESERVED_BITS)
         QC_FAIL(err, QC_ERR_INPUT, "%s: seek table: reserved bits are set (descriptor 0x%02x)",
                 f->path, foot[4]);
     *count = qc_load_le32(foot);
     *entry_bytes = foot[4] & HAS_CHECKSUMS ? 12 : 8;
     if (*count > FRAMES_MAX)
-        QC_FAIL(err, QC_ERR_INPUT, "%s: seek table: %" PRIu32 " frames, at most %u are allowed",
+        QC_FAIL(err, QC_ERR_INPUT, "%s: seek table: %" PRIu32 " frames; at most %u are allowed",
                 f->path, *count, FRAMES_MAX);
     return QC_OK;
 }
@@ -64,7 +65,7 @@ static qc_status add_entry(qc_seek_table *t, const qc_file *f, size_t index, uin
                 f->path, index, frame->stored_bytes, *stored);
     if (frame->content_bytes > QC_FRAME_READ_MAX_BYTES)
         QC_FAIL(err, QC_ERR_INPUT,
-                "%s: seek table: frame %zu holds %" PRIu32 " bytes, at most %u are supported",
+                "%s: seek table: frame %zu holds %" PRIu32 " bytes; at most %u are supported",
                 f->path, index, frame->content_bytes, QC_FRAME_READ_MAX_BYTES);
     /* Such a frame is read into memory; frames without content never are. */
     if (frame->content_bytes && frame->stored_bytes / 2 > qc_frame_bound(frame->content_bytes))
@@ -84,7 +85,7 @@ static qc_status read_entries(qc_seek_table *t, const qc_file *f, uint32_t entry
     QC_TRY(qc_file_pread(f, head, sizeof head, t->table_offset, err));
     if (qc_load_le32(head) != SKIPPABLE_MAGIC ||
         qc_load_le32(head + 4) != t->table_bytes - HEAD_BYTES)
-        QC_FAIL(err, QC_ERR_INPUT, "%s: seek table: does not begin where its end says", f->path);
+        QC_FAIL(err, QC_ERR_INPUT, "%s: the seek table does not begin where its end says", f->path);
     unsigned char *buf = NULL;
     QC_TRY(qc_malloc(&buf, (size_t)STEP_ENTRIES * entry_bytes, err));
     qc_status st = QC_OK;
@@ -142,7 +143,7 @@ qc_status qc_seek_table_build(qc_strbuf *out, const qc_frame *frames, size_t cou
     unsigned char buf[FOOT_BYTES];
     uint64_t stored = 0, content = 0;
     if (count > FRAMES_MAX)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED, "%zu frames in one file, at most %u are allowed", count,
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "%zu frames in one file; at most %u are allowed", count,
                 FRAMES_MAX);
     for (size_t i = 0; i < count; i++) {
         if (frames[i].stored_offset != stored || frames[i].content_offset != content)

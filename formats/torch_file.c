@@ -34,14 +34,14 @@ static qc_status find_pickle(const qc_torch_zip *z, const qc_zip_entry **out, si
         if (!slash || strcmp(slash + 1, PICKLE_NAME) != 0)
             continue;
         if (*out)
-            QC_FAIL(err, QC_ERR_INPUT, "zip archive has two pickles, '%.*s' and '%.*s'",
+            QC_FAIL(err, QC_ERR_INPUT, "the zip archive has two pickles, '%.*s' and '%.*s'",
                     NAME_SHOWN_BYTES, (*out)->name, NAME_SHOWN_BYTES, z->entries[i].name);
         *out = &z->entries[i];
         *prefix = (size_t)(slash + 1 - z->entries[i].name);
     }
     if (!*out)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "zip archive of %zu entries without a data.pkl: not written by torch.save",
+                "the zip archive has %zu entries and no data.pkl, so torch.save did not write it",
                 z->count);
     return QC_OK;
 }
@@ -65,14 +65,14 @@ static qc_status check_archive(qc_torch_file *f, const qc_torch_zip *z, const qc
     QC_TRY(find_beside(f, z, pickle, prefix, "constants.pkl", &e, err));
     if (e)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "file is a TorchScript program; save the model's state_dict() instead");
+                "the file is a TorchScript program; save the model's state_dict() instead");
     QC_TRY(find_beside(f, z, pickle, prefix, "byteorder", &e, err));
     if (!e)
         return QC_OK; /* only torch 2.1 and later write it; before, all was little-endian */
     if (e->bytes == sizeof order)
         QC_TRY(qc_torch_zip_load(&f->file, e, order, err));
     if (e->bytes != sizeof order || memcmp(order, "little", sizeof order) != 0)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED, "tensors are not in little-endian byte order");
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "the tensors are not in little-endian byte order");
     return QC_OK;
 }
 
@@ -96,13 +96,13 @@ static qc_status place_storages(const qc_torch_zip *z, const qc_zip_entry *pickl
         const qc_zip_entry *e = qc_torch_zip_find(z, name.data);
         if (!e || strlen(name.data) != name.len) {
             st = QC_ERROR(err, QC_ERR_INPUT,
-                          "zip archive has no entry '%.*s', which the pickle refers to",
+                          "the zip archive has no entry '%.*s', which the pickle refers to",
                           NAME_SHOWN_BYTES, name.data);
             goto done;
         }
         if (e->bytes != bytes) {
             st = QC_ERROR(err, QC_ERR_INPUT,
-                          "zip entry '%.*s' has %" PRIu64 " bytes, the pickle says %" PRIu64,
+                          "zip entry '%.*s' has %" PRIu64 " bytes, but the pickle says %" PRIu64,
                           NAME_SHOWN_BYTES, e->name, e->bytes, bytes);
             goto done;
         }
@@ -123,7 +123,7 @@ static qc_status read_archive(qc_torch_file *f, const qc_torch_zip *z, qc_error 
     QC_TRY(find_pickle(z, &e, &prefix, err));
     QC_TRY(check_archive(f, z, e, prefix, err));
     if (e->bytes > QC_PICKLE_MAX_BYTES)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED, "'%.*s' has %" PRIu64 " bytes, at most %u are read",
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "'%.*s' has %" PRIu64 " bytes; at most %u are read",
                 NAME_SHOWN_BYTES, e->name, e->bytes, QC_PICKLE_MAX_BYTES);
     f->head_offset = e->data_offset;
     f->head_bytes = e->bytes;
@@ -172,14 +172,15 @@ static qc_status fail_unknown(const unsigned char *head, size_t len, qc_error *e
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         size_t n = strlen(known[i].begin);
         if (len >= n && memcmp(head, known[i].begin, n) == 0)
-            QC_FAIL(err, QC_ERR_INPUT, "file is %s, not a PyTorch checkpoint", known[i].what);
+            QC_FAIL(err, QC_ERR_INPUT, "the file is %s and not a PyTorch checkpoint",
+                    known[i].what);
     }
     if (len >= TAR_MAGIC_AT + 5 && memcmp(head + TAR_MAGIC_AT, "ustar", 5) == 0)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "file is a tar archive, as torch wrote them before 0.1.10; load and save it with a "
-                "newer torch");
+                "the file is a tar archive, as torch wrote them before 0.1.10; load it and save it "
+                "with a newer torch");
     QC_FAIL(err, QC_ERR_INPUT,
-            "file is not a PyTorch checkpoint: neither a zip archive nor a pickle");
+            "the file is not a PyTorch checkpoint, but neither a zip archive nor a pickle");
 }
 
 static qc_status open_any(qc_torch_file *f, qc_error *err)

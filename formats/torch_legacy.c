@@ -59,18 +59,18 @@ static qc_status check_preamble(stream *s, qc_error *err)
     qc_pickle_deinit(&p);
     if (!ok)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "file is a pickle, but does not begin with the magic number of torch.save");
+                "the file is a pickle, but does not begin with the magic number of torch.save");
     QC_TRY(next_pickle(s, &p, "protocol", err));
     ok = p.root.kind == QC_PICKLE_INT && p.root.at == STREAM_PROTOCOL;
     qc_pickle_deinit(&p);
     if (!ok)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED, "protocol of the stream is not %u", STREAM_PROTOCOL);
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "the protocol of the stream is not %u", STREAM_PROTOCOL);
     QC_TRY(next_pickle(s, &p, "system", err));
     const qc_pickle_value *little = qc_pickle_get(&p, &p.root, "little_endian");
     ok = little && little->kind == QC_PICKLE_BOOL && little->at == 1;
     qc_pickle_deinit(&p);
     if (!ok)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED, "tensors are not in little-endian byte order");
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "the tensors are not in little-endian byte order");
     return QC_OK;
 }
 
@@ -139,13 +139,13 @@ static qc_status place_one(const qc_torch_file *f, const qc_pickle *p, named_sto
     if (f->file_bytes - *at < COUNT_BYTES || f->file_bytes - *at - COUNT_BYTES < bytes)
         QC_FAIL(err, QC_ERR_TRUNCATED,
                 "storage '%.*s' of %" PRIu64 " bytes at byte %" PRIu64
-                " is cut off: file has %" PRIu64 " bytes",
+                " is cut off: the file has %" PRIu64 " bytes",
                 shown, s->key, bytes, *at, f->file_bytes);
     QC_TRY(qc_file_pread(&f->file, count, sizeof count, *at, err));
     if (qc_load_le64(count) != from->elems)
         QC_FAIL(err, QC_ERR_INPUT,
-                "storage '%.*s' has %" PRIu64 " elements, the pickle says %" PRIu64, shown, s->key,
-                qc_load_le64(count), from->elems);
+                "storage '%.*s' has %" PRIu64 " elements, but the pickle says %" PRIu64, shown,
+                s->key, qc_load_le64(count), from->elems);
     s->begin = *at + COUNT_BYTES;
     s->placed = 1;
     *at = s->begin + bytes;

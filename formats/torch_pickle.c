@@ -52,7 +52,7 @@ static qc_status need(const machine *m, size_t values, qc_error *err)
 {
     size_t have = m->stack_count - floor_of(m);
     if (have < values)
-        QC_FAIL(err, QC_ERR_INPUT, "opcode 0x%02x takes %zu values, the stack has %zu",
+        QC_FAIL(err, QC_ERR_INPUT, "opcode 0x%02x takes %zu values, but the stack has %zu",
                 m->p->text[m->op_pos], values, have);
     return QC_OK;
 }
@@ -77,7 +77,7 @@ static qc_status push_mark(machine *m, qc_error *err)
 static qc_status pop_mark(machine *m, size_t *first, qc_error *err)
 {
     if (m->mark_count == 0)
-        QC_FAIL(err, QC_ERR_INPUT, "opcode 0x%02x needs a mark, there is none",
+        QC_FAIL(err, QC_ERR_INPUT, "opcode 0x%02x needs a mark, but there is none",
                 m->p->text[m->op_pos]);
     *first = m->marks[--m->mark_count];
     return QC_OK;
@@ -88,8 +88,8 @@ static qc_status memo_put(machine *m, uint64_t index, qc_error *err)
     QC_TRY(need(m, 1, err));
     /* Picklers number from 0, and each number costs at least one byte of text. */
     if (index >= m->p->len)
-        QC_FAIL(err, QC_ERR_INPUT, "memo number %" PRIu64 " in a pickle of %zu bytes", index,
-                m->p->len);
+        QC_FAIL(err, QC_ERR_INPUT, "memo number %" PRIu64 " cannot be in a pickle of %zu bytes",
+                index, m->p->len);
     if (index >= m->memo_cap) {
         size_t cap = m->memo_cap ? m->memo_cap * 2 : 256;
         void *v = m->memo;
@@ -118,7 +118,7 @@ static qc_status memo_get(machine *m, uint64_t index, qc_error *err)
 static qc_status take(machine *m, uint64_t n, const unsigned char **bytes, qc_error *err)
 {
     if (n > m->p->len - m->pos)
-        QC_FAIL(err, QC_ERR_TRUNCATED, "%" PRIu64 " bytes were expected, %zu are left", n,
+        QC_FAIL(err, QC_ERR_TRUNCATED, "expected %" PRIu64 " bytes, found %zu", n,
                 m->p->len - m->pos);
     *bytes = m->p->text + m->pos;
     m->pos += (size_t)n;
@@ -205,7 +205,7 @@ static qc_status do_stack_global(machine *m, qc_error *err)
     QC_TRY(pop(m, &name, err));
     QC_TRY(pop(m, &module, err));
     if (name.kind != QC_PICKLE_STRING || module.kind != QC_PICKLE_STRING)
-        QC_FAIL(err, QC_ERR_INPUT, "STACK_GLOBAL without two strings");
+        QC_FAIL(err, QC_ERR_INPUT, "STACK_GLOBAL needs two strings");
     QC_TRY(qc_pickle_global((const char *)m->p->text + module.at, module.count,
                             (const char *)m->p->text + name.at, name.count, &v, err));
     return push(m, v, err);
@@ -219,7 +219,7 @@ static qc_status do_reduce(machine *m, qc_error *err)
     QC_TRY(pop(m, &args, err));
     QC_TRY(pop(m, &callee, err));
     if (callee.kind != QC_PICKLE_GLOBAL || args.kind != QC_PICKLE_TUPLE)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED, "a call of something that is not a name with arguments");
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "something is called that is not a name with arguments");
     QC_TRY(qc_pickle_call(m->p, &callee, &args, &v, err));
     return push(m, v, err);
 }
@@ -231,7 +231,7 @@ static qc_status do_build(machine *m, qc_error *err)
     QC_TRY(need(m, 2, err));
     QC_TRY(pop(m, &state, err));
     if (m->stack[m->stack_count - 1].kind != QC_PICKLE_DICT)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED, "BUILD of an object that is not a dict");
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "BUILD needs a dict");
     return QC_OK;
 }
 
@@ -269,12 +269,12 @@ static qc_status add_values(machine *m, size_t first, qc_pickle_kind kind, qc_er
 {
     size_t step = kind == QC_PICKLE_DICT ? 2 : 1;
     if (!m->stack || first <= floor_of(m) || (m->stack_count - first) % step != 0)
-        QC_FAIL(err, QC_ERR_INPUT, "opcode 0x%02x with nothing to add to, or half a pair",
+        QC_FAIL(err, QC_ERR_INPUT, "opcode 0x%02x has nothing to add to, or half a pair",
                 m->p->text[m->op_pos]);
     qc_pickle_value to = m->stack[first - 1];
     if (to.kind != (uint32_t)kind)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED, "opcode 0x%02x on something that is not a %s",
-                m->p->text[m->op_pos], kind == QC_PICKLE_DICT ? "dict" : "list");
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "opcode 0x%02x needs a %s", m->p->text[m->op_pos],
+                kind == QC_PICKLE_DICT ? "dict" : "list");
     for (size_t i = first; i < m->stack_count; i += step)
         QC_TRY(qc_pickle_add_pair(m->p, &to, step == 2 ? &m->stack[i] : NULL,
                                   &m->stack[i + step - 1], err));
@@ -311,9 +311,10 @@ static qc_status fail_opcode(unsigned char op, qc_error *err)
     };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         if (names[i].op == op)
-            QC_FAIL(err, QC_ERR_UNSUPPORTED, "opcode %s is none that tensors need", names[i].name);
+            QC_FAIL(err, QC_ERR_UNSUPPORTED, "opcode %s is not one that tensors need",
+                    names[i].name);
     }
-    QC_FAIL(err, QC_ERR_UNSUPPORTED, "opcode 0x%02x is none that tensors need", op);
+    QC_FAIL(err, QC_ERR_UNSUPPORTED, "opcode 0x%02x is not one that tensors need", op);
 }
 
 /* ---- the loop ---- */
@@ -323,7 +324,8 @@ static qc_status do_frame(machine *m, qc_error *err)
     uint64_t n = 0;
     QC_TRY(take_uint(m, 8, &n, err));
     if (n > m->p->len - m->pos)
-        QC_FAIL(err, QC_ERR_TRUNCATED, "a frame of %" PRIu64 " bytes, %zu are left", n,
+        QC_FAIL(err, QC_ERR_TRUNCATED,
+                "a frame of %" PRIu64 " bytes does not fit the %zu that are left", n,
                 m->p->len - m->pos);
     return QC_OK;
 }
@@ -446,10 +448,10 @@ static qc_status check_start(machine *m, qc_error *err)
     const unsigned char *b = NULL;
     QC_TRY(take(m, 2, &b, err));
     if (b[0] != 0x80)
-        QC_FAIL(err, QC_ERR_INPUT, "a pickle begins with 80, found %02x", b[0]);
+        QC_FAIL(err, QC_ERR_INPUT, "expected 80 at the beginning of a pickle, found %02x", b[0]);
     if (b[1] < PROTOCOL_MIN || b[1] > PROTOCOL_MAX)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED, "pickle protocol %d, %d to %d are read", b[1],
-                PROTOCOL_MIN, PROTOCOL_MAX);
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "expected pickle protocol %d to %d, found %d",
+                PROTOCOL_MIN, PROTOCOL_MAX, b[1]);
     return QC_OK;
 }
 
@@ -473,7 +475,7 @@ qc_status qc_pickle_run(qc_pickle *out, const void *text, size_t len, qc_error *
     machine m = {.p = out};
     memset(out, 0, sizeof *out);
     if (len > QC_PICKLE_MAX_BYTES)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED, "pickle has %zu bytes, at most %u are read", len,
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "pickle has %zu bytes; at most %u are read", len,
                 QC_PICKLE_MAX_BYTES);
     out->text = text;
     out->len = len;

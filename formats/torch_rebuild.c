@@ -134,7 +134,7 @@ qc_status qc_pickle_persistent(qc_pickle *p, const qc_pickle_value *id, qc_pickl
     int wide = id->kind == QC_PICKLE_TUPLE && (id->count == 5 || id->count == 6);
     if (!wide || !qc_pickle_is_string(p, &v[0], "storage"))
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "a persistent id that is not ('storage', type, key, location, elements)");
+                "a persistent id is not ('storage', type, key, location, elements)");
     if (v[1].kind != QC_PICKLE_GLOBAL || v[1].at < STORAGE_BASE || v[1].at >= DTYPE_BASE ||
         v[2].kind != QC_PICKLE_STRING || v[3].kind != QC_PICKLE_STRING ||
         v[4].kind != QC_PICKLE_INT || (int64_t)v[4].at < 0)
@@ -143,7 +143,7 @@ qc_status qc_pickle_persistent(qc_pickle *p, const qc_pickle_value *id, qc_pickl
                 "kind");
     if (id->count == 6 && v[5].kind != QC_PICKLE_NONE)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "a storage that is a view of another one (written by torch before 0.4)");
+                "a storage is a view of another one (torch before 0.4 wrote such files)");
     QC_TRY(qc_pickle_grow(&p->storages, &p->storage_cap, p->storage_count,
                           TENSORS_FLOOR + p->len / TENSOR_MIN_TEXT, sizeof *p->storages, err));
     p->storages[p->storage_count] = (qc_pickle_storage){
@@ -164,7 +164,7 @@ static qc_status take_extents(const qc_pickle *p, const qc_pickle_value *v, cons
     if (v->kind != QC_PICKLE_TUPLE)
         QC_FAIL(err, QC_ERR_INPUT, "the %s of a tensor is not a tuple", what);
     if (v->count > QC_MAX_DIMS)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED, "a tensor of %" PRIu32 " dimensions, at most %d are read",
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "a tensor has %" PRIu32 " dimensions; at most %d are read",
                 v->count, QC_MAX_DIMS);
     for (uint32_t i = 0; i < v->count; i++) {
         const qc_pickle_value *d = &p->items[v->at + i];
@@ -182,18 +182,19 @@ static qc_status make_tensor(qc_pickle *p, const qc_pickle_value *v, uint32_t co
     qc_pickle_tensor t = {0};
     const qc_pickle_value *meta = count > (dtype ? 7u : 6u) ? &v[count - 1] : NULL;
     if (v[0].kind != QC_PICKLE_STORAGE || v[1].kind != QC_PICKLE_INT || (int64_t)v[1].at < 0)
-        QC_FAIL(err, QC_ERR_INPUT, "a tensor without a storage or an offset");
+        QC_FAIL(err, QC_ERR_INPUT, "a tensor has no storage or no offset");
     QC_TRY(take_extents(p, &v[2], "shape", t.dims, err));
     QC_TRY(take_extents(p, &v[3], "stride", t.strides, err));
     if (v[2].count != v[3].count)
         QC_FAIL(err, QC_ERR_INPUT, "a tensor of %" PRIu32 " dimensions with %" PRIu32 " strides",
                 v[2].count, v[3].count);
     if (dtype && (dtype->kind != QC_PICKLE_GLOBAL || dtype->at < DTYPE_BASE))
-        QC_FAIL(err, QC_ERR_INPUT, "a tensor whose dtype is no dtype");
+        QC_FAIL(err, QC_ERR_INPUT, "the dtype of a tensor is not a dtype");
     /* Conjugate and negative views keep a bit here that would change every value. */
     if (meta && meta->kind != QC_PICKLE_NONE &&
         (meta->kind != QC_PICKLE_DICT || p->containers[meta->at].count != 0))
-        QC_FAIL(err, QC_ERR_UNSUPPORTED, "a tensor with metadata (a conjugate or negative view?)");
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "a tensor has metadata (is it a conjugate or negative view?)");
     t.ndim = v[2].count;
     t.offset_elems = v[1].at;
     t.storage = (uint32_t)v[0].at;
@@ -220,7 +221,7 @@ qc_status qc_pickle_call(qc_pickle *p, const qc_pickle_value *callee, const qc_p
     const qc_pickle_value *v = items_of(p, args);
     uint32_t n = args->count;
     if (callee->at >= CALL_COUNT)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED, "a call of a storage class or a dtype");
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "a storage class or a dtype is called");
     call_id id = (call_id)callee->at;
     switch (id) {
     case CALL_ORDERED_DICT:
@@ -229,7 +230,7 @@ qc_status qc_pickle_call(qc_pickle *p, const qc_pickle_value *callee, const qc_p
     case CALL_SIZE:
         QC_TRY(check_count(id, n, 1, 1, err));
         if (v[0].kind != QC_PICKLE_TUPLE)
-            QC_FAIL(err, QC_ERR_UNSUPPORTED, "torch.Size of something that is not a tuple");
+            QC_FAIL(err, QC_ERR_UNSUPPORTED, "torch.Size needs a tuple");
         *out = v[0];
         return QC_OK;
     case CALL_DEVICE:
@@ -248,7 +249,7 @@ qc_status qc_pickle_call(qc_pickle *p, const qc_pickle_value *callee, const qc_p
     case CALL_PARAMETER_WITH_STATE:
         QC_TRY(check_count(id, n, id == CALL_PARAMETER ? 3 : 4, id == CALL_PARAMETER ? 3 : 4, err));
         if (v[0].kind != QC_PICKLE_TENSOR)
-            QC_FAIL(err, QC_ERR_UNSUPPORTED, "a parameter that holds no tensor");
+            QC_FAIL(err, QC_ERR_UNSUPPORTED, "a parameter holds no tensor");
         *out = v[0];
         return QC_OK;
     case CALL_COUNT:

@@ -23,8 +23,9 @@ static qc_status choose_dict(const qc_pickle *p, qc_pickle_value *dict, qc_error
 {
     const char *first = NULL;
     if (p->root.kind != QC_PICKLE_DICT)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED, "the file holds %s, a state dict was expected",
-                p->root.kind == QC_PICKLE_TENSOR ? "a single tensor" : "something that is no dict");
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "the file holds %s; expected a state dict",
+                p->root.kind == QC_PICKLE_TENSOR ? "a single tensor"
+                                                 : "something that is not a dict");
     *dict = p->root;
     if (count_tensors(p, dict) != 0 || p->tensor_count == 0)
         return QC_OK;
@@ -53,7 +54,7 @@ static qc_status take_name(const qc_pickle *p, qc_arena *arena, const qc_pickle_
     size_t n = 0;
     uint32_t c = 0;
     if (key->kind != QC_PICKLE_STRING)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED, "a tensor whose name is no string");
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "the name of a tensor is not a string");
     const char *s = (const char *)p->text + key->at; /* opcodes follow, which end any character */
     for (size_t i = 0; i < key->count; i += n) {
         n = qc_text_char(s + i, &c);

@@ -92,7 +92,7 @@ qc_status qc_torch_file_fill(qc_torch_file *f, const qc_pickle *p, const qc_torc
             return st;
         }
         if (qc_add_u64(f->tensor_bytes, to->bytes, &f->tensor_bytes))
-            QC_FAIL(err, QC_ERR_INPUT, "sizes of all tensors overflow 64 bits");
+            QC_FAIL(err, QC_ERR_INPUT, "the sizes of all tensors together overflow 64 bits");
     }
     if (f->tensor_bytes / MOST_TIMES_FILE > f->file_bytes)
         QC_FAIL(err, QC_ERR_INPUT,

@@ -14,7 +14,7 @@ qc_status qc_pickle_grow(void *array, size_t *cap, size_t count, size_t limit, s
         return QC_OK;
     if (count >= limit)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "more values than tensors need in a pickle of this length (%zu)", limit);
+                "the pickle has more values than tensors need in one of its length (%zu)", limit);
     size_t more = *cap ? *cap * 2 : 64;
     if (more > limit)
         more = limit;

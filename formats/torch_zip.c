@@ -69,7 +69,7 @@ static qc_status find_end(const qc_file *f, uint64_t file_bytes, unsigned char e
     int found = 0;
     if (file_bytes < END_BYTES)
         QC_FAIL(err, QC_ERR_TRUNCATED,
-                "file has %" PRIu64 " bytes, the end record of a zip archive alone has %u",
+                "the file has %" PRIu64 " bytes, but the end record of a zip archive alone has %u",
                 file_bytes, END_BYTES);
     if (n > file_bytes)
         n = (size_t)file_bytes;
@@ -86,7 +86,7 @@ static qc_status find_end(const qc_file *f, uint64_t file_bytes, unsigned char e
     qc_free(tail);
     if (st == QC_OK && !found)
         QC_FAIL(err, QC_ERR_TRUNCATED,
-                "zip archive has no end record: the file is cut off or was not finished");
+                "the zip archive has no end record: the file is cut off or was not finished");
     return st;
 }
 
@@ -105,16 +105,16 @@ static qc_status read_end64(const qc_file *f, uint64_t locator_at, directory *d,
     uint64_t at = qc_load_le64(locator + 8);
     if (at > locator_at || locator_at - at < END64_BYTES)
         QC_FAIL(err, QC_ERR_INPUT,
-                "zip64 end record is said to be at byte %" PRIu64
-                ", it must end before byte %" PRIu64,
+                "the zip64 end record is said to be at byte %" PRIu64
+                ", but it must end before byte %" PRIu64,
                 at, locator_at);
     QC_TRY(qc_file_pread(f, p, sizeof p, at, err));
     if (qc_load_le32(p) != END64_SIG || qc_load_le64(p + 4) != locator_at - at - 12)
-        QC_FAIL(err, QC_ERR_INPUT, "no zip64 end record at byte %" PRIu64 ", where one must be",
-                at);
+        QC_FAIL(err, QC_ERR_INPUT,
+                "there is no zip64 end record at byte %" PRIu64 ", where one must be", at);
     if (qc_load_le32(p + 16) != 0 || qc_load_le32(p + 20) != 0 ||
         qc_load_le64(p + 24) != qc_load_le64(p + 32) || qc_load_le32(locator + 16) > 1)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED, "zip archive is split over several disks");
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "the zip archive is split over several disks");
     d->count = qc_load_le64(p + 32);
     d->bytes = qc_load_le64(p + 40);
     d->offset = qc_load_le64(p + 48);
@@ -145,24 +145,24 @@ static qc_status find_directory(const qc_file *f, uint64_t file_bytes, directory
     } else {
         uint32_t disk = qc_load_le16(end + 4);
         if (disk != 0 || qc_load_le16(end + 6) != 0 || qc_load_le16(end + 8) != count)
-            QC_FAIL(err, QC_ERR_UNSUPPORTED, "zip archive is split over several disks");
+            QC_FAIL(err, QC_ERR_UNSUPPORTED, "the zip archive is split over several disks");
         *d = (directory){.offset = offset, .bytes = bytes, .count = count};
         stop = at;
     }
     if (d->offset > stop || d->bytes != stop - d->offset)
         QC_FAIL(err, QC_ERR_INPUT,
-                "zip directory is said to have %" PRIu64 " bytes at %" PRIu64
-                ", it must end at byte %" PRIu64,
+                "the zip directory is said to have %" PRIu64 " bytes at %" PRIu64
+                ", but it must end at byte %" PRIu64,
                 d->bytes, d->offset, stop);
     if (d->count > ENTRIES_MAX || d->bytes > DIRECTORY_MAX)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "zip directory has %" PRIu64 " entries in %" PRIu64
-                " bytes, at most %u in %u are accepted",
+                "the zip directory has %" PRIu64 " entries in %" PRIu64
+                " bytes; at most %u in %u are accepted",
                 d->count, d->bytes, ENTRIES_MAX, DIRECTORY_MAX);
     if (d->count > d->bytes / CENTRAL_BYTES)
         QC_FAIL(err, QC_ERR_INPUT,
-                "zip directory of %" PRIu64 " bytes is said to have %" PRIu64 " entries", d->bytes,
-                d->count);
+                "the zip directory of %" PRIu64 " bytes is said to have %" PRIu64 " entries",
+                d->bytes, d->count);
     return QC_OK;
 }
 
@@ -202,15 +202,15 @@ static qc_status read_central(qc_torch_zip *z, qc_zip_entry *e, const unsigned c
 {
     size_t total = CENTRAL_BYTES;
     if (left < CENTRAL_BYTES || qc_load_le32(p) != CENTRAL_SIG)
-        QC_FAIL(err, QC_ERR_INPUT, "zip directory: entry %zu has no header", z->count);
+        QC_FAIL(err, QC_ERR_INPUT, "the zip directory: entry %zu has no header", z->count);
     size_t name_len = qc_load_le16(p + 28);
     size_t extra_len = qc_load_le16(p + 30);
     total += name_len + extra_len + qc_load_le16(p + 32);
     if (total > left)
-        QC_FAIL(err, QC_ERR_INPUT, "zip directory: entry %zu is cut off", z->count);
+        QC_FAIL(err, QC_ERR_INPUT, "the zip directory: entry %zu is cut off", z->count);
     if (name_len == 0 || memchr(p + CENTRAL_BYTES, '\0', name_len))
-        QC_FAIL(err, QC_ERR_INPUT, "zip directory: the name of entry %zu is empty or has a zero",
-                z->count);
+        QC_FAIL(err, QC_ERR_INPUT,
+                "the zip directory: the name of entry %zu is empty or has a zero", z->count);
     QC_TRY(qc_arena_strndup(&z->arena, &e->name, (const char *)p + CENTRAL_BYTES, name_len, err));
     unsigned flags = qc_load_le16(p + 8);
     unsigned method = qc_load_le16(p + 10);
@@ -218,9 +218,10 @@ static qc_status read_central(qc_torch_zip *z, qc_zip_entry *e, const unsigned c
         QC_FAIL(err, QC_ERR_UNSUPPORTED, "zip entry '%.*s' is encrypted", NAME_SHOWN_BYTES,
                 e->name);
     if (method != 0)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "zip entry '%.*s' is compressed (method %u), torch.save stores entries as they are",
-                NAME_SHOWN_BYTES, e->name, method);
+        QC_FAIL(
+            err, QC_ERR_UNSUPPORTED,
+            "zip entry '%.*s' is compressed (method %u), but torch.save stores entries as they are",
+            NAME_SHOWN_BYTES, e->name, method);
     uint64_t stored = qc_load_le32(p + 20);
     e->bytes = qc_load_le32(p + 24);
     e->header_offset = qc_load_le32(p + 42);
@@ -248,7 +249,7 @@ static qc_status read_local(const qc_file *f, qc_zip_entry *e, uint64_t limit, v
     if (e->header_offset > limit || (room = limit - e->header_offset) < LOCAL_BYTES + name_len)
         QC_FAIL(err, QC_ERR_INPUT,
                 "zip entry '%.*s' is said to begin at byte %" PRIu64
-                ", the entries end at byte %" PRIu64,
+                ", but the entries end at byte %" PRIu64,
                 NAME_SHOWN_BYTES, e->name, e->header_offset, limit);
     QC_TRY(qc_file_pread(f, scratch, LOCAL_BYTES + name_len, e->header_offset, err));
     if (qc_load_le32(p) != LOCAL_SIG || qc_load_le16(p + 26) != name_len ||
@@ -319,7 +320,7 @@ static qc_status read_directory(qc_torch_zip *z, const qc_file *f, const directo
     for (; z->count < d->count; z->count++, text += used, left -= used)
         QC_TRY(read_central(z, &z->entries[z->count], text, left, &used, err));
     if (left != 0)
-        QC_FAIL(err, QC_ERR_INPUT, "zip directory has %zu bytes behind its last entry", left);
+        QC_FAIL(err, QC_ERR_INPUT, "the zip directory has %zu bytes behind its last entry", left);
     return QC_OK;
 }
 
@@ -377,7 +378,7 @@ qc_status qc_torch_zip_load(const qc_file *f, const qc_zip_entry *e, void *dst, 
     uint32_t crc = e->crc32 ? qc_zip_crc32(dst, n) : 0;
     if (crc != e->crc32)
         QC_FAIL(err, QC_ERR_INPUT,
-                "zip entry '%.*s' has CRC-32 %08" PRIx32 ", its directory says %08" PRIx32
+                "zip entry '%.*s' has CRC-32 %08" PRIx32 ", but its directory says %08" PRIx32
                 ": the file is damaged",
                 NAME_SHOWN_BYTES, e->name, crc, e->crc32);
     return QC_OK;

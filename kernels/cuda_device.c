@@ -5,6 +5,7 @@
  * all). */
 #include "kernels/cuda_device.h"
 
+#include "base/text.h"
 #include "kernels/cuda_internal.h"
 
 #include <stdio.h>
@@ -142,7 +143,7 @@ qc_status qc_cuda_device_open(qc_cuda_device *out, int index, qc_error *err)
         QC_FAIL(err, QC_ERR_DEVICE, "there is no cuda:%d: %s", index, why);
     if (index < 0 || index >= count)
         QC_FAIL(err, QC_ERR_DEVICE, "there is no cuda:%d; CUDA shows %d GPU%s", index, count,
-                count == 1 ? "" : "s");
+                qc_plural((uint64_t)count));
     out->index = index;
     QC_TRY(read_facts(out, err));
     if (!qc_cuda_code_runs(built_code, out->sm))

@@ -247,7 +247,7 @@ static qc_status check_group(const qc_matmul_weights *const *w, const qc_matmul_
                              uint32_t count, int pointers, qc_error *err)
 {
     if (count < 1 || count > QC_MATMUL_GROUP_MOST)
-        QC_FAIL(err, QC_ERR_USAGE, "a group of %u weights, 1 to %u were expected", count,
+        QC_FAIL(err, QC_ERR_USAGE, "a group of %u weights; expected 1 to %u", count,
                 QC_MATMUL_GROUP_MOST);
     for (uint32_t i = 0; i < count; i++) {
         const char *differs = NULL;

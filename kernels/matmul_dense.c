@@ -152,7 +152,7 @@ qc_status qc_matmul_dense(const qc_matmul *h, const void *weights, uint64_t n, u
     QC_TRY(qc_matmul_here(h, err));
     QC_TRY(qc_matmul_check_io(io, n, k, 1, err));
     if (io->x_dtype != io->y_dtype)
-        QC_FAIL(err, QC_ERR_USAGE, "x is %s and y %s, one dtype was expected",
+        QC_FAIL(err, QC_ERR_USAGE, "x is %s and y %s; expected one dtype",
                 qc_dtype_name(io->x_dtype), qc_dtype_name(io->y_dtype));
     if (io->x_dtype == QC_DTYPE_BF16 && h->device.sm < 80)
         QC_FAIL(err, QC_ERR_UNSUPPORTED, "BF16 needs sm_80, this device is sm_%u", h->device.sm);
@@ -213,7 +213,7 @@ qc_status qc_matmul_reference(const qc_matmul *h, const qc_matmul_exact *e, qc_c
                     e->w->rows, e->w->form.cols, e->n, e->k);
     } else if (e->dense_dtype != QC_DTYPE_F32 && e->dense_dtype != QC_DTYPE_F16 &&
                e->dense_dtype != QC_DTYPE_BF16) {
-        QC_FAIL(err, QC_ERR_USAGE, "dense weights are %s, F32, F16 or BF16 was expected",
+        QC_FAIL(err, QC_ERR_USAGE, "dense weights are %s; expected F32, F16 or BF16",
                 qc_dtype_name(e->dense_dtype));
     } else if (!e->dense && e->n && e->k) {
         QC_FAIL(err, QC_ERR_USAGE, "weights are NULL");

@@ -184,8 +184,7 @@ qc_status qc_matmul_check_weights(const qc_weights *w, qc_error *err)
                 w->rows, w->form.cols);
     if (!by_rows && (!is_power_of_two(w->form.block_elems) || w->form.block_elems < 32 ||
                      w->form.block_elems > 4096))
-        QC_FAIL(err, QC_ERR_USAGE,
-                "block of %u elements, a power of two from 32 to 4096 was expected",
+        QC_FAIL(err, QC_ERR_USAGE, "block of %u elements; expected a power of two from 32 to 4096",
                 w->form.block_elems);
     if (elems == 0)
         return QC_OK;
@@ -198,8 +197,7 @@ qc_status qc_matmul_check_weights(const qc_weights *w, qc_error *err)
     if (!w->absmax_codes || !w->nested_absmax || !w->nested_map)
         QC_FAIL(err, QC_ERR_USAGE, "weights have neither scales nor all of double-quantized ones");
     if (!is_power_of_two(w->nested_block))
-        QC_FAIL(err, QC_ERR_USAGE, "blocks of %u scales, a power of two was expected",
-                w->nested_block);
+        QC_FAIL(err, QC_ERR_USAGE, "blocks of %u scales; expected a power of two", w->nested_block);
     return QC_OK;
 }
 
@@ -207,9 +205,9 @@ qc_status qc_matmul_check_io(const qc_matmul_io *io, uint64_t n, uint64_t k, int
                              qc_error *err)
 {
     if (io->x_dtype != QC_DTYPE_F16 && io->x_dtype != QC_DTYPE_BF16)
-        QC_FAIL(err, QC_ERR_USAGE, "x is %s, F16 or BF16 was expected", qc_dtype_name(io->x_dtype));
+        QC_FAIL(err, QC_ERR_USAGE, "x is %s; expected F16 or BF16", qc_dtype_name(io->x_dtype));
     if (io->y_dtype != QC_DTYPE_F16 && io->y_dtype != QC_DTYPE_BF16)
-        QC_FAIL(err, QC_ERR_USAGE, "y is %s, F16 or BF16 was expected", qc_dtype_name(io->y_dtype));
+        QC_FAIL(err, QC_ERR_USAGE, "y is %s; expected F16 or BF16", qc_dtype_name(io->y_dtype));
     if (io->ldx && io->ldx < k)
         QC_FAIL(err, QC_ERR_USAGE, "rows of x are %" PRIu64 " apart, but have %" PRIu64 " elements",
                 io->ldx, k);

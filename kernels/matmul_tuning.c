@@ -23,7 +23,7 @@ static int is_known(const qc_matmul_choice *c)
 qc_status qc_matmul_tuned_check(const qc_matmul_tuned *rows, size_t count, qc_error *err)
 {
     if (count > QC_MATMUL_TUNED_MOST)
-        QC_FAIL(err, QC_ERR_USAGE, "a table of %zu tuned choices, at most %u were expected", count,
+        QC_FAIL(err, QC_ERR_USAGE, "a table of %zu tuned choices; expected at most %u", count,
                 QC_MATMUL_TUNED_MOST);
     for (size_t i = 0; i < count; i++) {
         const qc_matmul_tuned *r = &rows[i];
@@ -38,7 +38,7 @@ qc_status qc_matmul_tuned_check(const qc_matmul_tuned *rows, size_t count, qc_er
             QC_FAIL(err, QC_ERR_USAGE, "tuned row %zu: path %d, variant %u cannot be chosen", i,
                     (int)r->choice.path, r->choice.variant);
         if (r->choice.blocks > QC_MATMUL_BLOCKS_MOST)
-            QC_FAIL(err, QC_ERR_USAGE, "tuned row %zu: %u blocks, at most %u were expected", i,
+            QC_FAIL(err, QC_ERR_USAGE, "tuned row %zu: %u blocks; expected at most %u", i,
                     r->choice.blocks, QC_MATMUL_BLOCKS_MOST);
     }
     return QC_OK;

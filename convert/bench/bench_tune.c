@@ -76,7 +76,9 @@ qc_status qc_bench_tuning_file(const qc_bench_request *q, const qc_bench_result 
         if (!b->better)
             continue;
         if (t.count == QC_MATMUL_TUNED_MOST)
-            QC_FAIL(err, QC_ERR_USAGE, "--save: more than %u choices are better than the plan's",
+            QC_FAIL(err, QC_ERR_USAGE,
+                    "--save: the table holds at most %u choices, and more are better than the "
+                    "plan's; measure fewer shapes",
                     QC_MATMUL_TUNED_MOST);
         qc_matmul_tuned *row = &t.rows[t.count];
         *row = (qc_matmul_tuned){.sm = d->sm,

@@ -97,7 +97,7 @@ qc_status qc_calibrate_choose(qc_plan *plan, qc_error *err)
     if (st == QC_OK) {
         plan->calibrates_on = d;
     } else if (st != QC_ERR_DEVICE || d->devices.wished) {
-        QC_FAIL(err, st, "calibrating on a GPU: %s (--device cpu does without)", why.msg);
+        QC_FAIL(err, st, "calibrating on a GPU: %s (--device cpu goes without it)", why.msg);
     } else {
         qc_console_detail(call, 0, "calibrating runs on the CPU: %s", why.msg);
     }

@@ -436,7 +436,7 @@ static qc_status take_record(void *ctx, const qc_journal_record *r, qc_error *er
         return take_done(c, r->payload, r->bytes, err);
     if (c->has_identity)
         return QC_OK;
-    QC_FAIL(err, QC_ERR_INPUT, "%s: was made for something else", c->path);
+    QC_FAIL(err, QC_ERR_INPUT, "%s was made for something else", c->path);
 }
 
 static void forget_records(qc_calibrated *c)

@@ -1,5 +1,7 @@
 /* qconv bench: how fast the kernels are on this machine's GPU. */
 #include "convert/cli/commands.h"
+
+#include "base/text.h"
 #include "convert/device/bench.h"
 #include "convert/device/device_choice.h"
 #include "convert/device/tuning_file.h"
@@ -21,14 +23,14 @@ static qc_status choose_device(int *out, qc_devices *devices, const qc_options *
     qc_device_wish wish;
     QC_TRY(qc_device_wish_read(&wish, o->call.run_device, err));
     if (wish.kind == QC_WISH_CPU)
-        QC_FAIL(err, QC_ERR_DEVICE, "%s%s: bench measures the kernels of GPUs", wish.from,
-                wish.text);
+        QC_FAIL(err, QC_ERR_DEVICE, "%s%s: bench measures the kernels of a GPU; expected cuda:N",
+                wish.from, wish.text);
     if (wish.gpus & (wish.gpus - 1))
         QC_FAIL(err, QC_ERR_USAGE, "%s%s: bench runs on one GPU; expected cuda:N", wish.from,
                 wish.text);
     QC_TRY(qc_devices_choose(devices, o->call.gpu, o->call.run_device, UINT64_MAX, arena, err));
     if (devices->gpu_count == 0)
-        QC_FAIL(err, QC_ERR_DEVICE, "no GPU to measure: %s", devices->why);
+        QC_FAIL(err, QC_ERR_DEVICE, "there is no GPU to measure: %s", devices->why);
     *out = devices->gpus[0].index;
     return QC_OK;
 }
@@ -157,8 +159,8 @@ static qc_status run(const qc_options *o, qc_arena *arena, qc_error *err)
     for (uint32_t i = 0; q.tune && i < q.shape_count; i++)
         if (q.shapes[i].part_count)
             QC_FAIL(err, QC_ERR_USAGE,
-                    "--tune measures one weight at a time, not %s; a table's row for their sum "
-                    "holds for weights that share x",
+                    "--tune measures one weight at a time, and --shapes has %s; give their sum, "
+                    "which holds for weights that share their input",
                     q.shapes[i].layer);
     QC_TRY(qc_bench_parse_schemes(o->bench.schemes, arena, &q, err));
     QC_TRY(qc_bench_check_parts(&q, err));
@@ -192,8 +194,9 @@ static qc_status run(const qc_options *o, qc_arena *arena, qc_error *err)
     QC_TRY(name_failures(&q, result, st == QC_OK ? err : NULL));
     QC_TRY(st);
     if (result->failed_count)
-        QC_FAIL(err, QC_ERR_CHECK, "%u of the results asked for %s or could not be had, see above",
-                result->failed_count, result->failed_count == 1 ? "is wrong" : "are wrong");
+        QC_FAIL(err, QC_ERR_CHECK,
+                "%u of the results that were asked for %s wrong or missing, as said above",
+                result->failed_count, qc_are(result->failed_count));
     return QC_OK;
 }
 

@@ -127,13 +127,12 @@ static qc_status settle_loaders(qc_convert_report *r, const qc_plan *plan, const
 static void warn_of_config(const qc_checkpoint *model, const qc_plan *plan, const qc_options *o)
 {
     if (!model->config)
-        qc_console_warn(&o->call,
-                        "there is no config.json beside the weights: only weights are written, "
-                        "and transformers cannot load the result without one");
+        qc_console_warn(&o->call, "there is no config.json beside the weights, so only weights are "
+                                  "written, and transformers cannot load the result");
     else if (!plan->recipe->known_type && !qc_diffusers_class(model))
         qc_console_warn(&o->call,
-                        "model type '%s' is not known: which tensors are quantized follows general "
-                        "rules; see them with --dry-run",
+                        "model type '%s' is not known, so general rules choose the tensors to "
+                        "quantize; --dry-run shows them",
                         plan->recipe->model_type);
 }
 
@@ -155,8 +154,8 @@ static void warn_of_straddling(const qc_plan *plan, const qc_options *o)
     if (first && !plan->own_form)
         qc_console_warn(
             &o->call,
-            "'%s'%s: rows of %llu weights are not whole blocks of %u; bitsandbytes up to "
-            "0.50.2 reads them wrongly on a CPU, least so with --scale absmax",
+            "'%s'%s: rows of %llu weights are not whole blocks of %u, and bitsandbytes up to "
+            "0.50.2 reads such rows wrongly on a CPU; the error is least with --scale absmax",
             first->name, count > 1 ? " and others" : "", (unsigned long long)first->cols,
             first->block_elems);
 }
@@ -246,13 +245,13 @@ static qc_status convert_model(const qc_options *o, qc_checkpoint *model, qc_ran
     }
     if (plan->weights_quantized == 0 && qc_to_quantizes(o->convert.plan.recipe.to) &&
         o->convert.plan.recipe.to != QC_TO_AUTO)
-        QC_FAIL(
-            err, QC_ERR_INPUT,
-            "%s: no tensor in it is a weight to quantize%s; see 'qconv --dry-run' and --quantize",
-            o->call.model,
-            o->convert.plan.recipe.format == QC_FORMAT_COMPRESSED_TENSORS
-                ? " in whole groups, which --block-size 32 makes smaller"
-                : "");
+        QC_FAIL(err, QC_ERR_INPUT,
+                "%s: it has no weight to quantize%s; --dry-run shows what becomes of each tensor, "
+                "and --quantize names others",
+                o->call.model,
+                o->convert.plan.recipe.format == QC_FORMAT_COMPRESSED_TENSORS
+                    ? " in whole groups, which --block-size 32 makes smaller"
+                    : "");
     QC_TRY(qc_convert_run(plan, model, &part, report, err));
     warn_of_straddling(plan, o);
     return QC_OK;
@@ -277,8 +276,8 @@ static qc_status check_model(const char *model, qc_error *err)
     QC_TRY(qc_path_stat(model, &kind, NULL, err));
     if (kind == QC_PATH_MISSING && qc_known_model_find(model))
         QC_FAIL(err, QC_ERR_INPUT,
-                "%s does not exist: 'qconv plan' knows this model by its id, but to convert it "
-                "download the checkpoint (hf download %s --local-dir %s) and give its folder",
+                "%s does not exist; 'qconv plan' knows this model by its id, but to convert it, "
+                "download it and give its folder: hf download %s --local-dir %s",
                 model, qc_known_model_find(model)->id, model);
     return QC_OK;
 }
@@ -295,7 +294,7 @@ static qc_status say_over(const qc_options *o, qc_error *err)
     else
         qc_output_dir_leave(&d); /* parts of another conversion will replace OUT */
     qc_console_warn(&o->call,
-                    "%s is whole already, and the weight files of %s were deleted when it was",
+                    "%s is complete already; the weight files of %s were deleted once it was",
                     o->call.out, o->call.model);
     return QC_OK;
 }
@@ -338,8 +337,8 @@ static qc_status convert_path(const qc_options *o, const char *path, qc_error *e
     qc_status st = open_model(&model, o, path, err);
     if (st == QC_OK && model->side_link)
         st = qc_error_set(err, QC_ERR_INPUT, __FILE__, __LINE__,
-                          "%s: '%s' is a link that leads out of the folder, and what it leads to "
-                          "would be copied; put the file itself there",
+                          "%s: '%s' is a link that leads out of the folder, so a file from "
+                          "elsewhere would be copied; put the file itself there",
                           o->call.model, model->side_link);
     if (st == QC_OK)
         st = qc_checkpoint_check_model(model, err);

@@ -75,7 +75,7 @@ static void put_manifest(const qc_facts *f, qc_strbuf *out)
     if (m->compressed)
         qc_strbuf_putf(out, ", zstd level %d", m->level);
     qc_strbuf_putf(out, "\n  from      %zu file%s, %s\n", m->source_count,
-                   m->source_count == 1 ? "" : "s", qc_text_bytes(size, bytes));
+                   qc_plural(m->source_count), qc_text_bytes(size, bytes));
     if (m->calibration) {
         const qc_manifest_calibration *c = m->calibration;
         (void)snprintf(text, sizeof text, "%s", c->hessians ? c->hessians : c->text);
@@ -145,10 +145,11 @@ static void put_tensors(const qc_facts *f, int verbose, qc_strbuf *out)
     qc_strbuf_puts(out, "\n");
     qc_table_print(&table, 0, out);
     if (hidden)
-        qc_strbuf_putf(out,
-                       "%" PRIu64 " state tensor%s counted with the weights they belong to; "
-                       "-v lists them\n",
-                       hidden, hidden == 1 ? " is" : "s are");
+        qc_strbuf_putf(
+            out,
+            "%" PRIu64
+            " state tensor%s %s counted with the weights they belong to; -v lists them\n",
+            hidden, qc_plural(hidden), qc_are(hidden));
 }
 
 /* with_bits is 0 for the table by dtype, because the role tensors of a weight fall into several
@@ -189,8 +190,8 @@ static void put_totals(const qc_facts *f, qc_strbuf *out)
                        qc_facts_bits(f->model->tensor_bytes, f->weights));
     qc_strbuf_puts(out, "\n");
     if (f->uncounted)
-        qc_strbuf_putf(out, "%" PRIu64 " integer tensor%s not counted as weights\n", f->uncounted,
-                       f->uncounted == 1 ? " is" : "s are");
+        qc_strbuf_putf(out, "%" PRIu64 " integer tensor%s %s not counted as weights\n",
+                       f->uncounted, qc_plural(f->uncounted), qc_are(f->uncounted));
 }
 
 static void put_engines(const qc_facts *f, qc_strbuf *out)
@@ -230,7 +231,8 @@ static qc_status inspect(const qc_options *o, qc_facts *facts, qc_strbuf *out, q
     if (facts->recipe_trouble && o->engines)
         QC_FAIL(err, QC_ERR_INPUT, "--for: %s", facts->recipe_trouble);
     if (facts->recipe_trouble)
-        qc_console_warn(&o->call, "no roles: %s", facts->recipe_trouble);
+        qc_console_warn(&o->call, "the roles of the tensors are not known: %s",
+                        facts->recipe_trouble);
     if (facts->manifest_trouble)
         qc_console_warn(&o->call, "%s", facts->manifest_trouble);
     if (o->engines)

@@ -27,7 +27,8 @@ static qc_status read_budget(qc_budget *out, qc_arena *arena, const qc_options *
     QC_TRY(qc_hardware_read(&machine, arena, err));
     if (machine.gpu_count)
         return qc_budget_parse(out, arena, "auto", err);
-    qc_console_warn(&o->call, "%s; planning for the CPU, see --vram",
+    qc_console_warn(&o->call,
+                    "%s, so this plan is for the CPU; --vram names the devices to plan for",
                     machine.no_gpu ? machine.no_gpu : "this machine has no GPU");
     return qc_budget_parse(out, arena, "cpu", err);
 }
@@ -146,16 +147,15 @@ static qc_status plan_model(const qc_options *given, qc_arena *arena, qc_checkpo
     QC_TRY(qc_geometry_read(&geometry, arena, model->config, err));
     qc_plan_subject subject = {&o.call, model, &geometry, has_weights, NULL};
     if (!model->config)
-        qc_console_warn(&o.call,
-                        "there is no config.json beside the weights: the KV cache cannot be "
-                        "worked out, and transformers cannot load the result");
+        qc_console_warn(&o.call, "there is no config.json beside the weights, so the KV cache "
+                                 "cannot be worked out, and transformers cannot load the result");
     else if (geometry.cache_unknown)
-        qc_console_warn(&o.call, "config.json does not say how many layers there are: the KV cache "
-                                 "cannot be worked out");
+        qc_console_warn(&o.call, "config.json does not say how many layers there are, so the KV "
+                                 "cache cannot be worked out");
     else if (geometry.guessed)
         qc_console_warn(&o.call,
-                        "model type '%s' is not known: its KV cache is worked out from the usual "
-                        "names of config.json",
+                        "model type '%s' is not known, so its KV cache is worked out from the "
+                        "usual names of config.json",
                         geometry.model_type);
     o.train.context_given = o.convert.plan.fit.context > 0;
     QC_TRY(qc_plan_defaults(&o.convert.plan, arena, &subject, err));

@@ -20,8 +20,8 @@ static qc_status check_targets(const qc_options *o, qc_error *err)
     QC_TRY(qc_target_file_differs("--html", o->html, "--tokenizer", o->call.tokenizer, err));
     if (!o->call.json && !o->html && isatty(STDOUT_FILENO))
         QC_FAIL(err, QC_ERR_USAGE,
-                "standard output is a terminal; expected --html FILE, or a page written to a file "
-                "('> report.html')");
+                "the page would be written to a terminal; expected --html FILE, or standard output "
+                "led to a file ('> report.html')");
     return QC_OK;
 }
 

@@ -106,9 +106,10 @@ static qc_status no_such_device(const qc_manifest *m, const qc_options *o, qc_er
 {
     qc_strbuf names;
     if (m->placement.device_count == 0)
-        QC_FAIL(err, QC_ERR_DEVICE,
-                "%s: was made without --vram, so there is no device '%s' in it; leave --device out",
-                o->call.model, o->device);
+        QC_FAIL(
+            err, QC_ERR_DEVICE,
+            "%s: it was made without --vram, so there is no device '%s' in it; leave --device out",
+            o->call.model, o->device);
     qc_strbuf_init(&names, SIZE_MAX / 2);
     qc_status st = QC_OK;
     for (size_t i = 0; st == QC_OK && i < m->placement.device_count; i++)

@@ -223,10 +223,10 @@ static qc_status verdict(const validation *v, qc_error *err)
     if (r->failure_count == 1)
         QC_FAIL(err, QC_ERR_CHECK, "%s: %s: %s", r->out, names, r->failures[0].why);
     if (named < r->failure_count)
-        QC_FAIL(err, QC_ERR_CHECK, "%s: %zu layers are not good enough: %s and %zu more", r->out,
+        QC_FAIL(err, QC_ERR_CHECK, "%s: %zu layers are worse than allowed: %s and %zu more", r->out,
                 r->failure_count, names, r->failure_count - named);
-    QC_FAIL(err, QC_ERR_CHECK, "%s: %zu layers are not good enough: %s", r->out, r->failure_count,
-            names);
+    QC_FAIL(err, QC_ERR_CHECK, "%s: %zu layers are worse than allowed: %s", r->out,
+            r->failure_count, names);
 }
 
 static qc_status run(validation *v, qc_error *err)

@@ -146,8 +146,8 @@ static qc_status choose_parts(pipeline *p, qc_error *err)
         }
         if (matches == 0)
             QC_FAIL(err, QC_ERR_USAGE,
-                    "%s '%s' names no part of the pipeline %s; rules for tensors are for one part, "
-                    "converted by itself",
+                    "%s '%s' names no part of the pipeline %s; to give rules for tensors, convert "
+                    "the folder of one part by itself",
                     rule->quantize ? "--quantize" : "--keep", rule->glob, p->folder);
     }
     for (size_t i = 0; i < p->part_count; i++)
@@ -179,11 +179,10 @@ static qc_status check_options(const qc_options *o, qc_error *err)
     };
     for (size_t i = 0; i < sizeof of_one_model / sizeof *of_one_model; i++) {
         if (of_one_model[i].given)
-            QC_FAIL(
-                err, QC_ERR_USAGE,
-                "%s is for one model, and %s is a pipeline of several: convert its parts one by "
-                "one, each folder by itself",
-                of_one_model[i].name, o->call.model);
+            QC_FAIL(err, QC_ERR_USAGE,
+                    "%s is for one model, and %s is a pipeline of several; convert the folder of "
+                    "each part by itself",
+                    of_one_model[i].name, o->call.model);
     }
     return QC_OK;
 }
@@ -321,11 +320,10 @@ static qc_status list_copies(pipeline *p, copy **out, size_t *count, qc_error *e
             continue;
         QC_TRY(qc_path_leaves(p->folder, p->tree[i].path, &leaves, err));
         if (leaves)
-            QC_FAIL(
-                err, QC_ERR_INPUT,
-                "%s: '%s' is a link that leads out of the folder, and what it leads to would be "
-                "copied; put the file itself there",
-                p->folder, p->tree[i].path);
+            QC_FAIL(err, QC_ERR_INPUT,
+                    "%s: '%s' is a link that leads out of the folder, so a file from elsewhere "
+                    "would be copied; put the file itself there",
+                    p->folder, p->tree[i].path);
         copy *c = &(*out)[(*count)++];
         c->from = p->tree[i].path;
         c->file.bytes = p->tree[i].bytes;
@@ -334,11 +332,10 @@ static qc_status list_copies(pipeline *p, copy **out, size_t *count, qc_error *e
     qsort(*out, *count, sizeof **out, compare_copies);
     for (size_t i = 1; i < *count; i++) {
         if (strcmp((*out)[i - 1].file.path, (*out)[i].file.path) == 0)
-            QC_FAIL(
-                err, QC_ERR_INPUT,
-                "%s: '%s' and '%s' are variants of one file, and there is no full one: keep the "
-                "one to be copied",
-                p->folder, (*out)[i - 1].from, (*out)[i].from);
+            QC_FAIL(err, QC_ERR_INPUT,
+                    "%s: '%s' and '%s' are variants of one file, and the file itself is not there; "
+                    "keep only the one to be copied",
+                    p->folder, (*out)[i - 1].from, (*out)[i].from);
     }
     return QC_OK;
 }
@@ -444,8 +441,8 @@ static qc_status copy_rest(pipeline *p, copy *copies, size_t count, qc_error *er
     QC_TRY(qc_path_stat(manifest, &kind, NULL, err));
     if (kind == QC_PATH_FILE && !o->convert.force)
         QC_FAIL(err, QC_ERR_USAGE,
-                "%s: holds the output of another conversion; choose another OUT, or say --force to "
-                "replace it",
+                "%s: it holds the output of another conversion; choose another OUT, or replace "
+                "that one with --force",
                 o->call.out);
     qc_status st =
         qc_output_dir_begin(&d, p->arena, o->call.out, o->call.model, o->convert.force, err);
@@ -509,8 +506,8 @@ static qc_status convert_parts(pipeline *p, qc_part_command one, qc_error *err)
     qc_console_detail(&o->call, o->call.quiet ? 9 : 0,
                       "%s is a diffusers pipeline: %s %s converted, everything else (%zu "
                       "files) is copied",
-                      o->call.model, qc_checkpoint_names_text(&converted),
-                      converted.count == 1 ? "is" : "are", count + 1);
+                      o->call.model, qc_checkpoint_names_text(&converted), qc_are(converted.count),
+                      count + 1);
     if (o->convert.dry_run)
         return run_parts(p, one, err);
     QC_TRY(copy_rest(p, copies, count, err));
@@ -549,11 +546,10 @@ static qc_status find_outputs(pipeline *p, const qc_manifest *m, qc_error *err)
         }
         p->parts[i].convert = !copied;
         if (!copied && !output)
-            QC_FAIL(
-                err, QC_ERR_CHECK,
-                "%s: the part '%s' is missing or not finished; the command that made the others "
-                "continues with it",
-                p->folder, p->parts[i].name);
+            QC_FAIL(err, QC_ERR_CHECK,
+                    "%s: the part '%s' is missing or not finished; the command that made the other "
+                    "parts continues with it",
+                    p->folder, p->parts[i].name);
     }
     return QC_OK;
 }

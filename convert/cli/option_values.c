@@ -178,11 +178,11 @@ qc_status qc_option_set_size(qc_options *o, const qc_option_row *row, const char
         QC_FAIL(err, QC_ERR_USAGE,
                 "%s: expected a unit, found none in '%s', which would be %" PRIu64
                 " byte%s; did you mean %s%s?",
-                name, value, bytes, bytes == 1 ? "" : "s", value,
+                name, value, bytes, qc_plural(bytes), value,
                 bytes < 200 && qc_ends_with(row->dflt, "GB") ? "GB" : "MB");
     if (bytes < row->min)
         QC_FAIL(err, QC_ERR_USAGE, "%s: expected at least %" PRIu64 " byte%s", name, row->min,
-                row->min == 1 ? "" : "s");
+                qc_plural(row->min));
     store(o, row, &bytes, sizeof bytes);
     return QC_OK;
 }
@@ -199,7 +199,8 @@ qc_status qc_option_set_path(qc_options *o, const qc_option_row *row, const char
                              qc_error *err)
 {
     if (*value == '\0')
-        QC_FAIL(err, QC_ERR_USAGE, "--%s: the path is empty", row->name);
+        QC_FAIL(err, QC_ERR_USAGE, "--%s: the path is empty; expected the name of a file",
+                row->name);
     return qc_option_set_text(o, row, value, err);
 }
 
@@ -276,7 +277,8 @@ qc_status qc_option_set_rule(qc_options *o, const qc_option_row *row, const char
     uint32_t n = r->rule_count;
     /* The manifest names it, perhaps hours later. */
     if (!qc_text_is_utf8(value))
-        QC_FAIL(err, QC_ERR_USAGE, "--%s: the glob '%s' is not UTF-8, as names of tensors are",
+        QC_FAIL(err, QC_ERR_USAGE,
+                "--%s: expected a glob in UTF-8, as the names of tensors are, found '%s'",
                 row->name, value);
     if (*value == '\0')
         QC_FAIL(err, QC_ERR_USAGE, "--%s: the glob is empty; expected one such as '*.q_proj.*'",

@@ -33,7 +33,8 @@ static qc_status read_rule(qc_arena *arena, const qc_json_node *node, uint32_t i
     const char *glob = NULL;
     QC_TRY(qc_json_as_string(member, key, &glob, err));
     if (*glob == '\0')
-        QC_FAIL(err, QC_ERR_INPUT, "rules[%u]: the glob is empty", index);
+        QC_FAIL(err, QC_ERR_INPUT,
+                "rules[%u]: the glob is empty; expected one such as '*.q_proj.*'", index);
     if (strlen(glob) > QC_GLOB_MAX_BYTES)
         QC_FAIL(err, QC_ERR_INPUT, "rules[%u]: expected a glob of at most %u bytes, found %zu",
                 index, QC_GLOB_MAX_BYTES, strlen(glob));
@@ -44,14 +45,14 @@ static qc_status read_rules(qc_arena *arena, const qc_json_node *root, qc_rule *
                             uint32_t *count, qc_error *err)
 {
     if (qc_json_kind_of(root) != QC_JSON_OBJECT)
-        QC_FAIL(err, QC_ERR_INPUT, "a recipe is an object {\"rules\": [...]}, not %s",
+        QC_FAIL(err, QC_ERR_INPUT, "expected an object {\"rules\": [...]}, found %s",
                 qc_json_kind_name(qc_json_kind_of(root)));
     for (const qc_json_node *m = qc_json_first(root); m; m = qc_json_next(m))
         if (strcmp(qc_json_key(m), "rules") != 0)
             QC_FAIL(err, QC_ERR_INPUT, "unknown member '%s'; expected rules only", qc_json_key(m));
     const qc_json_node *list = qc_json_get(root, "rules");
     if (!list || qc_json_kind_of(list) != QC_JSON_ARRAY)
-        QC_FAIL(err, QC_ERR_INPUT, "the member rules is missing or not an array");
+        QC_FAIL(err, QC_ERR_INPUT, "rules is missing or not an array; expected {\"rules\": [...]}");
     uint32_t n = 0;
     for (const qc_json_node *r = qc_json_first(list); r; r = qc_json_next(r))
         n++;

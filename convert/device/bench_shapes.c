@@ -111,7 +111,8 @@ qc_status qc_bench_parse_shapes(const char *text, qc_arena *arena, qc_bench_requ
         if (!read_side(&p, &s.k) || (*p != ',' && *p != '\0'))
             break;
         if (count == QC_BENCH_MAX_LIST)
-            QC_FAIL(err, QC_ERR_USAGE, "--shapes: more than %u shapes", QC_BENCH_MAX_LIST);
+            QC_FAIL(err, QC_ERR_USAGE, "--shapes: expected at most %u shapes, found more",
+                    QC_BENCH_MAX_LIST);
         QC_TRY(qc_arena_printf(arena, &s.layer, err, "%.*s", (int)(p - first), first));
         for (uint32_t i = 0; i < count; i++)
             if (is_same(&shapes[i], &s))
@@ -124,9 +125,9 @@ qc_status qc_bench_parse_shapes(const char *text, qc_arena *arena, qc_bench_requ
         }
     }
     QC_FAIL(err, QC_ERR_USAGE,
-            "--shapes: '%s' is not a list of NxK, such as 8192x8192,8192+1024+1024x8192 (1 to %llu "
-            "each and in all, at most 8 that share x)",
-            text, (unsigned long long)MAX_SIDE);
+            "--shapes: expected a list of NxK, such as 8192x8192,8192+1024+1024x8192 (1 to %llu "
+            "each and in all, and at most 8 that share x), found '%s'",
+            (unsigned long long)MAX_SIDE, text);
 }
 
 static int by_value(const void *a, const void *b)
@@ -165,8 +166,8 @@ qc_status qc_bench_parse_schemes(const char *text, qc_arena *arena, qc_bench_req
             s++;
         if (s == QC_BENCH_SCHEME_COUNT)
             QC_FAIL(err, QC_ERR_USAGE,
-                    "--scheme: '%.*s' is not one of nf4, nf4-plain, int8, int8-blocks", (int)len,
-                    p);
+                    "--scheme: expected nf4, nf4-plain, int8 or int8-blocks, found '%.*s'",
+                    (int)len, p);
         for (uint32_t i = 0; i < count; i++)
             if (chosen[i] == (qc_bench_scheme)s)
                 QC_FAIL(err, QC_ERR_USAGE, "--scheme: %s is there twice", schemes[s].name);
@@ -199,9 +200,9 @@ qc_status qc_bench_check_parts(const qc_bench_request *q, qc_error *err)
                 if (elems % whole_elems(q->schemes[j]))
                     QC_FAIL(err, QC_ERR_USAGE,
                             "--shapes: in %s a weight begins at element %" PRIu64
-                            ", for %s a multiple of %" PRIu64 " was expected",
-                            q->shapes[s].layer, elems, qc_bench_scheme_name(q->schemes[j]),
-                            whole_elems(q->schemes[j]));
+                            "; expected a multiple of %" PRIu64 " for %s",
+                            q->shapes[s].layer, elems, whole_elems(q->schemes[j]),
+                            qc_bench_scheme_name(q->schemes[j]));
             first += q->shapes[s].parts[i];
         }
     }

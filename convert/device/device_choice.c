@@ -1,5 +1,7 @@
 #include "convert/device/device_choice.h"
 
+#include "base/text.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -35,7 +37,7 @@ static qc_status refuse_index(const qc_gpu_work *work, const qc_device_wish *w, 
             qc_arena_printf(arena, &there, err, "%s%scuda:%u (%s)", there, i ? ", " : "", i, name));
     }
     QC_FAIL(err, QC_ERR_DEVICE, "%s%s: there is no cuda:%u; there %s %s", w->from, w->text, index,
-            count == 1 ? "is" : "are", there);
+            qc_are(count), there);
 }
 
 /* Opens the GPUs that are wished for. It leaves out those that cannot work and were not named. */
@@ -90,7 +92,7 @@ qc_status qc_devices_choose(qc_devices *out, const qc_gpu_work *work, const char
         return use_cpu(out, "too little to quantize for a GPU to be worth its start");
     /* GPUs are counted as the driver and 'qconv hardware' count them, unless the user says how. */
     if (setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID", 0) != 0)
-        QC_FAIL(err, QC_ERR_NOMEM, "out of memory");
+        QC_FAIL(err, QC_ERR_NOMEM, "there is not enough memory");
     work->device_count(&count, why, sizeof why);
     if (count <= 0) {
         if (out->wished)

@@ -96,7 +96,7 @@ static qc_status read_number(const qc_json_node *n, const char *key, uint64_t le
 {
     QC_TRY(qc_json_as_u64(qc_json_get(n, key), key, out, err));
     if (*out < least || *out > most)
-        QC_FAIL(err, QC_ERR_INPUT, "%s is %llu, a number of %llu to %llu was expected", key,
+        QC_FAIL(err, QC_ERR_INPUT, "%s is %llu; expected a number from %llu to %llu", key,
                 (unsigned long long)*out, (unsigned long long)least, (unsigned long long)most);
     return QC_OK;
 }
@@ -124,7 +124,7 @@ static qc_status read_word(const qc_json_node *n, const char *key, const word *w
         size_t used = strlen(known);
         (void)snprintf(known + used, sizeof known - used, "%s%s", used ? ", " : "", w->name);
     }
-    QC_FAIL(err, QC_ERR_INPUT, "%s is '%.64s', one of %s was expected", key, name, known);
+    QC_FAIL(err, QC_ERR_INPUT, "%s is '%.64s'; expected one of %s", key, name, known);
 }
 
 static qc_status read_row(const qc_json_node *n, qc_matmul_tuned *r, qc_error *err)
@@ -141,7 +141,8 @@ static qc_status read_row(const qc_json_node *n, qc_matmul_tuned *r, qc_error *e
     if (qc_json_get(n, "variant")) {
         QC_TRY(read_word(n, "variant", variants, &found, err));
         if (r->choice.path != QC_MATMUL_MMA_16816)
-            QC_FAIL(err, QC_ERR_INPUT, "only the path mma-16816 has a variant, and this path is %s",
+            QC_FAIL(err, QC_ERR_INPUT,
+                    "expected a variant for the path mma-16816 only, found one for %s",
                     name_of(paths, (int)r->choice.path));
         r->choice.variant = (uint32_t)found;
     }
@@ -154,13 +155,13 @@ static qc_status read_rows(qc_tuning *out, qc_arena *arena, const qc_json_node *
 {
     size_t count = 0;
     if (!list || qc_json_kind_of(list) != QC_JSON_ARRAY)
-        QC_FAIL(err, QC_ERR_INPUT, "rows %s%s, an array was expected", list ? "is of kind " : "",
+        QC_FAIL(err, QC_ERR_INPUT, "rows %s%s; expected an array", list ? "is of kind " : "",
                 list ? qc_json_kind_name(qc_json_kind_of(list)) : "is missing");
     for (const qc_json_node *n = qc_json_first(list); n; n = qc_json_next(n))
         count++;
     if (count > QC_MATMUL_TUNED_MOST)
-        QC_FAIL(err, QC_ERR_INPUT, "rows: there are %zu, at most %u were expected", count,
-                QC_MATMUL_TUNED_MOST);
+        QC_FAIL(err, QC_ERR_INPUT, "expected at most %u rows, found %zu", QC_MATMUL_TUNED_MOST,
+                count);
     QC_TRY(qc_arena_alloc(arena, &out->rows, count + 1, sizeof *out->rows, err));
     for (const qc_json_node *n = qc_json_first(list); n; n = qc_json_next(n)) {
         qc_matmul_tuned *r = &out->rows[out->count];
@@ -192,7 +193,8 @@ static qc_status read_document(qc_tuning *out, qc_arena *arena, const qc_json_no
             QC_OK ||
         version != TUNING_VERSION)
         QC_FAIL(err, QC_ERR_INPUT,
-                "not a table of version %u, as 'qconv bench --tune --save' writes it",
+                "expected a table of version %u, as 'qconv bench --tune --save' writes it, found "
+                "something else",
                 TUNING_VERSION);
     QC_TRY(read_text(root, "program", arena, &out->program, err));
     QC_TRY(read_text(root, "date", arena, &out->date, err));

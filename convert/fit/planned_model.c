@@ -103,7 +103,7 @@ qc_status qc_planned_model_check(const qc_planned_model *m, qc_error *err)
     if (m->fit.fits)
         return QC_OK;
     QC_FAIL(err, QC_ERR_CHECK,
-            "%s: does not fit --vram %s with --to %s: short by %s on %s; see 'qconv plan'",
+            "%s does not fit --vram %s with --to %s: short by %s on %s; see 'qconv plan'",
             m->plan.call->model, o->fit.vram, qc_to_name(o->recipe.to),
             qc_text_bytes(bytes, m->fit.short_by_bytes),
             m->fit.devices[m->fit.short_device].device->name);

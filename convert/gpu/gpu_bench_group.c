@@ -24,8 +24,7 @@ static qc_status part_of(qc_matmul_weights *out, const qc_matmul_weights *w, uin
     uint64_t whole = (uint64_t)w->w.form.block_elems * (w->w.absmax ? 1 : w->w.nested_block);
     if (elems % whole)
         QC_FAIL(err, QC_ERR_USAGE,
-                "--shapes: a weight begins at element %" PRIu64 ", a multiple of %" PRIu64
-                " was expected",
+                "--shapes: a weight begins at element %" PRIu64 "; expected a multiple of %" PRIu64,
                 elems, whole);
     scales = elems / w->w.form.block_elems;
     if (w->w.absmax) {

@@ -106,7 +106,7 @@ static qc_status settled(gpu *g, qc_status st, qc_error *err)
     if (st != QC_OK)
         qc_gpu_forward_settle(&g->f);
     if (st == QC_ERR_NOMEM)
-        qc_error_prefix(err, "calibrating on the GPU (--device cpu does without it)");
+        qc_error_prefix(err, "calibrating on the GPU (--device cpu goes without it)");
     return st;
 }
 

@@ -515,7 +515,7 @@ qc_status qc_gpu_check_windows(const qc_gpu_forward *d, const uint64_t *lengths,
 {
     for (uint64_t i = 0; i < windows; i++)
         if (lengths[i] > d->longest)
-            QC_FAIL(err, QC_ERR_USAGE, "a window has %llu tokens, and at most %llu were expected",
+            QC_FAIL(err, QC_ERR_USAGE, "a window has %llu tokens; expected at most %llu",
                     (unsigned long long)lengths[i], (unsigned long long)d->longest);
     return QC_OK;
 }

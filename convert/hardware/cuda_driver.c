@@ -1,6 +1,7 @@
 #include "convert/hardware/cuda_driver.h"
 
 #include "base/alloc.h"
+#include "base/text.h"
 
 #include <dlfcn.h>
 #include <inttypes.h>
@@ -51,12 +52,13 @@ static qc_status load(qc_cuda_driver *d, qc_error *err)
         path = "libcuda.so.1";
     d->library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!d->library)
-        QC_FAIL(err, QC_ERR_DEVICE, "no NVIDIA driver: %s could not be opened", path);
+        QC_FAIL(err, QC_ERR_DEVICE, "no NVIDIA driver: %s cannot be opened", path);
     void *found[sizeof names / sizeof *names];
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         found[i] = dlsym(d->library, names[i]);
         if (!found[i])
-            QC_FAIL(err, QC_ERR_DEVICE, "%s has no %s: the driver is too old", path, names[i]);
+            QC_FAIL(err, QC_ERR_DEVICE, "the NVIDIA driver is too old: %s has no %s", path,
+                    names[i]);
     }
     _Static_assert(sizeof found == sizeof d->f, "one pointer per name, in order");
     memcpy(&d->f, found, sizeof found); /* C has no cast from void * to a function */
@@ -83,7 +85,7 @@ static qc_status start(qc_cuda_driver *d, int index, qc_error *err)
     QC_TRY(check(d, d->f.device_count(&count), "counting GPUs", err));
     if (index < 0 || index >= count)
         QC_FAIL(err, QC_ERR_DEVICE, "there is no cuda:%d; the driver shows %d GPU%s", index, count,
-                count == 1 ? "" : "s");
+                qc_plural((uint64_t)count));
     QC_TRY(check(d, d->f.device_get(&d->device, index), "opening the GPU", err));
     QC_TRY(
         check(d, d->f.device_name(d->name, (int)sizeof d->name, d->device), "naming the GPU", err));

@@ -294,12 +294,15 @@ static qc_status parse_term(const char *as, const char *term, size_t len, const 
         term += digits + 1;
         len -= digits + 1;
         if (n == 0 || n > QC_MAX_GPUS)
-            QC_FAIL(err, QC_ERR_USAGE, "--as: expected 1 to %u cards, found '%.*s'", QC_MAX_GPUS,
-                    shown, term - digits - 1);
+            QC_FAIL(err, QC_ERR_USAGE, "--as: expected a count of 1 to %u cards, found '%.*s'",
+                    QC_MAX_GPUS, shown, term - digits - 1);
     }
     shown = len > 64 ? 64 : (int)len;
     if (len == 0)
-        QC_FAIL(err, QC_ERR_USAGE, "--as: a card is missing in '%s'", as);
+        QC_FAIL(
+            err, QC_ERR_USAGE,
+            "--as: expected cards with '+' between them, found nothing where one should be in '%s'",
+            as);
     *card = qc_card_find(term, len);
     if (*card)
         return QC_OK;

@@ -1,5 +1,6 @@
 #include "convert/hardware/hardware_print.h"
 
+#include "base/text.h"
 #include "convert/hardware/hardware_choice.h"
 #include "convert/term/console.h"
 #include "convert/term/size_text.h"
@@ -141,7 +142,7 @@ static void put_host(const qc_hardware *h, qc_strbuf *out)
     (void)snprintf(text, CELL_BYTES, "%s", h->cpu_name ? h->cpu_name : "not known");
     qc_console_printable(text);
     qc_strbuf_putf(out, "\nprocessor  %s, %u thread%s, %s\n", text, h->cpu_threads,
-                   h->cpu_threads == 1 ? "" : "s", qc_isa_name(h->isa));
+                   qc_plural(h->cpu_threads), qc_isa_name(h->isa));
     if (h->memory_bytes)
         qc_strbuf_putf(out, "memory     %s, %s free\n", qc_text_bytes(a, h->memory_bytes),
                        qc_text_bytes(b, h->memory_free_bytes));

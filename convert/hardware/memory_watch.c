@@ -3,6 +3,7 @@
 
 #include "base/alloc.h"
 #include "base/clock.h"
+#include "base/text.h"
 #include "base/workers.h"
 #include "convert/hardware/nvml_gpu.h"
 #include "convert/term/console.h"
@@ -112,7 +113,7 @@ static qc_status sample_processes(watch *w, uint32_t gpu, qc_error *err)
     qc_status st = qc_nvml_processes(w->nvml, w->gpus[gpu].gpu->driver_index, list,
                                      MAX_GPU_PROCESSES, &count, &why);
     if (st == QC_ERR_UNSUPPORTED && !w->processes_unlisted)
-        qc_console_warn(w->call, "processes are not followed: %s", why.msg);
+        qc_console_warn(w->call, "processes cannot be followed: %s", why.msg);
     w->processes_unlisted |= st == QC_ERR_UNSUPPORTED;
     if (st == QC_ERR_NOMEM) {
         if (err)
@@ -450,7 +451,7 @@ static qc_status put_peaks(watch *w, qc_arena *arena, qc_strbuf *out, qc_error *
         return QC_OK;
     }
     qc_strbuf_putf(out, "%speaks of %" PRIu64 " sample%s in %.1f s\n", w->terminal ? "\n" : "",
-                   w->samples, w->samples == 1 ? "" : "s", w->seconds);
+                   w->samples, qc_plural(w->samples), w->seconds);
     put_tables(w, 1, arena, out);
     return QC_OK;
 }

@@ -89,7 +89,7 @@ static qc_status load(qc_nvml *n, qc_error *err)
     (void)look_up(n, "nvmlErrorString", &n->error_text, sizeof n->error_text);
 #define NVML_LOOK_UP(member, name, needed, parameters)                                             \
     if (!look_up(n, name, &n->member, sizeof n->member) && (needed))                               \
-        QC_FAIL(err, QC_ERR_DEVICE, "no usable NVIDIA driver: %s has no %s", path, name);
+        QC_FAIL(err, QC_ERR_DEVICE, "the NVIDIA driver is too old: %s has no %s", path, name);
     NVML_FUNCTIONS(NVML_LOOK_UP)
 #undef NVML_LOOK_UP
     return QC_OK;

@@ -175,8 +175,8 @@ static qc_status check_is_config(const qc_json_node *root, qc_error *err)
         (qc_json_get(root, "model_type") || qc_json_get(root, "architectures")))
         return QC_OK;
     QC_FAIL(err, QC_ERR_INPUT,
-            "this is JSON, but not the configuration of a model: expected a model_type or "
-            "architectures, found neither");
+            "expected the configuration of a model, with a model_type or architectures, found JSON "
+            "with neither");
 }
 
 static qc_status open_config(qc_checkpoint **out, const char *path, const char *text, size_t len,

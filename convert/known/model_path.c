@@ -86,19 +86,18 @@ static qc_status take_snapshot(const char **path, qc_arena *arena, const char *d
     QC_TRY(count_folders(&name, &count, arena, snapshots, "", err));
     if (count == 0)
         QC_FAIL(err, QC_ERR_INPUT,
-                "%s: a model's folder in the cache of the Hugging Face hub, without a snapshot: it "
-                "was not downloaded, or has been deleted",
+                "%s is a model's folder in the cache of the Hugging Face hub, and has no snapshot: "
+                "it was not downloaded, or was deleted; download the model again",
                 dir);
     if (count > 1)
         QC_TRY(follow_main(&name, arena, dir, snapshots, err));
     const char *chosen = NULL;
     QC_TRY(qc_path_join(arena, &chosen, snapshots, name, err));
     if (count > 1)
-        QC_FAIL(
-            err, QC_ERR_INPUT,
-            "%s: a model's folder in the cache of the Hugging Face hub, with %zu snapshots; did "
-            "you mean %s?",
-            dir, count, chosen);
+        QC_FAIL(err, QC_ERR_INPUT,
+                "%s is a model's folder in the cache of the Hugging Face hub, with %zu snapshots; "
+                "did you mean %s?",
+                dir, count, chosen);
     *path = chosen;
     return QC_OK;
 }
@@ -152,8 +151,8 @@ static qc_status refuse_id(const char *id, qc_arena *arena, qc_error *err)
         QC_TRY(is_kind_in(&cached, arena, dir, "snapshots", QC_PATH_DIR, err));
         if (cached && take_snapshot(&path, arena, dir, NULL) == QC_OK)
             QC_FAIL(err, QC_ERR_INPUT,
-                    "%.*s does not exist, and a model of this id is in the cache of the Hugging "
-                    "Face hub; did you mean %s?",
+                    "%.*s does not exist, but the cache of the Hugging Face hub has a model of "
+                    "this id; did you mean %s?",
                     NAME_SHOWN_BYTES, id, path);
     }
     QC_FAIL(err, QC_ERR_INPUT,
@@ -182,9 +181,9 @@ qc_status qc_model_path_settle(const char **path, qc_arena *arena, qc_error *err
     QC_TRY(count_folders(&first, &count, arena, dir, "models--", err));
     if (count > 0)
         QC_FAIL(err, QC_ERR_INPUT,
-                "%s: the cache of the Hugging Face hub, with %zu model%s; give one of them, such "
+                "%s is the cache of the Hugging Face hub, with %zu model%s; give one of them, such "
                 "as %s/%s",
-                dir, count, count == 1 ? "" : "s", dir, first);
+                dir, count, qc_plural(count), dir, first);
     return QC_OK;
 }
 

@@ -39,8 +39,9 @@ static qc_status read_quantization(qc_tensor_maker *m, qc_error *err)
 static qc_status check_layers(const qc_tensor_maker *m, qc_error *err)
 {
     if (m->g->layer_count == 0)
-        QC_FAIL(err, QC_ERR_INPUT,
-                "config.json: there is no number of layers, and the tensors cannot be worked out");
+        QC_FAIL(
+            err, QC_ERR_INPUT,
+            "config.json: the number of layers is missing, so the tensors cannot be worked out");
     return QC_OK;
 }
 
@@ -69,8 +70,8 @@ qc_status qc_model_tensors_make(qc_model_tensors *out, qc_arena *arena, const qc
                 "the checkpoint itself");
     if (!is_family(&m))
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "config.json: the tensors of model_type '%.*s' cannot be worked out, only those "
-                "of %s; give the checkpoint itself",
+                "config.json: the tensors of model_type '%.*s' cannot be worked out, but only "
+                "those of %s; give the checkpoint itself",
                 NAME_SHOWN_BYTES, m.config.model_type, family_list);
     QC_TRY(qc_geometry_read(&g, arena, config, err));
     QC_TRY(read_quantization(&m, err));

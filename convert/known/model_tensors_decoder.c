@@ -78,9 +78,9 @@ static qc_status read_experts(decoder *d, qc_error *err)
     const qc_config *c = &d->m->config;
     const qc_geometry *g = d->m->g;
     if (g->experts == 0)
-        QC_FAIL(err, QC_ERR_INPUT,
-                "config.json: the number of experts is missing, and the tensors cannot be worked "
-                "out");
+        QC_FAIL(
+            err, QC_ERR_INPUT,
+            "config.json: the number of experts is missing, so the tensors cannot be worked out");
     QC_TRY(qc_config_read(&d->moe, c, "moe_intermediate_size", QC_CONFIG_MAX_SIZE, 0, err));
     QC_TRY(qc_config_read(&d->step, c, "decoder_sparse_step", QC_CONFIG_MAX_SIZE, 1, err));
     QC_TRY(qc_arena_array(d->m->arena, &d->dense_marks, g->layer_count, err));
@@ -288,8 +288,9 @@ static qc_status add_stacked(qc_tensor_maker *m, const char *name, uint64_t out,
     }
     if (in % MXFP4_BLOCK != 0)
         QC_FAIL(err, QC_ERR_INPUT,
-                "config.json: an input of %" PRIu64 " is no multiple of MXFP4's block of %u", in,
-                MXFP4_BLOCK);
+                "config.json: expected inputs of experts in whole blocks of MXFP4, which have %u "
+                "weights, found %" PRIu64,
+                MXFP4_BLOCK, in);
     uint64_t blocks = in / MXFP4_BLOCK;
     (void)snprintf(text, sizeof text, "mlp.experts.%s_blocks", name);
     QC_TRY(qc_maker_add(m, text, QC_DTYPE_U8, 4, (uint64_t[]){e, out, blocks, MXFP4_BLOCK_BYTES},

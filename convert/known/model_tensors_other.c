@@ -51,9 +51,9 @@ static qc_status read_mllama_vision(const qc_tensor_maker *m, mllama_vision *v, 
         QC_TRY(qc_maker_need(m, c, fields[i].name, QC_CONFIG_MAX_SIZE, fields[i].to, err));
     const qc_json_node *list = qc_config_field(c, "supported_aspect_ratios");
     if (!list || qc_json_kind_of(list) != QC_JSON_ARRAY)
-        QC_FAIL(err, QC_ERR_INPUT,
-                "config.json: supported_aspect_ratios is missing, and the "
-                "tensors cannot be worked out");
+        QC_FAIL(
+            err, QC_ERR_INPUT,
+            "config.json: supported_aspect_ratios is missing, so the tensors cannot be worked out");
     v->ratios = 1; /* and one more for padding */
     for (const qc_json_node *n = qc_json_first(list); n; n = qc_json_next(n))
         v->ratios++;
@@ -178,8 +178,8 @@ qc_status qc_maker_bert(qc_tensor_maker *m, qc_error *err)
     const qc_json_node *c = m->config.text;
     if (!heads && kind[0] != '\0' && strcmp(kind, "BertModel") != 0)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "config.json: the tensors of '%.*s' cannot be worked out, only those of BertModel, "
-                "BertForMaskedLM and BertForPreTraining; give the checkpoint itself",
+                "config.json: the tensors of '%.*s' cannot be worked out, but only those of "
+                "BertModel, BertForMaskedLM and BertForPreTraining; give the checkpoint itself",
                 80, kind);
     QC_TRY(qc_maker_need(m, c, "vocab_size", QC_CONFIG_MAX_SIZE, &vocab, err));
     QC_TRY(qc_maker_need(m, c, "intermediate_size", QC_CONFIG_MAX_SIZE, &width, err));
@@ -227,8 +227,8 @@ qc_status qc_maker_gpt2(qc_tensor_maker *m, qc_error *err)
     char layers[32];
     if (m->g->vocab == 0 || m->g->max_context == 0)
         QC_FAIL(err, QC_ERR_INPUT,
-                "config.json: vocab_size or n_positions is missing, and the "
-                "tensors cannot be worked out");
+                "config.json: vocab_size or n_positions is missing, so the tensors cannot be "
+                "worked out");
     (void)snprintf(layers, sizeof layers, "%sh.", base);
     for (uint32_t i = 0; i < m->g->layer_count; i++) {
         qc_maker_prefix(m, layers, i);

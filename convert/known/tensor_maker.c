@@ -90,7 +90,7 @@ qc_status qc_maker_need(const qc_tensor_maker *m, const qc_json_node *object, co
     const qc_json_node *n = qc_config_field(object, name);
     QC_TRY(qc_config_count(out, n, max, 0, err));
     if (*out == 0)
-        QC_FAIL(err, QC_ERR_INPUT, "config.json: %s is %s, and the tensors cannot be worked out",
+        QC_FAIL(err, QC_ERR_INPUT, "config.json: %s is %s, so the tensors cannot be worked out",
                 name, n ? "0" : "missing");
     return QC_OK;
 }

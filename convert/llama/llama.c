@@ -42,10 +42,11 @@ static qc_status check_tied(const qc_llama *m, const char *dir, qc_error *err)
     qc_free(a);
     qc_free(b);
     if (st == QC_OK && !same)
-        st = qc_error_set(err, QC_ERR_UNSUPPORTED, __FILE__, __LINE__,
-                          "%s: config.json has tie_word_embeddings, but lm_head.weight is not "
-                          "model.embed_tokens.weight; which of the two is meant is not known",
-                          dir);
+        st =
+            qc_error_set(err, QC_ERR_UNSUPPORTED, __FILE__, __LINE__,
+                         "%s: config.json has tie_word_embeddings, but lm_head.weight differs from "
+                         "model.embed_tokens.weight, so it is not known which of the two is meant",
+                         dir);
     return st;
 }
 
@@ -63,7 +64,7 @@ static const qc_gpu_llama *gpu_of(const qc_llama *m)
 static qc_status said(qc_status st, qc_error *err)
 {
     if (st == QC_ERR_NOMEM)
-        qc_error_prefix(err, "on the GPU (--device cpu does without it)");
+        qc_error_prefix(err, "on the GPU (--device cpu goes without it)");
     return st;
 }
 
@@ -169,14 +170,14 @@ static qc_status check_batch(const qc_llama *m, const qc_llama_batch *b, qc_erro
         if (qc_add_u64(sum, b->lengths[w], &sum))
             QC_FAIL(err, QC_ERR_INPUT, "the windows have too many tokens");
     if (sum != b->tokens)
-        QC_FAIL(err, QC_ERR_INPUT, "the windows have %" PRIu64 " tokens, expected %" PRIu64, sum,
+        QC_FAIL(err, QC_ERR_INPUT, "the windows have %" PRIu64 " tokens; expected %" PRIu64, sum,
                 b->tokens);
     for (uint64_t w = 0; w < b->count; w++)
         for (uint64_t i = 0; i < b->lengths[w]; i++, at++)
             if (b->ids[at] >= m->tensors.shape.config.vocabulary)
                 QC_FAIL(err, QC_ERR_INPUT,
                         "token %" PRIu64 " of window %" PRIu64 " is %" PRIu32
-                        ", the model's vocabulary has ids below %" PRIu64,
+                        ", and the model's vocabulary has only ids below %" PRIu64,
                         i, w, b->ids[at], m->tensors.shape.config.vocabulary);
     return QC_OK;
 }

@@ -49,8 +49,7 @@ static qc_status find_family(reader *r, qc_error *err)
     const char *type = qc_json_string_or(qc_json_get(r->root, "model_type"), NULL);
     if (!type)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "config.json: there is no model_type, and only models of known types are computed: "
-                "llama, mistral, qwen2, qwen3");
+                "config.json: expected a model_type of llama, mistral, qwen2 or qwen3, found none");
     for (size_t i = 0; i < sizeof families / sizeof *families; i++)
         if (strcmp(type, families[i].model_type) == 0)
             r->family = &families[i];
@@ -67,7 +66,7 @@ static qc_status find_family(reader *r, qc_error *err)
         (strcmp(type, "llama") == 0 && strcmp(named, "LLaMAForCausalLM") == 0))
         return QC_OK;
     QC_FAIL(err, QC_ERR_UNSUPPORTED,
-            "config.json: the architecture of this %s is '%.*s', expected %s", type, SHOWN, named,
+            "config.json: the architecture of this %s is '%.*s'; expected %s", type, SHOWN, named,
             r->family->architecture);
 }
 
@@ -152,7 +151,7 @@ static qc_status read_sizes(reader *r, qc_error *err)
     QC_TRY(qc_config_count(&c->layers, qc_config_field(r->root, "num_hidden_layers"),
                            QC_CONFIG_MAX_LAYERS, 0, err));
     if (c->layers == 0)
-        QC_FAIL(err, QC_ERR_INPUT, "config.json: there is no num_hidden_layers");
+        QC_FAIL(err, QC_ERR_INPUT, "config.json: num_hidden_layers is missing");
     QC_TRY(count(r, "hidden_size", 0, &c->hidden, err));
     QC_TRY(count(r, "intermediate_size", 0, &c->intermediate, err));
     QC_TRY(count(r, "num_attention_heads", 0, &c->heads, err));
@@ -181,8 +180,8 @@ static qc_status read_sizes(reader *r, qc_error *err)
     c->tied = flag(r, "tie_word_embeddings");
     const char *act = qc_json_string_or(qc_config_field(r->root, "hidden_act"), "silu");
     if (strcmp(act, "silu") != 0 && strcmp(act, "swish") != 0)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED, "config.json: hidden_act is '%.*s', only silu is computed",
-                SHOWN, act);
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "config.json: hidden_act is '%.*s', and only silu is computed", SHOWN, act);
     r->out->qkv_bias = f->qkv_bias || (f->reads_attention_bias && flag(r, "attention_bias"));
     r->out->out_bias = f->reads_attention_bias && flag(r, "attention_bias");
     r->out->mlp_bias = f->reads_mlp_bias && flag(r, "mlp_bias");
@@ -205,7 +204,7 @@ static qc_status read_layer_types(reader *r, const qc_json_node *types, uint64_t
         int slides = strcmp(kind, "sliding_attention") == 0;
         if (!slides && strcmp(kind, "full_attention") != 0)
             QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                    "config.json: layer_types has '%.*s', only full_attention and "
+                    "config.json: layer_types has '%.*s', and only full_attention and "
                     "sliding_attention are computed",
                     SHOWN, kind);
         if (slides && window == 0)
@@ -217,8 +216,9 @@ static qc_status read_layer_types(reader *r, const qc_json_node *types, uint64_t
     }
     if (i != layers)
         QC_FAIL(err, QC_ERR_INPUT,
-                "config.json: layer_types has %" PRIu64 " entries, there are %" PRIu64 " layers", i,
-                layers);
+                "config.json: layer_types has %" PRIu64 " entries, and there are %" PRIu64
+                " layers",
+                i, layers);
     return QC_OK;
 }
 
@@ -267,8 +267,8 @@ static qc_status whole_head(const qc_json_node *object, qc_error *err)
     QC_TRY(positive(object, "partial_rotary_factor", 1.0, &part, err));
     if (part != 1.0)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "config.json: partial_rotary_factor is %g, only models that rotate whole heads are "
-                "computed",
+                "config.json: partial_rotary_factor is %g, and only models that rotate whole heads "
+                "are computed",
                 part);
     return QC_OK;
 }
@@ -367,7 +367,7 @@ qc_status qc_llama_shape_read(qc_llama_shape *out, qc_arena *arena, const qc_jso
     memset(out, 0, sizeof *out);
     if (!config)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "there is no config.json, and nothing else says how the model computes");
+                "there is no config.json, which says how the model computes");
     r.root = qc_json_root(config);
     QC_TRY(find_family(&r, err));
     QC_TRY(check_flags(&r, err));

@@ -41,13 +41,13 @@ static qc_status shape_differs(const finder *f, const char *name, const uint64_t
                                qc_error *err)
 {
     char found[QC_SHAPE_TEXT_BYTES], want[QC_SHAPE_TEXT_BYTES];
-    QC_FAIL(err, QC_ERR_SHAPE, "%s: tensor '%s' is %s, config.json makes it %s", f->c->path, name,
-            qc_text_shape(found, dims, ndim), qc_text_shape(want, expected, expected_ndim));
+    QC_FAIL(err, QC_ERR_SHAPE, "%s: tensor '%s' is %s, and config.json makes it %s", f->c->path,
+            name, qc_text_shape(found, dims, ndim), qc_text_shape(want, expected, expected_ndim));
 }
 
 static qc_status type_unsupported(const finder *f, const qc_checkpoint_tensor *t, qc_error *err)
 {
-    QC_FAIL(err, QC_ERR_UNSUPPORTED, "%s: tensor '%s' is %s, expected F32, F16 or BF16", f->c->path,
+    QC_FAIL(err, QC_ERR_UNSUPPORTED, "%s: tensor '%s' is %s; expected F32, F16 or BF16", f->c->path,
             t->name, qc_dtype_name(t->dtype));
 }
 
@@ -60,7 +60,7 @@ static qc_status plain(const finder *f, const char *name, const uint64_t *dims, 
         return missing(f, name, err);
     *out = (uint32_t)(t - f->c->tensors);
     if (f->stored.weights[*out])
-        QC_FAIL(err, QC_ERR_UNSUPPORTED, "%s: tensor '%s' is quantized, expected 16 or 32 bit",
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "%s: tensor '%s' is quantized; expected 16 or 32 bits",
                 f->c->path, name);
     int same = t->ndim == ndim;
     for (unsigned i = 0; same && i < ndim; i++)

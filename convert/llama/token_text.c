@@ -184,9 +184,9 @@ qc_status qc_eval_windows_cut(qc_eval_windows *out, const qc_eval_ids *ids, cons
         windows += windows_of(ids->lengths[i], room, front_count);
     if (windows == 0)
         QC_FAIL(err, QC_ERR_INPUT,
-                "%" PRIu64 " token%s in %" PRIu64 " sequence%s: too few to predict one; expected a "
-                "sequence of at least %d",
-                ids->tokens, ids->tokens == 1 ? "" : "s", ids->count, ids->count == 1 ? "" : "s",
+                "%" PRIu64 " token%s in %" PRIu64
+                " sequence%s are too few to predict one; expected a sequence of at least %d",
+                ids->tokens, qc_plural(ids->tokens), ids->count, qc_plural(ids->count),
                 front_count ? 1 : 2);
     if (qc_mul_u64(windows, front_count, &tokens) || qc_add_u64(tokens, ids->tokens, &tokens))
         tokens = UINT64_MAX;

@@ -23,7 +23,7 @@ qc_status qc_dir_lock_try(const qc_file *f, int shared, int *busy, qc_error *err
         if (*busy)
             return QC_OK;
         QC_FAIL(err, QC_ERR_IO,
-                "%s: cannot be locked: %s; the output needs a file system with locks (flock)",
+                "%s cannot be locked: %s; the output needs a file system with locks (flock)",
                 f->path, strerror(errno));
     }
     return QC_OK;

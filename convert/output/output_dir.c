@@ -120,7 +120,8 @@ static qc_status lock_staging(qc_output_dir *d, const char *staging, const char 
     d->made_dir = 0;
     if (st != QC_OK)
         return st;
-    QC_FAIL(err, QC_ERR_USAGE, "%s: another qconv is writing there now", d->path);
+    QC_FAIL(err, QC_ERR_USAGE,
+            "another qconv is writing to %s now; wait for it, or choose another OUT", d->path);
 }
 
 /* Takes the lock of one part, beside the shared one. */
@@ -136,8 +137,10 @@ static qc_status lock_part(qc_output_dir *d, unsigned part_index, qc_error *err)
     QC_TRY(qc_file_open_update(&d->part_lock, path, err));
     QC_TRY(qc_dir_lock_try(&d->part_lock, 0, &busy, err));
     if (busy)
-        QC_FAIL(err, QC_ERR_USAGE, "%s: another qconv is writing part %u of %u there now", d->path,
-                part_index + 1, d->parts);
+        QC_FAIL(
+            err, QC_ERR_USAGE,
+            "another qconv is writing part %u of %u to %s now; give each process a part of its own",
+            part_index + 1, d->parts, d->path);
     return QC_OK;
 }
 
@@ -215,8 +218,8 @@ qc_status qc_output_dir_begin(qc_output_dir *d, qc_arena *arena, const char *out
     if (d->had_journal) {
         qc_output_dir_leave(d);
         QC_FAIL(err, QC_ERR_USAGE,
-                "%s: holds an interrupted conversion, which its own command continues; choose "
-                "another folder",
+                "%s holds an interrupted conversion, which its own command continues; choose "
+                "another OUT",
                 out);
     }
     qc_output_dir_clear(d);
@@ -370,8 +373,8 @@ static qc_status move_files(qc_output_dir *d, int going_on, qc_error *err)
             if (staged.kind == QC_ENTRY_MISSING && moved.kind == QC_ENTRY_MISSING) {
                 d->lost = 1;
                 QC_FAIL(err, QC_ERR_IO,
-                        "%s/%s: is missing, and so is %s/%s, from where it was to be "
-                        "moved" QC_RESTART_ADVICE,
+                        "%s/%s is missing, and so is %s/%s, from where it was to be moved "
+                        "there" QC_RESTART_ADVICE,
                         d->path, to, d->path, from);
             }
         }

@@ -217,7 +217,7 @@ static qc_status check_weights(qc_arena *arena, const qc_file *root, const qc_ow
         return QC_OK;
     qc_output_sort_names(s.found.names, s.found.count);
     QC_FAIL(err, QC_ERR_USAGE,
-            "%s: holds weights that no manifest of qconv lists (%s), and qconv neither deletes nor "
+            "%s holds weights that no manifest of qconv lists (%s), and qconv neither deletes nor "
             "replaces those, not even with --force; choose another OUT or move them",
             root->path, qc_output_names_text(shown, &s.found));
 }
@@ -227,12 +227,12 @@ static qc_status check_blocked(const qc_file *root, const char *name, const qc_e
 {
     if (e->blocked)
         QC_FAIL(err, QC_ERR_USAGE,
-                "%s/%.*s: is %s where the output has a folder, and nothing is written through it; "
+                "%s/%.*s is %s where the output has a folder, and nothing is written through it; "
                 "move it or choose another OUT",
                 root->path, (int)e->blocked, name, qc_entry_text(e->kind));
     if (e->kind == QC_ENTRY_FOLDER || e->kind == QC_ENTRY_OTHER)
         QC_FAIL(err, QC_ERR_USAGE,
-                "%s/%s: is %s where the output has a file; move it or choose another OUT",
+                "%s/%s is %s where the output has a file; move it or choose another OUT",
                 root->path, name, qc_entry_text(e->kind));
     return QC_OK;
 }
@@ -247,7 +247,7 @@ static qc_status check_name(qc_name_list *replaced, const qc_file *root, const q
         return QC_OK;
     if (!force)
         QC_FAIL(err, QC_ERR_USAGE,
-                "%s/%s: is a file that qconv did not write there, and the output has one of that "
+                "%s/%s is a file that qconv did not write there, and the output has one of that "
                 "name; --force replaces it",
                 root->path, name);
     return qc_name_list_add(replaced, name, err);
@@ -366,7 +366,9 @@ static qc_status look_at_commit(const qc_file *root, out_kind *kind, qc_error *e
         if (fd >= 0)
             (void)close(fd);
         if (busy)
-            QC_FAIL(err, QC_ERR_USAGE, "%s: another qconv is writing there now", root->path);
+            QC_FAIL(err, QC_ERR_USAGE,
+                    "another qconv is writing to %s now; wait for it, or choose another OUT",
+                    root->path);
         for (size_t m = 0; m < sizeof manifests / sizeof *manifests && !yes; m++)
             QC_TRY(is_file(&yes, root, manifests[m], err));
         if (yes)
@@ -420,8 +422,8 @@ static qc_status check_out(qc_arena *arena, const char *out, int force, int *exi
     QC_TRY(st);
     if (kind == OUT_FOREIGN && !force)
         QC_FAIL(err, QC_ERR_USAGE,
-                "%s: the folder is not empty and no qconv output; choose another OUT or say "
-                "--force",
+                "%s is not empty, and it is no output of qconv; choose another OUT, or write into "
+                "it with --force",
                 out);
     return QC_OK;
 }

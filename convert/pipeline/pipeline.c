@@ -280,12 +280,11 @@ static qc_status check_again(qc_pipeline *p, const qc_unit *then, const qc_unit 
         return QC_OK;
     const qc_job *j = &p->plan->jobs[p->plan->outputs[now->tensor].job];
     atomic_store(&p->misfit, 1);
-    QC_FAIL(
-        err, QC_ERR_INPUT,
-        "%s: tensor '%s', made again, is not what it was in the conversion that %s holds: the file "
-        "has changed since, or this machine computes wrongly" QC_RESTART_ADVICE,
-        p->plan->model->files[p->plan->model->tensors[j->source].file].path, j->name,
-        p->plan->call->out);
+    QC_FAIL(err, QC_ERR_INPUT,
+            "%s: tensor '%s' was made again and is not what it was in the conversion that %s "
+            "holds: the file has changed since, or this machine computes wrongly" QC_RESTART_ADVICE,
+            p->plan->model->files[p->plan->model->tensors[j->source].file].path, j->name,
+            p->plan->call->out);
 }
 
 static void begin_item(qc_worker *w, uint32_t item)

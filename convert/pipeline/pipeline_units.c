@@ -70,7 +70,7 @@ qc_status qc_units_make(qc_pipeline *p, qc_error *err)
             count += qc_ceil_div_u64(tensor_bytes(&t), t.piece_bytes);
     }
     if (count > UINT32_MAX || plan->content_bytes >> 47) /* a recorded place has 48 bits */
-        QC_FAIL(err, QC_ERR_UNSUPPORTED, "%s: too large for one conversion", plan->model->path);
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "%s is too large for one conversion", plan->model->path);
     QC_TRY(qc_calloc(&p->units, (size_t)count, sizeof *p->units, err));
     QC_TRY(qc_calloc(&p->first_unit, plan->tensor_count, sizeof *p->first_unit, err));
     uint32_t at = 0;

@@ -471,8 +471,8 @@ static void tell_no_room(qc_worker *w, const qc_error *why)
 {
     if (!atomic_flag_test_and_set(&w->p->gpu_told))
         qc_console_warn(w->p->plan->call,
-                        "cuda:%d (%s): %s; what does not go there is quantized on the CPU",
-                        w->gpu->index, w->gpu->name, why->msg);
+                        "cuda:%d (%s): %s; the CPU quantizes what does not go there", w->gpu->index,
+                        w->gpu->name, why->msg);
 }
 
 qc_status qc_worker_take_gpu(qc_worker *w, unsigned index, qc_error *err)
@@ -488,8 +488,9 @@ qc_status qc_worker_take_gpu(qc_worker *w, unsigned index, qc_error *err)
     if (st == QC_OK) {
         size_t got = quantizer(w)->ring_slot_bytes(w->ring);
         if (got < SLOT_BYTES)
-            qc_console_detail(w->p->plan->call, 1, "cuda:%d: short of memory, slots of %s",
-                              w->gpu->index, qc_text_bytes(bytes, got));
+            qc_console_detail(w->p->plan->call, 1,
+                              "cuda:%d is short of memory, so its slots have %s", w->gpu->index,
+                              qc_text_bytes(bytes, got));
         return QC_OK;
     }
     if (st == QC_ERR_NOMEM || !d->wished) {

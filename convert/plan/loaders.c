@@ -218,8 +218,8 @@ static void warn_widened(const qc_plan *p, const qc_call *call)
             (void)snprintf(more, sizeof more, ", and so in %" PRIu32 " more place%s", w->groups - 1,
                            w->groups > 2 ? "s" : "");
         qc_console_warn(call,
-                        "%s '%s' names %s of '%s' without %s, which vLLM and SGLang load as one "
-                        "(%s): all of them are %s%s; --split-fused keeps to the names",
+                        "%s '%s' names %s of '%s' without %s, but vLLM and SGLang load them as one "
+                        "(%s), so all of them are %s%s; --split-fused keeps to the names",
                         rule->quantize ? "--quantize" : "--keep", rule->glob, w->named, w->first,
                         w->added, w->row->fused, rule->quantize ? "quantized" : "kept", more);
     }
@@ -230,14 +230,15 @@ void qc_loaders_warn(const qc_loaders *l, const qc_plan *plan, const qc_call *ca
     warn_widened(plan, call);
     if (l->own_form)
         qc_console_warn(call,
-                        "only qconv reads this form (%s), which %s does not load, and config.json "
-                        "says so; %s makes what it loads",
+                        "only qconv reads this form (%s), and %s does not load it, which "
+                        "config.json says; %s makes what it loads",
                         l->own_form, l->library, l->instead);
     if (l->not5)
         qc_console_warn(call, "%s", l->not5);
     if (l->rest)
-        qc_console_warn(call,
-                        "norms or layers with biases are in F32 and stay so, while config.json "
-                        "names a dtype of 16 bit: transformers 5 cannot compute with that, add %s",
-                        l->rest);
+        qc_console_warn(
+            call,
+            "norms or layers with biases are in F32 and stay so, while config.json names a dtype "
+            "of 16 bits; transformers 5 cannot compute with that, so add %s",
+            l->rest);
 }

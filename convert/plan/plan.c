@@ -409,11 +409,10 @@ static qc_status name_own_form(qc_plan *p, qc_error *err)
     const int compressed_tensors = formats == 1u << QC_FORMAT_COMPRESSED_TENSORS;
     own |= quantized > 1 && !compressed_tensors;
     if (own && compressed_tensors)
-        QC_FAIL(
-            err, QC_ERR_UNSUPPORTED,
-            "%s would become %s, and compressed-tensors holds nothing else beside its integers: "
-            "choose --to nf4, or --to bf16 first",
-            p->model->path, text);
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "%s would become %s, and compressed-tensors holds nothing else beside its "
+                "integers; choose --to nf4, or --to bf16 first",
+                p->model->path, text);
     if (quantized > 0 && own)
         p->own_form = text;
     return QC_OK;
@@ -558,8 +557,8 @@ qc_status qc_plan_begin(qc_plan *out, qc_arena *arena, const qc_checkpoint *mode
     p->options = options;
     const uint32_t most = (1u << 28) - 1; /* all role tensors fit in 32 bits, too */
     if (model->tensor_count > most)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED, "%s: %zu tensors are more than %u", model->path,
-                model->tensor_count, most);
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "%s has %zu tensors, and at most %u are converted",
+                model->path, model->tensor_count, most);
     order_entry *order = NULL;
     uint32_t *job_of = NULL;
     QC_TRY(name_own_form(p, err));

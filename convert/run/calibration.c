@@ -107,8 +107,8 @@ qc_status qc_calibration_open(qc_calibration *s, qc_pipeline *p, qc_output_dir *
         QC_TRY(read_report(&s->report, p->plan, text, &s->known, err));
     if (s->kept > 0 || lost > 0)
         qc_console_detail(p->plan->call, 1,
-                          "%" PRIu32 " weights were calibrated before%s, %" PRIu32
-                          " were damaged since",
+                          "%" PRIu32 " weights were calibrated before%s, and %" PRIu32
+                          " of them were damaged since",
                           s->kept, text ? ", which was all" : "", lost);
     return QC_OK;
 }

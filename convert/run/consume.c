@@ -97,8 +97,8 @@ qc_status qc_consume_check_restart(qc_arena *arena, const char *out_dir, qc_erro
         return QC_OK;
     QC_FAIL(err, QC_ERR_USAGE,
             "%s: the interrupted conversion in it has deleted %zu file%s of its source "
-            "(--consume-source), the first is %.*s: what it wrote of them is the only copy; the "
-            "same command continues it",
+            "(--consume-source), the first of them %.*s, and what it wrote of them is the only "
+            "copy; the same command continues it",
             out_dir, lost, qc_plural(lost), NAME_SHOWN, first);
 }
 
@@ -209,11 +209,11 @@ static qc_status check_no_link(const qc_checkpoint *m, size_t file, struct stat 
         memcpy(part, path, i);
         part[i] = '\0';
         if (lstat(part, s) != 0)
-            QC_FAIL(err, QC_ERR_IO, "%s: cannot be examined: %s", part, strerror(errno));
+            QC_FAIL(err, QC_ERR_IO, "%s cannot be examined: %s", part, strerror(errno));
         if (S_ISLNK(s->st_mode))
             QC_FAIL(err, QC_ERR_USAGE,
-                    "%s is a link (as in the Hugging Face cache): --consume-source deletes files "
-                    "only where they are; give the folder that holds them",
+                    "%s is a link (as in the Hugging Face cache), and --consume-source deletes "
+                    "files only where they are; give the folder that holds them",
                     part);
     }
     return QC_OK;
@@ -227,7 +227,7 @@ static qc_status check_folder(const char *path, qc_error *err)
         QC_FAIL(err, QC_ERR_UNSUPPORTED, "%s: the path is too long", path);
     if (access(folder, W_OK | X_OK) != 0)
         QC_FAIL(err, errno == EACCES || errno == EROFS ? QC_ERR_USAGE : QC_ERR_IO,
-                "%s: --consume-source cannot delete files in it: %s", folder, strerror(errno));
+                "--consume-source cannot delete files in %s: %s", folder, strerror(errno));
     return QC_OK;
 }
 
@@ -239,22 +239,24 @@ static qc_status check_file(const qc_checkpoint *m, size_t file, qc_error *err)
         return QC_OK; /* it was such a file, and is gone */
     if (f->kind != QC_CHECKPOINT_SAFETENSORS)
         QC_FAIL(err, QC_ERR_USAGE,
-                "%s: --consume-source is for safetensors files only, this is one of PyTorch",
+                "%s is a PyTorch file, and --consume-source is for safetensors files only; leave "
+                "the option out",
                 f->path);
     QC_TRY(check_no_link(m, file, &s, err));
     if (s.st_nlink > 1)
         QC_FAIL(err, QC_ERR_USAGE,
-                "%s has %ju names (hard links): deleting this one, as --consume-source does, would "
-                "free nothing",
+                "%s has %ju names (hard links), so --consume-source would free nothing by deleting "
+                "this one; remove the others first",
                 f->path, (uintmax_t)s.st_nlink);
     QC_TRY(check_folder(f->path, err));
     /* Two conversions that consume one source would each delete what the other has not read. The
      * lock is released with the file, however the process ends. Where there are no locks (NFS
      * grants none on a file that is open for reading) nobody is refused. */
     if (flock(f->st.file.fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-        QC_FAIL(err, QC_ERR_USAGE,
-                "%s: another conversion reads it now, and will delete it (--consume-source)",
-                f->path);
+        QC_FAIL(
+            err, QC_ERR_USAGE,
+            "another conversion reads %s now and will delete it (--consume-source); wait for it",
+            f->path);
     return QC_OK;
 }
 
@@ -270,11 +272,10 @@ qc_status qc_consume_check(const qc_plan *plan, const qc_convert_options *o, qc_
         in_tensors |= w && w->shape_is_read;
     }
     if (in_tensors)
-        QC_FAIL(
-            err, QC_ERR_USAGE,
-            "%s: --consume-source does not go with a model that is quantized already: its shapes "
-            "are in tensors that could not be read again",
-            plan->model->path);
+        QC_FAIL(err, QC_ERR_USAGE,
+                "--consume-source does not go with a model that is quantized already, such as %s: "
+                "its shapes are in tensors that could not be read again",
+                plan->model->path);
     if (o->part_count > 1)
         QC_FAIL(err, QC_ERR_USAGE,
                 "--consume-source does not go with --part: a weight file may be read by several "
@@ -311,7 +312,7 @@ qc_status qc_consume_room(const qc_pipeline *p, uint64_t *bytes, qc_error *err)
     uint64_t freed = 0;
     *bytes = written;
     if (stat(p->out->staging, &out) != 0)
-        QC_FAIL(err, QC_ERR_IO, "%s: cannot be examined: %s", p->out->staging, strerror(errno));
+        QC_FAIL(err, QC_ERR_IO, "%s cannot be examined: %s", p->out->staging, strerror(errno));
     QC_TRY(qc_source_files_init(&files, plan, err));
     for (uint32_t job = 0; job < plan->job_count; job++) {
         uint32_t list[QC_JOB_TENSORS_MAX];
@@ -373,7 +374,7 @@ static qc_status put_header(const qc_consume *c, size_t f, qc_error *err)
     void *bytes = NULL;
     s.name = qc_checkpoint_file_name(c->model, f);
     if (!realpath(c->model->files[f].path, origin))
-        QC_FAIL(err, QC_ERR_IO, "%s: cannot be examined: %s", c->model->files[f].path,
+        QC_FAIL(err, QC_ERR_IO, "%s cannot be examined: %s", c->model->files[f].path,
                 strerror(errno));
     qc_st_file_describe(st_file, &s);
     QC_TRY(qc_st_cursor_create(&cursor, err));
@@ -492,7 +493,7 @@ qc_status qc_consume_finish(qc_consume *c, qc_error *err)
     QC_TRY(qc_consume_durable(c, end, err));
     for (size_t f = 0; f < c->model->file_count; f++) {
         if (!c->files[f].gone)
-            QC_FAIL(err, QC_ERR_INTERNAL, "%s: was converted, but could not be consumed",
+            QC_FAIL(err, QC_ERR_INTERNAL, "%s was converted, but could not be consumed",
                     c->model->files[f].path);
     }
     set_header_only(c);

@@ -128,7 +128,7 @@ static void tell_what_is_missing(const qc_pipeline *p, qc_error *err)
             left += u->content_bytes;
     }
     if (qc_dir_free_bytes(p->out->staging, &room, NULL) == QC_OK && left > room)
-        qc_error_prefix(err, "the disk is full: up to %" PRIu64 " more bytes are needed",
+        qc_error_prefix(err, "the disk is full, and up to %" PRIu64 " more bytes are needed",
                         left - room);
 }
 
@@ -217,7 +217,7 @@ static qc_status check_source_of(const conversion *c, const qc_manifest *m, qc_e
         QC_TRY(qc_manifest_is_of_weights(&same, m, c->plan, NULL, 0, err));
     if (!same)
         QC_FAIL(err, QC_ERR_INPUT,
-                "%s: has changed since the conversion that %s holds" QC_RESTART_ADVICE,
+                "%s has changed since the conversion that %s holds" QC_RESTART_ADVICE,
                 c->call->model, c->call->out);
     return QC_OK;
 }

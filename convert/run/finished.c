@@ -124,7 +124,7 @@ static int same_sources(qc_difference *why, const qc_manifest *a, const qc_manif
 {
     if (a->source_count != b->source_count)
         return differ(why, "its source had %zu weight file%s and this one has %zu", a->source_count,
-                      a->source_count == 1 ? "" : "s", b->source_count);
+                      qc_plural(a->source_count), b->source_count);
     for (size_t i = 0; i < a->source_count; i++) {
         const qc_manifest_source *x = &a->sources[i], *y = &b->sources[i];
         if (!same_text(x->name, y->name))
@@ -538,6 +538,6 @@ qc_status qc_output_refuse(const qc_difference *why, const char *out, qc_error *
 {
     QC_FAIL(
         err, QC_ERR_USAGE,
-        "%s: holds %s that differs from this one: %s; --force replaces it, or choose another OUT",
+        "%s holds %s that differs from this one: %s; --force replaces it, or choose another OUT",
         out, why->there, why->text);
 }

@@ -258,12 +258,12 @@ static qc_status refuse(const identity_line *then, const identity_line *now, con
     qc_status code = is_source ? QC_ERR_INPUT : QC_ERR_USAGE;
     if (same_key)
         QC_FAIL(err, code,
-                "%s: holds an interrupted conversion that this one cannot continue: %.*s was "
+                "%s holds an interrupted conversion that this one cannot continue: %.*s was "
                 "'%.*s' then and is '%.*s' now" QC_RESTART_ADVICE,
                 out, shown(named->key_len), named->key, shown(then->value_len), then->value,
                 shown(now->value_len), now->value);
     QC_FAIL(err, code,
-            "%s: holds an interrupted conversion that this one cannot continue: it had %.*s '%.*s' "
+            "%s holds an interrupted conversion that this one cannot continue: it had %.*s '%.*s' "
             "where this one has %.*s '%.*s'" QC_RESTART_ADVICE,
             out, shown(then->key_len), then->key, shown(then->value_len), then->value,
             shown(now->key_len), now->key, shown(now->value_len), now->value);

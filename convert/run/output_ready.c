@@ -41,12 +41,12 @@ qc_status qc_output_ready(const qc_call *call, int force, const qc_file *root,
     qc_output_sort_names(names, count);
     QC_TRY(qc_output_check_names(&plan, call->arena, root, owned, names, count, force, err));
     if (plan.replaced.count > 0)
-        qc_console_warn(call, "%s: --force %s files that qconv did not write there: %s", root->path,
-                        dry_run ? "would replace" : "replaces",
+        qc_console_warn(call, "--force %s files in %s that qconv did not write there: %s",
+                        dry_run ? "would replace" : "replaces", root->path,
                         qc_output_names_text(text, &plan.replaced));
     if (plan.deleted.count > 0)
-        qc_console_detail(call, dry_run ? 0 : 1, "%s: of the old output %s deleted: %s", root->path,
-                          dry_run ? "would be" : "will be",
+        qc_console_detail(call, dry_run ? 0 : 1, "%s: these files of the old output %s deleted: %s",
+                          root->path, dry_run ? "would be" : "will be",
                           qc_output_names_text(text, &plan.deleted));
     return QC_OK;
 }
@@ -76,11 +76,11 @@ static void tell_finished(int same, const qc_difference *why, const qc_call *cal
                           const qc_convert_options *o)
 {
     if (*why->there && !same)
-        qc_console_warn(call, "%s: --force would replace %s, which differs from this one: %s",
-                        call->out, why->there, why->text);
+        qc_console_warn(call, "--force would replace %s in %s, which differs from this one: %s",
+                        why->there, call->out, why->text);
     else if (*why->there && !o->restart && !o->force)
         qc_console_warn(call,
-                        "%s: holds %s of these files and options already; if the weights are the "
+                        "%s already holds %s of these files and options; if the weights are the "
                         "same, too, there is nothing to do",
                         call->out, why->there);
 }
@@ -233,7 +233,7 @@ static qc_status refuse_room(const char *where, const char *what, uint64_t need,
 {
     char needed[QC_SIZE_TEXT_BYTES], found[QC_SIZE_TEXT_BYTES], missing[QC_SIZE_TEXT_BYTES];
     QC_FAIL(err, QC_ERR_NOSPACE,
-            "%s: %s %s (%" PRIu64 " bytes), the disk has %s free (%" PRIu64 "): %s (%" PRIu64
+            "%s: %s %s (%" PRIu64 " bytes), and the disk has %s free (%" PRIu64 "), so %s (%" PRIu64
             ") are missing",
             where, what, qc_text_bytes(needed, need), need, qc_text_bytes(found, room), room,
             qc_text_bytes(missing, need - room), need - room);
@@ -261,11 +261,11 @@ static qc_status check_compressed(const qc_room *r, uint64_t plain, qc_error *er
     if (room < least)
         return refuse_room(out, "by a sample of the source, the compressed output needs at least",
                            least, room, err);
-    qc_console_warn(r->plan->call,
-                    "%s: the output is %s before compression and the disk has %s free; should "
-                    "compression not be enough, the conversion stops when the disk is full, and "
-                    "the same command continues it",
-                    out, qc_text_bytes(needed, plain), qc_text_bytes(found, room));
+    qc_console_warn(
+        r->plan->call,
+        "%s: the output is %s before compression, and the disk has %s free; if compression is not "
+        "enough, the conversion stops when the disk is full, and the same command continues it",
+        out, qc_text_bytes(needed, plain), qc_text_bytes(found, room));
     return QC_OK;
 }
 

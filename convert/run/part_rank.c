@@ -17,8 +17,8 @@ static qc_status read_number(const char *name, const char *text, uint64_t *out, 
         n = n * 10 + (uint64_t)(*c - '0');
     if (c == text || *c)
         QC_FAIL(err, QC_ERR_USAGE,
-                "%s is set to '%.40s', expected a number; say --part I/N (1/1: all of the work)",
-                name, text);
+                "%s is '%.40s'; expected a number; give --part I/N (1/1 is all of the work)", name,
+                text);
     *out = n;
     return QC_OK;
 }
@@ -38,10 +38,11 @@ static qc_status read_step(qc_rank *out, const char *tasks_text, const qc_conver
     QC_TRY(read_number("SLURM_PROCID", task_text ? task_text : "", &task, err));
     if (task >= tasks)
         QC_FAIL(err, QC_ERR_USAGE,
-                "SLURM_PROCID is %llu, but SLURM_STEP_NUM_TASKS is %llu; say --part I/N",
+                "SLURM_PROCID is %llu, but SLURM_STEP_NUM_TASKS is %llu; give --part I/N",
                 (unsigned long long)task, (unsigned long long)tasks);
     if (tasks > QC_PARTS_MAX)
-        QC_FAIL(err, QC_ERR_USAGE, "a step of %llu tasks: expected at most %u parts",
+        QC_FAIL(err, QC_ERR_USAGE,
+                "the Slurm step has %llu tasks; expected at most %u, one for each part",
                 (unsigned long long)tasks, QC_PARTS_MAX);
     if (o->consume_source)
         QC_FAIL(err, QC_ERR_USAGE,

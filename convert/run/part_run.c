@@ -142,9 +142,9 @@ static qc_status clear_away(check *c, qc_rank other, const char *name, qc_error 
     QC_TRY(is_running(c, other, &busy, err));
     if (busy)
         QC_FAIL(err, QC_ERR_USAGE,
-                "%s: part %u of %u of another conversion is running there now; stop it or choose "
+                "part %u of %u of another conversion is running in %s now; stop it or choose "
                 "another OUT",
-                c->d->path, other.index + 1, other.count);
+                other.index + 1, other.count, c->d->path);
     QC_TRY(qc_path_join(c->d->arena, &path, c->d->staging, name, err));
     return qc_path_remove(path, err);
 }
@@ -159,12 +159,12 @@ static qc_status refuse_count(const check *c, qc_rank other, qc_error *err)
             c->d->path, other.index + 1, other.count, other.index + 1, other.count);
     if (other.count == 1)
         QC_FAIL(err, QC_ERR_USAGE,
-                "%s holds an interrupted conversion by one process, this is part %u of %u; "
+                "%s holds an interrupted conversion by one process, and this is part %u of %u; "
                 "continue it with --part 1/1" QC_RESTART_ADVICE,
                 c->d->path, c->rank.index + 1, c->rank.count);
     QC_FAIL(err, QC_ERR_USAGE,
-            "%s holds part %u of %u of an interrupted conversion, this is part %u of %u; continue "
-            "with as many parts as before" QC_RESTART_ADVICE,
+            "%s holds part %u of %u of an interrupted conversion, and this is part %u of %u; "
+            "continue with as many parts as before" QC_RESTART_ADVICE,
             c->d->path, other.index + 1, other.count, c->rank.index + 1, c->rank.count);
 }
 
@@ -207,7 +207,7 @@ static qc_status for_each_journal(check *c,
     qc_status st = QC_OK;
     DIR *dir = opendir(c->d->staging);
     if (!dir)
-        QC_FAIL(err, QC_ERR_IO, "%s: cannot be listed: %s", c->d->staging, strerror(errno));
+        QC_FAIL(err, QC_ERR_IO, "%s cannot be listed: %s", c->d->staging, strerror(errno));
     while (st == QC_OK && (e = readdir(dir))) {
         if (parse_name(e->d_name, &other))
             st = fn(c, other, e->d_name, err);
@@ -510,7 +510,8 @@ qc_status qc_part_open(qc_part_run *r, qc_output_dir *d, int *complete, qc_error
     for (int i = 0; i < OPEN_TRIES && again; i++)
         QC_TRY(try_to_open(r, &weights, &manifest, complete, &again, err));
     if (again)
-        QC_FAIL(err, QC_ERR_IO, "%s: other parts of a conversion come and go too fast",
+        QC_FAIL(err, QC_ERR_IO,
+                "%s: other parts of the conversion come and go too fast; start this part again",
                 r->plan->call->out);
     return QC_OK;
 }

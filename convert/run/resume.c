@@ -422,11 +422,10 @@ static qc_status open_journal(qc_resume *r, unsigned part_index, unsigned part_c
         r->times_now[i] = (uint64_t)m->files[i].stamp.modified_ns;
     qc_status st = qc_journal_open(&r->journal, r->path, qc_resume_take_record, r, NULL, err);
     if (st == QC_ERR_UNSUPPORTED)
-        QC_FAIL(
-            err, st,
-            "%s: the journal of an interrupted conversion does not begin as one of this version "
-            "of qconv does: damaged, or of another version" QC_RESTART_ADVICE,
-            r->path);
+        QC_FAIL(err, st,
+                "%s: the journal of an interrupted conversion does not begin as one of this "
+                "version of qconv does: it is damaged, or of another version" QC_RESTART_ADVICE,
+                r->path);
     QC_TRY(st);
     if (!r->has_identity)
         return begin_journal(r, err);
@@ -523,8 +522,8 @@ static qc_status compare_times(const qc_resume *r, const qc_resume *other, unsig
     for (size_t i = 0; other->has_times && i < m->file_count; i++) {
         if (other->times[i] != r->times_now[i])
             QC_FAIL(err, QC_ERR_INPUT,
-                    "%s: was modified since part %u read it; start part %u again, it compares what "
-                    "it read with what is there now",
+                    "%s was modified since part %u read it; start part %u again, which compares "
+                    "what it read with what is there now",
                     m->files[i].path, part_index + 1, part_index + 1);
     }
     return QC_OK;

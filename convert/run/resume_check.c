@@ -95,7 +95,7 @@ static qc_status check_source(const checker *c, qc_worker *w, uint32_t index, qc
     QC_TRY(qc_unit_source(w, u, &now, err));
     if (!qc_digest_equal(&now, &u->source))
         QC_FAIL(err, QC_ERR_INPUT,
-                "%s: has changed since the conversion that %s holds began: tensor '%s' is not what "
+                "%s has changed since the conversion that %s holds began: tensor '%s' is not what "
                 "it was" QC_RESTART_ADVICE,
                 plan->model->files[t->file].path, plan->call->out, t->name);
     return QC_OK;
@@ -211,9 +211,9 @@ static qc_status check_can_be_made(const checker *c, uint32_t unit, qc_error *er
     for (size_t i = 0; i < count; i++) {
         if (m->files[files[i]].saved)
             QC_FAIL(err, QC_ERR_INPUT,
-                    "%s: what was written of tensor '%s' is damaged or missing, and %s was deleted "
-                    "after it had been converted (--consume-source); its weights cannot be read "
-                    "again",
+                    "%s: what was written of tensor '%s' is damaged or missing, and its weights "
+                    "cannot be read again, because %s was deleted after it had been converted "
+                    "(--consume-source)",
                     p->shards[p->units[unit].shard].path, p->plan->jobs[job].name,
                     m->files[files[i]].path);
     }

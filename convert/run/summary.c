@@ -1,6 +1,7 @@
 #include "convert/run/summary.h"
 
 #include "base/checked.h"
+#include "base/text.h"
 #include "convert/fit/auto_choice.h"
 #include "convert/plan/loaders.h"
 #include "convert/term/console.h"
@@ -56,7 +57,7 @@ static void add_sizes(const qc_convert_report *r, qc_strbuf *out)
                    qc_text_bytes(content, r->bytes_out_content), part);
     if (r->compressed && !r->dry_run)
         qc_strbuf_putf(out, ", %s on disk", qc_text_bytes(stored, r->bytes_out_stored));
-    qc_strbuf_putf(out, " in %" PRIu32 " shard%s\n", r->shards, r->shards == 1 ? "" : "s");
+    qc_strbuf_putf(out, " in %" PRIu32 " shard%s\n", r->shards, qc_plural(r->shards));
     if (qc_report_quantized_bits(r) > 0.0)
         qc_strbuf_putf(out, "  bits      %.3f per quantized weight, %.3f over all\n",
                        qc_report_quantized_bits(r), qc_report_overall_bits(r));
@@ -130,7 +131,7 @@ static void add_time(const qc_convert_report *r, qc_strbuf *out)
             out, ", %s in, %s out",
             qc_text_rate(rate_in, qc_sat_sub(r->bytes_in, r->bytes_in_kept), r->seconds),
             qc_text_rate(rate_out, qc_sat_sub(r->bytes_out_stored, r->bytes_out_kept), r->seconds));
-    qc_strbuf_putf(out, ", %u thread%s%s%s\n", r->threads, r->threads == 1 ? "" : "s",
+    qc_strbuf_putf(out, ", %u thread%s%s%s\n", r->threads, qc_plural(r->threads),
                    r->isa ? ", " : "", r->isa ? r->isa : "");
 }
 
@@ -167,7 +168,7 @@ static void add_calibration(const qc_convert_report *r, qc_strbuf *out)
     if (!with)
         return;
     qc_strbuf_putf(out, "  calibrated %" PRIu64 " weight%s with ", r->calibrated,
-                   r->calibrated == 1 ? "" : "s");
+                   qc_plural(r->calibrated));
     add_printable(out, with);
     if (r->calibration_text)
         qc_strbuf_putf(out, " (%" PRIu64 " tokens)", r->calibration_tokens);
@@ -210,10 +211,10 @@ static void add_work(const qc_convert_report *r, qc_strbuf *out)
     add_device(r, out);
     if (r->continued)
         qc_strbuf_putf(out, "  continued %" PRIu64 " tensor%s kept, %" PRIu64 " made again\n",
-                       r->tensors_kept, r->tensors_kept == 1 ? "" : "s", r->tensors_redone);
+                       r->tensors_kept, qc_plural(r->tensors_kept), r->tensors_redone);
     if (r->files_consumed)
         qc_strbuf_putf(out, "  deleted   %" PRIu64 " weight file%s of the source, %s\n",
-                       r->files_consumed, r->files_consumed == 1 ? "" : "s",
+                       r->files_consumed, qc_plural(r->files_consumed),
                        qc_text_bytes(deleted, r->bytes_consumed));
     add_time(r, out);
     add_parts_left(r, out);

@@ -44,7 +44,9 @@ qc_status qc_target_file_check(const char *option, const char *path, qc_error *e
         QC_FAIL(err, QC_ERR_USAGE, "%s: '%s': expected a file to write, found a device or a pipe",
                 option, path);
     if (kind == QC_PATH_FILE && access(path, W_OK) != 0)
-        QC_FAIL(err, QC_ERR_IO, "%s: '%s': this file may not be written", option, path);
+        QC_FAIL(err, QC_ERR_IO,
+                "%s: '%s': expected a file that may be written, found one that may not", option,
+                path);
     return check_folder(option, path, err);
 }
 
@@ -58,8 +60,8 @@ static int is_same(const char *a, const char *b)
 
 static qc_status refuse(const char *option, const char *path, const qc_checkpoint *c, qc_error *err)
 {
-    QC_FAIL(err, QC_ERR_USAGE, "%s: '%s' is a file of %s, which is only read", option, path,
-            c->path);
+    QC_FAIL(err, QC_ERR_USAGE, "%s: '%s' is a file of %s, which is only read; choose another name",
+            option, path, c->path);
 }
 
 qc_status qc_target_file_spares(const char *option, const char *path, const qc_checkpoint *c,
@@ -104,7 +106,7 @@ qc_status qc_target_file_differs(const char *option, const char *path, const cha
         same = here && there && is_same(here, there);
     }
     if (same)
-        QC_FAIL(err, QC_ERR_USAGE, "%s: '%s' is the file of %s, too; expected another one", option,
+        QC_FAIL(err, QC_ERR_USAGE, "%s: '%s' is the file of %s, too; choose another name", option,
                 path, other_option);
     return QC_OK;
 }

@@ -110,7 +110,8 @@ static qc_status check_utf8(const char *text, size_t len, qc_error *err)
         utf8proc_ssize_t n =
             utf8proc_iterate((const utf8proc_uint8_t *)text + at, (utf8proc_ssize_t)left, &c);
         if (n <= 0)
-            QC_FAIL(err, QC_ERR_INPUT, "the text is no UTF-8 at byte %zu", at);
+            QC_FAIL(err, QC_ERR_INPUT, "the text is not UTF-8 at byte %zu; convert it to UTF-8",
+                    at);
         at += (size_t)n;
     }
     return QC_OK;

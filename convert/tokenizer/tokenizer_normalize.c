@@ -76,7 +76,8 @@ static qc_status replace(const qc_norm *n, unsigned stage, qc_matcher *m, qc_spa
             break;
         if (end == begin)
             QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                    "the tokenizer's normalizer replaces matches of nothing");
+                    "the tokenizer's normalizer replaces matches of an empty text, which is not "
+                    "supported");
         QC_TRY(qc_token_budget_make(budget, stage, begin - done, err));
         QC_TRY(qc_token_budget_make(budget, stage, content, err));
         QC_TRY(qc_strbuf_add(out, s.text + done, begin - done, err));

@@ -163,7 +163,8 @@ static qc_status set_of(reader *r)
     for (int first = 1; r->text[r->at] != ']'; first = 0) {
         char c = r->text[r->at];
         if (!c)
-            QC_FAIL(r->err, QC_ERR_INPUT, "a set in a regular expression does not end");
+            QC_FAIL(r->err, QC_ERR_INPUT,
+                    "a regular expression of the tokenizer has a set without an end");
         if (c == '[' || next_is(r, "&&"))
             REFUSE(r, "a set within a set of a regular expression is not supported");
         if (c == '-' && !first && r->text[r->at + 1] != ']') {
@@ -297,7 +298,7 @@ static qc_status compile(qc_pattern *p, const qc_strbuf *text, const char *regex
     p->memory = pcre2_general_context_create(hook_malloc, hook_free, NULL);
     pcre2_compile_context *context = p->memory ? pcre2_compile_context_create(p->memory) : NULL;
     if (!context)
-        QC_FAIL(err, QC_ERR_NOMEM, "out of memory for a regular expression");
+        QC_FAIL(err, QC_ERR_NOMEM, "there is not enough memory for a regular expression");
     /* Callouts make a match tell what it does; see on_step. */
     p->code = pcre2_compile((PCRE2_SPTR)(text->data ? text->data : ""), text->len,
                             PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C | PCRE2_AUTO_CALLOUT,
@@ -307,8 +308,9 @@ static qc_status compile(qc_pattern *p, const qc_strbuf *text, const char *regex
         PCRE2_UCHAR why[120] = "";
         (void)pcre2_get_error_message(code, why, sizeof why);
         if (code == PCRE2_ERROR_HEAP_FAILED) /* 121 */
-            QC_FAIL(err, QC_ERR_NOMEM, "out of memory for a regular expression");
-        QC_FAIL(err, QC_ERR_INPUT, "the regular expression '%.200s' is not one: %s", regex,
+            QC_FAIL(err, QC_ERR_NOMEM, "there is not enough memory for a regular expression");
+        QC_FAIL(err, QC_ERR_INPUT,
+                "the regular expression '%.200s' of the tokenizer cannot be read: %s", regex,
                 (const char *)why);
     }
     /* If there is no room for machine code, or it is not allowed, the pattern is interpreted. */
@@ -324,11 +326,10 @@ qc_status qc_pattern_compile(qc_pattern **out, const char *regex, qc_error *err)
     qc_strbuf_init(&text, PATTERN_MAX);
     qc_status st = translate(&r);
     if (st == QC_ERR_NOMEM && text.len > PATTERN_MAX - PATTERN_MAX / 8)
-        st =
-            qc_error_set(err, QC_ERR_UNSUPPORTED, __FILE__, __LINE__,
-                         "a pattern of %zu bytes is too long: written for PCRE2 it would have more "
-                         "than %zu",
-                         strlen(regex), PATTERN_MAX);
+        st = qc_error_set(err, QC_ERR_UNSUPPORTED, __FILE__, __LINE__,
+                          "a pattern of the tokenizer with %zu bytes is too long: written for "
+                          "PCRE2 it would have more than %zu",
+                          strlen(regex), PATTERN_MAX);
     if (st == QC_OK)
         st = create(out, 0, err);
     if (st == QC_OK)
@@ -385,7 +386,7 @@ qc_status qc_matcher_create(qc_matcher **out, qc_token_budget *budget, qc_error 
     m->data = m->memory ? pcre2_match_data_create(1, m->memory) : NULL;
     if (!m->context || !m->data) {
         qc_matcher_free(m);
-        QC_FAIL(err, QC_ERR_NOMEM, "out of memory for regular expressions");
+        QC_FAIL(err, QC_ERR_NOMEM, "there is not enough memory for regular expressions");
     }
     m->budget = budget;
     (void)pcre2_set_match_limit(m->context, MATCH_LIMIT);
@@ -457,7 +458,7 @@ qc_status qc_pattern_find(const qc_pattern *p, qc_matcher *m, qc_span s, size_t 
         return QC_OK;
     QC_TRY(qc_token_budget_check(m->budget, err));
     if (rc == PCRE2_ERROR_NOMEMORY)
-        QC_FAIL(err, QC_ERR_NOMEM, "out of memory for a regular expression");
+        QC_FAIL(err, QC_ERR_NOMEM, "there is not enough memory for a regular expression");
     QC_FAIL(err, QC_ERR_INPUT,
             "a regular expression of the tokenizer backtracks too much on this text (PCRE2: %d)",
             rc);

@@ -203,7 +203,7 @@ class Shim(QconvCase):
 
     def test_devices(self):
         self.device = "none"
-        self.fails(5, "bench", has="no GPU to measure")
+        self.fails(5, "bench", has="there is no GPU to measure")
         self.device = "nodriver"
         self.fails(5, "bench", has="driver")
         self.device = SMALL
@@ -252,7 +252,7 @@ class Shim(QconvCase):
         self.assertEqual(len(told), 3)
         for line, f in zip(told, r["failed"]):
             self.assertEqual(line, "qconv: " + performance.failure_text(f))
-        self.assertIn("2 of the results asked for are wrong", told[2])
+        self.assertIn("2 of the results that were asked for are wrong or missing, as said above", told[2])
         self.assertEqual(sorted(members(r, set()) - set(re.findall(r"`([^`]+)`", page("bench.md")))), [])
 
     def test_results_that_are_looked_at(self):
@@ -352,7 +352,7 @@ class Shim(QconvCase):
         with open(self.path("o.json")) as f:
             self.assertEqual([json.load(f)["complete"]], [False])
         self.device = "none" # a table that did not load would be exit code 3
-        self.fails(5, "bench", "--tuning", "t.json", has="no GPU to measure")
+        self.fails(5, "bench", "--tuning", "t.json", has="there is no GPU to measure")
 
     def test_output_that_goes_away(self):
         """Measuring goes on, and standard output has the result."""

@@ -129,16 +129,16 @@ class CalibrateDevice(OutputCase):
         self.assertFalse(os.path.exists(self.path("out")))
 
     def test_no_library(self):
-        self.refused(5, "calibrating on a GPU: no cuSOLVER: .*--device cpu does without",
+        self.refused(5, "calibrating on a GPU: no cuSOLVER: .*--device cpu goes without",
                      env={"QCONV_LIBCUSOLVER": "/nowhere.so"})
-        self.refused(5, "calibrating on a GPU: no cuBLAS: .*--device cpu does without",
+        self.refused(5, "calibrating on a GPU: no cuBLAS: .*--device cpu goes without",
                      env={"QCONV_LIBCUBLAS": "/nowhere.so"})
 
     def test_too_little_memory(self):
-        self.refused(1, r"on the GPU \(--device cpu does without it\): .* no room for",
+        self.refused(1, r"on the GPU \(--device cpu goes without it\): .* no room for",
                      env={"QC_SHIM_DEVICES": "sm_90:4:1MiB"})
         self.refused(1, r"calibrating takes [\d.]+ MB of GPU memory, and cuda:0 \(.*\) has 2\d\d MB; "
-                     "--device cpu does without", env={"QC_SHIM_DEVICES": "sm_90:4:240MiB"})
+                     "--device cpu goes without", env={"QC_SHIM_DEVICES": "sm_90:4:240MiB"})
 
     def test_dry_run(self):
         r = self.run_qconv("--to", "nf4", "--dry-run", *TEXT, "--device", "cuda", MODEL, "out")

@@ -30,7 +30,7 @@ class Options(OutputCase):
         for args, has in (
                 (nf4 + ["--calibrate", "t", "--hessians", "h"], "--calibrate does not go with --hessians: "
                  "either says what the inputs are"),
-                (nf4 + ["--calibrate", ""], "--calibrate: the path is empty"),
+                (nf4 + ["--calibrate", ""], "--calibrate: the path is empty; expected the name of a file"),
                 (["--to", "bf16", "--calibrate", "t"], "quantizes nothing"),
                 (["--to", "keep", "--hessians", "h"], "--hessians does not go with --to keep"),
                 (nf4 + ["--calibrate", "t", "--part", "1/2"], "--calibrate does not go with --part: a part has"),
@@ -215,7 +215,7 @@ class Calibrated(OutputCase):
             f.write(bytes([b[0] ^ 1]))
         r = self.run_qconv("--to", "nf4", *PLAIN, "-v", *CALIBRATE, MODEL, "o")
         self.assertEqual(r.returncode, 0, r.stderr)
-        self.assertIn(b", 1 were damaged since", r.stderr)
+        self.assertIn(b", and 1 of them were damaged since", r.stderr)
         self.assert_same("o", "want")
 
 

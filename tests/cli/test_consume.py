@@ -101,7 +101,7 @@ class Consume(ConsumeCase):
                 shutil.copy(self.torch_file(), self.path("m", "pytorch_model.bin"))
             err = self.run_qconv("--to", "nf4", "--consume-source", "m", "o")
             self.assertEqual(err.returncode, 0, err.stderr)
-            self.assertIn(b"is whole already", err.stderr)
+            self.assertIn(b"o is complete already; the weight files of m were deleted once it was", err.stderr)
 
     def test_a_qconv_output(self):
         """Compressed shards are weight files like others."""
@@ -240,7 +240,7 @@ class Refused(ConsumeCase):
         r = subprocess.run([QCONV, "-q", "--to", "nf4", "--consume-source", "m", "o"], cwd=self.dir,
                            stderr=subprocess.PIPE, **who)
         self.assertEqual(r.returncode, 2, r.stderr)
-        self.assertIn(b"cannot delete files in it", r.stderr)
+        self.assertIn(b"--consume-source cannot delete files in ", r.stderr)
         self.assertEqual(self.left(), self.weights)
         self.assert_nothing("o")
 
@@ -527,7 +527,7 @@ class PowerLoss(ConsumeCase):
             self.ok("-q", *form, "--consume-source", self.M, self.O)
             self.expect_done(want, n)
             shutil.rmtree(self.path("w"))
-        self.assertTrue(any(STAGING + "/qconv.json: cannot be opened" in e for e in refused))
+        self.assertTrue(any(STAGING + "/qconv.json cannot be opened" in e for e in refused))
 
     def test_what_an_earlier_run_wrote_is_synced(self):
         """It may be in the page cache only: whoever deletes on its account brings it to the disk."""
@@ -539,7 +539,7 @@ class PowerLoss(ConsumeCase):
         self.assertEqual(r.returncode, -signal.SIGKILL, r.stderr)
         self.assertEqual(self.left(), self.weights)
         os.rename(self.path("w"), self.path("dead"))
-        shard = STAGING + "/model.safetensors.zst: could not be brought to the disk"
+        shard = STAGING + "/model.safetensors.zst could not be brought to the disk"
         for n in range(1, 40):
             shutil.copytree(self.path("dead"), self.path("w"))
             r = self.faulty(form, fail="sync:%d:EIO" % n)

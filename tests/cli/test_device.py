@@ -165,7 +165,7 @@ class Room(Device):
     def test_slots_shrink(self):
         for memory, slots in [("%dKiB" % (NEEDED >> 10), "524 KB"), ("7MiB", "1.05 MB")]:
             said, noted = self.convert(memory)
-            self.assertIn("short of memory, slots of " + slots, noted)
+            self.assertIn("is short of memory, so its slots have " + slots, noted)
             self.assertIn("  device    cuda:0 (CPU shim sm_90)\n", said)
 
     def test_no_room(self):
@@ -173,7 +173,7 @@ class Room(Device):
         self.assertNotIn("  device  ", said)
         self.assertEqual(noted.count("warning"), 1)
         self.assertRegex(noted, r"qconv: warning: cuda:0 \(CPU shim sm_90\): CUDA: \d+ bytes of "
-                                r"device memory: .*; what does not go there is quantized on the CPU")
+                                r"device memory: .*; the CPU quantizes what does not go there")
 
 
 class Faults(Device):

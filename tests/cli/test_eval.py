@@ -84,7 +84,8 @@ class Texts(EvalCase):
             self.fails(3, "eval", MODEL, "--text", name, has=has)
         with open(self.path("u.txt"), "wb") as f:
             f.write(b"abc\xff")
-        self.fails(3, "eval", MODEL, "--text", "u.txt", has=["u.txt", "no UTF-8 at byte 3"])
+        self.fails(3, "eval", MODEL, "--text", "u.txt",
+                   has=["u.txt", "the text is not UTF-8 at byte 3; convert it to UTF-8"])
         self.fails(1, "eval", MODEL, "--text", "none.txt", has="none.txt")
         self.fails(3, "eval", MODEL, "--text", "t.txt", "--tokenizer",
                    self.write("w.json", '{"model": {"type": "WordPiece"}}'),

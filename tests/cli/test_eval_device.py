@@ -55,7 +55,7 @@ class EvalDevice(OutputCase):
         r = self.run_qconv("eval", MODEL, "--text", "t.txt", "--device", "cuda",
                            env={"QC_SHIM_DEVICES": "sm_90:4:64KiB"})
         self.assertNotEqual(r.returncode, 0)
-        self.assertIn("--device cpu does without it", r.stderr.decode())
+        self.assertIn("--device cpu goes without it", r.stderr.decode())
 
 
 if __name__ == "__main__":

@@ -279,7 +279,7 @@ class Watched(HardwareCase):
         env["QCONV_NVML"] = FAKE_OLD
         r = self.run_qconv("hardware", "--watch", "--samples", "3", "--interval", "0.01", env=env)
         self.assertEqual(r.returncode, 0)
-        self.assertEqual(r.stderr.decode().count("processes are not followed"), 1)
+        self.assertEqual(r.stderr.decode().count("processes cannot be followed"), 1)
 
     def start(self, *args, env, **more):
         full = dict(os.environ)

@@ -79,7 +79,7 @@ class FolderLinks(OutputCase):
             self.link("o", name)
             for dry in ([], ["--dry-run"]):
                 self.usage("--to", "nf4", "--force", *dry, "m", "o",
-                           has="o/%s: is a link where the output has a folder" % name)
+                           has="o/%s is a link where the output has a folder" % name)
             self.ok("-q", "--to", "nf4", "m", "p")
             self.usage("unpack", "--force", "p", "o", has="is a link", command="unpack")
             self.is_safe()
@@ -91,7 +91,7 @@ class FolderLinks(OutputCase):
         r = self.run_qconv("--to", "nf4", "m", "o",
                            env=at_call("rename:1", "qconv.json", "ln -s ../victim o/docs"))
         self.assertEqual(r.returncode, 1, r.stderr)
-        self.assertIn(b"o/docs: is a link", r.stderr)
+        self.assertIn(b"o/docs is a link", r.stderr)
         self.is_safe()
         os.remove(self.path("o/docs"))
         self.ok("-q", "--to", "nf4", "m", "o")
@@ -120,7 +120,7 @@ class FolderLinks(OutputCase):
             os.symlink("../victim/a.txt", self.path("o", name))
         self.usage("--to", "nf4", "--force", "n", "o", has="no manifest of qconv lists")
         os.remove(self.path("o/model.safetensors.zst"))
-        self.usage("--to", "nf4", "n", "o", has="no qconv output")
+        self.usage("--to", "nf4", "n", "o", has="o is not empty, and it is no output of qconv")
         self.ok("-q", "--to", "nf4", "--force", "n", "o")
         self.is_safe()
         self.assertFalse(os.path.islink(self.path("o/config.json")))

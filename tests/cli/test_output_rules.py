@@ -106,7 +106,7 @@ class Config(OutputCase):
                     for n in [*names, other]})
         listed = ["model.layers.1.self_attn." + m for m in ("k_proj", "q_proj", "qkv_proj", "v_proj")]
         warning = ("--keep '*q_proj*' names q_proj of 'model.layers.1.self_attn' without k_proj and "
-                   "v_proj, which vLLM and SGLang load as one (qkv_proj): all of them are kept; "
+                   "v_proj, but vLLM and SGLang load them as one (qkv_proj), so all of them are kept; "
                    "--split-fused keeps to the names\n")
         self.write("r.json", '{"rules": [{"keep": "*q_proj*"}]}')
         for rules in (["--keep", "*q_proj*"], ["--recipe", "r.json"]):
@@ -225,7 +225,7 @@ class Out(OutputCase):
         self.write("f", "a file")
         self.refused("--to", "nf4", "m", "f", has="file")
         self.refused("--to", "nf4", "--force", "m", "f", has="file")
-        self.fails(1, "--to", "nf4", "m", "f/o", has="f: ")
+        self.fails(1, "--to", "nf4", "m", "f/o", has="f could not be made: File exists")
         self.assertEqual(tree(self.dir)["f"], b"a file")
 
     def test_the_source(self):
@@ -327,12 +327,12 @@ class Out(OutputCase):
         before = tree(self.path("o"))
         self.usage("--to", "nf4", "m", "o", has="not empty")
         r = self.run_qconv("--to", "nf4", "--force", "--dry-run", "m", "o")
-        self.assertIn(b"--force would replace files that qconv did not write there: config.json\n",
+        self.assertIn(b"--force would replace files in o that qconv did not write there: config.json\n",
                       r.stderr)
         self.assertEqual(tree(self.path("o")), before)
         r = self.run_qconv("--to", "nf4", "--force", "m", "o")
         self.assertEqual(r.returncode, 0, r.stderr)
-        self.assertIn(b"--force replaces files that qconv did not write there: config.json\n",
+        self.assertIn(b"--force replaces files in o that qconv did not write there: config.json\n",
                       r.stderr)
         self.assertEqual(tree(self.path("o"))["mine.txt"], b"old")
         self.ok("-q", "verify", "o")
@@ -397,7 +397,7 @@ class Finished(OutputCase):
     def stays(self, *has, args=(), model="m"):
         for more in ([], ["--dry-run"], ["--restart"]):
             self.usage("--to", "nf4", *args, *more, model, "o",
-                       has=["o: holds a finished output (--to nf4", "--force replaces it", *has])
+                       has=["o holds a finished output (--to nf4", "--force replaces it", *has])
             self.assertEqual(tree(self.path("o")), self.before)
 
     def test_other_options(self):
@@ -499,11 +499,11 @@ class InTheWay(OutputCase):
             before = tree(self.path("o"))
             for dry in ([], ["--dry-run"]):
                 self.usage("--to", "int8", "--force", *dry, "m", "o",
-                           has="o/" + name + ": is a folder where the output has a file")
+                           has="o/" + name + " is a folder where the output has a file")
                 self.assertEqual(tree(self.path("o")), before)
             shutil.rmtree(self.path("o"))
         os.makedirs(self.path("o", "qconv.json"))
-        self.usage("--to", "nf4", "--force", "m", "o", has="o/qconv.json: is a folder")
+        self.usage("--to", "nf4", "--force", "m", "o", has="o/qconv.json is a folder")
         os.rmdir(self.path("o", "qconv.json"))
         os.mkfifo(self.path("o", "config.json"))
         self.usage("--to", "nf4", "--force", "m", "o", has="is a pipe or device")
@@ -513,7 +513,7 @@ class InTheWay(OutputCase):
         self.write("o/docs", "a file")
         for dry in ([], ["--dry-run"]):
             self.usage("--to", "nf4", "--force", *dry, "m", "o",
-                       has=["o/docs: is a file where the output has a folder"])
+                       has=["o/docs is a file where the output has a folder"])
         self.assertEqual(tree(self.path("o")), {"docs": b"a file"})
 
     def test_unpack(self):
@@ -559,7 +559,7 @@ class Room(OutputCase):
         self.small(3 << 20)
         r = self.run_qconv("--to", "int8", "m", "o")
         self.assertEqual(r.returncode, 1, r.stderr)
-        self.assertIn(b"should compression not be enough", r.stderr)
+        self.assertIn(b"if compression is not enough, the conversion stops when the disk is full", r.stderr)
         self.assertIn(b"the disk is full", r.stderr)
         self.assertIn(b"the same command continues", r.stderr)
 
@@ -590,7 +590,7 @@ class TwoRuns(OutputCase):
         os.mkdir(self.path("o", STAGING))
         with open(self.path("o", STAGING, "lock"), "w") as f:
             fcntl.flock(f, fcntl.LOCK_EX)
-            self.usage("--to", "int8", "m", "o", has="another qconv is writing there")
+            self.usage("--to", "int8", "m", "o", has="another qconv is writing to o now")
             self.usage("--to", "int8", "--force", "m", "o", has="another qconv")
             self.assertEqual(sorted(os.listdir(self.path("o", STAGING))), ["lock"])
         # Whoever held it is gone: what is left there is nobody's.

@@ -233,7 +233,8 @@ class NoConfig(PlanCase):
         self.fails(3, "plan", "--vram", "24GB", "nobody/has-this", has=["folder with its config"])
         mk.write_json(self.path("tokenizer.json"), {"version": "1.0", "model": {"type": "BPE"}})
         self.fails(3, "plan", "--vram", "24GB", "tokenizer.json",
-                   has=["tokenizer.json: this is JSON, but not the configuration of a model"])
+                   has=["tokenizer.json: expected the configuration of a model, with a model_type or architectures, "
+                        "found JSON with neither"])
 
 
 class Search(PlanCase):
@@ -619,7 +620,7 @@ class Refusals(PlanCase):
         r = self.run_qconv("plan", "--json", "sentence-transformers/all-MiniLM-L6-v2",
                            env={"QCONV_DEVICE": "cpu"})
         self.assertEqual(r.returncode, 0, r.stderr)
-        self.assertIn(b"planning for the CPU", r.stderr)
+        self.assertIn(b", so this plan is for the CPU; --vram names the devices to plan for", r.stderr)
         plan = json.loads(r.stdout)
         self.check_sums(plan)
         self.assertEqual([d["name"] for d in plan["devices"]], ["cpu"])

@@ -148,9 +148,9 @@ class Interrupted(Slow):
         while not os.path.exists(self.path("o", STAGING, "journal-00001-of-00001")):
             self.assertIsNone(p.poll())
             time.sleep(0.01)
-        self.fails(2, *args, has=["another qconv is writing there now"])
+        self.fails(2, *args, has=["another qconv is writing to o now; wait for it, or choose another OUT"])
         self.fails(2, "--to", "nf4", "--restart", "m", "o",
-                   has=["another qconv is writing there now"])
+                   has=["another qconv is writing to o now; wait for it, or choose another OUT"])
         p.kill()
         self.assertEqual(p.wait(timeout=60), -signal.SIGKILL)
         p.communicate()

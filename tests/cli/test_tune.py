@@ -58,7 +58,8 @@ class Alone(QconvCase):
                    command="bench")
         if os.getuid() != 0:
             os.chmod(self.write("t.json", ""), 0o444)
-            self.fails(1, *tune, "t.json", has=["--save", "may not be written"])
+            self.fails(1, *tune, "t.json",
+                       has=["--save", "expected a file that may be written, found one that may not"])
 
     def test_read_also_without_a_gpu(self):
         """Somebody who names a table that is broken wants to know, whatever works then."""
@@ -254,11 +255,11 @@ class Shim(OutputCase):
 
     def test_broken(self):
         for change, words in [
-                ({"rows": None}, ["rows is of kind null", "an array was expected"]),
-                ({"sm": "90"}, ["sm is of kind string", "a number was expected"]),
+                ({"rows": None}, ["rows is of kind null; expected an array"]),
+                ({"sm": "90"}, ["sm is of kind string; expected a number"]),
                 ({"qconv_tuning": 2}, ["a table of version 1"]),
                 ({"rows": [row(64, 256, "gemv"), row(64, 256, "gemv", most=0)]},
-                 ["rows[1]: m_most is 0", "was expected"])]:
+                 ["rows[1]: m_most is 0; expected a number from 1 to "])]:
             self.write("t.json", json.dumps({**table([]), **change}))
             self.fails(3, "bench", "--tuning", "t.json", has=["--tuning: t.json: "] + words)
         self.write("t.json", json.dumps(table([]))[:50])

@@ -43,7 +43,8 @@ class Help(QconvCase):
             for other in COMMANDS:
                 self.assertNotRegex(text, r"[(;] ?%s: " % other, c)
             self.assertEqual("there is no such device" in text, c not in ("unpack", "inspect"), c)
-        self.assertIn("(default: nf4, or keep for what is quantized already)", " ".join(self.ok("plan", "--help").split()))
+        self.assertIn("(default: nf4, or keep for what is quantized already)",
+                      " ".join(self.ok("plan", "--help").split()))
         self.assertIn("become (required)", " ".join(self.ok("convert", "--help").split()))
 
     def test_help_of_the_command_that_is_left_out(self):
@@ -139,7 +140,8 @@ class Wrong(QconvCase):
         self.fails(3, "--to", "nf4", "quantize", "o", has="quantize does not exist")
         os.mkdir(self.path("quantize"))
         self.usage("quantize", "o", has="--to is missing")
-        self.fails(3, "--to", "nf4", "quantize", "o", has="quantize: neither a .safetensors")
+        self.fails(3, "--to", "nf4", "quantize", "o", has="quantize has neither a .safetensors nor a "
+                   "PyTorch .bin file; give the folder that has the weights")
 
     def test_options_of_other_commands(self):
         for c in ["inspect", "verify", "unpack"]:
@@ -216,7 +218,7 @@ class Wrong(QconvCase):
         self.usage("--to", "nf4", "--quantize", "*[" + "a" * 4095, "m", "o",
                    has="--quantize: expected a glob of at most 4096 bytes, found 4097")
         self.usage("--to", "nf4", "--quantize=", "m", "o", has="the glob is empty")
-        self.usage("--to", "nf4", "--recipe=", "m", "o", has="--recipe: the path is empty")
+        self.usage("--to", "nf4", "--recipe=", "m", "o", has="--recipe: the path is empty; expected the name of a file")
 
     def test_what_goes_with_what(self):
         """The rules of the rows, each with its whole message; and what they let through."""
@@ -257,7 +259,7 @@ class Wrong(QconvCase):
 
     def test_measuring(self):
         self.usage("validate", "o", has="--against is missing", command="validate")
-        self.usage("validate", "--against=", "o", has="--against: the path is empty",
+        self.usage("validate", "--against=", "o", has="--against: the path is empty; expected the name of a file",
                    command="validate")
         self.usage("validate", "--against", "m", has="OUT is missing", command="validate")
         self.usage("validate", "--against", "m", "--tolerance", "0.1", "o",
@@ -321,7 +323,7 @@ class Recipe(QconvCase):
         self.bad('{"rules": [{"keep": "a", "quantize": "b"}]}', ["rules[0] must have exactly one"])
         self.bad('{"rules": [{"keep": "a"}, {"drop": "b"}]}', ["rules[1]", "'drop'"])
         self.bad('{"rules": [{"keep": 1}]}', ["keep"])
-        self.bad('{"rules": [{"keep": ""}]}', ["rules[0]: the glob is empty"])
+        self.bad('{"rules": [{"keep": ""}]}', ["rules[0]: the glob is empty; expected one such as '*.q_proj.*'"])
         self.bad('{"rules": [{"keep": "a"}]} x', [])
         self.bad('{"rules": [], "rules": []}', [])
         self.bad('{"rules": [%s]}' % ",".join(['{"keep":"a"}'] * 10001),
@@ -420,7 +422,7 @@ class Paths(QconvCase):
         self.fails(3, "inspect", self.CACHED, has="did you mean %s/snapshots/abc?" % self.CACHED)
         for s in ["abc", "def", "ghi"]:
             os.rename(self.path(self.CACHED, "snapshots", s), self.path(s))
-        self.fails(3, "inspect", self.CACHED, has="without a snapshot")
+        self.fails(3, "inspect", self.CACHED, has="and has no snapshot")
         self.fails(3, "inspect", "hub", has=["the cache of the Hugging Face hub", self.CACHED])
 
     def test_ids(self):

@@ -15,7 +15,7 @@ static void test_run_refuses(void **state)
         .m = 4, .x = memory, .x_dtype = QC_DTYPE_F16, .y = memory + 4096, .y_dtype = QC_DTYPE_F16};
     qc_matmul_io io = good;
     io.x_dtype = QC_DTYPE_F32;
-    km_expect_run(h, &w.ready, &io, QC_MATMUL_AUTO, NULL, 0, "x is F32, F16 or BF16 was expected");
+    km_expect_run(h, &w.ready, &io, QC_MATMUL_AUTO, NULL, 0, "x is F32; expected F16 or BF16");
     io = good;
     io.y_dtype = QC_DTYPE_F32;
     km_expect_run(h, &w.ready, &io, QC_MATMUL_AUTO, NULL, 0, "y is F32");

@@ -131,38 +131,38 @@ static void refused(void **state)
         const char *text, *words;
     } cases[] = {
         {"", "JSON byte 0"},
-        {"[]", "not a table of version 1"},
-        {"{\"qconv_tuning\": 2}", "not a table of version 1"},
-        {"{\"qconv_tuning\": \"1\"}", "not a table of version 1"},
-        {"{\"qconv_tuning\": 1}", "program is missing, a string was expected"},
-        {HEAD "}", "rows is missing, an array was expected"},
-        {HEAD ", \"rows\": {}}", "rows is of kind object, an array was expected"},
+        {"[]", "expected a table of version 1"},
+        {"{\"qconv_tuning\": 2}", "expected a table of version 1"},
+        {"{\"qconv_tuning\": \"1\"}", "expected a table of version 1"},
+        {"{\"qconv_tuning\": 1}", "program is missing; expected a string"},
+        {HEAD "}", "rows is missing; expected an array"},
+        {HEAD ", \"rows\": {}}", "rows is of kind object; expected an array"},
         {HEAD ", \"rows\": [1]}", "rows[0]: kind is missing"},
         {ROWS(""), "rows[1]: kind is missing"},
-        {ROWS("\"kind\": 4"), "rows[1]: kind is of kind number, a string was expected"},
+        {ROWS("\"kind\": 4"), "rows[1]: kind is of kind number; expected a string"},
         {ROWS("\"kind\": \"fp4\""),
-         "rows[1]: kind is 'fp4', one of nf4, int8, int8-blocks was expected"},
-        {ROWS("\"kind\": \"nf4\", \"n\": 1.5"), "rows[1]: n is 1.5, an integer"},
-        {ROWS("\"kind\": \"nf4\", \"n\": -1"), "rows[1]: n is -1, an integer"},
+         "rows[1]: kind is 'fp4'; expected one of nf4, int8, int8-blocks"},
+        {ROWS("\"kind\": \"nf4\", \"n\": 1.5"), "rows[1]: n is 1.5; expected an integer"},
+        {ROWS("\"kind\": \"nf4\", \"n\": -1"), "rows[1]: n is -1; expected an integer"},
         {ROWS("\"kind\": \"nf4\", \"n\": 1"), "rows[1]: k is missing"},
-        {ROWS(SHAPE "\"m_least\": 0"), "m_least is 0, a number of 1 to"},
-        {ROWS(SHAPE "\"m_least\": 5, \"m_most\": 4"), "m_most is 4, a number of 5 to"},
+        {ROWS(SHAPE "\"m_least\": 0"), "m_least is 0; expected a number from 1 to"},
+        {ROWS(SHAPE "\"m_least\": 5, \"m_most\": 4"), "m_most is 4; expected a number from 5 to"},
         {ROWS(SHAPE "\"m_least\": 1, \"m_most\": true"), "m_most is of kind"},
         {ROWS(SHAPE "\"m_least\": 1, \"m_most\": 4, \"path\": \"auto\""),
-         "path is 'auto', one of gemv, mma-884, mma-16816, dequant-gemm was expected"},
+         "path is 'auto'; expected one of gemv, mma-884, mma-16816, dequant-gemm"},
         {ROWS(SHAPE "\"m_least\": 1, \"m_most\": 4, \"path\": \"gemv\", \"variant\": \"tiles\""),
-         "only the path mma-16816 has a variant"},
+         "expected a variant for the path mma-16816 only, found one for "},
         {ROWS(GOOD ", \"variant\": \"fast\""),
-         "variant is 'fast', one of general, stream, tiles was expected"},
+         "variant is 'fast'; expected one of general, stream, tiles"},
         {ROWS(GOOD ", \"variant\": null"), "variant is of kind null"},
         {ROWS(GOOD ", \"blocks\": \"4\""), "blocks is of kind string"},
-        {ROWS(GOOD ", \"blocks\": 0"), "blocks is 0, a number of 1 to 65535"},
-        {ROWS(GOOD ", \"blocks\": 65536"), "blocks is 65536, a number of 1 to 65535"},
+        {ROWS(GOOD ", \"blocks\": 0"), "blocks is 0; expected a number from 1 to 65535"},
+        {ROWS(GOOD ", \"blocks\": 65536"), "blocks is 65536; expected a number from 1 to 65535"},
         {"{\"qconv_tuning\": 1, \"program\": \"\", \"date\": \"\", \"gpu\": 1}",
-         "gpu is of kind number, a string was expected"},
+         "gpu is of kind number; expected a string"},
         {"{\"qconv_tuning\": 1, \"program\": \"\", \"date\": \"\", \"gpu\": \"\", \"sm\": "
          "4294967386}",
-         "sm is 4294967386, a number of 1 to"},
+         "sm is 4294967386; expected a number from 1 to"},
     };
     place *p = *state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -199,7 +199,7 @@ static void too_many(void **state)
         assert_int_equal(qc_strbuf_adds(&text, "]}", &err), QC_OK);
         put(p, text.data);
         assert_int_equal(qc_tuning_read(&t, &p->arena, p->path, &err), more ? QC_ERR_INPUT : QC_OK);
-        assert_true(!more || strstr(err.msg, "4097, at most 4096 were expected"));
+        assert_true(!more || strstr(err.msg, "expected at most 4096 rows, found 4097"));
         qc_strbuf_deinit(&text);
     }
 }

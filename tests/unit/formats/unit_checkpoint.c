@@ -146,7 +146,7 @@ static void opens_a_sharded_checkpoint(void **state)
         qc_error err = {0};
         const qc_checkpoint_tensor *t = qc_checkpoint_find(c, "a");
         assert_int_equal(qc_checkpoint_read(c, NULL, t, 41, &b, 0, &err), QC_ERR_INPUT);
-        assert_string_equal(err.msg, "tensor 'a' has 40 bytes, 0 at 41 were asked for");
+        assert_string_equal(err.msg, "tensor 'a' has 40 bytes, but 0 at 41 were asked for");
         assert_int_equal(qc_checkpoint_read(c, NULL, t, 1, &b, 40, &err), QC_ERR_INPUT);
         assert_int_equal(qc_checkpoint_read(c, NULL, t, UINT64_MAX, &b, 2, &err), QC_ERR_INPUT);
         qc_checkpoint_close(c);
@@ -305,7 +305,7 @@ static void follows_links_to_files(void **state)
     /* the file behind the link is gone */
     fx_join(path, dir, "../blobs/aa");
     assert_int_equal(unlink(path), 0);
-    expect_failure(QC_ERR_INPUT, "%s/model.safetensors: is a link to a file that does not exist");
+    expect_failure(QC_ERR_INPUT, "%s/model.safetensors is a link to a file that does not exist");
 }
 
 /* ---- the index ---- */
@@ -317,18 +317,17 @@ static const struct {
     const char *index;
     const char *message;
 } bad_indexes[] = {
-    {"", AT "JSON byte 0: a JSON value was expected, found the end of the text"},
-    {"{", AT "JSON byte 1: a key in quotes was expected, found the end of the text"},
-    {"[]", AT "text is of kind array, an object was expected"},
-    {"{}", AT "weight_map is missing, an object was expected"},
-    {"{\"metadata\":{\"total_size\":1}}", AT "weight_map is missing, an object was expected"},
-    {"{\"Weight_Map\":{\"a\":\"x.safetensors\"}}",
-     AT "weight_map is missing, an object was expected"},
-    {"{\"weight_map\":[]}", AT "weight_map is of kind array, an object was expected"},
-    {"{\"weight_map\":null}", AT "weight_map is of kind null, an object was expected"},
+    {"", AT "JSON byte 0: expected a JSON value, found the end of the text"},
+    {"{", AT "JSON byte 1: expected a key in quotes, found the end of the text"},
+    {"[]", AT "text is of kind array; expected an object"},
+    {"{}", AT "weight_map is missing; expected an object"},
+    {"{\"metadata\":{\"total_size\":1}}", AT "weight_map is missing; expected an object"},
+    {"{\"Weight_Map\":{\"a\":\"x.safetensors\"}}", AT "weight_map is missing; expected an object"},
+    {"{\"weight_map\":[]}", AT "weight_map is of kind array; expected an object"},
+    {"{\"weight_map\":null}", AT "weight_map is of kind null; expected an object"},
     {"{\"weight_map\":{}}", AT "weight_map is empty"},
     {"{\"weight_map\":{\"a\":1}}",
-     AT "a file name in weight_map is of kind number, a string was expected"},
+     AT "a file name in weight_map is of kind number; expected a string"},
     {"{\"weight_map\":{\"a\":\"x.safetensors\",\"a\":\"y.safetensors\"}}",
      AT "JSON byte 35: key 'a' appears a second time in one object (first at byte 15)"},
     {IN_MAP(""), AT "file name '' in weight_map: it is empty"},
@@ -357,14 +356,15 @@ static const struct {
      AT "file name 'x.safetensors.zst' in weight_map: it does not end in .safetensors"},
     {IN_MAP("x"), AT "file name 'x' in weight_map: it does not end in .safetensors"},
     {IN_MAP("gone.safetensors"),
-     "%s: 1 of the 1 files that " INDEX_NAME " names are missing: 'gone.safetensors'; the first "
-     "tensor missing is 'a'"},
+     "%s: 1 of the 1 files that " INDEX_NAME
+     " names are missing: 'gone.safetensors'; the first missing tensor is 'a'; download them, too"},
     {"{\"weight_map\":{\"a\":\"x.safetensors\",\"b\":\"1.safetensors\",\"c\":\"2.safetensors\","
      "\"d\":\"3.safetensors\",\"e\":\"4.safetensors\",\"f\":\"5.safetensors\",\"g\":"
      "\"6.safetensors\",\"h\":\"7.safetensors\"}}",
      "%s: 7 of the 8 files that " INDEX_NAME
      " names are missing: '1.safetensors', '2.safetensors', '3.safetensors', '4.safetensors', "
-     "'5.safetensors' and 2 more; the first tensor missing is 'b'"},
+     "'5.safetensors' and 2 more; the first missing tensor is 'b'; download them, "
+     "too"},
     {"{\"weight_map\":{\"a\":\"x.safetensors\",\"b\":\"x.safetensors\",\"c\":\"x.safetensors\"}}",
      "%s: 1 tensor of " INDEX_NAME " is in no file: 'c'"},
     {"{\"weight_map\":{\"b\":\"x.safetensors\"}}",
@@ -393,8 +393,9 @@ static void refuses_tensors_in_the_wrong_place(void **state)
             "{\"weight_map\":{\"a\":\"m-00000-of-00002.safetensors\",\"b\":"
             "\"m-00001-of-00002.safetensors\",\"c\":\"m-00001-of-00002.safetensors\",\"d\":"
             "\"m-00001-of-00002.safetensors\"}}");
-    expect_failure(QC_ERR_INPUT, "%s: tensor 'b' is in 'm-00000-of-00002.safetensors', " INDEX_NAME
-                                 " says it is in 'm-00001-of-00002.safetensors'");
+    expect_failure(QC_ERR_INPUT,
+                   "%s: tensor 'b' is in 'm-00000-of-00002.safetensors', but " INDEX_NAME
+                   " says that it is in 'm-00001-of-00002.safetensors'");
     fx_puts(dir, INDEX_NAME, GOOD_INDEX);
     fx_put_tensors(dir, "m-00001-of-00002.safetensors", "c b d", 40);
     expect_failure(QC_ERR_INPUT, "%s: tensor 'b' is in two files, 'm-00000-of-00002.safetensors' "
@@ -487,17 +488,18 @@ static void says_what_is_there_instead(void **state)
 {
     (void)state;
     fresh();
-    expect_failure(QC_ERR_INPUT,
-                   "%s: neither a .safetensors nor a PyTorch .bin file in this directory");
+    expect_failure(QC_ERR_INPUT, "%s has neither a .safetensors nor a PyTorch .bin file; give the "
+                                 "folder that has the weights");
     fx_puts(dir, "config.json", "{}");
     fx_puts(dir, "sub/model.safetensors", "not at the top");
-    expect_failure(QC_ERR_INPUT,
-                   "%s: neither a .safetensors nor a PyTorch .bin file in this directory");
+    expect_failure(QC_ERR_INPUT, "%s has neither a .safetensors nor a PyTorch .bin file; give the "
+                                 "folder that has the weights");
     fx_puts(dir, "tf_model.h5", "x");
     fx_puts(dir, "consolidated.00.pth", "x");
-    expect_failure(QC_ERR_UNSUPPORTED,
-                   "%s: no .safetensors file, only weights in other formats, which are not read: "
-                   "'consolidated.00.pth', 'tf_model.h5'");
+    expect_failure(
+        QC_ERR_UNSUPPORTED,
+        "%s has no .safetensors file, but only weights in formats that qconv does not read: "
+        "'consolidated.00.pth', 'tf_model.h5'");
     for (int i = 0; i < 4; i++) {
         char name[200];
         (void)snprintf(name, sizeof name, "a%d-%0140d.gguf", i, i);
@@ -512,7 +514,7 @@ static void says_what_is_there_instead(void **state)
     fx_put_tensors(dir, "b.safetensors", "b", 8);
     fx_put_tensors(dir, "a.safetensors.zst", "a", 8);
     fx_puts(dir, "._b.safetensors", "resource fork");
-    expect_failure(QC_ERR_INPUT, "%s: 2 .safetensors files, but no " INDEX_NAME
+    expect_failure(QC_ERR_INPUT, "%s has 2 .safetensors files, but no " INDEX_NAME
                                  " that says what belongs together: 'a.safetensors', "
                                  "'b.safetensors'");
 }
@@ -526,7 +528,7 @@ static void refuses_what_is_no_checkpoint(void **state)
     memcpy(dir, good, sizeof dir);
     expect_failure(QC_ERR_INPUT, "%s does not exist");
     assert_int_equal(mkfifo(dir, 0666), 0);
-    expect_failure(QC_ERR_INPUT, "%s is neither a directory nor a regular file");
+    expect_failure(QC_ERR_INPUT, "%s: expected a directory or a regular file, found neither");
     assert_int_equal(unlink(dir), 0);
 
     fresh();
@@ -541,9 +543,9 @@ static const struct {
     const char *config;
     const char *message;
 } bad_configs[] = {
-    {"", "%s/config.json: JSON byte 0: a JSON value was expected, found the end of the text"},
-    {"[]", "%s/config.json: text is of kind array, an object was expected"},
-    {"{\"a\":1,}", "%s/config.json: JSON byte 7: a key in quotes was expected, found '}'"},
+    {"", "%s/config.json: JSON byte 0: expected a JSON value, found the end of the text"},
+    {"[]", "%s/config.json: text is of kind array; expected an object"},
+    {"{\"a\":1,}", "%s/config.json: JSON byte 7: expected a key in quotes, found '}'"},
 };
 
 static void refuses_bad_configs(void **state)

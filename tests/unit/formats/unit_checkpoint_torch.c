@@ -284,15 +284,18 @@ static void refuses_bad_indexes(void **state)
     fresh();
     copy("module.bin", SHARD(2));
     copy("module.bin", SHARD(1));
-    expect_failure(QC_ERR_INPUT,
-                   ": 2 PyTorch shards, but no pytorch_model.bin.index.json that says what belongs "
-                   "together: '" SHARD(1) "', '" SHARD(2) "'");
+    expect_failure(
+        QC_ERR_INPUT,
+        " has 2 PyTorch shards, but no pytorch_model.bin.index.json that says what belongs "
+        "together: '" SHARD(1) "', '" SHARD(2) "'");
     copy_sharded();
     fx_join(path, dir, SHARD(1));
     assert_int_equal(unlink(path), 0);
-    expect_failure(QC_ERR_INPUT, ": 1 of the 2 files that pytorch_model.bin.index.json names are "
-                                 "missing: '" SHARD(1) "'; the first tensor missing is "
-                                                       "'model.embed_tokens.weight'");
+    expect_failure(
+        QC_ERR_INPUT,
+        ": 1 of the 2 files that pytorch_model.bin.index.json names are "
+        "missing: '" SHARD(
+            1) "'; the first missing tensor is 'model.embed_tokens.weight'; download them, too");
     static const struct {
         const char *value;
         const char *message;
@@ -328,8 +331,9 @@ static void refuses_bad_indexes(void **state)
     expect_failure(QC_ERR_INPUT, ": tensor 'a' is in two files, 'x.bin' and 'y.bin'");
     copy_sharded();
     fx_puts(dir, SHARD(2), "x");
-    expect_failure(QC_ERR_INPUT, "/" SHARD(2) ": file is not a PyTorch checkpoint: neither a zip "
-                                              "archive nor a pickle");
+    expect_failure(QC_ERR_INPUT,
+                   "/" SHARD(2) ": the file is not a PyTorch checkpoint, but neither a zip "
+                                "archive nor a pickle");
 }
 
 /* An index may say the size with what is shared once (transformers) or as often as it is named. */

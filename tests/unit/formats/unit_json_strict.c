@@ -36,95 +36,96 @@ typedef struct {
 } refused_case;
 
 static const refused_case refused[] = {
-    {"", 0, "JSON byte 0: a JSON value was expected, found the end of the text"},
-    {" \t\r\n", 0, "JSON byte 4: a JSON value was expected, found the end of the text"},
+    {"", 0, "JSON byte 0: expected a JSON value, found the end of the text"},
+    {" \t\r\n", 0, "JSON byte 4: expected a JSON value, found the end of the text"},
     {"\xef\xbb\xbf{}", 0, "JSON byte 0: a byte order mark is not accepted"},
-    {"{}x", 0, "JSON byte 2: the end of the text was expected, found 'x'"},
-    {"{} {}", 0, "JSON byte 3: the end of the text was expected, found '{'"},
-    {"{}\0", 3, "JSON byte 2: the end of the text was expected, found byte 0x00"},
-    {"{}\v", 0, "JSON byte 2: the end of the text was expected, found byte 0x0b"},
-    {"{", 0, "JSON byte 1: a key in quotes was expected, found the end of the text"},
-    {"}", 0, "JSON byte 0: a JSON value was expected, found '}'"},
-    {"[", 0, "JSON byte 1: a JSON value was expected, found the end of the text"},
-    {"[1,]", 0, "JSON byte 3: a JSON value was expected, found ']'"},
-    {"[1 2]", 0, "JSON byte 3: ',' or ']' was expected, found '2'"},
-    {"[1", 0, "JSON byte 2: ',' or ']' was expected, found the end of the text"},
-    {"[,1]", 0, "JSON byte 1: a JSON value was expected, found ','"},
-    {"{\"a\":1,}", 0, "JSON byte 7: a key in quotes was expected, found '}'"},
-    {"{\"a\" 1}", 0, "JSON byte 5: ':' was expected after a key, found '1'"},
-    {"{\"a\"", 0, "JSON byte 4: ':' was expected after a key, found the end of the text"},
-    {"{\"a\":}", 0, "JSON byte 5: a JSON value was expected, found '}'"},
-    {"{\"a\":1", 0, "JSON byte 6: ',' or '}' was expected, found the end of the text"},
-    {"{\"a\":1 \"b\":2}", 0, "JSON byte 7: ',' or '}' was expected, found '\"'"},
-    {"{a:1}", 0, "JSON byte 1: a key in quotes was expected, found 'a'"},
-    {"{'a':1}", 0, "JSON byte 1: a key in quotes was expected, found '''"},
-    {"{1:1}", 0, "JSON byte 1: a key in quotes was expected, found '1'"},
-    {"// x\n1", 0, "JSON byte 0: a JSON value was expected, found '/'"},
+    {"{}x", 0, "JSON byte 2: expected the end of the text, found 'x'"},
+    {"{} {}", 0, "JSON byte 3: expected the end of the text, found '{'"},
+    {"{}\0", 3, "JSON byte 2: expected the end of the text, found byte 0x00"},
+    {"{}\v", 0, "JSON byte 2: expected the end of the text, found byte 0x0b"},
+    {"{", 0, "JSON byte 1: expected a key in quotes, found the end of the text"},
+    {"}", 0, "JSON byte 0: expected a JSON value, found '}'"},
+    {"[", 0, "JSON byte 1: expected a JSON value, found the end of the text"},
+    {"[1,]", 0, "JSON byte 3: expected a JSON value, found ']'"},
+    {"[1 2]", 0, "JSON byte 3: expected ',' or ']', found '2'"},
+    {"[1", 0, "JSON byte 2: expected ',' or ']', found the end of the text"},
+    {"[,1]", 0, "JSON byte 1: expected a JSON value, found ','"},
+    {"{\"a\":1,}", 0, "JSON byte 7: expected a key in quotes, found '}'"},
+    {"{\"a\" 1}", 0, "JSON byte 5: expected ':' after a key, found '1'"},
+    {"{\"a\"", 0, "JSON byte 4: expected ':' after a key, found the end of the text"},
+    {"{\"a\":}", 0, "JSON byte 5: expected a JSON value, found '}'"},
+    {"{\"a\":1", 0, "JSON byte 6: expected ',' or '}', found the end of the text"},
+    {"{\"a\":1 \"b\":2}", 0, "JSON byte 7: expected ',' or '}', found '\"'"},
+    {"{a:1}", 0, "JSON byte 1: expected a key in quotes, found 'a'"},
+    {"{'a':1}", 0, "JSON byte 1: expected a key in quotes, found '''"},
+    {"{1:1}", 0, "JSON byte 1: expected a key in quotes, found '1'"},
+    {"// x\n1", 0, "JSON byte 0: expected a JSON value, found '/'"},
     /* words */
-    {"nul", 0, "JSON byte 0: a JSON value was expected, found 'n'"},
-    {"True", 0, "JSON byte 0: a JSON value was expected, found 'T'"},
-    {"tru3", 0, "JSON byte 0: a JSON value was expected, found 't'"},
-    {"falsy", 0, "JSON byte 0: a JSON value was expected, found 'f'"},
-    {"nullx", 0, "JSON byte 4: the end of the text was expected, found 'x'"},
-    {"NaN", 0, "JSON byte 0: a JSON value was expected, found 'N'"},
-    {"[NaN]", 0, "JSON byte 1: a JSON value was expected, found 'N'"},
-    {"Infinity", 0, "JSON byte 0: a JSON value was expected, found 'I'"},
-    {"-Infinity", 0, "JSON byte 1: a digit was expected, found 'I'"},
+    {"nul", 0, "JSON byte 0: expected a JSON value, found 'n'"},
+    {"True", 0, "JSON byte 0: expected a JSON value, found 'T'"},
+    {"tru3", 0, "JSON byte 0: expected a JSON value, found 't'"},
+    {"falsy", 0, "JSON byte 0: expected a JSON value, found 'f'"},
+    {"nullx", 0, "JSON byte 4: expected the end of the text, found 'x'"},
+    {"NaN", 0, "JSON byte 0: expected a JSON value, found 'N'"},
+    {"[NaN]", 0, "JSON byte 1: expected a JSON value, found 'N'"},
+    {"Infinity", 0, "JSON byte 0: expected a JSON value, found 'I'"},
+    {"-Infinity", 0, "JSON byte 1: expected a digit, found 'I'"},
     /* numbers */
-    {"01", 0, "JSON byte 1: the end of the text was expected, found '1'"},
-    {"-", 0, "JSON byte 1: a digit was expected, found the end of the text"},
-    {"-01", 0, "JSON byte 2: the end of the text was expected, found '1'"},
-    {"+1", 0, "JSON byte 0: a JSON value was expected, found '+'"},
-    {".5", 0, "JSON byte 0: a JSON value was expected, found '.'"},
+    {"01", 0, "JSON byte 1: expected the end of the text, found '1'"},
+    {"-", 0, "JSON byte 1: expected a digit, found the end of the text"},
+    {"-01", 0, "JSON byte 2: expected the end of the text, found '1'"},
+    {"+1", 0, "JSON byte 0: expected a JSON value, found '+'"},
+    {".5", 0, "JSON byte 0: expected a JSON value, found '.'"},
     {"1.", 0,
-     "JSON byte 2: a digit was expected after the decimal point, found the end of the "
+     "JSON byte 2: expected a digit after the decimal point, found the end of the "
      "text"},
-    {"1.e3", 0, "JSON byte 2: a digit was expected after the decimal point, found 'e'"},
-    {"1e", 0, "JSON byte 2: a digit was expected in the exponent, found the end of the text"},
-    {"1e+", 0, "JSON byte 3: a digit was expected in the exponent, found the end of the text"},
-    {"1ex", 0, "JSON byte 2: a digit was expected in the exponent, found 'x'"},
-    {"0x10", 0, "JSON byte 1: the end of the text was expected, found 'x'"},
-    {"1e400", 0, "JSON byte 0: a number beyond the range of a double"},
-    {"[-1E+999]", 0, "JSON byte 1: a number beyond the range of a double"},
+    {"1.e3", 0, "JSON byte 2: expected a digit after the decimal point, found 'e'"},
+    {"1e", 0, "JSON byte 2: expected a digit in the exponent, found the end of the text"},
+    {"1e+", 0, "JSON byte 3: expected a digit in the exponent, found the end of the text"},
+    {"1ex", 0, "JSON byte 2: expected a digit in the exponent, found 'x'"},
+    {"0x10", 0, "JSON byte 1: expected the end of the text, found 'x'"},
+    {"1e400", 0, "JSON byte 0: a number is beyond the range of a double"},
+    {"[-1E+999]", 0, "JSON byte 1: a number is beyond the range of a double"},
     {"1234567890123456789012345678901234567890123456789012345678901234", 0,
-     "JSON byte 0: a number of more than 63 characters"},
+     "JSON byte 0: a number has more than 63 characters"},
     /* strings */
     {"\"", 0, "JSON byte 0: a string begins here and does not end"},
     {"\"abc", 0, "JSON byte 0: a string begins here and does not end"},
     {"\"\\\"", 0, "JSON byte 0: a string begins here and does not end"},
-    {"\"\\", 0, "JSON byte 2: the rest of an escape was expected, found the end of the text"},
-    {"\"\\x\"", 0, "JSON byte 2: an escape was expected, found 'x'"},
-    {"\"\\\0\"", 4, "JSON byte 2: an escape was expected, found byte 0x00"},
+    {"\"\\", 0, "JSON byte 2: expected the rest of an escape, found the end of the text"},
+    {"\"\\x\"", 0, "JSON byte 2: expected an escape, found 'x'"},
+    {"\"\\\0\"", 4, "JSON byte 2: expected an escape, found byte 0x00"},
     {"\"\\u12\"", 0, "JSON byte 1: \\u is not followed by four hexadecimal digits"},
     {"\"\\u", 0, "JSON byte 1: \\u is not followed by four hexadecimal digits"},
     {"\"\\u12g4\"", 0, "JSON byte 1: \\u is not followed by four hexadecimal digits"},
     {"\"\\u0000\"", 0, "JSON byte 1: \\u0000 is not accepted in a string"},
     {"{\"k\\u0000x\":1}", 0, "JSON byte 3: \\u0000 is not accepted in a string"},
-    {"\"\\ud800\"", 0, "JSON byte 1: half of a surrogate pair without the other"},
-    {"\"\\udc00\"", 0, "JSON byte 1: half of a surrogate pair without the other"},
-    {"\"\\ud800\\ud800\"", 0, "JSON byte 1: half of a surrogate pair without the other"},
-    {"\"\\ud800\\n12345\"", 0, "JSON byte 1: half of a surrogate pair without the other"},
-    {"\"\\ud800\\u00zz\"", 0, "JSON byte 1: half of a surrogate pair without the other"},
-    {"\"\\ud800x12345\"", 0, "JSON byte 1: half of a surrogate pair without the other"},
-    {"\"\\ud800\\ue000\"", 0, "JSON byte 1: half of a surrogate pair without the other"},
+    {"\"\\ud800\"", 0, "JSON byte 1: one half of a surrogate pair stands without the other"},
+    {"\"\\udc00\"", 0, "JSON byte 1: one half of a surrogate pair stands without the other"},
+    {"\"\\ud800\\ud800\"", 0, "JSON byte 1: one half of a surrogate pair stands without the other"},
+    {"\"\\ud800\\n12345\"", 0,
+     "JSON byte 1: one half of a surrogate pair stands without the other"},
+    {"\"\\ud800\\u00zz\"", 0, "JSON byte 1: one half of a surrogate pair stands without the other"},
+    {"\"\\ud800x12345\"", 0, "JSON byte 1: one half of a surrogate pair stands without the other"},
+    {"\"\\ud800\\ue000\"", 0, "JSON byte 1: one half of a surrogate pair stands without the other"},
     {"\"\n\"", 0, "JSON byte 1: no control character may stand in a string, found byte 0x0a"},
     {"\"a\0b\"", 5, "JSON byte 2: no control character may stand in a string, found byte 0x00"},
     /* UTF-8 */
-    {"\xff", 0, "JSON byte 0: a JSON value was expected, found byte 0xff"},
-    {"\"\x80\"", 0, "JSON byte 1: text is not valid UTF-8"},
-    {"\"\xc0\xaf\"", 0, "JSON byte 1: text is not valid UTF-8"}, /* overlong '/' */
-    {"\"\xc1\xbf\"", 0, "JSON byte 1: text is not valid UTF-8"}, /* overlong */
-    {"\"\xc3\"", 0, "JSON byte 1: text is not valid UTF-8"},     /* cut by the quote */
-    {"\"\xc3", 0, "JSON byte 1: text is not valid UTF-8"},       /* cut by the end */
-    {"\"\xc3\xc3\"", 0, "JSON byte 1: text is not valid UTF-8"},
-    {"\"\xe0\x9f\x80\"", 0, "JSON byte 1: text is not valid UTF-8"}, /* overlong */
-    {"\"\xed\xa0\x80\"", 0, "JSON byte 1: text is not valid UTF-8"}, /* U+D800 */
-    {"\"\xe2\x82\"", 0, "JSON byte 1: text is not valid UTF-8"},
-    {"\"\xe2\x82\xff\"", 0, "JSON byte 1: text is not valid UTF-8"},
-    {"\"\xf0\x8f\xbf\xbf\"", 0, "JSON byte 1: text is not valid UTF-8"}, /* overlong */
-    {"\"\xf4\x90\x80\x80\"", 0, "JSON byte 1: text is not valid UTF-8"}, /* U+110000 */
-    {"\"\xf5\x80\x80\x80\"", 0, "JSON byte 1: text is not valid UTF-8"},
-    {"\"\xf0\x9f\x98\x01\"", 0, "JSON byte 1: text is not valid UTF-8"},
+    {"\xff", 0, "JSON byte 0: expected a JSON value, found byte 0xff"},
+    {"\"\x80\"", 0, "JSON byte 1: the text is not valid UTF-8"},
+    {"\"\xc0\xaf\"", 0, "JSON byte 1: the text is not valid UTF-8"}, /* overlong '/' */
+    {"\"\xc1\xbf\"", 0, "JSON byte 1: the text is not valid UTF-8"}, /* overlong */
+    {"\"\xc3\"", 0, "JSON byte 1: the text is not valid UTF-8"},     /* cut by the quote */
+    {"\"\xc3", 0, "JSON byte 1: the text is not valid UTF-8"},       /* cut by the end */
+    {"\"\xc3\xc3\"", 0, "JSON byte 1: the text is not valid UTF-8"},
+    {"\"\xe0\x9f\x80\"", 0, "JSON byte 1: the text is not valid UTF-8"}, /* overlong */
+    {"\"\xed\xa0\x80\"", 0, "JSON byte 1: the text is not valid UTF-8"}, /* U+D800 */
+    {"\"\xe2\x82\"", 0, "JSON byte 1: the text is not valid UTF-8"},
+    {"\"\xe2\x82\xff\"", 0, "JSON byte 1: the text is not valid UTF-8"},
+    {"\"\xf0\x8f\xbf\xbf\"", 0, "JSON byte 1: the text is not valid UTF-8"}, /* overlong */
+    {"\"\xf4\x90\x80\x80\"", 0, "JSON byte 1: the text is not valid UTF-8"}, /* U+110000 */
+    {"\"\xf5\x80\x80\x80\"", 0, "JSON byte 1: the text is not valid UTF-8"},
+    {"\"\xf0\x9f\x98\x01\"", 0, "JSON byte 1: the text is not valid UTF-8"},
     /* duplicates */
     {"{\"a\":1,\"a\":2}", 0,
      "JSON byte 7: key 'a' appears a second time in one object (first at byte 1)"},
@@ -259,7 +260,7 @@ static void limits_values_by_length(void **state)
     text[n - 2] = '0';
     text[n - 3] = ' ';
     assert_int_equal(qc_json_parse(&doc, text, n, 0, &err), QC_ERR_INPUT);
-    assert_non_null(strstr(err.msg, "more values than a text of this length may hold"));
+    assert_non_null(strstr(err.msg, "there are more values than a text of this length may hold"));
     free(text);
 }
 
@@ -270,14 +271,14 @@ static void integers_only_when_asked(void **state)
         const char *message; /* NULL: accepted */
     } cases[] = {
         {"[0,-0,1,-1,9007199254740991,-9007199254740991]", NULL},
-        {"9007199254740992", "JSON byte 0: an integer beyond 2^53 - 1"},
-        {"[-9007199254740992]", "JSON byte 1: an integer beyond 2^53 - 1"},
-        {"18446744073709551616", "JSON byte 0: an integer beyond 2^53 - 1"},
-        {"99999999999999999999999999999999999999", "JSON byte 0: an integer beyond 2^53 - 1"},
-        {"1.0", "JSON byte 0: a number with a fraction or exponent where only integers are "
-                "accepted"},
-        {"{\"a\":1e2}", "JSON byte 5: a number with a fraction or exponent where only integers "
-                        "are accepted"},
+        {"9007199254740992", "JSON byte 0: an integer is beyond 2^53 - 1"},
+        {"[-9007199254740992]", "JSON byte 1: an integer is beyond 2^53 - 1"},
+        {"18446744073709551616", "JSON byte 0: an integer is beyond 2^53 - 1"},
+        {"99999999999999999999999999999999999999", "JSON byte 0: an integer is beyond 2^53 - 1"},
+        {"1.0",
+         "JSON byte 0: a number has a fraction or an exponent where only integers are accepted"},
+        {"{\"a\":1e2}",
+         "JSON byte 5: a number has a fraction or an exponent where only integers are accepted"},
         {"\"1.5\"", NULL},
     };
     (void)state;
@@ -316,8 +317,7 @@ static void takes_what_python_writes_when_asked(void **state)
         assert_int_equal(qc_json_kind_of(n), QC_JSON_NUMBER);
         assert_int_equal(qc_json_as_u64(n, "x", &u, &err), QC_ERR_INPUT);
         assert_int_equal(qc_json_as_double(n, "x", &d, &err), QC_ERR_INPUT);
-        (void)snprintf(expected, sizeof expected, "x is %s, a finite number was expected",
-                       shown[i]);
+        (void)snprintf(expected, sizeof expected, "x is %s; expected a finite number", shown[i]);
         assert_string_equal(err.msg, expected);
     }
     n = qc_json_next(n);
@@ -394,15 +394,15 @@ static void gives_typed_access(void **state)
     assert_int_equal(qc_json_bool_or(NULL, 7), 7);
 
     assert_int_equal(qc_json_as_string(NULL, "model_type", &s, &err), QC_ERR_INPUT);
-    assert_string_equal(err.msg, "model_type is missing, a string was expected");
+    assert_string_equal(err.msg, "model_type is missing; expected a string");
     assert_int_equal(qc_json_as_string(qc_json_get(r, "n"), "n", &s, &err), QC_ERR_INPUT);
-    assert_string_equal(err.msg, "n is of kind null, a string was expected");
+    assert_string_equal(err.msg, "n is of kind null; expected a string");
     assert_int_equal(qc_json_as_u64(qc_json_get(r, "o"), "o", &u, &err), QC_ERR_INPUT);
-    assert_string_equal(err.msg, "o is of kind object, a number was expected");
+    assert_string_equal(err.msg, "o is of kind object; expected a number");
     assert_int_equal(qc_json_as_double(qc_json_get(r, "arr"), "arr", &d, &err), QC_ERR_INPUT);
-    assert_string_equal(err.msg, "arr is of kind array, a number was expected");
+    assert_string_equal(err.msg, "arr is of kind array; expected a number");
     assert_int_equal(qc_json_as_bool(qc_json_get(r, "s"), "s", &b, &err), QC_ERR_INPUT);
-    assert_string_equal(err.msg, "s is of kind string, a boolean was expected");
+    assert_string_equal(err.msg, "s is of kind string; expected a boolean");
 
     /* order of members and elements */
     const qc_json_node *m = qc_json_first(r);
@@ -520,7 +520,7 @@ static void splice_needs_an_object(void **state)
     (void)state;
     qc_strbuf_init(&out, 1000);
     assert_int_equal(qc_json_splice(&out, "[1]", 3, "a", "1", &err), QC_ERR_INPUT);
-    assert_string_equal(err.msg, "JSON text is of kind array, an object was expected");
+    assert_string_equal(err.msg, "JSON text is of kind array; expected an object");
     assert_int_equal(qc_json_splice(&out, "{", 1, "a", "1", &err), QC_ERR_INPUT);
     assert_true(out.len == 0);
     qc_strbuf_deinit(&out);

@@ -107,36 +107,34 @@ typedef struct {
 
 static const header_case refused[] = {
     {"9", "{", 0, QC_ERR_INPUT,
-     "header: JSON byte 1: a key in quotes was expected, found the end of the text"},
-    {"8", "\xff", 0, QC_ERR_INPUT,
-     "header: JSON byte 0: a JSON value was expected, found byte 0xff"},
-    {"8b", "{\"\xff\":1}", 0, QC_ERR_INPUT, "header: JSON byte 2: text is not valid UTF-8"},
+     "header: JSON byte 1: expected a key in quotes, found the end of the text"},
+    {"8", "\xff", 0, QC_ERR_INPUT, "header: JSON byte 0: expected a JSON value, found byte 0xff"},
+    {"8b", "{\"\xff\":1}", 0, QC_ERR_INPUT, "header: JSON byte 2: the text is not valid UTF-8"},
     {"7", "", 0, QC_ERR_INPUT,
-     "header: JSON byte 0: a JSON value was expected, found the end of the text"},
-    {"10a", "[]", 0, QC_ERR_INPUT, "header is of kind array, an object was expected"},
-    {"10b", "null", 0, QC_ERR_INPUT, "header is of kind null, an object was expected"},
-    {"10c", "\"x\"", 0, QC_ERR_INPUT, "header is of kind string, an object was expected"},
-    {"10d", "{}x", 0, QC_ERR_INPUT,
-     "header: JSON byte 2: the end of the text was expected, found 'x'"},
+     "header: JSON byte 0: expected a JSON value, found the end of the text"},
+    {"10a", "[]", 0, QC_ERR_INPUT, "header is of kind array; expected an object"},
+    {"10b", "null", 0, QC_ERR_INPUT, "header is of kind null; expected an object"},
+    {"10c", "\"x\"", 0, QC_ERR_INPUT, "header is of kind string; expected an object"},
+    {"10d", "{}x", 0, QC_ERR_INPUT, "header: JSON byte 2: expected the end of the text, found 'x'"},
     {"10f", "\xef\xbb\xbf{}", 0, QC_ERR_INPUT,
      "header: JSON byte 0: a byte order mark is not accepted"},
     {"10g", "{\"a\":NaN}", 0, QC_ERR_INPUT,
-     "header: JSON byte 5: a JSON value was expected, found 'N'"},
+     "header: JSON byte 5: expected a JSON value, found 'N'"},
     {"10h", "{\"\\ud800\":1}", 0, QC_ERR_INPUT,
-     "header: JSON byte 2: half of a surrogate pair without the other"},
+     "header: JSON byte 2: one half of a surrogate pair stands without the other"},
     {"10i", "{\"a\\u0000\":1}", 0, QC_ERR_INPUT,
      "header: JSON byte 3: \\u0000 is not accepted in a string"},
     {"12a", "{\"__metadata__\":{\"a\":1}}", 0, QC_ERR_INPUT,
-     "__metadata__: value of 'a' is of kind number, a string was expected"},
+     "__metadata__: value of 'a' is of kind number; expected a string"},
     {"12b", "{\"__metadata__\":{\"a\":{\"b\":\"c\"}}}", 0, QC_ERR_INPUT,
-     "__metadata__: value of 'a' is of kind object, a string was expected"},
+     "__metadata__: value of 'a' is of kind object; expected a string"},
     {"12c", "{\"__metadata__\":{},\"__metadata__\":{}}", 0, QC_ERR_INPUT,
      "header: JSON byte 19: key '__metadata__' appears a second time in one object (first at byte "
      "1)"},
     {"12d", "{\"__metadata__\":\"pt\"}", 0, QC_ERR_INPUT,
-     "__metadata__ is of kind string, an object was expected"},
+     "__metadata__ is of kind string; expected an object"},
     {"12e", "{\"__metadata__\":{\"a\":null}}", 0, QC_ERR_INPUT,
-     "__metadata__: value of 'a' is of kind null, a string was expected"},
+     "__metadata__: value of 'a' is of kind null; expected a string"},
     {"13a", "{\"a\":" T("U8", "[1]", "[0,1]") ",\"a\":" T("U8", "[1]", "[0,1]") "}", 1,
      QC_ERR_INPUT,
      "header: JSON byte 53: key 'a' appears a second time in one object (first at byte 1)"},
@@ -151,42 +149,44 @@ static const header_case refused[] = {
     {"14b", "{\"a\":" T("f32", "[1]", "[0,4]") "}", 4, QC_ERR_UNSUPPORTED,
      "tensor 'a': dtype 'f32' is not known"},
     {"14c", "{\"a\":{\"shape\":[1],\"data_offsets\":[0,4]}}", 4, QC_ERR_INPUT,
-     "tensor 'a': dtype is missing, a string was expected"},
+     "tensor 'a': dtype is missing; expected a string"},
     {"14d", "{\"a\":{\"dtype\":\"F32\",\"data_offsets\":[0,4]}}", 4, QC_ERR_INPUT,
-     "tensor 'a': shape is missing, an array was expected"},
+     "tensor 'a': shape is missing; expected an array"},
     {"14e", "{\"a\":{\"dtype\":\"F32\",\"shape\":[1]}}", 4, QC_ERR_INPUT,
-     "tensor 'a': data_offsets is missing, an array was expected"},
+     "tensor 'a': data_offsets is missing; expected an array"},
     {"14f", "{\"a\":" T("F32", "[1]", "[0]") "}", 4, QC_ERR_INPUT,
-     "tensor 'a': data_offsets has 1 numbers, 2 were expected"},
+     "tensor 'a': data_offsets has 1 numbers; expected 2"},
     {"14g", "{\"a\":" T("F32", "[1]", "[0,4,4]") "}", 4, QC_ERR_INPUT,
-     "tensor 'a': data_offsets has 3 numbers, 2 were expected"},
+     "tensor 'a': data_offsets has 3 numbers; expected 2"},
     {"14h", "{\"a\":" T("F32", "[-1]", "[0,4]") "}", 4, QC_ERR_INPUT,
-     "tensor 'a': a dimension is -1, an integer of 0 to 2^53 - 1 written as digits was expected"},
+     "tensor 'a': a dimension is -1; expected an integer of 0 to 2^53 - 1 written as digits"},
     {"14i", "{\"a\":" T("F32", "[1]", "[-4,0]") "}", 4, QC_ERR_INPUT,
-     "tensor 'a': an offset of data_offsets is -4, an integer of 0 to 2^53 - 1 written as digits "
-     "was expected"},
+     "tensor 'a': an offset of data_offsets is -4; expected an integer of 0 to 2^53 - 1 written as "
+     "digits"},
     {"14j", "{\"a\":" T("F32", "[1.0]", "[0,4]") "}", 4, QC_ERR_INPUT,
-     "header: JSON byte 29: a number with a fraction or exponent where only integers are accepted"},
+     "header: JSON byte 29: a number has a fraction or an exponent where only integers are "
+     "accepted"},
     {"14k", "{\"a\":" T("F32", "[1]", "[0,4e0]") "}", 4, QC_ERR_INPUT,
-     "header: JSON byte 50: a number with a fraction or exponent where only integers are accepted"},
+     "header: JSON byte 50: a number has a fraction or an exponent where only integers are "
+     "accepted"},
     {"14l", "{\"a\":" T("F32", "[\"1\"]", "[0,4]") "}", 4, QC_ERR_INPUT,
-     "tensor 'a': a dimension is of kind string, a number was expected"},
+     "tensor 'a': a dimension is of kind string; expected a number"},
     {"14m", "{\"a\":" T("F32", "[1]", "[\"0\",4]") "}", 4, QC_ERR_INPUT,
-     "tensor 'a': an offset of data_offsets is of kind string, a number was expected"},
+     "tensor 'a': an offset of data_offsets is of kind string; expected a number"},
     {"14n", "{\"a\":" T("F32", "[" DIGITS_2_64 "]", "[0,4]") "}", 4, QC_ERR_INPUT,
-     "header: JSON byte 29: an integer beyond 2^53 - 1"},
+     "header: JSON byte 29: an integer is beyond 2^53 - 1"},
     {"14o", "{\"a\":" T("F32", "1", "[0,4]") "}", 4, QC_ERR_INPUT,
-     "tensor 'a': shape is of kind number, an array was expected"},
+     "tensor 'a': shape is of kind number; expected an array"},
     {"14p", "{\"a\":" T("F32", "[1]", "{\"0\":4}") "}", 4, QC_ERR_INPUT,
-     "tensor 'a': data_offsets is of kind object, an array was expected"},
+     "tensor 'a': data_offsets is of kind object; expected an array"},
     {"14q", "{\"a\":{\"dtype\":7,\"shape\":[1],\"data_offsets\":[0,4]}}", 4, QC_ERR_INPUT,
-     "tensor 'a': dtype is of kind number, a string was expected"},
+     "tensor 'a': dtype is of kind number; expected a string"},
     {"14r", "{\"a\":[1]}", 4, QC_ERR_INPUT,
-     "tensor 'a': entry is of kind array, an object was expected"},
+     "tensor 'a': entry is of kind array; expected an object"},
     {"14s", "{\"a\":" T("F32", "[1,1,1,1,1,1,1,1,1]", "[0,4]") "}", 4, QC_ERR_UNSUPPORTED,
      "tensor 'a': shape has more than 8 dimensions"},
     {"14t", "{\"a\":{\"Dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4, QC_ERR_INPUT,
-     "tensor 'a': dtype is missing, a string was expected"},
+     "tensor 'a': dtype is missing; expected a string"},
     {"16", "{\"test\":" T("I32", "[2,2]", "[0,4]") "}", 0, QC_ERR_INPUT,
      "tensor 'test': dtype I32 and shape take 16 bytes, data_offsets 0..4 hold 4"},
     {"21a", "{\"a\":" T("U8", "[2]", "[0,2]") ",\"b\":" T("U8", "[2]", "[4,6]") "}", 6,
@@ -205,11 +205,11 @@ static const header_case refused[] = {
      "data has 6 bytes, the tensors need 13: 7 are missing, 'b' is the first tensor that is not "
      "whole"},
     {"26", "{\"a\":" T("F32", "[2,18446744073709551614]", "[0,4]") "}", 4, QC_ERR_INPUT,
-     "header: JSON byte 31: an integer beyond 2^53 - 1"},
+     "header: JSON byte 31: an integer is beyond 2^53 - 1"},
     {"26b", "{\"a\":" T("F32", "[4294967296,4294967296]", "[0,4]") "}", 4, QC_ERR_INPUT,
      "tensor 'a': number of elements overflows 64 bits"},
     {"27", "{\"a\":" T("I32", "[2,9223372036854775807]", "[0,4]") "}", 4, QC_ERR_INPUT,
-     "header: JSON byte 31: an integer beyond 2^53 - 1"},
+     "header: JSON byte 31: an integer is beyond 2^53 - 1"},
     {"27b", "{\"a\":" T("I32", "[4611686018427,1048576]", "[0,4]") "}", 4, QC_ERR_INPUT,
      "tensor 'a': number of bits overflows 64 bits"},
     {"29", "{\"a\":" T("F4", "[1,3]", "[0,1]") "}", 1, QC_ERR_INPUT,
@@ -225,7 +225,7 @@ static const header_case refused[] = {
     {"x2", "{\"e\x1b[31m\":1}", 0, QC_ERR_INPUT,
      "header: JSON byte 3: no control character may stand in a string, found byte 0x1b"},
     {"x3", "{\"e\\u001b[31m\":1}", 0, QC_ERR_INPUT,
-     "tensor 'e?[31m': entry is of kind number, an object was expected"},
+     "tensor 'e?[31m': entry is of kind number; expected an object"},
 };
 
 static void refuses_broken_headers(void **state)
@@ -344,25 +344,25 @@ static const struct {
     {"3", "\xe8\x03\0\0\0\0\0\0{}", 10, 0, QC_ERR_TRUNCATED,
      "header of 1000 bytes is cut off: file has 10 bytes, 998 are missing"},
     {"4", "\x3c\0\0\0\0\xff\xff\xff", 8, 0, QC_ERR_INPUT,
-     "header length is 18446742974197923900 bytes, at most 100000000 are allowed (not a "
+     "header length is 18446742974197923900 bytes; at most 100000000 are allowed (not a "
      "safetensors "
      "file?)"},
     {"5a", "\x01\xe1\xf5\x05\0\0\0\0", 8, 200000000, QC_ERR_INPUT,
-     "header length is 100000001 bytes, at most 100000000 are allowed (not a safetensors file?)"},
+     "header length is 100000001 bytes; at most 100000000 are allowed (not a safetensors file?)"},
     {"5b", "\xff\xff\xff\xff\xff\xff\xff\xff", 8, 0, QC_ERR_INPUT,
-     "header length is 18446744073709551615 bytes, at most 100000000 are allowed (not a "
+     "header length is 18446744073709551615 bytes; at most 100000000 are allowed (not a "
      "safetensors "
      "file?)"},
     {"6", "\0\xe1\xf5\x05\0\0\0\0{}", 10, 0, QC_ERR_TRUNCATED,
      "header of 100000000 bytes is cut off: file has 10 bytes, 99999998 are missing"},
     {"7", "\0\0\0\0\0\0\0\0{}", 10, 0, QC_ERR_INPUT,
-     "header length is 0, at least the 2 bytes {} were expected (a file of zeros?)"},
+     "header length is 0; expected at least the 2 bytes {} (a file of zeros?)"},
     {"8", "\x01\0\0\0\0\0\0\0\xff", 9, 0, QC_ERR_INPUT,
-     "header: JSON byte 0: a JSON value was expected, found byte 0xff"},
+     "header: JSON byte 0: expected a JSON value, found byte 0xff"},
     {"9", "\x01\0\0\0\0\0\0\0{", 9, 0, QC_ERR_INPUT,
-     "header: JSON byte 1: a key in quotes was expected, found the end of the text"},
+     "header: JSON byte 1: expected a key in quotes, found the end of the text"},
     {"10e", "\x08\0\0\0\0\0\0\0{}\0\0\0\0\0\0", 16, 0, QC_ERR_INPUT,
-     "header: JSON byte 2: the end of the text was expected, found byte 0x00"},
+     "header: JSON byte 2: expected the end of the text, found byte 0x00"},
     {"R2 lfs",
      "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb",
      90, 133, QC_ERR_INPUT, "file is a git-lfs pointer, not the file itself (run 'git lfs pull')"},
@@ -381,10 +381,10 @@ static const struct {
     {"pickle", "\x80\x02\x8a\x0al\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.", 15, 0, QC_ERR_UNSUPPORTED,
      "file is a Python pickle (an old PyTorch checkpoint?), not safetensors"},
     {"not pickle 1", "\x80\x01\x8a\x0al\xfc\x9c\x46\xf9", 9, 0, QC_ERR_INPUT,
-     "header length is 5088219219985301888 bytes, at most 100000000 are allowed (not a safetensors "
+     "header length is 5088219219985301888 bytes; at most 100000000 are allowed (not a safetensors "
      "file?)"},
     {"not pickle 6", "\x80\x06\x8a\x0al\xfc\x9c\x46\xf9", 9, 0, QC_ERR_INPUT,
-     "header length is 5088219219985303168 bytes, at most 100000000 are allowed (not a safetensors "
+     "header length is 5088219219985303168 bytes; at most 100000000 are allowed (not a safetensors "
      "file?)"},
     {"gguf", "GGUF\x03\0\0\0\x23\x01\0\0", 12, 0, QC_ERR_UNSUPPORTED,
      "file is a GGUF file, not safetensors"},
@@ -431,7 +431,7 @@ static void refuses_a_header_over_the_limit(void **state)
     /* The text is not looked at. */
     assert_int_equal(qc_st_header_parse(&h, "", (size_t)QC_ST_MAX_HEADER_BYTES + 1, 0, &err),
                      QC_ERR_INPUT);
-    assert_string_equal(err.msg, "header has 100000001 bytes, at most 100000000 are allowed");
+    assert_string_equal(err.msg, "header has 100000001 bytes; at most 100000000 are allowed");
     qc_st_header_deinit(&h);
     qc_st_header_deinit(NULL);
 }
@@ -656,7 +656,7 @@ static void refuses_to_write_too_much(void **state)
     qc_strbuf_init(&out, 300000000);
     assert_int_equal(qc_st_header_build(&out, NULL, 0, &meta, 1, &err), QC_ERR_INPUT);
     assert_string_equal(err.msg,
-                        "header would have 100000032 bytes, at most 100000000 are allowed");
+                        "header would have 100000032 bytes; at most 100000000 are allowed");
     assert_true(out.len == 0);
     value[n - 25] = '\0'; /* exactly the limit */
     assert_int_equal(qc_st_header_build(&out, NULL, 0, &meta, 1, &err), QC_OK);

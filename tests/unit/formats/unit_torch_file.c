@@ -169,9 +169,9 @@ static const struct {
     {"complex128", QC_ERR_UNSUPPORTED,
      "pickle byte 69: refused: the pickle calls 'torch.ComplexDoubleStorage" NOT_NEEDED},
     {"conjugate", QC_ERR_UNSUPPORTED,
-     "pickle byte 185: a tensor with metadata (a conjugate or negative view?)"},
+     "pickle byte 185: a tensor has metadata (is it a conjugate or negative view?)"},
     {"nine_dims", QC_ERR_UNSUPPORTED,
-     "pickle byte 196: a tensor of 9 dimensions, at most 8 are read"},
+     "pickle byte 196: a tensor has 9 dimensions; at most 8 are read"},
     {"transposed", QC_ERR_UNSUPPORTED,
      "tensor 'weight': shape [3, 2] with strides [1, 3] is not contiguous; save it with "
      ".contiguous()"},
@@ -183,10 +183,10 @@ static const struct {
      ".contiguous()"},
     {"every_other", QC_ERR_UNSUPPORTED,
      "tensor 'weight': shape [4] with strides [2] is not contiguous; save it with .contiguous()"},
-    {"one_tensor", QC_ERR_UNSUPPORTED, "the file holds a single tensor, a state dict was expected"},
+    {"one_tensor", QC_ERR_UNSUPPORTED, "the file holds a single tensor; expected a state dict"},
     {"a_list", QC_ERR_UNSUPPORTED,
-     "the file holds something that is no dict, a state dict was expected"},
-    {"number_as_name", QC_ERR_UNSUPPORTED, "a tensor whose name is no string"},
+     "the file holds something that is not a dict; expected a state dict"},
+    {"number_as_name", QC_ERR_UNSUPPORTED, "the name of a tensor is not a string"},
     {"deep", QC_ERR_UNSUPPORTED,
      "none of its 1 tensors is an entry of the dict itself, or of 'state_dict' or 'model' in it; "
      "save the model's state_dict() alone"},
@@ -196,24 +196,25 @@ static const struct {
      "2 of its 4 tensors are not entries of the state dict (an optimizer's state?); save the "
      "model's state_dict() alone"},
     {"compressed", QC_ERR_UNSUPPORTED,
-     "zip entry 'module/data.pkl' is compressed (method 8), torch.save stores entries as they "
+     "zip entry 'module/data.pkl' is compressed (method 8), but torch.save stores entries as they "
      "are"},
-    {"big_endian", QC_ERR_UNSUPPORTED, "tensors are not in little-endian byte order"},
+    {"big_endian", QC_ERR_UNSUPPORTED, "the tensors are not in little-endian byte order"},
     {"script", QC_ERR_UNSUPPORTED,
-     "file is a TorchScript program; save the model's state_dict() instead"},
+     "the file is a TorchScript program; save the model's state_dict() instead"},
     {"no_pickle", QC_ERR_UNSUPPORTED,
-     "zip archive of 12 entries without a data.pkl: not written by torch.save"},
+     "the zip archive has 12 entries and no data.pkl, so torch.save did not write it"},
     {"two_pickles", QC_ERR_INPUT,
-     "zip archive has two pickles, 'b/data.pkl' and 'module/data.pkl'"},
+     "the zip archive has two pickles, 'b/data.pkl' and 'module/data.pkl'"},
     {"storage_missing", QC_ERR_INPUT,
-     "zip archive has no entry 'module/data/1', which the pickle refers to"},
-    {"storage_short", QC_ERR_INPUT, "zip entry 'module/data/1' has 95 bytes, the pickle says 96"},
+     "the zip archive has no entry 'module/data/1', which the pickle refers to"},
+    {"storage_short", QC_ERR_INPUT,
+     "zip entry 'module/data/1' has 95 bytes, but the pickle says 96"},
     {"text_behind", QC_ERR_INPUT, "'module/data.pkl' has 766 bytes, its pickle ends at byte 764"},
     {"plain_pickle", QC_ERR_UNSUPPORTED,
-     "file is a pickle, but does not begin with the magic number of torch.save"},
+     "the file is a pickle, but does not begin with the magic number of torch.save"},
     {"tar", QC_ERR_UNSUPPORTED,
-     "file is a tar archive, as torch wrote them before 0.1.10; load and save it with a newer "
-     "torch"},
+     "the file is a tar archive, as torch wrote them before 0.1.10; load it and save it with a "
+     "newer torch"},
 };
 
 static void expect_failure(const char *path, qc_status status, const char *message)
@@ -247,13 +248,15 @@ static void knows_what_is_no_checkpoint(void **state)
         const char *bytes;
         const char *message;
     } cases[] = {
-        {"", "file is not a PyTorch checkpoint: neither a zip archive nor a pickle"},
-        {"x", "file is not a PyTorch checkpoint: neither a zip archive nor a pickle"},
+        {"", "the file is not a PyTorch checkpoint, but neither a zip archive nor a pickle"},
+        {"x", "the file is not a PyTorch checkpoint, but neither a zip archive nor a pickle"},
         {"version https://git-lfs.github.com/spec/v1\n",
-         "file is a git-lfs pointer, not the file itself (run 'git lfs pull'), not a PyTorch "
+         "the file is a git-lfs pointer, not the file itself (run 'git lfs pull') and not a "
+         "PyTorch "
          "checkpoint"},
-        {"<!doctype html>", "file is an HTML page (a failed download?), not a PyTorch checkpoint"},
-        {"GGUF....", "file is a GGUF file, not a PyTorch checkpoint"},
+        {"<!doctype html>",
+         "the file is an HTML page (a failed download?) and not a PyTorch checkpoint"},
+        {"GGUF....", "the file is a GGUF file and not a PyTorch checkpoint"},
     };
     char path[FX_PATH_BYTES];
     (void)state;
@@ -328,12 +331,12 @@ static const struct {
     {P(HEAD STATE(VIEW("w", "0", "\4", "\5", "\0")) KEYS(KEY("0")) FOUR_FLOATS), QC_OK, NULL},
     {P(ONE KEYS(KEY("0")) "\4\0\0\0\0\0\0\0"
                           "0123456789abcde"),
-     QC_ERR_TRUNCATED, "storage '0' of 16 bytes at byte 149 is cut off: file has 172 bytes"},
+     QC_ERR_TRUNCATED, "storage '0' of 16 bytes at byte 149 is cut off: the file has 172 bytes"},
     {P(ONE KEYS(KEY("0")) "\4\0\0\0"), QC_ERR_TRUNCATED,
-     "storage '0' of 16 bytes at byte 149 is cut off: file has 153 bytes"},
+     "storage '0' of 16 bytes at byte 149 is cut off: the file has 153 bytes"},
     {P(ONE KEYS(KEY("0")) "\3\0\0\0\0\0\0\0"
                           "0123456789abcdef"),
-     QC_ERR_INPUT, "storage '0' has 3 elements, the pickle says 4"},
+     QC_ERR_INPUT, "storage '0' has 3 elements, but the pickle says 4"},
     {P(ONE KEYS(KEY("0")) FOUR_FLOATS "x"), QC_ERR_INPUT, "1 bytes are behind the last storage"},
     {P(ONE KEYS(KEY("0") KEY("0")) FOUR_FLOATS FOUR_FLOATS), QC_ERR_INPUT,
      "storage '0' is in the list of keys twice"},
@@ -344,20 +347,18 @@ static const struct {
     {P(HEAD STATE(VIEW("w", "0", "\4", "\0", "\4") VIEW("v", "0", "\3", "\0", "\1")) KEYS(KEY("0"))
            FOUR_FLOATS),
      QC_ERR_INPUT, "storage '0' is described in two ways"},
-    {P(ONE), QC_ERR_TRUNCATED,
-     "keys at byte 140: pickle byte 0: 2 bytes were expected, 0 are left"},
-    {P(HEAD), QC_ERR_TRUNCATED,
-     "state dict at byte 42: pickle byte 0: 2 bytes were expected, 0 are left"},
+    {P(ONE), QC_ERR_TRUNCATED, "keys at byte 140: pickle byte 0: expected 2 bytes, found 0"},
+    {P(HEAD), QC_ERR_TRUNCATED, "state dict at byte 42: pickle byte 0: expected 2 bytes, found 0"},
     {P(MAGIC PROTOCOL), QC_ERR_TRUNCATED,
-     "system at byte 21: pickle byte 0: 2 bytes were expected, 0 are left"},
+     "system at byte 21: pickle byte 0: expected 2 bytes, found 0"},
     {P(MAGIC PROTOCOL "\x80\2}U\x0dlittle_endian\x89s."), QC_ERR_UNSUPPORTED,
-     "tensors are not in little-endian byte order"},
+     "the tensors are not in little-endian byte order"},
     {P(MAGIC PROTOCOL "\x80\2}."), QC_ERR_UNSUPPORTED,
-     "tensors are not in little-endian byte order"},
-    {P(MAGIC "\x80\2M\xe8\3."), QC_ERR_UNSUPPORTED, "protocol of the stream is not 1001"},
-    {P(MAGIC "\x80\2N."), QC_ERR_UNSUPPORTED, "protocol of the stream is not 1001"},
+     "the tensors are not in little-endian byte order"},
+    {P(MAGIC "\x80\2M\xe8\3."), QC_ERR_UNSUPPORTED, "the protocol of the stream is not 1001"},
+    {P(MAGIC "\x80\2N."), QC_ERR_UNSUPPORTED, "the protocol of the stream is not 1001"},
     {P(MAGIC PROTOCOL "\x80\2}U\x0dlittle_endianK\1s."), QC_ERR_UNSUPPORTED,
-     "tensors are not in little-endian byte order"},
+     "the tensors are not in little-endian byte order"},
     /* Sizes that overflow 64 bits, one after the other. */
     {P(HEAD STATE(VIEW_OF("w", "K\4", "K\0",
                           LONG("\0\0\0\0\0\0\0\x40") LONG("\0\0\0\0\0\0\0\x40") "\x86",
@@ -380,7 +381,7 @@ static const struct {
            KEYS(KEY("0")) FOUR_FLOATS),
      QC_ERR_INPUT, "number of bits overflows 64 bits"},
     {P("\x80\2K\1."), QC_ERR_UNSUPPORTED,
-     "file is a pickle, but does not begin with the magic number of torch.save"},
+     "the file is a pickle, but does not begin with the magic number of torch.save"},
 };
 
 static void reads_streams(void **state)

@@ -219,7 +219,7 @@ static void machines_without_gpus_are_fine(void **state)
     assert_string_equal(h.no_gpu, "no NVIDIA driver: /nowhere/libnvidia-ml.so.1 cannot be opened");
     set("QCONV_NVML", "libm.so.6");
     assert_string_equal(read_hardware().no_gpu,
-                        "no usable NVIDIA driver: libm.so.6 has no nvmlInit_v2");
+                        "the NVIDIA driver is too old: libm.so.6 has no nvmlInit_v2");
     use_fake(A100);
     set("FAKE_NVML_INIT", "9");
     assert_string_equal(read_hardware().no_gpu,
@@ -412,12 +412,15 @@ static void machines_are_assumed(void **state)
         {"2xA100-48GB", "--as: unknown card 'A100-48GB'; did you mean A100-40GB?"},
         {"Radeon", "--as: unknown card 'Radeon'; expected one such as A100-40GB, V100-16GB, 3090, "
                    "4090, A6000 or H100-80GB; docs/hardware.md lists them"},
-        {"", "--as: a card is missing in ''"},
-        {"3090+", "--as: a card is missing in '3090+'"},
-        {"+3090", "--as: a card is missing in '+3090'"},
-        {"2x", "--as: a card is missing in '2x'"},
-        {"0x3090", "--as: expected 1 to 64 cards, found '0x3090'"},
-        {"65x3090", "--as: expected 1 to 64 cards, found '65x3090'"},
+        {"", "--as: expected cards with '+' between them, found nothing where one should be in ''"},
+        {"3090+", "--as: expected cards with '+' between them, found nothing where one should be "
+                  "in '3090+'"},
+        {"+3090", "--as: expected cards with '+' between them, found nothing where one should be "
+                  "in '+3090'"},
+        {"2x",
+         "--as: expected cards with '+' between them, found nothing where one should be in '2x'"},
+        {"0x3090", "--as: expected a count of 1 to 64 cards, found '0x3090'"},
+        {"65x3090", "--as: expected a count of 1 to 64 cards, found '65x3090'"},
         {"60x3090+5xT4", "--as: expected at most 64 cards, found more in '60x3090+5xT4'"},
     };
     for (size_t i = 0; i < COUNT(bad); i++) {

@@ -147,8 +147,9 @@ static void no_windows(void **state)
     qc_eval_windows w;
     qc_error err = {0};
     assert_int_equal(qc_eval_windows_cut(&w, &s, NULL, 0, 8, &err), QC_ERR_INPUT);
-    assert_string_equal(err.msg, "3 tokens in 3 sequences: too few to predict one; expected a "
-                                 "sequence of at least 2");
+    assert_string_equal(
+        err.msg,
+        "3 tokens in 3 sequences are too few to predict one; expected a sequence of at least 2");
     s = (qc_eval_ids){.ids = ids, .lengths = lengths};
     assert_int_equal(qc_eval_windows_cut(&w, &s, ids, 1, 8, &err), QC_ERR_INPUT);
     assert_int_equal(qc_eval_windows_cut(&w, &s, ids, 2, 2, &err), QC_ERR_USAGE);

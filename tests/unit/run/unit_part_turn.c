@@ -228,7 +228,7 @@ static void journals_of_others(void **state)
     assert_int_equal(qc_parts_have_journal(&yes, &d, NULL), QC_OK);
     assert_int_equal(yes, 1);
     refuses(&d, 0, 1, 0, "--part");
-    refuses(&d, 0, 2, 0, "of 3 of an interrupted conversion, this is part 1 of 2");
+    refuses(&d, 0, 2, 0, "of 3 of an interrupted conversion, and this is part 1 of 2");
 
     /* Anew: one's own goes, those of the same conversion stay. */
     assert_int_equal(check(&d, 0, 3, 1, NULL), QC_OK);
@@ -250,8 +250,8 @@ static void other_options(void **state)
     assert_int_equal(check(&d, 1, 3, 0, NULL), QC_OK);
     /* It runs: nobody does away with it. */
     enter(w, &second, 1, 3);
-    refuses(&d, 0, 3, 1, "part 2 of 3 of another conversion is running there now");
-    refuses(&d, 0, 5, 1, "part 2 of 3 of another conversion is running there now");
+    refuses(&d, 0, 3, 1, "part 2 of 3 of another conversion is running in ");
+    refuses(&d, 0, 5, 1, "part 2 of 3 of another conversion is running in ");
     qc_output_dir_leave(&second);
     assert_int_equal(check(&d, 0, 3, 1, NULL), QC_OK);
     assert_false(exists(&d, "journal-00002-of-00003"));

@@ -58,7 +58,7 @@ static void test_identities(void **state)
         {"--to=nf4\nb=2\n",
          "--to=int8\nb=2\n",
          QC_ERR_USAGE,
-         {"OUT:", "--to was 'nf4' then and is 'int8' now", "--restart"}},
+         {"OUT holds", "--to was 'nf4' then and is 'int8' now", "--restart"}},
         {"--keep=x\nplan=1\n", "plan=1\n", QC_ERR_USAGE, {"--keep 'x'", "plan '1'"}},
         {"plan=1\n", "plan=1\n--keep=x\n", QC_ERR_USAGE, {"--keep 'x'"}},
         {"a=1\n", "", QC_ERR_USAGE, {"a '1'", "nothing"}},
