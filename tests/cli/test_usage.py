@@ -230,7 +230,7 @@ class Wrong(QconvCase):
                  "scales of rows are never quantized"),
                 (["--to", "int4", "--block-size", "256"], "--block-size 256 does not go with --format "
                  "compressed-tensors, whose readers have kernels for groups of 32, 64 and 128"),
-                (["--to", "int8", "--block-size", "64", *ct], "--block-size with --format compressed-tensors "
+                (["--to", "int8", "--block-size", "64", *ct], "--block-size 64 with --format compressed-tensors "
                  "needs --to int4 or --activation-bits 16: 8-bit activations go with a scale for each row"),
                 (["--to", "int4", "--activation-bits", "8"], "--activation-bits does not go with --to int4, "
                  "whose activations have 16 bits always"),
