@@ -365,4 +365,18 @@ QC_INLINE void qc_wide_store_int8(void *at, qc_wide_int v)
         at, _mm_unpacklo_epi32(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1)));
 }
 
+QC_INLINE void qc_wide_store_nibbles(void *at, qc_wide_int a, qc_wide_int b, int bias,
+                                     int low_first)
+{
+    const __m256i places = _mm256_set1_epi16(low_first ? 16 << 8 | 1 : 1 << 8 | 16);
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    __m256i bytes =
+        _mm256_packs_epi16(_mm256_packs_epi32(a.low, a.high), _mm256_packs_epi32(b.low, b.high));
+    bytes =
+        _mm256_add_epi8(_mm256_permutevar8x32_epi32(bytes, order), _mm256_set1_epi8((char)bias));
+    __m256i pairs = _mm256_maddubs_epi16(bytes, places);
+    pairs = _mm256_permute4x64_epi64(_mm256_packus_epi16(pairs, pairs), 0xd8);
+    qc_store_half(at, _mm256_castsi256_si128(pairs));
+}
+
 #endif

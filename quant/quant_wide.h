@@ -19,7 +19,9 @@
  *   qc_wide_round, qc_wide_of_int     to the nearest integer, half to even; and back
  *   qc_wide_int_xor                   each integer xor a mask
  *   qc_wide_of_int8, _of_biased       sixteen bytes as floats: I8, or U8 less 128
- *   qc_wide_store_words, _store_int8  integers that fit, as 16 or 8 bits */
+ *   qc_wide_store_words, _store_int8  integers that fit, as 16 or 8 bits
+ *   qc_wide_store_nibbles             32 integers plus bias, 0 .. 15 then, as nibbles in order: the
+ *                                     first of a byte is the low or the high one */
 #ifndef QC_QUANT_QUANT_WIDE_H
 #define QC_QUANT_QUANT_WIDE_H
 

@@ -146,19 +146,6 @@ QC_INLINE qc_wide nf4_value(const code_tables *t, qc_wide_int code)
                      _mm256_i32gather_ps(qc_nf4_code, code.high, 4)};
 }
 
-/* 32 codes, a dword each, as nibbles in order: the first in the high one or in the low one. */
-QC_INLINE void store_nibbles(uint8_t *codes, qc_wide_int a, qc_wide_int b, int low_first)
-{
-    const __m256i places = _mm256_set1_epi16(low_first ? 16 << 8 | 1 : 1 << 8 | 16);
-    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-    __m256i bytes =
-        _mm256_packs_epi16(_mm256_packs_epi32(a.low, a.high), _mm256_packs_epi32(b.low, b.high));
-    bytes = _mm256_permutevar8x32_epi32(bytes, order);
-    __m256i pairs = _mm256_maddubs_epi16(bytes, places);
-    pairs = _mm256_permute4x64_epi64(_mm256_packus_epi16(pairs, pairs), 0xd8);
-    qc_store_half(codes, _mm256_castsi256_si128(pairs));
-}
-
 #define QC_SEARCH_QUANT_OPS qc_quant_ops_avx2
 #include "quant/scale_search_body.h"
 
@@ -173,8 +160,11 @@ static void errors(const qc_search_tables *t, const float *x, uint32_t n, const 
         else
             errors_of(t, x, n, form, 0, inv + j, 4, rr + j);
     }
-    if (j + 2 <= count && table) {
-        errors_of(t, x, n, form, 1, inv + j, 2, rr + j);
+    if (j + 2 <= count) {
+        if (table)
+            errors_of(t, x, n, form, 1, inv + j, 2, rr + j);
+        else
+            errors_of(t, x, n, form, 0, inv + j, 2, rr + j);
         j += 2;
     }
     for (; j < count; j++)

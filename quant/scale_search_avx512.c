@@ -139,15 +139,6 @@ QC_INLINE __m512 nf4_value(const code_tables *t, __m512i code)
     return _mm512_permutexvar_ps(code, t->value);
 }
 
-/* 32 codes, a dword each, as nibbles in order: the first in the high one or in the low one. */
-QC_INLINE void store_nibbles(uint8_t *codes, __m512i a, __m512i b, int low_first)
-{
-    const __m256i places = _mm256_set1_epi16(low_first ? 16 << 8 | 1 : 1 << 8 | 16);
-    __m256i bytes = _mm256_set_m128i(_mm512_cvtepi32_epi8(b), _mm512_cvtepi32_epi8(a));
-    __m256i pairs = _mm256_maddubs_epi16(bytes, places);
-    _mm_storeu_si128((__m128i *)(void *)codes, _mm256_cvtepi16_epi8(pairs));
-}
-
 #define QC_SEARCH_QUANT_OPS qc_quant_ops_avx512
 #include "quant/scale_search_body.h"
 
@@ -198,12 +189,14 @@ static void errors(const qc_search_tables *t, const float *x, uint32_t n, const 
                    const float *inv, unsigned count, float *rr)
 {
     const int table = qc_form_is_table(form);
-    if (table && count == QC_SEARCH_NF4_WINDOW)
-        errors_of(t, x, n, form, 1, inv, QC_SEARCH_NF4_WINDOW, rr);
+    if (table && count == QC_SEARCH_PAIR)
+        errors_of(t, x, n, form, 1, inv, QC_SEARCH_PAIR, rr);
     else if (table && count == QC_SEARCH_NF4_WIDE)
         errors_of(t, x, n, form, 1, inv, QC_SEARCH_NF4_WIDE, rr);
     else if (table && count == QC_SEARCH_NF4_LATTICE)
         errors_of(t, x, n, form, 1, inv, QC_SEARCH_NF4_LATTICE, rr);
+    else if (!table && count == QC_SEARCH_PAIR)
+        errors_of(t, x, n, form, 0, inv, QC_SEARCH_PAIR, rr);
     else if (!table && count == QC_SEARCH_CANDIDATES)
         errors_of(t, x, n, form, 0, inv, QC_SEARCH_CANDIDATES, rr);
     else
@@ -216,11 +209,13 @@ static void errors(const qc_search_tables *t, const float *x, uint32_t n, const 
 }
 
 /* Two candidates of up to sixteen blocks: eight blocks are folded together. */
-static void pair_errors(const qc_search_tables *t, const float *x, uint32_t n, unsigned blocks,
-                        const float *inv, float *rr)
+QC_INLINE void pair_errors_of(const qc_search_tables *t, const float *x, uint32_t n,
+                              unsigned blocks, const qc_form_ops *form, int table, const float *inv,
+                              float *rr)
 {
     _Alignas(64) uint32_t rows[QC_FOLD_LANES] = {0};
     const neighbours near = load_neighbours(t);
+    const numbers of = load_numbers(form);
     for (unsigned first = 0; first < blocks; first += QC_GROUP / 2) {
         const unsigned count = qc_min_u32(blocks - first, QC_GROUP / 2);
         for (unsigned b = 0; b < count; b++, x += n, inv += 2) {
@@ -229,7 +224,7 @@ static void pair_errors(const qc_search_tables *t, const float *x, uint32_t n, u
             for (uint32_t i = 0; i < n; i += 16) {
                 __m512 v = _mm512_load_ps(x + i);
                 for (unsigned j = 0; j < 2; j++) {
-                    __m512 r = nf4_residue(&near, _mm512_mul_ps(v, by[j]));
+                    __m512 r = residue(&near, &of, table, _mm512_mul_ps(v, by[j]));
                     sum[j] = _mm512_fmadd_ps(r, r, sum[j]);
                 }
             }
@@ -240,6 +235,15 @@ static void pair_errors(const qc_search_tables *t, const float *x, uint32_t n, u
         _mm512_mask_storeu_ps(rr + 2 * first, present,
                               _mm512_castsi512_ps(qc_fold16x16(QC_FOLD_ADD, rows)));
     }
+}
+
+static void pair_errors(const qc_search_tables *t, const float *x, uint32_t n, unsigned blocks,
+                        const qc_form_ops *form, const float *inv, float *rr)
+{
+    if (qc_form_is_table(form))
+        pair_errors_of(t, x, n, blocks, form, 1, inv, rr);
+    else
+        pair_errors_of(t, x, n, blocks, form, 0, inv, rr);
 }
 
 static const qc_search_steps steps = {

@@ -59,7 +59,12 @@ QC_INLINE qc_wide nearest_number(const numbers *of, qc_wide y)
     return qc_wide_between(q, of->lowest, of->highest);
 }
 
-/* table: qc_form_is_table, a constant at each call */
+/* y less what the code nearest to it stands for. table: qc_form_is_table, a constant at each call */
+QC_INLINE qc_wide residue(const neighbours *near, const numbers *of, int table, qc_wide y)
+{
+    return table ? nf4_residue(near, y) : qc_wide_sub(y, nearest_number(of, y));
+}
+
 QC_INLINE void errors_of(const qc_search_tables *t, const float *x, uint32_t n,
                          const qc_form_ops *form, int table, const float *inv, unsigned count,
                          float *rr)
@@ -73,15 +78,15 @@ QC_INLINE void errors_of(const qc_search_tables *t, const float *x, uint32_t n,
         qc_wide v = qc_wide_load(x + i);
         for (unsigned j = 0; j < count; j++) {
             qc_wide y = qc_wide_mul(v, qc_wide_all(inv[j]));
-            qc_wide r = table ? nf4_residue(&near, y) : qc_wide_sub(y, nearest_number(&of, y));
+            qc_wide r = residue(&near, &of, table, y);
             sum[j] = qc_wide_fma(r, r, sum[j]);
         }
     }
     fold_all(sum, count, rr);
 }
 
-static float encode_run(const float *x, uint32_t n, unsigned blocks, const float *inv,
-                        const float *s, uint8_t *codes)
+static float encode_table(const float *x, uint32_t n, unsigned blocks, const float *inv,
+                          const float *s, uint8_t *codes)
 {
     const code_tables t = load_codes(qc_simd_tables_get());
     qc_wide largest = qc_wide_all(0.0f);
@@ -95,50 +100,69 @@ static float encode_run(const float *x, uint32_t n, unsigned blocks, const float
                 qc_wide seen = qc_wide_mul(nf4_value(&t, code[h]), scale);
                 largest = qc_wide_larger(largest, qc_wide_sub(v, seen));
             }
-            store_nibbles(codes, code[0], code[1], 0);
+            qc_wide_store_nibbles(codes, code[0], code[1], 0, 0);
         }
     }
     return qc_wide_largest(largest);
 }
 
 /* Stores the codes of numbers q: 32 of four bits, or 16 of eight. */
-QC_INLINE void store_numbers(const qc_form_ops *form, uint8_t *codes, const qc_wide *q)
+QC_INLINE void store_numbers(const qc_form_ops *form, unsigned bits, uint8_t *codes,
+                             const qc_wide_int *q)
 {
-    if (form->bits == 4) {
-        const qc_wide zero = qc_wide_all((float)form->zero);
-        store_nibbles(codes, qc_wide_round(qc_wide_add(q[0], zero)),
-                      qc_wide_round(qc_wide_add(q[1], zero)), form->low_first);
-    } else {
-        /* a zero of 128 turns the sign bit over */
-        qc_wide_store_int8(codes, qc_wide_int_xor(qc_wide_round(q[0]), (int8_t)form->zero));
-    }
+    if (bits == 4)
+        qc_wide_store_nibbles(codes, q[0], q[1], form->zero, form->low_first);
+    else /* a zero of 128 turns the sign bit over */
+        qc_wide_store_int8(codes, qc_wide_int_xor(q[0], (int8_t)form->zero));
 }
 
-static float encode_numbers(const float *x, uint32_t n, const qc_form_ops *form, float inv, float s,
-                            uint8_t *codes)
+/* The number of the code nearest to y, as an integer and as a float. */
+QC_INLINE qc_wide round_number(const numbers *of, qc_wide y, qc_wide_int *q)
+{
+    *q = qc_wide_round(qc_wide_between(y, of->lowest, of->highest));
+    return qc_wide_of_int(*q);
+}
+
+/* bits: those of the form, a constant at each call */
+QC_INLINE float encode_numbers(const float *x, uint32_t n, const qc_form_ops *form, unsigned bits,
+                               float inv, float s, uint8_t *codes)
 {
     const qc_wide by = qc_wide_all(inv), scale = qc_wide_all(s), step = qc_wide_all(form->step);
-    const unsigned together = form->bits == 4 ? 2 : 1;
+    const unsigned together = bits == 4 ? 2 : 1;
     const numbers of = load_numbers(form);
     qc_wide largest = qc_wide_all(0.0f);
     for (uint32_t i = 0; i < n; i += 16 * together, codes += 16) {
-        qc_wide q[2];
+        qc_wide_int q[2];
         for (unsigned h = 0; h < together; h++) {
             qc_wide v = qc_wide_load(x + i + 16 * h);
-            q[h] = nearest_number(&of, qc_wide_mul(v, by));
-            qc_wide seen = qc_wide_mul(qc_wide_mul(q[h], step), scale);
-            largest = qc_wide_larger(largest, qc_wide_sub(v, seen));
+            qc_wide unit = round_number(&of, qc_wide_mul(v, by), &q[h]);
+            if (bits != 4) /* the step of four bits is 1 */
+                unit = qc_wide_mul(unit, step);
+            largest = qc_wide_larger(largest, qc_wide_sub(v, qc_wide_mul(unit, scale)));
         }
-        store_numbers(form, codes, q);
+        store_numbers(form, bits, codes, q);
     }
     return qc_wide_largest(largest);
+}
+
+static float encode_run(const float *x, uint32_t n, unsigned blocks, const qc_form_ops *form,
+                        const float *inv, const float *s, uint8_t *codes)
+{
+    if (qc_form_is_table(form))
+        return encode_table(x, n, blocks, inv, s, codes);
+    float largest = 0.0f;
+    for (unsigned b = 0; b < blocks; b++, x += n, codes += n / 2) {
+        const float error = form->bits == 4 ? encode_numbers(x, n, form, 4, inv[b], s[b], codes)
+                                            : encode_numbers(x, n, form, 8, inv[b], s[b], codes);
+        largest = error > largest ? error : largest;
+    }
+    return largest;
 }
 
 static float encode(const float *x, uint32_t n, const qc_form_ops *form, float inv, float s,
                     uint8_t *codes)
 {
-    return qc_form_is_table(form) ? encode_run(x, n, 1, &inv, &s, codes)
-                                  : encode_numbers(x, n, form, inv, s, codes);
+    return encode_run(x, n, 1, form, &inv, &s, codes);
 }
 
 static float encode_row(const float *x, const float *h, uint32_t n, const qc_form_ops *form,
@@ -151,17 +175,18 @@ static float encode_row(const float *x, const float *h, uint32_t n, const qc_for
     const numbers of = load_numbers(form);
     qc_wide largest = qc_wide_all(0.0f), ee_sum = largest, xx_sum = largest;
     for (uint32_t i = 0; i < n; i += 16 * together, codes += 16) {
-        qc_wide q[2];
+        qc_wide_int q[2];
         for (unsigned k = 0; k < together; k++) {
             qc_wide v = qc_wide_load(x + i + 16 * k);
-            q[k] = nearest_number(&of, qc_wide_mul(qc_wide_load(h + i + 16 * k), by));
-            qc_wide e = qc_wide_sub(v, qc_wide_mul(qc_wide_mul(q[k], scale), step));
+            qc_wide number =
+                round_number(&of, qc_wide_mul(qc_wide_load(h + i + 16 * k), by), &q[k]);
+            qc_wide e = qc_wide_sub(v, qc_wide_mul(qc_wide_mul(number, scale), step));
             qc_wide r = qc_wide_mul(e, unit), y = qc_wide_mul(v, unit);
             ee_sum = qc_wide_fma(r, r, ee_sum);
             xx_sum = qc_wide_fma(y, y, xx_sum);
             largest = qc_wide_larger(largest, e);
         }
-        store_numbers(form, codes, q);
+        store_numbers(form, form->bits, codes, q);
     }
     *ee = qc_wide_fold(ee_sum);
     *xx = qc_wide_fold(xx_sum);

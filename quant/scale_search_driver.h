@@ -17,13 +17,17 @@
 
 static const float nf4_steps[QC_SEARCH_NF4_LATTICE] = QC_SEARCH_NF4_STEPS;
 static const float int8_steps[QC_SEARCH_CANDIDATES] = QC_SEARCH_INT8_STEPS;
+static const float int4_steps[QC_SEARCH_PAIR] = QC_SEARCH_INT4_STEPS;
 static const float refits[QC_SEARCH_REFIT_COUNT] = QC_SEARCH_REFITS;
 
 typedef struct {
     const qc_form *form;
-    int table; /* whether codes are those of a table, with a screen and a lattice of its own */
+    int table; /* whether codes are those of a table, with a lattice of its own */
     int refits;
-    float reach; /* qc_form_reach */
+    int pairs; /* whether two scales beside a screened target are tried, and no others */
+    const uint16_t (*screen)[2 * QC_SEARCH_FACTORS]; /* NULL if there is none */
+    const float *factor;                             /* of the screen's candidates */
+    float reach;                                     /* qc_form_reach */
     const unsigned char *src;
     qc_dtype dtype;
     uint64_t n;
@@ -86,8 +90,7 @@ static float lift_of(float magnitude)
 
 static float target_of(const search *c, uint32_t candidate, float absmax)
 {
-    const unsigned list = c->form->block_elems >= QC_SEARCH_WIDE_BLOCK;
-    const float factor = c->table ? c->tables->factor[list][candidate] : QC_SEARCH_INT8_TARGET;
+    const float factor = c->screen ? c->factor[candidate] : QC_SEARCH_INT8_TARGET;
     const float t = factor * absmax;
     return isfinite(t) ? t : copysignf(absmax, factor);
 }
@@ -119,20 +122,13 @@ static void finish_target(const search *c, const qc_search_look *look, float abs
         out->second = target_of(c, second_best(look), absmax);
 }
 
-static const uint16_t (*screen_of(const search *c))[2 * QC_SEARCH_FACTORS]
-{
-    const unsigned list = c->form->block_elems >= QC_SEARCH_WIDE_BLOCK;
-    return c->table ? c->tables->screen[list] : NULL;
-}
-
 /* Returns 1, or 0 after reporting an element that has no code. */
 static int find_target(const search *c, uint64_t block, qc_search_target *out)
 {
     const uint32_t n = read_block(c, block);
-    const uint16_t(*screen)[2 * QC_SEARCH_FACTORS] = screen_of(c);
     float *x = c->scratch->x;
     qc_search_look look;
-    steps.look(x, padded(n), screen, &look);
+    steps.look(x, padded(n), c->screen, &look);
     *out = (qc_search_target){.absmax = look.absmax};
     if (!isfinite(look.absmax)) {
         uint32_t i = 0;
@@ -145,7 +141,7 @@ static int find_target(const search *c, uint64_t block, qc_search_target *out)
         return 1;
     if (look.absmax < QC_TINY_ABSMAX) {
         scale_up(x, n);
-        steps.look(x, padded(n), screen, &look);
+        steps.look(x, padded(n), c->screen, &look);
     }
     finish_target(c, &look, out->absmax, out);
     return 1;
@@ -176,7 +172,7 @@ static int find_targets(const search *c, uint64_t first, unsigned count)
         const unsigned run = run_length(c, first + i, count - i);
         if (run > 0) {
             read_run(c, first + i, run);
-            steps.look_run(c->scratch->x, c->form->block_elems, run, screen_of(c), looks);
+            steps.look_run(c->scratch->x, c->form->block_elems, run, c->screen, looks);
         }
         for (unsigned j = 0; j < run; j++)
             if (looks[j].absmax >= QC_TINY_ABSMAX && looks[j].absmax <= FLT_MAX)
@@ -314,6 +310,16 @@ static choice choose_nested(const search *c, const lattice *l, const qc_search_t
     return best;
 }
 
+static choice choose_plain(const search *c, const qc_search_target *b, uint32_t n)
+{
+    float s[QC_SEARCH_CANDIDATES];
+    const unsigned tried = plain_candidates(c, b, s);
+    choice best = best_of(c, b, padded(n), s, tried);
+    if (!best.usable && c->form->ops->integer)
+        best.s = s[0];
+    return best;
+}
+
 /* ---- codes ----------------------------------------------------------------------------------- */
 
 /* Notes the largest |x - x'| of the block; x are the n elements as they are in the source. */
@@ -370,36 +376,7 @@ static void encode_zeros(const search *c, uint64_t block)
            (size_t)qc_form_code_bytes(c->form, block_count(c, block)));
 }
 
-/* ---- without double quantization ------------------------------------------------------------- */
-
-/* Works in groups as well, although they mean nothing here, so that targets are found side by
- * side. */
-static void search_plain(const search *c, uint64_t blocks)
-{
-    for (uint64_t first = 0; first < blocks; first += QC_NESTED_BLOCK) {
-        const unsigned count = qc_min_u32(blocks - first, QC_NESTED_BLOCK);
-        if (!find_targets(c, first, count))
-            return;
-        for (unsigned i = 0; i < count; i++) {
-            const qc_search_target *b = &c->scratch->of[i];
-            float s[QC_SEARCH_CANDIDATES];
-            const unsigned tried = plain_candidates(c, b, s);
-            c->out->absmax[first + i] = c->form->ops->integer ? s[0] : 0.0f;
-            if (b->target == 0.0f) {
-                encode_zeros(c, first + i);
-                continue;
-            }
-            const uint32_t n = read_scaled(c, first + i, b);
-            choice best = best_of(c, b, padded(n), s, tried);
-            if (!best.usable)
-                best.s = c->out->absmax[first + i];
-            c->out->absmax[first + i] = best.s;
-            encode_block(c, first + i, b, n, &best);
-        }
-    }
-}
-
-/* ---- with it --------------------------------------------------------------------------------- */
+/* ---- groups ---------------------------------------------------------------------------------- */
 
 static float largest_difference(const search *c, unsigned count)
 {
@@ -454,23 +431,48 @@ static float refit(const search *c, uint64_t first, unsigned count, float nested
     return best;
 }
 
-/* The candidates of NF4 without refit for a whole group, a pair for each block. This does what
- * try_window and best_of do, but saves a third of the time of a group. */
-static void find_pairs(const search *c, const lattice *l, unsigned count)
+/* The pairs of a group's blocks, where scales are codes of double quantization. */
+static void nested_pairs(const search *c, const lattice *l, unsigned count)
 {
     qc_search_scratch *s = c->scratch;
     for (unsigned i = 0; i < count; i++) {
         const float t = s->target[i];
-        s->first_code[i] = window_start(l, t, s->nearest[i], QC_SEARCH_NF4_WINDOW);
-        for (unsigned j = 0; j < QC_SEARCH_NF4_WINDOW; j++)
+        s->first_code[i] = window_start(l, t, s->nearest[i], QC_SEARCH_PAIR);
+        for (unsigned j = 0; j < QC_SEARCH_PAIR; j++)
             s->scale[i][j] = scale_of(l, s->first_code[i] + j);
     }
+}
+
+/* The same for integers of four bits. */
+static void integer_pairs(const search *c, unsigned count)
+{
+    qc_search_scratch *s = c->scratch;
+    float *scale = &s->scale[0][0];
+    for (unsigned i = 0; i < QC_SEARCH_PAIR * count; i++)
+        scale[i] = fabsf(s->target[i / QC_SEARCH_PAIR]) * int4_steps[i % QC_SEARCH_PAIR];
+    qc_search_round_scales(steps.ops, c->form->scale_dtype, scale, QC_SEARCH_PAIR * count);
+    for (unsigned i = 0; i < QC_SEARCH_PAIR * count; i++)
+        scale[i] = copysignf(scale[i], s->target[i / QC_SEARCH_PAIR]);
+    memset(s->nearest, 0, sizeof s->nearest);
+    memset(s->first_code, 0, sizeof s->first_code);
+}
+
+/* The candidates of a whole group, a pair for each block. This does what try_window and best_of do,
+ * but saves a third of the time of a group. */
+static void find_pairs(const search *c, const lattice *l, unsigned count)
+{
+    qc_search_scratch *s = c->scratch;
+    if (c->form->nested)
+        nested_pairs(c, l, count);
+    else
+        integer_pairs(c, count);
     for (unsigned i = 0; i < count; i++) {
         const float lift = lift_of(s->of[i].absmax), least = s->of[i].absmax * lift * 0.25f;
-        for (unsigned j = 0; j < QC_SEARCH_NF4_WINDOW; j++) {
+        for (unsigned j = 0; j < QC_SEARCH_PAIR; j++) {
             const float lifted = s->scale[i][j] * lift, magnitude = fabsf(lifted);
             const float inv = 1.0f / lifted;
-            s->inverse[i][j] = magnitude >= least && magnitude <= FLT_MAX ? inv : 0.0f;
+            const int usable = magnitude * c->reach >= least && magnitude <= FLT_MAX;
+            s->inverse[i][j] = usable ? inv : 0.0f;
         }
     }
 }
@@ -497,26 +499,27 @@ static choice choose_of_pair(const search *c, unsigned i, const float *rr)
 static void put_choice(const search *c, uint64_t block, const choice *best)
 {
     c->out->absmax[block] = best->s;
-    c->out->absmax_codes[block] = (uint8_t)best->code;
+    if (c->form->nested)
+        c->out->absmax_codes[block] = (uint8_t)best->code;
 }
 
 /* Settles block i of a group that begins with block `first`. */
-static void settle_block(const search *c, const lattice *l, uint64_t first, unsigned i, int pairs)
+static void settle_block(const search *c, const lattice *l, uint64_t first, unsigned i)
 {
     const qc_search_target *b = &c->scratch->of[i];
-    choice best = {.code = c->scratch->nearest[i]};
+    choice best = {.code = c->form->nested ? c->scratch->nearest[i] : 0};
     if (b->target == 0.0f) {
-        best.s = scale_of(l, best.code);
+        best.s = c->form->nested ? scale_of(l, best.code) : qc_form_round_scale(c->form, 0.0f);
         encode_zeros(c, first + i);
     } else {
         const uint32_t n = read_scaled(c, first + i, b);
-        if (pairs) {
-            float rr[2];
+        if (c->pairs) {
+            float rr[QC_SEARCH_PAIR];
             steps.errors(c->tables, c->scratch->x, padded(n), c->form->ops, c->scratch->inverse[i],
-                         2, rr);
+                         QC_SEARCH_PAIR, rr);
             best = choose_of_pair(c, i, rr);
         } else {
-            best = choose_nested(c, l, b, best.code, n);
+            best = c->form->nested ? choose_nested(c, l, b, best.code, n) : choose_plain(c, b, n);
         }
         encode_block(c, first + i, b, n, &best);
     }
@@ -529,11 +532,12 @@ static int settle_run(const search *c, uint64_t first, unsigned i, unsigned run)
 {
     qc_search_scratch *s = c->scratch;
     const uint32_t n = c->form->block_elems;
-    float rr[QC_SEARCH_RUN_BLOCKS][2], inv[QC_SEARCH_RUN_BLOCKS], scale[QC_SEARCH_RUN_BLOCKS];
+    float rr[QC_SEARCH_RUN_BLOCKS][QC_SEARCH_PAIR], inv[QC_SEARCH_RUN_BLOCKS],
+        scale[QC_SEARCH_RUN_BLOCKS];
     choice best[QC_SEARCH_RUN_BLOCKS];
     unsigned regular = 0;
     read_run(c, first + i, run);
-    steps.pair_errors(c->tables, s->x, n, run, &s->inverse[i][0], &rr[0][0]);
+    steps.pair_errors(c->tables, s->x, n, run, c->form->ops, &s->inverse[i][0], &rr[0][0]);
     for (unsigned j = 0; j < run; j++) {
         best[j] = choose_of_pair(c, i + j, rr[j]);
         inv[j] = s->inverse[i + j][best[j].code - s->first_code[i + j]];
@@ -543,7 +547,7 @@ static int settle_run(const search *c, uint64_t first, unsigned i, unsigned run)
     if (regular < run)
         return 0;
     uint8_t *codes = codes_of(c, first + i);
-    const float largest = steps.encode_run(s->x, n, run, inv, scale, codes);
+    const float largest = steps.encode_run(s->x, n, run, c->form->ops, inv, scale, codes);
     for (unsigned j = 0; j < run; j++) {
         c->sums->sum_xx += s->of[i + j].xx;
         c->sums->sum_ee += best[j].error;
@@ -554,27 +558,36 @@ static int settle_run(const search *c, uint64_t first, unsigned i, unsigned run)
     return 1;
 }
 
-static void search_nested(const search *c, uint64_t blocks)
+/* Finds how the scales of a group are represented, and the codes nearest to its targets. */
+static lattice settle_lattice(const search *c, uint64_t first, unsigned count)
 {
-    const int pairs = c->table && !c->refits;
+    float nested_absmax = largest_difference(c, count);
+    if (c->refits)
+        nested_absmax = refit(c, first, count, nested_absmax);
+    const lattice l = make_lattice(nested_absmax, c->form->offset);
+    c->out->nested_absmax[first / QC_NESTED_BLOCK] = nested_absmax;
+    nearest_codes(c, &l, count);
+    return l;
+}
+
+/* Works in groups also where they mean nothing, so that blocks are worked on side by side. */
+static void search_groups(const search *c, uint64_t blocks)
+{
     for (uint64_t first = 0; first < blocks; first += QC_NESTED_BLOCK) {
         const unsigned count = qc_min_u32(blocks - first, QC_NESTED_BLOCK);
         if (!find_targets(c, first, count))
             return;
-        float nested_absmax = largest_difference(c, count);
-        if (c->refits)
-            nested_absmax = refit(c, first, count, nested_absmax);
-        const lattice l = make_lattice(nested_absmax, c->form->offset);
-        c->out->nested_absmax[first / QC_NESTED_BLOCK] = nested_absmax;
-        nearest_codes(c, &l, count);
-        if (pairs)
+        lattice l = {0};
+        if (c->form->nested)
+            l = settle_lattice(c, first, count);
+        if (c->pairs)
             find_pairs(c, &l, count);
         for (unsigned i = 0; i < count;) {
-            const unsigned run = pairs ? run_length(c, first + i, count - i) : 0;
+            const unsigned run = c->pairs ? run_length(c, first + i, count - i) : 0;
             const unsigned done = run > 0 ? run : 1;
             if (run == 0 || !settle_run(c, first, i, run))
                 for (unsigned j = 0; j < done; j++)
-                    settle_block(c, &l, first, i + j, pairs);
+                    settle_block(c, &l, first, i + j);
             i += done;
         }
     }
@@ -584,9 +597,16 @@ static void search_blocks(const qc_form *form, qc_search_effort effort, const vo
                           qc_dtype dtype, uint64_t n, const qc_search_out *out, void *scratch,
                           qc_piece_sums *sums)
 {
+    const qc_search_tables *tables = qc_search_tables_get();
+    const int table = qc_form_is_table(form->ops), again = effort == QC_SEARCH_REFIT;
+    const unsigned list = qc_search_list(form->ops, form->block_elems);
+    const int screened = list < QC_SEARCH_LISTS;
     const search c = {.form = form,
-                      .table = qc_form_is_table(form->ops),
-                      .refits = effort == QC_SEARCH_REFIT,
+                      .table = table,
+                      .refits = again,
+                      .pairs = form->nested ? table && !again : screened && !table,
+                      .screen = screened ? tables->screen[list] : NULL,
+                      .factor = screened ? tables->factor[list] : NULL,
                       .reach = qc_form_reach(form->ops),
                       .src = src,
                       .dtype = dtype,
@@ -594,7 +614,7 @@ static void search_blocks(const qc_form *form, qc_search_effort effort, const vo
                       .out = out,
                       .sums = sums,
                       .scratch = scratch,
-                      .tables = qc_search_tables_get(),
+                      .tables = tables,
                       .element_bytes = qc_dtype_bits(dtype) / 8};
     if (qc_form_by_rows(form)) {
         qc_search_rows_with(&steps, form, src, dtype, n, out, scratch, sums);
@@ -602,10 +622,7 @@ static void search_blocks(const qc_form *form, qc_search_effort effort, const vo
     }
     const uint64_t blocks = n / form->block_elems + (n % form->block_elems != 0);
     *sums = (qc_piece_sums){.bad = QC_BAD_NONE};
-    if (form->nested)
-        search_nested(&c, blocks);
-    else
-        search_plain(&c, blocks);
+    search_groups(&c, blocks);
 }
 
 static void search_rows(const void *src, qc_dtype dtype, uint64_t rows, uint64_t cols,
