@@ -379,4 +379,28 @@ QC_INLINE void qc_wide_store_nibbles(void *at, qc_wide_int a, qc_wide_int b, int
     qc_store_half(at, _mm256_castsi256_si128(pairs));
 }
 
+typedef struct {
+    qc_fold_rows of[2];
+} qc_wide_rows;
+
+QC_INLINE void qc_wide_fold_store(qc_fold_op op, qc_wide_rows *rows, unsigned row, qc_wide_int v)
+{
+    qc_fold_store(&rows->of[row / QC_GROUP], row % QC_GROUP, qc_fold_apply(op, v.low, v.high));
+}
+
+QC_INLINE qc_wide_int qc_wide_fold16(qc_fold_op op, const qc_wide_rows *rows)
+{
+    return (qc_wide_int){qc_fold8x8(op, &rows->of[0]), qc_fold8x8(op, &rows->of[1])};
+}
+
+QC_INLINE qc_wide_int qc_wide_bits(qc_wide x)
+{
+    return (qc_wide_int){_mm256_castps_si256(x.low), _mm256_castps_si256(x.high)};
+}
+
+QC_INLINE qc_wide qc_wide_of_bits(qc_wide_int bits)
+{
+    return (qc_wide){_mm256_castsi256_ps(bits.low), _mm256_castsi256_ps(bits.high)};
+}
+
 #endif

@@ -6,7 +6,9 @@
 #include "quant/quant_wide.h"
 #include "quant/scale_search_internal.h"
 
+#include <float.h>
 #include <math.h>
+#include <string.h>
 
 #define CANDIDATES (2 * QC_SEARCH_FACTORS)
 
@@ -111,12 +113,6 @@ QC_INLINE qc_wide nf4_residue(const neighbours *t, qc_wide y)
     return (qc_wide){nf4_residue8(t, y.low), nf4_residue8(t, y.high)};
 }
 
-QC_INLINE void fold_all(const qc_wide *sum, unsigned count, float *rr)
-{
-    for (unsigned j = 0; j < count; j++)
-        rr[j] = qc_wide_fold(sum[j]);
-}
-
 /* ---- codes ----------------------------------------------------------------------------------- */
 
 typedef const qc_simd_tables *code_tables;
@@ -147,32 +143,10 @@ QC_INLINE qc_wide nf4_value(const code_tables *t, qc_wide_int code)
 }
 
 #define QC_SEARCH_QUANT_OPS qc_quant_ops_avx2
+#define QC_SEARCH_TOGETHER  4u /* sums in registers */
 #include "quant/scale_search_body.h"
 
-static void errors(const qc_search_tables *t, const float *x, uint32_t n, const qc_form_ops *form,
-                   const float *inv, unsigned count, float *rr)
-{
-    const int table = qc_form_is_table(form);
-    unsigned j = 0;
-    for (; j + 4 <= count; j += 4) {
-        if (table)
-            errors_of(t, x, n, form, 1, inv + j, 4, rr + j);
-        else
-            errors_of(t, x, n, form, 0, inv + j, 4, rr + j);
-    }
-    if (j + 2 <= count) {
-        if (table)
-            errors_of(t, x, n, form, 1, inv + j, 2, rr + j);
-        else
-            errors_of(t, x, n, form, 0, inv + j, 2, rr + j);
-        j += 2;
-    }
-    for (; j < count; j++)
-        errors_of(t, x, n, form, table, inv + j, 1, rr + j);
-}
-
-static const qc_search_steps steps = {&qc_quant_ops_avx2, widen, look, errors, encode,
-                                      encode_row,         NULL,  NULL, NULL};
+static const qc_search_steps steps = {&qc_quant_ops_avx2, widen, look, errors, encode, encode_row};
 
 #include "quant/scale_search_driver.h"
 

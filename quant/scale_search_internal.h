@@ -139,7 +139,7 @@ static inline unsigned qc_search_list(const qc_form_ops *form, uint32_t block_el
 }
 
 /* Rounds n magnitudes as qc_int_round_scale does it for each, with the table's casts. n is at most
- * 2 * QC_NESTED_BLOCK. */
+ * QC_NESTED_BLOCK * QC_SEARCH_CANDIDATES. */
 void qc_search_round_scales(const qc_quant_ops *ops, qc_dtype dtype, float *s, unsigned n);
 
 /* The candidates of an integer's scale (`integer` of qc_form_ops), for a block of 8 bits or a row
@@ -179,32 +179,24 @@ typedef struct {
     const qc_quant_ops *ops; /* casts, double quantization */
     /* any n, no padding */
     void (*widen)(const void *src, qc_dtype dtype, uint32_t n, float *x);
-    /* screen: NULL for forms without one */
-    void (*look)(const float *x, uint32_t n, const uint16_t (*screen)[2 * QC_SEARCH_FACTORS],
-                 qc_search_look *out);
-    /* rr[j] is folded, for the candidate whose inverse is inv[j]; count is at most
+    /* These three work on up to QC_SEARCH_RUN_BLOCKS blocks of n elements, one after another, so
+     * that numbers per block form a vector; n times their number is at most QC_BLOCK_MAX. */
+    /* screen: NULL for forms without one. Only looks with an absmax of the usual kind are
+     * complete. */
+    void (*look)(const float *x, uint32_t n, unsigned blocks,
+                 const uint16_t (*screen)[2 * QC_SEARCH_FACTORS], qc_search_look *out);
+    /* inv and rr: [blocks][count]; rr is folded, for the candidate of that inverse. count is
+     * QC_SEARCH_PAIR, of a table also QC_SEARCH_NF4_LATTICE or _WIDE, of others
      * QC_SEARCH_CANDIDATES; tables may be NULL for evenly spaced codes. */
-    void (*errors)(const qc_search_tables *tables, const float *x, uint32_t n,
+    void (*errors)(const qc_search_tables *tables, const float *x, uint32_t n, unsigned blocks,
                    const qc_form_ops *form, const float *inv, unsigned count, float *rr);
-    /* Writes codes as a reader has them; returns the largest |x - x'|. */
-    float (*encode)(const float *x, uint32_t n, const qc_form_ops *form, float inv, float s,
-                    uint8_t *codes);
+    /* inv and s: [blocks]. Writes codes as a reader has them; returns the largest |x - x'|. */
+    float (*encode)(const float *x, uint32_t n, unsigned blocks, const qc_form_ops *form,
+                    const float *inv, const float *s, uint8_t *codes);
     /* At most QC_ROW_FLUSH columns of a row; x is before float16, h after. ee and xx are folded,
      * and for integers in units of the scale's square. */
     float (*encode_row)(const float *x, const float *h, uint32_t n, const qc_form_ops *form,
                         float s, uint8_t *codes, float *ee, float *xx);
-    /* These do the same for up to QC_SEARCH_RUN_BLOCKS whole blocks of n elements, one after
-     * another, so that numbers per block form a vector; n times their number is at most
-     * QC_BLOCK_MAX. All three may be NULL. Only looks with an absmax of the usual kind are
-     * complete. */
-    void (*look_run)(const float *x, uint32_t n, unsigned blocks,
-                     const uint16_t (*screen)[2 * QC_SEARCH_FACTORS], qc_search_look *out);
-    /* inv and rr: [blocks][QC_SEARCH_PAIR] */
-    void (*pair_errors)(const qc_search_tables *tables, const float *x, uint32_t n, unsigned blocks,
-                        const qc_form_ops *form, const float *inv, float *rr);
-    /* Codes of 4 bits; inv and s: [blocks] */
-    float (*encode_run)(const float *x, uint32_t n, unsigned blocks, const qc_form_ops *form,
-                        const float *inv, const float *s, uint8_t *codes);
 } qc_search_steps;
 
 /* What is known of a block after the first walk. */
@@ -221,9 +213,10 @@ typedef struct {
     qc_search_target of[QC_NESTED_BLOCK];
     float target[QC_NESTED_BLOCK];
     uint8_t nearest[QC_NESTED_BLOCK];
-    uint32_t first_code[QC_NESTED_BLOCK]; /* of pairs */
-    float scale[QC_NESTED_BLOCK][QC_SEARCH_PAIR];
-    float inverse[QC_NESTED_BLOCK][QC_SEARCH_PAIR]; /* 0: not usable */
+    /* What is tried of a group without refit, [block][candidate]. */
+    uint32_t first_code[QC_NESTED_BLOCK];
+    _Alignas(64) float scale[QC_NESTED_BLOCK * QC_SEARCH_CANDIDATES];
+    _Alignas(64) float inverse[QC_NESTED_BLOCK * QC_SEARCH_CANDIDATES]; /* 0: not usable */
 } qc_search_scratch;
 
 /* What scale_search.h says of forms by rows, done with these steps for n elements. */

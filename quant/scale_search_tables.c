@@ -74,7 +74,7 @@ const qc_search_tables *qc_search_tables_get(void)
 void qc_search_round_scales(const qc_quant_ops *ops, qc_dtype dtype, float *s, unsigned n)
 {
     const float least = qc_int_scale_least(dtype), most = qc_int_scale_most(dtype);
-    uint16_t half[2 * QC_NESTED_BLOCK];
+    uint16_t half[QC_NESTED_BLOCK * QC_SEARCH_CANDIDATES];
     uint64_t overflow;
     if (dtype != QC_DTYPE_F32) {
         ops->cast(s, QC_DTYPE_F32, n, half, dtype, &overflow);
