@@ -28,7 +28,7 @@
 #define NORMALS    ((uint64_t)1 << 21)
 #define STEP_ELEMS ((uint64_t)1 << 18)
 #define ROW_COLS   2048u
-#define FORM_COUNT 9u
+#define FORM_COUNT 10u
 
 static const struct {
     const char *name;
@@ -36,11 +36,11 @@ static const struct {
     int nested;
     uint32_t block; /* 0: rows */
 } forms[FORM_COUNT] = {
-    {"nf4 block 64 dq", &qc_form_nf4, 1, 64},  {"nf4 block 32 dq", &qc_form_nf4, 1, 32},
-    {"nf4 block 64", &qc_form_nf4, 0, 64},     {"int8 block 64 dq", &qc_form_int8_blocks, 1, 64},
-    {"int8 rows", &qc_form_int8_rows, 0, 0},   {"w4a16 group 128", &qc_form_w4a16, 0, 128},
-    {"w4a16 group 64", &qc_form_w4a16, 0, 64}, {"w4a16 group 32", &qc_form_w4a16, 0, 32},
-    {"w8a8 rows", &qc_form_w8a8, 0, 0},
+    {"nf4 block 64 dq", &qc_form_nf4, 1, 64},    {"nf4 block 32 dq", &qc_form_nf4, 1, 32},
+    {"nf4 block 64", &qc_form_nf4, 0, 64},       {"int8 block 64 dq", &qc_form_int8_blocks, 1, 64},
+    {"int8 rows", &qc_form_int8_rows, 0, 0},     {"w4a16 group 128", &qc_form_w4a16, 0, 128},
+    {"w4a16 group 64", &qc_form_w4a16, 0, 64},   {"w4a16 group 32", &qc_form_w4a16, 0, 32},
+    {"w8a16 group 128", &qc_form_w8a16, 0, 128}, {"w8a8 rows", &qc_form_w8a8, 0, 0},
 };
 
 static uint64_t seed = 1;

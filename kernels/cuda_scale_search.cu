@@ -60,7 +60,8 @@ struct search_job {
     uint32_t chunks;      /* how many a block has */
     uint32_t window;      /* how many codes of double quantization, or scales, are tried */
     uint32_t refit_count; /* 0 for ONCE */
-    bool wide;            /* whether the second list of factors is used */
+    bool screened;        /* whether the screen finds targets */
+    uint32_t list;        /* of the screen and its factors */
     float lowest, highest, span, step; /* as in qc_form_ops */
     int zero;
     bool integer, four_bits; /* of integers, codes of 4 bits are low first */
@@ -143,7 +144,7 @@ QC_DEVICE uint32_t least_of_team(uint32_t v)
 
 QC_DEVICE float target_of(const search_job &job, uint32_t candidate, float absmax)
 {
-    float t = __fmul_rn(job.a.tables->factor[job.wide][candidate % 16], absmax);
+    float t = __fmul_rn(job.a.tables->factor[job.list][candidate % 16], absmax);
     t = is_finite(t) ? t : absmax;
     return candidate >= 16 ? -t : t;
 }
@@ -200,7 +201,7 @@ QC_DEVICE void find_target(const search_job &job, group_shared &shared, const pl
         for (int e = 0; e < chunk; e++) {
             float z = __fmul_rn(there ? held.x[e] : 0.0f, k);
             xx = __fmaf_rn(z, z, xx);
-            if (table) {
+            if (job.screened) {
                 uint32_t level = __float_as_uint(__fadd_rn(z, QC_CUDA_ROUND)) -
                                  (__float_as_uint(QC_CUDA_ROUND) - 127u);
                 add_rows(shared, level, l, &low, &high);
@@ -214,7 +215,7 @@ QC_DEVICE void find_target(const search_job &job, group_shared &shared, const pl
     }
     xx = qc_fold_team(xx);
     float target = 0.0f, second = 0.0f;
-    if (table) {
+    if (job.screened) {
         uint32_t keys[2] = {total[0] << 5 | 2 * l, total[1] << 5 | (2 * l + 1)};
         uint32_t best = least_of_team(keys[0] < keys[1] ? keys[0] : keys[1]) & 31u;
         target = target_of(job, best, absmax);
@@ -280,6 +281,16 @@ QC_DEVICE uint32_t window_start(const group_shared &shared, const lattice &g, fl
 QC_DEVICE float inverse_of(const search_job &job, float s)
 {
     return __fmul_rn(__frcp_rn(s), job.span);
+}
+
+/* Candidate j of an integer's scale. */
+QC_DEVICE float integer_scale(const search_job &job, float absmax, float target, uint32_t j)
+{
+    const qc_cuda_search_tables *t = job.a.tables;
+    if (!job.screened)
+        return qc_integer_scale(job.scales, t, t->int8_steps, absmax, j);
+    float s = __fmul_rn(fabsf(target), t->int4_steps[j]);
+    return copysignf(qc_round_scale(job.scales.dtype, s), target);
 }
 
 /* The number of the code nearest to y, where codes are evenly spaced. */
@@ -374,7 +385,7 @@ QC_DEVICE choice choose(const search_job &job, const group_shared &shared, const
         return best;
     }
     if (job.integer)
-        best.s = qc_integer_scale(job.scales, job.a.tables, steps, absmax, 0);
+        best.s = integer_scale(job, absmax, t, 0);
     if (job.a.nested) {
         best.code = nearest_code(shared, g, t);
         best.s = scale_of(shared, g, best.code);
@@ -392,10 +403,9 @@ QC_DEVICE choice choose(const search_job &job, const group_shared &shared, const
         for (uint32_t done = 0; done < job.window; done += 16) {
             uint32_t left = job.window - done, count = left < 16 ? left : 16;
             uint32_t first = start + done, mine = first + (l < count ? l : 0);
-            float s = job.a.nested ? scale_of(shared, g, mine)
-                      : job.integer
-                          ? qc_integer_scale(job.scales, job.a.tables, steps, absmax, mine)
-                          : __fmul_rn(table ? t : absmax, steps[mine]);
+            float s = job.a.nested  ? scale_of(shared, g, mine)
+                      : job.integer ? integer_scale(job, absmax, t, mine)
+                                    : __fmul_rn(table ? t : absmax, steps[mine]);
             try_scales<table, chunk>(job, some, l, absmax, s, count, first, values, held, &best);
         }
     }
@@ -543,9 +553,9 @@ __global__ void __launch_bounds__(threads_per_block, resident) search_groups(sea
     qc_nf4_values values = qc_nf4_values_of_lane(threadIdx.x % 32);
     shared.map[threadIdx.x] = map[threadIdx.x];
     shared.threshold[threadIdx.x] = thresholds[threadIdx.x];
-    if (table) {
+    if (job.screened) {
         const uint32_t *from =
-            reinterpret_cast<const uint32_t *>(&job.a.tables->screen[job.wide][0][0]);
+            reinterpret_cast<const uint32_t *>(&job.a.tables->screen[job.list][0][0]);
         for (unsigned i = threadIdx.x; i < 256 * 16; i += threads_per_block)
             shared.screen[i / 16][i % 16] = from[i];
     }
@@ -635,14 +645,15 @@ extern "C" qc_status qc_cuda_search_blocks(const qc_cuda_search_blocks_job *a, q
     job.a = *a;
     job.blocks = a->n / b + (a->n % b != 0);
     job.chunks = 1;
+    job.list = qc_cuda_search_list(a->form, b);
+    job.screened = job.list < QC_CUDA_SEARCH_LISTS && !a->by_absmax;
     job.refit_count = a->nested && a->refit ? limits.refit_count : 0;
     if (!a->nested)
-        job.window = table ? limits.nf4_step_count : 16;
+        job.window = table ? limits.nf4_step_count : job.screened ? limits.int4_step_count : 16;
     else if (a->refit)
         job.window = table ? limits.nf4_wide : limits.int8_wide;
     else
         job.window = table ? limits.nf4_window : limits.int8_window;
-    job.wide = b >= limits.wide_block;
     job.lowest = (float)a->form->lowest;
     job.highest = (float)a->form->highest;
     job.span = a->form->span;
@@ -650,6 +661,6 @@ extern "C" qc_status qc_cuda_search_blocks(const qc_cuda_search_blocks_job *a, q
     job.zero = a->form->zero;
     job.integer = a->form->integer;
     job.four_bits = a->form->bits == 4;
-    job.scales = qc_integer_scales_of(a->form, a->scale_dtype, b >= 1024 ? 2 : b >= 256);
+    job.scales = qc_integer_scales_of(a->form, a->scale_dtype);
     return table ? launch_by_size<true>(job, s, err) : launch_by_size<false>(job, s, err);
 }

@@ -16,13 +16,16 @@
 
 QC_C_BEGIN
 
+#define QC_CUDA_SEARCH_LISTS 4u /* of factors */
+
 /* The constants of the search, which kernels read from device memory, 16-byte aligned. Fill them on
  * the host once and copy them there. */
 typedef struct {
-    uint16_t screen[2][256][32]; /* as in qc_search_tables: list, level, candidate */
-    float factor[2][16];
-    float nf4_steps[16], int8_steps[16], row_steps[16];
-    float int4_factor[3][8]; /* qc_search_int4_factor */
+    uint16_t screen[QC_CUDA_SEARCH_LISTS][256]
+                   [32]; /* as in qc_search_tables: list, level, candidate */
+    float factor[QC_CUDA_SEARCH_LISTS][16];
+    float nf4_steps[16], int4_steps[16], int8_steps[16], row_steps[16];
+    float int4_row_factor[8];
     float refits[16];
     float int8_target;
 } qc_cuda_search_tables;
@@ -75,11 +78,14 @@ QC_NODISCARD qc_status qc_cuda_search_rows(const qc_cuda_search_rows_job *a, qc_
 #define QC_CUDA_SEARCH_REFITS 8u /* most */
 
 typedef struct {
-    uint32_t nf4_step_count, refit_count, wide_block;
+    uint32_t nf4_step_count, int4_step_count, refit_count;
     uint32_t nf4_window, int8_window, nf4_wide, int8_wide; /* codes; wide: REFIT */
 } qc_cuda_search_limits;
 
 qc_cuda_search_limits qc_cuda_search_limits_get(void);
+
+/* qc_search_list; QC_CUDA_SEARCH_LISTS of a form without a screen */
+uint32_t qc_cuda_search_list(const qc_form_ops *form, uint32_t block_elems);
 
 QC_C_END
 #endif

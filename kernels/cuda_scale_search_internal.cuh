@@ -41,14 +41,12 @@ QC_DEVICE float qc_int8_nearest(float y)
 struct qc_integer_scales {
     qc_dtype dtype;
     bool either_sign;
-    float reach;   /* qc_form_reach */
-    uint32_t list; /* of int4_factor */
+    float reach; /* qc_form_reach */
 };
 
-static inline qc_integer_scales qc_integer_scales_of(const qc_form_ops *form, qc_dtype dtype,
-                                                     uint32_t list)
+static inline qc_integer_scales qc_integer_scales_of(const qc_form_ops *form, qc_dtype dtype)
 {
-    qc_integer_scales s = {dtype, form->signed_scales != 0, qc_form_reach(form), list};
+    qc_integer_scales s = {dtype, form->signed_scales != 0, qc_form_reach(form)};
     return s;
 }
 
@@ -67,7 +65,7 @@ QC_DEVICE float qc_round_scale(qc_dtype dtype, float s)
 QC_DEVICE float qc_integer_scale(const qc_integer_scales &scales, const qc_cuda_search_tables *t,
                                  const float *steps, float absmax, uint32_t j)
 {
-    float factor = scales.either_sign ? t->int4_factor[scales.list][j / 2] : steps[j];
+    float factor = scales.either_sign ? t->int4_row_factor[j / 2] : steps[j];
     float s = __fdiv_rn(__fmul_rn(absmax, factor), scales.reach);
     s = qc_round_scale(scales.dtype, s);
     return scales.either_sign && j % 2 ? -s : s;

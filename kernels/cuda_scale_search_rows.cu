@@ -287,7 +287,7 @@ extern "C" qc_status qc_cuda_search_rows(const qc_cuda_search_rows_job *a, qc_cu
                    form->step,
                    form->zero,
                    form->bits == 4,
-                   qc_integer_scales_of(form, a->scale_dtype, 2)};
+                   qc_integer_scales_of(form, a->scale_dtype)};
     unsigned teams = job.runs < most_runs ? (unsigned)job.runs + (unsigned)job.runs % 2 : most_runs;
     return qc_cuda_start("search_rows", form->integer ? search_rows<true> : search_rows<false>,
                          dim3(qc_cuda_grid_x(a->rows, 1)), dim3(16 * teams), sizeof(row_shared), s,

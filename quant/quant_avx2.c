@@ -119,18 +119,6 @@ QC_INLINE void nf4_to_f32(const uint8_t *codes, uint64_t n, qc_wide values, int 
     }
 }
 
-/* 32 codes of -8 to 7, a dword each, as nibbles of code + 8 whose first is the low one. */
-QC_INLINE void store_low_nibbles(unsigned char *to, qc_wide_int a, qc_wide_int b)
-{
-    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-    __m256i bytes =
-        _mm256_packs_epi16(_mm256_packs_epi32(a.low, a.high), _mm256_packs_epi32(b.low, b.high));
-    bytes = _mm256_add_epi8(_mm256_permutevar8x32_epi32(bytes, order), _mm256_set1_epi8(8));
-    __m256i pairs = _mm256_maddubs_epi16(bytes, _mm256_set1_epi16(16 << 8 | 1));
-    pairs = _mm256_permute4x64_epi64(_mm256_packus_epi16(pairs, pairs), 0xd8);
-    qc_store_half(to, _mm256_castsi256_si128(pairs));
-}
-
 /* ---- casts ----------------------------------------------------------------------------------- */
 
 QC_INLINE __m256 widen_quiet8(const void *src, qc_dtype dtype, uint64_t i)

@@ -365,4 +365,42 @@ QC_INLINE void qc_wide_store_int8(void *at, qc_wide_int v)
         at, _mm_unpacklo_epi32(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1)));
 }
 
+QC_INLINE void qc_wide_store_nibbles(void *at, qc_wide_int a, qc_wide_int b, int bias,
+                                     int low_first)
+{
+    const __m256i places = _mm256_set1_epi16(low_first ? 16 << 8 | 1 : 1 << 8 | 16);
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    __m256i bytes =
+        _mm256_packs_epi16(_mm256_packs_epi32(a.low, a.high), _mm256_packs_epi32(b.low, b.high));
+    bytes =
+        _mm256_add_epi8(_mm256_permutevar8x32_epi32(bytes, order), _mm256_set1_epi8((char)bias));
+    __m256i pairs = _mm256_maddubs_epi16(bytes, places);
+    pairs = _mm256_permute4x64_epi64(_mm256_packus_epi16(pairs, pairs), 0xd8);
+    qc_store_half(at, _mm256_castsi256_si128(pairs));
+}
+
+typedef struct {
+    qc_fold_rows of[2];
+} qc_wide_rows;
+
+QC_INLINE void qc_wide_fold_store(qc_fold_op op, qc_wide_rows *rows, unsigned row, qc_wide_int v)
+{
+    qc_fold_store(&rows->of[row / QC_GROUP], row % QC_GROUP, qc_fold_apply(op, v.low, v.high));
+}
+
+QC_INLINE qc_wide_int qc_wide_fold16(qc_fold_op op, const qc_wide_rows *rows)
+{
+    return (qc_wide_int){qc_fold8x8(op, &rows->of[0]), qc_fold8x8(op, &rows->of[1])};
+}
+
+QC_INLINE qc_wide_int qc_wide_bits(qc_wide x)
+{
+    return (qc_wide_int){_mm256_castps_si256(x.low), _mm256_castps_si256(x.high)};
+}
+
+QC_INLINE qc_wide qc_wide_of_bits(qc_wide_int bits)
+{
+    return (qc_wide){_mm256_castsi256_ps(bits.low), _mm256_castsi256_ps(bits.high)};
+}
+
 #endif

@@ -77,15 +77,6 @@ QC_INLINE void nf4_to_f32(const uint8_t *codes, uint64_t n, __m512 table, int lo
     }
 }
 
-/* 32 codes of -8 to 7, a dword each, as nibbles of code + 8 whose first is the low one. */
-QC_INLINE void store_low_nibbles(unsigned char *to, __m512i a, __m512i b)
-{
-    __m256i bytes = _mm256_set_m128i(_mm512_cvtepi32_epi8(b), _mm512_cvtepi32_epi8(a));
-    bytes = _mm256_add_epi8(bytes, _mm256_set1_epi8(8));
-    __m256i pairs = _mm256_maddubs_epi16(bytes, _mm256_set1_epi16(16 << 8 | 1));
-    _mm_storeu_si128((__m128i *)(void *)to, _mm256_cvtepi16_epi8(pairs));
-}
-
 /* ---- casts ----------------------------------------------------------------------------------- */
 
 QC_INLINE __m512 widen_quiet(const void *src, qc_dtype dtype, uint64_t i)

@@ -294,4 +294,39 @@ QC_INLINE void qc_wide_store_int8(void *at, qc_wide_int v)
     _mm_storeu_si128((__m128i *)at, _mm512_cvtepi32_epi8(v));
 }
 
+QC_INLINE void qc_wide_store_nibbles(void *at, qc_wide_int a, qc_wide_int b, int bias,
+                                     int low_first)
+{
+    const __m256i places = _mm256_set1_epi16(low_first ? 16 << 8 | 1 : 1 << 8 | 16);
+    __m256i bytes = _mm256_set_m128i(_mm512_cvtepi32_epi8(b), _mm512_cvtepi32_epi8(a));
+    bytes = _mm256_add_epi8(bytes, _mm256_set1_epi8((char)bias));
+    __m256i pairs = _mm256_maddubs_epi16(bytes, places);
+    _mm_storeu_si128((__m128i *)at, _mm256_cvtepi16_epi8(pairs));
+}
+
+typedef struct {
+    _Alignas(64) uint32_t lanes[QC_FOLD_LANES];
+} qc_wide_rows;
+
+QC_INLINE void qc_wide_fold_store(qc_fold_op op, qc_wide_rows *rows, unsigned row, qc_wide_int v)
+{
+    (void)op;
+    qc_fold_store(rows->lanes, row, v);
+}
+
+QC_INLINE qc_wide_int qc_wide_fold16(qc_fold_op op, const qc_wide_rows *rows)
+{
+    return qc_fold16x16(op, rows->lanes);
+}
+
+QC_INLINE qc_wide_int qc_wide_bits(qc_wide x)
+{
+    return _mm512_castps_si512(x);
+}
+
+QC_INLINE qc_wide qc_wide_of_bits(qc_wide_int bits)
+{
+    return _mm512_castsi512_ps(bits);
+}
+
 #endif

@@ -39,7 +39,7 @@ QC_INLINE void store_ints(const int_context *c, unsigned bits, uint64_t i, unsig
     unsigned char *to = c->codes + (bits == 4 ? i / 2 : i);
     unsigned char *at = count == 32 || (bits == 8 && count == 16) ? to : part;
     if (bits == 4) {
-        store_low_nibbles(at, q[0], q[1]);
+        qc_wide_store_nibbles(at, q[0], q[1], 8, 1);
     } else {
         const int sign = (int8_t)c->how->bias; /* -128 turns the sign bit over */
         qc_wide_store_int8(at, qc_wide_int_xor(q[0], sign));

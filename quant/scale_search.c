@@ -36,8 +36,8 @@ static void add_run(const float *x, uint32_t n, float k, const uint16_t (*screen
         total[m] += run[m] < 65535u ? run[m] : 65535u;
 }
 
-static void look(const float *x, uint32_t n, const uint16_t (*screen)[2 * QC_SEARCH_FACTORS],
-                 qc_search_look *out)
+static void look_at(const float *x, uint32_t n, const uint16_t (*screen)[2 * QC_SEARCH_FACTORS],
+                    qc_search_look *out)
 {
     uint32_t largest = 0;
     float xx[QC_LANES] = {0};
@@ -63,6 +63,13 @@ static void look(const float *x, uint32_t n, const uint16_t (*screen)[2 * QC_SEA
             out->best = m;
 }
 
+static void look(const float *x, uint32_t n, unsigned blocks,
+                 const uint16_t (*screen)[2 * QC_SEARCH_FACTORS], qc_search_look *out)
+{
+    for (unsigned b = 0; b < blocks; b++)
+        look_at(x + b * n, n, screen, &out[b]);
+}
+
 static unsigned nf4_code(float y)
 {
     unsigned code = 0;
@@ -84,15 +91,16 @@ static float nf4_residue(float y)
     return r;
 }
 
-static void errors(const qc_search_tables *tables, const float *x, uint32_t n,
+static void errors(const qc_search_tables *tables, const float *x, uint32_t n, unsigned blocks,
                    const qc_form_ops *form, const float *inv, unsigned count, float *rr)
 {
     const int table = qc_form_is_table(form);
     (void)tables;
-    for (unsigned j = 0; j < count; j++) {
+    for (unsigned j = 0; j < blocks * count; j++) {
+        const float *block = x + j / count * n;
         float lanes[QC_LANES] = {0};
         for (uint32_t i = 0; i < n; i++) {
-            float y = x[i] * inv[j];
+            float y = block[i] * inv[j];
             float r = table ? nf4_residue(y) : y - nearest_number(form, y);
             lanes[i % QC_LANES] = fmaf(r, r, lanes[i % QC_LANES]);
         }
@@ -100,17 +108,17 @@ static void errors(const qc_search_tables *tables, const float *x, uint32_t n,
     }
 }
 
-static float encode(const float *x, uint32_t n, const qc_form_ops *form, float inv, float s,
-                    uint8_t *codes)
+static float encode(const float *x, uint32_t n, unsigned blocks, const qc_form_ops *form,
+                    const float *inv, const float *s, uint8_t *codes)
 {
     float largest = 0.0f;
-    for (uint32_t i = 0; i < n; i++) {
-        const float y = x[i] * inv;
+    for (uint32_t i = 0; i < blocks * n; i++) {
+        const float y = x[i] * inv[i / n];
         const int code =
             qc_form_is_table(form) ? (int)nf4_code(y) : (int)nearest_number(form, y) + form->zero;
         const float value = form->unit(code);
         qc_form_put_code(form, codes, i, code);
-        float error = fabsf(x[i] - value * s);
+        float error = fabsf(x[i] - value * s[i / n]);
         largest = error > largest ? error : largest;
     }
     return largest;
@@ -142,8 +150,8 @@ static void widen(const void *src, qc_dtype dtype, uint32_t n, float *x)
     qc_quant_ops_scalar.cast(src, dtype, n, x, QC_DTYPE_F32, &overflow);
 }
 
-static const qc_search_steps steps = {&qc_quant_ops_scalar, widen, look, errors, encode,
-                                      encode_row,           NULL,  NULL, NULL};
+static const qc_search_steps steps = {
+    &qc_quant_ops_scalar, widen, look, errors, encode, encode_row};
 
 #include "quant/scale_search_driver.h"
 

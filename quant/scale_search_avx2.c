@@ -6,7 +6,9 @@
 #include "quant/quant_wide.h"
 #include "quant/scale_search_internal.h"
 
+#include <float.h>
 #include <math.h>
+#include <string.h>
 
 #define CANDIDATES (2 * QC_SEARCH_FACTORS)
 
@@ -111,12 +113,6 @@ QC_INLINE qc_wide nf4_residue(const neighbours *t, qc_wide y)
     return (qc_wide){nf4_residue8(t, y.low), nf4_residue8(t, y.high)};
 }
 
-QC_INLINE void fold_all(const qc_wide *sum, unsigned count, float *rr)
-{
-    for (unsigned j = 0; j < count; j++)
-        rr[j] = qc_wide_fold(sum[j]);
-}
-
 /* ---- codes ----------------------------------------------------------------------------------- */
 
 typedef const qc_simd_tables *code_tables;
@@ -146,43 +142,11 @@ QC_INLINE qc_wide nf4_value(const code_tables *t, qc_wide_int code)
                      _mm256_i32gather_ps(qc_nf4_code, code.high, 4)};
 }
 
-/* 32 codes, a dword each, as nibbles in order: the first in the high one or in the low one. */
-QC_INLINE void store_nibbles(uint8_t *codes, qc_wide_int a, qc_wide_int b, int low_first)
-{
-    const __m256i places = _mm256_set1_epi16(low_first ? 16 << 8 | 1 : 1 << 8 | 16);
-    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-    __m256i bytes =
-        _mm256_packs_epi16(_mm256_packs_epi32(a.low, a.high), _mm256_packs_epi32(b.low, b.high));
-    bytes = _mm256_permutevar8x32_epi32(bytes, order);
-    __m256i pairs = _mm256_maddubs_epi16(bytes, places);
-    pairs = _mm256_permute4x64_epi64(_mm256_packus_epi16(pairs, pairs), 0xd8);
-    qc_store_half(codes, _mm256_castsi256_si128(pairs));
-}
-
 #define QC_SEARCH_QUANT_OPS qc_quant_ops_avx2
+#define QC_SEARCH_TOGETHER  4u /* sums in registers */
 #include "quant/scale_search_body.h"
 
-static void errors(const qc_search_tables *t, const float *x, uint32_t n, const qc_form_ops *form,
-                   const float *inv, unsigned count, float *rr)
-{
-    const int table = qc_form_is_table(form);
-    unsigned j = 0;
-    for (; j + 4 <= count; j += 4) {
-        if (table)
-            errors_of(t, x, n, form, 1, inv + j, 4, rr + j);
-        else
-            errors_of(t, x, n, form, 0, inv + j, 4, rr + j);
-    }
-    if (j + 2 <= count && table) {
-        errors_of(t, x, n, form, 1, inv + j, 2, rr + j);
-        j += 2;
-    }
-    for (; j < count; j++)
-        errors_of(t, x, n, form, table, inv + j, 1, rr + j);
-}
-
-static const qc_search_steps steps = {&qc_quant_ops_avx2, widen, look, errors, encode,
-                                      encode_row,         NULL,  NULL, NULL};
+static const qc_search_steps steps = {&qc_quant_ops_avx2, widen, look, errors, encode, encode_row};
 
 #include "quant/scale_search_driver.h"
 

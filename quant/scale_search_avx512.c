@@ -13,6 +13,7 @@
 
 #include <float.h>
 #include <math.h>
+#include <string.h>
 
 #define CANDIDATES (2 * QC_SEARCH_FACTORS)
 
@@ -98,20 +99,6 @@ QC_INLINE __m512 nf4_residue(const neighbours *t, __m512 y)
                            _mm512_sub_ps(y, table32(t->high, k)), 0x0a); /* of lesser magnitude */
 }
 
-/* Sixteen sums at once, or one after another. */
-QC_INLINE void fold_all(const __m512 *sum, unsigned count, float *rr)
-{
-    if (count == QC_GROUP) {
-        _Alignas(64) uint32_t rows[QC_FOLD_LANES];
-        for (unsigned j = 0; j < QC_GROUP; j++)
-            qc_fold_store(rows, j, _mm512_castps_si512(sum[j]));
-        _mm512_storeu_ps(rr, _mm512_castsi512_ps(qc_fold16x16(QC_FOLD_ADD, rows)));
-        return;
-    }
-    for (unsigned j = 0; j < count; j++)
-        rr[j] = qc_wide_fold(sum[j]);
-}
-
 /* ---- codes ----------------------------------------------------------------------------------- */
 
 typedef struct {
@@ -139,112 +126,12 @@ QC_INLINE __m512 nf4_value(const code_tables *t, __m512i code)
     return _mm512_permutexvar_ps(code, t->value);
 }
 
-/* 32 codes, a dword each, as nibbles in order: the first in the high one or in the low one. */
-QC_INLINE void store_nibbles(uint8_t *codes, __m512i a, __m512i b, int low_first)
-{
-    const __m256i places = _mm256_set1_epi16(low_first ? 16 << 8 | 1 : 1 << 8 | 16);
-    __m256i bytes = _mm256_set_m128i(_mm512_cvtepi32_epi8(b), _mm512_cvtepi32_epi8(a));
-    __m256i pairs = _mm256_maddubs_epi16(bytes, places);
-    _mm_storeu_si128((__m128i *)(void *)codes, _mm256_cvtepi16_epi8(pairs));
-}
-
 #define QC_SEARCH_QUANT_OPS qc_quant_ops_avx512
+#define QC_SEARCH_TOGETHER  16u /* sums in registers */
 #include "quant/scale_search_body.h"
 
-/* ---- sixteen blocks side by side ------------------------------------------------------------- */
-
-/* Sixteen blocks at once: absmax, its inverse and the folds are vectors of one lane per block, and
- * no block waits for the latency of another's. */
-static void look_run(const float *x, uint32_t n, unsigned blocks,
-                     const uint16_t (*screen)[CANDIDATES], qc_search_look *out)
-{
-    _Alignas(64) uint32_t rows[QC_FOLD_LANES] = {0};
-    _Alignas(64) int16_t offsets[QC_BLOCK_MAX];
-    _Alignas(64) float absmax[QC_GROUP], k[QC_GROUP], xx[QC_GROUP];
-    for (unsigned b = 0; b < blocks; b++) {
-        __m512i most = _mm512_setzero_si512();
-        for (uint32_t i = 0; i < n; i += 16)
-            most = _mm512_max_epu32(most, qc_magnitude_f32(_mm512_load_ps(x + b * n + i)));
-        qc_fold_store(rows, b, most);
-    }
-    const __m512 a = _mm512_castsi512_ps(qc_fold16x16(QC_FOLD_MAX_U32, rows));
-    const __mmask16 usual = _mm512_cmp_ps_mask(a, _mm512_set1_ps(QC_TINY_ABSMAX), _CMP_GE_OQ) &
-                            _mm512_cmp_ps_mask(a, _mm512_set1_ps(FLT_MAX), _CMP_LE_OQ);
-    _mm512_store_ps(absmax, a);
-    _mm512_store_ps(k, _mm512_mul_ps(_mm512_maskz_div_ps(usual, _mm512_set1_ps(1.0f), a),
-                                     _mm512_set1_ps(127.0f)));
-    for (unsigned b = 0; b < blocks; b++) {
-        const __m512 by = _mm512_set1_ps(k[b]);
-        __m512 sum = _mm512_setzero_ps();
-        for (uint32_t i = b * n; i < b * n + n; i += 16) {
-            __m512 z = _mm512_maskz_mul_ps((__mmask16) - (int)(usual >> b & 1u),
-                                           _mm512_load_ps(x + i), by);
-            sum = _mm512_fmadd_ps(z, z, sum);
-            store_offsets(offsets + i, z);
-        }
-        qc_fold_store(rows, b, _mm512_castps_si512(sum));
-    }
-    _mm512_store_ps(xx, _mm512_castsi512_ps(qc_fold16x16(QC_FOLD_ADD, rows)));
-    for (unsigned b = 0; b < blocks; b++) {
-        out[b].absmax = absmax[b];
-        out[b].xx = xx[b];
-        if (screen)
-            out[b].best = screen_rows(screen, offsets + b * n, n, out[b].total);
-    }
-}
-
-/* Counts that occur, as constants, so that sums stay in registers. */
-static void errors(const qc_search_tables *t, const float *x, uint32_t n, const qc_form_ops *form,
-                   const float *inv, unsigned count, float *rr)
-{
-    const int table = qc_form_is_table(form);
-    if (table && count == QC_SEARCH_NF4_WINDOW)
-        errors_of(t, x, n, form, 1, inv, QC_SEARCH_NF4_WINDOW, rr);
-    else if (table && count == QC_SEARCH_NF4_WIDE)
-        errors_of(t, x, n, form, 1, inv, QC_SEARCH_NF4_WIDE, rr);
-    else if (table && count == QC_SEARCH_NF4_LATTICE)
-        errors_of(t, x, n, form, 1, inv, QC_SEARCH_NF4_LATTICE, rr);
-    else if (!table && count == QC_SEARCH_CANDIDATES)
-        errors_of(t, x, n, form, 0, inv, QC_SEARCH_CANDIDATES, rr);
-    else
-        for (unsigned j = 0; j < count; j++) {
-            if (table)
-                errors_of(t, x, n, form, 1, inv + j, 1, rr + j);
-            else
-                errors_of(t, x, n, form, 0, inv + j, 1, rr + j);
-        }
-}
-
-/* Two candidates of up to sixteen blocks: eight blocks are folded together. */
-static void pair_errors(const qc_search_tables *t, const float *x, uint32_t n, unsigned blocks,
-                        const float *inv, float *rr)
-{
-    _Alignas(64) uint32_t rows[QC_FOLD_LANES] = {0};
-    const neighbours near = load_neighbours(t);
-    for (unsigned first = 0; first < blocks; first += QC_GROUP / 2) {
-        const unsigned count = qc_min_u32(blocks - first, QC_GROUP / 2);
-        for (unsigned b = 0; b < count; b++, x += n, inv += 2) {
-            const __m512 by[2] = {_mm512_set1_ps(inv[0]), _mm512_set1_ps(inv[1])};
-            __m512 sum[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
-            for (uint32_t i = 0; i < n; i += 16) {
-                __m512 v = _mm512_load_ps(x + i);
-                for (unsigned j = 0; j < 2; j++) {
-                    __m512 r = nf4_residue(&near, _mm512_mul_ps(v, by[j]));
-                    sum[j] = _mm512_fmadd_ps(r, r, sum[j]);
-                }
-            }
-            qc_fold_store(rows, 2 * b, _mm512_castps_si512(sum[0]));
-            qc_fold_store(rows, 2 * b + 1, _mm512_castps_si512(sum[1]));
-        }
-        const __mmask16 present = (__mmask16)((1u << 2 * count) - 1);
-        _mm512_mask_storeu_ps(rr + 2 * first, present,
-                              _mm512_castsi512_ps(qc_fold16x16(QC_FOLD_ADD, rows)));
-    }
-}
-
 static const qc_search_steps steps = {
-    &qc_quant_ops_avx512, widen,    look,        errors,    encode,
-    encode_row,           look_run, pair_errors, encode_run};
+    &qc_quant_ops_avx512, widen, look, errors, encode, encode_row};
 
 #include "quant/scale_search_driver.h"
 

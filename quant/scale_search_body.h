@@ -19,26 +19,44 @@ static void widen(const void *src, qc_dtype dtype, uint32_t n, float *x)
     }
 }
 
-static void look(const float *x, uint32_t n, const uint16_t (*screen)[CANDIDATES],
+/* Blocks side by side: absmax, its inverse and the folds are vectors of one lane per block, and no
+ * block waits for the latency of another's. Blocks of zeros and of NaN get factors of 0. */
+static void look(const float *x, uint32_t n, unsigned blocks, const uint16_t (*screen)[CANDIDATES],
                  qc_search_look *out)
 {
     _Alignas(64) int16_t offsets[QC_BLOCK_MAX];
-    qc_wide_int most = qc_wide_int_all(0);
-    for (uint32_t i = 0; i < n; i += 16)
-        most = qc_wide_larger_bits(most, qc_wide_load(x + i));
-    out->absmax = qc_f32_of_bits(qc_wide_largest_bits(most));
-    if (!(out->absmax >= QC_TINY_ABSMAX) || !isfinite(out->absmax))
-        return;
-    const qc_wide k = qc_wide_all((1.0f / out->absmax) * 127.0f);
-    qc_wide xx = qc_wide_all(0.0f);
-    for (uint32_t i = 0; i < n; i += 16) {
-        qc_wide z = qc_wide_mul(qc_wide_load(x + i), k);
-        xx = qc_wide_fma(z, z, xx);
-        store_offsets(offsets + i, z);
+    _Alignas(64) float absmax[QC_SEARCH_RUN_BLOCKS], k[QC_SEARCH_RUN_BLOCKS];
+    _Alignas(64) float xx[QC_SEARCH_RUN_BLOCKS];
+    qc_wide_rows rows = {0};
+    for (unsigned b = 0; b < blocks; b++) {
+        qc_wide_int most = qc_wide_int_all(0);
+        for (uint32_t i = b * n; i < b * n + n; i += 16)
+            most = qc_wide_larger_bits(most, qc_wide_load(x + i));
+        qc_wide_fold_store(QC_FOLD_MAX_U32, &rows, b, most);
     }
-    out->xx = qc_wide_fold(xx);
-    if (screen)
-        out->best = screen_rows(screen, offsets, n, out->total);
+    qc_wide_store(absmax, qc_wide_of_bits(qc_wide_fold16(QC_FOLD_MAX_U32, &rows)));
+    for (unsigned b = 0; b < QC_SEARCH_RUN_BLOCKS; b++) {
+        const float by = (1.0f / absmax[b]) * 127.0f;
+        k[b] = absmax[b] >= QC_TINY_ABSMAX && absmax[b] <= FLT_MAX ? by : 0.0f;
+    }
+    for (unsigned b = 0; b < blocks; b++) {
+        const qc_wide by = qc_wide_all(k[b]);
+        qc_wide sum = qc_wide_all(0.0f);
+        for (uint32_t i = b * n; i < b * n + n; i += 16) {
+            qc_wide z = qc_wide_mul(qc_wide_load(x + i), by);
+            sum = qc_wide_fma(z, z, sum);
+            store_offsets(offsets + i, z);
+        }
+        qc_wide_fold_store(QC_FOLD_ADD, &rows, b, qc_wide_bits(sum));
+    }
+    qc_wide_store(xx, qc_wide_of_bits(qc_wide_fold16(QC_FOLD_ADD, &rows)));
+    for (unsigned b = 0; b < blocks; b++) {
+        out[b].absmax = absmax[b];
+        out[b].xx = xx[b];
+        out[b].best = 0;
+        if (screen && k[b] != 0.0f)
+            out[b].best = screen_rows(screen, offsets + b * n, n, out[b].total);
+    }
 }
 
 /* The codes of a form whose values are evenly spaced. */
@@ -59,29 +77,73 @@ QC_INLINE qc_wide nearest_number(const numbers *of, qc_wide y)
     return qc_wide_between(q, of->lowest, of->highest);
 }
 
-/* table: qc_form_is_table, a constant at each call */
-QC_INLINE void errors_of(const qc_search_tables *t, const float *x, uint32_t n,
-                         const qc_form_ops *form, int table, const float *inv, unsigned count,
-                         float *rr)
+/* y less what the code nearest to it stands for. table: qc_form_is_table, a constant at each call */
+QC_INLINE qc_wide residue(const neighbours *near, const numbers *of, int table, qc_wide y)
 {
-    qc_wide sum[QC_SEARCH_CANDIDATES];
-    const neighbours near = table ? load_neighbours(t) : (neighbours){0};
-    const numbers of = load_numbers(form);
+    return table ? nf4_residue(near, y) : qc_wide_sub(y, nearest_number(of, y));
+}
+
+/* Sums r^2 for up to QC_SEARCH_TOGETHER candidates of a block, each to a row of its own. */
+QC_INLINE void add_errors(const neighbours *near, const numbers *of, int table, const float *x,
+                          uint32_t n, const float *inv, unsigned count, qc_wide_rows *rows,
+                          unsigned row)
+{
+    qc_wide sum[QC_SEARCH_TOGETHER];
     for (unsigned j = 0; j < count; j++)
         sum[j] = qc_wide_all(0.0f);
     for (uint32_t i = 0; i < n; i += 16) {
         qc_wide v = qc_wide_load(x + i);
         for (unsigned j = 0; j < count; j++) {
-            qc_wide y = qc_wide_mul(v, qc_wide_all(inv[j]));
-            qc_wide r = table ? nf4_residue(&near, y) : qc_wide_sub(y, nearest_number(&of, y));
+            qc_wide r = residue(near, of, table, qc_wide_mul(v, qc_wide_all(inv[j])));
             sum[j] = qc_wide_fma(r, r, sum[j]);
         }
     }
-    fold_all(sum, count, rr);
+    for (unsigned j = 0; j < count; j++)
+        qc_wide_fold_store(QC_FOLD_ADD, rows, row + j, qc_wide_bits(sum[j]));
 }
 
-static float encode_run(const float *x, uint32_t n, unsigned blocks, const float *inv,
-                        const float *s, uint8_t *codes)
+/* table and count are constants at each call, so that sums stay in registers. */
+QC_INLINE void errors_of(const qc_search_tables *t, const float *x, uint32_t n, unsigned blocks,
+                         const qc_form_ops *form, int table, const float *inv, unsigned count,
+                         float *rr)
+{
+    const unsigned together = QC_SEARCH_TOGETHER < count ? QC_SEARCH_TOGETHER : count;
+    const unsigned whole = count / together * together, most = 16 / count;
+    const neighbours near = table ? load_neighbours(t) : (neighbours){0};
+    const numbers of = load_numbers(form);
+    qc_wide_rows rows = {0};
+    for (unsigned first = 0; first < blocks; first += most) {
+        const unsigned blocks_now = qc_min_u32(blocks - first, most);
+        _Alignas(64) float folded[16];
+        for (unsigned b = 0; b < blocks_now; b++, x += n, inv += count) {
+            for (unsigned j = 0; j < whole; j += together)
+                add_errors(&near, &of, table, x, n, inv + j, together, &rows, b * count + j);
+            for (unsigned j = whole; j < count; j++)
+                add_errors(&near, &of, table, x, n, inv + j, 1, &rows, b * count + j);
+        }
+        qc_wide_store(folded, qc_wide_of_bits(qc_wide_fold16(QC_FOLD_ADD, &rows)));
+        memcpy(rr + first * count, folded, blocks_now * count * sizeof *rr);
+    }
+}
+
+static void errors(const qc_search_tables *t, const float *x, uint32_t n, unsigned blocks,
+                   const qc_form_ops *form, const float *inv, unsigned count, float *rr)
+{
+    const int table = qc_form_is_table(form);
+    if (table && count == QC_SEARCH_PAIR)
+        errors_of(t, x, n, blocks, form, 1, inv, QC_SEARCH_PAIR, rr);
+    else if (table && count == QC_SEARCH_NF4_WIDE)
+        errors_of(t, x, n, blocks, form, 1, inv, QC_SEARCH_NF4_WIDE, rr);
+    else if (table)
+        errors_of(t, x, n, blocks, form, 1, inv, QC_SEARCH_NF4_LATTICE, rr);
+    else if (count == QC_SEARCH_PAIR)
+        errors_of(t, x, n, blocks, form, 0, inv, QC_SEARCH_PAIR, rr);
+    else
+        errors_of(t, x, n, blocks, form, 0, inv, QC_SEARCH_CANDIDATES, rr);
+}
+
+static float encode_table(const float *x, uint32_t n, unsigned blocks, const float *inv,
+                          const float *s, uint8_t *codes)
 {
     const code_tables t = load_codes(qc_simd_tables_get());
     qc_wide largest = qc_wide_all(0.0f);
@@ -95,50 +157,63 @@ static float encode_run(const float *x, uint32_t n, unsigned blocks, const float
                 qc_wide seen = qc_wide_mul(nf4_value(&t, code[h]), scale);
                 largest = qc_wide_larger(largest, qc_wide_sub(v, seen));
             }
-            store_nibbles(codes, code[0], code[1], 0);
+            qc_wide_store_nibbles(codes, code[0], code[1], 0, 0);
         }
     }
     return qc_wide_largest(largest);
 }
 
 /* Stores the codes of numbers q: 32 of four bits, or 16 of eight. */
-QC_INLINE void store_numbers(const qc_form_ops *form, uint8_t *codes, const qc_wide *q)
+QC_INLINE void store_numbers(const qc_form_ops *form, unsigned bits, uint8_t *codes,
+                             const qc_wide_int *q)
 {
-    if (form->bits == 4) {
-        const qc_wide zero = qc_wide_all((float)form->zero);
-        store_nibbles(codes, qc_wide_round(qc_wide_add(q[0], zero)),
-                      qc_wide_round(qc_wide_add(q[1], zero)), form->low_first);
-    } else {
-        /* a zero of 128 turns the sign bit over */
-        qc_wide_store_int8(codes, qc_wide_int_xor(qc_wide_round(q[0]), (int8_t)form->zero));
-    }
+    if (bits == 4)
+        qc_wide_store_nibbles(codes, q[0], q[1], form->zero, form->low_first);
+    else /* a zero of 128 turns the sign bit over */
+        qc_wide_store_int8(codes, qc_wide_int_xor(q[0], (int8_t)form->zero));
 }
 
-static float encode_numbers(const float *x, uint32_t n, const qc_form_ops *form, float inv, float s,
-                            uint8_t *codes)
+/* The number of the code nearest to y, as an integer and as a float. */
+QC_INLINE qc_wide round_number(const numbers *of, qc_wide y, qc_wide_int *q)
+{
+    *q = qc_wide_round(qc_wide_between(y, of->lowest, of->highest));
+    return qc_wide_of_int(*q);
+}
+
+/* bits: those of the form, a constant at each call */
+QC_INLINE float encode_numbers(const float *x, uint32_t n, const qc_form_ops *form, unsigned bits,
+                               float inv, float s, uint8_t *codes)
 {
     const qc_wide by = qc_wide_all(inv), scale = qc_wide_all(s), step = qc_wide_all(form->step);
-    const unsigned together = form->bits == 4 ? 2 : 1;
+    const unsigned together = bits == 4 ? 2 : 1;
     const numbers of = load_numbers(form);
     qc_wide largest = qc_wide_all(0.0f);
     for (uint32_t i = 0; i < n; i += 16 * together, codes += 16) {
-        qc_wide q[2];
+        qc_wide_int q[2];
         for (unsigned h = 0; h < together; h++) {
             qc_wide v = qc_wide_load(x + i + 16 * h);
-            q[h] = nearest_number(&of, qc_wide_mul(v, by));
-            qc_wide seen = qc_wide_mul(qc_wide_mul(q[h], step), scale);
-            largest = qc_wide_larger(largest, qc_wide_sub(v, seen));
+            qc_wide unit = round_number(&of, qc_wide_mul(v, by), &q[h]);
+            if (bits != 4) /* the step of four bits is 1 */
+                unit = qc_wide_mul(unit, step);
+            largest = qc_wide_larger(largest, qc_wide_sub(v, qc_wide_mul(unit, scale)));
         }
-        store_numbers(form, codes, q);
+        store_numbers(form, bits, codes, q);
     }
     return qc_wide_largest(largest);
 }
 
-static float encode(const float *x, uint32_t n, const qc_form_ops *form, float inv, float s,
-                    uint8_t *codes)
+static float encode(const float *x, uint32_t n, unsigned blocks, const qc_form_ops *form,
+                    const float *inv, const float *s, uint8_t *codes)
 {
-    return qc_form_is_table(form) ? encode_run(x, n, 1, &inv, &s, codes)
-                                  : encode_numbers(x, n, form, inv, s, codes);
+    if (qc_form_is_table(form))
+        return encode_table(x, n, blocks, inv, s, codes);
+    float largest = 0.0f;
+    for (unsigned b = 0; b < blocks; b++, x += n, codes += n * form->bits / 8) {
+        const float error = form->bits == 4 ? encode_numbers(x, n, form, 4, inv[b], s[b], codes)
+                                            : encode_numbers(x, n, form, 8, inv[b], s[b], codes);
+        largest = error > largest ? error : largest;
+    }
+    return largest;
 }
 
 static float encode_row(const float *x, const float *h, uint32_t n, const qc_form_ops *form,
@@ -151,17 +226,18 @@ static float encode_row(const float *x, const float *h, uint32_t n, const qc_for
     const numbers of = load_numbers(form);
     qc_wide largest = qc_wide_all(0.0f), ee_sum = largest, xx_sum = largest;
     for (uint32_t i = 0; i < n; i += 16 * together, codes += 16) {
-        qc_wide q[2];
+        qc_wide_int q[2];
         for (unsigned k = 0; k < together; k++) {
             qc_wide v = qc_wide_load(x + i + 16 * k);
-            q[k] = nearest_number(&of, qc_wide_mul(qc_wide_load(h + i + 16 * k), by));
-            qc_wide e = qc_wide_sub(v, qc_wide_mul(qc_wide_mul(q[k], scale), step));
+            qc_wide number =
+                round_number(&of, qc_wide_mul(qc_wide_load(h + i + 16 * k), by), &q[k]);
+            qc_wide e = qc_wide_sub(v, qc_wide_mul(qc_wide_mul(number, scale), step));
             qc_wide r = qc_wide_mul(e, unit), y = qc_wide_mul(v, unit);
             ee_sum = qc_wide_fma(r, r, ee_sum);
             xx_sum = qc_wide_fma(y, y, xx_sum);
             largest = qc_wide_larger(largest, e);
         }
-        store_numbers(form, codes, q);
+        store_numbers(form, form->bits, codes, q);
     }
     *ee = qc_wide_fold(ee_sum);
     *xx = qc_wide_fold(xx_sum);

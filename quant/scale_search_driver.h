@@ -17,13 +17,18 @@
 
 static const float nf4_steps[QC_SEARCH_NF4_LATTICE] = QC_SEARCH_NF4_STEPS;
 static const float int8_steps[QC_SEARCH_CANDIDATES] = QC_SEARCH_INT8_STEPS;
-static const float refits[QC_SEARCH_REFIT_COUNT] = QC_SEARCH_REFITS;
+static const float int4_steps[QC_SEARCH_PAIR] = QC_SEARCH_INT4_STEPS;
+static const float refit_shares[QC_SEARCH_REFIT_COUNT] = QC_SEARCH_REFITS;
 
 typedef struct {
     const qc_form *form;
-    int table; /* whether codes are those of a table, with a screen and a lattice of its own */
-    int refits;
-    float reach; /* qc_form_reach */
+    int table;          /* whether codes are those of a table, with a lattice of its own */
+    int refits;         /* always of double quantization */
+    unsigned tried;     /* how many scales; with refit around each target */
+    const float *steps; /* without double quantization: by what a target or absmax is multiplied */
+    const uint16_t (*screen)[2 * QC_SEARCH_FACTORS]; /* NULL if there is none */
+    const float *factor;                             /* of the screen's candidates */
+    float reach;                                     /* qc_form_reach */
     const unsigned char *src;
     qc_dtype dtype;
     uint64_t n;
@@ -86,8 +91,7 @@ static float lift_of(float magnitude)
 
 static float target_of(const search *c, uint32_t candidate, float absmax)
 {
-    const unsigned list = c->form->block_elems >= QC_SEARCH_WIDE_BLOCK;
-    const float factor = c->table ? c->tables->factor[list][candidate] : QC_SEARCH_INT8_TARGET;
+    const float factor = c->screen ? c->factor[candidate] : QC_SEARCH_INT8_TARGET;
     const float t = factor * absmax;
     return isfinite(t) ? t : copysignf(absmax, factor);
 }
@@ -119,20 +123,13 @@ static void finish_target(const search *c, const qc_search_look *look, float abs
         out->second = target_of(c, second_best(look), absmax);
 }
 
-static const uint16_t (*screen_of(const search *c))[2 * QC_SEARCH_FACTORS]
-{
-    const unsigned list = c->form->block_elems >= QC_SEARCH_WIDE_BLOCK;
-    return c->table ? c->tables->screen[list] : NULL;
-}
-
 /* Returns 1, or 0 after reporting an element that has no code. */
 static int find_target(const search *c, uint64_t block, qc_search_target *out)
 {
     const uint32_t n = read_block(c, block);
-    const uint16_t(*screen)[2 * QC_SEARCH_FACTORS] = screen_of(c);
     float *x = c->scratch->x;
     qc_search_look look;
-    steps.look(x, padded(n), screen, &look);
+    steps.look(x, padded(n), 1, c->screen, &look);
     *out = (qc_search_target){.absmax = look.absmax};
     if (!isfinite(look.absmax)) {
         uint32_t i = 0;
@@ -145,7 +142,7 @@ static int find_target(const search *c, uint64_t block, qc_search_target *out)
         return 1;
     if (look.absmax < QC_TINY_ABSMAX) {
         scale_up(x, n);
-        steps.look(x, padded(n), screen, &look);
+        steps.look(x, padded(n), 1, c->screen, &look);
     }
     finish_target(c, &look, out->absmax, out);
     return 1;
@@ -155,7 +152,7 @@ static int find_target(const search *c, uint64_t block, qc_search_target *out)
 static unsigned run_length(const search *c, uint64_t block, unsigned count)
 {
     const uint64_t whole = c->n / c->form->block_elems - block;
-    if (!steps.look_run || c->form->block_elems > QC_BLOCK_MAX / QC_SEARCH_RUN_BLOCKS)
+    if (c->form->block_elems > QC_BLOCK_MAX / QC_SEARCH_RUN_BLOCKS)
         return 0;
     count = qc_min_u32(count, QC_SEARCH_RUN_BLOCKS);
     return qc_min_u32(whole, count);
@@ -176,7 +173,7 @@ static int find_targets(const search *c, uint64_t first, unsigned count)
         const unsigned run = run_length(c, first + i, count - i);
         if (run > 0) {
             read_run(c, first + i, run);
-            steps.look_run(c->scratch->x, c->form->block_elems, run, screen_of(c), looks);
+            steps.look(c->scratch->x, c->form->block_elems, run, c->screen, looks);
         }
         for (unsigned j = 0; j < run; j++)
             if (looks[j].absmax >= QC_TINY_ABSMAX && looks[j].absmax <= FLT_MAX)
@@ -213,13 +210,6 @@ static float scale_of(const lattice *l, unsigned code)
     return qc_dynamic_map[code] * l->nested_absmax + l->offset;
 }
 
-static unsigned window_of(const search *c)
-{
-    if (c->refits)
-        return c->table ? QC_SEARCH_NF4_WIDE : QC_SEARCH_INT8_WIDE;
-    return c->table ? QC_SEARCH_NF4_WINDOW : QC_SEARCH_INT8_WINDOW;
-}
-
 /* The first code of the window around t; code `nearest` is the nearest to t. */
 static unsigned window_start(const lattice *l, float t, unsigned nearest, unsigned window)
 {
@@ -228,41 +218,35 @@ static unsigned window_start(const lattice *l, float t, unsigned nearest, unsign
     return first > 256 - window ? 256 - window : first;
 }
 
-static unsigned plain_candidates(const search *c, const qc_search_target *b, float *s)
-{
-    const unsigned count = c->table ? QC_SEARCH_NF4_LATTICE : QC_SEARCH_CANDIDATES;
-    if (c->form->ops->integer) {
-        qc_search_integer_scales(steps.ops, c->form, b->absmax, int8_steps, s);
-        return count;
-    }
-    for (unsigned j = 0; j < count; j++)
-        s[j] = c->table ? b->target * nf4_steps[j] : b->absmax * int8_steps[j];
-    return count;
-}
-
 static float inverse_of(const search *c, float s)
 {
     return (1.0f / s) * c->form->ops->span;
 }
 
-/* The best of up to QC_SEARCH_CANDIDATES for the block in scratch (n padded elements, scaled if
- * tiny); its code is the index in s. The loops have no branches: each is a vector or a move. */
-static choice best_of(const search *c, const qc_search_target *b, uint32_t n, const float *s,
-                      unsigned count)
+/* Inverses of a block's scales, 0 of those that are not usable. */
+static inline void find_inverses(const search *c, float absmax, const float *s, unsigned count,
+                                 float *inv)
 {
-    const float lift = lift_of(b->absmax);
-    const float least = b->absmax * lift * 0.25f;
-    const double unlift = lift != 1.0f ? 0x1p-128 : 1.0;
-    float inv[QC_SEARCH_CANDIDATES] = {0.0f}, rr[QC_SEARCH_CANDIDATES];
-    double error[QC_SEARCH_CANDIDATES];
+    const float lift = lift_of(absmax), least = absmax * lift * 0.25f;
     for (unsigned j = 0; j < count; j++) {
-        float lifted = s[j] * lift, magnitude = fabsf(lifted);
-        float by = inverse_of(c, lifted);
+        const float lifted = s[j] * lift, magnitude = fabsf(lifted);
+        const float by = inverse_of(c, lifted);
         inv[j] = magnitude * c->reach >= least && magnitude <= FLT_MAX ? by : 0.0f;
     }
-    steps.errors(c->tables, c->scratch->x, n, c->form->ops, inv, count, rr);
+}
+
+/* The best of a block's candidates; its code is the index in s. The loops have no branches: each is
+ * a vector or a move. */
+static inline choice best_of(const search *c, const qc_search_target *b, const float *s,
+                             const float *inv, const float *rr, unsigned count)
+{
+    const float lift = lift_of(b->absmax);
+    const double unlift = lift != 1.0f ? 0x1p-128 : 1.0, span = (double)c->form->ops->span;
+    double error[QC_SEARCH_CANDIDATES];
     for (unsigned j = 0; j < count; j++) {
-        const double w = (double)(s[j] * lift) / (double)c->form->ops->span;
+        double w = (double)(s[j] * lift);
+        if (span != 1.0)
+            w /= span;
         error[j] = (double)rr[j] * (w * w) * unlift;
         error[j] = inv[j] != 0.0f ? error[j] : (double)INFINITY;
     }
@@ -290,13 +274,15 @@ static uint32_t read_scaled(const search *c, uint64_t block, const qc_search_tar
 static void try_window(const search *c, const lattice *l, const qc_search_target *b, uint32_t n,
                        float t, unsigned nearest, choice *best)
 {
-    const unsigned window = window_of(c), first = window_start(l, t, nearest, window);
+    const unsigned window = c->tried, first = window_start(l, t, nearest, window);
     for (unsigned done = 0; done < window; done += QC_SEARCH_CANDIDATES) {
         const unsigned count = qc_min_u32(window - done, QC_SEARCH_CANDIDATES);
-        float s[QC_SEARCH_CANDIDATES];
+        float s[QC_SEARCH_CANDIDATES], inv[QC_SEARCH_CANDIDATES], rr[QC_SEARCH_CANDIDATES];
         for (unsigned j = 0; j < count; j++)
             s[j] = scale_of(l, first + done + j);
-        choice one = best_of(c, b, padded(n), s, count);
+        find_inverses(c, b->absmax, s, count, inv);
+        steps.errors(c->tables, c->scratch->x, padded(n), 1, c->form->ops, inv, count, rr);
+        choice one = best_of(c, b, s, inv, rr, count);
         one.code += first + done;
         if (one.usable && (!best->usable || one.error < best->error))
             *best = one;
@@ -347,8 +333,8 @@ static void encode_block(const search *c, uint64_t block, const qc_search_target
     float largest = INFINITY;
     if (best->usable) {
         uint8_t *to = whole ? codes : c->scratch->codes;
-        largest = steps.encode(c->scratch->x, padded(n), c->form->ops,
-                               inverse_of(c, best->s * lift), best->s, to);
+        const float inv = inverse_of(c, best->s * lift);
+        largest = steps.encode(c->scratch->x, padded(n), 1, c->form->ops, &inv, &best->s, to);
         if (!whole)
             memcpy(codes, to, bytes);
     } else {
@@ -370,36 +356,7 @@ static void encode_zeros(const search *c, uint64_t block)
            (size_t)qc_form_code_bytes(c->form, block_count(c, block)));
 }
 
-/* ---- without double quantization ------------------------------------------------------------- */
-
-/* Works in groups as well, although they mean nothing here, so that targets are found side by
- * side. */
-static void search_plain(const search *c, uint64_t blocks)
-{
-    for (uint64_t first = 0; first < blocks; first += QC_NESTED_BLOCK) {
-        const unsigned count = qc_min_u32(blocks - first, QC_NESTED_BLOCK);
-        if (!find_targets(c, first, count))
-            return;
-        for (unsigned i = 0; i < count; i++) {
-            const qc_search_target *b = &c->scratch->of[i];
-            float s[QC_SEARCH_CANDIDATES];
-            const unsigned tried = plain_candidates(c, b, s);
-            c->out->absmax[first + i] = c->form->ops->integer ? s[0] : 0.0f;
-            if (b->target == 0.0f) {
-                encode_zeros(c, first + i);
-                continue;
-            }
-            const uint32_t n = read_scaled(c, first + i, b);
-            choice best = best_of(c, b, padded(n), s, tried);
-            if (!best.usable)
-                best.s = c->out->absmax[first + i];
-            c->out->absmax[first + i] = best.s;
-            encode_block(c, first + i, b, n, &best);
-        }
-    }
-}
-
-/* ---- with it --------------------------------------------------------------------------------- */
+/* ---- groups ---------------------------------------------------------------------------------- */
 
 static float largest_difference(const search *c, unsigned count)
 {
@@ -444,7 +401,7 @@ static float refit(const search *c, uint64_t first, unsigned count, float nested
     float best = nested_absmax;
     double least = INFINITY;
     for (unsigned k = 0; k < QC_SEARCH_REFIT_COUNT; k++) {
-        float candidate = nested_absmax * refits[k];
+        float candidate = nested_absmax * refit_shares[k];
         double error = group_error(c, first, count, candidate);
         if (error < least) {
             least = error;
@@ -454,69 +411,90 @@ static float refit(const search *c, uint64_t first, unsigned count, float nested
     return best;
 }
 
-/* The candidates of NF4 without refit for a whole group, a pair for each block. This does what
- * try_window and best_of do, but saves a third of the time of a group. */
-static void find_pairs(const search *c, const lattice *l, unsigned count)
+/* The candidates of a group's blocks, where scales are codes of double quantization. */
+static void nested_scales(const search *c, const lattice *l, unsigned count)
 {
     qc_search_scratch *s = c->scratch;
-    for (unsigned i = 0; i < count; i++) {
-        const float t = s->target[i];
-        s->first_code[i] = window_start(l, t, s->nearest[i], QC_SEARCH_NF4_WINDOW);
-        for (unsigned j = 0; j < QC_SEARCH_NF4_WINDOW; j++)
-            s->scale[i][j] = scale_of(l, s->first_code[i] + j);
-    }
-    for (unsigned i = 0; i < count; i++) {
-        const float lift = lift_of(s->of[i].absmax), least = s->of[i].absmax * lift * 0.25f;
-        for (unsigned j = 0; j < QC_SEARCH_NF4_WINDOW; j++) {
-            const float lifted = s->scale[i][j] * lift, magnitude = fabsf(lifted);
-            const float inv = 1.0f / lifted;
-            s->inverse[i][j] = magnitude >= least && magnitude <= FLT_MAX ? inv : 0.0f;
-        }
+    float *scale = s->scale;
+    for (unsigned i = 0; i < count; i++, scale += c->tried) {
+        const unsigned first = window_start(l, s->target[i], s->nearest[i], c->tried);
+        s->first_code[i] = first;
+        for (unsigned j = 0; j < c->tried; j++)
+            scale[j] = scale_of(l, first + j);
     }
 }
 
-/* rr is that of the pair of block i of the group. */
-static choice choose_of_pair(const search *c, unsigned i, const float *rr)
+/* The same without it. Scales have the sign of the target. */
+static inline void plain_scales(const search *c, unsigned count, unsigned tried)
 {
     const qc_search_scratch *s = c->scratch;
-    const qc_search_target *b = &s->of[i];
-    const float lift = lift_of(b->absmax);
-    double error[2];
-    for (unsigned j = 0; j < 2; j++) {
-        double w = (double)(s->scale[i][j] * lift);
-        error[j] = (double)rr[j] * (w * w) * (lift != 1.0f ? 0x1p-128 : 1.0);
-        error[j] = s->inverse[i][j] != 0.0f ? error[j] : (double)INFINITY;
+    const float divisor = c->screen ? 1.0f : c->reach;
+    float *scale = c->scratch->scale;
+    for (unsigned i = 0; i < count; i++) {
+        const float size = c->screen ? fabsf(s->target[i]) : s->of[i].absmax;
+        for (unsigned j = 0; j < tried; j++)
+            scale[i * tried + j] = size * c->steps[j] / divisor;
     }
-    const unsigned better = error[1] < error[0];
-    const double least = better ? error[1] : error[0];
-    if (least < (double)INFINITY)
-        return (choice){s->scale[i][better], least, s->first_code[i] + better, 1};
-    return (choice){s->scale[i][s->nearest[i] - s->first_code[i]], b->xx, s->nearest[i], 0};
+    if (c->form->ops->integer)
+        qc_search_round_scales(steps.ops, c->form->scale_dtype, scale, tried * count);
+    for (unsigned i = 0; i < count; i++)
+        for (unsigned j = 0; j < tried; j++)
+            scale[i * tried + j] = copysignf(scale[i * tried + j], s->target[i]);
+}
+
+static inline void find_scales(const search *c, const lattice *l, unsigned count, unsigned tried)
+{
+    qc_search_scratch *s = c->scratch;
+    if (c->form->nested)
+        nested_scales(c, l, count);
+    else
+        plain_scales(c, count, tried);
+    for (unsigned i = 0; i < count; i++)
+        find_inverses(c, s->of[i].absmax, s->scale + i * tried, tried, s->inverse + i * tried);
+}
+
+/* The best of what is tried of block i of the group, whose errors are rr. */
+static choice choose(const search *c, unsigned i, const float *rr)
+{
+    const qc_search_scratch *s = c->scratch;
+    const unsigned tried = c->tried;
+    const float *scale = s->scale + i * tried, *inv = s->inverse + i * tried;
+    choice best = tried == QC_SEARCH_PAIR ? best_of(c, &s->of[i], scale, inv, rr, QC_SEARCH_PAIR)
+                                          : best_of(c, &s->of[i], scale, inv, rr, tried);
+    if (c->form->nested) {
+        best.code = best.usable ? best.code + s->first_code[i] : s->nearest[i];
+        best.s = scale[best.code - s->first_code[i]];
+    } else if (!best.usable) {
+        best.s = c->form->ops->integer ? scale[0] : 0.0f;
+    }
+    return best;
 }
 
 static void put_choice(const search *c, uint64_t block, const choice *best)
 {
     c->out->absmax[block] = best->s;
-    c->out->absmax_codes[block] = (uint8_t)best->code;
+    if (c->form->nested)
+        c->out->absmax_codes[block] = (uint8_t)best->code;
 }
 
 /* Settles block i of a group that begins with block `first`. */
-static void settle_block(const search *c, const lattice *l, uint64_t first, unsigned i, int pairs)
+static void settle_block(const search *c, const lattice *l, uint64_t first, unsigned i)
 {
-    const qc_search_target *b = &c->scratch->of[i];
-    choice best = {.code = c->scratch->nearest[i]};
+    qc_search_scratch *s = c->scratch;
+    const qc_search_target *b = &s->of[i];
+    choice best = {.code = c->form->nested ? s->nearest[i] : 0};
     if (b->target == 0.0f) {
-        best.s = scale_of(l, best.code);
+        best.s = c->form->nested ? scale_of(l, best.code) : qc_form_round_scale(c->form, 0.0f);
         encode_zeros(c, first + i);
     } else {
         const uint32_t n = read_scaled(c, first + i, b);
-        if (pairs) {
-            float rr[2];
-            steps.errors(c->tables, c->scratch->x, padded(n), c->form->ops, c->scratch->inverse[i],
-                         2, rr);
-            best = choose_of_pair(c, i, rr);
-        } else {
+        if (c->refits) {
             best = choose_nested(c, l, b, best.code, n);
+        } else {
+            float rr[QC_SEARCH_CANDIDATES];
+            steps.errors(c->tables, s->x, padded(n), 1, c->form->ops, s->inverse + i * c->tried,
+                         c->tried, rr);
+            best = choose(c, i, rr);
         }
         encode_block(c, first + i, b, n, &best);
     }
@@ -529,64 +507,100 @@ static int settle_run(const search *c, uint64_t first, unsigned i, unsigned run)
 {
     qc_search_scratch *s = c->scratch;
     const uint32_t n = c->form->block_elems;
-    float rr[QC_SEARCH_RUN_BLOCKS][2], inv[QC_SEARCH_RUN_BLOCKS], scale[QC_SEARCH_RUN_BLOCKS];
+    const float *inverse = s->inverse + i * c->tried;
+    float rr[QC_SEARCH_RUN_BLOCKS * QC_SEARCH_CANDIDATES];
+    float inv[QC_SEARCH_RUN_BLOCKS], scale[QC_SEARCH_RUN_BLOCKS];
     choice best[QC_SEARCH_RUN_BLOCKS];
     unsigned regular = 0;
     read_run(c, first + i, run);
-    steps.pair_errors(c->tables, s->x, n, run, &s->inverse[i][0], &rr[0][0]);
+    steps.errors(c->tables, s->x, n, run, c->form->ops, inverse, c->tried, rr);
     for (unsigned j = 0; j < run; j++) {
-        best[j] = choose_of_pair(c, i + j, rr[j]);
-        inv[j] = s->inverse[i + j][best[j].code - s->first_code[i + j]];
+        best[j] = choose(c, i + j, rr + j * c->tried);
         scale[j] = best[j].s;
+        inv[j] = inverse_of(c, scale[j]);
         regular += best[j].usable && s->of[i + j].absmax >= QC_TINY_ABSMAX;
     }
     if (regular < run)
         return 0;
     uint8_t *codes = codes_of(c, first + i);
-    const float largest = steps.encode_run(s->x, n, run, inv, scale, codes);
+    const float largest = steps.encode(s->x, n, run, c->form->ops, inv, scale, codes);
     for (unsigned j = 0; j < run; j++) {
         c->sums->sum_xx += s->of[i + j].xx;
         c->sums->sum_ee += best[j].error;
         put_choice(c, first + i + j, &best[j]);
         if ((double)largest > c->sums->max_err)
-            note_largest(c, s->x + j * n, first + i + j, n, scale[j], codes + j * (n / 2));
+            note_largest(c, s->x + j * n, first + i + j, n, scale[j], codes_of(c, first + i + j));
     }
     return 1;
 }
 
-static void search_nested(const search *c, uint64_t blocks)
+/* Finds how the scales of a group are represented, and the codes nearest to its targets. */
+static lattice settle_lattice(const search *c, uint64_t first, unsigned count)
 {
-    const int pairs = c->table && !c->refits;
+    float nested_absmax = largest_difference(c, count);
+    if (c->refits)
+        nested_absmax = refit(c, first, count, nested_absmax);
+    const lattice l = make_lattice(nested_absmax, c->form->offset);
+    c->out->nested_absmax[first / QC_NESTED_BLOCK] = nested_absmax;
+    nearest_codes(c, &l, count);
+    return l;
+}
+
+/* Works in groups also where they mean nothing, so that blocks are worked on side by side. */
+static void search_groups(const search *c, uint64_t blocks)
+{
     for (uint64_t first = 0; first < blocks; first += QC_NESTED_BLOCK) {
         const unsigned count = qc_min_u32(blocks - first, QC_NESTED_BLOCK);
         if (!find_targets(c, first, count))
             return;
-        float nested_absmax = largest_difference(c, count);
-        if (c->refits)
-            nested_absmax = refit(c, first, count, nested_absmax);
-        const lattice l = make_lattice(nested_absmax, c->form->offset);
-        c->out->nested_absmax[first / QC_NESTED_BLOCK] = nested_absmax;
-        nearest_codes(c, &l, count);
-        if (pairs)
-            find_pairs(c, &l, count);
+        lattice l = {0};
+        if (c->form->nested)
+            l = settle_lattice(c, first, count);
+        if (c->tried == QC_SEARCH_PAIR) /* a constant, as in `choose` */
+            find_scales(c, &l, count, QC_SEARCH_PAIR);
+        else if (!c->refits)
+            find_scales(c, &l, count, c->tried);
         for (unsigned i = 0; i < count;) {
-            const unsigned run = pairs ? run_length(c, first + i, count - i) : 0;
+            const unsigned run = c->refits ? 0 : run_length(c, first + i, count - i);
             const unsigned done = run > 0 ? run : 1;
             if (run == 0 || !settle_run(c, first, i, run))
                 for (unsigned j = 0; j < done; j++)
-                    settle_block(c, &l, first, i + j, pairs);
+                    settle_block(c, &l, first, i + j);
             i += done;
         }
     }
+}
+
+static unsigned candidate_count(const qc_form *form, int refits)
+{
+    const int table = qc_form_is_table(form->ops);
+    if (refits)
+        return table ? QC_SEARCH_NF4_WIDE : QC_SEARCH_INT8_WIDE;
+    if (form->nested)
+        return table ? QC_SEARCH_NF4_WINDOW : QC_SEARCH_INT8_WINDOW;
+    return table                  ? QC_SEARCH_NF4_LATTICE
+           : form->ops->bits == 4 ? QC_SEARCH_PAIR
+                                  : QC_SEARCH_CANDIDATES;
 }
 
 static void search_blocks(const qc_form *form, qc_search_effort effort, const void *src,
                           qc_dtype dtype, uint64_t n, const qc_search_out *out, void *scratch,
                           qc_piece_sums *sums)
 {
+    const qc_search_tables *tables = qc_search_tables_get();
+    const int table = qc_form_is_table(form->ops);
+    const int refits = form->nested && effort == QC_SEARCH_REFIT;
+    const unsigned list = qc_search_list(form->ops, form->block_elems);
+    const int screened = list < QC_SEARCH_LISTS;
     const search c = {.form = form,
-                      .table = qc_form_is_table(form->ops),
-                      .refits = effort == QC_SEARCH_REFIT,
+                      .table = table,
+                      .refits = refits,
+                      .tried = candidate_count(form, refits),
+                      .steps = table      ? nf4_steps
+                               : screened ? int4_steps
+                                          : int8_steps,
+                      .screen = screened ? tables->screen[list] : NULL,
+                      .factor = screened ? tables->factor[list] : NULL,
                       .reach = qc_form_reach(form->ops),
                       .src = src,
                       .dtype = dtype,
@@ -594,7 +608,7 @@ static void search_blocks(const qc_form *form, qc_search_effort effort, const vo
                       .out = out,
                       .sums = sums,
                       .scratch = scratch,
-                      .tables = qc_search_tables_get(),
+                      .tables = tables,
                       .element_bytes = qc_dtype_bits(dtype) / 8};
     if (qc_form_by_rows(form)) {
         qc_search_rows_with(&steps, form, src, dtype, n, out, scratch, sums);
@@ -602,10 +616,7 @@ static void search_blocks(const qc_form *form, qc_search_effort effort, const vo
     }
     const uint64_t blocks = n / form->block_elems + (n % form->block_elems != 0);
     *sums = (qc_piece_sums){.bad = QC_BAD_NONE};
-    if (form->nested)
-        search_nested(&c, blocks);
-    else
-        search_plain(&c, blocks);
+    search_groups(&c, blocks);
 }
 
 static void search_rows(const void *src, qc_dtype dtype, uint64_t rows, uint64_t cols,

@@ -10,13 +10,13 @@
  *     QC_TINY_SCALE; only x' = value * s and x - x' are made with the true ones.
  *         k = (1.0f / a) * 127.0f,  z = x * k,  xx = fmaf(z, z, xx) by lanes
  *         sum_xx += (double)fold(xx) * q^2,  q = a / 127.0 in double
- *  2. Screen, NF4 only. level = z rounded half to even, -127 .. 127. The screen is a table of
- *     integers: row `level` has for each of 2 * QC_SEARCH_FACTORS candidates (a factor f of a, and
- *     a sign; negative ones in the second half) the squared distance of level / 127 from the
- *     nearest of the NF4 values times +-f. Rows are added per run of QC_SEARCH_RUN elements,
- *     saturating at 65535, runs in 32 bits. The candidate of the least total, the lowest index on
- *     ties, gives the target t = f * a or -(f * a); where that is not finite, t = a or -a.
- *     int8: t = a * QC_SEARCH_INT8_TARGET where that is finite, else a.
+ *  2. Screen, NF4 and integers of four bits only. level = z rounded half to even, -127 .. 127. The
+ *     screen is a table of integers: row `level` has for each of 2 * QC_SEARCH_FACTORS candidates
+ *     (a factor f of a, and a sign; negative ones in the second half) the squared distance of
+ *     level / 127 from the nearest value of a code whose scale is +-f. Rows are added per run of
+ *     QC_SEARCH_RUN elements, saturating at 65535, runs in 32 bits. The candidate of the least
+ *     total, the lowest index on ties, gives the target t = f * a or -(f * a); where that is not
+ *     finite, t = a or -a. 8 bits: t = a * QC_SEARCH_INT8_TARGET where that is finite, else a.
  *  3. Candidates for s, in a fixed order: see below. One is usable if a / 4 <= |s| < infinity.
  *  4. Error of a usable candidate.
  *     NF4   inv = 1.0f / s, y = x * inv, r = y less the NF4 value nearest to it (least |y - c|),
@@ -33,11 +33,12 @@
  * QC_SEARCH_INT8_STEPS[j]
  *
  * Integers (`integer` of qc_form_ops; never nested): as int8, but inv = 1.0f / s, w = s, codes are
- * clamped to those of the form, and x' = q * s. Candidates are qc_int_round_scale(a * f / reach) in
- * this order of operations, where reach is the largest magnitude of a code. For 8 bits f is
- * QC_SEARCH_INT8_STEPS[j], by rows QC_SEARCH_ROW_STEPS[j]. For 4 bits it is
- * QC_SEARCH_INT4_FACTORS[j / 2], and an odd j has the negative scale. One is usable if a / 4 <= |s|
- * * reach; where none is, and for zeros, s is candidate 0.
+ * clamped to those of the form, and x' = q * s. Candidates of 4 bits are qc_int_round_scale(|t| *
+ * QC_SEARCH_INT4_STEPS[j]) with the sign of t. Those of 8 bits, and of rows, are
+ * qc_int_round_scale(a * f / reach) in this order of operations, where reach is the largest
+ * magnitude of a code: f is QC_SEARCH_INT8_STEPS[j], by rows QC_SEARCH_ROW_STEPS[j], or by rows of 4
+ * bits QC_SEARCH_INT4_ROW_FACTORS[j / 2], where an odd j has the negative scale. One is usable if
+ * a / 4 <= |s| * reach; where none is, and for zeros, s is candidate 0.
  *
  * With it, for a group, once all its blocks have targets:
  *     N = largest |t - offset| over its blocks that are not zero (0 if there are none); not finite:
@@ -68,9 +69,10 @@
 #define QC_SEARCH_RUN         64u
 #define QC_SEARCH_CANDIDATES  16u /* most at once */
 #define QC_SEARCH_RUN_BLOCKS  16u
-#define QC_SEARCH_NF4_WINDOW  2u
+#define QC_SEARCH_NF4_WINDOW  QC_SEARCH_PAIR
 #define QC_SEARCH_INT8_WINDOW 16u
 #define QC_SEARCH_NF4_LATTICE 5u
+#define QC_SEARCH_PAIR        2u /* NF4's window and the steps of four bits are one */
 #define QC_SEARCH_NF4_WIDE    8u
 #define QC_SEARCH_INT8_WIDE   32u
 #define QC_SEARCH_REFIT_COUNT 4u
@@ -78,15 +80,26 @@
 #define QC_SEARCH_INT4_PAIRS  (QC_SEARCH_CANDIDATES / 2)
 #define QC_SEARCH_WIDE_BLOCK  512u /* from this size on the second list of factors is used */
 
-/* There are two lists, one for blocks below QC_SEARCH_WIDE_BLOCK and one for the others: the larger
- * a block, the further its largest element is from the bulk. Above 1.2 the largest element takes
- * the code below the last. */
+/* There are two lists for NF4, one for blocks below QC_SEARCH_WIDE_BLOCK and one for the others: the
+ * larger a block, the further its largest element is from the bulk. Above 1.2 the largest element
+ * takes the code below the last. Two more are for integers of four bits, as shares of a / 8. */
+#define QC_SEARCH_LISTS 4u
 #define QC_SEARCH_FACTOR_VALUES                                                                    \
     {0.70f, 0.78f, 0.82f, 0.86f, 0.89f, 0.92f, 0.95f, 0.98f,                                       \
      1.01f, 1.04f, 1.07f, 1.10f, 1.25f, 1.31f, 1.37f, 1.43f},                                      \
+        {0.46f, 0.54f, 0.60f, 0.66f, 0.70f, 0.74f, 0.78f, 0.82f,                                   \
+         0.86f, 0.90f, 0.94f, 0.98f, 1.02f, 1.06f, 1.12f, 1.33f},                                  \
+        {0.780f / 8, 0.805f / 8, 0.830f / 8, 0.855f / 8, 0.880f / 8, 0.905f / 8,                   \
+         0.930f / 8, 0.955f / 8, 0.980f / 8, 1.005f / 8, 1.030f / 8, 1.055f / 8,                   \
+         1.080f / 8, 1.105f / 8, 1.130f / 8, 1.155f / 8},                                          \
     {                                                                                              \
-        0.46f, 0.54f, 0.60f, 0.66f, 0.70f, 0.74f, 0.78f, 0.82f, 0.86f, 0.90f, 0.94f, 0.98f, 1.02f, \
-            1.06f, 1.12f, 1.33f                                                                    \
+        0.36f / 8, 0.40f / 8, 0.44f / 8, 0.48f / 8, 0.52f / 8, 0.56f / 8, 0.60f / 8, 0.64f / 8,    \
+            0.68f / 8, 0.72f / 8, 0.76f / 8, 0.80f / 8, 0.84f / 8, 0.88f / 8, 0.92f / 8, 0.96f / 8 \
+    }
+/* 1 -+ 1 / 128 */
+#define QC_SEARCH_INT4_STEPS                                                                       \
+    {                                                                                              \
+        0.9921875f, 1.0078125f                                                                     \
     }
 #define QC_SEARCH_NF4_STEPS                                                                        \
     {                                                                                              \
@@ -104,12 +117,8 @@
         0.70f, 0.80f, 0.86f, 0.90f, 0.92f, 0.94f, 0.95f, 0.96f, 0.97f, 0.975f, 0.98f, 0.985f,      \
             0.99f, 0.995f, 1.0f, 1.005f                                                            \
     }
-/* Scales of four-bit integers are tried with either sign, because -8 has no mirror. The lists are
- * for blocks below 256 elements, for those below 1024, and for the others and rows. */
-#define QC_SEARCH_INT4_LISTS 3u
-#define QC_SEARCH_INT4_FACTORS                                                                     \
-    {0.80f, 0.8475f, 0.895f, 0.9425f, 0.99f, 1.0375f, 1.085f, 1.1325f},                            \
-        {0.60f, 0.66f, 0.72f, 0.78f, 0.84f, 0.90f, 0.96f, 1.02f},                                  \
+/* Scales of four-bit integers are tried with either sign, because -8 has no mirror. */
+#define QC_SEARCH_INT4_ROW_FACTORS                                                                 \
     {                                                                                              \
         0.30f, 0.40f, 0.49f, 0.58f, 0.67f, 0.76f, 0.85f, 0.95f                                     \
     }
@@ -119,12 +128,23 @@
         1.0f, 0.96875f, 0.9375f, 0.90625f                                                          \
     }
 
-extern const float qc_search_factor[2][QC_SEARCH_FACTORS];
-extern const float qc_search_int4_factor[QC_SEARCH_INT4_LISTS][QC_SEARCH_INT4_PAIRS];
+extern const float qc_search_factor[QC_SEARCH_LISTS][QC_SEARCH_FACTORS];
+extern const float qc_search_int4_row_factor[QC_SEARCH_INT4_PAIRS];
 
-/* The candidates of an integer's scale (`integer` of qc_form_ops), for a block or row whose largest
- * magnitude is absmax. Writes QC_SEARCH_CANDIDATES; steps [QC_SEARCH_CANDIDATES] are the factors
- * for 8 bits. */
+/* The list of factors, or QC_SEARCH_LISTS for a form without a screen. */
+static inline unsigned qc_search_list(const qc_form_ops *form, uint32_t block_elems)
+{
+    const unsigned first = qc_form_is_table(form) ? 0 : 2;
+    return form->signed_scales ? first + (block_elems >= QC_SEARCH_WIDE_BLOCK) : QC_SEARCH_LISTS;
+}
+
+/* Rounds n magnitudes as qc_int_round_scale does it for each, with the table's casts. n is at most
+ * QC_NESTED_BLOCK * QC_SEARCH_CANDIDATES. */
+void qc_search_round_scales(const qc_quant_ops *ops, qc_dtype dtype, float *s, unsigned n);
+
+/* The candidates of an integer's scale (`integer` of qc_form_ops), for a block of 8 bits or a row
+ * whose largest magnitude is absmax. Writes QC_SEARCH_CANDIDATES; steps [QC_SEARCH_CANDIDATES] are
+ * the factors for 8 bits. */
 void qc_search_integer_scales(const qc_quant_ops *ops, const qc_form *form, float absmax,
                               const float *steps, float *s);
 
@@ -132,8 +152,8 @@ void qc_search_integer_scales(const qc_quant_ops *ops, const qc_form *form, floa
  * double; the last row is 0. nf4_low, nf4_high: for y in [-1, 1] and k = y * QC_NF4_BUCKETS
  * rounded, modulo 32 (see quant_simd_tables.h), one of the two is the NF4 value nearest to y. */
 typedef struct {
-    _Alignas(64) uint16_t screen[2][QC_SEARCH_LEVELS + 1][2 * QC_SEARCH_FACTORS];
-    float factor[2][2 * QC_SEARCH_FACTORS]; /* [list][candidate], with its sign */
+    _Alignas(64) uint16_t screen[QC_SEARCH_LISTS][QC_SEARCH_LEVELS + 1][2 * QC_SEARCH_FACTORS];
+    float factor[QC_SEARCH_LISTS][2 * QC_SEARCH_FACTORS]; /* [list][candidate], with its sign */
     _Alignas(64) float nf4_low[32];
     _Alignas(64) float nf4_high[32];
 } qc_search_tables;
@@ -159,32 +179,24 @@ typedef struct {
     const qc_quant_ops *ops; /* casts, double quantization */
     /* any n, no padding */
     void (*widen)(const void *src, qc_dtype dtype, uint32_t n, float *x);
-    /* screen: NULL for evenly spaced codes */
-    void (*look)(const float *x, uint32_t n, const uint16_t (*screen)[2 * QC_SEARCH_FACTORS],
-                 qc_search_look *out);
-    /* rr[j] is folded, for the candidate whose inverse is inv[j]; count is at most
+    /* These three work on up to QC_SEARCH_RUN_BLOCKS blocks of n elements, one after another, so
+     * that numbers per block form a vector; n times their number is at most QC_BLOCK_MAX. */
+    /* screen: NULL for forms without one. Only looks with an absmax of the usual kind are
+     * complete. */
+    void (*look)(const float *x, uint32_t n, unsigned blocks,
+                 const uint16_t (*screen)[2 * QC_SEARCH_FACTORS], qc_search_look *out);
+    /* inv and rr: [blocks][count]; rr is folded, for the candidate of that inverse. count is
+     * QC_SEARCH_PAIR, of a table also QC_SEARCH_NF4_LATTICE or _WIDE, of others
      * QC_SEARCH_CANDIDATES; tables may be NULL for evenly spaced codes. */
-    void (*errors)(const qc_search_tables *tables, const float *x, uint32_t n,
+    void (*errors)(const qc_search_tables *tables, const float *x, uint32_t n, unsigned blocks,
                    const qc_form_ops *form, const float *inv, unsigned count, float *rr);
-    /* Writes codes as a reader has them; returns the largest |x - x'|. */
-    float (*encode)(const float *x, uint32_t n, const qc_form_ops *form, float inv, float s,
-                    uint8_t *codes);
+    /* inv and s: [blocks]. Writes codes as a reader has them; returns the largest |x - x'|. */
+    float (*encode)(const float *x, uint32_t n, unsigned blocks, const qc_form_ops *form,
+                    const float *inv, const float *s, uint8_t *codes);
     /* At most QC_ROW_FLUSH columns of a row; x is before float16, h after. ee and xx are folded,
      * and for integers in units of the scale's square. */
     float (*encode_row)(const float *x, const float *h, uint32_t n, const qc_form_ops *form,
                         float s, uint8_t *codes, float *ee, float *xx);
-    /* These do the same for up to QC_SEARCH_RUN_BLOCKS whole blocks of n elements, one after
-     * another, so that numbers per block form a vector; n times their number is at most
-     * QC_BLOCK_MAX. All three may be NULL. Only looks with an absmax of the usual kind are
-     * complete. */
-    void (*look_run)(const float *x, uint32_t n, unsigned blocks,
-                     const uint16_t (*screen)[2 * QC_SEARCH_FACTORS], qc_search_look *out);
-    /* NF4; inv and rr: [blocks][2] */
-    void (*pair_errors)(const qc_search_tables *tables, const float *x, uint32_t n, unsigned blocks,
-                        const float *inv, float *rr);
-    /* NF4; inv and s: [blocks] */
-    float (*encode_run)(const float *x, uint32_t n, unsigned blocks, const float *inv,
-                        const float *s, uint8_t *codes);
 } qc_search_steps;
 
 /* What is known of a block after the first walk. */
@@ -201,9 +213,10 @@ typedef struct {
     qc_search_target of[QC_NESTED_BLOCK];
     float target[QC_NESTED_BLOCK];
     uint8_t nearest[QC_NESTED_BLOCK];
-    uint32_t first_code[QC_NESTED_BLOCK];                 /* of pairs */
-    float scale[QC_NESTED_BLOCK][QC_SEARCH_NF4_WINDOW];   /* of those codes */
-    float inverse[QC_NESTED_BLOCK][QC_SEARCH_NF4_WINDOW]; /* 0: not usable */
+    /* What is tried of a group without refit, [block][candidate]. */
+    uint32_t first_code[QC_NESTED_BLOCK];
+    _Alignas(64) float scale[QC_NESTED_BLOCK * QC_SEARCH_CANDIDATES];
+    _Alignas(64) float inverse[QC_NESTED_BLOCK * QC_SEARCH_CANDIDATES]; /* 0: not usable */
 } qc_search_scratch;
 
 /* What scale_search.h says of forms by rows, done with these steps for n elements. */

@@ -88,7 +88,7 @@ static float best_scale(const row_search *c, uint64_t first, float absmax)
     }
     for (uint64_t col = 0; col < c->cols; col += QC_ROW_FLUSH) {
         const uint32_t n = read_run(c, first, col);
-        c->steps->errors(NULL, c->seen, padded(n), form, inv, QC_SEARCH_CANDIDATES, rr);
+        c->steps->errors(NULL, c->seen, padded(n), 1, form, inv, QC_SEARCH_CANDIDATES, rr);
         for (unsigned j = 0; j < QC_SEARCH_CANDIDATES; j++)
             error[j] += (double)rr[j];
     }

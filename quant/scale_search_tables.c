@@ -8,19 +8,18 @@
 
 #define SAMPLE_GROUPS 64u
 
-const float qc_search_factor[2][QC_SEARCH_FACTORS] = {QC_SEARCH_FACTOR_VALUES};
-const float qc_search_int4_factor[QC_SEARCH_INT4_LISTS][QC_SEARCH_INT4_PAIRS] = {
-    QC_SEARCH_INT4_FACTORS};
+const float qc_search_factor[QC_SEARCH_LISTS][QC_SEARCH_FACTORS] = {QC_SEARCH_FACTOR_VALUES};
+const float qc_search_int4_row_factor[QC_SEARCH_INT4_PAIRS] = QC_SEARCH_INT4_ROW_FACTORS;
 
 static qc_search_tables tables;
 static pthread_once_t tables_once = PTHREAD_ONCE_INIT;
 
-/* The squared distance of u from the nearest NF4 value times f. */
-static double squared_distance(double u, double f)
+/* The squared distance of u from the nearest value of the form's 16 codes whose scale is f. */
+static double squared_distance(const qc_form_ops *form, double u, double f)
 {
     double least = INFINITY;
-    for (unsigned code = 0; code < 16; code++) {
-        double r = u - f * (double)qc_nf4_code[code];
+    for (int code = 0; code < 16; code++) {
+        double r = u - f * (double)form->unit(code);
         least = r * r < least ? r * r : least;
     }
     return least;
@@ -28,14 +27,13 @@ static double squared_distance(double u, double f)
 
 static void build_screen(void)
 {
-    for (unsigned list = 0; list < 2; list++)
+    for (unsigned list = 0; list < QC_SEARCH_LISTS; list++)
         for (unsigned row = 0; row < QC_SEARCH_LEVELS; row++)
-            for (unsigned m = 0; m < QC_SEARCH_FACTORS; m++) {
+            for (unsigned m = 0; m < 2 * QC_SEARCH_FACTORS; m++) {
+                const qc_form_ops *form = list < 2 ? &qc_form_nf4 : &qc_form_w4a16;
                 double u = ((double)row - 127.0) / 127.0;
-                double f = (double)qc_search_factor[list][m];
-                uint16_t *entries = tables.screen[list][row];
-                entries[m] = (uint16_t)rint(32768.0 * squared_distance(u, f));
-                entries[m + QC_SEARCH_FACTORS] = (uint16_t)rint(32768.0 * squared_distance(u, -f));
+                double d = squared_distance(form, u, (double)tables.factor[list][m]);
+                tables.screen[list][row][m] = (uint16_t)rint(32768.0 * d);
             }
 }
 
@@ -58,7 +56,7 @@ static void build_buckets(void)
 
 static void build(void)
 {
-    for (unsigned list = 0; list < 2; list++)
+    for (unsigned list = 0; list < QC_SEARCH_LISTS; list++)
         for (unsigned m = 0; m < QC_SEARCH_FACTORS; m++) {
             tables.factor[list][m] = qc_search_factor[list][m];
             tables.factor[list][m + QC_SEARCH_FACTORS] = -qc_search_factor[list][m];
@@ -73,17 +71,16 @@ const qc_search_tables *qc_search_tables_get(void)
     return &tables;
 }
 
-/* As qc_int_round_scale does it for each, with the table's casts. */
-static void round_scales(const qc_quant_ops *ops, qc_dtype dtype, float *s)
+void qc_search_round_scales(const qc_quant_ops *ops, qc_dtype dtype, float *s, unsigned n)
 {
     const float least = qc_int_scale_least(dtype), most = qc_int_scale_most(dtype);
-    uint16_t half[QC_SEARCH_CANDIDATES];
+    uint16_t half[QC_NESTED_BLOCK * QC_SEARCH_CANDIDATES];
     uint64_t overflow;
     if (dtype != QC_DTYPE_F32) {
-        ops->cast(s, QC_DTYPE_F32, QC_SEARCH_CANDIDATES, half, dtype, &overflow);
-        ops->cast(half, dtype, QC_SEARCH_CANDIDATES, s, QC_DTYPE_F32, &overflow);
+        ops->cast(s, QC_DTYPE_F32, n, half, dtype, &overflow);
+        ops->cast(half, dtype, n, s, QC_DTYPE_F32, &overflow);
     }
-    for (unsigned j = 0; j < QC_SEARCH_CANDIDATES; j++) {
+    for (unsigned j = 0; j < n; j++) {
         const float above = s[j] < least ? least : s[j];
         s[j] = above > most ? most : above;
     }
@@ -93,14 +90,12 @@ void qc_search_integer_scales(const qc_quant_ops *ops, const qc_form *form, floa
                               const float *steps, float *s)
 {
     const float reach = qc_form_reach(form->ops);
-    const uint32_t block = form->block_elems;
-    const unsigned list = qc_form_by_rows(form) || block >= 1024 ? 2 : block >= 256;
     const int either_sign = form->ops->signed_scales;
     for (unsigned j = 0; j < QC_SEARCH_CANDIDATES; j++) {
-        const float factor = either_sign ? qc_search_int4_factor[list][j / 2] : steps[j];
+        const float factor = either_sign ? qc_search_int4_row_factor[j / 2] : steps[j];
         s[j] = absmax * factor / reach;
     }
-    round_scales(ops, form->scale_dtype, s);
+    qc_search_round_scales(ops, form->scale_dtype, s, QC_SEARCH_CANDIDATES);
     for (unsigned j = 1; either_sign && j < QC_SEARCH_CANDIDATES; j += 2)
         s[j] = -s[j];
 }

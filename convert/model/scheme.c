@@ -125,11 +125,11 @@ static const qc_candidate bitsandbytes_candidates[QC_CANDIDATES] = {
 
 #define INT4                                                                                       \
     {                                                                                              \
-        "int4", "auto: int4", QC_SCHEME_W4A16, 128, 1.221e-2, 9.380e-3                             \
+        "int4", "auto: int4", QC_SCHEME_W4A16, 128, 1.221e-2, 9.303e-3                             \
     }
 #define INT4_32                                                                                    \
     {                                                                                              \
-        "int4-32", "auto: int4, block 32", QC_SCHEME_W4A16, 32, 8.972e-3, 6.681e-3                 \
+        "int4-32", "auto: int4, block 32", QC_SCHEME_W4A16, 32, 8.972e-3, 6.570e-3                 \
     }
 /* Indexed by whether activations have 16 bits. */
 static const qc_candidate packed_candidates[2][QC_CANDIDATES] = {
