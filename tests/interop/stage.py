@@ -20,9 +20,11 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ENVIRONMENTS = {
+    "compressed-transformers5": (["transformers5"], "test_interop_compressed.py"),
     "transformers5": (["transformers5"], "test_interop_checkpoints.py"),
     "transformers4": (["transformers4"], "test_interop_checkpoints.py"),
     "zoo-transformers5": (["transformers5"], "test_interop_zoo.py"),
+    "vllm": (["transformers5"], "test_interop_vllm.py"),
     "zoo-transformers4": (["transformers4"], "test_interop_zoo.py"),
     "forms-transformers4": (["transformers4"], "test_interop_forms.py"),
     "forms-transformers5": (["transformers5"], "test_interop_forms.py"),
@@ -48,10 +50,8 @@ ENVIRONMENTS = {
     "caches-transformers5": (["transformers5"], "test_interop_caches.py"),
     "caches-transformers4": (["transformers4"], "test_interop_caches.py"),
     "packed": (["transformers5"], "test_interop_packed.py"),
-    "compressed-transformers5": (["transformers5"], "test_interop_compressed.py"),
     "compressed-transformers4": (["transformers4"], "test_interop_compressed.py"),
     "calibrated": (["transformers5"], "test_interop_calibrated.py"),
-    "vllm": ([], "test_interop_vllm.py"),
 }
 NOISE = re.compile(r"triton not found|gemm_4bit_forward|FutureWarning|torch\._check_is_size")
 
