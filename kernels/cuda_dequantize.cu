@@ -1,9 +1,9 @@
-/* Turns codes of every form into F32, F16 or BF16 in one kernel, and decodes double-quantized scales
- * on the way.
+/* Turns codes of every form into F32, F16 or BF16 in one kernel, and decodes double-quantized
+ * scales on the way.
  *
  * A chunk is 8 elements of one row, and so of one block too where the row starts at a multiple of
- * 8. That is one word of 4-bit codes or two of bytes, one scale, and 16 bytes of a 16-bit destination.
- * A thread takes four chunks that lie a thread block apart:
+ * 8. That is one word of 4-bit codes or two of bytes, one scale, and 16 bytes of a 16-bit
+ * destination. A thread takes four chunks that lie a thread block apart:
  *
  *     chunk      0 .. 127   128 .. 255   256 .. 383   384 .. 511
  *     thread     0 .. 127     0 .. 127     0 .. 127     0 .. 127
@@ -15,8 +15,8 @@
  *
  * grid.x covers a row, and grid.y rows. Where rows follow each other without a gap and the scale is
  * not the row's, the whole is taken as one row. The code values live in the lanes of a warp, and a
- * look-up is a shuffle (as in cuda_quantize_internal.cuh). 4-bit integers are looked up as well: the
- * table has their numbers.
+ * look-up is a shuffle (as in cuda_quantize_internal.cuh). 4-bit integers are looked up as well:
+ * the table has their numbers.
  *
  * dequantize_elements does the same element by element. It is for rows that do not start at a
  * multiple of 8 elements (so that a chunk would lie in two blocks) and for destinations that are
@@ -84,8 +84,9 @@ struct product {
     }
 };
 
-/* The value of a number: of a nibble's value in the table, or of a signed byte. Integers have a step
- * of 1, so that by rows the order of factors, which is that of LLM.int8, makes no difference. */
+/* The value of a number: of a nibble's value in the table, or of a signed byte. Integers have a
+ * step of 1, so that by rows the order of factors, which is that of LLM.int8, makes no
+ * difference. */
 template <layout what, typename Product>
 QC_DEVICE float value_of(const dequantize_job &job, float number, float scale)
 {
@@ -417,6 +418,9 @@ extern "C" qc_status qc_cuda_dequantize(const qc_weights *w, uint64_t first_row,
 {
     const qc_form_ops *ops = w->form.ops;
     bool of_blocks = !qc_form_by_rows(&w->form);
+    if (ops->step_last && of_blocks)
+        QC_FAIL(err, QC_ERR_USAGE, "dequantize: %s by blocks of %u; it has scales by rows",
+                ops->name, w->form.block_elems);
     if (dst_dtype != QC_DTYPE_F32 && dst_dtype != QC_DTYPE_F16 && dst_dtype != QC_DTYPE_BF16)
         QC_FAIL(err, QC_ERR_USAGE, "dequantize: to type %s; F32, F16 and BF16 are",
                 qc_dtype_name(dst_dtype));

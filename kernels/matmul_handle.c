@@ -176,6 +176,9 @@ qc_status qc_matmul_check_weights(const qc_weights *w, qc_error *err)
     if (!w->form.ops)
         QC_FAIL(err, QC_ERR_USAGE, "weights are of no known form");
     const int by_rows = qc_form_by_rows(&w->form);
+    if (w->form.ops->step_last && !by_rows)
+        QC_FAIL(err, QC_ERR_USAGE, "weights in %s have scales by rows, not by blocks of %u",
+                w->form.ops->name, w->form.block_elems);
     if (qc_mul_u64(w->rows, w->form.cols, &elems) || elems > UINT64_MAX / 4)
         QC_FAIL(err, QC_ERR_USAGE, "a weight of %" PRIu64 " x %" PRIu64 " overflows 64 bits",
                 w->rows, w->form.cols);

@@ -19,10 +19,11 @@
 
 #define EDGE_ROWS     32u /* as many first rows and as many last rows of the results are looked at */
 #define ROUNDS        5u  /* of the two contenders, at most */
-#define POINT_SECONDS 1.0  /* for the rounds of one batch size */
-#define ROOF_SECONDS  10.0 /* at most, for measuring what the device can do */
-#define LEAST         10u  /* launches in a graph */
-#define USABLE        0.9  /* share of the free memory */
+#define POINT_SECONDS 1.0                 /* for the rounds of one batch size */
+#define ROOF_SECONDS  10.0                /* at most, for measuring what the device can do */
+#define LEAST         10u                 /* launches in a graph */
+#define USABLE        0.9                 /* share of the free memory */
+#define GEMM_LEAST    ((uint64_t)4 << 20) /* what a plan gives cuBLAS at least */
 #define ALIGNMENT     256u
 #define MAX_BUFFERS   16u
 
@@ -44,6 +45,7 @@ typedef struct {
     uint32_t dense_copies;
     int repack;
     uint64_t raw_bytes, prepared_bytes; /* of one quantized weight, aligned */
+    uint64_t workspace_limit;
     uint32_t copies;
     qc_matmul_weights *weights; /* host, [copies] */
     qc_weights stored;          /* the first copy, not repacked, in device memory */
@@ -140,10 +142,18 @@ static qc_status plan_memory(comparison *w, int timed, qc_error *err)
     uint64_t rest = qc_sat_mul(qc_sat_mul(in->rows, w->k), sizeof(uint16_t));
     rest = qc_sat_add(rest, qc_sat_mul(rows, w->n));
     rest = qc_sat_add(rest, qc_sat_mul(w->n, EDGE_ROWS * sizeof(double)));
-    /* For the largest m the workspace holds dequantized rows. A part of them is enough. */
-    rest = qc_sat_add(rest, w->dense_bytes);
+    /* For the largest m the workspace holds dequantized rows. A part of them is enough. Integers
+     * are always dequantized, and cuBLAS has room of its own in there, less where memory is
+     * short. */
     QC_TRY(qc_cuda_memory(&free_bytes, &total, err));
-    uint64_t room = (uint64_t)((double)free_bytes * USABLE);
+    uint64_t room = (uint64_t)((double)free_bytes * USABLE), gemm = 0;
+    rest = qc_sat_add(rest, w->dense_bytes);
+    if (in->w->form.ops->integer)
+        gemm = qc_sat_add(qc_sat_add(weights, rest), QC_MATMUL_DENSE_WORKSPACE) <= room
+                   ? QC_MATMUL_DENSE_WORKSPACE
+                   : GEMM_LEAST;
+    rest = qc_sat_add(rest, gemm);
+    w->workspace_limit = w->dense_bytes + gemm;
     if (qc_sat_add(weights, rest) > room)
         QC_FAIL(err, QC_ERR_NOMEM, "it needs %" PRIu64 " MB of GPU memory, %" PRIu64 " MB are free",
                 qc_sat_add(weights, rest) / 1000000, room / 1000000);
@@ -254,10 +264,18 @@ static qc_status upload_quantized(comparison *w, qc_error *err)
     return QC_OK;
 }
 
+static int has_gemm(const comparison *w)
+{
+    return !qc_matmul_no_gemm(w->c->gpu.handle);
+}
+
 static qc_status make_workspace(comparison *w, qc_error *err)
 {
+    if (w->in->w->form.ops->integer && !has_gemm(w))
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "%s is multiplied by cuBLAS once it is dequantized (%s)",
+                w->in->w->form.ops->name, qc_matmul_no_gemm(w->c->gpu.handle));
     w->workspace_bytes = qc_matmul_workspace_bytes(w->c->gpu.handle, &w->weights[0], w->most,
-                                                   QC_MATMUL_AUTO, w->dense_bytes);
+                                                   QC_MATMUL_AUTO, w->workspace_limit);
     if (w->workspace_bytes == UINT64_MAX)
         QC_FAIL(err, QC_ERR_NOMEM, "its workspace does not fit the GPU");
     QC_TRY(take(w, &w->workspace, w->workspace_bytes, err));
@@ -378,11 +396,6 @@ static qc_status look_at(comparison *w, uint64_t first, uint64_t rows, int has_g
     QC_TRY(qc_cuda_stream_synchronize(g->stream, err));
     add_errors(w, rows, out);
     return QC_OK;
-}
-
-static int has_gemm(const comparison *w)
-{
-    return !qc_matmul_no_gemm(w->c->gpu.handle);
 }
 
 static qc_status find_errors(comparison *w, qc_gpu_compared *out, qc_error *err)

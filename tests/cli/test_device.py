@@ -23,7 +23,7 @@ FORMS = [
     ["int8", "--block-size", "128", "--no-double-quant", "--compress", "none"],
 ]
 ACTIVATIONS_16 = ["int8", "--activation-bits", "16"]
-INTEGERS = [["int4", "--block-size", n] for n in ("32", "64", "128")] + [["int8"], ACTIVATIONS_16] + \
+INTEGERS = [["int4", "--block-size", n] for n in ("32", "128", "channel")] + [["int8"], ACTIVATIONS_16] + \
     [ACTIVATIONS_16 + ["--block-size", n] for n in ("32", "64", "128")]
 
 

@@ -640,6 +640,27 @@ class Gpu(ValidateCase):
         self.assertGreater(time["seconds"], 0)
         self.assertLess(time["output_error"], 0.02)
 
+    def test_integers(self):
+        """Dequantized and multiplied, which the kernel's name says; without cuBLAS the CPU measures."""
+        self.model({Q: self.weight("BF16", [160, 192])})
+        room = {"QC_SHIM_DEVICES": "sm_80:2:5000KiB"}  # cuBLAS has a workspace
+        for to in (["int4", "--block-size", "32"], ["int8", "--activation-bits", "16"]):
+            self.ok("-q", "--force", "--format", "compressed-tensors", "--to", *to, "m", "o")
+            cpu = self.validate("o", "m", "--device", "cpu")["layers"][0]
+            gpu = self.gpu("--m", "1", env=room)["layers"][0]
+            self.assertEqual((gpu["device"], gpu["note"]), ("cuda:0", None))
+            self.assertEqual(gpu["weight_error"], cpu["weight_error"])
+            self.assertAlmostEqual(gpu["output_error"], cpu["output_error"],
+                                   delta=0.02 * cpu["output_error"])
+            self.assertLess(gpu["kernel_error"], 2 ** -8)
+            self.assertEqual([(t["m"], t["kernel"]) for t in gpu["times"]],
+                             [(1, "dequant-gemm")])
+        without = self.gpu("--m", "1", env={**room, "QCONV_LIBCUBLAS": self.path("none.so")})["layers"][0]
+        self.assertEqual((without["device"], without["times"]), ("cpu", []))
+        self.assertRegex(without["note"], "^measured on the CPU, without times: w8a16 is multiplied by "
+                                          "cuBLAS once it is dequantized")
+        self.assertEqual(without["output_error"], cpu["output_error"])
+
     def test_volta_has_no_bf16(self):
         self.model({Q: self.weight("BF16", [128, 160])})
         self.ok("-q", "--to", "nf4", "m", "o")

@@ -101,6 +101,7 @@ static void test_prepare_refuses(void **state)
         {nested, 0, 0, "neither scales nor all"},
         {nested, 0, 0, "blocks of 0 scales"},
         {good, 0, 0, "weights in int8 have no scales"},
+        {good, 0, 0, "weights in int8 have scales by rows, not by blocks of 64"},
         {good, 0, 0, "overflows 64 bits"},
     };
     cases[2].w.form.ops = NULL;
@@ -113,15 +114,17 @@ static void test_prepare_refuses(void **state)
     cases[9].w.nested_map = NULL;
     cases[10].w.nested_block = 0;
     cases[11].w.form.ops = &qc_form_int8_rows;
+    cases[11].w.form.block_elems = 0;
     cases[11].w.absmax = NULL;
-    cases[12].w.rows = cases[12].w.form.cols = UINT64_C(1) << 33;
+    cases[12].w.form.ops = &qc_form_int8_rows;
+    cases[13].w.rows = cases[13].w.form.cols = UINT64_C(1) << 33;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         km_expect(qc_matmul_prepare(h, &cases[i].w, cases[i].repack, memory + 2048 + cases[i].shift,
                                     &out, NULL, &err),
                   QC_ERR_USAGE, &err, cases[i].words);
     km_expect(qc_matmul_prepare(h, &good, 0, NULL, &out, NULL, &err), QC_ERR_USAGE, &err,
               "aligned");
-    assert_true(qc_matmul_prepared_bytes(&cases[12].w, 1) == UINT64_MAX);
+    assert_true(qc_matmul_prepared_bytes(&cases[13].w, 1) == UINT64_MAX);
     assert_int_equal(qc_matmul_prepared_bytes(&good, 0), 256);
     assert_int_equal(qc_matmul_prepared_bytes(&good, 1), 256 + 2 * 32);
     qc_cuda_free(memory);

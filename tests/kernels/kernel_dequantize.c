@@ -397,6 +397,10 @@ static void test_arguments(void **state)
                      QC_ERR_USAGE);
     w.nested_block = 256;
     QD_OK(qc_cuda_dequantize(&w, 4, 0, NULL, QC_DTYPE_F32, 64, NULL, NULL, s, &qd.err));
+    w.form.ops = &qc_form_int8_rows;
+    w.absmax = &absmax;
+    assert_int_equal(qc_cuda_dequantize(&w, 0, 4, NULL, QC_DTYPE_F32, 64, NULL, NULL, s, &qd.err),
+                     QC_ERR_USAGE);
 }
 
 #ifdef QC_CUDA_SHIM
