@@ -1,5 +1,5 @@
-/* Turns codes of every form into F32, F16 or BF16 in one kernel, and decodes double-quantized scales
- * on the way.
+/* Turns codes of every form into F32, F16 or BF16 in one kernel, and decodes double-quantized
+ * scales on the way.
  *
  * A chunk is 8 elements of one row, and so of one block too where the row starts at a multiple of
  * 8. That is one word of 4-bit codes or two of bytes, one scale, and 16 bytes of a 16-bit

@@ -15,8 +15,8 @@
  * Weights. float16 holds values of [2^-14, 65504] with 11 bits. Where the largest scale is within
  * [2^-8, 2^15), a weight of 2^-6 of the largest is still a normal float16, and nothing is done, so
  * that weights are the very float16 that dequantizing gives. Else they are multiplied by the power
- * of two that brings the largest scale to [2^14, 2^15). (Of integers, what counts is the scale times
- * the largest code.)
+ * of two that brings the largest scale to [2^14, 2^15). (Of integers, what counts is the scale
+ * times the largest code.)
  *   grid    as many blocks as there are scales for, at most 1024; integer atomicMax on the bits of
  *           non-negative floats, which does not depend on the order */
 #include "kernels/matmul_kernels.h"

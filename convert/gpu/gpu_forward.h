@@ -97,7 +97,8 @@ void qc_gpu_forward_deinit(qc_gpu_forward *d);
 uint64_t qc_gpu_stage_bytes(const qc_llama_matrix *m);
 /* Decides where the arrays of a weight lie. Nothing is copied yet. */
 qc_gpu_device_matrix qc_gpu_lay_matrix(const qc_llama_matrix *m, qc_gpu_cutter *c);
-/* Copies a weight to its place and makes it ready. stage: qc_gpu_stage_bytes. *workspace: what products of `tokens` rows need. */
+/* Copies a weight to its place and makes it ready. stage: qc_gpu_stage_bytes. *workspace: what
+ * products of `tokens` rows need. */
 QC_NODISCARD qc_status qc_gpu_fill_matrix(qc_gpu_forward *d, const qc_llama_matrix *m,
                                           qc_gpu_device_matrix *out, void *stage, uint64_t tokens,
                                           uint64_t *workspace, qc_error *err);

@@ -12,7 +12,8 @@
  * allocation each, which is made anew only where a larger one is needed.
  *
  * Dense weights go to the device as they are and are rounded there to float16 with one exponent;
- * integers are dequantized to floats first, and are dense then. cuBLAS computes their products, or qc_cuda_llama_dense where there is no cuBLAS. */
+ * integers are dequantized to floats first, and are dense then. cuBLAS computes their products, or
+ * qc_cuda_llama_dense where there is no cuBLAS. */
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/workers.h"

@@ -177,7 +177,7 @@ static qc_status compare(qc_validate_gpu *g, qc_validate_layer *l, const qc_vali
 }
 
 /* Can the CPU measure the layer after this error? It can if the layer does not fit the GPU or
- * float16, or if no kernel multiplies with such weights. */
+ * float16, or if the GPU has nothing that multiplies with it. */
 static int is_for_the_cpu(qc_status st)
 {
     return st == QC_ERR_NOMEM || st == QC_ERR_RANGE || st == QC_ERR_UNSUPPORTED;
