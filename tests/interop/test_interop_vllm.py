@@ -1,4 +1,5 @@
 """What two workers of a vLLM hold as weights, and what qconv plan --tp 2 says they hold: to the byte.
+And bitsandbytes' forms in vLLM, one worker with vllm-bnb-plugin, beside what qconv computes from the file.
 
 vllm_environment.sh makes the environment ($QCONV_VLLM_ENV, or build-interop/vllm); without it these
 checks are skipped. The default tests compare the plans of all models with what vLLM's workers were once
@@ -8,12 +9,16 @@ every model. With --record FILE the bytes are written, and qconv is not asked.
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import unittest
 from pathlib import Path
 
 import interop_support as s
+import test_interop_compressed as compressed
+import torch
+from safetensors.torch import load_file, save_file
 
 sys.path.insert(0, str(s.ROOT / "tests"))
 import vllm_models  # noqa: E402
@@ -99,6 +104,41 @@ class Vllm(unittest.TestCase):
         self.assertEqual((program, serve), ("vllm", "serve"))
         parsed = json.loads(s.run(PYTHON, "-c", PARSE, *words).splitlines()[-1])
         self.assertEqual(parsed, ["OUT", 2, 100, 0.9, 2048, "fp8"])
+
+
+@unittest.skipUnless(PYTHON.exists(), f"no vLLM in {ENVIRONMENT}: tests/interop/vllm_environment.sh")
+class Bitsandbytes(unittest.TestCase):
+    FORMS = {"nf4": 0.05, "int8": 0.12}  # int8 rounds the inputs of layers as well
+
+    def converted(self, form):
+        folder = s.SCRATCH / "vllm" / form
+        s.qconv("-q", "--compress", "none", "--to", form, compressed.source(), folder)
+        return folder
+
+    def planted(self, form):
+        """A copy with the scales of one weight times 1.1."""
+        folder = s.SCRATCH / "vllm" / f"{form}-planted"
+        shutil.copytree(self.converted(form), folder)
+        tensors = load_file(folder / "model.safetensors")
+        scales = {"nf4": compressed.VICTIM + ".nested_absmax",
+                  "int8": compressed.VICTIM.removesuffix("weight") + "SCB"}
+        tensors[scales[form]] *= 1.1
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        return folder
+
+    def test_log_probabilities(self):
+        folders = {form: (self.converted(form), self.planted(form)) for form in self.FORMS}
+        found = compressed.ask(1, [(folder, form) for form in folders for folder in folders[form]])
+        for form, (good, bad) in folders.items():
+            with self.subTest(form):
+                logits = s.our_logits(good, [compressed.IDS])[:-1]
+                ours = torch.log_softmax(torch.from_numpy(logits), -1)
+                self.assertNotIn("error", found[good])
+                difference, planted = (compressed.apart(found[f], ours) for f in (good, bad))
+                s.note(f"{form}: log-probabilities at most {difference:.4f} apart, with a planted fault "
+                       f"{planted:.4f}")
+                self.assertLessEqual(difference, self.FORMS[form])
+                self.assertGreater(planted, self.FORMS[form])
 
 
 def record(path):
