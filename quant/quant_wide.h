@@ -14,7 +14,7 @@
  *   qc_wide_larger, qc_wide_largest   maximum with |x| where no lane is NaN; the largest lane
  *   qc_wide_larger_bits, ..._bits     the same for the bits of |x|, where NaN is the largest
  *   qc_wide_fold                      the sum of the lanes, in the order of qc_fold16
- *   qc_wide_fold_store, _fold16       the same for sixteen rows at once, or another qc_fold_op: rows
+ *   qc_wide_fold_store, _fold16       the same for sixteen rows, or by another qc_fold_op: rows
  *                                     are stored one by one, and lane r is what row r leaves
  *   qc_wide_bits, qc_wide_of_bits     floats as their bits, and back
  *   qc_wide_equal                     one bit for each lane that is equal

@@ -77,7 +77,7 @@ QC_INLINE qc_wide nearest_number(const numbers *of, qc_wide y)
     return qc_wide_between(q, of->lowest, of->highest);
 }
 
-/* y less what the code nearest to it stands for. table: qc_form_is_table, a constant at each call */
+/* y less the value of the code nearest to it. table: qc_form_is_table, a constant at each call */
 QC_INLINE qc_wide residue(const neighbours *near, const numbers *of, int table, qc_wide y)
 {
     return table ? nf4_residue(near, y) : qc_wide_sub(y, nearest_number(of, y));

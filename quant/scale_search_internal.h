@@ -36,8 +36,8 @@
  * clamped to those of the form, and x' = q * s. Candidates of 4 bits are qc_int_round_scale(|t| *
  * QC_SEARCH_INT4_STEPS[j]) with the sign of t. Those of 8 bits, and of rows, are
  * qc_int_round_scale(a * f / reach) in this order of operations, where reach is the largest
- * magnitude of a code: f is QC_SEARCH_INT8_STEPS[j], by rows QC_SEARCH_ROW_STEPS[j], or by rows of 4
- * bits QC_SEARCH_INT4_ROW_FACTORS[j / 2], where an odd j has the negative scale. One is usable if
+ * magnitude of a code: f is QC_SEARCH_INT8_STEPS[j], by rows QC_SEARCH_ROW_STEPS[j], or by rows of
+ * 4 bits QC_SEARCH_INT4_ROW_FACTORS[j / 2], where an odd j has the negative scale. One is usable if
  * a / 4 <= |s| * reach; where none is, and for zeros, s is candidate 0.
  *
  * With it, for a group, once all its blocks have targets:
@@ -80,7 +80,7 @@
 #define QC_SEARCH_INT4_PAIRS  (QC_SEARCH_CANDIDATES / 2)
 #define QC_SEARCH_WIDE_BLOCK  512u /* from this size on the second list of factors is used */
 
-/* There are two lists for NF4, one for blocks below QC_SEARCH_WIDE_BLOCK and one for the others: the
+/* Two lists are for NF4, one for blocks below QC_SEARCH_WIDE_BLOCK and one for the others: the
  * larger a block, the further its largest element is from the bulk. Above 1.2 the largest element
  * takes the code below the last. Two more are for integers of four bits, as shares of a / 8. */
 #define QC_SEARCH_LISTS 4u
