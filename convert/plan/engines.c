@@ -372,9 +372,9 @@ qc_status qc_engines_check(qc_refusals *out, const qc_served *s, unsigned engine
     const char *not5 = NULL;
     if (s->foreign && !s->own_form)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "--for: some weights are %s and stay so, and which engine reads that is not known "
-                "here: expected plain weights, or those of bitsandbytes, compressed-tensors or "
-                "qconv",
+                "--for: some weights are %s and stay so, and qconv does not know which engines "
+                "read that; expected plain weights, or those of bitsandbytes, compressed-tensors "
+                "or qconv",
                 s->foreign);
     if (!s->own_form) { /* else that is all there is to say */
         QC_TRY(find(&f, s, err));

@@ -341,7 +341,7 @@ class Out(OutputCase):
         self.write("o/new.txt", "mine")
         r = self.run_qconv("--to", "nf4", *PLAIN, "--force", "--dry-run", "m", "o")
         self.assertEqual(r.returncode, 0, r.stderr)
-        for text in [b"would replace a finished output", b"would replace files that qconv did not "
+        for text in [b"would replace a finished output", b"would replace files in o that qconv did not "
                      b"write there: new.txt\n", b"would be deleted: model.safetensors.zst\n"]:
             self.assertIn(text, r.stderr)
 
