@@ -8,6 +8,7 @@
 #include "convert/term/size_text.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -89,6 +90,8 @@ static qc_status linear(const finder *f, const char *module, uint64_t rows, uint
     out->tensor = (uint32_t)(t - f->c->tensors);
     out->stored = f->stored.weights[out->tensor];
     out->coded = f->coded.weights[out->tensor];
+    if (!out->stored && out->coded)
+        QC_TRY(qc_stored_of_integers(&out->stored, f->arena, f->c, out->tensor, out->coded, err));
     out->read_bytes = out->memory_bytes = t->bytes;
     if (out->stored) {
         if (out->stored->ndim != 2 || out->stored->dims[0] != rows || out->stored->dims[1] != cols)
@@ -234,6 +237,18 @@ static qc_status read_coded(qc_llama_matrix *out, const qc_llama_source *s,
     return st;
 }
 
+/* Scales of integers that decoding them to floats refuses as well. */
+static qc_status check_scales(const qc_weights *w, const char *name, qc_error *err)
+{
+    const uint64_t n = w->form.ops->integer ? qc_form_scales(&w->form, w->rows * w->form.cols) : 0;
+    for (uint64_t i = 0; i < n; i++)
+        if (!isfinite(w->absmax[i]) || w->absmax[i] == 0.0f)
+            return qc_error_set(err, isfinite(w->absmax[i]) ? QC_ERR_INPUT : QC_ERR_NONFINITE,
+                                __FILE__, __LINE__, "tensor '%s': scale %" PRIu64 " of it is %s",
+                                name, i, isfinite(w->absmax[i]) ? "0" : "not finite");
+    return QC_OK;
+}
+
 qc_status qc_llama_matrix_read(qc_llama_matrix *out, const qc_llama_source *s,
                                const qc_llama_linear *l, qc_error *err)
 {
@@ -243,6 +258,7 @@ qc_status qc_llama_matrix_read(qc_llama_matrix *out, const qc_llama_source *s,
     out->cols = l->cols;
     if (l->stored) {
         QC_TRY(qc_stored_read(&out->arrays, s->checkpoint, l->tensor, l->stored, s->cursor, err));
+        QC_TRY(check_scales(&out->arrays.w, t->name, err));
         out->quantized = &out->arrays.w;
     } else if (l->coded) {
         QC_TRY(read_coded(out, s, l, err));

@@ -46,6 +46,24 @@ class EvalDevice(OutputCase):
             self.assertNotEqual(gpu["perplexity"], cpu["perplexity"])  # it was not the CPU
             self.assertLess(abs(gpu["kl_mean"] / cpu["kl_mean"] - 1), 0.02)
 
+    def test_integers(self):
+        """Codes go to the device and are dequantized there. A scale of 0 is refused."""
+        self.ok("-q", "--device", "cpu", "--format", "compressed-tensors", "--to", "int4",
+                "--block-size", "32", "--compress", "none", MODEL, "out")
+        cpu, gpu = (self.eval("out", "--device", d)["perplexity"] for d in ("cpu", "cuda"))
+        self.assertLess(abs(gpu / cpu - 1), 5e-4)
+        self.assertNotEqual(gpu, cpu)
+        path = self.path("out/model.safetensors")
+        with open(path, "r+b") as f:
+            size = int.from_bytes(f.read(8), "little")
+            header = json.loads(f.read(size))
+            name = "model.layers.0.mlp.up_proj.weight_scale"
+            f.seek(8 + size + header[name]["data_offsets"][0] + 6)
+            f.write(b"\0\0")
+        for device in ("cpu", "cuda"):
+            self.fails(3, "eval", "out", "--text", "t.txt", "--device", device,
+                       has="scale 3 of it is 0")
+
     def test_no_device(self):
         r = self.run_qconv("eval", MODEL, "--text", "t.txt", "--device", "cuda",
                            env={"QC_SHIM_DEVICES": "none"})
