@@ -44,7 +44,7 @@ class Alone(QconvCase):
         for value in ["", "fp4", "nf4,nf4"]:
             self.usage("bench", "--scheme", value, has="--scheme", command="bench")
         self.usage("bench", "--device", "cuda:0,1", has="one GPU", command="bench")
-        self.fails(5, "bench", "--device", "cpu", has="GPUs")
+        self.fails(5, "bench", "--device", "cpu", has="bench measures the kernels of a GPU; expected cuda:N")
         self.usage("bench", "--seconds", "0", has="--seconds", command="bench")
 
 
@@ -375,8 +375,8 @@ class Peer(unittest.TestCase):
         with open(os.path.join(ROOT, "convert", "device", "bench_shapes.c")) as f:
             rows = re.findall(r'\{"(Llama[^"]+)", "([^"]+)", (\d+), (\d+), (\d), 0, \{0\}\}', f.read())
         self.assertEqual([(a, b, int(n), int(k), int(c)) for a, b, n, k, c in rows], peer.SHAPES)
-        with open(os.path.join(ROOT, "convert", "cli", "options.c")) as f:
-            ms = re.search(r"bench_m\[\] = \{([^}]+)\}", f.read()).group(1)
+        with open(os.path.join(ROOT, "convert", "cli", "option_table.c")) as f:
+            ms = re.search(r'\.dflt = "([\d,]+,4096)"', f.read()).group(1)
         self.assertEqual([int(m) for m in ms.split(",")], peer.M)
         # As tests/unit/device/unit_bench_method.c.
         self.assertEqual(peer.launches_of(6, 20, 7.2, 2000), 282)

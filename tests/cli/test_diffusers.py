@@ -318,7 +318,7 @@ class Pipeline(DiffusersCase):
         self.assertFalse(os.path.exists(self.path("o")))
         for option in (["--vram", "24GB"], ["--part", "1/2"], ["--consume-source"],
                        ["--calibrate", "default"]):
-            self.usage("--to", "nf4", *option, "m", "o", has=[option[0], "one by one"])
+            self.usage("--to", "nf4", *option, "m", "o", has=[option[0], "convert the folder of each part by itself"])
         self.usage("--to", "nf4", "m", "m/o", has="inside its source")
 
     def test_choice_of_parts(self):

@@ -583,7 +583,8 @@ class Refusals(PlanCase):
         self.write("m/config.json", "{}")
         self.fails(3, "plan", "--vram", "40GB", "m", has="m")
         self.write("m/config.json", '{"num_hidden_layers": 2}')
-        self.fails(3, "plan", "--vram", "40GB", "m", has="expected a model_type")
+        self.fails(3, "plan", "--vram", "40GB", "m", has="expected the configuration of a model, with a model_type or "
+                   "architectures, found JSON with neither")
         self.write("m/config.json", "[")
         self.fails(3, "plan", "--vram", "40GB", "m", has="JSON")
 

@@ -300,6 +300,7 @@ static void give_quantizers(chain *c, qc_cuda_stream s)
                                .bad = bad};
     KM_OK(qc_cuda_int8_rows_quantize(&rows, s, &km_error));
     w.form.ops = &qc_form_int8_rows;
+    w.form.block_elems = 0;
     KM_OK(qc_cuda_dequantize(&w, 0, ROWS, back, QC_DTYPE_F16, COLS, NULL, NULL, s, &km_error));
 }
 
