@@ -6,10 +6,12 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/cpu.h"
+#include "base/text.h"
 #include "base/workers.h"
 #include "formats/manifest_header.h"
 
 #include <inttypes.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define ONLY_DEVICE    "all"
@@ -25,12 +27,18 @@ typedef struct {
     size_t first_tensor, first_shard;
 } device_entry;
 
+typedef struct {
+    const char *name;
+    uint32_t tensor;
+} named_tensor;
+
 struct qc_reader {
     qc_arena arena;
     const char *dir;
     qc_manifest m;
     qc_reader_tensor *tensors; /* parallel to the manifest's */
     const char **files;        /* per shard: its name on disk */
+    named_tensor *by_name;     /* sorted */
     device_entry *devices;
     size_t device_count;
 };
@@ -40,6 +48,7 @@ struct qc_reader {
 static qc_status list_tensors(qc_reader *r, qc_error *err)
 {
     const qc_manifest *m = &r->m;
+    QC_TRY(qc_arena_alloc(&r->arena, &r->by_name, m->tensor_count, sizeof *r->by_name, err));
     QC_TRY(qc_arena_alloc(&r->arena, &r->files, m->shard_count, sizeof *r->files, err));
     for (size_t i = 0; i < m->shard_count; i++)
         QC_TRY(qc_arena_printf(&r->arena, &r->files[i], err, "%s%s", m->shards[i].name,
@@ -55,7 +64,10 @@ static qc_status list_tensors(qc_reader *r, qc_error *err)
                                   .bytes = t->end - t->begin,
                                   .shard = r->files[t->shard]};
         memcpy(out->dims, t->dims, sizeof out->dims);
+        r->by_name[i] = (named_tensor){t->name, (uint32_t)i};
     }
+    if (m->tensor_count > 1)
+        qsort(r->by_name, m->tensor_count, sizeof *r->by_name, qc_by_text);
     return QC_OK;
 }
 
@@ -164,6 +176,26 @@ qc_status qc_reader_find_device(const qc_reader *r, const char *name, size_t *de
                       r->m.placement.device_count > 0 ? "" : ", as it was made without --vram");
     qc_strbuf_deinit(&names);
     return st;
+}
+
+const qc_reader_tensor *qc_reader_find_tensor(const qc_reader *r, const char *name, size_t *device,
+                                              size_t *index)
+{
+    if (!r || !name || r->m.tensor_count == 0)
+        return NULL;
+    const named_tensor key = {.name = name};
+    const named_tensor *found =
+        bsearch(&key, r->by_name, r->m.tensor_count, sizeof key, qc_by_text);
+    if (!found)
+        return NULL;
+    size_t at = 0;
+    while (found->tensor >= r->devices[at].first_tensor + r->devices[at].device.tensor_count)
+        at++;
+    if (device)
+        *device = at;
+    if (index)
+        *index = r->tensors[found->tensor].index;
+    return &r->tensors[found->tensor];
 }
 
 /* ---- Frames --------------------------------------------------------------------------------- */
@@ -383,22 +415,27 @@ static qc_status place_tensor(load *l, size_t tensor, qc_error *err)
             t->name, t->shard, t->bytes);
 }
 
-static qc_status finish_tensor(load *l, size_t tensor, qc_error *err)
+static qc_status check_digest(const load *l, size_t tensor, const qc_digest *pieces, qc_error *err)
 {
     const qc_manifest_tensor *m = manifest_tensor(l, tensor);
+    qc_digest root = qc_digest_root(pieces, l->slots[tensor].unit_count);
+    if (!qc_digest_equal(&root, l->r->m.compressed ? &m->stored : &m->content))
+        QC_FAIL(err, QC_ERR_CHECK, "tensor '%s' in %s: its bytes are not those that were written",
+                m->name, file_of(l, tensor));
+    return QC_OK;
+}
+
+static qc_status finish_tensor(load *l, size_t tensor, qc_error *err)
+{
     const slot *s = &l->slots[tensor];
     if (!l->options->skip_digests && s->unit_count > 0) {
-        void *v = NULL;
-        QC_TRY(qc_malloc(&v, s->unit_count * sizeof(qc_digest), err));
-        qc_digest *pieces = v;
+        qc_digest *pieces = NULL;
+        QC_TRY(qc_calloc(&pieces, s->unit_count, sizeof *pieces, err));
         for (uint32_t i = 0; i < s->unit_count; i++)
             pieces[i] = l->units[s->first_unit + i].digest;
-        qc_digest root = qc_digest_root(pieces, s->unit_count);
-        qc_free(v);
-        if (!qc_digest_equal(&root, l->r->m.compressed ? &m->stored : &m->content))
-            QC_FAIL(err, QC_ERR_CHECK,
-                    "tensor '%s' in %s: its bytes are not those that were written", m->name,
-                    file_of(l, tensor));
+        qc_status st = check_digest(l, tensor, pieces, err);
+        qc_free(pieces);
+        QC_TRY(st);
     }
     return l->options->done
                ? l->options->done(l->options->ctx, &l->e->device.tensors[tensor], s->dst, err)
@@ -426,10 +463,12 @@ static qc_status read_and_hash(const reader_worker *w, const qc_file *f, void *d
     return QC_OK;
 }
 
-/* Reads the content of a unit to dst, and sets the unit's digest of what is stored. */
-static qc_status fetch_unit(const reader_worker *w, const qc_file *f, unit *u, void *dst,
-                            qc_error *err)
+/* Reads the content of one of the tensor's units to dst, and sets the unit's digest of what is
+ * stored. */
+static qc_status fetch_unit(const load *l, size_t tensor, const reader_worker *w, unit *u,
+                            void *dst, qc_error *err)
 {
+    const qc_file *f = &l->files[manifest_tensor(l, tensor)->shard - l->e->first_shard];
     int done = 0;
     qc_status st = QC_OK;
     if (w->hash)
@@ -450,6 +489,9 @@ static qc_status fetch_unit(const reader_worker *w, const qc_file *f, unit *u, v
         st = QC_ERROR(err, QC_ERR_CHECK, "a frame cannot be decompressed");
     if (st == QC_OK && w->hash)
         u->digest = qc_digest_finish(w->hash);
+    if (st != QC_OK)
+        qc_error_prefix(err, "tensor '%s' in %s", manifest_tensor(l, tensor)->name,
+                        file_of(l, tensor));
     return st;
 }
 
@@ -458,10 +500,8 @@ static qc_status read_unit(load *l, size_t index, const reader_worker *w, qc_err
     unit *u = &l->units[index];
     size_t tensor = l->owner[index];
     slot *s = &l->slots[tensor];
-    const qc_manifest_tensor *m = manifest_tensor(l, tensor);
     const qc_reader_tensor *t = &l->e->device.tensors[tensor];
     const qc_reader_pieces *pieces = l->options->pieces;
-    const qc_file *file = &l->files[m->shard - l->e->first_shard];
     void *dst = NULL;
     if (pieces) {
         QC_TRY(pieces->room(l->options->ctx, w->index, u->content_bytes, &dst, err));
@@ -469,20 +509,16 @@ static qc_status read_unit(load *l, size_t index, const reader_worker *w, qc_err
         QC_TRY(place_tensor(l, tensor, err));
         dst = (unsigned char *)s->dst + u->content_at;
     }
-    qc_status st = fetch_unit(w, file, u, dst, err);
-    if (st != QC_OK) {
-        qc_error_prefix(err, "tensor '%s' in %s", m->name, file_of(l, tensor));
-        return st;
-    }
+    QC_TRY(fetch_unit(l, tensor, w, u, dst, err));
     if (pieces)
         QC_TRY(
             pieces->put(l->options->ctx, w->index, t, u->content_at, dst, u->content_bytes, err));
     return atomic_fetch_sub(&s->left, 1) == 1 ? finish_tensor(l, tensor, err) : QC_OK;
 }
 
-static qc_status worker_init(reader_worker *w, const load *l, qc_error *err)
+static qc_status worker_init(reader_worker *w, const load *l, int skip_digests, qc_error *err)
 {
-    if (!l->options->skip_digests)
+    if (!skip_digests)
         QC_TRY(qc_digest_create(&w->hash, err));
     if (!l->r->m.compressed)
         return QC_OK;
@@ -490,6 +526,13 @@ static qc_status worker_init(reader_worker *w, const load *l, qc_error *err)
     if (w->hash)
         qc_frame_coder_skip_checksums(w->coder);
     return qc_malloc_aligned(&w->stored, FRAME_ALIGN, l->max_stored, err);
+}
+
+static void worker_deinit(reader_worker *w)
+{
+    qc_free(w->stored);
+    qc_frame_coder_destroy(w->coder);
+    qc_digest_destroy(w->hash);
 }
 
 /* Hints at the units that the team will want next: threads take units in order. */
@@ -507,7 +550,7 @@ static qc_status load_worker(qc_team *team, unsigned index, void *ctx, qc_error 
 {
     load *l = ctx;
     reader_worker w = {.index = index};
-    qc_status st = worker_init(&w, l, err);
+    qc_status st = worker_init(&w, l, l->options->skip_digests, err);
     while (st == QC_OK) {
         if (qc_team_stopped(team)) {
             st = QC_ERROR(err, QC_ERR_INTERRUPTED, "interrupted");
@@ -521,9 +564,7 @@ static qc_status load_worker(qc_team *team, unsigned index, void *ctx, qc_error 
     }
     if (st != QC_OK)
         fail_load(l);
-    qc_free(w.stored);
-    qc_frame_coder_destroy(w.coder);
-    qc_digest_destroy(w.hash);
+    worker_deinit(&w);
     return st;
 }
 
@@ -548,15 +589,31 @@ static qc_status load_all(load *l, qc_error *err)
     return qc_team_run(l->threads, load_worker, l, err);
 }
 
+static qc_status check_device(const qc_reader *r, size_t device, qc_error *err)
+{
+    if (device < r->device_count)
+        return QC_OK;
+    QC_FAIL(err, QC_ERR_DEVICE, "%s: there is no device number %zu; it has %zu", r->dir, device,
+            r->device_count);
+}
+
+static void release(load *l)
+{
+    for (size_t i = 0; l->files && i < l->e->device.shard_count; i++)
+        qc_file_discard(&l->files[i]);
+    qc_free(l->files);
+    qc_free(l->slots);
+    qc_free(l->owner);
+    qc_free(l->units);
+}
+
 qc_status qc_reader_load(const qc_reader *r, size_t device, const qc_reader_options *options,
                          qc_error *err)
 {
     if (!r || !options)
         QC_FAIL(err, QC_ERR_USAGE, "qc_reader_load: %s NULL",
                 r ? "the options are" : "the reader is");
-    if (device >= r->device_count)
-        QC_FAIL(err, QC_ERR_DEVICE, "%s: there is no device number %zu; it has %zu", r->dir, device,
-                r->device_count);
+    QC_TRY(check_device(r, device, err));
     if (!options->place == !options->pieces ||
         (options->pieces && (!options->pieces->room || !options->pieces->put)))
         QC_FAIL(err, QC_ERR_USAGE, "%s: the options of a load need either place or pieces", r->dir);
@@ -572,11 +629,152 @@ qc_status qc_reader_load(const qc_reader *r, size_t device, const qc_reader_opti
         fail_load(&l);
     pthread_cond_destroy(&l.placed);
     pthread_mutex_destroy(&l.lock);
-    for (size_t i = 0; l.files && i < l.e->device.shard_count; i++)
-        qc_file_discard(&l.files[i]);
-    qc_free(l.files);
-    qc_free(l.slots);
-    qc_free(l.owner);
-    qc_free(l.units);
+    release(&l);
+    return st;
+}
+
+/* ---- Single tensors ------------------------------------------------------------------------- */
+
+struct qc_reader_shards {
+    load load; /* prepared, and never run */
+};
+
+qc_status qc_reader_shards_open(qc_reader_shards **out, const qc_reader *r, size_t device,
+                                qc_error *err)
+{
+    qc_reader_shards *s = NULL;
+    if (out)
+        *out = NULL;
+    if (!out || !r)
+        QC_FAIL(err, QC_ERR_USAGE, "qc_reader_shards_open: %s is NULL", out ? "the reader" : "out");
+    QC_TRY(check_device(r, device, err));
+    QC_TRY(qc_calloc(&s, 1, sizeof *s, err));
+    s->load.r = r;
+    s->load.e = &r->devices[device];
+    s->load.max_stored = 1;
+    qc_status st = prepare(&s->load, err);
+    if (st == QC_OK)
+        *out = s;
+    else
+        qc_reader_shards_close(s);
+    return st;
+}
+
+void qc_reader_shards_close(qc_reader_shards *s)
+{
+    if (!s)
+        return;
+    release(&s->load);
+    qc_free(s);
+}
+
+/* Copies what the slice has of a frame's content, which is bytes [at, at + len) of the tensor. */
+static void copy_slice(unsigned char *dst, const qc_reader_slice *s, const unsigned char *content,
+                       uint64_t at, uint64_t len)
+{
+    uint64_t row = qc_max_u64(at / s->row_bytes, s->first_row);
+    for (; row < s->first_row + s->rows && row * s->row_bytes < at + len; row++) {
+        uint64_t begin = row * s->row_bytes + s->first_byte, end = begin + s->bytes;
+        uint64_t from = qc_max_u64(begin, at), to = qc_min_u64(end, at + len);
+        if (from < to)
+            memcpy(dst + (row - s->first_row) * s->bytes + (from - begin), content + (from - at),
+                   (size_t)(to - from));
+    }
+}
+
+/* Does the slice have any byte of [at, at + len)? */
+static int touches(const qc_reader_slice *s, uint64_t at, uint64_t len)
+{
+    uint64_t row = qc_max_u64(at / s->row_bytes, s->first_row);
+    uint64_t end = at + len;
+    /* The row that `at` lies in may be over, and then the next one counts. */
+    if (row * s->row_bytes + s->first_byte + s->bytes <= at)
+        row++;
+    return row < s->first_row + s->rows && row * s->row_bytes + s->first_byte < end;
+}
+
+static qc_status read_slice(const load *l, size_t index, const reader_worker *w,
+                            const qc_reader_slice *slice, unsigned char *dst, qc_error *err)
+{
+    const slot *s = &l->slots[index];
+    uint64_t begin = slice->first_row * slice->row_bytes,
+             end = begin + slice->rows * slice->row_bytes;
+    int whole_rows = slice->bytes == slice->row_bytes;
+    void *content = NULL;
+    QC_TRY(qc_malloc(&content, l->units[s->first_unit].content_bytes, err));
+    qc_status st = QC_OK;
+    for (uint32_t i = 0; i < s->unit_count && st == QC_OK; i++) {
+        unit u = l->units[s->first_unit + i];
+        int direct = whole_rows && u.content_at >= begin && u.content_bytes <= end - u.content_at;
+        if (!touches(slice, u.content_at, u.content_bytes))
+            continue;
+        st = fetch_unit(l, index, w, &u, direct ? dst + (u.content_at - begin) : content, err);
+        if (st == QC_OK && !direct)
+            copy_slice(dst, slice, content, u.content_at, u.content_bytes);
+    }
+    qc_free(content);
+    return st;
+}
+
+static qc_status read_whole(const load *l, size_t index, const reader_worker *w, unsigned char *dst,
+                            qc_error *err)
+{
+    const slot *s = &l->slots[index];
+    qc_digest *pieces = NULL;
+    QC_TRY(qc_calloc(&pieces, (size_t)s->unit_count + 1, sizeof *pieces, err));
+    qc_status st = QC_OK;
+    for (uint32_t i = 0; i < s->unit_count && st == QC_OK; i++) {
+        unit u = l->units[s->first_unit + i];
+        st = fetch_unit(l, index, w, &u, dst + u.content_at, err);
+        pieces[i] = u.digest;
+    }
+    if (st == QC_OK && s->unit_count > 0)
+        st = check_digest(l, index, pieces, err);
+    qc_free(pieces);
+    return st;
+}
+
+static qc_status check_slice(const qc_reader *r, const qc_reader_tensor *t,
+                             const qc_reader_slice *s, qc_error *err)
+{
+    uint64_t rows = s->row_bytes > 0 ? t->bytes / s->row_bytes : 0;
+    if (s->row_bytes == 0 || rows * s->row_bytes != t->bytes)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "%s: rows of %" PRIu64 " bytes do not divide the %" PRIu64 " bytes of tensor '%s'",
+                r->dir, s->row_bytes, t->bytes, t->name);
+    if (s->first_row > rows || s->rows > rows - s->first_row || s->first_byte > s->row_bytes ||
+        s->bytes > s->row_bytes - s->first_byte)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "%s: bytes %" PRIu64 " to %" PRIu64 " of rows %" PRIu64 " to %" PRIu64
+                " are not within the %" PRIu64 " rows of %" PRIu64 " bytes of tensor '%s'",
+                r->dir, s->first_byte, qc_sat_add(s->first_byte, s->bytes), s->first_row,
+                qc_sat_add(s->first_row, s->rows), rows, s->row_bytes, t->name);
+    return QC_OK;
+}
+
+qc_status qc_reader_read(const qc_reader_shards *s, size_t index, const qc_reader_slice *slice,
+                         void *dst, qc_error *err)
+{
+    if (!s)
+        QC_FAIL(err, QC_ERR_USAGE, "qc_reader_read: the shards are NULL");
+    const load *l = &s->load;
+    const qc_reader_device *d = &l->e->device;
+    if (index >= d->tensor_count)
+        QC_FAIL(err, QC_ERR_USAGE, "%s: there is no tensor number %zu on device '%s'; it has %zu",
+                l->r->dir, index, d->name, d->tensor_count);
+    const qc_reader_tensor *t = &d->tensors[index];
+    if (slice)
+        QC_TRY(check_slice(l->r, t, slice, err));
+    uint64_t bytes = slice ? slice->rows * slice->bytes : t->bytes;
+    if (!dst && bytes > 0)
+        QC_FAIL(err, QC_ERR_USAGE, "qc_reader_read: dst is NULL");
+    if (slice && bytes == 0)
+        return QC_OK;
+    reader_worker w = {0};
+    /* Frames have no digest of their own, so those of a slice have their checksums looked at. */
+    qc_status st = worker_init(&w, l, slice != NULL, err);
+    if (st == QC_OK)
+        st = slice ? read_slice(l, index, &w, slice, dst, err) : read_whole(l, index, &w, dst, err);
+    worker_deinit(&w);
     return st;
 }

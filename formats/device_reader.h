@@ -22,6 +22,8 @@
  * An argument that is NULL where it must not be gives QC_ERR_USAGE; functions that return no status
  * then return NULL or 0. err may always be NULL.
  *
+ * qc_reader_read brings single tensors, or some rows or columns of them.
+ *
  * Thread-safe: a reader does not change after qc_reader_open, so several loads may run at once.
  * Installed as <qconv/device_reader.h>, which needs no other header of qconv's.
  * Source: docs/format.md; an example that is compiled and run: docs/reading.md, section 5. */
@@ -113,6 +115,41 @@ typedef struct {
  * damaged; QC_ERR_INTERRUPTED after qc_interrupt (base/workers.h). */
 QC_API QC_NODISCARD qc_status qc_reader_load(const qc_reader *r, size_t device,
                                              const qc_reader_options *options, qc_error *err);
+
+/* Looks for a tensor on all devices. Sets *device to its device and *index to its position there;
+ * either may be NULL. Returns NULL where no tensor has that name. The time is that of a binary
+ * search. */
+QC_API const qc_reader_tensor *qc_reader_find_tensor(const qc_reader *r, const char *name,
+                                                     size_t *device, size_t *index);
+
+/* The open shards of one device, from which single tensors are read, whole or in part. It takes 44
+ * bytes a frame and a file descriptor a shard, and lives no longer than its reader. Several threads
+ * may read from it at once. Opening checks the same as a load does before its first tensor, with
+ * the same errors. */
+typedef struct qc_reader_shards qc_reader_shards;
+QC_API QC_NODISCARD qc_status qc_reader_shards_open(qc_reader_shards **out, const qc_reader *r,
+                                                    size_t device, qc_error *err);
+QC_API void qc_reader_shards_close(qc_reader_shards *s); /* NULL is fine */
+
+/* A part of a tensor: of its content, as rows of row_bytes, the bytes [first_byte, first_byte +
+ * bytes) of each of the rows [first_row, first_row + rows). So with bytes == row_bytes it is a run
+ * of rows, and with rows == all of them a run of columns. The caller chooses row_bytes: NF4 codes
+ * have the shape [n / 2, 1], and those of a weight [N, K] have rows of K / 2 bytes. */
+typedef struct {
+    uint64_t row_bytes; /* divides the tensor's bytes */
+    uint64_t first_row, rows;
+    uint64_t first_byte, bytes;
+} qc_reader_slice;
+
+/* Reads tensor number `index` of the device to dst, row after row without gaps: slice->rows *
+ * slice->bytes bytes, or all t->bytes of it where slice is NULL. Only the frames that hold them are
+ * read. A whole tensor has its digest checked. A slice of a compressed output has the checksum of
+ * each of its frames checked, and one of a plain output nothing, because the digest is that of the
+ * whole. It holds one compressed frame, and of a slice one frame more. QC_ERR_USAGE where the slice
+ * is not within the tensor; QC_ERR_CHECK names the tensor and the shard that is damaged. */
+QC_API QC_NODISCARD qc_status qc_reader_read(const qc_reader_shards *s, size_t index,
+                                             const qc_reader_slice *slice, void *dst,
+                                             qc_error *err);
 
 #ifdef __cplusplus
 }
