@@ -1,5 +1,6 @@
 /* From instruction set to table. Nothing that a table calls may be here, because this file refers
  * to all of them. */
+#include "quant/cpu_matmul_internal.h"
 #include "quant/decoder_internal.h"
 #include "quant/quant_internal.h"
 #include "quant/scale_search_internal.h"
@@ -17,4 +18,15 @@ const qc_decoder_ops *qc_decoder_ops_for(qc_isa isa)
 const qc_search_ops *qc_search_ops_for(qc_isa isa)
 {
     return QC_TABLE_FOR(isa, qc_search_ops);
+}
+
+/* AVX-512 takes the table of AVX2. */
+const qc_gemv_ops *qc_gemv_ops_for(qc_isa isa)
+{
+#if defined(QC_HAVE_QUANT_AVX2)
+    return isa == QC_ISA_SCALAR ? &qc_gemv_ops_scalar : &qc_gemv_ops_avx2;
+#else
+    (void)isa;
+    return &qc_gemv_ops_scalar;
+#endif
 }
