@@ -277,7 +277,9 @@ static void expect_group(chooser *c, uint32_t g)
     shape_of(c, c->members[c->first_member[g]].tensor, &rows, &cols);
     for (unsigned k = 0; k < QC_CANDIDATES; k++)
         c->out->groups[g].rel_mse[k] =
-            qc_auto_normal_mse(&c->out->rows[k], cols, c->options->recipe.scale);
+            qc_candidate_obstacle(&c->out->rows[k], cols)
+                ? (double)NAN
+                : qc_auto_normal_mse(&c->out->rows[k], cols, c->options->recipe.scale);
 }
 
 static uint32_t sampled_of(const chooser *c, uint32_t g)

@@ -239,7 +239,7 @@ static qc_status measure_one(const measuring *m, scratch *w, qc_auto_sample *s, 
         return st;
     }
     for (unsigned c = 0; c < QC_CANDIDATE_16BIT && !s->not_finite; c++) {
-        if (!(m->candidates & 1u << c))
+        if (!(m->candidates & 1u << c) || qc_candidate_obstacle(&m->rows[c], s->cols))
             continue;
         if (m->scale != QC_SCALE_ABSMAX)
             measure_searched(m, w, s, e, c);

@@ -1,4 +1,5 @@
 #include "convert/fit/fit_report.h"
+#include "base/checked.h"
 
 #include "base/text.h"
 #include "convert/fit/tensor_parallel.h"
@@ -252,9 +253,12 @@ static void add_head(const qc_fit_report *r, qc_strbuf *out)
         qc_strbuf_putf(out, ", %.3f bits each",
                        8.0 * (double)r->fit->weight_bytes / (double)r->parameters);
     qc_strbuf_putf(out, "\n  files      %s, uncompressed\n", qc_text_bytes(size, r->file_bytes));
+    uint64_t width = 10;
+    for (uint32_t i = 0; i < r->scheme_count; i++)
+        width = qc_max_u64(width, strlen(r->schemes[i].name));
     for (uint32_t i = 0; i < r->scheme_count; i++) {
         const qc_fit_scheme *s = &r->schemes[i];
-        qc_strbuf_putf(out, "  %-10s %s in %" PRIu64 " tensor%s\n", s->name,
+        qc_strbuf_putf(out, "  %-*s %s in %" PRIu64 " tensor%s\n", (int)width, s->name,
                        qc_text_bytes(size, s->bytes), s->tensors, s->tensors == 1 ? "" : "s");
     }
     if (r->chosen)

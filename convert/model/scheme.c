@@ -219,17 +219,30 @@ uint32_t qc_scheme_block_of_options(const qc_recipe_options *o)
     return o->block_elems ? o->block_elems : qc_schemes[qc_scheme_of_options(o)].default_block;
 }
 
-const char *qc_scheme_obstacle(const qc_recipe_options *o, uint64_t cols)
+static const char *rows_obstacle(const qc_scheme_row *row, uint32_t block_elems, uint64_t cols)
 {
-    const qc_scheme_row *row = &qc_schemes[qc_scheme_of_options(o)];
-    const uint32_t block = qc_scheme_block_of_options(o);
     if (row->format != QC_FORMAT_COMPRESSED_TENSORS)
         return NULL;
     if (cols == 0)
         return "is not a Linear of compressed-tensors";
-    if (block && cols % block)
+    if (!row->by_rows && block_elems && cols % block_elems)
         return "has rows of no whole groups";
     return cols * row->bits % qc_dtype_bits(row->code_dtype) ? "has rows of no whole words" : NULL;
+}
+
+const char *qc_candidate_obstacle(const qc_candidate *c, uint64_t cols)
+{
+    return rows_obstacle(&qc_schemes[c->scheme], c->block_elems, cols);
+}
+
+const char *qc_scheme_obstacle(const qc_recipe_options *o, uint64_t cols)
+{
+    const qc_candidate *rows = qc_candidates_of(o);
+    const char *obstacle =
+        rows_obstacle(&qc_schemes[qc_scheme_of_options(o)], qc_scheme_block_of_options(o), cols);
+    for (unsigned k = 0; o->to == QC_TO_AUTO && obstacle && k < QC_CANDIDATE_16BIT; k++)
+        obstacle = qc_candidate_obstacle(&rows[k], cols) ? obstacle : NULL;
+    return obstacle;
 }
 
 qc_dtype qc_scheme_scale_dtype(qc_dtype dtype)

@@ -107,8 +107,11 @@ qc_scheme qc_scheme_of_options(const qc_recipe_options *o);
 /* The block size that goes with that scheme; 0: it has no blocks. */
 uint32_t qc_scheme_block_of_options(const qc_recipe_options *o);
 /* Why a weight with rows of so many elements cannot have that scheme, or NULL. compressed-tensors
- * has the weights of Linear modules (cols is 0 for others), in whole groups and 32-bit words. */
+ * has the weights of Linear modules (cols is 0 for others), in whole groups and 32-bit words. With
+ * "auto" one of the candidates is enough. */
 const char *qc_scheme_obstacle(const qc_recipe_options *o, uint64_t cols);
+/* The same for a candidate of "auto". */
+const char *qc_candidate_obstacle(const qc_candidate *c, uint64_t cols);
 /* How the numbers of a weight with this scheme lie, but for the offset of nested scales; those of
  * compressed-tensors are F32 here. ops is NULL where the scheme does not quantize. */
 qc_form qc_scheme_form(qc_scheme s, uint64_t cols, uint64_t block_elems, int nested);

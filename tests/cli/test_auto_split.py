@@ -9,6 +9,7 @@ import unittest
 from output_case import PLAIN, OutputCase
 import make_checkpoint as mk
 
+DATA = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "data")
 AUTO = ["--to", "auto", "--format", "compressed-tensors", "--cuda-context", "0", "--context", "8"]
 LLAMA70 = "meta-llama/Llama-3.3-70B-Instruct"
 # Llama-3.3-70B with a 32nd of its width and a 20th of its layers: 8 queries to a key.
@@ -146,6 +147,24 @@ class AutoSplit(OutputCase):
         same = self.plan("--to", "auto", "--format", "compressed-tensors", "--vram", "2x40GB",
                          "--parallel", "tensor", model=LLAMA70)
         self.assertEqual(same["auto"], plan["auto"])
+
+    def test_rows_that_no_group_of_128_divides(self):
+        """kjv-llama has rows of 192 and 440: groups of 32 and 8 bits are left for the former, 8 bits
+        for the latter. No weight stays in 16 bits for its rows alone."""
+        model = os.path.join(DATA, "kjv-llama", "model")
+        fits = [*AUTO, "--vram", "1.5MB", "--margin", "1"]
+        plan = self.plan(*fits, "--explain", model=model)
+        auto = plan["auto"]
+        self.assertTrue(plan["fits"])
+        self.assertEqual(set(auto["uniform"]), {"int8", "16bit"})
+        self.assertEqual(set(auto["chosen"]), {"int4-32", "int8"})
+        for group in auto["groups"]:
+            self.assertIn(group["scheme"], ("int8",) if "down_proj" in group["name"] else ("int4-32", "int8"))
+        self.ok("-q", *fits, *PLAIN, model, "o")
+        self.ok("verify", "-q", "o", "--against", model)
+        self.assertEqual(os.path.getsize(self.path("o", "model.safetensors")), plan["file_bytes"])
+        none = self.plan(*fits, "--schemes", "int4,16bit", model=model)
+        self.assertEqual(set(none["auto"]["chosen"]), {"16bit"})
 
     def test_bitsandbytes_is_refused(self):
         for command in (["plan"], []):

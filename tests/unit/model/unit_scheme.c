@@ -104,9 +104,35 @@ static void candidates_grow_in_size(void **state)
     }
 }
 
+/* Which candidates rows of so many elements can have: the bits of int4, int4-32 and int8. */
+static void rows_leave_some_candidates(void **state)
+{
+    (void)state;
+    static const struct {
+        uint64_t cols;
+        unsigned w8a16, w8a8;
+    } rows[] = {{128, 7, 7}, {2880, 6, 6}, {96, 6, 6}, {440, 4, 4}, {441, 0, 4}, {0, 0, 0}};
+    for (unsigned i = 0; i < 2 * sizeof rows / sizeof *rows; i++) {
+        const unsigned activations_16 = i % 2;
+        const qc_recipe_options o = {.to = QC_TO_AUTO,
+                                     .format = QC_FORMAT_COMPRESSED_TENSORS,
+                                     .activations_16 = (int)activations_16};
+        const uint64_t cols = rows[i / 2].cols;
+        unsigned fit = 0;
+        for (unsigned k = 0; k < QC_CANDIDATE_16BIT; k++)
+            fit |= qc_candidate_obstacle(&qc_candidates_of(&o)[k], cols) ? 0 : 1u << k;
+        assert_int_equal(fit, activations_16 ? rows[i / 2].w8a16 : rows[i / 2].w8a8);
+        assert_null(qc_candidate_obstacle(&qc_candidates_of(&o)[QC_CANDIDATE_16BIT], cols));
+        assert_int_equal(qc_scheme_obstacle(&o, cols) == NULL, fit != 0);
+    }
+    const qc_recipe_options int4 = {.to = QC_TO_INT4, .format = QC_FORMAT_COMPRESSED_TENSORS};
+    assert_string_equal(qc_scheme_obstacle(&int4, 2880), "has rows of no whole groups");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(rows_leave_some_candidates),
         cmocka_unit_test(every_row_makes_sense),
         cmocka_unit_test(candidates_grow_in_size),
         cmocka_unit_test(options_find_their_scheme),
