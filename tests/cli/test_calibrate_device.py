@@ -138,7 +138,7 @@ class CalibrateDevice(OutputCase):
         self.refused(1, r"on the GPU \(--device cpu goes without it\): .* no room for",
                      env={"QC_SHIM_DEVICES": "sm_90:4:1MiB"})
         self.refused(1, r"calibrating takes [\d.]+ MB of GPU memory, and cuda:0 \(.*\) has 2\d\d MB; "
-                     "--device cpu goes without", env={"QC_SHIM_DEVICES": "sm_90:4:240MiB"})
+                     "--device cpu does without", env={"QC_SHIM_DEVICES": "sm_90:4:240MiB"})
 
     def test_dry_run(self):
         r = self.run_qconv("--to", "nf4", "--dry-run", *TEXT, "--device", "cuda", MODEL, "out")
