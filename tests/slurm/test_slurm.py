@@ -214,7 +214,7 @@ class Lost(Model):
             if self.has_work(part, of):
                 return True
             os.kill(found[0], signal.SIGCONT)
-            time.sleep(0.01)
+            time.sleep(0.002)
             os.kill(found[0], signal.SIGSTOP)
             return False
         self.wait_until(caught, "part %d in the middle of its work" % part)
