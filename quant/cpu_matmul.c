@@ -307,7 +307,9 @@ static void pack(qc_cpu_matmul *h, float unit)
     g->m = p->m > 4 ? 8 : p->m > 2 ? 4 : p->m;
     int16_t *x = h->packed;
     float *scales = (float *)(void *)(x + g->m * g->groups * QC_GEMV_GROUP);
-    memset(h->packed, 0, h->packed_bytes);
+    memset(x + p->m * g->groups * QC_GEMV_GROUP, 0,
+           (g->m - p->m) * g->groups * QC_GEMV_GROUP * sizeof *x);
+    memset(scales + p->m * g->groups, 0, (g->m - p->m) * g->groups * sizeof *scales);
     for (unsigned m = 0; m < p->m; m++)
         for (uint64_t i = 0; i < g->groups; i++) {
             float room[QC_GEMV_GROUP];

@@ -3,6 +3,7 @@ predicted error."""
 import json
 import os
 import random
+import shutil
 import tempfile
 import unittest
 
@@ -163,6 +164,10 @@ class AutoSplit(OutputCase):
         self.ok("-q", *fits, *PLAIN, model, "o")
         self.ok("verify", "-q", "o", "--against", model)
         self.assertEqual(os.path.getsize(self.path("o", "model.safetensors")), plan["file_bytes"])
+        # The same from the configuration alone, where no weight is measured.
+        os.mkdir(self.path("shapes"))
+        shutil.copy(os.path.join(model, "config.json"), self.path("shapes"))
+        self.assertEqual(set(self.plan(*fits, model=self.path("shapes"))["auto"]["chosen"]), {"int4-32", "int8"})
         none = self.plan(*fits, "--schemes", "int4,16bit", model=model)
         self.assertEqual(set(none["auto"]["chosen"]), {"16bit"})
 

@@ -92,7 +92,7 @@ static uint64_t below(uint64_t *state, uint64_t n)
 static void rows_and_columns_are_read(void **state)
 {
     (void)state;
-    static const uint64_t rows_of[] = {1, 64, 4096, 20480, 5 * MIB, 5};
+    static const uint64_t rows_of[] = {1, 64, 4096, 20480, 5 * MIB, 5, 4, 2};
     for (int compressed = 0; compressed < 2; compressed++) {
         world w;
         uint64_t random = 11;
@@ -154,8 +154,9 @@ static void only_frames_of_the_slice_are_read(void **state)
     flip_byte(path, m->stored_offset + m->stored_bytes - 20); /* in the fifth frame */
     const qc_reader_slice first = {64, 4 * (MIB / 64) - 1, 1, 0, 64};
     const qc_reader_slice last = {64, 4 * (MIB / 64), 1, 0, 64};
-    const qc_reader_slice columns = {MIB, 4, 1, 7, 64};
+    const qc_reader_slice columns = {MIB, 4, 1, 7, 64}, begins = {5 * MIB / 2, 0, 2, 0, 32};
     assert_int_equal(qc_reader_read(s, index, &first, got, &err), QC_OK);
+    assert_int_equal(qc_reader_read(s, index, &begins, got, &err), QC_OK);
     assert_int_equal(qc_reader_read(s, index, &last, got, &err), QC_ERR_CHECK);
     assert_non_null(strstr(err.msg, "tensor 'l1.w' in model-"));
     assert_non_null(strstr(err.msg, "a frame cannot be decompressed"));
