@@ -55,7 +55,7 @@ qc_status(qc_malloc)(void *out, size_t bytes, qc_error *err)
     void *p = qc_hook_malloc(bytes);
     store(out, p);
     if (!p)
-        QC_FAIL(err, QC_ERR_NOMEM, "out of memory: %zu bytes wanted", bytes);
+        QC_FAIL(err, QC_ERR_NOMEM, "there is not enough memory for %zu bytes", bytes);
     return QC_OK;
 }
 
@@ -67,7 +67,8 @@ qc_status(qc_calloc)(void *out, size_t count, size_t bytes_each, qc_error *err)
         p = calloc(1, bytes ? bytes : 1);
     store(out, p);
     if (!p)
-        QC_FAIL(err, QC_ERR_NOMEM, "out of memory: %zu x %zu bytes wanted", count, bytes_each);
+        QC_FAIL(err, QC_ERR_NOMEM, "there is not enough memory for %zu x %zu bytes", count,
+                bytes_each);
     return QC_OK;
 }
 
@@ -79,7 +80,8 @@ qc_status(qc_realloc_array)(void *inout, size_t count, size_t bytes_each, qc_err
     if (!qc_mul_size(count, bytes_each, &bytes) && !must_fail())
         p = realloc(old, bytes ? bytes : 1);
     if (!p)
-        QC_FAIL(err, QC_ERR_NOMEM, "out of memory: %zu x %zu bytes wanted", count, bytes_each);
+        QC_FAIL(err, QC_ERR_NOMEM, "there is not enough memory for %zu x %zu bytes", count,
+                bytes_each);
     store(inout, p);
     return QC_OK;
 }
@@ -91,7 +93,7 @@ qc_status(qc_malloc_aligned)(void *out, size_t alignment, size_t bytes, qc_error
         p = NULL;
     store(out, p);
     if (!p)
-        QC_FAIL(err, QC_ERR_NOMEM, "out of memory: %zu bytes wanted", bytes);
+        QC_FAIL(err, QC_ERR_NOMEM, "there is not enough memory for %zu bytes", bytes);
     return QC_OK;
 }
 

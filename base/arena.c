@@ -41,7 +41,7 @@ static qc_status add_block(qc_arena *a, size_t payload, qc_arena_block **out, qc
     size_t total = 0;
     void *p = NULL;
     if (qc_add_size(payload, sizeof(qc_arena_block), &total))
-        QC_FAIL(err, QC_ERR_NOMEM, "out of memory: %zu bytes wanted", payload);
+        QC_FAIL(err, QC_ERR_NOMEM, "there is not enough memory for %zu bytes", payload);
     QC_TRY(qc_malloc_aligned(&p, ARENA_ALIGN, total, err));
     *out = p;
     (*out)->bytes = payload;
@@ -83,7 +83,8 @@ qc_status(qc_arena_alloc)(qc_arena *a, void *out, size_t count, size_t bytes_eac
     void *p = NULL;
     memcpy(out, &p, sizeof p);
     if (qc_mul_size(count, bytes_each, &bytes) || qc_add_size(bytes, ARENA_ALIGN - 1, &bytes))
-        QC_FAIL(err, QC_ERR_NOMEM, "out of memory: %zu x %zu bytes wanted", count, bytes_each);
+        QC_FAIL(err, QC_ERR_NOMEM, "there is not enough memory for %zu x %zu bytes", count,
+                bytes_each);
     QC_TRY(take(a, &p, bytes & ~(size_t)(ARENA_ALIGN - 1), ARENA_ALIGN, err));
     memcpy(out, &p, sizeof p);
     return QC_OK;
@@ -95,7 +96,7 @@ qc_status qc_arena_strndup(qc_arena *a, const char **out, const char *s, size_t 
     size_t bytes = 0;
     *out = NULL;
     if (qc_add_size(len, 1, &bytes))
-        QC_FAIL(err, QC_ERR_NOMEM, "out of memory: %zu bytes wanted", len);
+        QC_FAIL(err, QC_ERR_NOMEM, "there is not enough memory for %zu bytes", len);
     QC_TRY(take(a, &p, bytes, 1, err)); /* texts need no alignment: most of them are names */
     memcpy(p, s, len);
     *out = p;
@@ -115,7 +116,7 @@ qc_status qc_arena_printf(qc_arena *a, const char **out, qc_error *err, const ch
     int n = vsnprintf(NULL, 0, fmt, ap);
     va_end(ap);
     if (n < 0)
-        QC_FAIL(err, QC_ERR_INTERNAL, "text could not be formatted");
+        QC_FAIL(err, QC_ERR_INTERNAL, "a text could not be formatted");
     void *p = NULL;
     QC_TRY(qc_arena_alloc(a, &p, (size_t)n + 1, 1, err));
     va_start(ap, fmt);

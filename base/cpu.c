@@ -37,7 +37,10 @@ qc_status qc_isa_select(qc_isa *out, qc_error *err)
             if (strcmp(want, isa_names[i]) != 0)
                 continue;
             if (!qc_isa_available((qc_isa)i))
-                QC_FAIL(err, QC_ERR_DEVICE, "QCONV_ISA=%s: this processor has no %s", want, want);
+                QC_FAIL(err, QC_ERR_DEVICE,
+                        "QCONV_ISA: this processor does not have %s; leave QCONV_ISA unset to take "
+                        "the best that it has",
+                        want);
             *out = (qc_isa)i;
             return QC_OK;
         }

@@ -74,7 +74,7 @@ qc_status qc_shape_elems(const uint64_t *dims, unsigned ndim, uint64_t *elems, q
         QC_FAIL(err, QC_ERR_USAGE, "qc_shape_elems: %s NULL", elems ? "dims is" : "elems is");
     for (unsigned i = 0; i < ndim; i++) {
         if (qc_mul_u64(n, dims[i], &n))
-            QC_FAIL(err, QC_ERR_INPUT, "number of elements overflows 64 bits");
+            QC_FAIL(err, QC_ERR_INPUT, "the number of elements overflows 64 bits");
     }
     *elems = n;
     return QC_OK;
@@ -89,9 +89,10 @@ qc_status qc_shape_bytes(const uint64_t *dims, unsigned ndim, qc_dtype t, uint64
                 bytes ? "there is no such dtype" : "bytes is NULL");
     QC_TRY(qc_shape_elems(dims, ndim, &n, err));
     if (qc_mul_u64(n, qc_dtype_bits(t), &n))
-        QC_FAIL(err, QC_ERR_INPUT, "number of bits overflows 64 bits");
+        QC_FAIL(err, QC_ERR_INPUT, "the number of bits overflows 64 bits");
     if (n % 8 != 0)
-        QC_FAIL(err, QC_ERR_INPUT, "%s tensor ends inside a byte", qc_dtype_name(t));
+        QC_FAIL(err, QC_ERR_INPUT, "its elements of type %s do not fill whole bytes",
+                qc_dtype_name(t));
     *bytes = n / 8;
     return QC_OK;
 }

@@ -51,15 +51,15 @@ QC_API unsigned qc_dtype_bits(qc_dtype t);
 /* Case-sensitive; reads len bytes at name, which need no NUL. Returns 0 and sets *out, or returns 1
  * if the name is unknown. */
 QC_API int qc_dtype_from_name(const char *name, size_t len, qc_dtype *out);
-/* True for F64, F32, F16 and BF16, which the quantizers can read. */
+/* Returns whether the quantizers can read t: F64, F32, F16 and BF16. */
 QC_API int qc_dtype_is_quantizable(qc_dtype t);
 /* "float32", "bfloat16", ... as PyTorch prints it without "torch."; NULL where PyTorch has no such
  * type. */
 QC_API const char *qc_dtype_torch_name(qc_dtype t);
 
-/* Elements and bytes of a tensor, with all products checked. ndim 0 is a scalar (1 element).
- * QC_ERR_USAGE where a pointer is NULL (dims may be NULL for a scalar); QC_ERR_INPUT on overflow or
- * when the bits do not make whole bytes. */
+/* Count the elements and the bytes of a tensor, with all products checked. ndim 0 is a scalar (1
+ * element). It is QC_ERR_USAGE where a pointer is NULL (dims may be NULL for a scalar);
+ * QC_ERR_INPUT on overflow or when the bits do not make whole bytes. */
 QC_API QC_NODISCARD qc_status qc_shape_elems(const uint64_t *dims, unsigned ndim, uint64_t *elems,
                                              qc_error *err);
 QC_API QC_NODISCARD qc_status qc_shape_bytes(const uint64_t *dims, unsigned ndim, qc_dtype t,

@@ -1,4 +1,4 @@
-/* How alike two names are, for "did you mean" in messages. */
+/* Tells how alike two names are, for "did you mean" in messages. */
 #ifndef QC_BASE_EDIT_DISTANCE_H
 #define QC_BASE_EDIT_DISTANCE_H
 

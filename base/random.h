@@ -13,7 +13,7 @@ static inline uint64_t qc_random_next(uint64_t *state)
     return z ^ z >> 31;
 }
 
-/* (0, 1) */
+/* Returns a number above 0 and below 1. */
 static inline double qc_random_uniform(uint64_t *state)
 {
     return ((double)(qc_random_next(state) >> 11) + 0.5) * 0x1p-53;

@@ -4,8 +4,9 @@
  * What went wrong, in words, goes to the caller's qc_error (the last parameter, may be NULL).
  * There is no thread-local or global last error, so a message can never be stale.
  *
- * Messages name the subject, what was expected and what was found, in one line without a full
- * stop. Library code never prints, never exits, never aborts on input. */
+ * A message is one line without a full stop. It names the subject, what was expected, what was
+ * found and, where it is not obvious, what to do. Library code never prints, never exits, never
+ * aborts on input. */
 #ifndef QC_BASE_STATUS_H
 #define QC_BASE_STATUS_H
 
@@ -35,16 +36,16 @@ extern "C" {
     X(ERR_INTERNAL, 1, "internal error")                                                           \
     X(ERR_NOSPACE, 1, "no space left on the device")                                               \
     X(ERR_USAGE, 2, "wrong usage")                                                                 \
-    X(ERR_INPUT, 3, "input breaks a rule of its format")                                           \
-    X(ERR_TRUNCATED, 3, "input is shorter than it says")                                           \
-    X(ERR_UNSUPPORTED, 3, "input is of a kind that is not supported")                              \
-    X(ERR_SHAPE, 3, "shape not supported")                                                         \
+    X(ERR_INPUT, 3, "the input breaks a rule of its format")                                       \
+    X(ERR_TRUNCATED, 3, "the input is shorter than it says")                                       \
+    X(ERR_UNSUPPORTED, 3, "the input is of a kind that is not supported")                          \
+    X(ERR_SHAPE, 3, "the shape is not supported")                                                  \
     X(ERR_NONFINITE, 3, "a weight is not finite")                                                  \
     X(ERR_RANGE, 3, "a value does not fit its type")                                               \
     X(ERR_CHECK, 4, "a check failed")                                                              \
-    X(ERR_DEVICE, 5, "no such device")                                                             \
+    X(ERR_DEVICE, 5, "there is no such device")                                                    \
     X(ERR_INTERRUPTED, 130, "interrupted")                                                         \
-    X(ERR_CHANGED, 3, "input changed while it was read")
+    X(ERR_CHANGED, 3, "the input changed while it was read")
 
 typedef enum {
 #define QC_STATUS_ENUM(name, exit_code, meaning) QC_##name,
@@ -65,18 +66,18 @@ typedef struct {
 QC_API const char *qc_status_name(qc_status code);
 /* One clause in words; never NULL. */
 QC_API const char *qc_status_meaning(qc_status code);
-/* Exit code of the program for a status: 0, 1, 2, 3, 4, 5 or 130. */
+/* Returns the program's exit code for a status: 0, 1, 2, 3, 4, 5 or 130. */
 QC_API int qc_status_exit_code(qc_status code);
-/* True if the caller's command or the input is bad (exit codes 2 and 3), so that the same call
- * would fail again. */
+/* Returns whether the caller's command or the input is bad (exit codes 2 and 3), so that the same
+ * call would fail again. */
 int qc_status_is_refusal(qc_status code);
 
 /* Fills *err (if not NULL) and returns code. Use it through QC_FAIL or QC_ERROR. */
 QC_API qc_status qc_error_set(qc_error *err, qc_status code, const char *file, int line,
                               const char *fmt, ...) QC_PRINTF(5, 6);
 
-/* Puts "prefix: " before the message of an error that is already set; for callers that know the
- * file. */
+/* Puts "prefix: " before the message of an error that is already set. Callers that know the file
+ * use it. */
 QC_API void qc_error_prefix(qc_error *err, const char *fmt, ...) QC_PRINTF(2, 3);
 
 /* For functions that store a pointer of any type through `void *out`: it makes p, the address of a

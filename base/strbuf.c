@@ -87,13 +87,13 @@ qc_status qc_strbuf_status(const qc_strbuf *b, qc_error *err)
     if (b->failed == QC_OK)
         return QC_OK;
     if (b->failed == QC_ERR_INTERNAL)
-        QC_FAIL(err, QC_ERR_INTERNAL, "text could not be formatted");
+        QC_FAIL(err, QC_ERR_INTERNAL, "a text could not be formatted");
     if (b->wanted > b->max)
-        QC_FAIL(err, QC_ERR_NOMEM, "text of more than %zu bytes", b->max);
-    QC_FAIL(err, QC_ERR_NOMEM, "out of memory: %zu bytes of text wanted", b->wanted);
+        QC_FAIL(err, QC_ERR_NOMEM, "a text is longer than the %zu bytes that it may have", b->max);
+    QC_FAIL(err, QC_ERR_NOMEM, "there is not enough memory for %zu bytes of text", b->wanted);
 }
 
-/* What an add returns: its own failure is returned and forgotten, but that of an earlier put
+/* Gives what an add returns: its own failure is returned and forgotten, but that of an earlier put
  * stays. */
 static qc_status report(qc_strbuf *b, qc_status before, qc_error *err)
 {

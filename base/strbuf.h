@@ -15,7 +15,7 @@ typedef struct {
 } qc_strbuf;
 
 void qc_strbuf_init(qc_strbuf *b, size_t max_bytes);
-/* NULL is fine. */
+/* b may be NULL. */
 void qc_strbuf_deinit(qc_strbuf *b);
 
 /* Append without a check after each call: ask qc_strbuf_status once before you use the text. */

@@ -15,7 +15,7 @@ static inline int qc_ends_with(const char *s, const char *tail)
     return n >= m && memcmp(s + n - m, tail, m) == 0;
 }
 
-/* The ending of a noun that is counted: "1 file", "2 files". */
+/* Returns the ending of a noun that is counted: "1 file", "2 files". */
 static inline const char *qc_plural(uint64_t count)
 {
     return count == 1 ? "" : "s";
@@ -26,7 +26,7 @@ static inline const char *qc_are(uint64_t count)
     return count == 1 ? "is" : "are";
 }
 
-/* The part of a path behind its last slash. */
+/* Returns the part of a path behind its last slash. */
 const char *qc_last_name(const char *path);
 /* Writes the folder that holds what a path names: "." and "/" where there is no other. Returns it,
  * or NULL if it is too long. */

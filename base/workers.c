@@ -27,7 +27,7 @@ qc_status qc_thread_start(pthread_t *thread, void *(*fn)(void *), void *arg, con
     if (e != 0)
         QC_FAIL(err, QC_ERR_NOMEM,
                 "%s could not be started: %s (the limit on processes or on memory leaves no room "
-                "for it, see 'ulimit -u' and 'ulimit -v')",
+                "for it; raise 'ulimit -u' or 'ulimit -v')",
                 what, strerror(e));
     return QC_OK;
 }

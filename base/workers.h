@@ -29,8 +29,8 @@ typedef qc_status (*qc_worker_fn)(qc_team *team, unsigned index, void *ctx, qc_e
 /* Runs fn on `threads` threads (>= 1) and waits for all. Returns the error that came first; workers
  * that return QC_ERR_INTERRUPTED because the team stopped never hide it. */
 QC_NODISCARD qc_status qc_team_run(unsigned threads, qc_worker_fn fn, void *ctx, qc_error *err);
-/* True once any worker failed or the process was interrupted. It is cheap: call it once per unit of
- * work. */
+/* Returns whether a worker failed or the process was interrupted. It is cheap: call it once for
+ * each unit of work. */
 int qc_team_stopped(const qc_team *team);
 
 /* Async-signal-safe: may be called from a handler. */

@@ -132,7 +132,7 @@ qc_status qc_checkpoint_warn(qc_checkpoint *c, qc_error *err, const char *fmt, .
     int n = vsnprintf(raw, sizeof raw, fmt, ap);
     va_end(ap);
     if (n < 0)
-        QC_FAIL(err, QC_ERR_INTERNAL, "text could not be formatted");
+        QC_FAIL(err, QC_ERR_INTERNAL, "a text could not be formatted");
     (void)qc_error_set(&text, QC_OK, __FILE__, __LINE__, "%s", raw);
     if (!c->warnings) {
         void *p = NULL;

@@ -363,10 +363,10 @@ static const struct {
     {P(HEAD STATE(VIEW_OF("w", "K\4", "K\0",
                           LONG("\0\0\0\0\0\0\0\x40") LONG("\0\0\0\0\0\0\0\x40") "\x86",
                           "K\1K\1\x86")) KEYS(KEY("0")) FOUR_FLOATS),
-     QC_ERR_INPUT, "tensor 'w': number of elements overflows 64 bits"},
+     QC_ERR_INPUT, "tensor 'w': the number of elements overflows 64 bits"},
     {P(HEAD STATE(VIEW_OF("w", "K\4", "K\0", LONG("\0\0\0\0\0\0\0\x40") "\x85", "K\1\x85"))
            KEYS(KEY("0")) FOUR_FLOATS),
-     QC_ERR_INPUT, "tensor 'w': number of bits overflows 64 bits"},
+     QC_ERR_INPUT, "tensor 'w': the number of bits overflows 64 bits"},
     {P(HEAD STATE(VIEW_OF("w", "K\4", LONG("\0\0\0\0\0\0\0\x40"), "K\4\x85", "K\1\x85"))
            KEYS(KEY("0")) FOUR_FLOATS),
      QC_ERR_INPUT,
@@ -379,7 +379,7 @@ static const struct {
      "16 bytes"},
     {P(HEAD STATE(VIEW_OF("w", LONG("\0\0\0\0\0\0\0\x40"), "K\0", "K\4\x85", "K\1\x85"))
            KEYS(KEY("0")) FOUR_FLOATS),
-     QC_ERR_INPUT, "number of bits overflows 64 bits"},
+     QC_ERR_INPUT, "the number of bits overflows 64 bits"},
     {P("\x80\2K\1."), QC_ERR_UNSUPPORTED,
      "the file is a pickle, but does not begin with the magic number of torch.save"},
 };

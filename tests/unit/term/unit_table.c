@@ -147,7 +147,7 @@ static void failures_stick(void **state)
     qc_table_end_row(&f.t);
     qc_table_print(&f.t, 0, &f.out);
     assert_int_equal(qc_strbuf_status(&f.out, &err), QC_ERR_NOMEM);
-    assert_string_equal(err.msg, "out of memory: 77 bytes of text wanted");
+    assert_string_equal(err.msg, "there is not enough memory for 77 bytes of text");
     assert_int_equal(f.out.len, 0);
     qc_strbuf_deinit(&f.out);
     qc_arena_deinit(&f.arena);
