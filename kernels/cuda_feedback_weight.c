@@ -435,8 +435,8 @@ static qc_status load(const job *j, qc_error *err)
     QC_TRY(qc_cuda_stream_synchronize(s, err));
     if (bad != UINT64_MAX)
         QC_FAIL(err, QC_ERR_NONFINITE,
-                "weight in row %" PRIu64 ", column %" PRIu64 " is not finite", j->first + bad / n,
-                bad % n);
+                "the weight in row %" PRIu64 ", column %" PRIu64 " is not finite",
+                j->first + bad / n, bad % n);
     if (j->f->m)
         QC_TRY(product(j, (qc_cuda_strip){w, n}, (factor){{j->f->m, n}, 1, n, n}, j->d.target, n,
                        1.0, 0.0, err));
@@ -609,11 +609,15 @@ qc_status qc_cuda_feedback_weight_within(const qc_cuda_feedback *f, const qc_for
     if (rows == 0)
         return QC_OK;
     if (qc_mul_u64(rows, n, &elems) || elems > SIZE_MAX / 8 || n > INT32_MAX)
-        QC_FAIL(err, QC_ERR_SHAPE, "a weight of %" PRIu64 " x %" PRIu64 " is too large", rows, n);
+        QC_FAIL(err, QC_ERR_SHAPE,
+                "a weight of %" PRIu64 " x %" PRIu64 " is too large to be calibrated", rows, n);
     if (!by_rows && !qc_block_size_valid(form->block_elems))
-        QC_FAIL(err, QC_ERR_USAGE, "blocks of %" PRIu32 " elements", form->block_elems);
+        QC_FAIL(err, QC_ERR_USAGE,
+                "block size: expected a power of two from 32 to 4096, found %" PRIu32,
+                form->block_elems);
     if (dtype != QC_DTYPE_F32 && dtype != QC_DTYPE_F16 && dtype != QC_DTYPE_BF16)
-        QC_FAIL(err, QC_ERR_USAGE, "a weight of %s", qc_dtype_name(dtype));
+        QC_FAIL(err, QC_ERR_USAGE, "the weight is %s; expected F32, F16 or BF16",
+                qc_dtype_name(dtype));
     while (!by_rows && (UINT64_C(1) << j.shift) < form->block_elems)
         j.shift++;
     j.aligned = by_rows || n % form->block_elems == 0;
@@ -621,7 +625,8 @@ qc_status qc_cuda_feedback_weight_within(const qc_cuda_feedback *f, const qc_for
     j.most = piece_rows(&j, limit);
     const uint64_t bytes = qc_cuda_feedback_weight_bytes(j.most, n, form, f->m != NULL);
     if (bytes > SIZE_MAX || j.most > INT32_MAX)
-        QC_FAIL(err, QC_ERR_SHAPE, "a weight of %" PRIu64 " x %" PRIu64 " is too large", rows, n);
+        QC_FAIL(err, QC_ERR_SHAPE,
+                "a weight of %" PRIu64 " x %" PRIu64 " is too large to be calibrated", rows, n);
     QC_TRY_GOTO(st, done, qc_calloc(&host, j.most, 3 * sizeof(double), err));
     QC_TRY_GOTO(st, done, qc_cuda_malloc(&j.memory, (size_t)bytes, err));
     j.host_traces = host;

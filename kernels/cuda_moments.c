@@ -63,7 +63,10 @@ qc_status qc_cuda_moments_add_strips(const qc_cuda_feedback_tools *t, const qc_c
     if (a->n == 0 || a->tokens == 0)
         return QC_OK;
     if (a->n > INT32_MAX || a->ldx > INT32_MAX || (a->c && a->ldz > INT32_MAX))
-        QC_FAIL(err, QC_ERR_SHAPE, "second moments of %" PRIu64 " inputs: too many", a->n);
+        QC_FAIL(err, QC_ERR_SHAPE,
+                "second moments: expected at most %d inputs, in rows at most as far apart, found "
+                "%" PRIu64 " in rows %" PRIu64 " apart",
+                INT32_MAX, a->n, a->ldx > a->ldz ? a->ldx : a->ldz);
     QC_TRY(qc_cublas_begin(t->blas, NULL, 0, t->stream, err));
     qc_status st = add_all(t, a, strip, err);
     qc_cublas_end(t->blas);

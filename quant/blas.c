@@ -41,29 +41,33 @@ static qc_status load(qc_error *err)
     (void)setenv("OPENBLAS_NUM_THREADS", "1", 1);
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     const char *why = library ? NULL : dlerror();
-    if (why &&
-        !strstr(why, "No such file")) /* it is there, but damaged, or there is no memory to map
-                                         it */
-        QC_FAIL(err, QC_ERR_UNSUPPORTED, "no OpenBLAS: %s could not be opened: %s", path, why);
+    /* If the file is there, it is damaged, or there is no memory to map it. */
+    if (why && !strstr(why, "No such file"))
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "OpenBLAS cannot be loaded: %s: %s", path, why);
     if (!library && named)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED, "no OpenBLAS: %s could not be opened", path);
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "OpenBLAS cannot be loaded: there is no %s, which QCONV_OPENBLAS names", path);
     if (!library)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "no OpenBLAS: %s could not be opened; Debian and Ubuntu have it in the package "
-                "libopenblas0-pthread",
+                "OpenBLAS cannot be loaded: there is no %s; install it (Debian and Ubuntu: package "
+                "libopenblas0-pthread), or name its file in QCONV_OPENBLAS",
                 path);
     void *found[sizeof function_names / sizeof *function_names];
     for (size_t i = 0; i < sizeof function_names / sizeof *function_names; i++) {
         found[i] = dlsym(library, function_names[i]);
         if (!found[i])
             QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                    "%s has no %s: a complete OpenBLAS is needed (package libopenblas0-pthread)",
+                    "%s lacks %s; install a complete OpenBLAS (Debian and Ubuntu: package "
+                    "libopenblas0-pthread)",
                     path, function_names[i]);
     }
     memcpy(&blas.f, found, sizeof found); /* C has no cast from void * to a function */
     void *threads = dlsym(library, "openblas_set_num_threads");
     if (!threads)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED, "%s is a BLAS, but no OpenBLAS", path);
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "%s is a BLAS, but not OpenBLAS; install it (Debian and Ubuntu: package "
+                "libopenblas0-pthread)",
+                path);
     void (*set_num_threads)(int count);
     memcpy(&set_num_threads, &threads, sizeof threads);
     set_num_threads(1);

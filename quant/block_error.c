@@ -73,7 +73,8 @@ static qc_status visit_block(const qc_finished_blocks *job, uint64_t k, qc_tenso
     form->ops->dequantize(job->quant, form, codes, &job->absmax_final[k], n, restored, QC_DTYPE_F32,
                           &overflow);
     if (sums.bad != QC_BAD_NONE || qc_f32_bits(absmax) != qc_f32_bits(job->absmax[k]))
-        QC_FAIL(err, QC_ERR_CHECK, "block %llu: source changed between two readings",
+        QC_FAIL(err, QC_ERR_CHECK,
+                "the source changed while it was read: block %llu differs between two readings",
                 (unsigned long long)k);
     for (uint64_t i = 0; i < n; i++) {
         double e = fabs((double)x[i] - (double)restored[i]);

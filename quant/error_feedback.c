@@ -122,7 +122,8 @@ static qc_status narrow(void *ctx, unsigned thread, uint64_t piece, qc_error *er
 qc_status qc_feedback_odd(uint64_t first, uint64_t end, qc_error *err)
 {
     QC_FAIL(err, QC_ERR_NONFINITE,
-            "second moments of inputs %" PRIu64 " to %" PRIu64 " are not finite", first, end - 1);
+            "the second moments of inputs %" PRIu64 " to %" PRIu64 " are not finite", first,
+            end - 1);
 }
 
 static qc_status check_finite(opening *o, qc_error *err)
@@ -169,14 +170,15 @@ qc_status qc_feedback_look_at_diagonal(const double *own, uint64_t n, uint64_t *
     for (uint64_t k = 0; k < n; k++) {
         if (own[k] < 0.0)
             QC_FAIL(err, QC_ERR_INPUT,
-                    "second moment of input %" PRIu64 " is below zero (%g): these are no moments",
+                    "the second moment of input %" PRIu64
+                    " is below zero (%g), which no sum of squares can be",
                     k, own[k]);
         *dead += own[k] == 0.0;
         sum += own[k];
     }
     *mean = *dead == n ? 1.0 : sum / (double)(n - *dead);
     if (!isfinite(*mean))
-        QC_FAIL(err, QC_ERR_RANGE, "second moments of inputs are too large to be added");
+        QC_FAIL(err, QC_ERR_RANGE, "the second moments of the inputs are too large to be added");
     return put_in_order(own, n, order, err);
 }
 
@@ -184,8 +186,8 @@ qc_status qc_feedback_raise(double *damping, qc_feedback_info *info, qc_error *e
 {
     if (*damping >= 1.0)
         QC_FAIL(err, QC_ERR_INPUT,
-                "second moments have no factor, even with a damping of %g: they are not those of "
-                "any inputs",
+                "the second moments have no factor, even with a damping of %g, so they are not "
+                "those of any inputs",
                 *damping);
     *damping = *damping * 10.0 < 1.0 ? *damping * 10.0 : 1.0;
     info->times_raised++;
@@ -200,9 +202,11 @@ double qc_feedback_scale(double mean)
 qc_status qc_feedback_check(uint64_t n, const qc_feedback_options *options, qc_error *err)
 {
     if (n == 0 || n > QC_BLAS_MOST / QC_FEEDBACK_ROWS)
-        QC_FAIL(err, QC_ERR_SHAPE, "second moments of %" PRIu64 " inputs", n);
+        QC_FAIL(err, QC_ERR_SHAPE, "second moments of %" PRIu64 " inputs: expected 1 to %u inputs",
+                n, QC_BLAS_MOST / QC_FEEDBACK_ROWS);
     if (!(options->damping > 0.0) || !isfinite(options->damping))
-        QC_FAIL(err, QC_ERR_USAGE, "damping is %g, and must be above zero", options->damping);
+        QC_FAIL(err, QC_ERR_USAGE, "damping: expected a finite number above 0, found %g",
+                options->damping);
     return QC_OK;
 }
 

@@ -411,7 +411,7 @@ static qc_status check_finite(const float *w, uint64_t rows, uint64_t n, qc_erro
         for (uint64_t k = 0; k < n; k++)
             if (!isfinite(w[r * n + k]))
                 QC_FAIL(err, QC_ERR_NONFINITE,
-                        "weight in row %" PRIu64 ", column %" PRIu64 " is not finite", r, k);
+                        "the weight in row %" PRIu64 ", column %" PRIu64 " is not finite", r, k);
     return QC_OK;
 }
 
@@ -451,9 +451,12 @@ qc_status qc_feedback_weight(const qc_feedback *f, const qc_form *form, const fl
     if (rows == 0)
         return QC_OK;
     if (qc_mul_u64(rows, n, &elems) || elems > SIZE_MAX / 8)
-        QC_FAIL(err, QC_ERR_SHAPE, "a weight of %" PRIu64 " x %" PRIu64 " is too large", rows, n);
+        QC_FAIL(err, QC_ERR_SHAPE,
+                "a weight of %" PRIu64 " x %" PRIu64 " is too large to be calibrated", rows, n);
     if (!by_rows && !qc_block_size_valid(form->block_elems))
-        QC_FAIL(err, QC_ERR_USAGE, "blocks of %" PRIu32 " elements", form->block_elems);
+        QC_FAIL(err, QC_ERR_USAGE,
+                "block size: expected a power of two from 32 to 4096, found %" PRIu32,
+                form->block_elems);
     QC_TRY(check_finite(w, rows, n, err));
     while (!by_rows && (UINT64_C(1) << j.shift) < form->block_elems)
         j.shift++;

@@ -293,9 +293,10 @@ static qc_status check_scales(const qc_weights *w, uint64_t blocks, uint64_t sca
     if (w->absmax || blocks == 0)
         return QC_OK;
     if (!w->absmax_codes || !w->nested_absmax || !w->nested_map)
-        QC_FAIL(err, QC_ERR_SHAPE, "scales are neither plain nor double quantized");
+        QC_FAIL(err, QC_ERR_SHAPE,
+                "the weights have neither plain scales nor all arrays of double-quantized ones");
     if (w->nested_block == 0 || (w->nested_block & (w->nested_block - 1)) != 0)
-        QC_FAIL(err, QC_ERR_SHAPE, "%u scales share one of their own; expected a power of two",
+        QC_FAIL(err, QC_ERR_SHAPE, "nested block size: expected a power of two, found %u",
                 w->nested_block);
     uint64_t want = qc_ceil_div_u64(blocks, w->nested_block);
     if (nested_scales != want)
@@ -310,25 +311,25 @@ qc_status qc_weights_check(const qc_weights *w, uint64_t codes_bytes, uint64_t s
     uint64_t elems = 0, bytes = 0;
     /* The size in bytes as floats must fit too, so that what is derived from it needs no check. */
     if (qc_mul_u64(w->rows, w->form.cols, &elems) || qc_mul_u64(elems, sizeof(double), &bytes))
-        QC_FAIL(err, QC_ERR_SHAPE, "[%" PRIu64 ", %" PRIu64 "] weights are too many", w->rows,
-                w->form.cols);
+        QC_FAIL(err, QC_ERR_SHAPE, "a weight of [%" PRIu64 ", %" PRIu64 "] has too many elements",
+                w->rows, w->form.cols);
     if (!w->form.ops)
-        QC_FAIL(err, QC_ERR_SHAPE, "weights of an unknown kind");
+        QC_FAIL(err, QC_ERR_SHAPE, "the form of the weights is not known");
     uint64_t want = qc_form_code_bytes(&w->form, elems);
     if (codes_bytes != want)
         QC_FAIL(err, QC_ERR_SHAPE,
-                "[%" PRIu64 ", %" PRIu64 "] weights have %" PRIu64
+                "a weight of [%" PRIu64 ", %" PRIu64 "]: expected %" PRIu64
                 " bytes of codes, found %" PRIu64,
                 w->rows, w->form.cols, want, codes_bytes);
     if (elems > 0 && !w->codes)
-        QC_FAIL(err, QC_ERR_SHAPE, "weights without codes");
+        QC_FAIL(err, QC_ERR_SHAPE, "the weights have no codes");
     if (w->form.ops == &qc_form_int8_rows || (w->form.ops->integer && !w->form.block_elems)) {
         if (w->rows > 0 && !w->absmax)
-            QC_FAIL(err, QC_ERR_SHAPE, "weights in rows without scales");
+            QC_FAIL(err, QC_ERR_SHAPE, "the weights have no scales for their rows");
         return check_scales(w, w->rows, scales, nested_scales, err);
     }
     if (!qc_block_size_valid(w->form.block_elems))
-        QC_FAIL(err, QC_ERR_SHAPE, "blocks of %u weights; expected a power of two from 32 to 4096",
+        QC_FAIL(err, QC_ERR_SHAPE, "block size: expected a power of two from 32 to 4096, found %u",
                 w->form.block_elems);
     return check_scales(w, qc_ceil_div_u64(elems, w->form.block_elems), scales, nested_scales, err);
 }

@@ -74,7 +74,10 @@ qc_status qc_moments_add(const qc_blas *b, unsigned threads, double *h, double *
     if (n == 0 || tokens == 0)
         return QC_OK;
     if (n > QC_BLAS_MOST || ldx > QC_BLAS_MOST || (c && ldz > QC_BLAS_MOST))
-        QC_FAIL(err, QC_ERR_SHAPE, "second moments of %" PRIu64 " inputs: too many", n);
+        QC_FAIL(err, QC_ERR_SHAPE,
+                "second moments: expected at most %u inputs, in rows at most as far apart, found "
+                "%" PRIu64 " in rows %" PRIu64 " apart",
+                QC_BLAS_MOST, n, ldx > ldz ? ldx : ldz);
     const uint64_t tile = tile_of(n), across = qc_ceil_div_u64(n, tile);
     const uint64_t triangle = across * (across + 1) / 2;
     moments m = {b, h, c, x, z, n, ldx, ldz, tokens, tile, across, triangle, NULL};

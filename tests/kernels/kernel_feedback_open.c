@@ -243,7 +243,7 @@ static void what_is_refused(void **state)
     fresh_moments(&d);
     d.mh[5 * 130 + 5] = -1.0;
     assert_int_equal(open_on_device(&f, &d, 0, 0.1, NULL), QC_ERR_INPUT);
-    assert_non_null(strstr(qd.err.msg, "second moment of input 5 is below zero"));
+    assert_non_null(strstr(qd.err.msg, "the second moment of input 5 is below zero"));
     fresh_moments(&d);
     qc_interrupt();
     assert_int_equal(open_on_device(&f, &d, 0, 0.1, NULL), QC_ERR_INTERRUPTED);

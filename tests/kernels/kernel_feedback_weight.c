@@ -236,12 +236,12 @@ static void what_is_refused(void **state)
     assert_int_equal(
         qc_cuda_feedback_weight(&gpu, &form, w, QC_DTYPE_F32, 50, &out, &result, &qd.err),
         QC_ERR_NONFINITE);
-    assert_string_equal(qd.err.msg, "weight in row 7, column 5 is not finite");
+    assert_string_equal(qd.err.msg, "the weight in row 7, column 5 is not finite");
     w[7 * 96 + 5] = 0.0f; /* the other in a later piece */
     assert_int_equal(
         qc_cuda_feedback_weight_within(&gpu, &form, w, QC_DTYPE_F32, 50, 1, &out, &result, &qd.err),
         QC_ERR_NONFINITE);
-    assert_string_equal(qd.err.msg, "weight in row 41, column 0 is not finite");
+    assert_string_equal(qd.err.msg, "the weight in row 41, column 0 is not finite");
     w[41 * 96] = 0.0f;
     form.block_elems = 48;
     assert_int_equal(

@@ -271,17 +271,17 @@ static void test_descriptors_are_checked(void **state)
         refused(&w, &t, "bytes of codes");
         w = t.w;
         w.codes = NULL;
-        refused(&w, &t, "without codes");
+        refused(&w, &t, "have no codes");
         w = t.w;
         w.form.ops = NULL;
-        refused(&w, &t, "unknown kind");
+        refused(&w, &t, "form of the weights is not known");
         w = t.w;
         t.scales++;
         refused(&w, &t, "scales");
         t.scales--;
         if (mt_forms[f].kind == QC_FORM_INT8_ROWS) {
             w.absmax = NULL;
-            refused(&w, &t, "without scales");
+            refused(&w, &t, "have no scales for their rows");
         } else {
             for (unsigned i = 0; i < 3; i++) {
                 w.form.block_elems = (const uint32_t[]){0, 48, 8192}[i];
