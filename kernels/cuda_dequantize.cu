@@ -419,24 +419,26 @@ extern "C" qc_status qc_cuda_dequantize(const qc_weights *w, uint64_t first_row,
     const qc_form_ops *ops = w->form.ops;
     bool of_blocks = !qc_form_by_rows(&w->form);
     if (ops->step_last && of_blocks)
-        QC_FAIL(err, QC_ERR_USAGE, "dequantize: %s by blocks of %u; it has scales by rows",
-                ops->name, w->form.block_elems);
+        QC_FAIL(err, QC_ERR_USAGE,
+                "dequantize: the weight is %s in blocks of %u; expected scales by rows", ops->name,
+                w->form.block_elems);
     if (dst_dtype != QC_DTYPE_F32 && dst_dtype != QC_DTYPE_F16 && dst_dtype != QC_DTYPE_BF16)
-        QC_FAIL(err, QC_ERR_USAGE, "dequantize: to type %s; F32, F16 and BF16 are",
+        QC_FAIL(err, QC_ERR_USAGE, "dequantize: the result is to be %s; expected F32, F16 or BF16",
                 qc_dtype_name(dst_dtype));
     if (of_blocks && (w->form.block_elems < 32 || w->form.block_elems > 4096 ||
                       !power_of_two(w->form.block_elems)))
         QC_FAIL(err, QC_ERR_USAGE,
-                "dequantize: a block of %u elements; powers of two from 32 to 4096 are",
+                "dequantize: block size: expected a power of two from 32 to 4096, found %u",
                 w->form.block_elems);
     if (!w->absmax && (!of_blocks || !power_of_two(w->nested_block)))
-        QC_FAIL(err, QC_ERR_USAGE, "dequantize: scales in blocks of %u; powers of two are",
+        QC_FAIL(err, QC_ERR_USAGE,
+                "dequantize: nested block size: expected a power of two, found %u",
                 of_blocks ? w->nested_block : 0u);
     if (first_row > w->rows || rows > w->rows - first_row || ld < w->form.cols)
         QC_FAIL(err, QC_ERR_USAGE,
-                "dequantize: rows %" PRIu64 " to %" PRIu64 " of %" PRIu64 ", %" PRIu64
-                " elements apart, of %" PRIu64,
-                first_row, first_row + rows, w->rows, ld, w->form.cols);
+                "dequantize: rows %" PRIu64 " to %" PRIu64 ", %" PRIu64
+                " elements apart, were asked for of a weight of %" PRIu64 " x %" PRIu64,
+                first_row, first_row + rows, ld, w->rows, w->form.cols);
     if (overflow)
         QC_TRY(qc_cuda_fill(overflow, 0xff, sizeof *overflow, s, err));
     if (rows == 0 || ld == 0)

@@ -45,12 +45,13 @@ static void say_why_none(cudaError_t code, char *why, size_t why_bytes)
     if (code == cudaSuccess || code == cudaErrorNoDevice)
         words = "the NVIDIA driver shows no GPU";
     else if (code == cudaErrorInsufficientDriver && driver == 0)
-        words = "no NVIDIA driver";
+        words = "the NVIDIA driver was not found";
     if (words)
         (void)snprintf(why, why_bytes, "%s", words);
     else if (code == cudaErrorInsufficientDriver)
         (void)snprintf(why, why_bytes,
-                       "the NVIDIA driver is too old: it has CUDA %d.%d, this build needs %d.%d",
+                       "the NVIDIA driver is too old: it has CUDA %d.%d, but this build needs "
+                       "%d.%d; install a newer driver",
                        driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000,
                        CUDART_VERSION % 1000 / 10);
     else
@@ -71,7 +72,7 @@ static qc_status attribute(uint64_t *out, enum cudaDeviceAttr which, int index, 
 {
     int value = 0;
     QC_TRY(qc_cuda_check(cudaDeviceGetAttribute(&value, which, index),
-                         "asking for a device's facts", err));
+                         "asking for a device's properties", err));
     *out = value > 0 ? (uint64_t)value : 0;
     return QC_OK;
 }
@@ -103,11 +104,14 @@ static qc_status read_facts(qc_cuda_device *d, qc_error *err)
     };
     for (size_t i = 0; i < sizeof facts / sizeof *facts; i++)
         QC_TRY(attribute(facts[i].value, facts[i].which, d->index, err));
-    QC_TRY(qc_cuda_check(cudaGetDeviceProperties(&properties, d->index), "naming a device", err));
+    QC_TRY(qc_cuda_check(cudaGetDeviceProperties(&properties, d->index),
+                         "asking for a device's name", err));
     QC_TRY(qc_cuda_check(cudaDeviceGetPCIBusId(d->pci, (int)sizeof d->pci, d->index),
                          "asking for a device's bus", err));
-    QC_TRY(qc_cuda_check(cudaDriverGetVersion(&d->driver_version), "the driver's version", err));
-    QC_TRY(qc_cuda_check(cudaRuntimeGetVersion(&d->runtime_version), "the runtime's version", err));
+    QC_TRY(qc_cuda_check(cudaDriverGetVersion(&d->driver_version),
+                         "asking for the driver's version", err));
+    QC_TRY(qc_cuda_check(cudaRuntimeGetVersion(&d->runtime_version),
+                         "asking for the runtime's version", err));
     (void)snprintf(d->name, sizeof d->name, "%.*s", (int)sizeof d->name - 1, properties.name);
     lower_case(d->pci);
     d->memory_bytes = properties.totalGlobalMem;
@@ -148,8 +152,9 @@ qc_status qc_cuda_device_open(qc_cuda_device *out, int index, qc_error *err)
     QC_TRY(read_facts(out, err));
     if (!qc_cuda_code_runs(built_code, out->sm))
         QC_FAIL(err, QC_ERR_DEVICE,
-                "cuda:%d (%s) is an sm_%u, and this build has no code for it (%s)", index,
-                out->name, out->sm, built_words);
+                "cuda:%d (%s) is an sm_%u, and this build has no code for it (%s); "
+                "docs/building.md says how to build for it",
+                index, out->name, out->sm, built_words);
     return read_code(out, err);
 }
 
@@ -179,7 +184,7 @@ qc_status(qc_cuda_malloc)(void *out, size_t bytes, qc_error *err)
     char what[96];
     void *p = NULL;
     qc_status st = QC_OK;
-    (void)snprintf(what, sizeof what, "%zu bytes of device memory", bytes);
+    (void)snprintf(what, sizeof what, "allocating %zu bytes of device memory", bytes);
     if (bytes > 0)
         st = qc_cuda_check(cudaMalloc(&p, bytes), what, err);
     memcpy(out, &p, sizeof p);
@@ -197,7 +202,7 @@ qc_status(qc_cuda_host_malloc)(void *out, size_t bytes, qc_error *err)
     char what[96];
     void *p = NULL;
     qc_status st = QC_OK;
-    (void)snprintf(what, sizeof what, "%zu bytes of pinned memory", bytes);
+    (void)snprintf(what, sizeof what, "allocating %zu bytes of pinned memory", bytes);
     /* Portable: pinned for every device, not only the current one. */
     if (bytes > 0)
         st = qc_cuda_check(cudaHostAlloc(&p, bytes, cudaHostAllocPortable), what, err);

@@ -54,7 +54,7 @@ typedef struct {
 /* What the kernels were built with and for: "CUDA 13.0: sm_75 sm_80 ...". */
 const char *qc_cuda_build(void);
 /* Sets *count to the number of devices. 0 is not an error: why (unless NULL) then holds a sentence,
- * e.g. "no NVIDIA driver". Never fails. */
+ * e.g. "the NVIDIA driver was not found". Never fails. */
 void qc_cuda_device_count(int *count, char *why, size_t why_bytes);
 /* The facts of device `index`; asked once, cheap to keep. QC_ERR_DEVICE if there is no such device,
  * or if this build has no code for its compute capability. The calling thread's device stays

@@ -448,7 +448,7 @@ qc_status decide(const qc_cuda_rows *p, const qc_cuda_rows_panel *a, qc_cuda_str
     if (p->rows == 0 || a->cols == 0)
         return QC_OK;
     if (a->cols > panel)
-        QC_FAIL(err, QC_ERR_USAGE, "a panel of more than %u columns", panel);
+        QC_FAIL(err, QC_ERR_USAGE, "a panel has more than %u columns", panel);
     void (*kernel)(qc_cuda_rows, qc_cuda_rows_panel) =
         p->form.table       ? decide_panel<true, false, sweeping>
         : p->form.step_last ? decide_panel<false, true, sweeping>

@@ -27,7 +27,7 @@ qc_status qc_cuda_check(cudaError_t code, const char *what, qc_error *err)
     if (code == cudaSuccess)
         return QC_OK;
     (void)cudaGetLastError();
-    QC_FAIL(err, status_of(code), "CUDA: %s: %s (%s)", what, cudaGetErrorString(code),
+    QC_FAIL(err, status_of(code), "CUDA: %s failed: %s (%s)", what, cudaGetErrorString(code),
             cudaGetErrorName(code));
 }
 

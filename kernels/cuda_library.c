@@ -63,18 +63,21 @@ qc_status qc_cuda_library_open(void **library, void *functions, const qc_cuda_li
     if (path && *path) {
         *library = dlopen(path, OPEN_FLAGS);
         if (!*library)
-            QC_FAIL(err, QC_ERR_DEVICE, "no %s: %s could not be opened", l->title, path);
+            QC_FAIL(err, QC_ERR_DEVICE, "%s cannot be loaded: %s could not be opened", l->title,
+                    path);
     } else {
         for (size_t i = 0; i < l->version_count && !*library; i++)
             *library = open_version(l->file, l->versions[i]);
         if (!*library)
-            QC_FAIL(err, QC_ERR_DEVICE, "no %s: %s could be opened", l->title, l->none);
+            QC_FAIL(err, QC_ERR_DEVICE,
+                    "%s cannot be loaded: %s could be opened; install it, or name its file in %s",
+                    l->title, l->none, l->variable);
         path = l->file;
     }
     for (size_t i = 0; i < l->name_count; i++) {
         void *found = dlsym(*library, l->names[i]);
         if (!found)
-            QC_FAIL(err, QC_ERR_DEVICE, "%s has no %s: it is too old", path, l->names[i]);
+            QC_FAIL(err, QC_ERR_DEVICE, "%s is too old: it has no %s", path, l->names[i]);
         /* C has no cast from void * to a function. */
         memcpy((unsigned char *)functions + i * sizeof found, &found, sizeof found);
     }
@@ -86,6 +89,6 @@ qc_status qc_cuda_library_check(int code, int no_memory, const char *title, cons
 {
     if (code == 0)
         return QC_OK;
-    QC_FAIL(err, code == no_memory ? QC_ERR_NOMEM : QC_ERR_INTERNAL, "%s: %s: status %d", title,
-            what, code);
+    QC_FAIL(err, code == no_memory ? QC_ERR_NOMEM : QC_ERR_INTERNAL, "%s: %s failed with status %d",
+            title, what, code);
 }

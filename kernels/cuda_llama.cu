@@ -517,7 +517,8 @@ extern "C" qc_status qc_cuda_llama_heads(const qc_cuda_product *p, const qc_cuda
                                          float *out, qc_cuda_stream s, qc_error *err)
 {
     if (h->head_dim == 0 || h->head_dim > QC_CUDA_HEAD_MOST || h->head_dim % 2 != 0)
-        QC_FAIL(err, QC_ERR_USAGE, "llama_heads: heads of %u elements; even and up to %u are",
+        QC_FAIL(err, QC_ERR_USAGE,
+                "llama_heads: heads of %u elements; expected an even number, at most %u",
                 h->head_dim, QC_CUDA_HEAD_MOST);
     uint64_t count = h->rows * h->heads;
     if (count == 0)
@@ -530,10 +531,11 @@ extern "C" qc_status qc_cuda_llama_attention(const qc_cuda_attention *a, qc_cuda
                                              qc_error *err)
 {
     if (a->head_dim == 0 || a->head_dim > QC_CUDA_HEAD_MOST)
-        QC_FAIL(err, QC_ERR_USAGE, "llama_attention: heads of %u elements; up to %u are",
+        QC_FAIL(err, QC_ERR_USAGE, "llama_attention: heads of %u elements; expected at most %u",
                 a->head_dim, QC_CUDA_HEAD_MOST);
     if (a->kv_heads == 0 || a->heads % a->kv_heads != 0)
-        QC_FAIL(err, QC_ERR_USAGE, "llama_attention: %u heads over %u of keys", a->heads,
+        QC_FAIL(err, QC_ERR_USAGE,
+                "llama_attention: %u heads; expected a multiple of the %u heads of keys", a->heads,
                 a->kv_heads);
     if (a->tile_count == 0 || a->heads == 0)
         return QC_OK;
@@ -555,7 +557,7 @@ extern "C" qc_status qc_cuda_llama_weight(const void *src, qc_dtype dtype, uint6
         return make_weight<QC_DTYPE_F16>(src, n, half, exponent, largest, s, err);
     if (dtype == QC_DTYPE_BF16)
         return make_weight<QC_DTYPE_BF16>(src, n, half, exponent, largest, s, err);
-    QC_FAIL(err, QC_ERR_USAGE, "llama_weight: a source of type %s; F32, F16 and BF16 are",
+    QC_FAIL(err, QC_ERR_USAGE, "llama_weight: the source is %s; expected F32, F16 or BF16",
             qc_dtype_name(dtype));
 }
 

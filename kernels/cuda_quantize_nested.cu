@@ -103,7 +103,8 @@ extern "C" qc_status qc_cuda_nested_dequantize(const uint8_t *codes, const float
                                                qc_error *err)
 {
     if (nested_block == 0 || (nested_block & (nested_block - 1)) != 0)
-        QC_FAIL(err, QC_ERR_USAGE, "nested_dequantize: a block of %u; powers of two are",
+        QC_FAIL(err, QC_ERR_USAGE,
+                "nested_dequantize: nested block size: expected a power of two, found %u",
                 nested_block);
     if (n == 0)
         return QC_OK;

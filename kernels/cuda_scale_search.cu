@@ -635,7 +635,8 @@ extern "C" qc_status qc_cuda_search_blocks(const qc_cuda_search_blocks_job *a, q
     QC_TRY(qc_cuda_check_source("search_blocks", a->dtype, err));
     if (a->by_absmax && (!a->form->integer || b > 1024))
         QC_FAIL(err, QC_ERR_USAGE,
-                "search_blocks: by absmax only integers in blocks of up to 1024");
+                "search_blocks: only integers in blocks of up to 1024 elements take absmax as "
+                "their scale; search the scales of all others");
     QC_TRY(qc_cuda_fill(a->bad, 0xff, sizeof *a->bad, s, err));
     if (a->n == 0)
         return QC_OK;

@@ -274,7 +274,9 @@ extern "C" qc_status qc_cuda_search_rows(const qc_cuda_search_rows_job *a, qc_cu
     const qc_form_ops *form = a->form;
     QC_TRY(qc_cuda_check_source("search_rows", a->dtype, err));
     if (a->by_absmax && !form->integer)
-        QC_FAIL(err, QC_ERR_USAGE, "search_rows: by absmax only integers");
+        QC_FAIL(err, QC_ERR_USAGE,
+                "search_rows: only integers take absmax as their scale; search the scales of all "
+                "others");
     QC_TRY(qc_cuda_fill(a->bad, 0xff, sizeof *a->bad, s, err));
     if (a->rows == 0)
         return QC_OK;

@@ -25,7 +25,8 @@ static qc_status set_up(qc_cuda_upload *u, qc_error *err)
 {
     uint64_t bytes = 0;
     if (qc_mul_u64(SLOTS * (uint64_t)u->count, u->slot_bytes, &bytes) || bytes > SIZE_MAX)
-        QC_FAIL(err, QC_ERR_NOMEM, "%u threads with slots of %zu bytes are too much to pin",
+        QC_FAIL(err, QC_ERR_NOMEM,
+                "%u threads with slots of %zu bytes need more pinned memory than can be addressed",
                 u->count, u->slot_bytes);
     QC_TRY(qc_calloc(&u->workers, u->count, sizeof *u->workers, err));
     QC_TRY(qc_cuda_use(&u->device, err));
@@ -47,8 +48,10 @@ qc_status qc_cuda_upload_create(qc_cuda_upload **out, const qc_cuda_device *devi
     qc_cuda_upload *u;
     *out = NULL;
     if (workers == 0 || slot_bytes == 0)
-        QC_FAIL(err, QC_ERR_USAGE, "an upload of %u threads with slots of %zu bytes", workers,
-                slot_bytes);
+        QC_FAIL(
+            err, QC_ERR_USAGE,
+            "an upload needs at least one thread and slots of at least one byte, not %u and %zu",
+            workers, slot_bytes);
     QC_TRY(qc_calloc(&u, 1, sizeof *u, err));
     u->device = *device;
     u->count = workers;
@@ -98,7 +101,7 @@ qc_status qc_cuda_upload_send(qc_cuda_upload *u, unsigned worker, void *device, 
 {
     upload_worker *w = &u->workers[worker];
     if (bytes > u->slot_bytes)
-        QC_FAIL(err, QC_ERR_INTERNAL, "%zu bytes are sent from a slot of %zu", bytes,
+        QC_FAIL(err, QC_ERR_INTERNAL, "%zu bytes are to be sent from a slot of %zu", bytes,
                 u->slot_bytes);
     QC_TRY(qc_cuda_to_device(device, w->slots[w->next], bytes, w->stream, err));
     QC_TRY(qc_cuda_event_record(w->copied[w->next], w->stream, err));

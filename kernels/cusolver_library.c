@@ -165,7 +165,7 @@ qc_status qc_cusolver_factor(qc_cusolver *c, uint64_t n, double *a, int *exists,
     started = 0;
     if (info < 0)
         st = qc_error_set(err, QC_ERR_INTERNAL, __FILE__, __LINE__,
-                          "cuSOLVER: cusolverDnXpotrf: argument %d", -info);
+                          "cuSOLVER: cusolverDnXpotrf refused its argument %d", -info);
     *exists = info == 0;
 done:
     /* A call that failed may have left work behind that uses them; the first error is the one to

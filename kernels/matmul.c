@@ -48,12 +48,13 @@ qc_status qc_matmul_prepare(const qc_matmul *h, const qc_weights *w, int repack,
     QC_TRY(qc_matmul_here(h, err));
     QC_TRY(qc_matmul_check_weights(w, err));
     if (!memory || (uintptr_t)memory % 256)
-        QC_FAIL(err, QC_ERR_USAGE, "memory for a prepared weight is not 256-byte aligned");
+        QC_FAIL(err, QC_ERR_USAGE, "the memory for a prepared weight is not 256-byte aligned");
     if (repack && !qc_matmul_repack_helps(w))
         QC_FAIL(err, QC_ERR_USAGE,
-                "repacking a weight of %" PRIu64 " x %" PRIu64 " in %s %s is pointless", w->rows,
-                w->form.cols, w->form.ops->name,
-                w->form.ops->integer ? "that no kernel reads so" : "whose rows are aligned");
+                "repacking a weight of %" PRIu64 " x %" PRIu64
+                " in %s does not help, because %s; prepare it without",
+                w->rows, w->form.cols, w->form.ops->name,
+                w->form.ops->integer ? "no kernel reads it repacked" : "its rows are aligned");
     memset(out, 0, sizeof *out);
     out->w = *w;
     out->exponent = memory;
@@ -147,7 +148,7 @@ static qc_status launch(const qc_matmul *h, qc_matmul_call *c, uint32_t count,
         return QC_OK;
     case QC_MATMUL_AUTO:
     case QC_MATMUL_PATH_COUNT:
-        QC_FAIL(err, QC_ERR_INTERNAL, "the matmul's plan names no path");
+        QC_FAIL(err, QC_ERR_INTERNAL, "the plan of the matmul names no path");
     }
     for (uint32_t i = 0; i < count && p->splits > 1; i++)
         QC_TRY(qc_matmul_reduce_launch(c + i, s, err));
@@ -247,26 +248,28 @@ static qc_status check_group(const qc_matmul_weights *const *w, const qc_matmul_
                              uint32_t count, int pointers, qc_error *err)
 {
     if (count < 1 || count > QC_MATMUL_GROUP_MOST)
-        QC_FAIL(err, QC_ERR_USAGE, "a group of %u weights; expected 1 to %u", count,
+        QC_FAIL(err, QC_ERR_USAGE, "the group has %u weights; expected 1 to %u", count,
                 QC_MATMUL_GROUP_MOST);
     for (uint32_t i = 0; i < count; i++) {
         const char *differs = NULL;
         QC_TRY(qc_matmul_check_weights(&w[i]->w, err));
         if (!w[i]->exponent)
-            QC_FAIL(err, QC_ERR_USAGE, "the weight was not prepared");
+            QC_FAIL(err, QC_ERR_USAGE, "the weight was not prepared; call qc_matmul_prepare first");
         QC_TRY(qc_matmul_check_io(io + i, w[i]->w.rows, w[i]->w.form.cols, pointers, err));
         if (w[i]->w.form.cols != w[0]->w.form.cols)
-            differs = "another K";
+            differs = "K";
         else if (io[i].m != io->m)
-            differs = "another m";
+            differs = "m";
         else if (io[i].x != io->x)
-            differs = "another x";
+            differs = "x";
         else if (io[i].x_dtype != io->x_dtype || io[i].y_dtype != io->y_dtype)
-            differs = "another dtype";
+            differs = "the dtype of x or y";
         else if (ldx_of(io + i, w[0]->w.form.cols) != ldx_of(io, w[0]->w.form.cols))
-            differs = "another ldx";
+            differs = "ldx";
         if (differs)
-            QC_FAIL(err, QC_ERR_USAGE, "weight %u of the group has %s than the first", i, differs);
+            QC_FAIL(err, QC_ERR_USAGE,
+                    "weight %u of the group differs from the first in %s; multiply it by itself", i,
+                    differs);
     }
     return QC_OK;
 }
@@ -397,10 +400,10 @@ static qc_status check_planned(const qc_matmul_planned *p, const qc_matmul_weigh
                     " x %" PRIu64 " that the product was planned for",
                     i, v->rows, v->cols);
         if (!alike(w[first], w[i]))
-            QC_FAIL(err, QC_ERR_USAGE,
-                    "weight %u was planned to be in one launch with weight %u, and is of another "
-                    "form",
-                    i, first);
+            QC_FAIL(
+                err, QC_ERR_USAGE,
+                "weight %u was planned to be in one launch with weight %u, but has another form", i,
+                first);
         if (io[i].bias && !v->has_bias)
             QC_FAIL(err, QC_ERR_USAGE, "weight %u was planned without a bias", i);
         if (p->set[set].plan.path == QC_MATMUL_DEQUANT_GEMM &&
@@ -423,7 +426,7 @@ qc_status qc_matmul_run_planned(const qc_matmul *h, const qc_matmul_planned *pla
     QC_TRY(check_workspace(workspace, workspace_bytes, err));
     if (workspace_bytes < planned->workspace_bytes)
         QC_FAIL(err, QC_ERR_USAGE,
-                "the workspace has %" PRIu64 " bytes, and the product was planned for %" PRIu64,
+                "the workspace has %" PRIu64 " bytes, but the product was planned for %" PRIu64,
                 workspace_bytes, planned->workspace_bytes);
     return launch_planned(h, planned, w, io, workspace, workspace_bytes, s, err);
 }

@@ -73,7 +73,7 @@ QC_NODISCARD qc_status qc_matmul_check(const qc_matmul *h, qc_error *err);
 
 /* A weight that is made ready once. With `repack` 1, codes are laid out anew in 16-byte aligned
  * rows, which lets shapes with odd K use the fast loads. Where rows are aligned already this is
- * pointless and refused with QC_ERR_USAGE (see qc_matmul_repack_helps). In any case the largest
+ * no help and refused with QC_ERR_USAGE (see qc_matmul_repack_helps). In any case the largest
  * scale is found, and with it the power of two that keeps tiny and huge weights within float16 in
  * the tensor-core paths.
  *

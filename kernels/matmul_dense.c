@@ -155,9 +155,10 @@ qc_status qc_matmul_dense(const qc_matmul *h, const void *weights, uint64_t n, u
         QC_FAIL(err, QC_ERR_USAGE, "x is %s and y %s; expected one dtype",
                 qc_dtype_name(io->x_dtype), qc_dtype_name(io->y_dtype));
     if (io->x_dtype == QC_DTYPE_BF16 && h->device.sm < 80)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED, "BF16 needs sm_80, this device is sm_%u", h->device.sm);
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "BF16 needs sm_80, but this device is sm_%u",
+                h->device.sm);
     if (io->bias)
-        QC_FAIL(err, QC_ERR_USAGE, "a dense product with a bias was asked for");
+        QC_FAIL(err, QC_ERR_USAGE, "a dense product takes no bias; add it to y afterwards");
     if ((uintptr_t)workspace % 256)
         QC_FAIL(err, QC_ERR_USAGE, "the workspace is not 256-byte aligned");
     if (io->m == 0 || n == 0)
@@ -186,7 +187,7 @@ qc_status qc_matmul_dense(const qc_matmul *h, const void *weights, uint64_t n, u
         return qc_matmul_reduce_launch(&c, s, err);
     }
     if (!weights)
-        QC_FAIL(err, QC_ERR_USAGE, "weights are NULL");
+        QC_FAIL(err, QC_ERR_USAGE, "the weights are NULL");
     if (g.m > INT_MAX || n > INT_MAX || k > INT_MAX || g.ldx > INT_MAX || g.ldy > INT_MAX)
         QC_FAIL(err, QC_ERR_USAGE,
                 "a dense product of %" PRIu64 " x %" PRIu64 " x %" PRIu64
@@ -208,15 +209,15 @@ qc_status qc_matmul_reference(const qc_matmul *h, const qc_matmul_exact *e, qc_c
         QC_TRY(qc_matmul_check_weights(e->w, err));
         if (e->w->rows != e->n || e->w->form.cols != e->k)
             QC_FAIL(err, QC_ERR_USAGE,
-                    "weights are %" PRIu64 " x %" PRIu64 ", %" PRIu64 " x %" PRIu64
-                    " was asked for",
+                    "the weight is %" PRIu64 " x %" PRIu64 ", but a product with %" PRIu64
+                    " x %" PRIu64 " was asked for",
                     e->w->rows, e->w->form.cols, e->n, e->k);
     } else if (e->dense_dtype != QC_DTYPE_F32 && e->dense_dtype != QC_DTYPE_F16 &&
                e->dense_dtype != QC_DTYPE_BF16) {
         QC_FAIL(err, QC_ERR_USAGE, "dense weights are %s; expected F32, F16 or BF16",
                 qc_dtype_name(e->dense_dtype));
     } else if (!e->dense && e->n && e->k) {
-        QC_FAIL(err, QC_ERR_USAGE, "weights are NULL");
+        QC_FAIL(err, QC_ERR_USAGE, "the weights are NULL");
     }
     QC_TRY(qc_matmul_check_io(&io, e->n, e->k, 1, err));
     return e->m == 0 || e->n == 0 ? QC_OK : qc_matmul_reference_launch(e, s, err);

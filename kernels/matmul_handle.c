@@ -159,8 +159,8 @@ qc_status qc_matmul_here(const qc_matmul *h, qc_error *err)
     QC_TRY(qc_cuda_current(&current, err));
     if (current != h->device.index)
         QC_FAIL(err, QC_ERR_USAGE,
-                "the matmul's handle is for cuda:%d, but the calling thread's device is cuda:%d "
-                "(qc_cuda_use chooses it)",
+                "the matmul's handle is for cuda:%d, but the calling thread's device is cuda:%d; "
+                "choose the handle's with qc_cuda_use",
                 h->device.index, current);
     return QC_OK;
 }
@@ -174,30 +174,32 @@ qc_status qc_matmul_check_weights(const qc_weights *w, qc_error *err)
 {
     uint64_t elems = 0;
     if (!w->form.ops)
-        QC_FAIL(err, QC_ERR_USAGE, "weights are of no known form");
+        QC_FAIL(err, QC_ERR_USAGE, "the form of the weights is not known");
     const int by_rows = qc_form_by_rows(&w->form);
     if (w->form.ops->step_last && !by_rows)
-        QC_FAIL(err, QC_ERR_USAGE, "weights in %s have scales by rows, not by blocks of %u",
+        QC_FAIL(err, QC_ERR_USAGE, "the weights are %s in blocks of %u; expected scales by rows",
                 w->form.ops->name, w->form.block_elems);
     if (qc_mul_u64(w->rows, w->form.cols, &elems) || elems > UINT64_MAX / 4)
         QC_FAIL(err, QC_ERR_USAGE, "a weight of %" PRIu64 " x %" PRIu64 " overflows 64 bits",
                 w->rows, w->form.cols);
     if (!by_rows && (!is_power_of_two(w->form.block_elems) || w->form.block_elems < 32 ||
                      w->form.block_elems > 4096))
-        QC_FAIL(err, QC_ERR_USAGE, "block of %u elements; expected a power of two from 32 to 4096",
+        QC_FAIL(err, QC_ERR_USAGE, "block size: expected a power of two from 32 to 4096, found %u",
                 w->form.block_elems);
     if (elems == 0)
         return QC_OK;
     if (!w->codes)
-        QC_FAIL(err, QC_ERR_USAGE, "weights have no codes");
+        QC_FAIL(err, QC_ERR_USAGE, "the weights have no codes");
     if (w->absmax)
         return QC_OK;
     if (by_rows || w->form.ops->integer)
-        QC_FAIL(err, QC_ERR_USAGE, "weights in %s have no scales", w->form.ops->name);
+        QC_FAIL(err, QC_ERR_USAGE, "the weights in %s have no scales", w->form.ops->name);
     if (!w->absmax_codes || !w->nested_absmax || !w->nested_map)
-        QC_FAIL(err, QC_ERR_USAGE, "weights have neither scales nor all of double-quantized ones");
+        QC_FAIL(err, QC_ERR_USAGE,
+                "the weights have neither plain scales nor all arrays of double-quantized ones");
     if (!is_power_of_two(w->nested_block))
-        QC_FAIL(err, QC_ERR_USAGE, "blocks of %u scales; expected a power of two", w->nested_block);
+        QC_FAIL(err, QC_ERR_USAGE, "nested block size: expected a power of two, found %u",
+                w->nested_block);
     return QC_OK;
 }
 
@@ -209,17 +211,17 @@ qc_status qc_matmul_check_io(const qc_matmul_io *io, uint64_t n, uint64_t k, int
     if (io->y_dtype != QC_DTYPE_F16 && io->y_dtype != QC_DTYPE_BF16)
         QC_FAIL(err, QC_ERR_USAGE, "y is %s; expected F16 or BF16", qc_dtype_name(io->y_dtype));
     if (io->ldx && io->ldx < k)
-        QC_FAIL(err, QC_ERR_USAGE, "rows of x are %" PRIu64 " apart, but have %" PRIu64 " elements",
-                io->ldx, k);
+        QC_FAIL(err, QC_ERR_USAGE,
+                "ldx: the rows of x are %" PRIu64 " elements apart, but have %" PRIu64, io->ldx, k);
     if (io->ldy && io->ldy < n)
-        QC_FAIL(err, QC_ERR_USAGE, "rows of y are %" PRIu64 " apart, but have %" PRIu64 " elements",
-                io->ldy, n);
+        QC_FAIL(err, QC_ERR_USAGE,
+                "ldy: the rows of y are %" PRIu64 " elements apart, but have %" PRIu64, io->ldy, n);
     if (io->m == 0 || n == 0)
         return QC_OK;
     uint64_t bytes = 0;
     if (qc_mul_u64(io->m, io->ldx ? io->ldx : k, &bytes) || bytes > UINT64_MAX / 8 ||
         qc_mul_u64(io->m, io->ldy ? io->ldy : n, &bytes) || bytes > UINT64_MAX / 8)
-        QC_FAIL(err, QC_ERR_USAGE, "%" PRIu64 " rows overflow 64 bits", io->m);
+        QC_FAIL(err, QC_ERR_USAGE, "m: the bytes of %" PRIu64 " rows overflow 64 bits", io->m);
     if (!pointers)
         return QC_OK;
     if (!io->y)
@@ -227,6 +229,7 @@ qc_status qc_matmul_check_io(const qc_matmul_io *io, uint64_t n, uint64_t k, int
     if (k && !io->x)
         QC_FAIL(err, QC_ERR_USAGE, "x is NULL");
     if ((uintptr_t)io->x % 2 || (uintptr_t)io->y % 2 || (uintptr_t)io->bias % 2)
-        QC_FAIL(err, QC_ERR_USAGE, "x, y or bias is at an odd address");
+        QC_FAIL(err, QC_ERR_USAGE,
+                "x, y or bias is at an odd address; each must be 2-byte aligned");
     return QC_OK;
 }

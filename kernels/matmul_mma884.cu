@@ -718,11 +718,12 @@ qc_status launch_group(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s
     /* Places are 32 bits wide and count units of 16 bytes of x and runs of codes, which is enough
      * for 64 GB of either. */
     if (c->m > (UINT64_C(1) << 32) / (c->ldx / 8))
-        QC_FAIL(err, QC_ERR_USAGE, "x is too large for path mma-884: 2^35 elements at most");
+        QC_FAIL(err, QC_ERR_USAGE,
+                "x is too large for path mma-884, which takes at most 2^35 elements");
     for (uint32_t i = 0; i < count; i++)
         if (c[i].n > (UINT64_C(1) << 32) / (c[i].k / QC_RUN_ELEMS))
             QC_FAIL(err, QC_ERR_USAGE,
-                    "a weight is too large for path mma-884: 2^37 elements at most");
+                    "a weight is too large for path mma-884, which takes at most 2^37 elements");
     uint64_t m_tiles = (c->m + p->m_tile - 1) / p->m_tile, most = INT32_MAX / n_tiles, now;
     for (uint64_t done = 0; done < m_tiles; done += now) {
         now = m_tiles - done < most ? m_tiles - done : most;

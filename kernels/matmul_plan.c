@@ -136,11 +136,12 @@ static qc_status check_path(const qc_cuda_device *d, const qc_matmul_shape *s, q
         return QC_OK;
     case QC_MATMUL_MMA_884:
         if (d->sm < 70)
-            QC_FAIL(err, QC_ERR_USAGE, "path mma-884 needs sm_70, this device is sm_%u", d->sm);
+            QC_FAIL(err, QC_ERR_USAGE, "path mma-884 needs sm_70, but this device is sm_%u", d->sm);
         return QC_OK;
     case QC_MATMUL_MMA_16816:
         if (d->sm < 80)
-            QC_FAIL(err, QC_ERR_USAGE, "path mma-16816 needs sm_80, this device is sm_%u", d->sm);
+            QC_FAIL(err, QC_ERR_USAGE, "path mma-16816 needs sm_80, but this device is sm_%u",
+                    d->sm);
         return QC_OK;
     case QC_MATMUL_DEQUANT_GEMM:
         if (!s->have_gemm)
@@ -209,7 +210,8 @@ static qc_status too_large(const qc_matmul_plan *p, uint64_t limit_bytes, qc_err
     if (p->workspace_bytes == UINT64_MAX)
         QC_FAIL(err, QC_ERR_USAGE, "the workspace would overflow 64 bits");
     QC_FAIL(err, QC_ERR_USAGE,
-            "path %s needs a workspace of at least %" PRIu64 " bytes here, %" PRIu64 " are allowed",
+            "path %s needs a workspace of at least %" PRIu64 " bytes here, but %" PRIu64
+            " are allowed",
             qc_matmul_path_name(p->path), p->workspace_bytes,
             limit_bytes == QC_MATMUL_NO_WORKSPACE ? 0 : limit_bytes);
 }

@@ -23,23 +23,24 @@ static int is_known(const qc_matmul_choice *c)
 qc_status qc_matmul_tuned_check(const qc_matmul_tuned *rows, size_t count, qc_error *err)
 {
     if (count > QC_MATMUL_TUNED_MOST)
-        QC_FAIL(err, QC_ERR_USAGE, "a table of %zu tuned choices; expected at most %u", count,
+        QC_FAIL(err, QC_ERR_USAGE, "the table has %zu tuned choices; expected at most %u", count,
                 QC_MATMUL_TUNED_MOST);
     for (size_t i = 0; i < count; i++) {
         const qc_matmul_tuned *r = &rows[i];
         if (!qc_form_ops_of(r->kind))
-            QC_FAIL(err, QC_ERR_USAGE, "tuned row %zu: weights are of kind %d, which is not known",
-                    i, (int)r->kind);
+            QC_FAIL(err, QC_ERR_USAGE, "tuned row %zu: the weights' kind %d is not known", i,
+                    (int)r->kind);
         if (r->m_least == 0 || r->m_least > r->m_most)
             QC_FAIL(err, QC_ERR_USAGE,
-                    "tuned row %zu: from %" PRIu64 " to %" PRIu64 " rows of x is no range", i,
-                    r->m_least, r->m_most);
+                    "tuned row %zu: rows of x: expected a range that begins at 1 or more, found "
+                    "%" PRIu64 " to %" PRIu64,
+                    i, r->m_least, r->m_most);
         if (!is_known(&r->choice))
             QC_FAIL(err, QC_ERR_USAGE, "tuned row %zu: path %d, variant %u cannot be chosen", i,
                     (int)r->choice.path, r->choice.variant);
         if (r->choice.blocks > QC_MATMUL_BLOCKS_MOST)
-            QC_FAIL(err, QC_ERR_USAGE, "tuned row %zu: %u blocks; expected at most %u", i,
-                    r->choice.blocks, QC_MATMUL_BLOCKS_MOST);
+            QC_FAIL(err, QC_ERR_USAGE, "tuned row %zu: blocks: expected at most %u, found %u", i,
+                    QC_MATMUL_BLOCKS_MOST, r->choice.blocks);
     }
     return QC_OK;
 }

@@ -52,7 +52,7 @@ static qc_status load(qc_cuda_driver *d, qc_error *err)
         path = "libcuda.so.1";
     d->library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!d->library)
-        QC_FAIL(err, QC_ERR_DEVICE, "no NVIDIA driver: %s cannot be opened", path);
+        QC_FAIL(err, QC_ERR_DEVICE, "the NVIDIA driver was not found: %s cannot be opened", path);
     void *found[sizeof names / sizeof *names];
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         found[i] = dlsym(d->library, names[i]);

@@ -37,8 +37,9 @@ typedef struct {
 typedef struct {
     qc_gpu *gpus; /* the visible ones, in index order */
     uint32_t gpu_count;
-    const char *driver;   /* its version; NULL if not known */
-    const char *no_gpu;   /* a sentence why there are no GPUs ("no NVIDIA driver: ..."), or NULL */
+    const char *driver; /* its version; NULL if not known */
+    const char *
+        no_gpu; /* a sentence why there are no GPUs ("the NVIDIA driver was not found: ..."), or NULL */
     const char *warning;  /* about GPUs that exist but are left out, or NULL */
     int assumed;          /* the GPUs are those of --as; CPU and disk are still this machine's */
     const char *cpu_name; /* NULL if not known */

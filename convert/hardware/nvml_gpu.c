@@ -84,7 +84,7 @@ static qc_status load(qc_nvml *n, qc_error *err)
         path = "libnvidia-ml.so.1";
     n->library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!n->library)
-        QC_FAIL(err, QC_ERR_DEVICE, "no NVIDIA driver: %s cannot be opened", path);
+        QC_FAIL(err, QC_ERR_DEVICE, "the NVIDIA driver was not found: %s cannot be opened", path);
     _Static_assert(sizeof n->init == sizeof(void *), "functions are looked up as data pointers");
     (void)look_up(n, "nvmlErrorString", &n->error_text, sizeof n->error_text);
 #define NVML_LOOK_UP(member, name, needed, parameters)                                             \

@@ -129,9 +129,9 @@ class CalibrateDevice(OutputCase):
         self.assertFalse(os.path.exists(self.path("out")))
 
     def test_no_library(self):
-        self.refused(5, "calibrating on a GPU: no cuSOLVER: .*--device cpu goes without",
+        self.refused(5, "calibrating on a GPU: cuSOLVER cannot be loaded: .*--device cpu goes without",
                      env={"QCONV_LIBCUSOLVER": "/nowhere.so"})
-        self.refused(5, "calibrating on a GPU: no cuBLAS: .*--device cpu goes without",
+        self.refused(5, "calibrating on a GPU: cuBLAS cannot be loaded: .*--device cpu goes without",
                      env={"QCONV_LIBCUBLAS": "/nowhere.so"})
 
     def test_too_little_memory(self):

@@ -172,8 +172,8 @@ class Room(Device):
         said, noted = self.convert("%dKiB" % ((NEEDED >> 10) - 4))
         self.assertNotIn("  device  ", said)
         self.assertEqual(noted.count("warning"), 1)
-        self.assertRegex(noted, r"qconv: warning: cuda:0 \(CPU shim sm_90\): CUDA: \d+ bytes of "
-                                r"device memory: .*; the CPU quantizes what does not go there")
+        self.assertRegex(noted, r"qconv: warning: cuda:0 \(CPU shim sm_90\): CUDA: allocating \d+ bytes of "
+                                r"device memory failed: .*; the CPU quantizes what does not go there")
 
 
 class Faults(Device):
@@ -238,7 +238,7 @@ class Chosen(Device):
                                  "(CPU shim sm_90)", env=devices("1GiB", "1GiB"))
         self.refused("cuda", "--device cuda: there is no GPU: the NVIDIA driver shows no GPU",
                      env={"QC_SHIM_DEVICES": "none"})
-        self.refused("cuda:0", "--device cuda:0: there is no GPU: no NVIDIA driver",
+        self.refused("cuda:0", "--device cuda:0: there is no GPU: the NVIDIA driver was not found",
                      env={"QC_SHIM_DEVICES": "nodriver"})
 
     def test_the_environment(self):
@@ -278,7 +278,7 @@ class Chosen(Device):
         self.assertEqual((o["quantizes_on"], o["quantizes_why"]),
                          ("cuda:0 (CPU shim sm_90), cuda:1 (CPU shim sm_90)", None))
         text = self.ok("hardware", env={"QC_SHIM_DEVICES": "nodriver"})
-        self.assertIn("\nquantizes  on cpu: no NVIDIA driver\n", text)
+        self.assertIn("\nquantizes  on cpu: the NVIDIA driver was not found\n", text)
         text = self.ok("hardware", env={"QCONV_DEVICE": "cpu", "QC_SHIM_DEVICES": "?"})
         self.assertIn("\nquantizes  on cpu: QCONV_DEVICE=cpu\n", text)
         o = json.loads(self.ok("hardware", "--as", "A100-40GB", "--json"))

@@ -54,7 +54,7 @@ class Described(HardwareCase):
     def test_without_a_gpu(self):
         text = self.ok("hardware", env=self.NONE)
         self.assertTrue(text.startswith(
-            "No GPU: no NVIDIA driver: /nowhere/libnvidia-ml.so.1 cannot be opened.\n"))
+            "No GPU: the NVIDIA driver was not found: /nowhere/libnvidia-ml.so.1 cannot be opened.\n"))
         for word in ["processor", "threads" if os.cpu_count() > 1 else "thread", "memory", "disk",
                      "strategy   cpu", "--vram cpu", "hardware --as"]:
             self.assertIn(word, text)
@@ -192,7 +192,7 @@ class Watched(HardwareCase):
 
     def test_without_a_gpu(self):
         line = self.fails(5, "hardware", "--watch", "--csv", "m.csv", env=self.NONE)
-        self.assertEqual(line, "qconv: --watch: there is no GPU to watch: no NVIDIA driver: "
+        self.assertEqual(line, "qconv: --watch: there is no GPU to watch: the NVIDIA driver was not found: "
                                "/nowhere/libnvidia-ml.so.1 cannot be opened\n")
         self.assertFalse(os.path.exists(self.path("m.csv")))
 

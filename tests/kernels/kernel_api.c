@@ -396,12 +396,12 @@ static void test_no_cublas(void **state)
     qc_error err = {0};
     setenv("QCONV_LIBCUBLAS", "libm.so.6", 1);
     qc_matmul *h = km_handle();
-    assert_string_equal(qc_matmul_no_gemm(h), "libm.so.6 has no cublasCreate_v2: it is too old");
+    assert_string_equal(qc_matmul_no_gemm(h), "libm.so.6 is too old: it has no cublasCreate_v2");
     qc_matmul_destroy(h);
     setenv("QCONV_LIBCUBLAS", "/nowhere/libcublas.so", 1);
     h = km_handle();
     assert_string_equal(qc_matmul_no_gemm(h),
-                        "no cuBLAS: /nowhere/libcublas.so could not be opened");
+                        "cuBLAS cannot be loaded: /nowhere/libcublas.so could not be opened");
     qc_matmul_io io = {.m = 1, .x_dtype = QC_DTYPE_F16, .y_dtype = QC_DTYPE_F16};
     km_expect(qc_matmul_dense(h, NULL, 1, 1, &io, NULL, 0, NULL, &err), QC_ERR_UNSUPPORTED, &err,
               "could not be opened");
@@ -594,7 +594,7 @@ static void test_reference(void **state)
             }
             qc_matmul_exact e = {&w.device, NULL, QC_DTYPE_F32, 13, 74, 1, &y, QC_DTYPE_F16, &y};
             km_expect(qc_matmul_reference(h, &e, NULL, &err), QC_ERR_USAGE, &err,
-                      "weights are 13 x 75, 13 x 74 was asked for");
+                      "the weight is 13 x 75, but a product with 13 x 74 was asked for");
             e.k = 75, e.m = 0, e.x = NULL, e.y = NULL;
             KM_OK(qc_matmul_reference(h, &e, NULL, &km_error));
             e = (qc_matmul_exact){NULL, &y, QC_DTYPE_F64, 1, 1, 1, &y, QC_DTYPE_F16, &y};

@@ -21,10 +21,12 @@ static void test_run_refuses(void **state)
     km_expect_run(h, &w.ready, &io, QC_MATMUL_AUTO, NULL, 0, "y is F32");
     io = good;
     io.ldx = 63;
-    km_expect_run(h, &w.ready, &io, QC_MATMUL_AUTO, NULL, 0, "rows of x are 63 apart, but have 64");
+    km_expect_run(h, &w.ready, &io, QC_MATMUL_AUTO, NULL, 0,
+                  "the rows of x are 63 elements apart, but have 64");
     io = good;
     io.ldy = 7;
-    km_expect_run(h, &w.ready, &io, QC_MATMUL_AUTO, NULL, 0, "rows of y are 7 apart, but have 8");
+    km_expect_run(h, &w.ready, &io, QC_MATMUL_AUTO, NULL, 0,
+                  "the rows of y are 7 elements apart, but have 8");
     io = good;
     io.x = NULL;
     km_expect_run(h, &w.ready, &io, QC_MATMUL_AUTO, NULL, 0, "x is NULL");
@@ -50,7 +52,8 @@ static void test_run_refuses(void **state)
     km_expect_run(h, &w.ready, &io, QC_MATMUL_MMA_884, memory + 8192, 256, "256 are allowed");
     qc_matmul_weights raw = w.ready;
     raw.exponent = NULL;
-    km_expect_run(h, &raw, &good, QC_MATMUL_AUTO, NULL, 0, "the weight was not prepared");
+    km_expect_run(h, &raw, &good, QC_MATMUL_AUTO, NULL, 0,
+                  "the weight was not prepared; call qc_matmul_prepare first");
     raw = w.ready;
     raw.w.codes = NULL;
     km_expect_run(h, &raw, &good, QC_MATMUL_AUTO, NULL, 0, "weights have no codes");
@@ -89,19 +92,19 @@ static void test_prepare_refuses(void **state)
         size_t shift;
         const char *words;
     } cases[] = {
-        {good, 1, 0, "pointless"},
+        {good, 1, 0, "does not help, because its rows are aligned"},
         {good, 0, 8, "not 256-byte aligned"},
-        {good, 0, 0, "no known form"},
-        {good, 0, 0, "block of 48 elements"},
-        {good, 0, 0, "block of 16 elements"},
-        {good, 0, 0, "block of 8192 elements"},
+        {good, 0, 0, "the form of the weights is not known"},
+        {good, 0, 0, "from 32 to 4096, found 48"},
+        {good, 0, 0, "from 32 to 4096, found 16"},
+        {good, 0, 0, "from 32 to 4096, found 8192"},
         {good, 0, 0, "no codes"},
-        {good, 0, 0, "neither scales nor all"},
-        {nested, 0, 0, "neither scales nor all"},
-        {nested, 0, 0, "neither scales nor all"},
-        {nested, 0, 0, "blocks of 0 scales"},
+        {good, 0, 0, "neither plain scales nor all"},
+        {nested, 0, 0, "neither plain scales nor all"},
+        {nested, 0, 0, "neither plain scales nor all"},
+        {nested, 0, 0, "nested block size: expected a power of two, found 0"},
         {good, 0, 0, "weights in int8 have no scales"},
-        {good, 0, 0, "weights in int8 have scales by rows, not by blocks of 64"},
+        {good, 0, 0, "the weights are int8 in blocks of 64; expected scales by rows"},
         {good, 0, 0, "overflows 64 bits"},
     };
     cases[2].w.form.ops = NULL;

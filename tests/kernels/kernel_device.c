@@ -289,7 +289,7 @@ static void test_no_devices(void **state)
     (void)state;
     qd_end();
     count_says("none", "the NVIDIA driver shows no GPU");
-    count_says("nodriver", "no NVIDIA driver");
+    count_says("nodriver", "the NVIDIA driver was not found");
     qc_shim_set_devices("sm_70:80:1GiB,sm_86:84:2GiB");
     int count = 0;
     qc_cuda_device_count(&count, NULL, 0);

@@ -259,7 +259,7 @@ static void test_planned_refuses(void **state)
         {"weight 0 differs", p.io, *w, p.bytes},
         {"weight 0 differs", p.io, *w, p.bytes},
         {"y is NULL", p.io, *w, p.bytes},
-        {"rows of x are 100 apart", p.io, *w, p.bytes},
+        {"rows of x are 100 elements apart", p.io, *w, p.bytes},
         {"not 256-byte aligned", p.io, *w, p.bytes},
     };
     cases[0].io.m = 10;
@@ -280,7 +280,7 @@ static void test_planned_refuses(void **state)
     }
     planned.workspace_bytes = p.bytes + 1;
     km_expect(qc_matmul_run_planned(h, &planned, &w, &p.io, p.workspace, p.bytes, p.s, &err),
-              QC_ERR_USAGE, &err, "and the product was planned for");
+              QC_ERR_USAGE, &err, "but the product was planned for");
     /* Planning follows no pointers. */
     p.io.x = p.io.y = NULL;
     KM_OK(qc_matmul_plan_product(h, &w, &p.io, 1, QC_MATMUL_AUTO, 0, &planned, &km_error));
@@ -288,7 +288,7 @@ static void test_planned_refuses(void **state)
     KM_OK(qc_matmul_plan_product(h, &w, &p.io, 1, QC_MATMUL_AUTO, 0, &planned, &km_error));
     KM_OK(qc_matmul_run_planned(h, &planned, &w, &p.io, NULL, 0, p.s, &km_error));
     km_expect(qc_matmul_plan_product(h, &w, &p.io, 9, QC_MATMUL_AUTO, 0, &planned, &err),
-              QC_ERR_USAGE, &err, "group of 9 weights");
+              QC_ERR_USAGE, &err, "group has 9 weights");
     product_free(&p);
     qc_matmul_destroy(h);
 }
@@ -327,7 +327,7 @@ static void test_device(void **state)
         expect_current(from);
     }
     const char *const words = "the matmul's handle is for cuda:1, but the calling thread's device "
-                              "is cuda:0 (qc_cuda_use chooses it)";
+                              "is cuda:0; choose the handle's with qc_cuda_use";
     KM_OK(qc_matmul_create(&h, 1, &km_error));
     km_spec spec = {.kind = QC_FORM_NF4, .n = 70, .k = 128, .block = 64};
     km_job job = {.m = 2, .x_dtype = QC_DTYPE_F16, .y_dtype = QC_DTYPE_F16};

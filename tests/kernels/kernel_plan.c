@@ -204,9 +204,10 @@ static void test_forced(void **state)
         assert_int_equal(plan_of(&h, &s, (qc_matmul_path)path, 0).path, path);
     assert_int_equal(plan_of(&v, &s, QC_MATMUL_MMA_884, 0).path, QC_MATMUL_MMA_884);
     expect_usage(&v, &s, QC_MATMUL_MMA_16816, 0,
-                 "path mma-16816 needs sm_80, this device is sm_70");
+                 "path mma-16816 needs sm_80, but this device is sm_70");
     expect_usage(&t, &s, QC_MATMUL_MMA_16816, 0, "sm_75");
-    expect_usage(&old, &s, QC_MATMUL_MMA_884, 0, "path mma-884 needs sm_70, this device is sm_60");
+    expect_usage(&old, &s, QC_MATMUL_MMA_884, 0,
+                 "path mma-884 needs sm_70, but this device is sm_60");
     expect_usage(&h, &s, QC_MATMUL_FILL, 0, "cannot be asked for");
     expect_usage(&h, &s, QC_MATMUL_PATH_COUNT, 0, "cannot be asked for");
     expect_usage(&h, &s, -1, 0, "cannot be asked for");

@@ -96,8 +96,8 @@ static void test_check(void **state)
 {
     (void)state;
     qc_error err = {0};
-    expect_refused(row(64, 128, 0, 8, QC_MATMUL_GEMV, 0, 0), "from 0 to 8");
-    expect_refused(row(64, 128, 9, 8, QC_MATMUL_GEMV, 0, 0), "from 9 to 8");
+    expect_refused(row(64, 128, 0, 8, QC_MATMUL_GEMV, 0, 0), "found 0 to 8");
+    expect_refused(row(64, 128, 9, 8, QC_MATMUL_GEMV, 0, 0), "found 9 to 8");
     expect_refused(row(64, 128, 1, 8, QC_MATMUL_AUTO, 0, 0), "path 0");
     expect_refused(row(64, 128, 1, 8, QC_MATMUL_FILL, 0, 0), "cannot be chosen");
     expect_refused(row(64, 128, 1, 8, QC_MATMUL_GEMV, 1, 0), "variant 1");

@@ -216,7 +216,8 @@ static void machines_without_gpus_are_fine(void **state)
     set("QCONV_NVML", "/nowhere/libnvidia-ml.so.1");
     qc_hardware h = read_hardware();
     assert_int_equal(h.gpu_count, 0);
-    assert_string_equal(h.no_gpu, "no NVIDIA driver: /nowhere/libnvidia-ml.so.1 cannot be opened");
+    assert_string_equal(
+        h.no_gpu, "the NVIDIA driver was not found: /nowhere/libnvidia-ml.so.1 cannot be opened");
     set("QCONV_NVML", "libm.so.6");
     assert_string_equal(read_hardware().no_gpu,
                         "the NVIDIA driver is too old: libm.so.6 has no nvmlInit_v2");

@@ -165,7 +165,8 @@ static qc_status ring_create(qc_gpu_ring **out, const qc_cuda_device *device, si
     while (slot_bytes > fake.room && slot_bytes / 2 >= min_bytes)
         slot_bytes /= 2;
     if (slot_bytes > fake.room || (fake.no_room_on && strcmp(fake.no_room_on, device->name) == 0))
-        QC_FAIL(err, QC_ERR_NOMEM, "CUDA: %zu bytes of device memory: out of memory", slot_bytes);
+        QC_FAIL(err, QC_ERR_NOMEM,
+                "CUDA: allocating %zu bytes of device memory failed: out of memory", slot_bytes);
     qc_gpu_ring *r = calloc(1, sizeof *r);
     assert_non_null(r);
     r->slot_bytes = slot_bytes;
@@ -241,7 +242,7 @@ static void device_count(int *count, char *why, size_t why_bytes)
     atomic_fetch_add(&fake.asked, 1);
     *count = fake.count;
     if (fake.count == 0)
-        (void)snprintf(why, why_bytes, "no NVIDIA driver");
+        (void)snprintf(why, why_bytes, "the NVIDIA driver was not found");
 }
 
 static qc_status device_open(qc_cuda_device *out, int index, qc_error *err)
@@ -506,7 +507,7 @@ static void devices_are_chosen(void **state)
         {"cuda:7", 2, 0,
          "--device cuda:7: there is no cuda:7; there are cuda:0 (Fake 0), cuda:1 (Fake 1)"},
         {"cuda:0,1", 1, 0, "--device cuda:0,1: there is no cuda:1; there is cuda:0 (Fake 0)"},
-        {"cuda", 0, 0, "--device cuda: there is no GPU: no NVIDIA driver"},
+        {"cuda", 0, 0, "--device cuda: there is no GPU: the NVIDIA driver was not found"},
         {"cuda:1", 2, 2,
          "--device cuda:1: cuda:1 (Fake 1) is an sm_30, and this build has no code for it"},
         {"cuda", 1, 1,
@@ -551,10 +552,11 @@ static void auto_asks_when_it_pays(void **state)
     assert_non_null(strstr(d.why, "cuda:0 (Fake 0) is an sm_30"));
     fake.count = 0;
     test_must(qc_devices_choose(&d, &fake_gpus, NULL, UINT64_MAX, &a, &err), &err);
-    assert_string_equal(d.why, "no NVIDIA driver");
+    assert_string_equal(d.why, "the NVIDIA driver was not found");
     assert_int_equal(setenv("QCONV_DEVICE", "cuda:1", 1), 0);
     assert_int_equal(qc_devices_choose(&d, &fake_gpus, NULL, UINT64_MAX, &a, &err), QC_ERR_DEVICE);
-    assert_string_equal(err.msg, "QCONV_DEVICE=cuda:1: there is no GPU: no NVIDIA driver");
+    assert_string_equal(err.msg,
+                        "QCONV_DEVICE=cuda:1: there is no GPU: the NVIDIA driver was not found");
     test_must(qc_devices_choose(&d, &fake_gpus, "cpu", UINT64_MAX, &a, &err), &err);
     assert_string_equal(d.why, "--device cpu");
     assert_int_equal(unsetenv("QCONV_DEVICE"), 0);
