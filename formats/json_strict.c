@@ -513,7 +513,8 @@ qc_status qc_json_parse(qc_json **out, const char *text, size_t len, unsigned fl
     *out = NULL;
     qc_json *doc = NULL;
     if (len > UINT32_MAX)
-        QC_FAIL(err, QC_ERR_INPUT, "JSON text has %zu bytes; at most %u are read", len, UINT32_MAX);
+        QC_FAIL(err, QC_ERR_INPUT, "the JSON text has %zu bytes; at most %u are read", len,
+                UINT32_MAX);
     QC_TRY(qc_calloc(&doc, 1, sizeof *doc, err));
     qc_arena_init(&doc->arena);
     scanner s = {.text = text,

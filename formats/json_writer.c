@@ -143,7 +143,7 @@ static void put_string(qc_json_writer *w, const char *s, int replace)
         uint32_t c = 0;
         size_t n = qc_text_char(p, &c);
         if (n == 0 && !replace) {
-            w->st = QC_ERROR(w->err, QC_ERR_INPUT, "text is not UTF-8: '%.100s'", s);
+            w->st = QC_ERROR(w->err, QC_ERR_INPUT, "a text is not UTF-8: '%.100s'", s);
             return;
         }
         if (n == 0 || c == '"' || c == '\\' || qc_text_is_control(c)) {
@@ -199,7 +199,7 @@ void qc_json_write_double(qc_json_writer *w, double v)
     char text[QC_PY_REPR_BYTES];
     if (!isfinite(v)) {
         if (w->st == QC_OK)
-            w->st = QC_ERROR(w->err, QC_ERR_RANGE, "JSON has no number for %g", v);
+            w->st = QC_ERROR(w->err, QC_ERR_RANGE, "JSON cannot express the number %g", v);
         return;
     }
     before_value(w);

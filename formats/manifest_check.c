@@ -23,7 +23,8 @@
 static qc_status check_path(const char *path, const char *what, qc_error *err)
 {
     if (!path || strlen(path) > PATH_MAX_BYTES || !qc_is_plain_path(path))
-        QC_FAIL(err, QC_ERR_INPUT, "%s: '%s' is no path inside the folder", what, path ? path : "");
+        QC_FAIL(err, QC_ERR_INPUT, "%s: '%s' is not a path inside the folder", what,
+                path ? path : "");
     return QC_OK;
 }
 
@@ -65,7 +66,8 @@ static qc_status check_file_names(const qc_manifest *m, const char **names, qc_e
         const char *name = m->shards[i].name;
         QC_TRY(check_path(name, "shard", err));
         if (!qc_ends_with(name, SHARD_SUFFIX) || strcmp(name, SHARD_SUFFIX) == 0)
-            QC_FAIL(err, QC_ERR_INPUT, "shard: '%s' does not end with %s", name, SHARD_SUFFIX);
+            QC_FAIL(err, QC_ERR_INPUT, "shard: expected a name that ends with %s, found '%s'",
+                    SHARD_SUFFIX, name);
         names[n++] = name;
     }
     for (size_t i = 0; i < m->file_count; i++) {
@@ -74,7 +76,7 @@ static qc_status check_file_names(const qc_manifest *m, const char **names, qc_e
         if (strcmp(path, QC_MANIFEST_NAME) == 0)
             QC_FAIL(err, QC_ERR_INPUT, "file: %s cannot list itself", path);
         if (i > 0 && strcmp(m->files[i - 1].path, path) >= 0)
-            QC_FAIL(err, QC_ERR_INPUT, "file: '%s' is not in order", path);
+            QC_FAIL(err, QC_ERR_INPUT, "file: '%s' is not in the order of names", path);
         names[n++] = path;
     }
     QC_TRY(check_unique(names, n, "file", err));
@@ -104,7 +106,7 @@ static qc_status check_names(const qc_manifest *m, qc_error *err)
     for (size_t i = 0; st == QC_OK && m->tensors && i < m->tensor_count; i++) {
         names[i] = m->tensors[i].name;
         if (!names[i])
-            st = QC_ERROR(err, QC_ERR_INPUT, "tensor %zu has no name", i);
+            st = QC_ERROR(err, QC_ERR_INPUT, "tensors[%zu] has no name", i);
     }
     if (st == QC_OK && m->tensors)
         st = check_unique(names, m->tensor_count, "tensor", err);
@@ -117,10 +119,10 @@ static qc_status check_names(const qc_manifest *m, qc_error *err)
 static qc_status check_asked(const qc_manifest_placement *p, qc_error *err)
 {
     if (p->device_count > QC_MANIFEST_DEVICES_MAX)
-        QC_FAIL(err, QC_ERR_INPUT, "placement: %zu devices; at most %u are allowed",
-                p->device_count, QC_MANIFEST_DEVICES_MAX);
+        QC_FAIL(err, QC_ERR_INPUT, "placement: expected at most %u devices, found %zu",
+                QC_MANIFEST_DEVICES_MAX, p->device_count);
     if (!p->vram)
-        QC_FAIL(err, QC_ERR_INPUT, "placement: a text is missing");
+        QC_FAIL(err, QC_ERR_INPUT, "placement: vram is missing");
     if (!(p->margin > 0 && p->margin <= 1))
         QC_FAIL(err, QC_ERR_INPUT,
                 "placement: margin: expected more than 0 and at most 1, found %g", p->margin);
@@ -136,7 +138,7 @@ static qc_status check_device(const qc_manifest *m, size_t device, size_t *shard
     const qc_manifest_device *d = &m->placement.devices[device];
     uint64_t content = 0, headers = 0;
     if (!d->name || !*d->name)
-        QC_FAIL(err, QC_ERR_INPUT, "placement: device %zu has no name", device);
+        QC_FAIL(err, QC_ERR_INPUT, "placement: devices[%zu] has no name", device);
     for (size_t i = 0; i < device; i++) {
         if (strcmp(m->placement.devices[i].name, d->name) == 0)
             QC_FAIL(err, QC_ERR_INPUT, "placement: device '%s' is listed twice", d->name);
@@ -144,13 +146,13 @@ static qc_status check_device(const qc_manifest *m, size_t device, size_t *shard
     for (; *shard < m->shard_count && m->shards[*shard].device == device; (*shard)++) {
         const qc_manifest_shard *s = &m->shards[*shard];
         if (qc_add_u64(content, s->content_bytes, &content))
-            QC_FAIL(err, QC_ERR_INPUT, "%s: sizes overflow 64 bits", s->name);
+            QC_FAIL(err, QC_ERR_INPUT, "%s: the sizes overflow 64 bits", s->name);
         headers += s->header_bytes; /* part of content_bytes: no overflow */
     }
     if (d->shard_bytes != content || d->tensor_bytes != content - headers)
         QC_FAIL(err, QC_ERR_INPUT,
                 "placement: device '%s' has %" PRIu64 " bytes, %" PRIu64
-                " of them in tensors; its shards have %" PRIu64 " and %" PRIu64,
+                " of them in tensors, but its shards have %" PRIu64 " and %" PRIu64,
                 d->name, d->shard_bytes, d->tensor_bytes, content, content - headers);
     return QC_OK;
 }
@@ -190,12 +192,14 @@ static qc_status check_tensor(const qc_manifest_tensor *t, qc_error *err)
 {
     uint64_t bytes = 0;
     if (!t->scheme || !qc_manifest_scheme(t->scheme))
-        QC_FAIL(err, QC_ERR_INPUT, "scheme '%s' is not known", t->scheme ? t->scheme : "");
+        QC_FAIL(err, QC_ERR_INPUT,
+                "the scheme '%s' is not known; a newer qconv may have written it",
+                t->scheme ? t->scheme : "");
     QC_TRY(qc_shape_bytes(t->dims, t->ndim, t->dtype, &bytes, err));
     if (t->end < t->begin || t->end - t->begin != bytes)
         QC_FAIL(err, QC_ERR_INPUT,
-                "its shape takes %" PRIu64 " bytes, its range is %" PRIu64 " to %" PRIu64, bytes,
-                t->begin, t->end);
+                "its shape takes %" PRIu64 " bytes, but its range is %" PRIu64 " to %" PRIu64,
+                bytes, t->begin, t->end);
     if (bytes > 0) {
         QC_TRY(check_pieces(t->piece_bytes, QC_FRAME_MAX_BYTES, "piece_bytes", err));
         /* This bounds the memory for a reader's list of pieces by a small share of the file's
@@ -205,19 +209,23 @@ static qc_status check_tensor(const qc_manifest_tensor *t, qc_error *err)
                     "piece_bytes: expected all %" PRIu64 " bytes or at least %u, found %" PRIu64,
                     bytes, PIECE_LEAST_BYTES, t->piece_bytes);
         if (qc_ceil_div_u64(bytes, t->piece_bytes) > UINT32_MAX)
-            QC_FAIL(err, QC_ERR_INPUT, "%" PRIu64 " bytes in pieces of %" PRIu64 " are too many",
+            QC_FAIL(err, QC_ERR_INPUT,
+                    "%" PRIu64 " bytes in pieces of %" PRIu64 " are more pieces than are supported",
                     bytes, t->piece_bytes);
         if (t->source_name)
             QC_TRY(check_pieces(t->source_piece_bytes, UINT64_MAX, "source piece_bytes", err));
     }
     if (t->has_error &&
         (!isfinite(t->rel_mse) || !isfinite(t->max_err) || t->rel_mse < 0 || t->max_err < 0))
-        QC_FAIL(err, QC_ERR_INPUT, "its errors are %g and %g", t->rel_mse, t->max_err);
+        QC_FAIL(err, QC_ERR_INPUT,
+                "its errors: expected finite numbers of 0 or more, found %g and %g", t->rel_mse,
+                t->max_err);
     const qc_manifest_outputs *o = t->outputs;
     if (o && (!t->has_error || !isfinite(o->rounded) || !isfinite(o->calibrated) ||
               o->rounded < 0 || o->calibrated < 0))
-        QC_FAIL(err, QC_ERR_INPUT, "its errors in outputs are %g and %g", o->rounded,
-                o->calibrated);
+        QC_FAIL(err, QC_ERR_INPUT,
+                "its errors in outputs: expected finite numbers of 0 or more, found %g and %g",
+                o->rounded, o->calibrated);
     return QC_OK;
 }
 
@@ -229,21 +237,21 @@ typedef struct {
 static qc_status check_place(const qc_manifest_tensor *t, int compressed, place *at, qc_error *err)
 {
     if (t->begin != at->content)
-        QC_FAIL(err, QC_ERR_INPUT, "begins at %" PRIu64 ", expected %" PRIu64, t->begin,
+        QC_FAIL(err, QC_ERR_INPUT, "it begins at byte %" PRIu64 "; expected %" PRIu64, t->begin,
                 at->content);
     at->content = t->end;
     if (!compressed)
         return QC_OK;
     if (t->end == t->begin) {
         if (t->stored_offset || t->stored_bytes)
-            QC_FAIL(err, QC_ERR_INPUT, "has no content but a place in the file");
+            QC_FAIL(err, QC_ERR_INPUT, "it has no content, but a place in the file");
         return QC_OK;
     }
     if (t->stored_offset != at->stored)
-        QC_FAIL(err, QC_ERR_INPUT, "stored_offset is %" PRIu64 ", expected %" PRIu64,
-                t->stored_offset, at->stored);
+        QC_FAIL(err, QC_ERR_INPUT, "stored_offset: expected %" PRIu64 ", found %" PRIu64,
+                at->stored, t->stored_offset);
     if (t->stored_bytes == 0 || qc_add_u64(at->stored, t->stored_bytes, &at->stored))
-        QC_FAIL(err, QC_ERR_INPUT, "stored_bytes cannot be %" PRIu64, t->stored_bytes);
+        QC_FAIL(err, QC_ERR_INPUT, "stored_bytes: %" PRIu64 " is not possible", t->stored_bytes);
     return QC_OK;
 }
 
@@ -253,7 +261,8 @@ static qc_status check_shard(const qc_manifest *m, uint32_t shard, size_t *next,
     place at = {0, s->header_stored_bytes};
     uint64_t sum = 0, pieces = 0; /* at most 2^32 tensors with at most 2^32 each: no overflow */
     if (s->header_bytes < HEADER_LEAST_BYTES || s->header_bytes > 8 + QC_ST_MAX_HEADER_BYTES)
-        QC_FAIL(err, QC_ERR_INPUT, "%s: header_bytes cannot be %" PRIu64, s->name, s->header_bytes);
+        QC_FAIL(err, QC_ERR_INPUT, "%s: header_bytes: %" PRIu64 " is not possible", s->name,
+                s->header_bytes);
     for (; *next < m->tensor_count; (*next)++) {
         qc_manifest_tensor room;
         const qc_manifest_tensor *t = NULL;
@@ -272,17 +281,18 @@ static qc_status check_shard(const qc_manifest *m, uint32_t shard, size_t *next,
     }
     if (qc_add_u64(at.content, s->header_bytes, &sum) || sum != s->content_bytes)
         QC_FAIL(err, QC_ERR_INPUT,
-                "%s: content_bytes is %" PRIu64 ", its header and tensors have %" PRIu64, s->name,
-                s->content_bytes, sum);
+                "%s: content_bytes is %" PRIu64 ", but its header and tensors have %" PRIu64,
+                s->name, s->content_bytes, sum);
     if (!m->compressed)
         return QC_OK;
     if (s->header_stored_bytes == 0 || s->table_bytes == 0 ||
         qc_add_u64(at.stored, s->table_bytes, &sum) || sum != s->file_bytes)
-        QC_FAIL(err, QC_ERR_INPUT, "%s: file_bytes is %" PRIu64 ", its parts have %" PRIu64,
+        QC_FAIL(err, QC_ERR_INPUT, "%s: file_bytes is %" PRIu64 ", but its parts have %" PRIu64,
                 s->name, s->file_bytes, sum);
     if (pieces > s->table_bytes / TABLE_ENTRY_BYTES)
-        QC_FAIL(err, QC_ERR_INPUT, "%s: a table of %" PRIu64 " bytes lists no %" PRIu64 " frames",
-                s->name, s->table_bytes, pieces);
+        QC_FAIL(err, QC_ERR_INPUT,
+                "%s: a seek table of %" PRIu64 " bytes cannot list %" PRIu64 " frames", s->name,
+                s->table_bytes, pieces);
     return QC_OK;
 }
 
@@ -293,7 +303,9 @@ static qc_status check_rules(const qc_manifest *m, qc_error *err)
     const size_t prefix = sizeof QC_MANIFEST_SCALE_RULE - 1;
     for (size_t i = 0; i < m->rule_count; i++) {
         if (strncmp(m->rules[i], QC_MANIFEST_SCALE_RULE, prefix) == 0)
-            QC_FAIL(err, QC_ERR_INPUT, "manifest: rule '%s' is not the last", m->rules[i]);
+            QC_FAIL(err, QC_ERR_INPUT,
+                    "manifest: rule '%s' is not the last, where how scales were found must stand",
+                    m->rules[i]);
     }
     if (m->scale && strcmp(m->scale, "search") != 0 && strcmp(m->scale, "refit") != 0)
         QC_FAIL(err, QC_ERR_INPUT, "manifest: scale: expected search or refit, found '%s'",
@@ -316,9 +328,12 @@ static qc_status check_calibration(const qc_manifest_calibration *c, qc_error *e
     if (!c)
         return QC_OK;
     if (c->hessians ? c->text != NULL : !c->text || !c->tokenizer)
-        QC_FAIL(err, QC_ERR_INPUT, "manifest: calibrate: a text is missing, or too many");
+        QC_FAIL(err, QC_ERR_INPUT,
+                "manifest: calibrate: expected hessians, or a text and a tokenizer");
     if (!isfinite(c->damping) || c->damping < 0)
-        QC_FAIL(err, QC_ERR_INPUT, "manifest: calibrate: damping is %g", c->damping);
+        QC_FAIL(err, QC_ERR_INPUT,
+                "manifest: calibrate: damping: expected a finite number of 0 or more, found %g",
+                c->damping);
     return QC_OK;
 }
 
@@ -327,7 +342,7 @@ qc_status qc_manifest_check(const qc_manifest *m, qc_error *err)
     size_t next = 0;
     qc_status st = QC_OK;
     if (!m->qconv_version || !m->to || !m->rest || (m->compressed && !m->zstd_version))
-        QC_FAIL(err, QC_ERR_INPUT, "manifest: a text is missing");
+        QC_FAIL(err, QC_ERR_INPUT, "manifest: a text that every manifest has is missing");
     if (m->compressed && (m->level < 1 || m->level > 19))
         QC_FAIL(err, QC_ERR_INPUT, "manifest: level: expected 1 to 19, found %d", m->level);
     QC_TRY(check_rules(m, err));

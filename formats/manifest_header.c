@@ -52,8 +52,9 @@ static qc_status compare(const qc_manifest *m, const qc_manifest_tensor *t,
     const qc_st_tensor *h = &found->tensor;
     char listed[PLACE_BYTES], have[PLACE_BYTES];
     if (strcmp(m->shards[t->shard].name, found->shard) != 0)
-        QC_FAIL(err, QC_ERR_CHECK, "header of %s%s: tensor '%.*s' is in %s by the manifest",
-                found->shard, ending(m), NAME_SHOWN_BYTES, t->name, m->shards[t->shard].name);
+        QC_FAIL(err, QC_ERR_CHECK,
+                "header of %s%s: tensor '%.*s' is in %s according to the manifest", found->shard,
+                ending(m), NAME_SHOWN_BYTES, t->name, m->shards[t->shard].name);
     if (t->dtype == h->dtype && t->ndim == h->ndim && t->begin == h->begin && t->end == h->end &&
         memcmp(t->dims, h->dims, t->ndim * sizeof *t->dims) == 0)
         return QC_OK;
@@ -195,8 +196,8 @@ static qc_status parse_and_hold(const char *header, const qc_manifest *m, size_t
     qc_status st = qc_st_header_length((const unsigned char *)header, (size_t)s->header_bytes,
                                        s->content_bytes, &n, err);
     if (st == QC_OK && n != s->header_bytes - 8)
-        st = QC_ERROR(err, QC_ERR_CHECK, "has %" PRIu64 " bytes, the manifest says %" PRIu64, n + 8,
-                      s->header_bytes);
+        st = QC_ERROR(err, QC_ERR_CHECK, "it has %" PRIu64 " bytes, but the manifest says %" PRIu64,
+                      n + 8, s->header_bytes);
     if (st == QC_OK)
         st = qc_st_header_parse(&h, header + 8, (size_t)n, s->content_bytes - s->header_bytes, err);
     if (st != QC_OK) {

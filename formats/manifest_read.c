@@ -70,10 +70,11 @@ static qc_status find_seal(const source *s, uint64_t *covered, qc_digest *want, 
     if (s->len >= sizeof end)
         QC_TRY(read_at(s, s->len - sizeof end, end, sizeof end, err));
     if (s->len < sizeof end || memcmp(end + sizeof end - TAIL, SEAL_TAIL, TAIL) != 0)
-        QC_FAIL(err, QC_ERR_CHECK, "does not end as it was written: cut short or changed");
+        QC_FAIL(err, QC_ERR_CHECK,
+                "it does not end as it was written, so it was cut short or changed");
     memcpy(hex, end + KEY, HEX_BYTES);
     if (memcmp(end, SEAL_BEFORE, KEY) != 0 || qc_digest_from_hex(want, hex) != 0)
-        QC_FAIL(err, QC_ERR_CHECK, "has no digest at its end: cut short or changed");
+        QC_FAIL(err, QC_ERR_CHECK, "it has no digest at its end, so it was cut short or changed");
     *covered = s->len - TAIL - HEX_BYTES;
     return QC_OK;
 }
@@ -118,7 +119,8 @@ static qc_status check_seal(const source *s, uint64_t *covered, qc_digest *want,
     *rows = (size_t)cut.elements;
     qc_json_cut_deinit(&cut);
     if (st == QC_OK && !qc_digest_equal(&have, want))
-        st = QC_ERROR(err, QC_ERR_CHECK, "its digest does not fit: damaged or changed");
+        st =
+            QC_ERROR(err, QC_ERR_CHECK, "its digest does not fit, so it is damaged or was changed");
     return st;
 }
 
@@ -190,7 +192,8 @@ static qc_status read_shape(qc_manifest_tensor *t, qc_json_walk *w, qc_error *er
     QC_TRY(qc_json_take_in(w, "shape", QC_JSON_ARRAY, &dims, err));
     for (; dims.next; dims.next = qc_json_next(dims.next)) {
         if (t->ndim == QC_MAX_DIMS)
-            QC_FAIL(err, QC_ERR_INPUT, "shape: more than %u dimensions", (unsigned)QC_MAX_DIMS);
+            QC_FAIL(err, QC_ERR_INPUT, "shape: expected at most %u dimensions, found more",
+                    (unsigned)QC_MAX_DIMS);
         QC_TRY(qc_json_as_u64(dims.next, "shape", &t->dims[t->ndim++], err));
     }
     return QC_OK;
@@ -229,7 +232,7 @@ static qc_status read_tensor(qc_manifest_tensor *t, const qc_manifest *m, qc_jso
     QC_TRY(read_shape(t, w, err));
     QC_TRY(qc_json_take_rows(w, qc_manifest_place_rows, qc_manifest_when(m), t, err));
     if (t->shard >= m->shard_count)
-        QC_FAIL(err, QC_ERR_INPUT, "shard: there is no number %u", (unsigned)t->shard);
+        QC_FAIL(err, QC_ERR_INPUT, "shard: there is no shard number %u", (unsigned)t->shard);
     t->has_error = qc_json_is_next(w, "rel_mse");
     if (t->has_error)
         QC_TRY(qc_json_take_rows(w, qc_manifest_error_rows, 0, t, err));
@@ -249,7 +252,7 @@ static qc_status read_placement(qc_manifest *m, qc_json_walk *top, qc_error *err
     QC_TRY(qc_json_take_list(&w, "devices", qc_manifest_device_rows, 0, &p->devices,
                              &p->device_count, sizeof *p->devices, err));
     if (p->device_count == 0)
-        QC_FAIL(err, QC_ERR_INPUT, "placement: devices is empty");
+        QC_FAIL(err, QC_ERR_INPUT, "placement: devices is empty; expected at least one");
     return qc_json_leave(&w, err);
 }
 
@@ -262,8 +265,9 @@ static qc_status read_head(qc_manifest *m, qc_arena *arena, const qc_json_node *
     QC_TRY(qc_json_take_rows(&top, head_rows, 0, &h, err));
     if (strcmp(h.format, QC_MANIFEST_FORMAT) != 0 || h.version < QC_MANIFEST_VERSION ||
         h.version > QC_MANIFEST_VERSION_CALIBRATED)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED, "is of format '%s', version %llu; expected '%s', %u to %u",
-                h.format, (unsigned long long)h.version, QC_MANIFEST_FORMAT, QC_MANIFEST_VERSION,
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "its format is '%s', version %llu; expected '%s', %u to %u", h.format,
+                (unsigned long long)h.version, QC_MANIFEST_FORMAT, QC_MANIFEST_VERSION,
                 QC_MANIFEST_VERSION_CALIBRATED);
     QC_TRY(qc_json_take_rows(&top, version_rows, 0, m, err));
     QC_TRY(read_compression(m, &top, err));
@@ -277,7 +281,7 @@ static qc_status read_head(qc_manifest *m, qc_arena *arena, const qc_json_node *
                              &m->shards, &m->shard_count, sizeof *m->shards, err));
     for (size_t i = 0; i < m->shard_count && m->placement.device_count > 0; i++) {
         if (m->shards[i].device >= m->placement.device_count)
-            QC_FAIL(err, QC_ERR_INPUT, "shards[%zu]: device: there is no number %u", i,
+            QC_FAIL(err, QC_ERR_INPUT, "shards[%zu]: device: there is no device number %u", i,
                     (unsigned)m->shards[i].device);
     }
     /* Its rows come one by one. */
@@ -326,7 +330,7 @@ static qc_status take_row(void *ctx, const char *text, size_t len, qc_error *err
     qc_json_walk w;
     size_t i = m->tensor_count;
     if (i == r->rows)
-        QC_FAIL(err, QC_ERR_CHECK, "changes while it is read");
+        QC_FAIL(err, QC_ERR_CHECK, "it changes while it is read");
     qc_status st = qc_json_parse(&doc, text, len, 0, err);
     if (st == QC_OK)
         st = qc_json_enter(&w, r->arena, qc_json_root(doc), QC_JSON_OBJECT, "row", err);
@@ -363,7 +367,7 @@ static qc_status read_parts(qc_manifest *m, qc_arena *arena, const source *s, qc
         st = qc_json_cut_finish(&cut, err);
     qc_json_cut_deinit(&cut);
     if (st == QC_OK && (!r.has_tail || m->tensor_count != r.rows || !qc_digest_equal(&want, &have)))
-        st = QC_ERROR(err, QC_ERR_CHECK, "changes while it is read");
+        st = QC_ERROR(err, QC_ERR_CHECK, "it changes while it is read");
     return st;
 }
 
@@ -414,7 +418,7 @@ qc_status qc_manifest_load(qc_manifest *out, qc_arena *arena, const char *dir, q
     QC_TRY(qc_path_stat(path, &kind, NULL, err));
     if (kind != QC_PATH_FILE)
         QC_FAIL(err, QC_ERR_INPUT,
-                "%s: there is no %s: not an output of qconv, or one that was not finished", dir,
+                "%s has no %s, so it is not an output of qconv, or one that is not finished", dir,
                 QC_MANIFEST_NAME);
     qc_status st = parse_file(out, arena, path, err);
     if (st == QC_ERR_INPUT || st == QC_ERR_TRUNCATED || st == QC_ERR_UNSUPPORTED)

@@ -125,7 +125,7 @@ qc_status qc_raw_frame_read(int *as_written, const qc_file *f, uint64_t offset, 
     if (hash)
         qc_digest_update(hash, tail, sizeof tail);
     else if ((uint32_t)XXH64_digest(&sum) != qc_load_le32(tail))
-        QC_FAIL(err, QC_ERR_INPUT, "frame: its checksum is not that of its content");
+        QC_FAIL(err, QC_ERR_INPUT, "the frame's checksum does not fit its content");
     *as_written = 1;
     return QC_OK;
 }

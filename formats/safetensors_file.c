@@ -222,7 +222,7 @@ static qc_status parse_saved(qc_st_file *f, const qc_saved_header *saved, qc_err
     QC_TRY(qc_file_pread(&f->file, head, sizeof head, saved->header_at, err));
     QC_TRY(qc_st_header_length(head, sizeof head, saved->content_bytes, &n, err));
     if (n + 8 != saved->header_bytes)
-        QC_FAIL(err, QC_ERR_INPUT, "its header has %" PRIu64 " bytes, %" PRIu64 " were saved",
+        QC_FAIL(err, QC_ERR_INPUT, "its header has %" PRIu64 " bytes, but %" PRIu64 " were saved",
                 n + 8, saved->header_bytes);
     QC_TRY(qc_malloc(&json, (size_t)n, err));
     qc_status st = qc_file_pread(&f->file, json, (size_t)n, saved->header_at + 8, err);
@@ -286,7 +286,8 @@ static qc_status put_under(const qc_file *f, const char *path, qc_error *err)
     (void)fcntl(f->fd, F_SETFD, FD_CLOEXEC);
     qc_file_discard(&file);
     if (r < 0)
-        QC_FAIL(err, QC_ERR_IO, "%s cannot be let go of: %s", f->path, strerror(e));
+        QC_FAIL(err, QC_ERR_IO, "%s could not be closed to free its space: %s", f->path,
+                strerror(e));
     return QC_OK;
 }
 
@@ -339,7 +340,7 @@ qc_status qc_st_file_read(const qc_st_file *f, qc_st_cursor *c, uint64_t offset,
                 f->file.path);
     if (offset > f->header.data_bytes || len > f->header.data_bytes - offset)
         QC_FAIL(err, QC_ERR_INPUT,
-                "%s: %zu bytes at %" PRIu64 " were asked for, the data has %" PRIu64 " bytes",
+                "%s: %zu bytes at %" PRIu64 " were asked for, but the data has %" PRIu64 " bytes",
                 f->file.path, len, offset, f->header.data_bytes);
     return read_content(f, c, f->data_offset + offset, dst, len, err);
 }

@@ -98,28 +98,29 @@ qc_status qc_st_header_length(const unsigned char *head, size_t head_len, uint64
     *n = 0;
     if (file_bytes < 8 || head_len < 8)
         QC_FAIL(err, QC_ERR_TRUNCATED,
-                "file has %" PRIu64 " bytes, a safetensors file begins with 8 bytes of header "
-                "length",
+                "the file has %" PRIu64
+                " bytes; a safetensors file begins with 8 bytes of header length",
                 file_bytes);
     length = qc_load_le64(head);
     if (length == 0)
-        QC_FAIL(err, QC_ERR_INPUT,
-                "header length is 0; expected at least the 2 bytes {} (a file of zeros?)");
+        QC_FAIL(
+            err, QC_ERR_INPUT,
+            "the header length is 0; expected at least the 2 bytes {} (is it a file of zeros?)");
     if (length <= QC_ST_MAX_HEADER_BYTES && length <= file_bytes - 8) {
         *n = length;
         return QC_OK;
     }
     qc_status st = recognise(head, head_len, &what);
     if (st != QC_OK)
-        QC_FAIL(err, st, "file is %s", what);
+        QC_FAIL(err, st, "the file is %s", what);
     if (length > QC_ST_MAX_HEADER_BYTES)
         QC_FAIL(err, QC_ERR_INPUT,
-                "header length is %" PRIu64 " bytes; at most %u are allowed (not a safetensors "
-                "file?)",
+                "the header length is %" PRIu64
+                " bytes; at most %u are allowed (is it a safetensors file?)",
                 length, QC_ST_MAX_HEADER_BYTES);
     QC_FAIL(err, QC_ERR_TRUNCATED,
-            "header of %" PRIu64 " bytes is cut off: file has %" PRIu64 " bytes, %" PRIu64
-            " are missing",
+            "the header of %" PRIu64 " bytes is cut off: the file has %" PRIu64
+            " bytes, so %" PRIu64 " are missing",
             length, file_bytes, length - (file_bytes - 8));
 }
 
@@ -130,7 +131,7 @@ static qc_status parse_dims(qc_st_tensor *t, const qc_json_node *n, qc_error *er
     QC_TRY(qc_json_expect(n, QC_JSON_ARRAY, "shape", err));
     for (const qc_json_node *d = qc_json_first(n); d; d = qc_json_next(d)) {
         if (t->ndim == QC_MAX_DIMS)
-            QC_FAIL(err, QC_ERR_UNSUPPORTED, "shape has more than %d dimensions", QC_MAX_DIMS);
+            QC_FAIL(err, QC_ERR_UNSUPPORTED, "the shape has more than %d dimensions", QC_MAX_DIMS);
         QC_TRY(qc_json_as_u64(d, "a dimension", &t->dims[t->ndim], err));
         t->ndim++;
     }
@@ -148,9 +149,11 @@ static qc_status parse_offsets(qc_st_tensor *t, const qc_json_node *n, qc_error 
         count++;
     }
     if (count != 2)
-        QC_FAIL(err, QC_ERR_INPUT, "data_offsets has %u numbers; expected 2", count);
+        QC_FAIL(err, QC_ERR_INPUT, "data_offsets: expected 2 numbers, found %u", count);
     if (v[0] > v[1])
-        QC_FAIL(err, QC_ERR_INPUT, "data_offsets begin at %" PRIu64 ", behind their end %" PRIu64,
+        QC_FAIL(err, QC_ERR_INPUT,
+                "data_offsets: expected a begin that is not behind the end, found %" PRIu64
+                " and %" PRIu64,
                 v[0], v[1]);
     t->begin = v[0];
     t->end = v[1];
@@ -175,7 +178,7 @@ static qc_status parse_fields(qc_st_header *h, qc_st_tensor *t, const qc_json_no
     const qc_json_node *offsets = NULL;
     uint64_t bytes = 0;
     if (qc_json_kind_of(n) != QC_JSON_OBJECT)
-        QC_FAIL(err, QC_ERR_INPUT, "entry is of kind %s; expected an object",
+        QC_FAIL(err, QC_ERR_INPUT, "its entry is of kind %s; expected an object",
                 qc_json_kind_name(qc_json_kind_of(n)));
     for (const qc_json_node *m = qc_json_first(n); m; m = qc_json_next(m)) {
         const char *key = qc_json_key(m);
@@ -194,7 +197,7 @@ static qc_status parse_fields(qc_st_header *h, qc_st_tensor *t, const qc_json_no
     QC_TRY(qc_shape_bytes(t->dims, t->ndim, t->dtype, &bytes, err));
     if (bytes != t->end - t->begin)
         QC_FAIL(err, QC_ERR_INPUT,
-                "dtype %s and shape take %" PRIu64 " bytes, data_offsets %" PRIu64 "..%" PRIu64
+                "dtype %s and shape take %" PRIu64 " bytes, but data_offsets %" PRIu64 "..%" PRIu64
                 " hold %" PRIu64,
                 qc_dtype_name(t->dtype), bytes, t->begin, t->end, t->end - t->begin);
     return QC_OK;
@@ -211,7 +214,7 @@ static qc_status parse_metadata(qc_st_header *h, const qc_json_node *n, qc_error
         const char *key = qc_json_key(m);
         qc_st_meta *out = &h->meta[h->meta_count];
         if (qc_json_kind_of(m) != QC_JSON_STRING)
-            QC_FAIL(err, QC_ERR_INPUT, "%s: value of '%.*s' is of kind %s; expected a string",
+            QC_FAIL(err, QC_ERR_INPUT, "%s: the value of '%.*s' is of kind %s; expected a string",
                     METADATA_KEY, NAME_SHOWN_BYTES, key, qc_json_kind_name(qc_json_kind_of(m)));
         QC_TRY(qc_json_as_string(m, METADATA_KEY, &value, err));
         QC_TRY(qc_arena_strdup(&h->arena, &out->key, key, err));
@@ -263,28 +266,28 @@ static qc_status check_cover(qc_st_header *h, uint64_t data_bytes, qc_error *err
         const qc_st_tensor *t = &h->tensors[i];
         if (t->begin != end && i == 0)
             QC_FAIL(err, QC_ERR_INPUT,
-                    "tensor '%.*s' begins at byte %" PRIu64 " of the data, the first one must "
-                    "begin at 0",
+                    "tensor '%.*s' begins at byte %" PRIu64
+                    " of the data, but the first one must begin at 0",
                     NAME_SHOWN_BYTES, t->name, t->begin);
         if (t->begin != end)
             QC_FAIL(err, QC_ERR_INPUT,
                     "tensor '%.*s' begins at byte %" PRIu64 " of the data, but '%.*s' before it "
                     "ends at %" PRIu64 ": %s",
                     NAME_SHOWN_BYTES, t->name, t->begin, NAME_SHOWN_BYTES, t[-1].name, end,
-                    t->begin < end ? "they overlap" : "bytes between them belong to none");
+                    t->begin < end ? "they overlap" : "the bytes between them belong to none");
         end = t->end;
         if (!cut && end > data_bytes)
             cut = t;
     }
     if (cut)
         QC_FAIL(err, QC_ERR_TRUNCATED,
-                "data has %" PRIu64 " bytes, the tensors need %" PRIu64 ": %" PRIu64
-                " are missing, '%.*s' is the first tensor that is not whole",
+                "the data has %" PRIu64 " bytes, but the tensors need %" PRIu64 ": %" PRIu64
+                " are missing, and '%.*s' is the first tensor that is not whole",
                 data_bytes, end, end - data_bytes, NAME_SHOWN_BYTES, cut->name);
     if (end < data_bytes)
         QC_FAIL(err, QC_ERR_INPUT,
-                "data has %" PRIu64 " bytes, the tensors end at %" PRIu64 ": the last %" PRIu64
-                " belong to none",
+                "the data has %" PRIu64 " bytes, but the tensors end at %" PRIu64
+                ": the last %" PRIu64 " belong to none",
                 data_bytes, end, data_bytes - end);
     h->data_bytes = end;
     return QC_OK;
@@ -299,7 +302,7 @@ qc_status qc_st_header_parse(qc_st_header *out, const char *json, size_t len, ui
     memset(out, 0, sizeof *out);
     qc_arena_init(&out->arena);
     if (len > QC_ST_MAX_HEADER_BYTES)
-        QC_FAIL(err, QC_ERR_INPUT, "header has %zu bytes; at most %u are allowed", len,
+        QC_FAIL(err, QC_ERR_INPUT, "the header has %zu bytes; at most %u are allowed", len,
                 QC_ST_MAX_HEADER_BYTES);
     st = qc_json_parse(&doc, json, len, QC_JSON_INTEGERS, err);
     if (st != QC_OK) {
@@ -396,7 +399,8 @@ uint64_t qc_st_header_entry_bytes(const qc_st_tensor *t)
 static qc_status check_header_bytes(uint64_t n, qc_error *err)
 {
     if (n > QC_ST_MAX_HEADER_BYTES)
-        QC_FAIL(err, QC_ERR_INPUT, "header would have %" PRIu64 " bytes; at most %u are allowed", n,
+        QC_FAIL(err, QC_ERR_INPUT,
+                "the header would have %" PRIu64 " bytes; at most %u are allowed", n,
                 QC_ST_MAX_HEADER_BYTES);
     return QC_OK;
 }

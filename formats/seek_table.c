@@ -46,8 +46,9 @@ static qc_status read_foot(const qc_file *f, uint64_t file_bytes, uint32_t *coun
     *count = qc_load_le32(foot);
     *entry_bytes = foot[4] & HAS_CHECKSUMS ? 12 : 8;
     if (*count > FRAMES_MAX)
-        QC_FAIL(err, QC_ERR_INPUT, "%s: seek table: %" PRIu32 " frames; at most %u are allowed",
-                f->path, *count, FRAMES_MAX);
+        QC_FAIL(err, QC_ERR_INPUT,
+                "%s: the seek table lists %" PRIu32 " frames; at most %u are allowed", f->path,
+                *count, FRAMES_MAX);
     return QC_OK;
 }
 
@@ -70,7 +71,8 @@ static qc_status add_entry(qc_seek_table *t, const qc_file *f, size_t index, uin
     /* Such a frame is read into memory; frames without content never are. */
     if (frame->content_bytes && frame->stored_bytes / 2 > qc_frame_bound(frame->content_bytes))
         QC_FAIL(err, QC_ERR_INPUT,
-                "%s: seek table: frame %zu has %" PRIu32 " bytes for %" PRIu32 " of content",
+                "%s: seek table: frame %zu has %" PRIu32 " bytes, which is too much for %" PRIu32
+                " bytes of content",
                 f->path, index, frame->stored_bytes, frame->content_bytes);
     *stored += frame->stored_bytes;
     t->content_bytes += frame->content_bytes; /* < 2^27 x 2^28: no overflow */
@@ -101,7 +103,7 @@ static qc_status read_entries(qc_seek_table *t, const qc_file *f, uint32_t entry
     QC_TRY(st);
     if (stored != t->table_offset)
         QC_FAIL(err, QC_ERR_INPUT,
-                "%s: seek table: its frames have %" PRIu64 " bytes, the file has %" PRIu64
+                "%s: the frames of the seek table have %" PRIu64 " bytes, but the file has %" PRIu64
                 " before it",
                 f->path, stored, t->table_offset);
     return QC_OK;
@@ -118,7 +120,8 @@ qc_status qc_seek_table_read(qc_seek_table *out, const qc_file *f, qc_error *err
     /* Every frame takes FRAME_LEAST_BYTES, so the size of the file bounds the memory. */
     if (table_bytes + (uint64_t)count * FRAME_LEAST_BYTES > file_bytes)
         QC_FAIL(err, QC_ERR_TRUNCATED,
-                "%s: seek table: %" PRIu32 " frames do not fit a file of %" PRIu64 " bytes",
+                "%s: the %" PRIu32 " frames of the seek table do not fit a file of %" PRIu64
+                " bytes",
                 f->path, count, file_bytes);
     QC_TRY(qc_malloc(&out->frames, (size_t)count * sizeof *out->frames, err));
     out->count = count;
@@ -143,8 +146,8 @@ qc_status qc_seek_table_build(qc_strbuf *out, const qc_frame *frames, size_t cou
     unsigned char buf[FOOT_BYTES];
     uint64_t stored = 0, content = 0;
     if (count > FRAMES_MAX)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED, "%zu frames in one file; at most %u are allowed", count,
-                FRAMES_MAX);
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "the file would have %zu frames; at most %u are allowed",
+                count, FRAMES_MAX);
     for (size_t i = 0; i < count; i++) {
         if (frames[i].stored_offset != stored || frames[i].content_offset != content)
             QC_FAIL(err, QC_ERR_INTERNAL, "frame %zu does not follow the one before it", i);

@@ -144,13 +144,13 @@ static qc_status measure(span *out, qc_out_tensors tensors, uint32_t i, qc_error
         if (t.group != group)
             break;
         if (t.device != out->device)
-            QC_FAIL(err, QC_ERR_INTERNAL, "tensor '%s' is parted from its group by device",
+            QC_FAIL(err, QC_ERR_INTERNAL, "tensor '%s' is not on the device of its group",
                     shown(&t, name));
         if (t.align_bytes == 0)
             QC_FAIL(err, QC_ERR_INTERNAL, "tensor '%s' has no alignment", shown(&t, name));
         QC_TRY(tensor_bytes(&t, &bytes, err));
         if (qc_add_u64(out->bytes, bytes, &out->bytes))
-            QC_FAIL(err, QC_ERR_INPUT, "tensor '%s': sizes overflow 64 bits", shown(&t, name));
+            QC_FAIL(err, QC_ERR_INPUT, "tensor '%s': the sizes overflow 64 bits", shown(&t, name));
     }
     return QC_OK;
 }
@@ -168,7 +168,7 @@ static qc_status fill(qc_out_tensors tensors, uint64_t limit, uint64_t *shard_of
         QC_TRY(measure(&s, tensors, i, err));
         const qc_out_tensor t = get(tensors, i);
         if (qc_add_u64(used, s.bytes, &with))
-            QC_FAIL(err, QC_ERR_INPUT, "tensor '%s': sizes overflow 64 bits", shown(&t, name));
+            QC_FAIL(err, QC_ERR_INPUT, "tensor '%s': the sizes overflow 64 bits", shown(&t, name));
         if (i > 0 && s.device < device)
             QC_FAIL(err, QC_ERR_INTERNAL, "tensor '%s' comes after those of a later device",
                     shown(&t, name));
@@ -261,7 +261,7 @@ static qc_status place(qc_shard *s, qc_out_tensors tensors, sort_item *items, ui
         s->order[i] = items[i].index;
         begins[items[i].index] = offset;
         if (qc_add_u64(offset, bytes, &offset))
-            QC_FAIL(err, QC_ERR_INPUT, "tensor '%s': sizes overflow 64 bits", shown(&t, name));
+            QC_FAIL(err, QC_ERR_INPUT, "tensor '%s': the sizes overflow 64 bits", shown(&t, name));
     }
     s->data_bytes = offset;
     return QC_OK;

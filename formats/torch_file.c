@@ -72,7 +72,9 @@ static qc_status check_archive(qc_torch_file *f, const qc_torch_zip *z, const qc
     if (e->bytes == sizeof order)
         QC_TRY(qc_torch_zip_load(&f->file, e, order, err));
     if (e->bytes != sizeof order || memcmp(order, "little", sizeof order) != 0)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED, "the tensors are not in little-endian byte order");
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "the tensors are not in little-endian byte order; save them on a little-endian "
+                "machine");
     return QC_OK;
 }
 
@@ -132,9 +134,9 @@ static qc_status read_archive(qc_torch_file *f, const qc_torch_zip *z, qc_error 
     if (st == QC_OK)
         st = qc_pickle_run(&p, text, (size_t)e->bytes, err);
     if (st == QC_OK && p.used_bytes != e->bytes)
-        st =
-            QC_ERROR(err, QC_ERR_INPUT, "'%.*s' has %" PRIu64 " bytes, its pickle ends at byte %zu",
-                     NAME_SHOWN_BYTES, e->name, e->bytes, p.used_bytes);
+        st = QC_ERROR(err, QC_ERR_INPUT,
+                      "'%.*s' has %" PRIu64 " bytes, but its pickle ends at byte %zu",
+                      NAME_SHOWN_BYTES, e->name, e->bytes, p.used_bytes);
     if (st == QC_OK)
         st = qc_calloc(&places, p.storage_count, sizeof(qc_torch_place), err);
     if (st == QC_OK)

@@ -70,7 +70,9 @@ static qc_status check_preamble(stream *s, qc_error *err)
     ok = little && little->kind == QC_PICKLE_BOOL && little->at == 1;
     qc_pickle_deinit(&p);
     if (!ok)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED, "the tensors are not in little-endian byte order");
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "the tensors are not in little-endian byte order; save them on a little-endian "
+                "machine");
     return QC_OK;
 }
 
@@ -194,7 +196,7 @@ static qc_status fill(qc_torch_file *f, const stream *s, named_storage *list,
                              .bytes = p->storages[i].key_bytes};
         named_storage *hit = bsearch(&key, list, count, sizeof *list, compare_keys);
         if (!hit)
-            QC_FAIL(err, QC_ERR_INTERNAL, "a storage was lost");
+            QC_FAIL(err, QC_ERR_INTERNAL, "a storage has no place in the file");
         places[i].begin = hit->begin;
         QC_TRY(qc_torch_storage_bytes(&p->storages[i], &places[i].bytes, err));
     }

@@ -219,7 +219,7 @@ static qc_status do_reduce(machine *m, qc_error *err)
     QC_TRY(pop(m, &args, err));
     QC_TRY(pop(m, &callee, err));
     if (callee.kind != QC_PICKLE_GLOBAL || args.kind != QC_PICKLE_TUPLE)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED, "something is called that is not a name with arguments");
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "a call has something else than a name and its arguments");
     QC_TRY(qc_pickle_call(m->p, &callee, &args, &v, err));
     return push(m, v, err);
 }
@@ -269,7 +269,7 @@ static qc_status add_values(machine *m, size_t first, qc_pickle_kind kind, qc_er
 {
     size_t step = kind == QC_PICKLE_DICT ? 2 : 1;
     if (!m->stack || first <= floor_of(m) || (m->stack_count - first) % step != 0)
-        QC_FAIL(err, QC_ERR_INPUT, "opcode 0x%02x has nothing to add to, or half a pair",
+        QC_FAIL(err, QC_ERR_INPUT, "opcode 0x%02x has nothing to add to, or only half a pair",
                 m->p->text[m->op_pos]);
     qc_pickle_value to = m->stack[first - 1];
     if (to.kind != (uint32_t)kind)
@@ -448,7 +448,8 @@ static qc_status check_start(machine *m, qc_error *err)
     const unsigned char *b = NULL;
     QC_TRY(take(m, 2, &b, err));
     if (b[0] != 0x80)
-        QC_FAIL(err, QC_ERR_INPUT, "expected 80 at the beginning of a pickle, found %02x", b[0]);
+        QC_FAIL(err, QC_ERR_INPUT, "expected byte 0x80 at the beginning of a pickle, found 0x%02x",
+                b[0]);
     if (b[1] < PROTOCOL_MIN || b[1] > PROTOCOL_MAX)
         QC_FAIL(err, QC_ERR_UNSUPPORTED, "expected pickle protocol %d to %d, found %d",
                 PROTOCOL_MIN, PROTOCOL_MAX, b[1]);
@@ -475,7 +476,7 @@ qc_status qc_pickle_run(qc_pickle *out, const void *text, size_t len, qc_error *
     machine m = {.p = out};
     memset(out, 0, sizeof *out);
     if (len > QC_PICKLE_MAX_BYTES)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED, "pickle has %zu bytes; at most %u are read", len,
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "the pickle has %zu bytes; at most %u are read", len,
                 QC_PICKLE_MAX_BYTES);
     out->text = text;
     out->len = len;

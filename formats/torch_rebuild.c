@@ -110,8 +110,8 @@ qc_status qc_pickle_global(const char *module, size_t module_bytes, const char *
     uint64_t at = 0;
     if (!find_global(module, module_bytes, name, name_bytes, &at))
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "refused: the pickle calls '%.*s.%.*s', which no checkpoint of plain tensors "
-                "needs; qconv never runs code from a checkpoint",
+                "the pickle calls '%.*s.%.*s', which no checkpoint of plain tensors needs; it is "
+                "refused, because qconv never runs code from a checkpoint",
                 module_bytes < NAME_SHOWN_BYTES ? (int)module_bytes : NAME_SHOWN_BYTES, module,
                 name_bytes < NAME_SHOWN_BYTES ? (int)name_bytes : NAME_SHOWN_BYTES, name);
     *out = (qc_pickle_value){.kind = QC_PICKLE_GLOBAL, .at = at};
@@ -139,11 +139,11 @@ qc_status qc_pickle_persistent(qc_pickle *p, const qc_pickle_value *id, qc_pickl
         v[2].kind != QC_PICKLE_STRING || v[3].kind != QC_PICKLE_STRING ||
         v[4].kind != QC_PICKLE_INT || (int64_t)v[4].at < 0)
         QC_FAIL(err, QC_ERR_INPUT,
-                "type, key, location or elements of a storage are of the wrong "
-                "kind");
+                "the type, key, location or elements of a storage are of the wrong kind");
     if (id->count == 6 && v[5].kind != QC_PICKLE_NONE)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "a storage is a view of another one (torch before 0.4 wrote such files)");
+                "a storage is a view of another one, as torch wrote them before 0.4; load it and "
+                "save it with a newer torch");
     QC_TRY(qc_pickle_grow(&p->storages, &p->storage_cap, p->storage_count,
                           TENSORS_FLOOR + p->len / TENSOR_MIN_TEXT, sizeof *p->storages, err));
     p->storages[p->storage_count] = (qc_pickle_storage){
@@ -186,7 +186,7 @@ static qc_status make_tensor(qc_pickle *p, const qc_pickle_value *v, uint32_t co
     QC_TRY(take_extents(p, &v[2], "shape", t.dims, err));
     QC_TRY(take_extents(p, &v[3], "stride", t.strides, err));
     if (v[2].count != v[3].count)
-        QC_FAIL(err, QC_ERR_INPUT, "a tensor of %" PRIu32 " dimensions with %" PRIu32 " strides",
+        QC_FAIL(err, QC_ERR_INPUT, "a tensor has %" PRIu32 " dimensions, but %" PRIu32 " strides",
                 v[2].count, v[3].count);
     if (dtype && (dtype->kind != QC_PICKLE_GLOBAL || dtype->at < DTYPE_BASE))
         QC_FAIL(err, QC_ERR_INPUT, "the dtype of a tensor is not a dtype");
@@ -210,8 +210,9 @@ static qc_status check_count(call_id id, uint32_t count, uint32_t least, uint32_
                              qc_error *err)
 {
     if (count < least || count > most)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED, "%s.%s with %" PRIu32 " arguments", calls[id].module,
-                calls[id].name, count);
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "%s.%s is called with %" PRIu32 " arguments, which torch.save never writes",
+                calls[id].module, calls[id].name, count);
     return QC_OK;
 }
 
@@ -221,7 +222,7 @@ qc_status qc_pickle_call(qc_pickle *p, const qc_pickle_value *callee, const qc_p
     const qc_pickle_value *v = items_of(p, args);
     uint32_t n = args->count;
     if (callee->at >= CALL_COUNT)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED, "a storage class or a dtype is called");
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "a storage class or a dtype is called as a function");
     call_id id = (call_id)callee->at;
     switch (id) {
     case CALL_ORDERED_DICT:
@@ -255,5 +256,5 @@ qc_status qc_pickle_call(qc_pickle *p, const qc_pickle_value *callee, const qc_p
     case CALL_COUNT:
         break;
     }
-    QC_FAIL(err, QC_ERR_INTERNAL, "call %" PRIu64 " is unknown", callee->at);
+    QC_FAIL(err, QC_ERR_INTERNAL, "call %" PRIu64 " is not known", callee->at);
 }

@@ -66,8 +66,8 @@ static qc_status place_tensor(qc_torch_tensor *to, const qc_pickle_tensor *t,
     if (qc_mul_u64(t->offset_elems, qc_dtype_bits(t->dtype) / 8, &skip) ||
         qc_add_u64(skip, to->bytes, &end) || end > place->bytes)
         QC_FAIL(err, QC_ERR_INPUT,
-                "%" PRIu64 " bytes from element %" PRIu64
-                " on are beyond its storage, which has %" PRIu64 " bytes",
+                "its %" PRIu64 " bytes from element %" PRIu64
+                " on end behind its storage, which has %" PRIu64 " bytes",
                 to->bytes, t->offset_elems, place->bytes);
     to->begin = place->begin + skip; /* within the file, as all of the storage is */
     return QC_OK;

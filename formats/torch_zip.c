@@ -202,15 +202,16 @@ static qc_status read_central(qc_torch_zip *z, qc_zip_entry *e, const unsigned c
 {
     size_t total = CENTRAL_BYTES;
     if (left < CENTRAL_BYTES || qc_load_le32(p) != CENTRAL_SIG)
-        QC_FAIL(err, QC_ERR_INPUT, "the zip directory: entry %zu has no header", z->count);
+        QC_FAIL(err, QC_ERR_INPUT, "entry %zu of the zip directory has no header", z->count);
     size_t name_len = qc_load_le16(p + 28);
     size_t extra_len = qc_load_le16(p + 30);
     total += name_len + extra_len + qc_load_le16(p + 32);
     if (total > left)
-        QC_FAIL(err, QC_ERR_INPUT, "the zip directory: entry %zu is cut off", z->count);
+        QC_FAIL(err, QC_ERR_INPUT, "entry %zu of the zip directory is cut off", z->count);
     if (name_len == 0 || memchr(p + CENTRAL_BYTES, '\0', name_len))
         QC_FAIL(err, QC_ERR_INPUT,
-                "the zip directory: the name of entry %zu is empty or has a zero", z->count);
+                "entry %zu of the zip directory has a name that is empty or holds a zero",
+                z->count);
     QC_TRY(qc_arena_strndup(&z->arena, &e->name, (const char *)p + CENTRAL_BYTES, name_len, err));
     unsigned flags = qc_load_le16(p + 8);
     unsigned method = qc_load_le16(p + 10);
@@ -232,7 +233,7 @@ static qc_status read_central(qc_torch_zip *z, qc_zip_entry *e, const unsigned c
                 NAME_SHOWN_BYTES, e->name);
     if (stored != e->bytes)
         QC_FAIL(err, QC_ERR_INPUT,
-                "zip entry '%.*s' is stored, but has %" PRIu64 " bytes stored for %" PRIu64,
+                "zip entry '%.*s' is stored as it is, but has %" PRIu64 " bytes for %" PRIu64,
                 NAME_SHOWN_BYTES, e->name, stored, e->bytes);
     *used = total;
     return QC_OK;
@@ -372,8 +373,9 @@ qc_status qc_torch_zip_load(const qc_file *f, const qc_zip_entry *e, void *dst, 
 {
     size_t n = 0;
     if (qc_u64_to_size(e->bytes, &n))
-        QC_FAIL(err, QC_ERR_NOMEM, "zip entry '%.*s' has %" PRIu64 " bytes", NAME_SHOWN_BYTES,
-                e->name, e->bytes);
+        QC_FAIL(err, QC_ERR_NOMEM,
+                "there is not enough memory for zip entry '%.*s' of %" PRIu64 " bytes",
+                NAME_SHOWN_BYTES, e->name, e->bytes);
     QC_TRY(qc_file_pread(f, dst, n, e->data_offset, err));
     uint32_t crc = e->crc32 ? qc_zip_crc32(dst, n) : 0;
     if (crc != e->crc32)

@@ -409,17 +409,18 @@ static void refuses_short_and_foreign_shards(void **state)
     qc_strbuf file;
     fx_build(&file, "c d", 40, NULL, 0);
     fx_put(dir, "m-00001-of-00002.safetensors", file.data, file.len - 41);
-    expect_failure(
-        QC_ERR_TRUNCATED,
-        "%s/m-00001-of-00002.safetensors: data has 39 bytes, the tensors need 80: 41 are "
-        "missing, 'c' is the first tensor that is not whole");
+    expect_failure(QC_ERR_TRUNCATED,
+                   "%s/m-00001-of-00002.safetensors: the data has 39 bytes, but the tensors need "
+                   "80: 41 are missing, and 'c' is the first tensor that is not whole");
     qc_strbuf_deinit(&file);
     fx_puts(dir, "m-00001-of-00002.safetensors", "version https://git-lfs.github.com/spec/v1\n");
-    expect_failure(QC_ERR_INPUT, "%s/m-00001-of-00002.safetensors: file is a git-lfs pointer, not "
-                                 "the file itself (run 'git lfs pull')");
+    expect_failure(QC_ERR_INPUT,
+                   "%s/m-00001-of-00002.safetensors: the file is a git-lfs pointer, not "
+                   "the file itself (run 'git lfs pull')");
     fx_put(dir, "m-00001-of-00002.safetensors", "PK\x03\x04\0\0\0\0\0\0", 10);
-    expect_failure(QC_ERR_UNSUPPORTED, "%s/m-00001-of-00002.safetensors: file is a zip archive (a "
-                                       "PyTorch checkpoint?), not safetensors");
+    expect_failure(QC_ERR_UNSUPPORTED,
+                   "%s/m-00001-of-00002.safetensors: the file is a zip archive (a "
+                   "PyTorch checkpoint?), not safetensors");
 }
 
 static void warns_but_goes_on(void **state)

@@ -286,12 +286,16 @@ static void wrong_texts_with_a_right_digest_are_refused(void **state)
         {"\"header_xxh3_128\": \"", "\"header_xxh3_128\": \"X", QC_ERR_INPUT, "hex"},
         {"\"header_xxh3_128\"", "\"header_XXH3_128\"", QC_ERR_INPUT, "expected member"},
         {"model-00001-of-00002.safetensors", "../model.safetensors", QC_ERR_INPUT, "../model"},
-        {"model-00001-of-00002.safetensors", "a/./model.safetensors", QC_ERR_INPUT, "no path"},
-        {"model-00001-of-00002.safetensors", "a//model.safetensors", QC_ERR_INPUT, "no path"},
-        {"model-00001-of-00002.safetensors", "model/..", QC_ERR_INPUT, "no path"},
-        {"model-00001-of-00002.safetensors", "", QC_ERR_INPUT, "no path"},
-        {"model-00001-of-00002.safetensors", "model.bin", QC_ERR_INPUT, "does not end"},
-        {"model-00001-of-00002.safetensors", ".safetensors", QC_ERR_INPUT, "does not end"},
+        {"model-00001-of-00002.safetensors", "a/./model.safetensors", QC_ERR_INPUT,
+         "not a path inside"},
+        {"model-00001-of-00002.safetensors", "a//model.safetensors", QC_ERR_INPUT,
+         "not a path inside"},
+        {"model-00001-of-00002.safetensors", "model/..", QC_ERR_INPUT, "not a path inside"},
+        {"model-00001-of-00002.safetensors", "", QC_ERR_INPUT, "not a path inside"},
+        {"model-00001-of-00002.safetensors", "model.bin", QC_ERR_INPUT,
+         "a name that ends with .safetensors"},
+        {"model-00001-of-00002.safetensors", ".safetensors", QC_ERR_INPUT,
+         "a name that ends with .safetensors"},
         {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", QC_ERR_INPUT,
          "twice"},
         {"\"content_bytes\": 172", "\"content_bytes\": 173", QC_ERR_INPUT, "content_bytes"},
@@ -314,7 +318,7 @@ static void wrong_texts_with_a_right_digest_are_refused(void **state)
          "overflows"},
         {"\"shape\": [64, 1]", "\"shape\": 64", QC_ERR_INPUT, "shape"},
         {"\"shard\": 0", "\"shard\": 1", QC_ERR_INPUT, "content_bytes"},
-        {"\"shard\": 0", "\"shard\": 2", QC_ERR_INPUT, "no number 2"},
+        {"\"shard\": 0", "\"shard\": 2", QC_ERR_INPUT, "no shard number 2"},
         {"\"shard\": 1", "\"shard\": 0", QC_ERR_INPUT, "begins at"},
         {"\"begin\": 8", "\"begin\": 7", QC_ERR_INPUT, "its shape takes 64"},
         {"\"begin\": 8", "\"begin\": 80", QC_ERR_INPUT, "its shape takes 64"},
@@ -326,9 +330,9 @@ static void wrong_texts_with_a_right_digest_are_refused(void **state)
         {"\"stored_bytes\": 70", "\"stored_bytes\": 0", QC_ERR_INPUT, "stored_bytes"},
         {"\"stored_bytes\": 70", "\"stored_bytes\": 71", QC_ERR_INPUT, "file_bytes"},
         {"\"stored_offset\": 0, \"stored_bytes\": 0", "\"stored_offset\": 0, \"stored_bytes\": 1",
-         QC_ERR_INPUT, "no content"},
+         QC_ERR_INPUT, "it has no content, but a place"},
         {"\"stored_offset\": 0, \"stored_bytes\": 0", "\"stored_offset\": 9, \"stored_bytes\": 0",
-         QC_ERR_INPUT, "no content"},
+         QC_ERR_INPUT, "it has no content, but a place"},
         {"\"rel_mse\": 0.0083", "\"rel_mse\": -0.0083", QC_ERR_INPUT, "errors"},
         {"\"rel_mse\": 0.0083", "\"rel_mse\": \"0.0083\"", QC_ERR_INPUT, "rel_mse"},
         {"\"rel_mse\": 0.0083, ", "", QC_ERR_INPUT, "'max_err'"},
@@ -340,8 +344,8 @@ static void wrong_texts_with_a_right_digest_are_refused(void **state)
         {"config.json", "model-00001-of-00002.safetensors", QC_ERR_INPUT, "twice"},
         {"config.json", "model-00001-of-00002.safetensors.zst", QC_ERR_INPUT,
          "the name of a shard"},
-        {"config.json", "tokenizer.json", QC_ERR_INPUT, "not in order"},
-        {"config.json", "..", QC_ERR_INPUT, "no path"},
+        {"config.json", "tokenizer.json", QC_ERR_INPUT, "not in the order of names"},
+        {"config.json", "..", QC_ERR_INPUT, "not a path inside"},
         {"\"files\": [", "\"files\": [], \"more\": [", QC_ERR_INPUT, "manifest_xxh3_128"},
         {",\n  \"manifest_xxh3_128\"", ",\n  \"x\": 1,\n  \"manifest_xxh3_128\"", QC_ERR_INPUT,
          "found 'x'"},
@@ -478,7 +482,7 @@ static void what_cannot_be_read_is_not_written(void **state)
     s.tensors[3].piece_bytes = 1u << 20;
     s.shards[1].content_bytes = 104 + s.tensors[3].end;
     assert_int_equal(qc_manifest_write(&s.m, &out, &err), QC_ERR_INPUT);
-    assert_non_null(strstr(err.msg, "too many"));
+    assert_non_null(strstr(err.msg, "more pieces than are supported"));
     s.tensors[3].piece_bytes = 2u << 20;
     qc_strbuf fits;
     write_text(&s.m, &fits);

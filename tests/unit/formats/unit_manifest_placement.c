@@ -79,7 +79,7 @@ static void wrong_placements_are_refused(void **state)
         {"\"shard_bytes\": 172", "\"shard_bytes\": 173", QC_ERR_INPUT, "'cuda:0' has"},
         {"\"shard_bytes\": 0", "\"shard_bytes\": 9", QC_ERR_INPUT, "'cuda:1' has"},
         {"\"device\": 0", "\"device\": 1", QC_ERR_INPUT, "'cuda:0' has"},
-        {"\"device\": 2", "\"device\": 3", QC_ERR_INPUT, "no number 3"},
+        {"\"device\": 2", "\"device\": 3", QC_ERR_INPUT, "no device number 3"},
         {"\"device\": 0", "\"device\": 2", QC_ERR_INPUT, "'cuda:0' has"},
         {"\"device\": 0, ", "", QC_ERR_INPUT, "expected member 'device'"},
     };

@@ -119,7 +119,7 @@ static void refuses_ranges_outside_the_data(void **state)
         qc_error err = {0};
         assert_int_equal(qc_st_file_read(&f, NULL, cases[i].offset, &b, cases[i].len, &err),
                          QC_ERR_INPUT);
-        assert_non_null(strstr(err.msg, "were asked for, the data has 120 bytes"));
+        assert_non_null(strstr(err.msg, "were asked for, but the data has 120 bytes"));
     }
     qc_st_file_close(&f);
     free_pair(&plain, &packed);
@@ -153,14 +153,14 @@ static void messages_name_the_path(void **state)
         const char *message; /* behind the path */
     } cases[] = {
         {"", 0, QC_ERR_TRUNCATED,
-         ": file has 0 bytes, a safetensors file begins with 8 bytes of header length"},
+         ": the file has 0 bytes; a safetensors file begins with 8 bytes of header length"},
         {"abc", 3, QC_ERR_TRUNCATED,
-         ": file has 3 bytes, a safetensors file begins with 8 bytes of header length"},
+         ": the file has 3 bytes; a safetensors file begins with 8 bytes of header length"},
         {"\x02\0\0\0\0\0\0\0[]", 10, QC_ERR_INPUT, ": header is of kind array; expected an object"},
         {"version https://git-lfs.github.com/spec/v1\n", 43, QC_ERR_INPUT,
-         ": file is a git-lfs pointer, not the file itself (run 'git lfs pull')"},
+         ": the file is a git-lfs pointer, not the file itself (run 'git lfs pull')"},
         {"<!doctype html><html>", 21, QC_ERR_INPUT,
-         ": file is an HTML page, not safetensors (a failed download?)"},
+         ": the file is an HTML page, not safetensors (a failed download?)"},
     };
     qc_st_file f;
     (void)state;

@@ -125,16 +125,16 @@ static const header_case refused[] = {
     {"10i", "{\"a\\u0000\":1}", 0, QC_ERR_INPUT,
      "header: JSON byte 3: \\u0000 is not accepted in a string"},
     {"12a", "{\"__metadata__\":{\"a\":1}}", 0, QC_ERR_INPUT,
-     "__metadata__: value of 'a' is of kind number; expected a string"},
+     "__metadata__: the value of 'a' is of kind number; expected a string"},
     {"12b", "{\"__metadata__\":{\"a\":{\"b\":\"c\"}}}", 0, QC_ERR_INPUT,
-     "__metadata__: value of 'a' is of kind object; expected a string"},
+     "__metadata__: the value of 'a' is of kind object; expected a string"},
     {"12c", "{\"__metadata__\":{},\"__metadata__\":{}}", 0, QC_ERR_INPUT,
      "header: JSON byte 19: key '__metadata__' appears a second time in one object (first at byte "
      "1)"},
     {"12d", "{\"__metadata__\":\"pt\"}", 0, QC_ERR_INPUT,
      "__metadata__ is of kind string; expected an object"},
     {"12e", "{\"__metadata__\":{\"a\":null}}", 0, QC_ERR_INPUT,
-     "__metadata__: value of 'a' is of kind null; expected a string"},
+     "__metadata__: the value of 'a' is of kind null; expected a string"},
     {"13a", "{\"a\":" T("U8", "[1]", "[0,1]") ",\"a\":" T("U8", "[1]", "[0,1]") "}", 1,
      QC_ERR_INPUT,
      "header: JSON byte 53: key 'a' appears a second time in one object (first at byte 1)"},
@@ -155,9 +155,9 @@ static const header_case refused[] = {
     {"14e", "{\"a\":{\"dtype\":\"F32\",\"shape\":[1]}}", 4, QC_ERR_INPUT,
      "tensor 'a': data_offsets is missing; expected an array"},
     {"14f", "{\"a\":" T("F32", "[1]", "[0]") "}", 4, QC_ERR_INPUT,
-     "tensor 'a': data_offsets has 1 numbers; expected 2"},
+     "tensor 'a': data_offsets: expected 2 numbers, found 1"},
     {"14g", "{\"a\":" T("F32", "[1]", "[0,4,4]") "}", 4, QC_ERR_INPUT,
-     "tensor 'a': data_offsets has 3 numbers; expected 2"},
+     "tensor 'a': data_offsets: expected 2 numbers, found 3"},
     {"14h", "{\"a\":" T("F32", "[-1]", "[0,4]") "}", 4, QC_ERR_INPUT,
      "tensor 'a': a dimension is -1; expected an integer of 0 to 2^53 - 1 written as digits"},
     {"14i", "{\"a\":" T("F32", "[1]", "[-4,0]") "}", 4, QC_ERR_INPUT,
@@ -182,28 +182,28 @@ static const header_case refused[] = {
     {"14q", "{\"a\":{\"dtype\":7,\"shape\":[1],\"data_offsets\":[0,4]}}", 4, QC_ERR_INPUT,
      "tensor 'a': dtype is of kind number; expected a string"},
     {"14r", "{\"a\":[1]}", 4, QC_ERR_INPUT,
-     "tensor 'a': entry is of kind array; expected an object"},
+     "tensor 'a': its entry is of kind array; expected an object"},
     {"14s", "{\"a\":" T("F32", "[1,1,1,1,1,1,1,1,1]", "[0,4]") "}", 4, QC_ERR_UNSUPPORTED,
-     "tensor 'a': shape has more than 8 dimensions"},
+     "tensor 'a': the shape has more than 8 dimensions"},
     {"14t", "{\"a\":{\"Dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4, QC_ERR_INPUT,
      "tensor 'a': dtype is missing; expected a string"},
     {"16", "{\"test\":" T("I32", "[2,2]", "[0,4]") "}", 0, QC_ERR_INPUT,
-     "tensor 'test': dtype I32 and shape take 16 bytes, data_offsets 0..4 hold 4"},
+     "tensor 'test': dtype I32 and shape take 16 bytes, but data_offsets 0..4 hold 4"},
     {"21a", "{\"a\":" T("U8", "[2]", "[0,2]") ",\"b\":" T("U8", "[2]", "[4,6]") "}", 6,
      QC_ERR_INPUT,
-     "tensor 'b' begins at byte 4 of the data, but 'a' before it ends at 2: bytes between them "
+     "tensor 'b' begins at byte 4 of the data, but 'a' before it ends at 2: the bytes between them "
      "belong to none"},
     {"21b", "{\"a\":" T("U8", "[2]", "[1,3]") "}", 3, QC_ERR_INPUT,
-     "tensor 'a' begins at byte 1 of the data, the first one must begin at 0"},
+     "tensor 'a' begins at byte 1 of the data, but the first one must begin at 0"},
     {"21c", "{\"a\":" T("U8", "[2]", "[2,0]") "}", 2, QC_ERR_INPUT,
-     "tensor 'a': data_offsets begin at 2, behind their end 0"},
+     "tensor 'a': data_offsets: expected a begin that is not behind the end, found 2 and 0"},
     {"21d", "{\"a\":" T("U8", "[2]", "[0,2]") ",\"b\":" T("U8", "[2]", "[1,3]") "}", 3,
      QC_ERR_INPUT,
      "tensor 'b' begins at byte 1 of the data, but 'a' before it ends at 2: they overlap"},
     {"25", "{\"a\":" T("U8", "[4]", "[0,4]") ",\"b\":" T("U8", "[9]", "[4,13]") "}", 6,
      QC_ERR_TRUNCATED,
-     "data has 6 bytes, the tensors need 13: 7 are missing, 'b' is the first tensor that is not "
-     "whole"},
+     "the data has 6 bytes, but the tensors need 13: 7 are missing, and 'b' is the first tensor "
+     "that is not whole"},
     {"26", "{\"a\":" T("F32", "[2,18446744073709551614]", "[0,4]") "}", 4, QC_ERR_INPUT,
      "header: JSON byte 31: an integer is beyond 2^53 - 1"},
     {"26b", "{\"a\":" T("F32", "[4294967296,4294967296]", "[0,4]") "}", 4, QC_ERR_INPUT,
@@ -217,15 +217,15 @@ static const header_case refused[] = {
     {"29b", "{\"a\":" T("F6_E2M3", "[2]", "[0,1]") "}", 1, QC_ERR_INPUT,
      "tensor 'a': its elements of type F6_E2M3 do not fill whole bytes"},
     {"30", "{\"a\":" T("F4", "[1,2]", "[0,2]") "}", 2, QC_ERR_INPUT,
-     "tensor 'a': dtype F4 and shape take 1 bytes, data_offsets 0..2 hold 2"},
+     "tensor 'a': dtype F4 and shape take 1 bytes, but data_offsets 0..2 hold 2"},
     {"30b", "{\"a\":" T("U8", "[0]", "[0,1]") "}", 1, QC_ERR_INPUT,
-     "tensor 'a': dtype U8 and shape take 0 bytes, data_offsets 0..1 hold 1"},
+     "tensor 'a': dtype U8 and shape take 0 bytes, but data_offsets 0..1 hold 1"},
     {"x1", "{}", 1, QC_ERR_INPUT,
-     "data has 1 bytes, the tensors end at 0: the last 1 belong to none"},
+     "the data has 1 bytes, but the tensors end at 0: the last 1 belong to none"},
     {"x2", "{\"e\x1b[31m\":1}", 0, QC_ERR_INPUT,
      "header: JSON byte 3: no control character may stand in a string, found byte 0x1b"},
     {"x3", "{\"e\\u001b[31m\":1}", 0, QC_ERR_INPUT,
-     "tensor 'e?[31m': entry is of kind number; expected an object"},
+     "tensor 'e?[31m': its entry is of kind number; expected an object"},
 };
 
 static void refuses_broken_headers(void **state)
@@ -336,27 +336,26 @@ static const struct {
     const char *message;
 } lengths[] = {
     {"1 empty", "", 0, 0, QC_ERR_TRUNCATED,
-     "file has 0 bytes, a safetensors file begins with 8 bytes of header length"},
+     "the file has 0 bytes; a safetensors file begins with 8 bytes of header length"},
     {"1 seven bytes", "\x02\0\0\0\0\0\0", 7, 0, QC_ERR_TRUNCATED,
-     "file has 7 bytes, a safetensors file begins with 8 bytes of header length"},
+     "the file has 7 bytes; a safetensors file begins with 8 bytes of header length"},
     {"2", "\x3c\0\0\0\0\0\0\0", 8, 0, QC_ERR_TRUNCATED,
-     "header of 60 bytes is cut off: file has 8 bytes, 60 are missing"},
+     "the header of 60 bytes is cut off: the file has 8 bytes, so 60 are missing"},
     {"3", "\xe8\x03\0\0\0\0\0\0{}", 10, 0, QC_ERR_TRUNCATED,
-     "header of 1000 bytes is cut off: file has 10 bytes, 998 are missing"},
+     "the header of 1000 bytes is cut off: the file has 10 bytes, so 998 are missing"},
     {"4", "\x3c\0\0\0\0\xff\xff\xff", 8, 0, QC_ERR_INPUT,
-     "header length is 18446742974197923900 bytes; at most 100000000 are allowed (not a "
-     "safetensors "
-     "file?)"},
+     "the header length is 18446742974197923900 bytes; at most 100000000 are allowed (is it a "
+     "safetensors file?)"},
     {"5a", "\x01\xe1\xf5\x05\0\0\0\0", 8, 200000000, QC_ERR_INPUT,
-     "header length is 100000001 bytes; at most 100000000 are allowed (not a safetensors file?)"},
-    {"5b", "\xff\xff\xff\xff\xff\xff\xff\xff", 8, 0, QC_ERR_INPUT,
-     "header length is 18446744073709551615 bytes; at most 100000000 are allowed (not a "
-     "safetensors "
+     "the header length is 100000001 bytes; at most 100000000 are allowed (is it a safetensors "
      "file?)"},
+    {"5b", "\xff\xff\xff\xff\xff\xff\xff\xff", 8, 0, QC_ERR_INPUT,
+     "the header length is 18446744073709551615 bytes; at most 100000000 are allowed (is it a "
+     "safetensors file?)"},
     {"6", "\0\xe1\xf5\x05\0\0\0\0{}", 10, 0, QC_ERR_TRUNCATED,
-     "header of 100000000 bytes is cut off: file has 10 bytes, 99999998 are missing"},
+     "the header of 100000000 bytes is cut off: the file has 10 bytes, so 99999998 are missing"},
     {"7", "\0\0\0\0\0\0\0\0{}", 10, 0, QC_ERR_INPUT,
-     "header length is 0; expected at least the 2 bytes {} (a file of zeros?)"},
+     "the header length is 0; expected at least the 2 bytes {} (is it a file of zeros?)"},
     {"8", "\x01\0\0\0\0\0\0\0\xff", 9, 0, QC_ERR_INPUT,
      "header: JSON byte 0: expected a JSON value, found byte 0xff"},
     {"9", "\x01\0\0\0\0\0\0\0{", 9, 0, QC_ERR_INPUT,
@@ -365,32 +364,33 @@ static const struct {
      "header: JSON byte 2: expected the end of the text, found byte 0x00"},
     {"R2 lfs",
      "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb",
-     90, 133, QC_ERR_INPUT, "file is a git-lfs pointer, not the file itself (run 'git lfs pull')"},
+     90, 133, QC_ERR_INPUT,
+     "the file is a git-lfs pointer, not the file itself (run 'git lfs pull')"},
     {"R2 html", "<!DOCTYPE html>\n<html lang=\"en\">", 32, 0, QC_ERR_INPUT,
-     "file is an HTML page, not safetensors (a failed download?)"},
+     "the file is an HTML page, not safetensors (a failed download?)"},
     {"R2 html2", "\n  <HTML><head>", 15, 0, QC_ERR_INPUT,
-     "file is an HTML page, not safetensors (a failed download?)"},
+     "the file is an HTML page, not safetensors (a failed download?)"},
     {"R2 xml", "<?xml version=\"1.0\"?><Error>", 28, 0, QC_ERR_INPUT,
-     "file is an HTML page, not safetensors (a failed download?)"},
+     "the file is an HTML page, not safetensors (a failed download?)"},
     {"R2 path", "/data/models/mini/model.safetensors", 35, 0, QC_ERR_INPUT,
-     "file is text, not safetensors"},
+     "the file is text, not safetensors"},
     {"R2 short text", "<html>!!", 8, 0, QC_ERR_INPUT,
-     "file is an HTML page, not safetensors (a failed download?)"},
+     "the file is an HTML page, not safetensors (a failed download?)"},
     {"zip", "PK\x03\x04\0\0\x08\x08\0\0\0\0\0\0\0\0archive/data.pkl", 32, 0, QC_ERR_UNSUPPORTED,
-     "file is a zip archive (a PyTorch checkpoint?), not safetensors"},
+     "the file is a zip archive (a PyTorch checkpoint?), not safetensors"},
     {"pickle", "\x80\x02\x8a\x0al\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.", 15, 0, QC_ERR_UNSUPPORTED,
-     "file is a Python pickle (an old PyTorch checkpoint?), not safetensors"},
+     "the file is a Python pickle (an old PyTorch checkpoint?), not safetensors"},
     {"not pickle 1", "\x80\x01\x8a\x0al\xfc\x9c\x46\xf9", 9, 0, QC_ERR_INPUT,
-     "header length is 5088219219985301888 bytes; at most 100000000 are allowed (not a safetensors "
-     "file?)"},
+     "the header length is 5088219219985301888 bytes; at most 100000000 are allowed (is it a "
+     "safetensors file?)"},
     {"not pickle 6", "\x80\x06\x8a\x0al\xfc\x9c\x46\xf9", 9, 0, QC_ERR_INPUT,
-     "header length is 5088219219985303168 bytes; at most 100000000 are allowed (not a safetensors "
-     "file?)"},
+     "the header length is 5088219219985303168 bytes; at most 100000000 are allowed (is it a "
+     "safetensors file?)"},
     {"gguf", "GGUF\x03\0\0\0\x23\x01\0\0", 12, 0, QC_ERR_UNSUPPORTED,
-     "file is a GGUF file, not safetensors"},
+     "the file is a GGUF file, not safetensors"},
     {"hdf5", "\x89HDF\r\n\x1a\n", 8, 0, QC_ERR_UNSUPPORTED,
-     "file is an HDF5 file, not safetensors"},
-    {"blank", "\n\n\n\n\n\n\n\n\n", 9, 0, QC_ERR_INPUT, "file is text, not safetensors"},
+     "the file is an HDF5 file, not safetensors"},
+    {"blank", "\n\n\n\n\n\n\n\n\n", 9, 0, QC_ERR_INPUT, "the file is text, not safetensors"},
 };
 
 static void checks_the_length_first(void **state)
@@ -431,7 +431,7 @@ static void refuses_a_header_over_the_limit(void **state)
     /* The text is not looked at. */
     assert_int_equal(qc_st_header_parse(&h, "", (size_t)QC_ST_MAX_HEADER_BYTES + 1, 0, &err),
                      QC_ERR_INPUT);
-    assert_string_equal(err.msg, "header has 100000001 bytes; at most 100000000 are allowed");
+    assert_string_equal(err.msg, "the header has 100000001 bytes; at most 100000000 are allowed");
     qc_st_header_deinit(&h);
     qc_st_header_deinit(NULL);
 }
@@ -656,7 +656,7 @@ static void refuses_to_write_too_much(void **state)
     qc_strbuf_init(&out, 300000000);
     assert_int_equal(qc_st_header_build(&out, NULL, 0, &meta, 1, &err), QC_ERR_INPUT);
     assert_string_equal(err.msg,
-                        "header would have 100000032 bytes; at most 100000000 are allowed");
+                        "the header would have 100000032 bytes; at most 100000000 are allowed");
     assert_true(out.len == 0);
     value[n - 25] = '\0'; /* exactly the limit */
     assert_int_equal(qc_st_header_build(&out, NULL, 0, &meta, 1, &err), QC_OK);

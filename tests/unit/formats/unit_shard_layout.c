@@ -148,7 +148,7 @@ static void a_shard_ends_where_the_device_changes(void **state)
     t[5].device = 5;
     t[5].group = 4;
     assert_int_equal(layout_array(&l, &a, t, 6, 100, &err), QC_ERR_INTERNAL);
-    assert_non_null(strstr(err.msg, "'f' is parted from its group"));
+    assert_non_null(strstr(err.msg, "'f' is not on the device of its group"));
     qc_arena_deinit(&a);
 }
 

@@ -134,40 +134,37 @@ static void counts_what_is_no_tensor(void **state)
 }
 
 #define NOT_NEEDED                                                                                 \
-    "', which no checkpoint of plain tensors needs; qconv never runs code from a checkpoint"
+    "', which no checkpoint of plain tensors needs; it is refused, because qconv never runs code " \
+    "from a checkpoint"
 
 static const struct {
     const char *name;
     qc_status status;
     const char *message; /* behind the path */
 } refused[] = {
-    {"system", QC_ERR_UNSUPPORTED,
-     "pickle byte 178: refused: the pickle calls 'posix.system" NOT_NEEDED},
+    {"system", QC_ERR_UNSUPPORTED, "pickle byte 178: the pickle calls 'posix.system" NOT_NEEDED},
     {"system_legacy", QC_ERR_UNSUPPORTED,
-     "state dict at byte 137: pickle byte 2: refused: the pickle calls 'posix.system" NOT_NEEDED},
+     "state dict at byte 137: pickle byte 2: the pickle calls 'posix.system" NOT_NEEDED},
     {"system_protocol4", QC_ERR_UNSUPPORTED,
-     "pickle byte 28: refused: the pickle calls 'posix.system" NOT_NEEDED},
-    {"eval", QC_ERR_UNSUPPORTED,
-     "pickle byte 2: refused: the pickle calls '__builtin__.eval" NOT_NEEDED},
+     "pickle byte 28: the pickle calls 'posix.system" NOT_NEEDED},
+    {"eval", QC_ERR_UNSUPPORTED, "pickle byte 2: the pickle calls '__builtin__.eval" NOT_NEEDED},
     {"getattr", QC_ERR_UNSUPPORTED,
-     "pickle byte 2: refused: the pickle calls '__builtin__.getattr" NOT_NEEDED},
-    {"popen", QC_ERR_UNSUPPORTED,
-     "pickle byte 198: refused: the pickle calls 'os.popen" NOT_NEEDED},
+     "pickle byte 2: the pickle calls '__builtin__.getattr" NOT_NEEDED},
+    {"popen", QC_ERR_UNSUPPORTED, "pickle byte 198: the pickle calls 'os.popen" NOT_NEEDED},
     {"namespace", QC_ERR_UNSUPPORTED,
-     "pickle byte 181: refused: the pickle calls 'argparse.Namespace" NOT_NEEDED},
+     "pickle byte 181: the pickle calls 'argparse.Namespace" NOT_NEEDED},
     {"numpy_scalar", QC_ERR_UNSUPPORTED,
-     "pickle byte 181: refused: the pickle calls 'numpy._core.multiarray.scalar" NOT_NEEDED},
-    {"a_set", QC_ERR_UNSUPPORTED,
-     "pickle byte 182: refused: the pickle calls '__builtin__.set" NOT_NEEDED},
+     "pickle byte 181: the pickle calls 'numpy._core.multiarray.scalar" NOT_NEEDED},
+    {"a_set", QC_ERR_UNSUPPORTED, "pickle byte 182: the pickle calls '__builtin__.set" NOT_NEEDED},
     {"whole_module", QC_ERR_UNSUPPORTED,
-     "pickle byte 2: refused: the pickle calls 'torch.nn.modules.linear.Linear" NOT_NEEDED},
+     "pickle byte 2: the pickle calls 'torch.nn.modules.linear.Linear" NOT_NEEDED},
     {"sparse", QC_ERR_UNSUPPORTED,
-     "pickle byte 18: refused: the pickle calls 'torch._utils._rebuild_sparse_tensor" NOT_NEEDED},
+     "pickle byte 18: the pickle calls 'torch._utils._rebuild_sparse_tensor" NOT_NEEDED},
     {"meta", QC_ERR_UNSUPPORTED,
-     "pickle byte 18: refused: the pickle calls "
+     "pickle byte 18: the pickle calls "
      "'torch._utils._rebuild_meta_tensor_no_storage" NOT_NEEDED},
     {"complex128", QC_ERR_UNSUPPORTED,
-     "pickle byte 69: refused: the pickle calls 'torch.ComplexDoubleStorage" NOT_NEEDED},
+     "pickle byte 69: the pickle calls 'torch.ComplexDoubleStorage" NOT_NEEDED},
     {"conjugate", QC_ERR_UNSUPPORTED,
      "pickle byte 185: a tensor has metadata (is it a conjugate or negative view?)"},
     {"nine_dims", QC_ERR_UNSUPPORTED,
@@ -198,7 +195,8 @@ static const struct {
     {"compressed", QC_ERR_UNSUPPORTED,
      "zip entry 'module/data.pkl' is compressed (method 8), but torch.save stores entries as they "
      "are"},
-    {"big_endian", QC_ERR_UNSUPPORTED, "the tensors are not in little-endian byte order"},
+    {"big_endian", QC_ERR_UNSUPPORTED,
+     "the tensors are not in little-endian byte order; save them on a little-endian machine"},
     {"script", QC_ERR_UNSUPPORTED,
      "the file is a TorchScript program; save the model's state_dict() instead"},
     {"no_pickle", QC_ERR_UNSUPPORTED,
@@ -209,7 +207,8 @@ static const struct {
      "the zip archive has no entry 'module/data/1', which the pickle refers to"},
     {"storage_short", QC_ERR_INPUT,
      "zip entry 'module/data/1' has 95 bytes, but the pickle says 96"},
-    {"text_behind", QC_ERR_INPUT, "'module/data.pkl' has 766 bytes, its pickle ends at byte 764"},
+    {"text_behind", QC_ERR_INPUT,
+     "'module/data.pkl' has 766 bytes, but its pickle ends at byte 764"},
     {"plain_pickle", QC_ERR_UNSUPPORTED,
      "the file is a pickle, but does not begin with the magic number of torch.save"},
     {"tar", QC_ERR_UNSUPPORTED,
@@ -327,7 +326,7 @@ static const struct {
            KEYS(KEY("0") KEY("1")) FOUR_FLOATS "\0\0\0\0\0\0\0\0"),
      QC_OK, NULL},
     {P(HEAD STATE(VIEW("w", "0", "\4", "\1", "\4")) KEYS(KEY("0")) FOUR_FLOATS), QC_ERR_INPUT,
-     "tensor 'w': 16 bytes from element 1 on are beyond its storage, which has 16 bytes"},
+     "tensor 'w': its 16 bytes from element 1 on end behind its storage, which has 16 bytes"},
     {P(HEAD STATE(VIEW("w", "0", "\4", "\5", "\0")) KEYS(KEY("0")) FOUR_FLOATS), QC_OK, NULL},
     {P(ONE KEYS(KEY("0")) "\4\0\0\0\0\0\0\0"
                           "0123456789abcde"),
@@ -352,13 +351,13 @@ static const struct {
     {P(MAGIC PROTOCOL), QC_ERR_TRUNCATED,
      "system at byte 21: pickle byte 0: expected 2 bytes, found 0"},
     {P(MAGIC PROTOCOL "\x80\2}U\x0dlittle_endian\x89s."), QC_ERR_UNSUPPORTED,
-     "the tensors are not in little-endian byte order"},
+     "the tensors are not in little-endian byte order; save them on a little-endian machine"},
     {P(MAGIC PROTOCOL "\x80\2}."), QC_ERR_UNSUPPORTED,
-     "the tensors are not in little-endian byte order"},
+     "the tensors are not in little-endian byte order; save them on a little-endian machine"},
     {P(MAGIC "\x80\2M\xe8\3."), QC_ERR_UNSUPPORTED, "the protocol of the stream is not 1001"},
     {P(MAGIC "\x80\2N."), QC_ERR_UNSUPPORTED, "the protocol of the stream is not 1001"},
     {P(MAGIC PROTOCOL "\x80\2}U\x0dlittle_endianK\1s."), QC_ERR_UNSUPPORTED,
-     "the tensors are not in little-endian byte order"},
+     "the tensors are not in little-endian byte order; save them on a little-endian machine"},
     /* Sizes that overflow 64 bits, one after the other. */
     {P(HEAD STATE(VIEW_OF("w", "K\4", "K\0",
                           LONG("\0\0\0\0\0\0\0\x40") LONG("\0\0\0\0\0\0\0\x40") "\x86",
@@ -370,13 +369,13 @@ static const struct {
     {P(HEAD STATE(VIEW_OF("w", "K\4", LONG("\0\0\0\0\0\0\0\x40"), "K\4\x85", "K\1\x85"))
            KEYS(KEY("0")) FOUR_FLOATS),
      QC_ERR_INPUT,
-     "tensor 'w': 16 bytes from element 4611686018427387904 on are beyond its storage, which has "
-     "16 bytes"},
+     "tensor 'w': its 16 bytes from element 4611686018427387904 on end behind its storage, which "
+     "has 16 bytes"},
     {P(HEAD STATE(VIEW_OF("w", "K\4", LONG("\xff\xff\xff\xff\xff\xff\xff\x3f"), "K\4\x85",
                           "K\1\x85")) KEYS(KEY("0")) FOUR_FLOATS),
      QC_ERR_INPUT,
-     "tensor 'w': 16 bytes from element 4611686018427387903 on are beyond its storage, which has "
-     "16 bytes"},
+     "tensor 'w': its 16 bytes from element 4611686018427387903 on end behind its storage, which "
+     "has 16 bytes"},
     {P(HEAD STATE(VIEW_OF("w", LONG("\0\0\0\0\0\0\0\x40"), "K\0", "K\4\x85", "K\1\x85"))
            KEYS(KEY("0")) FOUR_FLOATS),
      QC_ERR_INPUT, "the number of bits overflows 64 bits"},

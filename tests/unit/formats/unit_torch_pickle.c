@@ -141,7 +141,7 @@ static const struct {
     {P(""), QC_ERR_TRUNCATED, "pickle byte 0: expected 2 bytes, found 0"},
     {P("\x80"), QC_ERR_TRUNCATED, "pickle byte 0: expected 2 bytes, found 1"},
     {P("(dp0\n."), QC_ERR_INPUT,
-     "pickle byte 0: expected 80 at the beginning of a pickle, found 28"},
+     "pickle byte 0: expected byte 0x80 at the beginning of a pickle, found 0x28"},
     {P("\x80\1."), QC_ERR_UNSUPPORTED, "pickle byte 0: expected pickle protocol 2 to 5, found 1"},
     {P("\x80\6."), QC_ERR_UNSUPPORTED, "pickle byte 0: expected pickle protocol 2 to 5, found 6"},
     {P("\x80\2."), QC_ERR_INPUT, "pickle byte 2: opcode 0x2e takes 1 values, but the stack has 0"},
@@ -155,9 +155,9 @@ static const struct {
     {P("\x80\2N(N\x86."), QC_ERR_INPUT,
      "pickle byte 5: opcode 0x86 takes 2 values, but the stack has 1"},
     {P("\x80\2(u."), QC_ERR_INPUT,
-     "pickle byte 3: opcode 0x75 has nothing to add to, or half a pair"},
+     "pickle byte 3: opcode 0x75 has nothing to add to, or only half a pair"},
     {P("\x80\2}(Nu."), QC_ERR_INPUT,
-     "pickle byte 5: opcode 0x75 has nothing to add to, or half a pair"},
+     "pickle byte 5: opcode 0x75 has nothing to add to, or only half a pair"},
     {P("\x80\2](NNu."), QC_ERR_UNSUPPORTED, "pickle byte 6: opcode 0x75 needs a dict"},
     {P("\x80\2}Na."), QC_ERR_UNSUPPORTED,
      "pickle byte 4: opcode 0x61 needs a "
@@ -183,17 +183,17 @@ static const struct {
      "pickle byte 2: expected 4294967295 bytes, found 1"},
     {P("\x80\2cos\nsystem"), QC_ERR_TRUNCATED, "pickle byte 2: a name is cut off after 6 bytes"},
     {P("\x80\2cos\nsystem\nU\4true\x85R."), QC_ERR_UNSUPPORTED,
-     "pickle byte 2: refused: the pickle calls 'os.system', which no checkpoint of plain tensors "
-     "needs; qconv never runs code from a checkpoint"},
+     "pickle byte 2: the pickle calls 'os.system', which no checkpoint of plain tensors needs; it "
+     "is refused, because qconv never runs code from a checkpoint"},
     {P("\x80\4\x8c\2os\x8c\6system\x93."), QC_ERR_UNSUPPORTED,
-     "pickle byte 14: refused: the pickle calls 'os.system', which no checkpoint of plain tensors "
-     "needs; qconv never runs code from a checkpoint"},
+     "pickle byte 14: the pickle calls 'os.system', which no checkpoint of plain tensors needs; it "
+     "is refused, because qconv never runs code from a checkpoint"},
     {P("\x80\2ccollections\nOrderedDict.__reduce__\n."), QC_ERR_UNSUPPORTED,
-     "pickle byte 2: refused: the pickle calls 'collections.OrderedDict.__reduce__', which no "
-     "checkpoint of plain tensors needs; qconv never runs code from a checkpoint"},
+     "pickle byte 2: the pickle calls 'collections.OrderedDict.__reduce__', which no checkpoint of "
+     "plain tensors needs; it is refused, because qconv never runs code from a checkpoint"},
     {P("\x80\2ctorch\nfloat32\x1b\n."), QC_ERR_UNSUPPORTED,
-     "pickle byte 2: refused: the pickle calls 'torch.float32?', which no checkpoint of plain "
-     "tensors needs; qconv never runs code from a checkpoint"},
+     "pickle byte 2: the pickle calls 'torch.float32?', which no checkpoint of plain tensors "
+     "needs; it is refused, because qconv never runs code from a checkpoint"},
     {P("\x80\4NN\x93."), QC_ERR_INPUT, "pickle byte 4: STACK_GLOBAL needs two strings"},
     {P("\x80\2(ios\nsystem\n."), QC_ERR_UNSUPPORTED,
      "pickle byte 3: opcode INST is not one that tensors need"},
@@ -207,13 +207,14 @@ static const struct {
     {P("\x80\2\x80\2."), QC_ERR_UNSUPPORTED,
      "pickle byte 2: opcode 0x80 is not one that tensors need"},
     {P("\x80\2U\1a)R."), QC_ERR_UNSUPPORTED,
-     "pickle byte 6: something is called that is not a name with arguments"},
+     "pickle byte 6: a call has something else than a name and its arguments"},
     {P("\x80\2ccollections\nOrderedDict\nNR."), QC_ERR_UNSUPPORTED,
-     "pickle byte 28: something is called that is not a name with arguments"},
+     "pickle byte 28: a call has something else than a name and its arguments"},
     {P("\x80\2ccollections\nOrderedDict\n]\x85R."), QC_ERR_UNSUPPORTED,
-     "pickle byte 29: collections.OrderedDict with 1 arguments"},
+     "pickle byte 29: collections.OrderedDict is called with 1 arguments, which torch.save "
+     "never writes"},
     {P("\x80\2ctorch\nFloatStorage\n)R."), QC_ERR_UNSUPPORTED,
-     "pickle byte 23: a storage class or a dtype is called"},
+     "pickle byte 23: a storage class or a dtype is called as a function"},
     {P("\x80\2ctorch\nSize\nN\x85R."), QC_ERR_UNSUPPORTED,
      "pickle byte 16: torch.Size needs a tuple"},
     {P("\x80\2N}b."), QC_ERR_UNSUPPORTED, "pickle byte 4: BUILD needs a dict"},
@@ -226,15 +227,17 @@ static const struct {
     {P("\x80\2(U\6moduleNNNNtQ."), QC_ERR_UNSUPPORTED,
      "pickle byte 16: a persistent id is not ('storage', type, key, location, elements)"},
     {P("\x80\2(U\7storageNU\1aU\3cpuK\1tQ."), QC_ERR_INPUT,
-     "pickle byte 24: type, key, location or elements of a storage are of the wrong kind"},
+     "pickle byte 24: the type, key, location or elements of a storage are of the wrong kind"},
     {P("\x80\2(U\7storagectorch\nfloat32\nU\1aU\3cpuK\1tQ."), QC_ERR_INPUT,
-     "pickle byte 38: type, key, location or elements of a storage are of the wrong kind"},
+     "pickle byte 38: the type, key, location or elements of a storage are of the wrong kind"},
     {P("\x80\2(U\7storagectorch\nFloatStorage\nU\1aU\3cpuJ\xff\xff\xff\xfftQ."), QC_ERR_INPUT,
-     "pickle byte 46: type, key, location or elements of a storage are of the wrong kind"},
+     "pickle byte 46: the type, key, location or elements of a storage are of the wrong kind"},
     {P("\x80\2(U\7storagectorch\nFloatStorage\nU\1aU\3cpuK\1)tQ."), QC_ERR_UNSUPPORTED,
-     "pickle byte 44: a storage is a view of another one (torch before 0.4 wrote such files)"},
+     "pickle byte 44: a storage is a view of another one, as torch wrote them before 0.4; load it "
+     "and save it with a newer torch"},
     {P("\x80\2ctorch._utils\n_rebuild_tensor_v2\n)R."), QC_ERR_UNSUPPORTED,
-     "pickle byte 36: torch._utils._rebuild_tensor_v2 with 0 arguments"},
+     "pickle byte 36: torch._utils._rebuild_tensor_v2 is called with 0 arguments, which torch.save "
+     "never writes"},
     {P("\x80\2ctorch._utils\n_rebuild_tensor_v2\n(NNNNNNtR."), QC_ERR_INPUT,
      "pickle byte 43: a tensor has no storage or no offset"},
     {P("\x80\2" TENSOR("0", "\1", "N", ")") "."), QC_ERR_INPUT,
@@ -244,7 +247,7 @@ static const struct {
     {P("\x80\2" TENSOR("0", "\1", "J\xff\xff\xff\xff\x85", ")") "."), QC_ERR_INPUT,
      "pickle byte 90: the shape of a tensor holds something that is not a size"},
     {P("\x80\2" TENSOR("0", "\1", ")", "K\1\x85") "."), QC_ERR_INPUT,
-     "pickle byte 87: a tensor of 0 dimensions with 1 strides"},
+     "pickle byte 87: a tensor has 0 dimensions, but 1 strides"},
     {P("\x80\2ctorch._utils\n_rebuild_parameter\n(N\x89}tR."), QC_ERR_UNSUPPORTED,
      "pickle byte 40: a parameter holds no tensor"},
     {P("\x80\4\x93."), QC_ERR_INPUT,
@@ -259,20 +262,21 @@ static const struct {
     {P("\x80\2j\1\0\0"), QC_ERR_TRUNCATED, "pickle byte 2: expected 4 bytes, found 3"},
     {P("\x80\4\x95\3\0\0"), QC_ERR_TRUNCATED, "pickle byte 2: expected 8 bytes, found 3"},
     {P("\x80\2(U\7storageccollections\nOrderedDict\nU\1aU\3cpuK\1tQ."), QC_ERR_INPUT,
-     "pickle byte 48: type, key, location or elements of a storage are of the wrong kind"},
+     "pickle byte 48: the type, key, location or elements of a storage are of the wrong kind"},
     {P("\x80\2(U\7storagectorch\nFloatStorage\nNU\3cpuK\1tQ."), QC_ERR_INPUT,
-     "pickle byte 41: type, key, location or elements of a storage are of the wrong kind"},
+     "pickle byte 41: the type, key, location or elements of a storage are of the wrong kind"},
     {P("\x80\2(U\7storagectorch\nFloatStorage\nU\1aNK\1tQ."), QC_ERR_INPUT,
-     "pickle byte 39: type, key, location or elements of a storage are of the wrong kind"},
+     "pickle byte 39: the type, key, location or elements of a storage are of the wrong kind"},
     {P("\x80\2(U\7storagectorch\nFloatStorage\nU\1aU\3cpuNtQ."), QC_ERR_INPUT,
-     "pickle byte 42: type, key, location or elements of a storage are of the wrong kind"},
+     "pickle byte 42: the type, key, location or elements of a storage are of the wrong kind"},
     {P("\x80\2ctorch.storage\nTypedStorage\n."), QC_ERR_UNSUPPORTED,
-     "pickle byte 2: refused: the pickle calls 'torch.storage.TypedStorage', which no checkpoint "
-     "of plain tensors needs; qconv never runs code from a checkpoint"},
+     "pickle byte 2: the pickle calls 'torch.storage.TypedStorage', which no checkpoint of plain "
+     "tensors needs; it is refused, because qconv never runs code from a checkpoint"},
     {P("\x80\2ctorch\nSize\n)R."), QC_ERR_UNSUPPORTED,
-     "pickle byte 15: torch.Size with 0 arguments"},
+     "pickle byte 15: torch.Size is called with 0 arguments, which torch.save never writes"},
     {P("\x80\2ctorch._utils\n_rebuild_tensor\n)R."), QC_ERR_UNSUPPORTED,
-     "pickle byte 33: torch._utils._rebuild_tensor with 0 arguments"},
+     "pickle byte 33: torch._utils._rebuild_tensor is called with 0 arguments, which torch.save "
+     "never writes"},
     {P("\x80\2ctorch._utils\n_rebuild_tensor_v2\n(" STORAGE("0", "\1") "N))\x89}tR."), QC_ERR_INPUT,
      "pickle byte 84: a tensor has no storage or no offset"},
     {P("\x80\2ctorch._utils\n_rebuild_tensor_v2\n(" STORAGE("0",
@@ -287,9 +291,11 @@ static const struct {
          "0", "\1") "K\0))\x89}ctorch\nFloatStorage\ntR."),
      QC_ERR_INPUT, "pickle byte 105: the dtype of a tensor is not a dtype"},
     {P("\x80\2ctorch._utils\n_rebuild_parameter\n)R."), QC_ERR_UNSUPPORTED,
-     "pickle byte 36: torch._utils._rebuild_parameter with 0 arguments"},
+     "pickle byte 36: torch._utils._rebuild_parameter is called with 0 arguments, which torch.save "
+     "never writes"},
     {P("\x80\2ctorch._utils\n_rebuild_parameter_with_state\n)R."), QC_ERR_UNSUPPORTED,
-     "pickle byte 47: torch._utils._rebuild_parameter_with_state with 0 arguments"},
+     "pickle byte 47: torch._utils._rebuild_parameter_with_state is called with 0 arguments, which "
+     "torch.save never writes"},
 };
 
 static void says_what_is_wrong(void **state)
@@ -426,7 +432,7 @@ static void refuses_what_is_too_long(void **state)
     qc_error err = {0};
     (void)state;
     assert_int_equal(qc_pickle_run(&p, "", QC_PICKLE_MAX_BYTES + 1, &err), QC_ERR_UNSUPPORTED);
-    assert_string_equal(err.msg, "pickle has 33554433 bytes; at most 33554432 are read");
+    assert_string_equal(err.msg, "the pickle has 33554433 bytes; at most 33554432 are read");
 }
 
 /* ---- the state dict ---- */
