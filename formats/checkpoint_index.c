@@ -290,7 +290,7 @@ static qc_status fail_without_weights(const qc_checkpoint *c, const qc_tree_file
             c->path);
 }
 
-/* The length of the name without ".zst": "x" and "x.zst" are one file. */
+/* Returns the length of the name without ".zst": "x" and "x.zst" are one file. */
 static size_t plain_length(const char *name)
 {
     return strlen(name) - (qc_ends_with(name, ".zst") ? strlen(".zst") : 0);

@@ -21,7 +21,7 @@ extern const qc_digest_ops qc_digest_scalar;
 extern const qc_digest_ops qc_digest_avx2;   /* x86-64 only */
 extern const qc_digest_ops qc_digest_avx512; /* x86-64 only */
 
-/* The best path compiled in for an instruction set; never NULL. */
+/* Returns the best path compiled in for an instruction set; never NULL. */
 const qc_digest_ops *qc_digest_ops_for(qc_isa isa);
 
 /* Defines the table `name` in this file, from the xxhash.h that is included with its compile

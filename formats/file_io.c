@@ -389,8 +389,8 @@ typedef struct {
     uint64_t cached, dirty, writeback, evicted, recently_evicted;
 } cachestat_result;
 
-/* The number of cached pages of a range; -1 if the kernel does not say (it is older than 6.5, or
- * the file is neither ours nor writable). */
+/* Returns the number of cached pages of a range; -1 if the kernel does not say (it is older than
+ * 6.5, or the file is neither ours nor writable). */
 static int64_t cached_pages(const qc_file *f, uint64_t offset, uint64_t len)
 {
     cachestat_range range = {offset, len};

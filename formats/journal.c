@@ -22,7 +22,7 @@ struct qc_journal {
     uint64_t end;
 };
 
-/* The sum of a record that is laid out whole, except for its sum. */
+/* Returns the sum of a record that is laid out whole, except for its sum. */
 static uint64_t sum_of(const unsigned char *record, size_t len, uint64_t position)
 {
     return XXH3_64bits_withSeed(record, len, (XXH64_hash_t)position);

@@ -140,7 +140,7 @@ static int hex_digit(char c)
     return -1;
 }
 
-/* Value of the four hex digits at p, or UINT32_MAX. */
+/* Returns the value of the four hex digits at p, or UINT32_MAX where they are none. */
 static uint32_t hex4(const char *p, const char *end)
 {
     uint32_t v = 0;
@@ -192,7 +192,7 @@ static qc_status scan_string_token(scanner *s, scan_string *out)
     out->p = s->p;
     out->escaped = 0;
     for (;;) {
-        /* A run of plain ASCII, which is nearly all of most texts. */
+        /* This skips plain ASCII, which is nearly all of most texts. */
         while (s->p < s->end && (unsigned char)*s->p >= 0x20 && (unsigned char)*s->p < 0x80 &&
                *s->p != '"' && *s->p != '\\')
             s->p++;

@@ -37,34 +37,34 @@ QC_NODISCARD qc_status qc_json_parse(qc_json **out, const char *text, size_t len
 /* Parses a file of at most max_bytes. Messages about its text begin with `before` and the path. */
 QC_NODISCARD qc_status qc_json_read_file(qc_json **out, const char *path, const char *before,
                                          size_t max_bytes, qc_error *err);
-void qc_json_destroy(qc_json *doc); /* NULL is fine */
+void qc_json_destroy(qc_json *doc); /* doc may be NULL */
 const qc_json_node *qc_json_root(const qc_json *doc);
 
 qc_json_kind qc_json_kind_of(const qc_json_node *n);
 const char *qc_json_kind_name(qc_json_kind k);
-/* The children of an object or array in document order; NULL at the end. */
+/* Give the children of an object or array in document order, and NULL at the end. */
 const qc_json_node *qc_json_first(const qc_json_node *n);
 const qc_json_node *qc_json_next(const qc_json_node *n);
-/* How many children it has. */
+/* Returns how many children it has. */
 size_t qc_json_count(const qc_json_node *n);
-/* The key of a member of an object (never NULL for one). */
+/* Returns the key of a member of an object, which is never NULL. */
 const char *qc_json_key(const qc_json_node *n);
-/* Finds a member by its exact name, in linear time; NULL if it is missing or n is NULL or not an
- * object. */
+/* Finds a member by its exact name, in linear time. Returns NULL if it is missing, or if n is NULL
+ * or not an object. */
 const qc_json_node *qc_json_get(const qc_json_node *n, const char *key);
 
-/* Where a value lies in the text that was parsed: [value, end). key is the opening quote of its key
- * if it is a member of an object. */
+/* Says where a value lies in the text that was parsed: [value, end). key is the opening quote of
+ * its key if it is a member of an object. */
 typedef struct {
     size_t key, value, end;
 } qc_json_range;
 qc_json_range qc_json_place(const qc_json_node *n);
 
-/* Typed access; `what` names the value in the message. A missing value (n == NULL) is
+/* These give a value of one type; `what` names it in the message. A missing value (n == NULL) is
  * QC_ERR_INPUT. */
 QC_NODISCARD qc_status qc_json_as_string(const qc_json_node *n, const char *what, const char **out,
                                          qc_error *err);
-/* A non-negative integer of at most 2^53 - 1, written without a fraction. */
+/* Gives a non-negative integer of at most 2^53 - 1, which is written without a fraction. */
 QC_NODISCARD qc_status qc_json_as_u64(const qc_json_node *n, const char *what, uint64_t *out,
                                       qc_error *err);
 QC_NODISCARD qc_status qc_json_as_double(const qc_json_node *n, const char *what, double *out,
@@ -86,7 +86,7 @@ int qc_json_bool_or(const qc_json_node *n, int dflt);
 QC_NODISCARD qc_status qc_json_splice(qc_strbuf *out, const char *text, size_t len, const char *key,
                                       const char *value_json, qc_error *err);
 
-/* Finds the text of a top-level member of a JSON object, within `text`; NULL where there is
+/* Finds the text of a top-level member of a JSON object, within `text`. It is NULL where there is
  * none. */
 QC_NODISCARD qc_status qc_json_member_text(const char *text, size_t len, const char *key,
                                            const char **value, size_t *value_len, qc_error *err);
@@ -94,9 +94,9 @@ QC_NODISCARD qc_status qc_json_member_text(const char *text, size_t len, const c
 /* Appends the len bytes at s as a JSON string, escaped as serde_json does it: \" \\ \b \f \n \r \t,
  * other control characters as \u00xx in lower case, everything else unchanged. */
 void qc_json_put(qc_strbuf *out, const char *s, size_t len);
-/* The same, but returns what qc_strbuf_status says afterwards. */
+/* Does the same, but returns what qc_strbuf_status says afterwards. */
 QC_NODISCARD qc_status qc_json_quote(qc_strbuf *out, const char *s, size_t len, qc_error *err);
-/* How many bytes these two append. */
+/* Returns how many bytes these two append. */
 size_t qc_json_quoted_bytes(const char *s, size_t len);
 
 #endif

@@ -151,8 +151,9 @@ static inline void qc_json_member_bool(qc_json_writer *w, const char *key, int v
     qc_json_write_bool(w, v);
 }
 
-/* Python's repr() of a finite double: the shortest digits that read back, an exponent below 1e-4
- * and from 1e16 on, ".0" for whole numbers. Returns the length; buf is NUL-terminated. */
+/* Writes a finite double as Python's repr() does: the shortest digits that read back, an exponent
+ * below 1e-4 and from 1e16 on, ".0" for whole numbers. Returns the length; buf is
+ * NUL-terminated. */
 #define QC_PY_REPR_BYTES 32
 size_t qc_py_repr_double(double v, char buf[QC_PY_REPR_BYTES]);
 

@@ -135,8 +135,9 @@ typedef struct {
     size_t shard_count;
     qc_manifest_tensor *tensors; /* in shard order, file order */
     size_t tensor_count;
-    /* For writing, where tensors is NULL: makes the rows one after the other, so that they need no
-     * memory. Nobody then checks that names differ; the code that cut the shards has done that. */
+    /* Where tensors is NULL, writing asks this for the rows one after the other, so that they need
+     * no memory. Nobody then checks that names differ; the code that cut the shards has done
+     * that. */
     qc_manifest_row_fn tensor_row;
     void *tensor_ctx;
     qc_manifest_file *files; /* sorted by path */
@@ -147,7 +148,7 @@ QC_NODISCARD qc_status qc_manifest_write(const qc_manifest *m, qc_strbuf *out, q
 /* Writes the same text to an opened file, bit by bit; the caller finishes it. */
 QC_NODISCARD qc_status qc_manifest_write_file(const qc_manifest *m, qc_text_file *out,
                                               qc_error *err);
-/* Gives row i of m, from m->tensors or made in *room. */
+/* Gives row i of m: from m->tensors, or made anew in *room. */
 QC_NODISCARD qc_status qc_manifest_row(const qc_manifest *m, size_t i, qc_manifest_tensor *room,
                                        const qc_manifest_tensor **row, qc_error *err);
 /* Checks the closing digest first, then every field (ranges, order, sums). The strings live in

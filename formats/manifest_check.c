@@ -157,7 +157,7 @@ static qc_status check_device(const qc_manifest *m, size_t device, size_t *shard
     return QC_OK;
 }
 
-/* After the shards. */
+/* Call it after the shards were checked. */
 static qc_status check_placement(const qc_manifest *m, qc_error *err)
 {
     const qc_manifest_placement *p = &m->placement;
@@ -202,7 +202,7 @@ static qc_status check_tensor(const qc_manifest_tensor *t, qc_error *err)
                 bytes, t->begin, t->end);
     if (bytes > 0) {
         QC_TRY(check_pieces(t->piece_bytes, QC_FRAME_MAX_BYTES, "piece_bytes", err));
-        /* This bounds the memory for a reader's list of pieces by a small share of the file's
+        /* The least size of a piece keeps a reader's list of pieces to a small share of the file's
          * size. */
         if (t->piece_bytes < bytes && t->piece_bytes < PIECE_LEAST_BYTES)
             QC_FAIL(err, QC_ERR_INPUT,
@@ -229,7 +229,7 @@ static qc_status check_tensor(const qc_manifest_tensor *t, qc_error *err)
     return QC_OK;
 }
 
-/* How far a shard's contents reach so far, decompressed and stored. */
+/* Says how far a shard's contents reach so far, decompressed and stored. */
 typedef struct {
     uint64_t content, stored;
 } place;
@@ -296,8 +296,8 @@ static qc_status check_shard(const qc_manifest *m, uint32_t shard, size_t *next,
     return QC_OK;
 }
 
-/* There is only one spelling: how scales were found is said once, at the end, and absmax is not
- * said. */
+/* A manifest has only one spelling: how scales were found is said once, at the end, and absmax is
+ * not said. */
 static qc_status check_rules(const qc_manifest *m, qc_error *err)
 {
     const size_t prefix = sizeof QC_MANIFEST_SCALE_RULE - 1;

@@ -186,7 +186,7 @@ static void parsed_at(const void *ctx, size_t i, qc_header_tensor *out)
     *out = (qc_header_tensor){p->header->tensors[i], p->shard};
 }
 
-/* For a header that another program spelled, or that says something else. */
+/* Handles a header that another program spelled, or that says something else. */
 static qc_status parse_and_hold(const char *header, const qc_manifest *m, size_t shard,
                                 size_t first, size_t end, qc_error *err)
 {
@@ -230,6 +230,6 @@ qc_status qc_shard_header_check(const qc_file *f, const qc_manifest *m, size_t s
     if (st == QC_OK && !yes)
         st = parse_and_hold(header, m, shard, first, end, err);
     qc_free(header);
-    /* It was right once. */
+    /* The header was right when it was written, so it is damaged now. */
     return qc_status_exit_code(st) == 3 ? qc_error_recode(err, QC_ERR_CHECK) : st;
 }

@@ -13,7 +13,7 @@
 #include "formats/safetensors_header.h"
 #include "formats/shard_frames.h"
 
-/* What the headers say of their i-th tensor; i counts in bytewise order of names. */
+/* Gives what the headers say of their i-th tensor; i counts in bytewise order of names. */
 typedef struct {
     qc_st_tensor tensor;
     const char *shard; /* as the manifest names it */
@@ -27,10 +27,10 @@ QC_NODISCARD qc_status qc_manifest_hold(const qc_manifest *m, size_t first, size
                                         qc_header_tensor_fn at, const void *ctx, size_t count,
                                         qc_error *err);
 
-/* The same for shard m->shards[shard], open as f, whose rows are first <= i < end. frames: those of
- * a compressed shard; NULL where nothing is compressed. A damaged header is QC_ERR_CHECK too. If
- * the header is exactly what a writer makes of these rows (docs/format.md, section 2.1), nothing is
- * parsed. Allocates the text of the header. */
+/* Does the same for shard m->shards[shard], open as f, whose rows are first <= i < end. frames are
+ * those of a compressed shard, or NULL where nothing is compressed. A damaged header is
+ * QC_ERR_CHECK too. If the header is exactly what a writer makes of these rows (docs/format.md,
+ * section 2.1), nothing is parsed. Allocates the text of the header. */
 QC_NODISCARD qc_status qc_shard_header_check(const qc_file *f, const qc_manifest *m, size_t shard,
                                              size_t first, size_t end,
                                              const qc_shard_frames *frames, qc_error *err);

@@ -25,10 +25,10 @@ QC_NODISCARD qc_status qc_manifest_check(const qc_manifest *m, qc_error *err);
 extern const qc_json_row qc_manifest_option_rows[], qc_manifest_calibration_rows[];
 extern const qc_json_row qc_manifest_placement_rows[], qc_manifest_shard_rows[];
 extern const qc_json_row qc_manifest_file_rows[];
-/* Of a tensor: what stands before its shape and behind it, then what only some have. */
+/* The rows of a tensor: what stands before its shape and behind it, then what only some have. */
 extern const qc_json_row qc_manifest_tensor_rows[], qc_manifest_place_rows[];
 extern const qc_json_row qc_manifest_error_rows[], qc_manifest_tensor_source_rows[];
-/* QC_WHEN_STORED and QC_WHEN_PLACED as they are for m. */
+/* Returns QC_WHEN_STORED and QC_WHEN_PLACED as they hold for m. */
 unsigned qc_manifest_when(const qc_manifest *m);
 
 /* Returns the scheme of that name as a constant text; NULL if there is none. */

@@ -18,7 +18,7 @@
 #define HEX_BYTES   (QC_DIGEST_HEX_BYTES - 1)
 #define CHUNK_BYTES ((size_t)256 << 10)
 
-/* What is read only to be looked at. */
+/* Holds what is read only to be looked at. */
 typedef struct {
     const char *format;
     uint64_t version;
@@ -48,7 +48,7 @@ static const qc_json_row compression_rows[] = {
     {NULL},
 };
 
-/* Where the text is. */
+/* Says where the text is. */
 typedef struct {
     const char *text;
     const qc_file *file; /* where text is NULL */
@@ -284,7 +284,7 @@ static qc_status read_head(qc_manifest *m, qc_arena *arena, const qc_json_node *
             QC_FAIL(err, QC_ERR_INPUT, "shards[%zu]: device: there is no device number %u", i,
                     (unsigned)m->shards[i].device);
     }
-    /* Its rows come one by one. */
+    /* The list is empty here, because its rows come one by one. */
     QC_TRY(qc_json_take(&top, "tensors", &n, err));
     if (qc_json_kind_of(n) != QC_JSON_ARRAY || qc_json_first(n))
         QC_FAIL(err, QC_ERR_INPUT, "tensors: expected a list");
@@ -302,7 +302,7 @@ static qc_status read_tail(qc_manifest *m, qc_arena *arena, const qc_json_node *
     return qc_json_leave(&top, err);
 }
 
-/* Where the parts of the text go. */
+/* Says where the parts of the text go. */
 typedef struct {
     qc_manifest *m;
     qc_arena *arena;

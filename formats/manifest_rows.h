@@ -1,4 +1,4 @@
-/* Those members of a manifest that answers of commands repeat as they are. */
+/* The members of a manifest that the answers of commands repeat as they are. */
 #ifndef QC_FORMATS_MANIFEST_ROWS_H
 #define QC_FORMATS_MANIFEST_ROWS_H
 

@@ -20,7 +20,8 @@ static int round_digits(double v, int n, char digits[DIGITS_MAX + 1], int *expon
     }
     digits[len] = '\0';
     *exponent = (int)strtol(strchr(text, 'e') + 1, NULL, 10);
-    return strtod(text, NULL) == v; /* compared exactly on purpose: does it read back? */
+    /* The comparison is exact on purpose: it asks whether the text reads back. */
+    return strtod(text, NULL) == v;
 }
 
 /* Above a power of two, doubles lie twice as far apart as below it. So the next decimal above the
@@ -58,7 +59,7 @@ size_t qc_py_repr_double(double v, char buf[QC_PY_REPR_BYTES])
     int exponent = 0;
     const char *sign = signbit(v) ? "-" : "";
     double magnitude = fabs(v);
-    if (!isfinite(v)) /* outside the contract; Python spells it so */
+    if (!isfinite(v)) /* this is outside the contract, but Python spells it so */
         return (size_t)snprintf(buf, QC_PY_REPR_BYTES, "%s",
                                 isnan(v) ? "nan"
                                 : v > 0  ? "inf"

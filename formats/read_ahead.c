@@ -79,8 +79,8 @@ void qc_read_ahead_take(qc_read_ahead *r, uint32_t item)
     uint_fast32_t seen = atomic_load(&r->furthest);
     while (seen <= item && !atomic_compare_exchange_weak(&r->furthest, &seen, item + 1)) {
     }
-    /* Asking may wait for a busy device. One thread asks at a time; the others go on, but not
-     * before their item was looked at, because what they read would look like somebody else's
+    /* Asking may have to wait for a busy device. One thread asks at a time, and the others go on,
+     * but not before their item was looked at: what they read would look like somebody else's
      * pages. */
     if (atomic_load(&r->asked) <= item)
         pthread_mutex_lock(&r->lock);

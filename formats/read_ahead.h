@@ -16,8 +16,8 @@
  * The kernel's own read-ahead is switched off for the files, because pages that it brought in would
  * look as if somebody else had them there.
  *
- * Thread-safe except for init and deinit. All of it is advice: only want of memory makes it
- * fail. */
+ * Thread-safe except for init and deinit. All of it is advice to the system, so it fails only where
+ * memory is lacking. */
 #ifndef QC_FORMATS_READ_AHEAD_H
 #define QC_FORMATS_READ_AHEAD_H
 
@@ -57,15 +57,15 @@ typedef struct {
 QC_NODISCARD qc_status qc_read_ahead_init(qc_read_ahead *r, uint32_t count, qc_read_range_fn range,
                                           void *ctx, uint64_t window_bytes, int give_back,
                                           int direct, qc_error *err);
-void qc_read_ahead_deinit(qc_read_ahead *r); /* a zeroed one is fine */
-/* To be called before the caller reads an item. */
+void qc_read_ahead_deinit(qc_read_ahead *r); /* r may be all zeros */
+/* Call it before you read an item. */
 void qc_read_ahead_take(qc_read_ahead *r, uint32_t item);
 /* Returns 1 if nothing of a taken item was cached and its range is not asked for (direct): the
- * caller then reads it past the cache. If it cannot do that it says so, and this item and all that
- * follow are asked for. */
+ * caller then reads it past the cache. A caller that cannot do that says so, and this item and all
+ * that follow are asked for. */
 int qc_read_ahead_is_direct(const qc_read_ahead *r, uint32_t item, qc_read_range *range);
 void qc_read_ahead_no_direct(qc_read_ahead *r, uint32_t item);
-/* To be called after the caller has read it. */
+/* Call it after you have read it. */
 void qc_read_ahead_done(qc_read_ahead *r, uint32_t item);
 
 #endif

@@ -27,7 +27,7 @@ typedef struct {
                            it holds */
 } qc_st_file;
 
-/* Scratch of one reading thread: the last decoded frame, and buffers. */
+/* The scratch of one reading thread: the last decoded frame, and buffers. */
 typedef struct qc_st_cursor qc_st_cursor;
 QC_NODISCARD qc_status qc_st_cursor_create(qc_st_cursor **out, qc_error *err);
 void qc_st_cursor_destroy(qc_st_cursor *c);
@@ -39,17 +39,17 @@ QC_NODISCARD qc_status qc_st_cursor_pread(const qc_st_cursor *c, const qc_file *
                                           size_t len, uint64_t offset, qc_error *err);
 
 QC_NODISCARD qc_status qc_st_file_open(qc_st_file *out, const char *path, qc_error *err);
-/* Opens a deleted file from its saved header. path: where it was, for messages. */
+/* Opens a deleted file from its saved header. path is where the file was; messages name it. */
 QC_NODISCARD qc_status qc_st_file_open_saved(qc_st_file *out, const char *path,
                                              const qc_saved_header *saved, qc_error *err);
 /* Fills `saved` with sizes and stamp of an open file; path, name and origin are left to the
  * caller. */
 void qc_st_file_describe(const qc_st_file *f, qc_saved_header *saved);
-/* Call this before an open file is deleted; its saved header is at saved_path. It lets go of the
- * file, so that the deletion frees its space, by putting the saved header under the same
- * descriptor. Nobody may be reading the file; hints may be under way, because no member changes.
- * Pass *header_at to qc_st_file_set_header_only once no other thread uses f, and before anything
- * but hints. On error f is as before. */
+/* Call this before an open file is deleted, whose saved header is at saved_path. It puts the saved
+ * header under the same descriptor, so that the file is closed and its deletion frees the space.
+ * Nobody may be reading the file; hints may be under way, because no member changes. Pass
+ * *header_at to qc_st_file_set_header_only once no other thread uses f, and before anything but
+ * hints. On error f is as before. */
 QC_NODISCARD qc_status qc_st_file_let_go(const qc_st_file *f, const char *saved_path,
                                          uint64_t *header_at, qc_error *err);
 void qc_st_file_set_header_only(qc_st_file *f, uint64_t header_at);

@@ -49,8 +49,8 @@ static int begins_with_letters(const unsigned char *head, size_t len, const char
     return 1;
 }
 
-/* Recognises a file that is clearly not safetensors: returns status and words, or QC_OK. It is only
- * asked once the length field has turned out wrong, because any eight bytes may be a right one. */
+/* Recognises a file that is clearly not safetensors: returns status and words, or QC_OK. Call it
+ * only once the length field has turned out wrong, because any eight bytes may be a right one. */
 static qc_status recognise(const unsigned char *head, size_t len, const char **what)
 {
     size_t skip = 0;

@@ -57,7 +57,8 @@ void qc_st_header_forget(qc_st_header *h);
 /* Returns a metadata value by its key, or NULL. */
 const char *qc_st_header_meta(const qc_st_header *h, const char *key);
 
-/* The order of tensors in a file as the reference writer has it: dtype descending, then name. */
+/* Compares tensors by their order in a file of the reference writer: dtype descending, then
+ * name. */
 int qc_st_tensor_order(const qc_st_tensor *a, const qc_st_tensor *b);
 /* Appends 8 + N bytes to out: the length, the JSON ({"__metadata__":{"format":"pt"},...} compact,
  * like the reference writer's), and spaces up to a multiple of 8. tensors are in file order with
@@ -69,8 +70,9 @@ QC_NODISCARD qc_status qc_st_header_bytes(uint64_t *out, uint64_t entry_bytes, s
                                           const qc_st_meta *meta, size_t meta_count, qc_error *err);
 QC_NODISCARD qc_status qc_st_header_build(qc_strbuf *out, const qc_st_tensor *tensors, size_t count,
                                           const qc_st_meta *meta, size_t meta_count, qc_error *err);
-/* The same in steps, for tensors that are not all in memory: the beginning, each tensor in order,
- * the end. start: out->len before the first step. After a failure out holds no valid header. */
+/* These do the same in steps, for tensors that are not all in memory: the beginning, each tensor in
+ * order, the end. start is out->len before the first step. After a failure out holds no valid
+ * header. */
 QC_NODISCARD qc_status qc_st_header_begin(qc_strbuf *out, const qc_st_meta *meta, size_t meta_count,
                                           qc_error *err);
 QC_NODISCARD qc_status qc_st_header_add(qc_strbuf *out, const qc_st_tensor *t, qc_error *err);

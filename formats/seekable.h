@@ -37,7 +37,7 @@ void qc_seek_table_deinit(qc_seek_table *t);
 /* Appends the skippable frame with the table of these frames to out. */
 QC_NODISCARD qc_status qc_seek_table_build(qc_strbuf *out, const qc_frame *frames, size_t count,
                                            qc_error *err);
-/* The index of the frame that holds content byte `offset` (< content_bytes). */
+/* Returns the index of the frame that holds content byte `offset` (< content_bytes). */
 size_t qc_seek_table_find(const qc_seek_table *t, uint64_t offset);
 
 size_t qc_raw_frame_bytes(size_t content_bytes);
@@ -57,10 +57,10 @@ QC_NODISCARD qc_status qc_raw_frame_read(int *as_written, const qc_file *f, uint
 typedef struct qc_frame_coder qc_frame_coder; /* one per thread */
 QC_NODISCARD qc_status qc_frame_coder_create(qc_frame_coder **out, qc_error *err);
 void qc_frame_coder_destroy(qc_frame_coder *c);
-/* An estimate of the memory that zstd takes to compress frames of len bytes at this level: 100 MB
- * at level 19 for 8 MiB, 1 MB at level 1, 0 at level 0. */
+/* Estimates the memory that zstd takes to compress frames of len bytes at this level: 100 MB at
+ * level 19 for 8 MiB, 1 MB at level 1, 0 at level 0. */
 size_t qc_frame_coder_bytes(int level, size_t len);
-/* How much room qc_frame_encode may need for len bytes. */
+/* Returns how much room qc_frame_encode may need for len bytes. */
 size_t qc_frame_bound(size_t len);
 /* level is 1 to 19. The same input, level and zstd version give the same bytes. */
 QC_NODISCARD qc_status qc_frame_encode(qc_frame_coder *c, int level, const void *src, size_t len,
@@ -73,7 +73,7 @@ void qc_frame_coder_skip_checksums(qc_frame_coder *c);
 QC_NODISCARD qc_status qc_frame_decode(qc_frame_coder *c, const void *src, size_t len, void *dst,
                                        size_t content_bytes, qc_error *err);
 
-/* The version of the library that compresses, like "1.5.4"; its bytes may differ between
+/* Returns the version of the library that compresses, like "1.5.4". Its bytes may differ between
  * versions. */
 const char *qc_frame_library_version(void);
 

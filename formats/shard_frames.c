@@ -42,8 +42,8 @@ static int take_frames(const qc_seek_table *table, size_t *frame, uint64_t bytes
     return stored_sum == stored;
 }
 
-/* It follows that the tensors' frames begin where the manifest says, because the manifest was
- * checked to lay them one after another behind the header's. */
+/* The tensors' frames then begin where the manifest says, because the manifest was checked to lay
+ * them one after another behind the header's. */
 static int are_listed(qc_shard_frames *s, const qc_manifest *m, size_t shard, size_t first,
                       size_t end)
 {

@@ -20,8 +20,8 @@ QC_NODISCARD qc_status qc_shard_frames_read(qc_shard_frames *out, const qc_file 
                                             size_t end, qc_error *err);
 void qc_shard_frames_deinit(qc_shard_frames *s);
 
-/* The number of pieces of a tensor in a checked manifest. They are its frames if the output is
- * compressed. */
+/* Returns the number of pieces of a tensor in a checked manifest. They are its frames if the output
+ * is compressed. */
 uint32_t qc_shard_pieces(const qc_manifest_tensor *t);
 
 #endif

@@ -30,7 +30,7 @@ static const qc_st_meta pt_format = {"format", "pt"};
 uint64_t qc_layout_piece_bytes(uint64_t tensor_bytes, uint64_t align_bytes)
 {
     if (tensor_bytes == 0)
-        return align_bytes; /* there is nothing to cut, but 0 would be divided by */
+        return align_bytes; /* there is nothing to cut, but others divide by this */
     if (tensor_bytes <= PIECE_TARGET_BYTES)
         return tensor_bytes;
     if (align_bytes > PIECE_MAX_BYTES)
@@ -45,7 +45,7 @@ uint64_t qc_layout_piece_bytes(uint64_t tensor_bytes, uint64_t align_bytes)
 /* ---- Names
  * ------------------------------------------------------------------------------------ */
 
-/* The length of the first half of a tensor's name where it comes in two. */
+/* Returns the length of the first half of a tensor's name where it comes in two. */
 static size_t stem_bytes(const qc_out_tensor *t)
 {
     return t->suffix ? t->stem_bytes : strlen(t->st.name);
@@ -107,7 +107,7 @@ static qc_out_tensor get(qc_out_tensors tensors, uint32_t i)
 
 /* ---- Fill ----------------------------------------------------------------------------------- */
 
-/* For messages. */
+/* Returns the name of a tensor as messages show it. */
 static const char *shown(const qc_out_tensor *t, char buf[NAME_SHOWN_BYTES])
 {
     (void)snprintf(buf, NAME_SHOWN_BYTES, "%.*s%s", (int)stem_bytes(t), t->st.name, suffix_of(t));
@@ -188,7 +188,7 @@ static qc_status fill(qc_out_tensors tensors, uint64_t limit, uint64_t *shard_of
 
 /* ---- Sort ----------------------------------------------------------------------------------- */
 
-/* As qc_st_tensor_order. */
+/* Compares as qc_st_tensor_order does. */
 static int by_file_order(const void *pa, const void *pb)
 {
     const sort_item *a = pa, *b = pb;

@@ -11,8 +11,9 @@
 typedef struct {
     /* qc_layout_place sets begin and end. name is the tensor's name, unless suffix is given. */
     qc_st_tensor st;
-    const char *suffix; /* if given, the tensor's name is the first stem_bytes bytes of st.name,
-                           then this; so the names of role tensors beside a weight take no memory */
+    /* If suffix is given, the tensor's name is the first stem_bytes bytes of st.name and then
+     * suffix, so that the names of role tensors beside a weight take no memory. */
+    const char *suffix;
     uint32_t stem_bytes;
     uint32_t group;
     uint32_t device;      /* never falls from one tensor to the next, is one for all of a group;
@@ -23,7 +24,7 @@ typedef struct {
     uint32_t shard;       /* set by qc_layout_place */
 } qc_out_tensor;
 
-/* Describes tensor i, always in the same way; what *t points to stays valid. *t is zeroed
+/* Describes tensor i, always in the same way; what *t points to stays valid. The caller zeroes *t
  * before. */
 typedef void (*qc_out_tensor_fn)(const void *ctx, uint32_t i, qc_out_tensor *t);
 
@@ -51,8 +52,8 @@ typedef struct {
     uint64_t *begins; /* where each tensor begins in its shard's data */
 } qc_layout;
 
-/* The content size of a tensor's frames. A tensor of up to 8 MiB is one frame. Larger ones are cut
- * into equal frames of 4 to 8 MiB (the last one shorter) at multiples of align_bytes. An
+/* Returns the content size of a tensor's frames. A tensor of up to 8 MiB is one frame. Larger ones
+ * are cut into equal frames of 4 to 8 MiB (the last one shorter) at multiples of align_bytes. An
  * align_bytes above 8 MiB makes a frame by itself, up to QC_FRAME_MAX_BYTES; beyond that the
  * alignment is given up. */
 uint64_t qc_layout_piece_bytes(uint64_t tensor_bytes, uint64_t align_bytes);
@@ -67,7 +68,8 @@ uint64_t qc_layout_piece_bytes(uint64_t tensor_bytes, uint64_t align_bytes);
  * max_shard_bytes counts tensor bytes, as Hugging Face does. */
 QC_NODISCARD qc_status qc_layout_make(qc_layout *out, qc_arena *arena, qc_out_tensors tensors,
                                       const char *stem, uint64_t max_shard_bytes, qc_error *err);
-/* The name of the index that belongs to a shard of this name: "STEM.safetensors.index.json". */
+/* Gives the name of the index that belongs to a shard of this name:
+ * "STEM.safetensors.index.json". */
 QC_NODISCARD qc_status qc_layout_index_name(const char **out, qc_arena *arena, const char *shard,
                                             qc_error *err);
 /* Returns tensor i of those given to qc_layout_make, with its place. */

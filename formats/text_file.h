@@ -21,15 +21,15 @@ typedef struct {
 
 /* Call qc_text_file_deinit also after a failure. */
 QC_NODISCARD qc_status qc_text_file_open(qc_text_file *t, const char *path, qc_error *err);
-/* Writes `text` to the file if it has grown long. To be called often. */
+/* Writes `text` to the file if it has grown long. Call it often. */
 QC_NODISCARD qc_status qc_text_file_step(qc_text_file *t, qc_error *err);
 /* Writes `text` to the file however short it is. */
 QC_NODISCARD qc_status qc_text_file_flush(qc_text_file *t, qc_error *err);
-/* The digest of all that was written so far, without `text`. */
+/* Returns the digest of all that was written so far, without `text`. */
 qc_digest qc_text_file_digest(const qc_text_file *t);
 /* Writes the rest and syncs the file, gives it its name, and syncs the folder. */
 QC_NODISCARD qc_status qc_text_file_finish(qc_text_file *t, qc_error *err);
-/* Removes the file unless qc_text_file_finish has named it. May be called at any time. */
+/* Removes the file unless qc_text_file_finish has named it. You may call it at any time. */
 void qc_text_file_deinit(qc_text_file *t);
 
 #endif

@@ -125,7 +125,7 @@ static qc_status take(machine *m, uint64_t n, const unsigned char **bytes, qc_er
     return QC_OK;
 }
 
-/* A little-endian number of 1, 2, 4 or 8 bytes. */
+/* Takes a little-endian number of 1, 2, 4 or 8 bytes. */
 static qc_status take_uint(machine *m, unsigned bytes, uint64_t *out, qc_error *err)
 {
     const unsigned char *b = NULL;

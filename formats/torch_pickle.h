@@ -98,9 +98,9 @@ typedef struct {
 QC_NODISCARD qc_status qc_pickle_run(qc_pickle *out, const void *text, size_t len, qc_error *err);
 void qc_pickle_deinit(qc_pickle *p);
 
-/* Is v this string? */
+/* Returns whether v is this string. */
 int qc_pickle_is_string(const qc_pickle *p, const qc_pickle_value *v, const char *s);
-/* The value of the last entry with this key in a dict, NULL if there is none. */
+/* Returns the value of the last entry with this key in a dict, or NULL if there is none. */
 const qc_pickle_value *qc_pickle_get(const qc_pickle *p, const qc_pickle_value *dict,
                                      const char *key);
 

@@ -14,8 +14,8 @@
  * pointer; it has `count` of at most `limit`. */
 QC_NODISCARD qc_status qc_pickle_grow(void *array, size_t *cap, size_t count, size_t limit,
                                       size_t bytes_each, qc_error *err);
-/* The most values of one kind that the text of p can hold. The smallest tensor that torch writes
- * takes 80 bytes of text and makes 16 items of tuples, one dict and one pair. */
+/* Returns how many values of one kind the text of p can hold at most. The smallest tensor that
+ * torch writes takes 80 bytes of text and makes 16 items of tuples, one dict and one pair. */
 size_t qc_pickle_limit(const qc_pickle *p);
 /* Makes a new empty list or dict. */
 QC_NODISCARD qc_status qc_pickle_container_new(qc_pickle *p, qc_pickle_kind kind,
@@ -28,7 +28,7 @@ QC_NODISCARD qc_status qc_pickle_add_pair(qc_pickle *p, const qc_pickle_value *t
 
 /* ---- names and calls (torch_rebuild.c) ---- */
 
-/* The value of module.name; a name that is not on the list is QC_ERR_UNSUPPORTED. */
+/* Gives the value of module.name; a name that is not on the list is QC_ERR_UNSUPPORTED. */
 QC_NODISCARD qc_status qc_pickle_global(const char *module, size_t module_bytes, const char *name,
                                         size_t name_bytes, qc_pickle_value *out, qc_error *err);
 /* Makes what torch would return for callee(*args). args is a TUPLE. */

@@ -118,7 +118,7 @@ qc_status qc_pickle_global(const char *module, size_t module_bytes, const char *
     return QC_OK;
 }
 
-/* The items of a tuple. Anything else, and an empty tuple, gives one item of no kind. */
+/* Returns the items of a tuple. Anything else, and an empty tuple, gives one item of no kind. */
 static const qc_pickle_value *items_of(const qc_pickle *p, const qc_pickle_value *tuple)
 {
     static const qc_pickle_value none;

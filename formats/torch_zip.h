@@ -39,7 +39,7 @@ const qc_zip_entry *qc_torch_zip_find(const qc_torch_zip *z, const char *name);
 /* Reads all of the entry's bytes to dst and checks them against its CRC-32 unless that is 0. */
 QC_NODISCARD qc_status qc_torch_zip_load(const qc_file *f, const qc_zip_entry *e, void *dst,
                                          qc_error *err);
-/* CRC-32 as zip uses it (polynomial 0xedb88320, reflected). */
+/* Computes CRC-32 as zip uses it (polynomial 0xedb88320, reflected). */
 uint32_t qc_zip_crc32(const void *bytes, size_t len);
 
 #endif
