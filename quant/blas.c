@@ -36,7 +36,7 @@ static qc_status load(qc_error *err)
     const int named = path && *path;
     if (!named)
         path = "libopenblas.so.0";
-    /* It is read while the library loads; with a higher number it would start threads that never
+    /* The library reads this while it loads; with a higher number it would start threads that never
      * get work. */
     (void)setenv("OPENBLAS_NUM_THREADS", "1", 1);
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);

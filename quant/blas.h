@@ -1,5 +1,5 @@
-/* OpenBLAS, loaded when it is first needed. Only calibrating needs it, so a program that was just
- * asked to convert neither depends on it nor pays for its threads.
+/* OpenBLAS, which is loaded when it is first needed. Only calibrating needs it, so a program that
+ * was just asked to convert neither depends on it nor pays for its threads.
  *
  * OpenBLAS is held to one thread; a caller with more threads gives each of them a tile of its own.
  * So results depend on the processor (OpenBLAS has kernels per kind) but not on how many threads
@@ -11,14 +11,13 @@
 
 #include <stdint.h>
 
-/* Column-major Fortran interfaces wrapped for row-major arrays. The callers in this folder check
- * that sizes are below 2^31. Thread-safe. */
+/* An opened OpenBLAS. The callers in this folder check that sizes are below 2^31. Thread-safe. */
 typedef struct qc_blas qc_blas;
 
 /* Loads the library once per process; the result is never freed. If libopenblas.so.0 is not found
  * or lacks what is needed, QC_ERR_UNSUPPORTED names the package to install. Thread-safe. */
 QC_NODISCARD qc_status qc_blas_open(const qc_blas **out, qc_error *err);
-/* The library's description of itself: "OpenBLAS 0.3.21 ... SkylakeX". */
+/* Returns the library's description of itself: "OpenBLAS 0.3.21 ... SkylakeX". */
 const char *qc_blas_name(const qc_blas *b);
 
 #endif

@@ -1,5 +1,4 @@
-/* The functions that are used of OpenBLAS; CBLAS is asked for row-major order. For this folder
- * only. */
+/* The functions of OpenBLAS that this folder uses; CBLAS is asked for row-major order. */
 #ifndef QC_QUANT_BLAS_INTERNAL_H
 #define QC_QUANT_BLAS_INTERNAL_H
 
@@ -26,7 +25,7 @@ typedef struct {
                   int ldc);
     void (*dtrsm)(int order, int side, int uplo, int trans, int diag, int m, int n, double alpha,
                   const double *a, int lda, double *b, int ldb);
-    /* LAPACK is column-major; gfortran passes the lengths of strings behind the arguments. */
+    /* LAPACK is column-major, and gfortran passes the lengths of strings behind the arguments. */
     void (*dpotrf)(const char *uplo, const int *n, double *a, const int *lda, int *info,
                    size_t uplo_length);
 } qc_blas_functions;

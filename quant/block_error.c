@@ -38,14 +38,14 @@ float qc_nested_offset(const float *absmax, uint64_t n)
     for (uint64_t i = 0; i < n; i++)
         sum += (double)absmax[i];
     uint16_t h = qc_bf16_from_f32((float)(sum / (double)n));
-    if (h == QC_BF16_INF) /* means within half an ulp of the largest float */
+    if (h == QC_BF16_INF) /* this stands for what is within half an ulp of the largest float */
         h = QC_BF16_INF - 1;
     return qc_f32_from_bf16(h);
 }
 
-/* No |x - x'| of block k is above this. A block of zeros is restored exactly. The share of 2^-20
- * covers earlier roundings: of the inverse (2^-22 where it is subnormal), y, r and the product a'
- * c; 2^-149 covers a subnormal x'. */
+/* Returns a bound that no |x - x'| of block k exceeds. A block of zeros is restored exactly. The
+ * share of 2^-20 covers earlier roundings: of the inverse (2^-22 where it is subnormal), y, r and
+ * the product a' c; 2^-149 covers a subnormal x'. */
 static double error_bound(const qc_finished_blocks *job, uint64_t k)
 {
     double a = (double)job->absmax[k], a_final = (double)job->absmax_final[k];

@@ -42,11 +42,12 @@ typedef struct {
     void (*exponential)(const float *x, uint64_t n, float *out);
 } qc_decoder_ops;
 
-/* As qc_quant_ops_for. */
+/* Chooses as qc_quant_ops_for does. */
 const qc_decoder_ops *qc_decoder_ops_for(qc_isa isa);
-/* How many tokens one call of attend takes at most; the bits do not depend on how they are cut. */
+/* Returns how many tokens one call of attend takes at most; the bits do not depend on how they are
+ * cut. */
 uint64_t qc_attend_tokens(uint64_t group);
-/* Saturates. */
+/* Returns the bytes of scratch that attend needs; it saturates. */
 uint64_t qc_attend_scratch_bytes(uint64_t group, uint64_t head_dim);
 
 #endif

@@ -10,8 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ROWS  64u /* how many a thread looks at, or copies, at a time */
-#define STRIP 16u /* columns of which it moves rows at a time */
+#define ROWS  64u /* how many rows a thread looks at, or copies, at a time */
+#define STRIP 16u /* how many columns of these rows it moves at a time */
 
 typedef struct {
     qc_feedback *f;
@@ -72,7 +72,7 @@ static qc_status bury(void *ctx, unsigned thread, uint64_t piece, qc_error *err)
     return QC_OK;
 }
 
-/* hu and D from the factor */
+/* Makes hu and D from the factor. */
 static qc_status fill(void *ctx, unsigned thread, uint64_t piece, qc_error *err)
 {
     const opening *o = ctx;
@@ -148,7 +148,7 @@ static int falling(const void *pa, const void *pb)
     return (a->column > b->column) - (a->column < b->column);
 }
 
-/* Large inputs come first, so that all others can make up for the cost of rounding them. */
+/* Puts large inputs first, so that all others can make up for the cost of rounding them. */
 static qc_status put_in_order(const double *own, uint64_t n, uint64_t *order, qc_error *err)
 {
     place *places = NULL;
@@ -226,7 +226,8 @@ static double anchor(const opening *o, uint64_t k)
     return qc_feedback_anchor(o->own[k], o->mean);
 }
 
-/* Tries the damping asked for, then ten times as much each time, and at last the most there is. */
+/* Tries the damping that was asked for, then ten times as much each time, and at last the most
+ * there is. */
 static qc_status factor(opening *o, qc_feedback_info *info, qc_error *err)
 {
     const uint64_t n = o->f->n;

@@ -60,13 +60,13 @@ typedef struct qc_feedback qc_feedback;
 /* Factors H, for any number of weights with the same inputs. h is the lower triangle, [n, n]. It
  * stays the caller's array and is not freed, but is used until close, and its upper triangle is
  * filled. c is [n, n] or NULL; it is used until close and changed. Allocates [n, n] floats (two
- * with c). threads: for this and for qc_feedback_weight. QC_ERR_NONFINITE for moments that are not
- * finite, QC_ERR_INPUT where no damping up to 1 gives a factor. info may be NULL. */
+ * with c). This call and qc_feedback_weight use `threads` threads. QC_ERR_NONFINITE for moments
+ * that are not finite, QC_ERR_INPUT where no damping up to 1 gives a factor. info may be NULL. */
 QC_NODISCARD qc_status qc_feedback_open(qc_feedback **out, const qc_blas *b, unsigned threads,
                                         uint64_t n, double *h, double *c,
                                         const qc_feedback_options *options, qc_feedback_info *info,
                                         qc_error *err);
-void qc_feedback_close(qc_feedback *f); /* NULL is fine */
+void qc_feedback_close(qc_feedback *f); /* f may be NULL */
 
 /* The caller's arrays, as qc_weights describes them. */
 typedef struct {
@@ -78,7 +78,8 @@ typedef struct {
     float nested_offset;   /* set; NF4: 0 */
 } qc_feedback_out;
 
-/* The sum over tokens of |W z - Q x|^2 divided by that of |W z|^2, in double; without C, z is x. */
+/* These are the sum over tokens of |W z - Q x|^2 divided by that of |W z|^2, in double; without C,
+ * z is x. */
 typedef struct {
     double rounded;    /* with scales that were searched without data, and codes rounded to
                           nearest */
@@ -91,10 +92,11 @@ QC_NODISCARD qc_status qc_feedback_weight(const qc_feedback *f, const qc_form *f
                                           uint64_t rows, qc_feedback_out *out,
                                           qc_feedback_result *result, qc_error *err);
 
-/* The most that these two allocate, without the caller's arrays. They saturate. */
+/* Return the most that these two allocate, without the caller's arrays. They saturate. */
 uint64_t qc_feedback_open_bytes(uint64_t n, int cross);
 uint64_t qc_feedback_weight_bytes(uint64_t rows, uint64_t n, unsigned threads);
-/* Floating-point operations of the matrix products in them, which bound their time from below. */
+/* Return the floating-point operations of the matrix products in them, which bound their time from
+ * below. */
 double qc_feedback_open_flops(uint64_t n, int cross);
 double qc_feedback_weight_flops(uint64_t rows, uint64_t n, int cross,
                                 const qc_feedback_options *options);

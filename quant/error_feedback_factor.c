@@ -37,7 +37,7 @@ typedef struct {
     double dead;   /* stands for a zero on the diagonal */
 } stage;
 
-/* The element of H for the columns at two places. */
+/* Returns the element of H for the columns at two places. */
 static double moment(const qc_factor *f, uint64_t i, uint64_t j)
 {
     const uint64_t a = f->order[i], b = f->order[j];
@@ -85,7 +85,7 @@ static int factor_tile(const qc_factor *f, uint64_t tile, double *reversed)
     return 1;
 }
 
-/* R_ik = A_ik R_kk^-T */
+/* Makes R_ik = A_ik R_kk^-T. */
 static qc_status divide(void *ctx, unsigned thread, uint64_t row, qc_error *err)
 {
     const stage *s = ctx;
@@ -98,7 +98,7 @@ static qc_status divide(void *ctx, unsigned thread, uint64_t row, qc_error *err)
     return QC_OK;
 }
 
-/* A_ij -= R_ik R_jk^T, i <= j < k */
+/* Makes A_ij -= R_ik R_jk^T, i <= j < k. */
 static qc_status subtract(void *ctx, unsigned thread, uint64_t piece, qc_error *err)
 {
     const stage *s = ctx;
@@ -138,7 +138,7 @@ typedef struct {
     double *x;
 } systems;
 
-/* TILE columns of x */
+/* Solves for TILE columns of x. */
 static qc_status solve_strip(void *ctx, unsigned thread, uint64_t strip, qc_error *err)
 {
     const systems *s = ctx;

@@ -8,7 +8,8 @@
     0.600f, 0.625f, 0.650f, 0.675f, 0.700f, 0.725f, 0.750f, 0.775f, 0.800f, 0.825f, 0.850f,        \
         0.875f, 0.900f, 0.925f, 0.950f, 0.975f, 1.000f, 1.025f, 1.050f, 1.075f, 1.100f, 1.125f,    \
         1.150f, 1.220f, 1.280f, 1.340f, 1.400f
-/* For blocks of QC_FEEDBACK_WIDE elements and more, where the largest of so many is far out. */
+/* These are for blocks of QC_FEEDBACK_WIDE elements and more, where the largest of so many is far
+ * out. */
 #define QC_FEEDBACK_WIDE 512u
 #define QC_FEEDBACK_NF4_WIDE_FACTORS                                                               \
     0.250f, 0.300f, 0.350f, 0.400f, 0.440f, 0.480f, 0.520f, 0.550f, 0.580f, 0.610f, 0.640f,        \

@@ -6,8 +6,8 @@
 #include "quant/error_feedback.h"
 #include "quant/error_feedback_lanes.h"
 
-/* How many rows a thread takes at a time. It is fixed, so that products do not depend on threads,
- * and even, so that no two chunks share a byte of NF4 codes. */
+/* A thread takes this many rows at a time. The number is fixed, so that products do not depend on
+ * threads, and even, so that no two chunks share a byte of NF4 codes. */
 #define QC_FEEDBACK_ROWS 128u
 
 struct qc_feedback {
@@ -37,9 +37,9 @@ extern "C" {
  * if all are) and the number of dead ones. QC_ERR_INPUT for a moment below zero, QC_ERR_RANGE. */
 QC_NODISCARD qc_status qc_feedback_look_at_diagonal(const double *own, uint64_t n, uint64_t *order,
                                                     double *mean, uint64_t *dead, qc_error *err);
-/* What damping adds to a living input's moment, divided by the damping. An input that is hardly
- * ever there has next to no moment: without the share of the mean, its weights would take any value
- * to make up for other errors. */
+/* Returns what damping adds to a living input's moment, divided by the damping. An input that is
+ * hardly ever there has next to no moment: without the share of the mean, its weights would take
+ * any value to make up for other errors. */
 static inline double qc_feedback_anchor(double own, double mean)
 {
     return own + QC_FEEDBACK_FLOOR * mean;
@@ -49,10 +49,10 @@ static inline double qc_feedback_anchor(double own, double mean)
 QC_NODISCARD qc_status qc_feedback_raise(double *damping, qc_feedback_info *info, qc_error *err);
 /* Returns QC_ERR_NONFINITE for the moments of inputs [first, end). */
 QC_NODISCARD qc_status qc_feedback_odd(uint64_t first, uint64_t end, qc_error *err);
-/* QC_ERR_USAGE, QC_ERR_SHAPE. */
+/* Checks the options and n; it is QC_ERR_USAGE or QC_ERR_SHAPE. */
 QC_NODISCARD qc_status qc_feedback_check(uint64_t n, const qc_feedback_options *options,
                                          qc_error *err);
-/* The power of two that moments with this mean are multiplied by to be stored as floats. */
+/* Returns the power of two that moments with this mean are multiplied by to be stored as floats. */
 double qc_feedback_scale(double mean);
 
 #ifdef __cplusplus
@@ -61,7 +61,7 @@ double qc_feedback_scale(double mean);
 
 /* ---- error_feedback_factor.c ---- */
 
-/* The factor of H with rows and columns in `order`. It overwrites what lies above the diagonal
+/* The factor of H with rows and columns in `order`, which overwrites what lies above the diagonal
  * tiles of h. */
 #define QC_FACTOR_TILE 256u
 typedef struct {
@@ -76,9 +76,9 @@ typedef struct {
 /* dead: the diagonal value for a column whose own is zero. *exists is 0 where H is not positive
  * definite as far as doubles can tell. */
 QC_NODISCARD qc_status qc_factor_make(qc_factor *f, double dead, int *exists, qc_error *err);
-/* x [n, n] = (R R^T)^-1 x, rows by places. */
+/* Makes x [n, n] = (R R^T)^-1 x, rows by places. */
 QC_NODISCARD qc_status qc_factor_solve(const qc_factor *f, double *x, qc_error *err);
-/* R_jk, j <= k, by places */
+/* Returns R_jk, j <= k, by places. */
 double qc_factor_at(const qc_factor *f, uint64_t j, uint64_t k);
 
 /* ---- error_feedback_search.c ---- */
@@ -88,8 +88,8 @@ double qc_factor_at(const qc_factor *f, uint64_t j, uint64_t k);
 QC_NODISCARD qc_status qc_feedback_scales(const qc_feedback *f, const qc_form *form, const float *x,
                                           const float *weights, uint64_t rows, qc_feedback_out *out,
                                           qc_error *err);
-/* The factor that takes a value to its code's place; 0 for a scale that cannot be divided by, where
- * all codes are that of 0. */
+/* Returns the factor that takes a value to its code's place; 0 for a scale that cannot be divided
+ * by, where all codes are that of 0. */
 float qc_feedback_inverse(const qc_form_ops *form, float scale);
 uint64_t qc_feedback_search_bytes(uint64_t n, unsigned threads);
 

@@ -23,11 +23,11 @@ typedef struct {
 } qc_tile;
 
 typedef struct {
-    /* rr[j] = sum of d * r^2, where r is x * inv[j] less the unit of its code. n: a multiple of
-     * 16. */
+    /* Sets rr[j] to the sum of d * r^2, where r is x * inv[j] less the unit of its code. n is a
+     * multiple of 16. */
     void (*errors)(const float *x, const float *d, uint32_t n, const qc_form_ops *form,
                    const float *inv, unsigned count, float *rr);
-    /* The sums of d * unit * x and of d * unit^2, with the units for inv. */
+    /* Makes the sums of d * unit * x and of d * unit^2, with the units for inv. */
     void (*refit)(const float *x, const float *d, uint32_t n, const qc_form_ops *form, float inv,
                   float *ux, float *uu);
     /* Step 3 within a tile. in: T plus what columns outside feed in; u [cols][QC_TILE_COLS]: U_jk.

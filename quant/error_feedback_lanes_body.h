@@ -52,7 +52,7 @@ static inline void encode_nf4(const float_lanes *y, encoded *e)
     }
 }
 
-/* The code's number as a float: a unit is this times step. */
+/* Finds the code's number as a float: a unit is this times step. */
 static inline void encode_number(const float_lanes *y, const qc_form_ops *form, encoded *e)
 {
     const float lowest = (float)form->lowest, highest = (float)form->highest;
@@ -109,7 +109,7 @@ static void refit(const float *x, const float *d, uint32_t n, const qc_form_ops 
     *uu = qc_fold16(lanes);
 }
 
-/* The code, and the value that a reader makes of it; y is a value times its inverse. */
+/* Finds the code, and the value that a reader makes of it; y is a value times its inverse. */
 static inline void decide(const float_lanes *y, const float_lanes *scale, const qc_form_ops *form,
                           encoded *e, float_lanes *value)
 {

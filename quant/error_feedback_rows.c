@@ -29,7 +29,7 @@ typedef struct {
     double *sums; /* [chunks][3] e H e^T of rounded, of T, calibrated */
 } job;
 
-/* A chunk and where a thread keeps it. */
+/* A chunk, and where a thread keeps it. */
 typedef struct {
     const job *j;
     uint64_t first, rows; /* of the weight */
@@ -96,7 +96,7 @@ static void errors_times_h(const chunk *c, uint64_t col, uint64_t cols, float le
                  c->e + behind, ld, f->hu + col * n + behind, ld, 1.0f, c->g, width);
 }
 
-/* The trace of E H E^T; c->g has room for QC_TILE_COLS columns at least. */
+/* Returns the trace of E H E^T; c->g has room for QC_TILE_COLS columns at least. */
 static double trace(const chunk *c)
 {
     const uint64_t n = c->j->f->n;
@@ -119,7 +119,7 @@ static uint64_t scale_index(const job *j, uint64_t row, uint64_t col)
     return qc_form_by_rows(j->form) ? row : (row * j->f->n + col) >> j->shift;
 }
 
-/* The code of element i of the chunk. */
+/* Returns the code of element i of the chunk. */
 static int code_of(const chunk *c, uint64_t i)
 {
     return qc_form_code_of_byte(c->j->form->ops, c->codes[i]);
@@ -238,7 +238,7 @@ static void feed_chunk(const chunk *c)
     }
 }
 
-/* The scale nearest to `wish` that its form can hold; 0 where there is none. */
+/* Returns the scale nearest to `wish` that its form can hold; 0 where there is none. */
 static float possible_scale(const job *j, uint64_t index, float wish, uint8_t *code)
 {
     float scale = qc_form_round_scale(j->form, wish);

@@ -37,13 +37,13 @@ typedef struct {
 
 float qc_feedback_inverse(const qc_form_ops *form, float scale)
 {
-    /* below it the inverse times 127 is infinite */
+    /* below this the inverse times 127 is infinite */
     if (!(fabsf(scale) >= 0x1p-118f))
         return 0.0f;
     return (1.0f / scale) * form->span;
 }
 
-/* Squares of units are those of y, the place among codes, multiplied by this. */
+/* Returns what y, the place among codes, is multiplied by to become a unit. */
 static double unit_of(const qc_form_ops *form)
 {
     return 1.0 / (double)form->span;
@@ -58,7 +58,7 @@ static double error_of(const search *s, const float *x, const float *d, uint32_t
     return (double)rr * (step * step);
 }
 
-/* The scale of n elements, padded with zeros. */
+/* Returns the scale of n elements, padded with zeros. */
 static float block_scale(const search *s, const float *x, const float *d, uint32_t n)
 {
     const qc_form_ops *form = s->form->ops;

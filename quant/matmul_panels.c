@@ -21,8 +21,8 @@ const qc_matmul_ops *qc_matmul_ops_for(qc_isa isa)
 
 #define SCALES_AT_ONCE 64u
 
-/* The scales of blocks [first, first + n), n <= SCALES_AT_ONCE. Double quantized ones are rounded
- * twice, as in nested_dequantize. */
+/* Returns the scales of blocks [first, first + n), n <= SCALES_AT_ONCE. Double quantized ones are
+ * rounded twice, as in nested_dequantize. */
 static const float *scales_of(const qc_weights *w, uint64_t first, uint64_t n, float *room)
 {
     if (w->absmax)
@@ -82,8 +82,8 @@ static uint64_t padded(uint64_t k)
     return (k + 15) / 16 * 16;
 }
 
-/* How many rows are decoded together: as many as fill half of a second-level cache of 2 MiB, or go
- * by from a third-level one. */
+/* Returns how many rows are decoded together: as many as fill half of a second-level cache of 2
+ * MiB, or go by from a third-level one. */
 static uint64_t panel_rows(uint64_t k)
 {
     uint64_t rows = PANEL_BYTES / sizeof(float) / (padded(k) ? padded(k) : 1);
@@ -97,8 +97,8 @@ static uint64_t panel_rows(uint64_t k)
 uint64_t qc_matmul_cpu_scratch_bytes(uint64_t m, uint64_t k)
 {
     (void)m;
-    /* This is not padded(k) * panel_rows(k), which falls where whole rows of fewer fill the cache
-     * less. */
+    /* padded(k) * panel_rows(k) would not do, because it falls where fewer whole rows fill the
+     * cache less. */
     const uint64_t most = qc_sat_mul(padded(k), QC_MATMUL_PANEL);
     const uint64_t least = qc_sat_mul(padded(k), QC_MATMUL_ROWS);
     const uint64_t full = least > PANEL_BYTES / sizeof(float) ? least : PANEL_BYTES / sizeof(float);
@@ -111,7 +111,7 @@ static const unsigned char *element(const void *base, qc_dtype dtype, uint64_t i
     return (const unsigned char *)base + i * (qc_dtype_bits(dtype) / 8);
 }
 
-/* F16 or BF16. */
+/* Stores a sum as F16 or BF16. */
 static void store(void *y, qc_dtype dtype, uint64_t i, float sum)
 {
     uint16_t h = dtype == QC_DTYPE_F16 ? qc_f16_from_f32(sum) : qc_bf16_from_f32(sum);
@@ -146,7 +146,7 @@ static void pack(const panel *p, const qc_matmul_cpu_io *io, uint64_t at, unsign
                             p->x + i * QC_MATMUL_STEP, QC_DTYPE_F32, &overflow);
 }
 
-/* Prefetches what pack will take next while tiles are at work: row i, of the step at `from`. */
+/* Prefetches what pack will take next while tiles are at work: row i of the step at `from`. */
 static void fetch_ahead(const panel *p, const qc_matmul_cpu_io *io, uint64_t row, uint64_t from)
 {
     uint64_t left = p->k - from, each = qc_dtype_bits(io->x_dtype) / 8;
@@ -309,7 +309,7 @@ qc_status qc_weights_check(const qc_weights *w, uint64_t codes_bytes, uint64_t s
                            uint64_t nested_scales, qc_error *err)
 {
     uint64_t elems = 0, bytes = 0;
-    /* The size in bytes as floats must fit too, so that what is derived from it needs no check. */
+    /* The size in bytes as floats must fit, too, so that what is derived from it needs no check. */
     if (qc_mul_u64(w->rows, w->form.cols, &elems) || qc_mul_u64(elems, sizeof(double), &bytes))
         QC_FAIL(err, QC_ERR_SHAPE, "a weight of [%" PRIu64 ", %" PRIu64 "] has too many elements",
                 w->rows, w->form.cols);

@@ -14,8 +14,8 @@
 
 /* ---- narrowing ------------------------------------------------------------------------------- */
 
-/* All ones in lanes that are finite but become infinite in dtype. A signed comparison replaces an
- * unsigned one of |x| - from, because both sides have their top bit flipped. */
+/* Returns all ones in lanes that are finite but become infinite in dtype. A signed comparison
+ * replaces an unsigned one of |x| - from, because both sides have their top bit flipped. */
 QC_INLINE __m256i overflows8(__m256 x, qc_dtype dtype)
 {
     const uint32_t from = dtype == QC_DTYPE_F16 ? 0x477ff000u : 0x7f7f8000u, top = 1u << 31;
@@ -23,7 +23,7 @@ QC_INLINE __m256i overflows8(__m256 x, qc_dtype dtype)
     return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)(top + QC_F32_INF - from)), above);
 }
 
-/* One bit for each such lane; there is hardly ever one. */
+/* Returns one bit for each such lane; there is hardly ever one. */
 QC_INLINE uint32_t overflows(qc_wide x, qc_dtype dtype)
 {
     if (dtype != QC_DTYPE_F16 && dtype != QC_DTYPE_BF16)
@@ -36,7 +36,7 @@ QC_INLINE uint32_t overflows(qc_wide x, qc_dtype dtype)
     return (uint32_t)(mask | _mm256_movemask_ps(_mm256_castsi256_ps(high)) << 8);
 }
 
-/* 8 words of F16 or BF16. */
+/* Returns 8 words of F16 or BF16. */
 QC_INLINE __m128i to_half8(__m256 x, qc_dtype dtype)
 {
     if (dtype == QC_DTYPE_F16)
@@ -79,8 +79,8 @@ QC_INLINE void store16(qc_wide x, void *dst, qc_dtype dtype, uint64_t i)
 
 /* ---- NF4 ------------------------------------------------------------------------------------- */
 
-/* Whole multiples of 32 elements of one block, to F16 or BF16. low_first: the first code of a byte
- * is in the low nibble. */
+/* Turns whole multiples of 32 elements of one block into F16 or BF16. low_first: the first code of
+ * a byte is in the low nibble. */
 QC_INLINE void nf4_to_half(const uint8_t *codes, uint64_t n, halves values, int low_first,
                            unsigned char *dst)
 {
@@ -136,7 +136,7 @@ QC_INLINE qc_wide widen_quiet(const void *src, qc_dtype dtype, uint64_t i)
     return (qc_wide){widen_quiet8(src, dtype, i), widen_quiet8(src, dtype, i + 8)};
 }
 
-/* Which of 4 doubles are finite and too large for a float. */
+/* Returns which of 4 doubles are finite and too large for a float. */
 QC_INLINE unsigned doubles_overflow4(const unsigned char *at)
 {
     const __m256d no_sign = _mm256_castsi256_pd(_mm256_set1_epi64x(INT64_MAX));
@@ -157,7 +157,7 @@ QC_INLINE uint32_t doubles_overflow(const void *src, uint64_t i)
 
 /* ---- double quantization --------------------------------------------------------------------- */
 
-/* The codes in the low bytes of 8 lanes. */
+/* Returns the codes in the low bytes of 8 lanes. */
 QC_INLINE __m256i nested_codes(__m256 x, const qc_simd_tables *tables)
 {
     const __m256i first_key = _mm256_set1_epi32(QC_NESTED_FIRST);

@@ -128,7 +128,7 @@ QC_INLINE void pass1(const group *g, group_scratch *s, qc_dtype dtype, uint32_t 
         pass1_float(g, s, dtype, units);
 }
 
-/* Bits of the group's absmax, as floats. */
+/* Returns the bits of the group's absmax, as floats. */
 QC_INLINE __m256i fold_absmax(const group_scratch *s, qc_dtype dtype)
 {
     if (!is_half(dtype))
@@ -140,7 +140,7 @@ QC_INLINE __m256i fold_absmax(const group_scratch *s, qc_dtype dtype)
     return _mm256_castps_si256(_mm256_cvtph_ps(qc_narrow_words(_mm256_srli_epi32(most, 16))));
 }
 
-/* Whether the vector code must not touch one of the first `count` blocks. */
+/* Returns whether the vector code must not touch one of the first `count` blocks. */
 QC_INLINE int any_odd_block(__m256i absmax, unsigned count)
 {
     const int lowest = (127 - 100) << 23, beyond = (127 + 125) << 23;
@@ -153,8 +153,8 @@ QC_INLINE int any_odd_block(__m256i absmax, unsigned count)
     return !_mm256_testz_si256(odd, here);
 }
 
-/* Per block: the inverse of absmax (0 for a block of zeros), and for bf16 where to look codes
- * up. */
+/* Finds for each block the inverse of absmax (0 for a block of zeros), and for bf16 where to look
+ * codes up. */
 QC_INLINE void prepare(const group *g, group_scratch *s)
 {
     __m256 a = _mm256_castsi256_ps(g->absmax);
@@ -186,7 +186,7 @@ QC_INLINE float_table load_float_table(const uint8_t bytes[4][32])
         {qc_load(bytes[0]), qc_load(bytes[1]), qc_load(bytes[2]), qc_load(bytes[3])}};
 }
 
-/* The floats whose numbers are the bytes of a unit. */
+/* Returns the floats whose numbers are the bytes of a unit. */
 QC_INLINE unit look_up(const float_table *t, __m256i index)
 {
     __m256i b0 = _mm256_shuffle_epi8(t->byte[0], index),
@@ -201,7 +201,7 @@ QC_INLINE unit look_up(const float_table *t, __m256i index)
                   _mm256_castsi256_ps(_mm256_unpackhi_epi16(odd0, odd1))};
 }
 
-/* Entry k of a table for signed buckets; flipped is k with its top bit flipped. */
+/* Returns entry k of a table for signed buckets; flipped is k with its top bit flipped. */
 QC_INLINE __m256i look_up_signed(__m256i not_negative, __m256i negative, __m256i k, __m256i flipped)
 {
     return _mm256_or_si256(_mm256_shuffle_epi8(not_negative, k),
@@ -259,7 +259,7 @@ QC_INLINE __m256i nf4_bucket(__m256 y)
     return _mm256_cvtps_epi32(_mm256_mul_ps(y, _mm256_set1_ps(QC_NF4_BUCKETS)));
 }
 
-/* The code of y or one less. */
+/* Returns the code of y or one less. */
 QC_INLINE __m256i nf4_lower_code(const unit *y, const qc_avx2_tables *tables)
 {
     __m256i k = pack_unit(nf4_bucket(y->even_low), nf4_bucket(y->even_high), nf4_bucket(y->odd_low),
@@ -277,7 +277,7 @@ QC_INLINE __m256i nf4_exact_code(const unit *y, const float_table *thresholds, _
                                             above_threshold(y->odd_high, t.odd_high)));
 }
 
-/* Codes of two units, in order, as nibbles. */
+/* Packs the codes of two units, in order, as nibbles. */
 QC_INLINE __m256i nf4_pack(__m256i a, __m256i b)
 {
     __m256i even = _mm256_unpacklo_epi64(a, b), odd = _mm256_unpackhi_epi64(a, b);
@@ -296,7 +296,7 @@ QC_INLINE void nf4_pack_group(const context *c, const group *g, uint32_t units)
         qc_store_half(out, _mm256_castsi256_si128(nf4_pack(qc_load(in), qc_load(in))));
 }
 
-/* int8: a unit's bytes in order. */
+/* Puts a unit's bytes of int8 in order. */
 QC_INLINE __m256i int8_in_order(__m256i bytes)
 {
     const __m256i order = _mm256_setr_epi8(0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15, 0,
@@ -361,7 +361,7 @@ QC_INLINE unit times(const unit *x, __m256 by)
                   _mm256_mul_ps(x->odd_low, by), _mm256_mul_ps(x->odd_high, by)};
 }
 
-/* A group's units of floats, in the order of lanes. */
+/* Stores a group's units of floats in the order of lanes. */
 QC_INLINE void store_unit(float *at, const unit *y)
 {
     _mm256_store_ps(at, y->even_low);
@@ -428,7 +428,7 @@ QC_INLINE void add_unit(half_sums *low, half_sums *high, const unit *y, const un
     add_errors(high, y->odd_high, value->odd_high);
 }
 
-/* NF4: sums of one block from its codes in scratch. */
+/* Sums up one block of NF4 from its codes in scratch. */
 QC_INLINE void nf4_errors(const context *c, const group *g, unsigned b, qc_dtype dtype,
                           uint32_t units)
 {
@@ -453,7 +453,7 @@ QC_INLINE void nf4_errors(const context *c, const group *g, unsigned b, qc_dtype
     store_sums(s, b, &low, &high);
 }
 
-/* int8: the codes of one block, and its sums where wanted. */
+/* Makes the int8 codes of one block, and its sums where they are wanted. */
 QC_INLINE void int8_block(const context *c, const group *g, unsigned b, qc_dtype dtype,
                           uint32_t units, int errors)
 {

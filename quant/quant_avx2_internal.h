@@ -48,7 +48,7 @@ QC_INLINE void qc_store_half(void *at, __m128i v)
     _mm_storeu_si128((__m128i *)at, v);
 }
 
-/* The same 16 bytes in both 128-bit lanes. */
+/* Loads the same 16 bytes to both 128-bit lanes. */
 QC_INLINE __m256i qc_load_twice(const void *at)
 {
     return _mm256_broadcastsi128_si256(qc_load_half(at));
@@ -98,7 +98,7 @@ QC_INLINE __m256i qc_magnitude_f32(__m256 x)
     return _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0x7fffffff));
 }
 
-/* 8 elements from i on, as floats. */
+/* Loads 8 elements from i on, as floats. */
 QC_INLINE __m256 qc_load8(const void *src, qc_dtype dtype, uint64_t i)
 {
     const unsigned char *base = src;
@@ -115,7 +115,7 @@ QC_INLINE __m256 qc_load8(const void *src, qc_dtype dtype, uint64_t i)
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
 }
 
-/* 16 consecutive elements, split into those of even and of odd index. */
+/* 16 neighbouring elements, split into those of even and of odd index. */
 typedef struct {
     __m256 even;
     __m256 odd;
@@ -156,7 +156,7 @@ QC_INLINE __m256i qc_round_bf16(__m256 x) /* x must not be NaN; the result is in
     return _mm256_srli_epi32(u, 16);
 }
 
-/* 8 dwords of at most 16 bits each, as words. */
+/* Narrows 8 dwords of at most 16 bits each to words. */
 QC_INLINE __m128i qc_narrow_words(__m256i v)
 {
     v = _mm256_permute4x64_epi64(_mm256_packus_epi32(v, v), 0xd8);
@@ -194,7 +194,7 @@ QC_INLINE void qc_wide_store(float *at, qc_wide v)
     _mm256_storeu_ps(at + 8, v.high);
 }
 
-/* All ones in the lanes below n, zeros in the others. */
+/* Returns all ones in the lanes below n, zeros in the others. */
 QC_INLINE __m256i qc_lanes_below(int n)
 {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));

@@ -18,7 +18,7 @@ static unsigned nf4_code(float y)
     return code;
 }
 
-/* Downwards, so that what is met last is the lower end of a bucket. */
+/* The loop goes downwards, so that what is met last is the lower end of a bucket. */
 static void build_bf16(unsigned m, qc_avx2_bf16_tables *t)
 {
     const int absmax = (127 << 7) + (int)m;
@@ -38,7 +38,7 @@ static void build_bf16(unsigned m, qc_avx2_bf16_tables *t)
     }
 }
 
-/* Byte `byte` of 16 floats, twice. */
+/* Writes each byte of 16 floats to its table, twice. */
 static void build_float(const float *values, uint8_t bytes[4][32])
 {
     for (unsigned i = 0; i < 16; i++) {

@@ -13,7 +13,7 @@
 
 /* ---- narrowing ------------------------------------------------------------------------------- */
 
-/* Lanes that are finite but become infinite in dtype. */
+/* Returns the lanes that are finite but become infinite in dtype. */
 QC_INLINE __mmask16 overflows(__m512 x, qc_dtype dtype)
 {
     if (dtype != QC_DTYPE_F16 && dtype != QC_DTYPE_BF16)
@@ -23,7 +23,7 @@ QC_INLINE __mmask16 overflows(__m512 x, qc_dtype dtype)
     return _mm512_cmplt_epu32_mask(above, _mm512_set1_epi32((int)(QC_F32_INF - from)));
 }
 
-/* 16 words of F16 or BF16. */
+/* Returns 16 words of F16 or BF16. */
 QC_INLINE __m256i to_half(__m512 x, qc_dtype dtype)
 {
     if (dtype == QC_DTYPE_F16)
@@ -50,8 +50,8 @@ QC_INLINE void store16(__m512 x, void *dst, qc_dtype dtype, uint64_t i)
 
 /* ---- NF4 ------------------------------------------------------------------------------------- */
 
-/* Whole multiples of 32 elements of one block, to F16 or BF16. low_first: the first code of a byte
- * is in the low nibble. */
+/* Turns whole multiples of 32 elements of one block into F16 or BF16. low_first: the first code of
+ * a byte is in the low nibble. */
 QC_INLINE void nf4_to_half(const uint8_t *codes, uint64_t n, __m256i table, int low_first,
                            unsigned char *dst)
 {
@@ -89,7 +89,7 @@ QC_INLINE __m512 widen_quiet(const void *src, qc_dtype dtype, uint64_t i)
         _mm512_castps_si512(x), nan, _mm512_castps_si512(x), _mm512_set1_epi32(0x00400000)));
 }
 
-/* Lanes of 16 doubles that are finite and too large for a float. */
+/* Returns the lanes of 16 doubles that are finite and too large for a float. */
 QC_INLINE __mmask16 doubles_overflow(const void *src, uint64_t i)
 {
     const unsigned char *at = (const unsigned char *)src + i * 8;

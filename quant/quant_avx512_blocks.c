@@ -150,7 +150,7 @@ QC_INLINE void pass1(const group *g, group_scratch *s, qc_dtype dtype, uint32_t 
         pass1_float(g, s, dtype, vectors);
 }
 
-/* Bits of the group's absmax, as floats. */
+/* Returns the bits of the group's absmax, as floats. */
 QC_INLINE __m512i fold_absmax(const uint32_t *rows, qc_dtype dtype)
 {
     if (dtype != QC_DTYPE_BF16)
@@ -160,7 +160,7 @@ QC_INLINE __m512i fold_absmax(const uint32_t *rows, qc_dtype dtype)
     return _mm512_and_si512(most, _mm512_set1_epi32(-65536));
 }
 
-/* Lanes whose block the vector code must not touch. */
+/* Returns the lanes whose block the vector code must not touch. */
 QC_INLINE __mmask16 odd_blocks(__m512i absmax)
 {
     const uint32_t lowest = (127u - 100u) << 23, beyond = (127u + 125u) << 23;
@@ -169,8 +169,8 @@ QC_INLINE __mmask16 odd_blocks(__m512i absmax)
                                         _mm512_set1_epi32((int)(beyond - lowest)));
 }
 
-/* Per block: the inverse of absmax (0 for a block of zeros), and for bf16 where to look codes
- * up. */
+/* Finds for each block the inverse of absmax (0 for a block of zeros), and for bf16 where to look
+ * codes up. */
 QC_INLINE void prepare(const group *g, group_scratch *s)
 {
     __m512 a = _mm512_castsi512_ps(g->absmax);
@@ -186,7 +186,7 @@ QC_INLINE void prepare(const group *g, group_scratch *s)
 
 /* ---- pass 2: NF4 codes of bf16 --------------------------------------------------------------- */
 
-/* Words whose upper bytes are fields, see quant_simd_tables.h. */
+/* Makes words whose upper bytes are fields, see quant_simd_tables.h. */
 QC_INLINE void nf4_fields_of_block(const context *c, const group *g, unsigned b, uint32_t vectors,
                                    unsigned char *words)
 {
@@ -215,7 +215,7 @@ QC_INLINE field_tables load_fields(const qc_simd_tables *t)
                           _mm512_load_si512(t->nf4_code)};
 }
 
-/* 64 codes from the upper bytes of 64 words: 32 bytes of NF4. */
+/* Takes 64 codes from the upper bytes of 64 words: 32 bytes of NF4. */
 QC_INLINE __m256i nf4_pack_words(const unsigned char *words, __m512i code_of_field)
 {
     const __m512i order =
@@ -517,8 +517,8 @@ QC_INLINE int hot_settle(const context *c, group *g, float *absmax)
     return 1;
 }
 
-/* Neighbouring groups, each a step further than the one after it. One with count 0 is not there
- * (yet). */
+/* Neighbouring groups, each a step further than the one after it. A group with count 0 is not
+ * there, or not there yet. */
 typedef struct {
     group added;  /* its sums are multiplied: add them up */
     group summed; /* after pass 3: fold its sums */

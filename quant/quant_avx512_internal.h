@@ -86,7 +86,7 @@ QC_INLINE void qc_prefetch(const void *at)
     _mm_prefetch((const char *)((uintptr_t)at + QC_AHEAD), _MM_HINT_T1);
 }
 
-/* 16 elements from i on, as floats. */
+/* Loads 16 elements from i on, as floats. */
 QC_INLINE __m512 qc_load16(const void *src, qc_dtype dtype, uint64_t i)
 {
     const unsigned char *base = src;
@@ -103,7 +103,7 @@ QC_INLINE __m512 qc_load16(const void *src, qc_dtype dtype, uint64_t i)
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
 }
 
-/* 32 consecutive elements, split into those of even and of odd index. */
+/* 32 neighbouring elements, split into those of even and of odd index. */
 typedef struct {
     __m512 even;
     __m512 odd;

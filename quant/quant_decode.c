@@ -14,7 +14,7 @@ static float from_bits(uint32_t bits)
     return x;
 }
 
-/* 2^(code - 127). The smallest, 2^-127, is subnormal as a float. */
+/* Returns 2^(code - 127). The smallest, 2^-127, is subnormal as a float. */
 static float e8m0_value(unsigned code)
 {
     if (code == 255)
@@ -22,7 +22,7 @@ static float e8m0_value(unsigned code)
     return from_bits(code == 0 ? 0x00400000u : code << 23);
 }
 
-/* A small float of exp_bits and man_bits; its largest exponent has no special meaning. */
+/* Returns a small float of exp_bits and man_bits; its largest exponent has no special meaning. */
 static float small_float(unsigned code, unsigned exp_bits, unsigned man_bits)
 {
     unsigned sign = code >> 7, exponent = code >> man_bits & ((1u << exp_bits) - 1);
@@ -58,7 +58,8 @@ void qc_f8_table(qc_dtype dtype, float table[256])
     }
 }
 
-/* Index of the first value that is not finite, or UINT64_MAX. The first pass has no branch. */
+/* Returns the index of the first value that is not finite, or UINT64_MAX. The first pass has no
+ * branch. */
 static uint64_t find_nonfinite(const float *values, uint64_t n)
 {
     uint32_t any = 0;

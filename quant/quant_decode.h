@@ -25,8 +25,9 @@ extern const float qc_fp4_code[16];
 /* Returns whether qc_f8_table knows this 8-bit float: F8_E4M3, F8_E5M2 or F8_E8M0. */
 int qc_f8_is_known(qc_dtype dtype);
 
-/* The 256 values of an 8-bit float in code order. E4M3: bias 7, no infinity, NaN 0x7f and 0xff.
- * E5M2: the upper byte of a float16. E8M0: 2^(code - 127), 0xff NaN. Any other dtype: all NaN. */
+/* Writes the 256 values of an 8-bit float in code order. E4M3: bias 7, no infinity, NaN 0x7f and
+ * 0xff. E5M2: the upper byte of a float16. E8M0: 2^(code - 127), 0xff NaN. Any other dtype: all
+ * NaN. */
 void qc_f8_table(qc_dtype dtype, float table[256]);
 
 /* Scales of an [rows, cols] weight: one for each tile of tile_rows x tile_cols (both at least 1;
@@ -43,9 +44,9 @@ typedef struct {
 void qc_f8_decode(const uint8_t *codes, const float table[256], const qc_tile_scales *tiles,
                   uint64_t first, uint64_t n, float *out, uint64_t *first_bad);
 
-/* n blocks of MXFP4: 16 bytes and a scale byte each become 32 floats,
- * qc_fp4_code[nibble] * 2^(scale - 127). A scale of 255 is NaN. A product is exact (and fits
- * bfloat16) unless it overflows: scale 254 with codes of 2 and more, 253 with 4 and 6. */
+/* Decodes n blocks of MXFP4: 16 bytes and a scale byte each become 32 floats, qc_fp4_code[nibble] *
+ * 2^(scale - 127). A scale of 255 is NaN. A product is exact (and fits bfloat16) unless it
+ * overflows: scale 254 with codes of 2 and more, 253 with 4 and 6. */
 void qc_mxfp4_decode(const uint8_t *blocks, const uint8_t *scales, uint64_t n, float *out,
                      uint64_t *first_bad);
 

@@ -1,5 +1,5 @@
-/* How the numbers of a quantized weight lie: one struct for all that make, read, search, calibrate
- * and check them, with a pointer to the operations of its kind.
+/* Says how the numbers of a quantized weight lie. All that make, read, search, calibrate and check
+ * them use one struct, with a pointer to the operations of its kind.
  *
  * The value of a code, in IEEE single precision (docs/quantizers.md):
  *
@@ -63,16 +63,16 @@ struct qc_form_ops {
                           (error_feedback.h); otherwise they are those of quantize */
     int signed_scales; /* searched scales may be negative */
 
-    /* Codes of evenly spaced values (0 .. 0 for NF4, whose values are a table): the code of number
-     * q, lowest <= q <= highest, is q + zero and stands for (q * step) * scale. The number nearest
-     * to x is x * ((1.0f / scale) * span), rounded half to even. */
+    /* These describe codes of evenly spaced values (0 .. 0 for NF4, whose values are a table): the
+     * code of number q, lowest <= q <= highest, is q + zero and stands for (q * step) * scale. The
+     * number nearest to x is x * ((1.0f / scale) * span), rounded half to even. */
     int lowest, highest;
     float span, step; /* 1 for NF4 */
     int step_last;    /* a value is (q * scale) * step */
     int zero;         /* the code of 0, of NF4 as well */
 
-    /* Quantizes n elements of src, which are whole rows or begin with a block. The rules are those
-     * of quant_ops.h. */
+    /* Quantizes n elements of src, which are whole rows or begin with a block, by the rules of
+     * quant_ops.h. */
     void (*quantize)(const qc_quant_ops *quant, const qc_form *form, const void *src,
                      qc_dtype dtype, uint64_t n, const qc_form_out *out, qc_piece_sums *sums);
     /* dst [n] of dst_dtype; scales as a reader has them. *first_overflow as in quant_ops.h. */
@@ -88,7 +88,7 @@ struct qc_form_ops {
 extern const qc_form_ops qc_form_nf4, qc_form_int8_rows, qc_form_int8_blocks;
 extern const qc_form_ops qc_form_w4a16, qc_form_w8a16, qc_form_w8a8;
 
-/* The operations of a kind, or NULL for one that there is not. */
+/* Returns the operations of a kind, or NULL if there is no such kind. */
 const qc_form_ops *qc_form_ops_of(qc_form_kind kind);
 
 static inline int qc_form_by_rows(const qc_form *form)
@@ -96,26 +96,26 @@ static inline int qc_form_by_rows(const qc_form *form)
     return form->block_elems == 0;
 }
 
-/* Bytes of n codes. */
+/* Returns how many bytes n codes take. */
 static inline uint64_t qc_form_code_bytes(const qc_form *form, uint64_t n)
 {
     return form->ops->bits == 4 ? n / 2 + n % 2 : n;
 }
 
-/* Whether the values of codes are a table's (that of NF4) and not evenly spaced. */
+/* Returns whether the values of codes are a table's (that of NF4) and not evenly spaced. */
 static inline int qc_form_is_table(const qc_form_ops *ops)
 {
     return ops->lowest == ops->highest;
 }
 
-/* A code that has a byte of its own, as value and unit take it. */
+/* Returns a code that has a byte of its own, as value and unit take it. */
 static inline int qc_form_code_of_byte(const qc_form_ops *ops, unsigned char byte)
 {
     const int most = qc_form_is_table(ops) ? 15 : ops->highest + ops->zero;
     return byte - (byte > most ? 256 : 0);
 }
 
-/* Code i of an array, as value and unit take it. */
+/* Returns code i of an array, as value and unit take it. */
 static inline int qc_form_code_at(const qc_form_ops *ops, const void *codes, uint64_t i)
 {
     const unsigned char *from = (const unsigned char *)codes;
@@ -135,26 +135,28 @@ static inline void qc_form_put_code(const qc_form_ops *ops, void *codes, uint64_
                                     code << ((i % 2 == 0) != ops->low_first ? 4 : 0));
 }
 
-/* A byte of codes of 0. */
+/* Returns a byte of codes of 0. */
 static inline unsigned char qc_form_zero_byte(const qc_form_ops *ops)
 {
     return (unsigned char)(ops->bits == 4 ? ops->zero << 4 | ops->zero : ops->zero);
 }
 
-/* The magnitude that the code furthest from 0 stands for where the scale is 1, but for rounding. */
+/* Returns the magnitude that the code furthest from 0 stands for where the scale is 1, but for
+ * rounding. */
 static inline float qc_form_reach(const qc_form_ops *ops)
 {
     const int most = -ops->lowest > ops->highest ? -ops->lowest : ops->highest;
     return qc_form_is_table(ops) ? 1.0f : (float)most / ops->span;
 }
 
-/* The scale nearest to s that an integer's dtype holds; s itself for forms that hold any. */
+/* Returns the scale nearest to s that an integer's dtype holds; s itself for forms that hold
+ * any. */
 static inline float qc_form_round_scale(const qc_form *form, float s)
 {
     return form->ops->integer ? qc_int_round_scale(form->scale_dtype, s) : s;
 }
 
-/* How many scales n elements have, before double quantization. */
+/* Returns how many scales n elements have, before double quantization. */
 uint64_t qc_form_scales(const qc_form *form, uint64_t n);
 
 /* Gives elements [first, first + n) of a source as floats. */

@@ -104,7 +104,7 @@ static inline uint16_t qc_bf16_from_f64(double d)
     return (uint16_t)(sign | (magnitude - ((uint64_t)(1023 - 127) << 52)) >> 45);
 }
 
-/* The smallest bfloat16 that is not below f; f >= 0 and finite. */
+/* Returns the smallest bfloat16 that is not below f; f >= 0 and finite. */
 static inline uint16_t qc_bf16_above(float f)
 {
     return (uint16_t)((qc_f32_bits(f) + 0xffffu) >> 16);

@@ -52,7 +52,7 @@ extern const qc_quant_ops qc_quant_ops_avx512; /* where QC_HAVE_QUANT_AVX512 */
 #define QC_TABLE_FOR(isa, name) ((void)(isa), &name##_scalar)
 #endif
 
-/* The lowest and the highest code of an integer. */
+/* Return the lowest and the highest code of an integer. */
 static inline int qc_int_lowest(const qc_int_codes *how)
 {
     return how->bits == 4 ? -8 : -127;
@@ -63,7 +63,7 @@ static inline int qc_int_highest(const qc_int_codes *how)
     return how->bits == 4 ? 7 : 127;
 }
 
-/* The least and the largest magnitude of an integer's scale: see qc_int_round_scale. */
+/* Return the least and the largest magnitude of an integer's scale: see qc_int_round_scale. */
 static inline float qc_int_scale_least(qc_dtype scale_dtype)
 {
     return scale_dtype == QC_DTYPE_F16 ? 0x1p-24f : 0x1p-126f;
@@ -74,23 +74,24 @@ static inline float qc_int_scale_most(qc_dtype scale_dtype)
     return scale_dtype == QC_DTYPE_F16 ? 65504.0f : 0x1.fep120f;
 }
 
-/* The scalar functions, for tables that have none of their own. */
+/* These are the scalar functions, for tables that have none of their own. */
 void qc_int_quantize_scalar(const qc_int_codes *how, const void *src, qc_dtype dtype, uint64_t n,
                             uint64_t group, void *codes, float *scales, qc_piece_sums *sums);
 void qc_int_dequantize_scalar(const qc_int_codes *how, const void *codes, const float *scales,
                               uint64_t n, uint64_t group, void *dst, qc_dtype dst_dtype,
                               uint64_t *first_overflow);
 
-/* The pivot search itself, as in bitsandbytes' dQuantize<0>; x must not be NaN. */
+/* Does the pivot search itself, as bitsandbytes' dQuantize<0> does; x must not be NaN. */
 uint8_t qc_dynamic_search(float x);
 
-/* For the four types that the quantizers read. Inline, so that it folds to a constant. */
+/* Returns the bytes of an element of the four types that the quantizers read. It is inline, so that
+ * it folds to a constant. */
 static inline uint64_t qc_element_bytes(qc_dtype dtype)
 {
     return dtype == QC_DTYPE_F64 ? 8 : dtype == QC_DTYPE_F32 ? 4 : 2;
 }
 
-/* The sum of 16 lanes: l and l + 8 are added first, then l + 4, l + 2 and l + 1. */
+/* Returns the sum of 16 lanes: l and l + 8 are added first, then l + 4, l + 2 and l + 1. */
 static inline float qc_fold16(const float *lanes)
 {
     float s[8];

@@ -171,12 +171,13 @@ typedef struct {
                  uint64_t *first_overflow);
 } qc_quant_ops;
 
-/* The table for an instruction set that this machine has (see qc_isa_available); never NULL. Where
- * that table is not part of the build, it is the next lesser one, as its member isa says. */
+/* Returns the table for an instruction set that this machine has (see qc_isa_available); never
+ * NULL. Where that table is not part of the build, it is the next lesser one, as its member isa
+ * says. */
 const qc_quant_ops *qc_quant_ops_for(qc_isa isa);
 
-/* The scale of a group by its absmax: absmax / 7.5 for 4 bits (7.5 lies between the ends of the
- * codes, -8 and 7), absmax / 127 for 8, one IEEE division each, then qc_int_round_scale. */
+/* Returns the scale of a group by its absmax: absmax / 7.5 for 4 bits (7.5 lies between the ends of
+ * the codes, -8 and 7), absmax / 127 for 8, one IEEE division each, then qc_int_round_scale. */
 float qc_int_scale(const qc_int_codes *how, float absmax);
 /* The value of scale_dtype that is nearest to a scale, ties to even. A magnitude below the smallest
  * normal one (F16: the smallest subnormal one) becomes that, so 1.0f / scale is always finite. One

@@ -49,7 +49,7 @@ typedef struct {
     float scb, scale;
 } row_context;
 
-/* The lowest column in [first, end) whose error is `most`. */
+/* Returns the lowest column in [first, end) whose error is `most`. */
 static uint64_t find_error(const row_context *r, qc_dtype dtype, uint64_t first, uint64_t end,
                            float most)
 {

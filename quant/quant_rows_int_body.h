@@ -17,7 +17,7 @@ typedef struct {
     qc_wide most; /* of the groups at work */
 } int_context;
 
-/* The scales of sixteen groups, as qc_int_scale has them. */
+/* Makes the scales of sixteen groups, as qc_int_scale has them. */
 QC_INLINE void int_scales(const qc_int_codes *how, const float *absmax, float *scale)
 {
     qc_wide s = qc_wide_div(qc_wide_load(absmax), qc_wide_all(how->bits == 4 ? 7.5f : 127.0f));
@@ -30,7 +30,7 @@ QC_INLINE void int_scales(const qc_int_codes *how, const float *absmax, float *s
     qc_wide_store(scale, s);
 }
 
-/* Up to 32 codes of one group, from element i on. q: integers, rounded. */
+/* Stores up to 32 codes of one group, from element i on. q are integers, rounded. */
 QC_INLINE void store_ints(const int_context *c, unsigned bits, uint64_t i, unsigned count,
                           const qc_wide_int *q)
 {
@@ -41,7 +41,7 @@ QC_INLINE void store_ints(const int_context *c, unsigned bits, uint64_t i, unsig
     if (bits == 4) {
         qc_wide_store_nibbles(at, q[0], q[1], 8, 1);
     } else {
-        const int sign = (int8_t)c->how->bias; /* -128 turns the sign bit over */
+        const int sign = (int8_t)c->how->bias; /* a bias of -128 turns the sign bit over */
         qc_wide_store_int8(at, qc_wide_int_xor(q[0], sign));
         if (count > 16)
             qc_wide_store_int8(at + 16, qc_wide_int_xor(q[1], sign));
@@ -55,7 +55,7 @@ typedef struct {
     qc_wide scale, inverse, rr, yy, most;
 } int_sums;
 
-/* x less what its code stands for; *q is that code's number. */
+/* Returns x less what its code stands for; *q is that code's number. */
 QC_INLINE qc_wide int_error(const int_context *c, const int_sums *s, qc_wide x, qc_wide_int *q)
 {
     qc_wide y = qc_wide_mul(x, s->inverse);
@@ -63,7 +63,7 @@ QC_INLINE qc_wide int_error(const int_context *c, const int_sums *s, qc_wide x, 
     return qc_wide_sub(x, qc_wide_mul(qc_wide_of_int(*q), s->scale));
 }
 
-/* Up to 32 elements from i on. */
+/* Takes up to 32 elements from i on. */
 QC_INLINE void int_step(const int_context *c, qc_dtype dtype, unsigned bits, uint64_t i,
                         unsigned count, int_sums *s)
 {
@@ -80,7 +80,7 @@ QC_INLINE void int_step(const int_context *c, qc_dtype dtype, unsigned bits, uin
     store_ints(c, bits, i, count, q);
 }
 
-/* Codes of elements [first, end) of a group, at most QC_ROW_FLUSH, and their sums. */
+/* Makes the codes of elements [first, end) of a group, at most QC_ROW_FLUSH, and their sums. */
 QC_INLINE void int_run(int_context *c, qc_dtype dtype, unsigned bits, float scale, uint64_t first,
                        uint64_t end)
 {
@@ -97,7 +97,7 @@ QC_INLINE void int_run(int_context *c, qc_dtype dtype, unsigned bits, float scal
     c->sums->sum_xx += (double)qc_wide_fold(s.yy) * s2;
 }
 
-/* The lowest element of the groups from `at` on whose error is `most`; there is one. */
+/* Returns the lowest element of the groups from `at` on whose error is `most`; there is one. */
 static uint64_t find_int_error(const int_context *c, qc_dtype dtype, uint64_t group, uint64_t at,
                                const float *scale, float most)
 {

@@ -27,7 +27,7 @@ static double load_f64(const void *base, uint64_t i)
     return v;
 }
 
-/* Elements [first, first + n) of src as floats. */
+/* Gives elements [first, first + n) of src as floats. */
 static void widen(const void *src, qc_dtype dtype, uint64_t first, uint32_t n, float *out)
 {
     if (dtype == QC_DTYPE_F32) {
@@ -93,7 +93,7 @@ typedef struct {
     float inv;    /* 1 / (absmax of x); 0 in a block of zeros */
 } block;
 
-/* inv for n floats, which are scaled first where the rule for tiny blocks asks for it. */
+/* Returns inv for n floats, which are scaled first where the rule for tiny blocks asks for it. */
 static float inverse_absmax(float *x, uint32_t n, float absmax)
 {
     if (absmax == 0.0f)
@@ -512,7 +512,7 @@ void qc_int_dequantize_scalar(const qc_int_codes *how, const void *codes, const 
 
 /* ---- casts ----------------------------------------------------------------------------------- */
 
-/* F64 to a smaller type: it is rounded once and does not pass through float. */
+/* Casts F64 to a smaller type: each element is rounded once and does not pass through float. */
 static void cast_from_f64(const void *src, uint64_t n, void *dst, qc_dtype dst_dtype,
                           uint64_t *first_overflow)
 {

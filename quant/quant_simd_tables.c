@@ -61,8 +61,8 @@ static void build_nf4_float(void)
     }
 }
 
-/* Codes along a bucket of |x| rise by at most one: ascending for x > 0, descending for x < 0, where
- * their complements rise. */
+/* Returns a field, whose codes rise by at most one along a bucket of |x|: they ascend for x > 0 and
+ * descend for x < 0, where their complements rise. */
 static unsigned nested_field(uint32_t magnitude_bits, int negative)
 {
     float x = qc_f32_of_bits(magnitude_bits);

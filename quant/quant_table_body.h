@@ -7,7 +7,7 @@
  * possible values of a block once, and overflow is looked for in that table too; a block with one
  * is redone by the scalar code, which knows the first index. */
 
-/* Only the first overflow counts. */
+/* Notes an overflow; only the first one counts. */
 QC_INLINE void note_overflow(uint64_t *first_overflow, uint64_t index)
 {
     if (*first_overflow == UINT64_MAX)
@@ -67,7 +67,7 @@ static void nf4_dequantize(const uint8_t *codes, const float *absmax, const floa
 
 /* ---- int8 ------------------------------------------------------------------------------------ */
 
-/* dst[i] = (code * a) * b for n elements from `first` on; one of a and b is the scale. */
+/* Makes dst[i] = (code * a) * b for n elements from `first` on; one of a and b is the scale. */
 QC_INLINE void int8_dequantize_run(const int8_t *codes, uint64_t first, uint64_t n,
                                    const float *scale, int rows, void *dst, qc_dtype dtype,
                                    uint64_t *first_overflow)
@@ -131,8 +131,8 @@ static void int8_blocks_dequantize(const int8_t *codes, const float *absmax, uin
 
 /* ---- integers -------------------------------------------------------------------------------- */
 
-/* The group of 4-bit codes that starts at element `first`: its 16 values are a table, as those of
- * NF4. */
+/* Dequantizes the group of 4-bit codes that starts at element `first`: its 16 values are a table,
+ * as those of NF4. */
 QC_INLINE void int4_dequantize_group(const qc_int_codes *how, const uint8_t *codes,
                                      const float *scale, uint64_t group, void *dst, qc_dtype dtype,
                                      uint64_t first, uint64_t *first_overflow)
@@ -237,7 +237,7 @@ QC_INLINE void cast_from(const void *src, qc_dtype from, uint64_t n, void *dst, 
         cast_to(src, from, n, dst, QC_DTYPE_BF16, first_overflow);
 }
 
-/* The scalar code does copies, and F64 to a 16-bit type (one rounding, rare). */
+/* The scalar code does copies, and the rare F64 to a 16-bit type, which is rounded once. */
 static void cast(const void *src, qc_dtype from, uint64_t n, void *dst, qc_dtype to,
                  uint64_t *first_overflow)
 {

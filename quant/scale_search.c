@@ -13,7 +13,7 @@ static float round_even(float x)
     return (x + 0x1.8p23f) - 0x1.8p23f;
 }
 
-/* The number of the code nearest to y. */
+/* Returns the number of the code nearest to y. */
 static float nearest_number(const qc_form_ops *form, float y)
 {
     const float lowest = (float)form->lowest, highest = (float)form->highest;
@@ -78,8 +78,8 @@ static unsigned nf4_code(float y)
     return code;
 }
 
-/* y less the NF4 value nearest to it. A threshold lies within an ulp of the middle, so the nearest
- * value is that of the code or a neighbour. */
+/* Returns y less the NF4 value nearest to it. A threshold lies within an ulp of the middle, so the
+ * nearest value is that of the code or a neighbour. */
 static float nf4_residue(float y)
 {
     unsigned code = nf4_code(y);

@@ -32,7 +32,7 @@
 
 typedef enum { QC_SEARCH_ONCE, QC_SEARCH_REFIT } qc_search_effort;
 
-/* What is made of n elements; the arrays are the caller's. */
+/* Says what is made of n elements; the arrays are the caller's. */
 typedef struct {
     void *codes;   /* as `quantize` of the form writes them */
     float *absmax; /* [blocks] the scales as a reader will have them, nested or not; NF4: of either
@@ -53,19 +53,19 @@ typedef struct {
     void (*blocks)(const qc_form *form, qc_search_effort effort, const void *src, qc_dtype dtype,
                    uint64_t n, const qc_search_out *out, void *scratch, qc_piece_sums *sums);
 
-    /* int8 by rows: scb [rows] is the searched scale, and the codes are the nearest for it, clamped
-     * to +-127. Rows pass through float16 first, as in int8_rows_quantize, which also has the same
-     * sums. */
+    /* Handles int8 by rows: scb [rows] is the searched scale, and the codes are the nearest for it,
+     * clamped to +-127. Rows pass through float16 first, as in int8_rows_quantize, which also has
+     * the same sums. */
     void (*rows)(const void *src, qc_dtype dtype, uint64_t rows, uint64_t cols, int8_t *codes,
                  float *scb, void *scratch, qc_piece_sums *sums);
 } qc_search_ops;
 
-/* As qc_quant_ops_for. */
+/* Chooses as qc_quant_ops_for does. */
 const qc_search_ops *qc_search_ops_for(qc_isa isa);
 
 uint64_t qc_search_scratch_bytes(void);
 
-/* How many groups' scales give the offset of nested int8, and group i of them, 0 <= i <
+/* Return how many groups' scales give the offset of nested int8, and group i of them, 0 <= i <
  * qc_search_sample_count(groups). They are all groups of a small tensor, else an evenly spread
  * sample. The offset is qc_nested_offset over the absmax that `blocks` finds in them with nested =
  * 0, in order of i. */

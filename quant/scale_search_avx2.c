@@ -18,7 +18,7 @@ typedef struct {
     __m256i of[4]; /* totals of 8 candidates each */
 } totals;
 
-/* Rows of up to QC_SEARCH_RUN elements. Two chains: saturating sums of parts, added with
+/* Adds rows of up to QC_SEARCH_RUN elements in two chains: saturating sums of parts, added with
  * saturation, are the saturated sum. */
 QC_INLINE void add_rows(totals *t, const unsigned char *middle, const int16_t *offsets, uint32_t n)
 {
@@ -54,7 +54,7 @@ QC_INLINE uint32_t lowest_of(const totals *t)
     return (uint32_t)__builtin_ctz(mask);
 }
 
-/* Totals of a block; returns the candidate of the least. */
+/* Makes the totals of a block and returns the candidate of the least. */
 QC_INLINE uint32_t screen_rows(const uint16_t (*screen)[CANDIDATES], const int16_t *offsets,
                                uint32_t n, uint32_t *total)
 {
@@ -69,7 +69,7 @@ QC_INLINE uint32_t screen_rows(const uint16_t (*screen)[CANDIDATES], const int16
     return lowest_of(&t);
 }
 
-/* Levels times 64, the offsets of rows. */
+/* Stores levels times 64, which are the offsets of rows. */
 QC_INLINE void store_offsets(int16_t *offsets, qc_wide z)
 {
     _Static_assert(CANDIDATES * sizeof(uint16_t) == 64, "offsets are levels times 64");
@@ -89,7 +89,7 @@ QC_INLINE __m256i bucket_of(__m256 y)
     return _mm256_and_si256(k, _mm256_set1_epi32(31));
 }
 
-/* The two NF4 values of which one is nearest to y, by bucket. */
+/* The two NF4 values, one of which is nearest to y, by bucket. */
 typedef struct {
     const float *low, *high;
 } neighbours;

@@ -21,8 +21,8 @@ static const float magic = 0x1.8p23f; /* its lowest bits are an integer */
 
 /* ---- screen ---------------------------------------------------------------------------------- */
 
-/* Rows of up to QC_SEARCH_RUN elements, whose byte offsets from `middle` are given. Four chains:
- * saturating sums of parts, added with saturation, are the saturated sum. */
+/* Adds rows of up to QC_SEARCH_RUN elements, whose byte offsets from `middle` are given, in four
+ * chains: saturating sums of parts, added with saturation, are the saturated sum. */
 QC_INLINE __m512i add_rows(const unsigned char *middle, const int16_t *offsets, uint32_t n)
 {
     __m512i sum[4];
@@ -42,7 +42,7 @@ QC_INLINE uint32_t lowest_of(__m512i low, __m512i high)
     return (uint32_t)__builtin_ctz(mask);
 }
 
-/* Totals of a block; returns the candidate of the least. offsets: levels times 64 */
+/* Makes the totals of a block and returns the candidate of the least. offsets: levels times 64 */
 QC_INLINE uint32_t screen_rows(const uint16_t (*screen)[CANDIDATES], const int16_t *offsets,
                                uint32_t n, uint32_t *total)
 {
@@ -59,7 +59,7 @@ QC_INLINE uint32_t screen_rows(const uint16_t (*screen)[CANDIDATES], const int16
     return lowest_of(low, high);
 }
 
-/* Levels times 64, the offsets of rows. */
+/* Stores levels times 64, which are the offsets of rows. */
 QC_INLINE void store_offsets(int16_t *offsets, __m512 z)
 {
     _Static_assert(CANDIDATES * sizeof(uint16_t) == 64, "offsets are levels times 64");
@@ -81,7 +81,7 @@ QC_INLINE __m512 table32(const __m512 *table, __m512i index)
     return _mm512_permutex2var_ps(table[0], index, table[1]);
 }
 
-/* The two NF4 values of which one is nearest to y, by bucket. */
+/* The two NF4 values, one of which is nearest to y, by bucket. */
 typedef struct {
     __m512 low[2], high[2];
 } neighbours;

@@ -69,7 +69,7 @@ QC_INLINE numbers load_numbers(const qc_form_ops *form)
     return (numbers){qc_wide_all((float)form->lowest), qc_wide_all((float)form->highest)};
 }
 
-/* The number of the code nearest to y. */
+/* Returns the number of the code nearest to y. */
 QC_INLINE qc_wide nearest_number(const numbers *of, qc_wide y)
 {
     const qc_wide rounder = qc_wide_all(0x1.8p23f); /* its lowest bits are an integer */
@@ -77,7 +77,8 @@ QC_INLINE qc_wide nearest_number(const numbers *of, qc_wide y)
     return qc_wide_between(q, of->lowest, of->highest);
 }
 
-/* y less the value of the code nearest to it. table: qc_form_is_table, a constant at each call */
+/* Returns y less the value of the code nearest to it. table is qc_form_is_table, a constant at each
+ * call. */
 QC_INLINE qc_wide residue(const neighbours *near, const numbers *of, int table, qc_wide y)
 {
     return table ? nf4_residue(near, y) : qc_wide_sub(y, nearest_number(of, y));
@@ -163,7 +164,7 @@ static float encode_table(const float *x, uint32_t n, unsigned blocks, const flo
     return qc_wide_largest(largest);
 }
 
-/* Stores the codes of numbers q: 32 of four bits, or 16 of eight. */
+/* Stores the codes of the numbers q: 32 of four bits, or 16 of eight. */
 QC_INLINE void store_numbers(const qc_form_ops *form, unsigned bits, uint8_t *codes,
                              const qc_wide_int *q)
 {
@@ -173,14 +174,14 @@ QC_INLINE void store_numbers(const qc_form_ops *form, unsigned bits, uint8_t *co
         qc_wide_store_int8(codes, qc_wide_int_xor(q[0], (int8_t)form->zero));
 }
 
-/* The number of the code nearest to y, as an integer and as a float. */
+/* Returns the number of the code nearest to y, as an integer and as a float. */
 QC_INLINE qc_wide round_number(const numbers *of, qc_wide y, qc_wide_int *q)
 {
     *q = qc_wide_round(qc_wide_between(y, of->lowest, of->highest));
     return qc_wide_of_int(*q);
 }
 
-/* bits: those of the form, a constant at each call */
+/* bits are those of the form, a constant at each call. */
 QC_INLINE float encode_numbers(const float *x, uint32_t n, const qc_form_ops *form, unsigned bits,
                                float inv, float s, uint8_t *codes)
 {

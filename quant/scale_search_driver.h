@@ -148,7 +148,7 @@ static int find_target(const search *c, uint64_t block, qc_search_target *out)
     return 1;
 }
 
-/* How many whole blocks from `block` on, of `count`, are worked on side by side; or 0. */
+/* Returns how many whole blocks from `block` on, of `count`, are worked on side by side; or 0. */
 static unsigned run_length(const search *c, uint64_t block, unsigned count)
 {
     const uint64_t whole = c->n / c->form->block_elems - block;
@@ -210,7 +210,7 @@ static float scale_of(const lattice *l, unsigned code)
     return qc_dynamic_map[code] * l->nested_absmax + l->offset;
 }
 
-/* The first code of the window around t; code `nearest` is the nearest to t. */
+/* Returns the first code of the window around t; code `nearest` is the nearest to t. */
 static unsigned window_start(const lattice *l, float t, unsigned nearest, unsigned window)
 {
     unsigned first = nearest + (t > scale_of(l, nearest));
@@ -223,7 +223,7 @@ static float inverse_of(const search *c, float s)
     return (1.0f / s) * c->form->ops->span;
 }
 
-/* Inverses of a block's scales, 0 of those that are not usable. */
+/* Finds the inverses of a block's scales, which are 0 for those that are not usable. */
 static inline void find_inverses(const search *c, float absmax, const float *s, unsigned count,
                                  float *inv)
 {
@@ -235,8 +235,8 @@ static inline void find_inverses(const search *c, float absmax, const float *s, 
     }
 }
 
-/* The best of a block's candidates; its code is the index in s. The loops have no branches: each is
- * a vector or a move. */
+/* Returns the best of a block's candidates; its code is the index in s. The loops have no branches:
+ * each is a vector or a move. */
 static inline choice best_of(const search *c, const qc_search_target *b, const float *s,
                              const float *inv, const float *rr, unsigned count)
 {
@@ -289,7 +289,7 @@ static void try_window(const search *c, const lattice *l, const qc_search_target
     }
 }
 
-/* nearest is the code of b's target. */
+/* `nearest` is the code of b's target. */
 static choice choose_nested(const search *c, const lattice *l, const qc_search_target *b,
                             unsigned nearest, uint32_t n)
 {
@@ -322,7 +322,7 @@ static uint8_t *codes_of(const search *c, uint64_t block)
     return (uint8_t *)c->out->codes + qc_form_code_bytes(c->form, block * c->form->block_elems);
 }
 
-/* Codes and sums of a block whose scale is chosen; its elements are in scratch. */
+/* Makes the codes and sums of a block whose scale is chosen; its elements are in scratch. */
 static void encode_block(const search *c, uint64_t block, const qc_search_target *b, uint32_t n,
                          const choice *best)
 {
@@ -411,7 +411,7 @@ static float refit(const search *c, uint64_t first, unsigned count, float nested
     return best;
 }
 
-/* The candidates of a group's blocks, where scales are codes of double quantization. */
+/* Makes the candidates of a group's blocks, where scales are codes of double quantization. */
 static void nested_scales(const search *c, const lattice *l, unsigned count)
 {
     qc_search_scratch *s = c->scratch;
@@ -424,7 +424,7 @@ static void nested_scales(const search *c, const lattice *l, unsigned count)
     }
 }
 
-/* The same without it. Scales have the sign of the target. */
+/* Does the same without double quantization. Scales have the sign of the target. */
 static inline void plain_scales(const search *c, unsigned count, unsigned tried)
 {
     const qc_search_scratch *s = c->scratch;
@@ -453,7 +453,7 @@ static inline void find_scales(const search *c, const lattice *l, unsigned count
         find_inverses(c, s->of[i].absmax, s->scale + i * tried, tried, s->inverse + i * tried);
 }
 
-/* The best of what is tried of block i of the group, whose errors are rr. */
+/* Returns the best of what is tried of block i of the group, whose errors are rr. */
 static choice choose(const search *c, unsigned i, const float *rr)
 {
     const qc_search_scratch *s = c->scratch;

@@ -131,7 +131,7 @@
 extern const float qc_search_factor[QC_SEARCH_LISTS][QC_SEARCH_FACTORS];
 extern const float qc_search_int4_row_factor[QC_SEARCH_INT4_PAIRS];
 
-/* The list of factors, or QC_SEARCH_LISTS for a form without a screen. */
+/* Returns the list of factors, or QC_SEARCH_LISTS for a form without a screen. */
 static inline unsigned qc_search_list(const qc_form_ops *form, uint32_t block_elems)
 {
     const unsigned first = qc_form_is_table(form) ? 0 : 2;
@@ -223,12 +223,12 @@ typedef struct {
 void qc_search_rows_with(const qc_search_steps *steps, const qc_form *form, const void *src,
                          qc_dtype dtype, uint64_t n, const qc_search_out *out, void *scratch,
                          qc_piece_sums *sums);
-/* What errors and values of a row are multiplied by before they are squared. */
+/* Returns what errors and values of a row are multiplied by before they are squared. */
 static inline float qc_search_row_unit(const qc_form_ops *form, float s)
 {
     return form->integer ? 1.0f / s : 1.0f;
 }
-/* The factor that takes a value to the number of its code; 0 for a scale of 0. */
+/* Returns the factor that takes a value to the number of its code; 0 for a scale of 0. */
 static inline float qc_search_inverse(const qc_form_ops *form, float s)
 {
     return s == 0.0f ? 0.0f : (1.0f / s) * form->span;

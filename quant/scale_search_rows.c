@@ -137,7 +137,7 @@ static void encode_row(const row_search *c, uint64_t first, float scale, qc_piec
     }
 }
 
-/* The scale of a row of zeros. */
+/* Returns the scale of a row of zeros. */
 static float zero_scale(const qc_form *form)
 {
     return form->ops->integer ? qc_int_round_scale(form->scale_dtype, 0.0f) : 0.0f;

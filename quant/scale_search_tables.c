@@ -14,7 +14,8 @@ const float qc_search_int4_row_factor[QC_SEARCH_INT4_PAIRS] = QC_SEARCH_INT4_ROW
 static qc_search_tables tables;
 static pthread_once_t tables_once = PTHREAD_ONCE_INIT;
 
-/* The squared distance of u from the nearest value of the form's 16 codes whose scale is f. */
+/* Returns the squared distance of u from the nearest value of the form's 16 codes whose scale is
+ * f. */
 static double squared_distance(const qc_form_ops *form, double u, double f)
 {
     double least = INFINITY;

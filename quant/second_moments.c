@@ -9,7 +9,8 @@
 
 #include <inttypes.h>
 
-/* Depends on n alone: enough tiles for some threads, each large enough for a fast product. */
+/* Returns the size of a tile, which depends on n alone: there are enough tiles for some threads,
+ * and each is large enough for a fast product. */
 static uint64_t tile_of(uint64_t n)
 {
     return n <= 256 ? 64 : n <= 1024 ? 128 : n <= 2048 ? 256 : 512;
@@ -24,7 +25,8 @@ typedef struct {
     float *scratch;                  /* a tile per thread */
 } moments;
 
-/* sums[i][j] += part[i][j]; of a tile on the diagonal, only what lies on or below the diagonal. */
+/* Makes sums[i][j] += part[i][j]; of a tile on the diagonal, only what lies on or below the
+ * diagonal counts. */
 static void add_tile(double *sums, uint64_t ld, const float *part, uint64_t rows, uint64_t cols,
                      int diagonal)
 {

@@ -100,8 +100,8 @@ static void find_largest(const float *x, const float *value, uint32_t n, uint64_
     }
 }
 
-/* Whether sums of squares in float are what they would be in double, except for rounding. Weights
- * may have any size, and squares above 1e19 or below 1e-19 have no place in a float. */
+/* Returns whether sums of squares in float are what they would be in double, except for rounding.
+ * Weights may have any size, and squares above 1e19 or below 1e-19 have no place in a float. */
 static int floats_hold(const qc_lane_sums *l)
 {
     return l->ee < 0x1p100f && l->xx < 0x1p100f && l->xx > 0x1p-80f;
@@ -146,7 +146,7 @@ static uint64_t count_clipped(const qc_quant_ops *ops, const float *x, uint32_t 
     return lanes_of(ops)->above(x, n, limit > (double)FLT_MAX ? FLT_MAX : (float)limit);
 }
 
-/* The slack as a share of the scale. */
+/* Returns the slack as a share of the scale. */
 static float slack_of(float scale)
 {
     return fabsf(scale) * (float)QC_CHECK_SLACK;
@@ -200,13 +200,13 @@ static void decode(const chunk *c, const float *map, uint32_t at, uint32_t n, co
         form->ops->dequantize(c->ops, form, codes, scales, n, out, QC_DTYPE_F32, &overflow);
 }
 
-/* Half a step of int8 and the slack. */
+/* Returns half a step of int8 and the slack. */
 static float reach_of(float scale)
 {
     return fabsf(scale) * (0.5f * QC_INT8_STEP) + slack_of(scale);
 }
 
-/* The borders of int8's codes: half a step to either side; codes at the ends stand for all
+/* Sets the borders of int8's codes: half a step to either side; codes at the ends stand for all
  * beyond. */
 static void int8_borders(const int8_t *codes, const float *value, uint32_t n, float scale,
                          float *low, float *high)
@@ -267,7 +267,8 @@ static void add_searched_block(const chunk *c, uint32_t k, qc_check_sums *s)
     add_searched(c->first + at, qc_min_u64(c->n - at, b), c->t->absmax[k], s);
 }
 
-/* Needs c->t->x and the borders of 4-bit codes. same: the codes are those of absmax. */
+/* Judges block k; it needs c->t->x and the borders of 4-bit codes. `same` says that the codes are
+ * those of absmax. */
 static void judge_block(const chunk *c, uint32_t k, int same, qc_check_sums *s)
 {
     int by_absmax = scale_is_absmax(c, k);
@@ -294,7 +295,8 @@ static void judge_block(const chunk *c, uint32_t k, int same, qc_check_sums *s)
         s->first_misplaced = c->first + where;
 }
 
-/* The sum over the block of (a y - s c)^2 minus that of (a y - a c)^2; see block_error.c. */
+/* Returns the sum over the block of (a y - s c)^2 minus that of (a y - a c)^2; see
+ * block_error.c. */
 static double moved(const chunk *c, uint32_t k)
 {
     double a = (double)c->t->absmax[k], d = a - (double)c->scales[k];
@@ -303,8 +305,8 @@ static double moved(const chunk *c, uint32_t k)
     return 2.0 * a * d * rc + d * d * cc;
 }
 
-/* What a scale that is not the block's largest value is expected to add: if it were that value, its
- * form would have rounded it, by anything up to the slack. */
+/* Returns what a scale that is not the block's largest value is expected to add: if it were that
+ * value, its form would have rounded it, by anything up to the slack. */
 static double rounded(const chunk *c, uint32_t k)
 {
     double slack = (double)c->slack[k];
@@ -500,7 +502,8 @@ static const unsigned char *source_at(const integers *c, uint64_t i)
     return c->src + i * (qc_dtype_bits(c->dtype) / 8);
 }
 
-/* Whether x lies where its code is the nearest one; the outermost codes stand for all beyond. */
+/* Returns whether x lies where its code is the nearest one; the outermost codes stand for all
+ * beyond. */
 static int is_nearest(const qc_form_ops *form, int code, float x, float value, float scale)
 {
     const int q = code - form->zero;
@@ -562,7 +565,7 @@ static int add_same(const integers *c, uint64_t first, uint64_t n, uint64_t grou
     return 1;
 }
 
-/* Whether a group is not all zero, as far as its scale by absmax tells. */
+/* Returns whether a group is not all zero, as far as its scale by absmax tells. */
 static int is_there(const integers *c, float absmax_scale)
 {
     return absmax_scale != qc_form_round_scale(&c->f->form, 0.0f);
@@ -591,7 +594,7 @@ static int add_group(const integers *c, uint64_t first, uint64_t group)
     return 1;
 }
 
-/* Chunks that are the same are dealt with at once. */
+/* Deals at once with chunks that are the same. */
 static void check_integers(const integers *c, uint64_t n, uint64_t group)
 {
     const uint64_t step = group < QC_CHECK_CHUNK ? QC_CHECK_CHUNK / group * group : group;
@@ -600,7 +603,8 @@ static void check_integers(const integers *c, uint64_t n, uint64_t group)
         qc_piece_sums made;
         if (qc_form_by_rows(&c->f->form) ||
             add_same(c, first, end - first, group, c->t->absmax, &made) <= 0) {
-            c->sums->bad_source = UINT64_MAX; /* found again below, behind what comes before it */
+            c->sums->bad_source =
+                UINT64_MAX; /* it is found again below, behind what comes before it */
             for (uint64_t at = first; at < end; at += group)
                 if (!add_group(c, at, group))
                     return;

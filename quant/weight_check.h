@@ -60,7 +60,7 @@ typedef struct {
 } qc_check_sums;
 
 void qc_check_add(qc_check_sums *total, const qc_check_sums *piece, uint64_t first);
-/* Sums of nothing. */
+/* Makes *s the sums of nothing. */
 void qc_check_sums_init(qc_check_sums *s);
 
 typedef struct {

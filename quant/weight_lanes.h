@@ -33,8 +33,8 @@ typedef struct {
     qc_lane_sums (*codes4)(const float *x, const uint8_t *codes, const float *scales,
                            const qc_lane_tables *t, uint32_t n, uint32_t block, float slack,
                            uint32_t *outside);
-    /* int8: counts elements farther than reach from their value, except for those beyond the first
-     * or last code. */
+    /* Counts elements of int8 farther than reach from their value, except for those beyond the
+     * first or last code. */
     uint32_t (*outside8)(const float *x, const float *value, const int8_t *codes, uint32_t n,
                          float reach);
     /* Counts elements of a magnitude above top. */

@@ -26,7 +26,7 @@ typedef struct {
     __m256i peak;
 } sums256;
 
-/* Eight elements; the bits of those inside of their borders. */
+/* Takes eight elements and returns the bits of those inside of their borders. */
 QC_INLINE uint32_t step8(__m256 x, __m256i code, const table16 t[3], __m256 scale, __m256 give,
                          sums256 *s)
 {

@@ -9,7 +9,7 @@ typedef struct {
     __m512i peak;
 } sums512;
 
-/* Sixteen elements; the mask of those inside of their borders. */
+/* Takes sixteen elements and returns the mask of those inside of their borders. */
 QC_INLINE __mmask16 step16(__m512 x, __m512i code, __m512 map, __m512 low, __m512 high,
                            __m512 scale, __m512 give, sums512 *s)
 {
