@@ -39,8 +39,8 @@ constexpr unsigned threads_per_block = 128;
 constexpr unsigned chunk_elems = 8;
 constexpr unsigned chunks_each = 4;
 
-/* What kernels are compiled for: the width of codes, and of bytes whether a scale is a block's or a
- * row's. Everything else about a form is in the job. */
+/* Says what kernels are compiled for: the width of codes, and for bytes whether a scale is a
+ * block's or a row's. Everything else about a form is in the job. */
 enum layout { NIBBLES, BYTES, BYTE_ROWS };
 
 struct dequantize_job {
@@ -68,8 +68,8 @@ struct plain {
     }
 };
 
-/* A product as x86 makes it, NaNs included: the first operand that is a NaN, made quiet, or else
- * the default NaN, whose sign is set. */
+/* Multiplies as x86 does, NaNs included: the result is the first operand that is a NaN, made quiet,
+ * or else the default NaN, whose sign is set. */
 struct product {
     static __device__ __forceinline__ float of(float a, float b)
     {
@@ -84,8 +84,8 @@ struct product {
     }
 };
 
-/* The value of a number: of a nibble's value in the table, or of a signed byte. Integers have a
- * step of 1, so that by rows the order of factors, which is that of LLM.int8, makes no
+/* Returns the value of a number: of a nibble's value in the table, or of a signed byte. Integers
+ * have a step of 1, so that by rows the order of factors, which is that of LLM.int8, makes no
  * difference. */
 template <layout what, typename Product>
 QC_DEVICE float value_of(const dequantize_job &job, float number, float scale)
@@ -97,7 +97,7 @@ QC_DEVICE float value_of(const dequantize_job &job, float number, float scale)
     return Product::of(__fmul_rn(number, job.step), scale);
 }
 
-/* 2^exponent as two factors. Both are floats and powers of two for every exponent that can
+/* Holds 2^exponent as two factors. Both are floats and powers of two for every exponent that can
  * matter. */
 struct power {
     float a, b;
@@ -119,7 +119,7 @@ QC_DEVICE power power_of(const int *exponent)
     return p;
 }
 
-/* The scale that element f of a row has, by its number. */
+/* Returns the scale that element f of a row has, by its number. */
 template <layout what>
 QC_DEVICE uint64_t scale_at(const dequantize_job &job, uint64_t row, uint64_t f)
 {
@@ -137,7 +137,7 @@ QC_DEVICE float block_scale(const dequantize_job &job, uint64_t block)
                      job.w.form.offset);
 }
 
-/* The rounding of quant_half.h: NaNs keep their sign and the upper bits of their payload. */
+/* Rounds as quant_half.h does: NaNs keep their sign and the upper bits of their payload. */
 template <qc_dtype dtype> QC_DEVICE uint16_t narrow(float v)
 {
     if (dtype == QC_DTYPE_BF16)
@@ -167,7 +167,7 @@ QC_DEVICE void store_element(const dequantize_job &job, uint64_t at, float v, ui
     }
 }
 
-/* The number of nibble `lane`. */
+/* Returns the number of nibble `lane`. */
 QC_DEVICE float number_of_lane(const dequantize_job &job, unsigned lane)
 {
     float standard = qc_nf4_tables_of_lane(lane).code;
@@ -178,7 +178,7 @@ QC_DEVICE float number_of_lane(const dequantize_job &job, unsigned lane)
 
 /* ---- 8 elements at a time -------------------------------------------------------------------- */
 
-/* The largest magnitude that is multiplied by a scale. */
+/* Returns the largest magnitude that is multiplied by a scale. */
 template <layout what> QC_DEVICE float largest_number(const dequantize_job &job, float of_lane)
 {
     if (what == BYTES)
@@ -214,7 +214,7 @@ QC_DEVICE void store_chunk(const dequantize_job &job, uint64_t at, const float v
             make_uint4(out[i], out[i + 1], out[i + 2], out[i + 3]);
 }
 
-/* Nibbles of eight elements with the first one in the upper half of the first byte. */
+/* Returns the nibbles of eight elements with the first one in the upper half of the first byte. */
 QC_DEVICE uint32_t high_first(const dequantize_job &job, uint32_t codes)
 {
     return job.low_first ? (codes >> 4 & 0x0f0f0f0fu) | (codes & 0x0f0f0f0fu) << 4 : codes;
@@ -227,8 +227,8 @@ __global__ void __launch_bounds__(threads_per_block) dequantize_chunks(dequantiz
     unsigned lane = threadIdx.x % 32;
     float table = nibbles ? number_of_lane(job, lane) : 0.0f;
     power p = power_of(job.exponent);
-    /* As long as the bound is below this, no product overflows or is a NaN, whatever the code, and
-     * the elements of the chunk need not be looked at. */
+    /* As long as the bound is below this, no product overflows or is a NaN, whatever the code is,
+     * and the elements of the chunk need not be looked at. */
     float most = largest_number<what>(job, table);
     float safe = dtype == QC_DTYPE_F16 ? 65504.0f : 0x1p127f;
     uint64_t row_chunks = job.cols / chunk_elems, out_chunks = job.ld / chunk_elems;

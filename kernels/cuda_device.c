@@ -1,4 +1,4 @@
-/* Thin calls over the CUDA runtime, in C: see cuda_device.h.
+/* The thin calls over the CUDA runtime that cuda_device.h declares.
  *
  * One source serves CUDA 11.8 to 13: facts of a device come from cudaDeviceGetAttribute (CUDA 13
  * took members away from cudaDeviceProp), graphs from cudaGraphInstantiateWithFlags (the same in
@@ -25,7 +25,8 @@ const char *qc_cuda_build(void)
     return built_words;
 }
 
-/* For calls that give something back: nobody can be told, and the next call must not be blamed. */
+/* Ends a call that gives something back: nobody can be told of an error, and the next call must not
+ * be blamed. */
 static void given_back(cudaError_t code)
 {
     if (code != cudaSuccess)
@@ -77,7 +78,7 @@ static qc_status attribute(uint64_t *out, enum cudaDeviceAttr which, int index, 
     return QC_OK;
 }
 
-/* CUDA writes the hexadecimal digits of a bus in capitals, the kernel and NVML do not. */
+/* CUDA writes the hexadecimal digits of a bus in capitals, but the kernel and NVML do not. */
 static void lower_case(char *s)
 {
     for (; *s; s++)
@@ -124,7 +125,8 @@ static qc_status read_facts(qc_cuda_device *d, qc_error *err)
     return QC_OK;
 }
 
-/* What the device's kernels were compiled for; the runtime answers only for the current device. */
+/* Reads what the device's kernels were compiled for. The runtime answers only for the current
+ * device. */
 static qc_status read_code(qc_cuda_device *d, qc_error *err)
 {
     int before = d->index;
@@ -203,7 +205,7 @@ qc_status(qc_cuda_host_malloc)(void *out, size_t bytes, qc_error *err)
     void *p = NULL;
     qc_status st = QC_OK;
     (void)snprintf(what, sizeof what, "allocating %zu bytes of pinned memory", bytes);
-    /* Portable: pinned for every device, not only the current one. */
+    /* Portable memory is pinned for every device, not only the current one. */
     if (bytes > 0)
         st = qc_cuda_check(cudaHostAlloc(&p, bytes, cudaHostAllocPortable), what, err);
     memcpy(out, &p, sizeof p);
@@ -310,7 +312,8 @@ qc_status qc_cuda_event_elapsed(double *milliseconds, qc_cuda_event begin, qc_cu
 
 qc_status qc_cuda_capture_begin(qc_cuda_stream s, qc_error *err)
 {
-    /* Thread-local: what other threads do meanwhile is neither captured nor forbidden. */
+    /* The capture is thread-local: what other threads do meanwhile is neither captured nor
+     * forbidden. */
     return qc_cuda_check(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal),
                          "beginning to capture", err);
 }

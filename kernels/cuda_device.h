@@ -1,5 +1,5 @@
 /* The GPUs of this process: devices, memory, streams, events, copies and graphs, as thin C calls
- * over the CUDA runtime that return a qc_status. Nothing here includes CUDA, so any layer may use
+ * over the CUDA runtime that return a qc_status. Nothing here includes CUDA, so every layer may use
  * it.
  *
  * A program linked with these starts on a machine without driver or GPU: qc_cuda_device_count()
@@ -18,7 +18,7 @@
 
 #include "base/status.h"
 
-/* Around the declarations of the headers in kernels/, which C++ includes, too. */
+/* These stand around the declarations of the headers in kernels/, which C++ includes, too. */
 #ifdef __cplusplus
 #define QC_C_BEGIN extern "C" {
 #define QC_C_END   }
@@ -51,27 +51,28 @@ typedef struct {
     int driver_version, runtime_version;  /* 13000 for 13.0 */
 } qc_cuda_device;
 
-/* What the kernels were built with and for: "CUDA 13.0: sm_75 sm_80 ...". */
+/* Returns what the kernels were built with and for: "CUDA 13.0: sm_75 sm_80 ...". */
 const char *qc_cuda_build(void);
 /* Sets *count to the number of devices. 0 is not an error: why (unless NULL) then holds a sentence,
  * e.g. "the NVIDIA driver was not found". Never fails. */
 void qc_cuda_device_count(int *count, char *why, size_t why_bytes);
-/* The facts of device `index`; asked once, cheap to keep. QC_ERR_DEVICE if there is no such device,
- * or if this build has no code for its compute capability. The calling thread's device stays
- * current. */
+/* Gives the facts of device `index`; asked once, cheap to keep. QC_ERR_DEVICE if there is no such
+ * device, or if this build has no code for its compute capability. The calling thread's device
+ * stays current. */
 QC_NODISCARD qc_status qc_cuda_device_open(qc_cuda_device *out, int index, qc_error *err);
-/* Makes it the calling thread's device. */
+/* Makes this the calling thread's device. */
 QC_NODISCARD qc_status qc_cuda_use(const qc_cuda_device *device, qc_error *err);
-/* The calling thread's device, as CUDA counts; the first one if the thread never chose any. */
+/* Gives the calling thread's device, as CUDA counts; the first one if the thread never chose
+ * any. */
 QC_NODISCARD qc_status qc_cuda_current(int *index, qc_error *err);
-/* Of the current device. */
+/* Gives the memory of the current device. */
 QC_NODISCARD qc_status qc_cuda_memory(uint64_t *free_bytes, uint64_t *total_bytes, qc_error *err);
 
-/* Device memory, aligned to 256 bytes; bytes == 0 gives NULL. free accepts NULL. out is the address
- * of a pointer of any type, which becomes NULL on failure. */
+/* Gives device memory, aligned to 256 bytes; bytes == 0 gives NULL. free accepts NULL. out is the
+ * address of a pointer of any type, which becomes NULL on failure. */
 QC_NODISCARD qc_status qc_cuda_malloc(void *out, size_t bytes, qc_error *err);
 void qc_cuda_free(void *p);
-/* Pinned host memory: copies to and from it need no intermediate copy. */
+/* Gives pinned host memory: copies to and from it need no intermediate copy. */
 QC_NODISCARD qc_status qc_cuda_host_malloc(void *out, size_t bytes, qc_error *err);
 void qc_cuda_host_free(void *p);
 #define qc_cuda_malloc(out, bytes, err)      qc_cuda_malloc(QC_POINTER_AT(out), bytes, err)
@@ -80,18 +81,18 @@ void qc_cuda_host_free(void *p);
 QC_NODISCARD qc_status qc_cuda_stream_create(qc_cuda_stream *out, qc_error *err);
 void qc_cuda_stream_destroy(qc_cuda_stream s);
 QC_NODISCARD qc_status qc_cuda_stream_synchronize(qc_cuda_stream s, qc_error *err);
-/* timing: 1 for qc_cuda_event_elapsed; 0 costs less */
+/* timing is 1 for qc_cuda_event_elapsed; 0 costs less. */
 QC_NODISCARD qc_status qc_cuda_event_create(qc_cuda_event *out, int timing, qc_error *err);
 void qc_cuda_event_destroy(qc_cuda_event e);
 QC_NODISCARD qc_status qc_cuda_event_record(qc_cuda_event e, qc_cuda_stream s, qc_error *err);
 QC_NODISCARD qc_status qc_cuda_event_synchronize(qc_cuda_event e, qc_error *err);
-/* Everything that is put on s from now on waits for e. */
+/* Makes everything that is put on s from now on wait for e. */
 QC_NODISCARD qc_status qc_cuda_stream_wait(qc_cuda_stream s, qc_cuda_event e, qc_error *err);
 QC_NODISCARD qc_status qc_cuda_event_elapsed(double *milliseconds, qc_cuda_event begin,
                                              qc_cuda_event end, qc_error *err);
 
-/* Asynchronous on s; host memory should be pinned, otherwise the call may wait. bytes == 0 is a
- * no-op. */
+/* These copy asynchronously on s. Host memory should be pinned, otherwise the call may wait. bytes
+ * == 0 is a no-op. */
 QC_NODISCARD qc_status qc_cuda_to_device(void *device, const void *host, size_t bytes,
                                          qc_cuda_stream s, qc_error *err);
 QC_NODISCARD qc_status qc_cuda_to_host(void *host, const void *device, size_t bytes,
@@ -101,10 +102,10 @@ QC_NODISCARD qc_status qc_cuda_copy(void *to, const void *from, size_t bytes, qc
 QC_NODISCARD qc_status qc_cuda_fill(void *device, int byte, size_t bytes, qc_cuda_stream s,
                                     qc_error *err);
 
-/* Everything given to s between begin and end becomes a graph instead of running. */
+/* What is given to s between begin and end becomes a graph instead of running. */
 QC_NODISCARD qc_status qc_cuda_capture_begin(qc_cuda_stream s, qc_error *err);
 QC_NODISCARD qc_status qc_cuda_capture_end(qc_cuda_graph *out, qc_cuda_stream s, qc_error *err);
-/* The number of the capture that s is in, or 0 if it is in none. */
+/* Gives the number of the capture that s is in, or 0 if it is in none. */
 QC_NODISCARD qc_status qc_cuda_capture_of(unsigned long long *id, qc_cuda_stream s, qc_error *err);
 QC_NODISCARD qc_status qc_cuda_graph_launch(qc_cuda_graph g, qc_cuda_stream s, qc_error *err);
 void qc_cuda_graph_destroy(qc_cuda_graph g);

@@ -47,28 +47,29 @@ QC_NODISCARD qc_status qc_cuda_moments_add(const qc_cuda_feedback_tools *t,
 
 typedef struct qc_cuda_feedback qc_cuda_feedback;
 
-/* Like qc_feedback_open. h (lower triangle) and c [n, n] are on the device; only this call uses and
- * changes them, and c may be NULL. Synchronizes. */
+/* Does what qc_feedback_open does. h (lower triangle) and c [n, n] are on the device; only this
+ * call uses and changes them, and c may be NULL. Synchronizes. */
 QC_NODISCARD qc_status qc_cuda_feedback_open(qc_cuda_feedback **out,
                                              const qc_cuda_feedback_tools *t, uint64_t n, double *h,
                                              double *c, const qc_feedback_options *options,
                                              qc_feedback_info *info, qc_error *err);
-void qc_cuda_feedback_close(qc_cuda_feedback *f); /* NULL is fine */
-/* The most device memory, without h and c: while it works, and what it keeps. They saturate. */
+void qc_cuda_feedback_close(qc_cuda_feedback *f); /* f may be NULL */
+/* Return the most device memory, without h and c: while it works, and what it keeps. They
+ * saturate. */
 uint64_t qc_cuda_feedback_open_bytes(uint64_t n, int cross);
 uint64_t qc_cuda_feedback_kept_bytes(uint64_t n, int cross);
 
 /* ---- a weight (cuda_feedback_weight.c, .cu) ---- */
 
-/* Like qc_feedback_weight, with w [rows, n] of dtype F32, F16 or BF16 and out's arrays in host
- * memory. Rows are worked on in pieces: as many at once as fit a quarter of the device's memory (or
- * what is free, if that is less) and as the form's groups permit. The order of sums in products
- * depends on that, so results are the same wherever a quarter is free. Synchronizes. */
+/* Does what qc_feedback_weight does, with w [rows, n] of dtype F32, F16 or BF16 and out's arrays in
+ * host memory. Rows are worked on in pieces: as many at once as fit a quarter of the device's
+ * memory (or what is free, if that is less) and as the form's groups permit. The order of sums in
+ * products depends on that, so results are the same wherever a quarter is free. Synchronizes. */
 QC_NODISCARD qc_status qc_cuda_feedback_weight(const qc_cuda_feedback *f, const qc_form *form,
                                                const void *w, qc_dtype dtype, uint64_t rows,
                                                qc_feedback_out *out, qc_feedback_result *result,
                                                qc_error *err);
-/* The device memory of the smallest piece, and of all rows at once. They saturate. */
+/* Return the device memory of the smallest piece, and of all rows at once. They saturate. */
 uint64_t qc_cuda_feedback_weight_least_bytes(uint64_t rows, uint64_t n, const qc_form *form,
                                              int cross);
 uint64_t qc_cuda_feedback_weight_bytes(uint64_t rows, uint64_t n, const qc_form *form, int cross);

@@ -7,8 +7,8 @@
 #include "kernels/cuda_feedback_internal.h"
 #include "kernels/cuda_scale_search_internal.cuh"
 
-/* The number of a code: its value in NF4, otherwise the code itself, which is kept without `zero`
- * on the device. All lanes of the warp take part, here and below. */
+/* Returns the number of a code: its value in NF4, otherwise the code itself, which is kept without
+ * `zero` on the device. All lanes of the warp take part, here and below. */
 QC_DEVICE float qc_form_number(bool table, const qc_nf4_tables &tables, int code)
 {
     if (table)
@@ -16,8 +16,8 @@ QC_DEVICE float qc_form_number(bool table, const qc_nf4_tables &tables, int code
     return (float)code;
 }
 
-/* The number nearest to y, which is a value times the inverse of its scale, among evenly spaced
- * codes. */
+/* Returns the number nearest to y, which is a value times the inverse of its scale, among evenly
+ * spaced codes. */
 QC_DEVICE float qc_form_even(const qc_cuda_form &f, float y)
 {
     return qc_round_even(fmaxf(fminf(y, f.highest), f.lowest));
@@ -30,7 +30,7 @@ QC_DEVICE int qc_form_code(bool table, const qc_cuda_form &f, const qc_nf4_table
     return (int)qc_form_even(f, y);
 }
 
-/* The number of that code. */
+/* Returns the number of that code. */
 QC_DEVICE float qc_form_nearest(bool table, const qc_cuda_form &f, const qc_nf4_tables &tables,
                                 float y)
 {
@@ -39,13 +39,13 @@ QC_DEVICE float qc_form_nearest(bool table, const qc_cuda_form &f, const qc_nf4_
     return qc_form_even(f, y);
 }
 
-/* The value of a number at a scale of 1. */
+/* Returns the value of a number at a scale of 1. */
 QC_DEVICE float qc_form_unit(const qc_cuda_form &f, float number)
 {
     return __fmul_rn(number, f.step);
 }
 
-/* What a reader makes of a number; step_last is f.step_last. */
+/* Returns what a reader makes of a number; step_last is f.step_last. */
 QC_DEVICE float qc_form_made(bool table, bool step_last, const qc_cuda_form &f, float number,
                              float scale)
 {
@@ -56,7 +56,7 @@ QC_DEVICE float qc_form_made(bool table, bool step_last, const qc_cuda_form &f, 
     return __fmul_rn(__fmul_rn(number, f.step), scale);
 }
 
-/* As qc_feedback_inverse. */
+/* Does what qc_feedback_inverse does. */
 QC_DEVICE float qc_form_inverse(const qc_cuda_form &f, float scale)
 {
     if (!(fabsf(scale) >= 0x1p-118f))
@@ -64,7 +64,7 @@ QC_DEVICE float qc_form_inverse(const qc_cuda_form &f, float scale)
     return __fmul_rn(__frcp_rn(scale), f.span);
 }
 
-/* As qc_form_round_scale, but not for NaN. */
+/* Does what qc_form_round_scale does, but not for NaN. */
 QC_DEVICE float qc_form_scale(const qc_cuda_form &f, float s)
 {
     return f.integer ? copysignf(qc_round_scale(f.scale_dtype, fabsf(s)), s) : s;

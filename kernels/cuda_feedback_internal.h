@@ -1,5 +1,5 @@
 /* Shared by cuda_feedback_* and cuda_moments.*; not for callers. Kernels take plain arrays on the
- * device, run on a stream and are not waited for. Matrices are row-major. */
+ * device and run on a stream, and nobody waits for them here. Matrices are row-major. */
 #ifndef QC_KERNELS_CUDA_FEEDBACK_INTERNAL_H
 #define QC_KERNELS_CUDA_FEEDBACK_INTERNAL_H
 
@@ -9,7 +9,7 @@
 
 QC_C_BEGIN
 
-/* The same as struct qc_feedback (quant/error_feedback_internal.h), on the device. */
+/* This is struct qc_feedback (quant/error_feedback_internal.h) on the device. */
 struct qc_cuda_feedback {
     qc_cuda_feedback_tools tools;
     uint64_t n;
@@ -23,7 +23,7 @@ struct qc_cuda_feedback {
     float *m;       /* device, [n, n], T = W m^T; NULL without C */
 };
 
-/* What kernels take of a form: names and meanings are those of quant/quant_form.h. */
+/* Holds what kernels take of a form: names and meanings are those of quant/quant_form.h. */
 typedef struct {
     int table; /* qc_form_is_table */
     int by_rows, integer, signed_scales, step_last;
@@ -62,15 +62,16 @@ typedef struct {
 /* Step 2: finds absmax, the scales before double quantization. */
 QC_NODISCARD qc_status qc_cuda_feedback_find(const qc_cuda_feedback *f,
                                              const qc_cuda_feedback_scales *a, qc_error *err);
-/* Double quantizes the scales. In: absmax as found, and codes as nested_quantize (host) made them
- * of nested_absmax and offset. Out: codes of least error, and in absmax what a reader makes of
- * them. */
+/* Double quantizes the scales. It gets absmax as found, and codes as nested_quantize (host) made
+ * them of nested_absmax and offset. It gives codes of least error, and in absmax what a reader
+ * makes of them. */
 QC_NODISCARD qc_status qc_cuda_feedback_nest(const qc_cuda_feedback *f,
                                              const qc_cuda_feedback_scales *a, qc_error *err);
 
 /* ---- cuda_feedback_weight.c: with a bound on memory, for tests ---- */
 
-/* limit: bytes of device memory. If it is too little, pieces are as small as the form permits. */
+/* Takes at most `limit` bytes of device memory. If that is too little, pieces are as small as the
+ * form permits. */
 QC_NODISCARD qc_status qc_cuda_feedback_weight_within(const qc_cuda_feedback *f,
                                                       const qc_form *form, const void *w,
                                                       qc_dtype dtype, uint64_t rows, uint64_t limit,
@@ -79,12 +80,12 @@ QC_NODISCARD qc_status qc_cuda_feedback_weight_within(const qc_cuda_feedback *f,
 
 /* ---- cuda_moments.cu: matrices are [n, n] ---- */
 
-/* sums [rows, cols], rows ld apart, += part [rows, cols] */
+/* Adds part [rows, cols] to sums [rows, cols], whose rows are ld apart. */
 QC_NODISCARD qc_status qc_cuda_add_part(double *sums, uint64_t ld, const float *part, uint64_t rows,
                                         uint64_t cols, qc_cuda_stream s, qc_error *err);
 
-/* odd[row] is 1 if anything in row `row` is not finite, else 0. lower: of h, only the row up to the
- * diagonal counts. */
+/* Sets odd[row] to 1 if anything in row `row` is not finite, else to 0. With `lower`, only the part
+ * of a row of h up to the diagonal counts. */
 QC_NODISCARD qc_status qc_cuda_find_odd(const double *h, uint64_t n, int lower, uint32_t *odd,
                                         qc_cuda_stream s, qc_error *err);
 QC_NODISCARD qc_status qc_cuda_diagonal(const double *h, uint64_t n, double *out, qc_cuda_stream s,
@@ -101,7 +102,8 @@ typedef struct {
     double scale;          /* of H in hu */
 } qc_cuda_factor_input;
 
-/* a's upper triangle = H's rows and columns by back; of dead columns only the diagonal. */
+/* Fills a's upper triangle with H's rows and columns by back; of dead columns it takes only the
+ * diagonal. */
 QC_NODISCARD qc_status qc_cuda_gather_factor(const qc_cuda_factor_input *in, const double *h,
                                              double *a, qc_cuda_stream s, qc_error *err);
 /* Makes hu, d and inverse (cuda_feedback_internal.h) from H and a, which qc_cusolver_factor
@@ -109,10 +111,10 @@ QC_NODISCARD qc_status qc_cuda_gather_factor(const qc_cuda_factor_input *in, con
 QC_NODISCARD qc_status qc_cuda_fill_feedback(const qc_cuda_factor_input *in, const double *h,
                                              const double *a, float *hu, float *d, float *inverse,
                                              qc_cuda_stream s, qc_error *err);
-/* Row r of x = column r of C + added, with its elements by back. */
+/* Fills row r of x with column r of C + added, with its elements by back. */
 QC_NODISCARD qc_status qc_cuda_gather_target(const qc_cuda_factor_input *in, const double *c,
                                              double *x, qc_cuda_stream s, qc_error *err);
-/* m = x's transpose, rows in their own order. */
+/* Makes m of x's transpose, with rows in their own order. */
 QC_NODISCARD qc_status qc_cuda_narrow_target(const qc_cuda_factor_input *in, const double *x,
                                              float *m, qc_cuda_stream s, qc_error *err);
 
@@ -150,21 +152,21 @@ typedef struct {
     uint64_t ld;     /* from row to row */
 } qc_cuda_strip;
 
-/* out [elems] = src as floats; dtype is F32, F16 or BF16. *bad becomes the lowest index of an
- * element that is not finite, if that is lower. out may be src where that is F32. */
+/* Writes src to out [elems] as floats; dtype is F32, F16 or BF16. *bad becomes the lowest index of
+ * an element that is not finite, if that is lower. out may be src where that is F32. */
 QC_NODISCARD qc_status qc_cuda_rows_cast(const void *src, qc_dtype dtype, uint64_t elems,
                                          float *out, uint64_t *bad, qc_cuda_stream s,
                                          qc_error *err);
 /* Sets from_absmax of `scales` scales; refit keeps it up to date afterwards. */
 QC_NODISCARD qc_status qc_cuda_rows_invert(const qc_cuda_rows *p, uint64_t scales, qc_cuda_stream s,
                                            qc_error *err);
-/* p->e = T minus what the codes nearest to w make; p->codes is not touched. */
+/* Sets p->e to T minus what the codes nearest to w make; p->codes is not touched. */
 QC_NODISCARD qc_status qc_cuda_rows_round(const qc_cuda_rows *p, const float *w, qc_cuda_stream s,
                                           qc_error *err);
-/* out [cols, cols] = the square of H on its diagonal from col on, both triangles. */
+/* Writes the square of H on its diagonal from col on to out [cols, cols], with both triangles. */
 QC_NODISCARD qc_status qc_cuda_rows_square(const float *hu, uint64_t n, uint64_t col, uint64_t cols,
                                            float *out, qc_cuda_stream s, qc_error *err);
-/* sums [rows] += sum over the columns of a b, in double. */
+/* Adds the sum over the columns of a b, in double, to sums [rows]. */
 QC_NODISCARD qc_status qc_cuda_rows_dot(const qc_cuda_strip *a, const qc_cuda_strip *b,
                                         uint64_t rows, uint64_t cols, double *sums,
                                         qc_cuda_stream s, qc_error *err);
@@ -182,14 +184,15 @@ typedef struct {
     int before;
 } qc_cuda_rows_panel;
 
-/* Step 3: columns order[col ...]. Sets their codes, E and E by places. */
+/* Does step 3 for columns order[col ...]: sets their codes, E and E by places. */
 QC_NODISCARD qc_status qc_cuda_rows_feed(const qc_cuda_rows *p, const qc_cuda_rows_panel *a,
                                          qc_cuda_stream s, qc_error *err);
-/* Step 4: changes codes and E. */
+/* Does step 4: changes codes and E. */
 QC_NODISCARD qc_status qc_cuda_rows_sweep(const qc_cuda_rows *p, const qc_cuda_rows_panel *a,
                                           qc_cuda_stream s, qc_error *err);
 
-/* units [rows, cols], rows ldu apart: the values of the codes at a scale of 1. */
+/* Writes the values of the codes at a scale of 1 to units [rows, cols], whose rows are ldu
+ * apart. */
 QC_NODISCARD qc_status qc_cuda_rows_units(const qc_cuda_rows *p, uint64_t col, uint64_t cols,
                                           float *units, uint64_t ldu, qc_cuda_stream s,
                                           qc_error *err);
@@ -211,7 +214,7 @@ typedef struct {
 QC_NODISCARD qc_status qc_cuda_rows_refit(const qc_cuda_rows *p, const qc_cuda_rows_refit_args *a,
                                           qc_cuda_stream s, qc_error *err);
 
-/* out: the codes as the form stores them; a nibble without a code gets that of 0. */
+/* Writes the codes to out as the form stores them; a nibble without a code gets that of 0. */
 QC_NODISCARD qc_status qc_cuda_rows_pack(const qc_form_ops *form, const int8_t *codes,
                                          uint64_t elems, uint8_t *out, qc_cuda_stream s,
                                          qc_error *err);

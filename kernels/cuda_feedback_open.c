@@ -81,7 +81,7 @@ static qc_status send_lists(opening *o, qc_error *err)
         order[n + k] = 0;
     }
     QC_TRY(qc_cuda_to_device(o->device, o->host, (size_t)lists_bytes(n), o->f->tools.stream, err));
-    /* From here on the host's lists may be filled anew. */
+    /* After this the host's lists may be filled anew. */
     return qc_cuda_stream_synchronize(o->f->tools.stream, err);
 }
 
@@ -135,7 +135,7 @@ static qc_status factor(opening *o, qc_feedback_info *info, qc_error *err)
     return QC_OK;
 }
 
-/* Overwrites H's room: hu is filled already. */
+/* Overwrites H's room, because hu is filled already. */
 static qc_status open_target(opening *o, qc_error *err)
 {
     const qc_cuda_feedback_tools *t = &o->f->tools;
@@ -192,7 +192,7 @@ qc_status qc_cuda_feedback_open(qc_cuda_feedback **out, const qc_cuda_feedback_t
     *f = (qc_cuda_feedback){.tools = *t, .n = n, .options = *options};
     opening o = {.f = f, .h = h, .c = c};
     qc_status st = open_with(&o, &local, err);
-    /* Nothing may still use what is freed. */
+    /* No work may still use what is freed. */
     if (st != QC_OK && qc_cuda_stream_synchronize(t->stream, NULL) != QC_OK)
         local.damping = 0.0; /* the device is lost */
     qc_cuda_free(o.a);

@@ -287,7 +287,7 @@ __global__ void __launch_bounds__(threads_per_block)
     }
 }
 
-/* How codes are stored. */
+/* Says how codes are stored. */
 struct storing {
     int bits, low_first;
     int add;  /* to a code as it is kept here */
@@ -334,7 +334,7 @@ __global__ void __launch_bounds__(threads_per_block)
     }
 }
 
-/* The same as possible_scale of quant/error_feedback_rows.c. */
+/* Does what possible_scale of quant/error_feedback_rows.c does. */
 QC_DEVICE float possible_scale(const qc_cuda_rows &p, uint64_t index, float wish, unsigned *code)
 {
     float scale = qc_form_scale(p.form, wish);
@@ -361,7 +361,7 @@ QC_DEVICE float possible_scale(const qc_cuda_rows &p, uint64_t index, float wish
     return qc_form_inverse(p.form, scale) == 0.0f ? 0.0f : scale;
 }
 
-/* All lanes of a warp have the same row, and so they come to the same scale. */
+/* All lanes of a warp have the same row, so they come to the same scale. */
 __global__ void __launch_bounds__(threads_per_block)
     refit(const qc_cuda_rows p, const qc_cuda_rows_refit_args a)
 {

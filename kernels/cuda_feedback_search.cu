@@ -84,7 +84,7 @@ QC_DEVICE void next(const search &s, const part &p, walk &w, float &x, float &d)
         w.column -= s.n;
 }
 
-/* The error for a scale. All threads of the team get it. */
+/* Returns the error for a scale. All threads of the team get it. */
 QC_DEVICE double error_of(const search &s, const part &p, float scale, float inverse)
 {
     float sum = 0.0f;
@@ -134,7 +134,7 @@ QC_DEVICE int is_finite(float v)
     return fabsf(v) < __uint_as_float(QC_CUDA_F32_INF);
 }
 
-/* The scale at which the outermost code stands for this magnitude. */
+/* Returns the scale at which the outermost code stands for this magnitude. */
 QC_DEVICE float scale_of(const search &s, float magnitude)
 {
     return qc_form_scale(s.form, __fdiv_rn(magnitude, s.form.reach));

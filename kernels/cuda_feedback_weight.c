@@ -77,7 +77,7 @@ static uint64_t block_elems(const qc_form *form, uint64_t n)
     return qc_form_by_rows(form) ? n : form->block_elems;
 }
 
-/* A number of rows whose multiples begin a block, a group, and a byte of codes. */
+/* Returns a number of rows whose multiples begin a block, a group, and a byte of codes. */
 static uint64_t unit_rows(const qc_form *form, uint64_t n)
 {
     const uint64_t least = form->ops->bits == 4 ? 2 : 1;
@@ -138,7 +138,7 @@ uint64_t qc_cuda_feedback_weight_least_bytes(uint64_t rows, uint64_t n, const qc
     return qc_cuda_feedback_weight_bytes(unit < rows ? unit : rows, n, form, cross);
 }
 
-/* The rows of a piece of at most `limit` bytes, or the fewest there can be. */
+/* Returns the rows of a piece of at most `limit` bytes, or the fewest there can be. */
 static uint64_t piece_rows(const job *j, uint64_t limit)
 {
     const uint64_t unit = unit_rows(j->form, j->n), units = qc_ceil_div_u64(j->rows, unit);
@@ -157,14 +157,14 @@ static uint64_t piece_rows(const job *j, uint64_t limit)
 
 /* ---- products ---- */
 
-/* The right-hand side of a product, [k, cols], or transposed: [cols, k]. */
+/* The right-hand side of a product: [k, cols], or [cols, k] if it is transposed. */
 typedef struct {
     qc_cuda_strip b;
     int trans;
     uint64_t k, cols;
 } factor;
 
-/* y [rows, cols] = alpha x [rows, k] f + beta y */
+/* Makes y [rows, cols] = alpha x [rows, k] f + beta y. */
 static qc_status product(const job *j, qc_cuda_strip x, factor f, float *y, uint64_t ldy,
                          double alpha, double beta, qc_error *err)
 {
@@ -189,9 +189,9 @@ typedef struct {
     uint64_t col, cols;
 } stretch;
 
-/* y [rows, cols], rows SUPER apart, = x H[low .. high, col .. col + cols], where x [rows, n] has
- * columns low .. high; what lies left of col counts `left` times. d.square then holds the square of
- * H at these columns, rows cols apart. */
+/* Makes y [rows, cols], whose rows are SUPER apart, = x H[low .. high, col .. col + cols], where x
+ * [rows, n] has columns low .. high; what lies left of col counts `left` times. d.square then holds
+ * the square of H at these columns, rows cols apart. */
 static qc_status times_h(const job *j, const float *x, uint64_t low, uint64_t high, stretch s,
                          double left, float *y, qc_error *err)
 {
@@ -208,7 +208,7 @@ static qc_status times_h(const job *j, const float *x, uint64_t low, uint64_t hi
                    err);
 }
 
-/* traces[which] += diagonal of x H x^T */
+/* Adds the diagonal of x H x^T to traces[which]. */
 static qc_status trace(const job *j, const float *x, unsigned which, qc_error *err)
 {
     const uint64_t n = j->n;
@@ -288,8 +288,8 @@ static qc_status sweep_panels(const job *j, uint64_t super, uint64_t ld, uint64_
     return QC_OK;
 }
 
-/* For columns of blocks no wider than a panel: E H is made once for all of them, then scale and
- * codes of one block after the other, and their changes are passed on. */
+/* Sweeps columns of blocks that are no wider than a panel: E H is made once for all of them, then
+ * scale and codes of one block after the other, and their changes are passed on. */
 static qc_status sweep_narrow(const job *j, uint64_t super, uint64_t cols, qc_error *err)
 {
     const parts *d = &j->d;
@@ -332,8 +332,8 @@ static qc_status sweep_narrow(const job *j, uint64_t super, uint64_t cols, qc_er
     return QC_OK;
 }
 
-/* For a block wider than a panel, or the stretch of one that lies in a row: sets its scale over its
- * whole width, then its codes. */
+/* Sweeps a block wider than a panel, or the stretch of one that lies in a row: sets its scale over
+ * its whole width, then its codes. */
 static qc_status sweep_wide(const job *j, uint64_t col, uint64_t cols, qc_error *err)
 {
     const parts *d = &j->d;
@@ -370,7 +370,7 @@ static qc_status sweep_wide(const job *j, uint64_t col, uint64_t cols, qc_error 
     return QC_OK;
 }
 
-/* *changed is 0 where nothing was changed. */
+/* Sweeps the piece once. *changed is 0 where nothing was changed. */
 static qc_status sweep(const job *j, unsigned long long *changed, qc_error *err)
 {
     const uint64_t n = j->n, each = j->wide > PANEL ? j->wide : SUPER;
@@ -419,7 +419,7 @@ static float *plain_weight(const job *j)
     return j->f->m ? j->d.spare : j->d.target;
 }
 
-/* W and T of the piece. */
+/* Loads W and T of the piece. */
 static qc_status load(const job *j, qc_error *err)
 {
     const uint64_t n = j->n, elems = j->count * n, size = qc_dtype_bits(j->dtype) / 8;
@@ -519,7 +519,7 @@ static qc_status calibrated(job *j, qc_error *err)
     return QC_OK;
 }
 
-/* Row by row, in order. */
+/* Adds up row by row, in order. */
 static qc_status add_traces(job *j, unsigned from, unsigned to, qc_error *err)
 {
     qc_cuda_stream s = j->f->tools.stream;
@@ -577,7 +577,7 @@ static qc_status run(job *j, qc_error *err)
     return QC_OK;
 }
 
-/* Everything that is done under the lock of cuBLAS. */
+/* Does everything that needs the lock of cuBLAS. */
 static qc_status locked(job *j, qc_error *err)
 {
     qc_cuda_stream s = j->f->tools.stream;

@@ -79,7 +79,7 @@ int qc_cuda_code_runs(const char *code, unsigned sm)
 
 /* ---- shared memory ---- */
 
-/* Blocks get shared memory in units of this. */
+/* A block gets its shared memory in units of this. */
 #define UNIT 256u
 
 #define REMEMBERED_BITS 7

@@ -13,9 +13,9 @@ QC_C_BEGIN
  * does not stick is removed from CUDA's record of the last one, so that the next launch is not
  * blamed. */
 QC_NODISCARD qc_status qc_cuda_check(cudaError_t code, const char *what, qc_error *err);
-/* QC_OK, or the error of the last launch in this thread. */
+/* Returns QC_OK, or the error of the last launch in this thread. */
 QC_NODISCARD qc_status qc_cuda_launched(const char *what, qc_error *err);
-/* qc_cuda_device.code of the current device (matmul_reduce.cu). */
+/* Gives qc_cuda_device.code of the current device (matmul_reduce.cu). */
 QC_NODISCARD qc_status qc_cuda_compiled_for(uint32_t *code, qc_error *err);
 
 /* Returns 1 if the code runs on GPUs of compute capability sm (times ten), else 0; also 0 if the
@@ -38,7 +38,8 @@ unsigned qc_cuda_carve_percent(uint64_t block_bytes, uint64_t reserved_bytes, un
                                uint64_t all_bytes);
 
 /* Asks for it on the current device, for launches of this kernel with so much dynamic shared memory
- * from now on. what: the kernel's name, for messages. Cheap if it was asked for lately. */
+ * from now on. `what` is the kernel's name, for messages. This is cheap if it was asked for
+ * lately. */
 QC_NODISCARD qc_status qc_cuda_carve_out(const void *kernel, size_t block_bytes, unsigned blocks,
                                          const char *what, qc_error *err);
 

@@ -54,7 +54,8 @@
 #include <shim_launch.h>
 #endif
 
-/* Thread blocks for so many items, of which one block takes `each`, in x; and for rows in y. */
+/* Return how many thread blocks a grid has for so many items, of which one block takes `each`, in
+ * x; and for rows in y. */
 static inline unsigned qc_cuda_grid_x(uint64_t items, uint64_t each)
 {
     uint64_t blocks = items / each + (items % each != 0);
@@ -66,7 +67,7 @@ static inline unsigned qc_cuda_grid_y(uint64_t rows)
     return rows < QC_GRID_ROWS_MOST ? (unsigned)rows : QC_GRID_ROWS_MOST;
 }
 
-/* QC_LAUNCH, and the error that it gave. */
+/* Does QC_LAUNCH and returns the error that it gave. */
 template <typename... P, typename... A>
 static inline qc_status qc_cuda_start(const char *what, void (*kernel)(P...), dim3 grid, dim3 block,
                                       size_t shared_bytes, qc_cuda_stream s, qc_error *err,
@@ -123,7 +124,7 @@ static inline qc_status qc_cuda_launch_overlapping(void (*kernel)(Args), dim3 gr
     return qc_cuda_launched(what, err);
 }
 
-/* The most shared memory that a block of the current device can have. */
+/* Gives the most shared memory that a block of the current device can have. */
 static inline qc_status qc_cuda_shared_most(size_t *out, const char *what, qc_error *err)
 {
     int device = 0, bytes = 0;

@@ -6,8 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The library is not unloaded with the last handle: some hundreds of MB would be read again for the
- * next, and what it has registered with CUDA and with threads would be left hanging. */
+/* The library is not unloaded with the last handle. Otherwise some hundreds of MB would be read
+ * again for the next one, and what it has registered with CUDA and with threads would be left
+ * hanging. */
 #ifdef RTLD_NODELETE
 #define OPEN_FLAGS (RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE)
 #else
@@ -29,8 +30,8 @@ static void *open_pattern(const char *pattern)
 
 static void *open_version(const char *file, int version)
 {
-    /* The places in a toolkit, and in the wheels of a Python environment, whose libraries find each
-     * other. */
+    /* These are the places in a toolkit, and in the wheels of a Python environment, whose libraries
+     * find each other. */
     static const struct {
         const char *variable, *folder;
     } places[] = {

@@ -22,7 +22,7 @@ QC_NODISCARD qc_status qc_cublas_open(qc_cublas **out, int runtime_version, qc_e
 void qc_cublas_close(qc_cublas *c); /* accepts NULL */
 
 /* y [m, n] = alpha * x [m, k] * w [n, k]^T, all row-major with the strides given, accumulated in
- * float. All sizes and strides at most INT32_MAX. */
+ * float. All sizes and strides are at most INT32_MAX. */
 typedef struct {
     const void *w, *x;
     void *y;
@@ -46,15 +46,15 @@ typedef struct {
     double alpha, beta;
 } qc_cublas_product_args;
 
-/* Holds the lock for several products in a row on one stream with one workspace (256-byte aligned;
- * NULL: cuBLAS's own). Each begin that returned QC_OK needs an end. */
+/* Takes the lock for several products in a row on one stream with one workspace (256-byte aligned;
+ * NULL is cuBLAS's own). Each begin that returned QC_OK needs an end. */
 QC_NODISCARD qc_status qc_cublas_begin(qc_cublas *c, void *workspace, size_t workspace_bytes,
                                        qc_cuda_stream s, qc_error *err);
 QC_NODISCARD qc_status qc_cublas_gemm(qc_cublas *c, const qc_cublas_gemm_args *a, qc_error *err);
 QC_NODISCARD qc_status qc_cublas_product(qc_cublas *c, const qc_cublas_product_args *a,
                                          qc_error *err);
 void qc_cublas_end(qc_cublas *c);
-/* The library's name as it gives it: "cuBLAS 12.4.5". */
+/* Returns the library's name as it gives it: "cuBLAS 12.4.5". */
 const char *qc_cublas_name(const qc_cublas *c);
 
 /* ---- cuSOLVER: the Cholesky factor of a symmetric matrix of doubles, and systems of equations
@@ -82,7 +82,7 @@ QC_NODISCARD qc_status qc_cusolver_factor(qc_cusolver *c, uint64_t n, double *a,
 QC_NODISCARD qc_status qc_cusolver_solve(qc_cusolver *c, uint64_t n, const double *factor,
                                          uint64_t count, double *x, qc_cuda_stream s,
                                          qc_error *err);
-/* Bytes of device memory that factor's workspace takes at most, as the library says. */
+/* Gives the bytes of device memory that factor's workspace takes at most, as the library says. */
 QC_NODISCARD qc_status qc_cusolver_factor_bytes(qc_cusolver *c, uint64_t n, uint64_t *bytes,
                                                 qc_error *err);
 

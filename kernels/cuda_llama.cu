@@ -1,4 +1,4 @@
-/* What a decoder's layer computes beside its products. The contracts are in cuda_llama.h.
+/* What a decoder's layer computes beside its products; the contracts are in cuda_llama.h.
  *
  * rows_to_halves, swiglu_to_halves: a thread block has a row and walks it two or three times (sum
  * of squares, largest magnitude, output). All walks but the first read from L1 or L2.
@@ -33,7 +33,7 @@ struct row_shared {
     uint32_t largest[warps_per_block];
 };
 
-/* x * 2^e; an e beyond -252 .. 252 is taken as the nearer of these two */
+/* Returns x * 2^e; an e beyond -252 .. 252 is taken as the nearer of these two. */
 QC_DEVICE float times_power(float x, int e)
 {
     e = e > 252 ? 252 : e < -252 ? -252 : e;
@@ -43,8 +43,8 @@ QC_DEVICE float times_power(float x, int e)
     return __fmul_rn(__fmul_rn(x, a), b);
 }
 
-/* e with largest * 2^-e in [0.5, 1), or 0 for zero, infinity and NaN. `bits` are those of the
- * magnitude. */
+/* Returns e with largest * 2^-e in [0.5, 1), or 0 for zero, infinity and NaN. `bits` are those of
+ * the magnitude. */
 QC_DEVICE int exponent_of(uint32_t bits)
 {
     if (bits == 0 || bits >= QC_CUDA_F32_INF)
@@ -53,7 +53,7 @@ QC_DEVICE int exponent_of(uint32_t bits)
     return (e > 0 ? e : 1) - 126;
 }
 
-/* The sum over the thread block. All threads get it. */
+/* Returns the sum over the thread block. All threads get it. */
 QC_DEVICE float sum_of_block(float v, row_shared &shared)
 {
 #pragma unroll

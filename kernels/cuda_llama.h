@@ -52,7 +52,7 @@ QC_NODISCARD qc_status qc_cuda_llama_swiglu(const qc_cuda_product *gate, const q
                                             const qc_cuda_halves *out, qc_cuda_stream s,
                                             qc_error *err);
 
-/* out [rows, cols] = product, or += product. */
+/* Sets out [rows, cols] to the product, or adds the product to it. */
 QC_NODISCARD qc_status qc_cuda_llama_floats(const qc_cuda_product *p, uint64_t rows, uint64_t cols,
                                             int add, float *out, qc_cuda_stream s, qc_error *err);
 
@@ -97,14 +97,15 @@ typedef struct {
 QC_NODISCARD qc_status qc_cuda_llama_attention(const qc_cuda_attention *a, qc_cuda_stream s,
                                                qc_error *err);
 
-/* Turns a dense weight into halves with one exponent. src: n elements F32, F16 or BF16. largest: 4
- * bytes of room. */
+/* Turns a dense weight into halves with one exponent. src has n elements of F32, F16 or BF16;
+ * largest has room for 4 bytes. */
 QC_NODISCARD qc_status qc_cuda_llama_weight(const void *src, qc_dtype dtype, uint64_t n,
                                             uint16_t *half, int *exponent, uint32_t *largest,
                                             qc_cuda_stream s, qc_error *err);
 
-/* y [m, n] = x [m, k] W [n, k]^T, all float16, for machines without cuBLAS. Float sums in k order,
- * rounded once. It is simple: tiles of 32 x 32 in shared memory, no tensor cores. */
+/* Computes y [m, n] = x [m, k] W [n, k]^T, all float16, for machines without cuBLAS. Sums are
+ * floats in k order and are rounded once. It is simple: tiles of 32 x 32 in shared memory, no
+ * tensor cores. */
 QC_NODISCARD qc_status qc_cuda_llama_dense(const uint16_t *x, const uint16_t *w, uint64_t m,
                                            uint64_t n, uint64_t k, uint16_t *y, qc_cuda_stream s,
                                            qc_error *err);

@@ -16,8 +16,8 @@ uint64_t qc_cuda_moments_scratch_bytes(uint64_t n)
     return qc_sat_mul(qc_sat_mul(n, strip_of(n)), sizeof(float));
 }
 
-/* sums [n, n] += x^T z for columns [col, col + cols), from row `row` on; z is x
- * unless `cross`. */
+/* Adds x^T z to sums [n, n] for columns [col, col + cols), from row `row` on; z is x unless
+ * `cross`. */
 static qc_status add_strip(const qc_cuda_feedback_tools *t, const qc_cuda_moments *a, int cross,
                            uint64_t row, uint64_t col, uint64_t cols, qc_error *err)
 {

@@ -167,7 +167,7 @@ dim3 tiles_of(uint64_t n)
     return dim3((unsigned)((n + tile - 1) / tile), qc_cuda_grid_y((n + tile - 1) / tile));
 }
 
-/* Threads for so many columns in x, and rows in y. */
+/* Returns a grid with threads for so many columns in x, and rows in y. */
 dim3 grid_of(uint64_t cols, uint64_t rows)
 {
     return dim3(qc_cuda_grid_x(cols, threads_per_block), qc_cuda_grid_y(rows));

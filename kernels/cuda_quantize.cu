@@ -145,7 +145,7 @@ QC_DEVICE void exchange_words(const uint32_t (&in)[count], uint32_t (&out)[count
     }
 }
 
-/* The fold of quant_internal.h over the 16 lanes of a pair. Each 16 bytes hold `per_chunk` lanes:
+/* Folds the 16 lanes of a pair as quant_internal.h says. Each 16 bytes hold `per_chunk` lanes:
  * local lane a is lane (a / per_chunk * 2 + p) * per_chunk + a % per_chunk. */
 template <int per_chunk> QC_DEVICE sums fold_pair(const sums (&lane)[8])
 {
@@ -164,7 +164,7 @@ template <int per_chunk> QC_DEVICE sums fold_pair(const sums (&lane)[8])
     return plus(even, odd);
 }
 
-/* The codes of a chunk of 16 source bytes, with element 0 in the first byte. */
+/* Holds the codes of a chunk of 16 source bytes, with element 0 in the first byte. */
 template <bool nf4, qc_dtype dtype> struct chunk_codes {
     static constexpr int elems = 4 * qc_source<dtype>::per_word;
     static constexpr int words = nf4 || elems == 4 ? 1 : 2; /* NF4 of 4 elements is half a word */
@@ -189,10 +189,10 @@ template <bool nf4, qc_dtype dtype> struct chunk_codes {
     }
 };
 
-/* How many thread blocks a multiprocessor is to hold. It is a hint for ptxas, which otherwise
- * spills a few registers to reach the next step of occupancy. 1 allows 255 registers a thread, 4
- * allows 128 and 6 allows 80; 0 leaves the choice to ptxas. CUDA 11.8 has to be told where CUDA 13
- * has not. */
+/* Returns how many thread blocks a multiprocessor is to hold. It is a hint for ptxas, which
+ * otherwise spills a few registers to reach the next step of occupancy. 1 allows 255 registers a
+ * thread, 4 allows 128 and 6 allows 80; 0 leaves the choice to ptxas. CUDA 11.8 has to be told
+ * where CUDA 13 has not. */
 constexpr int least_resident(qc_dtype dtype, int stripes)
 {
 #if defined(__CUDACC_VER_MAJOR__) && __CUDACC_VER_MAJOR__ < 12

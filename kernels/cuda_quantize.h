@@ -22,7 +22,7 @@
 
 QC_C_BEGIN
 
-/* Blocks over a flattened piece that starts at a block boundary. */
+/* The blocks of a flattened piece that starts at a block boundary. */
 typedef struct {
     const void *src; /* [n] */
     qc_dtype dtype;
@@ -40,7 +40,7 @@ QC_NODISCARD qc_status qc_cuda_nf4_quantize(const qc_cuda_blocks *a, qc_cuda_str
 QC_NODISCARD qc_status qc_cuda_int8_blocks_quantize(const qc_cuda_blocks *a, qc_cuda_stream s,
                                                     qc_error *err);
 
-/* How many columns of a row lie between two flushes of the sums: QC_ROW_FLUSH of
+/* This many columns of a row lie between two flushes of the sums: QC_ROW_FLUSH of
  * quant_internal.h. */
 #define QC_CUDA_ROW_RUN 1024u
 
@@ -59,8 +59,8 @@ typedef struct {
 QC_NODISCARD qc_status qc_cuda_int8_rows_quantize(const qc_cuda_rows *a, qc_cuda_stream s,
                                                   qc_error *err);
 
-/* Like nested_quantize and nested_dequantize of quant_ops.h. map: [256] device floats, NULL for the
- * dynamic map. nested_block: a power of two. */
+/* These do what nested_quantize and nested_dequantize of quant_ops.h do. map is [256] device
+ * floats, or NULL for the dynamic map. nested_block is a power of two. */
 QC_NODISCARD qc_status qc_cuda_nested_quantize(const float *absmax, uint64_t n, float offset,
                                                uint8_t *codes, float *nested_absmax,
                                                qc_cuda_stream s, qc_error *err);

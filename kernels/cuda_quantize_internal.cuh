@@ -31,17 +31,18 @@ template <> struct qc_source<QC_DTYPE_F32> {
     {
         return static_cast<const float *>(src)[i];
     }
-    /* The largest magnitude so far and in this word. NaN counts as the largest of all. */
+    /* Returns the largest magnitude so far and in this word. NaN counts as the largest of all. */
     static __device__ __forceinline__ uint32_t largest(uint32_t so_far, uint32_t word)
     {
         return qc_float_largest(so_far, word);
     }
-    /* The same over all parts of the word, as the bits of a float. */
+    /* Does the same over all parts of the word, and returns the bits of a float. */
     static __device__ __forceinline__ uint32_t largest_bits(uint32_t largest)
     {
         return largest;
     }
-    /* Every element times QC_CUDA_TINY_SCALE, exactly. Elements are below QC_CUDA_TINY_ABSMAX. */
+    /* Multiplies every element by QC_CUDA_TINY_SCALE, which is exact. Elements are below
+     * QC_CUDA_TINY_ABSMAX. */
     static __device__ __forceinline__ uint32_t scale_up(uint32_t word)
     {
         return __float_as_uint(__fmul_rn(__uint_as_float(word), QC_CUDA_TINY_SCALE));
@@ -104,7 +105,8 @@ template <> struct qc_source<QC_DTYPE_BF16> {
     }
 };
 
-/* QC_ERR_USAGE unless the sources of the kernels can have this type, or their blocks this size. */
+/* These return QC_ERR_USAGE unless the sources of the kernels can have this type, or their blocks
+ * this size. */
 static inline qc_status qc_cuda_check_source(const char *what, qc_dtype dtype, qc_error *err)
 {
     if (dtype != QC_DTYPE_F32 && dtype != QC_DTYPE_F16 && dtype != QC_DTYPE_BF16)
@@ -126,7 +128,7 @@ QC_DEVICE uint32_t qc_magnitude(float x)
     return __float_as_uint(x) & 0x7fffffffu;
 }
 
-/* Whether x has no code in a row of int8: it is NaN, infinite, or infinite as float16. */
+/* Returns whether x has no code in a row of int8: it is NaN, infinite, or infinite as float16. */
 QC_DEVICE bool qc_is_bad_row(float x)
 {
     return (qc_half_of_float(x) & 0x7fffu) >= 0x7c00u;
@@ -137,7 +139,7 @@ QC_DEVICE void qc_bad_at(uint64_t *bad, uint64_t index)
     atomicMin(reinterpret_cast<unsigned long long *>(bad), (unsigned long long)index);
 }
 
-/* 1 / absmax, or 0 in a block of zeros. *up tells whether elements are to be multiplied by
+/* Returns 1 / absmax, or 0 in a block of zeros. *up tells whether elements are to be multiplied by
  * QC_CUDA_TINY_SCALE first, by the rule for tiny blocks. */
 QC_DEVICE float qc_inverse_absmax(float absmax, bool *up)
 {

@@ -49,7 +49,7 @@ struct row_job {
     bool wide_src, wide_codes; /* every run begins and ends at a multiple of 16 bytes */
 };
 
-/* What the thread block keeps. The maxima are followed by `runs` runs. */
+/* Holds what the thread block keeps. The maxima are followed by `runs` runs. */
 struct row_shared {
     uint32_t largest[most_runs]; /* each row's largest magnitude, as float bits */
     unsigned char bytes[1];
@@ -60,7 +60,7 @@ template <qc_dtype dtype> struct run_size {
         (run_elems + 16) * (uint32_t)sizeof(typename qc_source<dtype>::type);
 };
 
-/* Where the run of a half warp lies. */
+/* Says where the run of a half warp lies. */
 struct run_place {
     uint64_t row, begin; /* flat index of its first element */
     uint32_t row_slot, count;
@@ -278,7 +278,7 @@ template <qc_dtype dtype> qc_status launch(row_job job, qc_cuda_stream s, qc_err
     job.wide_codes = reinterpret_cast<uintptr_t>(job.codes) % 16 == 0 && job.cols % 16 == 0;
     dim3 grid(qc_cuda_grid_x(job.rows, job.rows_together)), block(16 * job.runs);
     size_t shared = shared_bytes_for<dtype>(job.runs);
-    /* Registers allow two of the largest blocks, and as many threads in smaller ones. */
+    /* The registers allow two of the largest blocks, and as many threads in smaller ones. */
     unsigned resident = 2 * most_runs / job.runs;
     auto kernel = job.errors ? quantize_rows<dtype, true> : quantize_rows<dtype, false>;
     QC_TRY(qc_cuda_keep_resident(kernel, shared, resident, what, err));

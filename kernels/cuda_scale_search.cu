@@ -41,7 +41,7 @@ constexpr unsigned refits_most = QC_CUDA_SEARCH_REFITS;
 constexpr unsigned grid_most = 4096;
 constexpr int together = 2; /* candidates summed side by side */
 
-/* What is known of a group's blocks after the first walk. */
+/* Holds what is known of a group's blocks after the first walk. */
 struct group_shared {
     uint32_t screen[256][16];
     float absmax[group_blocks]; /* of the elements as they are */
@@ -283,7 +283,7 @@ QC_DEVICE float inverse_of(const search_job &job, float s)
     return __fmul_rn(__frcp_rn(s), job.span);
 }
 
-/* Candidate j of an integer's scale. */
+/* Returns candidate j of an integer's scale. */
 QC_DEVICE float integer_scale(const search_job &job, float absmax, float target, uint32_t j)
 {
     const qc_cuda_search_tables *t = job.a.tables;
@@ -293,7 +293,7 @@ QC_DEVICE float integer_scale(const search_job &job, float absmax, float target,
     return copysignf(qc_round_scale(job.scales.dtype, s), target);
 }
 
-/* The number of the code nearest to y, where codes are evenly spaced. */
+/* Returns the number of the code nearest to y, where codes are evenly spaced. */
 QC_DEVICE float nearest_number(const search_job &job, float y)
 {
     return fminf(fmaxf(qc_round_even(y), job.lowest), job.highest);
@@ -502,7 +502,7 @@ QC_DEVICE place place_of(const search_job &job, uint64_t block)
     return p;
 }
 
-/* The nested absmax of the group's targets. All threads get it. */
+/* Returns the nested absmax of the group's targets. All threads get it. */
 QC_DEVICE float group_absmax(const search_job &job, group_shared &shared, unsigned count)
 {
     unsigned b = threadIdx.x;
@@ -516,7 +516,7 @@ QC_DEVICE float group_absmax(const search_job &job, group_shared &shared, unsign
     return is_finite(largest) ? largest : FLT_MAX;
 }
 
-/* The refit that leaves the group the least error. All threads get it. */
+/* Returns the refit that leaves the group the least error. All threads get it. */
 QC_DEVICE float best_refit(const search_job &job, group_shared &shared, unsigned count,
                            float nested_absmax)
 {

@@ -31,7 +31,7 @@ typedef struct {
 } qc_cuda_search_tables;
 void qc_cuda_search_tables_fill(qc_cuda_search_tables *out);
 
-/* n elements from the start of a group (nested) or of a block. */
+/* A search over n elements from the start of a group (nested) or of a block. */
 typedef struct {
     const void *src; /* [n] */
     qc_dtype dtype;
@@ -54,7 +54,7 @@ typedef struct {
 QC_NODISCARD qc_status qc_cuda_search_blocks(const qc_cuda_search_blocks_job *a, qc_cuda_stream s,
                                              qc_error *err);
 
-/* By rows: LLM.int8 and integers. */
+/* A search by rows, for LLM.int8 and integers. */
 typedef struct {
     const void *src; /* [rows, cols] */
     qc_dtype dtype;
@@ -73,8 +73,8 @@ typedef struct {
 QC_NODISCARD qc_status qc_cuda_search_rows(const qc_cuda_search_rows_job *a, qc_cuda_stream s,
                                            qc_error *err);
 
-/* Inside kernels/ only: those numbers of quant/scale_search_internal.h (which is C) that decide
- * what is launched. */
+/* For kernels/ only: the numbers of quant/scale_search_internal.h (which is C) that decide what is
+ * launched. */
 #define QC_CUDA_SEARCH_REFITS 8u /* most */
 
 typedef struct {

@@ -16,7 +16,7 @@ QC_DEVICE float qc_search_element(const void *src, qc_dtype dtype, uint64_t i)
     return qc_source<QC_DTYPE_BF16>::one(src, i);
 }
 
-/* The same as qc_fold16. All lanes of the team get the sum. */
+/* Folds as qc_fold16 does. All lanes of the team get the sum. */
 QC_DEVICE float qc_fold_team(float v)
 {
 #pragma unroll
@@ -25,19 +25,19 @@ QC_DEVICE float qc_fold_team(float v)
     return v;
 }
 
-/* y rounded half to even. */
+/* Rounds y half to even. */
 QC_DEVICE float qc_round_even(float y)
 {
     return __fadd_rn(__fadd_rn(y, QC_CUDA_ROUND), -QC_CUDA_ROUND);
 }
 
-/* The same clamped to +-127. */
+/* Does the same and clamps to +-127. */
 QC_DEVICE float qc_int8_nearest(float y)
 {
     return fminf(fmaxf(qc_round_even(y), -127.0f), 127.0f);
 }
 
-/* How the scales of integers are made; the host fills it. */
+/* Says how the scales of integers are made; the host fills it. */
 struct qc_integer_scales {
     qc_dtype dtype;
     bool either_sign;
@@ -50,7 +50,7 @@ static inline qc_integer_scales qc_integer_scales_of(const qc_form_ops *form, qc
     return s;
 }
 
-/* As qc_int_round_scale for s >= 0. */
+/* Rounds as qc_int_round_scale does, for s >= 0. */
 QC_DEVICE float qc_round_scale(qc_dtype dtype, float s)
 {
     bool f16 = dtype == QC_DTYPE_F16, bf16 = dtype == QC_DTYPE_BF16;
@@ -61,7 +61,7 @@ QC_DEVICE float qc_round_scale(qc_dtype dtype, float s)
     return fminf(fmaxf(s, f16 ? 0x1p-24f : 0x1p-126f), f16 ? 65504.0f : 0x1.fep120f);
 }
 
-/* Candidate j, as qc_search_integer_scales; steps are those of 8 bits. */
+/* Returns candidate j as qc_search_integer_scales has it; steps are those of 8 bits. */
 QC_DEVICE float qc_integer_scale(const qc_integer_scales &scales, const qc_cuda_search_tables *t,
                                  const float *steps, float absmax, uint32_t j)
 {
@@ -71,7 +71,7 @@ QC_DEVICE float qc_integer_scale(const qc_integer_scales &scales, const qc_cuda_
     return scales.either_sign && j % 2 ? -s : s;
 }
 
-/* As qc_int_scale. */
+/* Does what qc_int_scale does. */
 QC_DEVICE float qc_integer_scale_of(const qc_integer_scales &scales, float absmax)
 {
     float middle = scales.either_sign ? __fadd_rn(scales.reach, -0.5f) : scales.reach;
@@ -103,9 +103,9 @@ QC_DEVICE uint32_t qc_nf4_code_of(const qc_nf4_values &v, float y)
     return qc_nf4_search(v.tables, qc_nf4_clamped(y)) & 15u;
 }
 
-/* +-(y less the nearest code value). The guess is that of qc_nf4_search: the code or one below it.
- * If y is so near a threshold that another value than the code's is the nearest, then that
- * threshold is the guess's own. */
+/* Returns +-(y less the nearest code value). The guess is that of qc_nf4_search: the code or one
+ * below it. If y is so near a threshold that another value than the code's is the nearest, then
+ * that threshold is the guess's own. */
 QC_DEVICE float qc_nf4_residue(const qc_nf4_values &v, float y)
 {
     float c = qc_nf4_clamped(y);

@@ -67,7 +67,7 @@ QC_DEVICE float element(const row_job &job, const row_run &r, uint32_t i)
     return i < r.n ? qc_search_element(job.a.src, job.a.dtype, r.begin + i) : 0.0f;
 }
 
-/* What the search sees of x. */
+/* Returns what the search sees of x. */
 template <bool integer> QC_DEVICE float seen(float x)
 {
     return integer ? x : through_half(x);
@@ -78,7 +78,7 @@ template <bool integer> QC_DEVICE bool is_bad(float x)
     return integer ? qc_magnitude(x) >= QC_CUDA_F32_INF : qc_is_bad_row(x);
 }
 
-/* Candidate j. */
+/* Returns candidate j. */
 template <bool integer> QC_DEVICE float scale_of(const row_job &job, float absmax, unsigned j)
 {
     const float *steps = job.a.tables->row_steps;
@@ -91,14 +91,14 @@ template <bool integer> QC_DEVICE float inverse_of(float s)
     return integer ? __frcp_rn(s) : s == 0.0f ? 0.0f : __fmul_rn(__frcp_rn(s), 127.0f);
 }
 
-/* The number of the code nearest to y. */
+/* Returns the number of the code nearest to y. */
 template <bool integer> QC_DEVICE float nearest(const row_job &job, float y)
 {
     return integer ? fminf(fmaxf(qc_round_even(y), job.lowest), job.highest) : qc_int8_nearest(y);
 }
 
-/* The largest magnitude that this lane has seen in the team's run, as float bits. Reports elements
- * that have no code. */
+/* Returns the largest magnitude that this lane has seen in the team's run, as float bits. Reports
+ * elements that have no code. */
 template <bool integer>
 QC_DEVICE uint32_t largest_of_run(const row_job &job, const row_run &r, unsigned l)
 {
@@ -147,7 +147,7 @@ QC_DEVICE void add_errors(const row_job &job, const row_run &r, unsigned l, floa
     }
 }
 
-/* The scale of the candidate with the least error. All threads get it. */
+/* Returns the scale of the candidate with the least error. All threads get it. */
 QC_DEVICE float best_scale(const row_shared &shared)
 {
     unsigned best = 0;
@@ -208,7 +208,7 @@ QC_DEVICE void encode_run(const row_job &job, const row_run &r, uint64_t row, un
             make_float4(ee, xx, most, __uint_as_float(column));
 }
 
-/* The scale of a row, whose errors the thread block adds up for it. All threads get it. */
+/* Returns the scale of a row, whose errors the thread block adds up for it. All threads get it. */
 template <bool integer>
 QC_DEVICE float find_scale(const row_job &job, row_shared &shared, uint64_t row, float absmax)
 {

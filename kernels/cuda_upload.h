@@ -21,12 +21,12 @@ QC_C_BEGIN
 
 typedef struct qc_cuda_upload qc_cuda_upload;
 
-/* workers and slot_bytes are > 0. QC_ERR_NOMEM where the host cannot pin so much memory. */
+/* workers and slot_bytes are > 0. It is QC_ERR_NOMEM where the host cannot pin so much memory. */
 QC_NODISCARD qc_status qc_cuda_upload_create(qc_cuda_upload **out, const qc_cuda_device *device,
                                              unsigned workers, size_t slot_bytes, qc_error *err);
 /* Waits for copies that are under way. Accepts NULL. */
 void qc_cuda_upload_destroy(qc_cuda_upload *u);
-/* *pinned gets slot_bytes to fill, until send. Waits for the copy before the last one of this
+/* Gives slot_bytes at *pinned to fill, until send. Waits for the copy before the last one of this
  * worker. */
 QC_NODISCARD qc_status qc_cuda_upload_room(qc_cuda_upload *u, unsigned worker, void **pinned,
                                            qc_error *err);

@@ -1,5 +1,5 @@
-/* The host side of the matmul: weights, arguments, the workspace cut as the plan says, launches in
- * order. matmul_plan.c decides what is chosen when. */
+/* The host side of the matmul: it checks weights and arguments, cuts the workspace as the plan
+ * says, and launches in order. matmul_plan.c decides what is chosen when. */
 #include "base/checked.h"
 #include "kernels/matmul_handle.h"
 
@@ -19,7 +19,7 @@ static unsigned alignment_of(uint64_t value)
     return alignment;
 }
 
-/* The alignment of an address and of every row behind it. */
+/* Returns the alignment of an address and of every row behind it. */
 static unsigned row_alignment(const void *p, uint64_t row_bytes)
 {
     return alignment_of((uintptr_t)p | row_bytes);
@@ -99,7 +99,7 @@ uint64_t qc_matmul_workspace_bytes(const qc_matmul *h, const qc_matmul_weights *
     return qc_matmul_plan_workspace(&h->device, &s, max_m, path, limit_bytes);
 }
 
-/* c[0 .. count) share one plan. */
+/* Launches c[0 .. count), which share one plan. */
 static qc_status launch(const qc_matmul *h, qc_matmul_call *c, uint32_t count,
                         unsigned char *workspace, uint64_t workspace_bytes, qc_cuda_stream s,
                         qc_error *err)
@@ -123,7 +123,7 @@ static qc_status launch(const qc_matmul *h, qc_matmul_call *c, uint32_t count,
         c[i].partials = partials;
         if (p->splits > 1)
             partials += c[i].m * c[i].n * p->splits;
-        /* Float, or bfloat16, whose range is float's. */
+        /* These paths work in float, or in bfloat16, whose range is float's. */
         if (p->path == QC_MATMUL_GEMV ||
             (p->path == QC_MATMUL_DEQUANT_GEMM && p->dense_dtype == QC_DTYPE_BF16))
             c[i].weights.exponent = NULL;
@@ -274,13 +274,13 @@ static qc_status check_group(const qc_matmul_weights *const *w, const qc_matmul_
     return QC_OK;
 }
 
-/* Sizes that the arguments of cuBLAS cannot hold do not fit. */
+/* Returns whether the arguments of cuBLAS can hold these sizes. */
 static int strides_fit_gemm(const qc_matmul_io *io, uint64_t n, uint64_t k)
 {
     return io->m <= INT_MAX && ldx_of(io, k) <= INT_MAX && (io->ldy ? io->ldy : n) <= INT_MAX;
 }
 
-/* The checks are done. */
+/* Plans a group whose arguments were checked. */
 static qc_status plan_group(const qc_matmul *h, const qc_matmul_weights *const *w,
                             const qc_matmul_io *io, uint32_t count, qc_matmul_path path,
                             uint64_t limit_bytes, qc_matmul_planned *out, qc_error *err)
@@ -331,7 +331,7 @@ qc_status qc_matmul_plan_product(const qc_matmul *h, const qc_matmul_weights *co
 
 /* ---- run ------------------------------------------------------------------------------------- */
 
-/* Arguments were checked, and the plan is made for them. */
+/* Launches what was planned. Arguments were checked, and the plan is made for them. */
 static qc_status launch_planned(const qc_matmul *h, const qc_matmul_planned *planned,
                                 const qc_matmul_weights *const *w, const qc_matmul_io *io,
                                 void *workspace, uint64_t workspace_bytes, qc_cuda_stream s,

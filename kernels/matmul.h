@@ -112,8 +112,8 @@ typedef struct {
     const void *bias; /* [N] of y_dtype, or NULL */
 } qc_matmul_io;
 
-/* The workspace for up to max_m rows of x with this weight, whatever dtypes, strides and bias: the
- * most that any smaller m needs as well.
+/* Returns the workspace for up to max_m rows of x with this weight, whatever dtypes, strides and
+ * bias: the most that any smaller m needs as well.
  * path: QC_MATMUL_AUTO, or the one that will be forced. limit_bytes: 0, or the most it may be. With
  * a limit, DEQUANT_GEMM works in smaller chunks of rows (AUTO takes the tensor cores where not even
  * 64 rows fit), and K is split less. Without a limit, DEQUANT_GEMM may take a float16 copy of the

@@ -10,7 +10,7 @@ static const struct {
     uint32_t sm_least, sm_below;
     int any_grid; /* blocks are thread blocks, not splits of K */
 } kernels_to_try[] = {
-    /* It takes 8 rows at a time, and reads the weights again for every 8. */
+    /* It takes 8 rows at a time and reads the weights again for every 8. */
     {QC_MATMUL_GEMV, 0, 1, 32, 0, UINT32_MAX, 0},
     /* sm_80 and newer have no such instruction and emulate it, slowly. */
     {QC_MATMUL_MMA_884, 0, 1, QC_MATMUL_SPLIT_ROWS, 70, 80, 0},
@@ -30,8 +30,8 @@ typedef struct {
     uint32_t count;
 } candidates;
 
-/* Whether it is the same kernel, started in the same way. Variant 0 is one of the others, so it is
- * alike where all else is. */
+/* Returns whether it is the same kernel, started in the same way. Variant 0 is one of the others,
+ * so it is alike where all else is. */
 static int is_alike(const qc_matmul_plan *a, const qc_matmul_plan *b)
 {
     return a->path == b->path && a->m_tile == b->m_tile && a->n_tile == b->n_tile &&
@@ -41,7 +41,8 @@ static int is_alike(const qc_matmul_plan *a, const qc_matmul_plan *b)
            (a->variant != QC_MATMUL_STREAM || a->blocks == b->blocks);
 }
 
-/* *made is its plan, also where it is not new. Returns 0 where there is no such plan. */
+/* Tries one choice. *made is its plan, also where it is not new. Returns 0 where there is no such
+ * plan. */
 static int try_choice(candidates *c, qc_matmul_choice choice, qc_matmul_plan *made)
 {
     c->shape.choice = choice;

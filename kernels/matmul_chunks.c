@@ -40,7 +40,7 @@ static uint64_t columns_of(uint64_t rows)
     return qc_ceil_div_u64(rows, TILE_SHORT);
 }
 
-/* A column is TILE_SHORT rows of W. */
+/* Returns how many tiles so many columns have; a column is TILE_SHORT rows of W. */
 static uint64_t tiles_of(uint64_t columns, uint64_t m)
 {
     uint64_t a = qc_sat_mul(columns, qc_ceil_div_u64(m, TILE_LONG));
@@ -72,7 +72,7 @@ static int has_room(const qc_chunk_room *room, uint64_t n, qc_chunks chunks)
     return qc_sat_add(dense, qc_sat_mul(chunks.rows, room->sums_row)) <= room->bytes;
 }
 
-/* Waves of all chunks; 0 where the last chunk has fewer tiles than `least`. */
+/* Returns the waves of all chunks, or 0 where the last chunk has fewer tiles than `least`. */
 static uint64_t waves_of_all(uint64_t sms, uint64_t columns, uint64_t chunk, uint64_t m,
                              uint64_t least)
 {
@@ -83,7 +83,7 @@ static uint64_t waves_of_all(uint64_t sms, uint64_t columns, uint64_t chunk, uin
     return qc_sat_add(qc_sat_mul(columns / chunk, each), qc_ceil_div_u64(last, sms));
 }
 
-/* What a chunk of so many columns costs, in units of dequantizing one: its waves, and its
+/* Returns what a chunk of so many columns costs, in units of dequantizing one: its waves, and its
  * dequantizing, half of which is hidden behind products where chunks are paired. */
 static uint64_t cost_of(uint64_t waves, uint64_t columns, uint64_t chunk, int paired)
 {
@@ -91,8 +91,8 @@ static uint64_t cost_of(uint64_t waves, uint64_t columns, uint64_t chunk, int pa
     return qc_sat_add(qc_sat_mul(waves, WAVE_COST), seen);
 }
 
-/* For one buffer, and less room than the whole weight takes: the largest chunk that fits, or one of
- * at least half its size that makes fewer waves in all. */
+/* Handles one buffer with less room than the whole weight takes. Returns the largest chunk that
+ * fits, or one of at least half its size that makes fewer waves in all. */
 static qc_chunks largest(uint64_t sms, uint64_t n, uint64_t m, const qc_chunk_room *room,
                          uint64_t *cost)
 {
@@ -116,7 +116,7 @@ qc_chunks qc_chunks_choose(unsigned multiprocessors, uint64_t n, uint64_t m, qc_
     const uint64_t columns = columns_of(n);
     qc_chunks best = {.rows = n};
     uint64_t cost;
-    /* How many columns `least` tiles take, of either shape. */
+    /* This is how many columns `least` tiles of either shape take. */
     uint64_t from = qc_ceil_div_u64(least, qc_ceil_div_u64(m, TILE_LONG));
     uint64_t other = 2 * qc_ceil_div_u64(least, qc_ceil_div_u64(m, TILE_SHORT)) - 1;
     from = from < other ? other : from;

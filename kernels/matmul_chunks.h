@@ -29,11 +29,11 @@ typedef struct {
     int paired;
 } qc_chunks;
 
-/* How many tiles cuBLAS has for `rows` rows of W and m rows of x, and how often they fill the
- * device. */
+/* Return how many tiles cuBLAS has for `rows` rows of W and m rows of x, and how often they fill
+ * the device. */
 uint64_t qc_chunk_tiles(uint64_t rows, uint64_t m);
 uint64_t qc_chunk_waves(unsigned multiprocessors, uint64_t rows, uint64_t m);
-/* How many dense rows, of n, chunks of `rows` take in memory: one buffer or two. */
+/* Returns how many dense rows, of n, chunks of `rows` take in memory: one buffer or two. */
 uint64_t qc_chunk_dense_rows(uint64_t n, qc_chunks chunks);
 
 /* Chooses chunks for W of n rows; n and m are at least 1. If not even QC_CHUNK_LEAST rows have

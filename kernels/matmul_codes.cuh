@@ -33,7 +33,7 @@ typedef struct alignas(128) {
     uint32_t pair[256][32];
 } qc_codes_narrow;
 
-/* What the sum over a block is multiplied by besides the block's scale. */
+/* Returns what the sum over a block is multiplied by besides the block's scale. */
 QC_DEVICE float qc_codes_factor(const qc_run_source &s)
 {
     return s.code_map ? 1.0f : QC_NF4_HALF_SCALE_INVERSE;

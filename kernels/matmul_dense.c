@@ -1,5 +1,5 @@
 /* Everything that goes through cuBLAS: a weight that is dequantized in chunks and multiplied, and
- * the plain product to compare with. The slow exact product is here too.
+ * the plain product to compare with. The slow exact product is here as well.
  *
  * There are two streams and two buffers. While cuBLAS multiplies chunk i on the caller's stream,
  * chunk i + 1 is dequantized on the side stream, in the buffer that chunk i - 1 had:
@@ -59,9 +59,9 @@ static qc_status multiply(qc_cublas *gemm, const qc_matmul_call *c, uint64_t fir
     return p->gemm_to_float ? qc_matmul_reduce_launch(&part, s, err) : QC_OK;
 }
 
-/* The side stream for s, or NULL where the next chunk has to be dequantized on s itself, because
- * there is one chunk or one buffer, or because another capture has the side stream. (Only one
- * capture at a time can have that of a handle. Results are the same.) */
+/* Gives the side stream for s, or NULL where the next chunk has to be dequantized on s itself,
+ * because there is one chunk or one buffer, or because another capture has the side stream. (Only
+ * one capture at a time can have that of a handle. Results are the same.) */
 static qc_status side_for(const qc_matmul *h, const qc_matmul_call *c, qc_cuda_stream s,
                           const qc_matmul_side **out, qc_error *err)
 {

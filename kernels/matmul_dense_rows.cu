@@ -18,7 +18,7 @@ template <> struct dense_table<false> {
     typedef qc_run_plain type;
 };
 
-/* ld_units: 16 bytes each, from row to row. */
+/* ld_units counts units of 16 bytes from row to row. */
 template <bool nf4, bool bf16>
 __global__ void __launch_bounds__(THREADS)
     matmul_dense_rows(const qc_run_source w, uint64_t first_row, uint64_t rows, uint4 *dst,

@@ -38,11 +38,11 @@
 #define GEMV_M       8u
 #define SPLIT_MOST   32u
 #define M_CHUNK_MOST 65535u
-/* Blocks per multiprocessor. There are three where registers and shared memory (96 KB before sm_80)
- * allow it, so that more loads are on their way. (sm_86, 89 and 120 have 100 KB, of which the
- * tables of NF4 leave room for two all the same.) */
+/* This many blocks share a multiprocessor. There are three where registers and shared memory (96 KB
+ * before sm_80) allow it, so that more loads are on their way. (sm_86, 89 and 120 have 100 KB, of
+ * which the tables of NF4 leave room for two all the same.) */
 #define BLOCKS_RESIDENT(aligned, m) (QC_ARCH >= 80 && (aligned) && (m) == 1 ? 3 : 2)
-/* Rows of W per warp: as many as the registers hold together with m sums for each. */
+/* A warp has as many rows of W as the registers hold together with m sums for each. */
 #define ROWS_OF_WARP(nf4, m) ((nf4) && (m) <= 4 ? 4u : 2u)
 
 namespace
@@ -76,7 +76,7 @@ struct gemv_args {
     const void *bias;
 };
 
-/* Elements [k, k + 8) of a row of x; they are zero from k_end on. */
+/* Returns elements [k, k + 8) of a row of x; they are zero from k_end on. */
 QC_DEVICE uint4 x_unit(const uint16_t *row, uint64_t k, uint64_t k_end, int aligned)
 {
     if (aligned && k + 8 <= k_end)
@@ -118,8 +118,8 @@ template <bool bf16> QC_DEVICE float x_high(uint32_t two)
     return bf16 ? __uint_as_float(two & 0xffff0000u) : qc_float_of_half((uint16_t)(two >> 16));
 }
 
-/* Elements 2 * j and 2 * j + 1 of a run without their scale: the code's value, or the int8 itself.
- * (qc_run_pair with scales of 1 would multiply by them, because nvcc keeps __fmul_rn.) */
+/* Returns elements 2 * j and 2 * j + 1 of a run without their scale: the code's value, or the int8
+ * itself. (qc_run_pair with scales of 1 would multiply by them, because nvcc keeps __fmul_rn.) */
 template <bool nf4>
 QC_DEVICE qc_run_two unscaled(const qc_run<nf4> &run, const typename gemv_table<nf4>::type &table,
                               unsigned lane_bytes, int j)
@@ -283,8 +283,8 @@ qc_status start_dtype(const gemv_args &a, qc_dtype x_dtype, dim3 grid, qc_cuda_s
                                     : start<nf4, aligned, M, false>(a, grid, s, err);
 }
 
-/* m: rows of x per block, 1 to 8. Where weights are not aligned, the next power of two is taken,
- * with rows of zeros. */
+/* Starts the kernel for m rows of x per block, 1 to 8. Where weights are not aligned, it takes the
+ * next power of two, with rows of zeros. */
 template <bool nf4>
 qc_status start_rows(const gemv_args &a, unsigned m, bool aligned, qc_dtype x_dtype, dim3 grid,
                      qc_cuda_stream s, qc_error *err)
@@ -299,8 +299,8 @@ qc_status start_rows(const gemv_args &a, unsigned m, bool aligned, qc_dtype x_dt
     return starts[aligned][m - 1](a, x_dtype, grid, s, err);
 }
 
-/* Rows [first, first + count) of x, where count is at most the plan's m_tile or a multiple of
- * it. */
+/* Starts the kernel for rows [first, first + count) of x, where count is at most the plan's m_tile
+ * or a multiple of it. */
 qc_status start_range(const qc_matmul_call *c, uint64_t first, uint64_t count, qc_cuda_stream s,
                       qc_error *err)
 {
@@ -346,8 +346,8 @@ static qc_status launch_one(const qc_matmul_call *c, qc_cuda_stream s, qc_error 
     return first < c->m ? start_range(c, first, c->m - first, s, err) : QC_OK;
 }
 
-/* The shared memory of the kernel for m rows of x. Unaligned weights take that of the next power of
- * two. */
+/* Returns the shared memory of the kernel for m rows of x. Unaligned weights take that of the next
+ * power of two. */
 static uint32_t shared_bytes_for(bool nf4, bool aligned, uint32_t m)
 {
     uint32_t rows = aligned || m <= 2 ? m : m <= 4 ? 4 : GEMV_M;

@@ -1,6 +1,6 @@
-/* Inside kernels/ only: what a matmul's handle holds, for the files that share it: matmul_handle.c
- * (making it, faults, checks), matmul.c (weights, plans, launches) and matmul_dense.c (what goes
- * through cuBLAS). */
+/* For kernels/ only: what a matmul's handle holds. These files share it: matmul_handle.c (making
+ * it, faults, checks), matmul.c (weights, plans, launches) and matmul_dense.c (what goes through
+ * cuBLAS). */
 #ifndef QC_KERNELS_MATMUL_HANDLE_H
 #define QC_KERNELS_MATMUL_HANDLE_H
 
@@ -8,8 +8,8 @@
 #include "kernels/matmul_kernels.h"
 #include "kernels/matmul_tuning.h"
 
-/* A stream beside the caller's, on which the next chunk of a weight is dequantized. cuBLAS's lock
- * (qc_cublas_begin) guards it. */
+/* A stream beside the caller's, on which the next chunk of a weight is dequantized. The lock of
+ * cuBLAS (qc_cublas_begin) guards it. */
 typedef struct {
     qc_cuda_stream stream;
     qc_cuda_event forked; /* what the caller's stream had done when this one got work */
@@ -38,7 +38,7 @@ QC_NODISCARD qc_status qc_matmul_check_weights(const qc_weights *w, qc_error *er
 QC_NODISCARD qc_status qc_matmul_check_io(const qc_matmul_io *io, uint64_t n, uint64_t k,
                                           int pointers, qc_error *err);
 
-/* The product of a DEQUANT_GEMM plan; c is as launchers get it. */
+/* Computes the product of a DEQUANT_GEMM plan; c is as launchers get it. */
 QC_NODISCARD qc_status qc_matmul_dequant_gemm(const qc_matmul *h, const qc_matmul_call *c,
                                               unsigned char *workspace, uint64_t workspace_bytes,
                                               qc_cuda_stream s, qc_error *err);

@@ -56,7 +56,7 @@ QC_DEVICE uint32_t row_peak(const uint16_t *x, uint64_t k, input_shared &shared)
     return peak;
 }
 
-/* e with 2^14 <= v * 2^e < 2^15 for a positive finite float v; 0 for 0. */
+/* Returns e with 2^14 <= v * 2^e < 2^15 for a positive finite float v, and 0 for 0. */
 QC_DEVICE int exponent_for(float v)
 {
     uint32_t bits = __float_as_uint(v);
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(THREADS)
         atomicMax(prepared + 3, (int)__float_as_uint(peak));
 }
 
-/* reach: qc_form_reach of codes without a map. */
+/* reach is qc_form_reach, for codes without a map. */
 __global__ void matmul_exponent(const float *code_map, float reach, int *prepared)
 {
     float peak = __uint_as_float((uint32_t)prepared[3]), largest_code = code_map ? 0.0f : reach;

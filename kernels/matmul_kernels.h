@@ -1,5 +1,5 @@
-/* Inside kernels/ only: what qc_matmul_run passes to the launchers, one per path. Launchers check
- * only whether their launch worked: the plan is right. */
+/* For kernels/ only: what qc_matmul_run passes to the launchers, of which each path has one.
+ * Launchers check only whether their launch worked: the plan is right. */
 #ifndef QC_KERNELS_MATMUL_KERNELS_H
 #define QC_KERNELS_MATMUL_KERNELS_H
 
@@ -51,10 +51,10 @@ QC_NODISCARD qc_status qc_mma884_launch(const qc_matmul_call *c, uint32_t count,
                                         qc_error *err);
 QC_NODISCARD qc_status qc_mma16816_launch(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s,
                                           qc_error *err);
-/* For path MMA_16816, where qc_stream_takes says so. */
+/* Does this for path MMA_16816, where qc_stream_takes says so. */
 QC_NODISCARD qc_status qc_stream_launch(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s,
                                         qc_error *err);
-/* The same where qc_tiles_takes says so. */
+/* Does the same where qc_tiles_takes says so. */
 QC_NODISCARD qc_status qc_tiles_launch(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s,
                                        qc_error *err);
 /* Turns partials into y: they are summed over plan.splits in order, scaled by 2^-(weights.exponent
@@ -69,7 +69,7 @@ QC_NODISCARD qc_status qc_matmul_reduce_launch(const qc_matmul_call *c, qc_cuda_
 QC_NODISCARD qc_status qc_matmul_input_launch(const qc_matmul_call *c, uint16_t *out,
                                               int *exponents, qc_cuda_stream s, qc_error *err);
 
-/* prepared (256 bytes) gets the exponent, then 2^-exponent, 0 and 1 as floats
+/* Writes to prepared (256 bytes) the exponent, then 2^-exponent, 0 and 1 as floats
  * (qc_matmul_weights). */
 QC_NODISCARD qc_status qc_matmul_exponent_launch(const qc_weights *w, int *prepared,
                                                  qc_cuda_stream s, qc_error *err);
@@ -77,19 +77,20 @@ QC_NODISCARD qc_status qc_matmul_exponent_launch(const qc_weights *w, int *prepa
 QC_NODISCARD qc_status qc_matmul_repack_launch(const qc_weights *w, uint64_t row_bytes, void *out,
                                                qc_cuda_stream s, qc_error *err);
 
-/* Rows of a repacked weight, equal to those that qc_cuda_dequantize makes from the file's layout:
- * dst [rows][ld] F16 or BF16, ld a multiple of 32, at least K rounded up to that; zero beyond K.
- * exponent: NULL or as there. */
+/* Makes dense rows of a repacked weight, equal to those that qc_cuda_dequantize makes from the
+ * file's layout: dst [rows][ld] F16 or BF16, ld a multiple of 32, at least K rounded up to that;
+ * zero beyond K. exponent: NULL or as there. */
 QC_NODISCARD qc_status qc_matmul_dense_rows_launch(const qc_matmul_weights *w, uint64_t first_row,
                                                    uint64_t rows, void *dst, qc_dtype dst_dtype,
                                                    uint64_t ld, const int *exponent,
                                                    qc_cuda_stream s, qc_error *err);
 
-/* Like qc_matmul_reference; arguments are checked already. */
+/* Does what qc_matmul_reference does with arguments that were checked. */
 QC_NODISCARD qc_status qc_matmul_reference_launch(const qc_matmul_exact *e, qc_cuda_stream s,
                                                   qc_error *err);
 
-/* Tiles of n_tile rows of W: those of one weight do not reach into the next. */
+/* Returns how many tiles of n_tile rows of W there are: those of one weight do not reach into the
+ * next. */
 static inline uint64_t qc_matmul_tiles(const qc_matmul_shape *s, uint32_t n_tile)
 {
     uint64_t tiles = 0;

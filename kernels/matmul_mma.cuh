@@ -96,7 +96,7 @@ static inline void qc_mma_configure_splits(const qc_cuda_device *d, const qc_mat
     p->splits = steps ? (uint32_t)((steps + each - 1) / each) : 1;
 }
 
-/* Where this block works. */
+/* Says where this block works. */
 struct qc_mma_part {
     uint64_t m0, n0, k_begin, k_end;
 };
@@ -148,8 +148,8 @@ QC_DEVICE unsigned qc_mma_sum_at(unsigned m, unsigned n, unsigned n_tile)
     return m * n_tile + (n ^ (m >> 1 & 3u) << 3);
 }
 
-/* Where kernels with tiles of 8, 16, 32 and 64 rows of x stand in a table: the first tile that
- * holds m rows, else the last. */
+/* Returns where kernels with tiles of 8, 16, 32 and 64 rows of x stand in a table: the first tile
+ * that holds m rows, else the last. */
 static inline unsigned qc_mma_tile_index(uint64_t m)
 {
     return m <= 8 ? 0 : m <= 16 ? 1 : m <= 32 ? 2 : 3;

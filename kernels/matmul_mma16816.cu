@@ -84,7 +84,7 @@ QC_DEVICE void fill_stage(const qc_mma_x &x, const qc_mma_args &a, const qc_mma_
     }
 }
 
-/* The number of blocks that fit on a multiprocessor by their registers. */
+/* Returns the number of blocks that fit on a multiprocessor by their registers. */
 constexpr int blocks_of(int m_tile, bool aligned)
 {
     return aligned && m_tile <= 32 ? 2 : 1;

@@ -275,7 +275,7 @@ QC_DEVICE void keep(unsigned &v)
     asm volatile("" : "+r"(v));
 }
 
-/* The codes of one step, which are on their way. A lane has a run in each of its B tiles. */
+/* Holds the codes of one step, which are on their way. A lane has a run in each of its B tiles. */
 template <typename S> struct stage {
     uint32_t q[S::b_tiles][S::run_words];
 };
@@ -353,7 +353,7 @@ QC_DEVICE float scale_of(const qc_run_source &w, float scale, uint32_t code)
     return scale;
 }
 
-/* For row-wise int8: turns sums of codes times x into sums of weights times x. A thread scales the
+/* Turns sums of codes times x into sums of weights times x, for row-wise int8. A thread scales the
  * elements that qc_mma_finish lets it write. */
 template <typename S>
 QC_DEVICE void scale_rows(float *sums, const qc_mma_args &a, const qc_mma_part &p, unsigned thread)
@@ -371,7 +371,7 @@ QC_DEVICE void scale_rows(float *sums, const qc_mma_args &a, const qc_mma_part &
     }
 }
 
-/* Where a block works, and for which product it does. */
+/* Says where a block works, and for which product. */
 struct group_part {
     unsigned which;
     qc_mma_part p;

@@ -1,4 +1,4 @@
-/* Which kernel, tiles and workspace for a shape on a device; see matmul_plan.h.
+/* Chooses the kernel, tiles and workspace for a shape on a device; see matmul_plan.h.
  *
  * The workspace in this order, each array on a multiple of 256 bytes:
  *
@@ -38,7 +38,8 @@ static qc_run_mode run_mode(const qc_matmul_shape *s)
     return s->k % RUN_ELEMS == 0 && s->codes_alignment >= 16 ? QC_RUN_ALIGNED : QC_RUN_FLAT;
 }
 
-/* Most rows of x with which a fused kernel is thought to be no slower than dequantizing and cuBLAS.
+/* Up to this many rows of x, a fused kernel is thought to be no slower than dequantizing and
+ * cuBLAS.
  *
  * Where matmul_tiles.cu has the shape, that is calculated, not measured. It splits K, so narrow
  * weights fill the device as well, and by its counts (docs/kernels.md) it makes 64 rows at 1.5 to
@@ -154,8 +155,8 @@ static qc_status check_path(const qc_cuda_device *d, const qc_matmul_shape *s, q
     QC_FAIL(err, QC_ERR_USAGE, "path %d cannot be asked for", (int)path);
 }
 
-/* The rows of the weight. Where several share x, those of the largest, as cuBLAS takes one at a
- * time. */
+/* Returns the rows of the weight. Where several weights share x, they are those of the largest,
+ * because cuBLAS takes one at a time. */
 static uint64_t gemm_n(const qc_matmul_shape *s)
 {
     uint64_t most = s->parts ? 0 : s->n;
@@ -164,7 +165,7 @@ static uint64_t gemm_n(const qc_matmul_shape *s)
     return most;
 }
 
-/* Offsets and total; UINT64_MAX where a size overflows. */
+/* Sets the offsets and the total; UINT64_MAX where a size overflows. */
 static void lay_out(const qc_matmul_shape *s, uint64_t gemm_bytes, qc_matmul_plan *p)
 {
     uint64_t at = QC_MATMUL_HEADER_BYTES, partials = 0, dense = 0;
@@ -216,7 +217,7 @@ static qc_status too_large(const qc_matmul_plan *p, uint64_t limit_bytes, qc_err
             limit_bytes == QC_MATMUL_NO_WORKSPACE ? 0 : limit_bytes);
 }
 
-/* For the tensor-core kernels and the GEMV: K is split less until the partial sums fit. */
+/* Plans the tensor-core kernels and the GEMV: K is split less until the partial sums fit. */
 static void plan_fused(const qc_cuda_device *d, const qc_matmul_shape *s, uint64_t limit_bytes,
                        qc_matmul_plan *p)
 {
@@ -320,8 +321,8 @@ static void plan_path(const qc_cuda_device *d, const qc_matmul_shape *s, qc_matm
     plan_choice(d, s, &(qc_matmul_choice){path, 0, 0}, limit_bytes, p);
 }
 
-/* The plan as chosen for this shape alone or by its table; 0 where nothing is chosen or
- * possible. */
+/* Makes the plan that is chosen for this shape alone or by its table. Returns 0 where nothing is
+ * chosen or possible. */
 static int plan_tuned(const qc_cuda_device *d, const qc_matmul_shape *s, uint64_t limit_bytes,
                       qc_matmul_plan *p)
 {
@@ -359,8 +360,8 @@ qc_status qc_matmul_plan_make(const qc_cuda_device *device, const qc_matmul_shap
     return QC_OK;
 }
 
-/* Where a table's choice may change beyond the rows that are all tried: the ends of its ranges, and
- * the numbers before them. In between, workspaces only grow. */
+/* Returns where a table's choice may change beyond the rows that are all tried: the ends of its
+ * ranges, and the numbers before them. In between, workspaces only grow. */
 static uint64_t tuned_end(const qc_matmul_shape *s, size_t i, uint64_t max_m)
 {
     const qc_matmul_tuned *row = &s->tuned[i / 2];

@@ -1,5 +1,5 @@
-/* Which kernel runs with which tiles: a pure host function of shape and device, so that tests can
- * force every branch without that device. */
+/* Decides which kernel runs with which tiles: a pure host function of shape and device, so that
+ * tests can force every branch without that device. */
 #ifndef QC_KERNELS_MATMUL_PLAN_H
 #define QC_KERNELS_MATMUL_PLAN_H
 
@@ -87,7 +87,7 @@ typedef struct {
     uint64_t workspace_bytes;
 } qc_matmul_plan;
 
-/* What qc_matmul_plan_product was asked for, for each weight. */
+/* Holds what qc_matmul_plan_product was asked for, for each weight. */
 typedef struct {
     qc_form_kind kind;
     uint64_t rows, cols;
@@ -123,19 +123,19 @@ struct qc_matmul_planned {
 /* Stands for limit_bytes where there is no workspace at all. */
 #define QC_MATMUL_NO_WORKSPACE 1u
 
-/* From how many rows of x on DEQUANT_GEMM is chosen, where cuBLAS is there. */
+/* Returns from how many rows of x on DEQUANT_GEMM is chosen, where cuBLAS is there. */
 uint64_t qc_matmul_gemm_rows(const qc_cuda_device *device, const qc_matmul_shape *shape);
 
-/* path: QC_MATMUL_AUTO, or one to force. QC_ERR_USAGE where the device cannot run it (MMA_16816
- * below sm_80, MMA_884 below sm_70, DEQUANT_GEMM without cuBLAS). limit_bytes: 0, or the most
- * workspace to use; QC_ERR_USAGE if no plan fits. */
+/* Makes a plan. path is QC_MATMUL_AUTO, or one to force. QC_ERR_USAGE where the device cannot run
+ * it (MMA_16816 below sm_80, MMA_884 below sm_70, DEQUANT_GEMM without cuBLAS). limit_bytes: 0, or
+ * the most workspace to use; QC_ERR_USAGE if no plan fits. */
 QC_NODISCARD qc_status qc_matmul_plan_make(const qc_cuda_device *device,
                                            const qc_matmul_shape *shape, qc_matmul_path path,
                                            uint64_t limit_bytes, qc_matmul_plan *out,
                                            qc_error *err);
 
-/* qc_matmul_workspace_bytes without a handle; of shape, its m, dtypes, strides and bias do not
- * count. */
+/* Does what qc_matmul_workspace_bytes does, without a handle; the shape's m, dtypes, strides and
+ * bias do not count. */
 uint64_t qc_matmul_plan_workspace(const qc_cuda_device *device, const qc_matmul_shape *shape,
                                   uint64_t max_m, qc_matmul_path path, uint64_t limit_bytes);
 

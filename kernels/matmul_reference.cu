@@ -15,7 +15,7 @@
 namespace
 {
 
-/* What is needed of qc_form_ops, which lie in host memory. */
+/* Holds what is needed of qc_form_ops, which lie in host memory. */
 struct code_form {
     bool table, nibbles, low_first, by_rows, step_last;
     int zero;

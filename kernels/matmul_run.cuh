@@ -45,7 +45,7 @@
 
 #define QC_RUN_ELEMS 32u
 
-/* The weights as kernels take them: by value, as a few scalars for address arithmetic. */
+/* The weights as kernels take them, by value: a few scalars for address arithmetic. */
 typedef struct {
     const unsigned char *codes;
     uint64_t codes_bytes; /* for flat runs: where the array ends */
@@ -114,7 +114,7 @@ typedef struct alignas(128) {
     alignas(128) qc_run_two value[256 * 16];
 } qc_run_pairs;
 
-/* For int8. */
+/* The tables of int8. */
 typedef struct alignas(128) {
     qc_run_small small;
 } qc_run_plain;
@@ -176,7 +176,7 @@ QC_DEVICE void qc_run_fill(qc_run_pairs &t, const qc_run_source &s, unsigned thr
     }
 }
 
-/* Where a lane's own copy lies within the table, in bytes. */
+/* Returns where a lane's own copy lies within the table, in bytes. */
 QC_DEVICE unsigned qc_run_lane(const qc_run_plain &, unsigned)
 {
     return 0;
@@ -192,15 +192,15 @@ QC_DEVICE unsigned qc_run_lane(const qc_run_pairs &, unsigned lane)
     return lane % 16 * 8;
 }
 
-/* Where a lane's bytes lie within the row that the bits of q from `from` on choose. `mask` has
- * those bits, beginning at bit 7, since rows of tables have 128 bytes. In unrolled loops this is a
- * shift and one LOP3. */
+/* Returns where a lane's bytes lie within the row that the bits of q from `from` on choose. `mask`
+ * has those bits, beginning at bit 7, since rows of tables have 128 bytes. In unrolled loops this
+ * is a shift and one LOP3. */
 QC_DEVICE unsigned qc_run_row(uint32_t q, int from, uint32_t mask, unsigned lane)
 {
     return qc_and_or(from < 7 ? q << (7 - from) : q >> (from - 7), mask, lane);
 }
 
-/* The values of the two codes in byte b of q. `lane` is what qc_run_lane returned. */
+/* Returns the values of the two codes in byte b of q. `lane` is what qc_run_lane returned. */
 QC_DEVICE qc_run_two qc_run_look(const qc_run_pairs &t, unsigned lane, uint32_t q, int b)
 {
     const unsigned char *p = reinterpret_cast<const unsigned char *>(t.value);
@@ -231,7 +231,7 @@ struct qc_run_scales {
     float first, by[2];
 };
 
-/* 2^e as two factors, since e may be beyond what one float holds. */
+/* Holds 2^e as two factors, because e may be beyond what one float holds. */
 struct qc_run_power {
     float a, b;
 };
@@ -399,7 +399,7 @@ QC_DEVICE qc_run_scales qc_run_scales_of(const qc_run<nf4> &r, const qc_run_sour
     return v;
 }
 
-/* Elements 2 * j and 2 * j + 1, where j is a constant after unrolling and `lane` is what
+/* Returns elements 2 * j and 2 * j + 1, where j is a constant after unrolling and `lane` is what
  * qc_run_lane returned. At k >= K they are any finite number (callers whose other factor is not
  * zero there use qc_run_floats). */
 template <bool nf4, bool aligned, typename Table>
@@ -424,7 +424,8 @@ QC_DEVICE qc_run_two qc_run_pair(const qc_run<nf4> &r, const qc_run_scales &s, c
     return v;
 }
 
-/* The same as float16, with the even element in the low half: a register of a matrix fragment. */
+/* Gives the same as float16, with the even element in the low half: a register of a matrix
+ * fragment. */
 template <bool nf4, bool aligned, typename Table>
 QC_DEVICE uint32_t qc_run_word(const qc_run<nf4> &r, const qc_run_scales &s, const Table &t,
                                unsigned lane, int j)
@@ -433,7 +434,7 @@ QC_DEVICE uint32_t qc_run_word(const qc_run<nf4> &r, const qc_run_scales &s, con
     return qc_half2_of_floats(v.even, v.odd);
 }
 
-/* The whole run. It is zero at k >= K. */
+/* Gives the whole run. It is zero at k >= K. */
 template <bool nf4, bool aligned, typename Table>
 QC_DEVICE void qc_run_floats(float out[32], const qc_run<nf4> &r, const qc_run_scales &s,
                              const Table &t, unsigned lane)
@@ -451,7 +452,7 @@ QC_DEVICE void qc_run_floats(float out[32], const qc_run<nf4> &r, const qc_run_s
     }
 }
 
-/* The whole run as float16. It is zero at k >= K. */
+/* Gives the whole run as float16. It is zero at k >= K. */
 template <bool nf4, bool aligned, typename Table>
 QC_DEVICE void qc_run_words(uint32_t out[16], const qc_run<nf4> &r, const qc_run_scales &s,
                             const Table &t, unsigned lane)
@@ -467,8 +468,8 @@ QC_DEVICE void qc_run_words(uint32_t out[16], const qc_run<nf4> &r, const qc_run
 
 /* ---- the last steps from a float sum to y ---- */
 
-/* v * 2^exponent, |exponent| <= 378: exact, or the right infinity. A result below the normal floats
- * may be rounded more than once. */
+/* Returns v * 2^exponent, |exponent| <= 378: exact, or the right infinity. A result below the
+ * normal floats may be rounded more than once. */
 QC_DEVICE float qc_scale_pow2(float v, int exponent)
 {
     if (exponent == 0)
@@ -479,7 +480,7 @@ QC_DEVICE float qc_scale_pow2(float v, int exponent)
     return __fmul_rn(__fmul_rn(__fmul_rn(v, f), f), g);
 }
 
-/* An element of a F16 or BF16 array. */
+/* Returns an element of a F16 or BF16 array. */
 QC_DEVICE float qc_load_16(const void *p, uint64_t index, qc_dtype dtype)
 {
     uint16_t bits = static_cast<const uint16_t *>(p)[index];

@@ -50,7 +50,7 @@ namespace
 
 /* ---- a tile's end ---------------------------------------------------------------------------- */
 
-/* Where block b of threads puts its part of a tile. */
+/* Returns where block b of threads puts its part of a tile. */
 QC_DEVICE float *partial_of(const args &a, uint32_t b, uint32_t tile, unsigned sums)
 {
     unsigned further = tile != range_begin(a, b) / a.k_blocks;
@@ -84,7 +84,7 @@ QC_DEVICE bool meet(float *total, uint32_t *shared_last, const args &a, uint32_t
         uint32_t *counter = a.counters + 1 + first;
         *shared_last = qc_add_acq_rel(counter, 1) == last - first;
         if (*shared_last)
-            *counter = 0; /* reset for the next launch */
+            *counter = 0; /* this resets it for the next launch */
     }
     __syncthreads();
     if (!*shared_last)
@@ -163,8 +163,8 @@ QC_DEVICE uint32_t begin(place &p, uint32_t at, uint32_t tile, const args &a, ui
     return s.count;
 }
 
-/* What the scales of a part are decoded with. load_part loads it into registers of each thread, and
- * use_part puts it into shared memory and leaves the barrier to the caller. */
+/* Holds what the scales of a part are decoded with. load_part loads it into registers of each
+ * thread, and use_part puts it into shared memory and leaves the barrier to the caller. */
 struct part_scales {
     float map;    /* element `thread` */
     int exponent; /* in thread 0 only */
@@ -277,7 +277,7 @@ static __global__ void __launch_bounds__(THREADS, 1) matmul_stream(const args a)
     if (thread == 0)
         sh.ready = ready == QC_MATMUL_READY;
     __syncthreads();
-    if (!sh.ready) { /* sums would never meet */
+    if (!sh.ready) { /* else the sums would never meet */
         report(a, QC_MATMUL_FAULT_WORKSPACE);
         return;
     }

@@ -25,15 +25,15 @@ template <kind of> struct shape {
     static constexpr unsigned sums = n_tile * M_TILE; /* of a tile */
 };
 
-/* What the scales of a part are decoded with, besides its map. */
+/* Holds what the scales of a part are decoded with, besides its map. */
 struct alignas(16) decoding {
     float offset;
     qc_run_power power;
     int exponent;
 };
 
-/* Where a warp is, and what it loads next. It lies in shared memory because it is seldom needed.
- * Lane 0 writes it. */
+/* Says where a warp is, and what it loads next. It lies in shared memory because it is seldom
+ * needed. Lane 0 writes it. */
 struct place {
     uint32_t at, tile;    /* segment of the block of threads */
     uint32_t which;       /* the part that `how` and the map belong to */
@@ -51,7 +51,7 @@ template <kind of> struct shared_of {
     alignas(128) float sum[WARPS][shape<of>::sums];
 };
 
-/* Where a lane looks codes up. */
+/* Says where a lane looks codes up. */
 struct lookup {
     const qc_codes_wide *table;
     uint32_t lane_address; /* the table's, plus 4 * lane */
@@ -86,13 +86,13 @@ struct args {
     uint32_t *fault;    /* of the qc_matmul_call */
 };
 
-/* Ranges: block b of `blocks` has grains [b * grains / blocks, (b + 1) * grains / blocks). */
+/* Block b of `blocks` has the grains [b * grains / blocks, (b + 1) * grains / blocks). */
 QC_DEVICE uint32_t range_begin(const args &a, uint32_t b)
 {
     return (uint32_t)((uint64_t)b * (a.tiles * a.k_blocks / a.grain) / gridDim.x) * a.grain;
 }
 
-/* The block of threads that has this block of 64 k. */
+/* Returns the block of threads that has this block of 64 k. */
 QC_DEVICE uint32_t range_of(const args &a, uint32_t at)
 {
     uint32_t grains = a.tiles * a.k_blocks / a.grain;
@@ -110,7 +110,7 @@ struct segment {
     uint32_t own;          /* rows from here on are this tile's */
 };
 
-/* `begin` lies in this tile. */
+/* Finds the segment of the tile in which `begin` lies. */
 template <kind of>
 QC_DEVICE segment segment_at(const args &a, uint32_t tile, uint32_t begin, uint32_t range_end,
                              unsigned warp)
@@ -177,7 +177,7 @@ template <kind of> QC_DEVICE void load_x(entry<of> &e, const uint16_t *p, bool t
     e.x[7] = high.w;
 }
 
-/* What a warp loads next; this is two entries ahead of what it computes. The pointers are the
+/* Says what a warp loads next, which is two entries ahead of what it computes. The pointers are the
  * lane's. */
 struct cursor {
     const unsigned char *codes; /* row g of the tile, at the entry */
@@ -296,7 +296,7 @@ template <kind of> QC_DEVICE void zero_sums(float (&sum)[shape<of>::a_tiles][4])
         sum[r][0] = sum[r][1] = sum[r][2] = sum[r][3] = 0.0f;
 }
 
-/* The weights' operand of product j, for rows 16 r .. 16 r + 15. */
+/* Makes the weights' operand of product j, for rows 16 r .. 16 r + 15. */
 template <kind of, bool apart>
 QC_DEVICE void fragment(uint32_t f[4], const entry<of> &e, const lookup &l, int r, int j)
 {

@@ -65,8 +65,9 @@ namespace
 
 /* ---- the kernel ------------------------------------------------------------------------------ */
 
-/* What a thread copies to every stage: unit x_unit of row x_row of x and of every 16th row below
- * it, and codes in the same way. Small numbers share registers, because there are none to spare. */
+/* Says what a thread copies to every stage: unit x_unit of row x_row of x and of every 16th row
+ * below it, and codes in the same way. Small numbers share registers, because there are none to
+ * spare. */
 template <typename S> struct copier {
     const uint16_t *x;
     const unsigned char *codes;
@@ -399,7 +400,7 @@ uint64_t ceil_of(uint64_t a, uint64_t b)
     return a / b + (a % b != 0);
 }
 
-/* The most blocks that share a tile, where each has worker_steps in a row. */
+/* Returns the most blocks that share a tile, where each has worker_steps in a row. */
 uint64_t parts_of(uint64_t tile_steps, uint64_t worker_steps)
 {
     if (worker_steps % tile_steps == 0)

@@ -137,8 +137,8 @@ QC_DEVICE void scale_begin(scale_reader &r, const tiles_part &p, uint64_t row, u
     }
 }
 
-/* The product of the weight's exponent (matmul.h) and of what code values stand for. One float
- * holds it all, since the exponent is at least -113 and at most 126. */
+/* Returns the product of the weight's exponent (matmul.h) and of what code values stand for. One
+ * float holds it all, since the exponent is at least -113 and at most 126. */
 template <typename S> QC_DEVICE float factor_of(const qc_run_source &w)
 {
     qc_run_power power = qc_run_power_of(w.exponent ? *w.exponent : 0);
@@ -178,7 +178,7 @@ QC_DEVICE void scale_take(float out[2], scale_reader &r, const tiles_part &p,
     scale_load(r, p.w, k, step + 1);
 }
 
-/* The scale of a row of int8 with a scale per row. */
+/* Returns the scale of a row of int8 with a scale per row. */
 QC_DEVICE float row_scale(const qc_run_source &w, const qc_run_small &small, float factor,
                           uint64_t row)
 {
@@ -188,7 +188,7 @@ QC_DEVICE float row_scale(const qc_run_source &w, const qc_run_small &small, flo
                         factor);
 }
 
-/* Where a row's scale lies. Rows g and g + 8 of an A tile lie side by side. */
+/* Returns where a row's scale lies. Rows g and g + 8 of an A tile lie side by side. */
 QC_DEVICE unsigned scale_at(unsigned row)
 {
     return (row & ~15u) | (row & 7u) << 1 | (row >> 3 & 1u);
@@ -269,7 +269,7 @@ QC_DEVICE void x_load(uint32_t b[4][2], const uint4 *x, unsigned at, int part)
     b[3][1] = w.w;
 }
 
-/* The scales of rows g and g + 8 of an A tile. */
+/* Returns the scales of rows g and g + 8 of an A tile. */
 template <typename S> QC_DEVICE float2 scales_of(const float *scales, int tile)
 {
     if constexpr (S::scaled)

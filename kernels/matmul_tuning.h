@@ -35,7 +35,8 @@ typedef struct {
 QC_NODISCARD qc_status qc_matmul_tuned_check(const qc_matmul_tuned *rows, size_t count,
                                              qc_error *err);
 
-/* The choice of the first row for this device, kind, n, k and m; path AUTO where there is none. */
+/* Returns the choice of the first row for this device, kind, n, k and m; path AUTO where there is
+ * none. */
 qc_matmul_choice qc_matmul_tuned_find(const qc_matmul_tuned *rows, size_t count,
                                       const qc_cuda_device *device, const qc_matmul_shape *shape);
 
@@ -45,17 +46,17 @@ qc_matmul_choice qc_matmul_tuned_find(const qc_matmul_tuned *rows, size_t count,
  * Threads: like qc_matmul_create and _destroy, no other thread may use h meanwhile. */
 QC_NODISCARD qc_status qc_matmul_set_tuning(qc_matmul *h, const qc_matmul_tuned *rows, size_t count,
                                             qc_error *err);
-/* The rows of h, *count of them; NULL where there are none. */
+/* Returns the rows of h, *count of them; NULL where there are none. */
 const qc_matmul_tuned *qc_matmul_tuning(const qc_matmul *h, size_t *count);
 
 /* ---- what there is to choose from (matmul_candidates.c) ---- */
 
 #define QC_MATMUL_CANDIDATES_MOST 32u
 
-/* The choices worth measuring for a shape on a device, within limit_bytes of workspace (the shape's
- * own table and choice are ignored). Returns how many there are, at most QC_MATMUL_CANDIDATES_MOST.
- * out[0] is what the plan's rules choose, with path AUTO; all others give plans that differ from it
- * and from each other. */
+/* Finds the choices worth measuring for a shape on a device, within limit_bytes of workspace (the
+ * shape's own table and choice are ignored). Returns how many there are, at most
+ * QC_MATMUL_CANDIDATES_MOST. out[0] is what the plan's rules choose, with path AUTO; all others
+ * give plans that differ from it and from each other. */
 uint32_t qc_matmul_candidates(const qc_cuda_device *device, const qc_matmul_shape *shape,
                               uint64_t limit_bytes, qc_matmul_choice *out);
 
