@@ -135,8 +135,8 @@ static void products_are_within_their_bound(void **state)
 }
 
 /* On normal numbers an x is off by a unit / sqrt(12), where a unit is the largest of 64 (2.4 sigma
- * on average) / 16383, and a value of NF4 by 2^-14 / sqrt(12) beside a mean square of 0.23: together
- * 0.00006 of the outputs. Cut instead of rounded, either would be off by twice as much. */
+ * on average) / 16383, and a value of NF4 by 2^-14 / sqrt(12) beside a mean square of 0.23:
+ * together 0.00006 of the outputs. Cut instead of rounded, either would be off by twice as much. */
 static void products_are_as_exact_as_rounding_allows(void **state)
 {
     (void)state;
