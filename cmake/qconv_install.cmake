@@ -1,5 +1,5 @@
-# What others build with: libqconv, which reads outputs (formats/device_reader.h), its header, its
-# pkg-config file and its CMake package; and beside them the program, its page and completions.
+# What others build with (docs/library.md): libqconv, libqconv_cuda, their headers, pkg-config file
+# and CMake package; and beside them the program, its page and completions.
 # cpack -G DEB makes one package of all of it.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
@@ -23,14 +23,12 @@ qconv_header(device_reader.h "" base/status.h base/dtype.h formats/device_reader
 qconv_header(qconv.h "#include <qconv/device_reader.h>\n" base/interrupt.h convert/library/library.h
   quant/quant_weights.h quant/weight_slice.h quant/cpu_matmul.h)
 
-# And where there are kernels, what loads to a GPU.
-if(TARGET qconv_kernels)
-  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS convert/gpu/gpu_load.h)
-  file(READ ${CMAKE_SOURCE_DIR}/convert/gpu/gpu_load.h text)
-  string(REPLACE "#include \"formats/device_reader.h\"" "#include <qconv/device_reader.h>" text
-    "${text}")
-  file(GENERATE OUTPUT ${CMAKE_BINARY_DIR}/include/qconv/gpu_load.h CONTENT "${text}")
-  list(APPEND qconv_headers ${CMAKE_BINARY_DIR}/include/qconv/gpu_load.h)
+# What runs on GPUs; installed where there are kernels.
+qconv_header(gpu_load.h "#include <qconv/device_reader.h>\n" convert/gpu/gpu_load.h)
+qconv_header(qconv_cuda.h "#include <qconv/qconv.h>\n#include <qconv/gpu_load.h>\n"
+  kernels/cuda_device.h kernels/cuda_dequantize.h kernels/matmul.h)
+if(NOT TARGET qconv_kernels)
+  list(FILTER qconv_headers EXCLUDE REGEX "/(gpu_load|qconv_cuda)[.]h$")
 endif()
 
 # A fuzzing build has no program to install, and counters would count device_reader.c twice.
@@ -38,26 +36,35 @@ if(QCONV_FUZZ OR QCONV_COVERAGE)
   return()
 endif()
 
-# cmake/libqconv.map.in names the functions for others; the linker takes them, and what they need,
-# from the static libraries. Before 1.0 every minor version may change the interface.
-set(qconv_map ${CMAKE_BINARY_DIR}/libqconv.map)
-configure_file(${CMAKE_SOURCE_DIR}/cmake/libqconv.map.in ${qconv_map} @ONLY)
-file(STRINGS ${qconv_map} qconv_symbols REGEX "^ +qc_[a-z0-9_]+;")
-list(TRANSFORM qconv_symbols REPLACE "^ +(.*);" "LINKER:--undefined=\\1")
-add_library(qconv_library SHARED ${CMAKE_SOURCE_DIR}/convert/library/library.c)
-target_compile_definitions(qconv_library PRIVATE QCONV_VERSION="${PROJECT_VERSION}")
-target_link_options(qconv_library PRIVATE ${qconv_symbols} LINKER:--version-script=${qconv_map})
-target_link_libraries(qconv_library PRIVATE qconv_flags qconv_formats qconv_quant qconv_base)
-set_target_properties(qconv_library PROPERTIES OUTPUT_NAME qconv EXPORT_NAME qconv
-  VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR}
-  LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})
-target_include_directories(qconv_library INTERFACE $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+# cmake/NAME.map.in names the functions for others; the linker takes them, and what they need, from
+# the static libraries. Before 1.0 every minor version may change the interface.
+function(qconv_shared target name source)
+  set(map ${CMAKE_BINARY_DIR}/${name}.map)
+  configure_file(${CMAKE_SOURCE_DIR}/cmake/${name}.map.in ${map} @ONLY)
+  file(STRINGS ${map} symbols REGEX "^ +qc_[a-z0-9_]+;")
+  list(TRANSFORM symbols REPLACE "^ +(.*);" "LINKER:--undefined=\\1")
+  string(REGEX REPLACE "^lib" "" name ${name})
+  add_library(${target} SHARED ${source})
+  target_compile_definitions(${target} PRIVATE QCONV_VERSION="${PROJECT_VERSION}")
+  target_link_options(${target} PRIVATE ${symbols} LINKER:--version-script=${map})
+  target_link_libraries(${target} PRIVATE qconv_flags ${ARGN})
+  set_target_properties(${target} PROPERTIES OUTPUT_NAME ${name} EXPORT_NAME ${name}
+    VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR}
+    LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR} LINK_DEPENDS ${map} INSTALL_RPATH "$ORIGIN")
+  target_include_directories(${target}
+    INTERFACE $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+  if(NOT QCONV_SANITIZE)
+    target_link_options(${target} PRIVATE LINKER:--no-undefined)
+  endif()
+endfunction()
+qconv_shared(qconv_library libqconv ${CMAKE_SOURCE_DIR}/convert/library/library.c
+  qconv_formats qconv_quant qconv_base)
+set(qconv_libraries qconv_library)
+# docs/decisions/0024-two-libraries.md
 if(TARGET qconv_kernels)
-  target_sources(qconv_library PRIVATE ${CMAKE_SOURCE_DIR}/convert/gpu/gpu_load.c)
-  target_link_libraries(qconv_library PRIVATE qconv_kernels)
-endif()
-if(NOT QCONV_SANITIZE)
-  target_link_options(qconv_library PRIVATE LINKER:--no-undefined)
+  qconv_shared(qconv_cuda libqconv_cuda ${CMAKE_SOURCE_DIR}/convert/gpu/gpu_load.c
+    qconv_library qconv_kernels)
+  list(APPEND qconv_libraries qconv_cuda)
 endif()
 
 # The same for programs that link statically. Names that are no part of the interface are seen in it.
@@ -69,7 +76,7 @@ set_target_properties(qconv_archive PROPERTIES OUTPUT_NAME qconv
   ARCHIVE_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})
 
 set(qconv_package ${CMAKE_INSTALL_LIBDIR}/cmake/qconv)
-install(TARGETS qconv_library EXPORT qconv_targets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(TARGETS ${qconv_libraries} EXPORT qconv_targets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(TARGETS qconv_archive ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(TARGETS qconv RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(FILES ${qconv_headers} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/qconv)
@@ -95,6 +102,10 @@ else()
 endif()
 configure_file(${CMAKE_SOURCE_DIR}/cmake/qconv.pc.in ${CMAKE_BINARY_DIR}/qconv.pc @ONLY)
 install(FILES ${CMAKE_BINARY_DIR}/qconv.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+if(TARGET qconv_cuda)
+  configure_file(${CMAKE_SOURCE_DIR}/cmake/qconv_cuda.pc.in ${CMAKE_BINARY_DIR}/qconv_cuda.pc @ONLY)
+  install(FILES ${CMAKE_BINARY_DIR}/qconv_cuda.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+endif()
 
 install(FILES docs/qconv.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
 install(FILES completions/qconv.bash RENAME qconv
