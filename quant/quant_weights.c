@@ -173,6 +173,14 @@ qc_status qc_weights_check(const qc_weights *w, uint64_t codes_bytes, uint64_t s
                 w->rows, w->form.cols, want, codes_bytes);
     if (elems > 0 && !w->codes)
         QC_FAIL(err, QC_ERR_SHAPE, "weights without codes");
+    const uint64_t whole = !w->form.ops->integer ? 1
+                           : w->form.block_elems ? w->form.block_elems
+                                                 : 8 / w->form.ops->bits;
+    if (elems > 0 && w->form.cols % whole != 0)
+        QC_FAIL(err, QC_ERR_SHAPE,
+                "rows of %" PRIu64 " weights in %s are not whole groups of %" PRIu64
+                ", as they must be",
+                w->form.cols, w->form.ops->name, whole);
     if (w->form.ops == &qc_form_int8_rows || (w->form.ops->integer && !w->form.block_elems)) {
         if (w->rows > 0 && !w->absmax)
             QC_FAIL(err, QC_ERR_SHAPE, "weights in rows without scales");

@@ -90,7 +90,9 @@ static void divide_scales(cut *c)
     /* Every run begins at a multiple of the unit, and all but the last end at one. */
     uint64_t unit = power_in(c->first, old);
     if (c->runs > 1)
-        unit = power_in(w->form.cols, power_in(c->length, unit));
+        unit = power_in(w->form.cols, unit);
+    if (c->runs > 1 || w->form.ops->integer) /* whose last block must be whole */
+        unit = power_in(c->length, unit);
     c->ratio = old / unit;
     c->out.form.block_elems = (uint32_t)unit;
     c->scales = qc_ceil_div_u64(c->length, unit) * c->runs;

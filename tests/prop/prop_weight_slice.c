@@ -77,12 +77,7 @@ static float *values_of(const qc_weights *w)
 static void check_values(const mt_weights *t, const qc_weights_part *p, const qc_weights *slice)
 {
     const uint64_t cols = t->w.form.cols;
-    float *all = mt_values(t), *own = NULL;
-    if (!t->w.absmax && t->w.nested_block != 256) { /* mt_values has groups of 256 */
-        free(all);
-        all = values_of(&t->w);
-    }
-    own = values_of(slice);
+    float *all = mt_values(t), *own = values_of(slice);
     for (uint64_t r = 0; r < p->rows; r++)
         QT_CHECK(memcmp(own + r * p->cols, all + (p->row + r) * cols + p->col,
                         (size_t)p->cols * sizeof *own) == 0,

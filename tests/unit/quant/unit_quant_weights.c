@@ -65,6 +65,28 @@ static void test_descriptors_are_checked(void **state)
     }
 }
 
+/* Integers are decoded in whole groups, and codes of 4 bits in whole bytes. */
+static void test_groups_of_integers_are_whole(void **state)
+{
+    (void)state;
+    static const struct {
+        qc_form_kind kind;
+        uint32_t block;
+        uint64_t cols, good;
+    } cases[] = {
+        {QC_FORM_W4A16, 128, 96, 256}, {QC_FORM_W8A16, 64, 96, 128}, {QC_FORM_W4A16, 0, 7, 8}};
+    qt_rng rng = qt_rng_start("groups");
+    for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++) {
+        mt_weights t;
+        mt_make(&t, &rng, cases[i].kind, 4, cases[i].cols, cases[i].block, 0);
+        refused(&t.w, &t, "are not whole groups of");
+        mt_free(&t);
+        mt_make(&t, &rng, cases[i].kind, 4, cases[i].good, cases[i].block, 0);
+        assert_int_equal(qc_weights_check(&t.w, t.codes_bytes, t.scales, 0, NULL), QC_OK);
+        mt_free(&t);
+    }
+}
+
 /* Integers beside mt_forms; their groups do not cross rows. */
 static void make(mt_weights *t, qt_rng *rng, unsigned i, uint64_t rows, uint64_t cols)
 {
@@ -154,6 +176,7 @@ static void test_wrong_calls_are_answered(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_descriptors_are_checked),
+                                       cmocka_unit_test(test_groups_of_integers_are_whole),
                                        cmocka_unit_test(test_values_are_those_of_dequantizing),
                                        cmocka_unit_test(test_wrong_calls_are_answered)};
     return cmocka_run_group_tests(tests, NULL, NULL);
