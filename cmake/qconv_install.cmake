@@ -1,29 +1,34 @@
-# What others build with: libqconv, which reads outputs (formats/device_reader.h), its header, its
-# pkg-config file and its CMake package; and beside them the program, its page and completions.
+# What others build with (docs/library.md): libqconv, libqconv_cuda, their headers, pkg-config file
+# and CMake package; and beside them the program, its page and completions.
 # cpack -G DEB makes one package of all of it.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
-# One header that needs no other: what device_reader.h includes of the tree, then itself.
-set(qconv_header ${CMAKE_BINARY_DIR}/include/qconv/device_reader.h)
-set(qconv_header_text "/* From base/status.h, base/dtype.h and formats/device_reader.h. */\n")
-foreach(part base/status.h base/dtype.h formats/device_reader.h)
-  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${part})
-  file(READ ${CMAKE_SOURCE_DIR}/${part} text)
-  string(REGEX REPLACE "#include \"[^\n]*\n" "" text "${text}")
-  string(APPEND qconv_header_text "\n${text}")
-endforeach()
-file(GENERATE OUTPUT ${qconv_header} CONTENT "${qconv_header_text}")
+# Headers that need no others: each is some of the tree, one after the other, without the includes
+# of it. It begins with `first`.
+function(qconv_header name first)
+  set(text "/* From ${ARGN}. */\n${first}")
+  string(REPLACE ";" ", " text "${text}")
+  foreach(part ${ARGN})
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${part})
+    file(READ ${CMAKE_SOURCE_DIR}/${part} part_text)
+    string(REGEX REPLACE "#include \"[^\n]*\n" "" part_text "${part_text}")
+    string(APPEND text "\n${part_text}")
+  endforeach()
+  file(GENERATE OUTPUT ${CMAKE_BINARY_DIR}/include/qconv/${name} CONTENT "${text}")
+  set(qconv_headers ${qconv_headers} ${CMAKE_BINARY_DIR}/include/qconv/${name} PARENT_SCOPE)
+endfunction()
+set(qconv_headers)
+qconv_header(device_reader.h "" base/status.h base/dtype.h formats/device_reader.h)
+qconv_header(qconv.h "#include <qconv/device_reader.h>\n" base/interrupt.h convert/library/library.h
+  quant/quant_weights.h quant/weight_slice.h quant/cpu_matmul.h)
 
-# And where there are kernels, what loads to a GPU.
-set(qconv_headers ${qconv_header})
-if(TARGET qconv_kernels)
-  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS convert/gpu/gpu_load.h)
-  file(READ ${CMAKE_SOURCE_DIR}/convert/gpu/gpu_load.h text)
-  string(REPLACE "#include \"formats/device_reader.h\"" "#include <qconv/device_reader.h>" text
-    "${text}")
-  file(GENERATE OUTPUT ${CMAKE_BINARY_DIR}/include/qconv/gpu_load.h CONTENT "${text}")
-  list(APPEND qconv_headers ${CMAKE_BINARY_DIR}/include/qconv/gpu_load.h)
+# What runs on GPUs; installed where there are kernels.
+qconv_header(gpu_load.h "#include <qconv/device_reader.h>\n" convert/gpu/gpu_load.h)
+qconv_header(qconv_cuda.h "#include <qconv/qconv.h>\n#include <qconv/gpu_load.h>\n"
+  kernels/cuda_device.h kernels/cuda_dequantize.h kernels/matmul.h)
+if(NOT TARGET qconv_kernels)
+  list(FILTER qconv_headers EXCLUDE REGEX "/(gpu_load|qconv_cuda)[.]h$")
 endif()
 
 # A fuzzing build has no program to install, and counters would count device_reader.c twice.
@@ -31,26 +36,48 @@ if(QCONV_FUZZ OR QCONV_COVERAGE)
   return()
 endif()
 
-# The files that have functions for others; what they need comes from the static libraries. All but
-# QC_API is hidden. Before 1.0 every minor version may change the interface.
-add_library(qconv_library SHARED ${CMAKE_SOURCE_DIR}/base/status.c ${CMAKE_SOURCE_DIR}/base/dtype.c
-  ${CMAKE_SOURCE_DIR}/formats/device_reader.c)
-target_link_libraries(qconv_library PRIVATE qconv_flags qconv_formats qconv_base)
-set_target_properties(qconv_library PROPERTIES OUTPUT_NAME qconv EXPORT_NAME qconv
-  VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR}
-  LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})
-target_include_directories(qconv_library INTERFACE $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+# cmake/NAME.map.in names the functions for others; the linker takes them, and what they need, from
+# the static libraries. Before 1.0 every minor version may change the interface.
+function(qconv_shared target name source)
+  set(map ${CMAKE_BINARY_DIR}/${name}.map)
+  configure_file(${CMAKE_SOURCE_DIR}/cmake/${name}.map.in ${map} @ONLY)
+  file(STRINGS ${map} symbols REGEX "^ +qc_[a-z0-9_]+;")
+  list(TRANSFORM symbols REPLACE "^ +(.*);" "LINKER:--undefined=\\1")
+  string(REGEX REPLACE "^lib" "" name ${name})
+  add_library(${target} SHARED ${source})
+  target_compile_definitions(${target} PRIVATE QCONV_VERSION="${PROJECT_VERSION}")
+  target_link_options(${target} PRIVATE ${symbols} LINKER:--version-script=${map})
+  target_link_libraries(${target} PRIVATE qconv_flags ${ARGN})
+  set_target_properties(${target} PROPERTIES OUTPUT_NAME ${name} EXPORT_NAME ${name}
+    VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR}
+    LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR} LINK_DEPENDS ${map} INSTALL_RPATH "$ORIGIN")
+  target_include_directories(${target}
+    INTERFACE $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+  if(NOT QCONV_SANITIZE)
+    target_link_options(${target} PRIVATE LINKER:--no-undefined)
+  endif()
+endfunction()
+qconv_shared(qconv_library libqconv ${CMAKE_SOURCE_DIR}/convert/library/library.c
+  qconv_formats qconv_quant qconv_base)
+set(qconv_libraries qconv_library)
+# docs/decisions/0024-two-libraries.md
 if(TARGET qconv_kernels)
-  target_sources(qconv_library PRIVATE ${CMAKE_SOURCE_DIR}/convert/gpu/gpu_load.c)
-  target_link_libraries(qconv_library PRIVATE qconv_kernels)
-endif()
-target_link_options(qconv_library PRIVATE LINKER:--exclude-libs,ALL) # CUDA's runtime is in an archive
-if(NOT QCONV_SANITIZE)
-  target_link_options(qconv_library PRIVATE LINKER:--no-undefined)
+  qconv_shared(qconv_cuda libqconv_cuda ${CMAKE_SOURCE_DIR}/convert/gpu/gpu_load.c
+    qconv_library qconv_kernels)
+  list(APPEND qconv_libraries qconv_cuda)
 endif()
 
+# The same for programs that link statically. Names that are no part of the interface are seen in it.
+add_library(qconv_archive STATIC ${CMAKE_SOURCE_DIR}/convert/library/library.c
+  $<TARGET_OBJECTS:qconv_formats> $<TARGET_OBJECTS:qconv_quant> $<TARGET_OBJECTS:qconv_base>)
+target_compile_definitions(qconv_archive PRIVATE QCONV_VERSION="${PROJECT_VERSION}")
+target_link_libraries(qconv_archive PRIVATE qconv_flags)
+set_target_properties(qconv_archive PROPERTIES OUTPUT_NAME qconv
+  ARCHIVE_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})
+
 set(qconv_package ${CMAKE_INSTALL_LIBDIR}/cmake/qconv)
-install(TARGETS qconv_library EXPORT qconv_targets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(TARGETS ${qconv_libraries} EXPORT qconv_targets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(TARGETS qconv_archive ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(TARGETS qconv RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(FILES ${qconv_headers} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/qconv)
 install(EXPORT qconv_targets NAMESPACE qconv:: DESTINATION ${qconv_package})
@@ -75,6 +102,10 @@ else()
 endif()
 configure_file(${CMAKE_SOURCE_DIR}/cmake/qconv.pc.in ${CMAKE_BINARY_DIR}/qconv.pc @ONLY)
 install(FILES ${CMAKE_BINARY_DIR}/qconv.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+if(TARGET qconv_cuda)
+  configure_file(${CMAKE_SOURCE_DIR}/cmake/qconv_cuda.pc.in ${CMAKE_BINARY_DIR}/qconv_cuda.pc @ONLY)
+  install(FILES ${CMAKE_BINARY_DIR}/qconv_cuda.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+endif()
 
 install(FILES docs/qconv.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
 install(FILES completions/qconv.bash RENAME qconv

@@ -416,6 +416,11 @@ extern "C" qc_status qc_cuda_dequantize(const qc_weights *w, uint64_t first_row,
                                         const int *exponent, uint64_t *overflow, qc_cuda_stream s,
                                         qc_error *err)
 {
+    if (!w || !w->form.ops || (!dst && rows && ld))
+        QC_FAIL(err, QC_ERR_USAGE, "dequantize: %s is NULL",
+                !w     ? "the weight"
+                : !dst ? "dst"
+                       : "the weight's form.ops");
     const qc_form_ops *ops = w->form.ops;
     bool of_blocks = !qc_form_by_rows(&w->form);
     if (ops->step_last && of_blocks)

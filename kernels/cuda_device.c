@@ -139,10 +139,22 @@ static qc_status read_code(qc_cuda_device *d, qc_error *err)
     return st;
 }
 
+qc_status qc_cuda_usable(qc_error *err)
+{
+    int count = 0;
+    char why[256] = "";
+    qc_cuda_device_count(&count, why, sizeof why);
+    if (count == 0)
+        QC_FAIL(err, QC_ERR_DEVICE, "GPUs cannot be used: %s", why);
+    return QC_OK;
+}
+
 qc_status qc_cuda_device_open(qc_cuda_device *out, int index, qc_error *err)
 {
     int count = 0;
     char why[256] = "";
+    if (!out)
+        QC_FAIL(err, QC_ERR_USAGE, "qc_cuda_device_open: out is NULL");
     memset(out, 0, sizeof *out);
     qc_cuda_device_count(&count, why, sizeof why);
     if (count == 0)
@@ -162,6 +174,8 @@ qc_status qc_cuda_device_open(qc_cuda_device *out, int index, qc_error *err)
 
 qc_status qc_cuda_use(const qc_cuda_device *device, qc_error *err)
 {
+    if (!device)
+        QC_FAIL(err, QC_ERR_USAGE, "qc_cuda_use: the device is NULL");
     return qc_cuda_check(cudaSetDevice(device->index), "choosing a device", err);
 }
 

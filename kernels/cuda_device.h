@@ -52,63 +52,71 @@ typedef struct {
 } qc_cuda_device;
 
 /* Returns what the kernels were built with and for: "CUDA 13.0: sm_75 sm_80 ...". */
-const char *qc_cuda_build(void);
+QC_API const char *qc_cuda_build(void);
 /* Sets *count to the number of devices. 0 is not an error: why (unless NULL) then holds a sentence,
  * e.g. "the NVIDIA driver was not found". Never fails. */
-void qc_cuda_device_count(int *count, char *why, size_t why_bytes);
+QC_API void qc_cuda_device_count(int *count, char *why, size_t why_bytes);
+/* Returns QC_OK where there is a GPU and a driver that is new enough for this build. QC_ERR_DEVICE
+ * says in a sentence what is missing: GPU, driver, or its version, and the one that it takes. */
+QC_API QC_NODISCARD qc_status qc_cuda_usable(qc_error *err);
 /* Gives the facts of device `index`; asked once, cheap to keep. QC_ERR_DEVICE if there is no such
  * device, or if this build has no code for its compute capability. The calling thread's device
  * stays current. */
-QC_NODISCARD qc_status qc_cuda_device_open(qc_cuda_device *out, int index, qc_error *err);
+QC_API QC_NODISCARD qc_status qc_cuda_device_open(qc_cuda_device *out, int index, qc_error *err);
 /* Makes this the calling thread's device. */
-QC_NODISCARD qc_status qc_cuda_use(const qc_cuda_device *device, qc_error *err);
+QC_API QC_NODISCARD qc_status qc_cuda_use(const qc_cuda_device *device, qc_error *err);
 /* Gives the calling thread's device, as CUDA counts; the first one if the thread never chose
  * any. */
-QC_NODISCARD qc_status qc_cuda_current(int *index, qc_error *err);
+QC_API QC_NODISCARD qc_status qc_cuda_current(int *index, qc_error *err);
 /* Gives the memory of the current device. */
-QC_NODISCARD qc_status qc_cuda_memory(uint64_t *free_bytes, uint64_t *total_bytes, qc_error *err);
+QC_API QC_NODISCARD qc_status qc_cuda_memory(uint64_t *free_bytes, uint64_t *total_bytes,
+                                             qc_error *err);
 
 /* Gives device memory, aligned to 256 bytes; bytes == 0 gives NULL. free accepts NULL. out is the
  * address of a pointer of any type, which becomes NULL on failure. */
-QC_NODISCARD qc_status qc_cuda_malloc(void *out, size_t bytes, qc_error *err);
-void qc_cuda_free(void *p);
+QC_API QC_NODISCARD qc_status qc_cuda_malloc(void *out, size_t bytes, qc_error *err);
+QC_API void qc_cuda_free(void *p);
 /* Gives pinned host memory: copies to and from it need no intermediate copy. */
-QC_NODISCARD qc_status qc_cuda_host_malloc(void *out, size_t bytes, qc_error *err);
-void qc_cuda_host_free(void *p);
+QC_API QC_NODISCARD qc_status qc_cuda_host_malloc(void *out, size_t bytes, qc_error *err);
+QC_API void qc_cuda_host_free(void *p);
 #define qc_cuda_malloc(out, bytes, err)      qc_cuda_malloc(QC_POINTER_AT(out), bytes, err)
 #define qc_cuda_host_malloc(out, bytes, err) qc_cuda_host_malloc(QC_POINTER_AT(out), bytes, err)
 
-QC_NODISCARD qc_status qc_cuda_stream_create(qc_cuda_stream *out, qc_error *err);
-void qc_cuda_stream_destroy(qc_cuda_stream s);
-QC_NODISCARD qc_status qc_cuda_stream_synchronize(qc_cuda_stream s, qc_error *err);
+QC_API QC_NODISCARD qc_status qc_cuda_stream_create(qc_cuda_stream *out, qc_error *err);
+QC_API void qc_cuda_stream_destroy(qc_cuda_stream s);
+QC_API QC_NODISCARD qc_status qc_cuda_stream_synchronize(qc_cuda_stream s, qc_error *err);
 /* timing is 1 for qc_cuda_event_elapsed; 0 costs less. */
-QC_NODISCARD qc_status qc_cuda_event_create(qc_cuda_event *out, int timing, qc_error *err);
-void qc_cuda_event_destroy(qc_cuda_event e);
-QC_NODISCARD qc_status qc_cuda_event_record(qc_cuda_event e, qc_cuda_stream s, qc_error *err);
-QC_NODISCARD qc_status qc_cuda_event_synchronize(qc_cuda_event e, qc_error *err);
+QC_API QC_NODISCARD qc_status qc_cuda_event_create(qc_cuda_event *out, int timing, qc_error *err);
+QC_API void qc_cuda_event_destroy(qc_cuda_event e);
+QC_API QC_NODISCARD qc_status qc_cuda_event_record(qc_cuda_event e, qc_cuda_stream s,
+                                                   qc_error *err);
+QC_API QC_NODISCARD qc_status qc_cuda_event_synchronize(qc_cuda_event e, qc_error *err);
 /* Makes everything that is put on s from now on wait for e. */
-QC_NODISCARD qc_status qc_cuda_stream_wait(qc_cuda_stream s, qc_cuda_event e, qc_error *err);
-QC_NODISCARD qc_status qc_cuda_event_elapsed(double *milliseconds, qc_cuda_event begin,
-                                             qc_cuda_event end, qc_error *err);
+QC_API QC_NODISCARD qc_status qc_cuda_stream_wait(qc_cuda_stream s, qc_cuda_event e, qc_error *err);
+QC_API QC_NODISCARD qc_status qc_cuda_event_elapsed(double *milliseconds, qc_cuda_event begin,
+                                                    qc_cuda_event end, qc_error *err);
 
 /* These copy asynchronously on s. Host memory should be pinned, otherwise the call may wait. bytes
  * == 0 is a no-op. */
-QC_NODISCARD qc_status qc_cuda_to_device(void *device, const void *host, size_t bytes,
-                                         qc_cuda_stream s, qc_error *err);
-QC_NODISCARD qc_status qc_cuda_to_host(void *host, const void *device, size_t bytes,
-                                       qc_cuda_stream s, qc_error *err);
-QC_NODISCARD qc_status qc_cuda_copy(void *to, const void *from, size_t bytes, qc_cuda_stream s,
-                                    qc_error *err); /* within the device */
-QC_NODISCARD qc_status qc_cuda_fill(void *device, int byte, size_t bytes, qc_cuda_stream s,
-                                    qc_error *err);
+QC_API QC_NODISCARD qc_status qc_cuda_to_device(void *device, const void *host, size_t bytes,
+                                                qc_cuda_stream s, qc_error *err);
+QC_API QC_NODISCARD qc_status qc_cuda_to_host(void *host, const void *device, size_t bytes,
+                                              qc_cuda_stream s, qc_error *err);
+QC_API QC_NODISCARD qc_status qc_cuda_copy(void *to, const void *from, size_t bytes,
+                                           qc_cuda_stream s, qc_error *err); /* within the device */
+QC_API QC_NODISCARD qc_status qc_cuda_fill(void *device, int byte, size_t bytes, qc_cuda_stream s,
+                                           qc_error *err);
 
 /* What is given to s between begin and end becomes a graph instead of running. */
-QC_NODISCARD qc_status qc_cuda_capture_begin(qc_cuda_stream s, qc_error *err);
-QC_NODISCARD qc_status qc_cuda_capture_end(qc_cuda_graph *out, qc_cuda_stream s, qc_error *err);
+QC_API QC_NODISCARD qc_status qc_cuda_capture_begin(qc_cuda_stream s, qc_error *err);
+QC_API QC_NODISCARD qc_status qc_cuda_capture_end(qc_cuda_graph *out, qc_cuda_stream s,
+                                                  qc_error *err);
 /* Gives the number of the capture that s is in, or 0 if it is in none. */
-QC_NODISCARD qc_status qc_cuda_capture_of(unsigned long long *id, qc_cuda_stream s, qc_error *err);
-QC_NODISCARD qc_status qc_cuda_graph_launch(qc_cuda_graph g, qc_cuda_stream s, qc_error *err);
-void qc_cuda_graph_destroy(qc_cuda_graph g);
+QC_API QC_NODISCARD qc_status qc_cuda_capture_of(unsigned long long *id, qc_cuda_stream s,
+                                                 qc_error *err);
+QC_API QC_NODISCARD qc_status qc_cuda_graph_launch(qc_cuda_graph g, qc_cuda_stream s,
+                                                   qc_error *err);
+QC_API void qc_cuda_graph_destroy(qc_cuda_graph g);
 
 QC_C_END
 #endif

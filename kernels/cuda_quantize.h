@@ -16,9 +16,8 @@
 #ifndef QC_KERNELS_CUDA_QUANTIZE_H
 #define QC_KERNELS_CUDA_QUANTIZE_H
 
-#include "base/dtype.h"
-#include "kernels/cuda_device.h"
-#include "quant/quant_weights.h"
+#include "kernels/cuda_dequantize.h"
+#include "quant/quant_form.h"
 
 QC_C_BEGIN
 
@@ -68,22 +67,6 @@ QC_NODISCARD qc_status qc_cuda_nested_dequantize(const uint8_t *codes, const flo
                                                  const float *map, uint64_t n,
                                                  uint32_t nested_block, float offset, float *absmax,
                                                  qc_cuda_stream s, qc_error *err);
-
-/* Dequantizes the elements of rows [first_row, first_row + rows) of a weight of any form and
- * decodes double-quantized scales on the way. The bytes are those of the form's `dequantize`.
- *
- *   dst       [rows, ld] F32, F16 or BF16; ld >= w->cols elements from row to row; elements beyond
- *             cols are zeroed
- *   exponent  values are multiplied by 2^*exponent (exact) before they are rounded to dst_dtype;
- *             device memory, NULL: 0
- *   overflow  device, may be NULL: as *bad, the lowest index (in the weight) that was finite and
- *             became infinite
- *
- * The matmul for large M uses it as well. */
-QC_NODISCARD qc_status qc_cuda_dequantize(const qc_weights *w, uint64_t first_row, uint64_t rows,
-                                          void *dst, qc_dtype dst_dtype, uint64_t ld,
-                                          const int *exponent, uint64_t *overflow, qc_cuda_stream s,
-                                          qc_error *err);
 
 QC_C_END
 #endif

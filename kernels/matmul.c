@@ -27,7 +27,7 @@ static unsigned row_alignment(const void *p, uint64_t row_bytes)
 
 int qc_matmul_repack_helps(const qc_weights *w)
 {
-    return w->rows && w->form.cols && !w->form.ops->integer &&
+    return w && w->form.ops && w->rows && w->form.cols && !w->form.ops->integer &&
            (w->form.cols % 32 != 0 || (uintptr_t)w->codes % 16 != 0);
 }
 
@@ -39,6 +39,8 @@ static uint64_t repacked_row_bytes(const qc_weights *w)
 
 uint64_t qc_matmul_prepared_bytes(const qc_weights *w, int repack)
 {
+    if (!w || !w->form.ops)
+        return UINT64_MAX;
     return qc_sat_add(PREPARED_BYTES, repack ? qc_sat_mul(w->rows, repacked_row_bytes(w)) : 0);
 }
 
@@ -47,6 +49,8 @@ qc_status qc_matmul_prepare(const qc_matmul *h, const qc_weights *w, int repack,
 {
     QC_TRY(qc_matmul_here(h, err));
     QC_TRY(qc_matmul_check_weights(w, err));
+    if (!out)
+        QC_FAIL(err, QC_ERR_USAGE, "qc_matmul_prepare: out is NULL");
     if (!memory || (uintptr_t)memory % 256)
         QC_FAIL(err, QC_ERR_USAGE, "the memory for a prepared weight is not 256-byte aligned");
     if (repack && !qc_matmul_repack_helps(w))
@@ -94,6 +98,8 @@ static qc_matmul_shape shape_of(const qc_matmul *h, const qc_matmul_weights *w)
 uint64_t qc_matmul_workspace_bytes(const qc_matmul *h, const qc_matmul_weights *w, uint64_t max_m,
                                    qc_matmul_path path, uint64_t limit_bytes)
 {
+    if (!h || !w || !w->w.form.ops)
+        return UINT64_MAX;
     qc_matmul_shape s = shape_of(h, w);
     s.have_gemm = s.have_gemm && max_m <= INT_MAX;
     return qc_matmul_plan_workspace(&h->device, &s, max_m, path, limit_bytes);
@@ -230,6 +236,9 @@ uint64_t qc_matmul_group_workspace_bytes(const qc_matmul *h, const qc_matmul_wei
                                          uint64_t limit_bytes)
 {
     uint64_t most = 0;
+    for (uint32_t i = 0; i < count && count <= QC_MATMUL_GROUP_MOST; i++)
+        if (!h || !w || !w[i] || !w[i]->w.form.ops)
+            return UINT64_MAX;
     for (uint32_t i = 0; i < count && count <= QC_MATMUL_GROUP_MOST;) {
         qc_matmul_shape s = shape_of_alike(h, w, count, &i);
         s.have_gemm = s.have_gemm && max_m <= INT_MAX;
@@ -250,9 +259,11 @@ static qc_status check_group(const qc_matmul_weights *const *w, const qc_matmul_
     if (count < 1 || count > QC_MATMUL_GROUP_MOST)
         QC_FAIL(err, QC_ERR_USAGE, "the group has %u weights; expected 1 to %u", count,
                 QC_MATMUL_GROUP_MOST);
+    if (!w || !io)
+        QC_FAIL(err, QC_ERR_USAGE, "a product: %s is NULL", w ? "io" : "w");
     for (uint32_t i = 0; i < count; i++) {
         const char *differs = NULL;
-        QC_TRY(qc_matmul_check_weights(&w[i]->w, err));
+        QC_TRY(qc_matmul_check_weights(w[i] ? &w[i]->w : NULL, err));
         if (!w[i]->exponent)
             QC_FAIL(err, QC_ERR_USAGE, "the weight was not prepared; call qc_matmul_prepare first");
         QC_TRY(qc_matmul_check_io(io + i, w[i]->w.rows, w[i]->w.form.cols, pointers, err));
@@ -325,8 +336,25 @@ qc_status qc_matmul_plan_product(const qc_matmul *h, const qc_matmul_weights *co
                                  const qc_matmul_io *io, uint32_t count, qc_matmul_path path,
                                  uint64_t limit_bytes, qc_matmul_planned *out, qc_error *err)
 {
+    if (!h || !out)
+        QC_FAIL(err, QC_ERR_USAGE, "qc_matmul_plan_product: %s is NULL", h ? "out" : "the handle");
     QC_TRY(check_group(w, io, count, 0, err));
     return plan_group(h, w, io, count, path, limit_bytes, out, err);
+}
+
+qc_matmul_path qc_matmul_planned_path(const qc_matmul_planned *planned, uint32_t i)
+{
+    uint32_t set = 0;
+    if (!planned || i >= planned->count)
+        return QC_MATMUL_AUTO;
+    while (planned->set[set].end <= i)
+        set++;
+    return planned->set[set].plan.path;
+}
+
+uint64_t qc_matmul_planned_workspace(const qc_matmul_planned *planned)
+{
+    return planned ? planned->workspace_bytes : UINT64_MAX;
 }
 
 /* ---- run ------------------------------------------------------------------------------------- */
@@ -421,6 +449,8 @@ qc_status qc_matmul_run_planned(const qc_matmul *h, const qc_matmul_planned *pla
 {
     QC_TRY(qc_matmul_here(h, err));
     QC_TRY(qc_matmul_check(h, err));
+    if (!planned)
+        QC_FAIL(err, QC_ERR_USAGE, "qc_matmul_run_planned: the plan is NULL");
     QC_TRY(check_group(w, io, planned->count, 1, err));
     QC_TRY(check_planned(planned, w, io, err));
     QC_TRY(check_workspace(workspace, workspace_bytes, err));

@@ -20,6 +20,9 @@
  *                compressed-tensors with any M, as no other path reads them: QC_ERR_UNSUPPORTED
  *                without cuBLAS
  *
+ * A pointer that is NULL where it must not be is QC_ERR_USAGE; functions without a status then
+ * return NULL, 0 or, of bytes, UINT64_MAX.
+ *
  * BF16 x goes through the float16 kernels after an exact shift of each row by a power of two (exact
  * for |x| >= 2^-31 of the row's largest). So sm_70, which has no bfloat16, can take it too.
  *
@@ -50,7 +53,7 @@ typedef enum {
     QC_MATMUL_FILL, /* nothing to multiply: M, N or K is 0 */
     QC_MATMUL_PATH_COUNT
 } qc_matmul_path;
-const char *qc_matmul_path_name(qc_matmul_path path); /* "gemv", "mma-884", ... */
+QC_API const char *qc_matmul_path_name(qc_matmul_path path); /* "gemv", "mma-884", ... */
 
 /* A handle for one device. cuBLAS is opened at run time: QCONV_LIBCUBLAS names the library,
  * otherwise libcublas.so.13, .12, .11 are tried; without it DEQUANT_GEMM is not chosen, and
@@ -58,18 +61,18 @@ const char *qc_matmul_path_name(qc_matmul_path path); /* "gemv", "mma-884", ... 
  * was. (If another device than the handle's was current and nothing had used it, CUDA 12 and newer
  * start it on the way back.) Call destroy after the streams that had its products are done and the
  * graphs that have them are destroyed; it accepts NULL. */
-QC_NODISCARD qc_status qc_matmul_create(qc_matmul **out, int device_index, qc_error *err);
-void qc_matmul_destroy(qc_matmul *h);
-const qc_cuda_device *qc_matmul_device(const qc_matmul *h);
+QC_API QC_NODISCARD qc_status qc_matmul_create(qc_matmul **out, int device_index, qc_error *err);
+QC_API void qc_matmul_destroy(qc_matmul *h);
+QC_API const qc_cuda_device *qc_matmul_device(const qc_matmul *h);
 /* NULL if cuBLAS was found, otherwise a sentence that says why not. */
-const char *qc_matmul_no_gemm(const qc_matmul *h);
+QC_API const char *qc_matmul_no_gemm(const qc_matmul *h);
 
 /* Reports faults. The result is QC_ERR_USAGE, once, after a kernel of this handle found a workspace
  * that was not made ready, and QC_ERR_INTERNAL after one that could not work for another reason;
  * such a kernel did not write its y. The functions that run products ask this before they launch,
  * so the next product of any thread reports a fault; after a wait for a stream this function
  * reports it at once. It looks at a word of host memory, and any thread may call it at any time. */
-QC_NODISCARD qc_status qc_matmul_check(const qc_matmul *h, qc_error *err);
+QC_API QC_NODISCARD qc_status qc_matmul_check(const qc_matmul *h, qc_error *err);
 
 /* A weight that is made ready once. With `repack` 1, codes are laid out anew in 16-byte aligned
  * rows, which lets shapes with odd K use the fast loads. Where rows are aligned already this is
@@ -94,12 +97,12 @@ typedef struct {
  * no work that is still to run in the stream writes them, now or later. Kernels that overlap the
  * launch before theirs then load weights before that launch has ended. */
 #define QC_MATMUL_WEIGHTS_COMPLETE 1
-int qc_matmul_repack_helps(const qc_weights *w);
+QC_API int qc_matmul_repack_helps(const qc_weights *w);
 /* UINT64_MAX where it overflows. */
-uint64_t qc_matmul_prepared_bytes(const qc_weights *w, int repack);
-QC_NODISCARD qc_status qc_matmul_prepare(const qc_matmul *h, const qc_weights *w, int repack,
-                                         void *memory, qc_matmul_weights *out, qc_cuda_stream s,
-                                         qc_error *err);
+QC_API uint64_t qc_matmul_prepared_bytes(const qc_weights *w, int repack);
+QC_API QC_NODISCARD qc_status qc_matmul_prepare(const qc_matmul *h, const qc_weights *w, int repack,
+                                                void *memory, qc_matmul_weights *out,
+                                                qc_cuda_stream s, qc_error *err);
 
 typedef struct {
     uint64_t m;
@@ -119,8 +122,9 @@ typedef struct {
  * 64 rows fit), and K is split less. Without a limit, DEQUANT_GEMM may take a float16 copy of the
  * whole weight: 470 MB for 28672 x 8192 (kernels/matmul_chunks.h). UINT64_MAX means that there is
  * no way to do it within the limit, or not on this device; qc_matmul_run says which. */
-uint64_t qc_matmul_workspace_bytes(const qc_matmul *h, const qc_matmul_weights *w, uint64_t max_m,
-                                   qc_matmul_path path, uint64_t limit_bytes);
+QC_API uint64_t qc_matmul_workspace_bytes(const qc_matmul *h, const qc_matmul_weights *w,
+                                          uint64_t max_m, qc_matmul_path path,
+                                          uint64_t limit_bytes);
 
 /* Makes a workspace ready; call it once, before the first qc_matmul_run with the workspace. It
  * writes the first QC_MATMUL_HEADER_BYTES (all of it, if it is smaller). Every product leaves these
@@ -128,17 +132,18 @@ uint64_t qc_matmul_workspace_bytes(const qc_matmul *h, const qc_matmul_weights *
  * them in between, this must be called again. A kernel that needs them and does not find them
  * leaves y as it was, and qc_matmul_check reports the fault. */
 #define QC_MATMUL_HEADER_BYTES 4096u
-QC_NODISCARD qc_status qc_matmul_workspace_init(void *workspace, uint64_t workspace_bytes,
-                                                qc_cuda_stream s, qc_error *err);
+QC_API QC_NODISCARD qc_status qc_matmul_workspace_init(void *workspace, uint64_t workspace_bytes,
+                                                       qc_cuda_stream s, qc_error *err);
 
 /* workspace: device memory, made ready with qc_matmul_workspace_init, 256-byte aligned; NULL if
  * workspace_bytes is 0. workspace_bytes: as answered above for at least this m, or any number,
  * which is then the limit to plan for. Equal results need equal path and workspace_bytes, because
  * these decide how K is split. QC_ERR_USAGE names the argument that is wrong (dtype, stride,
  * workspace too small, a path this device does not have). */
-QC_NODISCARD qc_status qc_matmul_run(const qc_matmul *h, const qc_matmul_weights *w,
-                                     const qc_matmul_io *io, qc_matmul_path path, void *workspace,
-                                     uint64_t workspace_bytes, qc_cuda_stream s, qc_error *err);
+QC_API QC_NODISCARD qc_status qc_matmul_run(const qc_matmul *h, const qc_matmul_weights *w,
+                                            const qc_matmul_io *io, qc_matmul_path path,
+                                            void *workspace, uint64_t workspace_bytes,
+                                            qc_cuda_stream s, qc_error *err);
 
 /* The products of several weights with the same x (q, k and v; gate and up). They take one launch
  * if the weights are alike: of one kind, with blocks of one size, the same code_map, all with plain
@@ -148,41 +153,51 @@ QC_NODISCARD qc_status qc_matmul_run(const qc_matmul *h, const qc_matmul_weights
  * count: 1 to QC_MATMUL_GROUP_MOST. K is the same in all. Sums may have another order than those of
  * single calls, because there is one plan for all. */
 #define QC_MATMUL_GROUP_MOST 8u
-uint64_t qc_matmul_group_workspace_bytes(const qc_matmul *h, const qc_matmul_weights *const *w,
-                                         uint32_t count, uint64_t max_m, qc_matmul_path path,
-                                         uint64_t limit_bytes);
-QC_NODISCARD qc_status qc_matmul_run_group(const qc_matmul *h, const qc_matmul_weights *const *w,
-                                           const qc_matmul_io *io, uint32_t count,
-                                           qc_matmul_path path, void *workspace,
-                                           uint64_t workspace_bytes, qc_cuda_stream s,
-                                           qc_error *err);
+QC_API uint64_t qc_matmul_group_workspace_bytes(const qc_matmul *h,
+                                                const qc_matmul_weights *const *w, uint32_t count,
+                                                uint64_t max_m, qc_matmul_path path,
+                                                uint64_t limit_bytes);
+QC_API QC_NODISCARD qc_status qc_matmul_run_group(const qc_matmul *h,
+                                                  const qc_matmul_weights *const *w,
+                                                  const qc_matmul_io *io, uint32_t count,
+                                                  qc_matmul_path path, void *workspace,
+                                                  uint64_t workspace_bytes, qc_cuda_stream s,
+                                                  qc_error *err);
 
 /* ---- planned once, run many times ---- */
 
 /* A product, or several with one x, with everything decided that depends on shapes. The storage is
- * the caller's (some 2 KB; kernels/matmul_plan.h has its members). It holds no pointers, so it may
- * be copied, kept, and used by several threads at once. */
+ * the caller's: qc_abi_size("qc_matmul_planned") bytes, some 2 KB, aligned to 8 (its members are in
+ * kernels/matmul_plan.h). It holds no pointers, so it may be copied, kept, and used by several
+ * threads at once. */
 typedef struct qc_matmul_planned qc_matmul_planned;
 
 /* Plans what qc_matmul_run (count 1) or qc_matmul_run_group would do with a workspace of
  * limit_bytes (0: any; out->workspace_bytes then says what it takes). Of io it reads m, dtypes,
  * strides, which of them have a bias (any pointer that is not NULL), and the alignment of x.
  * Pointers are not followed, and x may be NULL for one on a 16-byte address. */
-QC_NODISCARD qc_status qc_matmul_plan_product(const qc_matmul *h, const qc_matmul_weights *const *w,
-                                              const qc_matmul_io *io, uint32_t count,
-                                              qc_matmul_path path, uint64_t limit_bytes,
-                                              qc_matmul_planned *out, qc_error *err);
+QC_API QC_NODISCARD qc_status qc_matmul_plan_product(const qc_matmul *h,
+                                                     const qc_matmul_weights *const *w,
+                                                     const qc_matmul_io *io, uint32_t count,
+                                                     qc_matmul_path path, uint64_t limit_bytes,
+                                                     qc_matmul_planned *out, qc_error *err);
+
+/* Of a plan: the path of weight i, QC_MATMUL_AUTO where there is no such weight, and the least
+ * workspace. */
+QC_API qc_matmul_path qc_matmul_planned_path(const qc_matmul_planned *planned, uint32_t i);
+QC_API uint64_t qc_matmul_planned_workspace(const qc_matmul_planned *planned);
 
 /* Runs a plan as qc_matmul_run does, but without planning, with the planned weights or others of
  * the same shape (the next layer's). QC_ERR_USAGE names what the plan does not hold for: another m,
  * dtype, kind, size or block, an x or codes less aligned, a bias that was not planned, a workspace
  * that is too small. A plan belongs to its handle's device and keeps using the table of tuned
  * choices that the handle had when it was made. */
-QC_NODISCARD qc_status qc_matmul_run_planned(const qc_matmul *h, const qc_matmul_planned *planned,
-                                             const qc_matmul_weights *const *w,
-                                             const qc_matmul_io *io, void *workspace,
-                                             uint64_t workspace_bytes, qc_cuda_stream s,
-                                             qc_error *err);
+QC_API QC_NODISCARD qc_status qc_matmul_run_planned(const qc_matmul *h,
+                                                    const qc_matmul_planned *planned,
+                                                    const qc_matmul_weights *const *w,
+                                                    const qc_matmul_io *io, void *workspace,
+                                                    uint64_t workspace_bytes, qc_cuda_stream s,
+                                                    qc_error *err);
 
 /* y = x W^T in cuBLAS with W [N, K] F16 or BF16 in device memory and equal dtypes of x, W and y;
  * the quantized matmul is compared with it. QC_ERR_UNSUPPORTED without cuBLAS; BF16 needs sm_80.

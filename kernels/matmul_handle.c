@@ -67,6 +67,8 @@ qc_status qc_matmul_create(qc_matmul **out, int device_index, qc_error *err)
     qc_matmul *h = NULL;
     qc_cuda_device before = {0};
     qc_status st;
+    if (!out)
+        QC_FAIL(err, QC_ERR_USAGE, "qc_matmul_create: out is NULL");
     *out = NULL;
     QC_TRY(qc_calloc(&h, 1, sizeof *h, err));
     QC_TRY_GOTO(st, failed, qc_cuda_device_open(&h->device, device_index, err));
@@ -101,12 +103,12 @@ void qc_matmul_destroy(qc_matmul *h)
 
 const qc_cuda_device *qc_matmul_device(const qc_matmul *h)
 {
-    return &h->device;
+    return h ? &h->device : NULL;
 }
 
 const char *qc_matmul_no_gemm(const qc_matmul *h)
 {
-    return h->gemm ? NULL : h->no_gemm.msg;
+    return !h || h->gemm ? NULL : h->no_gemm.msg;
 }
 
 qc_status qc_matmul_set_tuning(qc_matmul *h, const qc_matmul_tuned *rows, size_t count,
@@ -134,6 +136,8 @@ const qc_matmul_tuned *qc_matmul_tuning(const qc_matmul *h, size_t *count)
 
 qc_status qc_matmul_check(const qc_matmul *h, qc_error *err)
 {
+    if (!h)
+        QC_FAIL(err, QC_ERR_USAGE, "the matmul's handle is NULL");
     /* The word is read before it is exchanged: nobody writes its line then, and all but one call in
      * a handle's life end there. */
     _Atomic uint32_t *word = (_Atomic uint32_t *)h->fault;
@@ -156,6 +160,8 @@ qc_status qc_matmul_check(const qc_matmul *h, qc_error *err)
 qc_status qc_matmul_here(const qc_matmul *h, qc_error *err)
 {
     int current = -1;
+    if (!h)
+        QC_FAIL(err, QC_ERR_USAGE, "the matmul's handle is NULL");
     QC_TRY(qc_cuda_current(&current, err));
     if (current != h->device.index)
         QC_FAIL(err, QC_ERR_USAGE,
@@ -173,6 +179,8 @@ static int is_power_of_two(uint32_t v)
 qc_status qc_matmul_check_weights(const qc_weights *w, qc_error *err)
 {
     uint64_t elems = 0;
+    if (!w)
+        QC_FAIL(err, QC_ERR_USAGE, "a product: the weight is NULL");
     if (!w->form.ops)
         QC_FAIL(err, QC_ERR_USAGE, "the form of the weights is not known");
     const int by_rows = qc_form_by_rows(&w->form);

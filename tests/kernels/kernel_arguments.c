@@ -1,6 +1,8 @@
 /* What the matmul's C API refuses, and in which words. */
 #include "tests/fixtures/kernel_matmul.h"
 
+#include "kernels/cuda_dequantize.h"
+
 static void test_run_refuses(void **state)
 {
     (void)state;
@@ -58,6 +60,57 @@ static void test_run_refuses(void **state)
     raw.w.codes = NULL;
     km_expect_run(h, &raw, &good, QC_MATMUL_AUTO, NULL, 0, "weights have no codes");
     qc_cuda_free(memory);
+    km_weight_free(&w);
+    qc_matmul_destroy(h);
+}
+
+/* Whoever calls from another language has no compiler that sees a NULL. */
+static void test_null_is_answered(void **state)
+{
+    (void)state;
+    qt_rng rng = {1};
+    qc_matmul *h = km_handle();
+    km_spec spec = {.kind = QC_FORM_NF4, .n = 8, .k = 64, .block = 64, .nested = 1};
+    km_weight w;
+    km_weight_make(&w, h, &spec, &rng);
+    uint16_t y[8] = {0};
+    qc_matmul_weights out;
+    qc_matmul_planned planned;
+    const qc_matmul_weights *one = &w.ready, *none = NULL;
+    const qc_matmul_io io = {
+        .m = 1, .x = y, .x_dtype = QC_DTYPE_F16, .y = y, .y_dtype = QC_DTYPE_F16};
+    const qc_matmul_path any = QC_MATMUL_AUTO;
+    assert_int_equal(qc_matmul_create(NULL, 0, NULL), QC_ERR_USAGE);
+    assert_int_equal(qc_matmul_check(NULL, NULL), QC_ERR_USAGE);
+    assert_int_equal(qc_matmul_prepare(NULL, &w.ready.w, 0, y, &out, NULL, NULL), QC_ERR_USAGE);
+    assert_int_equal(qc_matmul_prepare(h, NULL, 0, y, &out, NULL, NULL), QC_ERR_USAGE);
+    assert_int_equal(qc_matmul_prepare(h, &w.ready.w, 0, y, NULL, NULL, NULL), QC_ERR_USAGE);
+    assert_int_equal(qc_matmul_run(NULL, one, &io, any, NULL, 0, NULL, NULL), QC_ERR_USAGE);
+    assert_int_equal(qc_matmul_run(h, NULL, &io, any, NULL, 0, NULL, NULL), QC_ERR_USAGE);
+    assert_int_equal(qc_matmul_run(h, one, NULL, any, NULL, 0, NULL, NULL), QC_ERR_USAGE);
+    assert_int_equal(qc_matmul_run_group(h, NULL, &io, 1, any, NULL, 0, NULL, NULL), QC_ERR_USAGE);
+    assert_int_equal(qc_matmul_plan_product(NULL, &one, &io, 1, any, 0, &planned, NULL),
+                     QC_ERR_USAGE);
+    assert_int_equal(qc_matmul_plan_product(h, &none, &io, 1, any, 0, &planned, NULL),
+                     QC_ERR_USAGE);
+    assert_int_equal(qc_matmul_plan_product(h, &one, &io, 1, any, 0, NULL, NULL), QC_ERR_USAGE);
+    assert_int_equal(qc_matmul_run_planned(h, NULL, &one, &io, NULL, 0, NULL, NULL), QC_ERR_USAGE);
+    KM_OK(qc_matmul_plan_product(h, &one, &io, 1, any, 0, &planned, &km_error));
+    assert_int_equal(qc_matmul_planned_path(&planned, 0), QC_MATMUL_GEMV);
+    assert_int_equal(qc_matmul_planned_path(&planned, 1), QC_MATMUL_AUTO);
+    assert_int_equal(qc_matmul_planned_path(NULL, 0), QC_MATMUL_AUTO);
+    assert_int_equal(qc_matmul_planned_workspace(&planned), planned.workspace_bytes);
+    assert_true(qc_matmul_planned_workspace(NULL) == UINT64_MAX);
+    assert_true(qc_matmul_workspace_bytes(NULL, one, 1, any, 0) == UINT64_MAX);
+    assert_true(qc_matmul_workspace_bytes(h, NULL, 1, any, 0) == UINT64_MAX);
+    assert_true(qc_matmul_group_workspace_bytes(h, &none, 1, 1, any, 0) == UINT64_MAX);
+    assert_true(qc_matmul_prepared_bytes(NULL, 1) == UINT64_MAX);
+    assert_int_equal(qc_matmul_repack_helps(NULL), 0);
+    assert_null(qc_matmul_device(NULL));
+    assert_null(qc_matmul_no_gemm(NULL));
+    assert_int_equal(qc_cuda_dequantize(NULL, 0, 1, y, QC_DTYPE_F16, 64, NULL, NULL, NULL, NULL),
+                     QC_ERR_USAGE);
+    qc_matmul_destroy(NULL);
     km_weight_free(&w);
     qc_matmul_destroy(h);
 }
@@ -143,6 +196,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_run_refuses),
+        cmocka_unit_test(test_null_is_answered),
         cmocka_unit_test(test_prepare_refuses),
     };
     int skip = km_no_device();

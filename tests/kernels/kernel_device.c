@@ -282,6 +282,9 @@ static void count_says(const char *devices, const char *words)
     assert_string_equal(why, words);
     assert_int_equal(qc_cuda_device_open(&d, 0, &err), QC_ERR_DEVICE);
     assert_non_null(strstr(err.msg, words));
+    memset(&err, 0, sizeof err);
+    assert_int_equal(qc_cuda_usable(&err), QC_ERR_DEVICE);
+    assert_non_null(strstr(err.msg, words));
 }
 
 static void test_no_devices(void **state)
@@ -290,11 +293,16 @@ static void test_no_devices(void **state)
     qd_end();
     count_says("none", "the NVIDIA driver shows no GPU");
     count_says("nodriver", "the NVIDIA driver was not found");
+    count_says("olddriver",
+               "the NVIDIA driver is too old: it has CUDA 10.2, this build needs 13.0");
     qc_shim_set_devices("sm_70:80:1GiB,sm_86:84:2GiB");
     int count = 0;
     qc_cuda_device_count(&count, NULL, 0);
     assert_int_equal(count, 2);
     qc_cuda_device d;
+    QD_OK(qc_cuda_usable(&qd.err));
+    assert_int_equal(qc_cuda_device_open(NULL, 1, NULL), QC_ERR_USAGE);
+    assert_int_equal(qc_cuda_use(NULL, NULL), QC_ERR_USAGE);
     QD_OK(qc_cuda_device_open(&d, 1, &qd.err));
     assert_int_equal(d.sm, 86);
     assert_int_equal(d.multiprocessors, 84);

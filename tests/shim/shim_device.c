@@ -9,13 +9,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { DRIVER = 13000, MOST_FUNCTIONS = 4096, GRID_MOST = 0x7fffffff };
+enum { DRIVER = 13000, OLD_DRIVER = 10020, MOST_FUNCTIONS = 4096, GRID_MOST = 0x7fffffff };
 enum { DEFAULT_SHARED = 48 << 10 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static qc_shim_device devices[QC_SHIM_MAX_DEVICES];
-static int device_count, no_driver;
+static int device_count, no_driver, old_driver;
 static qc_shim_order order = {QC_SHIM_SHUFFLE, 1};
 static qc_shim_stream_kind streams_kind;
 static uint64_t streams_random;
@@ -74,7 +74,8 @@ static int read_number(const char **at, size_t skip, uint64_t *out)
 
 static void parse_devices(const char *text)
 {
-    no_driver = !strcmp(text, "nodriver");
+    old_driver = !strcmp(text, "olddriver");
+    no_driver = old_driver || !strcmp(text, "nodriver");
     device_count = 0;
     if (no_driver || !strcmp(text, "none") || !*text)
         return;
@@ -432,7 +433,7 @@ cudaError_t qc_shim_current(int *device)
 cudaError_t cudaDriverGetVersion(int *version)
 {
     begin();
-    *version = no_driver ? 0 : DRIVER;
+    *version = old_driver ? OLD_DRIVER : no_driver ? 0 : DRIVER;
     return cudaSuccess;
 }
 

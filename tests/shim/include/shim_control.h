@@ -2,7 +2,8 @@
  *
  * The environment, read when the shim is first used:
  *   QC_SHIM_DEVICES      "sm_90:132:8GiB,sm_70:80:512MiB": capability, multiprocessors, memory;
- *                        "none": no device; "nodriver": no driver. Default: one sm_90:132:4GiB
+ *                        "none": no device; "nodriver": no driver; "olddriver": one of CUDA 10.2.
+ *                        Default: one sm_90:132:4GiB
  *   QC_SHIM_CODE         80: on every device the kernels are as if the driver had compiled them
  *                        from compute_80's PTX, so newer instructions are left out of them.
  *                        Default: as the device
