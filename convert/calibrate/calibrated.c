@@ -484,8 +484,7 @@ static qc_status check_weight(qc_calibrated *c, uint32_t job, unsigned char *roo
     qc_status st = QC_OK;
     for (uint64_t at = 0; st == QC_OK && at < s.bytes; at += PIECE_BYTES) {
         uint64_t n = s.bytes - at < PIECE_BYTES ? s.bytes - at : PIECE_BYTES;
-        if (qc_interrupted())
-            QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
+        QC_TRY(qc_check_interrupted(err));
         st = read_range(c, job, &s, at, room, n, room, &why);
     }
     if (st == QC_ERR_CHECK || st == QC_ERR_TRUNCATED) {

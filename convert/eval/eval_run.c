@@ -225,8 +225,7 @@ static qc_status token_worker(qc_team *team, unsigned index, void *ctx, qc_error
         uint64_t i = atomic_fetch_add(&w->next, 1);
         if (i >= w->rows)
             return QC_OK;
-        if (qc_team_stopped(team))
-            QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
+        QC_TRY(qc_check_stopped(team, err));
         const float *q = e->sides[0].logits + i * e->vocabulary;
         const float *p = e->side_count > 1 ? e->sides[1].logits + i * e->vocabulary : NULL;
         QC_TRY(qc_eval_token_of(&e->tokens[i], q, p, e->vocabulary, w->targets[i], err));
@@ -334,8 +333,8 @@ qc_status qc_eval_run(qc_eval_result *out, const qc_call *call, const qc_eval_op
     QC_TRY(qc_isa_select(&e.tools.isa, err));
     QC_TRY(qc_progress_create(&e.tools.progress, call, "evaluating", 0, err));
     qc_status st = run(&e, err);
-    if (st == QC_OK && qc_interrupted())
-        st = qc_error_set(err, QC_ERR_INTERRUPTED, __FILE__, __LINE__, "interrupted");
+    if (st == QC_OK)
+        st = qc_check_interrupted(err);
     qc_eval_stats_deinit(&e.stats);
     qc_free(e.tokens);
     qc_free(e.targets);

@@ -296,11 +296,9 @@ static qc_status work(qc_team *team, unsigned index, void *ctx, qc_error *err)
         uint32_t i = (uint32_t)atomic_fetch_add(&m->next, 1);
         if (i >= m->count)
             break;
-        if (qc_team_stopped(team)) {
-            st = qc_error_set(err, QC_ERR_INTERRUPTED, __FILE__, __LINE__, "interrupted");
-            break;
-        }
-        st = measure_one(m, &w, &m->samples[i], err);
+        st = qc_check_stopped(team, err);
+        if (st == QC_OK)
+            st = measure_one(m, &w, &m->samples[i], err);
     }
     scratch_deinit(&w);
     return st;

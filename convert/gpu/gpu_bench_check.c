@@ -38,12 +38,11 @@ static qc_status read_y(qc_bench_player *p, distances *d, qc_digest *bits, qc_er
     for (uint64_t first = 0; st == QC_OK && first < w->io.m; first += rows) {
         const uint16_t *y = w->b->pinned;
         uint64_t here = w->io.m - first < rows ? w->io.m - first : rows;
-        if (qc_interrupted()) { /* the host needs a good part of a second for 4096 x 28672 */
-            st = qc_error_set(err, QC_ERR_INTERRUPTED, __FILE__, __LINE__, "interrupted");
-            break;
-        }
-        st = qc_cuda_to_host(w->b->pinned, (const uint16_t *)w->y + first * n,
-                             (size_t)(2 * here * n), w->b->stream, err);
+        /* The host needs a good part of a second for 4096 x 28672. */
+        st = qc_check_interrupted(err);
+        if (st == QC_OK)
+            st = qc_cuda_to_host(w->b->pinned, (const uint16_t *)w->y + first * n,
+                                 (size_t)(2 * here * n), w->b->stream, err);
         if (st == QC_OK)
             st = qc_cuda_stream_synchronize(w->b->stream, err);
         if (st == QC_OK)

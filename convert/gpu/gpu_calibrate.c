@@ -490,8 +490,7 @@ static qc_status walk_windows(gpu *g, const walk *w, qc_error *err)
     QC_TRY(qc_gpu_check_windows(&g->f, b->lengths, b->count, err));
     for (uint64_t first = 0, next = 0; first < b->count; first = next) {
         uint64_t rows = qc_gpu_next_windows(b->lengths, b->count, w->most_tokens, &next);
-        if (qc_interrupted())
-            QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
+        QC_TRY(qc_check_interrupted(err));
         QC_TRY(walk_chunk(g, w, first, next, token, err));
         token += rows;
         qc_calibrate_progress(g->base.k, w->seconds * (double)rows / (double)b->tokens);

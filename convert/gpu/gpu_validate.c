@@ -194,8 +194,7 @@ static qc_status upload_dense(comparison *w, qc_error *err)
     uint64_t row = w->k * sizeof(uint16_t);
     for (uint64_t first = 0; first < w->n; first += w->stage_rows) {
         uint64_t count = w->n - first < w->stage_rows ? w->n - first : w->stage_rows;
-        if (qc_interrupted())
-            QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
+        QC_TRY(qc_check_interrupted(err));
         QC_TRY(w->in->read(w->in->ctx, first, count, w->stage, err));
         QC_TRY(qc_cuda_to_device(w->dense + first * row, w->stage, (size_t)(count * row), s, err));
         QC_TRY(qc_cuda_stream_synchronize(s, err));

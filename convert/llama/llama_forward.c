@@ -33,8 +33,7 @@ static qc_status take(qc_team *team, unsigned index, void *ctx, qc_error *err)
         uint64_t first = atomic_fetch_add(&p->next, p->grain);
         if (first >= p->total)
             return QC_OK;
-        if (qc_team_stopped(team))
-            QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
+        QC_TRY(qc_check_stopped(team, err));
         uint64_t left = p->total - first;
         QC_TRY(p->fn(p->ctx, index, first, left < p->grain ? left : p->grain, err));
     }
@@ -46,8 +45,7 @@ static qc_status share(unsigned threads, uint64_t total, uint64_t grain, phase_f
     phase p = {.fn = fn, .ctx = ctx, .total = total, .grain = grain};
     uint64_t pieces = qc_ceil_div_u64(total, grain);
     atomic_init(&p.next, 0);
-    if (qc_interrupted())
-        QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
+    QC_TRY(qc_check_interrupted(err));
     if (pieces == 0)
         return QC_OK;
     return qc_team_run(pieces < threads ? (unsigned)pieces : threads, take, &p, err);

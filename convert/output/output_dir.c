@@ -94,8 +94,8 @@ static qc_status lock_staging(qc_output_dir *d, const char *staging, const char 
         }
         int busy = 0;
         st = qc_dir_lock_try(&d->lock, d->parts > 1, &busy, err);
-        if (st == QC_OK && busy && d->parts > 1 && qc_interrupted())
-            st = qc_error_set(err, QC_ERR_INTERRUPTED, __FILE__, __LINE__, "interrupted");
+        if (st == QC_OK && busy && d->parts > 1)
+            st = qc_check_interrupted(err);
         if (st != QC_OK || (busy && d->parts == 1))
             break;
         if (busy) {

@@ -194,9 +194,8 @@ static qc_status work(qc_team *team, unsigned index, void *ctx, qc_error *err)
         uint64_t piece = atomic_fetch_add(&c->next, 1);
         if (piece >= c->first[c->r->weight_count])
             break;
-        if (qc_team_stopped(team))
-            st = qc_error_set(err, QC_ERR_INTERRUPTED, __FILE__, __LINE__, "interrupted");
-        else
+        st = qc_check_stopped(team, err);
+        if (st == QC_OK)
             st = count_piece(c, piece, cursor, buffer, err);
     }
     qc_st_cursor_destroy(cursor);

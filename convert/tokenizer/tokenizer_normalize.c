@@ -69,8 +69,7 @@ static qc_status replace(const qc_norm *n, unsigned stage, qc_matcher *m, qc_spa
     for (size_t from = 0; from <= s.len;) {
         int found = 0;
         size_t begin = 0, end = 0;
-        if (qc_interrupted())
-            QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
+        QC_TRY(qc_check_interrupted(err));
         QC_TRY(qc_pattern_find(n->pattern, m, s, from, &found, &begin, &end, err));
         if (!found)
             break;

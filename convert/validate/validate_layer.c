@@ -179,9 +179,8 @@ static qc_status work(qc_team *team, unsigned index, void *ctx, qc_error *err)
         uint64_t end = n - first < j->share ? n : first + j->share;
         for (uint64_t at = first; st == QC_OK && at < end; at += j->step) {
             uint64_t count = end - at < j->step ? end - at : j->step;
-            if (qc_team_stopped(team))
-                st = qc_error_set(err, QC_ERR_INTERRUPTED, __FILE__, __LINE__, "interrupted");
-            else
+            st = qc_check_stopped(team, err);
+            if (st == QC_OK)
                 st = step_rows(j, &b, at, count, err);
         }
         if (st == QC_OK)

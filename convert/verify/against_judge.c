@@ -252,8 +252,7 @@ static qc_status search(qc_against *a, qc_against_scratch *s, const qc_against_t
             if (c.row.elems == 0 || (i == t->model_tensor && transpose == t->row.transpose) ||
                 (transpose && i != t->model_tensor && !t->row.transpose))
                 continue;
-            if (qc_interrupted())
-                QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
+            QC_TRY(qc_check_interrupted(err));
             tried++;
             qc_status st = qc_against_read(s, &c, 0, n, 0, &source, err);
             if (st == QC_ERR_NONFINITE)

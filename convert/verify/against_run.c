@@ -99,9 +99,8 @@ static qc_status read_pieces(qc_team *team, unsigned index, void *ctx, qc_error 
         const qc_checkpoint_tensor *c = &a->output->tensors[t->out_tensor];
         uint64_t at = l->units[i].piece * t->piece_bytes;
         uint64_t n = c->bytes - at < t->piece_bytes ? c->bytes - at : t->piece_bytes;
-        if (qc_team_stopped(team))
-            st = qc_error_set(err, QC_ERR_INTERRUPTED, __FILE__, __LINE__, "interrupted");
-        else
+        st = qc_check_stopped(team, err);
+        if (st == QC_OK)
             st = qc_checkpoint_read(a->output, cursor, c, at, buf, (size_t)n, err);
         if (st == QC_OK)
             st = qc_against_piece(a, t, at, buf, (size_t)n, err);

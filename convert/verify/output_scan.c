@@ -357,10 +357,9 @@ static qc_status scan_worker(qc_team *team, unsigned index, void *ctx, qc_error 
     if (st == QC_OK)
         st = qc_malloc_aligned(&content, 4096, s->max_content, err);
     while (st == QC_OK) {
-        if (qc_team_stopped(team)) {
-            st = qc_error_set(err, QC_ERR_INTERRUPTED, __FILE__, __LINE__, "interrupted");
+        st = qc_check_stopped(team, err);
+        if (st != QC_OK)
             break;
-        }
         uint64_t i = atomic_fetch_add(&s->next, 1);
         if (i >= s->unit_count)
             break;
