@@ -346,7 +346,8 @@ double qc_auto_normal_mse(const qc_candidate *row, uint64_t cols, qc_scale_metho
         17.1726, 18.4906, 19.8128, 21.1388, 22.4682, 23.8005, 25.1356,
     };
     enum { POINTS = sizeof max_square / sizeof *max_square };
-    /* The share of it that the search leaves, in the same rows. Below 16 weights it is as at 16. */
+    /* The share of the error that the search leaves, for rows of the same lengths. Rows of fewer
+     * than 16 weights take the share of 16. */
     static const double searched_share[POINTS] = {
         0.925, 0.925, 0.925, 0.925, 0.925, 0.936, 0.948, 0.959, 0.967, 0.972, 0.975,
         0.974, 0.969, 0.956, 0.932, 0.895, 0.849, 0.800, 0.752, 0.714, 0.701,
@@ -357,7 +358,7 @@ double qc_auto_normal_mse(const qc_candidate *row, uint64_t cols, qc_scale_metho
     unsigned k = 0;
     while (k + 2 < POINTS && cols >> (k + 1) > 0)
         k++;
-    /* The value is nearly linear in the logarithm of the length. Within an octave, linear in the
+    /* The value is nearly linear in the logarithm of the length. Within an octave, a line over the
      * length is close enough. */
     double part = (double)cols / (double)(UINT64_C(1) << k) - 1;
     part = part < 0 ? 0 : part > 1 ? 1 : part;

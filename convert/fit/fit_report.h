@@ -100,8 +100,8 @@ void qc_fit_bar(const qc_fit_device *d, unsigned cells, qc_bar_style style, qc_s
 void qc_fit_budget_notes(const qc_fit_report *r, const char *begin, const char *end,
                          qc_strbuf *out);
 
-/* Say whether a prompt is read whole or in steps of some tokens; and whether the form of latent
- * attention means anything to this model. */
+/* The first says whether a prompt is read whole or in steps of some tokens, the second whether the
+ * model has latent attention, so that its form matters. */
 void qc_fit_prefill_text(const qc_fit_prefill *p, qc_strbuf *out);
 int qc_fit_has_mla(const qc_geometry *g);
 /* Writes "the latent is cached, ...: transformers 5.23", a sentence without a full stop. */
