@@ -16,7 +16,7 @@ typedef struct {
     size_t raw_room;
     float *scales;
     size_t scale_room;
-    int has_table; /* is there a table with the values of table_dtype's codes? */
+    int has_table; /* whether there is a table with the values of table_dtype's codes */
     qc_dtype table_dtype;
     float table[256];
     qc_packed_stripe stripe; /* of integers */

@@ -34,7 +34,7 @@ static qc_status room(qc_packed_buffer *b, uint64_t count, uint64_t each, qc_err
     if (b->data && bytes <= b->room)
         return QC_OK;
     if (qc_u64_to_size(bytes, &want))
-        QC_FAIL(err, QC_ERR_NOMEM, "a row of a tensor is too large");
+        QC_FAIL(err, QC_ERR_NOMEM, "a row of a tensor is too large for this machine's memory");
     qc_free(b->data);
     *b = (qc_packed_buffer){0};
     QC_TRY(qc_malloc(&b->data, want, err));

@@ -309,7 +309,7 @@ qc_status qc_skip_add(qc_skip_list *l, const char *module, size_t len, qc_error 
         return append(l, head, err);
     QC_TRY(whole_part(l, module, len, &name, err));
     if (name && name == before)
-        return QC_OK; /* it is there */
+        return QC_OK; /* the list has it already */
     if (!name) {
         QC_TRY(qc_arena_strndup(l->arena, &name, module, len, err));
         QC_TRY(add_detector(l, name, err));

@@ -1,5 +1,5 @@
 /* What the name of a tensor says about it: tables for known model types, general rules for the
- * rest. Names only decide what a tensor is; recipe.c decides what becomes of it. Thread-safe: the
+ * rest. A name decides only what a tensor is; recipe.c decides what becomes of it. Thread-safe: the
  * tables are constant. Nothing here allocates. */
 #ifndef QC_CONVERT_RECIPE_TABLES_H
 #define QC_CONVERT_RECIPE_TABLES_H

@@ -57,8 +57,8 @@ typedef struct {
     uint32_t default_block;
     qc_format format;         /* who reads it */
     unsigned activation_bits; /* in compressed-tensors: 8 or 16 */
-    /* Can its scales be searched, and do they then need a sample of the weight's groups, which
-     * tells the offset of nested scales? Otherwise that is 0. */
+    /* Whether its scales can be searched, and whether the search then needs a sample of the
+     * weight's groups, which tells the offset of nested scales; otherwise that is 0. */
     int samples_offset;
     int needs_int8_matmul; /* what bitsandbytes multiplies with, and not every card has */
     qc_dtype code_dtype;   /* of the tensor with the codes */
@@ -80,7 +80,7 @@ typedef struct {
     const char *why;  /* for the recipe */
     qc_scheme scheme;
     uint32_t block_elems;
-    /* The relative squared error of a normally distributed weight, with scales by absmax and with
+    /* The relative squared error of a normally distributed weight, with absmax scales and with
      * searched ones. 0: it depends on the length of a row (qc_auto_normal_mse). */
     double normal_mse, searched_mse;
 } qc_candidate;

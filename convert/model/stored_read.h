@@ -5,8 +5,8 @@
 #include "convert/model/recipe.h"
 #include "quant/quant_weights.h"
 
-/* Reads all of a tensor. Free it with qc_free, also after a failure. It is read in steps, and
- * between these Ctrl-C is looked for. */
+/* Reads all of a tensor, in steps with a look for Ctrl-C between them. Free it with qc_free, also
+ * after a failure. */
 QC_NODISCARD qc_status qc_tensor_read(const qc_checkpoint *c, const qc_checkpoint_tensor *t,
                                       qc_st_cursor *cursor, void **out, qc_error *err);
 

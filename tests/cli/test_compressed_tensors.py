@@ -174,7 +174,7 @@ class CompressedTensors(OutputCase):
         self.assertTrue(json.loads(self.ok("verify", "--json", "o"))["ok"])
         self.assertEqual(report["manifest"]["to"], "auto")
         self.usage("--to", "auto", "--format", "compressed-tensors", "--vram", "8GB", "--schemes",
-                   "nf4", "m", "p", has="none of int4, int4-32, int8 and 16bit")
+                   "nf4", "m", "p", has="some of int4, int4-32, int8 and 16bit")
 
     def test_kept(self):
         """Rows that are not whole groups or words stay as they are, and say why."""
