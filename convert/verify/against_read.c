@@ -407,7 +407,7 @@ static qc_status check_step(const work *w, const void *source, uint64_t skip, ui
     return QC_OK;
 }
 
-/* Handles elements of a source in FP8 or MXFP4 that could not even be read, because they are not
+/* Handles elements of a source in FP8 or MXFP4 that could not be read, because they are not
  * finite. */
 static qc_status take_nonfinite(const work *w, uint64_t at, qc_status st, qc_error *err)
 {

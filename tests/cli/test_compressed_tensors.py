@@ -569,7 +569,7 @@ class Others(OutputCase):
                 (Weight(random.Random(3), 64, 128, 8, 1, single=True, symmetric=True), int_quantized,
                  {"symmetric": True, "single": True}, None, "w8a8 with one scale"),
                 (Weight(random.Random(3), 64, 63, 4, 3, symmetric=True), pack_quantized,
-                 {"symmetric": True}, None, "w4a16 in rows of no whole words"),
+                 {"symmetric": True}, None, "w4a16 in rows that do not fill whole words"),
                 (Weight(random.Random(3), 64, 128, 4, 2), gptq, {},
                  {"quant_method": "gptq", "bits": 4}, "gptq with act-order"),
                 (Weight(random.Random(3), 64, 128, 4, 2), awq, {},
