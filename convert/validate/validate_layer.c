@@ -85,7 +85,7 @@ static double rounded(qc_dtype dtype, double v)
     return qc_f64_of_half(dtype, dtype == QC_DTYPE_BF16 ? qc_bf16_from_f64(v) : qc_f16_from_f64(v));
 }
 
-/* Is e larger, or NaN? A NaN must not be lost on the way. */
+/* Is e larger, or a NaN? A NaN must not get lost. */
 static int exceeds(double e, double most)
 {
     return e > most || (isnan(e) && !isnan(most));
@@ -202,11 +202,12 @@ static qc_status prepare(job *j, qc_error *err)
     size_t size = 0;
     if (qc_mul_u64(groups * QC_MATMUL_PACK_ROWS * sizeof(double), k, &bytes) ||
         qc_u64_to_size(bytes, &size))
-        QC_FAIL(err, QC_ERR_NOMEM, "tensor '%s' is too wide", j->pair->name);
+        QC_FAIL(err, QC_ERR_NOMEM, "the activations for tensor '%s' do not fit memory",
+                j->pair->name);
     QC_TRY(qc_malloc_aligned(&j->packed, 64, size, err));
     qc_matmul_double_pack(j->in->x, j->in->dtype, rows, k, k, j->packed);
     if (qc_mul_u64(n, rows * sizeof *j->y, &bytes) || qc_u64_to_size(bytes, &size))
-        QC_FAIL(err, QC_ERR_NOMEM, "tensor '%s' has too many rows", j->pair->name);
+        QC_FAIL(err, QC_ERR_NOMEM, "the outputs of tensor '%s' do not fit memory", j->pair->name);
     QC_TRY(qc_malloc(&j->y, size, err));
     QC_TRY(qc_calloc(&j->rows, (size_t)n, sizeof *j->rows, err));
     /* A thread reads its share from front to back, so a compressed model is decoded about once. */

@@ -48,7 +48,7 @@ typedef struct {
     const qc_validate_pair *pair;
     const char *why_not; /* why it was not measured, or NULL if it was */
     const char *device;  /* "cpu", "cuda:0" */
-    const char *note;    /* NULL, or why another device than for the rest was used */
+    const char *note;    /* NULL, or why it was measured on another device than the rest */
     qc_dtype x_dtype;
     double weight_error, weight_max;
     uint64_t max_row, max_col; /* where it is in the tensor of MODEL */
