@@ -57,8 +57,8 @@ static qc_status sort_weights(work *w, qc_error *err)
         }
         if (n != j->cols)
             QC_FAIL(err, QC_ERR_SHAPE,
-                    "%s: second moments of %" PRIu64 " inputs for '%s', which has %" PRIu64,
-                    w->k->o->calibrate.hessians, n, j->name, j->cols);
+                    "%s: expected second moments of %" PRIu64 " inputs for '%s', found %" PRIu64,
+                    w->k->o->calibrate.hessians, j->cols, j->name, n);
         if (tokens < qc_ceil_div_u64(n, QC_CALIBRATE_FEW_TOKENS)) {
             few[few_count++] = i;
             continue;

@@ -61,7 +61,7 @@ static gpu *of(qc_calibrate_engine *e)
 
 /* ---- memory ---- */
 
-/* Says what the device has no room for. */
+/* Makes an error that says what the device has no room for. */
 static qc_status named(qc_status st, const char *what, qc_error *err)
 {
     if (st == QC_ERR_NOMEM)
@@ -106,7 +106,7 @@ static qc_status settled(gpu *g, qc_status st, qc_error *err)
     if (st != QC_OK)
         qc_gpu_forward_settle(&g->f);
     if (st == QC_ERR_NOMEM)
-        qc_error_prefix(err, "calibrating on the GPU (--device cpu goes without it)");
+        qc_error_prefix(err, "calibrating on the GPU (--device cpu calibrates without one)");
     return st;
 }
 
@@ -298,7 +298,7 @@ static qc_status new_moments(gpu *g, uint64_t n, int cross, qc_error *err)
     drop_factor(g);
     drop_moments(g);
     if (n == 0)
-        QC_FAIL(err, QC_ERR_USAGE, "second moments need at least one input");
+        QC_FAIL(err, QC_ERR_USAGE, "second moments need at least one input, found none");
     if (bytes == UINT64_MAX || qc_u64_to_size(bytes, &size))
         return named(QC_ERR_NOMEM, OF_MOMENTS, err);
     QC_TRY(named(qc_cuda_malloc(&g->h, size, err), OF_MOMENTS, err));
