@@ -124,7 +124,7 @@ qc_status qc_report_kind_names(const char **kinds, const char *const *names, uin
                        : common_bytes(kinds[i], strlen(kinds[i]), kinds[i]);
         first = first ? first : kinds[i];
     }
-    /* Of layers alone, "0" and "1", the number must not be all that is said. */
+    /* Where the names are layers alone, "0" and "1", something must be left of them. */
     for (uint32_t i = 0; first && i < count; i++)
         if (strncmp(kinds[i], first, common) == 0)
             kinds[i] += common;
@@ -153,8 +153,9 @@ static qc_status form_of(qc_report *r, uint32_t *form, const char *scheme,
         if (strcmp(r->forms[*form].name, name) == 0)
             return QC_OK;
     if (r->form_count == QC_REPORT_MAX_FORMS)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED, "%s: more than %u forms of quantized weights",
-                r->call->model, QC_REPORT_MAX_FORMS);
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "%s: expected at most %u forms of quantized weights, found more", r->call->model,
+                QC_REPORT_MAX_FORMS);
     qc_report_form *f = &r->forms[r->form_count++];
     memcpy(f->name, name, sizeof f->name);
     f->scheme = scheme;
