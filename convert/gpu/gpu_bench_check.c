@@ -1,5 +1,5 @@
-/* Is y right? A contender that gives a wrong y, in a plain launch, with another copy of its weights
- * or as a graph, is dropped and has no times. */
+/* Checks whether y is right. A contender that gives a wrong y, in a plain launch, with another copy
+ * of its weights or as a graph, is dropped and has no times. */
 #include "base/workers.h"
 #include "convert/gpu/gpu_bench_internal.h"
 #include "quant/quant_half.h"
@@ -32,7 +32,8 @@ static qc_status read_y(qc_bench_player *p, distances *d, qc_digest *bits, qc_er
     qc_digest_state *hash;
     qc_status st = QC_OK;
     if (rows == 0)
-        QC_FAIL(err, QC_ERR_USAGE, "--shapes: %s has too many outputs to be checked",
+        QC_FAIL(err, QC_ERR_USAGE,
+                "--shapes: %s has too many outputs to be checked; give a smaller shape",
                 w->shape->layer);
     QC_TRY(qc_digest_create(&hash, err));
     for (uint64_t first = 0; st == QC_OK && first < w->io.m; first += rows) {
@@ -57,7 +58,8 @@ static qc_status read_y(qc_bench_player *p, distances *d, qc_digest *bits, qc_er
     }
     *bits = qc_digest_finish(hash);
     qc_digest_destroy(hash);
-    /* A kernel that could not do its work says so here, so the next contender is not blamed. */
+    /* A kernel that could not do its work says so here, so that the next contender is not
+     * blamed. */
     return st == QC_OK ? qc_matmul_check(w->b->handle, err) : st;
 }
 
@@ -71,8 +73,8 @@ static qc_status judge(const qc_bench_player *p, const distances *d, const char 
     *error = norm > 0 ? sqrt(d->sum / (double)w->io.m) / norm : sqrt(d->sum);
     if (!(*error <= tolerance) || !(sqrt(d->worst) <= 2 * tolerance * norm))
         QC_FAIL(err, QC_ERR_CHECK,
-                "%s on %s is wrong %s: normwise error %.3g (of a row up to %.3g), allowed %.3g; it "
-                "has no times",
+                "%s on %s is wrong %s: its normwise error is %.3g (of a row up to %.3g), expected "
+                "at most %.3g; so it has no times",
                 p->what, w->b->device.name, how, fabs(*error), /* "nan", not "-nan" */
                 fabs(norm > 0 ? sqrt(d->worst) / norm : sqrt(d->worst)), tolerance);
     return QC_OK;
@@ -130,8 +132,8 @@ static qc_status expect_same(qc_bench_player *p, const char *how, qc_error *err)
     if (through_cublas(p))
         return QC_OK;
     QC_FAIL(err, QC_ERR_CHECK,
-            "%s on %s has other bits %s than in a plain launch before: normwise error %.3g instead "
-            "of %.3g; it has no times",
+            "%s on %s has other bits %s than in a plain launch before: its normwise error is %.3g "
+            "instead of %.3g; so it has no times",
             p->what, p->w->b->device.name, how, error, p->error);
 }
 

@@ -88,19 +88,20 @@ double qc_bench_point_seconds(const qc_bench_gpu *b, uint32_t shape, uint32_t m)
 /* Makes one launch by itself, and then a graph that is long enough to time, which is run once and
  * checked. */
 QC_NODISCARD qc_status qc_bench_ready(qc_bench_gpu *b, qc_bench_contender *c, qc_error *err);
-/* Seconds of one round of these. */
+/* Returns the seconds that one round of these contenders takes. */
 double qc_bench_round_seconds(qc_bench_contender *const *c, uint32_t count);
-/* Fails only if it was interrupted or there is no memory. What happens to a single contender is in
- * its `out`. */
+/* Times the contenders in rounds. It fails only if it was interrupted or there is no memory. What
+ * happens to a single contender is in its `out`. */
 QC_NODISCARD qc_status qc_bench_time(qc_bench_gpu *b, qc_bench_contender *const *c, uint32_t count,
                                      uint32_t rounds, qc_error *err);
-/* Median and percentiles of c's samples. It sorts them, so take ratios first. */
+/* Returns median and percentiles of c's samples. It sorts them, so take ratios first. */
 qc_bench_spread qc_bench_us_of(qc_bench_contender *c, uint32_t rounds);
-/* of / c, round by round. */
+/* Sets *out to the spread of the ratios of / c, round by round. */
 QC_NODISCARD qc_status qc_bench_ratio_of(qc_bench_spread *out, const qc_bench_contender *c,
                                          const qc_bench_contender *of, uint32_t rounds,
                                          qc_error *err);
-/* Ready, time, spread and done for a contender that is alone and needs no copies of anything. */
+/* Does all of it for a contender that is alone and needs no copies of anything: makes it ready,
+ * times it, and sets *us. */
 QC_NODISCARD qc_status qc_bench_alone(qc_bench_gpu *b, qc_bench_contender c, qc_bench_spread *us,
                                       qc_error *err);
 void qc_bench_done(qc_bench_contender *c);

@@ -296,7 +296,8 @@ static void free_activations(shape_work *w)
     w->workspace_bytes = 0;
 }
 
-/* Makes them for the largest M that there is memory for. w->max_m is 0 if there is none. */
+/* Makes x, y and the workspace for the largest M that there is memory for. w->max_m is 0 if there
+ * is none. */
 static qc_status activations_that_fit(shape_work *w, qc_error *err)
 {
     const qc_bench_request *q = w->b->q;
@@ -374,8 +375,8 @@ static qc_status measure_shape(shape_work *w, qc_error *err)
     qc_error full = {0};
     qc_status st = qc_bench_seconds_left(w->b) > 0 ? prepare_shape(w, &full) : QC_OK;
     if (st == QC_ERR_NOMEM) {
-        (void)snprintf(text, sizeof text, "%s %s: no room on this GPU, left out", w->shape->model,
-                       w->shape->layer);
+        (void)snprintf(text, sizeof text, "%s %s is left out, because this GPU has no room for it",
+                       w->shape->model, w->shape->layer);
         w->b->sink->say(w->b->sink->ctx, text);
         r->left_out += q->m_count * q->scheme_count;
         return QC_OK;

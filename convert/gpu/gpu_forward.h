@@ -46,7 +46,7 @@ typedef struct {
     qc_cuda_query_tile *tiles;
 } qc_gpu_activations;
 
-/* What computes layers. All zeros mean that nothing has been allocated. */
+/* The state of whoever computes layers. All zeros mean that nothing has been allocated. */
 typedef struct {
     qc_cuda_device device;
     qc_llama_config form;
