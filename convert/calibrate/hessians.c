@@ -192,9 +192,8 @@ qc_status qc_hessians_open(qc_hessians **out, const char *path, qc_error *err)
         if (h->modules[i].moment)
             QC_TRY_GOTO(st, done, check_moment(h, cur, &h->modules[i], err));
         else if (beside(h, &h->modules[i], TOKENS)) {
-            st = qc_error_set(err, QC_ERR_INPUT, __FILE__, __LINE__,
-                              "module '%s' has both '%s' and '%s'", h->modules[i].text, &TOKENS[1],
-                              &SAME[1]);
+            st = QC_ERROR(err, QC_ERR_INPUT, "module '%s' has both '%s' and '%s'",
+                          h->modules[i].text, &TOKENS[1], &SAME[1]);
             goto done;
         }
     }
@@ -309,10 +308,10 @@ qc_status qc_hessians_read(const qc_hessians *h, uint32_t number, double *out, q
                 take_row(m, i + k, (const unsigned char *)raw + k * row, out, &apart, &trace, err));
     }
     if (apart > SYMMETRY * trace / (double)m->n) {
-        st = qc_error_set(err, QC_ERR_INPUT, __FILE__, __LINE__,
-                          "tensor '%s' is not symmetric: two elements are %g apart, where the "
-                          "diagonal's mean is %g",
-                          m->moment->name, apart, trace / (double)m->n);
+        st = QC_ERROR(err, QC_ERR_INPUT,
+                      "tensor '%s' is not symmetric: two elements are %g apart, where the "
+                      "diagonal's mean is %g",
+                      m->moment->name, apart, trace / (double)m->n);
         goto done;
     }
     for (uint64_t i = 0; i < m->n; i++) {

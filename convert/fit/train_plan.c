@@ -529,8 +529,8 @@ static qc_status apply(const char *path, const qc_train_setting *s, const qc_tra
     if (st == QC_OK)
         st = qc_path_stat(path, &kind, &bytes, err);
     if (st == QC_OK && kind != QC_PATH_MISSING && kind != QC_PATH_FILE)
-        st = qc_error_set(err, QC_ERR_INPUT, __FILE__, __LINE__,
-                          "%s: --apply writes a file, but something else has this name", path);
+        st = QC_ERROR(err, QC_ERR_INPUT,
+                      "%s: --apply writes a file, but something else has this name", path);
     if (st == QC_OK && kind == QC_PATH_FILE)
         st = qc_path_rename(path, backup.data, err);
     if (st == QC_OK) {

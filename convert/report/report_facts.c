@@ -481,9 +481,7 @@ qc_status qc_report_gather(qc_report *r, const qc_call *call, qc_error *err)
     for (size_t i = 0; i < f->model->tensor_count; i++)
         count += f->tensors[i].stored != NULL;
     if (count == 0)
-        QC_TRY_GOTO(
-            st, failed,
-            qc_error_set(err, QC_ERR_INPUT, __FILE__, __LINE__, QC_STORED_NONE, call->model));
+        QC_TRY_GOTO(st, failed, QC_ERROR(err, QC_ERR_INPUT, QC_STORED_NONE, call->model));
     QC_TRY_GOTO(st, failed, qc_arena_array(call->arena, &r->forms, QC_REPORT_MAX_FORMS, err));
     QC_TRY_GOTO(st, failed, qc_arena_array(call->arena, &r->weights, count, err));
     for (size_t i = 0; i < f->model->tensor_count; i++)

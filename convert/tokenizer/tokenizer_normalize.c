@@ -50,9 +50,9 @@ static qc_status unicode_form(qc_token_budget *b, unsigned stage, int form, qc_s
     n = utf8proc_decompose(text, len, codes, n, options);
     if (n >= 0)
         n = utf8proc_reencode(codes, n, options);
-    qc_status st = n < 0 ? qc_error_set(err, QC_ERR_INPUT, __FILE__, __LINE__,
-                                        "the text cannot be normalized: %s", utf8proc_errmsg(n))
-                         : QC_OK;
+    qc_status st =
+        n < 0 ? QC_ERROR(err, QC_ERR_INPUT, "the text cannot be normalized: %s", utf8proc_errmsg(n))
+              : QC_OK;
     if (st == QC_OK && (size_t)n > counted) /* some characters have more than one byte */
         st = qc_token_budget_make(b, stage, (size_t)n - counted, err);
     if (st == QC_OK)

@@ -143,9 +143,9 @@ qc_status qc_validate_input_make(qc_validate_input *in, const char *layer, qc_dt
     if (in->file) {
         const qc_checkpoint_tensor *t = find(in, layer, cols);
         st = t ? captured(in, t, v, err)
-               : qc_error_set(err, QC_ERR_INTERNAL, __FILE__, __LINE__,
-                              "there are no activations for '%s', although some were found before",
-                              layer);
+               : QC_ERROR(err, QC_ERR_INTERNAL,
+                          "there are no activations for '%s', although some were found before",
+                          layer);
     } else {
         for (uint64_t r = 0; r < rows; r++) {
             normal_row(in->seed, r, cols, v);
