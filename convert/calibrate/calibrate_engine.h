@@ -29,9 +29,9 @@ typedef struct {
     int is_file;
 } qc_calibrate_states;
 
-/* The bytes of states that may be in memory. */
+/* Returns the bytes of states that may be in memory. */
 uint64_t qc_calibrate_states_memory(void);
-/* The bytes of states that this text needs. Saturates. */
+/* Returns the bytes of states that this text needs. Saturates. */
 uint64_t qc_calibrate_states_bytes(uint64_t tokens, uint64_t hidden, uint64_t q);
 /* Returns QC_ERR_NOSPACE where the file does not fit the disk. s is to be closed also after a
  * failure. */

@@ -175,7 +175,7 @@ static qc_status make_windows(model *m, qc_error *err)
 
 /* ---- how much it is ---- */
 
-/* The operations of both streams up to a point of a layer. */
+/* Returns the operations of both streams up to a point of a layer. */
 static double point_flops(const model *m, uint64_t number, qc_llama_point point)
 {
     const qc_llama_linear *l = m->tensors.layers[number].linear;

@@ -177,8 +177,8 @@ static void shape_of(const chooser *c, uint32_t tensor, uint64_t *rows, uint64_t
     *cols = t->dims[turned ? 0 : 1];
 }
 
-/* The dtype in which a weight left in 16 bit is written: --rest may cast it, unless it stays coded.
- * Integers are decoded. */
+/* Returns the dtype in which a weight left in 16 bit is written: --rest may cast it, unless it
+ * stays coded. Integers are decoded. */
 static qc_dtype kept_dtype(const chooser *c, uint32_t tensor)
 {
     if (coded_of(c, tensor) && !qc_coding_is_integer(coded_of(c, tensor)->coding))

@@ -44,7 +44,7 @@ typedef struct {
     void *search; /* scratch for searching scales, where they are searched */
 } scratch;
 
-/* The dtype of the weights in the scratch memory. */
+/* Returns the dtype of the weights in the scratch memory. */
 static qc_dtype dtype_of(const measuring *m, const qc_auto_sample *s)
 {
     return s->coded ? QC_DTYPE_F32 : m->model->tensors[s->tensor].dtype;

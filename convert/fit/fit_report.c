@@ -49,7 +49,7 @@ uint64_t qc_fit_parameters_of(const qc_plan *plan, const qc_job *job)
     return elems;
 }
 
-/* The block size of a scheme that has a default for it; otherwise 0. */
+/* Returns the block size of a scheme that has a default for it; otherwise 0. */
 static uint32_t shown_block(const qc_job *j)
 {
     return qc_schemes[j->scheme].default_block ? j->block_elems : 0;

@@ -81,7 +81,7 @@ uint64_t qc_fit_parameters_of(const qc_plan *plan, const qc_job *job);
 /* Sums up the schemes over the jobs of a plan (before or after its layout). */
 QC_NODISCARD qc_status qc_fit_sum_schemes(qc_fit_report *r, const qc_plan *plan, qc_error *err);
 
-/* The tables of the text and of the page: the devices, and what else they could hold. */
+/* Return the tables of the text and of the page: the devices, and what else they could hold. */
 qc_table qc_fit_devices(const qc_fit_report *r);
 qc_table qc_fit_other_choices(const qc_fit_report *r);
 

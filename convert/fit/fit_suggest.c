@@ -70,7 +70,7 @@ static qc_status add(seeker *s, const qc_fit *fit, const char *change, const cha
 
 /* ---- kinds of changes ---- */
 
-/* The scheme for all with the fewest bits, in the format of the options. */
+/* Returns the scheme for all with the fewest bits, in the format of the options. */
 static qc_to smallest_of(const qc_recipe_options *o)
 {
     return o->format == QC_FORMAT_COMPRESSED_TENSORS ? QC_TO_INT4 : QC_TO_NF4;
@@ -85,7 +85,7 @@ static qc_recipe_options recipe_of(const seeker *s)
     return r;
 }
 
-/* The option that has to be given beside --to, or "". */
+/* Returns the option that has to be given beside --to, or "". */
 static const char *format_of(const seeker *s, const qc_recipe_options *r)
 {
     return r->format == s->options->recipe.format || r->to == QC_TO_INT4

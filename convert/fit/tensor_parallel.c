@@ -104,7 +104,7 @@ qc_split qc_split_of(const char *name)
 
 /* ---- bytes ---- */
 
-/* The heads of k and v that a card has. */
+/* Returns the number of heads of k and v that a card has. */
 static uint64_t rank_kv_heads(const qc_geometry *g, uint32_t ranks)
 {
     return g->kv_heads >= ranks ? g->kv_heads / ranks : 1;
@@ -129,8 +129,8 @@ static unsigned bits_of(const qc_split_tensor *t)
     return FLOAT_BYTES * 8;
 }
 
-/* The shape of the weight before it was packed. vLLM makes it once for q, k and v together, and
- * once for gate and up; the experts' have its two numbers in 16 bit. */
+/* Returns the bytes of the shape that a packed weight had before. vLLM makes one for q, k and v
+ * together, and one for gate and up; for experts its two numbers are in 16 bit. */
 static uint64_t shape_bytes(const qc_split_tensor *t)
 {
     static const char *const fused[] = {".k_proj.", ".v_proj.", ".up_proj.", ".w3."};
@@ -140,7 +140,7 @@ static uint64_t shape_bytes(const qc_split_tensor *t)
     return 2 * (is_expert(t->name) ? FLOAT_BYTES : sizeof(int64_t));
 }
 
-/* The dimension that is split, or ndim if none is. */
+/* Returns the dimension that is split, or ndim if none is. */
 static unsigned split_dim(const qc_split_tensor *t, qc_split split)
 {
     int in_module = *parameter_of(t->name) != '\0';

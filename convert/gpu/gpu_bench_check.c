@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* The squared distance of one row of y from the truth. */
+/* Returns the squared distance of one row of y from the truth. */
 static double row_distance(const uint16_t *y, const double *truth, uint64_t n, qc_dtype dtype)
 {
     double sum = 0;

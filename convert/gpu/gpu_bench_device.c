@@ -75,7 +75,7 @@ void qc_bench_gpu_close(qc_bench_gpu *b)
 
 /* ---- shapes and paths ---- */
 
-/* The largest power of two up to 16 that divides a number of bytes. */
+/* Returns the largest power of two up to 16 that divides a number of bytes. */
 static unsigned alignment_of(uint64_t bytes)
 {
     unsigned a = 16;

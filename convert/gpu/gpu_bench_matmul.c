@@ -70,7 +70,8 @@ static qc_status make_truth(shape_work *w, uint32_t contender, const qc_weights 
 
 /* ---- one point: a shape and an M ---- */
 
-/* The bytes of a quantized weight that a launch reads. They are the same if it was repacked. */
+/* Returns the bytes of a quantized weight that a launch reads. They are the same if it was
+ * repacked. */
 static uint64_t read_of(const shape_work *w, uint32_t scheme)
 {
     return qc_bench_weight_bytes(w->weights[scheme].scheme, w->shape->n, w->shape->k);
@@ -232,8 +233,9 @@ static qc_status dense_copies(shape_work *w, uint32_t want, qc_error *err)
     return QC_OK;
 }
 
-/* The workspace of a scheme for up to w->max_m rows. Where so many rows cannot be multiplied, it is
- * the workspace for the largest number that can be; a launch with more rows says why it cannot. */
+/* Returns the workspace of a scheme for up to w->max_m rows. Where so many rows cannot be
+ * multiplied, it is the workspace for the largest number that can be; a launch with more rows says
+ * why it cannot. */
 static uint64_t workspace_of(const shape_work *w, uint32_t scheme, uint64_t limit, qc_error *err)
 {
     const qc_bench_request *q = w->b->q;

@@ -353,7 +353,7 @@ qc_status qc_gpu_calibrator_read(qc_calibrate_engine *e, double *h, double *cros
 
 /* ---- windows through a layer ---- */
 
-/* The floats of a chunk's inputs, for stream z or for stream x. */
+/* Returns the floats of a chunk's inputs, for stream z or for stream x. */
 static float *inputs_of(const gpu *g, int z)
 {
     return (float *)(void *)(g->inputs.base + (z ? g->inputs.bytes / 2 : 0));

@@ -13,8 +13,9 @@ static const qc_json_node *object_at(const qc_json_node *object, const char *nam
     return n && qc_json_kind_of(n) == QC_JSON_OBJECT ? n : NULL;
 }
 
-/* The configuration of the text model within a composite one; NULL if it is not composite. Qwen's
- * speech models keep it one level deeper, and pairs of an encoder and a decoder call it decoder. */
+/* Returns the configuration of the text model within a composite one; NULL if it is not composite.
+ * Qwen's speech models keep it one level deeper, and pairs of an encoder and a decoder call it
+ * decoder. */
 static const qc_json_node *text_object(const qc_json_node *root)
 {
     const qc_json_node *thinker = object_at(root, "thinker_config");

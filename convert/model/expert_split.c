@@ -58,7 +58,7 @@ static const expert_names *find_family(const qc_checkpoint *c)
     return NULL;
 }
 
-/* The length of what stands before the tail, where the tail begins a component of the name;
+/* Returns the length of what stands before the tail, where the tail begins a component of the name;
  * SIZE_MAX if it does not. */
 static size_t stem_before(const char *name, const char *tail)
 {

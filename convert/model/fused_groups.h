@@ -31,7 +31,7 @@ typedef struct {
 /* Finds the group that weight i is a member of. Returns 0 if it is in none, or alone. */
 int qc_fused_group_of(qc_fused_group *out, const qc_checkpoint *model, uint32_t i);
 
-/* The length of "model.layers.0.mlp.experts" in the name of a weight of a numbered expert
+/* Returns the length of "model.layers.0.mlp.experts" in the name of a weight of a numbered expert
  * ("....experts.7.up_proj.weight"); 0 for other weights. */
 size_t qc_expert_stem(const char *name);
 

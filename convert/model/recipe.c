@@ -73,7 +73,7 @@ static qc_checkpoint_tensor face_of(const maker *m, uint32_t i)
 
 /* ---- the model ---- */
 
-/* A member of config.json, or of its text_config, where multimodal models have it. */
+/* Returns a member of config.json, or of its text_config, where multimodal models have it. */
 static const qc_json_node *config_get(const qc_checkpoint *model, const char *key)
 {
     if (!model->config)
@@ -647,8 +647,8 @@ static int is_decoded(const qc_recipe_entry *e)
     return e->scheme == QC_SCHEME_DEQUANT || (e->coded && e->scheme == QC_SCHEME_CAST);
 }
 
-/* The length of the module's name for weight i: its name without ".weight", or the module that
- * holds a stack of experts. */
+/* Returns the length of the module's name for weight i: its name without ".weight", or the module
+ * that holds a stack of experts. */
 static size_t module_of(const maker *m, uint32_t i)
 {
     const char *name = m->model->tensors[i].name, *dot = strrchr(name, '.');

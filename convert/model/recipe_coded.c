@@ -340,7 +340,7 @@ static int is_integer(qc_dtype t)
            t == QC_DTYPE_I32 || t == QC_DTYPE_U32 || t == QC_DTYPE_I64;
 }
 
-/* The tool that quant_method names, if config.json has one that is known. */
+/* Returns the tool that quant_method names, if config.json has one that is known. */
 static const char *tool_of_method(const char *method)
 {
     static const struct {
@@ -382,7 +382,7 @@ static const char *tool_of_method(const char *method)
     return NULL;
 }
 
-/* The tool that tensor names give away: what t is called, and what lies beside it. */
+/* Returns the tool that tensor names give away: what t is called, and what lies beside it. */
 static const char *tool_of_names(const qc_checkpoint *model, const qc_checkpoint_tensor *t)
 {
     static const struct {

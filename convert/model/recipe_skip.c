@@ -210,7 +210,7 @@ static qc_status add_names(qc_skip_list *l, const char *name, qc_error *err)
 
 /* ---- submodels that stay as a whole ---- */
 
-/* The length of the path of the submodel that the module belongs to, or 0 if there is none. */
+/* Returns the length of the path of the module's submodel, or 0 if there is none. */
 static size_t part_of(const qc_skip_list *l, const char *module, size_t len)
 {
     static const char *const parts[] = {

@@ -25,7 +25,7 @@ typedef struct {
     uint32_t count;   /* number of stored weights */
 } qc_stored_set;
 
-/* The number of weights that share a scale; 0: each row has one. */
+/* Returns the number of weights that share a scale; 0: each row has one. */
 static inline uint64_t qc_stored_block(const qc_stored_weight *w)
 {
     return qc_schemes[w->stored_as].by_rows ? 0 : w->block_elems;

@@ -498,7 +498,7 @@ static qc_status add_module(module_list *l, const module_ref *r, qc_error *err)
     return QC_OK;
 }
 
-/* The bytes that two names have in common, counted in whole components. */
+/* Returns the bytes that two names have in common, counted in whole components. */
 static size_t common_path(const char *a, const char *b)
 {
     size_t n = 0, whole = 0;

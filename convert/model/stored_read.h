@@ -25,7 +25,7 @@ QC_NODISCARD qc_status qc_stored_read(qc_stored_arrays *out, const qc_checkpoint
                                       uint32_t tensor, const qc_stored_weight *stored,
                                       qc_st_cursor *cursor, qc_error *err);
 void qc_stored_deinit(qc_stored_arrays *a); /* accepts a struct of zeros */
-/* The bytes of the codes and scales. */
+/* Returns the bytes of the codes and scales. */
 uint64_t qc_stored_bytes(const qc_checkpoint *c, uint32_t tensor, const qc_stored_weight *stored);
 
 #endif

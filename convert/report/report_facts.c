@@ -288,7 +288,7 @@ static const char *rule_for(const qc_manifest *m, const char *name)
     return NULL;
 }
 
-/* The scheme of the integers for compressed-tensors with the most bits, or NULL. */
+/* Returns the scheme of the integers for compressed-tensors with the most bits, or NULL. */
 static const qc_scheme_row *integers_of(const qc_report *r)
 {
     const qc_scheme_row *found = NULL;

@@ -196,8 +196,8 @@ static double y_of(const plot *g, double v)
     return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM);
 }
 
-/* The values that the axis shows a number at: 1, 2 and 5 times powers of ten, in a large range only
- * the powers of ten, or whole steps of a linear axis. Returns how many there are. */
+/* Finds the values that the axis shows a number at: 1, 2 and 5 times powers of ten, in a large
+ * range only the powers of ten, or whole steps of a linear axis. Returns how many there are. */
 static unsigned find_ticks(const plot *g, double ticks[TICKS])
 {
     static const double steps[] = {1.0, 2.0, 5.0};

@@ -60,7 +60,7 @@ double qc_validate_ratio(double error, double size)
     return sqrt(error / size);
 }
 
-/* The largest error over the root mean square of what it is compared with. */
+/* Returns the largest error over the root mean square of what it is compared with. */
 static double relative(const qc_validate_sums *s, double count)
 {
     return s->max == 0.0 ? 0.0 : s->max / sqrt(s->xx / count);

@@ -40,8 +40,8 @@ static qc_status sort_manifest(matcher *m, const qc_manifest *manifest, qc_error
     return QC_OK;
 }
 
-/* The name of the tensor that a weight was made from, by the manifest. It is the weight's own name
- * if the manifest does not say. */
+/* Returns the name of the tensor that a weight was made from, by the manifest. It is the weight's
+ * own name if the manifest does not say. */
 static const char *source_of(const matcher *m, const char *name)
 {
     qc_manifest_tensor key = {.name = name};
