@@ -70,6 +70,11 @@ int qc_interrupted(void)
     return atomic_load_explicit(&interrupt_flag, memory_order_relaxed);
 }
 
+qc_status qc_check_interrupted(qc_error *err)
+{
+    return qc_interrupted() ? QC_ERROR(err, QC_ERR_INTERRUPTED, "interrupted") : QC_OK;
+}
+
 void qc_interrupt_clear(void)
 {
     atomic_store(&interrupt_flag, 0);
@@ -78,6 +83,11 @@ void qc_interrupt_clear(void)
 int qc_team_stopped(const qc_team *team)
 {
     return qc_interrupted() || atomic_load_explicit(&team->stop, memory_order_relaxed);
+}
+
+qc_status qc_check_stopped(const qc_team *team, qc_error *err)
+{
+    return qc_team_stopped(team) ? QC_ERROR(err, QC_ERR_INTERRUPTED, "interrupted") : QC_OK;
 }
 
 static void *member_main(void *arg)
@@ -185,17 +195,13 @@ qc_status qc_turnstile_wait(qc_turnstile *t, uint64_t turn, const qc_team *team,
 {
     qc_status st = QC_OK;
     pthread_mutex_lock(&t->lock);
-    while (t->next != turn) {
-        if (qc_team_stopped(team)) {
-            st = QC_ERR_INTERRUPTED;
-            break;
-        }
-        qc_cond_wait_briefly(&t->moved, &t->lock);
+    while (t->next != turn && st == QC_OK) {
+        st = qc_check_stopped(team, err);
+        if (st == QC_OK)
+            qc_cond_wait_briefly(&t->moved, &t->lock);
     }
     pthread_mutex_unlock(&t->lock);
-    if (st != QC_OK)
-        QC_FAIL(err, st, "interrupted");
-    return QC_OK;
+    return st;
 }
 
 void qc_turnstile_pass(qc_turnstile *t, uint64_t next)

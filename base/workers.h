@@ -38,6 +38,11 @@ QC_NODISCARD qc_status qc_team_run(unsigned threads, qc_worker_fn fn, void *ctx,
 /* Returns whether a worker failed or the process was interrupted. It is cheap: call it once for
  * each unit of work. */
 int qc_team_stopped(const qc_team *team);
+/* Returns QC_ERR_INTERRUPTED, with its message, once the team stopped; else QC_OK. */
+QC_NODISCARD qc_status qc_check_stopped(const qc_team *team, qc_error *err);
+
+/* Returns QC_ERR_INTERRUPTED, with its message, once the process was interrupted; else QC_OK. */
+QC_NODISCARD qc_status qc_check_interrupted(qc_error *err);
 
 /* Initialises a condition for qc_cond_wait_briefly; changes of the system's clock do not affect its
  * time-out. Returns 0, or another value on failure. */

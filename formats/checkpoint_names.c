@@ -133,7 +133,7 @@ qc_status qc_checkpoint_warn(qc_checkpoint *c, qc_error *err, const char *fmt, .
     va_end(ap);
     if (n < 0)
         QC_FAIL(err, QC_ERR_INTERNAL, "a text could not be formatted");
-    (void)qc_error_set(&text, QC_OK, __FILE__, __LINE__, "%s", raw);
+    (void)QC_ERROR(&text, QC_OK, "%s", raw);
     if (!c->warnings) {
         void *p = NULL;
         QC_TRY(qc_arena_alloc(&c->arena, &p, WARNINGS_MAX, sizeof *c->warnings, err));

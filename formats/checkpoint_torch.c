@@ -135,11 +135,11 @@ static qc_status judge_views(qc_checkpoint *c, view *views, size_t count, uint64
             QC_TRY(judge_group(c, views + i, n, tied, &kept, err));
     }
     if (kept.count)
-        return qc_checkpoint_warn(c, err,
-                                  "%zu tensor%s stored before under another name and written once "
-                                  "more: %s",
-                                  kept.count, kept.count == 1 ? " is" : "s are",
-                                  qc_checkpoint_names_text(&kept));
+        return qc_checkpoint_warn(
+            c, err,
+            "%zu tensor%s %s stored before under another name and written once "
+            "more: %s",
+            kept.count, qc_plural(kept.count), qc_are(kept.count), qc_checkpoint_names_text(&kept));
     return QC_OK;
 }
 

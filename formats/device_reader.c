@@ -554,10 +554,9 @@ static qc_status load_worker(qc_team *team, unsigned index, void *ctx, qc_error 
     reader_worker w = {.index = index};
     qc_status st = worker_init(&w, l, l->options->skip_digests, err);
     while (st == QC_OK) {
-        if (qc_team_stopped(team)) {
-            st = QC_ERROR(err, QC_ERR_INTERRUPTED, "interrupted");
+        st = qc_check_stopped(team, err);
+        if (st != QC_OK)
             break;
-        }
         size_t i = atomic_fetch_add(&l->next, 1);
         if (i >= l->unit_count)
             break;

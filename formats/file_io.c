@@ -306,8 +306,7 @@ static qc_status write_out_once(const qc_file *f, qc_error *err)
     uint64_t bytes = 0;
     QC_TRY(qc_file_size(f, &bytes, err));
     for (uint64_t at = 0; at < bytes; at += (uint64_t)WRITE_OUT_BYTES) {
-        if (qc_interrupted())
-            QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
+        QC_TRY(qc_check_interrupted(err));
         if (sync_file_range(f->fd, (off_t)at, WRITE_OUT_BYTES,
                             SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE |
                                 SYNC_FILE_RANGE_WAIT_AFTER) != 0 &&

@@ -88,7 +88,7 @@ qc_status qc_cublas_open(qc_cublas **out, int runtime_version, qc_error *err)
     QC_TRY(qc_calloc(&c, 1, sizeof *c, err));
     QC_TRY_GOTO(st, failed, load(c, runtime_version, err));
     if (pthread_mutex_init(&c->lock, NULL) != 0) {
-        st = qc_error_set(err, QC_ERR_NOMEM, __FILE__, __LINE__, "a mutex could not be made");
+        st = QC_ERROR(err, QC_ERR_NOMEM, "a mutex could not be made");
         goto failed;
     }
     c->lock_made = 1;

@@ -122,8 +122,7 @@ static qc_status factor(opening *o, qc_feedback_info *info, qc_error *err)
     int exists = 0;
     o->damping = o->f->options.damping;
     for (;;) {
-        if (qc_interrupted())
-            QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
+        QC_TRY(qc_check_interrupted(err));
         QC_TRY(send_lists(o, err));
         QC_TRY(qc_cuda_gather_factor(&o->in, o->h, o->a, t->stream, err));
         QC_TRY(qc_cusolver_factor(t->solver, o->f->n, o->a, &exists, t->stream, err));

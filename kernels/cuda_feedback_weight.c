@@ -222,13 +222,6 @@ static qc_status trace(const job *j, const float *x, unsigned which, qc_error *e
     return QC_OK;
 }
 
-static qc_status not_interrupted(qc_error *err)
-{
-    if (qc_interrupted())
-        QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
-    return QC_OK;
-}
-
 /* ---- feedback ---- */
 
 static qc_status feed_super(const job *j, uint64_t col, uint64_t cols, qc_error *err)
@@ -244,7 +237,7 @@ static qc_status feed_super(const job *j, uint64_t col, uint64_t cols, qc_error 
                                       .g = col + at > 0 ? j->d.g + at : NULL,
                                       .ldg = SUPER,
                                       .by_place = j->d.spare};
-        QC_TRY(not_interrupted(err));
+        QC_TRY(qc_check_interrupted(err));
         QC_TRY(qc_cuda_rows_feed(&j->r, &a, j->f->tools.stream, err));
         /* in the first super nothing was there yet */
         QC_TRY(product(j, (qc_cuda_strip){j->d.spare + col + at, n},
@@ -280,7 +273,7 @@ static qc_status sweep_panels(const job *j, uint64_t super, uint64_t ld, uint64_
         const uint64_t here = at - super, behind = here + width;
         const qc_cuda_rows_panel a = {
             .col = at, .cols = width, .g = j->d.g + here, .ldg = SUPER, .less = j->d.less};
-        QC_TRY(not_interrupted(err));
+        QC_TRY(qc_check_interrupted(err));
         QC_TRY(qc_cuda_rows_sweep(&j->r, &a, j->f->tools.stream, err));
         QC_TRY(pass_on(j, (factor){{j->d.square + here * ld + behind, ld}, 0, width, left - width},
                        behind, err));
@@ -303,7 +296,7 @@ static qc_status sweep_narrow(const job *j, uint64_t super, uint64_t cols, qc_er
                                       .ldg = SUPER,
                                       .less = d->less,
                                       .before = j->aligned};
-        QC_TRY(not_interrupted(err));
+        QC_TRY(qc_check_interrupted(err));
         if (j->aligned) {
             const qc_cuda_rows_refit_args refit = {.col = super + at,
                                                    .cols = width,
@@ -355,7 +348,7 @@ static qc_status sweep_wide(const job *j, uint64_t col, uint64_t cols, qc_error 
                                                .ldv = SUPER,
                                                .ldg = SUPER,
                                                .sums = d->sums};
-        QC_TRY(not_interrupted(err));
+        QC_TRY(qc_check_interrupted(err));
         QC_TRY(times_h(j, d->e, 0, n, (stretch){at, width}, 1.0, d->g, err));
         QC_TRY(times_h(j, d->spare, col, end, (stretch){at, width}, 1.0, d->v, err));
         QC_TRY(qc_cuda_rows_refit(&j->r, &refit, s, err));
@@ -427,7 +420,7 @@ static qc_status load(const job *j, qc_error *err)
     void *raw = j->dtype == QC_DTYPE_F32 ? (void *)w : (void *)j->d.e;
     qc_cuda_stream s = j->f->tools.stream;
     uint64_t bad = 0;
-    QC_TRY(not_interrupted(err));
+    QC_TRY(qc_check_interrupted(err));
     QC_TRY(qc_cuda_fill(j->d.bad, 0xff, 8, s, err));
     QC_TRY(qc_cuda_to_device(raw, j->w + j->first * n * size, elems * size, s, err));
     QC_TRY(qc_cuda_rows_cast(raw, j->dtype, elems, w, j->d.bad, s, err));

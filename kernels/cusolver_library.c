@@ -164,8 +164,8 @@ qc_status qc_cusolver_factor(qc_cusolver *c, uint64_t n, double *a, int *exists,
     QC_TRY_GOTO(st, done, qc_cuda_stream_synchronize(s, err));
     started = 0;
     if (info < 0)
-        st = qc_error_set(err, QC_ERR_INTERNAL, __FILE__, __LINE__,
-                          "cuSOLVER: cusolverDnXpotrf refused its argument %d", -info);
+        st = QC_ERROR(err, QC_ERR_INTERNAL, "cuSOLVER: cusolverDnXpotrf refused its argument %d",
+                      -info);
     *exists = info == 0;
 done:
     /* A call that failed may have left work behind that uses them; the first error is the one to

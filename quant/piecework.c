@@ -17,8 +17,7 @@ static qc_status take(qc_team *team, unsigned thread, void *ctx, qc_error *err)
         const uint64_t piece = atomic_fetch_add(&j->next, 1);
         if (piece >= j->count)
             return QC_OK;
-        if (qc_team_stopped(team))
-            QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
+        QC_TRY(qc_check_stopped(team, err));
         QC_TRY(j->fn(j->ctx, thread, piece, err));
     }
 }
@@ -27,8 +26,7 @@ qc_status qc_piecework(unsigned threads, uint64_t count, qc_piece_fn fn, void *c
 {
     job j = {.fn = fn, .ctx = ctx, .count = count};
     atomic_init(&j.next, 0);
-    if (qc_interrupted())
-        QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
+    QC_TRY(qc_check_interrupted(err));
     if (count == 0)
         return QC_OK;
     return qc_team_run(qc_min_u32(count, threads), take, &j, err);

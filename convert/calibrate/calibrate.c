@@ -97,9 +97,10 @@ qc_status qc_calibrate_choose(qc_plan *plan, qc_error *err)
     if (st == QC_OK) {
         plan->calibrates_on = d;
     } else if (st != QC_ERR_DEVICE || d->devices.wished) {
-        QC_FAIL(err, st, "calibrating on a GPU: %s (--device cpu goes without it)", why.msg);
+        QC_FAIL(err, st, "calibrating on a GPU: %s; --device cpu calibrates without one", why.msg);
     } else {
-        qc_console_detail(call, 0, "calibrating runs on the CPU: %s", why.msg);
+        qc_console_detail(call, 0, "calibrating on the CPU, because the GPU cannot be used: %s",
+                          why.msg);
     }
     return QC_OK;
 }

@@ -29,9 +29,9 @@ typedef struct {
     int is_file;
 } qc_calibrate_states;
 
-/* The bytes of states that may be in memory. */
+/* Returns the bytes of states that may be in memory. */
 uint64_t qc_calibrate_states_memory(void);
-/* The bytes of states that this text needs. Saturates. */
+/* Returns the bytes of states that this text needs. Saturates. */
 uint64_t qc_calibrate_states_bytes(uint64_t tokens, uint64_t hidden, uint64_t q);
 /* Returns QC_ERR_NOSPACE where the file does not fit the disk. s is to be closed also after a
  * failure. */
@@ -76,7 +76,7 @@ typedef struct {
     /* The engine borrows z and x until the next layer. */
     qc_status (*layer)(qc_calibrate_engine *e, uint64_t number, const qc_llama_weights *z,
                        const qc_llama_weights *x, qc_error *err);
-    /* This matrix of x has become another one, which is quantized. NULL: nothing is to be done. */
+    /* Takes over a matrix of x that has been quantized. NULL: nothing has to be done. */
     qc_status (*quantized)(qc_calibrate_engine *e, qc_llama_which which, qc_error *err);
     /* Makes room for the moments of n inputs and sets them to zero; cross: C as well. */
     qc_status (*moments)(qc_calibrate_engine *e, uint64_t n, int cross, qc_error *err);

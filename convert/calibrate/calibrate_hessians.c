@@ -57,8 +57,8 @@ static qc_status sort_weights(work *w, qc_error *err)
         }
         if (n != j->cols)
             QC_FAIL(err, QC_ERR_SHAPE,
-                    "%s: second moments of %" PRIu64 " inputs for '%s', which has %" PRIu64,
-                    w->k->o->calibrate.hessians, n, j->name, j->cols);
+                    "%s: expected second moments of %" PRIu64 " inputs for '%s', found %" PRIu64,
+                    w->k->o->calibrate.hessians, j->cols, j->name, n);
         if (tokens < qc_ceil_div_u64(n, QC_CALIBRATE_FEW_TOKENS)) {
             few[few_count++] = i;
             continue;
@@ -149,9 +149,8 @@ static qc_status calibrate_number(const work *w, uint32_t first, uint32_t end, q
     if (st == QC_OK)
         st = qc_calibrate_factor(k, n, 0, tokens, name, err);
     for (uint32_t i = first; st == QC_OK && i < end; i++) {
-        if (qc_interrupted())
-            st = qc_error_set(err, QC_ERR_INTERRUPTED, __FILE__, __LINE__, "interrupted");
-        else
+        st = qc_check_interrupted(err);
+        if (st == QC_OK)
             st = calibrate_one(w, w->pairs[i].job, err);
     }
     k->engine->ops->drop(k->engine);

@@ -4,6 +4,7 @@
  * quantized, and x goes on behind it. */
 #include "base/alloc.h"
 #include "base/checked.h"
+#include "base/text.h"
 #include "base/workers.h"
 #include "convert/calibrate/calibrate_engine.h"
 #include "convert/calibrate/calibration_text.h"
@@ -101,7 +102,7 @@ static qc_status find_jobs(model *m, qc_error *err)
     return QC_OK;
 }
 
-/* Warns of weights that are to be quantized and that no layer has. */
+/* Warns of weights that are to be quantized and that belong to no layer of the forward pass. */
 static qc_status tell_left(const model *m, qc_error *err)
 {
     const qc_plan *plan = m->k->plan;
@@ -165,16 +166,16 @@ static qc_status make_windows(model *m, qc_error *err)
     m->k->r->windows = m->windows.count;
     m->k->r->context = t.context;
     if (m->windows.tokens < all)
-        qc_console_detail(call, 1,
-                          "%" PRIu64 " windows are taken, evenly spread over the text's %" PRIu64
-                          " tokens",
-                          m->windows.count, all);
+        qc_console_detail(
+            call, 1,
+            "%" PRIu64 " window%s %s taken, evenly spread over the text's %" PRIu64 " tokens",
+            m->windows.count, qc_plural(m->windows.count), qc_are(m->windows.count), all);
     return QC_OK;
 }
 
 /* ---- how much it is ---- */
 
-/* The operations of both streams up to a point of a layer. */
+/* Returns the operations of both streams up to a point of a layer. */
 static double point_flops(const model *m, uint64_t number, qc_llama_point point)
 {
     const qc_llama_linear *l = m->tensors.layers[number].linear;
@@ -291,7 +292,7 @@ static qc_status tell(model *m, qc_calibrate_outlook *a, qc_error *err)
     look_ahead(m, a);
     (void)snprintf(text, sizeof text, "%s tokens (%" PRIu64 " window%s of up to %" PRIu64 ")",
                    qc_text_count(tokens, m->batch.tokens), m->windows.count,
-                   m->windows.count == 1 ? "" : "s", m->windows.longest);
+                   qc_plural(m->windows.count), m->windows.longest);
     qc_calibrate_tell(m->k, a, text);
     QC_TRY(qc_calibrate_check_room(m->k, a, err));
     return tell_left(m, err);

@@ -44,8 +44,11 @@ static qc_status map_file(qc_calibrate_states *s, const char *dir, qc_error *err
     s->is_file = 1;
     int e = posix_fallocate(s->file.fd, 0, (off_t)s->bytes);
     if (e == ENOSPC)
-        QC_FAIL(err, QC_ERR_NOSPACE, "%s: the disk has no room for %s of hidden states", dir,
-                qc_text_bytes(text, s->bytes));
+        QC_FAIL(err, QC_ERR_NOSPACE,
+                "%s: the disk has no room for %s of hidden states; make room, or take fewer tokens "
+                "with "
+                "--calibration-tokens",
+                dir, qc_text_bytes(text, s->bytes));
     if (e != 0)
         QC_FAIL(err, QC_ERR_IO, "%s: %s", s->file.path, strerror(e));
     s->base = mmap(NULL, s->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, s->file.fd, 0);
@@ -63,12 +66,16 @@ qc_status qc_calibrate_states_open(qc_calibrate_states *s, const qc_calibrator *
     char text[QC_SIZE_TEXT_BYTES];
     *s = (qc_calibrate_states){.file = QC_FILE_CLOSED};
     if (bytes > INT64_MAX || qc_u64_to_size(bytes, &s->bytes))
-        QC_FAIL(err, QC_ERR_NOMEM, "hidden states of %" PRIu64 " tokens are too large", tokens);
+        QC_FAIL(err, QC_ERR_NOMEM,
+                "hidden states of %" PRIu64
+                " tokens are too large for this machine; take fewer with --calibration-tokens",
+                tokens);
     if (bytes > qc_calibrate_states_memory())
         QC_TRY(map_file(s, qc_calibrated_folder(k->store), err));
     else
         QC_TRY(qc_malloc_aligned(&s->base, ALIGNMENT, s->bytes, err));
-    qc_console_detail(k->plan->call, 1, "hidden states: %s in %s", qc_text_bytes(text, bytes),
+    qc_console_detail(k->plan->call, 1, "hidden states: %s are kept in %s",
+                      qc_text_bytes(text, bytes),
                       s->is_file ? "an unnamed file of the staging folder" : "memory");
     unsigned char *at = s->base;
     s->x = (float *)(void *)at;

@@ -13,7 +13,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* A warning names at most this many weights. */
+/* A warning names at most so many weights. */
 #define NAMES_MOST 3u
 
 qc_status qc_calibrate_engine_create(qc_calibrate_engine **out, const qc_calibrate_engine_ops *ops,
@@ -50,12 +50,12 @@ void qc_calibrate_tell(const qc_calibrator *k, const qc_calibrate_outlook *a, co
     if (k->devices)
         (void)snprintf(device, sizeof device, ", %s of %s's",
                        qc_text_bytes(bytes, a->device_memory), k->devices->gpus[0].name);
-    qc_console_detail(
-        k->plan->call, 0,
-        "calibrating %" PRIu32 " weights%s with %s: about %s here (%.2g operations), up to %s of "
-        "memory%s, %s of disk",
-        a->weights, kept ? " that are left" : "", inputs, qc_text_seconds(time, a->seconds),
-        a->operations, qc_text_bytes(memory, a->memory), device, qc_text_bytes(disk, a->disk));
+    qc_console_detail(k->plan->call, 0,
+                      "calibrating %" PRIu32 "%s weight%s with %s: this takes about %s here (%.2g "
+                      "operations), up to %s of memory%s, and %s of disk",
+                      a->weights, kept ? " remaining" : "", qc_plural(a->weights), inputs,
+                      qc_text_seconds(time, a->seconds), a->operations,
+                      qc_text_bytes(memory, a->memory), device, qc_text_bytes(disk, a->disk));
 }
 
 void qc_calibrate_tell_left(const qc_calibrator *k, const uint32_t *jobs, uint32_t count,
@@ -70,9 +70,9 @@ void qc_calibrate_tell_left(const qc_calibrator *k, const uint32_t *jobs, uint32
                          k->plan->jobs[jobs[i]].name);
         used += n > 0 ? (size_t)n : 0;
     }
-    qc_console_warn(k->plan->call, "%" PRIu32 " weight%s quantized without calibration, %s: %s%s",
-                    count, count == 1 ? " is" : "s are", why, names,
-                    count > NAMES_MOST ? ", ..." : "");
+    qc_console_warn(k->plan->call,
+                    "%" PRIu32 " weight%s %s quantized without calibration, %s: %s%s", count,
+                    qc_plural(count), qc_are(count), why, names, count > NAMES_MOST ? ", ..." : "");
 }
 
 qc_status qc_calibrate_measure(qc_calibrator *k, const qc_llama_shape *shape, qc_error *err)
@@ -93,8 +93,8 @@ qc_status qc_calibrate_check_room(const qc_calibrator *k, const qc_calibrate_out
     if (!k->devices || a->weights == 0 || a->device_memory <= k->devices->gpus[0].memory_bytes)
         return QC_OK;
     QC_FAIL(err, QC_ERR_NOMEM,
-            "calibrating takes %s of GPU memory, and cuda:%d (%s) has %s; --device cpu does "
-            "without",
+            "calibrating takes %s of GPU memory, but cuda:%d (%s) has %s; --device cpu calibrates "
+            "without a GPU",
             qc_text_bytes(need, a->device_memory), k->devices->gpus[0].index,
             k->devices->gpus[0].name, qc_text_bytes(have, k->devices->gpus[0].memory_bytes));
 }
@@ -149,13 +149,13 @@ qc_status qc_calibrate_factor(const qc_calibrator *k, uint64_t n, int cross, uin
     }
     if (info.times_raised > 0)
         qc_console_warn(k->plan->call,
-                        "inputs of '%s': their second moments have no factor with damping %g; "
-                        "raised to %g",
+                        "inputs of '%s': their second moments have no factor with damping %g, so "
+                        "it was raised to %g",
                         name, options.damping, info.damping);
     if (info.dead > 0)
         qc_console_detail(k->plan->call, 1,
                           "inputs of '%s': %" PRIu64 " of %" PRIu64
-                          " are zero in every token; their weights are rounded to nearest",
+                          " are zero in every token, so their weights are rounded to nearest",
                           name, info.dead, n);
     qc_calibrate_progress(k, qc_calibrate_factor_seconds(k, n, cross));
     return QC_OK;

@@ -52,7 +52,7 @@ struct qc_calibrated {
 
 /* ---- where things lie ---- */
 
-/* Where the arrays of a weight lie among its bytes. */
+/* The places of a weight's arrays among its bytes. */
 typedef struct {
     uint64_t codes, scales, groups; /* counts of bytes, of blocks or rows, and of groups of them */
     uint64_t scales_at, groups_at;
@@ -364,7 +364,8 @@ qc_status qc_calibrated_put(qc_calibrated *c, uint32_t job, const qc_calibrated_
     stored_weight *w = &c->weights[job];
     uint32_t offset;
     if (!w->is_of || a->codes_bytes != s.codes || a->scales != s.scales || a->groups != s.groups)
-        QC_FAIL(err, QC_ERR_INTERNAL, "tensor '%s' does not go to the store", j->name);
+        QC_FAIL(err, QC_ERR_INTERNAL, "tensor '%s' does not have the arrays that the store expects",
+                j->name);
     QC_TRY(check_scales(j, a, err));
     unsigned char *b = NULL;
     QC_TRY(qc_malloc(&b, bytes, err));
@@ -406,7 +407,8 @@ qc_status qc_calibrated_set_done(qc_calibrated *c, const char *text, qc_error *e
 {
     size_t len = strlen(text);
     if (len > DONE_MOST)
-        QC_FAIL(err, QC_ERR_INTERNAL, "%zu bytes are too many for a word of what was done", len);
+        QC_FAIL(err, QC_ERR_INTERNAL,
+                "a text of %zu bytes is too long for the record of what was done", len);
     QC_TRY(qc_journal_append(c->journal, RECORD_DONE, text, len, NULL, err));
     QC_TRY(qc_journal_sync(c->journal, err));
     return take_done(c, text, len, err);
@@ -436,7 +438,7 @@ static qc_status take_record(void *ctx, const qc_journal_record *r, qc_error *er
         return take_done(c, r->payload, r->bytes, err);
     if (c->has_identity)
         return QC_OK;
-    QC_FAIL(err, QC_ERR_INPUT, "%s was made for something else", c->path);
+    QC_FAIL(err, QC_ERR_INPUT, "%s was made for another conversion", c->path);
 }
 
 static void forget_records(qc_calibrated *c)
@@ -454,7 +456,8 @@ static qc_status open_journal(qc_calibrated *c, const char *path, qc_error *err)
 {
     qc_error why = {0};
     qc_status st = qc_journal_open(&c->journal, path, take_record, c, NULL, &why);
-    if (st == QC_ERR_UNSUPPORTED || st == QC_ERR_INPUT) { /* another conversion's, or damaged */
+    if (st == QC_ERR_UNSUPPORTED ||
+        st == QC_ERR_INPUT) { /* it belongs to another conversion, or it is damaged */
         forget_records(c);
         QC_TRY(qc_path_remove(path, err));
         QC_TRY(qc_path_remove(c->path, err));
@@ -468,7 +471,7 @@ static qc_status open_journal(qc_calibrated *c, const char *path, qc_error *err)
     }
     if (c->has_identity)
         return QC_OK;
-    /* Weights that lie there without a journal belong to nobody. */
+    /* Weights that lie in the folder without a journal belong to nobody. */
     QC_TRY(qc_path_remove(c->path, err));
     QC_TRY(qc_journal_append(c->journal, RECORD_IDENTITY, c->identity.data, c->identity.len, NULL,
                              err));
@@ -484,8 +487,7 @@ static qc_status check_weight(qc_calibrated *c, uint32_t job, unsigned char *roo
     qc_status st = QC_OK;
     for (uint64_t at = 0; st == QC_OK && at < s.bytes; at += PIECE_BYTES) {
         uint64_t n = s.bytes - at < PIECE_BYTES ? s.bytes - at : PIECE_BYTES;
-        if (qc_interrupted())
-            QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
+        QC_TRY(qc_check_interrupted(err));
         st = read_range(c, job, &s, at, room, n, room, &why);
     }
     if (st == QC_ERR_CHECK || st == QC_ERR_TRUNCATED) {
@@ -523,7 +525,8 @@ static qc_status open_store(qc_calibrated *c, qc_output_dir *d, const char *iden
         c->weights[i].is_of = qc_calibrated_takes(plan, i) != 0;
         c->weights[i].place = place;
         if (c->weights[i].is_of && qc_add_u64(place, room_of(&plan->jobs[i]), &place))
-            QC_FAIL(err, QC_ERR_UNSUPPORTED, "the weights are too large to be calibrated");
+            QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                    "the weights are larger than a file can be, so they cannot be calibrated");
     }
     c->folder = d->staging;
     QC_TRY(make_identity(c, identity, err));

@@ -41,9 +41,9 @@ QC_NODISCARD qc_status qc_calibrated_set_done(qc_calibrated *c, const char *text
 const char *qc_calibrated_done(const qc_calibrated *c, uint32_t *lost);
 /* Was the job's weight recorded, while its bytes are not those that were? */
 int qc_calibrated_is_lost(const qc_calibrated *c, uint32_t job);
-/* The staging folder that the store lies in. */
+/* Returns the staging folder that the store lies in. */
 const char *qc_calibrated_folder(const qc_calibrated *c);
-/* The number of weights in the store. */
+/* Returns the number of weights in the store. */
 uint32_t qc_calibrated_count(const qc_calibrated *c);
 
 /* Can this job's weight be calibrated, where --calibrate or --hessians is given? It must be 2-D,
@@ -51,10 +51,10 @@ uint32_t qc_calibrated_count(const qc_calibrated *c);
 int qc_calibrated_takes(const qc_plan *plan, uint32_t job);
 /* Is all of the weight in the store? Thread-safe. */
 int qc_calibrated_has(const qc_calibrated *c, uint32_t job);
-/* The errors of the weight's outputs, as qc_feedback_weight gave them. */
+/* Returns the errors of the weight's outputs, as qc_feedback_weight gave them. */
 qc_feedback_result qc_calibrated_result(const qc_calibrated *c, uint32_t job);
-/* The bytes of the scratch file for all jobs that can be calibrated, without those whose weights
- * are in c, which may be NULL. */
+/* Returns the bytes of the scratch file for all jobs that can be calibrated, without those whose
+ * weights are in c, which may be NULL. */
 uint64_t qc_calibrated_bytes(const qc_plan *plan, const qc_calibrated *c);
 
 /* The arrays of a weight: codes, and either absmax, or codes of absmax with nested_absmax. */
@@ -87,7 +87,7 @@ QC_NODISCARD qc_status qc_calibrated_get(const qc_calibrated *c, uint32_t job,
 QC_NODISCARD qc_status qc_calibrated_read(const qc_calibrated *c, uint32_t job, uint64_t first,
                                           uint64_t n, const qc_calibrated_arrays *to,
                                           qc_error *err);
-/* The offset of a weight's scales; 0 without double quantization. */
+/* Returns the offset of a weight's scales; 0 without double quantization. */
 float qc_calibrated_offset(const qc_calibrated *c, uint32_t job);
 
 #endif

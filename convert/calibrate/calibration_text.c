@@ -22,9 +22,9 @@ qc_status qc_calibration_text(qc_strbuf *out, qc_error *err)
     size_t r = ZSTD_decompress(text, (size_t)bytes, packed, len);
     qc_status st = QC_OK;
     if (ZSTD_isError(r) || r != bytes)
-        st = qc_error_set(err, QC_ERR_INTERNAL, __FILE__, __LINE__,
-                          "the bundled calibration text is damaged: %s",
-                          ZSTD_isError(r) ? ZSTD_getErrorName(r) : "short");
+        st = QC_ERROR(err, QC_ERR_INTERNAL,
+                      "the calibration text within this program is damaged: %s",
+                      ZSTD_isError(r) ? ZSTD_getErrorName(r) : "short");
     else
         st = qc_strbuf_add(out, text, r, err);
     qc_free(text);

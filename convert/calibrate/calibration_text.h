@@ -1,5 +1,5 @@
-/* The text that calibrating uses. qconv brings one of its own, for users who give none: it is in
- * the public domain and of many kinds (docs/calibration.md lists the sources, and
+/* The text that calibrating uses. qconv brings a text of its own for users who give none, which is
+ * in the public domain and of many kinds (docs/calibration.md lists the sources, and
  * tests/tools/calibration_text.py makes it). Any beginning of it has something of each kind. */
 #ifndef QC_CONVERT_CALIBRATION_TEXT_H
 #define QC_CONVERT_CALIBRATION_TEXT_H

@@ -20,7 +20,7 @@
 #define SYMMETRY    1e-3
 
 typedef struct {
-    const char *name; /* belongs to the checkpoint's tensor; there is no NUL at len */
+    const char *name; /* a part of the checkpoint's tensor name, so there is no NUL at len */
     size_t len;
     const qc_checkpoint_tensor *moment; /* NULL for a module with the inputs of another */
     uint64_t n, tokens;
@@ -99,7 +99,8 @@ static qc_status read_tokens(const qc_hessians *h, qc_st_cursor *cur, module *m,
     QC_TRY(qc_checkpoint_read(h->file, cur, t, 0, raw, sizeof raw, err));
     m->tokens = qc_load_le64(raw);
     if (m->tokens == 0 || m->tokens > INT64_MAX)
-        QC_FAIL(err, QC_ERR_INPUT, "tensor '%s': %" PRId64 " tokens", t->name, (int64_t)m->tokens);
+        QC_FAIL(err, QC_ERR_INPUT, "tensor '%s': expected at least 1 token, found %" PRId64,
+                t->name, (int64_t)m->tokens);
     return QC_OK;
 }
 
@@ -110,7 +111,8 @@ static qc_status check_moment(const qc_hessians *h, qc_st_cursor *cur, module *m
         QC_FAIL(err, QC_ERR_INPUT, "tensor '%s': expected F64 or F32, found %s", t->name,
                 qc_dtype_name(t->dtype));
     if (t->ndim != 2 || t->dims[0] != t->dims[1] || t->dims[0] == 0)
-        QC_FAIL(err, QC_ERR_SHAPE, "tensor '%s' is not a square matrix", t->name);
+        QC_FAIL(err, QC_ERR_SHAPE, "tensor '%s': expected a square matrix, found another shape",
+                t->name);
     m->n = t->dims[0];
     return read_tokens(h, cur, m, err);
 }
@@ -121,7 +123,8 @@ static qc_status follow(qc_hessians *h, qc_st_cursor *cur, module *m, qc_error *
     const qc_checkpoint_tensor *t = beside(h, m, SAME);
     char other[NAME_BYTES];
     if (!t || t->dtype != QC_DTYPE_U8 || t->bytes == 0 || t->bytes >= sizeof other)
-        QC_FAIL(err, QC_ERR_INPUT, "tensor '%s%s': expected a name as U8 of less than %u bytes",
+        QC_FAIL(err, QC_ERR_INPUT,
+                "tensor '%s%s': expected the name of a module as U8, of fewer than %u bytes",
                 m->text, SAME, NAME_BYTES);
     QC_TRY(qc_checkpoint_read(h->file, cur, t, 0, other, (size_t)t->bytes, err));
     other[t->bytes] = '\0';
@@ -150,19 +153,21 @@ static qc_status collect(qc_hessians *h, qc_error *err)
         else if (!ends_with(t->name, SAME, &m.len)) {
             if (!ends_with(t->name, TOKENS, &m.len))
                 QC_FAIL(err, QC_ERR_INPUT,
-                        "tensor '%s' is not of a file of second moments: '%s', '%s' or '%s'",
+                        "tensor '%s' does not belong in a file of second moments: expected a name "
+                        "that ends in '%s', '%s' or '%s'",
                         t->name, &MOMENT[1], &TOKENS[1], &SAME[1]);
             continue;
         }
         if (m.len >= NAME_BYTES - sizeof MOMENT)
-            QC_FAIL(err, QC_ERR_INPUT, "tensor '%.60s...': the name is too long", t->name);
+            QC_FAIL(err, QC_ERR_INPUT, "tensor '%.60s...': its name is too long", t->name);
         QC_TRY(qc_malloc(&m.text, m.len + 1, err));
         memcpy(m.text, m.name, m.len);
         m.text[m.len] = '\0';
         h->modules[h->count++] = m;
     }
     if (h->count == 0)
-        QC_FAIL(err, QC_ERR_INPUT, "no tensor ends in '%s'", MOMENT);
+        QC_FAIL(err, QC_ERR_INPUT,
+                "expected at least one tensor whose name ends in '%s', found none", MOMENT);
     qsort(h->modules, h->count, sizeof *h->modules, compare_modules);
     for (uint32_t i = 1; i < h->count; i++) {
         if (compare_modules(&h->modules[i - 1], &h->modules[i]) == 0)
@@ -187,9 +192,8 @@ qc_status qc_hessians_open(qc_hessians **out, const char *path, qc_error *err)
         if (h->modules[i].moment)
             QC_TRY_GOTO(st, done, check_moment(h, cur, &h->modules[i], err));
         else if (beside(h, &h->modules[i], TOKENS)) {
-            st = qc_error_set(err, QC_ERR_INPUT, __FILE__, __LINE__,
-                              "module '%s' has both '%s' and '%s'", h->modules[i].text, &TOKENS[1],
-                              &SAME[1]);
+            st = QC_ERROR(err, QC_ERR_INPUT, "module '%s' has both '%s' and '%s'",
+                          h->modules[i].text, &TOKENS[1], &SAME[1]);
             goto done;
         }
     }
@@ -203,7 +207,7 @@ done:
         *out = h;
         return QC_OK;
     }
-    if (h->file) /* otherwise the message names the path already */
+    if (h->file) /* other messages name the path already */
         qc_error_prefix(err, "%s", path);
     qc_hessians_close(h);
     return st;
@@ -263,7 +267,8 @@ static qc_status take_row(const module *m, uint64_t i, const unsigned char *raw,
         }
         if (!isfinite(v))
             QC_FAIL(err, QC_ERR_NONFINITE,
-                    "tensor '%s', row %" PRIu64 ", column %" PRIu64 ": not a finite number",
+                    "tensor '%s': the element at row %" PRIu64 ", column %" PRIu64
+                    " is not a finite number",
                     m->moment->name, i, j);
         out[i * m->n + j] = v;
         if (j < i)
@@ -303,10 +308,10 @@ qc_status qc_hessians_read(const qc_hessians *h, uint32_t number, double *out, q
                 take_row(m, i + k, (const unsigned char *)raw + k * row, out, &apart, &trace, err));
     }
     if (apart > SYMMETRY * trace / (double)m->n) {
-        st = qc_error_set(err, QC_ERR_INPUT, __FILE__, __LINE__,
-                          "tensor '%s' is not symmetric: two elements are %g apart, where the "
-                          "diagonal's mean is %g",
-                          m->moment->name, apart, trace / (double)m->n);
+        st = QC_ERROR(err, QC_ERR_INPUT,
+                      "tensor '%s' is not symmetric: two elements are %g apart, where the "
+                      "diagonal's mean is %g",
+                      m->moment->name, apart, trace / (double)m->n);
         goto done;
     }
     for (uint64_t i = 0; i < m->n; i++) {

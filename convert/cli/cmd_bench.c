@@ -136,7 +136,7 @@ static qc_status name_failures(const qc_bench_request *q, const qc_bench_result 
         qc_strbuf_init(&line, 4096);
         qc_status st = qc_bench_failure_line(q, &r->failed[i], &line, err);
         if (st == QC_OK) {
-            (void)qc_error_set(&one, QC_ERR_CHECK, __FILE__, __LINE__, "%s", line.data);
+            (void)QC_ERROR(&one, QC_ERR_CHECK, "%s", line.data);
             qc_console_error(&one, NULL, 0);
         }
         qc_strbuf_deinit(&line);

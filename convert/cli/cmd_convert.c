@@ -336,10 +336,10 @@ static qc_status convert_path(const qc_options *o, const char *path, qc_error *e
         return say_over(o, err);
     qc_status st = open_model(&model, o, path, err);
     if (st == QC_OK && model->side_link)
-        st = qc_error_set(err, QC_ERR_INPUT, __FILE__, __LINE__,
-                          "%s: '%s' is a link that leads out of the folder, so a file from "
-                          "elsewhere would be copied; put the file itself there",
-                          o->call.model, model->side_link);
+        st = QC_ERROR(err, QC_ERR_INPUT,
+                      "%s: '%s' is a link that leads out of the folder, so a file from "
+                      "elsewhere would be copied; put the file itself there",
+                      o->call.model, model->side_link);
     if (st == QC_OK)
         st = qc_checkpoint_check_model(model, err);
     if (st == QC_OK && o->convert.plan.recipe.to != QC_TO_KEEP)

@@ -115,9 +115,8 @@ static qc_status no_such_device(const qc_manifest *m, const qc_options *o, qc_er
     for (size_t i = 0; st == QC_OK && i < m->placement.device_count; i++)
         st = qc_strbuf_addf(&names, err, "%s%s", i ? ", " : "", m->placement.devices[i].name);
     if (st == QC_OK)
-        st = qc_error_set(err, QC_ERR_DEVICE, __FILE__, __LINE__,
-                          "%s: there is no device '%s' in it, only %s", o->call.model, o->device,
-                          names.data);
+        st = QC_ERROR(err, QC_ERR_DEVICE, "%s: there is no device '%s' in it, only %s",
+                      o->call.model, o->device, names.data);
     qc_strbuf_deinit(&names);
     return st;
 }
@@ -290,8 +289,7 @@ static qc_status unpack_into(qc_output_dir *d, const qc_options *o, qc_scan_resu
     qc_status st = qc_scan_output(result, d->arena, o->call.model, &m, &so, err);
     qc_progress_destroy(progress);
     if (st == QC_OK && result->problem_count > 0)
-        st = qc_error_set(err, QC_ERR_CHECK, __FILE__, __LINE__, "%s: %s", result->first.what,
-                          result->first.why);
+        st = QC_ERROR(err, QC_ERR_CHECK, "%s: %s", result->first.what, result->first.why);
     if (st == QC_OK)
         st = o->device ? put_index(d, &m, err) : copy_side_files(d, o->call.model, &m, err);
     for (size_t i = 0; i < m.shard_count; i++)

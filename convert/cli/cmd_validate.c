@@ -175,8 +175,8 @@ static qc_status measure_all(validation *v, qc_error *err)
     for (size_t i = 0; st == QC_OK && i < r->layer_count; i++)
         if (!r->layers[i].why_not)
             st = measure_layer(v, &r->layers[i], err);
-    if (st == QC_OK && qc_interrupted())
-        st = qc_error_set(err, QC_ERR_INTERRUPTED, __FILE__, __LINE__, "interrupted");
+    if (st == QC_OK)
+        st = qc_check_interrupted(err);
     qc_progress_destroy(v->tools.progress);
     v->tools.progress = NULL;
     return st;

@@ -123,7 +123,7 @@ const qc_option_row qc_option_table[] = {
      RULES({.of = "int4", .implies = "--format compressed-tensors"},
            /* What 8-bit activations cost is in no predicted error. */
            {.of = "auto", .implies = "--activation-bits 16"},
-           {.of = "auto", .needs = "--vram", .why = ", which says what it has to fit"}),
+           {.of = "auto", .needs = "--vram", .why = ", which names the devices that the model has to fit"}),
      .help = "what the weights of linear layers become",
      .more = "nf4: 4-bit NormalFloat in blocks, as bitsandbytes stores it. int8: one scale per "
              "row, as LLM.int8 stores it, or per block with --block-size. int4: 4-bit integers in "

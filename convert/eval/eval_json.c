@@ -89,7 +89,7 @@ static qc_status read_member(qc_eval_result *out, qc_arena *arena, const member 
     int null = n && qc_json_kind_of(n) == QC_JSON_NULL;
     if (m->of_pair && !out->compared && m->kind != MAYBE_TEXT) {
         if (!null)
-            QC_FAIL(err, QC_ERR_INPUT, "%s: expected null, as 'against' is", m->name);
+            QC_FAIL(err, QC_ERR_INPUT, "%s: expected null, because 'against' is null", m->name);
         return QC_OK;
     }
     if (m->kind == COUNT) {
@@ -117,14 +117,15 @@ static qc_status read_document(qc_eval_result *out, qc_arena *arena, const qc_js
 {
     const char *command = qc_json_string_or(qc_json_get(root, "command"), NULL);
     if (!command || strcmp(command, "eval") != 0)
-        QC_FAIL(err, QC_ERR_INPUT, "not what 'qconv eval --json' writes: 'command' is not 'eval'");
+        QC_FAIL(err, QC_ERR_INPUT,
+                "expected what 'qconv eval --json' writes, but 'command' is not 'eval'");
     for (size_t i = 0; i < MEMBER_COUNT; i++)
         QC_TRY(read_member(out, arena, &MEMBERS[i], qc_json_get(root, MEMBERS[i].name), err));
     if (out->predicted == 0 || !(out->perplexity >= 1.0) ||
         (out->compared && !(out->base_perplexity >= 1.0 && out->kl_mean >= 0.0)))
         QC_FAIL(err, QC_ERR_INPUT,
-                "the numbers are none of 'qconv eval': a perplexity is 1 or more, a KL divergence "
-                "0 or more, of 1 token or more");
+                "the numbers cannot come from 'qconv eval': expected a perplexity of at least 1, a "
+                "KL divergence of at least 0, and at least 1 token");
     return QC_OK;
 }
 

@@ -92,15 +92,16 @@ static qc_status open_models(evaluation *e, qc_error *err)
             e->vocabulary = c->vocabulary;
         else if (c->vocabulary != e->vocabulary)
             QC_FAIL(err, QC_ERR_INPUT,
-                    "%s has a vocabulary of %" PRIu64 ", %s one of %" PRIu64
-                    ": their predictions cannot be compared",
+                    "%s has a vocabulary of %" PRIu64 ", but %s has one of %" PRIu64
+                    ", so their predictions cannot be compared",
                     paths[0], e->vocabulary, paths[i], c->vocabulary);
     }
     e->r->model_type = qc_llama_config_of(e->sides[0].llama)->model_type;
     return QC_OK;
 }
 
-/* The value of --context, or what both models can take, up to QC_TOKEN_TEXT_CONTEXT. */
+/* Returns the value of --context, or else the context that both models can take, up to
+ * QC_TOKEN_TEXT_CONTEXT. */
 static uint64_t context_of(const evaluation *e)
 {
     uint64_t context = e->o->context ? e->o->context : QC_TOKEN_TEXT_CONTEXT;
@@ -157,7 +158,8 @@ static int batch_fits(const evaluation *e, uint64_t tokens)
     return qc_sat_add(bytes, work) <= BATCH_BYTES;
 }
 
-/* The number of windows from w on that fit together (at least one), and their tokens. */
+/* Returns the number of windows from w on that fit together (at least one), and sets *tokens to
+ * theirs. */
 static uint64_t batch_windows(const evaluation *e, uint64_t w, uint64_t *tokens)
 {
     uint64_t n = 0;
@@ -171,7 +173,7 @@ static uint64_t batch_windows(const evaluation *e, uint64_t w, uint64_t *tokens)
     return n;
 }
 
-/* How many batches there will be, and the tokens of the largest. */
+/* Returns how many batches there will be, and sets the tokens of the largest. */
 static uint64_t count_batches(const evaluation *e, uint64_t *largest)
 {
     uint64_t batches = 0, tokens = 0;
@@ -187,8 +189,9 @@ static qc_status floats(float **out, uint64_t rows, uint64_t width, qc_error *er
 {
     uint64_t bytes = 0;
     if (qc_mul_u64(rows, width, &bytes) || qc_mul_u64(bytes, sizeof(float), &bytes))
-        QC_FAIL(err, QC_ERR_NOMEM, "%" PRIu64 " rows of %" PRIu64 " floats do not fit memory", rows,
-                width);
+        QC_FAIL(err, QC_ERR_NOMEM,
+                "%" PRIu64 " rows of %" PRIu64 " floats do not fit memory; try a smaller --context",
+                rows, width);
     QC_TRY(qc_malloc_aligned(out, 64, (size_t)bytes, err));
     return QC_OK;
 }
@@ -225,8 +228,7 @@ static qc_status token_worker(qc_team *team, unsigned index, void *ctx, qc_error
         uint64_t i = atomic_fetch_add(&w->next, 1);
         if (i >= w->rows)
             return QC_OK;
-        if (qc_team_stopped(team))
-            QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
+        QC_TRY(qc_check_stopped(team, err));
         const float *q = e->sides[0].logits + i * e->vocabulary;
         const float *p = e->side_count > 1 ? e->sides[1].logits + i * e->vocabulary : NULL;
         QC_TRY(qc_eval_token_of(&e->tokens[i], q, p, e->vocabulary, w->targets[i], err));
@@ -308,7 +310,7 @@ static qc_status run(evaluation *e, qc_error *err)
     qc_progress_expect(e->tools.progress, qc_sat_mul(bytes, e->windows.tokens));
     qc_console_detail(e->call, 1,
                       "%" PRIu64 " window%s in %" PRIu64 " batch%s of up to %" PRIu64
-                      " tokens; weights are read once a batch",
+                      " tokens; the weights are read once for each batch",
                       e->windows.count, qc_plural(e->windows.count), batches,
                       batches == 1 ? "" : "es", batch_tokens);
     QC_TRY(allocate(e, batch_tokens, err));
@@ -334,8 +336,8 @@ qc_status qc_eval_run(qc_eval_result *out, const qc_call *call, const qc_eval_op
     QC_TRY(qc_isa_select(&e.tools.isa, err));
     QC_TRY(qc_progress_create(&e.tools.progress, call, "evaluating", 0, err));
     qc_status st = run(&e, err);
-    if (st == QC_OK && qc_interrupted())
-        st = qc_error_set(err, QC_ERR_INTERRUPTED, __FILE__, __LINE__, "interrupted");
+    if (st == QC_OK)
+        st = qc_check_interrupted(err);
     qc_eval_stats_deinit(&e.stats);
     qc_free(e.tokens);
     qc_free(e.targets);

@@ -9,8 +9,8 @@
 
 /* ---- one token ------------------------------------------------------------------------------ */
 
-/* The index of the largest value, the first one among equals. A NaN anywhere is noticed later, in
- * the sum of exponentials. */
+/* Returns the index of the largest value, the first one among equals. A NaN anywhere is noticed
+ * later, in the sum of exponentials. */
 static uint64_t largest(const float *x, uint64_t n)
 {
     uint64_t at = 0;
@@ -122,7 +122,7 @@ double qc_eval_quantile(const float *sorted, uint64_t n, double q)
     return i + 1 < n ? here + (place - low) * ((double)sorted[i + 1] - here) : here;
 }
 
-/* The standard error of a mean. */
+/* Returns the standard error of a mean. */
 static double error_of(double squares, double n)
 {
     return n > 1.0 ? sqrt(squares / (n - 1.0) / n) : (double)NAN;

@@ -14,14 +14,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* So many experts of a group are measured. */
+/* At most this many experts of a group are measured. */
 #define SAMPLED_EXPERTS 8u
 /* Only the fit knows the workspace exactly. Where it says that room is short, the room is narrowed
  * at most this many times. */
 #define MAX_ROUNDS 12
 
 typedef struct {
-    uint32_t segment; /* the one that it follows in the end */
+    uint32_t segment; /* its own, or the one that this one follows in the end */
     uint32_t tensor;
     const char *key; /* "model.layers.12.mlp.experts.*.up_proj" */
 } member;
@@ -33,7 +33,7 @@ typedef struct {
     uint32_t first;          /* a group of the module */
     const qc_fused_row *row; /* NULL for experts, and for a weight by itself */
     const char *name;        /* of a weight of the first group */
-    size_t len;              /* of the module's part of it, or of the parent's */
+    size_t len;              /* of the module's path in that name, or of the parent's */
 } module;
 
 typedef struct {
@@ -45,7 +45,7 @@ typedef struct {
     const qc_checkpoint *model;
     const qc_segments *segments;
     const qc_geometry *geometry;
-    qc_geometry share; /* with --tp: of a card, which the fit is made with */
+    qc_geometry share; /* with --tp: of one card, for the fit */
     uint32_t ranks;    /* the cards of --tp; 0: layers are placed whole */
     const qc_plan_options *options;
     qc_budget budget; /* the devices to fill */
@@ -177,8 +177,8 @@ static void shape_of(const chooser *c, uint32_t tensor, uint64_t *rows, uint64_t
     *cols = t->dims[turned ? 0 : 1];
 }
 
-/* The dtype in which a weight left in 16 bit is written: --rest may cast it, unless it stays coded.
- * Integers are decoded. */
+/* Returns the dtype in which a weight left in 16 bit is written: --rest may cast it, unless it
+ * stays coded. Integers are decoded. */
 static qc_dtype kept_dtype(const chooser *c, uint32_t tensor)
 {
     if (coded_of(c, tensor) && !qc_coding_is_integer(coded_of(c, tensor)->coding))
@@ -416,8 +416,9 @@ static int has_candidate(const double *errors)
     return has;
 }
 
-/* Takes out the items that have no candidate, whose groups stay as they are. A group without a
- * reason of its own has one in another group of its module, or in what all of them can hold. */
+/* Takes out the items that have no candidate, whose groups stay as they are. A group that has no
+ * reason of its own gets one: another group of its module cannot be quantized, or no scheme can
+ * hold the group's weights. */
 static void drop_items(chooser *c, uint32_t *now)
 {
     uint32_t kept = 0;
@@ -459,7 +460,7 @@ static qc_status make_items(chooser *c, qc_error *err)
 
 /* ---- devices ---- */
 
-/* Adds up what the segments take beside the weights that are chosen. */
+/* Adds up what the segments take beside the weights whose schemes are chosen. */
 static qc_status sum_fixed(chooser *c, qc_error *err)
 {
     qc_plan plan;
@@ -698,10 +699,11 @@ static qc_status leave_out_int8(chooser *c, qc_error *err)
         if (qc_schemes[c->out->rows[k].scheme].needs_int8_matmul)
             c->candidates &= ~(1u << k);
     }
-    return qc_arena_printf(c->arena, &c->out->notes[c->out->note_count++], err,
-                           "int8 is left out: bitsandbytes has no int8 matmul for a %s (compute "
-                           "capability %u.%u, expected 7.5 or more); --schemes can name it",
-                           card->name, card->sm / 10, card->sm % 10);
+    return qc_arena_printf(
+        c->arena, &c->out->notes[c->out->note_count++], err,
+        "int8 is left out because bitsandbytes has no int8 matmul for a %s (compute capability "
+        "%u.%u, expected 7.5 or more); name int8 in --schemes to have it all the same",
+        card->name, card->sm / 10, card->sm % 10);
 }
 
 /* Notes that the smallest choice spills. GPUs that are too small are no dead end when a tier lies
@@ -713,19 +715,19 @@ static qc_status note_spilling(chooser *c, qc_error *err)
     if (c->out->fits || tiers == 0)
         return QC_OK;
     c->out->spills = 1;
-    return qc_arena_printf(c->arena, &c->out->notes[c->out->note_count++], err,
-                           "the %s not hold even the smallest choice, so that is taken for every "
-                           "weight although more might fit with %s%s%s: what lies there crosses "
-                           "the host link for every token",
-                           b->gpu_count == 0   ? "cpu does"
-                           : b->gpu_count == 1 ? "GPU does"
-                                               : "GPUs do",
-                           b->devices[b->count].name, tiers > 1 ? " and " : "",
-                           tiers > 1 ? b->devices[b->count + 1].name : "");
+    return qc_arena_printf(
+        c->arena, &c->out->notes[c->out->note_count++], err,
+        "the %s not hold even the smallest choice, so every weight gets that; a better one might "
+        "fit with %s%s%s, but what lies there crosses the host link for every token",
+        b->gpu_count == 0   ? "cpu does"
+        : b->gpu_count == 1 ? "GPU does"
+                            : "GPUs do",
+        b->devices[b->count].name, tiers > 1 ? " and " : "",
+        tiers > 1 ? b->devices[b->count + 1].name : "");
 }
 
-/* Does what an earlier choice measured hold here? It has to be of the same groups, and of every
- * scheme that may be taken. */
+/* Can the errors of an earlier choice be taken over? They can if it measured the same groups, and
+ * every scheme that may be taken. */
 static int was_measured(const chooser *c, const qc_auto_result *before)
 {
     return before && before->measured && before->rows == c->out->rows &&
@@ -783,7 +785,8 @@ qc_status qc_auto_choose(qc_auto_result *out, qc_arena *arena, qc_recipe *recipe
     memset(out, 0, sizeof *out);
     out->measured = subject->has_weights;
     if (!budget || budget->count == 0)
-        QC_FAIL(err, QC_ERR_USAGE, "--to auto needs --vram, which says what it has to fit");
+        QC_FAIL(err, QC_ERR_USAGE,
+                "--to auto needs --vram, which names the devices that the model has to fit");
     out->rows = qc_candidates_of(&options->recipe);
     QC_TRY(qc_candidates_parse(&options->recipe, &c.candidates, err));
     c.budget = *budget;

@@ -1,5 +1,7 @@
 /* Writes what --to auto chose and why, for people and for machines. */
 #include "convert/fit/auto_choice.h"
+
+#include "base/text.h"
 #include "convert/term/size_text.h"
 #include "convert/term/table.h"
 #include "formats/json_writer.h"
@@ -210,7 +212,7 @@ static qc_status summary_table(const qc_auto_result *r, qc_arena *arena, qc_strb
         qc_table_putf(&t, "%.3g", a->first->importance);
         if (a->ranges_left_out)
             qc_table_putf(&t, "%s, and %u more range%s", a->ranges, a->ranges_left_out,
-                          a->ranges_left_out == 1 ? "" : "s");
+                          qc_plural(a->ranges_left_out));
         else
             qc_table_put(&t, a->ranges);
         qc_table_put(&t, a->first->reason ? a->first->reason : "");
@@ -244,10 +246,9 @@ static qc_status explain(const qc_auto_result *r, int all, qc_arena *arena, qc_s
     for (unsigned i = 0; i < r->note_count; i++)
         qc_strbuf_putf(out, "  Note: %s.\n", r->notes[i]);
     if (!r->fits && !r->spills)
-        qc_strbuf_puts(out, "  Nothing fits: the smallest was taken everywhere.\n");
+        qc_strbuf_puts(out, "  Nothing fits, so every weight got the smallest candidate.\n");
     else if (r->fits && r->bound > 0)
-        qc_strbuf_putf(out, "  No choice that fits is predicted to have less than %.3g.\n",
-                       r->bound);
+        qc_strbuf_putf(out, "  No choice that fits has a predicted error below %.3g.\n", r->bound);
     qc_strbuf_puts(out, "  A predicted error is the sum over all weights of how much each "
                         "matters times its relative squared error.\n\n");
     if (all)

@@ -44,7 +44,7 @@ typedef struct {
     void *search; /* scratch for searching scales, where they are searched */
 } scratch;
 
-/* The dtype of the weights in the scratch memory. */
+/* Returns the dtype of the weights in the scratch memory. */
 static qc_dtype dtype_of(const measuring *m, const qc_auto_sample *s)
 {
     return s->coded ? QC_DTYPE_F32 : m->model->tensors[s->tensor].dtype;
@@ -296,11 +296,9 @@ static qc_status work(qc_team *team, unsigned index, void *ctx, qc_error *err)
         uint32_t i = (uint32_t)atomic_fetch_add(&m->next, 1);
         if (i >= m->count)
             break;
-        if (qc_team_stopped(team)) {
-            st = qc_error_set(err, QC_ERR_INTERRUPTED, __FILE__, __LINE__, "interrupted");
-            break;
-        }
-        st = measure_one(m, &w, &m->samples[i], err);
+        st = qc_check_stopped(team, err);
+        if (st == QC_OK)
+            st = measure_one(m, &w, &m->samples[i], err);
     }
     scratch_deinit(&w);
     return st;
@@ -348,7 +346,8 @@ double qc_auto_normal_mse(const qc_candidate *row, uint64_t cols, qc_scale_metho
         17.1726, 18.4906, 19.8128, 21.1388, 22.4682, 23.8005, 25.1356,
     };
     enum { POINTS = sizeof max_square / sizeof *max_square };
-    /* The share of it that the search leaves, in the same rows. Below 16 weights it is as at 16. */
+    /* The share of the error that the search leaves, for rows of the same lengths. Rows of fewer
+     * than 16 weights take the share of 16. */
     static const double searched_share[POINTS] = {
         0.925, 0.925, 0.925, 0.925, 0.925, 0.936, 0.948, 0.959, 0.967, 0.972, 0.975,
         0.974, 0.969, 0.956, 0.932, 0.895, 0.849, 0.800, 0.752, 0.714, 0.701,
@@ -359,7 +358,7 @@ double qc_auto_normal_mse(const qc_candidate *row, uint64_t cols, qc_scale_metho
     unsigned k = 0;
     while (k + 2 < POINTS && cols >> (k + 1) > 0)
         k++;
-    /* The value is nearly linear in the logarithm of the length. Within an octave, linear in the
+    /* The value is nearly linear in the logarithm of the length. Within an octave, a line over the
      * length is close enough. */
     double part = (double)cols / (double)(UINT64_C(1) << k) - 1;
     part = part < 0 ? 0 : part > 1 ? 1 : part;

@@ -31,7 +31,7 @@ typedef struct {
 
 /* Measures candidate c of qc_candidates_of(o) where bit c of `candidates` is set, with scales as
  * the conversion will find them. The result does not depend on threads. Returns QC_ERR_INTERRUPTED,
- * QC_ERR_IO, and whatever else reading can give. */
+ * QC_ERR_IO, and any other error of reading. */
 QC_NODISCARD qc_status qc_auto_measure(qc_auto_sample *samples, uint32_t count,
                                        const qc_checkpoint *model, unsigned candidates,
                                        const qc_recipe_options *o, unsigned threads, qc_error *err);
@@ -39,7 +39,7 @@ QC_NODISCARD qc_status qc_auto_measure(qc_auto_sample *samples, uint32_t count,
  * For NF4 and int4 it was measured (NF4's with scales that are not quantized). For int8 it is
  * E[max^2] / (12 * 127^2) over the row, times a measured share where scales are searched. */
 double qc_auto_normal_mse(const qc_candidate *row, uint64_t cols, qc_scale_method scale);
-/* How much the error of the weight of this name matters; see docs/decisions/0006. */
+/* Returns how much the error of the weight of this name matters (docs/decisions/0006). */
 double qc_auto_importance(const char *name);
 
 #endif

@@ -426,8 +426,8 @@ qc_status qc_auto_solve(const qc_auto_task *task, qc_auto_solution *out, qc_erro
         QC_FAIL(err, QC_ERR_INTERNAL, "auto: no device");
     if (task->segment_count > MAX_SEGMENTS)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "--to auto: a model of %u layers and more is cut in too many ways; expected at "
-                "most %u",
+                "--to auto: the model has %u segments, its layers among them; expected at most %u, "
+                "because the ways to cut it are too many; use --to nf4",
                 (unsigned)task->segment_count, MAX_SEGMENTS);
     qc_arena_init(&s.arena);
     qc_status st = solve(&s, err);

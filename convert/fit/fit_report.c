@@ -32,7 +32,7 @@ uint64_t qc_fit_parameters_of(const qc_plan *plan, const qc_job *job)
     uint64_t elems = 1;
     if (e->stored) {
         for (unsigned i = 0; i < e->stored->ndim; i++)
-            elems *= e->stored->dims[i]; /* checked when the recipe was made */
+            elems *= e->stored->dims[i]; /* The recipe has checked the shape. */
         return elems;
     }
     if (e->coded) {
@@ -41,7 +41,7 @@ uint64_t qc_fit_parameters_of(const qc_plan *plan, const qc_job *job)
         return elems;
     }
     if (e->role == QC_ROLE_PACKED && t->dtype == QC_DTYPE_U8)
-        return t->bytes * 2; /* e2m1 codes that nothing was found beside */
+        return t->bytes * 2; /* codes of e2m1 without scales beside them */
     if (is_integer(t->dtype))
         return 0;
     for (unsigned i = 0; i < t->ndim; i++)
@@ -49,7 +49,7 @@ uint64_t qc_fit_parameters_of(const qc_plan *plan, const qc_job *job)
     return elems;
 }
 
-/* The block size of a scheme that has a default for it; otherwise 0. */
+/* Returns the block size of a scheme that has a default for it; otherwise 0. */
 static uint32_t shown_block(const qc_job *j)
 {
     return qc_schemes[j->scheme].default_block ? j->block_elems : 0;
@@ -214,10 +214,10 @@ int qc_fit_has_mla(const qc_geometry *g)
 void qc_fit_mla_text(const qc_fit_options *use, qc_strbuf *out)
 {
     qc_strbuf_putf(out, "MLA: %s, as %s does",
-                   use->mla_expanded   ? "keys and values of every head are cached"
-                   : use->mla_absorbed ? "the latent is cached and attended to as it is"
-                                       : "the latent is cached, each layer expands it to "
-                                         "keys and values",
+                   use->mla_expanded ? "keys and values of every head are cached"
+                   : use->mla_absorbed
+                       ? "the latent is cached and attended to as it is"
+                       : "the latent is cached, and each layer expands it to keys and values",
                    qc_fit_mla_runtime(use));
 }
 
@@ -227,7 +227,7 @@ void qc_fit_split_text(const qc_fit_report *r, qc_strbuf *out)
         qc_strbuf_putf(out,
                        "every layer is split over %" PRIu32 " card%s, as vLLM splits it with "
                        "--tensor-parallel-size",
-                       r->fit->ranks, r->fit->ranks == 1 ? "" : "s");
+                       r->fit->ranks, qc_plural(r->fit->ranks));
 }
 
 void qc_fit_serve_text(const qc_fit_report *r, qc_strbuf *out)
@@ -259,7 +259,7 @@ static void add_head(const qc_fit_report *r, qc_strbuf *out)
     for (uint32_t i = 0; i < r->scheme_count; i++) {
         const qc_fit_scheme *s = &r->schemes[i];
         qc_strbuf_putf(out, "  %-*s %s in %" PRIu64 " tensor%s\n", (int)width, s->name,
-                       qc_text_bytes(size, s->bytes), s->tensors, s->tensors == 1 ? "" : "s");
+                       qc_text_bytes(size, s->bytes), s->tensors, qc_plural(s->tensors));
     }
     if (r->chosen)
         add_choice(r->chosen, out);
@@ -269,7 +269,7 @@ static void add_head(const qc_fit_report *r, qc_strbuf *out)
         qc_strbuf_puts(out, "\n");
     }
     if (unknown) {
-        qc_strbuf_puts(out, "  KV cache   ?\n");
+        qc_strbuf_puts(out, "  KV cache   its size is not known\n");
     } else if (r->generates) {
         qc_strbuf_putf(out, "  KV cache   %s: context %s, batch %" PRIu64,
                        qc_text_bytes(size, r->fit->kv_bytes), qc_text_count(count, r->use->context),
@@ -438,9 +438,10 @@ void qc_fit_prefill_text(const qc_fit_prefill *p, qc_strbuf *out)
 {
     char count[QC_SIZE_TEXT_BYTES];
     if (p->tokens == 0)
-        qc_strbuf_puts(out, "prompts read whole, as transformers does unless told");
+        qc_strbuf_puts(out, "prompts are read whole, as transformers does by default");
     else
-        qc_strbuf_putf(out, "prompts read %s tokens at a time (vLLM's --max-num-batched-tokens)",
+        qc_strbuf_putf(out,
+                       "prompts are read %s tokens at a time (vLLM's --max-num-batched-tokens)",
                        qc_text_count(count, p->tokens));
 }
 
@@ -517,11 +518,12 @@ qc_status qc_fit_report_text(const qc_fit_report *r, qc_bar_style style, qc_strb
         qc_strbuf_puts(out, "\n  " QC_AUTO_TRADES "\n\n");
     qc_table_print(&others, 2, out);
     if (fit->transfer_bytes_per_token)
-        qc_strbuf_putf(out,
-                       "  spilled to the host%s: %s over its link for every token, %s at least\n",
-                       uses_disk(fit) ? " and to disk" : "",
-                       qc_text_bytes(size, fit->transfer_bytes_per_token),
-                       qc_text_seconds(time, fit->transfer_seconds));
+        qc_strbuf_putf(
+            out,
+            "  spilled to the host%s: %s cross its link for every token, which takes at least %s\n",
+            uses_disk(fit) ? " and to disk" : "",
+            qc_text_bytes(size, fit->transfer_bytes_per_token),
+            qc_text_seconds(time, fit->transfer_seconds));
     if (fit->ranks > 0 && fit->fits) {
         qc_strbuf_puts(out, "\n  ");
         qc_fit_serve_text(r, out);

@@ -81,7 +81,7 @@ uint64_t qc_fit_parameters_of(const qc_plan *plan, const qc_job *job);
 /* Sums up the schemes over the jobs of a plan (before or after its layout). */
 QC_NODISCARD qc_status qc_fit_sum_schemes(qc_fit_report *r, const qc_plan *plan, qc_error *err);
 
-/* The tables of the text and of the page: the devices, and what else they could hold. */
+/* Return the tables of the text and of the page: the devices, and what else they could hold. */
 qc_table qc_fit_devices(const qc_fit_report *r);
 qc_table qc_fit_other_choices(const qc_fit_report *r);
 
@@ -100,8 +100,8 @@ void qc_fit_bar(const qc_fit_device *d, unsigned cells, qc_bar_style style, qc_s
 void qc_fit_budget_notes(const qc_fit_report *r, const char *begin, const char *end,
                          qc_strbuf *out);
 
-/* Say whether a prompt is read whole or in steps of some tokens; and whether the form of latent
- * attention means anything to this model. */
+/* The first says whether a prompt is read whole or in steps of some tokens, the second whether the
+ * model has latent attention, so that its form matters. */
 void qc_fit_prefill_text(const qc_fit_prefill *p, qc_strbuf *out);
 int qc_fit_has_mla(const qc_geometry *g);
 /* Writes "the latent is cached, ...: transformers 5.23", a sentence without a full stop. */

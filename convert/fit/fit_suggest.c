@@ -1,6 +1,7 @@
 #include "convert/fit/fit_suggest.h"
 
 #include "base/checked.h"
+#include "base/text.h"
 #include "convert/term/size_text.h"
 
 #include <inttypes.h>
@@ -56,20 +57,20 @@ static qc_status add(seeker *s, const qc_fit *fit, const char *change, const cha
     /* A plan that does not fit has the smallest choice everywhere. With more room there will be
      * another choice. */
     if (s->options->recipe.to == QC_TO_AUTO)
-        return qc_arena_printf(s->arena, &g->sentence, err,
-                               "with %s%s: %s of weights at least, the fullest device keeps %s for "
-                               "better schemes",
-                               change, detail, qc_text_bytes(weights, fit->weight_bytes),
-                               qc_text_bytes(left, least_free(fit)));
+        return qc_arena_printf(
+            s->arena, &g->sentence, err,
+            "with %s%s: %s of weights at least, and the fullest device keeps %s for better schemes",
+            change, detail, qc_text_bytes(weights, fit->weight_bytes),
+            qc_text_bytes(left, least_free(fit)));
     return qc_arena_printf(s->arena, &g->sentence, err,
-                           "with %s%s: %s of weights, the fullest device keeps %s free", change,
+                           "with %s%s: %s of weights, and the fullest device keeps %s free", change,
                            detail, qc_text_bytes(weights, fit->weight_bytes),
                            qc_text_bytes(left, least_free(fit)));
 }
 
 /* ---- kinds of changes ---- */
 
-/* The scheme for all with the fewest bits, in the format of the options. */
+/* Returns the scheme for all with the fewest bits, in the format of the options. */
 static qc_to smallest_of(const qc_recipe_options *o)
 {
     return o->format == QC_FORMAT_COMPRESSED_TENSORS ? QC_TO_INT4 : QC_TO_NF4;
@@ -84,7 +85,7 @@ static qc_recipe_options recipe_of(const seeker *s)
     return r;
 }
 
-/* The option that has to be given beside --to, or "". */
+/* Returns the option that has to be given beside --to, or "". */
 static const char *format_of(const seeker *s, const qc_recipe_options *r)
 {
     return r->format == s->options->recipe.format || r->to == QC_TO_INT4
@@ -214,9 +215,10 @@ static qc_status larger_margin(seeker *s, qc_error *err)
     use.margin = good / 100.0;
     QC_TRY(try_fit(s, &fit, s->budget, &use, err));
     QC_TRY(qc_arena_printf(s->arena, &change, err, "--margin %.2f", use.margin));
-    QC_TRY(qc_arena_printf(s->arena, &detail, err,
-                           " (%u%% of each device are left for what is not counted, not %.3g%%)",
-                           100 - good, 100.0 - 100.0 * given));
+    QC_TRY(qc_arena_printf(
+        s->arena, &detail, err,
+        " (this leaves %u%% of each device for what is not counted, instead of %.3g%%)", 100 - good,
+        100.0 - 100.0 * given));
     return add(s, &fit, change, detail, err);
 }
 
@@ -281,7 +283,7 @@ static qc_status host_memory(seeker *s, qc_error *err)
         QC_TRY(qc_arena_printf(s->arena, &change, err, "+cpu:%" PRIu64 "GB", gigabytes));
     if (fit.transfer_bytes_per_token)
         QC_TRY(qc_arena_printf(s->arena, &detail, err,
-                               " (%s over the host link for every token, %s at least)",
+                               " (%s cross the host link for every token, which takes at least %s)",
                                qc_text_bytes(size, fit.transfer_bytes_per_token),
                                qc_text_seconds(seconds, fit.transfer_seconds)));
     return add(s, &fit, change, detail, err);
@@ -322,7 +324,7 @@ static qc_status more_cards(seeker *s, qc_error *err)
         QC_TRY(qc_arena_printf(s->arena, &change, err, "%" PRIu32 " cards", b->gpu_count + good));
     else
         QC_TRY(qc_arena_printf(s->arena, &change, err, "%" PRIu32 " more card%s", good,
-                               good == 1 ? "" : "s"));
+                               qc_plural(good)));
     QC_TRY(qc_arena_printf(s->arena, &detail, err, " of %s",
                            qc_text_bytes(size, b->devices[like].total_bytes)));
     return add(s, &fit, change, detail, err);
@@ -373,7 +375,7 @@ static qc_status try_kinds(seeker *s, const kind *kinds, size_t count, qc_error 
 static const kind changes[] = {other_precision, shorter_context, smaller_batch, narrower_cache,
                                host_memory,     more_cards,      more_ranks,    larger_margin};
 
-/* Is for plans for which no change alone is enough: it tries NF4 and one more change. */
+/* Where no change alone is enough, this tries NF4 and one more change. */
 static qc_status nf4_and_more(seeker *s, qc_arena *kept, qc_error *err)
 {
     const qc_plan_options *o = s->options;

@@ -18,10 +18,10 @@ QC_NODISCARD qc_status qc_fit_suggest(qc_fit_report *report, qc_arena *arena,
                                       const qc_plan_subject *subject,
                                       const qc_planned_model *planned, const qc_budget *budget,
                                       const qc_plan_options *options, qc_error *err);
-/* Is for --to auto and a model that fits and has a cache. It finds what else the same devices could
- * hold (NF4, auto for longer contexts, auto in a form that bitsandbytes has), with the longest
- * context of each, and sets report->choices, the plan itself first. There are none where nothing
- * was traded for precision. It uses the errors that were measured for `planned`. */
+/* Call this with --to auto, for a model that fits and has a cache. It finds what else the same
+ * devices could hold (NF4, auto for longer contexts, auto in a form that bitsandbytes has), with
+ * the longest context of each, and sets report->choices, the plan itself first. There are none
+ * where nothing was traded for precision. It uses the errors that were measured for `planned`. */
 QC_NODISCARD qc_status qc_fit_compare(qc_fit_report *report, qc_arena *arena,
                                       const qc_plan_subject *subject,
                                       const qc_planned_model *planned,

@@ -12,7 +12,8 @@ qc_status qc_plan_defaults(qc_plan_options *options, qc_arena *arena,
     fit->context = qc_fit_context(subject->geometry, fit);
     if (options->recipe.to_given)
         return QC_OK;
-    /* Keeping everything refuses no checkpoint, so this finds out what it is. */
+    /* This recipe keeps everything, which refuses no checkpoint, and so it finds out what this one
+     * is. */
     qc_recipe_options probe = options->recipe;
     qc_recipe recipe;
     probe.to = QC_TO_KEEP;
@@ -28,10 +29,9 @@ static qc_status check_split(const qc_plan_subject *subject, const qc_budget *bu
                              const qc_plan_options *options, qc_error *err)
 {
     if (options->recipe.to == QC_TO_AUTO && options->recipe.format != QC_FORMAT_COMPRESSED_TENSORS)
-        QC_FAIL(
-            err, QC_ERR_USAGE,
-            "--to auto with --tp needs --format compressed-tensors: vLLM does not split weights "
-            "in bitsandbytes' form over cards");
+        QC_FAIL(err, QC_ERR_USAGE,
+                "--to auto with --tp needs --format compressed-tensors, because vLLM does not "
+                "split weights in bitsandbytes' form over cards");
     return qc_tp_check(&options->fit, budget, subject->model, subject->geometry, err);
 }
 
@@ -103,7 +103,8 @@ qc_status qc_planned_model_check(const qc_planned_model *m, qc_error *err)
     if (m->fit.fits)
         return QC_OK;
     QC_FAIL(err, QC_ERR_CHECK,
-            "%s does not fit --vram %s with --to %s: short by %s on %s; see 'qconv plan'",
+            "%s does not fit --vram %s with --to %s: it is short by %s on %s; 'qconv plan' shows "
+            "what would fit",
             m->plan.call->model, o->fit.vram, qc_to_name(o->recipe.to),
             qc_text_bytes(bytes, m->fit.short_by_bytes),
             m->fit.devices[m->fit.short_device].device->name);

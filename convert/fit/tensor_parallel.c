@@ -104,7 +104,7 @@ qc_split qc_split_of(const char *name)
 
 /* ---- bytes ---- */
 
-/* The heads of k and v that a card has. */
+/* Returns the number of heads of k and v that a card has. */
 static uint64_t rank_kv_heads(const qc_geometry *g, uint32_t ranks)
 {
     return g->kv_heads >= ranks ? g->kv_heads / ranks : 1;
@@ -129,8 +129,8 @@ static unsigned bits_of(const qc_split_tensor *t)
     return FLOAT_BYTES * 8;
 }
 
-/* The shape of the weight before it was packed. vLLM makes it once for q, k and v together, and
- * once for gate and up; the experts' have its two numbers in 16 bit. */
+/* Returns the bytes of the shape that a packed weight had before. vLLM makes one for q, k and v
+ * together, and one for gate and up; for experts its two numbers are in 16 bit. */
 static uint64_t shape_bytes(const qc_split_tensor *t)
 {
     static const char *const fused[] = {".k_proj.", ".v_proj.", ".up_proj.", ".w3."};
@@ -140,7 +140,7 @@ static uint64_t shape_bytes(const qc_split_tensor *t)
     return 2 * (is_expert(t->name) ? FLOAT_BYTES : sizeof(int64_t));
 }
 
-/* The dimension that is split, or ndim if none is. */
+/* Returns the dimension that is split, or ndim if none is. */
 static unsigned split_dim(const qc_split_tensor *t, qc_split split)
 {
     int in_module = *parameter_of(t->name) != '\0';
@@ -174,9 +174,10 @@ static qc_status divide(uint64_t *out, const qc_split_tensor *t, uint64_t size, 
     int scales = strcmp(parameter_of(t->name), "weight_scale") == 0;
     if (size % ranks != 0)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "'%s': vLLM does not split it over %" PRIu32 " cards: %s%" PRIu64
-                " does not divide by %" PRIu32,
-                t->name, ranks, scales ? "its number of scales, " : "its size ", size, ranks);
+                "tensor '%s': vLLM does not split it over %" PRIu32
+                " cards, because its %s, %" PRIu64 ", is not a multiple of %" PRIu32
+                "; plan with another --tp, or with --parallel layers",
+                t->name, ranks, scales ? "number of scales" : "size", size, ranks);
     *out = size / ranks;
     return QC_OK;
 }
@@ -212,8 +213,8 @@ static qc_status rank_size(uint64_t *out, const qc_split_tensor *t, qc_split spl
         break;
     }
     QC_FAIL(err, QC_ERR_UNSUPPORTED,
-            "'%s': vLLM does not split it over %" PRIu32 " cards: its %" PRIu64
-            " rows are not whole heads",
+            "tensor '%s': vLLM does not split it over %" PRIu32 " cards, because its %" PRIu64
+            " rows are not whole heads; plan with --parallel layers",
             t->name, ranks, size);
 }
 
@@ -225,7 +226,8 @@ qc_status qc_split_bytes(uint64_t *out, const qc_split_tensor *t, const qc_geome
     *out = 0;
     if (split == QC_SPLIT_UNKNOWN)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "'%s': how vLLM splits it over cards is not known; plan with --parallel layers",
+                "tensor '%s': it is not known how vLLM splits it over cards; plan with --parallel "
+                "layers",
                 t->name);
     if (split == QC_SPLIT_ABSENT)
         return QC_OK;
@@ -270,12 +272,14 @@ static qc_status check_heads(const qc_geometry *g, uint32_t ranks, qc_error *err
     if (g->heads == 0 || g->heads % ranks != 0)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
                 "vLLM does not split %" PRIu64 " attention heads over %" PRIu32
-                " cards: the number of heads has to divide by that of cards",
+                " cards: the number of heads has to be a multiple of the number of cards; plan "
+                "with another --tp, or with --parallel layers",
                 g->heads, ranks);
     if (kv == 0 || (kv >= ranks ? kv % ranks : ranks % kv) != 0)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
                 "vLLM does not split %" PRIu64 " KV heads over %" PRIu32
-                " cards: one number has to divide by the other",
+                " cards: one number has to be a multiple of the other; plan with another --tp, or "
+                "with --parallel layers",
                 kv, ranks);
     return QC_OK;
 }
@@ -287,16 +291,16 @@ qc_status qc_tp_check(const qc_fit_options *o, const qc_budget *budget, const qc
     qc_config config;
     if (budget->gpu_count == 0 || budget->count > budget->gpu_count)
         QC_FAIL(err, QC_ERR_USAGE,
-                "tensor parallelism splits a model over GPUs only: --vram %s names %s",
-                budget->text, budget->gpu_count ? "cpu or disk, too" : "none");
+                "tensor parallelism splits a model over GPUs only, but --vram %s names %s",
+                budget->text, budget->gpu_count ? "cpu or disk as well" : "none");
     if (ranks != budget->gpu_count)
         QC_FAIL(err, QC_ERR_USAGE,
-                "--tp %" PRIu32 " needs as many GPUs in --vram, which names %" PRIu32, ranks,
+                "--tp %" PRIu32 " needs as many GPUs in --vram, but that names %" PRIu32, ranks,
                 budget->gpu_count);
     qc_config_open(&config, model->config);
     if (!qc_config_word_in(config.model_type, known_types))
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "%s: how vLLM splits model type '%s' over cards is not known (known:%.*s); plan "
+                "%s: it is not known how vLLM splits model type '%s' over cards (known:%.*s); plan "
                 "with --parallel layers",
                 model->path, config.model_type, (int)sizeof known_types - 2, known_types);
     return check_heads(g, ranks, err);
@@ -348,8 +352,8 @@ static qc_status check_scheme(const qc_plan *plan, const qc_job *j, qc_error *er
     int stored = j->scheme == QC_SCHEME_KEEP && j->entry->stored;
     if (stored || (row->bits && row->format != QC_FORMAT_COMPRESSED_TENSORS))
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "'%s' as %s: vLLM does not split weights in bitsandbytes' form over cards; choose "
-                "--format compressed-tensors for --tp, or --parallel layers",
+                "tensor '%s' as %s: vLLM does not split weights in bitsandbytes' form over cards; "
+                "use --format compressed-tensors, or plan with --parallel layers",
                 plan->model->tensors[j->source].name,
                 qc_scheme_name(stored ? j->entry->stored->stored_as : j->scheme));
     return QC_OK;

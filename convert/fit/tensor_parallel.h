@@ -44,10 +44,10 @@ typedef struct {
     int packed; /* the weight that it belongs to lies packed in 32-bit words (".weight_packed") */
 } qc_split_tensor;
 
-/* Takes vLLM's ways for what was not given with --tp or --parallel tensor: it reads prompts in
- * steps and attends to DeepSeek's latent as it is. Call it once all options are read. */
+/* With --tp or --parallel tensor, fills in what was not given as vLLM does it: prompts are read in
+ * steps, and DeepSeek's latent is attended to as it is. Call it once all options are read. */
 void qc_tp_defaults(qc_fit_options *o);
-/* The number of cards that a model is split over; 0: layers are placed whole. */
+/* Returns the number of cards that a model is split over; 0: layers are placed whole. */
 uint32_t qc_tp_ranks(const qc_fit_options *o, const qc_budget *budget);
 /* How vLLM splits the tensor of this name in a model of a known type. */
 qc_split qc_split_of(const char *name);

@@ -12,7 +12,7 @@ const char *const qc_train_optimizer_names[4] = {"adamw", "adam", "adam8bit", "s
 const char *const qc_train_precision_names[3] = {"bf16", "fp16", "fp32"};
 
 #define ADAPTER_BYTES     4u         /* peft holds adapters in float32 */
-#define ZERO_BUCKET_ELEMS 500000000u /* DeepSpeed's reduce_bucket_size */
+#define ZERO_BUCKET_ELEMS 500000000u /* the default of DeepSpeed's reduce_bucket_size */
 #define BATCH_BYTES       24u        /* ids, mask and labels of a token, 8 bytes each */
 #define LOSS_BYTES        12u  /* a logit: log-softmax, its gradient and the logit's, in float32 */
 #define LAYER_ADAPTERS    7u   /* q, k, v, o, gate, up, down */

@@ -54,7 +54,7 @@ static qc_status find_place(train_plan *p, const qc_geometry *g, const qc_budget
         old |= d->card && d->card->sm < 80;
     }
     if (budget->gpu_count == 0)
-        QC_FAIL(err, QC_ERR_USAGE, "--mode train needs a GPU in --vram, got '%s'", budget->text);
+        QC_FAIL(err, QC_ERR_USAGE, "--mode train needs a GPU in --vram, found '%s'", budget->text);
     p->place.gpus = budget->gpu_count;
     p->place.budget_bytes = (uint64_t)((double)smallest * f->margin);
     p->place.context_bytes = f->cuda_context_bytes;
@@ -65,7 +65,8 @@ static qc_status find_place(train_plan *p, const qc_geometry *g, const qc_budget
     if (!p->wanted.precision_given)
         p->wanted.precision = old ? QC_PRECISION_FP16 : QC_PRECISION_BF16;
     if (p->wanted.zero_given && p->wanted.zero > 0 && budget->gpu_count == 1)
-        QC_FAIL(err, QC_ERR_USAGE, "--zero %u divides states over several GPUs; --vram has one",
+        QC_FAIL(err, QC_ERR_USAGE,
+                "--zero %u divides states over several GPUs, but --vram names one; use --zero 0",
                 p->wanted.zero);
     if (p->wanted.zero_given && p->wanted.zero == 3 && p->wanted.method_given &&
         p->wanted.method == QC_TRAIN_QLORA)
@@ -106,12 +107,12 @@ static void add_profile(qc_strbuf *out, const train_plan *p)
     const train_profile *m = &p->profile;
     double measured = (double)(m->allocated_bytes + m->context_bytes);
     double estimate = (double)(m->asked_bytes + p->place.context_bytes);
-    qc_strbuf_putf(
-        out,
-        "\nMeasured on %s: context %s, buffers %s for %s asked; the estimate is %+.2f%% off.\n",
-        m->gpu, qc_text_bytes(a, m->context_bytes), qc_text_bytes(b, m->allocated_bytes),
-        qc_text_bytes(c, m->asked_bytes),
-        measured > 0 ? (estimate - measured) / measured * 100.0 : 0.0);
+    qc_strbuf_putf(out,
+                   "\nMeasured on %s: the context takes %s, and buffers take %s where %s were "
+                   "asked for; the estimate is %+.2f%% off.\n",
+                   m->gpu, qc_text_bytes(a, m->context_bytes), qc_text_bytes(b, m->allocated_bytes),
+                   qc_text_bytes(c, m->asked_bytes),
+                   measured > 0 ? (estimate - measured) / measured * 100.0 : 0.0);
 }
 
 /* Returns the first setting that fits sequences of so many tokens, or count if none does. */
@@ -153,8 +154,8 @@ static void add_too_long(qc_strbuf *out, const train_plan *p)
     if (p->too_long == 0)
         return;
     if (p->longest == 0) {
-        qc_strbuf_puts(out, "Nothing fits, with shorter sequences neither; larger cards would do, "
-                            "or more of them where --zero divides what is short");
+        qc_strbuf_puts(out, "Nothing fits, not even with shorter sequences; larger cards help, or "
+                            "more of them where --zero divides what is short");
         return;
     }
     qc_strbuf_putf(out,
@@ -172,7 +173,7 @@ static void add_question(qc_strbuf *out, const train_plan *p)
                    qc_text_count(count, p->model.parameters),
                    qc_text_count(tokens, p->place.tokens));
     qc_strbuf_putf(out, "%" PRIu32 " GPU%s with %s to use%s\n\n", p->place.gpus,
-                   p->place.gpus == 1 ? "" : "s", qc_text_bytes(size, p->place.budget_bytes),
+                   qc_plural(p->place.gpus), qc_text_bytes(size, p->place.budget_bytes),
                    p->place.gpus == 1 ? "" : " each");
 }
 
@@ -317,9 +318,8 @@ static void add_page(qc_strbuf *out, const train_plan *p)
                    "</h1>\n<p>%s parameters, sequences of %s tokens; %" PRIu32
                    " GPU%s with %s to use%s.</p>\n",
                    qc_text_count(count, p->model.parameters),
-                   qc_text_count(tokens, p->place.tokens), p->place.gpus,
-                   p->place.gpus == 1 ? "" : "s", qc_text_bytes(size, p->place.budget_bytes),
-                   p->place.gpus == 1 ? "" : " each");
+                   qc_text_count(tokens, p->place.tokens), p->place.gpus, qc_plural(p->place.gpus),
+                   qc_text_bytes(size, p->place.budget_bytes), p->place.gpus == 1 ? "" : " each");
     if (p->too_long) {
         qc_strbuf_puts(out, "<p class=\"no\">");
         add_too_long(out, p);
@@ -363,8 +363,8 @@ static qc_status put_page(const train_plan *p, qc_error *err)
 
 /* --profile measures the CUDA context, by the memory counter before and after it is made (NVML sees
  * the GPU without one). It also takes every buffer of the setting for real: parameters tensor by
- * tensor, the rest in blocks of the size that a caching allocator takes. It does not measure how a
- * framework fragments its memory. */
+ * tensor, the rest in blocks of the size that a caching allocator takes. How a framework fragments
+ * its memory is not measured. */
 #define BLOCK_BYTES ((uint64_t)64 << 20)
 
 static qc_status take_blocks(qc_cuda_driver *d, uint64_t bytes, uint64_t *asked, qc_error *err)
@@ -428,7 +428,7 @@ static qc_status measure(train_profile *out, const qc_plan *plan, const qc_train
         st = qc_cuda_driver_memory(d, &with_all, &total, err);
     qc_cuda_driver_close(d);
     if (st == QC_ERR_NOMEM)
-        qc_error_prefix(err, "--profile: after %" PRIu64 " bytes", out->asked_bytes);
+        qc_error_prefix(err, "--profile, after %" PRIu64 " bytes were taken", out->asked_bytes);
     QC_TRY(st);
     out->context_bytes = before > with_context ? before - with_context : 0;
     out->allocated_bytes = with_context > with_all ? with_context - with_all : 0;
@@ -529,8 +529,8 @@ static qc_status apply(const char *path, const qc_train_setting *s, const qc_tra
     if (st == QC_OK)
         st = qc_path_stat(path, &kind, &bytes, err);
     if (st == QC_OK && kind != QC_PATH_MISSING && kind != QC_PATH_FILE)
-        st = qc_error_set(err, QC_ERR_INPUT, __FILE__, __LINE__,
-                          "%s: expected a file to write the configuration to", path);
+        st = QC_ERROR(err, QC_ERR_INPUT,
+                      "%s: --apply writes a file, but something else has this name", path);
     if (st == QC_OK && kind == QC_PATH_FILE)
         st = qc_path_rename(path, backup.data, err);
     if (st == QC_OK) {
@@ -550,10 +550,12 @@ static qc_status act_on_chosen(train_plan *p, const qc_plan *plan, qc_error *err
     const qc_train_options *t = p->o;
     if (p->chosen == p->count) {
         if (t->apply || t->profile)
-            QC_FAIL(err, QC_ERR_CHECK,
-                    "%s: no setting fits %" PRIu32 " GPU%s, so there is none to %s",
-                    p->plan->call->model, p->place.gpus, p->place.gpus == 1 ? "" : "s",
-                    t->apply ? "apply" : "measure");
+            QC_FAIL(
+                err, QC_ERR_CHECK,
+                "%s: no setting fits %" PRIu32
+                " GPU%s, so there is none to %s; without this option the plan shows what is short",
+                p->plan->call->model, p->place.gpus, qc_plural(p->place.gpus),
+                t->apply ? "apply" : "measure");
         return QC_OK;
     }
     if (t->profile) {

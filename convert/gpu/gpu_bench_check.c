@@ -1,5 +1,5 @@
-/* Is y right? A contender that gives a wrong y, in a plain launch, with another copy of its weights
- * or as a graph, is dropped and has no times. */
+/* Checks whether y is right. A contender that gives a wrong y, in a plain launch, with another copy
+ * of its weights or as a graph, is dropped and has no times. */
 #include "base/workers.h"
 #include "convert/gpu/gpu_bench_internal.h"
 #include "quant/quant_half.h"
@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* The squared distance of one row of y from the truth. */
+/* Returns the squared distance of one row of y from the truth. */
 static double row_distance(const uint16_t *y, const double *truth, uint64_t n, qc_dtype dtype)
 {
     double sum = 0;
@@ -32,18 +32,18 @@ static qc_status read_y(qc_bench_player *p, distances *d, qc_digest *bits, qc_er
     qc_digest_state *hash;
     qc_status st = QC_OK;
     if (rows == 0)
-        QC_FAIL(err, QC_ERR_USAGE, "--shapes: %s has too many outputs to be checked",
+        QC_FAIL(err, QC_ERR_USAGE,
+                "--shapes: %s has too many outputs to be checked; give a smaller shape",
                 w->shape->layer);
     QC_TRY(qc_digest_create(&hash, err));
     for (uint64_t first = 0; st == QC_OK && first < w->io.m; first += rows) {
         const uint16_t *y = w->b->pinned;
         uint64_t here = w->io.m - first < rows ? w->io.m - first : rows;
-        if (qc_interrupted()) { /* the host needs a good part of a second for 4096 x 28672 */
-            st = qc_error_set(err, QC_ERR_INTERRUPTED, __FILE__, __LINE__, "interrupted");
-            break;
-        }
-        st = qc_cuda_to_host(w->b->pinned, (const uint16_t *)w->y + first * n,
-                             (size_t)(2 * here * n), w->b->stream, err);
+        /* The host needs a good part of a second for 4096 x 28672. */
+        st = qc_check_interrupted(err);
+        if (st == QC_OK)
+            st = qc_cuda_to_host(w->b->pinned, (const uint16_t *)w->y + first * n,
+                                 (size_t)(2 * here * n), w->b->stream, err);
         if (st == QC_OK)
             st = qc_cuda_stream_synchronize(w->b->stream, err);
         if (st == QC_OK)
@@ -58,7 +58,8 @@ static qc_status read_y(qc_bench_player *p, distances *d, qc_digest *bits, qc_er
     }
     *bits = qc_digest_finish(hash);
     qc_digest_destroy(hash);
-    /* A kernel that could not do its work says so here, so the next contender is not blamed. */
+    /* A kernel that could not do its work says so here, so that the next contender is not
+     * blamed. */
     return st == QC_OK ? qc_matmul_check(w->b->handle, err) : st;
 }
 
@@ -72,8 +73,8 @@ static qc_status judge(const qc_bench_player *p, const distances *d, const char 
     *error = norm > 0 ? sqrt(d->sum / (double)w->io.m) / norm : sqrt(d->sum);
     if (!(*error <= tolerance) || !(sqrt(d->worst) <= 2 * tolerance * norm))
         QC_FAIL(err, QC_ERR_CHECK,
-                "%s on %s is wrong %s: normwise error %.3g (of a row up to %.3g), allowed %.3g; it "
-                "has no times",
+                "%s on %s is wrong %s: its normwise error is %.3g (of a row up to %.3g), expected "
+                "at most %.3g; so it has no times",
                 p->what, w->b->device.name, how, fabs(*error), /* "nan", not "-nan" */
                 fabs(norm > 0 ? sqrt(d->worst) / norm : sqrt(d->worst)), tolerance);
     return QC_OK;
@@ -131,8 +132,8 @@ static qc_status expect_same(qc_bench_player *p, const char *how, qc_error *err)
     if (through_cublas(p))
         return QC_OK;
     QC_FAIL(err, QC_ERR_CHECK,
-            "%s on %s has other bits %s than in a plain launch before: normwise error %.3g instead "
-            "of %.3g; it has no times",
+            "%s on %s has other bits %s than in a plain launch before: its normwise error is %.3g "
+            "instead of %.3g; so it has no times",
             p->what, p->w->b->device.name, how, error, p->error);
 }
 

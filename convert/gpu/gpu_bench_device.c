@@ -75,7 +75,7 @@ void qc_bench_gpu_close(qc_bench_gpu *b)
 
 /* ---- shapes and paths ---- */
 
-/* The largest power of two up to 16 that divides a number of bytes. */
+/* Returns the largest power of two up to 16 that divides a number of bytes. */
 static unsigned alignment_of(uint64_t bytes)
 {
     unsigned a = 16;
@@ -123,7 +123,7 @@ void qc_bench_save(qc_bench_gpu *b)
         b->sink->save(b->sink->ctx, b->r);
 }
 
-/* Sends a number to the device and back. */
+/* Sends a number to the device and back, which shows whether the device still answers. */
 static qc_status try_device(qc_bench_gpu *b, qc_error *err)
 {
     uint64_t *sent = b->pinned, *got = sent + 1;
@@ -177,10 +177,9 @@ qc_status qc_bench_failed(qc_bench_gpu *b, qc_bench_failure f, const qc_error *w
     qc_bench_save(b);
     say_failure(b, &b->r->failed[b->r->failed_count - 1]);
     if (try_device(b, &dead) != QC_OK)
-        QC_FAIL(
-            err, QC_ERR_INTERNAL,
-            "%s does not answer any more after '%.200s' (%.120s), so the run ends here; what was "
-            "measured before is in the file of --output",
-            b->device.name, why->msg, dead.msg);
+        QC_FAIL(err, QC_ERR_INTERNAL,
+                "%s does not answer any more after '%.200s' (%.120s), so the run ends here; the "
+                "file of --output has what was measured before",
+                b->device.name, why->msg, dead.msg);
     return QC_OK;
 }

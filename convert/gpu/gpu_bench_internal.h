@@ -46,8 +46,8 @@ void qc_bench_save(qc_bench_gpu *b);
 
 /* ---- shapes and paths: gpu_bench_device.c ---- */
 
-/* The shape that qc_matmul_run makes of weights w and this io, with the handle's table. The rows of
- * x lie one behind the other. */
+/* Returns the shape that qc_matmul_run makes of weights w and this io, with the handle's table. The
+ * rows of x lie one behind the other. */
 qc_matmul_shape qc_bench_shape_of(const qc_bench_gpu *b, const qc_matmul_weights *w, int repacked,
                                   const qc_matmul_io *io);
 /* The name of the kernel that qc_matmul_run takes for weights w and this io. The rows of x lie one
@@ -83,24 +83,26 @@ typedef struct {
 } qc_bench_contender;
 
 double qc_bench_seconds_left(const qc_bench_gpu *b);
-/* The seconds that the rounds of the point (shape, m) may take; both are indices of the request. */
+/* Returns the seconds that the rounds of the point (shape, m) may take; both are indices of the
+ * request. */
 double qc_bench_point_seconds(const qc_bench_gpu *b, uint32_t shape, uint32_t m);
 /* Makes one launch by itself, and then a graph that is long enough to time, which is run once and
  * checked. */
 QC_NODISCARD qc_status qc_bench_ready(qc_bench_gpu *b, qc_bench_contender *c, qc_error *err);
-/* Seconds of one round of these. */
+/* Returns the seconds that one round of these contenders takes. */
 double qc_bench_round_seconds(qc_bench_contender *const *c, uint32_t count);
-/* Fails only if it was interrupted or there is no memory. What happens to a single contender is in
- * its `out`. */
+/* Times the contenders in rounds. It fails only if it was interrupted or there is no memory. What
+ * happens to a single contender is in its `out`. */
 QC_NODISCARD qc_status qc_bench_time(qc_bench_gpu *b, qc_bench_contender *const *c, uint32_t count,
                                      uint32_t rounds, qc_error *err);
-/* Median and percentiles of c's samples. It sorts them, so take ratios first. */
+/* Returns median and percentiles of c's samples. It sorts them, so take ratios first. */
 qc_bench_spread qc_bench_us_of(qc_bench_contender *c, uint32_t rounds);
-/* of / c, round by round. */
+/* Sets *out to the spread of the ratios of / c, round by round. */
 QC_NODISCARD qc_status qc_bench_ratio_of(qc_bench_spread *out, const qc_bench_contender *c,
                                          const qc_bench_contender *of, uint32_t rounds,
                                          qc_error *err);
-/* Ready, time, spread and done for a contender that is alone and needs no copies of anything. */
+/* Does all of it for a contender that is alone and needs no copies of anything: makes it ready,
+ * times it, and sets *us. */
 QC_NODISCARD qc_status qc_bench_alone(qc_bench_gpu *b, qc_bench_contender c, qc_bench_spread *us,
                                       qc_error *err);
 void qc_bench_done(qc_bench_contender *c);
@@ -241,7 +243,8 @@ uint64_t qc_bench_parts_workspace(const qc_bench_work *w, const qc_matmul_weight
 
 /* ---- gpu_bench_tune.c ---- */
 
-/* The workspace of the candidates for every m up to w->max_m. Each needs at most limit_bytes. */
+/* Returns the workspace of the candidates for every m up to w->max_m. Each needs at most
+ * limit_bytes. */
 uint64_t qc_bench_tune_workspace(const qc_bench_work *w, uint32_t scheme, uint64_t limit_bytes);
 /* Measures the candidates of all schemes at the point and adds them to the result. */
 QC_NODISCARD qc_status qc_bench_tune_point(qc_bench_work *w, qc_error *err);

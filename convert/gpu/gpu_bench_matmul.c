@@ -70,7 +70,8 @@ static qc_status make_truth(shape_work *w, uint32_t contender, const qc_weights 
 
 /* ---- one point: a shape and an M ---- */
 
-/* The bytes of a quantized weight that a launch reads. They are the same if it was repacked. */
+/* Returns the bytes of a quantized weight that a launch reads. They are the same if it was
+ * repacked. */
 static uint64_t read_of(const shape_work *w, uint32_t scheme)
 {
     return qc_bench_weight_bytes(w->weights[scheme].scheme, w->shape->n, w->shape->k);
@@ -232,8 +233,9 @@ static qc_status dense_copies(shape_work *w, uint32_t want, qc_error *err)
     return QC_OK;
 }
 
-/* The workspace of a scheme for up to w->max_m rows. Where so many rows cannot be multiplied, it is
- * the workspace for the largest number that can be; a launch with more rows says why it cannot. */
+/* Returns the workspace of a scheme for up to w->max_m rows. Where so many rows cannot be
+ * multiplied, it is the workspace for the largest number that can be; a launch with more rows says
+ * why it cannot. */
 static uint64_t workspace_of(const shape_work *w, uint32_t scheme, uint64_t limit, qc_error *err)
 {
     const qc_bench_request *q = w->b->q;
@@ -296,7 +298,8 @@ static void free_activations(shape_work *w)
     w->workspace_bytes = 0;
 }
 
-/* Makes them for the largest M that there is memory for. w->max_m is 0 if there is none. */
+/* Makes x, y and the workspace for the largest M that there is memory for. w->max_m is 0 if there
+ * is none. */
 static qc_status activations_that_fit(shape_work *w, qc_error *err)
 {
     const qc_bench_request *q = w->b->q;
@@ -374,8 +377,8 @@ static qc_status measure_shape(shape_work *w, qc_error *err)
     qc_error full = {0};
     qc_status st = qc_bench_seconds_left(w->b) > 0 ? prepare_shape(w, &full) : QC_OK;
     if (st == QC_ERR_NOMEM) {
-        (void)snprintf(text, sizeof text, "%s %s: no room on this GPU, left out", w->shape->model,
-                       w->shape->layer);
+        (void)snprintf(text, sizeof text, "%s %s is left out, because this GPU has no room for it",
+                       w->shape->model, w->shape->layer);
         w->b->sink->say(w->b->sink->ctx, text);
         r->left_out += q->m_count * q->scheme_count;
         return QC_OK;

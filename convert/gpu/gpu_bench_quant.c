@@ -94,7 +94,7 @@ static qc_status launch(void *ctx, uint32_t copy, qc_cuda_stream s, qc_error *er
                            : qc_cuda_int8_rows_quantize(&rows, s, err);
 }
 
-/* The bytes that move. */
+/* Returns the bytes that a launch reads and writes. */
 static uint64_t bytes_of(const work *w)
 {
     const qc_form form = form_of(w);
@@ -231,7 +231,7 @@ static qc_status look(void *ctx, qc_error *err)
     qc_free(t.absmax);
     QC_TRY(st);
     if (!same)
-        QC_FAIL(err, QC_ERR_CHECK, "it does not give the CPU's bytes on %s, so it has no times",
+        QC_FAIL(err, QC_ERR_CHECK, "its bytes on %s are not those of the CPU, so it has no times",
                 w->b->device.name);
     return QC_OK;
 }

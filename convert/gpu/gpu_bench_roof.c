@@ -31,7 +31,7 @@ static qc_status time_copy(qc_bench_gpu *b, copying *c, uint64_t moved, qc_bench
     return QC_OK;
 }
 
-/* A power of two that is at most 1 GiB and at most an eighth of the free memory. */
+/* Returns a power of two that is at most 1 GiB and at most an eighth of the free memory. */
 static uint64_t copy_bytes(uint64_t free_bytes)
 {
     uint64_t bytes = COPY_BYTES;

@@ -44,8 +44,7 @@ static qc_status make_graph(qc_bench_gpu *b, qc_bench_contender *c, uint32_t lau
 static qc_status replay(qc_bench_gpu *b, const qc_bench_contender *c, double *us, qc_error *err)
 {
     double ms = 0;
-    if (qc_interrupted())
-        QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
+    QC_TRY(qc_check_interrupted(err));
     QC_TRY(qc_cuda_event_record(b->begin, b->stream, err));
     QC_TRY(qc_cuda_graph_launch(c->graph, b->stream, err));
     QC_TRY(qc_cuda_event_record(b->end, b->stream, err));

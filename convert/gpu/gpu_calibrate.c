@@ -61,7 +61,7 @@ static gpu *of(qc_calibrate_engine *e)
 
 /* ---- memory ---- */
 
-/* Says what the device has no room for. */
+/* Makes an error that says what the device has no room for. */
 static qc_status named(qc_status st, const char *what, qc_error *err)
 {
     if (st == QC_ERR_NOMEM)
@@ -106,7 +106,7 @@ static qc_status settled(gpu *g, qc_status st, qc_error *err)
     if (st != QC_OK)
         qc_gpu_forward_settle(&g->f);
     if (st == QC_ERR_NOMEM)
-        qc_error_prefix(err, "calibrating on the GPU (--device cpu goes without it)");
+        qc_error_prefix(err, "calibrating on the GPU (--device cpu calibrates without one)");
     return st;
 }
 
@@ -298,7 +298,7 @@ static qc_status new_moments(gpu *g, uint64_t n, int cross, qc_error *err)
     drop_factor(g);
     drop_moments(g);
     if (n == 0)
-        QC_FAIL(err, QC_ERR_USAGE, "second moments need at least one input");
+        QC_FAIL(err, QC_ERR_USAGE, "second moments need at least one input, found none");
     if (bytes == UINT64_MAX || qc_u64_to_size(bytes, &size))
         return named(QC_ERR_NOMEM, OF_MOMENTS, err);
     QC_TRY(named(qc_cuda_malloc(&g->h, size, err), OF_MOMENTS, err));
@@ -353,7 +353,7 @@ qc_status qc_gpu_calibrator_read(qc_calibrate_engine *e, double *h, double *cros
 
 /* ---- windows through a layer ---- */
 
-/* The floats of a chunk's inputs, for stream z or for stream x. */
+/* Returns the floats of a chunk's inputs, for stream z or for stream x. */
 static float *inputs_of(const gpu *g, int z)
 {
     return (float *)(void *)(g->inputs.base + (z ? g->inputs.bytes / 2 : 0));
@@ -490,8 +490,7 @@ static qc_status walk_windows(gpu *g, const walk *w, qc_error *err)
     QC_TRY(qc_gpu_check_windows(&g->f, b->lengths, b->count, err));
     for (uint64_t first = 0, next = 0; first < b->count; first = next) {
         uint64_t rows = qc_gpu_next_windows(b->lengths, b->count, w->most_tokens, &next);
-        if (qc_interrupted())
-            QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
+        QC_TRY(qc_check_interrupted(err));
         QC_TRY(walk_chunk(g, w, first, next, token, err));
         token += rows;
         qc_calibrate_progress(g->base.k, w->seconds * (double)rows / (double)b->tokens);

@@ -358,7 +358,7 @@ qc_status qc_gpu_take_weights(qc_gpu_forward *d, const qc_gpu_weights *w, qc_gpu
     }
 }
 
-/* The elements of a vector of a layer. */
+/* Returns the number of elements of a layer's vector. */
 static uint64_t vector_length(const qc_gpu_forward *d, unsigned i)
 {
     return i == QC_LLAMA_Q_NORM || i == QC_LLAMA_K_NORM ? d->form.head_dim : d->form.hidden;

@@ -46,7 +46,7 @@ typedef struct {
     qc_cuda_query_tile *tiles;
 } qc_gpu_activations;
 
-/* What computes layers. All zeros mean that nothing has been allocated. */
+/* The state of whoever computes layers. All zeros mean that nothing has been allocated. */
 typedef struct {
     qc_cuda_device device;
     qc_llama_config form;
@@ -72,7 +72,7 @@ typedef struct {
 /* ---- memory ---- */
 
 uint64_t qc_gpu_aligned(uint64_t bytes);
-/* The product of the three. Saturates. */
+/* Returns the product of the three. Saturates. */
 uint64_t qc_gpu_bytes_of(uint64_t tokens, uint64_t each, uint64_t size);
 /* Makes m at least this large. Its bytes are then not initialised. */
 QC_NODISCARD qc_status qc_gpu_grow(qc_gpu_forward *d, qc_gpu_memory *m, uint64_t bytes,
@@ -156,7 +156,7 @@ QC_NODISCARD qc_status qc_gpu_step_down(qc_gpu_forward *d, const qc_gpu_layer_ru
 /* Takes the hidden states of the chunk from the host through the whole layer and back. */
 QC_NODISCARD qc_status qc_gpu_step_layer(qc_gpu_forward *d, const qc_gpu_layer_run *r,
                                          float *hidden, qc_error *err);
-/* The bytes of the chunk's hidden states. */
+/* Returns the bytes of the chunk's hidden states. */
 size_t qc_gpu_hidden_bytes(const qc_gpu_forward *d, const qc_gpu_layer_run *r);
 
 #endif

@@ -86,8 +86,7 @@ static qc_status run_layer(qc_gpu_decoder *d, const qc_llama_weights *layer, uin
     QC_TRY(take_layer(d, layer, window, &r, err));
     for (uint64_t first = 0, next = 0; first < windows; first = next) {
         uint64_t rows = qc_gpu_next_windows(lengths, windows, d->f.act.tokens, &next);
-        if (qc_interrupted())
-            QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
+        QC_TRY(qc_check_interrupted(err));
         QC_TRY(qc_gpu_step_windows(&d->f, &r, lengths + first, next - first, err));
         QC_TRY(qc_gpu_step_layer(&d->f, &r, hidden, err));
         QC_TRY(qc_cuda_stream_synchronize(d->f.stream, err));
@@ -139,8 +138,7 @@ static qc_status run_logits(qc_gpu_decoder *d, const float *hidden, uint64_t n, 
             uint64_t rows = qc_min_u64(n - first, most);
             qc_cuda_halves halves = {.rows = rows, .cols = k, .half = x, .exponent = exponent};
             qc_cuda_product p;
-            if (qc_interrupted())
-                QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
+            QC_TRY(qc_check_interrupted(err));
             QC_TRY(qc_cuda_to_device(states, hidden + first * k,
                                      (size_t)qc_gpu_bytes_of(rows, k, sizeof(float)), d->f.stream,
                                      err));

@@ -39,8 +39,8 @@ static qc_status place_all(gpu_load *l, const qc_reader_device *d,
         l->places[i] = options->place(options->ctx, t);
         if (!l->places[i] && t->bytes > 0)
             QC_FAIL(err, QC_ERR_NOMEM,
-                    "tensor '%s' in %s: no memory was given for its %" PRIu64 " bytes", t->name,
-                    t->shard, t->bytes);
+                    "tensor '%s' in %s: the caller gave no memory for its %" PRIu64 " bytes",
+                    t->name, t->shard, t->bytes);
     }
     return QC_OK;
 }

@@ -94,7 +94,7 @@ static void release(qc_gpu_ring *r)
     qc_cuda_free(r->device_tables);
 }
 
-/* Takes the memory of all slots, or none. */
+/* Allocates the memory of all slots, or nothing. */
 static qc_status take_memory(qc_gpu_ring *r, size_t slot_bytes, qc_error *err)
 {
     void *memory = NULL, *pinned = NULL;

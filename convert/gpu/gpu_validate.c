@@ -106,7 +106,7 @@ static qc_status take(comparison *w, void *pointer, uint64_t bytes, qc_error *er
     size_t size = 0;
     void **v = &w->buffers[w->buffer_count++];
     if (qc_u64_to_size(bytes, &size))
-        QC_FAIL(err, QC_ERR_NOMEM, "the layer is too large");
+        QC_FAIL(err, QC_ERR_NOMEM, "the layer is too large for any GPU's memory");
     QC_TRY(qc_cuda_malloc(v, size, err));
     memcpy(pointer, v, sizeof *v);
     return QC_OK;
@@ -155,7 +155,8 @@ static qc_status plan_memory(comparison *w, int timed, qc_error *err)
     rest = qc_sat_add(rest, gemm);
     w->workspace_limit = w->dense_bytes + gemm;
     if (qc_sat_add(weights, rest) > room)
-        QC_FAIL(err, QC_ERR_NOMEM, "it needs %" PRIu64 " MB of GPU memory, %" PRIu64 " MB are free",
+        QC_FAIL(err, QC_ERR_NOMEM,
+                "it needs %" PRIu64 " MB of GPU memory, but only %" PRIu64 " MB are free",
                 qc_sat_add(weights, rest) / 1000000, room / 1000000);
     uint64_t spare = (room - weights - rest) / 2;
     w->copies = w->dense_copies = 1;
@@ -194,8 +195,7 @@ static qc_status upload_dense(comparison *w, qc_error *err)
     uint64_t row = w->k * sizeof(uint16_t);
     for (uint64_t first = 0; first < w->n; first += w->stage_rows) {
         uint64_t count = w->n - first < w->stage_rows ? w->n - first : w->stage_rows;
-        if (qc_interrupted())
-            QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
+        QC_TRY(qc_check_interrupted(err));
         QC_TRY(w->in->read(w->in->ctx, first, count, w->stage, err));
         QC_TRY(qc_cuda_to_device(w->dense + first * row, w->stage, (size_t)(count * row), s, err));
         QC_TRY(qc_cuda_stream_synchronize(s, err));

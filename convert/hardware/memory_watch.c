@@ -519,7 +519,6 @@ qc_status qc_memory_watch(const qc_hardware *h, const qc_call *call, const qc_ha
         QC_TRY(qc_file_close(&w.csv, err));
     if (w.lost_count == w.gpu_count)
         QC_FAIL(err, QC_ERR_DEVICE, "--watch: there is no GPU left to watch: %s", w.lost_why);
-    if (qc_interrupted())
-        QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
+    QC_TRY(qc_check_interrupted(err));
     return QC_OK;
 }

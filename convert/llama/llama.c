@@ -42,11 +42,10 @@ static qc_status check_tied(const qc_llama *m, const char *dir, qc_error *err)
     qc_free(a);
     qc_free(b);
     if (st == QC_OK && !same)
-        st =
-            qc_error_set(err, QC_ERR_UNSUPPORTED, __FILE__, __LINE__,
-                         "%s: config.json has tie_word_embeddings, but lm_head.weight differs from "
-                         "model.embed_tokens.weight, so it is not known which of the two is meant",
-                         dir);
+        st = QC_ERROR(err, QC_ERR_UNSUPPORTED,
+                      "%s: config.json has tie_word_embeddings, but lm_head.weight differs from "
+                      "model.embed_tokens.weight, so it is not known which of the two is meant",
+                      dir);
     return st;
 }
 

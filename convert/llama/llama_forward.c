@@ -2,7 +2,7 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
-#include "base/workers.h"
+#include "quant/piecework.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -23,34 +23,20 @@ typedef struct {
     phase_fn fn;
     void *ctx;
     uint64_t total, grain;
-    atomic_uint_fast64_t next;
 } phase;
 
-static qc_status take(qc_team *team, unsigned index, void *ctx, qc_error *err)
+static qc_status take(void *ctx, unsigned thread, uint64_t piece, qc_error *err)
 {
-    phase *p = ctx;
-    for (;;) {
-        uint64_t first = atomic_fetch_add(&p->next, p->grain);
-        if (first >= p->total)
-            return QC_OK;
-        if (qc_team_stopped(team))
-            QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
-        uint64_t left = p->total - first;
-        QC_TRY(p->fn(p->ctx, index, first, left < p->grain ? left : p->grain, err));
-    }
+    const phase *p = ctx;
+    uint64_t first = piece * p->grain, left = p->total - first;
+    return p->fn(p->ctx, thread, first, left < p->grain ? left : p->grain, err);
 }
 
 static qc_status share(unsigned threads, uint64_t total, uint64_t grain, phase_fn fn, void *ctx,
                        qc_error *err)
 {
     phase p = {.fn = fn, .ctx = ctx, .total = total, .grain = grain};
-    uint64_t pieces = qc_ceil_div_u64(total, grain);
-    atomic_init(&p.next, 0);
-    if (qc_interrupted())
-        QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
-    if (pieces == 0)
-        return QC_OK;
-    return qc_team_run(pieces < threads ? (unsigned)pieces : threads, take, &p, err);
+    return qc_piecework(threads, qc_ceil_div_u64(total, grain), take, &p, err);
 }
 
 /* ---- matmuls ---- */

@@ -226,9 +226,8 @@ static qc_status read_coded(qc_llama_matrix *out, const qc_llama_source *s,
     qc_status st = QC_OK;
     for (uint64_t at = 0; st == QC_OK && at < n; at += DECODE_ELEMS) {
         uint64_t count = n - at < DECODE_ELEMS ? n - at : DECODE_ELEMS;
-        if (qc_interrupted())
-            st = qc_error_set(err, QC_ERR_INTERRUPTED, __FILE__, __LINE__, "interrupted");
-        else
+        st = qc_check_interrupted(err);
+        if (st == QC_OK)
             st = qc_coded_read(s->checkpoint, s->cursor, s->ops, t, l->coded, &scratch, at, count,
                                (float *)out->owned + at, err);
     }
@@ -368,9 +367,8 @@ qc_status qc_llama_embed(const qc_llama_source *s, const qc_llama_tensors *t, co
                    (size_t)hidden * sizeof *out);
             continue;
         }
-        if (qc_interrupted())
-            st = qc_error_set(err, QC_ERR_INTERRUPTED, __FILE__, __LINE__, "interrupted");
-        else
+        st = qc_check_interrupted(err);
+        if (st == QC_OK)
             st = qc_checkpoint_read(s->checkpoint, s->cursor, e, w[i].id * bytes, row,
                                     (size_t)bytes, err);
         if (st == QC_OK)

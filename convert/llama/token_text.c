@@ -87,8 +87,7 @@ static qc_status scan(qc_eval_ids *out, scanner *s, uint64_t vocabulary, uint64_
     while (s->at < s->len && out->tokens < most) {
         char c = s->text[s->at];
         if (is_digit(c)) {
-            if (qc_interrupted())
-                QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
+            QC_TRY(qc_check_interrupted(err));
             QC_TRY(number(s, vocabulary, &out->ids[out->tokens], err));
             out->tokens++;
             continue;

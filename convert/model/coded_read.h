@@ -16,7 +16,7 @@ typedef struct {
     size_t raw_room;
     float *scales;
     size_t scale_room;
-    int has_table; /* is there a table with the values of table_dtype's codes? */
+    int has_table; /* whether there is a table with the values of table_dtype's codes */
     qc_dtype table_dtype;
     float table[256];
     qc_packed_stripe stripe; /* of integers */
@@ -24,8 +24,8 @@ typedef struct {
 
 void qc_coded_scratch_deinit(qc_coded_scratch *s);
 
-/* The stored bytes of n elements: n for FP8 and for integers of 8 bit, n / 2 for MXFP4 and for
- * integers of 4 bit, rounded up. */
+/* Returns the stored bytes of n elements: n for FP8 and for integers of 8 bit, n / 2 for MXFP4 and
+ * for integers of 4 bit, rounded up. */
 uint64_t qc_coded_bytes(const qc_coded_weight *w, uint64_t n);
 
 /* Reads elements [first, first + n) of the flattened weight t, in order; of MXFP4, whole blocks of

@@ -13,8 +13,9 @@ static const qc_json_node *object_at(const qc_json_node *object, const char *nam
     return n && qc_json_kind_of(n) == QC_JSON_OBJECT ? n : NULL;
 }
 
-/* The configuration of the text model within a composite one; NULL if it is not composite. Qwen's
- * speech models keep it one level deeper, and pairs of an encoder and a decoder call it decoder. */
+/* Returns the configuration of the text model within a composite one; NULL if it is not composite.
+ * Qwen's speech models keep it one level deeper, and pairs of an encoder and a decoder call it
+ * decoder. */
 static const qc_json_node *text_object(const qc_json_node *root)
 {
     const qc_json_node *thinker = object_at(root, "thinker_config");
@@ -90,7 +91,7 @@ qc_status qc_config_count(uint64_t *out, const qc_json_node *n, uint64_t max, ui
     char what[NAME_SHOWN_BYTES + 32];
     const char *key = qc_json_key(n);
     (void)snprintf(what, sizeof what, "config.json: %.*s", NAME_SHOWN_BYTES,
-                   key ? key : "a number of a list");
+                   key ? key : "an entry of a list");
     QC_TRY(qc_json_as_u64(n, what, out, err));
     if (*out > max)
         QC_FAIL(err, QC_ERR_INPUT, "%s is %" PRIu64 ", expected at most %" PRIu64, what, *out, max);
@@ -122,7 +123,8 @@ qc_status qc_config_mark_layers(unsigned char *marks, uint32_t layer_count,
         QC_TRY(qc_json_as_u64(n, key, &layer, err));
         if (layer >= layer_count)
             QC_FAIL(err, QC_ERR_INPUT,
-                    "config.json: %.*s names layer %" PRIu64 ", there are %" PRIu32 " layers",
+                    "config.json: %.*s names layer %" PRIu64 ", but there are only %" PRIu32
+                    " layers",
                     NAME_SHOWN_BYTES, key, layer, layer_count);
         marks[layer] = 1;
     }

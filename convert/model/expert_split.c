@@ -14,8 +14,8 @@
 typedef struct {
     const char *types;            /* " a b " */
     const char *path;             /* of the experts in a released checkpoint */
-    const char *gate, *up, *down; /* names of the matrices there */
-    const char *router;           /* released name of "mlp.gate.weight", or NULL: the same */
+    const char *gate, *up, *down; /* names of the matrices in that checkpoint */
+    const char *router;           /* the released name of "mlp.gate.weight"; NULL: it is the same */
 } expert_names;
 
 static const expert_names families[] = {
@@ -58,7 +58,7 @@ static const expert_names *find_family(const qc_checkpoint *c)
     return NULL;
 }
 
-/* The length of what stands before the tail, where the tail begins a component of the name;
+/* Returns the length of what stands before the tail, where the tail begins a component of the name;
  * SIZE_MAX if it does not. */
 static size_t stem_before(const char *name, const char *tail)
 {
@@ -95,7 +95,7 @@ static int has_scales(const splitter *s, const qc_checkpoint_tensor *t,
            scales->dims[2] == qc_ceil_div_u64(t->dims[2], s->block[1]);
 }
 
-/* Are both fused tensors of the layer there, with dtypes and shapes that are known? */
+/* Does the layer have both fused tensors, with dtypes and shapes that are known? */
 static int fits(const splitter *s, const char *name, size_t stem)
 {
     const qc_checkpoint_tensor *gate_up = find(s->c, name, stem, gate_up_tail);
@@ -220,12 +220,11 @@ static qc_status warn_of_stacks(const splitter *s, qc_error *err)
     }
     if (stacks == 0)
         return QC_OK;
-    return qc_checkpoint_warn(
-        s->c, err,
-        "%" PRIu64 " stacks of experts ('%.160s' is the first) with %" PRIu64
-        " weights are kept as they are: how they lie in there is not known for "
-        "this model type and shape",
-        stacks, first, weights);
+    return qc_checkpoint_warn(s->c, err,
+                              "%" PRIu64 " stack%s of experts ('%.160s' is the first) with %" PRIu64
+                              " weights %s kept as they are, because it is not known for this "
+                              "model type and shape how the experts lie in a stack",
+                              stacks, qc_plural(stacks), first, weights, qc_are(stacks));
 }
 
 qc_status qc_experts_split(qc_checkpoint *c, int fp8_only, qc_error *err)
@@ -238,10 +237,11 @@ qc_status qc_experts_split(qc_checkpoint *c, int fp8_only, qc_error *err)
         const qc_checkpoint_tensor *t = &c->tensors[i];
         if (!is_fused(&s, t, &kind))
             continue;
-        /* There cannot be more tensors than bytes, but a hostile shape may still ask for very
+        /* There cannot be more tensors than bytes, but a hostile shape may still claim very
          * many. */
         if (t->dims[0] > UINT32_MAX / 8 || s.room > UINT32_MAX / 8)
-            QC_FAIL(err, QC_ERR_UNSUPPORTED, "tensor '%s': %" PRIu64 " experts are too many",
+            QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                    "tensor '%s' has %" PRIu64 " experts, which is more than qconv can split",
                     t->name, t->dims[0]);
         s.room += 2 * (size_t)t->dims[0];
     }
@@ -254,8 +254,10 @@ qc_status qc_experts_split(qc_checkpoint *c, int fp8_only, qc_error *err)
         qsort(s.tensors, s.count, sizeof *s.tensors, compare_names);
         for (size_t i = 1; i < s.count; i++) {
             if (strcmp(s.tensors[i - 1].name, s.tensors[i].name) == 0)
-                QC_FAIL(err, QC_ERR_INPUT, "%s: '%s' is there by itself and within a fused tensor",
-                        c->path, s.tensors[i].name);
+                QC_FAIL(
+                    err, QC_ERR_INPUT,
+                    "%s has '%s' twice: by itself and within a fused tensor; remove one of the two",
+                    c->path, s.tensors[i].name);
         }
         c->tensors = s.tensors;
         c->tensor_count = s.count;

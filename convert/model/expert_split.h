@@ -4,9 +4,9 @@
  *   P.mlp.experts.down_proj    [experts, hidden, inner]
  *
  * In FP8, each has its block scales beside it, stacked alike: P.mlp.experts.gate_up_proj_scale_inv
- * and so on. The matrices of all experts lie in it one after the other, each as it lies in a tensor
- * of its own in the released checkpoint. So splitting only gives names to ranges of a file, and the
- * output equals, byte for byte, that of a released checkpoint. */
+ * and so on. A fused tensor holds the matrices of all experts one after the other, each as the
+ * released checkpoint holds it in a tensor of its own. So splitting only gives names to ranges of a
+ * file, and the output equals, byte for byte, that of a released checkpoint. */
 #ifndef QC_CONVERT_EXPERT_SPLIT_H
 #define QC_CONVERT_EXPERT_SPLIT_H
 

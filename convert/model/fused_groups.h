@@ -31,11 +31,11 @@ typedef struct {
 /* Finds the group that weight i is a member of. Returns 0 if it is in none, or alone. */
 int qc_fused_group_of(qc_fused_group *out, const qc_checkpoint *model, uint32_t i);
 
-/* The length of "model.layers.0.mlp.experts" in the name of a weight of a numbered expert
+/* Returns the length of "model.layers.0.mlp.experts" in the name of a weight of a numbered expert
  * ("....experts.7.up_proj.weight"); 0 for other weights. */
 size_t qc_expert_stem(const char *name);
 
-/* What is to become of a weight, as far as a group cares. */
+/* What becomes of a weight, as far as it matters to its group. */
 typedef enum {
     QC_FUSED_KEPT,
     QC_FUSED_QUANTIZED,
@@ -45,7 +45,7 @@ typedef enum {
 /* What a rule did to groups of which it named some members only. */
 typedef struct {
     uint32_t groups;         /* that it was widened in; where there are none, the rest is not set */
-    const qc_fused_row *row; /* of the first of them */
+    const qc_fused_row *row; /* of the first such group */
     const char *first;       /* and its parent */
     const char *named, *added; /* and its members: "q_proj", "k_proj and v_proj" */
 } qc_fused_widening;

@@ -56,8 +56,8 @@ static qc_status read_head_dim(reader *r, qc_error *err)
         return QC_OK;
     if (g->hidden % g->heads != 0 && !g->guessed && g->decoder)
         QC_FAIL(err, QC_ERR_INPUT,
-                "config.json: hidden_size %" PRIu64 " is no multiple of num_attention_heads "
-                "%" PRIu64 " and there is no head_dim",
+                "config.json: hidden_size %" PRIu64
+                " is not a multiple of num_attention_heads %" PRIu64 ", and there is no head_dim",
                 g->hidden, g->heads);
     g->head_dim = g->hidden / g->heads;
     return QC_OK;
@@ -126,8 +126,8 @@ static qc_status read_shape(reader *r, qc_error *err)
                 g->layer_count);
     if (g->heads != 0 && (g->kv_heads == 0 || g->heads % g->kv_heads != 0))
         QC_FAIL(err, QC_ERR_INPUT,
-                "config.json: num_attention_heads %" PRIu64 " is no multiple of "
-                "num_key_value_heads %" PRIu64,
+                "config.json: num_attention_heads %" PRIu64
+                " is not a multiple of num_key_value_heads %" PRIu64,
                 g->heads, g->kv_heads);
     if (g->hidden == 0)
         QC_FAIL(err, QC_ERR_INPUT, "config.json: there are %" PRIu32 " layers but no hidden_size",
@@ -218,7 +218,7 @@ static qc_status read_vision(reader *r, qc_error *err)
 
 /* ---- what it is for ---- */
 
-/* Is this a class like "T5EncoderModel" or "BertForMaskedLM", which is built without what
+/* Is this a class like "T5EncoderModel" or "BertForMaskedLM", which leaves out the part that
  * generates? */
 static int is_encoder_class(const char *name)
 {
@@ -249,7 +249,7 @@ static void read_role(reader *r)
                        qc_json_bool_or(qc_json_get(r->config.root, "is_encoder_decoder"), 0));
 }
 
-/* Reads how many positions of the source the decoder looks at. That is what a speech or vision
+/* Reads how many positions of the source the decoder looks at: the number that a speech or vision
  * encoder always makes, or 0 where it depends on the text. */
 static qc_status read_source(reader *r, qc_error *err)
 {

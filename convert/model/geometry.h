@@ -23,7 +23,7 @@ typedef struct {
     uint64_t kv_elems;          /* cached per token of one sequence (CROSS: per media position) */
     uint64_t kv_elems_expanded; /* MLA without absorption: heads * (qk head dim + v head dim) */
     uint64_t window;            /* SLIDING: the most tokens that are cached */
-    /* This does not grow with the text, whatever the attention is: the state of a recurrent layer,
+    /* What does not grow with the text, whatever the attention is: the state of a recurrent layer,
      * in 16 bit (or as wide as the cache, if that is wider) and in single precision. */
     uint64_t state_elems, state_f32_elems;
     uint64_t source_elems; /* in a decoder beside an encoder: cached per position of the source */
@@ -32,7 +32,7 @@ typedef struct {
 typedef struct {
     const char *model_type; /* "" if config.json has none */
     int guessed;            /* the type is not one that is known field by field */
-    int cache_unknown;      /* nothing tells what it caches: no config.json, or no layers in it */
+    int cache_unknown;      /* what it caches is not known: no config.json, or no layers in it */
     int decoder;            /* it generates text, so it has a KV cache */
     int encoder_decoder;    /* its layers also look at what an encoder made of a source */
     /* The positions of the source. 0 means that there is one for each token of a text, which is

@@ -80,8 +80,8 @@ static qc_status read_list(const qc_geometry_reader *r, kind *kinds, const qc_js
     }
     if (i != count)
         QC_FAIL(err, QC_ERR_INPUT,
-                "config.json: %s has %" PRIu32 " entries, there are %" PRIu32 " layers", name, i,
-                count);
+                "config.json: %s has %" PRIu32 " entries, but there are %" PRIu32 " layers", name,
+                i, count);
     return QC_OK;
 }
 
@@ -109,7 +109,7 @@ static qc_status read_letters(const qc_geometry_reader *r, kind *kinds, const qc
     QC_TRY(qc_json_as_string(letters, "config.json: hybrid_override_pattern", &text, err));
     if (strlen(text) != r->out->layer_count)
         QC_FAIL(err, QC_ERR_INPUT,
-                "config.json: hybrid_override_pattern has %zu letters, there are %" PRIu32
+                "config.json: hybrid_override_pattern has %zu letters, but there are %" PRIu32
                 " layers",
                 strlen(text), r->out->layer_count);
     for (uint32_t i = 0; i < r->out->layer_count; i++)
@@ -131,7 +131,8 @@ static qc_status mark(const qc_geometry_reader *r, kind *kinds, const qc_json_no
         QC_TRY(qc_json_as_u64(n, qc_json_key(list), &at, err));
         if (at < first || at - first >= r->out->layer_count)
             QC_FAIL(err, QC_ERR_INPUT,
-                    "config.json: %s names layer %" PRIu64 ", there are %" PRIu32 " layers",
+                    "config.json: %s names layer %" PRIu64 ", but there are only %" PRIu32
+                    " layers",
                     qc_json_key(list), at, r->out->layer_count);
         kinds[at - first] = in;
     }
@@ -185,8 +186,8 @@ static qc_status read_sliding_rule(const qc_geometry_reader *r, kind *kinds, qc_
     return QC_OK;
 }
 
-/* Is for families whose layers are not all alike, and whose config.json may have no list of
- * them. */
+/* Sets the layers of families whose layers are not all alike, and whose config.json may have no
+ * list of them. */
 static qc_status read_family_rule(const qc_geometry_reader *r, kind *kinds, qc_error *err)
 {
     uint64_t interval = 0;
@@ -391,7 +392,7 @@ static qc_status read_token_elems(const qc_geometry_reader *r, token_elems *out,
     if (qc_geometry_is(r, " mimo_v2_flash ")) /* layers with a window have twice the heads */
         out->sliding *= 2;
     if (qc_geometry_is(
-            r, " reformer xlnet ")) /* hidden states, of which keys and values are made anew */
+            r, " reformer xlnet ")) /* hidden states, from which keys and values are made anew */
         out->full = out->sliding = g->hidden;
     if (!qc_geometry_is(r, " gemma4_text gemma4_unified_text "))
         return QC_OK;
@@ -440,8 +441,7 @@ static qc_status set_kinds(const qc_geometry_reader *r, const kind *kinds, qc_er
     return drop_shared(r, err);
 }
 
-/* Is for multi-head latent attention, where the latent is cached in the layers that have
- * attention. */
+/* Handles multi-head latent attention, where the layers that have attention cache the latent. */
 static qc_status read_latent(const qc_geometry_reader *r, uint64_t rank, qc_error *err)
 {
     qc_geometry *g = r->out;
@@ -452,7 +452,7 @@ static qc_status read_latent(const qc_geometry_reader *r, uint64_t rank, qc_erro
     if (rope + nope == 0)
         QC_FAIL(err, QC_ERR_INPUT,
                 "config.json: kv_lora_rank is %" PRIu64
-                " but there are no qk_nope_head_dim and qk_rope_head_dim",
+                ", but there are no qk_nope_head_dim and qk_rope_head_dim",
                 rank);
     QC_TRY(qc_geometry_size(r, &index, "index_head_dim", 0, err));
     const qc_json_node *indexers = text_field(r, "indexer_types");

@@ -5,7 +5,7 @@
  * is only a part of a model, or was not run. */
 #include "convert/model/geometry_internal.h"
 
-/* Types that keep something. Compared. */
+/* Types that keep something and that were compared. */
 static const char compared_types[] =
     " afmoe apertus arcee aria aria_text audioflamingo3 axk1 aya_vision bamba bart beam bert "
     "bigbird_pegasus biogpt bitnet blenderbot blenderbot-small bloom code_llama codegen "
@@ -34,15 +34,15 @@ static const char compared_types[] =
     "t5gemma t5gemma2 trocr umt5 unlimited_ocr vaultgemma video_llama_3 video_llava vipllava "
     "voxtral whisper xglm xlm-prophetnet xlnet xlstm zamba zamba2 ";
 
-/* Types that keep something. Worked out. These are parts of models that were compared as a whole or
- * for a type of the same shape, and recurrent_gemma, whose attention keeps its keys outside the
- * cache (its recurrent layers were compared). */
+/* Types that keep something and that were worked out. These are parts of models that were compared
+ * as a whole or for a type of the same shape, and recurrent_gemma, whose attention keeps its keys
+ * outside the cache (its recurrent layers were compared). */
 static const char worked_out_types[] =
     " deepseek_v2 fsmt_decoder kosmos_2_5_text_model mllama_text_model qwen3_5 qwen3_5_moe "
     "qwen3_omni_moe_text recurrent_gemma t5_gemma_module t5gemma2_decoder unlimited_ocr_text ";
 
 /* Encoders, towers for images and sound, and detectors, which keep nothing. They were run, and
- * nothing was there. */
+ * nothing was in their caches. */
 static const char no_cache_types[] =
     " aimv2_vision_model albert audio-spectrogram-transformer beit bit canine "
     "chinese_clip_vision_model clip_text_model clip_vision_model convbert convnext convnextv2 "
@@ -61,8 +61,8 @@ static const char no_cache_types[] =
     "unispeech unispeech-sat univnet van videomae visual_bert vit vit_mae vit_msn vitdet vits "
     "vivit vjepa2 voxtral_encoder wav2vec2-bert wav2vec2-conformer wavlm yolos yoso ";
 
-/* The same kinds of models. Worked out: transformers has no class of these that generates, and no
- * forward pass was run. */
+/* The same kinds of models. These were worked out: transformers has no class of them that
+ * generates, and no forward pass was run. */
 static const char worked_out_no_cache_types[] =
     " aimv2 altclip audioflamingo3_encoder blip_2_qformer bridgetower bros chinese_clip clap "
     "clip clipseg cohere_compass_vision conditional_detr cosmos3_edge_vision dab-detr "

@@ -34,7 +34,7 @@ static qc_status room(qc_packed_buffer *b, uint64_t count, uint64_t each, qc_err
     if (b->data && bytes <= b->room)
         return QC_OK;
     if (qc_u64_to_size(bytes, &want))
-        QC_FAIL(err, QC_ERR_NOMEM, "a row of a tensor is too large");
+        QC_FAIL(err, QC_ERR_NOMEM, "a row of a tensor is too large for this machine's memory");
     qc_free(b->data);
     *b = (qc_packed_buffer){0};
     QC_TRY(qc_malloc(&b->data, want, err));
@@ -165,11 +165,11 @@ static qc_status refuse_scale(const qc_packed_source *src, uint64_t row, uint64_
 {
     const char *name = src->model->tensors[src->w->scales].name;
     qc_status code = isfinite(scale) ? QC_ERR_INPUT : QC_ERR_NONFINITE;
-    return qc_error_set(err, code, __FILE__, __LINE__,
-                        "tensor '%s': the scale of row %" PRIu64 ", group %" PRIu64
-                        " is %s; --keep '%s' leaves the weight as it is",
-                        name, row, group, isfinite(scale) ? "0" : "not finite",
-                        qc_text_word_or(src->t->name, "NAME"));
+    return QC_ERROR(err, code,
+                    "tensor '%s': the scale of row %" PRIu64 ", group %" PRIu64
+                    " is %s; --keep '%s' leaves the weight as it is",
+                    name, row, group, isfinite(scale) ? "0" : "not finite",
+                    qc_text_word_or(src->t->name, "NAME"));
 }
 
 static qc_status load_scales(const qc_packed_source *src, qc_packed_stripe *s, qc_error *err)

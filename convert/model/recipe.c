@@ -31,7 +31,7 @@ typedef struct {
     const qc_model_table *table;
     qc_model_facts facts;
     uint32_t count;
-    int quantizing; /* --to nf4, int8 or auto */
+    int quantizing; /* --to quantizes (qc_to_quantizes) */
     int tied;       /* the output head is the embedding table */
     qc_tensor_class *classes;
     uint32_t *rule_of; /* per tensor: the rule that wins, or NO_RULE */
@@ -73,7 +73,7 @@ static qc_checkpoint_tensor face_of(const maker *m, uint32_t i)
 
 /* ---- the model ---- */
 
-/* A member of config.json, or of its text_config, where multimodal models have it. */
+/* Returns a member of config.json, or of its text_config, where multimodal models have it. */
 static const qc_json_node *config_get(const qc_checkpoint *model, const char *key)
 {
     if (!model->config)
@@ -127,7 +127,7 @@ static int head_is_tied(const maker *m)
 }
 
 /* nn.MultiheadAttention multiplies with the raw weight of its out_proj, so out_proj cannot be a
- * quantized module. We recognise it by the in_proj_weight beside it. */
+ * quantized module. The in_proj_weight beside it tells that it is one. */
 static int in_attention_module(const maker *m, const char *name)
 {
     static const char tail[] = "out_proj.weight", sibling[] = "in_proj_weight";
@@ -271,7 +271,8 @@ static qc_status apply_rules(maker *m, qc_error *err)
         const qc_rule *rule = &o->rules[r];
         const char *option = rule->quantize ? "--quantize" : "--keep";
         if (rule->quantize && !m->quantizing)
-            QC_FAIL(err, QC_ERR_USAGE, "--quantize '%s' needs --to nf4, int8 or auto", rule->glob);
+            QC_FAIL(err, QC_ERR_USAGE, "--quantize '%s' needs --to nf4, int4, int8 or auto",
+                    rule->glob);
         QC_TRY(qc_arena_printf(m->arena, &m->rule_why[r], err, "%s %s", option, rule->glob));
         uint32_t matches = 0, usable = 0, first = 0;
         const char *obstacle = NULL;
@@ -320,8 +321,8 @@ static qc_status refuse_foreign(const maker *m, uint32_t i, qc_error *err)
     const char *tool = buffer ? NULL : qc_foreign_tool(m->model, i);
     if (tool)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "tensor '%s' was packed by %s in a form that is not read: start from the 16-bit "
-                "checkpoint, or leave such tensors as they are with --keep",
+                "tensor '%s' was packed by %s in a form that qconv does not read: start from the "
+                "16-bit checkpoint, or leave such tensors as they are with --keep",
                 t->name, tool);
     if (c->role != QC_ROLE_LINEAR || t->ndim != 2 || qc_dtype_is_quantizable(t->dtype))
         return QC_OK;
@@ -331,12 +332,12 @@ static qc_status refuse_foreign(const maker *m, uint32_t i, qc_error *err)
                 "start from the 16-bit checkpoint, or leave such tensors as they are with --keep",
                 t->name, qc_dtype_name(t->dtype));
     QC_FAIL(err, QC_ERR_UNSUPPORTED,
-            "tensor '%s' is the weight of a Linear, but %s, which is not read: expected F64, F32, "
-            "F16, BF16, or FP8 or integers with their scales; or leave it as it is with --keep",
+            "tensor '%s' is the weight of a Linear, but holds %s: expected F64, F32, F16, BF16, or "
+            "FP8 or integers with their scales; --keep leaves it as it is",
             t->name, qc_dtype_name(t->dtype));
 }
 
-/* Turns a weight in integers that is not quantized anew into the model's dtype. */
+/* Casts a weight in integers that is not quantized anew to the model's dtype. */
 static void decode(qc_recipe_entry *e, const maker *m, uint32_t i)
 {
     if (!is_integers(m, i) || kept_by_rule(m, i))
@@ -349,7 +350,7 @@ static void decode(qc_recipe_entry *e, const maker *m, uint32_t i)
         e->out_dtype = QC_DTYPE_F16;
 }
 
-/* Decoded integers are [out, in], and a Conv1D that is not quantized would have to be turned. */
+/* Decoded integers are [out, in], so a Conv1D that is not quantized would have to be transposed. */
 static qc_status refuse_turned(const qc_recipe_entry *e, const maker *m, uint32_t i, qc_error *err)
 {
     int decoded = e->scheme == QC_SCHEME_CAST || m->options->to == QC_TO_AUTO;
@@ -357,8 +358,8 @@ static qc_status refuse_turned(const qc_recipe_entry *e, const maker *m, uint32_
         !(m->classes[i].traits & QC_TRAIT_CONV1D))
         return QC_OK;
     QC_FAIL(err, QC_ERR_UNSUPPORTED,
-            "tensor '%s' is the weight of a Conv1D in %s, which is not turned back: start from the "
-            "16-bit checkpoint, use --to nf4 or int8, or leave it as it is with --keep",
+            "tensor '%s' is the weight of a Conv1D in %s, which qconv cannot turn back: start from "
+            "the 16-bit checkpoint, use --to nf4 or int8, or leave it as it is with --keep",
             m->model->tensors[i].name, qc_coding_name(e->coded->coding));
 }
 
@@ -552,8 +553,8 @@ static qc_status drop_mtp(maker *m, qc_error *err)
     }
     if (!m->out->mtp_dropped)
         QC_FAIL(err, QC_ERR_USAGE,
-                "--drop-mtp: %s has no layer for multi-token prediction: none is numbered %" PRIu64
-                " (num_hidden_layers) or above",
+                "--drop-mtp: %s has no layer for multi-token prediction, because none is numbered "
+                "%" PRIu64 " (num_hidden_layers) or above; leave the option out",
                 m->model->path, layers);
     return QC_OK;
 }
@@ -646,8 +647,8 @@ static int is_decoded(const qc_recipe_entry *e)
     return e->scheme == QC_SCHEME_DEQUANT || (e->coded && e->scheme == QC_SCHEME_CAST);
 }
 
-/* The length of the module's name for weight i: its name without ".weight", or the module that
- * holds a stack of experts. */
+/* Returns the length of the module's name for weight i: its name without ".weight", or the module
+ * that holds a stack of experts. */
 static size_t module_of(const maker *m, uint32_t i)
 {
     const char *name = m->model->tensors[i].name, *dot = strrchr(name, '.');
@@ -754,7 +755,7 @@ static qc_status look(maker *m, qc_recipe *out, qc_arena *arena, const qc_checkp
     return classify(m, err);
 }
 
-/* Makes what follows from the schemes. */
+/* Makes what follows from the schemes: what the loader has to know, and the skip list. */
 static qc_status finish(maker *m, qc_error *err)
 {
     m->out->keeps_coded = 0;
@@ -779,9 +780,9 @@ qc_status qc_recipe_make(qc_recipe *out, qc_arena *arena, const qc_checkpoint *m
         while (!m.stored.weights[i])
             i++;
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "%s is quantized already: %" PRIu32 " weights, '%s' among them, are %s; quantize "
-                "the 16-bit checkpoint it was made from, or turn it back with --to bf16 first",
-                model->path, m.stored.count, model->tensors[i].name, m.stored.weights[i]->name);
+                "%s is quantized already: '%s' is %s (quantized weights in all: %" PRIu32
+                "); quantize its 16-bit original, or turn it back with --to bf16 first",
+                model->path, model->tensors[i].name, m.stored.weights[i]->name, m.stored.count);
     }
     QC_TRY(check_requantize(&m, err));
     QC_TRY(apply_rules(&m, err));

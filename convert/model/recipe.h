@@ -56,8 +56,8 @@ typedef enum {
     QC_CODING_COUNT
 } qc_coding;
 
-/* What config.json of compressed-tensors says of integers, beside what their tensors show. It is
- * all 0 where it says nothing. */
+/* What a config.json of compressed-tensors says of integers, beyond what their tensors show. It is
+ * all 0 where config.json says nothing. */
 typedef struct {
     unsigned bits;            /* of a code, whose place may be wider */
     unsigned activation_bits; /* 16: activations are not quantized */
@@ -84,7 +84,7 @@ typedef struct {
     int shape_is_read; /* bits and dims are not known without the content of weight_shape */
     unsigned ndim;
     uint64_t dims[QC_MAX_DIMS]; /* shape of the weight: [out, in]; MXFP4 has [experts, out, in] */
-    const char *name;           /* what it is called when it is decoded */
+    const char *name;           /* the name that it has when it is decoded */
 } qc_coded_weight;
 
 typedef struct {

@@ -127,7 +127,10 @@ static qc_status add_fp8(finder *f, uint32_t i, qc_error *err)
     uint32_t input = qc_sibling_of(m, t->name, stem, "input_scale");
     uint32_t bound = qc_sibling_of(m, t->name, stem, "input_scale_ub");
     if ((inverse != NO_TENSOR) + (plain != NO_TENSOR) + (second != NO_TENSOR) > 1)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED, "tensor '%s' has more than one kind of scales", t->name);
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "tensor '%s' has more than one kind of scales beside it: expected one of "
+                "weight_scale_inv, weight_scale and weight_scale_2",
+                t->name);
     qc_coded_weight *w = NULL;
     QC_TRY(new_weight(f, i, &w, err));
     w->coding = QC_CODING_FP8;
@@ -141,7 +144,7 @@ static qc_status add_fp8(finder *f, uint32_t i, qc_error *err)
     if (w->scales == NO_TENSOR) {
         const char *other = unknown_scale(m, i, stem);
         if (other || (f->quantization && !f->own)) {
-            /* We do not guess. If the weight has to be read, it is refused then. */
+            /* We do not guess the scale. If the weight has to be read, it is refused then. */
             f->set->weights[i] = NULL;
             f->set->count--;
         }
@@ -186,7 +189,7 @@ static qc_status add_mxfp4(finder *f, uint32_t i, qc_error *err)
     w->dims[0] = t->dims[0];
     w->dims[1] = t->dims[1];
     if (qc_mul_u64(t->dims[2], QC_MXFP4_BLOCK, &w->dims[2]))
-        QC_FAIL(err, QC_ERR_INPUT, "tensor '%s' is too large", t->name);
+        QC_FAIL(err, QC_ERR_INPUT, "tensor '%s' has more weights than 64 bits can count", t->name);
     QC_TRY(qc_arena_strndup(f->arena, &w->name, t->name, stem, err));
     f->set->owners[scales] = i;
     return QC_OK;
@@ -218,10 +221,11 @@ static qc_status read_block(uint64_t block[2], const qc_json_node *size, const c
     const qc_json_node *n = qc_json_first(size);
     for (int i = 0; i < 2; i++, n = qc_json_next(n)) {
         if (!n)
-            QC_FAIL(err, QC_ERR_INPUT, "config.json: %s has fewer than 2 members", what);
+            QC_FAIL(err, QC_ERR_INPUT,
+                    "config.json: %s: expected 2 sizes, rows and columns, found fewer", what);
         QC_TRY(qc_json_as_u64(n, what, &block[i], err));
         if (block[i] == 0)
-            QC_FAIL(err, QC_ERR_INPUT, "config.json: %s has a 0", what);
+            QC_FAIL(err, QC_ERR_INPUT, "config.json: %s: expected sizes above 0, found 0", what);
     }
     return QC_OK;
 }
@@ -336,7 +340,7 @@ static int is_integer(qc_dtype t)
            t == QC_DTYPE_I32 || t == QC_DTYPE_U32 || t == QC_DTYPE_I64;
 }
 
-/* The tool that quant_method names, if config.json has one that is known. */
+/* Returns the tool that quant_method names, if config.json has one that is known. */
 static const char *tool_of_method(const char *method)
 {
     static const struct {
@@ -378,7 +382,7 @@ static const char *tool_of_method(const char *method)
     return NULL;
 }
 
-/* The tool that tensor names give away: what t is called, and what lies beside it. */
+/* Returns the tool that tensor names give away: what t is called, and what lies beside it. */
 static const char *tool_of_names(const qc_checkpoint *model, const qc_checkpoint_tensor *t)
 {
     static const struct {
@@ -399,7 +403,7 @@ static const char *tool_of_names(const qc_checkpoint *model, const qc_checkpoint
         {"qweight", NULL, "GPTQ or AWQ"},
         {"weight_packed", NULL, "compressed-tensors"},
     };
-    /* The name is just "weight", and its scales say more about it than its dtype. */
+    /* The name is only "weight", so its scales tell more about it than its dtype. */
     static const struct {
         qc_dtype dtype;
         const char *beside, *tool;

@@ -25,13 +25,13 @@ typedef struct {
 QC_NODISCARD qc_status qc_coded_find(qc_coded_set *out, qc_arena *arena, const qc_checkpoint *model,
                                      qc_error *err);
 
-/* The name of a coding in messages and tables. */
+/* Returns the name of a coding in messages and tables. */
 const char *qc_coding_name(qc_coding coding);
 /* Is it one of recipe_packed.h's? */
 int qc_coding_is_integer(qc_coding coding);
 unsigned qc_coded_bits(const qc_coded_weight *w); /* of a code: 8 or 4 */
-/* The index of the tensor that holds the weight with this name: the tensor of that name, or the
- * codes of the weight that is called so when it is decoded, or, of a name that ends in
+/* Returns the index of the tensor that holds the weight with this name: the tensor of that name, or
+ * the codes of the weight that is called so when it is decoded, or, of a name that ends in
  * "weight_packed", the weight that those codes would be of. UINT32_MAX if there is none. */
 uint32_t qc_coded_index(const qc_coded_set *set, const qc_checkpoint *model, const char *name);
 
@@ -44,7 +44,7 @@ QC_NODISCARD qc_status qc_coded_block(uint64_t block[2], const qc_checkpoint *mo
  * integers that nothing else explains. */
 const char *qc_foreign_tool(const qc_checkpoint *model, uint32_t i);
 
-/* The dtype that config.json names, or `missing` where it names none that is known. */
+/* Returns the dtype that config.json names, or `missing` where it names none that is known. */
 qc_dtype qc_config_dtype(const qc_checkpoint *model, qc_dtype missing);
 
 #endif

@@ -171,8 +171,8 @@ qc_status qc_diffusers_check_namesakes(const qc_checkpoint *model, const qc_reci
                 entries[same[k]].scheme != QC_SCHEME_CAST)
                 continue;
             QC_FAIL(err, QC_ERR_USAGE,
-                    "diffusers cannot leave '%s' unquantized without '%s', which has the same last "
-                    "name: quantize both, or --keep both",
+                    "diffusers cannot leave '%s' unquantized without '%s', whose name ends alike: "
+                    "quantize both, or keep both with --keep",
                     model->tensors[same[k]].name, name);
         }
     }

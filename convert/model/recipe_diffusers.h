@@ -6,7 +6,7 @@
 
 #include "convert/model/recipe_tables.h"
 
-/* The class of a diffusers model, _class_name in its config.json; NULL for any other model. */
+/* Returns the class of a diffusers model, _class_name in its config.json; NULL for another. */
 const char *qc_diffusers_class(const qc_checkpoint *model);
 #define QC_NAMESAKES_MAX 8u
 

@@ -34,7 +34,7 @@ typedef struct {
     qc_dtype dtype;
     const qc_json_node *config; /* quantization_config, or NULL */
     const char *method;         /* its quant_method, or "" */
-    qc_st_cursor *cursor;       /* made when it is needed first */
+    qc_st_cursor *cursor;       /* made when it is first needed */
     int has_args;
     weight_args *args; /* those of integers */
     size_t arg_count;
@@ -111,7 +111,7 @@ static qc_status read_strategy(const qc_json_node *weights, weight_args *a, qc_e
             name);
 }
 
-/* The weights of the group were read. */
+/* Reads what a group of config_groups says of activations. Its weights were read before. */
 static qc_status read_activations(const qc_json_node *activations, weight_args *a, qc_error *err)
 {
     uint64_t bits = 16;
@@ -149,14 +149,15 @@ static qc_status read_scheme(finder *f, const qc_json_node *group, qc_error *err
     return read_activations(qc_json_get(group, "input_activations"), a, err);
 }
 
-/* Online rotations belong to the weights, and a weight alone would be wrong without them. */
+/* Rotations that are made while the model runs belong to its weights, and a weight would be wrong
+ * without them. */
 static qc_status refuse_transforms(const finder *f, qc_error *err)
 {
     if (!has_members(qc_json_get(f->config, "transform_config"), "config_groups"))
         return QC_OK;
     QC_FAIL(err, QC_ERR_UNSUPPORTED,
-            "config.json: quantization_config has a transform_config, whose rotations are not "
-            "undone; start from the 16-bit checkpoint");
+            "config.json: quantization_config has a transform_config, whose rotations qconv does "
+            "not undo; start from the 16-bit checkpoint");
 }
 
 static qc_status read_compressed_tensors(finder *f, qc_error *err)
@@ -266,8 +267,10 @@ static qc_status add(finder *f, const parts *p, const qc_coded_weight *like, qc_
     w->group_index = index_of(f, p->groups);
     QC_TRY(qc_arena_printf(f->arena, &w->name, err, "%.*sweight", (int)p->stem, p->codes->name));
     if (strcmp(w->name, p->codes->name) != 0 && qc_checkpoint_find(f->model, w->name))
-        QC_FAIL(err, QC_ERR_INPUT, "tensor '%s' is there, and '%s' is the same weight packed",
-                w->name, p->codes->name);
+        QC_FAIL(
+            err, QC_ERR_INPUT,
+            "tensors '%s' and '%s' are the same weight, plain and packed: expected one of the two",
+            w->name, p->codes->name);
     f->set->weights[p->index] = w;
     f->set->count++;
     own(f, p, p->scales);
@@ -340,8 +343,8 @@ static qc_status check_format(const qc_coded_weight *w, const parts *p, const ch
         (!packed && strcmp(format, "naive-quantized") == 0))
         return QC_OK;
     QC_FAIL(err, QC_ERR_INPUT,
-            "tensor '%s': config.json says the format is '%s'; the tensors have %s", p->codes->name,
-            format, packed ? "pack-quantized" : "int-quantized");
+            "tensor '%s': config.json says that the format is '%s', but the tensors have %s",
+            p->codes->name, format, packed ? "pack-quantized" : "int-quantized");
 }
 
 /* Finds what config.json says of w, and takes over what it says of activations. */
@@ -374,7 +377,7 @@ static qc_status check_described(const finder *f, qc_coded_weight *w, const part
                             .act_order = p->groups != NULL};
     say_args(says, &f->args[0]);
     say_args(found, &is);
-    QC_FAIL(err, QC_ERR_INPUT, "tensor '%s': config.json says %s; the tensors have %s",
+    QC_FAIL(err, QC_ERR_INPUT, "tensor '%s': config.json says %s, but the tensors have %s",
             p->codes->name, says, found);
 }
 
@@ -492,7 +495,7 @@ static qc_status size_packed(finder *f, const parts *p, qc_coded_weight *w, qc_e
     if (known && (shape[0] != w->dims[0] || (!w->bits && !other)))
         QC_FAIL(err, QC_ERR_INPUT,
                 "tensor '%s': weight_shape says [%" PRId64 ", %" PRId64
-                "], which is not packed into [%" PRIu64 ", %" PRIu64 "]",
+                "], which does not pack into words [%" PRIu64 ", %" PRIu64 "]",
                 p->codes->name, (int64_t)shape[0], (int64_t)shape[1], w->dims[0], words);
     return QC_OK;
 }
@@ -526,7 +529,7 @@ static qc_status fit_groups(qc_coded_weight *w, const parts *p, const weight_arg
     w->tile_cols = size == NOT_GIVEN ? qc_ceil_div_u64(cols, groups) : size;
     if (a->bits != NOT_GIVEN && a->bits != w->bits)
         QC_FAIL(err, QC_ERR_INPUT,
-                "tensor '%s': config.json says %" PRIu64 " bits; the tensors have %u",
+                "tensor '%s': config.json says %" PRIu64 " bits, but the tensors have %u",
                 p->codes->name, a->bits, w->bits);
     if (groups != qc_ceil_div_u64(cols, w->tile_cols) ||
         (size == NOT_GIVEN && !p->groups && cols % groups != 0))

@@ -210,7 +210,7 @@ static qc_status add_names(qc_skip_list *l, const char *name, qc_error *err)
 
 /* ---- submodels that stay as a whole ---- */
 
-/* The length of the path of the submodel that the module belongs to, or 0 if there is none. */
+/* Returns the length of the path of the module's submodel, or 0 if there is none. */
 static size_t part_of(const qc_skip_list *l, const char *module, size_t len)
 {
     static const char *const parts[] = {
@@ -309,7 +309,7 @@ qc_status qc_skip_add(qc_skip_list *l, const char *module, size_t len, qc_error 
         return append(l, head, err);
     QC_TRY(whole_part(l, module, len, &name, err));
     if (name && name == before)
-        return QC_OK; /* it is there */
+        return QC_OK; /* the list has it already */
     if (!name) {
         QC_TRY(qc_arena_strndup(l->arena, &name, module, len, err));
         QC_TRY(add_detector(l, name, err));

@@ -54,8 +54,8 @@ QC_NODISCARD qc_status qc_skip_add_fused(qc_skip_list *l, uint32_t weight, qc_er
 QC_NODISCARD qc_status qc_skip_add_absent(qc_skip_list *l, const char *name, qc_error *err);
 /* Adds a name or pattern as somebody else wrote it. */
 QC_NODISCARD qc_status qc_skip_add_as_is(qc_skip_list *l, const char *name, qc_error *err);
-/* The name of the member of a quantization_config that lists such modules: the member that it has,
- * or else the one that its quant_method uses. */
+/* Returns the name of the member of a quantization_config that lists such modules: the member that
+ * it has, or else the one that its quant_method uses. */
 const char *qc_skip_key(const qc_json_node *quantization);
 /* Gives the names in natural order, each once. */
 void qc_skip_finish(qc_skip_list *l, const char ***names, uint32_t *count);

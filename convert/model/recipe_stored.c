@@ -83,8 +83,8 @@ static qc_status add_block_weight(finder *f, uint32_t state, size_t stem_len, qc
     qc_bnb_state s;
     QC_TRY(read_state(f, state, &s, err));
     if (strcmp(s.quant_type, type) != 0)
-        QC_FAIL(err, QC_ERR_INPUT, "tensor '%s': its name says %s, its content %s", stem, type,
-                s.quant_type);
+        QC_FAIL(err, QC_ERR_INPUT, "tensor '%s': its name says %s, but its content says %s", stem,
+                type, s.quant_type);
     qc_stored_weight *w = NULL;
     QC_TRY(qc_arena_array(f->arena, &w, 1, err));
     w->stored_as = scheme;
@@ -102,7 +102,7 @@ static qc_status add_block_weight(finder *f, uint32_t state, size_t stem_len, qc
     uint64_t n = 0;
     QC_TRY(qc_shape_elems(s.dims, s.ndim, &n, err));
     if (s.block_elems == 0 || (s.nested && s.nested_block_elems == 0))
-        QC_FAIL(err, QC_ERR_INPUT, "tensor '%s': a block size of 0", stem);
+        QC_FAIL(err, QC_ERR_INPUT, "tensor '%s': expected a block size above 0, found 0", stem);
     uint64_t want = qc_scheme_code_bytes(scheme, n);
     /* bitsandbytes can store its codes in tensors of other dtypes. */
     if (tensors[weight].bytes != want ||
@@ -113,7 +113,8 @@ static qc_status add_block_weight(finder *f, uint32_t state, size_t stem_len, qc
                 name, n, type, want, tensors[weight].bytes, qc_dtype_name(tensors[weight].dtype));
     if (row->format == QC_FORMAT_OWN && (tensors[weight].ndim != 2 || tensors[weight].dims[1] != 1))
         QC_FAIL(err, QC_ERR_INPUT,
-                "tensor '%s': codes of block-wise %s lie as [%" PRIu64 ", 1], found %u dimensions",
+                "tensor '%s': expected the codes of block-wise %s as [%" PRIu64
+                ", 1], found %u dimensions",
                 name, type, want, tensors[weight].ndim);
     uint64_t blocks = qc_ceil_div_u64(n, s.block_elems);
     QC_TRY(check_part(f, weight, w->absmax, "absmax", s.nested ? QC_DTYPE_U8 : QC_DTYPE_F32, blocks,
@@ -128,7 +129,8 @@ static qc_status add_block_weight(finder *f, uint32_t state, size_t stem_len, qc
         QC_TRY(check_part(f, weight, w->nested_map, "nested_quant_map", QC_DTYPE_F32, 256, err));
     } else if (w->nested_absmax != QC_NO_TENSOR || w->nested_map != QC_NO_TENSOR) {
         QC_FAIL(err, QC_ERR_INPUT,
-                "tensor '%s': there is a nested_absmax, but the quant_state does not speak of it",
+                "tensor '%s' has a nested_absmax beside it, but its quant_state says that absmax "
+                "is not nested",
                 name);
     }
     own(f, weight, state);
@@ -179,8 +181,8 @@ static qc_status add_row_weight(finder *f, uint32_t scb, size_t stem_len, qc_err
         QC_TRY(read_bytes(f, &tensors[format], &value, 1, err));
         if (value != 0)
             QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                    "tensor '%s': int8 weights in order %u; only row order (0) is read: load and "
-                    "save the model with bitsandbytes 0.45 or later",
+                    "tensor '%s': expected int8 weights in row order (weight_format 0), found "
+                    "order %u; load and save the model with bitsandbytes 0.45 or later",
                     t->name, value);
     }
     qc_stored_weight *w = NULL;

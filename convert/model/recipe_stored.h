@@ -13,7 +13,7 @@
 
 #define QC_NO_TENSOR UINT32_MAX
 
-/* What those say who need such weights, of a path that has none. */
+/* The message of whoever needs such weights, about a path that has none. */
 #define QC_STORED_NONE                                                                             \
     "%s: no weight in it is quantized in NF4, FP4, int8 or integers of compressed-tensors "        \
     "without "                                                                                     \
@@ -25,7 +25,7 @@ typedef struct {
     uint32_t count;   /* number of stored weights */
 } qc_stored_set;
 
-/* The number of weights that share a scale; 0: each row has one. */
+/* Returns the number of weights that share a scale; 0: each row has one. */
 static inline uint64_t qc_stored_block(const qc_stored_weight *w)
 {
     return qc_schemes[w->stored_as].by_rows ? 0 : w->block_elems;
@@ -50,8 +50,9 @@ QC_NODISCARD qc_status qc_integers_name(const char **out, qc_arena *arena, const
  * by custom where config.json is silent; the columns that share a scale, 0 where a row has one. */
 unsigned qc_integers_activation_bits(const qc_coded_weight *w);
 uint64_t qc_integers_block(const qc_coded_weight *w);
-/* Adds all such integers of a coded set. What qc_stored_find alone gives is decoded as stored;
- * these are decoded as coded weights (recipe_coded.h), so only who looks at codes wants them. */
+/* Adds all such integers of a coded set. Only callers that look at codes want them: what
+ * qc_stored_find alone gives is decoded as stored, while these are decoded as coded weights
+ * (recipe_coded.h). */
 QC_NODISCARD qc_status qc_stored_add_integers(qc_stored_set *set, qc_arena *arena,
                                               const qc_checkpoint *model, const qc_coded_set *coded,
                                               qc_error *err);

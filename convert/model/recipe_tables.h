@@ -1,5 +1,5 @@
 /* What the name of a tensor says about it: tables for known model types, general rules for the
- * rest. Names only decide what a tensor is; recipe.c decides what becomes of it. Thread-safe: the
+ * rest. A name decides only what a tensor is; recipe.c decides what becomes of it. Thread-safe: the
  * tables are constant. Nothing here allocates. */
 #ifndef QC_CONVERT_RECIPE_TABLES_H
 #define QC_CONVERT_RECIPE_TABLES_H
@@ -22,9 +22,9 @@ typedef struct {
 
 typedef struct qc_model_table qc_model_table;
 
-/* The table of a model type, or NULL if it has none. */
+/* Returns the table of a model type, or NULL if it has none. */
 const qc_model_table *qc_model_table_find(const char *model_type);
-/* The table of the model type that config.json names, or NULL. */
+/* Returns the table of the model type that config.json names, or NULL. */
 const qc_model_table *qc_model_table_of(const qc_checkpoint *model);
 /* Does the table, which may be NULL, know the name as that of a weight that lies [in, out]? */
 int qc_model_table_is_conv1d(const qc_model_table *t, const char *name);
@@ -32,8 +32,8 @@ int qc_model_table_is_conv1d(const qc_model_table *t, const char *name);
 int qc_model_table_classify(const qc_model_table *t, const char *name, qc_tensor_class *out);
 /* Is the output head tied to the embeddings when config.json does not say? */
 int qc_model_table_tied(const qc_model_table *t);
-/* The n-th other name that transformers may give a module in memory: *from at the start of a name
- * becomes *to there. Returns 0 when there is no such n. */
+/* Finds the n-th other name that transformers may give a module in memory: *from at the start of
+ * a name becomes *to there. Returns 0 when there is no such n. */
 int qc_model_table_rename(const qc_model_table *t, unsigned n, const char **from, const char **to);
 
 /* What the general rules need to know of a model. */
@@ -51,16 +51,16 @@ typedef struct {
 void qc_rules_classify(const qc_model_facts *facts, const qc_checkpoint_tensor *t,
                        qc_tensor_class *out);
 
-/* The name of an output head that is tied to the embeddings and has no tensor of its own. A loader
- * must know not to turn it into a quantized module. It is "lm_head" if nothing else is known for
- * the model type. */
+/* Returns the name of an output head that is tied to the embeddings and has no tensor of its own. A
+ * loader must know not to turn it into a quantized module. It is "lm_head" if nothing else is known
+ * for the model type. */
 const char *qc_rules_hidden_head(const char *model_type);
-/* The length of the path of BERT's prediction module within a name ("cls.predictions"), whose
- * "decoder" is such a head; 0 if the name does not contain it. */
+/* Returns the length of the path of BERT's prediction module within a name ("cls.predictions"),
+ * whose "decoder" is such a head; 0 if the name does not contain it. */
 size_t qc_rules_predictions_path(const char *name);
 
-/* The n-th module that a class with another head may look for in a model of this type, whether the
- * file has it or not. NULL when there are no more. */
+/* Returns the n-th module that a class with another head may look for in a model of this type,
+ * whether the file has it or not. NULL when there are no more. */
 const char *qc_rules_label_head(const char *model_type, unsigned n);
 /* Does a model of this type have Conv1D modules, and is this the name of such a weight? */
 int qc_rules_conv1d_type(const char *model_type);

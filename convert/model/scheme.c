@@ -161,10 +161,11 @@ qc_status qc_candidates_parse(const qc_recipe_options *o, unsigned *candidates, 
                (strlen(rows[c].name) != len || memcmp(rows[c].name, at, len) != 0))
             c++;
         if (c == QC_CANDIDATES)
-            QC_FAIL(err, QC_ERR_USAGE,
-                    "--schemes: '%.*s' is none of %s, %s, %s and %s, separated by commas",
-                    len < 64 ? (int)len : 64, at, rows[0].name, rows[1].name, rows[2].name,
-                    rows[3].name);
+            QC_FAIL(
+                err, QC_ERR_USAGE,
+                "--schemes: expected some of %s, %s, %s and %s, separated by commas, found '%.*s'",
+                rows[0].name, rows[1].name, rows[2].name, rows[3].name, len < 64 ? (int)len : 64,
+                at);
         *candidates |= 1u << c;
         at = comma ? comma + 1 : NULL;
     }
@@ -190,8 +191,8 @@ int qc_scheme_is_quantized(qc_scheme s)
     return qc_schemes[s].bits > 0;
 }
 
-/* Does the scheme have what --format and --activation-bits say? A form of qconv's own is one that
- * bitsandbytes could not hold. */
+/* Does the scheme have the form that --format and --activation-bits ask for? A form of qconv's own
+ * is one that bitsandbytes could not hold. */
 static int suits_format(const qc_scheme_row *row, const qc_recipe_options *o)
 {
     if (o->format != QC_FORMAT_COMPRESSED_TENSORS)

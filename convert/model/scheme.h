@@ -57,8 +57,8 @@ typedef struct {
     uint32_t default_block;
     qc_format format;         /* who reads it */
     unsigned activation_bits; /* in compressed-tensors: 8 or 16 */
-    /* Can its scales be searched, and do they then need a sample of the weight's groups, which
-     * tells the offset of nested scales? Otherwise that is 0. */
+    /* Whether its scales can be searched, and whether the search then needs a sample of the
+     * weight's groups, which tells the offset of nested scales; otherwise that is 0. */
     int samples_offset;
     int needs_int8_matmul; /* what bitsandbytes multiplies with, and not every card has */
     qc_dtype code_dtype;   /* of the tensor with the codes */
@@ -80,12 +80,12 @@ typedef struct {
     const char *why;  /* for the recipe */
     qc_scheme scheme;
     uint32_t block_elems;
-    /* The relative squared error of a normally distributed weight, with scales by absmax and with
+    /* The relative squared error of a normally distributed weight, with absmax scales and with
      * searched ones. 0: it depends on the length of a row (qc_auto_normal_mse). */
     double normal_mse, searched_mse;
 } qc_candidate;
 
-/* The candidates [QC_CANDIDATES] of --format and --activation-bits. */
+/* Returns the candidates [QC_CANDIDATES] of --format and --activation-bits. */
 const qc_candidate *qc_candidates_of(const qc_recipe_options *o);
 /* Parses those of --schemes, bit c for qc_candidates_of(o)[c]; without it all are meant.
  * QC_ERR_USAGE names those that there are. */
@@ -104,22 +104,23 @@ const char *qc_scheme_text(char out[QC_SCHEME_TEXT_BYTES], const char *name, uin
  * for each value of --to for which qc_to_quantizes() is true; for "auto" it is the one with the
  * fewest bits. */
 qc_scheme qc_scheme_of_options(const qc_recipe_options *o);
-/* The block size that goes with that scheme; 0: it has no blocks. */
+/* Returns the block size that goes with that scheme; 0: it has no blocks. */
 uint32_t qc_scheme_block_of_options(const qc_recipe_options *o);
 /* Why a weight with rows of so many elements cannot have that scheme, or NULL. compressed-tensors
  * has the weights of Linear modules (cols is 0 for others), in whole groups and 32-bit words. With
  * "auto" one of the candidates is enough. */
 const char *qc_scheme_obstacle(const qc_recipe_options *o, uint64_t cols);
-/* The same for a candidate of "auto". */
+/* Returns the same for a candidate of "auto". */
 const char *qc_candidate_obstacle(const qc_candidate *c, uint64_t cols);
 /* How the numbers of a weight with this scheme lie, but for the offset of nested scales; those of
  * compressed-tensors are F32 here. ops is NULL where the scheme does not quantize. */
 qc_form qc_scheme_form(qc_scheme s, uint64_t cols, uint64_t block_elems, int nested);
-/* The dtype of compressed-tensors' scales of a weight of this dtype: the same, or F32 for F64. */
+/* Returns the dtype of compressed-tensors' scales of a weight of this dtype: the same, or F32 for
+ * F64. */
 qc_dtype qc_scheme_scale_dtype(qc_dtype dtype);
-/* The bytes that the codes of so many weights take. */
+/* Returns the bytes that the codes of so many weights take. */
 uint64_t qc_scheme_code_bytes(qc_scheme s, uint64_t elems);
-/* The number of neighbouring weights that share a scale, in rows of `cols` weights. */
+/* Returns the number of neighbouring weights that share a scale, in rows of `cols` weights. */
 uint64_t qc_scheme_elems_per_scale(qc_scheme s, uint64_t cols, uint64_t block_elems);
 
 #endif

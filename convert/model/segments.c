@@ -498,7 +498,7 @@ static qc_status add_module(module_list *l, const module_ref *r, qc_error *err)
     return QC_OK;
 }
 
-/* The bytes that two names have in common, counted in whole components. */
+/* Returns the bytes that two names have in common, counted in whole components. */
 static size_t common_path(const char *a, const char *b)
 {
     size_t n = 0, whole = 0;
@@ -556,7 +556,8 @@ static qc_status loose_modules(maker *m, module_list *l, uint32_t first, uint32_
                            m->out->of_tensor[m->order[i]]};
         if (row.len == 0)
             QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                    "tensor '%.*s' has the name of a module that lies on several devices",
+                    "tensor '%.*s' has the name of a module whose other tensors lie in several "
+                    "segments",
                     NAME_SHOWN_BYTES, row.name);
         QC_TRY(add_module(l, &row, err));
         QC_TRY(add_beside(l, &row, m->recipe->entries[m->order[i]].scheme, err));

@@ -8,8 +8,8 @@
 
 #define QC_NAME_BYTES 4096u
 
-/* The index of the tensor whose name is stem (stem_len bytes) + tail; UINT32_MAX if there is
- * none. */
+/* Returns the index of the tensor whose name is stem (stem_len bytes) + tail; UINT32_MAX if there
+ * is none. */
 static inline uint32_t qc_sibling_of(const qc_checkpoint *model, const char *stem, size_t stem_len,
                                      const char *tail)
 {

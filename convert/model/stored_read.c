@@ -21,8 +21,7 @@ qc_status qc_tensor_read(const qc_checkpoint *c, const qc_checkpoint_tensor *t,
     QC_TRY(qc_malloc(out, size, err));
     for (uint64_t at = 0; at < t->bytes; at += READ_BYTES) {
         uint64_t n = t->bytes - at < READ_BYTES ? t->bytes - at : READ_BYTES;
-        if (qc_interrupted())
-            QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
+        QC_TRY(qc_check_interrupted(err));
         QC_TRY(qc_checkpoint_read(c, cursor, t, at, (unsigned char *)*out + at, (size_t)n, err));
     }
     return QC_OK;

@@ -5,8 +5,8 @@
 #include "convert/model/recipe.h"
 #include "quant/quant_form.h"
 
-/* Reads all of a tensor. Free it with qc_free, also after a failure. It is read in steps, and
- * between these Ctrl-C is looked for. */
+/* Reads all of a tensor, in steps with a look for Ctrl-C between them. Free it with qc_free, also
+ * after a failure. */
 QC_NODISCARD qc_status qc_tensor_read(const qc_checkpoint *c, const qc_checkpoint_tensor *t,
                                       qc_st_cursor *cursor, void **out, qc_error *err);
 
@@ -25,7 +25,7 @@ QC_NODISCARD qc_status qc_stored_read(qc_stored_arrays *out, const qc_checkpoint
                                       uint32_t tensor, const qc_stored_weight *stored,
                                       qc_st_cursor *cursor, qc_error *err);
 void qc_stored_deinit(qc_stored_arrays *a); /* accepts a struct of zeros */
-/* The bytes of the codes and scales. */
+/* Returns the bytes of the codes and scales. */
 uint64_t qc_stored_bytes(const qc_checkpoint *c, uint32_t tensor, const qc_stored_weight *stored);
 
 #endif

@@ -61,9 +61,9 @@ static qc_status make_staging(const char *out, qc_error *err)
     QC_TRY(qc_beneath_open(&root, out, err));
     qc_status st = qc_beneath_look(&root, QC_STAGING_NAME, &e, err);
     if (st == QC_OK && e.kind != QC_ENTRY_MISSING && e.kind != QC_ENTRY_FOLDER)
-        st = qc_error_set(err, QC_ERR_USAGE, __FILE__, __LINE__,
-                          "%s/%s: expected a folder of qconv's own, found %s; choose another OUT",
-                          out, QC_STAGING_NAME, qc_entry_text(e.kind));
+        st = QC_ERROR(err, QC_ERR_USAGE,
+                      "%s/%s: expected a folder of qconv's own, found %s; choose another OUT", out,
+                      QC_STAGING_NAME, qc_entry_text(e.kind));
     if (st == QC_OK)
         st = qc_beneath_make_folder(&root, QC_STAGING_NAME, err);
     qc_file_discard(&root);
@@ -94,8 +94,8 @@ static qc_status lock_staging(qc_output_dir *d, const char *staging, const char 
         }
         int busy = 0;
         st = qc_dir_lock_try(&d->lock, d->parts > 1, &busy, err);
-        if (st == QC_OK && busy && d->parts > 1 && qc_interrupted())
-            st = qc_error_set(err, QC_ERR_INTERRUPTED, __FILE__, __LINE__, "interrupted");
+        if (st == QC_OK && busy && d->parts > 1)
+            st = qc_check_interrupted(err);
         if (st != QC_OK || (busy && d->parts == 1))
             break;
         if (busy) {

@@ -27,14 +27,15 @@ qc_status qc_worker_look_up(const qc_worker *w, qc_error *err)
 qc_status qc_worker_wait(const qc_worker *w, const uint8_t *flag, qc_error *err)
 {
     qc_pipeline *p = w->p;
-    int stopped = 0;
+    qc_status st = QC_OK;
     pthread_mutex_lock(&p->finish_lock);
-    while (!*flag && !(stopped = qc_team_stopped(w->team)))
-        qc_cond_wait_briefly(&p->finish_cond, &p->finish_lock);
+    while (!*flag && st == QC_OK) {
+        st = qc_check_stopped(w->team, err);
+        if (st == QC_OK)
+            qc_cond_wait_briefly(&p->finish_cond, &p->finish_lock);
+    }
     pthread_mutex_unlock(&p->finish_lock);
-    if (stopped)
-        QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
-    return QC_OK;
+    return st;
 }
 
 /* Element i of the written [rows, cols] is element (i % cols) * rows + i / cols of the stored

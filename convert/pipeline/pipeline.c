@@ -412,8 +412,7 @@ static qc_status run_worker(qc_team *team, unsigned index, void *ctx, qc_error *
             st = do_derived(&w, unit, err);
             break;
         case QC_UNIT_DEFERRED:
-            st = qc_error_set(err, QC_ERR_INTERNAL, __FILE__, __LINE__,
-                              "a deferred unit was dispatched");
+            st = QC_ERROR(err, QC_ERR_INTERNAL, "a deferred unit was dispatched");
             break;
         }
     }

@@ -43,7 +43,7 @@ static qc_status ask_recipe(qc_facts *f, const qc_recipe_entry **entries, qc_err
             *err = trouble;
         return st;
     }
-    /* Headers can still be shown. */
+    /* The headers can still be shown. */
     return qc_arena_strndup(f->arena, &f->recipe_trouble, trouble.msg, strlen(trouble.msg), err);
 }
 
@@ -165,7 +165,7 @@ static qc_status read_manifest(qc_facts *f, const char *dir, qc_error *err)
         if (st == QC_OK)
             f->manifest = m;
         else if (qc_status_exit_code(st) == 3 || st == QC_ERR_CHECK)
-            /* It is for verify to judge a damaged manifest; the tensors can be shown. */
+            /* verify judges a damaged manifest; the tensors can be shown without it. */
             st = qc_arena_printf(f->arena, &f->manifest_trouble, err, "%s: %s", QC_MANIFEST_NAME,
                                  trouble.msg);
         else if (err)

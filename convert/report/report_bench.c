@@ -89,7 +89,7 @@ static qc_status read_rows(qc_report *r, qc_report_bench *b, const qc_json_node 
         QC_FAIL(err, QC_ERR_INPUT, "rows: expected an array");
     for (const qc_json_node *n = qc_json_first(rows); n; n = qc_json_next(n))
         if (++count > MAX_ROWS)
-            QC_FAIL(err, QC_ERR_INPUT, "rows: more than %u", MAX_ROWS);
+            QC_FAIL(err, QC_ERR_INPUT, "rows: expected at most %u, found more", MAX_ROWS);
     QC_TRY(qc_arena_array(r->call->arena, &b->rows, (size_t)count + 1, err));
     for (const qc_json_node *n = qc_json_first(rows); n; n = qc_json_next(n)) {
         qc_status st = read_row(r, n, &b->rows[b->row_count], err);
@@ -102,7 +102,8 @@ static qc_status read_rows(qc_report *r, qc_report_bench *b, const qc_json_node 
     return QC_OK;
 }
 
-/* Files of older programs have neither member. Those wrote their file only at the end of a run. */
+/* Files of older versions have neither member, because those wrote their file only at the end of a
+ * run. */
 static qc_status read_end(qc_report_bench *b, const qc_json_node *root, qc_error *err)
 {
     const qc_json_node *complete = qc_json_get(root, "complete");
@@ -122,8 +123,7 @@ static qc_status read_document(qc_report *r, const qc_json_node *root, qc_error 
     const char *command = qc_json_string_or(qc_json_get(root, "command"), "");
     if (strcmp(command, "bench") != 0)
         QC_FAIL(err, QC_ERR_INPUT,
-                "expected what 'qconv bench --json' writes, found no "
-                "\"command\": \"bench\"");
+                "expected what 'qconv bench --json' writes, but \"command\" is not \"bench\"");
     qc_report_bench *b = NULL;
     QC_TRY(qc_arena_array(r->call->arena, &b, 1, err));
     const qc_json_node *roof = qc_json_get(root, "roof");

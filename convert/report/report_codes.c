@@ -13,9 +13,10 @@
 #include <math.h>
 #include <string.h>
 
-#define PIECE_BYTES ((uint64_t)8 << 20)   /* what a thread takes where there are no frames */
-#define STEP_BYTES  ((uint64_t)512 << 10) /* read at a time, so that it stays in the cache */
-#define LANES       4u /* tables that take turns, so that equal bytes in a row do not wait */
+#define PIECE_BYTES                                                                                \
+    ((uint64_t)8 << 20) /* what a thread takes at a time where there are no frames */
+#define STEP_BYTES ((uint64_t)512 << 10) /* read at a time, so that it stays in the cache */
+#define LANES      4u /* tables that take turns, so that equal bytes in a row do not wait */
 
 void qc_report_count_bytes(const unsigned char *bytes, size_t len, uint64_t counts[256])
 {
@@ -194,9 +195,8 @@ static qc_status work(qc_team *team, unsigned index, void *ctx, qc_error *err)
         uint64_t piece = atomic_fetch_add(&c->next, 1);
         if (piece >= c->first[c->r->weight_count])
             break;
-        if (qc_team_stopped(team))
-            st = qc_error_set(err, QC_ERR_INTERRUPTED, __FILE__, __LINE__, "interrupted");
-        else
+        st = qc_check_stopped(team, err);
+        if (st == QC_OK)
             st = count_piece(c, piece, cursor, buffer, err);
     }
     qc_st_cursor_destroy(cursor);
@@ -287,7 +287,7 @@ qc_status qc_report_count_codes(qc_report *r, qc_error *err)
     }
     atomic_init(&c.next, 0);
     if (pthread_mutex_init(&c.lock, NULL) != 0)
-        QC_FAIL(err, QC_ERR_NOMEM, "no lock could be made");
+        QC_FAIL(err, QC_ERR_NOMEM, "no lock for the counts could be made");
     uint64_t pieces = c.first[r->weight_count];
     unsigned threads = r->call->threads ? r->call->threads : qc_cpu_count();
     threads = pieces < threads ? (unsigned)pieces : threads;

@@ -69,7 +69,7 @@ double qc_report_axis_share(const qc_report_axis *a, double v)
     return share < 0 ? 0.0 : share > 1 ? 1.0 : share;
 }
 
-/* Sets ticks at 1, 2 and 5 times powers of ten; in a large range only at powers of ten. */
+/* Sets ticks at 1, 2 and 5 times powers of ten, or, in a large range, at powers of ten only. */
 static unsigned log_ticks(const qc_report_axis *a, double *ticks, unsigned room)
 {
     static const double steps[] = {1.0, 2.0, 5.0};

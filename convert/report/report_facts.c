@@ -124,7 +124,7 @@ qc_status qc_report_kind_names(const char **kinds, const char *const *names, uin
                        : common_bytes(kinds[i], strlen(kinds[i]), kinds[i]);
         first = first ? first : kinds[i];
     }
-    /* Of layers alone, "0" and "1", the number must not be all that is said. */
+    /* Where the names are layers alone, "0" and "1", something must be left of them. */
     for (uint32_t i = 0; first && i < count; i++)
         if (strncmp(kinds[i], first, common) == 0)
             kinds[i] += common;
@@ -153,8 +153,9 @@ static qc_status form_of(qc_report *r, uint32_t *form, const char *scheme,
         if (strcmp(r->forms[*form].name, name) == 0)
             return QC_OK;
     if (r->form_count == QC_REPORT_MAX_FORMS)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED, "%s: more than %u forms of quantized weights",
-                r->call->model, QC_REPORT_MAX_FORMS);
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "%s: expected at most %u forms of quantized weights, found more", r->call->model,
+                QC_REPORT_MAX_FORMS);
     qc_report_form *f = &r->forms[r->form_count++];
     memcpy(f->name, name, sizeof f->name);
     f->scheme = scheme;
@@ -287,7 +288,7 @@ static const char *rule_for(const qc_manifest *m, const char *name)
     return NULL;
 }
 
-/* The scheme of the integers for compressed-tensors with the most bits, or NULL. */
+/* Returns the scheme of the integers for compressed-tensors with the most bits, or NULL. */
 static const qc_scheme_row *integers_of(const qc_report *r)
 {
     const qc_scheme_row *found = NULL;
@@ -480,9 +481,7 @@ qc_status qc_report_gather(qc_report *r, const qc_call *call, qc_error *err)
     for (size_t i = 0; i < f->model->tensor_count; i++)
         count += f->tensors[i].stored != NULL;
     if (count == 0)
-        QC_TRY_GOTO(
-            st, failed,
-            qc_error_set(err, QC_ERR_INPUT, __FILE__, __LINE__, QC_STORED_NONE, call->model));
+        QC_TRY_GOTO(st, failed, QC_ERROR(err, QC_ERR_INPUT, QC_STORED_NONE, call->model));
     QC_TRY_GOTO(st, failed, qc_arena_array(call->arena, &r->forms, QC_REPORT_MAX_FORMS, err));
     QC_TRY_GOTO(st, failed, qc_arena_array(call->arena, &r->weights, count, err));
     for (size_t i = 0; i < f->model->tensor_count; i++)

@@ -163,7 +163,7 @@ QC_NODISCARD qc_status qc_report_kind_names(const char **kinds, const char *cons
 int qc_report_layer_of(const char *name, uint32_t *layer);
 /* Has the form codes of 4 bits? */
 int qc_report_is_4_bit(const qc_report_form *f);
-/* The number that code i of 4 bits is shown as: what it stands for, or the code of a table. */
+/* Returns the number that code i of 4 bits is shown as: what it stands for, or a table's code. */
 int qc_report_code(const qc_report_form *f, unsigned i);
 /* Returns -10 log10(rel_mse) in dB; it is infinite where there is no error. */
 double qc_report_sqnr(double rel_mse);

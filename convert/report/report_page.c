@@ -127,9 +127,9 @@ static void add_compared(const qc_report *r)
     const char *source = qc_page_safe(r, r->call->against);
     if (a->faults == 0) {
         QC_PAGE(r,
-                "<p class=\"yes\"><b>Compared with %s</b>: nothing is missing, %" PRIu64
-                " tensors are equal bit for bit, %" PRIu64 " as cast, %" PRIu64
-                " quantized with no more error than their form leaves%s.</p>\n",
+                "<p class=\"yes\"><b>Compared with %s</b>: nothing is missing. Tensors equal bit "
+                "for bit: %" PRIu64 "; equal after a cast: %" PRIu64
+                "; quantized with no more error than their form leaves: %" PRIu64 "%s.</p>\n",
                 source, a->equal, a->cast, a->quantized,
                 a->has_manifest ? "; all hashes are right" : "");
         return;
@@ -461,7 +461,8 @@ static void add_left(const qc_report *r)
     char size[QC_SIZE_TEXT_BYTES], count[QC_SIZE_TEXT_BYTES];
     qc_page_section(r, "left", "Not quantized, and why");
     if (r->left_count == 0) {
-        QC_PAGE(r, "<p>Nothing: every tensor is a quantized weight or belongs to one.</p>\n");
+        QC_PAGE(r,
+                "<p>Nothing was left: every tensor is a quantized weight or belongs to one.</p>\n");
         return;
     }
     qc_page_table(r, "what|.text why|tensors|weights|bytes|.name such as");
@@ -498,10 +499,12 @@ static void add_made(const qc_report *r)
     const qc_manifest *m = r->facts.manifest;
     qc_page_section(r, "made", "How it was made, and how to check it");
     if (m) {
-        QC_PAGE(
-            r, "<p>By qconv %s%s%s. As far as the manifest has the options:</p>\n<pre>%s</pre>\n",
-            qc_page_safe(r, m->qconv_version), m->zstd_version ? ", zstd " : "",
-            m->zstd_version ? qc_page_safe(r, m->zstd_version) : "", qc_page_safe(r, r->command));
+        QC_PAGE(r,
+                "<p>Made by qconv %s%s%s with this command, as far as the manifest has the "
+                "options:</p>\n<pre>%s</pre>\n",
+                qc_page_safe(r, m->qconv_version), m->zstd_version ? ", zstd " : "",
+                m->zstd_version ? qc_page_safe(r, m->zstd_version) : "",
+                qc_page_safe(r, r->command));
         add_sources(r, m);
     } else {
         QC_PAGE(r, "<p>Not known: there is no manifest.</p>\n");

@@ -136,7 +136,7 @@ void qc_page_codes(const qc_report *r)
         QC_PAGE(r, "<figure><figcaption><b>%s</b>: entropy %.3f of %d bits", f->name,
                 qc_report_entropy(&f->codes), qc_report_is_4_bit(f) ? 4 : 8);
         if (f->has_expected)
-            QC_PAGE(r, "; %.2f%% of the codes lie elsewhere than with normal weights",
+            QC_PAGE(r, "; %.2f%% of the codes differ from those of normal weights",
                     100.0 * qc_report_distance(&f->codes, f->expected));
         QC_PAGE(r, "</figcaption>\n");
         add_chart(r, i);

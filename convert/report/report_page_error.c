@@ -1,6 +1,8 @@
 /* Shows errors by form with the distribution of SQNR, by kind, over the layers, and the worst
  * weights. */
 #include "convert/report/report_page.h"
+
+#include "base/text.h"
 #include "convert/term/size_text.h"
 
 #include <inttypes.h>
@@ -34,7 +36,8 @@ static double bin_width(double range)
 static void add_distribution(const qc_report *r, uint32_t form)
 {
     const qc_report_form *f = &r->forms[form];
-    uint64_t bins[MAX_BINS] = {0}, highest = 1, exact = 0; /* no bin can hold no error at all */
+    uint64_t bins[MAX_BINS] = {0}, highest = 1,
+             exact = 0; /* exact: no bin has room for infinite dB */
     double low = INFINITY, high = -INFINITY;
     for (uint32_t i = 0; i < r->weight_count; i++) {
         const qc_report_weight *t = &r->weights[i];
@@ -87,7 +90,8 @@ static void add_distribution(const qc_report *r, uint32_t form)
     QC_PAGE(r, "<text x=\"%.0f\" y=\"125\" text-anchor=\"end\">dB, higher is better</text></svg>\n",
             QC_DRAW_WIDTH - 10.0);
     if (exact)
-        QC_PAGE(r, "<p>%" PRIu64 " more have no error at all.</p>\n", exact);
+        QC_PAGE(r, "<p>%" PRIu64 " more %s no error at all.</p>\n", exact,
+                exact == 1 ? "has" : "have");
     QC_PAGE(r, "</figure>\n");
 }
 
@@ -147,7 +151,8 @@ static void add_kinds(const qc_report *r)
     }
     qc_html_table_end(r->page);
     if (r->kind_count > MAX_KINDS)
-        QC_PAGE(r, "<p>%u kinds more are in <code>--json</code>.</p>\n", r->kind_count - MAX_KINDS);
+        QC_PAGE(r, "<p>%u more kind%s %s in <code>--json</code>.</p>\n", r->kind_count - MAX_KINDS,
+                qc_plural(r->kind_count - MAX_KINDS), qc_are(r->kind_count - MAX_KINDS));
 }
 
 /* ---- over the layers ------------------------------------------------------------------------- */

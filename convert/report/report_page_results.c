@@ -1,5 +1,7 @@
 /* The sections of the page about what eval and bench found. */
 #include "convert/report/report_page.h"
+
+#include "base/text.h"
 #include "convert/term/size_text.h"
 
 #include <inttypes.h>
@@ -23,17 +25,17 @@ static void add_compared(const qc_report *r, const qc_eval_result *e)
     add_value(r, "perplexity of the source", e->base_perplexity, e->base_perplexity_error, "",
               "the same text, the model before quantizing");
     add_value(r, "difference", e->difference, e->difference_error, "",
-              "more is worse; the error is that of paired tokens");
+              "more is worse; the standard error is that of paired tokens");
     add_value(r, "ratio", exp(e->log_ratio), e->log_ratio_error * exp(e->log_ratio), "",
               "perplexity over that of the source");
     add_value(r, "KL divergence, mean", e->kl_mean, e->kl_error, " nats",
-              "how far predictions are from the source's; 0 is none");
+              "how far the predictions are from those of the source; 0 means that they are equal");
     add_value(r, "KL divergence, median", e->kl_median, 0.0, " nats", "of the tokens");
     add_value(r, "KL divergence, 99%", e->kl_99, 0.0, " nats",
-              "of every hundred tokens one is further off");
+              "one token of a hundred is further off");
     add_value(r, "KL divergence, largest", e->kl_max, 0.0, " nats", "of all tokens");
     add_value(r, "same first choice", 100.0 * e->top1, 100.0 * e->top1_error, "%",
-              "tokens where both would say the same");
+              "tokens for which both would say the same");
     add_value(r, "difference in probability", 100.0 * e->probability_rms, 0.0, "%",
               "of the right token, root mean square, in percentage points");
 }
@@ -60,12 +62,12 @@ static void add_eval(const qc_report *r)
             qc_page_safe(r, e->device ? e->device : "?"));
     if (r->eval_from)
         QC_PAGE(r,
-                " Measured before, from the file %s about %s%s%s; that it was this very output is "
-                "not checked.",
+                " This was measured before: it is from the file %s about %s%s%s, and whether that "
+                "was this very output is not checked.",
                 qc_page_safe(r, r->eval_from), qc_page_safe(r, e->path ? e->path : "?"),
                 e->compared ? " against " : "",
                 e->compared ? qc_page_safe(r, e->against ? e->against : "?") : "");
-    QC_PAGE(r, " After &#177; stands one standard error.</p>\n");
+    QC_PAGE(r, " The number after &#177; is one standard error.</p>\n");
     qc_page_table(r, "measure|value|.text what it is");
     add_value(r, "perplexity", e->perplexity, e->perplexity_error, "",
               "of the quantized model; lower is better");
@@ -73,9 +75,8 @@ static void add_eval(const qc_report *r)
         add_compared(r, e);
     qc_html_table_end(r->page);
     if (!e->compared)
-        QC_PAGE(r,
-                "<p>There is nothing to compare with: with <code>--against MODEL</code> the source "
-                "is read too.</p>\n");
+        QC_PAGE(r, "<p>There is nothing to compare with; with <code>--against MODEL</code> the "
+                   "source is read as well.</p>\n");
 }
 
 /* ---- speed of kernels ------------------------------------------------------------------------ */
@@ -155,7 +156,8 @@ static void add_speed_table(const qc_report *r, const qc_report_bench *b)
         }
     qc_html_table_end(r->page);
     if (left_out)
-        QC_PAGE(r, "<p>%u lines more are in <code>--json</code>.</p>\n", left_out);
+        QC_PAGE(r, "<p>%u more line%s %s in <code>--json</code>.</p>\n", left_out,
+                qc_plural(left_out), qc_are(left_out));
 }
 
 static void add_speed(const qc_report *r)
@@ -163,8 +165,9 @@ static void add_speed(const qc_report *r)
     const qc_report_bench *b = r->bench;
     qc_page_section(r, "speed", "Speed of the kernels");
     if (!b) {
-        QC_PAGE(r, "<p><b>Not measured.</b> <code>qconv bench --json &gt; bench.json</code> on a "
-                   "machine with a GPU, then <code>--bench bench.json</code>.</p>\n");
+        QC_PAGE(
+            r, "<p><b>Not measured.</b> Run <code>qconv bench --json &gt; bench.json</code> on a "
+               "machine with a GPU, and give the file with <code>--bench bench.json</code>.</p>\n");
         return;
     }
     if (!b->complete)

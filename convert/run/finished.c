@@ -284,9 +284,8 @@ static qc_status compare_weight(comparison *c, qc_team *team, const reader *r, u
     QC_TRY(qc_calloc(&pieces, (size_t)count, sizeof(qc_digest), err));
     qc_status st = QC_OK;
     for (uint64_t i = 0; st == QC_OK && i < count && !atomic_load(&c->differs); i++) {
-        if (qc_team_stopped(team))
-            st = qc_error_set(err, QC_ERR_INTERRUPTED, __FILE__, __LINE__, "interrupted");
-        else
+        st = qc_check_stopped(team, err);
+        if (st == QC_OK)
             st = hash_piece(c, r, from, piece_bytes, &at, &pieces[i], err);
     }
     if (st == QC_OK && at == from->bytes) {

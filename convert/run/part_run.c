@@ -52,9 +52,8 @@ qc_status qc_part_turn_take(qc_file *turn, const qc_output_dir *d, const char *m
         QC_TRY(qc_path_join(d->arena, &needed, d->staging, must_be, err));
     qc_status st = qc_file_open_update(turn, path, err);
     while (st == QC_OK && busy) {
-        if (qc_interrupted())
-            st = qc_error_set(err, QC_ERR_INTERRUPTED, __FILE__, __LINE__, "interrupted");
-        else
+        st = qc_check_interrupted(err);
+        if (st == QC_OK)
             st = qc_dir_lock_try(turn, 0, &busy, err);
         if (st == QC_OK && busy && !is_told && qc_clock_ns() - begin_ns >= PATIENCE_NS) {
             is_told = 1;

@@ -221,15 +221,13 @@ static qc_status merge_all(const qc_bpe *b, qc_bpe_room *r, size_t count, qc_err
     r->heap_count = 0;
     for (size_t i = 0; i + 1 < count; i++) {
         if (i % SOME == SOME - 1)
-            if (qc_interrupted())
-                QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
+            QC_TRY(qc_check_interrupted(err));
         QC_TRY(offer(b, r, i, err));
     }
     while (r->heap_count > 0) {
         qc_bpe_candidate c = heap_pop(r);
         if (++done % SOME == 0)
-            if (qc_interrupted())
-                QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
+            QC_TRY(qc_check_interrupted(err));
         size_t right = s[c.place].after;
         if (s[c.place].gone || right == SIZE_MAX)
             continue;
@@ -323,8 +321,7 @@ static qc_status add_characters(word *w, qc_span s, qc_error *err)
         uint32_t id = char_id(w->b, c);
         at += c.len;
         if (w->count % SOME == SOME - 1)
-            if (qc_interrupted())
-                QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
+            QC_TRY(qc_check_interrupted(err));
         if (id == QC_NO_TOKEN) {
             QC_TRY(add_unknown(w, c, err));
             continue;
@@ -340,8 +337,7 @@ static qc_status add_characters(word *w, qc_span s, qc_error *err)
 qc_status qc_bpe_encode(const qc_bpe *b, qc_bpe_room *r, qc_span s, qc_error *err)
 {
     word w = {.b = b, .r = r};
-    if (qc_interrupted())
-        QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
+    QC_TRY(qc_check_interrupted(err));
     if (b->ignore_merges) {
         uint32_t whole = qc_bpe_find(b, s.text, s.len);
         if (whole != QC_NO_TOKEN)

@@ -44,8 +44,7 @@ int qc_token_budget_spend(qc_token_budget *b, uint64_t steps)
 
 qc_status qc_token_budget_check(const qc_token_budget *b, qc_error *err)
 {
-    if (qc_interrupted())
-        QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
+    QC_TRY(qc_check_interrupted(err));
     if (b->taken >= b->steps)
         QC_FAIL(err, QC_ERR_INPUT,
                 "the tokenizer's patterns take more than %" PRIu64

@@ -50,9 +50,9 @@ static qc_status unicode_form(qc_token_budget *b, unsigned stage, int form, qc_s
     n = utf8proc_decompose(text, len, codes, n, options);
     if (n >= 0)
         n = utf8proc_reencode(codes, n, options);
-    qc_status st = n < 0 ? qc_error_set(err, QC_ERR_INPUT, __FILE__, __LINE__,
-                                        "the text cannot be normalized: %s", utf8proc_errmsg(n))
-                         : QC_OK;
+    qc_status st =
+        n < 0 ? QC_ERROR(err, QC_ERR_INPUT, "the text cannot be normalized: %s", utf8proc_errmsg(n))
+              : QC_OK;
     if (st == QC_OK && (size_t)n > counted) /* some characters have more than one byte */
         st = qc_token_budget_make(b, stage, (size_t)n - counted, err);
     if (st == QC_OK)
@@ -69,8 +69,7 @@ static qc_status replace(const qc_norm *n, unsigned stage, qc_matcher *m, qc_spa
     for (size_t from = 0; from <= s.len;) {
         int found = 0;
         size_t begin = 0, end = 0;
-        if (qc_interrupted())
-            QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
+        QC_TRY(qc_check_interrupted(err));
         QC_TRY(qc_pattern_find(n->pattern, m, s, from, &found, &begin, &end, err));
         if (!found)
             break;

@@ -441,9 +441,8 @@ static qc_status make_set(reader *r, qc_added_set *set, int normalized, qc_match
         if (normalized)
             st = qc_normalize(t->norms, t->norm_count, m, &room, s, &s, r->err);
         if (st == QC_OK && s.len == 0)
-            st = qc_error_set(r->err, QC_ERR_UNSUPPORTED, __FILE__, __LINE__,
-                              "the added token '%s' is empty once it is normalized",
-                              a->content.text);
+            st = QC_ERROR(r->err, QC_ERR_UNSUPPORTED,
+                          "the added token '%s' is empty once it is normalized", a->content.text);
         if (st == QC_OK)
             st = qc_arena_strndup(&t->arena, &text, s.text, s.len, r->err);
         if (st == QC_OK)

@@ -326,10 +326,10 @@ qc_status qc_pattern_compile(qc_pattern **out, const char *regex, qc_error *err)
     qc_strbuf_init(&text, PATTERN_MAX);
     qc_status st = translate(&r);
     if (st == QC_ERR_NOMEM && text.len > PATTERN_MAX - PATTERN_MAX / 8)
-        st = qc_error_set(err, QC_ERR_UNSUPPORTED, __FILE__, __LINE__,
-                          "a pattern of the tokenizer with %zu bytes is too long: written for "
-                          "PCRE2 it would have more than %zu",
-                          strlen(regex), PATTERN_MAX);
+        st = QC_ERROR(err, QC_ERR_UNSUPPORTED,
+                      "a pattern of the tokenizer with %zu bytes is too long: written for "
+                      "PCRE2 it would have more than %zu",
+                      strlen(regex), PATTERN_MAX);
     if (st == QC_OK)
         st = create(out, 0, err);
     if (st == QC_OK)

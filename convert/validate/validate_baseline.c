@@ -37,7 +37,8 @@ qc_status qc_validate_baseline_text(const qc_validate_report *r, qc_strbuf *out,
             continue;
         if (!isfinite(l->weight_error) || !isfinite(l->output_error))
             QC_FAIL(err, QC_ERR_CHECK,
-                    "--save-baseline: the errors of '%s' are no numbers to compare with",
+                    "--save-baseline: the errors of '%s' are not finite, so no later run could be "
+                    "compared with them",
                     l->pair->name);
         qc_json_member_begin_row(&w);
         qc_json_member_string(&w, "name", l->pair->name);
@@ -77,7 +78,8 @@ static qc_status read_layers(qc_validate_baseline *out, qc_arena *arena, const q
     qsort(out->layers, out->layer_count, sizeof *out->layers, qc_by_text);
     for (size_t i = 1; i < out->layer_count; i++)
         if (strcmp(out->layers[i - 1].name, out->layers[i].name) == 0)
-            QC_FAIL(err, QC_ERR_INPUT, "layers: '%s' is there twice", out->layers[i].name);
+            QC_FAIL(err, QC_ERR_INPUT, "layers: expected each layer once, found '%s' twice",
+                    out->layers[i].name);
     return QC_OK;
 }
 
@@ -89,7 +91,8 @@ static qc_status read_document(qc_validate_baseline *out, qc_arena *arena, const
     if (qc_json_as_u64(qc_json_get(root, "qconv_baseline"), "qconv_baseline", &version, NULL) !=
             QC_OK ||
         version != BASELINE_VERSION)
-        QC_FAIL(err, QC_ERR_INPUT, "not a baseline of version %u, as --save-baseline writes it",
+        QC_FAIL(err, QC_ERR_INPUT,
+                "expected a baseline of version %u, as --save-baseline writes it",
                 BASELINE_VERSION);
     QC_TRY(qc_json_as_string(qc_json_get(root, "activations"), "activations", &activations, err));
     QC_TRY(qc_json_as_u64(qc_json_get(root, "seed"), "seed", &out->seed, err));
@@ -147,7 +150,7 @@ static qc_status fail_layer(judge *j, qc_validate_layer *l, const char *name, co
     return QC_OK;
 }
 
-/* We test !(x <= limit), so that a NaN fails. */
+/* The test is !(x <= limit), so that a NaN fails. */
 static qc_status limit(judge *j, qc_validate_layer *l, const char *what, double x, double most,
                        const char *whose, qc_error *err)
 {
@@ -210,7 +213,7 @@ static qc_status judge_missing(judge *j, const qc_validate_pairs *pairs, qc_erro
     for (size_t i = 0; i < j->base->layer_count; i++) {
         const char *name = j->base->layers[i].name;
         if (!bsearch(&name, names, pairs->count, sizeof *names, qc_by_text))
-            QC_TRY(fail_layer(j, NULL, name, "is in the baseline, but not quantized here", err));
+            QC_TRY(fail_layer(j, NULL, name, "is in the baseline, but is not quantized here", err));
     }
     return QC_OK;
 }

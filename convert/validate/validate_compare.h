@@ -7,7 +7,7 @@
 #include "kernels/matmul_tuning.h"
 #include "quant/quant_form.h"
 
-/* What numbers miss those that they are compared with by. A NaN among them stays. */
+/* How far numbers are from those that they are compared with. A NaN among them stays. */
 typedef struct {
     double ee, xx, max; /* sums of squares of errors and of the others; the largest error */
 } qc_validate_sums;
@@ -17,12 +17,12 @@ typedef struct {
  * weights (or, where there is no cuBLAS, sums in double that are rounded), and S are sums in double
  * of the quantized weights. */
 typedef struct {
-    uint64_t m, first; /* the question: rows [first, first + m) of x, and whether to time them */
+    uint64_t m, first; /* asked: rows [first, first + m) of x, and whether to time them */
     int timed;
-    const char *path;     /* "gemv", ... */
-    double seconds;       /* median; 0: not timed */
-    double fp16_seconds;  /* likewise; 0 without cuBLAS */
-    double floor_seconds; /* no implementation is faster, by the measured memory and tensor cores */
+    const char *path;        /* "gemv", ... */
+    double seconds;          /* median; 0: not timed */
+    double fp16_seconds;     /* likewise; 0 without cuBLAS */
+    double floor_seconds;    /* the least time on the memory and tensor cores as measured */
     qc_validate_sums output; /* of Y, beside Z */
     qc_validate_sums kernel; /* of Y, beside S */
     uint64_t outputs;        /* how many were looked at */

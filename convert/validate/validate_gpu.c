@@ -11,7 +11,8 @@
 static qc_status leave_out(qc_validate_gpu *g, const char *why, qc_arena *arena, qc_error *err)
 {
     return qc_arena_printf(arena, &g->left_out, err,
-                           "left out: the GPU's kernels and their times against fp16 (%s)", why);
+                           "the GPU's kernels, and their times against fp16, were left out (%s)",
+                           why);
 }
 
 qc_status qc_validate_gpu_open(qc_validate_gpu *g, const qc_call *call, const qc_product_options *o,
@@ -41,7 +42,8 @@ qc_status qc_validate_gpu_open(qc_validate_gpu *g, const qc_call *call, const qc
     QC_TRY(qc_arena_printf(arena, &g->name, err, "%s (%s)", g->device_name, g->device.name));
     const char *no_gemm = g->validator->no_gemm(g->comparer);
     if (no_gemm)
-        return qc_arena_printf(arena, &g->left_out, err, "left out: times of fp16 (%s)", no_gemm);
+        return qc_arena_printf(arena, &g->left_out, err, "the times of fp16 were left out (%s)",
+                               no_gemm);
     return QC_OK;
 }
 

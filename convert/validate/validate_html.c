@@ -196,8 +196,8 @@ static double y_of(const plot *g, double v)
     return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM);
 }
 
-/* The values that the axis shows a number at: 1, 2 and 5 times powers of ten, in a large range only
- * the powers of ten, or whole steps of a linear axis. Returns how many there are. */
+/* Finds the values that the axis shows a number at: 1, 2 and 5 times powers of ten, in a large
+ * range only the powers of ten, or whole steps of a linear axis. Returns how many there are. */
 static unsigned find_ticks(const plot *g, double ticks[TICKS])
 {
     static const double steps[] = {1.0, 2.0, 5.0};
@@ -329,7 +329,7 @@ static void add_summary(page *p)
         PUT(p, ": <span class=\"no\">%zu not good enough</span>", r->failure_count);
     else if (r->baseline || r->max_error > 0.0)
         PUT(p, ": <span class=\"yes\">passed</span>");
-    PUT(p, "</h1>\n<p>%zu of %zu quantized layers measured on ", r->measured, r->quantized);
+    PUT(p, "</h1>\n<p>%zu of %zu quantized layers were measured on ", r->measured, r->quantized);
     qc_html_escape(p->out, r->device);
     PUT(p, " in %s; %" PRIu64 " rows of ", qc_text_seconds(seconds, r->seconds), r->rows);
     if (r->activations)
@@ -368,7 +368,7 @@ static void add_lists(page *p)
         if (!why)
             continue;
         if (others++ == 0)
-            PUT(p, "<h2>Not as the others</h2>\n<ul>\n");
+            PUT(p, "<h2>Measured another way, or not compared</h2>\n<ul>\n");
         add_item(p, l->pair->name, why);
     }
     if (others)
@@ -422,30 +422,32 @@ qc_status qc_validate_html(const qc_validate_report *r, qc_arena *arena, qc_strb
 {
     const plot plots[] = {
         {.title = "Output error",
-         .note = "What the layer multiplies to, against the 16-bit weights: relative, over all "
-                 "outputs.",
+         .note = "How far the outputs of a layer are from those of the 16-bit weights: relative, "
+                 "over all outputs.",
          .error = offsetof(qc_validate_layer, output_error),
          .percent = 1,
          .log = 1,
          .limit = r->max_error},
         {.title = "Weight error",
-         .note = "Relative, over all weights (Frobenius norms).",
+         .note = "How far the weights are from those of the model: relative, over all weights "
+                 "(Frobenius norms).",
          .error = offsetof(qc_validate_layer, weight_error),
          .percent = 1,
          .log = 1},
         {.title = "Error of the kernel itself",
-         .note = "Its result against sums in double of the same quantized weights.",
+         .note =
+             "How far the kernel's result is from sums in double of the same quantized weights.",
          .error = offsetof(qc_validate_layer, kernel_error),
          .percent = 1,
          .log = 1},
         {.title = "Speed-up over fp16",
-         .note = "Time of cuBLAS with the 16-bit weights over time with the quantized ones, by "
-                 "rows of activations at once.",
+         .note = "The time of cuBLAS with the 16-bit weights over the time with the quantized "
+                 "ones, by the rows of activations that are multiplied at once.",
          .by_m = 1,
          .limit = 1.0},
         {.title = "Share of the roof",
-         .note = "The least time that this GPU's memory and tensor cores, as measured, would "
-                 "need, over the time taken.",
+         .note = "The least time that this GPU's memory and tensor cores, as measured, would need, "
+                 "over the time that was taken.",
          .by_m = 1,
          .roof = 1,
          .percent = 1},

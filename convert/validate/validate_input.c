@@ -131,7 +131,7 @@ qc_status qc_validate_input_make(qc_validate_input *in, const char *layer, qc_dt
     qc_free(in->x);
     in->x = NULL;
     if (qc_mul_u64(rows, cols, &bytes) || qc_mul_u64(bytes, sizeof(double), &bytes))
-        QC_FAIL(err, QC_ERR_NOMEM, "[%" PRIu64 ", %" PRIu64 "] activations are too many", rows,
+        QC_FAIL(err, QC_ERR_NOMEM, "activations [%" PRIu64 ", %" PRIu64 "] do not fit memory", rows,
                 cols);
     QC_TRY(qc_malloc(&in->x, (size_t)(rows * cols) * sizeof(uint16_t), err));
     in->dtype = dtype;
@@ -143,8 +143,9 @@ qc_status qc_validate_input_make(qc_validate_input *in, const char *layer, qc_dt
     if (in->file) {
         const qc_checkpoint_tensor *t = find(in, layer, cols);
         st = t ? captured(in, t, v, err)
-               : qc_error_set(err, QC_ERR_INTERNAL, __FILE__, __LINE__,
-                              "no activations for '%s', which was to have some", layer);
+               : QC_ERROR(err, QC_ERR_INTERNAL,
+                          "there are no activations for '%s', although some were found before",
+                          layer);
     } else {
         for (uint64_t r = 0; r < rows; r++) {
             normal_row(in->seed, r, cols, v);

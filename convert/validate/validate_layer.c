@@ -60,7 +60,7 @@ double qc_validate_ratio(double error, double size)
     return sqrt(error / size);
 }
 
-/* The largest error over the root mean square of what it is compared with. */
+/* Returns the largest error over the root mean square of what it is compared with. */
 static double relative(const qc_validate_sums *s, double count)
 {
     return s->max == 0.0 ? 0.0 : s->max / sqrt(s->xx / count);
@@ -85,7 +85,7 @@ static double rounded(qc_dtype dtype, double v)
     return qc_f64_of_half(dtype, dtype == QC_DTYPE_BF16 ? qc_bf16_from_f64(v) : qc_f16_from_f64(v));
 }
 
-/* Is e larger, or NaN? A NaN must not be lost on the way. */
+/* Is e larger, or a NaN? A NaN must not get lost. */
 static int exceeds(double e, double most)
 {
     return e > most || (isnan(e) && !isnan(most));
@@ -179,9 +179,8 @@ static qc_status work(qc_team *team, unsigned index, void *ctx, qc_error *err)
         uint64_t end = n - first < j->share ? n : first + j->share;
         for (uint64_t at = first; st == QC_OK && at < end; at += j->step) {
             uint64_t count = end - at < j->step ? end - at : j->step;
-            if (qc_team_stopped(team))
-                st = qc_error_set(err, QC_ERR_INTERRUPTED, __FILE__, __LINE__, "interrupted");
-            else
+            st = qc_check_stopped(team, err);
+            if (st == QC_OK)
                 st = step_rows(j, &b, at, count, err);
         }
         if (st == QC_OK)
@@ -203,11 +202,12 @@ static qc_status prepare(job *j, qc_error *err)
     size_t size = 0;
     if (qc_mul_u64(groups * QC_MATMUL_PACK_ROWS * sizeof(double), k, &bytes) ||
         qc_u64_to_size(bytes, &size))
-        QC_FAIL(err, QC_ERR_NOMEM, "tensor '%s' is too wide", j->pair->name);
+        QC_FAIL(err, QC_ERR_NOMEM, "the activations for tensor '%s' do not fit memory",
+                j->pair->name);
     QC_TRY(qc_malloc_aligned(&j->packed, 64, size, err));
     qc_matmul_double_pack(j->in->x, j->in->dtype, rows, k, k, j->packed);
     if (qc_mul_u64(n, rows * sizeof *j->y, &bytes) || qc_u64_to_size(bytes, &size))
-        QC_FAIL(err, QC_ERR_NOMEM, "tensor '%s' has too many rows", j->pair->name);
+        QC_FAIL(err, QC_ERR_NOMEM, "the outputs of tensor '%s' do not fit memory", j->pair->name);
     QC_TRY(qc_malloc(&j->y, size, err));
     QC_TRY(qc_calloc(&j->rows, (size_t)n, sizeof *j->rows, err));
     /* A thread reads its share from front to back, so a compressed model is decoded about once. */

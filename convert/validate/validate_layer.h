@@ -48,7 +48,7 @@ typedef struct {
     const qc_validate_pair *pair;
     const char *why_not; /* why it was not measured, or NULL if it was */
     const char *device;  /* "cpu", "cuda:0" */
-    const char *note;    /* NULL, or why another device than for the rest was used */
+    const char *note;    /* NULL, or why it was measured on another device than the rest */
     qc_dtype x_dtype;
     double weight_error, weight_max;
     uint64_t max_row, max_col; /* where it is in the tensor of MODEL */
@@ -60,7 +60,7 @@ typedef struct {
     const char *failure; /* clauses that say which limits were exceeded; NULL: none */
 } qc_validate_layer;
 
-/* The time of fp16 over the kernel's; NaN if fp16 was not timed. */
+/* Returns the time of fp16 over the kernel's; NaN if fp16 was not timed. */
 double qc_validate_speedup(const qc_validate_time *t);
 /* Sets the output and kernel errors from the sums over so many outputs. */
 void qc_validate_set_errors(qc_validate_layer *l, const qc_validate_sums *output,
@@ -69,7 +69,7 @@ void qc_validate_set_errors(qc_validate_layer *l, const qc_validate_sums *output
 double qc_validate_sqnr(double weight_error);
 /* sqrt(error / size), of sums of squares. 0 / 0 counts as 0. */
 double qc_validate_ratio(double error, double size);
-/* The dtype in which a weight of this type is multiplied: F16 or BF16. */
+/* Returns the dtype in which a weight of this type is multiplied: F16 or BF16. */
 qc_dtype qc_validate_x_dtype(qc_dtype weight);
 
 typedef struct {

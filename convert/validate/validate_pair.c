@@ -40,8 +40,8 @@ static qc_status sort_manifest(matcher *m, const qc_manifest *manifest, qc_error
     return QC_OK;
 }
 
-/* The name of the tensor that a weight was made from, by the manifest. It is the weight's own name
- * if the manifest does not say. */
+/* Returns the name of the tensor that a weight was made from, by the manifest. It is the weight's
+ * own name if the manifest does not say. */
 static const char *source_of(const matcher *m, const char *name)
 {
     qc_manifest_tensor key = {.name = name};
@@ -57,7 +57,7 @@ static qc_status shapes_differ(const matcher *m, const qc_validate_pair *p, cons
 {
     char ours[QC_SHAPE_TEXT_BYTES], theirs[QC_SHAPE_TEXT_BYTES];
     QC_FAIL(err, QC_ERR_CHECK,
-            "%s: tensor '%s' is %s, in %s it is %s%s: one was not made from the other",
+            "%s: tensor '%s' is %s, but in %s it is %s%s, so one was not made from the other",
             m->output->path, p->name, qc_text_shape(ours, p->stored->dims, p->stored->ndim),
             m->model->path, qc_text_shape(theirs, dims, ndim),
             p->transpose ? " and is to be transposed" : "");
@@ -79,7 +79,7 @@ static qc_status match(const matcher *m, qc_validate_pair *p, qc_error *err)
     p->source = t->name;
     p->model_tensor = (uint32_t)(t - m->model->tensors);
     if (m->in_model.weights[p->model_tensor]) {
-        p->why_not = "it is quantized in the model, too";
+        p->why_not = "it is quantized in the model as well";
         return QC_OK;
     }
     const uint64_t *dims = t->dims;
@@ -91,12 +91,13 @@ static qc_status match(const matcher *m, qc_validate_pair *p, qc_error *err)
         ndim = p->coded->ndim;
         p->dtype = p->coded->dtype;
     } else if (!qc_dtype_is_quantizable(t->dtype)) {
-        p->why_not = "its source is of a type that is not read";
+        p->why_not = "its source has a type that qconv does not read";
         return QC_OK;
     } else if (ndim > 2) {
         /* transformers writes them as [experts, in, out] while the codes are [experts, out, in],
          * and nothing in the file tells the two apart. */
-        p->why_not = "it is a stack of experts in 16 bit, whose order is not known";
+        p->why_not =
+            "it is a stack of experts in 16 bit, and the order of its dimensions is not known";
         return QC_OK;
     }
     p->transpose = !p->coded && ndim == 2 && qc_model_table_is_conv1d(m->table, t->name);
@@ -120,7 +121,7 @@ static qc_status fill(const matcher *m, uint32_t i, qc_validate_pair *p, qc_erro
     p->rows = 1;
     for (unsigned d = 0; d + 1 < s->ndim; d++)
         if (qc_mul_u64(p->rows, s->dims[d], &p->rows))
-            QC_FAIL(err, QC_ERR_SHAPE, "tensor '%s' is too large", p->name);
+            QC_FAIL(err, QC_ERR_SHAPE, "tensor '%s' has more rows than 64 bits can count", p->name);
     return match(m, p, err);
 }
 

@@ -71,7 +71,8 @@ static void put_times(const qc_validate_report *r, qc_arena *arena, qc_strbuf *o
     unsigned shown = r->m_count < TIMES_SHOWN ? r->m_count : TIMES_SHOWN;
     if (shown == 0)
         return;
-    qc_strbuf_puts(out, "\nspeed-up over fp16, by rows of activations at once\n");
+    qc_strbuf_puts(
+        out, "\nspeed-up over fp16, by the rows of activations that are multiplied at once\n");
     qc_table_begin(&t, arena, "layer");
     for (unsigned i = 0; i < shown; i++) {
         char title[32];
@@ -109,7 +110,7 @@ static void add_summary(const qc_validate_report *r, qc_strbuf *out)
 {
     const qc_validate_layer *worst = qc_validate_worst(r);
     char text[128];
-    qc_strbuf_putf(out, "\n%zu of %zu quantized layers measured on %s in %s", r->measured,
+    qc_strbuf_putf(out, "\n%zu of %zu quantized layers were measured on %s in %s", r->measured,
                    r->quantized, r->device, qc_text_seconds(text, r->seconds));
     if (r->sample && r->measured < r->comparable)
         qc_strbuf_puts(out, ", evenly spread");

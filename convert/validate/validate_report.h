@@ -36,8 +36,8 @@ typedef struct {
     double seconds;
 } qc_validate_report;
 
-/* The measured layer with the largest output error (NaN counts as the largest), or NULL if none was
- * measured. */
+/* Returns the measured layer with the largest output error (NaN counts as the largest), or NULL if
+ * none was measured. */
 const qc_validate_layer *qc_validate_worst(const qc_validate_report *r);
 
 QC_NODISCARD qc_status qc_validate_text(const qc_validate_report *r, qc_arena *arena,

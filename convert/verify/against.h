@@ -1,5 +1,5 @@
-/* Finds out whether OUT is the checkpoint MODEL, converted. This is what `qconv verify OUT
- * --against MODEL` does, tensor by tensor; docs/verify.md explains the words.
+/* Finds out whether OUT is the checkpoint MODEL, converted. `qconv verify OUT --against MODEL` does
+ * this, tensor by tensor; docs/verify.md explains the words.
  *
  * OUT may be a qconv output, compressed or not or unpacked, or a checkpoint that bitsandbytes
  * saved, which has no manifest. One pass is enough: where there is a manifest, the read that hashes
@@ -26,8 +26,8 @@ typedef enum {
 /* "equal", "cast", "quantized", "state". */
 const char *qc_against_kind_name(qc_against_kind k);
 
-/* How large the error may be, relative to what is expected. An honest output has 1, and less with
- * searched scales. */
+/* How large the error may be, relative to the expected one. An output without faults has 1, and
+ * less with searched scales. */
 #define QC_AGAINST_RATIO 1.02
 
 /* The codes of a calibrated weight make up for each other in the layer's outputs, at the price of

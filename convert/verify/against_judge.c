@@ -1,4 +1,4 @@
-/* Puts what was summed into words: which tensors of OUT are not what MODEL gives, and why. */
+/* Makes clauses of the sums: which tensors of OUT are not what MODEL gives, and why. */
 #include "convert/verify/against_internal.h"
 
 #include "base/alloc.h"
@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* For so many faulty tensors, the tensor that fits instead is looked for. */
+/* For at most this many faulty tensors, the tensor that fits instead is looked for. */
 #define FITS_TRIED 8u
 /* No form of rounding leaves such an error: these are other values altogether. */
 #define OTHER_VALUES 0.5
@@ -98,15 +98,15 @@ static qc_status add_up(qc_against_tensor *t, qc_against *a, qc_error *err)
     if (s->bad_source != UINT64_MAX) {
         place(r, s->bad_source, &row, &col);
         return qc_arena_printf(a->arena, &r->fault, err,
-                               "MODEL's weight at row %" PRIu64 ", column %" PRIu64
-                               " is not finite or has no code, but it is quantized",
+                               "the weight in MODEL at row %" PRIu64 ", column %" PRIu64
+                               " is not finite or has no code, and yet it was quantized",
                                row, col);
     }
     if (s->bad_value != UINT64_MAX) {
         place(r, s->bad_value, &row, &col);
-        return qc_arena_printf(
-            a->arena, &r->fault, err,
-            "what it decodes to at row %" PRIu64 ", column %" PRIu64 " is not finite", row, col);
+        return qc_arena_printf(a->arena, &r->fault, err,
+                               "its value at row %" PRIu64 ", column %" PRIu64 " is not finite",
+                               row, col);
     }
     r->calibrated = t->listed && t->listed->outputs != NULL;
     if (r->calibrated)
@@ -114,23 +114,25 @@ static qc_status add_up(qc_against_tensor *t, qc_against *a, qc_error *err)
     if (s->misplaced > 0) {
         place(r, s->first_misplaced, &row, &col);
         if (r->error > OTHER_VALUES)
-            return qc_arena_printf(a->arena, &r->fault, err,
-                                   "it holds other values: error %.3g where %.3g is expected",
-                                   r->error, r->expected);
-        return qc_arena_printf(a->arena, &r->fault, err,
-                               "%" PRIu64 " of its %" PRIu64
-                               " codes are not those of MODEL's weights, the first at row %" PRIu64
-                               ", column %" PRIu64 "; error %.6g where %.6g is expected",
-                               s->misplaced, r->elems, row, col, r->error, r->expected);
+            return qc_arena_printf(
+                a->arena, &r->fault, err,
+                "it holds other values: its error is %.3g where %.3g is expected", r->error,
+                r->expected);
+        return qc_arena_printf(
+            a->arena, &r->fault, err,
+            "%" PRIu64 " of its %" PRIu64
+            " codes are not those of the weights in MODEL, the first at row %" PRIu64
+            ", column %" PRIu64 "; its error is %.6g where %.6g is expected",
+            s->misplaced, r->elems, row, col, r->error, r->expected);
     }
     if (s->searched > 0 && s->searched <= s->scales / QC_AGAINST_FEW_OF && !says_searched(a)) {
         place(r, s->first_searched, &row, &col);
-        return qc_arena_printf(a->arena, &r->fault, err,
-                               "%" PRIu64 " of its %" PRIu64
-                               " scales are not the largest value of their weights in MODEL, as "
-                               "all others are, the first of the weights from row %" PRIu64
-                               ", column %" PRIu64,
-                               s->searched, s->scales, row, col);
+        return qc_arena_printf(
+            a->arena, &r->fault, err,
+            "%" PRIu64 " of its %" PRIu64
+            " scales are not the largest value of their weights in MODEL, while all others are; "
+            "the first is the scale of the weights from row %" PRIu64 ", column %" PRIu64,
+            s->searched, s->scales, row, col);
     }
     double few = s->scales > 0 ? 1.0 / (double)s->scales : 0.0;
     if (!(r->ratio <= QC_AGAINST_RATIO + few) &&
@@ -150,10 +152,11 @@ static qc_status find_difference(qc_against_tensor *t, qc_against *a, qc_error *
     uint64_t bits = qc_dtype_bits(t->row.dtype);
     uint64_t i = bits >= 8 ? t->first_differs / (bits / 8) : t->first_differs;
     uint64_t cols = columns(&t->row) ? columns(&t->row) : 1;
-    return qc_arena_printf(
-        a->arena, &t->row.fault, err,
-        "it is not %s, first at element %" PRIu64 " (row %" PRIu64 ", column %" PRIu64 ")",
-        t->row.kind == QC_AGAINST_CAST ? "MODEL's, cast" : "that of MODEL", i, i / cols, i % cols);
+    return qc_arena_printf(a->arena, &t->row.fault, err,
+                           "it is not %s; the first difference is at element %" PRIu64
+                           " (row %" PRIu64 ", column %" PRIu64 ")",
+                           t->row.kind == QC_AGAINST_CAST ? "that of MODEL, cast" : "that of MODEL",
+                           i, i / cols, i % cols);
 }
 
 /* Checks the digest of the source's bytes that the manifest remembers. */
@@ -170,11 +173,11 @@ static qc_status check_source(qc_against_tensor *t, qc_against *a, qc_against_re
     if (!said)
         return qc_arena_printf(a->arena, &t->row.fault, err,
                                "the bytes of '%s' are not those that it was made from: MODEL has "
-                               "changed since, or is another",
+                               "changed since, or it is another model",
                                t->row.source);
     return qc_arena_printf(a->arena, &t->row.fault, err,
-                           "%s; nor are the bytes of '%s' those that it was made from: MODEL has "
-                           "changed since, or is another",
+                           "%s; the bytes of '%s' are not those that it was made from either: "
+                           "MODEL has changed since, or it is another model",
                            said, t->row.source);
 }
 
@@ -252,8 +255,7 @@ static qc_status search(qc_against *a, qc_against_scratch *s, const qc_against_t
             if (c.row.elems == 0 || (i == t->model_tensor && transpose == t->row.transpose) ||
                 (transpose && i != t->model_tensor && !t->row.transpose))
                 continue;
-            if (qc_interrupted())
-                QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
+            QC_TRY(qc_check_interrupted(err));
             tried++;
             qc_status st = qc_against_read(s, &c, 0, n, 0, &source, err);
             if (st == QC_ERR_NONFINITE)
@@ -351,7 +353,8 @@ qc_status qc_against_judge(qc_against *a, qc_against_result *r, qc_error *err)
     }
     for (size_t i = 0; i < r->missing_count; i++) {
         if (!r->missing[i].why)
-            QC_TRY(first_fault(r, a->arena, r->missing[i].name, "MODEL has it, OUT does not", err));
+            QC_TRY(first_fault(r, a->arena, r->missing[i].name, "MODEL has it, but OUT does not",
+                               err));
     }
     for (size_t i = 0; i < n; i++) {
         const qc_against_tensor *t = &a->tensors[a->by_name[i]];

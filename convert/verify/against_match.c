@@ -51,7 +51,7 @@ static qc_status shapes_differ(const matcher *m, qc_against_tensor *t, const uin
                                unsigned ndim)
 {
     char ours[QC_SHAPE_TEXT_BYTES], theirs[QC_SHAPE_TEXT_BYTES];
-    return fault(m->a, t, m->err, "it is %s, in MODEL '%s' is %s%s",
+    return fault(m->a, t, m->err, "it is %s, but '%s' in MODEL is %s%s",
                  qc_text_shape(ours, t->row.dims, t->row.ndim), t->row.source,
                  qc_text_shape(theirs, dims, ndim),
                  t->row.transpose ? " and is to be transposed" : "");
@@ -83,7 +83,7 @@ static qc_status set_form(const matcher *m, qc_against_tensor *t)
     qc_st_cursor *cursor = NULL;
     if (qc_stored_block(s)) {
         if (!qc_block_size_valid(s->block_elems))
-            return fault(m->a, t, m->err, "blocks of %llu weights are not read",
+            return fault(m->a, t, m->err, "qconv does not read blocks of %llu weights",
                          (unsigned long long)s->block_elems);
         form.block_elems = (uint32_t)s->block_elems;
     }
@@ -99,7 +99,8 @@ static qc_status set_form(const matcher *m, qc_against_tensor *t)
     form.code_map = map;
     qc_check_init(&t->check, &form);
     if (!s->fp4 && t->check.mapped)
-        return fault(m->a, t, m->err, "the values of its codes, quant_map, are not those of NF4");
+        return fault(m->a, t, m->err,
+                     "its quant_map, which has the values of its codes, is not that of NF4");
     return QC_OK;
 }
 
@@ -125,7 +126,7 @@ static qc_status match_quantized(const matcher *m, qc_against_tensor *t)
     r->transpose = !t->coded && ndim == 2 && qc_model_table_is_conv1d(m->table, from->name);
     t->through = from->dtype;
     if (!t->coded && !qc_dtype_is_quantizable(from->dtype))
-        return fault(m->a, t, m->err, "in MODEL it is %s, which is not quantized",
+        return fault(m->a, t, m->err, "in MODEL it is %s, which cannot be quantized",
                      qc_dtype_name(from->dtype));
     if (!same_shape(r, dims, ndim))
         return shapes_differ(m, t, dims, ndim);
@@ -138,7 +139,7 @@ static qc_status match_quantized(const matcher *m, qc_against_tensor *t)
     return set_form(m, t);
 }
 
-/* Refuses integers whose codes nothing here compares with the weights they stand for. */
+/* Refuses integers whose codes are not compared here with the weights they stand for. */
 static qc_status refuse_integers(const matcher *m, qc_against_tensor *t, const qc_coded_weight *w)
 {
     const qc_checkpoint_tensor *to = &m->a->output->tensors[t->out_tensor];
@@ -146,15 +147,15 @@ static qc_status refuse_integers(const matcher *m, qc_against_tensor *t, const q
     const char *name = NULL, *why = w->group_index != QC_NO_TENSOR ? "with act-order"
                                     : w->zeros != QC_NO_TENSOR     ? "with zero points"
                                     : w->tile_rows > 1             ? "with one scale"
-                                                                   : "in rows of no whole words";
+                                                       : "in rows that do not fill whole words";
     memcpy(t->row.dims, w->dims, sizeof w->dims);
     t->row.ndim = w->ndim;
     if (!same_shape(&t->row, from->dims, from->ndim))
         return shapes_differ(m, t, from->dims, from->ndim);
     QC_TRY(qc_integers_name(&name, m->a->arena, w, m->err));
     QC_FAIL(m->err, QC_ERR_UNSUPPORTED,
-            "%s: tensor '%s' is %s %s, which is not compared with the weights it was made from; "
-            "'qconv eval --against' compares what the two models compute",
+            "%s: tensor '%s' is %s %s, which qconv does not compare with the weights it was made "
+            "from; 'qconv eval --against' compares what the two models compute",
             m->a->output->path, to->name, name, why);
 }
 
@@ -207,7 +208,7 @@ static qc_status match_plain(const matcher *m, qc_against_tensor *t)
         return shapes_differ(m, t, dims, ndim);
     if (!qc_dtype_is_quantizable(to->dtype) ||
         (!t->coded && !t->packed && !qc_dtype_is_quantizable(from->dtype)))
-        return fault(m->a, t, m->err, "it is %s, in MODEL it is %s", qc_dtype_name(to->dtype),
+        return fault(m->a, t, m->err, "it is %s, but in MODEL it is %s", qc_dtype_name(to->dtype),
                      qc_dtype_name(from->dtype));
     return QC_OK;
 }
@@ -286,7 +287,7 @@ static qc_status match_one(const matcher *m, uint32_t i)
     m->used[t->model_tensor] = 1;
     if (module > 0 && a->model->tensors[t->model_tensor].dtype != to->dtype) {
         r->scheme = "keep";
-        return fault(a, t, m->err, "it holds codes, and there is no weight_scale beside it");
+        return fault(a, t, m->err, "it holds codes, but there is no weight_scale beside it");
     }
     return r->kind == QC_AGAINST_QUANTIZED ? match_quantized(m, t) : match_plain(m, t);
 }
@@ -310,7 +311,7 @@ static qc_status set_pieces(const matcher *m, qc_against_tensor *t)
         QC_FAIL(m->err, QC_ERR_NOMEM, "tensor '%s' is too large", t->row.name);
     if (qc_form_by_rows(&t->check.form) && t->row.kind == QC_AGAINST_QUANTIZED && t->cols &&
         piece % t->cols != 0 && count > 1)
-        return fault(a, t, m->err, "its pieces in the manifest are no whole rows");
+        return fault(a, t, m->err, "its pieces in the manifest do not consist of whole rows");
     t->piece_bytes = piece;
     t->piece_count = (uint32_t)count;
     if (t->row.kind == QC_AGAINST_QUANTIZED) {

@@ -99,13 +99,6 @@ static uint64_t step_elems(const qc_against_tensor *t)
     return n; /* a multiple of every block size */
 }
 
-static qc_status look_for_interrupt(qc_error *err)
-{
-    if (qc_interrupted())
-        QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
-    return QC_OK;
-}
-
 /* ---- scales ---------------------------------------------------------------------------------- */
 
 /* Reads scales [first, first + n) of a quantized weight of a checkpoint, as a loader has them, to
@@ -357,7 +350,7 @@ static qc_status take_bytes(work *w, uint64_t begin, uint64_t end, int compare, 
     const qc_checkpoint_tensor *from = &model->tensors[w->t->model_tensor];
     for (uint64_t at = begin, n = 0; at < end; at += n) {
         n = end - at < STEP_BYTES ? end - at : STEP_BYTES;
-        QC_TRY(look_for_interrupt(err));
+        QC_TRY(qc_check_interrupted(err));
         QC_TRY(qc_against_room(&w->s->raw, n, err));
         QC_TRY(qc_checkpoint_read(model, w->s->source, from, at, w->s->raw.data, (size_t)n, err));
         if (w->t->sources)
@@ -376,7 +369,7 @@ static qc_status compare_cast(work *w, qc_error *err)
     for (uint64_t first = begin; first < end; first += step) {
         uint64_t n = end - first < step ? end - first : step, overflow = 0;
         const void *source = NULL;
-        QC_TRY(look_for_interrupt(err));
+        QC_TRY(qc_check_interrupted(err));
         QC_TRY(qc_against_read(w->s, w->t, first, n, w->hash, &source, err));
         QC_TRY(qc_against_room(&w->s->cast, n * each, err));
         ops->cast(source, qc_against_read_dtype(w->t), n, w->s->cast.data, w->t->row.dtype,
@@ -414,7 +407,7 @@ static qc_status check_step(const work *w, const void *source, uint64_t skip, ui
     return QC_OK;
 }
 
-/* Handles elements of a source in FP8 or MXFP4 that could not even be read, because they are not
+/* Handles elements of a source in FP8 or MXFP4 that could not be read, because they are not
  * finite. */
 static qc_status take_nonfinite(const work *w, uint64_t at, qc_status st, qc_error *err)
 {
@@ -442,7 +435,7 @@ static qc_status compare_quantized(work *w, qc_error *err)
         uint64_t n = end - first < step ? end - first : step;
         const void *source = NULL;
         qc_check_sums sums;
-        QC_TRY(look_for_interrupt(err));
+        QC_TRY(qc_check_interrupted(err));
         qc_status st = qc_against_read(w->s, t, first, n, w->hash, &source, err);
         if (st != QC_OK) {
             QC_TRY(take_nonfinite(w, first - begin, st, err));

@@ -99,9 +99,8 @@ static qc_status read_pieces(qc_team *team, unsigned index, void *ctx, qc_error 
         const qc_checkpoint_tensor *c = &a->output->tensors[t->out_tensor];
         uint64_t at = l->units[i].piece * t->piece_bytes;
         uint64_t n = c->bytes - at < t->piece_bytes ? c->bytes - at : t->piece_bytes;
-        if (qc_team_stopped(team))
-            st = qc_error_set(err, QC_ERR_INTERRUPTED, __FILE__, __LINE__, "interrupted");
-        else
+        st = qc_check_stopped(team, err);
+        if (st == QC_OK)
             st = qc_checkpoint_read(a->output, cursor, c, at, buf, (size_t)n, err);
         if (st == QC_OK)
             st = qc_against_piece(a, t, at, buf, (size_t)n, err);
@@ -167,8 +166,8 @@ static qc_status open_output(qc_against *a, qc_error *err)
     return qc_stored_add_integers(&a->in_output, a->arena, a->output, &a->out_coded, err);
 }
 
-/* Reports an OUT that is no checkpoint (any more). If it has a manifest, it was one once: then
- * r->scan says what became of it, and the status is QC_OK. */
+/* Reports an OUT that is not a checkpoint. If it has a manifest, it was one once: then r->scan says
+ * what became of it, and the status is QC_OK. */
 static qc_status tell_damage(qc_against *a, qc_status st, qc_against_result *r, qc_error *err)
 {
     qc_scan_options so = {.threads = a->threads};
@@ -211,7 +210,7 @@ qc_status qc_against_run(qc_against_result *result, const qc_call *call,
     memset(result, 0, sizeof *result);
     result->has_manifest = manifest != NULL;
     if (pthread_mutex_init(&a.lock, NULL) != 0)
-        QC_FAIL(err, QC_ERR_NOMEM, "no room for a lock");
+        QC_FAIL(err, QC_ERR_NOMEM, "no lock could be made");
     qc_status st = run(&a, result, err);
     /* Names live in the checkpoints, and the rows outlive those. */
     for (size_t i = 0; st == QC_OK && i < result->count; i++) {

@@ -139,7 +139,7 @@ static qc_status check_index(scan *s, qc_error *err)
         listed++;
     if (listed == m->file_count) {
         if (m->shard_count > 1)
-            return problem(s, err, name, "several shards but no index");
+            return problem(s, err, name, "there are several shards, but no index");
         return QC_OK;
     }
     qc_path_kind kind = QC_PATH_MISSING;
@@ -151,7 +151,7 @@ static qc_status check_index(scan *s, qc_error *err)
     size_t entries = 0;
     qc_status st = count_entries(path, &entries, &why);
     if (st == QC_OK && entries != m->tensor_count)
-        return problem(s, err, name, "it lists %zu tensor%s, the manifest has %zu", entries,
+        return problem(s, err, name, "it lists %zu tensor%s, but the manifest has %zu", entries,
                        qc_plural(entries), m->tensor_count);
     if (st != QC_OK && st != QC_ERR_NOMEM && st != QC_ERR_IO)
         return problem(s, err, name, "%s", why.msg);
@@ -357,10 +357,9 @@ static qc_status scan_worker(qc_team *team, unsigned index, void *ctx, qc_error 
     if (st == QC_OK)
         st = qc_malloc_aligned(&content, 4096, s->max_content, err);
     while (st == QC_OK) {
-        if (qc_team_stopped(team)) {
-            st = qc_error_set(err, QC_ERR_INTERRUPTED, __FILE__, __LINE__, "interrupted");
+        st = qc_check_stopped(team, err);
+        if (st != QC_OK)
             break;
-        }
         uint64_t i = atomic_fetch_add(&s->next, 1);
         if (i >= s->unit_count)
             break;

@@ -16,8 +16,9 @@
 /* The table per kind has at most this many rows, one for each scheme and each cast. */
 #define KINDS_MOST 32u
 
-/* Begins the object with what all of them have: of what it is, and whether anything is wrong. other
- * is the second path, which has the name `key`; without a key there is none. */
+/* Begins the object with the members that all of them have: which path it is about, and whether
+ * anything is wrong. other is the second path, a member with the name `key`; without a key there is
+ * none. */
 static void begin_json(qc_json_writer *w, const qc_call *call, const char *verb, const char *key,
                        const char *other, uint64_t problems, const qc_scan_problem *first)
 {

@@ -391,7 +391,7 @@ class Planted(Against):
             values = mk.decode("BF16", s[name][2])
             s[name] = ("BF16", s[name][1],
                        mk.encode("BF16", [v + rng.gauss(0, 2e-4) for v in values]))
-        for form, answer, _ in self.planted(change, name, "codes are not those of MODEL",
+        for form, answer, _ in self.planted(change, name, "codes are not those of the weights in MODEL",
                                             faulty=[name]):
             row = self.row(answer, name)
             self.assertGreater(row["misplaced"], 100, form)
@@ -421,7 +421,7 @@ class Planted(Against):
         self.model(changed, config=CONFIG, name="m2")
         for form in FORMS:
             self.ok("-q", *form, "m", "o")
-            answer, _ = self.is_not(L % 1 + Q, "MODEL has changed since, or is another",
+            answer, _ = self.is_not(L % 1 + Q, "MODEL has changed since, or it is another model",
                                     against="m2")
             self.assertEqual(self.faulty(answer), [L % 1 + Q])
             shutil.rmtree(self.path("o"))
@@ -564,7 +564,7 @@ class Names(Against):
         name = L % 1 + UP
         less = {n: t for n, t in self.source.items() if n != name}
         self.bare("--to", "nf4", source=less)
-        answer, _ = self.is_not(name, "MODEL has it, OUT does not", out="b")
+        answer, _ = self.is_not(name, "MODEL has it, but OUT does not", out="b")
         self.assertEqual(answer["missing"], [{"name": name, "explained": None}])
         self.model(less, config=CONFIG, name="less")
         self.bare("--to", "nf4")

@@ -123,7 +123,7 @@ class AutoSplit(OutputCase):
         mk.write_checkpoint(self.path("odd"), {
             name: ("BF16", shape, None) for name, shape in shapes(896)}, {**CONFIG, "intermediate_size": 896})
         two = ["--vram", "2x100MB", "--tp", "2"]
-        self.assertIn("its number of scales, 7 does not divide by 2",
+        self.assertIn("its number of scales, 7, is not a multiple of 2",
                       self.fails(3, "plan", "--to", "int4", *two, self.path("odd")))
         auto = self.plan(*AUTO, *two, "--explain", model=self.path("odd"))["auto"]
         self.assertEqual(set(auto["uniform"]), {"int4-32", "int8", "16bit"})
@@ -175,8 +175,8 @@ class AutoSplit(OutputCase):
         for command in (["plan"], []):
             said = self.fails(2, *command, "--to", "auto", "--vram", "2x1GB", "--tp", "2", self.source,
                               *([] if command else [self.path("o")]))
-            self.assertIn("needs --format compressed-tensors: vLLM does not split weights in bitsandbytes'",
-                          said)
+            self.assertIn("needs --format compressed-tensors, because vLLM does not split weights in "
+                          "bitsandbytes'", said)
 
 
 if __name__ == "__main__":

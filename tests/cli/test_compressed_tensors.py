@@ -174,7 +174,7 @@ class CompressedTensors(OutputCase):
         self.assertTrue(json.loads(self.ok("verify", "--json", "o"))["ok"])
         self.assertEqual(report["manifest"]["to"], "auto")
         self.usage("--to", "auto", "--format", "compressed-tensors", "--vram", "8GB", "--schemes",
-                   "nf4", "m", "p", has="none of int4, int4-32, int8 and 16bit")
+                   "nf4", "m", "p", has="some of int4, int4-32, int8 and 16bit")
 
     def test_kept(self):
         """Rows that are not whole groups or words stay as they are, and say why."""
@@ -569,7 +569,7 @@ class Others(OutputCase):
                 (Weight(random.Random(3), 64, 128, 8, 1, single=True, symmetric=True), int_quantized,
                  {"symmetric": True, "single": True}, None, "w8a8 with one scale"),
                 (Weight(random.Random(3), 64, 63, 4, 3, symmetric=True), pack_quantized,
-                 {"symmetric": True}, None, "w4a16 in rows of no whole words"),
+                 {"symmetric": True}, None, "w4a16 in rows that do not fill whole words"),
                 (Weight(random.Random(3), 64, 128, 4, 2), gptq, {},
                  {"quant_method": "gptq", "bits": 4}, "gptq with act-order"),
                 (Weight(random.Random(3), 64, 128, 4, 2), awq, {},

@@ -151,7 +151,7 @@ class Pairs(EvalCase):
         config["vocab_size"] = 128
         self.model(tensors, config=config, name="half")
         self.fails(3, "eval", "out", "--against", "half", "--text", "t.txt",
-                   has=["vocabulary of 256", "half one of 128", "cannot be compared"])
+                   has=["vocabulary of 256", "half has one of 128", "cannot be compared"])
 
     def test_documented(self):
         text = section(page("eval.md"), "`qconv eval --json`")

@@ -291,7 +291,7 @@ class CompressedTensors(Integers):
              ["weight_g_idx", "column 0 is in group 2", "0 to 1"]),
             ({"weight_g_idx": ("I32", [64], i32([0] * 33 + [1] * 31))}, loose,
              ["weight_g_idx", "group 0 has 33 columns", "32"]),
-            ({"weight": ("BF16", [32, 64], bytes(4096))}, fit, [Q, "same weight packed"]),
+            ({"weight": ("BF16", [32, 64], bytes(4096))}, fit, [Q, "same weight, plain and packed"]),
         ]
         for number, (bad, config, says) in enumerate(cases):
             with self.subTest(number=number, says=says):
@@ -501,7 +501,7 @@ class Gptq(Integers):
                                 (awq(w), {"quant_method": "awq", "version": "gemv"})):
             self.model_of(tensors, config)
             for to in ("bf16", "nf4"):
-                self.fails(3, "--to", to, "m", "o", has=[M, "packed by", "form that is not read"])
+                self.fails(3, "--to", to, "m", "o", has=[M, "packed by", "form that qconv does not read"])
             kept = self.convert("--to", "keep", "m", "kept")
             self.assertEqual({n: kept[n] for n in tensors}, tensors)
             shutil.rmtree(self.path("kept"))

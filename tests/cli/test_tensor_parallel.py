@@ -95,7 +95,7 @@ class TensorParallel(OutputCase):
                 (["--to", "int8", "--block-size", "64", *TWO], 3, "vLLM does not split"),
                 (["--to", "auto", *TWO], 2, "needs --format compressed-tensors"),
                 (["--vram", "3x1GB", "--tp", "3"], 3, "8 attention heads over 3 cards"),
-                (["--vram", "3x1GB", "--tp", "2"], 2, "which names 3"),
+                (["--vram", "3x1GB", "--tp", "2"], 2, "but that names 3"),
                 (["--vram", "cpu:1GB", "--tp", "1"], 2, "over GPUs only"),
                 (["--vram", "2x1GB+cpu:1GB", "--tp", "2"], 2, "over GPUs only"),
                 (["--tp", "2", "--parallel", "layers", "--vram", "2x1GB"], 2, "does not go with"),
@@ -109,7 +109,7 @@ class TensorParallel(OutputCase):
         said = self.fails(3, "plan", "--vram", "4x1GB", "--tp", "4", self.model("w4a16-group-128"))
         self.assertIn("o_proj.weight_scale': vLLM does not split it over 4 cards", said)
         said = self.fails(3, "plan", *TWO, self.model("qwen2", model_type="falcon"))
-        self.assertIn("model type 'falcon' over cards is not known", said)
+        self.assertIn("it is not known how vLLM splits model type 'falcon' over cards", said)
         said = self.fails(3, "plan", "--vram", "4x1GB", "--tp", "4", self.model(
             "llama", num_attention_heads=12, num_key_value_heads=6))
         self.assertIn("6 KV heads over 4 cards", said)
@@ -117,7 +117,7 @@ class TensorParallel(OutputCase):
         rows.append(("model.layers.0.self_attn.extra.weight", "BF16", [4, 4]))
         vllm_models.write(self.path("extra"), config, rows)
         said = self.fails(3, "plan", *TWO, self.path("extra"))
-        self.assertIn("'model.layers.0.self_attn.extra.weight': how vLLM splits it", said)
+        self.assertIn("'model.layers.0.self_attn.extra.weight': it is not known how vLLM splits it", said)
 
     def test_engines_are_asked_for_the_share_of_a_card(self):
         """SGLang's kernels take columns in 64s: half of 29,568 columns are, a quarter is not."""

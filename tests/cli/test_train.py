@@ -76,7 +76,7 @@ class Train(QconvCase):
         self.assertIn("\nNothing fits sequences of 8,192 tokens; the longest that fit have {:,} "
                       "(--context {})\n".format(longest, longest),
                       self.ok("plan", *args, "--mode", "train", "--context", "8192"))
-        self.assertIn("with shorter sequences neither",
+        self.assertIn("not even with shorter sequences",
                       self.ok("plan", "Llama-3.3-70B-Instruct", "--mode", "train", "--vram", "24GB"))
 
     def test_default_is_shortened(self):
@@ -164,7 +164,7 @@ class Train(QconvCase):
             self.usage("plan", "Llama-3.1-8B", "--mode", "train", "--vram", "80GB", *option,
                        has="does not go with --mode train", command="plan")
         self.usage("plan", "Llama-3.1-8B", "--mode", "train", "--vram", "80GB", "--zero", "2",
-                   has="has one", command="plan")
+                   has="but --vram names one", command="plan")
         self.usage("plan", "Llama-3.1-8B", "--vram", "80GB", "--zero", "2", has="--mode train", command="plan")
         self.usage("plan", "Llama-3.1-8B", "--mode", "train", "--vram", "2x80GB", "--zero", "3",
                    "--method", "qlora", has="4-bit", command="plan")

@@ -238,7 +238,7 @@ class Wrong(QconvCase):
                 (["--to", "nf4", *ct], "--format compressed-tensors needs --to int4, int8 or auto"),
                 (["--to", "int4", "--format", "bitsandbytes"], "--format bitsandbytes does not go with --to int4: "
                  "its form in 4 bits is --to nf4"),
-                (["--to", "auto"], "--to auto needs --vram, which says what it has to fit"),
+                (["--to", "auto"], "--to auto needs --vram, which names the devices that the model has to fit"),
                 (["--to", "auto", "--vram", "8GB", "--block-size", "64"], "--block-size does not go with "
                  "--to auto, which chooses it; see --schemes"),
                 (["--to", "nf4", "--consume-source", "--part", "1/2"], "--consume-source does not go with --part: "

@@ -157,7 +157,7 @@ class Numbers(ValidateCase):
             self.assertEqual(layer["shape"], shape)
             self.assertEqual(layer["block_size"], block or None)
             self.assertEqual(layer["times"], [])
-            self.assertIn("left out:", got["left_out"])
+            self.assertIn("were left out (", got["left_out"])
 
     def test_double_quantized(self):
         """Scales as a reader gets them: the same as of the checkpoint that unpacks to them."""
@@ -266,13 +266,13 @@ class Sources(ValidateCase):
                          [{"name": UP, "why": "its source is not in the model"}])
         text = self.ok("validate", "o", "--against", "part")
         self.assertIn("not compared: %s: its source is not in the model\n" % UP, text)
-        self.assertIn("1 of 2 quantized layers measured", text)
+        self.assertIn("1 of 2 quantized layers were measured", text)
 
     def test_refused(self):
         self.model({Q: self.weight("BF16", [64, 64])})
         self.ok("-q", "--to", "nf4", "m", "o")
         self.fails(3, "validate", "m", "--against", "m", has="no weight in it is quantized")
-        self.fails(3, "validate", "o", "--against", "o", has=[Q, "quantized in the model, too"])
+        self.fails(3, "validate", "o", "--against", "o", has=[Q, "quantized in the model as well"])
         self.model({Q: self.weight("BF16", [64, 32])}, name="other")
         self.fails(4, "validate", "o", "--against", "other",
                    has=[Q, "[64, 64]", "[64, 32]", "one was not made from the other"])
@@ -406,7 +406,7 @@ class Verdict(ValidateCase):
         self.ok("-q", "--to", "nf4", "--split-fused", "--keep", UP, "m", "less")
         got, line = self.failing("less", "m", "--baseline", "b.json")
         self.assertEqual(got["failed"],
-                         [{"name": UP, "why": "is in the baseline, but not quantized here"}])
+                         [{"name": UP, "why": "is in the baseline, but is not quantized here"}])
         self.assertIn(UP, line)
         # A sample only speaks of what it looked at.
         self.validate("o", "m", "--sample", "1", "--baseline", "b.json")
@@ -634,7 +634,7 @@ class Gpu(ValidateCase):
         self.model({Q: self.weight("F16", [128, 160])})
         self.ok("-q", "--to", "int8", "m", "o")
         got = self.gpu("--m", "2", env={"QCONV_LIBCUBLAS": self.path("none.so")})
-        self.assertRegex(got["left_out"], "left out: times of fp16")
+        self.assertRegex(got["left_out"], "the times of fp16 were left out")
         time = self.layer(got, Q)["times"][0]
         self.assertEqual((time["fp16_seconds"], time["speedup"]), (None, None))
         self.assertGreater(time["seconds"], 0)

@@ -141,8 +141,8 @@ class Vram(OutputCase):
     def test_what_does_not_fit_is_refused_before_anything_is_written(self):
         for more in [[], ["--dry-run"]]:
             self.fails(4, "--to", "nf4", "--vram", "2x500MB", *more, MODEL, self.path("out"),
-                       has=["does not fit --vram 2x500MB with --to nf4: short by ", " on cuda:",
-                            "; see 'qconv plan'"])
+                       has=["does not fit --vram 2x500MB with --to nf4: it is short by ", " on cuda:",
+                            "; 'qconv plan' shows what would fit"])
             self.assert_nothing("out")
         self.fails(2, "--to", "nf4", "--vram", "2x", MODEL, self.path("out"))
         self.assert_nothing("out")

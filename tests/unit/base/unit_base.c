@@ -239,8 +239,12 @@ static void test_interrupt(void **state)
     assert_int_equal(qc_turnstile_init(&g.gate, 1u << 30, &err), QC_OK);
     qc_interrupt();
     assert_int_equal(qc_team_run(4, pass_gate, &g, &err), QC_ERR_INTERRUPTED);
+    err = (qc_error){0};
+    assert_int_equal(qc_check_interrupted(&err), QC_ERR_INTERRUPTED);
+    assert_string_equal(err.msg, "interrupted");
     qc_interrupt_clear();
     assert_int_equal(qc_interrupted(), 0);
+    assert_int_equal(qc_check_interrupted(&err), QC_OK);
     qc_turnstile_deinit(&g.gate);
 }
 

@@ -244,7 +244,7 @@ static void test_against(void **state)
                                            "qconv verify -q --threads=2 %s2 --against %s", w->out,
                                            w->model),
                              QC_ERR_CHECK);
-            assert_non_null(strstr(err.msg, "are not those of MODEL's weights"));
+            assert_non_null(strstr(err.msg, "are not those of the weights in MODEL"));
         }
         test_remove(w->out);
         test_must(convert(w, words[i], &err), &err);

@@ -204,22 +204,26 @@ static void bad_files(void **state)
     (void)state;
     static const int64_t zero = 0;
     static const int64_t minus = -3;
-    REFUSED(QC_ERR_INPUT, "'w.weight' is not of a file of second moments",
+    REFUSED(QC_ERR_INPUT, "'w.weight' does not belong in a file of second moments",
             {"w.weight", QC_DTYPE_F32, 2, {2, 2}, good32, 16});
-    REFUSED(QC_ERR_INPUT, "'.second_moment' is not of a file", M64(".second_moment", good));
-    REFUSED(QC_ERR_INPUT, "no tensor ends in '.second_moment'", TOKENS("w.tokens", &seven));
+    REFUSED(QC_ERR_INPUT, "'.second_moment' does not belong in a file",
+            M64(".second_moment", good));
+    REFUSED(QC_ERR_INPUT, "whose name ends in '.second_moment', found none",
+            TOKENS("w.tokens", &seven));
     REFUSED(QC_ERR_INPUT, "has no 'tokens' beside it", M64("w.second_moment", good));
-    REFUSED(QC_ERR_INPUT, "0 tokens", M64("w.second_moment", good), TOKENS("w.tokens", &zero));
-    REFUSED(QC_ERR_INPUT, "-3 tokens", M64("w.second_moment", good), TOKENS("w.tokens", &minus));
+    REFUSED(QC_ERR_INPUT, "at least 1 token, found 0", M64("w.second_moment", good),
+            TOKENS("w.tokens", &zero));
+    REFUSED(QC_ERR_INPUT, "at least 1 token, found -3", M64("w.second_moment", good),
+            TOKENS("w.tokens", &minus));
     REFUSED(QC_ERR_INPUT, "expected one I64, found 8 bytes of F64", M64("w.second_moment", good),
             {"w.tokens", QC_DTYPE_F64, 1, {1}, good, 8});
     REFUSED(QC_ERR_INPUT, "expected one I64, found 16 bytes of I64", M64("w.second_moment", good),
             {"w.tokens", QC_DTYPE_I64, 1, {2}, good, 16});
-    REFUSED(QC_ERR_SHAPE, "is not a square matrix",
+    REFUSED(QC_ERR_SHAPE, "expected a square matrix",
             {"w.second_moment", QC_DTYPE_F64, 2, {2, 3}, good, 48}, TOKENS("w.tokens", &seven));
-    REFUSED(QC_ERR_SHAPE, "is not a square matrix",
+    REFUSED(QC_ERR_SHAPE, "expected a square matrix",
             {"w.second_moment", QC_DTYPE_F64, 1, {3}, good, 24}, TOKENS("w.tokens", &seven));
-    REFUSED(QC_ERR_SHAPE, "is not a square matrix",
+    REFUSED(QC_ERR_SHAPE, "expected a square matrix",
             {"w.second_moment", QC_DTYPE_F64, 2, {0, 0}, good, 0}, TOKENS("w.tokens", &seven));
     REFUSED(QC_ERR_INPUT, "expected F64 or F32, found BF16",
             {"w.second_moment", QC_DTYPE_BF16, 2, {3, 3}, good, 18}, TOKENS("w.tokens", &seven));
@@ -233,16 +237,16 @@ static void bad_files(void **state)
     REFUSED(QC_ERR_INPUT, "no second moments of 'w'", M64("v.second_moment", good),
             TOKENS("v.tokens", &seven), SAME("w.same_as", "v"), SAME("x.same_as", "w"));
     REFUSED(QC_ERR_INPUT, "no second moments of 'w'", SAME("w.same_as", "w"));
-    REFUSED(QC_ERR_INPUT, "expected a name as U8", M64("v.second_moment", good),
+    REFUSED(QC_ERR_INPUT, "expected the name of a module as U8", M64("v.second_moment", good),
             TOKENS("v.tokens", &seven), {"w.same_as", QC_DTYPE_U8, 1, {0}, "", 0});
-    REFUSED(QC_ERR_INPUT, "expected a name as U8", M64("v.second_moment", good),
+    REFUSED(QC_ERR_INPUT, "expected the name of a module as U8", M64("v.second_moment", good),
             TOKENS("v.tokens", &seven), {"w.same_as", QC_DTYPE_F32, 1, {1}, good, 4});
     static char letters[2000];
     memset(letters, 'x', sizeof letters - 1);
-    REFUSED(QC_ERR_INPUT, "expected a name as U8", M64("v.second_moment", good),
+    REFUSED(QC_ERR_INPUT, "expected the name of a module as U8", M64("v.second_moment", good),
             TOKENS("v.tokens", &seven), {"w.same_as", QC_DTYPE_U8, 1, {1999}, letters, 1999});
     memcpy(letters + 1980, ".same_as", 9);
-    REFUSED(QC_ERR_INPUT, "the name is too long", M64("v.second_moment", good),
+    REFUSED(QC_ERR_INPUT, "its name is too long", M64("v.second_moment", good),
             TOKENS("v.tokens", &seven), SAME(letters, "v"));
     fx_puts(root.path, "m.safetensors", "no tensors");
     qc_hessians *h = (void *)1;
@@ -283,7 +287,7 @@ static void bad_matrices(void **state)
     unreadable(m, QC_ERR_INPUT, "element 2 of the diagonal is negative");
     m[8] = 0;
     m[5] = (double)NAN;
-    unreadable(m, QC_ERR_NONFINITE, "row 1, column 2: not a finite number");
+    unreadable(m, QC_ERR_NONFINITE, "row 1, column 2 is not a finite number");
     m[5] = 0.25;
     m[0] = (double)INFINITY;
     unreadable(m, QC_ERR_NONFINITE, "row 0, column 0");

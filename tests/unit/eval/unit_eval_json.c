@@ -108,9 +108,9 @@ static void refuses(const char *root, const char *part, const char *by, const ch
 
 static void bad_files(void **state)
 {
-    const char *numbers = "the numbers are none of 'qconv eval': a perplexity is 1 or more, a KL "
-                          "divergence 0 or more, of 1 token or more";
-    const char *no_eval = "not what 'qconv eval --json' writes: 'command' is not 'eval'";
+    const char *numbers = "the numbers cannot come from 'qconv eval': expected a perplexity of at "
+                          "least 1, a KL divergence of at least 0, and at least 1 token";
+    const char *no_eval = "expected what 'qconv eval --json' writes, but 'command' is not 'eval'";
     refuses(*state, "\"eval\"", "\"bench\"", no_eval);
     refuses(*state, "\"command\"", "\"commando\"", no_eval);
     refuses(*state, "\"predicted\": 206079", "\"predicted\": 0", numbers);
@@ -118,7 +118,7 @@ static void bad_files(void **state)
     refuses(*state, "\"kl_mean\": 0.01", "\"kl_mean\": -0.01", numbers);
     refuses(*state, "\"base_perplexity\": 2.9754", "\"base_perplexity\": null", numbers);
     refuses(*state, "\"against\": \"model\"", "\"against\": null",
-            "base_perplexity: expected null, as 'against' is");
+            "base_perplexity: expected null, because 'against' is null");
 }
 
 static void text(void **state)

@@ -117,12 +117,14 @@ static void text(void **state)
         "  cuda:1  [########################]                         21.0 GB of 18.0 GB (!)\n"
         "          # weights k KV cache w workspace c CUDA context . free\n"
         "\n"
-        "  longest context at batch 1      131,072 tokens, the model's limit; prompts read whole, "
-        "as transformers does unless told\n"
-        "  with --prefill 2048             150,000 tokens; prompts read 2,048 tokens at a time "
+        "  longest context at batch 1      131,072 tokens, the model's limit; prompts are read "
+        "whole, "
+        "as transformers does by default\n"
+        "  with --prefill 2048             150,000 tokens; prompts are read 2,048 tokens at a time "
         "(vLLM's --max-num-batched-tokens)\n"
         "  largest batch at this context   none fits\n"
-        "  spilled to the host: 1.00 GB over its link for every token, 0.04 s at least\n"
+        "  spilled to the host: 1.00 GB cross its link for every token, which takes at least 0.04 "
+        "s\n"
         "\n"
         "short by 3.00 GB on cuda:1; would fit with --context 4096, or with 3 cards\n");
 }

@@ -414,7 +414,7 @@ static void what_cannot_be(void **state)
          "no hidden_size"},
         {"{\"model_type\":\"llama\",\"num_hidden_layers\":2,\"num_attention_heads\":4,"
          "\"hidden_size\":66}",
-         "no multiple"},
+         "not a multiple"},
         {"{\"model_type\":\"llama\",\"num_hidden_layers\":2,\"num_attention_heads\":4,"
          "\"num_key_value_heads\":0,\"hidden_size\":64}",
          "num_key_value_heads 0"},
