@@ -49,6 +49,20 @@ if(NOT QCONV_SANITIZE)
   target_link_options(qconv_library PRIVATE LINKER:--no-undefined)
 endif()
 
+# The Python wheel (pyproject.toml) has the program and the libraries inside its package, each as one
+# file, because a wheel holds no links.
+if(SKBUILD)
+  install(TARGETS qconv RUNTIME DESTINATION qconv/bin)
+  foreach(library qconv_library qconv_cuda_library)
+    if(TARGET ${library})
+      set_property(TARGET ${library} PROPERTY VERSION)
+      set_property(TARGET ${library} PROPERTY SOVERSION)
+      install(TARGETS ${library} LIBRARY DESTINATION qconv/lib)
+    endif()
+  endforeach()
+  return()
+endif()
+
 set(qconv_package ${CMAKE_INSTALL_LIBDIR}/cmake/qconv)
 install(TARGETS qconv_library EXPORT qconv_targets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(TARGETS qconv RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
