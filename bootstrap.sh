@@ -80,7 +80,7 @@ run() {
 run_tests() {
     need "${BUILD_PACKAGES[@]}" "${TEST_PACKAGES[@]}"
     build
-    ctest --test-dir build --output-on-failure -j "$(nproc)" -LE 'slow|endurance|interop|gpu'
+    ctest --test-dir build --output-on-failure -j "$(nproc)" -LE 'slow|endurance|interop|gpu|fresh'
 }
 
 [ $# -eq 1 ] || usage

@@ -67,6 +67,18 @@ if(TARGET qconv_kernels)
   list(APPEND qconv_libraries qconv_cuda)
 endif()
 
+# The Python wheel (pyproject.toml) has the program and the libraries inside its package, each as one
+# file, because a wheel holds no links.
+if(SKBUILD)
+  install(TARGETS qconv RUNTIME DESTINATION qconv/bin)
+  foreach(library ${qconv_libraries})
+    set_property(TARGET ${library} PROPERTY VERSION)
+    set_property(TARGET ${library} PROPERTY SOVERSION)
+    install(TARGETS ${library} LIBRARY DESTINATION qconv/lib)
+  endforeach()
+  return()
+endif()
+
 # The same for programs that link statically. Names that are no part of the interface are seen in it.
 add_library(qconv_archive STATIC ${CMAKE_SOURCE_DIR}/convert/library/library.c
   $<TARGET_OBJECTS:qconv_formats> $<TARGET_OBJECTS:qconv_quant> $<TARGET_OBJECTS:qconv_base>)

@@ -265,7 +265,7 @@ _qconv()
             return
             ;;
         --progress)
-            mapfile -t COMPREPLY < <(compgen -W 'auto always never' -- "$cur")
+            mapfile -t COMPREPLY < <(compgen -W 'auto always never json' -- "$cur")
             return
             ;;
         --completion)
@@ -293,7 +293,7 @@ _qconv()
         bench) options='--device --shapes --scheme --m --dtype --seed --path --rounds --seconds --tune --save --tuning --markdown --output --progress --json --quiet -q --verbose -v --help -h --version' ;;
         eval) options='--device --against --text --tokenizer --context --max-tokens --max-kl --tuning --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
         report) options='--device --against --text --tokenizer --context --max-tokens --eval --bench --tuning --html --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
-        help) options='--quiet -q --verbose -v --help -h --version' ;;
+        help) options='--json --quiet -q --verbose -v --help -h --version' ;;
         esac
         mapfile -t COMPREPLY < <(compgen -W "$options" -- "$cur")
         return

@@ -77,7 +77,7 @@ _qconv()
                 '--consume-source[delete each weight file of MODEL once all of it is written to OUT and synced]' \
                 '--part=[do the I-th of N parts of the work, 1 to N; the last to finish completes OUT]:I/N:' \
                 '--threads=[how many threads work, 1 to 1024]:N:' \
-                '--progress=[when to show progress on standard error]:progress:(auto always never)' \
+                '--progress=[when to show progress on standard error]:progress:(auto always never json)' \
                 '--json[write the result to standard output as one JSON object]' \
                 '(-q --quiet)'{-q,--quiet}'[show errors only\: no progress, no summary and no warnings]' \
                 '*'{-v,--verbose}'[say more, and with -vv still more]' \
@@ -165,7 +165,7 @@ _qconv()
             _arguments -s \
                 '--against=[the checkpoint that OUT was made from]:MODEL:_files' \
                 '--threads=[how many threads work, 1 to 1024]:N:' \
-                '--progress=[when to show progress on standard error]:progress:(auto always never)' \
+                '--progress=[when to show progress on standard error]:progress:(auto always never json)' \
                 '--json[write the result to standard output as one JSON object]' \
                 '(-q --quiet)'{-q,--quiet}'[show errors only\: no progress, no summary and no warnings]' \
                 '*'{-v,--verbose}'[say more, and with -vv still more]' \
@@ -179,7 +179,7 @@ _qconv()
                 '--device=[write only the shards of one device of the plan, such as cuda\:0 or cpu]:NAME:' \
                 '--force[replace another output, or write into a directory that holds other files]' \
                 '--threads=[how many threads work, 1 to 1024]:N:' \
-                '--progress=[when to show progress on standard error]:progress:(auto always never)' \
+                '--progress=[when to show progress on standard error]:progress:(auto always never json)' \
                 '--json[write the result to standard output as one JSON object]' \
                 '(-q --quiet)'{-q,--quiet}'[show errors only\: no progress, no summary and no warnings]' \
                 '*'{-v,--verbose}'[say more, and with -vv still more]' \
@@ -204,7 +204,7 @@ _qconv()
                 '--tolerance=[with --baseline\: how much worse a layer may be]:X:' \
                 '--html=[write the result as one HTML page with plots to a file]:FILE:_files' \
                 '--threads=[how many threads work, 1 to 1024]:N:' \
-                '--progress=[when to show progress on standard error]:progress:(auto always never)' \
+                '--progress=[when to show progress on standard error]:progress:(auto always never json)' \
                 '--json[write the result to standard output as one JSON object]' \
                 '(-q --quiet)'{-q,--quiet}'[show errors only\: no progress, no summary and no warnings]' \
                 '*'{-v,--verbose}'[say more, and with -vv still more]' \
@@ -229,7 +229,7 @@ _qconv()
                 '--tuning=[choose GPU kernels by this table of '\''qconv bench --tune --save'\'']:FILE:_files' \
                 '--markdown[write the result to standard output as Markdown tables]' \
                 '--output=[also write the JSON of --json to a file]:FILE:_files' \
-                '--progress=[when to show progress on standard error]:progress:(auto always never)' \
+                '--progress=[when to show progress on standard error]:progress:(auto always never json)' \
                 '--json[write the result to standard output as one JSON object]' \
                 '(-q --quiet)'{-q,--quiet}'[show errors only\: no progress, no summary and no warnings]' \
                 '*'{-v,--verbose}'[say more, and with -vv still more]' \
@@ -248,7 +248,7 @@ _qconv()
                 '--max-kl=[end with exit code 4 if the mean KL divergence is larger]:X:' \
                 '--tuning=[choose GPU kernels by this table of '\''qconv bench --tune --save'\'']:FILE:_files' \
                 '--threads=[how many threads work, 1 to 1024]:N:' \
-                '--progress=[when to show progress on standard error]:progress:(auto always never)' \
+                '--progress=[when to show progress on standard error]:progress:(auto always never json)' \
                 '--json[write the result to standard output as one JSON object]' \
                 '(-q --quiet)'{-q,--quiet}'[show errors only\: no progress, no summary and no warnings]' \
                 '*'{-v,--verbose}'[say more, and with -vv still more]' \
@@ -270,7 +270,7 @@ _qconv()
                 '--tuning=[choose GPU kernels by this table of '\''qconv bench --tune --save'\'']:FILE:_files' \
                 '--html=[write the result as one HTML page with plots to a file]:FILE:_files' \
                 '--threads=[how many threads work, 1 to 1024]:N:' \
-                '--progress=[when to show progress on standard error]:progress:(auto always never)' \
+                '--progress=[when to show progress on standard error]:progress:(auto always never json)' \
                 '--json[write the result to standard output as one JSON object]' \
                 '(-q --quiet)'{-q,--quiet}'[show errors only\: no progress, no summary and no warnings]' \
                 '*'{-v,--verbose}'[say more, and with -vv still more]' \
@@ -281,6 +281,7 @@ _qconv()
             ;;
         help)
             _arguments -s \
+                '--json[write the result to standard output as one JSON object]' \
                 '(-q --quiet)'{-q,--quiet}'[show errors only\: no progress, no summary and no warnings]' \
                 '*'{-v,--verbose}'[say more, and with -vv still more]' \
                 '(-h --help)'{-h,--help}'[show this help]' \

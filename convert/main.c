@@ -50,6 +50,7 @@ static qc_status print_text(const qc_options *o, qc_error *err)
 {
     qc_strbuf text;
     qc_strbuf_init(&text, MAX_HELP_BYTES);
+    qc_status st = QC_OK;
     if (o->command == QC_CMD_MAN)
         qc_help_man(&text);
     else if (o->command == QC_CMD_COMPLETION)
@@ -57,9 +58,11 @@ static qc_status print_text(const qc_options *o, qc_error *err)
     else if (o->command == QC_CMD_VERSION)
         qc_strbuf_putf(&text, "qconv " QCONV_VERSION "\nkernels %s\n",
                        o->call.gpu ? o->call.gpu->build() : "none");
+    else if (o->call.json)
+        st = qc_help_json(&text, o->help_topic, err);
     else
         qc_help_command(&text, o->help_topic);
-    return qc_console_deliver(QC_OK, &text, NULL, err);
+    return qc_console_deliver(st, &text, NULL, err);
 }
 
 /* Prints the overview for `qconv` without arguments, as an error. */

@@ -185,7 +185,8 @@ const qc_command_row qc_command_table[] = {
     {.command = QC_CMD_HELP,
      .name = "help",
      .summary = "show the help of a command",
-     .text = "Show the overview, or the help of a command.",
+     .text = "Show the overview, or the help of a command. With --json that is one object: "
+             "commands, their options and the exit codes.",
      .places = {{"COMMAND", QC_PLACE_COMMAND, 1, NULL}},
      .place_count = 1},
 };

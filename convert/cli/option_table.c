@@ -641,12 +641,13 @@ const qc_option_row qc_option_table[] = {
      .help = "how many threads work, 1 to 1024",
      .more = "The bytes written do not depend on it."},
     {ROW("progress", WORKING | BENCH, RUN), CHOICE(call.progress),
-     CHOICES("auto", "always", "never"), .dflt = "auto", .since = "0.1.0",
+     CHOICES("auto", "always", "never", "json"), .dflt = "auto", .since = "0.1.0",
      WORDS({NO_WORDS " off quiet", "never"}, {YES_WORDS " on", "always"}),
      .help = "when to show progress on standard error",
      .more = "auto shows a bar on a terminal, and elsewhere a plain line now and then. always "
-             "shows the bar wherever standard error goes."},
-    {ROW("json", ANSWERS, OTHER), SWITCH(call.json), .since = "0.1.0",
+             "shows the bar wherever standard error goes. json writes a line of JSON for a program "
+             "to read whenever more is done, and a last one at the end."},
+    {ROW("json", ANYWHERE, OTHER), SWITCH(call.json), .since = "0.1.0",
      RULES({.not_with = "--markdown"}),
      .help = "write the result to standard output as one JSON object"},
     {ROW("quiet", ANYWHERE, OTHER), .letter = 'q', SWITCH(call.quiet),

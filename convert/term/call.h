@@ -4,7 +4,12 @@
 
 #include "base/arena.h"
 
-typedef enum { QC_PROGRESS_AUTO, QC_PROGRESS_ALWAYS, QC_PROGRESS_NEVER } qc_progress_mode;
+typedef enum {
+    QC_PROGRESS_AUTO,
+    QC_PROGRESS_ALWAYS,
+    QC_PROGRESS_NEVER,
+    QC_PROGRESS_JSON
+} qc_progress_mode;
 
 /* All strings are borrowed. */
 typedef struct {

@@ -103,6 +103,16 @@ void qc_console_line(const char *text)
     say_line("", copy);
 }
 
+void qc_console_record(const char *text)
+{
+    char line[LINE_BYTES];
+    pthread_mutex_lock(&stderr_lock);
+    int n = snprintf(line, sizeof line, "%s\n", text);
+    if (n > 0 && (size_t)n < sizeof line)
+        say(line, (size_t)n);
+    pthread_mutex_unlock(&stderr_lock);
+}
+
 void qc_console_bar(const char *text)
 {
     char line[LINE_BYTES];

@@ -31,6 +31,8 @@ QC_NODISCARD qc_status qc_console_add_more(qc_strbuf *out, size_t count, qc_erro
 void qc_console_error(const qc_error *err, const char *hint, int where);
 /* Writes a line of progress that ends in a newline. */
 void qc_console_line(const char *text);
+/* Writes a line for a program to read: as it is, without "qconv: " before it. */
+void qc_console_record(const char *text);
 /* Shows text as the last line of the terminal, without a newline, in place of what this showed
  * before. "" takes it away. The text is plain, without control characters. */
 void qc_console_bar(const char *text);

@@ -25,7 +25,7 @@
 #define BAR_MAX_CELLS  40
 #define PREFIX_COLUMNS 7 /* "qconv: " */
 
-typedef enum { SHOW_NOTHING, SHOW_LINES, SHOW_BAR } show_kind;
+typedef enum { SHOW_NOTHING, SHOW_LINES, SHOW_BAR, SHOW_JSON } show_kind;
 
 struct qc_progress {
     const char *verb;
@@ -43,6 +43,7 @@ struct qc_progress {
     unsigned sample_count;
     double last_line_s;
     unsigned last_tenth;
+    char last_json[QC_PROGRESS_TEXT_BYTES];
 
     pthread_t thread;
     pthread_mutex_t lock; /* protects stop; it is a leaf lock */
@@ -169,6 +170,20 @@ void qc_progress_text(char out[QC_PROGRESS_TEXT_BYTES], const qc_progress_state 
     }
 }
 
+void qc_progress_json(char out[QC_PROGRESS_TEXT_BYTES], const qc_progress_state *s)
+{
+    const uint64_t each = s->token_bytes && !s->no_amounts ? s->token_bytes : 1;
+    const uint64_t done =
+        s->total_bytes && s->done_bytes > s->total_bytes ? s->total_bytes : s->done_bytes;
+    const char *unit = s->no_amounts ? "steps" : s->token_bytes ? "tokens" : "bytes";
+    char total[24] = "null";
+    if (s->total_bytes)
+        (void)snprintf(total, sizeof total, "%" PRIu64, s->total_bytes / each);
+    (void)snprintf(out, QC_PROGRESS_TEXT_BYTES,
+                   "{\"progress\": \"%s\", \"done\": %" PRIu64 ", \"total\": %s, \"unit\": \"%s\"}",
+                   s->verb, done / each, total, unit);
+}
+
 /* ---- drawing ---- */
 
 static unsigned terminal_columns(void)
@@ -215,6 +230,14 @@ static void draw(qc_progress *p)
         qc_console_bar(line);
         return;
     }
+    if (p->show == SHOW_JSON) {
+        qc_progress_json(text, &s);
+        /* Before anything is done the unit may still change. */
+        if (done && strcmp(text, p->last_json) != 0)
+            qc_console_record(text);
+        memcpy(p->last_json, text, sizeof text);
+        return;
+    }
     unsigned tenth = percent_of(done, p->total_bytes) / 10;
     double since = t - p->last_line_s;
     if ((tenth > p->last_tenth && since >= LINE_MIN_S) || since >= LINE_MAX_S) {
@@ -257,6 +280,8 @@ static show_kind choose_show(const qc_call *call)
         return SHOW_NOTHING;
     if (call->progress == QC_PROGRESS_ALWAYS)
         return SHOW_BAR;
+    if (call->progress == QC_PROGRESS_JSON)
+        return SHOW_JSON;
     return qc_console_terminal(STDERR_FILENO) ? SHOW_BAR : SHOW_LINES;
 }
 
@@ -344,6 +369,8 @@ void qc_progress_destroy(qc_progress *p)
         pthread_cond_signal(&p->stopped);
         pthread_mutex_unlock(&p->lock);
         (void)pthread_join(p->thread, NULL);
+        if (p->show == SHOW_JSON)
+            draw(p);
         qc_console_bar("");
         pthread_mutex_destroy(&p->lock);
         pthread_cond_destroy(&p->stopped);

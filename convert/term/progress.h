@@ -6,7 +6,9 @@
  * Workers add bytes. A separate thread draws about six times a second, so that a worker that is
  * stuck in a write does not freeze the clock. Lines of qc_console_* appear above the bar. Where
  * there is no terminal, a line is written when another tenth is done, but not within 2 s of the
- * last one, and at least every 30 s. So short jobs stay silent. */
+ * last one, and at least every 30 s. So short jobs stay silent.
+ *
+ * With --progress json it is a line of JSON whenever more is done, and one at the end. */
 #ifndef QC_CONVERT_PROGRESS_H
 #define QC_CONVERT_PROGRESS_H
 
@@ -45,5 +47,9 @@ typedef struct {
     unsigned columns;
 } qc_progress_state;
 void qc_progress_text(char out[QC_PROGRESS_TEXT_BYTES], const qc_progress_state *s);
+/* The same as one JSON object: {"progress": "converting", "done": 5, "total": 14, "unit": "bytes"}.
+ * The unit is "tokens" or "steps" (of no known size) where the amounts are not bytes, and the total
+ * is null where it is not known. */
+void qc_progress_json(char out[QC_PROGRESS_TEXT_BYTES], const qc_progress_state *s);
 
 #endif

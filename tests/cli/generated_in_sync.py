@@ -1,19 +1,24 @@
 #!/usr/bin/env python3
-"""docs/qconv.1 and completions/ are what qconv generates from its option table.
+"""docs/qconv.1, completions/ and the options of the Python package are what qconv's option table gives.
 
 With --update they are written instead of compared.
 """
 import difflib
+import json
 import os
 import subprocess
 import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(ROOT, "python"))
+from make_options import module  # noqa: E402
+
 GENERATED = [
     ("docs/qconv.1", ["--man"]),
     ("completions/qconv.bash", ["--completion", "bash"]),
     ("completions/qconv.zsh", ["--completion", "zsh"]),
     ("completions/qconv.fish", ["--completion", "fish"]),
+    ("python/qconv/_options.py", ["help", "--json"]),
 ]
 
 
@@ -23,6 +28,8 @@ def main():
     for path, args in GENERATED:
         full = os.path.join(ROOT, path)
         want = subprocess.run([qconv] + args, check=True, stdout=subprocess.PIPE).stdout
+        if path.endswith(".py"):
+            want = module(json.loads(want)).encode()
         if "--update" in sys.argv[1:]:
             os.makedirs(os.path.dirname(full), exist_ok=True)
             with open(full, "wb") as f:

@@ -70,6 +70,11 @@ class Documented(QconvCase):
                              "--dry-run", MODEL)
         self.named(text, printed)
 
+    def test_help(self):
+        text = section(page("cli.md"), "`qconv help --json`")
+        self.named(text, self.check(text, "help", "--json"))
+        self.check(text, "help", "plan", "--json")
+
     def test_outputs(self):
         self.ok("--to", "nf4", "--vram", "1GB+1GB", "-q", MODEL, "out")
         pages = page("cli.md")

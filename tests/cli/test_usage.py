@@ -364,7 +364,7 @@ class Accepted(QconvCase):
                                                     "2TiB", "100kb", "7b"]] + \
                  [["--threads", t] for t in ["1", "1024"]] + \
                  [["--device", d] for d in ["CPU", "Auto", " cpu"]] + \
-                 [["--progress", p] for p in ["auto", "always", "never"]] + \
+                 [["--progress", p] for p in ["auto", "always", "never", "json"]] + \
                  [["--keep", "*.x", "--quantize", "a*", "--keep=--odd"], ["--no-double-quant"],
                   ["--dry-run"], ["--force"], ["--json"], ["-q"], ["-v"],
                   ["-vv"], ["-v", "-v"], ["--quiet"], ["--verbose"]]:

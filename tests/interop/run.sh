@@ -60,7 +60,7 @@ if ! current requirements.txt "$environment/venv"; then
         skip "torch cannot be imported"
     stamp requirements.txt >"$environment/venv/.qconv-stamp"
 fi
-for name in transformers4 transformers5 bitsandbytes49 training diffusers; do
+for name in transformers4 transformers5 bitsandbytes49 training diffusers wheel; do
     if ! current "requirements-$name.txt" "$environment/$name"; then
         rm -rf "$environment/$name"
         DS_BUILD_OPS=0 CUDA_VISIBLE_DEVICES= \

@@ -24,6 +24,7 @@ ENVIRONMENTS = {
     "transformers5": (["transformers5"], "test_interop_checkpoints.py"),
     "transformers4": (["transformers4"], "test_interop_checkpoints.py"),
     "zoo-transformers5": (["transformers5"], "test_interop_zoo.py"),
+    "wheel": (["wheel"], "test_interop_wheel.py"),
     "vllm": (["transformers5"], "test_interop_vllm.py"),
     "zoo-transformers4": (["transformers4"], "test_interop_zoo.py"),
     "forms-transformers4": (["transformers4"], "test_interop_forms.py"),

@@ -72,6 +72,32 @@ static void texts(void **state)
     text_is(&s, "evaluating 100%  1 of 1 token");
 }
 
+static void json_is(const qc_progress_state *s, const char *want)
+{
+    char out[QC_PROGRESS_TEXT_BYTES];
+    qc_progress_json(out, s);
+    assert_string_equal(out, want);
+}
+
+static void json(void **state)
+{
+    (void)state;
+    qc_progress_state s = {.verb = "converting", .done_bytes = 5, .total_bytes = 14};
+    json_is(&s, "{\"progress\": \"converting\", \"done\": 5, \"total\": 14, \"unit\": \"bytes\"}");
+    s.done_bytes = UINT64_MAX;
+    json_is(&s, "{\"progress\": \"converting\", \"done\": 14, \"total\": 14, \"unit\": \"bytes\"}");
+    s.total_bytes = 0;
+    json_is(&s, "{\"progress\": \"converting\", \"done\": 18446744073709551615, \"total\": null, "
+                "\"unit\": \"bytes\"}");
+    s = (qc_progress_state){
+        .verb = "evaluating", .done_bytes = 1024999, .total_bytes = 8192999, .token_bytes = 1000};
+    json_is(&s, "{\"progress\": \"evaluating\", \"done\": 1024, \"total\": 8192, "
+                "\"unit\": \"tokens\"}");
+    s.no_amounts = 1;
+    json_is(&s, "{\"progress\": \"evaluating\", \"done\": 1024999, \"total\": 8192999, "
+                "\"unit\": \"steps\"}");
+}
+
 /* ---- what is written ---- */
 
 static int saved_stderr, pipe_read;
@@ -147,6 +173,30 @@ static void nothing_when_quiet_never_or_short(void **state)
     assert_string_equal(out, "");
 }
 
+/* A line when more is done and one at the end; nothing as long as nothing is done. */
+static void json_lines(void **state)
+{
+    (void)state;
+    char out[4096];
+    qc_call o = {.progress = QC_PROGRESS_JSON};
+    qc_progress *p = NULL;
+    capture();
+    assert_int_equal(qc_progress_create(&p, &o, "testing", 1000, NULL), QC_OK);
+    wait_ms(400);
+    qc_progress_add(p, 500);
+    wait_ms(600);
+    qc_console_warn(&o, "careful");
+    qc_progress_add(p, 500);
+    qc_progress_destroy(p);
+    assert_int_equal(qc_progress_create(&p, &o, "nothing", 1000, NULL), QC_OK);
+    qc_progress_destroy(p);
+    (void)captured(out, sizeof out);
+    assert_string_equal(
+        out, "{\"progress\": \"testing\", \"done\": 500, \"total\": 1000, \"unit\": \"bytes\"}\n"
+             "qconv: warning: careful\n"
+             "{\"progress\": \"testing\", \"done\": 1000, \"total\": 1000, \"unit\": \"bytes\"}\n");
+}
+
 static void plain_lines(void **state)
 {
     (void)state;
@@ -204,9 +254,11 @@ int main(void)
     (void)unsetenv("NO_COLOR");
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(texts),
+        cmocka_unit_test(json),
         cmocka_unit_test(bar_comes_and_goes),
         cmocka_unit_test(nothing_when_quiet_never_or_short),
         cmocka_unit_test(plain_lines),
+        cmocka_unit_test(json_lines),
         cmocka_unit_test(threads_add),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

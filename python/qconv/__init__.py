@@ -1,0 +1,149 @@
+"""qconv: quantization and model conversion for Hugging Face checkpoints, from Python.
+
+    import qconv
+    qconv.plan("meta-llama/Llama-3.3-70B-Instruct", vram="2x40GB").fits
+    qconv.convert("model/", "out/", to="nf4", vram="2x40GB", progress=True)
+    qconv.verify("out/", against="model/")
+
+Every function runs the program of the same name (`python -m qconv`), and its keyword arguments are the
+program's options with underscores: `block_size=32` is `--block-size 32`, `force=True` is `--force`, a list is
+several values. `python -m qconv COMMAND --help` explains them. What comes back is the object of `--json`
+(qconv.results). Where the program ends with an exit code other than 0 there is a qconv.Error with its one
+sentence; its warnings are Python warnings (QconvWarning), and its notes go to the logger "qconv".
+
+Ctrl-C ends the program in order and raises KeyboardInterrupt; the same call of `convert` continues.
+"""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Optional, Union, overload
+
+from ._program import Progress, ProgressCallback, StrPath, answer, version
+from .errors import (CheckError, DeviceError, Error, InputError, ProgramError, QconvWarning, RunError, StoppedError,
+                     UsageError)
+from .results import (Answer, Comparison, Conversion, DryRun, Evaluation, Hardware, Inspection, Loads, Plan,
+                      PlanDevice, Result, SchemeTotals, TensorInfo, TrainingPlan, Unpacking, Validation, Verification)
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ._options import (ConvertOptions, EvalOptions, HardwareOptions, InspectOptions, PlanOptions, UnpackOptions,
+                           ValidateOptions)
+
+__all__ = ["Answer", "CheckError", "Comparison", "Conversion", "DeviceError", "DryRun", "Error", "Evaluation",
+           "Hardware", "InputError", "Inspection", "Loads", "Plan", "PlanDevice", "ProgramError", "Progress",
+           "ProgressCallback", "QconvWarning", "Result", "RunError", "SchemeTotals", "StoppedError", "TensorInfo",
+           "TrainingPlan", "Unpacking", "UsageError", "Validation", "Verification", "call", "convert", "dry_run",
+           "eval", "hardware", "inspect", "plan", "plan_training", "unpack", "validate", "verify", "version"]
+
+ProgressWish = Union[None, bool, ProgressCallback]
+
+
+def plan(model: StrPath, **options: Unpack[PlanOptions]) -> Plan:
+    """Works out what fits on which device; writes nothing.
+
+    `model` is a checkpoint (only headers are read), a config.json, or the id of a well-known model such as
+    "meta-llama/Llama-3.3-70B-Instruct". The devices are `vram`: "2x40GB", "24GB+16GB", "3090+cpu:64GB". `to` is a
+    scheme, or "auto" for the least error that fits. All sizes in the result are bytes.
+
+    Raises UsageError for a budget or an option that cannot be read, InputError for a model that cannot be read, and
+    DeviceError for vram="auto" without a GPU. That it does not fit is no error: see `Plan.fits`."""
+    _without(options, "mode", "plan_training")
+    return answer(Plan, "plan", [model], options)
+
+
+def plan_training(model: StrPath, **options: Unpack[PlanOptions]) -> TrainingPlan:
+    """Finds settings for fine-tuning that fit the GPUs of `vram`, in bytes per GPU (docs/training.md).
+
+    Raises as `plan` does; CheckError if `apply` is to write settings and none fits."""
+    return answer(TrainingPlan, "plan", [model], {**options, "mode": "train"})
+
+
+def convert(model: StrPath, out: StrPath, *, progress: ProgressWish = None,
+            **options: Unpack[ConvertOptions]) -> Conversion:
+    """Converts the checkpoint `model` and writes the result to the folder `out`.
+
+    `to` says what weights become: "nf4", "int8", "int4", "auto", "fp16", "bf16" or "keep". With `vram` each device
+    gets shards of its own. `progress` is a function that is called with a Progress about six times a second, or True
+    for a bar (of tqdm, where it is installed).
+
+    If it was interrupted, the same call continues it; if `out` holds this very output already, nothing is done
+    (`Conversion.complete_before`). Raises UsageError if something else lies in `out`, InputError for a model that
+    cannot be converted, RunError if the disk fails or is full. An exception in `progress` ends the program in order
+    and comes back to the caller."""
+    _without(options, "dry_run", "dry_run")
+    return answer(Conversion, "convert", [model, out], options, progress)
+
+
+def dry_run(model: StrPath, out: Optional[StrPath] = None, **options: Unpack[ConvertOptions]) -> DryRun:
+    """What `convert` would write, with exact sizes in bytes; writes nothing. Raises what `convert` would refuse."""
+    return answer(DryRun, "convert", [model, out], {**options, "dry_run": True})
+
+
+def inspect(path: StrPath, **options: Unpack[InspectOptions]) -> Inspection:
+    """Lists the tensors of a checkpoint, of an output or of one file, with totals in bytes. Reads headers only.
+
+    `for_="vllm"` or "all" also says which engines load it. Raises InputError for what is no checkpoint."""
+    return answer(Inspection, "inspect", [path], options)
+
+
+@overload
+def verify(out: StrPath, against: None = None, *, threads: Union[None, int, str] = None,
+           progress: ProgressWish = None) -> Verification: ...
+
+
+@overload
+def verify(out: StrPath, against: StrPath, *, threads: Union[None, int, str] = None,
+           progress: ProgressWish = None) -> Comparison: ...
+
+
+def verify(out: StrPath, against: Optional[StrPath] = None, *, threads: Union[None, int, str] = None,
+           progress: ProgressWish = None) -> Union[Verification, Comparison]:
+    """Compares every byte of an output with its hashes, and with `against` every tensor with that model.
+
+    Raises CheckError if anything differs, with the first fault as its message and all of them in its `result`;
+    InputError if `out` is no output of qconv."""
+    options = {"against": against, "threads": threads}
+    if against is None:
+        return answer(Verification, "verify", [out], options, progress)
+    return answer(Comparison, "verify", [out], options, progress)
+
+
+def unpack(out: StrPath, folder: StrPath, *, progress: ProgressWish = None,
+           **options: Unpack[UnpackOptions]) -> Unpacking:
+    """Writes the output `out` to `folder` with its shards decompressed, ready for from_pretrained.
+
+    Hashes are checked on the way. Raises CheckError if one differs, UsageError if something else lies in `folder`."""
+    return answer(Unpacking, "unpack", [out, folder], options, progress)
+
+
+def validate(out: StrPath, *, progress: ProgressWish = None, **options: Unpack[ValidateOptions]) -> Validation:
+    """Measures how far the weights and products of every layer are from those of the model `against`.
+
+    Errors are relative to what they are errors of; times are seconds, and there are none without a GPU. Raises
+    CheckError, with the whole result, if a layer is worse than `max_error` or `baseline` allow."""
+    return answer(Validation, "validate", [out], options, progress)
+
+
+def eval(out: StrPath, *, progress: ProgressWish = None, **options: Unpack[EvalOptions]) -> Evaluation:
+    """Measures the perplexity of a language model over the file `text`, and with `against` the KL divergence in nats.
+
+    Raises CheckError, with the whole result, if the mean KL divergence is above `max_kl`; InputError for a model
+    that is not of the Llama family."""
+    return answer(Evaluation, "eval", [out], options, progress)
+
+
+def hardware(**options: Unpack[HardwareOptions]) -> Hardware:
+    """Describes the GPUs, processor and memory of this machine in bytes, or with `as_="2xA100-40GB"` of another one,
+    and what qconv would choose there. Raises UsageError for a card that is not known."""
+    return answer(Hardware, "hardware", [], options)
+
+
+def call(command: str, *places: StrPath, progress: ProgressWish = None, **options: Any) -> Answer:
+    """Runs any command of the program that has --json, such as call("bench", shapes="8192x8192"). The answer's `json`
+    is the object that it printed. Raises as the other functions do."""
+    return answer(Answer, command, places, options, progress)
+
+
+def _without(options: Any, name: str, function: str) -> None:
+    if options.get(name):
+        raise UsageError("%s: qconv.%s() does that" % (name, function))

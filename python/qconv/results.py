@@ -1,0 +1,351 @@
+"""What the functions return: the documented objects of --json as dataclasses.
+
+docs/cli.md and the pages of the commands say what the members mean. Sizes are bytes, times are seconds,
+None stands for what is not known. `json` of every result is the whole object as the program printed it,
+so members that a newer program adds are there.
+"""
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, Dict, Mapping, Optional, Tuple, Type, TypeVar, Union, get_args, get_origin, get_type_hints
+
+R = TypeVar("R", bound="Result")
+Json = Dict[str, Any]
+
+
+def _value(hint: Any, value: Any) -> Any:
+    """A value of JSON as its type hint has it."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Union:
+        return None if value is None else _value(inner[0], value)
+    if origin is tuple:
+        return tuple(_value(inner[0], v) for v in value)
+    if origin is dict:
+        return {k: _value(inner[1], v) for k, v in value.items()}
+    if isinstance(hint, type) and issubclass(hint, Result):
+        return hint.from_json(value)
+    return float(value) if hint is float else value
+
+
+@dataclass(frozen=True)
+class Result:
+    """An object of --json; `json` is all of it."""
+    json: Any = field(repr=False)
+
+    @classmethod
+    def from_json(cls: Type[R], value: Mapping[str, Any]) -> R:
+        """Makes the result of a parsed object. Members without a field are left in `json`; a member that
+        is not there is None where it may be. Raises ProgramError where it may not."""
+        from .errors import ProgramError
+        members: Json = {}
+        for name, hint in get_type_hints(cls).items():
+            if name == "json":
+                continue
+            key = name.rstrip("_")
+            if key not in value and get_origin(hint) is not Union:
+                raise ProgramError("the program's answer has no '%s'; the package is of another version" % key)
+            members[name] = _value(hint, value.get(key))
+        return cls(json=value, **members)
+
+
+@dataclass(frozen=True)
+class Answer(Result):
+    """The answer of `call`. Of a pipeline of diffusers `json` is a list, with an object for each part."""
+
+
+@dataclass(frozen=True)
+class SchemeTotals(Result):
+    """The tensors of one scheme. `bytes` (of a plan), `bytes_in` and `bytes_out` have scales included."""
+    tensors: int
+    weights: int
+    bytes: Optional[int]
+    bytes_in: Optional[int]
+    bytes_out: Optional[int]
+
+
+@dataclass(frozen=True)
+class Loads(Result):
+    """Who reads an output. `command` is a line for a shell, and `python` are lines, that load it."""
+    form: str
+    transformers: Tuple[int, ...]
+    diffusers: bool
+    with_: Optional[str]
+    unpack_first: bool
+    instead: Optional[str]
+    command: Optional[str]
+    python: Optional[str]
+
+
+@dataclass(frozen=True)
+class PlanDevice(Result):
+    """One device of a plan; `budget_bytes` None: no limit."""
+    name: str
+    card: Optional[str]
+    total_bytes: Optional[int]
+    budget_bytes: Optional[int]
+    weight_bytes: int
+    kv_bytes: Optional[int]
+    workspace_bytes: Optional[int]
+    context_bytes: int
+    free_bytes: Optional[int]
+    short_by_bytes: int
+    layers: int
+    first_layer: Optional[int]
+
+
+@dataclass(frozen=True)
+class Plan(Result):
+    """What `plan` found. A plan that does not fit is an answer as well: look at `fits`."""
+    model: str
+    model_type: Optional[str]
+    has_weights: bool
+    to: str
+    vram: str
+    margin: float
+    context: Optional[int]
+    batch: int
+    parameters: int
+    weight_bytes: int
+    file_bytes: int
+    parallel: str
+    tensor_parallel: Optional[int]
+    vllm: Optional[str]
+    mla: Optional[str]
+    mla_runtime: Optional[str]
+    kv_bytes_per_token: Optional[int]
+    kv_bytes: Optional[int]
+    devices: Tuple[PlanDevice, ...]
+    fits: bool
+    short_by_bytes: int
+    short_device: Optional[str]
+    schemes: Dict[str, SchemeTotals]
+    auto: Optional[Json]
+    loads: Loads
+    max_context: Optional[int]
+    prefill_tokens: Optional[int]
+    max_context_by_prefill: Json
+    max_batch: Optional[int]
+    transfer_bytes_per_token: int
+    transfer_seconds_per_token: float
+    device_map: Optional[Json]
+    choices: Tuple[Json, ...]
+    budget_notes: Tuple[str, ...]
+    suggestions: Tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TrainingPlan(Result):
+    """What `plan_training` found: settings, the first that fits first."""
+    mode: str
+    model: str
+    parameters: int
+    context: int
+    gpus: int
+    budget_bytes: int
+    fits: bool
+    longest_context: Optional[int]
+    settings: Tuple[Json, ...]
+    applied: Optional[str]
+    profile: Optional[Json]
+
+
+@dataclass(frozen=True)
+class Conversion(Result):
+    """What `convert` did. `seconds`, `threads` and `isa` are those of this run."""
+    model: str
+    out: str
+    to: str
+    scale: Optional[str]
+    complete_before: bool
+    bytes_in: int
+    bytes_out: int
+    bytes_stored: int
+    shards: int
+    side_files: int
+    bits_per_quantized_weight: float
+    bits_per_weight: float
+    schemes: Dict[str, SchemeTotals]
+    calibration: Optional[Json]
+    worst: Optional[Json]
+    continued: Optional[Json]
+    files_consumed: int
+    bytes_consumed: int
+    seconds: float
+    threads: int
+    isa: str
+    device: str
+    gpu_share: float
+    part: Optional[Json]
+    auto: Optional[Json]
+    loads: Loads
+
+
+@dataclass(frozen=True)
+class DryRun(Result):
+    """What `dry_run` found that `convert` would write."""
+    model_type: Optional[str]
+    known_type: bool
+    source_bytes: int
+    tensor_bytes: int
+    file_bytes: int
+    weights_quantized: int
+    quantized_bytes: int
+    shards: Tuple[Json, ...]
+    skip_modules: Tuple[str, ...]
+    tensors: Tuple[Json, ...]
+    auto: Optional[Json]
+    loads: Loads
+
+
+@dataclass(frozen=True)
+class TensorInfo(Result):
+    """A stored tensor. `scheme` is None for plain numbers; what else a quantized weight has is in `json`."""
+    name: str
+    dtype: str
+    shape: Tuple[int, ...]
+    bytes: int
+    file: str
+    role: str
+    scheme: Optional[str]
+    state_of: Optional[str]
+    logical_shape: Optional[Tuple[int, ...]]
+    rel_mse: Optional[float]
+
+
+@dataclass(frozen=True)
+class Inspection(Result):
+    """What `inspect` lists. `manifest` is that of an output of qconv, else None."""
+    path: str
+    is_directory: bool
+    model_type: Optional[str]
+    known_type: bool
+    manifest: Optional[Json]
+    files: Tuple[Json, ...]
+    side_files: Tuple[Json, ...]
+    tensors: Tuple[TensorInfo, ...]
+    engines: Optional[Tuple[Json, ...]]
+    totals: Json
+    warnings: Tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Verification(Result):
+    """What `verify` checked, without MODEL. `content_bytes` are decompressed, `stored_bytes` as on disk."""
+    path: str
+    ok: bool
+    problems: int
+    first_problem: Optional[Json]
+    tensors: int
+    shards: int
+    files: int
+    content_bytes: int
+    stored_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Comparison(Result):
+    """What `verify` found of an output beside the model it was made from."""
+    path: str
+    against: str
+    ok: bool
+    problems: int
+    first_problem: Optional[Json]
+    manifest: bool
+    tensors: int
+    equal: int
+    cast: int
+    quantized: int
+    source_digests: int
+    output_bytes: int
+    model_bytes: int
+    missing: Tuple[Json, ...]
+    rows: Tuple[Json, ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Unpacking(Verification):
+    """What `unpack` wrote, and checked on the way."""
+    out: str
+
+
+@dataclass(frozen=True)
+class Evaluation(Result):
+    """What `eval` measured. KL divergence is in nats; what needs a MODEL is None without one."""
+    path: str
+    against: Optional[str]
+    text: str
+    model_type: Optional[str]
+    tokenizer: str
+    device: str
+    tokens: int
+    windows: int
+    context: int
+    predicted: int
+    perplexity: Optional[float]
+    perplexity_error: Optional[float]
+    base_perplexity: Optional[float]
+    base_perplexity_error: Optional[float]
+    difference: Optional[float]
+    difference_error: Optional[float]
+    log_ratio: Optional[float]
+    log_ratio_error: Optional[float]
+    kl_mean: Optional[float]
+    kl_error: Optional[float]
+    kl_median: Optional[float]
+    kl_99: Optional[float]
+    kl_max: Optional[float]
+    top1: Optional[float]
+    top1_error: Optional[float]
+    probability_rms: Optional[float]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Validation(Result):
+    """What `validate` measured of every quantized layer; errors are relative."""
+    path: str
+    against: str
+    ok: bool
+    quantized_layers: int
+    measured_layers: int
+    sample: Optional[int]
+    activations: str
+    rows: int
+    seed: int
+    device: str
+    left_out: Optional[str]
+    threads: int
+    isa: str
+    max_error: Optional[float]
+    baseline: Optional[str]
+    baseline_layers: Optional[int]
+    tolerance: Optional[float]
+    worst: Optional[Json]
+    failed: Tuple[Json, ...]
+    not_compared: Tuple[Json, ...]
+    layers: Tuple[Json, ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Hardware(Result):
+    """What `hardware` found here, and what qconv would choose."""
+    assumed: bool
+    driver: Optional[str]
+    gpus: Tuple[Json, ...]
+    no_gpu: Optional[str]
+    warning: Optional[str]
+    cuda_kernels: bool
+    cuda_build: Optional[str]
+    quantizes_on: Optional[str]
+    quantizes_why: Optional[str]
+    cpu: Json
+    disk_free_bytes: Optional[int]
+    strategy: Json
+
+
+__all__ = sorted(name for name, value in list(globals().items())
+                 if dataclasses.is_dataclass(value) and isinstance(value, type))
