@@ -4,11 +4,12 @@
  * qc_team_stopped() and return early. The caller's thread takes part as worker 0, so with one
  * thread no thread is created at all.
  *
- * Also here: the interrupt flag, which a signal handler sets and every loop looks at, and a
- * turnstile that lets numbered work pass in order. */
+ * Also here: the interrupt flag (base/interrupt.h), which a signal handler sets and every loop
+ * looks at, and a turnstile that lets numbered work pass in order. */
 #ifndef QC_BASE_WORKERS_H
 #define QC_BASE_WORKERS_H
 
+#include "base/interrupt.h"
 #include "base/status.h"
 
 #include <pthread.h>
@@ -32,11 +33,6 @@ QC_NODISCARD qc_status qc_team_run(unsigned threads, qc_worker_fn fn, void *ctx,
 /* True once any worker failed or the process was interrupted. It is cheap: call it once per unit of
  * work. */
 int qc_team_stopped(const qc_team *team);
-
-/* Async-signal-safe: may be called from a handler. */
-void qc_interrupt(void);
-int qc_interrupted(void);
-void qc_interrupt_clear(void);
 
 /* Initialises a condition for qc_cond_wait_briefly; changes of the system's clock do not affect its
  * time-out. Returns 0, or another value on failure. */

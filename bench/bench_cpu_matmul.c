@@ -13,6 +13,7 @@
 #include "base/workers.h"
 #include "bench/samples.h"
 #include "quant/cpu_matmul.h"
+#include "quant/quant_form.h"
 
 #include <stdio.h>
 

@@ -4,19 +4,26 @@
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
-# One header that needs no other: what device_reader.h includes of the tree, then itself.
-set(qconv_header ${CMAKE_BINARY_DIR}/include/qconv/device_reader.h)
-set(qconv_header_text "/* From base/status.h, base/dtype.h and formats/device_reader.h. */\n")
-foreach(part base/status.h base/dtype.h formats/device_reader.h)
-  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${part})
-  file(READ ${CMAKE_SOURCE_DIR}/${part} text)
-  string(REGEX REPLACE "#include \"[^\n]*\n" "" text "${text}")
-  string(APPEND qconv_header_text "\n${text}")
-endforeach()
-file(GENERATE OUTPUT ${qconv_header} CONTENT "${qconv_header_text}")
+# Headers that need no others: each is some of the tree, one after the other, without the includes
+# of it. It begins with `first`.
+function(qconv_header name first)
+  set(text "/* From ${ARGN}. */\n${first}")
+  string(REPLACE ";" ", " text "${text}")
+  foreach(part ${ARGN})
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${part})
+    file(READ ${CMAKE_SOURCE_DIR}/${part} part_text)
+    string(REGEX REPLACE "#include \"[^\n]*\n" "" part_text "${part_text}")
+    string(APPEND text "\n${part_text}")
+  endforeach()
+  file(GENERATE OUTPUT ${CMAKE_BINARY_DIR}/include/qconv/${name} CONTENT "${text}")
+  set(qconv_headers ${qconv_headers} ${CMAKE_BINARY_DIR}/include/qconv/${name} PARENT_SCOPE)
+endfunction()
+set(qconv_headers)
+qconv_header(device_reader.h "" base/status.h base/dtype.h formats/device_reader.h)
+qconv_header(qconv.h "#include <qconv/device_reader.h>\n" base/interrupt.h convert/library/library.h
+  quant/quant_weights.h quant/cpu_matmul.h)
 
 # And where there are kernels, what loads to a GPU.
-set(qconv_headers ${qconv_header})
 if(TARGET qconv_kernels)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS convert/gpu/gpu_load.h)
   file(READ ${CMAKE_SOURCE_DIR}/convert/gpu/gpu_load.h text)
@@ -31,11 +38,16 @@ if(QCONV_FUZZ OR QCONV_COVERAGE)
   return()
 endif()
 
-# The files that have functions for others; what they need comes from the static libraries. All but
-# QC_API is hidden. Before 1.0 every minor version may change the interface.
-add_library(qconv_library SHARED ${CMAKE_SOURCE_DIR}/base/status.c ${CMAKE_SOURCE_DIR}/base/dtype.c
-  ${CMAKE_SOURCE_DIR}/formats/device_reader.c)
-target_link_libraries(qconv_library PRIVATE qconv_flags qconv_formats qconv_base)
+# cmake/libqconv.map.in names the functions for others; the linker takes them, and what they need,
+# from the static libraries. Before 1.0 every minor version may change the interface.
+set(qconv_map ${CMAKE_BINARY_DIR}/libqconv.map)
+configure_file(${CMAKE_SOURCE_DIR}/cmake/libqconv.map.in ${qconv_map} @ONLY)
+file(STRINGS ${qconv_map} qconv_symbols REGEX "^ +qc_[a-z0-9_]+;")
+list(TRANSFORM qconv_symbols REPLACE "^ +(.*);" "LINKER:--undefined=\\1")
+add_library(qconv_library SHARED ${CMAKE_SOURCE_DIR}/convert/library/library.c)
+target_compile_definitions(qconv_library PRIVATE QCONV_VERSION="${PROJECT_VERSION}")
+target_link_options(qconv_library PRIVATE ${qconv_symbols} LINKER:--version-script=${qconv_map})
+target_link_libraries(qconv_library PRIVATE qconv_flags qconv_formats qconv_quant qconv_base)
 set_target_properties(qconv_library PROPERTIES OUTPUT_NAME qconv EXPORT_NAME qconv
   VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR}
   LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})
@@ -44,7 +56,6 @@ if(TARGET qconv_kernels)
   target_sources(qconv_library PRIVATE ${CMAKE_SOURCE_DIR}/convert/gpu/gpu_load.c)
   target_link_libraries(qconv_library PRIVATE qconv_kernels)
 endif()
-target_link_options(qconv_library PRIVATE LINKER:--exclude-libs,ALL) # CUDA's runtime is in an archive
 if(NOT QCONV_SANITIZE)
   target_link_options(qconv_library PRIVATE LINKER:--no-undefined)
 endif()

@@ -5,7 +5,7 @@
 
 #include "base/dtype.h"
 #include "kernels/cuda_feedback.h"
-#include "quant/quant_weights.h"
+#include "quant/quant_form.h"
 
 QC_C_BEGIN
 

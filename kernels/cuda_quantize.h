@@ -18,7 +18,7 @@
 
 #include "base/dtype.h"
 #include "kernels/cuda_device.h"
-#include "quant/quant_weights.h"
+#include "quant/quant_form.h"
 
 QC_C_BEGIN
 

@@ -4,6 +4,7 @@
 #define QC_KERNELS_MATMUL_KERNELS_H
 
 #include "kernels/matmul_plan.h"
+#include "quant/quant_form.h"
 
 QC_C_BEGIN
 

@@ -4,6 +4,7 @@
 #include "base/checked.h"
 #include "base/workers.h"
 #include "quant/cpu_matmul_internal.h"
+#include "quant/matmul_ops.h"
 #include "quant/quant_half.h"
 #include "quant/quant_internal.h"
 

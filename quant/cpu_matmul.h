@@ -23,7 +23,11 @@
 #ifndef QC_QUANT_CPU_MATMUL_H
 #define QC_QUANT_CPU_MATMUL_H
 
-#include "quant/matmul_ops.h"
+#include "quant/quant_weights.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 #define QC_CPU_MATMUL_ROWS 16u /* of x that take the integer kernels; more take panels */
 
@@ -33,16 +37,20 @@ typedef struct qc_cpu_matmul qc_cpu_matmul;
 
 /* threads: 0 for one per processor. The calling thread of a product takes part, so threads - 1 are
  * started. QC_ERR_USAGE or QC_ERR_DEVICE where QCONV_ISA is wrong (base/cpu.h). */
-QC_NODISCARD qc_status qc_cpu_matmul_create(qc_cpu_matmul **out, unsigned threads, qc_error *err);
-void qc_cpu_matmul_destroy(qc_cpu_matmul *h); /* NULL is fine; no call may be running */
-unsigned qc_cpu_matmul_threads(const qc_cpu_matmul *h);
+QC_API QC_NODISCARD qc_status qc_cpu_matmul_create(qc_cpu_matmul **out, unsigned threads,
+                                                   qc_error *err);
+QC_API void qc_cpu_matmul_destroy(qc_cpu_matmul *h); /* NULL is fine; no call may be running */
+QC_API unsigned qc_cpu_matmul_threads(const qc_cpu_matmul *h);
 
 /* Does this weight take the integer kernels? */
-int qc_cpu_matmul_is_fast(const qc_weights *w);
+QC_API int qc_cpu_matmul_is_fast(const qc_weights *w);
 
 /* w must be sound (qc_weights_check). Allocates when x is larger than ever before.
  * QC_ERR_USAGE names a wrong dtype or stride; QC_ERR_NOMEM. */
-QC_NODISCARD qc_status qc_cpu_matmul_run(qc_cpu_matmul *h, const qc_weights *w,
-                                         const qc_matmul_cpu_io *io, qc_error *err);
+QC_API QC_NODISCARD qc_status qc_cpu_matmul_run(qc_cpu_matmul *h, const qc_weights *w,
+                                                const qc_matmul_cpu_io *io, qc_error *err);
 
+#ifdef __cplusplus
+}
+#endif
 #endif

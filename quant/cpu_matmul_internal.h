@@ -21,7 +21,7 @@
 #define QC_QUANT_CPU_MATMUL_INTERNAL_H
 
 #include "base/cpu.h"
-#include "quant/quant_weights.h"
+#include "quant/quant_form.h"
 
 #define QC_GEMV_GROUP  64u
 #define QC_GEMV_ROWS   8u    /* of x in one call of a table */

@@ -36,7 +36,7 @@
 #define QC_QUANT_ERROR_FEEDBACK_H
 
 #include "quant/blas.h"
-#include "quant/quant_weights.h"
+#include "quant/quant_form.h"
 
 #define QC_FEEDBACK_FLOOR  0.1
 #define QC_FEEDBACK_SWEEPS 4u

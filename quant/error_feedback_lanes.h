@@ -6,8 +6,8 @@
 #ifndef QC_QUANT_ERROR_FEEDBACK_LANES_H
 #define QC_QUANT_ERROR_FEEDBACK_LANES_H
 
+#include "quant/quant_form.h"
 #include "quant/quant_internal.h"
-#include "quant/quant_weights.h"
 
 #define QC_TILE_COLS 64u
 

@@ -16,18 +16,7 @@
 #ifndef QC_QUANT_MATMUL_OPS_H
 #define QC_QUANT_MATMUL_OPS_H
 
-#include "quant/quant_ops.h"
-#include "quant/quant_weights.h"
-
-typedef struct {
-    const void *x;
-    qc_dtype x_dtype;
-    uint64_t m, ldx;
-    void *y;
-    qc_dtype y_dtype;
-    uint64_t ldy;
-    const float *bias;
-} qc_matmul_cpu_io;
+#include "quant/quant_form.h"
 
 typedef struct qc_matmul_tile qc_matmul_tile; /* matmul_internal.h */
 
@@ -59,19 +48,11 @@ uint64_t qc_matmul_cpu_scratch_bytes(uint64_t m, uint64_t k);
 void qc_matmul_double_pack(const void *x, qc_dtype x_dtype, uint64_t m, uint64_t ldx, uint64_t k,
                            double *packed);
 
-/* Row `row` of W as floats, exactly as dequantizing to F32 gives them. out: [cols]. */
-void qc_weights_row(const qc_quant_ops *ops, const qc_weights *w, uint64_t row, float *out);
-
 /* y [m, count] of outputs [first, first + count) in double: products of the exact float weights and
  * exact x, summed in k order in double. w is quantized, or NULL; then dense [n, k] of dense_dtype
  * is used. y: row stride `count`. scratch: k floats (NULL where w is NULL). */
 void qc_matmul_double(const qc_weights *w, const void *dense, qc_dtype dense_dtype, uint64_t k,
                       uint64_t first, uint64_t count, const void *x, qc_dtype x_dtype, uint64_t m,
                       uint64_t ldx, double *y, float *scratch);
-
-/* Checks that every size and pointer of w is consistent, for callers with untrusted descriptors;
- * QC_ERR_SHAPE says what is not. codes_bytes, scale counts: what the arrays hold. */
-QC_NODISCARD qc_status qc_weights_check(const qc_weights *w, uint64_t codes_bytes, uint64_t scales,
-                                        uint64_t nested_scales, qc_error *err);
 
 #endif

@@ -17,64 +17,6 @@ const qc_matmul_ops *qc_matmul_ops_for(qc_isa isa)
     return QC_TABLE_FOR(isa, qc_matmul_ops);
 }
 
-/* ---- rows of W as floats -------------------------------------------------------------------- */
-
-#define SCALES_AT_ONCE 64u
-
-/* The scales of blocks [first, first + n), n <= SCALES_AT_ONCE. Double quantized ones are rounded
- * twice, as in nested_dequantize. */
-static const float *scales_of(const qc_weights *w, uint64_t first, uint64_t n, float *room)
-{
-    if (w->absmax)
-        return w->absmax + first;
-    for (uint64_t i = 0; i < n; i++)
-        room[i] = w->nested_map[w->absmax_codes[first + i]] *
-                      w->nested_absmax[(first + i) / w->nested_block] +
-                  w->form.offset;
-    return room;
-}
-
-/* Decodes elements [begin, begin + n) of the flattened W; begin is a multiple of the block. */
-static void decode_blocks(const qc_quant_ops *ops, const qc_weights *w, uint64_t begin, uint64_t n,
-                          float *out)
-{
-    const qc_form *f = &w->form;
-    uint64_t step = (uint64_t)SCALES_AT_ONCE * f->block_elems, overflow = 0;
-    float room[SCALES_AT_ONCE];
-    for (uint64_t at = 0; at < n; at += step) {
-        uint64_t count = n - at < step ? n - at : step, first = begin + at;
-        const float *scales = scales_of(w, first / f->block_elems, qc_form_scales(f, count), room);
-        f->ops->dequantize(ops, f, (const uint8_t *)w->codes + qc_form_code_bytes(f, first), scales,
-                           count, out + at, QC_DTYPE_F32, &overflow);
-    }
-}
-
-void qc_weights_row(const qc_quant_ops *ops, const qc_weights *w, uint64_t row, float *out)
-{
-    uint64_t first = row * w->form.cols, n = w->form.cols, overflow = 0;
-    float head[QC_BLOCK_MAX];
-    if (n == 0)
-        return;
-    if (qc_form_by_rows(&w->form)) {
-        w->form.ops->dequantize(ops, &w->form,
-                                (const uint8_t *)w->codes + qc_form_code_bytes(&w->form, first),
-                                w->absmax + row, n, out, QC_DTYPE_F32, &overflow);
-        return;
-    }
-    /* A block that began in an earlier row is decoded from its beginning. */
-    uint64_t before = first % w->form.block_elems;
-    if (before > 0) {
-        uint64_t part = w->form.block_elems - before < n ? w->form.block_elems - before : n;
-        decode_blocks(ops, w, first - before, before + part, head);
-        memcpy(out, head + before, (size_t)part * sizeof *out);
-        out += part;
-        first += part;
-        n -= part;
-    }
-    if (n > 0)
-        decode_blocks(ops, w, first, n, out);
-}
-
 /* ---- float tables --------------------------------------------------------------------------- */
 
 static uint64_t padded(uint64_t k)
@@ -281,54 +223,4 @@ void qc_matmul_double(const qc_weights *w, const void *dense, qc_dtype dense_dty
             y[i * count + n] = sum;
         }
     }
-}
-
-/* ---- untrusted descriptors ------------------------------------------------------------------ */
-
-static qc_status check_scales(const qc_weights *w, uint64_t blocks, uint64_t scales,
-                              uint64_t nested_scales, qc_error *err)
-{
-    if (scales != blocks)
-        QC_FAIL(err, QC_ERR_SHAPE, "expected %" PRIu64 " scales, found %" PRIu64, blocks, scales);
-    if (w->absmax || blocks == 0)
-        return QC_OK;
-    if (!w->absmax_codes || !w->nested_absmax || !w->nested_map)
-        QC_FAIL(err, QC_ERR_SHAPE, "scales are neither plain nor double quantized");
-    if (w->nested_block == 0 || (w->nested_block & (w->nested_block - 1)) != 0)
-        QC_FAIL(err, QC_ERR_SHAPE, "%u scales share one of their own; expected a power of two",
-                w->nested_block);
-    uint64_t want = qc_ceil_div_u64(blocks, w->nested_block);
-    if (nested_scales != want)
-        QC_FAIL(err, QC_ERR_SHAPE, "expected %" PRIu64 " scales of scales, found %" PRIu64, want,
-                nested_scales);
-    return QC_OK;
-}
-
-qc_status qc_weights_check(const qc_weights *w, uint64_t codes_bytes, uint64_t scales,
-                           uint64_t nested_scales, qc_error *err)
-{
-    uint64_t elems = 0, bytes = 0;
-    /* The size in bytes as floats must fit too, so that what is derived from it needs no check. */
-    if (qc_mul_u64(w->rows, w->form.cols, &elems) || qc_mul_u64(elems, sizeof(double), &bytes))
-        QC_FAIL(err, QC_ERR_SHAPE, "[%" PRIu64 ", %" PRIu64 "] weights are too many", w->rows,
-                w->form.cols);
-    if (!w->form.ops)
-        QC_FAIL(err, QC_ERR_SHAPE, "weights of an unknown kind");
-    uint64_t want = qc_form_code_bytes(&w->form, elems);
-    if (codes_bytes != want)
-        QC_FAIL(err, QC_ERR_SHAPE,
-                "[%" PRIu64 ", %" PRIu64 "] weights have %" PRIu64
-                " bytes of codes, found %" PRIu64,
-                w->rows, w->form.cols, want, codes_bytes);
-    if (elems > 0 && !w->codes)
-        QC_FAIL(err, QC_ERR_SHAPE, "weights without codes");
-    if (w->form.ops == &qc_form_int8_rows || (w->form.ops->integer && !w->form.block_elems)) {
-        if (w->rows > 0 && !w->absmax)
-            QC_FAIL(err, QC_ERR_SHAPE, "weights in rows without scales");
-        return check_scales(w, w->rows, scales, nested_scales, err);
-    }
-    if (!qc_block_size_valid(w->form.block_elems))
-        QC_FAIL(err, QC_ERR_SHAPE, "blocks of %u weights; expected a power of two from 32 to 4096",
-                w->form.block_elems);
-    return check_scales(w, qc_ceil_div_u64(elems, w->form.block_elems), scales, nested_scales, err);
 }

@@ -1,49 +1,14 @@
-/* How the numbers of a quantized weight lie: one struct for all that make, read, search, calibrate
- * and check them, with a pointer to the operations of its kind.
- *
- * The value of a code, in IEEE single precision (docs/quantizers.md):
- *
- *   nf4           code_map[code] * scale
- *   int8 rows     ((float)code * scale) * QC_INT8_STEP
- *   int8 blocks   ((float)code * QC_INT8_STEP) * scale
- *   w4a16, w8a16, w8a8   (float)(code - bias) * scale
- *
- * Blocks run over the flattened weight [rows, cols], so where cols is not a multiple of block_elems
- * a block goes on into the next row. Where scales are double quantized, that of block b is
- * map[codes[b]] * nested_absmax[b / nested_block] + offset (two roundings). */
+/* The operations on quantized weights, one set for each kind: for all that make, read, search,
+ * calibrate and check them. What the values of codes are: quant/quant_weights.h. */
 #ifndef QC_QUANT_QUANT_FORM_H
 #define QC_QUANT_QUANT_FORM_H
 
 #include "quant/quant_ops.h"
+#include "quant/quant_weights.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-/* GPU kernels are compiled for some of these; all other code takes what it needs from the ops.
- * W4A16 and W8A16 are what compressed-tensors packs to 32-bit words, W8A8 what it keeps as I8. */
-typedef enum {
-    QC_FORM_NF4,
-    QC_FORM_INT8_ROWS,
-    QC_FORM_INT8_BLOCKS,
-    QC_FORM_W4A16,
-    QC_FORM_W8A16,
-    QC_FORM_W8A8
-} qc_form_kind;
-
-typedef struct qc_form_ops qc_form_ops;
-
-typedef struct {
-    const qc_form_ops *ops;
-    uint32_t block_elems;  /* elements that share a scale: a power of two from 32 to 4096; 0: each
-                              row has a scale */
-    uint64_t cols;         /* of a row; blocks are quantized without it */
-    int nested;            /* double quantized scales */
-    float offset;          /* of nested scales; 0 for NF4 as we make it */
-    const float *code_map; /* NF4: [16] values of the codes; NULL: qc_nf4_code */
-    qc_dtype scale_dtype;  /* of scales whose dtype the form leaves open (W4A16, W8A16, W8A8): F32,
-                              F16 or BF16 */
-} qc_form;
 
 /* What quantizing elements leaves; the arrays are the caller's. */
 typedef struct {
@@ -87,9 +52,6 @@ struct qc_form_ops {
 
 extern const qc_form_ops qc_form_nf4, qc_form_int8_rows, qc_form_int8_blocks;
 extern const qc_form_ops qc_form_w4a16, qc_form_w8a16, qc_form_w8a8;
-
-/* The operations of a kind, or NULL for one that there is not. */
-const qc_form_ops *qc_form_ops_of(qc_form_kind kind);
 
 static inline int qc_form_by_rows(const qc_form *form)
 {
@@ -156,6 +118,9 @@ static inline float qc_form_round_scale(const qc_form *form, float s)
 
 /* How many scales n elements have, before double quantization. */
 uint64_t qc_form_scales(const qc_form *form, uint64_t n);
+
+/* Row `row` of W as floats, exactly as dequantizing to F32 gives them. out: [cols]. */
+void qc_weights_row(const qc_quant_ops *ops, const qc_weights *w, uint64_t row, float *out);
 
 /* Gives elements [first, first + n) of a source as floats. */
 typedef qc_status (*qc_read_floats_fn)(void *ctx, uint64_t first, uint64_t n, float *out,

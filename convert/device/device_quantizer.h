@@ -5,7 +5,7 @@
 
 #include "base/dtype.h"
 #include "kernels/cuda_device.h"
-#include "quant/quant_weights.h"
+#include "quant/quant_form.h"
 #include "quant/search_sums.h"
 
 /* How a weight is quantized. */

@@ -6,7 +6,7 @@
 #include "convert/device/bench.h"
 #include "formats/digest.h"
 #include "kernels/matmul_tuning.h"
-#include "quant/quant_ops.h"
+#include "quant/quant_form.h"
 
 typedef struct {
     const qc_bench_request *q;

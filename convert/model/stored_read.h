@@ -3,7 +3,7 @@
 #define QC_CONVERT_STORED_READ_H
 
 #include "convert/model/recipe.h"
-#include "quant/quant_weights.h"
+#include "quant/quant_form.h"
 
 /* Reads all of a tensor. Free it with qc_free, also after a failure. It is read in steps, and
  * between these Ctrl-C is looked for. */

@@ -5,7 +5,7 @@
 
 #include "base/dtype.h"
 #include "kernels/matmul_tuning.h"
-#include "quant/quant_weights.h"
+#include "quant/quant_form.h"
 
 /* What numbers miss those that they are compared with by. A NaN among them stays. */
 typedef struct {

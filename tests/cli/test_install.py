@@ -142,10 +142,12 @@ class Install(unittest.TestCase):
         for name in os.listdir(folder):  # gpu_load.h too, where there are kernels
             with open(os.path.join(folder, name), encoding="utf-8") as f:
                 declared += re.findall(r"^QC_API [^(;]*?(\bqc_\w+)\(", f.read(), re.M)
+        node = "QCONV_" + run([QCONV, "--version"]).split()[1].rsplit(".", 1)[0]
         seen = [line.split()[-1] for line in
-                run(["nm", "-D", "--defined-only", self.find("libqconv.so")]).splitlines()]
-        self.assertEqual(sorted(seen), sorted(declared))
-        self.assertIn("qc_reader_load", seen)
+                run(["nm", "-D", "--defined-only", "--with-symbol-versions",
+                     self.find("libqconv.so")]).splitlines()]
+        self.assertEqual(sorted(seen), sorted([node] + ["%s@@%s" % (n, node) for n in declared]))
+        self.assertIn("qc_reader_load@@" + node, seen)
 
     def cited(self):
         """The pages that messages and help name."""

@@ -244,65 +244,6 @@ static void test_scratch_of_the_widest(void **state)
     free(v);
 }
 
-static void refused(const qc_weights *w, const mt_weights *t, const char *word)
-{
-    qc_error err = {0};
-    assert_int_equal(qc_weights_check(w, t->codes_bytes, t->scales, t->nested_scales, &err),
-                     QC_ERR_SHAPE);
-    QT_CHECK(strstr(err.msg, word) != NULL, "'%s' does not say '%s'", err.msg, word);
-}
-
-static void test_descriptors_are_checked(void **state)
-{
-    (void)state;
-    qt_rng rng = qt_rng_start("check");
-    for (unsigned f = 0; f < MT_FORMS; f++) {
-        mt_weights t;
-        qc_weights w;
-        mt_make(&t, &rng, mt_forms[f].kind, 6, 99, mt_forms[f].block, mt_forms[f].nested);
-        assert_int_equal(qc_weights_check(&t.w, t.codes_bytes, t.scales, t.nested_scales, NULL),
-                         QC_OK);
-        w = t.w;
-        w.rows = 0x100000000u;
-        w.form.cols = 0x100000000u;
-        refused(&w, &t, "too many");
-        w = t.w;
-        w.form.cols = 101;
-        refused(&w, &t, "bytes of codes");
-        w = t.w;
-        w.codes = NULL;
-        refused(&w, &t, "without codes");
-        w = t.w;
-        w.form.ops = NULL;
-        refused(&w, &t, "unknown kind");
-        w = t.w;
-        t.scales++;
-        refused(&w, &t, "scales");
-        t.scales--;
-        if (mt_forms[f].kind == QC_FORM_INT8_ROWS) {
-            w.absmax = NULL;
-            refused(&w, &t, "without scales");
-        } else {
-            for (unsigned i = 0; i < 3; i++) {
-                w.form.block_elems = (const uint32_t[]){0, 48, 8192}[i];
-                refused(&w, &t, "power of two");
-            }
-        }
-        if (mt_forms[f].nested) {
-            w = t.w;
-            w.nested_map = NULL;
-            refused(&w, &t, "neither");
-            w = t.w;
-            w.nested_block = 100;
-            refused(&w, &t, "power of two");
-            w = t.w;
-            t.nested_scales++;
-            refused(&w, &t, "scales of scales");
-        }
-        mt_free(&t);
-    }
-}
-
 /* The fast sums in double are those of the oracle, and the oracle's are plain loops. */
 static void test_double(void **state)
 {
@@ -369,7 +310,6 @@ int main(void)
         cmocka_unit_test(test_strides_and_ranges),
         cmocka_unit_test(test_empty),
         cmocka_unit_test(test_scratch_of_the_widest),
-        cmocka_unit_test(test_descriptors_are_checked),
         cmocka_unit_test(test_double),
         cmocka_unit_test(test_tables),
     };
