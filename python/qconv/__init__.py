@@ -1,5 +1,5 @@
 """qconv from Python."""
-from .errors import CheckError, DeviceError, Error, InputError, UsageError
+from .errors import CheckError, DeviceError, Error, InputError, ProgramError, RunError, UsageError
 from .load import load
 
-__all__ = ["load", "Error", "UsageError", "InputError", "CheckError", "DeviceError"]
+__all__ = ["load", "Error", "ProgramError", "RunError", "UsageError", "InputError", "CheckError", "DeviceError"]

@@ -68,6 +68,8 @@ class MatmulIo(c.Structure):
 
 _ERROR = c.POINTER(Error)
 _FUNCTIONS = {
+    "qc_version": (c.c_char_p, []),
+    "qc_abi_size": (c.c_size_t, [c.c_char_p]),
     "qc_status_exit_code": (c.c_int, [c.c_int]),
     "qc_reader_open": (c.c_int, [c.POINTER(c.c_void_p), c.c_char_p, _ERROR]),
     "qc_reader_close": (None, [c.c_void_p]),
@@ -88,46 +90,49 @@ _FUNCTIONS = {
 }
 
 
+INTERFACE = "0.5"  # major and minor of the version whose structs stand above
+_STRUCTS = {"qc_error": Error, "qc_form": Form, "qc_matmul_cpu_io": MatmulIo, "qc_reader_device": ReaderDevice,
+            "qc_reader_options": ReaderOptions, "qc_reader_slice": ReaderSlice, "qc_reader_tensor": ReaderTensor,
+            "qc_weights": Weights}
+
+
 def find_library() -> Path:
     """The package's own libqconv.so, else the file that QCONV_LIBRARY names, else that of a build tree."""
     here = Path(__file__).resolve().parent
     asked = os.environ.get("QCONV_LIBRARY")
-    places = [here / "lib" / "libqconv.so", *([Path(asked)] if asked else []),
+    places = [*sorted((here / "lib").glob("libqconv.so*")), *([Path(asked)] if asked else []),
               here.parents[1] / "build" / "libqconv.so"]
     for place in places:
         if place.is_file():
             return place
-    tried = ", ".join(str(place) for place in places)
-    raise errors.UsageError(f"libqconv.so is in none of these places: {tried}; install the package anew, or set "
-                            "QCONV_LIBRARY to the file")
+    tried = ", ".join(map(str, [here / "lib", *places]))
+    raise errors.ProgramError(f"libqconv.so is in none of these places: {tried}; install the package anew, or set "
+                              "QCONV_LIBRARY to the file")
 
 
 @functools.lru_cache(maxsize=None)
 def library() -> c.CDLL:
-    """The library, opened once, with the types of its functions set."""
+    """The library, opened once and compared with what is written down here."""
     path = find_library()
     try:
         opened = c.CDLL(str(path))
-    except OSError as e:
-        raise errors.UsageError(f"{path} cannot be loaded: {e}") from None
-    for name, (result, arguments) in _FUNCTIONS.items():
-        try:
+        for name, (result, arguments) in _FUNCTIONS.items():
             function = getattr(opened, name)
-        except AttributeError:
-            raise errors.UsageError(f"{path} has no function {name}: it is of another version of qconv than this "
-                                    "package") from None
-        function.restype, function.argtypes = result, arguments
+            function.restype, function.argtypes = result, arguments
+    except (OSError, AttributeError) as e:
+        raise errors.ProgramError(f"{path} cannot be used: {e}") from None
+    version = opened.qc_version().decode()
+    other = [name for name, struct in _STRUCTS.items() if opened.qc_abi_size(name.encode()) != c.sizeof(struct)]
+    if other or not version.startswith(INTERFACE + "."):
+        raise errors.ProgramError(f"{path} is of version {version}, and this package is for {INTERFACE}: install both "
+                                  "from one version" + (f" ({other[0]} differs)" if other else ""))
     return opened
-
-
-_EXCEPTIONS = {2: errors.UsageError, 3: errors.InputError, 4: errors.CheckError, 5: errors.DeviceError,
-               130: KeyboardInterrupt}
 
 
 def check(status: int, error: Error) -> None:
     """Raises what a status other than OK means, with the library's sentence."""
     if status:
-        kind = _EXCEPTIONS.get(library().qc_status_exit_code(status), errors.Error)
+        kind = {**errors.BY_EXIT_CODE, 130: KeyboardInterrupt}.get(library().qc_status_exit_code(status), errors.Error)
         raise kind(error.msg.decode("utf-8", "replace"))
 
 

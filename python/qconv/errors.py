@@ -2,20 +2,31 @@
 
 
 class Error(Exception):
-    """What went wrong, in one sentence (exit code 1: input, output or memory)."""
+    """What went wrong, in one sentence."""
 
 
-class UsageError(Error):
-    """The call is wrong (exit code 2)."""
+class ProgramError(Error):
+    """The library is missing, is not for this machine, or is of another version than the package."""
 
 
-class InputError(Error):
-    """The input breaks a rule of its format, or is of a kind that is not supported (exit code 3)."""
+class RunError(Error):
+    """Exit code 1: input or output failed, memory ran out, or an internal error."""
+
+
+class UsageError(Error, ValueError):
+    """Exit code 2: an argument is wrong, or arguments do not go together."""
+
+
+class InputError(Error, ValueError):
+    """Exit code 3: the input breaks a rule of its format, or is not supported."""
 
 
 class CheckError(Error):
-    """A check failed: what was read is not what was written (exit code 4)."""
+    """Exit code 4: a check failed: what was read is not what was written."""
 
 
 class DeviceError(Error):
-    """There is no such device (exit code 5)."""
+    """Exit code 5: there is no such device."""
+
+
+BY_EXIT_CODE = {1: RunError, 2: UsageError, 3: InputError, 4: CheckError, 5: DeviceError}

@@ -19,7 +19,7 @@ import threading
 import torch
 
 from . import _library, errors
-from ._library import FORMS, MatmulIo
+from ._library import MatmulIo
 
 _NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 _DTYPES = {dtype: _library.DTYPES.index(name) for dtype, name in _NAMES.items()}
@@ -103,12 +103,10 @@ def linear_cpu(x, codes, scales, code_map, nested_absmax, nested_map, bias, form
     _same_device(x, codes, scales, code_map, nested_absmax, nested_map, bias)
     flat = _rows_of(x, cols)
     m = flat.shape[0]
-    if m > restored_above():
-        w = dequantize_cpu(codes, scales, code_map, nested_absmax, nested_map, form, rows, cols, block, nested_block,
-                           offset, x.dtype)
-        return torch.nn.functional.linear(x, w, bias if bias is None else bias.to(x.dtype))
     w = _weights(codes, scales, code_map, nested_absmax, nested_map, form, rows, cols, block, nested_block, offset)
     y = torch.empty((*x.shape[:-1], rows), dtype=x.dtype)
+    if m > RESTORED_ABOVE:
+        return _restored(w, flat, bias, y)
     added = None if bias is None else bias.to(_F32).contiguous()
     if y.numel():
         dtype = _DTYPES[x.dtype]
@@ -128,9 +126,25 @@ def dequantize_cpu(codes, scales, code_map, nested_absmax, nested_map, form, row
     return out
 
 
-def restored_above():
-    """Rows of x above which torch multiplies with the restored weight (bench/bench_python_load.py)."""
-    return 1 << 30
+# Rows of x above which torch multiplies with the restored weight, and how much of it is restored at a time
+# (bench/bench_python_load.py --rows; docs/python-load.md has what it measured).
+RESTORED_ABOVE = 256
+RESTORED_BYTES = 64 << 20
+
+
+def _restored(w, x, bias, y):
+    """y = x W^T + bias in torch, in bfloat16 where the processor multiplies in it, else in floats."""
+    fast = x.dtype == torch.bfloat16 and torch.cpu._is_avx512_bf16_supported()
+    dtype, rows, cols = x.dtype if fast else _F32, y.shape[-1], x.shape[1]
+    step = max(1, RESTORED_BYTES // (cols * dtype.itemsize))
+    x, out = x.to(dtype), y.view(-1, rows)
+    bias = None if bias is None else bias.to(dtype)
+    for first in range(0, rows, step):
+        some = torch.empty((min(step, rows - first), cols), dtype=dtype)
+        _library.dequantize(w, first, some.shape[0], some.data_ptr(), _NAMES[dtype], torch.get_num_threads())
+        part = slice(first, first + some.shape[0])
+        out[:, part] = torch.nn.functional.linear(x, some, None if bias is None else bias[part])
+    return y
 
 
 # ---- any device, with torch alone ---------------------------------------------------------------
@@ -220,4 +234,3 @@ torch.library.register_autograd("qconv::linear", _backward, setup_context=_setup
 
 linear = torch.ops.qconv.linear.default
 dequantize = torch.ops.qconv.dequantize.default
-assert FORMS  # the names that `form` may have
