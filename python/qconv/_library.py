@@ -256,6 +256,8 @@ def weights(form: str, rows: int, cols: int, block: int, codes: int, code_bytes:
     """A checked description of a weight [rows, cols]. codes to nested_map are addresses; scales is that of floats,
     or of codes of 8 bits where there is a nested_absmax. block 0: one scale a row. InputError says what does not
     fit together."""
+    if form not in FORMS:
+        raise errors.UsageError(f"form is {form!r}; expected one of {', '.join(FORMS)}")
     w = Weights(rows=rows, codes=codes, nested_block=nested_block,
                 form=Form(ops=library().qc_form_ops_of(FORMS.index(form)), block_elems=block, cols=cols,
                           nested=bool(nested_absmax), offset=offset, code_map=code_map or None,
