@@ -21,7 +21,7 @@ endfunction()
 set(qconv_headers)
 qconv_header(device_reader.h "" base/status.h base/dtype.h formats/device_reader.h)
 qconv_header(qconv.h "#include <qconv/device_reader.h>\n" base/interrupt.h convert/library/library.h
-  quant/quant_weights.h quant/cpu_matmul.h)
+  quant/quant_weights.h quant/weight_slice.h quant/cpu_matmul.h)
 
 # And where there are kernels, what loads to a GPU.
 if(TARGET qconv_kernels)

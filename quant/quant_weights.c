@@ -21,9 +21,7 @@ static const float *scales_of(const qc_weights *w, uint64_t first, uint64_t n, f
     if (w->absmax)
         return w->absmax + first;
     for (uint64_t i = 0; i < n; i++)
-        room[i] = w->nested_map[w->absmax_codes[first + i]] *
-                      w->nested_absmax[(first + i) / w->nested_block] +
-                  w->form.offset;
+        room[i] = qc_weights_scale(w, first + i);
     return room;
 }
 
