@@ -50,8 +50,8 @@ QC_API QC_NODISCARD qc_status qc_weights_slice_bytes(const qc_weights *w,
 
 /* Describes the part in *out. Arrays that are not those of w are written to memory, which has room
  * for the bytes above, is aligned to 64, and lives as long as *out, as do the arrays of w. The
- * arrays are those of host memory. Errors: as above, and QC_ERR_USAGE where memory is NULL and bytes
- * are needed. */
+ * arrays are those of host memory. Errors: as above, and QC_ERR_USAGE where memory is NULL and
+ * bytes are needed. */
 QC_API QC_NODISCARD qc_status qc_weights_slice(const qc_weights *w, const qc_weights_part *part,
                                                void *memory, qc_weights *out, qc_error *err);
 
