@@ -1,6 +1,7 @@
 #include "base/workers.h"
 
 #include "base/alloc.h"
+#include "base/cpu.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -29,6 +30,16 @@ qc_status qc_thread_start(pthread_t *thread, void *(*fn)(void *), void *arg, con
                 "%s could not be started: %s (the limit on processes or on memory leaves no room "
                 "for it, see 'ulimit -u' and 'ulimit -v')",
                 what, strerror(e));
+    return QC_OK;
+}
+
+qc_status qc_threads_wanted(unsigned *threads, qc_error *err)
+{
+    if (*threads > QC_THREADS_MAX)
+        QC_FAIL(err, QC_ERR_USAGE, "%u threads; expected 1 to %u, or 0 for one per processor",
+                *threads, QC_THREADS_MAX);
+    if (*threads == 0)
+        *threads = qc_cpu_count() < QC_THREADS_MAX ? qc_cpu_count() : QC_THREADS_MAX;
     return QC_OK;
 }
 

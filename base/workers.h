@@ -21,6 +21,11 @@
 QC_NODISCARD qc_status qc_thread_start(pthread_t *thread, void *(*fn)(void *), void *arg,
                                        const char *what, qc_error *err);
 
+#define QC_THREADS_MAX 1024u
+/* What a caller of the library asks for: 0 becomes one thread per processor. QC_ERR_USAGE for more
+ * than QC_THREADS_MAX. */
+QC_NODISCARD qc_status qc_threads_wanted(unsigned *threads, qc_error *err);
+
 typedef struct qc_team qc_team;
 
 /* index runs from 0 to threads - 1. A return other than QC_OK stops the team; err is private to

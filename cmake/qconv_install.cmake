@@ -21,7 +21,7 @@ endfunction()
 set(qconv_headers)
 qconv_header(device_reader.h "" base/status.h base/dtype.h formats/device_reader.h)
 qconv_header(qconv.h "#include <qconv/device_reader.h>\n" base/interrupt.h convert/library/library.h
-  quant/quant_weights.h quant/cpu_matmul.h)
+  quant/quant_weights.h quant/weight_slice.h quant/cpu_matmul.h)
 
 # And where there are kernels, what loads to a GPU.
 if(TARGET qconv_kernels)
@@ -60,8 +60,17 @@ if(NOT QCONV_SANITIZE)
   target_link_options(qconv_library PRIVATE LINKER:--no-undefined)
 endif()
 
+# The same for programs that link statically. Names that are no part of the interface are seen in it.
+add_library(qconv_archive STATIC ${CMAKE_SOURCE_DIR}/convert/library/library.c
+  $<TARGET_OBJECTS:qconv_formats> $<TARGET_OBJECTS:qconv_quant> $<TARGET_OBJECTS:qconv_base>)
+target_compile_definitions(qconv_archive PRIVATE QCONV_VERSION="${PROJECT_VERSION}")
+target_link_libraries(qconv_archive PRIVATE qconv_flags)
+set_target_properties(qconv_archive PROPERTIES OUTPUT_NAME qconv
+  ARCHIVE_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})
+
 set(qconv_package ${CMAKE_INSTALL_LIBDIR}/cmake/qconv)
 install(TARGETS qconv_library EXPORT qconv_targets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(TARGETS qconv_archive ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(TARGETS qconv RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(FILES ${qconv_headers} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/qconv)
 install(EXPORT qconv_targets NAMESPACE qconv:: DESTINATION ${qconv_package})

@@ -5,7 +5,6 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
-#include "base/cpu.h"
 #include "base/text.h"
 #include "base/workers.h"
 #include "formats/manifest_header.h"
@@ -19,7 +18,6 @@
 #define FRAME_ALIGN    4096u
 #define STEP_BYTES     (512u << 10) /* read at once, then hashed in the L2 cache */
 #define RAW_FROM_BYTES (256u << 10) /* smaller frames: one read and a cheap copy */
-#define THREADS_MAX    1024u
 #define NAMES_IN_ERROR 16u
 
 typedef struct {
@@ -41,6 +39,8 @@ struct qc_reader {
     named_tensor *by_name;     /* sorted */
     device_entry *devices;
     size_t device_count;
+    qc_reader *self;     /* for open shards, which hold a const one */
+    atomic_size_t users; /* open shards, and one until it is closed; the last frees it */
 };
 
 /* ---- Opening -------------------------------------------------------------------------------- */
@@ -117,6 +117,8 @@ qc_status qc_reader_open(qc_reader **out, const char *dir, qc_error *err)
     qc_reader *r = NULL;
     QC_TRY(qc_calloc(&r, 1, sizeof *r, err));
     qc_arena_init(&r->arena);
+    r->self = r;
+    atomic_init(&r->users, 1);
     qc_status st = qc_arena_strdup(&r->arena, &r->dir, dir, err);
     if (st == QC_OK)
         st = qc_manifest_load(&r->m, &r->arena, dir, err);
@@ -134,7 +136,7 @@ qc_status qc_reader_open(qc_reader **out, const char *dir, qc_error *err)
 
 void qc_reader_close(qc_reader *r)
 {
-    if (!r)
+    if (!r || atomic_fetch_sub(&r->users, 1) > 1)
         return;
     qc_arena_deinit(&r->arena);
     qc_free(r);
@@ -580,10 +582,7 @@ static qc_status load_all(load *l, qc_error *err)
     }
     if (l->unit_count == 0)
         return QC_OK;
-    unsigned threads = l->options->threads ? l->options->threads : qc_cpu_count();
-    if (threads > l->unit_count)
-        threads = (unsigned)l->unit_count;
-    l->threads = qc_min_u32(threads, THREADS_MAX);
+    l->threads = qc_min_u32(l->unit_count, l->threads);
     for (unsigned i = 0; i < l->threads; i++)
         hint_ahead(l, i);
     return qc_team_run(l->threads, load_worker, l, err);
@@ -617,7 +616,12 @@ qc_status qc_reader_load(const qc_reader *r, size_t device, const qc_reader_opti
     if (!options->place == !options->pieces ||
         (options->pieces && (!options->pieces->room || !options->pieces->put)))
         QC_FAIL(err, QC_ERR_USAGE, "%s: the options of a load need either place or pieces", r->dir);
-    load l = {.r = r, .e = &r->devices[device], .options = options, .max_stored = 1};
+    load l = {.r = r,
+              .e = &r->devices[device],
+              .options = options,
+              .threads = options->threads,
+              .max_stored = 1};
+    QC_TRY(qc_threads_wanted(&l.threads, err));
     if (pthread_mutex_init(&l.lock, NULL) != 0)
         QC_FAIL(err, QC_ERR_NOMEM, "a mutex could not be made");
     if (pthread_cond_init(&l.placed, NULL) != 0) {
@@ -649,6 +653,7 @@ qc_status qc_reader_shards_open(qc_reader_shards **out, const qc_reader *r, size
         QC_FAIL(err, QC_ERR_USAGE, "qc_reader_shards_open: %s is NULL", out ? "the reader" : "out");
     QC_TRY(check_device(r, device, err));
     QC_TRY(qc_calloc(&s, 1, sizeof *s, err));
+    atomic_fetch_add(&r->self->users, 1);
     s->load.r = r;
     s->load.e = &r->devices[device];
     s->load.max_stored = 1;
@@ -665,6 +670,7 @@ void qc_reader_shards_close(qc_reader_shards *s)
     if (!s)
         return;
     release(&s->load);
+    qc_reader_close(s->load.r->self);
     qc_free(s);
 }
 

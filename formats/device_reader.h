@@ -101,7 +101,7 @@ typedef struct {
 } qc_reader_pieces;
 
 typedef struct {
-    unsigned threads;      /* 0: one per processor */
+    unsigned threads;      /* 1 to 1024; 0: one per processor */
     int skip_digests;      /* trust the disk: check the checksums of frames instead, which a plain
                               output does not have */
     qc_reader_place place; /* one of these two */
@@ -123,9 +123,9 @@ QC_API const qc_reader_tensor *qc_reader_find_tensor(const qc_reader *r, const c
                                                      size_t *device, size_t *index);
 
 /* The open shards of one device, from which single tensors are read, whole or in part. It takes 44
- * bytes a frame and a file descriptor a shard, and lives no longer than its reader. Several threads
- * may read from it at once. Opening checks the same as a load does before its first tensor, with
- * the same errors. */
+ * bytes a frame and a file descriptor a shard. Several threads may read from it at once. Closing
+ * the reader first is fine: its memory goes with the last shards. Opening checks the same as a load
+ * does before its first tensor, with the same errors. */
 typedef struct qc_reader_shards qc_reader_shards;
 QC_API QC_NODISCARD qc_status qc_reader_shards_open(qc_reader_shards **out, const qc_reader *r,
                                                     size_t device, qc_error *err);

@@ -173,11 +173,12 @@ qc_status qc_cpu_matmul_create(qc_cpu_matmul **out, unsigned threads, qc_error *
     if (!out)
         QC_FAIL(err, QC_ERR_USAGE, "qc_cpu_matmul_create: out is NULL");
     *out = NULL;
+    QC_TRY(qc_threads_wanted(&threads, err));
     QC_TRY(qc_isa_select(&isa, err));
     QC_TRY(qc_calloc(&h, 1, sizeof *h, err));
     h->ops = qc_matmul_ops_for(isa);
     h->gemv = qc_gemv_ops_for(isa);
-    h->threads = threads > 0 ? threads : qc_cpu_count();
+    h->threads = threads;
     if (pthread_mutex_init(&h->calls, NULL) != 0 || pthread_mutex_init(&h->lock, NULL) != 0 ||
         pthread_cond_init(&h->begun, NULL) != 0 || pthread_cond_init(&h->ended, NULL) != 0) {
         qc_free(h);
@@ -219,8 +220,8 @@ unsigned qc_cpu_matmul_threads(const qc_cpu_matmul *h)
 
 int qc_cpu_matmul_is_fast(const qc_weights *w)
 {
-    const qc_form *f = &w->form;
-    return f->cols > 0 && f->cols % QC_GEMV_GROUP == 0 &&
+    const qc_form *f = w ? &w->form : NULL;
+    return f && f->cols > 0 && f->cols % QC_GEMV_GROUP == 0 &&
            (f->block_elems == 0 || f->cols % f->block_elems == 0);
 }
 
@@ -342,15 +343,24 @@ static int is_float(qc_dtype t)
     return t == QC_DTYPE_F32 || t == QC_DTYPE_F16 || t == QC_DTYPE_BF16;
 }
 
+static const char *name_of(qc_dtype t)
+{
+    return qc_dtype_name(t) ? qc_dtype_name(t) : "an unknown dtype";
+}
+
 static qc_status check(const qc_cpu_matmul *h, const qc_weights *w, const qc_matmul_cpu_io *io,
                        qc_error *err)
 {
-    const char *none = !h ? "the handle" : !w ? "the weight" : !io ? "io" : NULL;
+    const char *none = !h             ? "the handle"
+                       : !w           ? "the weight"
+                       : !w->form.ops ? "the weight's form.ops"
+                       : !io          ? "io"
+                                      : NULL;
     if (none)
         QC_FAIL(err, QC_ERR_USAGE, "qc_cpu_matmul_run: %s is NULL", none);
     if (!is_float(io->x_dtype) || !is_float(io->y_dtype))
         QC_FAIL(err, QC_ERR_USAGE, "a product takes F32, F16 or BF16, not %s and %s",
-                qc_dtype_name(io->x_dtype), qc_dtype_name(io->y_dtype));
+                name_of(io->x_dtype), name_of(io->y_dtype));
     if (io->ldx < w->form.cols || io->ldy < w->rows)
         QC_FAIL(err, QC_ERR_USAGE,
                 "rows of x and y are %" PRIu64 " and %" PRIu64

@@ -35,8 +35,9 @@ extern "C" {
  * others wait for it. */
 typedef struct qc_cpu_matmul qc_cpu_matmul;
 
-/* threads: 0 for one per processor. The calling thread of a product takes part, so threads - 1 are
- * started. QC_ERR_USAGE or QC_ERR_DEVICE where QCONV_ISA is wrong (base/cpu.h). */
+/* threads: 1 to 1024, or 0 for one per processor. The calling thread of a product takes part, so
+ * threads - 1 are started. QC_ERR_USAGE where threads are more; that or QC_ERR_DEVICE where
+ * QCONV_ISA is wrong (base/cpu.h). */
 QC_API QC_NODISCARD qc_status qc_cpu_matmul_create(qc_cpu_matmul **out, unsigned threads,
                                                    qc_error *err);
 QC_API void qc_cpu_matmul_destroy(qc_cpu_matmul *h); /* NULL is fine; no call may be running */

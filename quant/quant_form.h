@@ -119,6 +119,15 @@ static inline float qc_form_round_scale(const qc_form *form, float s)
 /* How many scales n elements have, before double quantization. */
 uint64_t qc_form_scales(const qc_form *form, uint64_t n);
 
+/* The scale of block b of weights in blocks. */
+static inline float qc_weights_scale(const qc_weights *w, uint64_t b)
+{
+    if (w->absmax)
+        return w->absmax[b];
+    return w->nested_map[w->absmax_codes[b]] * w->nested_absmax[b / w->nested_block] +
+           w->form.offset;
+}
+
 /* Row `row` of W as floats, exactly as dequantizing to F32 gives them. out: [cols]. */
 void qc_weights_row(const qc_quant_ops *ops, const qc_weights *w, uint64_t row, float *out);
 

@@ -1,7 +1,7 @@
 #include "quant/quant_weights.h"
 
 #include "base/checked.h"
-#include "base/cpu.h"
+#include "base/workers.h"
 #include "quant/piecework.h"
 #include "quant/quant_form.h"
 #include "quant/quant_internal.h"
@@ -21,9 +21,7 @@ static const float *scales_of(const qc_weights *w, uint64_t first, uint64_t n, f
     if (w->absmax)
         return w->absmax + first;
     for (uint64_t i = 0; i < n; i++)
-        room[i] = w->nested_map[w->absmax_codes[first + i]] *
-                      w->nested_absmax[(first + i) / w->nested_block] +
-                  w->form.offset;
+        room[i] = qc_weights_scale(w, first + i);
     return room;
 }
 
@@ -124,14 +122,14 @@ qc_status qc_weights_dequantize(const qc_weights *w, uint64_t first, uint64_t ro
         return QC_OK;
     if (!out)
         QC_FAIL(err, QC_ERR_USAGE, "qc_weights_dequantize: out is NULL");
+    QC_TRY(qc_threads_wanted(&threads, err));
     QC_TRY(qc_isa_select(&isa, err));
     dequantizing d = {.r = {qc_quant_ops_for(isa), w, dtype},
                       .first = first,
                       .rows = rows,
                       .step = qc_max_u64(PIECE_ELEMS / w->form.cols, 1),
                       .out = out};
-    return qc_piecework(threads > 0 ? threads : qc_cpu_count(), qc_ceil_div_u64(rows, d.step),
-                        dequantize_piece, &d, err);
+    return qc_piecework(threads, qc_ceil_div_u64(rows, d.step), dequantize_piece, &d, err);
 }
 
 /* ---- untrusted descriptors ------------------------------------------------------------------ */

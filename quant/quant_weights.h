@@ -79,7 +79,7 @@ QC_API QC_NODISCARD qc_status qc_weights_check(const qc_weights *w, uint64_t cod
 /* Writes the values of rows [first, first + rows) of w, without gaps: out has room for rows * cols
  * elements of dtype F32, F16 or BF16, and needs no alignment. F32 has the values as they are; the
  * others are rounded once, to nearest even, and what is too large for F16 becomes infinite.
- * threads: 0 for one per processor; the values do not depend on it. w must be sound
+ * threads: 1 to 1024, or 0 for one per processor; the values do not depend on it. w must be sound
  * (qc_weights_check). QC_ERR_USAGE names what is wrong; QC_ERR_INTERRUPTED. */
 QC_API QC_NODISCARD qc_status qc_weights_dequantize(const qc_weights *w, uint64_t first,
                                                     uint64_t rows, void *out, qc_dtype dtype,

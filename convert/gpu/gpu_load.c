@@ -2,6 +2,7 @@
 
 #include "base/alloc.h"
 #include "base/cpu.h"
+#include "base/workers.h"
 #include "kernels/cuda_upload.h"
 
 #include <inttypes.h>
@@ -58,6 +59,7 @@ static qc_status run_load(gpu_load *l, const qc_reader *r, size_t device, int gp
         return QC_OK;
     if (threads == 0)
         threads = processors < THREADS_USUAL ? processors : THREADS_USUAL;
+    QC_TRY(qc_threads_wanted(&threads, err));
     QC_TRY(qc_cuda_upload_create(&l->upload, &cuda, threads, d->max_piece_bytes, err));
     qc_reader_options o = {
         .threads = threads, .skip_digests = options->skip_digests, .pieces = &pieces, .ctx = l};

@@ -17,7 +17,8 @@ extern "C" {
 #endif
 
 typedef struct {
-    unsigned threads; /* 0: one per processor, but at most 16, as more do not fill a bus faster */
+    unsigned threads; /* 1 to 1024; 0: one per processor, but at most 16, as more do not fill a bus
+                         faster */
     int skip_digests; /* as in qc_reader_options */
     /* Returns t->bytes of memory on the GPU, with any alignment. It is called once per tensor, in
      * the order of the list, by the calling thread with the GPU current, before anything is read.

@@ -1,7 +1,7 @@
 #include "convert/library/library.h"
 
 #include "formats/device_reader.h"
-#include "quant/quant_weights.h"
+#include "quant/weight_slice.h"
 
 #include <string.h>
 
@@ -21,7 +21,8 @@ size_t qc_abi_size(const char *name)
         size_t bytes;
     } rows[] = {ROW(qc_error),         ROW(qc_form),           ROW(qc_matmul_cpu_io),
                 ROW(qc_reader_device), ROW(qc_reader_options), ROW(qc_reader_pieces),
-                ROW(qc_reader_slice),  ROW(qc_reader_tensor),  ROW(qc_weights)};
+                ROW(qc_reader_slice),  ROW(qc_reader_tensor),  ROW(qc_weights),
+                ROW(qc_weights_cuts),  ROW(qc_weights_part)};
 #undef ROW
     for (size_t i = 0; name && i < sizeof rows / sizeof *rows; i++)
         if (strcmp(rows[i].name, name) == 0)

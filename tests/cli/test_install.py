@@ -72,8 +72,8 @@ class Install(unittest.TestCase):
             sum(m["shards"][t["shard"]]["device"] == 1 for t in m["tensors"]),
             m["placement"]["devices"][1]["tensor_bytes"])
 
-    def find(self, name):
-        found = [os.path.join(d, n) for d, _, names in os.walk(self.prefix) for n in names
+    def find(self, name, below=None):
+        found = [os.path.join(d, n) for d, _, names in os.walk(below or self.prefix) for n in names
                  if n == name]
         self.assertEqual(len(found), 1, (name, found))
         return found[0]
@@ -81,13 +81,29 @@ class Install(unittest.TestCase):
     def header(self):
         return os.path.join(self.prefix, "include", "qconv", "device_reader.h")
 
-    def assert_loads(self, program):
-        env = dict(os.environ, LD_LIBRARY_PATH=os.path.dirname(self.find("libqconv.so")))
+    def assert_loads(self, program, below=None):
+        env = dict(os.environ, LD_LIBRARY_PATH=os.path.dirname(self.find("libqconv.so", below)))
         self.assertEqual(run([program, self.out, "cuda:1"], env=env), self.says)
 
-    def flags(self, *wanted):
+    def assert_links(self, below):
+        """The example builds and runs with what lies there: shared, whether pkg-config's line stands
+        before or behind the source and whatever the linker leaves out; and static."""
+        source = os.path.join(self.outside, "load.c")
+        program = os.path.join(self.outside, "linked")
+        flags = self.flags("--cflags", "--libs", below=below)
+        for line in ([source, *flags], [*flags, source], ["-Wl,--as-needed", *flags, source]):
+            run([CC, *line, "-o", program])
+            self.assert_loads(program, below)
+        if not all(os.path.isabs(run([CC, "-print-file-name=lib%s.a" % n]).strip())
+                   for n in ("c", "zstd", "xxhash")):
+            return  # this machine cannot link statically, whatever the program
+        run([CC, "-static", source, *self.flags("--static", "--cflags", "--libs", below=below),
+             "-o", program])
+        self.assertEqual(run([program, self.out, "cuda:1"]), self.says)
+
+    def flags(self, *wanted, below=None):
         """Of pkg-config, which escapes blanks as a shell does."""
-        env = dict(os.environ, PKG_CONFIG_PATH=os.path.dirname(self.find("qconv.pc")))
+        env = dict(os.environ, PKG_CONFIG_PATH=os.path.dirname(self.find("qconv.pc", below)))
         out = run(["pkg-config", *wanted, "qconv"], env=env)
         return run(["sh", "-c", 'eval "set -- $1"; printf "%s\\n" "$@"', "sh", out]).split("\n")[:-1]
 
@@ -103,6 +119,12 @@ class Install(unittest.TestCase):
             run([compiler, "-std=" + standard, *WARNINGS, os.path.join(self.outside, source), "-o",
                  program, *flags])
             self.assert_loads(program)
+
+    def test_the_example_links_in_any_order_and_static(self):
+        self.assert_links(self.prefix)
+        staged = os.path.join(self.dir, "staged")  # as distributions install
+        run([CMAKE, "--install", BUILD, "--prefix", "/usr"], env=dict(os.environ, DESTDIR=staged))
+        self.assert_links(staged)
 
     def test_the_example_with_cmake_in_c_and_cxx(self):
         version = run([QCONV, "--version"]).split()[1]
@@ -185,6 +207,7 @@ class Install(unittest.TestCase):
             self.assertIn(name, names)
         for page in self.cited():
             self.assertIn("share/doc/qconv/" + page, names)
+        self.assert_links(root)
         control = os.path.join(self.dir, "control")
         run(["dpkg-deb", "-e", deb, control])
         for name, text in (("postinst", "ldconfig"),

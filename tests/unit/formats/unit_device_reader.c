@@ -481,6 +481,11 @@ static void callers_errors_come_back(void **state)
     keep_deinit(&k);
     o = keep_options(&k, 1);
     assert_int_equal(qc_reader_load(r, 4, &o, &err), QC_ERR_DEVICE);
+    assert_int_equal(qc_reader_load(r, SIZE_MAX, &o, &err), QC_ERR_DEVICE);
+    o.threads = 1025;
+    assert_int_equal(qc_reader_load(r, 0, &o, &err), QC_ERR_USAGE);
+    assert_string_equal(err.msg, "1025 threads; expected 1 to 1024, or 0 for one per processor");
+    o.threads = 1;
     o.place = NULL;
     assert_int_equal(qc_reader_load(r, 0, &o, &err), QC_ERR_USAGE);
     qc_interrupt();

@@ -242,12 +242,16 @@ static void what_is_wrong_in_a_call_is_refused(void **state)
     assert_int_equal(qc_reader_read(s, index, &one, NULL, &err), QC_ERR_USAGE);
     assert_int_equal(qc_reader_read(s, index, &one, got, &err), QC_OK);
     assert_int_equal(got[0], content_of("l1.s")[76]);
+    assert_int_equal(qc_reader_read(s, SIZE_MAX, NULL, got, &err), QC_ERR_USAGE);
     assert_int_equal(qc_reader_read(NULL, 0, NULL, got, &err), QC_ERR_USAGE);
     assert_int_equal(qc_reader_read(s, 99, NULL, got, &err), QC_ERR_USAGE);
     assert_non_null(strstr(err.msg, ": there is no tensor number 99 on device 'cuda:1'; it has 3"));
+    qc_reader_close(r); /* its shards may be read on */
+    got[0] = 0;
+    assert_int_equal(qc_reader_read(s, index, &one, got, &err), QC_OK);
+    assert_int_equal(got[0], content_of("l1.s")[76]);
     qc_reader_shards_close(s);
     qc_reader_shards_close(NULL);
-    qc_reader_close(r);
     drop_output(&w);
 }
 

@@ -139,6 +139,8 @@ static void test_wrong_calls_are_answered(void **state)
     wrong(&t.w, 0, 4, out, QC_DTYPE_F32, "rows 0 to 4 are not in a weight of 3 rows");
     wrong(&t.w, 4, 0, out, QC_DTYPE_F32, "rows 4 to 4");
     wrong(&t.w, 1, UINT64_MAX, out, QC_DTYPE_F32, "not in a weight");
+    assert_int_equal(qc_weights_dequantize(&t.w, 0, 3, out, QC_DTYPE_F32, 1025, NULL),
+                     QC_ERR_USAGE);
     assert_int_equal(qc_weights_dequantize(&t.w, 3, 0, NULL, QC_DTYPE_F32, 0, NULL), QC_OK);
     qc_interrupt();
     assert_int_equal(qc_weights_dequantize(&t.w, 0, 3, out, QC_DTYPE_F32, 2, NULL),
