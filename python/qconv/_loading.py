@@ -47,10 +47,11 @@ def loaded(out, device_map, dtype, backend, threads, skip_digests, kwargs):
         raise errors.InputError(f"{kind.__name__} of transformers {transformers.__version__} has no place for the "
                                 f"quantized weight '{apart[0]}' of {out}" +
                                 (f" and {len(apart) - 1} more" if len(apart) > 1 else ""))
+    generation_config(model, out)
+    model = places.dispatch(model)
     if found and said:
         remember(model, said, backend)
-    generation_config(model, out)
-    return places.dispatch(model)
+    return model
 
 
 def version():

@@ -111,7 +111,7 @@ class Zoo(unittest.TestCase):
         model = zoo.model_of(name)
         source = zoo.saved(model, f"load-{name}")
         # Scales of NF4 are doubly quantized in one half of the types, and not in the other.
-        double = ["--no-double-quant"] if form == "nf4" and zoo.TYPES and TYPES.index(name) % 2 else []
+        double = ["--no-double-quant"] if form == "nf4" and TYPES.index(name) % 4 > 1 else []
         out, plain = made(source, "--to", form, *double)
         mine = loaded(out)
         self.assertIs(type(mine), type(model))
@@ -139,7 +139,7 @@ class Zoo(unittest.TestCase):
         their_rest = {n: t for n, t in their_rest.items() if n not in stacks}
         self.assertEqual(set(rest), set(their_rest))
         self.assertFalse([n for n in rest if not zoo.same(rest[n].data, their_rest[n].data)])
-        if theirs.config.get_text_config().tie_word_embeddings and theirs.get_output_embeddings() is not None:
+        if getattr(theirs.config.get_text_config(), "tie_word_embeddings", False) and theirs.get_output_embeddings():
             self.assertIs(mine.get_output_embeddings().weight, mine.get_input_embeddings().weight)
         if name not in zoo.NOT_RUN:
             got, want = outputs(mine, name), outputs(theirs, name)
@@ -164,11 +164,13 @@ def outputs(model, name):
 
 
 def make_zoo():
-    for name in TYPES:
-        for form in ("nf4", "int8"):
-            def test(self, name=name, form=form):
-                self.check(name, form)
-            setattr(Zoo, f"test_{name}_{form}".replace("-", "_"), test)
+    """One form of each type; the other version of transformers has the other form."""
+    for i, name in enumerate(TYPES):
+        form = ("nf4", "int8")[(i + FOUR) % 2]
+
+        def test(self, name=name, form=form):
+            self.check(name, form)
+        setattr(Zoo, f"test_{name}_{form}".replace("-", "_"), test)
 
 
 make_zoo()
@@ -217,6 +219,10 @@ class Forms(unittest.TestCase):
                 seen[form] = apart(mine, torch.from_numpy(s.our_logits(plain, IDS).copy()))
                 self.assertLess(seen[form], BOUND)
                 self.assertTrue(torch.equal(mine, logits(loaded(plain, device_map="cpu", skip_digests=True))))
+                # A token at a time, which takes other kernels where rows are whole groups of 64.
+                with torch.no_grad():
+                    token = model(input_ids=torch.tensor(IDS)[:, :1]).logits.float()[:, 0]
+                self.assertLess(apart(token, mine.unflatten(0, (2, -1))[:, 0]), BOUND)
         s.note("kjv-llama against qconv eval: " + ", ".join(f"{f} {d:.0e}" for f, d in seen.items()))
 
     def test_planted_scale(self):
@@ -404,6 +410,7 @@ class Devices(unittest.TestCase):
                         BOUND)
 
 
+@unittest.skipIf(FOUR, "transformers 5 has the same test")
 class Memory(unittest.TestCase):
     MORE = 300 << 20
 
