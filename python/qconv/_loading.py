@@ -51,6 +51,8 @@ def loaded(out, device_map, dtype, backend, threads, skip_digests, kwargs):
     model = places.dispatch(model)
     if found and said:
         remember(model, said, backend)
+    if any(isinstance(module, Stack) for module in model.modules()):
+        model.save_pretrained = no_save
     return model
 
 
@@ -289,6 +291,11 @@ def remember(model, said, backend):
     if backend == "bitsandbytes":
         from ._bitsandbytes import mark
         mark(model, said)
+
+
+def no_save(*_, **__):
+    raise errors.UsageError("a model whose experts transformers holds as one tensor is not saved with qconv's codes: the "
+                            "folder that it was loaded from has them")
 
 
 def generation_config(model, out):

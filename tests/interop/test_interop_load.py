@@ -123,6 +123,9 @@ class Zoo(unittest.TestCase):
         quantized = {n: m for n, m in mine.named_modules() if isinstance(m, Linear)}
         stacks = {n: m for n, m in mine.named_modules() if isinstance(m, Stack)}
         self.assertEqual(bool(stacks), stacked)
+        if stacked:
+            with self.assertRaisesRegex(qconv.UsageError, "is not saved"):
+                mine.save_pretrained(out)
         for n, stack in stacks.items():
             want = plain_weights.pop(n)
             got = torch.stack([torch.cat([part.dequantize(torch.float32) for part in parts]) for parts in stack.experts])
