@@ -105,6 +105,17 @@ def rows_table():
     return out
 
 
+def summarize(result, seen):
+    """Medians, and ratios to transformers'."""
+    for name, states in seen.items():
+        result[name] = {state: {key: round(statistics.median(run[key] for run in runs), 3) for key in runs[0]}
+                        for state, runs in states.items()}
+    base = result["transformers"]
+    result["ratios"] = {f"{name}_{state}_{key}": round(result[name][state][key] / base[state][key], 3)
+                        for name in ("qconv", "qconv_plain") for state in ("warm", "cold")
+                        for key in ("load_s", "load_cpu_s", "token_s", "token_cpu_s", "peak_bytes")}
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--qconv", type=Path)
@@ -136,13 +147,7 @@ def main():
                                       text=True, check=True)
                 seen[name][state].append(json.loads(done.stdout.splitlines()[-1]))
                 print(name, state, seen[name][state][-1], flush=True)
-    for name, states in seen.items():
-        result[name] = {state: {key: round(statistics.median(run[key] for run in runs), 3) for key in runs[0]}
-                        for state, runs in states.items()}
-    base = result["transformers"]
-    result["ratios"] = {f"{name}_{state}_{key}": round(result[name][state][key] / base[state][key], 3)
-                        for name in ("qconv", "qconv_plain") for state in ("warm", "cold")
-                        for key in ("load_s", "load_cpu_s", "token_s", "token_cpu_s", "peak_bytes")}
+    summarize(result, seen)
     import torch
     import transformers
     import bitsandbytes

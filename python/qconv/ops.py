@@ -128,7 +128,7 @@ def dequantize_cpu(codes, scales, code_map, nested_absmax, nested_map, form, row
 
 # Rows of x above which torch multiplies with the restored weight, and how much of it is restored at a time
 # (bench/bench_python_load.py --rows; docs/python-load.md has what it measured).
-RESTORED_ABOVE = 256
+RESTORED_ABOVE = 160
 RESTORED_BYTES = 64 << 20
 
 
