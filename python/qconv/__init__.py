@@ -4,12 +4,14 @@
     qconv.plan("meta-llama/Llama-3.3-70B-Instruct", vram="2x40GB").fits
     qconv.convert("model/", "out/", to="nf4", vram="2x40GB", progress=True)
     qconv.verify("out/", against="model/")
+    model = qconv.load("out/")      # a transformers model on the planned devices
 
-Every function runs the program of the same name (`python -m qconv`), and its keyword arguments are the
-program's options with underscores: `block_size=32` is `--block-size 32`, `force=True` is `--force`, a list is
-several values. `python -m qconv COMMAND --help` explains them. What comes back is the object of `--json`
-(qconv.results). Where the program ends with an exit code other than 0 there is a qconv.Error with its one
-sentence; its warnings are Python warnings (QconvWarning), and its notes go to the logger "qconv".
+`load` reads an output with libqconv and takes torch and transformers (docs/python.md). Every other function runs
+the program of the same name (`python -m qconv`), and its keyword arguments are the program's options with
+underscores: `block_size=32` is `--block-size 32`, `force=True` is `--force`, a list is several values.
+`python -m qconv COMMAND --help` explains them. What comes back is the object of `--json` (qconv.results). Where
+the program ends with an exit code other than 0 there is a qconv.Error with its one sentence; its warnings are
+Python warnings (QconvWarning), and its notes go to the logger "qconv".
 
 Ctrl-C ends the program in order and raises KeyboardInterrupt; the same call of `convert` continues.
 """
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Optional, Union, overload
 from ._program import Progress, ProgressCallback, StrPath, answer, version
 from .errors import (CheckError, DeviceError, Error, InputError, ProgramError, QconvWarning, RunError, StoppedError,
                      UsageError)
+from .load import load
 from .results import (Answer, Comparison, Conversion, DryRun, Evaluation, Hardware, Inspection, Loads, Plan,
                       PlanDevice, Result, SchemeTotals, TensorInfo, TrainingPlan, Unpacking, Validation, Verification)
 
@@ -33,7 +36,7 @@ __all__ = ["Answer", "CheckError", "Comparison", "Conversion", "DeviceError", "D
            "Hardware", "InputError", "Inspection", "Loads", "Plan", "PlanDevice", "ProgramError", "Progress",
            "ProgressCallback", "QconvWarning", "Result", "RunError", "SchemeTotals", "StoppedError", "TensorInfo",
            "TrainingPlan", "Unpacking", "UsageError", "Validation", "Verification", "call", "convert", "dry_run",
-           "eval", "hardware", "inspect", "plan", "plan_training", "unpack", "validate", "verify", "version"]
+           "eval", "hardware", "inspect", "load", "plan", "plan_training", "unpack", "validate", "verify", "version"]
 
 ProgressWish = Union[None, bool, ProgressCallback]
 

@@ -1,0 +1,293 @@
+"""libqconv.so through ctypes: what the package needs of its C interface, with exceptions.
+
+The functions are those of <qconv/device_reader.h>, <qconv/quant_weights.h> and <qconv/cpu_matmul.h>, which say
+what each one checks and promises. Pointers are integers here (data_ptr() of a tensor); whoever passes one keeps
+the memory alive.
+"""
+import ctypes as c
+import functools
+import os
+from pathlib import Path
+from typing import Callable, List, NamedTuple, Optional
+
+from . import errors
+
+# base/dtype.h, in its order.
+DTYPES = ("BOOL F4 F6_E2M3 F6_E3M2 U8 I8 F8_E5M2 F8_E4M3 F8_E8M0 F8_E4M3FNUZ F8_E5M2FNUZ I16 U16 F16 BF16 I32 U32 "
+          "F32 C64 F64 I64 U64").split()
+# quant/quant_weights.h, in its order.
+FORMS = ("nf4", "int8", "int8-block", "w4a16", "w8a16", "w8a8")
+MAX_DIMS = 8
+USAGE = 5  # the status that a callback returns for an exception of its own
+
+
+class Error(c.Structure):
+    _fields_ = [("code", c.c_int), ("msg", c.c_char * 512), ("file", c.c_char_p), ("line", c.c_int)]
+
+
+class ReaderTensor(c.Structure):
+    _fields_ = [("name", c.c_char_p), ("scheme", c.c_char_p), ("dtype", c.c_int), ("ndim", c.c_uint),
+                ("dims", c.c_uint64 * MAX_DIMS), ("bytes", c.c_uint64), ("shard", c.c_char_p), ("index", c.c_size_t)]
+
+
+class ReaderDevice(c.Structure):
+    _fields_ = [("name", c.c_char_p), ("tensors", c.POINTER(ReaderTensor)), ("tensor_count", c.c_size_t),
+                ("tensor_bytes", c.c_uint64), ("stored_bytes", c.c_uint64), ("shard_count", c.c_size_t),
+                ("max_piece_bytes", c.c_size_t)]
+
+
+PLACE = c.CFUNCTYPE(c.c_void_p, c.c_void_p, c.POINTER(ReaderTensor))
+DONE = c.CFUNCTYPE(c.c_int, c.c_void_p, c.POINTER(ReaderTensor), c.c_void_p, c.POINTER(Error))
+STOPPED = c.CFUNCTYPE(None, c.c_void_p)
+
+
+class ReaderOptions(c.Structure):
+    _fields_ = [("threads", c.c_uint), ("skip_digests", c.c_int), ("place", PLACE), ("pieces", c.c_void_p),
+                ("done", DONE), ("stopped", STOPPED), ("ctx", c.c_void_p)]
+
+
+class ReaderSlice(c.Structure):
+    _fields_ = [(name, c.c_uint64) for name in ("row_bytes", "first_row", "rows", "first_byte", "bytes")]
+
+
+class Form(c.Structure):
+    _fields_ = [("ops", c.c_void_p), ("block_elems", c.c_uint32), ("cols", c.c_uint64), ("nested", c.c_int32),
+                ("offset", c.c_float), ("code_map", c.c_void_p), ("scale_dtype", c.c_int)]
+
+
+class Weights(c.Structure):
+    _fields_ = [("form", Form), ("rows", c.c_uint64), ("codes", c.c_void_p), ("absmax", c.c_void_p),
+                ("absmax_codes", c.c_void_p), ("nested_absmax", c.c_void_p), ("nested_map", c.c_void_p),
+                ("nested_block", c.c_uint32)]
+
+
+class MatmulIo(c.Structure):
+    _fields_ = [("x", c.c_void_p), ("x_dtype", c.c_int), ("m", c.c_uint64), ("ldx", c.c_uint64), ("y", c.c_void_p),
+                ("y_dtype", c.c_int), ("ldy", c.c_uint64), ("bias", c.c_void_p)]
+
+
+_ERROR = c.POINTER(Error)
+_FUNCTIONS = {
+    "qc_version": (c.c_char_p, []),
+    "qc_abi_size": (c.c_size_t, [c.c_char_p]),
+    "qc_status_exit_code": (c.c_int, [c.c_int]),
+    "qc_reader_open": (c.c_int, [c.POINTER(c.c_void_p), c.c_char_p, _ERROR]),
+    "qc_reader_close": (None, [c.c_void_p]),
+    "qc_reader_device_count": (c.c_size_t, [c.c_void_p]),
+    "qc_reader_device_at": (c.POINTER(ReaderDevice), [c.c_void_p, c.c_size_t]),
+    "qc_reader_load": (c.c_int, [c.c_void_p, c.c_size_t, c.POINTER(ReaderOptions), _ERROR]),
+    "qc_reader_shards_open": (c.c_int, [c.POINTER(c.c_void_p), c.c_void_p, c.c_size_t, _ERROR]),
+    "qc_reader_shards_close": (None, [c.c_void_p]),
+    "qc_reader_read": (c.c_int, [c.c_void_p, c.c_size_t, c.POINTER(ReaderSlice), c.c_void_p, _ERROR]),
+    "qc_form_ops_of": (c.c_void_p, [c.c_int]),
+    "qc_weights_check": (c.c_int, [c.POINTER(Weights), c.c_uint64, c.c_uint64, c.c_uint64, _ERROR]),
+    "qc_weights_dequantize": (c.c_int, [c.POINTER(Weights), c.c_uint64, c.c_uint64, c.c_void_p, c.c_int, c.c_uint,
+                                        _ERROR]),
+    "qc_cpu_matmul_create": (c.c_int, [c.POINTER(c.c_void_p), c.c_uint, _ERROR]),
+    "qc_cpu_matmul_destroy": (None, [c.c_void_p]),
+    "qc_cpu_matmul_is_fast": (c.c_int, [c.POINTER(Weights)]),
+    "qc_cpu_matmul_run": (c.c_int, [c.c_void_p, c.POINTER(Weights), c.POINTER(MatmulIo), _ERROR]),
+}
+
+
+INTERFACE = "0.5"  # major and minor of the version whose structs stand above
+_STRUCTS = {"qc_error": Error, "qc_form": Form, "qc_matmul_cpu_io": MatmulIo, "qc_reader_device": ReaderDevice,
+            "qc_reader_options": ReaderOptions, "qc_reader_slice": ReaderSlice, "qc_reader_tensor": ReaderTensor,
+            "qc_weights": Weights}
+
+
+def find_library() -> Path:
+    """The package's own libqconv.so, else the file that QCONV_LIBRARY names, else that of a build tree."""
+    here = Path(__file__).resolve().parent
+    asked = os.environ.get("QCONV_LIBRARY")
+    places = [*sorted((here / "lib").glob("libqconv.so*")), *([Path(asked)] if asked else []),
+              here.parents[1] / "build" / "libqconv.so"]
+    for place in places:
+        if place.is_file():
+            return place
+    tried = ", ".join(map(str, [here / "lib", *places]))
+    raise errors.ProgramError(f"libqconv.so is in none of these places: {tried}; install the package anew, or set "
+                              "QCONV_LIBRARY to the file")
+
+
+@functools.lru_cache(maxsize=None)
+def library() -> c.CDLL:
+    """The library, opened once and compared with what is written down here."""
+    path = find_library()
+    try:
+        opened = c.CDLL(str(path))
+        for name, (result, arguments) in _FUNCTIONS.items():
+            function = getattr(opened, name)
+            function.restype, function.argtypes = result, arguments
+    except (OSError, AttributeError) as e:
+        raise errors.ProgramError(f"{path} cannot be used: {e}") from None
+    version = opened.qc_version().decode()
+    other = [name for name, struct in _STRUCTS.items() if opened.qc_abi_size(name.encode()) != c.sizeof(struct)]
+    if other or not version.startswith(INTERFACE + "."):
+        raise errors.ProgramError(f"{path} is of version {version}, and this package is for {INTERFACE}: install both "
+                                  "from one version" + (f" ({other[0]} differs)" if other else ""))
+    return opened
+
+
+def check(status: int, error: Error) -> None:
+    """Raises what a status other than OK means, with the library's sentence."""
+    if status:
+        kind = {**errors.BY_EXIT_CODE, 130: KeyboardInterrupt}.get(library().qc_status_exit_code(status), errors.Error)
+        raise kind(error.msg.decode("utf-8", "replace"))
+
+
+def call(name: str, *arguments) -> None:
+    """Calls a function that returns a status and has a qc_error as its last parameter."""
+    error = Error()
+    check(getattr(library(), name)(*arguments, c.byref(error)), error)
+
+
+# ---- outputs ------------------------------------------------------------------------------------
+
+
+class Tensor(NamedTuple):
+    """A tensor of an output. dtype as safetensors spells it; bytes may be 0."""
+    name: str
+    scheme: str
+    dtype: str
+    shape: tuple
+    bytes: int
+    shard: str
+    index: int
+
+
+class Device(NamedTuple):
+    """A device of an output ("all" without a placement) and what lies on it."""
+    name: str
+    tensors: List[Tensor]
+    tensor_bytes: int
+
+
+def _tensor(t: ReaderTensor) -> Tensor:
+    return Tensor(t.name.decode(), t.scheme.decode(), DTYPES[t.dtype], tuple(t.dims[:t.ndim]), t.bytes,
+                  t.shard.decode(), t.index)
+
+
+class Reader:
+    """An output of qconv, compressed or plain. InputError where it is none, CheckError where it is damaged."""
+
+    def __init__(self, folder):
+        self._handle = c.c_void_p()
+        call("qc_reader_open", c.byref(self._handle), os.fsencode(folder))
+        count = library().qc_reader_device_count(self._handle)
+        found = [library().qc_reader_device_at(self._handle, i).contents for i in range(count)]
+        self.devices = [Device(d.name.decode(), [_tensor(d.tensors[i]) for i in range(d.tensor_count)],
+                               d.tensor_bytes) for d in found]
+
+    def close(self):
+        if self._handle:
+            library().qc_reader_close(self._handle)
+            self._handle = c.c_void_p()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def load(self, device: int, place: Callable[[int], int], done: Optional[Callable[[int], None]] = None,
+             threads: int = 0, skip_digests: bool = False) -> None:
+        """Reads all tensors of a device; that with index i goes to the address place(i). done(i) is called from any
+        thread when tensor i is there and its digest is right."""
+        raised = []
+
+        def placed(_, tensor):
+            try:
+                return place(tensor.contents.index)
+            except BaseException as e:
+                raised.append(e)
+                return None
+
+        def finished(_, tensor, __, ___):
+            try:
+                done(tensor.contents.index)
+                return 0
+            except BaseException as e:
+                raised.append(e)
+                return USAGE
+
+        options = ReaderOptions(threads=threads, skip_digests=skip_digests,
+                                place=PLACE(placed), done=DONE(finished) if done else DONE())
+        try:
+            call("qc_reader_load", self._handle, device, c.byref(options))
+        except errors.Error:
+            if raised:
+                raise raised[0] from None
+            raise
+
+    def shards(self, device: int) -> "Shards":
+        return Shards(self, device)
+
+
+class Shards:
+    """The open shards of one device, of which single tensors or parts of them are read."""
+
+    def __init__(self, reader: Reader, device: int):
+        self._reader, self._handle = reader, c.c_void_p()  # the reader lives as long as this
+        call("qc_reader_shards_open", c.byref(self._handle), reader._handle, device)
+
+    def close(self):
+        if self._handle:
+            library().qc_reader_shards_close(self._handle)
+            self._handle = c.c_void_p()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def read(self, index: int, address: int, part: Optional[ReaderSlice] = None) -> None:
+        """Reads tensor `index` of the device, or a part of it, to an address."""
+        call("qc_reader_read", self._handle, index, c.byref(part) if part else None, address)
+
+
+# ---- quantized weights --------------------------------------------------------------------------
+
+
+def weights(form: str, rows: int, cols: int, block: int, codes: int, code_bytes: int, scales: int, scale_count: int,
+            code_map: int = 0, nested_absmax: int = 0, nested_count: int = 0, nested_map: int = 0,
+            nested_block: int = 0, offset: float = 0.0) -> Weights:
+    """A checked description of a weight [rows, cols]. codes to nested_map are addresses; scales is that of floats,
+    or of codes of 8 bits where there is a nested_absmax. block 0: one scale a row. InputError says what does not
+    fit together."""
+    if form not in FORMS:
+        raise errors.UsageError(f"form is {form!r}; expected one of {', '.join(FORMS)}")
+    w = Weights(rows=rows, codes=codes, nested_block=nested_block,
+                form=Form(ops=library().qc_form_ops_of(FORMS.index(form)), block_elems=block, cols=cols,
+                          nested=bool(nested_absmax), offset=offset, code_map=code_map or None,
+                          scale_dtype=DTYPES.index("F32")))
+    if nested_absmax:
+        w.absmax_codes, w.nested_absmax, w.nested_map = scales, nested_absmax, nested_map
+    else:
+        w.absmax = scales
+    call("qc_weights_check", c.byref(w), code_bytes, scale_count, nested_count)
+    return w
+
+
+def dequantize(w: Weights, first: int, rows: int, out: int, dtype: str, threads: int = 0) -> None:
+    """Writes rows [first, first + rows) of a weight to the address out, in F32, F16 or BF16."""
+    call("qc_weights_dequantize", c.byref(w), first, rows, out, DTYPES.index(dtype), threads)
+
+
+class Matmul:
+    """Threads that multiply: y = x W^T + bias. One product at a time; others wait for it. threads: 0 for one per
+    processor."""
+
+    def __init__(self, threads: int = 0):
+        self._handle, self._destroy = c.c_void_p(), None
+        call("qc_cpu_matmul_create", c.byref(self._handle), threads)
+        self._destroy, self._run = library().qc_cpu_matmul_destroy, library().qc_cpu_matmul_run
+
+    def __del__(self):
+        if self._destroy:
+            self._destroy(self._handle)
+
+    def run(self, w: Weights, io: MatmulIo) -> None:
+        error = Error()
+        check(self._run(self._handle, c.byref(w), c.byref(io), c.byref(error)), error)

@@ -1,0 +1,43 @@
+"""qconv.load: a transformers model straight from the shards of an output, compressed or plain."""
+from typing import Any, Dict, Optional, Union
+
+from . import errors
+
+OLDEST = (4, 57)  # of transformers
+
+
+def load(out, device_map: Optional[Union[str, int, Dict[str, Any]]] = None, dtype=None, backend: str = "qconv",
+         threads: int = 0, skip_digests: bool = False, **kwargs):
+    """The model of an output of `qconv convert`, ready to run.
+
+    Its class is the one that config.json names. libqconv reads the shards with several threads straight into the memory
+    of torch, decompresses them on the way and checks every digest; codes stay codes. Everything else is as
+    from_pretrained does it: the other parameters have `dtype`, tied weights are tied, and the model is in eval mode.
+
+    out            the folder that qconv wrote
+    device_map     None: the devices of the plan that the output was made for (--vram), or the CPU without a plan;
+                   a device ("cpu", "cuda:0", 0); "auto"; or {name of a module: device}
+    dtype          of what is not quantized, and of what is computed; None: that of config.json
+    backend        "qconv": Linears are qconv.torch.Linear, for every scheme that qconv writes; "bitsandbytes": they
+                   are Linear4bit and Linear8bitLt with the same codes, for NF4, FP4 and int8 by rows
+    threads        that read; 0: one per processor
+    skip_digests   trust the disk, and check only what the compressed frames themselves carry
+    kwargs         go to from_pretrained (attn_implementation, for example)
+
+    Raises UsageError (arguments; torch or transformers missing or too old), InputError (no output of qconv, a class
+    that transformers does not have, a form that is not read), CheckError (a shard is missing or damaged) and
+    DeviceError (no such device). Nothing is left of a load that failed."""
+    try:
+        import torch  # noqa: F401
+        import transformers
+    except ImportError as e:
+        raise errors.UsageError(f"qconv.load takes torch and transformers, and {e.name} is not installed: "
+                                "pip install torch transformers") from None
+    version = tuple(int(part) for part in transformers.__version__.split(".")[:2])
+    if version < OLDEST:
+        raise errors.UsageError(f"qconv.load takes transformers {OLDEST[0]}.{OLDEST[1]} or later, and "
+                                f"{transformers.__version__} is installed: pip install -U transformers")
+    if backend not in ("qconv", "bitsandbytes"):
+        raise errors.UsageError(f"backend is {backend!r}; expected \"qconv\" or \"bitsandbytes\"")
+    from ._loading import loaded
+    return loaded(out, device_map, dtype, backend, threads, skip_digests, kwargs)

@@ -1,0 +1,236 @@
+"""Operators of torch over weights as qconv stores them: qconv::linear and qconv::dequantize.
+
+    qconv::linear(x, *weight, bias, *numbers) -> y = x W^T + bias, in x's dtype
+    qconv::dequantize(*weight, *numbers, dtype) -> W [rows, cols]
+
+A weight is codes, scales, code_map, nested_absmax and nested_map, the tensors of the file byte for byte (docs/format.md,
+section 3): each may also come as a tensor of its bytes (uint8). scales are floats, or codes of 8 bits where there is a
+nested_absmax. The numbers are form ("nf4", "int8", "int8-block", "w4a16", "w8a16", "w8a8"), rows, cols, block (weights
+that share a scale; 0: one scale a row), nested_block and offset.
+
+On the CPU libqconv multiplies, with as many threads as torch has, and x is float32, float16 or bfloat16. A few rows take
+its integer kernels; many rows are multiplied by torch with the restored weight, where that is faster. On GPUs torch
+restores the weight and multiplies; nothing there waits for the device. Backward gives the gradients of x and bias.
+"""
+import functools
+import os
+import threading
+
+import torch
+
+from . import _library, errors
+from ._library import MatmulIo
+
+_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+_DTYPES = {dtype: _library.DTYPES.index(name) for dtype, name in _NAMES.items()}
+_F32 = torch.float32
+INT8_STEP = 0.007874015718698502  # 1/127 rounded to float
+
+_WEIGHT = "Tensor codes, Tensor scales, Tensor? code_map, Tensor? nested_absmax, Tensor? nested_map"
+_NUMBERS = "str form, int rows, int cols, int block, int nested_block, float offset"
+_library_of_ops = torch.library.Library("qconv", "DEF")
+_library_of_ops.define(f"linear(Tensor x, {_WEIGHT}, Tensor? bias, {_NUMBERS}) -> Tensor")
+_library_of_ops.define(f"dequantize({_WEIGHT}, {_NUMBERS}, ScalarType dtype) -> Tensor")
+
+
+# ---- the CPU ------------------------------------------------------------------------------------
+
+
+_handles, _left, _making = {}, [], threading.Lock()
+
+
+def _matmul():
+    """Threads of libqconv, as many as torch has. Products of several threads of Python wait for each other."""
+    threads = torch.get_num_threads()
+    handle = _handles.get(threads)
+    if handle is None:
+        with _making:
+            handle = _handles.setdefault(threads, _handles.get(threads) or _library.Matmul(threads))
+    return handle
+
+
+def _after_fork():
+    """A child has none of its parent's threads, so it neither uses nor ends them."""
+    global _handles, _making
+    _left.append(_handles)
+    _handles, _making = {}, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _address(tensor):
+    if tensor is None:
+        return 0, 0
+    if not tensor.is_contiguous():
+        raise errors.UsageError("a weight's tensors must be contiguous")
+    return tensor.data_ptr(), tensor.numel() * tensor.element_size()
+
+
+# All that the description says is in its key, so it may outlive the tensors.
+_described = functools.lru_cache(maxsize=1 << 16)(_library.weights)
+
+
+def _weights(codes, scales, code_map, nested_absmax, nested_map, form, rows, cols, block, nested_block, offset):
+    code_at, code_bytes = _address(codes)
+    scale_at, scale_bytes = _address(scales)
+    map_at, map_bytes = _address(code_map)
+    nested_at, nested_bytes = _address(nested_absmax)
+    nested_map_at, nested_map_bytes = _address(nested_map)
+    if (map_at and map_bytes != 64) or (nested_map_at and nested_map_bytes != 1024):
+        raise errors.UsageError("a code map has 16 floats and that of nested scales 256")
+    return _described(form, rows, cols, block, code_at, code_bytes, scale_at, scale_bytes // (1 if nested_at else 4),
+                      map_at, nested_at, nested_bytes // 4, nested_map_at, nested_block, offset)
+
+
+def _same_device(x, *tensors):
+    for tensor in tensors:
+        if tensor is not None and tensor.device != x.device:
+            raise errors.UsageError(f"x is on {x.device} and the weight on {tensor.device}")
+
+
+def _rows_of(x, cols):
+    if x.dtype not in _DTYPES:
+        raise errors.UsageError(f"x is {x.dtype}; expected float32, float16 or bfloat16")
+    if x.shape[-1] != cols:
+        raise errors.UsageError(f"x has {x.shape[-1]} columns and the weight {cols}")
+    x = x.reshape(-1, cols)
+    return x if x.stride(1) == 1 or cols <= 1 else x.contiguous()
+
+
+def linear_cpu(x, codes, scales, code_map, nested_absmax, nested_map, bias, form, rows, cols, block, nested_block,
+               offset):
+    _same_device(x, codes, scales, code_map, nested_absmax, nested_map, bias)
+    flat = _rows_of(x, cols)
+    m = flat.shape[0]
+    w = _weights(codes, scales, code_map, nested_absmax, nested_map, form, rows, cols, block, nested_block, offset)
+    y = torch.empty((*x.shape[:-1], rows), dtype=x.dtype)
+    if m > RESTORED_ABOVE:
+        return _restored(w, flat, bias, y)
+    added = None if bias is None else bias.to(_F32).contiguous()
+    if y.numel():
+        dtype = _DTYPES[x.dtype]
+        _matmul().run(w, MatmulIo(x=flat.data_ptr(), x_dtype=dtype, m=m, ldx=max(flat.stride(0), cols), y=y.data_ptr(),
+                                  y_dtype=dtype, ldy=rows, bias=None if added is None else added.data_ptr()))
+    return y
+
+
+def dequantize_cpu(codes, scales, code_map, nested_absmax, nested_map, form, rows, cols, block, nested_block, offset,
+                   dtype):
+    if dtype not in _NAMES:
+        raise errors.UsageError(f"a weight is restored to float32, float16 or bfloat16, not {dtype}")
+    w = _weights(codes, scales, code_map, nested_absmax, nested_map, form, rows, cols, block, nested_block, offset)
+    out = torch.empty((rows, cols), dtype=dtype)
+    if out.numel():
+        _library.dequantize(w, 0, rows, out.data_ptr(), _NAMES[dtype], torch.get_num_threads())
+    return out
+
+
+# Rows of x above which torch multiplies with the restored weight, and how much of it is restored at a time
+# (bench/bench_python_load.py --rows; docs/python-load.md has what it measured).
+RESTORED_ABOVE = 160
+RESTORED_BYTES = 64 << 20
+
+
+def _restored(w, x, bias, y):
+    """y = x W^T + bias in torch, in bfloat16 where the processor multiplies in it, else in floats."""
+    fast = x.dtype == torch.bfloat16 and torch.cpu._is_avx512_bf16_supported()
+    dtype, rows, cols = x.dtype if fast else _F32, y.shape[-1], x.shape[1]
+    step = max(1, RESTORED_BYTES // (cols * dtype.itemsize))
+    x, out = x.to(dtype), y.view(-1, rows)
+    bias = None if bias is None else bias.to(dtype)
+    for first in range(0, rows, step):
+        some = torch.empty((min(step, rows - first), cols), dtype=dtype)
+        _library.dequantize(w, first, some.shape[0], some.data_ptr(), _NAMES[dtype], torch.get_num_threads())
+        part = slice(first, first + some.shape[0])
+        out[:, part] = torch.nn.functional.linear(x, some, None if bias is None else bias[part])
+    return y
+
+
+# ---- any device, with torch alone ---------------------------------------------------------------
+
+
+def _floats(tensor):
+    return tensor.view(_F32) if tensor.dtype == torch.uint8 else tensor
+
+
+def dequantize_torch(codes, scales, code_map, nested_absmax, nested_map, form, rows, cols, block, nested_block, offset,
+                     dtype):
+    """The same numbers as libqconv's, to the bit, on the device of codes."""
+    if nested_absmax is None:
+        scales = _floats(scales).view(-1)
+    else:
+        scales = _floats(nested_map)[scales.view(torch.uint8).view(-1).int()]
+        nested = _floats(nested_absmax).repeat_interleave(nested_block)[:scales.numel()]
+        scales = scales * nested + offset
+    n = rows * cols
+    codes = codes.view(torch.uint8).view(-1)
+    if form in ("nf4", "w4a16"):
+        high, low = codes >> 4, codes & 15
+        codes = torch.stack((high, low) if form == "nf4" else (low, high), 1).view(-1)[:n]
+    if form == "nf4":
+        values = _floats(code_map)[codes.int()]
+    elif form in ("int8", "int8-block", "w8a8"):
+        values = codes.view(torch.int8).to(_F32)
+    else:
+        values = codes.to(_F32) - (8.0 if form == "w4a16" else 128.0)
+    share = block or cols
+    if n % share:  # a short last block
+        values = torch.nn.functional.pad(values, (0, share - n % share))
+    values = values.view(-1, share)
+    if form == "int8-block":
+        values = values * INT8_STEP * scales[:, None]
+    else:
+        values = values * scales[:, None]
+        if form == "int8":
+            values = values * INT8_STEP
+    return values.view(-1)[:n].view(rows, cols).to(dtype)
+
+
+def linear_torch(x, codes, scales, code_map, nested_absmax, nested_map, bias, form, rows, cols, block, nested_block,
+                 offset):
+    _same_device(x, codes, scales, code_map, nested_absmax, nested_map, bias)
+    w = dequantize_torch(codes, scales, code_map, nested_absmax, nested_map, form, rows, cols, block, nested_block,
+                         offset, x.dtype)
+    return torch.nn.functional.linear(x, w, None if bias is None else bias.to(x.dtype))
+
+
+# ---- registration -------------------------------------------------------------------------------
+
+_library_of_ops.impl("linear", linear_cpu, "CPU")
+_library_of_ops.impl("dequantize", dequantize_cpu, "CPU")
+_library_of_ops.impl("linear", linear_torch, "CUDA")
+_library_of_ops.impl("dequantize", dequantize_torch, "CUDA")
+
+
+@torch.library.register_fake("qconv::linear", lib=_library_of_ops)
+def _(x, codes, scales, code_map, nested_absmax, nested_map, bias, form, rows, cols, block, nested_block, offset):
+    return x.new_empty((*x.shape[:-1], rows))
+
+
+@torch.library.register_fake("qconv::dequantize", lib=_library_of_ops)
+def _(codes, scales, code_map, nested_absmax, nested_map, form, rows, cols, block, nested_block, offset, dtype):
+    return codes.new_empty((rows, cols), dtype=dtype)
+
+
+def _setup(ctx, inputs, output):
+    x, *weight, bias, form, rows, cols, block, nested_block, offset = inputs
+    ctx.save_for_backward(*weight)
+    ctx.numbers = (form, rows, cols, block, nested_block, offset)
+    ctx.bias = None if bias is None else bias.dtype
+
+
+def _backward(ctx, gradient):
+    for_x = for_bias = None
+    if ctx.needs_input_grad[0]:
+        w = torch.ops.qconv.dequantize(*ctx.saved_tensors, *ctx.numbers, gradient.dtype)
+        for_x = gradient @ w
+    if ctx.bias is not None and ctx.needs_input_grad[6]:
+        for_bias = gradient.reshape(-1, gradient.shape[-1]).sum(0).to(ctx.bias)
+    return for_x, *[None] * 5, for_bias, *[None] * 6
+
+
+torch.library.register_autograd("qconv::linear", _backward, setup_context=_setup, lib=_library_of_ops)
+
+linear = torch.ops.qconv.linear.default
+dequantize = torch.ops.qconv.dequantize.default

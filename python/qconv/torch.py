@@ -1,0 +1,224 @@
+"""Modules of torch whose weights are qconv's codes."""
+from typing import List, Optional
+
+import torch
+from torch import nn
+
+from . import errors, ops
+from ._weights import ROLES, QuantizedWeight, as_role, to_stored
+
+_VALUES = {getattr(torch.Tensor, name).__get__ for name in ("T", "mT", "H", "mH", "real", "imag", "grad")}
+_SAME = {torch.Tensor.detach, torch.Tensor.contiguous, torch.Tensor.to, torch.Tensor.requires_grad_, torch.Tensor.cpu,
+         torch.Tensor.cuda, torch.Tensor.data.__get__}
+_ASKS = {torch.Tensor.is_floating_point, torch.Tensor.dim, torch.Tensor.size, torch.Tensor.numel,
+         torch.Tensor.is_contiguous, torch.Tensor.get_device, torch.Tensor.is_complex, torch.Tensor.__repr__,
+         torch.Tensor.element_size, torch.Tensor.is_shared, torch.Tensor.__hash__}
+
+
+class QuantizedTensor(torch.Tensor):
+    """Stands for a weight that is codes wherever a tensor is asked for: with its shape [rows, cols] or [experts, rows,
+    cols], dtype and device, but without numbers of its own. torch.nn.functional.linear multiplies with it. Stacks are
+    made of it by torch.stack, and joined in their rows by torch.cat. It is not copied, cast or moved."""
+
+    @staticmethod
+    def __new__(cls, experts: List[List[QuantizedWeight]], dtype, stacked=False, transposed=False):
+        parts = experts[0]
+        rows, cols = sum(w.rows for w in parts), parts[0].cols
+        shape = (cols, rows) if transposed else (rows, cols)
+        return torch.Tensor._make_wrapper_subclass(cls, (len(experts), *shape) if stacked else shape, dtype=dtype,
+                                                   device=parts[0].codes.device)
+
+    def __init__(self, experts, dtype, stacked=False, transposed=False):
+        self.experts, self.stacked, self.transposed = experts, stacked, transposed
+
+    @property
+    def name(self):
+        return self.experts[0][0].name
+
+    def __repr__(self):
+        return f"QuantizedTensor({self.name!r}, {tuple(self.shape)}, {self.experts[0][0].form})"
+
+    def dequantize(self, dtype=None):
+        """The weight as a tensor of floats."""
+        whole = [torch.cat([w.dequantize(dtype or self.dtype) for w in parts]) for parts in self.experts]
+        whole = [w.T.contiguous() for w in whole] if self.transposed else whole
+        return torch.stack(whole) if self.stacked else whole[0]
+
+    def _like(self, experts, stacked):
+        return QuantizedTensor(experts, self.dtype, stacked, self.transposed)
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if function in _SAME:
+            return args[0]
+        if function is torch.Tensor.__getitem__ and args[1] is Ellipsis:
+            return args[0]
+        if function in (torch.stack, torch.cat):
+            return _joined(function, args[0], kwargs.get("dim", args[1] if len(args) > 1 else 0))
+        if function is nn.functional.linear:
+            return _linear(*args, **kwargs)
+        if function in _ASKS or (function.__name__ == "__get__" and function not in _VALUES):
+            with torch._C.DisableTorchFunctionSubclass():
+                return function(*args, **kwargs)
+        name = next((a.name for a in args if isinstance(a, cls)), "")
+        raise errors.UsageError(f"the weight '{name}' is codes, and {getattr(function, '__name__', function)} takes "
+                                "numbers: dequantize() makes a tensor of it, and `qconv convert --keep` leaves it in 16 "
+                                "bits")
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        raise errors.UsageError(f"a quantized weight is codes, and {function} takes numbers")
+
+
+def _joined(function, tensors, dim):
+    first = tensors[0]
+    if not all(isinstance(t, QuantizedTensor) for t in tensors):
+        plain = next(i for i, t in enumerate(tensors) if not isinstance(t, QuantizedTensor))
+        name = next(t.name for t in tensors if isinstance(t, QuantizedTensor))
+        raise errors.InputError(f"transformers holds '{name}' and tensor {plain} of its stack as one, and only some of "
+                                "them are quantized: convert all of them, or none")
+    if function is torch.stack and dim == 0 and not any(t.stacked for t in tensors):
+        return first._like([t.experts[0] for t in tensors], True)
+    if function is torch.cat and dim == (1 if first.stacked else 0) and all(t.stacked == first.stacked for t in tensors):
+        return first._like([sum(parts, []) for parts in zip(*(t.experts for t in tensors))], first.stacked)
+    raise errors.InputError(f"transformers joins '{first.name}' with others along its columns, which codes cannot be: "
+                            "convert with --keep for it")
+
+
+def _linear(x, weight, bias=None):
+    if not isinstance(weight, QuantizedTensor) or weight.stacked or weight.transposed:
+        raise errors.UsageError("a product takes x and a quantized weight [rows, cols]")
+    return _product(x, weight.experts[0], bias)
+
+
+def _product(x, parts, bias=None):
+    ys = [ops.linear(x, *w.tensors(), None, *w.numbers) for w in parts]
+    y = ys[0] if len(ys) == 1 else torch.cat(ys, -1)
+    return y if bias is None else y + bias
+
+
+class Linear(nn.Linear):
+    """y = x W^T + bias with W in qconv's codes, multiplied by qconv::linear (ops.py).
+
+    Its parameters are the file's tensors as bytes, which neither .half() nor .to(dtype) changes. `weight` stands for
+    the whole: it has the shape, dtype and device of the weight that it was. state_dict() has the file's names, so
+    save_pretrained writes what qconv convert --compress none does. Gradients flow to x and bias, not to the codes."""
+
+    def __init__(self, weight: QuantizedWeight, bias: Optional[torch.Tensor] = None, dtype=torch.bfloat16):
+        nn.Module.__init__(self)  # nn.Linear's own makes a weight of floats
+        self.in_features, self.out_features = weight.cols, weight.rows
+        self.numbers, self.stored, self.compute_dtype, self.name = weight.numbers, weight.stored, dtype, weight.name
+        for role in ROLES:
+            tensor = getattr(weight, role)
+            self.register_parameter(role, None if tensor is None else nn.Parameter(tensor, requires_grad=False))
+        self.register_parameter("bias", bias)
+
+    @property
+    def form(self):
+        return self.numbers[0]
+
+    @property
+    def quantized(self) -> QuantizedWeight:
+        form, rows, cols, block, nested_block, offset = self.numbers
+        return QuantizedWeight(form, rows, cols, block, nested_block, offset, self.compute_dtype,
+                               *(getattr(self, role) for role in ROLES), stored=self.stored, name=self.name)
+
+    @property
+    def weight(self) -> QuantizedTensor:
+        return QuantizedTensor([[self.quantized]], self.compute_dtype)
+
+    def dequantize(self, dtype=None) -> torch.Tensor:
+        """W as a tensor of floats."""
+        return self.quantized.dequantize(dtype or self.compute_dtype)
+
+    def forward(self, x):
+        return ops.linear(x, self.codes, self.scales, self.code_map, self.nested_absmax, self.nested_map, self.bias,
+                          *self.numbers)
+
+    def extra_repr(self):
+        form, rows, cols, block, *_ = self.numbers
+        return f"{cols}, {rows}, bias={self.bias is not None}, {form}" + (f", block={block}" if block else "")
+
+    def _apply(self, fn, *args, **kwargs):
+        super()._apply(fn, *args, **kwargs)
+        self.compute_dtype = fn(torch.empty(0, dtype=self.compute_dtype)).dtype
+        return self
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        tensors = {role: getattr(self, role) for role in ROLES}
+        for ending, tensor in to_stored(self.stored, tensors).items():
+            destination[prefix + ending] = tensor
+        if self.bias is not None:
+            destination[prefix + "bias"] = self.bias if keep_vars else self.bias.detach()
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys,
+                              error_msgs):
+        for ending, role, dtype, shape in self.stored:
+            tensor = state_dict.get(prefix + ending)
+            if tensor is None:
+                missing_keys.append(prefix + ending)
+            elif tuple(tensor.shape) != shape or tensor.dtype != dtype:
+                error_msgs.append(f"{prefix}{ending} is {tensor.dtype} {list(tensor.shape)}; expected {dtype} "
+                                  f"{list(shape)}")
+            elif role not in ROLES:
+                if tensor.cpu().reshape(-1).view(torch.uint8).numpy().tobytes() != role:
+                    error_msgs.append(f"{prefix}{ending} describes another form of the weight than this module has")
+            else:
+                getattr(self, role).data.copy_(as_role(role, tensor))
+        if self.bias is not None:
+            if prefix + "bias" in state_dict:
+                with torch.no_grad():
+                    self.bias.copy_(state_dict[prefix + "bias"])
+            else:
+                missing_keys.append(prefix + "bias")
+        if strict:
+            known = {prefix + s.ending for s in self.stored} | {prefix + "bias"}
+            unexpected_keys += [k for k in state_dict if k.startswith(prefix) and k not in known]
+
+
+class Stack(nn.Module):
+    """The weights of a layer's experts where transformers holds them as one tensor [experts, rows, cols], or
+    transposed. stack[i] stands for the matrix of an expert, in products only."""
+
+    def __init__(self, tensor: QuantizedTensor):
+        super().__init__()
+        self.shape, self.dtype, self.transposed, self.name = tensor.shape, tensor.dtype, tensor.transposed, tensor.name
+        self.experts = nn.ModuleList(
+            nn.ModuleList(Linear(part, None, tensor.dtype) for part in parts) for parts in tensor.experts)
+
+    @property
+    def device(self):
+        return self.experts[0][0].codes.device
+
+    def __len__(self):
+        return len(self.experts)
+
+    def __getitem__(self, expert):
+        return _Matrix(self.experts[int(expert)], self.transposed, self.name)
+
+
+class _Matrix:
+    """One matrix of a stack: x @ m, and linear(x, m)."""
+
+    def __init__(self, parts, transposed, name):
+        self.parts, self.transposed, self.name = parts, transposed, name
+
+    @property
+    def T(self):
+        return _Matrix(self.parts, not self.transposed, self.name)
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        products = {nn.functional.linear: False, torch.matmul: True, torch.Tensor.matmul: True, torch.mm: True,
+                    torch.Tensor.mm: True, torch.Tensor.__matmul__: True}
+        if function in products and isinstance(args[1], cls) and not isinstance(args[0], cls):
+            x, matrix, *bias = args
+            if matrix.transposed == products[function]:
+                y = [part(x) for part in matrix.parts]
+                y = y[0] if len(y) == 1 else torch.cat(y, -1)
+                bias = bias[0] if bias else (kwargs or {}).get("bias")
+                return y if bias is None else y + bias
+        raise errors.UsageError(f"the experts of '{next(a.name for a in args if isinstance(a, cls))}' are codes, which "
+                                f"{getattr(function, '__name__', function)} does not take: load with "
+                                "experts_implementation=\"eager\", or convert with --keep for them")

@@ -1,0 +1,56 @@
+"""peft on models that qconv.load made: LoRA on every linear layer, with both backends."""
+import os
+import sys
+import unittest
+
+import interop_support as s
+import torch
+import transformers
+from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
+
+os.environ.setdefault("QCONV_LIBRARY", str(s.BUILD / "libqconv.so"))
+sys.path.insert(0, str(s.ROOT / "python"))
+import qconv  # noqa: E402
+
+transformers.utils.logging.set_verbosity_error()
+IDS = torch.tensor([[(7 * i + 3 * j) % 90 + 32 for i in range(24)] for j in range(2)])
+
+
+class Lora(unittest.TestCase):
+    def steps(self, backend):
+        torch.manual_seed(3)
+        out = s.SCRATCH / "adapters"
+        if not out.exists():
+            s.qconv("--to", "nf4", "--progress", "never", s.model_path("kjv-llama"), out)
+        base = qconv.load(out, backend=backend)
+        codes = {n: p.clone() for n, p in base.named_parameters() if not p.is_floating_point()}
+        base = prepare_model_for_kbit_training(base)
+        model = get_peft_model(base, LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM"))
+        wanted = [p for p in model.parameters() if p.requires_grad]
+        self.assertEqual(len(wanted), 2 * 28)
+        optimizer, losses = torch.optim.Adam(wanted, 2e-3), []
+        for _ in range(4):
+            loss = model(input_ids=IDS, labels=IDS).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        self.assertEqual(losses, sorted(losses, reverse=True))
+        s.note(f"{backend}: losses {', '.join(f'{x:.3f}' for x in losses)}")
+        left = dict(model.base_model.model.named_parameters())
+        for name, before in codes.items():
+            parent, _, leaf = name.rpartition(".")
+            self.assertTrue(torch.equal(left[f"{parent}.base_layer.{leaf}"], before), name)
+        return model
+
+    def test_qconv(self):
+        model = self.steps("qconv")
+        with self.assertRaisesRegex(qconv.UsageError, "is codes"):  # codes cannot take an adapter in
+            model.merge_and_unload()
+
+    def test_bitsandbytes(self):
+        self.steps("bitsandbytes")
+
+
+if __name__ == "__main__":
+    s.main()

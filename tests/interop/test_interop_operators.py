@@ -1,0 +1,234 @@
+"""qconv::linear and qconv::dequantize as torch sees them, for every form and for shapes that are no whole blocks.
+
+The CPU's numbers are compared with those of torch's own operations over the same codes (the operators' way on a GPU),
+bit for bit, and products with products in double. torch.library.opcheck goes over schema, autograd, fake tensors and
+tracing.
+"""
+import copy
+import itertools
+import multiprocessing
+import os
+import random
+import sys
+import unittest
+
+import interop_support as s
+import torch
+
+os.environ.setdefault("QCONV_LIBRARY", str(s.BUILD / "libqconv.so"))
+sys.path.insert(0, str(s.ROOT / "python"))
+import qconv  # noqa: E402
+from qconv import ops  # noqa: E402
+from qconv._weights import QuantizedWeight  # noqa: E402
+from qconv.torch import Linear, QuantizedTensor, Stack  # noqa: E402
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+SHAPES = ((64, 64), (7, 192), (33, 70), (5, 2), (96, 440))
+# Of x quantized to integers: 2^-15 of the largest |x| of 64 and of the largest value of a code; random signs.
+INTEGER = 2e-4
+ROUNDING = {torch.float32: 1e-6, torch.bfloat16: 2 ** -8, torch.float16: 2 ** -11}
+
+
+def weight(form, rows, cols, block=0, nested=False, seed=0):
+    """A random one. Forms of compressed-tensors have whole words and groups."""
+    g = torch.Generator().manual_seed(seed)
+    n = rows * cols
+    four = form in ("nf4", "w4a16")
+    codes = torch.randint(-127, 128, ((n + 1) // 2 if four else n,), generator=g, dtype=torch.int8)
+    if form == "w8a16":
+        codes = torch.randint(0, 256, (n,), generator=g, dtype=torch.uint8)
+    count = -(-n // block) if block else rows
+    scales = torch.rand(count, generator=g) + 0.5
+    maps = {"code_map": torch.tensor(s.NF4_CODE)} if form == "nf4" else {}
+    offset, nested_block = 0.0, 0
+    if nested:
+        scales = torch.randint(0, 256, (count,), generator=g, dtype=torch.uint8)
+        maps["nested_absmax"] = torch.rand(-(-count // 256), generator=g)
+        maps["nested_map"] = torch.linspace(-1, 1, 256)
+        offset, nested_block = 0.375, 256
+    return QuantizedWeight(form, rows, cols, block, nested_block, offset, torch.bfloat16, codes,
+                           scales.view(torch.uint8), **maps, name=f"{form}.weight")
+
+
+def weights():
+    for (rows, cols), block in itertools.product(SHAPES, (32, 64, 128, 4096)):
+        for nested in (False, True):
+            yield weight("nf4", rows, cols, block, nested)
+            yield weight("int8-block", rows, cols, block, nested)
+    for rows, cols in SHAPES:
+        yield weight("int8", rows, cols)
+        yield weight("w8a8", rows, cols)
+    for rows, cols, block in ((64, 64, 32), (7, 256, 128), (9, 64, 0), (3, 192, 64)):
+        yield weight("w4a16", rows, cols, block)
+        yield weight("w8a16", rows, cols, block)
+
+
+class Numbers(unittest.TestCase):
+    def test_restored_weights(self):
+        count = 0
+        for w in weights():
+            for dtype in FLOATS:
+                mine = ops.dequantize(*w.tensors(), *w.numbers, dtype)
+                other = ops.dequantize_torch(*w.tensors(), *w.numbers, dtype)
+                self.assertEqual(mine.shape, (w.rows, w.cols))
+                self.assertTrue(torch.equal(mine, other), (w.numbers, dtype))
+                count += 1
+        s.note(f"{count} restored weights: libqconv's and torch's are equal, bit for bit")
+
+    def test_products(self):
+        """Few rows of x take integers, more take floats, many are torch's."""
+        worst = {}
+        for w in weights():
+            exact = w.dequantize(torch.float32).double()
+            for dtype, m in zip(FLOATS, random.Random(w.codes.numel()).sample((1, 3, 17, 300), 3)):
+                g = torch.Generator().manual_seed(m)
+                x = torch.randn(m, w.cols, generator=g).to(dtype)
+                bias = torch.randn(w.rows, generator=g).to(dtype) if m % 2 else None
+                y = ops.linear(x, *w.tensors(), bias, *w.numbers)
+                self.assertEqual((y.dtype, y.shape), (dtype, (m, w.rows)))
+                want = x.double() @ exact.T + (0 if bias is None else bias.double())
+                size = x.double().abs() @ exact.abs().T + (0 if bias is None else bias.double().abs())
+                apart = ((y.double() - want).abs() / size).max().item()
+                worst[dtype] = max(worst.get(dtype, 0), apart)
+                self.assertLess(apart, INTEGER + ROUNDING[dtype], (w.numbers, dtype, m))
+        s.note("products against double, of the sums of magnitudes: " +
+               ", ".join(f"{str(d)[6:]} {v:.1e}" for d, v in worst.items()))
+
+    def test_shapes_of_x(self):
+        w = weight("nf4", 96, 128, 64)
+        x = torch.randn(2, 3, 256)[:, :, ::2]  # columns that are not side by side
+        y = ops.linear(x, *w.tensors(), None, *w.numbers)
+        self.assertTrue(torch.equal(y, ops.linear(x.contiguous(), *w.tensors(), None, *w.numbers)))
+        rows = torch.randn(5, 200)[:, :128]  # rows with a gap behind each
+        self.assertTrue(torch.equal(ops.linear(rows, *w.tensors(), None, *w.numbers),
+                                    ops.linear(rows.contiguous(), *w.tensors(), None, *w.numbers)))
+        self.assertEqual(ops.linear(torch.empty(0, 128), *w.tensors(), None, *w.numbers).shape, (0, 96))
+        self.assertEqual(ops.linear(torch.ones(128), *w.tensors(), None, *w.numbers).shape, (96,))
+
+    def test_many_rows_in_parts(self):
+        """The weight is restored a part at a time."""
+        w = weight("int8", 96, 128)
+        x, bias = torch.randn(300, 128), torch.randn(96)
+        whole = ops.linear(x, *w.tensors(), bias, *w.numbers)
+        at_a_time, ops.RESTORED_BYTES = ops.RESTORED_BYTES, 10 * 128 * 4
+        try:
+            parts = ops.linear(x, *w.tensors(), bias, *w.numbers)
+        finally:
+            ops.RESTORED_BYTES = at_a_time
+        torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-4)
+
+
+class Torch(unittest.TestCase):
+    def test_opcheck(self):
+        for w in (weight("nf4", 33, 70, 64, True), weight("int8", 8, 64), weight("w4a16", 64, 64, 32)):
+            for dtype, grad in itertools.product(FLOATS, (False, True)):
+                x = torch.randn(2, 3, w.cols).to(dtype).requires_grad_(grad)
+                bias = torch.randn(w.rows).to(dtype).requires_grad_(grad)
+                torch.library.opcheck(ops.linear, (x, *w.tensors(), bias, *w.numbers))
+            torch.library.opcheck(ops.dequantize, (*w.tensors(), *w.numbers, torch.bfloat16))
+
+    def test_gradients(self):
+        for w in (weight("nf4", 33, 70, 64, True), weight("int8-block", 64, 64, 32), weight("w8a16", 7, 256, 128)):
+            x, bias = torch.randn(2, 3, w.cols, requires_grad=True), torch.randn(w.rows, requires_grad=True)
+            (ops.linear(x, *w.tensors(), bias, *w.numbers) ** 2).sum().backward()
+            mine, x.grad, mine_bias, bias.grad = x.grad, None, bias.grad, None
+            (torch.nn.functional.linear(x, w.dequantize(torch.float32), bias) ** 2).sum().backward()
+            torch.testing.assert_close(mine, x.grad, rtol=1e-3, atol=1e-2 * x.grad.abs().max().item())
+            torch.testing.assert_close(mine_bias, bias.grad, rtol=1e-3, atol=1e-3 * bias.grad.abs().max().item())
+
+    def test_compile(self):
+        layer = Linear(weight("nf4", 96, 128, 64, True), torch.nn.Parameter(torch.randn(96)), torch.float32)
+        x = torch.randn(4, 128)
+        compiled = torch.compile(lambda x: layer(x).relu() + 1, fullgraph=True, backend="aot_eager")
+        self.assertTrue(torch.equal(compiled(x), layer(x).relu() + 1))
+
+    def test_after_fork(self):
+        """A child has none of its parent's threads; it makes its own."""
+        w, x = weight("nf4", 96, 128, 64), torch.randn(1, 128)
+        want = ops.linear(x, *w.tensors(), None, *w.numbers)
+        pipe, other = multiprocessing.Pipe()
+        if (child := os.fork()) == 0:
+            other.send(torch.equal(ops.linear(x, *w.tensors(), None, *w.numbers), want))
+            os._exit(0)
+        self.assertTrue(pipe.poll(30) and pipe.recv())
+        os.waitpid(child, 0)
+
+
+class Refusals(unittest.TestCase):
+    def refused(self, words, x, w, bias=None, kind=qconv.UsageError, **changes):
+        numbers = list(w.numbers)
+        tensors = {role: getattr(w, role) for role in ("codes", "scales", "code_map", "nested_absmax", "nested_map")}
+        for key, value in changes.items():
+            if key in tensors:
+                tensors[key] = value
+            else:
+                numbers[["form", "rows", "cols", "block", "nested_block", "offset"].index(key)] = value
+        with self.assertRaisesRegex(kind, words):
+            ops.linear(x, *tensors.values(), bias, *numbers)
+
+    def test_what_does_not_fit(self):
+        w, x = weight("nf4", 96, 128, 64, True), torch.randn(2, 128)
+        self.refused("x has 127 columns and the weight 128", x[:, :127], w)
+        self.refused("x is torch.float64", x.double(), w)
+        self.refused("bytes of codes, found", x, w, codes=w.codes[1:], kind=qconv.InputError)
+        self.refused("expected 192 scales, found 191", x, w, scales=w.scales[1:], kind=qconv.InputError)
+        self.refused("a code map has 16 floats", x, w, code_map=torch.zeros(15))
+        self.refused("nested scales 256", x, w, nested_map=torch.zeros(255))
+        self.refused("must be contiguous", x, w, codes=torch.zeros(2 * w.codes.numel(), dtype=torch.int8)[::2])
+        self.refused("blocks of 48 weights", x, w, block=48, kind=qconv.InputError)
+        self.refused("form is 'nf5'", x, w, form="nf5")
+        with self.assertRaisesRegex(qconv.UsageError, "not torch.float64"):
+            ops.dequantize(*w.tensors(), *w.numbers, torch.float64)
+
+
+class Modules(unittest.TestCase):
+    def test_weight_stands_for_a_tensor(self):
+        w = weight("nf4", 96, 128, 64, True)
+        layer = Linear(w, None, torch.bfloat16)
+        self.assertEqual((layer.weight.shape, layer.weight.dtype, layer.weight.device.type),
+                         ((96, 128), torch.bfloat16, "cpu"))
+        x = torch.randn(3, 128)
+        self.assertTrue(torch.equal(torch.nn.functional.linear(x, layer.weight), layer(x)))
+        self.assertTrue(torch.equal(layer.weight.dequantize(torch.float32), w.dequantize(torch.float32)))
+        for what in (lambda: layer.weight + 1, lambda: x @ layer.weight.T, lambda: layer.weight.data.add_(1),
+                     lambda: layer.weight[0], lambda: torch.norm(layer.weight)):
+            with self.assertRaisesRegex(qconv.UsageError, "is codes"):
+                what()
+
+    def test_dtypes_change_no_codes(self):
+        layer = Linear(weight("int8", 8, 64), torch.nn.Parameter(torch.randn(8)), torch.bfloat16)
+        before = layer.dequantize(torch.float32)
+        for dtype in (torch.float16, torch.float32, torch.bfloat16):
+            layer.to(dtype)
+            self.assertEqual((layer.weight.dtype, layer.bias.dtype), (dtype, dtype))
+            self.assertTrue(torch.equal(layer.dequantize(torch.float32), before))
+
+    def test_copies(self):
+        layer = Linear(weight("nf4", 96, 128, 64, True), None, torch.float32)
+        twin, x = copy.deepcopy(layer), torch.randn(2, 128)
+        layer.codes.data.zero_()
+        self.assertFalse(torch.equal(twin(x), layer(x)))
+
+    def test_stacks(self):
+        """Experts held as one tensor [experts, rows, cols], joined of gate and up, or transposed."""
+        gate = [weight("nf4", 32, 64, 64, seed=i) for i in range(3)]
+        up = [weight("int8", 32, 64, seed=i) for i in range(3)]
+        made = torch.cat([torch.stack([QuantizedTensor([[w]], torch.float32) for w in part]) for part in (gate, up)], 1)
+        self.assertEqual(tuple(made.shape), (3, 64, 64))
+        stack, x = Stack(made), torch.randn(5, 64)
+        dense = made.dequantize(torch.float32)
+        for i in range(3):
+            torch.testing.assert_close(torch.nn.functional.linear(x, stack[torch.tensor(i)]), x @ dense[i].T,
+                                       rtol=1e-3, atol=1e-2)
+            turned = Stack(QuantizedTensor([[w] for w in gate], torch.float32, True, True))
+            torch.testing.assert_close(x @ turned[i], x @ gate[i].dequantize(torch.float32).T, rtol=1e-3, atol=1e-2)
+            with self.assertRaisesRegex(qconv.UsageError, "experts"):
+                x @ stack[i]
+        with self.assertRaisesRegex(qconv.InputError, "only some of them are quantized"):
+            torch.stack([QuantizedTensor([[gate[0]]], torch.float32), torch.zeros(32, 64)])
+        with self.assertRaisesRegex(qconv.InputError, "along its columns"):
+            torch.cat([QuantizedTensor([[w]], torch.float32) for w in gate], 1)
+
+
+if __name__ == "__main__":
+    s.main()
