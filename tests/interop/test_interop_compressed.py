@@ -245,7 +245,7 @@ def text(form, prompt):
     return made.sequences[0, len(ids):].tolist(), (best[:, 0] - best[:, 1]).tolist()
 
 
-def ask(workers, asked):
+def ask(workers, asked, *options):
     """folder -> what vllm_logprobs.py says of the prompts of a form. asked: [(folder, form)]"""
     script = s.ROOT / "tests" / "interop" / "vllm_logprobs.py"
     questions = s.SCRATCH / "questions.json"
@@ -253,7 +253,7 @@ def ask(workers, asked):
         {"model": str(folder), "prompts": prompts(form), "tokens": FOLLOW if form in AUTO else 1}
         for folder, form in asked]))
     done = subprocess.run(
-        [PYTHON, "-B", script, str(workers), questions],
+        [PYTHON, "-B", script, *options, str(workers), questions],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"})
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"model"')]

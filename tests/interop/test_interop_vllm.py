@@ -1,5 +1,6 @@
 """What two workers of a vLLM hold as weights, and what qconv plan --tp 2 says they hold: to the byte.
-And bitsandbytes' forms in vLLM, one worker with vllm-bnb-plugin, beside what qconv computes from the file.
+And bitsandbytes' forms in vLLM, one worker with vllm-bnb-plugin, beside what qconv computes from the file. And
+outputs as they are, compressed or not, served by the plug-in of qconv's Python package on one worker and on two.
 
 vllm_environment.sh makes the environment ($QCONV_VLLM_ENV, or build-interop/vllm); without it these
 checks are skipped. The default tests compare the plans of all models with what vLLM's workers were once
@@ -18,6 +19,7 @@ from pathlib import Path
 import interop_support as s
 import test_interop_compressed as compressed
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 sys.path.insert(0, str(s.ROOT / "tests"))
@@ -141,6 +143,105 @@ class Bitsandbytes(unittest.TestCase):
                     difference = compressed.apart(found[bad], ours)
                     s.note(f"{form}, with a planted fault: {difference:.4f}")
                     self.assertGreater(difference, self.FORMS[form])
+
+
+# Cards of 1.5 MB, on which a mixture of NF4 and int8 fits; q, k and v need not have one scheme.
+MIXTURE = ["--to", "auto", "--split-fused", "--vram", "1x1500KB", "--cuda-context", "0", "--context", "128",
+           "--prefill", "16"]
+SERVED = {
+    "nf4": ["--to", "nf4"],
+    "nf4-32": ["--to", "nf4", "--block-size", "32", "--no-double-quant", "--compress", "none"],
+    "nf4-128": ["--to", "nf4", "--block-size", "128", "--no-double-quant"],
+    "int8": ["--to", "int8"],
+    "int8-block": ["--to", "int8", "--block-size", "64"],
+    "int4": ["--to", "int4"],
+    "w8a16": ["--to", "int8", "--format", "compressed-tensors", "--activation-bits", "16"],
+    "bf16": ["--to", "bf16"],
+    "mixture": MIXTURE,
+    "kept": ["--to", "nf4", "--keep", "*q_proj*", "--split-fused"],
+}
+# Each costs a start of vLLM, on two workers a long one. The experts are in NF4 with nested scales.
+ON_ONE = list(SERVED) if compressed.ALL else ["nf4-32", "nf4-128", "int8", "w8a16"]
+ON_TWO = list(SERVED) if compressed.ALL else ["mixture"]
+BOUND = 0.05  # of log-probabilities; vLLM computes in bfloat16
+
+
+@unittest.skipUnless(PYTHON.exists(), f"no vLLM in {ENVIRONMENT}: tests/interop/vllm_environment.sh")
+class Plugin(unittest.TestCase):
+    """Nothing but the folder is given: the plug-in finds that it is an output of qconv."""
+
+    def output(self, form):
+        folder = s.SCRATCH / "vllm" / f"served-{form}"
+        if not folder.exists():
+            s.qconv("-q", *SERVED[form], compressed.source(), folder)
+        return folder
+
+    def damaged(self):
+        """A copy with one bit of the codes of one weight turned around."""
+        folder = s.SCRATCH / "vllm" / "served-damaged"
+        shutil.copytree(self.output("nf4"), folder)
+        tensor, = (t for t in json.loads((folder / "qconv.json").read_text())["tensors"]
+                   if t["name"] == compressed.VICTIM)
+        with open(folder / "model.safetensors.zst", "r+b") as file:
+            file.seek(tensor["stored_offset"] + tensor["stored_bytes"] // 2)
+            byte = file.read(1)[0]
+            file.seek(-1, os.SEEK_CUR)
+            file.write(bytes([byte ^ 1]))
+        return folder
+
+    def reference(self, form):
+        return torch.log_softmax(torch.from_numpy(s.our_logits(self.output(form), [compressed.IDS])[:-1]), -1)
+
+    def compare(self, workers, forms, found):
+        for form in forms:
+            with self.subTest(form):
+                answer = found[self.output(form)]
+                self.assertNotIn("error", answer)
+                difference = compressed.apart(answer, self.reference(form))
+                s.note(f"{form}, {workers} worker(s), qconv's plug-in: log-probabilities at most {difference:.4f} from "
+                       "qconv eval's")
+                self.assertLessEqual(difference, BOUND)
+
+    def ask(self, workers, folders):
+        return compressed.ask(workers, [(folder, None) for folder in folders], "--qconv")
+
+    def test_one_worker(self):
+        damaged, experts = self.damaged(), self.experts()
+        # vLLM makes what experts need for the first model of a process only.
+        found = self.ask(1, [experts, *map(self.output, ON_ONE), damaged])
+        self.compare(1, ON_ONE, found)
+        with self.subTest("another form's numbers are told apart"):
+            self.assertGreater(compressed.apart(found[self.output("nf4-32")], self.reference("nf4-128")), BOUND)
+        with self.subTest("damaged"):
+            self.assertRegex(found[damaged]["error"], f"^CheckError: .*{re.escape(compressed.VICTIM)}[^\\n]*$")
+        with self.subTest("experts"):
+            self.assertNotIn("error", found[experts])
+            ids = torch.tensor([compressed.IDS])
+            restored = s.SCRATCH / "vllm" / "experts-bf16"
+            s.qconv("-q", "--compress", "none", "--to", "bf16", experts, restored)
+            model = transformers.AutoModelForCausalLM.from_pretrained(restored, dtype=torch.float32).eval()
+            with torch.no_grad():
+                expected = torch.log_softmax(model(input_ids=ids).logits[0], -1)[:-1]
+            difference = compressed.apart(found[experts], expected)
+            s.note(f"experts in nf4, qconv's plug-in: log-probabilities at most {difference:.4f} from transformers'")
+            self.assertLessEqual(difference, BOUND)
+
+    def experts(self):
+        torch.manual_seed(3)
+        model, folder = s.SCRATCH / "vllm" / "experts", s.SCRATCH / "vllm" / "experts-nf4"
+        transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(
+            hidden_size=256, intermediate_size=512, moe_intermediate_size=128, num_experts=8, num_experts_per_tok=2,
+            num_hidden_layers=2, vocab_size=compressed.VOCABULARY, num_attention_heads=8, num_key_value_heads=2,
+            head_dim=32, max_position_embeddings=128, initializer_range=0.05)).to(torch.bfloat16).save_pretrained(model)
+        s.qconv("-q", "--to", "nf4", model, folder)
+        return folder
+
+    def test_two_workers(self):
+        tensors = json.loads((self.output("mixture") / "qconv.json").read_text())["tensors"]
+        schemes = {scheme: sum(t["scheme"] == scheme for t in tensors) for scheme in ("nf4", "int8")}
+        self.assertTrue(all(schemes.values()), schemes)
+        s.note(f"mixture: {schemes['nf4']} weights in NF4, doubly quantized, and {schemes['int8']} in int8")
+        self.compare(2, ON_TWO, self.ask(2, map(self.output, ON_TWO)))
 
 
 def record(path):

@@ -1,9 +1,10 @@
 """Loads models with vLLM on the CPU and prints the log-probabilities that it gives prompts, and how it
 goes on.
 
-usage: vllm_logprobs.py WORKERS QUESTIONS
+usage: vllm_logprobs.py [--qconv] WORKERS QUESTIONS
 
-Runs in the environment that vllm_environment.sh makes. The file QUESTIONS has a list in JSON:
+With --qconv vLLM has the plug-in of qconv's Python package, and else a small kernel (register below). Runs in
+the environment that vllm_environment.sh makes. The file QUESTIONS has a list in JSON:
 [{"model": MODEL, "prompts": [[id, ...], ...], "tokens": how many are to follow}, ...]. Prints a line of
 JSON for each: {"model": MODEL, "logprobs": [...], "texts": [[id, ...], ...]}, for the first prompt one row
 of the whole vocabulary for each token but the first (null stands for NaN), and for each prompt the most
@@ -82,10 +83,14 @@ def answer_of(workers, model, prompts, tokens):
 
 
 def main():
-    workers, questions = int(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text())
+    ours, (workers, questions) = "--qconv" in sys.argv, sys.argv[-2:]
+    workers, questions = int(workers), json.loads(Path(questions).read_text())
     if "QCONV_VLLM_STARTED" not in os.environ:
         with tempfile.TemporaryDirectory() as folder:
-            vllm_plugin.install(__file__, Path(folder))
+            if ours:
+                vllm_plugin.install_qconv(Path(folder))
+            else:
+                vllm_plugin.install(__file__, Path(folder))
             settings = {**vllm_plugin.settings(Path(folder), workers), "QCONV_VLLM_STARTED": "1",
                         "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(workers > 1))}
             return os.spawnve(os.P_WAIT, sys.executable, [sys.executable, "-B", *sys.argv], settings)

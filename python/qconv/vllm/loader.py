@@ -1,0 +1,50 @@
+"""The load format "qconv": tensors of an output through libqconv, to whatever model class vLLM has."""
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+from vllm.model_executor.model_loader import DefaultModelLoader, register_model_loader
+from vllm.model_executor.model_loader.base_loader import BaseModelLoader
+
+from .. import errors
+from . import NAME, is_output
+from .layers import handle
+from .stored import Output
+
+
+@register_model_loader(NAME)
+class QconvLoader(BaseModelLoader):
+    def download_model(self, model_config):
+        if not is_output(model_config.model):
+            raise errors.InputError(f"{model_config.model}: no qconv.json is there, so it is no finished output of "
+                                    "qconv on this machine")
+
+    def load_weights(self, model, model_config):
+        self.download_model(model_config)
+        quantized_by_us = model_config.quantization == NAME
+        with Output(model_config.model) as output, ThreadPoolExecutor(os.cpu_count()) as pool:
+            started = []
+
+            def start(make):
+                started.append(pool.submit(make))
+                return started[-1].result
+
+            try:
+                loaded = model.load_weights(weights(output, quantized_by_us, start))
+                for reading in started:
+                    reading.result()
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+        if loaded is not None and model_config.quantization in (None, NAME):
+            DefaultModelLoader.track_weights_loading(self, model, loaded, quantized=True)
+
+
+def weights(output, quantized, start):
+    """(name, tensor) in the order of the files: a handle for each quantized weight. Where vLLM multiplies these itself,
+    every tensor is as it is in the files."""
+    if not quantized:
+        for name in output.tensors:
+            yield name, output.read(name)
+        return
+    for name, stored in output.weights():
+        yield name, handle(stored, start) if stored else output.read(name)
