@@ -206,12 +206,12 @@ qc_status qc_mount_serve(const qc_mount_options *o, const char *dir, unsigned th
                                                       .read = on_read};
     struct fuse_args args = FUSE_ARGS_INIT(0, NULL);
     struct fuse *fuse = NULL;
-    char *absolute = realpath(dir, NULL); /* fuse_daemonize goes to another folder */
+    char absolute[PATH_MAX]; /* because fuse_daemonize goes to another folder */
     fuse_set_log_func(on_log);
     qc_status st = add_options(&args, o, err);
     if (st == QC_OK) {
         fuse = fuse_new(&args, &operations, sizeof operations, o->files);
-        if (!fuse || fuse_mount(fuse, absolute ? absolute : dir) != 0) {
+        if (!fuse || !realpath(dir, absolute) || fuse_mount(fuse, absolute) != 0) {
             st = QC_ERROR(err, QC_ERR_IO, "%s could not be mounted: %s" ADVICE, dir, said);
         } else {
             st = mounted(ctx, err);
@@ -223,6 +223,5 @@ qc_status qc_mount_serve(const qc_mount_options *o, const char *dir, unsigned th
     if (fuse)
         fuse_destroy(fuse);
     fuse_opt_free_args(&args);
-    free(absolute);
     return st;
 }
