@@ -148,6 +148,8 @@ QC_NODISCARD qc_status qc_manifest_write(const qc_manifest *m, qc_strbuf *out, q
 /* Writes the same text to an opened file, bit by bit; the caller finishes it. */
 QC_NODISCARD qc_status qc_manifest_write_file(const qc_manifest *m, qc_text_file *out,
                                               qc_error *err);
+/* Makes m the manifest that the output would have, had nothing been compressed. */
+void qc_manifest_make_plain(qc_manifest *m);
 /* Gives row i of m: from m->tensors, or made anew in *room. */
 QC_NODISCARD qc_status qc_manifest_row(const qc_manifest *m, size_t i, qc_manifest_tensor *room,
                                        const qc_manifest_tensor **row, qc_error *err);

@@ -144,3 +144,22 @@ qc_status qc_manifest_write_file(const qc_manifest *m, qc_text_file *out, qc_err
     qc_digest d = qc_text_file_digest(out);
     return put_seal(&out->text, &d, err);
 }
+
+void qc_manifest_make_plain(qc_manifest *m)
+{
+    m->compressed = 0;
+    m->level = 0;
+    m->zstd_version = NULL;
+    for (size_t i = 0; i < m->shard_count; i++) {
+        m->shards[i].file_bytes = 0;
+        m->shards[i].header_stored_bytes = 0;
+        m->shards[i].table_bytes = 0;
+        memset(&m->shards[i].header_stored, 0, sizeof m->shards[i].header_stored);
+        memset(&m->shards[i].table, 0, sizeof m->shards[i].table);
+    }
+    for (size_t i = 0; i < m->tensor_count; i++) {
+        m->tensors[i].stored_offset = 0;
+        m->tensors[i].stored_bytes = 0;
+        memset(&m->tensors[i].stored, 0, sizeof m->tensors[i].stored);
+    }
+}

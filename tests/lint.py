@@ -24,7 +24,7 @@ LAYERS = {
 # The rooms of convert/, from the lowest floor up (docs/architecture.md). An include stays in its room
 # or goes to a lower floor. convert/ itself holds main.c, which may use all of them.
 FLOORS = [
-    {"library", "output", "term"},
+    {"library", "mount", "output", "term"},
     {"device", "model", "tokenizer"},
     {"bench", "hardware", "known", "llama", "plan", "validate"},
     {"calibrate", "eval", "fit"},

@@ -49,26 +49,6 @@ static qc_status write_piece(void *ctx, uint32_t shard, uint64_t offset, const v
     return QC_OK;
 }
 
-/* Makes m the manifest that OUT would have, had nothing been compressed. */
-static void make_plain(qc_manifest *m)
-{
-    m->compressed = 0;
-    m->level = 0;
-    m->zstd_version = NULL;
-    for (size_t i = 0; i < m->shard_count; i++) {
-        m->shards[i].file_bytes = 0;
-        m->shards[i].header_stored_bytes = 0;
-        m->shards[i].table_bytes = 0;
-        memset(&m->shards[i].header_stored, 0, sizeof m->shards[i].header_stored);
-        memset(&m->shards[i].table, 0, sizeof m->shards[i].table);
-    }
-    for (size_t i = 0; i < m->tensor_count; i++) {
-        m->tensors[i].stored_offset = 0;
-        m->tensors[i].stored_bytes = 0;
-        memset(&m->tensors[i].stored, 0, sizeof m->tensors[i].stored);
-    }
-}
-
 static qc_status copy_side_files(qc_output_dir *d, const char *from_dir, const qc_manifest *m,
                                  qc_error *err)
 {
@@ -205,7 +185,7 @@ static qc_status is_unpacked(int *same, qc_difference *why, const qc_output_dir 
         if (st == QC_OK && o->device)
             st = keep_device(&now, o, err);
         if (st == QC_OK) {
-            make_plain(&now);
+            qc_manifest_make_plain(&now);
             *same = qc_manifest_is_alike(why, &then, &now);
         }
         if (st == QC_OK && *same)
@@ -297,7 +277,7 @@ static qc_status unpack_into(qc_output_dir *d, const qc_options *o, qc_scan_resu
     pthread_mutex_destroy(&u.lock);
     if (st != QC_OK)
         return st;
-    make_plain(&m);
+    qc_manifest_make_plain(&m);
     qc_digest digest;
     QC_TRY(qc_manifest_stage(d, &m, &digest, err));
     return qc_output_dir_move(d, err);
