@@ -305,10 +305,10 @@ class TestKernels(Case):
 
     def test_what_is_missing_is_said(self):
         self.assertEqual(self.says("sm_80:4:1GiB"), "usable")
-        self.assertEqual(self.says("nodriver"), "%d GPUs cannot be used: no NVIDIA driver" % DEVICE)
+        self.assertEqual(self.says("nodriver"), "%d GPUs cannot be used: the NVIDIA driver was not found" % DEVICE)
         self.assertEqual(self.says("none"), "%d GPUs cannot be used: the NVIDIA driver shows no GPU" % DEVICE)
         self.assertEqual(self.says("olddriver"), "%d GPUs cannot be used: the NVIDIA driver is too old: it "
-                         "has CUDA 10.2, this build needs 13.0" % DEVICE)
+                         "has CUDA 10.2, but this build needs 13.0; install a newer driver" % DEVICE)
 
     def on_gpu(self, cu, content, stream):
         p = c_void_p()

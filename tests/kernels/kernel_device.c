@@ -294,7 +294,8 @@ static void test_no_devices(void **state)
     count_says("none", "the NVIDIA driver shows no GPU");
     count_says("nodriver", "the NVIDIA driver was not found");
     count_says("olddriver",
-               "the NVIDIA driver is too old: it has CUDA 10.2, this build needs 13.0");
+               "the NVIDIA driver is too old: it has CUDA 10.2, but this build needs 13.0; install "
+               "a newer driver");
     qc_shim_set_devices("sm_70:80:1GiB,sm_86:84:2GiB");
     int count = 0;
     qc_cuda_device_count(&count, NULL, 0);

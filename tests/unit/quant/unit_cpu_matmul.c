@@ -318,6 +318,16 @@ static void what_is_wrong_is_refused(void **state)
     assert_int_equal(qc_cpu_matmul_run(NULL, &j.t.w, &io, &err), QC_ERR_USAGE);
     assert_int_equal(qc_cpu_matmul_run(h, NULL, &io, &err), QC_ERR_USAGE);
     assert_int_equal(qc_cpu_matmul_run(h, &j.t.w, NULL, &err), QC_ERR_USAGE);
+    assert_int_equal(qc_cpu_matmul_create(&none, 1025, &err), QC_ERR_USAGE);
+    assert_string_equal(err.msg, "1025 threads; expected 1 to 1024, or 0 for one per processor");
+    assert_null(none);
+    qc_weights formless = j.t.w;
+    formless.form.ops = NULL;
+    assert_int_equal(qc_cpu_matmul_run(h, &formless, &io, &err), QC_ERR_USAGE);
+    assert_int_equal(qc_cpu_matmul_is_fast(NULL), 0);
+    io.x_dtype = (qc_dtype)1000;
+    assert_int_equal(qc_cpu_matmul_run(h, &j.t.w, &io, &err), QC_ERR_USAGE);
+    assert_string_equal(err.msg, "a product takes F32, F16 or BF16, not an unknown dtype and F32");
     io.x_dtype = QC_DTYPE_I8;
     assert_int_equal(qc_cpu_matmul_run(h, &j.t.w, &io, &err), QC_ERR_USAGE);
     assert_string_equal(err.msg, "a product takes F32, F16 or BF16, not I8 and F32");
