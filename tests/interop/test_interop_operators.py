@@ -175,7 +175,7 @@ class Refusals(unittest.TestCase):
         self.refused("a code map has 16 floats", x, w, code_map=torch.zeros(15))
         self.refused("nested scales 256", x, w, nested_map=torch.zeros(255))
         self.refused("must be contiguous", x, w, codes=torch.zeros(2 * w.codes.numel(), dtype=torch.int8)[::2])
-        self.refused("blocks of 48 weights", x, w, block=48, kind=qconv.InputError)
+        self.refused("power of two from 32 to 4096, found 48", x, w, block=48, kind=qconv.InputError)
         self.refused("form is 'nf5'", x, w, form="nf5")
         with self.assertRaisesRegex(qconv.UsageError, "not torch.float64"):
             ops.dequantize(*w.tensors(), *w.numbers, torch.float64)
