@@ -1,13 +1,21 @@
 """qconv.load: a transformers model straight from the shards of an output, compressed or plain."""
-from typing import Any, Dict, Optional, Union
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Dict, Optional, Union
 
 from . import errors
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
 
 OLDEST = (4, 57)  # of transformers
 
 
-def load(out, device_map: Optional[Union[str, int, Dict[str, Any]]] = None, dtype=None, backend: str = "qconv",
-         threads: int = 0, skip_digests: bool = False, **kwargs):
+def load(out: Union[str, os.PathLike[str]], device_map: Optional[Union[str, int, Dict[str, Any]]] = None,
+         dtype: Optional[torch.dtype] = None, backend: str = "qconv", threads: int = 0, skip_digests: bool = False,
+         **kwargs: Any) -> PreTrainedModel:
     """The model of an output of `qconv convert`, ready to run.
 
     Its class is the one that config.json names. libqconv reads the shards with several threads straight into the memory
@@ -40,4 +48,5 @@ def load(out, device_map: Optional[Union[str, int, Dict[str, Any]]] = None, dtyp
     if backend not in ("qconv", "bitsandbytes"):
         raise errors.UsageError(f"backend is {backend!r}; expected \"qconv\" or \"bitsandbytes\"")
     from ._loading import loaded
-    return loaded(out, device_map, dtype, backend, threads, skip_digests, kwargs)
+    model: PreTrainedModel = loaded(out, device_map, dtype, backend, threads, skip_digests, kwargs)
+    return model
