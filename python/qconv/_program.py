@@ -140,6 +140,7 @@ class Run:
             raise start_failure(path, error) from None
         self.printed = b""
         self.message = ""
+        self.said_all = False
         self.lines: "queue.SimpleQueue[Optional[str]]" = queue.SimpleQueue()
         out, err = self.process.stdout, self.process.stderr
         assert out and err
@@ -160,11 +161,11 @@ class Run:
 
     def listen(self, progress: Optional[ProgressCallback]) -> None:
         """Until the program closes standard error: passes on what it says there."""
-        while True:
+        while not self.said_all:
             line = self.lines.get()
             if line is None:
-                return
-            if line.startswith('{"progress": '):
+                self.said_all = True
+            elif line.startswith('{"progress": '):
                 if progress:
                     p = json.loads(line)
                     progress(Progress(p["progress"], p["done"], p["total"], p["unit"]))

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import types
 import typing
@@ -28,6 +29,7 @@ from qconv import _options, _program, errors  # noqa: E402
 
 MODEL = os.path.join(ROOT, "tests", "data", "kjv-llama", "model")
 TEXT = os.path.join(ROOT, "tests", "data", "kjv-llama", "heldout.txt")
+FAULT_DISK = os.environ.get("FAULT_DISK", os.path.join(ROOT, "build", "tests", "libfault_disk.so"))
 
 
 class Case(QconvCase):
@@ -40,6 +42,14 @@ class Case(QconvCase):
     def large_model(self):
         """A model of holes, large enough to be caught at work."""
         mk.write_model("m", mk.load_model("Llama-3.1-8B"), layers=2, scale=4)
+
+    def slow_program(self):
+        """The program on a disk of 60 MB a second, so that it is still at work when it is interrupted."""
+        folders = ":".join(os.path.join(os.getcwd(), name) for name in "mo")
+        script = self.write("slow", "#!/bin/sh\nQC_FAULT_DIRS='%s' QC_FAULT_SLOW=60000000 LD_PRELOAD='%s' exec '%s' "
+                            "\"$@\"\n" % (folders, FAULT_DISK, QCONV))
+        os.chmod(script, 0o755)
+        return script
 
     def damaged(self):
         qconv.convert(MODEL, "out", to="nf4", compress="none")
@@ -305,7 +315,8 @@ class Progressing(Case):
         def refuse(p):
             if p.done > p.total // 2:
                 raise RuntimeError("enough")
-        with self.assertRaisesRegex(RuntimeError, "^enough$"):
+        with mock.patch.dict(os.environ, QCONV_PROGRAM=self.slow_program()), \
+                self.assertRaisesRegex(RuntimeError, "^enough$"):
             qconv.convert("m", "o", to="nf4", threads=1, progress=refuse)
         self.assertEqual(os.listdir("o"), [".qconv-partial"])
         self.assertGreater(qconv.convert("m", "o", to="nf4", threads=1).continued["tensors_kept"], 0)
@@ -352,7 +363,7 @@ class Interrupted(Case):
                             "except KeyboardInterrupt as stopped:\n"
                             "    print('stopped:', stopped)\n")
         p = subprocess.Popen([sys.executable, "-B", script], stdout=subprocess.PIPE, start_new_session=True, text=True,
-                             env=dict(INTERRUPTED_ENV, PYTHONPATH=PACKAGE, QCONV_PROGRAM=QCONV))
+                             env=dict(INTERRUPTED_ENV, PYTHONPATH=PACKAGE, QCONV_PROGRAM=self.slow_program()))
         with p.stdout:
             while int(p.stdout.readline()) < 185870336 // 3:
                 pass
@@ -369,6 +380,16 @@ class Interrupted(Case):
         with mock.patch.dict(os.environ, QCONV_PROGRAM=script):
             with self.assertRaisesRegex(qconv.StoppedError, "^interrupted$"):
                 qconv.hardware()
+
+    def test_ctrl_c_after_its_last_word(self):
+        """The program has closed standard error and has not ended yet."""
+        script = self.write("script", "#!/bin/sh\nexec 2>&-\ntrap 'exit 130' TERM\nwhile :; do sleep 0.05; done\n")
+        os.chmod(script, 0o755)
+        timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        with mock.patch.dict(os.environ, QCONV_PROGRAM=script), self.assertRaises(KeyboardInterrupt):
+            qconv.hardware()
+        timer.join()
 
     def test_nothing_is_left_running(self):
         """Also of a program that takes its time to end."""
