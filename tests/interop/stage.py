@@ -37,7 +37,6 @@ ENVIRONMENTS = {
     "auto-transformers5": (["transformers5"], "test_interop_auto.py"),
     "auto-transformers4": (["transformers4"], "test_interop_auto.py"),
     "scale-transformers5": (["transformers5"], "test_interop_scale.py"),
-    "scale-transformers4": (["transformers4"], "test_interop_scale.py"),
     "llama-transformers5": (["transformers5"], "test_interop_llama.py"),
     "llama-transformers4": (["transformers4"], "test_interop_llama.py"),
     "next-transformers5": (["transformers5"], "test_interop_next_steps.py"),
