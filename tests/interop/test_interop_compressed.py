@@ -6,6 +6,7 @@ float32 from those restored weights. Planted faults have to fail the same two co
 `--to auto --tp 2` makes of a trained model also goes on in the same words in both. vLLM runs in the
 environment that vllm_environment.sh makes; where it is not there, its checks are skipped.
 """
+import fcntl
 import functools
 import json
 import os
@@ -252,12 +253,18 @@ def ask(workers, asked, *options):
     questions.write_text(json.dumps([
         {"model": str(folder), "prompts": prompts(form), "tokens": FOLLOW if form in AUTO else 1}
         for folder, form in asked]))
-    done = subprocess.run(
-        [PYTHON, "-B", script, *options, str(workers), questions],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"})
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"model"')]
-    if len(lines) != len(asked):
+    for _ in range(2):  # a vLLM may die as it starts, where two bind the same processors or ports
+        with open(ENVIRONMENT / "one-at-a-time", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            done = subprocess.run(
+                [PYTHON, "-B", script, *options, str(workers), questions],
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"})
+        lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"model"')]
+        if len(lines) == len(asked):
+            break
+        s.note(f"vLLM answered {len(lines)} of {len(asked)} questions")
+    else:
         raise RuntimeError(f"vLLM answered {len(lines)} of {len(asked)}: {done.stderr[-2000:]}")
     return {Path(a["model"]): a for a in lines}
 
