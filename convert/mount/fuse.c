@@ -1,6 +1,6 @@
 /* The kernel keeps what it has read, in its page cache and as names and sizes, since nothing ever
  * changes. As many threads serve requests as the kernel has requests for. */
-#define _DEFAULT_SOURCE  /* realpath */
+#define _DEFAULT_SOURCE /* realpath */
 #define FUSE_USE_VERSION 32
 #include "base/checked.h"
 #include "base/workers.h"
@@ -189,8 +189,7 @@ static qc_status serve(struct fuse *fuse, const qc_mount_options *o, const char 
         QC_FAIL(err, QC_ERR_IO, "%s: the process that serves it could not be started: %s", dir,
                 strerror(errno));
     QC_TRY(qc_plain_files_start(o->files, o->memory_bytes, threads, err));
-    if (qc_interrupted()) /* before libfuse's handlers */
-        QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
+    QC_TRY(qc_check_interrupted(err)); /* before libfuse's handlers are there */
     if (set_handlers(fuse_get_session(fuse)) != 0 || fuse_loop_mt(fuse, &loop) < 0)
         QC_FAIL(err, QC_ERR_IO, "%s: serving it failed: %s", dir, said);
     fuse_remove_signal_handlers(fuse_get_session(fuse));
