@@ -1,6 +1,6 @@
 /* The kernel keeps what it has read, in its page cache and as names and sizes, since nothing ever
  * changes. As many threads serve requests as the kernel has requests for. */
-#define _DEFAULT_SOURCE /* realpath */
+#define _DEFAULT_SOURCE  /* realpath */
 #define FUSE_USE_VERSION 32
 #include "base/checked.h"
 #include "base/workers.h"
