@@ -8,7 +8,6 @@
 
 #define ALIGNMENT   64u
 #define BLOCK_LEAST 32u
-#define GROUP_MOST  (UINT64_C(1) << 31)
 
 /* The largest power of two, at most `most` (one itself), that divides n; `most` for 0. */
 static uint64_t power_in(uint64_t n, uint64_t most)
@@ -24,7 +23,6 @@ typedef struct {
     uint64_t first, length, runs; /* of elements; run r begins at first + r * cols of w */
     uint64_t row;                 /* of w */
     qc_weights out;               /* with the pointers of w */
-    uint64_t ratio;               /* units in a block of w */
     int codes_copied, scales_copied, nested_copied;
     uint64_t codes_bytes, scales, nested;               /* of the slice */
     uint64_t scales_offset, nested_offset, total_bytes; /* in the memory */
@@ -93,14 +91,13 @@ static void divide_scales(cut *c)
         unit = power_in(w->form.cols, unit);
     if (c->runs > 1 || w->form.ops->integer) /* whose last block must be whole */
         unit = power_in(c->length, unit);
-    c->ratio = old / unit;
     c->out.form.block_elems = (uint32_t)unit;
     c->scales = qc_ceil_div_u64(c->length, unit) * c->runs;
-    c->scales_copied = c->runs > 1 || c->ratio > 1;
+    c->scales_copied = c->runs > 1 || unit < old;
     if (w->absmax)
         return;
-    const uint64_t group = qc_min_u64(w->nested_block * c->ratio, GROUP_MOST);
-    uint64_t together = power_in(c->first / unit, group);
+    /* This is 1 where units are smaller than blocks, because a cut is an odd number of units then. */
+    uint64_t together = power_in(c->first / unit, w->nested_block);
     if (c->runs > 1)
         together = power_in(w->form.cols / unit, power_in(c->length / unit, together));
     if (together < 2 && w->nested_block > 1) { /* a scale for each scale */

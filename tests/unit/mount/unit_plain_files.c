@@ -2,6 +2,7 @@
  * and by many threads; damage is told and never handed out. */
 #include "base/alloc.h"
 #include "base/workers.h"
+#include "convert/mount/frame_cache.h"
 #include "convert/mount/plain_files.h"
 #include "formats/seekable.h"
 #include "tests/fixtures/test_model.h"
@@ -10,6 +11,7 @@
 #include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <time.h>
 
 #include <cmocka.h>
 
@@ -378,6 +380,48 @@ static qc_status open_and_read(faults *told, qc_error *err)
     return st;
 }
 
+static qc_status number_of(void *ctx, size_t frame, const qc_frame_tools *tools, void *dst,
+                           qc_error *err)
+{
+    (void)ctx;
+    (void)tools;
+    (void)err;
+    *(unsigned char *)dst = (unsigned char)frame;
+    return QC_OK;
+}
+
+static void *pin_the_third(void *arg)
+{
+    const unsigned char *bytes = NULL;
+    assert_int_equal(qc_frame_cache_pin(arg, 2, &bytes, NULL), QC_OK);
+    assert_int_equal(*bytes, 2);
+    qc_frame_cache_unpin(arg, 2);
+    return NULL;
+}
+
+/* A thread that finds every slot pinned goes on as soon as one is let go; else this never ends. */
+static void who_waits_for_a_slot_gets_it(void **state)
+{
+    const qc_frame_cache_options o = {.frame_count = 3,
+                                      .frame_bytes = 64,
+                                      .stored_bytes = 64,
+                                      .slots = 1,
+                                      .threads = 1,
+                                      .make = number_of};
+    qc_frame_cache *c = NULL;
+    const unsigned char *bytes = NULL;
+    pthread_t other;
+    (void)state;
+    assert_int_equal(qc_frame_cache_create(&c, &o, NULL), QC_OK);
+    assert_int_equal(qc_frame_cache_pin(c, 1, &bytes, NULL), QC_OK);
+    assert_int_equal(pthread_create(&other, NULL, pin_the_third, c), 0);
+    (void)nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL); /* so that it waits */
+    assert_int_equal(*bytes, 1);
+    qc_frame_cache_unpin(c, 1);
+    assert_int_equal(pthread_join(other, NULL), 0);
+    qc_frame_cache_destroy(c);
+}
+
 static void every_allocation_and_read_fails_once(void **state)
 {
     faults told = {.lock = PTHREAD_MUTEX_INITIALIZER};
@@ -411,6 +455,7 @@ int main(void)
         cmocka_unit_test(swapped_frames_are_found),
         cmocka_unit_test(other_files_are_checked),
         cmocka_unit_test(what_is_missing_or_plain_is_refused),
+        cmocka_unit_test(who_waits_for_a_slot_gets_it),
         cmocka_unit_test(every_allocation_and_read_fails_once),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

@@ -254,6 +254,27 @@ static void what_is_not_finite_stays_in_its_row(void **state)
     }
 }
 
+/* A NaN of the bias comes out as the one NaN that outputs have, whatever its sign was. */
+static void a_nan_of_the_bias_is_the_usual_one(void **state)
+{
+    (void)state;
+    qt_rng rng = qt_rng_start("bias");
+    qc_cpu_matmul *h = open_matmul(QC_ISA_SCALAR, 1);
+    job j;
+    make_job(&j, &rng, 0, 20, 512, 2);
+    free(j.bias);
+    j.io.bias = j.bias = qt_alloc(20, sizeof *j.bias);
+    memset(j.bias, 0, 20 * sizeof *j.bias);
+    j.bias[7] = qc_f32_of_bits(0xffc00001u);
+    float *y = run(h, &j, QC_DTYPE_F32);
+    assert_int_equal(qc_f32_bits(y[7]), 0x7fc00000u);
+    assert_int_equal(qc_f32_bits(y[j.io.ldy + 7]), 0x7fc00000u);
+    assert_true(isfinite(y[6]));
+    free(y);
+    free_job(&j);
+    qc_cpu_matmul_destroy(h);
+}
+
 typedef struct {
     qc_cpu_matmul *h;
     const job *j;
@@ -388,6 +409,7 @@ int main(void)
         cmocka_unit_test(bits_depend_on_neither_threads_nor_instructions),
         cmocka_unit_test(other_shapes_take_the_panels),
         cmocka_unit_test(what_is_not_finite_stays_in_its_row),
+        cmocka_unit_test(a_nan_of_the_bias_is_the_usual_one),
         cmocka_unit_test(several_threads_may_call),
         cmocka_unit_test(what_is_wrong_is_refused),
         cmocka_unit_test(out_of_memory_is_said),
