@@ -96,7 +96,7 @@ static void divide_scales(cut *c)
     c->scales_copied = c->runs > 1 || unit < old;
     if (w->absmax)
         return;
-    /* This is 1 where units are smaller than blocks, because a cut is an odd number of units then. */
+    /* This is 1 where units are smaller than blocks: a cut is an odd number of units then. */
     uint64_t together = power_in(c->first / unit, w->nested_block);
     if (c->runs > 1)
         together = power_in(w->form.cols / unit, power_in(c->length / unit, together));
