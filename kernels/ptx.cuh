@@ -301,6 +301,14 @@ QC_DEVICE uint32_t qc_half2_mul(uint32_t a, uint32_t b)
     return v;
 }
 
+/* a * b + c, each half rounded once */
+QC_DEVICE uint32_t qc_half2_fma(uint32_t a, uint32_t b, uint32_t c)
+{
+    uint32_t v;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(v) : "r"(a), "r"(b), "r"(c));
+    return v;
+}
+
 /* a - b, each half rounded on its own */
 QC_DEVICE uint32_t qc_half2_sub(uint32_t a, uint32_t b)
 {
