@@ -114,7 +114,8 @@ static qc_status launch(const qc_matmul *h, qc_matmul_call *c, uint32_t count,
     if (p->copies_x) {
         uint16_t *x = (uint16_t *)(void *)(workspace + p->x_offset);
         int *x_exponent = (int *)(void *)(workspace + p->x_exponent_offset);
-        QC_TRY(qc_matmul_input_launch(c, x, x_exponent, s, err));
+        QC_TRY(p->image_rows ? qc_matmul_image_launch(c, x, x_exponent, s, err)
+                             : qc_matmul_input_launch(c, x, x_exponent, s, err));
         for (uint32_t i = count; i-- > 0;) {
             c[i].x_exponent = c->x_dtype == QC_DTYPE_BF16 ? x_exponent : NULL;
             c[i].x = x;
@@ -143,6 +144,9 @@ static qc_status launch(const qc_matmul *h, qc_matmul_call *c, uint32_t count,
         break;
     case QC_MATMUL_MMA_16816:
         QC_TRY(qc_mma16816_launch(c, count, s, err));
+        break;
+    case QC_MATMUL_WGMMA:
+        QC_TRY(qc_wgmma_launch(c, count, s, err));
         break;
     case QC_MATMUL_DEQUANT_GEMM:
         for (uint32_t i = 0; i < count; i++)

@@ -16,6 +16,8 @@
  *   GEMV         small M: weights streamed, values and products in float
  *   MMA_884      tensor cores of sm_70 and sm_75
  *   MMA_16816    tensor cores of sm_80 and newer
+ *   WGMMA        those of sm_90 by the instructions that only it has; aligned rows of codes, K a
+ *                multiple of 64, blocks of 64 or more
  *   DEQUANT_GEMM large M: rows dequantized to a reused workspace, then cuBLAS; integers of
  *                compressed-tensors with any M, as no other path reads them: QC_ERR_UNSUPPORTED
  *                without cuBLAS
@@ -51,6 +53,7 @@ typedef enum {
     QC_MATMUL_MMA_16816,
     QC_MATMUL_DEQUANT_GEMM,
     QC_MATMUL_FILL, /* nothing to multiply: M, N or K is 0 */
+    QC_MATMUL_WGMMA,
     QC_MATMUL_PATH_COUNT
 } qc_matmul_path;
 QC_API const char *qc_matmul_path_name(qc_matmul_path path); /* "gemv", "mma-884", ... */

@@ -100,6 +100,46 @@ template <bool bf16> __global__ void __launch_bounds__(THREADS) matmul_input(con
     }
 }
 
+struct image_args {
+    const uint16_t *x;
+    uint64_t ldx, m, rows, m_tile, k;
+    uint16_t *out;
+    int *exponents;
+};
+
+/* A thread makes 16 bytes of the image at a time, of four times two elements. */
+template <bool bf16> __global__ void __launch_bounds__(THREADS) matmul_image(const image_args a)
+{
+    QC_SHARED(input_shared, shared);
+    qc_grid_release();
+    qc_grid_wait();
+    for (uint64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
+        bool there = row < a.m;
+        const uint16_t *from = a.x + (there ? row * a.ldx : 0);
+        uint64_t tile = row / a.m_tile * (a.k / 8 * a.m_tile) + row % a.m_tile;
+        uint4 *to = reinterpret_cast<uint4 *>(a.out) + tile;
+        int exponent = 0;
+        if (bf16 && there) {
+            exponent = exponent_for(qc_float_of_bf16((uint16_t)row_peak(from, a.k, shared)));
+            if (threadIdx.x == 0)
+                a.exponents[row] = exponent;
+        }
+        for (uint64_t i = threadIdx.x; i < a.k / 8; i += THREADS) {
+            uint32_t v[4] = {0, 0, 0, 0};
+            const uint16_t *first = from + i / 8 * 64 + i % 8 * 2;
+#pragma unroll
+            for (int t = 0; t < 4 && there; t++) {
+                uint32_t lo = first[t * 16], hi = first[t * 16 + 1];
+                v[t] = bf16 ? qc_half2_of_floats(
+                                  qc_scale_pow2(qc_float_of_bf16((uint16_t)lo), exponent),
+                                  qc_scale_pow2(qc_float_of_bf16((uint16_t)hi), exponent))
+                            : lo | hi << 16;
+            }
+            to[i * a.m_tile] = make_uint4(v[0], v[1], v[2], v[3]);
+        }
+    }
+}
+
 /* prepared[3] holds the peak's bits until matmul_exponent has read them. */
 __global__ void __launch_bounds__(THREADS)
     matmul_scale_scan(const qc_weights w, uint64_t scales, int *prepared)
@@ -174,6 +214,18 @@ qc_status qc_matmul_input_launch(const qc_matmul_call *c, uint16_t *out, int *ex
     return qc_cuda_launch_overlapping(
         c->x_dtype == QC_DTYPE_BF16 ? matmul_input<true> : matmul_input<false>, grid, dim3(THREADS),
         sizeof(input_shared), s, c->plan.overlaps, "matmul_input", err, a);
+}
+
+qc_status qc_matmul_image_launch(const qc_matmul_call *c, uint16_t *out, int *exponents,
+                                 qc_cuda_stream s, qc_error *err)
+{
+    uint64_t tile = c->plan.image_rows, rows = (c->m + tile - 1) / tile * tile;
+    dim3 grid((unsigned)(rows < QC_GRID_MOST ? rows : QC_GRID_MOST));
+    const image_args a = {
+        static_cast<const uint16_t *>(c->x), c->ldx, c->m, rows, tile, c->k, out, exponents};
+    return qc_cuda_launch_overlapping(
+        c->x_dtype == QC_DTYPE_BF16 ? matmul_image<true> : matmul_image<false>, grid, dim3(THREADS),
+        sizeof(input_shared), s, c->plan.overlaps, "matmul_image", err, a);
 }
 
 qc_status qc_matmul_exponent_launch(const qc_weights *w, int *prepared, qc_cuda_stream s,

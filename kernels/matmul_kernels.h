@@ -58,6 +58,11 @@ QC_NODISCARD qc_status qc_stream_launch(const qc_matmul_call *c, uint32_t count,
 /* Does the same where qc_tiles_takes says so. */
 QC_NODISCARD qc_status qc_tiles_launch(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s,
                                        qc_error *err);
+#ifdef QC_HAVE_WGMMA
+/* x is the image (qc_matmul_image_launch). */
+QC_NODISCARD qc_status qc_wgmma_launch(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s,
+                                       qc_error *err);
+#endif
 /* Turns partials into y: they are summed over plan.splits in order, scaled by 2^-(weights.exponent
  * + x_exponent) (NULL: 0), the bias is added, and the sum is rounded once. With splits 0 there are
  * no partials, and y is the bias or zero. */
@@ -68,6 +73,12 @@ QC_NODISCARD qc_status qc_matmul_reduce_launch(const qc_matmul_call *c, qc_cuda_
  * row is multiplied by the power of two that brings its largest finite element to [2^14, 2^15),
  * whose exponent goes to exponents[m]. F16: as it is, exponents not touched. */
 QC_NODISCARD qc_status qc_matmul_input_launch(const qc_matmul_call *c, uint16_t *out,
+                                              int *exponents, qc_cuda_stream s, qc_error *err);
+
+/* The same for matmul_wgmma.cu: out is the image of what shared memory gets, [tile of
+ * plan.image_rows rows][64 of k][8 columns][row of the tile][8 elements], zero where there is no
+ * row. Column 2 j + h of 64 k has the elements 16 t + 4 j + 2 h + e as its 2 t + e. */
+QC_NODISCARD qc_status qc_matmul_image_launch(const qc_matmul_call *c, uint16_t *out,
                                               int *exponents, qc_cuda_stream s, qc_error *err);
 
 /* Writes to prepared (256 bytes) the exponent, then 2^-exponent, 0 and 1 as floats
@@ -111,6 +122,22 @@ void qc_mma16816_configure(const qc_cuda_device *d, const qc_matmul_shape *s, qc
 /* Returns whether matmul_tiles.cu has a kernel for it; of the plan, only run is looked at. */
 int qc_tiles_takes(const qc_cuda_device *d, const qc_matmul_shape *s, const qc_matmul_plan *p);
 void qc_tiles_configure(const qc_cuda_device *d, const qc_matmul_shape *s, qc_matmul_plan *p);
+
+/* Shares the tiles of a plan out to blocks of threads, in steps of 128 k that cost so many clocks:
+ * sets splits, split_k and worker_k. For matmul_tiles.cu and matmul_wgmma.cu. */
+void qc_tiles_share_out(const qc_cuda_device *d, const qc_matmul_shape *s, double clocks,
+                        qc_matmul_plan *p);
+
+/* Returns whether matmul_wgmma.cu has a kernel for it, and completes its plan. Without
+ * QC_HAVE_WGMMA it was not built, and there is none. */
+#ifdef QC_HAVE_WGMMA
+int qc_wgmma_takes(const qc_cuda_device *d, const qc_matmul_shape *s, const qc_matmul_plan *p);
+void qc_wgmma_configure(const qc_cuda_device *d, const qc_matmul_shape *s, qc_matmul_plan *p);
+#else
+#define qc_wgmma_takes(device, shape, plan)        ((void)(device), (void)(shape), (void)(plan), 0)
+#define qc_wgmma_configure(device, shape, plan)    ((void)(device), (void)(shape), (void)(plan))
+#define qc_wgmma_launch(calls, count, stream, err) qc_mma16816_launch(calls, count, stream, err)
+#endif
 
 /* Returns whether the kernel can have this shape, and completes its plan; run and k_padded are set
  * in p. blocks: 0, or how many to use at most. may_share: blocks of threads may share tiles, which

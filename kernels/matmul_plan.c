@@ -16,6 +16,7 @@
 
 #define RUN_ELEMS       32u
 #define GEMV_ROWS       8u
+#define WGMMA_ROWS      256u
 #define K_MULTIPLE      128u
 #define WORKSPACE_ALIGN 256u
 #define LARGE_SHARED    (128u << 10) /* more than GPUs for graphics have, of a block */
@@ -26,8 +27,8 @@
 
 const char *qc_matmul_path_name(qc_matmul_path path)
 {
-    static const char *const names[QC_MATMUL_PATH_COUNT] = {"auto",      "gemv",         "mma-884",
-                                                            "mma-16816", "dequant-gemm", "fill"};
+    static const char *const names[QC_MATMUL_PATH_COUNT] = {
+        "auto", "gemv", "mma-884", "mma-16816", "dequant-gemm", "fill", "wgmma"};
     return path < QC_MATMUL_PATH_COUNT ? names[path] : "unknown";
 }
 
@@ -118,6 +119,8 @@ static qc_matmul_path choose(const qc_cuda_device *d, const qc_matmul_shape *s)
         return QC_MATMUL_MMA_884;
     if (s->m <= GEMV_ROWS)
         return QC_MATMUL_GEMV;
+    if (s->m <= WGMMA_ROWS && qc_wgmma_takes(d, s, &p))
+        return QC_MATMUL_WGMMA;
     if (s->have_gemm && s->m >= qc_matmul_gemm_rows(d, s))
         return QC_MATMUL_DEQUANT_GEMM;
     return tensor_path(d);
@@ -144,6 +147,16 @@ static qc_status check_path(const qc_cuda_device *d, const qc_matmul_shape *s, q
             QC_FAIL(err, QC_ERR_USAGE, "path mma-16816 needs sm_80, but this device is sm_%u",
                     d->sm);
         return QC_OK;
+    case QC_MATMUL_WGMMA: {
+        qc_matmul_plan p = {.run = run_mode(s)};
+        if (qc_wgmma_takes(d, s, &p) || !s->m || !s->n || !s->k)
+            return QC_OK;
+        QC_FAIL(err, QC_ERR_USAGE,
+                "path wgmma needs sm_90, kernels built for it, aligned rows of codes, columns that "
+                "64 divides, and blocks of 64 or more; this device is sm_%u, and the weight has "
+                "%" PRIu64 " columns",
+                d->sm, s->k);
+    }
     case QC_MATMUL_DEQUANT_GEMM:
         if (!s->have_gemm)
             QC_FAIL(err, QC_ERR_USAGE, "path dequant-gemm needs cuBLAS, which was not found");
@@ -169,9 +182,12 @@ static uint64_t gemm_n(const qc_matmul_shape *s)
 static void lay_out(const qc_matmul_shape *s, uint64_t gemm_bytes, qc_matmul_plan *p)
 {
     uint64_t at = QC_MATMUL_HEADER_BYTES, partials = 0, dense = 0;
+    uint64_t rows = s->m; /* of the copy of x */
+    if (p->image_rows)
+        rows = qc_sat_mul(qc_ceil_div_u64(rows, p->image_rows), p->image_rows);
     p->x_offset = at;
     if (p->copies_x)
-        at = qc_align_u64(qc_sat_add(at, qc_sat_mul(qc_sat_mul(s->m, p->k_padded), 2)),
+        at = qc_align_u64(qc_sat_add(at, qc_sat_mul(qc_sat_mul(rows, p->k_padded), 2)),
                           WORKSPACE_ALIGN);
     p->x_exponent_offset = at;
     if (p->copies_x)
@@ -240,6 +256,8 @@ static void plan_fused(const qc_cuda_device *d, const qc_matmul_shape *s, uint64
         qc_gemv_configure(d, s, p);
     else if (p->path == QC_MATMUL_MMA_884)
         qc_mma884_configure(d, s, p);
+    else if (p->path == QC_MATMUL_WGMMA)
+        qc_wgmma_configure(d, s, p);
     else
         qc_mma16816_configure(d, s, p);
     /* The blocks of a kernel that cannot have this shape say nothing about splits. */

@@ -74,6 +74,8 @@ typedef struct {
     int overlaps; /* kernels that wait (STREAM, x to float16, the sum of splits) may begin before
                      the launch before them has ended */
     int copies_x; /* x is rewritten as float16 [m][k_padded] with row exponents */
+    uint32_t
+        image_rows;    /* WGMMA: rows of x in a tile of the image that it is rewritten as; else 0 */
     uint64_t k_padded; /* K rounded up to a multiple of 32 */
     /* DEQUANT_GEMM: how many rows of W are dequantized at a time, to which dtype, and whether the
      * product goes to the workspace in float first, where the reduction finishes it. */

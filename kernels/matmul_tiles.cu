@@ -415,11 +415,12 @@ uint64_t tiles_of(const qc_matmul_shape *s, uint32_t m_tile, uint32_t n_tile)
     return qc_matmul_tiles(s, n_tile) * ceil_of(s->m, m_tile);
 }
 
-void configure_splits(const qc_cuda_device *d, const qc_matmul_shape *s, qc_matmul_plan *p)
+/* Decides which part of the work a block has; `clocks` is what a step costs. */
+void share_out(const qc_cuda_device *d, const qc_matmul_shape *s, double clocks, qc_matmul_plan *p)
 {
     uint64_t steps = ceil_of(s->k, K_STEP), tiles = tiles_of(s, p->m_tile, p->n_tile);
     uint64_t slots = d->multiprocessors ? d->multiprocessors : 1;
-    double clocks = step_clocks(d, s, p), best = 0.0;
+    double best = 0.0;
     /* First choice: a block has a tile or an equal part of its K, of two steps at least. */
     uint64_t most = steps / 2 < slots ? steps / 2 : slots;
     for (uint64_t wanted = 1; wanted == 1 || wanted <= most; wanted++) {
@@ -534,6 +535,12 @@ extern "C" int qc_tiles_takes(const qc_cuda_device *d, const qc_matmul_shape *s,
     return tiles < INT32_MAX && tiles <= INT32_MAX / (2 * steps);
 }
 
+extern "C" void qc_tiles_share_out(const qc_cuda_device *d, const qc_matmul_shape *s, double clocks,
+                                   qc_matmul_plan *p)
+{
+    share_out(d, s, clocks, p);
+}
+
 extern "C" void qc_tiles_configure(const qc_cuda_device *d, const qc_matmul_shape *s,
                                    qc_matmul_plan *p)
 {
@@ -542,7 +549,7 @@ extern "C" void qc_tiles_configure(const qc_cuda_device *d, const qc_matmul_shap
     p->n_tile = v.n_tile;
     p->threads = THREADS;
     p->shared_bytes = v.shared_bytes;
-    configure_splits(d, s, p);
+    share_out(d, s, step_clocks(d, s, p), p);
 }
 
 extern "C" qc_status qc_tiles_launch(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s,

@@ -11,6 +11,7 @@ static int is_known(const qc_matmul_choice *c)
     case QC_MATMUL_GEMV:
     case QC_MATMUL_MMA_884:
     case QC_MATMUL_DEQUANT_GEMM:
+    case QC_MATMUL_WGMMA:
         return c->variant == 0;
     case QC_MATMUL_AUTO:
     case QC_MATMUL_FILL:

@@ -86,6 +86,20 @@ QC_DEVICE void qc_bulk_load(void *shared, const void *global, uint32_t bytes, ui
         : "memory");
 }
 
+/* ---- registers ------------------------------------------------------------------------------- */
+/* All four warps of a warpgroup call these: its threads then have so many registers, a multiple of
+ * 8. Those that one warpgroup gives up another one can get, which waits for them. */
+
+template <int count> QC_DEVICE void qc_registers_fewer(void)
+{
+    QC_HOPPER_ASM("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count));
+}
+
+template <int count> QC_DEVICE void qc_registers_more(void)
+{
+    QC_HOPPER_ASM("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count));
+}
+
 /* ---- products of a warpgroup ----------------------------------------------------------------- */
 /* Four warps, the first of which has a number that 4 divides, multiply together. With g = lane / 4,
  * t = lane % 4 and w the warp's number in the group:
@@ -112,6 +126,13 @@ QC_DEVICE void qc_wgmma_fence(void)
     QC_HOPPER_ASM("wgmma.fence.sync.aligned;" ::: "memory");
 }
 
+/* Comes before qc_wgmma_fence: the compiler has the operand complete here, and not only when the
+ * product begins that needs it. */
+QC_DEVICE void qc_wgmma_operand(uint32_t (&a)[4])
+{
+    QC_HOPPER_ASM("" : "+r"(a[0]), "+r"(a[1]), "+r"(a[2]), "+r"(a[3])::"memory");
+}
+
 /* Closes the group of products that were started since the last commit. */
 QC_DEVICE void qc_wgmma_commit(void)
 {
@@ -124,14 +145,12 @@ template <int pending> QC_DEVICE void qc_wgmma_wait(void)
     QC_HOPPER_ASM("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
 
-/* d = a b, or with `add` d += a b; n is 16, 32, 64, 128 or 256. */
-template <int n>
-QC_DEVICE void qc_wgmma(float (&d)[n / 2], const uint32_t (&a)[4], uint64_t b, int add);
+/* d = a b, or with `add` d += a b; the size of d says n: 16, 32, 64, 128 or 256. */
 
 #define QC_F4(d, i)  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define QC_F16(d, i) QC_F4(d, i), QC_F4(d, i + 4), QC_F4(d, i + 8), QC_F4(d, i + 12)
 
-template <> QC_DEVICE void qc_wgmma<16>(float (&d)[8], const uint32_t (&a)[4], uint64_t b, int add)
+QC_DEVICE void qc_wgmma(float (&d)[8], const uint32_t (&a)[4], uint64_t b, int add)
 {
     QC_HOPPER_ASM("{\n.reg .pred p;\nsetp.ne.b32 p, %13, 0;\n"
                   "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {"
@@ -141,7 +160,7 @@ template <> QC_DEVICE void qc_wgmma<16>(float (&d)[8], const uint32_t (&a)[4], u
                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
-template <> QC_DEVICE void qc_wgmma<32>(float (&d)[16], const uint32_t (&a)[4], uint64_t b, int add)
+QC_DEVICE void qc_wgmma(float (&d)[16], const uint32_t (&a)[4], uint64_t b, int add)
 {
     QC_HOPPER_ASM("{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"
                   "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
@@ -151,7 +170,7 @@ template <> QC_DEVICE void qc_wgmma<32>(float (&d)[16], const uint32_t (&a)[4], 
                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
-template <> QC_DEVICE void qc_wgmma<64>(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int add)
+QC_DEVICE void qc_wgmma(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int add)
 {
     QC_HOPPER_ASM("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
                   "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
@@ -162,8 +181,7 @@ template <> QC_DEVICE void qc_wgmma<64>(float (&d)[32], const uint32_t (&a)[4], 
                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
-template <>
-QC_DEVICE void qc_wgmma<128>(float (&d)[64], const uint32_t (&a)[4], uint64_t b, int add)
+QC_DEVICE void qc_wgmma(float (&d)[64], const uint32_t (&a)[4], uint64_t b, int add)
 {
     QC_HOPPER_ASM("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
                   "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
@@ -176,8 +194,7 @@ QC_DEVICE void qc_wgmma<128>(float (&d)[64], const uint32_t (&a)[4], uint64_t b,
                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
-template <>
-QC_DEVICE void qc_wgmma<256>(float (&d)[128], const uint32_t (&a)[4], uint64_t b, int add)
+QC_DEVICE void qc_wgmma(float (&d)[128], const uint32_t (&a)[4], uint64_t b, int add)
 {
     QC_HOPPER_ASM("{\n.reg .pred p;\nsetp.ne.b32 p, %133, 0;\n"
                   "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {"

@@ -548,7 +548,7 @@ const qc_option_row qc_option_table[] = {
      .max = 9007199254740991, .dflt = "1", .since = "0.3.0",
      .help = "the seed of the random numbers"},
     {ROW("path", BENCH, MEASURE), WORD(bench.path),
-     CHOICES("gemv", "mma-884", "mma-16816", "dequant-gemm"),
+     CHOICES("gemv", "mma-884", "mma-16816", "wgmma", "dequant-gemm"),
      .dflt_note = "chosen by shape and GPU", .since = "0.3.0",
      .help = "the kernel to use for every shape"},
     {ROW("rounds", BENCH, MEASURE), NUMBER(bench.rounds), .arg = "N", .min = 1, .max = 10000,

@@ -28,6 +28,7 @@ static const word kinds[] = {{"nf4", QC_FORM_NF4},
 static const word paths[] = {{"gemv", QC_MATMUL_GEMV},
                              {"mma-884", QC_MATMUL_MMA_884},
                              {"mma-16816", QC_MATMUL_MMA_16816},
+                             {"wgmma", QC_MATMUL_WGMMA},
                              {"dequant-gemm", QC_MATMUL_DEQUANT_GEMM},
                              {NULL, 0}};
 static const word variants[] = {{"general", QC_MATMUL_GENERAL},
