@@ -3,21 +3,22 @@
  * operand B.
  *
  * A block makes tiles of m_tile rows of x (16, 32, 64, 128, 256) by n_tile rows of W. It has 2 or 4
- * warpgroups with 64 rows of W each, and one of which a thread brings x:
+ * warpgroups that multiply 64 rows of W each, and one that brings what they need into a ring of
+ * stages of 64 or 128 k, each with a barrier of full and one of empty:
  *
- *   x      lies in the workspace as the image of what shared memory gets (matmul_input.cu): for
- *          every 64 of k one piece of m_tile * 128 bytes, which is one bulk copy. Its ring has a
- *          barrier of full and one of empty for each stage.
- *   codes  of a warp are its own: 16 rows, 128 of k at a time, copied by cp.async into a ring that
- *          no other warp looks at, so nothing but the warp itself waits.
- *   table  of NF4 (qc_codes_wide) at the address 64 KB, so that one PRMT makes a whole address.
+ *   x       by one bulk copy. It lies in the workspace as the image of what shared memory gets
+ *           (matmul_input.cu).
+ *   codes   by cp.async, 16 bytes a thread.
+ *   scales  decoded, one for each row and 64 k.
  *
- * While the tensor cores multiply 64 of k, the warp decodes the next 64 into other registers. The
- * order of k within 64 is that of matmul_tiles.cu (lane t has 16 codes in a row); the image of x has
- * it too.
+ * The table of NF4 (qc_codes_wide) lies at the address 64 KB, so that one PRMT makes a whole
+ * address. While the tensor cores multiply 64 of k, a warp decodes the next 64 into other registers.
+ * The order of k within 64 is that of matmul_tiles.cu (lane t has 16 codes in a row); the image of x
+ * has it too.
  *
- * A block's scale is multiplied into the code values: w = fma(v, high, v * low), where high + low is
- * the scale in two float16. v * low is so small that its rounding does not count, and the sum is
+ * Up to 32 rows of x a block's scale is multiplied into the float sums, as in matmul_tiles.cu. With
+ * more rows that costs more than to scale the weights: w = fma(v, high, v * low), where high + low
+ * is the scale in two float16. v * low is so small that its rounding does not count, and the sum is
  * rounded once. So a weight is what float16 can hold of the product of its scale and its code value,
  * as when it is dequantized. Row-wise int8 has exact products and gets its scale at the very end.
  * Integers are 1/128 of the codes, since scales of 1/127 would leave float16's normal numbers.
@@ -29,11 +30,12 @@
 
 #include <string.h>
 
-#define BLOCK   64u  /* of k, with one scale a row */
-#define STEP    128u /* of k, that a warp copies at a time */
-#define TABLE   (64u << 10)
-#define BEHIND  (TABLE + (uint32_t)sizeof(qc_codes_wide))
-#define LARGEST 232448u /* bytes of shared memory a block can have on sm_90 */
+#define BLOCK    64u  /* of k, with one scale a row */
+#define STEP     128u /* of k, that work is shared out by */
+#define BRINGERS 128  /* threads that bring x, codes and scales */
+#define TABLE    (64u << 10)
+#define BEHIND   (TABLE + (uint32_t)sizeof(qc_codes_wide))
+#define LARGEST  232448u /* bytes of shared memory a block can have on sm_90 */
 /* What lies in front of a block's own shared memory belongs to the driver. */
 #define DRIVER_BYTES 1024u
 #define NO_ROW       UINT32_MAX
@@ -50,7 +52,7 @@ typedef struct {
     const void *bias;
     float *partials;
     uint32_t tile_first; /* counted over all weights' tiles */
-    int eights;          /* the codes of scales can be loaded eight at a time */
+    int fours;           /* scales can be loaded four at a time */
 } part;
 
 typedef struct {
@@ -71,35 +73,37 @@ template <int m_tile_, kind what_> struct shape {
     static constexpr kind what = what_;
     static constexpr bool nf4 = what == NF4, scaled = what != INT8_ROWS;
     static constexpr int m_tile = m_tile_, groups = m_tile <= 64 ? 4 : 2, warps = 4 * groups;
-    static constexpr int threads = 128 * groups + 128, n_tile = 64 * groups;
-
-    static constexpr int words = nf4 ? 2 : 4;     /* in a lane's 16 codes */
-    static constexpr int row_units = nf4 ? 4 : 8; /* of 16 bytes, in a row of a step's codes */
-    static constexpr uint32_t x_bytes = m_tile * BLOCK * 2;
-    static constexpr uint32_t codes_bytes = 16 * row_units * 16; /* of a warp and a step */
-    /* Of the two rings the larger one lies behind the table, the other one in front of it. */
-    static constexpr bool x_behind = m_tile > 64;
-    static constexpr uint32_t front_room = 60u << 10, back_room = LARGEST - BEHIND;
-    static constexpr int fit(uint32_t room, uint32_t bytes, int most)
+    static constexpr int threads = 128 * groups + BRINGERS, n_tile = 64 * groups;
+    static constexpr bool behind = scaled && m_tile <= 32;   /* scales behind the products */
+    static constexpr int words = nf4 ? 2 : 4;                /* in a lane's 16 codes */
+    static constexpr int blocks = m_tile <= 128 ? 2 : 1;     /* of 64 k, in a stage */
+    static constexpr int row_units = (nf4 ? 2 : 4) * blocks; /* of 16 bytes, in a row of codes */
+    static constexpr uint32_t x_bytes = m_tile * BLOCK * 2;  /* of a block */
+    static constexpr uint32_t x_stage = x_bytes * blocks;
+    static constexpr uint32_t codes_stage = n_tile * row_units * 16;
+    static constexpr uint32_t scales_stage = scaled ? n_tile * blocks * 4 : 0;
+    /* Of x and codes the larger one lies behind the table, the rest in front of it. */
+    static constexpr bool x_back = x_stage > codes_stage;
+    static constexpr uint32_t back_stage = x_back ? x_stage : codes_stage;
+    static constexpr uint32_t front_stage = scales_stage + (x_back ? codes_stage : x_stage);
+    static constexpr uint32_t front = 3u << 10; /* where that begins */
+    static constexpr uint32_t least(uint32_t a, uint32_t b)
     {
-        return (int)(room / bytes) < most ? (int)(room / bytes) : most;
+        return a < b ? a : b;
     }
-    static constexpr int x_stages = fit(x_behind ? back_room : front_room, x_bytes, 8);
-    static constexpr int codes_stages =
-        fit(x_behind ? front_room : back_room, codes_bytes *warps, 6);
-    static constexpr uint32_t back_bytes =
-        x_behind ? x_bytes * x_stages : codes_bytes * codes_stages * warps;
-    static constexpr uint32_t shared_bytes = BEHIND + back_bytes;
-    static_assert(x_stages >= 2 && codes_stages >= 3, "copies run ahead");
+    static constexpr int stages =
+        (int)least(least((TABLE - front) / front_stage, (LARGEST - BEHIND) / back_stage), 6);
+    static constexpr uint32_t shared_bytes = BEHIND + back_stage * stages;
+    static constexpr uint32_t x_at = x_back ? BEHIND : front;
+    static constexpr uint32_t codes_at = x_back ? front : BEHIND;
+    static constexpr uint32_t scales_at = front + (front_stage - scales_stage) * stages;
+    static_assert(stages >= 3, "copies run ahead");
 
     struct alignas(128) shared {
-        uint64_t full[x_stages], empty[x_stages];
+        uint64_t full[stages], empty[stages];
         qc_run_small small;
     };
-    static constexpr uint32_t front = (4u << 10); /* where the ring in front begins */
-    static_assert(DRIVER_BYTES + sizeof(shared) <= front && front + front_room <= TABLE, "");
-    static constexpr uint32_t x_at = x_behind ? BEHIND : front;
-    static constexpr uint32_t codes_at = x_behind ? front : BEHIND;
+    static_assert(DRIVER_BYTES + sizeof(shared) <= front, "");
 };
 
 /* The pointer to an address of the block's shared memory. */
@@ -155,153 +159,65 @@ template <int stages> QC_DEVICE void ring_next(ring_place<stages> &p)
     }
 }
 
-/* ---- x --------------------------------------------------------------------------------------- */
-
-/* One thread brings x, a block of 64 k at a time. */
-template <typename S> QC_DEVICE void bring_x(const args &a, typename S::shared &sh)
-{
-    ring_place<S::x_stages> to = {0, 1};
-    piece p;
-    for (uint32_t unit = blockIdx.x * a.worker_steps; piece_at(p, a, unit, S::n_tile);
-         unit = p.end) {
-        const unsigned char *from = reinterpret_cast<const unsigned char *>(a.x) +
-                                    ((uint64_t)p.m_index * a.k_blocks + p.block) * S::x_bytes;
-        for (uint32_t b = p.block; b < p.block_end; b++, from += S::x_bytes, ring_next(to)) {
-            qc_mbarrier_wait(&sh.empty[to.stage], to.parity);
-            qc_mbarrier_expect(&sh.full[to.stage], S::x_bytes);
-            qc_bulk_load(shared_at(sh, S::x_at + to.stage * S::x_bytes), from, S::x_bytes,
-                         &sh.full[to.stage]);
-        }
-    }
-}
-
-/* ---- codes ----------------------------------------------------------------------------------- */
-
-/* Copies the codes of a warp's 16 rows. Rows that do not exist are the last one again; their sums
- * are not stored. */
-template <typename S> struct copier {
-    static constexpr int apart = 32 / S::row_units; /* rows that the lanes have at a time */
-    static constexpr int copies = 16 / apart;
-    const unsigned char *from[copies];
-    uint32_t to;     /* shared address within a stage, of the first */
-    uint32_t column; /* of k in the step */
-};
-
-template <typename S>
-QC_DEVICE void copier_begin(copier<S> &c, const part &w, uint64_t row0, uint32_t k, uint32_t step,
-                            uint32_t lane)
-{
-    uint32_t row = lane / S::row_units, unit = lane % S::row_units;
-    c.column = unit * (S::nf4 ? 32 : 16);
-#pragma unroll
-    for (int i = 0; i < copier<S>::copies; i++) {
-        uint64_t n = row0 + row + i * copier<S>::apart;
-        uint64_t at = (n < w.n ? n : w.n - 1) * k + step * STEP + c.column;
-        c.from[i] = w.w.codes + (S::nf4 ? at >> 1 : at);
-    }
-    /* `apart` is a multiple of what the swizzle looks at. */
-    c.to = row * S::row_units + (S::nf4 ? unit ^ (row >> 1 & 1u) << 1 : unit ^ (row & 1u) << 2);
-}
-
-/* `left`: how many blocks of 64 there are from this step on, or less than 1. */
-template <typename S> QC_DEVICE void copier_step(copier<S> &c, unsigned char *stage, int left)
-{
-    bool there = (int)(c.column / BLOCK) < left;
-#pragma unroll
-    for (int i = 0; i < copier<S>::copies; i++) {
-        qc_cp_async_stream_16(stage + (c.to + i * 32) * 16, c.from[i], there ? 16 : 0);
-        c.from[i] += S::nf4 ? STEP / 2 : STEP;
-    }
-}
-
-/* Loads a lane's 16 codes of rows g and g + 8, of block b of the step. */
-template <typename S>
-QC_DEVICE void codes_load(uint32_t (&q)[2][S::words], const unsigned char *stage, uint32_t lane,
-                          uint32_t b)
-{
-    uint32_t g = lane / 4, t = lane % 4;
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const unsigned char *row = stage + (g + i * 8) * S::row_units * 16;
-        if constexpr (S::nf4) {
-            uint2 v = *reinterpret_cast<const uint2 *>(row + (b ^ (g >> 1 & 1u)) * 32 + t * 8);
-            q[i][0] = v.x;
-            q[i][1] = v.y;
-        } else {
-            uint4 v = *reinterpret_cast<const uint4 *>(row + (b ^ (g & 1u)) * 64 + t * 16);
-            q[i][0] = v.x;
-            q[i][1] = v.y;
-            q[i][2] = v.z;
-            q[i][3] = v.w;
-        }
-    }
-}
-
 /* ---- scales ---------------------------------------------------------------------------------- */
 
-/* Lane t of four has, of every step, the scale of row g + 8 (t % 2) and block t / 2. It has loaded
- * the codes of what comes next before. */
+/* A thread reads the scales of a row. What it will need next has been loaded before: of four blocks
+ * with `fours`, else of one. */
 struct scale_reader {
-    uint32_t first; /* number of the lane's first block of 64, counted from the tensor's first */
-    uint32_t left;  /* how many blocks from there on the row has */
-    uint2 now, next;
-    float value, value_next;
+    uint32_t first;  /* number of the row's first block of 64, counted from the tensor's first */
+    uint4 now, next; /* four floats; of nested scales their codes and the float behind them */
 };
 
-QC_DEVICE void scale_load_eight(uint2 &codes, float &value, const scale_reader &r,
-                                const qc_run_source &w, uint32_t group)
+QC_DEVICE void scale_load(uint4 &to, const scale_reader &r, const args &a, const part &p,
+                          uint32_t block)
 {
-    if (group * 8 >= r.left)
+    if (block >= a.k_blocks)
         return;
-    uint32_t at = r.first + group * 8;
-    codes = *reinterpret_cast<const uint2 *>(w.absmax_codes + at);
-    value = w.nested_absmax[at >> w.nested_shift];
-}
-
-QC_DEVICE void scale_load(scale_reader &r, const qc_run_source &w, uint32_t block)
-{
-    if (block >= r.left)
+    uint32_t at = r.first + block;
+    if (p.fours) {
+        if (p.w.absmax) {
+            to = *reinterpret_cast<const uint4 *>(p.w.absmax + at);
+        } else {
+            to.x = *reinterpret_cast<const uint32_t *>(p.w.absmax_codes + at);
+            to.y = __float_as_uint(p.w.nested_absmax[at >> p.w.nested_shift]);
+        }
         return;
-    uint32_t at = (r.first + block) >> (w.block_shift - 6);
-    if (w.absmax) {
-        r.value = w.absmax[at];
+    }
+    at >>= p.w.block_shift - 6;
+    if (p.w.absmax) {
+        to.x = __float_as_uint(p.w.absmax[at]);
     } else {
-        r.now.x = w.absmax_codes[at];
-        r.value = w.nested_absmax[at >> w.nested_shift];
+        to.x = p.w.absmax_codes[at];
+        to.y = __float_as_uint(p.w.nested_absmax[at >> p.w.nested_shift]);
     }
 }
 
-QC_DEVICE void scale_begin(scale_reader &r, const part &p, uint64_t row, uint32_t k_blocks,
-                           uint32_t step, uint32_t odd)
+/* A row that does not exist has the scales of the last one; its sums are not stored. */
+QC_DEVICE void scale_begin(scale_reader &r, const args &a, const part &p, uint64_t row,
+                           uint32_t block)
 {
-    r.first = (uint32_t)((row < p.n ? row : p.n - 1) * k_blocks);
-    r.left = k_blocks;
-    r.now.x = r.now.y = r.next.x = r.next.y = 0;
-    r.value = r.value_next = 0.0f;
-    if (p.eights) {
-        scale_load_eight(r.now, r.value, r, p.w, step / 4);
-        scale_load_eight(r.next, r.value_next, r, p.w, step / 4 + 1);
-    } else {
-        scale_load(r, p.w, step * 2 + odd);
-    }
+    r.first = (uint32_t)((row < p.n ? row : p.n - 1) * a.k_blocks);
+    r.now = r.next = make_uint4(0, 0, 0, 0);
+    uint32_t apart = p.fours ? 4 : 1;
+    scale_load(r.now, r, a, p, block / apart * apart);
+    scale_load(r.next, r, a, p, block / apart * apart + apart);
 }
 
-/* Gives the scale of the lane's block of this step, times `factor`, and loads what comes next. */
-QC_DEVICE float scale_take(scale_reader &r, const part &p, float factor, uint32_t step,
-                           uint32_t odd)
+/* Gives the scale of a block, times `factor`, and loads what comes after it. */
+QC_DEVICE float scale_take(scale_reader &r, const args &a, const part &p, float factor,
+                           uint32_t block)
 {
-    float v = r.value;
-    if (!p.w.absmax) {
-        uint32_t code =
-            p.eights ? (step & 2u ? r.now.y : r.now.x) >> ((step & 1u) * 2 + odd) * 8 : r.now.x;
-        v = __fadd_rn(__fmul_rn(__ldg(p.w.nested_map + (code & 255u)), v), p.w.nested_offset);
-    }
-    if (!p.eights) {
-        scale_load(r, p.w, step * 2 + 2 + odd);
-    } else if (step % 4 == 3) {
+    uint32_t i = p.fours ? block & 3u : 0;
+    float v;
+    if (p.w.absmax)
+        v = __uint_as_float(i & 2u ? (i & 1u ? r.now.w : r.now.z) : (i & 1u ? r.now.y : r.now.x));
+    else
+        v = __fadd_rn(
+            __fmul_rn(__ldg(p.w.nested_map + (r.now.x >> i * 8 & 255u)), __uint_as_float(r.now.y)),
+            p.w.nested_offset);
+    if (!p.fours || i == 3) {
         r.now = r.next;
-        r.value = r.value_next;
-        scale_load_eight(r.next, r.value_next, r, p.w, step / 4 + 2);
+        scale_load(r.next, r, a, p, block + (p.fours ? 5 : 2));
     }
     return __fmul_rn(v, factor);
 }
@@ -322,6 +238,96 @@ template <typename S> QC_DEVICE float factor_of(const qc_run_source &w)
     return __fmul_rn(f, S::nf4 ? qc_codes_factor(w) : 128.0f * QC_INT8_STEP);
 }
 
+/* ---- what is brought ------------------------------------------------------------------------- */
+
+/* Where a row's scale lies. Rows g and g + 8 of 16 lie side by side. */
+QC_DEVICE uint32_t scale_at(uint32_t row)
+{
+    return (row & ~15u) | (row & 7u) << 1 | (row >> 3 & 1u);
+}
+
+/* Units of 16 bytes of a row of codes are swapped so that the loads of codes_load touch all banks. */
+template <typename S> QC_DEVICE uint32_t swizzle(uint32_t row)
+{
+    return S::blocks == 1 ? 0 : S::nf4 ? (row >> 1 & 1u) << 1 : (row & 1u) << 2;
+}
+
+template <typename S> QC_DEVICE void bring(const args &a, typename S::shared &sh, uint32_t thread)
+{
+    constexpr int copies = S::n_tile * S::row_units / BRINGERS;
+    constexpr int apart = BRINGERS / S::row_units; /* rows from one copy to the next */
+    constexpr int rows = S::n_tile / BRINGERS;     /* of which a thread has the scales */
+    uint32_t row = thread / S::row_units, unit = thread % S::row_units;
+    uint32_t column = unit * (S::nf4 ? 32 : 16); /* of k in the stage */
+    unsigned char *codes =
+        shared_at(sh, S::codes_at) + (row * S::row_units + (unit ^ swizzle<S>(row))) * 16;
+    uint32_t *scales = reinterpret_cast<uint32_t *>(shared_at(sh, S::scales_at));
+    ring_place<S::stages> to = {0, 1};
+    bool waited = !a.complete;
+    if (waited)
+        qc_grid_wait();
+    piece p;
+    for (uint32_t first = blockIdx.x * a.worker_steps; piece_at(p, a, first, S::n_tile);
+         first = p.end) {
+        const part &w = a.parts[p.at];
+        const uint64_t row_bytes = (uint64_t)a.k_blocks * (S::nf4 ? BLOCK / 2 : BLOCK);
+        const unsigned char *from = w.w.codes + (p.n0 + row) * row_bytes +
+                                    p.block * (S::nf4 ? BLOCK / 2 : BLOCK) +
+                                    (S::nf4 ? column / 2 : column);
+        int there = 0; /* copies whose row exists */
+        if (p.n0 + row < w.n)
+            there =
+                w.n - p.n0 - row < S::n_tile ? (int)((w.n - p.n0 - row - 1) / apart) + 1 : copies;
+        const unsigned char *x = reinterpret_cast<const unsigned char *>(a.x) +
+                                 ((uint64_t)p.m_index * a.k_blocks + p.block) * S::x_bytes;
+        scale_reader reader[rows];
+        float factor = 1.0f;
+        if (S::scaled) {
+            factor = factor_of<S>(w.w);
+#pragma unroll
+            for (int r = 0; r < rows; r++)
+                scale_begin(reader[r], a, w, p.n0 + thread + r * BRINGERS, p.block);
+        }
+        for (uint32_t block = p.block; block < p.block_end; block += S::blocks) {
+            uint32_t left = p.block_end - block;
+            qc_mbarrier_wait(&sh.empty[to.stage], to.parity);
+            unsigned char *at = codes + to.stage * S::codes_stage;
+            int full = column < left * BLOCK ? there : 0;
+#pragma unroll
+            for (int i = 0; i < copies; i++)
+                qc_cp_async_stream_16(at + i * BRINGERS * 16, from + i * apart * row_bytes,
+                                      i < full ? 16 : 0);
+            from += S::blocks * (S::nf4 ? BLOCK / 2 : BLOCK);
+            if (thread == 0) {
+                uint32_t bytes = left < (uint32_t)S::blocks ? S::x_bytes : S::x_stage;
+                if (!waited)
+                    qc_grid_wait();
+                waited = true;
+                qc_mbarrier_expect(&sh.full[to.stage], bytes);
+                qc_bulk_load(shared_at(sh, S::x_at + to.stage * S::x_stage), x, bytes,
+                             &sh.full[to.stage]);
+                x += S::x_stage;
+            }
+            qc_mbarrier_arrive_copied(&sh.full[to.stage]);
+            if (S::scaled) {
+#pragma unroll
+                for (int r = 0; r < rows; r++)
+#pragma unroll
+                    for (int b = 0; b < S::blocks; b++) {
+                        float scale = scale_take(reader[r], a, w, factor, block + b);
+                        scales[(to.stage * S::blocks + b) * S::n_tile +
+                               scale_at(thread + r * BRINGERS)] =
+                            S::behind ? __float_as_uint(scale) : two_halves(scale);
+                    }
+                qc_mbarrier_arrive(&sh.full[to.stage]);
+            }
+            ring_next(to);
+        }
+    }
+    if (!waited)
+        qc_grid_wait();
+}
+
 /* ---- weights --------------------------------------------------------------------------------- */
 
 /* Turns four int8 into two registers of a fragment, as 1/128 of them: 0x48 above a byte of value u
@@ -333,19 +339,41 @@ QC_DEVICE void int8_128ths(uint32_t out[2], uint32_t q)
     out[1] = qc_half2_sub(__byte_perm(q, 0x48484848u, 0x4342u), 0x48804880u);
 }
 
-template <typename S> QC_DEVICE uint32_t scaled(uint32_t v, uint32_t high, uint32_t low)
+/* Loads a lane's 16 codes of rows g and g + 8 of its warp, of block b of a stage. */
+template <typename S>
+QC_DEVICE void codes_load(uint32_t (&q)[2][S::words], const unsigned char *stage, uint32_t lane,
+                          uint32_t b)
 {
-    return S::scaled ? qc_half2_fma(v, high, qc_half2_mul(v, low)) : v;
+    uint32_t g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const unsigned char *row = stage + (g + i * 8) * S::row_units * 16;
+        if constexpr (S::nf4) {
+            uint32_t at = (b * 2 ^ swizzle<S>(g)) * 16 + t * 8;
+            uint2 v = *reinterpret_cast<const uint2 *>(row + at);
+            q[i][0] = v.x;
+            q[i][1] = v.y;
+        } else {
+            uint32_t at = (b * 4 ^ swizzle<S>(g)) * 16 + t * 16;
+            uint4 v = *reinterpret_cast<const uint4 *>(row + at);
+            q[i][0] = v.x;
+            q[i][1] = v.y;
+            q[i][2] = v.z;
+            q[i][3] = v.w;
+        }
+    }
 }
 
-/* Makes the A operands of the four products of 64 k. `pair`: the scales of rows g and g + 8. */
+/* Makes the A operands of the four products of 64 k. `scale`: of rows g and g + 8, in two halves
+ * each. */
 template <typename S>
 QC_DEVICE void decode(uint32_t (&f)[4][4], const uint32_t (&q)[2][S::words], uint32_t look,
-                      const uint32_t (&pair)[2])
+                      uint2 scale)
 {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        uint32_t high = __byte_perm(pair[i], 0, 0x1010), low = __byte_perm(pair[i], 0, 0x3232);
+        uint32_t high = __byte_perm(i ? scale.y : scale.x, 0, 0x1010);
+        uint32_t low = __byte_perm(i ? scale.y : scale.x, 0, 0x3232);
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             uint32_t two[2];
@@ -355,8 +383,11 @@ QC_DEVICE void decode(uint32_t (&f)[4][4], const uint32_t (&q)[2][S::words], uin
             } else {
                 int8_128ths(two, q[i][j]);
             }
-            f[j][i] = scaled<S>(two[0], high, low);
-            f[j][2 + i] = scaled<S>(two[1], high, low);
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+                f[j][2 * h + i] = S::scaled && !S::behind
+                                      ? qc_half2_fma(two[h], high, qc_half2_mul(two[h], low))
+                                      : two[h];
         }
     }
 }
@@ -412,105 +443,97 @@ QC_DEVICE void finish(const args &a, const piece &now, const float (&sum)[S::m_t
     }
 }
 
+/* Fills the table of code pairs. All threads call it; the barrier behind it is left to the caller. */
+template <typename S>
+QC_DEVICE void fill_table(qc_codes_wide &table, typename S::shared &sh, const qc_run_source &w,
+                          uint32_t thread)
+{
+    qc_run_fill_codes(sh.small, w, thread);
+    __syncthreads();
+    qc_codes_fill(table, sh.small, w, thread, S::threads);
+}
+
 /* ---- the kernel ------------------------------------------------------------------------------ */
 
 template <typename S>
 QC_DEVICE void multiply_tiles(const args &a, typename S::shared &sh, uint32_t warp, uint32_t lane)
 {
-    uint32_t g = lane / 4, t = lane % 4, odd = t / 2;
-    uint32_t look = TABLE + lane * 4;
-    unsigned char *codes = shared_at(sh, S::codes_at + warp * S::codes_stages * S::codes_bytes);
-    ring_place<S::x_stages> from = {0, 0};
+    uint32_t g = lane / 4, look = TABLE + lane * 4;
+    const unsigned char *codes = shared_at(sh, S::codes_at) + warp * 16 * S::row_units * 16;
+    const uint2 *scales =
+        reinterpret_cast<const uint2 *>(shared_at(sh, S::scales_at)) + warp * 8 + g;
+    ring_place<S::stages> from = {0, 0}, done = {0, 0};
     bool waited = false;
     piece p;
     for (uint32_t unit = blockIdx.x * a.worker_steps; piece_at(p, a, unit, S::n_tile);
          unit = p.end) {
-        const part &w = a.parts[p.at];
-        uint64_t row0 = p.n0 + warp * 16;
-        if (!waited && !a.complete) {
-            qc_grid_wait();
-            waited = true;
-        }
-        copier<S> copy;
-        copier_begin(copy, w, row0, a.k_blocks * BLOCK, p.step, lane);
-        int left = (int)(p.block_end - p.block);
-#pragma unroll
-        for (int i = 0; i < S::codes_stages - 1; i++) {
-            copier_step(copy, codes + i * S::codes_bytes, left - i * 2);
-            qc_cp_async_commit();
-        }
-        scale_reader scales;
-        float factor = 1.0f;
-        if (S::scaled) {
-            factor = factor_of<S>(w.w);
-            scale_begin(scales, w, row0 + g + 8 * (t & 1u), a.k_blocks, p.step, odd);
-        }
-        if (!waited) {
-            qc_grid_wait();
-            waited = true;
-        }
-        float sum[S::m_tile / 2];
+        float sum[S::m_tile / 2], product[S::behind ? S::m_tile / 2 : 1];
 #pragma unroll
         for (int i = 0; i < S::m_tile / 2; i++)
             sum[i] = 0.0f;
         uint32_t f[2][4][4];
-        uint32_t slot = S::codes_stages - 1, scale = 0, s = 0;
-        const unsigned char *stage = codes;
-        /* Decodes block b of a step, for b = 0 that of the next step. Behind the last block there
-         * are zeros, which nobody multiplies. */
-        auto prepare = [&](int b) {
-            if (b == 0) {
-                qc_cp_async_wait<S::codes_stages - 2>();
-                __syncwarp(); /* all lanes' codes are there, and all are done with the last slot */
-                copier_step(copy, codes + slot * S::codes_bytes,
-                            left - (int)(s + S::codes_stages - 1) * 2);
-                qc_cp_async_commit();
-                slot = slot + 1 == S::codes_stages ? 0 : slot + 1;
-                stage = codes + slot * S::codes_bytes;
-                if (S::scaled)
-                    scale = two_halves(scale_take(scales, w, factor, p.step + s, odd));
-                s++;
-            }
-            uint32_t q[2][S::words], pair[2] = {0, 0};
-            codes_load<S>(q, stage, lane, b);
-            if (S::scaled) {
-                pair[0] = __shfl_sync(0xffffffffu, scale, (int)(lane & ~3u) + b * 2);
-                pair[1] = __shfl_sync(0xffffffffu, scale, (int)(lane & ~3u) + b * 2 + 1);
-            }
-            decode<S>(f[b], q, look, pair);
+        uint2 scale[2];
+        int left = (int)(p.block_end - p.block);
+        /* Decodes a block into f[i]; b is its number in the stage. */
+        auto prepare = [&](int i, int b) {
+            if (b == 0)
+                qc_mbarrier_wait(&sh.full[from.stage], from.parity);
+            uint32_t q[2][S::words];
+            codes_load<S>(q, codes + from.stage * S::codes_stage, lane, b);
+            if (S::scaled)
+                scale[i] = scales[(from.stage * S::blocks + b) * (S::n_tile / 2)];
+            decode<S>(f[i], q, look, scale[i]);
+            if (b == S::blocks - 1)
+                ring_next(from);
 #pragma unroll
             for (int j = 0; j < 4; j++)
-                qc_wgmma_operand(f[b][j]);
+                qc_wgmma_operand(f[i][j]);
         };
-        auto start = [&](int b) {
-            uint64_t x = qc_wgmma_b(S::x_at + from.stage * S::x_bytes, S::m_tile * 16);
-            qc_mbarrier_wait(&sh.full[from.stage], from.parity);
+        auto start = [&](int i, int b) {
+            uint64_t x =
+                qc_wgmma_b(S::x_at + done.stage * S::x_stage + b * S::x_bytes, S::m_tile * 16);
             qc_wgmma_fence();
 #pragma unroll
             for (int j = 0; j < 4; j++)
-                qc_wgmma(sum, f[b][j], x + j * 2 * S::m_tile, 1);
+                if constexpr (S::behind)
+                    qc_wgmma(product, f[i][j], x + j * 2 * S::m_tile, j > 0);
+                else
+                    qc_wgmma(sum, f[i][j], x + j * 2 * S::m_tile, 1);
             qc_wgmma_commit();
         };
-        auto await = [&]() {
+        auto await = [&](int i, int b, bool last) {
             qc_wgmma_wait<0>();
-            if (lane == 0)
-                qc_mbarrier_arrive(&sh.empty[from.stage]);
-            ring_next(from);
+            if (b == S::blocks - 1 || last) {
+                if (lane == 0)
+                    qc_mbarrier_arrive(&sh.empty[done.stage]);
+                ring_next(done);
+            }
+            if constexpr (S::behind) {
+#pragma unroll
+                for (int e = 0; e < S::m_tile / 2; e++)
+                    sum[e] = __fmaf_rn(product[e], __uint_as_float(e & 2 ? scale[i].y : scale[i].x),
+                                       sum[e]);
+            }
         };
-        prepare(0);
+        prepare(0, 0);
         for (int i = 0; i < left; i += 2) {
-            start(0);
-            prepare(1);
-            await();
+            start(0, 0);
+            if (i + 1 < left)
+                prepare(1, S::blocks - 1);
+            await(0, 0, i + 1 == left);
             if (i + 1 == left)
                 break;
-            start(1);
-            prepare(0);
-            await();
+            start(1, S::blocks - 1);
+            if (i + 2 < left)
+                prepare(0, 0);
+            await(1, S::blocks - 1, true);
         }
+        if (S::blocks == 2 && left % 2)
+            ring_next(from); /* the stage had one block */
+        if (!waited)
+            qc_grid_wait(); /* before anything is written */
+        waited = true;
         finish<S>(a, p, sum, warp * 16 + g, lane);
-        qc_cp_async_wait<0>(); /* of the zeros behind the last step */
-        __syncwarp();
     }
     if (!waited)
         qc_grid_wait();
@@ -530,26 +553,22 @@ static __global__ void __launch_bounds__(shape<m_tile, what>::threads, 1) matmul
         return;
     }
     if (thread == 0) {
-        for (int i = 0; i < S::x_stages; i++) {
-            qc_mbarrier_init(&sh.full[i], 1);
+        for (int i = 0; i < S::stages; i++) {
+            /* Each thread's copies; its scales; the announcement of x. */
+            qc_mbarrier_init(&sh.full[i], BRINGERS * (S::scaled ? 2 : 1) + 1);
             qc_mbarrier_init(&sh.empty[i], S::warps);
         }
         qc_mbarrier_ready();
     }
-    if constexpr (S::nf4) {
-        qc_run_fill_codes(sh.small, a.parts[0].w, thread);
-        __syncthreads();
-        qc_codes_fill(*reinterpret_cast<qc_codes_wide *>(shared_at(sh, TABLE)), sh.small,
-                      a.parts[0].w, thread, S::threads);
-    }
+    if constexpr (S::nf4)
+        fill_table<S>(*reinterpret_cast<qc_codes_wide *>(shared_at(sh, TABLE)), sh, a.parts[0].w,
+                      thread);
     __syncthreads();
     if (warp >= S::warps) {
-        qc_registers_fewer<24>();
-        qc_grid_wait();
-        if (thread == S::warps * 32)
-            bring_x<S>(a, sh);
+        qc_registers_fewer<S::groups == 2 ? 72 : 56>();
+        bring<S>(a, sh, thread - S::warps * 32);
     } else {
-        qc_registers_more<S::groups == 2 ? 240 : 112>(); /* of 168 or 96 */
+        qc_registers_more<S::groups == 2 ? 216 : 104>(); /* of 168 or 96 */
         multiply_tiles<S>(a, sh, warp, lane);
     }
 }
@@ -604,8 +623,10 @@ args args_of(const qc_matmul_call *c, uint32_t count)
         to->bias = c[i].bias;
         to->partials = p->splits > 1 ? c[i].partials : NULL;
         to->tile_first = (uint32_t)tiles;
-        to->eights = !to->w.absmax && to->w.block_shift == 6 && to->w.nested_shift >= 3 &&
-                     c->k % (8 * BLOCK) == 0 && (uintptr_t)to->w.absmax_codes % 8 == 0;
+        to->fours =
+            to->w.block_shift == 6 && c->k % (4 * BLOCK) == 0 &&
+            (to->w.absmax ? (uintptr_t)to->w.absmax % 16 == 0
+                          : to->w.nested_shift >= 2 && (uintptr_t)to->w.absmax_codes % 4 == 0);
         a.complete = a.complete && c[i].weights.complete == QC_MATMUL_WEIGHTS_COMPLETE;
         tiles += ceil_of(c[i].n, p->n_tile);
     }
@@ -677,7 +698,7 @@ extern "C" void qc_wgmma_configure(const qc_cuda_device *d, const qc_matmul_shap
     kind what = kind_of(s->kind);
     p->m_tile = m_tile_of(s->m);
     p->n_tile = n_tile_of(p->m_tile);
-    p->threads = p->n_tile * 2 + 128;
+    p->threads = p->n_tile * 2 + BRINGERS;
     p->shared_bytes = p->m_tile == 16    ? shared_bytes_of<16>(what)
                       : p->m_tile == 32  ? shared_bytes_of<32>(what)
                       : p->m_tile == 64  ? shared_bytes_of<64>(what)

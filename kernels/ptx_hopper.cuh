@@ -45,6 +45,14 @@ QC_DEVICE void qc_mbarrier_arrive(uint64_t *barrier)
                   : "memory");
 }
 
+/* Arrives as soon as all cp.async of this thread are there, without making the thread wait. */
+QC_DEVICE void qc_mbarrier_arrive_copied(uint64_t *barrier)
+{
+    QC_HOPPER_ASM(
+        "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(qc_shared_address(barrier))
+        : "memory");
+}
+
 /* Arrives, and announces bytes that copies will bring in this phase. */
 QC_DEVICE void qc_mbarrier_expect(uint64_t *barrier, uint32_t bytes)
 {
