@@ -206,13 +206,15 @@ def kernel_roofs(r):
     size = roof["gemm_size"]
     rows = [("device copy of %s, read + written" % size_text(roof["copy_bytes"]), "copy_gbps",
              "GB/s"),
+            ("the same by a kernel of qconv", "kernel_copy_gbps", "GB/s"),
+            ("reading %s by a kernel of qconv" % size_text(roof["copy_bytes"]), "read_gbps", "GB/s"),
             ("cuBLAS, %d x %d x %d" % (size, size, size), "gemm_tflops", "TFLOP/s"),
             ("a kernel that does nothing, in a graph", "launch_us", "us"),
             ("host to device, pinned", "to_device_gbps", "GB/s"),
             ("device to host, pinned", "to_host_gbps", "GB/s")]
     return table(("roof", "median", "", "p10 to p90"),
                  [(name, digits(roof[key]["median"]), unit, spread_range(roof[key]))
-                  for name, key, unit in rows if roof[key]])
+                  for name, key, unit in rows if roof.get(key)])
 
 
 def kernel_cell(row):
@@ -299,9 +301,10 @@ def kernel_section(r):
            "sm_%d, %d multiprocessors; kernels of %s; x and y in %s."
            % (d["sm"], d["multiprocessors"], d["kernels"], r["dtype"]), "", kernel_roofs(r)]
     if r["kernels"]:
-        out += ["", table(("kernel", "GB/s", "p10 to p90", "of the copy"),
+        out += ["", table(("kernel", "GB/s", "p10 to p90", "of the copy", "of the roof"),
                           [(k["name"], digits(k["gbps"]["median"]), spread_range(k["gbps"]),
-                            "%.0f%%" % (100 * k["of_copy"])) for k in r["kernels"]])]
+                            "%.0f%%" % (100 * k["of_copy"]), "%.0f%%" % (100 * k["of_roof"]))
+                           for k in r["kernels"]])]
     return "\n".join(out + kernel_tables(r) + kernel_notes(r)) + "\n"
 
 

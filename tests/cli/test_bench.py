@@ -87,8 +87,9 @@ class Shim(QconvCase):
         self.assertEqual({row["path"] for row in r["rows"]}, {"gemv", "mma-16816"})
         self.assertEqual(len(r["kernels"]), 8)
         for k in r["kernels"]:
-            self.assertAlmostEqual(k["of_copy"],
-                                   k["gbps"]["median"] / r["roof"]["copy_gbps"]["median"])
+            best = max(r["roof"][name]["median"] for name in ("copy_gbps", "kernel_copy_gbps"))
+            self.assertAlmostEqual(k["of_copy"], k["gbps"]["median"] / best)
+            self.assertAlmostEqual(k["of_roof"], k["gbps"]["median"] / r["roof"]["memory_gbps"])
         self.documented(r)
 
     def check_row(self, row, r, rounds):
@@ -98,7 +99,9 @@ class Shim(QconvCase):
         weight = {"nf4": (n * k + 1) // 2 + blocks + 4 * -(-blocks // 256) + 1024,
                   "int8": n * k + 4 * n}[row["scheme"]]
         self.assertEqual(row["bytes"], weight + 2 * m * k + 2 * m * n)
-        floor = row["bytes"] / roof["copy_gbps"]["median"] / 1e3
+        best = max(roof[name]["median"] for name in ("copy_gbps", "kernel_copy_gbps", "read_gbps"))
+        self.assertEqual(roof["memory_gbps"], best)
+        floor = row["bytes"] / best / 1e3
         if roof["gemm_tflops"]:
             floor = max(floor, 2 * m * n * k / roof["gemm_tflops"]["median"] / 1e6)
         self.assertAlmostEqual(row["floor_us"] / floor, 1)
