@@ -306,10 +306,10 @@ class Step:
 class Run:
     """A call: where everything is, and the files that it leaves."""
 
-    def __init__(self, word, results):
+    def __init__(self, word, results, seconds):
         self.word = word
         self.begin = time.monotonic() - float(os.environ.get("QC_RUN_SPENT") or 0)
-        self.seconds = float(os.environ.get("QC_RUN_SECONDS") or 540)
+        self.seconds = float(os.environ.get("QC_RUN_SECONDS") or seconds)
         self.results = os.path.abspath(results)
         self.work = os.path.abspath(os.environ["QC_RUN_WORK"])
         self.build = os.path.abspath(os.environ.get("QC_RUN_BUILD") or os.path.join(self.work, "build"))

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""The three calls of gpu_run.sh: which steps each has, how long a step may take, and what it leaves.
+"""The two calls of gpu_run.sh: which steps each has, how long a step may take, and what it leaves.
 A step that fails does not stop the others. Standard library only.
 
-    gpu_steps.py first|second|third RESULTS        with QC_RUN_WORK set
+    gpu_steps.py first|second RESULTS        with QC_RUN_WORK set
 
 RESULTS gets at most 8 files of at most 16 MiB (FILES, below), each written anew, by renaming, whenever
 there is more to say: whatever is killed and when, they are whole. summary.json has the GPU, the
 driver, the commit and a row for each step that has ended: its exit code, its seconds, the parts that
 it ran, and its figures. "running" names the step that had not ended. logs.tar.gz has all that was
-printed, and in the second call what `qconv bench --tune` measured (tune.json).
+printed, profiles among it, and in the second call what `qconv bench --tune` measured (tune.json).
 
 Exit codes of steps: 0 passed, 4 a result is wrong, 77 left out (why is said), 99 found by
 compute-sanitizer, 124 ran into its limit, others the program's.
@@ -17,7 +17,7 @@ Set by environment variables:
     QC_RUN_WORK      folder for the build, the models and the logs; gpu_run.sh takes build-gpu/ of
                      the tree. What was built there is used again
     QC_RUN_BUILD     a finished build to use instead of building
-    QC_RUN_SECONDS   for the whole call: 540
+    QC_RUN_SECONDS   for the whole call: 540, or 240 where QC_RUN_BUILD is set
     QC_RUN_LAYERS    of the synthetic model; else as many as there is time and room for
     QC_RUN_STEPS     only these, by name: build,tests,bench
     QC_RUN_SHIM      1: a rehearsal without a GPU, with the programs of QC_RUN_BUILD that run kernels
@@ -42,9 +42,11 @@ from gpu_runner import (FOUND, INTERRUPTED, LOG_BYTES, OUT_OF_TIME, ROOT, SKIPPE
                         replace, same_file)
 
 CALL_SECONDS = 540
+BUILT_SECONDS = 240  # with a finished build
 RESERVE = 20         # of a call: unpacking before the first step, writing after the last
 BUILD_PLANNED = 120  # seconds on 16 cores; where it takes longer, the last steps have less time
-TEST_SECONDS = 40    # for one test
+TEST_SECONDS = 30    # for one test
+PROFILE_SECONDS = 22 # for one point under a profiler: they took 10
 LARGE = ("28672x8192", "8192x28672", "8192x8192", "1024x8192")  # of a 70B model
 LAYER_BYTES = 436 << 20
 # Each conversion is made on the GPU twice and on the CPU once. Of each scheme the first is kept: load
@@ -59,6 +61,9 @@ SLACK = 1.5          # how much longer than measured a conversion may take
 # How far a GPU's figures may be from the CPU's, relative and absolute: it multiplies float16 rows.
 EVAL_APART = {"base_perplexity": (1e-3, 0), "perplexity": (1e-3, 0), "kl_mean": (2e-2, 5e-6),
               "top1": (0, 1e-2)}
+# What a profile has. All sections took 38 passes a kernel, and one point in four more than 10 s.
+SECTIONS = ("SpeedOfLight", "MemoryWorkloadAnalysis", "SchedulerStats", "WarpStateStats", "InstructionStats",
+            "LaunchStats", "Occupancy")
 DATA = os.path.join(ROOT, "tests", "data", "kjv-llama")
 
 
@@ -165,14 +170,14 @@ def run_bench(step, seconds, shapes, rows, schemes, *more, output="bench.json"):
         shapes, rows, schemes = ("64+40x256",) if "+" in shapes[0] else ("8x64",), "1", "nf4"
         more, environment = more + ("--rounds", "1"), {"QC_SHIM_DEVICES": "sm_80:2:2MiB"}
         seconds = 60
-    seconds = max(5, min(seconds, step.left() - 15))
+    seconds = max(5, min(seconds, step.left() - 8))
     return step.program("qconv", "bench", "--seconds", str(int(seconds)), "--shapes", ",".join(shapes),
                         "--m", rows, "--scheme", schemes, "--output", step.run.into(output), *more,
                         environment=environment)
 
 
 def headline(step):
-    rc = run_bench(step, 120, LARGE, "1,8,16,32,64,256,1024,4096", "nf4,int8")
+    rc = run_bench(step, 60, LARGE, "1,8,16,32,64,256,1024,4096", "nf4,int8")
     if os.path.exists(step.run.into("bench.json")):
         print(headline_text(step.run.into("bench.json")), flush=True)
     return rc
@@ -276,7 +281,7 @@ def sanitize(step, pairs):
 
 
 def sanitizers(step):
-    """First call: races and memory of the two kernels that the headline rests on. Third call: the
+    """First call: races and memory of the two kernels that the headline rests on. Second call: the
     rest. A plan starts nothing on a GPU, which the checker takes for an error; the test of the API has
     cuBLAS in it, the slowest to look at, and comes last."""
     found = sorted((p for p in programs(step.run) if not p[0].endswith("_plan")),
@@ -289,25 +294,46 @@ def sanitizers(step):
                            if p not in main or t in ("initcheck", "synccheck")])
 
 
-# ---- the second call -------------------------------------------------------------------------------
-
 def ceilings(step):
-    # Its own limit ends it between rounds, a few seconds late at most.
-    seconds = max(5, min(45, step.left() - 12))
+    # Its own limit ends it between rounds, a few seconds late at most. On an H200 all took 3.5.
+    seconds = max(5, min(45, step.left() - 5))
     more = ["--small", "--rounds", "3"] if step.run.shim else []
     return step.program("bench_ceilings", "--seconds", str(int(seconds)), *more, "--output",
                         step.run.into("ceilings.json"))
 
 
+def profiles(step):
+    """Points under ncu, as many as there is time for: the first kernel of each, in the log."""
+    ncu, program = cuda_tool("ncu"), step.run.built("qconv")
+    if not ncu:
+        raise Skip("there is no ncu")
+    codes = []
+    for scheme, m in (("nf4", "1"), ("nf4", "16"), ("nf4", "64"), ("int8", "1")):
+        name, begin = "%s-%s" % (scheme, m), time.monotonic()
+        if codes and step.left() < PROFILE_SECONDS / 2:
+            step.part(name, SKIPPED, 0, why="there was no time left")
+            continue
+        command = step.under(
+            [ncu, "--clock-control", "none", "--target-processes", "all"]
+            + [word for name in SECTIONS for word in ("--section", name)]
+            + ["--kernel-name", "regex:matmul_(gemv|stream|tiles|mma)", "--launch-count", "1", "--kill", "yes"],
+            [program, "bench", "--shapes", "64x128" if step.run.shim else LARGE[0], "--m", m,
+             "--scheme", scheme, "--rounds", "2", "--seconds", "5"])
+        rc = step.call(command, PROFILE_SECONDS, log=name)
+        said = end_of(os.path.join(step.run.logs, "profiles-%s.log" % name), LOG_BYTES)
+        if b"Section: " in said:  # after --kill the exit code is that of a killed program
+            rc = 0
+        codes.append(rc)
+        step.part(name, rc, time.monotonic() - begin)
+    return worst(codes)
+
+
+# ---- the second call -------------------------------------------------------------------------------
+
 def groups(step):
     # q, k and v of a 70B model in one launch, gate and up in one.
     return run_bench(step, 18, ("8192+1024+1024x8192", "28672+28672x8192"), "1,2,4,8", "nf4",
                      output="groups.json")
-
-
-def beside(step):
-    """Ours at the points at which bitsandbytes is measured."""
-    return run_bench(step, 35, LARGE, "1,16,256", "nf4")
 
 
 def tune(step):
@@ -321,30 +347,9 @@ def tune(step):
     return rc
 
 
-def profiles(step):
-    """Four points under ncu: the first kernels of each, with all of its sections, in the log."""
-    ncu, program = cuda_tool("ncu"), step.run.built("qconv")
-    if not ncu:
-        raise Skip("there is no ncu")
-    codes, share = [], (step.left() - 4) / 4
-    for scheme, m in (("nf4", "1"), ("int8", "1"), ("nf4", "16"), ("nf4", "64")):
-        name, begin = "%s-%s" % (scheme, m), time.monotonic()
-        command = step.under(
-            [ncu, "--clock-control", "none", "--target-processes", "all", "--set", "full", "--kernel-name",
-             "regex:matmul_(gemv|stream|tiles|mma)", "--launch-count", "2", "--kill", "yes"],
-            [program, "bench", "--shapes", "64x128" if step.run.shim else LARGE[0], "--m", m,
-             "--scheme", scheme, "--rounds", "2", "--seconds", "5"])
-        rc = step.call(command, share, log=name)
-        said = end_of(os.path.join(step.run.logs, "profiles-%s.log" % name), LOG_BYTES)
-        if b"Section: " in said:  # after --kill the exit code is that of a killed program
-            rc = 0
-        codes.append(rc)
-        step.part(name, rc, time.monotonic() - begin)
-    return worst(codes)
-
-
 def bitsandbytes(step):
-    """matmul_4bit at the points of `beside`, if it is here or its wheel was carried."""
+    """matmul_4bit at points that the first call measures of ours, if it is here or its wheel was
+    carried."""
     debs = os.environ.get("QC_RUN_DEBS")
     wheels = glob.glob(os.path.join(os.path.abspath(debs), "bitsandbytes-*.whl")) if debs else []
     environment = {}
@@ -365,8 +370,6 @@ def bitsandbytes(step):
         raise Skip(last_line(step.log_path))
     return rc
 
-
-# ---- the third call --------------------------------------------------------------------------------
 
 def layers_for(make_seconds, convert_seconds, make_budget, convert_budget, disk, memory):
     """How many layers the synthetic model can have: a layer takes make_seconds to write and
@@ -581,31 +584,33 @@ def plan(step):
 
 # ---- the calls -------------------------------------------------------------------------------------
 
-BEGIN = (("machine", 10, machine), ("build", 240, build), ("hardware", 10, hardware))
+BEGIN = (("machine", 4, machine), ("build", 240, build), ("hardware", 4, hardware))
 # Name, the most seconds it may take, what it does. The build's seconds are for a slow machine; planned
-# are BUILD_PLANNED, with which the limits of a call add up to CALL_SECONDS less RESERVE. What a call
-# is for comes before the rest, so that nothing takes its time away.
+# are BUILD_PLANNED, with which the limits of a call add up to less than CALL_SECONDS less RESERVE, and
+# without any to BUILT_SECONDS less RESERVE. On 16 cores and an H200 smoke took 8 s, bench 49, tests
+# 7, ceilings 4 and the sanitizers 38; what the second call has was not measured yet. What a call is
+# for comes before the rest, so that nothing takes its time away.
 CALLS = {
-    "first": BEGIN + (("smoke", 30, smoke), ("bench", 150, headline), ("tests", 100, tests),
-                      ("sanitizers", 100, sanitizers)),
-    "second": BEGIN + (("ceilings", 60, ceilings), ("groups", 35, groups), ("bench", 50, beside),
-                       ("tune", 80, tune), ("bitsandbytes", 85, bitsandbytes),
-                       ("profiles", 60, profiles)),
-    "third": BEGIN + (("model", 25, model), ("convert", 120, convert), ("load", 15, load),
-                      ("eval", 40, evals), ("calibrate", 60, calibrate), ("validate", 30, validate),
-                      ("plan", 10, plan), ("sanitizers", 80, sanitizers)),
+    "first": BEGIN + (("smoke", 14, smoke), ("bench", 70, headline), ("tests", 18, tests),
+                      ("ceilings", 12, ceilings), ("sanitizers", 52, sanitizers),
+                      ("profiles", 44, profiles)),
+    "second": BEGIN + (("model", 10, model), ("convert", 35, convert), ("load", 10, load),
+                       ("eval", 20, evals), ("calibrate", 25, calibrate), ("validate", 15, validate),
+                       ("plan", 5, plan), ("groups", 20, groups), ("bitsandbytes", 35, bitsandbytes),
+                       ("tune", 30, tune), ("sanitizers", 80, sanitizers)),
 }
-TARGETS = {"first": ["qconv", "gpu_tests"], "second": ["qconv", "bench_ceilings"],
-           "third": ["qconv", "bench_checkpoint", "bench_gpu_load", "gpu_tests"]}
-FILES = {"first": ("summary.json", "logs.tar.gz", "bench.json", "gpu_tests.xml"),
-         "second": ("summary.json", "logs.tar.gz", "bench.json", "groups.json", "ceilings.json",
-                    "tuning.json", "bitsandbytes.json"),
-         "third": ("summary.json", "logs.tar.gz", "validate.json", "validate.html")}
+# Steps that have what time is left, and none of the plan.
+LEFT_OVER = {"first": (), "second": ("sanitizers",)}
+TARGETS = {"first": ["qconv", "gpu_tests", "bench_ceilings"],
+           "second": ["qconv", "bench_checkpoint", "bench_gpu_load", "gpu_tests"]}
+FILES = {"first": ("summary.json", "logs.tar.gz", "bench.json", "gpu_tests.xml", "ceilings.json"),
+         "second": ("summary.json", "logs.tar.gz", "groups.json", "tuning.json", "bitsandbytes.json",
+                    "validate.json", "validate.html")}
 
 
 def main(argv):
     if len(argv) != 3 or argv[1] not in CALLS:
-        sys.exit("usage: gpu_steps.py first|second|third RESULTS")
+        sys.exit("usage: gpu_steps.py first|second RESULTS")
     if "QC_RUN_WORK" not in os.environ:
         sys.exit("gpu_steps: QC_RUN_WORK names no folder")
     word, results = argv[1:]
@@ -613,7 +618,7 @@ def main(argv):
         print("gpu_run: %s has results of an earlier call; name another folder" % results,
               file=sys.stderr)
         return 2
-    run = Run(word, results)
+    run = Run(word, results, BUILT_SECONDS if os.environ.get("QC_RUN_BUILD") else CALL_SECONDS)
     limits = {name: limit for name, limit, _ in CALLS[word]}
     run.limit_of = limits.get
 

@@ -11,6 +11,7 @@ import json
 import os
 import sys
 
+import gpu_page
 import kernel_targets
 from result_page import RESULTS, table, write_or_check
 
@@ -206,13 +207,15 @@ def kernel_roofs(r):
     size = roof["gemm_size"]
     rows = [("device copy of %s, read + written" % size_text(roof["copy_bytes"]), "copy_gbps",
              "GB/s"),
+            ("the same by a kernel of qconv", "kernel_copy_gbps", "GB/s"),
+            ("reading %s by a kernel of qconv" % size_text(roof["copy_bytes"]), "read_gbps", "GB/s"),
             ("cuBLAS, %d x %d x %d" % (size, size, size), "gemm_tflops", "TFLOP/s"),
             ("a kernel that does nothing, in a graph", "launch_us", "us"),
             ("host to device, pinned", "to_device_gbps", "GB/s"),
             ("device to host, pinned", "to_host_gbps", "GB/s")]
     return table(("roof", "median", "", "p10 to p90"),
                  [(name, digits(roof[key]["median"]), unit, spread_range(roof[key]))
-                  for name, key, unit in rows if roof[key]])
+                  for name, key, unit in rows if roof.get(key)])
 
 
 def kernel_cell(row):
@@ -299,9 +302,10 @@ def kernel_section(r):
            "sm_%d, %d multiprocessors; kernels of %s; x and y in %s."
            % (d["sm"], d["multiprocessors"], d["kernels"], r["dtype"]), "", kernel_roofs(r)]
     if r["kernels"]:
-        out += ["", table(("kernel", "GB/s", "p10 to p90", "of the copy"),
+        out += ["", table(("kernel", "GB/s", "p10 to p90", "of the copy", "of the roof"),
                           [(k["name"], digits(k["gbps"]["median"]), spread_range(k["gbps"]),
-                            "%.0f%%" % (100 * k["of_copy"])) for k in r["kernels"]])]
+                            "%.0f%%" % (100 * k["of_copy"]), "%.0f%%" % (100 * k["of_roof"]))
+                           for k in r["kernels"]])]
     return "\n".join(out + kernel_tables(r) + kernel_notes(r)) + "\n"
 
 
@@ -341,27 +345,43 @@ def kernel_goals(r, name):
 
 
 def kernels():
-    paths = sorted(glob.glob(os.path.join(RESULTS, "kernels*.json")))
-    found = []
+    """Everything of bench/results/gpu-*.json, by what measured it."""
+    paths = sorted(glob.glob(os.path.join(RESULTS, "gpu-*.json")))
+    found, names = [], {}
     for path in paths:
         with open(path) as f:
             found.append(json.load(f))
-        if "shim" in found[-1]["device"]["name"].lower():
+        if "shim" in gpu_page.name_of(found[-1]).lower():
             raise SystemExit("%s: measured on the CPU shim, which says nothing about speed" % path)
+        names[id(found[-1])] = os.path.basename(path)[:-len(".json")]
     out = ["## Kernels on a GPU", ""]
     if not found:
-        return out + ["No GPU has been measured yet. `qconv bench --output FILE` measures one; a FILE",
-                      "`bench/results/kernels-NAME.json` gets its tables here. Every kernel has run on",
-                      "the CPU shim of the tests only, where speed means nothing.", ""]
-    out += ["Cells: speed over 16-bit cuBLAS in the same rounds, and share of the roof: the later of",
-            "moving weights, x and y at the rate of a copy and computing at the rate of a large product",
-            "of cuBLAS, both measured in the same run. Method: [bench.md](bench.md). The quantizers'",
-            "target is 80% of the copy.", ""]
+        return out + ["No GPU has been measured yet. `bench/gpu_run.sh` measures one, and",
+                      "`bench/keep_gpu_results.py` puts its results into `bench/results/gpu-NAME-*.json`.", ""]
+    for r in found:
+        if r["command"] == "gpu_run":
+            out += gpu_page.run_section(r)
+    ceilings = {gpu_page.name_of(r): r for r in found if r["command"] == "ceilings"}
+    out += kernel_measurements([r for r in found if r["command"] not in ("gpu_run", "ceilings")], names, ceilings)
+    for r in ceilings.values():
+        out += gpu_page.ceilings_section(r)
+    return out
+
+
+def kernel_measurements(found, names, ceilings):
+    out = ["Cells: speed over 16-bit cuBLAS in the same rounds, and share of the roof: the later of",
+           "moving weights, x and y at the best rate of memory that was measured and computing at the rate of",
+           "a large product of cuBLAS. Method: [bench.md](bench.md). The quantizers' target is 80% of the copy.", ""]
     ours = [r for r in found if r["command"] == "bench"]
-    names = {id(r): os.path.basename(path)[:-len(".json")] for r, path in zip(found, paths)}
     for r in ours:
-        out += [kernel_section(r), "`qconv bench`; %s" % r["program"], ""]
-        out += kernel_goals(r, names[id(r)])
+        judged, old = gpu_page.with_roof(r, ceilings.get(r["device"]["name"]))
+        out += [kernel_section(judged), "`qconv bench`; %s" % r["program"] +
+                (", commit %s" % r["commit"][:7] if r.get("commit") else ""), ""]
+        if old:
+            out += ["That qconv took its own copy for the roof of memory, which is too low. Shares here are of the %.0f GB/s"
+                    % judged["roof"]["memory_gbps"],
+                    "that reading, and of the best copy that copying, gave in `bench_ceilings` on such a GPU (below).", ""]
+        out += kernel_goals(judged, names[id(r)])
         for peer in found:
             if (peer["command"] != "bench" and peer["device"]["name"] == r["device"]["name"]
                     and peer["dtype"] == r["dtype"]):

@@ -47,6 +47,9 @@ static void put_roof(qc_json_writer *w, const qc_bench_roof *r)
     qc_json_member_begin_object(w, "roof");
     qc_json_member_u64(w, "copy_bytes", r->copy_bytes);
     put_spread(w, "copy_gbps", r->copy_gbps);
+    put_spread(w, "kernel_copy_gbps", r->kernel_copy_gbps);
+    put_spread(w, "read_gbps", r->read_gbps);
+    qc_json_member_double(w, "memory_gbps", qc_bench_memory_gbps(r));
     qc_json_member_u64(w, "gemm_size", r->gemm_size);
     put_spread(w, "gemm_tflops", r->gemm_tflops);
     put_spread(w, "launch_us", r->launch_us);
@@ -64,8 +67,9 @@ static void put_kernel(qc_json_writer *w, const qc_bench_kernel *k, const qc_ben
     qc_json_member_u64(w, "cols", k->cols);
     qc_json_member_u64(w, "bytes", k->bytes);
     put_spread(w, "gbps", k->gbps);
-    qc_json_member_double(w, "of_copy",
-                          roof->copy_gbps.median > 0 ? k->gbps.median / roof->copy_gbps.median : 0);
+    const double copy = qc_bench_copy_gbps(roof), memory = qc_bench_memory_gbps(roof);
+    qc_json_member_double(w, "of_copy", copy > 0 ? k->gbps.median / copy : 0);
+    qc_json_member_double(w, "of_roof", memory > 0 ? k->gbps.median / memory : 0);
     qc_json_write_end_object(w);
 }
 

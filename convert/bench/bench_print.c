@@ -76,15 +76,19 @@ static qc_status list_failed(const qc_bench_request *q, const qc_bench_result *r
 static void roof_table(qc_table *t, const qc_bench_result *r, qc_arena *arena)
 {
     const unsigned long long n = r->roof.gemm_size;
-    char size[QC_SIZE_TEXT_BYTES], cell[CELL_BYTES], copy[CELL_BYTES], gemm[CELL_BYTES];
-    (void)snprintf(copy, sizeof copy, "device copy of %s, read + written",
-                   qc_text_bytes(size, r->roof.copy_bytes));
+    char size[QC_SIZE_TEXT_BYTES], cell[CELL_BYTES], gemm[CELL_BYTES];
+    char copy[CELL_BYTES], read[CELL_BYTES];
+    (void)qc_text_bytes(size, r->roof.copy_bytes);
+    (void)snprintf(copy, sizeof copy, "device copy of %s, read + written", size);
+    (void)snprintf(read, sizeof read, "reading %s by a kernel of qconv", size);
     (void)snprintf(gemm, sizeof gemm, "cuBLAS, %llu x %llu x %llu", n, n, n);
     const struct {
         const char *name, *unit;
         qc_bench_spread value;
     } rows[] = {
         {copy, "GB/s", r->roof.copy_gbps},
+        {"the same by a kernel of qconv", "GB/s", r->roof.kernel_copy_gbps},
+        {read, "GB/s", r->roof.read_gbps},
         {gemm, "TFLOP/s", r->roof.gemm_tflops},
         {"a kernel that does nothing, in a graph", "us", r->roof.launch_us},
         {"host to device, pinned", "GB/s", r->roof.to_device_gbps},
@@ -103,15 +107,16 @@ static void roof_table(qc_table *t, const qc_bench_result *r, qc_arena *arena)
 
 static void kernel_table(qc_table *t, const qc_bench_result *r, qc_arena *arena)
 {
-    const double copy = r->roof.copy_gbps.median;
+    const double copy = qc_bench_copy_gbps(&r->roof), roof = qc_bench_memory_gbps(&r->roof);
     char cell[CELL_BYTES];
-    qc_table_begin(t, arena, "kernel|>GB/s|>p10 to p90|>of the copy");
+    qc_table_begin(t, arena, "kernel|>GB/s|>p10 to p90|>of the copy|>of the roof");
     for (uint32_t i = 0; i < r->kernel_count; i++) {
         const qc_bench_spread gbps = r->kernels[i].gbps;
         qc_table_put(t, r->kernels[i].name);
         qc_table_put(t, digits(cell, gbps.median));
         qc_table_put(t, range(cell, gbps));
         qc_table_putf(t, "%.0f%%", copy > 0 ? 100 * gbps.median / copy : 0);
+        qc_table_putf(t, "%.0f%%", roof > 0 ? 100 * gbps.median / roof : 0);
     }
 }
 

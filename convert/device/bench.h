@@ -138,9 +138,10 @@ typedef struct {
 } qc_bench_device;
 
 typedef struct {
-    uint64_t copy_bytes; /* bytes that a copy reads; it writes as many */
-    qc_bench_spread copy_gbps;
-    uint64_t gemm_size; /* M = N = K; 0: not measured */
+    uint64_t copy_bytes;                         /* bytes that a copy reads; it writes as many */
+    qc_bench_spread copy_gbps;                   /* by CUDA's own copy */
+    qc_bench_spread kernel_copy_gbps, read_gbps; /* by kernels of ours */
+    uint64_t gemm_size;                          /* M = N = K; 0: not measured */
     qc_bench_spread gemm_tflops;
     qc_bench_spread launch_us; /* of a kernel that does nothing, in a graph of many launches */
     uint64_t host_bytes;
@@ -207,8 +208,11 @@ uint64_t qc_bench_weight_bytes(qc_bench_scheme scheme, uint64_t n, uint64_t k);
 /* What has to move: weights (of so many bytes), and x and y in 16 bits. */
 uint64_t qc_bench_bytes(uint64_t weight_bytes, uint64_t m, uint64_t n, uint64_t k);
 double qc_bench_flops(uint64_t m, uint64_t n, uint64_t k);
+/* The best that was measured: of the two copies; of these and the read. 0 without any. */
+double qc_bench_copy_gbps(const qc_bench_roof *roof);
+double qc_bench_memory_gbps(const qc_bench_roof *roof);
 /* The time that no implementation can beat on this device: the longer of moving `bytes` at the
- * measured rate of a copy and computing `flops` at the measured rate of cuBLAS. */
+ * best measured rate of memory and computing `flops` at the measured rate of cuBLAS. */
 double qc_bench_floor_us(const qc_bench_roof *roof, uint64_t bytes, double flops);
 
 /* ---- how it is measured ---- */

@@ -65,7 +65,7 @@ static double round_cost(const qc_bench_request *q, const qc_bench_result *r, ui
                          uint64_t m)
 {
     const qc_bench_roof some = {.copy_gbps.median = 1000, .gemm_tflops.median = 100};
-    const qc_bench_roof *roof = r->roof.copy_gbps.median > 0 ? &r->roof : &some;
+    const qc_bench_roof *roof = qc_bench_memory_gbps(&r->roof) > 0 ? &r->roof : &some;
     uint64_t n = q->shapes[shape].n, k = q->shapes[shape].k;
     double flops = qc_bench_flops(m, n, k), us = 0;
     if (!r->device.no_gemm && !q->tune)

@@ -4,6 +4,7 @@
 #include "quant/quant_ops.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -237,11 +238,22 @@ double qc_bench_flops(uint64_t m, uint64_t n, uint64_t k)
     return 2 * (double)m * (double)n * (double)k;
 }
 
+double qc_bench_copy_gbps(const qc_bench_roof *roof)
+{
+    return fmax(roof->copy_gbps.median, roof->kernel_copy_gbps.median);
+}
+
+double qc_bench_memory_gbps(const qc_bench_roof *roof)
+{
+    return fmax(qc_bench_copy_gbps(roof), roof->read_gbps.median);
+}
+
 double qc_bench_floor_us(const qc_bench_roof *roof, uint64_t bytes, double flops)
 {
+    const double gbps = qc_bench_memory_gbps(roof);
     double memory = 0, compute = 0;
-    if (roof->copy_gbps.median > 0)
-        memory = (double)bytes / roof->copy_gbps.median / 1e3;
+    if (gbps > 0)
+        memory = (double)bytes / gbps / 1e3;
     if (roof->gemm_tflops.median > 0)
         compute = flops / roof->gemm_tflops.median / 1e6;
     return memory > compute ? memory : compute;

@@ -1,6 +1,7 @@
-/* What no kernel on this device can beat: the rate of a copy, the largest rate of cuBLAS, the time
- * of a launch, and the rate of copies from and to the host. */
+/* What no kernel on this device can beat: the rates of copies and of reading, the largest rate of
+ * cuBLAS, the time of a launch, and the rate of copies from and to the host. */
 #include "convert/gpu/gpu_bench_internal.h"
+#include "kernels/cuda_memory_rate.h"
 #include "kernels/cuda_quantize.h"
 
 #define COPY_BYTES  ((uint64_t)1 << 30)
@@ -9,6 +10,7 @@
 #define POOL        ((uint64_t)1048583) /* a prime */
 
 typedef struct {
+    const qc_cuda_device *device;
     unsigned char *from, *to;
     size_t bytes;
     qc_status (*copy)(void *to, const void *from, size_t bytes, qc_cuda_stream s, qc_error *err);
@@ -21,12 +23,29 @@ static qc_status launch_copy(void *ctx, uint32_t copy, qc_cuda_stream s, qc_erro
     return c->copy(c->to, c->from, c->bytes, s, err);
 }
 
-static qc_status time_copy(qc_bench_gpu *b, copying *c, uint64_t moved, qc_bench_spread *gbps,
-                           qc_error *err)
+static qc_status launch_kernel_copy(void *ctx, uint32_t copy, qc_cuda_stream s, qc_error *err)
+{
+    const copying *c = ctx;
+    (void)copy;
+    return qc_cuda_rate_copy(c->device, c->to, c->from, c->bytes, s, err);
+}
+
+/* The sums go to `to`. */
+static qc_status launch_read(void *ctx, uint32_t copy, qc_cuda_stream s, qc_error *err)
+{
+    const copying *c = ctx;
+    (void)copy;
+    return qc_cuda_rate_read(c->device, c->from, c->bytes, (uint32_t *)(void *)c->to, s, err);
+}
+
+typedef qc_status (*copy_launch)(void *ctx, uint32_t copy, qc_cuda_stream s, qc_error *err);
+
+static qc_status time_copy(qc_bench_gpu *b, copy_launch launch, copying *c, uint64_t moved,
+                           qc_bench_spread *gbps, qc_error *err)
 {
     qc_bench_spread us;
-    QC_TRY(qc_bench_alone(b, (qc_bench_contender){.launch = launch_copy, .ctx = c, .least = 4}, &us,
-                          err));
+    QC_TRY(
+        qc_bench_alone(b, (qc_bench_contender){.launch = launch, .ctx = c, .least = 4}, &us, err));
     *gbps = qc_bench_spread_rate(us, (double)moved / 1e3);
     return QC_OK;
 }
@@ -40,21 +59,41 @@ static uint64_t copy_bytes(uint64_t free_bytes)
     return bytes;
 }
 
-static qc_status device_copy(qc_bench_gpu *b, const qc_bench_pool *pool, qc_error *err)
+static qc_status on_device(qc_bench_gpu *b, const qc_bench_pool *pool, copy_launch launch,
+                           size_t written, qc_bench_spread *gbps, qc_error *err)
 {
-    qc_bench_roof *roof = &b->r->roof;
+    const size_t bytes = (size_t)b->r->roof.copy_bytes;
     void *from = NULL, *to = NULL;
-    qc_status st = qc_cuda_malloc(&from, (size_t)roof->copy_bytes, err);
+    qc_status st = qc_cuda_malloc(&from, bytes, err);
     if (st == QC_OK)
-        st = qc_cuda_malloc(&to, (size_t)roof->copy_bytes, err);
+        st = qc_cuda_malloc(&to, written, err);
     if (st == QC_OK)
-        st = qc_bench_pool_fill(b, pool, from, roof->copy_bytes / 2, 0, err);
-    copying c = {from, to, (size_t)roof->copy_bytes, qc_cuda_copy};
+        st = qc_bench_pool_fill(b, pool, from, bytes / 2, 0, err);
+    copying c = {&b->device, from, to, bytes, qc_cuda_copy};
     if (st == QC_OK)
-        st = time_copy(b, &c, 2 * roof->copy_bytes, &roof->copy_gbps, err);
+        st = time_copy(b, launch, &c, bytes + written, gbps, err);
     qc_cuda_free(from);
     qc_cuda_free(to);
     return st;
+}
+
+static qc_status device_copy(qc_bench_gpu *b, const qc_bench_pool *pool, qc_error *err)
+{
+    qc_bench_roof *roof = &b->r->roof;
+    return on_device(b, pool, launch_copy, (size_t)roof->copy_bytes, &roof->copy_gbps, err);
+}
+
+static qc_status kernel_copy(qc_bench_gpu *b, const qc_bench_pool *pool, qc_error *err)
+{
+    qc_bench_roof *roof = &b->r->roof;
+    return on_device(b, pool, launch_kernel_copy, (size_t)roof->copy_bytes, &roof->kernel_copy_gbps,
+                     err);
+}
+
+static qc_status kernel_read(qc_bench_gpu *b, const qc_bench_pool *pool, qc_error *err)
+{
+    const size_t sums = sizeof(uint32_t) * QC_CUDA_READ_SUMS * b->device.multiprocessors;
+    return on_device(b, pool, launch_read, sums, &b->r->roof.read_gbps, err);
 }
 
 static qc_status host_copies(qc_bench_gpu *b, const qc_bench_pool *pool, qc_error *err)
@@ -67,12 +106,12 @@ static qc_status host_copies(qc_bench_gpu *b, const qc_bench_pool *pool, qc_erro
         st = qc_cuda_malloc(&device, bytes, err);
     if (st == QC_OK)
         st = qc_bench_pool_fill(b, pool, device, bytes / 2, 0, err);
-    copying down = {device, host, bytes, qc_cuda_to_host};
-    copying up = {host, device, bytes, qc_cuda_to_device};
+    copying down = {NULL, device, host, bytes, qc_cuda_to_host};
+    copying up = {NULL, host, device, bytes, qc_cuda_to_device};
     if (st == QC_OK)
-        st = time_copy(b, &down, bytes, &roof->to_host_gbps, err);
+        st = time_copy(b, launch_copy, &down, bytes, &roof->to_host_gbps, err);
     if (st == QC_OK)
-        st = time_copy(b, &up, bytes, &roof->to_device_gbps, err);
+        st = time_copy(b, launch_copy, &up, bytes, &roof->to_device_gbps, err);
     qc_cuda_free(device);
     qc_cuda_host_free(host);
     return st;
@@ -170,6 +209,8 @@ static qc_status measure_all(qc_bench_gpu *b, const qc_bench_pool *pool, qc_erro
         const char *name;
         qc_status (*measure)(qc_bench_gpu *b, const qc_bench_pool *pool, qc_error *err);
     } roofs[] = {{"the rate of a copy on the device", device_copy},
+                 {"the rate of a copy by a kernel", kernel_copy},
+                 {"the rate of reading by a kernel", kernel_read},
                  {"the rate of copies from and to the host", host_copies},
                  {"the least time of a launch", launch_gap},
                  {"the rate of cuBLAS on a large product", large_product}};

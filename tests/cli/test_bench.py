@@ -20,6 +20,7 @@ from test_documented import members, page, section
 
 sys.path.insert(0, os.path.join(ROOT, "bench"))
 import bench_kernels_bitsandbytes as peer  # noqa: E402
+import gpu_page  # noqa: E402
 import make_performance as performance  # noqa: E402
 
 SHIM = os.environ.get("QCONV_SHIM", os.path.join(ROOT, "build", "qconv_shim"))
@@ -87,8 +88,9 @@ class Shim(QconvCase):
         self.assertEqual({row["path"] for row in r["rows"]}, {"gemv", "mma-16816"})
         self.assertEqual(len(r["kernels"]), 8)
         for k in r["kernels"]:
-            self.assertAlmostEqual(k["of_copy"],
-                                   k["gbps"]["median"] / r["roof"]["copy_gbps"]["median"])
+            best = max(r["roof"][name]["median"] for name in ("copy_gbps", "kernel_copy_gbps"))
+            self.assertAlmostEqual(k["of_copy"], k["gbps"]["median"] / best)
+            self.assertAlmostEqual(k["of_roof"], k["gbps"]["median"] / r["roof"]["memory_gbps"])
         self.documented(r)
 
     def check_row(self, row, r, rounds):
@@ -98,7 +100,9 @@ class Shim(QconvCase):
         weight = {"nf4": (n * k + 1) // 2 + blocks + 4 * -(-blocks // 256) + 1024,
                   "int8": n * k + 4 * n}[row["scheme"]]
         self.assertEqual(row["bytes"], weight + 2 * m * k + 2 * m * n)
-        floor = row["bytes"] / roof["copy_gbps"]["median"] / 1e3
+        best = max(roof[name]["median"] for name in ("copy_gbps", "kernel_copy_gbps", "read_gbps"))
+        self.assertEqual(roof["memory_gbps"], best)
+        floor = row["bytes"] / best / 1e3
         if roof["gemm_tflops"]:
             floor = max(floor, 2 * m * n * k / roof["gemm_tflops"]["median"] / 1e6)
         self.assertAlmostEqual(row["floor_us"] / floor, 1)
@@ -478,7 +482,7 @@ class Page(QconvCase):
 
     def lines(self, **files):
         for name, content in files.items():
-            self.write(name + ".json", json.dumps(content))
+            self.write("gpu-%s.json" % name, json.dumps(content))
         with mock.patch.object(performance, "RESULTS", self.dir):
             return "\n".join(performance.kernels())
 
@@ -486,7 +490,7 @@ class Page(QconvCase):
         self.assertIn("No GPU has been measured yet", self.lines())
 
     def test_both(self):
-        text = self.lines(kernels_a=self.ours, kernels_b=self.theirs)
+        text = self.lines(a=self.ours, b=self.theirs)
         self.assertNotIn("No GPU", text)
         self.assertIn("| device copy of 1.05 MB, read + written |", text)
         self.assertIn("#### Llama-3.3-70B, nf4", text)
@@ -496,21 +500,73 @@ class Page(QconvCase):
 
     def test_other_devices_are_not_compared(self):
         self.theirs["device"]["name"] = "Made Up 2"
-        self.assertNotIn("Beside", self.lines(kernels_a=self.ours, kernels_b=self.theirs))
+        self.assertNotIn("Beside", self.lines(a=self.ours, b=self.theirs))
 
     def test_a_run_that_ended_early_says_so(self):
-        self.assertNotIn("ended before", self.lines(kernels_a=self.ours))
+        self.assertNotIn("ended before", self.lines(a=self.ours))
         self.ours["complete"] = False
         self.ours["failed"] = [{"model": "given", "layer": "8x8", "n": 8, "k": 8, "m": 4, "scheme": "nf4",
                                 "path": None, "what": "it is wrong"}]
-        text = self.lines(kernels_a=self.ours)
+        text = self.lines(a=self.ours)
         self.assertIn("**The run ended before all was measured**", text)
         self.assertIn("- given 8x8 M=4 nf4: it is wrong\n", text)
+
+    def ceilings(self):
+        def spread(v):
+            return {"median": v, "p25": v, "p75": v, "samples": 15}
+
+        def point(access, under_way, gbps):
+            return {"access": access, "bytes_under_way": under_way, "gbps": spread(gbps)}
+        return {"command": "ceilings", "device": self.ours["device"], "commit": "abcdef0123",
+                "memory": [point("copy", 2048, 700.0), point("read", 2048, 400.0), point("read", 4096, 1000.0),
+                           point("read", 4096, 900.0)],
+                "bulk": [point("bulk", 8192, 950.0)], "l2": [point("read", 4096, 2000.0)],
+                "rates": [{"name": "FFMA", "unit": "lanes", "per_clock": spread(v), "mhz": spread(1980)}
+                          for v in (120.0, 123.6)],
+                "decode": [{"name": "pairs x32", "per_clock": spread(54.2)}],
+                "launch": [{"name": "graph", "blocks": 1, "threads": 32, "us": spread(0.57)},
+                           {"name": "graph, early", "blocks": 1, "threads": 32, "us": None}]}
+
+    def test_ceilings(self):
+        text = self.lines(b=self.ceilings())
+        for line in ("`bench_ceilings`, commit abcdef0 (", "| KB under way | copy | read | bulk | read, from L2 |",
+                     "| 2 | 700 | 400 | - | - |", "| 4 | - | 1000 | - | 2000 |", "| 8 | - | - | 950 | - |",
+                     "| FFMA | lanes | 124 | 64 | 1.98 |", "| pairs x32 | 54.2 | 56 |", "| graph | 1 x 32 | 0.57 |"):
+            self.assertIn(line, text)
+        self.assertNotIn("graph, early", text)
+
+    def test_an_old_roof_is_replaced(self):
+        """From before qconv measured it; the compute side of the roof stays."""
+        self.ours["kernels"] = [{"name": "nf4", "gbps": {"median": 560.0, "p10": 1.0, "p90": 1.0, "samples": 9},
+                                 "of_copy": 2.0}]
+        self.ours["roof"]["copy_gbps"]["median"] = 280.0
+        judged, old = gpu_page.with_roof(self.ours, self.ceilings())
+        self.assertTrue(old)
+        self.assertEqual((judged["kernels"][0]["of_copy"], judged["kernels"][0]["of_roof"]), (0.8, 0.56))
+        tflops = judged["roof"]["gemm_tflops"]["median"]
+        for row in judged["rows"]:
+            floor = max(row["bytes"] / 1e6, 2 * row["m"] * row["n"] * row["k"] / tflops / 1e6)
+            self.assertAlmostEqual(row["of_roof"], floor / 12.5)
+        text = self.lines(a=self.ours, b=self.ceilings())
+        self.assertIn("Shares here are of the 1000 GB/s", text)
+        self.assertIn("| nf4 | 560 | 1.00 to 1.00 | 80% | 56% |", text)
+        self.ours["roof"]["memory_gbps"] = 5.0
+        self.assertEqual(gpu_page.with_roof(self.ours, self.ceilings()), (self.ours, False))
+
+    def test_what_ran(self):
+        text = self.lines(r={"command": "gpu_run", "gpus": [{"name": "Made Up 1", "driver": "1.2", "memory": "1 MiB",
+                                                             "compute_capability": "9.0"}],
+                             "nvcc": "nvcc 13", "cpu": "a CPU", "cpus": 4, "steps": {
+                                 "smoke": {"commit": "abcdef0123", "seconds": 8.4, "passed": 18, "left_out": 0,
+                                           "failed": ["gemv"], "note": "It is being looked at."}}})
+        self.assertIn("| smoke | abcdef0 | 18 | `gemv` | 8 |", text)
+        self.assertIn("smoke: It is being looked at.", text)
+        self.assertRegex(text, "Not run there yet: bench, tests, .*, convert, .*more sanitizers")
 
     def test_the_shim_is_no_gpu(self):
         self.ours["device"]["name"] = "CPU shim sm_90"
         with self.assertRaises(SystemExit):
-            self.lines(kernels=self.ours)
+            self.lines(a=self.ours)
 
     def test_sizes_as_the_program_has_them(self):
         for n, text in [(0, "0 B"), (999, "999 B"), (1000, "1.00 KB"), (1 << 20, "1.05 MB"),

@@ -22,12 +22,13 @@ def result(sm, ratio_of, gbps=3000.0):
             for m in MS:
                 ratio = ratio_of(scheme, n, k, m)
                 rows.append({"model": "Llama-3.3-70B", "layer": layer, "n": n, "k": k, "m": m,
-                             "scheme": scheme, "gbps": gbps,
+                             "scheme": scheme, "gbps": gbps, "us": {"median": 10.0},
+                             "dense_us": {"median": 10.0 * (ratio or 0)},
                              "ratio": {"median": ratio} if ratio else None})
     layers = [{"model": "Llama-3.3-70B", "scheme": "nf4", "m": m, "us": 100.0,
                "dense_us": 300.0 if m != 64 else 150.0} for m in MS]
     return {"device": {"sm": sm}, "rows": rows, "layers": layers,
-            "roof": {"copy_gbps": {"median": 4000.0}}}
+            "roof": {"memory_gbps": 4000.0}}
 
 
 class Targets(unittest.TestCase):
@@ -56,6 +57,15 @@ class Targets(unittest.TestCase):
         self.assertEqual(rows["nf4", "one decoder layer", "64"], ("2.00x", "1.50x", "0.75 of it"))
         self.assertNotIn(("nf4", "one decoder layer", "32"), rows)  # was not measured
 
+    def test_a_whole_layer_of_given_shapes(self):
+        r = result(90, lambda s, n, k, m: 3.0 if n == 28672 else 1.0)
+        r["layers"] = []
+        rows = {(x[0], x[1], x[2]): x[3:] for x in targets.target_rows(r)}
+        # 2 of 7 weights are 3 times as fast.
+        self.assertEqual(rows["nf4", "one decoder layer", "16"], ("3.20x", "1.57x", "0.49 of it"))
+        r["rows"] = [x for x in r["rows"] if x["n"] != 1024]
+        self.assertNotIn("one decoder layer", {x[1] for x in targets.target_rows(r)})
+
     def test_architectures(self):
         for sm, want in ((70, "3.30x"), (75, "3.30x"), (80, "3.40x"), (86, "3.40x"),
                          (90, "3.30x"), (100, "3.30x")):
@@ -65,7 +75,7 @@ class Targets(unittest.TestCase):
                          "0.92x")
 
     def test_bandwidth(self):
-        name = ("nf4", "28672 x 8192, 8192 x 28672: of the copy's bandwidth", "1 to 8")
+        name = ("nf4", "28672 x 8192, 8192 x 28672: of the best rate of memory", "1 to 8")
         self.assertEqual(self.rows(90, lambda *_: 1.0)[name], ("85%", "75%", "0.88 of it"))
         self.assertEqual(self.rows(90, lambda *_: 1.0, gbps=3600.0)[name][2], "yes")
 

@@ -72,6 +72,7 @@ EXPECTED = [
      ["LDG.128", "STG.128"]),
     ("cuda_quantize.cu", r"quantize_pairs<true, \S+, 1, false>", 70, 999, ["LDG.128", "STG.64"]),
     ("cuda_quantize_rows.cu", r"quantize_rows\b", 70, 999, ["LDG.128", "STG.128"]),
+    ("cuda_memory_rate.cu", r"move_units\b", 70, 999, ["LDG.128", "STG.128"]),
     ("cuda_dequantize.cu", r"dequantize_chunks\b", 70, 999, ["STG.128"]),
     ("matmul_dense_rows.cu", r"matmul_dense_rows\b", 70, 999, ["LDG.128", "STG.128"]),
     ("matmul_gemv.cu", r"matmul_gemv<\w+, true,", 70, 999, ["LDG.128"]),

@@ -39,6 +39,7 @@ TESTS = {
     "kernels/cuda_feedback_rows.cu": ["feedback_rows"],
     "kernels/cuda_feedback_search.cu": ["feedback_search"],
     "kernels/cuda_llama.cu": ["llama"],
+    "kernels/cuda_memory_rate.cu": ["memory_rate"],
     "kernels/cuda_moments.cu": ["feedback_open"],
     "kernels/cuda_scale_search.cu": ["scale_search"],
     "kernels/cuda_scale_search_rows.cu": ["scale_search"],
@@ -53,7 +54,7 @@ TESTS = {
     "kernels/matmul_tiles.cu": ["tiles", "mma"],
     "tests/kernels/kernel_shim_matrix.cpp": ["matrix"],
 }
-QUICKEST = ["matrix", "feedback_rows", "feedback_open", "llama", "dequantize", "quantize",
+QUICKEST = ["matrix", "memory_rate", "feedback_rows", "feedback_open", "llama", "dequantize", "quantize",
             "feedback_search", "scale_search", "gemv", "graph", "api", "stream", "tiles",
             "mma"]
 BARRIER = re.compile(r"\b(?:__syncthreads|__syncwarp|qc_grid_wait|qc_cp_async_wait<[^;<>]*>|qc_cp_async_commit)"

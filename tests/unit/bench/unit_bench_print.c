@@ -103,16 +103,23 @@ static void text(void **state)
     has(f, "device copy of 1.07 GB, read + written    1000  GB/s      900 to 1100\n");
     has(f, "a kernel that does nothing, in a graph    1.25  us       1.00 to 2.00\n");
     lacks(f, "device to host");
-    has(f, "nf4 from bf16   850  800 to 900          85%\n");
+    lacks(f, "by a kernel");
+    has(f, "nf4 from bf16   850  800 to 900          85%          85%\n");
     has(f, "\nTiny\n");
     has(f, "one decoder layer");
     has(f, "3 measured in 12.5 s, 1 left out: no time or no memory\n");
     lacks(f, "may have helped");
     f->rows[0].turn.bytes = 4000;
+    f->r.roof.kernel_copy_gbps = (qc_bench_spread){1700, 1600, 1800, 30};
+    f->r.roof.read_gbps = (qc_bench_spread){2000, 1900, 2100, 30};
     f->r.device.no_gemm = "libcublas is not here";
     f->out.len = 0;
     assert_int_equal(qc_bench_text(&request, &f->r, &f->arena, &f->out, NULL), QC_OK);
     has(f, "No comparison with cuBLAS: libcublas is not here.\n");
+    has(f, "the same by a kernel of qconv             1700  GB/s     1600 to 1800\n");
+    has(f, "reading 1.07 GB by a kernel of qconv      2000  GB/s     1900 to 2100\n");
+    has(f, "nf4 from bf16   850  800 to 900          50%          42%\n");
+    has(f, "  25%"); /* 50% of the copy alone */
     has(f, "In 1 the weights together are not more than four times the L2 cache");
 }
 

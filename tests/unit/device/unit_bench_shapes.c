@@ -115,6 +115,15 @@ static void floors(void **state)
     /* 4 MB at 4000 GB/s: 1 us; 7e9 operations at 700 TFLOP/s: 10 us. The later one counts. */
     assert_float_equal(qc_bench_floor_us(&roof, 4000000, 7e7), 1, 1e-9);
     assert_float_equal(qc_bench_floor_us(&roof, 4000000, 7e9), 10, 1e-9);
+    /* What moves the most counts: a copy of ours, or reading. */
+    roof.kernel_copy_gbps.median = 5000;
+    assert_float_equal(qc_bench_copy_gbps(&roof), 5000, 0);
+    assert_float_equal(qc_bench_floor_us(&roof, 4000000, 7e7), 0.8, 1e-9);
+    roof.read_gbps.median = 8000;
+    assert_float_equal(qc_bench_copy_gbps(&roof), 5000, 0);
+    assert_float_equal(qc_bench_memory_gbps(&roof), 8000, 0);
+    assert_float_equal(qc_bench_floor_us(&roof, 4000000, 7e7), 0.5, 1e-9);
+    roof.kernel_copy_gbps = roof.read_gbps = (qc_bench_spread){0};
     roof.gemm_tflops = (qc_bench_spread){0};
     assert_float_equal(qc_bench_floor_us(&roof, 4000000, 7e9), 1, 1e-9);
     roof.copy_gbps = (qc_bench_spread){0};
