@@ -9,8 +9,8 @@
  *  - A product poisons D when it starts. It is calculated when the first warp of the warpgroup has
  *    waited for it; each warp gets its D at its own wait. B must be then as it was when the first
  *    warp started the product, and A and the poison of D must not have changed.
- *  - Products read what bulk loads brought to shared memory and not what threads wrote there, which
- *    would need a fence.proxy.async that ptx_hopper.cuh does not have.
+ *  - B has to be in shared memory what bulk loads brought there. What threads write would need a
+ *    fence.proxy.async, which ptx_hopper.cuh does not have.
  *  - All four warps have to do the same in the same order, but they need not be at the same place:
  *    only a wait lasts until all of them have committed what is waited for. */
 #include "shim_internal.h"
@@ -327,6 +327,10 @@ static void read_b(const qc_shim_async *x, const qc_shim_product *p, uint16_t *o
                 qc_shim_fault("wgmma.mma_async: matrix (%u, %u) of B is at offset %" PRId64
                               ", outside of the %zu bytes of shared memory",
                               h, j, at, x->shared_bytes);
+            if (memcmp(x->shared + at, x->loaded + at, MATRIX))
+                qc_shim_fault("threads wrote to B, to the 128 bytes at offset %" PRId64
+                              ", and only bulk loads may",
+                              at);
             memcpy(out + (2 * j + h) * (MATRIX / 2), x->loaded + at, MATRIX);
         }
 }
