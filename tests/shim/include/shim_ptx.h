@@ -277,18 +277,6 @@ template <typename F, typename... Words> static inline uint32_t half2(F f, Words
     }
     return out;
 }
-
-/* x * y + z for a later rounding to fewer bits: what is not exact has an odd last bit, so that it is
- * never halfway between two of the fewer bits. x * y is exact. */
-static inline double fma_odd(double x, double y, double z)
-{
-    double p = x * y, v = p + z;
-    double of_z = v - p;
-    double rest = (p - (v - of_z)) + (z - of_z); /* v + rest is exactly p + z */
-    if (isfinite(v) && rest != 0 && !(__double_as_longlong(v) & 1))
-        v = nextafter(v, rest > 0 ? HUGE_VAL : -HUGE_VAL);
-    return v;
-}
 } // namespace qc_shim
 
 static inline uint32_t qc_half2_mul(uint32_t a, uint32_t b)
@@ -296,9 +284,11 @@ static inline uint32_t qc_half2_mul(uint32_t a, uint32_t b)
     return qc_shim::half2([](double x, double y) { return x * y; }, a, b);
 }
 
+/* The product is exact in double. So is the sum, except where it overflows a half, and where the
+ * product, which has 22 bits, is so much smaller than z that the half is z in any case. */
 static inline uint32_t qc_half2_fma(uint32_t a, uint32_t b, uint32_t c)
 {
-    return qc_shim::half2(qc_shim::fma_odd, a, b, c);
+    return qc_shim::half2([](double x, double y, double z) { return x * y + z; }, a, b, c);
 }
 
 static inline uint32_t qc_and_or(uint32_t a, uint32_t mask, uint32_t b)
