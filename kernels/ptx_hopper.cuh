@@ -10,6 +10,15 @@
 
 #include "kernels/ptx.cuh"
 
+/* Describes B of a warpgroup's product: `address` is that of the matrix with the first 8 k and the
+ * first 8 columns, from which the one with the next 8 k lies `next_k` bytes on and the one with the
+ * next 8 columns 128. */
+QC_DEVICE uint64_t qc_wgmma_b(uint32_t address, uint32_t next_k)
+{
+    return (uint64_t)(address >> 4 & 0x3fffu) | (uint64_t)(next_k >> 4) << 16 |
+           (uint64_t)(128 >> 4) << 32;
+}
+
 #ifdef QC_CUDA_SHIM
 #include <shim_hopper.h>
 #else
@@ -119,14 +128,6 @@ template <int count> QC_DEVICE void qc_registers_more(void)
  *
  * Products run on their own. Neither a nor d may be touched, nor B written, until they were waited
  * for. */
-
-/* Describes B: `address` is that of the matrix with the first 8 k and the first 8 columns, from
- * which the one with the next 8 k lies `next_k` bytes on and the one with the next 8 columns 128. */
-QC_DEVICE uint64_t qc_wgmma_b(uint32_t address, uint32_t next_k)
-{
-    return (uint64_t)(address >> 4 & 0x3fffu) | (uint64_t)(next_k >> 4) << 16 |
-           (uint64_t)(128 >> 4) << 32;
-}
 
 /* Comes before the first product, and before products whose a or d were written since. */
 QC_DEVICE void qc_wgmma_fence(void)

@@ -369,6 +369,62 @@ static void test_intrinsics(void **)
     assert_true(max(NAN, 1.0f) == 1.0f && min(1.0f, NAN) == 1.0f);
 }
 
+/* The half nearest to v 2^-48, a tie to even. */
+static uint16_t half_of_units(__int128 v)
+{
+    unsigned __int128 left = v < 0 ? -(unsigned __int128)v : (unsigned __int128)v;
+    unsigned drop = 24; /* the last place of subnormal halves is 2^-24 */
+    while (left >> drop >= 2048)
+        drop++;
+    unsigned units = (unsigned)(left >> drop);
+    unsigned __int128 rest = left - ((unsigned __int128)units << drop);
+    unsigned __int128 middle = (unsigned __int128)1 << (drop - 1);
+    units += rest > middle || (rest == middle && units % 2);
+    unsigned h = (drop - 24) * 1024 + units;
+    return (uint16_t)((h < 0x7c00 ? h : 0x7c00) | (v < 0 ? 0x8000u : 0u));
+}
+
+static void test_half_fma(void **)
+{
+    const uint16_t special[] = {0x0000, 0x8000, 0x0001, 0x8001, 0x03ff, 0x0400, 0x3bff, 0x3c00,
+                                0xbc01, 0x6801, 0x7bff, 0xfbff, 0x1001, 0x9001, 0x7c00, 0x7e00};
+    enum { SPECIAL = sizeof(special) / sizeof(*special) };
+    uint64_t random = 1;
+    auto next = [&]() {
+        random = random * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+        return (unsigned)(random >> 40);
+    };
+    auto units = [](uint16_t h, int scale) {
+        return (__int128)ldexp((double)qc_float_of_half(h), scale);
+    };
+    unsigned twice = 0;
+    for (unsigned i = 0; i < 300000; i++) {
+        uint16_t v[3];
+        for (uint16_t &h : v)
+            h = next() % 8 ? (uint16_t)next() : special[next() % SPECIAL];
+        float x = qc_float_of_half(v[0]), y = qc_float_of_half(v[1]), z = qc_float_of_half(v[2]);
+        uint32_t found = qc_half2_fma(v[0] | 0x3c000000u, v[1] | 0x40000000u, v[2] | 0x3c000000u);
+        assert_int_equal(found >> 16, 0x4200); /* 1 * 2 + 1 */
+        found &= 0xffff;
+        if (!isfinite(x) || !isfinite(y) || !isfinite(z)) {
+            float want = x * y + z;
+            if (want != want)
+                assert_true((found & 0x7fff) > 0x7c00);
+            else
+                assert_int_equal(found, want > 0 ? 0x7c00 : 0xfc00);
+            continue;
+        }
+        __int128 sum = units(v[0], 24) * units(v[1], 24) + units(v[2], 48);
+        uint16_t want = half_of_units(sum);
+        if (found != (sum ? want : found & 0x8000u))
+            fail_msg("fma of 0x%04x 0x%04x 0x%04x is 0x%04x and not 0x%04x", v[0], v[1], v[2],
+                     found, want);
+        twice += sum && qc_half_of_float(x * y + z) != want;
+    }
+    assert_true(twice > 0); /* sums that a float would have rounded to a tie were among them */
+    assert_int_equal(qc_half2_fma(0x80000000u, 0, 0x80000000u), 0x80000000u); /* -0 - 0, 0 + 0 */
+}
+
 /* Every half, and around every midpoint between two of them. */
 static void test_half(void **)
 {
@@ -470,7 +526,7 @@ int main()
         cmocka_unit_test(test_votes),          cmocka_unit_test(test_atomics),
         cmocka_unit_test(test_orders),         cmocka_unit_test(test_shared_poison),
         cmocka_unit_test(test_intrinsics),     cmocka_unit_test(test_half),
-        cmocka_unit_test(test_divergence),
+        cmocka_unit_test(test_half_fma),       cmocka_unit_test(test_divergence),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

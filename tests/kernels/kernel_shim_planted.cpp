@@ -1,6 +1,7 @@
 /* Faults planted into small kernels (tests/planted) and host code are found on the CPU shim: by a
  * wrong result or a message, in at least one of the orders that the tests of kernels run in; their
  * twins without the fault pass in all. */
+#include "tests/planted/planted_async.cuh"
 #include "tests/planted/planted_barriers.cuh"
 #include "tests/planted/planted_fragments.cuh"
 #include "tests/planted/planted_overlap.cuh"
@@ -277,6 +278,49 @@ template <int fault, bool graph = false> static bool run_overlap()
     return equal(found, want, PO_COUNT);
 }
 
+/* ---- what runs on its own -------------------------------------------------------------------- */
+
+template <pa_fault fault> static bool run_ring()
+{
+    numbers<PA_STEPS *(PA_A + PA_B)> in;
+    float found[64 * PA_WIDTH], want[64 * PA_WIDTH] = {};
+    pa_stage stages[PA_STEPS];
+    for (unsigned step = 0; step < PA_STEPS; step++) {
+        const float *a = in.v + step * (PA_A + PA_B), *b = a + PA_A;
+        for (unsigned i = 0; i < PA_A; i++)
+            stages[step].a[i] = qc_half_of_float(a[i]);
+        for (unsigned i = 0; i < PA_B; i++) {
+            unsigned k = i / PA_WIDTH, j = i % PA_WIDTH;
+            stages[step].b[(k / 8 * 2 + j / 8) * 64 + j % 8 * 8 + k % 8] = qc_half_of_float(b[i]);
+        }
+        for (unsigned i = 0; i < 64 * PA_WIDTH; i++)
+            for (unsigned k = 0; k < 16; k++)
+                want[i] += a[i / PA_WIDTH * 16 + k] * b[k * PA_WIDTH + i % PA_WIDTH];
+    }
+    device_array<pa_stage> from(PA_STEPS, stages);
+    device_array<float> d(64 * PA_WIDTH);
+    SHIM_RUN(d, pa_ring<fault>, 1, PA_THREADS, sizeof(pa_ring_shared), from.p, d.p);
+    d.get(found);
+    return equal(found, want, 64 * PA_WIDTH);
+}
+
+template <bool early> static bool run_early_load()
+{
+    qc_error err = {};
+    numbers<PA_B> in;
+    float found[PA_B], want[PA_B];
+    for (unsigned i = 0; i < PA_B; i++)
+        want[i] = 4 * in.v[i];
+    device_array<float> x(PA_B, in.v), y(PA_B), z(PA_B);
+    if (qc_cuda_launch_overlapping(pa_step<false>, 1, 32, sizeof(pa_step_shared), z.s, true,
+                                   "pa_step", &err, pa_step_args{x.p, y.p}) != QC_OK ||
+        qc_cuda_launch_overlapping(pa_step<early>, 1, 32, sizeof(pa_step_shared), z.s, true,
+                                   "pa_step", &err, pa_step_args{y.p, z.p}) != QC_OK)
+        fail_msg("%s", err.msg);
+    z.get(found);
+    return equal(found, want, PA_B);
+}
+
 /* ---- all of them ----------------------------------------------------------------------------- */
 
 static const struct planted {
@@ -327,6 +371,43 @@ static const struct planted {
     {"overlap: in a graph", run_overlap<0, true>, run_overlap<1, true>, NULL},
     {"overlap: the last but one kernel's output", run_overlap<0>, run_overlap<5>, NULL},
     {"overlap: code without the wait", run_overlap<0>, run_overlap<6>, "before qc_grid_wait"},
+    {"async: no wait for a load", run_ring<PA_RIGHT>, run_ring<PA_NO_FULL_WAIT>,
+     "more arrivals at the mbarrier"},
+    {"async: the wrong parity", run_ring<PA_RIGHT>, run_ring<PA_WRONG_PARITY>,
+     "B was written while a product"},
+    {"async: no wait for an empty stage", run_ring<PA_RIGHT>, run_ring<PA_NO_EMPTY_WAIT>,
+     "more arrivals at the mbarrier"},
+    {"async: a stage given back too early", run_ring<PA_RIGHT>, run_ring<PA_EARLY_RELEASE>,
+     "B was written while a product"},
+    {"async: a warp gives nothing back", run_ring<PA_RIGHT>, run_ring<PA_NO_RELEASE>,
+     "threads wait for each other for ever: "},
+    {"async: A's registers used again", run_ring<PA_RIGHT>, run_ring<PA_ONE_A>,
+     "wrote to A before"},
+    {"async: D read too early", run_ring<PA_RIGHT>, run_ring<PA_D_READ>, NULL},
+    {"async: D written too early", run_ring<PA_RIGHT>, run_ring<PA_D_WRITTEN>, "wrote to D before"},
+    {"async: no wait for a product", run_ring<PA_RIGHT>, run_ring<PA_NO_WAIT>,
+     "has not waited for a product"},
+    {"async: a product not committed", run_ring<PA_RIGHT>, run_ring<PA_NO_COMMIT>,
+     "has not waited for a product"},
+    {"async: no fence", run_ring<PA_RIGHT>, run_ring<PA_NO_FENCE>, "without a wgmma.fence"},
+    {"async: warps in another order", run_ring<PA_RIGHT>, run_ring<PA_OTHER_ORDER>,
+     "the warps of a warpgroup do not do the same"},
+    {"async: a warp without a product", run_ring<PA_RIGHT>, run_ring<PA_ONE_LESS>,
+     "the warps of a warpgroup do not do the same"},
+    {"async: a lane without a product", run_ring<PA_RIGHT>, run_ring<PA_LANE_LESS>,
+     "lanes of one mask at different places"},
+    {"async: too few bytes announced", run_ring<PA_RIGHT>, run_ring<PA_TOO_FEW_BYTES>,
+     "16 bytes more than were announced"},
+    {"async: too many bytes announced", run_ring<PA_RIGHT>, run_ring<PA_TOO_MANY_BYTES>,
+     "which lacks 0 arrivals and 16 bytes"},
+    {"async: barriers not ready", run_ring<PA_RIGHT>, run_ring<PA_NOT_READY>, "but not ready"},
+    {"async: barriers used too early", run_ring<PA_RIGHT>, run_ring<PA_NO_INIT_BARRIER>,
+     "was not initialized"},
+    {"async: threads write B", run_ring<PA_RIGHT>, run_ring<PA_COPIED_B>, "threads wrote to B"},
+    {"async: a barrier overwritten", run_ring<PA_RIGHT>, run_ring<PA_OVERWRITTEN>,
+     "was overwritten"},
+    {"async: loads before qc_grid_wait", run_early_load<false>, run_early_load<true>,
+     "the source of a bulk load"},
     {"the host does not wait", run_streams<0>, run_streams<1>, NULL},
     {"a stream does not wait", run_streams<0>, run_streams<2>, NULL},
     {"a buffer filled too early", run_streams<0>, run_streams<3>, NULL},

@@ -9,15 +9,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#ifdef QC_SHIM_TSAN
-#include <sanitizer/tsan_interface.h>
-#define RELEASE(p) __tsan_release(p)
-#define ACQUIRE(p) __tsan_acquire(p)
-#else
-#define RELEASE(p) ((void)(p))
-#define ACQUIRE(p) ((void)(p))
-#endif
-
 enum { MAX_THREADS = 1024, WARP = 32, MAX_WARPS = MAX_THREADS / WARP };
 /* This is more than any device has. Before and after it lies memory that cannot be touched. */
 enum { SHARED_ROOM = 256 << 10, SHARED_GUARD = 64 << 10, SHARED_ALIGN = 128, MARGIN = 128 };
@@ -28,7 +19,15 @@ enum { EARLY_MOST = 4, EARLY_OF_ONE = 2 };
 /* How many blocks of the running kernel may have begun and not ended. */
 enum { RUNNING_MOST = 3, BLOCKS_MOST = EARLY_MOST + RUNNING_MOST };
 
-typedef enum { READY, AT_BARRIER, AT_COLLECTIVE, AT_GRID_WAIT, AT_PAUSE, ENDED } thread_state;
+typedef enum {
+    READY,
+    AT_BARRIER,
+    AT_COLLECTIVE,
+    AT_EVENT,
+    AT_GRID_WAIT,
+    AT_PAUSE,
+    ENDED
+} thread_state;
 
 typedef struct {
     void *shared;
@@ -47,6 +46,7 @@ typedef struct {
     const char *collective; /* for AT_COLLECTIVE */
     unsigned mask;
     void *arg;
+    const void *event;    /* for AT_EVENT */
     pending_copy *copies; /* kept from block to block */
     size_t copies_first, copies_count, copies_room;
     uint64_t groups; /* how many it has committed so far */
@@ -56,6 +56,8 @@ typedef struct qc_shim_block {
     const qc_shim_grid *grid;
     int early; /* the kernel in front of this one has not run yet */
     int may_pause, paused;
+    int woken; /* a thread was, perhaps of a warp that had its turn */
+    qc_shim_async *async;
     int released;        /* a thread has called qc_grid_release */
     uint64_t at;         /* which block of the grid */
     unsigned slot;       /* in blocks_of */
@@ -160,9 +162,9 @@ int qc_shim_syncthreads(const char *file, int line, int kind, int predicate)
     t->line = line;
     t->kind = kind;
     t->predicate = predicate;
-    RELEASE(&running->barrier);
+    QC_SHIM_RELEASE(&running->barrier);
     wait_here(t);
-    ACQUIRE(&running->barrier);
+    QC_SHIM_ACQUIRE(&running->barrier);
     return t->result;
 }
 
@@ -181,6 +183,12 @@ static void name_thread(const thread *t, char *text, size_t bytes)
         snprintf(text, bytes, "thread (%u,%u,%u) waits at %s with mask 0x%08x", i->x, i->y, i->z,
                  t->collective, t->mask);
         break;
+    case AT_EVENT: {
+        char event[120];
+        qc_shim_async_name(t->seen.in->async, t->event, event, sizeof(event));
+        snprintf(text, bytes, "thread (%u,%u,%u) waits for %s", i->x, i->y, i->z, event);
+        break;
+    }
     case AT_GRID_WAIT:
         snprintf(text, bytes, "thread (%u,%u,%u) waits at qc_grid_wait", i->x, i->y, i->z);
         break;
@@ -195,7 +203,7 @@ static void name_thread(const thread *t, char *text, size_t bytes)
 
 static void divergence(const char *what, const thread *a, const thread *b)
 {
-    char x[160], y[160];
+    char x[200], y[200];
     name_thread(a, x, sizeof(x));
     name_thread(b, y, sizeof(y));
     qc_shim_self = NULL;
@@ -247,7 +255,7 @@ void qc_shim_collect(const char *kind, unsigned mask, void *arg,
     t->mask = mask;
     t->arg = arg;
     if (orders)
-        RELEASE(name);
+        QC_SHIM_RELEASE(name);
     unsigned *waiting = &running->warp_waiting[(warp - running->all) / WARP];
     ++*waiting;
     /* The last lane to come looks at all of them. Where a lane can be missing, each one does. */
@@ -255,7 +263,33 @@ void qc_shim_collect(const char *kind, unsigned mask, void *arg,
         *waiting -= complete_collective(t, warp, compute);
     wait_here(t);
     if (orders)
-        ACQUIRE(name);
+        QC_SHIM_ACQUIRE(name);
+}
+
+/* ---- what runs on its own -------------------------------------------------------------------- */
+
+qc_shim_here qc_shim_get_here(void)
+{
+    unsigned thread_number = (unsigned)(self() - running->all);
+    return (qc_shim_here){running->grid, running->threads, thread_number, running->shared,
+                          &running->async};
+}
+
+void qc_shim_wait_for(const void *event)
+{
+    thread *t = self();
+    t->state = AT_EVENT;
+    t->event = event;
+    wait_here(t);
+}
+
+void qc_shim_wake(const void *event)
+{
+    for (unsigned i = 0; i < running->threads; i++)
+        if (running->all[i].state == AT_EVENT && running->all[i].event == event) {
+            running->all[i].state = READY;
+            running->woken = 1;
+        }
 }
 
 /* ---- the kernel in front --------------------------------------------------------------------- */
@@ -270,7 +304,7 @@ void qc_shim_grid_wait(void)
         return;
     t->state = AT_GRID_WAIT;
     wait_here(t);
-    ACQUIRE(&running->begin);
+    QC_SHIM_ACQUIRE(&running->begin);
 }
 
 void qc_shim_grid_release(void)
@@ -419,14 +453,15 @@ static void thread_main(void)
 {
     thread *t = (thread *)qc_shim_self;
     qc_shim_fibre_entered(t->fibre);
-    ACQUIRE(&running->begin);
+    QC_SHIM_ACQUIRE(&running->begin);
     running->grid->call(running->grid->closure);
-    RELEASE(&running->end);
+    QC_SHIM_RELEASE(&running->end);
     if (running->grid->overlaps && !t->waited)
         qc_shim_fault(running->grid->code < 90
                           ? "a kernel whose code has no qc_grid_wait was launched to overlap"
                           : "a thread ends without qc_grid_wait in a kernel that may overlap the "
                             "one before it");
+    qc_shim_async_thread_ends(running->async, (unsigned)(t - running->all));
     t->state = ENDED;
     running->ended++;
     thread *warp = t - t->seen.lane;
@@ -489,11 +524,13 @@ static void release_barrier(block *b)
         if (t->state == ENDED)
             continue;
         one = one ? one : t;
-        if (t->state == AT_COLLECTIVE) {
+        if (t->state != AT_BARRIER) {
             /* name a thread that is elsewhere, if there is one */
             const thread *other = t;
             for (unsigned j = 0; j < b->threads; j++)
-                if (b->all[j].state != AT_COLLECTIVE || b->all[j].mask != t->mask)
+                if (b->all[j].state != t->state ||
+                    (t->state == AT_EVENT ? b->all[j].event != t->event
+                                          : b->all[j].mask != t->mask))
                     other = &b->all[j];
             divergence("threads wait for each other for ever", t, other);
         }
@@ -527,7 +564,7 @@ static void start_block(block *b, const qc_shim_grid *g, uint64_t at, int early)
 {
     b->grid = g;
     b->early = early;
-    b->may_pause = b->paused = b->released = 0;
+    b->may_pause = b->paused = b->released = b->woken = 0;
     b->at = at;
     b->index[0] = (unsigned)(at % g->grid[0]);
     b->index[1] = (unsigned)(at / g->grid[0] % g->grid[1]);
@@ -553,7 +590,7 @@ static void start_block(block *b, const qc_shim_grid *g, uint64_t at, int early)
         t->fibre = qc_shim_fibre_get(b->slot * MAX_THREADS + i);
         qc_shim_fibre_start(t->fibre, thread_main);
     }
-    RELEASE(&b->begin);
+    QC_SHIM_RELEASE(&b->begin);
 }
 
 static int any_in(const block *b, thread_state state)
@@ -577,11 +614,15 @@ static void run_block(block *b)
             running = NULL;
             return;
         }
-        if (b->ended < b->threads)
+        if (!b->woken && b->ended < b->threads &&
+            !qc_shim_async_land(b->async, b->order.kind, &b->random))
             release_barrier(b);
+        b->woken = 0;
     }
-    ACQUIRE(&b->end);
+    QC_SHIM_ACQUIRE(&b->end);
     end_copies(b);
+    qc_shim_async_end(b->async);
+    b->async = NULL;
     check_shared(b);
     running = NULL;
     b->grid = NULL;
@@ -593,7 +634,7 @@ static void go_on(block *b)
     thread_state state = b->early ? AT_GRID_WAIT : AT_PAUSE;
     b->early = b->paused = 0;
     if (state == AT_GRID_WAIT)
-        RELEASE(&b->begin);
+        QC_SHIM_RELEASE(&b->begin);
     for (unsigned i = 0; i < b->threads; i++)
         if (b->all[i].state == state)
             b->all[i].state = READY;

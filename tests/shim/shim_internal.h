@@ -7,6 +7,7 @@
  *
  *   - shim_fibre.c   stacks, and the switch from one to another
  *   - shim_block.c   a grid, block by block: one fibre per thread, barriers, collectives, cp.async
+ *   - shim_async.c   what sm_90a runs on its own: bulk loads, products of a warpgroup
  *   - shim_memory.c  device and pinned memory between guard pages; who touched what it must not
  *   - shim_device.c  devices, their properties, errors, configuration
  *   - shim_stream.c  streams, events
@@ -23,6 +24,8 @@
  *    are the two ends of what hardware may do. What was written there in between is an error, also
  *    where nobody waits until the block ends. ldmatrix reads the row that a lane names when that
  *    lane arrives.
+ *  - What sm_90a runs on its own happens as late as it may, and what it reads and writes must stay
+ *    as it was meanwhile (shim_async.c).
  *  - Device memory is all ones when it is allocated, ends at a guard page, and can be touched only
  *    by kernels and copies of its own device. Host code that reaches into it gets a signal, as it
  *    would with a GPU.
@@ -64,6 +67,14 @@
 #endif
 #endif
 /* QC_SHIM_TSAN comes from CMake: some of the files are built without the thread sanitizer. */
+#ifdef QC_SHIM_TSAN
+#include <sanitizer/tsan_interface.h>
+#define QC_SHIM_RELEASE(p) __tsan_release(p)
+#define QC_SHIM_ACQUIRE(p) __tsan_acquire(p)
+#else
+#define QC_SHIM_RELEASE(p) ((void)(p))
+#define QC_SHIM_ACQUIRE(p) ((void)(p))
+#endif
 
 /* ---- fibres ---------------------------------------------------------------------------------- */
 
@@ -99,6 +110,20 @@ typedef struct {
 void qc_shim_run_grids(const qc_shim_grid *const *g, size_t count);
 /* Gives back what the calling thread kept for its next block. */
 void qc_shim_thread_ends(void);
+
+/* Where the running thread is; ends the process outside of kernels. */
+typedef struct qc_shim_async qc_shim_async;
+typedef struct {
+    const qc_shim_grid *grid;
+    unsigned threads, thread; /* of the block, and which of them this is */
+    unsigned char *shared;
+    qc_shim_async **async; /* of the block; NULL in it until it is needed */
+} qc_shim_here;
+qc_shim_here qc_shim_get_here(void);
+/* The thread waits until somebody in its block calls wake with the same pointer, which
+ * qc_shim_async_name has words for. */
+void qc_shim_wait_for(const void *event);
+void qc_shim_wake(const void *event);
 
 /* "kernel nf4_quantize, block (3,0,0), thread (17,0,0)", or "" where none is running. */
 void qc_shim_where(char *text, size_t bytes);
@@ -158,6 +183,16 @@ typedef struct {
     uint64_t seed;
 } qc_shim_order;
 qc_shim_order qc_shim_get_order(void);
+/* ---- what runs on its own -------------------------------------------------------------------- */
+
+/* Nobody in the block can run: bulk loads land that a thread waits for. Returns 0 if there are none
+ * (x may be NULL). */
+int qc_shim_async_land(qc_shim_async *x, qc_shim_order_kind order, uint64_t *random);
+void qc_shim_async_name(const qc_shim_async *x, const void *event, char *text, size_t bytes);
+/* End the process if something was not waited for. */
+void qc_shim_async_thread_ends(const qc_shim_async *x, unsigned thread);
+void qc_shim_async_end(qc_shim_async *x);
+
 typedef enum { QC_SHIM_LAZY, QC_SHIM_EAGER, QC_SHIM_MIXED } qc_shim_stream_kind;
 /* With MIXED, *random gets the next number of the sequence. */
 qc_shim_stream_kind qc_shim_get_streams(uint64_t *random);

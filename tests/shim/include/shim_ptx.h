@@ -268,13 +268,12 @@ static inline uint32_t qc_half2_of_floats(float lo, float hi)
 namespace qc_shim
 {
 /* f on both halves; in double, where products and differences of halves are exact. */
-template <typename F> static inline uint32_t half2(uint32_t a, uint32_t b, F f)
+template <typename F, typename... Words> static inline uint32_t half2(F f, Words... words)
 {
     uint32_t out = 0;
     for (unsigned shift = 0; shift < 32; shift += 16) {
-        double x = (double)qc_shim::float_of_half((uint16_t)(a >> shift));
-        double y = (double)qc_shim::float_of_half((uint16_t)(b >> shift));
-        out |= (uint32_t)qc_shim::half_of_double(f(x, y)) << shift;
+        double v = f((double)qc_shim::float_of_half((uint16_t)(words >> shift))...);
+        out |= (uint32_t)qc_shim::half_of_double(v) << shift;
     }
     return out;
 }
@@ -282,7 +281,14 @@ template <typename F> static inline uint32_t half2(uint32_t a, uint32_t b, F f)
 
 static inline uint32_t qc_half2_mul(uint32_t a, uint32_t b)
 {
-    return qc_shim::half2(a, b, [](double x, double y) { return x * y; });
+    return qc_shim::half2([](double x, double y) { return x * y; }, a, b);
+}
+
+/* The product is exact in double. So is the sum, except where it overflows a half, and where the
+ * product, which has 22 bits, is so much smaller than z that the half is z in any case. */
+static inline uint32_t qc_half2_fma(uint32_t a, uint32_t b, uint32_t c)
+{
+    return qc_shim::half2([](double x, double y, double z) { return x * y + z; }, a, b, c);
 }
 
 static inline uint32_t qc_and_or(uint32_t a, uint32_t mask, uint32_t b)
@@ -292,7 +298,7 @@ static inline uint32_t qc_and_or(uint32_t a, uint32_t mask, uint32_t b)
 
 static inline uint32_t qc_half2_sub(uint32_t a, uint32_t b)
 {
-    return qc_shim::half2(a, b, [](double x, double y) { return x - y; });
+    return qc_shim::half2([](double x, double y) { return x - y; }, a, b);
 }
 
 static inline float qc_float_of_bf16(uint16_t h)

@@ -59,6 +59,30 @@ void qc_shim_cp_async(void *shared, const void *global, unsigned bytes);
 void qc_shim_cp_commit(void);
 void qc_shim_cp_wait(unsigned pending);
 
+/* As the wrappers of kernels/ptx_hopper.cuh. */
+void qc_shim_mbarrier_init(uint64_t *barrier, uint32_t count);
+void qc_shim_mbarrier_ready(void);
+/* Announces bytes first, which may be 0. */
+void qc_shim_mbarrier_arrive(uint64_t *barrier, uint32_t bytes);
+void qc_shim_mbarrier_wait(uint64_t *barrier, uint32_t parity);
+void qc_shim_bulk_load(void *shared, const void *global, uint32_t bytes, uint64_t *barrier);
+
+/* What a thread gives to a product. a and d stay where they are until the thread has waited. */
+typedef struct {
+    unsigned n;
+    int add;
+    uint64_t b; /* descriptor */
+    const uint32_t *a;
+    float *d;
+    /* d += a b for a warp: the registers of its lanes one behind the other, and B's matrices, those
+     * with the same columns side by side. */
+    void (*multiply)(unsigned n, const uint32_t (*a)[4], const uint16_t *b, float *d);
+} qc_shim_product;
+void qc_shim_wgmma_fence(void);
+void qc_shim_wgmma(const qc_shim_product *p);
+void qc_shim_wgmma_commit(void);
+void qc_shim_wgmma_wait(unsigned pending);
+
 /* Most blocks in x, and in y, that kernels which go on in steps of the grid are started with. */
 unsigned qc_shim_grid_most(void);
 /* Gives a launch to a stream. closure is copied. overlaps: it may begin before the kernel in front
