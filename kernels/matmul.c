@@ -125,7 +125,8 @@ static qc_status launch(const qc_matmul *h, qc_matmul_call *c, uint32_t count,
     }
     float *partials = (float *)(void *)(workspace + p->partial_offset);
     for (uint32_t i = 0; i < count; i++) {
-        c[i].counters = (uint32_t *)(void *)workspace;
+        if (!c[i].counters)
+            c[i].counters = (uint32_t *)(void *)workspace;
         c[i].fault = h->fault;
         c[i].partials = partials;
         if (p->splits > 1)
@@ -376,6 +377,7 @@ static qc_status launch_planned(const qc_matmul *h, const qc_matmul_planned *pla
             if (io->m == 0 || w[i]->w.rows == 0)
                 continue;
             c[calls] = call_of(w[i], io + i);
+            c[calls].counters = io->header;
             c[calls++].plan = planned->set[set].plan;
         }
         if (calls)

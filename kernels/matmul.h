@@ -116,6 +116,9 @@ typedef struct {
     qc_dtype y_dtype; /* F16 or BF16 */
     uint64_t ldy;     /* elements, >= N; 0: N */
     const void *bias; /* [N] of y_dtype, or NULL */
+    void *header;     /* NULL, or QC_MATMUL_HEADER_BYTES of device memory, 256-byte aligned, made
+                         ready with qc_matmul_workspace_init. They stand for the header of the
+                         workspace, which then need not be made ready (in a group: the first io's) */
 } qc_matmul_io;
 
 /* Returns the workspace for up to max_m rows of x with this weight, whatever dtypes, strides and

@@ -224,6 +224,8 @@ qc_status qc_matmul_check_io(const qc_matmul_io *io, uint64_t n, uint64_t k, int
     if (io->ldy && io->ldy < n)
         QC_FAIL(err, QC_ERR_USAGE,
                 "ldy: the rows of y are %" PRIu64 " elements apart, but have %" PRIu64, io->ldy, n);
+    if ((uintptr_t)io->header % 256)
+        QC_FAIL(err, QC_ERR_USAGE, "the header is not 256-byte aligned");
     if (io->m == 0 || n == 0)
         return QC_OK;
     uint64_t bytes = 0;

@@ -134,6 +134,27 @@ static void test_not_ready(void **state)
     product_take(&p, y);
     assert_int_not_equal(y[0], KM_GAP);
     KM_OK(qc_matmul_check(h, &km_error));
+    /* A header of its own stands for the workspace's, in plans as well. */
+    uint16_t again[64];
+    void *header = NULL;
+    qc_matmul_planned planned;
+    const qc_matmul_weights *w = &p.w.ready;
+    KM_OK(qc_cuda_malloc(&header, QC_MATMUL_HEADER_BYTES, &km_error));
+    KM_OK(qc_matmul_workspace_init(header, QC_MATMUL_HEADER_BYTES, p.s, &km_error));
+    KM_OK(qc_matmul_plan_product(h, &w, &p.io, 1, QC_MATMUL_AUTO, p.bytes, &planned, &km_error));
+    p.io.header = header;
+    for (int run = 0; run < 4; run++) {
+        KM_OK(qc_cuda_fill(p.workspace, 0xff, p.bytes, p.s, &km_error));
+        KM_OK(run % 2 ? product_run(&p, h, &km_error)
+                      : qc_matmul_run_planned(h, &planned, &w, &p.io, p.workspace, p.bytes, p.s,
+                                              &km_error));
+        product_take(&p, again);
+        KM_OK(qc_matmul_check(h, &km_error));
+        assert_memory_equal(again, y, sizeof y);
+    }
+    p.io.header = (char *)header + 128;
+    km_expect(product_run(&p, h, &err), QC_ERR_USAGE, &err, "the header is not 256-byte aligned");
+    qc_cuda_free(header);
     product_free(&p);
     qc_matmul_destroy(h);
 }
