@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Optional, Union, overload
 
+from ._cuda import CudaLibrary, cuda_library
 from ._program import Progress, ProgressCallback, StrPath, answer, version
 from .errors import (CheckError, DeviceError, Error, InputError, ProgramError, QconvWarning, RunError, StoppedError,
                      UsageError)
@@ -32,11 +33,12 @@ if TYPE_CHECKING:
     from ._options import (ConvertOptions, EvalOptions, HardwareOptions, InspectOptions, PlanOptions, UnpackOptions,
                            ValidateOptions)
 
-__all__ = ["Answer", "CheckError", "Comparison", "Conversion", "DeviceError", "DryRun", "Error", "Evaluation",
-           "Hardware", "InputError", "Inspection", "Loads", "Plan", "PlanDevice", "ProgramError", "Progress",
-           "ProgressCallback", "QconvWarning", "Result", "RunError", "SchemeTotals", "StoppedError", "TensorInfo",
-           "TrainingPlan", "Unpacking", "UsageError", "Validation", "Verification", "call", "convert", "dry_run",
-           "eval", "hardware", "inspect", "load", "plan", "plan_training", "unpack", "validate", "verify", "version"]
+__all__ = ["Answer", "CheckError", "Comparison", "Conversion", "CudaLibrary", "DeviceError", "DryRun", "Error",
+           "Evaluation", "Hardware", "InputError", "Inspection", "Loads", "Plan", "PlanDevice", "ProgramError",
+           "Progress", "ProgressCallback", "QconvWarning", "Result", "RunError", "SchemeTotals", "StoppedError",
+           "TensorInfo", "TrainingPlan", "Unpacking", "UsageError", "Validation", "Verification", "call", "convert",
+           "cuda_library", "dry_run", "eval", "hardware", "inspect", "load", "plan", "plan_training", "unpack",
+           "validate", "verify", "version"]
 
 ProgressWish = Union[None, bool, ProgressCallback]
 

@@ -96,37 +96,48 @@ _STRUCTS = {"qc_error": Error, "qc_form": Form, "qc_matmul_cpu_io": MatmulIo, "q
             "qc_weights": Weights}
 
 
-def find_library() -> Path:
-    """The package's own libqconv.so, else the file that QCONV_LIBRARY names, else that of a build tree."""
+def find_library(name: str = "libqconv.so", variable: str = "QCONV_LIBRARY") -> Path:
+    """The package's own library, else the file that the variable names, else that of a build tree."""
     here = Path(__file__).resolve().parent
-    asked = os.environ.get("QCONV_LIBRARY")
-    places = [*sorted((here / "lib").glob("libqconv.so*")), *([Path(asked)] if asked else []),
-              here.parents[1] / "build" / "libqconv.so"]
+    asked = os.environ.get(variable)
+    places = [*sorted((here / "lib").glob(f"{name}*")), *([Path(asked)] if asked else []),
+              here.parents[1] / "build" / name]
     for place in places:
         if place.is_file():
             return place
     tried = ", ".join(map(str, [here / "lib", *places]))
-    raise errors.ProgramError(f"libqconv.so is in none of these places: {tried}; install the package anew, or set "
-                              "QCONV_LIBRARY to the file")
+    raise errors.ProgramError(f"{name} is in none of these places: {tried}; install the package anew, or set "
+                              f"{variable} to the file")
+
+
+def opened(path: Path, functions: dict) -> c.CDLL:
+    """A library with the types of its functions."""
+    try:
+        found = c.CDLL(str(path))
+        for name, (result, arguments) in functions.items():
+            function = getattr(found, name)
+            function.restype, function.argtypes = result, arguments
+    except (OSError, AttributeError) as e:
+        raise errors.ProgramError(f"{path} cannot be used: {e}") from None
+    return found
+
+
+def compared(of: c.CDLL, path: Path, structs: dict) -> None:
+    """Raises where `path` is of another version than the structs that are written down here."""
+    version = of.qc_version().decode()
+    other = [name for name, struct in structs.items() if of.qc_abi_size(name.encode()) != c.sizeof(struct)]
+    if other or not version.startswith(INTERFACE + "."):
+        raise errors.ProgramError(f"{path} is of version {version}, and this package is for {INTERFACE}: install both "
+                                  "from one version" + (f" ({other[0]} differs)" if other else ""))
 
 
 @functools.lru_cache(maxsize=None)
 def library() -> c.CDLL:
     """The library, opened once and compared with what is written down here."""
     path = find_library()
-    try:
-        opened = c.CDLL(str(path))
-        for name, (result, arguments) in _FUNCTIONS.items():
-            function = getattr(opened, name)
-            function.restype, function.argtypes = result, arguments
-    except (OSError, AttributeError) as e:
-        raise errors.ProgramError(f"{path} cannot be used: {e}") from None
-    version = opened.qc_version().decode()
-    other = [name for name, struct in _STRUCTS.items() if opened.qc_abi_size(name.encode()) != c.sizeof(struct)]
-    if other or not version.startswith(INTERFACE + "."):
-        raise errors.ProgramError(f"{path} is of version {version}, and this package is for {INTERFACE}: install both "
-                                  "from one version" + (f" ({other[0]} differs)" if other else ""))
-    return opened
+    found = opened(path, _FUNCTIONS)
+    compared(found, path, _STRUCTS)
+    return found
 
 
 def check(status: int, error: Error) -> None:

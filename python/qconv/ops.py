@@ -8,9 +8,11 @@ section 3): each may also come as a tensor of its bytes (uint8). scales are floa
 nested_absmax. The numbers are form ("nf4", "int8", "int8-block", "w4a16", "w8a16", "w8a8"), rows, cols, block (weights
 that share a scale; 0: one scale a row), nested_block and offset.
 
-On the CPU libqconv multiplies, with as many threads as torch has, and x is float32, float16 or bfloat16. A few rows take
-its integer kernels; many rows are multiplied by torch with the restored weight, where that is faster. On GPUs torch
-restores the weight and multiplies; nothing there waits for the device. Backward gives the gradients of x and bias.
+On the CPU libqconv multiplies, with as many threads as torch has, and x is float32, float16 or bfloat16. A few rows
+take its integer kernels; many rows are multiplied by torch with the restored weight, where that is faster. On GPUs
+libqconv_cuda multiplies float16 and bfloat16 (_gpu.py), and float32 is multiplied by torch with the weight that it
+restores. Where there is no such library, torch does both, and a warning says why. Backward gives the gradients of x
+and bias.
 """
 import functools
 import os
@@ -18,7 +20,7 @@ import threading
 
 import torch
 
-from . import _library, errors
+from . import _gpu, _library, errors
 from ._library import MatmulIo
 
 _NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
@@ -95,7 +97,16 @@ def _rows_of(x, cols):
     if x.shape[-1] != cols:
         raise errors.UsageError(f"x has {x.shape[-1]} columns and the weight {cols}")
     x = x.reshape(-1, cols)
-    return x if x.stride(1) == 1 or cols <= 1 else x.contiguous()
+    apart = x.shape[0] <= 1 or x.stride(0) >= cols  # rows of an expanded x are one
+    return x if apart and (x.stride(1) == 1 or cols <= 1) else x.contiguous()
+
+
+def _added(bias, rows, dtype):
+    if bias is None:
+        return None
+    if bias.numel() != rows:
+        raise errors.UsageError(f"the bias has {bias.numel()} elements and the weight {rows} rows")
+    return bias.to(dtype).contiguous()
 
 
 def linear_cpu(x, codes, scales, code_map, nested_absmax, nested_map, bias, form, rows, cols, block, nested_block,
@@ -104,10 +115,9 @@ def linear_cpu(x, codes, scales, code_map, nested_absmax, nested_map, bias, form
     flat = _rows_of(x, cols)
     m = flat.shape[0]
     w = _weights(codes, scales, code_map, nested_absmax, nested_map, form, rows, cols, block, nested_block, offset)
-    y = torch.empty((*x.shape[:-1], rows), dtype=x.dtype)
+    y, added = torch.empty((*x.shape[:-1], rows), dtype=x.dtype), _added(bias, rows, _F32)
     if m > RESTORED_ABOVE:
         return _restored(w, flat, bias, y)
-    added = None if bias is None else bias.to(_F32).contiguous()
     if y.numel():
         dtype = _DTYPES[x.dtype]
         _matmul().run(w, MatmulIo(x=flat.data_ptr(), x_dtype=dtype, m=m, ldx=max(flat.stride(0), cols), y=y.data_ptr(),
@@ -115,10 +125,14 @@ def linear_cpu(x, codes, scales, code_map, nested_absmax, nested_map, bias, form
     return y
 
 
-def dequantize_cpu(codes, scales, code_map, nested_absmax, nested_map, form, rows, cols, block, nested_block, offset,
-                   dtype):
+def _restores_to(dtype):
     if dtype not in _NAMES:
         raise errors.UsageError(f"a weight is restored to float32, float16 or bfloat16, not {dtype}")
+
+
+def dequantize_cpu(codes, scales, code_map, nested_absmax, nested_map, form, rows, cols, block, nested_block, offset,
+                   dtype):
+    _restores_to(dtype)
     w = _weights(codes, scales, code_map, nested_absmax, nested_map, form, rows, cols, block, nested_block, offset)
     out = torch.empty((rows, cols), dtype=dtype)
     if out.numel():
@@ -195,12 +209,49 @@ def linear_torch(x, codes, scales, code_map, nested_absmax, nested_map, bias, fo
     return torch.nn.functional.linear(x, w, None if bias is None else bias.to(x.dtype))
 
 
+# ---- GPUs ---------------------------------------------------------------------------------------
+
+_INTEGERS = ("w4a16", "w8a16", "w8a8")  # only cuBLAS multiplies them
+
+
+def linear_cuda(x, codes, scales, code_map, nested_absmax, nested_map, bias, form, rows, cols, block, nested_block,
+                offset):
+    tensors = codes, scales, code_map, nested_absmax, nested_map
+    numbers = form, rows, cols, block, nested_block, offset
+    gpu = _gpu.of(x.device)
+    if gpu is None:
+        return linear_torch(x, *tensors, bias, *numbers)
+    _same_device(x, *tensors, bias)
+    flat, added = _rows_of(x, cols), _added(bias, rows, x.dtype)
+    if x.dtype == _F32 or (gpu.no_gemm and form in _INTEGERS):
+        return torch.nn.functional.linear(x, dequantize_cuda(*tensors, *numbers, x.dtype), added)
+    y = x.new_empty((*x.shape[:-1], rows))
+    if y.numel():
+        gpu.linear(flat, tensors, numbers, _weights, added, y)
+    return y
+
+
+def dequantize_cuda(codes, scales, code_map, nested_absmax, nested_map, form, rows, cols, block, nested_block, offset,
+                    dtype):
+    tensors = codes, scales, code_map, nested_absmax, nested_map
+    numbers = form, rows, cols, block, nested_block, offset
+    gpu = _gpu.of(codes.device)
+    if gpu is None:
+        return dequantize_torch(*tensors, *numbers, dtype)
+    _restores_to(dtype)
+    _same_device(*tensors)
+    w, out = _weights(*tensors, *numbers), codes.new_empty((rows, cols), dtype=dtype)
+    if out.numel():
+        gpu.dequantize(w, rows, cols, out)
+    return out
+
+
 # ---- registration -------------------------------------------------------------------------------
 
 _library_of_ops.impl("linear", linear_cpu, "CPU")
 _library_of_ops.impl("dequantize", dequantize_cpu, "CPU")
-_library_of_ops.impl("linear", linear_torch, "CUDA")
-_library_of_ops.impl("dequantize", dequantize_torch, "CUDA")
+_library_of_ops.impl("linear", linear_cuda, "CUDA")
+_library_of_ops.impl("dequantize", dequantize_cuda, "CUDA")
 
 
 @torch.library.register_fake("qconv::linear", lib=_library_of_ops)

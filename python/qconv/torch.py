@@ -165,7 +165,8 @@ class Linear(nn.Linear):
                 if tensor.cpu().reshape(-1).view(torch.uint8).numpy().tobytes() != role:
                     error_msgs.append(f"{prefix}{ending} describes another form of the weight than this module has")
             else:
-                getattr(self, role).data.copy_(as_role(role, tensor))
+                with torch.no_grad():
+                    getattr(self, role).copy_(as_role(role, tensor))
         if self.bias is not None:
             if prefix + "bias" in state_dict:
                 with torch.no_grad():

@@ -55,6 +55,7 @@ ENVIRONMENTS = {
     "load-transformers5": (["transformers5"], "test_interop_load.py"),
     "load-transformers4": (["transformers4"], "test_interop_load.py"),
     "operators": (["transformers5"], "test_interop_operators.py"),
+    "gpu-operators": (["transformers5"], "test_interop_gpu_operators.py"),
     "adapters": (["training", "transformers5"], "test_interop_adapters.py"),
 }
 NOISE = re.compile(r"triton not found|gemm_4bit_forward|FutureWarning|torch\._check_is_size")

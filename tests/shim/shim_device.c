@@ -20,6 +20,7 @@ static qc_shim_order order = {QC_SHIM_SHUFFLE, 1};
 static qc_shim_stream_kind streams_kind;
 static uint64_t streams_random;
 static unsigned grid_most = GRID_MOST;
+static int any_memory;                          /* what is not the shim's counts as pinned */
 static unsigned compiled_for;                   /* 0: for the device's own */
 static unsigned failing_malloc, failing_launch; /* calls left; the last one fails */
 static struct named_launch {
@@ -183,6 +184,11 @@ static void configure(void)
         failing_malloc = (unsigned)strtoul(text, NULL, 10);
     if ((text = getenv("QC_SHIM_CODE")))
         compiled_for = (unsigned)strtoul(text, NULL, 10);
+    if ((text = getenv("QC_SHIM_MEMORY"))) {
+        any_memory = strcmp(text, "any") == 0;
+        if (!any_memory)
+            qc_shim_fault("QC_SHIM_MEMORY: any, not %s", text);
+    }
 }
 
 static void begin(void)
@@ -237,6 +243,12 @@ void qc_shim_set_grid(unsigned most)
 void qc_shim_set_code(unsigned sm)
 {
     set_count(&compiled_for, sm);
+}
+
+int qc_shim_takes_any_memory(void)
+{
+    begin();
+    return any_memory;
 }
 
 unsigned qc_shim_code_of(int device)

@@ -161,6 +161,8 @@ enum { QC_SHIM_MAX_DEVICES = 16 };
 const qc_shim_device *qc_shim_device_of(int device);
 /* The capability for which the device's kernels seem to be compiled: QC_SHIM_CODE. */
 unsigned qc_shim_code_of(int device);
+/* Whether memory of other allocators counts as pinned (QC_SHIM_MEMORY=any). */
+int qc_shim_takes_any_memory(void);
 /* Remembers an error as CUDA does, and returns it. */
 cudaError_t qc_shim_error(cudaError_t code);
 /* cudaSuccess, or why this process has no current device. */

@@ -310,7 +310,13 @@ int qc_shim_memory_owner(const void *p, const void **base, size_t *bytes)
         break;
     }
     pthread_mutex_unlock(&lock);
-    return owner;
+    if (owner != QC_SHIM_UNKNOWN || !p || !qc_shim_takes_any_memory())
+        return owner;
+    if (base)
+        *base = p;
+    if (bytes)
+        *bytes = SIZE_MAX - (uintptr_t)p;
+    return QC_SHIM_HOST;
 }
 
 /* Call this when what the device allows has changed. Allocations that allow more than that are
