@@ -88,8 +88,8 @@ def waited_for(function, stream_at):
 class Graph:
     """What is put on a stream in between, to run again."""
 
-    def __init__(self, streams):
-        self.streams, self.stream, self.graph = streams, streams.made(), ctypes.c_void_p()
+    def __init__(self, streams, stream=None):
+        self.streams, self.stream, self.graph = streams, stream or streams.made(), ctypes.c_void_p()
 
     def __enter__(self):
         call("qc_cuda_capture_begin", self.stream)

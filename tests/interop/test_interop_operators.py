@@ -102,6 +102,10 @@ class Numbers(unittest.TestCase):
         rows = torch.randn(5, 200)[:, :128]  # rows with a gap behind each
         self.assertTrue(torch.equal(ops.linear(rows, *w.tensors(), None, *w.numbers),
                                     ops.linear(rows.contiguous(), *w.tensors(), None, *w.numbers)))
+        for one in (torch.randn(1, 128), torch.randn(3, 1, 128)):  # rows that are one in memory
+            many = one.expand(*one.shape[:-2], 4, 128)
+            self.assertTrue(torch.equal(ops.linear(many, *w.tensors(), None, *w.numbers),
+                                        ops.linear(many.contiguous(), *w.tensors(), None, *w.numbers)))
         self.assertEqual(ops.linear(torch.empty(0, 128), *w.tensors(), None, *w.numbers).shape, (0, 96))
         self.assertEqual(ops.linear(torch.ones(128), *w.tensors(), None, *w.numbers).shape, (96,))
 
@@ -170,6 +174,7 @@ class Refusals(unittest.TestCase):
         w, x = weight("nf4", 96, 128, 64, True), torch.randn(2, 128)
         self.refused("x has 127 columns and the weight 128", x[:, :127], w)
         self.refused("x is torch.float64", x.double(), w)
+        self.refused("bias has 95 elements and the weight 96 rows", x, w, bias=torch.zeros(95))
         self.refused("bytes of codes, found", x, w, codes=w.codes[1:], kind=qconv.InputError)
         self.refused("expected 192 scales, found 191", x, w, scales=w.scales[1:], kind=qconv.InputError)
         self.refused("a code map has 16 floats", x, w, code_map=torch.zeros(15))
