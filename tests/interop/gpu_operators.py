@@ -10,6 +10,7 @@ build/shim/libqconv_cuda.so, and what only a GPU can show is left out: a rehears
 """
 import argparse
 import contextlib
+import gc
 import itertools
 import json
 import os
@@ -252,6 +253,7 @@ def refusals():
 def addresses():
     """Weights that come and go at one address, and one that is written to."""
     x, seen, own = randn(3, 71, dtype=torch.bfloat16), set(), _gpu.of(gpu.device)
+    gc.collect()
     count = len(own.weights)
     for seed in range(6):
         host = weight("int8", 37, 71, seed=seed)
@@ -297,6 +299,32 @@ def graphs():
                 assert torch.equal(y, want), (dtype, m, seed)
             count += 1
     return {"replays": count}
+
+
+def graphs_that_fork():
+    """A capture over two streams that part and meet again, with products in front of, on and behind both ways."""
+    first, second, third = (there(weight("nf4", 4096, 4096, 64, True, i)) for i in range(3))
+    x, side = randn(1, 4096, dtype=torch.float16), torch.cuda.Stream()
+
+    def work():
+        begin, here = product(first, x) * 0.01, torch.cuda.current_stream()
+        side.wait_stream(here)
+        with torch.cuda.stream(side):
+            one = product(second, begin)
+        two = product(third, begin)
+        here.wait_stream(side)
+        return product(first, (one + two) * 0.01), product(second, one * 0.01), product(third, two * 0.01)
+
+    want = work()
+    torch.cuda.synchronize()
+    replay, out = gpu.captured(work)
+    for _ in range(20):
+        for y in out:
+            y.zero_()
+        replay()
+        torch.cuda.synchronize()
+        assert all(torch.equal(a, b) for a, b in zip(out, want))
+    return {}
 
 
 def graphs_at_once():
@@ -428,6 +456,8 @@ def host_time():
 
     with torch.no_grad():
         return {"qconv": microseconds(lambda: product(w, x)),
+                "qconv, without torch's dispatcher": microseconds(
+                    lambda: ops.linear_cuda(x, *w.tensors(), None, *w.numbers)),
                 "torch restores": microseconds(lambda: ops.linear_torch(x, *w.tensors(), None, *w.numbers)),
                 "dense": microseconds(lambda: torch.nn.functional.linear(x, dense))}
 
@@ -543,12 +573,12 @@ def second_device():
     return {}
 
 
-CHECKS = (library, restored, products, shapes, refusals, addresses, graphs, new_in_a_capture, graphs_at_once,
-          two_streams, nothing_waits, gradients, second_device, host_time, device_time, model, compiled_default,
+CHECKS = (library, restored, products, shapes, refusals, addresses, graphs, new_in_a_capture, graphs_that_fork,
+          graphs_at_once, two_streams, nothing_waits, gradients, second_device, host_time, device_time, model, compiled_default,
           compiled_with_graphs)
 # A graph of the shim has none of torch's work on the CPU; test_interop_gpu_operators.py captures products alone.
-ON_A_GPU = (graphs, new_in_a_capture, graphs_at_once, two_streams, nothing_waits, second_device, device_time,
-            compiled_with_graphs)
+ON_A_GPU = (graphs, new_in_a_capture, graphs_that_fork, graphs_at_once, two_streams, nothing_waits,
+            second_device, device_time, compiled_with_graphs)
 
 
 def main():
