@@ -574,8 +574,8 @@ def second_device():
 
 
 CHECKS = (library, restored, products, shapes, refusals, addresses, graphs, new_in_a_capture, graphs_that_fork,
-          graphs_at_once, two_streams, nothing_waits, gradients, second_device, host_time, device_time, model, compiled_default,
-          compiled_with_graphs)
+          graphs_at_once, two_streams, nothing_waits, gradients, second_device, host_time, device_time, model,
+          compiled_default, compiled_with_graphs)
 # A graph of the shim has none of torch's work on the CPU; test_interop_gpu_operators.py captures products alone.
 ON_A_GPU = (graphs, new_in_a_capture, graphs_that_fork, graphs_at_once, two_streams, nothing_waits,
             second_device, device_time, compiled_with_graphs)
