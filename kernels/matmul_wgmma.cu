@@ -6,10 +6,9 @@
  * warpgroups that multiply 64 rows of W each, and one that brings what they need into a ring of
  * stages of 64 or 128 k, each with a barrier of full and one of empty:
  *
- *   x       by one bulk copy. It lies in the workspace as the image of what shared memory gets
- *           (matmul_input.cu).
- *   codes   by cp.async, 16 bytes a thread.
- *   scales  decoded, one for each row and 64 k.
+ *   x      by one bulk copy. It lies in the workspace as the image of what shared memory gets
+ *          (matmul_input.cu).
+ *   codes  by cp.async, 16 bytes a thread.
  *
  * The table of NF4 (qc_codes_wide) lies at the address 64 KB, so that one PRMT makes a whole
  * address. While the tensor cores multiply 64 of k, a warp decodes the next 64 into other registers.
@@ -81,11 +80,10 @@ template <int m_tile_, kind what_> struct shape {
     static constexpr uint32_t x_bytes = m_tile * BLOCK * 2;  /* of a block */
     static constexpr uint32_t x_stage = x_bytes * blocks;
     static constexpr uint32_t codes_stage = n_tile * row_units * 16;
-    static constexpr uint32_t scales_stage = scaled ? n_tile * blocks * 4 : 0;
     /* Of x and codes the larger one lies behind the table, the rest in front of it. */
     static constexpr bool x_back = x_stage > codes_stage;
     static constexpr uint32_t back_stage = x_back ? x_stage : codes_stage;
-    static constexpr uint32_t front_stage = scales_stage + (x_back ? codes_stage : x_stage);
+    static constexpr uint32_t front_stage = x_back ? codes_stage : x_stage;
     static constexpr uint32_t front = 3u << 10; /* where that begins */
     static constexpr uint32_t least(uint32_t a, uint32_t b)
     {
@@ -96,7 +94,6 @@ template <int m_tile_, kind what_> struct shape {
     static constexpr uint32_t shared_bytes = BEHIND + back_stage * stages;
     static constexpr uint32_t x_at = x_back ? BEHIND : front;
     static constexpr uint32_t codes_at = x_back ? front : BEHIND;
-    static constexpr uint32_t scales_at = front + (front_stage - scales_stage) * stages;
     static_assert(stages >= 3, "copies run ahead");
 
     struct alignas(128) shared {
@@ -161,35 +158,31 @@ template <int stages> QC_DEVICE void ring_next(ring_place<stages> &p)
 
 /* ---- scales ---------------------------------------------------------------------------------- */
 
-/* A thread reads the scales of a row. What it will need next has been loaded before: of four blocks
- * with `fours`, else of one. */
+/* Lane t of four reads the scales of row g + 8 (t % 2), of every second block from t / 2 on. Of rows
+ * in which four lie together it has loaded those that it needs next; what it asks of the weight is in
+ * registers. Others are loaded when they are needed. */
 struct scale_reader {
-    uint32_t first;  /* number of the row's first block of 64, counted from the tensor's first */
+    uint32_t first; /* number of the row's first block of 64, counted from the tensor's first */
+    const uint32_t *from; /* the next four: codes of a word, or floats */
+    const float *map;     /* of nested scales; else NULL */
+    uint32_t block;       /* the next to give; group of four to load */
+    uint32_t group, groups;
     uint4 now, next; /* four floats; of nested scales their codes and the float behind them */
 };
 
-QC_DEVICE void scale_load(uint4 &to, const scale_reader &r, const args &a, const part &p,
-                          uint32_t block)
+QC_DEVICE void scale_load(scale_reader &r, const part &p)
 {
-    if (block >= a.k_blocks)
+    r.now = r.next;
+    if (r.group >= r.groups)
         return;
-    uint32_t at = r.first + block;
-    if (p.fours) {
-        if (p.w.absmax) {
-            to = *reinterpret_cast<const uint4 *>(p.w.absmax + at);
-        } else {
-            to.x = *reinterpret_cast<const uint32_t *>(p.w.absmax_codes + at);
-            to.y = __float_as_uint(p.w.nested_absmax[at >> p.w.nested_shift]);
-        }
-        return;
-    }
-    at >>= p.w.block_shift - 6;
-    if (p.w.absmax) {
-        to.x = __float_as_uint(p.w.absmax[at]);
+    if (r.map) {
+        r.next.x = *r.from++;
+        r.next.y = __float_as_uint(p.w.nested_absmax[(r.first + r.group * 4) >> p.w.nested_shift]);
     } else {
-        to.x = p.w.absmax_codes[at];
-        to.y = __float_as_uint(p.w.nested_absmax[at >> p.w.nested_shift]);
+        r.next = *reinterpret_cast<const uint4 *>(r.from);
+        r.from += 4;
     }
+    r.group++;
 }
 
 /* A row that does not exist has the scales of the last one; its sums are not stored. */
@@ -197,28 +190,38 @@ QC_DEVICE void scale_begin(scale_reader &r, const args &a, const part &p, uint64
                            uint32_t block)
 {
     r.first = (uint32_t)((row < p.n ? row : p.n - 1) * a.k_blocks);
-    r.now = r.next = make_uint4(0, 0, 0, 0);
-    uint32_t apart = p.fours ? 4 : 1;
-    scale_load(r.now, r, a, p, block / apart * apart);
-    scale_load(r.next, r, a, p, block / apart * apart + apart);
+    r.block = block;
+    r.group = block / 4;
+    r.groups = p.fours ? a.k_blocks / 4 : 0;
+    r.map = p.w.absmax ? nullptr : p.w.nested_map;
+    uint32_t at = r.first + r.group * 4;
+    r.from = r.map ? reinterpret_cast<const uint32_t *>(p.w.absmax_codes + at)
+                   : reinterpret_cast<const uint32_t *>(p.w.absmax + at);
+    r.next = make_uint4(0, 0, 0, 0);
+    scale_load(r, p);
+    scale_load(r, p);
 }
 
-/* Gives the scale of a block, times `factor`, and loads what comes after it. */
-QC_DEVICE float scale_take(scale_reader &r, const args &a, const part &p, float factor,
-                           uint32_t block)
+/* Gives the scale of the lane's next block, times `factor`. */
+QC_DEVICE float scale_take(scale_reader &r, const args &a, const part &p, float factor)
 {
-    uint32_t i = p.fours ? block & 3u : 0;
-    float v;
-    if (p.w.absmax)
-        v = __uint_as_float(i & 2u ? (i & 1u ? r.now.w : r.now.z) : (i & 1u ? r.now.y : r.now.x));
-    else
-        v = __fadd_rn(
-            __fmul_rn(__ldg(p.w.nested_map + (r.now.x >> i * 8 & 255u)), __uint_as_float(r.now.y)),
-            p.w.nested_offset);
-    if (!p.fours || i == 3) {
-        r.now = r.next;
-        scale_load(r.next, r, a, p, block + (p.fours ? 5 : 2));
+    uint32_t code = 0, i = r.block & 3u;
+    float v = 0.0f;
+    if (r.groups) {
+        code = r.now.x >> i * 8 & 255u;
+        v = r.map ? __uint_as_float(r.now.y)
+                  : __uint_as_float(i & 2u ? (i & 1u ? r.now.w : r.now.z)
+                                           : (i & 1u ? r.now.y : r.now.x));
+        if (i & 2u)
+            scale_load(r, p);
+    } else if (r.block < a.k_blocks) {
+        uint32_t at = (r.first + r.block) >> (p.w.block_shift - 6);
+        code = r.map ? p.w.absmax_codes[at] : 0;
+        v = r.map ? p.w.nested_absmax[at >> p.w.nested_shift] : p.w.absmax[at];
     }
+    r.block += 2;
+    if (r.map)
+        v = __fadd_rn(__fmul_rn(__ldg(r.map + code), v), p.w.nested_offset);
     return __fmul_rn(v, factor);
 }
 
@@ -240,12 +243,6 @@ template <typename S> QC_DEVICE float factor_of(const qc_run_source &w)
 
 /* ---- what is brought ------------------------------------------------------------------------- */
 
-/* Where a row's scale lies. Rows g and g + 8 of 16 lie side by side. */
-QC_DEVICE uint32_t scale_at(uint32_t row)
-{
-    return (row & ~15u) | (row & 7u) << 1 | (row >> 3 & 1u);
-}
-
 /* Units of 16 bytes of a row of codes are swapped so that the loads of codes_load touch all banks. */
 template <typename S> QC_DEVICE uint32_t swizzle(uint32_t row)
 {
@@ -256,12 +253,10 @@ template <typename S> QC_DEVICE void bring(const args &a, typename S::shared &sh
 {
     constexpr int copies = S::n_tile * S::row_units / BRINGERS;
     constexpr int apart = BRINGERS / S::row_units; /* rows from one copy to the next */
-    constexpr int rows = S::n_tile / BRINGERS;     /* of which a thread has the scales */
     uint32_t row = thread / S::row_units, unit = thread % S::row_units;
     uint32_t column = unit * (S::nf4 ? 32 : 16); /* of k in the stage */
     unsigned char *codes =
         shared_at(sh, S::codes_at) + (row * S::row_units + (unit ^ swizzle<S>(row))) * 16;
-    uint32_t *scales = reinterpret_cast<uint32_t *>(shared_at(sh, S::scales_at));
     ring_place<S::stages> to = {0, 1};
     bool waited = !a.complete;
     if (waited)
@@ -271,6 +266,7 @@ template <typename S> QC_DEVICE void bring(const args &a, typename S::shared &sh
          first = p.end) {
         const part &w = a.parts[p.at];
         const uint64_t row_bytes = (uint64_t)a.k_blocks * (S::nf4 ? BLOCK / 2 : BLOCK);
+        const uint64_t apart_bytes = apart * row_bytes;
         const unsigned char *from = w.w.codes + (p.n0 + row) * row_bytes +
                                     p.block * (S::nf4 ? BLOCK / 2 : BLOCK) +
                                     (S::nf4 ? column / 2 : column);
@@ -280,23 +276,21 @@ template <typename S> QC_DEVICE void bring(const args &a, typename S::shared &sh
                 w.n - p.n0 - row < S::n_tile ? (int)((w.n - p.n0 - row - 1) / apart) + 1 : copies;
         const unsigned char *x = reinterpret_cast<const unsigned char *>(a.x) +
                                  ((uint64_t)p.m_index * a.k_blocks + p.block) * S::x_bytes;
-        scale_reader reader[rows];
-        float factor = 1.0f;
-        if (S::scaled) {
-            factor = factor_of<S>(w.w);
-#pragma unroll
-            for (int r = 0; r < rows; r++)
-                scale_begin(reader[r], a, w, p.n0 + thread + r * BRINGERS, p.block);
-        }
         for (uint32_t block = p.block; block < p.block_end; block += S::blocks) {
             uint32_t left = p.block_end - block;
             qc_mbarrier_wait(&sh.empty[to.stage], to.parity);
             unsigned char *at = codes + to.stage * S::codes_stage;
-            int full = column < left * BLOCK ? there : 0;
+            const unsigned char *row_at = from;
+            if (there == copies && left >= (uint32_t)S::blocks) {
 #pragma unroll
-            for (int i = 0; i < copies; i++)
-                qc_cp_async_stream_16(at + i * BRINGERS * 16, from + i * apart * row_bytes,
-                                      i < full ? 16 : 0);
+                for (int i = 0; i < copies; i++, row_at += apart_bytes)
+                    qc_cp_async_stream_16(at + i * BRINGERS * 16, row_at, 16);
+            } else {
+                int full = column < left * BLOCK ? there : 0;
+#pragma unroll 1
+                for (int i = 0; i < copies; i++, row_at += apart_bytes)
+                    qc_cp_async_stream_16(at + i * BRINGERS * 16, row_at, i < full ? 16 : 0);
+            }
             from += S::blocks * (S::nf4 ? BLOCK / 2 : BLOCK);
             if (thread == 0) {
                 uint32_t bytes = left < (uint32_t)S::blocks ? S::x_bytes : S::x_stage;
@@ -309,18 +303,6 @@ template <typename S> QC_DEVICE void bring(const args &a, typename S::shared &sh
                 x += S::x_stage;
             }
             qc_mbarrier_arrive_copied(&sh.full[to.stage]);
-            if (S::scaled) {
-#pragma unroll
-                for (int r = 0; r < rows; r++)
-#pragma unroll
-                    for (int b = 0; b < S::blocks; b++) {
-                        float scale = scale_take(reader[r], a, w, factor, block + b);
-                        scales[(to.stage * S::blocks + b) * S::n_tile +
-                               scale_at(thread + r * BRINGERS)] =
-                            S::behind ? __float_as_uint(scale) : two_halves(scale);
-                    }
-                qc_mbarrier_arrive(&sh.full[to.stage]);
-            }
             ring_next(to);
         }
     }
@@ -404,42 +386,54 @@ QC_DEVICE float row_scale(const qc_run_source &w, uint64_t row)
 
 /* ---- the end of a tile ----------------------------------------------------------------------- */
 
+/* Writes an element of y, or of the partial sums `plane`, and zeros to the planes up to `planes`. */
+QC_DEVICE void put(const args &a, const part &p, uint64_t m, uint64_t n, float v, int w_exponent,
+                   uint32_t plane, uint32_t planes)
+{
+    if (m >= a.m || n >= p.n)
+        return;
+    if (a.splits > 1) {
+        float *to = p.partials + m * p.n + n;
+        to[plane * a.m * p.n] = v;
+#pragma unroll 1
+        for (uint32_t z = plane + 1; z < planes; z++)
+            to[z * a.m * p.n] = 0.0f;
+    } else {
+        qc_finish(p.y, a.y_dtype, p.ldy, m, n, p.bias, v,
+                  w_exponent + (a.x_exponent ? a.x_exponent[m] : 0));
+    }
+}
+
 /* Writes the tile's part of y, or its partial sums. Where the tile has fewer parts than there is
  * room for, its last part writes zeros to the others. */
 template <typename S>
-QC_DEVICE void finish(const args &a, const piece &now, const float (&sum)[S::m_tile / 2],
-                      uint32_t row, uint32_t lane)
+QC_DEVICE void finish(const args &a, const piece &now, float (&sum)[S::m_tile / 2], uint32_t row,
+                      uint32_t lane)
 {
     const part &p = a.parts[now.at];
     int w_exponent = p.w.exponent ? *p.w.exponent : 0;
     uint32_t tile = (now.end - 1) / a.tile_steps;
     uint32_t plane = blockIdx.x - tile * a.tile_steps / a.worker_steps;
     uint32_t planes = now.end % a.tile_steps == 0 ? a.splits : 0;
+    uint64_t n0 = now.n0 + row;
+    float by[2] = {1.0f, 1.0f};
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        uint64_t n = now.n0 + row + half * 8;
-        if (n >= p.n)
-            continue;
-        float by = S::scaled ? 1.0f : __fmul_rn(row_scale(p.w, n), factor_of<S>(p.w));
+    for (int half = 0; half < 2; half++)
+        if (!S::scaled && n0 + half * 8 < p.n)
+            by[half] = __fmul_rn(row_scale(p.w, n0 + half * 8), factor_of<S>(p.w));
+    /* Of 32 rows of x at a time. The sums move down behind them, since unrolled code for all would
+     * be so much that fetching it takes as long as the products. */
+    constexpr int some = S::m_tile < 32 ? S::m_tile / 2 : 16;
+    uint64_t m = (uint64_t)now.m_index * S::m_tile + lane % 4 * 2;
+#pragma unroll 1
+    for (int done = 0; done < S::m_tile / 2; done += some, m += some * 2) {
 #pragma unroll
-        for (int i = 0; i < S::m_tile / 8; i++)
+        for (int i = 0; i < some; i++)
+            put(a, p, m + i / 4 * 8 + i % 2, n0 + i / 2 % 2 * 8,
+                S::scaled ? sum[i] : __fmul_rn(sum[i], by[i / 2 % 2]), w_exponent, plane, planes);
 #pragma unroll
-            for (int e = 0; e < 2; e++) {
-                uint64_t m = (uint64_t)now.m_index * S::m_tile + i * 8 + lane % 4 * 2 + e;
-                if (m >= a.m)
-                    continue;
-                float v = sum[i * 4 + half * 2 + e];
-                v = S::scaled ? v : __fmul_rn(v, by);
-                if (a.splits > 1) {
-                    float *to = p.partials + m * p.n + n;
-                    to[plane * a.m * p.n] = v;
-                    for (uint32_t z = plane + 1; z < planes; z++)
-                        to[z * a.m * p.n] = 0.0f;
-                } else {
-                    qc_finish(p.y, a.y_dtype, p.ldy, m, n, p.bias, v,
-                              w_exponent + (a.x_exponent ? a.x_exponent[m] : 0));
-                }
-            }
+        for (int i = 0; i + some < S::m_tile / 2; i++)
+            sum[i] = sum[i + some];
     }
 }
 
@@ -460,8 +454,6 @@ QC_DEVICE void multiply_tiles(const args &a, typename S::shared &sh, uint32_t wa
 {
     uint32_t g = lane / 4, look = TABLE + lane * 4;
     const unsigned char *codes = shared_at(sh, S::codes_at) + warp * 16 * S::row_units * 16;
-    const uint2 *scales =
-        reinterpret_cast<const uint2 *>(shared_at(sh, S::scales_at)) + warp * 8 + g;
     ring_place<S::stages> from = {0, 0}, done = {0, 0};
     bool waited = false;
     piece p;
@@ -474,14 +466,31 @@ QC_DEVICE void multiply_tiles(const args &a, typename S::shared &sh, uint32_t wa
         uint32_t f[2][4][4];
         uint2 scale[2];
         int left = (int)(p.block_end - p.block);
+        const part &w = a.parts[p.at];
+        scale_reader reader;
+        float factor = 1.0f;
+        uint32_t taken = 0; /* of two blocks: those that are decoded next */
+        if (S::scaled) {
+            factor = factor_of<S>(w.w);
+            scale_begin(reader, a, w, p.n0 + warp * 16 + g + lane % 2 * 8, p.block + lane % 4 / 2);
+        }
+        auto take = [&]() {
+            if (!S::scaled)
+                return;
+            float v = scale_take(reader, a, w, factor);
+            taken = S::behind ? __float_as_uint(v) : two_halves(v);
+        };
         /* Decodes a block into f[i]; b is its number in the stage. */
         auto prepare = [&](int i, int b) {
             if (b == 0)
                 qc_mbarrier_wait(&sh.full[from.stage], from.parity);
             uint32_t q[2][S::words];
             codes_load<S>(q, codes + from.stage * S::codes_stage, lane, b);
-            if (S::scaled)
-                scale[i] = scales[(from.stage * S::blocks + b) * (S::n_tile / 2)];
+            if (S::scaled) {
+                int source = (int)(lane & ~3u) + i * 2;
+                scale[i].x = __shfl_sync(0xffffffffu, taken, source);
+                scale[i].y = __shfl_sync(0xffffffffu, taken, source + 1);
+            }
             decode<S>(f[i], q, look, scale[i]);
             if (b == S::blocks - 1)
                 ring_next(from);
@@ -515,11 +524,13 @@ QC_DEVICE void multiply_tiles(const args &a, typename S::shared &sh, uint32_t wa
                                        sum[e]);
             }
         };
+        take();
         prepare(0, 0);
         for (int i = 0; i < left; i += 2) {
             start(0, 0);
             if (i + 1 < left)
                 prepare(1, S::blocks - 1);
+            take();
             await(0, 0, i + 1 == left);
             if (i + 1 == left)
                 break;
@@ -554,8 +565,8 @@ static __global__ void __launch_bounds__(shape<m_tile, what>::threads, 1) matmul
     }
     if (thread == 0) {
         for (int i = 0; i < S::stages; i++) {
-            /* Each thread's copies; its scales; the announcement of x. */
-            qc_mbarrier_init(&sh.full[i], BRINGERS * (S::scaled ? 2 : 1) + 1);
+            /* Each thread's copies, and the announcement of x. */
+            qc_mbarrier_init(&sh.full[i], BRINGERS + 1);
             qc_mbarrier_init(&sh.empty[i], S::warps);
         }
         qc_mbarrier_ready();
