@@ -16,7 +16,8 @@
 
 #define RUN_ELEMS       32u
 #define GEMV_ROWS       8u
-#define WGMMA_ROWS      256u
+#define WGMMA_LEAST     17u
+#define WGMMA_MOST      512u
 #define K_MULTIPLE      128u
 #define WORKSPACE_ALIGN 256u
 #define LARGE_SHARED    (128u << 10) /* more than GPUs for graphics have, of a block */
@@ -119,7 +120,7 @@ static qc_matmul_path choose(const qc_cuda_device *d, const qc_matmul_shape *s)
         return QC_MATMUL_MMA_884;
     if (s->m <= GEMV_ROWS)
         return QC_MATMUL_GEMV;
-    if (s->m <= WGMMA_ROWS && qc_wgmma_takes(d, s, &p))
+    if (s->m >= WGMMA_LEAST && s->m <= WGMMA_MOST && qc_wgmma_takes(d, s, &p))
         return QC_MATMUL_WGMMA;
     if (s->have_gemm && s->m >= qc_matmul_gemm_rows(d, s))
         return QC_MATMUL_DEQUANT_GEMM;

@@ -51,7 +51,7 @@ typedef struct {
     const void *bias;
     float *partials;
     uint32_t tile_first; /* counted over all weights' tiles */
-    int fours;           /* scales can be loaded four at a time */
+    int fours;           /* the codes of scales can be loaded four at a time */
 } part;
 
 typedef struct {
@@ -158,31 +158,46 @@ template <int stages> QC_DEVICE void ring_next(ring_place<stages> &p)
 
 /* ---- scales ---------------------------------------------------------------------------------- */
 
-/* Lane t of four reads the scales of row g + 8 (t % 2), of every second block from t / 2 on. Of rows
- * in which four lie together it has loaded those that it needs next; what it asks of the weight is in
- * registers. Others are loaded when they are needed. */
+/* Lane t of four reads the scales of row g + 8 (t % 2), of every second block from t / 2 on. What it
+ * loads it looks at a step later: a warp would wait for it. */
 struct scale_reader {
     uint32_t first; /* number of the row's first block of 64, counted from the tensor's first */
-    const uint32_t *from; /* the next four: codes of a word, or floats */
-    const float *map;     /* of nested scales; else NULL */
-    uint32_t block;       /* the next to give; group of four to load */
-    uint32_t group, groups;
-    uint4 now, next; /* four floats; of nested scales their codes and the float behind them */
+    uint32_t block, ahead;    /* of the row: the next to look up, to load */
+    uint32_t code, code_next; /* of nested scales; with `fours` those of four blocks */
+    float value, value_next;  /* the scale, or what nested ones are multiplied by */
+    float nested, by;         /* of the block to give: the map's value, and `value` */
 };
 
-QC_DEVICE void scale_load(scale_reader &r, const part &p)
+QC_DEVICE void scale_load(scale_reader &r, const args &a, const part &p)
 {
-    r.now = r.next;
-    if (r.group >= r.groups)
+    r.code = r.code_next;
+    r.value = r.value_next;
+    if (r.ahead >= a.k_blocks)
         return;
-    if (r.map) {
-        r.next.x = *r.from++;
-        r.next.y = __float_as_uint(p.w.nested_absmax[(r.first + r.group * 4) >> p.w.nested_shift]);
+    uint32_t at = (r.first + r.ahead) >> (p.w.block_shift - 6);
+    if (p.w.absmax) {
+        r.value_next = p.w.absmax[at];
     } else {
-        r.next = *reinterpret_cast<const uint4 *>(r.from);
-        r.from += 4;
+        r.code_next = p.fours ? *reinterpret_cast<const uint32_t *>(p.w.absmax_codes + at)
+                              : p.w.absmax_codes[at];
+        r.value_next = p.w.nested_absmax[at >> p.w.nested_shift];
     }
-    r.group++;
+    r.ahead += p.fours ? 4 : 2;
+}
+
+/* Gives the scale of the block before this one of the lane, times `factor`, and looks this one up. */
+QC_DEVICE float scale_take(scale_reader &r, const args &a, const part &p, float factor)
+{
+    float v = r.by;
+    if (!p.w.absmax) {
+        v = __fadd_rn(__fmul_rn(r.nested, v), p.w.nested_offset);
+        r.nested = __ldg(p.w.nested_map + (r.code >> (p.fours ? (r.block & 3u) * 8 : 0) & 255u));
+    }
+    r.by = r.value;
+    if (!p.fours || r.block & 2u)
+        scale_load(r, a, p);
+    r.block += 2;
+    return __fmul_rn(v, factor);
 }
 
 /* A row that does not exist has the scales of the last one; its sums are not stored. */
@@ -191,38 +206,12 @@ QC_DEVICE void scale_begin(scale_reader &r, const args &a, const part &p, uint64
 {
     r.first = (uint32_t)((row < p.n ? row : p.n - 1) * a.k_blocks);
     r.block = block;
-    r.group = block / 4;
-    r.groups = p.fours ? a.k_blocks / 4 : 0;
-    r.map = p.w.absmax ? nullptr : p.w.nested_map;
-    uint32_t at = r.first + r.group * 4;
-    r.from = r.map ? reinterpret_cast<const uint32_t *>(p.w.absmax_codes + at)
-                   : reinterpret_cast<const uint32_t *>(p.w.absmax + at);
-    r.next = make_uint4(0, 0, 0, 0);
-    scale_load(r, p);
-    scale_load(r, p);
-}
-
-/* Gives the scale of the lane's next block, times `factor`. */
-QC_DEVICE float scale_take(scale_reader &r, const args &a, const part &p, float factor)
-{
-    uint32_t code = 0, i = r.block & 3u;
-    float v = 0.0f;
-    if (r.groups) {
-        code = r.now.x >> i * 8 & 255u;
-        v = r.map ? __uint_as_float(r.now.y)
-                  : __uint_as_float(i & 2u ? (i & 1u ? r.now.w : r.now.z)
-                                           : (i & 1u ? r.now.y : r.now.x));
-        if (i & 2u)
-            scale_load(r, p);
-    } else if (r.block < a.k_blocks) {
-        uint32_t at = (r.first + r.block) >> (p.w.block_shift - 6);
-        code = r.map ? p.w.absmax_codes[at] : 0;
-        v = r.map ? p.w.nested_absmax[at >> p.w.nested_shift] : p.w.absmax[at];
-    }
-    r.block += 2;
-    if (r.map)
-        v = __fadd_rn(__fmul_rn(__ldg(r.map + code), v), p.w.nested_offset);
-    return __fmul_rn(v, factor);
+    r.ahead = p.fours ? block & ~3u : block;
+    r.code_next = 0;
+    r.value_next = r.nested = r.by = 0.0f;
+    scale_load(r, a, p);
+    scale_load(r, a, p);
+    (void)scale_take(r, a, p, 0.0f);
 }
 
 /* A scale as two float16 whose sum it is, the high one in the lower bits. */
@@ -321,23 +310,28 @@ QC_DEVICE void int8_128ths(uint32_t out[2], uint32_t q)
     out[1] = qc_half2_sub(__byte_perm(q, 0x48484848u, 0x4342u), 0x48804880u);
 }
 
-/* Loads a lane's 16 codes of rows g and g + 8 of its warp, of block b of a stage. */
-template <typename S>
-QC_DEVICE void codes_load(uint32_t (&q)[2][S::words], const unsigned char *stage, uint32_t lane,
-                          uint32_t b)
+/* Where a lane's codes of row g of its warp lie in a stage, those of block 0. */
+template <typename S> QC_DEVICE uint32_t codes_of(uint32_t warp, uint32_t lane)
 {
     uint32_t g = lane / 4, t = lane % 4;
+    return (warp * 16 + g) * S::row_units * 16 + swizzle<S>(g) * 16 + t * (S::nf4 ? 8 : 16);
+}
+
+/* Loads a lane's 16 codes of rows g and g + 8 of its warp, of block b of a stage. */
+template <typename S>
+QC_DEVICE void codes_load(uint32_t (&q)[2][S::words], const unsigned char *stage, uint32_t mine,
+                          uint32_t b)
+{
+    mine ^= b * (S::nf4 ? 32 : 64);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        const unsigned char *row = stage + (g + i * 8) * S::row_units * 16;
+        const unsigned char *p = stage + mine + i * 8 * S::row_units * 16;
         if constexpr (S::nf4) {
-            uint32_t at = (b * 2 ^ swizzle<S>(g)) * 16 + t * 8;
-            uint2 v = *reinterpret_cast<const uint2 *>(row + at);
+            uint2 v = *reinterpret_cast<const uint2 *>(p);
             q[i][0] = v.x;
             q[i][1] = v.y;
         } else {
-            uint32_t at = (b * 4 ^ swizzle<S>(g)) * 16 + t * 16;
-            uint4 v = *reinterpret_cast<const uint4 *>(row + at);
+            uint4 v = *reinterpret_cast<const uint4 *>(p);
             q[i][0] = v.x;
             q[i][1] = v.y;
             q[i][2] = v.z;
@@ -421,9 +415,9 @@ QC_DEVICE void finish(const args &a, const piece &now, float (&sum)[S::m_tile / 
     for (int half = 0; half < 2; half++)
         if (!S::scaled && n0 + half * 8 < p.n)
             by[half] = __fmul_rn(row_scale(p.w, n0 + half * 8), factor_of<S>(p.w));
-    /* Of 32 rows of x at a time. The sums move down behind them, since unrolled code for all would
+    /* Of some rows of x at a time. The sums move down behind them, since unrolled code for all would
      * be so much that fetching it takes as long as the products. */
-    constexpr int some = S::m_tile < 32 ? S::m_tile / 2 : 16;
+    constexpr int some = S::m_tile >= 128 ? 16 : S::m_tile == 64 ? 8 : 4;
     uint64_t m = (uint64_t)now.m_index * S::m_tile + lane % 4 * 2;
 #pragma unroll 1
     for (int done = 0; done < S::m_tile / 2; done += some, m += some * 2) {
@@ -452,8 +446,10 @@ QC_DEVICE void fill_table(qc_codes_wide &table, typename S::shared &sh, const qc
 template <typename S>
 QC_DEVICE void multiply_tiles(const args &a, typename S::shared &sh, uint32_t warp, uint32_t lane)
 {
-    uint32_t g = lane / 4, look = TABLE + lane * 4;
-    const unsigned char *codes = shared_at(sh, S::codes_at) + warp * 16 * S::row_units * 16;
+    uint32_t g = lane / 4;
+    /* Kept, and not calculated again and again. */
+    uint32_t look = qc_anew(TABLE + lane * 4), mine = qc_anew(codes_of<S>(warp, lane));
+    const unsigned char *codes = shared_at(sh, S::codes_at);
     ring_place<S::stages> from = {0, 0}, done = {0, 0};
     bool waited = false;
     piece p;
@@ -485,7 +481,7 @@ QC_DEVICE void multiply_tiles(const args &a, typename S::shared &sh, uint32_t wa
             if (b == 0)
                 qc_mbarrier_wait(&sh.full[from.stage], from.parity);
             uint32_t q[2][S::words];
-            codes_load<S>(q, codes + from.stage * S::codes_stage, lane, b);
+            codes_load<S>(q, codes + from.stage * S::codes_stage, mine, b);
             if (S::scaled) {
                 int source = (int)(lane & ~3u) + i * 2;
                 scale[i].x = __shfl_sync(0xffffffffu, taken, source);
@@ -634,10 +630,8 @@ args args_of(const qc_matmul_call *c, uint32_t count)
         to->bias = c[i].bias;
         to->partials = p->splits > 1 ? c[i].partials : NULL;
         to->tile_first = (uint32_t)tiles;
-        to->fours =
-            to->w.block_shift == 6 && c->k % (4 * BLOCK) == 0 &&
-            (to->w.absmax ? (uintptr_t)to->w.absmax % 16 == 0
-                          : to->w.nested_shift >= 2 && (uintptr_t)to->w.absmax_codes % 4 == 0);
+        to->fours = to->w.block_shift == 6 && c->k % (4 * BLOCK) == 0 && !to->w.absmax &&
+                    to->w.nested_shift >= 2 && (uintptr_t)to->w.absmax_codes % 4 == 0;
         a.complete = a.complete && c[i].weights.complete == QC_MATMUL_WEIGHTS_COMPLETE;
         tiles += ceil_of(c[i].n, p->n_tile);
     }

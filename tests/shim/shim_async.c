@@ -40,6 +40,7 @@ typedef struct {
     unsigned char *seen; /* the source when the load started */
     uint32_t bytes;
     barrier *barrier;
+    int copied; /* by a cp.async, whose bytes products do not see */
 } load;
 
 /* A D of a warp that products are adding to. */
@@ -216,6 +217,21 @@ void qc_shim_mbarrier_wait(uint64_t *p, uint32_t parity)
 
 /* ---- bulk loads ------------------------------------------------------------------------------ */
 
+static void add_load(qc_shim_async *x, load l)
+{
+    if (x->loads_count == x->loads_room) {
+        x->loads_room = x->loads_room ? 2 * x->loads_room : 64;
+        x->loads = realloc(x->loads, x->loads_room * sizeof(*x->loads));
+        if (!x->loads)
+            qc_shim_fault("no memory for a load");
+    }
+    if (l.from)
+        memcpy(l.seen, l.from, l.bytes);
+    memset(l.to, POISON, l.bytes);
+    memset(x->loaded + offset_of(x, l.to), POISON, l.bytes);
+    x->loads[x->loads_count++] = l;
+}
+
 void qc_shim_bulk_load(void *shared, const void *global, uint32_t bytes, uint64_t *p)
 {
     qc_shim_here h;
@@ -237,32 +253,33 @@ void qc_shim_bulk_load(void *shared, const void *global, uint32_t bytes, uint64_
         (size_t)((const char *)global - (const char *)base) + bytes > all)
         qc_shim_fault("a bulk load of %u bytes from %p, which is not within memory of the device",
                       bytes, global);
-    if (x->loads_count == x->loads_room) {
-        x->loads_room = x->loads_room ? 2 * x->loads_room : 64;
-        x->loads = realloc(x->loads, x->loads_room * sizeof(*x->loads));
-        if (!x->loads)
-            qc_shim_fault("no memory for a bulk load");
-    }
-    load l = {shared, global, room(bytes), bytes, b};
-    memcpy(l.seen, global, bytes);
-    memset(shared, POISON, bytes);
-    memset(x->loaded + offset_of(x, shared), POISON, bytes);
-    x->loads[x->loads_count++] = l;
+    add_load(x, (load){shared, global, room(bytes), bytes, b, 0});
+}
+
+/* A cp.async of 16 bytes, zeros where `global` is NULL, lands with the barrier's bulk loads. */
+void qc_shim_async_copy(uint64_t *p, void *shared, const void *global)
+{
+    qc_shim_here h;
+    qc_shim_async *x = begin("cp.async.mbarrier.arrive", &h);
+    barrier *b = find("cp.async.mbarrier.arrive", x, p);
+    b->bytes += 16;
+    add_load(x, (load){shared, global, room(16), 16, b, 1});
 }
 
 static void land(qc_shim_async *x, const load *l)
 {
     size_t at = offset_of(x, l->to);
     if (!poisoned(l->to, l->bytes) || !poisoned(x->loaded + at, l->bytes))
-        qc_shim_fault("offset %zu of shared memory, or what follows it, was written while a bulk "
-                      "load of %u bytes to it was under way",
-                      at, l->bytes);
-    if (memcmp(l->seen, l->from, l->bytes))
-        qc_shim_fault("the source of a bulk load to offset %zu of shared memory was written while "
+        qc_shim_fault("offset %zu of shared memory, or what follows it, was written while a %s of "
+                      "%u bytes to it was under way",
+                      at, l->copied ? "cp.async" : "bulk load", l->bytes);
+    if (l->from && memcmp(l->seen, l->from, l->bytes))
+        qc_shim_fault("the source of a load to offset %zu of shared memory was written while "
                       "it was under way",
                       at);
     memcpy(l->to, l->seen, l->bytes);
-    memcpy(x->loaded + at, l->seen, l->bytes);
+    if (!l->copied)
+        memcpy(x->loaded + at, l->seen, l->bytes);
     l->barrier->bytes -= l->bytes;
     free(l->seen);
 }

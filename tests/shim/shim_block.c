@@ -447,6 +447,18 @@ void qc_shim_cp_wait(unsigned pending)
     t->copies_first = t->copies_count = 0;
 }
 
+void qc_shim_mbarrier_arrive_copied(uint64_t *barrier)
+{
+    thread *t = self();
+    for (; t->copies_first < t->copies_count; t->copies_first++) {
+        const pending_copy *c = &t->copies[t->copies_first];
+        check_untouched(c);
+        qc_shim_async_copy(barrier, c->shared, c->bytes ? c->global : NULL);
+    }
+    t->copies_first = t->copies_count = 0;
+    qc_shim_mbarrier_arrive(barrier, 0);
+}
+
 /* ---- running --------------------------------------------------------------------------------- */
 
 static void thread_main(void)

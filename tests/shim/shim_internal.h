@@ -190,6 +190,7 @@ qc_shim_order qc_shim_get_order(void);
 /* Nobody in the block can run: bulk loads land that a thread waits for. Returns 0 if there are none
  * (x may be NULL). */
 int qc_shim_async_land(qc_shim_async *x, qc_shim_order_kind order, uint64_t *random);
+void qc_shim_async_copy(uint64_t *barrier, void *shared, const void *global);
 void qc_shim_async_name(const qc_shim_async *x, const void *event, char *text, size_t bytes);
 /* End the process if something was not waited for. */
 void qc_shim_async_thread_ends(const qc_shim_async *x, unsigned thread);

@@ -65,6 +65,7 @@ void qc_shim_mbarrier_ready(void);
 /* Announces bytes first, which may be 0. */
 void qc_shim_mbarrier_arrive(uint64_t *barrier, uint32_t bytes);
 void qc_shim_mbarrier_wait(uint64_t *barrier, uint32_t parity);
+void qc_shim_mbarrier_arrive_copied(uint64_t *barrier);
 void qc_shim_bulk_load(void *shared, const void *global, uint32_t bytes, uint64_t *barrier);
 
 /* What a thread gives to a product. a and d stay where they are until the thread has waited. */
