@@ -95,6 +95,17 @@ struct qc_shim_async {
     warpgroup *groups[GROUPS];
 };
 
+/* What happens between the two is nothing that a thread does, to the thread sanitizer. */
+#ifdef QC_SHIM_TSAN
+void AnnotateIgnoreReadsBegin(const char *file, int line);
+void AnnotateIgnoreReadsEnd(const char *file, int line);
+#define UNSEEN_BEGIN() AnnotateIgnoreReadsBegin(__FILE__, __LINE__)
+#define UNSEEN_END()   AnnotateIgnoreReadsEnd(__FILE__, __LINE__)
+#else
+#define UNSEEN_BEGIN() ((void)0)
+#define UNSEEN_END()   ((void)0)
+#endif
+
 static void *room(size_t bytes)
 {
     void *p = calloc(1, bytes ? bytes : 1);
@@ -111,11 +122,13 @@ static qc_shim_async *begin(const char *what, qc_shim_here *h)
                       what, h->grid->sm, h->grid->code);
     if (*h->async)
         return *h->async;
+    UNSEEN_BEGIN();
     qc_shim_async *x = *h->async = room(sizeof(*x));
     x->shared = h->shared;
     x->shared_bytes = h->grid->shared_bytes;
     x->loaded = room(x->shared_bytes);
     memset(x->loaded, POISON, x->shared_bytes);
+    UNSEEN_END();
     return x;
 }
 
@@ -237,6 +250,7 @@ void qc_shim_bulk_load(void *shared, const void *global, uint32_t bytes, uint64_
         (size_t)((const char *)global - (const char *)base) + bytes > all)
         qc_shim_fault("a bulk load of %u bytes from %p, which is not within memory of the device",
                       bytes, global);
+    UNSEEN_BEGIN();
     if (x->loads_count == x->loads_room) {
         x->loads_room = x->loads_room ? 2 * x->loads_room : 64;
         x->loads = realloc(x->loads, x->loads_room * sizeof(*x->loads));
@@ -248,6 +262,7 @@ void qc_shim_bulk_load(void *shared, const void *global, uint32_t bytes, uint64_
     memset(shared, POISON, bytes);
     memset(x->loaded + offset_of(x, shared), POISON, bytes);
     x->loads[x->loads_count++] = l;
+    UNSEEN_END();
 }
 
 static void land(qc_shim_async *x, const load *l)
@@ -293,12 +308,14 @@ int qc_shim_async_land(qc_shim_async *x, qc_shim_order_kind order, uint64_t *ran
                                                  : (unsigned)(qc_shim_random(random) % n);
     barrier *b = &x->barriers[which[chosen]];
     size_t left = 0;
+    UNSEEN_BEGIN();
     for (size_t i = 0; i < x->loads_count; i++)
         if (x->loads[i].barrier == b)
             land(x, &x->loads[i]);
         else
             x->loads[left++] = x->loads[i];
     x->loads_count = left;
+    UNSEEN_END();
     if (b->bytes < 0)
         qc_shim_fault("bulk loads brought %" PRId64 " bytes more than were announced to the "
                       "mbarrier at offset %zu",
@@ -498,8 +515,10 @@ static warpgroup *group_here(const char *what, qc_shim_async **x, unsigned *me)
         qc_shim_fault("%s in a warp that belongs to no warpgroup: the block has %u threads", what,
                       h.threads);
     *me = h.thread / WARP % WARPS;
+    UNSEEN_BEGIN();
     if (!(*x)->groups[n])
         (*x)->groups[n] = room(sizeof(warpgroup));
+    UNSEEN_END();
     return (*x)->groups[n];
 }
 
@@ -515,6 +534,7 @@ static void take(void *const *args, unsigned mask)
     for (unsigned lane = 1; lane < WARP; lane++)
         if (!alike(s, args[lane]))
             different("the lanes of a warp", s, args[lane]);
+    UNSEEN_BEGIN();
     follow(g, me, s);
     if (s->kind == FENCE)
         w->fenced = 1;
@@ -525,6 +545,7 @@ static void take(void *const *args, unsigned mask)
         w->fenced = 0;
         qc_shim_wake(g);
     }
+    UNSEEN_END();
 }
 
 /* All lanes have come, and the other warps have done what they wait for. */
@@ -535,7 +556,9 @@ static void take_wait(void *const *args, unsigned mask)
     unsigned me;
     warpgroup *g = group_here(step_names[WAIT], &x, &me);
     (void)mask;
+    UNSEEN_BEGIN();
     retire(x, g, me, s->pending);
+    UNSEEN_END();
 }
 
 static void do_step(step *s)
@@ -605,9 +628,11 @@ void qc_shim_async_end(qc_shim_async *x)
         qc_shim_fault("the block ends, and nobody has waited for a bulk load to offset %zu of "
                       "shared memory",
                       offset_of(x, x->loads[0].to));
+    UNSEEN_BEGIN();
     for (unsigned i = 0; i < GROUPS; i++)
         free(x->groups[i]);
     free(x->loads);
     free(x->loaded);
     free(x);
+    UNSEEN_END();
 }
