@@ -58,8 +58,8 @@ static __global__ void product_kernel(const float *a, const uint16_t *b, const f
     qc_mbarrier_wait(&s.full, 0);
     qc_wgmma_fence();
     for (unsigned k = 0; k < DEPTH / 16; k++)
-        qc_wgmma<n>(fd, fa[k],
-                    qc_wgmma_b(qc_shared_address(s.b + 2 * k * next_k(n)), 2 * next_k(n)), c || k);
+        qc_wgmma(fd, fa[k], qc_wgmma_b(qc_shared_address(s.b + 2 * k * next_k(n)), 2 * next_k(n)),
+                 c || k);
     qc_wgmma_commit();
     qc_wgmma_wait<0>();
     for (unsigned i = 0; i < n / 2; i++)
@@ -133,7 +133,7 @@ static __global__ void moments_kernel(const uint16_t *ones, float *out)
             out[threadIdx.x] = d[7] == d[7] ? d[7] : 0;
     };
     uint64_t b = qc_wgmma_b(qc_shared_address(s.b), 256);
-    auto add = [&](float(&d)[8], int more) { qc_wgmma<16>(d, a, b, more); };
+    auto add = [&](float(&d)[8], int more) { qc_wgmma(d, a, b, more); };
     qc_wgmma_fence();
     add(first, 0);
     qc_wgmma_commit();
@@ -295,19 +295,19 @@ template <int fault> static __global__ void bad_kernel(const unsigned char *in)
     }
     qc_wgmma_fence();
     if (fault == 15)
-        qc_wgmma<16>(reinterpret_cast<float(&)[8]>(d), a, b + (512 >> 4), 0);
+        qc_wgmma(reinterpret_cast<float(&)[8]>(d), a, b + (512 >> 4), 0);
     if (fault == 16)
-        qc_wgmma<16>(reinterpret_cast<float(&)[8]>(d), a, b - (1024 >> 4), 0);
+        qc_wgmma(reinterpret_cast<float(&)[8]>(d), a, b - (1024 >> 4), 0);
     if (fault == 17)
-        qc_wgmma<16>(reinterpret_cast<float(&)[8]>(d), a, b | UINT64_C(1) << 62, 0);
+        qc_wgmma(reinterpret_cast<float(&)[8]>(d), a, b | UINT64_C(1) << 62, 0);
     if (fault == 18)
-        qc_wgmma<16>(reinterpret_cast<float(&)[8]>(d), a, b + threadIdx.x / 16 % 2, 0);
+        qc_wgmma(reinterpret_cast<float(&)[8]>(d), a, b + threadIdx.x / 16 % 2, 0);
     if (fault == 19) {
-        qc_wgmma<32>(d, a, qc_wgmma_b(qc_shared_address(s.bytes), 0), 0);
-        qc_wgmma<16>(reinterpret_cast<float(&)[8]>(d[4]), a, b, 0);
+        qc_wgmma(d, a, qc_wgmma_b(qc_shared_address(s.bytes), 0), 0);
+        qc_wgmma(reinterpret_cast<float(&)[8]>(d[4]), a, b, 0);
     }
     if (fault == 20 && threadIdx.x >= 32) {
-        qc_wgmma<16>(reinterpret_cast<float(&)[8]>(d), a, b, 0);
+        qc_wgmma(reinterpret_cast<float(&)[8]>(d), a, b, 0);
         qc_wgmma_commit();
         qc_wgmma_wait<0>();
     }

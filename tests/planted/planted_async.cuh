@@ -106,7 +106,7 @@ template <pa_fault fault> static __global__ void pa_ring(const pa_stage *from, f
             qc_wgmma_fence();
         if (!(last &&
               ((fault == PA_ONE_LESS && warp == 1) || (fault == PA_LANE_LESS && lane == 9))))
-            qc_wgmma<PA_WIDTH>(sum, to, qc_wgmma_b(qc_shared_address(now.b), 2 * 128), step != 0);
+            qc_wgmma(sum, to, qc_wgmma_b(qc_shared_address(now.b), 2 * 128), step != 0);
         if (fault == PA_OTHER_ORDER && warp == 3)
             qc_wgmma_fence();
         if (!(fault == PA_NO_COMMIT && last))

@@ -1,9 +1,11 @@
-/* What runs on its own on sm_90a, as in kernels/ptx_hopper.cuh: bulk loads and the barriers that
- * count their bytes, and products of a warpgroup.
+/* What runs on its own: cp.async; and what kernels/ptx_hopper.cuh has for sm_90a: bulk loads and the
+ * barriers that count their bytes, and products of a warpgroup.
  *
  * Each thing happens at the latest point that its rules allow, and whatever could have mattered
  * before that is compared with what was there when it started:
  *
+ *  - cp.async poisons its destination when it starts, and copies when its thread waits, or when a
+ *    barrier is waited for at which the thread arrives with its copies.
  *  - A bulk load poisons its destination when it starts, and lands when nobody in the block can run
  *    and somebody waits for its barrier. Its source and the poison must not have changed by then.
  *  - A product poisons D when it starts. It is calculated when the first warp of the warpgroup has
@@ -42,6 +44,13 @@ typedef struct {
     barrier *barrier;
 } load;
 
+/* An arrival that comes once the thread's first `until` cp.async have landed. */
+typedef struct {
+    barrier *barrier;
+    qc_shim_copies *copies;
+    uint64_t until;
+} arrival;
+
 /* A D of a warp that products are adding to. */
 typedef struct sum {
     struct sum *next;
@@ -61,13 +70,12 @@ typedef struct {
     uint16_t b[]; /* its matrices one behind the other, as the first warp found them */
 } product;
 
-typedef enum { FENCE, COMMIT, WAIT, PRODUCT } step_kind;
-static const char *const step_names[] = {"wgmma.fence", "wgmma.commit_group", "wgmma.wait_group",
-                                         "wgmma.mma_async"};
+typedef enum { FENCE, COMMIT, WAIT, PRODUCT, REGISTERS } step_kind;
 
 typedef struct {
     step_kind kind;
-    unsigned pending; /* of WAIT */
+    const char *what;
+    unsigned count; /* WAIT: how many groups may be pending; REGISTERS */
     qc_shim_product product;
 } step;
 
@@ -92,6 +100,8 @@ struct qc_shim_async {
     unsigned barriers_count;
     load *loads;
     size_t loads_count, loads_room;
+    arrival *arrivals; /* still to come */
+    size_t arrivals_count, arrivals_room;
     warpgroup *groups[GROUPS];
 };
 
@@ -132,6 +142,18 @@ static qc_shim_async *begin(const char *what, qc_shim_here *h)
     return x;
 }
 
+/* Makes room for one more in a list. */
+static void *grown(void *list, size_t count, size_t *list_room, size_t each)
+{
+    if (count < *list_room)
+        return list;
+    *list_room = *list_room ? 2 * *list_room : 64;
+    list = realloc(list, *list_room * each);
+    if (!list)
+        qc_shim_fault("no memory for what runs on its own");
+    return list;
+}
+
 static size_t offset_of(const qc_shim_async *x, const void *p)
 {
     return (size_t)((const unsigned char *)p - x->shared);
@@ -144,6 +166,68 @@ static int poisoned(const void *p, size_t bytes)
         if (at[i] != POISON)
             return 0;
     return 1;
+}
+
+/* ---- cp.async -------------------------------------------------------------------------------- */
+
+/* A copy may land at any time until somebody waits for it, or until the block ends if nobody does.
+ * So what somebody wrote to its place meanwhile may or may not be overwritten. The poison that was
+ * put there tells. */
+static void check_untouched(const qc_shim_copy *c, const unsigned char *shared_memory)
+{
+    if (!poisoned(c->shared, 16))
+        qc_shim_fault(
+            "offset %zu of shared memory was written while a cp.async to it was under way",
+            (size_t)((const unsigned char *)c->shared - shared_memory));
+}
+
+void qc_shim_cp_async(void *shared, const void *global, unsigned bytes)
+{
+    qc_shim_copies *c = qc_shim_get_here().copies;
+    qc_shim_need_sm("cp.async", 80);
+    qc_shim_check_shared("cp.async", shared, 16);
+    if (bytes != 0 && bytes != 16)
+        qc_shim_fault("cp.async of %u bytes", bytes);
+    if (bytes && (uintptr_t)global % 16)
+        qc_shim_fault("cp.async from %p, which is not aligned to 16 bytes", global);
+    c->list = grown(c->list, c->count, &c->room, sizeof(*c->list));
+    memset(shared, POISON, 16);
+    c->list[c->count++] = (qc_shim_copy){shared, global, bytes, c->groups};
+}
+
+void qc_shim_cp_commit(void)
+{
+    qc_shim_need_sm("cp.async.commit_group", 80);
+    qc_shim_get_here().copies->groups++;
+}
+
+static void land_copy(qc_shim_copies *c, const unsigned char *shared_memory)
+{
+    const qc_shim_copy *first = &c->list[c->first];
+    check_untouched(first, shared_memory);
+    if (first->bytes)
+        memcpy(first->shared, first->global, 16);
+    else
+        memset(first->shared, 0, 16);
+    c->landed++;
+    if (++c->first == c->count)
+        c->first = c->count = 0;
+}
+
+void qc_shim_cp_wait(unsigned pending)
+{
+    qc_shim_here h = qc_shim_get_here();
+    qc_shim_copies *c = h.copies;
+    qc_shim_need_sm("cp.async.wait_group", 80);
+    /* Those that stay are among the newest, or not committed. */
+    while (c->first < c->count && c->list[c->first].group + pending < c->groups)
+        land_copy(c, h.shared);
+}
+
+void qc_shim_copies_end(qc_shim_copies *c, const unsigned char *shared_memory)
+{
+    while (c->first < c->count)
+        check_untouched(&c->list[c->first++], shared_memory);
 }
 
 /* ---- barriers that count bytes --------------------------------------------------------------- */
@@ -196,21 +280,38 @@ static void end_phase(barrier *b)
     qc_shim_wake(b);
 }
 
+static void arrive(const qc_shim_async *x, barrier *b)
+{
+    if (!b->missing)
+        qc_shim_fault("mbarrier.arrive: more arrivals at the mbarrier at offset %zu than the %u of "
+                      "a phase",
+                      offset_of(x, b->at), b->count);
+    b->missing--;
+}
+
 void qc_shim_mbarrier_arrive(uint64_t *p, uint32_t bytes)
 {
     qc_shim_here h;
     qc_shim_async *x = begin("mbarrier.arrive", &h);
     barrier *b = find("mbarrier.arrive", x, p);
-    if (!b->missing)
-        qc_shim_fault("mbarrier.arrive: more arrivals at the mbarrier at offset %zu than the %u of "
-                      "a phase",
-                      offset_of(x, p), b->count);
+    arrive(x, b);
     if (bytes >= 1u << 20)
         qc_shim_fault("mbarrier.arrive.expect_tx of %u bytes", bytes);
     QC_SHIM_RELEASE(b);
     b->bytes += bytes;
-    b->missing--;
     end_phase(b);
+}
+
+void qc_shim_mbarrier_arrive_copied(uint64_t *p)
+{
+    qc_shim_here h;
+    qc_shim_async *x = begin("cp.async.mbarrier.arrive", &h);
+    barrier *b = find("cp.async.mbarrier.arrive", x, p);
+    UNSEEN_BEGIN();
+    x->arrivals = grown(x->arrivals, x->arrivals_count, &x->arrivals_room, sizeof(*x->arrivals));
+    x->arrivals[x->arrivals_count++] =
+        (arrival){b, h.copies, h.copies->landed + (h.copies->count - h.copies->first)};
+    UNSEEN_END();
 }
 
 void qc_shim_mbarrier_wait(uint64_t *p, uint32_t parity)
@@ -251,12 +352,7 @@ void qc_shim_bulk_load(void *shared, const void *global, uint32_t bytes, uint64_
         qc_shim_fault("a bulk load of %u bytes from %p, which is not within memory of the device",
                       bytes, global);
     UNSEEN_BEGIN();
-    if (x->loads_count == x->loads_room) {
-        x->loads_room = x->loads_room ? 2 * x->loads_room : 64;
-        x->loads = realloc(x->loads, x->loads_room * sizeof(*x->loads));
-        if (!x->loads)
-            qc_shim_fault("no memory for a bulk load");
-    }
+    x->loads = grown(x->loads, x->loads_count, &x->loads_room, sizeof(*x->loads));
     load l = {shared, global, room(bytes), bytes, b};
     memcpy(l.seen, global, bytes);
     memset(shared, POISON, bytes);
@@ -282,15 +378,38 @@ static void land(qc_shim_async *x, const load *l)
     free(l->seen);
 }
 
-/* Whether a load of this barrier can land: it is waited for, and lacks bytes alone. */
+/* Whether something of this barrier can land: it is waited for, and lacks nothing else. */
 static int can_land(const qc_shim_async *x, const barrier *b)
 {
-    if (!b->waited || b->missing)
-        return 0;
+    size_t loads = 0, arrivals = 0;
+    for (size_t i = 0; i < x->loads_count; i++)
+        loads += x->loads[i].barrier == b;
+    for (size_t i = 0; i < x->arrivals_count; i++)
+        arrivals += x->arrivals[i].barrier == b;
+    return b->waited && b->missing <= arrivals && loads + arrivals > 0;
+}
+
+static void land_all(qc_shim_async *x, barrier *b)
+{
+    size_t left = 0;
+    for (size_t i = 0; i < x->arrivals_count; i++) {
+        const arrival *a = &x->arrivals[i];
+        if (a->barrier != b) {
+            x->arrivals[left++] = *a;
+            continue;
+        }
+        while (a->copies->landed < a->until)
+            land_copy(a->copies, x->shared);
+        arrive(x, b);
+    }
+    x->arrivals_count = left;
+    left = 0;
     for (size_t i = 0; i < x->loads_count; i++)
         if (x->loads[i].barrier == b)
-            return 1;
-    return 0;
+            land(x, &x->loads[i]);
+        else
+            x->loads[left++] = x->loads[i];
+    x->loads_count = left;
 }
 
 int qc_shim_async_land(qc_shim_async *x, qc_shim_order_kind order, uint64_t *random)
@@ -307,14 +426,8 @@ int qc_shim_async_land(qc_shim_async *x, qc_shim_order_kind order, uint64_t *ran
                       : order == QC_SHIM_REVERSE ? n - 1
                                                  : (unsigned)(qc_shim_random(random) % n);
     barrier *b = &x->barriers[which[chosen]];
-    size_t left = 0;
     UNSEEN_BEGIN();
-    for (size_t i = 0; i < x->loads_count; i++)
-        if (x->loads[i].barrier == b)
-            land(x, &x->loads[i]);
-        else
-            x->loads[left++] = x->loads[i];
-    x->loads_count = left;
+    land_all(x, b);
     UNSEEN_END();
     if (b->bytes < 0)
         qc_shim_fault("bulk loads brought %" PRId64 " bytes more than were announced to the "
@@ -466,19 +579,20 @@ static void retire(const qc_shim_async *x, warpgroup *g, unsigned me, unsigned p
 
 static int alike(const step *a, const step *b)
 {
-    return a->kind == b->kind && a->pending == b->pending && a->product.n == b->product.n &&
-           a->product.b == b->product.b && !a->product.add == !b->product.add;
+    return a->kind == b->kind && a->count == b->count && !strcmp(a->what, b->what) &&
+           a->product.n == b->product.n && a->product.b == b->product.b &&
+           !a->product.add == !b->product.add;
 }
 
 static void describe(const step *s, char *text, size_t bytes)
 {
     if (s->kind == PRODUCT)
-        snprintf(text, bytes, "%s with n = %u, B 0x%" PRIx64 ", %s", step_names[s->kind],
-                 s->product.n, s->product.b, s->product.add ? "added" : "not added");
-    else if (s->kind == WAIT)
-        snprintf(text, bytes, "%s %u", step_names[s->kind], s->pending);
+        snprintf(text, bytes, "%s with n = %u, B 0x%" PRIx64 ", %s", s->what, s->product.n,
+                 s->product.b, s->product.add ? "added" : "not added");
+    else if (s->kind == WAIT || s->kind == REGISTERS)
+        snprintf(text, bytes, "%s %u", s->what, s->count);
     else
-        snprintf(text, bytes, "%s", step_names[s->kind]);
+        snprintf(text, bytes, "%s", s->what);
 }
 
 static void different(const char *who, const step *a, const step *b)
@@ -528,7 +642,7 @@ static void take(void *const *args, unsigned mask)
     const step *s = args[0];
     qc_shim_async *x;
     unsigned me;
-    warpgroup *g = group_here(step_names[s->kind], &x, &me);
+    warpgroup *g = group_here(s->what, &x, &me);
     warp *w = &g->warps[me];
     (void)mask;
     for (unsigned lane = 1; lane < WARP; lane++)
@@ -554,10 +668,10 @@ static void take_wait(void *const *args, unsigned mask)
     const step *s = args[0];
     qc_shim_async *x;
     unsigned me;
-    warpgroup *g = group_here(step_names[WAIT], &x, &me);
+    warpgroup *g = group_here(s->what, &x, &me);
     (void)mask;
     UNSEEN_BEGIN();
-    retire(x, g, me, s->pending);
+    retire(x, g, me, s->count);
     UNSEEN_END();
 }
 
@@ -565,34 +679,40 @@ static void do_step(step *s)
 {
     qc_shim_async *x;
     unsigned me;
-    warpgroup *g = group_here(step_names[s->kind], &x, &me);
-    qc_shim_collect(step_names[s->kind], 0xffffffffu, s, take);
+    warpgroup *g = group_here(s->what, &x, &me);
+    qc_shim_collect(s->what, 0xffffffffu, s, take);
     if (s->kind != WAIT)
         return;
     for (unsigned i = 0; i < WARPS; i++)
-        while (g->warps[i].committed < waited_for(&g->warps[me], s->pending))
+        while (g->warps[i].committed < waited_for(&g->warps[me], s->count))
             qc_shim_wait_for(g);
-    qc_shim_collect(step_names[WAIT], 0xffffffffu, s, take_wait);
+    qc_shim_collect(s->what, 0xffffffffu, s, take_wait);
 }
 
 void qc_shim_wgmma_fence(void)
 {
-    do_step(&(step){.kind = FENCE});
+    do_step(&(step){FENCE, .what = "wgmma.fence"});
 }
 
 void qc_shim_wgmma_commit(void)
 {
-    do_step(&(step){.kind = COMMIT});
+    do_step(&(step){COMMIT, .what = "wgmma.commit_group"});
 }
 
 void qc_shim_wgmma_wait(unsigned pending)
 {
-    do_step(&(step){.kind = WAIT, .pending = pending});
+    do_step(&(step){WAIT, "wgmma.wait_group", pending, .product.n = 0});
 }
 
 void qc_shim_wgmma(const qc_shim_product *p)
 {
-    do_step(&(step){.kind = PRODUCT, .product = *p});
+    do_step(&(step){PRODUCT, .what = "wgmma.mma_async", .product = *p});
+}
+
+/* How many there are is not known here: only that all four warps ask for the same. */
+void qc_shim_registers(const char *what, unsigned count)
+{
+    do_step(&(step){REGISTERS, what, count, .product.n = 0});
 }
 
 /* ---- for shim_block.c ------------------------------------------------------------------------ */
@@ -632,6 +752,7 @@ void qc_shim_async_end(qc_shim_async *x)
     for (unsigned i = 0; i < GROUPS; i++)
         free(x->groups[i]);
     free(x->loads);
+    free(x->arrivals);
     free(x->loaded);
     free(x);
     UNSEEN_END();

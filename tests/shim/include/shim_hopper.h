@@ -17,6 +17,10 @@ static inline void qc_mbarrier_arrive(uint64_t *barrier)
 {
     qc_shim_mbarrier_arrive(barrier, 0);
 }
+static inline void qc_mbarrier_arrive_copied(uint64_t *barrier)
+{
+    qc_shim_mbarrier_arrive_copied(barrier);
+}
 static inline void qc_mbarrier_expect(uint64_t *barrier, uint32_t bytes)
 {
     qc_shim_mbarrier_arrive(barrier, bytes);
@@ -30,6 +34,21 @@ static inline void qc_bulk_load(void *shared, const void *global, uint32_t bytes
     qc_shim_bulk_load(shared, global, bytes, barrier);
 }
 
+template <int count> static inline void qc_registers_fewer(void)
+{
+    static_assert(count >= 24 && count <= 256 && count % 8 == 0, "what setmaxnreg takes");
+    qc_shim_registers("setmaxnreg.dec", count);
+}
+template <int count> static inline void qc_registers_more(void)
+{
+    static_assert(count >= 24 && count <= 256 && count % 8 == 0, "what setmaxnreg takes");
+    qc_shim_registers("setmaxnreg.inc", count);
+}
+
+static inline void qc_wgmma_operand(uint32_t (&a)[4])
+{
+    (void)a;
+}
 static inline void qc_wgmma_fence(void)
 {
     qc_shim_wgmma_fence();
@@ -72,9 +91,10 @@ QC_SHIM_UNSEEN static inline void wgmma_multiply(unsigned n, const uint32_t (*a)
 }
 } // namespace qc_shim
 
-template <int n>
-static inline void qc_wgmma(float (&d)[n / 2], const uint32_t (&a)[4], uint64_t b, int add)
+template <unsigned half>
+static inline void qc_wgmma(float (&d)[half], const uint32_t (&a)[4], uint64_t b, int add)
 {
+    constexpr unsigned n = 2 * half;
     static_assert(n == 16 || n == 32 || n == 64 || n == 128 || n == 256, "as in ptx_hopper.cuh");
     const qc_shim_product p = {n, add, b, a, d, qc_shim::wgmma_multiply};
     qc_shim_wgmma(&p);
