@@ -129,9 +129,9 @@ template <pa_fault fault> static __global__ void pa_ring(const pa_stage *from, f
             fault == PA_D_READ && i == 0 ? before : sum[i];
 }
 
-/* Four warps bring 16 bytes each thread with cp.async, in rounds, and four others read those of their
- * neighbours. fault 1: the writers arrive without their copies; 2: before they start them; 3: a warp
- * asks for other registers; 4: the writers do not wait for the readers. */
+/* In rounds four warps bring 16 bytes with each thread's cp.async, and four others read those of
+ * other threads. fault 1: the writers arrive without their copies; 2: before they start them; 3: a
+ * warp asks for other registers; 4: the writers do not wait for the readers. */
 enum { PA_ROUNDS = 5 };
 struct pa_copied_shared {
     __align__(16) uint32_t word[128][4];

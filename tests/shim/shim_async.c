@@ -1,4 +1,4 @@
-/* What runs on its own: cp.async; and what kernels/ptx_hopper.cuh has for sm_90a: bulk loads and the
+/* What runs on its own: cp.async, and what kernels/ptx_hopper.cuh has for sm_90a: bulk loads, the
  * barriers that count their bytes, and products of a warpgroup.
  *
  * Each thing happens at the latest point that its rules allow, and whatever could have mattered
