@@ -58,8 +58,8 @@ static __global__ void product_kernel(const float *a, const uint16_t *b, const f
     qc_mbarrier_wait(&s.full, 0);
     qc_wgmma_fence();
     for (unsigned k = 0; k < DEPTH / 16; k++)
-        qc_wgmma(fd, fa[k],
-                    qc_wgmma_b(qc_shared_address(s.b + 2 * k * next_k(n)), 2 * next_k(n)), c || k);
+        qc_wgmma(fd, fa[k], qc_wgmma_b(qc_shared_address(s.b + 2 * k * next_k(n)), 2 * next_k(n)),
+                 c || k);
     qc_wgmma_commit();
     qc_wgmma_wait<0>();
     for (unsigned i = 0; i < n / 2; i++)

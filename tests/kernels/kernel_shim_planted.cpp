@@ -304,6 +304,20 @@ template <pa_fault fault> static bool run_ring()
     return equal(found, want, 64 * PA_WIDTH);
 }
 
+template <int fault> static bool run_copied()
+{
+    uint32_t in[PA_ROUNDS * 512], found[PA_ROUNDS * 128];
+    bool right = true;
+    for (uint32_t i = 0; i < PA_ROUNDS * 512; i++)
+        in[i] = 3 * i;
+    device_array<uint32_t> from(PA_ROUNDS * 512, in), out(PA_ROUNDS * 128);
+    SHIM_RUN(out, pa_copied<fault>, 1, 256, sizeof(pa_copied_shared), from.p, out.p);
+    out.get(found);
+    for (unsigned i = 0; i < PA_ROUNDS * 128; i++)
+        right &= found[i] == in[(i / 128 * 128 + (i % 128 ^ 77)) * 4 + i % 4];
+    return right;
+}
+
 template <bool early> static bool run_early_load()
 {
     qc_error err = {};
@@ -406,6 +420,13 @@ static const struct planted {
     {"async: threads write B", run_ring<PA_RIGHT>, run_ring<PA_COPIED_B>, "threads wrote to B"},
     {"async: a barrier overwritten", run_ring<PA_RIGHT>, run_ring<PA_OVERWRITTEN>,
      "was overwritten"},
+    {"async: arrives without its cp.async", run_copied<0>, run_copied<1>, NULL},
+    {"async: arrives before its cp.async", run_copied<0>, run_copied<2>,
+     "was written while a cp.async to it was under way"},
+    {"async: other registers", run_copied<0>, run_copied<3>,
+     "the warps of a warpgroup do not do the same: setmaxnreg.dec"},
+    {"async: copies to a place not read yet", run_copied<0>, run_copied<4>,
+     "was written while a cp.async to it was under way"},
     {"async: loads before qc_grid_wait", run_early_load<false>, run_early_load<true>,
      "the source of a bulk load"},
     {"the host does not wait", run_streams<0>, run_streams<1>, NULL},

@@ -106,7 +106,7 @@ template <pa_fault fault> static __global__ void pa_ring(const pa_stage *from, f
             qc_wgmma_fence();
         if (!(last &&
               ((fault == PA_ONE_LESS && warp == 1) || (fault == PA_LANE_LESS && lane == 9))))
-            qc_wgmma<PA_WIDTH>(sum, to, qc_wgmma_b(qc_shared_address(now.b), 2 * 128), step != 0);
+            qc_wgmma(sum, to, qc_wgmma_b(qc_shared_address(now.b), 2 * 128), step != 0);
         if (fault == PA_OTHER_ORDER && warp == 3)
             qc_wgmma_fence();
         if (!(fault == PA_NO_COMMIT && last))
@@ -127,6 +127,51 @@ template <pa_fault fault> static __global__ void pa_ring(const pa_stage *from, f
     for (unsigned i = 0; i < PA_WIDTH / 2; i++)
         d[(warp * 16 + lane / 4 + i % 4 / 2 * 8) * PA_WIDTH + i / 4 * 8 + lane % 4 * 2 + i % 2] =
             fault == PA_D_READ && i == 0 ? before : sum[i];
+}
+
+/* In rounds four warps bring 16 bytes with each thread's cp.async, and four others read those of
+ * other threads. fault 1: the writers arrive without their copies; 2: before they start them; 3: a
+ * warp asks for other registers; 4: the writers do not wait for the readers. */
+enum { PA_ROUNDS = 5 };
+struct pa_copied_shared {
+    __align__(16) uint32_t word[128][4];
+    uint64_t full, empty;
+};
+
+template <int fault> static __global__ void pa_copied(const uint32_t *in, uint32_t *out)
+{
+    QC_SHARED(pa_copied_shared, s);
+    unsigned t = threadIdx.x % 128;
+    if (threadIdx.x == 0) {
+        qc_mbarrier_init(&s.full, 128);
+        qc_mbarrier_init(&s.empty, 128);
+    }
+    __syncthreads();
+    if (threadIdx.x < 128) {
+        if (fault == 3 && t < 32)
+            qc_registers_fewer<32>();
+        else
+            qc_registers_fewer<24>();
+    } else {
+        qc_registers_more<240>();
+    }
+    for (unsigned round = 0; round < PA_ROUNDS; round++) {
+        if (threadIdx.x < 128) {
+            if (fault != 4)
+                qc_mbarrier_wait(&s.empty, round % 2 ^ 1);
+            if (fault == 2)
+                qc_mbarrier_arrive_copied(&s.full);
+            qc_cp_async_16(s.word[t], in + (round * 128 + t) * 4, 16);
+            if (fault == 1)
+                qc_mbarrier_arrive(&s.full);
+            else if (fault != 2)
+                qc_mbarrier_arrive_copied(&s.full);
+        } else {
+            qc_mbarrier_wait(&s.full, round % 2);
+            out[round * 128 + t] = s.word[t ^ 77][t % 4];
+            qc_mbarrier_arrive(&s.empty);
+        }
+    }
 }
 
 /* Doubles PA_B words of x; the second of two such kernels may begin before the first. early: it

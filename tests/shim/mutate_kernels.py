@@ -52,12 +52,14 @@ TESTS = {
     "kernels/matmul_mma16816.cu": ["mma"],
     "kernels/matmul_stream.cu": ["graph", "stream"],
     "kernels/matmul_tiles.cu": ["tiles", "mma"],
+    "kernels/matmul_wgmma.cu": ["wgmma"],
     "tests/kernels/kernel_shim_matrix.cpp": ["matrix"],
 }
 QUICKEST = ["matrix", "memory_rate", "feedback_rows", "feedback_open", "llama", "dequantize", "quantize",
             "feedback_search", "scale_search", "gemv", "graph", "api", "stream", "tiles",
-            "mma"]
-BARRIER = re.compile(r"\b(?:__syncthreads|__syncwarp|qc_grid_wait|qc_cp_async_wait<[^;<>]*>|qc_cp_async_commit)"
+            "mma", "wgmma"]
+BARRIER = re.compile(r"\b(?:__syncthreads|__syncwarp|qc_grid_wait|qc_(?:cp_async|wgmma)_wait<[^;<>]*>"
+                     r"|qc_(?:cp_async|wgmma)_commit|qc_wgmma_fence|qc_mbarrier_(?:ready|wait|arrive(?:_copied)?))"
                      r"\([^;()]*\);")
 BOUND = re.compile(r"([\w\])]) < (?=[\w(])")
 FRAGMENT = [("lane / 4", "lane % 8"), ("lane % 4", "lane / 8"), ("2 * t + h", "2 * t + 1 - h"),

@@ -1,9 +1,11 @@
-/* What runs on its own on sm_90a, as in kernels/ptx_hopper.cuh: bulk loads and the barriers that
- * count their bytes, and products of a warpgroup.
+/* What runs on its own: cp.async, and what kernels/ptx_hopper.cuh has for sm_90a: bulk loads, the
+ * barriers that count their bytes, and products of a warpgroup.
  *
  * Each thing happens at the latest point that its rules allow, and whatever could have mattered
  * before that is compared with what was there when it started:
  *
+ *  - cp.async poisons its destination when it starts, and copies when its thread waits, or when a
+ *    barrier is waited for at which the thread arrives with its copies.
  *  - A bulk load poisons its destination when it starts, and lands when nobody in the block can run
  *    and somebody waits for its barrier. Its source and the poison must not have changed by then.
  *  - A product poisons D when it starts. It is calculated when the first warp of the warpgroup has
@@ -40,8 +42,14 @@ typedef struct {
     unsigned char *seen; /* the source when the load started */
     uint32_t bytes;
     barrier *barrier;
-    int copied; /* by a cp.async, whose bytes products do not see */
 } load;
+
+/* An arrival that comes once the thread's first `until` cp.async have landed. */
+typedef struct {
+    barrier *barrier;
+    qc_shim_copies *copies;
+    uint64_t until;
+} arrival;
 
 /* A D of a warp that products are adding to. */
 typedef struct sum {
@@ -62,13 +70,12 @@ typedef struct {
     uint16_t b[]; /* its matrices one behind the other, as the first warp found them */
 } product;
 
-typedef enum { FENCE, COMMIT, WAIT, PRODUCT } step_kind;
-static const char *const step_names[] = {"wgmma.fence", "wgmma.commit_group", "wgmma.wait_group",
-                                         "wgmma.mma_async"};
+typedef enum { FENCE, COMMIT, WAIT, PRODUCT, REGISTERS } step_kind;
 
 typedef struct {
     step_kind kind;
-    unsigned pending; /* of WAIT */
+    const char *what;
+    unsigned count; /* WAIT: how many groups may be pending; REGISTERS */
     qc_shim_product product;
 } step;
 
@@ -93,8 +100,21 @@ struct qc_shim_async {
     unsigned barriers_count;
     load *loads;
     size_t loads_count, loads_room;
+    arrival *arrivals; /* still to come */
+    size_t arrivals_count, arrivals_room;
     warpgroup *groups[GROUPS];
 };
+
+/* What happens between the two is nothing that a thread does, to the thread sanitizer. */
+#ifdef QC_SHIM_TSAN
+void AnnotateIgnoreReadsBegin(const char *file, int line);
+void AnnotateIgnoreReadsEnd(const char *file, int line);
+#define UNSEEN_BEGIN() AnnotateIgnoreReadsBegin(__FILE__, __LINE__)
+#define UNSEEN_END()   AnnotateIgnoreReadsEnd(__FILE__, __LINE__)
+#else
+#define UNSEEN_BEGIN() ((void)0)
+#define UNSEEN_END()   ((void)0)
+#endif
 
 static void *room(size_t bytes)
 {
@@ -112,12 +132,26 @@ static qc_shim_async *begin(const char *what, qc_shim_here *h)
                       what, h->grid->sm, h->grid->code);
     if (*h->async)
         return *h->async;
+    UNSEEN_BEGIN();
     qc_shim_async *x = *h->async = room(sizeof(*x));
     x->shared = h->shared;
     x->shared_bytes = h->grid->shared_bytes;
     x->loaded = room(x->shared_bytes);
     memset(x->loaded, POISON, x->shared_bytes);
+    UNSEEN_END();
     return x;
+}
+
+/* Makes room for one more in a list. */
+static void *grown(void *list, size_t count, size_t *list_room, size_t each)
+{
+    if (count < *list_room)
+        return list;
+    *list_room = *list_room ? 2 * *list_room : 64;
+    list = realloc(list, *list_room * each);
+    if (!list)
+        qc_shim_fault("no memory for what runs on its own");
+    return list;
 }
 
 static size_t offset_of(const qc_shim_async *x, const void *p)
@@ -132,6 +166,68 @@ static int poisoned(const void *p, size_t bytes)
         if (at[i] != POISON)
             return 0;
     return 1;
+}
+
+/* ---- cp.async -------------------------------------------------------------------------------- */
+
+/* A copy may land at any time until somebody waits for it, or until the block ends if nobody does.
+ * So what somebody wrote to its place meanwhile may or may not be overwritten. The poison that was
+ * put there tells. */
+static void check_untouched(const qc_shim_copy *c, const unsigned char *shared_memory)
+{
+    if (!poisoned(c->shared, 16))
+        qc_shim_fault(
+            "offset %zu of shared memory was written while a cp.async to it was under way",
+            (size_t)((const unsigned char *)c->shared - shared_memory));
+}
+
+void qc_shim_cp_async(void *shared, const void *global, unsigned bytes)
+{
+    qc_shim_copies *c = qc_shim_get_here().copies;
+    qc_shim_need_sm("cp.async", 80);
+    qc_shim_check_shared("cp.async", shared, 16);
+    if (bytes != 0 && bytes != 16)
+        qc_shim_fault("cp.async of %u bytes", bytes);
+    if (bytes && (uintptr_t)global % 16)
+        qc_shim_fault("cp.async from %p, which is not aligned to 16 bytes", global);
+    c->list = grown(c->list, c->count, &c->room, sizeof(*c->list));
+    memset(shared, POISON, 16);
+    c->list[c->count++] = (qc_shim_copy){shared, global, bytes, c->groups};
+}
+
+void qc_shim_cp_commit(void)
+{
+    qc_shim_need_sm("cp.async.commit_group", 80);
+    qc_shim_get_here().copies->groups++;
+}
+
+static void land_copy(qc_shim_copies *c, const unsigned char *shared_memory)
+{
+    const qc_shim_copy *first = &c->list[c->first];
+    check_untouched(first, shared_memory);
+    if (first->bytes)
+        memcpy(first->shared, first->global, 16);
+    else
+        memset(first->shared, 0, 16);
+    c->landed++;
+    if (++c->first == c->count)
+        c->first = c->count = 0;
+}
+
+void qc_shim_cp_wait(unsigned pending)
+{
+    qc_shim_here h = qc_shim_get_here();
+    qc_shim_copies *c = h.copies;
+    qc_shim_need_sm("cp.async.wait_group", 80);
+    /* Those that stay are among the newest, or not committed. */
+    while (c->first < c->count && c->list[c->first].group + pending < c->groups)
+        land_copy(c, h.shared);
+}
+
+void qc_shim_copies_end(qc_shim_copies *c, const unsigned char *shared_memory)
+{
+    while (c->first < c->count)
+        check_untouched(&c->list[c->first++], shared_memory);
 }
 
 /* ---- barriers that count bytes --------------------------------------------------------------- */
@@ -184,21 +280,38 @@ static void end_phase(barrier *b)
     qc_shim_wake(b);
 }
 
+static void arrive(const qc_shim_async *x, barrier *b)
+{
+    if (!b->missing)
+        qc_shim_fault("mbarrier.arrive: more arrivals at the mbarrier at offset %zu than the %u of "
+                      "a phase",
+                      offset_of(x, b->at), b->count);
+    b->missing--;
+}
+
 void qc_shim_mbarrier_arrive(uint64_t *p, uint32_t bytes)
 {
     qc_shim_here h;
     qc_shim_async *x = begin("mbarrier.arrive", &h);
     barrier *b = find("mbarrier.arrive", x, p);
-    if (!b->missing)
-        qc_shim_fault("mbarrier.arrive: more arrivals at the mbarrier at offset %zu than the %u of "
-                      "a phase",
-                      offset_of(x, p), b->count);
+    arrive(x, b);
     if (bytes >= 1u << 20)
         qc_shim_fault("mbarrier.arrive.expect_tx of %u bytes", bytes);
     QC_SHIM_RELEASE(b);
     b->bytes += bytes;
-    b->missing--;
     end_phase(b);
+}
+
+void qc_shim_mbarrier_arrive_copied(uint64_t *p)
+{
+    qc_shim_here h;
+    qc_shim_async *x = begin("cp.async.mbarrier.arrive", &h);
+    barrier *b = find("cp.async.mbarrier.arrive", x, p);
+    UNSEEN_BEGIN();
+    x->arrivals = grown(x->arrivals, x->arrivals_count, &x->arrivals_room, sizeof(*x->arrivals));
+    x->arrivals[x->arrivals_count++] =
+        (arrival){b, h.copies, h.copies->landed + (h.copies->count - h.copies->first)};
+    UNSEEN_END();
 }
 
 void qc_shim_mbarrier_wait(uint64_t *p, uint32_t parity)
@@ -216,21 +329,6 @@ void qc_shim_mbarrier_wait(uint64_t *p, uint32_t parity)
 }
 
 /* ---- bulk loads ------------------------------------------------------------------------------ */
-
-static void add_load(qc_shim_async *x, load l)
-{
-    if (x->loads_count == x->loads_room) {
-        x->loads_room = x->loads_room ? 2 * x->loads_room : 64;
-        x->loads = realloc(x->loads, x->loads_room * sizeof(*x->loads));
-        if (!x->loads)
-            qc_shim_fault("no memory for a load");
-    }
-    if (l.from)
-        memcpy(l.seen, l.from, l.bytes);
-    memset(l.to, POISON, l.bytes);
-    memset(x->loaded + offset_of(x, l.to), POISON, l.bytes);
-    x->loads[x->loads_count++] = l;
-}
 
 void qc_shim_bulk_load(void *shared, const void *global, uint32_t bytes, uint64_t *p)
 {
@@ -253,46 +351,65 @@ void qc_shim_bulk_load(void *shared, const void *global, uint32_t bytes, uint64_
         (size_t)((const char *)global - (const char *)base) + bytes > all)
         qc_shim_fault("a bulk load of %u bytes from %p, which is not within memory of the device",
                       bytes, global);
-    add_load(x, (load){shared, global, room(bytes), bytes, b, 0});
-}
-
-/* A cp.async of 16 bytes, zeros where `global` is NULL, lands with the barrier's bulk loads. */
-void qc_shim_async_copy(uint64_t *p, void *shared, const void *global)
-{
-    qc_shim_here h;
-    qc_shim_async *x = begin("cp.async.mbarrier.arrive", &h);
-    barrier *b = find("cp.async.mbarrier.arrive", x, p);
-    b->bytes += 16;
-    add_load(x, (load){shared, global, room(16), 16, b, 1});
+    UNSEEN_BEGIN();
+    x->loads = grown(x->loads, x->loads_count, &x->loads_room, sizeof(*x->loads));
+    load l = {shared, global, room(bytes), bytes, b};
+    memcpy(l.seen, global, bytes);
+    memset(shared, POISON, bytes);
+    memset(x->loaded + offset_of(x, shared), POISON, bytes);
+    x->loads[x->loads_count++] = l;
+    UNSEEN_END();
 }
 
 static void land(qc_shim_async *x, const load *l)
 {
     size_t at = offset_of(x, l->to);
     if (!poisoned(l->to, l->bytes) || !poisoned(x->loaded + at, l->bytes))
-        qc_shim_fault("offset %zu of shared memory, or what follows it, was written while a %s of "
-                      "%u bytes to it was under way",
-                      at, l->copied ? "cp.async" : "bulk load", l->bytes);
-    if (l->from && memcmp(l->seen, l->from, l->bytes))
-        qc_shim_fault("the source of a load to offset %zu of shared memory was written while "
+        qc_shim_fault("offset %zu of shared memory, or what follows it, was written while a bulk "
+                      "load of %u bytes to it was under way",
+                      at, l->bytes);
+    if (memcmp(l->seen, l->from, l->bytes))
+        qc_shim_fault("the source of a bulk load to offset %zu of shared memory was written while "
                       "it was under way",
                       at);
     memcpy(l->to, l->seen, l->bytes);
-    if (!l->copied)
-        memcpy(x->loaded + at, l->seen, l->bytes);
+    memcpy(x->loaded + at, l->seen, l->bytes);
     l->barrier->bytes -= l->bytes;
     free(l->seen);
 }
 
-/* Whether a load of this barrier can land: it is waited for, and lacks bytes alone. */
+/* Whether something of this barrier can land: it is waited for, and lacks nothing else. */
 static int can_land(const qc_shim_async *x, const barrier *b)
 {
-    if (!b->waited || b->missing)
-        return 0;
+    size_t loads = 0, arrivals = 0;
+    for (size_t i = 0; i < x->loads_count; i++)
+        loads += x->loads[i].barrier == b;
+    for (size_t i = 0; i < x->arrivals_count; i++)
+        arrivals += x->arrivals[i].barrier == b;
+    return b->waited && b->missing <= arrivals && loads + arrivals > 0;
+}
+
+static void land_all(qc_shim_async *x, barrier *b)
+{
+    size_t left = 0;
+    for (size_t i = 0; i < x->arrivals_count; i++) {
+        const arrival *a = &x->arrivals[i];
+        if (a->barrier != b) {
+            x->arrivals[left++] = *a;
+            continue;
+        }
+        while (a->copies->landed < a->until)
+            land_copy(a->copies, x->shared);
+        arrive(x, b);
+    }
+    x->arrivals_count = left;
+    left = 0;
     for (size_t i = 0; i < x->loads_count; i++)
         if (x->loads[i].barrier == b)
-            return 1;
-    return 0;
+            land(x, &x->loads[i]);
+        else
+            x->loads[left++] = x->loads[i];
+    x->loads_count = left;
 }
 
 int qc_shim_async_land(qc_shim_async *x, qc_shim_order_kind order, uint64_t *random)
@@ -309,13 +426,9 @@ int qc_shim_async_land(qc_shim_async *x, qc_shim_order_kind order, uint64_t *ran
                       : order == QC_SHIM_REVERSE ? n - 1
                                                  : (unsigned)(qc_shim_random(random) % n);
     barrier *b = &x->barriers[which[chosen]];
-    size_t left = 0;
-    for (size_t i = 0; i < x->loads_count; i++)
-        if (x->loads[i].barrier == b)
-            land(x, &x->loads[i]);
-        else
-            x->loads[left++] = x->loads[i];
-    x->loads_count = left;
+    UNSEEN_BEGIN();
+    land_all(x, b);
+    UNSEEN_END();
     if (b->bytes < 0)
         qc_shim_fault("bulk loads brought %" PRId64 " bytes more than were announced to the "
                       "mbarrier at offset %zu",
@@ -466,19 +579,20 @@ static void retire(const qc_shim_async *x, warpgroup *g, unsigned me, unsigned p
 
 static int alike(const step *a, const step *b)
 {
-    return a->kind == b->kind && a->pending == b->pending && a->product.n == b->product.n &&
-           a->product.b == b->product.b && !a->product.add == !b->product.add;
+    return a->kind == b->kind && a->count == b->count && !strcmp(a->what, b->what) &&
+           a->product.n == b->product.n && a->product.b == b->product.b &&
+           !a->product.add == !b->product.add;
 }
 
 static void describe(const step *s, char *text, size_t bytes)
 {
     if (s->kind == PRODUCT)
-        snprintf(text, bytes, "%s with n = %u, B 0x%" PRIx64 ", %s", step_names[s->kind],
-                 s->product.n, s->product.b, s->product.add ? "added" : "not added");
-    else if (s->kind == WAIT)
-        snprintf(text, bytes, "%s %u", step_names[s->kind], s->pending);
+        snprintf(text, bytes, "%s with n = %u, B 0x%" PRIx64 ", %s", s->what, s->product.n,
+                 s->product.b, s->product.add ? "added" : "not added");
+    else if (s->kind == WAIT || s->kind == REGISTERS)
+        snprintf(text, bytes, "%s %u", s->what, s->count);
     else
-        snprintf(text, bytes, "%s", step_names[s->kind]);
+        snprintf(text, bytes, "%s", s->what);
 }
 
 static void different(const char *who, const step *a, const step *b)
@@ -515,8 +629,10 @@ static warpgroup *group_here(const char *what, qc_shim_async **x, unsigned *me)
         qc_shim_fault("%s in a warp that belongs to no warpgroup: the block has %u threads", what,
                       h.threads);
     *me = h.thread / WARP % WARPS;
+    UNSEEN_BEGIN();
     if (!(*x)->groups[n])
         (*x)->groups[n] = room(sizeof(warpgroup));
+    UNSEEN_END();
     return (*x)->groups[n];
 }
 
@@ -526,12 +642,13 @@ static void take(void *const *args, unsigned mask)
     const step *s = args[0];
     qc_shim_async *x;
     unsigned me;
-    warpgroup *g = group_here(step_names[s->kind], &x, &me);
+    warpgroup *g = group_here(s->what, &x, &me);
     warp *w = &g->warps[me];
     (void)mask;
     for (unsigned lane = 1; lane < WARP; lane++)
         if (!alike(s, args[lane]))
             different("the lanes of a warp", s, args[lane]);
+    UNSEEN_BEGIN();
     follow(g, me, s);
     if (s->kind == FENCE)
         w->fenced = 1;
@@ -542,6 +659,7 @@ static void take(void *const *args, unsigned mask)
         w->fenced = 0;
         qc_shim_wake(g);
     }
+    UNSEEN_END();
 }
 
 /* All lanes have come, and the other warps have done what they wait for. */
@@ -550,43 +668,51 @@ static void take_wait(void *const *args, unsigned mask)
     const step *s = args[0];
     qc_shim_async *x;
     unsigned me;
-    warpgroup *g = group_here(step_names[WAIT], &x, &me);
+    warpgroup *g = group_here(s->what, &x, &me);
     (void)mask;
-    retire(x, g, me, s->pending);
+    UNSEEN_BEGIN();
+    retire(x, g, me, s->count);
+    UNSEEN_END();
 }
 
 static void do_step(step *s)
 {
     qc_shim_async *x;
     unsigned me;
-    warpgroup *g = group_here(step_names[s->kind], &x, &me);
-    qc_shim_collect(step_names[s->kind], 0xffffffffu, s, take);
+    warpgroup *g = group_here(s->what, &x, &me);
+    qc_shim_collect(s->what, 0xffffffffu, s, take);
     if (s->kind != WAIT)
         return;
     for (unsigned i = 0; i < WARPS; i++)
-        while (g->warps[i].committed < waited_for(&g->warps[me], s->pending))
+        while (g->warps[i].committed < waited_for(&g->warps[me], s->count))
             qc_shim_wait_for(g);
-    qc_shim_collect(step_names[WAIT], 0xffffffffu, s, take_wait);
+    qc_shim_collect(s->what, 0xffffffffu, s, take_wait);
 }
 
 void qc_shim_wgmma_fence(void)
 {
-    do_step(&(step){.kind = FENCE});
+    do_step(&(step){FENCE, .what = "wgmma.fence"});
 }
 
 void qc_shim_wgmma_commit(void)
 {
-    do_step(&(step){.kind = COMMIT});
+    do_step(&(step){COMMIT, .what = "wgmma.commit_group"});
 }
 
 void qc_shim_wgmma_wait(unsigned pending)
 {
-    do_step(&(step){.kind = WAIT, .pending = pending});
+    do_step(&(step){WAIT, "wgmma.wait_group", pending, .product.n = 0});
 }
 
 void qc_shim_wgmma(const qc_shim_product *p)
 {
-    do_step(&(step){.kind = PRODUCT, .product = *p});
+    do_step(&(step){PRODUCT, .what = "wgmma.mma_async", .product = *p});
+}
+
+/* How many there are is not known here: only that all four warps ask for the same. */
+void qc_shim_registers(const char *what, unsigned count)
+{
+    do_step(&(step){REGISTERS, what, count, .product.n = 0});
 }
 
 /* ---- for shim_block.c ------------------------------------------------------------------------ */
@@ -622,9 +748,12 @@ void qc_shim_async_end(qc_shim_async *x)
         qc_shim_fault("the block ends, and nobody has waited for a bulk load to offset %zu of "
                       "shared memory",
                       offset_of(x, x->loads[0].to));
+    UNSEEN_BEGIN();
     for (unsigned i = 0; i < GROUPS; i++)
         free(x->groups[i]);
     free(x->loads);
+    free(x->arrivals);
     free(x->loaded);
     free(x);
+    UNSEEN_END();
 }

@@ -1,5 +1,5 @@
-/* Runs a grid block by block: threads as fibres, barriers, warp collectives, shared memory,
- * cp.async. shim_internal.h says in which order threads run, and why. */
+/* Runs a grid block by block: threads as fibres, barriers, warp collectives, shared memory.
+ * shim_internal.h says in which order threads run, and why. */
 #include "shim_internal.h"
 
 #include <stdarg.h>
@@ -30,13 +30,6 @@ typedef enum {
 } thread_state;
 
 typedef struct {
-    void *shared;
-    const void *global;
-    unsigned bytes;
-    uint64_t group;
-} pending_copy;
-
-typedef struct {
     qc_shim_thread seen; /* comes first: what the kernel sees */
     qc_shim_fibre *fibre;
     thread_state state;
@@ -46,10 +39,8 @@ typedef struct {
     const char *collective; /* for AT_COLLECTIVE */
     unsigned mask;
     void *arg;
-    const void *event;    /* for AT_EVENT */
-    pending_copy *copies; /* kept from block to block */
-    size_t copies_first, copies_count, copies_room;
-    uint64_t groups; /* how many it has committed so far */
+    const void *event;     /* for AT_EVENT */
+    qc_shim_copies copies; /* its room is kept from block to block */
 } thread;
 
 typedef struct qc_shim_block {
@@ -271,8 +262,8 @@ void qc_shim_collect(const char *kind, unsigned mask, void *arg,
 qc_shim_here qc_shim_get_here(void)
 {
     unsigned thread_number = (unsigned)(self() - running->all);
-    return (qc_shim_here){running->grid, running->threads, thread_number, running->shared,
-                          &running->async};
+    return (qc_shim_here){running->grid,   running->threads, thread_number,
+                          running->shared, &running->async,  &((thread *)qc_shim_self)->copies};
 }
 
 void qc_shim_wait_for(const void *event)
@@ -390,75 +381,6 @@ void qc_shim_need_sm(const char *what, unsigned sm)
         qc_shim_fault("%s needs sm_%u; this device is sm_%u", what, sm, running->grid->sm);
 }
 
-/* ---- cp.async -------------------------------------------------------------------------------- */
-
-/* A copy may land at any time until somebody waits for it, or until the block ends if nobody does.
- * So what somebody wrote to its place meanwhile may or may not be overwritten. The poison that was
- * put there tells. */
-static void check_untouched(const pending_copy *c)
-{
-    static const uint64_t poison[2] = {UINT64_MAX, UINT64_MAX};
-    if (memcmp(c->shared, poison, sizeof(poison)))
-        qc_shim_fault(
-            "offset %zu of shared memory was written while a cp.async to it was under way",
-            (size_t)((const unsigned char *)c->shared - running->shared));
-}
-
-void qc_shim_cp_async(void *shared, const void *global, unsigned bytes)
-{
-    thread *t = self();
-    qc_shim_need_sm("cp.async", 80);
-    qc_shim_check_shared("cp.async", shared, 16);
-    if (bytes != 0 && bytes != 16)
-        qc_shim_fault("cp.async of %u bytes", bytes);
-    if (bytes && (uintptr_t)global % 16)
-        qc_shim_fault("cp.async from %p, which is not aligned to 16 bytes", global);
-    if (t->copies_count == t->copies_room) {
-        t->copies_room = t->copies_room ? 2 * t->copies_room : 64;
-        t->copies = realloc(t->copies, t->copies_room * sizeof(*t->copies));
-        if (!t->copies)
-            qc_shim_fault("no memory for a copy");
-    }
-    memset(shared, 0xff, 16);
-    t->copies[t->copies_count++] = (pending_copy){shared, global, bytes, t->groups};
-}
-
-void qc_shim_cp_commit(void)
-{
-    qc_shim_need_sm("cp.async.commit_group", 80);
-    self()->groups++;
-}
-
-void qc_shim_cp_wait(unsigned pending)
-{
-    thread *t = self();
-    qc_shim_need_sm("cp.async.wait_group", 80);
-    while (t->copies_first < t->copies_count) {
-        const pending_copy *c = &t->copies[t->copies_first];
-        if (c->group + pending >= t->groups) /* it is among the newest, or not committed */
-            return;
-        check_untouched(c);
-        if (c->bytes)
-            memcpy(c->shared, c->global, 16);
-        else
-            memset(c->shared, 0, 16);
-        t->copies_first++;
-    }
-    t->copies_first = t->copies_count = 0;
-}
-
-void qc_shim_mbarrier_arrive_copied(uint64_t *barrier)
-{
-    thread *t = self();
-    for (; t->copies_first < t->copies_count; t->copies_first++) {
-        const pending_copy *c = &t->copies[t->copies_first];
-        check_untouched(c);
-        qc_shim_async_copy(barrier, c->shared, c->bytes ? c->global : NULL);
-    }
-    t->copies_first = t->copies_count = 0;
-    qc_shim_mbarrier_arrive(barrier, 0);
-}
-
 /* ---- running --------------------------------------------------------------------------------- */
 
 static void thread_main(void)
@@ -565,8 +487,7 @@ static void end_copies(block *b)
     for (unsigned i = 0; i < b->threads; i++) {
         thread *t = &b->all[i];
         qc_shim_self = &t->seen;
-        while (t->copies_first < t->copies_count)
-            check_untouched(&t->copies[t->copies_first++]);
+        qc_shim_copies_end(&t->copies, b->shared);
     }
     qc_shim_self = NULL;
 }
@@ -597,8 +518,7 @@ static void start_block(block *b, const qc_shim_grid *g, uint64_t at, int early)
         t->seen.in = b;
         t->state = READY;
         t->waited = 0;
-        t->copies_first = t->copies_count = 0;
-        t->groups = 0;
+        t->copies = (qc_shim_copies){.list = t->copies.list, .room = t->copies.room};
         t->fibre = qc_shim_fibre_get(b->slot * MAX_THREADS + i);
         qc_shim_fibre_start(t->fibre, thread_main);
     }
@@ -662,7 +582,7 @@ void qc_shim_thread_ends(void)
         if (b->room)
             munmap(b->room - SHARED_GUARD, SHARED_ROOM + 2 * SHARED_GUARD);
         for (unsigned t = 0; t < MAX_THREADS; t++)
-            free(b->all[t].copies);
+            free(b->all[t].copies.list);
         free(b);
         blocks_of[i] = NULL;
     }

@@ -6,8 +6,8 @@
  * here are a CUDA runtime without a GPU:
  *
  *   - shim_fibre.c   stacks, and the switch from one to another
- *   - shim_block.c   a grid, block by block: one fibre per thread, barriers, collectives, cp.async
- *   - shim_async.c   what sm_90a runs on its own: bulk loads, products of a warpgroup
+ *   - shim_block.c   a grid, block by block: one fibre per thread, barriers, collectives
+ *   - shim_async.c   what runs on its own: cp.async; for sm_90a bulk loads, products of a warpgroup
  *   - shim_memory.c  device and pinned memory between guard pages; who touched what it must not
  *   - shim_device.c  devices, their properties, errors, configuration
  *   - shim_stream.c  streams, events
@@ -111,6 +111,19 @@ void qc_shim_run_grids(const qc_shim_grid *const *g, size_t count);
 /* Gives back what the calling thread kept for its next block. */
 void qc_shim_thread_ends(void);
 
+/* The cp.async of a thread. */
+typedef struct {
+    void *shared;
+    const void *global;
+    unsigned bytes;
+    uint64_t group;
+} qc_shim_copy;
+typedef struct {
+    qc_shim_copy *list; /* those from `first` to `count` are under way */
+    size_t first, count, room;
+    uint64_t groups, landed; /* how many were committed, and have landed */
+} qc_shim_copies;
+
 /* Where the running thread is; ends the process outside of kernels. */
 typedef struct qc_shim_async qc_shim_async;
 typedef struct {
@@ -118,6 +131,7 @@ typedef struct {
     unsigned threads, thread; /* of the block, and which of them this is */
     unsigned char *shared;
     qc_shim_async **async; /* of the block; NULL in it until it is needed */
+    qc_shim_copies *copies;
 } qc_shim_here;
 qc_shim_here qc_shim_get_here(void);
 /* The thread waits until somebody in its block calls wake with the same pointer, which
@@ -187,10 +201,11 @@ typedef struct {
 qc_shim_order qc_shim_get_order(void);
 /* ---- what runs on its own -------------------------------------------------------------------- */
 
-/* Nobody in the block can run: bulk loads land that a thread waits for. Returns 0 if there are none
- * (x may be NULL). */
+/* Copies that were never waited for land now. Nobody reads them any more. */
+void qc_shim_copies_end(qc_shim_copies *c, const unsigned char *shared_memory);
+/* Nobody in the block can run: what a thread waits for at a barrier lands. Returns 0 if there is
+ * nothing (x may be NULL). */
 int qc_shim_async_land(qc_shim_async *x, qc_shim_order_kind order, uint64_t *random);
-void qc_shim_async_copy(uint64_t *barrier, void *shared, const void *global);
 void qc_shim_async_name(const qc_shim_async *x, const void *event, char *text, size_t bytes);
 /* End the process if something was not waited for. */
 void qc_shim_async_thread_ends(const qc_shim_async *x, unsigned thread);

@@ -34,18 +34,24 @@ static inline void qc_bulk_load(void *shared, const void *global, uint32_t bytes
     qc_shim_bulk_load(shared, global, bytes, barrier);
 }
 
-static inline void qc_wgmma_fence(void)
-{
-    qc_shim_wgmma_fence();
-}
 template <int count> static inline void qc_registers_fewer(void)
 {
+    static_assert(count >= 24 && count <= 256 && count % 8 == 0, "what setmaxnreg takes");
+    qc_shim_registers("setmaxnreg.dec", count);
 }
 template <int count> static inline void qc_registers_more(void)
 {
+    static_assert(count >= 24 && count <= 256 && count % 8 == 0, "what setmaxnreg takes");
+    qc_shim_registers("setmaxnreg.inc", count);
 }
-static inline void qc_wgmma_operand(uint32_t (&)[4])
+
+static inline void qc_wgmma_operand(uint32_t (&a)[4])
 {
+    (void)a;
+}
+static inline void qc_wgmma_fence(void)
+{
+    qc_shim_wgmma_fence();
 }
 static inline void qc_wgmma_commit(void)
 {
@@ -85,10 +91,10 @@ QC_SHIM_UNSEEN static inline void wgmma_multiply(unsigned n, const uint32_t (*a)
 }
 } // namespace qc_shim
 
-template <int half>
+template <unsigned half>
 static inline void qc_wgmma(float (&d)[half], const uint32_t (&a)[4], uint64_t b, int add)
 {
-    constexpr int n = 2 * half;
+    constexpr unsigned n = 2 * half;
     static_assert(n == 16 || n == 32 || n == 64 || n == 128 || n == 256, "as in ptx_hopper.cuh");
     const qc_shim_product p = {n, add, b, a, d, qc_shim::wgmma_multiply};
     qc_shim_wgmma(&p);

@@ -64,8 +64,9 @@ void qc_shim_mbarrier_init(uint64_t *barrier, uint32_t count);
 void qc_shim_mbarrier_ready(void);
 /* Announces bytes first, which may be 0. */
 void qc_shim_mbarrier_arrive(uint64_t *barrier, uint32_t bytes);
-void qc_shim_mbarrier_wait(uint64_t *barrier, uint32_t parity);
+/* Once this thread's cp.async so far are there. */
 void qc_shim_mbarrier_arrive_copied(uint64_t *barrier);
+void qc_shim_mbarrier_wait(uint64_t *barrier, uint32_t parity);
 void qc_shim_bulk_load(void *shared, const void *global, uint32_t bytes, uint64_t *barrier);
 
 /* What a thread gives to a product. a and d stay where they are until the thread has waited. */
@@ -83,6 +84,7 @@ void qc_shim_wgmma_fence(void);
 void qc_shim_wgmma(const qc_shim_product *p);
 void qc_shim_wgmma_commit(void);
 void qc_shim_wgmma_wait(unsigned pending);
+void qc_shim_registers(const char *what, unsigned count);
 
 /* Most blocks in x, and in y, that kernels which go on in steps of the grid are started with. */
 unsigned qc_shim_grid_most(void);
