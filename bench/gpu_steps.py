@@ -552,9 +552,11 @@ def calibrate(step):
         with open(ids, "w") as f:
             for i in range(16):
                 f.write(" ".join(str((i * 2048 + k) * 7919 % 32000) for k in range(2048)) + "\n")
-        rc, out = convert_timed("large", "--to", "nf4", "--calibrate", ids, "--keep",
-                                "*.layers.[2-9].*", "--keep", "*.layers.[1-9][0-9].*", "--device",
-                                "cuda", step.run.at("model"))
+        with open(step.run.at("model", "config.json")) as f:
+            layers = json.load(f)["num_hidden_layers"]
+        keep = [w for i in range(2, layers) for w in ("--keep", "*.layers.%d.*" % i)]
+        rc, out = convert_timed("large", "--to", "nf4", "--calibrate", ids, *keep, "--device", "cuda",
+                                step.run.at("model"))
         shutil.rmtree(out, ignore_errors=True)
         step.find(**found)
         if rc != 0:

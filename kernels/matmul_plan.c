@@ -16,8 +16,9 @@
 
 #define RUN_ELEMS       32u
 #define GEMV_ROWS       8u
-#define WGMMA_LEAST     17u
-#define WGMMA_MOST      512u
+#define WGMMA_TILE      256u  /* rows of W in a tile, up to 64 rows of x */
+#define WGMMA_MOST      512u  /* rows of x */
+#define WGMMA_N         4096u /* rows of W */
 #define K_MULTIPLE      128u
 #define WORKSPACE_ALIGN 256u
 #define LARGE_SHARED    (128u << 10) /* more than GPUs for graphics have, of a block */
@@ -105,11 +106,27 @@ static int is_only_dequantized(const qc_matmul_shape *s)
     return qc_form_ops_of(s->kind)->integer;
 }
 
+/* Where matmul_wgmma.cu was faster than the other kernels on an H200, of the shapes of
+ * bench/results/gpu-h200-bench.json: from 33 to 512 rows of x with 8,192 rows of W and more, but not
+ * with 1,024; and with fewer rows of x where one wave of tiles nearly fills the device, NF4 at any
+ * number of rows and int8 from 17 on. Between 1,024 and 8,192 rows of W nothing was measured. */
+static int wgmma_suits(const qc_cuda_device *d, const qc_matmul_shape *s, const qc_matmul_plan *p)
+{
+    if (s->m > WGMMA_MOST || s->n < WGMMA_N || !qc_wgmma_takes(d, s, p))
+        return 0;
+    uint64_t tiles = qc_matmul_tiles(s, WGMMA_TILE), sms = d->multiprocessors;
+    if (s->m > 32)
+        return 1;
+    return 4 * tiles >= 3 * sms && tiles <= sms && (s->kind == QC_FORM_NF4 || s->m > 16);
+}
+
 static qc_matmul_path choose(const qc_cuda_device *d, const qc_matmul_shape *s)
 {
     qc_matmul_plan p = {.run = run_mode(s)};
     if (is_only_dequantized(s))
         return QC_MATMUL_DEQUANT_GEMM;
+    if (wgmma_suits(d, s, &p))
+        return QC_MATMUL_WGMMA;
     if (qc_stream_takes(d, s, &p))
         return QC_MATMUL_MMA_16816;
     /* From here on a V100's tensor cores should overtake the GEMV, by the counts of
@@ -120,8 +137,6 @@ static qc_matmul_path choose(const qc_cuda_device *d, const qc_matmul_shape *s)
         return QC_MATMUL_MMA_884;
     if (s->m <= GEMV_ROWS)
         return QC_MATMUL_GEMV;
-    if (s->m >= WGMMA_LEAST && s->m <= WGMMA_MOST && qc_wgmma_takes(d, s, &p))
-        return QC_MATMUL_WGMMA;
     if (s->have_gemm && s->m >= qc_matmul_gemm_rows(d, s))
         return QC_MATMUL_DEQUANT_GEMM;
     return tensor_path(d);
