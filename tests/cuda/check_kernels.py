@@ -34,8 +34,10 @@ ARCHITECTURES = (((11, 8), (70, 80, 86, 89, 90)), ((12, 8), (70, 80, 86, 89, 90,
 # number of registers and of instructions in all, and sm_80 and sm_86 in 129. Of 302, sm_120 has no more
 # registers than sm_100 in 195, and 31 more at most, 198 in all.)
 STOOD_FOR = {86: 80, 89: 80, 120: 100}
+# Files for instructions that only code for sm_NNa has: since which CUDA, and for which NN alone.
+OWN_CODE = {"matmul_wgmma.cu": ((12, 0), 90)}
 SOURCES = (("kernels", "*.cu"), ("bench", "ceilings_*.cu"))
-FLAGS = ["-std=c++17", "-O3", "-DNDEBUG", "-fmad=false", "-Werror=all-warnings",
+FLAGS = ["-std=c++17", "-O3", "-DNDEBUG", "-DQC_HAVE_WGMMA", "-fmad=false", "-Werror=all-warnings",
          "-Xptxas=-v,-warn-spills,-warn-lmem-usage",
          "-Xcompiler=-Wall,-Wextra,-Werror,-ffp-contract=off,-fPIC"]
 
@@ -43,6 +45,7 @@ FLAGS = ["-std=c++17", "-O3", "-DNDEBUG", "-fmad=false", "-Werror=all-warnings",
 COUNTED = {
     "HMMA.884": r"HMMA\.884\b",
     "HMMA.16816": r"HMMA\.16816\b",
+    "HGMMA": r"HGMMA\b",
     "LDG.64": r"LDG\.E\b[\w.]*\.64\b",
     "LDG.128": r"LDG\.E\b[\w.]*\.128\b",
     "STG.128": r"STG\.E\b[\w.]*\.128\b",
@@ -80,6 +83,7 @@ EXPECTED = [
     ("matmul_mma16816.cu", r"matmul_mma16816\b", 80, 999, ["HMMA.16816", "LDG.128", "LDGSTS"]),
     ("matmul_stream.cu", r"matmul_stream\b", 80, 999, ["HMMA.16816"]),
     ("matmul_tiles.cu", r"matmul_tiles\b", 80, 999, ["HMMA.16816", "LDGSTS"]),
+    ("matmul_wgmma.cu", r"matmul_wgmma\b", 90, 90, ["HGMMA", "LDGSTS"]),
 ]
 # (file, pattern, least and largest architecture): may have a stack and use it.
 # m8n8k4 is emulated by a subroutine above sm_75; that is for testing there, not for use.
@@ -125,8 +129,9 @@ class Toolkit:
     def compile(self, source, out, architectures):
         """What nvcc said; Problem if it failed."""
         command = [self.nvcc] + self.host + FLAGS + ["-I" + ROOT, "-c", source, "-o", out]
+        own = "a" if os.path.basename(source) in OWN_CODE else ""
         for a in architectures:
-            command += ["-gencode", "arch=compute_%d,code=sm_%d" % (a, a)]
+            command += ["-gencode", "arch=compute_%d%s,code=sm_%d%s" % (a, own, a, own)]
         r = subprocess.run(command, env=self.environment, stdout=subprocess.PIPE,
                            stderr=subprocess.STDOUT, text=True)
         if r.returncode != 0:
@@ -196,7 +201,7 @@ def read_ptxas(text):
     found = {}
     at = None
     for line in text.splitlines():
-        m = re.search(r"Compiling entry function '(\w+)' for 'sm_(\d+)'", line)
+        m = re.search(r"Compiling entry function '(\w+)' for 'sm_(\d+)a?'", line)
         if m:
             at = found.setdefault((m.group(1), int(m.group(2))), {})
         m = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads",
@@ -293,7 +298,8 @@ def check_file(toolkit, source, folder, architectures, expected=None, emulated=N
     out = os.path.join(folder, "%s-%s.o" % (name, toolkit.name))
     begin = time.monotonic()
     try:
-        said = read_ptxas(toolkit.compile(source, out, architectures))
+        text = toolkit.compile(source, out, architectures)
+        said = read_ptxas(text)
         code = read_sass(toolkit.disassemble(out)) if toolkit.cuobjdump else {}
     except Problem as e:
         return [], ["%s %s" % (name, e)], time.monotonic() - begin
@@ -309,6 +315,8 @@ def check_file(toolkit, source, folder, architectures, expected=None, emulated=N
             complaints.append("%s: no machine code of %s for sm_%d" % (name, row["kernel"],
                                                                       architecture))
         rows.append(row)
+    complaints += ["%s: %s" % (name, line.strip()) for line in text.splitlines()
+                   if "Potential Performance Loss" in line]
     complaints += judge(name, rows, EXPECTED if expected is None else expected,
                         EMULATED if emulated is None else emulated)
     return rows, complaints, time.monotonic() - begin
@@ -344,6 +352,16 @@ def lean(toolkit, toolkits):
     return [a for a in kept if a == 80 or a not in newest.architectures()]
 
 
+def has_code_for(toolkit, source):
+    own = OWN_CODE.get(os.path.basename(source))
+    return not own or toolkit.version >= own[0]
+
+
+def own_or(architectures, source):
+    own = OWN_CODE.get(os.path.basename(source))
+    return [own[1]] if own else architectures
+
+
 def check_all(options):
     toolkits = []
     scratch = tempfile.mkdtemp(prefix="qconv-cuda-")
@@ -361,8 +379,8 @@ def check_all(options):
         if not sources:
             raise Problem("no kernels to check")
         asked = [int(a) for a in options.arch.split(",")] if options.arch else None
-        work = [(t, s, asked or (lean(t, toolkits) if options.lean else t.architectures()))
-                for s in sources for t in toolkits]
+        work = [(t, s, own_or(asked or (lean(t, toolkits) if options.lean else t.architectures()), s))
+                for s in sources for t in toolkits if has_code_for(t, s)]
         rows, complaints = [], []
         with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
             for (t, s, a), (found, wrong, seconds) in zip(
