@@ -1,5 +1,7 @@
 """peft on models that qconv.load made: LoRA on every linear layer, with both backends."""
 import os
+import re
+import subprocess
 import sys
 import unittest
 
@@ -50,6 +52,29 @@ class Lora(unittest.TestCase):
 
     def test_bitsandbytes(self):
         self.steps("bitsandbytes")
+
+
+class Examples(unittest.TestCase):
+    """docs/examples/, as a user calls them."""
+
+    def run_example(self, name, *arguments):
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(s.ROOT / "python"), os.environ.get("PYTHONPATH", "")])}
+        said = subprocess.run([sys.executable, s.ROOT / "docs/examples" / name, *map(str, arguments)], env=env,
+                              capture_output=True, text=True)
+        self.assertEqual(said.returncode, 0, said.stderr)
+        return said.stdout
+
+    def test_generate_and_train(self):
+        out, adapter = s.SCRATCH / "examples", s.SCRATCH / "adapter"
+        s.qconv("--to", "nf4", "--progress", "never", s.model_path("kjv-llama"), out)
+        said = self.run_example("generate.py", out, "In the beginning God", "--tokens", 16)
+        self.assertRegex(said, r"^In the beginning God\S* \w+")
+        text = s.ROOT / "tests/data/kjv-llama/heldout.txt"
+        said = self.run_example("qlora.py", out, text, adapter, "--steps", 21, "--context", 64, "--rate", 5e-3)
+        losses = [float(x) for x in re.findall(r"loss ([\d.]+)", said)]
+        self.assertEqual(len(losses), 3, said)
+        self.assertLess(losses[-1], losses[0])
+        self.assertTrue((adapter / "adapter_config.json").is_file())
 
 
 if __name__ == "__main__":
