@@ -223,7 +223,7 @@ _qconv()
             return
             ;;
         --path)
-            mapfile -t COMPREPLY < <(compgen -W 'gemv mma-884 mma-16816 dequant-gemm' -- "$cur")
+            mapfile -t COMPREPLY < <(compgen -W 'gemv mma-884 mma-16816 wgmma dequant-gemm' -- "$cur")
             return
             ;;
         --rounds)

@@ -98,7 +98,7 @@ complete -c qconv -n '__qconv_is bench' -l m -x -d "how many rows of activations
 complete -c qconv -n '__qconv_is validate' -l activations -r -F -d "take activations from this .safetensors file"
 complete -c qconv -n '__qconv_is bench' -l dtype -x -a 'fp16 bf16' -d "the dtype of activations and results"
 complete -c qconv -n '__qconv_is validate bench' -l seed -x -d "the seed of the random numbers"
-complete -c qconv -n '__qconv_is bench' -l path -x -a 'gemv mma-884 mma-16816 dequant-gemm' -d "the kernel to use for every shape"
+complete -c qconv -n '__qconv_is bench' -l path -x -a 'gemv mma-884 mma-16816 wgmma dequant-gemm' -d "the kernel to use for every shape"
 complete -c qconv -n '__qconv_is bench' -l rounds -x -d "measure everything at most this many times; the median counts"
 complete -c qconv -n '__qconv_is bench' -l seconds -x -d "about how many seconds all of it may take"
 complete -c qconv -n '__qconv_is bench' -l tune -d "find the best kernel, and how to cut its work, for each shape and M"

@@ -237,7 +237,7 @@ _qconv()
                 '--m=[how many rows of activations\: numbers with commas between them]:LIST:' \
                 '--dtype=[the dtype of activations and results]:dtype:(fp16 bf16)' \
                 '--seed=[the seed of the random numbers]:N:' \
-                '--path=[the kernel to use for every shape]:path:(gemv mma-884 mma-16816 dequant-gemm)' \
+                '--path=[the kernel to use for every shape]:path:(gemv mma-884 mma-16816 wgmma dequant-gemm)' \
                 '--rounds=[measure everything at most this many times; the median counts]:N:' \
                 '--seconds=[about how many seconds all of it may take]:S:' \
                 '--tune[find the best kernel, and how to cut its work, for each shape and M]' \
