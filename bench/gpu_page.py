@@ -1,8 +1,10 @@
 """The part of docs/performance.md about what gpu_run.sh left of a GPU, for make_performance.py: which
-steps ran, what the GPU gives at best beside what docs/kernels.md assumes, and the roof of a
-measurement that is older than the roof."""
+steps ran, what the program and the operators of torch did there, kernels that were forced, what the GPU
+gives at best beside what docs/kernels.md assumes, and the roof of a measurement that is older than the
+roof."""
 import os
 import re
+import statistics
 
 import gpu_steps
 from keep_gpu_results import NO_RESULT
@@ -63,6 +65,136 @@ def run_section(run):
     if missing:
         out += ["Not run there yet: %s." % ", ".join(missing), ""]
     return out
+
+
+# ---- what the program did --------------------------------------------------------------------------
+
+def conversions(figures):
+    """Seconds of GPU, CPU and GPU again; the bytes of both compared."""
+    rows = []
+    for name, f in figures.items():
+        times = {d: ["%.2f" % r["seconds"] for r in f["runs"] if r["device"] == d] for d in ("cuda", "cpu")}
+        rows.append((name, "%.2f" % (f["out_bytes"] / 1e9), ", ".join(times["cuda"]), ", ".join(times["cpu"]),
+                     "no: " + ", ".join(f["different"]) if f["different"] else "yes, %d files" % f["files"]))
+    return ["#### Conversions", "",
+            "A model of %.2f GB in bf16 with made-up weights, in the page cache: GPU, CPU, GPU in turn. Seconds of the"
+            % (next(iter(figures.values()))["model_bytes"] / 1e9),
+            "whole process, in which starting CUDA is counted.", "",
+            table(("scheme, scales, compression", "GB", "GPU, seconds", "CPU, seconds", "the same bytes"), rows), ""]
+
+
+def loads(figures):
+    rows = []
+    for name, f in figures.items():
+        seconds = {k: statistics.median(f[k]) for k in ("gpu", "host", "copy")}
+        rows.append([name.split("-")[1], "%.2f" % (f["bytes"] / 1e9)] + ["%.1f" % (f["bytes"] / 1e9 / s) for s in seconds.values()]
+                    + ["%.1fx" % (seconds["gpu"] / seconds["copy"])])
+    return ["#### Loading to the GPU", "",
+            "GB/s of `bench_gpu_load`, medians of its rounds: an output that is not compressed from the page cache to the",
+            "GPU, digests checked; to host memory, digests checked; and copies of as many bytes from pinned memory.", "",
+            table(("output", "GB", "to the GPU", "to host memory", "copies alone", "time over the copies'"), rows), ""]
+
+
+def evals(figures):
+    rows = []
+    for name, f in figures.items():
+        if isinstance(f, dict):
+            for device in ("cuda", "cpu"):
+                e = f[device]
+                rows.append((name, e["device"], "%.5f" % e["base_perplexity"], "%.5f" % e["perplexity"],
+                             "%.3e" % e["kl_mean"], "%.3f" % (100 * e["top1"]), "%.2f" % e["seconds"]))
+    apart = figures.get("apart")
+    return ["#### `eval`", "",
+            "The bundled model on 16,384 tokens. What is further apart than the step allows: %s."
+            % ("; ".join(apart) if apart else "nothing"), "",
+            table(("scheme", "device", "perplexity, 16 bit", "quantized", "KL divergence", "top-1, %", "seconds"), rows),
+            ""]
+
+
+def calibrations(figures):
+    rows = [(title, "%.5f" % figures[key]["kl_mean"], "%.2f" % figures[key]["seconds"])
+            for key, title in (("plain", "`--scale absmax`, CPU"), ("cuda", "calibrated on the GPU"),
+                               ("cpu", "calibrated on the CPU")) if key in figures]
+    return ["#### Calibrating", "", "The bundled model in NF4, with 16,384 tokens of the bundled text.", "",
+            table(("", "KL divergence", "seconds"), rows), ""]
+
+
+PROGRAM = {"convert": conversions, "load": loads, "eval": evals, "calibrate": calibrations}
+
+
+def program_section(run):
+    out = []
+    for step, section in PROGRAM.items():
+        if run["steps"].get(step, {}).get("figures"):
+            out += section(run["steps"][step]["figures"])
+    return ["### What the program did on %s" % name_of(run), ""] + out if out else []
+
+
+# ---- kernels that were forced ----------------------------------------------------------------------
+
+PATHS = "mma-16816", "wgmma", "dequant-gemm"
+
+
+def microseconds(values):
+    """The figures of a cell: of one call, or of several."""
+    return "%g" % values[0] if len(values) == 1 else "%g to %g" % (min(values), max(values))
+
+
+def points_of(r, bench):
+    """{(scheme, n, k, m): {path: microseconds}}; figures of `bench` and of earlier runs fill what was not forced."""
+    points = {}
+    for row in r["rows"]:
+        points.setdefault((row["scheme"], row["n"], row["k"], row["m"]), {})[row["path"]] = row["us"]
+    filling = [dict(row, us=[float("%.1f" % row["us"]["median"])]) for row in bench["rows"]] if bench else []
+    for row in filling + r["earlier"]:
+        key = row["scheme"], row["n"], row["k"], row["m"]
+        if row["path"] in PATHS and key[3] <= max(k[3] for k in points):
+            points.setdefault(key, {}).setdefault(row["path"], row["us"])
+    return points
+
+
+def paths_section(r, bench):
+    points = points_of(r, bench)
+    dense = {(row["n"], row["k"], row["m"]): row["dense_us"]["median"] for row in bench["rows"]} if bench else {}
+    sizes = list(dict.fromkeys(key[:3] for key in points))
+    rows = []
+    for key in sorted(points, key=lambda k: (sizes.index(k[:3]), k[3])):
+        have = points[key]
+        fastest = min(statistics.mean(v) for v in have.values())
+        cells = [("**%s**" if len(have) > 1 and statistics.mean(have[p]) == fastest else "%s") % microseconds(have[p])
+                 if p in have else "-" for p in PATHS]
+        cublas = dense.get(key[1:])
+        rows.append([key[0], "%d x %d" % key[1:3], "%d" % key[3]] + cells
+                    + ["%.2fx" % (cublas / fastest) if cublas else "-"])
+    return ["### Forced kernels on %s" % name_of(r), "",
+            "Microseconds, medians; the fastest of several is bold. The last column is its speed over cuBLAS of the run",
+            "above. Which kernel is chosen since: [matmul.md](matmul.md#4-which-path).", "",
+            table(["scheme", "weight", "M"] + ["`%s`" % p for p in PATHS] + ["over cuBLAS"], rows), "",
+            "%s, commit %s. A point that was not forced is from the run above,"
+            % (" and ".join("`%s`" % c for c in r["ran"]), r["commit"][:7]),
+            "or from `%s` of commit %s, when that kernel was the same." % (r["earlier_ran"], r["earlier_commit"][:7]), ""]
+
+
+# ---- operators of torch ----------------------------------------------------------------------------
+
+def operators_section(r):
+    c = r["checks"]
+    skipped = [name for name, found in c.items() if "skipped" in found]
+    rows = [("M = %s" % m[2:],) + tuple("%.1f" % t[k] for k in ("qconv, graph", "dense, graph", "qconv, call",
+                                                                "dense, call"))
+            + ("%.2fx" % (t["dense, graph"] / t["qconv, graph"]),) for m, t in c["device_time"].items()]
+    host = c["host_time"]
+    return ["### Operators of torch on %s" % name_of(r), "",
+            "`%s`, torch %s, kernels of %s, %s: %d passed, %d failed%s." % (
+                r["ran"], r["torch"], r["build"], r["date"], r["passed"] - len(skipped), r["failed"],
+                ", not run: " + ", ".join("`%s` (%s)" % (n, c[n]["skipped"]) for n in skipped) if skipped else ""),
+            "%d products of %d weights of all forms; with a model by `qconv.load`, transformers %s, on the GPU the same %d"
+            % (c["products"]["products"], c["restored"]["weights"], c["model"]["transformers"], c["model"]["same tokens"]),
+            "tokens as on the CPU; captured graphs, streams, gradients, `torch.compile` with and without graphs.", "",
+            "Microseconds a product of NF4, 28672 x 8192, beside torch's in float16, in turn; a ratio of graphs:", "",
+            table(("", "graph", "dense, graph", "calls", "dense, calls", "over dense"), rows), "",
+            "Of the host a call takes %.0f us, %.0f of them in torch's dispatcher; a dense one %.0f." % (
+                host["qconv"], host["qconv"] - host["qconv, without torch's dispatcher"], host["dense"]), ""]
 
 
 # ---- what the GPU gives at best --------------------------------------------------------------------

@@ -5,8 +5,9 @@
 
 NAME is the GPU's: h200. Each measurement in a folder RESULTS becomes bench/results/gpu-NAME-KIND.json
 (bench, ceilings, groups, bitsandbytes). gpu-NAME-run.json gets the GPU, the driver and, for each step,
-the commit and what passed and failed. A step that no RESULTS has stays as it is there. --note says of
-a step what its figures do not. Then bench/make_performance.py writes the page. Standard library only.
+the commit, what passed and failed and its figures, without the paths in them. A step that no RESULTS
+has stays as it is there. --note says of a step what its figures do not. Then bench/make_performance.py
+writes the page. Standard library only.
 """
 import argparse
 import json
@@ -25,6 +26,13 @@ def read(path):
         return json.load(f)
 
 
+def without_paths(value):
+    """Figures without the members that name a place on the machine that was measured."""
+    if not isinstance(value, dict):
+        return value
+    return {k: without_paths(v) for k, v in value.items() if not (isinstance(v, str) and v.startswith("/"))}
+
+
 def steps_of(summary):
     """{step: what became of it}; the second call has what the first left to its sanitizers."""
     found = {}
@@ -33,11 +41,13 @@ def steps_of(summary):
             continue
         parts = row.get("parts") or [{"name": row["step"], "rc": row["rc"]}]
         more = summary["call"] == "second" and row["step"] == "sanitizers"
-        found["more sanitizers" if more else row["step"]] = {
+        kept = found["more sanitizers" if more else row["step"]] = {
             "commit": summary["commit"], "seconds": row["seconds"],
             "passed": sum(p["rc"] == 0 for p in parts),
             "left_out": sum(p["rc"] == SKIPPED for p in parts),
             "failed": [p["name"] for p in parts if p["rc"] not in (0, SKIPPED)]}
+        if row.get("figures"):
+            kept["figures"] = without_paths(row["figures"])
     return found
 
 

@@ -89,6 +89,23 @@ def target_rows(r):
     return out
 
 
+PEER_RATIO, PEER_ROWS = 1.5, 64  # times bitsandbytes' kernel, up to so many rows of x; never slower
+
+
+def least_peer(ours, theirs):
+    """What came of that, as a sentence; None where nothing was measured by both. `ours`: {(n, k, m, scheme): us}."""
+    found = [(row["us"]["median"] / ours[key], row) for row in theirs["rows"] if row["scheme"] == "bitsandbytes"
+             for key in [(row["n"], row["k"], row["m"], "nf4")] if key in ours]
+    parts = []
+    for name, some in (("up to %d rows" % PEER_ROWS, [f for f in found if f[1]["m"] <= PEER_ROWS]),
+                       ("above", [f for f in found if f[1]["m"] > PEER_ROWS])):
+        if some:
+            ratio, row = min(some, key=lambda f: f[0])
+            parts.append("%s %.2fx (%s, %d rows)" % (name, ratio, row["layer"], row["m"]))
+    return ("Target beside bitsandbytes' own kernel: %.1fx up to %d rows of x, and never slower. Least: %s."
+            % (PEER_RATIO, PEER_ROWS, "; ".join(parts)) if parts else None)
+
+
 # ---- the plot: ratio over rows of x, both in powers of two ----
 
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM, RIGHT = 640, 320, 46, 14, 40, 150

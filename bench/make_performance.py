@@ -320,7 +320,9 @@ def kernel_peers(ours, theirs):
             rows.append((row["model"], row["layer"], str(row["m"]), row["scheme"],
                          digits(row["us"]["median"]), digits(mine),
                          "%.2fx" % (row["us"]["median"] / mine)))
-    return table(("model", "layer", "M", "", "us", "qconv nf4, us", "times qconv's"), rows)
+    text = table(("model", "layer", "M", "", "us", "qconv nf4, us", "times qconv's"), rows)
+    least = kernel_targets.least_peer(at, theirs)
+    return text + "\n\n" + least if least else text
 
 
 PLOTS = {}  # name in docs/ to SVG: made beside the page
@@ -358,21 +360,37 @@ def kernels():
     if not found:
         return out + ["No GPU has been measured yet. `bench/gpu_run.sh` measures one, and",
                       "`bench/keep_gpu_results.py` puts its results into `bench/results/gpu-NAME-*.json`.", ""]
-    for r in found:
-        if r["command"] == "gpu_run":
-            out += gpu_page.run_section(r)
-    ceilings = {gpu_page.name_of(r): r for r in found if r["command"] == "ceilings"}
-    out += kernel_measurements([r for r in found if r["command"] not in ("gpu_run", "ceilings")], names, ceilings)
+    def of(command):
+        return [r for r in found if r["command"] == command]
+
+    for r in of("gpu_run"):
+        out += gpu_page.run_section(r)
+    ceilings = {gpu_page.name_of(r): r for r in of("ceilings")}
+    measured = [r for r in found if r["command"] not in ("gpu_run", "ceilings", "paths", "operators")]
+    out += kernel_measurements(measured, names, ceilings)
+    bench = {gpu_page.name_of(r): r for r in of("bench") if not is_of_groups(r)}
+    for r in of("paths"):
+        out += gpu_page.paths_section(r, bench.get(gpu_page.name_of(r)))
+    for r in of("gpu_run"):
+        out += gpu_page.program_section(r)
+    for r in of("operators"):
+        out += gpu_page.operators_section(r)
     for r in ceilings.values():
         out += gpu_page.ceilings_section(r)
     return out
+
+
+def is_of_groups(r):
+    """Whether weights that share x were measured, in one launch."""
+    return bool(r["rows"]) and all("+" in row["layer"] for row in r["rows"])
 
 
 def kernel_measurements(found, names, ceilings):
     out = ["Cells: speed over 16-bit cuBLAS in the same rounds, and share of the roof: the later of",
            "moving weights, x and y at the best rate of memory that was measured and computing at the rate of",
            "a large product of cuBLAS. Method: [bench.md](bench.md). The quantizers' target is 80% of the copy.", ""]
-    ours = [r for r in found if r["command"] == "bench"]
+    groups = [r for r in found if r["command"] == "bench" and is_of_groups(r)]
+    ours = [r for r in found if r["command"] == "bench" and r not in groups]
     for r in ours:
         judged, old = gpu_page.with_roof(r, ceilings.get(r["device"]["name"]))
         out += [kernel_section(judged), "`qconv bench`; %s" % r["program"] +
@@ -388,6 +406,11 @@ def kernel_measurements(found, names, ceilings):
                 out += ["#### Beside %s" % peer["program"], "",
                         "%s; another run on such a GPU, its own cuBLAS: read its ratios too."
                         % peer["device"]["kernels"], "", kernel_peers(r, peer), ""]
+        for group in groups:
+            if group["device"]["name"] == r["device"]["name"]:
+                out += ["#### Weights that share x, in one launch", *kernel_tables(group)[2:],
+                        "", "`qconv bench`, commit %s; against as many products of cuBLAS."
+                        % group.get("commit", "unknown")[:7], ""]
     for r in found:
         if r["command"] != "bench":
             out += [kernel_section(r), "`bench/%s.py`; %s" % (r["command"], r["program"]), ""]

@@ -563,6 +563,68 @@ class Page(QconvCase):
         self.assertIn("smoke: It is being looked at.", text)
         self.assertRegex(text, "Not run there yet: bench, tests, .*, convert, .*more sanitizers")
 
+    def run_of(self, **steps):
+        step = {"commit": "abcdef0123", "seconds": 1.0, "passed": 1, "left_out": 0, "failed": []}
+        return {"command": "gpu_run", "gpus": [{"name": "Made Up 1", "driver": "1.2", "compute_capability": "9.0"}],
+                "nvcc": "nvcc 13", "cpu": "a CPU", "cpus": 4,
+                "steps": {k: dict(step, figures=v) for k, v in steps.items()}}
+
+    def test_what_the_program_did(self):
+        def of(kl):
+            return {"device": "a device", "base_perplexity": 3.0, "perplexity": 3.5, "kl_mean": kl, "top1": 0.75,
+                    "seconds": 2.0}
+        conversion = {"model_bytes": 2000000000, "out_bytes": 500000000, "files": 3, "different": [],
+                      "runs": [{"device": d, "seconds": s} for d, s in (("cuda", 2.0), ("cpu", 0.5), ("cuda", 1.0))]}
+        text = self.lines(r=self.run_of(
+            convert={"nf4 search none": conversion, "int8 absmax none": dict(conversion, different=["a.safetensors"])},
+            load={"out-nf4-cuda": {"bytes": 10**9, "gpu": [9, 1.0, 0.5], "host": [0.25], "copy": [0.5]}},
+            eval={"nf4": {"cuda": of(0.25), "cpu": of(0.5)}, "apart": ["nf4: KL"]},
+            calibrate={"plain": {"kl_mean": 0.5, "seconds": 1.0}, "cuda": {"kl_mean": 0.25, "seconds": 2.0}}))
+        for line in ("| nf4 search none | 0.50 | 2.00, 1.00 | 0.50 | yes, 3 files |",
+                     "| int8 absmax none | 0.50 | 2.00, 1.00 | 0.50 | no: a.safetensors |",
+                     "| nf4 | 1.00 | 1.0 | 4.0 | 2.0 | 2.0x |", "the step allows: nf4: KL.",
+                     "| nf4 | a device | 3.00000 | 3.50000 | 2.500e-01 | 75.000 | 2.00 |",
+                     "| calibrated on the GPU | 0.25000 | 2.00 |"):
+            self.assertIn(line, text)
+        self.assertNotIn("calibrated on the CPU", text)
+        self.assertNotIn("What the program did", self.lines(r=self.run_of(smoke={})))
+
+    def test_forced_kernels(self):
+        at = self.ours["rows"][0]
+        size = {"scheme": "nf4", "n": at["n"], "k": at["k"]}
+        paths = {"command": "paths", "device": self.ours["device"], "ran": ["bench --path a"], "commit": "abcdef0123",
+                 "earlier_ran": "bench", "earlier_commit": "fedcba9876",
+                 "rows": [dict(size, m=at["m"], path="wgmma", us=[5.0]), dict(size, m=16, path="wgmma", us=[30.0, 40.0])],
+                 "earlier": [dict(size, m=16, path="mma-16816", us=[20.0]), dict(size, m=32, path="wgmma", us=[1.0])]}
+        at["path"] = "mma-16816"  # the others have one that is none of qconv's
+        text = self.lines(a=self.ours, p=paths)
+        name = "| nf4 | %d x %d |" % (at["n"], at["k"])
+        cublas = at["dense_us"]["median"] / 5
+        self.assertIn("%s %d | 12.5 | **5** | - | %.2fx |" % (name, at["m"], cublas), text)
+        self.assertIn("%s 16 | **20** | 30 to 40 | - |" % name, text)
+        self.assertNotIn("%s 32 |" % name, text)
+
+    def test_the_least_beside_a_peer(self):
+        def peer_row(m, us, scheme="bitsandbytes"):
+            return {"layer": "a", "n": 8, "k": 8, "m": m, "scheme": scheme, "us": {"median": us}}
+        ours = {(8, 8, m, "nf4"): 10.0 for m in (1, 64, 256)}
+        theirs = {"rows": [peer_row(1, 30.0), peer_row(64, 15.0), peer_row(256, 5.0), peer_row(1, 1.0, "dequantize"),
+                           peer_row(512, 1.0)]}
+        self.assertIn("Least: up to 64 rows 1.50x (a, 64 rows); above 0.50x (a, 256 rows).",
+                      performance.kernel_targets.least_peer(ours, theirs))
+        self.assertIsNone(performance.kernel_targets.least_peer({}, theirs))
+
+    def test_operators(self):
+        times = {"qconv, call": 4.0, "qconv, graph": 2.0, "dense, call": 6.0, "dense, graph": 5.0}
+        text = self.lines(o={"command": "operators", "ran": "it", "device": self.ours["device"], "build": "CUDA 13",
+                             "torch": "2", "date": "today", "passed": 3, "failed": 1, "checks": {
+                                 "restored": {"weights": 7}, "products": {"products": 9}, "second": {"skipped": "why"},
+                                 "model": {"transformers": "5", "same tokens": 24}, "device_time": {"m=1": times},
+                                 "host_time": {"qconv": 40.0, "qconv, without torch's dispatcher": 25.0, "dense": 13.0}}})
+        self.assertIn("today: 2 passed, 1 failed, not run: `second` (why).", text)
+        self.assertIn("| M = 1 | 2.0 | 5.0 | 4.0 | 6.0 | 2.50x |", text)
+        self.assertIn("a call takes 40 us, 15 of them", text)
+
     def test_the_shim_is_no_gpu(self):
         self.ours["device"]["name"] = "CPU shim sm_90"
         with self.assertRaises(SystemExit):

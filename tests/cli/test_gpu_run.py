@@ -313,6 +313,8 @@ class GpuRun(Case):
         self.assertEqual((steps["tests"]["commit"], steps["tests"]["failed"], "note" in steps["tests"]),
                          ("two", [], False))
         self.assertEqual(steps["smoke"]["commit"], "one")
+        self.gpu_run("second", self.path("more"), QCONV_COMMIT="two", QC_RUN_STEPS="model,convert", **env)
+        self.assertIn("nf4 absmax none", self.keep(self.path("more"))["convert"]["figures"])
         with open(self.path("kept", "gpu-x-bench.json")) as f:
             self.assertEqual(json.load(f)["commit"], "one")
         self.assertEqual(sorted(os.listdir(self.path("kept"))),
@@ -323,6 +325,11 @@ class GpuRun(Case):
         self.gpu_run("first", self.path("none"))
         with self.assertRaisesRegex(SystemExit, "measured on no GPU"):
             self.keep(self.path("none"))
+
+    def test_kept_figures_name_no_places(self):
+        self.assertEqual(keep_gpu_results.without_paths({"nf4": {"cuda": {"path": "/x", "kl": 0.5, "device": "cpu"}},
+                                                         "runs": [1, 2], "apart": []}),
+                         {"nf4": {"cuda": {"kl": 0.5, "device": "cpu"}}, "runs": [1, 2], "apart": []})
 
     def test_a_kernel_that_fails_leaves_the_others(self):
         code, _ = self.gpu_run("first", self.results, QC_RUN_STEPS="smoke", STREAM_EXITS="1",
