@@ -193,8 +193,9 @@ def operators_section(r):
             "tokens as on the CPU; captured graphs, streams, gradients, `torch.compile` with and without graphs.", "",
             "Microseconds a product of NF4, 28672 x 8192, beside torch's in float16, in turn; a ratio of graphs:", "",
             table(("", "graph", "dense, graph", "calls", "dense, calls", "over dense"), rows), "",
-            "Of the host a call takes %.0f us, %.0f of them in torch's dispatcher; a dense one %.0f." % (
-                host["qconv"], host["qconv"] - host["qconv, without torch's dispatcher"], host["dense"]), ""]
+            "Of the host a call takes %.0f us, %.0f of them in torch's dispatcher; a dense one %.0f.%s" % (
+                host["qconv"], host["qconv"] - host["qconv, without torch's dispatcher"], host["dense"],
+                "\n" + r["note"] if r.get("note") else ""), ""]
 
 
 # ---- what the GPU gives at best --------------------------------------------------------------------
