@@ -87,11 +87,12 @@ def loads(figures):
     rows = []
     for name, f in figures.items():
         seconds = {k: statistics.median(f[k]) for k in ("gpu", "host", "copy")}
-        rows.append([name.split("-")[1], "%.2f" % (f["bytes"] / 1e9)] + ["%.1f" % (f["bytes"] / 1e9 / s) for s in seconds.values()]
+        rows.append([name.split("-")[1], "%.2f" % (f["bytes"] / 1e9)]
+                    + ["%.1f" % (f["bytes"] / 1e9 / s) for s in seconds.values()]
                     + ["%.1fx" % (seconds["gpu"] / seconds["copy"])])
     return ["#### Loading to the GPU", "",
-            "GB/s of `bench_gpu_load`, medians of its rounds: an output that is not compressed from the page cache to the",
-            "GPU, digests checked; to host memory, digests checked; and copies of as many bytes from pinned memory.", "",
+            "GB/s of `bench_gpu_load`, medians of its rounds: an output that is not compressed from the page cache",
+            "to the GPU, digests checked; to host memory, likewise; and copies of as many bytes from pinned memory.", "",
             table(("output", "GB", "to the GPU", "to host memory", "copies alone", "time over the copies'"), rows), ""]
 
 
@@ -107,8 +108,8 @@ def evals(figures):
     return ["#### `eval`", "",
             "The bundled model on 16,384 tokens. What is further apart than the step allows: %s."
             % ("; ".join(apart) if apart else "nothing"), "",
-            table(("scheme", "device", "perplexity, 16 bit", "quantized", "KL divergence", "top-1, %", "seconds"), rows),
-            ""]
+            table(("scheme", "device", "perplexity, 16 bit", "quantized", "KL divergence", "top-1, %", "seconds"),
+                  rows), ""]
 
 
 def calibrations(figures):
@@ -167,12 +168,13 @@ def paths_section(r, bench):
         rows.append([key[0], "%d x %d" % key[1:3], "%d" % key[3]] + cells
                     + ["%.2fx" % (cublas / fastest) if cublas else "-"])
     return ["### Forced kernels on %s" % name_of(r), "",
-            "Microseconds, medians; the fastest of several is bold. The last column is its speed over cuBLAS of the run",
-            "above. Which kernel is chosen since: [matmul.md](matmul.md#4-which-path).", "",
+            "Microseconds, medians; the fastest of several is bold. The last column is its speed over cuBLAS of",
+            "the run above. Which kernel is chosen since: [matmul.md](matmul.md#4-which-path).", "",
             table(["scheme", "weight", "M"] + ["`%s`" % p for p in PATHS] + ["over cuBLAS"], rows), "",
             "%s, commit %s. A point that was not forced is from the run above,"
             % (" and ".join("`%s`" % c for c in r["ran"]), r["commit"][:7]),
-            "or from `%s` of commit %s, when that kernel was the same." % (r["earlier_ran"], r["earlier_commit"][:7]), ""]
+            "or from `%s` of commit %s, when that kernel was the same." % (
+                r["earlier_ran"], r["earlier_commit"][:7]), ""]
 
 
 # ---- operators of torch ----------------------------------------------------------------------------
@@ -188,9 +190,10 @@ def operators_section(r):
             "`%s`, torch %s, kernels of %s, %s: %d passed, %d failed%s." % (
                 r["ran"], r["torch"], r["build"], r["date"], r["passed"] - len(skipped), r["failed"],
                 ", not run: " + ", ".join("`%s` (%s)" % (n, c[n]["skipped"]) for n in skipped) if skipped else ""),
-            "%d products of %d weights of all forms; with a model by `qconv.load`, transformers %s, on the GPU the same %d"
-            % (c["products"]["products"], c["restored"]["weights"], c["model"]["transformers"], c["model"]["same tokens"]),
-            "tokens as on the CPU; captured graphs, streams, gradients, `torch.compile` with and without graphs.", "",
+            "%d products of %d weights of all forms; with a model by `qconv.load`, transformers %s, on the GPU the"
+            % (c["products"]["products"], c["restored"]["weights"], c["model"]["transformers"]),
+            "same %d tokens as on the CPU; captured graphs, streams, gradients, `torch.compile` with and without graphs."
+            % c["model"]["same tokens"], "",
             "Microseconds a product of NF4, 28672 x 8192, beside torch's in float16, in turn; a ratio of graphs:", "",
             table(("", "graph", "dense, graph", "calls", "dense, calls", "over dense"), rows), "",
             "Of the host a call takes %.0f us, %.0f of them in torch's dispatcher; a dense one %.0f.%s" % (

@@ -101,7 +101,7 @@ def least_peer(ours, theirs):
                        ("above", [f for f in found if f[1]["m"] > PEER_ROWS])):
         if some:
             ratio, row = min(some, key=lambda f: f[0])
-            parts.append("%s %.2fx (%s, %d rows)" % (name, ratio, row["layer"], row["m"]))
+            parts.append("%s %.2fx (%s, M = %d)" % (name, ratio, row["layer"], row["m"]))
     return ("Target beside bitsandbytes' own kernel: %.1fx up to %d rows of x, and never slower. Least: %s."
             % (PEER_RATIO, PEER_ROWS, "; ".join(parts)) if parts else None)
 

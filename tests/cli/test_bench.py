@@ -610,7 +610,7 @@ class Page(QconvCase):
         ours = {(8, 8, m, "nf4"): 10.0 for m in (1, 64, 256)}
         theirs = {"rows": [peer_row(1, 30.0), peer_row(64, 15.0), peer_row(256, 5.0), peer_row(1, 1.0, "dequantize"),
                            peer_row(512, 1.0)]}
-        self.assertIn("Least: up to 64 rows 1.50x (a, 64 rows); above 0.50x (a, 256 rows).",
+        self.assertIn("Least: up to 64 rows 1.50x (a, M = 64); above 0.50x (a, M = 256).",
                       performance.kernel_targets.least_peer(ours, theirs))
         self.assertIsNone(performance.kernel_targets.least_peer({}, theirs))
 
