@@ -594,7 +594,8 @@ class Page(QconvCase):
         size = {"scheme": "nf4", "n": at["n"], "k": at["k"]}
         paths = {"command": "paths", "device": self.ours["device"], "ran": ["bench --path a"], "commit": "abcdef0123",
                  "earlier_ran": "bench", "earlier_commit": "fedcba9876",
-                 "rows": [dict(size, m=at["m"], path="wgmma", us=[5.0]), dict(size, m=16, path="wgmma", us=[30.0, 40.0])],
+                 "rows": [dict(size, m=at["m"], path="wgmma", us=[5.0]),
+                          dict(size, m=16, path="wgmma", us=[30.0, 40.0])],
                  "earlier": [dict(size, m=16, path="mma-16816", us=[20.0]), dict(size, m=32, path="wgmma", us=[1.0])]}
         at["path"] = "mma-16816"  # the others have one that is none of qconv's
         text = self.lines(a=self.ours, p=paths)
@@ -620,7 +621,8 @@ class Page(QconvCase):
                              "torch": "2", "date": "today", "passed": 3, "failed": 1, "checks": {
                                  "restored": {"weights": 7}, "products": {"products": 9}, "second": {"skipped": "why"},
                                  "model": {"transformers": "5", "same tokens": 24}, "device_time": {"m=1": times},
-                                 "host_time": {"qconv": 40.0, "qconv, without torch's dispatcher": 25.0, "dense": 13.0}}})
+                                 "host_time": {"qconv": 40.0, "qconv, without torch's dispatcher": 25.0,
+                                               "dense": 13.0}}})
         self.assertIn("today: 2 passed, 1 failed, not run: `second` (why).", text)
         self.assertIn("| M = 1 | 2.0 | 5.0 | 4.0 | 6.0 | 2.50x |", text)
         self.assertIn("a call takes 40 us, 15 of them", text)
