@@ -596,6 +596,7 @@ static void drop(qc_calibrate_engine *e)
 #define MEASURED_LEAST  256u
 #define MEASURED_MOST   2048u
 #define MEASURED_ENOUGH 0.02 /* seconds that stand out from noise */
+#define MEASURED_LONG   0.5  /* seconds that are not waited for twice */
 
 typedef struct {
     gpu *c;
@@ -622,16 +623,22 @@ static qc_status one_dense(const measured *m, qc_error *err)
     return qc_gpu_multiply(f, &m->dense, f->act.x, f->act.exponent, m->n, f->act.a, &p, err);
 }
 
-/* The seconds of the second run, because libraries are loaded in the first one; but a first run
- * that is long enough is taken as it is. */
-static qc_status time_of(const measured *m, measured_fn run, double *seconds, qc_error *err)
+/* The seconds of the second run, because cuBLAS loads kernels in the first one of each size; but a
+ * first run that is long is taken as it is. The very first one also loads the library, which takes
+ * hundreds of milliseconds, so `warm` is 0 there: then it is run once more before. */
+static qc_status time_of(const measured *m, measured_fn run, int warm, double *seconds,
+                         qc_error *err)
 {
+    if (!warm) {
+        QC_TRY(run(m, err));
+        QC_TRY(qc_cuda_stream_synchronize(m->c->f.stream, err));
+    }
     for (int i = 0; i < 2; i++) {
         uint64_t begin = qc_clock_ns();
         QC_TRY(run(m, err));
         QC_TRY(qc_cuda_stream_synchronize(m->c->f.stream, err));
         *seconds = (double)(qc_clock_ns() - begin) * 1e-9;
-        if (*seconds > MEASURED_ENOUGH)
+        if (*seconds > MEASURED_LONG)
             break;
     }
     *seconds = *seconds > 1e-9 ? *seconds : 1e-9;
@@ -658,7 +665,7 @@ static qc_status measure_product(gpu *c, qc_dtype dtype, void *room, double *out
                                         .ldy = n,
                                         .trans_a = 1,
                                         .alpha = 1.0}};
-        QC_TRY(time_of(&m, one_product, &seconds, err));
+        QC_TRY(time_of(&m, one_product, n > MEASURED_LEAST, &seconds, err));
         double operations = 2.0 * (double)n * (double)n * (double)n;
         *out = seconds / operations;
         if (seconds > MEASURED_ENOUGH)
@@ -685,9 +692,10 @@ static qc_status measure_forward(gpu *c, qc_gpu_memory *room, double *out, qc_er
     QC_TRY(qc_cuda_fill(room->base, 0, (size_t)room->bytes, c->f.stream, err));
     QC_TRY(qc_cuda_fill(c->f.act.x, 0, (size_t)qc_gpu_bytes_of(most, f->hidden, sizeof(uint16_t)),
                         c->f.stream, err));
-    for (m.n = most < 64 ? most : 64; m.n <= most; m.n *= 2) {
+    const uint64_t least = qc_min_u64(most, 64);
+    for (m.n = least; m.n <= most; m.n *= 2) {
         double seconds = 0;
-        QC_TRY(time_of(&m, one_dense, &seconds, err));
+        QC_TRY(time_of(&m, one_dense, m.n > least, &seconds, err));
         *out = seconds / (2.0 * (double)m.n * (double)f->intermediate * (double)f->hidden);
         if (seconds > MEASURED_ENOUGH)
             break;

@@ -36,6 +36,9 @@ static void choose_kernels(qc_gpu_choice *c, unsigned sm)
     } else if (sm < 90) {
         c->kernels = sm80;
         c->kernels_why = "tensor cores of 8.x, and copies that run beside the arithmetic";
+    } else if (sm == 90) {
+        c->kernels = sm80;
+        c->kernels_why = "Hopper runs Ampere's code, and with more rows of x products of its own";
     } else {
         c->kernels = sm80;
         c->kernels_why = "later GPUs run Ampere's instructions; their own are not used yet";
