@@ -274,7 +274,7 @@ class Wrong(QconvCase):
         for v in ["0", "-1", "11", "x", "", "1e-3"]:
             self.usage("validate", "--against", "m", "--max-error=" + v, "o", has="--max-error",
                        command="validate")
-        self.usage("bench", "--path", "fast", has="gemv, mma-884, mma-16816 or dequant-gemm",
+        self.usage("bench", "--path", "fast", has="gemv, mma-884, mma-16816, wgmma or dequant-gemm",
                    command="bench")
 
     def test_devices(self):

@@ -43,7 +43,7 @@ static void put(const place *p, const char *text)
 /* ---- there and back ---- */
 
 static const qc_matmul_path paths[] = {QC_MATMUL_GEMV, QC_MATMUL_MMA_884, QC_MATMUL_MMA_16816,
-                                       QC_MATMUL_DEQUANT_GEMM};
+                                       QC_MATMUL_DEQUANT_GEMM, QC_MATMUL_WGMMA};
 static const qc_form_kind kinds[] = {QC_FORM_NF4, QC_FORM_INT8_ROWS, QC_FORM_INT8_BLOCKS};
 
 static void there_and_back(void **state)
@@ -64,7 +64,7 @@ static void there_and_back(void **state)
             r->k = qt_next(&rng) >> (11 + qt_next(&rng) % 53);
             r->m_least = 1 + (qt_next(&rng) >> (12 + qt_next(&rng) % 52));
             r->m_most = r->m_least + (qt_next(&rng) >> (12 + qt_next(&rng) % 52));
-            r->choice.path = paths[qt_next(&rng) % 4];
+            r->choice.path = paths[qt_next(&rng) % 5];
             if (r->choice.path == QC_MATMUL_MMA_16816)
                 r->choice.variant = (uint32_t)(qt_next(&rng) % QC_MATMUL_VARIANT_COUNT);
             r->choice.blocks = (uint32_t)(qt_next(&rng) % (QC_MATMUL_BLOCKS_MOST + 1));
@@ -149,9 +149,11 @@ static void refused(void **state)
         {ROWS(SHAPE "\"m_least\": 5, \"m_most\": 4"), "m_most is 4; expected a number from 5 to"},
         {ROWS(SHAPE "\"m_least\": 1, \"m_most\": true"), "m_most is of kind"},
         {ROWS(SHAPE "\"m_least\": 1, \"m_most\": 4, \"path\": \"auto\""),
-         "path is 'auto'; expected one of gemv, mma-884, mma-16816, dequant-gemm"},
+         "path is 'auto'; expected one of gemv, mma-884, mma-16816, wgmma, dequant-gemm"},
         {ROWS(SHAPE "\"m_least\": 1, \"m_most\": 4, \"path\": \"gemv\", \"variant\": \"tiles\""),
-         "expected a variant for the path mma-16816 only, found one for "},
+         "expected a variant for the path mma-16816 only, found one for gemv"},
+        {ROWS(SHAPE "\"m_least\": 1, \"m_most\": 4, \"path\": \"wgmma\", \"variant\": \"tiles\""),
+         "expected a variant for the path mma-16816 only, found one for wgmma"},
         {ROWS(GOOD ", \"variant\": \"fast\""),
          "variant is 'fast'; expected one of general, stream, tiles"},
         {ROWS(GOOD ", \"variant\": null"), "variant is of kind null"},
