@@ -107,9 +107,10 @@ static int is_only_dequantized(const qc_matmul_shape *s)
 }
 
 /* Where matmul_wgmma.cu was faster than the other kernels on an H200, of the shapes of
- * bench/results/gpu-h200-bench.json: from 33 to 512 rows of x with 8,192 rows of W and more, but not
- * with 1,024; and with fewer rows of x where one wave of tiles nearly fills the device, NF4 at any
- * number of rows and int8 from 17 on. Between 1,024 and 8,192 rows of W nothing was measured. */
+ * bench/results/gpu-h200-bench.json: from 33 to 512 rows of x with 8,192 rows of W and more, but
+ * not with 1,024; and with fewer rows of x where one wave of tiles nearly fills the device, NF4 at
+ * any number of rows and int8 from 17 on. Between 1,024 and 8,192 rows of W nothing was measured.
+ */
 static int wgmma_suits(const qc_cuda_device *d, const qc_matmul_shape *s, const qc_matmul_plan *p)
 {
     if (s->m > WGMMA_MOST || s->n < WGMMA_N || !qc_wgmma_takes(d, s, p))
@@ -120,12 +121,12 @@ static int wgmma_suits(const qc_cuda_device *d, const qc_matmul_shape *s, const 
     return 4 * tiles >= 3 * sms && tiles <= sms && (s->kind == QC_FORM_NF4 || s->m > 16);
 }
 
-static qc_matmul_path choose(const qc_cuda_device *d, const qc_matmul_shape *s)
+static qc_matmul_path choose(const qc_cuda_device *d, const qc_matmul_shape *s, int image_fits)
 {
     qc_matmul_plan p = {.run = run_mode(s)};
     if (is_only_dequantized(s))
         return QC_MATMUL_DEQUANT_GEMM;
-    if (wgmma_suits(d, s, &p))
+    if (image_fits && wgmma_suits(d, s, &p))
         return QC_MATMUL_WGMMA;
     if (qc_stream_takes(d, s, &p))
         return QC_MATMUL_MMA_16816;
@@ -384,8 +385,12 @@ qc_status qc_matmul_plan_make(const qc_cuda_device *device, const qc_matmul_shap
                 shape->n, shape->k);
     if (path == QC_MATMUL_AUTO && plan_tuned(device, shape, limit_bytes, out))
         return QC_OK;
-    qc_matmul_path chosen = path == QC_MATMUL_AUTO ? choose(device, shape) : path;
+    qc_matmul_path chosen = path == QC_MATMUL_AUTO ? choose(device, shape, 1) : path;
     plan_path(device, shape, chosen, limit_bytes, out);
+    if (!fits(out, limit_bytes) && path == QC_MATMUL_AUTO && chosen == QC_MATMUL_WGMMA) {
+        chosen = choose(device, shape, 0);
+        plan_path(device, shape, chosen, limit_bytes, out);
+    }
     if (!fits(out, limit_bytes) && path == QC_MATMUL_AUTO && chosen == QC_MATMUL_DEQUANT_GEMM &&
         !is_only_dequantized(shape))
         plan_path(device, shape, tensor_path(device), limit_bytes, out);

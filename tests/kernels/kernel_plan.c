@@ -79,12 +79,15 @@ static qc_matmul_path chosen(qc_cuda_device d, uint64_t m, uint64_t n, uint64_t 
     return plan_of(&d, &s, QC_MATMUL_AUTO, 0).path;
 }
 
-/* The path just below and from the row count on where cuBLAS takes over. */
+/* The path just below and from the row count on where cuBLAS takes over. Where matmul_wgmma.cu has
+ * such rows, only the count is looked at, which says where cuBLAS would (test_wgmma has the rest). */
 static void expect_gemm_from(qc_cuda_device d, uint64_t n, uint64_t k, uint64_t rows,
                              qc_matmul_path below)
 {
     qc_matmul_shape s = shape(1, n, k);
     assert_int_equal(qc_matmul_gemm_rows(&d, &s), rows);
+    if (d.sm == 90 && n >= 4096 && k % 64 == 0 && km_wgmma_was_built())
+        return;
     assert_int_equal(chosen(d, rows - 1, n, k), below);
     assert_int_equal(chosen(d, rows, n, k), QC_MATMUL_DEQUANT_GEMM);
     s = shape(rows, n, k);
@@ -400,7 +403,9 @@ static void test_stream(void **state)
 static void expect_layout(const qc_cuda_device *d, const qc_matmul_shape *s,
                           const qc_matmul_plan *p)
 {
-    uint64_t x = p->copies_x ? s->m * p->k_padded * 2 : 0;
+    uint64_t rows =
+        s->m + (p->image_rows ? (p->image_rows - s->m % p->image_rows) % p->image_rows : 0);
+    uint64_t x = p->copies_x ? rows * p->k_padded * 2 : 0;
     uint64_t partials = p->splits > 1 ? s->m * s->n * 4 * p->splits : 0, dense = 0;
     if (p->meets)
         partials = p->partial_floats * 4;
@@ -507,7 +512,7 @@ static void test_limits(void **state)
     assert_int_equal(p.chunk_rows, 100);
     assert_int_equal(p.dense_apart, 0);
     /* Weights that share x go one by one, so the largest counts. */
-    s = shape(256, 8192 + 1024 + 1024, 8192);
+    s = shape(600, 8192 + 1024 + 1024, 8192);
     s.parts = 3;
     s.part_n[0] = s.part_n[2] = 1024;
     s.part_n[1] = 8192;
@@ -546,14 +551,238 @@ static void test_limits(void **state)
     assert_int_equal(plan_of(&h, &s, QC_MATMUL_MMA_884, 0).splits, 1);
 }
 
+/* ---- matmul_wgmma.cu ---- */
+
+static void skip_without_wgmma(void)
+{
+    if (km_wgmma_was_built())
+        return;
+    print_message("skipped: the kernels were built without matmul_wgmma.cu\n");
+    skip();
+}
+
+/* The path that is chosen on an H200 for a weight in these parts, of which the unused are 0. */
+static qc_matmul_path chosen_for(qc_form_kind kind, uint64_t m, uint64_t n0, uint64_t n1,
+                                 uint64_t n2)
+{
+    qc_cuda_device d = h200();
+    qc_matmul_shape s = shape(m, n0 + n1 + n2, 4096);
+    s.kind = kind;
+    s.parts = n2 ? 3 : n1 ? 2 : 0;
+    s.part_n[0] = n0;
+    s.part_n[1] = n1;
+    s.part_n[2] = n2;
+    return plan_of(&d, &s, QC_MATMUL_AUTO, 0).path;
+}
+
+/* Which rows of x and of W it has. */
+static void test_wgmma(void **state)
+{
+    const qc_form_kind nf4 = QC_FORM_NF4, int8s[] = {QC_FORM_INT8_ROWS, QC_FORM_INT8_BLOCKS};
+    const qc_matmul_path wgmma = QC_MATMUL_WGMMA, mma = QC_MATMUL_MMA_16816;
+    (void)state;
+    skip_without_wgmma();
+    assert_int_equal(chosen_for(nf4, 32, 4096, 0, 0), mma);
+    assert_int_equal(chosen_for(nf4, 33, 4096, 0, 0), wgmma);
+    assert_int_equal(chosen_for(nf4, 33, 4095, 0, 0), mma);
+    assert_int_equal(chosen_for(nf4, 512, 4096, 0, 0), wgmma);
+    assert_int_equal(chosen_for(nf4, 513, 4096, 0, 0), QC_MATMUL_DEQUANT_GEMM);
+    assert_int_equal(chosen_for(nf4, 512, 4095, 0, 0), QC_MATMUL_DEQUANT_GEMM);
+    /* All parts count. */
+    assert_int_equal(chosen_for(nf4, 33, 2048, 1024, 1024), wgmma);
+    assert_int_equal(chosen_for(nf4, 33, 2048, 1024, 1023), mma);
+    /* One wave of tiles of 256 rows on 132 multiprocessors: 99 to 132, those of each part. */
+    for (uint64_t m = 1; m <= 32; m++) {
+        assert_int_equal(chosen_for(nf4, m, 98 * 256, 0, 0), mma);
+        assert_int_equal(chosen_for(nf4, m, 98 * 256 + 1, 0, 0), wgmma);
+        assert_int_equal(chosen_for(nf4, m, 132 * 256, 0, 0), wgmma);
+        assert_int_equal(chosen_for(nf4, m, 132 * 256 + 1, 0, 0), mma);
+        assert_int_equal(chosen_for(nf4, m, 128, 98 * 256 - 128, 0), wgmma);
+        assert_int_equal(chosen_for(nf4, m, 128, 132 * 256 - 128, 0), mma);
+        for (int i = 0; i < 2; i++)
+            assert_int_equal(chosen_for(int8s[i], m, 112 * 256, 0, 0), m > 16 ? wgmma : mma);
+    }
+    assert_int_equal(chosen_for(nf4, 33, 132 * 256 + 1, 0, 0), wgmma);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(chosen_for(int8s[i], 32, 4096, 0, 0), mma);
+        assert_int_equal(chosen_for(int8s[i], 33, 4096, 0, 0), wgmma);
+    }
+    /* Without cuBLAS the other kernels have what is more. */
+    qc_cuda_device h = h200();
+    qc_matmul_shape s = shape(513, 8192, 8192);
+    s.have_gemm = 0;
+    assert_int_equal(plan_of(&h, &s, QC_MATMUL_AUTO, 0).path, mma);
+}
+
+/* Which weights and devices it has; any x will do. */
+static void test_wgmma_takes(void **state)
+{
+    (void)state;
+    skip_without_wgmma();
+    const unsigned others[] = {70, 75, 80, 86, 89, 99, 100, 103, 110, 120, 121};
+    qc_cuda_device h = h200();
+    qc_matmul_shape s = shape(64, 8192, 8192);
+    s.x_dtype = s.y_dtype = QC_DTYPE_BF16;
+    s.x_alignment = 2;
+    s.ldx = s.k + 3;
+    s.has_bias = 1;
+    assert_int_equal(plan_of(&h, &s, QC_MATMUL_AUTO, 0).path, QC_MATMUL_WGMMA);
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        qc_cuda_device d = device(others[i], 132, 50);
+        char words[64];
+        d.shared_block_bytes = h.shared_block_bytes;
+        assert_int_not_equal(plan_of(&d, &s, QC_MATMUL_AUTO, 0).path, QC_MATMUL_WGMMA);
+        (void)snprintf(words, sizeof words, "needs sm_90, kernels built for it, aligned rows");
+        expect_usage(&d, &s, QC_MATMUL_WGMMA, 0, words);
+        (void)snprintf(words, sizeof words, "this device is sm_%u, and the weight", others[i]);
+        expect_usage(&d, &s, QC_MATMUL_WGMMA, 0, words);
+    }
+    h.shared_block_bytes--;
+    assert_int_equal(plan_of(&h, &s, QC_MATMUL_AUTO, 0).path, QC_MATMUL_MMA_16816);
+    h = h200();
+    struct {
+        qc_matmul_shape s;
+        const char *words;
+    } refused[] = {{shape(64, 8192, 8192 + 32), "the weight has 8224 columns"},
+                   {shape(64, 8192, 8192), "aligned rows of codes"},
+                   {shape(64, 8192, 8192), "aligned rows of codes"},
+                   {shape(64, 8192, 8192), "blocks of 64 or more"}};
+    refused[1].s.codes_alignment = 8;
+    refused[2].s.repacked = 1;
+    refused[3].s.block_elems = 32;
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        expect_usage(&h, &refused[i].s, QC_MATMUL_WGMMA, 0, refused[i].words);
+        assert_int_not_equal(plan_of(&h, &refused[i].s, QC_MATMUL_AUTO, 0).path, QC_MATMUL_WGMMA);
+    }
+    /* Scales by rows have no blocks. */
+    refused[3].s.kind = QC_FORM_INT8_ROWS;
+    refused[3].s.block_elems = 0;
+    assert_int_equal(plan_of(&h, &refused[3].s, QC_MATMUL_AUTO, 0).path, QC_MATMUL_WGMMA);
+    /* Forced, it has any numbers of rows. */
+    s = shape(1, 1, 64);
+    assert_int_equal(plan_of(&h, &s, QC_MATMUL_WGMMA, 0).path, QC_MATMUL_WGMMA);
+    s = shape(100000, 1, 64);
+    assert_int_equal(plan_of(&h, &s, QC_MATMUL_WGMMA, 0).path, QC_MATMUL_WGMMA);
+    s = shape((uint64_t)INT32_MAX + 1, 1, 64);
+    expect_usage(&h, &s, QC_MATMUL_WGMMA, 0, "path wgmma needs");
+}
+
+/* The image of x has whole tiles of rows. */
+static void test_wgmma_image(void **state)
+{
+    (void)state;
+    skip_without_wgmma();
+    qc_cuda_device h = h200();
+    static const uint64_t rows[][3] = {/* m, of a tile, of the image */
+                                       {1, 16, 16},     {16, 16, 16},    {17, 32, 32},
+                                       {33, 64, 64},    {64, 64, 64},    {65, 128, 128},
+                                       {129, 256, 256}, {257, 256, 512}, {512, 256, 512}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        for (int bf16 = 0; bf16 < 2; bf16++) {
+            qc_matmul_shape s = shape(rows[i][0], 8192, 4096);
+            s.x_dtype = bf16 ? QC_DTYPE_BF16 : QC_DTYPE_F16;
+            qc_matmul_plan p = plan_of(&h, &s, QC_MATMUL_WGMMA, 0);
+            assert_true(p.copies_x);
+            assert_int_equal(p.m_tile, rows[i][1]);
+            assert_int_equal(p.n_tile, p.m_tile <= 64 ? 256 : 128);
+            assert_int_equal(p.image_rows, p.m_tile);
+            assert_int_equal(p.x_exponent_offset - p.x_offset, rows[i][2] * 4096 * 2);
+            assert_true(p.partial_offset - p.x_exponent_offset >= s.m * 4);
+            expect_layout(&h, &s, &p);
+        }
+    /* Launches may overlap where drivers can capture that. */
+    qc_matmul_shape s = shape(64, 8192, 4096);
+    assert_int_equal(plan_of(&h, &s, QC_MATMUL_AUTO, 0).overlaps, 0);
+    h.driver_version = h.runtime_version = 12030;
+    assert_int_equal(plan_of(&h, &s, QC_MATMUL_AUTO, 0).overlaps, 1);
+}
+
+/* K is split less within a limit; where the image alone has no room, the other rules hold. */
+static void test_wgmma_limits(void **state)
+{
+    (void)state;
+    skip_without_wgmma();
+    qc_cuda_device h = h200();
+    qc_matmul_shape s = shape(33, 4096, 8192);
+    const uint64_t least = QC_MATMUL_HEADER_BYTES + 64 * 8192 * 2 + 256;
+    qc_matmul_plan p = plan_of(&h, &s, QC_MATMUL_AUTO, 0);
+    uint32_t splits = p.splits;
+    assert_int_equal(p.path, QC_MATMUL_WGMMA);
+    assert_true(splits > 2);
+    for (uint64_t limit = p.workspace_bytes; limit > least; limit -= 33 * 4096) {
+        p = plan_of(&h, &s, QC_MATMUL_AUTO, limit);
+        assert_int_equal(p.path, QC_MATMUL_WGMMA);
+        assert_true(p.workspace_bytes <= limit && p.splits <= splits);
+        assert_true(p.splits == splits || p.worker_k == 0);
+        expect_layout(&h, &s, &p);
+        splits = p.splits;
+    }
+    p = plan_of(&h, &s, QC_MATMUL_AUTO, least);
+    assert_int_equal(p.path, QC_MATMUL_WGMMA);
+    assert_int_equal(p.splits, 1);
+    assert_int_equal(p.workspace_bytes, least);
+    p = plan_of(&h, &s, QC_MATMUL_AUTO, least - 1);
+    assert_int_equal(p.path, QC_MATMUL_MMA_16816);
+    expect_usage(&h, &s, QC_MATMUL_WGMMA, least - 1, "path wgmma needs a workspace of at least");
+    p = plan_of(&h, &s, QC_MATMUL_AUTO, QC_MATMUL_NO_WORKSPACE);
+    assert_int_equal(p.path, QC_MATMUL_MMA_16816);
+    assert_int_equal(p.workspace_bytes, 0);
+    expect_usage(&h, &s, QC_MATMUL_WGMMA, QC_MATMUL_NO_WORKSPACE, "but 0 are allowed");
+    /* cuBLAS, from its rows on, takes less than an image of 512 x 8192. */
+    s = shape(512, 8192, 8192);
+    assert_int_equal(plan_of(&h, &s, QC_MATMUL_AUTO, 6 * MIB).path, QC_MATMUL_DEQUANT_GEMM);
+    assert_int_equal(plan_of(&h, &s, QC_MATMUL_AUTO, 4 * MIB).path, QC_MATMUL_MMA_16816);
+    assert_int_equal(plan_of(&h, &s, QC_MATMUL_AUTO, 9 * MIB).path, QC_MATMUL_WGMMA);
+    /* Where no kernel has room, the sentence is about the one that needs least. */
+    s = shape(64, 8192, 8192);
+    s.x_dtype = QC_DTYPE_BF16;
+    expect_usage(&h, &s, QC_MATMUL_AUTO, QC_MATMUL_NO_WORKSPACE, "path mma-16816 needs");
+    /* K is never split for very many rows. */
+    s = shape(QC_MATMUL_SPLIT_ROWS + 1, 1, 65536);
+    assert_int_equal(plan_of(&h, &s, QC_MATMUL_WGMMA, 0).splits, 1);
+}
+
+/* The answer for max_m rows is enough for fewer, within any limit. */
+static void test_wgmma_workspace(void **state)
+{
+    (void)state;
+    skip_without_wgmma();
+    static const uint64_t shapes[][2] = {{28672, 8192}, {4096, 4096}, {300, 576}, {1, 64}};
+    static const uint64_t most[] = {1, 17, 64, 65, 300, 1024, 1025, 2000};
+    qc_cuda_device h = h200();
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (size_t j = 0; j < sizeof most / sizeof *most; j++) {
+            qc_matmul_shape s = shape(0, shapes[i][0], shapes[i][1]);
+            uint64_t bytes = qc_matmul_plan_workspace(&h, &s, most[j], QC_MATMUL_WGMMA, 0);
+            assert_true(bytes != UINT64_MAX);
+            for (s.m = 1; s.m <= most[j]; s.m++) {
+                s.x_dtype = s.m % 3 ? QC_DTYPE_F16 : QC_DTYPE_BF16;
+                qc_matmul_plan p = plan_of(&h, &s, QC_MATMUL_WGMMA, 0);
+                qc_matmul_plan within = plan_of(&h, &s, QC_MATMUL_WGMMA, bytes);
+                QT_CHECK(p.workspace_bytes <= bytes,
+                         "%" PRIu64 " of up to %" PRIu64 " rows need %" PRIu64
+                         " bytes, not %" PRIu64,
+                         s.m, most[j], p.workspace_bytes, bytes);
+                assert_memory_equal(&p, &within, sizeof p);
+                expect_layout(&h, &s, &p);
+            }
+            uint64_t limit = bytes / 2;
+            bytes = qc_matmul_plan_workspace(&h, &s, most[j], QC_MATMUL_AUTO, limit);
+            assert_true(bytes == UINT64_MAX || bytes <= limit);
+        }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_empty),       cmocka_unit_test(test_auto),
-        cmocka_unit_test(test_forced),      cmocka_unit_test(test_run_modes),
-        cmocka_unit_test(test_copies_of_x), cmocka_unit_test(test_gemv),
-        cmocka_unit_test(test_stream),      cmocka_unit_test(test_workspace),
-        cmocka_unit_test(test_limits),      cmocka_unit_test(test_capabilities),
+        cmocka_unit_test(test_empty),           cmocka_unit_test(test_auto),
+        cmocka_unit_test(test_forced),          cmocka_unit_test(test_run_modes),
+        cmocka_unit_test(test_copies_of_x),     cmocka_unit_test(test_gemv),
+        cmocka_unit_test(test_stream),          cmocka_unit_test(test_workspace),
+        cmocka_unit_test(test_limits),          cmocka_unit_test(test_capabilities),
+        cmocka_unit_test(test_wgmma),           cmocka_unit_test(test_wgmma_takes),
+        cmocka_unit_test(test_wgmma_image),     cmocka_unit_test(test_wgmma_limits),
+        cmocka_unit_test(test_wgmma_workspace),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
