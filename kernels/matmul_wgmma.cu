@@ -11,16 +11,16 @@
  *   codes  by cp.async, 16 bytes a thread.
  *
  * The table of NF4 (qc_codes_wide) lies at the address 64 KB, so that one PRMT makes a whole
- * address. While the tensor cores multiply 64 of k, a warp decodes the next 64 into other registers.
- * The order of k within 64 is that of matmul_tiles.cu (lane t has 16 codes in a row); the image of x
- * has it too.
+ * address. While the tensor cores multiply 64 of k, a warp decodes the next 64 into other
+ * registers. The order of k within 64 is that of matmul_tiles.cu (lane t has 16 codes in a row);
+ * the image of x has it too.
  *
  * Up to 32 rows of x a block's scale is multiplied into the float sums, as in matmul_tiles.cu. With
  * more rows that costs more than to scale the weights: w = fma(v, high, v * low), where high + low
  * is the scale in two float16. v * low is so small that its rounding does not count, and the sum is
- * rounded once. So a weight is what float16 can hold of the product of its scale and its code value,
- * as when it is dequantized. Row-wise int8 has exact products and gets its scale at the very end.
- * Integers are 1/128 of the codes, since scales of 1/127 would leave float16's normal numbers.
+ * rounded once. So a weight is what float16 can hold of the product of its scale and its code
+ * value, as when it is dequantized. Row-wise int8 has exact products and gets its scale at the very
+ * end. Integers are 1/128 of the codes, since scales of 1/127 would leave float16's normal numbers.
  *
  * The work is shared out as in matmul_tiles.cu; matmul_reduce.cu adds the parts. */
 #include "kernels/matmul_codes.cuh"
@@ -158,8 +158,8 @@ template <int stages> QC_DEVICE void ring_next(ring_place<stages> &p)
 
 /* ---- scales ---------------------------------------------------------------------------------- */
 
-/* Lane t of four reads the scales of row g + 8 (t % 2), of every second block from t / 2 on. What it
- * loads it looks at a step later: a warp would wait for it. */
+/* Lane t of four reads the scales of row g + 8 (t % 2), of every second block from t / 2 on. What
+ * it loads it looks at a step later: a warp would wait for it. */
 struct scale_reader {
     uint32_t first; /* number of the row's first block of 64, counted from the tensor's first */
     uint32_t block, ahead;    /* of the row: the next to look up, to load */
@@ -185,7 +185,8 @@ QC_DEVICE void scale_load(scale_reader &r, const args &a, const part &p)
     r.ahead += p.fours ? 4 : 2;
 }
 
-/* Gives the scale of the block before this one of the lane, times `factor`, and looks this one up. */
+/* Gives the scale of the block before this one of the lane, times `factor`, and looks this one up.
+ */
 QC_DEVICE float scale_take(scale_reader &r, const args &a, const part &p, float factor)
 {
     float v = r.by;
@@ -232,7 +233,7 @@ template <typename S> QC_DEVICE float factor_of(const qc_run_source &w)
 
 /* ---- what is brought ------------------------------------------------------------------------- */
 
-/* Units of 16 bytes of a row of codes are swapped so that the loads of codes_load touch all banks. */
+/* Units of 16 bytes of a row of codes are swapped so that codes_load's loads touch all banks. */
 template <typename S> QC_DEVICE uint32_t swizzle(uint32_t row)
 {
     return S::blocks == 1 ? 0 : S::nf4 ? (row >> 1 & 1u) << 1 : (row & 1u) << 2;
@@ -380,7 +381,8 @@ QC_DEVICE float row_scale(const qc_run_source &w, uint64_t row)
 
 /* ---- the end of a tile ----------------------------------------------------------------------- */
 
-/* Writes an element of y, or of the partial sums `plane`, and zeros to the planes up to `planes`. */
+/* Writes an element of y, or of the partial sums `plane`, and zeros to the planes up to `planes`.
+ */
 QC_DEVICE void put(const args &a, const part &p, uint64_t m, uint64_t n, float v, int w_exponent,
                    uint32_t plane, uint32_t planes)
 {
@@ -415,8 +417,8 @@ QC_DEVICE void finish(const args &a, const piece &now, float (&sum)[S::m_tile / 
     for (int half = 0; half < 2; half++)
         if (!S::scaled && n0 + half * 8 < p.n)
             by[half] = __fmul_rn(row_scale(p.w, n0 + half * 8), factor_of<S>(p.w));
-    /* Of some rows of x at a time. The sums move down behind them, since unrolled code for all would
-     * be so much that fetching it takes as long as the products. */
+    /* Of some rows of x at a time. The sums move down behind them, since unrolled code for all
+     * would be so much that fetching it takes as long as the products. */
     constexpr int some = S::m_tile >= 128 ? 16 : S::m_tile == 64 ? 8 : 4;
     uint64_t m = (uint64_t)now.m_index * S::m_tile + lane % 4 * 2;
 #pragma unroll 1
@@ -431,7 +433,7 @@ QC_DEVICE void finish(const args &a, const piece &now, float (&sum)[S::m_tile / 
     }
 }
 
-/* Fills the table of code pairs. All threads call it; the barrier behind it is left to the caller. */
+/* Fills the table of code pairs. All threads call it; the barrier behind it is the caller's. */
 template <typename S>
 QC_DEVICE void fill_table(qc_codes_wide &table, typename S::shared &sh, const qc_run_source &w,
                           uint32_t thread)

@@ -148,7 +148,7 @@ static void test_every_workspace(void **state)
     }
 }
 
-/* Tiles of many blocks, on all of the device's multiprocessors; only where the GPU is a real one. */
+/* Tiles of many blocks, on all of the device's multiprocessors; only on a real GPU. */
 static void test_large(void **state)
 {
     static const uint64_t shapes[][2] = {{1024, 1024}, {3584, 512}, {136, 8192}};
