@@ -80,7 +80,8 @@ static qc_matmul_path chosen(qc_cuda_device d, uint64_t m, uint64_t n, uint64_t 
 }
 
 /* The path just below and from the row count on where cuBLAS takes over. Where matmul_wgmma.cu has
- * such rows, only the count is looked at, which says where cuBLAS would (test_wgmma has the rest). */
+ * such rows, only the count is looked at, which says where cuBLAS would; test_wgmma has the rest.
+ */
 static void expect_gemm_from(qc_cuda_device d, uint64_t n, uint64_t k, uint64_t rows,
                              qc_matmul_path below)
 {

@@ -52,7 +52,7 @@ TESTS = {
     "kernels/matmul_mma16816.cu": ["mma"],
     "kernels/matmul_stream.cu": ["graph", "stream"],
     "kernels/matmul_tiles.cu": ["tiles", "mma"],
-    "kernels/matmul_wgmma.cu": ["wgmma"],
+    "kernels/matmul_wgmma.cu": ["graph", "wgmma"],
     "tests/kernels/kernel_shim_matrix.cpp": ["matrix"],
 }
 QUICKEST = ["matrix", "memory_rate", "feedback_rows", "feedback_open", "llama", "dequantize", "quantize",
