@@ -176,6 +176,20 @@ static void test_plan(void **state)
     s.choice.path = QC_MATMUL_AUTO;
     s.m = 5;
     assert_int_equal(plan_of(&h, &s, QC_MATMUL_AUTO, 0).path, QC_MATMUL_MMA_16816);
+    /* matmul_wgmma.cu, where it was built and the device has it. */
+    const qc_cuda_device a = device(80, 108);
+    s.choice = (qc_matmul_choice){QC_MATMUL_WGMMA, 0, 2};
+    p = plan_of(&h, &s, QC_MATMUL_AUTO, 0);
+    if (km_wgmma_was_built()) {
+        assert_int_equal(p.path, QC_MATMUL_WGMMA);
+        assert_int_equal(p.splits, 2);
+        assert_int_equal(p.worker_k, 0);
+    } else {
+        assert_int_equal(p.path, QC_MATMUL_MMA_16816);
+    }
+    assert_int_equal(plan_of(&h, &s, QC_MATMUL_AUTO, QC_MATMUL_NO_WORKSPACE).path,
+                     QC_MATMUL_MMA_16816);
+    assert_int_not_equal(plan_of(&a, &s, QC_MATMUL_AUTO, 0).path, QC_MATMUL_WGMMA);
 }
 
 /* The answer for max_m rows is enough for any number up to that, so that no plan is another one for
@@ -184,7 +198,7 @@ static void test_workspace(void **state)
 {
     (void)state;
     static const qc_matmul_path paths[] = {QC_MATMUL_GEMV, QC_MATMUL_MMA_884, QC_MATMUL_MMA_16816,
-                                           QC_MATMUL_DEQUANT_GEMM};
+                                           QC_MATMUL_DEQUANT_GEMM, QC_MATMUL_WGMMA};
     const qc_cuda_device h = device(90, 132);
     qt_rng rng = qt_rng_start("workspace");
     for (unsigned turn = 0; turn < 40; turn++) {
@@ -192,7 +206,7 @@ static void test_workspace(void **state)
         for (size_t i = 0; i < 12; i++) {
             uint64_t least = 1 + qt_next(&rng) % (i % 2 ? 5000 : 40);
             rows[i] = row(i % 5 ? 512 : 513, 1024, least, least + qt_next(&rng) % 2000,
-                          paths[qt_next(&rng) % 4], 0, (uint32_t)(qt_next(&rng) % 9));
+                          paths[qt_next(&rng) % 5], 0, (uint32_t)(qt_next(&rng) % 9));
         }
         qc_matmul_shape s = shape(0, 512, 1024);
         s.tuned = rows;
@@ -220,11 +234,12 @@ static void check_candidates(const qc_cuda_device *d, const qc_matmul_shape *sha
     qc_matmul_choice c[QC_MATMUL_CANDIDATES_MOST];
     qc_matmul_plan plans[QC_MATMUL_CANDIDATES_MOST];
     qc_matmul_shape s = *shape_in;
-    uint32_t count = qc_matmul_candidates(d, shape_in, limit, c);
+    uint32_t count = qc_matmul_candidates(d, shape_in, limit, c), wgmma = 0;
     /* A table in the shape is not looked at. */
     s.tuned = NULL;
     s.tuned_count = 0;
-    assert_in_range(count, s.m > QC_MATMUL_SPLIT_ROWS ? 1 : 2, QC_MATMUL_CANDIDATES_MOST);
+    /* None was left out for want of room. */
+    assert_in_range(count, s.m > QC_MATMUL_SPLIT_ROWS ? 1 : 2, QC_MATMUL_CANDIDATES_MOST - 1);
     assert_int_equal(c[0].path, QC_MATMUL_AUTO);
     for (uint32_t i = 0; i < count; i++) {
         s.choice = c[i];
@@ -232,12 +247,15 @@ static void check_candidates(const qc_cuda_device *d, const qc_matmul_shape *sha
         assert_true(i == 0 || plans[i].path == c[i].path);
         assert_true(!limit || plans[i].workspace_bytes <= limit);
         assert_false(plans[i].path == QC_MATMUL_MMA_884 && d->sm >= 80);
+        wgmma += plans[i].path == QC_MATMUL_WGMMA;
         for (uint32_t j = 0; j < i; j++)
             assert_true(
                 plans[i].path != plans[j].path || plans[i].splits != plans[j].splits ||
                 plans[i].split_k != plans[j].split_k || plans[i].variant != plans[j].variant ||
                 (plans[i].variant == QC_MATMUL_STREAM && plans[i].blocks != plans[j].blocks));
     }
+    int has_wgmma = d->sm == 90 && s.k % 64 == 0 && km_wgmma_was_built();
+    assert_true(has_wgmma ? wgmma > 0 || limit : wgmma == 0);
 }
 
 static void test_candidates(void **state)
@@ -309,7 +327,9 @@ static void test_run(void **state)
     qc_matmul *h = km_handle();
     qt_rng rng = qt_rng_start("run");
     const uint64_t n = 48, k = 1664, m = 12;
-    qc_matmul_path tensor = qc_matmul_device(h)->sm >= 80 ? QC_MATMUL_MMA_16816 : QC_MATMUL_MMA_884;
+    const unsigned sm = qc_matmul_device(h)->sm;
+    const qc_matmul_path tensor = sm >= 80 ? QC_MATMUL_MMA_16816 : QC_MATMUL_MMA_884;
+    const size_t count = sm == 90 && km_wgmma_was_built() ? 3 : 2; /* of paths */
     for (int nf4 = 0; nf4 < 2; nf4++) {
         const km_spec spec = {.kind = nf4 ? QC_FORM_NF4 : QC_FORM_INT8_ROWS,
                               .n = n,
@@ -323,8 +343,8 @@ static void test_run(void **state)
         km_data_make(&d, &w, &job, &rng);
         uint16_t *before = km_host(m * n * 2);
         /* The table's path gives the bits of that path forced. */
-        const qc_matmul_path paths[] = {QC_MATMUL_GEMV, tensor};
-        for (size_t i = 0; i < 2; i++) {
+        const qc_matmul_path paths[] = {QC_MATMUL_GEMV, tensor, QC_MATMUL_WGMMA};
+        for (size_t i = 0; i < count; i++) {
             d.job.path = paths[i];
             run_with(h, &w, &d, QC_MATMUL_AUTO, 0);
             memcpy(before, d.y, m * n * 2);
@@ -334,9 +354,9 @@ static void test_run(void **state)
         }
         /* Any splits of K: right, and the same bits again. 13 of 128 are the most. */
         for (uint32_t blocks = 1; blocks <= 13; blocks += 3)
-            for (size_t i = 0; i < 2; i++) {
+            for (size_t i = 0; i < count; i++) {
                 run_with(h, &w, &d, paths[i], blocks);
-                km_check(&w, &d, (km_rounding){0x1p-11, 0x1p-25});
+                km_check(&w, &d, (km_rounding){i < 2 ? 0x1p-11 : 0x1p-10, 0x1p-25});
                 memcpy(before, d.y, m * n * 2);
                 run_with(h, &w, &d, paths[i], blocks);
                 assert_memory_equal(d.y, before, m * n * 2);
