@@ -445,6 +445,34 @@ QC_DEVICE void fill_table(qc_codes_wide &table, typename S::shared &sh, const qc
 
 /* ---- the kernel ------------------------------------------------------------------------------ */
 
+/* Starts the four products of a block with the image of x at the address x_at. Where scales come
+ * behind the products, these begin at zero in `product`. */
+template <typename S>
+QC_DEVICE void start_products(float (&sum)[S::m_tile / 2],
+                              float (&product)[S::behind ? S::m_tile / 2 : 1],
+                              const uint32_t (&f)[4][4], uint32_t x_at)
+{
+    uint64_t x = qc_wgmma_b(x_at, S::m_tile * 16);
+    qc_wgmma_fence();
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+        if constexpr (S::behind)
+            qc_wgmma(product, f[j], x + j * 2 * S::m_tile, j > 0);
+        else
+            qc_wgmma(sum, f[j], x + j * 2 * S::m_tile, 1);
+    qc_wgmma_commit();
+}
+
+/* Adds the products of a block times the scales of rows g and g + 8. */
+template <int count>
+QC_DEVICE void add_scaled(float (&sum)[count], const float (&product)[count], uint2 scale)
+{
+#pragma unroll
+    for (int e = 0; e < count; e++)
+        sum[e] = __fmaf_rn(product[e], __uint_as_float(e & 2 ? scale.y : scale.x), sum[e]);
+}
+
+/* Every block of threads has a piece (args_of), so every thread waits for the launch before. */
 template <typename S>
 QC_DEVICE void multiply_tiles(const args &a, typename S::shared &sh, uint32_t warp, uint32_t lane)
 {
@@ -497,16 +525,8 @@ QC_DEVICE void multiply_tiles(const args &a, typename S::shared &sh, uint32_t wa
                 qc_wgmma_operand(f[i][j]);
         };
         auto start = [&](int i, int b) {
-            uint64_t x =
-                qc_wgmma_b(S::x_at + done.stage * S::x_stage + b * S::x_bytes, S::m_tile * 16);
-            qc_wgmma_fence();
-#pragma unroll
-            for (int j = 0; j < 4; j++)
-                if constexpr (S::behind)
-                    qc_wgmma(product, f[i][j], x + j * 2 * S::m_tile, j > 0);
-                else
-                    qc_wgmma(sum, f[i][j], x + j * 2 * S::m_tile, 1);
-            qc_wgmma_commit();
+            start_products<S>(sum, product, f[i],
+                              S::x_at + done.stage * S::x_stage + b * S::x_bytes);
         };
         auto await = [&](int i, int b, bool last) {
             qc_wgmma_wait<0>();
@@ -515,12 +535,8 @@ QC_DEVICE void multiply_tiles(const args &a, typename S::shared &sh, uint32_t wa
                     qc_mbarrier_arrive(&sh.empty[done.stage]);
                 ring_next(done);
             }
-            if constexpr (S::behind) {
-#pragma unroll
-                for (int e = 0; e < S::m_tile / 2; e++)
-                    sum[e] = __fmaf_rn(product[e], __uint_as_float(e & 2 ? scale[i].y : scale[i].x),
-                                       sum[e]);
-            }
+            if constexpr (S::behind)
+                add_scaled(sum, product, scale[i]);
         };
         take();
         prepare(0, 0);
@@ -544,8 +560,6 @@ QC_DEVICE void multiply_tiles(const args &a, typename S::shared &sh, uint32_t wa
         waited = true;
         finish<S>(a, p, sum, warp * 16 + g, lane);
     }
-    if (!waited)
-        qc_grid_wait();
 }
 
 template <int m_tile, kind what>
