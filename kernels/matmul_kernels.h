@@ -134,9 +134,11 @@ void qc_tiles_share_out(const qc_cuda_device *d, const qc_matmul_shape *s, doubl
 int qc_wgmma_takes(const qc_cuda_device *d, const qc_matmul_shape *s, const qc_matmul_plan *p);
 void qc_wgmma_configure(const qc_cuda_device *d, const qc_matmul_shape *s, qc_matmul_plan *p);
 #else
-#define qc_wgmma_takes(device, shape, plan)        ((void)(device), (void)(shape), (void)(plan), 0)
-#define qc_wgmma_configure(device, shape, plan)    ((void)(device), (void)(shape), (void)(plan))
-#define qc_wgmma_launch(calls, count, stream, err) qc_mma16816_launch(calls, count, stream, err)
+#define qc_wgmma_takes(device, shape, plan)     ((void)(device), (void)(shape), (void)(plan), 0)
+#define qc_wgmma_configure(device, shape, plan) ((void)(device), (void)(shape), (void)(plan))
+#define qc_wgmma_launch(calls, count, stream, err)                                                 \
+    ((void)(calls), (void)(count), (void)(stream),                                                 \
+     QC_ERROR(err, QC_ERR_INTERNAL, "matmul_wgmma.cu was not built"))
 #endif
 
 /* Returns whether the kernel can have this shape, and completes its plan; run and k_padded are set
