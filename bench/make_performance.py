@@ -178,6 +178,35 @@ def mounted(r):
             *([r["notes"], ""] if r.get("notes") else []), origin(r, r["command"]), ""]
 
 
+def cpu_peers(r):
+    ms = sorted({int(m) for c in r["contenders"].values() for m in c["x_rows"]})
+    rows = []
+    for name, c in r["contenders"].items():
+        cells = []
+        for m in ms:
+            x = c["x_rows"][str(m)]
+            cells.append("%s ms, %.0f%%" % (digits(1e3 * x["seconds"]), 100 * x["of_read_rate"]))
+        rows.append((name, "%.1f" % (c["bytes"] / 1e6), *cells))
+    ours = [(kind, name) for kind in ("nf4", "int8") for name in ("qconv %s" % kind,) if name in r["contenders"]]
+    ratios = []
+    for kind, name in ours:
+        for other in r["contenders"]:
+            if other.startswith("qconv"):
+                continue
+            ratios.append((name, other, *("%.2f" % r["contenders"][name]["x_rows"][str(m)]["over " + other]
+                                          for m in ms)))
+    versions = ", ".join("%s %s" % v for v in r["versions"].items())
+    return ["## Products on the CPU beside others", "",
+            "%s, %d threads; %s. %d weights of %d x %d one after the other, so that codes come from"
+            % (r["machine"]["cpu"], r["machine"]["threads"], versions, r["weights"], r["rows"], r["cols"]),
+            "memory; x in bfloat16, for llama.cpp in float32. Milliseconds a weight, and the share of the rate at which",
+            "as many threads read (%.1f GB/s), by rows of x; medians of %d rounds." % (r["read_gbps"], r["rounds"]), "",
+            table(("", "MB", *("%d rows" % m if m > 1 else "1 row" for m in ms)), rows), "",
+            "How many times as long the others take as qconv does:", "",
+            table(("", "beside", *("%d rows" % m if m > 1 else "1 row" for m in ms)), ratios), "",
+            *([r["notes"], ""] if r.get("notes") else []), origin(r, r["command"]), ""]
+
+
 # ---- kernels on a GPU: what `qconv bench --markdown` prints, and bitsandbytes beside it ----
 
 def digits(v):
@@ -447,6 +476,9 @@ def page():
     r = load("mount")
     if r:
         out += mounted(r)
+    r = load("cpu_peers")
+    if r:
+        out += cpu_peers(r)
     out += kernels()
     r = load("quant")
     if r:
