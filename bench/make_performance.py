@@ -185,7 +185,8 @@ def cpu_peers(r):
         cells = []
         for m in ms:
             x = c["x_rows"][str(m)]
-            cells.append("%s ms, %.0f%%" % (digits(1e3 * x["seconds"]), 100 * x["of_read_rate"]))
+            share = ", %.0f%%" % (100 * x["of_read_rate"]) if x["of_read_rate"] >= 0.005 else ""
+            cells.append("%s ms%s" % (digits(1e3 * x["seconds"]), share))
         rows.append((name, "%.1f" % (c["bytes"] / 1e6), *cells))
     ours = [(kind, name) for kind in ("nf4", "int8") for name in ("qconv %s" % kind,) if name in r["contenders"]]
     ratios = []
@@ -204,7 +205,8 @@ def cpu_peers(r):
             table(("", "MB", *("%d rows" % m if m > 1 else "1 row" for m in ms)), rows), "",
             "How many times as long the others take as qconv does:", "",
             table(("", "beside", *("%d rows" % m if m > 1 else "1 row" for m in ms)), ratios), "",
-            *([r["notes"], ""] if r.get("notes") else []), origin(r, r["command"]), ""]
+            *([r["notes"], ""] if r.get("notes") else []),
+            origin({"cpu": r["machine"]["system"], **r}, r["command"]), ""]
 
 
 # ---- kernels on a GPU: what `qconv bench --markdown` prints, and bitsandbytes beside it ----
