@@ -206,7 +206,7 @@ def cpu_peers(r):
             "How many times as long the others take as qconv does:", "",
             table(("", "beside", *("%d rows" % m if m > 1 else "1 row" for m in ms)), ratios), "",
             *([r["notes"], ""] if r.get("notes") else []),
-            origin({"cpu": r["machine"]["system"], **r}, r["command"]), ""]
+            origin({"cpu": r["machine"]["cpu"], **r}, r["command"]), ""]
 
 
 # ---- kernels on a GPU: what `qconv bench --markdown` prints, and bitsandbytes beside it ----
