@@ -109,8 +109,7 @@ static int is_only_dequantized(const qc_matmul_shape *s)
 /* Where matmul_wgmma.cu was faster than the other kernels on an H200, of the shapes of
  * bench/results/gpu-h200-bench.json: from 33 to 512 rows of x with 8,192 rows of W and more, but
  * not with 1,024; and with fewer rows of x where one wave of tiles nearly fills the device, NF4 at
- * any number of rows and int8 from 17 on. Between 1,024 and 8,192 rows of W nothing was measured.
- */
+ * any number of rows and int8 from 17 on. Between 1,024 and 8,192 rows of W nothing was tried. */
 static int wgmma_suits(const qc_cuda_device *d, const qc_matmul_shape *s, const qc_matmul_plan *p)
 {
     if (s->m > WGMMA_MOST || s->n < WGMMA_N || !qc_wgmma_takes(d, s, p))

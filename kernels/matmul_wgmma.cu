@@ -1,5 +1,5 @@
-/* y = x W^T with the products of a warpgroup (wgmma, sm_90a), for 9 rows of x and more. Weights are
- * decoded into registers, as the operand A of 64 rows of W; x comes from shared memory as the
+/* y = x W^T with the products of a warpgroup (wgmma, sm_90a), for any number of rows of x. Weights
+ * are decoded into registers, as the operand A of 64 rows of W; x comes from shared memory as the
  * operand B.
  *
  * A block makes tiles of m_tile rows of x (16, 32, 64, 128, 256) by n_tile rows of W. It has 2 or 4
@@ -31,7 +31,7 @@
 
 #define BLOCK    64u  /* of k, with one scale a row */
 #define STEP     128u /* of k, that work is shared out by */
-#define BRINGERS 128  /* threads that bring x, codes and scales */
+#define BRINGERS 128  /* threads that bring x and codes */
 #define TABLE    (64u << 10)
 #define BEHIND   (TABLE + (uint32_t)sizeof(qc_codes_wide))
 #define LARGEST  232448u /* bytes of shared memory a block can have on sm_90 */
@@ -249,8 +249,6 @@ template <typename S> QC_DEVICE void bring(const args &a, typename S::shared &sh
         shared_at(sh, S::codes_at) + (row * S::row_units + (unit ^ swizzle<S>(row))) * 16;
     ring_place<S::stages> to = {0, 1};
     bool waited = !a.complete;
-    if (waited)
-        qc_grid_wait();
     piece p;
     for (uint32_t first = blockIdx.x * a.worker_steps; piece_at(p, a, first, S::n_tile);
          first = p.end) {
@@ -381,8 +379,7 @@ QC_DEVICE float row_scale(const qc_run_source &w, uint64_t row)
 
 /* ---- the end of a tile ----------------------------------------------------------------------- */
 
-/* Writes an element of y, or of the partial sums `plane`, and zeros to the planes up to `planes`.
- */
+/* Writes an element of y, or of the partial sums `plane` and zeros to the planes up to `planes`. */
 QC_DEVICE void put(const args &a, const part &p, uint64_t m, uint64_t n, float v, int w_exponent,
                    uint32_t plane, uint32_t planes)
 {
@@ -481,7 +478,7 @@ QC_DEVICE void multiply_tiles(const args &a, typename S::shared &sh, uint32_t wa
     uint32_t look = qc_anew(TABLE + lane * 4), mine = qc_anew(codes_of<S>(warp, lane));
     const unsigned char *codes = shared_at(sh, S::codes_at);
     ring_place<S::stages> from = {0, 0}, done = {0, 0};
-    bool waited = false;
+    bool waited = !a.complete;
     piece p;
     for (uint32_t unit = blockIdx.x * a.worker_steps; piece_at(p, a, unit, S::n_tile);
          unit = p.end) {
@@ -569,6 +566,8 @@ static __global__ void __launch_bounds__(shape<m_tile, what>::threads, 1) matmul
     QC_SHARED(typename S::shared, sh);
     uint32_t thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
     qc_grid_release();
+    if (!a.complete) /* codes, scales and the exponent may still be written */
+        qc_grid_wait();
     if (qc_shared_address(&sh) > DRIVER_BYTES) { /* else the rings would reach beyond the end */
         qc_grid_wait();
         if (thread == 0 && a.fault)
