@@ -28,53 +28,15 @@ static km_rounding rounding_of(const km_spec *s)
                          .absolute = s->custom_map ? 0x1p-25 * scale : 0.0};
 }
 
+static km_rounding rounding_of_weight(const km_weight *w)
+{
+    return rounding_of(&w->spec);
+}
+
 static void multiply(const km_spec *spec, km_job job)
 {
-    km_weight w;
-    km_data d;
     job.path = QC_MATMUL_MMA_16816;
-    km_weight_make(&w, handle, spec, &rng);
-    km_data_make(&d, &w, &job, &rng);
-    km_run(handle, &w, &d);
-    km_check(&w, &d, rounding_of(spec));
-    uint16_t *before = km_host(job.m * d.job.ldy * 2);
-    memcpy(before, d.y, job.m * d.job.ldy * 2);
-    km_run(handle, &w, &d);
-    QT_CHECK(memcmp(before, d.y, job.m * d.job.ldy * 2) == 0, "another run, other bits");
-    free(before);
-    km_data_free(&d);
-    km_weight_free(&w);
-}
-
-static km_spec next_spec(unsigned t, uint64_t n, uint64_t k)
-{
-    static const qc_form_kind kinds[] = {QC_FORM_NF4, QC_FORM_NF4, QC_FORM_INT8_ROWS,
-                                         QC_FORM_INT8_BLOCKS};
-    static const uint32_t blocks[] = {64, 64, 128, 256, 512, 1024, 2048, 4096};
-    return (km_spec){
-        .kind = kinds[t % 4],
-        .n = n,
-        .k = k,
-        .block = blocks[t / 4 % COUNT(blocks)],
-        .nested = t % 4 == 2 ? 0 : t % 3 != 0,
-        .custom_map = t % 7 == 3,
-    };
-}
-
-static km_job next_job(unsigned t, uint64_t m, uint64_t n, uint64_t k)
-{
-    return (km_job){
-        .m = m,
-        .x_dtype = t / 2 % 3 == 1 ? QC_DTYPE_BF16 : QC_DTYPE_F16,
-        .y_dtype = t / 5 % 2 ? QC_DTYPE_BF16 : QC_DTYPE_F16,
-        .ldx = t % 5 == 1   ? k + 3
-               : t % 5 == 2 ? k + 8
-                            : 0,
-        .ldy = t % 3 == 1 ? n + 5 : 0,
-        .bias = t % 2,
-        .x_shift = t % 6 == 5,
-        .y_shift = t % 4 == 3,
-    };
+    km_multiply_twice(handle, &rng, spec, &job, rounding_of_weight);
 }
 
 static void test_every_m(void **state)
@@ -84,8 +46,8 @@ static void test_every_m(void **state)
     for (uint64_t m = 1; m <= 66; m += qt_every(9)) {
         unsigned t = (unsigned)m;
         uint64_t rows = m == 66 ? 128 : m, n = ns[m % COUNT(ns)], k = ks[m % COUNT(ks)];
-        km_spec spec = next_spec(t, n, k);
-        multiply(&spec, next_job(t, rows, n, k));
+        km_spec spec = km_next_spec(t, n, k);
+        multiply(&spec, km_next_job(t, rows, n, k));
     }
 }
 
@@ -99,8 +61,8 @@ static void test_every_n_and_k(void **state)
         for (size_t j = 0; j < COUNT(ks); j++, t++) {
             if (ns[i] * ks[j] > (slow ? UINT64_MAX : 200000 / qt_every(4)))
                 continue;
-            km_spec spec = next_spec(t, ns[i], ks[j]);
-            multiply(&spec, next_job(t, ms[t % 3], ns[i], ks[j]));
+            km_spec spec = km_next_spec(t, ns[i], ks[j]);
+            multiply(&spec, km_next_job(t, ms[t % 3], ns[i], ks[j]));
         }
 }
 
@@ -263,7 +225,7 @@ static void test_no_room_for_the_table(void **state)
 {
     (void)state;
     const qc_cuda_device d = device(90, 4, 227);
-    const km_spec spec = next_spec(0, 260, 448);
+    const km_spec spec = km_next_spec(0, 260, 448);
     const km_job job = {.m = 12, .x_dtype = QC_DTYPE_F16, .y_dtype = QC_DTYPE_F16};
     qc_matmul_shape s = shape(&spec, job.m);
     qc_matmul_plan p;
@@ -307,7 +269,7 @@ static void test_every_memory(void **state)
             if (kib[i] << 10 > most)
                 continue;
             qc_cuda_device d = device(90, 4, kib[i]);
-            km_spec spec = next_spec(v % 3 == 2 ? 3 : v % 3 == 1 ? 2 : 0, 260, 448);
+            km_spec spec = km_next_spec(v % 3 == 2 ? 3 : v % 3 == 1 ? 2 : 0, 260, 448);
             spec.nested = v % 3 != 1;
             qc_matmul_shape s = shape(&spec, ms[v / 3]);
             qc_matmul_plan p;
@@ -329,7 +291,7 @@ static void test_every_worker(void **state)
     (void)state;
     for (size_t i = 0; i < COUNT(steps); i += qt_every(5)) {
         qc_cuda_device d = device(90, 1, i % 2 ? 227 : 163);
-        km_spec spec = next_spec((unsigned)i % 4, 400 + i, 9 * 128 - 64);
+        km_spec spec = km_next_spec((unsigned)i % 4, 400 + i, 9 * 128 - 64);
         qc_matmul_shape s = shape(&spec, i % 3 == 0 ? 9 : i % 3 == 1 ? 20 : 35);
         qc_matmul_plan p;
         if (d.shared_block_bytes > qc_matmul_device(handle)->shared_block_bytes)

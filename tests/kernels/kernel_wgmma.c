@@ -37,51 +37,8 @@ static km_rounding rounding_of(const km_weight *w)
 
 static void multiply(const km_spec *spec, km_job job)
 {
-    km_weight w;
-    km_data d;
     job.path = QC_MATMUL_WGMMA;
-    km_weight_make(&w, handle, spec, &rng);
-    km_data_make(&d, &w, &job, &rng);
-    km_run(handle, &w, &d);
-    km_check(&w, &d, rounding_of(&w));
-    uint16_t *before = km_host(job.m * d.job.ldy * 2);
-    memcpy(before, d.y, job.m * d.job.ldy * 2);
-    km_run(handle, &w, &d);
-    QT_CHECK(memcmp(before, d.y, job.m * d.job.ldy * 2) == 0, "another run, other bits");
-    free(before);
-    km_data_free(&d);
-    km_weight_free(&w);
-}
-
-static km_spec next_spec(unsigned t, uint64_t n, uint64_t k)
-{
-    static const qc_form_kind kinds[] = {QC_FORM_NF4, QC_FORM_NF4, QC_FORM_INT8_ROWS,
-                                         QC_FORM_INT8_BLOCKS};
-    static const uint32_t blocks[] = {64, 64, 128, 256, 512, 1024, 2048, 4096};
-    return (km_spec){
-        .kind = kinds[t % 4],
-        .n = n,
-        .k = k,
-        .block = blocks[t / 4 % COUNT(blocks)],
-        .nested = t % 4 == 2 ? 0 : t % 3 != 0,
-        .custom_map = t % 7 == 3,
-    };
-}
-
-static km_job next_job(unsigned t, uint64_t m, uint64_t n, uint64_t k)
-{
-    return (km_job){
-        .m = m,
-        .x_dtype = t / 2 % 3 == 1 ? QC_DTYPE_BF16 : QC_DTYPE_F16,
-        .y_dtype = t / 5 % 2 ? QC_DTYPE_BF16 : QC_DTYPE_F16,
-        .ldx = t % 5 == 1   ? k + 3
-               : t % 5 == 2 ? k + 8
-                            : 0,
-        .ldy = t % 3 == 1 ? n + 5 : 0,
-        .bias = t % 2,
-        .x_shift = t % 6 == 5,
-        .y_shift = t % 4 == 3,
-    };
+    km_multiply_twice(handle, &rng, spec, &job, rounding_of);
 }
 
 static void test_every_m(void **state)
@@ -94,8 +51,8 @@ static void test_every_m(void **state)
     for (unsigned i = 0; i < COUNT(ms); i += qt_every(5)) {
         uint64_t n = ns[i % COUNT(ns)], k = ks[i % COUNT(ks)];
         for (unsigned t = i; t < i + (slow ? 4 : 1); t++) {
-            km_spec spec = next_spec(t, n, k);
-            multiply(&spec, next_job(t, ms[i], n, k));
+            km_spec spec = km_next_spec(t, n, k);
+            multiply(&spec, km_next_job(t, ms[i], n, k));
         }
     }
 }
@@ -110,8 +67,8 @@ static void test_every_n_and_k(void **state)
         for (size_t j = 0; j < COUNT(ks); j++, t++) {
             if (ns[i] * ks[j] > (slow ? UINT64_MAX : 200000 / qt_every(4)))
                 continue;
-            km_spec spec = next_spec(t, ns[i], ks[j]);
-            multiply(&spec, next_job(t, ms[t % 4], ns[i], ks[j]));
+            km_spec spec = km_next_spec(t, ns[i], ks[j]);
+            multiply(&spec, km_next_job(t, ms[t % 4], ns[i], ks[j]));
         }
 }
 
@@ -265,7 +222,7 @@ static void test_every_worker(void **state)
     for (size_t i = 0; i < COUNT(steps); i += qt_every(5))
         for (int equal = 0; equal < 2; equal++) {
             uint64_t m = ms[i % COUNT(ms)];
-            km_spec spec = next_spec((unsigned)i % 4, 400 + i, 9 * 128 - 64);
+            km_spec spec = km_next_spec((unsigned)i % 4, 400 + i, 9 * 128 - 64);
             km_job job = {.m = m,
                           .x_dtype = i % 3 ? QC_DTYPE_F16 : QC_DTYPE_BF16,
                           .y_dtype = QC_DTYPE_F16,
@@ -376,7 +333,7 @@ static void test_no_room_for_the_table(void **state)
 {
     (void)state;
     for (unsigned t = 0; t < 2; t++) {
-        const km_spec spec = next_spec(t * 2, 260, 448);
+        const km_spec spec = km_next_spec(t * 2, 260, 448);
         const km_job job = {.m = 12,
                             .x_dtype = QC_DTYPE_F16,
                             .y_dtype = QC_DTYPE_F16,
@@ -412,8 +369,8 @@ static void test_large(void **state)
     (void)state;
     for (size_t i = 0; i < COUNT(shapes); i++)
         for (size_t j = 0; j < COUNT(ms); j += 2, t++) {
-            km_spec spec = next_spec(t, shapes[i][0], shapes[i][1]);
-            multiply(&spec, next_job(t, ms[(i + j) % COUNT(ms)], spec.n, spec.k));
+            km_spec spec = km_next_spec(t, shapes[i][0], shapes[i][1]);
+            multiply(&spec, km_next_job(t, ms[(i + j) % COUNT(ms)], spec.n, spec.k));
         }
 }
 #endif
