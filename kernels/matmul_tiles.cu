@@ -395,11 +395,6 @@ double reduce_clocks(const qc_matmul_shape *s, uint64_t splits)
     return splits > 1 ? 3500.0 + elems * (8.0 * (double)splits + 2.0) / 2500.0 : 0.0;
 }
 
-uint64_t ceil_of(uint64_t a, uint64_t b)
-{
-    return a / b + (a % b != 0);
-}
-
 /* Returns the most blocks that share a tile, where each has worker_steps in a row. */
 uint64_t parts_of(uint64_t tile_steps, uint64_t worker_steps)
 {
@@ -412,22 +407,22 @@ uint64_t parts_of(uint64_t tile_steps, uint64_t worker_steps)
 
 uint64_t tiles_of(const qc_matmul_shape *s, uint32_t m_tile, uint32_t n_tile)
 {
-    return qc_matmul_tiles(s, n_tile) * ceil_of(s->m, m_tile);
+    return qc_matmul_tiles(s, n_tile) * qc_ceil_div_u64(s->m, m_tile);
 }
 
 /* Decides which part of the work a block has; `clocks` is what a step costs. */
 void share_out(const qc_cuda_device *d, const qc_matmul_shape *s, double clocks, qc_matmul_plan *p)
 {
-    uint64_t steps = ceil_of(s->k, K_STEP), tiles = tiles_of(s, p->m_tile, p->n_tile);
+    uint64_t steps = qc_ceil_div_u64(s->k, K_STEP), tiles = tiles_of(s, p->m_tile, p->n_tile);
     uint64_t slots = d->multiprocessors ? d->multiprocessors : 1;
     double best = 0.0;
     /* First choice: a block has a tile or an equal part of its K, of two steps at least. */
     uint64_t most = steps / 2 < slots ? steps / 2 : slots;
     for (uint64_t wanted = 1; wanted == 1 || wanted <= most; wanted++) {
-        uint64_t each = ceil_of(steps, wanted), splits = ceil_of(steps, each);
-        double time =
-            (double)ceil_of(tiles * splits, slots) * ((double)each * clocks + block_clocks) +
-            reduce_clocks(s, splits);
+        uint64_t each = qc_ceil_div_u64(steps, wanted), splits = qc_ceil_div_u64(steps, each);
+        double time = (double)qc_ceil_div_u64(tiles * splits, slots) *
+                          ((double)each * clocks + block_clocks) +
+                      reduce_clocks(s, splits);
         if (wanted == 1 || time < best) {
             best = time;
             p->splits = (uint32_t)splits;
@@ -440,10 +435,10 @@ void share_out(const qc_cuda_device *d, const qc_matmul_shape *s, double clocks,
      * of x, because blocks whose tiles share weights should run at the same time. */
     if (s->m > p->m_tile)
         return;
-    uint64_t each = ceil_of(tiles * steps, slots), splits = parts_of(steps, each);
-    uint64_t split_k = ceil_of(ceil_of(s->k, splits), K_STEP) * K_STEP;
+    uint64_t each = qc_ceil_div_u64(tiles * steps, slots), splits = parts_of(steps, each);
+    uint64_t split_k = qc_ceil_div_u64(qc_ceil_div_u64(s->k, splits), K_STEP) * K_STEP;
     double time = (double)each * clocks + block_clocks +
-                  (double)ceil_of(each, steps) * tile_clocks + reduce_clocks(s, splits);
+                  (double)qc_ceil_div_u64(each, steps) * tile_clocks + reduce_clocks(s, splits);
     if (splits > 1 && split_k * (splits - 1) < s->k && time < best) {
         p->splits = (uint32_t)splits;
         p->split_k = split_k;
@@ -455,37 +450,11 @@ void share_out(const qc_cuda_device *d, const qc_matmul_shape *s, double clocks,
 
 tiles_args args_of(const qc_matmul_call *c, uint32_t count)
 {
-    const qc_matmul_plan *p = &c->plan;
     tiles_args a;
     memset(&a, 0, sizeof a);
-    a.count = count;
-    a.m = c->m;
+    qc_share_of(&a, c, count, 8);
     a.ldx = c->ldx;
     a.k = (uint32_t)c->k;
-    a.x = (const uint16_t *)c->x;
-    a.x_exponent = c->x_exponent;
-    a.fault = c->fault;
-    a.y_dtype = c->y_dtype;
-    a.splits = p->splits;
-    a.m_tiles = (uint32_t)ceil_of(c->m, p->m_tile);
-    uint64_t split_steps = ceil_of(p->splits > 1 ? p->split_k : c->k, K_STEP);
-    a.worker_steps = (uint32_t)(p->worker_k ? p->worker_k / K_STEP : split_steps);
-    a.tile_steps = (uint32_t)(p->worker_k ? ceil_of(c->k, K_STEP) : split_steps * p->splits);
-    uint64_t tiles = 0;
-    for (uint32_t i = 0; i < count; i++) {
-        tiles_part *part = a.part + i;
-        part->w = qc_run_source_of(&c[i].weights);
-        part->n = c[i].n;
-        part->ldy = c[i].ldy;
-        part->y = c[i].y;
-        part->bias = c[i].bias;
-        part->partials = p->splits > 1 ? c[i].partials : NULL;
-        part->tile_first = (uint32_t)tiles;
-        part->eights = !part->w.absmax && part->w.block_shift == 6 && part->w.nested_shift >= 3 &&
-                       c->k % (8 * BLOCK) == 0 && (uintptr_t)part->w.absmax_codes % 8 == 0;
-        tiles += ceil_of(c[i].n, p->n_tile);
-    }
-    a.units = (uint32_t)(tiles * a.m_tiles * a.tile_steps);
     return a;
 }
 
@@ -496,7 +465,7 @@ qc_status launch(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s, qc_e
     const qc_matmul_plan *p = &c->plan;
     QC_TRY(qc_cuda_allow_shared(kernel, p->shared_bytes, "matmul_tiles", err));
     tiles_args a = args_of(c, count);
-    dim3 grid((unsigned)ceil_of(a.units, a.worker_steps), 1, 1), block(p->threads, 1, 1);
+    dim3 grid((unsigned)qc_ceil_div_u64(a.units, a.worker_steps), 1, 1), block(p->threads, 1, 1);
     QC_LAUNCH(kernel, grid, block, p->shared_bytes, s, a);
     return qc_cuda_launched("matmul_tiles", err);
 }
@@ -529,7 +498,7 @@ extern "C" int qc_tiles_takes(const qc_cuda_device *d, const qc_matmul_shape *s,
     /* Steps of all tiles are counted in 31 bits, and K in 30. */
     if (s->m > INT32_MAX || s->n > INT32_MAX || s->k > INT32_MAX / 2)
         return 0;
-    uint64_t tiles = tiles_of(s, v.m_tile, v.n_tile), steps = ceil_of(s->k, K_STEP);
+    uint64_t tiles = tiles_of(s, v.m_tile, v.n_tile), steps = qc_ceil_div_u64(s->k, K_STEP);
     if (s->n > NO_ROW / (s->k / BLOCK)) /* blocks of 64 are counted in 32 bits */
         return 0;
     return tiles < INT32_MAX && tiles <= INT32_MAX / (2 * steps);

@@ -5,6 +5,7 @@
 
 #include "kernels/matmul_codes.cuh"
 #include "kernels/matmul_run.cuh"
+#include "kernels/matmul_share.cuh"
 
 #include <type_traits>
 
@@ -22,28 +23,12 @@ namespace
 
 enum kind { KIND_NF4, KIND_INT8_BLOCKS, KIND_INT8_ROWS };
 
-typedef struct {
-    qc_run_source w;
-    uint64_t n, ldy;
-    void *y;
-    const void *bias;
-    float *partials;
-    uint32_t tile_first; /* counted over all weights' tiles */
-    int eights;          /* the codes of scales can be loaded eight at a time */
-} tiles_part;
+using tiles_part = qc_share_part;
 
-typedef struct {
-    tiles_part part[QC_MATMUL_GROUP_MOST];
-    uint32_t count;
-    uint32_t units, tile_steps, worker_steps;
-    uint32_t m_tiles, splits;
-    uint64_t m, ldx;
+struct tiles_args : qc_share {
+    uint64_t ldx;
     uint32_t k;
-    const uint16_t *x;
-    const int *x_exponent;
-    uint32_t *fault; /* the call's */
-    qc_dtype y_dtype;
-} tiles_args;
+};
 
 struct no_table {
 };
@@ -90,12 +75,12 @@ template <int m_tile_, kind kind_, int stages_, bool wide_> struct shape {
 /* ---- scales ---------------------------------------------------------------------------------- */
 
 /* A thread decodes the scales of one row of the tile, two per step, and has loaded those of the
- * next step before. With `eights` it loads the codes of four steps at once, two loads ahead. */
+ * next step before. With `together` it loads the codes of four steps at once, two loads ahead. */
 struct scale_reader {
     uint32_t first; /* the row's first 64 codes, counted from the tensor's first; or NO_ROW */
-    uint2 now;      /* codes of these four steps with eights, else of two times 64 */
-    uint2 next;     /* with eights: codes of the next four steps, where registers allow it */
-    float value[2]; /* their factors, or the scales; with eights: of `now` and of `next` */
+    uint2 now;      /* codes of these four steps with `together`, else of two times 64 */
+    uint2 next;     /* with `together`: codes of the next four steps, where registers allow it */
+    float value[2]; /* their factors, or the scales; with `together`: of `now` and of `next` */
 };
 
 #define NO_ROW UINT32_MAX
@@ -129,7 +114,7 @@ QC_DEVICE void scale_begin(scale_reader &r, const tiles_part &p, uint64_t row, u
     r.first = row < p.n ? (uint32_t)(row * (k / BLOCK)) : NO_ROW;
     r.now.x = r.now.y = r.next.x = r.next.y = 0;
     r.value[0] = r.value[1] = 0.0f;
-    if (p.eights) {
+    if (p.together) {
         scale_load_eight(r.now, r.value[0], r, p.w, k, step / 4);
         scale_load_eight(r.next, r.value[1], r, p.w, k, step / 4 + 1);
     } else {
@@ -157,7 +142,7 @@ QC_DEVICE float scale_nested(float value, uint32_t code, const qc_run_source &w,
 QC_DEVICE void scale_take(float out[2], scale_reader &r, const tiles_part &p,
                           const qc_run_small &small, float factor, uint32_t k, uint32_t step)
 {
-    if (p.eights) {
+    if (p.together) {
         uint32_t two = (step & 2u ? r.now.y : r.now.x) >> (step & 1u) * 16;
         out[0] = scale_nested(r.value[0], two & 255u, p.w, small, factor);
         out[1] = scale_nested(r.value[0], two >> 8 & 255u, p.w, small, factor);

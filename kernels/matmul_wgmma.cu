@@ -25,13 +25,14 @@
  * The work is shared out as in matmul_tiles.cu; matmul_reduce.cu adds the parts. */
 #include "kernels/matmul_codes.cuh"
 #include "kernels/matmul_run.cuh"
+#include "kernels/matmul_share.cuh"
 #include "kernels/ptx_hopper.cuh"
 
 #include <string.h>
 
-#define BLOCK    64u  /* of k, with one scale a row */
-#define STEP     128u /* of k, that work is shared out by */
-#define BRINGERS 128  /* threads that bring x and codes */
+#define BLOCK    QC_SHARE_BLOCK
+#define STEP     QC_SHARE_STEP
+#define BRINGERS 128 /* threads that bring x and codes */
 #define TABLE    (64u << 10)
 #define BEHIND   (TABLE + (uint32_t)sizeof(qc_codes_wide))
 #define LARGEST  232448u /* bytes of shared memory a block can have on sm_90 */
@@ -44,29 +45,12 @@ namespace
 
 enum kind { NF4, INT8_BLOCKS, INT8_ROWS };
 
-typedef struct {
-    qc_run_source w;
-    uint64_t n, ldy;
-    void *y;
-    const void *bias;
-    float *partials;
-    uint32_t tile_first; /* counted over all weights' tiles */
-    int fours;           /* the codes of scales can be loaded four at a time */
-} part;
+using part = qc_share_part;
 
-typedef struct {
-    part parts[QC_MATMUL_GROUP_MOST];
-    uint32_t count;
-    uint32_t units, tile_steps, worker_steps; /* steps of all tiles, of a tile, of a block */
-    uint32_t m_tiles, splits;
-    uint64_t m;
+struct args : qc_share {
     uint32_t k_blocks;
-    int complete;
-    const uint16_t *x; /* the image */
-    const int *x_exponent;
-    uint32_t *fault; /* the call's */
-    qc_dtype y_dtype;
-} args;
+    int complete; /* weights may be read before the launch in front of this one has ended */
+};
 
 template <int m_tile_, kind what_> struct shape {
     static constexpr kind what = what_;
@@ -133,10 +117,10 @@ QC_DEVICE bool piece_at(piece &p, const args &a, uint32_t unit, uint32_t n_tile)
     p.steps = a.tile_steps - p.step < end - unit ? a.tile_steps - p.step : end - unit;
     p.end = unit + p.steps;
     p.at = 0;
-    while (p.at + 1 < a.count && number >= a.parts[p.at + 1].tile_first)
+    while (p.at + 1 < a.count && number >= a.part[p.at + 1].tile_first)
         p.at++;
     p.m_index = tile % a.m_tiles;
-    p.n0 = (uint64_t)(number - a.parts[p.at].tile_first) * n_tile;
+    p.n0 = (uint64_t)(number - a.part[p.at].tile_first) * n_tile;
     p.block = p.step * (STEP / BLOCK);
     p.block_end = p.block + p.steps * (STEP / BLOCK);
     p.block_end = p.block_end < a.k_blocks ? p.block_end : a.k_blocks;
@@ -163,7 +147,7 @@ template <int stages> QC_DEVICE void ring_next(ring_place<stages> &p)
 struct scale_reader {
     uint32_t first; /* number of the row's first block of 64, counted from the tensor's first */
     uint32_t block, ahead;    /* of the row: the next to look up, to load */
-    uint32_t code, code_next; /* of nested scales; with `fours` those of four blocks */
+    uint32_t code, code_next; /* of nested scales; with `together` those of four blocks */
     float value, value_next;  /* the scale, or what nested ones are multiplied by */
     float nested, by;         /* of the block to give: the map's value, and `value` */
 };
@@ -178,11 +162,11 @@ QC_DEVICE void scale_load(scale_reader &r, const args &a, const part &p)
     if (p.w.absmax) {
         r.value_next = p.w.absmax[at];
     } else {
-        r.code_next = p.fours ? *reinterpret_cast<const uint32_t *>(p.w.absmax_codes + at)
-                              : p.w.absmax_codes[at];
+        r.code_next = p.together ? *reinterpret_cast<const uint32_t *>(p.w.absmax_codes + at)
+                                 : p.w.absmax_codes[at];
         r.value_next = p.w.nested_absmax[at >> p.w.nested_shift];
     }
-    r.ahead += p.fours ? 4 : 2;
+    r.ahead += p.together ? 4 : 2;
 }
 
 /* Gives the scale of the block before this one of the lane, times `factor`, and looks this one up.
@@ -192,10 +176,10 @@ QC_DEVICE float scale_take(scale_reader &r, const args &a, const part &p, float 
     float v = r.by;
     if (!p.w.absmax) {
         v = __fadd_rn(__fmul_rn(r.nested, v), p.w.nested_offset);
-        r.nested = __ldg(p.w.nested_map + (r.code >> (p.fours ? (r.block & 3u) * 8 : 0) & 255u));
+        r.nested = __ldg(p.w.nested_map + (r.code >> (p.together ? (r.block & 3u) * 8 : 0) & 255u));
     }
     r.by = r.value;
-    if (!p.fours || r.block & 2u)
+    if (!p.together || r.block & 2u)
         scale_load(r, a, p);
     r.block += 2;
     return __fmul_rn(v, factor);
@@ -207,7 +191,7 @@ QC_DEVICE void scale_begin(scale_reader &r, const args &a, const part &p, uint64
 {
     r.first = (uint32_t)((row < p.n ? row : p.n - 1) * a.k_blocks);
     r.block = block;
-    r.ahead = p.fours ? block & ~3u : block;
+    r.ahead = p.together ? block & ~3u : block;
     r.code_next = 0;
     r.value_next = r.nested = r.by = 0.0f;
     scale_load(r, a, p);
@@ -252,7 +236,7 @@ template <typename S> QC_DEVICE void bring(const args &a, typename S::shared &sh
     piece p;
     for (uint32_t first = blockIdx.x * a.worker_steps; piece_at(p, a, first, S::n_tile);
          first = p.end) {
-        const part &w = a.parts[p.at];
+        const part &w = a.part[p.at];
         const uint64_t row_bytes = (uint64_t)a.k_blocks * (S::nf4 ? BLOCK / 2 : BLOCK);
         const uint64_t apart_bytes = apart * row_bytes;
         const unsigned char *from = w.w.codes + (p.n0 + row) * row_bytes +
@@ -403,7 +387,7 @@ template <typename S>
 QC_DEVICE void finish(const args &a, const piece &now, float (&sum)[S::m_tile / 2], uint32_t row,
                       uint32_t lane)
 {
-    const part &p = a.parts[now.at];
+    const part &p = a.part[now.at];
     int w_exponent = p.w.exponent ? *p.w.exponent : 0;
     uint32_t tile = (now.end - 1) / a.tile_steps;
     uint32_t plane = blockIdx.x - tile * a.tile_steps / a.worker_steps;
@@ -489,7 +473,7 @@ QC_DEVICE void multiply_tiles(const args &a, typename S::shared &sh, uint32_t wa
         uint32_t f[2][4][4];
         uint2 scale[2];
         int left = (int)(p.block_end - p.block);
-        const part &w = a.parts[p.at];
+        const part &w = a.part[p.at];
         scale_reader reader;
         float factor = 1.0f;
         uint32_t taken = 0; /* of two blocks: those that are decoded next */
@@ -583,7 +567,7 @@ static __global__ void __launch_bounds__(shape<m_tile, what>::threads, 1) matmul
         qc_mbarrier_ready();
     }
     if constexpr (S::nf4)
-        fill_table<S>(*reinterpret_cast<qc_codes_wide *>(shared_at(sh, TABLE)), sh, a.parts[0].w,
+        fill_table<S>(*reinterpret_cast<qc_codes_wide *>(shared_at(sh, TABLE)), sh, a.part[0].w,
                       thread);
     __syncthreads();
     if (warp >= S::warps) {
@@ -596,11 +580,6 @@ static __global__ void __launch_bounds__(shape<m_tile, what>::threads, 1) matmul
 }
 
 /* ---- which tiles ----------------------------------------------------------------------------- */
-
-uint64_t ceil_of(uint64_t a, uint64_t b)
-{
-    return a / b + (a % b != 0);
-}
 
 uint32_t m_tile_of(uint64_t m)
 {
@@ -619,38 +598,13 @@ kind kind_of(qc_form_kind k)
 
 args args_of(const qc_matmul_call *c, uint32_t count)
 {
-    const qc_matmul_plan *p = &c->plan;
     args a;
     memset(&a, 0, sizeof a);
-    a.count = count;
-    a.m = c->m;
+    qc_share_of(&a, c, count, 4);
     a.k_blocks = (uint32_t)(c->k / BLOCK);
-    a.x = (const uint16_t *)c->x;
-    a.x_exponent = c->x_exponent;
-    a.fault = c->fault;
-    a.y_dtype = c->y_dtype;
-    a.splits = p->splits;
     a.complete = 1;
-    a.m_tiles = (uint32_t)ceil_of(c->m, p->m_tile);
-    uint64_t split_steps = ceil_of(p->splits > 1 ? p->split_k : c->k, STEP);
-    a.worker_steps = (uint32_t)(p->worker_k ? p->worker_k / STEP : split_steps);
-    a.tile_steps = (uint32_t)(p->worker_k ? ceil_of(c->k, STEP) : split_steps * p->splits);
-    uint64_t tiles = 0;
-    for (uint32_t i = 0; i < count; i++) {
-        part *to = a.parts + i;
-        to->w = qc_run_source_of(&c[i].weights);
-        to->n = c[i].n;
-        to->ldy = c[i].ldy;
-        to->y = c[i].y;
-        to->bias = c[i].bias;
-        to->partials = p->splits > 1 ? c[i].partials : NULL;
-        to->tile_first = (uint32_t)tiles;
-        to->fours = to->w.block_shift == 6 && c->k % (4 * BLOCK) == 0 && !to->w.absmax &&
-                    to->w.nested_shift >= 2 && (uintptr_t)to->w.absmax_codes % 4 == 0;
+    for (uint32_t i = 0; i < count; i++)
         a.complete = a.complete && c[i].weights.complete == QC_MATMUL_WEIGHTS_COMPLETE;
-        tiles += ceil_of(c[i].n, p->n_tile);
-    }
-    a.units = (uint32_t)(tiles * a.m_tiles * a.tile_steps);
     return a;
 }
 
@@ -661,7 +615,7 @@ qc_status launch(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s, qc_e
     const qc_matmul_plan *p = &c->plan;
     QC_TRY(qc_cuda_allow_shared(kernel, p->shared_bytes, "matmul_wgmma", err));
     args a = args_of(c, count);
-    dim3 grid((unsigned)ceil_of(a.units, a.worker_steps)), block(p->threads);
+    dim3 grid((unsigned)qc_ceil_div_u64(a.units, a.worker_steps)), block(p->threads);
     return qc_cuda_launch_overlapping(kernel, grid, block, p->shared_bytes, s, p->overlaps,
                                       "matmul_wgmma", err, a);
 }
@@ -705,8 +659,8 @@ extern "C" int qc_wgmma_takes(const qc_cuda_device *d, const qc_matmul_shape *s,
     if (s->m > INT32_MAX || s->n > INT32_MAX || s->k > INT32_MAX / 2)
         return 0;
     uint32_t m_tile = m_tile_of(s->m);
-    uint64_t tiles = qc_matmul_tiles(s, n_tile_of(m_tile)) * ceil_of(s->m, m_tile);
-    uint64_t steps = ceil_of(s->k, STEP);
+    uint64_t tiles = qc_matmul_tiles(s, n_tile_of(m_tile)) * qc_ceil_div_u64(s->m, m_tile);
+    uint64_t steps = qc_ceil_div_u64(s->k, STEP);
     if (s->n > UINT32_MAX / (s->k / BLOCK)) /* blocks of 64 are counted in 32 bits */
         return 0;
     return tiles < INT32_MAX && tiles <= INT32_MAX / (2 * steps);
