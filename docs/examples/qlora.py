@@ -24,7 +24,9 @@ def main():
     parser.add_argument("--batch", type=int, default=4, help="sequences of a step")
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--rate", type=float, default=2e-4, help="learning rate")
+    parser.add_argument("--seed", type=int, default=0, help="of the adapter's first values and of the order of the text")
     a = parser.parse_args()
+    torch.manual_seed(a.seed)
     try:
         model = qconv.load(a.out)
     except qconv.Error as error:
@@ -37,6 +39,7 @@ def main():
     model = get_peft_model(model, LoraConfig(r=a.rank, target_modules="all-linear", task_type="CAUSAL_LM"))
     model.print_trainable_parameters()
     optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), a.rate)
+    losses = []
     for step in range(a.steps):
         starts = torch.randint(len(ids) - a.context, (a.batch,))
         x = torch.stack([ids[s:s + a.context] for s in starts]).to(model.device)
@@ -44,8 +47,10 @@ def main():
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        if step % 10 == 0 or step == a.steps - 1:
-            print("step %d: loss %.4f" % (step, loss.item()), flush=True)
+        losses.append(loss.item())
+        if len(losses) == 10 or step == a.steps - 1:
+            print("step %d: mean loss %.4f" % (step + 1, sum(losses) / len(losses)), flush=True)
+            losses = []
     model.save_pretrained(a.adapter)
 
 

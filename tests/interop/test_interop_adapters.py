@@ -69,11 +69,12 @@ class Examples(unittest.TestCase):
         s.qconv("--to", "nf4", "--progress", "never", s.model_path("kjv-llama"), out)
         said = self.run_example("generate.py", out, "In the beginning God", "--tokens", 16)
         self.assertRegex(said, r"^In the beginning God\S* \w+")
-        text = s.ROOT / "tests/data/kjv-llama/heldout.txt"
-        said = self.run_example("qlora.py", out, text, adapter, "--steps", 21, "--context", 64, "--rate", 5e-3)
-        losses = [float(x) for x in re.findall(r"loss ([\d.]+)", said)]
-        self.assertEqual(len(losses), 3, said)
-        self.assertLess(losses[-1], losses[0])
+        # The model has not seen a text of this kind, so there is much to learn: 4.1 to 3.3 in 20 steps.
+        text = s.ROOT / "CONTRIBUTING.md"
+        said = self.run_example("qlora.py", out, text, adapter, "--steps", 20, "--context", 64, "--rate", 5e-3)
+        losses = [float(x) for x in re.findall(r"mean loss ([\d.]+)", said)]
+        self.assertEqual(len(losses), 2, said)
+        self.assertLess(losses[1], 0.9 * losses[0])
         self.assertTrue((adapter / "adapter_config.json").is_file())
 
 
