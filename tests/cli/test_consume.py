@@ -11,7 +11,7 @@ import sys
 import unittest
 
 from output_case import AT_CALL, OutputCase, PLAIN, STAGING, at_call, tree
-from qconv_case import QCONV
+from qconv_case import QCONV, SANITIZED
 import make_checkpoint as mk
 
 Q = "model.layers.%d.self_attn.q_proj.weight"
@@ -291,7 +291,8 @@ class Killed(ConsumeCase):
             self.expect_done(want)
             moments = range(1, total + 1)
             if not SLOW:
-                moments = sorted(rng.sample(moments, 14) + [total - i for i in range(3, 60, 6)])
+                moments = sorted(rng.sample(moments, 4 if SANITIZED else 14) +
+                                 [total - i for i in range(3, 60, 18 if SANITIZED else 6)])
             for moment in moments:
                 with self.subTest(form=form, moment=moment, seed=seed):
                     self.chain(form, want, moment, rng, total)

@@ -41,7 +41,7 @@ class Loaded(unittest.TestCase):
 
     def check(self, name, context, front, length, form):
         out = convert(name, "--to", form, "--calibrate", "default", "--calibration-context", "128",
-                      "--calibration-tokens", "16384")
+                      "--calibration-tokens", "4096")
         path = s.SCRATCH / "eval.txt"
         text = HELD_OUT.read_text()[:length]
         path.write_text(text)
@@ -173,7 +173,7 @@ class Captured(unittest.TestCase):
 
     def test_minilm(self):
         """Embeddings' cosine distance is halved."""
-        out, t = self.capture("minilm", "--paragraphs", "--context", "128", "--tokens", "32768")
+        out, t = self.capture("minilm", "--paragraphs", "--context", "128", "--tokens", "12288")
         self.assertTrue(all(np.array_equal(m, m.T) for n, m in t.items()
                             if n.endswith(".second_moment")))
         model = s.model_path("minilm")

@@ -7,6 +7,7 @@
 #include "convert/cli/commands.h"
 #include "formats/manifest.h"
 #include "tests/fixtures/fault_fixture.h"
+#include "tests/fixtures/sanitized.h"
 
 #include <errno.h>
 #include <setjmp.h>
@@ -14,14 +15,9 @@
 
 #include <cmocka.h>
 
-/* Under the address sanitizer, which makes a run twice as long, every third operation fails:
- * the first, fourth, ... alone, the second, fifth, ... with all behind it. A plain build has all.
- */
-#ifdef __SANITIZE_ADDRESS__
-#define STEP 3u
-#else
-#define STEP 1u
-#endif
+/* Under a sanitizer every third operation fails: the first, fourth, ... alone, the second, fifth,
+ * ... with all behind it. */
+#define STEP              (TEST_SANITIZED ? 3u : 1u)
 #define FIRST(persistent) (1u + (unsigned)(persistent) % STEP)
 
 typedef struct {
