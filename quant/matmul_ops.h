@@ -23,6 +23,7 @@ typedef struct qc_matmul_tile qc_matmul_tile; /* matmul_internal.h */
 typedef struct {
     qc_isa isa;
     void (*tile)(const qc_matmul_tile *t);
+    unsigned group; /* rows of x that a tile takes best, at most QC_MATMUL_GROUP */
     const qc_quant_ops *quant;
     /* One output in double for all rows of x: y [m] = sum over k, in order, of w [k] * x. packed:
      * see qc_matmul_double_pack. The numbers are those of qc_matmul_double, computed many times as

@@ -120,14 +120,15 @@ static void store_sums(panel *p, const qc_matmul_cpu_io *io, uint64_t at, unsign
 /* Computes outputs [first, first + rows), whose weights are in the panel. */
 static void multiply(panel *p, uint64_t first, uint64_t rows, const qc_matmul_cpu_io *io)
 {
-    for (uint64_t at = 0; at < io->m; at += QC_MATMUL_GROUP) {
-        unsigned m = io->m - at < QC_MATMUL_GROUP ? (unsigned)(io->m - at) : QC_MATMUL_GROUP;
+    const unsigned group = p->ops->group;
+    for (uint64_t at = 0; at < io->m; at += group) {
+        unsigned m = io->m - at < group ? (unsigned)(io->m - at) : group;
         uint64_t from = 0;
         do {
             uint64_t n = p->k - from < QC_MATMUL_STEP ? p->k - from : QC_MATMUL_STEP;
-            uint64_t ahead = from + n < p->k ? at : at + QC_MATMUL_GROUP;
-            uint64_t end = io->m - ahead < QC_MATMUL_GROUP ? io->m : ahead + QC_MATMUL_GROUP;
-            uint64_t each = qc_ceil_div_u64(QC_MATMUL_GROUP * QC_MATMUL_ROWS, rows);
+            uint64_t ahead = from + n < p->k ? at : at + group;
+            uint64_t end = io->m - ahead < group ? io->m : ahead + group;
+            uint64_t each = qc_ceil_div_u64((uint64_t)group * QC_MATMUL_ROWS, rows);
             end = ahead < io->m ? end : ahead;
             pack(p, io, at, m, from, n);
             for (uint64_t r = 0; r < rows; r += QC_MATMUL_ROWS) {

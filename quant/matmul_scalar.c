@@ -22,5 +22,5 @@ static void tile(const qc_matmul_tile *t)
     }
 }
 
-const qc_matmul_ops qc_matmul_ops_scalar = {QC_ISA_SCALAR, tile, &qc_quant_ops_scalar,
-                                            qc_matmul_double_lanes};
+const qc_matmul_ops qc_matmul_ops_scalar = {QC_ISA_SCALAR, tile, QC_MATMUL_GROUP,
+                                            &qc_quant_ops_scalar, qc_matmul_double_lanes};

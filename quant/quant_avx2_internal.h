@@ -200,12 +200,6 @@ QC_INLINE __m256i qc_lanes_below(int n)
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
 
-QC_INLINE qc_wide qc_wide_load_below(const float *at, unsigned n)
-{
-    return (qc_wide){_mm256_maskload_ps(at, qc_lanes_below((int)n)),
-                     _mm256_maskload_ps(at + 8, qc_lanes_below((int)n - 8))};
-}
-
 QC_INLINE qc_wide qc_wide_read(const void *src, qc_dtype dtype, uint64_t i)
 {
     return (qc_wide){qc_load8(src, dtype, i), qc_load8(src, dtype, i + 8)};
@@ -246,15 +240,6 @@ QC_INLINE qc_wide qc_wide_div(qc_wide a, qc_wide b)
 QC_INLINE qc_wide qc_wide_fma(qc_wide a, qc_wide b, qc_wide c)
 {
     return (qc_wide){_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};
-}
-
-QC_INLINE qc_wide qc_wide_fma_below(qc_wide a, qc_wide b, qc_wide c, unsigned n)
-{
-    const qc_wide sum = qc_wide_fma(a, b, c);
-    const __m256 low = _mm256_castsi256_ps(qc_lanes_below((int)n));
-    const __m256 high = _mm256_castsi256_ps(qc_lanes_below((int)n - 8));
-    return (qc_wide){_mm256_blendv_ps(c.low, sum.low, low),
-                     _mm256_blendv_ps(c.high, sum.high, high)};
 }
 
 QC_INLINE qc_wide qc_wide_magnitude(qc_wide x)

@@ -4,11 +4,9 @@
  *
  *   qc_wide_all, qc_wide_int_all      the same number in all lanes
  *   qc_wide_load, qc_wide_store       floats, at any address
- *   qc_wide_load_below                the first n floats, and zeros
  *   qc_wide_read                      elements i .. i + 15 of a source, as floats
  *   qc_wide_add, _sub, _mul, _div,
  *   _fma                              fma: a * b + c with one rounding
- *   qc_wide_fma_below                 in the first n lanes; the other lanes keep c
  *   qc_wide_between                   clamped; no lane is NaN
  *   qc_wide_magnitude                 |x|
  *   qc_wide_larger, qc_wide_largest   maximum with |x| where no lane is NaN; the largest lane

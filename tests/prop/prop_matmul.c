@@ -28,7 +28,7 @@ static void make_job(job *j, qt_rng *rng, int special)
     unsigned f = (unsigned)qt_below(rng, MT_FORMS);
     memset(j, 0, sizeof *j);
     j->n = pick_size(rng, 40);
-    j->k = pick_size(rng, 700);
+    j->k = pick_size(rng, 1300); /* up to three steps: a first, a middle and a last one */
     j->m = pick_size(rng, 40);
     j->ldx = j->k + qt_below(rng, 3);
     j->ldy = j->n + qt_below(rng, 3);
