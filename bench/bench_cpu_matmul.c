@@ -10,7 +10,7 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/cpu.h"
-#include "base/workers.h"
+#include "base/read_rate.h"
 #include "bench/samples.h"
 #include "quant/cpu_matmul.h"
 #include "quant/quant_form.h"
@@ -32,45 +32,6 @@ enum { FORMS = sizeof forms / sizeof *forms, COUNTS = sizeof x_rows / sizeof *x_
 typedef struct {
     double gbps[BENCH_MAX_RUNS], ratio[BENCH_MAX_RUNS];
 } row;
-
-typedef struct {
-    const unsigned char *bytes;
-    uint64_t count;
-    unsigned threads;
-    uint64_t sums[64];
-} reading;
-
-typedef uint64_t vec256 __attribute__((vector_size(32), aligned(1), may_alias));
-
-static qc_status read_share(qc_team *team, unsigned index, void *ctx, qc_error *err)
-{
-    reading *r = ctx;
-    const uint64_t share = r->count / r->threads / 256 * 256;
-    const unsigned char *p = r->bytes + index * share;
-    vec256 sum[8] = {{0}};
-    (void)team;
-    (void)err;
-    for (uint64_t i = 0; i < share; i += sizeof sum) {
-        for (unsigned k = 0; k < sizeof sum; k += 64)
-            __builtin_prefetch(p + i + k + 4096);
-        for (unsigned k = 0; k < 8; k++)
-            sum[k] ^= *(const vec256 *)(const void *)(p + i + k * sizeof(vec256));
-    }
-    for (unsigned k = 1; k < 8; k++)
-        sum[0] ^= sum[k];
-    r->sums[index % 64] = sum[0][0] ^ sum[0][3];
-    return QC_OK;
-}
-
-static qc_status rate_of_reading(const unsigned char *codes, uint64_t bytes, unsigned threads,
-                                 double *gbps, qc_error *err)
-{
-    reading r = {.bytes = codes, .count = bytes, .threads = threads};
-    const uint64_t start = qc_clock_ns();
-    QC_TRY(qc_team_run(threads, read_share, &r, err));
-    *gbps = (double)bytes / (double)(qc_clock_ns() - start);
-    return QC_OK;
-}
 
 typedef struct {
     qc_weights w[FORMS];
@@ -128,8 +89,9 @@ static qc_status measure(qc_cpu_matmul *h, const data *d, int runs, row rows[FOR
                          double *roofs, qc_error *err)
 {
     for (int i = -1; i < runs; i++) { /* the first round only warms up */
-        double roof = 0.0;
-        QC_TRY(rate_of_reading(d->codes, d->codes_bytes, qc_cpu_matmul_threads(h), &roof, err));
+        double seconds = 0.0;
+        QC_TRY(qc_read_memory(d->codes, d->codes_bytes, qc_cpu_matmul_threads(h), &seconds, err));
+        const double roof = (double)d->codes_bytes / seconds * 1e-9;
         if (i >= 0)
             roofs[i] = roof;
         for (unsigned f = 0; f < FORMS; f++)
