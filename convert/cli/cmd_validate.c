@@ -1,5 +1,6 @@
 /* qconv validate OUT --against MODEL: how far every quantized layer is from what it was made from,
  * in its weights and in what they multiply to, and whether that is good enough. */
+#include "base/checked.h"
 #include "base/clock.h"
 #include "base/workers.h"
 #include "convert/cli/commands.h"
@@ -8,6 +9,7 @@
 #include "convert/term/target_file.h"
 #include "convert/validate/validate_gpu.h"
 #include "convert/validate/validate_report.h"
+#include "convert/validate/validate_times.h"
 #include "formats/file_io.h"
 
 #include <stdio.h>
@@ -26,6 +28,7 @@ typedef struct {
     qc_validate_input input;
     qc_validate_tools tools;
     qc_validate_gpu gpu;
+    qc_validate_timer timer; /* without a GPU */
     qc_st_cursor *cursor;
     qc_validate_report report;
 } validation;
@@ -92,10 +95,24 @@ static qc_status open_all(validation *v, qc_error *err)
                                    .matmul = qc_matmul_ops_for(isa),
                                    .threads = o->call.threads ? o->call.threads : qc_cpu_count(),
                                    .weights_only = v->gpu.on};
+    QC_TRY(qc_cpu_matmul_create(&v->tools.products, v->tools.threads, err));
     QC_TRY(qc_validate_input_open(&v->input, o->validate.activations, o->products.seed,
                                   v->tools.ops, err));
     QC_TRY(check_sources(v, err));
     return qc_st_cursor_create(&v->cursor, err);
+}
+
+/* The CPU's times are taken where no GPU's are. */
+static qc_status open_timer(validation *v, qc_error *err)
+{
+    const qc_product_options *o = &v->o->products;
+    uint64_t bytes = 0;
+    if (v->gpu.on)
+        return QC_OK;
+    for (size_t i = 0; i < v->pairs.count; i++)
+        bytes = qc_sat_add(bytes, v->pairs.pairs[i].bytes);
+    return qc_validate_timer_open(&v->timer, v->tools.products, o->m, o->m_count, bytes, &v->arena,
+                                  err);
 }
 
 /* Why a pair cannot be measured, or NULL. */
@@ -155,6 +172,8 @@ static qc_status measure_layer(validation *v, qc_validate_layer *l, qc_error *er
         st = qc_validate_input_make(&v->input, p->name, dtype, QC_VALIDATE_ROWS, p->cols, err);
     if (st == QC_OK)
         st = qc_validate_measure(l, &v->tools, p, &w.w, &v->input, err);
+    if (st == QC_OK && !v->gpu.on)
+        st = qc_validate_take_times(&v->timer, l, &w.w, &v->input, err);
     if (st == QC_OK)
         st = qc_validate_gpu_measure(&v->gpu, l, &v->tools, &w, &v->input, &v->arena, err);
     qc_stored_deinit(&w);
@@ -235,6 +254,7 @@ static qc_status run(validation *v, qc_error *err)
     uint64_t started = qc_clock_ns();
     QC_TRY(check_targets(o, err));
     QC_TRY(open_all(v, err));
+    QC_TRY(open_timer(v, err));
     v->report = (qc_validate_report){.out = o->call.model,
                                      .model = o->call.against,
                                      .activations = o->validate.activations,
@@ -243,8 +263,9 @@ static qc_status run(validation *v, qc_error *err)
                                      .sample = o->validate.sample,
                                      .device = v->gpu.name,
                                      .left_out = v->gpu.left_out,
-                                     .m = v->gpu.on ? o->products.m : NULL,
-                                     .m_count = v->gpu.on ? o->products.m_count : 0,
+                                     .m = v->gpu.on ? o->products.m : v->timer.m,
+                                     .m_count = v->gpu.on ? o->products.m_count : v->timer.m_count,
+                                     .timed_on_cpu = !v->gpu.on,
                                      .threads = v->tools.threads,
                                      .isa = qc_isa_name(v->tools.ops->isa),
                                      .max_error = o->validate.max_error,
@@ -256,6 +277,7 @@ static qc_status run(validation *v, qc_error *err)
     if (o->validate.baseline)
         QC_TRY(qc_validate_baseline_cover(&v->baseline, &v->report, err));
     QC_TRY(measure_all(v, err));
+    v->report.read_rate = qc_validate_read_rate(&v->timer);
     QC_TRY(qc_validate_judge(&v->report, &v->pairs, o->validate.baseline ? &v->baseline : NULL,
                              &v->arena, err));
     v->report.seconds = (double)(qc_clock_ns() - started) * 1e-9;
@@ -270,6 +292,8 @@ qc_status qc_cmd_validate(const qc_options *o, qc_error *err)
     v.o = o;
     qc_arena_init(&v.arena);
     qc_status st = run(&v, err);
+    qc_validate_timer_close(&v.timer);
+    qc_cpu_matmul_destroy(v.tools.products);
     qc_st_cursor_destroy(v.cursor);
     qc_validate_input_close(&v.input);
     qc_validate_gpu_close(&v.gpu);

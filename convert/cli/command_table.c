@@ -144,7 +144,8 @@ const qc_command_row qc_command_table[] = {
      .text = "Measure every quantized layer of the qconv output OUT: how far its weights, and "
              "the products with them, are from those of the checkpoint MODEL that it was made "
              "from, how much of that is the kernel's own rounding, and how long the "
-             "multiplication takes beside fp16. Without a GPU the times are left out.\n"
+             "multiplication takes beside fp16. Without a GPU the CPU's products of up to 16 rows "
+             "are timed alone.\n"
              "\n"
              "If a layer is worse than --max-error or --baseline allow, validate ends with exit "
              "code 4. docs/validate.md says how everything is measured.",

@@ -129,6 +129,11 @@ static double speedup(const qc_validate_layer *l, unsigned m)
     return m < l->time_count ? qc_validate_speedup(&l->times[m]) : (double)NAN;
 }
 
+static double milliseconds(const qc_validate_layer *l, unsigned m)
+{
+    return m < l->time_count ? l->times[m].seconds * 1e3 : (double)NAN;
+}
+
 /* NaN: there is none. */
 static double value_of(const page *p, const plot *g, size_t i, unsigned series)
 {
@@ -400,7 +405,7 @@ static void add_row(page *p, const qc_validate_layer *l)
     add_cell(p, l->output_error * 100.0, "%");
     add_cell(p, l->kernel_error * 100.0, "%");
     for (unsigned m = 0; m < p->r->m_count; m++)
-        add_cell(p, speedup(l, m), "");
+        add_cell(p, p->r->timed_on_cpu ? milliseconds(l, m) : speedup(l, m), "");
     PUT(p, "</tr>\n");
 }
 
@@ -410,7 +415,8 @@ static void add_table(page *p)
            "<th>weight error</th><th>SQNR, dB</th><th>largest</th><th>at row, column</th>"
            "<th>output error</th><th>kernel error</th>");
     for (unsigned m = 0; m < p->r->m_count; m++)
-        PUT(p, "<th>fp16 / ours, M = %" PRIu64 "</th>", p->r->m[m]);
+        PUT(p, "<th>%s, M = %" PRIu64 "</th>", p->r->timed_on_cpu ? "ms" : "fp16 / ours",
+            p->r->m[m]);
     PUT(p, "</tr>\n");
     for (size_t i = 0; i < p->count; i++)
         add_row(p, p->layers[i]);
@@ -446,8 +452,12 @@ qc_status qc_validate_html(const qc_validate_report *r, qc_arena *arena, qc_strb
          .by_m = 1,
          .limit = 1.0},
         {.title = "Share of the roof",
-         .note = "The least time that this GPU's memory and tensor cores, as measured, would need, "
-                 "over the time that was taken.",
+         .note = r->timed_on_cpu
+                     ? "The time of reading codes and scales at the rate at which this CPU's "
+                       "threads read memory, over the time that was taken, by the rows of "
+                       "activations that are multiplied at once."
+                     : "The least time that this GPU's memory and tensor cores, as measured, would "
+                       "need, over the time that was taken.",
          .by_m = 1,
          .roof = 1,
          .percent = 1},

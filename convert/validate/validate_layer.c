@@ -4,13 +4,15 @@
 #include "base/checked.h"
 #include "base/workers.h"
 #include "quant/quant_half.h"
+#include "quant/weight_slice.h"
 
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
 
-#define STEP_BYTES  (1u << 20) /* of W as floats, for each thread */
-#define SHARE_BYTES (8u << 20) /* of W as floats: how much a thread takes at a time */
+#define STEP_BYTES     (1u << 20)           /* of W as floats, for each thread */
+#define SHARE_BYTES    (8u << 20)           /* of W as floats: how much a thread takes at a time */
+#define PIECE_PRODUCTS ((uint64_t)64 << 20) /* of a weight and an x, between looks for Ctrl-C */
 
 /* The sums over one row of W. Rows are added in order at the end. */
 typedef struct {
@@ -35,7 +37,6 @@ typedef struct {
     qc_validate_source *source;
     float *original, *decoded; /* [step, K], [K] */
     double *sums;              /* [2, R] */
-    void *scratch;
 } bench;
 
 double qc_validate_kernel_limit(qc_dtype y_dtype)
@@ -129,16 +130,7 @@ static qc_status step_rows(job *j, bench *b, uint64_t first, uint64_t count, qc_
 {
     const qc_validate_tools *t = j->tools;
     uint64_t k = j->w->form.cols, rows = j->in->rows;
-    const qc_matmul_cpu_io io = {.x = j->in->x,
-                                 .x_dtype = j->in->dtype,
-                                 .m = rows,
-                                 .ldx = k,
-                                 .y = j->y,
-                                 .y_dtype = j->in->dtype,
-                                 .ldy = j->w->rows};
     QC_TRY(qc_validate_source_read(b->source, first, count, b->original, err));
-    if (!t->weights_only)
-        qc_matmul_cpu_quantized(t->matmul, j->w, first, count, &io, b->scratch);
     for (uint64_t n = 0; n < count; n++) {
         row_sums *s = &j->rows[first + n];
         const float *original = b->original + n * k;
@@ -170,8 +162,6 @@ static qc_status work(qc_team *team, unsigned index, void *ctx, qc_error *err)
         st = qc_malloc(&b.decoded, (size_t)k * sizeof(float), err);
     if (st == QC_OK)
         st = qc_malloc(&b.sums, (size_t)rows * 2 * sizeof(double), err);
-    if (st == QC_OK)
-        st = qc_malloc_aligned(&b.scratch, 64, (size_t)qc_matmul_cpu_scratch_bytes(rows, k), err);
     while (st == QC_OK) {
         uint64_t first = atomic_fetch_add(&j->next, j->share);
         if (first >= n)
@@ -187,7 +177,6 @@ static qc_status work(qc_team *team, unsigned index, void *ctx, qc_error *err)
             qc_progress_add(j->tools->progress,
                             (uint64_t)((double)source_bytes * (double)(end - first) / (double)n));
     }
-    qc_free(b.scratch);
     qc_free(b.sums);
     qc_free(b.decoded);
     qc_free(b.original);
@@ -241,13 +230,44 @@ static void finish(const job *j, qc_validate_layer *out)
     qc_validate_set_errors(out, &all.output, &all.kernel, (double)n * (double)j->in->rows);
 }
 
+qc_status qc_validate_multiply(qc_cpu_matmul *products, const qc_weights *w, qc_matmul_cpu_io io,
+                               qc_error *err)
+{
+    qc_weights_cuts cuts;
+    qc_weights_part part = {.cols = w->form.cols};
+    unsigned char *y = io.y;
+    QC_TRY(qc_weights_cuts_of(w, &cuts, err));
+    const uint64_t rows = PIECE_PRODUCTS / qc_max_u64(1, qc_sat_mul(w->form.cols, io.m));
+    const uint64_t whole = cuts.rows_in_place; /* a piece of so many rows needs no copy */
+    const uint64_t step = qc_sat_mul(qc_max_u64(1, rows / whole), whole);
+    for (; part.row < w->rows; part.row += part.rows) {
+        qc_weights piece;
+        part.rows = qc_min_u64(step, w->rows - part.row);
+        io.y = y + part.row * (qc_dtype_bits(io.y_dtype) / 8);
+        QC_TRY(qc_check_interrupted(err));
+        QC_TRY(qc_weights_slice(w, &part, NULL, &piece, err));
+        QC_TRY(qc_cpu_matmul_run(products, &piece, &io, err));
+    }
+    return QC_OK;
+}
+
 qc_status qc_validate_measure(qc_validate_layer *out, const qc_validate_tools *tools,
                               const qc_validate_pair *pair, const qc_weights *w,
                               const qc_validate_input *in, qc_error *err)
 {
     job j = {.tools = tools, .pair = pair, .w = w, .in = in};
     atomic_init(&j.next, 0);
+    qc_matmul_cpu_io io = {.x = in->x,
+                           .x_dtype = in->dtype,
+                           .m = in->rows,
+                           .ldx = in->cols,
+                           .y_dtype = in->dtype,
+                           .ldy = w->rows};
     qc_status st = prepare(&j, err);
+    if (st == QC_OK && !tools->weights_only) {
+        io.y = j.y;
+        st = qc_validate_multiply(tools->products, w, io, err);
+    }
     if (st == QC_OK)
         st = qc_team_run(tools->threads, work, &j, err);
     if (st == QC_OK)

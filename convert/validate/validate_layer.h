@@ -3,12 +3,11 @@
  * W are the weights of MODEL, V are those that OUT's codes decode to (exact floats), and x [R, K]
  * are activations in 16 bits. Norms are over all elements (Frobenius).
  *
- * - weight error, |W - V| / |W|; as SQNR, -20 log10 of it; the largest |W - V| and where. - output
- * error, |Y - Z| / |Z|: Y what the kernel makes of x and V, Z = x W^T summed in double and
- *
+ * - weight error, |W - V| / |W|; as SQNR, -20 log10 of it; the largest |W - V| and where.
+ * - output error, |Y - Z| / |Z|: Y what the kernel makes of x and V, Z = x W^T summed in double and
  *   rounded to the 16-bit type, as fp16 arithmetic would give it.
- *
  * - kernel error, |Y - S| / |S|: S = x V^T summed in double; how much of it is the kernel's own.
+ *   The CPU's kernels are those of quant/cpu_matmul.h.
  *
  * x and Y are BF16 where W is, else F16. One thread makes the sums over a row, and these are added
  * in row order. Every instruction set gives the same bits. So results do not depend on threads or
@@ -23,6 +22,7 @@
 #include "convert/validate/validate_compare.h"
 #include "convert/validate/validate_input.h"
 #include "convert/validate/validate_pair.h"
+#include "quant/cpu_matmul.h"
 #include "quant/matmul_ops.h"
 
 /* How many rows of x the errors are measured with. More rows average more, but with these the
@@ -35,13 +35,15 @@
 #define QC_VALIDATE_KERNEL_BF16 0x1p-8
 double qc_validate_kernel_limit(qc_dtype y_dtype);
 
-/* The results for one batch size on a GPU. */
+/* The results for one batch size. */
 typedef struct {
     uint64_t m;
-    const char *path; /* the kernel: "gemv", ... */
-    double seconds, fp16_seconds;
-    double roof; /* the least time that memory and tensor cores need, as a share of seconds */
-    double output_error, kernel_error;
+    const char *path;             /* the kernel: "gemv", ..., on the CPU "integers" or "floats" */
+    double seconds, fp16_seconds; /* fp16_seconds is 0 where it was not timed */
+    /* the least time that memory (and on a GPU the tensor cores) needs, as a share of seconds; NaN
+     * where it is unknown */
+    double roof;
+    double output_error, kernel_error; /* on the CPU those of all QC_VALIDATE_ROWS rows */
 } qc_validate_time;
 
 typedef struct {
@@ -76,6 +78,7 @@ typedef struct {
     const qc_checkpoint *output, *model;
     const qc_quant_ops *ops;
     const qc_matmul_ops *matmul;
+    qc_cpu_matmul *products;
     unsigned threads;
     int weights_only;      /* a GPU measures output and kernel errors */
     qc_progress *progress; /* counts bytes of MODEL; may be NULL */
@@ -86,6 +89,10 @@ typedef struct {
 QC_NODISCARD qc_status qc_validate_measure(qc_validate_layer *out, const qc_validate_tools *tools,
                                            const qc_validate_pair *pair, const qc_weights *w,
                                            const qc_validate_input *in, qc_error *err);
+
+/* qc_cpu_matmul_run, in pieces after which it answers Ctrl-C. */
+QC_NODISCARD qc_status qc_validate_multiply(qc_cpu_matmul *products, const qc_weights *w,
+                                            qc_matmul_cpu_io io, qc_error *err);
 
 /* Reads a Conv1D weight as it is stored. The caller frees it. */
 QC_NODISCARD qc_status qc_validate_whole(void **out, const qc_validate_tools *tools,

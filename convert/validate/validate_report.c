@@ -1,5 +1,6 @@
 #include "convert/validate/validate_report.h"
 
+#include "base/text.h"
 #include "convert/model/recipe_stored.h"
 #include "convert/term/console.h"
 #include "convert/term/size_text.h"
@@ -65,20 +66,64 @@ static void put_errors(const qc_validate_report *r, qc_arena *arena, qc_strbuf *
     qc_table_print(&t, 0, out);
 }
 
-static void put_times(const qc_validate_report *r, qc_arena *arena, qc_strbuf *out)
+static void put_m_columns(const qc_validate_report *r, unsigned shown, qc_table *t)
 {
-    qc_table t;
-    unsigned shown = r->m_count < TIMES_SHOWN ? r->m_count : TIMES_SHOWN;
-    if (shown == 0)
-        return;
-    qc_strbuf_puts(
-        out, "\nspeed-up over fp16, by the rows of activations that are multiplied at once\n");
-    qc_table_begin(&t, arena, "layer");
     for (unsigned i = 0; i < shown; i++) {
         char title[32];
         (void)snprintf(title, sizeof title, ">M=%" PRIu64, r->m[i]);
-        qc_table_columns(&t, title);
+        qc_table_columns(t, title);
     }
+}
+
+/* Adds up one batch size over the layers. floor: the least time, NaN where it is unknown. */
+static double cpu_seconds(const qc_validate_report *r, unsigned k, double *floor)
+{
+    double seconds = 0.0;
+    *floor = 0.0;
+    for (size_t i = 0; i < r->layer_count; i++) {
+        const qc_validate_layer *l = &r->layers[i];
+        if (k >= l->time_count)
+            continue;
+        seconds += l->times[k].seconds;
+        *floor += l->times[k].seconds * l->times[k].roof;
+    }
+    return seconds;
+}
+
+static void put_cpu_times(const qc_validate_report *r, unsigned shown, qc_arena *arena,
+                          qc_strbuf *out)
+{
+    qc_table t;
+    char rate[QC_SIZE_TEXT_BYTES];
+    double floor = 0.0;
+    qc_strbuf_putf(out,
+                   "\nproducts of these layers, one after the other on %u CPU thread%s, by the "
+                   "rows of activations that are multiplied at once\n",
+                   r->threads, qc_plural(r->threads));
+    qc_table_begin(&t, arena, "");
+    put_m_columns(r, shown, &t);
+    qc_table_put(&t, "milliseconds");
+    for (unsigned k = 0; k < shown; k++)
+        qc_table_putf(&t, "%.3g", cpu_seconds(r, k, &floor) * 1e3);
+    if (isfinite(r->read_rate)) {
+        qc_table_putf(&t, "of the rate of reading, %s",
+                      qc_text_rate(rate, (uint64_t)r->read_rate, 1.0));
+        for (unsigned k = 0; k < shown; k++) {
+            const double seconds = cpu_seconds(r, k, &floor);
+            qc_table_putf(&t, "%.0f%%", 100.0 * floor / seconds);
+        }
+    }
+    qc_table_print(&t, 0, out);
+}
+
+static void put_speedups(const qc_validate_report *r, unsigned shown, qc_arena *arena,
+                         qc_strbuf *out)
+{
+    qc_table t;
+    qc_strbuf_puts(
+        out, "\nspeed-up over fp16, by the rows of activations that are multiplied at once\n");
+    qc_table_begin(&t, arena, "layer");
+    put_m_columns(r, shown, &t);
     for (size_t i = 0; i < r->layer_count; i++) {
         const qc_validate_layer *l = &r->layers[i];
         if (l->why_not)
@@ -92,6 +137,17 @@ static void put_times(const qc_validate_report *r, qc_arena *arena, qc_strbuf *o
         }
     }
     qc_table_print(&t, 0, out);
+}
+
+static void put_times(const qc_validate_report *r, qc_arena *arena, qc_strbuf *out)
+{
+    unsigned shown = r->m_count < TIMES_SHOWN ? r->m_count : TIMES_SHOWN;
+    if (shown == 0)
+        return;
+    if (r->timed_on_cpu)
+        put_cpu_times(r, shown, arena, out);
+    else
+        put_speedups(r, shown, arena, out);
     if (shown < r->m_count)
         qc_strbuf_putf(out, "(and %u more sizes in --json)\n", r->m_count - shown);
 }
@@ -242,6 +298,7 @@ qc_status qc_validate_json(const qc_validate_report *r, qc_strbuf *out, qc_error
     qc_json_member_string(&w, "left_out", r->left_out);
     qc_json_member_u64(&w, "threads", r->threads);
     qc_json_member_string(&w, "isa", r->isa);
+    qc_json_member_number(&w, "read_bytes_per_second", r->read_rate);
     qc_json_member_number(&w, "max_error", r->max_error > 0.0 ? r->max_error : (double)NAN);
     qc_json_member_string(&w, "baseline", r->baseline);
     qc_json_member_u64_if(&w, "baseline_layers", r->baseline != NULL, r->in_baseline);

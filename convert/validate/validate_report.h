@@ -23,8 +23,10 @@ typedef struct {
     uint64_t sample;      /* --sample, or 0 */
     const char *device;   /* "cpu", or the GPU's name */
     const char *left_out; /* a sentence about what could not be done, or NULL */
-    const uint64_t *m;    /* batch sizes that were timed; NULL without a GPU */
+    const uint64_t *m;    /* batch sizes that were timed */
     unsigned m_count;
+    int timed_on_cpu;
+    double read_rate; /* of the CPU's threads, in bytes a second; NaN where it is unknown */
     unsigned threads;
     const char *isa;
     double max_error;     /* 0: not given */

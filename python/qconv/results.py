@@ -319,6 +319,7 @@ class Validation(Result):
     left_out: Optional[str]
     threads: int
     isa: str
+    read_bytes_per_second: Optional[float]
     max_error: Optional[float]
     baseline: Optional[str]
     baseline_layers: Optional[int]

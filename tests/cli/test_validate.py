@@ -141,7 +141,10 @@ class Numbers(ValidateCase):
         """Schemes, types, odd shapes."""
         forms = [("nf4", 64, "BF16", [31, 37]), ("nf4", 32, "F16", [64, 96]),
                  ("int8", 0, "F16", [17, 129]), ("int8", 64, "BF16", [33, 65]),
-                 ("nf4", 64, "F32", [5, 200])]
+                 ("nf4", 64, "F32", [5, 200]),
+                 # Whole groups of 64 and whole blocks: the products of integers.
+                 ("nf4", 64, "BF16", [40, 128]), ("nf4", 64, "F16", [24, 192]),
+                 ("int8", 0, "F16", [24, 256]), ("int8", 64, "F16", [24, 128])]
         for scheme, block, dtype, shape in forms:
             t = self.weight(dtype, shape)
             self.model({Q: t})
@@ -156,7 +159,9 @@ class Numbers(ValidateCase):
             self.assertEqual(layer["dtype"], x_dtype)
             self.assertEqual(layer["shape"], shape)
             self.assertEqual(layer["block_size"], block or None)
-            self.assertEqual(layer["times"], [])
+            kernel = "floats" if shape[1] % 64 else "integers"
+            self.assertEqual([(t["m"], t["kernel"]) for t in layer["times"]],
+                             [(m, kernel) for m in (1, 4, 16)])
             self.assertIn("were left out (", got["left_out"])
 
     def test_double_quantized(self):
@@ -197,15 +202,41 @@ class Numbers(ValidateCase):
         self.ok("-q", "--to", "nf4", "m", "packed")
         self.ok("-q", "unpack", "packed", "plain")
         self.ok("-q", "--to", "keep", "m", "zst")
-        want = self.validate("packed", "m")["layers"]
+        want = self.measured("packed", "m")[0]
         self.assertEqual(len(want), 3)
         for out, model in (("plain", "m"), ("packed", "sharded"), ("packed", "zst")):
-            self.assertEqual(self.validate(out, model)["layers"], want, (out, model))
+            self.assertEqual(self.measured(out, model)[0], want, (out, model))
         for threads in ("1", "3", "7"):
-            self.assertEqual(self.validate("packed", "m", "--threads", threads)["layers"], want)
+            self.assertEqual(self.measured("packed", "m", "--threads", threads)[0], want)
         for isa in isa_list():
-            got = self.validate("packed", "m", env={"QCONV_ISA": isa})
-            self.assertEqual((got["layers"], got["isa"]), (want, isa))
+            self.assertEqual(self.measured("packed", "m", env={"QCONV_ISA": isa}), (want, isa))
+
+    def measured(self, *args, **more):
+        """-> the layers without times, the instruction set"""
+        got = self.validate(*args, **more)
+        return [{k: v for k, v in l.items() if k != "times"} for l in got["layers"]], got["isa"]
+
+    def test_times(self):
+        """Of up to 16 rows. What they say of speed nobody tests."""
+        self.model({Q: self.weight("BF16", [64, 128]), UP: self.weight("BF16", [96, 65])})
+        self.ok("-q", "--to", "nf4", "m", "o")
+        got = self.validate("o", "m", "--m", "3,16,17")
+        self.assertIsNone(got["read_bytes_per_second"])  # so small a model comes from caches
+        for name, kernel in ((Q, "integers"), (UP, "floats")):
+            layer = self.layer(got, name)
+            self.assertEqual([(t["m"], t["kernel"]) for t in layer["times"]],
+                             [(3, kernel), (16, kernel)])
+            for t in layer["times"]:
+                self.assertGreater(t["seconds"], 0)
+                self.assertEqual((t["fp16_seconds"], t["speedup"], t["roof"]), (None, None, None))
+                self.assertEqual((t["output_error"], t["kernel_error"]),
+                                 (layer["output_error"], layer["kernel_error"]))
+        self.assertEqual(self.validate("o", "m", "--m", "17")["layers"][0]["times"], [])
+        for threads, words in (("1", "1 CPU thread"), ("2", "2 CPU threads")):
+            self.assertRegex(self.ok("validate", "o", "--against", "m", "--m", "1,4", "--threads", threads),
+                             r"\nproducts of these layers, one after the other on %s, .*\n"
+                             r" +M=1 +M=4\nmilliseconds( +[0-9.]+(e[-+]\d+)?){2}\n\n" % words)
+        self.assertNotIn("products of", self.ok("validate", "o", "--against", "m", "--m", "17"))
 
 
 class Sources(ValidateCase):
@@ -518,6 +549,7 @@ class Verdict(ValidateCase):
         # The numbers of the axis and the layers, of three plots.
         self.assertEqual(len(root.findall(".//{http://www.w3.org/2000/svg}svg")), 6)
         self.assertNotIn("fp16 / ours", text)  # no GPU has measured any
+        self.assertIn("<th>ms, M = 1</th>", text)
         self.assertEqual(len(root.findall(".//{http://www.w3.org/2000/svg}circle")), 9)
         self.assertNotRegex(text, r"<script|href=|src=|url\(|@import")
         self.assertIn("prefers-color-scheme:dark", text)
@@ -651,7 +683,7 @@ class Gpu(ValidateCase):
             self.assertEqual((gpu["device"], gpu["note"]), ("cuda:0", None))
             self.assertEqual(gpu["weight_error"], cpu["weight_error"])
             self.assertAlmostEqual(gpu["output_error"], cpu["output_error"],
-                                   delta=0.02 * cpu["output_error"])
+                                   delta=0.03 * cpu["output_error"])
             self.assertLess(gpu["kernel_error"], 2 ** -8)
             self.assertEqual([(t["m"], t["kernel"]) for t in gpu["times"]],
                              [(1, "dequant-gemm")])
