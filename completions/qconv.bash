@@ -78,7 +78,7 @@ _qconv()
             return
             ;;
         --for)
-            mapfile -t COMPREPLY < <(compgen -W 'transformers vllm sglang unsloth all' -- "$cur")
+            mapfile -t COMPREPLY < <(compgen -W 'transformers vllm sglang unsloth qconv vllm-qconv all' -- "$cur")
             return
             ;;
         --schemes)

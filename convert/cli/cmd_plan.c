@@ -103,6 +103,7 @@ static qc_status answer(const qc_options *o, qc_arena *arena, const qc_plan_subj
     QC_TRY(qc_planned_model_lay_out(&planned, err));
     qc_loaders loaders;
     QC_TRY(qc_loaders_of(&loaders, &planned.plan, err));
+    QC_TRY(qc_engines_settle(&loaders, &planned.plan, err));
     qc_loaders_warn(&loaders, &planned.plan, &o->call);
     QC_TRY(ask_engines(o, &planned, &loaders, err));
     qc_fit_report r = {.fit = &planned.fit,

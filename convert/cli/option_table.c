@@ -285,10 +285,13 @@ const qc_option_row qc_option_table[] = {
      VALUES(QC_ENGINE_BITS), .since = "0.5.0",
      FOREIGN({.names = "engine target-engine runtime serve"}),
      .help = "refuse what this engine cannot load, and say what helps",
-     .more = "The engines are transformers with bitsandbytes, vLLM with its plug-in for it, SGLang "
-             "and Unsloth; all stands for all of them. docs/interop.md has their versions, and "
-             "says what was run and what was only read. inspect looks at a finished output, and "
-             "ends with exit code 4 if one of them does not load it."},
+     .more = "The engines are transformers with bitsandbytes, vLLM with its plug-in for it, SGLang, "
+             "Unsloth, qconv (qconv.load in Python) and vllm-qconv (vLLM with the plug-in of "
+             "qconv's Python package, which serves NF4 and int8 with --tp, too); all stands for "
+             "all of them, or all but the last two for what qconv has not written. docs/interop.md "
+             "has their versions, and says what was run and what was "
+             "only read. inspect looks at a finished output, and ends with exit code 4 if one of "
+             "them does not load it."},
     {ROW("requantize", FITTING, TENSORS), SWITCH(convert.plan.recipe.requantize), .since = "0.2.0",
      .help = "quantize MXFP4 experts anew instead of passing them through",
      .more = "This is for gpt-oss, whose experts are MXFP4 already. Passing them through loses "

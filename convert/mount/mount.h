@@ -13,6 +13,8 @@ typedef struct {
     const char *root;      /* OUT: paths of its parts begin with it */
 } qc_mount_options;
 
+/* Was the program built with libfuse 3? */
+int qc_mount_is_built(void);
 /* Can something be mounted on dir, an empty folder? Otherwise the message says what to do. */
 QC_NODISCARD qc_status qc_mount_check(const char *dir, qc_error *err);
 /* Starts o->files and serves them until dir is unmounted or a signal comes. `mounted` is called

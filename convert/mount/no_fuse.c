@@ -1,5 +1,10 @@
 #include "convert/mount/mount.h"
 
+int qc_mount_is_built(void)
+{
+    return 0;
+}
+
 qc_status qc_mount_check(const char *dir, qc_error *err)
 {
     QC_FAIL(err, QC_ERR_UNSUPPORTED,

@@ -2,7 +2,9 @@
 
 #include "base/checked.h"
 #include "base/text.h"
+#include "convert/model/config_fields.h"
 #include "convert/model/recipe_coded.h"
+#include "convert/model/recipe_diffusers.h"
 #include "convert/model/recipe_stored.h"
 #include "convert/term/console.h"
 
@@ -15,10 +17,14 @@ const qc_engine_row qc_engine_rows[QC_ENGINES] = {
     [QC_ENGINE_VLLM] = {"vllm", "vLLM 0.32.0 (vllm-bnb-plugin 0.0.3)", 1},
     [QC_ENGINE_SGLANG] = {"sglang", "SGLang (November 2026)", 0},
     [QC_ENGINE_UNSLOTH] = {"unsloth", "Unsloth (November 2026)", 0},
+    [QC_ENGINE_LOAD] = {"qconv", "qconv.load (transformers 4.57.6 and 5.23.0)", 1},
+    [QC_ENGINE_PLUGIN] = {"vllm-qconv", "vLLM 0.32.0 with qconv's plug-in", 1},
 };
 
 #define BIT(engine) (1u << QC_ENGINE_##engine)
-#define ALL         ((1u << QC_ENGINES) - 1)
+#define ALL         QC_ENGINES_ALL
+#define OURS        QC_ENGINES_OURS
+#define OTHERS      (ALL & ~OURS)
 
 /* ---- what there is in an output ---- */
 
@@ -31,7 +37,9 @@ typedef struct {
     const char *mixed_expert; /* another block size than the layer's first expert has */
     const char *cut_expert;   /* not a whole number of blocks */
     const char *kept_member;  /* of a fused group that is quantized in part */
-    const char *unlisted;     /* what an engine calls a kept group, and no list names it */
+    const char *head;
+    const char *stack;    /* of experts, in one tensor */
+    const char *unlisted; /* what an engine calls a kept group, and no list names it */
     /* of compressed-tensors: */
     const char *integers;
     const char *loose;           /* activations have 16 bits, and it is not packed */
@@ -43,6 +51,7 @@ typedef struct {
     const char *odd_shape;     /* of 16-bit activations: no tile of Marlin's fits */
     const char *mixed_member;  /* another scheme than the fused group's first member has */
     const char *uneven_expert; /* another scheme than the layer's first expert has */
+    const char *strange;       /* more than a scale for each row or group, as qconv writes it */
     const char *static_expert; /* its activations have a scale in the file */
 } finding;
 
@@ -192,6 +201,9 @@ static qc_status look_at_integers(finding *f, const qc_served *s, const qc_serve
     const qc_served_integers *n = &w->integers;
     const int weights_only = n->activation_bits == 16;
     note(&f->integers, w->name);
+    if (n->zero_points || n->act_order || n->one_scale || n->static_activations ||
+        n->float_activations)
+        note(&f->strange, w->name);
     if (n->zero_points && (!weights_only || n->bits == 8))
         note(&f->zero_points, w->name);
     if (n->act_order)
@@ -211,9 +223,13 @@ static qc_status find(finding *f, const qc_served *s, qc_error *err)
     int has_nf4 = 0, has_int8 = 0;
     for (uint32_t i = 0; i < s->model->tensor_count; i++) {
         const qc_served_weight *w = &s->weights[i];
+        if (w->is_stack)
+            note(&f->stack, w->name);
         if (!is_quantized(w))
             continue;
         note(&f->quantized, w->name);
+        if (qc_ends_with(w->name, "lm_head.weight"))
+            note(&f->head, w->name);
         if (w->integers.bits)
             QC_TRY(look_at_integers(f, s, w, err));
         has_nf4 |= w->scheme == QC_SCHEME_NF4;
@@ -279,16 +295,48 @@ static unsigned add_general(refusal_row *rows, const qc_served *s, const finding
     const refusal_row all[] = {
         {ALL, s->has_config ? NULL : "config.json", "needs a %s, which is not there",
          "put the model's beside the weights", "put the model's beside the weights"},
-        {ALL, s->own_form, "does not load this form (%s), which only qconv reads",
+        {OTHERS, s->own_form, "does not load this form (%s), which only qconv reads",
          s->instead ? s->instead : "--to bf16", "turn it back with --to bf16"},
-        {ALL, s->compressed ? ".zst" : NULL, "does not read %s files", "--compress none",
-         "qconv unpack makes plain files"},
+        {OTHERS, s->compressed ? ".zst" : NULL, "does not read %s files", "--compress none",
+         "qconv mount shows plain files, and qconv unpack writes them"},
         {BIT(TRANSFORMERS), s->rest,
          "cannot compute with norms or biases in F32 beside a config.json of 16 bits (%s)",
          "add that option", "convert again with that option"},
         {FUSED, f->kept_member,
          "has one scheme for a fused group, and '%s' is in 16 bits beside quantized members", SPLIT,
          AGAIN},
+    };
+    memcpy(rows, all, sizeof all);
+    return sizeof all / sizeof *all;
+}
+
+/* Those of qconv's own loader and plug-in. */
+static unsigned add_ours(refusal_row *rows, const qc_served *s, const finding *f)
+{
+    /* Their classes in vLLM compute with weights while they load them. */
+    static const char rearranged[] = " bloom falcon gpt2 ";
+    const char *type =
+        f->quantized && qc_config_word_in(s->model_type, rearranged) ? s->model_type : NULL;
+    const refusal_row all[] = {
+        {OURS, s->no_manifest ? "qconv.json" : NULL, "needs a %s, which is not there", "convert it",
+         "convert it with qconv"},
+        {OURS, qc_diffusers_class(s->model), "does not load models of diffusers (%s)",
+         "leave out --for", "load it with diffusers"},
+        {OURS,
+         !s->own_form  ? NULL
+         : s->foreign  ? s->foreign
+         : f->integers ? "integers"
+                       : NULL,
+         "does not load weights that stay %s beside those of qconv", "--to bf16",
+         "turn it back with --to bf16"},
+        {OURS, f->strange,
+         "takes a scale for each row or group and nothing else, and '%s' has more", ANEW, ANEW},
+        {BIT(PLUGIN), type, "rearranges the weights of model type %s, so it takes none as codes",
+         "--to bf16", "turn it back with --to bf16"},
+        {BIT(PLUGIN), f->head, "takes the head in 16 bits only, and '%s' is not",
+         "leave out --quantize for it", "convert again without --quantize for it"},
+        {BIT(PLUGIN), f->stack, "does not take experts that are stacked in one tensor ('%s')",
+         "leave out --requantize", "turn it back with --to bf16"},
     };
     memcpy(rows, all, sizeof all);
     return sizeof all / sizeof *all;
@@ -304,6 +352,10 @@ static unsigned add_bitsandbytes(refusal_row *rows, const qc_served *s, const fi
          "looks for '%s' on the skip list, which does not have it, and quantizes again what was "
          "kept",
          "convert with this version", "convert again with this version"},
+        {FUSED, s->ranks > 1 && is_it ? f->quantized : NULL,
+         "does not split weights in bitsandbytes' form ('%s') over cards",
+         "--for vllm-qconv serves them with qconv's plug-in, or --format compressed-tensors",
+         AGAIN},
         {BIT(VLLM), f->int8_expert, "has no int8 of bitsandbytes for experts, and '%s' is one",
          "--to nf4", "convert again with --to nf4"},
         {BIT(VLLM), f->kept_expert, "quantizes experts that were kept ('%s') again, to plain NF4",
@@ -331,7 +383,7 @@ static unsigned add_integers(refusal_row *rows, const finding *f)
         "has kernels for groups of 32, 64 or 128 and for a scale per row (for that alone where "
         "activations have 8 bits), and %s";
     const refusal_row all[] = {
-        {ALL & ~BIT(UNSLOTH), f->loose,
+        {BIT(TRANSFORMERS) | FUSED, f->loose,
          "takes weights of 8 bits beside activations of 16 only as pack-quantized, and '%s' is "
          "int-quantized",
          ANEW, ANEW},
@@ -376,11 +428,13 @@ qc_status qc_engines_check(qc_refusals *out, const qc_served *s, unsigned engine
                 "read that; expected plain weights, or those of bitsandbytes, compressed-tensors "
                 "or qconv",
                 s->foreign);
-    if (!s->own_form) { /* else that is all there is to say */
-        QC_TRY(find(&f, s, err));
+    QC_TRY(find(&f, s, err));
+    unsigned count = add_ours(rows, s, &f);
+    if (s->own_form) /* which is all that there is to say of others */
+        f = (finding){.quantized = NULL};
+    else
         QC_TRY(find_not5(&not5, s, err));
-    }
-    unsigned count = add_general(rows, s, &f);
+    count += add_general(rows + count, s, &f);
     count += add_bitsandbytes(rows + count, s, &f);
     count += add_integers(rows + count, &f);
     *out = (qc_refusals){.count = 0};
@@ -459,6 +513,7 @@ qc_status qc_served_of_plan(qc_served *out, const qc_plan *p, const qc_loaders *
         const qc_coded_weight *coded = j->scheme == QC_SCHEME_KEEP ? j->entry->coded : NULL;
         qc_served_weight *w = &weights[j->source];
         *w = (qc_served_weight){.is_weight = j->entry->owner == UINT32_MAX,
+                                .is_stack = j->stack && qc_scheme_is_quantized(j->scheme),
                                 .name = p->model->tensors[j->source].name,
                                 .elems = j->elems,
                                 .rows = j->rows,
@@ -488,5 +543,23 @@ qc_status qc_served_of_plan(qc_served *out, const qc_plan *p, const qc_loaders *
                        .compute_dtype = p->options->recipe.compute_dtype,
                        .has_config = l->has_config,
                        .compressed = l->compressed};
+    return QC_OK;
+}
+
+qc_status qc_engines_settle(qc_loaders *l, const qc_plan *plan, qc_error *err)
+{
+    qc_served s;
+    qc_refusals all = {0};
+    QC_TRY(qc_served_of_plan(&s, plan, l, err));
+    if (s.foreign && !s.own_form)
+        return QC_OK;
+    QC_TRY(qc_engines_check(&all, &s, OURS, err));
+    l->qconv_load = l->plugin = 1;
+    for (unsigned i = 0; i < all.count; i++) {
+        if (all.list[i].engine == QC_ENGINE_LOAD)
+            l->qconv_load = 0;
+        else
+            l->plugin = 0;
+    }
     return QC_OK;
 }

@@ -11,11 +11,15 @@ typedef enum {
     QC_ENGINE_VLLM,
     QC_ENGINE_SGLANG,
     QC_ENGINE_UNSLOTH,
+    QC_ENGINE_LOAD,   /* qconv.load in Python */
+    QC_ENGINE_PLUGIN, /* vLLM with the plug-in of qconv's Python package */
     QC_ENGINES
 } qc_engine;
 /* As --for has them, and the bits that they stand for. */
-#define QC_ENGINE_NAMES "transformers", "vllm", "sglang", "unsloth", "all"
-#define QC_ENGINE_BITS  1, 2, 4, 8, 15
+#define QC_ENGINE_NAMES "transformers", "vllm", "sglang", "unsloth", "qconv", "vllm-qconv", "all"
+#define QC_ENGINE_BITS  1, 2, 4, 8, 16, 32, QC_ENGINES_ALL
+#define QC_ENGINES_ALL  ((1u << QC_ENGINES) - 1)
+#define QC_ENGINES_OURS (1u << QC_ENGINE_LOAD | 1u << QC_ENGINE_PLUGIN)
 
 typedef struct {
     const char *name;     /* as --for has it */
@@ -38,6 +42,7 @@ typedef struct {
 /* One weight as an engine finds it. */
 typedef struct {
     int is_weight;        /* 0: a scale or the like */
+    int is_stack;         /* of experts, in one tensor */
     const char *name;     /* once it is decoded */
     qc_scheme scheme;     /* KEEP: it is not quantized, or it is integers that no scheme makes */
     uint64_t block_elems; /* 0: each row has a scale */
@@ -60,6 +65,8 @@ typedef struct {
     const char *compute_dtype; /* as config.json will say it, or does; NULL: 16 bits */
     int has_config;
     int compressed;
+    int no_manifest; /* there is no qconv.json, and none will be written */
+    uint32_t ranks;  /* the cards of --tp; 0: layers are placed whole */
     /* A finished output's llm_int8_skip_modules, or NULL: those of a plan are complete. */
     const qc_json_node *skipped;
     int finished;
@@ -80,6 +87,8 @@ typedef struct {
 int qc_served_set_integers(qc_served_weight *out, const qc_coded_weight *coded);
 QC_NODISCARD qc_status qc_served_of_plan(qc_served *out, const qc_plan *plan, const qc_loaders *l,
                                          qc_error *err);
+/* Sets what of qconv's own programs loads the output of a plan: l->qconv_load and l->plugin. */
+QC_NODISCARD qc_status qc_engines_settle(qc_loaders *l, const qc_plan *plan, qc_error *err);
 /* Lists what the engines (bit e for engine e) refuse. Nothing: they load it. QC_ERR_UNSUPPORTED
  * where weights are in a form that another tool packed and no row speaks of. */
 QC_NODISCARD qc_status qc_engines_check(qc_refusals *out, const qc_served *s, unsigned engines,

@@ -186,13 +186,23 @@ qc_loaders qc_loaders_of_pipeline(const qc_plan_options *o)
                         .compressed = o->compress};
 }
 
-const char *qc_loaders_names(const qc_loaders *l)
+static int is_compressed_tensors(const qc_loaders *l)
+{
+    return l->row.with && strcmp(l->row.with, qc_format_name(QC_FORMAT_COMPRESSED_TENSORS)) == 0;
+}
+
+int qc_loaders_need_plugin(const qc_loaders *l)
+{
+    return l->plugin &&
+           (l->compressed || l->own_form || (l->row.with && !is_compressed_tensors(l)));
+}
+
+/* What other programs load it, once its files are plain. */
+static const char *others(const qc_loaders *l)
 {
     const qc_loader_row *r = &l->row;
-    if (!r->transformers4 && !r->transformers5)
-        return "qconv only";
-    if (r->with && strcmp(r->with, qc_format_name(QC_FORMAT_COMPRESSED_TENSORS)) == 0)
-        return "transformers with compressed-tensors, and vLLM";
+    if (is_compressed_tensors(l))
+        return "transformers with compressed-tensors, vLLM";
     if (strcmp(l->library, "diffusers") == 0 && !is_stored(r))
         return r->with ? "diffusers with bitsandbytes" : "diffusers";
     if (!r->transformers5)
@@ -202,6 +212,19 @@ const char *qc_loaders_names(const qc_loaders *l)
     if (is_stored(r))
         return "what loads MODEL";
     return r->with ? "transformers 4 and 5 with bitsandbytes" : "transformers 4 and 5";
+}
+
+void qc_loaders_put_names(const qc_loaders *l, qc_strbuf *text)
+{
+    const char *ours = l->qconv_load ? "qconv.load" : "";
+    const char *vllm = qc_loaders_need_plugin(l) ? "vLLM with qconv's plug-in" : "";
+    const char *between = *ours && *vllm ? ", " : "", *theirs = others(l);
+    if (l->own_form)
+        qc_strbuf_putf(text, "%s%s%s%s", ours, between, vllm, *ours || *vllm ? "" : "qconv only");
+    else if (*ours && l->compressed)
+        qc_strbuf_putf(text, "%s%s%s; as plain files in %s", ours, between, vllm, theirs);
+    else
+        qc_strbuf_putf(text, "%s%s%s%s%s", theirs, *ours ? ", " : "", ours, between, vllm);
 }
 
 /* Warns of rules that count for more than they name, because engines hold a group as one. */
@@ -230,9 +253,13 @@ void qc_loaders_warn(const qc_loaders *l, const qc_plan *plan, const qc_call *ca
     warn_widened(plan, call);
     if (l->own_form)
         qc_console_warn(call,
-                        "only qconv reads this form (%s), and %s does not load it, which "
-                        "config.json says; %s makes what it loads",
-                        l->own_form, l->library, l->instead);
+                        "only qconv reads this form (%s)%s, and %s does not load it by itself, "
+                        "which config.json says; %s makes what it loads",
+                        l->own_form,
+                        !l->qconv_load ? ""
+                        : l->plugin    ? ", by qconv.load in Python and its plug-in for vLLM"
+                                       : ", by qconv.load in Python",
+                        l->library, l->instead);
     if (l->not5)
         qc_console_warn(call, "%s", l->not5);
     if (l->rest)

@@ -31,6 +31,10 @@ typedef struct qc_loaders {
      * whole. */
     int of_pipeline;
     int remote_code; /* the model brings its own class: trust_remote_code */
+    /* Do qconv.load in Python and qconv's plug-in of vLLM load it as it is? qc_engines_settle sets
+     * them. */
+    int qconv_load, plugin;
+    int can_mount; /* The caller sets it: this program has `qconv mount`. */
     /* The caller sets it: with --tp, the options of `vllm serve`; else NULL. */
     const char *vllm;
 } qc_loaders;
@@ -44,12 +48,17 @@ QC_NODISCARD qc_status qc_loaders_not5(const char **not5, qc_arena *arena, const
 /* What qc_loaders_of says, for a whole diffusers pipeline whose models are converted as o says. It
  * is not for forms of qconv's own. */
 qc_loaders qc_loaders_of_pipeline(const qc_plan_options *o);
-/* "transformers 4 and 5 with bitsandbytes"; "diffusers"; "qconv only". */
-const char *qc_loaders_names(const qc_loaders *l);
+/* Appends "transformers 4 and 5 with bitsandbytes, qconv.load, vLLM with qconv's plug-in"; "qconv
+ * only". */
+void qc_loaders_put_names(const qc_loaders *l, qc_strbuf *text);
+/* Does vLLM need qconv's plug-in for the output? */
+int qc_loaders_need_plugin(const qc_loaders *l);
 /* Warns where not every loader reads the output, and of what was done so that they do. Call it
  * before the work begins. */
 void qc_loaders_warn(const qc_loaders *l, const qc_plan *plan, const qc_call *call);
 
+/* Appends the line "loads in" of the summary. (next_steps.c) */
+void qc_next_steps_names(const qc_loaders *l, qc_strbuf *text);
 /* Appends the lines of the summary that say who loads OUT, and the commands that do it. They hold
  * the user's paths, quoted for the shell and for Python. program is the name that qconv was called
  * by. (next_steps.c) */

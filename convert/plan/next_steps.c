@@ -95,6 +95,8 @@ static void beside(qc_strbuf *path, const char *out, const char *tail)
 typedef struct {
     qc_strbuf shell;  /* a command, or empty */
     qc_strbuf python; /* lines, each with its newline, or empty */
+    qc_strbuf load;   /* the same with qconv.load */
+    qc_strbuf serve;  /* a command, or empty */
     qc_strbuf path;   /* where the plain files are */
 } steps;
 
@@ -111,6 +113,20 @@ static void add_command(qc_strbuf *to, const char *program, const char *words, c
     shell_word(to, out);
     qc_strbuf_puts(to, " ");
     shell_word(to, path);
+}
+
+static void make_load(steps *s, const char *out)
+{
+    qc_strbuf_puts(&s->load, "import qconv\nmodel = qconv.load(");
+    python_string(&s->load, out);
+    qc_strbuf_puts(&s->load, ")\n");
+}
+
+static void make_serve(steps *s, const qc_loaders *l, const char *out)
+{
+    qc_strbuf_puts(&s->serve, "vllm serve ");
+    shell_word(&s->serve, l->plugin ? out : s->path.data);
+    qc_strbuf_putf(&s->serve, "%s%s", l->vllm ? " " : "", l->vllm ? l->vllm : "");
 }
 
 static void make_python(steps *s, const qc_loaders *l)
@@ -139,10 +155,16 @@ static qc_status make_steps(steps *s, const qc_loaders *l, const char *program, 
         add_command(&s->shell, program, " --to bf16 --compress none ", out, s->path.data);
     else if (l->compressed)
         add_command(&s->shell, program, " unpack ", out, s->path.data);
+    if (l->vllm || qc_loaders_need_plugin(l))
+        make_serve(s, l, out);
+    if (l->qconv_load)
+        make_load(s, out);
     if (loads(l))
         make_python(s, l);
     QC_TRY(qc_strbuf_status(&s->path, err));
     QC_TRY(qc_strbuf_status(&s->python, err));
+    QC_TRY(qc_strbuf_status(&s->load, err));
+    QC_TRY(qc_strbuf_status(&s->serve, err));
     return qc_strbuf_status(&s->shell, err);
 }
 
@@ -150,6 +172,8 @@ static void init_steps(steps *s)
 {
     qc_strbuf_init(&s->shell, (size_t)1 << 20);
     qc_strbuf_init(&s->python, (size_t)1 << 20);
+    qc_strbuf_init(&s->load, (size_t)1 << 20);
+    qc_strbuf_init(&s->serve, (size_t)1 << 20);
     qc_strbuf_init(&s->path, (size_t)1 << 20);
 }
 
@@ -157,6 +181,8 @@ static void deinit_steps(steps *s)
 {
     qc_strbuf_deinit(&s->shell);
     qc_strbuf_deinit(&s->python);
+    qc_strbuf_deinit(&s->load);
+    qc_strbuf_deinit(&s->serve);
     qc_strbuf_deinit(&s->path);
 }
 
@@ -171,42 +197,64 @@ static void add_indented(qc_strbuf *text, const char *lines)
     }
 }
 
-static void add_steps(const qc_loaders *l, const steps *s, const char *out, qc_strbuf *text)
+/* Commands with a line before them that says what they do. */
+static void add_commands(qc_strbuf *text, const char *before, const qc_strbuf *commands)
 {
-    const char *shell = s->shell.len ? s->shell.data : "";
-    qc_strbuf_putf(text, "  loads in  %s\n", qc_loaders_names(l));
+    if (commands->len == 0)
+        return;
+    qc_strbuf_puts(text, before);
+    add_indented(text, commands->data);
+}
+
+void qc_next_steps_names(const qc_loaders *l, qc_strbuf *text)
+{
+    qc_strbuf_puts(text, "  loads in  ");
+    qc_loaders_put_names(l, text);
+    qc_strbuf_puts(text, "\n");
+}
+
+/* How programs that read plain files get them. */
+static void add_plain_files(const qc_loaders *l, const steps *s, const char *program,
+                            const char *out, qc_strbuf *text)
+{
     if (l->own_form) {
-        qc_strbuf_putf(text,
-                       "%s and bitsandbytes do not load this form (%s). libqconv "
-                       "reads it as it is;\nthis turns it back into 16 bits for others:\n",
+        qc_strbuf_putf(text, "%s does not load this form (%s); libqconv reads it, too.\n",
                        l->library, l->own_form);
-        add_indented(text, shell);
+        add_commands(text, "This turns it back into 16 bits for others:\n", &s->shell);
         return;
     }
-    if (l->of_pipeline)
+    qc_strbuf_putf(text, "%s reads plain files, which %s:\n",
+                   strcmp(l->row.form, "stored") == 0 ? "What loads MODEL" : l->library,
+                   l->can_mount ? "the first command shows in a folder DIR and the second writes"
+                                : "this writes");
+    if (l->can_mount) {
+        qc_strbuf_puts(text, "    ");
+        add_command(text, program, " mount ", out, "DIR");
+        qc_strbuf_puts(text, "\n");
+    }
+    add_indented(text, s->shell.data);
+    add_commands(text, "then in Python:\n", &s->python);
+}
+
+static void add_steps(const qc_loaders *l, const steps *s, const char *program, const char *out,
+                      qc_strbuf *text)
+{
+    qc_next_steps_names(l, text);
+    if (l->of_pipeline && !l->own_form)
         return;
     if (!l->has_config)
         qc_strbuf_puts(text, "transformers needs a config.json, which the source has not.\n");
-    if (l->compressed) {
-        qc_strbuf_putf(text, "%s reads plain files, so first:\n",
-                       strcmp(l->row.form, "stored") == 0 ? "That" : l->library);
-        add_indented(text, shell);
-    }
-    if (s->python.len) {
-        qc_strbuf_puts(text, l->compressed ? "then in Python:\n" : "In Python:\n");
-        add_indented(text, s->python.data);
-    }
-    if (l->vllm) {
-        qc_strbuf_puts(text, "With vLLM:\n    vllm serve ");
-        shell_word(text, s->path.data);
-        qc_strbuf_putf(text, " %s\n", l->vllm);
-    }
-    if (!l->compressed)
-        return;
-    qc_strbuf_puts(text, "from_pretrained(");
-    python_string(text, out);
-    qc_strbuf_puts(text, ") fails: it does not read .zst files. With --compress none convert "
-                         "writes\nplain files at once.\n");
+    const int plain = !l->compressed && !l->own_form;
+    if (plain)
+        add_commands(text, "In Python:\n", &s->python);
+    add_commands(text, plain ? "or with qconv's package:\n" : "In Python with qconv's package:\n",
+                 &s->load);
+    add_commands(text,
+                 qc_loaders_need_plugin(l) ? "With vLLM and the plug-in of that package:\n"
+                                           : "With vLLM:\n",
+                 &s->serve);
+    if (!plain)
+        add_plain_files(l, s, program, out, text);
 }
 
 qc_status qc_next_steps_text(const qc_loaders *l, const char *program, const char *out,
@@ -216,7 +264,7 @@ qc_status qc_next_steps_text(const qc_loaders *l, const char *program, const cha
     init_steps(&s);
     qc_status st = make_steps(&s, l, program, out, err);
     if (st == QC_OK) {
-        add_steps(l, &s, out, text);
+        add_steps(l, &s, program, out, text);
         st = qc_strbuf_status(text, err);
     }
     deinit_steps(&s);
@@ -241,11 +289,15 @@ static void put_loads(const qc_loaders *l, const steps *s, qc_json_writer *w)
     qc_json_write_end_array(w);
     qc_json_member_bool(w, "diffusers", loads(l) && !transformers);
     qc_json_member_string(w, "with", l->row.with);
+    qc_json_member_bool(w, "qconv", l->qconv_load);
+    qc_json_member_bool(w, "vllm_plugin", l->plugin);
     qc_json_member_bool(w, "unpack_first", l->compressed);
     qc_json_member_string(w, "instead", l->instead);
     if (s) {
         qc_json_member_string(w, "command", s->shell.len ? s->shell.data : NULL);
         qc_json_member_string(w, "python", s->python.len ? s->python.data : NULL);
+        qc_json_member_string(w, "load", s->load.len ? s->load.data : NULL);
+        qc_json_member_string(w, "serve", s->serve.len ? s->serve.data : NULL);
     }
     qc_json_write_end_object(w);
 }

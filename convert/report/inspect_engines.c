@@ -17,6 +17,7 @@ static qc_status gather_weights(qc_served *s, const qc_facts *f, qc_error *err)
     for (size_t i = 0; i < f->model->tensor_count; i++) {
         const qc_tensor_facts *tf = &f->tensors[i];
         weights[i] = (qc_served_weight){.is_weight = is_weight(tf),
+                                        .is_stack = tf->scheme && !tf->is_state && tf->ndim == 3,
                                         .name = f->model->tensors[i].name,
                                         .elems = tf->elems,
                                         .rows = tf->dims[0],
@@ -48,12 +49,14 @@ qc_status qc_facts_ask_engines(qc_facts *f, unsigned engines, qc_error *err)
                            : NULL,
                    .skipped = qc_json_get(q, "llm_int8_skip_modules"),
                    .has_config = config != NULL,
+                   .no_manifest = !f->manifest,
                    .finished = 1};
     for (size_t i = 0; i < f->model->file_count; i++)
         s.compressed |= f->model->files[i].compressed;
     if (strcmp(method, "qconv") == 0)
         s.own_form = qc_json_string_or(qc_json_get(q, "quant_type"), "unknown");
     QC_TRY(gather_weights(&s, f, err));
-    f->engines = engines;
-    return qc_engines_check(&f->refused, &s, engines, err);
+    /* What only loads outputs of qconv is not one of "all" engines for anything else. */
+    f->engines = s.no_manifest && engines == QC_ENGINES_ALL ? engines & ~QC_ENGINES_OURS : engines;
+    return qc_engines_check(&f->refused, &s, f->engines, err);
 }

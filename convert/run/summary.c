@@ -237,7 +237,7 @@ qc_status qc_report_text(const qc_convert_report *r, qc_strbuf *out, qc_error *e
         if (!r->dry_run)
             add_work(r, out);
         else if (r->loaders)
-            qc_strbuf_putf(out, "  loads in  %s\n", qc_loaders_names(r->loaders));
+            qc_next_steps_names(r->loaders, out);
         if (!r->dry_run && is_complete(r) && r->loaders)
             QC_TRY(qc_next_steps_text(r->loaders, r->program, r->out, out, err));
     }

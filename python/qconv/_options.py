@@ -57,7 +57,7 @@ class ConvertOptions(TypedDict, total=False):
     # let --keep, --quantize and --to auto split what engines load as one
     split_fused: bool
     # refuse what this engine cannot load, and say what helps
-    for_: Union[Literal["transformers", "vllm", "sglang", "unsloth", "all"], str]
+    for_: Union[Literal["transformers", "vllm", "sglang", "unsloth", "qconv", "vllm-qconv", "all"], str]
     # quantize MXFP4 experts anew instead of passing them through
     requantize: bool
     # leave out the layers for multi-token prediction
@@ -130,7 +130,7 @@ class PlanOptions(TypedDict, total=False):
     # let --keep, --quantize and --to auto split what engines load as one
     split_fused: bool
     # refuse what this engine cannot load, and say what helps
-    for_: Union[Literal["transformers", "vllm", "sglang", "unsloth", "all"], str]
+    for_: Union[Literal["transformers", "vllm", "sglang", "unsloth", "qconv", "vllm-qconv", "all"], str]
     # quantize MXFP4 experts anew instead of passing them through
     requantize: bool
     # leave out the layers for multi-token prediction
@@ -195,7 +195,7 @@ class HardwareOptions(TypedDict, total=False):
 class InspectOptions(TypedDict, total=False):
     """Options of `qconv inspect`."""
     # refuse what this engine cannot load, and say what helps
-    for_: Union[Literal["transformers", "vllm", "sglang", "unsloth", "all"], str]
+    for_: Union[Literal["transformers", "vllm", "sglang", "unsloth", "qconv", "vllm-qconv", "all"], str]
 
 
 class VerifyOptions(TypedDict, total=False):

@@ -66,15 +66,20 @@ class SchemeTotals(Result):
 
 @dataclass(frozen=True)
 class Loads(Result):
-    """Who reads an output. `command` is a line for a shell, and `python` are lines, that load it."""
+    """Who reads an output, `qconv` being qconv.load. `command` is a line for a shell that makes plain files; `python`
+    are lines that load them, `load` the same with qconv.load, and `serve` is a line that starts vLLM."""
     form: str
     transformers: Tuple[int, ...]
     diffusers: bool
     with_: Optional[str]
+    qconv: bool
+    vllm_plugin: bool
     unpack_first: bool
     instead: Optional[str]
     command: Optional[str]
     python: Optional[str]
+    load: Optional[str]
+    serve: Optional[str]
 
 
 @dataclass(frozen=True)

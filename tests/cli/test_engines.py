@@ -10,7 +10,9 @@ from test_integers import Weight, awq, ct_config, gptq, int_quantized, pack_quan
 import make_checkpoint as mk
 
 A, M = "model.layers.0.self_attn.", "model.layers.0.mlp."
-ENGINES = ("transformers", "vllm", "sglang", "unsloth")
+OTHERS = ("transformers", "vllm", "sglang", "unsloth")
+OURS = ("qconv", "vllm-qconv")
+ENGINES = OTHERS + OURS
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "torch_dtype": "bfloat16"}
 MOE = {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 2,
        "num_experts_per_tok": 1, "torch_dtype": "bfloat16"}
@@ -82,10 +84,11 @@ class Engines(OutputCase):
         self.assertEqual(self.refusals("--to", "nf4", "--keep", "*q_proj*", *PLAIN), {})
 
     def test_compressed(self):
-        self.expect(ENGINES, ".zst", "qconv unpack makes plain files", "--to", "nf4")
+        self.expect(OTHERS, ".zst", "qconv mount shows plain files, and qconv unpack writes them", "--to",
+                    "nf4")
 
     def test_own_forms(self):
-        self.expect(ENGINES, "(int8-block)", "turn it back with --to bf16", "--to", "int8",
+        self.expect(OTHERS, "(int8-block)", "turn it back with --to bf16", "--to", "int8",
                     "--block-size", "64", *PLAIN)
 
     def test_split_groups(self):
@@ -115,6 +118,24 @@ class Engines(OutputCase):
         r = self.run_qconv("inspect", "--for", "transformers", "o")
         self.assertEqual(r.returncode, 4)
         self.assertIn("needs a config.json", r.stderr.decode())
+
+    def test_loaders_of_qconv(self):
+        """They load outputs of qconv only, which "all" knows."""
+        self.model(dense(), config=LLAMA)
+        answer = json.loads(self.ok("inspect", "--json", "--for", "all", "m"))
+        self.assertEqual([e["name"] for e in answer["engines"]], list(OTHERS))
+        for name in OURS:
+            r = self.run_qconv("inspect", "--for", name, "m")
+            self.assertEqual(r.returncode, 4)
+            self.assertIn(b"needs a qconv.json, which is not there: convert it with qconv", r.stderr)
+        head = {**weights({"lm_head": [64, 64], "model.embed_tokens": [64, 64]}), **dense()}
+        found = self.refusals("--to", "nf4", "--quantize", "lm_head.weight", *PLAIN, tensors=head,
+                              config=dict(LLAMA, tie_word_embeddings=False))
+        self.assertIn("the head in 16 bits only, and 'lm_head.weight' is not", found["vllm-qconv"][0])
+        found = self.refusals("--to", "nf4", *PLAIN, tensors=weights({"h.0.attn.c_attn": [64, 64]}),
+                              config=dict(LLAMA, model_type="gpt2"))
+        self.assertEqual(set(found), {"vllm-qconv"})
+        self.assertIn("rearranges the weights of model type gpt2", found["vllm-qconv"][0])
 
     def test_unsloth(self):
         self.expect(("unsloth",), "scales that are quantized too",
@@ -168,7 +189,7 @@ class Engines(OutputCase):
                         "convert again with --format bitsandbytes", "--to", *form, *ct,
                         tensors=wide)
         summary = self.ok("--to", "int4", "--block-size", "64", *ct, "m", "o")
-        self.assertIn("loads in  transformers with compressed-tensors, and vLLM", summary)
+        self.assertIn("loads in  transformers with compressed-tensors, vLLM, qconv.load", summary)
 
     def test_compressed_tensors_refused(self):
         ct = ("--to", "int4", "--block-size", "32", "--format", "compressed-tensors", *PLAIN)
@@ -183,7 +204,7 @@ class Engines(OutputCase):
         self.assertEqual(set(found), {"sglang", "unsloth", "vllm"})
         self.assertIn("'%sq_proj.weight' is in 16 bits" % A, found["vllm"][0])
         found = self.refusals(*ct[:-2])
-        self.assertEqual([len(found[e]) for e in ENGINES], [1, 1, 2, 2])
+        self.assertEqual([len(found[e]) for e in OTHERS], [1, 1, 2, 2])
         self.assertIn(".zst", found["vllm"][0])
         found = self.refusals(*ct, "--split-fused", "--keep", "*experts.1.up*", tensors=experts(),
                               config=MOE)
@@ -252,7 +273,7 @@ class Engines(OutputCase):
         self.assertEqual(set(self.stranger(codes, config("int-quantized", 8, "channel",
                                                          activations=token))), {"unsloth"})
         found = self.stranger(codes, config("int-quantized", 8, "channel"))
-        self.assertEqual(set(found), set(ENGINES))
+        self.assertEqual(set(found), set(OTHERS))
         self.assertIn("beside activations of 16 only as pack-quantized", found["transformers"][0])
 
     def test_strangers_modules(self):

@@ -9,6 +9,7 @@ import time
 import unittest
 
 from qconv_case import INTERRUPTED_ENV, QCONV, SANITIZED, QconvCase
+from test_mount import BUILT
 import make_checkpoint as mk
 
 
@@ -31,9 +32,23 @@ class Manners(QconvCase):
         """Copied to a shell as it is, from a folder with any name."""
         for out in ["o", "my out", "it's $HOME", "a\nb", "-x", "o/"]:
             text = self.ok("--to", "nf4", "--scale", "search", "--force", "--", "m", out)
-            self.assertIn("  loads in  transformers 4 and 5 with bitsandbytes\n", text)
-            self.assertIn("--compress none", text)
-            line = next(t for t in text.split("\n") if " unpack " in t)
+            self.assertIn("  loads in  qconv.load, vLLM with qconv's plug-in; as plain files in "
+                          "transformers 4 and 5 with bitsandbytes\n", text)
+            lines = text.split("\n")
+            self.assertIn("    import qconv", lines)
+            seen = []
+            exec(next(t for t in lines if "qconv.load(" in t).strip(),
+                 {"qconv": type("Q", (), {"load": seen.append})})
+            self.assertEqual(seen, [out])
+            for program, words in (("vllm", ["serve", out]), ("qconv", ["mount", out, "DIR"])):
+                found = [t for t in lines if t.strip().startswith((program + " ", QCONV)) and " %s " % words[0] in t]
+                self.assertEqual(len(found), program == "vllm" or BUILT, text)
+                for line in found:  # as a shell reads it
+                    code = "%s() { printf '%%s\\n' \"$@\"; }\n%s" % (program, line.replace(QCONV, "qconv"))
+                    r = subprocess.run(["bash", "-c", code], stdout=subprocess.PIPE, check=True)
+                    shown = r.stdout.decode().replace("./-x", "-x")
+                    self.assertEqual(shown, "".join(w + "\n" for w in words))
+            line = next(t for t in lines if " unpack " in t)
             r = subprocess.run(["bash", "-c", line], cwd=self.dir, stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE)
             self.assertEqual((r.returncode, r.stderr), (0, b""), (out, line))
@@ -44,8 +59,12 @@ class Manners(QconvCase):
             self.assertEqual(os.path.normpath(seen[0]), os.path.normpath(out) + "-plain")
             shutil.rmtree(self.path(out.rstrip("/") + "-plain"))
         text = self.ok("--to", "nf4", "--compress", "none", "m", "p")
+        self.assertIn("  loads in  transformers 4 and 5 with bitsandbytes, qconv.load, vLLM with qconv's plug-in\n",
+                      text)
         self.assertIn('from_pretrained("p")', text)
+        self.assertIn('qconv.load("p")', text)
         self.assertNotIn("unpack", text)
+        self.assertNotIn("mount", text)
 
     def test_forms_of_qconv_only(self):
         """Said once, before the work, in every command that leads there."""
@@ -60,13 +79,16 @@ class Manners(QconvCase):
             self.assertEqual((loads["form"], loads["transformers"], loads["instead"]),
                              ("int8-block", [], "--to int8 without --block-size"))
         text = self.ok(*own, "--force", "m", "o")
-        self.assertIn("  loads in  qconv only\n", text)
+        self.assertIn("  loads in  qconv.load, vLLM with qconv's plug-in\n", text)
+        self.assertIn('qconv.load("o")', text)
+        self.assertIn("    vllm serve o\n", text)
         self.assertNotIn("from_pretrained", text)
+        self.assertNotIn("mount", text)
         self.assertRegex(text, r"--to bf16 --compress none o o-bf16\n")
         for args in [["--to", "nf4", "--dry-run", "m"], ["--to", "bf16", "--force", "m", "o"]]:
             r = self.run_qconv(*args)
             self.assertEqual((r.returncode, r.stderr), (0, b""))
-            self.assertIn(b"  loads in  transformers 4 and 5", r.stdout)
+            self.assertIn(b"transformers 4 and 5", r.stdout)
 
     def test_forms_of_transformers_4_only(self):
         """Numbered experts and Falcon, said before the work with what helps; and F32 beside a
@@ -96,7 +118,7 @@ class Manners(QconvCase):
                 for args in (["--dry-run", "--to", to, name], ["--force", "--to", to, name, "o"]):
                     r = self.run_qconv(*args)
                     self.assertEqual((r.returncode, r.stderr.count(want)), (0, 1), r.stderr)
-                    only = b"  loads in  transformers 4 with bitsandbytes\n" in r.stdout
+                    only = b" in transformers 4 with bitsandbytes\n" in r.stdout
                     self.assertEqual(only, name != "phi", r.stdout)
         # What it advises, and what has no such trouble, gets no such warning.
         for args in (["--keep", "*.experts.*", "moe"], ["--rest", "bf16", "phi"]):

@@ -11,6 +11,8 @@ import interop_support as s
 import transformers
 from transformers import AutoModelForCausalLM
 
+sys.path.insert(0, str(s.ROOT / "python"))
+os.environ.setdefault("QCONV_LIBRARY", str(s.BUILD / "libqconv.so"))
 MAJOR = int(transformers.__version__.split(".")[0])
 transformers.logging.set_verbosity_error()
 RUNS = """
@@ -48,6 +50,7 @@ class NextSteps(unittest.TestCase):
             subprocess.run([sys.executable, "-c", RUNS % loads["python"]], cwd=self.folder, check=True)
         elif loads["python"]:
             self.in_a_fork(RUNS % loads["python"])
+        self.in_a_fork(RUNS % loads["load"])
 
     def in_a_fork(self, code):
         """Runs it where transformers is imported already, which takes 6 s; this process starts no thread
