@@ -230,6 +230,36 @@ qc_status qc_weights_cuts_of(const qc_weights *w, qc_weights_cuts *out, qc_error
     return QC_OK;
 }
 
+qc_status qc_weights_read_of(const qc_weights *w, const qc_weights_part *part, qc_weights_read *out,
+                             qc_error *err)
+{
+    static const float has_floats;
+    qc_weights shape;
+    cut c;
+    if (!w || !part || !out || !w->form.ops)
+        QC_FAIL(err, QC_ERR_USAGE, "qc_weights_read_of: %s is NULL",
+                !w      ? "the weight"
+                : !part ? "the part"
+                : !out  ? "out"
+                        : "the weight's form.ops");
+    shape = *w;
+    shape.absmax = w->form.nested ? NULL : &has_floats;
+    *out = (qc_weights_read){.read = *part};
+    if (part->cols == w->form.cols && part->row < w->rows && part->rows <= w->rows - part->row) {
+        const uint64_t elems = qc_max_u64(w->form.block_elems, least_of(&w->form));
+        out->skip = part->row % rows_unit(&w->form, elems);
+        out->read.row -= out->skip;
+        out->read.rows += out->skip;
+    }
+    QC_TRY(plan(&c, &shape, &out->read, err));
+    out->block_elems = c.out.form.block_elems;
+    out->code_bytes = c.codes_bytes;
+    out->scales = qc_form_by_rows(&w->form) ? out->read.rows : c.scales;
+    out->nested_scales = c.nested;
+    out->nested_block = c.nested > 0 ? c.out.nested_block : 0;
+    return QC_OK;
+}
+
 qc_status qc_weights_slice_bytes(const qc_weights *w, const qc_weights_part *part, uint64_t *bytes,
                                  qc_error *err)
 {

@@ -37,9 +37,25 @@ typedef struct {
     uint64_t rows_in_place; /* whole rows that begin at a multiple of this are not copied */
 } qc_weights_cuts;
 
-/* w must be sound (qc_weights_check), here and below. QC_ERR_USAGE where a pointer is NULL. */
+/* What a loader reads of a weight in a file for a part of it, so that it reads no more. The codes
+ * are those of `read`, row by row, and its scales those of its elements. Where rows begin within a
+ * block that no smaller one should replace, the rows before them are read, too. */
+typedef struct {
+    qc_weights_part read;  /* up to the last row of the part */
+    uint64_t skip;         /* rows of it that do not belong to the part, at its begin */
+    uint32_t block_elems;  /* of the weight that this is; 0: a scale for each row */
+    uint32_t nested_block; /* of the same; 0: its scales are floats */
+    uint64_t code_bytes, scales, nested_scales;
+} qc_weights_read;
+
+/* w must be sound (qc_weights_check), here and below, but qc_weights_read_of takes one without
+ * arrays, of which form.nested says whether it has scales that are quantized too. QC_ERR_USAGE where a pointer is NULL. */
 QC_API QC_NODISCARD qc_status qc_weights_cuts_of(const qc_weights *w, qc_weights_cuts *out,
                                                  qc_error *err);
+
+/* QC_ERR_USAGE and QC_ERR_SHAPE as qc_weights_slice_bytes. */
+QC_API QC_NODISCARD qc_status qc_weights_read_of(const qc_weights *w, const qc_weights_part *part,
+                                                 qc_weights_read *out, qc_error *err);
 
 /* Sets *bytes to the memory that qc_weights_slice needs for this part: 0 where the slice lies in
  * w's arrays. QC_ERR_USAGE where the part is not within w; QC_ERR_SHAPE where a cut is not

@@ -21,7 +21,8 @@ size_t qc_abi_size(const char *name)
                 {ROW(qc_matmul_cpu_io)},  {ROW(qc_matmul_io)},     {ROW(qc_matmul_planned)},
                 {ROW(qc_matmul_weights)}, {ROW(qc_reader_device)}, {ROW(qc_reader_options)},
                 {ROW(qc_reader_pieces)},  {ROW(qc_reader_slice)},  {ROW(qc_reader_tensor)},
-                {ROW(qc_weights)},        {ROW(qc_weights_cuts)},  {ROW(qc_weights_part)}};
+                {ROW(qc_weights)},        {ROW(qc_weights_cuts)},  {ROW(qc_weights_part)},
+                {ROW(qc_weights_read)}};
 #undef ROW
     for (size_t i = 0; name && i < sizeof rows / sizeof *rows; i++)
         if (strcmp(rows[i].name, name) == 0)

@@ -61,6 +61,15 @@ class Weights(c.Structure):
                 ("nested_block", c.c_uint32)]
 
 
+class WeightsPart(c.Structure):
+    _fields_ = [(name, c.c_uint64) for name in ("row", "rows", "col", "cols")]
+
+
+class WeightsRead(c.Structure):
+    _fields_ = [("read", WeightsPart), ("skip", c.c_uint64), ("block_elems", c.c_uint32), ("nested_block", c.c_uint32),
+                *[(name, c.c_uint64) for name in ("code_bytes", "scales", "nested_scales")]]
+
+
 class MatmulIo(c.Structure):
     _fields_ = [("x", c.c_void_p), ("x_dtype", c.c_int), ("m", c.c_uint64), ("ldx", c.c_uint64), ("y", c.c_void_p),
                 ("y_dtype", c.c_int), ("ldy", c.c_uint64), ("bias", c.c_void_p)]
@@ -83,6 +92,7 @@ _FUNCTIONS = {
     "qc_weights_check": (c.c_int, [c.POINTER(Weights), c.c_uint64, c.c_uint64, c.c_uint64, _ERROR]),
     "qc_weights_dequantize": (c.c_int, [c.POINTER(Weights), c.c_uint64, c.c_uint64, c.c_void_p, c.c_int, c.c_uint,
                                         _ERROR]),
+    "qc_weights_read_of": (c.c_int, [c.POINTER(Weights), c.POINTER(WeightsPart), c.POINTER(WeightsRead), _ERROR]),
     "qc_cpu_matmul_create": (c.c_int, [c.POINTER(c.c_void_p), c.c_uint, _ERROR]),
     "qc_cpu_matmul_destroy": (None, [c.c_void_p]),
     "qc_cpu_matmul_is_fast": (c.c_int, [c.POINTER(Weights)]),
@@ -93,7 +103,7 @@ _FUNCTIONS = {
 INTERFACE = "0.5"  # major and minor of the version whose structs stand above
 _STRUCTS = {"qc_error": Error, "qc_form": Form, "qc_matmul_cpu_io": MatmulIo, "qc_reader_device": ReaderDevice,
             "qc_reader_options": ReaderOptions, "qc_reader_slice": ReaderSlice, "qc_reader_tensor": ReaderTensor,
-            "qc_weights": Weights}
+            "qc_weights": Weights, "qc_weights_part": WeightsPart, "qc_weights_read": WeightsRead}
 
 
 def find_library(name: str = "libqconv.so", variable: str = "QCONV_LIBRARY") -> Path:
@@ -279,6 +289,18 @@ def weights(form: str, rows: int, cols: int, block: int, codes: int, code_bytes:
         w.absmax = scales
     call("qc_weights_check", c.byref(w), code_bytes, scale_count, nested_count)
     return w
+
+
+def reading(form: str, rows: int, cols: int, block: int, nested_block: int, some_rows, some_cols) -> WeightsRead:
+    """What is read of a weight [rows, cols] for rows and columns [first, end) of it. InputError where they cannot be
+    cut out. nested_block 0: its scales are floats."""
+    w = Weights(rows=rows, nested_block=nested_block,
+                form=Form(ops=library().qc_form_ops_of(FORMS.index(form)), block_elems=block, cols=cols,
+                          nested=bool(nested_block)))
+    part = WeightsPart(some_rows[0], some_rows[1] - some_rows[0], some_cols[0], some_cols[1] - some_cols[0])
+    found = WeightsRead()
+    call("qc_weights_read_of", c.byref(w), c.byref(part), c.byref(found))
+    return found
 
 
 def dequantize(w: Weights, first: int, rows: int, out: int, dtype: str, threads: int = 0) -> None:

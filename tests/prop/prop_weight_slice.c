@@ -167,6 +167,58 @@ static void one_slice(qt_rng *rng, unsigned *refusals, unsigned *copies)
     mt_free(&t);
 }
 
+/* What is to be read for a part is the part, and rows before it only where a block begins with none
+ * of the part's; and it makes the weight that the slice of the same rows is. */
+static void one_reading(qt_rng *rng, unsigned *skips)
+{
+    mt_weights t;
+    qc_weights_part p = {0};
+    qc_weights_read r;
+    qc_weights slice;
+    qc_error err = {0};
+    make(&t, rng);
+    pick(rng, t.w.rows, &p.row, &p.rows);
+    pick(rng, t.w.form.cols, &p.col, &p.cols);
+    if (qt_below(rng, 2) == 0)
+        p = (qc_weights_part){.row = p.row, .rows = p.rows, .cols = t.w.form.cols};
+    const int whole = p.cols == t.w.form.cols;
+    qc_weights shape = {.form = t.w.form, .rows = t.w.rows, .nested_block = t.w.nested_block};
+    const qc_status st = qc_weights_read_of(&shape, &p, &r, &err);
+    assert_int_equal(st, whole || possible(&t.w, &p) ? QC_OK : QC_ERR_SHAPE);
+    if (st == QC_OK && p.rows > 0 && p.cols > 0) {
+        const uint64_t cols = t.w.form.cols, block = qc_max_u64(t.w.form.block_elems, 1);
+        uint64_t bytes = 0;
+        assert_int_equal(r.read.row + r.skip, p.row);
+        assert_int_equal(r.read.rows - r.skip, p.rows);
+        assert_true(r.skip < (block > 1 ? block : 2));
+        for (uint64_t row = r.read.row + 1; whole && block > 1 && row <= p.row; row++)
+            assert_true(row * cols % block != 0);
+        if (whole)
+            assert_int_equal(r.block_elems, t.w.form.block_elems);
+        assert_int_equal(qc_weights_slice_bytes(&t.w, &r.read, &bytes, NULL), QC_OK);
+        void *memory = aligned_alloc(64, (size_t)((bytes + 64) / 64 * 64));
+        assert_int_equal(qc_weights_slice(&t.w, &r.read, memory, &slice, NULL), QC_OK);
+        assert_int_equal(slice.form.block_elems, r.block_elems);
+        assert_int_equal(slice.form.nested ? slice.nested_block : 0, r.nested_block);
+        if (qc_weights_check(&slice, r.code_bytes, r.scales, r.nested_scales, &err) != QC_OK)
+            fail_msg("%s", err.msg);
+        free(memory);
+    }
+    *skips += st == QC_OK && r.skip > 0;
+    mt_free(&t);
+}
+
+static void test_readings(void **state)
+{
+    (void)state;
+    qt_rng rng = qt_rng_start("readings");
+    unsigned skips = 0;
+    enum { ROUNDS = 3000 };
+    for (unsigned i = 0; i < ROUNDS; i++)
+        one_reading(&rng, &skips);
+    assert_in_range(skips, ROUNDS / 50, ROUNDS / 2);
+}
+
 static void test_slices(void **state)
 {
     (void)state;
@@ -263,6 +315,7 @@ static void test_wrong_calls(void **state)
     mt_weights t;
     qc_weights s, none = {0};
     qc_weights_cuts cuts;
+    qc_weights_read r;
     qc_error err = {0};
     uint64_t bytes = 0;
     const qc_weights_part all = {.rows = 4, .cols = 64}, half = {.rows = 4, .col = 32, .cols = 32};
@@ -270,6 +323,10 @@ static void test_wrong_calls(void **state)
     assert_int_equal(qc_weights_cuts_of(NULL, &cuts, NULL), QC_ERR_USAGE);
     assert_int_equal(qc_weights_cuts_of(&t.w, NULL, NULL), QC_ERR_USAGE);
     assert_int_equal(qc_weights_cuts_of(&none, &cuts, NULL), QC_ERR_USAGE);
+    assert_int_equal(qc_weights_read_of(NULL, &all, &r, NULL), QC_ERR_USAGE);
+    assert_int_equal(qc_weights_read_of(&t.w, NULL, &r, NULL), QC_ERR_USAGE);
+    assert_int_equal(qc_weights_read_of(&t.w, &all, NULL, NULL), QC_ERR_USAGE);
+    assert_int_equal(qc_weights_read_of(&none, &all, &r, NULL), QC_ERR_USAGE);
     assert_int_equal(qc_weights_slice_bytes(NULL, &all, &bytes, NULL), QC_ERR_USAGE);
     assert_int_equal(qc_weights_slice_bytes(&none, &all, &bytes, NULL), QC_ERR_USAGE);
     assert_int_equal(qc_weights_slice_bytes(&t.w, NULL, &bytes, NULL), QC_ERR_USAGE);
@@ -288,6 +345,7 @@ static void test_wrong_calls(void **state)
     };
     for (unsigned i = 0; i < sizeof outside / sizeof *outside; i++) {
         assert_int_equal(qc_weights_slice(&t.w, &outside[i], NULL, &s, &err), QC_ERR_USAGE);
+        assert_int_equal(qc_weights_read_of(&t.w, &outside[i], &r, NULL), QC_ERR_USAGE);
         QT_CHECK(strstr(err.msg, "not within a weight of 4 rows and 64 columns") != NULL, "'%s'",
                  err.msg);
     }
@@ -297,7 +355,8 @@ static void test_wrong_calls(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_slices), cmocka_unit_test(test_usual_shapes),
-        cmocka_unit_test(test_products), cmocka_unit_test(test_wrong_calls)};
+        cmocka_unit_test(test_readings), cmocka_unit_test(test_slices),
+        cmocka_unit_test(test_usual_shapes), cmocka_unit_test(test_products),
+        cmocka_unit_test(test_wrong_calls)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,5 @@
-"""Which codes and scales a worker of vLLM takes of a weight (python/qconv/vllm/cut.py), against plain indexing.
+"""Which codes and scales a worker of vLLM takes of a weight (python/qconv/vllm/cut.py and qc_weights_read_of of
+libqconv), against plain indexing.
 
 Every element of a weight has a scale. What a cut says of codes and scales must give each element asked for the code and
 the scale that it has in the whole weight, whatever the shape, the block and the cut.
@@ -8,11 +9,21 @@ import sys
 import unittest
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
-from qconv.vllm.cut import SMALLEST, cut  # noqa: E402
+TESTS = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(TESTS.parent / "python"), str(TESTS / "cli")]
+from qconv import errors  # noqa: E402
+from qconv.vllm.cut import cut  # noqa: E402
+from qconv_case import SANITIZED  # noqa: E402
 
+SMALLEST = 32  # elements of a block
 SEED = random.SystemRandom().randrange(1 << 32)
 BLOCKS = (0, 32, 64, 128, 1024, 4096)
+
+
+def form(block, bits):
+    if not block:
+        return "w4a16" if bits == 4 else "int8"
+    return "nf4" if bits == 4 else "int8-block"
 
 
 def elements(c, bits):
@@ -33,6 +44,7 @@ def whole(shape, block, rows, cols):
     return [[of(row, col) for col in range(*cols)] for row in range(*rows)]
 
 
+@unittest.skipIf(SANITIZED, "Python cannot load a library with sanitizers")
 class Cuts(unittest.TestCase):
     def setUp(self):
         self.random = random.Random(SEED)
@@ -43,7 +55,7 @@ class Cuts(unittest.TestCase):
 
     def check(self, shape, block, bits, rows, cols):
         words = f"seed {SEED}: {shape}, block {block}, {bits} bits, rows {rows}, columns {cols}"
-        c = cut("w", shape, block, bits, rows, cols)
+        c = cut("w", form(block, bits), shape, block, 0, rows, cols)
         self.assertTrue(elements(c, bits) == whole(shape, block, rows, cols), words)
         self.assertLess(c.skip, max(block, 2), words)
         return c
@@ -83,31 +95,31 @@ class Cuts(unittest.TestCase):
             block = self.random.choice(BLOCKS[1:4])
             shape = self.random.randint(1, 24), SMALLEST * self.random.randint(1, 16)
             cols = (0, shape[1]) if self.random.random() < 0.3 else self.span(shape[1], SMALLEST)
-            c = cut("w", shape, block, 4, self.span(shape[0]), cols)
-            group = c.group(nested)
+            c = cut("w", "nf4", shape, block, nested, self.span(shape[0]), cols)
+            group = c.group or 1
             self.assertEqual(group & (group - 1), 0)
             of = [c.scale(i) // nested for i in range(c.scales)]
             for i, found in enumerate(of):
                 self.assertEqual(found, of[i - i % group], f"seed {SEED}")
 
     def test_groups_are_as_large_as_can_be(self):
-        self.assertEqual(cut("w", (8, 16384), 64, 4, (4, 8), (0, 16384)).group(256), 256)
-        self.assertEqual(cut("w", (8, 14336), 64, 4, (0, 8), (0, 7168)).group(256), 16)
-        self.assertEqual(cut("w", (8, 96), 64, 4, (0, 8), (0, 32)).group(256), 1)
+        for shape, rows, cols, group in (((8, 16384), (4, 8), (0, 16384), 256), ((8, 14336), (0, 8), (0, 7168), 16),
+                                         ((8, 96), (0, 8), (0, 32), 0)):
+            self.assertEqual(cut("w", "nf4", shape, 64, 256, rows, cols).group, group)
 
     def test_refusals(self):
-        with self.assertRaises(ValueError) as e:
-            cut("down_proj.weight", (192, 440), 64, 4, (0, 192), (0, 220))
-        self.assertEqual(str(e.exception), "'down_proj.weight' [192, 440] would be cut to the columns 0 to 220, and "
-                         "blocks of 64 can be cut at multiples of 32 only; its columns allow a tensor parallel size of "
-                         "1, so serve it on one card, or convert it with one scale a row (int8)")
-        with self.assertRaises(ValueError) as e:
-            cut("w", (8, 192), 32, 4, (0, 8), (0, 48))
-        self.assertIn("; its columns allow a tensor parallel size of 1, 2, 3, 6", str(e.exception))
-        with self.assertRaises(ValueError) as e:
-            cut("w", (8, 30), 0, 4, (0, 8), (0, 15))
-        self.assertIn("where codes of 4 bits share a byte; its columns allow a tensor parallel size of 1, 3, 5, 15",
-                      str(e.exception))
+        with self.assertRaises(errors.InputError) as e:
+            cut("down_proj.weight", "nf4", (192, 440), 64, 256, (0, 192), (0, 220))
+        self.assertEqual(str(e.exception), "'down_proj.weight' cannot be cut as asked: columns 0 to 220 of a weight in "
+                         "nf4 cut through 32 weights that stay together; it can be cut at multiples of 440 columns, so "
+                         "only whole rows can be taken; serve it on fewer cards, or convert it with one scale a row "
+                         "(--to int8)")
+        with self.assertRaises(errors.InputError) as e:
+            cut("w", "nf4", (8, 192), 32, 0, (0, 8), (0, 48))
+        self.assertIn("it can be cut at multiples of 32 columns;", str(e.exception))
+        with self.assertRaises(errors.InputError) as e:
+            cut("w", "w4a16", (8, 30), 0, 0, (0, 8), (0, 15))
+        self.assertIn("it can be cut at multiples of 2 columns;", str(e.exception))
 
 
 if __name__ == "__main__":

@@ -109,10 +109,7 @@ class Stored(NamedTuple):
         """Rows [rows[0], rows[1]) and columns [cols[0], cols[1]). InputError where they cannot be cut out."""
         form = self.form
         bits = 4 if form.form in ("nf4", "w4a16") else 8
-        try:
-            c = cut(self.name, self.shape, form.block, bits, rows, cols)
-        except ValueError as e:
-            raise errors.InputError(str(e)) from None
+        c = cut(self.name, form.form, self.shape, form.block, form.nested_block, rows, cols)
         if (c.first, c.rows, c.cols) == (0, *self.shape):
             return Part(replace(form, **{role: self.read(role) for role in ROLES}), c.skip)
         codes = self.output.read_bytes(self.names["codes"], *c.codes(bits)).view(torch.int8)
@@ -130,11 +127,10 @@ class Stored(NamedTuple):
             scales = scales[c.scale(torch.arange(c.scales)) - begin]
         if "nested_absmax" not in self.names:
             return {"scales": as_role("scales", scales)}
-        group = c.group(form.nested_block)
         nested, values = (self.read(role).view(torch.float32) for role in ("nested_absmax", "nested_map"))
-        of_group = nested[c.scale(torch.arange(0, c.scales, group)) // form.nested_block]
-        if group > 1:
-            return {"scales": scales, "nested_block": group, "nested_absmax": of_group.view(torch.uint8),
+        of_group = nested[c.scale(torch.arange(0, c.scales, c.group or 1)) // form.nested_block]
+        if c.group:
+            return {"scales": scales, "nested_block": c.group, "nested_absmax": of_group.view(torch.uint8),
                     "nested_map": values.view(torch.uint8)}
         floats = values[scales.int()] * of_group + form.offset
         return {"scales": floats.view(torch.uint8), "nested_block": 0, "offset": 0.0, "nested_absmax": None,
