@@ -5,7 +5,7 @@
 #include "convert/fit/fit_report.h"
 #include "convert/fit/fit_suggest.h"
 #include "convert/fit/planned_model.h"
-#include "convert/fit/tensor_parallel.h"
+#include "convert/fit/plugin_share.h"
 #include "convert/fit/train_plan.h"
 #include "convert/hardware/hardware.h"
 #include "convert/known/known_models.h"
@@ -117,6 +117,7 @@ static qc_status answer(const qc_options *o, qc_arena *arena, const qc_plan_subj
                        .generates = subject->geometry->decoder,
                        .chosen = o->convert.plan.recipe.to == QC_TO_AUTO ? &planned.chosen : NULL,
                        .loaders = &loaders,
+                       .needs_plugin = qc_plugin_needed(&planned.plan),
                        .explain = o->convert.explain};
     QC_TRY(qc_fit_sum_schemes(&r, &planned.plan, err));
     if (r.generates) {

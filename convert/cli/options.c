@@ -565,6 +565,7 @@ qc_status qc_options_parse(qc_options *out, qc_arena *arena, int argc, char **ar
     QC_TRY(add_implied(&p, out, err));
     QC_TRY(check_required(&p, out->command, err));
     QC_TRY(check_rules(&p, out, err));
+    out->convert.plan.fit.plugin = (out->engines >> QC_ENGINE_PLUGIN & 1) != 0;
     qc_tp_defaults(&out->convert.plan.fit);
     QC_TRY(place_words(&p, out, err));
     if (out->command == QC_CMD_HELP)

@@ -1,7 +1,7 @@
 #include "convert/fit/auto_choice.h"
 
 #include "base/checked.h"
-#include "convert/fit/tensor_parallel.h"
+#include "convert/fit/plugin_share.h"
 #include "convert/hardware/hardware_choice.h"
 #include "convert/model/recipe_coded.h"
 #include "convert/term/glob.h"
@@ -537,8 +537,16 @@ static qc_status fit_groups(const chooser *c, qc_fit *fit, qc_error *err)
         uint32_t tensor = c->members[c->first_member[g]].tensor;
         uint32_t s = c->segments->of_tensor[tensor];
         bytes[s] += c->room[g][group->chosen];
-        if (c->ranks > 0)
-            continue; /* vLLM's kernels do not dequantize whole weights */
+        /* vLLM's kernels do not dequantize whole weights; qconv's plug-in may its share. */
+        if (c->ranks > 0 && c->options->recipe.format == QC_FORMAT_COMPRESSED_TENSORS)
+            continue;
+        if (c->ranks > 0) {
+            const uint64_t share = qc_plugin_elems(c->model->tensors[tensor].name,
+                                                   group->elems / group->weights, c->ranks);
+            if (group->chosen != QC_CANDIDATE_16BIT)
+                largest[s] = qc_max_u64(largest[s], share);
+            continue;
+        }
         /* A stack is dequantized expert by expert, whether its form is its own or not. */
         int stack = is_stack(c, tensor);
         uint64_t elems = group->elems / group->weights / (stack ? coded_of(c, tensor)->dims[0] : 1);
@@ -693,7 +701,7 @@ static qc_status leave_out_int8(chooser *c, qc_error *err)
         if (k && !qc_sm_runs_int8(k->sm))
             card = k;
     }
-    if (!card || c->options->recipe.schemes)
+    if (!card || c->options->recipe.schemes || (c->ranks > 0 && c->options->fit.plugin))
         return QC_OK;
     for (unsigned k = 0; k < QC_CANDIDATES; k++) {
         if (qc_schemes[c->out->rows[k].scheme].needs_int8_matmul)

@@ -121,6 +121,7 @@ static qc_status put_parallel(qc_json_writer *w, const qc_fit_report *r, qc_erro
     qc_json_member_string(w, "parallel", split ? "tensor" : "layers");
     qc_json_member_u64_if(w, "tensor_parallel", split, r->fit->ranks);
     qc_json_member_string(w, "vllm", split && r->fit->fits && st == QC_OK ? command.data : NULL);
+    qc_json_member_bool(w, "vllm_needs_plugin", split && r->needs_plugin);
     qc_strbuf_deinit(&command);
     return st;
 }

@@ -224,10 +224,12 @@ void qc_fit_mla_text(const qc_fit_options *use, qc_strbuf *out)
 void qc_fit_split_text(const qc_fit_report *r, qc_strbuf *out)
 {
     if (r->fit->ranks > 0)
-        qc_strbuf_putf(out,
-                       "every layer is split over %" PRIu32 " card%s, as vLLM splits it with "
-                       "--tensor-parallel-size",
-                       r->fit->ranks, qc_plural(r->fit->ranks));
+        qc_strbuf_putf(
+            out,
+            "every layer is split over %" PRIu32 " card%s, as vLLM splits it with "
+            "--tensor-parallel-size%s",
+            r->fit->ranks, qc_plural(r->fit->ranks),
+            r->needs_plugin ? " and the plug-in of qconv's Python package (docs/serving.md)" : "");
 }
 
 void qc_fit_serve_text(const qc_fit_report *r, qc_strbuf *out)

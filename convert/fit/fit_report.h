@@ -72,6 +72,7 @@ typedef struct {
     uint32_t choice_count;
     const qc_auto_result *chosen;     /* --to auto; NULL: another */
     const struct qc_loaders *loaders; /* who reads what convert would write (loaders.h), or NULL */
+    int needs_plugin;                 /* with --tp: vLLM serves it with qconv's plug-in only */
     int explain;                      /* the JSON has the groups of `chosen` too */
 } qc_fit_report;
 

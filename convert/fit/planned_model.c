@@ -1,6 +1,7 @@
 #include "convert/fit/planned_model.h"
 
-#include "convert/fit/tensor_parallel.h"
+#include "base/checked.h"
+#include "convert/fit/plugin_share.h"
 #include "convert/term/size_text.h"
 
 #include <string.h>
@@ -28,21 +29,29 @@ qc_status qc_plan_defaults(qc_plan_options *options, qc_arena *arena,
 static qc_status check_split(const qc_plan_subject *subject, const qc_budget *budget,
                              const qc_plan_options *options, qc_error *err)
 {
-    if (options->recipe.to == QC_TO_AUTO && options->recipe.format != QC_FORMAT_COMPRESSED_TENSORS)
+    if (options->recipe.to == QC_TO_AUTO && !options->fit.plugin &&
+        options->recipe.format != QC_FORMAT_COMPRESSED_TENSORS)
         QC_FAIL(err, QC_ERR_USAGE,
-                "--to auto with --tp needs --format compressed-tensors, because vLLM does not "
-                "split weights in bitsandbytes' form over cards");
+                "--to auto with --tp needs --format compressed-tensors, which vLLM splits over "
+                "cards by itself, or --for vllm-qconv, whose plug-in splits NF4 and int8 too");
     return qc_tp_check(&options->fit, budget, subject->model, subject->geometry, err);
 }
 
 /* Replaces the geometry by that of one card, and sums up its bytes. vLLM's kernels do not
- * dequantize whole weights. */
+ * dequantize whole weights, those of qconv's plug-in may. */
 static qc_status take_share(qc_planned_model *m, qc_arena *arena, uint32_t ranks, qc_error *err)
 {
     const qc_geometry whole = m->geometry;
     QC_TRY(qc_arena_array(arena, &m->largest_weight, m->segments.count, err));
     QC_TRY(qc_tp_geometry(&m->geometry, arena, &whole, ranks, err));
     const qc_tp_split split = {&whole, ranks};
+    for (uint32_t i = 0; i < m->plan.job_count; i++) {
+        const qc_job *j = &m->plan.jobs[i];
+        uint32_t segment = m->segments.of_tensor[j->source];
+        if (segment < m->segments.count && qc_plugin_serves(j))
+            m->largest_weight[segment] =
+                qc_max_u64(m->largest_weight[segment], qc_plugin_job_elems(&m->plan, j, ranks));
+    }
     return qc_tp_sum_segments(&m->segment_bytes, arena, &m->plan, &m->segments, &split, err);
 }
 

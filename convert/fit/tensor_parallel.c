@@ -2,6 +2,7 @@
 
 #include "base/checked.h"
 #include "base/text.h"
+#include "convert/fit/plugin_share.h"
 #include "convert/model/config_fields.h"
 
 #include <inttypes.h>
@@ -344,21 +345,6 @@ static qc_status is_packed(int *out, qc_arena *arena, const qc_plan *plan, const
     return QC_OK;
 }
 
-/* Codes in blocks of the flattened weight, which have an absmax each, cannot be cut, and vLLM does
- * not split LLM.int8 either. */
-static qc_status check_scheme(const qc_plan *plan, const qc_job *j, qc_error *err)
-{
-    const qc_scheme_row *row = &qc_schemes[j->scheme];
-    int stored = j->scheme == QC_SCHEME_KEEP && j->entry->stored;
-    if (stored || (row->bits && row->format != QC_FORMAT_COMPRESSED_TENSORS))
-        QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "tensor '%s' as %s: vLLM does not split weights in bitsandbytes' form over cards; "
-                "use --format compressed-tensors, or plan with --parallel layers",
-                plan->model->tensors[j->source].name,
-                qc_scheme_name(stored ? j->entry->stored->stored_as : j->scheme));
-    return QC_OK;
-}
-
 static qc_status tensor_bytes(uint64_t *out, qc_arena *scratch, const qc_plan *plan, uint32_t i,
                               const qc_tp_split *split, qc_error *err)
 {
@@ -392,11 +378,12 @@ static qc_status job_bytes(uint64_t *out, qc_arena *scratch, const qc_plan *plan
 {
     uint32_t segment = segments->of_tensor[j->source];
     *out = 0;
-    QC_TRY(check_scheme(plan, j, err));
     /* Layers of multi-token prediction are loaded only for a draft model. */
     if (segment >= segments->count || segments->segments[segment].kind == QC_SEGMENT_EXTRA ||
         is_tied_head(plan, j))
         return QC_OK;
+    if (qc_plugin_serves(j))
+        return qc_plugin_bytes(out, plan, j, split, err);
     for (int role = 0; role < QC_ROLE_TENSOR_COUNT; role++) {
         uint64_t bytes = 0;
         if (j->outputs[role] == QC_NO_OUTPUT)
@@ -464,6 +451,7 @@ qc_status qc_tp_served(qc_served *out, const qc_plan *plan, const qc_loaders *l,
     QC_TRY(qc_served_of_plan(out, plan, l, err));
     if (!fit || fit->ranks == 0)
         return QC_OK;
+    out->ranks = fit->ranks;
     QC_TRY(qc_arena_array(plan->arena, &shares, count, err));
     memcpy(shares, out->weights, count * sizeof *shares);
     for (size_t i = 0; i < count; i++)

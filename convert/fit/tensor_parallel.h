@@ -10,6 +10,8 @@
  * whole on every card. vLLM keeps floating-point tensors in 16 bit, whatever the file has. All
  * cards hold the same number of bytes.
  *
+ * NF4 and int8 are split by qconv's plug-in of vLLM: convert/fit/plugin_share.h.
+ *
  * docs/planning.md says which model types are known, and tests/interop/test_interop_vllm.py
  * compares the bytes with those of vLLM's workers. Pure functions of shapes; thread-safe. */
 #ifndef QC_CONVERT_TENSOR_PARALLEL_H

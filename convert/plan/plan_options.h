@@ -28,6 +28,7 @@ typedef struct {
     int prefill_given;
     uint64_t cuda_context_bytes; /* on each GPU; default 500 MB */
     qc_parallel parallel;        /* TENSOR: over all GPUs of --vram */
+    int plugin;                  /* --for vllm-qconv: --to auto may take what that alone splits */
     unsigned tensor_parallel;    /* --tp: over so many, which --vram has to name; 0: not given */
 } qc_fit_options;
 

@@ -175,8 +175,8 @@ class AutoSplit(OutputCase):
         for command in (["plan"], []):
             said = self.fails(2, *command, "--to", "auto", "--vram", "2x1GB", "--tp", "2", self.source,
                               *([] if command else [self.path("o")]))
-            self.assertIn("needs --format compressed-tensors, because vLLM does not split weights in "
-                          "bitsandbytes'", said)
+            self.assertIn("needs --format compressed-tensors, which vLLM splits over cards by itself, or "
+                          "--for vllm-qconv", said)
 
 
 if __name__ == "__main__":

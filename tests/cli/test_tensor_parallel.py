@@ -90,10 +90,10 @@ class TensorParallel(OutputCase):
     def test_what_vllm_does_not_split_is_refused(self):
         llama = self.model("llama")
         for args, code, words in (
-                (["--to", "nf4", *TWO], 3, "vLLM does not split weights in bitsandbytes' form"),
-                (["--to", "int8", *TWO], 3, "vLLM does not split weights in bitsandbytes' form"),
-                (["--to", "int8", "--block-size", "64", *TWO], 3, "vLLM does not split"),
+                (["--to", "nf4", "--for", "vllm", *TWO], 2, "does not split weights in bitsandbytes' form"),
+                (["--to", "int8", "--for", "sglang", *TWO], 2, "does not split weights in bitsandbytes' form"),
                 (["--to", "auto", *TWO], 2, "needs --format compressed-tensors"),
+                (["--to", "auto", "--for", "vllm", *TWO], 2, "or --for vllm-qconv"),
                 (["--vram", "3x1GB", "--tp", "3"], 3, "8 attention heads over 3 cards"),
                 (["--vram", "3x1GB", "--tp", "2"], 2, "but that names 3"),
                 (["--vram", "cpu:1GB", "--tp", "1"], 2, "over GPUs only"),
@@ -152,8 +152,43 @@ class TensorParallel(OutputCase):
                           KJV, self.path("none"))
         self.assertIn("does not fit --vram 2x1MB", said)
         self.assertFalse(os.path.exists(self.path("none")))
+        # Half of 440 columns is no whole number of the smallest blocks; int8 has none.
         said = self.fails(3, "--to", "nf4", "--vram", "2x1GB", "--tp", "2", KJV, self.path("none"))
-        self.assertIn("vLLM does not split weights in bitsandbytes' form", said)
+        self.assertIn("down_proj.weight' as nf4: qconv's plug-in of vLLM does not split it over 2 cards: columns 0 to "
+                      "220 of a weight in nf4 cut through 32", said)
+        self.assertFalse(os.path.exists(self.path("none")))
+
+    def test_the_plug_in_of_qconv(self):
+        """NF4 and int8 are planned and converted for it, and the plan says so; with --for, mixtures of them too."""
+        llama = self.model("llama")
+        for to in (["nf4"], ["int8"], ["int8", "--block-size", "64"], ["nf4", "--no-double-quant"]):
+            with self.subTest(" ".join(to)):
+                plan = self.plan("--to", *to, "--for", "vllm-qconv", *TWO, llama)
+                self.assertTrue(plan["vllm_needs_plugin"] and plan["fits"])
+                self.assertIn("--tensor-parallel-size 2", plan["vllm"])
+                one = self.plan("--to", *to, "--vram", "1GB", "--tp", "1", llama)
+                shares = {d["weight_bytes"] for d in plan["devices"]}
+                self.assertEqual(len(shares), 1)
+                # More than half: norms are whole, and so are tables and scales of rows.
+                self.assertTrue(one["devices"][0]["weight_bytes"] < 2 * shares.pop() <
+                                one["devices"][0]["weight_bytes"] * 1.2)
+        self.assertIn("and the plug-in of qconv's Python package (docs/serving.md)",
+                      self.ok("plan", "--to", "int8", *TWO, llama))
+        plan = self.plan("--to", "bf16", *TWO, llama)
+        self.assertFalse(plan["vllm_needs_plugin"])
+        said = self.ok("--to", "int8", *TWO, "--context", "100", KJV, self.path("o"))
+        self.assertIn("With vLLM and the plug-in of that package:\n    vllm serve %s --tensor-parallel-size 2 "
+                      "--max-model-len 100" % self.path("o"), said)
+
+    def test_a_mixture_for_the_plug_in(self):
+        plan = self.plan("--to", "auto", "--for", "vllm-qconv", "--vram", "2x40GB", "--tp", "2", LLAMA70)
+        self.assertEqual(set(plan["schemes"]), {"nf4-32", "int8", "keep"})
+        self.assertTrue(plan["fits"] and plan["vllm_needs_plugin"])
+        self.assertLess(plan["devices"][0]["free_bytes"], 100e6)
+        self.assertEqual(plan["loads"]["form"], "nf4+int8")
+        # Experts are restored to 16 bits on the cards, so no scheme of theirs saves room.
+        plan = self.plan("--to", "nf4", "--vram", "4x80GB", "--tp", "4", "Mixtral-8x7B-Instruct-v0.1")
+        self.assertGreater(plan["devices"][0]["weight_bytes"] * 4, 90e9)
 
 
 if __name__ == "__main__":

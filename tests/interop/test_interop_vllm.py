@@ -148,6 +148,9 @@ class Bitsandbytes(unittest.TestCase):
 # Cards of 1.5 MB, on which a mixture of NF4 and int8 fits; q, k and v need not have one scheme.
 MIXTURE = ["--to", "auto", "--split-fused", "--vram", "1x1500KB", "--cuda-context", "0", "--context", "128",
            "--prefill", "16"]
+# The same on two cards that share every layer, as the plan splits it for the plug-in.
+MIXTURE_TP = ["--to", "auto", "--split-fused", "--schemes", "nf4,int8", "--for", "vllm-qconv", "--vram", "2x850KB",
+              "--tp", "2", "--cuda-context", "0", "--context", "128", "--prefill", "16"]
 SERVED = {
     "nf4": ["--to", "nf4"],
     "nf4-32": ["--to", "nf4", "--block-size", "32", "--no-double-quant", "--compress", "none"],
@@ -158,11 +161,12 @@ SERVED = {
     "w8a16": ["--to", "int8", "--format", "compressed-tensors", "--activation-bits", "16"],
     "bf16": ["--to", "bf16"],
     "mixture": MIXTURE,
+    "mixture-tp": MIXTURE_TP,
     "kept": ["--to", "nf4", "--keep", "*q_proj*", "--split-fused"],
 }
 # Each costs a start of vLLM, on two workers a long one. The experts are in NF4 with nested scales.
 ON_ONE = list(SERVED) if compressed.ALL else ["nf4-32", "nf4-128", "int8", "w8a16"]
-ON_TWO = list(SERVED) if compressed.ALL else ["mixture"]
+ON_TWO = list(SERVED) if compressed.ALL else ["mixture-tp"]
 BOUND = 0.05  # of log-probabilities; vLLM computes in bfloat16
 
 
@@ -237,11 +241,17 @@ class Plugin(unittest.TestCase):
         return folder
 
     def test_two_workers(self):
-        tensors = json.loads((self.output("mixture") / "qconv.json").read_text())["tensors"]
+        mixture = self.output("mixture-tp")
+        tensors = json.loads((mixture / "qconv.json").read_text())["tensors"]
         schemes = {scheme: sum(t["scheme"] == scheme for t in tensors) for scheme in ("nf4", "int8")}
         self.assertTrue(all(schemes.values()), schemes)
         s.note(f"mixture: {schemes['nf4']} weights in NF4, doubly quantized, and {schemes['int8']} in int8")
-        self.compare(2, ON_TWO, self.ask(2, map(self.output, ON_TWO)))
+        found = self.ask(2, map(self.output, ON_TWO))
+        self.compare(2, ON_TWO, found)
+        plan = json.loads(s.run(s.QCONV, "plan", "--json", *MIXTURE_TP, compressed.source()))
+        self.assertTrue(plan["vllm_needs_plugin"])
+        self.assertEqual(found[mixture]["weights"], [d["weight_bytes"] for d in plan["devices"]])
+        s.note(f"mixture: each worker holds {found[mixture]['weights']} bytes of weights, as planned")
 
 
 def record(path):

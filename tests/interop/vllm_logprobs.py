@@ -8,7 +8,7 @@ the environment that vllm_environment.sh makes. The file QUESTIONS has a list in
 [{"model": MODEL, "prompts": [[id, ...], ...], "tokens": how many are to follow}, ...]. Prints a line of
 JSON for each: {"model": MODEL, "logprobs": [...], "texts": [[id, ...], ...]}, for the first prompt one row
 of the whole vocabulary for each token but the first (null stands for NaN), and for each prompt the most
-probable tokens; or {"model": MODEL, "error": what vLLM said}.
+probable tokens, and with --qconv "weights": [bytes of each worker's]; or {"model": MODEL, "error": what vLLM said}.
 """
 import json
 import math
@@ -61,7 +61,12 @@ def register():
     register_linear_kernel(RestoredWeights, PlatformEnum.CPU, "mp")
 
 
-def answer_of(workers, model, prompts, tokens):
+def held(worker):
+    """The bytes of a worker's weights; it runs there."""
+    return sum(p.numel() * p.element_size() for p in worker.get_model().parameters())
+
+
+def answer_of(workers, ours, model, prompts, tokens):
     from vllm import LLM, SamplingParams
     engine = None
     try:
@@ -72,13 +77,14 @@ def answer_of(workers, model, prompts, tokens):
             [{"prompt_token_ids": ids} for ids in prompts],
             SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, prompt_logprobs=-1,
                            detokenize=False), use_tqdm=False)
+        weights = {"weights": engine.collective_rpc(held)} if ours else {}
     except Exception as e:  # whatever it is, the test shows it
         return {"model": model, "error": f"{type(e).__name__}: {e}"}
     finally:
         if engine:
             engine.llm_engine.engine_core.shutdown()
     rows = [[row[i].logprob for i in range(len(row))] for row in answers[0].prompt_logprobs[1:]]
-    return {"model": model, "texts": [list(a.outputs[0].token_ids) for a in answers],
+    return {"model": model, **weights, "texts": [list(a.outputs[0].token_ids) for a in answers],
             "logprobs": [[None if math.isnan(x) else x for x in row] for row in rows]}
 
 
@@ -92,10 +98,11 @@ def main():
             else:
                 vllm_plugin.install(__file__, Path(folder))
             settings = {**vllm_plugin.settings(Path(folder), workers), "QCONV_VLLM_STARTED": "1",
+                        "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # for held()
                         "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(workers > 1))}
             return os.spawnve(os.P_WAIT, sys.executable, [sys.executable, "-B", *sys.argv], settings)
     for question in questions:
-        print(json.dumps(answer_of(workers, **question)), flush=True)
+        print(json.dumps(answer_of(workers, ours, **question)), flush=True)
     return 0
 
 

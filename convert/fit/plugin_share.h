@@ -1,0 +1,24 @@
+/* What a card holds of a weight that qconv's plug-in of vLLM serves: NF4 and int8, which vLLM by
+ * itself does not split. The plug-in cuts weights as qc_weights_read_of says, and so does this.
+ * Experts are restored to 16 bits as they are loaded, because vLLM multiplies them in nothing else.
+ * docs/serving.md says the same for people. Pure functions of shapes; thread-safe. */
+#ifndef QC_CONVERT_PLUGIN_SHARE_H
+#define QC_CONVERT_PLUGIN_SHARE_H
+
+#include "convert/fit/tensor_parallel.h"
+
+/* Is the weight of a job in a form that vLLM needs the plug-in for? */
+int qc_plugin_serves(const qc_job *j);
+/* Is that of any job? */
+int qc_plugin_needed(const qc_plan *plan);
+/* Finds the bytes on the card that has most: codes, scales, and the tables of both. The plug-in
+ * joins some weights of a fused layer, which then share 64 bytes that count for each here.
+ * QC_ERR_UNSUPPORTED names the weight and says why it cannot be cut. */
+QC_NODISCARD qc_status qc_plugin_bytes(uint64_t *out, const qc_plan *plan, const qc_job *j,
+                                       const qc_tp_split *split, qc_error *err);
+/* Returns how many elements of a weight of this name and size a card dequantizes at once for many
+ * tokens; 0 for experts. The second finds name and size in a job. */
+uint64_t qc_plugin_elems(const char *name, uint64_t elems, uint32_t ranks);
+uint64_t qc_plugin_job_elems(const qc_plan *plan, const qc_job *j, uint32_t ranks);
+
+#endif

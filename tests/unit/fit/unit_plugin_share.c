@@ -1,0 +1,135 @@
+/* What a card of qconv's plug-in holds of a weight: bytes worked out by hand. What vLLM's workers hold is compared in
+ * tests/interop/test_interop_vllm.py. */
+#include "convert/fit/plugin_share.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* 8 heads, 2 of them for k and v. */
+static const qc_geometry eight_heads = {.heads = 8, .kv_heads = 2, .head_dim = 4};
+
+enum { CODES = 64, NESTED = 1024 }; /* bytes of the tables */
+
+/* On the fullest of so many cards; UINT64_MAX where it is refused, with a message that has the name and `words`. */
+static uint64_t bytes(const char *name, qc_job j, uint32_t ranks, const char *words)
+{
+    uint64_t out = 0;
+    qc_error err = {0};
+    qc_checkpoint_tensor tensor = {.name = name};
+    qc_checkpoint model = {.tensors = &tensor, .tensor_count = 1};
+    const qc_recipe_entry entry = {.scheme = j.scheme};
+    const qc_plan plan = {.model = &model, .jobs = &j, .job_count = 1};
+    const qc_tp_split split = {&eight_heads, ranks};
+    j.entry = &entry;
+    qc_status st = qc_plugin_bytes(&out, &plan, &j, &split, &err);
+    if (st == QC_OK)
+        return out;
+    assert_int_equal(st, QC_ERR_UNSUPPORTED);
+    assert_non_null(strstr(err.msg, name));
+    if (!strstr(err.msg, words))
+        fail_msg("'%s' has not '%s'", err.msg, words);
+    return UINT64_MAX;
+}
+
+static qc_job nf4(uint64_t rows, uint64_t cols, uint32_t block, int nested)
+{
+    return (qc_job){.scheme = QC_SCHEME_NF4,
+                    .rows = rows,
+                    .cols = cols,
+                    .elems = rows * cols,
+                    .block_elems = block,
+                    .nested = (uint8_t)nested};
+}
+
+static qc_job int8_rows(uint64_t rows, uint64_t cols)
+{
+    return (qc_job){
+        .scheme = QC_SCHEME_INT8_ROWS, .rows = rows, .cols = cols, .elems = rows * cols};
+}
+
+static void rows_are_cut_on_blocks(void **state)
+{
+    (void)state;
+    /* 8 rows of 224 blocks, in groups of 256. */
+    assert_int_equal(bytes("a.q_proj.weight", nf4(16, 14336, 64, 1), 2, NULL),
+                     8 * 7168 + 1792 + 7 * 4 + CODES + NESTED);
+    assert_int_equal(bytes("a.q_proj.weight", nf4(16, 14336, 64, 0), 2, NULL),
+                     8 * 7168 + 1792 * 4 + CODES);
+    assert_int_equal(bytes("a.q_proj.weight", int8_rows(16, 30), 2, NULL), 8 * 30 + 8 * 4);
+}
+
+static void rows_within_a_block_bring_those_before_them(void **state)
+{
+    (void)state;
+    /* The second card has the head of rows 3 to 6 and reads from row 2, where a block begins. */
+    assert_int_equal(bytes("a.k_proj.weight", nf4(6, 96, 64, 0), 2, NULL), 4 * 48 + 6 * 4 + CODES);
+    /* With nested scales the first has more: a table, and 5 scales in one group. */
+    assert_int_equal(bytes("a.k_proj.weight", nf4(6, 96, 64, 1), 2, NULL),
+                     3 * 48 + 5 + 4 + CODES + NESTED);
+    /* Four cards have copies of two heads. */
+    assert_int_equal(bytes("a.k_proj.weight", int8_rows(6, 96), 4, NULL), 3 * 96 + 3 * 4);
+}
+
+static void columns_make_blocks_and_groups_smaller(void **state)
+{
+    (void)state;
+    /* Half of a row is 112 blocks, so groups are of 16. */
+    assert_int_equal(bytes("m.down_proj.weight", nf4(16, 14336, 64, 1), 2, NULL),
+                     16 * 3584 + 16 * 112 + 16 * 7 * 4 + CODES + NESTED);
+    /* 96 columns are three halves of a block: floats, for blocks of 32. */
+    assert_int_equal(bytes("m.down_proj.weight", nf4(4, 192, 64, 1), 2, NULL),
+                     4 * 48 + 4 * 3 * 4 + CODES);
+    assert_int_equal(bytes("a.o_proj.weight", int8_rows(10, 30), 2, NULL), 10 * 15 + 10 * 4);
+    assert_int_equal(bytes("m.down_proj.weight", nf4(4, 440, 64, 1), 2,
+                           "columns 0 to 220 of a weight in nf4 cut through 32 weights that stay "
+                           "together; it can be cut at multiples of 440 columns"),
+                     UINT64_MAX);
+}
+
+static void several_matrices_in_one(void **state)
+{
+    (void)state;
+    /* 8 + 2 + 2 heads of 4 rows; on a card of 2: 4 + 1 + 1. */
+    assert_int_equal(bytes("a.qkv_proj.weight", nf4(48, 64, 64, 0), 2, NULL),
+                     24 * 32 + 24 * 4 + 3 * CODES);
+    assert_int_equal(bytes("m.gate_up_proj.weight", nf4(48, 64, 64, 0), 2, NULL),
+                     24 * 32 + 24 * 4 + 2 * CODES);
+    assert_int_equal(bytes("a.kv_a_proj_with_mqa.weight", nf4(48, 64, 64, 0), 2, NULL),
+                     48 * 32 + 48 * 4 + CODES);
+}
+
+static void what_is_not_cut(void **state)
+{
+    (void)state;
+    /* Experts are restored to 16 bits, so no block is in the way. */
+    assert_int_equal(
+        bytes("model.layers.0.mlp.experts.3.down_proj.weight", nf4(4, 440, 64, 1), 2, NULL),
+        4 * 220 * 2);
+    assert_int_equal(qc_plugin_elems("model.layers.0.mlp.experts.3.down_proj.weight", 100, 2), 0);
+    assert_int_equal(qc_plugin_elems("m.down_proj.weight", 101, 2), 51);
+    assert_int_equal(qc_plugin_elems("a.kv_a_proj_with_mqa.weight", 101, 2), 101);
+    assert_int_equal(bytes("a.q_proj.weight", int8_rows(15, 64), 2, "15 rows and 64 columns do"),
+                     UINT64_MAX);
+    assert_int_equal(bytes("m.down_proj.weight", int8_rows(15, 63), 2, "do not divide"),
+                     UINT64_MAX);
+    assert_int_equal(bytes("lm_head.weight", int8_rows(64, 64), 2, "takes the head in 16 bits"),
+                     UINT64_MAX);
+    assert_int_equal(bytes("a.unknown.weight", int8_rows(64, 64), 2, "not known how vLLM splits"),
+                     UINT64_MAX);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(rows_are_cut_on_blocks),
+        cmocka_unit_test(rows_within_a_block_bring_those_before_them),
+        cmocka_unit_test(columns_make_blocks_and_groups_smaller),
+        cmocka_unit_test(several_matrices_in_one),
+        cmocka_unit_test(what_is_not_cut),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
