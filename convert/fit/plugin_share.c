@@ -13,6 +13,9 @@
 #define EXPERT_BYTES     2u /* of a number that is restored */
 #define MAX_RUNS         3u /* q, k and v of one matrix */
 
+/* Which tables the weights before have, for qc_plugin_tables. */
+enum { CODE_MAP = 1, NESTED_MAP = 2 };
+
 /* The rows and columns of a weight that one card has, in at most so many runs of rows. */
 typedef struct {
     qc_weights_part runs[MAX_RUNS];
@@ -66,6 +69,18 @@ uint64_t qc_plugin_job_elems(const qc_plan *plan, const qc_job *j, uint32_t rank
     const qc_weights w = weight_of(j);
     return qc_plugin_elems(plan->model->tensors[j->source].name, qc_sat_mul(w.rows, w.form.cols),
                            ranks);
+}
+
+uint64_t qc_plugin_tables(const qc_plan *plan, const qc_job *j, unsigned *counted)
+{
+    const qc_weights w = weight_of(j);
+    const unsigned before = *counted;
+    if (is_expert(plan->model->tensors[j->source].name))
+        return 0;
+    *counted |= (w.form.ops == qc_form_ops_of(QC_FORM_NF4) ? CODE_MAP : 0) |
+                (w.form.nested ? NESTED_MAP : 0);
+    return ((*counted & ~before) & CODE_MAP ? CODE_MAP_BYTES : 0) +
+           ((*counted & ~before) & NESTED_MAP ? NESTED_MAP_BYTES : 0);
 }
 
 /* ---- which rows and columns ---- */
@@ -146,8 +161,6 @@ static qc_status run_bytes(uint64_t *out, const qc_weights *w, const qc_weights_
     QC_TRY(qc_weights_read_of(w, run, &r, err));
     *out = qc_sat_add(r.code_bytes, qc_sat_mul(r.scales, r.nested_block ? 1 : sizeof(float)));
     *out = qc_sat_add(*out, qc_sat_mul(r.nested_scales, sizeof(float)));
-    *out += (w->form.ops == qc_form_ops_of(QC_FORM_NF4) ? CODE_MAP_BYTES : 0) +
-            (r.nested_block ? NESTED_MAP_BYTES : 0);
     return QC_OK;
 }
 

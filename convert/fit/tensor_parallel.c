@@ -400,12 +400,15 @@ qc_status qc_tp_sum_tensors(uint64_t **tensor_bytes, qc_arena *arena, const qc_p
 {
     qc_arena scratch;
     qc_status st = QC_OK;
+    unsigned tables = 0;
     QC_TRY(qc_arena_array(arena, tensor_bytes, plan->model->tensor_count, err));
     qc_arena_init(&scratch);
     for (uint32_t i = 0; st == QC_OK && i < plan->job_count; i++) {
         uint64_t *bytes = &(*tensor_bytes)[plan->jobs[i].source];
         qc_error trouble = {0};
         st = job_bytes(bytes, &scratch, plan, segments, split, &plan->jobs[i], &trouble);
+        if (st == QC_OK && *bytes > 0 && qc_plugin_serves(&plan->jobs[i]))
+            *bytes = qc_sat_add(*bytes, qc_plugin_tables(plan, &plan->jobs[i], &tables));
         if (partly && qc_status_is_refusal(st)) {
             *bytes = QC_TP_UNSPLIT;
             st = QC_OK;

@@ -6,6 +6,7 @@ and reads just these. So a layer is a list of pieces, each some of its outputs, 
 k and v of one layer may be NF4, int8 and 16 bits.
 """
 import functools
+import weakref
 from dataclasses import replace
 from typing import List
 
@@ -28,6 +29,7 @@ from . import NAME, is_output
 from .stored import Part
 
 logger = init_logger(__name__)
+_tables = weakref.WeakValueDictionary()
 PLAIN = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -86,7 +88,9 @@ class Piece(torch.nn.Module):
         if isinstance(weight, Part):
             self.numbers, self.skip, tensors = weight.weight.numbers, weight.skip, weight.weight.tensors()
         for role, tensor in zip(ROLES, tensors):
-            self.register_parameter(role, None if tensor is None else Parameter(tensor, requires_grad=False))
+            if tensor is not None:
+                tensor = _table(tensor) if role.endswith("map") else Parameter(tensor, requires_grad=False)
+            self.register_parameter(role, tensor)
 
     def forward(self, x):
         if self.numbers is None:
@@ -103,8 +107,9 @@ class Piece(torch.nn.Module):
             form, rows, cols, block, nested_block, offset = self.numbers
             if other.numbers != (form, other.numbers[1], cols, block, nested_block, offset) or self.skip or other.skip:
                 return False
-            if rows * cols % (max(block, 2) * max(nested_block, 1)) or not (
-                    _equal(self.code_map, other.code_map) and _equal(self.nested_map, other.nested_map)):
+            if rows * cols % (max(block, 2) * max(nested_block, 1)):
+                return False
+            if self.code_map is not other.code_map or self.nested_map is not other.nested_map:
                 return False
             self.numbers = form, rows + other.numbers[1], cols, block, nested_block, offset
         for role in ("codes", "scales", "nested_absmax"):
@@ -115,8 +120,10 @@ class Piece(torch.nn.Module):
         return True
 
 
-def _equal(a, b):
-    return a is b or (a is not None and b is not None and torch.equal(a, b))
+def _table(tensor):
+    """The one parameter for all tables of these numbers on a device: those of all weights are alike."""
+    made = Parameter(tensor, requires_grad=False)
+    return _tables.setdefault((tensor.device, tensor.cpu().numpy().tobytes()), made)
 
 
 def _to(part, device):

@@ -12,8 +12,6 @@
 /* 8 heads, 2 of them for k and v. */
 static const qc_geometry eight_heads = {.heads = 8, .kv_heads = 2, .head_dim = 4};
 
-enum { CODES = 64, NESTED = 1024 }; /* bytes of the tables */
-
 /* On the fullest of so many cards; UINT64_MAX where it is refused, with a message that has the name and `words`. */
 static uint64_t bytes(const char *name, qc_job j, uint32_t ranks, const char *words)
 {
@@ -56,9 +54,8 @@ static void rows_are_cut_on_blocks(void **state)
     (void)state;
     /* 8 rows of 224 blocks, in groups of 256. */
     assert_int_equal(bytes("a.q_proj.weight", nf4(16, 14336, 64, 1), 2, NULL),
-                     8 * 7168 + 1792 + 7 * 4 + CODES + NESTED);
-    assert_int_equal(bytes("a.q_proj.weight", nf4(16, 14336, 64, 0), 2, NULL),
-                     8 * 7168 + 1792 * 4 + CODES);
+                     8 * 7168 + 1792 + 7 * 4);
+    assert_int_equal(bytes("a.q_proj.weight", nf4(16, 14336, 64, 0), 2, NULL), 8 * 7168 + 1792 * 4);
     assert_int_equal(bytes("a.q_proj.weight", int8_rows(16, 30), 2, NULL), 8 * 30 + 8 * 4);
 }
 
@@ -66,10 +63,9 @@ static void rows_within_a_block_bring_those_before_them(void **state)
 {
     (void)state;
     /* The second card has the head of rows 3 to 6 and reads from row 2, where a block begins. */
-    assert_int_equal(bytes("a.k_proj.weight", nf4(6, 96, 64, 0), 2, NULL), 4 * 48 + 6 * 4 + CODES);
-    /* With nested scales the first has more: a table, and 5 scales in one group. */
-    assert_int_equal(bytes("a.k_proj.weight", nf4(6, 96, 64, 1), 2, NULL),
-                     3 * 48 + 5 + 4 + CODES + NESTED);
+    assert_int_equal(bytes("a.k_proj.weight", nf4(6, 96, 64, 0), 2, NULL), 4 * 48 + 6 * 4);
+    /* With nested scales that card has floats, because an odd block is the first. */
+    assert_int_equal(bytes("a.k_proj.weight", nf4(6, 96, 64, 1), 2, NULL), 4 * 48 + 6 * 4);
     /* Four cards have copies of two heads. */
     assert_int_equal(bytes("a.k_proj.weight", int8_rows(6, 96), 4, NULL), 3 * 96 + 3 * 4);
 }
@@ -79,10 +75,9 @@ static void columns_make_blocks_and_groups_smaller(void **state)
     (void)state;
     /* Half of a row is 112 blocks, so groups are of 16. */
     assert_int_equal(bytes("m.down_proj.weight", nf4(16, 14336, 64, 1), 2, NULL),
-                     16 * 3584 + 16 * 112 + 16 * 7 * 4 + CODES + NESTED);
+                     16 * 3584 + 16 * 112 + 16 * 7 * 4);
     /* 96 columns are three halves of a block: floats, for blocks of 32. */
-    assert_int_equal(bytes("m.down_proj.weight", nf4(4, 192, 64, 1), 2, NULL),
-                     4 * 48 + 4 * 3 * 4 + CODES);
+    assert_int_equal(bytes("m.down_proj.weight", nf4(4, 192, 64, 1), 2, NULL), 4 * 48 + 4 * 3 * 4);
     assert_int_equal(bytes("a.o_proj.weight", int8_rows(10, 30), 2, NULL), 10 * 15 + 10 * 4);
     assert_int_equal(bytes("m.down_proj.weight", nf4(4, 440, 64, 1), 2,
                            "columns 0 to 220 of a weight in nf4 cut through 32 weights that stay "
@@ -90,16 +85,34 @@ static void columns_make_blocks_and_groups_smaller(void **state)
                      UINT64_MAX);
 }
 
+static void a_card_has_a_table_once(void **state)
+{
+    (void)state;
+    qc_checkpoint_tensor tensors[] = {{.name = "a.q_proj.weight"},
+                                      {.name = "m.experts.0.up_proj.weight"}};
+    qc_checkpoint model = {.tensors = tensors, .tensor_count = 2};
+    qc_plan plan = {.model = &model};
+    qc_job flat = nf4(64, 64, 64, 0), nested = nf4(64, 64, 64, 1), rows = int8_rows(64, 64), expert;
+    unsigned counted = 0;
+    expert = nested;
+    expert.source = 1;
+    assert_int_equal(qc_plugin_tables(&plan, &expert, &counted), 0);
+    assert_int_equal(qc_plugin_tables(&plan, &rows, &counted), 0);
+    assert_int_equal(qc_plugin_tables(&plan, &flat, &counted), 16 * 4);
+    assert_int_equal(qc_plugin_tables(&plan, &nested, &counted), 256 * 4);
+    assert_int_equal(qc_plugin_tables(&plan, &nested, &counted), 0);
+    counted = 0;
+    assert_int_equal(qc_plugin_tables(&plan, &nested, &counted), 272 * 4);
+}
+
 static void several_matrices_in_one(void **state)
 {
     (void)state;
     /* 8 + 2 + 2 heads of 4 rows; on a card of 2: 4 + 1 + 1. */
-    assert_int_equal(bytes("a.qkv_proj.weight", nf4(48, 64, 64, 0), 2, NULL),
-                     24 * 32 + 24 * 4 + 3 * CODES);
-    assert_int_equal(bytes("m.gate_up_proj.weight", nf4(48, 64, 64, 0), 2, NULL),
-                     24 * 32 + 24 * 4 + 2 * CODES);
+    assert_int_equal(bytes("a.qkv_proj.weight", nf4(48, 64, 64, 0), 2, NULL), 24 * 32 + 24 * 4);
+    assert_int_equal(bytes("m.gate_up_proj.weight", nf4(48, 64, 64, 0), 2, NULL), 24 * 32 + 24 * 4);
     assert_int_equal(bytes("a.kv_a_proj_with_mqa.weight", nf4(48, 64, 64, 0), 2, NULL),
-                     48 * 32 + 48 * 4 + CODES);
+                     48 * 32 + 48 * 4);
 }
 
 static void what_is_not_cut(void **state)
@@ -128,6 +141,7 @@ int main(void)
         cmocka_unit_test(rows_are_cut_on_blocks),
         cmocka_unit_test(rows_within_a_block_bring_those_before_them),
         cmocka_unit_test(columns_make_blocks_and_groups_smaller),
+        cmocka_unit_test(a_card_has_a_table_once),
         cmocka_unit_test(several_matrices_in_one),
         cmocka_unit_test(what_is_not_cut),
     };
