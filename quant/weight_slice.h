@@ -49,7 +49,8 @@ typedef struct {
 } qc_weights_read;
 
 /* w must be sound (qc_weights_check), here and below, but qc_weights_read_of takes one without
- * arrays, of which form.nested says whether it has scales that are quantized too. QC_ERR_USAGE where a pointer is NULL. */
+ * arrays, of which form.nested says whether it has scales that are quantized too. QC_ERR_USAGE
+ * where a pointer is NULL. */
 QC_API QC_NODISCARD qc_status qc_weights_cuts_of(const qc_weights *w, qc_weights_cuts *out,
                                                  qc_error *err);
 

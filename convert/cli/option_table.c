@@ -342,7 +342,8 @@ const qc_option_row qc_option_table[] = {
      .more = "--vram has to name N GPUs. Weights, KV cache and workspace are then those that vLLM "
              "has on each of them, and the plan ends with the command that serves the model so. "
              "convert writes one set of shards, which vLLM splits when it loads them. Without "
-             "--to the model stays as it is. bitsandbytes' forms cannot be split."},
+             "--to the model stays as it is. NF4 and int8 are split by the plug-in of qconv's "
+             "Python package, and --to auto chooses among them with --for vllm-qconv."},
     {ROW("margin", FITTING, FIT), DECIMAL(convert.plan.fit.margin, 0, 1), .arg = "SHARE",
      .dflt = "0.9", .since = "0.2.0",
      FOREIGN({.names = "gpu-memory-utilization utilization headroom reserve"}),

@@ -537,21 +537,13 @@ static qc_status fit_groups(const chooser *c, qc_fit *fit, qc_error *err)
         uint32_t tensor = c->members[c->first_member[g]].tensor;
         uint32_t s = c->segments->of_tensor[tensor];
         bytes[s] += c->room[g][group->chosen];
-        /* vLLM's kernels do not dequantize whole weights; qconv's plug-in may its share. */
-        if (c->ranks > 0 && c->options->recipe.format == QC_FORMAT_COMPRESSED_TENSORS)
-            continue;
-        if (c->ranks > 0) {
-            const uint64_t share = qc_plugin_elems(c->model->tensors[tensor].name,
-                                                   group->elems / group->weights, c->ranks);
-            if (group->chosen != QC_CANDIDATE_16BIT)
-                largest[s] = qc_max_u64(largest[s], share);
-            continue;
-        }
         /* A stack is dequantized expert by expert, whether its form is its own or not. */
-        int stack = is_stack(c, tensor);
+        int stack = c->ranks == 0 && is_stack(c, tensor);
         uint64_t elems = group->elems / group->weights / (stack ? coded_of(c, tensor)->dims[0] : 1);
-        if ((group->chosen != QC_CANDIDATE_16BIT || stack) && elems > largest[s])
-            largest[s] = elems;
+        if (group->chosen != QC_CANDIDATE_16BIT || stack)
+            largest[s] =
+                qc_max_u64(largest[s], qc_plugin_elems(c->model->tensors[tensor].name, elems,
+                                                       c->ranks, c->options->recipe.format));
     }
     const qc_fit_load load = {c->segments, c->ranks > 0 ? &c->share : c->geometry, bytes, largest};
     return qc_fit_make(fit, c->scratch, &load, &c->budget, &c->options->fit, err);

@@ -42,9 +42,11 @@ static int is_expert(const char *name)
     return qc_expert_stem(name) > 0;
 }
 
-uint64_t qc_plugin_elems(const char *name, uint64_t elems, uint32_t ranks)
+uint64_t qc_plugin_elems(const char *name, uint64_t elems, uint32_t ranks, qc_format format)
 {
-    if (is_expert(name))
+    if (ranks == 0)
+        return elems;
+    if (is_expert(name) || format == QC_FORMAT_COMPRESSED_TENSORS)
         return 0;
     return qc_split_of(name) == QC_SPLIT_WHOLE ? elems : qc_ceil_div_u64(elems, ranks);
 }
@@ -68,7 +70,7 @@ uint64_t qc_plugin_job_elems(const qc_plan *plan, const qc_job *j, uint32_t rank
 {
     const qc_weights w = weight_of(j);
     return qc_plugin_elems(plan->model->tensors[j->source].name, qc_sat_mul(w.rows, w.form.cols),
-                           ranks);
+                           ranks, QC_FORMAT_BITSANDBYTES);
 }
 
 uint64_t qc_plugin_tables(const qc_plan *plan, const qc_job *j, unsigned *counted)
@@ -197,7 +199,9 @@ qc_status qc_plugin_bytes(uint64_t *out, const qc_plan *plan, const qc_job *j,
     for (uint32_t r = 0; r < split->ranks; r++) {
         uint64_t bytes = 0;
         qc_error why = {0};
-        qc_status st = card_bytes(&bytes, name, &w, split, r, &why);
+        qc_status st = j->stack ? QC_ERROR(&why, QC_ERR_UNSUPPORTED,
+                                           "it does not take experts stacked in one tensor")
+                                : card_bytes(&bytes, name, &w, split, r, &why);
         if (st != QC_OK)
             QC_FAIL(err, QC_ERR_UNSUPPORTED,
                     "tensor '%s' as %s: qconv's plug-in of vLLM does not split it over %" PRIu32

@@ -11,15 +11,17 @@
 int qc_plugin_serves(const qc_job *j);
 /* Is that of any job? */
 int qc_plugin_needed(const qc_plan *plan);
-/* Finds the bytes of codes and scales on the card that has most. QC_ERR_UNSUPPORTED names the weight and says why it cannot be cut. */
+/* Finds the bytes of codes and scales on the card that has most. QC_ERR_UNSUPPORTED names the
+ * weight and says why it cannot be cut. */
 QC_NODISCARD qc_status qc_plugin_bytes(uint64_t *out, const qc_plan *plan, const qc_job *j,
                                        const qc_tp_split *split, qc_error *err);
 /* Returns the bytes of the tables for codes and scales that no weight before has: there is one of
  * each on a card. *counted is 0 at first. */
 uint64_t qc_plugin_tables(const qc_plan *plan, const qc_job *j, unsigned *counted);
-/* Returns how many elements of a weight of this name and size a card dequantizes at once for many
- * tokens; 0 for experts. The second finds name and size in a job. */
-uint64_t qc_plugin_elems(const char *name, uint64_t elems, uint32_t ranks);
+/* Returns how many elements of a weight of this name and size are dequantized at once for many
+ * tokens: all of them without ranks; of a card's share none for experts and for vLLM's own kernels,
+ * which have compressed-tensors' format. The second is for a job that the plug-in serves. */
+uint64_t qc_plugin_elems(const char *name, uint64_t elems, uint32_t ranks, qc_format format);
 uint64_t qc_plugin_job_elems(const qc_plan *plan, const qc_job *j, uint32_t ranks);
 
 #endif

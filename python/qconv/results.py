@@ -116,6 +116,7 @@ class Plan(Result):
     parallel: str
     tensor_parallel: Optional[int]
     vllm: Optional[str]
+    vllm_needs_plugin: bool
     mla: Optional[str]
     mla_runtime: Optional[str]
     kv_bytes_per_token: Optional[int]

@@ -1,5 +1,5 @@
-/* What a card of qconv's plug-in holds of a weight: bytes worked out by hand. What vLLM's workers hold is compared in
- * tests/interop/test_interop_vllm.py. */
+/* What a card of qconv's plug-in holds of a weight: bytes worked out by hand. What vLLM's workers
+ * hold is compared in tests/interop/test_interop_vllm.py. */
 #include "convert/fit/plugin_share.h"
 
 #include <setjmp.h>
@@ -12,7 +12,8 @@
 /* 8 heads, 2 of them for k and v. */
 static const qc_geometry eight_heads = {.heads = 8, .kv_heads = 2, .head_dim = 4};
 
-/* On the fullest of so many cards; UINT64_MAX where it is refused, with a message that has the name and `words`. */
+/* On the fullest of so many cards; UINT64_MAX where it is refused, with a message that has the name
+ * and `words`. */
 static uint64_t bytes(const char *name, qc_job j, uint32_t ranks, const char *words)
 {
     uint64_t out = 0;
@@ -122,9 +123,19 @@ static void what_is_not_cut(void **state)
     assert_int_equal(
         bytes("model.layers.0.mlp.experts.3.down_proj.weight", nf4(4, 440, 64, 1), 2, NULL),
         4 * 220 * 2);
-    assert_int_equal(qc_plugin_elems("model.layers.0.mlp.experts.3.down_proj.weight", 100, 2), 0);
-    assert_int_equal(qc_plugin_elems("m.down_proj.weight", 101, 2), 51);
-    assert_int_equal(qc_plugin_elems("a.kv_a_proj_with_mqa.weight", 101, 2), 101);
+    assert_int_equal(qc_plugin_elems("model.layers.0.mlp.experts.3.down_proj.weight", 100, 2,
+                                     QC_FORMAT_BITSANDBYTES),
+                     0);
+    assert_int_equal(qc_plugin_elems("m.down_proj.weight", 101, 2, QC_FORMAT_BITSANDBYTES), 51);
+    assert_int_equal(qc_plugin_elems("a.kv_a_proj_with_mqa.weight", 101, 2, QC_FORMAT_BITSANDBYTES),
+                     101);
+    assert_int_equal(qc_plugin_elems("m.down_proj.weight", 101, 2, QC_FORMAT_COMPRESSED_TENSORS),
+                     0);
+    assert_int_equal(qc_plugin_elems("m.down_proj.weight", 101, 0, QC_FORMAT_BITSANDBYTES), 101);
+    qc_job stack = nf4(64, 64, 64, 0);
+    stack.stack = 1;
+    assert_int_equal(bytes("m.experts.down_proj", stack, 2, "experts stacked in one tensor"),
+                     UINT64_MAX);
     assert_int_equal(bytes("a.q_proj.weight", int8_rows(15, 64), 2, "15 rows and 64 columns do"),
                      UINT64_MAX);
     assert_int_equal(bytes("m.down_proj.weight", int8_rows(15, 63), 2, "do not divide"),
