@@ -6,6 +6,7 @@
 #include "convert/fit/fit_suggest.h"
 #include "convert/fit/planned_model.h"
 #include "convert/fit/plugin_share.h"
+#include "convert/fit/tensor_parallel.h"
 #include "convert/fit/train_plan.h"
 #include "convert/hardware/hardware.h"
 #include "convert/known/known_models.h"

@@ -2,6 +2,7 @@
 
 #include "base/checked.h"
 #include "convert/fit/plugin_share.h"
+#include "convert/fit/tensor_parallel.h"
 #include "convert/hardware/hardware_choice.h"
 #include "convert/model/recipe_coded.h"
 #include "convert/term/glob.h"
@@ -10,7 +11,6 @@
 
 #include <inttypes.h>
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -2,6 +2,7 @@
 
 #include "base/checked.h"
 #include "convert/fit/plugin_share.h"
+#include "convert/fit/tensor_parallel.h"
 #include "convert/term/size_text.h"
 
 #include <string.h>

@@ -5,7 +5,8 @@
 #ifndef QC_CONVERT_PLUGIN_SHARE_H
 #define QC_CONVERT_PLUGIN_SHARE_H
 
-#include "convert/fit/tensor_parallel.h"
+#include "convert/fit/split_names.h"
+#include "convert/plan/plan.h"
 
 /* Is the weight of a job in a form that vLLM needs the plug-in for? */
 int qc_plugin_serves(const qc_job *j);

@@ -17,90 +17,9 @@ static const char known_types[] =
     " deepseek_v2 deepseek_v3 gemma gemma2 gemma3_text gpt_oss llama mistral mixtral phi3 qwen2 "
     "qwen2_moe qwen3 qwen3_moe ";
 
-/* By the name of the module, or of the tensor where it is no module's ".weight" or the like. */
-static const struct {
-    const char *name;
-    qc_split split;
-} rules[] = {
-    {"q_proj", QC_SPLIT_COLUMNS},
-    {"k_proj", QC_SPLIT_KV_HEADS},
-    {"v_proj", QC_SPLIT_KV_HEADS},
-    {"qkv_proj", QC_SPLIT_FUSED_QKV},
-    {"o_proj", QC_SPLIT_ROWS},
-    {"gate_proj", QC_SPLIT_COLUMNS},
-    {"up_proj", QC_SPLIT_COLUMNS},
-    {"gate_up_proj", QC_SPLIT_COLUMNS},
-    {"down_proj", QC_SPLIT_ROWS},
-    {"w1", QC_SPLIT_COLUMNS},
-    {"w3", QC_SPLIT_COLUMNS},
-    {"w2", QC_SPLIT_ROWS},
-    {"embed_tokens", QC_SPLIT_VOCABULARY},
-    {"lm_head", QC_SPLIT_VOCABULARY},
-    /* DeepSeek's latent attention */
-    {"q_a_proj", QC_SPLIT_WHOLE},
-    {"q_b_proj", QC_SPLIT_COLUMNS},
-    {"kv_a_proj_with_mqa", QC_SPLIT_WHOLE},
-    {"kv_b_proj", QC_SPLIT_COLUMNS},
-    /* routers */
-    {"gate", QC_SPLIT_WHOLE},
-    {"router", QC_SPLIT_WHOLE},
-    {"shared_expert_gate", QC_SPLIT_WHOLE},
-    {"gate.e_score_correction_bias", QC_SPLIT_WHOLE},
-    /* norms */
-    {"norm", QC_SPLIT_WHOLE},
-    {"q_norm", QC_SPLIT_WHOLE},
-    {"k_norm", QC_SPLIT_WHOLE},
-    {"input_layernorm", QC_SPLIT_WHOLE},
-    {"post_attention_layernorm", QC_SPLIT_WHOLE},
-    {"pre_feedforward_layernorm", QC_SPLIT_WHOLE},
-    {"post_feedforward_layernorm", QC_SPLIT_WHOLE},
-    {"q_a_layernorm", QC_SPLIT_WHOLE},
-    {"kv_a_layernorm", QC_SPLIT_WHOLE},
-    /* gpt-oss: experts in MXFP4, and their biases */
-    {"gate_up_proj_blocks", QC_SPLIT_COLUMNS},
-    {"gate_up_proj_scales", QC_SPLIT_COLUMNS},
-    {"gate_up_proj_bias", QC_SPLIT_COLUMNS},
-    {"down_proj_blocks", QC_SPLIT_ROWS},
-    {"down_proj_scales", QC_SPLIT_ROWS},
-    {"down_proj_bias", QC_SPLIT_ROWS},
-    {"sinks", QC_SPLIT_SINKS},
-    {"rotary_emb.inv_freq", QC_SPLIT_ABSENT},
-};
-
-static const char parameters[] = " weight bias weight_packed weight_scale weight_scale_inv "
-                                 "weight_shape weight_zero_point ";
-
-/* ---- names ---- */
-
-static const char *last_of(const char *name)
-{
-    const char *dot = strrchr(name, '.');
-    return dot ? dot + 1 : name;
-}
-
-/* "weight", "bias", ...; "" where the tensor is no parameter of a module. */
-static const char *parameter_of(const char *name)
-{
-    const char *last = last_of(name);
-    return strchr(name, '.') && qc_config_word_in(last, parameters) ? last : "";
-}
-
 static int is_expert(const char *name)
 {
     return strstr(name, ".experts.") != NULL;
-}
-
-qc_split qc_split_of(const char *name)
-{
-    size_t len = strlen(name), tail = strlen(parameter_of(name));
-    len -= tail > 0 ? tail + 1 : 0;
-    for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
-        size_t n = strlen(rules[i].name);
-        if (len >= n && memcmp(name + len - n, rules[i].name, n) == 0 &&
-            (len == n || name[len - n - 1] == '.'))
-            return rules[i].split;
-    }
-    return QC_SPLIT_UNKNOWN;
 }
 
 /* ---- bytes ---- */
@@ -120,7 +39,7 @@ static int is_float(qc_dtype t)
  * choice of experts are in single precision. */
 static unsigned bits_of(const qc_split_tensor *t)
 {
-    const char *parameter = parameter_of(t->name);
+    const char *parameter = qc_split_parameter(t->name);
     if (!is_float(t->dtype))
         return qc_dtype_bits(t->dtype);
     if (strcmp(parameter, "weight_scale_inv") == 0 ||
@@ -144,7 +63,7 @@ static uint64_t shape_bytes(const qc_split_tensor *t)
 /* Returns the dimension that is split, or ndim if none is. */
 static unsigned split_dim(const qc_split_tensor *t, qc_split split)
 {
-    int in_module = *parameter_of(t->name) != '\0';
+    int in_module = *qc_split_parameter(t->name) != '\0';
     /* gpt-oss: [experts, out, ...], and in 16 bit [experts, in, out] */
     unsigned stack = !in_module && is_expert(t->name);
     int turned = stack && t->ndim == 3 && is_float(t->dtype);
@@ -172,7 +91,7 @@ static unsigned split_dim(const qc_split_tensor *t, qc_split split)
 static qc_status divide(uint64_t *out, const qc_split_tensor *t, uint64_t size, uint32_t ranks,
                         qc_error *err)
 {
-    int scales = strcmp(parameter_of(t->name), "weight_scale") == 0;
+    int scales = strcmp(qc_split_parameter(t->name), "weight_scale") == 0;
     if (size % ranks != 0)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
                 "tensor '%s': vLLM does not split it over %" PRIu32
@@ -232,7 +151,7 @@ qc_status qc_split_bytes(uint64_t *out, const qc_split_tensor *t, const qc_geome
                 t->name);
     if (split == QC_SPLIT_ABSENT)
         return QC_OK;
-    if (strcmp(parameter_of(t->name), "weight_shape") == 0) {
+    if (strcmp(qc_split_parameter(t->name), "weight_shape") == 0) {
         *out = shape_bytes(t);
         return QC_OK;
     }
@@ -332,9 +251,10 @@ static qc_status is_packed(int *out, qc_arena *arena, const qc_plan *plan, const
                            const char *name, qc_error *err)
 {
     const char *weight = NULL;
-    size_t stem = strlen(name) - strlen(last_of(name));
+    size_t stem = strlen(name) - strlen(qc_split_last(name));
     *out = 0;
-    if (strcmp(last_of(name), "weight_scale") != 0 && strcmp(last_of(name), "weight_shape") != 0)
+    if (strcmp(qc_split_last(name), "weight_scale") != 0 &&
+        strcmp(qc_split_last(name), "weight_shape") != 0)
         return QC_OK;
     if (qc_scheme_is_quantized(j->scheme)) {
         *out = qc_schemes[j->scheme].code_dtype == QC_DTYPE_I32;

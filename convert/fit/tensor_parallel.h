@@ -19,23 +19,11 @@
 
 #include "convert/fit/budget.h"
 #include "convert/fit/fit.h"
+#include "convert/fit/split_names.h"
 #include "convert/model/geometry.h"
 #include "convert/model/segments.h"
 #include "convert/plan/engines.h"
 #include "convert/plan/plan.h"
-
-typedef enum {
-    QC_SPLIT_UNKNOWN,
-    QC_SPLIT_WHOLE,
-    QC_SPLIT_COLUMNS,
-    QC_SPLIT_KV_HEADS,
-    QC_SPLIT_FUSED_QKV, /* q, k and v in one matrix */
-    QC_SPLIT_ROWS,
-    QC_SPLIT_VOCABULARY,
-    QC_SPLIT_SINKS,  /* one number for each head */
-    QC_SPLIT_ABSENT, /* vLLM does not load it */
-    QC_SPLIT_COUNT
-} qc_split;
 
 /* A tensor of an output, as the split sees it. */
 typedef struct {
@@ -51,8 +39,6 @@ typedef struct {
 void qc_tp_defaults(qc_fit_options *o);
 /* Returns the number of cards that a model is split over; 0: layers are placed whole. */
 uint32_t qc_tp_ranks(const qc_fit_options *o, const qc_budget *budget);
-/* How vLLM splits the tensor of this name in a model of a known type. */
-qc_split qc_split_of(const char *name);
 /* Finds the bytes that the tensor takes on each of so many cards. QC_ERR_UNSUPPORTED says why
  * vLLM does not split it so. g is that of the whole model. */
 QC_NODISCARD qc_status qc_split_bytes(uint64_t *out, const qc_split_tensor *t, const qc_geometry *g,
@@ -64,11 +50,6 @@ QC_NODISCARD qc_status qc_tp_check(const qc_fit_options *o, const qc_budget *bud
 /* Makes the geometry of one card's share: its heads, cache and inner width. */
 QC_NODISCARD qc_status qc_tp_geometry(qc_geometry *out, qc_arena *arena, const qc_geometry *g,
                                       uint32_t ranks, qc_error *err);
-/* What is split over how many cards. */
-typedef struct {
-    const qc_geometry *geometry; /* of the whole model */
-    uint32_t ranks;
-} qc_tp_split;
 /* Finds the bytes on each card of what every tensor of the checkpoint becomes [tensor_count]; 0
  * where nothing is written or vLLM does not load it. QC_ERR_UNSUPPORTED names the first tensor that
  * vLLM does not split; with `partly` such a tensor has QC_TP_UNSPLIT bytes instead. */

@@ -12,7 +12,7 @@ from output_case import OutputCase
 import make_checkpoint as mk
 
 MEMBERS = ["command", "model", "model_type", "has_weights", "to", "vram", "margin", "parameters",
-           "weight_bytes", "file_bytes", "context", "batch", "parallel", "tensor_parallel", "vllm",
+           "weight_bytes", "file_bytes", "context", "batch", "parallel", "tensor_parallel", "vllm", "vllm_needs_plugin",
            "mla", "mla_runtime",
            "kv_bytes_per_token", "kv_bytes", "devices", "fits", "short_by_bytes", "short_device",
            "schemes", "loads", "auto", "max_context", "prefill_tokens", "max_context_by_prefill",
