@@ -1,0 +1,251 @@
+#include "formats/adapter_internal.h"
+
+#include "base/alloc.h"
+#include "base/text.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define PREFIX "base_model.model."
+
+typedef enum { A, B, MAGNITUDE, BIAS, KIND_COUNT } tensor_kind;
+
+typedef struct {
+    const char *tail;
+    tensor_kind kind;
+    int embedding;
+} tail_row;
+
+static const tail_row tails[] = {
+    {".lora_A.weight", A, 0},
+    {".lora_B.weight", B, 0},
+    {".lora_embedding_A", A, 1},
+    {".lora_embedding_B", B, 1},
+    {".lora_B.bias", BIAS, 0},
+    {".lora_magnitude_vector", MAGNITUDE, 0},
+    {".lora_magnitude_vector.weight", MAGNITUDE, 0},
+};
+
+/* Names of wrappers that older versions leave in the names of whole tensors. */
+static const char *const wrappers[] = {".base_layer.", ".original_module.",
+                                       ".modules_to_save.default.", ".modules_to_save."};
+
+const char *qc_adapter_tensor_name(const qc_adapter *a, uint32_t tensor)
+{
+    return a->weights->tensors[tensor].name;
+}
+
+static const char *bare(const char *name)
+{
+    size_t n = strlen(PREFIX);
+    return strncmp(name, PREFIX, n) == 0 ? name + n : name;
+}
+
+/* ---- sorting the tensors ---- */
+
+static const tail_row *tail_of(const char *name)
+{
+    for (size_t i = 0; i < sizeof tails / sizeof *tails; i++) {
+        if (qc_ends_with(name, tails[i].tail))
+            return &tails[i];
+    }
+    return NULL;
+}
+
+static qc_status add_whole(qc_adapter *a, uint32_t i, qc_error *err)
+{
+    const char *name = bare(qc_adapter_tensor_name(a, i));
+    qc_adapter_whole *w = &a->wholes[a->whole_count++];
+    w->tensor = i;
+    for (size_t k = 0; k < sizeof wrappers / sizeof *wrappers; k++) {
+        const char *at = strstr(name, wrappers[k]);
+        if (at)
+            return qc_arena_printf(&a->arena, &w->name, err, "%.*s.%s", (int)(at - name), name,
+                                   at + strlen(wrappers[k]));
+    }
+    w->name = name;
+    return QC_OK;
+}
+
+/* Puts tensor i in the module of its name. The tensors of a module are neighbours, because names
+ * are sorted. */
+static qc_status add_part(qc_adapter *a, uint32_t i, const tail_row *tail, qc_error *err)
+{
+    const char *name = bare(qc_adapter_tensor_name(a, i));
+    size_t len = strlen(name) - strlen(tail->tail);
+    qc_adapter_module *m = a->module_count ? &a->modules[a->module_count - 1] : NULL;
+    if (m && (strlen(m->module) != len || memcmp(m->module, name, len) != 0))
+        m = NULL;
+    if (!m) {
+        m = &a->modules[a->module_count++];
+        *m = (qc_adapter_module){.a = QC_ADAPTER_NO_TENSOR,
+                                 .b = QC_ADAPTER_NO_TENSOR,
+                                 .magnitude = QC_ADAPTER_NO_TENSOR,
+                                 .bias = QC_ADAPTER_NO_TENSOR};
+        QC_TRY(qc_arena_strndup(&a->arena, &m->module, name, len, err));
+    }
+    uint32_t *const places[KIND_COUNT] = {&m->a, &m->b, &m->magnitude, &m->bias};
+    if (*places[tail->kind] != QC_ADAPTER_NO_TENSOR)
+        QC_FAIL(err, QC_ERR_INPUT, "'%s' and '%s' are the same thing twice",
+                qc_adapter_tensor_name(a, *places[tail->kind]), qc_adapter_tensor_name(a, i));
+    *places[tail->kind] = i;
+    m->embedding |= tail->embedding;
+    return QC_OK;
+}
+
+static qc_status sort_tensors(qc_adapter *a, qc_error *err)
+{
+    const qc_checkpoint *w = a->weights;
+    QC_TRY(qc_arena_array(&a->arena, &a->modules, w->tensor_count, err));
+    QC_TRY(qc_arena_array(&a->arena, &a->wholes, w->tensor_count, err));
+    for (uint32_t i = 0; i < w->tensor_count; i++) {
+        const qc_checkpoint_tensor *t = &w->tensors[i];
+        const tail_row *tail = tail_of(t->name);
+        if (tail) {
+            QC_TRY(add_part(a, i, tail, err));
+            if (!qc_dtype_is_quantizable(t->dtype) || t->dtype == QC_DTYPE_F64)
+                QC_FAIL(err, QC_ERR_UNSUPPORTED, "tensor '%s' is %s; expected F32, F16 or BF16",
+                        t->name, qc_dtype_name(t->dtype));
+        } else if (strstr(t->name, "lora_") || strstr(t->name, "trainable_tokens")) {
+            QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                    "tensor '%s': qconv does not know what such a tensor does to a weight",
+                    t->name);
+        } else {
+            QC_TRY(add_whole(a, i, err));
+        }
+    }
+    if (w->tensor_count == 0)
+        QC_FAIL(err, QC_ERR_INPUT, "it has no tensors");
+    qsort(a->modules, a->module_count, sizeof *a->modules, qc_by_text);
+    qsort(a->wholes, a->whole_count, sizeof *a->wholes, qc_by_text);
+    size_t twice = qc_find_twice(a->wholes, a->whole_count, sizeof *a->wholes);
+    if (twice)
+        QC_FAIL(err, QC_ERR_INPUT, "'%s' and '%s' are the same thing twice",
+                qc_adapter_tensor_name(a, a->wholes[twice - 1].tensor),
+                qc_adapter_tensor_name(a, a->wholes[twice].tensor));
+    return QC_OK;
+}
+
+/* ---- checking a module ---- */
+
+static qc_status check_module(const qc_adapter *a, const qc_adapter_config *c, qc_adapter_module *m,
+                              qc_error *err)
+{
+    double rank = qc_adapter_config_rank(c, m->module),
+           alpha = qc_adapter_config_alpha(c, m->module);
+    if (m->a == QC_ADAPTER_NO_TENSOR || m->b == QC_ADAPTER_NO_TENSOR)
+        QC_FAIL(err, QC_ERR_INPUT, "module '%s' has no %s, only '%s'", m->module,
+                m->a == QC_ADAPTER_NO_TENSOR ? "lora_A" : "lora_B",
+                qc_adapter_tensor_name(a, m->a != QC_ADAPTER_NO_TENSOR           ? m->a
+                                          : m->b != QC_ADAPTER_NO_TENSOR         ? m->b
+                                          : m->magnitude != QC_ADAPTER_NO_TENSOR ? m->magnitude
+                                                                                 : m->bias));
+    const qc_checkpoint_tensor *ta = &a->weights->tensors[m->a], *tb = &a->weights->tensors[m->b];
+    const qc_checkpoint_tensor *pair[] = {ta, tb};
+    for (unsigned i = 0; i < 2; i++) {
+        if (pair[i]->ndim != 2)
+            QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                    "tensor '%s' has %u dimensions; qconv merges matrices, not convolutions",
+                    pair[i]->name, pair[i]->ndim);
+    }
+    m->rank = ta->dims[0];
+    if (m->rank == 0 || tb->dims[1] != m->rank)
+        QC_FAIL(err, QC_ERR_SHAPE,
+                "module '%s': lora_A is [%" PRIu64 ", %" PRIu64 "] and lora_B is [%" PRIu64
+                ", %" PRIu64 "]; expected one rank, above 0, where they meet",
+                m->module, ta->dims[0], ta->dims[1], tb->dims[0], tb->dims[1]);
+    if ((double)m->rank != rank)
+        QC_FAIL(err, QC_ERR_SHAPE,
+                "module '%s' has rank %" PRIu64 ", but " QC_ADAPTER_CONFIG_NAME " says %g (r, or "
+                "rank_pattern), and the scale depends on it",
+                m->module, m->rank, rank);
+    if (c->use_dora != (m->magnitude != QC_ADAPTER_NO_TENSOR))
+        QC_FAIL(err, QC_ERR_INPUT, "module '%s' has %s magnitude vector, but use_dora is %s",
+                m->module, c->use_dora ? "no" : "a", c->use_dora ? "true" : "false");
+    m->scaling = alpha / (c->use_rslora ? sqrt(rank) : rank);
+    return QC_OK;
+}
+
+/* ---- opening ---- */
+
+static qc_status find_weights(qc_adapter *a, const char **path, qc_error *err)
+{
+    static const char *const names[] = {"adapter_model.safetensors", "adapter_model.bin"};
+    qc_path_kind kind = QC_PATH_MISSING;
+    for (unsigned i = 0; i < 2 && kind != QC_PATH_FILE; i++) {
+        QC_TRY(qc_path_join(&a->arena, path, a->path, names[i], err));
+        QC_TRY(qc_path_stat(*path, &kind, NULL, err));
+    }
+    if (kind != QC_PATH_FILE)
+        QC_FAIL(err, QC_ERR_INPUT, "there is neither %s nor %s", names[0], names[1]);
+    return QC_OK;
+}
+
+static qc_status open_files(qc_adapter *a, qc_adapter_config *c, qc_error *err)
+{
+    const char *config = NULL, *weights = NULL;
+    qc_path_kind kind = QC_PATH_MISSING;
+    QC_TRY(qc_path_stat(a->path, &kind, NULL, err));
+    if (kind != QC_PATH_DIR)
+        QC_FAIL(err, QC_ERR_INPUT,
+                "expected the folder of an adapter, with " QC_ADAPTER_CONFIG_NAME
+                " and adapter_model.safetensors, but %s",
+                kind == QC_PATH_MISSING ? "it does not exist" : "it is a file");
+    QC_TRY(qc_path_join(&a->arena, &config, a->path, QC_ADAPTER_CONFIG_NAME, err));
+    QC_TRY(qc_path_stat(config, &kind, NULL, err));
+    if (kind != QC_PATH_FILE)
+        QC_FAIL(err, QC_ERR_INPUT,
+                "there is no " QC_ADAPTER_CONFIG_NAME
+                ", which peft writes beside an adapter's weights");
+    QC_TRY(qc_adapter_config_read(c, &a->arena, config, err));
+    a->fan_in_fan_out = c->fan_in_fan_out;
+    QC_TRY(find_weights(a, &weights, err));
+    QC_TRY(qc_checkpoint_open(&a->weights, weights, err));
+    QC_TRY(qc_digest_file(&a->config_digest, config, err));
+    return qc_digest_file(&a->weights_digest, weights, err);
+}
+
+static qc_status fill(qc_adapter *a, qc_adapter_config *c, const char *path, qc_error *err)
+{
+    QC_TRY(qc_arena_strdup(&a->arena, &a->path, path, err));
+    size_t len = strlen(path);
+    while (len > 1 && path[len - 1] == '/')
+        len--;
+    QC_TRY(qc_arena_strndup(&a->arena, &a->name, path, len, err));
+    a->name = qc_last_name(a->name);
+    QC_TRY(open_files(a, c, err));
+    QC_TRY(sort_tensors(a, err));
+    for (size_t i = 0; i < a->module_count; i++)
+        QC_TRY(check_module(a, c, &a->modules[i], err));
+    return QC_OK;
+}
+
+qc_status qc_adapter_open(qc_adapter **out, const char *path, qc_error *err)
+{
+    qc_adapter_config config = {0};
+    qc_adapter *a = NULL;
+    *out = NULL;
+    QC_TRY(qc_calloc(&a, 1, sizeof *a, err));
+    qc_arena_init(&a->arena);
+    qc_status st = fill(a, &config, path, err);
+    qc_adapter_config_deinit(&config);
+    if (st != QC_OK) {
+        if (err && strncmp(err->msg, path, strlen(path)) != 0)
+            qc_error_prefix(err, "%s", path);
+        qc_adapter_close(a);
+        return st;
+    }
+    *out = a;
+    return QC_OK;
+}
+
+void qc_adapter_close(qc_adapter *a)
+{
+    if (!a)
+        return;
+    qc_checkpoint_close(a->weights);
+    qc_arena_deinit(&a->arena);
+    qc_free(a);
+}
