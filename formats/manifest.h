@@ -22,6 +22,10 @@
  * reason. */
 #define QC_MANIFEST_VERSION_CALIBRATED 3u
 
+/* The version of a manifest with merged adapters, and perhaps a placement and calibrated
+ * weights. */
+#define QC_MANIFEST_VERSION_MERGED 4u
+
 /* The relative squared error in a layer's outputs over calibration inputs. */
 typedef struct {
     double rounded;    /* with searched scales and codes rounded to nearest */
@@ -79,6 +83,15 @@ typedef struct {
     qc_digest header; /* digest of the 8 + N header bytes */
 } qc_manifest_source;
 
+/* An adapter that was merged into the source's weights. */
+typedef struct {
+    const char *name; /* of its folder, without those above */
+    double scale;     /* on top of its own */
+    qc_digest config; /* of adapter_config.json */
+    uint64_t bytes;   /* of the file of its weights */
+    qc_digest weights;
+} qc_manifest_adapter;
+
 /* A device that the output was made for, and how much of it lies there. */
 typedef struct {
     const char *name;      /* "cuda:0", "cpu", "disk" */
@@ -129,6 +142,8 @@ typedef struct {
                           unchanged */
     const qc_manifest_calibration *calibration; /* NULL: neither --calibrate nor --hessians */
     qc_manifest_placement placement;
+    qc_manifest_adapter *adapters; /* in the order in which they were merged */
+    size_t adapter_count;
     qc_manifest_source *sources;
     size_t source_count;
     qc_manifest_shard *shards;

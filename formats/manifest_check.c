@@ -337,6 +337,17 @@ static qc_status check_calibration(const qc_manifest_calibration *c, qc_error *e
     return QC_OK;
 }
 
+static qc_status check_adapters(const qc_manifest *m, qc_error *err)
+{
+    for (size_t i = 0; i < m->adapter_count; i++) {
+        if (!m->adapters[i].name || !*m->adapters[i].name)
+            QC_FAIL(err, QC_ERR_INPUT, "manifest: adapters[%zu] has no name", i);
+        if (!isfinite(m->adapters[i].scale))
+            QC_FAIL(err, QC_ERR_INPUT, "manifest: adapters[%zu]: scale is not finite", i);
+    }
+    return QC_OK;
+}
+
 qc_status qc_manifest_check(const qc_manifest *m, qc_error *err)
 {
     size_t next = 0;
@@ -347,6 +358,7 @@ qc_status qc_manifest_check(const qc_manifest *m, qc_error *err)
         QC_FAIL(err, QC_ERR_INPUT, "manifest: level: expected 1 to 19, found %d", m->level);
     QC_TRY(check_rules(m, err));
     QC_TRY(check_calibration(m->calibration, err));
+    QC_TRY(check_adapters(m, err));
     st = check_names(m, err);
     for (size_t i = 0; st == QC_OK && i < m->shard_count; i++)
         st = check_shard(m, (uint32_t)i, &next, err);

@@ -181,7 +181,8 @@ static qc_status read_options(qc_manifest *m, qc_json_walk *top, uint64_t versio
     QC_TRY(qc_json_take_in(top, "options", QC_JSON_OBJECT, &w, err));
     QC_TRY(qc_json_take_rows(&w, qc_manifest_option_rows, 0, m, err));
     QC_TRY(read_rules(m, &w, err));
-    if (version == QC_MANIFEST_VERSION_CALIBRATED)
+    if (version == QC_MANIFEST_VERSION_CALIBRATED ||
+        (version == QC_MANIFEST_VERSION_MERGED && qc_json_is_next(&w, "calibrate")))
         QC_TRY(read_calibration(m, &w, err));
     return qc_json_leave(&w, err);
 }
@@ -256,6 +257,15 @@ static qc_status read_placement(qc_manifest *m, qc_json_walk *top, qc_error *err
     return qc_json_leave(&w, err);
 }
 
+static qc_status read_adapters(qc_manifest *m, qc_json_walk *top, qc_error *err)
+{
+    QC_TRY(qc_json_take_list(top, "adapters", qc_manifest_adapter_rows, 0, &m->adapters,
+                             &m->adapter_count, sizeof *m->adapters, err));
+    if (m->adapter_count == 0)
+        QC_FAIL(err, QC_ERR_INPUT, "adapters is empty; expected at least one");
+    return QC_OK;
+}
+
 static qc_status read_head(qc_manifest *m, qc_arena *arena, const qc_json_node *root, qc_error *err)
 {
     const qc_json_node *n = NULL;
@@ -264,17 +274,19 @@ static qc_status read_head(qc_manifest *m, qc_arena *arena, const qc_json_node *
     QC_TRY(qc_json_enter(&top, arena, root, QC_JSON_OBJECT, "text", err));
     QC_TRY(qc_json_take_rows(&top, head_rows, 0, &h, err));
     if (strcmp(h.format, QC_MANIFEST_FORMAT) != 0 || h.version < QC_MANIFEST_VERSION ||
-        h.version > QC_MANIFEST_VERSION_CALIBRATED)
+        h.version > QC_MANIFEST_VERSION_MERGED)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
                 "its format is '%s', version %llu; expected '%s', %u to %u", h.format,
                 (unsigned long long)h.version, QC_MANIFEST_FORMAT, QC_MANIFEST_VERSION,
-                QC_MANIFEST_VERSION_CALIBRATED);
+                QC_MANIFEST_VERSION_MERGED);
     QC_TRY(qc_json_take_rows(&top, version_rows, 0, m, err));
     QC_TRY(read_compression(m, &top, err));
     QC_TRY(read_options(m, &top, h.version, err));
     if (h.version == QC_MANIFEST_VERSION_PLACED ||
-        (h.version == QC_MANIFEST_VERSION_CALIBRATED && qc_json_is_next(&top, "placement")))
+        (h.version >= QC_MANIFEST_VERSION_CALIBRATED && qc_json_is_next(&top, "placement")))
         QC_TRY(read_placement(m, &top, err));
+    if (h.version == QC_MANIFEST_VERSION_MERGED)
+        QC_TRY(read_adapters(m, &top, err));
     QC_TRY(qc_json_take_list(&top, "sources", qc_manifest_source_rows, 0, &m->sources,
                              &m->source_count, sizeof *m->sources, err));
     QC_TRY(qc_json_take_list(&top, "shards", qc_manifest_shard_rows, qc_manifest_when(m),

@@ -58,6 +58,15 @@ const qc_json_row qc_manifest_device_rows[] = {
     {NULL},
 };
 
+const qc_json_row qc_manifest_adapter_rows[] = {
+    QC_JSON_ROW(qc_manifest_adapter, name, TEXT, 0),
+    QC_JSON_ROW(qc_manifest_adapter, scale, DOUBLE, 0),
+    QC_JSON_ROW_AS("config_xxh3_128", qc_manifest_adapter, config, DIGEST, 0),
+    QC_JSON_ROW(qc_manifest_adapter, bytes, U64, 0),
+    QC_JSON_ROW_AS("weights_xxh3_128", qc_manifest_adapter, weights, DIGEST, 0),
+    {NULL},
+};
+
 const qc_json_row qc_manifest_source_rows[] = {
     QC_JSON_ROW(qc_manifest_source, name, TEXT, 0),
     QC_JSON_ROW(qc_manifest_source, bytes, U64, 0),

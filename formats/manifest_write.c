@@ -10,6 +10,13 @@ void qc_manifest_put_calibration(qc_json_writer *w, const qc_manifest_calibratio
                              c->hessians ? QC_WHEN_HESSIANS : QC_WHEN_TEXT, c);
 }
 
+void qc_manifest_put_adapters(qc_json_writer *w, const qc_manifest *m)
+{
+    if (m->adapter_count > 0)
+        qc_json_write_list(w, "adapters", qc_manifest_adapter_rows, 0, m->adapters,
+                           m->adapter_count, sizeof *m->adapters);
+}
+
 static void put_options(qc_json_writer *w, const qc_manifest *m)
 {
     qc_json_member_begin_object(w, "options");
@@ -32,7 +39,8 @@ static void put_head(qc_json_writer *w, const qc_manifest *m)
     const qc_manifest_placement *p = &m->placement;
     qc_json_member_string(w, "format", QC_MANIFEST_FORMAT);
     qc_json_member_u64(w, "version",
-                       m->calibration        ? QC_MANIFEST_VERSION_CALIBRATED
+                       m->adapter_count > 0  ? QC_MANIFEST_VERSION_MERGED
+                       : m->calibration      ? QC_MANIFEST_VERSION_CALIBRATED
                        : p->device_count > 0 ? QC_MANIFEST_VERSION_PLACED
                                              : QC_MANIFEST_VERSION);
     qc_json_member_string(w, "qconv_version", m->qconv_version);
@@ -50,6 +58,7 @@ static void put_head(qc_json_writer *w, const qc_manifest *m)
                            sizeof *p->devices);
         qc_json_write_end_object(w);
     }
+    qc_manifest_put_adapters(w, m);
     qc_json_write_list(w, "sources", qc_manifest_source_rows, 0, m->sources, m->source_count,
                        sizeof *m->sources);
     qc_json_write_list(w, "shards", qc_manifest_shard_rows, qc_manifest_when(m), m->shards,

@@ -257,7 +257,7 @@ static void wrong_texts_with_a_right_digest_are_refused(void **state)
     static const wrong_text cases[] = {
         {"{\n  \"format\"", "[{\n  \"format\"", QC_ERR_INPUT, "byte"},
         {"\"qconv\"", "\"other\"", QC_ERR_UNSUPPORTED, "other"},
-        {"\"version\": 1", "\"version\": 4", QC_ERR_UNSUPPORTED, "version 4"},
+        {"\"version\": 1", "\"version\": 5", QC_ERR_UNSUPPORTED, "version 5"},
         {"\"version\": 1", "\"version\": 0", QC_ERR_UNSUPPORTED, "version 0"},
         {"\"version\": 1", "\"version\": 3", QC_ERR_INPUT, "member 'calibrate' is missing"},
         {"\"version\": 1", "\"version\": 2", QC_ERR_INPUT, "expected member 'placement'"},
