@@ -51,6 +51,7 @@ _qconv()
                 '--compress=[how the shards are compressed; LEVEL is 1 to 19]:none|zstd\[\:LEVEL\]:' \
                 '--max-shard-size=[the most bytes of tensors in one shard, before compression]:SIZE:' \
                 '--rest=[what becomes of floating-point tensors that are not quantized]:rest:(keep bf16 fp16)' \
+                '*--lora=[merge a low-rank adapter of peft'\''s into MODEL first; may be repeated]:ADAPTER\[\:SCALE\]:_files' \
                 '*--keep=[leave tensors with these names as they are; may be repeated]:GLOB:' \
                 '*--quantize=[quantize tensors with these names; may be repeated]:GLOB:' \
                 '--recipe=[read --keep and --quantize rules from a JSON file]:FILE:_files' \
@@ -97,6 +98,7 @@ _qconv()
                 '--no-double-quant[keep the scales of blocks as float32 instead of quantizing them too]' \
                 '--max-shard-size=[the most bytes of tensors in one shard, before compression]:SIZE:' \
                 '--rest=[what becomes of floating-point tensors that are not quantized]:rest:(keep bf16 fp16)' \
+                '*--lora=[merge a low-rank adapter of peft'\''s into MODEL first; may be repeated]:ADAPTER\[\:SCALE\]:_files' \
                 '*--keep=[leave tensors with these names as they are; may be repeated]:GLOB:' \
                 '*--quantize=[quantize tensors with these names; may be repeated]:GLOB:' \
                 '--recipe=[read --keep and --quantize rules from a JSON file]:FILE:_files' \
@@ -165,6 +167,7 @@ _qconv()
         verify)
             _arguments -s \
                 '--against=[the checkpoint that OUT was made from]:MODEL:_files' \
+                '*--lora=[an adapter that OUT was made with, as convert took it; may be repeated]:ADAPTER\[\:SCALE\]:_files' \
                 '--threads=[how many threads work, 1 to 1024]:N:' \
                 '--progress=[when to show progress on standard error]:progress:(auto always never json)' \
                 '--json[write the result to standard output as one JSON object]' \
@@ -209,6 +212,7 @@ _qconv()
             _arguments -s \
                 '--device=[what does the work\: the CPU, every GPU, or GPUs 0 and 2 with cuda\:0,2]:auto|cpu|cuda\[\:N,...\]:' \
                 '--against=[the checkpoint that OUT was made from]:MODEL:_files' \
+                '*--lora=[an adapter that OUT was made with, as convert took it; may be repeated]:ADAPTER\[\:SCALE\]:_files' \
                 '--sample=[measure only this many of the quantized layers, spread evenly]:N:' \
                 '--m=[how many rows of activations\: numbers with commas between them]:LIST:' \
                 '--activations=[take activations from this .safetensors file]:FILE:_files' \
@@ -255,6 +259,7 @@ _qconv()
             ;;
         eval)
             _arguments -s \
+                '*--lora=[merge a low-rank adapter of peft'\''s into MODEL first; may be repeated]:ADAPTER\[\:SCALE\]:_files' \
                 '--device=[what does the work\: the CPU, every GPU, or GPUs 0 and 2 with cuda\:0,2]:auto|cpu|cuda\[\:N,...\]:' \
                 '--against=[the checkpoint that OUT was made from]:MODEL:_files' \
                 '--text=[the text to read, or a FILE.ids with token ids, one sequence per line]:FILE:_files' \
@@ -277,6 +282,7 @@ _qconv()
             _arguments -s \
                 '--device=[what does the work\: the CPU, every GPU, or GPUs 0 and 2 with cuda\:0,2]:auto|cpu|cuda\[\:N,...\]:' \
                 '--against=[the checkpoint that OUT was made from]:MODEL:_files' \
+                '*--lora=[an adapter that OUT was made with, as convert took it; may be repeated]:ADAPTER\[\:SCALE\]:_files' \
                 '--text=[the text to read, or a FILE.ids with token ids, one sequence per line]:FILE:_files' \
                 '--tokenizer=[a tokenizer.json, or a directory that has one]:PATH:_files' \
                 '--context=[length in tokens of the windows that the text is cut into]:TOKENS:' \

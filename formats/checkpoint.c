@@ -378,6 +378,8 @@ void qc_checkpoint_close(qc_checkpoint *c)
         if (c->files[i].torch.file.path) /* opened */
             qc_torch_file_close(&c->files[i].torch);
     }
+    if (c->changes)
+        c->changes->close(c->changes);
     qc_json_destroy(c->config);
     qc_free(c->config_text);
     qc_arena_deinit(&c->arena);
@@ -478,6 +480,8 @@ qc_status qc_checkpoint_read(const qc_checkpoint *c, qc_st_cursor *cur,
         QC_FAIL(err, QC_ERR_INPUT,
                 "tensor '%.*s' has %" PRIu64 " bytes, but %zu at %" PRIu64 " were asked for",
                 NAME_SHOWN_BYTES, t->name, t->bytes, len, offset);
+    if (t->change && !t->change->decoded)
+        return t->change->read(c, cur, t, offset, dst, len, err);
     const qc_checkpoint_file *f = &c->files[t->file];
     if (f->kind == QC_CHECKPOINT_TORCH)
         return qc_st_cursor_pread(cur, &f->torch.file, dst, len, t->begin + offset, err);
@@ -537,6 +541,13 @@ void qc_checkpoint_stored_range(const qc_checkpoint *c, const qc_checkpoint_tens
     *begin = *bytes = 0;
     if (c->file_count == 0 || len == 0 || offset > t->bytes || len > t->bytes - offset)
         return;
+    if (t->change && !t->change->decoded) { /* F32 of elements that the file has in another dtype */
+        const qc_checkpoint_tensor *stored = &t->change->stored;
+        uint64_t each = qc_dtype_bits(stored->dtype) / 8, end = (offset + len + 3) / 4;
+        offset = offset / 4 * each;
+        len = end * each - offset;
+        t = stored;
+    }
     const qc_checkpoint_file *f = &c->files[t->file];
     int torch = f->kind == QC_CHECKPOINT_TORCH;
     if (!torch && f->st.header_only)

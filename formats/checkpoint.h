@@ -24,6 +24,8 @@
 #include "formats/safetensors_file.h"
 #include "formats/torch_file.h"
 
+typedef struct qc_tensor_change qc_tensor_change;
+
 typedef struct {
     const char *name;
     qc_dtype dtype;
@@ -33,6 +35,7 @@ typedef struct {
     uint64_t begin; /* in its file's data buffer; for TORCH in the file, where two tensors may
                        share bytes */
     uint32_t file;  /* index into files */
+    const qc_tensor_change *change; /* NULL: what is read are the bytes of the file */
 } qc_checkpoint_tensor;
 
 typedef enum { QC_CHECKPOINT_SAFETENSORS, QC_CHECKPOINT_TORCH } qc_checkpoint_kind;
@@ -52,7 +55,29 @@ typedef struct {
     const qc_saved_header *saved; /* the saved header that stands for a deleted file; else NULL */
 } qc_checkpoint_file;
 
-typedef struct {
+typedef struct qc_checkpoint qc_checkpoint;
+typedef struct qc_checkpoint_changes qc_checkpoint_changes;
+
+/* What changes the tensors of a checkpoint while they are read. Who makes it (convert/adapter) puts
+ * this first in a struct of its own. */
+struct qc_checkpoint_changes {
+    void (*close)(qc_checkpoint_changes *c); /* called by qc_checkpoint_close */
+};
+
+/* How a tensor differs from its file: it is read as F32, or, where its file has codes, changed
+ * after decoding. */
+struct qc_tensor_change {
+    qc_checkpoint_tensor stored; /* as the file has it */
+    int decoded;                 /* the file has codes; reading gives those, and `apply` the rest */
+    /* Does what qc_checkpoint_read does for t, whose dtype is F32. The range was checked. */
+    qc_status (*read)(const qc_checkpoint *c, qc_st_cursor *cur, const qc_checkpoint_tensor *t,
+                      uint64_t offset, void *dst, size_t len, qc_error *err);
+    /* Changes the decoded elements [first, first + n). */
+    qc_status (*apply)(const qc_checkpoint *c, qc_st_cursor *cur, const qc_checkpoint_tensor *t,
+                       uint64_t first, uint64_t n, float *values, qc_error *err);
+};
+
+struct qc_checkpoint {
     qc_arena arena;
     const char *path; /* as given; for an index that was given, its directory */
     int is_dir;
@@ -79,7 +104,8 @@ typedef struct {
     size_t saved_count;
     const char **warnings; /* sentences, e.g. that total_size is wrong or that fields are unknown */
     size_t warning_count;
-} qc_checkpoint;
+    qc_checkpoint_changes *changes; /* NULL: none */
+};
 
 QC_NODISCARD qc_status qc_checkpoint_open(qc_checkpoint **out, const char *path, qc_error *err);
 /* Like qc_checkpoint_open, with the saved headers of weight files that are deleted; the headers are
@@ -99,6 +125,17 @@ void qc_checkpoint_close(qc_checkpoint *c); /* NULL is fine */
 QC_NODISCARD qc_status qc_checkpoint_check_model(const qc_checkpoint *c, qc_error *err);
 /* Finds a tensor by its exact name; NULL if there is none. */
 const qc_checkpoint_tensor *qc_checkpoint_find(const qc_checkpoint *c, const char *name);
+/* Returns the dtype that the weights of t have in the model: that of the file, also where it is
+ * read in another because it is changed. */
+static inline qc_dtype qc_checkpoint_dtype(const qc_checkpoint_tensor *t)
+{
+    return t->change ? t->change->stored.dtype : t->dtype;
+}
+/* Likewise, its bytes in the file. */
+static inline uint64_t qc_checkpoint_bytes(const qc_checkpoint_tensor *t)
+{
+    return t->change ? t->change->stored.bytes : t->bytes;
+}
 /* Reads len bytes of tensor t at offset within it. */
 QC_NODISCARD qc_status qc_checkpoint_read(const qc_checkpoint *c, qc_st_cursor *cur,
                                           const qc_checkpoint_tensor *t, uint64_t offset, void *dst,

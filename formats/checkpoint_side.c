@@ -289,8 +289,8 @@ qc_status qc_checkpoint_check_model(const qc_checkpoint *c, qc_error *err)
     if (!c->is_adapter)
         return QC_OK;
     QC_FAIL(err, QC_ERR_INPUT,
-            "%s is an adapter (LoRA or the like) and not a model; merge it into its base model and "
-            "give that (peft: merge_and_unload), or convert the base model and load the adapter on "
-            "the result",
+            "%s is an adapter (LoRA or the like) and not a model; give its base model, and the "
+            "adapter's folder with --lora, or convert the base model and load the adapter on the "
+            "result",
             c->path);
 }

@@ -28,6 +28,8 @@ def hint_of(option):
     if option["kind"] == "choice":
         # Other words are let through: the program knows more spellings, and refuses the rest.
         return "Union[Literal[%s], str]" % ", ".join('"%s"' % c for c in option["choices"])
+    if option["kind"] == "file" and option["repeats"]:
+        return "Union[StrPath, Sequence[StrPath]]"
     return TYPES[option["kind"]]
 
 

@@ -1,6 +1,6 @@
 /* The product of two thin matrices, in double: what an adapter (LoRA) adds to a weight. A product
- * of two floats is exact in double, and the sum over the rank is taken from the first to the last, so
- * every instruction set gives the same bits, fused or not. Thread-safe. */
+ * of two floats is exact in double, and the sum over the rank is taken from the first to the last,
+ * so every instruction set gives the same bits, fused or not. Thread-safe. */
 #ifndef QC_QUANT_LOW_RANK_H
 #define QC_QUANT_LOW_RANK_H
 

@@ -25,7 +25,7 @@ LAYERS = {
 # or goes to a lower floor. convert/ itself holds main.c, which may use all of them.
 FLOORS = [
     {"library", "mount", "output", "term"},
-    {"device", "model", "tokenizer"},
+    {"adapter", "device", "model", "tokenizer"},
     {"bench", "hardware", "known", "llama", "plan", "validate"},
     {"calibrate", "eval", "fit"},
     {"gpu", "pipeline"},

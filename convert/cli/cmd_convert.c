@@ -1,5 +1,6 @@
 /* qconv --to SCHEME MODEL OUT: open, decide, plan, convert. */
 #include "base/clock.h"
+#include "convert/adapter/adapters.h"
 #include "convert/calibrate/calibrate.h"
 #include "convert/cli/commands.h"
 #include "convert/cli/diffusers_folder.h"
@@ -347,6 +348,10 @@ static qc_status convert_path(const qc_options *o, const char *path, qc_error *e
         st = qc_checkpoint_check_model(model, err);
     if (st == QC_OK && o->convert.plan.recipe.to != QC_TO_KEEP)
         st = qc_experts_split(model, !qc_to_quantizes(o->convert.plan.recipe.to), err);
+    if (st == QC_OK)
+        st = qc_adapters_attach(model, &o->call, err);
+    if (st == QC_OK)
+        report.adapters = qc_adapters_of(model, &report.adapter_count);
     if (st == QC_OK)
         st = convert_model(o, model, rank, &report, err);
     if (st == QC_OK && !o->convert.dry_run) {

@@ -76,6 +76,14 @@ static void put_manifest(const qc_facts *f, qc_strbuf *out)
         qc_strbuf_putf(out, ", zstd level %d", m->level);
     qc_strbuf_putf(out, "\n  from      %zu file%s, %s\n", m->source_count,
                    qc_plural(m->source_count), qc_text_bytes(size, bytes));
+    for (size_t i = 0; i < m->adapter_count; i++) {
+        (void)snprintf(text, sizeof text, "%s", m->adapters[i].name);
+        qc_console_printable(text);
+        qc_strbuf_putf(out, "  adapter   %s, %s", text, qc_text_bytes(size, m->adapters[i].bytes));
+        if (m->adapters[i].scale != 1.0)
+            qc_strbuf_putf(out, ", times %g", m->adapters[i].scale);
+        qc_strbuf_puts(out, "\n");
+    }
     if (m->calibration) {
         const qc_manifest_calibration *c = m->calibration;
         (void)snprintf(text, sizeof text, "%s", c->hessians ? c->hessians : c->text);

@@ -1,5 +1,6 @@
 /* qconv plan MODEL: what fits where. It reads headers only, and writes nothing but the files of
  * --html and --device-map. */
+#include "convert/adapter/adapters.h"
 #include "convert/cli/commands.h"
 #include "convert/fit/device_map.h"
 #include "convert/fit/fit_report.h"
@@ -145,6 +146,7 @@ static qc_status plan_model(const qc_options *given, qc_arena *arena, qc_checkpo
         QC_TRY(qc_experts_split(
             model, o.convert.plan.recipe.to_given && !qc_to_quantizes(o.convert.plan.recipe.to),
             err));
+    QC_TRY(qc_adapters_attach(model, &o.call, err));
     for (size_t i = 0; i < model->warning_count; i++)
         qc_console_warn(&o.call, "%s", model->warnings[i]);
     QC_TRY(qc_geometry_read(&geometry, arena, model->config, err));

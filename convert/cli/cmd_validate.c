@@ -3,6 +3,7 @@
 #include "base/checked.h"
 #include "base/clock.h"
 #include "base/workers.h"
+#include "convert/adapter/adapters.h"
 #include "convert/cli/commands.h"
 #include "convert/model/expert_split.h"
 #include "convert/term/console.h"
@@ -85,6 +86,9 @@ static qc_status open_all(validation *v, qc_error *err)
     QC_TRY(load_manifest(v, err));
     QC_TRY(qc_checkpoint_open(&v->model, o->call.against, err));
     QC_TRY(qc_experts_split(v->model, 0, err));
+    QC_TRY(qc_adapters_attach(v->model, &o->call, err));
+    if (v->has_manifest)
+        QC_TRY(qc_adapters_check(v->model, &v->manifest, o->call.model, err));
     for (size_t i = 0; i < v->model->warning_count; i++)
         qc_console_warn(&o->call, "%s", v->model->warnings[i]);
     QC_TRY(qc_validate_pair_up(&v->pairs, &v->arena, v->output,

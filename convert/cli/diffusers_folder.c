@@ -170,6 +170,7 @@ static qc_status check_options(const qc_options *o, qc_error *err)
         const char *name;
     } of_one_model[] = {
         {o->convert.plan.fit.vram != NULL, "--vram"},
+        {o->call.lora_count > 0, "--lora"},
         {o->convert.plan.calibrate.text != NULL, "--calibrate"},
         {o->convert.plan.calibrate.hessians != NULL, "--hessians"},
         {o->convert.part_count > 0 || rank.count > 1, "--part (or a Slurm step of several tasks)"},

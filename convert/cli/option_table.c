@@ -256,6 +256,14 @@ const qc_option_row qc_option_table[] = {
      .help = "what becomes of floating-point tensors that are not quantized",
      .more = "keep leaves them bit for bit as they are. With --to fp16 and --to bf16 the option "
              "counts only for a checkpoint that is quantized already."},
+    {ROW("lora", FITTING | EVAL, TENSORS), OWN(QC_ARG_FILE, qc_option_set_lora),
+     .arg = "ADAPTER[:SCALE]", .repeats = 1, .since = "0.5.0",
+     FOREIGN({.names = "adapter adapters peft lora-adapter lora-path merge merge-lora lora-scaled"}),
+     .help = "merge a low-rank adapter of peft's into MODEL first; may be repeated",
+     .more = "ADAPTER is a folder with adapter_config.json and adapter_model.safetensors, and "
+             "ADAPTER:0.5 weakens what it does by a half. Several are added in the order given. "
+             "The weights are merged in double precision while they are read, before they are "
+             "quantized or cast. With eval and --against it is merged into the MODEL of that."},
     {ROW("keep", FITTING, TENSORS), OWN(QC_ARG_TEXT, qc_option_set_rule), .arg = "GLOB",
      .repeats = 1, .since = "0.1.0",
      FOREIGN({.names = "skip skip-modules exclude ignore no-quantize modules-to-not-convert "
@@ -490,6 +498,11 @@ const qc_option_row qc_option_table[] = {
      FOREIGN({.names = "original reference ref base base-model source model baseline-model "
                        "compare m"}),
      .help = "the checkpoint that OUT was made from"},
+    {ROW("lora", VERIFY | VALIDATE | REPORT, MEASURE), OWN(QC_ARG_FILE, qc_option_set_lora),
+     .arg = "ADAPTER[:SCALE]", .repeats = 1, .since = "0.5.0",
+     RULES({.needs = "--against"}),
+     .help = "an adapter that OUT was made with, as convert took it; may be repeated",
+     .more = "MODEL is compared with it merged. It must be the same adapter, with the same scale."},
     {ROW("text", READING, MEASURE), PATH(eval.text), .arg = "FILE", .required = EVAL,
      .missing = "a file of text, or of token ids", .since = "0.4.0",
      FOREIGN({.names = "file data dataset corpus prompt prompts input f"}),

@@ -5,9 +5,12 @@
 #include "convert/device/device_wish.h"
 #include "convert/term/glob.h"
 #include "convert/term/size_text.h"
+#include "formats/file_io.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
@@ -294,6 +297,41 @@ qc_status qc_option_set_rule(qc_options *o, const qc_option_row *row, const char
         r->rules = grown;
     }
     r->rules[r->rule_count++] = (qc_rule){row->quantizes, value};
+    return QC_OK;
+}
+
+/* The array grows like that of the rules. A folder may have a colon in its name, so what exists as
+ * it is written has no scale. */
+qc_status qc_option_set_lora(qc_options *o, const qc_option_row *row, const char *value,
+                             qc_error *err)
+{
+    qc_call *call = &o->call;
+    uint32_t n = call->lora_count;
+    qc_lora lora = {value, 1.0};
+    qc_path_kind kind = QC_PATH_MISSING;
+    const char *colon = strrchr(value, ':');
+    /* The manifest names it. */
+    if (!qc_text_is_utf8(value) || *value == '\0')
+        QC_FAIL(err, QC_ERR_USAGE, "--%s: expected ADAPTER or ADAPTER:SCALE in UTF-8, got '%s'",
+                row->name, value);
+    if (colon && (qc_path_stat(value, &kind, NULL, NULL) != QC_OK || kind == QC_PATH_MISSING)) {
+        char *end = NULL;
+        lora.scale = strtod(colon + 1, &end);
+        if (colon == value || strspn(colon + 1, "+-.0123456789eE") != strlen(colon + 1) ||
+            end == colon + 1 || *end != '\0' || !isfinite(lora.scale))
+            QC_FAIL(err, QC_ERR_USAGE,
+                    "--%s: expected ADAPTER or ADAPTER:SCALE with a number as the scale, got '%s'",
+                    row->name, value);
+        QC_TRY(qc_arena_strndup(call->arena, &lora.path, value, (size_t)(colon - value), err));
+    }
+    if ((n & (n - 1)) == 0) {
+        qc_lora *grown = NULL;
+        QC_TRY(qc_arena_alloc(call->arena, &grown, n ? (size_t)n * 2 : 1, sizeof *grown, err));
+        if (n > 0)
+            memcpy(grown, call->loras, n * sizeof *grown);
+        call->loras = grown;
+    }
+    call->loras[call->lora_count++] = lora;
     return QC_OK;
 }
 

@@ -32,5 +32,6 @@ QC_SETTER(qc_option_set_prefill);    /* a number of tokens, or "whole", which is
 QC_SETTER(qc_option_set_run_device);
 QC_SETTER(qc_option_set_m);
 QC_SETTER(qc_option_set_part);
+QC_SETTER(qc_option_set_lora);
 
 #endif

@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "base/text.h"
 #include "base/workers.h"
+#include "convert/adapter/adapters.h"
 #include "convert/device/device_choice.h"
 #include "convert/device/tuning_file.h"
 #include "convert/eval/eval_stats.h"
@@ -58,6 +59,9 @@ static qc_status open_side(evaluation *e, const char *path, qc_error *err)
     QC_TRY(qc_checkpoint_open(&s->checkpoint, path, err));
     for (size_t i = 0; i < s->checkpoint->warning_count; i++)
         qc_console_warn(e->call, "%s", s->checkpoint->warnings[i]);
+    /* MODEL is what an adapter belongs to: the model by itself, or that of --against. */
+    if (e->side_count == (e->call->against ? 2 : 1))
+        QC_TRY(qc_adapters_attach(s->checkpoint, e->call, err));
     return QC_OK;
 }
 

@@ -177,17 +177,17 @@ static void shape_of(const chooser *c, uint32_t tensor, uint64_t *rows, uint64_t
     *cols = t->dims[turned ? 0 : 1];
 }
 
-/* Returns the dtype in which a weight left in 16 bit is written: --rest may cast it, unless it
- * stays coded. Integers are decoded. */
+/* The dtype in which a weight left in 16 bit is written: --rest casts it unless it stays coded. */
 static qc_dtype kept_dtype(const chooser *c, uint32_t tensor)
 {
+    const qc_checkpoint_tensor *t = &c->model->tensors[tensor];
     if (coded_of(c, tensor) && !qc_coding_is_integer(coded_of(c, tensor)->coding))
-        return c->model->tensors[tensor].dtype;
+        return t->dtype;
     if (c->options->recipe.rest == QC_REST_BF16)
         return QC_DTYPE_BF16;
     if (c->options->recipe.rest == QC_REST_FP16)
         return QC_DTYPE_F16;
-    return coded_of(c, tensor) ? coded_of(c, tensor)->dtype : c->model->tensors[tensor].dtype;
+    return coded_of(c, tensor) ? coded_of(c, tensor)->dtype : qc_checkpoint_dtype(t);
 }
 
 /* Adds up the scales that are written if their weight is kept. */
@@ -215,8 +215,8 @@ static uint64_t quantized_bytes(const chooser *c, uint32_t tensor, qc_scheme sch
         return qc_plan_coded_bytes(coded_of(c, tensor), scheme, block_elems,
                                    c->options->recipe.double_quant);
     shape_of(c, tensor, &rows, &cols);
-    return qc_plan_weight_bytes(rows, cols, c->model->tensors[tensor].dtype, scheme, block_elems,
-                                c->options->recipe.double_quant);
+    return qc_plan_weight_bytes(rows, cols, qc_checkpoint_dtype(&c->model->tensors[tensor]), scheme,
+                                block_elems, c->options->recipe.double_quant);
 }
 
 static uint64_t kept_bytes(const chooser *c, uint32_t tensor)
@@ -238,7 +238,7 @@ static void size_group(chooser *c, uint32_t g)
     group->importance = qc_auto_importance(c->members[first].key);
     for (uint32_t i = first; i < end; i++) {
         uint32_t tensor = c->members[i].tensor;
-        qc_dtype dtype = c->model->tensors[tensor].dtype;
+        qc_dtype dtype = qc_checkpoint_dtype(&c->model->tensors[tensor]);
         uint64_t rows, cols;
         shape_of(c, tensor, &rows, &cols);
         group->elems += rows * cols;

@@ -161,7 +161,8 @@ static qc_form form_of(const measuring *m, const qc_auto_sample *s, extent e, un
     const int nested =
         m->double_quant && c->scheme != QC_SCHEME_KEEP && !qc_schemes[c->scheme].form->integer;
     qc_form form = qc_scheme_form(c->scheme, e.cols, c->block_elems, nested);
-    form.scale_dtype = qc_scheme_scale_dtype(s->coded ? s->coded->dtype : dtype_of(m, s));
+    form.scale_dtype = qc_scheme_scale_dtype(
+        s->coded ? s->coded->dtype : qc_checkpoint_dtype(&m->model->tensors[s->tensor]));
     return form;
 }
 

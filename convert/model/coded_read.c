@@ -148,7 +148,9 @@ qc_status qc_coded_read(const qc_checkpoint *model, qc_st_cursor *cursor, const 
         QC_TRY(read_raw_scales(model, cursor, w, s, block, blocks, err));
         qc_mxfp4_decode(s->codes, s->raw, blocks, out, &bad);
     }
-    return bad == UINT64_MAX ? QC_OK : refuse(t, w, first + bad, err);
+    if (bad != UINT64_MAX)
+        return refuse(t, w, first + bad, err);
+    return t->change ? t->change->apply(model, cursor, t, first, n, out, err) : QC_OK;
 }
 
 qc_status qc_coded_read_columns(const qc_checkpoint *model, qc_st_cursor *cursor,

@@ -389,7 +389,8 @@ static void hold_in_float(qc_recipe_entry *e, const maker *m, uint32_t i)
     if (!(m->classes[i].traits & QC_TRAIT_FLOAT) || m->rule_of[i] != NO_RULE ||
         e->out_dtype != QC_DTYPE_F16)
         return;
-    e->scheme = m->model->tensors[i].dtype == QC_DTYPE_F32 ? QC_SCHEME_KEEP : QC_SCHEME_CAST;
+    e->scheme = qc_checkpoint_dtype(&m->model->tensors[i]) == QC_DTYPE_F32 ? QC_SCHEME_KEEP
+                                                                           : QC_SCHEME_CAST;
     e->out_dtype = QC_DTYPE_F32;
     e->why = m->classes[i].why;
 }
@@ -516,20 +517,6 @@ static void decide_float(qc_recipe_entry *e, const maker *m, uint32_t i)
     } else {
         cast_or_keep(e, m, i, bf16 ? QC_DTYPE_BF16 : QC_DTYPE_F16,
                      bf16 ? "--to bf16" : "--to fp16");
-    }
-}
-
-void qc_recipe_settle_scales(qc_recipe *recipe, const qc_checkpoint *model)
-{
-    for (size_t i = 0; i < model->tensor_count; i++) {
-        uint32_t owner = recipe->entries[i].owner;
-        qc_recipe_entry *e = &recipe->entries[i];
-        if (owner == QC_NO_TENSOR)
-            continue;
-        const qc_recipe_entry *weight = &recipe->entries[owner];
-        e->scheme = weight->scheme == QC_SCHEME_KEEP ? QC_SCHEME_KEEP : QC_SCHEME_ABSORBED;
-        if (e->scheme == QC_SCHEME_KEEP)
-            e->why = weight->why;
     }
 }
 

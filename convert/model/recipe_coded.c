@@ -445,3 +445,30 @@ const char *qc_foreign_tool(const qc_checkpoint *model, uint32_t i)
         return method ? method : names;
     return t->ndim >= 2 && is_integer(t->dtype) ? method : NULL;
 }
+
+/* ---- what follows from the schemes ---- */
+
+/* A tensor that an adapter changes is read as F32, but is written as the model has it. */
+static void keep_dtype(qc_recipe_entry *e, const qc_checkpoint_tensor *t)
+{
+    if (!t->change || e->scheme != QC_SCHEME_KEEP || qc_checkpoint_dtype(t) == t->dtype)
+        return;
+    e->scheme = QC_SCHEME_CAST;
+    e->out_dtype = qc_checkpoint_dtype(t);
+}
+
+void qc_recipe_settle_scales(qc_recipe *recipe, const qc_checkpoint *model)
+{
+    for (size_t i = 0; i < model->tensor_count; i++)
+        keep_dtype(&recipe->entries[i], &model->tensors[i]);
+    for (size_t i = 0; i < model->tensor_count; i++) {
+        uint32_t owner = recipe->entries[i].owner;
+        qc_recipe_entry *e = &recipe->entries[i];
+        if (owner == UINT32_MAX)
+            continue;
+        const qc_recipe_entry *weight = &recipe->entries[owner];
+        e->scheme = weight->scheme == QC_SCHEME_KEEP ? QC_SCHEME_KEEP : QC_SCHEME_ABSORBED;
+        if (e->scheme == QC_SCHEME_KEEP)
+            e->why = weight->why;
+    }
+}

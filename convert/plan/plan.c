@@ -54,10 +54,15 @@ static int compare_order(const void *pa, const void *pb)
     return c ? c : strcmp(a->name, b->name);
 }
 
+/* The dtype of the weight in the model, which it may be read in another than. */
+static qc_dtype model_dtype(const qc_job *j)
+{
+    return j->entry->coded ? j->entry->coded->dtype : j->model_dtype;
+}
+
 qc_bnb_state qc_job_state_of(const qc_job *j)
 {
-    const qc_coded_weight *coded = j->entry->coded;
-    qc_dtype dtype = coded ? coded->dtype : j->dtype;
+    qc_dtype dtype = model_dtype(j);
     qc_bnb_state s = {.block_elems = j->block_elems,
                       .dtype = dtype == QC_DTYPE_F64 ? QC_DTYPE_F32 : dtype,
                       .ndim = 2,
@@ -65,6 +70,7 @@ qc_bnb_state qc_job_state_of(const qc_job *j)
                       .nested = j->nested,
                       .nested_block_elems = QC_NESTED_BLOCK};
     (void)snprintf(s.quant_type, sizeof s.quant_type, "%s", qc_schemes[j->scheme].quant_type);
+    const qc_coded_weight *coded = j->entry->coded;
     if (coded) {
         s.ndim = coded->ndim;
         memcpy(s.dims, coded->dims, sizeof s.dims);
@@ -345,10 +351,17 @@ static qc_status add_job(qc_plan *p, uint32_t source, qc_error *err)
     j->rows = 1;
     j->name = src->name;
     j->dtype = src->dtype;
+    j->model_dtype = qc_checkpoint_dtype(src);
+    if (src->change && e->coded && e->scheme == QC_SCHEME_KEEP)
+        QC_FAIL(
+            err, QC_ERR_UNSUPPORTED,
+            "tensor '%s' would stay in %s, into which no adapter can be merged; quantize it, or "
+            "use --to bf16",
+            src->name, qc_dtype_name(src->dtype));
     for (int i = 0; i < QC_ROLE_TENSOR_COUNT; i++)
         j->outputs[i] = QC_NO_OUTPUT;
     QC_TRY(shape_job(p, j, &bits, err));
-    p->source_bytes += src->bytes;
+    p->source_bytes += qc_checkpoint_bytes(src);
     if (j->elems == 0 && e->scheme != QC_SCHEME_DEQUANT)
         j->scheme = QC_SCHEME_KEEP;
     if (qc_schemes[j->scheme].by_rows && j->cols > QC_FRAME_MAX_BYTES)
@@ -455,7 +468,9 @@ uint64_t qc_plan_source_share(const qc_plan *p, const qc_job *j, uint64_t n)
 {
     uint64_t all = p->model->tensors[j->source].bytes;
     uint64_t share = qc_ceil_div_u64(n * j->source_num, j->source_den);
-    return share < all ? share : all; /* an odd number of nibbles is rounded up */
+    share = share < all ? share : all; /* an odd number of nibbles is rounded up */
+    return j->entry->coded ? share
+                           : share * qc_dtype_bits(j->model_dtype) / qc_dtype_bits(j->dtype);
 }
 
 int qc_job_source_is_shared(const qc_job *j)
@@ -500,6 +515,7 @@ uint64_t qc_plan_weight_bytes(uint64_t rows, uint64_t cols, qc_dtype dtype, qc_s
                 .cols = cols,
                 .scheme = scheme,
                 .dtype = dtype,
+                .model_dtype = dtype,
                 .ndim = 2};
     if (!qc_scheme_is_quantized(scheme))
         return j.elems * (qc_dtype_bits(dtype) / 8);
@@ -643,7 +659,7 @@ qc_status qc_plan_make(qc_plan *out, qc_arena *arena, const qc_checkpoint *model
 
 qc_dtype qc_job_scale_dtype(const qc_job *j)
 {
-    return qc_scheme_scale_dtype(j->entry->coded ? j->entry->coded->dtype : j->dtype);
+    return qc_scheme_scale_dtype(model_dtype(j));
 }
 
 qc_form qc_job_form(const qc_job *j)

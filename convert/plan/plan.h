@@ -34,6 +34,7 @@ typedef struct {
     uint32_t source; /* index into the checkpoint's tensors */
     qc_scheme scheme : 8;
     qc_dtype dtype : 8;        /* dtype of the elements that qc_job_read gives */
+    qc_dtype model_dtype : 8;  /* of the weight in the model: that of its file */
     qc_scale_method scale : 8; /* for a quantized weight; absmax otherwise */
     unsigned ndim : 8;
     uint32_t block_elems;

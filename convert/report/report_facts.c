@@ -434,6 +434,12 @@ static void command_text(const qc_report *r, qc_strbuf *out)
         qc_strbuf_putf(out, " --scale %s", r->scale);
     if (m->calibration)
         calibration_text(m->calibration, out);
+    for (size_t i = 0; i < m->adapter_count; i++) {
+        qc_strbuf_puts(out, " --lora ");
+        quoted(out, m->adapters[i].name);
+        if (m->adapters[i].scale != 1.0)
+            qc_strbuf_putf(out, ":%.17g", m->adapters[i].scale);
+    }
     if (strcmp(m->rest, "keep") != 0)
         qc_strbuf_putf(out, " --rest %s", m->rest);
     for (size_t i = 0; i < m->rule_count; i++) {

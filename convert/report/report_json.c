@@ -29,6 +29,7 @@ static void put_manifest(qc_json_writer *w, const qc_manifest *m)
     qc_json_member_bool(w, "double_quant", m->double_quant);
     qc_json_member_string(w, "scale", scale_of(m));
     qc_manifest_put_calibration(w, m->calibration);
+    qc_manifest_put_adapters(w, m);
     qc_json_member_string(w, "rest", m->rest);
     qc_json_member_string(w, "compute_dtype", m->compute_dtype);
     qc_json_member_string(w, "compress", m->compressed ? "zstd" : "none");
@@ -424,6 +425,7 @@ static void put_made(qc_json_writer *w, const qc_report *r)
     qc_json_member_string(w, "to", m->to);
     qc_json_member_string(w, "scale", r->scale);
     qc_manifest_put_calibration(w, m->calibration);
+    qc_manifest_put_adapters(w, m);
     qc_json_member_string(w, "command_line", r->command);
     qc_json_write_list(w, "sources", qc_manifest_source_rows, 0, m->sources, m->source_count,
                        sizeof *m->sources);

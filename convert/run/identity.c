@@ -1,6 +1,7 @@
 /* Writes down what the bytes of an output depend on, as lines of text that two runs compare. */
 #include "convert/run/resume.h"
 
+#include "convert/adapter/adapters.h"
 #include "convert/calibrate/calibrate.h"
 #include "convert/fit/fit.h"
 #include "convert/run/make_manifest.h"
@@ -130,6 +131,22 @@ static qc_status add_source(qc_strbuf *out, const qc_checkpoint *m, qc_error *er
     return QC_OK;
 }
 
+/* Adapters have no names here: the same one may lie elsewhere when the conversion goes on. */
+static void add_adapters(qc_strbuf *out, const qc_checkpoint *m)
+{
+    size_t count = 0;
+    const qc_attached_adapter *a = qc_adapters_of(m, &count);
+    qc_strbuf_puts(out, count ? "--lora=" : "--lora=not given");
+    for (size_t i = 0; i < count; i++) {
+        char config[QC_DIGEST_HEX_BYTES], weights[QC_DIGEST_HEX_BYTES];
+        qc_digest_hex(&a[i].adapter->config_digest, config);
+        qc_digest_hex(&a[i].adapter->weights_digest, weights);
+        qc_strbuf_putf(out, "%sweights %s, config %s, times %.17g", i ? "; " : "", weights, config,
+                       a[i].scale);
+    }
+    qc_strbuf_puts(out, "\n");
+}
+
 static void hash_u64(qc_digest_state *h, uint64_t v)
 {
     unsigned char b[8];
@@ -207,6 +224,7 @@ qc_status qc_identity_make(qc_strbuf *out, const qc_plan *plan, unsigned part_co
     QC_TRY(add_calibration(out, plan, err));
     if (plan->options->compress)
         add_text(out, "zstd", qc_frame_library_version());
+    add_adapters(out, plan->model);
     QC_TRY(add_source(out, plan->model, err));
     QC_TRY(add_plan(out, plan, err));
     return qc_strbuf_status(out, err);

@@ -2,6 +2,7 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
+#include "convert/adapter/adapters.h"
 #include "convert/fit/fit.h"
 #include "convert/run/side_files.h"
 
@@ -132,6 +133,19 @@ void qc_manifest_rows_deinit(qc_manifest_rows *rows)
     qc_strbuf_deinit(&rows->name);
 }
 
+static qc_status fill_adapters(qc_manifest *m, const qc_plan *plan, qc_error *err)
+{
+    const qc_attached_adapter *a = qc_adapters_of(plan->model, &m->adapter_count);
+    QC_TRY(qc_arena_alloc(plan->arena, &m->adapters, m->adapter_count, sizeof *m->adapters, err));
+    for (size_t i = 0; i < m->adapter_count; i++)
+        m->adapters[i] = (qc_manifest_adapter){.name = a[i].adapter->name,
+                                               .scale = a[i].scale,
+                                               .config = a[i].adapter->config_digest,
+                                               .bytes = a[i].adapter->weights->files[0].file_bytes,
+                                               .weights = a[i].adapter->weights_digest};
+    return QC_OK;
+}
+
 qc_status qc_manifest_head(qc_manifest *m, const qc_plan *plan, qc_error *err)
 {
     const qc_plan_options *o = plan->options;
@@ -164,6 +178,7 @@ qc_status qc_manifest_head(qc_manifest *m, const qc_plan *plan, qc_error *err)
                                o->recipe.rules[i].glob));
     if (plan->fit)
         QC_TRY(fill_placement(&m->placement, plan, err));
+    QC_TRY(fill_adapters(m, plan, err));
     m->source_count = model->file_count;
     QC_TRY(qc_arena_alloc(plan->arena, &m->sources, m->source_count, sizeof *m->sources, err));
     for (size_t i = 0; i < model->file_count; i++) {

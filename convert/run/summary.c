@@ -162,6 +162,23 @@ static void add_complete_before(const qc_convert_report *r, qc_strbuf *out)
                    r->part_count > 1 ? "restart" : "force");
 }
 
+static void add_adapters(const qc_convert_report *r, qc_strbuf *out)
+{
+    for (size_t i = 0; i < r->adapter_count; i++) {
+        const qc_attached_adapter *a = &r->adapters[i];
+        qc_strbuf_puts(out, "  merged    ");
+        add_printable(out, a->adapter->path);
+        if (a->scale != 1.0)
+            qc_strbuf_putf(out, ", times %g,", a->scale);
+        qc_strbuf_putf(out, " into %zu weight%s", a->weights, qc_plural(a->weights));
+        if (a->biases)
+            qc_strbuf_putf(out, " and %zu bias%s", a->biases, a->biases == 1 ? "" : "es");
+        if (a->wholes)
+            qc_strbuf_putf(out, "; %zu tensor%s replaced", a->wholes, qc_plural(a->wholes));
+        qc_strbuf_puts(out, "\n");
+    }
+}
+
 static void add_calibration(const qc_convert_report *r, qc_strbuf *out)
 {
     const char *with = r->calibration_text ? r->calibration_text : r->calibration_hessians;
@@ -207,6 +224,7 @@ static void add_work(const qc_convert_report *r, qc_strbuf *out)
         qc_strbuf_putf(out, ": relative MSE %.3e, largest error %.3e\n", r->worst_rel_mse,
                        r->worst_max_err);
     }
+    add_adapters(r, out);
     add_calibration(r, out);
     add_device(r, out);
     if (r->continued)
@@ -285,6 +303,24 @@ static void put_part(qc_json_writer *w, const qc_convert_report *r)
     qc_json_write_end_object(w);
 }
 
+static void put_adapters(qc_json_writer *w, const qc_convert_report *r)
+{
+    if (r->adapter_count == 0)
+        return;
+    qc_json_member_begin_array(w, "adapters");
+    for (size_t i = 0; i < r->adapter_count; i++) {
+        const qc_attached_adapter *a = &r->adapters[i];
+        qc_json_member_begin_row(w);
+        qc_json_member_path(w, "path", a->adapter->path);
+        qc_json_member_double(w, "scale", a->scale);
+        qc_json_member_u64(w, "weights", a->weights);
+        qc_json_member_u64(w, "biases", a->biases);
+        qc_json_member_u64(w, "replaced", a->wholes);
+        qc_json_write_end_object(w);
+    }
+    qc_json_write_end_array(w);
+}
+
 static void put_calibration(qc_json_writer *w, const qc_convert_report *r)
 {
     if (!r->calibration_text && !r->calibration_hessians)
@@ -323,6 +359,7 @@ qc_status qc_report_json(const qc_convert_report *r, qc_strbuf *out, qc_error *e
     qc_json_member_double(&w, "bits_per_quantized_weight", qc_report_quantized_bits(r));
     qc_json_member_double(&w, "bits_per_weight", qc_report_overall_bits(r));
     put_schemes(&w, r);
+    put_adapters(&w, r);
     put_calibration(&w, r);
     if (qc_json_member_begin_object_if(&w, "worst", r->worst_name != NULL)) {
         qc_json_member_string(&w, "name", r->worst_name);
@@ -380,11 +417,11 @@ static qc_status print_table(qc_strbuf *out, const qc_plan *p, const qc_convert_
         const qc_checkpoint_tensor *src = &p->model->tensors[j->source];
         char shape[QC_SHAPE_TEXT_BYTES];
         qc_table_put(&t, src->name);
-        qc_table_put(&t, qc_dtype_name(src->dtype));
+        qc_table_put(&t, qc_dtype_name(qc_checkpoint_dtype(src)));
         qc_table_put(&t, qc_text_shape(shape, src->dims, src->ndim));
         qc_table_putf(&t, "%s%s", qc_scheme_name(j->scheme),
                       j->entry->transpose ? ", transposed" : "");
-        qc_table_number(&t, src->bytes);
+        qc_table_number(&t, qc_checkpoint_bytes(src));
         qc_table_number(&t, job_bytes(p, j));
         if (p->device_names)
             qc_table_put(&t, device_name(p, j));
@@ -426,13 +463,13 @@ static qc_status print_json(qc_strbuf *out, const qc_plan *p, const qc_convert_r
         const qc_checkpoint_tensor *src = &p->model->tensors[j->source];
         qc_json_member_begin_row(&w);
         qc_json_member_string(&w, "name", src->name);
-        qc_json_member_string(&w, "dtype", qc_dtype_name(src->dtype));
+        qc_json_member_string(&w, "dtype", qc_dtype_name(qc_checkpoint_dtype(src)));
         qc_json_member_u64s(&w, "shape", src->dims, src->ndim);
         qc_json_member_string(&w, "scheme", qc_scheme_name(j->scheme));
         qc_json_member_string(&w, "role", qc_role_name(j->entry->role));
         qc_json_member_bool(&w, "transposed", j->entry->transpose);
         qc_json_member_string(&w, "why", j->entry->why);
-        qc_json_member_u64(&w, "bytes_before", src->bytes);
+        qc_json_member_u64(&w, "bytes_before", qc_checkpoint_bytes(src));
         qc_json_member_u64(&w, "bytes_after", job_bytes(p, j));
         qc_json_member_u64(&w, "shard", qc_plan_tensor(p, j->outputs[QC_ROLE_TENSOR_MAIN]).shard);
         if (p->device_names) {

@@ -4,6 +4,7 @@
 #define QC_CONVERT_REPORT_H
 
 #include "base/strbuf.h"
+#include "convert/adapter/adapters.h"
 #include "convert/plan/plan.h"
 #include "formats/json_writer.h"
 
@@ -40,6 +41,8 @@ typedef struct {
     uint64_t bytes_in_kept, bytes_out_kept; /* of bytes_in and bytes_out_stored, done before */
     uint64_t files_consumed; /* weight files of the source that were deleted, and their bytes: */
     uint64_t bytes_consumed;
+    const qc_attached_adapter *adapters; /* --lora; those of the checkpoint */
+    size_t adapter_count;
     /* --calibrate, --hessians; without either, text and hessians are NULL */
     const char *calibration_text, *calibration_hessians; /* as given */
     uint64_t calibration_tokens;

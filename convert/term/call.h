@@ -11,14 +11,22 @@ typedef enum {
     QC_PROGRESS_JSON
 } qc_progress_mode;
 
+/* --lora ADAPTER[:SCALE] */
+typedef struct {
+    const char *path;
+    double scale; /* on top of the adapter's own */
+} qc_lora;
+
 /* All strings are borrowed. */
 typedef struct {
     qc_arena *arena;     /* owns the strings and arrays of all options; borrowed */
     const char *program; /* argv[0] */
     /* first positional argument: MODEL, OUT (verify), OUT (unpack), PATH (inspect) */
     const char *model;
-    const char *out;       /* second positional argument, or NULL */
-    const char *against;   /* verify, validate, eval, report: MODEL, or NULL */
+    const char *out;     /* second positional argument, or NULL */
+    const char *against; /* verify, validate, eval, report: MODEL, or NULL */
+    qc_lora *loras;      /* what is merged into MODEL, in this order */
+    uint32_t lora_count;
     const char *tokenizer; /* a directory or tokenizer.json; NULL: the model's own */
     /* --device as it was given, well-formed; NULL if it was not given. qc_device_wish_read reads
      * it. */

@@ -1,5 +1,6 @@
 /* Drives the comparison over the frames that a scan of OUT hands on or, without a manifest, over
  * pieces of its tensors. */
+#include "convert/adapter/adapters.h"
 #include "convert/verify/against_internal.h"
 
 #include "base/alloc.h"
@@ -152,10 +153,11 @@ static qc_status open_model(qc_against *a, qc_error *err)
 {
     QC_TRY(qc_checkpoint_open(&a->model, a->call->against, err));
     const char *to = a->manifest ? a->manifest->to : NULL;
-    if (to ? strcmp(to, "keep") == 0 : has_fused(a->output))
-        return QC_OK;
-    return qc_experts_split(a->model, to && (strcmp(to, "bf16") == 0 || strcmp(to, "fp16") == 0),
-                            err);
+    if (to ? strcmp(to, "keep") != 0 : !has_fused(a->output))
+        QC_TRY(qc_experts_split(a->model,
+                                to && (strcmp(to, "bf16") == 0 || strcmp(to, "fp16") == 0), err));
+    QC_TRY(qc_adapters_attach(a->model, a->call, err));
+    return a->manifest ? qc_adapters_check(a->model, a->manifest, a->call->model, err) : QC_OK;
 }
 
 static qc_status open_output(qc_against *a, qc_error *err)

@@ -8,7 +8,7 @@ StrPath = Union[str, "os.PathLike[str]"]
 # One value, or several with commas between them.
 Values = Union[str, int, Sequence[Union[str, int]]]
 # Options that may be given more than once; a list of values gives one each.
-REPEATED: FrozenSet[str] = frozenset({"keep", "quantize"})
+REPEATED: FrozenSet[str] = frozenset({"keep", "lora", "quantize"})
 
 
 class ConvertOptions(TypedDict, total=False):
@@ -48,6 +48,8 @@ class ConvertOptions(TypedDict, total=False):
     max_shard_size: Union[int, str]
     # what becomes of floating-point tensors that are not quantized (default: keep)
     rest: Union[Literal["keep", "bf16", "fp16"], str]
+    # merge a low-rank adapter of peft's into MODEL first; may be repeated
+    lora: Union[StrPath, Sequence[StrPath]]
     # leave tensors with these names as they are; may be repeated
     keep: Values
     # quantize tensors with these names; may be repeated
@@ -121,6 +123,8 @@ class PlanOptions(TypedDict, total=False):
     max_shard_size: Union[int, str]
     # what becomes of floating-point tensors that are not quantized (default: keep)
     rest: Union[Literal["keep", "bf16", "fp16"], str]
+    # merge a low-rank adapter of peft's into MODEL first; may be repeated
+    lora: Union[StrPath, Sequence[StrPath]]
     # leave tensors with these names as they are; may be repeated
     keep: Values
     # quantize tensors with these names; may be repeated
@@ -202,6 +206,8 @@ class VerifyOptions(TypedDict, total=False):
     """Options of `qconv verify`."""
     # the checkpoint that OUT was made from
     against: StrPath
+    # an adapter that OUT was made with, as convert took it; may be repeated
+    lora: Union[StrPath, Sequence[StrPath]]
     # how many threads work, 1 to 1024 (default: one per processor)
     threads: Union[int, str]
 
@@ -222,6 +228,8 @@ class ValidateOptions(TypedDict, total=False):
     device: Values
     # the checkpoint that OUT was made from
     against: StrPath
+    # an adapter that OUT was made with, as convert took it; may be repeated
+    lora: Union[StrPath, Sequence[StrPath]]
     # measure only this many of the quantized layers, spread evenly (default: all)
     sample: Union[int, str]
     # how many rows of activations: numbers with commas between them (default: 1,4,16,64,256,1024)
@@ -249,6 +257,8 @@ class ValidateOptions(TypedDict, total=False):
 
 class EvalOptions(TypedDict, total=False):
     """Options of `qconv eval`."""
+    # merge a low-rank adapter of peft's into MODEL first; may be repeated
+    lora: Union[StrPath, Sequence[StrPath]]
     # what does the work: the CPU, every GPU, or GPUs 0 and 2 with cuda:0,2 (default: auto)
     device: Values
     # the checkpoint that OUT was made from

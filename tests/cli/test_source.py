@@ -461,7 +461,7 @@ class Adapters(SourceCase):
             for model in ("a%d" % rank, "a%d/adapter_model.safetensors" % rank,
                           "named/weights-%d.safetensors" % rank):
                 self.fails(3, "--to", "nf4", model, "o",
-                           has=["is an adapter", "merge", "load the adapter on the result"])
+                           has=["is an adapter", "with --lora", "load the adapter on the result"])
                 self.fails(3, "plan", model, "--vram", "24GB", has="is an adapter")
                 self.ok("inspect", model)
         self.assertFalse(os.path.exists(self.path("o")))

@@ -57,6 +57,7 @@ ENVIRONMENTS = {
     "operators": (["transformers5"], "test_interop_operators.py"),
     "gpu-operators": (["transformers5"], "test_interop_gpu_operators.py"),
     "adapters": (["training", "transformers5"], "test_interop_adapters.py"),
+    "lora": (["training", "transformers5"], "test_interop_lora.py"),
 }
 NOISE = re.compile(r"triton not found|gemm_4bit_forward|FutureWarning|torch\._check_is_size")
 

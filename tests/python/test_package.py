@@ -178,7 +178,7 @@ class Options(Case):
     def test_repeated(self):
         kept = qconv.dry_run(MODEL, to="nf4", keep=["*.q_proj.*", "*.o_proj.*"], split_fused=True)
         self.assertEqual(sum(t["scheme"] == "nf4" for t in kept.tensors), 28 - 8)
-        self.assertEqual(_options.REPEATED, {"keep", "quantize"})
+        self.assertEqual(_options.REPEATED, {"keep", "lora", "quantize"})
 
 
 class Errors(Case):
