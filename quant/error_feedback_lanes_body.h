@@ -10,9 +10,18 @@
 #pragma GCC diagnostic ignored "-Wpsabi"
 #endif
 
-/* Sixteen lanes, in as many registers as they take; results do not depend on that. */
-typedef float float_lanes __attribute__((vector_size(QC_LANES * sizeof(float))));
-typedef int32_t int_lanes __attribute__((vector_size(QC_LANES * sizeof(int32_t))));
+/* A vector is one register, since GCC 12 compares wider ones number by number. The lanes are
+ * independent, so each function takes as many of them at a time as a register has; results do not
+ * depend on how many. */
+#if defined(__AVX512F__)
+#define AT_A_TIME 16u
+#elif defined(__AVX__)
+#define AT_A_TIME 8u
+#else
+#define AT_A_TIME 4u
+#endif
+typedef float float_lanes __attribute__((vector_size(AT_A_TIME * sizeof(float))));
+typedef int32_t int_lanes __attribute__((vector_size(AT_A_TIME * sizeof(int32_t))));
 
 typedef struct {
     float_lanes unit;
@@ -38,7 +47,7 @@ static inline float_lanes load(const float *p)
 
 static inline float_lanes all(float x)
 {
-    return (float_lanes){0} + x;
+    return x - (float_lanes){0};
 }
 
 static inline void encode_nf4(const float_lanes *y, encoded *e)
@@ -68,19 +77,21 @@ static void errors(const float *x, const float *d, uint32_t n, const qc_form_ops
 {
     const int table = qc_form_is_table(form);
     for (unsigned j = 0; j < count; j++) {
-        float_lanes sum = {0};
         float lanes[QC_LANES];
-        encoded e;
-        for (uint32_t i = 0; i < n; i += QC_LANES) {
-            float_lanes y = load(x + i) * inv[j];
-            if (table)
-                encode_nf4(&y, &e);
-            else
-                encode_number(&y, form, &e);
-            float_lanes r = y - e.unit;
-            sum += load(d + i) * (r * r);
+        for (unsigned at = 0; at < QC_LANES; at += AT_A_TIME) {
+            float_lanes sum = {0};
+            for (uint32_t i = at; i < n; i += QC_LANES) {
+                float_lanes y = load(x + i) * inv[j];
+                encoded e;
+                if (table)
+                    encode_nf4(&y, &e);
+                else
+                    encode_number(&y, form, &e);
+                float_lanes r = y - e.unit;
+                sum += load(d + i) * (r * r);
+            }
+            STORE(lanes + at, sum);
         }
-        STORE(lanes, sum);
         rr[j] = qc_fold16(lanes);
     }
 }
@@ -88,25 +99,27 @@ static void errors(const float *x, const float *d, uint32_t n, const qc_form_ops
 static void refit(const float *x, const float *d, uint32_t n, const qc_form_ops *form, float inv,
                   float *ux, float *uu)
 {
-    float_lanes sum_ux = {0}, sum_uu = {0};
-    float lanes[QC_LANES];
-    encoded e;
-    for (uint32_t i = 0; i < n; i += QC_LANES) {
-        float_lanes v = load(x + i), y = v * inv;
-        if (qc_form_is_table(form)) {
-            encode_nf4(&y, &e);
-        } else {
-            encode_number(&y, form, &e);
-            e.unit *= form->step;
+    float lanes_ux[QC_LANES], lanes_uu[QC_LANES];
+    for (unsigned at = 0; at < QC_LANES; at += AT_A_TIME) {
+        float_lanes sum_ux = {0}, sum_uu = {0};
+        for (uint32_t i = at; i < n; i += QC_LANES) {
+            float_lanes v = load(x + i), y = v * inv;
+            encoded e;
+            if (qc_form_is_table(form)) {
+                encode_nf4(&y, &e);
+            } else {
+                encode_number(&y, form, &e);
+                e.unit *= form->step;
+            }
+            float_lanes weighted = load(d + i) * e.unit;
+            sum_ux += weighted * v;
+            sum_uu += weighted * e.unit;
         }
-        float_lanes weighted = load(d + i) * e.unit;
-        sum_ux += weighted * v;
-        sum_uu += weighted * e.unit;
+        STORE(lanes_ux + at, sum_ux);
+        STORE(lanes_uu + at, sum_uu);
     }
-    STORE(lanes, sum_ux);
-    *ux = qc_fold16(lanes);
-    STORE(lanes, sum_uu);
-    *uu = qc_fold16(lanes);
+    *ux = qc_fold16(lanes_ux);
+    *uu = qc_fold16(lanes_uu);
 }
 
 /* Finds the code, and the value that a reader makes of it; y is a value times its inverse. */
@@ -124,46 +137,56 @@ static inline void decide(const float_lanes *y, const float_lanes *scale, const 
 
 static void feed(qc_tile *t, uint32_t cols, const float *u, const qc_form_ops *form)
 {
+    for (unsigned at = 0; at < QC_LANES; at += AT_A_TIME)
+        for (uint32_t k = 0; k < cols; k++) {
+            float_lanes y = load(t->in[k] + at) * load(t->inverse[k] + at);
+            float_lanes scale = load(t->scale[k] + at), value;
+            encoded e;
+            decide(&y, &scale, form, &e, &value);
+            float_lanes error = load(t->target[k] + at) - value;
+            STORE(t->value[k] + at, value);
+            STORE(t->error[k] + at, error);
+            STORE(t->code[k] + at, e.code);
+            for (uint32_t j = k + 1; j < cols; j++)
+                ADD(t->in[j] + at, error * u[k * QC_TILE_COLS + j]);
+        }
+}
+
+static uint32_t sweep_lanes(qc_tile *t, unsigned at, uint32_t cols, const float *h,
+                            const float *inverse, const qc_form_ops *form)
+{
+    int_lanes changed = {0};
     for (uint32_t k = 0; k < cols; k++) {
-        float_lanes y = load(t->in[k]) * load(t->inverse[k]), scale = load(t->scale[k]), value;
+        float_lanes old = load(t->value[k] + at), target = load(t->target[k] + at), value;
+        float_lanes scale = load(t->scale[k] + at);
+        /* a dead column takes the code nearest to its weight */
+        float_lanes place = inverse[k] == 0.0f ? target : old + load(t->in[k] + at) * inverse[k];
+        float_lanes y = place * load(t->inverse[k] + at);
+        int_lanes code;
         encoded e;
         decide(&y, &scale, form, &e, &value);
-        float_lanes error = load(t->target[k]) - value;
-        STORE(t->value[k], value);
-        STORE(t->error[k], error);
-        memcpy(t->code[k], &e.code, sizeof e.code);
+        memcpy(&code, t->code[k] + at, sizeof code);
+        changed -= code != e.code;
+        float_lanes less = old - value, error = target - value;
+        STORE(t->value[k] + at, value);
+        STORE(t->error[k] + at, error);
+        STORE(t->code[k] + at, e.code);
         for (uint32_t j = k + 1; j < cols; j++)
-            ADD(t->in[j], error * u[k * QC_TILE_COLS + j]);
+            ADD(t->in[j] + at, less * h[k * QC_TILE_COLS + j]);
     }
+    uint32_t count = 0;
+    for (unsigned l = 0; l < AT_A_TIME; l++)
+        count += (uint32_t)changed[l];
+    return count;
 }
 
 static uint32_t sweep(qc_tile *t, uint32_t cols, const float *h, const float *inverse,
                       const qc_form_ops *form)
 {
-    int_lanes changed = {0};
-    for (uint32_t k = 0; k < cols; k++) {
-        float_lanes old = load(t->value[k]), scale = load(t->scale[k]), value;
-        /* a dead column takes the code nearest to its weight */
-        float_lanes place =
-            inverse[k] == 0.0f ? load(t->target[k]) : old + load(t->in[k]) * inverse[k];
-        float_lanes y = place * load(t->inverse[k]);
-        int_lanes code;
-        encoded e;
-        decide(&y, &scale, form, &e, &value);
-        memcpy(&code, t->code[k], sizeof code);
-        changed -= code != e.code;
-        float_lanes less = old - value;
-        STORE(t->value[k], value);
-        float_lanes error = load(t->target[k]) - value;
-        STORE(t->error[k], error);
-        memcpy(t->code[k], &e.code, sizeof e.code);
-        for (uint32_t j = k + 1; j < cols; j++)
-            ADD(t->in[j], less * h[k * QC_TILE_COLS + j]);
-    }
-    uint32_t count = 0;
-    for (unsigned l = 0; l < QC_LANES; l++)
-        count += (uint32_t)changed[l];
-    return count;
+    uint32_t changed = 0;
+    for (unsigned at = 0; at < QC_LANES; at += AT_A_TIME)
+        changed += sweep_lanes(t, at, cols, h, inverse, form);
+    return changed;
 }
 
 const qc_feedback_lanes QC_FEEDBACK_TABLE = {errors, refit, feed, sweep};
