@@ -60,10 +60,14 @@ static float load(const void *p, int type, int64_t i)
         memcpy(&f, &u, sizeof f);
         return f;
     }
-    int exponent = h >> 10 & 31, fraction = h & 1023;
-    f = exponent == 31 ? (fraction ? NAN : INFINITY)
-        : exponent     ? ldexpf((float)(1024 + fraction), exponent - 25)
-                       : ldexpf((float)fraction, -24);
+    if ((h & 0x7c00) == 0x7c00) {
+        f = h & 0x3ff ? NAN : INFINITY;
+    } else {
+        u = (uint32_t)(h & 0x7fff)
+            << 13; /* the same digits, and an exponent that is 112 too small */
+        memcpy(&f, &u, sizeof f);
+        f *= 0x1p112f;
+    }
     return h & 0x8000 ? -f : f;
 }
 
@@ -127,6 +131,20 @@ enum { ROWS = 256 }; /* rows of a that are laid out by k and handled at a time *
 PRODUCT(float_product, float)
 PRODUCT(double_product, double)
 
+/* Makes a matrix of floats of columns of one of another type, and sets *p and *ld to it. */
+static float *widen(const void **p, int64_t *ld, int type, int64_t rows, int64_t columns)
+{
+    float *wide = malloc(((size_t)rows * (size_t)columns + 1) * sizeof *wide);
+    if (!wide)
+        abort();
+    for (int64_t j = 0; j < columns; j++)
+        for (int64_t i = 0; i < rows; i++)
+            wide[j * rows + i] = load(*p, type, j * *ld + i);
+    *p = wide;
+    *ld = rows;
+    return wide;
+}
+
 static void multiply(const product *p)
 {
     product g = *p;
@@ -142,17 +160,18 @@ static void multiply(const product *p)
         float_product(&g, alpha, beta);
         return;
     }
+    float *wide_a = widen(&g.a, &g.lda, g.a_type, g.trans_a ? g.k : g.m, g.trans_a ? g.m : g.k);
+    float *wide_b = widen(&g.b, &g.ldb, g.b_type, g.trans_b ? g.n : g.k, g.trans_b ? g.k : g.n);
+    const void *wide_c = g.c;
+    float *c = widen(&wide_c, &g.ldc, g.c_type, g.m, g.n);
+    g.c = c;
+    float_product(&g, alpha, beta);
     for (int64_t j = 0; j < g.n; j++)
-        for (int64_t i = 0; i < g.m; i++) {
-            float sum = 0;
-            for (int64_t k = 0; k < g.k; k++)
-                sum += load(g.a, g.a_type, g.trans_a ? i * g.lda + k : k * g.lda + i) *
-                       load(g.b, g.b_type, g.trans_b ? k * g.ldb + j : j * g.ldb + k);
-            sum *= alpha;
-            if (beta != 0)
-                sum += beta * load(g.c, g.c_type, j * g.ldc + i);
-            store(g.c, g.c_type, j * g.ldc + i, sum);
-        }
+        for (int64_t i = 0; i < g.m; i++)
+            store(p->c, p->c_type, j * p->ldc + i, c[j * g.ldc + i]);
+    free(wide_a);
+    free(wide_b);
+    free(c);
 }
 
 static void run_product(void *arg)
