@@ -60,6 +60,7 @@ typedef struct qc_shim_block {
     uint64_t random;
     unsigned warp_order[MAX_WARPS];
     unsigned warp_waiting[MAX_WARPS];                  /* how many lanes are at a collective */
+    unsigned warp_gone[MAX_WARPS];                     /* which lanes have ended */
     char begin, end, barrier, warp_barrier[MAX_WARPS]; /* names for the thread sanitizer */
     thread all[MAX_THREADS];
 } block;
@@ -201,6 +202,11 @@ static void divergence(const char *what, const thread *a, const thread *b)
     qc_shim_fault("%s: %s, %s", what, x, y);
 }
 
+static unsigned lanes_of(unsigned mask)
+{
+    return mask == ~0u ? WARP : (unsigned)__builtin_popcount(mask);
+}
+
 /* Looks at the lanes of t's mask and, where all have come, computes for them. Returns how many they
  * are, or 0. */
 static unsigned complete_collective(thread *t, thread *warp,
@@ -226,7 +232,7 @@ static unsigned complete_collective(thread *t, thread *warp,
     for (unsigned lane = 0; lane < WARP; lane++)
         if (t->mask >> lane & 1)
             warp[lane].state = READY;
-    return (unsigned)__builtin_popcount(t->mask);
+    return lanes_of(t->mask);
 }
 
 void qc_shim_collect(const char *kind, unsigned mask, void *arg,
@@ -239,7 +245,8 @@ void qc_shim_collect(const char *kind, unsigned mask, void *arg,
         qc_shim_fault("%s with mask 0x%08x, which leaves out the lane itself", kind, mask);
     if (lanes < WARP && mask >> lanes)
         qc_shim_fault("%s with mask 0x%08x in a warp of %u lanes", kind, mask, lanes);
-    char *name = &running->warp_barrier[(warp - running->all) / WARP];
+    const unsigned number = (unsigned)(warp - running->all) / WARP;
+    char *name = &running->warp_barrier[number];
     int orders = !strcmp(kind, "__syncwarp");
     t->state = AT_COLLECTIVE;
     t->collective = kind;
@@ -247,10 +254,10 @@ void qc_shim_collect(const char *kind, unsigned mask, void *arg,
     t->arg = arg;
     if (orders)
         QC_SHIM_RELEASE(name);
-    unsigned *waiting = &running->warp_waiting[(warp - running->all) / WARP];
+    unsigned *waiting = &running->warp_waiting[number];
     ++*waiting;
-    /* The last lane to come looks at all of them. Where a lane can be missing, each one does. */
-    if (*waiting >= (unsigned)__builtin_popcount(mask) || running->ended)
+    /* The last lane to come looks at all of them. Where a lane is missing, the first one does. */
+    if (*waiting >= lanes_of(mask) || running->warp_gone[number] & mask)
         *waiting -= complete_collective(t, warp, compute);
     wait_here(t);
     if (orders)
@@ -399,7 +406,10 @@ static void thread_main(void)
     t->state = ENDED;
     running->ended++;
     thread *warp = t - t->seen.lane;
-    for (unsigned lane = 0; lane < WARP && warp + lane < running->all + running->threads; lane++)
+    const unsigned number = (unsigned)(warp - running->all) / WARP;
+    running->warp_gone[number] |= 1u << t->seen.lane;
+    const unsigned lanes = running->warp_waiting[number] ? running->threads - number * WARP : 0;
+    for (unsigned lane = 0; lane < WARP && lane < lanes; lane++)
         if (warp[lane].state == AT_COLLECTIVE && warp[lane].mask >> t->seen.lane & 1)
             divergence("a lane of the mask is missing", &warp[lane], t);
     qc_shim_fibre_leave(t->fibre, 1);
@@ -507,6 +517,7 @@ static void start_block(block *b, const qc_shim_grid *g, uint64_t at, int early)
     make_shared(b);
     b->ended = 0;
     memset(b->warp_waiting, 0, sizeof(b->warp_waiting));
+    memset(b->warp_gone, 0, sizeof(b->warp_gone));
     for (unsigned i = 0; i < b->threads; i++) {
         thread *t = &b->all[i];
         t->seen.thread = (qc_shim_index){i % g->block[0], i / g->block[0] % g->block[1],

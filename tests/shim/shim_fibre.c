@@ -34,9 +34,13 @@ enum { SLOTS = QC_SHIM_FIBRES };
  * memory. */
 #define STACK_BYTES ((size_t)256 << 10)
 #define GUARD_BYTES ((size_t)64 << 10)
+/* Stacks are a large power of two apart, so that without this the frames of all lanes of a warp
+ * would share the few places of the caches that go with such addresses. */
+enum { COLOURS = 64, COLOUR_BYTES = 192 };
 
 struct qc_shim_fibre {
     unsigned char *stack; /* STACK_BYTES, above GUARD_BYTES that cannot be touched */
+    unsigned char *top;   /* where it begins; it grows downwards */
 #ifdef QC_SHIM_ASM
     void *sp;
 #else
@@ -112,6 +116,7 @@ qc_shim_fibre *qc_shim_fibre_get(unsigned slot)
             mprotect((unsigned char *)p + GUARD_BYTES, STACK_BYTES, PROT_READ | PROT_WRITE))
             qc_shim_fault("no memory for the stack of a fibre");
         f->stack = (unsigned char *)p + GUARD_BYTES;
+        f->top = f->stack + STACK_BYTES - slot % COLOURS * COLOUR_BYTES;
 #ifdef QC_SHIM_TSAN
         f->tsan = __tsan_create_fiber(0);
 #endif
@@ -132,7 +137,7 @@ static void forget_frames(qc_shim_fibre *f)
     f->fake_stack = NULL;
 #ifdef QC_SHIM_ASAN
     enum { TOP = 8192 };
-    __asan_unpoison_memory_region(f->stack + STACK_BYTES - TOP, TOP);
+    __asan_unpoison_memory_region(f->top - TOP, TOP);
 #endif
 }
 
@@ -167,7 +172,7 @@ void qc_shim_fibre_start(qc_shim_fibre *f, void (*entry)(void))
     forget_frames(f);
     /* The stack looks as if entry had been called: it has a return address, which is never used,
      * and was aligned to 16 before the call. Then comes what the switch pops. */
-    void **sp = (void **)(void *)(f->stack + STACK_BYTES);
+    void **sp = (void **)(void *)f->top;
     *--sp = NULL;
     memcpy(--sp, &entry, sizeof(entry));
     for (int i = 0; i < 6; i++)
@@ -181,7 +186,7 @@ void qc_shim_fibre_start(qc_shim_fibre *f, void (*entry)(void))
     if (getcontext(&f->context))
         qc_shim_fault("getcontext");
     f->context.uc_stack.ss_sp = f->stack;
-    f->context.uc_stack.ss_size = STACK_BYTES;
+    f->context.uc_stack.ss_size = (size_t)(f->top - f->stack);
     f->context.uc_link = NULL;
     makecontext(&f->context, entry, 0);
 }
