@@ -58,11 +58,17 @@ class Calibrate(QconvCase):
             p.returncode = status
             self.assertEqual(status, 0, said)
             return usage.ru_maxrss * 1024, said
+
+        def calibrating(tokens, out):
+            most, said = peak("--calibrate", "default", "--calibration-tokens", tokens, MODEL, out)
+            return most, float(re.search(r"up to ([\d.]+) MB of memory", said)[1]) * 1e6
+
         without, _ = peak(MODEL, "plain")
-        most, said = peak("--calibrate", "default", "--calibration-tokens", "65536", MODEL, "cal")
-        told = float(re.search(r"up to ([\d.]+) MB of memory", said)[1]) * 1e6
-        # The library of matrix products has buffers of its own, beside those.
+        few, told_few = calibrating("2048", "few")
+        most, told = calibrating("16384", "cal")
+        # The library of matrix products has buffers of its own, beside those; they do not grow.
         self.assertLess(most - without, 1.1 * told + 80e6)
+        self.assertLess(most - few, 1.1 * (told - told_few) + 10e6)
         self.assertGreater(most, 0.5 * told)
         self.ok("verify", "cal", "--against", MODEL, "-q")
         self.assertLess(self.kl("cal"), 0.5 * self.kl("plain"))
