@@ -92,10 +92,12 @@ static void work(qc_cpu_matmul *h, unsigned index)
                                     (unsigned char *)h->scratch + index * h->scratch_bytes);
             continue;
         }
-        for (uint64_t row = first; row < first + count; row++) {
-            float sums[QC_GEMV_ROWS];
-            h->gemv->row(&p->gemv, row, sums);
-            store_rows(p, row, sums);
+        for (uint64_t r = 0; r < count; r += QC_GEMV_BATCH) {
+            const unsigned batch = (unsigned)qc_min_u64(count - r, QC_GEMV_BATCH);
+            float sums[QC_GEMV_BATCH * QC_GEMV_ROWS];
+            h->gemv->rows(&p->gemv, first + r, batch, sums);
+            for (unsigned k = 0; k < batch; k++)
+                store_rows(p, first + r + k, sums + k * p->gemv.m);
         }
     }
 }
@@ -266,36 +268,53 @@ static float describe(qc_gemv *g, const qc_weights *w)
     return f->ops->step;
 }
 
-static float x_at(const qc_matmul_cpu_io *io, uint64_t i)
+/* The elements of a group of x, from element i on. */
+static void read_group(const qc_matmul_cpu_io *io, uint64_t i, float *out)
 {
+    const uint16_t *half = (const uint16_t *)io->x + i;
     if (io->x_dtype == QC_DTYPE_F32)
-        return ((const float *)io->x)[i];
-    const uint16_t h = ((const uint16_t *)io->x)[i];
-    return io->x_dtype == QC_DTYPE_F16 ? qc_f32_from_f16(h) : qc_f32_from_bf16(h);
+        memcpy(out, (const float *)io->x + i, QC_GEMV_GROUP * sizeof *out);
+    else if (io->x_dtype == QC_DTYPE_F16)
+        for (unsigned e = 0; e < QC_GEMV_GROUP; e++)
+            out[e] = qc_f32_from_f16(half[e]);
+    else
+        for (unsigned e = 0; e < QC_GEMV_GROUP; e++)
+            out[e] = qc_f32_from_bf16(half[e]);
 }
 
-/* Which element of a group has position i of the kernel's order. */
-static unsigned element_at(const qc_form *f, unsigned i)
+/* From elements in order to the order of the kernel for codes of 4 bits. first: of a byte, which
+ * of its elements is in the upper half. */
+static void order_group(const int16_t *q, unsigned first, int16_t *out)
 {
-    const unsigned v = i / 16, p = i % 16;
-    if (f->ops->bits == 8)
-        return i;
-    return 2 * (8 * (v % 2) + p % 8 + 16 * (p / 8)) + ((v >= 2) != f->ops->low_first);
+    for (unsigned v = 0; v < 4; v++)
+        for (unsigned half = 0; half < 2; half++) {
+            const int16_t *from = q + 16 * (v % 2) + 32 * half + ((v >= 2) ^ first);
+            for (unsigned p = 0; p < 8; p++)
+                out[16 * v + 8 * half + p] = from[2 * p];
+        }
 }
 
-static void pack_group(const qc_form *f, const float *x, float unit, int16_t *out, float *scale)
+/* Returns the scale. */
+static float pack_group(const qc_form *f, const float *x, float unit, int16_t *out)
 {
-    float most = 0.0f;
-    int finite = 1;
+    int16_t q[QC_GEMV_GROUP], *to = f->ops->bits == 4 ? q : out;
+    int32_t largest = 0; /* bits of |x|, among which infinity and NaN are the largest */
     for (unsigned i = 0; i < QC_GEMV_GROUP; i++) {
-        most = fmaxf(most, fabsf(x[i]));
-        finite &= isfinite(x[i]) != 0;
+        const int32_t bits = (int32_t)(qc_f32_bits(x[i]) & 0x7fffffffu);
+        largest = bits > largest ? bits : largest;
     }
+    const float most = qc_f32_of_bits((uint32_t)largest);
+    const int finite = (uint32_t)largest < QC_F32_INF;
     /* 16383 / most is finite where most / 16383 is normal; below that x is as good as 0. */
-    const float inverse = most >= 0x1p-110f && finite ? (float)QC_GEMV_X_MOST / most : 0.0f;
-    for (unsigned i = 0; i < QC_GEMV_GROUP; i++)
-        out[i] = (int16_t)(inverse > 0.0f ? lrintf(x[element_at(f, i)] * inverse) : 0);
-    *scale = finite ? most / (float)QC_GEMV_X_MOST * unit : (float)NAN;
+    const float inverse = finite && most >= 0x1p-110f ? (float)QC_GEMV_X_MOST / most : 0.0f;
+    if (inverse > 0.0f)
+        for (unsigned i = 0; i < QC_GEMV_GROUP; i++)
+            to[i] = (int16_t)((int32_t)qc_f32_bits(x[i] * inverse + 0x1.8p23f) - 0x4b400000);
+    else
+        memset(to, 0, QC_GEMV_GROUP * sizeof *to);
+    if (to == q)
+        order_group(q, f->ops->low_first != 0, out);
+    return finite ? most / (float)QC_GEMV_X_MOST * unit : (float)NAN;
 }
 
 /* Lays out the next rows of x, at most QC_GEMV_ROWS, with rows of zeros up to a count that the
@@ -309,19 +328,15 @@ static void pack(qc_cpu_matmul *h, float unit)
     g->m = p->m > 4 ? 8 : p->m > 2 ? 4 : p->m;
     int16_t *x = h->packed;
     float *scales = (float *)(void *)(x + g->m * g->groups * QC_GEMV_GROUP);
-    memset(x + p->m * g->groups * QC_GEMV_GROUP, 0,
-           (g->m - p->m) * g->groups * QC_GEMV_GROUP * sizeof *x);
-    memset(scales + p->m * g->groups, 0, (g->m - p->m) * g->groups * sizeof *scales);
-    for (unsigned m = 0; m < p->m; m++)
-        for (uint64_t i = 0; i < g->groups; i++) {
-            float room[QC_GEMV_GROUP];
-            for (unsigned e = 0; e < QC_GEMV_GROUP; e++)
-                room[e] = x_at(io, (p->first_x + m) * io->ldx + i * QC_GEMV_GROUP + e);
-            pack_group(&p->w->form, room, unit, x + (m * g->groups + i) * QC_GEMV_GROUP,
-                       scales + m * g->groups + i);
-        }
     g->x = x;
     g->x_scales = scales;
+    for (uint64_t i = 0; i < g->groups; i++)
+        for (unsigned m = 0; m < g->m; m++, x += QC_GEMV_GROUP) {
+            float room[QC_GEMV_GROUP] = {0.0f};
+            if (m < p->m)
+                read_group(io, (p->first_x + m) * io->ldx + i * QC_GEMV_GROUP, room);
+            *scales++ = pack_group(&p->w->form, room, unit, x);
+        }
 }
 
 /* ---- A product ------------------------------------------------------------------------------ */

@@ -25,6 +25,7 @@
 
 #define QC_GEMV_GROUP  64u
 #define QC_GEMV_ROWS   8u    /* of x in one call of a table */
+#define QC_GEMV_BATCH  16u   /* of W in one call of a table */
 #define QC_GEMV_X_MOST 16383 /* |q|; 8 * 16383 * 16384 < 2^31 */
 #define QC_GEMV_T_MOST 16384.0f
 
@@ -32,8 +33,8 @@
 typedef struct {
     const qc_weights *w;
     uint64_t groups;       /* of 64, in a row */
-    const int16_t *x;      /* [m][groups][64] in the order of the kernel */
-    const float *x_scales; /* [m][groups]; times the step of the codes' values */
+    const int16_t *x;      /* [groups][m][64] in the order of the kernel */
+    const float *x_scales; /* [groups][m]; times the step of the codes' values */
     unsigned m;            /* 1, 2, 4 or 8 */
     unsigned shift;        /* group g of a row has the scale of block first + (g >> shift) */
     int halves;            /* blocks of 32: first + 2 g and 2 g + 1 instead */
@@ -44,8 +45,8 @@ typedef struct {
 
 typedef struct {
     qc_isa isa;
-    /* sums [m] of one row of W. */
-    void (*row)(const qc_gemv *g, uint64_t row, float *sums);
+    /* sums [count][m] of rows of W from first on; count is at most QC_GEMV_BATCH. */
+    void (*rows)(const qc_gemv *g, uint64_t first, unsigned count, float *sums);
 } qc_gemv_ops;
 
 extern const qc_gemv_ops qc_gemv_ops_scalar;

@@ -39,8 +39,8 @@ static void row(const qc_gemv *g, uint64_t at, float *sums)
         const float s[2] = {qc_gemv_scale(g, block, nested),
                             qc_gemv_scale(g, block + (g->halves ? 1 : 0), nested)};
         for (unsigned m = 0; m < g->m; m++) {
-            const int16_t *x = g->x + (m * g->groups + i) * QC_GEMV_GROUP;
-            const float xs = g->x_scales[m * g->groups + i];
+            const int16_t *x = g->x + (i * g->m + m) * QC_GEMV_GROUP;
+            const float xs = g->x_scales[i * g->m + m];
             int32_t sum[2][8];
             sum_group(g, codes, x, sum);
             for (unsigned h = 0; h < (g->halves ? 2u : 1u); h++)
@@ -55,4 +55,10 @@ static void row(const qc_gemv *g, uint64_t at, float *sums)
     }
 }
 
-const qc_gemv_ops qc_gemv_ops_scalar = {QC_ISA_SCALAR, row};
+static void rows(const qc_gemv *g, uint64_t first, unsigned count, float *sums)
+{
+    for (unsigned r = 0; r < count; r++)
+        row(g, first + r, sums + r * g->m);
+}
+
+const qc_gemv_ops qc_gemv_ops_scalar = {QC_ISA_SCALAR, rows};

@@ -169,6 +169,14 @@ static void products_are_as_exact_as_rounding_allows(void **state)
     }
 }
 
+/* Whole groups and blocks; some rows are longer than what is worked on at a time. */
+static uint64_t random_cols(qt_rng *rng, unsigned form)
+{
+    const uint64_t unit = forms[form].block > 64 ? forms[form].block : 64;
+    const uint64_t most = qt_below(rng, 4) == 0 ? 128 * 64 * 2 : 1024;
+    return unit * (1 + qt_below(rng, most / unit));
+}
+
 static void bits_depend_on_neither_threads_nor_instructions(void **state)
 {
     (void)state;
@@ -179,8 +187,8 @@ static void bits_depend_on_neither_threads_nor_instructions(void **state)
             others[isa][t] = open_matmul((qc_isa)isa, t + 1);
     for (unsigned round = 0; round < 120; round++) {
         job j;
-        make_job(&j, &rng, round % FORMS, 1 + qt_below(&rng, 70),
-                 (uint64_t)256 * (1 + qt_below(&rng, 4)), 1 + qt_below(&rng, 18));
+        make_job(&j, &rng, round % FORMS, 1 + qt_below(&rng, 70), random_cols(&rng, round % FORMS),
+                 1 + qt_below(&rng, 18));
         void *want = run(scalar, &j, j.io.y_dtype);
         for (int isa = 0; isa < QC_ISA_COUNT; isa++)
             for (unsigned t = 0; t < 3 && others[isa][t]; t++) {
