@@ -24,7 +24,8 @@ int qc_isa_available(qc_isa isa)
     if (isa == QC_ISA_AVX512)
         return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-               __builtin_cpu_supports("avx512vbmi") && qc_isa_available(QC_ISA_AVX2);
+               __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni") &&
+               qc_isa_available(QC_ISA_AVX2);
 #endif
     return 0;
 }

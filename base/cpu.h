@@ -5,7 +5,7 @@
 #include "base/status.h"
 
 /* In increasing order of preference. AVX2 means that AVX2, F16C, FMA and BMI2 are all present;
- * AVX512 means that F, BW, DQ, VL and VBMI are. */
+ * AVX512 means that F, BW, DQ, VL, VBMI and VNNI are. */
 typedef enum { QC_ISA_SCALAR, QC_ISA_AVX2, QC_ISA_AVX512, QC_ISA_COUNT } qc_isa;
 
 const char *qc_isa_name(qc_isa isa); /* "scalar", "avx2", "avx512" */

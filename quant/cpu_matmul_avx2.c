@@ -1,7 +1,7 @@
 /* The integer products (cpu_matmul_internal.h) with AVX2. A group of 64 codes of 4 bits takes 11
  * vector instructions to decode: 3 for both halves of its bytes, 4 lookups, 4 to join the bytes of
  * the values. Each row of x takes 4 products, 3 sums, and 4 to scale: the scale times that of x, a
- * broadcast, a conversion, a fmaf. With 4 such instructions in a cycle the floor is 5.5 cycles for
+ * broadcast, a conversion, a fmaf. With 4 such instructions in a cycle the floor is 6 cycles for
  * one row and 25 for eight.
  *
  * Slower on Zen 3, by 2 to 15% with one and two rows: all scales of a tile made beforehand, and

@@ -50,7 +50,8 @@ typedef struct {
 } qc_gemv_ops;
 
 extern const qc_gemv_ops qc_gemv_ops_scalar;
-extern const qc_gemv_ops qc_gemv_ops_avx2; /* where QC_HAVE_QUANT_AVX2 */
+extern const qc_gemv_ops qc_gemv_ops_avx2;   /* where QC_HAVE_QUANT_AVX2 */
+extern const qc_gemv_ops qc_gemv_ops_avx512; /* where QC_HAVE_QUANT_AVX512 */
 
 /* As qc_quant_ops_for. */
 const qc_gemv_ops *qc_gemv_ops_for(qc_isa isa);

@@ -20,13 +20,7 @@ const qc_search_ops *qc_search_ops_for(qc_isa isa)
     return QC_TABLE_FOR(isa, qc_search_ops);
 }
 
-/* AVX-512 takes the table of AVX2. */
 const qc_gemv_ops *qc_gemv_ops_for(qc_isa isa)
 {
-#if defined(QC_HAVE_QUANT_AVX2)
-    return isa == QC_ISA_SCALAR ? &qc_gemv_ops_scalar : &qc_gemv_ops_avx2;
-#else
-    (void)isa;
-    return &qc_gemv_ops_scalar;
-#endif
+    return QC_TABLE_FOR(isa, qc_gemv_ops);
 }
