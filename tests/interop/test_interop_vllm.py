@@ -164,8 +164,9 @@ SERVED = {
     "mixture-tp": MIXTURE_TP,
     "kept": ["--to", "nf4", "--keep", "*q_proj*", "--split-fused"],
 }
-# Each costs a start of vLLM, on two workers a long one. The experts are in NF4 with nested scales.
-ON_ONE = list(SERVED) if compressed.ALL else ["nf4-32", "nf4-128", "int8", "w8a16"]
+# Each costs a start of vLLM, on two workers a long one. The experts are in NF4 with nested scales, and the mixture
+# on two workers has more; QCONV_VLLM_ALL=1 asks for all.
+ON_ONE = list(SERVED) if compressed.ALL else ["nf4-32", "int8"]
 ON_TWO = list(SERVED) if compressed.ALL else ["mixture-tp"]
 BOUND = 0.05  # of log-probabilities; vLLM computes in bfloat16
 
