@@ -75,17 +75,16 @@ static qc_status add_part(qc_adapter *a, uint32_t i, const tail_row *tail, qc_er
 {
     const char *name = bare(qc_adapter_tensor_name(a, i));
     size_t len = strlen(name) - strlen(tail->tail);
-    qc_adapter_module *m = a->module_count ? &a->modules[a->module_count - 1] : NULL;
-    if (m && (strlen(m->module) != len || memcmp(m->module, name, len) != 0))
-        m = NULL;
-    if (!m) {
-        m = &a->modules[a->module_count++];
-        *m = (qc_adapter_module){.a = QC_ADAPTER_NO_TENSOR,
-                                 .b = QC_ADAPTER_NO_TENSOR,
-                                 .magnitude = QC_ADAPTER_NO_TENSOR,
-                                 .bias = QC_ADAPTER_NO_TENSOR};
-        QC_TRY(qc_arena_strndup(&a->arena, &m->module, name, len, err));
+    const char *last = a->module_count ? a->modules[a->module_count - 1].module : NULL;
+    if (!last || strlen(last) != len || memcmp(last, name, len) != 0) {
+        qc_adapter_module fresh = {.a = QC_ADAPTER_NO_TENSOR,
+                                   .b = QC_ADAPTER_NO_TENSOR,
+                                   .magnitude = QC_ADAPTER_NO_TENSOR,
+                                   .bias = QC_ADAPTER_NO_TENSOR};
+        QC_TRY(qc_arena_strndup(&a->arena, &fresh.module, name, len, err));
+        a->modules[a->module_count++] = fresh;
     }
+    qc_adapter_module *m = &a->modules[a->module_count - 1];
     uint32_t *const places[KIND_COUNT] = {&m->a, &m->b, &m->magnitude, &m->bias};
     if (*places[tail->kind] != QC_ADAPTER_NO_TENSOR)
         QC_FAIL(err, QC_ERR_INPUT, "'%s' and '%s' are the same thing twice",

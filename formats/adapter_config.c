@@ -85,7 +85,7 @@ static qc_status flag(const qc_json_node *root, const char *key, int *out, qc_er
 static qc_status compile(qc_adapter_pattern *p, qc_arena *arena, qc_error *err)
 {
     qc_strbuf text;
-    qc_strbuf_init(&text, 16 * PATTERN_MAX_BYTES);
+    qc_strbuf_init(&text, (size_t)16 * PATTERN_MAX_BYTES);
     qc_strbuf_puts(&text, "^(.*\\.)?(");
     int known = strlen(p->key) <= PATTERN_MAX_BYTES && !strstr(p->key, "(?") && *p->key;
     int in_class = 0;
