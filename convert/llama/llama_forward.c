@@ -147,7 +147,7 @@ static sizes sizes_of(const qc_llama_shape *s, uint64_t tokens, uint64_t longest
     z.table = qc_sat_mul(longest, c->head_dim / 2 * sizeof(float));
     uint64_t widest = qc_max_u64(qc_max_u64(c->hidden, c->intermediate), z.q);
     z.scratch_each = qc_align_u64(qc_max_u64(qc_matmul_cpu_scratch_bytes(z.tokens, widest),
-                                             qc_attend_scratch_bytes(group, c->head_dim)),
+                                             qc_attend_scratch_bytes(group, c->head_dim, c->head_dim)),
                                   ALIGNMENT);
     return z;
 }
@@ -324,7 +324,9 @@ static qc_status attend_tasks(void *ctx, unsigned thread, uint64_t first, uint64
                                  .tokens = tokens,
                                  .group = group,
                                  .head_dim = c->head_dim,
-                                 .span = k->span};
+                                 .value_dim = c->head_dim,
+                                 .span = k->span,
+                                 .scale = 1.0f / sqrtf((float)c->head_dim)};
         cpu->decoder->attend(&io, inside % c->kv_heads, token,
                              tokens - token < step ? tokens - token : step,
                              cpu->scratch + thread * cpu->scratch_each);
