@@ -1,5 +1,5 @@
-/* Norm, rotary positions, gates, soft caps, attention and e^x against sums in double and closed forms; every
- * table gives the scalar one's bits. */
+/* Norm, rotary positions, gates, soft caps, attention and e^x against sums in double and closed
+ * forms; every table gives the scalar one's bits. */
 #include "quant/decoder_ops.h"
 #include "tests/fixtures/quant_testing.h"
 
