@@ -2,6 +2,7 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
+#include "convert/llama/family.h"
 #include "convert/model/config_fields.h"
 
 #include <inttypes.h>
@@ -10,38 +11,16 @@
 #include <string.h>
 
 #define SHOWN          80
-#define SUPPORTED      "llama, mistral, qwen2 and qwen3 are"
 #define DEFAULT_WINDOW 4096u
 #define DEFAULT_FROM   28u /* max_window_layers of Qwen */
 #define MAX_CONTEXT    (UINT64_C(1) << 40)
 #define TAU            6.283185307179586476925
 
-/* What a family has that config.json does not say, and the values of missing fields. */
-typedef struct {
-    const char *model_type, *architecture;
-    uint64_t kv_heads; /* if the field is missing; 0: as many as heads */
-    uint64_t head_dim; /* if the field is missing; 0: hidden / heads */
-    int64_t bos, eos;
-    int qkv_bias;
-    int reads_attention_bias, reads_mlp_bias;
-    int head_norms;
-    int slides; /* 1: every layer, 2: as use_sliding_window and layer_types say */
-} family;
-
-enum { SLIDES_ALWAYS = 1, SLIDES_ASKED = 2 };
-
-static const family families[] = {
-    {"llama", "LlamaForCausalLM", 0, 0, 1, 2, 0, 1, 1, 0, 0},
-    {"mistral", "MistralForCausalLM", 8, 0, 1, 2, 0, 0, 0, 0, SLIDES_ALWAYS},
-    {"qwen2", "Qwen2ForCausalLM", 32, 0, -1, -1, 1, 0, 0, 0, SLIDES_ASKED},
-    {"qwen3", "Qwen3ForCausalLM", 32, 128, -1, -1, 0, 1, 0, 1, SLIDES_ASKED},
-};
-
 typedef struct {
     qc_llama_shape *out;
     qc_arena *arena;
     const qc_json_node *root;
-    const family *family;
+    const qc_llama_family *family;
 } reader;
 
 static qc_status find_family(reader *r, qc_error *err)
@@ -49,21 +28,21 @@ static qc_status find_family(reader *r, qc_error *err)
     const char *type = qc_json_string_or(qc_json_get(r->root, "model_type"), NULL);
     if (!type)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "config.json: expected a model_type of llama, mistral, qwen2 or qwen3, found none");
-    for (size_t i = 0; i < sizeof families / sizeof *families; i++)
-        if (strcmp(type, families[i].model_type) == 0)
-            r->family = &families[i];
+                "config.json: expected a model_type that is computed (%s), found none",
+                qc_llama_family_list());
+    r->family = qc_llama_family_of(type);
     if (!r->family)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "config.json: models of model_type '%.*s' are not computed, " SUPPORTED, SHOWN,
-                type);
+                "config.json: models of model_type '%.*s' are not computed, %s are", SHOWN, type,
+                qc_llama_family_list());
+    r->out->family = r->family;
     r->out->config.model_type = r->family->model_type;
     const qc_json_node *list = qc_config_field(r->root, "architectures");
     if (!list || qc_json_kind_of(list) != QC_JSON_ARRAY || !qc_json_first(list))
         return QC_OK;
     const char *named = qc_json_string_or(qc_json_first(list), "");
-    if (strcmp(named, r->family->architecture) == 0 ||
-        (strcmp(type, "llama") == 0 && strcmp(named, "LLaMAForCausalLM") == 0))
+    const char *other = r->family->other_architecture;
+    if (strcmp(named, r->family->architecture) == 0 || (other && strcmp(named, other) == 0))
         return QC_OK;
     QC_FAIL(err, QC_ERR_UNSUPPORTED,
             "config.json: the architecture of this %s is '%.*s'; expected %s", type, SHOWN, named,
@@ -147,7 +126,7 @@ static qc_status token(const reader *r, const char *name, int64_t missing, int64
 static qc_status read_sizes(reader *r, qc_error *err)
 {
     qc_llama_config *c = &r->out->config;
-    const family *f = r->family;
+    const qc_llama_family *f = r->family;
     QC_TRY(qc_config_count(&c->layers, qc_config_field(r->root, "num_hidden_layers"),
                            QC_CONFIG_MAX_LAYERS, 0, err));
     if (c->layers == 0)
@@ -182,10 +161,10 @@ static qc_status read_sizes(reader *r, qc_error *err)
     if (strcmp(act, "silu") != 0 && strcmp(act, "swish") != 0)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
                 "config.json: hidden_act is '%.*s', and only silu is computed", SHOWN, act);
-    r->out->qkv_bias = f->qkv_bias || (f->reads_attention_bias && flag(r, "attention_bias"));
-    r->out->out_bias = f->reads_attention_bias && flag(r, "attention_bias");
-    r->out->mlp_bias = f->reads_mlp_bias && flag(r, "mlp_bias");
-    r->out->head_norms = f->head_norms;
+    r->out->out_bias = f->traits & QC_FAMILY_READS_ATTENTION_BIAS && flag(r, "attention_bias");
+    r->out->qkv_bias = f->traits & QC_FAMILY_QKV_BIAS || r->out->out_bias;
+    r->out->mlp_bias = f->traits & QC_FAMILY_READS_MLP_BIAS && flag(r, "mlp_bias");
+    r->out->head_norms = (f->traits & QC_FAMILY_HEAD_NORMS) != 0;
     return QC_OK;
 }
 
@@ -224,19 +203,21 @@ static qc_status read_layer_types(reader *r, const qc_json_node *types, uint64_t
 
 static qc_status read_windows(reader *r, qc_error *err)
 {
-    const family *f = r->family;
+    const qc_llama_family *f = r->family;
     uint64_t layers = r->out->config.layers, window = 0, from = 0;
     QC_TRY(
         qc_arena_alloc(r->arena, &r->out->windows, (size_t)layers, sizeof *r->out->windows, err));
-    if (!f->slides || (f->slides == SLIDES_ASKED && !flag(r, "use_sliding_window") &&
-                       !qc_config_field(r->root, "layer_types")))
+    const int asked = (f->traits & QC_FAMILY_SLIDES_IF_ASKED) != 0;
+    if (!asked && !(f->traits & QC_FAMILY_SLIDES))
+        return QC_OK;
+    if (asked && !flag(r, "use_sliding_window") && !qc_config_field(r->root, "layer_types"))
         return QC_OK;
     const qc_json_node *n = qc_json_get(r->root, "sliding_window");
     if (!n || qc_json_kind_of(n) != QC_JSON_NULL)
         QC_TRY(qc_config_count(&window, n, MAX_CONTEXT, DEFAULT_WINDOW, err));
     if (n && window == 0 && qc_json_kind_of(n) != QC_JSON_NULL)
         QC_FAIL(err, QC_ERR_INPUT, "config.json: sliding_window is 0");
-    if (f->slides == SLIDES_ASKED) {
+    if (asked) {
         if (!flag(r, "use_sliding_window"))
             window = 0;
         const qc_json_node *types = qc_config_field(r->root, "layer_types");

@@ -28,8 +28,11 @@ typedef struct {
     int truncate;     /* YARN: round to whole dimensions */
 } qc_rope;
 
+typedef struct qc_llama_family qc_llama_family; /* family.h */
+
 typedef struct {
     qc_llama_config config;
+    const qc_llama_family *family;
     qc_rope rope;
     uint64_t *windows; /* [layers]: how many positions a token sees, including its own; 0: all */
     int qkv_bias, out_bias, mlp_bias;

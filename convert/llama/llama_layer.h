@@ -40,6 +40,12 @@ typedef enum {
     QC_LLAMA_VECTORS
 } qc_llama_vector;
 
+/* What the feed-forward part of a layer is. */
+typedef enum {
+    QC_LLAMA_DENSE,  /* gate, up and down */
+    QC_LLAMA_EXPERTS /* a router and experts */
+} qc_llama_ffn;
+
 /* ---- in the checkpoint ---- */
 
 typedef struct {
@@ -54,6 +60,7 @@ typedef struct {
 typedef struct {
     qc_llama_linear linear[QC_LLAMA_MATRICES];
     uint32_t vectors[QC_LLAMA_VECTORS]; /* QC_NO_TENSOR if the family does not have it */
+    qc_llama_ffn ffn;
     uint64_t read_bytes, memory_bytes;
 } qc_llama_layer;
 

@@ -126,7 +126,7 @@ static void refusals(void **state)
     (void)state;
     assert_int_equal(qc_llama_shape_read(&s, &arena, NULL, &err), QC_ERR_UNSUPPORTED);
     bad(SIZES, QC_ERR_UNSUPPORTED,
-        "expected a model_type of llama, mistral, qwen2 or qwen3, found none");
+        "expected a model_type that is computed (llama, mistral, qwen2 and qwen3), found none");
     static const char *const others[] = {"gemma2",      "mixtral", "qwen3_moe", "phi3",
                                          "deepseek_v3", "gpt2",    "llama4",    "granite"};
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
