@@ -473,6 +473,9 @@ static qc_status run(model *m, qc_error *err)
 {
     qc_calibrate_outlook ahead;
     qc_status st = qc_llama_tensors_find(&m->tensors, &m->k->arena, m->k->plan->model, err);
+    if (st == QC_OK && m->tensors.shape.experts.names)
+        st = QC_ERROR(err, QC_ERR_UNSUPPORTED, "%s: the experts of a %s are not calibrated by text",
+                      m->k->plan->call->model, m->tensors.shape.config.model_type);
     if (st == QC_ERR_UNSUPPORTED) {
         size_t used = strlen(err->msg);
         (void)snprintf(err->msg + used, sizeof err->msg - used,

@@ -248,15 +248,15 @@ static qc_status read_routing(qc_routing *r, const family *f, const qc_json_node
                  f->experts, &r->experts, err));
     QC_TRY(count(root, "num_experts_per_tok", QC_CONFIG_MAX_EXPERTS, f->chosen, &r->chosen, err));
     if (f->normalized == NORM_UNLESS_SAID || f->normalized == NORM_IF_SAID)
-        QC_TRY(flag(root, "norm_topk_prob", f->normalized == NORM_UNLESS_SAID, &r->normalized,
-                    err));
+        QC_TRY(
+            flag(root, "norm_topk_prob", f->normalized == NORM_UNLESS_SAID, &r->normalized, err));
     if (f->scale > 0.0)
         QC_TRY(number(root, "routed_scaling_factor", f->scale, &r->scale, err));
     QC_TRY(read_method(f, root, &grouped, err));
     if (grouped) {
         QC_TRY(count(root, "n_group", QC_CONFIG_MAX_EXPERTS, f->groups, &r->groups, err));
-        QC_TRY(count(root, "topk_group", QC_CONFIG_MAX_EXPERTS, f->groups_chosen,
-                     &r->groups_chosen, err));
+        QC_TRY(count(root, "topk_group", QC_CONFIG_MAX_EXPERTS, f->groups_chosen, &r->groups_chosen,
+                     err));
     }
     return check_routing(r, err);
 }

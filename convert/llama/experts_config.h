@@ -24,8 +24,8 @@ typedef struct {
     uint64_t inner;        /* the intermediate size of an expert */
     uint64_t shared;       /* of all shared experts together; 0: there are none */
     unsigned char *sparse; /* [layers]: 1 where a layer has experts, 0 where it is dense */
-    /* gpt-oss: the experts of a layer are stacked, gate and up are interleaved, all have biases, and
-     * gates are clamped: (min(g, limit) * sigmoid(alpha g)) * (clip(u, limit) + 1). */
+    /* gpt-oss: the experts of a layer are stacked, gate and up are interleaved, all have biases,
+     * and gates are clamped: (min(g, limit) * sigmoid(alpha g)) * (clip(u, limit) + 1). */
     int clamped;
     float limit, alpha;
 } qc_experts_shape;

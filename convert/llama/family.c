@@ -7,6 +7,7 @@ static const struct {
     size_t count;
 } families[] = {
     {qc_family_llama, sizeof qc_family_llama / sizeof *qc_family_llama},
+    {qc_family_mixtures, sizeof qc_family_mixtures / sizeof *qc_family_mixtures},
 };
 
 const qc_llama_family *qc_llama_family_of(const char *model_type)
@@ -20,5 +21,5 @@ const qc_llama_family *qc_llama_family_of(const char *model_type)
 
 const char *qc_llama_family_list(void)
 {
-    return "llama, mistral, qwen2 and qwen3";
+    return "llama, mistral, qwen2, qwen3, mixtral, qwen2_moe and qwen3_moe";
 }

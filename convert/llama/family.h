@@ -34,6 +34,7 @@ struct qc_llama_family {
     uint64_t kv_heads; /* 0: as many as heads */
     uint64_t head_dim; /* 0: hidden / heads */
     int64_t bos, eos;
+    double theta, norm_eps; /* of rotary positions; 0: 10000 and 1e-6 */
 };
 
 /* Returns NULL where the type is not computed. */
@@ -45,5 +46,6 @@ extern const qc_llama_names qc_llama_names_plain; /* those of Llama */
 
 /* The types of each file. */
 extern const qc_llama_family qc_family_llama[4];
+extern const qc_llama_family qc_family_mixtures[3];
 
 #endif

@@ -153,7 +153,8 @@ static qc_status read_sizes(reader *r, qc_error *err)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
                 "config.json: head_dim is %" PRIu64 ", and rotary positions need an even one",
                 c->head_dim);
-    QC_TRY(positive(r->root, "rms_norm_eps", 1e-6, &c->norm_eps, err));
+    QC_TRY(positive(r->root, "rms_norm_eps", f->norm_eps > 0.0 ? f->norm_eps : 1e-6, &c->norm_eps,
+                    err));
     QC_TRY(token(r, "bos_token_id", f->bos, &c->bos, err));
     QC_TRY(token(r, "eos_token_id", f->eos, &c->eos, err));
     c->tied = flag(r, "tie_word_embeddings");
@@ -212,9 +213,19 @@ static qc_status read_windows(reader *r, qc_error *err)
         return QC_OK;
     if (asked && !flag(r, "use_sliding_window") && !qc_config_field(r->root, "layer_types"))
         return QC_OK;
+    if (f->ffn == QC_LLAMA_EXPERTS && flag(r, "use_sliding_window"))
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "config.json: use_sliding_window is true, and sliding windows of a %s are not "
+                "computed",
+                f->model_type);
+    if (f->ffn == QC_LLAMA_EXPERTS && asked) {
+        const qc_json_node *types = qc_config_field(r->root, "layer_types");
+        return types ? read_layer_types(r, types, 0, err) : QC_OK;
+    }
     const qc_json_node *n = qc_json_get(r->root, "sliding_window");
     if (!n || qc_json_kind_of(n) != QC_JSON_NULL)
-        QC_TRY(qc_config_count(&window, n, MAX_CONTEXT, DEFAULT_WINDOW, err));
+        QC_TRY(qc_config_count(&window, n, MAX_CONTEXT,
+                               f->ffn == QC_LLAMA_EXPERTS ? 0 : DEFAULT_WINDOW, err));
     if (n && window == 0 && qc_json_kind_of(n) != QC_JSON_NULL)
         QC_FAIL(err, QC_ERR_INPUT, "config.json: sliding_window is 0");
     if (asked) {
@@ -300,7 +311,8 @@ static qc_status read_rope(reader *r, qc_error *err)
     const char *type = "default";
     *rope = (qc_rope){.factor = 1.0, .magnitude = 1.0, .truncate = 1};
     QC_TRY(whole_head(r->root, err));
-    QC_TRY(positive(r->root, "rope_theta", 10000.0, &rope->theta, err));
+    QC_TRY(positive(r->root, "rope_theta", r->family->theta > 0.0 ? r->family->theta : 10000.0,
+                    &rope->theta, err));
     if (!p)
         return QC_OK;
     if (qc_json_kind_of(p) != QC_JSON_OBJECT)
@@ -354,6 +366,7 @@ qc_status qc_llama_shape_read(qc_llama_shape *out, qc_arena *arena, const qc_jso
     QC_TRY(check_flags(&r, err));
     QC_TRY(read_sizes(&r, err));
     QC_TRY(read_windows(&r, err));
+    QC_TRY(qc_experts_shape_read(&out->experts, arena, r.root, out->config.layers, err));
     return read_rope(&r, err);
 }
 

@@ -4,6 +4,7 @@
 #ifndef QC_CONVERT_LLAMA_CONFIG_H
 #define QC_CONVERT_LLAMA_CONFIG_H
 
+#include "convert/llama/experts_config.h"
 #include "convert/llama/llama.h"
 
 /* Rotary positions turn dimension pair i of a head by position * frequency i. Sources: Su et al.
@@ -34,6 +35,7 @@ typedef struct {
     qc_llama_config config;
     const qc_llama_family *family;
     qc_rope rope;
+    qc_experts_shape experts;
     uint64_t *windows; /* [layers]: how many positions a token sees, including its own; 0: all */
     int qkv_bias, out_bias, mlp_bias;
     int head_norms; /* q and k have norms for each head: Qwen3 */

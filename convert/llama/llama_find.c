@@ -2,6 +2,7 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
+#include "convert/llama/experts_layer.h"
 #include "convert/llama/family.h"
 #include "convert/term/size_text.h"
 
@@ -121,8 +122,11 @@ static qc_status find_layer(const qc_llama_finder *f, const qc_llama_shape *s, u
         [QC_LLAMA_K_NORM] = c->head_dim,
     };
     const char *name = NULL;
-    out->ffn = s->family->ffn;
+    out->ffn = qc_experts_in(&s->experts, number) ? QC_LLAMA_EXPERTS : QC_LLAMA_DENSE;
     for (int i = 0; i < QC_LLAMA_MATRICES; i++) {
+        out->linear[i].tensor = out->linear[i].bias = QC_NO_TENSOR;
+        if (out->ffn == QC_LLAMA_EXPERTS && i >= QC_LLAMA_GATE)
+            continue;
         QC_TRY(qc_arena_printf(f->arena, &name, err, "model.layers.%" PRIu64 ".%s", number,
                                names->matrices[i]));
         QC_TRY(qc_llama_find_linear(f, name, linears[i].rows, linears[i].cols, linears[i].bias,
@@ -138,7 +142,7 @@ static qc_status find_layer(const qc_llama_finder *f, const qc_llama_shape *s, u
                                names->vectors[i]));
         QC_TRY(qc_llama_find_vector(f, name, vectors[i], &out->vectors[i], err));
     }
-    return QC_OK;
+    return out->ffn == QC_LLAMA_EXPERTS ? qc_experts_find(f, s, number, out, err) : QC_OK;
 }
 
 /* Finds the embedding and the head. A tied head may be in the file under either name, or under

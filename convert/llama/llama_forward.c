@@ -231,6 +231,7 @@ typedef struct {
     float *normed; /* where their norms go; it may be hidden itself */
     const float *weight;
     uint64_t q, kv, ldb;
+    int experts; /* the layer has experts, which are not computed here */
 } chunk;
 
 static qc_status norm_tokens(void *ctx, unsigned thread, uint64_t first, uint64_t count,
@@ -411,6 +412,8 @@ static qc_status run_chunk(chunk *k, qc_error *err)
     QC_TRY(tokens_phase(k, norm_tokens, k->w->vectors[QC_LLAMA_INPUT_NORM], err));
     QC_TRY(attend(k, err));
     QC_TRY(leave_attention(k, k->cpu->c, err));
+    if (k->experts)
+        return QC_OK;
     QC_TRY(gate(k, err));
     return leave_layer(k, err);
 }
@@ -439,6 +442,7 @@ static chunk chunk_of(qc_llama_cpu *cpu, const qc_llama_pass *p, const qc_llama_
                .start = at->start,
                .tokens = at->tokens,
                .span = cpu->shape->windows[p->layer],
+               .experts = qc_experts_in(&cpu->shape->experts, p->layer),
                .hidden = p->hidden + at->start * c->hidden,
                .normed = cpu->a,
                .q = c->heads * c->head_dim,

@@ -111,7 +111,8 @@ qc_status qc_llama_weights_read(qc_llama_weights *out, const qc_llama_source *s,
         if (l->vectors[i] != QC_NO_TENSOR)
             QC_TRY(qc_llama_vector_read(&out->vectors[i], s, l->vectors[i], err));
     for (int i = 0; i < QC_LLAMA_MATRICES; i++)
-        QC_TRY(qc_llama_matrix_read(&out->matrices[i], s, &l->linear[i], err));
+        if (l->linear[i].tensor != QC_NO_TENSOR)
+            QC_TRY(qc_llama_matrix_read(&out->matrices[i], s, &l->linear[i], err));
     return QC_OK;
 }
 

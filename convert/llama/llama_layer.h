@@ -48,6 +48,8 @@ typedef enum {
 
 /* ---- in the checkpoint ---- */
 
+typedef struct qc_experts_layer qc_experts_layer; /* experts_layer.h */
+
 typedef struct {
     uint32_t tensor, bias;          /* bias is QC_NO_TENSOR if there is none */
     const qc_stored_weight *stored; /* if it is quantized, else NULL */
@@ -58,8 +60,9 @@ typedef struct {
 } qc_llama_linear;
 
 typedef struct {
-    qc_llama_linear linear[QC_LLAMA_MATRICES];
-    uint32_t vectors[QC_LLAMA_VECTORS]; /* QC_NO_TENSOR if the family does not have it */
+    qc_llama_linear linear[QC_LLAMA_MATRICES]; /* with QC_NO_TENSOR where experts are instead */
+    const qc_experts_layer *experts;           /* NULL: the layer is dense */
+    uint32_t vectors[QC_LLAMA_VECTORS];        /* QC_NO_TENSOR if the family does not have it */
     qc_llama_ffn ffn;
     uint64_t read_bytes, memory_bytes;
 } qc_llama_layer;
