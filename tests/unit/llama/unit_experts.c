@@ -290,6 +290,50 @@ static void memory(void **state)
     drop(&w);
 }
 
+/* A whole model and its logits by transformers (tests/data/tiny-moe). */
+static void known_logits(void **state)
+{
+    qc_error err = {0};
+    qc_checkpoint *c = NULL;
+    qc_llama *m = NULL;
+    qc_json *doc = NULL;
+    qc_strbuf text;
+    const qc_llama_tools tools = {.threads = 2};
+    (void)state;
+    qc_strbuf_init(&text, 1u << 20);
+    test_must(qc_file_slurp(QC_TEST_DATA "/tiny-moe/expected.json", &text, &err), &err);
+    test_must(qc_json_parse(&doc, text.data, text.len, 0, &err), &err);
+    test_must(qc_checkpoint_open(&c, QC_TEST_DATA "/tiny-moe", &err), &err);
+    test_must(qc_llama_open(&m, "tiny-moe", c, &tools, &err), &err);
+    const qc_json_node *want = qc_json_first(qc_json_get(qc_json_root(doc), "logits"));
+    unsigned windows = 0;
+    for (const qc_json_node *w = qc_json_first(qc_json_get(qc_json_root(doc), "ids")); w;
+         w = qc_json_next(w), want = qc_json_next(want), windows++) {
+        uint32_t ids[32];
+        float states[32 * 16], got[64];
+        uint64_t n = 0, id = 0;
+        for (const qc_json_node *i = qc_json_first(w); i; i = qc_json_next(i)) {
+            test_must(qc_json_as_u64(i, "id", &id, &err), &err);
+            ids[n++] = (uint32_t)id;
+        }
+        test_must(qc_llama_hidden(m, &(qc_llama_batch){ids, &n, 1, n}, states, &err), &err);
+        test_must(qc_llama_logits(m, states + (n - 1) * 16, 1, got, &err), &err);
+        const qc_json_node *l = qc_json_first(want);
+        for (unsigned i = 0; i < 64; i++, l = qc_json_next(l)) {
+            double expected = 0.0;
+            test_must(qc_json_as_double(l, "logit", &expected, &err), &err);
+            if (fabs((double)got[i] - expected) > 2e-5)
+                fail_msg("logit %u of window %u is %g, expected %g", i, windows, (double)got[i],
+                         expected);
+        }
+    }
+    assert_int_equal(windows, 3);
+    qc_llama_close(m);
+    qc_checkpoint_close(c);
+    qc_json_destroy(doc);
+    qc_strbuf_deinit(&text);
+}
+
 /* ---- what is wrong ---- */
 
 static void wrong_checkpoints(void **state)
@@ -373,9 +417,10 @@ static void interrupted(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(agrees),      cmocka_unit_test(memory),
-        cmocka_unit_test(not_finite),  cmocka_unit_test(wrong_checkpoints),
-        cmocka_unit_test(interrupted), cmocka_unit_test(every_allocation),
+        cmocka_unit_test(agrees),           cmocka_unit_test(memory),
+        cmocka_unit_test(not_finite),       cmocka_unit_test(wrong_checkpoints),
+        cmocka_unit_test(interrupted),      cmocka_unit_test(known_logits),
+        cmocka_unit_test(every_allocation),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
