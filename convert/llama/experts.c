@@ -45,12 +45,13 @@ static sizes sizes_of(const qc_llama_shape *shape, unsigned threads, uint64_t to
     };
 }
 
-uint64_t qc_experts_bytes(const qc_llama_shape *shape, unsigned threads, uint64_t tokens)
+uint64_t qc_experts_bytes(const qc_llama_shape *shape, unsigned threads, uint64_t tokens,
+                          int own_sum)
 {
     const sizes z = sizes_of(shape, threads, tokens);
     uint64_t widest =
         qc_max_u64(qc_max_u64(shape->experts.inner, shape->experts.shared), shape->config.hidden);
-    uint64_t bytes = qc_sat_add(z.sum, qc_sat_mul(4, z.chosen));
+    uint64_t bytes = qc_sat_add(own_sum ? z.sum : 0, qc_sat_mul(4, z.chosen));
     bytes = qc_sat_add(bytes, qc_sat_add(z.starts, qc_sat_add(z.logits, z.room)));
     bytes = qc_sat_add(bytes, qc_sat_add(qc_sat_mul(2, z.x), qc_sat_add(z.gate, z.up)));
     bytes = qc_sat_add(bytes, z.shares);
@@ -72,7 +73,7 @@ static qc_status allocate(void *out, uint64_t bytes, qc_error *err)
 }
 
 qc_status qc_experts_create(qc_experts_cpu *out, const qc_llama_shape *shape,
-                            const qc_llama_tools *tools, uint64_t tokens, qc_error *err)
+                            const qc_llama_tools *tools, uint64_t tokens, float *sum, qc_error *err)
 {
     *out = (qc_experts_cpu){.shape = shape,
                             .decoder = qc_decoder_ops_for(tools->isa),
@@ -82,7 +83,9 @@ qc_status qc_experts_create(qc_experts_cpu *out, const qc_llama_shape *shape,
     const sizes z = sizes_of(shape, out->threads, tokens);
     if (tokens > UINT32_MAX)
         QC_FAIL(err, QC_ERR_NOMEM, "a batch of %" PRIu64 " tokens is too large", tokens);
-    QC_TRY(allocate(&out->sum, z.sum, err));
+    if (!sum)
+        QC_TRY(allocate(&out->own_sum, z.sum, err));
+    out->sum = sum ? sum : out->own_sum;
     QC_TRY(allocate(&out->chosen, z.chosen, err));
     QC_TRY(allocate(&out->weights, z.chosen, err));
     QC_TRY(allocate(&out->list, z.chosen, err));
@@ -99,9 +102,9 @@ qc_status qc_experts_create(qc_experts_cpu *out, const qc_llama_shape *shape,
 
 void qc_experts_deinit(qc_experts_cpu *x)
 {
-    void *const all[] = {x->sum,    x->chosen, x->weights, x->list, x->list_weights,
-                         x->starts, x->logits, x->room,    x->x,    x->y,
-                         x->gate,   x->up,     x->shares};
+    void *const all[] = {x->own_sum, x->chosen, x->weights, x->list, x->list_weights,
+                         x->starts,  x->logits, x->room,    x->x,    x->y,
+                         x->gate,    x->up,     x->shares};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         qc_free(all[i]);
     memset(x, 0, sizeof *x);
@@ -315,11 +318,9 @@ qc_status qc_experts_leave(qc_experts_cpu *x, float *hidden, qc_error *err)
     return share(&w, err);
 }
 
-/* ---- a layer ---- */
-
-static qc_status run_expert(qc_experts_cpu *x, const qc_expert_weights *w,
-                            const qc_experts_states *h, const qc_expert_tokens *tokens,
-                            const qc_llama_matrix *shared_gate, qc_error *err)
+qc_status qc_experts_pass(qc_experts_cpu *x, const qc_expert_weights *w, const qc_experts_states *h,
+                          const qc_expert_tokens *tokens, const qc_llama_matrix *shared_gate,
+                          qc_error *err)
 {
     for (uint64_t first = 0; first < tokens->count; first += QC_LLAMA_TOKENS) {
         const qc_expert_tokens piece = qc_experts_piece(tokens, first);
@@ -330,6 +331,8 @@ static qc_status run_expert(qc_experts_cpu *x, const qc_expert_weights *w,
     }
     return QC_OK;
 }
+
+/* ---- a layer ---- */
 
 static void read_soon(const qc_llama_source *s, const qc_expert_linears *l)
 {
@@ -348,7 +351,7 @@ static qc_status stream(qc_experts_cpu *x, const qc_llama_source *s, const qc_ex
     qc_expert_weights w;
     qc_status st = qc_expert_read(&w, s, l, err);
     if (st == QC_OK)
-        st = run_expert(x, &w, h, tokens, shared_gate, err);
+        st = qc_experts_pass(x, &w, h, tokens, shared_gate, err);
     qc_expert_deinit(&w);
     return st;
 }

@@ -31,6 +31,7 @@ typedef struct {
     unsigned threads;
     uint64_t tokens;
     float *sum;       /* [tokens, hidden]: what the experts give */
+    float *own_sum;   /* NULL: sum is the caller's */
     uint32_t *chosen; /* [tokens, chosen] */
     float *weights;   /* [tokens, chosen] */
     uint64_t *starts; /* [experts + 1]: where an expert's tokens begin in the two lists below */
@@ -44,11 +45,14 @@ typedef struct {
     float *shares; /* [a piece]: how much the shared experts count */
 } qc_experts_cpu;
 
-/* The bytes of qc_experts_create, and of what its steps allocate in addition. Saturates. */
-uint64_t qc_experts_bytes(const qc_llama_shape *shape, unsigned threads, uint64_t tokens);
-/* Free it also after a failure. shape is borrowed. */
+/* The bytes of qc_experts_create, and of what its steps allocate in addition. own_sum: the sums are
+ * among them. Saturates. */
+uint64_t qc_experts_bytes(const qc_llama_shape *shape, unsigned threads, uint64_t tokens,
+                          int own_sum);
+/* sum: room for the sums, [tokens, hidden]; NULL: it is allocated. shape is borrowed. Free it also
+ * after a failure. */
 QC_NODISCARD qc_status qc_experts_create(qc_experts_cpu *out, const qc_llama_shape *shape,
-                                         const qc_llama_tools *tools, uint64_t tokens,
+                                         const qc_llama_tools *tools, uint64_t tokens, float *sum,
                                          qc_error *err);
 void qc_experts_deinit(qc_experts_cpu *x); /* accepts a struct of zeros */
 
@@ -91,6 +95,10 @@ QC_NODISCARD qc_status qc_experts_add(qc_experts_cpu *x, const qc_expert_weights
                                       const float *inner, const qc_expert_tokens *piece,
                                       uint64_t first, const qc_llama_matrix *shared_gate,
                                       qc_error *err);
+/* Takes an expert's tokens through it: the three steps above, piece by piece. */
+QC_NODISCARD qc_status qc_experts_pass(qc_experts_cpu *x, const qc_expert_weights *w,
+                                       const qc_experts_states *h, const qc_expert_tokens *tokens,
+                                       const qc_llama_matrix *shared_gate, qc_error *err);
 /* Adds the sums to the hidden states. */
 QC_NODISCARD qc_status qc_experts_leave(qc_experts_cpu *x, float *hidden, qc_error *err);
 

@@ -125,8 +125,19 @@ static const family families[] = {
      .clamped = 1},
 };
 
-const char qc_experts_types[] =
-    " mixtral qwen2_moe qwen3_moe olmoe glm4_moe deepseek_v2 deepseek_v3 gpt_oss ";
+static const family *find_family(const qc_json_node *root)
+{
+    const char *type = qc_json_string_or(qc_json_get(root, "model_type"), "");
+    for (size_t i = 0; i < sizeof families / sizeof *families; i++)
+        if (strcmp(type, families[i].model_type) == 0)
+            return &families[i];
+    return NULL;
+}
+
+int qc_experts_of(const qc_json *config)
+{
+    return config && find_family(qc_json_root(config)) != NULL;
+}
 
 static qc_status count(const qc_json_node *root, const char *names, uint64_t max, uint64_t missing,
                        uint64_t *out, qc_error *err)
@@ -284,12 +295,8 @@ static qc_status read_shared(qc_experts_shape *out, const family *f, const qc_js
 qc_status qc_experts_shape_read(qc_experts_shape *out, qc_arena *arena, const qc_json_node *root,
                                 uint64_t layers, qc_error *err)
 {
-    const char *type = qc_json_string_or(qc_json_get(root, "model_type"), "");
-    const family *f = NULL;
+    const family *f = find_family(root);
     memset(out, 0, sizeof *out);
-    for (size_t i = 0; i < sizeof families / sizeof *families; i++)
-        if (strcmp(type, families[i].model_type) == 0)
-            f = &families[i];
     if (!f)
         return QC_OK;
     out->names = &f->names;

@@ -30,8 +30,8 @@ typedef struct {
     float limit, alpha;
 } qc_experts_shape;
 
-/* The blank-separated model types that are mixtures whose experts are computed here. */
-extern const char qc_experts_types[];
+/* Is the model a mixture whose experts are computed here? config may be NULL. */
+int qc_experts_of(const qc_json *config);
 
 /* root: of config.json. The array lives in the arena. A type that is no mixture gives zeros.
  * Messages start with "config.json". */

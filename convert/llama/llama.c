@@ -162,7 +162,7 @@ uint64_t qc_llama_memory(const qc_llama *m, uint64_t tokens, uint64_t longest)
         if (m->tensors.layers[i].memory_bytes > layer)
             layer = m->tensors.layers[i].memory_bytes;
     if (m->tensors.shape.experts.names)
-        layer = qc_sat_add(layer, qc_experts_bytes(&m->tensors.shape, m->tools.threads, tokens));
+        layer = qc_sat_add(layer, qc_experts_bytes(&m->tensors.shape, m->tools.threads, tokens, 1));
     return qc_sat_add(layer,
                       qc_llama_cpu_bytes(&m->tensors.shape, m->tools.threads, tokens, longest));
 }
@@ -234,7 +234,7 @@ qc_status qc_llama_hidden(qc_llama *m, const qc_llama_batch *batch, float *out, 
         QC_TRY(open_decoder(m, qc_llama_longest(batch), err));
     qc_status st = qc_llama_cpu_create(&cpu, &m->tensors.shape, &m->tools, batch, err);
     if (st == QC_OK && m->tensors.shape.experts.names)
-        st = qc_experts_create(&experts, &m->tensors.shape, &m->tools, batch->tokens, err);
+        st = qc_experts_create(&experts, &m->tensors.shape, &m->tools, batch->tokens, NULL, err);
     if (st == QC_OK)
         st = qc_llama_embed(&m->source, &m->tensors, batch->ids, batch->tokens, out, err);
     for (uint64_t i = 0; st == QC_OK && i < m->tensors.shape.config.layers; i++)

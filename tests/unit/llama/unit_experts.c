@@ -137,7 +137,7 @@ static qc_status run(world *w, unsigned threads, uint64_t tokens, float *hidden)
     const qc_experts_layer *l = w->t.layers[0].experts;
     qc_experts_cpu x = {0};
     float *norm = NULL;
-    qc_status st = qc_experts_create(&x, &w->t.shape, &tools, tokens, &w->err);
+    qc_status st = qc_experts_create(&x, &w->t.shape, &tools, tokens, NULL, &w->err);
     if (st == QC_OK)
         st =
             qc_llama_vector_read(&norm, &w->s, w->t.layers[0].vectors[QC_LLAMA_POST_NORM], &w->err);
@@ -284,9 +284,10 @@ static void memory(void **state)
     const qc_experts_layer *l = w.t.layers[0].experts;
     assert_int_equal(l->count, COUNT);
     assert_int_equal(l->memory_bytes, (COUNT * HIDDEN + 3 * INNER * HIDDEN) * sizeof(float));
-    uint64_t one = qc_experts_bytes(&w.t.shape, 1, 1), more = qc_experts_bytes(&w.t.shape, 1, 1000);
+    uint64_t one = qc_experts_bytes(&w.t.shape, 1, 1, 1),
+             more = qc_experts_bytes(&w.t.shape, 1, 1000, 1);
     assert_true(more >= one + 999 * (HIDDEN + 4 * CHOSEN) * sizeof(float));
-    assert_true(qc_experts_bytes(&w.t.shape, 1, UINT64_MAX / 8) == UINT64_MAX);
+    assert_true(qc_experts_bytes(&w.t.shape, 1, UINT64_MAX / 8, 1) == UINT64_MAX);
     drop(&w);
 }
 
