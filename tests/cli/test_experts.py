@@ -5,9 +5,12 @@ The forward pass itself: tests/unit/llama/unit_experts*.c, and tests/interop aga
 import json
 import math
 import os
+import random
+import re
+import shutil
 import unittest
 
-from output_case import OutputCase, isa_list
+from output_case import AT_CALL, OutputCase, at_call, isa_list
 import make_checkpoint as mk
 import qconv_case
 
@@ -103,6 +106,65 @@ class Refused(ExpertsCase):
         self.copy("m", self.tensors(), num_experts_per_tok=6)
         self.fails(3, "eval", "m", "--text", "t.ids",
                    has=["m: config.json: num_experts_per_tok is 6, and there are 5 experts"])
+
+
+class Calibrated(ExpertsCase):
+    JOURNAL = "journal-calibrated"
+
+    def setUp(self):
+        super().setUp()
+        rng = random.Random(4)
+        self.write("long.ids", "".join(self.line(rng, 60) for _ in range(40)))
+        self.write("short.ids", self.line(rng, 12))
+
+    def line(self, rng, n):
+        return " ".join(str(rng.randrange(64)) for _ in range(n)) + "\n"
+
+    def calibrate(self, out, *args, text="long.ids", code=0, **more):
+        r = self.run_qconv("--to", "nf4", "-v", "--compress", "none", "--calibrate", text, *args, TINY,
+                           out, **more)
+        self.assertEqual(r.returncode == 0, code == 0, r.stderr)
+        return r.stderr.decode()
+
+    def weights(self, out):
+        return mk.read_checkpoint(self.path(out))
+
+    def test_gain_and_threads(self):
+        said = self.calibrate("one", "--threads", "1")
+        self.assertRegex(said, r"calibrating 51 weights with 2,400 tokens .*, up to .* of memory")
+        self.assertNotIn("without calibration", said)
+        self.calibrate("three", "--threads", "3", env={"QCONV_STATES_MEMORY": "0"})
+        self.assertEqual(self.weights("one"), self.weights("three"))
+        self.convert("--to", "nf4", "--scale", "search", TINY, "search")
+        kl = {out: self.numbers(out, "--against", TINY)["kl_mean"] for out in ("one", "search")}
+        self.assertLess(kl["one"], 0.8 * kl["search"])
+        self.ok("verify", "one", "--against", TINY, "-q")
+
+    def test_too_few_tokens(self):
+        """Experts with few tokens are left to the search, and one warning names them."""
+        said = self.calibrate("few", text="short.ids")
+        m = re.search(r"warning: (\d+) weights of (\d+) experts are quantized without calibration, as "
+                      r"fewer tokens of the text went there than a quarter of the inputs: "
+                      r"'(\S+)' \((\d)\), '(\S+)' \((\d)\), '(\S+)' \((\d)\), \.\.\.", said)
+        self.assertTrue(m, said)
+        self.assertTrue(3 <= int(m[1]) <= 3 * int(m[2]) <= 30, said)
+        self.assertTrue(all(int(m[i]) < 4 for i in (4, 6, 8)), said)
+        self.convert("--to", "nf4", "--scale", "search", TINY, "search")
+        few, search = self.weights("few"), self.weights("search")
+        for name in (m[3], m[5], m[7]):
+            self.assertEqual(few[name], search[name])
+        self.assertNotEqual(few["model.layers.2.mlp.shared_expert.up_proj.weight"],
+                            search["model.layers.2.mlp.shared_expert.up_proj.weight"])
+
+    @unittest.skipUnless(AT_CALL, "the build has no at_call")
+    def test_killed_and_resumed(self):
+        self.calibrate("whole")
+        for n in (7, 10, 25, 49):
+            self.calibrate("out", code=1, env=at_call(f"sync:{n}", self.JOURNAL, run="kill -9 $PPID"))
+            said = self.calibrate("out")
+            self.assertRegex(said, r"calibrating \d+ remaining weights? ")
+            self.assertEqual(self.weights("out"), self.weights("whole"))
+            shutil.rmtree(self.path("out"))
 
 
 if __name__ == "__main__":
