@@ -4,7 +4,7 @@
 #include "base/text.h"
 #include "convert/calibrate/calibrate_engine.h"
 #include "convert/calibrate/calibration_text.h"
-#include "convert/llama/experts_config.h"
+#include "convert/llama/llama.h"
 #include "convert/llama/token_text.h"
 #include "convert/term/console.h"
 #include "formats/digest.h"
@@ -93,19 +93,13 @@ qc_status qc_calibrate_choose(qc_plan *plan, qc_error *err)
                              call->arena, err));
     if (d->devices.gpu_count == 0)
         return QC_OK;
-    if (plan->options->calibrate.text && qc_experts_of(plan->model->config)) {
-        if (d->devices.wished)
-            QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                    "%s: a GPU does not calibrate mixtures of experts; --device cpu goes without "
-                    "it",
-                    call->model);
-        qc_console_detail(call, 0,
-                          "calibrating on the CPU, because the model is a mixture of "
-                          "experts");
-        return QC_OK;
-    }
+    const char *cpu_only =
+        plan->options->calibrate.text ? qc_llama_cpu_only(plan->model->config) : NULL;
     qc_status st =
-        d->devices.work->calibrating->name(&d->name, call->arena, &d->devices.gpus[0], &why);
+        cpu_only
+            ? qc_error_set(&why, QC_ERR_DEVICE, __FILE__, __LINE__,
+                           "models of model_type '%s' are computed on the CPU only", cpu_only)
+            : d->devices.work->calibrating->name(&d->name, call->arena, &d->devices.gpus[0], &why);
     if (st == QC_OK) {
         plan->calibrates_on = d;
     } else if (st != QC_ERR_DEVICE || d->devices.wished) {

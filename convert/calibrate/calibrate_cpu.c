@@ -150,7 +150,7 @@ static qc_status text(qc_calibrate_engine *e, const qc_llama_shape *shape,
     c->z = (qc_llama_pass){.hidden = states->z, .attended = states->z_attended};
     c->batch = *batch;
     c->wide = shape->config.hidden;
-    c->q = shape->config.heads * shape->config.head_dim;
+    c->q = qc_llama_attended(shape);
     QC_TRY(qc_llama_cpu_create(&c->x_cpu, shape, &tools, batch, err));
     return qc_llama_cpu_create(&c->z_cpu, shape, &tools, batch, err);
 }

@@ -9,6 +9,7 @@
 #include "convert/calibrate/calibrate_experts.h"
 #include "convert/calibrate/calibration_text.h"
 #include "convert/llama/token_text.h"
+#include "convert/model/recipe_stored.h"
 #include "convert/term/console.h"
 #include "convert/term/size_text.h"
 #include "quant/second_moments.h"
@@ -447,7 +448,7 @@ static qc_status run_head(model *m, qc_error *err)
     qc_llama_matrix w = {0};
     float *norm = NULL;
     uint32_t job = head_job(m);
-    qc_status st = qc_llama_vector_read(&norm, &k->source, m->tensors.norm, err);
+    qc_status st = qc_llama_last_norm_read(&norm, &k->source, &m->tensors, err);
     if (st == QC_OK)
         st = e->ops->moments(e, n, m->apart, err);
     if (st == QC_OK)
@@ -501,7 +502,13 @@ static qc_status run(model *m, qc_error *err)
                        "elsewhere can be given with --hessians (docs/calibration.md)");
     }
     QC_TRY(st);
-    m->q = m->tensors.shape.config.heads * m->tensors.shape.config.head_dim;
+    if (m->tensors.shape.kv_rank > 0)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "--calibrate does not know the linear layers of multi-head latent attention (a %s "
+                "has it). Second moments captured elsewhere can be given with --hessians "
+                "(docs/calibration.md)",
+                m->tensors.shape.config.model_type);
+    m->q = qc_llama_attended(&m->tensors.shape);
     m->experts.k = m->k;
     m->experts.tensors = &m->tensors;
     QC_TRY(find_jobs(m, err));

@@ -79,6 +79,16 @@ static qc_status choose_device(evaluation *e, uint64_t text_bytes, qc_error *err
     QC_TRY(qc_devices_choose(&e->devices, e->call->gpu, e->call->run_device,
                              qc_sat_mul(bytes, qc_ceil_div_u64(text_bytes, 1024)), e->call->arena,
                              err));
+    for (unsigned i = 0; i < e->side_count; i++) {
+        const char *type = qc_llama_cpu_only(e->sides[i].checkpoint->config);
+        if (!type || e->devices.gpu_count == 0 || e->devices.wished)
+            continue;
+        e->devices.gpu_count = 0;
+        qc_console_detail(e->call, 0,
+                          "evaluating on the CPU, because models of model_type '%s' are not "
+                          "computed on a GPU",
+                          type);
+    }
     if (e->devices.gpu_count > 0)
         e->devices.tuning = qc_tuning_for(&tuning, e->call, &e->devices.gpus[0]);
     e->tools.devices = e->devices.gpu_count > 0 ? &e->devices : NULL;

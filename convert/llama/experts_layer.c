@@ -31,8 +31,8 @@ static qc_status expert(const search *a, const char *prefix, const char *const n
     *memory = 0;
     for (int i = 0; i < QC_EXPERT_MATRICES; i++) {
         int down = i == QC_EXPERT_DOWN;
-        QC_TRY(qc_arena_printf(a->f->arena, &module, err, "model.layers.%" PRIu64 ".%s.%s",
-                               a->number, prefix, names[i]));
+        QC_TRY(qc_arena_printf(a->f->arena, &module, err, "%slayers.%" PRIu64 ".%s.%s",
+                               a->f->prefix, a->number, prefix, names[i]));
         QC_TRY(one(a, module, down ? a->hidden : inner, down ? inner : a->hidden, 0,
                    &out->linear[i], err));
         *memory = qc_sat_add(*memory, out->linear[i].memory_bytes);
@@ -44,19 +44,19 @@ static qc_status find_router(const search *a, qc_experts_layer *out, qc_error *e
 {
     const qc_experts_names *names = a->s->names;
     const char *name = NULL;
-    QC_TRY(qc_arena_printf(a->f->arena, &name, err, "model.layers.%" PRIu64 ".%s", a->number,
-                           names->router));
+    QC_TRY(qc_arena_printf(a->f->arena, &name, err, "%slayers.%" PRIu64 ".%s", a->f->prefix,
+                           a->number, names->router));
     QC_TRY(one(a, name, out->count, a->hidden, a->s->clamped, &out->router, err));
     out->correction = out->shared_gate.tensor = QC_NO_TENSOR;
     if (names->correction) {
-        QC_TRY(qc_arena_printf(a->f->arena, &name, err, "model.layers.%" PRIu64 ".%s", a->number,
-                               names->correction));
+        QC_TRY(qc_arena_printf(a->f->arena, &name, err, "%slayers.%" PRIu64 ".%s", a->f->prefix,
+                               a->number, names->correction));
         QC_TRY(qc_llama_find_vector(a->f, name, out->count, &out->correction, err));
     }
     if (!names->shared_gate || a->s->shared == 0)
         return QC_OK;
-    QC_TRY(qc_arena_printf(a->f->arena, &name, err, "model.layers.%" PRIu64 ".%s", a->number,
-                           names->shared_gate));
+    QC_TRY(qc_arena_printf(a->f->arena, &name, err, "%slayers.%" PRIu64 ".%s", a->f->prefix,
+                           a->number, names->shared_gate));
     return one(a, name, 1, a->hidden, 0, &out->shared_gate, err);
 }
 

@@ -9,6 +9,7 @@
 typedef struct {
     const qc_checkpoint *c;
     qc_arena *arena;
+    const char *prefix; /* in front of "layers.N." */
     qc_stored_set stored;
     qc_coded_set coded;
 } qc_llama_finder;

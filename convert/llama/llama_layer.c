@@ -31,6 +31,21 @@ qc_status qc_llama_vector_read(float **out, const qc_llama_source *s, uint32_t t
     return st;
 }
 
+static qc_status norm_read(float **out, const qc_llama_source *s, uint32_t tensor, float add,
+                           qc_error *err)
+{
+    QC_TRY(qc_llama_vector_read(out, s, tensor, err));
+    for (uint64_t i = 0; add != 0.0f && i < s->checkpoint->tensors[tensor].dims[0]; i++)
+        (*out)[i] += add;
+    return QC_OK;
+}
+
+qc_status qc_llama_last_norm_read(float **out, const qc_llama_source *s, const qc_llama_tensors *t,
+                                  qc_error *err)
+{
+    return norm_read(out, s, t->norm, t->layers[0].norms_add, err);
+}
+
 /* Reads FP8 and integers as floats. */
 static qc_status read_coded(qc_llama_matrix *out, const qc_llama_source *s,
                             const qc_llama_linear *l, qc_error *err)
@@ -109,8 +124,9 @@ qc_status qc_llama_weights_read(qc_llama_weights *out, const qc_llama_source *s,
     memset(out, 0, sizeof *out);
     for (int i = 0; i < QC_LLAMA_VECTORS; i++)
         if (l->vectors[i] != QC_NO_TENSOR)
-            QC_TRY(qc_llama_vector_read(&out->vectors[i], s, l->vectors[i], err));
-    for (int i = 0; i < QC_LLAMA_MATRICES; i++)
+            QC_TRY(norm_read(&out->vectors[i], s, l->vectors[i],
+                             i < QC_LLAMA_NORMS ? l->norms_add : 0.0f, err));
+    for (int i = 0; i < QC_LLAMA_ALL_MATRICES; i++)
         if (l->linear[i].tensor != QC_NO_TENSOR)
             QC_TRY(qc_llama_matrix_read(&out->matrices[i], s, &l->linear[i], err));
     return QC_OK;
@@ -118,7 +134,7 @@ qc_status qc_llama_weights_read(qc_llama_weights *out, const qc_llama_source *s,
 
 void qc_llama_weights_deinit(qc_llama_weights *w)
 {
-    for (int i = 0; i < QC_LLAMA_MATRICES; i++)
+    for (int i = 0; i < QC_LLAMA_ALL_MATRICES; i++)
         qc_llama_matrix_deinit(&w->matrices[i]);
     for (int i = 0; i < QC_LLAMA_VECTORS; i++)
         qc_free(w->vectors[i]);
@@ -169,6 +185,7 @@ qc_status qc_llama_embed(const qc_llama_source *s, const qc_llama_tensors *t, co
 {
     const qc_checkpoint_tensor *e = &s->checkpoint->tensors[t->embedding];
     uint64_t hidden = t->shape.config.hidden, bytes = hidden * (qc_dtype_bits(e->dtype) / 8);
+    const float scale = (float)t->shape.embedding_scale;
     uint64_t overflow = 0;
     void *row = NULL;
     wanted *w = NULL;
@@ -193,6 +210,8 @@ qc_status qc_llama_embed(const qc_llama_source *s, const qc_llama_tensors *t, co
                                     (size_t)bytes, err);
         if (st == QC_OK)
             s->ops->cast(row, e->dtype, hidden, out + w[i].at * hidden, QC_DTYPE_F32, &overflow);
+        for (uint64_t k = 0; st == QC_OK && scale != 1.0f && k < hidden; k++)
+            out[w[i].at * hidden + k] *= scale;
     }
     qc_free(w);
     qc_free(row);

@@ -21,6 +21,10 @@ SIZES = dict(vocab_size=120, hidden_size=32, intermediate_size=48, num_hidden_la
              num_attention_heads=4, num_key_value_heads=2, head_dim=8, max_position_embeddings=64,
              initializer_range=0.3, rms_norm_eps=1e-5)
 QWEN = dict(num_experts=6, num_experts_per_tok=3, moe_intermediate_size=24)
+DEEP = dict(n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=20, n_shared_experts=1,
+            first_k_dense_replace=1, routed_scaling_factor=1.7)
+LATENT = dict(kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=12, v_head_dim=10,
+              num_key_value_heads=4)
 MODELS = {
     "mixtral": ("mixtral", dict(num_local_experts=5, num_experts_per_tok=2)),
     "mixtral-window": ("mixtral", dict(num_local_experts=4, num_experts_per_tok=1,
@@ -30,6 +34,17 @@ MODELS = {
                                           norm_topk_prob=True, mlp_only_layers=[1])),
     "qwen3_moe": ("qwen3_moe", dict(QWEN, norm_topk_prob=True)),
     "qwen3_moe-steps": ("qwen3_moe", dict(QWEN, decoder_sparse_step=2, num_hidden_layers=4)),
+    "olmoe": ("olmoe", dict(num_experts=6, num_experts_per_tok=2)),
+    "olmoe-normalized": ("olmoe", dict(num_experts=6, num_experts_per_tok=3, norm_topk_prob=True)),
+    "glm4_moe": ("glm4_moe", dict(DEEP, n_shared_experts=2, attention_bias=True)),
+    "glm4_moe-groups": ("glm4_moe", dict(DEEP, use_qk_norm=True, n_group=4, topk_group=2,
+                                         norm_topk_prob=False, first_k_dense_replace=2)),
+    "deepseek_v2": ("deepseek_v2", dict(DEEP, **LATENT, q_lora_rank=None, norm_topk_prob=False,
+                                        topk_method="greedy")),
+    "deepseek_v2-groups": ("deepseek_v2", dict(
+        DEEP, **LATENT, q_lora_rank=24, topk_method="group_limited_greedy", n_group=4, topk_group=2,
+        n_shared_experts=2)),
+    "deepseek_v3": ("deepseek_v3", dict(DEEP, **LATENT, q_lora_rank=24, n_group=4, topk_group=2)),
 }
 
 
