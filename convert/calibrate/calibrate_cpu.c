@@ -203,6 +203,13 @@ static qc_status reach(qc_calibrate_engine *e, qc_llama_point point, int add, do
     return QC_OK;
 }
 
+static qc_status add(qc_calibrate_engine *e, const float *x, const float *z, uint64_t tokens,
+                     qc_error *err)
+{
+    cpu *c = of(e);
+    return add_moments(c, (qc_llama_inputs){x, c->n}, (qc_llama_inputs){z, c->n}, tokens, err);
+}
+
 static qc_status pass(qc_calibrate_engine *e, double seconds, qc_error *err)
 {
     cpu *c = of(e);
@@ -262,6 +269,7 @@ const qc_calibrate_engine_ops qc_calibrate_cpu_ops = {
     .layer = layer,
     .moments = moments,
     .reach = reach,
+    .add = add,
     .pass = pass,
     .head = head,
     .take = take,

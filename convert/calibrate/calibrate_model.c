@@ -6,7 +6,7 @@
 #include "base/checked.h"
 #include "base/text.h"
 #include "base/workers.h"
-#include "convert/calibrate/calibrate_engine.h"
+#include "convert/calibrate/calibrate_experts.h"
 #include "convert/calibrate/calibration_text.h"
 #include "convert/llama/token_text.h"
 #include "convert/model/recipe_stored.h"
@@ -45,7 +45,9 @@ typedef struct {
 typedef struct {
     qc_calibrator *k;
     qc_llama_tensors tensors;
-    uint32_t *job_of; /* [tensors of the model]: the job that each is the source of */
+    uint32_t *job_of; /* [tensors of the model]: the job that each is the source of, if it can be
+                       * calibrated */
+    qc_calibrate_experts experts; /* of a mixture */
     qc_eval_windows windows;
     qc_llama_batch batch;
     qc_calibrate_states states;
@@ -59,8 +61,7 @@ typedef struct {
 
 static uint32_t job_of(const model *m, const qc_llama_linear *l)
 {
-    uint32_t job = l->tensor == QC_NO_TENSOR ? QC_NO_JOB : m->job_of[l->tensor];
-    return job != QC_NO_JOB && qc_calibrated_takes(m->k->plan, job) ? job : QC_NO_JOB;
+    return qc_calibrate_job_of(m->job_of, l);
 }
 
 static int set_needs(const model *m, uint64_t number, const linear_set *g)
@@ -76,7 +77,8 @@ static int layer_needs(const model *m, uint64_t number)
     for (size_t i = 0; i < SETS; i++)
         if (set_needs(m, number, &sets[i]))
             return 1;
-    return 0;
+    const qc_experts_layer *experts = m->tensors.layers[number].experts;
+    return experts && qc_calibrate_experts_need(&m->experts, experts);
 }
 
 /* A head that is the embedding is not quantized by itself. */
@@ -93,7 +95,9 @@ static qc_status find_jobs(model *m, qc_error *err)
     for (size_t i = 0; i < tensors; i++)
         m->job_of[i] = QC_NO_JOB;
     for (uint32_t i = 0; i < plan->job_count; i++)
-        m->job_of[plan->jobs[i].source] = i;
+        if (qc_calibrated_takes(plan, i))
+            m->job_of[plan->jobs[i].source] = i;
+    m->experts.job_of = m->job_of;
     for (uint64_t i = 0; i < m->tensors.shape.config.layers; i++)
         if (layer_needs(m, i))
             m->last = i + 1;
@@ -108,23 +112,24 @@ static qc_status tell_left(const model *m, qc_error *err)
 {
     const qc_plan *plan = m->k->plan;
     uint32_t count = 0, *left = NULL;
+    unsigned char *has = NULL; /* per job: a layer has it */
     QC_TRY(qc_arena_alloc(&m->k->arena, &left, plan->job_count, sizeof *left, err));
-    for (uint32_t i = 0; i < plan->job_count; i++) {
-        const qc_job *j = &plan->jobs[i];
-        if (qc_scheme_is_quantized(j->scheme))
+    QC_TRY(qc_arena_alloc(&m->k->arena, &has, plan->job_count, 1, err));
+    for (uint64_t l = 0; l < m->tensors.shape.config.layers; l++) {
+        const qc_llama_layer *in = &m->tensors.layers[l];
+        for (int part = 0; part < QC_LLAMA_MATRICES; part++)
+            if (job_of(m, &in->linear[part]) != QC_NO_JOB)
+                has[job_of(m, &in->linear[part])] = 1;
+        if (in->experts)
+            qc_calibrate_experts_mark(&m->experts, in->experts, has);
+    }
+    if (head_job(m) != QC_NO_JOB)
+        has[head_job(m)] = 1;
+    for (uint32_t i = 0; i < plan->job_count; i++)
+        if (qc_scheme_is_quantized(plan->jobs[i].scheme) && !has[i])
             left[count++] = i;
-    }
-    uint32_t kept = 0;
-    for (uint32_t i = 0; i < count; i++) {
-        int has = left[i] == head_job(m);
-        for (uint64_t l = 0; !has && l < m->tensors.shape.config.layers; l++)
-            for (int part = 0; !has && part < QC_LLAMA_MATRICES; part++)
-                has = job_of(m, &m->tensors.layers[l].linear[part]) == left[i];
-        if (!has)
-            left[kept++] = left[i];
-    }
-    m->k->r->left = kept;
-    qc_calibrate_tell_left(m->k, left, kept, "as the forward pass has no inputs for them");
+    m->k->r->left = count;
+    qc_calibrate_tell_left(m->k, left, count, "as the forward pass has no inputs for them");
     return QC_OK;
 }
 
@@ -213,36 +218,21 @@ static qc_calibrate_room sum_of(qc_calibrate_room a, qc_calibrate_room b)
     return (qc_calibrate_room){qc_sat_add(a.host, b.host), qc_sat_add(a.device, b.device)};
 }
 
-static qc_calibrate_room larger_of(qc_calibrate_room a, qc_calibrate_room b)
+static qc_calibrate_room add_set(const model *m, qc_calibrate_outlook *a,
+                                 const qc_llama_linear *linears, unsigned count)
 {
-    return (qc_calibrate_room){a.host > b.host ? a.host : b.host,
-                               a.device > b.device ? a.device : b.device};
+    uint32_t jobs[QC_LLAMA_MATRICES];
+    for (unsigned i = 0; i < count; i++)
+        jobs[i] = job_of(m, &linears[i]);
+    const qc_calibrate_set s = {jobs, count, linears[0].cols, m->batch.tokens, 1};
+    return qc_calibrate_set_ahead(m->k, &s, a);
 }
 
-/* Adds moments, factor and weights of linear layers with the same inputs to *a. Returns the room
- * that they need together. */
-static qc_calibrate_room add_set(const model *m, qc_calibrate_outlook *a,
-                                 const qc_llama_linear *linears, unsigned count, int cross)
+/* Behind attention, the sums of experts are where its outputs were. */
+static uint64_t attended_width(const model *m)
 {
-    const qc_calibrator *k = m->k;
-    qc_calibrate_room most = {0, 0};
-    uint64_t n = linears[0].cols;
-    double flops = qc_moments_flops(m->batch.tokens, n, cross) + qc_feedback_open_flops(n, cross);
-    a->seconds += qc_moments_flops(m->batch.tokens, n, cross) * k->moment_seconds +
-                  qc_calibrate_factor_seconds(k, n, cross);
-    for (unsigned i = 0; i < count; i++) {
-        uint32_t job = job_of(m, &linears[i]);
-        if (!qc_calibrate_needs(k, job))
-            continue;
-        const qc_form form = qc_job_form(&k->plan->jobs[job]);
-        flops += qc_feedback_weight_flops(linears[i].rows, n, cross, &k->feedback);
-        a->seconds += qc_calibrate_weight_seconds(k, job, cross);
-        a->weights++;
-        most = larger_of(most,
-                         k->engine->ops->room_weight(k->engine, linears[i].rows, n, cross, &form));
-    }
-    a->operations += flops;
-    return most;
+    const qc_llama_shape *s = &m->tensors.shape;
+    return s->experts.names && s->config.hidden > m->q ? s->config.hidden : m->q;
 }
 
 static void look_ahead(const model *m, qc_calibrate_outlook *a)
@@ -262,23 +252,29 @@ static void look_ahead(const model *m, qc_calibrate_outlook *a)
                 if (needs || p->point != QC_LLAMA_AT_DOWN)
                     add_forward(m, a, point_flops(m, i, p->point));
                 if (needs)
-                    work =
-                        larger_of(work, add_set(m, a, &t->layers[i].linear[p->first], p->count, 1));
+                    work = qc_calibrate_larger(
+                        work, add_set(m, a, &t->layers[i].linear[p->first], p->count));
             }
             add_forward(m, a, point_flops(m, i, QC_LLAMA_AT_END));
         }
+        if (t->layers[i].experts)
+            work = qc_calibrate_larger(
+                work, qc_calibrate_experts_ahead(&m->experts, t->layers[i].experts, a));
         /* The layer is held as it was and as it becomes, on a GPU as well. */
         const uint64_t twice = qc_sat_mul(2, t->layers[i].memory_bytes);
         const qc_calibrate_room held = {twice, m->k->devices ? twice : 0};
-        most = larger_of(most, sum_of(work, held));
+        most = qc_calibrate_larger(most, sum_of(work, held));
     }
     if (m->head) {
-        qc_calibrate_room work = add_set(m, a, &t->head, 1, 1);
+        qc_calibrate_room work = add_set(m, a, &t->head, 1);
         work.host = qc_sat_add(work.host, qc_sat_mul(2, t->head.memory_bytes));
-        most = larger_of(most, work);
+        most = qc_calibrate_larger(most, work);
     }
     most = sum_of(most, e->ops->room_text(e, &t->shape, m->batch.tokens, m->windows.longest));
-    uint64_t states = qc_calibrate_states_bytes(m->batch.tokens, t->shape.config.hidden, m->q);
+    if (t->shape.experts.names)
+        most.host = qc_sat_add(most.host, qc_calibrate_experts_bytes(&m->experts));
+    uint64_t states =
+        qc_calibrate_states_bytes(m->batch.tokens, t->shape.config.hidden, attended_width(m));
     if (states > qc_calibrate_states_memory())
         a->disk = qc_sat_add(a->disk, states);
     else
@@ -382,6 +378,14 @@ static qc_status calibrate_set(model *m, layer *l, const linear_set *p, int need
     return st;
 }
 
+static qc_status calibrate_part(model *m, layer *l, const linear_set *p, qc_error *err)
+{
+    QC_TRY(calibrate_set(m, l, p, set_needs(m, l->number, p), err));
+    for (unsigned i = 0; i < p->count; i++)
+        m->apart |= l->jobs[p->first + i] != QC_NO_JOB;
+    return QC_OK;
+}
+
 static qc_status calibrate_layer(model *m, layer *l, qc_error *err)
 {
     for (size_t g = 0; g < SETS; g++) {
@@ -389,12 +393,18 @@ static qc_status calibrate_layer(model *m, layer *l, qc_error *err)
         int needs = set_needs(m, l->number, p);
         if (!needs && p->point == QC_LLAMA_AT_DOWN)
             break;
-        QC_TRY(calibrate_set(m, l, p, needs, err));
-        for (unsigned i = 0; i < p->count; i++)
-            m->apart |= l->jobs[p->first + i] != QC_NO_JOB;
+        QC_TRY(calibrate_part(m, l, p, err));
     }
     int over = l->number + 1 == m->last && !m->head;
     return over ? QC_OK : run_to(m, l, QC_LLAMA_AT_END, 0, err);
+}
+
+/* The same with experts behind attention. */
+static qc_status calibrate_mixture(model *m, layer *l, qc_error *err)
+{
+    for (size_t g = 0; sets[g].point != QC_LLAMA_AT_GATE; g++)
+        QC_TRY(calibrate_part(m, l, &sets[g], err));
+    return run_to(m, l, QC_LLAMA_AT_GATE, 0, err);
 }
 
 /* Passes through a layer whose weights are all there, or stay as they are. */
@@ -411,11 +421,17 @@ static qc_status run_layer(model *m, uint64_t number, qc_error *err)
 {
     layer l;
     qc_calibrate_engine *e = m->k->engine;
+    const qc_experts_layer *experts = m->tensors.layers[number].experts;
     qc_status st = open_layer(m, &l, number, err);
     if (st == QC_OK)
         st = e->ops->layer(e, number, &l.z, &l.x, err);
     if (st == QC_OK)
-        st = layer_needs(m, number) ? calibrate_layer(m, &l, err) : pass_layer(m, &l, err);
+        st = !layer_needs(m, number) ? pass_layer(m, &l, err)
+             : experts               ? calibrate_mixture(m, &l, err)
+                                     : calibrate_layer(m, &l, err);
+    if (st == QC_OK && experts)
+        st = qc_calibrate_experts_layer(&m->experts, experts, l.z.vectors[QC_LLAMA_POST_NORM],
+                                        &m->apart, err);
     if (st == QC_ERR_NONFINITE)
         qc_error_prefix(err, "%s: layer %" PRIu64, m->k->plan->call->model, number);
     close_layer(&l);
@@ -460,13 +476,18 @@ static qc_status run_text(model *m, const qc_calibrate_outlook *a, qc_error *err
     QC_TRY(qc_progress_create(&k->progress, k->plan->call, "calibrating",
                               (uint64_t)(a->seconds * 1e6) + 1, err));
     qc_progress_hide_amounts(k->progress);
-    QC_TRY(qc_calibrate_states_open(&m->states, k, m->batch.tokens, hidden, m->q, err));
+    QC_TRY(
+        qc_calibrate_states_open(&m->states, k, m->batch.tokens, hidden, attended_width(m), err));
     QC_TRY(k->engine->ops->text(k->engine, &m->tensors.shape, &m->batch, &m->states, err));
     QC_TRY(
         qc_llama_embed(&k->source, &m->tensors, m->batch.ids, m->batch.tokens, m->states.x, err));
     memcpy(m->states.z, m->states.x, (size_t)(m->batch.tokens * hidden) * sizeof(float));
+    if (m->tensors.shape.experts.names)
+        QC_TRY(qc_calibrate_experts_open(&m->experts, &m->states, err));
     for (uint64_t i = 0; i < m->last; i++)
         QC_TRY(run_layer(m, i, err));
+    qc_calibrate_experts_tell_few(&m->experts);
+    k->r->left += m->experts.few;
     return m->head ? run_head(m, err) : QC_OK;
 }
 
@@ -488,8 +509,11 @@ static qc_status run(model *m, qc_error *err)
                 "(docs/calibration.md)",
                 m->tensors.shape.config.model_type);
     m->q = qc_llama_attended(&m->tensors.shape);
+    m->experts.k = m->k;
+    m->experts.tensors = &m->tensors;
     QC_TRY(find_jobs(m, err));
     QC_TRY(make_windows(m, err));
+    m->experts.tokens = m->batch.tokens;
     QC_TRY(qc_calibrate_measure(m->k, &m->tensors.shape, err));
     QC_TRY(tell(m, &ahead, err));
     return m->k->store && ahead.weights > 0 ? run_text(m, &ahead, err) : QC_OK;
@@ -500,6 +524,7 @@ qc_status qc_calibrate_model(qc_calibrator *k, qc_error *err)
     model m = {.k = k};
     qc_error own = {0};
     qc_status st = run(&m, err ? err : &own);
+    qc_calibrate_experts_close(&m.experts);
     qc_calibrate_states_close(&m.states);
     qc_eval_windows_deinit(&m.windows);
     return st;

@@ -9,6 +9,7 @@
 #include "convert/device/tuning_file.h"
 #include "convert/eval/eval_stats.h"
 #include "convert/llama/token_text.h"
+#include "convert/model/expert_split.h"
 #include "convert/term/console.h"
 #include "formats/file_io.h"
 
@@ -59,6 +60,7 @@ static qc_status open_side(evaluation *e, const char *path, qc_error *err)
     QC_TRY(qc_checkpoint_open(&s->checkpoint, path, err));
     for (size_t i = 0; i < s->checkpoint->warning_count; i++)
         qc_console_warn(e->call, "%s", s->checkpoint->warnings[i]);
+    QC_TRY(qc_experts_split(s->checkpoint, 0, err));
     /* MODEL is what an adapter belongs to: the model by itself, or that of --against. */
     if (e->side_count == (e->call->against ? 2 : 1))
         QC_TRY(qc_adapters_attach(s->checkpoint, e->call, err));

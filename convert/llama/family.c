@@ -13,9 +13,9 @@
 static const struct {
     const qc_llama_family *types;
     size_t count;
-} families[] = {TYPES(qc_family_llama),   TYPES(qc_family_gemma),   TYPES(qc_family_phi3),
-                TYPES(qc_family_granite), TYPES(qc_family_olmo2),   TYPES(qc_family_smollm3),
-                TYPES(qc_family_glm4),    TYPES(qc_family_deepseek)};
+} families[] = {TYPES(qc_family_llama),   TYPES(qc_family_gemma),    TYPES(qc_family_phi3),
+                TYPES(qc_family_granite), TYPES(qc_family_olmo2),    TYPES(qc_family_smollm3),
+                TYPES(qc_family_glm4),    TYPES(qc_family_deepseek), TYPES(qc_family_mixtures)};
 
 #define FAMILIES (sizeof families / sizeof *families)
 

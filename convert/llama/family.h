@@ -102,5 +102,6 @@ extern const qc_llama_family qc_family_olmo2[1];
 extern const qc_llama_family qc_family_smollm3[1];
 extern const qc_llama_family qc_family_glm4[1];
 extern const qc_llama_family qc_family_deepseek[2];
+extern const qc_llama_family qc_family_mixtures[5];
 
 #endif

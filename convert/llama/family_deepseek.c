@@ -4,8 +4,6 @@
 #include "convert/llama/llama_read.h"
 #include "convert/model/config_fields.h"
 
-#include <inttypes.h>
-
 #define LATENT                                                                                     \
     [QC_LLAMA_K] = "self_attn.kv_a_proj_with_mqa", [QC_LLAMA_KV_B] = "self_attn.kv_b_proj",        \
     [QC_LLAMA_O] = "self_attn.o_proj", QC_NAMES_GATED
@@ -20,20 +18,6 @@ static const qc_llama_names names_without_q_rank = {
     .matrices = {LATENT, [QC_LLAMA_Q] = "self_attn.q_proj"},
     .vectors = {QC_NAMES_TWO_NORMS, [QC_LLAMA_KV_A_NORM] = "self_attn.kv_a_layernorm"}};
 
-/* The layers from first_k_dense_replace on have experts. */
-static qc_status only_dense(const qc_llama_reader *r, qc_error *err)
-{
-    const qc_json_node *n = qc_config_field(r->root, "first_k_dense_replace");
-    uint64_t dense = 0, layers = r->out->config.layers;
-    QC_TRY(qc_config_count(&dense, n, QC_CONFIG_MAX_SIZE, 0, err));
-    if (dense < layers)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "config.json: %" PRIu64 " of the %" PRIu64
-                " layers have experts (first_k_dense_replace), which are not computed for a %s",
-                layers - dense, layers, r->family->model_type);
-    return QC_OK;
-}
-
 static qc_status read_latents(qc_llama_reader *r, qc_error *err)
 {
     qc_llama_shape *s = r->out;
@@ -41,7 +25,6 @@ static qc_status read_latents(qc_llama_reader *r, qc_error *err)
     const qc_json_node *q_rank = qc_json_get(r->root, "q_lora_rank");
     uint64_t turned = 0, plain = 0;
     int neighbours = 1;
-    QC_TRY(only_dense(r, err));
     QC_TRY(qc_read_count(r->root, "kv_lora_rank", 512, &s->kv_rank, err));
     QC_TRY(qc_read_count(r->root, "qk_rope_head_dim", 64, &turned, err));
     QC_TRY(qc_read_count(r->root, "qk_nope_head_dim", 128, &plain, err));
@@ -70,6 +53,7 @@ const qc_llama_family qc_family_deepseek[2] = {
     {.model_type = "deepseek_v2",
      .architecture = "DeepseekV2ForCausalLM",
      .names = &names,
+     .ffn = QC_LLAMA_EXPERTS,
      .traits = TRAITS,
      .read = read_latents,
      .bos = 100000,
@@ -77,6 +61,7 @@ const qc_llama_family qc_family_deepseek[2] = {
     {.model_type = "deepseek_v3",
      .architecture = "DeepseekV3ForCausalLM",
      .names = &names,
+     .ffn = QC_LLAMA_EXPERTS,
      .traits = TRAITS,
      .read = read_latents,
      .bos = 0,

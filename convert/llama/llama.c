@@ -2,6 +2,7 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
+#include "convert/llama/experts.h"
 #include "convert/llama/family.h"
 #include "convert/llama/llama_decoder.h"
 #include "convert/llama/llama_forward.h"
@@ -174,6 +175,8 @@ uint64_t qc_llama_memory(const qc_llama *m, uint64_t tokens, uint64_t longest)
     for (uint64_t i = 0; i < m->tensors.shape.config.layers; i++)
         if (m->tensors.layers[i].memory_bytes > layer)
             layer = m->tensors.layers[i].memory_bytes;
+    if (m->tensors.shape.experts.names)
+        layer = qc_sat_add(layer, qc_experts_bytes(&m->tensors.shape, m->tools.threads, tokens, 1));
     return qc_sat_add(layer,
                       qc_llama_cpu_bytes(&m->tensors.shape, m->tools.threads, tokens, longest));
 }
@@ -211,17 +214,23 @@ static void read_soon(const qc_llama *m, uint64_t layer)
     }
 }
 
-static qc_status run_layer(qc_llama *m, qc_llama_cpu *cpu, uint64_t i, float *hidden, qc_error *err)
+static qc_status run_layer(qc_llama *m, qc_llama_cpu *cpu, qc_experts_cpu *experts, uint64_t i,
+                           float *hidden, qc_error *err)
 {
     qc_llama_weights w = {0};
-    qc_status st = qc_llama_weights_read(&w, &m->source, &m->tensors.layers[i], err);
+    const qc_llama_layer *l = &m->tensors.layers[i];
+    qc_status st = qc_llama_weights_read(&w, &m->source, l, err);
     if (st == QC_OK) {
-        read_soon(m, i + 1); /* it is read from the disk while this layer is computed */
+        if (!l->experts)
+            read_soon(m, i + 1); /* it is read from the disk while this layer is computed */
         st = gpu_of(m) ? decoder_layer(m, &w, i, &cpu->batch, hidden, err)
                        : qc_llama_cpu_layer(cpu, &w, i, hidden, err);
-        if (st == QC_ERR_NONFINITE)
-            qc_error_prefix(err, "%s: behind layer %" PRIu64, m->checkpoint->path, i);
     }
+    if (st == QC_OK && l->experts)
+        st = qc_experts_run(experts, &m->source, l->experts, w.vectors[QC_LLAMA_POST_NORM], hidden,
+                            err);
+    if (st == QC_ERR_NONFINITE)
+        qc_error_prefix(err, "%s: behind layer %" PRIu64, m->checkpoint->path, i);
     qc_llama_weights_deinit(&w);
     return st;
 }
@@ -229,6 +238,7 @@ static qc_status run_layer(qc_llama *m, qc_llama_cpu *cpu, uint64_t i, float *hi
 qc_status qc_llama_hidden(qc_llama *m, const qc_llama_batch *batch, float *out, qc_error *err)
 {
     qc_llama_cpu cpu = {0};
+    qc_experts_cpu experts = {0};
     float *norm = NULL;
     QC_TRY(check_batch(m, batch, err));
     if (batch->tokens == 0)
@@ -236,15 +246,18 @@ qc_status qc_llama_hidden(qc_llama *m, const qc_llama_batch *batch, float *out, 
     if (gpu_of(m))
         QC_TRY(open_decoder(m, qc_llama_longest(batch), err));
     qc_status st = qc_llama_cpu_create(&cpu, &m->tensors.shape, &m->tools, batch, err);
+    if (st == QC_OK && m->tensors.shape.experts.names)
+        st = qc_experts_create(&experts, &m->tensors.shape, &m->tools, batch->tokens, NULL, err);
     if (st == QC_OK)
         st = qc_llama_embed(&m->source, &m->tensors, batch->ids, batch->tokens, out, err);
     for (uint64_t i = 0; st == QC_OK && i < m->tensors.shape.config.layers; i++)
-        st = run_layer(m, &cpu, i, out, err);
+        st = run_layer(m, &cpu, &experts, i, out, err);
     if (st == QC_OK)
         st = qc_llama_last_norm_read(&norm, &m->source, &m->tensors, err);
     if (st == QC_OK)
         st = qc_llama_cpu_norm(&cpu, norm, out, err);
     qc_free(norm);
+    qc_experts_deinit(&experts);
     qc_llama_cpu_deinit(&cpu);
     return st;
 }

@@ -285,6 +285,8 @@ qc_status qc_llama_shape_read(qc_llama_shape *out, qc_arena *arena, const qc_jso
     QC_TRY(find_family(&r, err));
     QC_TRY(read_sizes(&r, err));
     QC_TRY(read_flags(&r, err));
+    if (r.family->ffn == QC_LLAMA_EXPERTS)
+        QC_TRY(qc_experts_shape_read(&out->experts, arena, r.root, out->config.layers, err));
     QC_TRY(qc_arena_alloc(arena, &out->turns, (size_t)out->config.layers, sizeof *out->turns, err));
     if (r.family->read)
         QC_TRY(r.family->read(&r, err));

@@ -4,6 +4,7 @@
 #ifndef QC_CONVERT_LLAMA_CONFIG_H
 #define QC_CONVERT_LLAMA_CONFIG_H
 
+#include "convert/llama/experts_config.h"
 #include "convert/llama/llama.h"
 #include "convert/llama/llama_rope.h"
 
@@ -22,6 +23,7 @@ typedef struct {
     const qc_llama_family *family;
     const qc_llama_names *names; /* of the tensors of a layer */
     qc_rope rope, local_rope;
+    qc_experts_shape experts;
     unsigned char *turns; /* [layers]: qc_llama_turn */
     uint64_t *windows;    /* [layers]: how many positions a token sees, including its own; 0: all */
     int qkv_bias, out_bias, mlp_bias;

@@ -2,6 +2,7 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
+#include "convert/llama/experts_layer.h"
 #include "convert/llama/family.h"
 #include "convert/term/size_text.h"
 
@@ -168,6 +169,8 @@ static qc_status find_linear_of(const qc_llama_finder *f, const qc_llama_shape *
     out->linear[i] = (qc_llama_linear){.tensor = QC_NO_TENSOR, .bias = QC_NO_TENSOR};
     if (!s->names->matrices[i])
         return QC_OK;
+    if (out->ffn == QC_LLAMA_EXPERTS && i >= QC_LLAMA_GATE && i <= QC_LLAMA_DOWN)
+        return QC_OK;
     sizes_of(s, sizes);
     QC_TRY(qc_arena_printf(f->arena, &name, err, "%slayers.%" PRIu64 ".%s", f->prefix, number,
                            s->names->matrices[i]));
@@ -182,7 +185,7 @@ static qc_status find_layer(const qc_llama_finder *f, const qc_llama_shape *s, u
                             qc_llama_layer *out, qc_error *err)
 {
     const char *name = NULL;
-    out->ffn = s->family->ffn;
+    out->ffn = qc_experts_in(&s->experts, number) ? QC_LLAMA_EXPERTS : QC_LLAMA_DENSE;
     out->norms_add = s->family->traits & QC_FAMILY_NORMS_ADD_ONE ? 1.0f : 0.0f;
     for (int i = 0; i < QC_LLAMA_ALL_MATRICES; i++)
         QC_TRY(find_linear_of(f, s, number, i, out, err));
@@ -194,7 +197,7 @@ static qc_status find_layer(const qc_llama_finder *f, const qc_llama_shape *s, u
                                s->names->vectors[i], i < QC_LLAMA_NORMS ? ".weight" : ""));
         QC_TRY(qc_llama_find_vector(f, name, vector_size(s, i), &out->vectors[i], err));
     }
-    return QC_OK;
+    return out->ffn == QC_LLAMA_EXPERTS ? qc_experts_find(f, s, number, out, err) : QC_OK;
 }
 
 /* ---- embedding and head ---- */

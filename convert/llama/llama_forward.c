@@ -253,6 +253,7 @@ typedef struct {
     uint64_t q, k, attended, ldb;
     uint64_t ldd;
     float scale; /* of scores */
+    int experts; /* the layer has experts, which are not computed here */
 } chunk;
 
 static qc_status norm_tokens(void *ctx, unsigned thread, uint64_t first, uint64_t count,
@@ -555,6 +556,8 @@ static qc_status run_chunk(chunk *k, qc_error *err)
     QC_TRY(norm_hidden(k, QC_LLAMA_INPUT_NORM, err));
     QC_TRY(attend(k, err));
     QC_TRY(leave_attention(k, k->cpu->c, err));
+    if (k->experts)
+        return QC_OK;
     QC_TRY(gate(k, err));
     return leave_layer(k, err);
 }
@@ -585,6 +588,7 @@ static chunk chunk_of(qc_llama_cpu *cpu, const qc_llama_pass *p, const qc_llama_
                    .start = at->start,
                    .tokens = at->tokens,
                    .span = s->windows[p->layer],
+                   .experts = qc_experts_in(&s->experts, p->layer),
                    .hidden = p->hidden + at->start * c->hidden,
                    .normed = cpu->a,
                    .turn = (qc_llama_turn)s->turns[p->layer],

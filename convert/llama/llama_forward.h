@@ -45,7 +45,8 @@ QC_NODISCARD qc_status qc_llama_cpu_create(qc_llama_cpu *out, const qc_llama_sha
                                            qc_error *err);
 void qc_llama_cpu_deinit(qc_llama_cpu *cpu);
 
-/* hidden is that of the whole batch, [tokens, hidden]. QC_ERR_NONFINITE does not name the layer. */
+/* hidden is that of the whole batch, [tokens, hidden]. A layer with experts ends behind attention,
+ * and experts.h goes on. QC_ERR_NONFINITE does not name the layer. */
 QC_NODISCARD qc_status qc_llama_cpu_layer(qc_llama_cpu *cpu, const qc_llama_weights *w,
                                           uint64_t layer, float *hidden, qc_error *err);
 

@@ -70,6 +70,8 @@ struct qc_llama_names {
     const char *vectors[QC_LLAMA_VECTORS];
 };
 
+typedef struct qc_experts_layer qc_experts_layer; /* experts_layer.h */
+
 typedef struct {
     /* Either is QC_NO_TENSOR if there is none: a family has not all matrices. rows is 0 then. */
     uint32_t tensor, bias;
@@ -82,6 +84,7 @@ typedef struct {
 
 typedef struct {
     qc_llama_linear linear[QC_LLAMA_ALL_MATRICES];
+    const qc_experts_layer *experts;    /* NULL: the layer is dense */
     uint32_t vectors[QC_LLAMA_VECTORS]; /* QC_NO_TENSOR if the family does not have it */
     qc_llama_ffn ffn;
     float norms_add; /* is added to the weights of norms when they are read: 0 or 1 */
