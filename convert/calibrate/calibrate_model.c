@@ -26,20 +26,25 @@ typedef struct {
 
 /* The linear layers that have the same inputs, in the order of their points. */
 static const linear_set sets[] = {
-    {QC_LLAMA_AT_QKV, QC_LLAMA_Q, 3},
-    {QC_LLAMA_AT_O, QC_LLAMA_O, 1},
-    {QC_LLAMA_AT_GATE, QC_LLAMA_GATE, 2},
-    {QC_LLAMA_AT_DOWN, QC_LLAMA_DOWN, 1},
+    {QC_LLAMA_AT_QKV, QC_LLAMA_Q, 3},     {QC_LLAMA_AT_Q_B, QC_LLAMA_Q_B, 1},
+    {QC_LLAMA_AT_KV_B, QC_LLAMA_KV_B, 1}, {QC_LLAMA_AT_O, QC_LLAMA_O, 1},
+    {QC_LLAMA_AT_GATE, QC_LLAMA_GATE, 2}, {QC_LLAMA_AT_DOWN, QC_LLAMA_DOWN, 1},
 };
 #define SETS (sizeof sets / sizeof *sets)
+
+/* Streams go by way of these points; the others are reached only for a weight. */
+static int on_the_way(qc_llama_point point)
+{
+    return point == QC_LLAMA_AT_QKV || point == QC_LLAMA_AT_O || point == QC_LLAMA_AT_GATE;
+}
 
 /* A layer in memory, as it is (z) and as it becomes (x). */
 typedef struct {
     uint64_t number;
-    uint32_t jobs[QC_LLAMA_MATRICES]; /* QC_NO_JOB: not to be quantized */
-    qc_llama_weights z, x;            /* x borrows from z all that is not quantized */
-    qc_calibrated_arrays arrays[QC_LLAMA_MATRICES];
-    qc_weights quantized[QC_LLAMA_MATRICES];
+    uint32_t jobs[QC_LLAMA_ALL_MATRICES]; /* QC_NO_JOB: not to be quantized */
+    qc_llama_weights z, x;                /* x borrows from z all that is not quantized */
+    qc_calibrated_arrays arrays[QC_LLAMA_ALL_MATRICES];
+    qc_weights quantized[QC_LLAMA_ALL_MATRICES];
 } layer;
 
 typedef struct {
@@ -117,7 +122,7 @@ static qc_status tell_left(const model *m, qc_error *err)
     QC_TRY(qc_arena_alloc(&m->k->arena, &has, plan->job_count, 1, err));
     for (uint64_t l = 0; l < m->tensors.shape.config.layers; l++) {
         const qc_llama_layer *in = &m->tensors.layers[l];
-        for (int part = 0; part < QC_LLAMA_MATRICES; part++)
+        for (int part = 0; part < QC_LLAMA_ALL_MATRICES; part++)
             if (job_of(m, &in->linear[part]) != QC_NO_JOB)
                 has[job_of(m, &in->linear[part])] = 1;
         if (in->experts)
@@ -188,7 +193,7 @@ static double point_flops(const model *m, uint64_t number, qc_llama_point point)
     double weights = 0, tokens = (double)m->batch.tokens;
     double attention = 2.0 * tokens * (double)m->windows.longest * (double)m->q;
     qc_llama_which from = QC_LLAMA_Q, to = QC_LLAMA_Q;
-    if (point == QC_LLAMA_AT_O)
+    if (point == QC_LLAMA_AT_Q_B || point == QC_LLAMA_AT_KV_B || point == QC_LLAMA_AT_O)
         to = QC_LLAMA_O;
     else if (point == QC_LLAMA_AT_GATE)
         from = QC_LLAMA_O, to = QC_LLAMA_GATE;
@@ -197,6 +202,8 @@ static double point_flops(const model *m, uint64_t number, qc_llama_point point)
     else if (point == QC_LLAMA_AT_END)
         from = QC_LLAMA_GATE, to = QC_LLAMA_MATRICES;
     for (int i = (int)from; i < (int)to; i++)
+        weights += (double)l[i].rows * (double)l[i].cols;
+    for (int i = QC_LLAMA_MATRICES; i < QC_LLAMA_ALL_MATRICES && point == QC_LLAMA_AT_O; i++)
         weights += (double)l[i].rows * (double)l[i].cols;
     return 2 * (2 * tokens * weights + (point == QC_LLAMA_AT_O ? attention : 0));
 }
@@ -249,7 +256,7 @@ static void look_ahead(const model *m, qc_calibrate_outlook *a)
             for (size_t g = 0; g < SETS; g++) {
                 const linear_set *p = &sets[g];
                 int needs = set_needs(m, i, p);
-                if (needs || p->point != QC_LLAMA_AT_DOWN)
+                if (needs || on_the_way(p->point))
                     add_forward(m, a, point_flops(m, i, p->point));
                 if (needs)
                     work = qc_calibrate_larger(
@@ -315,7 +322,7 @@ static qc_status open_layer(model *m, layer *l, uint64_t number, qc_error *err)
     l->number = number;
     QC_TRY(qc_llama_weights_read(&l->z, &m->k->source, &m->tensors.layers[number], err));
     l->x = l->z;
-    for (int i = 0; i < QC_LLAMA_MATRICES; i++) {
+    for (int i = 0; i < QC_LLAMA_ALL_MATRICES; i++) {
         l->jobs[i] = job_of(m, &m->tensors.layers[number].linear[i]);
         if (l->jobs[i] == QC_NO_JOB || !qc_calibrated_has(m->k->store, l->jobs[i]))
             continue;
@@ -329,7 +336,7 @@ static qc_status open_layer(model *m, layer *l, uint64_t number, qc_error *err)
 static void close_layer(layer *l)
 {
     qc_llama_weights_deinit(&l->z);
-    for (int i = 0; i < QC_LLAMA_MATRICES; i++)
+    for (int i = 0; i < QC_LLAMA_ALL_MATRICES; i++)
         qc_calibrated_free(&l->arrays[i]);
 }
 
@@ -380,7 +387,9 @@ static qc_status calibrate_set(model *m, layer *l, const linear_set *p, int need
 
 static qc_status calibrate_part(model *m, layer *l, const linear_set *p, qc_error *err)
 {
-    QC_TRY(calibrate_set(m, l, p, set_needs(m, l->number, p), err));
+    const int needs = set_needs(m, l->number, p);
+    if (needs || on_the_way(p->point))
+        QC_TRY(calibrate_set(m, l, p, needs, err));
     for (unsigned i = 0; i < p->count; i++)
         m->apart |= l->jobs[p->first + i] != QC_NO_JOB;
     return QC_OK;
@@ -388,13 +397,8 @@ static qc_status calibrate_part(model *m, layer *l, const linear_set *p, qc_erro
 
 static qc_status calibrate_layer(model *m, layer *l, qc_error *err)
 {
-    for (size_t g = 0; g < SETS; g++) {
-        const linear_set *p = &sets[g];
-        int needs = set_needs(m, l->number, p);
-        if (!needs && p->point == QC_LLAMA_AT_DOWN)
-            break;
-        QC_TRY(calibrate_part(m, l, p, err));
-    }
+    for (size_t g = 0; g < SETS; g++)
+        QC_TRY(calibrate_part(m, l, &sets[g], err));
     int over = l->number + 1 == m->last && !m->head;
     return over ? QC_OK : run_to(m, l, QC_LLAMA_AT_END, 0, err);
 }
@@ -412,7 +416,7 @@ static qc_status pass_layer(model *m, const layer *l, qc_error *err)
 {
     qc_calibrate_engine *e = m->k->engine;
     QC_TRY(e->ops->pass(e, pass_flops(m, l->number) * m->k->forward_seconds, err));
-    for (int i = 0; i < QC_LLAMA_MATRICES; i++)
+    for (int i = 0; i < QC_LLAMA_ALL_MATRICES; i++)
         m->apart |= l->jobs[i] != QC_NO_JOB;
     return QC_OK;
 }
@@ -502,12 +506,6 @@ static qc_status run(model *m, qc_error *err)
                        "elsewhere can be given with --hessians (docs/calibration.md)");
     }
     QC_TRY(st);
-    if (m->tensors.shape.kv_rank > 0)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "--calibrate does not know the linear layers of multi-head latent attention (a %s "
-                "has it). Second moments captured elsewhere can be given with --hessians "
-                "(docs/calibration.md)",
-                m->tensors.shape.config.model_type);
     m->q = qc_llama_attended(&m->tensors.shape);
     m->experts.k = m->k;
     m->experts.tensors = &m->tensors;

@@ -483,26 +483,33 @@ static const float *inputs_of(const chunk *k)
     return k->w->vectors[QC_LLAMA_INPUT_NORM] ? k->cpu->a : k->hidden;
 }
 
-/* a, or hidden where there is no norm before attention -> b, q and k and v. */
+/* a, or hidden where there is no norm before attention -> d, the inputs of Q_B and KV_B; and where
+ * there is no Q_B, q in b. */
+static qc_status take_latents(chunk *k, qc_error *err)
+{
+    const qc_llama_shape *s = k->cpu->shape;
+    const uint64_t hidden = s->config.hidden;
+    float *q = s->q_rank > 0 ? k->cpu->d : k->cpu->b, *kv = k->cpu->d + s->q_rank;
+    uint64_t ldq = s->q_rank > 0 ? k->ldd : k->ldb;
+    QC_TRY(product_phase(k, QC_LLAMA_Q, 1, inputs_of(k), hidden, q, ldq, err));
+    QC_TRY(product_phase(k, QC_LLAMA_K, 1, inputs_of(k), hidden, kv, k->ldd, err));
+    return tokens_phase(k, norm_latents, NULL, err);
+}
+
+/* a, or hidden -> b, q and k and v. */
 static qc_status take_heads(chunk *k, qc_error *err)
 {
     const qc_llama_shape *s = k->cpu->shape;
-    float *b = k->cpu->b, *d = k->cpu->d;
-    const uint64_t hidden = s->config.hidden;
+    float *b = k->cpu->b, *kv = k->cpu->d + s->q_rank;
     if (s->kv_rank == 0) {
-        QC_TRY(product_phase(k, QC_LLAMA_Q, 3, inputs_of(k), hidden, b, k->ldb, err));
+        QC_TRY(product_phase(k, QC_LLAMA_Q, 3, inputs_of(k), s->config.hidden, b, k->ldb, err));
         return tokens_phase(k, turn_tokens, NULL, err);
     }
+    QC_TRY(take_latents(k, err));
     if (s->q_rank > 0)
-        QC_TRY(product_phase(k, QC_LLAMA_Q, 1, inputs_of(k), hidden, d, k->ldd, err));
-    else
-        QC_TRY(product_phase(k, QC_LLAMA_Q, 1, inputs_of(k), hidden, b, k->ldb, err));
-    float *kv = d + s->q_rank, *made = kv + s->kv_rank + s->turned;
-    QC_TRY(product_phase(k, QC_LLAMA_K, 1, inputs_of(k), hidden, kv, k->ldd, err));
-    QC_TRY(tokens_phase(k, norm_latents, NULL, err));
-    if (s->q_rank > 0)
-        QC_TRY(product_phase(k, QC_LLAMA_Q_B, 1, d, k->ldd, b, k->ldb, err));
-    QC_TRY(product_phase(k, QC_LLAMA_KV_B, 1, kv, k->ldd, made, k->ldd, err));
+        QC_TRY(product_phase(k, QC_LLAMA_Q_B, 1, k->cpu->d, k->ldd, b, k->ldb, err));
+    QC_TRY(
+        product_phase(k, QC_LLAMA_KV_B, 1, kv, k->ldd, kv + s->kv_rank + s->turned, k->ldd, err));
     return tokens_phase(k, spread_latents, NULL, err);
 }
 
@@ -617,7 +624,7 @@ qc_status qc_llama_cpu_at(qc_llama_cpu *cpu, const qc_llama_pass *p, const qc_ll
                           qc_llama_point point, qc_llama_inputs *out, qc_error *err)
 {
     const qc_llama_config *c = &cpu->shape->config;
-    const int before = point == QC_LLAMA_AT_QKV || point == QC_LLAMA_AT_O;
+    const int before = point <= QC_LLAMA_AT_O;
     chunk k = chunk_of(cpu, p, at);
     *out = (qc_llama_inputs){p->w->vectors[QC_LLAMA_POST_NORM] ? cpu->a : k.hidden, c->hidden};
     if (point == QC_LLAMA_AT_GATE)
@@ -626,6 +633,11 @@ qc_status qc_llama_cpu_at(qc_llama_cpu *cpu, const qc_llama_pass *p, const qc_ll
     if (point == QC_LLAMA_AT_QKV) {
         out->x = inputs_of(&k);
         return QC_OK;
+    }
+    if (point == QC_LLAMA_AT_Q_B || point == QC_LLAMA_AT_KV_B) {
+        *out =
+            (qc_llama_inputs){cpu->d + (point == QC_LLAMA_AT_Q_B ? 0 : cpu->shape->q_rank), k.ldd};
+        return take_latents(&k, err);
     }
     if (point == QC_LLAMA_AT_O) {
         *out = (qc_llama_inputs){cpu->c, k.attended};

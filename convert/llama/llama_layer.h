@@ -28,7 +28,9 @@ typedef enum {
 /* The points in a layer at which the inputs of linear layers are. */
 typedef enum {
     QC_LLAMA_AT_QKV, /* computed from the hidden states before the layer */
-    QC_LLAMA_AT_O,   /* computed from the hidden states before the layer */
+    QC_LLAMA_AT_Q_B, /* of multi-head latent attention; computed as the former */
+    QC_LLAMA_AT_KV_B,
+    QC_LLAMA_AT_O, /* computed from the hidden states before the layer */
     /* The inputs of gate and up. They are computed from the inputs of o and from the hidden states
      * before the layer, which then become those behind attention. */
     QC_LLAMA_AT_GATE,

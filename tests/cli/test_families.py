@@ -18,7 +18,6 @@ with open(os.path.join(ROOT, "tests", "data", "families", "models.json"), encodi
     MODELS = json.load(_f)
 IDS = MODELS.pop("ids")
 TOOL = os.environ.get("LOGITS_TOOL", os.path.join(ROOT, "build", "logits_tool"))
-LATENT = [kind for kind in MODELS if kind.startswith("deepseek")]
 
 
 class FamilyCase(OutputCase):
@@ -79,15 +78,6 @@ class Calibrated(FamilyCase):
 
 
 class Refused(FamilyCase):
-    def test_latent_attention_is_not_calibrated(self):
-        for kind in LATENT:
-            self.make(kind)
-            self.write("t.ids", "1 2 3 4 5 6\n")
-            self.fails(3, "--to", "nf4", "--calibrate", "t.ids", kind, "out",
-                       has=[f"--calibrate does not know the linear layers of multi-head latent attention "
-                            f"(a {kind} has it)", "--hessians"])
-            self.assert_nothing("out")
-
     def test_a_matrix_of_another_shape(self):
         """The message names the matrix that holds q, k and v, with the rows of all three."""
         self.make("phi3")
@@ -125,8 +115,7 @@ class Refused(FamilyCase):
 
 for _kind in MODELS:
     setattr(Logits, f"test_{_kind}", lambda self, kind=_kind: self.check(kind))
-    if _kind not in LATENT:
-        setattr(Calibrated, f"test_{_kind}", lambda self, kind=_kind: self.check(kind))
+    setattr(Calibrated, f"test_{_kind}", lambda self, kind=_kind: self.check(kind))
 
 
 if __name__ == "__main__":
