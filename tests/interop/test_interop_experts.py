@@ -15,6 +15,7 @@ transformers.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
 torch.set_num_threads(1)
 
+FIVE = transformers.__version__.startswith("5.")  # 4 has a limit of 7, whatever the configuration says
 # Float arithmetic in another order; a wrong formula is off by 1e-3 and more.
 BOUND = 2e-5
 SIZES = dict(vocab_size=120, hidden_size=32, intermediate_size=48, num_hidden_layers=3,
@@ -44,6 +45,8 @@ MODELS = {
     "deepseek_v2-groups": ("deepseek_v2", dict(
         DEEP, **LATENT, q_lora_rank=24, topk_method="group_limited_greedy", n_group=4, topk_group=2,
         n_shared_experts=2)),
+    "gpt_oss": ("gpt_oss", dict(num_local_experts=6, num_experts_per_tok=2, sliding_window=7,
+                                swiglu_limit=1.5 if FIVE else 7.0)),
     "deepseek_v3": ("deepseek_v3", dict(DEEP, **LATENT, q_lora_rank=24, n_group=4, topk_group=2)),
 }
 
