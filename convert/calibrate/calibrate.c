@@ -97,12 +97,12 @@ qc_status qc_calibrate_choose(qc_plan *plan, qc_error *err)
         plan->options->calibrate.text ? qc_llama_cpu_only(plan->model->config) : NULL;
     qc_status st =
         cpu_only
-            ? qc_error_set(&why, QC_ERR_DEVICE, __FILE__, __LINE__,
+            ? qc_error_set(&why, QC_ERR_UNSUPPORTED, __FILE__, __LINE__,
                            "models of model_type '%s' are computed on the CPU only", cpu_only)
             : d->devices.work->calibrating->name(&d->name, call->arena, &d->devices.gpus[0], &why);
     if (st == QC_OK) {
         plan->calibrates_on = d;
-    } else if (st != QC_ERR_DEVICE || d->devices.wished) {
+    } else if ((st != QC_ERR_DEVICE && !cpu_only) || d->devices.wished) {
         QC_FAIL(err, st, "calibrating on a GPU: %s; --device cpu calibrates without one", why.msg);
     } else {
         qc_console_detail(call, 0, "calibrating on the CPU, because the GPU cannot be used: %s",
