@@ -31,18 +31,10 @@ uint32_t qc_calibrate_job_of(const uint32_t *job_of, const qc_llama_linear *l)
     return l->tensor == QC_NO_TENSOR ? QC_NO_JOB : job_of[l->tensor];
 }
 
-/* Returns expert i of a layer; the shared ones come last. NULL: there is none. */
-static const qc_expert_linears *linears_of(const qc_experts_layer *l, uint64_t i)
-{
-    if (i < l->count)
-        return &l->experts[i];
-    return l->shared.linear[QC_EXPERT_GATE].tensor == QC_NO_TENSOR ? NULL : &l->shared;
-}
-
 int qc_calibrate_experts_need(const qc_calibrate_experts *e, const qc_experts_layer *l)
 {
     for (uint64_t i = 0; i <= l->count; i++) {
-        const qc_expert_linears *x = linears_of(l, i);
+        const qc_expert_linears *x = qc_expert_of(l, i);
         for (int part = 0; x && part < QC_EXPERT_MATRICES; part++)
             if (qc_calibrate_needs(e->k, qc_calibrate_job_of(e->job_of, &x->linear[part])))
                 return 1;
@@ -54,7 +46,7 @@ void qc_calibrate_experts_mark(const qc_calibrate_experts *e, const qc_experts_l
                                unsigned char *marks)
 {
     for (uint64_t i = 0; i <= l->count; i++) {
-        const qc_expert_linears *x = linears_of(l, i);
+        const qc_expert_linears *x = qc_expert_of(l, i);
         for (int part = 0; x && part < QC_EXPERT_MATRICES; part++) {
             uint32_t job = qc_calibrate_job_of(e->job_of, &x->linear[part]);
             if (job != QC_NO_JOB)
@@ -83,13 +75,13 @@ static double sizes_of(const qc_expert_linears *x, int from, int to)
 /* Both streams through an expert. */
 static double pass_flops(const qc_calibrate_experts *e, const qc_experts_layer *l, uint64_t i)
 {
-    return 4.0 * (double)expected(e, l, i) * sizes_of(linears_of(l, i), 0, QC_EXPERT_MATRICES);
+    return 4.0 * (double)expected(e, l, i) * sizes_of(qc_expert_of(l, i), 0, QC_EXPERT_MATRICES);
 }
 
 /* Both streams up to the inputs of down. */
 static double gate_flops(const qc_calibrate_experts *e, const qc_experts_layer *l, uint64_t i)
 {
-    return 4.0 * (double)expected(e, l, i) * sizes_of(linears_of(l, i), 0, QC_EXPERT_DOWN);
+    return 4.0 * (double)expected(e, l, i) * sizes_of(qc_expert_of(l, i), 0, QC_EXPERT_DOWN);
 }
 
 static double router_flops(const qc_calibrate_experts *e, const qc_experts_layer *l)
@@ -109,7 +101,7 @@ qc_calibrate_room qc_calibrate_experts_ahead(const qc_calibrate_experts *e,
     qc_calibrate_room most = {0, 0};
     add_forward(e, a, router_flops(e, l));
     for (uint64_t i = 0; i <= l->count; i++) {
-        const qc_expert_linears *x = linears_of(l, i);
+        const qc_expert_linears *x = qc_expert_of(l, i);
         uint32_t jobs[QC_EXPERT_MATRICES];
         if (!x)
             continue;
@@ -164,11 +156,12 @@ static void take_quantized(const qc_calibrate_experts *e, expert *t, int part)
     t->x.matrices[part].dense = NULL;
 }
 
-static qc_status open_expert(const qc_calibrate_experts *e, expert *t, const qc_expert_linears *l,
-                             qc_error *err)
+static qc_status open_expert(const qc_calibrate_experts *e, expert *t, const qc_experts_layer *of,
+                             uint64_t number, qc_error *err)
 {
     const qc_calibrator *k = e->k;
-    QC_TRY(qc_expert_read(&t->z, &k->source, l, err));
+    const qc_expert_linears *l = qc_expert_of(of, number);
+    QC_TRY(qc_expert_read(&t->z, &k->source, of, number, err));
     t->x = t->z;
     for (int i = 0; i < QC_EXPERT_MATRICES; i++) {
         t->jobs[i] = qc_calibrate_job_of(e->job_of, &l->linear[i]);
@@ -277,16 +270,16 @@ static void leave_out(qc_calibrate_experts *e, const qc_expert_linears *l, exper
 }
 
 /* The weights of an expert are made, and both streams pass through it. */
-static qc_status run_expert(qc_calibrate_experts *e, const qc_expert_linears *l, expert *t,
-                            qc_error *err)
+static qc_status run_expert(qc_calibrate_experts *e, const qc_experts_layer *l, uint64_t number,
+                            expert *t, qc_error *err)
 {
     qc_calibrate_engine *engine = e->k->engine;
     qc_calibrate_progress(e->k, t->seconds);
     if (t->x_tokens.count == 0 && t->z_tokens.count == 0) {
-        leave_out(e, l, t);
+        leave_out(e, qc_expert_of(l, number), t);
         return QC_OK;
     }
-    qc_status st = open_expert(e, t, l, err);
+    qc_status st = open_expert(e, t, l, number, err);
     if (st == QC_OK)
         st = make_set(e, t, QC_EXPERT_GATE, QC_EXPERT_DOWN, err);
     engine->ops->drop(engine);
@@ -321,9 +314,8 @@ static qc_status run_all(qc_calibrate_experts *e, const qc_experts_layer *l, con
                          const qc_llama_matrix *shared_gate, int *apart, qc_error *err)
 {
     for (uint64_t i = 0; i <= l->count; i++) {
-        const qc_expert_linears *x = linears_of(l, i);
         expert t = {.norm = norm};
-        if (!x)
+        if (!qc_expert_of(l, i))
             continue;
         int shared = i == l->count;
         t.x_tokens = shared ? qc_experts_all(&e->x) : qc_experts_tokens(&e->x, i);
@@ -331,7 +323,7 @@ static qc_status run_all(qc_calibrate_experts *e, const qc_experts_layer *l, con
         t.shared_gate = shared ? shared_gate : NULL;
         t.seconds = pass_flops(e, l, i) * e->k->forward_seconds;
         t.gate_seconds = gate_flops(e, l, i) * e->k->forward_seconds;
-        qc_status st = run_expert(e, x, &t, err);
+        qc_status st = run_expert(e, l, i, &t, err);
         for (int part = 0; part < QC_EXPERT_MATRICES; part++)
             *apart |= is_quantized(&t, part);
         close_expert(&t);

@@ -245,12 +245,41 @@ static qc_status gate_token(const void *work, unsigned thread, uint64_t i, qc_er
     return QC_OK;
 }
 
+/* gate has a gate and an up in turn for each element of up, which gets
+ * (clip(u, limit) + 1) * min(g, limit) * sigmoid(alpha * min(g, limit)). */
+static qc_status clamp_token(const void *work, unsigned thread, uint64_t i, qc_error *err)
+{
+    const token_work *w = work;
+    const float limit = w->x->shape->experts.limit, alpha = w->x->shape->experts.alpha;
+    const float *both = w->x->gate + i * 2 * w->width;
+    float *out = w->x->up + i * w->width;
+    (void)thread;
+    (void)err;
+    for (uint64_t k = 0; k < w->width; k++)
+        out[k] = -alpha * (both[2 * k] < limit ? both[2 * k] : limit);
+    w->x->decoder->exponential(out, w->width, out);
+    for (uint64_t k = 0; k < w->width; k++) {
+        float g = both[2 * k] < limit ? both[2 * k] : limit, u = both[2 * k + 1];
+        u = u > limit ? limit : u < -limit ? -limit : u;
+        out[k] = (u + 1.0f) * (g * (1.0f / (1.0f + out[k])));
+    }
+    return QC_OK;
+}
+
 qc_status qc_experts_gate(qc_experts_cpu *x, const qc_expert_weights *w, uint64_t n, float **inner,
                           qc_error *err)
 {
     const qc_llama_matrix *gate = &w->matrices[QC_EXPERT_GATE], *up = &w->matrices[QC_EXPERT_UP];
-    token_work t = {.x = x, .count = n, .width = gate->rows, .token = gate_token};
+    const int clamped = x->shape->experts.clamped;
+    token_work t = {.x = x,
+                    .count = n,
+                    .width = clamped ? gate->rows / 2 : gate->rows,
+                    .token = clamped ? clamp_token : gate_token};
     QC_TRY(qc_llama_cpu_matmul(x->matmul, x->threads, gate, x->x, n, x->gate, err));
+    if (clamped) {
+        *inner = x->up;
+        return share(&t, err);
+    }
     QC_TRY(qc_llama_cpu_matmul(x->matmul, x->threads, up, x->x, n, x->up, err));
     *inner = x->gate;
     return share(&t, err);
@@ -344,12 +373,12 @@ static void read_soon(const qc_llama_source *s, const qc_expert_linears *l)
 }
 
 /* Reads an expert and takes its tokens through it. */
-static qc_status stream(qc_experts_cpu *x, const qc_llama_source *s, const qc_expert_linears *l,
-                        const qc_experts_states *h, const qc_expert_tokens *tokens,
+static qc_status stream(qc_experts_cpu *x, const qc_llama_source *s, const qc_experts_layer *l,
+                        uint64_t i, const qc_experts_states *h, const qc_expert_tokens *tokens,
                         const qc_llama_matrix *shared_gate, qc_error *err)
 {
     qc_expert_weights w;
-    qc_status st = qc_expert_read(&w, s, l, err);
+    qc_status st = qc_expert_read(&w, s, l, i, err);
     if (st == QC_OK)
         st = qc_experts_pass(x, &w, h, tokens, shared_gate, err);
     qc_expert_deinit(&w);
@@ -368,7 +397,7 @@ static qc_status run_all(qc_experts_cpu *x, const qc_llama_source *s, const qc_e
         }
         if (e + 1 < l->count && qc_experts_tokens(x, e + 1).count > 0)
             read_soon(s, &l->experts[e + 1]);
-        QC_TRY(stream(x, s, &l->experts[e], h, &tokens, NULL, err));
+        QC_TRY(stream(x, s, l, e, h, &tokens, NULL, err));
     }
     return QC_OK;
 }
@@ -380,12 +409,12 @@ static qc_status run_shared(qc_experts_cpu *x, const qc_llama_source *s, const q
     qc_llama_matrix gate = {0};
     qc_status st = QC_OK;
     int has_gate = l->shared_gate.tensor != QC_NO_TENSOR;
-    if (l->shared.linear[QC_EXPERT_GATE].tensor == QC_NO_TENSOR)
+    if (!qc_expert_of(l, l->count))
         return QC_OK;
     if (has_gate)
         st = qc_llama_matrix_read(&gate, s, &l->shared_gate, err);
     if (st == QC_OK)
-        st = stream(x, s, &l->shared, h, &all, has_gate ? &gate : NULL, err);
+        st = stream(x, s, l, l->count, h, &all, has_gate ? &gate : NULL, err);
     qc_llama_matrix_deinit(&gate);
     return st;
 }

@@ -75,6 +75,38 @@ static qc_status find_separate(const search *a, qc_experts_layer *out, uint64_t 
     return QC_OK;
 }
 
+/* gpt-oss: gate and up are one matrix, whose rows take turns. */
+static qc_status find_stacked(const search *a, qc_experts_layer *out, uint64_t *largest,
+                              qc_error *err)
+{
+    const qc_experts_names *n = a->s->names;
+    const char *const names[] = {n->gate, NULL, n->down};
+    const uint64_t rows[] = {2 * a->s->inner, 0, a->hidden};
+    const uint64_t cols[] = {a->hidden, 0, a->s->inner};
+    qc_expert_linears each;
+    memset(&each, 0, sizeof each);
+    for (int i = 0; i < QC_EXPERT_MATRICES; i++) {
+        const char *name = NULL;
+        qc_expert_stack *t = &out->stacks[i];
+        each.linear[i] = (qc_llama_linear){.tensor = QC_NO_TENSOR, .bias = QC_NO_TENSOR};
+        if (!names[i])
+            continue;
+        QC_TRY(qc_arena_printf(a->f->arena, &name, err, "%slayers.%" PRIu64 ".%s.%s", a->f->prefix,
+                               a->number, n->experts, names[i]));
+        QC_TRY(qc_expert_stack_find(t, a->f, name, out->count, rows[i], cols[i], err));
+        each.linear[i].rows = t->rows;
+        each.linear[i].cols = t->cols;
+        each.linear[i].read_bytes = t->read_bytes;
+        each.linear[i].memory_bytes = t->memory_bytes;
+        *largest = qc_sat_add(*largest, t->memory_bytes);
+        a->layer->read_bytes =
+            qc_sat_add(a->layer->read_bytes, qc_sat_mul(out->count, t->read_bytes));
+    }
+    for (uint64_t e = 0; e < out->count; e++)
+        out->experts[e] = each;
+    return QC_OK;
+}
+
 qc_status qc_experts_find(const qc_llama_finder *f, const qc_llama_shape *s, uint64_t number,
                           qc_llama_layer *out, qc_error *err)
 {
@@ -86,7 +118,9 @@ qc_status qc_experts_find(const qc_llama_finder *f, const qc_llama_shape *s, uin
     l->count = a.s->routing.experts;
     QC_TRY(qc_arena_alloc(f->arena, &l->experts, (size_t)l->count, sizeof *l->experts, err));
     QC_TRY(find_router(&a, l, err));
-    QC_TRY(find_separate(&a, l, &largest, err));
+    for (int i = 0; i < QC_EXPERT_MATRICES; i++)
+        l->stacks[i].tensor = QC_NO_TENSOR;
+    QC_TRY(a.s->clamped ? find_stacked(&a, l, &largest, err) : find_separate(&a, l, &largest, err));
     l->shared.linear[0].tensor = QC_NO_TENSOR;
     if (a.s->shared > 0)
         QC_TRY(expert(&a, a.s->names->shared, plain, a.s->shared, &l->shared, &memory, err));
@@ -98,13 +132,24 @@ qc_status qc_experts_find(const qc_llama_finder *f, const qc_llama_shape *s, uin
 
 /* ---- reading ---- */
 
-qc_status qc_expert_read(qc_expert_weights *out, const qc_llama_source *s,
-                         const qc_expert_linears *l, qc_error *err)
+const qc_expert_linears *qc_expert_of(const qc_experts_layer *l, uint64_t i)
 {
+    if (i < l->count)
+        return &l->experts[i];
+    return l->shared.linear[QC_EXPERT_GATE].tensor == QC_NO_TENSOR ? NULL : &l->shared;
+}
+
+qc_status qc_expert_read(qc_expert_weights *out, const qc_llama_source *s,
+                         const qc_experts_layer *l, uint64_t i, qc_error *err)
+{
+    const qc_expert_linears *linears = qc_expert_of(l, i);
     memset(out, 0, sizeof *out);
-    for (int i = 0; i < QC_EXPERT_MATRICES; i++)
-        if (l->linear[i].tensor != QC_NO_TENSOR)
-            QC_TRY(qc_llama_matrix_read(&out->matrices[i], s, &l->linear[i], err));
+    for (int m = 0; m < QC_EXPERT_MATRICES; m++) {
+        if (linears->linear[m].tensor != QC_NO_TENSOR)
+            QC_TRY(qc_llama_matrix_read(&out->matrices[m], s, &linears->linear[m], err));
+        else if (i < l->count && l->stacks[m].tensor != QC_NO_TENSOR)
+            QC_TRY(qc_expert_stack_read(&out->matrices[m], s, &l->stacks[m], i, err));
+    }
     return QC_OK;
 }
 

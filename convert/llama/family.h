@@ -103,5 +103,6 @@ extern const qc_llama_family qc_family_smollm3[1];
 extern const qc_llama_family qc_family_glm4[1];
 extern const qc_llama_family qc_family_deepseek[2];
 extern const qc_llama_family qc_family_mixtures[5];
+extern const qc_llama_family qc_family_gpt_oss[1];
 
 #endif

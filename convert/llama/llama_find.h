@@ -1,5 +1,5 @@
 /* Finds the tensors that a layer asks for, and checks their shapes and types. For the files that
- * find a model's tensors (llama_find.c). */
+ * find tensors of layers (llama_tensors.c, experts_layer.c). */
 #ifndef QC_CONVERT_LLAMA_FIND_H
 #define QC_CONVERT_LLAMA_FIND_H
 

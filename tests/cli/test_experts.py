@@ -80,6 +80,81 @@ class Numbers(ExpertsCase):
         return [n for n, t in mk.read_checkpoint(self.path(name)).items() if t[0] in ("U8", "I8")]
 
 
+class GptOss(ExpertsCase):
+    """Experts in stacks: MXFP4 as released, in 16 bits as transformers has them, NF4 and int8 as qconv
+    writes them. The values of MXFP4 are exact in 16 bits."""
+
+    def setUp(self):
+        super().setUp()
+        rng = random.Random(6)
+        tensors = {}
+
+        def add(name, *shape, scale=0.25, about=0.0):
+            values = [about + rng.uniform(-scale, scale) for _ in range(mk.numel(shape))]
+            tensors[name] = ("BF16", list(shape), mk.encode("BF16", values))
+
+        def add_packed(name, rows, cols):
+            for tail, shape, low, high in (("blocks", [4, rows, cols // 32, 16], 0, 255),
+                                           ("scales", [4, rows, cols // 32], 121, 124)):
+                data = bytes(rng.randint(low, high) for _ in range(mk.numel(shape)))
+                tensors[f"{name}_{tail}"] = ("U8", shape, data)
+            add(name + "_bias", 4, rows)
+
+        add("model.embed_tokens.weight", 64, 64, scale=1)
+        add("lm_head.weight", 64, 64)
+        add("model.norm.weight", 64, about=1)
+        for i in range(2):
+            at = f"model.layers.{i}."
+            for norm in ("input_layernorm", "post_attention_layernorm"):
+                add(f"{at}{norm}.weight", 64, about=1)
+            for part, rows, cols in (("q", 32, 64), ("k", 16, 64), ("v", 16, 64), ("o", 64, 32)):
+                add(f"{at}self_attn.{part}_proj.weight", rows, cols)
+                add(f"{at}self_attn.{part}_proj.bias", rows)
+            add(at + "self_attn.sinks", 2)
+            add(at + "mlp.router.weight", 4, 64)
+            add(at + "mlp.router.bias", 4)
+            add_packed(at + "mlp.experts.gate_up_proj", 64, 64)
+            add_packed(at + "mlp.experts.down_proj", 64, 32)
+        mk.write_checkpoint(self.path("oss"), tensors, config={
+            "model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "hidden_size": 64,
+            "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+            "num_key_value_heads": 1, "head_dim": 16, "vocab_size": 64, "num_local_experts": 4,
+            "num_experts_per_tok": 2, "sliding_window": 8, "max_position_embeddings": 64,
+            "layer_types": ["sliding_attention", "full_attention"], "swiglu_limit": 2.0,
+            "quantization_config": {"quant_method": "mxfp4"}})
+
+    def test_forms(self):
+        want = self.numbers("oss", "--threads", "1")
+        self.assertEqual(self.numbers("oss", "--threads", "3"), want)
+        self.ok("-q", "--to", "bf16", "--compress", "none", "oss", "wide")
+        self.assertEqual(mk.read_checkpoint(self.path("wide"))["model.layers.1.mlp.experts.down_proj"][1],
+                         [4, 32, 64])
+        self.assertEqual(self.numbers("wide"), want)
+        for to in (["nf4"], ["nf4", "--no-double-quant"], ["int8"]):
+            out = "-".join(to)
+            self.convert("--to", *to, "--requantize", "oss", out)
+            kl = self.numbers(out, "--against", "oss")["kl_mean"]
+            self.assertTrue(0 < kl < (0.2 if to[0] == "nf4" else 2e-3), (to, kl))
+            # What the codes stand for, rounded to 16 bits.
+            self.ok("-q", "--to", "bf16", "--compress", "none", out, out + "-wide")
+            self.assertLess(self.numbers(out + "-wide", "--against", out)["kl_mean"], 1e-4)
+
+    def test_damaged(self):
+        tensors = dict(mk.read_checkpoint(self.path("oss")))
+        name = "model.layers.0.mlp.experts.down_proj_bias"
+        with open(self.path("oss", "config.json"), encoding="utf-8") as f:
+            config = json.load(f)
+        for change, words in ((None, f"tensor '{name}', which config.json asks for, is not there"),
+                              (("BF16", [4, 32], bytes(256)),
+                               f"tensor '{name}' is [4, 32], and config.json makes it [4, 64]")):
+            tensors.pop(name)
+            tensors |= {name: change} if change else {}
+            mk.write_checkpoint(self.path("m"), tensors, config=config)
+            self.fails(3, "eval", "m", "--text", "t.ids", has=["m: " + words])
+            shutil.rmtree(self.path("m"))
+            tensors.setdefault(name, None)
+
+
 class Refused(ExpertsCase):
     def test_missing(self):
         tensors = self.tensors()

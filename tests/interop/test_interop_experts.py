@@ -9,12 +9,14 @@ import interop_support as s
 import numpy as np
 import torch
 import transformers
+from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 transformers.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
 torch.set_num_threads(1)
 
+FIVE = transformers.__version__.startswith("5.")  # 4 has a limit of 7, whatever the configuration says
 # Float arithmetic in another order; a wrong formula is off by 1e-3 and more.
 BOUND = 2e-5
 SIZES = dict(vocab_size=120, hidden_size=32, intermediate_size=48, num_hidden_layers=3,
@@ -44,6 +46,8 @@ MODELS = {
     "deepseek_v2-groups": ("deepseek_v2", dict(
         DEEP, **LATENT, q_lora_rank=24, topk_method="group_limited_greedy", n_group=4, topk_group=2,
         n_shared_experts=2)),
+    "gpt_oss": ("gpt_oss", dict(num_local_experts=6, num_experts_per_tok=2, sliding_window=7,
+                                swiglu_limit=1.5 if FIVE else 7.0)),
     "deepseek_v3": ("deepseek_v3", dict(DEEP, **LATENT, q_lora_rank=24, n_group=4, topk_group=2)),
 }
 
@@ -99,6 +103,57 @@ for _name in MODELS:
         s.note(f"{name}: largest relative error of a token's logits {error:.1e}")
         self.assertLess(error, BOUND)
     setattr(Types, "test_" + _name.replace("-", "_"), _test)
+
+
+class Calibrated(unittest.TestCase):
+    """--calibrate of an expert is --hessians with the moments of the tokens that transformers sends to it,
+    where nothing was quantized before."""
+
+    @unittest.skipIf(FIVE, "5 has no module for each expert")
+    def test_moments_of_experts(self):
+        folder = make_model("qwen3_moe")
+        ids = sequences(SIZES["vocab_size"], [60] * 30, seed=5)
+        text = s.SCRATCH / "calibration.ids"
+        text.write_text("".join(" ".join(map(str, row)) + "\n" for row in ids))
+        moments, tokens = {}, {}
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+        def hook(name):
+            def add(module, args):
+                x = args[0].double().reshape(-1, module.in_features)
+                moments[name] = moments.get(name, 0) + x.T @ x
+                tokens[name] = tokens.get(name, 0) + len(x)
+            return add
+
+        for name, module in model.named_modules():
+            if name.startswith("model.layers.0.mlp.experts.") and name.endswith("_proj"):
+                module.register_forward_pre_hook(hook(name))
+        with torch.no_grad():
+            for row in ids:
+                model(input_ids=torch.tensor([row]))
+        self.assertEqual(sum(n for m, n in tokens.items() if "gate" in m), 30 * 60 * QWEN["num_experts_per_tok"])
+        file = {}
+        for name, m in moments.items():
+            file[name + ".second_moment"] = m / tokens[name]
+            file[name + ".tokens"] = torch.tensor([tokens[name]])
+        save_file(file, s.SCRATCH / "moments.safetensors")
+        for parts in ("*.[gu]*_proj.*", "*.down_proj.*"):
+            self.compare(folder, text, parts)
+
+    def compare(self, folder, text, parts):
+        outs = {}
+        only = ("--keep", "*", "--quantize", "*.layers.0.mlp.experts" + parts)
+        for name, *how in (("text", "--calibrate", text), ("moments", "--hessians",
+                                                           s.SCRATCH / "moments.safetensors")):
+            out = s.SCRATCH / f"calibrated-{name}"
+            s.qconv("-q", "--to", "nf4", "--compress", "none", *only, *how, folder, out)
+            outs[name] = s.read_folder(out)
+        codes = [k for k, v in outs["text"].items() if v[0] == "U8" and k.endswith("_proj.weight")]
+        self.assertEqual(len(codes), (2 if "gu" in parts else 1) * QWEN["num_experts"])
+        same = np.mean([np.mean(np.frombuffer(outs["text"][k][2], np.uint8) ==
+                                np.frombuffer(outs["moments"][k][2], np.uint8)) for k in codes])
+        s.note(f"{parts}: {same:.2%} of the bytes of codes are the same")
+        self.assertGreater(same, 0.99)
 
 
 if __name__ == "__main__":
