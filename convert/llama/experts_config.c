@@ -134,11 +134,6 @@ static const family *find_family(const qc_json_node *root)
     return NULL;
 }
 
-int qc_experts_of(const qc_json *config)
-{
-    return config && find_family(qc_json_root(config)) != NULL;
-}
-
 static qc_status count(const qc_json_node *root, const char *names, uint64_t max, uint64_t missing,
                        uint64_t *out, qc_error *err)
 {

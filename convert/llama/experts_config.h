@@ -30,8 +30,6 @@ typedef struct {
     float limit, alpha;
 } qc_experts_shape;
 
-/* Is the model a mixture whose experts are computed here? config may be NULL. */
-int qc_experts_of(const qc_json *config);
 
 /* root: of config.json. The array lives in the arena. A type that is no mixture gives zeros.
  * Messages start with "config.json". */
