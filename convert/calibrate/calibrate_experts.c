@@ -1,5 +1,6 @@
 #include "convert/calibrate/calibrate_experts.h"
 
+#include "base/alloc.h"
 #include "base/checked.h"
 #include "base/text.h"
 #include "convert/llama/llama_forward.h"
@@ -328,6 +329,7 @@ static qc_status run_all(qc_calibrate_experts *e, const qc_experts_layer *l, con
             *apart |= is_quantized(&t, part);
         close_expert(&t);
         QC_TRY(st);
+        qc_alloc_trim(); /* else the heap grows with the number of experts */
     }
     return QC_OK;
 }

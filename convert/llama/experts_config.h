@@ -30,7 +30,6 @@ typedef struct {
     float limit, alpha;
 } qc_experts_shape;
 
-
 /* root: of config.json. The array lives in the arena. A type that is no mixture gives zeros.
  * Messages start with "config.json". */
 QC_NODISCARD qc_status qc_experts_shape_read(qc_experts_shape *out, qc_arena *arena,
