@@ -92,6 +92,11 @@ MODELS |= {
                                  "sliding_attention": dict(rope_type="default", rope_theta=1e3)})
            if FIVE else dict(rope_scaling=dict(rope_type="linear", factor=8.0),
                              rope_local_base_freq=1e3)))),
+    "gemma3": ("gemma3", dict(
+        text_config=SIZES | SMALL | dict(head_dim=16, sliding_window=20),
+        vision_config=dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+                           num_attention_heads=1, image_size=8, patch_size=4),
+        mm_tokens_per_image=4, image_token_index=299)),
     "phi3": ("phi3", dict(sliding_window=50)),
     "phi3-longrope": ("phi3", dict(original_max_position_embeddings=100, **LONGROPE)),
     "phi3-part": ("phi3", rope() | dict(partial_rotary_factor=0.75, num_key_value_heads=4)),
