@@ -13,6 +13,7 @@ import unittest
 from output_case import AT_CALL, OutputCase, at_call, isa_list
 import make_checkpoint as mk
 import qconv_case
+from test_forms import fp8
 
 TINY = os.path.join(qconv_case.ROOT, "tests", "data", "tiny-moe")
 EXPERT = "model.layers.2.mlp.experts.3.up_proj.weight"
@@ -75,6 +76,19 @@ class Numbers(ExpertsCase):
             kl[to] = self.numbers(to, "--against", TINY)["kl_mean"]
         self.assertTrue(0 < 10 * kl["int8"] < kl["nf4"] < 1, kl)
         self.assertEqual(self.numbers("nf4", "--threads", "1"), self.numbers("nf4", "--threads", "3"))
+
+    def test_integers_and_fp8(self):
+        self.convert("--to", "int4", "--block-size", "channel", TINY, "int4")
+        self.assertTrue(0 < self.numbers("int4", "--against", TINY)["kl_mean"] < 2)
+        eight, floats, rng = self.tensors(), self.tensors(), random.Random(8)
+        for name, (_, shape, _) in self.tensors().items():
+            if ".mlp.experts." in name:
+                packed, values = fp8(rng, name, shape, [128, 128])
+                eight |= packed
+                floats[name] = ("F32", shape, mk.encode("F32", values))
+        self.copy("eight", eight, quantization_config={"quant_method": "fp8"})
+        self.copy("floats", floats)
+        self.assertEqual(self.numbers("eight"), self.numbers("floats"))
 
     def quantized(self, name):
         return [n for n, t in mk.read_checkpoint(self.path(name)).items() if t[0] in ("U8", "I8")]
