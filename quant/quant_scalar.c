@@ -413,7 +413,7 @@ float qc_int_scale(const qc_int_codes *how, float absmax)
 static int load_code(const qc_int_codes *how, const unsigned char *codes, uint64_t i)
 {
     if (how->bits == 4)
-        return (int)(codes[i / 2] >> (i % 2 * 4) & 15u) - (int)how->bias;
+        return (int)((unsigned)codes[i / 2] >> (i % 2 * 4) & 15u) - (int)how->bias;
     return how->bias ? (int)codes[i] - (int)how->bias : (int)(int8_t)codes[i];
 }
 

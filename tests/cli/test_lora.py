@@ -13,6 +13,7 @@ import unittest
 
 from fault_case import FaultCase
 from output_case import PLAIN, STAGING, OutputCase, isa_list, tree_digest
+from qconv_case import SANITIZED
 import make_checkpoint as mk
 
 Q, DOWN = "model.layers.0.self_attn.q_proj", "model.layers.0.mlp.down_proj"
@@ -491,6 +492,7 @@ class Resume(FaultCase):
 
 
 class Eval(LoraCase):
+    @unittest.skipIf(SANITIZED, "long; Ways reads adapters, and cli_eval evaluates")
     def test_eval(self):
         """MODEL with the adapter reads as the merged model does."""
         from test_eval import BUNDLED

@@ -10,7 +10,7 @@ import time
 import unittest
 
 from output_case import AT_CALL, OutputCase, PLAIN, STAGING, at_call, tree
-from qconv_case import QCONV
+from qconv_case import QCONV, SANITIZED
 import make_checkpoint as mk
 
 Q = "model.layers.%d.self_attn.q_proj.weight"
@@ -448,6 +448,7 @@ class Finished(OutputCase):
             when = now
             self.assertEqual(tree(self.path("o")), self.before)
 
+    @unittest.skipIf(SANITIZED, "long, and about texts")
     def test_calibrated(self):
         model = os.path.join(os.path.dirname(mk.HERE), "tests", "data", "kjv-llama", "model")
         form = ["--to", "nf4", "--calibrate", "default", "--calibration-context", "32",

@@ -114,7 +114,8 @@ class Verify(OutputCase):
     def test_truncated_and_extended(self):
         for form in self.outputs():
             for name, body in tree(self.path("o")).items():
-                for other in (body[:-1], body[:len(body) // 2], b"", body + b"\0", body + body):
+                others = (body[:-1], body[:len(body) // 2], b"", body + b"\0", body + body)
+                for other in others[::3 if SANITIZED else 1]:
                     with open(self.path("o", name), "wb") as f:
                         f.write(other)
                     line = self.damaged(name)

@@ -32,8 +32,9 @@ ARCHITECTURES = (((11, 8), (70, 80, 86, 89, 90)), ((12, 8), (70, 80, 86, 89, 90,
 # Which another one stands for where --lean is asked for: they have the same instructions, and the
 # compilers make nearly the same of them. (Of 271 kernels, CUDA 13.0 gives sm_86 and sm_89 the same
 # number of registers and of instructions in all, and sm_80 and sm_86 in 129. Of 302, sm_120 has no more
-# registers than sm_100 in 195, and 31 more at most, 198 in all.)
-STOOD_FOR = {86: 80, 89: 80, 120: 100}
+# registers than sm_100 in 195, and 31 more at most, 198 in all. Of 306, sm_75 has no more than CUDA 11.8
+# gives sm_70 in 233, and 250 at most, as sm_70 has.)
+STOOD_FOR = {75: 70, 86: 80, 89: 80, 120: 100}
 # Files for instructions that only code for sm_NNa has: since which CUDA, and for which NN alone.
 OWN_CODE = {"matmul_wgmma.cu": ((12, 0), 90)}
 SOURCES = (("kernels", "*.cu"), ("bench", "ceilings_*.cu"))
@@ -346,7 +347,8 @@ def lean(toolkit, toolkits):
     """Every architecture that no other one stands for, once: an older toolkit has what the newest
     lacks, and sm_80; the newest has the rest."""
     newest = max(toolkits, key=lambda t: t.version)
-    kept = [a for a in toolkit.architectures() if a not in STOOD_FOR]
+    all_of_them = {a for t in toolkits for a in t.architectures()}
+    kept = [a for a in toolkit.architectures() if STOOD_FOR.get(a) not in all_of_them]
     if toolkit is newest:
         return [a for a in kept if a != 80 or len(toolkits) == 1]
     return [a for a in kept if a == 80 or a not in newest.architectures()]
@@ -521,7 +523,7 @@ class SelfTest(unittest.TestCase):
         self.assertEqual(known(12, 6).architectures(), old.architectures())
         self.assertEqual(known(12, 9).architectures(), old.architectures() + (100, 120))
         self.assertEqual(lean(old, [old, new]), [70, 80])
-        self.assertEqual(lean(new, [old, new]), [75, 90, 100])
+        self.assertEqual(lean(new, [old, new]), [90, 100])
         # Alone, a toolkit has all that no other architecture stands for.
         self.assertEqual(lean(new, [new]), [75, 80, 90, 100])
         self.assertEqual(lean(old, [old]), [70, 80, 90])

@@ -92,7 +92,7 @@ static void codes_are_the_nearest(void **state)
 {
     qt_rng rng = qt_rng_start("codes");
     (void)state;
-    for (unsigned i = 0; i < 4 * FORMS; i += TEST_SANITIZED ? 5 : 1) {
+    for (unsigned i = 0; i < 4 * FORMS; i += TEST_SANITIZED ? 11 : 1) {
         static const uint64_t sizes[] = {256, 440, 300, 40};
         const uint64_t n = sizes[i % 4], rows = i % 4 == 3 ? 301 : i % 4 == 1 ? 131 : 37;
         const int cross = i / 4 % 2;
@@ -144,7 +144,7 @@ static void sweeps_end_where_no_step_helps(void **state)
 {
     qt_rng rng = qt_rng_start("sweeps");
     (void)state;
-    for (unsigned i = 0; i < FORMS; i++) {
+    for (unsigned i = 0; i < FORMS; i += TEST_SANITIZED ? 3 : 1) {
         const uint64_t n = 256, rows = 40;
         const qc_form form = forms[i];
         const int aligned = form.block_elems <= n;
@@ -197,7 +197,7 @@ static void error_never_rises(void **state)
 {
     qt_rng rng = qt_rng_start("sweep by sweep");
     (void)state;
-    for (unsigned i = 0; i < FORMS; i++) {
+    for (unsigned i = 0; i < FORMS; i += TEST_SANITIZED ? 3 : 1) {
         data d = make_data(&rng, 320, 700, 1);
         float *w = make_weight(&rng, 64, 320);
         double last = INFINITY;
@@ -233,7 +233,7 @@ static void scales_are_near_the_best(void **state)
 {
     qt_rng rng = qt_rng_start("scales");
     (void)state;
-    for (unsigned i = 0; i < FORMS; i++) {
+    for (unsigned i = 0; i < FORMS; i += TEST_SANITIZED ? 3 : 1) {
         const uint64_t n = 320, rows = 26;
         const qc_form form = forms[i];
         const uint64_t block = form.block_elems ? form.block_elems : n;
@@ -278,7 +278,7 @@ static void rounded_is_the_search(void **state)
 {
     qt_rng rng = qt_rng_start("rounded");
     (void)state;
-    for (unsigned i = 0; i < FORMS; i++) {
+    for (unsigned i = 0; i < FORMS; i += TEST_SANITIZED ? 3 : 1) {
         const uint64_t n = 256, rows = 200;
         const qc_form form = forms[i];
         if (form.ops->kind != QC_FORM_NF4)

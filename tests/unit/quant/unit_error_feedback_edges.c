@@ -4,12 +4,13 @@
 
 #include "base/alloc.h"
 #include "base/workers.h"
+#include "tests/fixtures/sanitized.h"
 
 static void threads_do_not_matter(void **state)
 {
     qt_rng rng = qt_rng_start("threads");
     (void)state;
-    for (unsigned i = 0; i < FORMS; i++) {
+    for (unsigned i = 0; i < FORMS; i += TEST_SANITIZED ? 5 : 1) {
         const uint64_t n = i % 2 ? 440 : 576, rows = 2 * QC_FEEDBACK_ROWS + 19;
         data d = make_data(&rng, n, 500, 0);
         float *w = make_weight(&rng, rows, n);
