@@ -65,6 +65,7 @@ struct qc_llama_family {
     uint64_t window;     /* 0: none */
     uint64_t pattern;
     double theta;       /* 0: 10000 */
+    double local_theta; /* of layers that slide, with QC_FAMILY_LOCAL_ROPE; 0: as of the others */
     double rotary_part; /* 0: 1 */
     double norm_eps;    /* 0: 1e-6 */
     int64_t bos, eos;   /* -1: none */
@@ -95,12 +96,12 @@ extern const qc_llama_names qc_llama_names_plain; /* those of Llama */
 /* ---- the types of each file ---- */
 
 extern const qc_llama_family qc_family_llama[4];
-extern const qc_llama_family qc_family_gemma[3];
+extern const qc_llama_family qc_family_gemma[4];
 extern const qc_llama_family qc_family_phi3[1];
 extern const qc_llama_family qc_family_granite[1];
-extern const qc_llama_family qc_family_olmo2[1];
+extern const qc_llama_family qc_family_olmo2[2];
 extern const qc_llama_family qc_family_smollm3[1];
-extern const qc_llama_family qc_family_glm4[1];
+extern const qc_llama_family qc_family_glm4[2];
 extern const qc_llama_family qc_family_deepseek[2];
 extern const qc_llama_family qc_family_mixtures[5];
 extern const qc_llama_family qc_family_gpt_oss[1];

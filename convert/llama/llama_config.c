@@ -13,7 +13,6 @@
 
 #define SHOWN        80
 #define DEFAULT_FROM 28u /* max_window_layers of Qwen */
-#define LOCAL_THETA  10000.0
 #define MAX_CONTEXT  (UINT64_C(1) << 40)
 
 static qc_status find_family(qc_llama_reader *r, qc_error *err)
@@ -263,13 +262,13 @@ static qc_status read_rope(qc_llama_reader *r, qc_error *err)
         return qc_rope_read(&s->rope, r->arena, &from, err);
     from.part = "full_attention";
     QC_TRY(qc_rope_read(&s->rope, r->arena, &from, err));
+    const double local = r->family->local_theta > 0.0 ? r->family->local_theta : s->rope.theta;
     from.part = "sliding_attention";
-    from.theta = LOCAL_THETA;
+    from.theta = local;
     if (object && qc_config_field(object, from.part))
         return qc_rope_read(&s->local_rope, r->arena, &from, err);
     s->local_rope = (qc_rope){.factor = 1.0, .magnitude = 1.0, .score = 1.0};
-    return qc_read_positive(r->root, "rope_local_base_freq", LOCAL_THETA, &s->local_rope.theta,
-                            err);
+    return qc_read_positive(r->root, "rope_local_base_freq", local, &s->local_rope.theta, err);
 }
 
 qc_status qc_llama_shape_read(qc_llama_shape *out, qc_arena *arena, const qc_json *config,

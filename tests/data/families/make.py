@@ -30,6 +30,7 @@ LATENT = dict(q_lora_rank=6, kv_lora_rank=6, qk_nope_head_dim=6, qk_rope_head_di
               moe_intermediate_size=8, num_experts_per_tok=2, n_group=1, topk_group=1, head_dim=4)
 GEMMA3 = dict(head_dim=8, sliding_window=6, sliding_window_pattern=2, query_pre_attn_scalar=7)
 MODELS = {
+    "gemma": dict(head_dim=8),
     "gemma2": dict(head_dim=8, sliding_window=6, query_pre_attn_scalar=7, attn_logit_softcapping=3.0,
                    final_logit_softcapping=8.0),
     "gemma3_text": GEMMA3,
@@ -44,7 +45,9 @@ MODELS = {
     "granite": dict(embedding_multiplier=6.0, residual_multiplier=0.3, attention_multiplier=0.2,
                     logits_scaling=3.0, tie_word_embeddings=True),
     "olmo2": dict(),
+    "olmo3": dict(sliding_window=6, num_hidden_layers=4),
     "smollm3": dict(num_hidden_layers=4),
+    "glm": dict(head_dim=8),
     "glm4": dict(head_dim=8),
     "deepseek_v2": LATENT | dict(q_lora_rank=None),
     "deepseek_v3": LATENT | dict(rope_parameters=dict(

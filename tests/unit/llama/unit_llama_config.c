@@ -149,6 +149,12 @@ static void other_families(void **state)
     s = good(OF("smollm3") ", \"no_rope_layers\": [0, 1, 1, 1], \"use_sliding_window\": true, "
                            "\"sliding_window\": 3");
     assert_true(s.turns[0] == QC_LLAMA_UNTURNED && s.windows[0] == 3 && s.windows[1] == 0);
+    s = good(OF("gemma") ", \"hidden_act\": \"gelu\"");
+    assert_true(s.embedding_scale == 8.0 && s.score_scale == 0.0 && s.config.kv_heads == 2);
+    s = good(OF("olmo3") ", \"rope_theta\": 5e5, \"sliding_window\": 7, \"rope_scaling\": "
+                         "{\"type\": \"linear\", \"factor\": 2}");
+    assert_true(s.windows[2] == 7 && s.windows[3] == 0 && s.local_rope.theta == 5e5);
+    assert_true(s.rope.kind == QC_ROPE_LINEAR && s.local_rope.kind == QC_ROPE_DEFAULT);
     s = good(OF("glm4"));
     assert_true(s.config.head_dim == 128 && s.turned == 64 && s.qkv_bias && !s.out_bias);
 
@@ -172,6 +178,7 @@ static void other_refusals(void **state)
         "use_bidirectional_attention");
     bad(OF("gemma3_text") ", \"rope_parameters\": {\"chunked_attention\": {}}", QC_ERR_UNSUPPORTED,
         "chunked_attention");
+    bad(OF("gemma") ", \"hidden_act\": \"silu\"", QC_ERR_UNSUPPORTED, "hidden_act is 'silu'");
     bad(OF("gemma3"), QC_ERR_INPUT, "has no text_config");
     bad(OF("phi3") ", \"partial_rotary_factor\": 1.5", QC_ERR_UNSUPPORTED, "at most 1");
     bad(OF("phi3") ", \"partial_rotary_factor\": 0.2", QC_ERR_UNSUPPORTED, "turn 3 of the 16");
