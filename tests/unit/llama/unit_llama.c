@@ -302,7 +302,7 @@ static void wrong_checkpoints(void **state)
         rows[i].dtype = QC_DTYPE_I32;
         refuses(rows, TENSORS - 2, llama, QC_ERR_UNSUPPORTED, tensors[i].name);
     }
-    refuses(tensors, TENSORS - 2, "\"model_type\": \"gemma\", " SIZES, QC_ERR_UNSUPPORTED, "gemma");
+    refuses(tensors, TENSORS - 2, "\"model_type\": \"bloom\", " SIZES, QC_ERR_UNSUPPORTED, "bloom");
     refuses(tensors, TENSORS - 2, "\"model_type\": \"llama\", \"attention_bias\": true, " SIZES,
             QC_ERR_INPUT, "q_proj.bias");
     refuses(tensors, TENSORS - 2, "\"model_type\": \"llama\", \"mlp_bias\": true, " SIZES,
