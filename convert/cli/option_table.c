@@ -306,7 +306,8 @@ const qc_option_row qc_option_table[] = {
              "nothing; rounding them again to NF4 saves 3% of them."},
     {ROW("drop-mtp", FITTING, TENSORS), SWITCH(convert.plan.recipe.drop_mtp), .since = "0.2.0",
      .help = "leave out the layers for multi-token prediction",
-     .more = "DeepSeek-V3 has one behind its last layer, which plain decoding does not use."},
+     .more = "DeepSeek-V3 has one behind its last layer, Qwen3.5 has 'mtp.'; plain decoding does "
+             "not use them."},
     {ROW("schemes", FITTING, TENSORS), LIST(convert.plan.recipe.schemes), .arg = "LIST",
      .dflt_note = "nf4,nf4-32,int8,16bit", .since = "0.2.0",
      RULES({.needs = "--to auto"}),

@@ -522,27 +522,28 @@ static void decide_float(qc_recipe_entry *e, const maker *m, uint32_t i)
 
 /* ---- multi-token prediction ---- */
 
-/* Leaves out the layers from num_hidden_layers on, which are for multi-token prediction. */
+/* Leaves out what is for multi-token prediction alone. */
 static qc_status drop_mtp(maker *m, qc_error *err)
 {
-    uint64_t layers = 0, layer = 0;
+    uint64_t layers = 0;
     if (!m->options->drop_mtp)
         return QC_OK;
     QC_TRY(qc_json_as_u64(config_get(m->model, "num_hidden_layers"), "num_hidden_layers", &layers,
                           err));
     for (uint32_t i = 0; i < m->count; i++) {
         qc_recipe_entry *e = &m->out->entries[i];
-        if (!qc_rules_layer(m->model->tensors[i].name, &layer) || layer < layers)
+        if (!qc_rules_predicts_more(m->model->tensors[i].name, layers))
             continue;
         e->scheme = QC_SCHEME_ABSORBED;
         e->why = "--drop-mtp";
         m->out->mtp_dropped = 1;
     }
     if (!m->out->mtp_dropped)
-        QC_FAIL(err, QC_ERR_USAGE,
-                "--drop-mtp: %s has no layer for multi-token prediction, because none is numbered "
-                "%" PRIu64 " (num_hidden_layers) or above; leave the option out",
-                m->model->path, layers);
+        QC_FAIL(
+            err, QC_ERR_USAGE,
+            "--drop-mtp: %s has no layer for multi-token prediction, because none is called mtp "
+            "or numbered %" PRIu64 " (num_hidden_layers) or above; leave the option out",
+            m->model->path, layers);
     return QC_OK;
 }
 
