@@ -3,4 +3,4 @@
 #define DEC_ROWS  4u
 #include "quant/decoder_lanes.h"
 
-const qc_decoder_ops qc_decoder_ops_avx2 = {QC_ISA_AVX2, norm, rotate, swiglu, attend, exponential};
+const qc_decoder_ops qc_decoder_ops_avx2 = DEC_TABLE(QC_ISA_AVX2);

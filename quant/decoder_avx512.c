@@ -3,5 +3,4 @@
 #define DEC_ROWS  4u
 #include "quant/decoder_lanes.h"
 
-const qc_decoder_ops qc_decoder_ops_avx512 = {QC_ISA_AVX512, norm,   rotate,
-                                              swiglu,        attend, exponential};
+const qc_decoder_ops qc_decoder_ops_avx512 = DEC_TABLE(QC_ISA_AVX512);

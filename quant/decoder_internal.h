@@ -17,11 +17,12 @@ typedef struct {
     float *keys, *values;
 } qc_attend_room;
 
-static inline uint64_t qc_attend_padded(uint64_t head_dim)
+static inline uint64_t qc_attend_padded(uint64_t dim)
 {
-    return (head_dim + 15) / 16 * 16;
+    return (dim + 15) / 16 * 16;
 }
 
-void qc_attend_split(qc_attend_room *out, uint64_t group, uint64_t head_dim, void *scratch);
+void qc_attend_split(qc_attend_room *out, uint64_t group, uint64_t head_dim, uint64_t value_dim,
+                     void *scratch);
 
 #endif

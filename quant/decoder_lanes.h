@@ -104,6 +104,15 @@ static void norm(const float *x, const float *weight, uint64_t n, float eps, flo
         out[i] = weight[i] * (x[i] * scale);
 }
 
+static void rotate_pairs(float *x, const float *cosines, const float *sines, uint64_t half)
+{
+    for (uint64_t i = 0; i < half; i++) {
+        float a = x[2 * i], b = x[2 * i + 1];
+        x[2 * i] = a * cosines[i] - b * sines[i];
+        x[2 * i + 1] = b * cosines[i] + a * sines[i];
+    }
+}
+
 static void rotate(float *x, const float *cosines, const float *sines, uint64_t half)
 {
     for (uint64_t i = 0; i < half; i++) {
@@ -113,29 +122,75 @@ static void rotate(float *x, const float *cosines, const float *sines, uint64_t 
     }
 }
 
-DEC_INLINE void swiglu_at(float *gate, const float *up)
+/* What a gate's x / (1 + e^-t) takes as t. tanh(t / 2) is 2 / (1 + e^-t) - 1, so that GELU's tanh
+ * has the same form as SiLU. */
+DEC_INLINE void gate_turn(vec *t, int gelu)
+{
+    const float inner = 0x1.988454p-1f; /* sqrt(2 / pi) */
+    if (gelu) {
+        vec x = *t;
+        *t = 2.0f * inner * (x + 0.044715f * (x * x * x));
+    }
+}
+
+DEC_INLINE void gate_at(float *gate, const float *up, int gelu)
 {
     vec g, e, u;
     load(&g, gate);
     load(&u, up);
-    e = -g;
+    e = g;
+    gate_turn(&e, gelu);
+    e = -e;
     exponential_of(&e);
     g = g / (1.0f + e) * u;
     store(gate, &g);
 }
 
-static void swiglu(float *gate, const float *up, uint64_t n)
+DEC_INLINE void gated(float *gate, const float *up, uint64_t n, int gelu)
 {
     uint64_t i = 0;
     for (; i + DEC_WIDTH <= n; i += DEC_WIDTH)
-        swiglu_at(gate + i, up + i);
+        gate_at(gate + i, up + i, gelu);
     if (i < n) {
         float g[DEC_WIDTH] = {0.0f}, u[DEC_WIDTH] = {0.0f};
         size_t bytes = (size_t)(n - i) * sizeof *gate;
         memcpy(g, gate + i, bytes);
         memcpy(u, up + i, bytes);
-        swiglu_at(g, u);
+        gate_at(g, u, gelu);
         memcpy(gate + i, g, bytes);
+    }
+}
+
+static void swiglu(float *gate, const float *up, uint64_t n)
+{
+    gated(gate, up, n, 0);
+}
+
+static void geglu(float *gate, const float *up, uint64_t n)
+{
+    gated(gate, up, n, 1);
+}
+
+DEC_INLINE void cap_at(float *at, float cap)
+{
+    vec x, e;
+    load(&x, at);
+    e = x / cap * -2.0f;
+    exponential_of(&e);
+    x = (2.0f / (1.0f + e) - 1.0f) * cap;
+    store(at, &x);
+}
+
+static void softcap(float *x, uint64_t n, float cap)
+{
+    uint64_t i = 0;
+    for (; i + DEC_WIDTH <= n; i += DEC_WIDTH)
+        cap_at(x + i, cap);
+    if (i < n) {
+        float room[DEC_WIDTH] = {0.0f};
+        memcpy(room, x + i, (size_t)(n - i) * sizeof *x);
+        cap_at(room, cap);
+        memcpy(x + i, room, (size_t)(n - i) * sizeof *x);
     }
 }
 
@@ -242,42 +297,61 @@ static void weigh(float *scores, uint64_t low, uint64_t high, uint64_t padded, f
             sums[d] *= shrink;
 }
 
+/* Copies the keys and values of tokens [at, at + n), the keys turned. */
+static void take_keys(const qc_attend_io *io, const qc_attend_room *m, uint64_t kv, uint64_t at,
+                      uint64_t n)
+{
+    const uint64_t dim = io->head_dim, wide = io->value_dim, padded = qc_attend_padded(wide);
+    for (uint64_t j = 0; j < n; j++) {
+        const float *k = io->k + (at + j) * io->kv_stride + kv * dim;
+        for (uint64_t d = 0; d < dim; d++)
+            m->keys[d * QC_ATTEND_KEYS + j] = k[d];
+        memcpy(m->values + j * padded, io->v + (at + j) * io->kv_stride + kv * wide,
+               (size_t)wide * sizeof *m->values);
+        memset(m->values + j * padded + wide, 0, (size_t)(padded - wide) * sizeof *m->values);
+    }
+    for (uint64_t j = n; j < QC_ATTEND_KEYS; j++)
+        for (uint64_t d = 0; d < dim; d++)
+            m->keys[d * QC_ATTEND_KEYS + j] = 0.0f;
+}
+
+/* The rows of q, and what is carried from block to block. A sink is a key without a value that
+ * every token sees: it begins the maximum and the total. */
+static void begin_rows(const qc_attend_io *io, const qc_attend_room *m, uint64_t kv, uint64_t first,
+                       uint64_t rows)
+{
+    const uint64_t dim = io->head_dim;
+    for (uint64_t r = 0; r < rows; r++) {
+        const uint64_t head = kv * io->group + r % io->group;
+        const float *q = io->q + (first + r / io->group) * io->q_stride + head * dim;
+        for (uint64_t d = 0; d < dim; d++)
+            m->q[r * dim + d] = q[d] * io->scale;
+        m->maximum[r] = io->sinks ? io->sinks[head] : -INFINITY;
+        m->total[r] = io->sinks ? 1.0f : 0.0f;
+    }
+    memset(m->sums, 0, (size_t)(rows * qc_attend_padded(io->value_dim)) * sizeof *m->sums);
+}
+
 static void attend(const qc_attend_io *io, uint64_t kv, uint64_t first, uint64_t count,
                    void *scratch)
 {
-    const uint64_t dim = io->head_dim, padded = qc_attend_padded(dim), rows = count * io->group;
+    const uint64_t dim = io->head_dim, wide = io->value_dim, padded = qc_attend_padded(wide);
+    const uint64_t rows = count * io->group;
     qc_attend_room m;
-    qc_attend_split(&m, io->group, dim, scratch);
-    const float scale = 1.0f / sqrtf((float)dim);
-    for (uint64_t r = 0; r < rows; r++) {
-        const float *q =
-            io->q + (first + r / io->group) * io->q_stride + (kv * io->group + r % io->group) * dim;
-        for (uint64_t d = 0; d < dim; d++)
-            m.q[r * dim + d] = q[d] * scale;
-        m.maximum[r] = -INFINITY;
-        m.total[r] = 0.0f;
-    }
-    memset(m.sums, 0, (size_t)(rows * padded) * sizeof *m.sums);
+    qc_attend_split(&m, io->group, dim, wide, scratch);
+    begin_rows(io, &m, kv, first, rows);
     uint64_t begin = io->span && first + 1 > io->span ? first + 1 - io->span : 0;
     for (uint64_t at = begin / QC_ATTEND_KEYS * QC_ATTEND_KEYS; at < first + count;
          at += QC_ATTEND_KEYS) {
         uint64_t n = first + count - at < QC_ATTEND_KEYS ? first + count - at : QC_ATTEND_KEYS;
-        for (uint64_t j = 0; j < n; j++) {
-            const float *k = io->k + (at + j) * io->kv_stride + kv * dim;
-            for (uint64_t d = 0; d < dim; d++)
-                m.keys[d * QC_ATTEND_KEYS + j] = k[d];
-            memcpy(m.values + j * padded, io->v + (at + j) * io->kv_stride + kv * dim,
-                   (size_t)dim * sizeof *m.values);
-            memset(m.values + j * padded + dim, 0, (size_t)(padded - dim) * sizeof *m.values);
-        }
-        for (uint64_t j = n; j < QC_ATTEND_KEYS; j++)
-            for (uint64_t d = 0; d < dim; d++)
-                m.keys[d * QC_ATTEND_KEYS + j] = 0.0f;
+        take_keys(io, &m, kv, at, n);
         uint64_t r = 0;
         for (; r + DEC_ROWS <= rows; r += DEC_ROWS)
             score_rows(m.q + r * dim, dim, m.keys, DEC_ROWS, m.scores + r * QC_ATTEND_KEYS);
         for (; r < rows; r++)
             score_rows(m.q + r * dim, dim, m.keys, 1, m.scores + r * QC_ATTEND_KEYS);
+        if (io->cap > 0.0f)
+            softcap(m.scores, rows * QC_ATTEND_KEYS, io->cap);
         for (r = 0; r < rows; r++) {
             uint64_t t = first + r / io->group;
             uint64_t low = io->span && t + 1 > io->span + at ? t + 1 - io->span - at : 0;
@@ -293,8 +367,13 @@ static void attend(const qc_attend_io *io, uint64_t kv, uint64_t first, uint64_t
     }
     for (uint64_t r = 0; r < rows; r++) {
         float *out = io->out + (first + r / io->group) * io->out_stride +
-                     (kv * io->group + r % io->group) * dim;
-        for (uint64_t d = 0; d < dim; d++)
+                     (kv * io->group + r % io->group) * wide;
+        for (uint64_t d = 0; d < wide; d++)
             out[d] = m.sums[r * padded + d] / m.total[r];
     }
 }
+
+#define DEC_TABLE(isa)                                                                             \
+    {                                                                                              \
+        isa, norm, rotate, rotate_pairs, swiglu, geglu, softcap, attend, exponential               \
+    }

@@ -1,4 +1,4 @@
-/* What a decoder layer of the Llama family computes besides its matmuls, in float.
+/* What a decoder layer computes besides its matmuls, in float.
  *
  * Every table gives the same bits: sums run in the stated order, each product and each sum is
  * rounded (no fused operations), and e^x is a polynomial of our own. Element k of a sum over a
@@ -16,10 +16,15 @@
 typedef struct {
     const float *q; /* [tokens][heads][head_dim], row stride q_stride */
     const float *k; /* [tokens][heads / group][head_dim], row stride kv_stride */
-    const float *v; /* as k */
-    float *out;     /* as q, row stride out_stride */
+    const float *v; /* [tokens][heads / group][value_dim], row stride kv_stride */
+    float *out;     /* [tokens][heads][value_dim], row stride out_stride */
     uint64_t q_stride, kv_stride, out_stride;
-    uint64_t tokens, group, head_dim, span;
+    uint64_t tokens, group, head_dim, value_dim, span;
+    float scale; /* of q k^T */
+    float cap;   /* scores s become cap tanh(s / cap) (Gemma 2); 0: they stay */
+    /* [heads]: the score of a key without a value, which each token sees besides (gpt-oss); or
+     * NULL */
+    const float *sinks;
 } qc_attend_io;
 
 typedef struct {
@@ -30,9 +35,16 @@ typedef struct {
     /* Rotary positions of one head, x [2 * half]: the pair x[i], x[i + half] is rotated by an
      * angle, which is given by its cosine and sine. */
     void (*rotate)(float *x, const float *cosines, const float *sines, uint64_t half);
+    /* The same for pairs that lie side by side, x[2 i] and x[2 i + 1]. */
+    void (*rotate_pairs)(float *x, const float *cosines, const float *sines, uint64_t half);
     /* SwiGLU (Shazeer 2020): gate = gate / (1 + e^-gate) * up. */
     void (*swiglu)(float *gate, const float *up, uint64_t n);
-    /* Softmax(q k^T / sqrt(head_dim)) v for the query heads of key head kv and for tokens [first,
+    /* The same with GELU in its form with tanh (Hendrycks and Gimpel 2016):
+     * gate = gate / 2 * (1 + tanh(sqrt(2 / pi) (gate + 0.044715 gate^3))) * up. */
+    void (*geglu)(float *gate, const float *up, uint64_t n);
+    /* x = cap tanh(x / cap) */
+    void (*softcap)(float *x, uint64_t n, float cap);
+    /* Softmax(q k^T scale) v for the query heads of key head kv and for tokens [first,
      * first + count), where count is at most qc_attend_tokens. Keys go by in blocks of 64 from the
      * window's start; maximum and sum are carried from block to block (Milakov and Gimelshein 2018,
      * Dao et al. 2022). scratch: qc_attend_scratch_bytes, 64-byte aligned. */
@@ -48,6 +60,6 @@ const qc_decoder_ops *qc_decoder_ops_for(qc_isa isa);
  * cut. */
 uint64_t qc_attend_tokens(uint64_t group);
 /* Returns the bytes of scratch that attend needs; it saturates. */
-uint64_t qc_attend_scratch_bytes(uint64_t group, uint64_t head_dim);
+uint64_t qc_attend_scratch_bytes(uint64_t group, uint64_t head_dim, uint64_t value_dim);
 
 #endif

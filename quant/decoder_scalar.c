@@ -3,5 +3,4 @@
 #define DEC_ROWS  2u
 #include "quant/decoder_lanes.h"
 
-const qc_decoder_ops qc_decoder_ops_scalar = {QC_ISA_SCALAR, norm,   rotate,
-                                              swiglu,        attend, exponential};
+const qc_decoder_ops qc_decoder_ops_scalar = DEC_TABLE(QC_ISA_SCALAR);

@@ -4,6 +4,7 @@
 #include "base/text.h"
 #include "convert/calibrate/calibrate_engine.h"
 #include "convert/calibrate/calibration_text.h"
+#include "convert/llama/llama.h"
 #include "convert/llama/token_text.h"
 #include "convert/term/console.h"
 #include "formats/digest.h"
@@ -92,11 +93,16 @@ qc_status qc_calibrate_choose(qc_plan *plan, qc_error *err)
                              call->arena, err));
     if (d->devices.gpu_count == 0)
         return QC_OK;
+    const char *cpu_only =
+        plan->options->calibrate.text ? qc_llama_cpu_only(plan->model->config) : NULL;
     qc_status st =
-        d->devices.work->calibrating->name(&d->name, call->arena, &d->devices.gpus[0], &why);
+        cpu_only
+            ? qc_error_set(&why, QC_ERR_UNSUPPORTED, __FILE__, __LINE__,
+                           "models of model_type '%s' are computed on the CPU only", cpu_only)
+            : d->devices.work->calibrating->name(&d->name, call->arena, &d->devices.gpus[0], &why);
     if (st == QC_OK) {
         plan->calibrates_on = d;
-    } else if (st != QC_ERR_DEVICE || d->devices.wished) {
+    } else if ((st != QC_ERR_DEVICE && !cpu_only) || d->devices.wished) {
         QC_FAIL(err, st, "calibrating on a GPU: %s; --device cpu calibrates without one", why.msg);
     } else {
         qc_console_detail(call, 0, "calibrating on the CPU, because the GPU cannot be used: %s",

@@ -150,7 +150,7 @@ static qc_status text(qc_calibrate_engine *e, const qc_llama_shape *shape,
     c->z = (qc_llama_pass){.hidden = states->z, .attended = states->z_attended};
     c->batch = *batch;
     c->wide = shape->config.hidden;
-    c->q = shape->config.heads * shape->config.head_dim;
+    c->q = qc_llama_attended(shape);
     QC_TRY(qc_llama_cpu_create(&c->x_cpu, shape, &tools, batch, err));
     return qc_llama_cpu_create(&c->z_cpu, shape, &tools, batch, err);
 }
@@ -201,6 +201,13 @@ static qc_status reach(qc_calibrate_engine *e, qc_llama_point point, int add, do
         qc_calibrate_progress(e->k, seconds * (double)at.tokens / (double)c->batch.tokens);
     }
     return QC_OK;
+}
+
+static qc_status add(qc_calibrate_engine *e, const float *x, const float *z, uint64_t tokens,
+                     qc_error *err)
+{
+    cpu *c = of(e);
+    return add_moments(c, (qc_llama_inputs){x, c->n}, (qc_llama_inputs){z, c->n}, tokens, err);
 }
 
 static qc_status pass(qc_calibrate_engine *e, double seconds, qc_error *err)
@@ -262,6 +269,7 @@ const qc_calibrate_engine_ops qc_calibrate_cpu_ops = {
     .layer = layer,
     .moments = moments,
     .reach = reach,
+    .add = add,
     .pass = pass,
     .head = head,
     .take = take,

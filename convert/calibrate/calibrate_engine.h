@@ -84,7 +84,11 @@ typedef struct {
      * the moments. seconds: for the progress. */
     qc_status (*reach)(qc_calibrate_engine *e, qc_llama_point point, int add, double seconds,
                        qc_error *err);
-    /* Takes all windows through the whole layer. */
+    /* Adds inputs of both streams to the moments: [tokens, n], without gaps. NULL: the engine does
+     * not calibrate experts. */
+    qc_status (*add)(qc_calibrate_engine *e, const float *x, const float *z, uint64_t tokens,
+                     qc_error *err);
+    /* Takes all windows through the whole layer; through one with experts up to these. */
     qc_status (*pass)(qc_calibrate_engine *e, double seconds, qc_error *err);
     /* Adds the inputs of the head, behind the norm with this gain [hidden], to the moments. */
     qc_status (*head)(qc_calibrate_engine *e, const float *gain, qc_error *err);
@@ -121,6 +125,20 @@ typedef struct qc_gpu_calibrating {
     qc_status (*name)(const char **out, qc_arena *arena, const qc_cuda_device *device,
                       qc_error *err);
 } qc_gpu_calibrating;
+
+/* Weights that have the same n inputs, of so many tokens. cross: C is made as well as H. */
+typedef struct {
+    const uint32_t *jobs; /* QC_NO_JOB: not to be made */
+    unsigned count;
+    uint64_t n, tokens;
+    int cross;
+} qc_calibrate_set;
+
+/* Adds moments, factor and weights of a set to *a, where one of its weights is to be made. Returns
+ * the room that they need together. */
+qc_calibrate_room qc_calibrate_set_ahead(const qc_calibrator *k, const qc_calibrate_set *s,
+                                         qc_calibrate_outlook *a);
+qc_calibrate_room qc_calibrate_larger(qc_calibrate_room a, qc_calibrate_room b);
 
 /* A weight as floats. Free *owned, which is NULL where w is floats already. */
 QC_NODISCARD qc_status qc_calibrate_floats(const qc_quant_ops *ops, const qc_llama_matrix *w,

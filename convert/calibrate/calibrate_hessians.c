@@ -59,7 +59,7 @@ static qc_status sort_weights(work *w, qc_error *err)
             QC_FAIL(err, QC_ERR_SHAPE,
                     "%s: expected second moments of %" PRIu64 " inputs for '%s', found %" PRIu64,
                     w->k->o->calibrate.hessians, j->cols, j->name, n);
-        if (tokens < qc_ceil_div_u64(n, QC_CALIBRATE_FEW_TOKENS)) {
+        if (qc_calibrate_few(n, tokens)) {
             few[few_count++] = i;
             continue;
         }

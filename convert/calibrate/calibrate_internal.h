@@ -10,8 +10,8 @@
 
 #define QC_NO_JOB UINT32_MAX
 
-/* With --hessians, moments of fewer tokens than columns / this say too little, as for an expert
- * that was seldom chosen. Such a weight is left to the search. */
+/* Moments of fewer tokens than columns / this say too little, as for an expert that was seldom
+ * chosen. Such a weight is left to the search. */
 #define QC_CALIBRATE_FEW_TOKENS 4u
 
 typedef struct qc_calibrate_engine qc_calibrate_engine; /* calibrate_engine.h */
@@ -44,6 +44,8 @@ typedef struct {
 
 /* ---- calibrate_weight.c ---- */
 
+/* Are moments of n inputs of so many tokens too few to calibrate with? */
+int qc_calibrate_few(uint64_t n, uint64_t tokens);
 /* Is the job's weight still to be made? */
 int qc_calibrate_needs(const qc_calibrator *k, uint32_t job);
 /* Asks the engine how long an operation takes. shape: of the model whose text is to come, or

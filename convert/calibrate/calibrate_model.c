@@ -6,9 +6,10 @@
 #include "base/checked.h"
 #include "base/text.h"
 #include "base/workers.h"
-#include "convert/calibrate/calibrate_engine.h"
+#include "convert/calibrate/calibrate_experts.h"
 #include "convert/calibrate/calibration_text.h"
 #include "convert/llama/token_text.h"
+#include "convert/model/recipe_stored.h"
 #include "convert/term/console.h"
 #include "convert/term/size_text.h"
 #include "quant/second_moments.h"
@@ -25,26 +26,33 @@ typedef struct {
 
 /* The linear layers that have the same inputs, in the order of their points. */
 static const linear_set sets[] = {
-    {QC_LLAMA_AT_QKV, QC_LLAMA_Q, 3},
-    {QC_LLAMA_AT_O, QC_LLAMA_O, 1},
-    {QC_LLAMA_AT_GATE, QC_LLAMA_GATE, 2},
-    {QC_LLAMA_AT_DOWN, QC_LLAMA_DOWN, 1},
+    {QC_LLAMA_AT_QKV, QC_LLAMA_Q, 3},     {QC_LLAMA_AT_Q_B, QC_LLAMA_Q_B, 1},
+    {QC_LLAMA_AT_KV_B, QC_LLAMA_KV_B, 1}, {QC_LLAMA_AT_O, QC_LLAMA_O, 1},
+    {QC_LLAMA_AT_GATE, QC_LLAMA_GATE, 2}, {QC_LLAMA_AT_DOWN, QC_LLAMA_DOWN, 1},
 };
 #define SETS (sizeof sets / sizeof *sets)
+
+/* Streams go by way of these points; the others are reached only for a weight. */
+static int on_the_way(qc_llama_point point)
+{
+    return point == QC_LLAMA_AT_QKV || point == QC_LLAMA_AT_O || point == QC_LLAMA_AT_GATE;
+}
 
 /* A layer in memory, as it is (z) and as it becomes (x). */
 typedef struct {
     uint64_t number;
-    uint32_t jobs[QC_LLAMA_MATRICES]; /* QC_NO_JOB: not to be quantized */
-    qc_llama_weights z, x;            /* x borrows from z all that is not quantized */
-    qc_calibrated_arrays arrays[QC_LLAMA_MATRICES];
-    qc_weights quantized[QC_LLAMA_MATRICES];
+    uint32_t jobs[QC_LLAMA_ALL_MATRICES]; /* QC_NO_JOB: not to be quantized */
+    qc_llama_weights z, x;                /* x borrows from z all that is not quantized */
+    qc_calibrated_arrays arrays[QC_LLAMA_ALL_MATRICES];
+    qc_weights quantized[QC_LLAMA_ALL_MATRICES];
 } layer;
 
 typedef struct {
     qc_calibrator *k;
     qc_llama_tensors tensors;
-    uint32_t *job_of; /* [tensors of the model]: the job that each is the source of */
+    uint32_t *job_of; /* [tensors of the model]: the job that each is the source of, if it can be
+                       * calibrated */
+    qc_calibrate_experts experts; /* of a mixture */
     qc_eval_windows windows;
     qc_llama_batch batch;
     qc_calibrate_states states;
@@ -58,8 +66,7 @@ typedef struct {
 
 static uint32_t job_of(const model *m, const qc_llama_linear *l)
 {
-    uint32_t job = m->job_of[l->tensor];
-    return job != QC_NO_JOB && qc_calibrated_takes(m->k->plan, job) ? job : QC_NO_JOB;
+    return qc_calibrate_job_of(m->job_of, l);
 }
 
 static int set_needs(const model *m, uint64_t number, const linear_set *g)
@@ -75,7 +82,8 @@ static int layer_needs(const model *m, uint64_t number)
     for (size_t i = 0; i < SETS; i++)
         if (set_needs(m, number, &sets[i]))
             return 1;
-    return 0;
+    const qc_experts_layer *experts = m->tensors.layers[number].experts;
+    return experts && qc_calibrate_experts_need(&m->experts, experts);
 }
 
 /* A head that is the embedding is not quantized by itself. */
@@ -92,7 +100,9 @@ static qc_status find_jobs(model *m, qc_error *err)
     for (size_t i = 0; i < tensors; i++)
         m->job_of[i] = QC_NO_JOB;
     for (uint32_t i = 0; i < plan->job_count; i++)
-        m->job_of[plan->jobs[i].source] = i;
+        if (qc_calibrated_takes(plan, i))
+            m->job_of[plan->jobs[i].source] = i;
+    m->experts.job_of = m->job_of;
     for (uint64_t i = 0; i < m->tensors.shape.config.layers; i++)
         if (layer_needs(m, i))
             m->last = i + 1;
@@ -107,23 +117,24 @@ static qc_status tell_left(const model *m, qc_error *err)
 {
     const qc_plan *plan = m->k->plan;
     uint32_t count = 0, *left = NULL;
+    unsigned char *has = NULL; /* per job: a layer has it */
     QC_TRY(qc_arena_alloc(&m->k->arena, &left, plan->job_count, sizeof *left, err));
-    for (uint32_t i = 0; i < plan->job_count; i++) {
-        const qc_job *j = &plan->jobs[i];
-        if (qc_scheme_is_quantized(j->scheme))
+    QC_TRY(qc_arena_alloc(&m->k->arena, &has, plan->job_count, 1, err));
+    for (uint64_t l = 0; l < m->tensors.shape.config.layers; l++) {
+        const qc_llama_layer *in = &m->tensors.layers[l];
+        for (int part = 0; part < QC_LLAMA_ALL_MATRICES; part++)
+            if (job_of(m, &in->linear[part]) != QC_NO_JOB)
+                has[job_of(m, &in->linear[part])] = 1;
+        if (in->experts)
+            qc_calibrate_experts_mark(&m->experts, in->experts, has);
+    }
+    if (head_job(m) != QC_NO_JOB)
+        has[head_job(m)] = 1;
+    for (uint32_t i = 0; i < plan->job_count; i++)
+        if (qc_scheme_is_quantized(plan->jobs[i].scheme) && !has[i])
             left[count++] = i;
-    }
-    uint32_t kept = 0;
-    for (uint32_t i = 0; i < count; i++) {
-        int has = left[i] == head_job(m);
-        for (uint64_t l = 0; !has && l < m->tensors.shape.config.layers; l++)
-            for (int part = 0; !has && part < QC_LLAMA_MATRICES; part++)
-                has = job_of(m, &m->tensors.layers[l].linear[part]) == left[i];
-        if (!has)
-            left[kept++] = left[i];
-    }
-    m->k->r->left = kept;
-    qc_calibrate_tell_left(m->k, left, kept, "as the forward pass has no inputs for them");
+    m->k->r->left = count;
+    qc_calibrate_tell_left(m->k, left, count, "as the forward pass has no inputs for them");
     return QC_OK;
 }
 
@@ -182,7 +193,7 @@ static double point_flops(const model *m, uint64_t number, qc_llama_point point)
     double weights = 0, tokens = (double)m->batch.tokens;
     double attention = 2.0 * tokens * (double)m->windows.longest * (double)m->q;
     qc_llama_which from = QC_LLAMA_Q, to = QC_LLAMA_Q;
-    if (point == QC_LLAMA_AT_O)
+    if (point == QC_LLAMA_AT_Q_B || point == QC_LLAMA_AT_KV_B || point == QC_LLAMA_AT_O)
         to = QC_LLAMA_O;
     else if (point == QC_LLAMA_AT_GATE)
         from = QC_LLAMA_O, to = QC_LLAMA_GATE;
@@ -191,6 +202,8 @@ static double point_flops(const model *m, uint64_t number, qc_llama_point point)
     else if (point == QC_LLAMA_AT_END)
         from = QC_LLAMA_GATE, to = QC_LLAMA_MATRICES;
     for (int i = (int)from; i < (int)to; i++)
+        weights += (double)l[i].rows * (double)l[i].cols;
+    for (int i = QC_LLAMA_MATRICES; i < QC_LLAMA_ALL_MATRICES && point == QC_LLAMA_AT_O; i++)
         weights += (double)l[i].rows * (double)l[i].cols;
     return 2 * (2 * tokens * weights + (point == QC_LLAMA_AT_O ? attention : 0));
 }
@@ -212,36 +225,21 @@ static qc_calibrate_room sum_of(qc_calibrate_room a, qc_calibrate_room b)
     return (qc_calibrate_room){qc_sat_add(a.host, b.host), qc_sat_add(a.device, b.device)};
 }
 
-static qc_calibrate_room larger_of(qc_calibrate_room a, qc_calibrate_room b)
+static qc_calibrate_room add_set(const model *m, qc_calibrate_outlook *a,
+                                 const qc_llama_linear *linears, unsigned count)
 {
-    return (qc_calibrate_room){a.host > b.host ? a.host : b.host,
-                               a.device > b.device ? a.device : b.device};
+    uint32_t jobs[QC_LLAMA_MATRICES];
+    for (unsigned i = 0; i < count; i++)
+        jobs[i] = job_of(m, &linears[i]);
+    const qc_calibrate_set s = {jobs, count, linears[0].cols, m->batch.tokens, 1};
+    return qc_calibrate_set_ahead(m->k, &s, a);
 }
 
-/* Adds moments, factor and weights of linear layers with the same inputs to *a. Returns the room
- * that they need together. */
-static qc_calibrate_room add_set(const model *m, qc_calibrate_outlook *a,
-                                 const qc_llama_linear *linears, unsigned count, int cross)
+/* Behind attention, the sums of experts are where its outputs were. */
+static uint64_t attended_width(const model *m)
 {
-    const qc_calibrator *k = m->k;
-    qc_calibrate_room most = {0, 0};
-    uint64_t n = linears[0].cols;
-    double flops = qc_moments_flops(m->batch.tokens, n, cross) + qc_feedback_open_flops(n, cross);
-    a->seconds += qc_moments_flops(m->batch.tokens, n, cross) * k->moment_seconds +
-                  qc_calibrate_factor_seconds(k, n, cross);
-    for (unsigned i = 0; i < count; i++) {
-        uint32_t job = job_of(m, &linears[i]);
-        if (!qc_calibrate_needs(k, job))
-            continue;
-        const qc_form form = qc_job_form(&k->plan->jobs[job]);
-        flops += qc_feedback_weight_flops(linears[i].rows, n, cross, &k->feedback);
-        a->seconds += qc_calibrate_weight_seconds(k, job, cross);
-        a->weights++;
-        most = larger_of(most,
-                         k->engine->ops->room_weight(k->engine, linears[i].rows, n, cross, &form));
-    }
-    a->operations += flops;
-    return most;
+    const qc_llama_shape *s = &m->tensors.shape;
+    return s->experts.names && s->config.hidden > m->q ? s->config.hidden : m->q;
 }
 
 static void look_ahead(const model *m, qc_calibrate_outlook *a)
@@ -258,26 +256,32 @@ static void look_ahead(const model *m, qc_calibrate_outlook *a)
             for (size_t g = 0; g < SETS; g++) {
                 const linear_set *p = &sets[g];
                 int needs = set_needs(m, i, p);
-                if (needs || p->point != QC_LLAMA_AT_DOWN)
+                if (needs || on_the_way(p->point))
                     add_forward(m, a, point_flops(m, i, p->point));
                 if (needs)
-                    work =
-                        larger_of(work, add_set(m, a, &t->layers[i].linear[p->first], p->count, 1));
+                    work = qc_calibrate_larger(
+                        work, add_set(m, a, &t->layers[i].linear[p->first], p->count));
             }
             add_forward(m, a, point_flops(m, i, QC_LLAMA_AT_END));
         }
+        if (t->layers[i].experts)
+            work = qc_calibrate_larger(
+                work, qc_calibrate_experts_ahead(&m->experts, t->layers[i].experts, a));
         /* The layer is held as it was and as it becomes, on a GPU as well. */
         const uint64_t twice = qc_sat_mul(2, t->layers[i].memory_bytes);
         const qc_calibrate_room held = {twice, m->k->devices ? twice : 0};
-        most = larger_of(most, sum_of(work, held));
+        most = qc_calibrate_larger(most, sum_of(work, held));
     }
     if (m->head) {
-        qc_calibrate_room work = add_set(m, a, &t->head, 1, 1);
+        qc_calibrate_room work = add_set(m, a, &t->head, 1);
         work.host = qc_sat_add(work.host, qc_sat_mul(2, t->head.memory_bytes));
-        most = larger_of(most, work);
+        most = qc_calibrate_larger(most, work);
     }
     most = sum_of(most, e->ops->room_text(e, &t->shape, m->batch.tokens, m->windows.longest));
-    uint64_t states = qc_calibrate_states_bytes(m->batch.tokens, t->shape.config.hidden, m->q);
+    if (t->shape.experts.names)
+        most.host = qc_sat_add(most.host, qc_calibrate_experts_bytes(&m->experts));
+    uint64_t states =
+        qc_calibrate_states_bytes(m->batch.tokens, t->shape.config.hidden, attended_width(m));
     if (states > qc_calibrate_states_memory())
         a->disk = qc_sat_add(a->disk, states);
     else
@@ -318,7 +322,7 @@ static qc_status open_layer(model *m, layer *l, uint64_t number, qc_error *err)
     l->number = number;
     QC_TRY(qc_llama_weights_read(&l->z, &m->k->source, &m->tensors.layers[number], err));
     l->x = l->z;
-    for (int i = 0; i < QC_LLAMA_MATRICES; i++) {
+    for (int i = 0; i < QC_LLAMA_ALL_MATRICES; i++) {
         l->jobs[i] = job_of(m, &m->tensors.layers[number].linear[i]);
         if (l->jobs[i] == QC_NO_JOB || !qc_calibrated_has(m->k->store, l->jobs[i]))
             continue;
@@ -332,7 +336,7 @@ static qc_status open_layer(model *m, layer *l, uint64_t number, qc_error *err)
 static void close_layer(layer *l)
 {
     qc_llama_weights_deinit(&l->z);
-    for (int i = 0; i < QC_LLAMA_MATRICES; i++)
+    for (int i = 0; i < QC_LLAMA_ALL_MATRICES; i++)
         qc_calibrated_free(&l->arrays[i]);
 }
 
@@ -381,19 +385,30 @@ static qc_status calibrate_set(model *m, layer *l, const linear_set *p, int need
     return st;
 }
 
+static qc_status calibrate_part(model *m, layer *l, const linear_set *p, qc_error *err)
+{
+    const int needs = set_needs(m, l->number, p);
+    if (needs || on_the_way(p->point))
+        QC_TRY(calibrate_set(m, l, p, needs, err));
+    for (unsigned i = 0; i < p->count; i++)
+        m->apart |= l->jobs[p->first + i] != QC_NO_JOB;
+    return QC_OK;
+}
+
 static qc_status calibrate_layer(model *m, layer *l, qc_error *err)
 {
-    for (size_t g = 0; g < SETS; g++) {
-        const linear_set *p = &sets[g];
-        int needs = set_needs(m, l->number, p);
-        if (!needs && p->point == QC_LLAMA_AT_DOWN)
-            break;
-        QC_TRY(calibrate_set(m, l, p, needs, err));
-        for (unsigned i = 0; i < p->count; i++)
-            m->apart |= l->jobs[p->first + i] != QC_NO_JOB;
-    }
+    for (size_t g = 0; g < SETS; g++)
+        QC_TRY(calibrate_part(m, l, &sets[g], err));
     int over = l->number + 1 == m->last && !m->head;
     return over ? QC_OK : run_to(m, l, QC_LLAMA_AT_END, 0, err);
+}
+
+/* The same with experts behind attention. */
+static qc_status calibrate_mixture(model *m, layer *l, qc_error *err)
+{
+    for (size_t g = 0; sets[g].point != QC_LLAMA_AT_GATE; g++)
+        QC_TRY(calibrate_part(m, l, &sets[g], err));
+    return run_to(m, l, QC_LLAMA_AT_GATE, 0, err);
 }
 
 /* Passes through a layer whose weights are all there, or stay as they are. */
@@ -401,7 +416,7 @@ static qc_status pass_layer(model *m, const layer *l, qc_error *err)
 {
     qc_calibrate_engine *e = m->k->engine;
     QC_TRY(e->ops->pass(e, pass_flops(m, l->number) * m->k->forward_seconds, err));
-    for (int i = 0; i < QC_LLAMA_MATRICES; i++)
+    for (int i = 0; i < QC_LLAMA_ALL_MATRICES; i++)
         m->apart |= l->jobs[i] != QC_NO_JOB;
     return QC_OK;
 }
@@ -410,11 +425,17 @@ static qc_status run_layer(model *m, uint64_t number, qc_error *err)
 {
     layer l;
     qc_calibrate_engine *e = m->k->engine;
+    const qc_experts_layer *experts = m->tensors.layers[number].experts;
     qc_status st = open_layer(m, &l, number, err);
     if (st == QC_OK)
         st = e->ops->layer(e, number, &l.z, &l.x, err);
     if (st == QC_OK)
-        st = layer_needs(m, number) ? calibrate_layer(m, &l, err) : pass_layer(m, &l, err);
+        st = !layer_needs(m, number) ? pass_layer(m, &l, err)
+             : experts               ? calibrate_mixture(m, &l, err)
+                                     : calibrate_layer(m, &l, err);
+    if (st == QC_OK && experts)
+        st = qc_calibrate_experts_layer(&m->experts, experts, l.z.vectors[QC_LLAMA_POST_NORM],
+                                        &m->apart, err);
     if (st == QC_ERR_NONFINITE)
         qc_error_prefix(err, "%s: layer %" PRIu64, m->k->plan->call->model, number);
     close_layer(&l);
@@ -431,7 +452,7 @@ static qc_status run_head(model *m, qc_error *err)
     qc_llama_matrix w = {0};
     float *norm = NULL;
     uint32_t job = head_job(m);
-    qc_status st = qc_llama_vector_read(&norm, &k->source, m->tensors.norm, err);
+    qc_status st = qc_llama_last_norm_read(&norm, &k->source, &m->tensors, err);
     if (st == QC_OK)
         st = e->ops->moments(e, n, m->apart, err);
     if (st == QC_OK)
@@ -459,13 +480,18 @@ static qc_status run_text(model *m, const qc_calibrate_outlook *a, qc_error *err
     QC_TRY(qc_progress_create(&k->progress, k->plan->call, "calibrating",
                               (uint64_t)(a->seconds * 1e6) + 1, err));
     qc_progress_hide_amounts(k->progress);
-    QC_TRY(qc_calibrate_states_open(&m->states, k, m->batch.tokens, hidden, m->q, err));
+    QC_TRY(
+        qc_calibrate_states_open(&m->states, k, m->batch.tokens, hidden, attended_width(m), err));
     QC_TRY(k->engine->ops->text(k->engine, &m->tensors.shape, &m->batch, &m->states, err));
     QC_TRY(
         qc_llama_embed(&k->source, &m->tensors, m->batch.ids, m->batch.tokens, m->states.x, err));
     memcpy(m->states.z, m->states.x, (size_t)(m->batch.tokens * hidden) * sizeof(float));
+    if (m->tensors.shape.experts.names)
+        QC_TRY(qc_calibrate_experts_open(&m->experts, &m->states, err));
     for (uint64_t i = 0; i < m->last; i++)
         QC_TRY(run_layer(m, i, err));
+    qc_calibrate_experts_tell_few(&m->experts);
+    k->r->left += m->experts.few;
     return m->head ? run_head(m, err) : QC_OK;
 }
 
@@ -480,9 +506,12 @@ static qc_status run(model *m, qc_error *err)
                        "elsewhere can be given with --hessians (docs/calibration.md)");
     }
     QC_TRY(st);
-    m->q = m->tensors.shape.config.heads * m->tensors.shape.config.head_dim;
+    m->q = qc_llama_attended(&m->tensors.shape);
+    m->experts.k = m->k;
+    m->experts.tensors = &m->tensors;
     QC_TRY(find_jobs(m, err));
     QC_TRY(make_windows(m, err));
+    m->experts.tokens = m->batch.tokens;
     QC_TRY(qc_calibrate_measure(m->k, &m->tensors.shape, err));
     QC_TRY(tell(m, &ahead, err));
     return m->k->store && ahead.weights > 0 ? run_text(m, &ahead, err) : QC_OK;
@@ -493,6 +522,7 @@ qc_status qc_calibrate_model(qc_calibrator *k, qc_error *err)
     model m = {.k = k};
     qc_error own = {0};
     qc_status st = run(&m, err ? err : &own);
+    qc_calibrate_experts_close(&m.experts);
     qc_calibrate_states_close(&m.states);
     qc_eval_windows_deinit(&m.windows);
     return st;

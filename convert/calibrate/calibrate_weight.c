@@ -32,6 +32,11 @@ void qc_calibrate_engine_destroy(qc_calibrate_engine *e)
     qc_free(e);
 }
 
+int qc_calibrate_few(uint64_t n, uint64_t tokens)
+{
+    return tokens < qc_ceil_div_u64(n, QC_CALIBRATE_FEW_TOKENS);
+}
+
 int qc_calibrate_needs(const qc_calibrator *k, uint32_t job)
 {
     return job != QC_NO_JOB && qc_calibrated_takes(k->plan, job) &&
@@ -131,6 +136,38 @@ double qc_calibrate_weight_seconds(const qc_calibrator *k, uint32_t job, int cro
 void qc_calibrate_progress(const qc_calibrator *k, double seconds)
 {
     qc_progress_add(k->progress, (uint64_t)(seconds * 1e6 + 0.5));
+}
+
+qc_calibrate_room qc_calibrate_larger(qc_calibrate_room a, qc_calibrate_room b)
+{
+    return (qc_calibrate_room){a.host > b.host ? a.host : b.host,
+                               a.device > b.device ? a.device : b.device};
+}
+
+qc_calibrate_room qc_calibrate_set_ahead(const qc_calibrator *k, const qc_calibrate_set *s,
+                                         qc_calibrate_outlook *a)
+{
+    qc_calibrate_room most = {0, 0};
+    double flops =
+        qc_moments_flops(s->tokens, s->n, s->cross) + qc_feedback_open_flops(s->n, s->cross);
+    uint32_t before = a->weights;
+    for (unsigned i = 0; i < s->count; i++) {
+        if (!qc_calibrate_needs(k, s->jobs[i]))
+            continue;
+        const qc_job *j = &k->plan->jobs[s->jobs[i]];
+        const qc_form form = qc_job_form(j);
+        flops += qc_feedback_weight_flops(j->rows, s->n, s->cross, &k->feedback);
+        a->seconds += qc_calibrate_weight_seconds(k, s->jobs[i], s->cross);
+        a->weights++;
+        most = qc_calibrate_larger(
+            most, k->engine->ops->room_weight(k->engine, j->rows, s->n, s->cross, &form));
+    }
+    if (a->weights == before)
+        return most;
+    a->operations += flops;
+    a->seconds += qc_moments_flops(s->tokens, s->n, s->cross) * k->moment_seconds +
+                  qc_calibrate_factor_seconds(k, s->n, s->cross);
+    return most;
 }
 
 /* ---- making ---- */

@@ -9,6 +9,7 @@
 #include "convert/device/tuning_file.h"
 #include "convert/eval/eval_stats.h"
 #include "convert/llama/token_text.h"
+#include "convert/model/expert_split.h"
 #include "convert/term/console.h"
 #include "formats/file_io.h"
 
@@ -59,6 +60,7 @@ static qc_status open_side(evaluation *e, const char *path, qc_error *err)
     QC_TRY(qc_checkpoint_open(&s->checkpoint, path, err));
     for (size_t i = 0; i < s->checkpoint->warning_count; i++)
         qc_console_warn(e->call, "%s", s->checkpoint->warnings[i]);
+    QC_TRY(qc_experts_split(s->checkpoint, 0, err));
     /* MODEL is what an adapter belongs to: the model by itself, or that of --against. */
     if (e->side_count == (e->call->against ? 2 : 1))
         QC_TRY(qc_adapters_attach(s->checkpoint, e->call, err));
@@ -77,6 +79,16 @@ static qc_status choose_device(evaluation *e, uint64_t text_bytes, qc_error *err
     QC_TRY(qc_devices_choose(&e->devices, e->call->gpu, e->call->run_device,
                              qc_sat_mul(bytes, qc_ceil_div_u64(text_bytes, 1024)), e->call->arena,
                              err));
+    for (unsigned i = 0; i < e->side_count; i++) {
+        const char *type = qc_llama_cpu_only(e->sides[i].checkpoint->config);
+        if (!type || e->devices.gpu_count == 0 || e->devices.wished)
+            continue;
+        e->devices.gpu_count = 0;
+        qc_console_detail(e->call, 0,
+                          "evaluating on the CPU, because models of model_type '%s' are not "
+                          "computed on a GPU",
+                          type);
+    }
     if (e->devices.gpu_count > 0)
         e->devices.tuning = qc_tuning_for(&tuning, e->call, &e->devices.gpus[0]);
     e->tools.devices = e->devices.gpu_count > 0 ? &e->devices : NULL;

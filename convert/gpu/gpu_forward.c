@@ -106,20 +106,20 @@ static qc_status check_form(const qc_llama_config *f, uint64_t longest, qc_error
 static qc_status take_tables(qc_gpu_forward *d, const qc_llama_shape *shape, qc_error *err)
 {
     uint64_t bytes = qc_gpu_bytes_of(d->longest, d->form.head_dim / 2, sizeof(float));
-    float *cosines = NULL, *sines = NULL;
+    qc_rope_tables tables = {0};
     QC_TRY(qc_gpu_grow(d, &d->tables, qc_sat_mul(2, qc_gpu_aligned(bytes)), err));
-    QC_TRY(qc_rope_tables(&cosines, &sines, shape, d->longest, err));
+    QC_TRY(qc_rope_tables_make(&tables, &shape->rope, shape->config.head_dim, d->longest, err));
     qc_gpu_cutter c = {.base = d->tables.base};
     d->cosine = qc_gpu_cut(&c, bytes);
     d->sine = qc_gpu_cut(&c, bytes);
-    qc_status st = qc_cuda_to_device(d->cosine, cosines, (size_t)bytes, d->stream, err);
+    qc_status st = qc_cuda_to_device(d->cosine, tables.cosines, (size_t)bytes, d->stream, err);
     if (st == QC_OK)
-        st = qc_cuda_to_device(d->sine, sines, (size_t)bytes, d->stream, err);
+        st = qc_cuda_to_device(d->sine, tables.sines, (size_t)bytes, d->stream, err);
     if (st == QC_OK)
         st = qc_cuda_stream_synchronize(d->stream, err);
     else
         qc_gpu_forward_settle(d);
-    qc_free(cosines);
+    qc_free(tables.cosines);
     return st;
 }
 

@@ -2,8 +2,11 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
+#include "convert/llama/experts.h"
+#include "convert/llama/family.h"
 #include "convert/llama/llama_decoder.h"
 #include "convert/llama/llama_forward.h"
+#include "convert/model/recipe_stored.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -26,7 +29,8 @@ struct qc_llama {
 static qc_status check_tied(const qc_llama *m, const char *dir, qc_error *err)
 {
     const qc_checkpoint *c = m->checkpoint;
-    const qc_checkpoint_tensor *head = qc_checkpoint_find(c, "lm_head.weight");
+    const qc_checkpoint_tensor *head =
+        m->tensors.own_head == QC_NO_TENSOR ? NULL : &c->tensors[m->tensors.own_head];
     const qc_checkpoint_tensor *embedding = &c->tensors[m->tensors.embedding];
     void *a = NULL, *b = NULL;
     if (!m->tensors.shape.config.tied || !head || head == embedding)
@@ -42,10 +46,11 @@ static qc_status check_tied(const qc_llama *m, const char *dir, qc_error *err)
     qc_free(a);
     qc_free(b);
     if (st == QC_OK && !same)
-        st = QC_ERROR(err, QC_ERR_UNSUPPORTED,
-                      "%s: config.json has tie_word_embeddings, but lm_head.weight differs from "
-                      "model.embed_tokens.weight, so it is not known which of the two is meant",
-                      dir);
+        st = QC_ERROR(
+            err, QC_ERR_UNSUPPORTED,
+            "%s: config.json has tie_word_embeddings, but %s differs from %s, so it is not "
+            "known which of the two is meant",
+            dir, head->name, embedding->name);
     return st;
 }
 
@@ -73,6 +78,18 @@ static void close_decoder(qc_llama *m)
         gpu_of(m)->destroy(m->decoder);
     m->decoder = NULL;
     m->decoder_has_head = 0;
+}
+
+/* A GPU computes the families that compute as Llama does. */
+static qc_status check_gpu(const qc_llama *m, const char *dir, qc_error *err)
+{
+    const qc_llama_family *f = m->tensors.shape.family;
+    if (gpu_of(m) && !(f->traits & QC_FAMILY_ON_GPU))
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "%s: models of model_type '%s' are not computed on a GPU; --device cpu computes "
+                "them",
+                dir, f->model_type);
+    return QC_OK;
 }
 
 /* Makes the decoder ready for windows of this length. */
@@ -126,6 +143,8 @@ qc_status qc_llama_open(qc_llama **out, const char *dir, const qc_checkpoint *c,
     if (st == QC_OK)
         st = qc_llama_tensors_find(&m->tensors, &m->arena, c, err);
     if (st == QC_OK)
+        st = check_gpu(m, dir, err);
+    if (st == QC_OK)
         st = check_tied(m, dir, err);
     if (st == QC_OK)
         *out = m;
@@ -156,6 +175,8 @@ uint64_t qc_llama_memory(const qc_llama *m, uint64_t tokens, uint64_t longest)
     for (uint64_t i = 0; i < m->tensors.shape.config.layers; i++)
         if (m->tensors.layers[i].memory_bytes > layer)
             layer = m->tensors.layers[i].memory_bytes;
+    if (m->tensors.shape.experts.names)
+        layer = qc_sat_add(layer, qc_experts_bytes(&m->tensors.shape, m->tools.threads, tokens, 1));
     return qc_sat_add(layer,
                       qc_llama_cpu_bytes(&m->tensors.shape, m->tools.threads, tokens, longest));
 }
@@ -186,23 +207,30 @@ static void read_soon(const qc_llama *m, uint64_t layer)
     const qc_checkpoint *c = m->checkpoint;
     if (layer == m->tensors.shape.config.layers)
         return;
-    for (int i = 0; i < QC_LLAMA_MATRICES; i++) {
-        const qc_checkpoint_tensor *t = &c->tensors[m->tensors.layers[layer].linear[i].tensor];
-        qc_checkpoint_hint_read_soon(c, t, 0, t->bytes);
+    for (int i = 0; i < QC_LLAMA_ALL_MATRICES; i++) {
+        const uint32_t tensor = m->tensors.layers[layer].linear[i].tensor;
+        if (tensor != QC_NO_TENSOR)
+            qc_checkpoint_hint_read_soon(c, &c->tensors[tensor], 0, c->tensors[tensor].bytes);
     }
 }
 
-static qc_status run_layer(qc_llama *m, qc_llama_cpu *cpu, uint64_t i, float *hidden, qc_error *err)
+static qc_status run_layer(qc_llama *m, qc_llama_cpu *cpu, qc_experts_cpu *experts, uint64_t i,
+                           float *hidden, qc_error *err)
 {
     qc_llama_weights w = {0};
-    qc_status st = qc_llama_weights_read(&w, &m->source, &m->tensors.layers[i], err);
+    const qc_llama_layer *l = &m->tensors.layers[i];
+    qc_status st = qc_llama_weights_read(&w, &m->source, l, err);
     if (st == QC_OK) {
-        read_soon(m, i + 1); /* it is read from the disk while this layer is computed */
+        if (!l->experts)
+            read_soon(m, i + 1); /* it is read from the disk while this layer is computed */
         st = gpu_of(m) ? decoder_layer(m, &w, i, &cpu->batch, hidden, err)
                        : qc_llama_cpu_layer(cpu, &w, i, hidden, err);
-        if (st == QC_ERR_NONFINITE)
-            qc_error_prefix(err, "%s: behind layer %" PRIu64, m->checkpoint->path, i);
     }
+    if (st == QC_OK && l->experts)
+        st = qc_experts_run(experts, &m->source, l->experts, w.vectors[QC_LLAMA_POST_NORM], hidden,
+                            err);
+    if (st == QC_ERR_NONFINITE)
+        qc_error_prefix(err, "%s: behind layer %" PRIu64, m->checkpoint->path, i);
     qc_llama_weights_deinit(&w);
     return st;
 }
@@ -210,6 +238,7 @@ static qc_status run_layer(qc_llama *m, qc_llama_cpu *cpu, uint64_t i, float *hi
 qc_status qc_llama_hidden(qc_llama *m, const qc_llama_batch *batch, float *out, qc_error *err)
 {
     qc_llama_cpu cpu = {0};
+    qc_experts_cpu experts = {0};
     float *norm = NULL;
     QC_TRY(check_batch(m, batch, err));
     if (batch->tokens == 0)
@@ -217,15 +246,18 @@ qc_status qc_llama_hidden(qc_llama *m, const qc_llama_batch *batch, float *out, 
     if (gpu_of(m))
         QC_TRY(open_decoder(m, qc_llama_longest(batch), err));
     qc_status st = qc_llama_cpu_create(&cpu, &m->tensors.shape, &m->tools, batch, err);
+    if (st == QC_OK && m->tensors.shape.experts.names)
+        st = qc_experts_create(&experts, &m->tensors.shape, &m->tools, batch->tokens, NULL, err);
     if (st == QC_OK)
         st = qc_llama_embed(&m->source, &m->tensors, batch->ids, batch->tokens, out, err);
     for (uint64_t i = 0; st == QC_OK && i < m->tensors.shape.config.layers; i++)
-        st = run_layer(m, &cpu, i, out, err);
+        st = run_layer(m, &cpu, &experts, i, out, err);
     if (st == QC_OK)
-        st = qc_llama_vector_read(&norm, &m->source, m->tensors.norm, err);
+        st = qc_llama_last_norm_read(&norm, &m->source, &m->tensors, err);
     if (st == QC_OK)
         st = qc_llama_cpu_norm(&cpu, norm, out, err);
     qc_free(norm);
+    qc_experts_deinit(&experts);
     qc_llama_cpu_deinit(&cpu);
     return st;
 }
@@ -241,6 +273,7 @@ qc_status qc_llama_logits(qc_llama *m, const float *hidden, uint64_t n, float *o
     }
     if (gpu_of(m))
         return decoder_logits(m, hidden, n, out, err);
-    return qc_llama_cpu_matmul(qc_matmul_ops_for(m->tools.isa), m->tools.threads, &m->head, hidden,
-                               n, out, err);
+    QC_TRY(qc_llama_cpu_matmul(qc_matmul_ops_for(m->tools.isa), m->tools.threads, &m->head, hidden,
+                               n, out, err));
+    return qc_llama_cpu_finish_logits(&m->tensors.shape, &m->tools, out, n, err);
 }

@@ -1,10 +1,8 @@
-/* The forward pass of a Llama-family language model, layer by layer in constant memory.
+/* The forward pass of a language model, layer by layer in constant memory.
  *
- * It computes Llama, Mistral, Qwen2 and Qwen3 (config.json's model_type and architectures), which
- * have RMS norm, rotary positions (default, linear, llama3 and yarn scaling), grouped-query
- * attention (with the biases of Qwen2, the q and k norms of Qwen3, sliding windows where the
- * configuration uses them), SwiGLU, and an output head that is tied or not. Other models are
- * refused by name.
+ * It computes the families of family.h (config.json's model_type and architectures): decoders with
+ * RMS norms, rotary positions, grouped-query or multi-head latent attention, and gated feed-forward
+ * parts. Other models are refused by name.
  *
  * The checkpoint may be any that formats/checkpoint.h opens: with 16 or 32 bits, or quantized
  * (qconv's output, compressed or not, or bitsandbytes' form). Quantized linear layers use the
@@ -24,7 +22,7 @@
 
 /* The shape of a model, from config.json. */
 typedef struct {
-    const char *model_type; /* "llama", "mistral", "qwen2", "qwen3" */
+    const char *model_type;
     uint64_t layers, hidden, intermediate, heads, kv_heads, head_dim, vocabulary;
     uint64_t context; /* max_position_embeddings; 0: config.json does not say */
     double norm_eps;
@@ -46,6 +44,9 @@ typedef struct {
  * dir is for messages. c is borrowed. */
 QC_NODISCARD qc_status qc_llama_open(qc_llama **out, const char *dir, const qc_checkpoint *c,
                                      const qc_llama_tools *tools, qc_error *err);
+/* Returns the model_type where the CPU computes it and a GPU does not, else NULL. config may be
+ * NULL. qc_llama_open refuses such a model with a GPU. */
+const char *qc_llama_cpu_only(const qc_json *config);
 void qc_llama_close(qc_llama *m); /* accepts NULL */
 const qc_llama_config *qc_llama_config_of(const qc_llama *m);
 

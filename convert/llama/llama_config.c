@@ -2,6 +2,8 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
+#include "convert/llama/family.h"
+#include "convert/llama/llama_read.h"
 #include "convert/model/config_fields.h"
 
 #include <inttypes.h>
@@ -9,123 +11,54 @@
 #include <stdio.h>
 #include <string.h>
 
-#define SHOWN          80
-#define SUPPORTED      "llama, mistral, qwen2 and qwen3 are"
-#define DEFAULT_WINDOW 4096u
-#define DEFAULT_FROM   28u /* max_window_layers of Qwen */
-#define MAX_CONTEXT    (UINT64_C(1) << 40)
-#define TAU            6.283185307179586476925
+#define SHOWN        80
+#define DEFAULT_FROM 28u /* max_window_layers of Qwen */
+#define MAX_CONTEXT  (UINT64_C(1) << 40)
 
-/* What a family has that config.json does not say, and the values of missing fields. */
-typedef struct {
-    const char *model_type, *architecture;
-    uint64_t kv_heads; /* if the field is missing; 0: as many as heads */
-    uint64_t head_dim; /* if the field is missing; 0: hidden / heads */
-    int64_t bos, eos;
-    int qkv_bias;
-    int reads_attention_bias, reads_mlp_bias;
-    int head_norms;
-    int slides; /* 1: every layer, 2: as use_sliding_window and layer_types say */
-} family;
-
-enum { SLIDES_ALWAYS = 1, SLIDES_ASKED = 2 };
-
-static const family families[] = {
-    {"llama", "LlamaForCausalLM", 0, 0, 1, 2, 0, 1, 1, 0, 0},
-    {"mistral", "MistralForCausalLM", 8, 0, 1, 2, 0, 0, 0, 0, SLIDES_ALWAYS},
-    {"qwen2", "Qwen2ForCausalLM", 32, 0, -1, -1, 1, 0, 0, 0, SLIDES_ASKED},
-    {"qwen3", "Qwen3ForCausalLM", 32, 128, -1, -1, 0, 1, 0, 1, SLIDES_ASKED},
-};
-
-typedef struct {
-    qc_llama_shape *out;
-    qc_arena *arena;
-    const qc_json_node *root;
-    const family *family;
-} reader;
-
-static qc_status find_family(reader *r, qc_error *err)
+static qc_status find_family(qc_llama_reader *r, qc_error *err)
 {
-    const char *type = qc_json_string_or(qc_json_get(r->root, "model_type"), NULL);
+    const char *type = qc_json_string_or(qc_json_get(r->top, "model_type"), NULL);
+    char known[QC_LLAMA_LIST_BYTES];
     if (!type)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "config.json: expected a model_type of llama, mistral, qwen2 or qwen3, found none");
-    for (size_t i = 0; i < sizeof families / sizeof *families; i++)
-        if (strcmp(type, families[i].model_type) == 0)
-            r->family = &families[i];
+                "config.json: expected a model_type that is computed (%s), found none",
+                qc_llama_family_list(known));
+    r->family = r->out->family = qc_llama_family_of(type);
     if (!r->family)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "config.json: models of model_type '%.*s' are not computed, " SUPPORTED, SHOWN,
-                type);
+                "config.json: models of model_type '%.*s' are not computed, %s are", SHOWN, type,
+                qc_llama_family_list(known));
     r->out->config.model_type = r->family->model_type;
-    const qc_json_node *list = qc_config_field(r->root, "architectures");
+    r->out->names = r->family->names;
+    if (r->family->traits & QC_FAMILY_TEXT_CONFIG)
+        r->root = qc_config_field(r->top, "text_config");
+    if (!r->root || qc_json_kind_of(r->root) != QC_JSON_OBJECT)
+        QC_FAIL(err, QC_ERR_INPUT, "config.json: this %s has no text_config", type);
+    const qc_json_node *list = qc_config_field(r->top, "architectures");
     if (!list || qc_json_kind_of(list) != QC_JSON_ARRAY || !qc_json_first(list))
         return QC_OK;
     const char *named = qc_json_string_or(qc_json_first(list), "");
-    if (strcmp(named, r->family->architecture) == 0 ||
-        (strcmp(type, "llama") == 0 && strcmp(named, "LLaMAForCausalLM") == 0))
+    const char *other = r->family->other_architecture;
+    if (strcmp(named, r->family->architecture) == 0 || (other && strcmp(named, other) == 0))
         return QC_OK;
     QC_FAIL(err, QC_ERR_UNSUPPORTED,
             "config.json: the architecture of this %s is '%.*s'; expected %s", type, SHOWN, named,
             r->family->architecture);
 }
 
-/* ---- fields ---- */
+/* ---- sizes ---- */
 
-static qc_status count(const reader *r, const char *name, uint64_t missing, uint64_t *out,
-                       qc_error *err)
+static int has(const qc_llama_reader *r, unsigned trait)
 {
-    QC_TRY(qc_config_count(out, qc_config_field(r->root, name), QC_CONFIG_MAX_SIZE, missing, err));
-    if (*out == 0)
-        QC_FAIL(err, QC_ERR_INPUT, "config.json: %s is %s", name,
-                qc_config_field(r->root, name) ? "0" : "missing");
-    return QC_OK;
-}
-
-/* Reads a positive finite number. */
-static qc_status positive(const qc_json_node *object, const char *name, double missing, double *out,
-                          qc_error *err)
-{
-    const qc_json_node *n = qc_config_field(object, name);
-    char what[SHOWN + 32];
-    *out = missing;
-    if (n) {
-        (void)snprintf(what, sizeof what, "config.json: %s", name);
-        QC_TRY(qc_json_as_double(n, what, out, err));
-    } else if (isnan(missing)) {
-        QC_FAIL(err, QC_ERR_INPUT, "config.json: %s is missing", name);
-    }
-    if (!(*out > 0.0) || isinf(*out))
-        QC_FAIL(err, QC_ERR_INPUT, "config.json: %s is %g, expected a number above 0", name, *out);
-    return QC_OK;
-}
-
-static int flag(const reader *r, const char *name)
-{
-    return qc_json_bool_or(qc_config_field(r->root, name), 0);
-}
-
-/* Python takes "false" for true, so only a boolean is accepted. */
-static qc_status check_flags(const reader *r, qc_error *err)
-{
-    static const char *const names[] = {"tie_word_embeddings", "attention_bias", "mlp_bias",
-                                        "use_sliding_window"};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        const qc_json_node *n = qc_config_field(r->root, names[i]);
-        char what[SHOWN + 32];
-        int value = 0;
-        (void)snprintf(what, sizeof what, "config.json: %s", names[i]);
-        if (n)
-            QC_TRY(qc_json_as_bool(n, what, &value, err));
-    }
-    return QC_OK;
+    return (r->family->traits & trait) != 0;
 }
 
 /* Reads an id, the first of a list of ids, or none. */
-static qc_status token(const reader *r, const char *name, int64_t missing, int64_t *out,
+static qc_status token(const qc_llama_reader *r, const char *name, int64_t missing, int64_t *out,
                        qc_error *err)
 {
     const qc_json_node *n = qc_json_get(r->root, name);
+    n = n ? n : qc_json_get(r->top, name);
     uint64_t id = 0;
     *out = n ? -1 : missing;
     if (n && qc_json_kind_of(n) == QC_JSON_ARRAY)
@@ -144,54 +77,79 @@ static qc_status token(const reader *r, const char *name, int64_t missing, int64
     return QC_OK;
 }
 
-static qc_status read_sizes(reader *r, qc_error *err)
+static qc_status read_heads(qc_llama_reader *r, qc_error *err)
 {
     qc_llama_config *c = &r->out->config;
-    const family *f = r->family;
-    QC_TRY(qc_config_count(&c->layers, qc_config_field(r->root, "num_hidden_layers"),
-                           QC_CONFIG_MAX_LAYERS, 0, err));
-    if (c->layers == 0)
-        QC_FAIL(err, QC_ERR_INPUT, "config.json: num_hidden_layers is missing");
-    QC_TRY(count(r, "hidden_size", 0, &c->hidden, err));
-    QC_TRY(count(r, "intermediate_size", 0, &c->intermediate, err));
-    QC_TRY(count(r, "num_attention_heads", 0, &c->heads, err));
+    const qc_llama_family *f = r->family;
+    QC_TRY(qc_read_count(r->root, "num_attention_heads", f->heads, &c->heads, err));
     /* If it is missing, the family's own value counts; if it is null, there are as many as
      * heads. */
     const qc_json_node *kv = qc_json_get(r->root, "num_key_value_heads");
     uint64_t no_kv = kv || f->kv_heads == 0 ? c->heads : f->kv_heads;
-    QC_TRY(count(r, "num_key_value_heads", no_kv, &c->kv_heads, err));
-    QC_TRY(count(r, "vocab_size", 0, &c->vocabulary, err));
-    QC_TRY(
-        count(r, "head_dim", f->head_dim ? f->head_dim : c->hidden / c->heads, &c->head_dim, err));
-    QC_TRY(qc_config_count(&c->context, qc_config_field(r->root, "max_position_embeddings"),
-                           MAX_CONTEXT, 0, err));
+    QC_TRY(qc_read_count(r->root, "num_key_value_heads", no_kv, &c->kv_heads, err));
+    uint64_t no_dim = f->head_dim ? f->head_dim : c->hidden / c->heads;
+    QC_TRY(qc_read_count(r->root, "head_dim", no_dim, &c->head_dim, err));
     if (c->heads % c->kv_heads != 0)
         QC_FAIL(err, QC_ERR_INPUT,
                 "config.json: num_attention_heads %" PRIu64
                 " is no multiple of num_key_value_heads %" PRIu64,
                 c->heads, c->kv_heads);
-    if (c->head_dim % 2 != 0)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "config.json: head_dim is %" PRIu64 ", and rotary positions need an even one",
-                c->head_dim);
-    QC_TRY(positive(r->root, "rms_norm_eps", 1e-6, &c->norm_eps, err));
-    QC_TRY(token(r, "bos_token_id", f->bos, &c->bos, err));
-    QC_TRY(token(r, "eos_token_id", f->eos, &c->eos, err));
-    c->tied = flag(r, "tie_word_embeddings");
-    const char *act = qc_json_string_or(qc_config_field(r->root, "hidden_act"), "silu");
-    if (strcmp(act, "silu") != 0 && strcmp(act, "swish") != 0)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "config.json: hidden_act is '%.*s', and only silu is computed", SHOWN, act);
-    r->out->qkv_bias = f->qkv_bias || (f->reads_attention_bias && flag(r, "attention_bias"));
-    r->out->out_bias = f->reads_attention_bias && flag(r, "attention_bias");
-    r->out->mlp_bias = f->reads_mlp_bias && flag(r, "mlp_bias");
-    r->out->head_norms = f->head_norms;
+    r->out->turned = r->out->value_dim = c->head_dim;
     return QC_OK;
+}
+
+static qc_status read_sizes(qc_llama_reader *r, qc_error *err)
+{
+    qc_llama_config *c = &r->out->config;
+    const qc_llama_family *f = r->family;
+    QC_TRY(qc_config_count(&c->layers, qc_config_field(r->root, "num_hidden_layers"),
+                           QC_CONFIG_MAX_LAYERS, 0, err));
+    if (c->layers == 0)
+        QC_FAIL(err, QC_ERR_INPUT, "config.json: num_hidden_layers is missing");
+    QC_TRY(qc_read_count(r->root, "hidden_size", 0, &c->hidden, err));
+    QC_TRY(qc_read_count(r->root, "intermediate_size", 0, &c->intermediate, err));
+    QC_TRY(qc_read_count(r->root, "vocab_size", f->vocabulary, &c->vocabulary, err));
+    QC_TRY(read_heads(r, err));
+    QC_TRY(qc_config_count(&c->context, qc_config_field(r->root, "max_position_embeddings"),
+                           MAX_CONTEXT, 0, err));
+    QC_TRY(qc_read_positive(r->root, "rms_norm_eps", f->norm_eps > 0.0 ? f->norm_eps : 1e-6,
+                            &c->norm_eps, err));
+    QC_TRY(token(r, "bos_token_id", f->bos, &c->bos, err));
+    return token(r, "eos_token_id", f->eos, &c->eos, err);
+}
+
+/* ---- flags ---- */
+
+static qc_status read_gate(const qc_llama_reader *r, qc_error *err)
+{
+    const int gelu = r->family->gate == QC_LLAMA_GELU_TANH;
+    const char *field = gelu ? "hidden_activation" : "hidden_act";
+    const char *want = gelu ? "gelu_pytorch_tanh" : "silu";
+    const char *act = qc_json_string_or(qc_config_field(r->root, field), want);
+    if (strcmp(act, want) != 0 && (gelu || strcmp(act, "swish") != 0))
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "config.json: %s is '%.*s', and only %s is computed",
+                field, SHOWN, act, want);
+    return QC_OK;
+}
+
+static qc_status read_flags(qc_llama_reader *r, qc_error *err)
+{
+    qc_llama_shape *s = r->out;
+    int attention = 0, mlp = 0;
+    QC_TRY(
+        qc_read_flag(r->root, "tie_word_embeddings", has(r, QC_FAMILY_TIED), &s->config.tied, err));
+    QC_TRY(qc_read_flag(r->root, "attention_bias", has(r, QC_FAMILY_BIASED), &attention, err));
+    QC_TRY(qc_read_flag(r->root, "mlp_bias", 0, &mlp, err));
+    attention = attention && has(r, QC_FAMILY_READS_ATTENTION_BIAS);
+    s->qkv_bias = attention || has(r, QC_FAMILY_QKV_BIAS);
+    s->out_bias = attention && has(r, QC_FAMILY_OUT_BIAS);
+    s->mlp_bias = mlp && has(r, QC_FAMILY_READS_MLP_BIAS);
+    return read_gate(r, err);
 }
 
 /* ---- sliding windows ---- */
 
-static qc_status read_layer_types(reader *r, const qc_json_node *types, uint64_t window,
+static qc_status read_layer_types(qc_llama_reader *r, const qc_json_node *types, uint64_t window,
                                   qc_error *err)
 {
     uint64_t layers = r->out->config.layers, i = 0;
@@ -222,258 +180,121 @@ static qc_status read_layer_types(reader *r, const qc_json_node *types, uint64_t
     return QC_OK;
 }
 
-static qc_status read_windows(reader *r, qc_error *err)
+static qc_status read_window(const qc_llama_reader *r, uint64_t *window, qc_error *err)
 {
-    const family *f = r->family;
-    uint64_t layers = r->out->config.layers, window = 0, from = 0;
+    const qc_json_node *n = qc_json_get(r->root, "sliding_window");
+    *window = n ? 0 : r->family->window;
+    if (!n || qc_json_kind_of(n) == QC_JSON_NULL)
+        return QC_OK;
+    QC_TRY(qc_config_count(window, n, MAX_CONTEXT, 0, err));
+    if (*window == 0)
+        QC_FAIL(err, QC_ERR_INPUT, "config.json: sliding_window is 0");
+    return QC_OK;
+}
+
+static qc_status read_windows(qc_llama_reader *r, qc_error *err)
+{
+    const qc_llama_slides slides = r->family->slides;
+    const int if_asked = slides == QC_SLIDES_FROM || slides == QC_SLIDES_UNTURNED;
+    const qc_json_node *types = qc_config_field(r->root, "layer_types");
+    uint64_t layers = r->out->config.layers, window = 0, from = 0, pattern = r->family->pattern;
+    int asked = 0;
     QC_TRY(
         qc_arena_alloc(r->arena, &r->out->windows, (size_t)layers, sizeof *r->out->windows, err));
-    if (!f->slides || (f->slides == SLIDES_ASKED && !flag(r, "use_sliding_window") &&
-                       !qc_config_field(r->root, "layer_types")))
+    QC_TRY(qc_read_flag(r->root, "use_sliding_window", 0, &asked, err));
+    if (slides == QC_SLIDES_NEVER || (if_asked && !asked && !types))
         return QC_OK;
-    const qc_json_node *n = qc_json_get(r->root, "sliding_window");
-    if (!n || qc_json_kind_of(n) != QC_JSON_NULL)
-        QC_TRY(qc_config_count(&window, n, MAX_CONTEXT, DEFAULT_WINDOW, err));
-    if (n && window == 0 && qc_json_kind_of(n) != QC_JSON_NULL)
-        QC_FAIL(err, QC_ERR_INPUT, "config.json: sliding_window is 0");
-    if (f->slides == SLIDES_ASKED) {
-        if (!flag(r, "use_sliding_window"))
-            window = 0;
-        const qc_json_node *types = qc_config_field(r->root, "layer_types");
-        if (types)
-            return read_layer_types(r, types, window, err);
+    QC_TRY(read_window(r, &window, err));
+    if (if_asked && !asked)
+        window = 0;
+    if (types && slides != QC_SLIDES_ALWAYS)
+        return read_layer_types(r, types, window, err);
+    if (slides == QC_SLIDES_FROM)
         QC_TRY(qc_config_count(&from, qc_config_field(r->root, "max_window_layers"),
                                QC_CONFIG_MAX_SIZE, DEFAULT_FROM, err));
-    }
+    if (has(r, QC_FAMILY_READS_PATTERN))
+        QC_TRY(qc_read_count(r->root, "sliding_window_pattern", pattern, &pattern, err));
     for (uint64_t i = from; i < layers; i++)
-        r->out->windows[i] = window;
+        if ((slides != QC_SLIDES_PATTERN || (i + 1) % pattern != 0) &&
+            (slides != QC_SLIDES_UNTURNED || r->out->turns[i] == QC_LLAMA_UNTURNED))
+            r->out->windows[i] = window;
     return QC_OK;
 }
 
 /* ---- rotary positions ---- */
 
-/* transformers 4 has rope_theta and rope_scaling; 5 has rope_parameters, which holds both. */
-static const qc_json_node *rope_object(const reader *r)
+/* How many of a head are turned. */
+static qc_status read_turned(const qc_llama_reader *r, qc_error *err)
 {
-    const qc_json_node *n = qc_config_field(r->root, "rope_scaling");
-    if (n && qc_json_kind_of(n) == QC_JSON_OBJECT && qc_json_first(n))
-        return n;
-    return qc_config_field(r->root, "rope_parameters");
-}
-
-static qc_status whole_head(const qc_json_node *object, qc_error *err)
-{
-    double part = 1.0;
-    QC_TRY(positive(object, "partial_rotary_factor", 1.0, &part, err));
-    if (part != 1.0)
+    const double whole = r->family->rotary_part > 0.0 ? r->family->rotary_part : 1.0;
+    qc_llama_shape *s = r->out;
+    double part = 0.0;
+    QC_TRY(qc_read_positive(r->root, "partial_rotary_factor", whole, &part, err));
+    const qc_json_node *object = qc_rope_object(r->root);
+    if (object && qc_json_kind_of(object) == QC_JSON_OBJECT)
+        QC_TRY(qc_read_positive(object, "partial_rotary_factor", part, &part, err));
+    if (part > 1.0 || (part < 1.0 && !has(r, QC_FAMILY_READS_PART)))
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "config.json: partial_rotary_factor is %g, and only models that rotate whole heads "
-                "are computed",
-                part);
-    return QC_OK;
-}
-
-static double yarn_magnitude(double factor, double scale)
-{
-    return factor <= 1.0 ? 1.0 : 0.1 * scale * log(factor) + 1.0;
-}
-
-static qc_status read_original(const reader *r, const qc_json_node *p, qc_rope *rope, qc_error *err)
-{
-    double outside = 0.0, context = (double)r->out->config.context;
-    QC_TRY(positive(p, "original_max_position_embeddings", context > 0.0 ? context : (double)NAN,
-                    &rope->original, err));
-    QC_TRY(positive(r->root, "original_max_position_embeddings", rope->original, &outside, err));
-    /* transformers 5 takes the outer value, 4 the inner one. */
-    if (outside != rope->original)
+                "config.json: partial_rotary_factor is %g, and a %s is computed with %s", part,
+                r->family->model_type,
+                has(r, QC_FAMILY_READS_PART) ? "at most 1" : "1 only, that is, with whole heads");
+    if (part < 1.0)
+        s->turned = (uint64_t)((double)s->turned * part);
+    if (s->turned == 0 || s->turned % 2 != 0)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "config.json: original_max_position_embeddings is %g outside and %g inside of the "
-                "rotary parameters, and versions of transformers differ in which they take",
-                outside, rope->original);
+                "config.json: rotary positions turn %" PRIu64 " of the %" PRIu64
+                " elements of a head (head_dim), and they need an even number",
+                s->turned, s->config.head_dim);
     return QC_OK;
 }
 
-static qc_status read_yarn(const reader *r, const qc_json_node *p, qc_rope *rope, qc_error *err)
+static qc_status read_rope(qc_llama_reader *r, qc_error *err)
 {
-    double scale = 0.0, scale_all = 0.0;
-    QC_TRY(read_original(r, p, rope, err));
-    QC_TRY(positive(p, "beta_fast", 32.0, &rope->beta_fast, err));
-    QC_TRY(positive(p, "beta_slow", 1.0, &rope->beta_slow, err));
-    rope->truncate = qc_json_bool_or(qc_config_field(p, "truncate"), 1);
-    if (qc_config_field(p, "attention_factor"))
-        return positive(p, "attention_factor", 1.0, &rope->magnitude, err);
-    rope->magnitude = yarn_magnitude(rope->factor, 1.0);
-    if (!qc_config_field(p, "mscale") || !qc_config_field(p, "mscale_all_dim"))
-        return QC_OK;
-    QC_TRY(positive(p, "mscale", 1.0, &scale, err));
-    QC_TRY(positive(p, "mscale_all_dim", 1.0, &scale_all, err));
-    rope->magnitude = yarn_magnitude(rope->factor, scale) / yarn_magnitude(rope->factor, scale_all);
-    return QC_OK;
-}
-
-static qc_status read_rope(reader *r, qc_error *err)
-{
-    static const char *const names[] = {"default", "linear", "dynamic", "llama3", "yarn"};
-    qc_rope *rope = &r->out->rope;
-    const qc_json_node *p = rope_object(r);
-    const char *type = "default";
-    *rope = (qc_rope){.factor = 1.0, .magnitude = 1.0, .truncate = 1};
-    QC_TRY(whole_head(r->root, err));
-    QC_TRY(positive(r->root, "rope_theta", 10000.0, &rope->theta, err));
-    if (!p)
-        return QC_OK;
-    if (qc_json_kind_of(p) != QC_JSON_OBJECT)
-        QC_FAIL(err, QC_ERR_INPUT, "config.json: %s is %s, expected an object", qc_json_key(p),
-                qc_json_kind_name(qc_json_kind_of(p)));
-    for (const qc_json_node *n = qc_json_first(p); n; n = qc_json_next(n))
-        if (qc_json_kind_of(n) == QC_JSON_OBJECT)
-            QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                    "config.json: %s differ by layer ('%.*s'), which is not computed",
-                    qc_json_key(p), SHOWN, qc_json_key(n));
-    type = qc_json_string_or(qc_config_field(p, "rope_type type"), "default");
-    int kind = -1;
-    for (int i = 0; i < (int)(sizeof names / sizeof *names); i++)
-        if (strcmp(type, names[i]) == 0)
-            kind = i;
-    if (kind < 0)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "config.json: rotary positions of type '%.*s' are not computed; default, linear, "
-                "dynamic, llama3 and yarn are",
-                SHOWN, type);
-    rope->kind = (qc_rope_kind)kind;
-    QC_TRY(whole_head(p, err));
-    QC_TRY(positive(p, "rope_theta", rope->theta, &rope->theta, err));
-    if (rope->kind == QC_ROPE_DEFAULT)
-        return QC_OK;
-    QC_TRY(positive(p, "factor", (double)NAN, &rope->factor, err));
-    if (rope->kind == QC_ROPE_YARN)
-        return read_yarn(r, p, rope, err);
-    if (rope->kind != QC_ROPE_LLAMA3)
-        return QC_OK;
-    QC_TRY(read_original(r, p, rope, err));
-    QC_TRY(positive(p, "low_freq_factor", (double)NAN, &rope->low, err));
-    QC_TRY(positive(p, "high_freq_factor", (double)NAN, &rope->high, err));
-    if (rope->high <= rope->low)
-        QC_FAIL(err, QC_ERR_INPUT,
-                "config.json: high_freq_factor %g is not above low_freq_factor %g", rope->high,
-                rope->low);
-    return QC_OK;
+    qc_llama_shape *s = r->out;
+    const qc_json_node *object = qc_rope_object(r->root);
+    qc_rope_source from = {.root = r->root,
+                           .theta = r->family->theta > 0.0 ? r->family->theta : 10000.0,
+                           .context = s->config.context,
+                           .su_is_longrope = has(r, QC_FAMILY_SU_IS_LONGROPE)};
+    QC_TRY(read_turned(r, err));
+    from.dims = s->turned;
+    if (!has(r, QC_FAMILY_LOCAL_ROPE))
+        return qc_rope_read(&s->rope, r->arena, &from, err);
+    from.part = "full_attention";
+    QC_TRY(qc_rope_read(&s->rope, r->arena, &from, err));
+    const double local = r->family->local_theta > 0.0 ? r->family->local_theta : s->rope.theta;
+    from.part = "sliding_attention";
+    from.theta = local;
+    if (object && qc_config_field(object, from.part))
+        return qc_rope_read(&s->local_rope, r->arena, &from, err);
+    s->local_rope = (qc_rope){.factor = 1.0, .magnitude = 1.0, .score = 1.0};
+    return qc_read_positive(r->root, "rope_local_base_freq", local, &s->local_rope.theta, err);
 }
 
 qc_status qc_llama_shape_read(qc_llama_shape *out, qc_arena *arena, const qc_json *config,
                               qc_error *err)
 {
-    reader r = {.out = out, .arena = arena};
+    qc_llama_reader r = {.out = out, .arena = arena};
     memset(out, 0, sizeof *out);
+    out->embedding_scale = out->residual_scale = out->logit_divisor = 1.0;
     if (!config)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
                 "there is no config.json, which says how the model computes");
-    r.root = qc_json_root(config);
+    r.top = r.root = qc_json_root(config);
     QC_TRY(find_family(&r, err));
-    QC_TRY(check_flags(&r, err));
     QC_TRY(read_sizes(&r, err));
+    QC_TRY(read_flags(&r, err));
+    if (r.family->ffn == QC_LLAMA_EXPERTS)
+        QC_TRY(qc_experts_shape_read(&out->experts, arena, r.root, out->config.layers, err));
+    QC_TRY(qc_arena_alloc(arena, &out->turns, (size_t)out->config.layers, sizeof *out->turns, err));
+    if (r.family->read)
+        QC_TRY(r.family->read(&r, err));
+    QC_TRY(read_rope(&r, err));
+    if (has(&r, QC_FAMILY_SCALES_SCORES))
+        out->score_scale = out->rope.score / sqrt((double)out->config.head_dim);
     QC_TRY(read_windows(&r, err));
-    return read_rope(&r, err);
-}
-
-/* ---- tables ---- */
-
-/* This computes in float where transformers does. An error in a frequency grows with the position,
- * so both have to get the same frequency. transformers also multiplies llama3's scale and yarn's
- * ramp in float. */
-static float llama3(const qc_rope *r, float inv)
-{
-    float wavelength = (float)TAU / inv;
-    float factor = (float)r->factor;
-    if (wavelength < (float)(r->original / r->high))
-        return inv;
-    if (wavelength > (float)(r->original / r->low))
-        return inv / factor;
-    float smooth = ((float)r->original / wavelength - (float)r->low) / (float)(r->high - r->low);
-    return (1.0f - smooth) * inv / factor + smooth * inv;
-}
-
-/* The dimension that turns `rotations` times within the original context. */
-static double yarn_dimension(const qc_rope *r, double rotations, double dims)
-{
-    return dims * log(r->original / (rotations * TAU)) / (2.0 * log(r->theta));
-}
-
-static void yarn_range(const qc_rope *r, double dims, double *low, double *high)
-{
-    *low = yarn_dimension(r, r->beta_fast, dims);
-    *high = yarn_dimension(r, r->beta_slow, dims);
-    if (r->truncate) {
-        *low = floor(*low);
-        *high = ceil(*high);
-    }
-    *low = *low > 0.0 ? *low : 0.0;
-    *high = *high < dims - 1.0 ? *high : dims - 1.0;
-    if (*low == *high)
-        *high += 0.001;
-}
-
-static float yarn(const qc_rope *r, float power, uint64_t i, double low, double high)
-{
-    float ramp = ((float)i - (float)low) / (float)(high - low);
-    ramp = ramp < 0.0f ? 0.0f : ramp > 1.0f ? 1.0f : ramp;
-    float keep = 1.0f - ramp;
-    return 1.0f / ((float)r->factor * power) * (1.0f - keep) + 1.0f / power * keep;
-}
-
-void qc_rope_frequencies(const qc_rope *r, uint64_t head_dim, float *frequencies)
-{
-    double low = 0.0, high = 0.0;
-    if (r->kind == QC_ROPE_YARN)
-        yarn_range(r, (double)head_dim, &low, &high);
-    for (uint64_t i = 0; i < head_dim / 2; i++) {
-        float exponent = (float)(2 * i) / (float)head_dim;
-        float power = (float)pow((double)(float)r->theta, (double)exponent);
-        float inv = 1.0f / power;
-        switch (r->kind) {
-        case QC_ROPE_DEFAULT:
-        case QC_ROPE_DYNAMIC:
-            break;
-        case QC_ROPE_LINEAR:
-            inv /= (float)r->factor;
-            break;
-        case QC_ROPE_LLAMA3:
-            inv = llama3(r, inv);
-            break;
-        case QC_ROPE_YARN:
-            inv = yarn(r, power, i, low, high);
-            break;
-        }
-        frequencies[i] = inv;
-    }
-}
-
-void qc_rope_table(const qc_rope *r, const float *frequencies, uint64_t head_dim,
-                   uint64_t positions, float *cosines, float *sines)
-{
-    float magnitude = (float)r->magnitude;
-    for (uint64_t p = 0; p < positions; p++) {
-        for (uint64_t i = 0; i < head_dim / 2; i++) {
-            float angle = (float)p * frequencies[i];
-            *cosines++ = (float)cos((double)angle) * magnitude;
-            *sines++ = (float)sin((double)angle) * magnitude;
-        }
-    }
-}
-
-qc_status qc_rope_tables(float **cosines, float **sines, const qc_llama_shape *shape,
-                         uint64_t positions, qc_error *err)
-{
-    uint64_t dim = shape->config.head_dim, half = dim / 2;
-    uint64_t floats = qc_sat_add(qc_sat_mul(positions, 2 * half), half);
-    size_t bytes = 0;
-    *cosines = *sines = NULL;
-    if (qc_u64_to_size(qc_sat_mul(floats, sizeof(float)), &bytes) || bytes == SIZE_MAX)
-        QC_FAIL(err, QC_ERR_NOMEM, "a window of %" PRIu64 " tokens is too long", positions);
-    QC_TRY(qc_malloc_aligned(cosines, 64, bytes, err));
-    *sines = *cosines + positions * half;
-    float *frequencies = *sines + positions * half;
-    qc_rope_frequencies(&shape->rope, dim, frequencies);
-    qc_rope_table(&shape->rope, frequencies, dim, positions, *cosines, *sines);
+    for (uint64_t i = 0; i < out->config.layers; i++)
+        if (has(&r, QC_FAMILY_LOCAL_ROPE) && out->windows[i] > 0)
+            out->turns[i] = QC_LLAMA_TURNED_LOCAL;
     return QC_OK;
 }

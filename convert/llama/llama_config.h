@@ -4,50 +4,49 @@
 #ifndef QC_CONVERT_LLAMA_CONFIG_H
 #define QC_CONVERT_LLAMA_CONFIG_H
 
+#include "convert/llama/experts_config.h"
 #include "convert/llama/llama.h"
+#include "convert/llama/llama_rope.h"
 
-/* Rotary positions turn dimension pair i of a head by position * frequency i. Sources: Su et al.
- * 2021 (RoPE). linear: Chen et al. 2023. dynamic: the base changes beyond the context only. llama3:
- * Llama 3.1's scaling by wavelength. yarn: Peng et al. 2023. */
+typedef struct qc_llama_family qc_llama_family; /* family.h */
+typedef struct qc_llama_names qc_llama_names;   /* llama_layer.h */
+
+/* What turns q and k of a layer. */
 typedef enum {
-    QC_ROPE_DEFAULT,
-    QC_ROPE_LINEAR,
-    QC_ROPE_DYNAMIC, /* like DEFAULT up to the context; longer windows are refused */
-    QC_ROPE_LLAMA3,
-    QC_ROPE_YARN
-} qc_rope_kind;
-
-typedef struct {
-    qc_rope_kind kind;
-    double theta;
-    double factor;
-    double original;  /* LLAMA3, YARN: the context before scaling */
-    double low, high; /* LLAMA3 */
-    double beta_fast, beta_slow;
-    double magnitude; /* cos and sin are multiplied by it; 1 except for YARN */
-    int truncate;     /* YARN: round to whole dimensions */
-} qc_rope;
+    QC_LLAMA_TURNED,       /* rotary positions */
+    QC_LLAMA_TURNED_LOCAL, /* those of local_rope */
+    QC_LLAMA_UNTURNED      /* none: the layer knows no positions */
+} qc_llama_turn;
 
 typedef struct {
     qc_llama_config config;
-    qc_rope rope;
-    uint64_t *windows; /* [layers]: how many positions a token sees, including its own; 0: all */
+    const qc_llama_family *family;
+    const qc_llama_names *names; /* of the tensors of a layer */
+    qc_rope rope, local_rope;
+    qc_experts_shape experts;
+    unsigned char *turns; /* [layers]: qc_llama_turn */
+    uint64_t *windows;    /* [layers]: how many positions a token sees, including its own; 0: all */
     int qkv_bias, out_bias, mlp_bias;
-    int head_norms; /* q and k have norms for each head: Qwen3 */
+    /* A head of q and k is head_dim wide, and its elements from turned_from to turned_from + turned
+     * are turned. A head of values is value_dim wide. */
+    uint64_t turned, turned_from, value_dim;
+    /* Multi-head latent attention: the widths of what q, and k and v, come from. kv_rank 0: the
+     * model has none; q_rank 0: q comes from the hidden states. */
+    uint64_t q_rank, kv_rank;
+    double score_scale;          /* of q k^T; 0: 1 / sqrt(head_dim) */
+    double score_cap, logit_cap; /* 0: none */
+    double embedding_scale, residual_scale, logit_divisor;
 } qc_llama_shape;
+
+/* The floats of a token's heads behind attention. */
+static inline uint64_t qc_llama_attended(const qc_llama_shape *s)
+{
+    return s->config.heads * s->value_dim;
+}
 
 /* Strings and arrays live in the arena. QC_ERR_UNSUPPORTED for what qconv does not compute,
  * QC_ERR_INPUT for impossible values. Messages start with "config.json". */
 QC_NODISCARD qc_status qc_llama_shape_read(qc_llama_shape *out, qc_arena *arena,
                                            const qc_json *config, qc_error *err);
-
-/* Computes frequencies [head_dim / 2] in float, as transformers does. */
-void qc_rope_frequencies(const qc_rope *r, uint64_t head_dim, float *frequencies);
-/* Computes cos and sin [positions, head_dim / 2] of float angles, times the magnitude. */
-void qc_rope_table(const qc_rope *r, const float *frequencies, uint64_t head_dim,
-                   uint64_t positions, float *cosines, float *sines);
-/* Allocates and computes both. They are one allocation, which *cosines owns. */
-QC_NODISCARD qc_status qc_rope_tables(float **cosines, float **sines, const qc_llama_shape *shape,
-                                      uint64_t positions, qc_error *err);
 
 #endif

@@ -2,6 +2,7 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
+#include "convert/llama/family.h"
 #include "quant/piecework.h"
 
 #include <inttypes.h>
@@ -128,27 +129,37 @@ qc_status qc_llama_cpu_matmul(const qc_matmul_ops *ops, unsigned threads, const 
 /* ---- buffers ---- */
 
 typedef struct {
-    uint64_t q, kv; /* floats of all heads of one token */
+    uint64_t q, k, v; /* floats of all heads of one token */
     uint64_t qkv;
-    uint64_t tokens; /* in work */
-    uint64_t a, b, c, table, scratch_each;
+    uint64_t latents; /* floats of a token in d */
+    uint64_t tokens;  /* in work */
+    uint64_t a, b, c, d, table, scratch_each;
 } sizes;
 
 static sizes sizes_of(const qc_llama_shape *s, uint64_t tokens, uint64_t longest)
 {
     const qc_llama_config *c = &s->config;
     uint64_t group = c->heads / c->kv_heads;
-    sizes z = {.q = c->heads * c->head_dim, .kv = c->kv_heads * c->head_dim};
-    z.qkv = z.q + 2 * z.kv;
+    sizes z = {.q = c->heads * c->head_dim,
+               .k = c->kv_heads * c->head_dim,
+               .v = c->kv_heads * s->value_dim};
+    z.qkv = z.q + z.k + z.v;
+    if (s->kv_rank > 0)
+        z.latents = s->q_rank + s->kv_rank + s->turned + c->heads * (s->turned_from + s->value_dim);
     z.tokens = qc_max_u64(longest, tokens < QC_LLAMA_TOKENS ? tokens : QC_LLAMA_TOKENS);
     z.a = qc_sat_mul(z.tokens, c->hidden * sizeof(float));
     z.b = qc_sat_mul(z.tokens, qc_max_u64(z.qkv, 2 * c->intermediate) * sizeof(float));
-    z.c = qc_sat_mul(z.tokens, z.q * sizeof(float));
-    z.table = qc_sat_mul(longest, c->head_dim / 2 * sizeof(float));
-    uint64_t widest = qc_max_u64(qc_max_u64(c->hidden, c->intermediate), z.q);
-    z.scratch_each = qc_align_u64(qc_max_u64(qc_matmul_cpu_scratch_bytes(z.tokens, widest),
-                                             qc_attend_scratch_bytes(group, c->head_dim)),
-                                  ALIGNMENT);
+    z.c = qc_sat_mul(z.tokens, qc_llama_attended(s) * sizeof(float));
+    z.d = qc_sat_mul(z.tokens, z.latents * sizeof(float));
+    z.table = qc_rope_tables_bytes(&s->rope, s->turned, longest);
+    if (s->family->traits & QC_FAMILY_LOCAL_ROPE)
+        z.table = qc_sat_add(z.table, qc_rope_tables_bytes(&s->local_rope, s->turned, longest));
+    uint64_t widest = qc_max_u64(qc_max_u64(c->hidden, c->intermediate), qc_llama_attended(s));
+    widest = qc_max_u64(widest, qc_max_u64(s->q_rank, s->kv_rank));
+    z.scratch_each =
+        qc_align_u64(qc_max_u64(qc_matmul_cpu_scratch_bytes(z.tokens, widest),
+                                qc_attend_scratch_bytes(group, c->head_dim, s->value_dim)),
+                     ALIGNMENT);
     return z;
 }
 
@@ -156,7 +167,7 @@ uint64_t qc_llama_cpu_bytes(const qc_llama_shape *shape, unsigned threads, uint6
                             uint64_t longest)
 {
     sizes z = sizes_of(shape, tokens, longest);
-    uint64_t bytes = qc_sat_add(qc_sat_add(z.a, z.b), qc_sat_add(z.c, qc_sat_mul(2, z.table)));
+    uint64_t bytes = qc_sat_add(qc_sat_add(z.a, z.b), qc_sat_add(z.c, qc_sat_add(z.d, z.table)));
     bytes = qc_sat_add(bytes, qc_sat_mul(threads, z.scratch_each));
     /* The positions, and at most as many windows as tokens. */
     return qc_sat_add(bytes, qc_sat_mul(tokens, sizeof(uint32_t) + 2 * sizeof(uint64_t)));
@@ -174,8 +185,9 @@ static qc_status place_windows(qc_llama_cpu *cpu, qc_error *err)
     QC_TRY(qc_calloc(&cpu->tasks, count + 1, sizeof *cpu->tasks, err));
     QC_TRY(qc_calloc(&cpu->positions, tokens, sizeof *cpu->positions, err));
     for (uint64_t w = 0; w < b->count; w++) {
+        uint64_t row = qc_rope_first_row(&cpu->shape->rope, &cpu->rope, b->lengths[w]);
         for (uint64_t p = 0; p < b->lengths[w]; p++)
-            cpu->positions[at++] = (uint32_t)p;
+            cpu->positions[at++] = (uint32_t)(row + p);
         cpu->starts[w + 1] = at;
         cpu->tasks[w + 1] = cpu->tasks[w] + qc_ceil_div_u64(b->lengths[w], step) * c->kv_heads;
     }
@@ -193,7 +205,7 @@ qc_status qc_llama_cpu_create(qc_llama_cpu *out, const qc_llama_shape *shape,
                           .matmul = qc_matmul_ops_for(tools->isa),
                           .decoder = qc_decoder_ops_for(tools->isa),
                           .batch = *batch};
-    if (longest > UINT32_MAX)
+    if (longest > UINT32_MAX / 2)
         QC_FAIL(err, QC_ERR_NOMEM, "a window of %" PRIu64 " tokens is too long", longest);
     if (shape->rope.kind == QC_ROPE_DYNAMIC && longest > c->context)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
@@ -202,18 +214,24 @@ qc_status qc_llama_cpu_create(qc_llama_cpu *out, const qc_llama_shape *shape,
                 longest, c->context);
     sizes z = sizes_of(shape, batch->tokens, longest);
     out->scratch_each = z.scratch_each;
+    QC_TRY(qc_rope_tables_make(&out->rope, &shape->rope, shape->turned, longest, err));
+    if (shape->family->traits & QC_FAMILY_LOCAL_ROPE)
+        QC_TRY(
+            qc_rope_tables_make(&out->local_rope, &shape->local_rope, shape->turned, longest, err));
     QC_TRY(place_windows(out, err));
     QC_TRY(allocate(&out->a, z.a, err));
     QC_TRY(allocate(&out->b, z.b, err));
     QC_TRY(allocate(&out->c, z.c, err));
-    QC_TRY(allocate(&out->scratch, qc_sat_mul(z.scratch_each, out->threads), err));
-    return qc_rope_tables(&out->cosines, &out->sines, shape, longest, err);
+    if (z.d > 0)
+        QC_TRY(allocate(&out->d, z.d, err));
+    return allocate(&out->scratch, qc_sat_mul(z.scratch_each, out->threads), err);
 }
 
 void qc_llama_cpu_deinit(qc_llama_cpu *cpu)
 {
-    void *const all[] = {cpu->starts, cpu->tasks, cpu->positions, cpu->cosines,
-                         cpu->a,      cpu->b,     cpu->c,         cpu->scratch};
+    void *const all[] = {
+        cpu->starts, cpu->tasks, cpu->positions, cpu->rope.cosines, cpu->local_rope.cosines, cpu->a,
+        cpu->b,      cpu->c,     cpu->d,         cpu->scratch};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         qc_free(all[i]);
     memset(cpu, 0, sizeof *cpu);
@@ -230,7 +248,12 @@ typedef struct {
     float *hidden; /* hidden states, from token `start` on */
     float *normed; /* where their norms go; it may be hidden itself */
     const float *weight;
-    uint64_t q, kv, ldb;
+    const float *added_norm; /* of what is added to them; NULL: it has none */
+    qc_llama_turn turn;
+    uint64_t q, k, attended, ldb;
+    uint64_t ldd;
+    float scale; /* of scores */
+    int experts; /* the layer has experts, which are not computed here */
 } chunk;
 
 static qc_status norm_tokens(void *ctx, unsigned thread, uint64_t first, uint64_t count,
@@ -246,20 +269,40 @@ static qc_status norm_tokens(void *ctx, unsigned thread, uint64_t first, uint64_
     return QC_OK;
 }
 
-/* hidden += a, and if there is a weight, a = norm(hidden). */
+/* hidden += a, behind a norm of its own if there is one; and if there is a weight, then
+ * a = norm(hidden). */
 static qc_status add_tokens(void *ctx, unsigned thread, uint64_t first, uint64_t count,
                             qc_error *err)
 {
     const chunk *k = ctx;
-    uint64_t n = k->cpu->shape->config.hidden;
+    const qc_llama_shape *s = k->cpu->shape;
+    const float scale = (float)s->residual_scale;
+    uint64_t n = s->config.hidden;
     for (uint64_t t = first; t < first + count; t++) {
-        float *h = k->hidden + t * n;
-        const float *a = k->cpu->a + t * n;
+        float *h = k->hidden + t * n, *a = k->cpu->a + t * n;
+        if (k->added_norm)
+            k->cpu->decoder->norm(a, k->added_norm, n, (float)s->config.norm_eps, a);
         for (uint64_t i = 0; i < n; i++)
-            h[i] += a[i];
+            h[i] += a[i] * scale;
         QC_TRY(qc_llama_finite(h, n, err));
     }
     return k->weight ? norm_tokens(ctx, thread, first, count, err) : QC_OK;
+}
+
+/* Turns what of a head is to be turned. */
+static void turn_head(const chunk *k, float *x, uint64_t row)
+{
+    const qc_llama_shape *s = k->cpu->shape;
+    const int local = k->turn == QC_LLAMA_TURNED_LOCAL;
+    const qc_rope_tables *r = local ? &k->cpu->local_rope : &k->cpu->rope;
+    const uint64_t half = s->turned / 2;
+    const float *cosines = r->cosines + row * half, *sines = r->sines + row * half;
+    if (k->turn == QC_LLAMA_UNTURNED)
+        return;
+    if (s->family->traits & QC_FAMILY_SIDE_BY_SIDE)
+        k->cpu->decoder->rotate_pairs(x, cosines, sines, half);
+    else
+        k->cpu->decoder->rotate(x, cosines, sines, half);
 }
 
 static qc_status turn_tokens(void *ctx, unsigned thread, uint64_t first, uint64_t count,
@@ -268,22 +311,79 @@ static qc_status turn_tokens(void *ctx, unsigned thread, uint64_t first, uint64_
     const chunk *k = ctx;
     const qc_llama_cpu *cpu = k->cpu;
     const qc_llama_config *c = &cpu->shape->config;
-    const float *q_norm = k->w->vectors[QC_LLAMA_Q_NORM], *k_norm = k->w->vectors[QC_LLAMA_K_NORM];
-    uint64_t dim = c->head_dim, half = dim / 2;
+    const float *norms[2] = {k->w->vectors[QC_LLAMA_Q_NORM], k->w->vectors[QC_LLAMA_K_NORM]};
+    const int wide = (cpu->shape->family->traits & QC_FAMILY_WIDE_NORMS) != 0;
+    const float eps = (float)c->norm_eps;
     (void)thread;
     (void)err;
     for (uint64_t t = first; t < first + count; t++) {
-        uint64_t at = cpu->positions[k->start + t] * half;
+        const uint64_t row = cpu->positions[k->start + t];
         float *x = cpu->b + t * k->ldb;
-        for (uint64_t h = 0; h < c->heads + c->kv_heads; h++, x += dim) {
-            const float *weight = h < c->heads ? q_norm : k_norm;
-            if (weight)
-                cpu->decoder->norm(x, weight, dim, (float)c->norm_eps, x);
-            cpu->decoder->rotate(x, cpu->cosines + at, cpu->sines + at, half);
+        for (int part = 0; part < 2; part++) {
+            const uint64_t heads = part ? c->kv_heads : c->heads;
+            if (norms[part] && wide)
+                cpu->decoder->norm(x, norms[part], heads * c->head_dim, eps, x);
+            for (uint64_t h = 0; h < heads; h++, x += c->head_dim) {
+                if (norms[part] && !wide)
+                    cpu->decoder->norm(x, norms[part], c->head_dim, eps, x);
+                turn_head(k, x, row);
+            }
         }
     }
     return QC_OK;
 }
+
+/* ---- multi-head latent attention (DeepSeek-AI 2024) ----
+ *
+ * A row of d: what Q_B gets | what KV_B gets | the part of a key that is turned, which all heads
+ * share | for each head, what of its key is not turned and its value. */
+
+#define LATENT_EPS 1e-6f /* whatever config.json says */
+
+static qc_status norm_latents(void *ctx, unsigned thread, uint64_t first, uint64_t count,
+                              qc_error *err)
+{
+    const chunk *k = ctx;
+    const qc_llama_shape *s = k->cpu->shape;
+    const float *q_norm = k->w->vectors[QC_LLAMA_Q_A_NORM];
+    (void)thread;
+    (void)err;
+    for (uint64_t t = first; t < first + count; t++) {
+        float *d = k->cpu->d + t * k->ldd;
+        if (q_norm)
+            k->cpu->decoder->norm(d, q_norm, s->q_rank, LATENT_EPS, d);
+        k->cpu->decoder->norm(d + s->q_rank, k->w->vectors[QC_LLAMA_KV_A_NORM], s->kv_rank,
+                              LATENT_EPS, d + s->q_rank);
+    }
+    return QC_OK;
+}
+
+/* Turns q, and puts the keys and values of all heads behind it. */
+static qc_status spread_latents(void *ctx, unsigned thread, uint64_t first, uint64_t count,
+                                qc_error *err)
+{
+    const chunk *k = ctx;
+    const qc_llama_shape *s = k->cpu->shape;
+    const uint64_t dim = s->config.head_dim, plain = s->turned_from, wide = s->value_dim;
+    (void)thread;
+    (void)err;
+    for (uint64_t t = first; t < first + count; t++) {
+        const uint64_t row = k->cpu->positions[k->start + t];
+        float *q = k->cpu->b + t * k->ldb, *key = q + k->q, *value = key + k->k;
+        float *turned = k->cpu->d + t * k->ldd + s->q_rank + s->kv_rank;
+        const float *made = turned + s->turned;
+        turn_head(k, turned, row);
+        for (uint64_t h = 0; h < s->config.heads; h++, made += plain + wide) {
+            turn_head(k, q + h * dim + plain, row);
+            memcpy(key + h * dim, made, (size_t)plain * sizeof *key);
+            memcpy(key + h * dim + plain, turned, (size_t)s->turned * sizeof *key);
+            memcpy(value + h * wide, made + plain, (size_t)wide * sizeof *value);
+        }
+    }
+    return QC_OK;
+}
+
+/* ---- attention ---- */
 
 /* The window that a task belongs to. */
 static uint64_t window_of(const chunk *k, uint64_t task)
@@ -316,15 +416,19 @@ static qc_status attend_tasks(void *ctx, unsigned thread, uint64_t first, uint64
         const float *base = cpu->b + at * k->ldb;
         const qc_attend_io io = {.q = base,
                                  .k = base + k->q,
-                                 .v = base + k->q + k->kv,
-                                 .out = cpu->c + at * k->q,
+                                 .v = base + k->q + k->k,
+                                 .out = cpu->c + at * k->attended,
                                  .q_stride = k->ldb,
                                  .kv_stride = k->ldb,
-                                 .out_stride = k->q,
+                                 .out_stride = k->attended,
                                  .tokens = tokens,
                                  .group = group,
                                  .head_dim = c->head_dim,
-                                 .span = k->span};
+                                 .value_dim = cpu->shape->value_dim,
+                                 .span = k->span,
+                                 .scale = k->scale,
+                                 .cap = (float)cpu->shape->score_cap,
+                                 .sinks = k->w->vectors[QC_LLAMA_SINKS]};
         cpu->decoder->attend(&io, inside % c->kv_heads, token,
                              tokens - token < step ? tokens - token : step,
                              cpu->scratch + thread * cpu->scratch_each);
@@ -336,11 +440,13 @@ static qc_status gate_tokens(void *ctx, unsigned thread, uint64_t first, uint64_
                              qc_error *err)
 {
     const chunk *k = ctx;
+    const qc_decoder_ops *ops = k->cpu->decoder;
     uint64_t n = k->cpu->shape->config.intermediate;
     (void)thread;
     (void)err;
     for (uint64_t t = first; t < first + count; t++)
-        k->cpu->decoder->swiglu(k->cpu->b + t * 2 * n, k->cpu->b + t * 2 * n + n, n);
+        (k->cpu->shape->family->gate == QC_LLAMA_SILU ? ops->swiglu : ops->geglu)(
+            k->cpu->b + t * 2 * n, k->cpu->b + t * 2 * n + n, n);
     return QC_OK;
 }
 
@@ -361,7 +467,7 @@ static qc_status product_phase(const chunk *k, qc_llama_which first, unsigned co
                  .ldy = ldy,
                  .scratch = k->cpu->scratch,
                  .scratch_each = k->cpu->scratch_each};
-    for (unsigned i = 0; i < count; i++) {
+    for (unsigned i = 0; i < count; i++) { /* one that is not there has no rows */
         p.w[i] = &k->w->matrices[first + i];
         p.y[i] = y;
         y += p.w[i]->rows;
@@ -371,12 +477,47 @@ static qc_status product_phase(const chunk *k, qc_llama_which first, unsigned co
 
 /* ---- the steps of a layer, each from one set of linear layers to the inputs of the next ---- */
 
+/* The inputs of q, k and v. */
+static const float *inputs_of(const chunk *k)
+{
+    return k->w->vectors[QC_LLAMA_INPUT_NORM] ? k->cpu->a : k->hidden;
+}
+
+/* a, or hidden where there is no norm before attention -> d, the inputs of Q_B and KV_B; and where
+ * there is no Q_B, q in b. */
+static qc_status take_latents(chunk *k, qc_error *err)
+{
+    const qc_llama_shape *s = k->cpu->shape;
+    const uint64_t hidden = s->config.hidden;
+    float *q = s->q_rank > 0 ? k->cpu->d : k->cpu->b, *kv = k->cpu->d + s->q_rank;
+    uint64_t ldq = s->q_rank > 0 ? k->ldd : k->ldb;
+    QC_TRY(product_phase(k, QC_LLAMA_Q, 1, inputs_of(k), hidden, q, ldq, err));
+    QC_TRY(product_phase(k, QC_LLAMA_K, 1, inputs_of(k), hidden, kv, k->ldd, err));
+    return tokens_phase(k, norm_latents, NULL, err);
+}
+
+/* a, or hidden -> b, q and k and v. */
+static qc_status take_heads(chunk *k, qc_error *err)
+{
+    const qc_llama_shape *s = k->cpu->shape;
+    float *b = k->cpu->b, *kv = k->cpu->d + s->q_rank;
+    if (s->kv_rank == 0) {
+        QC_TRY(product_phase(k, QC_LLAMA_Q, 3, inputs_of(k), s->config.hidden, b, k->ldb, err));
+        return tokens_phase(k, turn_tokens, NULL, err);
+    }
+    QC_TRY(take_latents(k, err));
+    if (s->q_rank > 0)
+        QC_TRY(product_phase(k, QC_LLAMA_Q_B, 1, k->cpu->d, k->ldd, b, k->ldb, err));
+    QC_TRY(
+        product_phase(k, QC_LLAMA_KV_B, 1, kv, k->ldd, kv + s->kv_rank + s->turned, k->ldd, err));
+    return tokens_phase(k, spread_latents, NULL, err);
+}
+
 /* hidden -> c, the inputs of o. */
 static qc_status attend(chunk *k, qc_error *err)
 {
     qc_llama_cpu *cpu = k->cpu;
-    QC_TRY(product_phase(k, QC_LLAMA_Q, 3, cpu->a, cpu->shape->config.hidden, cpu->b, k->ldb, err));
-    QC_TRY(tokens_phase(k, turn_tokens, NULL, err));
+    QC_TRY(take_heads(k, err));
     return share(cpu->threads, cpu->tasks[k->end] - cpu->tasks[k->window], 1, attend_tasks, k, err);
 }
 
@@ -384,16 +525,19 @@ static qc_status attend(chunk *k, qc_error *err)
 static qc_status leave_attention(chunk *k, const float *attended, qc_error *err)
 {
     qc_llama_cpu *cpu = k->cpu;
-    QC_TRY(product_phase(k, QC_LLAMA_O, 1, attended, k->q, cpu->a, cpu->shape->config.hidden, err));
+    QC_TRY(product_phase(k, QC_LLAMA_O, 1, attended, k->attended, cpu->a, cpu->shape->config.hidden,
+                         err));
+    k->added_norm = k->w->vectors[QC_LLAMA_ATTENDED_NORM];
     return tokens_phase(k, add_tokens, k->w->vectors[QC_LLAMA_POST_NORM], err);
 }
 
-/* a -> b, the inputs of down. */
+/* a, or hidden where there is no norm behind attention -> b, the inputs of down. */
 static qc_status gate(chunk *k, qc_error *err)
 {
     qc_llama_cpu *cpu = k->cpu;
     const qc_llama_config *c = &cpu->shape->config;
-    QC_TRY(product_phase(k, QC_LLAMA_GATE, 2, cpu->a, c->hidden, cpu->b, 2 * c->intermediate, err));
+    const float *x = k->w->vectors[QC_LLAMA_POST_NORM] ? cpu->a : k->hidden;
+    QC_TRY(product_phase(k, QC_LLAMA_GATE, 2, x, c->hidden, cpu->b, 2 * c->intermediate, err));
     return tokens_phase(k, gate_tokens, NULL, err);
 }
 
@@ -403,14 +547,24 @@ static qc_status leave_layer(chunk *k, qc_error *err)
     qc_llama_cpu *cpu = k->cpu;
     const qc_llama_config *c = &cpu->shape->config;
     QC_TRY(product_phase(k, QC_LLAMA_DOWN, 1, cpu->b, 2 * c->intermediate, cpu->a, c->hidden, err));
+    k->added_norm = k->w->vectors[QC_LLAMA_FFN_NORM];
     return tokens_phase(k, add_tokens, NULL, err);
+}
+
+/* The norm of the hidden states into a, if the layer has it. */
+static qc_status norm_hidden(chunk *k, qc_llama_vector which, qc_error *err)
+{
+    const float *weight = k->w->vectors[which];
+    return weight ? tokens_phase(k, norm_tokens, weight, err) : QC_OK;
 }
 
 static qc_status run_chunk(chunk *k, qc_error *err)
 {
-    QC_TRY(tokens_phase(k, norm_tokens, k->w->vectors[QC_LLAMA_INPUT_NORM], err));
+    QC_TRY(norm_hidden(k, QC_LLAMA_INPUT_NORM, err));
     QC_TRY(attend(k, err));
     QC_TRY(leave_attention(k, k->cpu->c, err));
+    if (k->experts)
+        return QC_OK;
     QC_TRY(gate(k, err));
     return leave_layer(k, err);
 }
@@ -431,20 +585,27 @@ int qc_llama_cpu_next(const qc_llama_cpu *cpu, qc_llama_chunk *c)
 
 static chunk chunk_of(qc_llama_cpu *cpu, const qc_llama_pass *p, const qc_llama_chunk *at)
 {
-    const qc_llama_config *c = &cpu->shape->config;
-    chunk k = {.cpu = cpu,
-               .w = p->w,
-               .window = at->window,
-               .end = at->end,
-               .start = at->start,
-               .tokens = at->tokens,
-               .span = cpu->shape->windows[p->layer],
-               .hidden = p->hidden + at->start * c->hidden,
-               .normed = cpu->a,
-               .q = c->heads * c->head_dim,
-               .kv = c->kv_heads * c->head_dim};
-    k.ldb = k.q + 2 * k.kv;
-    return k;
+    const qc_llama_shape *s = cpu->shape;
+    const qc_llama_config *c = &s->config;
+    const sizes z = sizes_of(s, cpu->batch.tokens, 1);
+    return (chunk){.cpu = cpu,
+                   .w = p->w,
+                   .window = at->window,
+                   .end = at->end,
+                   .start = at->start,
+                   .tokens = at->tokens,
+                   .span = s->windows[p->layer],
+                   .experts = qc_experts_in(&s->experts, p->layer),
+                   .hidden = p->hidden + at->start * c->hidden,
+                   .normed = cpu->a,
+                   .turn = (qc_llama_turn)s->turns[p->layer],
+                   .q = z.q,
+                   .k = z.k,
+                   .attended = qc_llama_attended(s),
+                   .ldb = z.qkv,
+                   .ldd = z.latents,
+                   .scale = s->score_scale > 0.0 ? (float)s->score_scale
+                                                 : 1.0f / sqrtf((float)c->head_dim)};
 }
 
 qc_status qc_llama_cpu_layer(qc_llama_cpu *cpu, const qc_llama_weights *w, uint64_t layer,
@@ -463,17 +624,23 @@ qc_status qc_llama_cpu_at(qc_llama_cpu *cpu, const qc_llama_pass *p, const qc_ll
                           qc_llama_point point, qc_llama_inputs *out, qc_error *err)
 {
     const qc_llama_config *c = &cpu->shape->config;
-    const int before = point == QC_LLAMA_AT_QKV || point == QC_LLAMA_AT_O;
+    const int before = point <= QC_LLAMA_AT_O;
     chunk k = chunk_of(cpu, p, at);
-    *out = (qc_llama_inputs){cpu->a, c->hidden};
+    *out = (qc_llama_inputs){p->w->vectors[QC_LLAMA_POST_NORM] ? cpu->a : k.hidden, c->hidden};
     if (point == QC_LLAMA_AT_GATE)
-        return leave_attention(&k, p->attended + at->start * k.q, err);
-    QC_TRY(tokens_phase(&k, norm_tokens,
-                        p->w->vectors[before ? QC_LLAMA_INPUT_NORM : QC_LLAMA_POST_NORM], err));
-    if (point == QC_LLAMA_AT_QKV)
+        return leave_attention(&k, p->attended + at->start * k.attended, err);
+    QC_TRY(norm_hidden(&k, before ? QC_LLAMA_INPUT_NORM : QC_LLAMA_POST_NORM, err));
+    if (point == QC_LLAMA_AT_QKV) {
+        out->x = inputs_of(&k);
         return QC_OK;
+    }
+    if (point == QC_LLAMA_AT_Q_B || point == QC_LLAMA_AT_KV_B) {
+        *out =
+            (qc_llama_inputs){cpu->d + (point == QC_LLAMA_AT_Q_B ? 0 : cpu->shape->q_rank), k.ldd};
+        return take_latents(&k, err);
+    }
     if (point == QC_LLAMA_AT_O) {
-        *out = (qc_llama_inputs){cpu->c, k.q};
+        *out = (qc_llama_inputs){cpu->c, k.attended};
         return attend(&k, err);
     }
     QC_TRY(gate(&k, err));
@@ -487,4 +654,37 @@ qc_status qc_llama_cpu_norm(qc_llama_cpu *cpu, const float *weight, float *hidde
 {
     chunk k = {.cpu = cpu, .hidden = hidden, .normed = hidden, .tokens = cpu->batch.tokens};
     return tokens_phase(&k, norm_tokens, weight, err);
+}
+
+/* ---- logits ---- */
+
+typedef struct {
+    const qc_decoder_ops *ops;
+    const qc_llama_shape *shape;
+    float *logits;
+} ending;
+
+static qc_status finish_rows(void *ctx, unsigned thread, uint64_t first, uint64_t count,
+                             qc_error *err)
+{
+    const ending *e = ctx;
+    const uint64_t wide = e->shape->config.vocabulary;
+    const float divisor = (float)e->shape->logit_divisor, cap = (float)e->shape->logit_cap;
+    float *x = e->logits + first * wide;
+    (void)thread;
+    (void)err;
+    for (uint64_t i = 0; divisor != 1.0f && i < count * wide; i++)
+        x[i] /= divisor;
+    if (cap > 0.0f)
+        e->ops->softcap(x, count * wide, cap);
+    return QC_OK;
+}
+
+qc_status qc_llama_cpu_finish_logits(const qc_llama_shape *shape, const qc_llama_tools *tools,
+                                     float *logits, uint64_t n, qc_error *err)
+{
+    ending e = {qc_decoder_ops_for(tools->isa), shape, logits};
+    if (shape->logit_divisor == 1.0 && shape->logit_cap == 0.0)
+        return QC_OK;
+    return share(tools->threads, n, 1, finish_rows, &e, err);
 }

@@ -1,10 +1,11 @@
-/* The forward pass of a Llama-family model on the CPU takes some whole windows through one layer.
+/* The forward pass of a model on the CPU takes some whole windows through one layer.
  *
  * It has these buffers, where T is the number of tokens in work at a time:
  *
- *   a [T, hidden]                         normed states, then what is added to the hidden states
- *   b [T, max(q + 2 kv, 2 intermediate)]  q, k and v of a token side by side; gate and up
- *   c [T, q]                              what attention gives
+ *   a [T, hidden]                          normed states, then what is added to the hidden states
+ *   b [T, max(q + k + v, 2 intermediate)]  q, k and v of a token side by side; gate and up
+ *   c [T, attended]                        what attention gives
+ *   d [T, latents]                         of multi-head latent attention
  *
  * Threads share every phase by rows of weights, by tokens, or by heads of a window. No sum is
  * split, so results do not depend on threads. */
@@ -26,9 +27,9 @@ typedef struct {
     qc_llama_batch batch;
     uint64_t *starts;    /* [windows + 1]: each window's first token */
     uint64_t *tasks;     /* [windows + 1]: each window's first task of attention */
-    uint32_t *positions; /* [tokens] */
-    float *cosines, *sines;
-    float *a, *b, *c;
+    uint32_t *positions; /* [tokens]: rows of the rotary tables */
+    qc_rope_tables rope, local_rope;
+    float *a, *b, *c, *d;
     unsigned char *scratch; /* each thread has its own range of it */
     uint64_t scratch_each;
 } qc_llama_cpu;
@@ -44,7 +45,8 @@ QC_NODISCARD qc_status qc_llama_cpu_create(qc_llama_cpu *out, const qc_llama_sha
                                            qc_error *err);
 void qc_llama_cpu_deinit(qc_llama_cpu *cpu);
 
-/* hidden is that of the whole batch, [tokens, hidden]. QC_ERR_NONFINITE does not name the layer. */
+/* hidden is that of the whole batch, [tokens, hidden]. A layer with experts ends behind attention,
+ * and experts.h goes on. QC_ERR_NONFINITE does not name the layer. */
 QC_NODISCARD qc_status qc_llama_cpu_layer(qc_llama_cpu *cpu, const qc_llama_weights *w,
                                           uint64_t layer, float *hidden, qc_error *err);
 
@@ -65,7 +67,7 @@ typedef struct {
     const qc_llama_weights *w;
     uint64_t layer;
     float *hidden;   /* [tokens, hidden] */
-    float *attended; /* [tokens, q]: the inputs of o, which AT_GATE reads */
+    float *attended; /* [tokens, qc_llama_attended]: the inputs of o, which AT_GATE reads */
 } qc_llama_pass;
 
 /* The inputs of the linear layers at a point: [the chunk's tokens, n], with rows `ld` floats
@@ -84,6 +86,10 @@ QC_NODISCARD qc_status qc_llama_cpu_at(qc_llama_cpu *cpu, const qc_llama_pass *p
 /* Computes the norm in place. */
 QC_NODISCARD qc_status qc_llama_cpu_norm(qc_llama_cpu *cpu, const float *weight, float *hidden,
                                          qc_error *err);
+/* Scales and caps logits [n, vocabulary] in place, where the family does. */
+QC_NODISCARD qc_status qc_llama_cpu_finish_logits(const qc_llama_shape *shape,
+                                                  const qc_llama_tools *tools, float *logits,
+                                                  uint64_t n, qc_error *err);
 /* Computes y [n, rows] = x [n, cols] W^T + bias. It needs no batch. */
 QC_NODISCARD qc_status qc_llama_cpu_matmul(const qc_matmul_ops *ops, unsigned threads,
                                            const qc_llama_matrix *w, const float *x, uint64_t n,

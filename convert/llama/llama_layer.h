@@ -17,13 +17,20 @@ typedef enum {
     QC_LLAMA_GATE,
     QC_LLAMA_UP,
     QC_LLAMA_DOWN,
-    QC_LLAMA_MATRICES
+    QC_LLAMA_MATRICES, /* those of Llama */
+    /* Of multi-head latent attention, where Q gives what Q_B makes q of (or q itself), K what KV_B
+     * makes keys and values of, and there is no V. */
+    QC_LLAMA_Q_B = QC_LLAMA_MATRICES,
+    QC_LLAMA_KV_B,
+    QC_LLAMA_ALL_MATRICES
 } qc_llama_which;
 
 /* The points in a layer at which the inputs of linear layers are. */
 typedef enum {
     QC_LLAMA_AT_QKV, /* computed from the hidden states before the layer */
-    QC_LLAMA_AT_O,   /* computed from the hidden states before the layer */
+    QC_LLAMA_AT_Q_B, /* of multi-head latent attention; computed as the former */
+    QC_LLAMA_AT_KV_B,
+    QC_LLAMA_AT_O, /* computed from the hidden states before the layer */
     /* The inputs of gate and up. They are computed from the inputs of o and from the hidden states
      * before the layer, which then become those behind attention. */
     QC_LLAMA_AT_GATE,
@@ -33,17 +40,43 @@ typedef enum {
 } qc_llama_point;
 
 typedef enum {
-    QC_LLAMA_INPUT_NORM,
-    QC_LLAMA_POST_NORM,
+    QC_LLAMA_INPUT_NORM,    /* of the hidden states before attention */
+    QC_LLAMA_ATTENDED_NORM, /* of what attention adds to them */
+    QC_LLAMA_POST_NORM,     /* of the hidden states behind attention */
+    QC_LLAMA_FFN_NORM,      /* of what the feed-forward part adds to them */
     QC_LLAMA_Q_NORM,
     QC_LLAMA_K_NORM,
+    QC_LLAMA_Q_A_NORM, /* of what Q_B and KV_B get */
+    QC_LLAMA_KV_A_NORM,
+    QC_LLAMA_NORMS,
+    QC_LLAMA_SINKS = QC_LLAMA_NORMS, /* no norm: qc_attend_io's */
     QC_LLAMA_VECTORS
 } qc_llama_vector;
 
+/* What a gate goes through. */
+typedef enum { QC_LLAMA_SILU, QC_LLAMA_GELU_TANH } qc_llama_gate;
+
+/* What the feed-forward part of a layer is. */
+typedef enum {
+    QC_LLAMA_DENSE,  /* gate, up and down */
+    QC_LLAMA_EXPERTS /* a router and experts */
+} qc_llama_ffn;
+
 /* ---- in the checkpoint ---- */
 
+/* The names of a layer's tensors, below "model.layers.N.". NULL: the family does not have it. A
+ * matrix that holds the rows of those behind it as well stands for them: qkv_proj at Q where there
+ * are no K and V, gate_up_proj at GATE where there is no UP. */
+struct qc_llama_names {
+    const char *matrices[QC_LLAMA_ALL_MATRICES];
+    const char *vectors[QC_LLAMA_VECTORS];
+};
+
+typedef struct qc_experts_layer qc_experts_layer; /* experts_layer.h */
+
 typedef struct {
-    uint32_t tensor, bias;          /* bias is QC_NO_TENSOR if there is none */
+    /* Either is QC_NO_TENSOR if there is none: a family has not all matrices. rows is 0 then. */
+    uint32_t tensor, bias;
     const qc_stored_weight *stored; /* if it is quantized, else NULL */
     /* if it is FP8, which is decoded to float when it is read; else NULL */
     const qc_coded_weight *coded;
@@ -52,8 +85,11 @@ typedef struct {
 } qc_llama_linear;
 
 typedef struct {
-    qc_llama_linear linear[QC_LLAMA_MATRICES];
+    qc_llama_linear linear[QC_LLAMA_ALL_MATRICES];
+    const qc_experts_layer *experts;    /* NULL: the layer is dense */
     uint32_t vectors[QC_LLAMA_VECTORS]; /* QC_NO_TENSOR if the family does not have it */
+    qc_llama_ffn ffn;
+    float norms_add; /* is added to the weights of norms when they are read: 0 or 1 */
     uint64_t read_bytes, memory_bytes;
 } qc_llama_layer;
 
@@ -61,6 +97,7 @@ typedef struct {
     qc_llama_shape shape;
     qc_llama_layer *layers;
     uint32_t embedding, norm;
+    uint32_t own_head; /* lm_head.weight, which a tied model may have, or QC_NO_TENSOR */
     qc_llama_linear head;
 } qc_llama_tensors;
 
@@ -72,7 +109,7 @@ QC_NODISCARD qc_status qc_llama_tensors_find(qc_llama_tensors *out, qc_arena *ar
 
 /* ---- in memory ---- */
 
-/* y = x W^T + bias; W [rows, cols]. */
+/* y = x W^T + bias; W [rows, cols]. rows 0: the layer does not have it. */
 typedef struct {
     uint64_t rows, cols;
     const qc_weights *quantized; /* &arrays.w, or NULL if it is dense */
@@ -84,7 +121,7 @@ typedef struct {
 } qc_llama_matrix;
 
 typedef struct {
-    qc_llama_matrix matrices[QC_LLAMA_MATRICES];
+    qc_llama_matrix matrices[QC_LLAMA_ALL_MATRICES];
     float *vectors[QC_LLAMA_VECTORS]; /* NULL if the family does not have it */
 } qc_llama_weights;
 
@@ -106,6 +143,9 @@ void qc_llama_weights_deinit(qc_llama_weights *w);
 /* Reads a vector as floats. */
 QC_NODISCARD qc_status qc_llama_vector_read(float **out, const qc_llama_source *s, uint32_t tensor,
                                             qc_error *err);
+/* Reads the weights of the norm behind the last layer. */
+QC_NODISCARD qc_status qc_llama_last_norm_read(float **out, const qc_llama_source *s,
+                                               const qc_llama_tensors *t, qc_error *err);
 /* The tokens of the longest window of a batch. */
 uint64_t qc_llama_longest(const qc_llama_batch *b);
 /* QC_ERR_NONFINITE if any of the n floats is not finite. */

@@ -212,7 +212,7 @@ static const name_rule gpt2_top[] = {
     }
 
 static const qc_model_table tables[] = {
-    {" llama mistral qwen2 qwen3 phi3 granite olmo2 olmo3 glm4 ",
+    {" llama mistral qwen2 qwen3 phi3 granite olmo2 olmo3 glm glm4 ",
      0,
      {{LAYER, decoder_layer}, {MODEL, decoder_top}},
      NO_RENAME},

@@ -37,8 +37,9 @@ static void read_shape(qc_arena *arena, const qc_json *doc)
         return;
     }
     FUZZ_CHECK(s.config.head_dim >= 2 && s.rope.theta > 0.0 && s.rope.factor > 0.0);
-    if (s.config.head_dim <= 2 * sizeof f / sizeof *f)
-        qc_rope_frequencies(&s.rope, s.config.head_dim, f);
+    FUZZ_CHECK(s.turned >= 2 && s.turned % 2 == 0 && s.turned_from + s.turned <= s.config.head_dim);
+    if (s.turned <= 2 * sizeof f / sizeof *f)
+        qc_rope_frequencies(&s.rope, s.turned, 0, f);
 }
 
 static void cut(const qc_model_tensors *t, const qc_geometry *g, const char *text, size_t len)

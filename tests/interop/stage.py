@@ -39,6 +39,8 @@ ENVIRONMENTS = {
     "scale-transformers5": (["transformers5"], "test_interop_scale.py"),
     "llama-transformers5": (["transformers5"], "test_interop_llama.py"),
     "llama-transformers4": (["transformers4"], "test_interop_llama.py"),
+    "experts-transformers5": (["transformers5"], "test_interop_experts.py"),
+    "experts-transformers4": (["transformers4"], "test_interop_experts.py"),
     "next-transformers5": (["transformers5"], "test_interop_next_steps.py"),
     "next-transformers4": (["transformers4"], "test_interop_next_steps.py"),
     "against": (["transformers5"], "test_interop_against.py"),

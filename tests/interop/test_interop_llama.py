@@ -15,8 +15,8 @@ import numpy as np
 import torch
 import transformers
 from bitsandbytes import functional as F
-from transformers import (AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, MistralConfig,
-                          Qwen2Config, Qwen3Config)
+from transformers import (AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig,
+                          MistralConfig, Qwen2Config, Qwen3Config)
 
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 transformers.logging.set_verbosity_error()
@@ -67,6 +67,67 @@ MODELS = {
                                               use_sliding_window=True, sliding_window=5,
                                               max_window_layers=1)),
 }
+# Families by their model_type. Tokens of padding and ends have to be inside the small vocabulary.
+SMALL = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2)
+LONGROPE = dict(type="longrope", short_factor=[1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0],
+                long_factor=[2.0, 3.0, 5.0, 8.0, 13.0, 21.0, 34.0, 55.0])
+DEEPSEEK = dict(q_lora_rank=24, kv_lora_rank=16, qk_nope_head_dim=12, qk_rope_head_dim=8,
+                v_head_dim=20, num_key_value_heads=4, first_k_dense_replace=4, n_routed_experts=4,
+                n_shared_experts=1, moe_intermediate_size=32, num_experts_per_tok=2, n_group=1,
+                topk_group=1, head_dim=8)
+if FIVE:
+    LONGROPE = dict(rope_parameters=dict(LONGROPE, rope_type=LONGROPE.pop("type"), rope_theta=1e4,
+                                         original_max_position_embeddings=100))
+else:
+    LONGROPE = dict(rope_scaling=LONGROPE)
+MODELS |= {
+    "gemma2": ("gemma2", dict(head_dim=24, sliding_window=20, query_pre_attn_scalar=20)),
+    "gemma2-caps": ("gemma2", dict(head_dim=16, sliding_window=64, attn_logit_softcapping=4.0,
+                                   final_logit_softcapping=None, attention_bias=True)),
+    "gemma3_text": ("gemma3_text", dict(head_dim=16, sliding_window=20, num_hidden_layers=7)),
+    "gemma3_text-linear": ("gemma3_text", dict(
+        head_dim=16, sliding_window=30, sliding_window_pattern=2, query_pre_attn_scalar=20,
+        **(dict(rope_parameters={"full_attention": dict(rope_type="linear", factor=8.0,
+                                                        rope_theta=1e6),
+                                 "sliding_attention": dict(rope_type="default", rope_theta=1e3)})
+           if FIVE else dict(rope_scaling=dict(rope_type="linear", factor=8.0),
+                             rope_local_base_freq=1e3)))),
+    "gemma3": ("gemma3", dict(
+        text_config=SIZES | SMALL | dict(head_dim=16, sliding_window=20),
+        vision_config=dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+                           num_attention_heads=1, image_size=8, patch_size=4),
+        mm_tokens_per_image=4, image_token_index=299)),
+    "gemma": ("gemma", dict(head_dim=24)),
+    "phi3": ("phi3", dict(sliding_window=50)),
+    "phi3-longrope": ("phi3", dict(original_max_position_embeddings=100, **LONGROPE)),
+    "phi3-part": ("phi3", rope() | dict(partial_rotary_factor=0.75, num_key_value_heads=4)),
+    "granite": ("granite", dict(embedding_multiplier=6.0, residual_multiplier=0.3, mlp_bias=True,
+                                attention_multiplier=0.2, logits_scaling=3.0,
+                                tie_word_embeddings=True)),
+    "olmo2": ("olmo2", dict(rms_norm_eps=1e-5)),
+    "olmo3": ("olmo3", dict(sliding_window=20, num_hidden_layers=5)),
+    "olmo3-yarn": ("olmo3", dict(
+        sliding_window=40, layer_types=["full_attention", "sliding_attention"] * 2,
+        **(dict(rope_parameters={"full_attention": dict(YARN, rope_theta=5e5),
+                                 "sliding_attention": dict(rope_type="default", rope_theta=5e5)})
+           if FIVE else rope(5e5, **YARN)))),
+    "smollm3": ("smollm3", dict(num_hidden_layers=5, attention_bias=True)),
+    "smollm3-window": ("smollm3", dict(use_sliding_window=True, sliding_window=17,
+                                       no_rope_layers=[1, 0, 0, 1], tie_word_embeddings=False)),
+    "glm": ("glm", dict(head_dim=16)),
+    "glm4": ("glm4", dict(head_dim=16)),
+    "deepseek_v2": ("deepseek_v2", DEEPSEEK),
+    "deepseek_v3": ("deepseek_v3", DEEPSEEK),
+    "deepseek_v3-no-q-rank": ("deepseek_v3", DEEPSEEK | dict(q_lora_rank=None,
+                                                             attention_bias=True)),
+    "deepseek_v3-yarn": ("deepseek_v3", DEEPSEEK | rope(mscale=0.7, mscale_all_dim=1.1, **YARN)),
+}
+
+
+def config_of(kind, settings):
+    if isinstance(kind, str):
+        return AutoConfig.for_model(kind, **(SMALL | settings))
+    return kind(**settings)
 
 
 def make_model(name):
@@ -76,7 +137,7 @@ def make_model(name):
         return folder
     kind, more = MODELS[name]
     torch.manual_seed(7)
-    model = AutoModelForCausalLM.from_config(kind(**(SIZES | more)))
+    model = AutoModelForCausalLM.from_config(config_of(kind, SIZES | more))
     with torch.no_grad():
         for key, p in model.named_parameters():
             if "norm" in key or key.endswith(".bias"):
@@ -95,7 +156,9 @@ def sequences(vocabulary, lengths, seed=0):
 def load(folder):
     if folder == s.MODELS["tinystories"] and not FIVE:
         folder = s.under_table_name(folder)
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    # transformers 4 leaves soft caps of scores out with its default implementation of attention.
+    eager = dict(attn_implementation="eager") if folder.name.startswith("gemma2") else {}
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **eager).eval()
 
 
 @torch.no_grad()

@@ -6,6 +6,7 @@
  * all sequences one after the other. The environment variable QCONV_ISA picks the code path. Exit
  * codes: as of qconv. */
 #include "convert/llama/llama.h"
+#include "convert/model/expert_split.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -102,6 +103,8 @@ static qc_status run(const char *model, const char *ids, const char *out, unsign
         st = read_ids(&t, ids, err);
     if (st == QC_OK)
         st = qc_checkpoint_open(&c, model, err);
+    if (st == QC_OK)
+        st = qc_experts_split(c, 0, err);
     if (st == QC_OK)
         st = qc_llama_open(&m, model, c, &tools, err);
     if (st == QC_OK) {

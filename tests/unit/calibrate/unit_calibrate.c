@@ -1,6 +1,7 @@
 /* Layers point by point: each gives the inputs of its linear layers, and all together are the
  * layer. */
 #include "base/alloc.h"
+#include "convert/llama/family.h"
 #include "convert/llama/llama_forward.h"
 #include "convert/llama/token_text.h"
 #include "quant/matmul_ops.h"
@@ -53,38 +54,78 @@ static void assert_near(double a, double b)
     assert_true(a - b < 1e-4 && b - a < 1e-4);
 }
 
-/* What a point adds to the hidden states is its weight times the inputs that it gave. */
-static void points_are_the_layer(void **unused)
+typedef struct {
+    uint64_t rows, cols;
+} size;
+
+/* Latents of 5 for q, and of 7 for keys and values of 3, of which heads share 2 turned elements. */
+static const size latent[QC_LLAMA_ALL_MATRICES] = {
+    [QC_LLAMA_Q] = {5, HIDDEN},      [QC_LLAMA_K] = {7 + 2, HIDDEN},
+    [QC_LLAMA_O] = {HIDDEN, 12},     [QC_LLAMA_GATE] = {INTER, HIDDEN},
+    [QC_LLAMA_UP] = {INTER, HIDDEN}, [QC_LLAMA_DOWN] = {HIDDEN, INTER},
+    [QC_LLAMA_Q_B] = {Q, 5},         [QC_LLAMA_KV_B] = {4 * (4 + 3), 7},
+};
+static const size plain[QC_LLAMA_ALL_MATRICES] = {
+    [QC_LLAMA_Q] = {Q, HIDDEN},        [QC_LLAMA_K] = {KV, HIDDEN},
+    [QC_LLAMA_V] = {KV, HIDDEN},       [QC_LLAMA_O] = {HIDDEN, Q},
+    [QC_LLAMA_GATE] = {INTER, HIDDEN}, [QC_LLAMA_UP] = {INTER, HIDDEN},
+    [QC_LLAMA_DOWN] = {HIDDEN, INTER},
+};
+
+/* The matrix whose product with the inputs of a point is added to the hidden states, or -1. */
+static int adds(int point)
 {
-    (void)unused;
-    static const struct {
-        uint64_t rows, cols;
-    } sizes[QC_LLAMA_MATRICES] = {
-        [QC_LLAMA_Q] = {Q, HIDDEN},        [QC_LLAMA_K] = {KV, HIDDEN},
-        [QC_LLAMA_V] = {KV, HIDDEN},       [QC_LLAMA_O] = {HIDDEN, Q},
-        [QC_LLAMA_GATE] = {INTER, HIDDEN}, [QC_LLAMA_UP] = {INTER, HIDDEN},
-        [QC_LLAMA_DOWN] = {HIDDEN, INTER},
-    };
+    return point == QC_LLAMA_AT_GATE ? QC_LLAMA_O : point == QC_LLAMA_AT_DOWN ? QC_LLAMA_DOWN : -1;
+}
+
+/* The inputs at the points of latents are behind norms, whose weights are 1 here. */
+static void check_latents(const qc_llama_inputs *in, const qc_llama_chunk *at, uint64_t n)
+{
+    for (uint64_t t = 0; t < at->tokens; t++) {
+        double sum = 0.0;
+        for (uint64_t i = 0; i < n; i++)
+            sum += (double)in->x[t * in->ld + i] * (double)in->x[t * in->ld + i];
+        assert_true(sum > 0.9 * (double)n &&
+                    sum < 1.0001 * (double)n); /* 1e-6 is added to squares */
+    }
+}
+
+/* What a point adds to the hidden states is its weight times the inputs that it gave. */
+static void check_points(const size sizes[QC_LLAMA_ALL_MATRICES])
+{
+    const int is_latent = sizes == latent;
+    const uint64_t wide = sizes[QC_LLAMA_O].cols;
     static const uint64_t lengths[] = {500, 300, 400, 100};
     static uint32_t ids[TOKENS];
     uint64_t spans[1] = {0};
+    unsigned char turns[1] = {QC_LLAMA_TURNED};
     qc_llama_shape shape = {.config = {.layers = 1,
                                        .hidden = HIDDEN,
                                        .intermediate = INTER,
                                        .heads = 4,
-                                       .kv_heads = 2,
+                                       .kv_heads = is_latent ? 4 : 2,
                                        .head_dim = 6,
                                        .vocabulary = 8,
                                        .context = 512,
-                                       .norm_eps = 1e-5}};
-    shape.windows = spans;
-    shape.rope.theta = 10000.0;
+                                       .norm_eps = 1e-5},
+                            .family = qc_llama_family_of(is_latent ? "deepseek_v3" : "llama"),
+                            .windows = spans,
+                            .turns = turns,
+                            .turned = is_latent ? 2 : 6,
+                            .turned_from = is_latent ? 4 : 0,
+                            .value_dim = is_latent ? 3 : 6,
+                            .q_rank = is_latent ? 5 : 0,
+                            .kv_rank = is_latent ? 7 : 0,
+                            .residual_scale = 1.0,
+                            .rope = {.theta = 10000.0, .magnitude = 1.0}};
     const qc_llama_tools tools = {.threads = 2};
     const qc_llama_batch batch = {ids, lengths, 4, TOKENS};
     qc_llama_weights w = {0};
     qc_llama_cpu cpu;
     qc_error err = {0};
-    for (int i = 0; i < QC_LLAMA_MATRICES; i++) {
+    for (int i = 0; i < QC_LLAMA_ALL_MATRICES; i++) {
+        if (sizes[i].rows == 0)
+            continue;
         w.matrices[i].rows = sizes[i].rows;
         w.matrices[i].cols = sizes[i].cols;
         w.matrices[i].dtype = QC_DTYPE_F32;
@@ -92,16 +133,25 @@ static void points_are_the_layer(void **unused)
     }
     w.vectors[QC_LLAMA_INPUT_NORM] = floats(HIDDEN);
     w.vectors[QC_LLAMA_POST_NORM] = floats(HIDDEN);
+    if (is_latent) {
+        w.vectors[QC_LLAMA_Q_A_NORM] = floats(5);
+        w.vectors[QC_LLAMA_KV_A_NORM] = floats(7);
+        for (int i = 0; i < 7; i++)
+            w.vectors[QC_LLAMA_KV_A_NORM][i] = w.vectors[QC_LLAMA_Q_A_NORM][i % 5] = 1.0f;
+    }
     float *whole = floats(TOKENS * HIDDEN), *moved = floats(TOKENS * HIDDEN);
-    float *before = floats(TOKENS * HIDDEN), *attended = floats(TOKENS * Q);
+    float *before = floats(TOKENS * HIDDEN), *attended = floats(TOKENS * wide);
     double *y = calloc(TOKENS * HIDDEN, sizeof *y);
     assert_non_null(y);
     memcpy(moved, whole, TOKENS * HIDDEN * sizeof *whole);
     assert_int_equal(qc_llama_cpu_create(&cpu, &shape, &tools, &batch, &err), QC_OK);
     assert_int_equal(qc_llama_cpu_layer(&cpu, &w, 0, whole, &err), QC_OK);
     for (int point = QC_LLAMA_AT_QKV; point <= QC_LLAMA_AT_END; point++) {
+        const int of_latents = point == QC_LLAMA_AT_Q_B || point == QC_LLAMA_AT_KV_B;
         qc_llama_chunk at = {0};
         uint64_t seen = 0;
+        if (of_latents && !is_latent)
+            continue;
         unsigned chunks = 0;
         while (qc_llama_cpu_next(&cpu, &at)) {
             const qc_llama_pass pass = {.w = &w, .hidden = moved, .attended = attended};
@@ -113,16 +163,16 @@ static void points_are_the_layer(void **unused)
             seen += at.tokens;
             chunks++;
             if (point == QC_LLAMA_AT_O) {
-                assert_int_equal(in.ld, Q);
-                memcpy(attended + at.start * Q, in.x, at.tokens * Q * sizeof *in.x);
+                assert_int_equal(in.ld, wide);
+                memcpy(attended + at.start * wide, in.x, at.tokens * wide * sizeof *in.x);
             }
-            int which = point == QC_LLAMA_AT_GATE   ? QC_LLAMA_O
-                        : point == QC_LLAMA_AT_DOWN ? QC_LLAMA_DOWN
-                                                    : -1;
+            if (of_latents)
+                check_latents(&in, &at, point == QC_LLAMA_AT_Q_B ? 5 : 7);
+            int which = adds(point);
             if (which < 0)
                 continue;
             if (point == QC_LLAMA_AT_GATE)
-                product(&w.matrices[which], attended + at.start * Q, Q, at.tokens, y);
+                product(&w.matrices[which], attended + at.start * wide, wide, at.tokens, y);
             else
                 product(&w.matrices[which], in.x, in.ld, at.tokens, y);
             const float *to = point == QC_LLAMA_AT_GATE ? moved : whole;
@@ -141,6 +191,13 @@ static void points_are_the_layer(void **unused)
     qc_free(before);
     qc_free(attended);
     free(y);
+}
+
+static void points_are_the_layer(void **unused)
+{
+    (void)unused;
+    check_points(plain);
+    check_points(latent);
 }
 
 /* Windows are taken over all of the text, at most as many as asked for. */

@@ -4,6 +4,7 @@
  * than go at once; moments from elsewhere; and what is an error. */
 #include "base/alloc.h"
 #include "convert/gpu/gpu_calibrate.h"
+#include "convert/llama/family.h"
 #include "convert/llama/llama_forward.h"
 #include "tests/fixtures/quant_testing.h"
 
@@ -26,6 +27,7 @@ static const qc_llama_batch batch = {.lengths = lengths, .count = WINDOWS, .toke
 
 static qt_rng rng = {5};
 static uint64_t no_window[1];
+static unsigned char turns[1]; /* QC_LLAMA_TURNED */
 static qc_llama_shape shape = {.config = {.hidden = HIDDEN,
                                           .intermediate = INTERMEDIATE,
                                           .heads = HEADS,
@@ -34,7 +36,11 @@ static qc_llama_shape shape = {.config = {.hidden = HIDDEN,
                                           .context = 64,
                                           .norm_eps = 1e-5},
                                .rope = {.theta = 10000.0, .factor = 1.0, .magnitude = 1.0},
-                               .windows = no_window};
+                               .windows = no_window,
+                               .turns = turns,
+                               .turned = HEAD_DIM,
+                               .value_dim = HEAD_DIM,
+                               .residual_scale = 1.0};
 
 static float *random_floats(size_t n, double mean, double spread)
 {
@@ -213,6 +219,8 @@ static void check_points(int extras, const qc_form_ops *ops)
     assert_int_equal(c->ops->layer(c, 0, &wz, &wx, &err), QC_OK);
     for (int at = QC_LLAMA_AT_QKV; at <= QC_LLAMA_AT_END; at++) {
         qc_llama_point point = (qc_llama_point)at;
+        if (point == QC_LLAMA_AT_Q_B || point == QC_LLAMA_AT_KV_B)
+            continue; /* the layer has no latents */
         if (point == QC_LLAMA_AT_GATE) {
             wx.matrices[QC_LLAMA_O].quantized = &coded;
             assert_int_equal(c->ops->quantized(c, QC_LLAMA_O, &err), QC_OK);
@@ -329,6 +337,7 @@ static void test_errors(void **state)
 
 int main(void)
 {
+    shape.family = qc_llama_family_of("llama");
     setenv("QCONV_LIBCUBLAS", QC_FAKE_CUBLAS, 1);
     setenv("QCONV_LIBCUSOLVER", QC_FAKE_CUSOLVER, 1);
     const struct CMUnitTest tests[] = {

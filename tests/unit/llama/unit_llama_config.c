@@ -1,6 +1,6 @@
-/* config.json of the Llama family: defaults of each, both spellings of rotary parameters, windows,
+/* config.json of the families: defaults of each, both spellings of rotary parameters, windows,
  * every refusal; rotary frequencies against closed forms. */
-#include "convert/llama/llama_config.h"
+#include "convert/llama/family.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -49,6 +49,11 @@ static void bad(const char *members, qc_status code, const char *word)
         fail_msg("'%s' is not in: %s", word, err.msg);
 }
 
+static int head_norms(const qc_llama_shape *s)
+{
+    return s->names->vectors[QC_LLAMA_Q_NORM] != NULL && s->names->vectors[QC_LLAMA_K_NORM] != NULL;
+}
+
 static void families(void **state)
 {
     (void)state;
@@ -58,7 +63,7 @@ static void families(void **state)
     assert_int_equal(s.config.kv_heads, 2);
     assert_int_equal(s.config.context, 256);
     assert_true(s.config.norm_eps == 1e-6 && s.config.bos == 1 && s.config.eos == 2);
-    assert_false(s.qkv_bias || s.out_bias || s.mlp_bias || s.head_norms || s.config.tied);
+    assert_false(s.qkv_bias || s.out_bias || s.mlp_bias || head_norms(&s) || s.config.tied);
     assert_true(s.rope.kind == QC_ROPE_DEFAULT && s.rope.theta == 10000.0);
 
     s = good(LLAMA ", \"architectures\": [\"LlamaForCausalLM\"], \"attention_bias\": true, "
@@ -85,11 +90,113 @@ static void families(void **state)
     assert_int_equal(s.config.kv_heads, 4);
 
     s = good("\"model_type\": \"qwen2\", " SIZES);
-    assert_true(s.qkv_bias && !s.out_bias && !s.head_norms);
+    assert_true(s.qkv_bias && !s.out_bias && !head_norms(&s));
     assert_true(s.config.bos == -1 && s.config.eos == -1);
     s = good("\"model_type\": \"qwen3\", \"attention_bias\": true, \"mlp_bias\": true, " SIZES);
-    assert_true(s.qkv_bias && s.out_bias && !s.mlp_bias && s.head_norms);
+    assert_true(s.qkv_bias && s.out_bias && !s.mlp_bias && head_norms(&s));
     assert_int_equal(s.config.head_dim, 128);
+}
+
+#define OF(type) "\"model_type\": \"" type "\", " SIZES
+
+/* What other families take where config.json is silent, and what they read. */
+static void other_families(void **state)
+{
+    (void)state;
+    qc_llama_shape s = good(OF("gemma2"));
+    assert_true(s.config.head_dim == 256 && s.config.tied && s.score_cap == 50.0);
+    assert_true(s.logit_cap == 30.0 && s.score_scale == 1.0 / 16.0 && s.embedding_scale == 8.0);
+    assert_true(s.windows[0] == 4096 && s.windows[1] == 0 && s.windows[2] == 4096);
+    s = good(OF("gemma2") ", \"attn_logit_softcapping\": null, \"final_logit_softcapping\": 5, "
+                          "\"query_pre_attn_scalar\": 4, \"layer_types\": [\"full_attention\", "
+                          "\"full_attention\", \"full_attention\", \"sliding_attention\"]");
+    assert_true(s.score_cap == 0.0 && s.logit_cap == 5.0 && s.score_scale == 0.5);
+    assert_true(s.windows[0] == 0 && s.windows[3] == 4096);
+
+    s = good(OF("gemma3_text") ", \"sliding_window\": 9, \"sliding_window_pattern\": 3");
+    assert_true(s.score_cap == 0.0 && s.logit_cap == 0.0 && head_norms(&s));
+    assert_true(s.windows[0] == 9 && s.windows[2] == 0 && s.windows[3] == 9);
+    assert_true(s.turns[0] == QC_LLAMA_TURNED_LOCAL && s.turns[2] == QC_LLAMA_TURNED);
+    assert_true(s.rope.theta == 1e6 && s.local_rope.theta == 1e4);
+    s = good("\"model_type\": \"gemma3\", \"text_config\": {\"hidden_size\": 64, "
+             "\"intermediate_size\": 96, \"num_hidden_layers\": 12, \"rope_scaling\": "
+             "{\"factor\": 8.0, \"rope_type\": \"linear\"}}, \"eos_token_id\": [1, 106]");
+    assert_true(s.config.heads == 8 && s.config.kv_heads == 4 && s.config.vocabulary == 262208);
+    assert_true(s.rope.kind == QC_ROPE_LINEAR && s.local_rope.kind == QC_ROPE_DEFAULT);
+    assert_true(s.windows[4] == 4096 && s.windows[5] == 0 && s.config.eos == 1);
+    s = good(OF("gemma3_text") ", \"rope_parameters\": {\"full_attention\": {\"rope_theta\": 5e5}, "
+                               "\"sliding_attention\": {\"rope_theta\": 7e3}}");
+    assert_true(s.rope.theta == 5e5 && s.local_rope.theta == 7e3);
+
+    s = good(OF("phi3") ", \"sliding_window\": 5, \"partial_rotary_factor\": 0.75");
+    assert_true(s.turned == 12 && s.windows[3] == 5 && s.config.norm_eps == 1e-5);
+    s = good(OF("phi3") ", \"head_dim\": 4, \"original_max_position_embeddings\": 64, "
+                        "\"rope_scaling\": {\"type\": \"su\", \"short_factor\": [1, 2], "
+                        "\"long_factor\": [3, 4]}");
+    assert_true(s.rope.kind == QC_ROPE_LONGROPE && s.rope.original == 64.0);
+    assert_true(s.rope.short_factors[1] == 2.0f && s.rope.long_factors[0] == 3.0f);
+    assert_true(fabs(s.rope.magnitude - sqrt(1.0 + log(4.0) / log(64.0))) < 1e-12);
+
+    s = good(OF("granite") ", \"embedding_multiplier\": 12, \"residual_multiplier\": 0.2, "
+                           "\"attention_multiplier\": 0.1, \"logits_scaling\": 3");
+    assert_true(s.embedding_scale == 12.0 && s.residual_scale == 0.2 && s.score_scale == 0.1);
+    assert_true(s.logit_divisor == 3.0);
+    s = good(OF("olmo2"));
+    assert_true(!s.names->vectors[QC_LLAMA_INPUT_NORM] && !s.names->vectors[QC_LLAMA_POST_NORM]);
+    s = good(OF("smollm3"));
+    assert_true(s.turns[2] == QC_LLAMA_TURNED && s.turns[3] == QC_LLAMA_UNTURNED);
+    assert_true(s.rope.theta == 2e6 && s.windows[3] == 0);
+    s = good(OF("smollm3") ", \"no_rope_layers\": [0, 1, 1, 1], \"use_sliding_window\": true, "
+                           "\"sliding_window\": 3");
+    assert_true(s.turns[0] == QC_LLAMA_UNTURNED && s.windows[0] == 3 && s.windows[1] == 0);
+    s = good(OF("gemma") ", \"hidden_act\": \"gelu\"");
+    assert_true(s.embedding_scale == 8.0 && s.score_scale == 0.0 && s.config.kv_heads == 2);
+    s = good(OF("olmo3") ", \"rope_theta\": 5e5, \"sliding_window\": 7, \"rope_scaling\": "
+                         "{\"type\": \"linear\", \"factor\": 2}");
+    assert_true(s.windows[2] == 7 && s.windows[3] == 0 && s.local_rope.theta == 5e5);
+    assert_true(s.rope.kind == QC_ROPE_LINEAR && s.local_rope.kind == QC_ROPE_DEFAULT);
+    s = good(OF("glm4"));
+    assert_true(s.config.head_dim == 128 && s.turned == 64 && s.qkv_bias && !s.out_bias);
+
+    s = good(OF("deepseek_v3") ", \"first_k_dense_replace\": 4, \"rope_scaling\": {\"type\": "
+                               "\"yarn\", \"factor\": 4, \"mscale\": 1, \"mscale_all_dim\": 1}");
+    assert_true(s.q_rank == 1536 && s.kv_rank == 512 && s.value_dim == 128 && s.turned == 64);
+    assert_true(s.config.head_dim == 192 && s.config.kv_heads == 4 && s.rope.magnitude == 1.0);
+    const double scale = 0.1 * log(4.0) + 1.0;
+    assert_true(fabs(s.score_scale - scale * scale / sqrt(192.0)) < 1e-12);
+    s = good(OF("deepseek_v2") ", \"first_k_dense_replace\": 4, \"q_lora_rank\": null, "
+                               "\"num_experts_per_tok\": 2");
+    assert_true(s.q_rank == 0 && strcmp(s.names->matrices[QC_LLAMA_Q], "self_attn.q_proj") == 0);
+}
+
+static void other_refusals(void **state)
+{
+    (void)state;
+    bad(OF("gemma2") ", \"hidden_activation\": \"gelu\"", QC_ERR_UNSUPPORTED,
+        "hidden_activation is 'gelu', and only gelu_pytorch_tanh is computed");
+    bad(OF("gemma3_text") ", \"use_bidirectional_attention\": true", QC_ERR_UNSUPPORTED,
+        "use_bidirectional_attention");
+    bad(OF("gemma3_text") ", \"rope_parameters\": {\"chunked_attention\": {}}", QC_ERR_UNSUPPORTED,
+        "chunked_attention");
+    bad(OF("gemma") ", \"hidden_act\": \"silu\"", QC_ERR_UNSUPPORTED, "hidden_act is 'silu'");
+    bad(OF("gemma3"), QC_ERR_INPUT, "has no text_config");
+    bad(OF("phi3") ", \"partial_rotary_factor\": 1.5", QC_ERR_UNSUPPORTED, "at most 1");
+    bad(OF("phi3") ", \"partial_rotary_factor\": 0.2", QC_ERR_UNSUPPORTED, "turn 3 of the 16");
+    bad(OF("phi3") ", \"rope_scaling\": {\"type\": \"su\", \"short_factor\": [1, 2], "
+                   "\"long_factor\": [3, 4]}",
+        QC_ERR_INPUT, "short_factor has 2 entries, and 8 pairs are turned");
+    bad(OF("phi3") ", \"head_dim\": 2, \"rope_scaling\": {\"type\": \"longrope\", "
+                   "\"short_factor\": [0], \"long_factor\": [3]}",
+        QC_ERR_INPUT, "short_factor has 0");
+    bad(OF("phi3") ", \"head_dim\": 2, \"original_max_position_embeddings\": 64, "
+                   "\"rope_scaling\": {\"type\": \"longrope\", \"short_factor\": [1], "
+                   "\"long_factor\": [3], \"factor\": 2}",
+        QC_ERR_UNSUPPORTED, "the factor of longrope is 2, and the contexts make it 4");
+    bad(OF("granite") ", \"logits_scaling\": 0", QC_ERR_INPUT, "logits_scaling");
+    bad(OF("smollm3") ", \"no_rope_layers\": [1]", QC_ERR_INPUT, "1 entries");
+    bad(OF("smollm3") ", \"no_rope_layers\": 1", QC_ERR_INPUT, "expected a list");
+    bad(OF("deepseek_v3") ", \"first_k_dense_replace\": 4, \"rope_interleave\": false",
+        QC_ERR_UNSUPPORTED, "rope_interleave");
 }
 
 static void windows(void **state)
@@ -125,15 +232,13 @@ static void refusals(void **state)
     qc_llama_shape s;
     (void)state;
     assert_int_equal(qc_llama_shape_read(&s, &arena, NULL, &err), QC_ERR_UNSUPPORTED);
-    bad(SIZES, QC_ERR_UNSUPPORTED,
-        "expected a model_type of llama, mistral, qwen2 or qwen3, found none");
-    static const char *const others[] = {"gemma2",      "mixtral", "qwen3_moe", "phi3",
-                                         "deepseek_v3", "gpt2",    "llama4",    "granite"};
+    bad(SIZES, QC_ERR_UNSUPPORTED, "expected a model_type that is computed (llama, mistral, ");
+    static const char *const others[] = {"dbrx", "jamba", "mpt", "gpt2", "llama4", "gemma3n"};
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
         char text[512];
         (void)snprintf(text, sizeof text, "\"model_type\": \"%s\", " SIZES, others[i]);
         bad(text, QC_ERR_UNSUPPORTED, others[i]);
-        assert_non_null(strstr(err.msg, "llama, mistral, qwen2 and qwen3"));
+        assert_non_null(strstr(err.msg, "llama, mistral, qwen2, qwen3"));
     }
     bad(LLAMA ", \"architectures\": [\"LlamaForSequenceClassification\"]", QC_ERR_UNSUPPORTED,
         "LlamaForSequenceClassification");
@@ -178,7 +283,7 @@ static void rope_spellings(void **state)
     s = good(LLAMA ", \"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 0.5}");
     assert_true(s.rope.magnitude == 1.0);
 
-    bad(LLAMA ", \"rope_scaling\": {\"rope_type\": \"longrope\"}", QC_ERR_UNSUPPORTED, "longrope");
+    bad(LLAMA ", \"rope_scaling\": {\"rope_type\": \"longrope\"}", QC_ERR_INPUT, "short_factor");
     bad(LLAMA ", \"rope_scaling\": {\"type\": \"mrope\"}", QC_ERR_UNSUPPORTED, "mrope");
     bad(LLAMA ", \"rope_scaling\": {\"type\": \"linear\"}", QC_ERR_INPUT, "factor is missing");
     bad(LLAMA ", \"rope_scaling\": {\"type\": \"linear\", \"factor\": -1}", QC_ERR_INPUT, "factor");
@@ -215,11 +320,11 @@ static void frequencies(void **state)
     const double tau = 8.0 * atan(1.0);
     (void)state;
     qc_rope r = {.kind = QC_ROPE_DEFAULT, .theta = 1e4, .factor = 4.0, .magnitude = 1.0};
-    qc_rope_frequencies(&r, DIM, f);
+    qc_rope_frequencies(&r, DIM, 0, f);
     for (unsigned i = 0; i < DIM / 2; i++)
         assert_near(f[i], plain(1e4, i));
     r.kind = QC_ROPE_LINEAR;
-    qc_rope_frequencies(&r, DIM, f);
+    qc_rope_frequencies(&r, DIM, 0, f);
     for (unsigned i = 0; i < DIM / 2; i++)
         assert_near(f[i], plain(1e4, i) / 4.0);
 
@@ -230,7 +335,7 @@ static void frequencies(void **state)
                   .low = 1.0,
                   .high = 4.0,
                   .magnitude = 1.0};
-    qc_rope_frequencies(&r, DIM, f);
+    qc_rope_frequencies(&r, DIM, 0, f);
     unsigned kept = 0, divided = 0, between = 0;
     for (unsigned i = 0; i < DIM / 2; i++) {
         double p = plain(5e5, i), turns = 8192.0 * p / tau;
@@ -258,7 +363,7 @@ static void frequencies(void **state)
                   .beta_slow = 1.0,
                   .magnitude = 1.0,
                   .truncate = 1};
-    qc_rope_frequencies(&r, DIM, f);
+    qc_rope_frequencies(&r, DIM, 0, f);
     double low = floor(32.0 * log(4096.0 / (32.0 * tau)) / log(1e4));
     double high = ceil(32.0 * log(4096.0 / tau) / log(1e4));
     assert_true(low == 10.0 && high == 23.0);
@@ -284,8 +389,10 @@ static void table(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(families),       cmocka_unit_test(windows),     cmocka_unit_test(refusals),
-        cmocka_unit_test(rope_spellings), cmocka_unit_test(frequencies), cmocka_unit_test(table),
+        cmocka_unit_test(families),       cmocka_unit_test(other_families),
+        cmocka_unit_test(other_refusals), cmocka_unit_test(windows),
+        cmocka_unit_test(refusals),       cmocka_unit_test(rope_spellings),
+        cmocka_unit_test(frequencies),    cmocka_unit_test(table),
     };
     qc_arena_init(&arena);
     int failed = cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,5 @@
-/* Norm, rotary positions, SwiGLU, attention and e^x against sums in double and closed forms; every
- * table gives the scalar one's bits. */
+/* Norm, rotary positions, gates, soft caps, attention and e^x against sums in double and closed
+ * forms; every table gives the scalar one's bits. */
 #include "quant/decoder_ops.h"
 #include "tests/fixtures/quant_testing.h"
 
@@ -64,7 +64,86 @@ static void exponential(void **state)
     free(z);
 }
 
-static void norm_and_swiglu(void **state)
+typedef struct {
+    const char *name;
+    double bound;
+    double (*want)(double x, double y);
+    void (*run)(const qc_decoder_ops *ops, float *x, const float *y, uint64_t n);
+} elementwise;
+
+static double d_swiglu(double x, double y)
+{
+    return x / (1.0 + exp(-x)) * y;
+}
+
+static double d_geglu(double x, double y)
+{
+    return 0.5 * x * (1.0 + tanh(0.79788456080286535588 * (x + 0.044715 * x * x * x))) * y;
+}
+
+static double d_softcap(double x, double y)
+{
+    (void)y;
+    return 2.5 * tanh(x / 2.5);
+}
+
+static void run_swiglu(const qc_decoder_ops *ops, float *x, const float *y, uint64_t n)
+{
+    ops->swiglu(x, y, n);
+}
+
+static void run_geglu(const qc_decoder_ops *ops, float *x, const float *y, uint64_t n)
+{
+    ops->geglu(x, y, n);
+}
+
+static void run_softcap(const qc_decoder_ops *ops, float *x, const float *y, uint64_t n)
+{
+    (void)y;
+    ops->softcap(x, n, 2.5f);
+}
+
+static void elements(void **state)
+{
+    static const elementwise all[] = {{"swiglu", 4e-7, d_swiglu, run_swiglu},
+                                      {"geglu", 4e-7, d_geglu, run_geglu},
+                                      {"softcap", 2e-6, d_softcap, run_softcap}};
+    const qc_decoder_ops *t[QC_ISA_COUNT];
+    unsigned count = tables(t);
+    qt_rng rng = {4};
+    (void)state;
+    for (size_t e = 0; e < sizeof all / sizeof *all; e++)
+        for (size_t n = 1; n < 140; n += n < 40 ? 1 : 33) {
+            float *x = random_floats(&rng, n, 3.0), *y = random_floats(&rng, n, 1.0);
+            float *first = qt_alloc(n, sizeof *first), *other = qt_alloc(n, sizeof *other);
+            double *want = qt_alloc(n, sizeof *want);
+            for (size_t i = 0; i < n; i++)
+                want[i] = all[e].want((double)x[i], (double)y[i]);
+            memcpy(first, x, n * sizeof *x);
+            all[e].run(t[0], first, y, n);
+            assert_close(first, want, n, all[e].bound);
+            for (unsigned i = 1; i < count; i++) {
+                memcpy(other, x, n * sizeof *x);
+                all[e].run(t[i], other, y, n);
+                assert_memory_equal(first, other, n * sizeof *first);
+            }
+            free(x);
+            free(y);
+            free(first);
+            free(other);
+            free(want);
+        }
+    for (int gelu = 0; gelu < 2; gelu++) {
+        float edge[3] = {-1000.0f, 1000.0f, -0.0f}, up[3] = {2.0f, 2.0f, 2.0f};
+        (gelu ? t[0]->geglu : t[0]->swiglu)(edge, up, 3);
+        assert_true(edge[0] == 0.0f && edge[1] == 2000.0f && edge[2] == 0.0f);
+    }
+    float edge[4] = {-1e30f, 1e30f, NAN, 0.0f};
+    t[0]->softcap(edge, 4, 30.0f);
+    assert_true(edge[0] == -30.0f && edge[1] == 30.0f && isnan(edge[2]) && edge[3] == 0.0f);
+}
+
+static void norm(void **state)
 {
     const qc_decoder_ops *t[QC_ISA_COUNT];
     unsigned count = tables(t);
@@ -85,25 +164,12 @@ static void norm_and_swiglu(void **state)
             t[i]->norm(other, w, n, 1e-3f, other); /* in place */
             assert_memory_equal(first, other, n * sizeof *first);
         }
-        for (size_t i = 0; i < n; i++)
-            want[i] = (double)x[i] / (1.0 + exp(-(double)x[i])) * (double)w[i];
-        memcpy(first, x, n * sizeof *x);
-        t[0]->swiglu(first, w, n);
-        assert_close(first, want, n, 4e-7);
-        for (unsigned i = 1; i < count; i++) {
-            memcpy(other, x, n * sizeof *x);
-            t[i]->swiglu(other, w, n);
-            assert_memory_equal(first, other, n * sizeof *first);
-        }
         free(x);
         free(w);
         free(first);
         free(other);
         free(want);
     }
-    float edge[3] = {-1000.0f, 1000.0f, -0.0f}, up[3] = {2.0f, 2.0f, 2.0f};
-    t[0]->swiglu(edge, up, 3);
-    assert_true(edge[0] == 0.0f && edge[1] == 2000.0f && edge[2] == 0.0f);
 }
 
 static void rotation(void **state)
@@ -115,37 +181,53 @@ static void rotation(void **state)
     (void)state;
     ops->rotate(x, cosines, sines, 2);
     assert_true(x[0] == -3.0f && x[1] == 2.0f && x[2] == 1.0f && x[3] == 4.0f);
+    float y[4] = {1.0f, 3.0f, 2.0f, 4.0f}; /* the same pairs side by side */
+    ops->rotate_pairs(y, cosines, sines, 2);
+    assert_true(y[0] == -3.0f && y[1] == 1.0f && y[2] == 2.0f && y[3] == 4.0f);
 }
 
 typedef struct {
     uint64_t tokens, kv_heads, group, dim, span;
-    float *q, *k, *v;
+    uint64_t wide; /* of values; 0: as dim */
+    double scale;  /* 0: 1 / sqrt(dim) */
+    double cap;
+    int sinks;
+    float *q, *k, *v, *sink;
 } sample;
+
+static uint64_t wide_of(const sample *s)
+{
+    return s->wide ? s->wide : s->dim;
+}
 
 static void in_double(const sample *s, double *out)
 {
-    uint64_t heads = s->kv_heads * s->group;
+    uint64_t heads = s->kv_heads * s->group, wide = wide_of(s);
     double *p = qt_alloc(s->tokens, sizeof *p);
     for (uint64_t t = 0; t < s->tokens; t++) {
         for (uint64_t h = 0; h < heads; h++) {
             const float *q = s->q + (t * heads + h) * s->dim;
             uint64_t low = s->span && t + 1 > s->span ? t + 1 - s->span : 0;
-            double most = -INFINITY, total = 0.0, *to = out + (t * heads + h) * s->dim;
+            double most = s->sinks ? (double)s->sink[h] : -(double)INFINITY, total = 0.0,
+                   *to = out + (t * heads + h) * wide;
             for (uint64_t j = low; j <= t; j++) {
                 const float *k = s->k + (j * s->kv_heads + h / s->group) * s->dim;
                 p[j] = 0.0;
                 for (uint64_t d = 0; d < s->dim; d++)
                     p[j] += (double)q[d] * (double)k[d];
-                p[j] /= sqrt((double)s->dim);
+                p[j] *= s->scale > 0.0 ? s->scale : 1.0 / sqrt((double)s->dim);
+                if (s->cap > 0.0)
+                    p[j] = s->cap * tanh(p[j] / s->cap);
                 most = p[j] > most ? p[j] : most;
             }
+            total = s->sinks ? exp((double)s->sink[h] - most) : 0.0;
             for (uint64_t j = low; j <= t; j++)
                 total += p[j] = exp(p[j] - most);
-            for (uint64_t d = 0; d < s->dim; d++) {
+            for (uint64_t d = 0; d < wide; d++) {
                 to[d] = 0.0;
                 for (uint64_t j = low; j <= t; j++)
                     to[d] +=
-                        p[j] / total * (double)s->v[(j * s->kv_heads + h / s->group) * s->dim + d];
+                        p[j] / total * (double)s->v[(j * s->kv_heads + h / s->group) * wide + d];
             }
         }
     }
@@ -156,17 +238,40 @@ static void in_double(const sample *s, double *out)
 static void run_attend(const qc_decoder_ops *ops, const sample *s, uint64_t step, float *out)
 {
     uint64_t heads = s->kv_heads * s->group;
-    uint64_t bytes = qc_attend_scratch_bytes(s->group, s->dim);
+    uint64_t wide = wide_of(s), bytes = qc_attend_scratch_bytes(s->group, s->dim, wide);
     void *scratch = NULL;
     assert_int_equal(posix_memalign(&scratch, 64, bytes), 0);
     memset(scratch, 0xff, bytes); /* NaN where something is read that was not written */
-    const qc_attend_io io = {
-        s->q,           s->k,      s->v,     out,    heads * s->dim, s->kv_heads * s->dim,
-        heads * s->dim, s->tokens, s->group, s->dim, s->span};
+    /* Keys and values have one stride, so they lie side by side. */
+    uint64_t stride = s->kv_heads * (s->dim + wide);
+    float *kv_rows = qt_alloc(s->tokens * stride, sizeof *kv_rows);
+    for (uint64_t i = 0; i < s->tokens; i++) {
+        memcpy(kv_rows + i * stride, s->k + i * s->kv_heads * s->dim,
+               s->kv_heads * s->dim * sizeof *kv_rows);
+        memcpy(kv_rows + i * stride + s->kv_heads * s->dim, s->v + i * s->kv_heads * wide,
+               s->kv_heads * wide * sizeof *kv_rows);
+    }
+    const qc_attend_io io = {.q = s->q,
+                             .k = kv_rows,
+                             .v = kv_rows + s->kv_heads * s->dim,
+                             .out = out,
+                             .q_stride = heads * s->dim,
+                             .kv_stride = stride,
+                             .out_stride = heads * wide,
+                             .tokens = s->tokens,
+                             .group = s->group,
+                             .head_dim = s->dim,
+                             .value_dim = wide,
+                             .span = s->span,
+                             .scale =
+                                 s->scale > 0.0 ? (float)s->scale : 1.0f / sqrtf((float)s->dim),
+                             .cap = (float)s->cap,
+                             .sinks = s->sinks ? s->sink : NULL};
     for (uint64_t kv = 0; kv < s->kv_heads; kv++)
         for (uint64_t t = 0; t < s->tokens; t += step)
             ops->attend(&io, kv, t, s->tokens - t < step ? s->tokens - t : step, scratch);
     free(scratch);
+    free(kv_rows);
 }
 
 static void attention(void **state)
@@ -180,6 +285,10 @@ static void attention(void **state)
         {.tokens = 200, .kv_heads = 1, .group = 2, .dim = 16, .span = 7},
         {.tokens = 300, .kv_heads = 1, .group = 1, .dim = 16, .span = 130},
         {.tokens = 90, .kv_heads = 1, .group = 140, .dim = 4},
+        {.tokens = 150, .kv_heads = 2, .group = 1, .dim = 24, .wide = 16},
+        {.tokens = 70, .kv_heads = 1, .group = 2, .dim = 8, .wide = 40, .scale = 0.25},
+        {.tokens = 150, .kv_heads = 2, .group = 2, .dim = 16, .scale = 0.5, .cap = 5.0},
+        {.tokens = 150, .kv_heads = 2, .group = 3, .dim = 16, .span = 40, .sinks = 1},
     };
     const qc_decoder_ops *t[QC_ISA_COUNT];
     unsigned count = tables(t);
@@ -187,12 +296,13 @@ static void attention(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof samples / sizeof *samples; i++) {
         sample s = samples[i];
-        size_t n = s.tokens * s.kv_heads * s.group * s.dim, m = n / s.group;
+        size_t rows = s.tokens * s.kv_heads, n = rows * s.group * wide_of(&s);
         float *first = qt_alloc(n, sizeof *first), *other = qt_alloc(n, sizeof *other);
         double *want = qt_alloc(n, sizeof *want);
-        s.q = random_floats(&rng, n, 3.0);
-        s.k = random_floats(&rng, m, 3.0);
-        s.v = random_floats(&rng, m, 1.0);
+        s.q = random_floats(&rng, rows * s.group * s.dim, 3.0);
+        s.k = random_floats(&rng, rows * s.dim, 3.0);
+        s.v = random_floats(&rng, rows * wide_of(&s), 1.0);
+        s.sink = random_floats(&rng, s.kv_heads * s.group, 8.0);
         in_double(&s, want);
         run_attend(t[0], &s, qc_attend_tokens(s.group), first);
         assert_close(first, want, n, 3e-6);
@@ -204,6 +314,7 @@ static void attention(void **state)
         free(s.q);
         free(s.k);
         free(s.v);
+        free(s.sink);
         free(first);
         free(other);
         free(want);
@@ -237,9 +348,8 @@ static void not_finite(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(exponential), cmocka_unit_test(norm_and_swiglu),
-        cmocka_unit_test(rotation),    cmocka_unit_test(attention),
-        cmocka_unit_test(not_finite),
+        cmocka_unit_test(exponential), cmocka_unit_test(norm),      cmocka_unit_test(elements),
+        cmocka_unit_test(rotation),    cmocka_unit_test(attention), cmocka_unit_test(not_finite),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,122 @@
+#!/usr/bin/env python3
+"""Families that `eval` and --calibrate compute beside Llama's (tests/data/families): the logits of
+transformers, calibrating to less divergence than a search gives, and what a GPU does not compute."""
+import array
+import json
+import math
+import os
+import random
+import subprocess
+import unittest
+
+from output_case import OutputCase, isa_list
+from qconv_case import ROOT
+import family_weights
+import make_checkpoint as mk
+
+with open(os.path.join(ROOT, "tests", "data", "families", "models.json"), encoding="utf-8") as _f:
+    MODELS = json.load(_f)
+IDS = MODELS.pop("ids")
+TOOL = os.environ.get("LOGITS_TOOL", os.path.join(ROOT, "build", "logits_tool"))
+
+
+class FamilyCase(OutputCase):
+    def make(self, kind, **config):
+        model = MODELS[kind]
+        around = 0 if kind.startswith("gemma") else 1
+        mk.write_checkpoint(self.path(kind), {
+            name: family_weights.tensor(name, shape, around) for name, shape in model["tensors"].items()},
+            config=model["config"] | config)
+        return kind
+
+    def numbers(self, *args):
+        return json.loads(self.ok("eval", "--json", "-q", *args, "--text", "t.ids"))
+
+
+class Logits(FamilyCase):
+    def logits(self, kind, env):
+        self.write("t.ids", "".join(" ".join(map(str, row)) + "\n" for row in IDS))
+        subprocess.run([TOOL, self.path(kind), self.path("t.ids"), self.path("logits")], check=True,
+                       env=os.environ | env, stderr=subprocess.DEVNULL)
+        with open(self.path("logits"), "rb") as f:
+            return f.read()
+
+    def check(self, kind):
+        self.make(kind)
+        runs = {self.logits(kind, {"QCONV_ISA": isa}) for isa in isa_list()}
+        self.assertEqual(len(runs), 1, "the bits depend on the instruction set")
+        all_logits = array.array("f", runs.pop())
+        wide, at = len(MODELS[kind]["logits"][0]), 0
+        for row, want in zip(IDS, MODELS[kind]["logits"]):
+            at += len(row)
+            got = all_logits[(at - 1) * wide:at * wide]
+            error = math.dist(got, want) / math.hypot(*want)
+            self.assertLess(error, 1e-5, kind)
+
+
+class Calibrated(FamilyCase):
+    def setUp(self):
+        super().setUp()
+        rng = random.Random(4)
+        self.write("t.ids", "".join(" ".join(str(rng.randrange(24)) for _ in range(40)) + "\n"
+                                    for _ in range(60)))
+
+    def check(self, kind):
+        self.make(kind)
+        nf4 = ["--to", "nf4", "--compress", "none"]
+        if kind == "gemma3":  # It has no table of roles, and general rules keep what is so small.
+            nf4 += ["--quantize", "*_proj.weight"]
+        said = self.run_qconv(*nf4, "-v", "--calibrate", "t.ids", "--threads", "1", kind,
+                              "one").stderr.decode()
+        self.assertIn("calibrating ", said)
+        self.assertNotIn("without calibration", said)
+        self.convert(*nf4, "--scale", "search", kind, "search")
+        three = self.convert(*nf4, "--calibrate", "t.ids", "--threads", "3", kind, "three")
+        self.assertEqual(mk.read_checkpoint(self.path("one")), three)
+        kl = {out: self.numbers(out, "--against", kind)["kl_mean"] for out in ("one", "search")}
+        self.assertLess(kl["one"], 0.9 * kl["search"])
+
+
+class Refused(FamilyCase):
+    def test_a_matrix_of_another_shape(self):
+        """The message names the matrix that holds q, k and v, with the rows of all three."""
+        self.make("phi3")
+        tensors = dict(mk.read_checkpoint(self.path("phi3")))
+        name = "model.layers.1.self_attn.qkv_proj.weight"
+        tensors[name] = ("BF16", [16, 16], bytes(512))
+        mk.write_checkpoint(self.path("m"), tensors, config=MODELS["phi3"]["config"])
+        self.write("t.ids", "1 2 3\n")
+        self.fails(3, "eval", "m", "--text", "t.ids",
+                   has=[f"m: tensor '{name}' is [16, 16], and config.json makes it [32, 16]"])
+
+    @unittest.skipUnless(os.environ.get("QCONV_SHIM"), "the build has no kernels on the CPU")
+    def test_on_a_gpu(self):
+        """Asked for, it is refused. Where qconv would take one by itself, it takes the CPU and says so."""
+        def run(*args):
+            r = subprocess.run([os.environ["QCONV_SHIM"], *args], cwd=self.path(), text=True,
+                               capture_output=True)
+            return r.returncode, r.stdout + r.stderr
+
+        self.make("gemma2")
+        self.write("t.ids", "1 2 3 4 5 6\n")
+        self.assertEqual(run("eval", "gemma2", "--text", "t.ids", "--device", "cuda"), (
+            3, "qconv: gemma2: models of model_type 'gemma2' are not computed on a GPU; --device cpu "
+               "computes them\n"))
+        code, said = run("--to", "nf4", "--calibrate", "t.ids", "--device", "cuda", "gemma2", "out")
+        self.assertEqual(code, 3)
+        self.assertIn("calibrating on a GPU: models of model_type 'gemma2' are computed on the CPU only; "
+                      "--device cpu calibrates without one", said)
+        self.write("t.ids", "1 2 3 4 5 6\n" + " " * 80_000_000)  # As much work as is worth a GPU.
+        code, said = run("eval", "gemma2", "--against", "gemma2", "--text", "t.ids")
+        self.assertEqual((code, said.count("evaluating on the CPU, because models of model_type 'gemma2' "
+                                           "are not computed on a GPU\n")), (0, 1), said)
+        self.assertIn("5 predicted; cpu", said)
+
+
+for _kind in MODELS:
+    setattr(Logits, f"test_{_kind}", lambda self, kind=_kind: self.check(kind))
+    setattr(Calibrated, f"test_{_kind}", lambda self, kind=_kind: self.check(kind))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,93 @@
+"""Makes models.json beside this file: tiny models of the families of `qconv eval`, and what transformers
+computes with them.
+
+usage: make.py models.json      (with transformers 5.23 and torch, on a CPU)
+
+Of each model there are config.json, the shapes of its tensors (tests/family_weights.py makes their
+values), and the logits of the last token of two sequences in float32.
+"""
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parents[1]))
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from transformers import AutoConfig, AutoModelForCausalLM, Gemma3ForConditionalGeneration
+
+import family_weights
+
+IDS = [[3, 17, 5, 22, 9, 1, 14, 20, 11, 7, 2, 19, 16, 8, 23, 4, 12, 6], [21, 0, 13, 10, 18]]
+SIZES = dict(vocab_size=24, hidden_size=16, intermediate_size=20, num_hidden_layers=3,
+             num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
+             pad_token_id=0, bos_token_id=1, eos_token_id=2)
+LATENT = dict(q_lora_rank=6, kv_lora_rank=6, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=7,
+              num_key_value_heads=4, first_k_dense_replace=3, n_routed_experts=4, n_shared_experts=1,
+              moe_intermediate_size=8, num_experts_per_tok=2, n_group=1, topk_group=1, head_dim=4)
+GEMMA3 = dict(head_dim=8, sliding_window=6, sliding_window_pattern=2, query_pre_attn_scalar=7)
+MODELS = {
+    "gemma": dict(head_dim=8),
+    "gemma2": dict(head_dim=8, sliding_window=6, query_pre_attn_scalar=7, attn_logit_softcapping=3.0,
+                   final_logit_softcapping=8.0),
+    "gemma3_text": GEMMA3,
+    "gemma3": dict(text_config=SIZES | GEMMA3,
+                   vision_config=dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+                                      num_attention_heads=1, image_size=8, patch_size=4),
+                   mm_tokens_per_image=4, image_token_index=23, boi_token_index=22,
+                   eoi_token_index=21),
+    "phi3": dict(original_max_position_embeddings=8, rope_parameters=dict(
+        rope_type="longrope", rope_theta=1e4, short_factor=[1.0, 2.0], long_factor=[3.0, 5.0],
+        original_max_position_embeddings=8)),
+    "granite": dict(embedding_multiplier=6.0, residual_multiplier=0.3, attention_multiplier=0.2,
+                    logits_scaling=3.0, tie_word_embeddings=True),
+    "olmo2": dict(),
+    "olmo3": dict(sliding_window=6, num_hidden_layers=4),
+    "smollm3": dict(num_hidden_layers=4),
+    "glm": dict(head_dim=8),
+    "glm4": dict(head_dim=8),
+    "deepseek_v2": LATENT | dict(q_lora_rank=None),
+    "deepseek_v3": LATENT | dict(rope_parameters=dict(
+        rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=16,
+        mscale=0.7, mscale_all_dim=1.1)),
+}
+
+
+def class_of(kind):
+    return Gemma3ForConditionalGeneration if kind == "gemma3" else AutoModelForCausalLM
+
+
+@torch.no_grad()
+def model_of(kind, settings, folder):
+    sizes = {} if kind == "gemma3" else SIZES
+    config = AutoConfig.for_model(kind, **(sizes | settings))
+    make = class_of(kind) if kind == "gemma3" else class_of(kind).from_config
+    make(config).bfloat16().save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    with safe_open(folder / "model.safetensors", "pt") as f:
+        shapes = {name: f.get_slice(name).get_shape() for name in f.keys()}
+    around = 0 if kind.startswith("gemma") else 1
+    save_file({name: torch.tensor(family_weights.values(name, shape, around)).reshape(shape).bfloat16()
+               for name, shape in shapes.items()}, folder / "model.safetensors", {"format": "pt"})
+    model = class_of(kind).from_pretrained(folder, dtype=torch.float32,
+                                           attn_implementation="eager").eval()
+    logits = [model(input_ids=torch.tensor([row])).logits[0, -1].tolist() for row in IDS]
+    return {"config": config,
+            "tensors": {name: shape for name, shape in shapes.items() if "vision" not in name},
+            "logits": [[float(f"{x:.6g}") for x in row] for row in logits]}
+
+
+def main():
+    out = {}
+    for kind, settings in MODELS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            out[kind] = model_of(kind, settings, Path(folder))
+    rows = ",\n".join(f"{json.dumps(kind)}: {json.dumps(m, separators=(',', ':'))}"
+                      for kind, m in out.items())
+    Path(sys.argv[1]).write_text(f'{{"ids": {json.dumps(IDS)},\n{rows}}}\n')
+
+
+main()
