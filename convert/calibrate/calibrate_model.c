@@ -116,9 +116,10 @@ static qc_status find_jobs(model *m, qc_error *err)
 static qc_status tell_left(const model *m, qc_error *err)
 {
     const qc_plan *plan = m->k->plan;
-    uint32_t count = 0, *left = NULL;
+    uint32_t count = 0, *left = NULL, stack_count = 0, *stacks = NULL;
     unsigned char *has = NULL; /* per job: a layer has it */
     QC_TRY(qc_arena_alloc(&m->k->arena, &left, plan->job_count, sizeof *left, err));
+    QC_TRY(qc_arena_alloc(&m->k->arena, &stacks, plan->job_count, sizeof *stacks, err));
     QC_TRY(qc_arena_alloc(&m->k->arena, &has, plan->job_count, 1, err));
     for (uint64_t l = 0; l < m->tensors.shape.config.layers; l++) {
         const qc_llama_layer *in = &m->tensors.layers[l];
@@ -130,10 +131,16 @@ static qc_status tell_left(const model *m, qc_error *err)
     }
     if (head_job(m) != QC_NO_JOB)
         has[head_job(m)] = 1;
-    for (uint32_t i = 0; i < plan->job_count; i++)
-        if (qc_scheme_is_quantized(plan->jobs[i].scheme) && !has[i])
+    for (uint32_t i = 0; i < plan->job_count; i++) {
+        if (!qc_scheme_is_quantized(plan->jobs[i].scheme) || has[i])
+            continue;
+        if (plan->model->tensors[plan->jobs[i].source].ndim > 2)
+            stacks[stack_count++] = i;
+        else
             left[count++] = i;
-    m->k->r->left = count;
+    }
+    m->k->r->left = count + stack_count;
+    qc_calibrate_tell_left(m->k, stacks, stack_count, "as stacks of experts are not calibrated");
     qc_calibrate_tell_left(m->k, left, count, "as the forward pass has no inputs for them");
     return QC_OK;
 }

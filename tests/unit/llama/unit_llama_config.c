@@ -386,6 +386,37 @@ static void table(void **state)
     assert_near(s[5], 1.5 * sin(0.5));
 }
 
+/* The attention of mixtures: windows and defaults of their own. */
+static void mixtures(void **state)
+{
+    (void)state;
+    qc_llama_shape s = good("\"model_type\": \"mixtral\", " SIZES);
+    assert_true(s.rope.theta == 1e6 && s.config.norm_eps == 1e-5 && s.windows[0] == 0);
+    assert_true(s.experts.names && s.experts.inner == 96);
+    s = good("\"model_type\": \"mixtral\", \"sliding_window\": 5, " SIZES);
+    assert_true(s.windows[0] == 5 && s.windows[3] == 5);
+    s = good("\"model_type\": \"qwen2_moe\", \"sliding_window\": 0, \"layer_types\": "
+             "[\"full_attention\", \"full_attention\"], " SIZES);
+    assert_true(s.qkv_bias && !s.out_bias && !head_norms(&s) && s.windows[0] == 0);
+    s = good("\"model_type\": \"qwen3_moe\", \"sliding_window\": 4, " SIZES);
+    assert_true(!s.qkv_bias && head_norms(&s) && s.windows[3] == 0);
+    s = good("\"model_type\": \"olmoe\", \"clip_qkv\": null, " SIZES);
+    assert_true(head_norms(&s) && s.family->traits & QC_FAMILY_WIDE_NORMS);
+    s = good("\"model_type\": \"glm4_moe\", " SIZES);
+    assert_true(!head_norms(&s) && s.turned == 8 && !s.qkv_bias);
+    s = good("\"model_type\": \"glm4_moe\", \"use_qk_norm\": true, \"attention_bias\": true, "
+             "\"partial_rotary_factor\": 0.25, " SIZES);
+    assert_true(head_norms(&s) && s.turned == 4 && s.qkv_bias && !s.out_bias);
+    s = good("\"model_type\": \"gpt_oss\", " SIZES);
+    assert_true(s.config.head_dim == 64 && s.qkv_bias && s.out_bias && s.rope.theta == 150000.0);
+    assert_true(s.windows[0] == 128 && s.windows[1] == 0 && s.windows[2] == 128);
+    bad("\"model_type\": \"qwen3_moe\", \"use_sliding_window\": true, " SIZES, QC_ERR_UNSUPPORTED,
+        "not computed for a qwen3_moe");
+    bad("\"model_type\": \"qwen2_moe\", \"layer_types\": [\"sliding_attention\"], " SIZES,
+        QC_ERR_UNSUPPORTED, "not computed for a qwen2_moe");
+    bad("\"model_type\": \"olmoe\", \"clip_qkv\": 8.0, " SIZES, QC_ERR_UNSUPPORTED, "clip_qkv");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -393,6 +424,7 @@ int main(void)
         cmocka_unit_test(other_refusals), cmocka_unit_test(windows),
         cmocka_unit_test(refusals),       cmocka_unit_test(rope_spellings),
         cmocka_unit_test(frequencies),    cmocka_unit_test(table),
+        cmocka_unit_test(mixtures),
     };
     qc_arena_init(&arena);
     int failed = cmocka_run_group_tests(tests, NULL, NULL);

@@ -13,6 +13,7 @@ import unittest
 from output_case import AT_CALL, OutputCase, at_call, isa_list
 import make_checkpoint as mk
 import qconv_case
+from test_forms import fp8
 
 TINY = os.path.join(qconv_case.ROOT, "tests", "data", "tiny-moe")
 EXPERT = "model.layers.2.mlp.experts.3.up_proj.weight"
@@ -76,6 +77,19 @@ class Numbers(ExpertsCase):
         self.assertTrue(0 < 10 * kl["int8"] < kl["nf4"] < 1, kl)
         self.assertEqual(self.numbers("nf4", "--threads", "1"), self.numbers("nf4", "--threads", "3"))
 
+    def test_integers_and_fp8(self):
+        self.convert("--to", "int4", "--block-size", "channel", TINY, "int4")
+        self.assertTrue(0 < self.numbers("int4", "--against", TINY)["kl_mean"] < 2)
+        eight, floats, rng = self.tensors(), self.tensors(), random.Random(8)
+        for name, (_, shape, _) in self.tensors().items():
+            if ".mlp.experts." in name:
+                packed, values = fp8(rng, name, shape, [128, 128])
+                eight |= packed
+                floats[name] = ("F32", shape, mk.encode("F32", values))
+        self.copy("eight", eight, quantization_config={"quant_method": "fp8"})
+        self.copy("floats", floats)
+        self.assertEqual(self.numbers("eight"), self.numbers("floats"))
+
     def quantized(self, name):
         return [n for n, t in mk.read_checkpoint(self.path(name)).items() if t[0] in ("U8", "I8")]
 
@@ -138,6 +152,17 @@ class GptOss(ExpertsCase):
             # What the codes stand for, rounded to 16 bits.
             self.ok("-q", "--to", "bf16", "--compress", "none", out, out + "-wide")
             self.assertLess(self.numbers(out + "-wide", "--against", out)["kl_mean"], 1e-4)
+
+    def test_calibrated(self):
+        """Attention is calibrated, and stacks are named as left."""
+        r = self.run_qconv("--to", "nf4", "--requantize", "--calibrate", "t.ids", "--compress", "none", "oss",
+                           "out")
+        self.assertEqual(r.returncode, 0, r.stderr)
+        said = r.stderr.decode()
+        self.assertIn("calibrating 8 weights", said)
+        self.assertIn("4 weights are quantized without calibration, as stacks of experts are not "
+                      "calibrated: 'model.layers.0.mlp.experts.down_proj'", said)
+        self.assertLess(self.numbers("out", "--against", "oss")["kl_mean"], 0.2)
 
     def test_damaged(self):
         tensors = dict(mk.read_checkpoint(self.path("oss")))
