@@ -19,10 +19,11 @@ typedef struct {
 } expert_names;
 
 static const expert_names families[] = {
-    {" qwen2_moe qwen3_moe qwen3_next deepseek_v2 deepseek_v3 dots1 ernie4_5_moe glm4_moe olmoe "
-     "flex_olmo ",
+    {" qwen2_moe qwen3_moe qwen3_next qwen3_5_moe qwen3_5_moe_text deepseek_v2 deepseek_v3 "
+     "deepseek_v32 dots1 ernie4_5_moe glm4_moe glm4_moe_lite glm_moe_dsa olmoe flex_olmo "
+     "exaone_moe solar_open cohere2_moe mellum hunyuan_v1_moe longcat_flash ",
      "mlp.experts", "gate_proj", "up_proj", "down_proj", NULL},
-    {" mixtral minimax ", "block_sparse_moe.experts", "w1", "w3", "w2",
+    {" mixtral minimax minimax_m2 ", "block_sparse_moe.experts", "w1", "w3", "w2",
      "block_sparse_moe.gate.weight"},
 };
 

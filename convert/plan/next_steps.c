@@ -131,7 +131,8 @@ static void make_serve(steps *s, const qc_loaders *l, const char *out)
 
 static void make_python(steps *s, const qc_loaders *l)
 {
-    qc_strbuf_putf(&s->python, "%sfrom %s import %s\nmodel = %s.from_pretrained(",
+    qc_strbuf_putf(&s->python, "%s%sfrom %s import %s\nmodel = %s.from_pretrained(",
+                   l->import_qconv ? "import qconv  # transformers 5 needs it for experts\n" : "",
                    l->placed ? "import json\n" : "", l->library, l->class_name, l->class_name);
     python_string(&s->python, s->path.data);
     if (l->placed) {
