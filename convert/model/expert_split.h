@@ -6,10 +6,15 @@
  * In FP8, each has its block scales beside it, stacked alike: P.mlp.experts.gate_up_proj_scale_inv
  * and so on. A fused tensor holds the matrices of all experts one after the other, each as the
  * released checkpoint holds it in a tensor of its own. So splitting only gives names to ranges of a
- * file, and the output equals, byte for byte, that of a released checkpoint. */
+ * file, and the output equals, byte for byte, that of a released checkpoint.
+ *
+ * A stack may be quantized, too: P.mlp.experts.gate_up_proj has the codes of NF4 or int8, and beside
+ * it lie .absmax, .quant_state... or .SCB. No block of weights spans two experts, so codes and scales
+ * are ranges as well. */
 #ifndef QC_CONVERT_EXPERT_SPLIT_H
 #define QC_CONVERT_EXPERT_SPLIT_H
 
+#include "convert/model/recipe_options.h"
 #include "formats/checkpoint.h"
 
 /* For model types whose layout is known, replaces the fused tensors of c by one per expert and
@@ -18,5 +23,16 @@
  * do commands that only decode, with fp8_only: 16-bit stacks then stay as they are, without a
  * warning. QC_ERR_INPUT if a released name is taken already. */
 QC_NODISCARD qc_status qc_experts_split(qc_checkpoint *c, int fp8_only, qc_error *err);
+/* The other way: replaces the tensors of each expert, in floats, NF4 or int8, by fused ones. Where
+ * experts are fused already, or where there are none, it does nothing. QC_ERR_UNSUPPORTED if the
+ * layout of the model type is not known; QC_ERR_INPUT if the experts of a layer are not alike. */
+QC_NODISCARD qc_status qc_experts_join(qc_checkpoint *c, qc_error *err);
+/* Does what the options say (--experts, --to). */
+QC_NODISCARD qc_status qc_experts_arrange(qc_checkpoint *c, const qc_recipe_options *o,
+                                          qc_error *err);
+/* Is t a stack of experts in floats, [experts, out, in], in the layout that is known? */
+int qc_experts_is_stack(const qc_checkpoint *c, const qc_checkpoint_tensor *t);
+/* Does c have stacks of experts that are quantized? */
+int qc_experts_are_stacked(const qc_checkpoint *c);
 
 #endif

@@ -256,7 +256,7 @@ static qc_status find_not5(const char **out, const qc_served *s, qc_error *err)
         if (!is_quantized(w))
             continue;
         all += w->elems;
-        experts += qc_expert_stem(w->name) > 0 ? w->elems : 0;
+        experts += w->is_stack || qc_expert_stem(w->name) > 0 ? w->elems : 0;
     }
     return qc_loaders_not5(out, s->arena, s->model_type, experts, all, err);
 }

@@ -77,17 +77,21 @@ qc_status qc_loaders_not5(const char **not5, qc_arena *arena, const char *model_
 static qc_status find_not5(qc_loaders *out, const qc_plan *p, qc_error *err)
 {
     uint64_t experts = 0, all = 0;
+    int stacked = 0;
     for (uint32_t i = 0; i < p->job_count; i++) {
         const qc_job *j = &p->jobs[i];
         if (!qc_scheme_is_quantized(j->scheme))
             continue;
         all += j->elems;
-        experts += qc_expert_stem(j->name) > 0 ? j->elems : 0;
+        experts += j->stack || qc_expert_stem(j->name) > 0 ? j->elems : 0;
+        stacked |= j->stack;
     }
     QC_TRY(qc_loaders_not5(&out->not5, p->arena, p->recipe->model_type, experts, all, err));
     out->row.transformers5 = !out->not5;
-    if (is_llama4(p->recipe->model_type) && all > 0)
+    if (stacked || (is_llama4(p->recipe->model_type) && all > 0))
         out->row.transformers4 = 0;
+    if (is_llama4(p->recipe->model_type))
+        out->import_qconv = 0;
     else
         out->import_qconv = experts > 0 && !is_compressed_tensors(out);
     return QC_OK;
@@ -218,6 +222,8 @@ int qc_loaders_need_plugin(const qc_loaders *l)
 static const char *others(const qc_loaders *l)
 {
     const qc_loader_row *r = &l->row;
+    if (l->import_qconv && !r->transformers4)
+        return "transformers 5 with bitsandbytes after import qconv";
     if (!r->transformers4 && !r->transformers5)
         return "";
     if (l->import_qconv)

@@ -102,7 +102,7 @@ typedef struct {
 
 static int loads(const qc_loaders *l)
 {
-    return (l->row.transformers4 || l->row.transformers5) && l->has_config;
+    return (l->row.transformers4 || l->row.transformers5 || l->import_qconv) && l->has_config;
 }
 
 static void add_command(qc_strbuf *to, const char *program, const char *words, const char *out,
