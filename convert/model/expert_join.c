@@ -1,7 +1,8 @@
 #include "base/text.h"
-#include "convert/model/expert_internal.h"
+#include "convert/model/expert_split.h"
 #include "convert/model/fused_groups.h"
-#include "convert/model/tensor_pieces.h"
+#include "convert/model/scheme.h"
+#include "formats/tensor_pieces.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -180,8 +181,8 @@ static qc_status add_stack(joiner *j, stack *k, qc_error *err)
     return add_state(j, k, err);
 }
 
-/* Is tensor t the weight of gate in the first expert of a layer? Then *stem_len is the length of what
- * is before the experts' path. */
+/* Is tensor t the weight of gate in the first expert of a layer? Then *stem_len is the length of
+ * what is before the experts' path. */
 static int begins_layer(const joiner *j, const qc_checkpoint_tensor *t, size_t *stem_len)
 {
     char tail[256];
@@ -278,4 +279,13 @@ qc_status qc_experts_join(qc_checkpoint *c, qc_error *err)
     qc_status st = join(&j, err);
     qc_st_cursor_destroy(j.cursor);
     return st;
+}
+
+qc_status qc_experts_arrange(qc_checkpoint *c, const qc_recipe_options *o, qc_error *err)
+{
+    if (o->experts == QC_EXPERTS_STACKED)
+        return qc_experts_join(c, err);
+    if (o->to == QC_TO_KEEP && o->experts == QC_EXPERTS_AS_FOUND)
+        return QC_OK;
+    return qc_experts_split(c, o->experts == QC_EXPERTS_AS_FOUND && !qc_to_quantizes(o->to), err);
 }

@@ -1,13 +1,13 @@
 /* The layouts are those of transformers 5, conversion_mapping.py (MergeModulelist(dim=0), and
  * Concatenate(dim=1) for gate and up). */
-#include "convert/model/expert_internal.h"
+#include "convert/model/expert_split.h"
 
 #include "base/checked.h"
 #include "base/text.h"
 #include "convert/model/recipe_coded.h"
 #include "convert/model/scheme.h"
-#include "convert/model/tensor_pieces.h"
 #include "formats/checkpoint_internal.h"
+#include "formats/tensor_pieces.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -197,7 +197,9 @@ static qc_status shape_of(splitter *s, const char *name, const code_kind *k, con
         if (!s->cursor)
             QC_TRY(qc_st_cursor_create(&s->cursor, err));
         QC_TRY(qc_expert_state_read(state, s->model, s->cursor, t, err));
-        if (state->ndim != 3 || codes->dtype != QC_DTYPE_U8)
+        const uint64_t elems =
+            qc_sat_mul(qc_sat_mul(state->dims[0], state->dims[1]), state->dims[2]);
+        if (state->ndim != 3 || codes->dtype != QC_DTYPE_U8 || elems / 2 != codes->bytes)
             return QC_OK;
         memcpy(dims, state->dims, 3 * sizeof *dims);
     }
@@ -500,13 +502,4 @@ int qc_experts_are_stacked(const qc_checkpoint *c)
             return 1;
     }
     return 0;
-}
-
-qc_status qc_experts_arrange(qc_checkpoint *c, const qc_recipe_options *o, qc_error *err)
-{
-    if (o->experts == QC_EXPERTS_STACKED)
-        return qc_experts_join(c, err);
-    if (o->to == QC_TO_KEEP && o->experts == QC_EXPERTS_AS_FOUND)
-        return QC_OK;
-    return qc_experts_split(c, o->experts == QC_EXPERTS_AS_FOUND && !qc_to_quantizes(o->to), err);
 }

@@ -10,7 +10,7 @@
 #include "convert/model/recipe.h"
 
 #include "base/text.h"
-#include "convert/model/expert_internal.h"
+#include "convert/model/expert_split.h"
 #include "convert/model/recipe_coded.h"
 #include "convert/model/recipe_diffusers.h"
 #include "convert/model/recipe_skip.h"

@@ -19,8 +19,8 @@ typedef enum {
 /* Whose format the quantized weights have. OWN is what qconv alone reads; no option has it. */
 typedef enum { QC_FORMAT_BITSANDBYTES, QC_FORMAT_COMPRESSED_TENSORS, QC_FORMAT_OWN } qc_format;
 #define QC_FORMAT_NAMES "bitsandbytes", "compressed-tensors"
-/* How the experts of a layer are written: as transformers 5 holds them, a tensor for all of them, or
- * as they are released. AS_FOUND takes them apart where weights are quantized. */
+/* How the experts of a layer are written: a tensor for all of them, as transformers 5 holds them,
+ * or as they are released. AS_FOUND takes them apart where weights are quantized. */
 typedef enum { QC_EXPERTS_AS_FOUND, QC_EXPERTS_SEPARATE, QC_EXPERTS_STACKED } qc_experts;
 typedef enum { QC_REST_KEEP, QC_REST_BF16, QC_REST_FP16 } qc_rest;
 #define QC_REST_NAMES "keep", "bf16", "fp16"

@@ -62,9 +62,9 @@ def with_experts(kind):
                 return super().update_weight_conversions(weight_conversions, model)
             self.stacks = {name for name, p in model.named_parameters() if p.ndim == 3 and ".experts." in name}
             endings = sorted({name.rpartition(".experts.")[2] for name in self.stacks})
-            return super().update_weight_conversions(weight_conversions, model) + [
-                WeightConverter([f".experts.{e}", *(f".experts.{e}.{more}" for more in BESIDE)], f".experts.{e}",
-                                [Gather(self)]) for e in endings]
+            return [WeightConverter([f".experts.{e}", *(f".experts.{e}.{more}" for more in BESIDE)], f".experts.{e}",
+                                    [Gather(self)]) for e in endings
+                    ] + super().update_weight_conversions(weight_conversions, model)
 
         def param_element_size(self, model, param_name, param):
             kept = self.quantization_config.llm_int8_skip_modules or ()

@@ -93,7 +93,8 @@ def restored(out):
         elif name.endswith(".SCB"):
             stem = name.removesuffix(".SCB")
             weight = stem + ".weight" if stem + ".weight" in tensors else stem
-            plain[weight] = tensors[weight].float() * tensors[name][..., None] * (1 / 127)
+            codes = tensors[weight].float().view(*tensors[name].shape, -1)  # those of a stack are flat
+            plain[weight] = codes * tensors[name][..., None] * (1 / 127)
             del plain[name]
             plain.pop(stem + ".weight_format", None)
     save_file({name: t.float() if t.is_floating_point() else t for name, t in plain.items()},
@@ -170,6 +171,26 @@ class Others(unittest.TestCase):
         self.assertFalse(trouble)
         theirs, trouble = zoo.load(type(model), restored(out), dtype=torch.float32)
         self.assertLess(apart(outputs(zoo.in_float32(mine)), outputs(zoo.in_float32(theirs))), BOUND)
+
+    def test_stacked(self):
+        """`--experts stacked` has the codes of the separate form and loads in transformers 5; either becomes the other."""
+        for name in ("mixtral", "qwen3_moe"):
+            if zoo.MAJOR == 4:
+                self.skipTest("transformers 4 has no place for stacks")
+            for form in ("nf4", "int8"):
+                distance, moved, count, said = tried(name, form, "--experts", "stacked")
+                self.assertLess(distance, BOUND)
+                self.assertEqual(count, 4)
+                self.assertNotIn("stacks of experts", said)
+        model, source = source_of("mixtral")
+        double = source.with_name("moe-stacked-double")
+        s.qconv("--to", "nf4", "--experts", "stacked", "--compress", "none", "-q", source, double)
+        mine, trouble = zoo.load(type(model), double, dtype=torch.float32)
+        self.assertFalse(trouble)
+        theirs, trouble = zoo.load(type(model), restored(double), dtype=torch.float32)
+        self.assertLess(apart(outputs(zoo.in_float32(mine)), outputs(zoo.in_float32(theirs))), BOUND)
+        mine = qconv.load(double, dtype=torch.float32)
+        self.assertLess(apart(outputs(mine), outputs(theirs)), BOUND)
 
     def test_released_stacks(self):
         """Qwen3.5's mixtures are published with stacks, which transformers 5 and qconv take apart."""

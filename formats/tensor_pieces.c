@@ -1,4 +1,4 @@
-#include "convert/model/tensor_pieces.h"
+#include "formats/tensor_pieces.h"
 
 #include "base/checked.h"
 

@@ -1,7 +1,7 @@
 /* Tensors of a checkpoint whose bytes are not one range of one file: several tensors laid end to
  * end, or a text. They are read like any other (qc_checkpoint_read). */
-#ifndef QC_CONVERT_TENSOR_PIECES_H
-#define QC_CONVERT_TENSOR_PIECES_H
+#ifndef QC_FORMATS_TENSOR_PIECES_H
+#define QC_FORMATS_TENSOR_PIECES_H
 
 #include "formats/checkpoint.h"
 
