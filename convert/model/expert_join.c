@@ -283,8 +283,10 @@ qc_status qc_experts_join(qc_checkpoint *c, qc_error *err)
 
 qc_status qc_experts_arrange(qc_checkpoint *c, const qc_recipe_options *o, qc_error *err)
 {
-    if (o->experts == QC_EXPERTS_STACKED)
-        return qc_experts_join(c, err);
+    if (o->experts == QC_EXPERTS_STACKED) {
+        QC_TRY(qc_experts_join(c, err));
+        return qc_to_quantizes(o->to) ? qc_experts_warn(c, 0, 1, err) : QC_OK;
+    }
     if (o->to == QC_TO_KEEP && o->experts == QC_EXPERTS_AS_FOUND)
         return QC_OK;
     return qc_experts_split(c, o->experts == QC_EXPERTS_AS_FOUND && !qc_to_quantizes(o->to), err);

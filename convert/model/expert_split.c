@@ -4,6 +4,7 @@
 
 #include "base/checked.h"
 #include "base/text.h"
+#include "convert/model/config_fields.h"
 #include "convert/model/recipe_coded.h"
 #include "convert/model/scheme.h"
 #include "formats/checkpoint_internal.h"
@@ -398,31 +399,6 @@ static int is_stack(const qc_checkpoint_tensor *t)
            !qc_ends_with(t->name, "bias");
 }
 
-/* Warns of stacks of experts in floats that no recipe quantizes or decodes. */
-static qc_status warn_of_stacks(const splitter *s, qc_error *err)
-{
-    uint64_t stacks = 0, weights = 0;
-    const char *first = NULL;
-    for (size_t i = 0; i < s->c->tensor_count; i++) {
-        const qc_checkpoint_tensor *t = &s->c->tensors[i];
-        int plain = qc_dtype_is_quantizable(t->dtype) && !s->fp8_only;
-        if (!is_stack(t) || t->bytes == 0 || !(plain || is_fp8(t->dtype)) ||
-            qc_ends_with(t->name, "_scale_inv") || qc_ends_with(t->name, "_scale"))
-            continue;
-        uint64_t n = t->bytes / (qc_dtype_bits(t->dtype) / 8);
-        stacks++;
-        weights += n;
-        first = first ? first : t->name;
-    }
-    if (stacks == 0)
-        return QC_OK;
-    return qc_checkpoint_warn(s->c, err,
-                              "%" PRIu64 " stack%s of experts ('%.160s' is the first) with %" PRIu64
-                              " weights %s kept as they are, because it is not known for this "
-                              "model type and shape how the experts lie in a stack",
-                              stacks, qc_plural(stacks), first, weights, qc_are(stacks));
-}
-
 /* Is t to be taken apart? Then *experts is how many there are. */
 static qc_status find_any(splitter *s, const qc_checkpoint_tensor *t, fused_kind *fused,
                           code_kind *codes, int *is_codes, uint64_t *experts, qc_error *err)
@@ -481,14 +457,79 @@ qc_status qc_experts_split(qc_checkpoint *c, int fp8_only, qc_error *err)
     QC_TRY(qc_coded_block(s.block, c, err));
     qc_status st = split(&s, err);
     qc_st_cursor_destroy(s.cursor);
-    return st == QC_OK ? warn_of_stacks(&s, err) : st;
+    return st == QC_OK ? qc_experts_warn(c, fp8_only, 0, err) : st;
+}
+
+/* Types whose stacks are published as such, with these names, and which have no other form. */
+static int is_published_stacked(const qc_checkpoint *c)
+{
+    static const char types[] = " granitemoe granitemoeshared granitemoehybrid ";
+    const qc_json_node *root = c->config ? qc_json_root(c->config) : NULL;
+    const char *type = qc_json_string_or(qc_json_get(root, "model_type"), "");
+    return *type && qc_config_word_in(type, types);
+}
+
+int qc_experts_known(const qc_checkpoint *c)
+{
+    return qc_expert_names_of(c) != NULL || is_published_stacked(c);
+}
+
+static int is_granite_stack(const qc_checkpoint *c, const qc_checkpoint_tensor *t)
+{
+    static const char *const tails[] = {"input_linear.weight", "output_linear.weight"};
+    for (int i = 0; i < 2; i++) {
+        const size_t stem = stem_before(t->name, tails[i]);
+        const qc_checkpoint_tensor *up = stem == SIZE_MAX ? NULL : find(c, t->name, stem, tails[0]);
+        const qc_checkpoint_tensor *down = up ? find(c, t->name, stem, tails[1]) : NULL;
+        if (down && up->ndim == 3 && down->ndim == 3 && up->dims[0] == down->dims[0] &&
+            up->dims[1] % 2 == 0 && up->dims[1] / 2 == down->dims[2] &&
+            up->dims[2] == down->dims[1])
+            return is_published_stacked(c);
+    }
+    return 0;
 }
 
 int qc_experts_is_stack(const qc_checkpoint *c, const qc_checkpoint_tensor *t)
 {
     const splitter s = {.model = c, .names = qc_expert_names_of(c)};
     fused_kind kind;
-    return t->ndim == 3 && qc_dtype_is_quantizable(t->dtype) && is_fused(&s, t, &kind);
+    return t->ndim == 3 && t->bytes > 0 && qc_dtype_is_quantizable(t->dtype) &&
+           (is_fused(&s, t, &kind) || is_granite_stack(c, t));
+}
+
+qc_status qc_experts_warn(qc_checkpoint *c, int fp8_only, int stacked, qc_error *err)
+{
+    uint64_t stacks = 0, weights = 0, known = 0;
+    const char *first = NULL;
+    for (size_t i = 0; i < c->tensor_count; i++) {
+        const qc_checkpoint_tensor *t = &c->tensors[i];
+        int plain = qc_dtype_is_quantizable(t->dtype) && !fp8_only;
+        if (!is_stack(t) || t->bytes == 0 || !(plain || is_fp8(t->dtype)) ||
+            qc_ends_with(t->name, "_scale_inv") || qc_ends_with(t->name, "_scale"))
+            continue;
+        const int is_known = qc_experts_is_stack(c, t);
+        if (is_known && stacked)
+            continue;
+        known += is_known != 0;
+        uint64_t n = t->bytes / (qc_dtype_bits(t->dtype) / 8);
+        stacks++;
+        weights += n;
+        first = first ? first : t->name;
+    }
+    if (stacks == 0)
+        return QC_OK;
+    if (known == stacks)
+        return qc_checkpoint_warn(c, err,
+                                  "%" PRIu64 " stack%s of experts ('%.160s' is the first) with "
+                                  "%" PRIu64 " weights %s kept as they are; --experts stacked "
+                                  "quantizes them, for transformers 5 after `import qconv` and for "
+                                  "qconv.load",
+                                  stacks, qc_plural(stacks), first, weights, qc_are(stacks));
+    return qc_checkpoint_warn(c, err,
+                              "%" PRIu64 " stack%s of experts ('%.160s' is the first) with %" PRIu64
+                              " weights %s kept as they are, because it is not known for this "
+                              "model type and shape how the experts lie in a stack",
+                              stacks, qc_plural(stacks), first, weights, qc_are(stacks));
 }
 
 int qc_experts_are_stacked(const qc_checkpoint *c)

@@ -31,7 +31,12 @@ QC_NODISCARD qc_status qc_experts_join(qc_checkpoint *c, qc_error *err);
 /* Does what the options say (--experts, --to). */
 QC_NODISCARD qc_status qc_experts_arrange(qc_checkpoint *c, const qc_recipe_options *o,
                                           qc_error *err);
-/* Is t a stack of experts in floats, [experts, out, in], in the layout that is known? */
+/* Warns of stacks of experts in floats that no recipe quantizes or decodes. */
+QC_NODISCARD qc_status qc_experts_warn(qc_checkpoint *c, int fp8_only, int stacked, qc_error *err);
+/* Do stacks of experts lie as [experts, out, in], in floats as in codes? Else it is not known, or
+ * floats lie as [experts, in, out]. */
+int qc_experts_known(const qc_checkpoint *c);
+/* Is t a stack of experts in floats, in the layout that is known? */
 int qc_experts_is_stack(const qc_checkpoint *c, const qc_checkpoint_tensor *t);
 /* Does c have stacks of experts that are quantized? */
 int qc_experts_are_stacked(const qc_checkpoint *c);

@@ -514,7 +514,7 @@ static void decide_float(qc_recipe_entry *e, const maker *m, uint32_t i)
     if (m->stored.weights[i]) {
         e->scheme = QC_SCHEME_DEQUANT;
         e->out_dtype = bf16 ? QC_DTYPE_BF16 : QC_DTYPE_F16;
-        e->transpose = (e->stored->ndim == 3 && !qc_expert_names_of(m->model)) ||
+        e->transpose = (e->stored->ndim == 3 && !qc_experts_known(m->model)) ||
                        (e->stored->ndim == 2 && (m->classes[i].traits & QC_TRAIT_CONV1D));
     } else if (e->coded) {
         e->scheme = QC_SCHEME_CAST;

@@ -155,7 +155,8 @@ static qc_status arrange_experts(qc_against *a, const char *to, qc_error *err)
         return qc_experts_split(a->model, 0, err);
     if (!has_fused(a->model))
         return qc_experts_join(a->model, err);
-    if (!*to || strcmp(to, "keep") == 0 || qc_experts_are_stacked(a->output))
+    if (!*to || strcmp(to, "keep") == 0 || qc_experts_are_stacked(a->output) ||
+        (decodes && qc_experts_are_stacked(a->model)))
         return QC_OK;
     return qc_experts_split(a->model, decodes, err);
 }

@@ -11,6 +11,10 @@ from . import errors
 
 BESIDE = ("absmax", "quant_map", "nested_absmax", "nested_quant_map", "quant_state.bitsandbytes__nf4",
           "quant_state.bitsandbytes__fp4", "SCB", "weight_format")
+# Granite's stacks are published as modules, beside whose weights int8 has its scales.
+PUBLISHED = {rf"(?<=\.block_sparse_moe)\.{module}\.{more}": stack for module, stack in (("input_linear", "gate_up_proj"),
+                                                               ("output_linear", "down_proj"))
+             for more in ("SCB", "weight_format")}
 
 
 class Gather(ConversionOps):
@@ -28,6 +32,7 @@ class Gather(ConversionOps):
             module = pattern.removesuffix(".weight")
             members = {p[len(module):].lstrip("."): tensors for p, tensors in input_dict.items()
                        if p == module or p.startswith(f"{module}.")}
+            members |= {more: input_dict[p] for p in PUBLISHED if p in input_dict for more in BESIDE if p.endswith(more)}
             if len(members) == 1:
                 out[pattern] = [tensor.to(parameter.dtype) for tensor in input_dict[pattern]]
                 continue
@@ -60,9 +65,11 @@ def with_experts(kind):
             """Also collects experts that the file has as one tensor."""
             if not self.pre_quantized:
                 return super().update_weight_conversions(weight_conversions, model)
-            self.stacks = {name for name, p in model.named_parameters() if p.ndim == 3 and ".experts." in name}
+            self.stacks = {name for name, p in model.named_parameters()
+                           if p.ndim == 3 and name.rpartition(".")[0].endswith(".experts")}
             endings = sorted({name.rpartition(".experts.")[2] for name in self.stacks})
-            return [WeightConverter([f".experts.{e}", *(f".experts.{e}.{more}" for more in BESIDE)], f".experts.{e}",
+            return [WeightConverter([rf"\.experts\.{e}", *(rf"\.experts\.{e}.{more}" for more in BESIDE),
+                                     *(p for p, stack in PUBLISHED.items() if stack == e)], f".experts.{e}",
                                     [Gather(self)]) for e in endings
                     ] + super().update_weight_conversions(weight_conversions, model)
 

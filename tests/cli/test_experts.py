@@ -82,6 +82,8 @@ class Experts(test_forms.Forms):
             stacked = self.made("c", "--to", "bf16", "--experts", "stacked", "stacked")
             self.assertEqual(stacked[UP][1], [3, 128, 96])
             self.assertEqual(self.made("d", "--to", "bf16", "--experts", "separate", "c"), wanted)
+            for out, source in (("a", "separate"), ("b", "stacked"), ("c", "stacked")):
+                self.ok("verify", "-q", out, "--against", source)
 
     def test_double_quantization(self):
         """A stack's nested groups end with a matrix only where it has whole ones; separate offsets are not joined."""
@@ -140,6 +142,31 @@ class Experts(test_forms.Forms):
         self.fails(3, "--to", "keep", "--experts", "stacked", "mixed", "x", has=["another form or shape"])
         self.model(released, {"model_type": "jamba"}, name="other")
         self.fails(3, "--to", "nf4", "--experts", "stacked", "other", "x", has=["not known for this model type"])
+
+    def test_published_stacks(self):
+        """Granite's stacks have no other form: kept in 16 bits, with the option's name, or quantized by it."""
+        moe = "model.layers.0.block_sparse_moe."
+        up, down = moe + "input_linear.weight", moe + "output_linear.weight"
+        tensors = {up: ("BF16", [3, 128, 96], mk.random_bytes("BF16", [3, 128, 96], self.rng)),
+                   down: ("BF16", [3, 96, 64], mk.random_bytes("BF16", [3, 96, 64], self.rng)),
+                   "model.layers.0.self_attn.q_proj.weight": ("BF16", [96, 96], mk.random_bytes("BF16", [96, 96], self.rng))}
+        self.model(tensors, {"model_type": "granitemoe", "num_local_experts": 3, "torch_dtype": "bfloat16"})
+        r = self.run_qconv("--to", "nf4", *PLAIN, "m", "kept")
+        self.assertEqual(r.returncode, 0, r.stderr)
+        self.assertIn("2 stacks of experts", r.stderr.decode())
+        self.assertIn("--experts stacked quantizes them", r.stderr.decode())
+        out = self.made("o", *FORMS["absmax"], "--experts", "stacked", "m")
+        codes, _ = oracle.nf4(mk.decode("BF16", tensors[up][2]), 64)
+        self.assertEqual(out[up], ("U8", [len(codes), 1], codes))
+        self.assertEqual(oracle.state_of(out[up + STATE])["shape"], [3, 128, 96])
+        self.ok("verify", "-q", "o", "--against", "m")
+        out = self.made("o8", "--to", "int8", "--experts", "stacked", "m")
+        self.assertEqual(out[moe + "input_linear.SCB"][:2], ("F32", [3, 128]))
+        self.ok("verify", "-q", "o8", "--against", "m")
+        for form in ("o", "o8"):
+            again = self.made("again", "--to", "bf16", form)
+            self.assertEqual({n: t[:2] for n, t in again.items()}, {n: t[:2] for n, t in tensors.items()})
+            self.ok("verify", "-q", "again", "--against", form)
 
     def test_kept(self):
         """Rules name a stack as they name any weight."""

@@ -71,7 +71,7 @@ def restored_by_qconv(kind, folder, config):
     from qconv import _loading
     with qconv._library.Reader(folder) as reader:
         tensors = _loading.read(reader, _loading.Places(folder, reader, "cpu"), 0, False)
-    state = _loading.state_of(tensors, _loading.groups({n: d for n, (d, _) in tensors.items()}), set(), set(),
+    state = _loading.state_of(tensors, _loading.groups({n: d for n, (d, _) in tensors.items()}), set(), set,
                                torch.float32)
     state = {n: t.dequantize() if isinstance(t, QuantizedTensor) else t for n, t in state.items()}
     config = copy.deepcopy(config)

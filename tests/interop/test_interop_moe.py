@@ -33,10 +33,12 @@ SEPARATE = """mixtral qwen2_moe qwen3_moe qwen3_next qwen3_5_moe_text qwen3_5_mo
     deepseek_v32 glm4_moe glm4_moe_lite glm_moe_dsa jamba ernie4_5_moe minimax minimax_m2 lfm2_moe dots1 hunyuan_v1_moe
     longcat_flash nemotron_h exaone_moe afmoe solar_open cohere2_moe mellum""".split()
 # Stacks whose layout qconv does not know, kept in 16 bits with a warning.
-KEPT = """gpt_oss aria_text granitemoe granitemoeshared granitemoehybrid jetmoe qwen3_vl_moe_text""".split()
+KEPT = """gpt_oss aria_text jetmoe qwen3_vl_moe_text""".split()
+# Published as stacks, which --experts stacked quantizes. transformers 4 has no place for them but by qconv.load.
+PUBLISHED = """granitemoe granitemoeshared granitemoehybrid""".split()
 # transformers makes modules of its own for llama4's experts when bitsandbytes is named, and finds no codes for them.
 REFUSED = ["llama4_text"]
-TYPES = {name: {} for name in SEPARATE + KEPT + REFUSED}
+TYPES = {name: {} for name in SEPARATE + KEPT + PUBLISHED + REFUSED}
 # transformers 4 cannot build a tiny one.
 UNKNOWN = {"qwen3_vl_moe_text"} if zoo.MAJOR == 4 else set()
 # Products of a few rows quantize x to 15 bits of the largest of 64, as in test_interop_load.py.
@@ -191,6 +193,19 @@ class Others(unittest.TestCase):
         self.assertLess(apart(outputs(zoo.in_float32(mine)), outputs(zoo.in_float32(theirs))), BOUND)
         mine = qconv.load(double, dtype=torch.float32)
         self.assertLess(apart(outputs(mine), outputs(theirs)), BOUND)
+
+    def test_published_stacks(self):
+        """Granite's: in 16 bits with a warning that names the option, which quantizes them."""
+        for i, name in enumerate(PUBLISHED):
+            distance, _, count, said = tried(name, "nf4")
+            self.assertEqual((distance, count), (0, 0))
+            self.assertIn("--experts stacked quantizes them", said)
+            ours = [lambda out: qconv.load(out, dtype=torch.float32)]
+            for form in ("nf4", "int8"):
+                for load in ours if zoo.MAJOR == 4 else [None, *ours]:
+                    distance, _, count, _ = tried(name, form, "--experts", "stacked", load=load)
+                    self.assertLess(distance, BOUND)
+                    self.assertEqual(count, 4)
 
     def test_released_stacks(self):
         """Qwen3.5's mixtures are published with stacks, which transformers 5 and qconv take apart."""
