@@ -3,6 +3,7 @@
 
 #include "base/checked.h"
 #include "base/text.h"
+#include "convert/model/expert_split.h"
 #include "convert/model/recipe_tables.h"
 #include "convert/model/sibling.h"
 #include "convert/term/glob.h"
@@ -202,7 +203,8 @@ static qc_status match_plain(const matcher *m, qc_against_tensor *t)
     } else if (t->packed) {
         dims = t->packed->dims;
         ndim = t->packed->ndim;
-        r->transpose = ndim == 3 || (ndim == 2 && qc_model_table_is_conv1d(m->table, from->name));
+        r->transpose = (ndim == 3 && !qc_experts_known(m->a->model)) ||
+                       (ndim == 2 && qc_model_table_is_conv1d(m->table, from->name));
     }
     if (!same_shape(r, dims, ndim))
         return shapes_differ(m, t, dims, ndim);
