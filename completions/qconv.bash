@@ -81,6 +81,10 @@ _qconv()
             mapfile -t COMPREPLY < <(compgen -f -- "$cur")
             return
             ;;
+        --experts)
+            mapfile -t COMPREPLY < <(compgen -W 'separate stacked' -- "$cur")
+            return
+            ;;
         --for)
             mapfile -t COMPREPLY < <(compgen -W 'transformers vllm sglang unsloth qconv vllm-qconv all' -- "$cur")
             return
@@ -290,8 +294,8 @@ _qconv()
     done
     if [[ $cur == -* ]]; then
         case ${command:-convert} in
-        convert) options='--to --format --activation-bits --block-size --no-double-quant --scale --calibrate --hessians --calibration-tokens --calibration-context --tokenizer --damping --compute-dtype --compress --max-shard-size --rest --lora --keep --quantize --recipe --split-fused --for --requantize --drop-mtp --schemes --explain --vram --parallel --tp --margin --context --batch --images --kv-dtype --mla --prefill --cuda-context --device --dry-run --force --restart --consume-source --part --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
-        plan) options='--to --format --activation-bits --block-size --no-double-quant --max-shard-size --rest --lora --keep --quantize --recipe --split-fused --for --requantize --drop-mtp --schemes --explain --vram --parallel --tp --margin --context --batch --images --kv-dtype --mla --prefill --cuda-context --html --device-map --mode --method --optimizer --precision --zero --checkpointing --lora-rank --effective-batch --apply --profile --json --quiet -q --verbose -v --help -h --version' ;;
+        convert) options='--to --format --activation-bits --block-size --no-double-quant --scale --calibrate --hessians --calibration-tokens --calibration-context --tokenizer --damping --compute-dtype --compress --max-shard-size --rest --lora --keep --quantize --recipe --split-fused --experts --for --requantize --drop-mtp --schemes --explain --vram --parallel --tp --margin --context --batch --images --kv-dtype --mla --prefill --cuda-context --device --dry-run --force --restart --consume-source --part --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
+        plan) options='--to --format --activation-bits --block-size --no-double-quant --max-shard-size --rest --lora --keep --quantize --recipe --split-fused --experts --for --requantize --drop-mtp --schemes --explain --vram --parallel --tp --margin --context --batch --images --kv-dtype --mla --prefill --cuda-context --html --device-map --mode --method --optimizer --precision --zero --checkpointing --lora-rank --effective-batch --apply --profile --json --quiet -q --verbose -v --help -h --version' ;;
         hardware) options='--as --watch --csv --interval --samples --json --quiet -q --verbose -v --help -h --version' ;;
         inspect) options='--for --json --quiet -q --verbose -v --help -h --version' ;;
         verify) options='--against --lora --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;

@@ -56,6 +56,7 @@ _qconv()
                 '*--quantize=[quantize tensors with these names; may be repeated]:GLOB:' \
                 '--recipe=[read --keep and --quantize rules from a JSON file]:FILE:_files' \
                 '--split-fused[let --keep, --quantize and --to auto split what engines load as one]' \
+                '--experts=[write the experts of a layer as one tensor each, or as one for all]:experts:(separate stacked)' \
                 '--for=[refuse what this engine cannot load, and say what helps]:for:(transformers vllm sglang unsloth qconv vllm-qconv all)' \
                 '--requantize[quantize MXFP4 experts anew instead of passing them through]' \
                 '--drop-mtp[leave out the layers for multi-token prediction]' \
@@ -103,6 +104,7 @@ _qconv()
                 '*--quantize=[quantize tensors with these names; may be repeated]:GLOB:' \
                 '--recipe=[read --keep and --quantize rules from a JSON file]:FILE:_files' \
                 '--split-fused[let --keep, --quantize and --to auto split what engines load as one]' \
+                '--experts=[write the experts of a layer as one tensor each, or as one for all]:experts:(separate stacked)' \
                 '--for=[refuse what this engine cannot load, and say what helps]:for:(transformers vllm sglang unsloth qconv vllm-qconv all)' \
                 '--requantize[quantize MXFP4 experts anew instead of passing them through]' \
                 '--drop-mtp[leave out the layers for multi-token prediction]' \

@@ -539,7 +539,8 @@ void qc_checkpoint_stored_range(const qc_checkpoint *c, const qc_checkpoint_tens
 {
     *file = NULL;
     *begin = *bytes = 0;
-    if (c->file_count == 0 || len == 0 || offset > t->bytes || len > t->bytes - offset)
+    if (c->file_count == 0 || len == 0 || offset > t->bytes || len > t->bytes - offset ||
+        (t->change && t->change->scattered))
         return;
     if (t->change && !t->change->decoded) { /* F32 of elements that the file has in another dtype */
         const qc_checkpoint_tensor *stored = &t->change->stored;

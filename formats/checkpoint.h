@@ -69,6 +69,7 @@ struct qc_checkpoint_changes {
 struct qc_tensor_change {
     qc_checkpoint_tensor stored; /* as the file has it */
     int decoded;                 /* the file has codes; reading gives those, and `apply` the rest */
+    int scattered;               /* its bytes are no range of a file, and may lie in several */
     /* Does what qc_checkpoint_read does for t, whose dtype is F32. The range was checked. */
     qc_status (*read)(const qc_checkpoint *c, qc_st_cursor *cur, const qc_checkpoint_tensor *t,
                       uint64_t offset, void *dst, size_t len, qc_error *err);

@@ -346,8 +346,8 @@ static qc_status convert_path(const qc_options *o, const char *path, qc_error *e
                       o->call.model, model->side_link);
     if (st == QC_OK)
         st = qc_checkpoint_check_model(model, err);
-    if (st == QC_OK && o->convert.plan.recipe.to != QC_TO_KEEP)
-        st = qc_experts_split(model, !qc_to_quantizes(o->convert.plan.recipe.to), err);
+    if (st == QC_OK)
+        st = qc_experts_arrange(model, &o->convert.plan.recipe, err);
     if (st == QC_OK)
         st = qc_adapters_attach(model, &o->call, err);
     if (st == QC_OK)

@@ -142,10 +142,10 @@ static qc_status plan_model(const qc_options *given, qc_arena *arena, qc_checkpo
     qc_geometry geometry;
     qc_options o = *given;
     QC_TRY(qc_checkpoint_check_model(model, err));
-    if (!o.convert.plan.recipe.to_given || o.convert.plan.recipe.to != QC_TO_KEEP)
-        QC_TRY(qc_experts_split(
-            model, o.convert.plan.recipe.to_given && !qc_to_quantizes(o.convert.plan.recipe.to),
-            err));
+    if (o.convert.plan.recipe.to_given || o.convert.plan.recipe.experts != QC_EXPERTS_AS_FOUND)
+        QC_TRY(qc_experts_arrange(model, &o.convert.plan.recipe, err));
+    else
+        QC_TRY(qc_experts_split(model, 0, err));
     QC_TRY(qc_adapters_attach(model, &o.call, err));
     for (size_t i = 0; i < model->warning_count; i++)
         qc_console_warn(&o.call, "%s", model->warnings[i]);

@@ -85,7 +85,8 @@ static qc_status open_all(validation *v, qc_error *err)
     QC_TRY(qc_checkpoint_open(&v->output, o->call.model, err));
     QC_TRY(load_manifest(v, err));
     QC_TRY(qc_checkpoint_open(&v->model, o->call.against, err));
-    QC_TRY(qc_experts_split(v->model, 0, err));
+    QC_TRY(qc_experts_are_stacked(v->output) ? qc_experts_join(v->model, err)
+                                             : qc_experts_split(v->model, 0, err));
     QC_TRY(qc_adapters_attach(v->model, &o->call, err));
     if (v->has_manifest)
         QC_TRY(qc_adapters_check(v->model, &v->manifest, o->call.model, err));

@@ -210,8 +210,8 @@ static qc_status check_part(const qc_options *o, qc_error *err)
     qc_recipe recipe;
     QC_TRY(qc_checkpoint_open(&model, o->call.model, err));
     qc_status st = qc_checkpoint_check_model(model, err);
-    if (st == QC_OK && o->convert.plan.recipe.to != QC_TO_KEEP)
-        st = qc_experts_split(model, !qc_to_quantizes(o->convert.plan.recipe.to), err);
+    if (st == QC_OK)
+        st = qc_experts_arrange(model, &o->convert.plan.recipe, err);
     if (st == QC_OK)
         st = qc_recipe_make(&recipe, o->call.arena, model, &o->convert.plan.recipe, err);
     qc_checkpoint_close(model);

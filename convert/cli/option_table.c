@@ -289,6 +289,24 @@ const qc_option_row qc_option_table[] = {
      .more = "vLLM and SGLang hold q, k and v as one module, gate and up as another, and the "
              "experts of a layer as one. Without this option a --keep or --quantize that names "
              "some of them counts for all of them, and --to auto chooses once for them."},
+    {ROW("experts", FITTING, TENSORS), CHOICE(convert.plan.recipe.experts),
+     CHOICES("separate", "stacked"), VALUES(QC_EXPERTS_SEPARATE, QC_EXPERTS_STACKED),
+     .dflt_note = "separate", .since = "0.5.0",
+     FOREIGN({.names = "moe stack-experts fuse-experts"}),
+     WORDS({"fused joined stack", "stacked"}, {"split unfused released per-expert", "separate"}),
+     RULES({.of = "stacked", .not_with = "--to auto|int4",
+            .why = ", which has no form for stacks"},
+           {.of = "stacked", .not_with = "--format compressed-tensors",
+            .why = ", which has no form for stacks"},
+           {.of = "stacked", .not_with = "--lora", .why = ", whose experts have names of their own"},
+           {.of = "stacked", .not_with = "--calibrate"}, {.of = "stacked", .not_with = "--hessians"},
+           {.of = "stacked", .not_with = "--consume-source"}),
+     .help = "write the experts of a layer as one tensor each, or as one for all",
+     .more = "separate: each expert has tensors of its own, as mixtures are published; transformers 4 "
+             "and vLLM load these, and transformers 5 after `import qconv`. stacked: one tensor "
+             "holds the experts of a layer, as transformers 5 has them in memory, and loads them "
+             "after `import qconv`. With --to keep either form of NF4 and int8 becomes the other, "
+             "and no weight is quantized again."},
     {ROW("for", FITTING | INSPECT, TENSORS), CHOICE(engines), CHOICES(QC_ENGINE_NAMES),
      VALUES(QC_ENGINE_BITS), .since = "0.5.0",
      FOREIGN({.names = "engine target-engine runtime serve"}),
@@ -306,7 +324,8 @@ const qc_option_row qc_option_table[] = {
              "nothing; rounding them again to NF4 saves 3% of them."},
     {ROW("drop-mtp", FITTING, TENSORS), SWITCH(convert.plan.recipe.drop_mtp), .since = "0.2.0",
      .help = "leave out the layers for multi-token prediction",
-     .more = "DeepSeek-V3 has one behind its last layer, which plain decoding does not use."},
+     .more = "DeepSeek-V3 has one behind its last layer, Qwen3.5 has 'mtp.'; plain decoding does "
+             "not use them."},
     {ROW("schemes", FITTING, TENSORS), LIST(convert.plan.recipe.schemes), .arg = "LIST",
      .dflt_note = "nf4,nf4-32,int8,16bit", .since = "0.2.0",
      RULES({.needs = "--to auto"}),

@@ -6,10 +6,16 @@
  * In FP8, each has its block scales beside it, stacked alike: P.mlp.experts.gate_up_proj_scale_inv
  * and so on. A fused tensor holds the matrices of all experts one after the other, each as the
  * released checkpoint holds it in a tensor of its own. So splitting only gives names to ranges of a
- * file, and the output equals, byte for byte, that of a released checkpoint. */
+ * file, and the output equals, byte for byte, that of a released checkpoint.
+ *
+ * A stack may be quantized, too: P.mlp.experts.gate_up_proj has the codes of NF4 or int8, and
+ * .absmax, .quant_state... or .SCB lie beside it. No block of weights spans two experts, so codes
+ * and scales are ranges as well. */
 #ifndef QC_CONVERT_EXPERT_SPLIT_H
 #define QC_CONVERT_EXPERT_SPLIT_H
 
+#include "convert/model/recipe_options.h"
+#include "formats/bnb_state.h"
 #include "formats/checkpoint.h"
 
 /* For model types whose layout is known, replaces the fused tensors of c by one per expert and
@@ -18,5 +24,56 @@
  * do commands that only decode, with fp8_only: 16-bit stacks then stay as they are, without a
  * warning. QC_ERR_INPUT if a released name is taken already. */
 QC_NODISCARD qc_status qc_experts_split(qc_checkpoint *c, int fp8_only, qc_error *err);
+/* The other way: replaces the tensors of each expert, in floats, NF4 or int8, by fused ones. Where
+ * experts are fused already, or where there are none, it does nothing. QC_ERR_UNSUPPORTED if the
+ * layout of the model type is not known; QC_ERR_INPUT if the experts of a layer are not alike. */
+QC_NODISCARD qc_status qc_experts_join(qc_checkpoint *c, qc_error *err);
+/* Does what the options say (--experts, --to). */
+QC_NODISCARD qc_status qc_experts_arrange(qc_checkpoint *c, const qc_recipe_options *o,
+                                          qc_error *err);
+/* Warns of stacks of experts in floats that no recipe quantizes or decodes. */
+QC_NODISCARD qc_status qc_experts_warn(qc_checkpoint *c, int fp8_only, int stacked, qc_error *err);
+/* Do stacks of experts lie as [experts, out, in], in floats as in codes? Else it is not known, or
+ * floats lie as [experts, in, out]. */
+int qc_experts_known(const qc_checkpoint *c);
+/* Is t a stack of experts in floats, in the layout that is known? */
+int qc_experts_is_stack(const qc_checkpoint *c, const qc_checkpoint_tensor *t);
+/* Does c have stacks of experts that are quantized? */
+int qc_experts_are_stacked(const qc_checkpoint *c);
+
+/* ---- for expert_join.c and recipe.c ---- */
+
+typedef struct {
+    const char *types;            /* " a b " */
+    const char *path;             /* of the experts in a released checkpoint */
+    const char *gate, *up, *down; /* names of the matrices in that checkpoint */
+    const char *router;           /* the released name of "mlp.gate.weight"; NULL: it is the same */
+} qc_expert_names;
+
+#define QC_EXPERTS_GATE_UP "mlp.experts.gate_up_proj"
+#define QC_EXPERTS_DOWN    "mlp.experts.down_proj"
+#define QC_EXPERTS_ROUTER  "mlp.gate.weight"
+
+/* NULL: the type is not known, or there is no config.json. */
+const qc_expert_names *qc_expert_names_of(const qc_checkpoint *c);
+
+/* How the weights of a stack are stored: floats, or codes with what lies beside them. */
+typedef enum { QC_EXPERTS_FLOATS, QC_EXPERTS_NF4, QC_EXPERTS_INT8 } qc_expert_form;
+
+/* What lies beside the codes of a weight W of NF4 (W.absmax) and int8 (W.SCB; for a module's weight
+ * M.SCB). The first is the codes themselves. */
+enum { QC_EXPERTS_NF4_PARTS = 6, QC_EXPERTS_INT8_PARTS = 3 };
+extern const char *const qc_experts_nf4_parts[QC_EXPERTS_NF4_PARTS];
+extern const char *const qc_experts_int8_parts[QC_EXPERTS_INT8_PARTS];
+enum { QC_NF4_CODES, QC_NF4_ABSMAX, QC_NF4_MAP, QC_NF4_NESTED, QC_NF4_NESTED_MAP, QC_NF4_STATE };
+enum { QC_INT8_CODES, QC_INT8_SCB, QC_INT8_FORMAT };
+
+/* Reads the quant_state t. */
+QC_NODISCARD qc_status qc_expert_state_read(qc_bnb_state *out, const qc_checkpoint *c,
+                                            qc_st_cursor *cursor, const qc_checkpoint_tensor *t,
+                                            qc_error *err);
+/* Makes t, whose name is set, the quant_state s. */
+QC_NODISCARD qc_status qc_expert_state_make(qc_checkpoint *c, qc_checkpoint_tensor *t,
+                                            const qc_bnb_state *s, qc_error *err);
 
 #endif

@@ -10,6 +10,7 @@
 #include "convert/model/recipe.h"
 
 #include "base/text.h"
+#include "convert/model/expert_split.h"
 #include "convert/model/recipe_coded.h"
 #include "convert/model/recipe_diffusers.h"
 #include "convert/model/recipe_skip.h"
@@ -400,6 +401,13 @@ static int is_stack(const maker *m, uint32_t i)
     return m->coded.weights[i] && m->coded.weights[i]->coding == QC_CODING_MXFP4;
 }
 
+/* Floats that are written as one tensor of codes for all experts. */
+static int is_float_stack(const maker *m, uint32_t i)
+{
+    return m->options->experts == QC_EXPERTS_STACKED && m->quantizing &&
+           m->model->tensors[i].ndim == 3 && qc_experts_is_stack(m->model, &m->model->tensors[i]);
+}
+
 static qc_status check_requantize(const maker *m, qc_error *err)
 {
     uint32_t i = 0;
@@ -413,13 +421,13 @@ static qc_status check_requantize(const maker *m, qc_error *err)
 /* The codes of a stack's experts lie one after the other, so a block must not span two experts. */
 static qc_status check_stack(const qc_recipe_entry *e, const qc_checkpoint_tensor *t, qc_error *err)
 {
-    const qc_coded_weight *w = e->coded;
-    if (qc_schemes[e->scheme].by_rows || w->dims[1] * w->dims[2] % e->block_elems == 0)
+    const uint64_t *dims = e->coded ? e->coded->dims : t->dims;
+    if (qc_schemes[e->scheme].by_rows || dims[1] * dims[2] % e->block_elems == 0)
         return QC_OK;
     QC_FAIL(err, QC_ERR_UNSUPPORTED,
             "tensor '%s': experts of %" PRIu64 " x %" PRIu64 " weights are not whole blocks of "
             "%" PRIu32 "; use a smaller --block-size, or --keep '%s'",
-            t->name, w->dims[1], w->dims[2], e->block_elems, t->name);
+            t->name, dims[1], dims[2], e->block_elems, t->name);
 }
 
 static const char *why_by_rule(const maker *m, uint32_t i)
@@ -432,9 +440,10 @@ static int is_wanted(const maker *m, uint32_t i)
 {
     const qc_checkpoint_tensor face = face_of(m, i), *t = &face;
     const qc_tensor_class *c = &m->classes[i];
-    int stack = is_stack(m, i);
-    int wanted =
-        stack ? m->options->requantize : c->role == QC_ROLE_LINEAR && !(c->traits & QC_TRAIT_FLOAT);
+    int coded = is_stack(m, i), stack = coded || is_float_stack(m, i);
+    int wanted = coded   ? m->options->requantize
+                 : stack ? 1
+                         : c->role == QC_ROLE_LINEAR && !(c->traits & QC_TRAIT_FLOAT);
     if (m->rule_of[i] != NO_RULE)
         wanted = m->options->rules[m->rule_of[i]].quantize;
     return wanted && t->bytes > 0 && (t->ndim == 2 || stack) &&
@@ -466,8 +475,10 @@ static qc_status decide_quantized(qc_recipe_entry *e, const maker *m, uint32_t i
 {
     const qc_checkpoint_tensor *t = &m->model->tensors[i];
     const qc_tensor_class *c = &m->classes[i];
-    int stack = is_stack(m, i);
-    if (stack && m->options->requantize)
+    int coded = is_stack(m, i), stack = coded || is_float_stack(m, i);
+    if (stack && !coded)
+        e->why = "--experts stacked";
+    if (coded && m->options->requantize)
         e->why = "--requantize";
     if (m->rule_of[i] != NO_RULE) {
         e->why = why_by_rule(m, i);
@@ -503,7 +514,7 @@ static void decide_float(qc_recipe_entry *e, const maker *m, uint32_t i)
     if (m->stored.weights[i]) {
         e->scheme = QC_SCHEME_DEQUANT;
         e->out_dtype = bf16 ? QC_DTYPE_BF16 : QC_DTYPE_F16;
-        e->transpose = e->stored->ndim == 3 ||
+        e->transpose = (e->stored->ndim == 3 && !qc_experts_known(m->model)) ||
                        (e->stored->ndim == 2 && (m->classes[i].traits & QC_TRAIT_CONV1D));
     } else if (e->coded) {
         e->scheme = QC_SCHEME_CAST;
@@ -522,27 +533,28 @@ static void decide_float(qc_recipe_entry *e, const maker *m, uint32_t i)
 
 /* ---- multi-token prediction ---- */
 
-/* Leaves out the layers from num_hidden_layers on, which are for multi-token prediction. */
+/* Leaves out what is for multi-token prediction alone. */
 static qc_status drop_mtp(maker *m, qc_error *err)
 {
-    uint64_t layers = 0, layer = 0;
+    uint64_t layers = 0;
     if (!m->options->drop_mtp)
         return QC_OK;
     QC_TRY(qc_json_as_u64(config_get(m->model, "num_hidden_layers"), "num_hidden_layers", &layers,
                           err));
     for (uint32_t i = 0; i < m->count; i++) {
         qc_recipe_entry *e = &m->out->entries[i];
-        if (!qc_rules_layer(m->model->tensors[i].name, &layer) || layer < layers)
+        if (!qc_rules_predicts_more(m->model->tensors[i].name, layers))
             continue;
         e->scheme = QC_SCHEME_ABSORBED;
         e->why = "--drop-mtp";
         m->out->mtp_dropped = 1;
     }
     if (!m->out->mtp_dropped)
-        QC_FAIL(err, QC_ERR_USAGE,
-                "--drop-mtp: %s has no layer for multi-token prediction, because none is numbered "
-                "%" PRIu64 " (num_hidden_layers) or above; leave the option out",
-                m->model->path, layers);
+        QC_FAIL(
+            err, QC_ERR_USAGE,
+            "--drop-mtp: %s has no layer for multi-token prediction, because none is called mtp "
+            "or numbered %" PRIu64 " (num_hidden_layers) or above; leave the option out",
+            m->model->path, layers);
     return QC_OK;
 }
 

@@ -19,6 +19,9 @@ typedef enum {
 /* Whose format the quantized weights have. OWN is what qconv alone reads; no option has it. */
 typedef enum { QC_FORMAT_BITSANDBYTES, QC_FORMAT_COMPRESSED_TENSORS, QC_FORMAT_OWN } qc_format;
 #define QC_FORMAT_NAMES "bitsandbytes", "compressed-tensors"
+/* How the experts of a layer are written: a tensor for all of them, as transformers 5 holds them,
+ * or as they are released. AS_FOUND takes them apart where weights are quantized. */
+typedef enum { QC_EXPERTS_AS_FOUND, QC_EXPERTS_SEPARATE, QC_EXPERTS_STACKED } qc_experts;
 typedef enum { QC_REST_KEEP, QC_REST_BF16, QC_REST_FP16 } qc_rest;
 #define QC_REST_NAMES "keep", "bf16", "fp16"
 
@@ -55,6 +58,7 @@ typedef struct {
     int drop_mtp; /* leave out multi-token prediction layers */
     /* rules and --to auto may split what engines hold as one module (fused_groups.h) */
     int split_fused;
+    qc_experts experts; /* --experts */
 } qc_recipe_options;
 
 /* Does it quantize? nf4, int8, int4 and auto do. */

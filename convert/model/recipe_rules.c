@@ -396,3 +396,16 @@ int qc_rules_layer(const char *name, uint64_t *layer)
     }
     return 0;
 }
+
+int qc_rules_predicts_more(const char *name, uint64_t layers)
+{
+    uint64_t layer = 0;
+    if (qc_rules_layer(name, &layer) && layer >= layers)
+        return 1;
+    for (const char *s = name; s; s = strchr(s, '.')) {
+        s += *s == '.';
+        if (strncmp(s, "mtp.", 4) == 0 || strncmp(s, "mtp_", 4) == 0)
+            return 1;
+    }
+    return 0;
+}

@@ -158,6 +158,7 @@ static qc_status add_row_weight(finder *f, uint32_t scb, size_t stem_len, qc_err
     const qc_checkpoint_tensor *t = &tensors[weight];
     const qc_checkpoint_tensor *scale = &tensors[scb];
     uint64_t rows = 0, cols = 0;
+    stack |= scale->ndim == 2; /* Granite's are modules */
     QC_TRY(qc_shape_elems(scale->dims, scale->ndim, &rows, err));
     if (t->dtype != QC_DTYPE_I8 || t->ndim != 2)
         QC_FAIL(err, QC_ERR_INPUT,

@@ -256,7 +256,7 @@ static qc_status find_not5(const char **out, const qc_served *s, qc_error *err)
         if (!is_quantized(w))
             continue;
         all += w->elems;
-        experts += qc_expert_stem(w->name) > 0 ? w->elems : 0;
+        experts += w->is_stack || qc_expert_stem(w->name) > 0 ? w->elems : 0;
     }
     return qc_loaders_not5(out, s->arena, s->model_type, experts, all, err);
 }
@@ -302,6 +302,9 @@ static unsigned add_general(refusal_row *rows, const qc_served *s, const finding
         {BIT(TRANSFORMERS), s->rest,
          "cannot compute with norms or biases in F32 beside a config.json of 16 bits (%s)",
          "add that option", "convert again with that option"},
+        {OTHERS, f->stack,
+         "by itself loads no quantized experts that are stacked in one tensor ('%s')",
+         "--experts separate", "--to keep --experts separate takes them apart"},
         {FUSED, f->kept_member,
          "has one scheme for a fused group, and '%s' is in 16 bits beside quantized members", SPLIT,
          AGAIN},
@@ -336,7 +339,8 @@ static unsigned add_ours(refusal_row *rows, const qc_served *s, const finding *f
         {BIT(PLUGIN), f->head, "takes the head in 16 bits only, and '%s' is not",
          "leave out --quantize for it", "convert again without --quantize for it"},
         {BIT(PLUGIN), f->stack, "does not take experts that are stacked in one tensor ('%s')",
-         "leave out --requantize", "turn it back with --to bf16"},
+         "leave out --requantize, or --experts separate",
+         "--to keep --experts separate takes them apart where it can, and --to bf16 always"},
     };
     memcpy(rows, all, sizeof all);
     return sizeof all / sizeof *all;

@@ -36,6 +36,16 @@ static int is_stored(const qc_loader_row *row)
     return strcmp(row->form, stored.form) == 0;
 }
 
+static int is_compressed_tensors(const qc_loaders *l)
+{
+    return l->row.with && strcmp(l->row.with, qc_format_name(QC_FORMAT_COMPRESSED_TENSORS)) == 0;
+}
+
+static int is_llama4(const char *model_type)
+{
+    return strcmp(model_type, "llama4") == 0 || strcmp(model_type, "llama4_text") == 0;
+}
+
 /* transformers 5 turns only a plain nn.Linear into a quantized module. It keeps the experts of a
  * layer in one tensor instead, and Falcon's Linear is a class of its own. (4.57 takes both.) */
 qc_status qc_loaders_not5(const char **not5, qc_arena *arena, const char *model_type,
@@ -47,27 +57,45 @@ qc_status qc_loaders_not5(const char **not5, qc_arena *arena, const char *model_
                 "of their own: load it with transformers 4 or with qconv's own reader";
         return QC_OK;
     }
+    if (is_llama4(model_type) && all > 0) {
+        *not5 = "transformers puts modules of its own in the place of Llama 4's stacks of experts "
+                "where others of its weights are quantized, and finds none for them in a "
+                "checkpoint: load the output with qconv.load";
+        return QC_OK;
+    }
     if (experts == 0)
         return QC_OK;
     return qc_arena_printf(arena, not5, err,
-                           "transformers 5 holds the experts of a layer in one tensor and loads "
-                           "none that are quantized, here %.0f%% of the weights to quantize: load "
-                           "the output with transformers 4 or with qconv's own reader, or leave "
-                           "the experts as they are with --keep '*.experts.*'",
+                           "transformers 5 holds the experts of a layer in one tensor and by "
+                           "itself loads none that are quantized, here %.0f%% of the weights to "
+                           "quantize: load the output with qconv.load or, in bitsandbytes' forms, "
+                           "with from_pretrained after `import qconv`; with transformers 4, which "
+                           "takes each expert by itself; or leave the experts as they are with "
+                           "--keep '*.experts.*'",
                            100.0 * (double)experts / (double)all);
 }
 
 static qc_status find_not5(qc_loaders *out, const qc_plan *p, qc_error *err)
 {
     uint64_t experts = 0, all = 0;
+    int stacked = 0;
     for (uint32_t i = 0; i < p->job_count; i++) {
         const qc_job *j = &p->jobs[i];
         if (!qc_scheme_is_quantized(j->scheme))
             continue;
         all += j->elems;
-        experts += qc_expert_stem(j->name) > 0 ? j->elems : 0;
+        experts += j->stack || qc_expert_stem(j->name) > 0 ? j->elems : 0;
+        stacked |= j->stack;
     }
-    return qc_loaders_not5(&out->not5, p->arena, p->recipe->model_type, experts, all, err);
+    QC_TRY(qc_loaders_not5(&out->not5, p->arena, p->recipe->model_type, experts, all, err));
+    out->row.transformers5 = !out->not5;
+    if (stacked || (is_llama4(p->recipe->model_type) && all > 0))
+        out->row.transformers4 = 0;
+    if (is_llama4(p->recipe->model_type))
+        out->import_qconv = 0;
+    else
+        out->import_qconv = experts > 0 && !is_compressed_tensors(out);
+    return QC_OK;
 }
 
 /* transformers 5 casts the biases of a quantized checkpoint to config.json's dtype, but not the
@@ -170,7 +198,6 @@ qc_status qc_loaders_of(qc_loaders *out, const qc_plan *p, qc_error *err)
         out->instead = instead_of(p);
     } else if (!qc_diffusers_class(p->model) && p->weights_quantized) {
         QC_TRY(find_not5(out, p, err));
-        out->row.transformers5 = !out->not5;
         out->rest = find_rest(p, config);
     }
     return QC_OK;
@@ -186,11 +213,6 @@ qc_loaders qc_loaders_of_pipeline(const qc_plan_options *o)
                         .compressed = o->compress};
 }
 
-static int is_compressed_tensors(const qc_loaders *l)
-{
-    return l->row.with && strcmp(l->row.with, qc_format_name(QC_FORMAT_COMPRESSED_TENSORS)) == 0;
-}
-
 int qc_loaders_need_plugin(const qc_loaders *l)
 {
     return l->plugin &&
@@ -201,6 +223,12 @@ int qc_loaders_need_plugin(const qc_loaders *l)
 static const char *others(const qc_loaders *l)
 {
     const qc_loader_row *r = &l->row;
+    if (l->import_qconv && !r->transformers4)
+        return "transformers 5 with bitsandbytes after import qconv";
+    if (!r->transformers4 && !r->transformers5)
+        return "";
+    if (l->import_qconv)
+        return "transformers 4 with bitsandbytes (5 after import qconv)";
     if (is_compressed_tensors(l))
         return "transformers with compressed-tensors, vLLM";
     if (strcmp(l->library, "diffusers") == 0 && !is_stored(r))
@@ -221,6 +249,8 @@ void qc_loaders_put_names(const qc_loaders *l, qc_strbuf *text)
     const char *between = *ours && *vllm ? ", " : "", *theirs = others(l);
     if (l->own_form)
         qc_strbuf_putf(text, "%s%s%s%s", ours, between, vllm, *ours || *vllm ? "" : "qconv only");
+    else if (!*theirs)
+        qc_strbuf_puts(text, *ours ? ours : "qconv only");
     else if (*ours && l->compressed)
         qc_strbuf_putf(text, "%s%s%s; as plain files in %s", ours, between, vllm, theirs);
     else

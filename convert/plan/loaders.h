@@ -21,6 +21,7 @@ typedef struct qc_loaders {
     /* only if the form is "own": options that make a form which transformers loads */
     const char *instead;
     const char *not5; /* why transformers 5 does not load it, and what helps; else NULL */
+    int import_qconv; /* transformers 5 loads it in a Python that has imported qconv */
     const char *rest; /* the value of --rest with which transformers 5 can compute; or NULL */
     /* if 0, nothing but qconv knows the architecture: there is no config.json */
     int has_config;

@@ -102,7 +102,7 @@ typedef struct {
 
 static int loads(const qc_loaders *l)
 {
-    return (l->row.transformers4 || l->row.transformers5) && l->has_config;
+    return (l->row.transformers4 || l->row.transformers5 || l->import_qconv) && l->has_config;
 }
 
 static void add_command(qc_strbuf *to, const char *program, const char *words, const char *out,
@@ -131,7 +131,8 @@ static void make_serve(steps *s, const qc_loaders *l, const char *out)
 
 static void make_python(steps *s, const qc_loaders *l)
 {
-    qc_strbuf_putf(&s->python, "%sfrom %s import %s\nmodel = %s.from_pretrained(",
+    qc_strbuf_putf(&s->python, "%s%sfrom %s import %s\nmodel = %s.from_pretrained(",
+                   l->import_qconv ? "import qconv  # transformers 5 needs it for experts\n" : "",
                    l->placed ? "import json\n" : "", l->library, l->class_name, l->class_name);
     python_string(&s->python, s->path.data);
     if (l->placed) {

@@ -71,9 +71,9 @@ qc_bnb_state qc_job_state_of(const qc_job *j)
                       .nested_block_elems = QC_NESTED_BLOCK};
     (void)snprintf(s.quant_type, sizeof s.quant_type, "%s", qc_schemes[j->scheme].quant_type);
     const qc_coded_weight *coded = j->entry->coded;
-    if (coded) {
-        s.ndim = coded->ndim;
-        memcpy(s.dims, coded->dims, sizeof s.dims);
+    if (coded || j->stack) {
+        s.ndim = j->ndim;
+        memcpy(s.dims, coded ? coded->dims : j->dims, j->ndim * sizeof *s.dims);
     }
     return s;
 }
@@ -116,7 +116,8 @@ static void describe_codes(const qc_plan *p, const qc_job *j, qc_out_tensor *t)
     uint64_t flat[] = {qc_scheme_code_bytes(j->scheme, j->elems), 1};
     uint64_t each = qc_dtype_bits(row->code_dtype) / 8;
     uint64_t matrix[] = {j->rows, qc_scheme_code_bytes(j->scheme, j->cols) / each};
-    int keeps_rows = row->format == QC_FORMAT_COMPRESSED_TENSORS || (row->by_rows && !p->own_form);
+    int keeps_rows =
+        row->format == QC_FORMAT_COMPRESSED_TENSORS || (row->by_rows && !p->own_form && !j->stack);
     shape_part(t, row->code_dtype, 2, keeps_rows ? matrix : flat,
                unit ? qc_scheme_code_bytes(j->scheme, unit) : 1);
 }
@@ -279,7 +280,8 @@ static qc_status shape_job(qc_plan *p, qc_job *j, unsigned *bits, qc_error *err)
         j->dims = coded->dims;
     }
     QC_TRY(qc_shape_elems(j->dims, j->ndim, &j->elems, err));
-    j->stack = j->ndim == 3 && (j->name != src->name || e->scheme == QC_SCHEME_DEQUANT);
+    j->stack = j->ndim == 3 && (j->name != src->name || e->scheme == QC_SCHEME_DEQUANT ||
+                                qc_scheme_is_quantized(e->scheme));
     int turned_source = e->transpose && e->scheme != QC_SCHEME_DEQUANT && !coded;
     if (j->ndim == 2 || j->stack) {
         /* This cannot overflow: elems did not, or is 0. */

@@ -108,6 +108,8 @@ static void add_options(qc_strbuf *out, const qc_plan_options *o)
     add_given(out, "--requantize", r->requantize);
     add_given(out, "--drop-mtp", r->drop_mtp);
     add_given(out, "--split-fused", r->split_fused);
+    if (r->experts != QC_EXPERTS_AS_FOUND)
+        add_text(out, "--experts", r->experts == QC_EXPERTS_STACKED ? "stacked" : "separate");
     add_text(out, "--schemes", r->schemes);
     for (uint32_t i = 0; i < r->rule_count; i++)
         add_text(out, r->rules[i].quantize ? "--quantize" : "--keep", r->rules[i].glob);

@@ -63,6 +63,15 @@ static qc_status check_frame(checker *c, qc_worker *w, open_file *o, uint32_t in
     return QC_OK;
 }
 
+/* Has a file that the tensor is read from another time? */
+static int is_touched(const checker *c, const qc_plan *plan, const qc_checkpoint_tensor *t)
+{
+    int any = 0;
+    for (size_t f = 0; f < plan->model->file_count; f++)
+        any |= c->changed[f] && (f == t->file || (t->change && t->change->scattered));
+    return any;
+}
+
 /* The scales of a weight that is stored as codes are in no digest. So where their file has another
  * time, the weight is made again. */
 static int has_other_scales(const checker *c, const qc_plan *plan, const qc_job *j)
@@ -70,7 +79,7 @@ static int has_other_scales(const checker *c, const qc_plan *plan, const qc_job 
     uint32_t tensors[QC_JOB_TENSORS_MAX];
     size_t count = qc_job_tensors(j, tensors);
     for (size_t i = 0; i < count; i++) {
-        if (tensors[i] != j->source && c->changed[plan->model->tensors[tensors[i]].file])
+        if (tensors[i] != j->source && is_touched(c, plan, &plan->model->tensors[tensors[i]]))
             return 1;
     }
     return 0;
@@ -90,7 +99,7 @@ static qc_status check_source(const checker *c, qc_worker *w, uint32_t index, qc
         c->damaged[index] = OTHER_SCALES;
         return QC_OK;
     }
-    if (!c->changed[t->file])
+    if (!is_touched(c, plan, t))
         return QC_OK;
     QC_TRY(qc_unit_source(w, u, &now, err));
     if (!qc_digest_equal(&now, &u->source))

@@ -10,7 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MTP_KEY       "num_nextn_predict_layers"
 #define SIDE_TEXT_MAX ((size_t)256 << 20)
 #define GROUPS_MAX    (QC_SCHEME_COUNT * 4) /* schemes by block sizes */
 
@@ -311,6 +310,37 @@ static qc_status splice_skip_list(qc_strbuf *text, const qc_plan *plan, qc_error
     return st;
 }
 
+/* Sets the numbers of layers for multi-token prediction that an object has to 0. */
+static qc_status splice_no_mtp(qc_strbuf *text, const qc_json_node *object, qc_error *err)
+{
+    static const char *const keys[] = {"num_nextn_predict_layers", "mtp_num_hidden_layers"};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+        if (qc_json_get(object, keys[i]))
+            QC_TRY(splice(text, keys[i], "0", err));
+    return QC_OK;
+}
+
+/* The same for a config.json, and for its text_config. */
+static qc_status splice_dropped_mtp(qc_strbuf *text, const qc_json_node *root, qc_error *err)
+{
+    static const char key[] = "text_config";
+    const char *old = NULL;
+    size_t old_len = 0;
+    qc_strbuf inner;
+    QC_TRY(splice_no_mtp(text, root, err));
+    if (!qc_json_get(root, key))
+        return QC_OK;
+    QC_TRY(qc_json_member_text(text->data, text->len, key, &old, &old_len, err));
+    qc_strbuf_init(&inner, SIDE_TEXT_MAX);
+    qc_status st = qc_strbuf_add(&inner, old, old_len, err);
+    if (st == QC_OK)
+        st = splice_no_mtp(&inner, qc_json_get(root, key), err);
+    if (st == QC_OK)
+        st = splice(text, key, inner.data, err);
+    qc_strbuf_deinit(&inner);
+    return st;
+}
+
 qc_status qc_config_make(qc_strbuf *out, const qc_plan *plan, qc_error *err)
 {
     const qc_checkpoint *m = plan->model;
@@ -337,8 +367,8 @@ qc_status qc_config_make(qc_strbuf *out, const qc_plan *plan, qc_error *err)
         if (qc_json_get(root, dtype_keys[i]))
             st = splice(out, dtype_keys[i], dtype, err);
     }
-    if (st == QC_OK && plan->recipe->mtp_dropped && qc_json_get(root, MTP_KEY))
-        st = splice(out, MTP_KEY, "0", err);
+    if (st == QC_OK && plan->recipe->mtp_dropped)
+        st = splice_dropped_mtp(out, root, err);
     return st;
 }
 

@@ -3,6 +3,7 @@
 
 #include "base/checked.h"
 #include "base/text.h"
+#include "convert/model/expert_split.h"
 #include "convert/model/recipe_tables.h"
 #include "convert/model/sibling.h"
 #include "convert/term/glob.h"
@@ -202,7 +203,8 @@ static qc_status match_plain(const matcher *m, qc_against_tensor *t)
     } else if (t->packed) {
         dims = t->packed->dims;
         ndim = t->packed->ndim;
-        r->transpose = ndim == 3 || (ndim == 2 && qc_model_table_is_conv1d(m->table, from->name));
+        r->transpose = (ndim == 3 && !qc_experts_known(m->a->model)) ||
+                       (ndim == 2 && qc_model_table_is_conv1d(m->table, from->name));
     }
     if (!same_shape(r, dims, ndim))
         return shapes_differ(m, t, dims, ndim);
@@ -357,22 +359,6 @@ static qc_status find_listed(const matcher *m)
 
 /* ---- what is missing ------------------------------------------------------------------------- */
 
-/* Finds the number of the layer that a tensor belongs to; returns 1 where it has none. */
-static int layer_of(const char *name, uint64_t *layer)
-{
-    const char *at = strstr(name, "layers.");
-    size_t len = strlen("layers.");
-    if (!at || (at != name && strncmp(name, "model.layers.", len + 6) != 0))
-        return 1;
-    size_t digits = strspn(at + len, "0123456789");
-    if (digits == 0 || digits > 9 || at[len + digits] != '.')
-        return 1;
-    *layer = 0;
-    for (size_t k = 0; k < digits; k++)
-        *layer = *layer * 10 + (uint64_t)(at[len + k] - '0');
-    return 0;
-}
-
 /* Do the two have the same bytes, as a head and the embeddings that it is tied to? */
 static int is_tied_head(const matcher *m, uint32_t i)
 {
@@ -392,10 +378,9 @@ static const char *why_missing(const matcher *m, uint32_t i, uint64_t layers, in
     const char *name = a->model->tensors[i].name;
     uint32_t owner =
         a->in_model.owners[i] != QC_NO_TENSOR ? a->in_model.owners[i] : a->coded.owners[i];
-    uint64_t layer = 0;
     if (owner != QC_NO_TENSOR && m->used[owner])
         return "scales and state of a weight that was decoded";
-    if (mtp_all_missing && layers > 0 && !layer_of(name, &layer) && layer >= layers)
+    if (mtp_all_missing && qc_rules_predicts_more(name, layers))
         return "of a layer for multi-token prediction, left out";
     if (a->manifest)
         return NULL;
@@ -411,19 +396,20 @@ static const char *why_missing(const matcher *m, uint32_t i, uint64_t layers, in
 static qc_status list_missing(const matcher *m)
 {
     qc_against *a = m->a;
-    uint64_t layers = 0, layer = 0;
+    uint64_t layers = UINT64_MAX;
     int mtp_all_missing = 1;
     if (a->model->config) {
-        const qc_json_node *n = qc_json_get(qc_json_root(a->model->config), "num_hidden_layers");
-        qc_error ignored = {0};
-        if (!n || qc_json_as_u64(n, "num_hidden_layers", &layers, &ignored) != QC_OK)
-            layers = 0;
+        const qc_json_node *root = qc_json_root(a->model->config);
+        const qc_json_node *n = qc_json_get(root, "num_hidden_layers");
+        if (!n)
+            n = qc_json_get(qc_json_get(root, "text_config"), "num_hidden_layers");
+        if (!n || qc_json_as_u64(n, "num_hidden_layers", &layers, NULL) != QC_OK || layers == 0)
+            layers = UINT64_MAX;
     }
     size_t count = 0;
     for (uint32_t i = 0; i < (uint32_t)a->model->tensor_count; i++) {
         count += !m->used[i];
-        if (m->used[i] && layers > 0 && !layer_of(a->model->tensors[i].name, &layer) &&
-            layer >= layers)
+        if (m->used[i] && qc_rules_predicts_more(a->model->tensors[i].name, layers))
             mtp_all_missing = 0;
     }
     QC_TRY(qc_arena_array(a->arena, &a->missing, count + 1, m->err));

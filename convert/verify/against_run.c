@@ -147,15 +147,27 @@ static int has_fused(const qc_checkpoint *c)
     return 0;
 }
 
+/* Names MODEL's experts as OUT names its own. */
+static qc_status arrange_experts(qc_against *a, const char *to, qc_error *err)
+{
+    const int decodes = strcmp(to, "bf16") == 0 || strcmp(to, "fp16") == 0;
+    if (!has_fused(a->output))
+        return qc_experts_split(a->model, 0, err);
+    if (!has_fused(a->model))
+        return qc_experts_join(a->model, err);
+    if (!*to || strcmp(to, "keep") == 0 || qc_experts_are_stacked(a->output) ||
+        (decodes && qc_experts_are_stacked(a->model)))
+        return QC_OK;
+    return qc_experts_split(a->model, decodes, err);
+}
+
 /* Opens MODEL as `convert` did when it made OUT. Without a manifest it is opened to match how OUT
  * names its experts. */
 static qc_status open_model(qc_against *a, qc_error *err)
 {
     QC_TRY(qc_checkpoint_open(&a->model, a->call->against, err));
     const char *to = a->manifest ? a->manifest->to : NULL;
-    if (to ? strcmp(to, "keep") != 0 : !has_fused(a->output))
-        QC_TRY(qc_experts_split(a->model,
-                                to && (strcmp(to, "bf16") == 0 || strcmp(to, "fp16") == 0), err));
+    QC_TRY(arrange_experts(a, to ? to : "", err));
     QC_TRY(qc_adapters_attach(a->model, a->call, err));
     return a->manifest ? qc_adapters_check(a->model, a->manifest, a->call->model, err) : QC_OK;
 }

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Optional, Union, overload
 
 from ._cuda import CudaLibrary, cuda_library
 from ._program import Progress, ProgressCallback, StrPath, answer, version
+from ._register import register as _register
 from .errors import (CheckError, DeviceError, Error, InputError, ProgramError, QconvWarning, RunError, StoppedError,
                      UsageError)
 from .load import load
@@ -39,6 +40,8 @@ __all__ = ["Answer", "CheckError", "Comparison", "Conversion", "CudaLibrary", "D
            "TensorInfo", "TrainingPlan", "Unpacking", "UsageError", "Validation", "Verification", "call", "convert",
            "cuda_library", "dry_run", "eval", "hardware", "inspect", "load", "plan", "plan_training", "unpack",
            "validate", "verify", "version"]
+
+_register()
 
 ProgressWish = Union[None, bool, ProgressCallback]
 

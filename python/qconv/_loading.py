@@ -35,10 +35,10 @@ def loaded(out, device_map, dtype, backend, threads, skip_digests, kwargs):
         dtype = getattr(config, "dtype", None) or floats_of(tensors)
     if isinstance(dtype, str):
         dtype = getattr(torch, dtype)
-    state = state_of(tensors, found, transposed_modules(kind, config), dtype)
+    state = state_of(tensors, found, transposed_modules(kind, config), lambda: stack_shapes(kind, config), dtype)
     weights = {name: tensor for name, tensor in state.items() if isinstance(tensor, QuantizedTensor)}
     del tensors
-    if weights and any(".experts." in name for name in weights):
+    if any(tensor.stacked or ".experts." in name for name, tensor in weights.items()):
         kwargs = {"experts_implementation": "eager", **kwargs} if version() >= (5, 0) else kwargs
     model = built(kind, config, state, dtype, kwargs)
     del state
@@ -226,15 +226,25 @@ def transposed_modules(kind, config):
     return names | {name[len(prefix):] for name in names if name.startswith(prefix)} | {prefix + n for n in names}
 
 
-def state_of(tensors, found, transposed, dtype):
-    """What from_pretrained is given: each group of tensors as one QuantizedTensor."""
+def stack_shapes(kind, config):
+    with torch.device("meta"):
+        return {tuple(p.shape) for p in kind(config).parameters() if p.ndim == 3}
+
+
+def state_of(tensors, found, transposed, stack_shapes_of, dtype):
+    """What from_pretrained is given: each group of tensors as one QuantizedTensor. Codes of stacks lie as [experts, out,
+    in]; models hold them so (Mixtral, Qwen), or as [experts, in, out] (gpt-oss)."""
     taken = {name for members in found.values() for name in members.values()}
     state = {name: tensor for name, (_, tensor) in tensors.items() if name not in taken}
-    for weight, members in found.items():
-        parts = weights_of(weight, {ending: tensors[name][1] for ending, name in members.items()})
-        stacked = not weight.endswith(".weight")
-        state[weight] = QuantizedTensor([[part] for part in parts], dtype, stacked,
-                                        stacked or weight.rpartition(".")[0] in transposed)
+    parts = {weight: weights_of(weight, {ending: tensors[name][1] for ending, name in members.items()})
+             for weight, members in found.items()}
+    stacks = {weight: (len(each), each[0].rows, each[0].cols) for weight, each in parts.items()
+              if len(each) > 1 or not weight.endswith(".weight")}
+    turned = bool(stacks) and not set(stacks.values()) <= stack_shapes_of()
+    for weight, each in parts.items():
+        stacked = weight in stacks
+        state[weight] = QuantizedTensor([[part] for part in each], dtype, stacked,
+                                        turned if stacked else weight.rpartition(".")[0] in transposed)
     return state
 
 

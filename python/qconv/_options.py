@@ -58,6 +58,8 @@ class ConvertOptions(TypedDict, total=False):
     recipe: StrPath
     # let --keep, --quantize and --to auto split what engines load as one
     split_fused: bool
+    # write the experts of a layer as one tensor each, or as one for all (default: separate)
+    experts: Union[Literal["separate", "stacked"], str]
     # refuse what this engine cannot load, and say what helps
     for_: Union[Literal["transformers", "vllm", "sglang", "unsloth", "qconv", "vllm-qconv", "all"], str]
     # quantize MXFP4 experts anew instead of passing them through
@@ -133,6 +135,8 @@ class PlanOptions(TypedDict, total=False):
     recipe: StrPath
     # let --keep, --quantize and --to auto split what engines load as one
     split_fused: bool
+    # write the experts of a layer as one tensor each, or as one for all (default: separate)
+    experts: Union[Literal["separate", "stacked"], str]
     # refuse what this engine cannot load, and say what helps
     for_: Union[Literal["transformers", "vllm", "sglang", "unsloth", "qconv", "vllm-qconv", "all"], str]
     # quantize MXFP4 experts anew instead of passing them through

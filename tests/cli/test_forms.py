@@ -302,6 +302,57 @@ class Mtp(Forms):
             self.assertTrue(json.loads(self.ok("verify", "--json", "d-" + to))["ok"])
         self.fails(2, "--to", "nf4", "--drop-mtp", "without", "o", has="--drop-mtp")
 
+    def test_dropped_by_name(self):
+        """Qwen3.5's mtp, beside a text_config, and ERNIE's mtp_block; "mtpx" is a word of another meaning."""
+        linear = ("BF16", [64, 64], mk.random_bytes("BF16", [64, 64], self.rng))
+        more = {n: linear for n in ("mtp.fc.weight", "mtp.layers.0.mlp.up_proj.weight", "model.mtp_block.0.q_proj.weight")}
+        t = {"model.language_model.layers.0.mlp.up_proj.weight": linear, "mtpx.up_proj.weight": linear}
+        text = {"num_hidden_layers": 1, "mtp_num_hidden_layers": 1, "hidden_size": 64}
+        self.model({**t, **more}, {"model_type": "qwen3_5", "text_config": text})
+        self.model(t, {"model_type": "qwen3_5", "text_config": text}, name="without")
+        out = self.convert("--to", "nf4", "--drop-mtp", "m", "d")
+        self.assertEqual(out, self.convert("--to", "nf4", "without", "w"))
+        with open(self.path("d", "config.json")) as f:
+            self.assertEqual(json.load(f)["text_config"], {**text, "mtp_num_hidden_layers": 0})
+        said = json.loads(self.ok("verify", "d", "--against", "m", "--json"))
+        self.assertEqual({t["name"] for t in said["missing"]}, set(more))
+        self.assertEqual(len(self.convert("--to", "bf16", "m", "b")), 5)
+
+
+class Parts(Forms):
+    """The table of docs/models.md: vision and audio towers, projectors, draft models."""
+    PARTS = {
+        "qwen3_5": ("model.visual.blocks.0.attn.qkv model.visual.merger.linear_fc1 mtp.fc mtp.layers.0.mlp.up_proj",
+                    "model.visual.pos_embed model.visual.patch_embed.proj/5 mtp.norm/1"),
+        "gemma3": ("model.vision_tower.vision_model.encoder.layers.0.self_attn.q_proj",
+                   "model.vision_tower.vision_model.embeddings.patch_embedding/4 "
+                   "model.vision_tower.vision_model.embeddings.position_embedding"),
+        "llama4": ("vision_model.patch_embedding.linear vision_model.model.layers.0.self_attn.q_proj "
+                   "multi_modal_projector.linear_1", "language_model.model.layers.0.feed_forward.router"),
+        "mistral3": ("vision_tower.transformer.layers.0.attention.q_proj "
+                     "multi_modal_projector.patch_merger.merging_layer", "vision_tower.patch_conv/4"),
+        "whisper": ("model.encoder.layers.0.self_attn.q_proj model.decoder.layers.0.encoder_attn.q_proj",
+                    "model.encoder.conv1/3 model.encoder.embed_positions"),
+        "qwen2_5_omni": ("thinker.audio_tower.layers.0.self_attn.q_proj thinker.audio_tower.proj",
+                         "thinker.audio_tower.conv1/3"),
+        "llama": ("medusa_heads.0.0.linear fc midlayer.mlp.up_proj", "medusa_heads.0.1 lm_head d2t/1"),
+    }
+
+    def test_table(self):
+        for kind, (quantized, kept) in self.PARTS.items():
+            want, t = {}, {}
+            for names, scheme in ((quantized, "nf4"), (kept, "keep")):
+                for name, _, dims in (n.partition("/") for n in names.split()):
+                    rows = 96 if scheme == "keep" else 64  # 96: as many as the vocabulary has
+                    shape = [rows, 64] if not dims else [64] + [4] * (int(dims) - 1)
+                    t[name + ".weight"] = ("BF16", shape, mk.random_bytes("BF16", shape, self.rng))
+                    want[name + ".weight"] = scheme
+            self.model(t, {"model_type": kind, "vocab_size": 96 if kind == "llama" else 100})
+            self.ok("-q", "--to", "nf4", *PLAIN, "--force", "m", "o")
+            with open(self.path("o", "qconv.json")) as f:
+                self.assertEqual({t["name"]: t["scheme"] for t in json.load(f)["tensors"] if t["name"] in want},
+                                 want, kind)
+
 
 class Mxfp4(Forms):
     replaces = True

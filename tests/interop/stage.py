@@ -56,6 +56,8 @@ ENVIRONMENTS = {
     "calibrated": (["transformers5"], "test_interop_calibrated.py"),
     "load-transformers5": (["transformers5"], "test_interop_load.py"),
     "load-transformers4": (["transformers4"], "test_interop_load.py"),
+    "moe-transformers5": (["transformers5"], "test_interop_moe.py"),
+    "moe-transformers4": (["transformers4"], "test_interop_moe.py"),
     "operators": (["transformers5"], "test_interop_operators.py"),
     "gpu-operators": (["transformers5"], "test_interop_gpu_operators.py"),
     "adapters": (["training", "transformers5"], "test_interop_adapters.py"),

@@ -21,7 +21,6 @@ from unittest import mock
 import interop_support as s
 import torch
 import transformers
-from bitsandbytes.functional import dequantize_4bit
 from bitsandbytes.nn import Linear4bit, Linear8bitLt
 
 import test_interop_zoo as zoo
@@ -59,31 +58,11 @@ def made(source, *arguments):
     return out, plain
 
 
-def dense(weight, bias):
-    out = torch.nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
-    out.weight = torch.nn.Parameter(weight, requires_grad=False)
-    out.bias = bias
-    return out
-
-
 def restored_by_bitsandbytes(kind, folder):
     """transformers + bitsandbytes' model of a folder with the weights that bitsandbytes restores, all in float32."""
     model, trouble = zoo.load(kind, folder, dtype=torch.float32)
     assert not trouble, trouble
-    for name, module in list(model.named_modules()):
-        if isinstance(module, Linear4bit):
-            module.weight.quant_state.dtype = torch.float32
-            weight = dequantize_4bit(module.weight.data, module.weight.quant_state)
-        elif isinstance(module, Linear8bitLt):
-            weight = module.weight.data.float() * module.weight.SCB[:, None] * (1 / 127)
-        else:
-            continue
-        parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, dense(weight, module.bias))
-    for tensor in [*model.parameters(), *model.buffers()]:  # transformers 5 leaves some in 16 bits
-        if tensor.is_floating_point():
-            tensor.data = tensor.data.float()
-    return model
+    return zoo.in_float32(model)
 
 
 def restored_by_qconv(kind, folder, config):
@@ -92,7 +71,8 @@ def restored_by_qconv(kind, folder, config):
     from qconv import _loading
     with qconv._library.Reader(folder) as reader:
         tensors = _loading.read(reader, _loading.Places(folder, reader, "cpu"), 0, False)
-    state = _loading.state_of(tensors, _loading.groups({n: d for n, (d, _) in tensors.items()}), set(), torch.float32)
+    state = _loading.state_of(tensors, _loading.groups({n: d for n, (d, _) in tensors.items()}), set(), set,
+                               torch.float32)
     state = {n: t.dequantize() if isinstance(t, QuantizedTensor) else t for n, t in state.items()}
     config = copy.deepcopy(config)
     del config.quantization_config

@@ -23,6 +23,7 @@ import bitsandbytes.nn.modules
 import interop_support as s
 import torch
 import transformers
+from bitsandbytes.functional import dequantize_4bit
 from bitsandbytes.nn import Linear4bit, Linear8bitLt
 from transformers import BitsAndBytesConfig
 from transformers.models.auto import modeling_auto
@@ -282,6 +283,26 @@ def default_modules(model, form):
     replaced = integration.replace_with_bnb_linear(model, modules_to_not_convert=skip,
                                                    quantization_config=bnb_config(form))
     return {n for n, m in replaced.named_modules() if type(m) in (Linear4bit, Linear8bitLt)}
+
+
+def in_float32(model):
+    """Its linear layers of bitsandbytes, which other checks hold against it, by plain ones, and all else in float32."""
+    for name, module in list(model.named_modules()):
+        if isinstance(module, Linear4bit):
+            module.weight.quant_state.dtype = torch.float32
+            weight = dequantize_4bit(module.weight.data, module.weight.quant_state)
+        elif isinstance(module, Linear8bitLt):
+            scales = module.weight.SCB if module.weight.SCB is not None else module.state.SCB
+            weight = module.weight.data.float() * scales[:, None] * (1 / 127)
+        else:
+            continue
+        new = torch.nn.Linear(*weight.shape[::-1], module.bias is not None, device="meta")
+        new.weight, new.bias = torch.nn.Parameter(weight, requires_grad=False), module.bias
+        model.set_submodule(name, new)
+    for tensor in [*model.parameters(), *model.buffers()]:  # transformers 5 leaves some in 16 bits
+        if tensor.is_floating_point() and tensor.dtype != torch.float32:
+            tensor.data = tensor.data.float()
+    return model
 
 
 @torch.no_grad()
