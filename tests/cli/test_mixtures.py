@@ -65,6 +65,12 @@ class Numbers(ExpertsCase):
             tensors[head + "down_proj"] = ("BF16", [5, 16, 8], down)
         self.copy("stacked", tensors)
         self.assertEqual(self.numbers("stacked"), self.numbers(TINY))
+        for form in (["int8"], ["nf4", "--no-double-quant"]):
+            made = []
+            for experts in ("stacked", "separate"):
+                self.convert("--to", *form, "--experts", experts, TINY, form[0] + experts)
+                made.append(self.numbers(form[0] + experts))
+            self.assertEqual(*made)
 
     def test_quantized(self):
         """A model of other experts is another one, and it differs from MODEL as little as its form says."""
