@@ -1,6 +1,7 @@
 #include "convert/validate/validate_pair.h"
 
 #include "base/checked.h"
+#include "convert/model/expert_split.h"
 #include "convert/model/recipe_coded.h"
 #include "convert/model/recipe_stored.h"
 #include "convert/model/recipe_tables.h"
@@ -93,7 +94,7 @@ static qc_status match(const matcher *m, qc_validate_pair *p, qc_error *err)
     } else if (!qc_dtype_is_quantizable(t->dtype)) {
         p->why_not = "its source has a type that qconv does not read";
         return QC_OK;
-    } else if (ndim > 2) {
+    } else if (ndim > 2 && !qc_experts_is_stack(m->model, t)) {
         /* transformers writes them as [experts, in, out] while the codes are [experts, out, in],
          * and nothing in the file tells the two apart. */
         p->why_not =

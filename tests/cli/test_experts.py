@@ -52,6 +52,11 @@ class Experts(test_forms.Forms):
                 for out in ("separate", "stacked", "there", "back"):
                     for model in ("r", "f"):
                         self.ok("verify", "-q", out, "--against", model)
+                if form != "bf16":
+                    for out in ("separate", "stacked"):
+                        r = self.run_qconv("validate", out, "--against", "r")
+                        self.assertEqual(r.returncode, 0, r.stderr)
+                        self.assertNotIn(b"not compared", r.stdout + r.stderr)
                 for out, source in (("there", "separate"), ("back", "stacked")):
                     self.ok("verify", "-q", out, "--against", source)
 
