@@ -77,7 +77,10 @@ static qc_status once(bench *b, int run, qc_error *err)
     const qc_feedback_options options = {0.1, QC_FEEDBACK_SWEEPS};
     const qc_form form = {.ops = &qc_form_nf4, .block_elems = 64, .nested = 1};
     const uint64_t elems = b->rows * b->n, blocks = (elems + 63) / 64;
-    qc_feedback_out out = {need(elems), need(blocks * 4), need(blocks), need(blocks / 64 + 4), 0};
+    qc_feedback_out out = {.codes = need(elems),
+                           .absmax = need(blocks * 4),
+                           .absmax_codes = need(blocks),
+                           .nested_absmax = need(blocks / 64 + 4)};
     qc_feedback *f = NULL;
     double at[STEPS + 1], floors[STEPS], took = 0.0, floor = 0.0;
     memset(b->h, 0, b->n * b->n * sizeof *b->h);

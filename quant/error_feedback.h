@@ -75,7 +75,12 @@ typedef struct {
                               or not */
     uint8_t *absmax_codes; /* nested */
     float *nested_absmax;  /* nested */
-    float nested_offset;   /* set; NF4: 0 */
+    float nested_offset;   /* set, unless it is given; NF4: 0 */
+    /* For a matrix of a stack, whose groups may begin in the matrix before it and end in the one
+     * behind it; zeros otherwise. */
+    uint64_t lead;    /* blocks of the first group that come before the matrix */
+    float ends[2];    /* nested absmax of the first and the last group; 0: to be set */
+    int offset_given; /* nested_offset is given */
 } qc_feedback_out;
 
 /* These are the sum over tokens of |W z - Q x|^2 divided by that of |W z|^2, in double; without C,

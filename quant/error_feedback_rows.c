@@ -243,7 +243,7 @@ static float possible_scale(const job *j, uint64_t index, float wish, uint8_t *c
 {
     float scale = qc_form_round_scale(j->form, wish);
     if (j->form->nested) {
-        const float group = j->out->nested_absmax[index / QC_NESTED_BLOCK];
+        const float group = j->out->nested_absmax[(j->out->lead + index) / QC_NESTED_BLOCK];
         const float offset = j->out->nested_offset, place = (wish - offset) / group;
         unsigned low = 0, high = 255; /* of the ascending map: the first entry not below place */
         if (!(group > 0.0f) || !isfinite(place))
@@ -447,7 +447,8 @@ qc_status qc_feedback_weight(const qc_feedback *f, const qc_form *form, const fl
     uint64_t elems;
     qc_status st;
     *result = (qc_feedback_result){0.0, 0.0};
-    out->nested_offset = 0.0f;
+    if (!out->offset_given)
+        out->nested_offset = 0.0f;
     if (rows == 0)
         return QC_OK;
     if (qc_mul_u64(rows, n, &elems) || elems > SIZE_MAX / 8)

@@ -151,6 +151,16 @@ static qc_status find_group(void *ctx, unsigned thread, uint64_t group, qc_error
     return QC_OK;
 }
 
+/* The entry of the ascending map that is nearest to x. */
+static uint8_t nearest_code(float x)
+{
+    unsigned best = 0;
+    for (unsigned k = 1; k < 256; k++)
+        if (fabsf(qc_dynamic_map[k] - x) < fabsf(qc_dynamic_map[best] - x))
+            best = k;
+    return (uint8_t)best;
+}
+
 /* Sets the scales as a reader has them: of the entries around the nearest one, that of least
  * error. */
 static qc_status nest_group(void *ctx, unsigned thread, uint64_t group, qc_error *err)
@@ -158,11 +168,18 @@ static qc_status nest_group(void *ctx, unsigned thread, uint64_t group, qc_error
     const search *s = ctx;
     const qc_feedback_out *out = s->out;
     float *x = s->scratch + thread * s->scratch_each, *d = x + s->scratch_each / 2;
-    const uint64_t from = group * QC_NESTED_BLOCK, left = s->blocks - from;
-    const uint64_t n = qc_min_u64(left, QC_NESTED_BLOCK);
+    const uint64_t from = group ? group * QC_NESTED_BLOCK - out->lead : 0;
+    const uint64_t n = qc_min_u64((group + 1) * QC_NESTED_BLOCK - out->lead, s->blocks) - from;
+    const int last = from + n == s->blocks;
+    const float given = group == 0 && out->ends[0] > 0.0f ? out->ends[0] : last ? out->ends[1] : 0;
     (void)err;
     s->quant->nested_quantize(out->absmax + from, n, out->nested_offset, out->absmax_codes + from,
                               out->nested_absmax + group);
+    if (given > 0.0f) {
+        out->nested_absmax[group] = given;
+        for (uint64_t b = from; b < from + n; b++)
+            out->absmax_codes[b] = nearest_code((out->absmax[b] - out->nested_offset) / given);
+    }
     for (uint64_t b = from; b < from + n && out->nested_absmax[group] > 0.0f; b++) {
         const uint32_t padded = gather_block(s, b, x, d);
         const float target = fabsf(out->absmax[b]);
@@ -230,9 +247,11 @@ qc_status qc_feedback_scales(const qc_feedback *f, const qc_form *form, const fl
     s.scratch = scratch;
     qc_status st = qc_piecework(f->threads, groups, find_group, &s, err);
     if (st == QC_OK && form->nested) {
-        out->nested_offset =
-            form->ops->signed_scales ? 0.0f : qc_nested_offset(out->absmax, s.blocks);
-        st = qc_piecework(f->threads, groups, nest_group, &s, err);
+        if (!out->offset_given)
+            out->nested_offset =
+                form->ops->signed_scales ? 0.0f : qc_nested_offset(out->absmax, s.blocks);
+        const uint64_t nested = qc_ceil_div_u64(out->lead + s.blocks, QC_NESTED_BLOCK);
+        st = qc_piecework(f->threads, nested, nest_group, &s, err);
     }
     qc_free(scratch);
     return st;

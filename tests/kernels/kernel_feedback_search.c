@@ -89,7 +89,7 @@ static void check(qt_rng *rng, const a_case *c, unsigned number)
     /* The truth: scales before double quantization, then after. */
     struct qc_feedback f = {
         .lanes = &qc_feedback_lanes_scalar, .isa = QC_ISA_SCALAR, .threads = 1, .n = n};
-    qc_feedback_out out = {NULL, absmax, codes, nested, 0.0f};
+    qc_feedback_out out = {.absmax = absmax, .absmax_codes = codes, .nested_absmax = nested};
     qc_form plain = c->form;
     plain.nested = 0;
     QD_OK(qc_feedback_scales(&f, &plain, x, c->weighed ? d : NULL, c->rows, &out, &qd.err));

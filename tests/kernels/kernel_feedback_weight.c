@@ -59,7 +59,11 @@ static made quantize_on_device(const qc_cuda_feedback *f, qc_form form, const vo
     m.absmax_codes = qt_alloc(m.blocks, 1);
     m.absmax = qt_alloc(m.blocks, 4);
     m.nested_absmax = qt_alloc(m.blocks / QC_NESTED_BLOCK + 1, 4);
-    qc_feedback_out out = {m.codes, m.absmax, m.absmax_codes, m.nested_absmax, NAN};
+    qc_feedback_out out = {.codes = m.codes,
+                           .absmax = m.absmax,
+                           .absmax_codes = m.absmax_codes,
+                           .nested_absmax = m.nested_absmax,
+                           .nested_offset = NAN};
     if (limit)
         st = qc_cuda_feedback_weight_within(f, &form, w, dtype, rows, limit, &out, &m.result,
                                             &qd.err);
@@ -226,7 +230,11 @@ static void what_is_refused(void **state)
     float *w = make_weight(&rng, 50, 96), absmax[75];
     uint8_t codes[50 * 96], absmax_codes[75];
     float nested[1];
-    qc_feedback_out out = {codes, absmax, absmax_codes, nested, NAN};
+    qc_feedback_out out = {.codes = codes,
+                           .absmax = absmax,
+                           .absmax_codes = absmax_codes,
+                           .nested_absmax = nested,
+                           .nested_offset = NAN};
     qc_feedback_result result;
     qc_form form = {.ops = &qc_form_nf4, .block_elems = 64, .nested = 0};
     const uint64_t before = dm_bytes();

@@ -29,6 +29,57 @@ static void threads_do_not_matter(void **state)
     }
 }
 
+/* A matrix of a stack, whose groups of scales begin in the matrix before it and end in the one
+ * behind it, gets what the rows of one large weight get: rows do not depend on one another. */
+static void groups_may_be_shared(void **state)
+{
+    qt_rng rng = qt_rng_start("shared groups");
+    unsigned tried = 0;
+    (void)state;
+    for (unsigned i = 0; i < FORMS; i++) {
+        const uint64_t n = 192, rows = 300, first = 90, count = 130;
+        if (!forms[i].nested || n % forms[i].block_elems != 0)
+            continue;
+        tried++;
+        data d = make_data(&rng, n, 400, 0);
+        float *w = make_weight(&rng, rows, n);
+        made all = quantize(&d, 1, 1, 2, forms[i], w, rows);
+        const uint64_t each = n / forms[i].block_elems, from = first * each;
+        const uint64_t blocks = count * each, end = from + blocks;
+        const uint64_t groups = (end - 1) / QC_NESTED_BLOCK - from / QC_NESTED_BLOCK + 1;
+        qc_feedback *f = open_with(&d, 1, 2, (qc_feedback_options){TEST_DAMPING, 2}, NULL);
+        uint8_t *codes = qt_alloc(count * n, 1), *absmax_codes = qt_alloc(blocks, 1);
+        float *absmax = qt_alloc(blocks, 4), *nested = qt_alloc(groups, 4);
+        const float *want = all.nested_absmax + from / QC_NESTED_BLOCK;
+        qc_feedback_out out = {.codes = codes,
+                               .absmax = absmax,
+                               .absmax_codes = absmax_codes,
+                               .nested_absmax = nested,
+                               .nested_offset = all.offset,
+                               .lead = from % QC_NESTED_BLOCK,
+                               .ends = {want[0], want[groups - 1]},
+                               .offset_given = 1};
+        qc_feedback_result result;
+        qc_error err;
+        assert_int_equal(
+            qc_feedback_weight(f, &forms[i], w + first * n, count, &out, &result, &err), QC_OK);
+        assert_memory_equal(nested, want, groups * sizeof *nested);
+        assert_memory_equal(absmax_codes, all.absmax_codes + from, blocks);
+        assert_memory_equal(absmax, all.absmax + from, blocks * sizeof *absmax);
+        const uint64_t bytes = qc_form_code_bytes(&forms[i], count * n);
+        assert_memory_equal(codes, all.codes + qc_form_code_bytes(&forms[i], first * n), bytes);
+        qc_feedback_close(f);
+        free(codes);
+        free(absmax_codes);
+        free(absmax);
+        free(nested);
+        free_made(&all);
+        free(w);
+        free_data(&d);
+    }
+    assert_true(tried >= 2);
+}
+
 static void dead_columns_are_rounded(void **state)
 {
     qt_rng rng = qt_rng_start("dead");
@@ -130,7 +181,11 @@ static void bad_weights_and_interrupts(void **state)
     (void)state;
     qc_feedback *f = open_with(&d, 0, 2, (qc_feedback_options){0.01, 2}, NULL);
     made m = quantize_with(f, forms[1], w, 9, n);
-    qc_feedback_out out = {m.codes, m.absmax, m.absmax_codes, m.nested_absmax, 0.0f};
+    qc_feedback_out out = {.codes = m.codes,
+                           .absmax = m.absmax,
+                           .absmax_codes = m.absmax_codes,
+                           .nested_absmax = m.nested_absmax,
+                           .nested_offset = 0.0f};
     w[3 * n + 2] = NAN;
     assert_int_equal(qc_feedback_weight(f, &forms[1], w, 9, &out, &m.result, &err),
                      QC_ERR_NONFINITE);
@@ -288,7 +343,11 @@ static void no_memory(void **state)
     data d = make_data(&rng, 64, 100, 0);
     float *w = make_weight(&rng, 20, 64);
     made m = quantize(&d, 1, 1, 1, forms[1], w, 20);
-    qc_feedback_out out = {m.codes, m.absmax, m.absmax_codes, m.nested_absmax, 0.0f};
+    qc_feedback_out out = {.codes = m.codes,
+                           .absmax = m.absmax,
+                           .absmax_codes = m.absmax_codes,
+                           .nested_absmax = m.nested_absmax,
+                           .nested_offset = 0.0f};
     const qc_feedback_options options = {0.01, 1};
     (void)state;
     for (unsigned nth = 1;; nth++) {
@@ -333,6 +392,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(threads_do_not_matter),
+        cmocka_unit_test(groups_may_be_shared),
         cmocka_unit_test(dead_columns_are_rounded),
         cmocka_unit_test(damping_is_raised),
         cmocka_unit_test(odd_moments),
