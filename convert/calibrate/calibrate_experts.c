@@ -32,12 +32,22 @@ uint32_t qc_calibrate_job_of(const uint32_t *job_of, const qc_llama_linear *l)
     return l->tensor == QC_NO_TENSOR ? QC_NO_JOB : job_of[l->tensor];
 }
 
+/* The weight of a matrix of expert i, which may be in a stack. */
+static uint32_t number_of(const qc_calibrate_experts *e, const qc_experts_layer *l, uint64_t i,
+                          int part)
+{
+    const uint32_t stack = i < l->count ? l->stacks[part].tensor : QC_NO_TENSOR;
+    if (stack == QC_NO_TENSOR)
+        return qc_calibrate_job_of(e->job_of, &qc_expert_of(l, i)->linear[part]);
+    return e->job_of[stack] == QC_NO_JOB ? QC_NO_JOB : e->job_of[stack] + (uint32_t)i;
+}
+
 int qc_calibrate_experts_need(const qc_calibrate_experts *e, const qc_experts_layer *l)
 {
     for (uint64_t i = 0; i <= l->count; i++) {
         const qc_expert_linears *x = qc_expert_of(l, i);
         for (int part = 0; x && part < QC_EXPERT_MATRICES; part++)
-            if (qc_calibrate_needs(e->k, qc_calibrate_job_of(e->job_of, &x->linear[part])))
+            if (qc_calibrate_needs(e->k, number_of(e, l, i, part)))
                 return 1;
     }
     return 0;
@@ -49,7 +59,7 @@ void qc_calibrate_experts_mark(const qc_calibrate_experts *e, const qc_experts_l
     for (uint64_t i = 0; i <= l->count; i++) {
         const qc_expert_linears *x = qc_expert_of(l, i);
         for (int part = 0; x && part < QC_EXPERT_MATRICES; part++) {
-            uint32_t job = qc_calibrate_job_of(e->job_of, &x->linear[part]);
+            uint32_t job = number_of(e, l, i, part);
             if (job != QC_NO_JOB)
                 marks[job] = 1;
         }
@@ -107,7 +117,7 @@ qc_calibrate_room qc_calibrate_experts_ahead(const qc_calibrate_experts *e,
         if (!x)
             continue;
         for (int part = 0; part < QC_EXPERT_MATRICES; part++)
-            jobs[part] = qc_calibrate_job_of(e->job_of, &x->linear[part]);
+            jobs[part] = number_of(e, l, i, part);
         add_forward(e, a, pass_flops(e, l, i));
         const qc_calibrate_set first = {jobs, 2, x->linear[0].cols, expected(e, l, i), 1};
         const qc_calibrate_set down = {jobs + QC_EXPERT_DOWN, 1, x->linear[QC_EXPERT_DOWN].cols,
@@ -148,7 +158,7 @@ void qc_calibrate_experts_close(qc_calibrate_experts *e)
 
 static void take_quantized(const qc_calibrate_experts *e, expert *t, int part)
 {
-    const qc_job *j = &e->k->plan->jobs[t->jobs[part]];
+    const qc_job weight = qc_calibrated_weight(e->k->plan, t->jobs[part]), *j = &weight;
     const qc_calibrated_arrays *a = &t->arrays[part];
     t->quantized[part] = (qc_weights){
         .form = qc_job_form(j), .rows = j->rows, .codes = a->codes, .absmax = a->absmax};
@@ -157,17 +167,38 @@ static void take_quantized(const qc_calibrate_experts *e, expert *t, int part)
     t->x.matrices[part].dense = NULL;
 }
 
-static qc_status open_expert(const qc_calibrate_experts *e, expert *t, const qc_experts_layer *of,
+static void note_few(qc_calibrate_experts *e, expert *t, uint32_t job)
+{
+    if (e->few < QC_FEW_NAMED) {
+        e->named[e->few].job = job;
+        e->named[e->few].tokens = t->x_tokens.count;
+    }
+    e->few++;
+    e->few_experts += !t->short_of;
+    t->short_of = 1;
+}
+
+/* A weight by itself is left to the pipeline, and a part of a stack is searched now. */
+static qc_status leave(const qc_calibrator *k, uint32_t job, const qc_llama_matrix *w,
+                       qc_error *err)
+{
+    return job < k->plan->job_count ? QC_OK : qc_calibrate_searched(k, job, w, err);
+}
+
+static qc_status open_expert(qc_calibrate_experts *e, expert *t, const qc_experts_layer *of,
                              uint64_t number, qc_error *err)
 {
     const qc_calibrator *k = e->k;
-    const qc_expert_linears *l = qc_expert_of(of, number);
     QC_TRY(qc_expert_read(&t->z, &k->source, of, number, err));
     t->x = t->z;
     for (int i = 0; i < QC_EXPERT_MATRICES; i++) {
-        t->jobs[i] = qc_calibrate_job_of(e->job_of, &l->linear[i]);
+        t->jobs[i] = number_of(e, of, number, i);
         if (t->jobs[i] == QC_NO_JOB || !qc_calibrated_has(k->store, t->jobs[i]))
             continue;
+        if (qc_calibrated_is_searched(k->store, t->jobs[i])) {
+            note_few(e, t, t->jobs[i]);
+            continue;
+        }
         QC_TRY(qc_calibrated_alloc(&t->arrays[i], k->plan, t->jobs[i], err));
         QC_TRY(qc_calibrated_get(k->store, t->jobs[i], &t->arrays[i], err));
         take_quantized(e, t, i);
@@ -208,17 +239,6 @@ static qc_status add_moments(qc_calibrate_experts *e, const expert *t, int down,
     return QC_OK;
 }
 
-static void note_few(qc_calibrate_experts *e, expert *t, uint32_t job)
-{
-    if (e->few < QC_FEW_NAMED) {
-        e->named[e->few].job = job;
-        e->named[e->few].tokens = t->x_tokens.count;
-    }
-    e->few++;
-    e->few_experts += !t->short_of;
-    t->short_of = 1;
-}
-
 /* Makes those of matrices [first, end) that are to be made, which have the same inputs. */
 static qc_status make_set(qc_calibrate_experts *e, expert *t, int first, int end, qc_error *err)
 {
@@ -226,6 +246,7 @@ static qc_status make_set(qc_calibrate_experts *e, expert *t, int first, int end
     const uint64_t n = t->z.matrices[first].cols, tokens = t->x_tokens.count;
     const int down = first == QC_EXPERT_DOWN, few = qc_calibrate_few(n, tokens);
     const int apart = e->apart || (down && (is_quantized(t, 0) || is_quantized(t, 1)));
+    char text[QC_CALIBRATED_NAME_BYTES];
     uint32_t name = QC_NO_JOB;
     for (int i = end; i-- > first;)
         name = qc_calibrate_needs(k, t->jobs[i]) ? t->jobs[i] : name;
@@ -236,13 +257,15 @@ static qc_status make_set(qc_calibrate_experts *e, expert *t, int first, int end
     if (!few) {
         QC_TRY(k->engine->ops->moments(k->engine, n, apart, err));
         QC_TRY(add_moments(e, t, down, err));
-        QC_TRY(qc_calibrate_factor(k, n, apart, tokens, k->plan->jobs[name].name, err));
+        QC_TRY(
+            qc_calibrate_factor(k, n, apart, tokens, qc_calibrated_name(text, k->plan, name), err));
     }
     for (int i = first; i < end; i++) {
         if (!qc_calibrate_needs(k, t->jobs[i]))
             continue;
         if (few) {
             note_few(e, t, t->jobs[i]);
+            QC_TRY(leave(k, t->jobs[i], &t->z.matrices[i], err));
             continue;
         }
         double seconds = qc_calibrate_weight_seconds(k, t->jobs[i], apart);
@@ -260,14 +283,24 @@ static qc_status pass(qc_experts_cpu *x, const qc_expert_weights *w, const exper
     return qc_experts_pass(x, w, &h, tokens, t->shared_gate, err);
 }
 
-/* An expert that no token goes to. */
-static void leave_out(qc_calibrate_experts *e, const qc_expert_linears *l, expert *t)
+/* An expert that no token goes to. It is read only where it is a part of a stack. */
+static qc_status leave_out(qc_calibrate_experts *e, const qc_experts_layer *l, uint64_t number,
+                           expert *t, qc_error *err)
 {
     for (int i = 0; i < QC_EXPERT_MATRICES; i++) {
-        uint32_t job = qc_calibrate_job_of(e->job_of, &l->linear[i]);
-        if (qc_calibrate_needs(e->k, job))
+        const uint32_t job = number_of(e, l, number, i);
+        if (job == QC_NO_JOB)
+            continue;
+        const int needs = qc_calibrate_needs(e->k, job);
+        if (needs || qc_calibrated_is_searched(e->k->store, job))
             note_few(e, t, job);
+        if (!needs || job < e->k->plan->job_count)
+            continue;
+        if (!t->z.matrices[0].rows)
+            QC_TRY(qc_expert_read(&t->z, &e->k->source, l, number, err));
+        QC_TRY(leave(e->k, job, &t->z.matrices[i], err));
     }
+    return QC_OK;
 }
 
 /* The weights of an expert are made, and both streams pass through it. */
@@ -277,8 +310,7 @@ static qc_status run_expert(qc_calibrate_experts *e, const qc_experts_layer *l, 
     qc_calibrate_engine *engine = e->k->engine;
     qc_calibrate_progress(e->k, t->seconds);
     if (t->x_tokens.count == 0 && t->z_tokens.count == 0) {
-        leave_out(e, qc_expert_of(l, number), t);
-        return QC_OK;
+        return leave_out(e, l, number, t, err);
     }
     qc_status st = open_expert(e, t, l, number, err);
     if (st == QC_OK)
@@ -311,6 +343,29 @@ static qc_status route(qc_calibrate_experts *e, const qc_experts_layer *l, const
     return st;
 }
 
+/* Looks at all experts of stacks whose scales are not the experts' own. */
+static qc_status look_at_groups(qc_calibrate_experts *e, const qc_experts_layer *l, qc_error *err)
+{
+    for (uint64_t i = 0; i < l->count; i++) {
+        qc_expert_weights w = {0};
+        qc_status st = QC_OK;
+        for (int part = 0; st == QC_OK && part < QC_EXPERT_MATRICES; part++) {
+            const uint32_t number = number_of(e, l, i, part);
+            if (number == QC_NO_JOB || !qc_calibrate_shares_groups(e->k, number))
+                continue;
+            if (!w.matrices[0].rows)
+                st = qc_expert_read(&w, &e->k->source, l, i, err);
+            if (st == QC_OK)
+                st = qc_calibrate_groups_add(e->k, number, &w.matrices[part], err);
+        }
+        qc_expert_deinit(&w);
+        QC_TRY(st);
+        qc_alloc_trim();
+    }
+    qc_calibrate_groups_end(e->k);
+    return QC_OK;
+}
+
 static qc_status run_all(qc_calibrate_experts *e, const qc_experts_layer *l, const float *norm,
                          const qc_llama_matrix *shared_gate, int *apart, qc_error *err)
 {
@@ -341,11 +396,14 @@ qc_status qc_calibrate_experts_layer(qc_calibrate_experts *e, const qc_experts_l
     e->apart = *apart;
     qc_status st = route(e, l, norm, err);
     int has_gate = l->shared_gate.tensor != QC_NO_TENSOR;
+    if (st == QC_OK && qc_calibrate_experts_need(e, l))
+        st = look_at_groups(e, l, err);
     if (st == QC_OK && has_gate)
         st = qc_llama_matrix_read(&gate, &e->k->source, &l->shared_gate, err);
     if (st == QC_OK)
         st = run_all(e, l, norm, has_gate ? &gate : NULL, apart, err);
     qc_llama_matrix_deinit(&gate);
+    qc_calibrate_groups_drop(e->k);
     QC_TRY(st);
     QC_TRY(qc_experts_leave(&e->x, e->x_hidden, err));
     return qc_experts_leave(&e->z, e->z_hidden, err);
@@ -358,8 +416,10 @@ void qc_calibrate_experts_tell_few(const qc_calibrate_experts *e)
     if (e->few == 0)
         return;
     for (uint32_t i = 0; i < e->few && i < QC_FEW_NAMED; i++) {
+        char name[QC_CALIBRATED_NAME_BYTES];
+        (void)qc_calibrated_name(name, e->k->plan, e->named[i].job);
         int n = snprintf(names + used, sizeof names - used, "%s'%.120s' (%" PRIu64 ")",
-                         i ? ", " : "", e->k->plan->jobs[e->named[i].job].name, e->named[i].tokens);
+                         i ? ", " : "", name, e->named[i].tokens);
         used += n > 0 ? (size_t)n : 0;
     }
     qc_console_warn(e->k->plan->call,

@@ -23,7 +23,7 @@
 typedef struct {
     qc_calibrator *k;
     const qc_llama_tensors *tensors;
-    const uint32_t *job_of; /* per tensor of the model; QC_NO_JOB: not to be made */
+    const uint32_t *job_of; /* per tensor of the source; QC_NO_JOB: not to be made */
     uint64_t tokens;        /* of the text */
     float *x_hidden, *z_hidden;
     qc_experts_cpu x, z;
@@ -41,7 +41,7 @@ typedef struct {
 uint32_t qc_calibrate_job_of(const uint32_t *job_of, const qc_llama_linear *l);
 /* Is a weight of the layer's experts still to be made? */
 int qc_calibrate_experts_need(const qc_calibrate_experts *e, const qc_experts_layer *l);
-/* Sets marks[job] to 1 for all jobs of the layer's experts. */
+/* Sets marks[] to 1 for all weights of the layer's experts. */
 void qc_calibrate_experts_mark(const qc_calibrate_experts *e, const qc_experts_layer *l,
                                unsigned char *marks);
 /* Adds the work on a layer's experts to *a, by as many tokens for each expert as if they all got

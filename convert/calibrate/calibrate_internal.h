@@ -16,6 +16,15 @@
 
 typedef struct qc_calibrate_engine qc_calibrate_engine; /* calibrate_engine.h */
 
+/* What the matrices of a double quantized stack have in common (calibrate_stack.c). */
+typedef struct {
+    uint32_t job;
+    float *most;  /* [groups of the stack] nested absmax, without data */
+    float *least; /* [groups] the smallest scale; only while it is made */
+    double sum;   /* of all scales */
+    float offset;
+} qc_calibrate_groups;
+
 typedef struct {
     const qc_plan *plan;
     const qc_plan_options *o; /* the plan's */
@@ -31,6 +40,8 @@ typedef struct {
     double moment_seconds, factor_seconds, weight_seconds,
         forward_seconds; /* seconds for one operation */
     qc_llama_source source;
+    qc_calibrate_groups groups[2]; /* of the layer at hand */
+    uint32_t group_count;
     qc_progress *progress; /* counts predicted microseconds */
     qc_arena arena;
 } qc_calibrator;
@@ -75,6 +86,27 @@ QC_NODISCARD qc_status qc_calibrate_weight(const qc_calibrator *k, uint32_t job,
 double qc_calibrate_factor_seconds(const qc_calibrator *k, uint64_t n, int cross);
 double qc_calibrate_weight_seconds(const qc_calibrator *k, uint32_t job, int cross);
 void qc_calibrate_progress(const qc_calibrator *k, double seconds);
+
+/* ---- calibrate_stack.c ---- */
+
+/* Do matrices of this weight's stack share groups of scales, or an offset of them? */
+int qc_calibrate_shares_groups(const qc_calibrator *k, uint32_t number);
+/* Takes a matrix of such a stack into its groups. All matrices have to come, and then
+ * qc_calibrate_groups_end, before one is quantized. */
+QC_NODISCARD qc_status qc_calibrate_groups_add(qc_calibrator *k, uint32_t number,
+                                               const qc_llama_matrix *w, qc_error *err);
+void qc_calibrate_groups_end(qc_calibrator *k);
+void qc_calibrate_groups_drop(qc_calibrator *k);
+/* Gives `out` what the matrix shares with others. */
+void qc_calibrate_groups_give(const qc_calibrator *k, uint32_t number, qc_feedback_out *out);
+/* Quantizes a matrix of a stack as if no text were there, into the store. */
+QC_NODISCARD qc_status qc_calibrate_searched(const qc_calibrator *k, uint32_t number,
+                                             const qc_llama_matrix *w, qc_error *err);
+/* Finds the numbers of the weights that the tensors of c are (QC_NO_JOB: none). c: the plan's
+ * model, or the same with its stacks of experts taken apart. A stack that c has as well has its
+ * first matrix's number. */
+QC_NODISCARD qc_status qc_calibrate_find(uint32_t *out, const qc_plan *plan, const qc_checkpoint *c,
+                                         qc_error *err);
 
 /* ---- the two ways ---- */
 

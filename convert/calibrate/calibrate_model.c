@@ -9,6 +9,7 @@
 #include "convert/calibrate/calibrate_experts.h"
 #include "convert/calibrate/calibration_text.h"
 #include "convert/llama/token_text.h"
+#include "convert/model/expert_split.h"
 #include "convert/model/recipe_stored.h"
 #include "convert/term/console.h"
 #include "convert/term/size_text.h"
@@ -49,9 +50,10 @@ typedef struct {
 
 typedef struct {
     qc_calibrator *k;
+    qc_checkpoint *separate; /* --experts stacked: the model with its experts apart */
     qc_llama_tensors tensors;
-    uint32_t *job_of; /* [tensors of the model]: the job that each is the source of, if it can be
-                       * calibrated */
+    uint32_t *job_of; /* [tensors of the source]: the weight that each is, if it can be calibrated
+                       * (qc_calibrate_find) */
     qc_calibrate_experts experts; /* of a mixture */
     qc_eval_windows windows;
     qc_llama_batch batch;
@@ -94,14 +96,9 @@ static uint32_t head_job(const model *m)
 
 static qc_status find_jobs(model *m, qc_error *err)
 {
-    const qc_plan *plan = m->k->plan;
-    size_t tensors = plan->model->tensor_count;
-    QC_TRY(qc_arena_alloc(&m->k->arena, &m->job_of, tensors, sizeof *m->job_of, err));
-    for (size_t i = 0; i < tensors; i++)
-        m->job_of[i] = QC_NO_JOB;
-    for (uint32_t i = 0; i < plan->job_count; i++)
-        if (qc_calibrated_takes(plan, i))
-            m->job_of[plan->jobs[i].source] = i;
+    const qc_checkpoint *c = m->k->source.checkpoint;
+    QC_TRY(qc_arena_alloc(&m->k->arena, &m->job_of, c->tensor_count, sizeof *m->job_of, err));
+    QC_TRY(qc_calibrate_find(m->job_of, m->k->plan, c, err));
     m->experts.job_of = m->job_of;
     for (uint64_t i = 0; i < m->tensors.shape.config.layers; i++)
         if (layer_needs(m, i))
@@ -117,10 +114,10 @@ static qc_status tell_left(const model *m, qc_error *err)
 {
     const qc_plan *plan = m->k->plan;
     uint32_t count = 0, *left = NULL, stack_count = 0, *stacks = NULL;
-    unsigned char *has = NULL; /* per job: a layer has it */
+    unsigned char *has = NULL; /* per weight: a layer has it */
     QC_TRY(qc_arena_alloc(&m->k->arena, &left, plan->job_count, sizeof *left, err));
     QC_TRY(qc_arena_alloc(&m->k->arena, &stacks, plan->job_count, sizeof *stacks, err));
-    QC_TRY(qc_arena_alloc(&m->k->arena, &has, plan->job_count, 1, err));
+    QC_TRY(qc_arena_alloc(&m->k->arena, &has, qc_calibrated_numbers(plan), 1, err));
     for (uint64_t l = 0; l < m->tensors.shape.config.layers; l++) {
         const qc_llama_layer *in = &m->tensors.layers[l];
         for (int part = 0; part < QC_LLAMA_ALL_MATRICES; part++)
@@ -132,15 +129,18 @@ static qc_status tell_left(const model *m, qc_error *err)
     if (head_job(m) != QC_NO_JOB)
         has[head_job(m)] = 1;
     for (uint32_t i = 0; i < plan->job_count; i++) {
-        if (!qc_scheme_is_quantized(plan->jobs[i].scheme) || has[i])
+        const uint32_t matrices = qc_calibrated_matrices(plan, i);
+        if (!qc_scheme_is_quantized(plan->jobs[i].scheme) ||
+            has[matrices ? plan->first_matrix[i] : i])
             continue;
-        if (plan->model->tensors[plan->jobs[i].source].ndim > 2)
+        if (plan->jobs[i].stack)
             stacks[stack_count++] = i;
         else
             left[count++] = i;
     }
     m->k->r->left = count + stack_count;
-    qc_calibrate_tell_left(m->k, stacks, stack_count, "as stacks of experts are not calibrated");
+    qc_calibrate_tell_left(m->k, stacks, stack_count,
+                           "as their experts share blocks, or no layer has them");
     qc_calibrate_tell_left(m->k, left, count, "as the forward pass has no inputs for them");
     return QC_OK;
 }
@@ -502,10 +502,23 @@ static qc_status run_text(model *m, const qc_calibrate_outlook *a, qc_error *err
     return m->head ? run_head(m, err) : QC_OK;
 }
 
+/* The text goes through experts that are apart, also where they are written as stacks. */
+static qc_status open_separate(model *m, qc_error *err)
+{
+    const qc_plan *plan = m->k->plan;
+    if (plan->options->recipe.experts != QC_EXPERTS_STACKED || !qc_expert_names_of(plan->model))
+        return QC_OK;
+    QC_TRY(qc_checkpoint_open(&m->separate, plan->call->model, err));
+    QC_TRY(qc_experts_split(m->separate, 0, err));
+    m->k->source.checkpoint = m->separate;
+    return QC_OK;
+}
+
 static qc_status run(model *m, qc_error *err)
 {
     qc_calibrate_outlook ahead;
-    qc_status st = qc_llama_tensors_find(&m->tensors, &m->k->arena, m->k->plan->model, err);
+    QC_TRY(open_separate(m, err));
+    qc_status st = qc_llama_tensors_find(&m->tensors, &m->k->arena, m->k->source.checkpoint, err);
     if (st == QC_ERR_UNSUPPORTED) {
         size_t used = strlen(err->msg);
         (void)snprintf(err->msg + used, sizeof err->msg - used,
@@ -531,6 +544,8 @@ qc_status qc_calibrate_model(qc_calibrator *k, qc_error *err)
     qc_status st = run(&m, err ? err : &own);
     qc_calibrate_experts_close(&m.experts);
     qc_calibrate_states_close(&m.states);
+    k->source.checkpoint = k->plan->model;
+    qc_checkpoint_close(m.separate);
     qc_eval_windows_deinit(&m.windows);
     return st;
 }

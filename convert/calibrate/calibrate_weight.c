@@ -71,8 +71,9 @@ void qc_calibrate_tell_left(const qc_calibrator *k, const uint32_t *jobs, uint32
     if (count == 0)
         return;
     for (uint32_t i = 0; i < count && i < NAMES_MOST; i++) {
+        char name[QC_CALIBRATED_NAME_BYTES];
         int n = snprintf(names + used, sizeof names - used, "%s'%.120s'", i ? ", " : "",
-                         k->plan->jobs[jobs[i]].name);
+                         qc_calibrated_name(name, k->plan, jobs[i]));
         used += n > 0 ? (size_t)n : 0;
     }
     qc_console_warn(k->plan->call,
@@ -129,7 +130,7 @@ double qc_calibrate_factor_seconds(const qc_calibrator *k, uint64_t n, int cross
 
 double qc_calibrate_weight_seconds(const qc_calibrator *k, uint32_t job, int cross)
 {
-    const qc_job *j = &k->plan->jobs[job];
+    const qc_job weight = qc_calibrated_weight(k->plan, job), *j = &weight;
     return qc_feedback_weight_flops(j->rows, j->cols, cross, &k->feedback) * k->weight_seconds;
 }
 
@@ -154,7 +155,7 @@ qc_calibrate_room qc_calibrate_set_ahead(const qc_calibrator *k, const qc_calibr
     for (unsigned i = 0; i < s->count; i++) {
         if (!qc_calibrate_needs(k, s->jobs[i]))
             continue;
-        const qc_job *j = &k->plan->jobs[s->jobs[i]];
+        const qc_job weight = qc_calibrated_weight(k->plan, s->jobs[i]), *j = &weight;
         const qc_form form = qc_job_form(j);
         flops += qc_feedback_weight_flops(j->rows, s->n, s->cross, &k->feedback);
         a->seconds += qc_calibrate_weight_seconds(k, s->jobs[i], s->cross);
@@ -225,27 +226,30 @@ qc_status qc_calibrate_floats(const qc_quant_ops *ops, const qc_llama_matrix *w,
 qc_status qc_calibrate_weight(const qc_calibrator *k, uint32_t job, const qc_llama_matrix *w,
                               qc_calibrated_arrays *arrays, qc_error *err)
 {
-    const qc_job *j = &k->plan->jobs[job];
+    const qc_job weight = qc_calibrated_weight(k->plan, job), *j = &weight;
     const qc_form form = qc_job_form(j);
     qc_feedback_result result = {0};
+    char name[QC_CALIBRATED_NAME_BYTES];
+    (void)qc_calibrated_name(name, k->plan, job);
     if (j->rows != w->rows || j->cols != w->cols)
-        QC_FAIL(err, QC_ERR_INTERNAL, "tensor '%s' is planned in another shape", j->name);
+        QC_FAIL(err, QC_ERR_INTERNAL, "tensor '%s' is planned in another shape", name);
     QC_TRY(qc_calibrated_alloc(arrays, k->plan, job, err));
     qc_feedback_out out = {.codes = arrays->codes,
                            .absmax = arrays->absmax,
                            .absmax_codes = arrays->absmax_codes,
                            .nested_absmax = arrays->nested_absmax};
+    qc_calibrate_groups_give(k, job, &out);
     qc_status st = k->engine->ops->weight(k->engine, &form, w, &out, &result, err);
     arrays->nested_offset = out.nested_offset;
     if (st == QC_OK)
         st = qc_calibrated_put(k->store, job, arrays, &result, err);
     if (st != QC_OK) {
-        qc_error_prefix(err, "tensor '%s'", j->name);
+        qc_error_prefix(err, "tensor '%s'", name);
         return st;
     }
     k->r->weights++;
     qc_console_detail(k->plan->call, 2,
-                      "%s: relative error of its outputs %.3g rounded, %.3g calibrated", j->name,
+                      "%s: relative error of its outputs %.3g rounded, %.3g calibrated", name,
                       result.rounded, result.calibrated);
     return QC_OK;
 }

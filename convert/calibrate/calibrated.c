@@ -10,6 +10,7 @@
 
 #include <inttypes.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <string.h>
 
 /* Types of records in the journal of a store. Values are pinned: append only.
@@ -50,21 +51,94 @@ struct qc_calibrated {
     int has_identity;
 };
 
+/* ---- numbers ---- */
+
+uint32_t qc_calibrated_numbers(const qc_plan *plan)
+{
+    return plan->first_matrix ? plan->first_matrix[plan->job_count] : plan->job_count;
+}
+
+uint32_t qc_calibrated_matrices(const qc_plan *plan, uint32_t job)
+{
+    return plan->first_matrix && job < plan->job_count
+               ? plan->first_matrix[job + 1] - plan->first_matrix[job]
+               : 0;
+}
+
+uint32_t qc_calibrated_job(const qc_plan *plan, uint32_t number, uint32_t *matrix)
+{
+    uint32_t low = 0, high = plan->job_count; /* the last job whose first is not above number */
+    *matrix = 0;
+    if (number < plan->job_count)
+        return number;
+    while (high - low > 1) {
+        const uint32_t middle = low + (high - low) / 2;
+        if (plan->first_matrix[middle] <= number)
+            low = middle;
+        else
+            high = middle;
+    }
+    *matrix = number - plan->first_matrix[low];
+    return low;
+}
+
+qc_job qc_calibrated_weight(const qc_plan *plan, uint32_t number)
+{
+    uint32_t matrix;
+    const uint32_t job = qc_calibrated_job(plan, number, &matrix);
+    qc_job j = plan->jobs[job];
+    if (number < plan->job_count)
+        return j;
+    const uint32_t count = qc_calibrated_matrices(plan, job);
+    j.elems /= count;
+    j.rows /= count;
+    j.blocks /= count;
+    j.stack = 0;
+    return j;
+}
+
+uint64_t qc_calibrated_lead(const qc_plan *plan, uint32_t number)
+{
+    uint32_t matrix;
+    (void)qc_calibrated_job(plan, number, &matrix);
+    const qc_job j = qc_calibrated_weight(plan, number);
+    return j.nested ? matrix * j.blocks % QC_NESTED_BLOCK : 0;
+}
+
+const char *qc_calibrated_name(char out[QC_CALIBRATED_NAME_BYTES], const qc_plan *plan,
+                               uint32_t number)
+{
+    uint32_t matrix;
+    const uint32_t job = qc_calibrated_job(plan, number, &matrix);
+    const uint32_t count = qc_calibrated_matrices(plan, job);
+    const qc_job *j = &plan->jobs[job];
+    const char *half = count > j->dims[0] ? matrix % 2 ? ", up" : ", gate" : "";
+    if (number < plan->job_count)
+        (void)snprintf(out, QC_CALIBRATED_NAME_BYTES, "%s", j->name);
+    else
+        (void)snprintf(out, QC_CALIBRATED_NAME_BYTES, "%.200s[%" PRIu32 "%s]", j->name,
+                       count > j->dims[0] ? matrix / 2 : matrix, half);
+    return out;
+}
+
 /* ---- where things lie ---- */
 
 /* The places of a weight's arrays among its bytes. */
 typedef struct {
     uint64_t codes, scales, groups; /* counts of bytes, of blocks or rows, and of groups of them */
     uint64_t scales_at, groups_at;
+    uint64_t lead;  /* qc_calibrated_lead */
     uint64_t bytes; /* of the whole weight */
 } shape;
 
-static shape shape_of(const qc_job *j)
+static shape shape_of(const qc_plan *plan, uint32_t number)
 {
+    const qc_job weight = qc_calibrated_weight(plan, number), *j = &weight;
     shape s = {0};
     s.codes = qc_scheme_code_bytes(j->scheme, j->elems);
     s.scales = qc_schemes[j->scheme].by_rows ? j->rows : j->blocks;
-    s.groups = j->nested ? qc_ceil_div_u64(s.scales, QC_NESTED_BLOCK) : 0;
+    s.lead = qc_calibrated_lead(plan, number);
+    s.groups = j->nested ? qc_ceil_div_u64(s.lead + s.scales, QC_NESTED_BLOCK) : 0;
     s.scales_at = s.codes;
     s.groups_at = s.scales_at + s.scales * (j->nested ? 1 : sizeof(float));
     s.bytes = s.groups_at + s.groups * sizeof(float);
@@ -76,23 +150,24 @@ static uint64_t piece_count(const shape *s)
     return qc_ceil_div_u64(s->bytes, PIECE_BYTES);
 }
 
-static uint64_t room_of(const qc_job *j)
+static uint64_t room_of(const qc_plan *plan, uint32_t number)
 {
-    const shape s = shape_of(j);
+    const shape s = shape_of(plan, number);
     return qc_ceil_div_u64(s.bytes, ALIGN_BYTES) * ALIGN_BYTES;
 }
 
 int qc_calibrated_takes(const qc_plan *plan, uint32_t job)
 {
-    return qc_job_may_be_calibrated(plan, &plan->jobs[job]);
+    return job >= plan->job_count ||
+           (!plan->jobs[job].stack && qc_job_may_be_calibrated(plan, &plan->jobs[job]));
 }
 
 uint64_t qc_calibrated_bytes(const qc_plan *plan, const qc_calibrated *c)
 {
     uint64_t bytes = 0;
-    for (uint32_t i = 0; i < plan->job_count; i++) {
+    for (uint32_t i = 0; i < qc_calibrated_numbers(plan); i++) {
         if (qc_calibrated_takes(plan, i) && !(c && qc_calibrated_has(c, i)))
-            bytes = qc_sat_add(bytes, room_of(&plan->jobs[i]));
+            bytes = qc_sat_add(bytes, room_of(plan, i));
     }
     return bytes;
 }
@@ -102,8 +177,8 @@ uint64_t qc_calibrated_bytes(const qc_plan *plan, const qc_calibrated *c)
 qc_status qc_calibrated_alloc(qc_calibrated_arrays *out, const qc_plan *plan, uint32_t job,
                               qc_error *err)
 {
-    const qc_job *j = &plan->jobs[job];
-    const shape s = shape_of(j);
+    const qc_job weight = qc_calibrated_weight(plan, job), *j = &weight;
+    const shape s = shape_of(plan, job);
     uint64_t floats = s.scales + s.groups, bytes = 0;
     size_t all = 0;
     *out = (qc_calibrated_arrays){0};
@@ -134,10 +209,11 @@ void qc_calibrated_free(qc_calibrated_arrays *a)
 
 static qc_status refuse_bytes(const qc_calibrated *c, uint32_t job, qc_error *err)
 {
+    char name[QC_CALIBRATED_NAME_BYTES];
     QC_FAIL(err, QC_ERR_CHECK,
             "%s: the calibrated weight '%s' is not what was written there; the same command "
             "calibrates it again",
-            c->path, c->plan->jobs[job].name);
+            c->path, qc_calibrated_name(name, c->plan, job));
 }
 
 /* Bytes [at, at + len) of a weight, whose pieces are read whole where they are not asked for whole:
@@ -185,9 +261,9 @@ static qc_status read_scales(const qc_calibrated *c, uint32_t job, const shape *
                              const qc_calibrated_arrays *to, uint64_t block, uint64_t blocks,
                              unsigned char *room, qc_error *err)
 {
-    uint64_t group = block / QC_NESTED_BLOCK;
-    uint64_t groups = qc_ceil_div_u64(block + blocks, QC_NESTED_BLOCK) - group;
-    if (!c->plan->jobs[job].nested)
+    uint64_t group = (s->lead + block) / QC_NESTED_BLOCK;
+    uint64_t groups = qc_ceil_div_u64(s->lead + block + blocks, QC_NESTED_BLOCK) - group;
+    if (s->groups == 0)
         return to->absmax ? read_range(c, job, s, s->scales_at + block * sizeof(float), to->absmax,
                                        blocks * sizeof(float), room, err)
                           : QC_OK;
@@ -197,16 +273,16 @@ static qc_status read_scales(const qc_calibrated *c, uint32_t job, const shape *
         QC_TRY(read_range(c, job, s, s->groups_at + group * sizeof(float), to->nested_absmax,
                           groups * sizeof(float), room, err));
     if (to->absmax)
-        decode_scales(to->absmax_codes, to->nested_absmax, block, blocks, c->weights[job].offset,
-                      to->absmax);
+        decode_scales(to->absmax_codes, to->nested_absmax, s->lead + block, blocks,
+                      c->weights[job].offset, to->absmax);
     return QC_OK;
 }
 
-qc_status qc_calibrated_read(const qc_calibrated *c, uint32_t job, uint64_t first, uint64_t n,
+static qc_status read_matrix(const qc_calibrated *c, uint32_t job, uint64_t first, uint64_t n,
                              const qc_calibrated_arrays *to, qc_error *err)
 {
-    const qc_job *j = &c->plan->jobs[job];
-    const shape s = shape_of(j);
+    const qc_job weight = qc_calibrated_weight(c->plan, job), *j = &weight;
+    const shape s = shape_of(c->plan, job);
     uint64_t per_scale = qc_scheme_elems_per_scale(j->scheme, j->cols, j->block_elems);
     uint64_t per_byte = 8 / qc_schemes[j->scheme].bits;
     void *room = NULL;
@@ -230,26 +306,81 @@ qc_status qc_calibrated_read(const qc_calibrated *c, uint32_t job, uint64_t firs
     return st;
 }
 
+/* The places of the arrays where element `at` belongs, in a step that begins with `first`. */
+static qc_calibrated_arrays places(const qc_job *j, const qc_calibrated_arrays *to, uint64_t first,
+                                   uint64_t at)
+{
+    const uint64_t per_scale = qc_scheme_elems_per_scale(j->scheme, j->cols, j->block_elems);
+    const uint64_t from = first / per_scale, scale = at / per_scale - from;
+    const uint64_t group = at / per_scale / QC_NESTED_BLOCK - from / QC_NESTED_BLOCK;
+    const uint64_t codes = qc_scheme_code_bytes(j->scheme, at - first);
+    return (qc_calibrated_arrays){
+        .codes = to->codes ? (unsigned char *)to->codes + codes : NULL,
+        .absmax = to->absmax ? to->absmax + scale : NULL,
+        .absmax_codes = to->absmax_codes ? to->absmax_codes + scale : NULL,
+        .nested_absmax = to->nested_absmax ? to->nested_absmax + group : NULL};
+}
+
+qc_status qc_calibrated_read(const qc_calibrated *c, uint32_t job, uint64_t first, uint64_t n,
+                             const qc_calibrated_arrays *to, qc_error *err)
+{
+    const uint32_t count = qc_calibrated_matrices(c->plan, job);
+    if (count == 0)
+        return read_matrix(c, job, first, n, to, err);
+    const qc_job *j = &c->plan->jobs[job];
+    const uint64_t each = j->elems / count;
+    for (uint64_t at = first, run; at < first + n; at += run) {
+        const qc_calibrated_arrays there = places(j, to, first, at);
+        run = qc_min_u64(first + n, (at / each + 1) * each) - at;
+        QC_TRY(read_matrix(c, c->plan->first_matrix[job] + (uint32_t)(at / each), at % each, run,
+                           &there, err));
+    }
+    return QC_OK;
+}
+
 qc_status qc_calibrated_get(const qc_calibrated *c, uint32_t job, qc_calibrated_arrays *a,
                             qc_error *err)
 {
     a->nested_offset = qc_calibrated_offset(c, job);
-    return qc_calibrated_read(c, job, 0, c->plan->jobs[job].elems, a, err);
+    return qc_calibrated_read(c, job, 0, qc_calibrated_weight(c->plan, job).elems, a, err);
 }
 
 float qc_calibrated_offset(const qc_calibrated *c, uint32_t job)
 {
-    return c->weights[job].offset;
+    const uint32_t own = qc_calibrated_matrices(c->plan, job) ? c->plan->first_matrix[job] : job;
+    return c->weights[own].offset; /* a stack has one */
 }
 
 int qc_calibrated_has(const qc_calibrated *c, uint32_t job)
 {
-    return atomic_load_explicit(&c->weights[job].held, memory_order_acquire) != 0;
+    const uint32_t count = qc_calibrated_matrices(c->plan, job);
+    for (uint32_t i = 0; i < count; i++)
+        if (!qc_calibrated_has(c, c->plan->first_matrix[job] + i))
+            return 0;
+    return count > 0 || atomic_load_explicit(&c->weights[job].held, memory_order_acquire) != 0;
+}
+
+int qc_calibrated_is_searched(const qc_calibrated *c, uint32_t number)
+{
+    return c->weights[number].result.rounded < 0.0;
 }
 
 qc_feedback_result qc_calibrated_result(const qc_calibrated *c, uint32_t job)
 {
-    return c->weights[job].result;
+    const uint32_t count = qc_calibrated_matrices(c->plan, job);
+    qc_feedback_result mean = {0.0, 0.0};
+    double made = 0.0;
+    if (count == 0)
+        return c->weights[job].result;
+    for (uint32_t i = 0; i < count; i++) {
+        const uint32_t number = c->plan->first_matrix[job] + i;
+        if (qc_calibrated_is_searched(c, number))
+            continue;
+        mean.rounded += c->weights[number].result.rounded;
+        mean.calibrated += c->weights[number].result.calibrated;
+        made++;
+    }
+    return made > 0.0 ? (qc_feedback_result){mean.rounded / made, mean.calibrated / made} : mean;
 }
 
 const char *qc_calibrated_folder(const qc_calibrated *c)
@@ -260,8 +391,9 @@ const char *qc_calibrated_folder(const qc_calibrated *c)
 uint32_t qc_calibrated_count(const qc_calibrated *c)
 {
     uint32_t n = 0;
-    for (uint32_t i = 0; i < c->plan->job_count; i++)
-        n += qc_calibrated_has(c, i) != 0;
+    for (uint32_t i = 0; i < qc_calibrated_numbers(c->plan); i++)
+        n += qc_calibrated_takes(c->plan, i) && qc_calibrated_has(c, i) &&
+             !qc_calibrated_is_searched(c, i);
     return n;
 }
 
@@ -273,18 +405,23 @@ const char *qc_calibrated_done(const qc_calibrated *c, uint32_t *lost)
 
 int qc_calibrated_is_lost(const qc_calibrated *c, uint32_t job)
 {
-    return c->weights[job].lost;
+    int lost = c->weights[job].lost;
+    for (uint32_t i = 0; i < qc_calibrated_matrices(c->plan, job); i++)
+        lost |= c->weights[c->plan->first_matrix[job] + i].lost;
+    return lost;
 }
 
 /* ---- writing ---- */
 
 /* A reader makes absmax of the codes. It has to be what calibrating reckoned with. */
-static qc_status check_scales(const qc_job *j, const qc_calibrated_arrays *a, qc_error *err)
+static qc_status check_scales(const qc_job *j, const shape *s, const qc_calibrated_arrays *a,
+                              qc_error *err)
 {
     float scales[QC_NESTED_BLOCK];
     for (uint64_t block = 0; a->groups > 0 && block < a->scales; block += QC_NESTED_BLOCK) {
         uint64_t n = a->scales - block < QC_NESTED_BLOCK ? a->scales - block : QC_NESTED_BLOCK;
-        decode_scales(a->absmax_codes + block, a->nested_absmax + block / QC_NESTED_BLOCK, block, n,
+        decode_scales(a->absmax_codes + block,
+                      a->nested_absmax + (s->lead + block) / QC_NESTED_BLOCK, s->lead + block, n,
                       a->nested_offset, scales);
         if (memcmp(scales, a->absmax + block, (size_t)n * sizeof *scales) != 0)
             QC_FAIL(err, QC_ERR_INTERNAL,
@@ -337,10 +474,10 @@ static qc_status take_weight(qc_calibrated *c, const unsigned char *b, uint64_t 
                              qc_error *err)
 {
     uint32_t job = bytes < WEIGHT_HEAD_BYTES ? UINT32_MAX : qc_load_le32(b);
-    if (job >= c->plan->job_count || !c->weights[job].is_of)
+    if (job >= qc_calibrated_numbers(c->plan) || !c->weights[job].is_of)
         QC_FAIL(err, QC_ERR_INPUT, "%s: a record of no weight", c->path);
     stored_weight *w = &c->weights[job];
-    const shape s = shape_of(&c->plan->jobs[job]);
+    const shape s = shape_of(c->plan, job);
     uint64_t n = piece_count(&s) * sizeof *w->pieces;
     uint32_t offset = qc_load_le32(b + 4);
     if (bytes != WEIGHT_HEAD_BYTES + n)
@@ -358,15 +495,15 @@ static qc_status take_weight(qc_calibrated *c, const unsigned char *b, uint64_t 
 qc_status qc_calibrated_put(qc_calibrated *c, uint32_t job, const qc_calibrated_arrays *a,
                             const qc_feedback_result *result, qc_error *err)
 {
-    const qc_job *j = &c->plan->jobs[job];
-    const shape s = shape_of(j);
+    const qc_job weight = qc_calibrated_weight(c->plan, job), *j = &weight;
+    const shape s = shape_of(c->plan, job);
     size_t bytes = WEIGHT_HEAD_BYTES + (size_t)piece_count(&s) * sizeof(qc_digest);
     stored_weight *w = &c->weights[job];
     uint32_t offset;
     if (!w->is_of || a->codes_bytes != s.codes || a->scales != s.scales || a->groups != s.groups)
         QC_FAIL(err, QC_ERR_INTERNAL, "tensor '%s' does not have the arrays that the store expects",
                 j->name);
-    QC_TRY(check_scales(j, a, err));
+    QC_TRY(check_scales(j, &s, a, err));
     unsigned char *b = NULL;
     QC_TRY(qc_malloc(&b, bytes, err));
     memcpy(&offset, &a->nested_offset, sizeof offset);
@@ -443,7 +580,7 @@ static qc_status take_record(void *ctx, const qc_journal_record *r, qc_error *er
 
 static void forget_records(qc_calibrated *c)
 {
-    for (uint32_t i = 0; c->weights && i < c->plan->job_count; i++) {
+    for (uint32_t i = 0; c->weights && i < qc_calibrated_numbers(c->plan); i++) {
         qc_free(c->weights[i].pieces);
         c->weights[i].pieces = NULL;
     }
@@ -481,7 +618,7 @@ static qc_status open_journal(qc_calibrated *c, const char *path, qc_error *err)
 /* Reads a recorded weight back. */
 static qc_status check_weight(qc_calibrated *c, uint32_t job, unsigned char *room, qc_error *err)
 {
-    const shape s = shape_of(&c->plan->jobs[job]);
+    const shape s = shape_of(c->plan, job);
     stored_weight *w = &c->weights[job];
     qc_error why = {0};
     qc_status st = QC_OK;
@@ -505,10 +642,10 @@ static qc_status take_over(qc_calibrated *c, uint32_t *kept, qc_error *err)
 {
     void *room = NULL;
     qc_status st = qc_malloc(&room, PIECE_BYTES, err);
-    for (uint32_t i = 0; st == QC_OK && i < c->plan->job_count; i++) {
+    for (uint32_t i = 0; st == QC_OK && i < qc_calibrated_numbers(c->plan); i++) {
         if (c->weights[i].pieces)
             st = check_weight(c, i, room, err);
-        *kept += st == QC_OK && qc_calibrated_has(c, i);
+        *kept += st == QC_OK && qc_calibrated_takes(c->plan, i) && qc_calibrated_has(c, i);
     }
     qc_free(room);
     return st;
@@ -520,11 +657,11 @@ static qc_status open_store(qc_calibrated *c, qc_output_dir *d, const char *iden
     const qc_plan *plan = c->plan;
     const char *journal = NULL;
     uint64_t place = 0;
-    QC_TRY(qc_calloc(&c->weights, plan->job_count, sizeof *c->weights, err));
-    for (uint32_t i = 0; i < plan->job_count; i++) {
+    QC_TRY(qc_calloc(&c->weights, qc_calibrated_numbers(plan), sizeof *c->weights, err));
+    for (uint32_t i = 0; i < qc_calibrated_numbers(plan); i++) {
         c->weights[i].is_of = qc_calibrated_takes(plan, i) != 0;
         c->weights[i].place = place;
-        if (c->weights[i].is_of && qc_add_u64(place, room_of(&plan->jobs[i]), &place))
+        if (c->weights[i].is_of && qc_add_u64(place, room_of(plan, i), &place))
             QC_FAIL(err, QC_ERR_UNSUPPORTED,
                     "the weights are larger than a file can be, so they cannot be calibrated");
     }

@@ -43,15 +43,42 @@ const char *qc_calibrated_done(const qc_calibrated *c, uint32_t *lost);
 int qc_calibrated_is_lost(const qc_calibrated *c, uint32_t job);
 /* Returns the staging folder that the store lies in. */
 const char *qc_calibrated_folder(const qc_calibrated *c);
-/* Returns the number of weights in the store. */
+/* Returns the number of weights in the store that were calibrated. */
 uint32_t qc_calibrated_count(const qc_calibrated *c);
 
+/* ---- numbers of weights ----
+ *
+ * Everything below that takes a weight takes its number: that of its job, and for a matrix of a
+ * stack of experts one of plan->first_matrix. The number of a stack's job stands for all of its
+ * matrices where the pipeline reads. */
+
+/* How many numbers there are. */
+uint32_t qc_calibrated_numbers(const qc_plan *plan);
+/* How many matrices of a job have numbers of their own. */
+uint32_t qc_calibrated_matrices(const qc_plan *plan, uint32_t job);
+/* The job of a number, and *matrix, its place in a stack. */
+uint32_t qc_calibrated_job(const qc_plan *plan, uint32_t number, uint32_t *matrix);
+/* The weight as if it were a job by itself; dims are not its own. */
+qc_job qc_calibrated_weight(const qc_plan *plan, uint32_t number);
+/* How many blocks of its first group of scales come before the weight. */
+uint64_t qc_calibrated_lead(const qc_plan *plan, uint32_t number);
+/* What messages call the weight: "NAME", or "NAME[expert]" of a stack. */
+#define QC_CALIBRATED_NAME_BYTES 256
+const char *qc_calibrated_name(char out[QC_CALIBRATED_NAME_BYTES], const qc_plan *plan,
+                               uint32_t number);
+
 /* Can this job's weight be calibrated, where --calibrate or --hessians is given? It must be 2-D,
- * become NF4 or int8, and lie in the source as it is written (not transposed, no stack). */
+ * or a matrix of a stack, become NF4 or int8, and lie in the source as it is written (not
+ * transposed). A stack as a whole is not. */
 int qc_calibrated_takes(const qc_plan *plan, uint32_t job);
 /* Is all of the weight in the store? Thread-safe. */
 int qc_calibrated_has(const qc_calibrated *c, uint32_t job);
-/* Returns the errors of the weight's outputs, as qc_feedback_weight gave them. */
+/* The result of a weight of a stack that is in the store as the search made it, because the stack
+ * is there as a whole or not at all. */
+#define QC_CALIBRATED_SEARCHED ((qc_feedback_result){-1.0, -1.0})
+int qc_calibrated_is_searched(const qc_calibrated *c, uint32_t number);
+/* Returns the errors of the weight's outputs, as qc_feedback_weight gave them; of a stack, the mean
+ * of those that were calibrated. */
 qc_feedback_result qc_calibrated_result(const qc_calibrated *c, uint32_t job);
 /* Returns the bytes of the scratch file for all jobs that can be calibrated, without those whose
  * weights are in c, which may be NULL. */

@@ -299,7 +299,7 @@ const qc_option_row qc_option_table[] = {
            {.of = "stacked", .not_with = "--format compressed-tensors",
             .why = ", which has no form for stacks"},
            {.of = "stacked", .not_with = "--lora", .why = ", whose experts have names of their own"},
-           {.of = "stacked", .not_with = "--calibrate"}, {.of = "stacked", .not_with = "--hessians"},
+           {.of = "stacked", .not_with = "--hessians"},
            {.of = "stacked", .not_with = "--consume-source"}),
      .help = "write the experts of a layer as one tensor each, or as one for all",
      .more = "separate: each expert has tensors of its own, as mixtures are published; transformers 4 "

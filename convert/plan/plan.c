@@ -6,10 +6,12 @@
  * always stay together. If there are devices, tensors are sorted by device first and have this
  * order within each. Within a shard the order is that of the reference writer. */
 #include "convert/plan/plan.h"
+#include "convert/model/expert_split.h"
 #include "convert/model/recipe_coded.h"
 
 #include "base/alloc.h"
 #include "base/checked.h"
+#include "base/text.h"
 #include "convert/term/glob.h"
 #include "formats/seekable.h"
 #include "quant/quant_decode.h"
@@ -314,10 +316,26 @@ static int can_be_searched(const qc_job *j)
     return ops && ops->searchable;
 }
 
+/* How many matrices of a stack are calibrated by themselves: each expert's, and gate and up apart
+ * where they lie one below the other. 0: they are not, as no text is given, or blocks are
+ * shared. */
+static uint64_t matrices_of(const qc_plan *p, const qc_job *j)
+{
+    if (!p->options->calibrate.text || !j->stack || !qc_scheme_is_quantized(j->scheme))
+        return 0;
+    const int both = qc_expert_names_of(p->model) && qc_ends_with(j->name, QC_EXPERTS_GATE_UP);
+    const uint64_t count = j->dims[0] * (both ? 2 : 1), elems = j->elems / count;
+    const uint32_t block = qc_schemes[j->scheme].by_rows ? 1 : j->entry->block_elems;
+    return j->elems % count == 0 && elems % block == 0 && j->rows % count == 0 && elems % 2 == 0
+               ? count
+               : 0;
+}
+
 int qc_job_may_be_calibrated(const qc_plan *p, const qc_job *j)
 {
-    return qc_calibrates(&p->options->calibrate) && j->ndim == 2 && j->elems > 0 && !j->stack &&
-           !j->entry->transpose && can_be_searched(j);
+    const int matrix = j->ndim == 2 && !j->stack;
+    return qc_calibrates(&p->options->calibrate) && j->elems > 0 && !j->entry->transpose &&
+           can_be_searched(j) && (matrix || matrices_of(p, j) > 0);
 }
 
 /* How scales that are not calibrated are found. Calibrated scales are laid out like searched ones,
@@ -642,8 +660,29 @@ qc_status qc_plan_set_devices(qc_plan *p, const uint32_t *device_of, const char 
     return QC_OK;
 }
 
+/* Gives numbers to the matrices of stacks. */
+static qc_status number_matrices(qc_plan *p, qc_error *err)
+{
+    uint64_t next = p->job_count;
+    p->first_matrix = NULL;
+    if (!p->options->calibrate.text)
+        return QC_OK;
+    QC_TRY(qc_arena_array(p->arena, &p->first_matrix, (size_t)p->job_count + 1, err));
+    for (uint32_t i = 0; i < p->job_count; i++) {
+        const qc_job *j = &p->jobs[i];
+        p->first_matrix[i] = (uint32_t)next;
+        next += j->stack && qc_job_may_be_calibrated(p, j) ? matrices_of(p, j) : 0;
+        if (next >= UINT32_MAX)
+            QC_FAIL(err, QC_ERR_UNSUPPORTED, "%s has too many experts to be calibrated",
+                    p->model->path);
+    }
+    p->first_matrix[p->job_count] = (uint32_t)next;
+    return QC_OK;
+}
+
 qc_status qc_plan_lay_out(qc_plan *p, qc_error *err)
 {
+    QC_TRY(number_matrices(p, err));
     QC_TRY(qc_layout_make(&p->layout, p->arena, qc_plan_tensors(p), p->model->stem,
                           p->options->max_shard_bytes, err));
     for (uint32_t i = 0; i < p->layout.count; i++)

@@ -73,6 +73,10 @@ typedef struct {
     /* The GPU that calibrates (convert/calibrate/calibrate.h). If it is NULL, the CPU calibrates,
      * or there is nothing to calibrate. */
     const struct qc_calibrate_device *calibrates_on;
+    /* [job_count + 1] Matrices of stacks that are calibrated one by one have the numbers from
+     * first_matrix[job] to first_matrix[job + 1], behind those of all jobs. NULL: there are
+     * none. */
+    uint32_t *first_matrix;
     uint64_t source_bytes;      /* of all jobs, and of the scales and state that they absorb */
     uint64_t content_bytes;     /* of all shards, headers included: the size with --compress none */
     uint64_t tensor_bytes;      /* of all output tensors */

@@ -1,0 +1,234 @@
+/* Matrices of stacks of experts. A stack is quantized into one tensor, and its matrices are
+ * calibrated one by one.
+ *
+ * With double quantization a group of QC_NESTED_BLOCK scales has a scale of its own, and a group
+ * may begin in one matrix and end in the next. What such a group has in common has to be known
+ * before the first of its matrices is quantized. It is taken from the blocks' largest values,
+ * without data. The same holds for the offset of int8's scales, which a stack has once. Groups that
+ * lie within a matrix are those of a weight by itself.
+ *
+ * A stack is in the store as a whole. So the matrices that too few tokens came to are there, too,
+ * as the search finds them. */
+#include "base/alloc.h"
+#include "base/checked.h"
+#include "convert/calibrate/calibrate_engine.h"
+#include "convert/model/expert_split.h"
+#include "quant/scale_search.h"
+
+#include <math.h>
+#include <string.h>
+
+/* ---- groups ---- */
+
+int qc_calibrate_shares_groups(const qc_calibrator *k, uint32_t number)
+{
+    const qc_job j = qc_calibrated_weight(k->plan, number);
+    return number >= k->plan->job_count && j.nested &&
+           (j.blocks % QC_NESTED_BLOCK != 0 || !qc_schemes[j.scheme].form->signed_scales);
+}
+
+static const qc_calibrate_groups *groups_of(const qc_calibrator *k, uint32_t job)
+{
+    for (uint32_t i = 0; i < k->group_count; i++)
+        if (k->groups[i].job == job)
+            return &k->groups[i];
+    return NULL;
+}
+
+static uint64_t group_count(const qc_calibrator *k, uint32_t job)
+{
+    return qc_ceil_div_u64(k->plan->jobs[job].blocks, QC_NESTED_BLOCK);
+}
+
+static qc_status begin(qc_calibrator *k, uint32_t job, qc_error *err)
+{
+    const uint64_t count = group_count(k, job);
+    if (k->group_count == sizeof k->groups / sizeof *k->groups)
+        QC_FAIL(err, QC_ERR_INTERNAL, "a layer has more stacks of experts than expected");
+    qc_calibrate_groups *g = &k->groups[k->group_count++];
+    *g = (qc_calibrate_groups){.job = job};
+    QC_TRY(qc_calloc(&g->most, (size_t)count, sizeof *g->most, err));
+    QC_TRY(qc_calloc(&g->least, (size_t)count, sizeof *g->least, err));
+    for (uint64_t i = 0; i < count; i++)
+        g->least[i] = INFINITY;
+    return QC_OK;
+}
+
+qc_status qc_calibrate_groups_add(qc_calibrator *k, uint32_t number, const qc_llama_matrix *w,
+                                  qc_error *err)
+{
+    uint32_t matrix;
+    const uint32_t job = qc_calibrated_job(k->plan, number, &matrix);
+    const qc_job j = qc_calibrated_weight(k->plan, number);
+    const float reach = qc_form_reach(qc_schemes[j.scheme].form);
+    const float *x = NULL;
+    void *owned = NULL;
+    if (!groups_of(k, job))
+        QC_TRY(begin(k, job, err));
+    qc_calibrate_groups *g = &k->groups[groups_of(k, job) - k->groups];
+    QC_TRY(qc_calibrate_floats(k->ops, w, &x, &owned, err));
+    for (uint64_t b = 0; b < j.blocks; b++) {
+        const uint64_t group = (matrix * j.blocks + b) / QC_NESTED_BLOCK;
+        float largest = 0.0f;
+        for (uint64_t i = 0; i < j.block_elems; i++)
+            largest = fmaxf(largest, fabsf(x[b * j.block_elems + i]));
+        largest /= reach;
+        g->most[group] = fmaxf(g->most[group], largest);
+        g->least[group] = fminf(g->least[group], largest);
+        g->sum += (double)largest;
+    }
+    qc_free(owned);
+    return QC_OK;
+}
+
+void qc_calibrate_groups_end(qc_calibrator *k)
+{
+    for (uint32_t i = 0; i < k->group_count; i++) {
+        qc_calibrate_groups *g = &k->groups[i];
+        const qc_job *j = &k->plan->jobs[g->job];
+        if (!qc_schemes[j->scheme].form->signed_scales) {
+            g->offset = (float)(g->sum / (double)j->blocks);
+            for (uint64_t n = 0; n < group_count(k, g->job); n++)
+                g->most[n] = fmaxf(g->most[n] - g->offset, g->offset - g->least[n]);
+        }
+        qc_free(g->least);
+        g->least = NULL;
+    }
+}
+
+void qc_calibrate_groups_drop(qc_calibrator *k)
+{
+    for (uint32_t i = 0; i < k->group_count; i++) {
+        qc_free(k->groups[i].most);
+        qc_free(k->groups[i].least);
+    }
+    k->group_count = 0;
+}
+
+void qc_calibrate_groups_give(const qc_calibrator *k, uint32_t number, qc_feedback_out *out)
+{
+    uint32_t matrix;
+    const uint32_t job = qc_calibrated_job(k->plan, number, &matrix);
+    const qc_calibrate_groups *g = groups_of(k, job);
+    const qc_job j = qc_calibrated_weight(k->plan, number);
+    out->lead = qc_calibrated_lead(k->plan, number);
+    if (number < k->plan->job_count || !g)
+        return;
+    const uint64_t first = matrix * j.blocks, end = first + j.blocks;
+    if (first % QC_NESTED_BLOCK != 0)
+        out->ends[0] = g->most[first / QC_NESTED_BLOCK];
+    if (end % QC_NESTED_BLOCK != 0 && end < k->plan->jobs[job].blocks)
+        out->ends[1] = g->most[end / QC_NESTED_BLOCK];
+    out->offset_given = !qc_schemes[j.scheme].form->signed_scales;
+    out->nested_offset = g->offset;
+}
+
+/* ---- without a text ---- */
+
+static qc_status search(const qc_calibrator *k, const qc_job *j, const float *x,
+                        const qc_calibrated_arrays *a, qc_error *err)
+{
+    const qc_search_ops *ops = qc_search_ops_for(k->isa);
+    const qc_form form = qc_job_form(j);
+    const qc_search_out out = {a->codes, a->absmax, a->absmax_codes, a->nested_absmax};
+    qc_piece_sums sums = {0};
+    void *scratch = NULL;
+    QC_TRY(qc_malloc_aligned(&scratch, 64, qc_search_scratch_bytes(), err));
+    if (qc_schemes[j->scheme].by_rows)
+        ops->rows(x, QC_DTYPE_F32, j->rows, j->cols, a->codes, a->absmax, scratch, &sums);
+    else
+        ops->blocks(&form, j->scale == QC_SCALE_REFIT ? QC_SEARCH_REFIT : QC_SEARCH_ONCE, x,
+                    QC_DTYPE_F32, j->elems, &out, scratch, &sums);
+    qc_free(scratch);
+    if (sums.bad != QC_BAD_NONE)
+        QC_FAIL(err, QC_ERR_NONFINITE, "a weight is not finite, or too large for its form");
+    return QC_OK;
+}
+
+/* As if each input came alone: the best scales for the weights, and the nearest codes. */
+static qc_status weigh_alike(const qc_calibrator *k, const qc_job *j, const qc_llama_matrix *w,
+                             qc_feedback_out *out, qc_error *err)
+{
+    qc_calibrate_engine *e = k->engine;
+    const qc_form form = qc_job_form(j);
+    qc_feedback_options options = k->feedback;
+    qc_feedback_info info;
+    qc_feedback_result result;
+    double *h = NULL;
+    options.damping = options.damping > 0.0 ? options.damping : 1.0;
+    QC_TRY(qc_calibrate_square(&h, j->cols, err));
+    for (uint64_t i = 0; i < j->cols; i++)
+        h[i * j->cols + i] = 1.0;
+    qc_status st = e->ops->take(e, j->cols, h, err);
+    if (st == QC_OK)
+        st = e->ops->factor(e, &options, &info, err);
+    if (st == QC_OK)
+        st = e->ops->weight(e, &form, w, out, &result, err);
+    e->ops->drop(e);
+    return st;
+}
+
+qc_status qc_calibrate_searched(const qc_calibrator *k, uint32_t number, const qc_llama_matrix *w,
+                                qc_error *err)
+{
+    const qc_job j = qc_calibrated_weight(k->plan, number);
+    qc_calibrated_arrays a = {0};
+    const float *x = NULL;
+    void *owned = NULL;
+    QC_TRY(qc_calibrated_alloc(&a, k->plan, number, err));
+    qc_feedback_out out = {.codes = a.codes,
+                           .absmax = a.absmax,
+                           .absmax_codes = a.absmax_codes,
+                           .nested_absmax = a.nested_absmax};
+    qc_calibrate_groups_give(k, number, &out);
+    qc_status st = QC_OK;
+    if (qc_calibrate_shares_groups(k, number)) {
+        st = weigh_alike(k, &j, w, &out, err);
+        a.nested_offset = out.nested_offset;
+    } else {
+        st = qc_calibrate_floats(k->ops, w, &x, &owned, err);
+        if (st == QC_OK)
+            st = search(k, &j, x, &a, err);
+        qc_free(owned);
+    }
+    const qc_feedback_result result = QC_CALIBRATED_SEARCHED;
+    if (st == QC_OK)
+        st = qc_calibrated_put(k->store, number, &a, &result, err);
+    if (st != QC_OK) {
+        char name[QC_CALIBRATED_NAME_BYTES];
+        qc_error_prefix(err, "tensor '%s'", qc_calibrated_name(name, k->plan, number));
+    }
+    qc_calibrated_free(&a);
+    return st;
+}
+
+/* ---- which tensors they are ---- */
+
+static void set(uint32_t *out, const qc_checkpoint *c, const char *name, uint32_t number)
+{
+    const qc_checkpoint_tensor *t = qc_checkpoint_find(c, name);
+    if (t)
+        out[t - c->tensors] = number;
+}
+
+qc_status qc_calibrate_find(uint32_t *out, const qc_plan *plan, const qc_checkpoint *c,
+                            qc_error *err)
+{
+    char name[4096];
+    for (size_t i = 0; i < c->tensor_count; i++)
+        out[i] = QC_NO_JOB;
+    for (uint32_t i = 0; i < plan->job_count; i++) {
+        const char *own = plan->model->tensors[plan->jobs[i].source].name;
+        const uint32_t count = qc_calibrated_matrices(plan, i);
+        if (qc_calibrated_takes(plan, i))
+            set(out, c, own, i);
+        else if (count > 0 && qc_checkpoint_find(c, own))
+            set(out, c, own, plan->first_matrix[i]);
+        for (uint32_t n = 0; n < count && !qc_checkpoint_find(c, own); n++) {
+            if (qc_experts_matrix_name(name, sizeof name, plan->model, own, n) == 0)
+                QC_FAIL(err, QC_ERR_INTERNAL, "tensor '%s' is no stack that is known", own);
+            set(out, c, name, plan->first_matrix[i] + n);
+        }
+    }
+    return QC_OK;
+}
