@@ -22,7 +22,7 @@
  * of those. */
 enum { RECORD_IDENTITY = 1, RECORD_WEIGHT = 2, RECORD_DONE = 3 };
 
-#define STORE_FORMAT      1
+#define STORE_FORMAT      2
 #define PIECE_BYTES       ((uint64_t)64 << 10)
 #define ALIGN_BYTES       ((uint64_t)4096) /* of a weight in the file */
 #define WEIGHT_HEAD_BYTES 24u
