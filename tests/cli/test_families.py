@@ -69,7 +69,11 @@ class Calibrated(FamilyCase):
         said = self.run_qconv(*nf4, "-v", "--calibrate", "t.ids", "--threads", "1", kind,
                               "one").stderr.decode()
         self.assertIn("calibrating ", said)
-        self.assertNotIn("without calibration", said)
+        if kind == "mllama":  # Layer 1 looks at an image; and there is a projector.
+            self.assertIn("8 weights are quantized without calibration, as the forward pass has no inputs for "
+                          "them: 'language_model.model.layers.1.cross_attn.k_proj.weight'", said)
+        else:
+            self.assertNotIn("without calibration", said)
         self.convert(*nf4, "--scale", "search", kind, "search")
         three = self.convert(*nf4, "--calibrate", "t.ids", "--threads", "3", kind, "three")
         self.assertEqual(mk.read_checkpoint(self.path("one")), three)
