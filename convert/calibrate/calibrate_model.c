@@ -444,7 +444,8 @@ static qc_status run_layer(model *m, uint64_t number, qc_error *err)
         st = qc_calibrate_experts_layer(&m->experts, experts, l.z.vectors[QC_LLAMA_POST_NORM],
                                         &m->apart, err);
     if (st == QC_ERR_NONFINITE)
-        qc_error_prefix(err, "%s: layer %" PRIu64, m->k->plan->call->model, number);
+        qc_error_prefix(err, "%s: layer %" PRIu64, m->k->plan->call->model,
+                        qc_llama_layer_number(&m->tensors.shape, number));
     close_layer(&l);
     return st;
 }

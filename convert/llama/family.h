@@ -95,7 +95,7 @@ extern const qc_llama_names qc_llama_names_plain; /* those of Llama */
 
 /* ---- the types of each file ---- */
 
-extern const qc_llama_family qc_family_llama[4];
+extern const qc_llama_family qc_family_llama[6];
 extern const qc_llama_family qc_family_gemma[4];
 extern const qc_llama_family qc_family_phi3[1];
 extern const qc_llama_family qc_family_granite[1];

@@ -230,7 +230,8 @@ static qc_status run_layer(qc_llama *m, qc_llama_cpu *cpu, qc_experts_cpu *exper
         st = qc_experts_run(experts, &m->source, l->experts, w.vectors[QC_LLAMA_POST_NORM], hidden,
                             err);
     if (st == QC_ERR_NONFINITE)
-        qc_error_prefix(err, "%s: behind layer %" PRIu64, m->checkpoint->path, i);
+        qc_error_prefix(err, "%s: behind layer %" PRIu64, m->checkpoint->path,
+                        qc_llama_layer_number(&m->tensors.shape, i));
     qc_llama_weights_deinit(&w);
     return st;
 }

@@ -23,7 +23,8 @@
 /* The shape of a model, from config.json. */
 typedef struct {
     const char *model_type;
-    uint64_t layers, hidden, intermediate, heads, kv_heads, head_dim, vocabulary;
+    uint64_t layers; /* that are computed */
+    uint64_t hidden, intermediate, heads, kv_heads, head_dim, vocabulary;
     uint64_t context; /* max_position_embeddings; 0: config.json does not say */
     double norm_eps;
     int tied;         /* the head is the embedding */

@@ -24,6 +24,9 @@ typedef struct {
     const qc_llama_names *names; /* of the tensors of a layer */
     qc_rope rope, local_rope;
     qc_experts_shape experts;
+    /* [config.layers]: the numbers of the layers in names, where not all are computed; else NULL */
+    uint64_t *numbers;
+    uint64_t media_rows;  /* of the embedding, behind those of the vocabulary */
     unsigned char *turns; /* [layers]: qc_llama_turn */
     uint64_t *windows;    /* [layers]: how many positions a token sees, including its own; 0: all */
     int qkv_bias, out_bias, mlp_bias;
@@ -37,6 +40,12 @@ typedef struct {
     double score_cap, logit_cap; /* 0: none */
     double embedding_scale, residual_scale, logit_divisor;
 } qc_llama_shape;
+
+/* The number that names give to a layer. */
+static inline uint64_t qc_llama_layer_number(const qc_llama_shape *s, uint64_t layer)
+{
+    return s->numbers ? s->numbers[layer] : layer;
+}
 
 /* The floats of a token's heads behind attention. */
 static inline uint64_t qc_llama_attended(const qc_llama_shape *s)

@@ -146,7 +146,7 @@ static qc_status find_ends(const qc_llama_finder *f, qc_llama_tensors *out, qc_e
     const char *embedding = NULL, *head = NULL, *head_weight = NULL, *norm = NULL;
     const char *language = "language_model.";
     const char *outer = strncmp(f->prefix, language, strlen(language)) == 0 ? language : "";
-    const uint64_t dims[2] = {c->vocabulary, c->hidden};
+    const uint64_t dims[2] = {c->vocabulary + out->shape.media_rows, c->hidden};
     QC_TRY(name_of(f, f->prefix, "embed_tokens.weight", &embedding, err));
     QC_TRY(name_of(f, f->prefix, "norm.weight", &norm, err));
     QC_TRY(name_of(f, outer, "lm_head.weight", &head_weight, err));
@@ -179,6 +179,7 @@ qc_status qc_llama_tensors_find(qc_llama_tensors *out, qc_arena *arena, const qc
     QC_TRY(find_prefix(&f, out->shape.family->prefixes, err));
     QC_TRY(find_ends(&f, out, err));
     for (uint64_t i = 0; i < out->shape.config.layers; i++)
-        QC_TRY(find_layer(&f, &out->shape, i, &out->layers[i], err));
+        QC_TRY(find_layer(&f, &out->shape, qc_llama_layer_number(&out->shape, i), &out->layers[i],
+                          err));
     return QC_OK;
 }

@@ -17,6 +17,7 @@ import transformers
 from bitsandbytes import functional as F
 from transformers import (AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig,
                           MistralConfig, Qwen2Config, Qwen3Config)
+from transformers.models.mllama.configuration_mllama import MllamaTextConfig
 
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 transformers.logging.set_verbosity_error()
@@ -121,7 +122,18 @@ MODELS |= {
     "deepseek_v3-no-q-rank": ("deepseek_v3", DEEPSEEK | dict(q_lora_rank=None,
                                                              attention_bias=True)),
     "deepseek_v3-yarn": ("deepseek_v3", DEEPSEEK | rope(mscale=0.7, mscale_all_dim=1.1, **YARN)),
+    "mllama": ("mllama", dict(
+        text_config=SIZES | SMALL | dict(num_hidden_layers=6, cross_attention_layers=[0, 3, 5]) |
+        rope(5e5, **LLAMA3),
+        vision_config=dict(hidden_size=8, intermediate_size=8, num_hidden_layers=2,
+                           num_global_layers=1, attention_heads=1, image_size=8, patch_size=4,
+                           vision_output_dim=16, intermediate_layers_indices=[0]))),
+    "mllama_text_model": (MllamaTextConfig, SMALL | rope(rope_type="default") | dict(
+        num_hidden_layers=5, cross_attention_layers=[3], num_key_value_heads=4)),
 }
+# What AutoModelForCausalLM does not find, or takes for the text alone.
+CLASSES = {"mllama": transformers.MllamaForConditionalGeneration,
+           "mllama_text_model": transformers.MllamaForCausalLM}
 
 
 def config_of(kind, settings):
@@ -137,7 +149,9 @@ def make_model(name):
         return folder
     kind, more = MODELS[name]
     torch.manual_seed(7)
-    model = AutoModelForCausalLM.from_config(config_of(kind, SIZES | more))
+    config = config_of(kind, SIZES | more)
+    model = (CLASSES[name](config) if name in CLASSES
+             else AutoModelForCausalLM.from_config(config))
     with torch.no_grad():
         for key, p in model.named_parameters():
             if "norm" in key or key.endswith(".bias"):
@@ -158,7 +172,8 @@ def load(folder):
         folder = s.under_table_name(folder)
     # transformers 4 leaves soft caps of scores out with its default implementation of attention.
     eager = dict(attn_implementation="eager") if folder.name.startswith("gemma2") else {}
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **eager).eval()
+    cls = CLASSES.get(folder.name, AutoModelForCausalLM)
+    return cls.from_pretrained(folder, dtype=torch.float32, **eager).eval()
 
 
 @torch.no_grad()

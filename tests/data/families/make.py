@@ -17,7 +17,8 @@ sys.path.insert(0, str(HERE.parents[1]))
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from transformers import AutoConfig, AutoModelForCausalLM, Gemma3ForConditionalGeneration
+from transformers import (AutoConfig, AutoModelForCausalLM, Gemma3ForConditionalGeneration,
+                          MllamaForConditionalGeneration)
 
 import family_weights
 
@@ -53,18 +54,20 @@ MODELS = {
     "deepseek_v3": LATENT | dict(rope_parameters=dict(
         rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=16,
         mscale=0.7, mscale_all_dim=1.1)),
+    "mllama": dict(text_config=SIZES | dict(num_hidden_layers=4, cross_attention_layers=[1]),
+                   vision_config=dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+                                      num_global_layers=1, attention_heads=1, image_size=8,
+                                      patch_size=4, vision_output_dim=16,
+                                      intermediate_layers_indices=[0])),
 }
-
-
-def class_of(kind):
-    return Gemma3ForConditionalGeneration if kind == "gemma3" else AutoModelForCausalLM
+WITH_IMAGES = {"gemma3": Gemma3ForConditionalGeneration, "mllama": MllamaForConditionalGeneration}
 
 
 @torch.no_grad()
 def model_of(kind, settings, folder):
-    sizes = {} if kind == "gemma3" else SIZES
+    sizes = {} if kind in WITH_IMAGES else SIZES
     config = AutoConfig.for_model(kind, **(sizes | settings))
-    make = class_of(kind) if kind == "gemma3" else class_of(kind).from_config
+    make = WITH_IMAGES.get(kind, AutoModelForCausalLM.from_config)
     make(config).bfloat16().save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
     with safe_open(folder / "model.safetensors", "pt") as f:
@@ -72,8 +75,8 @@ def model_of(kind, settings, folder):
     around = 0 if kind.startswith("gemma") else 1
     save_file({name: torch.tensor(family_weights.values(name, shape, around)).reshape(shape).bfloat16()
                for name, shape in shapes.items()}, folder / "model.safetensors", {"format": "pt"})
-    model = class_of(kind).from_pretrained(folder, dtype=torch.float32,
-                                           attn_implementation="eager").eval()
+    model = WITH_IMAGES.get(kind, AutoModelForCausalLM).from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager").eval()
     logits = [model(input_ids=torch.tensor([row])).logits[0, -1].tolist() for row in IDS]
     return {"config": config,
             "tensors": {name: shape for name, shape in shapes.items() if "vision" not in name},

@@ -169,6 +169,35 @@ static void other_families(void **state)
     assert_true(s.q_rank == 0 && strcmp(s.names->matrices[QC_LLAMA_Q], "self_attn.q_proj") == 0);
 }
 
+/* The layers that look at an image are left out. */
+static void image_layers(void **state)
+{
+    (void)state;
+    qc_llama_shape s = good(OF("llama"));
+    assert_true(!s.numbers && qc_llama_layer_number(&s, 3) == 3 && s.media_rows == 0);
+    s = good(OF("mllama_text_model")); /* layer 3, where config.json does not say */
+    assert_true(s.config.layers == 3 && qc_llama_layer_number(&s, 2) == 2 && s.media_rows == 8);
+    assert_true(s.rope.theta == 5e5 && s.config.norm_eps == 1e-5 && s.config.bos == 128000);
+    s = good("\"model_type\": \"mllama\", \"text_config\": {\"hidden_size\": 64, "
+             "\"intermediate_size\": 96, \"num_hidden_layers\": 40}");
+    assert_true(s.config.layers == 32 && qc_llama_layer_number(&s, 31) == 39);
+    assert_true(qc_llama_layer_number(&s, 3) == 4 && qc_llama_layer_number(&s, 7) == 9);
+    assert_true(s.config.heads == 32 && s.config.kv_heads == 8 && s.config.vocabulary == 128256);
+    s = good(OF("mllama_text_model") ", \"cross_attention_layers\": [2, 0]");
+    assert_true(s.config.layers == 2 && qc_llama_layer_number(&s, 0) == 1);
+    assert_int_equal(qc_llama_layer_number(&s, 1), 3);
+    s = good(OF("mllama_text_model") ", \"cross_attention_layers\": []");
+    assert_true(s.config.layers == 4 && qc_llama_layer_number(&s, 3) == 3);
+
+    bad(OF("mllama"), QC_ERR_INPUT, "has no text_config");
+    bad(OF("mllama_text_model") ", \"cross_attention_layers\": [4]", QC_ERR_INPUT,
+        "cross_attention_layers names layer 4, but there are only 4 layers");
+    bad(OF("mllama_text_model") ", \"cross_attention_layers\": [0, 1, 2, 3]", QC_ERR_UNSUPPORTED,
+        "names all 4 layers");
+    bad(OF("mllama_text_model") ", \"tie_word_embeddings\": true", QC_ERR_UNSUPPORTED,
+        "tie_word_embeddings is true");
+}
+
 static void other_refusals(void **state)
 {
     (void)state;
@@ -424,7 +453,7 @@ int main(void)
         cmocka_unit_test(other_refusals), cmocka_unit_test(windows),
         cmocka_unit_test(refusals),       cmocka_unit_test(rope_spellings),
         cmocka_unit_test(frequencies),    cmocka_unit_test(table),
-        cmocka_unit_test(mixtures),
+        cmocka_unit_test(mixtures),       cmocka_unit_test(image_layers),
     };
     qc_arena_init(&arena);
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
