@@ -10,7 +10,7 @@ import re
 import shutil
 import unittest
 
-from output_case import AT_CALL, OutputCase, at_call, isa_list
+from output_case import AT_CALL, PLAIN, OutputCase, at_call, isa_list
 import make_checkpoint as mk
 import qconv_case
 from test_forms import fp8
@@ -260,6 +260,27 @@ class Calibrated(ExpertsCase):
             self.assertRegex(said, r"calibrating \d+ remaining weights? ")
             self.assertEqual(self.weights("out"), self.weights("whole"))
             shutil.rmtree(self.path("out"))
+
+
+@unittest.skipIf(qconv_case.SANITIZED, "long, and tiny-moe has the same code")
+class Trained(OutputCase):
+    """The trained mixture, tests/data/kjv-moe, on its held-out text."""
+
+    def test_calibrated(self):
+        data = os.path.join(qconv_case.ROOT, "tests", "data")
+        model = os.path.join(data, "kjv-moe", "model")
+        with open(os.path.join(data, "kjv-llama", "heldout.txt"), encoding="ascii") as f:
+            text = f.read()
+        self.write("own.txt", text[:16384])
+        self.write("judge.txt", text[100000:106000])
+        found = {}
+        for name, more in (("search", []), ("calibrated", ["--calibrate", "own.txt", "--calibration-context", "256"])):
+            self.ok("-q", *PLAIN, "--to", "nf4", *more, model, name)
+            found[name] = json.loads(self.ok("eval", "-q", "--json", name, "--against", model, "--text", "judge.txt",
+                                             "--context", "256"))
+        self.assertLess(found["search"]["base_perplexity"], 3.5)
+        self.assertGreater(found["search"]["kl_mean"], 0.001)
+        self.assertLess(found["calibrated"]["kl_mean"], 0.65 * found["search"]["kl_mean"])
 
 
 if __name__ == "__main__":
