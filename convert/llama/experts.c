@@ -61,17 +61,6 @@ uint64_t qc_experts_bytes(const qc_llama_shape *shape, unsigned threads, uint64_
                    qc_align_u64(qc_matmul_cpu_scratch_bytes(piece_of(tokens), widest), ALIGNMENT)));
 }
 
-static qc_status allocate(void *out, uint64_t bytes, qc_error *err)
-{
-    size_t size = 0;
-    void *v = NULL;
-    if (bytes == UINT64_MAX || qc_u64_to_size(bytes, &size))
-        QC_FAIL(err, QC_ERR_NOMEM, "the batch is too large for memory");
-    QC_TRY(qc_malloc_aligned(&v, ALIGNMENT, size, err));
-    memcpy(out, &v, sizeof v);
-    return QC_OK;
-}
-
 qc_status qc_experts_create(qc_experts_cpu *out, const qc_llama_shape *shape,
                             const qc_llama_tools *tools, uint64_t tokens, float *sum, qc_error *err)
 {
@@ -84,20 +73,20 @@ qc_status qc_experts_create(qc_experts_cpu *out, const qc_llama_shape *shape,
     if (tokens > UINT32_MAX)
         QC_FAIL(err, QC_ERR_NOMEM, "a batch of %" PRIu64 " tokens is too large", tokens);
     if (!sum)
-        QC_TRY(allocate(&out->own_sum, z.sum, err));
+        QC_TRY(qc_llama_cpu_allocate(&out->own_sum, z.sum, err));
     out->sum = sum ? sum : out->own_sum;
-    QC_TRY(allocate(&out->chosen, z.chosen, err));
-    QC_TRY(allocate(&out->weights, z.chosen, err));
-    QC_TRY(allocate(&out->list, z.chosen, err));
-    QC_TRY(allocate(&out->list_weights, z.chosen, err));
-    QC_TRY(allocate(&out->starts, z.starts, err));
-    QC_TRY(allocate(&out->logits, z.logits, err));
-    QC_TRY(allocate(&out->room, z.room, err));
-    QC_TRY(allocate(&out->x, z.x, err));
-    QC_TRY(allocate(&out->y, z.x, err));
-    QC_TRY(allocate(&out->gate, z.gate, err));
-    QC_TRY(allocate(&out->up, z.up, err));
-    return allocate(&out->shares, z.shares, err);
+    QC_TRY(qc_llama_cpu_allocate(&out->chosen, z.chosen, err));
+    QC_TRY(qc_llama_cpu_allocate(&out->weights, z.chosen, err));
+    QC_TRY(qc_llama_cpu_allocate(&out->list, z.chosen, err));
+    QC_TRY(qc_llama_cpu_allocate(&out->list_weights, z.chosen, err));
+    QC_TRY(qc_llama_cpu_allocate(&out->starts, z.starts, err));
+    QC_TRY(qc_llama_cpu_allocate(&out->logits, z.logits, err));
+    QC_TRY(qc_llama_cpu_allocate(&out->room, z.room, err));
+    QC_TRY(qc_llama_cpu_allocate(&out->x, z.x, err));
+    QC_TRY(qc_llama_cpu_allocate(&out->y, z.x, err));
+    QC_TRY(qc_llama_cpu_allocate(&out->gate, z.gate, err));
+    QC_TRY(qc_llama_cpu_allocate(&out->up, z.up, err));
+    return qc_llama_cpu_allocate(&out->shares, z.shares, err);
 }
 
 void qc_experts_deinit(qc_experts_cpu *x)

@@ -97,7 +97,7 @@ static qc_status run_product(product *p, unsigned threads, qc_error *err)
     return share(threads, rows, grain, multiply, p, err);
 }
 
-static qc_status allocate(void *out, uint64_t bytes, qc_error *err)
+qc_status qc_llama_cpu_allocate(void *out, uint64_t bytes, qc_error *err)
 {
     size_t size = 0;
     void *v = NULL;
@@ -120,7 +120,7 @@ qc_status qc_llama_cpu_matmul(const qc_matmul_ops *ops, unsigned threads, const 
                  .ldx = w->cols,
                  .ldy = w->rows,
                  .scratch_each = qc_align_u64(qc_matmul_cpu_scratch_bytes(n, w->cols), ALIGNMENT)};
-    QC_TRY(allocate(&p.scratch, qc_sat_mul(p.scratch_each, threads), err));
+    QC_TRY(qc_llama_cpu_allocate(&p.scratch, qc_sat_mul(p.scratch_each, threads), err));
     qc_status st = run_product(&p, threads, err);
     qc_free(p.scratch);
     return st;
@@ -219,12 +219,12 @@ qc_status qc_llama_cpu_create(qc_llama_cpu *out, const qc_llama_shape *shape,
         QC_TRY(
             qc_rope_tables_make(&out->local_rope, &shape->local_rope, shape->turned, longest, err));
     QC_TRY(place_windows(out, err));
-    QC_TRY(allocate(&out->a, z.a, err));
-    QC_TRY(allocate(&out->b, z.b, err));
-    QC_TRY(allocate(&out->c, z.c, err));
+    QC_TRY(qc_llama_cpu_allocate(&out->a, z.a, err));
+    QC_TRY(qc_llama_cpu_allocate(&out->b, z.b, err));
+    QC_TRY(qc_llama_cpu_allocate(&out->c, z.c, err));
     if (z.d > 0)
-        QC_TRY(allocate(&out->d, z.d, err));
-    return allocate(&out->scratch, qc_sat_mul(z.scratch_each, out->threads), err);
+        QC_TRY(qc_llama_cpu_allocate(&out->d, z.d, err));
+    return qc_llama_cpu_allocate(&out->scratch, qc_sat_mul(z.scratch_each, out->threads), err);
 }
 
 void qc_llama_cpu_deinit(qc_llama_cpu *cpu)

@@ -90,6 +90,9 @@ QC_NODISCARD qc_status qc_llama_cpu_norm(qc_llama_cpu *cpu, const float *weight,
 QC_NODISCARD qc_status qc_llama_cpu_finish_logits(const qc_llama_shape *shape,
                                                   const qc_llama_tools *tools, float *logits,
                                                   uint64_t n, qc_error *err);
+/* Allocates a buffer for a batch, 64-byte aligned, to be freed by qc_free; out points to a pointer.
+ * QC_ERR_NOMEM also for UINT64_MAX, which is what a size saturates at. */
+QC_NODISCARD qc_status qc_llama_cpu_allocate(void *out, uint64_t bytes, qc_error *err);
 /* Computes y [n, rows] = x [n, cols] W^T + bias. It needs no batch. */
 QC_NODISCARD qc_status qc_llama_cpu_matmul(const qc_matmul_ops *ops, unsigned threads,
                                            const qc_llama_matrix *w, const float *x, uint64_t n,
