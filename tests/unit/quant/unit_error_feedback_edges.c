@@ -30,22 +30,27 @@ static void threads_do_not_matter(void **state)
 }
 
 /* A matrix of a stack, whose groups of scales begin in the matrix before it and end in the one
- * behind it, gets what the rows of one large weight get: rows do not depend on one another. */
+ * behind it, gets what the same chunks of rows of one large weight get. The matrix has
+ * whole chunks, because OpenBLAS may round a row of a product differently at another place of a
+ * chunk (seen with seed 1928128307761268777 on Haswell). An odd number of blocks in a row lets
+ * the matrix begin inside a group. */
 static void groups_may_be_shared(void **state)
 {
     qt_rng rng = qt_rng_start("shared groups");
     unsigned tried = 0;
     (void)state;
     for (unsigned i = 0; i < FORMS; i++) {
-        const uint64_t n = 192, rows = 300, first = 90, count = 130;
-        if (!forms[i].nested || n % forms[i].block_elems != 0)
+        if (!forms[i].nested)
             continue;
+        const uint64_t block = forms[i].block_elems, n = block * (192 / block | 1);
+        const uint64_t first = QC_FEEDBACK_ROWS, count = QC_FEEDBACK_ROWS, rows = 2 * count + 44;
         tried++;
         data d = make_data(&rng, n, 400, 0);
         float *w = make_weight(&rng, rows, n);
         made all = quantize(&d, 1, 1, 2, forms[i], w, rows);
-        const uint64_t each = n / forms[i].block_elems, from = first * each;
+        const uint64_t each = n / block, from = first * each;
         const uint64_t blocks = count * each, end = from + blocks;
+        assert_true(from % QC_NESTED_BLOCK != 0);
         const uint64_t groups = (end - 1) / QC_NESTED_BLOCK - from / QC_NESTED_BLOCK + 1;
         qc_feedback *f = open_with(&d, 1, 2, (qc_feedback_options){TEST_DAMPING, 2}, NULL);
         uint8_t *codes = qt_alloc(count * n, 1), *absmax_codes = qt_alloc(blocks, 1);
@@ -77,7 +82,7 @@ static void groups_may_be_shared(void **state)
         free(w);
         free_data(&d);
     }
-    assert_true(tried >= 2);
+    assert_true(tried >= 4);
 }
 
 static void dead_columns_are_rounded(void **state)
