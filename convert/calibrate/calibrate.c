@@ -4,8 +4,8 @@
 #include "base/text.h"
 #include "convert/calibrate/calibrate_engine.h"
 #include "convert/calibrate/calibration_text.h"
-#include "convert/llama/llama.h"
-#include "convert/llama/token_text.h"
+#include "convert/forward/forward.h"
+#include "convert/forward/token_text.h"
 #include "convert/term/console.h"
 #include "formats/digest.h"
 

@@ -5,7 +5,7 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/clock.h"
-#include "convert/llama/llama_forward.h"
+#include "convert/forward/forward_cpu.h"
 #include "quant/second_moments.h"
 
 #include <inttypes.h>

@@ -3,7 +3,7 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/text.h"
-#include "convert/llama/llama_forward.h"
+#include "convert/forward/forward_cpu.h"
 #include "convert/term/console.h"
 #include "quant/second_moments.h"
 

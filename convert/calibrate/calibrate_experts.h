@@ -15,7 +15,7 @@
 #define QC_CONVERT_CALIBRATE_EXPERTS_H
 
 #include "convert/calibrate/calibrate_engine.h"
-#include "convert/llama/experts.h"
+#include "convert/forward/experts.h"
 
 /* How many weights with too few tokens are named. */
 #define QC_FEW_NAMED 3u

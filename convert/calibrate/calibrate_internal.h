@@ -4,8 +4,8 @@
 
 #include "base/cpu.h"
 #include "convert/calibrate/calibrate.h"
-#include "convert/llama/llama_layer.h"
-#include "convert/llama/token_text.h"
+#include "convert/forward/forward_layer.h"
+#include "convert/forward/token_text.h"
 #include "convert/term/progress.h"
 
 #define QC_NO_JOB UINT32_MAX

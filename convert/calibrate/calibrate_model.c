@@ -8,7 +8,7 @@
 #include "base/workers.h"
 #include "convert/calibrate/calibrate_experts.h"
 #include "convert/calibrate/calibration_text.h"
-#include "convert/llama/token_text.h"
+#include "convert/forward/token_text.h"
 #include "convert/model/expert_split.h"
 #include "convert/model/recipe_stored.h"
 #include "convert/term/console.h"

@@ -10,7 +10,7 @@
 #define QC_CONVERT_EVAL_H
 
 #include "base/strbuf.h"
-#include "convert/llama/llama.h"
+#include "convert/forward/forward.h"
 #include "convert/term/call.h"
 
 /* What eval is asked for, and what report runs of it. */
@@ -48,7 +48,7 @@ typedef struct {
 /* Runs what o->eval and o->call.against ask for, on o->call.model. It prints nothing but progress
  * and warnings. The strings of *out live in o->call.arena. QC_ERR_INPUT for a text that predicts
  * nothing, for ids outside the vocabulary, and for vocabularies that differ. QC_ERR_NONFINITE for
- * logits that are not numbers. Other errors are those of convert/llama/llama.h. The numbers do not
+ * logits that are not numbers. Other errors are those of convert/forward/forward.h. The numbers do not
  * depend on threads, instruction set or batches. */
 QC_NODISCARD qc_status qc_eval_run(qc_eval_result *out, const qc_call *call,
                                    const qc_eval_options *o, qc_error *err);

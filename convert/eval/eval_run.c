@@ -8,7 +8,7 @@
 #include "convert/device/device_choice.h"
 #include "convert/device/tuning_file.h"
 #include "convert/eval/eval_stats.h"
-#include "convert/llama/token_text.h"
+#include "convert/forward/token_text.h"
 #include "convert/model/expert_split.h"
 #include "convert/term/console.h"
 #include "formats/file_io.h"

@@ -3,7 +3,7 @@
 #ifndef QC_CONVERT_GPU_FORWARD_H
 #define QC_CONVERT_GPU_FORWARD_H
 
-#include "convert/llama/llama_decoder.h"
+#include "convert/forward/forward_decoder.h"
 #include "kernels/cuda_llama.h"
 #include "kernels/matmul_tuning.h"
 

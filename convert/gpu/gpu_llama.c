@@ -1,4 +1,4 @@
-/* The layers of a Llama-like decoder on a GPU. The interface is llama_decoder.h; the arithmetic
+/* The layers of a Llama-like decoder on a GPU. The interface is forward_decoder.h; the arithmetic
  * between two products is in kernels/cuda_llama.h.
  *
  *   hidden --norm--> halves --q, k, v--> heads (norm, rotation) --attention--> halves --o--+

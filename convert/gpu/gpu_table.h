@@ -6,7 +6,7 @@
 #include "convert/device/bench.h"
 #include "convert/device/device_gpu.h"
 #include "convert/device/device_quantizer.h"
-#include "convert/llama/llama_decoder.h"
+#include "convert/forward/forward_decoder.h"
 #include "convert/validate/validate_compare.h"
 
 extern const qc_gpu_quantizer qc_gpu_quantizer_table;

@@ -3,7 +3,7 @@
  * pass needs. */
 #include "base/alloc.h"
 #include "convert/known/model_tensors.h"
-#include "convert/llama/llama_config.h"
+#include "convert/family/forward_shape.h"
 #include "convert/model/geometry.h"
 #include "convert/model/segments.h"
 #include "fuzz_check.h"

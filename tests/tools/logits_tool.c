@@ -5,7 +5,7 @@
  * IDS: one sequence a line, decimal ids separated by blanks. OUT: float32, [tokens, vocabulary] of
  * all sequences one after the other. The environment variable QCONV_ISA picks the code path. Exit
  * codes: as of qconv. */
-#include "convert/llama/llama.h"
+#include "convert/forward/forward.h"
 #include "convert/model/expert_split.h"
 
 #include <errno.h>

@@ -1,9 +1,9 @@
 /* Layers point by point: each gives the inputs of its linear layers, and all together are the
  * layer. */
 #include "base/alloc.h"
-#include "convert/llama/family.h"
-#include "convert/llama/llama_forward.h"
-#include "convert/llama/token_text.h"
+#include "convert/family/family.h"
+#include "convert/forward/forward_cpu.h"
+#include "convert/forward/token_text.h"
 #include "quant/matmul_ops.h"
 
 #include <setjmp.h>

@@ -1,11 +1,11 @@
 /* A small layer in two streams through convert/gpu/gpu_calibrate.c, on kernels on the CPU shim,
- * against convert/llama/llama_forward.c: hidden states at every point and second moments, with head
+ * against convert/forward/forward_cpu.c: hidden states at every point and second moments, with head
  * norms and biases and without, one matrix replaced by NF4; a whole layer; the head; more windows
  * than go at once; moments from elsewhere; and what is an error. */
 #include "base/alloc.h"
 #include "convert/gpu/gpu_calibrate.h"
-#include "convert/llama/family.h"
-#include "convert/llama/llama_forward.h"
+#include "convert/family/family.h"
+#include "convert/forward/forward_cpu.h"
 #include "tests/fixtures/quant_testing.h"
 
 #include <string.h>

@@ -3,7 +3,7 @@
  * biases, head norms, sliding windows, windows that do not fit one chunk; and what happens where
  * memory is short. */
 #include "convert/gpu/gpu_table.h"
-#include "convert/llama/llama.h"
+#include "convert/forward/forward.h"
 #include "quant/matmul_ops.h"
 #include "tests/fixtures/quant_testing.h"
 

@@ -1,0 +1,109 @@
+/* What distinguishes the families of models that the forward pass computes. A family is one file,
+ * family_*.c, with a row for each of its types: how a layer's tensors are called, how its attention
+ * and its feed-forward part compute, and what a missing field of config.json means. What a row
+ * cannot say, a function of the family reads. */
+#ifndef QC_CONVERT_FAMILY_H
+#define QC_CONVERT_FAMILY_H
+
+#include "convert/forward/forward_layer.h"
+
+enum {
+    QC_FAMILY_QKV_BIAS = 1,             /* q, k and v have biases, whatever config.json says */
+    QC_FAMILY_READS_ATTENTION_BIAS = 2, /* attention_bias: q, k and v have them */
+    QC_FAMILY_OUT_BIAS = 4,             /* and so has o */
+    QC_FAMILY_BIASED = 8,               /* where attention_bias is missing, it is true */
+    QC_FAMILY_READS_MLP_BIAS = 16,
+    QC_FAMILY_WIDE_NORMS = 32,    /* norms of q and k go over all heads, else over each */
+    QC_FAMILY_NORMS_ADD_ONE = 64, /* norms multiply by 1 + weight */
+    QC_FAMILY_TIED = 128,         /* where tie_word_embeddings is missing, it is true */
+    QC_FAMILY_READS_PART = 256,   /* partial_rotary_factor */
+    QC_FAMILY_SIDE_BY_SIDE = 512, /* a rotary pair is two neighbours, else i and i + half */
+    QC_FAMILY_SU_IS_LONGROPE = 1024 /* rotary types "su" and "yarn" are "longrope" */,
+    QC_FAMILY_LOCAL_ROPE = 2048,     /* layers that slide have rotary parameters of their own */
+    QC_FAMILY_READS_PATTERN = 4096,  /* sliding_window_pattern */
+    QC_FAMILY_TEXT_CONFIG = 8192,    /* the fields are in text_config */
+    QC_FAMILY_SCALES_SCORES = 16384, /* by the square of YaRN's mscale_all_dim */
+    QC_FAMILY_ON_GPU = 32768         /* gpu_llama.c computes it, too */
+};
+
+/* Which layers see only the last sliding_window positions. */
+typedef enum {
+    QC_SLIDES_NEVER,
+    QC_SLIDES_ALWAYS,
+    /* As layer_types says; and where it is missing: */
+    QC_SLIDES_FROM,     /* with use_sliding_window, those from max_window_layers on */
+    QC_SLIDES_UNTURNED, /* with use_sliding_window, those without rotary positions */
+    QC_SLIDES_PATTERN   /* all but each pattern-th */
+} qc_llama_slides;
+
+/* What config.json is read into, and from where. */
+typedef struct {
+    qc_llama_shape *out;
+    qc_arena *arena;
+    const qc_json_node *top;  /* of config.json */
+    const qc_json_node *root; /* its fields: top, or text_config */
+    const qc_llama_family *family;
+} qc_llama_reader;
+
+struct qc_llama_family {
+    const char *model_type, *architecture;
+    const char *other_architecture; /* means the same; NULL: there is none */
+    const char *prefixes; /* blank-separated; NULL: "model.". The one that the file has counts. */
+    const qc_llama_names *names;
+    qc_llama_ffn ffn; /* of its layers */
+    qc_llama_gate gate;
+    qc_llama_slides slides;
+    unsigned traits; /* QC_FAMILY_* */
+    /* Reads what is the family's own, behind sizes and before rotary positions and windows. NULL:
+     * there is nothing. */
+    qc_status (*read)(qc_llama_reader *r, qc_error *err);
+    /* Where the fields are missing: */
+    uint64_t heads;      /* 0: the field has to be there */
+    uint64_t kv_heads;   /* 0: as many as heads */
+    uint64_t head_dim;   /* 0: hidden / heads */
+    uint64_t vocabulary; /* 0: the field has to be there */
+    uint64_t window;     /* 0: none */
+    uint64_t pattern;
+    double theta;       /* 0: 10000 */
+    double local_theta; /* of layers that slide, with QC_FAMILY_LOCAL_ROPE; 0: as of the others */
+    double rotary_part; /* 0: 1 */
+    double norm_eps;    /* 0: 1e-6 */
+    int64_t bos, eos;   /* -1: none */
+};
+
+/* Returns NULL where the type is not computed. */
+const qc_llama_family *qc_llama_family_of(const char *model_type);
+#define QC_LLAMA_LIST_BYTES 512
+/* Writes "llama, mistral, qwen2 and qwen3". Returns text. */
+const char *qc_llama_family_list(char text[QC_LLAMA_LIST_BYTES]);
+
+/* ---- names that several families have ---- */
+
+#define QC_NAMES_QKV                                                                               \
+    [QC_LLAMA_Q] = "self_attn.q_proj", [QC_LLAMA_K] = "self_attn.k_proj",                          \
+    [QC_LLAMA_V] = "self_attn.v_proj", [QC_LLAMA_O] = "self_attn.o_proj"
+#define QC_NAMES_GATED                                                                             \
+    [QC_LLAMA_GATE] = "mlp.gate_proj", [QC_LLAMA_UP] = "mlp.up_proj",                              \
+    [QC_LLAMA_DOWN] = "mlp.down_proj"
+#define QC_NAMES_GATE_UP [QC_LLAMA_GATE] = "mlp.gate_up_proj", [QC_LLAMA_DOWN] = "mlp.down_proj"
+#define QC_NAMES_TWO_NORMS                                                                         \
+    [QC_LLAMA_INPUT_NORM] = "input_layernorm", [QC_LLAMA_POST_NORM] = "post_attention_layernorm"
+#define QC_NAMES_QK_NORMS                                                                          \
+    [QC_LLAMA_Q_NORM] = "self_attn.q_norm", [QC_LLAMA_K_NORM] = "self_attn.k_norm"
+
+extern const qc_llama_names qc_llama_names_plain; /* those of Llama */
+
+/* ---- the types of each file ---- */
+
+extern const qc_llama_family qc_family_llama[6];
+extern const qc_llama_family qc_family_gemma[4];
+extern const qc_llama_family qc_family_phi3[1];
+extern const qc_llama_family qc_family_granite[1];
+extern const qc_llama_family qc_family_olmo2[2];
+extern const qc_llama_family qc_family_smollm3[1];
+extern const qc_llama_family qc_family_glm4[2];
+extern const qc_llama_family qc_family_deepseek[2];
+extern const qc_llama_family qc_family_mixtures[5];
+extern const qc_llama_family qc_family_gpt_oss[1];
+
+#endif

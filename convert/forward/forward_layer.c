@@ -1,0 +1,219 @@
+#include "convert/forward/forward_layer.h"
+
+#include "base/alloc.h"
+#include "base/checked.h"
+#include "base/workers.h"
+#include "convert/model/coded_read.h"
+#include "convert/model/recipe_stored.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define DECODE_ELEMS ((uint64_t)1 << 20) /* elements of a coded weight that are decoded at a time */
+
+/* ---- reading ---- */
+
+qc_status qc_llama_vector_read(float **out, const qc_llama_source *s, uint32_t tensor,
+                               qc_error *err)
+{
+    const qc_checkpoint_tensor *t = &s->checkpoint->tensors[tensor];
+    uint64_t n = t->dims[0], overflow = 0;
+    void *raw = NULL;
+    *out = NULL;
+    qc_status st = qc_tensor_read(s->checkpoint, t, s->cursor, &raw, err);
+    if (st == QC_OK)
+        st = qc_malloc(out, (size_t)n * sizeof **out, err);
+    if (st == QC_OK)
+        s->ops->cast(raw, t->dtype, n, *out, QC_DTYPE_F32, &overflow);
+    qc_free(raw);
+    return st;
+}
+
+static qc_status norm_read(float **out, const qc_llama_source *s, uint32_t tensor, float add,
+                           qc_error *err)
+{
+    QC_TRY(qc_llama_vector_read(out, s, tensor, err));
+    for (uint64_t i = 0; add != 0.0f && i < s->checkpoint->tensors[tensor].dims[0]; i++)
+        (*out)[i] += add;
+    return QC_OK;
+}
+
+qc_status qc_llama_last_norm_read(float **out, const qc_llama_source *s, const qc_llama_tensors *t,
+                                  qc_error *err)
+{
+    return norm_read(out, s, t->norm, t->layers[0].norms_add, err);
+}
+
+/* Reads FP8 and integers as floats. */
+static qc_status read_coded(qc_llama_matrix *out, const qc_llama_source *s,
+                            const qc_llama_linear *l, qc_error *err)
+{
+    const qc_checkpoint_tensor *t = &s->checkpoint->tensors[l->tensor];
+    qc_coded_scratch scratch = {0};
+    uint64_t n = l->rows * l->cols;
+    size_t size = 0;
+    if (qc_u64_to_size(l->memory_bytes, &size))
+        QC_FAIL(err, QC_ERR_NOMEM, "tensor '%s' is too large", t->name);
+    QC_TRY(qc_malloc(&out->owned, size, err));
+    qc_status st = QC_OK;
+    for (uint64_t at = 0; st == QC_OK && at < n; at += DECODE_ELEMS) {
+        uint64_t count = n - at < DECODE_ELEMS ? n - at : DECODE_ELEMS;
+        st = qc_check_interrupted(err);
+        if (st == QC_OK)
+            st = qc_coded_read(s->checkpoint, s->cursor, s->ops, t, l->coded, &scratch, at, count,
+                               (float *)out->owned + at, err);
+    }
+    qc_coded_scratch_deinit(&scratch);
+    out->dtype = QC_DTYPE_F32;
+    return st;
+}
+
+/* Scales of integers that decoding them to floats refuses as well. */
+static qc_status check_scales(const qc_weights *w, const char *name, qc_error *err)
+{
+    const uint64_t n = w->form.ops->integer ? qc_form_scales(&w->form, w->rows * w->form.cols) : 0;
+    for (uint64_t i = 0; i < n; i++)
+        if (!isfinite(w->absmax[i]) || w->absmax[i] == 0.0f)
+            return qc_error_set(err, isfinite(w->absmax[i]) ? QC_ERR_INPUT : QC_ERR_NONFINITE,
+                                __FILE__, __LINE__, "tensor '%s': scale %" PRIu64 " of it is %s",
+                                name, i, isfinite(w->absmax[i]) ? "0" : "not finite");
+    return QC_OK;
+}
+
+qc_status qc_llama_matrix_read(qc_llama_matrix *out, const qc_llama_source *s,
+                               const qc_llama_linear *l, qc_error *err)
+{
+    const qc_checkpoint_tensor *t = &s->checkpoint->tensors[l->tensor];
+    memset(out, 0, sizeof *out);
+    out->rows = l->rows;
+    out->cols = l->cols;
+    if (l->stored) {
+        QC_TRY(qc_stored_read(&out->arrays, s->checkpoint, l->tensor, l->stored, s->cursor, err));
+        QC_TRY(check_scales(&out->arrays.w, t->name, err));
+        out->quantized = &out->arrays.w;
+    } else if (l->coded) {
+        QC_TRY(read_coded(out, s, l, err));
+    } else {
+        QC_TRY(qc_tensor_read(s->checkpoint, t, s->cursor, &out->owned, err));
+        out->dtype = t->dtype;
+    }
+    out->dense = out->owned;
+    if (l->bias != QC_NO_TENSOR) {
+        float *bias = NULL;
+        qc_status st = qc_llama_vector_read(&bias, s, l->bias, err);
+        out->bias = out->owned_bias = bias;
+        QC_TRY(st);
+    }
+    qc_progress_add(s->progress, l->read_bytes);
+    return QC_OK;
+}
+
+void qc_llama_matrix_deinit(qc_llama_matrix *m)
+{
+    qc_stored_deinit(&m->arrays);
+    qc_free(m->owned);
+    qc_free(m->owned_bias);
+    memset(m, 0, sizeof *m);
+}
+
+qc_status qc_llama_weights_read(qc_llama_weights *out, const qc_llama_source *s,
+                                const qc_llama_layer *l, qc_error *err)
+{
+    memset(out, 0, sizeof *out);
+    for (int i = 0; i < QC_LLAMA_VECTORS; i++)
+        if (l->vectors[i] != QC_NO_TENSOR)
+            QC_TRY(norm_read(&out->vectors[i], s, l->vectors[i],
+                             i < QC_LLAMA_NORMS ? l->norms_add : 0.0f, err));
+    for (int i = 0; i < QC_LLAMA_ALL_MATRICES; i++)
+        if (l->linear[i].tensor != QC_NO_TENSOR)
+            QC_TRY(qc_llama_matrix_read(&out->matrices[i], s, &l->linear[i], err));
+    return QC_OK;
+}
+
+void qc_llama_weights_deinit(qc_llama_weights *w)
+{
+    for (int i = 0; i < QC_LLAMA_ALL_MATRICES; i++)
+        qc_llama_matrix_deinit(&w->matrices[i]);
+    for (int i = 0; i < QC_LLAMA_VECTORS; i++)
+        qc_free(w->vectors[i]);
+    memset(w, 0, sizeof *w);
+}
+
+uint64_t qc_llama_longest(const qc_llama_batch *b)
+{
+    uint64_t longest = 0;
+    for (uint64_t i = 0; i < b->count; i++)
+        longest = qc_max_u64(longest, b->lengths[i]);
+    return longest;
+}
+
+qc_status qc_llama_finite(const float *x, uint64_t n, qc_error *err)
+{
+    const uint32_t exponent = 0x7f800000u;
+    uint32_t bad = 0;
+    for (uint64_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, x + i, sizeof bits);
+        bad |= (bits & exponent) == exponent;
+    }
+    if (bad)
+        QC_FAIL(err, QC_ERR_NONFINITE, "a hidden state is not finite");
+    return QC_OK;
+}
+
+/* ---- the embedding ---- */
+
+typedef struct {
+    uint32_t id;
+    uint64_t at;
+} wanted;
+
+static int compare_wanted(const void *a, const void *b)
+{
+    const wanted *x = a, *y = b;
+    if (x->id != y->id)
+        return x->id < y->id ? -1 : 1;
+    return x->at < y->at ? -1 : x->at > y->at;
+}
+
+/* Rows are read in the order of the file, each once, so that a compressed embedding is decoded at
+ * most once. */
+qc_status qc_llama_embed(const qc_llama_source *s, const qc_llama_tensors *t, const uint32_t *ids,
+                         uint64_t n, float *out, qc_error *err)
+{
+    const qc_checkpoint_tensor *e = &s->checkpoint->tensors[t->embedding];
+    uint64_t hidden = t->shape.config.hidden, bytes = hidden * (qc_dtype_bits(e->dtype) / 8);
+    const float scale = (float)t->shape.embedding_scale;
+    uint64_t overflow = 0;
+    void *row = NULL;
+    wanted *w = NULL;
+    size_t count = 0;
+    if (qc_u64_to_size(n, &count))
+        QC_FAIL(err, QC_ERR_NOMEM, "%" PRIu64 " tokens are too many", n);
+    QC_TRY(qc_malloc(&row, (size_t)bytes, err));
+    qc_status st = qc_calloc(&w, count, sizeof *w, err);
+    for (uint64_t i = 0; st == QC_OK && i < n; i++)
+        w[i] = (wanted){ids[i], i};
+    if (st == QC_OK && n > 0)
+        qsort(w, count, sizeof *w, compare_wanted);
+    for (uint64_t i = 0; st == QC_OK && i < n; i++) {
+        if (i > 0 && w[i].id == w[i - 1].id) {
+            memcpy(out + w[i].at * hidden, out + w[i - 1].at * hidden,
+                   (size_t)hidden * sizeof *out);
+            continue;
+        }
+        st = qc_check_interrupted(err);
+        if (st == QC_OK)
+            st = qc_checkpoint_read(s->checkpoint, s->cursor, e, w[i].id * bytes, row,
+                                    (size_t)bytes, err);
+        if (st == QC_OK)
+            s->ops->cast(row, e->dtype, hidden, out + w[i].at * hidden, QC_DTYPE_F32, &overflow);
+        for (uint64_t k = 0; st == QC_OK && scale != 1.0f && k < hidden; k++)
+            out[w[i].at * hidden + k] *= scale;
+    }
+    qc_free(w);
+    qc_free(row);
+    return st;
+}
