@@ -26,7 +26,8 @@ LAYERS = {
 FLOORS = [
     {"library", "mount", "output", "term"},
     {"adapter", "device", "model", "tokenizer"},
-    {"bench", "hardware", "known", "llama", "plan", "validate"},
+    {"bench", "family", "hardware", "known", "plan", "validate"},
+    {"forward"},
     {"calibrate", "eval", "fit"},
     {"gpu", "pipeline"},
     {"run"},

@@ -4,6 +4,7 @@
 #include "base/text.h"
 #include "convert/calibrate/calibrate_engine.h"
 #include "convert/calibrate/calibration_text.h"
+#include "convert/family/family.h"
 #include "convert/forward/forward.h"
 #include "convert/forward/token_text.h"
 #include "convert/term/console.h"
@@ -94,7 +95,7 @@ qc_status qc_calibrate_choose(qc_plan *plan, qc_error *err)
     if (d->devices.gpu_count == 0)
         return QC_OK;
     const char *cpu_only =
-        plan->options->calibrate.text ? qc_llama_cpu_only(plan->model->config) : NULL;
+        plan->options->calibrate.text ? qc_family_cpu_only(plan->model->config) : NULL;
     qc_status st =
         cpu_only
             ? qc_error_set(&why, QC_ERR_UNSUPPORTED, __FILE__, __LINE__,

@@ -21,11 +21,11 @@
 
 typedef struct {
     qc_calibrate_engine base;
-    qc_llama_batch batch;
+    qc_forward_batch batch;
     uint64_t q;    /* floats of all heads of a token */
     uint64_t wide; /* of the hidden states */
-    qc_llama_cpu x_cpu, z_cpu;
-    qc_llama_pass x, z;
+    qc_forward_cpu x_cpu, z_cpu;
+    qc_forward_pass x, z;
     double *h, *c; /* NULL: there are none */
     uint64_t n;
     qc_feedback *f;
@@ -50,8 +50,8 @@ static void close(qc_calibrate_engine *e)
 {
     cpu *c = of(e);
     drop(e);
-    qc_llama_cpu_deinit(&c->x_cpu);
-    qc_llama_cpu_deinit(&c->z_cpu);
+    qc_forward_cpu_deinit(&c->x_cpu);
+    qc_forward_cpu_deinit(&c->z_cpu);
 }
 
 /* ---- speed and room ---- */
@@ -72,11 +72,11 @@ static qc_status one_moments(const timed *t, double *flops, qc_error *err)
 
 static qc_status one_forward(const timed *t, double *flops, qc_error *err)
 {
-    const qc_llama_matrix w = {
+    const qc_forward_matrix w = {
         .rows = QC_MOMENT_TOKENS, .cols = MEASURE_COLS, .dense = t->x, .dtype = QC_DTYPE_F32};
     *flops = 2.0 * QC_MOMENT_TOKENS * QC_MOMENT_TOKENS * MEASURE_COLS;
-    return qc_llama_cpu_matmul(qc_matmul_ops_for(t->k->isa), t->k->threads, &w, t->x,
-                               QC_MOMENT_TOKENS, t->y, err);
+    return qc_forward_cpu_matmul(qc_matmul_ops_for(t->k->isa), t->k->threads, &w, t->x,
+                                 QC_MOMENT_TOKENS, t->y, err);
 }
 
 /* The seconds of an operation. The first run is not timed: it touches the pages and starts the
@@ -109,7 +109,7 @@ static qc_status measure_all(timed *t, qc_calibrate_speed *out, qc_error *err)
     return time_of(&out->forward, t, one_forward, err);
 }
 
-static qc_status measure(qc_calibrate_engine *e, const qc_llama_shape *shape,
+static qc_status measure(qc_calibrate_engine *e, const qc_forward_shape *shape,
                          qc_calibrate_speed *out, qc_error *err)
 {
     timed t = {.k = e->k};
@@ -122,10 +122,10 @@ static qc_status measure(qc_calibrate_engine *e, const qc_llama_shape *shape,
     return st;
 }
 
-static qc_calibrate_room room_text(const qc_calibrate_engine *e, const qc_llama_shape *shape,
+static qc_calibrate_room room_text(const qc_calibrate_engine *e, const qc_forward_shape *shape,
                                    uint64_t tokens, uint64_t longest)
 {
-    uint64_t bytes = qc_llama_cpu_bytes(shape, e->k->threads, tokens, longest);
+    uint64_t bytes = qc_forward_cpu_bytes(shape, e->k->threads, tokens, longest);
     return (qc_calibrate_room){.host = qc_sat_mul(2, bytes)};
 }
 
@@ -141,22 +141,23 @@ static qc_calibrate_room room_weight(const qc_calibrate_engine *e, uint64_t rows
 
 /* ---- the text ---- */
 
-static qc_status text(qc_calibrate_engine *e, const qc_llama_shape *shape,
-                      const qc_llama_batch *batch, const qc_calibrate_states *states, qc_error *err)
+static qc_status text(qc_calibrate_engine *e, const qc_forward_shape *shape,
+                      const qc_forward_batch *batch, const qc_calibrate_states *states,
+                      qc_error *err)
 {
     cpu *c = of(e);
-    const qc_llama_tools tools = {.threads = e->k->threads, .isa = e->k->isa};
-    c->x = (qc_llama_pass){.hidden = states->x, .attended = states->x_attended};
-    c->z = (qc_llama_pass){.hidden = states->z, .attended = states->z_attended};
+    const qc_forward_tools tools = {.threads = e->k->threads, .isa = e->k->isa};
+    c->x = (qc_forward_pass){.hidden = states->x, .attended = states->x_attended};
+    c->z = (qc_forward_pass){.hidden = states->z, .attended = states->z_attended};
     c->batch = *batch;
     c->wide = shape->config.hidden;
-    c->q = qc_llama_attended(shape);
-    QC_TRY(qc_llama_cpu_create(&c->x_cpu, shape, &tools, batch, err));
-    return qc_llama_cpu_create(&c->z_cpu, shape, &tools, batch, err);
+    c->q = qc_forward_attended(shape);
+    QC_TRY(qc_forward_cpu_create(&c->x_cpu, shape, &tools, batch, err));
+    return qc_forward_cpu_create(&c->z_cpu, shape, &tools, batch, err);
 }
 
-static qc_status layer(qc_calibrate_engine *e, uint64_t number, const qc_llama_weights *z,
-                       const qc_llama_weights *x, qc_error *err)
+static qc_status layer(qc_calibrate_engine *e, uint64_t number, const qc_forward_weights *z,
+                       const qc_forward_weights *x, qc_error *err)
 {
     cpu *c = of(e);
     (void)err;
@@ -175,23 +176,23 @@ static qc_status moments(qc_calibrate_engine *e, uint64_t n, int cross, qc_error
     return cross ? qc_calibrate_square(&c->c, n, err) : QC_OK;
 }
 
-static qc_status add_moments(cpu *c, qc_llama_inputs x, qc_llama_inputs z, uint64_t tokens,
+static qc_status add_moments(cpu *c, qc_forward_inputs x, qc_forward_inputs z, uint64_t tokens,
                              qc_error *err)
 {
     const qc_calibrator *k = c->base.k;
     return qc_moments_add(k->blas, k->threads, c->h, c->c, c->n, x.x, x.ld, z.x, z.ld, tokens, err);
 }
 
-static qc_status reach(qc_calibrate_engine *e, qc_llama_point point, int add, double seconds,
+static qc_status reach(qc_calibrate_engine *e, qc_forward_point point, int add, double seconds,
                        qc_error *err)
 {
     cpu *c = of(e);
-    qc_llama_inputs x, z;
-    qc_llama_chunk at = {0};
-    while (qc_llama_cpu_next(&c->x_cpu, &at)) {
-        QC_TRY(qc_llama_cpu_at(&c->x_cpu, &c->x, &at, point, &x, err));
-        QC_TRY(qc_llama_cpu_at(&c->z_cpu, &c->z, &at, point, &z, err));
-        if (point == QC_LLAMA_AT_O) {
+    qc_forward_inputs x, z;
+    qc_forward_chunk at = {0};
+    while (qc_forward_cpu_next(&c->x_cpu, &at)) {
+        QC_TRY(qc_forward_cpu_at(&c->x_cpu, &c->x, &at, point, &x, err));
+        QC_TRY(qc_forward_cpu_at(&c->z_cpu, &c->z, &at, point, &z, err));
+        if (point == QC_AT_O) {
             size_t bytes = (size_t)(at.tokens * c->q) * sizeof(float);
             memcpy(c->x.attended + at.start * c->q, x.x, bytes);
             memcpy(c->z.attended + at.start * c->q, z.x, bytes);
@@ -207,14 +208,14 @@ static qc_status add(qc_calibrate_engine *e, const float *x, const float *z, uin
                      qc_error *err)
 {
     cpu *c = of(e);
-    return add_moments(c, (qc_llama_inputs){x, c->n}, (qc_llama_inputs){z, c->n}, tokens, err);
+    return add_moments(c, (qc_forward_inputs){x, c->n}, (qc_forward_inputs){z, c->n}, tokens, err);
 }
 
 static qc_status pass(qc_calibrate_engine *e, double seconds, qc_error *err)
 {
     cpu *c = of(e);
-    QC_TRY(qc_llama_cpu_layer(&c->x_cpu, c->x.w, c->x.layer, c->x.hidden, err));
-    QC_TRY(qc_llama_cpu_layer(&c->z_cpu, c->z.w, c->z.layer, c->z.hidden, err));
+    QC_TRY(qc_forward_cpu_layer(&c->x_cpu, c->x.w, c->x.layer, c->x.hidden, err));
+    QC_TRY(qc_forward_cpu_layer(&c->z_cpu, c->z.w, c->z.layer, c->z.hidden, err));
     qc_calibrate_progress(e->k, seconds);
     return QC_OK;
 }
@@ -222,9 +223,9 @@ static qc_status pass(qc_calibrate_engine *e, double seconds, qc_error *err)
 static qc_status head(qc_calibrate_engine *e, const float *gain, qc_error *err)
 {
     cpu *c = of(e);
-    const qc_llama_inputs x = {c->x.hidden, c->wide}, z = {c->z.hidden, c->wide};
-    QC_TRY(qc_llama_cpu_norm(&c->x_cpu, gain, c->x.hidden, err));
-    QC_TRY(qc_llama_cpu_norm(&c->z_cpu, gain, c->z.hidden, err));
+    const qc_forward_inputs x = {c->x.hidden, c->wide}, z = {c->z.hidden, c->wide};
+    QC_TRY(qc_forward_cpu_norm(&c->x_cpu, gain, c->x.hidden, err));
+    QC_TRY(qc_forward_cpu_norm(&c->z_cpu, gain, c->z.hidden, err));
     return add_moments(c, x, z, c->batch.tokens, err);
 }
 
@@ -247,7 +248,7 @@ static qc_status factor(qc_calibrate_engine *e, const qc_feedback_options *optio
     return qc_feedback_open(&c->f, e->k->blas, e->k->threads, c->n, c->h, c->c, options, info, err);
 }
 
-static qc_status weight(qc_calibrate_engine *e, const qc_form *form, const qc_llama_matrix *w,
+static qc_status weight(qc_calibrate_engine *e, const qc_form *form, const qc_forward_matrix *w,
                         qc_feedback_out *out, qc_feedback_result *result, qc_error *err)
 {
     const float *values = NULL;

@@ -38,8 +38,8 @@ qc_status qc_calibrate_square(double **out, uint64_t n, qc_error *err)
     return QC_OK;
 }
 
-qc_status qc_calibrate_floats(const qc_quant_ops *ops, const qc_llama_matrix *w, const float **out,
-                              void **owned, qc_error *err)
+qc_status qc_calibrate_floats(const qc_quant_ops *ops, const qc_forward_matrix *w,
+                              const float **out, void **owned, qc_error *err)
 {
     uint64_t overflow = 0, bytes = 0;
     size_t size = 0;

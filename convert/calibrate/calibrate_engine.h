@@ -60,29 +60,29 @@ typedef struct {
     void (*close)(qc_calibrate_engine *e);
     /* Measures the speed in a few tenths of a second. shape: of the model whose text is to come, or
      * NULL. */
-    qc_status (*measure)(qc_calibrate_engine *e, const qc_llama_shape *shape,
+    qc_status (*measure)(qc_calibrate_engine *e, const qc_forward_shape *shape,
                          qc_calibrate_speed *out, qc_error *err);
     /* The memory that is needed for the activations of a text, and for the moments, the factor and
      * a weight [rows, n] of a set. Both saturate. */
-    qc_calibrate_room (*room_text)(const qc_calibrate_engine *e, const qc_llama_shape *shape,
+    qc_calibrate_room (*room_text)(const qc_calibrate_engine *e, const qc_forward_shape *shape,
                                    uint64_t tokens, uint64_t longest);
     qc_calibrate_room (*room_weight)(const qc_calibrate_engine *e, uint64_t rows, uint64_t n,
                                      int cross, const qc_form *form);
 
     /* The engine borrows all of these until it is closed. */
-    qc_status (*text)(qc_calibrate_engine *e, const qc_llama_shape *shape,
-                      const qc_llama_batch *batch, const qc_calibrate_states *states,
+    qc_status (*text)(qc_calibrate_engine *e, const qc_forward_shape *shape,
+                      const qc_forward_batch *batch, const qc_calibrate_states *states,
                       qc_error *err);
     /* The engine borrows z and x until the next layer. */
-    qc_status (*layer)(qc_calibrate_engine *e, uint64_t number, const qc_llama_weights *z,
-                       const qc_llama_weights *x, qc_error *err);
+    qc_status (*layer)(qc_calibrate_engine *e, uint64_t number, const qc_forward_weights *z,
+                       const qc_forward_weights *x, qc_error *err);
     /* Takes over a matrix of x that has been quantized. NULL: nothing has to be done. */
-    qc_status (*quantized)(qc_calibrate_engine *e, qc_llama_which which, qc_error *err);
+    qc_status (*quantized)(qc_calibrate_engine *e, qc_layer_which which, qc_error *err);
     /* Makes room for the moments of n inputs and sets them to zero; cross: C as well. */
     qc_status (*moments)(qc_calibrate_engine *e, uint64_t n, int cross, qc_error *err);
     /* Takes all windows to a point of the layer. add: the inputs of its linear layers are added to
      * the moments. seconds: for the progress. */
-    qc_status (*reach)(qc_calibrate_engine *e, qc_llama_point point, int add, double seconds,
+    qc_status (*reach)(qc_calibrate_engine *e, qc_forward_point point, int add, double seconds,
                        qc_error *err);
     /* Adds inputs of both streams to the moments: [tokens, n], without gaps. NULL: the engine does
      * not calibrate experts. */
@@ -98,7 +98,7 @@ typedef struct {
     /* These are qc_feedback_open of the moments and qc_feedback_weight. */
     qc_status (*factor)(qc_calibrate_engine *e, const qc_feedback_options *options,
                         qc_feedback_info *info, qc_error *err);
-    qc_status (*weight)(qc_calibrate_engine *e, const qc_form *form, const qc_llama_matrix *w,
+    qc_status (*weight)(qc_calibrate_engine *e, const qc_form *form, const qc_forward_matrix *w,
                         qc_feedback_out *out, qc_feedback_result *result, qc_error *err);
     void (*drop)(qc_calibrate_engine *e); /* frees the moments and the factor, if there are any */
 } qc_calibrate_engine_ops;
@@ -141,7 +141,7 @@ qc_calibrate_room qc_calibrate_set_ahead(const qc_calibrator *k, const qc_calibr
 qc_calibrate_room qc_calibrate_larger(qc_calibrate_room a, qc_calibrate_room b);
 
 /* A weight as floats. Free *owned, which is NULL where w is floats already. */
-QC_NODISCARD qc_status qc_calibrate_floats(const qc_quant_ops *ops, const qc_llama_matrix *w,
+QC_NODISCARD qc_status qc_calibrate_floats(const qc_quant_ops *ops, const qc_forward_matrix *w,
                                            const float **out, void **owned, qc_error *err);
 /* The bytes of [n, n] doubles, and such a matrix of zeros, which is to be freed. */
 uint64_t qc_calibrate_square_bytes(uint64_t n);

@@ -18,7 +18,7 @@ typedef struct {
     qc_calibrated_arrays arrays[QC_EXPERT_MATRICES];
     qc_weights quantized[QC_EXPERT_MATRICES];
     qc_expert_tokens x_tokens, z_tokens;
-    const qc_llama_matrix *shared_gate;
+    const qc_forward_matrix *shared_gate;
     const float *norm;
     double seconds,
         gate_seconds; /* predicted for the forward passes; for those of down's moments */
@@ -27,7 +27,7 @@ typedef struct {
 
 /* ---- which weights ---- */
 
-uint32_t qc_calibrate_job_of(const uint32_t *job_of, const qc_llama_linear *l)
+uint32_t qc_calibrate_job_of(const uint32_t *job_of, const qc_forward_linear *l)
 {
     return l->tensor == QC_NO_TENSOR ? QC_NO_JOB : job_of[l->tensor];
 }
@@ -140,8 +140,8 @@ uint64_t qc_calibrate_experts_bytes(const qc_calibrate_experts *e)
 qc_status qc_calibrate_experts_open(qc_calibrate_experts *e, const qc_calibrate_states *states,
                                     qc_error *err)
 {
-    const qc_llama_tools tools = {.threads = e->k->threads, .isa = e->k->isa};
-    const qc_llama_shape *shape = &e->tensors->shape;
+    const qc_forward_tools tools = {.threads = e->k->threads, .isa = e->k->isa};
+    const qc_forward_shape *shape = &e->tensors->shape;
     e->x_hidden = states->x;
     e->z_hidden = states->z;
     QC_TRY(qc_experts_create(&e->x, shape, &tools, e->tokens, states->x_attended, err));
@@ -179,7 +179,7 @@ static void note_few(qc_calibrate_experts *e, expert *t, uint32_t job)
 }
 
 /* A weight by itself is left to the pipeline, and a part of a stack is searched now. */
-static qc_status leave(const qc_calibrator *k, uint32_t job, const qc_llama_matrix *w,
+static qc_status leave(const qc_calibrator *k, uint32_t job, const qc_forward_matrix *w,
                        qc_error *err)
 {
     return job < k->plan->job_count ? QC_OK : qc_calibrate_searched(k, job, w, err);
@@ -225,7 +225,7 @@ static qc_status add_moments(qc_calibrate_experts *e, const expert *t, int down,
 {
     const qc_calibrate_engine *engine = e->k->engine;
     const qc_experts_states x = {e->x_hidden, t->norm}, z = {e->z_hidden, t->norm};
-    for (uint64_t first = 0; first < t->x_tokens.count; first += QC_LLAMA_TOKENS) {
+    for (uint64_t first = 0; first < t->x_tokens.count; first += QC_FORWARD_TOKENS) {
         const qc_expert_tokens piece = qc_experts_piece(&t->x_tokens, first);
         float *xs = e->x.x, *zs = e->z.x;
         QC_TRY(qc_experts_inputs(&e->x, &x, &piece, first, err));
@@ -367,7 +367,7 @@ static qc_status look_at_groups(qc_calibrate_experts *e, const qc_experts_layer 
 }
 
 static qc_status run_all(qc_calibrate_experts *e, const qc_experts_layer *l, const float *norm,
-                         const qc_llama_matrix *shared_gate, int *apart, qc_error *err)
+                         const qc_forward_matrix *shared_gate, int *apart, qc_error *err)
 {
     for (uint64_t i = 0; i <= l->count; i++) {
         expert t = {.norm = norm};
@@ -392,17 +392,17 @@ static qc_status run_all(qc_calibrate_experts *e, const qc_experts_layer *l, con
 qc_status qc_calibrate_experts_layer(qc_calibrate_experts *e, const qc_experts_layer *l,
                                      const float *norm, int *apart, qc_error *err)
 {
-    qc_llama_matrix gate = {0};
+    qc_forward_matrix gate = {0};
     e->apart = *apart;
     qc_status st = route(e, l, norm, err);
     int has_gate = l->shared_gate.tensor != QC_NO_TENSOR;
     if (st == QC_OK && qc_calibrate_experts_need(e, l))
         st = look_at_groups(e, l, err);
     if (st == QC_OK && has_gate)
-        st = qc_llama_matrix_read(&gate, &e->k->source, &l->shared_gate, err);
+        st = qc_forward_matrix_read(&gate, &e->k->source, &l->shared_gate, err);
     if (st == QC_OK)
         st = run_all(e, l, norm, has_gate ? &gate : NULL, apart, err);
-    qc_llama_matrix_deinit(&gate);
+    qc_forward_matrix_deinit(&gate);
     qc_calibrate_groups_drop(e->k);
     QC_TRY(st);
     QC_TRY(qc_experts_leave(&e->x, e->x_hidden, err));

@@ -22,7 +22,7 @@
 
 typedef struct {
     qc_calibrator *k;
-    const qc_llama_tensors *tensors;
+    const qc_forward_tensors *tensors;
     const uint32_t *job_of; /* per tensor of the source; QC_NO_JOB: not to be made */
     uint64_t tokens;        /* of the text */
     float *x_hidden, *z_hidden;
@@ -38,7 +38,7 @@ typedef struct {
 /* ---- before ---- */
 
 /* Returns the job of a linear layer, or QC_NO_JOB. */
-uint32_t qc_calibrate_job_of(const uint32_t *job_of, const qc_llama_linear *l);
+uint32_t qc_calibrate_job_of(const uint32_t *job_of, const qc_forward_linear *l);
 /* Is a weight of the layer's experts still to be made? */
 int qc_calibrate_experts_need(const qc_calibrate_experts *e, const qc_experts_layer *l);
 /* Sets marks[] to 1 for all weights of the layer's experts. */

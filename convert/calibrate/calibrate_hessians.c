@@ -112,20 +112,20 @@ static qc_status calibrate_one(const work *w, uint32_t job, qc_error *err)
 {
     const qc_calibrator *k = w->k;
     const qc_job *j = &k->plan->jobs[job];
-    const qc_llama_linear linear = {.tensor = j->source,
-                                    .bias = UINT32_MAX,
-                                    .stored = j->entry->stored,
-                                    .coded = j->entry->coded,
-                                    .rows = j->rows,
-                                    .cols = j->cols,
-                                    .memory_bytes = qc_sat_mul(j->elems, sizeof(float))};
+    const qc_forward_linear linear = {.tensor = j->source,
+                                      .bias = UINT32_MAX,
+                                      .stored = j->entry->stored,
+                                      .coded = j->entry->coded,
+                                      .rows = j->rows,
+                                      .cols = j->cols,
+                                      .memory_bytes = qc_sat_mul(j->elems, sizeof(float))};
     qc_calibrated_arrays arrays = {0};
-    qc_llama_matrix m = {0};
-    qc_status st = qc_llama_matrix_read(&m, &k->source, &linear, err);
+    qc_forward_matrix m = {0};
+    qc_status st = qc_forward_matrix_read(&m, &k->source, &linear, err);
     if (st == QC_OK)
         st = qc_calibrate_weight(k, job, &m, &arrays, err);
     qc_calibrated_free(&arrays);
-    qc_llama_matrix_deinit(&m);
+    qc_forward_matrix_deinit(&m);
     qc_calibrate_progress(k, qc_calibrate_weight_seconds(k, job, 0));
     return st;
 }

@@ -39,7 +39,7 @@ typedef struct {
     qc_feedback_options feedback; /* damping 0: chosen by the number of tokens */
     double moment_seconds, factor_seconds, weight_seconds,
         forward_seconds; /* seconds for one operation */
-    qc_llama_source source;
+    qc_forward_source source;
     qc_calibrate_groups groups[2]; /* of the layer at hand */
     uint32_t group_count;
     qc_progress *progress; /* counts predicted microseconds */
@@ -61,7 +61,7 @@ int qc_calibrate_few(uint64_t n, uint64_t tokens);
 int qc_calibrate_needs(const qc_calibrator *k, uint32_t job);
 /* Asks the engine how long an operation takes. shape: of the model whose text is to come, or
  * NULL. */
-QC_NODISCARD qc_status qc_calibrate_measure(qc_calibrator *k, const qc_llama_shape *shape,
+QC_NODISCARD qc_status qc_calibrate_measure(qc_calibrator *k, const qc_forward_shape *shape,
                                             qc_error *err);
 /* Returns QC_ERR_NOMEM where the GPU is too small, before any work begins. */
 QC_NODISCARD qc_status qc_calibrate_check_room(const qc_calibrator *k,
@@ -80,7 +80,7 @@ QC_NODISCARD qc_status qc_calibrate_factor(const qc_calibrator *k, uint64_t n, i
 /* Quantizes a weight with the engine's factor into the store. Its arrays stay in *arrays, and the
  * caller frees them. */
 QC_NODISCARD qc_status qc_calibrate_weight(const qc_calibrator *k, uint32_t job,
-                                           const qc_llama_matrix *w, qc_calibrated_arrays *arrays,
+                                           const qc_forward_matrix *w, qc_calibrated_arrays *arrays,
                                            qc_error *err);
 /* Predict the seconds that one factor takes, and one weight. */
 double qc_calibrate_factor_seconds(const qc_calibrator *k, uint64_t n, int cross);
@@ -94,14 +94,14 @@ int qc_calibrate_shares_groups(const qc_calibrator *k, uint32_t number);
 /* Takes a matrix of such a stack into its groups. All matrices have to come, and then
  * qc_calibrate_groups_end, before one is quantized. */
 QC_NODISCARD qc_status qc_calibrate_groups_add(qc_calibrator *k, uint32_t number,
-                                               const qc_llama_matrix *w, qc_error *err);
+                                               const qc_forward_matrix *w, qc_error *err);
 void qc_calibrate_groups_end(qc_calibrator *k);
 void qc_calibrate_groups_drop(qc_calibrator *k);
 /* Gives `out` what the matrix shares with others. */
 void qc_calibrate_groups_give(const qc_calibrator *k, uint32_t number, qc_feedback_out *out);
 /* Quantizes a matrix of a stack as if no text were there, into the store. */
 QC_NODISCARD qc_status qc_calibrate_searched(const qc_calibrator *k, uint32_t number,
-                                             const qc_llama_matrix *w, qc_error *err);
+                                             const qc_forward_matrix *w, qc_error *err);
 /* Finds the numbers of the weights that the tensors of c are (QC_NO_JOB: none). c: the plan's
  * model, or the same with its stacks of experts taken apart. A stack that c has as well has its
  * first matrix's number. */

@@ -20,43 +20,42 @@
 #include <string.h>
 
 typedef struct {
-    qc_llama_point point;
-    qc_llama_which first;
+    qc_forward_point point;
+    qc_layer_which first;
     unsigned count;
 } linear_set;
 
 /* The linear layers that have the same inputs, in the order of their points. */
 static const linear_set sets[] = {
-    {QC_LLAMA_AT_QKV, QC_LLAMA_Q, 3},     {QC_LLAMA_AT_Q_B, QC_LLAMA_Q_B, 1},
-    {QC_LLAMA_AT_KV_B, QC_LLAMA_KV_B, 1}, {QC_LLAMA_AT_O, QC_LLAMA_O, 1},
-    {QC_LLAMA_AT_GATE, QC_LLAMA_GATE, 2}, {QC_LLAMA_AT_DOWN, QC_LLAMA_DOWN, 1},
+    {QC_AT_QKV, QC_LAYER_Q, 3}, {QC_AT_Q_B, QC_LAYER_Q_B, 1},   {QC_AT_KV_B, QC_LAYER_KV_B, 1},
+    {QC_AT_O, QC_LAYER_O, 1},   {QC_AT_GATE, QC_LAYER_GATE, 2}, {QC_AT_DOWN, QC_LAYER_DOWN, 1},
 };
 #define SETS (sizeof sets / sizeof *sets)
 
 /* Streams go by way of these points; the others are reached only for a weight. */
-static int on_the_way(qc_llama_point point)
+static int on_the_way(qc_forward_point point)
 {
-    return point == QC_LLAMA_AT_QKV || point == QC_LLAMA_AT_O || point == QC_LLAMA_AT_GATE;
+    return point == QC_AT_QKV || point == QC_AT_O || point == QC_AT_GATE;
 }
 
 /* A layer in memory, as it is (z) and as it becomes (x). */
 typedef struct {
     uint64_t number;
-    uint32_t jobs[QC_LLAMA_ALL_MATRICES]; /* QC_NO_JOB: not to be quantized */
-    qc_llama_weights z, x;                /* x borrows from z all that is not quantized */
-    qc_calibrated_arrays arrays[QC_LLAMA_ALL_MATRICES];
-    qc_weights quantized[QC_LLAMA_ALL_MATRICES];
+    uint32_t jobs[QC_LAYER_ALL_MATRICES]; /* QC_NO_JOB: not to be quantized */
+    qc_forward_weights z, x;              /* x borrows from z all that is not quantized */
+    qc_calibrated_arrays arrays[QC_LAYER_ALL_MATRICES];
+    qc_weights quantized[QC_LAYER_ALL_MATRICES];
 } layer;
 
 typedef struct {
     qc_calibrator *k;
     qc_checkpoint *separate; /* --experts stacked: the model with its experts apart */
-    qc_llama_tensors tensors;
+    qc_forward_tensors tensors;
     uint32_t *job_of; /* [tensors of the source]: the weight that each is, if it can be calibrated
                        * (qc_calibrate_find) */
     qc_calibrate_experts experts; /* of a mixture */
     qc_eval_windows windows;
-    qc_llama_batch batch;
+    qc_forward_batch batch;
     qc_calibrate_states states;
     uint64_t q;    /* floats of all heads of a token */
     uint64_t last; /* how many layers to go through: up to the last that has a weight to be made */
@@ -66,7 +65,7 @@ typedef struct {
 
 /* ---- which weights ---- */
 
-static uint32_t job_of(const model *m, const qc_llama_linear *l)
+static uint32_t job_of(const model *m, const qc_forward_linear *l)
 {
     return qc_calibrate_job_of(m->job_of, l);
 }
@@ -119,8 +118,8 @@ static qc_status tell_left(const model *m, qc_error *err)
     QC_TRY(qc_arena_alloc(&m->k->arena, &stacks, plan->job_count, sizeof *stacks, err));
     QC_TRY(qc_arena_alloc(&m->k->arena, &has, qc_calibrated_numbers(plan), 1, err));
     for (uint64_t l = 0; l < m->tensors.shape.config.layers; l++) {
-        const qc_llama_layer *in = &m->tensors.layers[l];
-        for (int part = 0; part < QC_LLAMA_ALL_MATRICES; part++)
+        const qc_forward_layer *in = &m->tensors.layers[l];
+        for (int part = 0; part < QC_LAYER_ALL_MATRICES; part++)
             if (job_of(m, &in->linear[part]) != QC_NO_JOB)
                 has[job_of(m, &in->linear[part])] = 1;
         if (in->experts)
@@ -150,7 +149,7 @@ static qc_status tell_left(const model *m, qc_error *err)
 static qc_status make_windows(model *m, qc_error *err)
 {
     const qc_plan_options *o = m->k->o;
-    const qc_llama_config *c = &m->tensors.shape.config;
+    const qc_forward_config *c = &m->tensors.shape.config;
     uint64_t most = o->calibrate.max_tokens ? o->calibrate.max_tokens : QC_CALIBRATE_TOKENS;
     uint64_t context = o->calibrate.context ? o->calibrate.context : QC_TOKEN_TEXT_CONTEXT;
     const qc_call *call = m->k->plan->call;
@@ -179,7 +178,7 @@ static qc_status make_windows(model *m, qc_error *err)
     QC_TRY(st);
     qc_eval_windows_spread(&m->windows, most);
     m->batch =
-        (qc_llama_batch){m->windows.ids, m->windows.lengths, m->windows.count, m->windows.tokens};
+        (qc_forward_batch){m->windows.ids, m->windows.lengths, m->windows.count, m->windows.tokens};
     m->k->r->tokens = m->windows.tokens;
     m->k->r->windows = m->windows.count;
     m->k->r->context = t.context;
@@ -194,31 +193,31 @@ static qc_status make_windows(model *m, qc_error *err)
 /* ---- how much it is ---- */
 
 /* Returns the operations of both streams up to a point of a layer. */
-static double point_flops(const model *m, uint64_t number, qc_llama_point point)
+static double point_flops(const model *m, uint64_t number, qc_forward_point point)
 {
-    const qc_llama_linear *l = m->tensors.layers[number].linear;
+    const qc_forward_linear *l = m->tensors.layers[number].linear;
     double weights = 0, tokens = (double)m->batch.tokens;
     double attention = 2.0 * tokens * (double)m->windows.longest * (double)m->q;
-    qc_llama_which from = QC_LLAMA_Q, to = QC_LLAMA_Q;
-    if (point == QC_LLAMA_AT_Q_B || point == QC_LLAMA_AT_KV_B || point == QC_LLAMA_AT_O)
-        to = QC_LLAMA_O;
-    else if (point == QC_LLAMA_AT_GATE)
-        from = QC_LLAMA_O, to = QC_LLAMA_GATE;
-    else if (point == QC_LLAMA_AT_DOWN)
-        from = QC_LLAMA_GATE, to = QC_LLAMA_DOWN;
-    else if (point == QC_LLAMA_AT_END)
-        from = QC_LLAMA_GATE, to = QC_LLAMA_MATRICES;
+    qc_layer_which from = QC_LAYER_Q, to = QC_LAYER_Q;
+    if (point == QC_AT_Q_B || point == QC_AT_KV_B || point == QC_AT_O)
+        to = QC_LAYER_O;
+    else if (point == QC_AT_GATE)
+        from = QC_LAYER_O, to = QC_LAYER_GATE;
+    else if (point == QC_AT_DOWN)
+        from = QC_LAYER_GATE, to = QC_LAYER_DOWN;
+    else if (point == QC_AT_END)
+        from = QC_LAYER_GATE, to = QC_LAYER_MATRICES;
     for (int i = (int)from; i < (int)to; i++)
         weights += (double)l[i].rows * (double)l[i].cols;
-    for (int i = QC_LLAMA_MATRICES; i < QC_LLAMA_ALL_MATRICES && point == QC_LLAMA_AT_O; i++)
+    for (int i = QC_LAYER_MATRICES; i < QC_LAYER_ALL_MATRICES && point == QC_AT_O; i++)
         weights += (double)l[i].rows * (double)l[i].cols;
-    return 2 * (2 * tokens * weights + (point == QC_LLAMA_AT_O ? attention : 0));
+    return 2 * (2 * tokens * weights + (point == QC_AT_O ? attention : 0));
 }
 
 static double pass_flops(const model *m, uint64_t number)
 {
-    return point_flops(m, number, QC_LLAMA_AT_O) + point_flops(m, number, QC_LLAMA_AT_GATE) +
-           point_flops(m, number, QC_LLAMA_AT_END);
+    return point_flops(m, number, QC_AT_O) + point_flops(m, number, QC_AT_GATE) +
+           point_flops(m, number, QC_AT_END);
 }
 
 static void add_forward(const model *m, qc_calibrate_outlook *a, double flops)
@@ -233,9 +232,9 @@ static qc_calibrate_room sum_of(qc_calibrate_room a, qc_calibrate_room b)
 }
 
 static qc_calibrate_room add_set(const model *m, qc_calibrate_outlook *a,
-                                 const qc_llama_linear *linears, unsigned count)
+                                 const qc_forward_linear *linears, unsigned count)
 {
-    uint32_t jobs[QC_LLAMA_MATRICES];
+    uint32_t jobs[QC_LAYER_MATRICES];
     for (unsigned i = 0; i < count; i++)
         jobs[i] = job_of(m, &linears[i]);
     const qc_calibrate_set s = {jobs, count, linears[0].cols, m->batch.tokens, 1};
@@ -245,13 +244,13 @@ static qc_calibrate_room add_set(const model *m, qc_calibrate_outlook *a,
 /* Behind attention, the sums of experts are where its outputs were. */
 static uint64_t attended_width(const model *m)
 {
-    const qc_llama_shape *s = &m->tensors.shape;
+    const qc_forward_shape *s = &m->tensors.shape;
     return s->experts.names && s->config.hidden > m->q ? s->config.hidden : m->q;
 }
 
 static void look_ahead(const model *m, qc_calibrate_outlook *a)
 {
-    const qc_llama_tensors *t = &m->tensors;
+    const qc_forward_tensors *t = &m->tensors;
     const qc_calibrate_engine *e = m->k->engine;
     qc_calibrate_room most = {0, 0};
     *a = (qc_calibrate_outlook){.disk = qc_calibrated_bytes(m->k->plan, m->k->store)};
@@ -269,7 +268,7 @@ static void look_ahead(const model *m, qc_calibrate_outlook *a)
                     work = qc_calibrate_larger(
                         work, add_set(m, a, &t->layers[i].linear[p->first], p->count));
             }
-            add_forward(m, a, point_flops(m, i, QC_LLAMA_AT_END));
+            add_forward(m, a, point_flops(m, i, QC_AT_END));
         }
         if (t->layers[i].experts)
             work = qc_calibrate_larger(
@@ -327,9 +326,9 @@ static qc_status open_layer(model *m, layer *l, uint64_t number, qc_error *err)
 {
     memset(l, 0, sizeof *l);
     l->number = number;
-    QC_TRY(qc_llama_weights_read(&l->z, &m->k->source, &m->tensors.layers[number], err));
+    QC_TRY(qc_forward_weights_read(&l->z, &m->k->source, &m->tensors.layers[number], err));
     l->x = l->z;
-    for (int i = 0; i < QC_LLAMA_ALL_MATRICES; i++) {
+    for (int i = 0; i < QC_LAYER_ALL_MATRICES; i++) {
         l->jobs[i] = job_of(m, &m->tensors.layers[number].linear[i]);
         if (l->jobs[i] == QC_NO_JOB || !qc_calibrated_has(m->k->store, l->jobs[i]))
             continue;
@@ -342,14 +341,14 @@ static qc_status open_layer(model *m, layer *l, uint64_t number, qc_error *err)
 
 static void close_layer(layer *l)
 {
-    qc_llama_weights_deinit(&l->z);
-    for (int i = 0; i < QC_LLAMA_ALL_MATRICES; i++)
+    qc_forward_weights_deinit(&l->z);
+    for (int i = 0; i < QC_LAYER_ALL_MATRICES; i++)
         qc_calibrated_free(&l->arrays[i]);
 }
 
 /* Takes both streams to a point of the layer. n: the number of inputs whose moments are to be
  * added, or 0. */
-static qc_status run_to(model *m, const layer *l, qc_llama_point point, uint64_t n, qc_error *err)
+static qc_status run_to(model *m, const layer *l, qc_forward_point point, uint64_t n, qc_error *err)
 {
     const qc_calibrator *k = m->k;
     double seconds = point_flops(m, l->number, point) * k->forward_seconds +
@@ -365,7 +364,7 @@ static qc_status quantize_set(model *m, layer *l, const linear_set *g, uint64_t 
         first = qc_calibrate_needs(k, l->jobs[g->first + i]) ? l->jobs[g->first + i] : first;
     QC_TRY(qc_calibrate_factor(k, n, m->apart, m->batch.tokens, k->plan->jobs[first].name, err));
     for (unsigned i = 0; i < g->count; i++) {
-        qc_llama_which part = (qc_llama_which)(g->first + i);
+        qc_layer_which part = (qc_layer_which)(g->first + i);
         if (!qc_calibrate_needs(k, l->jobs[part]))
             continue;
         double seconds = qc_calibrate_weight_seconds(k, l->jobs[part], m->apart);
@@ -407,15 +406,15 @@ static qc_status calibrate_layer(model *m, layer *l, qc_error *err)
     for (size_t g = 0; g < SETS; g++)
         QC_TRY(calibrate_part(m, l, &sets[g], err));
     int over = l->number + 1 == m->last && !m->head;
-    return over ? QC_OK : run_to(m, l, QC_LLAMA_AT_END, 0, err);
+    return over ? QC_OK : run_to(m, l, QC_AT_END, 0, err);
 }
 
 /* The same with experts behind attention. */
 static qc_status calibrate_mixture(model *m, layer *l, qc_error *err)
 {
-    for (size_t g = 0; sets[g].point != QC_LLAMA_AT_GATE; g++)
+    for (size_t g = 0; sets[g].point != QC_AT_GATE; g++)
         QC_TRY(calibrate_part(m, l, &sets[g], err));
-    return run_to(m, l, QC_LLAMA_AT_GATE, 0, err);
+    return run_to(m, l, QC_AT_GATE, 0, err);
 }
 
 /* Passes through a layer whose weights are all there, or stay as they are. */
@@ -423,7 +422,7 @@ static qc_status pass_layer(model *m, const layer *l, qc_error *err)
 {
     qc_calibrate_engine *e = m->k->engine;
     QC_TRY(e->ops->pass(e, pass_flops(m, l->number) * m->k->forward_seconds, err));
-    for (int i = 0; i < QC_LLAMA_ALL_MATRICES; i++)
+    for (int i = 0; i < QC_LAYER_ALL_MATRICES; i++)
         m->apart |= l->jobs[i] != QC_NO_JOB;
     return QC_OK;
 }
@@ -441,11 +440,11 @@ static qc_status run_layer(model *m, uint64_t number, qc_error *err)
              : experts               ? calibrate_mixture(m, &l, err)
                                      : calibrate_layer(m, &l, err);
     if (st == QC_OK && experts)
-        st = qc_calibrate_experts_layer(&m->experts, experts, l.z.vectors[QC_LLAMA_POST_NORM],
+        st = qc_calibrate_experts_layer(&m->experts, experts, l.z.vectors[QC_LAYER_POST_NORM],
                                         &m->apart, err);
     if (st == QC_ERR_NONFINITE)
         qc_error_prefix(err, "%s: layer %" PRIu64, m->k->plan->call->model,
-                        qc_llama_layer_number(&m->tensors.shape, number));
+                        qc_layer_number(&m->tensors.shape, number));
     close_layer(&l);
     return st;
 }
@@ -457,10 +456,10 @@ static qc_status run_head(model *m, qc_error *err)
     const uint64_t n = m->tensors.shape.config.hidden;
     qc_calibrate_engine *e = k->engine;
     qc_calibrated_arrays arrays = {0};
-    qc_llama_matrix w = {0};
+    qc_forward_matrix w = {0};
     float *norm = NULL;
     uint32_t job = head_job(m);
-    qc_status st = qc_llama_last_norm_read(&norm, &k->source, &m->tensors, err);
+    qc_status st = qc_forward_last_norm_read(&norm, &k->source, &m->tensors, err);
     if (st == QC_OK)
         st = e->ops->moments(e, n, m->apart, err);
     if (st == QC_OK)
@@ -468,13 +467,13 @@ static qc_status run_head(model *m, qc_error *err)
     if (st == QC_OK)
         st = qc_calibrate_factor(k, n, m->apart, m->batch.tokens, k->plan->jobs[job].name, err);
     if (st == QC_OK)
-        st = qc_llama_matrix_read(&w, &k->source, &m->tensors.head, err);
+        st = qc_forward_matrix_read(&w, &k->source, &m->tensors.head, err);
     if (st == QC_OK)
         st = qc_calibrate_weight(k, job, &w, &arrays, err);
     e->ops->drop(e);
     qc_free(norm);
     qc_calibrated_free(&arrays);
-    qc_llama_matrix_deinit(&w);
+    qc_forward_matrix_deinit(&w);
     return st;
 }
 
@@ -483,7 +482,7 @@ static qc_status run_head(model *m, qc_error *err)
 static qc_status run_text(model *m, const qc_calibrate_outlook *a, qc_error *err)
 {
     qc_calibrator *k = m->k;
-    const qc_llama_config *c = &m->tensors.shape.config;
+    const qc_forward_config *c = &m->tensors.shape.config;
     uint64_t hidden = c->hidden;
     QC_TRY(qc_progress_create(&k->progress, k->plan->call, "calibrating",
                               (uint64_t)(a->seconds * 1e6) + 1, err));
@@ -492,7 +491,7 @@ static qc_status run_text(model *m, const qc_calibrate_outlook *a, qc_error *err
         qc_calibrate_states_open(&m->states, k, m->batch.tokens, hidden, attended_width(m), err));
     QC_TRY(k->engine->ops->text(k->engine, &m->tensors.shape, &m->batch, &m->states, err));
     QC_TRY(
-        qc_llama_embed(&k->source, &m->tensors, m->batch.ids, m->batch.tokens, m->states.x, err));
+        qc_forward_embed(&k->source, &m->tensors, m->batch.ids, m->batch.tokens, m->states.x, err));
     memcpy(m->states.z, m->states.x, (size_t)(m->batch.tokens * hidden) * sizeof(float));
     if (m->tensors.shape.experts.names)
         QC_TRY(qc_calibrate_experts_open(&m->experts, &m->states, err));
@@ -519,7 +518,7 @@ static qc_status run(model *m, qc_error *err)
 {
     qc_calibrate_outlook ahead;
     QC_TRY(open_separate(m, err));
-    qc_status st = qc_llama_tensors_find(&m->tensors, &m->k->arena, m->k->source.checkpoint, err);
+    qc_status st = qc_forward_tensors_find(&m->tensors, &m->k->arena, m->k->source.checkpoint, err);
     if (st == QC_ERR_UNSUPPORTED) {
         size_t used = strlen(err->msg);
         (void)snprintf(err->msg + used, sizeof err->msg - used,
@@ -527,7 +526,7 @@ static qc_status run(model *m, qc_error *err)
                        "elsewhere can be given with --hessians (docs/calibration.md)");
     }
     QC_TRY(st);
-    m->q = qc_llama_attended(&m->tensors.shape);
+    m->q = qc_forward_attended(&m->tensors.shape);
     m->experts.k = m->k;
     m->experts.tensors = &m->tensors;
     QC_TRY(find_jobs(m, err));

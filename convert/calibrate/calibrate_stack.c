@@ -54,7 +54,7 @@ static qc_status begin(qc_calibrator *k, uint32_t job, qc_error *err)
     return QC_OK;
 }
 
-qc_status qc_calibrate_groups_add(qc_calibrator *k, uint32_t number, const qc_llama_matrix *w,
+qc_status qc_calibrate_groups_add(qc_calibrator *k, uint32_t number, const qc_forward_matrix *w,
                                   qc_error *err)
 {
     uint32_t matrix;
@@ -146,7 +146,7 @@ static qc_status search(const qc_calibrator *k, const qc_job *j, const float *x,
 }
 
 /* As if each input came alone: the best scales for the weights, and the nearest codes. */
-static qc_status weigh_alike(const qc_calibrator *k, const qc_job *j, const qc_llama_matrix *w,
+static qc_status weigh_alike(const qc_calibrator *k, const qc_job *j, const qc_forward_matrix *w,
                              qc_feedback_out *out, qc_error *err)
 {
     qc_calibrate_engine *e = k->engine;
@@ -168,7 +168,7 @@ static qc_status weigh_alike(const qc_calibrator *k, const qc_job *j, const qc_l
     return st;
 }
 
-qc_status qc_calibrate_searched(const qc_calibrator *k, uint32_t number, const qc_llama_matrix *w,
+qc_status qc_calibrate_searched(const qc_calibrator *k, uint32_t number, const qc_forward_matrix *w,
                                 qc_error *err)
 {
     const qc_job j = qc_calibrated_weight(k->plan, number);

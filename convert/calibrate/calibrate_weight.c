@@ -65,7 +65,7 @@ void qc_calibrate_tell_left(const qc_calibrator *k, const uint32_t *jobs, uint32
                     qc_plural(count), qc_are(count), why, names, count > NAMES_MOST ? ", ..." : "");
 }
 
-qc_status qc_calibrate_measure(qc_calibrator *k, const qc_llama_shape *shape, qc_error *err)
+qc_status qc_calibrate_measure(qc_calibrator *k, const qc_forward_shape *shape, qc_error *err)
 {
     qc_calibrate_speed s;
     QC_TRY(k->engine->ops->measure(k->engine, shape, &s, err));
@@ -167,7 +167,7 @@ qc_status qc_calibrate_factor(const qc_calibrator *k, uint64_t n, int cross, uin
     return QC_OK;
 }
 
-qc_status qc_calibrate_weight(const qc_calibrator *k, uint32_t job, const qc_llama_matrix *w,
+qc_status qc_calibrate_weight(const qc_calibrator *k, uint32_t job, const qc_forward_matrix *w,
                               qc_calibrated_arrays *arrays, qc_error *err)
 {
     const qc_job weight = qc_calibrated_weight(k->plan, job), *j = &weight;

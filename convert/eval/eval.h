@@ -48,8 +48,8 @@ typedef struct {
 /* Runs what o->eval and o->call.against ask for, on o->call.model. It prints nothing but progress
  * and warnings. The strings of *out live in o->call.arena. QC_ERR_INPUT for a text that predicts
  * nothing, for ids outside the vocabulary, and for vocabularies that differ. QC_ERR_NONFINITE for
- * logits that are not numbers. Other errors are those of convert/forward/forward.h. The numbers do not
- * depend on threads, instruction set or batches. */
+ * logits that are not numbers. Other errors are those of convert/forward/forward.h. The numbers
+ * do not depend on threads, instruction set or batches. */
 QC_NODISCARD qc_status qc_eval_run(qc_eval_result *out, const qc_call *call,
                                    const qc_eval_options *o, qc_error *err);
 /* Writes the JSON of `eval --json`, and reads it again (QC_ERR_INPUT). docs/eval.md lists its

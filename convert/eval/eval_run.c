@@ -8,6 +8,7 @@
 #include "convert/device/device_choice.h"
 #include "convert/device/tuning_file.h"
 #include "convert/eval/eval_stats.h"
+#include "convert/family/family.h"
 #include "convert/forward/token_text.h"
 #include "convert/model/expert_split.h"
 #include "convert/term/console.h"
@@ -28,7 +29,7 @@
 /* One of the two models: OUT or MODEL. */
 typedef struct {
     qc_checkpoint *checkpoint;
-    qc_llama *llama;
+    qc_forward *llama;
     /* [batch tokens, hidden]; later the rows that predict something are moved together */
     float *hidden;
     float *logits; /* [chunk rows, vocabulary] */
@@ -40,7 +41,7 @@ typedef struct {
     const qc_eval_options *o;
     qc_eval_result *r;
     qc_devices devices;
-    qc_llama_tools tools;
+    qc_forward_tools tools;
     side sides[2]; /* OUT, MODEL */
     unsigned side_count;
     uint64_t vocabulary;
@@ -80,7 +81,7 @@ static qc_status choose_device(evaluation *e, uint64_t text_bytes, qc_error *err
                              qc_sat_mul(bytes, qc_ceil_div_u64(text_bytes, 1024)), e->call->arena,
                              err));
     for (unsigned i = 0; i < e->side_count; i++) {
-        const char *type = qc_llama_cpu_only(e->sides[i].checkpoint->config);
+        const char *type = qc_family_cpu_only(e->sides[i].checkpoint->config);
         if (!type || e->devices.gpu_count == 0 || e->devices.wished)
             continue;
         e->devices.gpu_count = 0;
@@ -101,8 +102,8 @@ static qc_status open_models(evaluation *e, qc_error *err)
     const char *paths[] = {e->call->model, e->call->against};
     for (unsigned i = 0; i < e->side_count; i++) {
         side *s = &e->sides[i];
-        QC_TRY(qc_llama_open(&s->llama, paths[i], s->checkpoint, &e->tools, err));
-        const qc_llama_config *c = qc_llama_config_of(s->llama);
+        QC_TRY(qc_forward_open(&s->llama, paths[i], s->checkpoint, &e->tools, err));
+        const qc_forward_config *c = qc_forward_config_of(s->llama);
         s->width = c->hidden;
         if (i == 0)
             e->vocabulary = c->vocabulary;
@@ -112,7 +113,7 @@ static qc_status open_models(evaluation *e, qc_error *err)
                     ", so their predictions cannot be compared",
                     paths[0], e->vocabulary, paths[i], c->vocabulary);
     }
-    e->r->model_type = qc_llama_config_of(e->sides[0].llama)->model_type;
+    e->r->model_type = qc_forward_config_of(e->sides[0].llama)->model_type;
     return QC_OK;
 }
 
@@ -122,7 +123,7 @@ static uint64_t context_of(const evaluation *e)
 {
     uint64_t context = e->o->context ? e->o->context : QC_TOKEN_TEXT_CONTEXT;
     for (unsigned i = 0; i < e->side_count; i++) {
-        uint64_t limit = qc_llama_config_of(e->sides[i].llama)->context;
+        uint64_t limit = qc_forward_config_of(e->sides[i].llama)->context;
         if (limit == 0 || context <= limit)
             continue;
         if (e->o->context)
@@ -166,8 +167,8 @@ static int batch_fits(const evaluation *e, uint64_t tokens)
     uint64_t bytes = 0, work = 0;
     for (unsigned i = 0; i < e->side_count; i++) {
         const side *s = &e->sides[i];
-        uint64_t least = qc_llama_memory(s->llama, e->windows.longest, e->windows.longest);
-        uint64_t need = qc_llama_memory(s->llama, tokens, e->windows.longest);
+        uint64_t least = qc_forward_memory(s->llama, e->windows.longest, e->windows.longest);
+        uint64_t need = qc_forward_memory(s->llama, tokens, e->windows.longest);
         bytes = qc_sat_add(bytes, qc_sat_mul(tokens, s->width * sizeof(float)));
         work = need > least && need - least > work ? need - least : work;
     }
@@ -258,7 +259,7 @@ static qc_status count_rows(evaluation *e, uint64_t rows, qc_error *err)
         w.rows = rows - at < e->chunk_rows ? rows - at : e->chunk_rows;
         for (unsigned i = 0; i < e->side_count; i++) {
             const side *s = &e->sides[i];
-            QC_TRY(qc_llama_logits(s->llama, s->hidden + at * s->width, w.rows, s->logits, err));
+            QC_TRY(qc_forward_logits(s->llama, s->hidden + at * s->width, w.rows, s->logits, err));
         }
         QC_TRY(qc_team_run(e->tools.threads, token_worker, &w, err));
         for (uint64_t i = 0; i < w.rows; i++)
@@ -268,7 +269,7 @@ static qc_status count_rows(evaluation *e, uint64_t rows, qc_error *err)
 }
 
 /* Moves the hidden states that predict something together, and lists what they predict. */
-static uint64_t gather(evaluation *e, const qc_llama_batch *b)
+static uint64_t gather(evaluation *e, const qc_forward_batch *b)
 {
     uint64_t rows = 0, begin = 0, first = e->windows.first;
     for (uint64_t w = 0; w < b->count; begin += b->lengths[w++]) {
@@ -289,11 +290,11 @@ static qc_status run_batches(evaluation *e, qc_error *err)
 {
     const qc_eval_windows *all = &e->windows;
     for (uint64_t w = 0, begin = 0; w < all->count;) {
-        qc_llama_batch b = {.ids = all->ids + begin, .lengths = all->lengths + w};
+        qc_forward_batch b = {.ids = all->ids + begin, .lengths = all->lengths + w};
         b.count = batch_windows(e, w, &b.tokens);
         qc_progress_count_tokens(e->tools.progress, b.tokens, e->token_bytes);
         for (unsigned i = 0; i < e->side_count; i++)
-            QC_TRY(qc_llama_hidden(e->sides[i].llama, &b, e->sides[i].hidden, err));
+            QC_TRY(qc_forward_hidden(e->sides[i].llama, &b, e->sides[i].hidden, err));
         QC_TRY(count_rows(e, gather(e, &b), err));
         w += b.count;
         begin += b.tokens;
@@ -361,7 +362,7 @@ qc_status qc_eval_run(qc_eval_result *out, const qc_call *call, const qc_eval_op
     for (unsigned i = 0; i < e.side_count; i++) {
         qc_free(e.sides[i].hidden);
         qc_free(e.sides[i].logits);
-        qc_llama_close(e.sides[i].llama);
+        qc_forward_close(e.sides[i].llama);
         qc_checkpoint_close(e.sides[i].checkpoint);
     }
     qc_progress_destroy(e.tools.progress);

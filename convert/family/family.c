@@ -11,7 +11,7 @@
     }
 
 static const struct {
-    const qc_llama_family *types;
+    const qc_family *types;
     size_t count;
 } families[] = {TYPES(qc_family_llama),   TYPES(qc_family_gemma),    TYPES(qc_family_phi3),
                 TYPES(qc_family_granite), TYPES(qc_family_olmo2),    TYPES(qc_family_smollm3),
@@ -20,7 +20,7 @@ static const struct {
 
 #define FAMILIES (sizeof families / sizeof *families)
 
-const qc_llama_family *qc_llama_family_of(const char *model_type)
+const qc_family *qc_family_of(const char *model_type)
 {
     for (size_t i = 0; i < FAMILIES; i++)
         for (size_t t = 0; t < families[i].count; t++)
@@ -29,21 +29,21 @@ const qc_llama_family *qc_llama_family_of(const char *model_type)
     return NULL;
 }
 
-const char *qc_llama_cpu_only(const qc_json *config)
+const char *qc_family_cpu_only(const qc_json *config)
 {
     const qc_json_node *n = config ? qc_json_get(qc_json_root(config), "model_type") : NULL;
-    const qc_llama_family *f = qc_llama_family_of(qc_json_string_or(n, ""));
+    const qc_family *f = qc_family_of(qc_json_string_or(n, ""));
     return f && !(f->traits & QC_FAMILY_ON_GPU) ? f->model_type : NULL;
 }
 
-const char *qc_llama_family_list(char text[QC_LLAMA_LIST_BYTES])
+const char *qc_family_list(char text[QC_FAMILY_LIST_BYTES])
 {
     size_t used = 0;
     text[0] = '\0';
     for (size_t i = 0; i < FAMILIES; i++)
-        for (size_t t = 0; t < families[i].count && used < QC_LLAMA_LIST_BYTES; t++) {
+        for (size_t t = 0; t < families[i].count && used < QC_FAMILY_LIST_BYTES; t++) {
             const int last = i + 1 == FAMILIES && t + 1 == families[i].count;
-            used += (size_t)snprintf(text + used, QC_LLAMA_LIST_BYTES - used, "%s%s",
+            used += (size_t)snprintf(text + used, QC_FAMILY_LIST_BYTES - used, "%s%s",
                                      used == 0 ? ""
                                      : last    ? " and "
                                                : ", ",

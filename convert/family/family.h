@@ -5,7 +5,7 @@
 #ifndef QC_CONVERT_FAMILY_H
 #define QC_CONVERT_FAMILY_H
 
-#include "convert/forward/forward_layer.h"
+#include "convert/family/forward_shape.h"
 
 enum {
     QC_FAMILY_QKV_BIAS = 1,             /* q, k and v have biases, whatever config.json says */
@@ -34,29 +34,29 @@ typedef enum {
     QC_SLIDES_FROM,     /* with use_sliding_window, those from max_window_layers on */
     QC_SLIDES_UNTURNED, /* with use_sliding_window, those without rotary positions */
     QC_SLIDES_PATTERN   /* all but each pattern-th */
-} qc_llama_slides;
+} qc_family_slides;
 
 /* What config.json is read into, and from where. */
 typedef struct {
-    qc_llama_shape *out;
+    qc_forward_shape *out;
     qc_arena *arena;
     const qc_json_node *top;  /* of config.json */
     const qc_json_node *root; /* its fields: top, or text_config */
-    const qc_llama_family *family;
-} qc_llama_reader;
+    const qc_family *family;
+} qc_family_reader;
 
-struct qc_llama_family {
+struct qc_family {
     const char *model_type, *architecture;
     const char *other_architecture; /* means the same; NULL: there is none */
     const char *prefixes; /* blank-separated; NULL: "model.". The one that the file has counts. */
-    const qc_llama_names *names;
-    qc_llama_ffn ffn; /* of its layers */
-    qc_llama_gate gate;
-    qc_llama_slides slides;
+    const qc_layer_names *names;
+    qc_layer_ffn ffn; /* of its layers */
+    qc_layer_gate gate;
+    qc_family_slides slides;
     unsigned traits; /* QC_FAMILY_* */
     /* Reads what is the family's own, behind sizes and before rotary positions and windows. NULL:
      * there is nothing. */
-    qc_status (*read)(qc_llama_reader *r, qc_error *err);
+    qc_status (*read)(qc_family_reader *r, qc_error *err);
     /* Where the fields are missing: */
     uint64_t heads;      /* 0: the field has to be there */
     uint64_t kv_heads;   /* 0: as many as heads */
@@ -72,38 +72,41 @@ struct qc_llama_family {
 };
 
 /* Returns NULL where the type is not computed. */
-const qc_llama_family *qc_llama_family_of(const char *model_type);
-#define QC_LLAMA_LIST_BYTES 512
+const qc_family *qc_family_of(const char *model_type);
+/* Returns the model_type where the CPU computes it and a GPU does not, else NULL. config may be
+ * NULL. qc_forward_open refuses such a model with a GPU. */
+const char *qc_family_cpu_only(const qc_json *config);
+#define QC_FAMILY_LIST_BYTES 512
 /* Writes "llama, mistral, qwen2 and qwen3". Returns text. */
-const char *qc_llama_family_list(char text[QC_LLAMA_LIST_BYTES]);
+const char *qc_family_list(char text[QC_FAMILY_LIST_BYTES]);
 
 /* ---- names that several families have ---- */
 
 #define QC_NAMES_QKV                                                                               \
-    [QC_LLAMA_Q] = "self_attn.q_proj", [QC_LLAMA_K] = "self_attn.k_proj",                          \
-    [QC_LLAMA_V] = "self_attn.v_proj", [QC_LLAMA_O] = "self_attn.o_proj"
+    [QC_LAYER_Q] = "self_attn.q_proj", [QC_LAYER_K] = "self_attn.k_proj",                          \
+    [QC_LAYER_V] = "self_attn.v_proj", [QC_LAYER_O] = "self_attn.o_proj"
 #define QC_NAMES_GATED                                                                             \
-    [QC_LLAMA_GATE] = "mlp.gate_proj", [QC_LLAMA_UP] = "mlp.up_proj",                              \
-    [QC_LLAMA_DOWN] = "mlp.down_proj"
-#define QC_NAMES_GATE_UP [QC_LLAMA_GATE] = "mlp.gate_up_proj", [QC_LLAMA_DOWN] = "mlp.down_proj"
+    [QC_LAYER_GATE] = "mlp.gate_proj", [QC_LAYER_UP] = "mlp.up_proj",                              \
+    [QC_LAYER_DOWN] = "mlp.down_proj"
+#define QC_NAMES_GATE_UP [QC_LAYER_GATE] = "mlp.gate_up_proj", [QC_LAYER_DOWN] = "mlp.down_proj"
 #define QC_NAMES_TWO_NORMS                                                                         \
-    [QC_LLAMA_INPUT_NORM] = "input_layernorm", [QC_LLAMA_POST_NORM] = "post_attention_layernorm"
+    [QC_LAYER_INPUT_NORM] = "input_layernorm", [QC_LAYER_POST_NORM] = "post_attention_layernorm"
 #define QC_NAMES_QK_NORMS                                                                          \
-    [QC_LLAMA_Q_NORM] = "self_attn.q_norm", [QC_LLAMA_K_NORM] = "self_attn.k_norm"
+    [QC_LAYER_Q_NORM] = "self_attn.q_norm", [QC_LAYER_K_NORM] = "self_attn.k_norm"
 
-extern const qc_llama_names qc_llama_names_plain; /* those of Llama */
+extern const qc_layer_names qc_layer_names_plain; /* those of Llama */
 
 /* ---- the types of each file ---- */
 
-extern const qc_llama_family qc_family_llama[6];
-extern const qc_llama_family qc_family_gemma[4];
-extern const qc_llama_family qc_family_phi3[1];
-extern const qc_llama_family qc_family_granite[1];
-extern const qc_llama_family qc_family_olmo2[2];
-extern const qc_llama_family qc_family_smollm3[1];
-extern const qc_llama_family qc_family_glm4[2];
-extern const qc_llama_family qc_family_deepseek[2];
-extern const qc_llama_family qc_family_mixtures[5];
-extern const qc_llama_family qc_family_gpt_oss[1];
+extern const qc_family qc_family_llama[6];
+extern const qc_family qc_family_gemma[4];
+extern const qc_family qc_family_phi3[1];
+extern const qc_family qc_family_granite[1];
+extern const qc_family qc_family_olmo2[2];
+extern const qc_family qc_family_smollm3[1];
+extern const qc_family qc_family_glm4[2];
+extern const qc_family qc_family_deepseek[2];
+extern const qc_family qc_family_mixtures[5];
+extern const qc_family qc_family_gpt_oss[1];
 
 #endif

@@ -5,23 +5,23 @@
 #include "convert/model/config_fields.h"
 
 #define LATENT                                                                                     \
-    [QC_LLAMA_K] = "self_attn.kv_a_proj_with_mqa", [QC_LLAMA_KV_B] = "self_attn.kv_b_proj",        \
-    [QC_LLAMA_O] = "self_attn.o_proj", QC_NAMES_GATED
+    [QC_LAYER_K] = "self_attn.kv_a_proj_with_mqa", [QC_LAYER_KV_B] = "self_attn.kv_b_proj",        \
+    [QC_LAYER_O] = "self_attn.o_proj", QC_NAMES_GATED
 
-static const qc_llama_names names = {
+static const qc_layer_names names = {
     .matrices =
-        {LATENT, [QC_LLAMA_Q] = "self_attn.q_a_proj", [QC_LLAMA_Q_B] = "self_attn.q_b_proj"},
-    .vectors = {QC_NAMES_TWO_NORMS, [QC_LLAMA_Q_A_NORM] = "self_attn.q_a_layernorm",
-                [QC_LLAMA_KV_A_NORM] = "self_attn.kv_a_layernorm"}};
+        {LATENT, [QC_LAYER_Q] = "self_attn.q_a_proj", [QC_LAYER_Q_B] = "self_attn.q_b_proj"},
+    .vectors = {QC_NAMES_TWO_NORMS, [QC_LAYER_Q_A_NORM] = "self_attn.q_a_layernorm",
+                [QC_LAYER_KV_A_NORM] = "self_attn.kv_a_layernorm"}};
 /* Where q comes from the hidden states. */
-static const qc_llama_names names_without_q_rank = {
-    .matrices = {LATENT, [QC_LLAMA_Q] = "self_attn.q_proj"},
-    .vectors = {QC_NAMES_TWO_NORMS, [QC_LLAMA_KV_A_NORM] = "self_attn.kv_a_layernorm"}};
+static const qc_layer_names names_without_q_rank = {
+    .matrices = {LATENT, [QC_LAYER_Q] = "self_attn.q_proj"},
+    .vectors = {QC_NAMES_TWO_NORMS, [QC_LAYER_KV_A_NORM] = "self_attn.kv_a_layernorm"}};
 
-static qc_status read_latents(qc_llama_reader *r, qc_error *err)
+static qc_status read_latents(qc_family_reader *r, qc_error *err)
 {
-    qc_llama_shape *s = r->out;
-    qc_llama_config *c = &s->config;
+    qc_forward_shape *s = r->out;
+    qc_forward_config *c = &s->config;
     const qc_json_node *q_rank = qc_json_get(r->root, "q_lora_rank");
     uint64_t turned = 0, plain = 0;
     int neighbours = 1;
@@ -49,11 +49,11 @@ static qc_status read_latents(qc_llama_reader *r, qc_error *err)
     (QC_FAMILY_READS_ATTENTION_BIAS | QC_FAMILY_OUT_BIAS | QC_FAMILY_SIDE_BY_SIDE |                \
      QC_FAMILY_SCALES_SCORES)
 
-const qc_llama_family qc_family_deepseek[2] = {
+const qc_family qc_family_deepseek[2] = {
     {.model_type = "deepseek_v2",
      .architecture = "DeepseekV2ForCausalLM",
      .names = &names,
-     .ffn = QC_LLAMA_EXPERTS,
+     .ffn = QC_LAYER_EXPERTS,
      .traits = TRAITS,
      .read = read_latents,
      .bos = 100000,
@@ -61,7 +61,7 @@ const qc_llama_family qc_family_deepseek[2] = {
     {.model_type = "deepseek_v3",
      .architecture = "DeepseekV3ForCausalLM",
      .names = &names,
-     .ffn = QC_LLAMA_EXPERTS,
+     .ffn = QC_LAYER_EXPERTS,
      .traits = TRAITS,
      .read = read_latents,
      .bos = 0,

@@ -10,18 +10,18 @@
 #include <string.h>
 
 #define FOUR_NORMS                                                                                 \
-    [QC_LLAMA_INPUT_NORM] = "input_layernorm",                                                     \
-    [QC_LLAMA_ATTENDED_NORM] = "post_attention_layernorm",                                         \
-    [QC_LLAMA_POST_NORM] = "pre_feedforward_layernorm",                                            \
-    [QC_LLAMA_FFN_NORM] = "post_feedforward_layernorm"
+    [QC_LAYER_INPUT_NORM] = "input_layernorm",                                                     \
+    [QC_LAYER_ATTENDED_NORM] = "post_attention_layernorm",                                         \
+    [QC_LAYER_POST_NORM] = "pre_feedforward_layernorm",                                            \
+    [QC_LAYER_FFN_NORM] = "post_feedforward_layernorm"
 
-static const qc_llama_names names = {.matrices = {QC_NAMES_QKV, QC_NAMES_GATED},
+static const qc_layer_names names = {.matrices = {QC_NAMES_QKV, QC_NAMES_GATED},
                                      .vectors = {FOUR_NORMS}};
-static const qc_llama_names names3 = {.matrices = {QC_NAMES_QKV, QC_NAMES_GATED},
+static const qc_layer_names names3 = {.matrices = {QC_NAMES_QKV, QC_NAMES_GATED},
                                       .vectors = {FOUR_NORMS, QC_NAMES_QK_NORMS}};
 
 /* null is no cap, and a field that is missing the family's own. */
-static qc_status read_cap(const qc_llama_reader *r, const char *name, double missing, double *out,
+static qc_status read_cap(const qc_family_reader *r, const char *name, double missing, double *out,
                           qc_error *err)
 {
     const qc_json_node *n = qc_json_get(r->root, name);
@@ -31,7 +31,7 @@ static qc_status read_cap(const qc_llama_reader *r, const char *name, double mis
     return qc_read_positive(r->root, name, missing, out, err);
 }
 
-static qc_status check_causal(const qc_llama_reader *r, qc_error *err)
+static qc_status check_causal(const qc_family_reader *r, qc_error *err)
 {
     int both_ways = 0;
     QC_TRY(qc_read_flag(r->root, "use_bidirectional_attention", 0, &both_ways, err));
@@ -42,9 +42,9 @@ static qc_status check_causal(const qc_llama_reader *r, qc_error *err)
     return QC_OK;
 }
 
-static qc_status read_gemma(qc_llama_reader *r, double score_cap, double logit_cap, qc_error *err)
+static qc_status read_gemma(qc_family_reader *r, double score_cap, double logit_cap, qc_error *err)
 {
-    qc_llama_shape *s = r->out;
+    qc_forward_shape *s = r->out;
     double scalar = 0.0;
     QC_TRY(check_causal(r, err));
     QC_TRY(qc_read_positive(r->root, "query_pre_attn_scalar", 256.0, &scalar, err));
@@ -55,7 +55,7 @@ static qc_status read_gemma(qc_llama_reader *r, double score_cap, double logit_c
 }
 
 /* The first release says "gelu". It was trained with tanh, which transformers 5 takes. */
-static qc_status read_gemma1(qc_llama_reader *r, qc_error *err)
+static qc_status read_gemma1(qc_family_reader *r, qc_error *err)
 {
     const char *act = qc_json_string_or(qc_config_field(r->root, "hidden_act"), "gelu");
     QC_TRY(check_causal(r, err));
@@ -66,12 +66,12 @@ static qc_status read_gemma1(qc_llama_reader *r, qc_error *err)
     return QC_OK;
 }
 
-static qc_status read_gemma2(qc_llama_reader *r, qc_error *err)
+static qc_status read_gemma2(qc_family_reader *r, qc_error *err)
 {
     return read_gemma(r, 50.0, 30.0, err);
 }
 
-static qc_status read_gemma3(qc_llama_reader *r, qc_error *err)
+static qc_status read_gemma3(qc_family_reader *r, qc_error *err)
 {
     return read_gemma(r, 0.0, 0.0, err);
 }
@@ -80,17 +80,17 @@ static qc_status read_gemma3(qc_llama_reader *r, qc_error *err)
     (QC_FAMILY_READS_ATTENTION_BIAS | QC_FAMILY_OUT_BIAS | QC_FAMILY_NORMS_ADD_ONE | QC_FAMILY_TIED)
 #define TRAITS3 (TRAITS | QC_FAMILY_LOCAL_ROPE | QC_FAMILY_READS_PATTERN)
 #define DEFAULTS                                                                                   \
-    .gate = QC_LLAMA_GELU_TANH, .slides = QC_SLIDES_PATTERN, .heads = 8, .kv_heads = 4,            \
+    .gate = QC_LAYER_GELU_TANH, .slides = QC_SLIDES_PATTERN, .heads = 8, .kv_heads = 4,            \
     .head_dim = 256, .window = 4096, .bos = 2, .eos = 1
 #define DEFAULTS3                                                                                  \
     DEFAULTS, .names = &names3, .read = read_gemma3, .pattern = 6, .vocabulary = 262208,           \
               .theta = 1e6, .local_theta = 1e4
 
-const qc_llama_family qc_family_gemma[4] = {
+const qc_family qc_family_gemma[4] = {
     {.model_type = "gemma",
      .architecture = "GemmaForCausalLM",
-     .names = &qc_llama_names_plain,
-     .gate = QC_LLAMA_GELU_TANH,
+     .names = &qc_layer_names_plain,
+     .gate = QC_LAYER_GELU_TANH,
      .traits = TRAITS,
      .read = read_gemma1,
      .kv_heads = 16,

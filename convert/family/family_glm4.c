@@ -2,12 +2,12 @@
  * neighbours. GLM-4-0414 (2025): norms around both parts of a layer besides. */
 #include "convert/family/family.h"
 
-static const qc_llama_names names = {
+static const qc_layer_names names = {
     .matrices = {QC_NAMES_QKV, QC_NAMES_GATE_UP},
-    .vectors = {QC_NAMES_TWO_NORMS, [QC_LLAMA_ATTENDED_NORM] = "post_self_attn_layernorm",
-                [QC_LLAMA_FFN_NORM] = "post_mlp_layernorm"}};
+    .vectors = {QC_NAMES_TWO_NORMS, [QC_LAYER_ATTENDED_NORM] = "post_self_attn_layernorm",
+                [QC_LAYER_FFN_NORM] = "post_mlp_layernorm"}};
 
-static const qc_llama_names names_of_glm = {.matrices = {QC_NAMES_QKV, QC_NAMES_GATE_UP},
+static const qc_layer_names names_of_glm = {.matrices = {QC_NAMES_QKV, QC_NAMES_GATE_UP},
                                             .vectors = {QC_NAMES_TWO_NORMS}};
 
 #define DEFAULTS                                                                                   \
@@ -16,7 +16,7 @@ static const qc_llama_names names_of_glm = {.matrices = {QC_NAMES_QKV, QC_NAMES_
     .kv_heads = 2, .head_dim = 128, .rotary_part = 0.5, .norm_eps = 1.5625e-7, .bos = -1,          \
     .eos = 151329
 
-const qc_llama_family qc_family_glm4[2] = {
+const qc_family qc_family_glm4[2] = {
     {DEFAULTS, .model_type = "glm", .architecture = "GlmForCausalLM", .names = &names_of_glm},
     {DEFAULTS, .model_type = "glm4", .architecture = "Glm4ForCausalLM", .names = &names},
 };

@@ -2,15 +2,15 @@
  * biases. experts_shape.c says how its experts compute. */
 #include "convert/family/family.h"
 
-static const qc_llama_names names = {
+static const qc_layer_names names = {
     .matrices = {QC_NAMES_QKV},
-    .vectors = {QC_NAMES_TWO_NORMS, [QC_LLAMA_SINKS] = "self_attn.sinks"}};
+    .vectors = {QC_NAMES_TWO_NORMS, [QC_LAYER_SINKS] = "self_attn.sinks"}};
 
-const qc_llama_family qc_family_gpt_oss[1] = {
+const qc_family qc_family_gpt_oss[1] = {
     {.model_type = "gpt_oss",
      .architecture = "GptOssForCausalLM",
      .names = &names,
-     .ffn = QC_LLAMA_EXPERTS,
+     .ffn = QC_LAYER_EXPERTS,
      .slides = QC_SLIDES_PATTERN,
      .traits = QC_FAMILY_READS_ATTENTION_BIAS | QC_FAMILY_OUT_BIAS | QC_FAMILY_BIASED,
      .kv_heads = 8,

@@ -7,10 +7,10 @@
 
 #include <inttypes.h>
 
-const qc_llama_names qc_llama_names_plain = {.matrices = {QC_NAMES_QKV, QC_NAMES_GATED},
+const qc_layer_names qc_layer_names_plain = {.matrices = {QC_NAMES_QKV, QC_NAMES_GATED},
                                              .vectors = {QC_NAMES_TWO_NORMS}};
 
-static const qc_llama_names with_head_norms = {.matrices = {QC_NAMES_QKV, QC_NAMES_GATED},
+static const qc_layer_names with_head_norms = {.matrices = {QC_NAMES_QKV, QC_NAMES_GATED},
                                                .vectors = {QC_NAMES_TWO_NORMS, QC_NAMES_QK_NORMS}};
 
 /* ---- Llama 3.2 Vision ---- */
@@ -22,9 +22,9 @@ static const qc_llama_names with_head_norms = {.matrices = {QC_NAMES_QKV, QC_NAM
 
 /* Leaves out the layers that look at an image: text without images skips them as a whole, their
  * feed-forward parts too. */
-static qc_status read_numbers(qc_llama_reader *r, qc_error *err)
+static qc_status read_numbers(qc_family_reader *r, qc_error *err)
 {
-    qc_llama_shape *s = r->out;
+    qc_forward_shape *s = r->out;
     const uint64_t layers = s->config.layers;
     const qc_json_node *list = qc_config_field(r->root, "cross_attention_layers");
     unsigned char *skipped = NULL;
@@ -45,7 +45,7 @@ static qc_status read_numbers(qc_llama_reader *r, qc_error *err)
     return QC_OK;
 }
 
-static qc_status read_text(qc_llama_reader *r, qc_error *err)
+static qc_status read_text(qc_family_reader *r, qc_error *err)
 {
     if (r->out->config.tied)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
@@ -57,23 +57,23 @@ static qc_status read_text(qc_llama_reader *r, qc_error *err)
 }
 
 #define TEXT_WITHOUT_IMAGES                                                                        \
-    .names = &qc_llama_names_plain, .read = read_text, .heads = 32, .kv_heads = 8,                 \
+    .names = &qc_layer_names_plain, .read = read_text, .heads = 32, .kv_heads = 8,                 \
     .vocabulary = 128256, .theta = 5e5, .norm_eps = 1e-5, .bos = 128000, .eos = 128001
 
 /* ---- the types ---- */
 
-const qc_llama_family qc_family_llama[6] = {
+const qc_family qc_family_llama[6] = {
     {.model_type = "llama",
      .architecture = "LlamaForCausalLM",
      .other_architecture = "LLaMAForCausalLM",
-     .names = &qc_llama_names_plain,
+     .names = &qc_layer_names_plain,
      .traits = QC_FAMILY_READS_ATTENTION_BIAS | QC_FAMILY_OUT_BIAS | QC_FAMILY_READS_MLP_BIAS |
                QC_FAMILY_ON_GPU,
      .bos = 1,
      .eos = 2},
     {.model_type = "mistral",
      .architecture = "MistralForCausalLM",
-     .names = &qc_llama_names_plain,
+     .names = &qc_layer_names_plain,
      .slides = QC_SLIDES_ALWAYS,
      .traits = QC_FAMILY_ON_GPU,
      .window = 4096,
@@ -82,7 +82,7 @@ const qc_llama_family qc_family_llama[6] = {
      .eos = 2},
     {.model_type = "qwen2",
      .architecture = "Qwen2ForCausalLM",
-     .names = &qc_llama_names_plain,
+     .names = &qc_layer_names_plain,
      .slides = QC_SLIDES_FROM,
      .traits = QC_FAMILY_QKV_BIAS | QC_FAMILY_ON_GPU,
      .window = 4096,

@@ -7,11 +7,11 @@
 
 #include <string.h>
 
-static const qc_llama_names head_norms = {.matrices = {QC_NAMES_QKV, QC_NAMES_GATED},
+static const qc_layer_names head_norms = {.matrices = {QC_NAMES_QKV, QC_NAMES_GATED},
                                           .vectors = {QC_NAMES_TWO_NORMS, QC_NAMES_QK_NORMS}};
 
 /* Versions of transformers differ in which layers of a Qwen mixture slide. */
-static qc_status never_slides(qc_llama_reader *r, qc_error *err)
+static qc_status never_slides(qc_family_reader *r, qc_error *err)
 {
     int slides = 0;
     const qc_json_node *types = qc_config_field(r->root, "layer_types");
@@ -26,7 +26,7 @@ static qc_status never_slides(qc_llama_reader *r, qc_error *err)
     return QC_OK;
 }
 
-static qc_status never_clips(qc_llama_reader *r, qc_error *err)
+static qc_status never_clips(qc_family_reader *r, qc_error *err)
 {
     if (qc_config_field(r->root, "clip_qkv"))
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
@@ -35,7 +35,7 @@ static qc_status never_clips(qc_llama_reader *r, qc_error *err)
 }
 
 /* GLM-4.5-Air has no norms of q and k, GLM-4.5 has them. */
-static qc_status read_norms(qc_llama_reader *r, qc_error *err)
+static qc_status read_norms(qc_family_reader *r, qc_error *err)
 {
     int norms = 0;
     QC_TRY(qc_read_flag(r->root, "use_qk_norm", 0, &norms, err));
@@ -44,11 +44,11 @@ static qc_status read_norms(qc_llama_reader *r, qc_error *err)
     return QC_OK;
 }
 
-const qc_llama_family qc_family_mixtures[5] = {
+const qc_family qc_family_mixtures[5] = {
     {.model_type = "mixtral",
      .architecture = "MixtralForCausalLM",
-     .names = &qc_llama_names_plain,
-     .ffn = QC_LLAMA_EXPERTS,
+     .names = &qc_layer_names_plain,
+     .ffn = QC_LAYER_EXPERTS,
      .slides = QC_SLIDES_ALWAYS,
      .kv_heads = 8,
      .theta = 1e6,
@@ -57,8 +57,8 @@ const qc_llama_family qc_family_mixtures[5] = {
      .eos = 2},
     {.model_type = "qwen2_moe",
      .architecture = "Qwen2MoeForCausalLM",
-     .names = &qc_llama_names_plain,
-     .ffn = QC_LLAMA_EXPERTS,
+     .names = &qc_layer_names_plain,
+     .ffn = QC_LAYER_EXPERTS,
      .traits = QC_FAMILY_QKV_BIAS,
      .read = never_slides,
      .kv_heads = 16,
@@ -67,7 +67,7 @@ const qc_llama_family qc_family_mixtures[5] = {
     {.model_type = "qwen3_moe",
      .architecture = "Qwen3MoeForCausalLM",
      .names = &head_norms,
-     .ffn = QC_LLAMA_EXPERTS,
+     .ffn = QC_LAYER_EXPERTS,
      .traits = QC_FAMILY_READS_ATTENTION_BIAS | QC_FAMILY_OUT_BIAS,
      .read = never_slides,
      .kv_heads = 4,
@@ -76,7 +76,7 @@ const qc_llama_family qc_family_mixtures[5] = {
     {.model_type = "olmoe",
      .architecture = "OlmoeForCausalLM",
      .names = &head_norms,
-     .ffn = QC_LLAMA_EXPERTS,
+     .ffn = QC_LAYER_EXPERTS,
      .traits = QC_FAMILY_READS_ATTENTION_BIAS | QC_FAMILY_OUT_BIAS | QC_FAMILY_WIDE_NORMS,
      .read = never_clips,
      .norm_eps = 1e-5,
@@ -84,8 +84,8 @@ const qc_llama_family qc_family_mixtures[5] = {
      .eos = 50279},
     {.model_type = "glm4_moe",
      .architecture = "Glm4MoeForCausalLM",
-     .names = &qc_llama_names_plain,
-     .ffn = QC_LLAMA_EXPERTS,
+     .names = &qc_layer_names_plain,
+     .ffn = QC_LAYER_EXPERTS,
      .traits = QC_FAMILY_READS_ATTENTION_BIAS | QC_FAMILY_READS_PART,
      .read = read_norms,
      .kv_heads = 8,

@@ -3,15 +3,15 @@
  * the other layers only. */
 #include "convert/family/family.h"
 
-static const qc_llama_names names = {
+static const qc_layer_names names = {
     .matrices = {QC_NAMES_QKV, QC_NAMES_GATED},
-    .vectors = {[QC_LLAMA_ATTENDED_NORM] = "post_attention_layernorm",
-                [QC_LLAMA_FFN_NORM] = "post_feedforward_layernorm",
+    .vectors = {[QC_LAYER_ATTENDED_NORM] = "post_attention_layernorm",
+                [QC_LAYER_FFN_NORM] = "post_feedforward_layernorm",
                 QC_NAMES_QK_NORMS}};
 
 #define TRAITS (QC_FAMILY_READS_ATTENTION_BIAS | QC_FAMILY_OUT_BIAS | QC_FAMILY_WIDE_NORMS)
 
-const qc_llama_family qc_family_olmo2[2] = {
+const qc_family qc_family_olmo2[2] = {
     {.model_type = "olmo2",
      .architecture = "Olmo2ForCausalLM",
      .names = &names,

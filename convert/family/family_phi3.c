@@ -2,12 +2,12 @@
  * ones have longrope, and some turn only a part of each head. */
 #include "convert/family/family.h"
 
-static const qc_llama_names names = {
+static const qc_layer_names names = {
     .matrices =
-        {[QC_LLAMA_Q] = "self_attn.qkv_proj", [QC_LLAMA_O] = "self_attn.o_proj", QC_NAMES_GATE_UP},
+        {[QC_LAYER_Q] = "self_attn.qkv_proj", [QC_LAYER_O] = "self_attn.o_proj", QC_NAMES_GATE_UP},
     .vectors = {QC_NAMES_TWO_NORMS}};
 
-const qc_llama_family qc_family_phi3[1] = {
+const qc_family qc_family_phi3[1] = {
     {.model_type = "phi3",
      .architecture = "Phi3ForCausalLM",
      .names = &names,

@@ -10,13 +10,13 @@
 #define TURNED "config.json: an entry of no_rope_layers"
 
 /* Despite its name, no_rope_layers has a 1 for each layer that is turned. */
-static qc_status read_turns(qc_llama_reader *r, qc_error *err)
+static qc_status read_turns(qc_family_reader *r, qc_error *err)
 {
     const qc_json_node *list = qc_config_field(r->root, "no_rope_layers");
     uint64_t layers = r->out->config.layers, interval = 0, i = 0;
     QC_TRY(qc_read_count(r->root, "no_rope_layer_interval", 4, &interval, err));
     for (uint64_t l = 0; !list && l < layers; l++)
-        r->out->turns[l] = (l + 1) % interval ? QC_LLAMA_TURNED : QC_LLAMA_UNTURNED;
+        r->out->turns[l] = (l + 1) % interval ? QC_LAYER_TURNED : QC_LAYER_UNTURNED;
     if (!list)
         return QC_OK;
     if (qc_json_kind_of(list) != QC_JSON_ARRAY)
@@ -26,7 +26,7 @@ static qc_status read_turns(qc_llama_reader *r, qc_error *err)
         uint64_t turned = 0;
         QC_TRY(qc_json_as_u64(n, TURNED, &turned, err));
         if (i < layers)
-            r->out->turns[i] = turned ? QC_LLAMA_TURNED : QC_LLAMA_UNTURNED;
+            r->out->turns[i] = turned ? QC_LAYER_TURNED : QC_LAYER_UNTURNED;
     }
     if (i != layers)
         QC_FAIL(err, QC_ERR_INPUT,
@@ -36,10 +36,10 @@ static qc_status read_turns(qc_llama_reader *r, qc_error *err)
     return QC_OK;
 }
 
-const qc_llama_family qc_family_smollm3[1] = {
+const qc_family qc_family_smollm3[1] = {
     {.model_type = "smollm3",
      .architecture = "SmolLM3ForCausalLM",
-     .names = &qc_llama_names_plain,
+     .names = &qc_layer_names_plain,
      .slides = QC_SLIDES_UNTURNED,
      .traits = QC_FAMILY_READS_ATTENTION_BIAS | QC_FAMILY_OUT_BIAS | QC_FAMILY_READS_MLP_BIAS |
                QC_FAMILY_TIED,

@@ -15,19 +15,19 @@
 #define DEFAULT_FROM 28u /* max_window_layers of Qwen */
 #define MAX_CONTEXT  (UINT64_C(1) << 40)
 
-static qc_status find_family(qc_llama_reader *r, qc_error *err)
+static qc_status find_family(qc_family_reader *r, qc_error *err)
 {
     const char *type = qc_json_string_or(qc_json_get(r->top, "model_type"), NULL);
-    char known[QC_LLAMA_LIST_BYTES];
+    char known[QC_FAMILY_LIST_BYTES];
     if (!type)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
                 "config.json: expected a model_type that is computed (%s), found none",
-                qc_llama_family_list(known));
-    r->family = r->out->family = qc_llama_family_of(type);
+                qc_family_list(known));
+    r->family = r->out->family = qc_family_of(type);
     if (!r->family)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
                 "config.json: models of model_type '%.*s' are not computed, %s are", SHOWN, type,
-                qc_llama_family_list(known));
+                qc_family_list(known));
     r->out->config.model_type = r->family->model_type;
     r->out->names = r->family->names;
     if (r->family->traits & QC_FAMILY_TEXT_CONFIG)
@@ -48,13 +48,13 @@ static qc_status find_family(qc_llama_reader *r, qc_error *err)
 
 /* ---- sizes ---- */
 
-static int has(const qc_llama_reader *r, unsigned trait)
+static int has(const qc_family_reader *r, unsigned trait)
 {
     return (r->family->traits & trait) != 0;
 }
 
 /* Reads an id, the first of a list of ids, or none. */
-static qc_status token(const qc_llama_reader *r, const char *name, int64_t missing, int64_t *out,
+static qc_status token(const qc_family_reader *r, const char *name, int64_t missing, int64_t *out,
                        qc_error *err)
 {
     const qc_json_node *n = qc_json_get(r->root, name);
@@ -77,10 +77,10 @@ static qc_status token(const qc_llama_reader *r, const char *name, int64_t missi
     return QC_OK;
 }
 
-static qc_status read_heads(qc_llama_reader *r, qc_error *err)
+static qc_status read_heads(qc_family_reader *r, qc_error *err)
 {
-    qc_llama_config *c = &r->out->config;
-    const qc_llama_family *f = r->family;
+    qc_forward_config *c = &r->out->config;
+    const qc_family *f = r->family;
     QC_TRY(qc_read_count(r->root, "num_attention_heads", f->heads, &c->heads, err));
     /* If it is missing, the family's own value counts; if it is null, there are as many as
      * heads. */
@@ -98,10 +98,10 @@ static qc_status read_heads(qc_llama_reader *r, qc_error *err)
     return QC_OK;
 }
 
-static qc_status read_sizes(qc_llama_reader *r, qc_error *err)
+static qc_status read_sizes(qc_family_reader *r, qc_error *err)
 {
-    qc_llama_config *c = &r->out->config;
-    const qc_llama_family *f = r->family;
+    qc_forward_config *c = &r->out->config;
+    const qc_family *f = r->family;
     QC_TRY(qc_config_count(&c->layers, qc_config_field(r->root, "num_hidden_layers"),
                            QC_CONFIG_MAX_LAYERS, 0, err));
     if (c->layers == 0)
@@ -120,9 +120,9 @@ static qc_status read_sizes(qc_llama_reader *r, qc_error *err)
 
 /* ---- flags ---- */
 
-static qc_status read_gate(const qc_llama_reader *r, qc_error *err)
+static qc_status read_gate(const qc_family_reader *r, qc_error *err)
 {
-    const int gelu = r->family->gate == QC_LLAMA_GELU_TANH;
+    const int gelu = r->family->gate == QC_LAYER_GELU_TANH;
     const char *field = gelu ? "hidden_activation" : "hidden_act";
     const char *want = gelu ? "gelu_pytorch_tanh" : "silu";
     const char *act = qc_json_string_or(qc_config_field(r->root, field), want);
@@ -132,9 +132,9 @@ static qc_status read_gate(const qc_llama_reader *r, qc_error *err)
     return QC_OK;
 }
 
-static qc_status read_flags(qc_llama_reader *r, qc_error *err)
+static qc_status read_flags(qc_family_reader *r, qc_error *err)
 {
-    qc_llama_shape *s = r->out;
+    qc_forward_shape *s = r->out;
     int attention = 0, mlp = 0;
     QC_TRY(
         qc_read_flag(r->root, "tie_word_embeddings", has(r, QC_FAMILY_TIED), &s->config.tied, err));
@@ -149,7 +149,7 @@ static qc_status read_flags(qc_llama_reader *r, qc_error *err)
 
 /* ---- sliding windows ---- */
 
-static qc_status read_layer_types(qc_llama_reader *r, const qc_json_node *types, uint64_t window,
+static qc_status read_layer_types(qc_family_reader *r, const qc_json_node *types, uint64_t window,
                                   qc_error *err)
 {
     uint64_t layers = r->out->config.layers, i = 0;
@@ -180,7 +180,7 @@ static qc_status read_layer_types(qc_llama_reader *r, const qc_json_node *types,
     return QC_OK;
 }
 
-static qc_status read_window(const qc_llama_reader *r, uint64_t *window, qc_error *err)
+static qc_status read_window(const qc_family_reader *r, uint64_t *window, qc_error *err)
 {
     const qc_json_node *n = qc_json_get(r->root, "sliding_window");
     *window = n ? 0 : r->family->window;
@@ -192,9 +192,9 @@ static qc_status read_window(const qc_llama_reader *r, uint64_t *window, qc_erro
     return QC_OK;
 }
 
-static qc_status read_windows(qc_llama_reader *r, qc_error *err)
+static qc_status read_windows(qc_family_reader *r, qc_error *err)
 {
-    const qc_llama_slides slides = r->family->slides;
+    const qc_family_slides slides = r->family->slides;
     const int if_asked = slides == QC_SLIDES_FROM || slides == QC_SLIDES_UNTURNED;
     const qc_json_node *types = qc_config_field(r->root, "layer_types");
     uint64_t layers = r->out->config.layers, window = 0, from = 0, pattern = r->family->pattern;
@@ -216,7 +216,7 @@ static qc_status read_windows(qc_llama_reader *r, qc_error *err)
         QC_TRY(qc_read_count(r->root, "sliding_window_pattern", pattern, &pattern, err));
     for (uint64_t i = from; i < layers; i++)
         if ((slides != QC_SLIDES_PATTERN || (i + 1) % pattern != 0) &&
-            (slides != QC_SLIDES_UNTURNED || r->out->turns[i] == QC_LLAMA_UNTURNED))
+            (slides != QC_SLIDES_UNTURNED || r->out->turns[i] == QC_LAYER_UNTURNED))
             r->out->windows[i] = window;
     return QC_OK;
 }
@@ -224,10 +224,10 @@ static qc_status read_windows(qc_llama_reader *r, qc_error *err)
 /* ---- rotary positions ---- */
 
 /* How many of a head are turned. */
-static qc_status read_turned(const qc_llama_reader *r, qc_error *err)
+static qc_status read_turned(const qc_family_reader *r, qc_error *err)
 {
     const double whole = r->family->rotary_part > 0.0 ? r->family->rotary_part : 1.0;
-    qc_llama_shape *s = r->out;
+    qc_forward_shape *s = r->out;
     double part = 0.0;
     QC_TRY(qc_read_positive(r->root, "partial_rotary_factor", whole, &part, err));
     const qc_json_node *object = qc_rope_object(r->root);
@@ -248,9 +248,9 @@ static qc_status read_turned(const qc_llama_reader *r, qc_error *err)
     return QC_OK;
 }
 
-static qc_status read_rope(qc_llama_reader *r, qc_error *err)
+static qc_status read_rope(qc_family_reader *r, qc_error *err)
 {
-    qc_llama_shape *s = r->out;
+    qc_forward_shape *s = r->out;
     const qc_json_node *object = qc_rope_object(r->root);
     qc_rope_source from = {.root = r->root,
                            .theta = r->family->theta > 0.0 ? r->family->theta : 10000.0,
@@ -271,10 +271,10 @@ static qc_status read_rope(qc_llama_reader *r, qc_error *err)
     return qc_read_positive(r->root, "rope_local_base_freq", local, &s->local_rope.theta, err);
 }
 
-qc_status qc_llama_shape_read(qc_llama_shape *out, qc_arena *arena, const qc_json *config,
-                              qc_error *err)
+qc_status qc_forward_shape_read(qc_forward_shape *out, qc_arena *arena, const qc_json *config,
+                                qc_error *err)
 {
-    qc_llama_reader r = {.out = out, .arena = arena};
+    qc_family_reader r = {.out = out, .arena = arena};
     memset(out, 0, sizeof *out);
     out->embedding_scale = out->residual_scale = out->logit_divisor = 1.0;
     if (!config)
@@ -284,7 +284,7 @@ qc_status qc_llama_shape_read(qc_llama_shape *out, qc_arena *arena, const qc_jso
     QC_TRY(find_family(&r, err));
     QC_TRY(read_sizes(&r, err));
     QC_TRY(read_flags(&r, err));
-    if (r.family->ffn == QC_LLAMA_EXPERTS)
+    if (r.family->ffn == QC_LAYER_EXPERTS)
         QC_TRY(qc_experts_shape_read(&out->experts, arena, r.root, out->config.layers, err));
     QC_TRY(qc_arena_alloc(arena, &out->turns, (size_t)out->config.layers, sizeof *out->turns, err));
     if (r.family->read)
@@ -295,6 +295,6 @@ qc_status qc_llama_shape_read(qc_llama_shape *out, qc_arena *arena, const qc_jso
     QC_TRY(read_windows(&r, err));
     for (uint64_t i = 0; i < out->config.layers; i++)
         if (has(&r, QC_FAMILY_LOCAL_ROPE) && out->windows[i] > 0)
-            out->turns[i] = QC_LLAMA_TURNED_LOCAL;
+            out->turns[i] = QC_LAYER_TURNED_LOCAL;
     return QC_OK;
 }

@@ -25,10 +25,10 @@ static uint64_t floats(uint64_t rows, uint64_t width)
 
 static uint64_t piece_of(uint64_t tokens)
 {
-    return tokens < QC_LLAMA_TOKENS ? tokens : QC_LLAMA_TOKENS;
+    return tokens < QC_FORWARD_TOKENS ? tokens : QC_FORWARD_TOKENS;
 }
 
-static sizes sizes_of(const qc_llama_shape *shape, unsigned threads, uint64_t tokens)
+static sizes sizes_of(const qc_forward_shape *shape, unsigned threads, uint64_t tokens)
 {
     const qc_experts_shape *s = &shape->experts;
     uint64_t piece = piece_of(tokens), widest = qc_max_u64(s->inner, s->shared);
@@ -45,7 +45,7 @@ static sizes sizes_of(const qc_llama_shape *shape, unsigned threads, uint64_t to
     };
 }
 
-uint64_t qc_experts_bytes(const qc_llama_shape *shape, unsigned threads, uint64_t tokens,
+uint64_t qc_experts_bytes(const qc_forward_shape *shape, unsigned threads, uint64_t tokens,
                           int own_sum)
 {
     const sizes z = sizes_of(shape, threads, tokens);
@@ -61,8 +61,9 @@ uint64_t qc_experts_bytes(const qc_llama_shape *shape, unsigned threads, uint64_
                    qc_align_u64(qc_matmul_cpu_scratch_bytes(piece_of(tokens), widest), ALIGNMENT)));
 }
 
-qc_status qc_experts_create(qc_experts_cpu *out, const qc_llama_shape *shape,
-                            const qc_llama_tools *tools, uint64_t tokens, float *sum, qc_error *err)
+qc_status qc_experts_create(qc_experts_cpu *out, const qc_forward_shape *shape,
+                            const qc_forward_tools *tools, uint64_t tokens, float *sum,
+                            qc_error *err)
 {
     *out = (qc_experts_cpu){.shape = shape,
                             .decoder = qc_decoder_ops_for(tools->isa),
@@ -73,20 +74,20 @@ qc_status qc_experts_create(qc_experts_cpu *out, const qc_llama_shape *shape,
     if (tokens > UINT32_MAX)
         QC_FAIL(err, QC_ERR_NOMEM, "a batch of %" PRIu64 " tokens is too large", tokens);
     if (!sum)
-        QC_TRY(qc_llama_cpu_allocate(&out->own_sum, z.sum, err));
+        QC_TRY(qc_forward_cpu_allocate(&out->own_sum, z.sum, err));
     out->sum = sum ? sum : out->own_sum;
-    QC_TRY(qc_llama_cpu_allocate(&out->chosen, z.chosen, err));
-    QC_TRY(qc_llama_cpu_allocate(&out->weights, z.chosen, err));
-    QC_TRY(qc_llama_cpu_allocate(&out->list, z.chosen, err));
-    QC_TRY(qc_llama_cpu_allocate(&out->list_weights, z.chosen, err));
-    QC_TRY(qc_llama_cpu_allocate(&out->starts, z.starts, err));
-    QC_TRY(qc_llama_cpu_allocate(&out->logits, z.logits, err));
-    QC_TRY(qc_llama_cpu_allocate(&out->room, z.room, err));
-    QC_TRY(qc_llama_cpu_allocate(&out->x, z.x, err));
-    QC_TRY(qc_llama_cpu_allocate(&out->y, z.x, err));
-    QC_TRY(qc_llama_cpu_allocate(&out->gate, z.gate, err));
-    QC_TRY(qc_llama_cpu_allocate(&out->up, z.up, err));
-    return qc_llama_cpu_allocate(&out->shares, z.shares, err);
+    QC_TRY(qc_forward_cpu_allocate(&out->chosen, z.chosen, err));
+    QC_TRY(qc_forward_cpu_allocate(&out->weights, z.chosen, err));
+    QC_TRY(qc_forward_cpu_allocate(&out->list, z.chosen, err));
+    QC_TRY(qc_forward_cpu_allocate(&out->list_weights, z.chosen, err));
+    QC_TRY(qc_forward_cpu_allocate(&out->starts, z.starts, err));
+    QC_TRY(qc_forward_cpu_allocate(&out->logits, z.logits, err));
+    QC_TRY(qc_forward_cpu_allocate(&out->room, z.room, err));
+    QC_TRY(qc_forward_cpu_allocate(&out->x, z.x, err));
+    QC_TRY(qc_forward_cpu_allocate(&out->y, z.x, err));
+    QC_TRY(qc_forward_cpu_allocate(&out->gate, z.gate, err));
+    QC_TRY(qc_forward_cpu_allocate(&out->up, z.up, err));
+    return qc_forward_cpu_allocate(&out->shares, z.shares, err);
 }
 
 void qc_experts_deinit(qc_experts_cpu *x)
@@ -139,7 +140,7 @@ static uint64_t place_of(const token_work *w, uint64_t i)
 static qc_status norm_token(const void *work, unsigned thread, uint64_t i, qc_error *err)
 {
     const token_work *w = work;
-    const qc_llama_config *c = &w->x->shape->config;
+    const qc_forward_config *c = &w->x->shape->config;
     (void)thread;
     (void)err;
     w->x->decoder->norm(w->h->hidden + place_of(w, i) * c->hidden, w->h->norm, c->hidden,
@@ -153,7 +154,7 @@ static qc_status route_token(const void *work, unsigned thread, uint64_t i, qc_e
     qc_experts_cpu *x = w->x;
     const qc_routing *r = &x->shape->experts.routing;
     const float *logits = x->logits + i * r->experts;
-    if (qc_llama_finite(logits, r->experts, NULL) != QC_OK)
+    if (qc_forward_finite(logits, r->experts, NULL) != QC_OK)
         QC_FAIL(err, QC_ERR_NONFINITE, "what the router gives is not finite");
     qc_route_token(r, x->decoder, logits, w->router->correction,
                    x->room + thread * qc_route_room(r), x->chosen + (w->first + i) * r->chosen,
@@ -184,13 +185,13 @@ qc_status qc_experts_route(qc_experts_cpu *x, const qc_router_weights *w,
                            const qc_experts_states *h, qc_error *err)
 {
     const qc_expert_tokens all = qc_experts_all(x);
-    for (uint64_t first = 0; first < x->tokens; first += QC_LLAMA_TOKENS) {
+    for (uint64_t first = 0; first < x->tokens; first += QC_FORWARD_TOKENS) {
         const qc_expert_tokens piece = qc_experts_piece(&all, first);
         token_work t = {
             .x = x, .first = first, .count = piece.count, .router = w, .token = route_token};
         QC_TRY(qc_experts_inputs(x, h, &piece, first, err));
-        QC_TRY(qc_llama_cpu_matmul(x->matmul, x->threads, &w->router, x->x, piece.count, x->logits,
-                                   err));
+        QC_TRY(qc_forward_cpu_matmul(x->matmul, x->threads, &w->router, x->x, piece.count,
+                                     x->logits, err));
         QC_TRY(share(&t, err));
     }
     list_tokens(x);
@@ -258,18 +259,18 @@ static qc_status clamp_token(const void *work, unsigned thread, uint64_t i, qc_e
 qc_status qc_experts_gate(qc_experts_cpu *x, const qc_expert_weights *w, uint64_t n, float **inner,
                           qc_error *err)
 {
-    const qc_llama_matrix *gate = &w->matrices[QC_EXPERT_GATE], *up = &w->matrices[QC_EXPERT_UP];
+    const qc_forward_matrix *gate = &w->matrices[QC_EXPERT_GATE], *up = &w->matrices[QC_EXPERT_UP];
     const int clamped = x->shape->experts.clamped;
     token_work t = {.x = x,
                     .count = n,
                     .width = clamped ? gate->rows / 2 : gate->rows,
                     .token = clamped ? clamp_token : gate_token};
-    QC_TRY(qc_llama_cpu_matmul(x->matmul, x->threads, gate, x->x, n, x->gate, err));
+    QC_TRY(qc_forward_cpu_matmul(x->matmul, x->threads, gate, x->x, n, x->gate, err));
     if (clamped) {
         *inner = x->up;
         return share(&t, err);
     }
-    QC_TRY(qc_llama_cpu_matmul(x->matmul, x->threads, up, x->x, n, x->up, err));
+    QC_TRY(qc_forward_cpu_matmul(x->matmul, x->threads, up, x->x, n, x->up, err));
     *inner = x->gate;
     return share(&t, err);
 }
@@ -289,10 +290,10 @@ static qc_status add_token(const void *work, unsigned thread, uint64_t i, qc_err
 }
 
 /* How much the shared experts count for each token of a piece: the sigmoid of their gate. */
-static qc_status shares_of(qc_experts_cpu *x, const qc_llama_matrix *gate, uint64_t n,
+static qc_status shares_of(qc_experts_cpu *x, const qc_forward_matrix *gate, uint64_t n,
                            qc_error *err)
 {
-    QC_TRY(qc_llama_cpu_matmul(x->matmul, x->threads, gate, x->x, n, x->shares, err));
+    QC_TRY(qc_forward_cpu_matmul(x->matmul, x->threads, gate, x->x, n, x->shares, err));
     for (uint64_t i = 0; i < n; i++)
         x->shares[i] = -x->shares[i];
     x->decoder->exponential(x->shares, n, x->shares);
@@ -303,7 +304,7 @@ static qc_status shares_of(qc_experts_cpu *x, const qc_llama_matrix *gate, uint6
 
 qc_status qc_experts_add(qc_experts_cpu *x, const qc_expert_weights *w, const float *inner,
                          const qc_expert_tokens *piece, uint64_t first,
-                         const qc_llama_matrix *shared_gate, qc_error *err)
+                         const qc_forward_matrix *shared_gate, qc_error *err)
 {
     token_work t = {.x = x,
                     .piece = piece,
@@ -313,8 +314,8 @@ qc_status qc_experts_add(qc_experts_cpu *x, const qc_expert_weights *w, const fl
                     .token = add_token};
     if (shared_gate)
         QC_TRY(shares_of(x, shared_gate, piece->count, err));
-    QC_TRY(qc_llama_cpu_matmul(x->matmul, x->threads, &w->matrices[QC_EXPERT_DOWN], inner,
-                               piece->count, x->y, err));
+    QC_TRY(qc_forward_cpu_matmul(x->matmul, x->threads, &w->matrices[QC_EXPERT_DOWN], inner,
+                                 piece->count, x->y, err));
     return share(&t, err);
 }
 
@@ -327,7 +328,7 @@ static qc_status leave_token(const void *work, unsigned thread, uint64_t i, qc_e
     (void)thread;
     for (uint64_t k = 0; k < n; k++)
         h[k] += sum[k];
-    return qc_llama_finite(h, n, err);
+    return qc_forward_finite(h, n, err);
 }
 
 qc_status qc_experts_leave(qc_experts_cpu *x, float *hidden, qc_error *err)
@@ -337,10 +338,10 @@ qc_status qc_experts_leave(qc_experts_cpu *x, float *hidden, qc_error *err)
 }
 
 qc_status qc_experts_pass(qc_experts_cpu *x, const qc_expert_weights *w, const qc_experts_states *h,
-                          const qc_expert_tokens *tokens, const qc_llama_matrix *shared_gate,
+                          const qc_expert_tokens *tokens, const qc_forward_matrix *shared_gate,
                           qc_error *err)
 {
-    for (uint64_t first = 0; first < tokens->count; first += QC_LLAMA_TOKENS) {
+    for (uint64_t first = 0; first < tokens->count; first += QC_FORWARD_TOKENS) {
         const qc_expert_tokens piece = qc_experts_piece(tokens, first);
         float *inner = NULL;
         QC_TRY(qc_experts_inputs(x, h, &piece, first, err));
@@ -352,7 +353,7 @@ qc_status qc_experts_pass(qc_experts_cpu *x, const qc_expert_weights *w, const q
 
 /* ---- a layer ---- */
 
-static void read_soon(const qc_llama_source *s, const qc_expert_linears *l)
+static void read_soon(const qc_forward_source *s, const qc_expert_linears *l)
 {
     const qc_checkpoint *c = s->checkpoint;
     for (int i = 0; i < QC_EXPERT_MATRICES; i++)
@@ -362,9 +363,9 @@ static void read_soon(const qc_llama_source *s, const qc_expert_linears *l)
 }
 
 /* Reads an expert and takes its tokens through it. */
-static qc_status stream(qc_experts_cpu *x, const qc_llama_source *s, const qc_experts_layer *l,
+static qc_status stream(qc_experts_cpu *x, const qc_forward_source *s, const qc_experts_layer *l,
                         uint64_t i, const qc_experts_states *h, const qc_expert_tokens *tokens,
-                        const qc_llama_matrix *shared_gate, qc_error *err)
+                        const qc_forward_matrix *shared_gate, qc_error *err)
 {
     qc_expert_weights w;
     qc_status st = qc_expert_read(&w, s, l, i, err);
@@ -374,7 +375,7 @@ static qc_status stream(qc_experts_cpu *x, const qc_llama_source *s, const qc_ex
     return st;
 }
 
-static qc_status run_all(qc_experts_cpu *x, const qc_llama_source *s, const qc_experts_layer *l,
+static qc_status run_all(qc_experts_cpu *x, const qc_forward_source *s, const qc_experts_layer *l,
                          const qc_experts_states *h, qc_error *err)
 {
     for (uint64_t e = 0; e < l->count; e++) {
@@ -391,24 +392,24 @@ static qc_status run_all(qc_experts_cpu *x, const qc_llama_source *s, const qc_e
     return QC_OK;
 }
 
-static qc_status run_shared(qc_experts_cpu *x, const qc_llama_source *s, const qc_experts_layer *l,
-                            const qc_experts_states *h, qc_error *err)
+static qc_status run_shared(qc_experts_cpu *x, const qc_forward_source *s,
+                            const qc_experts_layer *l, const qc_experts_states *h, qc_error *err)
 {
     const qc_expert_tokens all = qc_experts_all(x);
-    qc_llama_matrix gate = {0};
+    qc_forward_matrix gate = {0};
     qc_status st = QC_OK;
     int has_gate = l->shared_gate.tensor != QC_NO_TENSOR;
     if (!qc_expert_of(l, l->count))
         return QC_OK;
     if (has_gate)
-        st = qc_llama_matrix_read(&gate, s, &l->shared_gate, err);
+        st = qc_forward_matrix_read(&gate, s, &l->shared_gate, err);
     if (st == QC_OK)
         st = stream(x, s, l, l->count, h, &all, has_gate ? &gate : NULL, err);
-    qc_llama_matrix_deinit(&gate);
+    qc_forward_matrix_deinit(&gate);
     return st;
 }
 
-qc_status qc_experts_run(qc_experts_cpu *x, const qc_llama_source *s, const qc_experts_layer *l,
+qc_status qc_experts_run(qc_experts_cpu *x, const qc_forward_source *s, const qc_experts_layer *l,
                          const float *norm, float *hidden, qc_error *err)
 {
     const qc_experts_states h = {hidden, norm};

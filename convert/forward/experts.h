@@ -1,8 +1,8 @@
 /* Takes the hidden states of a batch through the experts of a layer on the CPU.
  *
  * First the router says for every token of the batch where it goes. Then one expert at a time is
- * read and computes the tokens that go to it, at most QC_LLAMA_TOKENS at once, and what it gives is
- * added up, times the token's weight. An expert that no token goes to is not read. The shared
+ * read and computes the tokens that go to it, at most QC_FORWARD_TOKENS at once, and what it gives
+ * is added up, times the token's weight. An expert that no token goes to is not read. The shared
  * experts come last; they are one more expert, to which all tokens go.
  *
  * Results depend neither on threads nor on batches: a token's sum has its experts in the order of
@@ -14,6 +14,7 @@
 #define QC_CONVERT_FORWARD_EXPERTS_H
 
 #include "convert/forward/experts_layer.h"
+#include "convert/forward/experts_route.h"
 #include "quant/matmul_ops.h"
 
 /* The tokens that go to an expert, in the order of the batch. */
@@ -25,7 +26,7 @@ typedef struct {
 
 /* All buffers for one batch. */
 typedef struct {
-    const qc_llama_shape *shape;
+    const qc_forward_shape *shape;
     const qc_decoder_ops *decoder;
     const qc_matmul_ops *matmul;
     unsigned threads;
@@ -47,19 +48,19 @@ typedef struct {
 
 /* The bytes of qc_experts_create, and of what its steps allocate in addition. own_sum: the sums are
  * among them. Saturates. */
-uint64_t qc_experts_bytes(const qc_llama_shape *shape, unsigned threads, uint64_t tokens,
+uint64_t qc_experts_bytes(const qc_forward_shape *shape, unsigned threads, uint64_t tokens,
                           int own_sum);
 /* sum: room for the sums, [tokens, hidden]; NULL: it is allocated. shape is borrowed. Free it also
  * after a failure. */
-QC_NODISCARD qc_status qc_experts_create(qc_experts_cpu *out, const qc_llama_shape *shape,
-                                         const qc_llama_tools *tools, uint64_t tokens, float *sum,
+QC_NODISCARD qc_status qc_experts_create(qc_experts_cpu *out, const qc_forward_shape *shape,
+                                         const qc_forward_tools *tools, uint64_t tokens, float *sum,
                                          qc_error *err);
 void qc_experts_deinit(qc_experts_cpu *x); /* accepts a struct of zeros */
 
 /* Takes hidden [tokens, hidden], the states behind attention, to those behind the layer. norm
  * [hidden]: the gain of the norm in front of the experts. QC_ERR_NONFINITE does not name the
  * layer. */
-QC_NODISCARD qc_status qc_experts_run(qc_experts_cpu *x, const qc_llama_source *s,
+QC_NODISCARD qc_status qc_experts_run(qc_experts_cpu *x, const qc_forward_source *s,
                                       const qc_experts_layer *l, const float *norm, float *hidden,
                                       qc_error *err);
 
@@ -77,7 +78,7 @@ QC_NODISCARD qc_status qc_experts_route(qc_experts_cpu *x, const qc_router_weigh
 /* Returns the tokens of an expert, and those of the shared ones. */
 qc_expert_tokens qc_experts_tokens(const qc_experts_cpu *x, uint64_t expert);
 qc_expert_tokens qc_experts_all(const qc_experts_cpu *x);
-/* Returns up to QC_LLAMA_TOKENS tokens from `first` on. */
+/* Returns up to QC_FORWARD_TOKENS tokens from `first` on. */
 qc_expert_tokens qc_experts_piece(const qc_expert_tokens *t, uint64_t first);
 
 /* Computes x->x, the inputs of gate and up, for a piece that begins with token `first` of its
@@ -93,12 +94,12 @@ QC_NODISCARD qc_status qc_experts_gate(qc_experts_cpu *x, const qc_expert_weight
  * there is none. */
 QC_NODISCARD qc_status qc_experts_add(qc_experts_cpu *x, const qc_expert_weights *w,
                                       const float *inner, const qc_expert_tokens *piece,
-                                      uint64_t first, const qc_llama_matrix *shared_gate,
+                                      uint64_t first, const qc_forward_matrix *shared_gate,
                                       qc_error *err);
 /* Takes an expert's tokens through it: the three steps above, piece by piece. */
 QC_NODISCARD qc_status qc_experts_pass(qc_experts_cpu *x, const qc_expert_weights *w,
                                        const qc_experts_states *h, const qc_expert_tokens *tokens,
-                                       const qc_llama_matrix *shared_gate, qc_error *err);
+                                       const qc_forward_matrix *shared_gate, qc_error *err);
 /* Adds the sums to the hidden states. */
 QC_NODISCARD qc_status qc_experts_leave(qc_experts_cpu *x, float *hidden, qc_error *err);
 

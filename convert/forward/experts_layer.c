@@ -9,16 +9,16 @@
 /* ---- finding ---- */
 
 typedef struct {
-    const qc_llama_finder *f;
+    const qc_forward_finder *f;
     const qc_experts_shape *s;
     uint64_t number, hidden; /* of the layer; floats of a state */
-    qc_llama_layer *layer;
+    qc_forward_layer *layer;
 } search;
 
 static qc_status one(const search *a, const char *module, uint64_t rows, uint64_t cols, int bias,
-                     qc_llama_linear *out, qc_error *err)
+                     qc_forward_linear *out, qc_error *err)
 {
-    QC_TRY(qc_llama_find_linear(a->f, module, rows, cols, bias, out, err));
+    QC_TRY(qc_forward_find_linear(a->f, module, rows, cols, bias, out, err));
     a->layer->read_bytes = qc_sat_add(a->layer->read_bytes, out->read_bytes);
     return QC_OK;
 }
@@ -51,7 +51,7 @@ static qc_status find_router(const search *a, qc_experts_layer *out, qc_error *e
     if (names->correction) {
         QC_TRY(qc_arena_printf(a->f->arena, &name, err, "%slayers.%" PRIu64 ".%s", a->f->prefix,
                                a->number, names->correction));
-        QC_TRY(qc_llama_find_vector(a->f, name, out->count, &out->correction, err));
+        QC_TRY(qc_forward_find_vector(a->f, name, out->count, &out->correction, err));
     }
     if (!names->shared_gate || a->s->shared == 0)
         return QC_OK;
@@ -88,7 +88,7 @@ static qc_status find_stacked(const search *a, qc_experts_layer *out, uint64_t *
     for (int i = 0; i < QC_EXPERT_MATRICES; i++) {
         const char *name = NULL;
         qc_expert_stack *t = &out->stacks[i];
-        each.linear[i] = (qc_llama_linear){.tensor = QC_NO_TENSOR, .bias = QC_NO_TENSOR};
+        each.linear[i] = (qc_forward_linear){.tensor = QC_NO_TENSOR, .bias = QC_NO_TENSOR};
         if (!names[i])
             continue;
         QC_TRY(qc_arena_printf(a->f->arena, &name, err, "%slayers.%" PRIu64 ".%s.%s", a->f->prefix,
@@ -107,8 +107,8 @@ static qc_status find_stacked(const search *a, qc_experts_layer *out, uint64_t *
     return QC_OK;
 }
 
-qc_status qc_experts_find(const qc_llama_finder *f, const qc_llama_shape *s, uint64_t number,
-                          qc_llama_layer *out, qc_error *err)
+qc_status qc_experts_find(const qc_forward_finder *f, const qc_forward_shape *s, uint64_t number,
+                          qc_forward_layer *out, qc_error *err)
 {
     static const char *const plain[] = {"gate_proj", "up_proj", "down_proj"};
     const search a = {f, &s->experts, number, s->config.hidden, out};
@@ -139,14 +139,14 @@ const qc_expert_linears *qc_expert_of(const qc_experts_layer *l, uint64_t i)
     return l->shared.linear[QC_EXPERT_GATE].tensor == QC_NO_TENSOR ? NULL : &l->shared;
 }
 
-qc_status qc_expert_read(qc_expert_weights *out, const qc_llama_source *s,
+qc_status qc_expert_read(qc_expert_weights *out, const qc_forward_source *s,
                          const qc_experts_layer *l, uint64_t i, qc_error *err)
 {
     const qc_expert_linears *linears = qc_expert_of(l, i);
     memset(out, 0, sizeof *out);
     for (int m = 0; m < QC_EXPERT_MATRICES; m++) {
         if (linears->linear[m].tensor != QC_NO_TENSOR)
-            QC_TRY(qc_llama_matrix_read(&out->matrices[m], s, &linears->linear[m], err));
+            QC_TRY(qc_forward_matrix_read(&out->matrices[m], s, &linears->linear[m], err));
         else if (i < l->count && l->stacks[m].tensor != QC_NO_TENSOR)
             QC_TRY(qc_expert_stack_read(&out->matrices[m], s, &l->stacks[m], i, err));
     }
@@ -156,18 +156,18 @@ qc_status qc_expert_read(qc_expert_weights *out, const qc_llama_source *s,
 void qc_expert_deinit(qc_expert_weights *w)
 {
     for (int i = 0; i < QC_EXPERT_MATRICES; i++)
-        qc_llama_matrix_deinit(&w->matrices[i]);
+        qc_forward_matrix_deinit(&w->matrices[i]);
 }
 
-qc_status qc_router_read(qc_router_weights *out, const qc_llama_source *s,
+qc_status qc_router_read(qc_router_weights *out, const qc_forward_source *s,
                          const qc_experts_layer *l, qc_error *err)
 {
     memset(out, 0, sizeof *out);
-    QC_TRY(qc_llama_matrix_read(&out->router, s, &l->router, err));
+    QC_TRY(qc_forward_matrix_read(&out->router, s, &l->router, err));
     if (l->correction == QC_NO_TENSOR)
         return QC_OK;
-    QC_TRY(qc_llama_vector_read(&out->correction, s, l->correction, err));
-    if (qc_llama_finite(out->correction, l->count, NULL) != QC_OK)
+    QC_TRY(qc_forward_vector_read(&out->correction, s, l->correction, err));
+    if (qc_forward_finite(out->correction, l->count, NULL) != QC_OK)
         QC_FAIL(err, QC_ERR_NONFINITE, "tensor '%s' has an element that is not finite",
                 s->checkpoint->tensors[l->correction].name);
     return QC_OK;
@@ -175,7 +175,7 @@ qc_status qc_router_read(qc_router_weights *out, const qc_llama_source *s,
 
 void qc_router_deinit(qc_router_weights *w)
 {
-    qc_llama_matrix_deinit(&w->router);
+    qc_forward_matrix_deinit(&w->router);
     qc_free(w->correction);
     memset(w, 0, sizeof *w);
 }

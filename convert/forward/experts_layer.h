@@ -12,12 +12,12 @@ typedef enum { QC_EXPERT_GATE, QC_EXPERT_UP, QC_EXPERT_DOWN, QC_EXPERT_MATRICES 
 
 /* A matrix that an expert does not have, or that is in a stack, has QC_NO_TENSOR. */
 typedef struct {
-    qc_llama_linear linear[QC_EXPERT_MATRICES];
+    qc_forward_linear linear[QC_EXPERT_MATRICES];
 } qc_expert_linears;
 
 struct qc_experts_layer {
-    qc_llama_linear router, shared_gate; /* the gate has QC_NO_TENSOR where there is none */
-    uint32_t correction;                 /* QC_NO_TENSOR: there is none */
+    qc_forward_linear router, shared_gate; /* the gate has QC_NO_TENSOR where there is none */
+    uint32_t correction;                   /* QC_NO_TENSOR: there is none */
     uint64_t count;
     qc_expert_linears *experts; /* [count] */
     qc_expert_linears shared;   /* all shared experts as one; QC_NO_TENSOR where there are none */
@@ -29,17 +29,17 @@ struct qc_experts_layer {
 
 /* Finds the experts of layer `number`, which has some, and adds what they read to out->read_bytes,
  * and their memory to out->memory_bytes. */
-QC_NODISCARD qc_status qc_experts_find(const qc_llama_finder *f, const qc_llama_shape *s,
-                                       uint64_t number, qc_llama_layer *out, qc_error *err);
+QC_NODISCARD qc_status qc_experts_find(const qc_forward_finder *f, const qc_forward_shape *s,
+                                       uint64_t number, qc_forward_layer *out, qc_error *err);
 
 /* ---- in memory ---- */
 
 typedef struct {
-    qc_llama_matrix matrices[QC_EXPERT_MATRICES];
+    qc_forward_matrix matrices[QC_EXPERT_MATRICES];
 } qc_expert_weights;
 
 typedef struct {
-    qc_llama_matrix router;
+    qc_forward_matrix router;
     float *correction; /* NULL: there is none */
 } qc_router_weights;
 
@@ -47,11 +47,11 @@ typedef struct {
 const qc_expert_linears *qc_expert_of(const qc_experts_layer *l, uint64_t i);
 /* Reads expert i, or the shared ones. Free the results also after a failure; structs of zeros may
  * be freed too. */
-QC_NODISCARD qc_status qc_expert_read(qc_expert_weights *out, const qc_llama_source *s,
+QC_NODISCARD qc_status qc_expert_read(qc_expert_weights *out, const qc_forward_source *s,
                                       const qc_experts_layer *l, uint64_t i, qc_error *err);
 void qc_expert_deinit(qc_expert_weights *w);
 /* QC_ERR_NONFINITE for corrections that are not finite. */
-QC_NODISCARD qc_status qc_router_read(qc_router_weights *out, const qc_llama_source *s,
+QC_NODISCARD qc_status qc_router_read(qc_router_weights *out, const qc_forward_source *s,
                                       const qc_experts_layer *l, qc_error *err);
 void qc_router_deinit(qc_router_weights *w);
 

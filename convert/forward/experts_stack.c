@@ -15,7 +15,7 @@
 
 /* ---- finding ---- */
 
-static qc_status differs(const qc_llama_finder *f, const char *name, const uint64_t *dims,
+static qc_status differs(const qc_forward_finder *f, const char *name, const uint64_t *dims,
                          unsigned ndim, const uint64_t *want, qc_error *err)
 {
     char found[QC_SHAPE_TEXT_BYTES], expected[QC_SHAPE_TEXT_BYTES];
@@ -24,8 +24,8 @@ static qc_status differs(const qc_llama_finder *f, const char *name, const uint6
 }
 
 /* An expert must have whole scales of its own. */
-static qc_status check_scales(const qc_llama_finder *f, const qc_expert_stack *t, const char *name,
-                              qc_error *err)
+static qc_status check_scales(const qc_forward_finder *f, const qc_expert_stack *t,
+                              const char *name, qc_error *err)
 {
     uint64_t block = qc_stored_block(t->stored);
     if (block == 0 || (t->rows * t->cols % block == 0 && block % 2 == 0))
@@ -35,7 +35,7 @@ static qc_status check_scales(const qc_llama_finder *f, const qc_expert_stack *t
             f->c->path, name);
 }
 
-qc_status qc_expert_stack_find(qc_expert_stack *out, const qc_llama_finder *f, const char *name,
+qc_status qc_expert_stack_find(qc_expert_stack *out, const qc_forward_finder *f, const char *name,
                                uint64_t experts, uint64_t rows, uint64_t cols, qc_error *err)
 {
     const uint64_t want[3] = {experts, rows, cols}, turned[3] = {experts, cols, rows};
@@ -43,7 +43,7 @@ qc_status qc_expert_stack_find(qc_expert_stack *out, const qc_llama_finder *f, c
     const char *bias_name = NULL;
     uint32_t index = qc_coded_index(&f->coded, f->c, name);
     if (index == QC_NO_TENSOR)
-        return qc_llama_missing(f, name, err);
+        return qc_forward_missing(f, name, err);
     *out = (qc_expert_stack){.tensor = index,
                              .stored = f->stored.weights[index],
                              .coded = f->coded.weights[index],
@@ -60,19 +60,19 @@ qc_status qc_expert_stack_find(qc_expert_stack *out, const qc_llama_finder *f, c
         if (out->coded->ndim != 3 || memcmp(out->coded->dims, want, sizeof want) != 0)
             return differs(f, name, out->coded->dims, out->coded->ndim, want, err);
     } else {
-        QC_TRY(qc_llama_find_plain(f, name, turned, 3, &out->tensor, err));
+        QC_TRY(qc_forward_find_plain(f, name, turned, 3, &out->tensor, err));
     }
     out->read_bytes = bytes / experts;
     out->memory_bytes =
         out->coded ? qc_sat_mul(qc_sat_mul(rows, cols), sizeof(float)) : out->read_bytes;
     QC_TRY(qc_arena_printf(f->arena, &bias_name, err, "%s_bias", name));
-    return qc_llama_find_plain(f, bias_name, bias, 2, &out->bias, err);
+    return qc_forward_find_plain(f, bias_name, bias, 2, &out->bias, err);
 }
 
 /* ---- reading ---- */
 
 /* Reads bytes [first, first + n) of a tensor into *out, which is allocated. */
-static qc_status read_range(void *out, const qc_llama_source *s, uint32_t tensor, uint64_t first,
+static qc_status read_range(void *out, const qc_forward_source *s, uint32_t tensor, uint64_t first,
                             uint64_t n, qc_error *err)
 {
     const qc_checkpoint_tensor *t = &s->checkpoint->tensors[tensor];
@@ -92,8 +92,8 @@ static qc_status read_range(void *out, const qc_llama_source *s, uint32_t tensor
     return st;
 }
 
-static qc_status read_floats(float **out, const qc_llama_source *s, uint32_t tensor, uint64_t first,
-                             uint64_t n, qc_error *err)
+static qc_status read_floats(float **out, const qc_forward_source *s, uint32_t tensor,
+                             uint64_t first, uint64_t n, qc_error *err)
 {
     const qc_dtype dtype = s->checkpoint->tensors[tensor].dtype;
     uint64_t overflow = 0, bytes = qc_dtype_bits(dtype) / 8;
@@ -108,7 +108,7 @@ static qc_status read_floats(float **out, const qc_llama_source *s, uint32_t ten
     return st;
 }
 
-static qc_status read_coded(qc_llama_matrix *out, const qc_llama_source *s,
+static qc_status read_coded(qc_forward_matrix *out, const qc_forward_source *s,
                             const qc_expert_stack *t, uint64_t expert, qc_error *err)
 {
     const qc_checkpoint_tensor *tensor = &s->checkpoint->tensors[t->tensor];
@@ -143,7 +143,7 @@ static void turn(const unsigned char *from, unsigned char *to, uint64_t rows, ui
                     memcpy(to + (r * cols + c) * bytes, from + (c * rows + r) * bytes, bytes);
 }
 
-static qc_status read_turned(qc_llama_matrix *out, const qc_llama_source *s,
+static qc_status read_turned(qc_forward_matrix *out, const qc_forward_source *s,
                              const qc_expert_stack *t, uint64_t expert, qc_error *err)
 {
     void *raw = NULL;
@@ -159,7 +159,7 @@ static qc_status read_turned(qc_llama_matrix *out, const qc_llama_source *s,
 }
 
 /* Reads scales [first, first + n) as a reader has them. */
-static qc_status read_scales(float **out, const qc_llama_source *s, const qc_stored_weight *w,
+static qc_status read_scales(float **out, const qc_forward_source *s, const qc_stored_weight *w,
                              uint64_t first, uint64_t n, qc_error *err)
 {
     if (w->nested_absmax == QC_NO_TENSOR)
@@ -185,7 +185,7 @@ static qc_status read_scales(float **out, const qc_llama_source *s, const qc_sto
     return st;
 }
 
-static qc_status read_stored(qc_llama_matrix *out, const qc_llama_source *s,
+static qc_status read_stored(qc_forward_matrix *out, const qc_forward_source *s,
                              const qc_expert_stack *t, uint64_t expert, qc_error *err)
 {
     const qc_stored_weight *w = t->stored;
@@ -211,7 +211,7 @@ static qc_status read_stored(qc_llama_matrix *out, const qc_llama_source *s,
     return qc_weights_check(&a->w, a->codes_bytes, count, 0, err);
 }
 
-qc_status qc_expert_stack_read(qc_llama_matrix *out, const qc_llama_source *s,
+qc_status qc_expert_stack_read(qc_forward_matrix *out, const qc_forward_source *s,
                                const qc_expert_stack *stack, uint64_t expert, qc_error *err)
 {
     float *bias = NULL;

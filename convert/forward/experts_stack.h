@@ -17,12 +17,12 @@ typedef struct {
     uint64_t read_bytes, memory_bytes; /* of one expert */
 } qc_expert_stack;
 
-/* Finds `name`, and its bias. The errors are those of qc_llama_find_linear. */
-QC_NODISCARD qc_status qc_expert_stack_find(qc_expert_stack *out, const qc_llama_finder *f,
+/* Finds `name`, and its bias. The errors are those of qc_forward_find_linear. */
+QC_NODISCARD qc_status qc_expert_stack_find(qc_expert_stack *out, const qc_forward_finder *f,
                                             const char *name, uint64_t experts, uint64_t rows,
                                             uint64_t cols, qc_error *err);
-/* Reads the matrix of one expert. Free it with qc_llama_matrix_deinit, also after a failure. */
-QC_NODISCARD qc_status qc_expert_stack_read(qc_llama_matrix *out, const qc_llama_source *s,
+/* Reads the matrix of one expert. Free it with qc_forward_matrix_deinit, also after a failure. */
+QC_NODISCARD qc_status qc_expert_stack_read(qc_forward_matrix *out, const qc_forward_source *s,
                                             const qc_expert_stack *stack, uint64_t expert,
                                             qc_error *err);
 

@@ -2,22 +2,22 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
-#include "convert/forward/experts.h"
 #include "convert/family/family.h"
-#include "convert/forward/forward_decoder.h"
+#include "convert/forward/experts.h"
 #include "convert/forward/forward_cpu.h"
+#include "convert/forward/forward_decoder.h"
 #include "convert/model/recipe_stored.h"
 
 #include <inttypes.h>
 #include <string.h>
 
-struct qc_llama {
+struct qc_forward {
     qc_arena arena;
     const qc_checkpoint *checkpoint;
-    qc_llama_tools tools;
-    qc_llama_tensors tensors;
-    qc_llama_source source;
-    qc_llama_matrix head; /* read when logits are first asked for */
+    qc_forward_tools tools;
+    qc_forward_tensors tensors;
+    qc_forward_source source;
+    qc_forward_matrix head; /* read when logits are first asked for */
     int has_head;
     qc_gpu_decoder *decoder; /* on a GPU; NULL until the first batch */
     uint64_t longest;        /* the longest window that the decoder takes */
@@ -26,7 +26,7 @@ struct qc_llama {
 
 /* config.json may call a head tied although the file has one that differs from the embedding.
  * Versions of transformers differ in what they do then. */
-static qc_status check_tied(const qc_llama *m, const char *dir, qc_error *err)
+static qc_status check_tied(const qc_forward *m, const char *dir, qc_error *err)
 {
     const qc_checkpoint *c = m->checkpoint;
     const qc_checkpoint_tensor *head =
@@ -57,7 +57,7 @@ static qc_status check_tied(const qc_llama *m, const char *dir, qc_error *err)
 /* ---- on a GPU ---- */
 
 /* NULL: the CPU computes. */
-static const qc_gpu_llama *gpu_of(const qc_llama *m)
+static const qc_gpu_llama *gpu_of(const qc_forward *m)
 {
     const qc_devices *d = m->tools.devices;
     return d && d->gpu_count > 0 ? d->work->llama : NULL;
@@ -72,7 +72,7 @@ static qc_status said(qc_status st, qc_error *err)
     return st;
 }
 
-static void close_decoder(qc_llama *m)
+static void close_decoder(qc_forward *m)
 {
     if (m->decoder)
         gpu_of(m)->destroy(m->decoder);
@@ -81,9 +81,9 @@ static void close_decoder(qc_llama *m)
 }
 
 /* A GPU computes the families that compute as Llama does. */
-static qc_status check_gpu(const qc_llama *m, const char *dir, qc_error *err)
+static qc_status check_gpu(const qc_forward *m, const char *dir, qc_error *err)
 {
-    const qc_llama_family *f = m->tensors.shape.family;
+    const qc_family *f = m->tensors.shape.family;
     if (gpu_of(m) && !(f->traits & QC_FAMILY_ON_GPU))
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
                 "%s: models of model_type '%s' are not computed on a GPU; --device cpu computes "
@@ -93,7 +93,7 @@ static qc_status check_gpu(const qc_llama *m, const char *dir, qc_error *err)
 }
 
 /* Makes the decoder ready for windows of this length. */
-static qc_status open_decoder(qc_llama *m, uint64_t longest, qc_error *err)
+static qc_status open_decoder(qc_forward *m, uint64_t longest, qc_error *err)
 {
     const qc_devices *d = m->tools.devices;
     if (m->decoder && longest <= m->longest)
@@ -105,16 +105,16 @@ static qc_status open_decoder(qc_llama *m, uint64_t longest, qc_error *err)
         err);
 }
 
-static qc_status decoder_layer(qc_llama *m, const qc_llama_weights *w, uint64_t layer,
-                               const qc_llama_batch *b, float *hidden, qc_error *err)
+static qc_status decoder_layer(qc_forward *m, const qc_forward_weights *w, uint64_t layer,
+                               const qc_forward_batch *b, float *hidden, qc_error *err)
 {
     QC_TRY(said(gpu_of(m)->layer(m->decoder, w, m->tensors.shape.windows[layer], hidden, b->lengths,
                                  b->count, err),
                 err));
-    return qc_llama_finite(hidden, b->tokens * m->tensors.shape.config.hidden, err);
+    return qc_forward_finite(hidden, b->tokens * m->tensors.shape.config.hidden, err);
 }
 
-static qc_status decoder_logits(qc_llama *m, const float *hidden, uint64_t n, float *out,
+static qc_status decoder_logits(qc_forward *m, const float *hidden, uint64_t n, float *out,
                                 qc_error *err)
 {
     QC_TRY(open_decoder(m, 1, err));
@@ -126,10 +126,10 @@ static qc_status decoder_logits(qc_llama *m, const float *hidden, uint64_t n, fl
 
 /* ---- opening ---- */
 
-qc_status qc_llama_open(qc_llama **out, const char *dir, const qc_checkpoint *c,
-                        const qc_llama_tools *tools, qc_error *err)
+qc_status qc_forward_open(qc_forward **out, const char *dir, const qc_checkpoint *c,
+                          const qc_forward_tools *tools, qc_error *err)
 {
-    qc_llama *m = NULL;
+    qc_forward *m = NULL;
     *out = NULL;
     QC_TRY(qc_calloc(&m, 1, sizeof *m, err));
     qc_arena_init(&m->arena);
@@ -137,11 +137,11 @@ qc_status qc_llama_open(qc_llama **out, const char *dir, const qc_checkpoint *c,
     m->tools = *tools;
     if (m->tools.threads == 0)
         m->tools.threads = 1;
-    m->source = (qc_llama_source){
+    m->source = (qc_forward_source){
         .checkpoint = c, .ops = qc_quant_ops_for(tools->isa), .progress = tools->progress};
     qc_status st = qc_st_cursor_create(&m->source.cursor, err);
     if (st == QC_OK)
-        st = qc_llama_tensors_find(&m->tensors, &m->arena, c, err);
+        st = qc_forward_tensors_find(&m->tensors, &m->arena, c, err);
     if (st == QC_OK)
         st = check_gpu(m, dir, err);
     if (st == QC_OK)
@@ -149,27 +149,27 @@ qc_status qc_llama_open(qc_llama **out, const char *dir, const qc_checkpoint *c,
     if (st == QC_OK)
         *out = m;
     else
-        qc_llama_close(m);
+        qc_forward_close(m);
     return st;
 }
 
-void qc_llama_close(qc_llama *m)
+void qc_forward_close(qc_forward *m)
 {
     if (!m)
         return;
     close_decoder(m);
-    qc_llama_matrix_deinit(&m->head);
+    qc_forward_matrix_deinit(&m->head);
     qc_st_cursor_destroy(m->source.cursor);
     qc_arena_deinit(&m->arena);
     qc_free(m);
 }
 
-const qc_llama_config *qc_llama_config_of(const qc_llama *m)
+const qc_forward_config *qc_forward_config_of(const qc_forward *m)
 {
     return &m->tensors.shape.config;
 }
 
-uint64_t qc_llama_memory(const qc_llama *m, uint64_t tokens, uint64_t longest)
+uint64_t qc_forward_memory(const qc_forward *m, uint64_t tokens, uint64_t longest)
 {
     uint64_t layer = 0;
     for (uint64_t i = 0; i < m->tensors.shape.config.layers; i++)
@@ -178,12 +178,12 @@ uint64_t qc_llama_memory(const qc_llama *m, uint64_t tokens, uint64_t longest)
     if (m->tensors.shape.experts.names)
         layer = qc_sat_add(layer, qc_experts_bytes(&m->tensors.shape, m->tools.threads, tokens, 1));
     return qc_sat_add(layer,
-                      qc_llama_cpu_bytes(&m->tensors.shape, m->tools.threads, tokens, longest));
+                      qc_forward_cpu_bytes(&m->tensors.shape, m->tools.threads, tokens, longest));
 }
 
 /* ---- hidden states ---- */
 
-static qc_status check_batch(const qc_llama *m, const qc_llama_batch *b, qc_error *err)
+static qc_status check_batch(const qc_forward *m, const qc_forward_batch *b, qc_error *err)
 {
     uint64_t sum = 0, at = 0;
     for (uint64_t w = 0; w < b->count; w++)
@@ -202,79 +202,80 @@ static qc_status check_batch(const qc_llama *m, const qc_llama_batch *b, qc_erro
     return QC_OK;
 }
 
-static void read_soon(const qc_llama *m, uint64_t layer)
+static void read_soon(const qc_forward *m, uint64_t layer)
 {
     const qc_checkpoint *c = m->checkpoint;
     if (layer == m->tensors.shape.config.layers)
         return;
-    for (int i = 0; i < QC_LLAMA_ALL_MATRICES; i++) {
+    for (int i = 0; i < QC_LAYER_ALL_MATRICES; i++) {
         const uint32_t tensor = m->tensors.layers[layer].linear[i].tensor;
         if (tensor != QC_NO_TENSOR)
             qc_checkpoint_hint_read_soon(c, &c->tensors[tensor], 0, c->tensors[tensor].bytes);
     }
 }
 
-static qc_status run_layer(qc_llama *m, qc_llama_cpu *cpu, qc_experts_cpu *experts, uint64_t i,
+static qc_status run_layer(qc_forward *m, qc_forward_cpu *cpu, qc_experts_cpu *experts, uint64_t i,
                            float *hidden, qc_error *err)
 {
-    qc_llama_weights w = {0};
-    const qc_llama_layer *l = &m->tensors.layers[i];
-    qc_status st = qc_llama_weights_read(&w, &m->source, l, err);
+    qc_forward_weights w = {0};
+    const qc_forward_layer *l = &m->tensors.layers[i];
+    qc_status st = qc_forward_weights_read(&w, &m->source, l, err);
     if (st == QC_OK) {
         if (!l->experts)
             read_soon(m, i + 1); /* it is read from the disk while this layer is computed */
         st = gpu_of(m) ? decoder_layer(m, &w, i, &cpu->batch, hidden, err)
-                       : qc_llama_cpu_layer(cpu, &w, i, hidden, err);
+                       : qc_forward_cpu_layer(cpu, &w, i, hidden, err);
     }
     if (st == QC_OK && l->experts)
-        st = qc_experts_run(experts, &m->source, l->experts, w.vectors[QC_LLAMA_POST_NORM], hidden,
+        st = qc_experts_run(experts, &m->source, l->experts, w.vectors[QC_LAYER_POST_NORM], hidden,
                             err);
     if (st == QC_ERR_NONFINITE)
         qc_error_prefix(err, "%s: behind layer %" PRIu64, m->checkpoint->path,
-                        qc_llama_layer_number(&m->tensors.shape, i));
-    qc_llama_weights_deinit(&w);
+                        qc_layer_number(&m->tensors.shape, i));
+    qc_forward_weights_deinit(&w);
     return st;
 }
 
-qc_status qc_llama_hidden(qc_llama *m, const qc_llama_batch *batch, float *out, qc_error *err)
+qc_status qc_forward_hidden(qc_forward *m, const qc_forward_batch *batch, float *out, qc_error *err)
 {
-    qc_llama_cpu cpu = {0};
+    qc_forward_cpu cpu = {0};
     qc_experts_cpu experts = {0};
     float *norm = NULL;
     QC_TRY(check_batch(m, batch, err));
     if (batch->tokens == 0)
         return QC_OK;
     if (gpu_of(m))
-        QC_TRY(open_decoder(m, qc_llama_longest(batch), err));
-    qc_status st = qc_llama_cpu_create(&cpu, &m->tensors.shape, &m->tools, batch, err);
+        QC_TRY(open_decoder(m, qc_forward_longest(batch), err));
+    qc_status st = qc_forward_cpu_create(&cpu, &m->tensors.shape, &m->tools, batch, err);
     if (st == QC_OK && m->tensors.shape.experts.names)
         st = qc_experts_create(&experts, &m->tensors.shape, &m->tools, batch->tokens, NULL, err);
     if (st == QC_OK)
-        st = qc_llama_embed(&m->source, &m->tensors, batch->ids, batch->tokens, out, err);
+        st = qc_forward_embed(&m->source, &m->tensors, batch->ids, batch->tokens, out, err);
     for (uint64_t i = 0; st == QC_OK && i < m->tensors.shape.config.layers; i++)
         st = run_layer(m, &cpu, &experts, i, out, err);
     if (st == QC_OK)
-        st = qc_llama_last_norm_read(&norm, &m->source, &m->tensors, err);
+        st = qc_forward_last_norm_read(&norm, &m->source, &m->tensors, err);
     if (st == QC_OK)
-        st = qc_llama_cpu_norm(&cpu, norm, out, err);
+        st = qc_forward_cpu_norm(&cpu, norm, out, err);
     qc_free(norm);
     qc_experts_deinit(&experts);
-    qc_llama_cpu_deinit(&cpu);
+    qc_forward_cpu_deinit(&cpu);
     return st;
 }
 
 /* ---- logits ---- */
 
-qc_status qc_llama_logits(qc_llama *m, const float *hidden, uint64_t n, float *out, qc_error *err)
+qc_status qc_forward_logits(qc_forward *m, const float *hidden, uint64_t n, float *out,
+                            qc_error *err)
 {
     if (!m->has_head) {
-        qc_llama_matrix_deinit(&m->head);
-        QC_TRY(qc_llama_matrix_read(&m->head, &m->source, &m->tensors.head, err));
+        qc_forward_matrix_deinit(&m->head);
+        QC_TRY(qc_forward_matrix_read(&m->head, &m->source, &m->tensors.head, err));
         m->has_head = 1;
     }
     if (gpu_of(m))
         return decoder_logits(m, hidden, n, out, err);
-    QC_TRY(qc_llama_cpu_matmul(qc_matmul_ops_for(m->tools.isa), m->tools.threads, &m->head, hidden,
-                               n, out, err));
-    return qc_llama_cpu_finish_logits(&m->tensors.shape, &m->tools, out, n, err);
+    QC_TRY(qc_forward_cpu_matmul(qc_matmul_ops_for(m->tools.isa), m->tools.threads, &m->head,
+                                 hidden, n, out, err));
+    return qc_forward_cpu_finish_logits(&m->tensors.shape, &m->tools, out, n, err);
 }

@@ -17,21 +17,11 @@
 
 #include "base/cpu.h"
 #include "convert/device/device_choice.h"
+#include "convert/family/forward_shape.h"
 #include "convert/term/progress.h"
 #include "formats/checkpoint.h"
 
-/* The shape of a model, from config.json. */
-typedef struct {
-    const char *model_type;
-    uint64_t layers; /* that are computed */
-    uint64_t hidden, intermediate, heads, kv_heads, head_dim, vocabulary;
-    uint64_t context; /* max_position_embeddings; 0: config.json does not say */
-    double norm_eps;
-    int tied;         /* the head is the embedding */
-    int64_t bos, eos; /* -1: none */
-} qc_llama_config;
-
-typedef struct qc_llama qc_llama;
+typedef struct qc_forward qc_forward;
 
 typedef struct {
     unsigned threads;
@@ -39,17 +29,14 @@ typedef struct {
     const qc_devices *devices;
     qc_isa isa;
     qc_progress *progress; /* counts the bytes of weights that are read; may be NULL */
-} qc_llama_tools;
+} qc_forward_tools;
 
 /* Checks everything (names, shapes, what the configuration asks for) before anything is computed.
  * dir is for messages. c is borrowed. */
-QC_NODISCARD qc_status qc_llama_open(qc_llama **out, const char *dir, const qc_checkpoint *c,
-                                     const qc_llama_tools *tools, qc_error *err);
-/* Returns the model_type where the CPU computes it and a GPU does not, else NULL. config may be
- * NULL. qc_llama_open refuses such a model with a GPU. */
-const char *qc_llama_cpu_only(const qc_json *config);
-void qc_llama_close(qc_llama *m); /* accepts NULL */
-const qc_llama_config *qc_llama_config_of(const qc_llama *m);
+QC_NODISCARD qc_status qc_forward_open(qc_forward **out, const char *dir, const qc_checkpoint *c,
+                                       const qc_forward_tools *tools, qc_error *err);
+void qc_forward_close(qc_forward *m); /* accepts NULL */
+const qc_forward_config *qc_forward_config_of(const qc_forward *m);
 
 /* Windows of tokens: independent sequences, one after the other. */
 typedef struct {
@@ -57,22 +44,22 @@ typedef struct {
     const uint64_t *lengths; /* [count] */
     uint64_t count;
     uint64_t tokens; /* sum of lengths */
-} qc_llama_batch;
+} qc_forward_batch;
 
-/* The bytes that qc_llama_hidden allocates at most for this many tokens, including the weights of a
- * layer. It does not count the caller's `out`, nor the head that qc_llama_logits keeps.
+/* The bytes that qc_forward_hidden allocates at most for this many tokens, including the weights of
+ * a layer. It does not count the caller's `out`, nor the head that qc_forward_logits keeps.
  * Saturates. */
-uint64_t qc_llama_memory(const qc_llama *m, uint64_t tokens, uint64_t longest);
+uint64_t qc_forward_memory(const qc_forward *m, uint64_t tokens, uint64_t longest);
 
 /* Computes the hidden states behind the final norm: out is [tokens, hidden] floats. QC_ERR_INPUT
  * for an id outside the vocabulary. QC_ERR_NONFINITE when a layer's result is not finite; the
  * message names the layer. */
-QC_NODISCARD qc_status qc_llama_hidden(qc_llama *m, const qc_llama_batch *batch, float *out,
-                                       qc_error *err);
+QC_NODISCARD qc_status qc_forward_hidden(qc_forward *m, const qc_forward_batch *batch, float *out,
+                                         qc_error *err);
 
 /* Computes the logits of n rows of hidden states: out is [n, vocabulary]. The head is read once and
- * kept until qc_llama_close. */
-QC_NODISCARD qc_status qc_llama_logits(qc_llama *m, const float *hidden, uint64_t n, float *out,
-                                       qc_error *err);
+ * kept until qc_forward_close. */
+QC_NODISCARD qc_status qc_forward_logits(qc_forward *m, const float *hidden, uint64_t n, float *out,
+                                         qc_error *err);
 
 #endif

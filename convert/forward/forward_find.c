@@ -13,7 +13,7 @@ static int is_float(qc_dtype t)
     return t == QC_DTYPE_F32 || t == QC_DTYPE_F16 || t == QC_DTYPE_BF16;
 }
 
-qc_status qc_llama_missing(const qc_llama_finder *f, const char *name, qc_error *err)
+qc_status qc_forward_missing(const qc_forward_finder *f, const char *name, qc_error *err)
 {
     const qc_json_node *q = qc_json_get(qc_json_root(f->c->config), "quantization_config");
     const char *method = qc_json_string_or(qc_json_get(q, "quant_method"), NULL);
@@ -22,7 +22,7 @@ qc_status qc_llama_missing(const qc_llama_finder *f, const char *name, qc_error 
             method ? " (quantization_config says '" : "", method ? method : "", method ? "')" : "");
 }
 
-static qc_status shape_differs(const qc_llama_finder *f, const char *name, const uint64_t *dims,
+static qc_status shape_differs(const qc_forward_finder *f, const char *name, const uint64_t *dims,
                                unsigned ndim, const uint64_t *expected, unsigned expected_ndim,
                                qc_error *err)
 {
@@ -31,19 +31,19 @@ static qc_status shape_differs(const qc_llama_finder *f, const char *name, const
             name, qc_text_shape(found, dims, ndim), qc_text_shape(want, expected, expected_ndim));
 }
 
-static qc_status type_unsupported(const qc_llama_finder *f, const qc_checkpoint_tensor *t,
+static qc_status type_unsupported(const qc_forward_finder *f, const qc_checkpoint_tensor *t,
                                   qc_error *err)
 {
     QC_FAIL(err, QC_ERR_UNSUPPORTED, "%s: tensor '%s' is %s; expected F32, F16 or BF16", f->c->path,
             t->name, qc_dtype_name(t->dtype));
 }
 
-qc_status qc_llama_find_plain(const qc_llama_finder *f, const char *name, const uint64_t *dims,
-                              unsigned ndim, uint32_t *out, qc_error *err)
+qc_status qc_forward_find_plain(const qc_forward_finder *f, const char *name, const uint64_t *dims,
+                                unsigned ndim, uint32_t *out, qc_error *err)
 {
     const qc_checkpoint_tensor *t = qc_checkpoint_find(f->c, name);
     if (!t)
-        return qc_llama_missing(f, name, err);
+        return qc_forward_missing(f, name, err);
     *out = (uint32_t)(t - f->c->tensors);
     if (f->stored.weights[*out])
         QC_FAIL(err, QC_ERR_UNSUPPORTED, "%s: tensor '%s' is quantized; expected 16 or 32 bits",
@@ -56,23 +56,23 @@ qc_status qc_llama_find_plain(const qc_llama_finder *f, const char *name, const 
     return is_float(t->dtype) ? QC_OK : type_unsupported(f, t, err);
 }
 
-qc_status qc_llama_find_vector(const qc_llama_finder *f, const char *name, uint64_t n,
-                               uint32_t *out, qc_error *err)
+qc_status qc_forward_find_vector(const qc_forward_finder *f, const char *name, uint64_t n,
+                                 uint32_t *out, qc_error *err)
 {
-    return qc_llama_find_plain(f, name, &n, 1, out, err);
+    return qc_forward_find_plain(f, name, &n, 1, out, err);
 }
 
-qc_status qc_llama_find_linear(const qc_llama_finder *f, const char *module, uint64_t rows,
-                               uint64_t cols, int bias, qc_llama_linear *out, qc_error *err)
+qc_status qc_forward_find_linear(const qc_forward_finder *f, const char *module, uint64_t rows,
+                                 uint64_t cols, int bias, qc_forward_linear *out, qc_error *err)
 {
     const char *name = NULL;
     const uint64_t want[2] = {rows, cols};
     QC_TRY(qc_arena_printf(f->arena, &name, err, "%s.weight", module));
     uint32_t index = qc_coded_index(&f->coded, f->c, name);
     if (index == QC_NO_TENSOR)
-        return qc_llama_missing(f, name, err);
+        return qc_forward_missing(f, name, err);
     const qc_checkpoint_tensor *t = &f->c->tensors[index];
-    *out = (qc_llama_linear){.bias = QC_NO_TENSOR, .rows = rows, .cols = cols};
+    *out = (qc_forward_linear){.bias = QC_NO_TENSOR, .rows = rows, .cols = cols};
     out->tensor = (uint32_t)(t - f->c->tensors);
     out->stored = f->stored.weights[out->tensor];
     out->coded = f->coded.weights[out->tensor];
@@ -88,10 +88,10 @@ qc_status qc_llama_find_linear(const qc_llama_finder *f, const char *module, uin
             return shape_differs(f, name, out->coded->dims, out->coded->ndim, want, 2, err);
         out->memory_bytes = qc_sat_mul(qc_sat_mul(rows, cols), sizeof(float));
     } else {
-        QC_TRY(qc_llama_find_plain(f, name, want, 2, &out->tensor, err));
+        QC_TRY(qc_forward_find_plain(f, name, want, 2, &out->tensor, err));
     }
     if (!bias)
         return QC_OK;
     QC_TRY(qc_arena_printf(f->arena, &name, err, "%s.bias", module));
-    return qc_llama_find_vector(f, name, rows, &out->bias, err);
+    return qc_forward_find_vector(f, name, rows, &out->bias, err);
 }

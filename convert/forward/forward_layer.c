@@ -15,8 +15,8 @@
 
 /* ---- reading ---- */
 
-qc_status qc_llama_vector_read(float **out, const qc_llama_source *s, uint32_t tensor,
-                               qc_error *err)
+qc_status qc_forward_vector_read(float **out, const qc_forward_source *s, uint32_t tensor,
+                                 qc_error *err)
 {
     const qc_checkpoint_tensor *t = &s->checkpoint->tensors[tensor];
     uint64_t n = t->dims[0], overflow = 0;
@@ -31,24 +31,24 @@ qc_status qc_llama_vector_read(float **out, const qc_llama_source *s, uint32_t t
     return st;
 }
 
-static qc_status norm_read(float **out, const qc_llama_source *s, uint32_t tensor, float add,
+static qc_status norm_read(float **out, const qc_forward_source *s, uint32_t tensor, float add,
                            qc_error *err)
 {
-    QC_TRY(qc_llama_vector_read(out, s, tensor, err));
+    QC_TRY(qc_forward_vector_read(out, s, tensor, err));
     for (uint64_t i = 0; add != 0.0f && i < s->checkpoint->tensors[tensor].dims[0]; i++)
         (*out)[i] += add;
     return QC_OK;
 }
 
-qc_status qc_llama_last_norm_read(float **out, const qc_llama_source *s, const qc_llama_tensors *t,
-                                  qc_error *err)
+qc_status qc_forward_last_norm_read(float **out, const qc_forward_source *s,
+                                    const qc_forward_tensors *t, qc_error *err)
 {
     return norm_read(out, s, t->norm, t->layers[0].norms_add, err);
 }
 
 /* Reads FP8 and integers as floats. */
-static qc_status read_coded(qc_llama_matrix *out, const qc_llama_source *s,
-                            const qc_llama_linear *l, qc_error *err)
+static qc_status read_coded(qc_forward_matrix *out, const qc_forward_source *s,
+                            const qc_forward_linear *l, qc_error *err)
 {
     const qc_checkpoint_tensor *t = &s->checkpoint->tensors[l->tensor];
     qc_coded_scratch scratch = {0};
@@ -82,8 +82,8 @@ static qc_status check_scales(const qc_weights *w, const char *name, qc_error *e
     return QC_OK;
 }
 
-qc_status qc_llama_matrix_read(qc_llama_matrix *out, const qc_llama_source *s,
-                               const qc_llama_linear *l, qc_error *err)
+qc_status qc_forward_matrix_read(qc_forward_matrix *out, const qc_forward_source *s,
+                                 const qc_forward_linear *l, qc_error *err)
 {
     const qc_checkpoint_tensor *t = &s->checkpoint->tensors[l->tensor];
     memset(out, 0, sizeof *out);
@@ -102,7 +102,7 @@ qc_status qc_llama_matrix_read(qc_llama_matrix *out, const qc_llama_source *s,
     out->dense = out->owned;
     if (l->bias != QC_NO_TENSOR) {
         float *bias = NULL;
-        qc_status st = qc_llama_vector_read(&bias, s, l->bias, err);
+        qc_status st = qc_forward_vector_read(&bias, s, l->bias, err);
         out->bias = out->owned_bias = bias;
         QC_TRY(st);
     }
@@ -110,7 +110,7 @@ qc_status qc_llama_matrix_read(qc_llama_matrix *out, const qc_llama_source *s,
     return QC_OK;
 }
 
-void qc_llama_matrix_deinit(qc_llama_matrix *m)
+void qc_forward_matrix_deinit(qc_forward_matrix *m)
 {
     qc_stored_deinit(&m->arrays);
     qc_free(m->owned);
@@ -118,30 +118,30 @@ void qc_llama_matrix_deinit(qc_llama_matrix *m)
     memset(m, 0, sizeof *m);
 }
 
-qc_status qc_llama_weights_read(qc_llama_weights *out, const qc_llama_source *s,
-                                const qc_llama_layer *l, qc_error *err)
+qc_status qc_forward_weights_read(qc_forward_weights *out, const qc_forward_source *s,
+                                  const qc_forward_layer *l, qc_error *err)
 {
     memset(out, 0, sizeof *out);
-    for (int i = 0; i < QC_LLAMA_VECTORS; i++)
+    for (int i = 0; i < QC_LAYER_VECTORS; i++)
         if (l->vectors[i] != QC_NO_TENSOR)
             QC_TRY(norm_read(&out->vectors[i], s, l->vectors[i],
-                             i < QC_LLAMA_NORMS ? l->norms_add : 0.0f, err));
-    for (int i = 0; i < QC_LLAMA_ALL_MATRICES; i++)
+                             i < QC_LAYER_NORMS ? l->norms_add : 0.0f, err));
+    for (int i = 0; i < QC_LAYER_ALL_MATRICES; i++)
         if (l->linear[i].tensor != QC_NO_TENSOR)
-            QC_TRY(qc_llama_matrix_read(&out->matrices[i], s, &l->linear[i], err));
+            QC_TRY(qc_forward_matrix_read(&out->matrices[i], s, &l->linear[i], err));
     return QC_OK;
 }
 
-void qc_llama_weights_deinit(qc_llama_weights *w)
+void qc_forward_weights_deinit(qc_forward_weights *w)
 {
-    for (int i = 0; i < QC_LLAMA_ALL_MATRICES; i++)
-        qc_llama_matrix_deinit(&w->matrices[i]);
-    for (int i = 0; i < QC_LLAMA_VECTORS; i++)
+    for (int i = 0; i < QC_LAYER_ALL_MATRICES; i++)
+        qc_forward_matrix_deinit(&w->matrices[i]);
+    for (int i = 0; i < QC_LAYER_VECTORS; i++)
         qc_free(w->vectors[i]);
     memset(w, 0, sizeof *w);
 }
 
-uint64_t qc_llama_longest(const qc_llama_batch *b)
+uint64_t qc_forward_longest(const qc_forward_batch *b)
 {
     uint64_t longest = 0;
     for (uint64_t i = 0; i < b->count; i++)
@@ -149,7 +149,7 @@ uint64_t qc_llama_longest(const qc_llama_batch *b)
     return longest;
 }
 
-qc_status qc_llama_finite(const float *x, uint64_t n, qc_error *err)
+qc_status qc_forward_finite(const float *x, uint64_t n, qc_error *err)
 {
     const uint32_t exponent = 0x7f800000u;
     uint32_t bad = 0;
@@ -180,8 +180,8 @@ static int compare_wanted(const void *a, const void *b)
 
 /* Rows are read in the order of the file, each once, so that a compressed embedding is decoded at
  * most once. */
-qc_status qc_llama_embed(const qc_llama_source *s, const qc_llama_tensors *t, const uint32_t *ids,
-                         uint64_t n, float *out, qc_error *err)
+qc_status qc_forward_embed(const qc_forward_source *s, const qc_forward_tensors *t,
+                           const uint32_t *ids, uint64_t n, float *out, qc_error *err)
 {
     const qc_checkpoint_tensor *e = &s->checkpoint->tensors[t->embedding];
     uint64_t hidden = t->shape.config.hidden, bytes = hidden * (qc_dtype_bits(e->dtype) / 8);

@@ -1,7 +1,7 @@
 /* Finds the tensors of a model: of each layer, of the embedding and of the head. */
 #include "base/checked.h"
-#include "convert/forward/experts_layer.h"
 #include "convert/family/family.h"
+#include "convert/forward/experts_layer.h"
 #include "convert/forward/forward_find.h"
 
 #include <inttypes.h>
@@ -16,103 +16,103 @@ typedef struct {
 
 /* Gives the sizes of a layer's matrices. A matrix that the layer does not have is part of the one
  * before it. */
-static void sizes_of(const qc_llama_shape *s, linear_size out[QC_LLAMA_ALL_MATRICES])
+static void sizes_of(const qc_forward_shape *s, linear_size out[QC_LAYER_ALL_MATRICES])
 {
-    const qc_llama_config *c = &s->config;
+    const qc_forward_config *c = &s->config;
     const uint64_t q = c->heads * c->head_dim, k = c->kv_heads * c->head_dim;
     const uint64_t v = c->kv_heads * s->value_dim;
-    const linear_size sizes[QC_LLAMA_ALL_MATRICES] = {
-        [QC_LLAMA_Q] = {q, c->hidden, s->qkv_bias},
-        [QC_LLAMA_K] = {k, c->hidden, s->qkv_bias},
-        [QC_LLAMA_V] = {v, c->hidden, s->qkv_bias},
-        [QC_LLAMA_O] = {c->hidden, qc_llama_attended(s), s->out_bias},
-        [QC_LLAMA_GATE] = {c->intermediate, c->hidden, s->mlp_bias},
-        [QC_LLAMA_UP] = {c->intermediate, c->hidden, s->mlp_bias},
-        [QC_LLAMA_DOWN] = {c->hidden, c->intermediate, s->mlp_bias},
-        [QC_LLAMA_Q_B] = {q, s->q_rank, 0},
-        [QC_LLAMA_KV_B] = {c->heads * (s->turned_from + s->value_dim), s->kv_rank, 0},
+    const linear_size sizes[QC_LAYER_ALL_MATRICES] = {
+        [QC_LAYER_Q] = {q, c->hidden, s->qkv_bias},
+        [QC_LAYER_K] = {k, c->hidden, s->qkv_bias},
+        [QC_LAYER_V] = {v, c->hidden, s->qkv_bias},
+        [QC_LAYER_O] = {c->hidden, qc_forward_attended(s), s->out_bias},
+        [QC_LAYER_GATE] = {c->intermediate, c->hidden, s->mlp_bias},
+        [QC_LAYER_UP] = {c->intermediate, c->hidden, s->mlp_bias},
+        [QC_LAYER_DOWN] = {c->hidden, c->intermediate, s->mlp_bias},
+        [QC_LAYER_Q_B] = {q, s->q_rank, 0},
+        [QC_LAYER_KV_B] = {c->heads * (s->turned_from + s->value_dim), s->kv_rank, 0},
     };
     memcpy(out, sizes, sizeof sizes);
     if (s->kv_rank > 0) {
-        out[QC_LLAMA_Q] =
+        out[QC_LAYER_Q] =
             (linear_size){s->q_rank ? s->q_rank : q, c->hidden, s->q_rank > 0 && s->qkv_bias};
-        out[QC_LLAMA_K].rows = s->kv_rank + s->turned;
+        out[QC_LAYER_K].rows = s->kv_rank + s->turned;
         return;
     }
-    for (int i = QC_LLAMA_V; i > QC_LLAMA_Q; i--)
+    for (int i = QC_LAYER_V; i > QC_LAYER_Q; i--)
         if (!s->names->matrices[i])
             out[i - 1].rows += out[i].rows;
-    if (!s->names->matrices[QC_LLAMA_UP])
-        out[QC_LLAMA_GATE].rows += out[QC_LLAMA_UP].rows;
+    if (!s->names->matrices[QC_LAYER_UP])
+        out[QC_LAYER_GATE].rows += out[QC_LAYER_UP].rows;
 }
 
-static uint64_t vector_size(const qc_llama_shape *s, int i)
+static uint64_t vector_size(const qc_forward_shape *s, int i)
 {
-    const qc_llama_config *c = &s->config;
+    const qc_forward_config *c = &s->config;
     const int wide = (s->family->traits & QC_FAMILY_WIDE_NORMS) != 0;
-    switch ((qc_llama_vector)i) {
-    case QC_LLAMA_Q_NORM:
+    switch ((qc_layer_vector)i) {
+    case QC_LAYER_Q_NORM:
         return c->head_dim * (wide ? c->heads : 1);
-    case QC_LLAMA_K_NORM:
+    case QC_LAYER_K_NORM:
         return c->head_dim * (wide ? c->kv_heads : 1);
-    case QC_LLAMA_Q_A_NORM:
+    case QC_LAYER_Q_A_NORM:
         return s->q_rank;
-    case QC_LLAMA_KV_A_NORM:
+    case QC_LAYER_KV_A_NORM:
         return s->kv_rank;
-    case QC_LLAMA_SINKS:
+    case QC_LAYER_SINKS:
         return c->heads;
-    case QC_LLAMA_INPUT_NORM:
-    case QC_LLAMA_ATTENDED_NORM:
-    case QC_LLAMA_POST_NORM:
-    case QC_LLAMA_FFN_NORM:
-    case QC_LLAMA_VECTORS:
+    case QC_LAYER_INPUT_NORM:
+    case QC_LAYER_ATTENDED_NORM:
+    case QC_LAYER_POST_NORM:
+    case QC_LAYER_FFN_NORM:
+    case QC_LAYER_VECTORS:
         break;
     }
     return c->hidden;
 }
 
-static qc_status find_linear_of(const qc_llama_finder *f, const qc_llama_shape *s, uint64_t number,
-                                int i, qc_llama_layer *out, qc_error *err)
+static qc_status find_linear_of(const qc_forward_finder *f, const qc_forward_shape *s,
+                                uint64_t number, int i, qc_forward_layer *out, qc_error *err)
 {
-    linear_size sizes[QC_LLAMA_ALL_MATRICES];
+    linear_size sizes[QC_LAYER_ALL_MATRICES];
     const char *name = NULL;
-    out->linear[i] = (qc_llama_linear){.tensor = QC_NO_TENSOR, .bias = QC_NO_TENSOR};
+    out->linear[i] = (qc_forward_linear){.tensor = QC_NO_TENSOR, .bias = QC_NO_TENSOR};
     if (!s->names->matrices[i])
         return QC_OK;
-    if (out->ffn == QC_LLAMA_EXPERTS && i >= QC_LLAMA_GATE && i <= QC_LLAMA_DOWN)
+    if (out->ffn == QC_LAYER_EXPERTS && i >= QC_LAYER_GATE && i <= QC_LAYER_DOWN)
         return QC_OK;
     sizes_of(s, sizes);
     QC_TRY(qc_arena_printf(f->arena, &name, err, "%slayers.%" PRIu64 ".%s", f->prefix, number,
                            s->names->matrices[i]));
-    QC_TRY(qc_llama_find_linear(f, name, sizes[i].rows, sizes[i].cols, sizes[i].bias,
-                                &out->linear[i], err));
+    QC_TRY(qc_forward_find_linear(f, name, sizes[i].rows, sizes[i].cols, sizes[i].bias,
+                                  &out->linear[i], err));
     out->read_bytes = qc_sat_add(out->read_bytes, out->linear[i].read_bytes);
     out->memory_bytes = qc_sat_add(out->memory_bytes, out->linear[i].memory_bytes);
     return QC_OK;
 }
 
-static qc_status find_layer(const qc_llama_finder *f, const qc_llama_shape *s, uint64_t number,
-                            qc_llama_layer *out, qc_error *err)
+static qc_status find_layer(const qc_forward_finder *f, const qc_forward_shape *s, uint64_t number,
+                            qc_forward_layer *out, qc_error *err)
 {
     const char *name = NULL;
-    out->ffn = qc_experts_in(&s->experts, number) ? QC_LLAMA_EXPERTS : QC_LLAMA_DENSE;
+    out->ffn = qc_experts_in(&s->experts, number) ? QC_LAYER_EXPERTS : QC_LAYER_DENSE;
     out->norms_add = s->family->traits & QC_FAMILY_NORMS_ADD_ONE ? 1.0f : 0.0f;
-    for (int i = 0; i < QC_LLAMA_ALL_MATRICES; i++)
+    for (int i = 0; i < QC_LAYER_ALL_MATRICES; i++)
         QC_TRY(find_linear_of(f, s, number, i, out, err));
-    for (int i = 0; i < QC_LLAMA_VECTORS; i++) {
+    for (int i = 0; i < QC_LAYER_VECTORS; i++) {
         out->vectors[i] = QC_NO_TENSOR;
         if (!s->names->vectors[i])
             continue;
         QC_TRY(qc_arena_printf(f->arena, &name, err, "%slayers.%" PRIu64 ".%s%s", f->prefix, number,
-                               s->names->vectors[i], i < QC_LLAMA_NORMS ? ".weight" : ""));
-        QC_TRY(qc_llama_find_vector(f, name, vector_size(s, i), &out->vectors[i], err));
+                               s->names->vectors[i], i < QC_LAYER_NORMS ? ".weight" : ""));
+        QC_TRY(qc_forward_find_vector(f, name, vector_size(s, i), &out->vectors[i], err));
     }
-    return out->ffn == QC_LLAMA_EXPERTS ? qc_experts_find(f, s, number, out, err) : QC_OK;
+    return out->ffn == QC_LAYER_EXPERTS ? qc_experts_find(f, s, number, out, err) : QC_OK;
 }
 
 /* ---- embedding and head ---- */
 
-static qc_status name_of(const qc_llama_finder *f, const char *prefix, const char *rest,
+static qc_status name_of(const qc_forward_finder *f, const char *prefix, const char *rest,
                          const char **out, qc_error *err)
 {
     return qc_arena_printf(f->arena, out, err, "%s%s", prefix, rest);
@@ -120,7 +120,7 @@ static qc_status name_of(const qc_llama_finder *f, const char *prefix, const cha
 
 /* Finds what the file puts in front of names: of the family's prefixes the first with an embedding,
  * and else the first. */
-static qc_status find_prefix(qc_llama_finder *f, const char *prefixes, qc_error *err)
+static qc_status find_prefix(qc_forward_finder *f, const char *prefixes, qc_error *err)
 {
     const char *first = NULL, *at = prefixes ? prefixes : "model.";
     while (*at) {
@@ -140,9 +140,9 @@ static qc_status find_prefix(qc_llama_finder *f, const char *prefixes, qc_error 
 
 /* Finds the embedding and the head. A tied head may be in the file under either name, or under
  * both. */
-static qc_status find_ends(const qc_llama_finder *f, qc_llama_tensors *out, qc_error *err)
+static qc_status find_ends(const qc_forward_finder *f, qc_forward_tensors *out, qc_error *err)
 {
-    const qc_llama_config *c = &out->shape.config;
+    const qc_forward_config *c = &out->shape.config;
     const char *embedding = NULL, *head = NULL, *head_weight = NULL, *norm = NULL;
     const char *language = "language_model.";
     const char *outer = strncmp(f->prefix, language, strlen(language)) == 0 ? language : "";
@@ -157,17 +157,17 @@ static qc_status find_ends(const qc_llama_finder *f, qc_llama_tensors *out, qc_e
         embedding = head_weight;
     else if (c->tied)
         QC_TRY(name_of(f, f->prefix, "embed_tokens", &head, err));
-    QC_TRY(qc_llama_find_plain(f, embedding, dims, 2, &out->embedding, err));
-    QC_TRY(qc_llama_find_linear(f, head, c->vocabulary, c->hidden, 0, &out->head, err));
-    return qc_llama_find_vector(f, norm, c->hidden, &out->norm, err);
+    QC_TRY(qc_forward_find_plain(f, embedding, dims, 2, &out->embedding, err));
+    QC_TRY(qc_forward_find_linear(f, head, c->vocabulary, c->hidden, 0, &out->head, err));
+    return qc_forward_find_vector(f, norm, c->hidden, &out->norm, err);
 }
 
-qc_status qc_llama_tensors_find(qc_llama_tensors *out, qc_arena *arena, const qc_checkpoint *c,
-                                qc_error *err)
+qc_status qc_forward_tensors_find(qc_forward_tensors *out, qc_arena *arena, const qc_checkpoint *c,
+                                  qc_error *err)
 {
-    qc_llama_finder f = {.c = c, .arena = arena};
+    qc_forward_finder f = {.c = c, .arena = arena};
     memset(out, 0, sizeof *out);
-    qc_status st = qc_llama_shape_read(&out->shape, arena, c->config, err);
+    qc_status st = qc_forward_shape_read(&out->shape, arena, c->config, err);
     if (st != QC_OK) {
         qc_error_prefix(err, "%s", c->path);
         return st;
@@ -179,7 +179,6 @@ qc_status qc_llama_tensors_find(qc_llama_tensors *out, qc_arena *arena, const qc
     QC_TRY(find_prefix(&f, out->shape.family->prefixes, err));
     QC_TRY(find_ends(&f, out, err));
     for (uint64_t i = 0; i < out->shape.config.layers; i++)
-        QC_TRY(find_layer(&f, &out->shape, qc_llama_layer_number(&out->shape, i), &out->layers[i],
-                          err));
+        QC_TRY(find_layer(&f, &out->shape, qc_layer_number(&out->shape, i), &out->layers[i], err));
     return QC_OK;
 }

@@ -34,17 +34,17 @@
 /* One stream's side of a layer. */
 typedef struct {
     qc_gpu_layer_run run;
-    qc_gpu_memory matrices[QC_LLAMA_MATRICES], vectors;
+    qc_gpu_memory matrices[QC_LAYER_MATRICES], vectors;
 } side;
 
 typedef struct {
     qc_calibrate_engine base;
     qc_gpu_forward f; /* without a text it has the device and the stream only */
     int text, has_layer;
-    const qc_llama_shape *shape;
-    qc_llama_batch batch;
+    const qc_forward_shape *shape;
+    qc_forward_batch batch;
     const qc_calibrate_states *states;
-    const qc_llama_weights *weights; /* of x */
+    const qc_forward_weights *weights; /* of x */
     qc_cuda_feedback_tools tools;
     side z, x;
     qc_gpu_memory inputs; /* floats: of x, then of z */
@@ -93,7 +93,7 @@ static void drop_factor(gpu *g)
 
 static void drop_side(side *s)
 {
-    for (unsigned i = 0; i < QC_LLAMA_MATRICES; i++)
+    for (unsigned i = 0; i < QC_LAYER_MATRICES; i++)
         qc_gpu_drop(&s->matrices[i]);
     qc_gpu_drop(&s->vectors);
     s->run = (qc_gpu_layer_run){0};
@@ -128,7 +128,7 @@ static void close_device(gpu *g)
 }
 
 /* shape NULL: there is no text. */
-static qc_status open_device(gpu *g, const qc_cuda_device *device, const qc_llama_shape *shape,
+static qc_status open_device(gpu *g, const qc_cuda_device *device, const qc_forward_shape *shape,
                              uint64_t longest, const qc_matmul_table *tuning, qc_error *err)
 {
     QC_TRY(qc_cuda_use(device, err));
@@ -148,7 +148,7 @@ static qc_status open_device(gpu *g, const qc_cuda_device *device, const qc_llam
     return QC_OK;
 }
 
-static qc_status reopen(gpu *g, const qc_llama_shape *shape, uint64_t longest, qc_error *err)
+static qc_status reopen(gpu *g, const qc_forward_shape *shape, uint64_t longest, qc_error *err)
 {
     const qc_devices *d = g->base.k->devices;
     close_device(g);
@@ -173,21 +173,22 @@ static void close(qc_calibrate_engine *e)
     close_device(of(e));
 }
 
-static qc_status text(qc_calibrate_engine *e, const qc_llama_shape *shape,
-                      const qc_llama_batch *batch, const qc_calibrate_states *states, qc_error *err)
+static qc_status text(qc_calibrate_engine *e, const qc_forward_shape *shape,
+                      const qc_forward_batch *batch, const qc_calibrate_states *states,
+                      qc_error *err)
 {
     gpu *g = of(e);
     g->shape = shape;
     g->batch = *batch;
     g->states = states;
-    return reopen(g, shape, qc_max_u64(1, qc_llama_longest(batch)), err);
+    return reopen(g, shape, qc_max_u64(1, qc_forward_longest(batch)), err);
 }
 
 /* ---- a layer ---- */
 
 /* Are both the same matrix? For quantized ones it counts where their codes are, because each has a
  * description of its own. */
-static int same_matrix(const qc_llama_matrix *a, const qc_llama_matrix *b)
+static int same_matrix(const qc_forward_matrix *a, const qc_forward_matrix *b)
 {
     if (a->bias != b->bias || !a->quantized != !b->quantized)
         return 0;
@@ -196,7 +197,7 @@ static int same_matrix(const qc_llama_matrix *a, const qc_llama_matrix *b)
     return a->dense == b->dense;
 }
 
-static qc_status take_matrix(gpu *g, side *s, unsigned which, const qc_llama_matrix *m,
+static qc_status take_matrix(gpu *g, side *s, unsigned which, const qc_forward_matrix *m,
                              qc_gpu_memory *stage, uint64_t *workspace, qc_error *err)
 {
     qc_gpu_cutter counted = {0};
@@ -213,20 +214,20 @@ static qc_status take_matrix(gpu *g, side *s, unsigned which, const qc_llama_mat
 }
 
 /* Takes the norms, of which each side has its own, because they are small. */
-static qc_status take_vectors(gpu *g, side *s, const qc_llama_weights *w, uint64_t window,
+static qc_status take_vectors(gpu *g, side *s, const qc_forward_weights *w, uint64_t window,
                               qc_error *err)
 {
     QC_TRY(grow(g, &s->vectors, qc_gpu_vectors_bytes(&g->f), OF_LAYER, err));
     return qc_gpu_take_vectors(&g->f, w, window, s->vectors.base, &s->run, err);
 }
 
-static qc_status take_layer(gpu *g, uint64_t number, const qc_llama_weights *z,
-                            const qc_llama_weights *x, qc_gpu_memory *stage, qc_error *err)
+static qc_status take_layer(gpu *g, uint64_t number, const qc_forward_weights *z,
+                            const qc_forward_weights *x, qc_gpu_memory *stage, qc_error *err)
 {
     const uint64_t window = g->shape->windows[number];
     uint64_t workspace = 0;
-    for (unsigned i = 0; i < QC_LLAMA_MATRICES; i++) {
-        const qc_llama_matrix *mz = &z->matrices[i], *mx = &x->matrices[i];
+    for (unsigned i = 0; i < QC_LAYER_MATRICES; i++) {
+        const qc_forward_matrix *mz = &z->matrices[i], *mx = &x->matrices[i];
         QC_TRY(take_matrix(g, &g->z, i, mz, stage, &workspace, err));
         if (same_matrix(mz, mx)) {
             qc_gpu_drop(&g->x.matrices[i]);
@@ -250,8 +251,8 @@ static qc_status need_text(const gpu *g, int layer, qc_error *err)
     return qc_cuda_use(&g->f.device, err);
 }
 
-static qc_status layer(qc_calibrate_engine *e, uint64_t number, const qc_llama_weights *z,
-                       const qc_llama_weights *x, qc_error *err)
+static qc_status layer(qc_calibrate_engine *e, uint64_t number, const qc_forward_weights *z,
+                       const qc_forward_weights *x, qc_error *err)
 {
     gpu *g = of(e);
     qc_gpu_memory stage = {0};
@@ -268,7 +269,7 @@ static qc_status layer(qc_calibrate_engine *e, uint64_t number, const qc_llama_w
     return st;
 }
 
-static qc_status replace(gpu *g, qc_llama_which which, qc_gpu_memory *stage, qc_error *err)
+static qc_status replace(gpu *g, qc_layer_which which, qc_gpu_memory *stage, qc_error *err)
 {
     uint64_t bytes = g->f.workspace.bytes;
     QC_TRY(take_matrix(g, &g->x, which, &g->weights->matrices[which], stage, &bytes, err));
@@ -276,7 +277,7 @@ static qc_status replace(gpu *g, qc_llama_which which, qc_gpu_memory *stage, qc_
     return qc_cuda_stream_synchronize(g->f.stream, err);
 }
 
-static qc_status quantized(qc_calibrate_engine *e, qc_llama_which which, qc_error *err)
+static qc_status quantized(qc_calibrate_engine *e, qc_layer_which which, qc_error *err)
 {
     gpu *g = of(e);
     qc_gpu_memory stage = {0};
@@ -375,18 +376,18 @@ static qc_status keep_halves(gpu *g, const int *exponent, uint64_t rows, int z, 
     return qc_cuda_llama_floats(&p, rows, g->n, 0, inputs_of(g, z), g->f.stream, err);
 }
 
-static uint64_t inputs_at(const qc_llama_config *c, qc_llama_point point)
+static uint64_t inputs_at(const qc_forward_config *c, qc_forward_point point)
 {
-    return point == QC_LLAMA_AT_O      ? c->heads * c->head_dim
-           : point == QC_LLAMA_AT_DOWN ? c->intermediate
-                                       : c->hidden;
+    return point == QC_AT_O      ? c->heads * c->head_dim
+           : point == QC_AT_DOWN ? c->intermediate
+                                 : c->hidden;
 }
 
 typedef enum { TO_A_POINT, THROUGH, TO_THE_HEAD } walk_kind;
 
 typedef struct {
     walk_kind kind;
-    qc_llama_point point;
+    qc_forward_point point;
     int add;
     const float *gain;    /* on the device, for TO_THE_HEAD */
     uint64_t most_tokens; /* of a chunk, or one window that is longer */
@@ -404,31 +405,31 @@ static qc_status to_point(gpu *g, const walk *w, float *hidden, float *attended,
     size_t heads_bytes = (size_t)qc_gpu_bytes_of(r->rows, heads, sizeof(float));
     QC_TRY(qc_cuda_to_device(f->act.hidden, hidden, bytes, f->stream, err));
     switch (w->point) {
-    case QC_LLAMA_AT_QKV:
-        QC_TRY(qc_gpu_step_norm(f, r, r->vectors[QC_LLAMA_INPUT_NORM], err));
+    case QC_AT_QKV:
+        QC_TRY(qc_gpu_step_norm(f, r, r->vectors[QC_LAYER_INPUT_NORM], err));
         return keep ? keep_halves(g, f->act.exponent, r->rows, z, err) : QC_OK;
-    case QC_LLAMA_AT_O:
+    case QC_AT_O:
         QC_TRY(qc_gpu_step_attend(f, r, err));
         QC_TRY(qc_cuda_to_host(attended, f->act.attended, heads_bytes, f->stream, err));
         return keep ? qc_cuda_copy(inputs_of(g, z), f->act.attended, heads_bytes, f->stream, err)
                     : QC_OK;
-    case QC_LLAMA_AT_GATE:
+    case QC_AT_GATE:
         QC_TRY(qc_cuda_to_device(f->act.attended, attended, heads_bytes, f->stream, err));
         QC_TRY(qc_gpu_step_o(f, r, err));
         QC_TRY(qc_cuda_to_host(hidden, f->act.hidden, bytes, f->stream, err));
         if (!keep)
             return QC_OK;
-        QC_TRY(qc_gpu_step_norm(f, r, r->vectors[QC_LLAMA_POST_NORM], err));
+        QC_TRY(qc_gpu_step_norm(f, r, r->vectors[QC_LAYER_POST_NORM], err));
         return keep_halves(g, f->act.exponent, r->rows, z, err);
-    case QC_LLAMA_AT_DOWN:
+    case QC_AT_DOWN:
         QC_TRY(qc_gpu_step_gate(f, r, err));
         return keep ? keep_halves(g, f->act.exponent2, r->rows, z, err) : QC_OK;
-    case QC_LLAMA_AT_END:
+    case QC_AT_END:
         QC_TRY(qc_gpu_step_gate(f, r, err));
         QC_TRY(qc_gpu_step_down(f, r, err));
         return qc_cuda_to_host(hidden, f->act.hidden, bytes, f->stream, err);
-    case QC_LLAMA_AT_Q_B: /* no GPU computes such a model */
-    case QC_LLAMA_AT_KV_B:
+    case QC_AT_Q_B: /* no GPU computes such a model */
+    case QC_AT_KV_B:
         break;
     }
     QC_FAIL(err, QC_ERR_USAGE, "calibrating: point %d does not exist", (int)w->point);
@@ -448,11 +449,10 @@ static qc_status to_head(gpu *g, const walk *w, const float *hidden, int z, qc_e
 static qc_status walk_chunk(gpu *g, const walk *w, uint64_t first, uint64_t end, uint64_t token,
                             qc_error *err)
 {
-    const qc_llama_config *c = &g->f.form;
+    const qc_forward_config *c = &g->f.form;
     const qc_calibrate_states *s = g->states;
-    const int changes =
-        w->kind == THROUGH ||
-        (w->kind == TO_A_POINT && (w->point == QC_LLAMA_AT_GATE || w->point == QC_LLAMA_AT_END));
+    const int changes = w->kind == THROUGH || (w->kind == TO_A_POINT &&
+                                               (w->point == QC_AT_GATE || w->point == QC_AT_END));
     uint64_t rows = 0;
     for (int z = 1; z >= 0; z--) {
         qc_gpu_layer_run *r = z ? &g->z.run : &g->x.run;
@@ -469,7 +469,7 @@ static qc_status walk_chunk(gpu *g, const walk *w, uint64_t first, uint64_t end,
         /* The host writes its positions and tiles again for the next chunk. */
         QC_TRY(qc_cuda_stream_synchronize(g->f.stream, err));
         if (changes)
-            QC_TRY(qc_llama_finite(hidden, rows * c->hidden, err));
+            QC_TRY(qc_forward_finite(hidden, rows * c->hidden, err));
     }
     if (!w->add)
         return QC_OK;
@@ -488,7 +488,7 @@ static qc_status walk_chunk(gpu *g, const walk *w, uint64_t first, uint64_t end,
 
 static qc_status walk_windows(gpu *g, const walk *w, qc_error *err)
 {
-    const qc_llama_batch *b = &g->batch;
+    const qc_forward_batch *b = &g->batch;
     uint64_t token = 0;
     QC_TRY(qc_gpu_check_windows(&g->f, b->lengths, b->count, err));
     for (uint64_t first = 0, next = 0; first < b->count; first = next) {
@@ -501,13 +501,13 @@ static qc_status walk_windows(gpu *g, const walk *w, qc_error *err)
     return QC_OK;
 }
 
-static qc_status reach(qc_calibrate_engine *e, qc_llama_point point, int add, double seconds,
+static qc_status reach(qc_calibrate_engine *e, qc_forward_point point, int add, double seconds,
                        qc_error *err)
 {
     gpu *g = of(e);
     const walk w = {.kind = TO_A_POINT,
                     .point = point,
-                    .add = add && point != QC_LLAMA_AT_END,
+                    .add = add && point != QC_AT_END,
                     .most_tokens = QC_GPU_TOKENS,
                     .seconds = seconds};
     QC_TRY(need_text(g, 1, err));
@@ -569,7 +569,7 @@ static qc_status factor(qc_calibrate_engine *e, const qc_feedback_options *optio
 }
 
 /* A source that is quantized goes to the device as floats. */
-static qc_status weight(qc_calibrate_engine *e, const qc_form *form, const qc_llama_matrix *w,
+static qc_status weight(qc_calibrate_engine *e, const qc_form *form, const qc_forward_matrix *w,
                         qc_feedback_out *out, qc_feedback_result *result, qc_error *err)
 {
     gpu *g = of(e);
@@ -680,8 +680,8 @@ static qc_status measure_product(gpu *c, qc_dtype dtype, void *room, double *out
 /* Times the product with a gate matrix of zeros, whose halves are in `room`. */
 static qc_status measure_forward(gpu *c, qc_gpu_memory *room, double *out, qc_error *err)
 {
-    const qc_llama_config *f = &c->f.form;
-    const qc_llama_matrix gate = {
+    const qc_forward_config *f = &c->f.form;
+    const qc_forward_matrix gate = {
         .dtype = QC_DTYPE_F16, .rows = f->intermediate, .cols = f->hidden};
     const uint64_t most = qc_min_u64(MEASURED_MOST, c->f.act.tokens);
     measured m = {.c = c};
@@ -716,7 +716,7 @@ static qc_status measure_all(gpu *c, qc_gpu_memory *room, qc_calibrate_speed *ou
     return c->text ? measure_forward(c, room, &out->forward, err) : QC_OK;
 }
 
-static qc_status measure(qc_calibrate_engine *e, const qc_llama_shape *shape,
+static qc_status measure(qc_calibrate_engine *e, const qc_forward_shape *shape,
                          qc_calibrate_speed *out, qc_error *err)
 {
     gpu *g = of(e);
@@ -729,10 +729,10 @@ static qc_status measure(qc_calibrate_engine *e, const qc_llama_shape *shape,
 }
 
 /* Activations, tables, kept inputs and the workspace. */
-static qc_calibrate_room room_text(const qc_calibrate_engine *e, const qc_llama_shape *shape,
+static qc_calibrate_room room_text(const qc_calibrate_engine *e, const qc_forward_shape *shape,
                                    uint64_t tokens, uint64_t longest)
 {
-    const qc_llama_config *c = &shape->config;
+    const qc_forward_config *c = &shape->config;
     uint64_t chunk = qc_max_u64(longest, QC_GPU_TOKENS);
     uint64_t heads = qc_sat_mul(c->heads, c->head_dim);
     uint64_t widest = qc_max_u64(qc_max_u64(c->hidden, c->intermediate), heads);

@@ -47,7 +47,7 @@ uint64_t qc_gpu_bytes_of(uint64_t tokens, uint64_t each, uint64_t size)
     return qc_sat_mul(qc_sat_mul(tokens, each), size);
 }
 
-qc_gpu_activations qc_gpu_lay_activations(const qc_llama_config *f, uint64_t tokens,
+qc_gpu_activations qc_gpu_lay_activations(const qc_forward_config *f, uint64_t tokens,
                                           qc_gpu_cutter *c)
 {
     uint64_t q = qc_sat_mul(f->heads, f->head_dim), kv = qc_sat_mul(f->kv_heads, f->head_dim);
@@ -87,7 +87,7 @@ static qc_status make_room(qc_gpu_forward *d, qc_error *err)
     return qc_calloc(&d->tiles, (size_t)tokens, sizeof *d->tiles, err);
 }
 
-static qc_status check_form(const qc_llama_config *f, uint64_t longest, qc_error *err)
+static qc_status check_form(const qc_forward_config *f, uint64_t longest, qc_error *err)
 {
     if (f->head_dim == 0 || f->head_dim % 2 != 0 || f->head_dim > QC_CUDA_HEAD_MOST)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
@@ -103,7 +103,7 @@ static qc_status check_form(const qc_llama_config *f, uint64_t longest, qc_error
     return QC_OK;
 }
 
-static qc_status take_tables(qc_gpu_forward *d, const qc_llama_shape *shape, qc_error *err)
+static qc_status take_tables(qc_gpu_forward *d, const qc_forward_shape *shape, qc_error *err)
 {
     uint64_t bytes = qc_gpu_bytes_of(d->longest, d->form.head_dim / 2, sizeof(float));
     qc_rope_tables tables = {0};
@@ -124,7 +124,7 @@ static qc_status take_tables(qc_gpu_forward *d, const qc_llama_shape *shape, qc_
 }
 
 qc_status qc_gpu_forward_init(qc_gpu_forward *d, const qc_cuda_device *device,
-                              const qc_llama_shape *shape, uint64_t longest,
+                              const qc_forward_shape *shape, uint64_t longest,
                               const qc_matmul_table *tuning, qc_error *err)
 {
     QC_TRY(check_form(&shape->config, longest, err));
@@ -176,7 +176,7 @@ static array_bytes bytes_of_arrays(const qc_weights *w)
     return b;
 }
 
-static int becomes_dense(const qc_llama_matrix *m)
+static int becomes_dense(const qc_forward_matrix *m)
 {
     return !m->quantized || m->quantized->form.ops->integer;
 }
@@ -188,7 +188,7 @@ typedef struct {
     uint64_t bytes;
 } stage_parts;
 
-static stage_parts lay_stage(const qc_llama_matrix *m, void *stage)
+static stage_parts lay_stage(const qc_forward_matrix *m, void *stage)
 {
     qc_gpu_cutter c = {.base = stage};
     stage_parts parts = {0};
@@ -206,12 +206,12 @@ static stage_parts lay_stage(const qc_llama_matrix *m, void *stage)
     return parts;
 }
 
-uint64_t qc_gpu_stage_bytes(const qc_llama_matrix *m)
+uint64_t qc_gpu_stage_bytes(const qc_forward_matrix *m)
 {
     return lay_stage(m, NULL).bytes;
 }
 
-qc_gpu_device_matrix qc_gpu_lay_matrix(const qc_llama_matrix *m, qc_gpu_cutter *c)
+qc_gpu_device_matrix qc_gpu_lay_matrix(const qc_forward_matrix *m, qc_gpu_cutter *c)
 {
     qc_gpu_device_matrix out = {.rows = m->rows, .cols = m->cols, .is_dense = becomes_dense(m)};
     if (m->bias)
@@ -252,8 +252,8 @@ static qc_status copy_array(qc_gpu_forward *d, const void *device, const void *h
     return qc_cuda_to_device(p.to, host, (size_t)bytes, d->stream, err);
 }
 
-static qc_status fill_dense(qc_gpu_forward *d, const qc_llama_matrix *m, qc_gpu_device_matrix *out,
-                            void *stage, qc_error *err)
+static qc_status fill_dense(qc_gpu_forward *d, const qc_forward_matrix *m,
+                            qc_gpu_device_matrix *out, void *stage, qc_error *err)
 {
     const stage_parts parts = lay_stage(m, stage);
     const qc_weights *w = m->quantized, *to = &parts.integers;
@@ -272,8 +272,8 @@ static qc_status fill_dense(qc_gpu_forward *d, const qc_llama_matrix *m, qc_gpu_
                                 out->largest, d->stream, err);
 }
 
-static qc_status fill_matrix(qc_gpu_forward *d, const qc_llama_matrix *m, qc_gpu_device_matrix *out,
-                             void *stage, qc_error *err)
+static qc_status fill_matrix(qc_gpu_forward *d, const qc_forward_matrix *m,
+                             qc_gpu_device_matrix *out, void *stage, qc_error *err)
 {
     if (m->bias)
         QC_TRY(copy_array(d, out->bias, m->bias, m->rows * sizeof(float), err));
@@ -311,8 +311,9 @@ static qc_status product_bytes(const qc_gpu_forward *d, qc_gpu_device_matrix *ou
     return QC_OK;
 }
 
-qc_status qc_gpu_fill_matrix(qc_gpu_forward *d, const qc_llama_matrix *m, qc_gpu_device_matrix *out,
-                             void *stage, uint64_t tokens, uint64_t *workspace, qc_error *err)
+qc_status qc_gpu_fill_matrix(qc_gpu_forward *d, const qc_forward_matrix *m,
+                             qc_gpu_device_matrix *out, void *stage, uint64_t tokens,
+                             uint64_t *workspace, qc_error *err)
 {
     QC_TRY(fill_matrix(d, m, out, stage, err));
     return product_bytes(d, out, tokens, QC_GPU_WORKSPACE_MOST, workspace, err);
@@ -361,23 +362,23 @@ qc_status qc_gpu_take_weights(qc_gpu_forward *d, const qc_gpu_weights *w, qc_gpu
 /* Returns the number of elements of a layer's vector. */
 static uint64_t vector_length(const qc_gpu_forward *d, unsigned i)
 {
-    return i == QC_LLAMA_Q_NORM || i == QC_LLAMA_K_NORM ? d->form.head_dim : d->form.hidden;
+    return i == QC_LAYER_Q_NORM || i == QC_LAYER_K_NORM ? d->form.head_dim : d->form.hidden;
 }
 
 uint64_t qc_gpu_vectors_bytes(const qc_gpu_forward *d)
 {
     qc_gpu_cutter c = {0};
-    for (unsigned i = 0; i < QC_LLAMA_VECTORS; i++)
+    for (unsigned i = 0; i < QC_LAYER_VECTORS; i++)
         (void)qc_gpu_cut(&c, qc_gpu_bytes_of(vector_length(d, i), 1, sizeof(float)));
     return c.used;
 }
 
-qc_status qc_gpu_take_vectors(qc_gpu_forward *d, const qc_llama_weights *w, uint64_t window,
+qc_status qc_gpu_take_vectors(qc_gpu_forward *d, const qc_forward_weights *w, uint64_t window,
                               unsigned char *memory, qc_gpu_layer_run *out, qc_error *err)
 {
     qc_gpu_cutter c = {.base = memory};
     out->window = window > UINT32_MAX ? 0 : (uint32_t)window;
-    for (unsigned i = 0; i < QC_LLAMA_VECTORS; i++) {
+    for (unsigned i = 0; i < QC_LAYER_VECTORS; i++) {
         size_t bytes = (size_t)vector_length(d, i) * sizeof(float);
         out->vectors[i] = w->vectors[i] ? qc_gpu_cut(&c, bytes) : NULL;
         if (w->vectors[i])
@@ -406,12 +407,12 @@ qc_status qc_gpu_multiply(qc_gpu_forward *d, const qc_gpu_device_matrix *w, cons
 /* ---- the steps of a layer -------------------------------------------------------------------- */
 
 /* The heads of q, k or v: the product with w, then the norm and the turning, if there are any. */
-static qc_status one_heads(qc_gpu_forward *d, const qc_gpu_layer_run *r, qc_llama_which which,
+static qc_status one_heads(qc_gpu_forward *d, const qc_gpu_layer_run *r, qc_layer_which which,
                            const float *norm, float *out, qc_error *err)
 {
     const qc_gpu_activations *a = &d->act;
-    const int turns = which != QC_LLAMA_V;
-    const uint64_t heads = which == QC_LLAMA_Q ? d->form.heads : d->form.kv_heads;
+    const int turns = which != QC_LAYER_V;
+    const uint64_t heads = which == QC_LAYER_Q ? d->form.heads : d->form.kv_heads;
     qc_cuda_product p;
     qc_cuda_heads h = {.rows = r->rows,
                        .heads = (uint32_t)heads,
@@ -437,11 +438,11 @@ qc_status qc_gpu_step_norm(qc_gpu_forward *d, const qc_gpu_layer_run *r, const f
 qc_status qc_gpu_step_attend(qc_gpu_forward *d, const qc_gpu_layer_run *r, qc_error *err)
 {
     const qc_gpu_activations *a = &d->act;
-    const qc_llama_config *f = &d->form;
-    QC_TRY(qc_gpu_step_norm(d, r, r->vectors[QC_LLAMA_INPUT_NORM], err));
-    QC_TRY(one_heads(d, r, QC_LLAMA_Q, r->vectors[QC_LLAMA_Q_NORM], a->q, err));
-    QC_TRY(one_heads(d, r, QC_LLAMA_K, r->vectors[QC_LLAMA_K_NORM], a->k, err));
-    QC_TRY(one_heads(d, r, QC_LLAMA_V, NULL, a->v, err));
+    const qc_forward_config *f = &d->form;
+    QC_TRY(qc_gpu_step_norm(d, r, r->vectors[QC_LAYER_INPUT_NORM], err));
+    QC_TRY(one_heads(d, r, QC_LAYER_Q, r->vectors[QC_LAYER_Q_NORM], a->q, err));
+    QC_TRY(one_heads(d, r, QC_LAYER_K, r->vectors[QC_LAYER_K_NORM], a->k, err));
+    QC_TRY(one_heads(d, r, QC_LAYER_V, NULL, a->v, err));
     qc_cuda_attention attention = {.q = a->q,
                                    .k = a->k,
                                    .v = a->v,
@@ -459,36 +460,36 @@ qc_status qc_gpu_step_attend(qc_gpu_forward *d, const qc_gpu_layer_run *r, qc_er
 qc_status qc_gpu_step_o(qc_gpu_forward *d, const qc_gpu_layer_run *r, qc_error *err)
 {
     const qc_gpu_activations *a = &d->act;
-    const qc_llama_config *f = &d->form;
+    const qc_forward_config *f = &d->form;
     qc_cuda_product p;
     qc_cuda_halves x = {
         .rows = r->rows, .cols = f->heads * f->head_dim, .half = a->x, .exponent = a->exponent};
     QC_TRY(qc_cuda_llama_halves(a->attended, NULL, 0.0f, &x, d->stream, err));
-    QC_TRY(qc_gpu_multiply(d, &r->matrices[QC_LLAMA_O], a->x, a->exponent, r->rows, a->a, &p, err));
+    QC_TRY(qc_gpu_multiply(d, &r->matrices[QC_LAYER_O], a->x, a->exponent, r->rows, a->a, &p, err));
     return qc_cuda_llama_floats(&p, r->rows, f->hidden, 1, a->hidden, d->stream, err);
 }
 
 qc_status qc_gpu_step_gate(qc_gpu_forward *d, const qc_gpu_layer_run *r, qc_error *err)
 {
     const qc_gpu_activations *a = &d->act;
-    const qc_llama_config *f = &d->form;
+    const qc_forward_config *f = &d->form;
     qc_cuda_product gate, up;
     qc_cuda_halves x = {
         .rows = r->rows, .cols = f->intermediate, .half = a->x, .exponent = a->exponent2};
-    QC_TRY(qc_gpu_step_norm(d, r, r->vectors[QC_LLAMA_POST_NORM], err));
-    QC_TRY(qc_gpu_multiply(d, &r->matrices[QC_LLAMA_GATE], a->x, a->exponent, r->rows, a->a, &gate,
+    QC_TRY(qc_gpu_step_norm(d, r, r->vectors[QC_LAYER_POST_NORM], err));
+    QC_TRY(qc_gpu_multiply(d, &r->matrices[QC_LAYER_GATE], a->x, a->exponent, r->rows, a->a, &gate,
                            err));
     QC_TRY(
-        qc_gpu_multiply(d, &r->matrices[QC_LLAMA_UP], a->x, a->exponent, r->rows, a->b, &up, err));
+        qc_gpu_multiply(d, &r->matrices[QC_LAYER_UP], a->x, a->exponent, r->rows, a->b, &up, err));
     return qc_cuda_llama_swiglu(&gate, &up, &x, d->stream, err);
 }
 
 qc_status qc_gpu_step_down(qc_gpu_forward *d, const qc_gpu_layer_run *r, qc_error *err)
 {
     const qc_gpu_activations *a = &d->act;
-    const qc_llama_config *f = &d->form;
+    const qc_forward_config *f = &d->form;
     qc_cuda_product down;
-    QC_TRY(qc_gpu_multiply(d, &r->matrices[QC_LLAMA_DOWN], a->x, a->exponent2, r->rows, a->a, &down,
+    QC_TRY(qc_gpu_multiply(d, &r->matrices[QC_LAYER_DOWN], a->x, a->exponent2, r->rows, a->a, &down,
                            err));
     return qc_cuda_llama_floats(&down, r->rows, f->hidden, 1, a->hidden, d->stream, err);
 }

@@ -49,7 +49,7 @@ typedef struct {
 /* The state of whoever computes layers. All zeros mean that nothing has been allocated. */
 typedef struct {
     qc_cuda_device device;
-    qc_llama_config form;
+    qc_forward_config form;
     uint64_t longest;     /* the tokens of the longest window */
     float *cosine, *sine; /* of rotary positions [longest, head_dim / 2], on the device */
     qc_matmul *handle;
@@ -62,8 +62,8 @@ typedef struct {
 
 /* A layer on the device, and a chunk of whole windows that goes through it. */
 typedef struct {
-    qc_gpu_device_matrix matrices[QC_LLAMA_MATRICES];
-    float *vectors[QC_LLAMA_VECTORS]; /* NULL if the family does not have it */
+    qc_gpu_device_matrix matrices[QC_LAYER_MATRICES];
+    float *vectors[QC_LAYER_VECTORS]; /* NULL if the family does not have it */
     uint32_t window;
     uint64_t rows; /* of the chunk */
     uint32_t tiles;
@@ -79,12 +79,12 @@ QC_NODISCARD qc_status qc_gpu_grow(qc_gpu_forward *d, qc_gpu_memory *m, uint64_t
                                    qc_error *err);
 void qc_gpu_drop(qc_gpu_memory *m);
 void *qc_gpu_cut(qc_gpu_cutter *c, uint64_t bytes);
-qc_gpu_activations qc_gpu_lay_activations(const qc_llama_config *f, uint64_t tokens,
+qc_gpu_activations qc_gpu_lay_activations(const qc_forward_config *f, uint64_t tokens,
                                           qc_gpu_cutter *c);
 
 /* Free it with deinit, also after an error. QC_ERR_UNSUPPORTED as qc_gpu_llama.create. */
 QC_NODISCARD qc_status qc_gpu_forward_init(qc_gpu_forward *d, const qc_cuda_device *device,
-                                           const qc_llama_shape *shape, uint64_t longest,
+                                           const qc_forward_shape *shape, uint64_t longest,
                                            const qc_matmul_table *tuning, qc_error *err);
 /* Waits for what was started; nothing may still use the memory that is given back. */
 void qc_gpu_forward_settle(qc_gpu_forward *d);
@@ -94,19 +94,19 @@ void qc_gpu_forward_deinit(qc_gpu_forward *d);
 
 /* Bytes of the stage that qc_gpu_fill_matrix needs for this matrix: a dense one as it comes, or
  * integers and the floats that they are dequantized to. 0: none. */
-uint64_t qc_gpu_stage_bytes(const qc_llama_matrix *m);
+uint64_t qc_gpu_stage_bytes(const qc_forward_matrix *m);
 /* Decides where the arrays of a weight lie. Nothing is copied yet. */
-qc_gpu_device_matrix qc_gpu_lay_matrix(const qc_llama_matrix *m, qc_gpu_cutter *c);
+qc_gpu_device_matrix qc_gpu_lay_matrix(const qc_forward_matrix *m, qc_gpu_cutter *c);
 /* Copies a weight to its place and makes it ready. stage: qc_gpu_stage_bytes. *workspace: what
  * products of `tokens` rows need. */
-QC_NODISCARD qc_status qc_gpu_fill_matrix(qc_gpu_forward *d, const qc_llama_matrix *m,
+QC_NODISCARD qc_status qc_gpu_fill_matrix(qc_gpu_forward *d, const qc_forward_matrix *m,
                                           qc_gpu_device_matrix *out, void *stage, uint64_t tokens,
                                           uint64_t *workspace, qc_error *err);
 QC_NODISCARD qc_status qc_gpu_make_workspace(qc_gpu_forward *d, uint64_t bytes, qc_error *err);
 /* Weights that are taken to the device together. */
 typedef struct {
-    const qc_llama_matrix *in; /* [count] */
-    qc_gpu_device_matrix *out; /* [count] */
+    const qc_forward_matrix *in; /* [count] */
+    qc_gpu_device_matrix *out;   /* [count] */
     unsigned count;
     uint64_t tokens;      /* rows of the products that they are for */
     uint64_t extra_bytes; /* bytes for the caller, behind the weights */
@@ -119,7 +119,7 @@ QC_NODISCARD qc_status qc_gpu_take_weights(qc_gpu_forward *d, const qc_gpu_weigh
 /* The bytes that the vectors of a layer take, and taking them there. window: of sliding attention;
  * 0: there is none. */
 uint64_t qc_gpu_vectors_bytes(const qc_gpu_forward *d);
-QC_NODISCARD qc_status qc_gpu_take_vectors(qc_gpu_forward *d, const qc_llama_weights *w,
+QC_NODISCARD qc_status qc_gpu_take_vectors(qc_gpu_forward *d, const qc_forward_weights *w,
                                            uint64_t window, unsigned char *memory,
                                            qc_gpu_layer_run *out, qc_error *err);
 /* y = x W^T. *out says how to read y: with which exponents and which bias. */

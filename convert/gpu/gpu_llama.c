@@ -42,7 +42,7 @@ static void decoder_destroy(qc_gpu_decoder *d)
 }
 
 static qc_status decoder_create(qc_gpu_decoder **out, const qc_cuda_device *device,
-                                const qc_llama_shape *shape, uint64_t longest,
+                                const qc_forward_shape *shape, uint64_t longest,
                                 const qc_matmul_table *tuning, qc_error *err)
 {
     QC_TRY(qc_calloc(out, 1, sizeof **out, err));
@@ -65,11 +65,11 @@ static qc_status settled(qc_gpu_decoder *d, qc_status st)
 
 /* ---- a layer --------------------------------------------------------------------------------- */
 
-static qc_status take_layer(qc_gpu_decoder *d, const qc_llama_weights *layer, uint64_t window,
+static qc_status take_layer(qc_gpu_decoder *d, const qc_forward_weights *layer, uint64_t window,
                             qc_gpu_layer_run *r, qc_error *err)
 {
     unsigned char *vectors = NULL;
-    const qc_gpu_weights w = {layer->matrices, r->matrices, QC_LLAMA_MATRICES, d->f.act.tokens,
+    const qc_gpu_weights w = {layer->matrices, r->matrices, QC_LAYER_MATRICES, d->f.act.tokens,
                               qc_gpu_vectors_bytes(&d->f)};
     QC_TRY(qc_gpu_take_weights(&d->f, &w, &d->weights, &vectors, err));
     QC_TRY(qc_gpu_take_vectors(&d->f, layer, window, vectors, r, err));
@@ -77,7 +77,7 @@ static qc_status take_layer(qc_gpu_decoder *d, const qc_llama_weights *layer, ui
     return qc_cuda_stream_synchronize(d->f.stream, err);
 }
 
-static qc_status run_layer(qc_gpu_decoder *d, const qc_llama_weights *layer, uint64_t window,
+static qc_status run_layer(qc_gpu_decoder *d, const qc_forward_weights *layer, uint64_t window,
                            float *hidden, const uint64_t *lengths, uint64_t windows, qc_error *err)
 {
     qc_gpu_layer_run r = {0};
@@ -95,7 +95,7 @@ static qc_status run_layer(qc_gpu_decoder *d, const qc_llama_weights *layer, uin
     return QC_OK;
 }
 
-static qc_status decoder_run(qc_gpu_decoder *d, const qc_llama_weights *layer, uint64_t window,
+static qc_status decoder_run(qc_gpu_decoder *d, const qc_forward_weights *layer, uint64_t window,
                              float *hidden, const uint64_t *lengths, uint64_t windows,
                              qc_error *err)
 {
@@ -104,7 +104,7 @@ static qc_status decoder_run(qc_gpu_decoder *d, const qc_llama_weights *layer, u
 
 /* ---- the head -------------------------------------------------------------------------------- */
 
-static qc_status take_head(qc_gpu_decoder *d, const qc_llama_matrix *head, qc_error *err)
+static qc_status take_head(qc_gpu_decoder *d, const qc_forward_matrix *head, qc_error *err)
 {
     uint64_t row = qc_sat_mul(head->rows, sizeof(float));
     QC_TRY(qc_cuda_use(&d->f.device, err));
@@ -154,7 +154,7 @@ static qc_status run_logits(qc_gpu_decoder *d, const float *hidden, uint64_t n, 
     return QC_OK;
 }
 
-static qc_status decoder_head(qc_gpu_decoder *d, const qc_llama_matrix *head, qc_error *err)
+static qc_status decoder_head(qc_gpu_decoder *d, const qc_forward_matrix *head, qc_error *err)
 {
     qc_status st = settled(d, take_head(d, head, err));
     if (st != QC_OK)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """`qconv eval` of mixtures of experts: the numbers of transformers (tests/data/tiny-moe), of separate and
 of stacked experts, quantized or not, whatever the threads; and what is said where an expert is wrong.
-The forward pass itself: tests/unit/llama/unit_experts*.c, and tests/interop against transformers."""
+The forward pass itself: tests/unit/forward/unit_experts*.c, and tests/interop against transformers."""
 import json
 import math
 import os

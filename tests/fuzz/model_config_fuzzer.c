@@ -2,8 +2,9 @@
  * tensors can be worked out they can be cut into segments and looked through for what a forward
  * pass needs. */
 #include "base/alloc.h"
-#include "convert/known/model_tensors.h"
 #include "convert/family/forward_shape.h"
+#include "convert/forward/forward.h"
+#include "convert/known/model_tensors.h"
 #include "convert/model/geometry.h"
 #include "convert/model/segments.h"
 #include "fuzz_check.h"
@@ -15,24 +16,24 @@
 static void open_model(const qc_checkpoint *c)
 {
     qc_error err = {0};
-    qc_llama *m = NULL;
-    const qc_llama_tools tools = {.threads = 3};
-    qc_status st = qc_llama_open(&m, "fuzz", c, &tools, &err);
+    qc_forward *m = NULL;
+    const qc_forward_tools tools = {.threads = 3};
+    qc_status st = qc_forward_open(&m, "fuzz", c, &tools, &err);
     FUZZ_CHECK(st == QC_OK ? m != NULL : m == NULL && err.msg[0]);
     if (m) {
-        const qc_llama_config *l = qc_llama_config_of(m);
+        const qc_forward_config *l = qc_forward_config_of(m);
         FUZZ_CHECK(l->layers > 0 && l->head_dim % 2 == 0 && l->heads % l->kv_heads == 0);
-        FUZZ_CHECK(qc_llama_memory(m, 4096, 4096) >= qc_llama_memory(m, 64, 64));
+        FUZZ_CHECK(qc_forward_memory(m, 4096, 4096) >= qc_forward_memory(m, 64, 64));
     }
-    qc_llama_close(m);
+    qc_forward_close(m);
 }
 
 static void read_shape(qc_arena *arena, const qc_json *doc)
 {
     qc_error err = {0};
-    qc_llama_shape s;
+    qc_forward_shape s;
     float f[64];
-    if (qc_llama_shape_read(&s, arena, doc, &err) != QC_OK) {
+    if (qc_forward_shape_read(&s, arena, doc, &err) != QC_OK) {
         FUZZ_CHECK(err.msg[0]);
         return;
     }

@@ -67,17 +67,17 @@ static double seconds(void)
 }
 
 /* A few rows at a time: a vocabulary is wide. */
-static qc_status write_logits(qc_llama *m, const float *hidden, const text *t, const char *path,
+static qc_status write_logits(qc_forward *m, const float *hidden, const text *t, const char *path,
                               qc_error *err)
 {
     enum { ROWS = 256 };
-    const qc_llama_config *c = qc_llama_config_of(m);
+    const qc_forward_config *c = qc_forward_config_of(m);
     FILE *f = fopen(path, "wb");
     float *rows = malloc((size_t)c->vocabulary * ROWS * sizeof *rows);
     qc_status st = QC_OK;
     for (uint64_t at = 0; f && rows && st == QC_OK && at < t->tokens; at += ROWS) {
         uint64_t n = t->tokens - at < ROWS ? t->tokens - at : ROWS;
-        st = qc_llama_logits(m, hidden + at * c->hidden, n, rows, err);
+        st = qc_forward_logits(m, hidden + at * c->hidden, n, rows, err);
         if (st == QC_OK &&
             fwrite(rows, (size_t)c->vocabulary * sizeof *rows, (size_t)n, f) != (size_t)n)
             st = qc_error_set(err, QC_ERR_IO, __FILE__, __LINE__, "%s: cannot be written", path);
@@ -94,10 +94,10 @@ static qc_status run(const char *model, const char *ids, const char *out, unsign
                      qc_error *err)
 {
     qc_checkpoint *c = NULL;
-    qc_llama *m = NULL;
+    qc_forward *m = NULL;
     text t = {0};
     float *hidden = NULL;
-    qc_llama_tools tools = {.threads = threads};
+    qc_forward_tools tools = {.threads = threads};
     qc_status st = qc_isa_select(&tools.isa, err);
     if (st == QC_OK)
         st = read_ids(&t, ids, err);
@@ -106,13 +106,13 @@ static qc_status run(const char *model, const char *ids, const char *out, unsign
     if (st == QC_OK)
         st = qc_experts_split(c, 0, err);
     if (st == QC_OK)
-        st = qc_llama_open(&m, model, c, &tools, err);
+        st = qc_forward_open(&m, model, c, &tools, err);
     if (st == QC_OK) {
-        const qc_llama_batch b = {t.ids, t.lengths, t.windows, t.tokens};
+        const qc_forward_batch b = {t.ids, t.lengths, t.windows, t.tokens};
         double start = seconds();
-        hidden = malloc((size_t)(t.tokens * qc_llama_config_of(m)->hidden + 1) * sizeof *hidden);
+        hidden = malloc((size_t)(t.tokens * qc_forward_config_of(m)->hidden + 1) * sizeof *hidden);
         if (hidden)
-            st = qc_llama_hidden(m, &b, hidden, err);
+            st = qc_forward_hidden(m, &b, hidden, err);
         else
             st = qc_error_set(err, QC_ERR_NOMEM, __FILE__, __LINE__, "out of memory");
         if (st == QC_OK)
@@ -124,7 +124,7 @@ static qc_status run(const char *model, const char *ids, const char *out, unsign
     free(hidden);
     free(t.ids);
     free(t.lengths);
-    qc_llama_close(m);
+    qc_forward_close(m);
     qc_checkpoint_close(c);
     return st;
 }

@@ -37,7 +37,7 @@ static float *floats(size_t n)
     return f;
 }
 
-static void product(const qc_llama_matrix *w, const float *x, uint64_t ldx, uint64_t n, double *y)
+static void product(const qc_forward_matrix *w, const float *x, uint64_t ldx, uint64_t n, double *y)
 {
     const float *d = w->dense;
     for (uint64_t t = 0; t < n; t++)
@@ -59,27 +59,27 @@ typedef struct {
 } size;
 
 /* Latents of 5 for q, and of 7 for keys and values of 3, of which heads share 2 turned elements. */
-static const size latent[QC_LLAMA_ALL_MATRICES] = {
-    [QC_LLAMA_Q] = {5, HIDDEN},      [QC_LLAMA_K] = {7 + 2, HIDDEN},
-    [QC_LLAMA_O] = {HIDDEN, 12},     [QC_LLAMA_GATE] = {INTER, HIDDEN},
-    [QC_LLAMA_UP] = {INTER, HIDDEN}, [QC_LLAMA_DOWN] = {HIDDEN, INTER},
-    [QC_LLAMA_Q_B] = {Q, 5},         [QC_LLAMA_KV_B] = {4 * (4 + 3), 7},
+static const size latent[QC_LAYER_ALL_MATRICES] = {
+    [QC_LAYER_Q] = {5, HIDDEN},      [QC_LAYER_K] = {7 + 2, HIDDEN},
+    [QC_LAYER_O] = {HIDDEN, 12},     [QC_LAYER_GATE] = {INTER, HIDDEN},
+    [QC_LAYER_UP] = {INTER, HIDDEN}, [QC_LAYER_DOWN] = {HIDDEN, INTER},
+    [QC_LAYER_Q_B] = {Q, 5},         [QC_LAYER_KV_B] = {4 * (4 + 3), 7},
 };
-static const size plain[QC_LLAMA_ALL_MATRICES] = {
-    [QC_LLAMA_Q] = {Q, HIDDEN},        [QC_LLAMA_K] = {KV, HIDDEN},
-    [QC_LLAMA_V] = {KV, HIDDEN},       [QC_LLAMA_O] = {HIDDEN, Q},
-    [QC_LLAMA_GATE] = {INTER, HIDDEN}, [QC_LLAMA_UP] = {INTER, HIDDEN},
-    [QC_LLAMA_DOWN] = {HIDDEN, INTER},
+static const size plain[QC_LAYER_ALL_MATRICES] = {
+    [QC_LAYER_Q] = {Q, HIDDEN},        [QC_LAYER_K] = {KV, HIDDEN},
+    [QC_LAYER_V] = {KV, HIDDEN},       [QC_LAYER_O] = {HIDDEN, Q},
+    [QC_LAYER_GATE] = {INTER, HIDDEN}, [QC_LAYER_UP] = {INTER, HIDDEN},
+    [QC_LAYER_DOWN] = {HIDDEN, INTER},
 };
 
 /* The matrix whose product with the inputs of a point is added to the hidden states, or -1. */
 static int adds(int point)
 {
-    return point == QC_LLAMA_AT_GATE ? QC_LLAMA_O : point == QC_LLAMA_AT_DOWN ? QC_LLAMA_DOWN : -1;
+    return point == QC_AT_GATE ? QC_LAYER_O : point == QC_AT_DOWN ? QC_LAYER_DOWN : -1;
 }
 
 /* The inputs at the points of latents are behind norms, whose weights are 1 here. */
-static void check_latents(const qc_llama_inputs *in, const qc_llama_chunk *at, uint64_t n)
+static void check_latents(const qc_forward_inputs *in, const qc_forward_chunk *at, uint64_t n)
 {
     for (uint64_t t = 0; t < at->tokens; t++) {
         double sum = 0.0;
@@ -91,39 +91,39 @@ static void check_latents(const qc_llama_inputs *in, const qc_llama_chunk *at, u
 }
 
 /* What a point adds to the hidden states is its weight times the inputs that it gave. */
-static void check_points(const size sizes[QC_LLAMA_ALL_MATRICES])
+static void check_points(const size sizes[QC_LAYER_ALL_MATRICES])
 {
     const int is_latent = sizes == latent;
-    const uint64_t wide = sizes[QC_LLAMA_O].cols;
+    const uint64_t wide = sizes[QC_LAYER_O].cols;
     static const uint64_t lengths[] = {500, 300, 400, 100};
     static uint32_t ids[TOKENS];
     uint64_t spans[1] = {0};
-    unsigned char turns[1] = {QC_LLAMA_TURNED};
-    qc_llama_shape shape = {.config = {.layers = 1,
-                                       .hidden = HIDDEN,
-                                       .intermediate = INTER,
-                                       .heads = 4,
-                                       .kv_heads = is_latent ? 4 : 2,
-                                       .head_dim = 6,
-                                       .vocabulary = 8,
-                                       .context = 512,
-                                       .norm_eps = 1e-5},
-                            .family = qc_llama_family_of(is_latent ? "deepseek_v3" : "llama"),
-                            .windows = spans,
-                            .turns = turns,
-                            .turned = is_latent ? 2 : 6,
-                            .turned_from = is_latent ? 4 : 0,
-                            .value_dim = is_latent ? 3 : 6,
-                            .q_rank = is_latent ? 5 : 0,
-                            .kv_rank = is_latent ? 7 : 0,
-                            .residual_scale = 1.0,
-                            .rope = {.theta = 10000.0, .magnitude = 1.0}};
-    const qc_llama_tools tools = {.threads = 2};
-    const qc_llama_batch batch = {ids, lengths, 4, TOKENS};
-    qc_llama_weights w = {0};
-    qc_llama_cpu cpu;
+    unsigned char turns[1] = {QC_LAYER_TURNED};
+    qc_forward_shape shape = {.config = {.layers = 1,
+                                         .hidden = HIDDEN,
+                                         .intermediate = INTER,
+                                         .heads = 4,
+                                         .kv_heads = is_latent ? 4 : 2,
+                                         .head_dim = 6,
+                                         .vocabulary = 8,
+                                         .context = 512,
+                                         .norm_eps = 1e-5},
+                              .family = qc_family_of(is_latent ? "deepseek_v3" : "llama"),
+                              .windows = spans,
+                              .turns = turns,
+                              .turned = is_latent ? 2 : 6,
+                              .turned_from = is_latent ? 4 : 0,
+                              .value_dim = is_latent ? 3 : 6,
+                              .q_rank = is_latent ? 5 : 0,
+                              .kv_rank = is_latent ? 7 : 0,
+                              .residual_scale = 1.0,
+                              .rope = {.theta = 10000.0, .magnitude = 1.0}};
+    const qc_forward_tools tools = {.threads = 2};
+    const qc_forward_batch batch = {ids, lengths, 4, TOKENS};
+    qc_forward_weights w = {0};
+    qc_forward_cpu cpu;
     qc_error err = {0};
-    for (int i = 0; i < QC_LLAMA_ALL_MATRICES; i++) {
+    for (int i = 0; i < QC_LAYER_ALL_MATRICES; i++) {
         if (sizes[i].rows == 0)
             continue;
         w.matrices[i].rows = sizes[i].rows;
@@ -131,51 +131,51 @@ static void check_points(const size sizes[QC_LLAMA_ALL_MATRICES])
         w.matrices[i].dtype = QC_DTYPE_F32;
         w.matrices[i].dense = w.matrices[i].owned = floats(sizes[i].rows * sizes[i].cols);
     }
-    w.vectors[QC_LLAMA_INPUT_NORM] = floats(HIDDEN);
-    w.vectors[QC_LLAMA_POST_NORM] = floats(HIDDEN);
+    w.vectors[QC_LAYER_INPUT_NORM] = floats(HIDDEN);
+    w.vectors[QC_LAYER_POST_NORM] = floats(HIDDEN);
     if (is_latent) {
-        w.vectors[QC_LLAMA_Q_A_NORM] = floats(5);
-        w.vectors[QC_LLAMA_KV_A_NORM] = floats(7);
+        w.vectors[QC_LAYER_Q_A_NORM] = floats(5);
+        w.vectors[QC_LAYER_KV_A_NORM] = floats(7);
         for (int i = 0; i < 7; i++)
-            w.vectors[QC_LLAMA_KV_A_NORM][i] = w.vectors[QC_LLAMA_Q_A_NORM][i % 5] = 1.0f;
+            w.vectors[QC_LAYER_KV_A_NORM][i] = w.vectors[QC_LAYER_Q_A_NORM][i % 5] = 1.0f;
     }
     float *whole = floats(TOKENS * HIDDEN), *moved = floats(TOKENS * HIDDEN);
     float *before = floats(TOKENS * HIDDEN), *attended = floats(TOKENS * wide);
     double *y = calloc(TOKENS * HIDDEN, sizeof *y);
     assert_non_null(y);
     memcpy(moved, whole, TOKENS * HIDDEN * sizeof *whole);
-    assert_int_equal(qc_llama_cpu_create(&cpu, &shape, &tools, &batch, &err), QC_OK);
-    assert_int_equal(qc_llama_cpu_layer(&cpu, &w, 0, whole, &err), QC_OK);
-    for (int point = QC_LLAMA_AT_QKV; point <= QC_LLAMA_AT_END; point++) {
-        const int of_latents = point == QC_LLAMA_AT_Q_B || point == QC_LLAMA_AT_KV_B;
-        qc_llama_chunk at = {0};
+    assert_int_equal(qc_forward_cpu_create(&cpu, &shape, &tools, &batch, &err), QC_OK);
+    assert_int_equal(qc_forward_cpu_layer(&cpu, &w, 0, whole, &err), QC_OK);
+    for (int point = QC_AT_QKV; point <= QC_AT_END; point++) {
+        const int of_latents = point == QC_AT_Q_B || point == QC_AT_KV_B;
+        qc_forward_chunk at = {0};
         uint64_t seen = 0;
         if (of_latents && !is_latent)
             continue;
         unsigned chunks = 0;
-        while (qc_llama_cpu_next(&cpu, &at)) {
-            const qc_llama_pass pass = {.w = &w, .hidden = moved, .attended = attended};
-            qc_llama_inputs in;
+        while (qc_forward_cpu_next(&cpu, &at)) {
+            const qc_forward_pass pass = {.w = &w, .hidden = moved, .attended = attended};
+            qc_forward_inputs in;
             memcpy(before, moved, TOKENS * HIDDEN * sizeof *before);
             assert_int_equal(at.start, seen);
-            assert_int_equal(qc_llama_cpu_at(&cpu, &pass, &at, (qc_llama_point)point, &in, &err),
-                             QC_OK);
+            assert_int_equal(
+                qc_forward_cpu_at(&cpu, &pass, &at, (qc_forward_point)point, &in, &err), QC_OK);
             seen += at.tokens;
             chunks++;
-            if (point == QC_LLAMA_AT_O) {
+            if (point == QC_AT_O) {
                 assert_int_equal(in.ld, wide);
                 memcpy(attended + at.start * wide, in.x, at.tokens * wide * sizeof *in.x);
             }
             if (of_latents)
-                check_latents(&in, &at, point == QC_LLAMA_AT_Q_B ? 5 : 7);
+                check_latents(&in, &at, point == QC_AT_Q_B ? 5 : 7);
             int which = adds(point);
             if (which < 0)
                 continue;
-            if (point == QC_LLAMA_AT_GATE)
+            if (point == QC_AT_GATE)
                 product(&w.matrices[which], attended + at.start * wide, wide, at.tokens, y);
             else
                 product(&w.matrices[which], in.x, in.ld, at.tokens, y);
-            const float *to = point == QC_LLAMA_AT_GATE ? moved : whole;
+            const float *to = point == QC_AT_GATE ? moved : whole;
             for (uint64_t i = 0; i < at.tokens * HIDDEN; i++)
                 assert_near((double)to[at.start * HIDDEN + i],
                             (double)before[at.start * HIDDEN + i] + y[i]);
@@ -184,8 +184,8 @@ static void check_points(const size sizes[QC_LLAMA_ALL_MATRICES])
         assert_int_equal(chunks, 2);
     }
     assert_memory_equal(moved, whole, TOKENS * HIDDEN * sizeof *whole);
-    qc_llama_cpu_deinit(&cpu);
-    qc_llama_weights_deinit(&w);
+    qc_forward_cpu_deinit(&cpu);
+    qc_forward_weights_deinit(&w);
     qc_free(whole);
     qc_free(moved);
     qc_free(before);

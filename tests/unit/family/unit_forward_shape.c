@@ -19,20 +19,20 @@
 static qc_arena arena;
 static qc_error err;
 
-static qc_status read_config(qc_llama_shape *s, const char *text)
+static qc_status read_config(qc_forward_shape *s, const char *text)
 {
     qc_json *doc = NULL;
     assert_int_equal(qc_json_parse(&doc, text, strlen(text), 0, &err), QC_OK);
-    qc_status st = qc_llama_shape_read(s, &arena, doc, &err);
+    qc_status st = qc_forward_shape_read(s, &arena, doc, &err);
     qc_json_destroy(doc);
     return st;
 }
 
 /* Borrowed strings must not outlive the document: model_type is a literal. */
-static qc_llama_shape good(const char *members)
+static qc_forward_shape good(const char *members)
 {
     char text[2048];
-    qc_llama_shape s;
+    qc_forward_shape s;
     (void)snprintf(text, sizeof text, "{%s}", members);
     if (read_config(&s, text) != QC_OK)
         fail_msg("%s: %s", text, err.msg);
@@ -42,22 +42,22 @@ static qc_llama_shape good(const char *members)
 static void bad(const char *members, qc_status code, const char *word)
 {
     char text[2048];
-    qc_llama_shape s;
+    qc_forward_shape s;
     (void)snprintf(text, sizeof text, "{%s}", members);
     assert_int_equal(read_config(&s, text), code);
     if (!strstr(err.msg, word))
         fail_msg("'%s' is not in: %s", word, err.msg);
 }
 
-static int head_norms(const qc_llama_shape *s)
+static int head_norms(const qc_forward_shape *s)
 {
-    return s->names->vectors[QC_LLAMA_Q_NORM] != NULL && s->names->vectors[QC_LLAMA_K_NORM] != NULL;
+    return s->names->vectors[QC_LAYER_Q_NORM] != NULL && s->names->vectors[QC_LAYER_K_NORM] != NULL;
 }
 
 static void families(void **state)
 {
     (void)state;
-    qc_llama_shape s = good(LLAMA);
+    qc_forward_shape s = good(LLAMA);
     assert_string_equal(s.config.model_type, "llama");
     assert_int_equal(s.config.head_dim, 16);
     assert_int_equal(s.config.kv_heads, 2);
@@ -103,7 +103,7 @@ static void families(void **state)
 static void other_families(void **state)
 {
     (void)state;
-    qc_llama_shape s = good(OF("gemma2"));
+    qc_forward_shape s = good(OF("gemma2"));
     assert_true(s.config.head_dim == 256 && s.config.tied && s.score_cap == 50.0);
     assert_true(s.logit_cap == 30.0 && s.score_scale == 1.0 / 16.0 && s.embedding_scale == 8.0);
     assert_true(s.windows[0] == 4096 && s.windows[1] == 0 && s.windows[2] == 4096);
@@ -116,7 +116,7 @@ static void other_families(void **state)
     s = good(OF("gemma3_text") ", \"sliding_window\": 9, \"sliding_window_pattern\": 3");
     assert_true(s.score_cap == 0.0 && s.logit_cap == 0.0 && head_norms(&s));
     assert_true(s.windows[0] == 9 && s.windows[2] == 0 && s.windows[3] == 9);
-    assert_true(s.turns[0] == QC_LLAMA_TURNED_LOCAL && s.turns[2] == QC_LLAMA_TURNED);
+    assert_true(s.turns[0] == QC_LAYER_TURNED_LOCAL && s.turns[2] == QC_LAYER_TURNED);
     assert_true(s.rope.theta == 1e6 && s.local_rope.theta == 1e4);
     s = good("\"model_type\": \"gemma3\", \"text_config\": {\"hidden_size\": 64, "
              "\"intermediate_size\": 96, \"num_hidden_layers\": 12, \"rope_scaling\": "
@@ -142,13 +142,13 @@ static void other_families(void **state)
     assert_true(s.embedding_scale == 12.0 && s.residual_scale == 0.2 && s.score_scale == 0.1);
     assert_true(s.logit_divisor == 3.0);
     s = good(OF("olmo2"));
-    assert_true(!s.names->vectors[QC_LLAMA_INPUT_NORM] && !s.names->vectors[QC_LLAMA_POST_NORM]);
+    assert_true(!s.names->vectors[QC_LAYER_INPUT_NORM] && !s.names->vectors[QC_LAYER_POST_NORM]);
     s = good(OF("smollm3"));
-    assert_true(s.turns[2] == QC_LLAMA_TURNED && s.turns[3] == QC_LLAMA_UNTURNED);
+    assert_true(s.turns[2] == QC_LAYER_TURNED && s.turns[3] == QC_LAYER_UNTURNED);
     assert_true(s.rope.theta == 2e6 && s.windows[3] == 0);
     s = good(OF("smollm3") ", \"no_rope_layers\": [0, 1, 1, 1], \"use_sliding_window\": true, "
                            "\"sliding_window\": 3");
-    assert_true(s.turns[0] == QC_LLAMA_UNTURNED && s.windows[0] == 3 && s.windows[1] == 0);
+    assert_true(s.turns[0] == QC_LAYER_UNTURNED && s.windows[0] == 3 && s.windows[1] == 0);
     s = good(OF("gemma") ", \"hidden_act\": \"gelu\"");
     assert_true(s.embedding_scale == 8.0 && s.score_scale == 0.0 && s.config.kv_heads == 2);
     s = good(OF("olmo3") ", \"rope_theta\": 5e5, \"sliding_window\": 7, \"rope_scaling\": "
@@ -166,28 +166,28 @@ static void other_families(void **state)
     assert_true(fabs(s.score_scale - scale * scale / sqrt(192.0)) < 1e-12);
     s = good(OF("deepseek_v2") ", \"first_k_dense_replace\": 4, \"q_lora_rank\": null, "
                                "\"num_experts_per_tok\": 2");
-    assert_true(s.q_rank == 0 && strcmp(s.names->matrices[QC_LLAMA_Q], "self_attn.q_proj") == 0);
+    assert_true(s.q_rank == 0 && strcmp(s.names->matrices[QC_LAYER_Q], "self_attn.q_proj") == 0);
 }
 
 /* The layers that look at an image are left out. */
 static void image_layers(void **state)
 {
     (void)state;
-    qc_llama_shape s = good(OF("llama"));
-    assert_true(!s.numbers && qc_llama_layer_number(&s, 3) == 3 && s.media_rows == 0);
+    qc_forward_shape s = good(OF("llama"));
+    assert_true(!s.numbers && qc_layer_number(&s, 3) == 3 && s.media_rows == 0);
     s = good(OF("mllama_text_model")); /* layer 3, where config.json does not say */
-    assert_true(s.config.layers == 3 && qc_llama_layer_number(&s, 2) == 2 && s.media_rows == 8);
+    assert_true(s.config.layers == 3 && qc_layer_number(&s, 2) == 2 && s.media_rows == 8);
     assert_true(s.rope.theta == 5e5 && s.config.norm_eps == 1e-5 && s.config.bos == 128000);
     s = good("\"model_type\": \"mllama\", \"text_config\": {\"hidden_size\": 64, "
              "\"intermediate_size\": 96, \"num_hidden_layers\": 40}");
-    assert_true(s.config.layers == 32 && qc_llama_layer_number(&s, 31) == 39);
-    assert_true(qc_llama_layer_number(&s, 3) == 4 && qc_llama_layer_number(&s, 7) == 9);
+    assert_true(s.config.layers == 32 && qc_layer_number(&s, 31) == 39);
+    assert_true(qc_layer_number(&s, 3) == 4 && qc_layer_number(&s, 7) == 9);
     assert_true(s.config.heads == 32 && s.config.kv_heads == 8 && s.config.vocabulary == 128256);
     s = good(OF("mllama_text_model") ", \"cross_attention_layers\": [2, 0]");
-    assert_true(s.config.layers == 2 && qc_llama_layer_number(&s, 0) == 1);
-    assert_int_equal(qc_llama_layer_number(&s, 1), 3);
+    assert_true(s.config.layers == 2 && qc_layer_number(&s, 0) == 1);
+    assert_int_equal(qc_layer_number(&s, 1), 3);
     s = good(OF("mllama_text_model") ", \"cross_attention_layers\": []");
-    assert_true(s.config.layers == 4 && qc_llama_layer_number(&s, 3) == 3);
+    assert_true(s.config.layers == 4 && qc_layer_number(&s, 3) == 3);
 
     bad(OF("mllama"), QC_ERR_INPUT, "has no text_config");
     bad(OF("mllama_text_model") ", \"cross_attention_layers\": [4]", QC_ERR_INPUT,
@@ -231,7 +231,7 @@ static void other_refusals(void **state)
 static void windows(void **state)
 {
     (void)state;
-    qc_llama_shape s = good("\"model_type\": \"mistral\", \"sliding_window\": 33, " SIZES);
+    qc_forward_shape s = good("\"model_type\": \"mistral\", \"sliding_window\": 33, " SIZES);
     assert_true(s.windows[0] == 33 && s.windows[3] == 33);
     s = good("\"model_type\": \"mistral\", \"sliding_window\": null, " SIZES);
     assert_int_equal(s.windows[0], 0);
@@ -258,9 +258,9 @@ static void windows(void **state)
 
 static void refusals(void **state)
 {
-    qc_llama_shape s;
+    qc_forward_shape s;
     (void)state;
-    assert_int_equal(qc_llama_shape_read(&s, &arena, NULL, &err), QC_ERR_UNSUPPORTED);
+    assert_int_equal(qc_forward_shape_read(&s, &arena, NULL, &err), QC_ERR_UNSUPPORTED);
     bad(SIZES, QC_ERR_UNSUPPORTED, "expected a model_type that is computed (llama, mistral, ");
     static const char *const others[] = {"dbrx", "jamba", "mpt", "gpt2", "llama4", "gemma3n"};
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
@@ -289,8 +289,8 @@ static void refusals(void **state)
 static void rope_spellings(void **state)
 {
     (void)state;
-    qc_llama_shape s = good(LLAMA ", \"rope_theta\": 5e5, \"rope_scaling\": {\"type\": "
-                                  "\"linear\", \"factor\": 4.0}");
+    qc_forward_shape s = good(LLAMA ", \"rope_theta\": 5e5, \"rope_scaling\": {\"type\": "
+                                    "\"linear\", \"factor\": 4.0}");
     assert_true(s.rope.kind == QC_ROPE_LINEAR && s.rope.theta == 5e5 && s.rope.factor == 4.0);
     s = good(LLAMA ", \"rope_theta\": 5e5, \"rope_scaling\": null, \"rope_parameters\": "
                    "{\"rope_type\": \"dynamic\", \"factor\": 2.0, \"rope_theta\": 7e5}");
@@ -419,7 +419,7 @@ static void table(void **state)
 static void mixtures(void **state)
 {
     (void)state;
-    qc_llama_shape s = good("\"model_type\": \"mixtral\", " SIZES);
+    qc_forward_shape s = good("\"model_type\": \"mixtral\", " SIZES);
     assert_true(s.rope.theta == 1e6 && s.config.norm_eps == 1e-5 && s.windows[0] == 0);
     assert_true(s.experts.names && s.experts.inner == 96);
     s = good("\"model_type\": \"mixtral\", \"sliding_window\": 5, " SIZES);

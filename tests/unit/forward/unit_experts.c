@@ -66,8 +66,8 @@ typedef struct {
     char folder[64];
     qc_checkpoint *c;
     qc_arena arena;
-    qc_llama_tensors t;
-    qc_llama_source s;
+    qc_forward_tensors t;
+    qc_forward_source s;
     qc_error err;
 } world;
 
@@ -80,7 +80,7 @@ static qc_status open_world(world *w, const test_tensor *rows)
     test_must(qc_checkpoint_open(&w->c, w->folder, &w->err), &w->err);
     test_must(qc_st_cursor_create(&w->s.cursor, &w->err), &w->err);
     w->s.checkpoint = w->c;
-    return qc_llama_tensors_find(&w->t, &w->arena, w->c, &w->err);
+    return qc_forward_tensors_find(&w->t, &w->arena, w->c, &w->err);
 }
 
 static void drop(world *w)
@@ -133,14 +133,14 @@ static void make_states(float *h)
 
 static qc_status run(world *w, unsigned threads, uint64_t tokens, float *hidden)
 {
-    const qc_llama_tools tools = {.threads = threads};
+    const qc_forward_tools tools = {.threads = threads};
     const qc_experts_layer *l = w->t.layers[0].experts;
     qc_experts_cpu x = {0};
     float *norm = NULL;
     qc_status st = qc_experts_create(&x, &w->t.shape, &tools, tokens, NULL, &w->err);
     if (st == QC_OK)
-        st =
-            qc_llama_vector_read(&norm, &w->s, w->t.layers[0].vectors[QC_LLAMA_POST_NORM], &w->err);
+        st = qc_forward_vector_read(&norm, &w->s, w->t.layers[0].vectors[QC_LAYER_POST_NORM],
+                                    &w->err);
     if (st == QC_OK)
         st = qc_experts_run(&x, &w->s, l, norm, hidden, &w->err);
     qc_free(norm);
@@ -296,16 +296,16 @@ static void known_logits(void **state)
 {
     qc_error err = {0};
     qc_checkpoint *c = NULL;
-    qc_llama *m = NULL;
+    qc_forward *m = NULL;
     qc_json *doc = NULL;
     qc_strbuf text;
-    const qc_llama_tools tools = {.threads = 2};
+    const qc_forward_tools tools = {.threads = 2};
     (void)state;
     qc_strbuf_init(&text, 1u << 20);
     test_must(qc_file_slurp(QC_TEST_DATA "/tiny-moe/expected.json", &text, &err), &err);
     test_must(qc_json_parse(&doc, text.data, text.len, 0, &err), &err);
     test_must(qc_checkpoint_open(&c, QC_TEST_DATA "/tiny-moe", &err), &err);
-    test_must(qc_llama_open(&m, "tiny-moe", c, &tools, &err), &err);
+    test_must(qc_forward_open(&m, "tiny-moe", c, &tools, &err), &err);
     const qc_json_node *want = qc_json_first(qc_json_get(qc_json_root(doc), "logits"));
     unsigned windows = 0;
     for (const qc_json_node *w = qc_json_first(qc_json_get(qc_json_root(doc), "ids")); w;
@@ -317,8 +317,8 @@ static void known_logits(void **state)
             test_must(qc_json_as_u64(i, "id", &id, &err), &err);
             ids[n++] = (uint32_t)id;
         }
-        test_must(qc_llama_hidden(m, &(qc_llama_batch){ids, &n, 1, n}, states, &err), &err);
-        test_must(qc_llama_logits(m, states + (n - 1) * 16, 1, got, &err), &err);
+        test_must(qc_forward_hidden(m, &(qc_forward_batch){ids, &n, 1, n}, states, &err), &err);
+        test_must(qc_forward_logits(m, states + (n - 1) * 16, 1, got, &err), &err);
         const qc_json_node *l = qc_json_first(want);
         for (unsigned i = 0; i < 64; i++, l = qc_json_next(l)) {
             double expected = 0.0;
@@ -329,7 +329,7 @@ static void known_logits(void **state)
         }
     }
     assert_int_equal(windows, 3);
-    qc_llama_close(m);
+    qc_forward_close(m);
     qc_checkpoint_close(c);
     qc_json_destroy(doc);
     qc_strbuf_deinit(&text);

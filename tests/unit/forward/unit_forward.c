@@ -45,13 +45,13 @@ enum { TENSORS = sizeof tensors / sizeof *tensors };
 
 static const uint32_t ids[] = {3, 29, 0, 3, 7, 11, 12, 13, 14, 1, 5, 5, 5, 28, 2, 9};
 static const uint64_t lengths[] = {9, 0, 1, 6};
-static const qc_llama_batch batch = {ids, lengths, 4, 16};
+static const qc_forward_batch batch = {ids, lengths, 4, 16};
 
 /* A model in a folder, open. */
 typedef struct {
     char folder[64];
     qc_checkpoint *c;
-    qc_llama *m;
+    qc_forward *m;
     qc_error err;
 } world;
 
@@ -67,13 +67,13 @@ static void make_folder(world *w, const test_tensor *rows, size_t count, const c
 
 static qc_status open_model(world *w, unsigned threads)
 {
-    qc_llama_tools tools = {.threads = threads};
-    return qc_llama_open(&w->m, w->folder, w->c, &tools, &w->err);
+    qc_forward_tools tools = {.threads = threads};
+    return qc_forward_open(&w->m, w->folder, w->c, &tools, &w->err);
 }
 
 static void drop(world *w)
 {
-    qc_llama_close(w->m);
+    qc_forward_close(w->m);
     qc_checkpoint_close(w->c);
     test_remove(w->folder);
 }
@@ -194,11 +194,11 @@ static void d_logits(world *w, const variant *v, const uint32_t *window, unsigne
 
 /* ---- agreement ---- */
 
-static qc_status logits(world *w, const qc_llama_batch *b, float *out)
+static qc_status logits(world *w, const qc_forward_batch *b, float *out)
 {
     float hidden[16 * HIDDEN];
-    QC_TRY(qc_llama_hidden(w->m, b, hidden, &w->err));
-    return qc_llama_logits(w->m, hidden, b->tokens, out, &w->err);
+    QC_TRY(qc_forward_hidden(w->m, b, hidden, &w->err));
+    return qc_forward_logits(w->m, hidden, b->tokens, out, &w->err);
 }
 
 static void check(world *w, const variant *v)
@@ -217,17 +217,17 @@ static void check(world *w, const variant *v)
     if (!(sqrt(ee / xx) < 2e-6))
         fail_msg("relative error %g", sqrt(ee / xx));
     /* The same bits by other threads, and window by window. */
-    qc_llama_close(w->m);
+    qc_forward_close(w->m);
     test_must(open_model(w, 3), &w->err);
     test_must(logits(w, &batch, again), &w->err);
     assert_memory_equal(got, again, sizeof got);
     for (unsigned i = 0, at = 0; i < 4; at += (unsigned)lengths[i], i++) {
-        const qc_llama_batch one = {ids + at, lengths + i, 1, lengths[i]};
+        const qc_forward_batch one = {ids + at, lengths + i, 1, lengths[i]};
         test_must(logits(w, &one, again + at * VOCAB), &w->err);
     }
     assert_memory_equal(got, again, sizeof got);
-    assert_true(qc_llama_memory(w->m, 16, 9) > 16 * HIDDEN * sizeof(float));
-    assert_true(qc_llama_memory(w->m, 32, 9) >= qc_llama_memory(w->m, 16, 9));
+    assert_true(qc_forward_memory(w->m, 16, 9) > 16 * HIDDEN * sizeof(float));
+    assert_true(qc_forward_memory(w->m, 32, 9) >= qc_forward_memory(w->m, 16, 9));
 }
 
 static void agrees(void **state)
@@ -236,7 +236,7 @@ static void agrees(void **state)
     (void)state;
     make_folder(&w, tensors, TENSORS - 2, "\"model_type\": \"llama\", " SIZES);
     check(&w, &(variant){0, 0, 0});
-    assert_int_equal(qc_llama_config_of(w.m)->vocabulary, VOCAB);
+    assert_int_equal(qc_forward_config_of(w.m)->vocabulary, VOCAB);
     drop(&w);
     make_folder(&w, tensors, TENSORS,
                 "\"model_type\": \"qwen3\", \"use_sliding_window\": true, \"sliding_window\": 5, "
@@ -333,17 +333,17 @@ static void wrong_batches(void **state)
                 "40, \"num_hidden_layers\": 1, \"num_attention_heads\": 4, "
                 "\"num_key_value_heads\": 2, \"head_dim\": 6, \"vocab_size\": 30");
     test_must(open_model(&w, 1), &w.err);
-    assert_int_equal(qc_llama_hidden(w.m, &(qc_llama_batch){beyond, n, 2, 3}, out, &w.err),
+    assert_int_equal(qc_forward_hidden(w.m, &(qc_forward_batch){beyond, n, 2, 3}, out, &w.err),
                      QC_ERR_INPUT);
     assert_non_null(strstr(w.err.msg, "token 1 of window 1 is 30"));
-    assert_int_equal(qc_llama_hidden(w.m, &(qc_llama_batch){beyond, n, 2, 2}, out, &w.err),
+    assert_int_equal(qc_forward_hidden(w.m, &(qc_forward_batch){beyond, n, 2, 2}, out, &w.err),
                      QC_ERR_INPUT);
-    assert_int_equal(qc_llama_hidden(w.m, &(qc_llama_batch){beyond, huge, 2, 1}, out, &w.err),
+    assert_int_equal(qc_forward_hidden(w.m, &(qc_forward_batch){beyond, huge, 2, 1}, out, &w.err),
                      QC_ERR_INPUT);
-    assert_int_equal(qc_llama_hidden(w.m, &batch, out, &w.err), QC_ERR_UNSUPPORTED);
+    assert_int_equal(qc_forward_hidden(w.m, &batch, out, &w.err), QC_ERR_UNSUPPORTED);
     assert_non_null(strstr(w.err.msg, "dynamic"));
-    test_must(qc_llama_hidden(w.m, &(qc_llama_batch){NULL, NULL, 0, 0}, out, &w.err), &w.err);
-    test_must(qc_llama_hidden(w.m, &(qc_llama_batch){NULL, lengths + 1, 1, 0}, out, &w.err),
+    test_must(qc_forward_hidden(w.m, &(qc_forward_batch){NULL, NULL, 0, 0}, out, &w.err), &w.err);
+    test_must(qc_forward_hidden(w.m, &(qc_forward_batch){NULL, lengths + 1, 1, 0}, out, &w.err),
               &w.err);
     drop(&w);
 }
@@ -365,7 +365,7 @@ static void not_finite(void **state)
     assert_int_equal(fwrite(&infinite, sizeof infinite, 1, f), 1);
     assert_int_equal(fclose(f), 0);
     test_must(open_model(&w, 2), &w.err);
-    assert_int_equal(qc_llama_hidden(w.m, &batch, out, &w.err), QC_ERR_NONFINITE);
+    assert_int_equal(qc_forward_hidden(w.m, &batch, out, &w.err), QC_ERR_NONFINITE);
     assert_non_null(strstr(w.err.msg, "layer 0"));
     drop(&w);
 }
@@ -385,7 +385,7 @@ static void every_allocation(void **state)
                 st = logits(&w, &batch, out);
             uint64_t tried = qc_alloc_count();
             qc_alloc_fail_at(0, 0);
-            qc_llama_close(w.m);
+            qc_forward_close(w.m);
             w.m = NULL;
             if (n > tried) {
                 test_must(st, &w.err);
@@ -407,8 +407,8 @@ static void interrupted(void **state)
     make_folder(&w, tensors, TENSORS - 2, "\"model_type\": \"llama\", " SIZES);
     test_must(open_model(&w, 2), &w.err);
     qc_interrupt();
-    assert_int_equal(qc_llama_hidden(w.m, &batch, hidden, &w.err), QC_ERR_INTERRUPTED);
-    assert_int_equal(qc_llama_logits(w.m, hidden, 16, out, &w.err), QC_ERR_INTERRUPTED);
+    assert_int_equal(qc_forward_hidden(w.m, &batch, hidden, &w.err), QC_ERR_INTERRUPTED);
+    assert_int_equal(qc_forward_logits(w.m, hidden, 16, out, &w.err), QC_ERR_INTERRUPTED);
     qc_interrupt_clear();
     test_must(logits(&w, &batch, out), &w.err);
     drop(&w);

@@ -3,9 +3,9 @@
  * norms and biases and without, one matrix replaced by NF4; a whole layer; the head; more windows
  * than go at once; moments from elsewhere; and what is an error. */
 #include "base/alloc.h"
-#include "convert/gpu/gpu_calibrate.h"
 #include "convert/family/family.h"
 #include "convert/forward/forward_cpu.h"
+#include "convert/gpu/gpu_calibrate.h"
 #include "tests/fixtures/quant_testing.h"
 
 #include <string.h>
@@ -23,24 +23,24 @@ static const uint64_t lengths[] = {1, 17, LONGEST, 9};
 #define WINDOWS 4u
 #define TOKENS  (1u + 17u + LONGEST + 9u)
 
-static const qc_llama_batch batch = {.lengths = lengths, .count = WINDOWS, .tokens = TOKENS};
+static const qc_forward_batch batch = {.lengths = lengths, .count = WINDOWS, .tokens = TOKENS};
 
 static qt_rng rng = {5};
 static uint64_t no_window[1];
-static unsigned char turns[1]; /* QC_LLAMA_TURNED */
-static qc_llama_shape shape = {.config = {.hidden = HIDDEN,
-                                          .intermediate = INTERMEDIATE,
-                                          .heads = HEADS,
-                                          .kv_heads = 1,
-                                          .head_dim = HEAD_DIM,
-                                          .context = 64,
-                                          .norm_eps = 1e-5},
-                               .rope = {.theta = 10000.0, .factor = 1.0, .magnitude = 1.0},
-                               .windows = no_window,
-                               .turns = turns,
-                               .turned = HEAD_DIM,
-                               .value_dim = HEAD_DIM,
-                               .residual_scale = 1.0};
+static unsigned char turns[1]; /* QC_LAYER_TURNED */
+static qc_forward_shape shape = {.config = {.hidden = HIDDEN,
+                                            .intermediate = INTERMEDIATE,
+                                            .heads = HEADS,
+                                            .kv_heads = 1,
+                                            .head_dim = HEAD_DIM,
+                                            .context = 64,
+                                            .norm_eps = 1e-5},
+                                 .rope = {.theta = 10000.0, .factor = 1.0, .magnitude = 1.0},
+                                 .windows = no_window,
+                                 .turns = turns,
+                                 .turned = HEAD_DIM,
+                                 .value_dim = HEAD_DIM,
+                                 .residual_scale = 1.0};
 
 static float *random_floats(size_t n, double mean, double spread)
 {
@@ -52,41 +52,41 @@ static float *random_floats(size_t n, double mean, double spread)
 
 /* ---- a layer ---- */
 
-static void make_layer(qc_llama_weights *w, int extras)
+static void make_layer(qc_forward_weights *w, int extras)
 {
-    static const uint64_t shapes[QC_LLAMA_MATRICES][2] = {
+    static const uint64_t shapes[QC_LAYER_MATRICES][2] = {
         {Q_COLS, HIDDEN},       {KV_COLS, HIDDEN},      {KV_COLS, HIDDEN},     {HIDDEN, Q_COLS},
         {INTERMEDIATE, HIDDEN}, {INTERMEDIATE, HIDDEN}, {HIDDEN, INTERMEDIATE}};
     memset(w, 0, sizeof *w);
-    for (unsigned i = 0; i < QC_LLAMA_MATRICES; i++) {
+    for (unsigned i = 0; i < QC_LAYER_MATRICES; i++) {
         uint64_t rows = shapes[i][0], cols = shapes[i][1];
-        w->matrices[i] = (qc_llama_matrix){
+        w->matrices[i] = (qc_forward_matrix){
             .rows = rows,
             .cols = cols,
             .dense = random_floats(rows * cols, 0.0, 1.0 / sqrt((double)cols)),
             .dtype = QC_DTYPE_F32,
-            .bias = extras && i <= QC_LLAMA_V ? random_floats(rows, 0.0, 0.2) : NULL};
+            .bias = extras && i <= QC_LAYER_V ? random_floats(rows, 0.0, 0.2) : NULL};
     }
-    w->vectors[QC_LLAMA_INPUT_NORM] = random_floats(HIDDEN, 1.0, 0.2);
-    w->vectors[QC_LLAMA_POST_NORM] = random_floats(HIDDEN, 1.0, 0.2);
+    w->vectors[QC_LAYER_INPUT_NORM] = random_floats(HIDDEN, 1.0, 0.2);
+    w->vectors[QC_LAYER_POST_NORM] = random_floats(HIDDEN, 1.0, 0.2);
     if (extras) {
-        w->vectors[QC_LLAMA_Q_NORM] = random_floats(HEAD_DIM, 1.0, 0.2);
-        w->vectors[QC_LLAMA_K_NORM] = random_floats(HEAD_DIM, 1.0, 0.2);
+        w->vectors[QC_LAYER_Q_NORM] = random_floats(HEAD_DIM, 1.0, 0.2);
+        w->vectors[QC_LAYER_K_NORM] = random_floats(HEAD_DIM, 1.0, 0.2);
     }
 }
 
-static void free_layer(qc_llama_weights *w)
+static void free_layer(qc_forward_weights *w)
 {
-    for (unsigned i = 0; i < QC_LLAMA_MATRICES; i++) {
+    for (unsigned i = 0; i < QC_LAYER_MATRICES; i++) {
         free((void *)(uintptr_t)w->matrices[i].dense);
         free((void *)(uintptr_t)w->matrices[i].bias);
     }
-    for (unsigned i = 0; i < QC_LLAMA_VECTORS; i++)
+    for (unsigned i = 0; i < QC_LAYER_VECTORS; i++)
         free(w->vectors[i]);
 }
 
 /* A matrix in a form, with one scale a block of 32. */
-static void make_coded(const qc_form_ops *ops, const qc_llama_matrix *m, qc_weights *w,
+static void make_coded(const qc_form_ops *ops, const qc_forward_matrix *m, qc_weights *w,
                        void **codes, float **absmax)
 {
     const qc_form form = {
@@ -117,7 +117,7 @@ static qc_calibrate_engine *new_engine(void)
 }
 
 /* An engine on which a text with these states is. */
-static qc_calibrate_engine *new_text(const qc_llama_batch *b, const qc_calibrate_states *s)
+static qc_calibrate_engine *new_text(const qc_forward_batch *b, const qc_calibrate_states *s)
 {
     qc_calibrate_engine *e = new_engine();
     qc_error err = {0};
@@ -125,11 +125,11 @@ static qc_calibrate_engine *new_text(const qc_llama_batch *b, const qc_calibrate
     return e;
 }
 
-static void new_cpu(qc_llama_cpu *cpu)
+static void new_cpu(qc_forward_cpu *cpu)
 {
     qc_error err = {0};
-    const qc_llama_tools tools = {.threads = 1, .isa = QC_ISA_SCALAR};
-    assert_int_equal(qc_llama_cpu_create(cpu, &shape, &tools, &batch, &err), QC_OK);
+    const qc_forward_tools tools = {.threads = 1, .isa = QC_ISA_SCALAR};
+    assert_int_equal(qc_forward_cpu_create(cpu, &shape, &tools, &batch, &err), QC_OK);
 }
 
 static void check_near(const float *got, const float *want, size_t n, const char *what)
@@ -171,22 +171,20 @@ typedef struct {
     float *hidden, *attended, *inputs; /* inputs: of the point before last */
 } stream;
 
-static uint64_t cpu_to(qc_llama_cpu *cpu, const qc_llama_weights *w, qc_llama_point point,
+static uint64_t cpu_to(qc_forward_cpu *cpu, const qc_forward_weights *w, qc_forward_point point,
                        stream *s)
 {
-    const qc_llama_pass pass = {.w = w, .hidden = s->hidden, .attended = s->attended};
+    const qc_forward_pass pass = {.w = w, .hidden = s->hidden, .attended = s->attended};
     qc_error err = {0};
-    qc_llama_chunk at = {0};
-    qc_llama_inputs in;
-    uint64_t n = point == QC_LLAMA_AT_O      ? Q_COLS
-                 : point == QC_LLAMA_AT_DOWN ? INTERMEDIATE
-                                             : HIDDEN;
-    assert_true(qc_llama_cpu_next(cpu, &at));
+    qc_forward_chunk at = {0};
+    qc_forward_inputs in;
+    uint64_t n = point == QC_AT_O ? Q_COLS : point == QC_AT_DOWN ? INTERMEDIATE : HIDDEN;
+    assert_true(qc_forward_cpu_next(cpu, &at));
     assert_int_equal(at.tokens, TOKENS);
-    assert_int_equal(qc_llama_cpu_at(cpu, &pass, &at, point, &in, &err), QC_OK);
-    for (uint64_t t = 0; point != QC_LLAMA_AT_END && t < TOKENS; t++)
+    assert_int_equal(qc_forward_cpu_at(cpu, &pass, &at, point, &in, &err), QC_OK);
+    for (uint64_t t = 0; point != QC_AT_END && t < TOKENS; t++)
         memcpy(s->inputs + t * n, in.x + t * in.ld, n * sizeof *in.x);
-    if (point == QC_LLAMA_AT_O)
+    if (point == QC_AT_O)
         memcpy(s->attended, s->inputs, sizeof(float) * TOKENS * Q_COLS);
     return n;
 }
@@ -194,15 +192,15 @@ static uint64_t cpu_to(qc_llama_cpu *cpu, const qc_llama_weights *w, qc_llama_po
 static void check_points(int extras, const qc_form_ops *ops)
 {
     qc_error err = {0};
-    qc_llama_cpu cpu;
-    qc_llama_weights wz, wx;
+    qc_forward_cpu cpu;
+    qc_forward_weights wz, wx;
     qc_weights coded;
     void *codes = NULL;
     float *absmax = NULL;
     new_cpu(&cpu);
     make_layer(&wz, extras);
     wx = wz; /* but for o, which is replaced */
-    make_coded(ops, &wz.matrices[QC_LLAMA_O], &coded, &codes, &absmax);
+    make_coded(ops, &wz.matrices[QC_LAYER_O], &coded, &codes, &absmax);
     stream z = {random_floats((size_t)TOKENS * HIDDEN, 0.0, 1.0),
                 qt_alloc((size_t)TOKENS * Q_COLS, sizeof(float)),
                 qt_alloc((size_t)TOKENS * INTERMEDIATE, sizeof(float))};
@@ -217,13 +215,13 @@ static void check_points(int extras, const qc_form_ops *ops)
     float *pz = copy_of(z.hidden, (size_t)TOKENS * HIDDEN);
     qc_calibrate_engine *c = new_text(&batch, &s);
     assert_int_equal(c->ops->layer(c, 0, &wz, &wx, &err), QC_OK);
-    for (int at = QC_LLAMA_AT_QKV; at <= QC_LLAMA_AT_END; at++) {
-        qc_llama_point point = (qc_llama_point)at;
-        if (point == QC_LLAMA_AT_Q_B || point == QC_LLAMA_AT_KV_B)
+    for (int at = QC_AT_QKV; at <= QC_AT_END; at++) {
+        qc_forward_point point = (qc_forward_point)at;
+        if (point == QC_AT_Q_B || point == QC_AT_KV_B)
             continue; /* the layer has no latents */
-        if (point == QC_LLAMA_AT_GATE) {
-            wx.matrices[QC_LLAMA_O].quantized = &coded;
-            assert_int_equal(c->ops->quantized(c, QC_LLAMA_O, &err), QC_OK);
+        if (point == QC_AT_GATE) {
+            wx.matrices[QC_LAYER_O].quantized = &coded;
+            assert_int_equal(c->ops->quantized(c, QC_LAYER_O, &err), QC_OK);
         }
         cpu_to(&cpu, &wz, point, &z);
         uint64_t n = cpu_to(&cpu, &wx, point, &x);
@@ -232,13 +230,13 @@ static void check_points(int extras, const qc_form_ops *ops)
         QT_CHECK(c->ops->reach(c, point, 1, 0.0, &err) == QC_OK, "%s", err.msg);
         check_near(s.x, x.hidden, (size_t)TOKENS * HIDDEN, "x");
         check_near(s.z, z.hidden, (size_t)TOKENS * HIDDEN, "z");
-        if (point == QC_LLAMA_AT_O) {
+        if (point == QC_AT_O) {
             check_near(s.x_attended, x.attended, (size_t)TOKENS * Q_COLS, "attended x");
             check_near(s.z_attended, z.attended, (size_t)TOKENS * Q_COLS, "attended z");
         }
         assert_int_equal(qc_gpu_calibrator_inputs(c), n);
         assert_int_equal(qc_gpu_calibrator_read(c, h, cross, &err), QC_OK);
-        if (point != QC_LLAMA_AT_END) {
+        if (point != QC_AT_END) {
             check_moments(h, x.inputs, x.inputs, TOKENS, n, 1, "H");
             check_moments(cross, x.inputs, z.inputs, TOKENS, n, 0, "C");
         }
@@ -253,7 +251,7 @@ static void check_points(int extras, const qc_form_ops *ops)
     check_near(px, x.hidden, (size_t)TOKENS * HIDDEN, "pass x");
     check_near(pz, z.hidden, (size_t)TOKENS * HIDDEN, "pass z");
     qc_calibrate_engine_destroy(c);
-    qc_llama_cpu_deinit(&cpu);
+    qc_forward_cpu_deinit(&cpu);
     float *all[] = {x.hidden, x.attended, x.inputs, z.hidden, z.attended, z.inputs,
                     px,       pz,         at_x,     at_z,     sx,         sz};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
@@ -276,7 +274,7 @@ static void test_head_of_chunks(void **state)
     enum { many = 115, tokens = many * LONGEST };
     uint64_t all[many];
     qc_error err = {0};
-    qc_llama_cpu cpu;
+    qc_forward_cpu cpu;
     (void)state;
     for (int i = 0; i < many; i++)
         all[i] = LONGEST;
@@ -285,7 +283,7 @@ static void test_head_of_chunks(void **state)
     float *x = random_floats((size_t)tokens * HIDDEN, 0.0, 1.0);
     float *z = random_floats((size_t)tokens * HIDDEN, 0.0, 1.0);
     const qc_calibrate_states s = {.x = x, .z = z, .x_attended = x, .z_attended = z};
-    const qc_llama_batch b = {.lengths = all, .count = many, .tokens = tokens};
+    const qc_forward_batch b = {.lengths = all, .count = many, .tokens = tokens};
     qc_calibrate_engine *c = new_text(&b, &s);
     assert_int_equal(c->ops->head(c, gain, &err), QC_ERR_USAGE);
     assert_int_equal(c->ops->moments(c, HIDDEN, 0, &err), QC_OK);
@@ -296,7 +294,7 @@ static void test_head_of_chunks(void **state)
         cpu.decoder->norm(x + t * HIDDEN, gain, HIDDEN, 1e-5f, x + t * HIDDEN);
     check_moments(h, x, x, tokens, HIDDEN, 1, "head");
     qc_calibrate_engine_destroy(c);
-    qc_llama_cpu_deinit(&cpu);
+    qc_forward_cpu_deinit(&cpu);
     free(gain);
     free(x);
     free(z);
@@ -337,7 +335,7 @@ static void test_errors(void **state)
 
 int main(void)
 {
-    shape.family = qc_llama_family_of("llama");
+    shape.family = qc_family_of("llama");
     setenv("QCONV_LIBCUBLAS", QC_FAKE_CUBLAS, 1);
     setenv("QCONV_LIBCUSOLVER", QC_FAKE_CUSOLVER, 1);
     const struct CMUnitTest tests[] = {

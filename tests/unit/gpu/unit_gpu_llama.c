@@ -2,8 +2,8 @@
  * the same in double: dense weights of every type and quantized ones, with cuBLAS and without,
  * biases, head norms, sliding windows, windows that do not fit one chunk; and what happens where
  * memory is short. */
-#include "convert/gpu/gpu_table.h"
 #include "convert/forward/forward.h"
+#include "convert/gpu/gpu_table.h"
 #include "quant/matmul_ops.h"
 #include "tests/fixtures/quant_testing.h"
 
@@ -24,7 +24,7 @@ typedef enum { DENSE_F32, DENSE_F16, DENSE_BF16, NF4_NESTED, INT8_ROWS, INT4, KI
 
 /* A weight in its kind, and what it is worth. */
 typedef struct {
-    qc_llama_matrix m;
+    qc_forward_matrix m;
     qc_weights w;
     void *arrays[4];
     float *values; /* [rows, cols] */
@@ -98,7 +98,7 @@ static void make_weight(weight *out, weight_kind kind, uint64_t rows, uint64_t c
     float *src = random_floats(n, 0.0, 1.0 / sqrt((double)cols));
     memset(out, 0, sizeof *out);
     out->values = qt_alloc(n, sizeof *out->values);
-    out->m = (qc_llama_matrix){.rows = rows, .cols = cols};
+    out->m = (qc_forward_matrix){.rows = rows, .cols = cols};
     if (kind >= NF4_NESTED) {
         quantize(out, kind, src, rows, cols);
     } else {
@@ -148,13 +148,13 @@ static void free_layer(layer *l)
     free(l->k_norm);
 }
 
-static qc_llama_weights on_gpu(const layer *l)
+static qc_forward_weights on_gpu(const layer *l)
 {
-    qc_llama_weights w = {.vectors = {[QC_LLAMA_INPUT_NORM] = l->input_norm,
-                                      [QC_LLAMA_POST_NORM] = l->attention_norm,
-                                      [QC_LLAMA_Q_NORM] = l->q_norm,
-                                      [QC_LLAMA_K_NORM] = l->k_norm}};
-    for (unsigned i = 0; i < QC_LLAMA_MATRICES; i++)
+    qc_forward_weights w = {.vectors = {[QC_LAYER_INPUT_NORM] = l->input_norm,
+                                        [QC_LAYER_POST_NORM] = l->attention_norm,
+                                        [QC_LAYER_Q_NORM] = l->q_norm,
+                                        [QC_LAYER_K_NORM] = l->k_norm}};
+    for (unsigned i = 0; i < QC_LAYER_MATRICES; i++)
         w.matrices[i] = l->matrix[i].m;
     return w;
 }
@@ -249,13 +249,13 @@ static void layer_in_double(const layer *l, double *hidden, size_t rows, double 
 
 static const float eps = 1e-5f;
 
-static const qc_llama_shape shape = {.config = {.hidden = HIDDEN,
-                                                .intermediate = INTERMEDIATE,
-                                                .heads = HEADS,
-                                                .kv_heads = KV_HEADS,
-                                                .head_dim = HEAD_DIM,
-                                                .norm_eps = 1e-5},
-                                     .rope = {.theta = 10000.0, .factor = 1.0, .magnitude = 1.0}};
+static const qc_forward_shape shape = {.config = {.hidden = HIDDEN,
+                                                  .intermediate = INTERMEDIATE,
+                                                  .heads = HEADS,
+                                                  .kv_heads = KV_HEADS,
+                                                  .head_dim = HEAD_DIM,
+                                                  .norm_eps = 1e-5},
+                                       .rope = {.theta = 10000.0, .factor = 1.0, .magnitude = 1.0}};
 
 static qc_gpu_decoder *new_decoder(qc_error *err, qc_status expected)
 {
@@ -297,7 +297,7 @@ static void check_layers(weight_kind kind, int extras, const uint64_t *lengths, 
         want[i] = (double)hidden[i];
     qc_gpu_decoder *d = new_decoder(&err, QC_OK);
     for (int i = 0; i < 2; i++) {
-        qc_llama_weights g = on_gpu(&l[i]);
+        qc_forward_weights g = on_gpu(&l[i]);
         QT_CHECK(work->llama->layer(d, &g, l[i].window, hidden, lengths, windows, &err) == QC_OK,
                  "%s", err.msg);
         double *at = want;
@@ -396,7 +396,7 @@ static void test_no_memory(void **state)
     unsigned failed = 0;
     (void)state;
     make_layer(&l, NF4_NESTED, 1);
-    qc_llama_weights g = on_gpu(&l);
+    qc_forward_weights g = on_gpu(&l);
     float *hidden = random_floats(length * HIDDEN, 0.0, 1.0);
     size_t before = qc_shim_allocations(NULL);
     for (unsigned n = 1; n < 9; n++) {
@@ -422,22 +422,23 @@ static void test_no_memory(void **state)
 }
 
 /* Logits of the bundled model, of two windows of its held-out text. */
-static float *model_logits(const qc_devices *devices, const qc_llama_batch *batch, uint64_t *count)
+static float *model_logits(const qc_devices *devices, const qc_forward_batch *batch,
+                           uint64_t *count)
 {
     static const char dir[] = QC_TEST_DATA "/kjv-llama/model";
     qc_error err = {0};
     qc_checkpoint *c = NULL;
-    qc_llama *m = NULL;
-    const qc_llama_tools tools = {.threads = 2, .devices = devices, .isa = QC_ISA_SCALAR};
+    qc_forward *m = NULL;
+    const qc_forward_tools tools = {.threads = 2, .devices = devices, .isa = QC_ISA_SCALAR};
     QT_CHECK(qc_checkpoint_open(&c, dir, &err) == QC_OK, "%s", err.msg);
-    QT_CHECK(qc_llama_open(&m, dir, c, &tools, &err) == QC_OK, "%s", err.msg);
-    const qc_llama_config *config = qc_llama_config_of(m);
+    QT_CHECK(qc_forward_open(&m, dir, c, &tools, &err) == QC_OK, "%s", err.msg);
+    const qc_forward_config *config = qc_forward_config_of(m);
     *count = batch->tokens * config->vocabulary;
     float *hidden = qt_alloc(batch->tokens * config->hidden, sizeof *hidden);
     float *logits = qt_alloc(*count, sizeof *logits);
-    QT_CHECK(qc_llama_hidden(m, batch, hidden, &err) == QC_OK, "%s", err.msg);
-    QT_CHECK(qc_llama_logits(m, hidden, batch->tokens, logits, &err) == QC_OK, "%s", err.msg);
-    qc_llama_close(m);
+    QT_CHECK(qc_forward_hidden(m, batch, hidden, &err) == QC_OK, "%s", err.msg);
+    QT_CHECK(qc_forward_logits(m, hidden, batch->tokens, logits, &err) == QC_OK, "%s", err.msg);
+    qc_forward_close(m);
     qc_checkpoint_close(c);
     free(hidden);
     return logits;
@@ -457,7 +458,7 @@ static void test_model(void **state)
         ids[i] = (uint32_t)fgetc(f);
     (void)fclose(f);
     assert_int_equal(work->device_open(&devices.gpus[0], 0, &err), QC_OK);
-    const qc_llama_batch batch = {ids, lengths, 2, 27};
+    const qc_forward_batch batch = {ids, lengths, 2, 27};
     uint64_t count = 0;
     float *cpu = model_logits(NULL, &batch, &count);
     uint64_t kernels = qc_shim_kernels_run();
@@ -482,14 +483,14 @@ static void test_forms(void **state)
     (void)state;
     assert_int_equal(work->device_open(&device, 0, &err), QC_OK);
     static const struct {
-        qc_llama_config config;
+        qc_forward_config config;
         uint64_t longest;
     } wrong[] = {{{.hidden = 8, .intermediate = 8, .heads = 1, .kv_heads = 1, .head_dim = 258}, 8},
                  {{.hidden = 8, .intermediate = 8, .heads = 1, .kv_heads = 1, .head_dim = 7}, 8},
                  {{.hidden = 8, .intermediate = 8, .heads = 3, .kv_heads = 2, .head_dim = 8}, 8},
                  {{.hidden = 8, .intermediate = 8, .heads = 3, .kv_heads = 3, .head_dim = 8}, 0}};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
-        const qc_llama_shape s = {.config = wrong[i].config};
+        const qc_forward_shape s = {.config = wrong[i].config};
         qc_gpu_decoder *d = NULL;
         assert_int_equal(work->llama->create(&d, &device, &s, wrong[i].longest, NULL, &err),
                          QC_ERR_UNSUPPORTED);
@@ -499,7 +500,7 @@ static void test_forms(void **state)
     layer l;
     uint64_t length = LONGEST + 1;
     make_layer(&l, DENSE_F32, 0);
-    qc_llama_weights g = on_gpu(&l);
+    qc_forward_weights g = on_gpu(&l);
     float *hidden = qt_alloc(length * HIDDEN, sizeof *hidden);
     qc_gpu_decoder *d = new_decoder(&err, QC_OK);
     assert_int_equal(work->llama->layer(d, &g, l.window, hidden, &length, 1, &err), QC_ERR_USAGE);

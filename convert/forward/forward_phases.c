@@ -1,0 +1,192 @@
+/* The phases of forward_phases.h. */
+#include "convert/forward/forward_phases.h"
+
+#include "convert/family/family.h"
+
+#include <string.h>
+
+qc_status qc_phase_norm(void *ctx, unsigned thread, uint64_t first, uint64_t count, qc_error *err)
+{
+    const qc_phase_chunk *k = ctx;
+    uint64_t n = k->cpu->shape->config.hidden;
+    (void)thread;
+    (void)err;
+    for (uint64_t t = first; t < first + count; t++)
+        k->cpu->decoder->norm(k->hidden + t * n, k->weight, n,
+                              (float)k->cpu->shape->config.norm_eps, k->normed + t * n);
+    return QC_OK;
+}
+
+qc_status qc_phase_add(void *ctx, unsigned thread, uint64_t first, uint64_t count, qc_error *err)
+{
+    const qc_phase_chunk *k = ctx;
+    const qc_forward_shape *s = k->cpu->shape;
+    const float scale = (float)s->residual_scale;
+    uint64_t n = s->config.hidden;
+    for (uint64_t t = first; t < first + count; t++) {
+        float *h = k->hidden + t * n, *a = k->cpu->a + t * n;
+        if (k->added_norm)
+            k->cpu->decoder->norm(a, k->added_norm, n, (float)s->config.norm_eps, a);
+        for (uint64_t i = 0; i < n; i++)
+            h[i] += a[i] * scale;
+        QC_TRY(qc_forward_finite(h, n, err));
+    }
+    return k->weight ? qc_phase_norm(ctx, thread, first, count, err) : QC_OK;
+}
+
+/* Turns what of a head is to be turned. */
+static void turn_head(const qc_phase_chunk *k, float *x, uint64_t row)
+{
+    const qc_forward_shape *s = k->cpu->shape;
+    const int local = k->turn == QC_LAYER_TURNED_LOCAL;
+    const qc_rope_tables *r = local ? &k->cpu->local_rope : &k->cpu->rope;
+    const uint64_t half = s->turned / 2;
+    const float *cosines = r->cosines + row * half, *sines = r->sines + row * half;
+    if (k->turn == QC_LAYER_UNTURNED)
+        return;
+    if (s->family->traits & QC_FAMILY_SIDE_BY_SIDE)
+        k->cpu->decoder->rotate_pairs(x, cosines, sines, half);
+    else
+        k->cpu->decoder->rotate(x, cosines, sines, half);
+}
+
+qc_status qc_phase_turn(void *ctx, unsigned thread, uint64_t first, uint64_t count, qc_error *err)
+{
+    const qc_phase_chunk *k = ctx;
+    const qc_forward_cpu *cpu = k->cpu;
+    const qc_forward_config *c = &cpu->shape->config;
+    const float *norms[2] = {k->w->vectors[QC_LAYER_Q_NORM], k->w->vectors[QC_LAYER_K_NORM]};
+    const int wide = (cpu->shape->family->traits & QC_FAMILY_WIDE_NORMS) != 0;
+    const float eps = (float)c->norm_eps;
+    (void)thread;
+    (void)err;
+    for (uint64_t t = first; t < first + count; t++) {
+        const uint64_t row = cpu->positions[k->start + t];
+        float *x = cpu->b + t * k->ldb;
+        for (int part = 0; part < 2; part++) {
+            const uint64_t heads = part ? c->kv_heads : c->heads;
+            if (norms[part] && wide)
+                cpu->decoder->norm(x, norms[part], heads * c->head_dim, eps, x);
+            for (uint64_t h = 0; h < heads; h++, x += c->head_dim) {
+                if (norms[part] && !wide)
+                    cpu->decoder->norm(x, norms[part], c->head_dim, eps, x);
+                turn_head(k, x, row);
+            }
+        }
+    }
+    return QC_OK;
+}
+
+/* ---- multi-head latent attention (DeepSeek-AI 2024) ----
+ *
+ * A row of d: what Q_B gets | what KV_B gets | the part of a key that is turned, which all heads
+ * share | for each head, what of its key is not turned and its value. */
+
+#define LATENT_EPS 1e-6f /* whatever config.json says */
+
+qc_status qc_phase_norm_latents(void *ctx, unsigned thread, uint64_t first, uint64_t count,
+                                qc_error *err)
+{
+    const qc_phase_chunk *k = ctx;
+    const qc_forward_shape *s = k->cpu->shape;
+    const float *q_norm = k->w->vectors[QC_LAYER_Q_A_NORM];
+    (void)thread;
+    (void)err;
+    for (uint64_t t = first; t < first + count; t++) {
+        float *d = k->cpu->d + t * k->ldd;
+        if (q_norm)
+            k->cpu->decoder->norm(d, q_norm, s->q_rank, LATENT_EPS, d);
+        k->cpu->decoder->norm(d + s->q_rank, k->w->vectors[QC_LAYER_KV_A_NORM], s->kv_rank,
+                              LATENT_EPS, d + s->q_rank);
+    }
+    return QC_OK;
+}
+
+qc_status qc_phase_spread_latents(void *ctx, unsigned thread, uint64_t first, uint64_t count,
+                                  qc_error *err)
+{
+    const qc_phase_chunk *k = ctx;
+    const qc_forward_shape *s = k->cpu->shape;
+    const uint64_t dim = s->config.head_dim, plain = s->turned_from, wide = s->value_dim;
+    (void)thread;
+    (void)err;
+    for (uint64_t t = first; t < first + count; t++) {
+        const uint64_t row = k->cpu->positions[k->start + t];
+        float *q = k->cpu->b + t * k->ldb, *key = q + k->q, *value = key + k->k;
+        float *turned = k->cpu->d + t * k->ldd + s->q_rank + s->kv_rank;
+        const float *made = turned + s->turned;
+        turn_head(k, turned, row);
+        for (uint64_t h = 0; h < s->config.heads; h++, made += plain + wide) {
+            turn_head(k, q + h * dim + plain, row);
+            memcpy(key + h * dim, made, (size_t)plain * sizeof *key);
+            memcpy(key + h * dim + plain, turned, (size_t)s->turned * sizeof *key);
+            memcpy(value + h * wide, made + plain, (size_t)wide * sizeof *value);
+        }
+    }
+    return QC_OK;
+}
+
+/* ---- attention ---- */
+
+/* The window that a task belongs to. */
+static uint64_t window_of(const qc_phase_chunk *k, uint64_t task)
+{
+    const uint64_t *tasks = k->cpu->tasks;
+    uint64_t low = k->window, high = k->end;
+    while (high - low > 1) {
+        uint64_t middle = low + (high - low) / 2;
+        if (tasks[middle] <= task)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+qc_status qc_phase_attend(void *ctx, unsigned thread, uint64_t first, uint64_t count, qc_error *err)
+{
+    const qc_phase_chunk *k = ctx;
+    const qc_forward_cpu *cpu = k->cpu;
+    const qc_forward_config *c = &cpu->shape->config;
+    uint64_t group = c->heads / c->kv_heads, step = qc_attend_tokens(group);
+    (void)err;
+    for (uint64_t task = first; task < first + count; task++) {
+        uint64_t w = window_of(k, cpu->tasks[k->window] + task);
+        uint64_t inside = cpu->tasks[k->window] + task - cpu->tasks[w];
+        uint64_t at = cpu->starts[w] - k->start, tokens = cpu->batch.lengths[w];
+        uint64_t token = inside / c->kv_heads * step;
+        const float *base = cpu->b + at * k->ldb;
+        const qc_attend_io io = {.q = base,
+                                 .k = base + k->q,
+                                 .v = base + k->q + k->k,
+                                 .out = cpu->c + at * k->attended,
+                                 .q_stride = k->ldb,
+                                 .kv_stride = k->ldb,
+                                 .out_stride = k->attended,
+                                 .tokens = tokens,
+                                 .group = group,
+                                 .head_dim = c->head_dim,
+                                 .value_dim = cpu->shape->value_dim,
+                                 .span = k->span,
+                                 .scale = k->scale,
+                                 .cap = (float)cpu->shape->score_cap,
+                                 .sinks = k->w->vectors[QC_LAYER_SINKS]};
+        cpu->decoder->attend(&io, inside % c->kv_heads, token,
+                             tokens - token < step ? tokens - token : step,
+                             cpu->scratch + thread * cpu->scratch_each);
+    }
+    return QC_OK;
+}
+
+qc_status qc_phase_gate(void *ctx, unsigned thread, uint64_t first, uint64_t count, qc_error *err)
+{
+    const qc_phase_chunk *k = ctx;
+    const qc_decoder_ops *ops = k->cpu->decoder;
+    uint64_t n = k->cpu->shape->config.intermediate;
+    (void)thread;
+    (void)err;
+    for (uint64_t t = first; t < first + count; t++)
+        (k->cpu->shape->family->gate == QC_LAYER_SILU ? ops->swiglu : ops->geglu)(
+            k->cpu->b + t * 2 * n, k->cpu->b + t * 2 * n + n, n);
+    return QC_OK;
+}
