@@ -1,6 +1,7 @@
 /* quant/cpu_matmul.h: products of few rows by integers, of more by panels, on threads that wait. */
 #include "quant/cpu_matmul.h"
 #include "tests/fixtures/matmul_testing.h"
+#include "tests/fixtures/sanitized.h"
 
 #include "base/alloc.h"
 
@@ -185,7 +186,7 @@ static void bits_depend_on_neither_threads_nor_instructions(void **state)
     for (int isa = 0; isa < QC_ISA_COUNT; isa++)
         for (unsigned t = 0; t < 3 && qc_isa_available((qc_isa)isa); t++)
             others[isa][t] = open_matmul((qc_isa)isa, t + 1);
-    for (unsigned round = 0; round < 120; round++) {
+    for (unsigned round = 0; round < (TEST_SANITIZED ? 30 : 120); round++) {
         job j;
         make_job(&j, &rng, round % FORMS, 1 + qt_below(&rng, 70), random_cols(&rng, round % FORMS),
                  1 + qt_below(&rng, 18));
