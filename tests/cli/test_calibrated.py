@@ -150,7 +150,7 @@ class Calibrated(OutputCase):
         self.assertGreater(syncs, 2 * WEIGHTS)  # bytes and record of each
         self.assert_same("o", "want")
         shutil.rmtree(self.path("o"))
-        for n in range(1, syncs + 1, 1 if "--slow" in sys.argv else 40 if SANITIZED else 9):
+        for n in range(1, syncs + 1, 1 if "--slow" in sys.argv else 40 if SANITIZED else 19):
             code, _ = self.dies(at_call("sync:%d" % n, JOURNAL, run="kill -9 $PPID"))
             self.assertEqual(code, -signal.SIGKILL, n)
             r = self.run_qconv("--to", "nf4", *PLAIN, "-v", *CALIBRATE, MODEL, "o")

@@ -21,7 +21,7 @@ static void test_empty(void **state)
     qc_matmul *h = km_handle();
     const uint64_t shapes[][3] = {{0, 5, 64}, {3, 0, 64}, {3, 5, 0}, {70000, 1, 0}, {0, 0, 0}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-        for (int form = 0; form < 6; form++) {
+        for (int form = 0; form < (shapes[i][0] > 3 ? 2 : 6); form++) {
             km_spec spec = {
                 .kind = kinds[form % 3], .n = shapes[i][1], .k = shapes[i][2], .block = 64};
             km_job job = {.m = shapes[i][0],

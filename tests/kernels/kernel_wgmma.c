@@ -65,7 +65,7 @@ static void test_every_n_and_k(void **state)
     (void)state;
     for (size_t i = 0; i < COUNT(ns); i++)
         for (size_t j = 0; j < COUNT(ks); j++, t++) {
-            if (ns[i] * ks[j] > (slow ? UINT64_MAX : 200000 / qt_every(4)))
+            if (ns[i] * ks[j] > (slow ? UINT64_MAX : 100000 / qt_every(2)))
                 continue;
             km_spec spec = km_next_spec(t, ns[i], ks[j]);
             multiply(&spec, km_next_job(t, ms[t % 4], ns[i], ks[j]));
