@@ -104,6 +104,35 @@ static void norm(const float *x, const float *weight, uint64_t n, float eps, flo
         out[i] = weight[i] * (x[i] * scale);
 }
 
+/* Sums and squares go to lanes, and are folded, as in norm. */
+static void layer_norm(const float *x, const float *weight, const float *bias, uint64_t n,
+                       float eps, float *out)
+{
+    float lanes[2][QC_LANES] = {{0.0f}}, mean = 0.0f;
+    for (unsigned pass = 0; pass < 2; pass++) {
+        vec acc[PARTS], v, middle;
+        uint64_t i = 0;
+        memset(acc, 0, sizeof acc);
+        spread(&middle, mean);
+        for (; i + QC_LANES <= n; i += QC_LANES)
+            for (unsigned p = 0; p < PARTS; p++) {
+                load(&v, x + i + p * DEC_WIDTH);
+                v -= middle;
+                acc[p] += pass ? v * v : v;
+            }
+        memcpy(lanes[pass], acc, sizeof acc);
+        for (unsigned l = 0; i + l < n; l++) {
+            const float away = x[i + l] - mean;
+            lanes[pass][l] += pass ? away * away : away;
+        }
+        if (pass == 0)
+            mean = qc_fold16(lanes[0]) / (float)n;
+    }
+    const float scale = 1.0f / sqrtf(qc_fold16(lanes[1]) / (float)n + eps);
+    for (uint64_t i = 0; i < n; i++)
+        out[i] = weight[i] * ((x[i] - mean) * scale) + bias[i];
+}
+
 static void rotate_pairs(float *x, const float *cosines, const float *sines, uint64_t half)
 {
     for (uint64_t i = 0; i < half; i++) {
@@ -192,6 +221,90 @@ static void softcap(float *x, uint64_t n, float cap)
         cap_at(room, cap);
         memcpy(x + i, room, (size_t)(n - i) * sizeof *x);
     }
+}
+
+/* ---- activations without a gate ---- */
+
+/* Elements whose mask is 0 become 0; a mask may also keep single bits. */
+DEC_INLINE void keep_where(vec *x, const ivec *mask)
+{
+    ivec bits;
+    memcpy(&bits, x, sizeof bits);
+    bits &= *mask;
+    memcpy(x, &bits, sizeof bits);
+}
+
+DEC_INLINE void relu_of(vec *x)
+{
+    ivec stays = ~(*x < 0.0f); /* NaN stays */
+    keep_where(x, &stays);
+}
+
+DEC_INLINE void gelu_tanh_of(vec *x)
+{
+    vec e = *x;
+    gate_turn(&e, 1);
+    e = -e;
+    exponential_of(&e);
+    *x = *x / (1.0f + e);
+}
+
+/* GELU is max(x, 0) - a Q(a), where a = |x| and Q(a) = (1 - erf(a / sqrt(2))) / 2. Nothing cancels:
+ * Q(a) = e^(-a^2 / 2) p(1 / (1 + 0.3125 a)) with a polynomial p of degree 9, which was fitted up to
+ * a = 13.3 (beyond, e^(-a^2 / 2) is 0) and is right to 2.4e-8 of itself. */
+DEC_INLINE void gelu_of(vec *x)
+{
+    static const float p[] = {0x1.f8a4dcp-17f, 0x1.fd251cp-4f,  0x1.073b3cp-3f, 0x1.6e2e00p-4f,
+                              0x1.65777cp-3f,  -0x1.3b6ce4p-3f, 0x1.621da6p-2f, -0x1.3ce100p-2f,
+                              0x1.e1523ep-4f,  -0x1.10cd64p-6f};
+    vec a = *x, e, t, sum;
+    ivec sign;
+    spread(&e, -0.0f);
+    memcpy(&sign, &e, sizeof sign);
+    sign = ~sign;
+    keep_where(&a, &sign);
+    e = a * a * -0.5f;
+    exponential_of(&e);
+    t = 1.0f / (1.0f + 0.3125f * a);
+    spread(&sum, p[9]);
+    for (int i = 8; i >= 0; i--)
+        sum = sum * t + p[i];
+    relu_of(x);
+    *x -= a * (e * sum);
+}
+
+DEC_INLINE void each(float *x, uint64_t n, void (*of)(vec *x))
+{
+    vec v;
+    uint64_t i = 0;
+    for (; i + DEC_WIDTH <= n; i += DEC_WIDTH) {
+        load(&v, x + i);
+        of(&v);
+        store(x + i, &v);
+    }
+    if (i < n) {
+        float room[DEC_WIDTH] = {0.0f};
+        memcpy(room, x + i, (size_t)(n - i) * sizeof *x);
+        load(&v, room);
+        of(&v);
+        store(room, &v);
+        memcpy(x + i, room, (size_t)(n - i) * sizeof *x);
+    }
+}
+
+static void relu(float *x, uint64_t n)
+{
+    each(x, n, relu_of);
+}
+
+static void gelu(float *x, uint64_t n)
+{
+    each(x, n, gelu_of);
+}
+
+static void gelu_tanh(float *x, uint64_t n)
+{
+    each(x, n, gelu_tanh_of);
 }
 
 /* ---- attention ---- */
@@ -303,10 +416,10 @@ static void take_keys(const qc_attend_io *io, const qc_attend_room *m, uint64_t 
 {
     const uint64_t dim = io->head_dim, wide = io->value_dim, padded = qc_attend_padded(wide);
     for (uint64_t j = 0; j < n; j++) {
-        const float *k = io->k + (at + j) * io->kv_stride + kv * dim;
+        const float *k = io->k + (at + j) * io->kv_stride + kv * io->k_step;
         for (uint64_t d = 0; d < dim; d++)
             m->keys[d * QC_ATTEND_KEYS + j] = k[d];
-        memcpy(m->values + j * padded, io->v + (at + j) * io->kv_stride + kv * wide,
+        memcpy(m->values + j * padded, io->v + (at + j) * io->kv_stride + kv * io->v_step,
                (size_t)wide * sizeof *m->values);
         memset(m->values + j * padded + wide, 0, (size_t)(padded - wide) * sizeof *m->values);
     }
@@ -323,7 +436,7 @@ static void begin_rows(const qc_attend_io *io, const qc_attend_room *m, uint64_t
     const uint64_t dim = io->head_dim;
     for (uint64_t r = 0; r < rows; r++) {
         const uint64_t head = kv * io->group + r % io->group;
-        const float *q = io->q + (first + r / io->group) * io->q_stride + head * dim;
+        const float *q = io->q + (first + r / io->group) * io->q_stride + head * io->q_step;
         for (uint64_t d = 0; d < dim; d++)
             m->q[r * dim + d] = q[d] * io->scale;
         m->maximum[r] = io->sinks ? io->sinks[head] : -INFINITY;
@@ -341,9 +454,9 @@ static void attend(const qc_attend_io *io, uint64_t kv, uint64_t first, uint64_t
     qc_attend_split(&m, io->group, dim, wide, scratch);
     begin_rows(io, &m, kv, first, rows);
     uint64_t begin = io->span && first + 1 > io->span ? first + 1 - io->span : 0;
-    for (uint64_t at = begin / QC_ATTEND_KEYS * QC_ATTEND_KEYS; at < first + count;
-         at += QC_ATTEND_KEYS) {
-        uint64_t n = first + count - at < QC_ATTEND_KEYS ? first + count - at : QC_ATTEND_KEYS;
+    const uint64_t end = io->both_ways ? io->tokens : first + count;
+    for (uint64_t at = begin / QC_ATTEND_KEYS * QC_ATTEND_KEYS; at < end; at += QC_ATTEND_KEYS) {
+        uint64_t n = end - at < QC_ATTEND_KEYS ? end - at : QC_ATTEND_KEYS;
         take_keys(io, &m, kv, at, n);
         uint64_t r = 0;
         for (; r + DEC_ROWS <= rows; r += DEC_ROWS)
@@ -356,6 +469,8 @@ static void attend(const qc_attend_io *io, uint64_t kv, uint64_t first, uint64_t
             uint64_t t = first + r / io->group;
             uint64_t low = io->span && t + 1 > io->span + at ? t + 1 - io->span - at : 0;
             uint64_t high = t < at ? 0 : t + 1 - at < QC_ATTEND_KEYS ? t + 1 - at : QC_ATTEND_KEYS;
+            if (io->both_ways)
+                high = n;
             weigh(m.scores + r * QC_ATTEND_KEYS, low, high, padded, &m.maximum[r], &m.total[r],
                   m.sums + r * padded);
         }
@@ -375,5 +490,6 @@ static void attend(const qc_attend_io *io, uint64_t kv, uint64_t first, uint64_t
 
 #define DEC_TABLE(isa)                                                                             \
     {                                                                                              \
-        isa, norm, rotate, rotate_pairs, swiglu, geglu, softcap, attend, exponential               \
+        isa, norm, layer_norm, rotate, rotate_pairs, swiglu, geglu, relu, gelu, gelu_tanh,         \
+            softcap, attend, exponential                                                           \
     }

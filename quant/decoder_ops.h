@@ -12,16 +12,19 @@
 #include <stdint.h>
 
 /* Attention of one window: token t sees the tokens max(0, t - span + 1) .. t; with span 0 it sees
- * all up to t. Query head h uses key and value head h / group. Strides are in floats. */
+ * all up to t. Query head h uses key and value head h / group. Strides are in floats: from a token
+ * to the next, and as a step from a head to the next. */
 typedef struct {
-    const float *q; /* [tokens][heads][head_dim], row stride q_stride */
-    const float *k; /* [tokens][heads / group][head_dim], row stride kv_stride */
-    const float *v; /* [tokens][heads / group][value_dim], row stride kv_stride */
-    float *out;     /* [tokens][heads][value_dim], row stride out_stride */
+    const float *q; /* [tokens][heads][head_dim] */
+    const float *k; /* [tokens][heads / group][head_dim] */
+    const float *v; /* [tokens][heads / group][value_dim] */
+    float *out;     /* [tokens][heads][value_dim], heads side by side */
     uint64_t q_stride, kv_stride, out_stride;
+    uint64_t q_step, k_step, v_step;
     uint64_t tokens, group, head_dim, value_dim, span;
-    float scale; /* of q k^T */
-    float cap;   /* scores s become cap tanh(s / cap) (Gemma 2); 0: they stay */
+    int both_ways; /* a token sees all tokens of the window; span is 0 then */
+    float scale;   /* of q k^T */
+    float cap;     /* scores s become cap tanh(s / cap) (Gemma 2); 0: they stay */
     /* [heads]: the score of a key without a value, which each token sees besides (gpt-oss); or
      * NULL */
     const float *sinks;
@@ -32,6 +35,10 @@ typedef struct {
     /* RMS norm (Zhang and Sennrich 2019): out = weight * (x / sqrt(mean(x^2) + eps)). out may be
      * x. */
     void (*norm)(const float *x, const float *weight, uint64_t n, float eps, float *out);
+    /* Layer norm (Ba et al. 2016): out = weight * ((x - mean) * (1 / sqrt(variance + eps))) + bias,
+     * where the variance is the mean of (x - mean)^2. out may be x. */
+    void (*layer_norm)(const float *x, const float *weight, const float *bias, uint64_t n,
+                       float eps, float *out);
     /* Rotary positions of one head, x [2 * half]: the pair x[i], x[i + half] is rotated by an
      * angle, which is given by its cosine and sine. */
     void (*rotate)(float *x, const float *cosines, const float *sines, uint64_t half);
@@ -42,6 +49,12 @@ typedef struct {
     /* The same with GELU in its form with tanh (Hendrycks and Gimpel 2016):
      * gate = gate / 2 * (1 + tanh(sqrt(2 / pi) (gate + 0.044715 gate^3))) * up. */
     void (*geglu)(float *gate, const float *up, uint64_t n);
+    /* Activations without a gate: max(x, 0); GELU (Hendrycks and Gimpel 2016), which is
+     * x / 2 (1 + erf(x / sqrt(2))), within 6e-7 of itself for x >= -4 and 1e-10 below; and
+     * its form with tanh as above. */
+    void (*relu)(float *x, uint64_t n);
+    void (*gelu)(float *x, uint64_t n);
+    void (*gelu_tanh)(float *x, uint64_t n);
     /* x = cap tanh(x / cap) */
     void (*softcap)(float *x, uint64_t n, float cap);
     /* Softmax(q k^T scale) v for the query heads of key head kv and for tokens [first,

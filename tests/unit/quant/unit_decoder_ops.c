@@ -1,4 +1,4 @@
-/* Norm, rotary positions, gates, soft caps, attention and e^x against sums in double and closed
+/* Norms, rotary positions, gates, activations, soft caps, attention and e^x against sums in double and closed
  * forms; every table gives the scalar one's bits. */
 #include "quant/decoder_ops.h"
 #include "tests/fixtures/quant_testing.h"
@@ -87,6 +87,42 @@ static double d_softcap(double x, double y)
     return 2.5 * tanh(x / 2.5);
 }
 
+static double d_relu(double x, double y)
+{
+    (void)y;
+    return x > 0.0 ? x : 0.0;
+}
+
+static double d_gelu(double x, double y)
+{
+    (void)y;
+    return 0.5 * x * erfc(-x * 0.70710678118654752440);
+}
+
+static double d_gelu_tanh(double x, double y)
+{
+    (void)y;
+    return d_geglu(x, 1.0);
+}
+
+static void run_relu(const qc_decoder_ops *ops, float *x, const float *y, uint64_t n)
+{
+    (void)y;
+    ops->relu(x, n);
+}
+
+static void run_gelu(const qc_decoder_ops *ops, float *x, const float *y, uint64_t n)
+{
+    (void)y;
+    ops->gelu(x, n);
+}
+
+static void run_gelu_tanh(const qc_decoder_ops *ops, float *x, const float *y, uint64_t n)
+{
+    (void)y;
+    ops->gelu_tanh(x, n);
+}
+
 static void run_swiglu(const qc_decoder_ops *ops, float *x, const float *y, uint64_t n)
 {
     ops->swiglu(x, y, n);
@@ -107,6 +143,9 @@ static void elements(void **state)
 {
     static const elementwise all[] = {{"swiglu", 4e-7, d_swiglu, run_swiglu},
                                       {"geglu", 4e-7, d_geglu, run_geglu},
+                                      {"relu", 1e-300, d_relu, run_relu},
+                                      {"gelu", 2e-7, d_gelu, run_gelu},
+                                      {"gelu_tanh", 4e-7, d_gelu_tanh, run_gelu_tanh},
                                       {"softcap", 2e-6, d_softcap, run_softcap}};
     const qc_decoder_ops *t[QC_ISA_COUNT];
     unsigned count = tables(t);
@@ -141,6 +180,68 @@ static void elements(void **state)
     float edge[4] = {-1e30f, 1e30f, NAN, 0.0f};
     t[0]->softcap(edge, 4, 30.0f);
     assert_true(edge[0] == -30.0f && edge[1] == 30.0f && isnan(edge[2]) && edge[3] == 0.0f);
+}
+
+/* Every float from -14 to 14 in steps, and what is beyond. */
+static void gelu(void **state)
+{
+    const qc_decoder_ops *ops = qc_decoder_ops_for(QC_ISA_SCALAR);
+    enum { N = 1 << 19 };
+    float *x = qt_alloc(N, sizeof *x), *y = qt_alloc(N, sizeof *y);
+    (void)state;
+    for (int i = 0; i < N; i++)
+        y[i] = x[i] = -14.0f + (float)i * (28.0f / (float)N);
+    ops->gelu(y, N);
+    for (int i = 0; i < N; i++) {
+        const double want = d_gelu((double)x[i], 0.0), error = fabs((double)y[i] - want);
+        if (!(error <= (x[i] < -4.0f ? 1e-10 : 6e-7 * fabs(want))))
+            fail_msg("gelu(%a) is %a, got %a", (double)x[i], want, (double)y[i]);
+    }
+    float edge[8] = {-0.0f, 0.0f, -1e30f, 1e30f, NAN, INFINITY, -1e-30f, 1e-30f};
+    ops->gelu(edge, 8);
+    assert_true(edge[0] == 0.0f && edge[1] == 0.0f && edge[2] == 0.0f && edge[3] == 1e30f);
+    assert_true(isnan(edge[4]) && !isfinite(edge[5]));
+    assert_true(fabsf(edge[6] + 5e-31f) < 1e-36f && fabsf(edge[7] - 5e-31f) < 1e-36f);
+    float other[4] = {NAN, -INFINITY, INFINITY, -0.0f};
+    ops->relu(other, 4);
+    assert_true(isnan(other[0]) && other[1] == 0.0f && isinf(other[2]) && other[3] == 0.0f);
+    free(x);
+    free(y);
+}
+
+/* The mean is far from 0 in every other row: the variance may not lose its digits. */
+static void layer_norm(void **state)
+{
+    const qc_decoder_ops *t[QC_ISA_COUNT];
+    unsigned count = tables(t);
+    qt_rng rng = {6};
+    (void)state;
+    for (size_t n = 1; n < 140; n += n < 40 ? 1 : 33) {
+        float *x = random_floats(&rng, n, 3.0), *w = random_floats(&rng, n, 1.0);
+        float *b = random_floats(&rng, n, 1.0);
+        float *first = qt_alloc(n, sizeof *first), *other = qt_alloc(n, sizeof *other);
+        double *want = qt_alloc(n, sizeof *want), mean = 0.0, squares = 0.0;
+        for (size_t i = 0; i < n; i++)
+            mean += (double)(x[i] += n % 2 ? 40.0f : 0.0f) / (double)n;
+        for (size_t i = 0; i < n; i++)
+            squares += ((double)x[i] - mean) * ((double)x[i] - mean);
+        for (size_t i = 0; i < n; i++)
+            want[i] = (double)w[i] * ((double)x[i] - mean) / sqrt(squares / (double)n + 1e-3) +
+                      (double)b[i];
+        t[0]->layer_norm(x, w, b, n, 1e-3f, first);
+        assert_close(first, want, n, n % 2 ? 3e-6 : 4e-7);
+        for (unsigned i = 1; i < count; i++) {
+            memcpy(other, x, n * sizeof *x);
+            t[i]->layer_norm(other, w, b, n, 1e-3f, other); /* in place */
+            assert_memory_equal(first, other, n * sizeof *first);
+        }
+        free(x);
+        free(w);
+        free(b);
+        free(first);
+        free(other);
+        free(want);
+    }
 }
 
 static void norm(void **state)
@@ -191,7 +292,8 @@ typedef struct {
     uint64_t wide; /* of values; 0: as dim */
     double scale;  /* 0: 1 / sqrt(dim) */
     double cap;
-    int sinks;
+    int sinks, both_ways;
+    int apart; /* the heads of q, k and v do not lie side by side */
     float *q, *k, *v, *sink;
 } sample;
 
@@ -210,7 +312,8 @@ static void in_double(const sample *s, double *out)
             uint64_t low = s->span && t + 1 > s->span ? t + 1 - s->span : 0;
             double most = s->sinks ? (double)s->sink[h] : -(double)INFINITY, total = 0.0,
                    *to = out + (t * heads + h) * wide;
-            for (uint64_t j = low; j <= t; j++) {
+            const uint64_t end = s->both_ways ? s->tokens : t + 1;
+            for (uint64_t j = low; j < end; j++) {
                 const float *k = s->k + (j * s->kv_heads + h / s->group) * s->dim;
                 p[j] = 0.0;
                 for (uint64_t d = 0; d < s->dim; d++)
@@ -221,11 +324,11 @@ static void in_double(const sample *s, double *out)
                 most = p[j] > most ? p[j] : most;
             }
             total = s->sinks ? exp((double)s->sink[h] - most) : 0.0;
-            for (uint64_t j = low; j <= t; j++)
+            for (uint64_t j = low; j < end; j++)
                 total += p[j] = exp(p[j] - most);
             for (uint64_t d = 0; d < wide; d++) {
                 to[d] = 0.0;
-                for (uint64_t j = low; j <= t; j++)
+                for (uint64_t j = low; j < end; j++)
                     to[d] +=
                         p[j] / total * (double)s->v[(j * s->kv_heads + h / s->group) * wide + d];
             }
@@ -234,43 +337,54 @@ static void in_double(const sample *s, double *out)
     free(p);
 }
 
-/* step: tokens per call */
-static void run_attend(const qc_decoder_ops *ops, const sample *s, uint64_t step, float *out)
+/* most: tokens per call */
+static void run_attend(const qc_decoder_ops *ops, const sample *s, uint64_t most, float *out)
 {
     uint64_t heads = s->kv_heads * s->group;
     uint64_t wide = wide_of(s), bytes = qc_attend_scratch_bytes(s->group, s->dim, wide);
     void *scratch = NULL;
     assert_int_equal(posix_memalign(&scratch, 64, bytes), 0);
     memset(scratch, 0xff, bytes); /* NaN where something is read that was not written */
-    /* Keys and values have one stride, so they lie side by side. */
-    uint64_t stride = s->kv_heads * (s->dim + wide);
+    /* Keys and values have one stride, so they lie side by side: all keys and then all values, or
+     * each head's. */
+    uint64_t stride = s->kv_heads * (s->dim + wide), step = s->apart ? s->dim + wide : s->dim;
+    uint64_t first_value = s->apart ? s->dim : s->kv_heads * s->dim;
     float *kv_rows = qt_alloc(s->tokens * stride, sizeof *kv_rows);
-    for (uint64_t i = 0; i < s->tokens; i++) {
-        memcpy(kv_rows + i * stride, s->k + i * s->kv_heads * s->dim,
-               s->kv_heads * s->dim * sizeof *kv_rows);
-        memcpy(kv_rows + i * stride + s->kv_heads * s->dim, s->v + i * s->kv_heads * wide,
-               s->kv_heads * wide * sizeof *kv_rows);
+    float *q_rows = qt_alloc(s->tokens * heads * step, sizeof *q_rows);
+    for (uint64_t i = 0; i < s->tokens * heads; i++)
+        memcpy(q_rows + i * step, s->q + i * s->dim, s->dim * sizeof *q_rows);
+    for (uint64_t i = 0; i < s->tokens * s->kv_heads; i++) {
+        float *row = kv_rows + i / s->kv_heads * stride;
+        const uint64_t h = i % s->kv_heads;
+        memcpy(row + h * step, s->k + i * s->dim, s->dim * sizeof *row);
+        memcpy(row + first_value + h * (s->apart ? step : wide), s->v + i * wide,
+               wide * sizeof *row);
     }
-    const qc_attend_io io = {.q = s->q,
+    const qc_attend_io io = {.q = q_rows,
                              .k = kv_rows,
-                             .v = kv_rows + s->kv_heads * s->dim,
+                             .v = kv_rows + first_value,
                              .out = out,
-                             .q_stride = heads * s->dim,
+                             .q_stride = heads * step,
                              .kv_stride = stride,
                              .out_stride = heads * wide,
+                             .q_step = step,
+                             .k_step = step,
+                             .v_step = s->apart ? step : wide,
                              .tokens = s->tokens,
                              .group = s->group,
                              .head_dim = s->dim,
                              .value_dim = wide,
                              .span = s->span,
+                             .both_ways = s->both_ways,
                              .scale =
                                  s->scale > 0.0 ? (float)s->scale : 1.0f / sqrtf((float)s->dim),
                              .cap = (float)s->cap,
                              .sinks = s->sinks ? s->sink : NULL};
     for (uint64_t kv = 0; kv < s->kv_heads; kv++)
-        for (uint64_t t = 0; t < s->tokens; t += step)
-            ops->attend(&io, kv, t, s->tokens - t < step ? s->tokens - t : step, scratch);
+        for (uint64_t t = 0; t < s->tokens; t += most)
+            ops->attend(&io, kv, t, s->tokens - t < most ? s->tokens - t : most, scratch);
     free(scratch);
+    free(q_rows);
     free(kv_rows);
 }
 
@@ -289,6 +403,10 @@ static void attention(void **state)
         {.tokens = 70, .kv_heads = 1, .group = 2, .dim = 8, .wide = 40, .scale = 0.25},
         {.tokens = 150, .kv_heads = 2, .group = 2, .dim = 16, .scale = 0.5, .cap = 5.0},
         {.tokens = 150, .kv_heads = 2, .group = 3, .dim = 16, .span = 40, .sinks = 1},
+        {.tokens = 150, .kv_heads = 2, .group = 1, .dim = 16, .both_ways = 1},
+        {.tokens = 64, .kv_heads = 1, .group = 3, .dim = 8, .both_ways = 1, .apart = 1},
+        {.tokens = 70, .kv_heads = 3, .group = 1, .dim = 20, .apart = 1},
+        {.tokens = 1, .kv_heads = 1, .group = 1, .dim = 16, .both_ways = 1},
     };
     const qc_decoder_ops *t[QC_ISA_COUNT];
     unsigned count = tables(t);
@@ -348,8 +466,9 @@ static void not_finite(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(exponential), cmocka_unit_test(norm),      cmocka_unit_test(elements),
-        cmocka_unit_test(rotation),    cmocka_unit_test(attention), cmocka_unit_test(not_finite),
+        cmocka_unit_test(gelu),      cmocka_unit_test(layer_norm), cmocka_unit_test(exponential),
+        cmocka_unit_test(norm),      cmocka_unit_test(elements),   cmocka_unit_test(rotation),
+        cmocka_unit_test(attention), cmocka_unit_test(not_finite),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
