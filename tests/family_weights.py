@@ -10,7 +10,7 @@ def values(name, shape, around):
     for n in shape:
         count *= n
     state, out = zlib.crc32(name.encode()), []
-    norm = name.endswith("norm.weight")
+    norm = name.lower().endswith(("norm.weight", "ln_1.weight", "ln_2.weight", "ln_f.weight"))
     for _ in range(count):
         state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
         v = (state >> 56) - 128

@@ -118,6 +118,7 @@ static qc_status calibrate_one(const work *w, uint32_t job, qc_error *err)
                                       .coded = j->entry->coded,
                                       .rows = j->rows,
                                       .cols = j->cols,
+                                      .turned = j->entry->transpose,
                                       .memory_bytes = qc_sat_mul(j->elems, sizeof(float))};
     qc_calibrated_arrays arrays = {0};
     qc_forward_matrix m = {0};

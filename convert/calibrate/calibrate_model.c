@@ -490,8 +490,7 @@ static qc_status run_text(model *m, const qc_calibrate_outlook *a, qc_error *err
     QC_TRY(
         qc_calibrate_states_open(&m->states, k, m->batch.tokens, hidden, attended_width(m), err));
     QC_TRY(k->engine->ops->text(k->engine, &m->tensors.shape, &m->batch, &m->states, err));
-    QC_TRY(
-        qc_forward_embed(&k->source, &m->tensors, m->batch.ids, m->batch.tokens, m->states.x, err));
+    QC_TRY(qc_forward_embed(&k->source, &m->tensors, &m->batch, m->states.x, err));
     memcpy(m->states.z, m->states.x, (size_t)(m->batch.tokens * hidden) * sizeof(float));
     if (m->tensors.shape.experts.names)
         QC_TRY(qc_calibrate_experts_open(&m->experts, &m->states, err));

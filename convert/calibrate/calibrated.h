@@ -68,8 +68,8 @@ const char *qc_calibrated_name(char out[QC_CALIBRATED_NAME_BYTES], const qc_plan
                                uint32_t number);
 
 /* Can this job's weight be calibrated, where --calibrate or --hessians is given? It must be 2-D,
- * or a matrix of a stack, become NF4 or int8, and lie in the source as it is written (not
- * transposed). A stack as a whole is not. */
+ * or a matrix of a stack, and become NF4 or int8. What lies transposed in the source has to be a
+ * plain matrix, as a Conv1D's is. A stack as a whole is not. */
 int qc_calibrated_takes(const qc_plan *plan, uint32_t job);
 /* Is all of the weight in the store? Thread-safe. */
 int qc_calibrated_has(const qc_calibrated *c, uint32_t job);

@@ -23,8 +23,21 @@ enum {
     QC_FAMILY_READS_PATTERN = 4096,  /* sliding_window_pattern */
     QC_FAMILY_TEXT_CONFIG = 8192,    /* the fields are in text_config */
     QC_FAMILY_SCALES_SCORES = 16384, /* by the square of YaRN's mscale_all_dim */
-    QC_FAMILY_ON_GPU = 32768         /* gpu_llama.c computes it, too */
+    QC_FAMILY_ON_GPU = 32768,        /* gpu_llama.c computes it, too */
+    QC_FAMILY_MLP_BIAS = 65536,      /* whatever config.json says */
+    QC_FAMILY_LAYER_NORMS = 131072,  /* norms subtract the mean and have biases */
+    QC_FAMILY_UNGATED = 262144,      /* feed-forward parts have no gate */
+    QC_FAMILY_BY_HEAD = 524288,      /* q, k and v of a head lie one behind the other */
+    /* Positions are learned vectors that are added to the embedding, and nothing is turned. */
+    QC_FAMILY_LEARNED_POSITIONS = 1048576,
+    QC_FAMILY_CONV1D = 2097152 /* matrices of layers with 16 or 32 bits are stored [in, out] */
 };
+
+/* How the fields of config.json are called. NULL: the family does not read it. */
+typedef struct {
+    const char *layers, *hidden, *intermediate, *heads, *kv_heads, *head_dim, *context, *norm_eps;
+    const char *gate;
+} qc_family_fields;
 
 /* Which layers see only the last sliding_window positions. */
 typedef enum {
@@ -43,14 +56,19 @@ typedef struct {
     const qc_json_node *top;  /* of config.json */
     const qc_json_node *root; /* its fields: top, or text_config */
     const qc_family *family;
+    double theta, rotary_part; /* where the fields are missing; the family's, unless `read` says */
 } qc_family_reader;
 
 struct qc_family {
     const char *model_type, *architecture;
     const char *other_architecture; /* means the same; NULL: there is none */
-    const char *prefixes; /* blank-separated; NULL: "model.". The one that the file has counts. */
+    /* With a blank between: "a. " is "a." or nothing. NULL: "model.". The first that the file has
+     * counts. */
+    const char *prefixes;
+    const qc_family_fields *fields; /* NULL: those of Llama */
     const qc_layer_names *names;
-    qc_layer_ffn ffn; /* of its layers */
+    const qc_outer_names *outer; /* NULL: those of Llama */
+    qc_layer_ffn ffn;            /* of its layers */
     qc_layer_gate gate;
     qc_family_slides slides;
     unsigned traits; /* QC_FAMILY_* */
@@ -62,6 +80,7 @@ struct qc_family {
     uint64_t kv_heads;   /* 0: as many as heads */
     uint64_t head_dim;   /* 0: hidden / heads */
     uint64_t vocabulary; /* 0: the field has to be there */
+    uint64_t wider;      /* intermediate is so many times hidden; 0: the field has to be there */
     uint64_t window;     /* 0: none */
     uint64_t pattern;
     double theta;       /* 0: 10000 */
@@ -108,5 +127,7 @@ extern const qc_family qc_family_glm4[2];
 extern const qc_family qc_family_deepseek[2];
 extern const qc_family qc_family_mixtures[5];
 extern const qc_family qc_family_gpt_oss[1];
+extern const qc_family qc_family_gpt2[1];
+extern const qc_family qc_family_gpt_neox[1];
 
 #endif

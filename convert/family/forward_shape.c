@@ -15,6 +15,24 @@
 #define DEFAULT_FROM 28u /* max_window_layers of Qwen */
 #define MAX_CONTEXT  (UINT64_C(1) << 40)
 
+static const qc_family_fields llama_fields = {.layers = "num_hidden_layers",
+                                              .hidden = "hidden_size",
+                                              .intermediate = "intermediate_size",
+                                              .heads = "num_attention_heads",
+                                              .kv_heads = "num_key_value_heads",
+                                              .head_dim = "head_dim",
+                                              .context = "max_position_embeddings",
+                                              .norm_eps = "rms_norm_eps",
+                                              .gate = "hidden_act"};
+
+static const qc_outer_names llama_outer = {
+    .layers = "layers.", .embedding = "embed_tokens", .norm = "norm", .head = "lm_head"};
+
+static const qc_family_fields *fields_of(const qc_family_reader *r)
+{
+    return r->family->fields ? r->family->fields : &llama_fields;
+}
+
 static qc_status find_family(qc_family_reader *r, qc_error *err)
 {
     const char *type = qc_json_string_or(qc_json_get(r->top, "model_type"), NULL);
@@ -30,6 +48,9 @@ static qc_status find_family(qc_family_reader *r, qc_error *err)
                 qc_family_list(known));
     r->out->config.model_type = r->family->model_type;
     r->out->names = r->family->names;
+    r->out->outer = r->family->outer ? r->family->outer : &llama_outer;
+    r->theta = r->family->theta > 0.0 ? r->family->theta : 10000.0;
+    r->rotary_part = r->family->rotary_part > 0.0 ? r->family->rotary_part : 1.0;
     if (r->family->traits & QC_FAMILY_TEXT_CONFIG)
         r->root = qc_config_field(r->top, "text_config");
     if (!r->root || qc_json_kind_of(r->root) != QC_JSON_OBJECT)
@@ -81,14 +102,19 @@ static qc_status read_heads(qc_family_reader *r, qc_error *err)
 {
     qc_forward_config *c = &r->out->config;
     const qc_family *f = r->family;
-    QC_TRY(qc_read_count(r->root, "num_attention_heads", f->heads, &c->heads, err));
+    const qc_family_fields *fields = fields_of(r);
+    QC_TRY(qc_read_count(r->root, fields->heads, f->heads, &c->heads, err));
+    c->kv_heads = c->heads;
+    c->head_dim = f->head_dim ? f->head_dim : c->hidden / c->heads;
     /* If it is missing, the family's own value counts; if it is null, there are as many as
      * heads. */
-    const qc_json_node *kv = qc_json_get(r->root, "num_key_value_heads");
-    uint64_t no_kv = kv || f->kv_heads == 0 ? c->heads : f->kv_heads;
-    QC_TRY(qc_read_count(r->root, "num_key_value_heads", no_kv, &c->kv_heads, err));
-    uint64_t no_dim = f->head_dim ? f->head_dim : c->hidden / c->heads;
-    QC_TRY(qc_read_count(r->root, "head_dim", no_dim, &c->head_dim, err));
+    if (fields->kv_heads) {
+        const qc_json_node *kv = qc_json_get(r->root, fields->kv_heads);
+        uint64_t no_kv = kv || f->kv_heads == 0 ? c->heads : f->kv_heads;
+        QC_TRY(qc_read_count(r->root, fields->kv_heads, no_kv, &c->kv_heads, err));
+    }
+    if (fields->head_dim)
+        QC_TRY(qc_read_count(r->root, fields->head_dim, c->head_dim, &c->head_dim, err));
     if (c->heads % c->kv_heads != 0)
         QC_FAIL(err, QC_ERR_INPUT,
                 "config.json: num_attention_heads %" PRIu64
@@ -102,17 +128,21 @@ static qc_status read_sizes(qc_family_reader *r, qc_error *err)
 {
     qc_forward_config *c = &r->out->config;
     const qc_family *f = r->family;
-    QC_TRY(qc_config_count(&c->layers, qc_config_field(r->root, "num_hidden_layers"),
+    const qc_family_fields *fields = fields_of(r);
+    QC_TRY(qc_config_count(&c->layers, qc_config_field(r->root, fields->layers),
                            QC_CONFIG_MAX_LAYERS, 0, err));
     if (c->layers == 0)
-        QC_FAIL(err, QC_ERR_INPUT, "config.json: num_hidden_layers is missing");
-    QC_TRY(qc_read_count(r->root, "hidden_size", 0, &c->hidden, err));
-    QC_TRY(qc_read_count(r->root, "intermediate_size", 0, &c->intermediate, err));
+        QC_FAIL(err, QC_ERR_INPUT, "config.json: %s is missing", fields->layers);
+    QC_TRY(qc_read_count(r->root, fields->hidden, 0, &c->hidden, err));
+    QC_TRY(
+        qc_read_count(r->root, fields->intermediate, f->wider * c->hidden, &c->intermediate, err));
     QC_TRY(qc_read_count(r->root, "vocab_size", f->vocabulary, &c->vocabulary, err));
     QC_TRY(read_heads(r, err));
-    QC_TRY(qc_config_count(&c->context, qc_config_field(r->root, "max_position_embeddings"),
-                           MAX_CONTEXT, 0, err));
-    QC_TRY(qc_read_positive(r->root, "rms_norm_eps", f->norm_eps > 0.0 ? f->norm_eps : 1e-6,
+    QC_TRY(qc_config_count(&c->context, qc_config_field(r->root, fields->context), MAX_CONTEXT, 0,
+                           err));
+    if (c->context == 0 && has(r, QC_FAMILY_LEARNED_POSITIONS))
+        QC_FAIL(err, QC_ERR_INPUT, "config.json: %s is missing", fields->context);
+    QC_TRY(qc_read_positive(r->root, fields->norm_eps, f->norm_eps > 0.0 ? f->norm_eps : 1e-6,
                             &c->norm_eps, err));
     QC_TRY(token(r, "bos_token_id", f->bos, &c->bos, err));
     return token(r, "eos_token_id", f->eos, &c->eos, err);
@@ -120,8 +150,35 @@ static qc_status read_sizes(qc_family_reader *r, qc_error *err)
 
 /* ---- flags ---- */
 
+/* An activation without a gate, by any of its names in transformers. */
+static qc_status read_activation(const qc_family_reader *r, qc_error *err)
+{
+    static const struct {
+        const char *name;
+        qc_layer_gate gate;
+    } known[] = {{"gelu", QC_LAYER_GELU},           {"gelu_python", QC_LAYER_GELU},
+                 {"gelu_new", QC_LAYER_GELU_TANH},  {"gelu_pytorch_tanh", QC_LAYER_GELU_TANH},
+                 {"gelu_fast", QC_LAYER_GELU_TANH}, {"relu", QC_LAYER_RELU}};
+    const char *field = fields_of(r)->gate;
+    const char *act = qc_json_string_or(qc_config_field(r->root, field), NULL);
+    for (size_t i = 0; act && i < sizeof known / sizeof *known; i++)
+        if (strcmp(act, known[i].name) == 0) {
+            r->out->gate = known[i].gate;
+            return QC_OK;
+        }
+    if (qc_config_field(r->root, field))
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "config.json: %s is '%.*s', and only gelu, gelu_new, gelu_pytorch_tanh, gelu_fast "
+                "and relu are computed",
+                field, SHOWN, act ? act : "no name");
+    return QC_OK;
+}
+
 static qc_status read_gate(const qc_family_reader *r, qc_error *err)
 {
+    r->out->gate = r->family->gate;
+    if (has(r, QC_FAMILY_UNGATED))
+        return read_activation(r, err);
     const int gelu = r->family->gate == QC_LAYER_GELU_TANH;
     const char *field = gelu ? "hidden_activation" : "hidden_act";
     const char *want = gelu ? "gelu_pytorch_tanh" : "silu";
@@ -142,8 +199,8 @@ static qc_status read_flags(qc_family_reader *r, qc_error *err)
     QC_TRY(qc_read_flag(r->root, "mlp_bias", 0, &mlp, err));
     attention = attention && has(r, QC_FAMILY_READS_ATTENTION_BIAS);
     s->qkv_bias = attention || has(r, QC_FAMILY_QKV_BIAS);
-    s->out_bias = attention && has(r, QC_FAMILY_OUT_BIAS);
-    s->mlp_bias = mlp && has(r, QC_FAMILY_READS_MLP_BIAS);
+    s->out_bias = s->qkv_bias && has(r, QC_FAMILY_OUT_BIAS);
+    s->mlp_bias = (mlp && has(r, QC_FAMILY_READS_MLP_BIAS)) || has(r, QC_FAMILY_MLP_BIAS);
     return read_gate(r, err);
 }
 
@@ -226,10 +283,9 @@ static qc_status read_windows(qc_family_reader *r, qc_error *err)
 /* How many of a head are turned. */
 static qc_status read_turned(const qc_family_reader *r, qc_error *err)
 {
-    const double whole = r->family->rotary_part > 0.0 ? r->family->rotary_part : 1.0;
     qc_forward_shape *s = r->out;
     double part = 0.0;
-    QC_TRY(qc_read_positive(r->root, "partial_rotary_factor", whole, &part, err));
+    QC_TRY(qc_read_positive(r->root, "partial_rotary_factor", r->rotary_part, &part, err));
     const qc_json_node *object = qc_rope_object(r->root);
     if (object && qc_json_kind_of(object) == QC_JSON_OBJECT)
         QC_TRY(qc_read_positive(object, "partial_rotary_factor", part, &part, err));
@@ -253,9 +309,15 @@ static qc_status read_rope(qc_family_reader *r, qc_error *err)
     qc_forward_shape *s = r->out;
     const qc_json_node *object = qc_rope_object(r->root);
     qc_rope_source from = {.root = r->root,
-                           .theta = r->family->theta > 0.0 ? r->family->theta : 10000.0,
+                           .theta = r->theta,
                            .context = s->config.context,
                            .su_is_longrope = has(r, QC_FAMILY_SU_IS_LONGROPE)};
+    if (has(r, QC_FAMILY_LEARNED_POSITIONS)) {
+        s->turned = 0;
+        s->rope = (qc_rope){.factor = 1.0, .magnitude = 1.0, .score = 1.0};
+        memset(s->turns, QC_LAYER_UNTURNED, (size_t)s->config.layers);
+        return QC_OK;
+    }
     QC_TRY(read_turned(r, err));
     from.dims = s->turned;
     if (!has(r, QC_FAMILY_LOCAL_ROPE))

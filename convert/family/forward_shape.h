@@ -32,6 +32,7 @@ typedef struct {
     qc_forward_config config;
     const qc_family *family;
     const qc_layer_names *names; /* of the tensors of a layer */
+    const qc_outer_names *outer; /* of those around */
     qc_rope rope, local_rope;
     qc_experts_shape experts;
     /* [config.layers]: the numbers of the layers in names, where not all are computed; else NULL */
@@ -40,6 +41,10 @@ typedef struct {
     unsigned char *turns; /* [layers]: qc_layer_turn */
     uint64_t *windows;    /* [layers]: how many positions a token sees, including its own; 0: all */
     int qkv_bias, out_bias, mlp_bias;
+    /* Attention and the feed-forward part both get the hidden states before the layer, each behind
+     * its norm. */
+    int parallel;
+    qc_layer_gate gate;
     /* A head of q and k is head_dim wide, and its elements from turned_from to turned_from + turned
      * are turned. A head of values is value_dim wide. */
     uint64_t turned, turned_from, value_dim;

@@ -33,12 +33,13 @@ typedef enum {
     QC_LAYER_VECTORS
 } qc_layer_vector;
 
-/* What a gate goes through. */
-typedef enum { QC_LAYER_SILU, QC_LAYER_GELU_TANH } qc_layer_gate;
+/* What a gate goes through, or what is between the two matrices of a feed-forward part that has
+ * none. */
+typedef enum { QC_LAYER_SILU, QC_LAYER_GELU_TANH, QC_LAYER_GELU, QC_LAYER_RELU } qc_layer_gate;
 
 /* What the feed-forward part of a layer is. */
 typedef enum {
-    QC_LAYER_DENSE,  /* gate, up and down */
+    QC_LAYER_DENSE,  /* gate, up and down; or only the first and the last of them */
     QC_LAYER_EXPERTS /* a router and experts */
 } qc_layer_ffn;
 
@@ -49,5 +50,15 @@ typedef struct qc_layer_names {
     const char *matrices[QC_LAYER_ALL_MATRICES];
     const char *vectors[QC_LAYER_VECTORS];
 } qc_layer_names;
+
+/* The names of what is around the layers, with what is in front of a layer's number. All are below
+ * the prefix but for the head. NULL: the family does not have it. */
+typedef struct {
+    const char *layers;    /* "layers." */
+    const char *embedding; /* "embed_tokens" */
+    const char *positions; /* learned ones, which are added to the embedding */
+    const char *norm;      /* behind the last layer */
+    const char *head;      /* "lm_head" */
+} qc_outer_names;
 
 #endif

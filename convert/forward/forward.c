@@ -250,7 +250,7 @@ qc_status qc_forward_hidden(qc_forward *m, const qc_forward_batch *batch, float 
     if (st == QC_OK && m->tensors.shape.experts.names)
         st = qc_experts_create(&experts, &m->tensors.shape, &m->tools, batch->tokens, NULL, err);
     if (st == QC_OK)
-        st = qc_forward_embed(&m->source, &m->tensors, batch->ids, batch->tokens, out, err);
+        st = qc_forward_embed(&m->source, &m->tensors, batch, out, err);
     for (uint64_t i = 0; st == QC_OK && i < m->tensors.shape.config.layers; i++)
         st = run_layer(m, &cpu, &experts, i, out, err);
     if (st == QC_OK)

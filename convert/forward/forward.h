@@ -1,8 +1,8 @@
 /* The forward pass of a language model, layer by layer in constant memory.
  *
  * It computes the families of family.h (config.json's model_type and architectures): decoders with
- * RMS norms, rotary positions, grouped-query or multi-head latent attention, and gated feed-forward
- * parts. Other models are refused by name.
+ * RMS or layer norms, rotary or learned positions, grouped-query or multi-head latent attention,
+ * and feed-forward parts with a gate or without. Other models are refused by name.
  *
  * The checkpoint may be any that formats/checkpoint.h opens: with 16 or 32 bits, or quantized
  * (qconv's output, compressed or not, or bitsandbytes' form). Quantized linear layers use the

@@ -130,6 +130,7 @@ typedef struct {
     uint64_t q, k, v; /* floats of all heads of one token */
     uint64_t qkv;
     uint64_t latents; /* floats of a token in d */
+    uint64_t ffn;     /* floats of a token's gate and up */
     uint64_t tokens;  /* in work */
     uint64_t a, b, c, d, table, scratch_each;
 } sizes;
@@ -142,11 +143,12 @@ static sizes sizes_of(const qc_forward_shape *s, uint64_t tokens, uint64_t longe
                .k = c->kv_heads * c->head_dim,
                .v = c->kv_heads * s->value_dim};
     z.qkv = z.q + z.k + z.v;
+    z.ffn = c->intermediate * (s->family->traits & QC_FAMILY_UNGATED ? 1 : 2);
     if (s->kv_rank > 0)
         z.latents = s->q_rank + s->kv_rank + s->turned + c->heads * (s->turned_from + s->value_dim);
     z.tokens = qc_max_u64(longest, tokens < QC_FORWARD_TOKENS ? tokens : QC_FORWARD_TOKENS);
     z.a = qc_sat_mul(z.tokens, c->hidden * sizeof(float));
-    z.b = qc_sat_mul(z.tokens, qc_max_u64(z.qkv, 2 * c->intermediate) * sizeof(float));
+    z.b = qc_sat_mul(z.tokens, qc_max_u64(z.qkv, z.ffn) * sizeof(float));
     z.c = qc_sat_mul(z.tokens, qc_forward_attended(s) * sizeof(float));
     z.d = qc_sat_mul(z.tokens, z.latents * sizeof(float));
     z.table = qc_rope_tables_bytes(&s->rope, s->turned, longest);
@@ -212,7 +214,8 @@ qc_status qc_forward_cpu_create(qc_forward_cpu *out, const qc_forward_shape *sha
                 longest, c->context);
     sizes z = sizes_of(shape, batch->tokens, longest);
     out->scratch_each = z.scratch_each;
-    QC_TRY(qc_rope_tables_make(&out->rope, &shape->rope, shape->turned, longest, err));
+    if (shape->turned > 0)
+        QC_TRY(qc_rope_tables_make(&out->rope, &shape->rope, shape->turned, longest, err));
     if (shape->family->traits & QC_FAMILY_LOCAL_ROPE)
         QC_TRY(
             qc_rope_tables_make(&out->local_rope, &shape->local_rope, shape->turned, longest, err));
@@ -309,14 +312,16 @@ static qc_status attend(qc_phase_chunk *k, qc_error *err)
                  err);
 }
 
-/* Inputs of o -> hidden behind attention, and a, the inputs of gate and up. */
+/* Inputs of o -> hidden behind attention, and a, the inputs of gate and up; but where those are
+ * computed beside attention, a has nothing of use. */
 static qc_status leave_attention(qc_phase_chunk *k, const float *attended, qc_error *err)
 {
     qc_forward_cpu *cpu = k->cpu;
     QC_TRY(product_phase(k, QC_LAYER_O, 1, attended, k->attended, cpu->a, cpu->shape->config.hidden,
                          err));
     k->added_norm = k->w->vectors[QC_LAYER_ATTENDED_NORM];
-    return tokens_phase(k, qc_phase_add, k->w->vectors[QC_LAYER_POST_NORM], err);
+    const float *post = cpu->shape->parallel ? NULL : k->w->vectors[QC_LAYER_POST_NORM];
+    return tokens_phase(k, qc_phase_add, post, err);
 }
 
 /* a, or hidden where there is no norm behind attention -> b, the inputs of down. */
@@ -325,7 +330,7 @@ static qc_status gate(qc_phase_chunk *k, qc_error *err)
     qc_forward_cpu *cpu = k->cpu;
     const qc_forward_config *c = &cpu->shape->config;
     const float *x = k->w->vectors[QC_LAYER_POST_NORM] ? cpu->a : k->hidden;
-    QC_TRY(product_phase(k, QC_LAYER_GATE, 2, x, c->hidden, cpu->b, 2 * c->intermediate, err));
+    QC_TRY(product_phase(k, QC_LAYER_GATE, 2, x, c->hidden, cpu->b, k->ldf, err));
     return tokens_phase(k, qc_phase_gate, NULL, err);
 }
 
@@ -334,7 +339,7 @@ static qc_status leave_layer(qc_phase_chunk *k, qc_error *err)
 {
     qc_forward_cpu *cpu = k->cpu;
     const qc_forward_config *c = &cpu->shape->config;
-    QC_TRY(product_phase(k, QC_LAYER_DOWN, 1, cpu->b, 2 * c->intermediate, cpu->a, c->hidden, err));
+    QC_TRY(product_phase(k, QC_LAYER_DOWN, 1, cpu->b, k->ldf, cpu->a, c->hidden, err));
     k->added_norm = k->w->vectors[QC_LAYER_FFN_NORM];
     return tokens_phase(k, qc_phase_add, NULL, err);
 }
@@ -350,11 +355,15 @@ static qc_status run_chunk(qc_phase_chunk *k, qc_error *err)
 {
     QC_TRY(norm_hidden(k, QC_LAYER_INPUT_NORM, err));
     QC_TRY(attend(k, err));
-    QC_TRY(leave_attention(k, k->cpu->c, err));
+    if (k->cpu->shape->parallel)
+        QC_TRY(norm_hidden(k, QC_LAYER_POST_NORM, err));
+    else
+        QC_TRY(leave_attention(k, k->cpu->c, err));
     if (k->experts)
         return QC_OK;
     QC_TRY(gate(k, err));
-    return leave_layer(k, err);
+    QC_TRY(leave_layer(k, err));
+    return k->cpu->shape->parallel ? leave_attention(k, k->cpu->c, err) : QC_OK;
 }
 
 int qc_forward_cpu_next(const qc_forward_cpu *cpu, qc_forward_chunk *c)
@@ -393,6 +402,7 @@ static qc_phase_chunk chunk_of(qc_forward_cpu *cpu, const qc_forward_pass *p,
                             .attended = qc_forward_attended(s),
                             .ldb = z.qkv,
                             .ldd = z.latents,
+                            .ldf = z.ffn,
                             .scale = s->score_scale > 0.0 ? (float)s->score_scale
                                                           : 1.0f / sqrtf((float)c->head_dim)};
 }
@@ -414,12 +424,15 @@ qc_status qc_forward_cpu_at(qc_forward_cpu *cpu, const qc_forward_pass *p,
                             qc_forward_inputs *out, qc_error *err)
 {
     const qc_forward_config *c = &cpu->shape->config;
-    const int before = point <= QC_AT_O;
+    const int before = point <= QC_AT_O, parallel = cpu->shape->parallel;
     qc_phase_chunk k = chunk_of(cpu, p, at);
+    const float *attended = p->attended + at->start * k.attended;
     *out = (qc_forward_inputs){p->w->vectors[QC_LAYER_POST_NORM] ? cpu->a : k.hidden, c->hidden};
-    if (point == QC_AT_GATE)
-        return leave_attention(&k, p->attended + at->start * k.attended, err);
+    if (point == QC_AT_GATE && !parallel)
+        return leave_attention(&k, attended, err);
     QC_TRY(norm_hidden(&k, before ? QC_LAYER_INPUT_NORM : QC_LAYER_POST_NORM, err));
+    if (point == QC_AT_GATE)
+        return QC_OK;
     if (point == QC_AT_QKV) {
         out->x = inputs_of(&k);
         return QC_OK;
@@ -433,10 +446,11 @@ qc_status qc_forward_cpu_at(qc_forward_cpu *cpu, const qc_forward_pass *p,
         return attend(&k, err);
     }
     QC_TRY(gate(&k, err));
-    if (point == QC_AT_END)
-        return leave_layer(&k, err);
-    *out = (qc_forward_inputs){cpu->b, 2 * c->intermediate};
-    return QC_OK;
+    *out = (qc_forward_inputs){cpu->b, k.ldf};
+    if (point == QC_AT_DOWN)
+        return QC_OK;
+    QC_TRY(leave_layer(&k, err));
+    return parallel ? leave_attention(&k, attended, err) : QC_OK;
 }
 
 qc_status qc_forward_cpu_norm(qc_forward_cpu *cpu, const float *weight, float *hidden,

@@ -3,7 +3,8 @@
  * It has these buffers, where T is the number of tokens in work at a time:
  *
  *   a [T, hidden]                          normed states, then what is added to the hidden states
- *   b [T, max(q + k + v, 2 intermediate)]  q, k and v of a token side by side; gate and up
+ *   b [T, max(q + k + v, 2 intermediate)]  q, k and v of a token side by side; gate and up (without
+ *                                          a gate only the first)
  *   c [T, attended]                        what attention gives
  *   d [T, latents]                         of multi-head latent attention
  *
@@ -66,8 +67,9 @@ int qc_forward_cpu_next(const qc_forward_cpu *cpu, qc_forward_chunk *c);
 typedef struct {
     const qc_forward_weights *w;
     uint64_t layer;
-    float *hidden;   /* [tokens, hidden] */
-    float *attended; /* [tokens, qc_forward_attended]: the inputs of o, which AT_GATE reads */
+    float *hidden; /* [tokens, hidden] */
+    float *
+        attended; /* [tokens, qc_forward_attended]: the inputs of o, which AT_GATE or AT_END reads */
 } qc_forward_pass;
 
 /* The inputs of the linear layers at a point: [the chunk's tokens, n], with rows `ld` floats

@@ -88,7 +88,10 @@ qc_status qc_forward_find_linear(const qc_forward_finder *f, const char *module,
             return shape_differs(f, name, out->coded->dims, out->coded->ndim, want, 2, err);
         out->memory_bytes = qc_sat_mul(qc_sat_mul(rows, cols), sizeof(float));
     } else {
-        QC_TRY(qc_forward_find_plain(f, name, want, 2, &out->tensor, err));
+        const uint64_t turned[2] = {cols, rows};
+        out->turned = f->turned;
+        QC_TRY(qc_forward_find_plain(f, name, f->turned ? turned : want, 2, &out->tensor, err));
+        out->memory_bytes = qc_sat_mul(t->bytes, f->turned ? 2 : 1);
     }
     if (!bias)
         return QC_OK;

@@ -10,6 +10,7 @@ typedef struct {
     const qc_checkpoint *c;
     qc_arena *arena;
     const char *prefix; /* in front of "layers.N." */
+    int turned;         /* dense matrices lie as [cols, rows] */
     qc_stored_set stored;
     qc_coded_set coded;
 } qc_forward_finder;

@@ -31,19 +31,29 @@ qc_status qc_forward_vector_read(float **out, const qc_forward_source *s, uint32
     return st;
 }
 
-static qc_status norm_read(float **out, const qc_forward_source *s, uint32_t tensor, float add,
-                           qc_error *err)
+static qc_status norm_read(float **out, const qc_forward_source *s, uint32_t tensor, uint32_t bias,
+                           float add, qc_error *err)
 {
+    const uint64_t n = s->checkpoint->tensors[tensor].dims[0];
+    float *behind = NULL;
     QC_TRY(qc_forward_vector_read(out, s, tensor, err));
-    for (uint64_t i = 0; add != 0.0f && i < s->checkpoint->tensors[tensor].dims[0]; i++)
+    for (uint64_t i = 0; add != 0.0f && i < n; i++)
         (*out)[i] += add;
-    return QC_OK;
+    if (bias == QC_NO_TENSOR)
+        return QC_OK;
+    qc_status st = qc_forward_vector_read(&behind, s, bias, err);
+    if (st == QC_OK)
+        st = qc_realloc_array(out, 2 * n, sizeof **out, err);
+    if (st == QC_OK)
+        memcpy(*out + n, behind, (size_t)n * sizeof **out);
+    qc_free(behind);
+    return st;
 }
 
 qc_status qc_forward_last_norm_read(float **out, const qc_forward_source *s,
                                     const qc_forward_tensors *t, qc_error *err)
 {
-    return norm_read(out, s, t->norm, t->layers[0].norms_add, err);
+    return norm_read(out, s, t->norm, t->norm_bias, t->layers[0].norms_add, err);
 }
 
 /* Reads FP8 and integers as floats. */
@@ -82,6 +92,26 @@ static qc_status check_scales(const qc_weights *w, const char *name, qc_error *e
     return QC_OK;
 }
 
+#define TURN_ROWS 64u
+
+/* Turns what was read as [cols, rows] into [rows, cols]. */
+static qc_status turn(qc_forward_matrix *m, qc_error *err)
+{
+    const uint64_t rows = m->rows, cols = m->cols, each = qc_dtype_bits(m->dtype) / 8;
+    const unsigned char *from = m->owned;
+    unsigned char *to = NULL;
+    QC_TRY(qc_malloc(&to, (size_t)(rows * cols * each), err));
+    for (uint64_t first = 0; first < rows; first += TURN_ROWS) {
+        const uint64_t end = qc_min_u64(rows, first + TURN_ROWS);
+        for (uint64_t c = 0; c < cols; c++)
+            for (uint64_t r = first; r < end; r++)
+                memcpy(to + (r * cols + c) * each, from + (c * rows + r) * each, (size_t)each);
+    }
+    qc_free(m->owned);
+    m->owned = to;
+    return QC_OK;
+}
+
 qc_status qc_forward_matrix_read(qc_forward_matrix *out, const qc_forward_source *s,
                                  const qc_forward_linear *l, qc_error *err)
 {
@@ -98,6 +128,8 @@ qc_status qc_forward_matrix_read(qc_forward_matrix *out, const qc_forward_source
     } else {
         QC_TRY(qc_tensor_read(s->checkpoint, t, s->cursor, &out->owned, err));
         out->dtype = t->dtype;
+        if (l->turned)
+            QC_TRY(turn(out, err));
     }
     out->dense = out->owned;
     if (l->bias != QC_NO_TENSOR) {
@@ -124,8 +156,10 @@ qc_status qc_forward_weights_read(qc_forward_weights *out, const qc_forward_sour
     memset(out, 0, sizeof *out);
     for (int i = 0; i < QC_LAYER_VECTORS; i++)
         if (l->vectors[i] != QC_NO_TENSOR)
-            QC_TRY(norm_read(&out->vectors[i], s, l->vectors[i],
-                             i < QC_LAYER_NORMS ? l->norms_add : 0.0f, err));
+            QC_TRY(
+                i < QC_LAYER_NORMS
+                    ? norm_read(&out->vectors[i], s, l->vectors[i], l->biases[i], l->norms_add, err)
+                    : qc_forward_vector_read(&out->vectors[i], s, l->vectors[i], err));
     for (int i = 0; i < QC_LAYER_ALL_MATRICES; i++)
         if (l->linear[i].tensor != QC_NO_TENSOR)
             QC_TRY(qc_forward_matrix_read(&out->matrices[i], s, &l->linear[i], err));
@@ -161,59 +195,4 @@ qc_status qc_forward_finite(const float *x, uint64_t n, qc_error *err)
     if (bad)
         QC_FAIL(err, QC_ERR_NONFINITE, "a hidden state is not finite");
     return QC_OK;
-}
-
-/* ---- the embedding ---- */
-
-typedef struct {
-    uint32_t id;
-    uint64_t at;
-} wanted;
-
-static int compare_wanted(const void *a, const void *b)
-{
-    const wanted *x = a, *y = b;
-    if (x->id != y->id)
-        return x->id < y->id ? -1 : 1;
-    return x->at < y->at ? -1 : x->at > y->at;
-}
-
-/* Rows are read in the order of the file, each once, so that a compressed embedding is decoded at
- * most once. */
-qc_status qc_forward_embed(const qc_forward_source *s, const qc_forward_tensors *t,
-                           const uint32_t *ids, uint64_t n, float *out, qc_error *err)
-{
-    const qc_checkpoint_tensor *e = &s->checkpoint->tensors[t->embedding];
-    uint64_t hidden = t->shape.config.hidden, bytes = hidden * (qc_dtype_bits(e->dtype) / 8);
-    const float scale = (float)t->shape.embedding_scale;
-    uint64_t overflow = 0;
-    void *row = NULL;
-    wanted *w = NULL;
-    size_t count = 0;
-    if (qc_u64_to_size(n, &count))
-        QC_FAIL(err, QC_ERR_NOMEM, "%" PRIu64 " tokens are too many", n);
-    QC_TRY(qc_malloc(&row, (size_t)bytes, err));
-    qc_status st = qc_calloc(&w, count, sizeof *w, err);
-    for (uint64_t i = 0; st == QC_OK && i < n; i++)
-        w[i] = (wanted){ids[i], i};
-    if (st == QC_OK && n > 0)
-        qsort(w, count, sizeof *w, compare_wanted);
-    for (uint64_t i = 0; st == QC_OK && i < n; i++) {
-        if (i > 0 && w[i].id == w[i - 1].id) {
-            memcpy(out + w[i].at * hidden, out + w[i - 1].at * hidden,
-                   (size_t)hidden * sizeof *out);
-            continue;
-        }
-        st = qc_check_interrupted(err);
-        if (st == QC_OK)
-            st = qc_checkpoint_read(s->checkpoint, s->cursor, e, w[i].id * bytes, row,
-                                    (size_t)bytes, err);
-        if (st == QC_OK)
-            s->ops->cast(row, e->dtype, hidden, out + w[i].at * hidden, QC_DTYPE_F32, &overflow);
-        for (uint64_t k = 0; st == QC_OK && scale != 1.0f && k < hidden; k++)
-            out[w[i].at * hidden + k] *= scale;
-    }
-    qc_free(w);
-    qc_free(row);
-    return st;
 }

@@ -16,10 +16,12 @@ typedef enum {
     QC_AT_KV_B,
     QC_AT_O, /* computed from the hidden states before the layer */
     /* The inputs of gate and up. They are computed from the inputs of o and from the hidden states
-     * before the layer, which then become those behind attention. */
+     * before the layer, which then become those behind attention. In a parallel layer they are
+     * computed from the hidden states before the layer, which stay until the end. */
     QC_AT_GATE,
-    QC_AT_DOWN, /* computed from the hidden states behind attention */
-    /* The end of the layer. The hidden states behind attention become those behind the layer. */
+    QC_AT_DOWN, /* computed from the hidden states that AT_GATE left */
+    /* The end of the layer. The hidden states become those behind the layer; a parallel one reads
+     * the inputs of o for that. */
     QC_AT_END
 } qc_forward_point;
 
@@ -34,13 +36,15 @@ typedef struct {
     /* if it is FP8, which is decoded to float when it is read; else NULL */
     const qc_coded_weight *coded;
     uint64_t rows, cols;
+    int turned; /* it is dense and lies as [cols, rows] */
     uint64_t read_bytes, memory_bytes;
 } qc_forward_linear;
 
 typedef struct {
     qc_forward_linear linear[QC_LAYER_ALL_MATRICES];
-    const qc_experts_layer *experts;    /* NULL: the layer is dense */
-    uint32_t vectors[QC_LAYER_VECTORS]; /* QC_NO_TENSOR if the family does not have it */
+    const qc_experts_layer *experts; /* NULL: the layer is dense */
+    /* QC_NO_TENSOR if the family does not have it */
+    uint32_t vectors[QC_LAYER_VECTORS], biases[QC_LAYER_NORMS];
     qc_layer_ffn ffn;
     float norms_add; /* is added to the weights of norms when they are read: 0 or 1 */
     uint64_t read_bytes, memory_bytes;
@@ -49,8 +53,9 @@ typedef struct {
 typedef struct {
     qc_forward_shape shape;
     qc_forward_layer *layers;
-    uint32_t embedding, norm;
-    uint32_t own_head; /* lm_head.weight, which a tied model may have, or QC_NO_TENSOR */
+    uint32_t embedding, norm, norm_bias;
+    uint32_t positions; /* rows that are added to the embedding, or QC_NO_TENSOR */
+    uint32_t own_head;  /* lm_head.weight, which a tied model may have, or QC_NO_TENSOR */
     qc_forward_linear head;
 } qc_forward_tensors;
 
@@ -75,7 +80,8 @@ typedef struct {
 
 typedef struct {
     qc_forward_matrix matrices[QC_LAYER_ALL_MATRICES];
-    float *vectors[QC_LAYER_VECTORS]; /* NULL if the family does not have it */
+    /* NULL if the family does not have it. A norm's biases are behind its weights. */
+    float *vectors[QC_LAYER_VECTORS];
 } qc_forward_weights;
 
 typedef struct {
@@ -96,15 +102,17 @@ void qc_forward_weights_deinit(qc_forward_weights *w);
 /* Reads a vector as floats. */
 QC_NODISCARD qc_status qc_forward_vector_read(float **out, const qc_forward_source *s,
                                               uint32_t tensor, qc_error *err);
-/* Reads the weights of the norm behind the last layer. */
+/* Reads the weights of the norm behind the last layer, and behind them its biases. */
 QC_NODISCARD qc_status qc_forward_last_norm_read(float **out, const qc_forward_source *s,
                                                  const qc_forward_tensors *t, qc_error *err);
 /* The tokens of the longest window of a batch. */
 uint64_t qc_forward_longest(const qc_forward_batch *b);
 /* QC_ERR_NONFINITE if any of the n floats is not finite. */
 QC_NODISCARD qc_status qc_forward_finite(const float *x, uint64_t n, qc_error *err);
-/* Reads rows of the embedding into out [n, hidden]. The ids may be in any order. */
+/* Reads what the first layer gets into out [tokens, hidden]: rows of the embedding, to which those
+ * of learned positions are added. The ids may be in any order. QC_ERR_UNSUPPORTED for a window that
+ * is longer than the learned positions. */
 QC_NODISCARD qc_status qc_forward_embed(const qc_forward_source *s, const qc_forward_tensors *t,
-                                        const uint32_t *ids, uint64_t n, float *out, qc_error *err);
+                                        const qc_forward_batch *batch, float *out, qc_error *err);
 
 #endif

@@ -5,6 +5,18 @@
 
 #include <string.h>
 
+/* The norm of a whole row of hidden states. */
+static void norm_row(const qc_phase_chunk *k, const float *x, const float *weight, float *out)
+{
+    const qc_forward_shape *s = k->cpu->shape;
+    const uint64_t n = s->config.hidden;
+    const float eps = (float)s->config.norm_eps;
+    if (s->family->traits & QC_FAMILY_LAYER_NORMS)
+        k->cpu->decoder->layer_norm(x, weight, weight + n, n, eps, out);
+    else
+        k->cpu->decoder->norm(x, weight, n, eps, out);
+}
+
 qc_status qc_phase_norm(void *ctx, unsigned thread, uint64_t first, uint64_t count, qc_error *err)
 {
     const qc_phase_chunk *k = ctx;
@@ -12,8 +24,7 @@ qc_status qc_phase_norm(void *ctx, unsigned thread, uint64_t first, uint64_t cou
     (void)thread;
     (void)err;
     for (uint64_t t = first; t < first + count; t++)
-        k->cpu->decoder->norm(k->hidden + t * n, k->weight, n,
-                              (float)k->cpu->shape->config.norm_eps, k->normed + t * n);
+        norm_row(k, k->hidden + t * n, k->weight, k->normed + t * n);
     return QC_OK;
 }
 
@@ -26,7 +37,7 @@ qc_status qc_phase_add(void *ctx, unsigned thread, uint64_t first, uint64_t coun
     for (uint64_t t = first; t < first + count; t++) {
         float *h = k->hidden + t * n, *a = k->cpu->a + t * n;
         if (k->added_norm)
-            k->cpu->decoder->norm(a, k->added_norm, n, (float)s->config.norm_eps, a);
+            norm_row(k, a, k->added_norm, a);
         for (uint64_t i = 0; i < n; i++)
             h[i] += a[i] * scale;
         QC_TRY(qc_forward_finite(h, n, err));
@@ -50,6 +61,21 @@ static void turn_head(const qc_phase_chunk *k, float *x, uint64_t row)
         k->cpu->decoder->rotate(x, cosines, sines, half);
 }
 
+/* Where the heads of q, k and v are in a row of b: the first ones, and the floats from one to the
+ * next. */
+typedef struct {
+    uint64_t first[3], step[3];
+} heads_in_b;
+
+static heads_in_b heads_of(const qc_phase_chunk *k)
+{
+    const qc_forward_shape *s = k->cpu->shape;
+    const uint64_t dim = s->config.head_dim;
+    if (s->family->traits & QC_FAMILY_BY_HEAD)
+        return (heads_in_b){{0, dim, 2 * dim}, {3 * dim, 3 * dim, 3 * dim}};
+    return (heads_in_b){{0, k->q, k->q + k->k}, {dim, dim, s->value_dim}};
+}
+
 qc_status qc_phase_turn(void *ctx, unsigned thread, uint64_t first, uint64_t count, qc_error *err)
 {
     const qc_phase_chunk *k = ctx;
@@ -58,16 +84,17 @@ qc_status qc_phase_turn(void *ctx, unsigned thread, uint64_t first, uint64_t cou
     const float *norms[2] = {k->w->vectors[QC_LAYER_Q_NORM], k->w->vectors[QC_LAYER_K_NORM]};
     const int wide = (cpu->shape->family->traits & QC_FAMILY_WIDE_NORMS) != 0;
     const float eps = (float)c->norm_eps;
+    const heads_in_b in = heads_of(k);
     (void)thread;
     (void)err;
     for (uint64_t t = first; t < first + count; t++) {
         const uint64_t row = cpu->positions[k->start + t];
-        float *x = cpu->b + t * k->ldb;
         for (int part = 0; part < 2; part++) {
             const uint64_t heads = part ? c->kv_heads : c->heads;
+            float *x = cpu->b + t * k->ldb + in.first[part];
             if (norms[part] && wide)
                 cpu->decoder->norm(x, norms[part], heads * c->head_dim, eps, x);
-            for (uint64_t h = 0; h < heads; h++, x += c->head_dim) {
+            for (uint64_t h = 0; h < heads; h++, x += in.step[part]) {
                 if (norms[part] && !wide)
                     cpu->decoder->norm(x, norms[part], c->head_dim, eps, x);
                 turn_head(k, x, row);
@@ -149,6 +176,7 @@ qc_status qc_phase_attend(void *ctx, unsigned thread, uint64_t first, uint64_t c
     const qc_forward_cpu *cpu = k->cpu;
     const qc_forward_config *c = &cpu->shape->config;
     uint64_t group = c->heads / c->kv_heads, step = qc_attend_tokens(group);
+    const heads_in_b in = heads_of(k);
     (void)err;
     for (uint64_t task = first; task < first + count; task++) {
         uint64_t w = window_of(k, cpu->tasks[k->window] + task);
@@ -156,16 +184,16 @@ qc_status qc_phase_attend(void *ctx, unsigned thread, uint64_t first, uint64_t c
         uint64_t at = cpu->starts[w] - k->start, tokens = cpu->batch.lengths[w];
         uint64_t token = inside / c->kv_heads * step;
         const float *base = cpu->b + at * k->ldb;
-        const qc_attend_io io = {.q = base,
-                                 .k = base + k->q,
-                                 .v = base + k->q + k->k,
+        const qc_attend_io io = {.q = base + in.first[0],
+                                 .k = base + in.first[1],
+                                 .v = base + in.first[2],
                                  .out = cpu->c + at * k->attended,
                                  .q_stride = k->ldb,
                                  .kv_stride = k->ldb,
                                  .out_stride = k->attended,
-                                 .q_step = c->head_dim,
-                                 .k_step = c->head_dim,
-                                 .v_step = cpu->shape->value_dim,
+                                 .q_step = in.step[0],
+                                 .k_step = in.step[1],
+                                 .v_step = in.step[2],
                                  .tokens = tokens,
                                  .group = group,
                                  .head_dim = c->head_dim,
@@ -181,15 +209,35 @@ qc_status qc_phase_attend(void *ctx, unsigned thread, uint64_t first, uint64_t c
     return QC_OK;
 }
 
+/* What gate becomes, with up where the family has it. */
+static void through_gate(const qc_decoder_ops *ops, const qc_forward_shape *s, float *gate)
+{
+    const uint64_t n = s->config.intermediate;
+    const int gated = !(s->family->traits & QC_FAMILY_UNGATED);
+    switch (s->gate) {
+    case QC_LAYER_SILU: /* has a gate always */
+        ops->swiglu(gate, gate + n, n);
+        return;
+    case QC_LAYER_GELU_TANH:
+        if (gated)
+            ops->geglu(gate, gate + n, n);
+        else
+            ops->gelu_tanh(gate, n);
+        return;
+    case QC_LAYER_GELU: /* and these two never */
+        ops->gelu(gate, n);
+        return;
+    case QC_LAYER_RELU:
+        ops->relu(gate, n);
+    }
+}
+
 qc_status qc_phase_gate(void *ctx, unsigned thread, uint64_t first, uint64_t count, qc_error *err)
 {
     const qc_phase_chunk *k = ctx;
-    const qc_decoder_ops *ops = k->cpu->decoder;
-    uint64_t n = k->cpu->shape->config.intermediate;
     (void)thread;
     (void)err;
     for (uint64_t t = first; t < first + count; t++)
-        (k->cpu->shape->family->gate == QC_LAYER_SILU ? ops->swiglu : ops->geglu)(
-            k->cpu->b + t * 2 * n, k->cpu->b + t * 2 * n + n, n);
+        through_gate(k->cpu->decoder, k->cpu->shape, k->cpu->b + t * k->ldf);
     return QC_OK;
 }

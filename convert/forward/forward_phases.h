@@ -20,9 +20,9 @@ typedef struct {
     const float *added_norm; /* of what is added to them; NULL: it has none */
     qc_layer_turn turn;
     uint64_t q, k, attended, ldb;
-    uint64_t ldd;
-    float scale; /* of scores */
-    int experts; /* the layer has experts, which are not computed here */
+    uint64_t ldd, ldf; /* ldf: of b, while it has gate and up */
+    float scale;       /* of scores */
+    int experts;       /* the layer has experts, which are not computed here */
 } qc_phase_chunk;
 
 /* Phases by tokens of the chunk: ctx is a qc_phase_chunk. */

@@ -42,7 +42,7 @@ static void sizes_of(const qc_forward_shape *s, linear_size out[QC_LAYER_ALL_MAT
     for (int i = QC_LAYER_V; i > QC_LAYER_Q; i--)
         if (!s->names->matrices[i])
             out[i - 1].rows += out[i].rows;
-    if (!s->names->matrices[QC_LAYER_UP])
+    if (!s->names->matrices[QC_LAYER_UP] && !(s->family->traits & QC_FAMILY_UNGATED))
         out[QC_LAYER_GATE].rows += out[QC_LAYER_UP].rows;
 }
 
@@ -82,13 +82,27 @@ static qc_status find_linear_of(const qc_forward_finder *f, const qc_forward_sha
     if (out->ffn == QC_LAYER_EXPERTS && i >= QC_LAYER_GATE && i <= QC_LAYER_DOWN)
         return QC_OK;
     sizes_of(s, sizes);
-    QC_TRY(qc_arena_printf(f->arena, &name, err, "%slayers.%" PRIu64 ".%s", f->prefix, number,
-                           s->names->matrices[i]));
+    QC_TRY(qc_arena_printf(f->arena, &name, err, "%s%s%" PRIu64 ".%s", f->prefix, s->outer->layers,
+                           number, s->names->matrices[i]));
     QC_TRY(qc_forward_find_linear(f, name, sizes[i].rows, sizes[i].cols, sizes[i].bias,
                                   &out->linear[i], err));
     out->read_bytes = qc_sat_add(out->read_bytes, out->linear[i].read_bytes);
     out->memory_bytes = qc_sat_add(out->memory_bytes, out->linear[i].memory_bytes);
     return QC_OK;
+}
+
+/* Finds name.weight, and name.bias where norms have it. */
+static qc_status find_norm(const qc_forward_finder *f, const qc_forward_shape *s, const char *name,
+                           uint64_t n, uint32_t *weight, uint32_t *bias, qc_error *err)
+{
+    const char *full = NULL;
+    *bias = QC_NO_TENSOR;
+    QC_TRY(qc_arena_printf(f->arena, &full, err, "%s.weight", name));
+    QC_TRY(qc_forward_find_vector(f, full, n, weight, err));
+    if (!(s->family->traits & QC_FAMILY_LAYER_NORMS))
+        return QC_OK;
+    QC_TRY(qc_arena_printf(f->arena, &full, err, "%s.bias", name));
+    return qc_forward_find_vector(f, full, n, bias, err);
 }
 
 static qc_status find_layer(const qc_forward_finder *f, const qc_forward_shape *s, uint64_t number,
@@ -100,42 +114,58 @@ static qc_status find_layer(const qc_forward_finder *f, const qc_forward_shape *
     for (int i = 0; i < QC_LAYER_ALL_MATRICES; i++)
         QC_TRY(find_linear_of(f, s, number, i, out, err));
     for (int i = 0; i < QC_LAYER_VECTORS; i++) {
+        const uint64_t n = vector_size(s, i);
         out->vectors[i] = QC_NO_TENSOR;
         if (!s->names->vectors[i])
             continue;
-        QC_TRY(qc_arena_printf(f->arena, &name, err, "%slayers.%" PRIu64 ".%s%s", f->prefix, number,
-                               s->names->vectors[i], i < QC_LAYER_NORMS ? ".weight" : ""));
-        QC_TRY(qc_forward_find_vector(f, name, vector_size(s, i), &out->vectors[i], err));
+        QC_TRY(qc_arena_printf(f->arena, &name, err, "%s%s%" PRIu64 ".%s", f->prefix,
+                               s->outer->layers, number, s->names->vectors[i]));
+        QC_TRY(i < QC_LAYER_NORMS ? find_norm(f, s, name, n, &out->vectors[i], &out->biases[i], err)
+                                  : qc_forward_find_vector(f, name, n, &out->vectors[i], err));
     }
     return out->ffn == QC_LAYER_EXPERTS ? qc_experts_find(f, s, number, out, err) : QC_OK;
 }
 
 /* ---- embedding and head ---- */
 
-static qc_status name_of(const qc_forward_finder *f, const char *prefix, const char *rest,
-                         const char **out, qc_error *err)
+static qc_status name_of(const qc_forward_finder *f, const char *prefix, const char *module,
+                         const char *what, const char **out, qc_error *err)
 {
-    return qc_arena_printf(f->arena, out, err, "%s%s", prefix, rest);
+    return qc_arena_printf(f->arena, out, err, "%s%s%s", prefix, module, what);
 }
 
 /* Finds what the file puts in front of names: of the family's prefixes the first with an embedding,
  * and else the first. */
-static qc_status find_prefix(qc_forward_finder *f, const char *prefixes, qc_error *err)
+static qc_status find_prefix(qc_forward_finder *f, const qc_forward_shape *s, qc_error *err)
 {
-    const char *first = NULL, *at = prefixes ? prefixes : "model.";
-    while (*at) {
+    const char *first = NULL, *at = s->family->prefixes ? s->family->prefixes : "model.";
+    for (;;) {
         const int length = (int)strcspn(at, " ");
         const char *name = NULL;
         QC_TRY(qc_arena_printf(f->arena, &f->prefix, err, "%.*s", length, at));
         first = first ? first : f->prefix;
-        QC_TRY(name_of(f, f->prefix, "embed_tokens.weight", &name, err));
+        QC_TRY(name_of(f, f->prefix, s->outer->embedding, ".weight", &name, err));
         if (qc_checkpoint_find(f->c, name))
             return QC_OK;
         at += length;
-        at += strspn(at, " ");
+        if (*at++ == '\0')
+            break;
     }
     f->prefix = first;
     return QC_OK;
+}
+
+/* Finds the rows of learned positions, of which there is one for each place of the context. */
+static qc_status find_positions(const qc_forward_finder *f, qc_forward_tensors *out, qc_error *err)
+{
+    const qc_outer_names *n = out->shape.outer;
+    const uint64_t dims[2] = {out->shape.config.context, out->shape.config.hidden};
+    const char *name = NULL;
+    out->positions = QC_NO_TENSOR;
+    if (!n->positions)
+        return QC_OK;
+    QC_TRY(name_of(f, f->prefix, n->positions, ".weight", &name, err));
+    return qc_forward_find_plain(f, name, dims, 2, &out->positions, err);
 }
 
 /* Finds the embedding and the head. A tied head may be in the file under either name, or under
@@ -143,23 +173,25 @@ static qc_status find_prefix(qc_forward_finder *f, const char *prefixes, qc_erro
 static qc_status find_ends(const qc_forward_finder *f, qc_forward_tensors *out, qc_error *err)
 {
     const qc_forward_config *c = &out->shape.config;
+    const qc_outer_names *names = out->shape.outer;
     const char *embedding = NULL, *head = NULL, *head_weight = NULL, *norm = NULL;
     const char *language = "language_model.";
     const char *outer = strncmp(f->prefix, language, strlen(language)) == 0 ? language : "";
     const uint64_t dims[2] = {c->vocabulary + out->shape.media_rows, c->hidden};
-    QC_TRY(name_of(f, f->prefix, "embed_tokens.weight", &embedding, err));
-    QC_TRY(name_of(f, f->prefix, "norm.weight", &norm, err));
-    QC_TRY(name_of(f, outer, "lm_head.weight", &head_weight, err));
-    QC_TRY(name_of(f, outer, "lm_head", &head, err));
+    QC_TRY(name_of(f, f->prefix, names->embedding, ".weight", &embedding, err));
+    QC_TRY(name_of(f, f->prefix, names->norm, "", &norm, err));
+    QC_TRY(name_of(f, outer, names->head, ".weight", &head_weight, err));
+    QC_TRY(name_of(f, outer, names->head, "", &head, err));
     const qc_checkpoint_tensor *own = qc_checkpoint_find(f->c, head_weight);
     out->own_head = own ? (uint32_t)(own - f->c->tensors) : QC_NO_TENSOR;
     if (c->tied && !qc_checkpoint_find(f->c, embedding) && own)
         embedding = head_weight;
     else if (c->tied)
-        QC_TRY(name_of(f, f->prefix, "embed_tokens", &head, err));
+        QC_TRY(name_of(f, f->prefix, names->embedding, "", &head, err));
     QC_TRY(qc_forward_find_plain(f, embedding, dims, 2, &out->embedding, err));
     QC_TRY(qc_forward_find_linear(f, head, c->vocabulary, c->hidden, 0, &out->head, err));
-    return qc_forward_find_vector(f, norm, c->hidden, &out->norm, err);
+    QC_TRY(find_positions(f, out, err));
+    return find_norm(f, &out->shape, norm, c->hidden, &out->norm, &out->norm_bias, err);
 }
 
 qc_status qc_forward_tensors_find(qc_forward_tensors *out, qc_arena *arena, const qc_checkpoint *c,
@@ -176,8 +208,9 @@ qc_status qc_forward_tensors_find(qc_forward_tensors *out, qc_arena *arena, cons
     QC_TRY(qc_coded_find(&f.coded, arena, c, err));
     QC_TRY(qc_arena_alloc(arena, &out->layers, (size_t)out->shape.config.layers,
                           sizeof *out->layers, err));
-    QC_TRY(find_prefix(&f, out->shape.family->prefixes, err));
+    QC_TRY(find_prefix(&f, &out->shape, err));
     QC_TRY(find_ends(&f, out, err));
+    f.turned = (out->shape.family->traits & QC_FAMILY_CONV1D) != 0;
     for (uint64_t i = 0; i < out->shape.config.layers; i++)
         QC_TRY(find_layer(&f, &out->shape, qc_layer_number(&out->shape, i), &out->layers[i], err));
     return QC_OK;

@@ -334,8 +334,9 @@ static uint64_t matrices_of(const qc_plan *p, const qc_job *j)
 int qc_job_may_be_calibrated(const qc_plan *p, const qc_job *j)
 {
     const int matrix = j->ndim == 2 && !j->stack;
-    return qc_calibrates(&p->options->calibrate) && j->elems > 0 && !j->entry->transpose &&
-           can_be_searched(j) && (matrix || matrices_of(p, j) > 0);
+    const int turned = j->entry->transpose, decoded = j->entry->coded || j->entry->stored;
+    return qc_calibrates(&p->options->calibrate) && j->elems > 0 && can_be_searched(j) &&
+           (matrix ? !(turned && decoded) : !turned && matrices_of(p, j) > 0);
 }
 
 /* How scales that are not calibrated are found. Calibrated scales are laid out like searched ones,

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+import struct
 import subprocess
 import unittest
 
@@ -17,6 +18,8 @@ import make_checkpoint as mk
 with open(os.path.join(ROOT, "tests", "data", "families", "models.json"), encoding="utf-8") as _f:
     MODELS = json.load(_f)
 IDS = MODELS.pop("ids")
+SMALL = {"gemma3": "*_proj.weight", "gpt_neox": "*layers.*.*.*.weight",
+         "gpt_neox-serial": "*layers.*.*.*.weight"}
 TOOL = os.environ.get("LOGITS_TOOL", os.path.join(ROOT, "build", "logits_tool"))
 
 
@@ -67,6 +70,35 @@ class Logits(FamilyCase):
             self.assertEqual(self.logits(kind, {}), published, kind)
 
 
+    def test_gpt2_as_published(self):
+        """Its names begin with nothing, and there are buffers. A window has at most as many tokens as positions."""
+        want = self.logits(self.make("gpt2"), {})
+        tensors = {name.removeprefix("transformer."): tensor
+                   for name, tensor in mk.read_checkpoint(self.path("gpt2")).items()}
+        tensors["h.0.attn.bias"] = ("F32", [1, 1, 64, 64], bytes(4 * 64 * 64))
+        mk.write_checkpoint(self.path("gpt2"), tensors, config=MODELS["gpt2"]["config"])
+        self.assertEqual(self.logits("gpt2", {}), want)
+        self.write("t.ids", "1 2 3 4 5 " * 20)
+        self.assertEqual(self.numbers("gpt2")["context"], 64)
+        r = self.run_qconv("eval", "gpt2", "--text", "t.ids", "--context", "65")
+        self.assertEqual((r.returncode, r.stderr.decode().splitlines()[-1]), (
+            3, "qconv: gpt2: a window of 65 tokens is longer than the 64 positions that the model has learned"))
+
+    def test_conv1d(self):
+        """A quantized Conv1D lies [out, in], one with 16 bits [in, out]; they compute the same, also side by
+        side in one model."""
+        self.make("gpt2")
+        self.write("t.ids", "3 17 5 22 9 1 14 20 11 7 2 19 16 8 23 4 12 6\n")
+        name = "transformer.h.0.attn.c_proj.weight"
+        for form in ("nf4", "int8"):
+            mixed = self.convert("--to", form, "--compress", "none", "--keep", name, "gpt2", form)
+            self.assertEqual(mixed[name], mk.read_checkpoint(self.path("gpt2"))[name])
+            back = self.convert("--to", "bf16", "--compress", "none", form, f"{form}-back")
+            self.assertEqual(back["transformer.h.0.attn.c_attn.weight"][1], [16, 48])
+            self.assertLess(self.numbers(form, "--against", f"{form}-back")["kl_mean"], 1e-4, form)
+            self.assertLess(self.numbers(form, "--against", "gpt2")["kl_mean"], 0.1, form)
+
+
 class Calibrated(FamilyCase):
     def setUp(self):
         super().setUp()
@@ -77,8 +109,8 @@ class Calibrated(FamilyCase):
     def check(self, kind):
         self.make(kind)
         nf4 = ["--to", "nf4", "--compress", "none"]
-        if kind == "gemma3":  # It has no table of roles, and general rules keep what is so small.
-            nf4 += ["--quantize", "*_proj.weight"]
+        if kind in SMALL:  # It has no table of roles, and general rules keep what is so small.
+            nf4 += ["--quantize", SMALL[kind]]
         said = self.run_qconv(*nf4, "-v", "--calibrate", "t.ids", "--threads", "1", kind,
                               "one").stderr.decode()
         self.assertIn("calibrating ", said)
@@ -92,6 +124,22 @@ class Calibrated(FamilyCase):
         self.assertEqual(mk.read_checkpoint(self.path("one")), three)
         kl = {out: self.numbers(out, "--against", kind)["kl_mean"] for out in ("one", "search")}
         self.assertLess(kl["one"], 0.9 * kl["search"])
+        self.ok("verify", "one", "--against", kind)
+
+    def test_moments_of_conv1d(self):
+        """Moments that say nothing leave about as much error as a search."""
+        self.make("gpt2")
+        module = "transformer.h.0.mlp.c_proj"  # [20, 16] in the file
+        moments = struct.pack("<400d", *(float(i % 21 == 0) for i in range(400)))
+        mk.write_checkpoint(self.path("moments"), {
+            module + ".second_moment": ("F64", [20, 20], moments),
+            module + ".tokens": ("I64", [1], struct.pack("<q", 5000))}, config={})
+        nf4 = ["--to", "nf4", "--compress", "none", "gpt2"]
+        self.ok(*nf4, "given", "--hessians", "moments/model.safetensors")
+        self.ok(*nf4, "search", "--scale", "search")
+        kl = [self.numbers(out, "--against", "gpt2")["kl_mean"] for out in ("given", "search")]
+        self.assertNotEqual(kl[0], kl[1])
+        self.assertLess(kl[0], 1.5 * kl[1])
 
 
 class Refused(FamilyCase):
@@ -131,8 +179,9 @@ class Refused(FamilyCase):
 
 
 for _kind in MODELS:
-    setattr(Logits, f"test_{_kind}", lambda self, kind=_kind: self.check(kind))
-    setattr(Calibrated, f"test_{_kind}", lambda self, kind=_kind: self.check(kind))
+    _name = "test_" + _kind.replace("-", "_")
+    setattr(Logits, _name, lambda self, kind=_kind: self.check(kind))
+    setattr(Calibrated, _name, lambda self, kind=_kind: self.check(kind))
 
 
 if __name__ == "__main__":

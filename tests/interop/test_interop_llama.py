@@ -130,6 +130,14 @@ MODELS |= {
                            vision_output_dim=16, intermediate_layers_indices=[0]))),
     "mllama_text_model": (MllamaTextConfig, SMALL | rope(rope_type="default") | dict(
         num_hidden_layers=5, cross_attention_layers=[3], num_key_value_heads=4)),
+    "gpt2": ("gpt2", dict(layer_norm_epsilon=1e-3)),
+    "gpt2-inner": ("gpt2", dict(n_inner=100, activation_function="relu", scale_attn_weights=False)),
+    "gpt2-own-head": ("gpt2", dict(tie_word_embeddings=False, activation_function="gelu")),
+    "gpt_neox": ("gpt_neox", {}),
+    "gpt_neox-serial": ("gpt_neox", dict(use_parallel_residual=False, attention_bias=False,
+                                         rotary_pct=0.5, hidden_act="gelu_new")),
+    "gpt_neox-whole": ("gpt_neox", dict(rotary_pct=1.0, rotary_emb_base=5e4, hidden_act="gelu_fast",
+                                        layer_norm_eps=1e-3, tie_word_embeddings=True)),
 }
 # What AutoModelForCausalLM does not find, or takes for the text alone.
 CLASSES = {"mllama": transformers.MllamaForConditionalGeneration,
@@ -154,7 +162,7 @@ def make_model(name):
              else AutoModelForCausalLM.from_config(config))
     with torch.no_grad():
         for key, p in model.named_parameters():
-            if "norm" in key or key.endswith(".bias"):
+            if "norm" in key or "ln_" in key or key.endswith(".bias"):
                 p += 0.2 * torch.randn_like(p)
     for p in model.parameters():
         p.data = p.data.bfloat16()
@@ -170,8 +178,9 @@ def sequences(vocabulary, lengths, seed=0):
 def load(folder):
     if folder == s.MODELS["tinystories"] and not FIVE:
         folder = s.under_table_name(folder)
-    # transformers 4 leaves soft caps of scores out with its default implementation of attention.
-    eager = dict(attn_implementation="eager") if folder.name.startswith("gemma2") else {}
+    # With its default implementation of attention transformers 4 leaves out soft caps of scores, and that
+    # scores are not scaled.
+    eager = dict(attn_implementation="eager") if folder.name.startswith(("gemma2", "gpt2-inner")) else {}
     cls = CLASSES.get(folder.name, AutoModelForCausalLM)
     return cls.from_pretrained(folder, dtype=torch.float32, **eager).eval()
 
@@ -266,7 +275,8 @@ class Quantized(unittest.TestCase):
         with torch.no_grad():
             for key, p in model.named_parameters():
                 if key in tensors and tensors[key][0] in ("U8", "I8"):
-                    p.copy_(restored(tensors, key))
+                    weight = restored(tensors, key)  # [out, in], also of a Conv1D
+                    p.copy_(weight.T if source.name == "gpt2" else weight)
                     count += 1
         self.assertGreater(count, 0)
         ids = sequences(vocabulary, lengths)
@@ -284,6 +294,15 @@ class Quantized(unittest.TestCase):
     def test_nf4(self):
         self.compare(make_model("llama-biases-mha"), "nf4-plain", "--to", "nf4",
                      "--no-double-quant")
+
+    def test_nf4_of_conv1d(self):
+        self.compare(make_model("gpt2"), "nf4", "--to", "nf4")
+
+    def test_int8_of_conv1d(self):
+        self.compare(make_model("gpt2"), "int8", "--to", "int8")
+
+    def test_nf4_heads_together(self):
+        self.compare(make_model("gpt_neox"), "nf4", "--to", "nf4")
 
     def test_nf4_searched(self):
         """Scales may be negative."""

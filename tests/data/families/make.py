@@ -59,6 +59,10 @@ MODELS = {
                                       num_global_layers=1, attention_heads=1, image_size=8,
                                       patch_size=4, vision_output_dim=16,
                                       intermediate_layers_indices=[0])),
+    "gpt2": dict(n_inner=20),
+    "gpt_neox": dict(rotary_pct=0.5),
+    "gpt_neox-serial": dict(rotary_pct=1.0, use_parallel_residual=False, attention_bias=False, hidden_act="gelu_new",
+                            tie_word_embeddings=True),
 }
 WITH_IMAGES = {"gemma3": Gemma3ForConditionalGeneration, "mllama": MllamaForConditionalGeneration}
 
@@ -66,7 +70,7 @@ WITH_IMAGES = {"gemma3": Gemma3ForConditionalGeneration, "mllama": MllamaForCond
 @torch.no_grad()
 def model_of(kind, settings, folder):
     sizes = {} if kind in WITH_IMAGES else SIZES
-    config = AutoConfig.for_model(kind, **(sizes | settings))
+    config = AutoConfig.for_model(kind.split("-")[0], **(sizes | settings))
     make = WITH_IMAGES.get(kind, AutoModelForCausalLM.from_config)
     make(config).bfloat16().save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())

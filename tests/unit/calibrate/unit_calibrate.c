@@ -71,6 +71,13 @@ static const size plain[QC_LAYER_ALL_MATRICES] = {
     [QC_LAYER_GATE] = {INTER, HIDDEN}, [QC_LAYER_UP] = {INTER, HIDDEN},
     [QC_LAYER_DOWN] = {HIDDEN, INTER},
 };
+/* Attention and the feed-forward part side by side, as GPT-NeoX has them. */
+static const size beside[QC_LAYER_ALL_MATRICES] = {
+    [QC_LAYER_Q] = {3 * Q, HIDDEN},
+    [QC_LAYER_O] = {HIDDEN, Q},
+    [QC_LAYER_GATE] = {INTER, HIDDEN},
+    [QC_LAYER_DOWN] = {HIDDEN, INTER},
+};
 
 /* The matrix whose product with the inputs of a point is added to the hidden states, or -1. */
 static int adds(int point)
@@ -93,7 +100,7 @@ static void check_latents(const qc_forward_inputs *in, const qc_forward_chunk *a
 /* What a point adds to the hidden states is its weight times the inputs that it gave. */
 static void check_points(const size sizes[QC_LAYER_ALL_MATRICES])
 {
-    const int is_latent = sizes == latent;
+    const int is_latent = sizes == latent, is_beside = sizes == beside;
     const uint64_t wide = sizes[QC_LAYER_O].cols;
     static const uint64_t lengths[] = {500, 300, 400, 100};
     static uint32_t ids[TOKENS];
@@ -103,12 +110,16 @@ static void check_points(const size sizes[QC_LAYER_ALL_MATRICES])
                                          .hidden = HIDDEN,
                                          .intermediate = INTER,
                                          .heads = 4,
-                                         .kv_heads = is_latent ? 4 : 2,
+                                         .kv_heads = is_latent || is_beside ? 4 : 2,
                                          .head_dim = 6,
                                          .vocabulary = 8,
                                          .context = 512,
                                          .norm_eps = 1e-5},
-                              .family = qc_family_of(is_latent ? "deepseek_v3" : "llama"),
+                              .family = qc_family_of(is_latent   ? "deepseek_v3"
+                                                     : is_beside ? "gpt_neox"
+                                                                 : "llama"),
+                              .parallel = is_beside,
+                              .gate = is_beside ? QC_LAYER_GELU : QC_LAYER_SILU,
                               .windows = spans,
                               .turns = turns,
                               .turned = is_latent ? 2 : 6,
@@ -131,8 +142,8 @@ static void check_points(const size sizes[QC_LAYER_ALL_MATRICES])
         w.matrices[i].dtype = QC_DTYPE_F32;
         w.matrices[i].dense = w.matrices[i].owned = floats(sizes[i].rows * sizes[i].cols);
     }
-    w.vectors[QC_LAYER_INPUT_NORM] = floats(HIDDEN);
-    w.vectors[QC_LAYER_POST_NORM] = floats(HIDDEN);
+    w.vectors[QC_LAYER_INPUT_NORM] = floats(2 * HIDDEN); /* layer norms have biases behind */
+    w.vectors[QC_LAYER_POST_NORM] = floats(2 * HIDDEN);
     if (is_latent) {
         w.vectors[QC_LAYER_Q_A_NORM] = floats(5);
         w.vectors[QC_LAYER_KV_A_NORM] = floats(7);
@@ -141,8 +152,8 @@ static void check_points(const size sizes[QC_LAYER_ALL_MATRICES])
     }
     float *whole = floats(TOKENS * HIDDEN), *moved = floats(TOKENS * HIDDEN);
     float *before = floats(TOKENS * HIDDEN), *attended = floats(TOKENS * wide);
-    double *y = calloc(TOKENS * HIDDEN, sizeof *y);
-    assert_non_null(y);
+    double *y = calloc(TOKENS * HIDDEN, sizeof *y), *z = calloc(TOKENS * HIDDEN, sizeof *z);
+    assert_true(y && z);
     memcpy(moved, whole, TOKENS * HIDDEN * sizeof *whole);
     assert_int_equal(qc_forward_cpu_create(&cpu, &shape, &tools, &batch, &err), QC_OK);
     assert_int_equal(qc_forward_cpu_layer(&cpu, &w, 0, whole, &err), QC_OK);
@@ -171,10 +182,19 @@ static void check_points(const size sizes[QC_LAYER_ALL_MATRICES])
             int which = adds(point);
             if (which < 0)
                 continue;
+            if (is_beside && point == QC_AT_GATE) {
+                assert_memory_equal(moved, before, TOKENS * HIDDEN * sizeof *before);
+                continue;
+            }
             if (point == QC_AT_GATE)
                 product(&w.matrices[which], attended + at.start * wide, wide, at.tokens, y);
             else
                 product(&w.matrices[which], in.x, in.ld, at.tokens, y);
+            if (is_beside) {
+                product(&w.matrices[QC_LAYER_O], attended + at.start * wide, wide, at.tokens, z);
+                for (uint64_t i = 0; i < at.tokens * HIDDEN; i++)
+                    y[i] += z[i];
+            }
             const float *to = point == QC_AT_GATE ? moved : whole;
             for (uint64_t i = 0; i < at.tokens * HIDDEN; i++)
                 assert_near((double)to[at.start * HIDDEN + i],
@@ -191,6 +211,7 @@ static void check_points(const size sizes[QC_LAYER_ALL_MATRICES])
     qc_free(before);
     qc_free(attended);
     free(y);
+    free(z);
 }
 
 static void points_are_the_layer(void **unused)
@@ -198,6 +219,7 @@ static void points_are_the_layer(void **unused)
     (void)unused;
     check_points(plain);
     check_points(latent);
+    check_points(beside);
 }
 
 /* Windows are taken over all of the text, at most as many as asked for. */

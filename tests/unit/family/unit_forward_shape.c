@@ -169,6 +169,51 @@ static void other_families(void **state)
     assert_true(s.q_rank == 0 && strcmp(s.names->matrices[QC_LAYER_Q], "self_attn.q_proj") == 0);
 }
 
+#define GPT2                                                                                       \
+    "\"model_type\": \"gpt2\", \"n_embd\": 64, \"n_layer\": 2, \"n_head\": 4, \"n_positions\": 32"
+
+/* What is called otherwise, and what such models do without. */
+static void with_layer_norms(void **state)
+{
+    (void)state;
+    qc_forward_shape s = good(GPT2 ", \"num_key_value_heads\": 2, \"head_dim\": 8");
+    assert_true(s.config.hidden == 64 && s.config.layers == 2 && s.config.intermediate == 256);
+    assert_true(s.config.kv_heads == 4 && s.config.head_dim == 16 && s.config.context == 32);
+    assert_true(s.config.vocabulary == 50257 && s.config.tied && s.config.norm_eps == 1e-5);
+    assert_true(s.qkv_bias && s.out_bias && s.mlp_bias && s.gate == QC_LAYER_GELU_TANH);
+    assert_true(s.turned == 0 && s.turns[1] == QC_LAYER_UNTURNED && s.score_scale == 0.0);
+    assert_string_equal(s.outer->positions, "wpe");
+    s = good(GPT2 ", \"n_inner\": 96, \"layer_norm_epsilon\": 1e-3, \"activation_function\": "
+                  "\"relu\", \"scale_attn_weights\": false, \"reorder_and_upcast_attn\": true");
+    assert_true(s.config.intermediate == 96 && s.config.norm_eps == 1e-3);
+    assert_true(s.gate == QC_LAYER_RELU && s.score_scale == 1.0);
+    bad(GPT2 ", \"activation_function\": \"quick_gelu\"", QC_ERR_UNSUPPORTED,
+        "activation_function is 'quick_gelu', and only gelu, gelu_new");
+    bad(GPT2 ", \"activation_function\": 3", QC_ERR_UNSUPPORTED, "activation_function");
+    bad(GPT2 ", \"scale_attn_by_inverse_layer_idx\": true", QC_ERR_UNSUPPORTED,
+        "scale_attn_by_inverse_layer_idx is true, which is not computed");
+    bad(GPT2 ", \"add_cross_attention\": true", QC_ERR_UNSUPPORTED, "add_cross_attention");
+    bad("\"model_type\": \"gpt2\", \"n_embd\": 64, \"n_layer\": 2, \"n_head\": 4", QC_ERR_INPUT,
+        "n_positions is missing");
+    bad("\"model_type\": \"gpt2\", \"n_embd\": 64, \"n_positions\": 9, \"n_head\": 4", QC_ERR_INPUT,
+        "n_layer is missing");
+
+    s = good(OF("gpt_neox")); /* without num_key_value_heads, whatever config.json says */
+    assert_true(s.config.kv_heads == 4 && s.turned == 4 && s.rope.theta == 1e4 && s.parallel);
+    assert_true(s.qkv_bias && s.out_bias && s.mlp_bias && s.gate == QC_LAYER_GELU);
+    assert_true(!s.config.tied && s.config.norm_eps == 1e-5 && s.config.eos == 2);
+    s = good(
+        OF("gpt_neox") ", \"rotary_pct\": 0.5, \"rotary_emb_base\": 5e5, \"attention_bias\": "
+                       "false, \"use_parallel_residual\": false, \"hidden_act\": \"gelu_fast\"");
+    assert_true(s.turned == 8 && s.rope.theta == 5e5 && !s.parallel);
+    assert_true(!s.qkv_bias && !s.out_bias && s.mlp_bias && s.gate == QC_LAYER_GELU_TANH);
+    s = good(OF("gpt_neox") ", \"rope_parameters\": {\"rope_theta\": 7e3, "
+                            "\"partial_rotary_factor\": 1.0, \"rope_type\": \"default\"}");
+    assert_true(s.turned == 16 && s.rope.theta == 7e3);
+    bad(OF("gpt_neox") ", \"hidden_act\": \"silu\"", QC_ERR_UNSUPPORTED, "hidden_act is 'silu'");
+    bad(OF("gpt_neox") ", \"rotary_pct\": 0.2", QC_ERR_UNSUPPORTED, "turn 3 of the 16");
+}
+
 /* The layers that look at an image are left out. */
 static void image_layers(void **state)
 {
@@ -262,7 +307,7 @@ static void refusals(void **state)
     (void)state;
     assert_int_equal(qc_forward_shape_read(&s, &arena, NULL, &err), QC_ERR_UNSUPPORTED);
     bad(SIZES, QC_ERR_UNSUPPORTED, "expected a model_type that is computed (llama, mistral, ");
-    static const char *const others[] = {"dbrx", "jamba", "mpt", "gpt2", "llama4", "gemma3n"};
+    static const char *const others[] = {"dbrx", "jamba", "mpt", "bloom", "llama4", "gemma3n"};
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
         char text[512];
         (void)snprintf(text, sizeof text, "\"model_type\": \"%s\", " SIZES, others[i]);
@@ -453,7 +498,8 @@ int main(void)
         cmocka_unit_test(other_refusals), cmocka_unit_test(windows),
         cmocka_unit_test(refusals),       cmocka_unit_test(rope_spellings),
         cmocka_unit_test(frequencies),    cmocka_unit_test(table),
-        cmocka_unit_test(mixtures),       cmocka_unit_test(image_layers),
+        cmocka_unit_test(mixtures),       cmocka_unit_test(with_layer_norms),
+        cmocka_unit_test(image_layers),
     };
     qc_arena_init(&arena);
     int failed = cmocka_run_group_tests(tests, NULL, NULL);

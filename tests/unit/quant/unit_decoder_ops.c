@@ -1,5 +1,5 @@
-/* Norms, rotary positions, gates, activations, soft caps, attention and e^x against sums in double and closed
- * forms; every table gives the scalar one's bits. */
+/* Norms, rotary positions, gates, activations, soft caps, attention and e^x against sums in double
+ * and closed forms; every table gives the scalar one's bits. */
 #include "quant/decoder_ops.h"
 #include "tests/fixtures/quant_testing.h"
 
