@@ -199,6 +199,9 @@ _qconv()
         --max-kl)
             return
             ;;
+        --max-distance)
+            return
+            ;;
         --eval)
             mapfile -t COMPREPLY < <(compgen -f -- "$cur")
             return
@@ -303,7 +306,7 @@ _qconv()
         mount) options='--foreground -f --allow-other --memory --threads --json --quiet -q --verbose -v --help -h --version' ;;
         validate) options='--device --against --lora --sample --m --activations --seed --tuning --max-error --baseline --save-baseline --tolerance --html --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
         bench) options='--device --shapes --scheme --m --dtype --seed --path --rounds --seconds --tune --save --tuning --markdown --output --progress --json --quiet -q --verbose -v --help -h --version' ;;
-        eval) options='--lora --device --against --text --tokenizer --context --max-tokens --max-kl --tuning --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
+        eval) options='--lora --device --against --text --tokenizer --context --max-tokens --max-kl --max-distance --tuning --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
         report) options='--device --against --lora --text --tokenizer --context --max-tokens --eval --bench --tuning --html --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
         help) options='--json --quiet -q --verbose -v --help -h --version' ;;
         esac

@@ -91,6 +91,7 @@ complete -c qconv -n '__qconv_is eval report' -l tokenizer -r -F -d "a tokenizer
 complete -c qconv -n '__qconv_is eval report' -l context -x -d "length in tokens of the windows that the text is cut into"
 complete -c qconv -n '__qconv_is eval report' -l max-tokens -x -d "read at most this many tokens of the text"
 complete -c qconv -n '__qconv_is eval' -l max-kl -x -d "end with exit code 4 if the mean KL divergence is larger"
+complete -c qconv -n '__qconv_is eval' -l max-distance -x -d "the same for an encoder: the mean distance of hidden states"
 complete -c qconv -n '__qconv_is report' -l eval -r -F -d "include the result of an earlier 'qconv eval --json'"
 complete -c qconv -n '__qconv_is report' -l bench -r -F -d "include the result of an earlier 'qconv bench --json'"
 complete -c qconv -n '__qconv_is validate' -l sample -x -d "measure only this many of the quantized layers, spread evenly"

@@ -269,6 +269,7 @@ _qconv()
                 '--context=[length in tokens of the windows that the text is cut into]:TOKENS:' \
                 '--max-tokens=[read at most this many tokens of the text]:N:' \
                 '--max-kl=[end with exit code 4 if the mean KL divergence is larger]:X:' \
+                '--max-distance=[the same for an encoder\: the mean distance of hidden states]:X:' \
                 '--tuning=[choose GPU kernels by this table of '\''qconv bench --tune --save'\'']:FILE:_files' \
                 '--threads=[how many threads work, 1 to 1024]:N:' \
                 '--progress=[when to show progress on standard error]:progress:(auto always never json)' \

@@ -1,5 +1,5 @@
 /* qconv eval OUT [--against MODEL] --text FILE: the perplexity, and how far the predictions are
- * from those of the original. */
+ * from those of the original; of an encoder, how far the hidden states are. */
 #include "convert/cli/commands.h"
 #include "convert/eval/eval.h"
 #include "convert/term/console.h"
@@ -18,5 +18,10 @@ qc_status qc_cmd_eval(const qc_options *o, qc_error *err)
         QC_FAIL(err, QC_ERR_CHECK,
                 "%s: the mean KL divergence to %s is %.5g, above --max-kl %.5g, over %s", r.path,
                 r.against, r.kl_mean, o->eval.max_kl, r.text);
+    if (o->eval.max_distance > 0 && !(r.distance_mean <= o->eval.max_distance))
+        QC_FAIL(err, QC_ERR_CHECK,
+                "%s: the mean distance of hidden states to %s is %.5g, above --max-distance %.5g, "
+                "over %s",
+                r.path, r.against, r.distance_mean, o->eval.max_distance, r.text);
     return QC_OK;
 }

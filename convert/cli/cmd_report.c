@@ -46,6 +46,11 @@ static qc_status evaluate(qc_report *r, const qc_options *o, qc_error *err)
         QC_TRY(qc_eval_run(&r->eval, &o->call, &o->eval, err));
     else
         return QC_OK;
+    if (r->eval.encoder)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "%s is an encoder (%s), and a report shows what --text says of a language model; "
+                "'qconv eval --against' tells the distance of hidden states",
+                o->call.model, r->eval.model_type);
     r->has_eval = 1;
     r->eval_from = o->report.eval;
     return QC_OK;

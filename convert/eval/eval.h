@@ -1,5 +1,6 @@
 /* Perplexity, and KL divergence to another model, over a text: this is what eval prints and report
- * shows.
+ * shows. Of encoders, which predict nothing, it is the distance of hidden states to another
+ * model's.
  *
  * A text becomes windows of tokens (token_text.h). A batch of windows becomes the hidden states
  * of both models; the weights are read once for each batch. A chunk of hidden states becomes
@@ -19,6 +20,7 @@ typedef struct {
     uint64_t context;    /* tokens of a window; 0: qconv chooses */
     uint64_t max_tokens; /* 0: all of the text */
     double max_kl;       /* 0: not given */
+    double max_distance; /* the same, for encoders; 0: not given */
 } qc_eval_options;
 
 /* Each predicted token counts once; these are all tokens of a window except its first. Negative log
@@ -42,14 +44,22 @@ typedef struct {
     double top1, top1_error;
     /* The root mean square of the difference in the probability of the right token. */
     double probability_rms;
+    /* Of an encoder, whose `predicted` is 0 and whose numbers from perplexity on mean nothing; of
+     * other models everything from here to seconds is 0. The distance of a window's hidden states H
+     * to the original's is |H - original| / |original|. Its embedding is their mean, and the
+     * distance of embeddings is one minus the cosine. */
+    int encoder;
+    double distance_mean, distance_99, distance_max;
+    double cosine_mean, cosine_99, cosine_max;
     double seconds;
 } qc_eval_result;
 
 /* Runs what o->eval and o->call.against ask for, on o->call.model. It prints nothing but progress
  * and warnings. The strings of *out live in o->call.arena. QC_ERR_INPUT for a text that predicts
- * nothing, for ids outside the vocabulary, and for vocabularies that differ. QC_ERR_NONFINITE for
- * logits that are not numbers. Other errors are those of convert/forward/forward.h. The numbers
- * do not depend on threads, instruction set or batches. */
+ * nothing, for ids outside the vocabulary, and for models that cannot be compared. QC_ERR_USAGE for
+ * an encoder alone, and for a limit that the kind of model does not have. QC_ERR_NONFINITE for
+ * logits that are not numbers. Other errors are those of convert/forward/forward.h. The numbers do
+ * not depend on threads, instruction set or batches. */
 QC_NODISCARD qc_status qc_eval_run(qc_eval_result *out, const qc_call *call,
                                    const qc_eval_options *o, qc_error *err);
 /* Writes the JSON of `eval --json`, and reads it again (QC_ERR_INPUT). docs/eval.md lists its

@@ -13,47 +13,62 @@
 
 /* One table serves both ways: the member's name is the field's. */
 typedef enum { TEXT, MAYBE_TEXT, COUNT, NUMBER } member_kind;
+/* It is null where there is no original (PAIR), where the model is an encoder (WORDS), or where it
+ * is none (STATES). */
+typedef enum { ALL, PAIR, WORDS, WORDS_PAIR, STATES } member_of;
 typedef struct {
     const char *name;
     member_kind kind;
-    int of_pair; /* null if there is no original */
+    member_of of;
     size_t offset;
 } member;
 
-#define MEMBER(field, kind, of_pair)                                                               \
+#define MEMBER(field, kind, of)                                                                    \
     {                                                                                              \
-#field, kind, of_pair, offsetof(qc_eval_result, field)                                     \
+#field, kind, of, offsetof(qc_eval_result, field)                                          \
     }
 static const member MEMBERS[] = {
-    MEMBER(path, TEXT, 0),
-    MEMBER(against, MAYBE_TEXT, 1),
-    MEMBER(text, TEXT, 0),
-    MEMBER(model_type, TEXT, 0),
-    MEMBER(tokenizer, TEXT, 0),
-    MEMBER(device, TEXT, 0),
-    MEMBER(tokens, COUNT, 0),
-    MEMBER(windows, COUNT, 0),
-    MEMBER(context, COUNT, 0),
-    MEMBER(predicted, COUNT, 0),
-    MEMBER(perplexity, NUMBER, 0),
-    MEMBER(perplexity_error, NUMBER, 0),
-    MEMBER(base_perplexity, NUMBER, 1),
-    MEMBER(base_perplexity_error, NUMBER, 1),
-    MEMBER(difference, NUMBER, 1),
-    MEMBER(difference_error, NUMBER, 1),
-    MEMBER(log_ratio, NUMBER, 1),
-    MEMBER(log_ratio_error, NUMBER, 1),
-    MEMBER(kl_mean, NUMBER, 1),
-    MEMBER(kl_error, NUMBER, 1),
-    MEMBER(kl_median, NUMBER, 1),
-    MEMBER(kl_99, NUMBER, 1),
-    MEMBER(kl_max, NUMBER, 1),
-    MEMBER(top1, NUMBER, 1),
-    MEMBER(top1_error, NUMBER, 1),
-    MEMBER(probability_rms, NUMBER, 1),
-    MEMBER(seconds, NUMBER, 0),
+    MEMBER(path, TEXT, ALL),
+    MEMBER(against, MAYBE_TEXT, PAIR),
+    MEMBER(text, TEXT, ALL),
+    MEMBER(model_type, TEXT, ALL),
+    MEMBER(tokenizer, TEXT, ALL),
+    MEMBER(device, TEXT, ALL),
+    MEMBER(tokens, COUNT, ALL),
+    MEMBER(windows, COUNT, ALL),
+    MEMBER(context, COUNT, ALL),
+    MEMBER(predicted, COUNT, ALL),
+    MEMBER(perplexity, NUMBER, WORDS),
+    MEMBER(perplexity_error, NUMBER, WORDS),
+    MEMBER(base_perplexity, NUMBER, WORDS_PAIR),
+    MEMBER(base_perplexity_error, NUMBER, WORDS_PAIR),
+    MEMBER(difference, NUMBER, WORDS_PAIR),
+    MEMBER(difference_error, NUMBER, WORDS_PAIR),
+    MEMBER(log_ratio, NUMBER, WORDS_PAIR),
+    MEMBER(log_ratio_error, NUMBER, WORDS_PAIR),
+    MEMBER(kl_mean, NUMBER, WORDS_PAIR),
+    MEMBER(kl_error, NUMBER, WORDS_PAIR),
+    MEMBER(kl_median, NUMBER, WORDS_PAIR),
+    MEMBER(kl_99, NUMBER, WORDS_PAIR),
+    MEMBER(kl_max, NUMBER, WORDS_PAIR),
+    MEMBER(top1, NUMBER, WORDS_PAIR),
+    MEMBER(top1_error, NUMBER, WORDS_PAIR),
+    MEMBER(probability_rms, NUMBER, WORDS_PAIR),
+    MEMBER(distance_mean, NUMBER, STATES),
+    MEMBER(distance_99, NUMBER, STATES),
+    MEMBER(distance_max, NUMBER, STATES),
+    MEMBER(cosine_mean, NUMBER, STATES),
+    MEMBER(cosine_99, NUMBER, STATES),
+    MEMBER(cosine_max, NUMBER, STATES),
+    MEMBER(seconds, NUMBER, ALL),
 };
 #define MEMBER_COUNT (sizeof MEMBERS / sizeof *MEMBERS)
+
+static int is_null(const qc_eval_result *r, member_of of)
+{
+    return ((of == PAIR || of == WORDS_PAIR) && !r->compared) ||
+           ((of == WORDS || of == WORDS_PAIR) && r->encoder) || (of == STATES && !r->encoder);
+}
 
 qc_status qc_eval_json(const qc_eval_result *r, qc_strbuf *out, qc_error *err)
 {
@@ -66,7 +81,7 @@ qc_status qc_eval_json(const qc_eval_result *r, qc_strbuf *out, qc_error *err)
         const char *text = NULL;
         uint64_t count = 0;
         double number = 0.0;
-        if (m->of_pair && !r->compared) {
+        if (is_null(r, m->of)) {
             qc_json_member_string(&w, m->name, NULL);
         } else if (m->kind == COUNT) {
             memcpy(&count, at, sizeof count);
@@ -87,7 +102,9 @@ static qc_status read_member(qc_eval_result *out, qc_arena *arena, const member 
 {
     char *at = (char *)out + m->offset;
     int null = n && qc_json_kind_of(n) == QC_JSON_NULL;
-    if (m->of_pair && !out->compared && m->kind != MAYBE_TEXT) {
+    if (m->of == STATES)
+        return QC_OK;
+    if (is_null(out, m->of) && m->kind != MAYBE_TEXT) {
         if (!null)
             QC_FAIL(err, QC_ERR_INPUT, "%s: expected null, because 'against' is null", m->name);
         return QC_OK;
@@ -119,6 +136,11 @@ static qc_status read_document(qc_eval_result *out, qc_arena *arena, const qc_js
     if (!command || strcmp(command, "eval") != 0)
         QC_FAIL(err, QC_ERR_INPUT,
                 "expected what 'qconv eval --json' writes, but 'command' is not 'eval'");
+    const qc_json_node *distance = qc_json_get(root, "distance_mean");
+    if (distance && qc_json_kind_of(distance) != QC_JSON_NULL)
+        QC_FAIL(err, QC_ERR_INPUT,
+                "it has the distances of an encoder, and only what eval says of a language model "
+                "can be read");
     for (size_t i = 0; i < MEMBER_COUNT; i++)
         QC_TRY(read_member(out, arena, &MEMBERS[i], qc_json_get(root, MEMBERS[i].name), err));
     if (out->predicted == 0 || !(out->perplexity >= 1.0) ||

@@ -41,23 +41,36 @@ static void pair_rows(qc_table *w, const qc_eval_result *r)
     row(w, "change of probability, rms", 100.0 * r->probability_rms, NULL, "%");
 }
 
+static void state_rows(qc_table *w, const qc_eval_result *r)
+{
+    row(w, "distance of hidden states, mean", r->distance_mean, NULL, "");
+    row(w, "distance of hidden states, 99%", r->distance_99, NULL, "");
+    row(w, "distance of hidden states, largest", r->distance_max, NULL, "");
+    row(w, "distance of embeddings, mean", r->cosine_mean, NULL, "");
+    row(w, "distance of embeddings, 99%", r->cosine_99, NULL, "");
+    row(w, "distance of embeddings, largest", r->cosine_max, NULL, "");
+}
+
 qc_status qc_eval_text(const qc_eval_result *r, qc_strbuf *out, qc_error *err)
 {
     qc_arena arena;
     qc_table t;
     qc_arena_init(&arena);
     qc_table_begin(&t, &arena, "|>|");
-    row(&t, r->compared ? "perplexity of OUT" : "perplexity", r->perplexity, &r->perplexity_error,
-        "");
-    if (r->compared)
+    if (r->encoder)
+        state_rows(&t, r);
+    else
+        row(&t, r->compared ? "perplexity of OUT" : "perplexity", r->perplexity,
+            &r->perplexity_error, "");
+    if (r->compared && !r->encoder)
         pair_rows(&t, r);
     qc_strbuf_putf(out, "%s (%s)%s%s over %s\n", r->path, r->model_type,
                    r->compared ? " against " : "", r->compared ? r->against : "", r->text);
-    qc_strbuf_putf(out,
-                   "  %" PRIu64 " tokens (%s), %" PRIu64 " window%s of at most %" PRIu64
-                   ", %" PRIu64 " predicted; %s, %.1f s\n",
-                   r->tokens, r->tokenizer, r->windows, qc_plural(r->windows), r->context,
-                   r->predicted, r->device, r->seconds);
+    qc_strbuf_putf(out, "  %" PRIu64 " tokens (%s), %" PRIu64 " window%s of at most %" PRIu64,
+                   r->tokens, r->tokenizer, r->windows, qc_plural(r->windows), r->context);
+    if (!r->encoder)
+        qc_strbuf_putf(out, ", %" PRIu64 " predicted", r->predicted);
+    qc_strbuf_putf(out, "; %s, %.1f s\n", r->device, r->seconds);
     qc_table_print(&t, 2, out);
     qc_arena_deinit(&arena);
     return qc_strbuf_status(out, err);

@@ -7,6 +7,7 @@
 #include "convert/adapter/adapters.h"
 #include "convert/device/device_choice.h"
 #include "convert/device/tuning_file.h"
+#include "convert/eval/eval_states.h"
 #include "convert/eval/eval_stats.h"
 #include "convert/family/family.h"
 #include "convert/forward/token_text.h"
@@ -51,6 +52,8 @@ typedef struct {
     qc_eval_token *tokens; /* [chunk_rows] */
     uint32_t *targets;     /* of one batch */
     qc_eval_stats stats;
+    qc_eval_states states; /* of encoders, instead of what is about logits */
+    int encoder;
 } evaluation;
 
 /* ---- opening -------------------------------------------------------------------------------- */
@@ -97,6 +100,35 @@ static qc_status choose_device(evaluation *e, uint64_t text_bytes, qc_error *err
     return QC_OK;
 }
 
+/* An encoder predicts nothing, so it needs another one to be compared with. */
+static qc_status check_kind(const evaluation *e, qc_error *err)
+{
+    const char *path = e->call->model, *against = e->call->against;
+    const qc_forward_config *c = qc_forward_config_of(e->sides[0].llama);
+    if (e->encoder && !against)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "%s is an encoder (%s), which predicts nothing: give --against MODEL, and eval "
+                "tells how far its hidden states are from those of MODEL",
+                path, c->model_type);
+    if (against && qc_forward_config_of(e->sides[1].llama)->encoder != e->encoder)
+        QC_FAIL(err, QC_ERR_INPUT, "%s is an encoder, and %s is none, so they cannot be compared",
+                e->encoder ? path : against, e->encoder ? against : path);
+    if (e->encoder && e->sides[1].width != e->sides[0].width)
+        QC_FAIL(err, QC_ERR_INPUT,
+                "the hidden states of %s have %" PRIu64 " elements, and those of %s have %" PRIu64,
+                path, e->sides[0].width, against, e->sides[1].width);
+    if (e->encoder && e->o->max_kl > 0)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "--max-kl: %s is an encoder (%s), which predicts nothing; --max-distance is its "
+                "limit",
+                path, c->model_type);
+    if (!e->encoder && e->o->max_distance > 0)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "--max-distance is for encoders, and %s is a %s; --max-kl is its limit", path,
+                c->model_type);
+    return QC_OK;
+}
+
 static qc_status open_models(evaluation *e, qc_error *err)
 {
     const char *paths[] = {e->call->model, e->call->against};
@@ -114,7 +146,8 @@ static qc_status open_models(evaluation *e, qc_error *err)
                     paths[0], e->vocabulary, paths[i], c->vocabulary);
     }
     e->r->model_type = qc_forward_config_of(e->sides[0].llama)->model_type;
-    return QC_OK;
+    e->encoder = qc_forward_config_of(e->sides[0].llama)->encoder;
+    return check_kind(e, err);
 }
 
 /* Returns the value of --context, or else the context that both models can take, up to
@@ -218,10 +251,12 @@ static qc_status allocate(evaluation *e, uint64_t batch_tokens, qc_error *err)
     uint64_t rows = LOGIT_BYTES / sizeof(float) / e->side_count / e->vocabulary;
     rows = rows < MIN_ROWS ? MIN_ROWS : rows > MAX_ROWS ? MAX_ROWS : rows;
     e->chunk_rows = rows < batch_tokens ? rows : batch_tokens;
-    for (unsigned i = 0; i < e->side_count; i++) {
+    for (unsigned i = 0; i < e->side_count; i++)
         QC_TRY(floats(&e->sides[i].hidden, batch_tokens, e->sides[i].width, err));
+    if (e->encoder)
+        return qc_eval_states_init(&e->states, e->windows.count, e->sides[0].width, err);
+    for (unsigned i = 0; i < e->side_count; i++)
         QC_TRY(floats(&e->sides[i].logits, e->chunk_rows, e->vocabulary, err));
-    }
     QC_TRY(qc_calloc(&e->tokens, (size_t)e->chunk_rows, sizeof *e->tokens, err));
     QC_TRY(qc_calloc(&e->targets, (size_t)batch_tokens, sizeof *e->targets, err));
     return qc_eval_stats_init(&e->stats, e->side_count > 1, e->windows.predicted, err);
@@ -286,6 +321,15 @@ static uint64_t gather(evaluation *e, const qc_forward_batch *b)
     return rows;
 }
 
+static qc_status compare_states(evaluation *e, const qc_forward_batch *b, qc_error *err)
+{
+    const uint64_t width = e->sides[0].width;
+    for (uint64_t w = 0, at = 0; w < b->count; at += b->lengths[w++])
+        QC_TRY(qc_eval_states_add(&e->states, e->sides[0].hidden + at * width,
+                                  e->sides[1].hidden + at * width, b->lengths[w], err));
+    return QC_OK;
+}
+
 static qc_status run_batches(evaluation *e, qc_error *err)
 {
     const qc_eval_windows *all = &e->windows;
@@ -295,7 +339,7 @@ static qc_status run_batches(evaluation *e, qc_error *err)
         qc_progress_count_tokens(e->tools.progress, b.tokens, e->token_bytes);
         for (unsigned i = 0; i < e->side_count; i++)
             QC_TRY(qc_forward_hidden(e->sides[i].llama, &b, e->sides[i].hidden, err));
-        QC_TRY(count_rows(e, gather(e, &b), err));
+        QC_TRY(e->encoder ? compare_states(e, &b, err) : count_rows(e, gather(e, &b), err));
         w += b.count;
         begin += b.tokens;
     }
@@ -332,7 +376,10 @@ static qc_status run(evaluation *e, qc_error *err)
                       batches == 1 ? "" : "es", batch_tokens);
     QC_TRY(allocate(e, batch_tokens, err));
     QC_TRY(run_batches(e, err));
-    qc_eval_stats_finish(&e->stats, e->r);
+    if (e->encoder)
+        qc_eval_states_finish(&e->states, e->r);
+    else
+        qc_eval_stats_finish(&e->stats, e->r);
     return QC_OK;
 }
 
@@ -356,6 +403,7 @@ qc_status qc_eval_run(qc_eval_result *out, const qc_call *call, const qc_eval_op
     if (st == QC_OK)
         st = qc_check_interrupted(err);
     qc_eval_stats_deinit(&e.stats);
+    qc_eval_states_deinit(&e.states);
     qc_free(e.tokens);
     qc_free(e.targets);
     qc_eval_windows_deinit(&e.windows);

@@ -114,6 +114,11 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+void qc_eval_sort(float *x, uint64_t n)
+{
+    qsort(x, (size_t)n, sizeof *x, by_value);
+}
+
 double qc_eval_quantile(const float *sorted, uint64_t n, double q)
 {
     double place = q * (double)(n - 1), low = floor(place);
@@ -152,7 +157,7 @@ void qc_eval_stats_finish(qc_eval_stats *s, qc_eval_result *out)
     out->kl_mean = s->kl.mean;
     out->kl_error = error_of(s->kl.squares, n);
     out->kl_max = s->kl_max;
-    qsort(s->kls, (size_t)s->count, sizeof *s->kls, by_value);
+    qc_eval_sort(s->kls, s->count);
     out->kl_median = qc_eval_quantile(s->kls, s->count, 0.5);
     out->kl_99 = qc_eval_quantile(s->kls, s->count, 0.99);
     double same = (double)s->same_first / n;

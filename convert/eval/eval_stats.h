@@ -49,6 +49,7 @@ void qc_eval_stats_add(qc_eval_stats *s, const qc_eval_token *t);
  * so s takes no more tokens afterwards. */
 void qc_eval_stats_finish(qc_eval_stats *s, qc_eval_result *out);
 
+void qc_eval_sort(float *x, uint64_t n); /* from the least on */
 /* Returns the q-quantile of n > 0 sorted numbers, which is the value at position q * (n - 1),
  * linear between neighbours. */
 double qc_eval_quantile(const float *sorted, uint64_t n, double q);

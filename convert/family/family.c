@@ -16,7 +16,8 @@ static const struct {
 } families[] = {TYPES(qc_family_llama),   TYPES(qc_family_gemma),    TYPES(qc_family_phi3),
                 TYPES(qc_family_granite), TYPES(qc_family_olmo2),    TYPES(qc_family_smollm3),
                 TYPES(qc_family_glm4),    TYPES(qc_family_deepseek), TYPES(qc_family_mixtures),
-                TYPES(qc_family_gpt_oss), TYPES(qc_family_gpt2),     TYPES(qc_family_gpt_neox)};
+                TYPES(qc_family_gpt_oss), TYPES(qc_family_gpt2),     TYPES(qc_family_gpt_neox),
+                TYPES(qc_family_bert)};
 
 #define FAMILIES (sizeof families / sizeof *families)
 

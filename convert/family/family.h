@@ -30,7 +30,11 @@ enum {
     QC_FAMILY_BY_HEAD = 524288,      /* q, k and v of a head lie one behind the other */
     /* Positions are learned vectors that are added to the embedding, and nothing is turned. */
     QC_FAMILY_LEARNED_POSITIONS = 1048576,
-    QC_FAMILY_CONV1D = 2097152 /* matrices of layers with 16 or 32 bits are stored [in, out] */
+    QC_FAMILY_CONV1D = 2097152,     /* matrices of layers with 16 or 32 bits are stored [in, out] */
+    QC_FAMILY_NORMS_SUMS = 4194304, /* norms of what is added norm the sum instead */
+    /* There is no head, and a token sees all tokens of its window. All architectures count whose
+     * name begins as the row says, as their heads change no hidden state. */
+    QC_FAMILY_ENCODER = 8388608
 };
 
 /* How the fields of config.json are called. NULL: the family does not read it. */
@@ -129,5 +133,6 @@ extern const qc_family qc_family_mixtures[5];
 extern const qc_family qc_family_gpt_oss[1];
 extern const qc_family qc_family_gpt2[1];
 extern const qc_family qc_family_gpt_neox[1];
+extern const qc_family qc_family_bert[4];
 
 #endif

@@ -60,11 +60,13 @@ static qc_status find_family(qc_family_reader *r, qc_error *err)
         return QC_OK;
     const char *named = qc_json_string_or(qc_json_first(list), "");
     const char *other = r->family->other_architecture;
-    if (strcmp(named, r->family->architecture) == 0 || (other && strcmp(named, other) == 0))
+    const int encoder = (r->family->traits & QC_FAMILY_ENCODER) != 0;
+    if (strcmp(named, r->family->architecture) == 0 || (other && strcmp(named, other) == 0) ||
+        (encoder && strncmp(named, r->family->architecture, strlen(r->family->architecture)) == 0))
         return QC_OK;
     QC_FAIL(err, QC_ERR_UNSUPPORTED,
-            "config.json: the architecture of this %s is '%.*s'; expected %s", type, SHOWN, named,
-            r->family->architecture);
+            "config.json: the architecture of this %s is '%.*s'; expected %s%s", type, SHOWN, named,
+            r->family->architecture, encoder ? "Model" : "");
 }
 
 /* ---- sizes ---- */
@@ -142,8 +144,10 @@ static qc_status read_sizes(qc_family_reader *r, qc_error *err)
                            err));
     if (c->context == 0 && has(r, QC_FAMILY_LEARNED_POSITIONS))
         QC_FAIL(err, QC_ERR_INPUT, "config.json: %s is missing", fields->context);
-    QC_TRY(qc_read_positive(r->root, fields->norm_eps, f->norm_eps > 0.0 ? f->norm_eps : 1e-6,
-                            &c->norm_eps, err));
+    c->norm_eps = f->norm_eps > 0.0 ? f->norm_eps : 1e-6;
+    if (fields->norm_eps)
+        QC_TRY(qc_read_positive(r->root, fields->norm_eps, c->norm_eps, &c->norm_eps, err));
+    c->encoder = has(r, QC_FAMILY_ENCODER);
     QC_TRY(token(r, "bos_token_id", f->bos, &c->bos, err));
     return token(r, "eos_token_id", f->eos, &c->eos, err);
 }

@@ -15,9 +15,10 @@ typedef struct {
     const char *model_type;
     uint64_t layers; /* that are computed */
     uint64_t hidden, intermediate, heads, kv_heads, head_dim, vocabulary;
-    uint64_t context; /* max_position_embeddings; 0: config.json does not say */
+    uint64_t context; /* max_position_embeddings, as many as are used; 0: config.json is silent */
     double norm_eps;
     int tied;         /* the head is the embedding */
+    int encoder;      /* there is no head, and a token sees all tokens of its window */
     int64_t bos, eos; /* -1: none */
 } qc_forward_config;
 
@@ -37,7 +38,11 @@ typedef struct {
     qc_experts_shape experts;
     /* [config.layers]: the numbers of the layers in names, where not all are computed; else NULL */
     uint64_t *numbers;
-    uint64_t media_rows;  /* of the embedding, behind those of the vocabulary */
+    uint64_t media_rows; /* of the embedding, behind those of the vocabulary */
+    /* Of learned positions, the row of the first; the token with the number before it has none of
+     * its own, and is not counted (RoBERTa's padding). 0: all tokens are alike. */
+    uint64_t first_position;
+    uint64_t types;       /* of tokens */
     unsigned char *turns; /* [layers]: qc_layer_turn */
     uint64_t *windows;    /* [layers]: how many positions a token sees, including its own; 0: all */
     int qkv_bias, out_bias, mlp_bias;

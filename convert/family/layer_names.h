@@ -21,9 +21,9 @@ typedef enum {
 
 typedef enum {
     QC_LAYER_INPUT_NORM,    /* of the hidden states before attention */
-    QC_LAYER_ATTENDED_NORM, /* of what attention adds to them */
+    QC_LAYER_ATTENDED_NORM, /* of what attention adds to them, or of the sum (NORMS_SUMS) */
     QC_LAYER_POST_NORM,     /* of the hidden states behind attention */
-    QC_LAYER_FFN_NORM,      /* of what the feed-forward part adds to them */
+    QC_LAYER_FFN_NORM,      /* the same of the feed-forward part */
     QC_LAYER_Q_NORM,
     QC_LAYER_K_NORM,
     QC_LAYER_Q_A_NORM, /* of what Q_B and KV_B get */
@@ -57,6 +57,8 @@ typedef struct {
     const char *layers;    /* "layers." */
     const char *embedding; /* "embed_tokens" */
     const char *positions; /* learned ones, which are added to the embedding */
+    const char *types;     /* of tokens, of which the first is added */
+    const char *embedded;  /* the norm of that sum */
     const char *norm;      /* behind the last layer */
     const char *head;      /* "lm_head" */
 } qc_outer_names;

@@ -1,8 +1,9 @@
-/* The forward pass of a language model, layer by layer in constant memory.
+/* The forward pass of a language model or an encoder, layer by layer in constant memory.
  *
  * It computes the families of family.h (config.json's model_type and architectures): decoders with
  * RMS or layer norms, rotary or learned positions, grouped-query or multi-head latent attention,
- * and feed-forward parts with a gate or without. Other models are refused by name.
+ * and feed-forward parts with a gate or without; and encoders as BERT. Other models are refused by
+ * name.
  *
  * The checkpoint may be any that formats/checkpoint.h opens: with 16 or 32 bits, or quantized
  * (qconv's output, compressed or not, or bitsandbytes' form). Quantized linear layers use the
@@ -51,14 +52,15 @@ typedef struct {
  * Saturates. */
 uint64_t qc_forward_memory(const qc_forward *m, uint64_t tokens, uint64_t longest);
 
-/* Computes the hidden states behind the final norm: out is [tokens, hidden] floats. QC_ERR_INPUT
+/* Computes the hidden states behind the final norm, or those of an encoder behind its last layer:
+ * out is [tokens, hidden] floats. QC_ERR_INPUT
  * for an id outside the vocabulary. QC_ERR_NONFINITE when a layer's result is not finite; the
  * message names the layer. */
 QC_NODISCARD qc_status qc_forward_hidden(qc_forward *m, const qc_forward_batch *batch, float *out,
                                          qc_error *err);
 
 /* Computes the logits of n rows of hidden states: out is [n, vocabulary]. The head is read once and
- * kept until qc_forward_close. */
+ * kept until qc_forward_close. An encoder has none. */
 QC_NODISCARD qc_status qc_forward_logits(qc_forward *m, const float *hidden, uint64_t n, float *out,
                                          qc_error *err);
 

@@ -458,7 +458,7 @@ qc_status qc_forward_cpu_norm(qc_forward_cpu *cpu, const float *weight, float *h
 {
     qc_phase_chunk k = {
         .cpu = cpu, .hidden = hidden, .normed = hidden, .tokens = cpu->batch.tokens};
-    return tokens_phase(&k, qc_phase_norm, weight, err);
+    return weight ? tokens_phase(&k, qc_phase_norm, weight, err) : QC_OK;
 }
 
 /* ---- logits ---- */

@@ -85,7 +85,7 @@ QC_NODISCARD qc_status qc_forward_cpu_at(qc_forward_cpu *cpu, const qc_forward_p
                                          const qc_forward_chunk *at, qc_forward_point point,
                                          qc_forward_inputs *out, qc_error *err);
 
-/* Computes the norm in place. */
+/* Computes the norm in place; without weights there is none. */
 QC_NODISCARD qc_status qc_forward_cpu_norm(qc_forward_cpu *cpu, const float *weight, float *hidden,
                                            qc_error *err);
 /* Scales and caps logits [n, vocabulary] in place, where the family does. */

@@ -1,9 +1,10 @@
-/* What the first layer gets: rows of the embedding and of learned positions. */
+/* What the first layer gets: rows of the embedding, of learned positions and of types. */
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/workers.h"
 #include "convert/forward/forward_layer.h"
 #include "convert/model/recipe_stored.h"
+#include "quant/decoder_ops.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -62,31 +63,78 @@ static qc_status read_rows(const qc_forward_source *s, const qc_forward_tensors 
     return st;
 }
 
-static qc_status add_positions(const qc_forward_source *s, const qc_forward_tensors *t,
-                               const qc_forward_batch *batch, float *out, qc_error *err)
+/* Reads the first n rows of a table as floats. */
+static qc_status first_rows(const qc_forward_source *s, uint32_t tensor, uint64_t n, float **out,
+                            qc_error *err)
 {
-    const qc_checkpoint_tensor *e = &s->checkpoint->tensors[t->positions];
-    const uint64_t longest = qc_forward_longest(batch), hidden = t->shape.config.hidden;
-    const uint64_t n = longest * hidden, bytes = n * (qc_dtype_bits(e->dtype) / 8);
+    const qc_checkpoint_tensor *e = &s->checkpoint->tensors[tensor];
+    const uint64_t count = n * e->dims[1], bytes = count * (qc_dtype_bits(e->dtype) / 8);
     uint64_t overflow = 0;
     void *raw = NULL;
-    float *rows = NULL;
-    if (longest > t->shape.config.context)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "%s: a window of %" PRIu64 " tokens is longer than the %" PRIu64
-                " positions that the model has learned",
-                s->checkpoint->path, longest, t->shape.config.context);
     QC_TRY(qc_malloc(&raw, (size_t)bytes, err));
-    qc_status st = qc_malloc(&rows, (size_t)n * sizeof *rows, err);
+    qc_status st = qc_malloc(out, (size_t)count * sizeof **out, err);
     if (st == QC_OK)
         st = qc_checkpoint_read(s->checkpoint, s->cursor, e, 0, raw, (size_t)bytes, err);
     if (st == QC_OK)
-        s->ops->cast(raw, e->dtype, n, rows, QC_DTYPE_F32, &overflow);
-    for (uint64_t w = 0; st == QC_OK && w < batch->count; w++)
-        for (uint64_t i = 0; i < batch->lengths[w] * hidden; i++)
-            *out++ += rows[i];
+        s->ops->cast(raw, e->dtype, count, *out, QC_DTYPE_F32, &overflow);
     qc_free(raw);
+    return st;
+}
+
+static void add_row(float *out, const float *row, uint64_t n)
+{
+    for (uint64_t i = 0; i < n; i++)
+        out[i] += row[i];
+}
+
+static qc_status add_positions(const qc_forward_source *s, const qc_forward_tensors *t,
+                               const qc_forward_batch *batch, float *out, qc_error *err)
+{
+    const qc_forward_shape *shape = &t->shape;
+    const uint64_t longest = qc_forward_longest(batch), hidden = shape->config.hidden;
+    const uint64_t first = shape->first_position;
+    const uint32_t *id = batch->ids;
+    float *rows = NULL;
+    if (longest > shape->config.context)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "%s: a window of %" PRIu64 " tokens is longer than the %" PRIu64
+                " positions that the model has learned",
+                s->checkpoint->path, longest, shape->config.context);
+    qc_status st = first_rows(s, t->positions, first + longest, &rows, err);
+    for (uint64_t w = 0; st == QC_OK && w < batch->count; w++) {
+        uint64_t next = first;
+        for (uint64_t i = 0; i < batch->lengths[w]; i++, out += hidden) {
+            const int padding = first > 0 && *id++ == first - 1;
+            add_row(out, rows + (padding ? first - 1 : next++) * hidden, hidden);
+        }
+    }
     qc_free(rows);
+    return st;
+}
+
+static qc_status add_type(const qc_forward_source *s, const qc_forward_tensors *t, uint64_t n,
+                          float *out, qc_error *err)
+{
+    const uint64_t hidden = t->shape.config.hidden;
+    float *row = NULL;
+    qc_status st = first_rows(s, t->types, 1, &row, err);
+    for (uint64_t i = 0; st == QC_OK && i < n; i++)
+        add_row(out + i * hidden, row, hidden);
+    qc_free(row);
+    return st;
+}
+
+static qc_status norm_rows(const qc_forward_source *s, const qc_forward_tensors *t, uint64_t n,
+                           float *out, qc_error *err)
+{
+    const qc_decoder_ops *ops = qc_decoder_ops_for(s->ops->isa);
+    const uint64_t hidden = t->shape.config.hidden;
+    const float eps = (float)t->shape.config.norm_eps;
+    float *norm = NULL;
+    qc_status st = qc_forward_norm_read(&norm, s, t->embedded, t->embedded_bias, 0.0f, err);
+    for (uint64_t i = 0; st == QC_OK && i < n; i++)
+        ops->layer_norm(out + i * hidden, norm, norm + hidden, hidden, eps, out + i * hidden);
+    qc_free(norm);
     return st;
 }
 
@@ -94,5 +142,9 @@ qc_status qc_forward_embed(const qc_forward_source *s, const qc_forward_tensors 
                            const qc_forward_batch *batch, float *out, qc_error *err)
 {
     QC_TRY(read_rows(s, t, batch->ids, batch->tokens, out, err));
-    return t->positions == QC_NO_TENSOR ? QC_OK : add_positions(s, t, batch, out, err);
+    if (t->types != QC_NO_TENSOR)
+        QC_TRY(add_type(s, t, batch->tokens, out, err));
+    if (t->positions != QC_NO_TENSOR)
+        QC_TRY(add_positions(s, t, batch, out, err));
+    return t->embedded == QC_NO_TENSOR ? QC_OK : norm_rows(s, t, batch->tokens, out, err);
 }

@@ -31,8 +31,8 @@ qc_status qc_forward_vector_read(float **out, const qc_forward_source *s, uint32
     return st;
 }
 
-static qc_status norm_read(float **out, const qc_forward_source *s, uint32_t tensor, uint32_t bias,
-                           float add, qc_error *err)
+qc_status qc_forward_norm_read(float **out, const qc_forward_source *s, uint32_t tensor,
+                               uint32_t bias, float add, qc_error *err)
 {
     const uint64_t n = s->checkpoint->tensors[tensor].dims[0];
     float *behind = NULL;
@@ -53,7 +53,10 @@ static qc_status norm_read(float **out, const qc_forward_source *s, uint32_t ten
 qc_status qc_forward_last_norm_read(float **out, const qc_forward_source *s,
                                     const qc_forward_tensors *t, qc_error *err)
 {
-    return norm_read(out, s, t->norm, t->norm_bias, t->layers[0].norms_add, err);
+    *out = NULL;
+    return t->norm == QC_NO_TENSOR
+               ? QC_OK
+               : qc_forward_norm_read(out, s, t->norm, t->norm_bias, t->layers[0].norms_add, err);
 }
 
 /* Reads FP8 and integers as floats. */
@@ -156,10 +159,10 @@ qc_status qc_forward_weights_read(qc_forward_weights *out, const qc_forward_sour
     memset(out, 0, sizeof *out);
     for (int i = 0; i < QC_LAYER_VECTORS; i++)
         if (l->vectors[i] != QC_NO_TENSOR)
-            QC_TRY(
-                i < QC_LAYER_NORMS
-                    ? norm_read(&out->vectors[i], s, l->vectors[i], l->biases[i], l->norms_add, err)
-                    : qc_forward_vector_read(&out->vectors[i], s, l->vectors[i], err));
+            QC_TRY(i < QC_LAYER_NORMS
+                       ? qc_forward_norm_read(&out->vectors[i], s, l->vectors[i], l->biases[i],
+                                              l->norms_add, err)
+                       : qc_forward_vector_read(&out->vectors[i], s, l->vectors[i], err));
     for (int i = 0; i < QC_LAYER_ALL_MATRICES; i++)
         if (l->linear[i].tensor != QC_NO_TENSOR)
             QC_TRY(qc_forward_matrix_read(&out->matrices[i], s, &l->linear[i], err));

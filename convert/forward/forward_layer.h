@@ -53,10 +53,12 @@ typedef struct {
 typedef struct {
     qc_forward_shape shape;
     qc_forward_layer *layers;
-    uint32_t embedding, norm, norm_bias;
-    uint32_t positions; /* rows that are added to the embedding, or QC_NO_TENSOR */
-    uint32_t own_head;  /* lm_head.weight, which a tied model may have, or QC_NO_TENSOR */
-    qc_forward_linear head;
+    uint32_t embedding;
+    uint32_t norm, norm_bias; /* norm: QC_NO_TENSOR if there is none behind the last layer */
+    /* Rows that are added to the embedding, and the norm of the sum; or QC_NO_TENSOR. */
+    uint32_t positions, types, embedded, embedded_bias;
+    uint32_t own_head;      /* lm_head.weight, which a tied model may have, or QC_NO_TENSOR */
+    qc_forward_linear head; /* of an encoder its tensor is QC_NO_TENSOR */
 } qc_forward_tensors;
 
 /* Finds every tensor and checks its shape and type. QC_ERR_INPUT for a missing tensor, QC_ERR_SHAPE
@@ -102,7 +104,12 @@ void qc_forward_weights_deinit(qc_forward_weights *w);
 /* Reads a vector as floats. */
 QC_NODISCARD qc_status qc_forward_vector_read(float **out, const qc_forward_source *s,
                                               uint32_t tensor, qc_error *err);
-/* Reads the weights of the norm behind the last layer, and behind them its biases. */
+/* Reads the weights of a norm, to which add is added, and behind them its biases if there are any.
+ */
+QC_NODISCARD qc_status qc_forward_norm_read(float **out, const qc_forward_source *s,
+                                            uint32_t tensor, uint32_t bias, float add,
+                                            qc_error *err);
+/* Reads the norm behind the last layer so. *out is NULL if there is none. */
 QC_NODISCARD qc_status qc_forward_last_norm_read(float **out, const qc_forward_source *s,
                                                  const qc_forward_tensors *t, qc_error *err);
 /* The tokens of the longest window of a batch. */
@@ -110,8 +117,8 @@ uint64_t qc_forward_longest(const qc_forward_batch *b);
 /* QC_ERR_NONFINITE if any of the n floats is not finite. */
 QC_NODISCARD qc_status qc_forward_finite(const float *x, uint64_t n, qc_error *err);
 /* Reads what the first layer gets into out [tokens, hidden]: rows of the embedding, to which those
- * of learned positions are added. The ids may be in any order. QC_ERR_UNSUPPORTED for a window that
- * is longer than the learned positions. */
+ * of types and learned positions are added, behind a norm where there is one. The ids may be in any
+ * order. QC_ERR_UNSUPPORTED for a window that is longer than the learned positions. */
 QC_NODISCARD qc_status qc_forward_embed(const qc_forward_source *s, const qc_forward_tensors *t,
                                         const qc_forward_batch *batch, float *out, qc_error *err);
 

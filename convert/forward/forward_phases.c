@@ -33,14 +33,17 @@ qc_status qc_phase_add(void *ctx, unsigned thread, uint64_t first, uint64_t coun
     const qc_phase_chunk *k = ctx;
     const qc_forward_shape *s = k->cpu->shape;
     const float scale = (float)s->residual_scale;
+    const int of_sum = (s->family->traits & QC_FAMILY_NORMS_SUMS) != 0;
     uint64_t n = s->config.hidden;
     for (uint64_t t = first; t < first + count; t++) {
         float *h = k->hidden + t * n, *a = k->cpu->a + t * n;
-        if (k->added_norm)
+        if (k->added_norm && !of_sum)
             norm_row(k, a, k->added_norm, a);
         for (uint64_t i = 0; i < n; i++)
             h[i] += a[i] * scale;
         QC_TRY(qc_forward_finite(h, n, err));
+        if (k->added_norm && of_sum)
+            norm_row(k, h, k->added_norm, h);
     }
     return k->weight ? qc_phase_norm(ctx, thread, first, count, err) : QC_OK;
 }
@@ -199,6 +202,7 @@ qc_status qc_phase_attend(void *ctx, unsigned thread, uint64_t first, uint64_t c
                                  .head_dim = c->head_dim,
                                  .value_dim = cpu->shape->value_dim,
                                  .span = k->span,
+                                 .both_ways = cpu->shape->config.encoder,
                                  .scale = k->scale,
                                  .cap = (float)cpu->shape->score_cap,
                                  .sinks = k->w->vectors[QC_LAYER_SINKS]};

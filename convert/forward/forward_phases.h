@@ -17,7 +17,7 @@ typedef struct {
     float *hidden; /* hidden states, from token `start` on */
     float *normed; /* where their norms go; it may be hidden itself */
     const float *weight;
-    const float *added_norm; /* of what is added to them; NULL: it has none */
+    const float *added_norm; /* of what is added to them, or of the sum; NULL: there is none */
     qc_layer_turn turn;
     uint64_t q, k, attended, ldb;
     uint64_t ldd, ldf; /* ldf: of b, while it has gate and up */
@@ -27,8 +27,8 @@ typedef struct {
 
 /* Phases by tokens of the chunk: ctx is a qc_phase_chunk. */
 qc_status qc_phase_norm(void *ctx, unsigned thread, uint64_t first, uint64_t count, qc_error *err);
-/* hidden += a, behind a norm of its own if there is one; and if there is a weight, then
- * a = norm(hidden). */
+/* hidden += a, behind a norm of its own or of the sum if there is one; and if there is a weight,
+ * then a = norm(hidden). */
 qc_status qc_phase_add(void *ctx, unsigned thread, uint64_t first, uint64_t count, qc_error *err);
 /* Norms q and k, where the family does, and turns them. */
 qc_status qc_phase_turn(void *ctx, unsigned thread, uint64_t first, uint64_t count, qc_error *err);

@@ -91,17 +91,20 @@ static qc_status find_linear_of(const qc_forward_finder *f, const qc_forward_sha
     return QC_OK;
 }
 
-/* Finds name.weight, and name.bias where norms have it. */
+/* Finds name.weight, and name.bias where norms have it. Old files call them gamma and beta. */
 static qc_status find_norm(const qc_forward_finder *f, const qc_forward_shape *s, const char *name,
                            uint64_t n, uint32_t *weight, uint32_t *bias, qc_error *err)
 {
-    const char *full = NULL;
+    const char *full = NULL, *gamma = NULL;
+    const int biased = (s->family->traits & QC_FAMILY_LAYER_NORMS) != 0;
     *bias = QC_NO_TENSOR;
     QC_TRY(qc_arena_printf(f->arena, &full, err, "%s.weight", name));
-    QC_TRY(qc_forward_find_vector(f, full, n, weight, err));
-    if (!(s->family->traits & QC_FAMILY_LAYER_NORMS))
+    QC_TRY(qc_arena_printf(f->arena, &gamma, err, "%s.gamma", name));
+    const int old = biased && !qc_checkpoint_find(f->c, full) && qc_checkpoint_find(f->c, gamma);
+    QC_TRY(qc_forward_find_vector(f, old ? gamma : full, n, weight, err));
+    if (!biased)
         return QC_OK;
-    QC_TRY(qc_arena_printf(f->arena, &full, err, "%s.bias", name));
+    QC_TRY(qc_arena_printf(f->arena, &full, err, "%s.%s", name, old ? "beta" : "bias"));
     return qc_forward_find_vector(f, full, n, bias, err);
 }
 
@@ -155,42 +158,70 @@ static qc_status find_prefix(qc_forward_finder *f, const qc_forward_shape *s, qc
     return QC_OK;
 }
 
-/* Finds the rows of learned positions, of which there is one for each place of the context. */
-static qc_status find_positions(const qc_forward_finder *f, qc_forward_tensors *out, qc_error *err)
+/* Finds a table of rows, if there is one. */
+static qc_status find_rows(const qc_forward_finder *f, const char *module, uint64_t rows,
+                           uint64_t hidden, uint32_t *out, qc_error *err)
 {
-    const qc_outer_names *n = out->shape.outer;
-    const uint64_t dims[2] = {out->shape.config.context, out->shape.config.hidden};
+    const uint64_t dims[2] = {rows, hidden};
     const char *name = NULL;
-    out->positions = QC_NO_TENSOR;
-    if (!n->positions)
+    *out = QC_NO_TENSOR;
+    if (!module)
         return QC_OK;
-    QC_TRY(name_of(f, f->prefix, n->positions, ".weight", &name, err));
-    return qc_forward_find_plain(f, name, dims, 2, &out->positions, err);
+    QC_TRY(name_of(f, f->prefix, module, ".weight", &name, err));
+    return qc_forward_find_plain(f, name, dims, 2, out, err);
 }
 
-/* Finds the embedding and the head. A tied head may be in the file under either name, or under
- * both. */
-static qc_status find_ends(const qc_forward_finder *f, qc_forward_tensors *out, qc_error *err)
+/* Finds what is added to the embedding, of which there is a row for each place of the context. */
+static qc_status find_added(const qc_forward_finder *f, qc_forward_tensors *out, qc_error *err)
+{
+    const qc_forward_shape *s = &out->shape;
+    const uint64_t places = s->config.context + s->first_position, hidden = s->config.hidden;
+    const char *name = NULL;
+    QC_TRY(find_rows(f, s->outer->positions, places, hidden, &out->positions, err));
+    QC_TRY(find_rows(f, s->outer->types, s->types, hidden, &out->types, err));
+    out->embedded = out->embedded_bias = QC_NO_TENSOR;
+    if (!s->outer->embedded)
+        return QC_OK;
+    QC_TRY(name_of(f, f->prefix, s->outer->embedded, "", &name, err));
+    return find_norm(f, s, name, hidden, &out->embedded, &out->embedded_bias, err);
+}
+
+/* Finds the head, and says which tensor the embedding is: a tied head may be in the file under
+ * either name, or under both. */
+static qc_status find_head(const qc_forward_finder *f, qc_forward_tensors *out,
+                           const char **embedding, qc_error *err)
 {
     const qc_forward_config *c = &out->shape.config;
     const qc_outer_names *names = out->shape.outer;
-    const char *embedding = NULL, *head = NULL, *head_weight = NULL, *norm = NULL;
-    const char *language = "language_model.";
+    const char *head = NULL, *head_weight = NULL, *language = "language_model.";
     const char *outer = strncmp(f->prefix, language, strlen(language)) == 0 ? language : "";
-    const uint64_t dims[2] = {c->vocabulary + out->shape.media_rows, c->hidden};
-    QC_TRY(name_of(f, f->prefix, names->embedding, ".weight", &embedding, err));
-    QC_TRY(name_of(f, f->prefix, names->norm, "", &norm, err));
     QC_TRY(name_of(f, outer, names->head, ".weight", &head_weight, err));
     QC_TRY(name_of(f, outer, names->head, "", &head, err));
     const qc_checkpoint_tensor *own = qc_checkpoint_find(f->c, head_weight);
     out->own_head = own ? (uint32_t)(own - f->c->tensors) : QC_NO_TENSOR;
-    if (c->tied && !qc_checkpoint_find(f->c, embedding) && own)
-        embedding = head_weight;
+    if (c->tied && !qc_checkpoint_find(f->c, *embedding) && own)
+        *embedding = head_weight;
     else if (c->tied)
         QC_TRY(name_of(f, f->prefix, names->embedding, "", &head, err));
+    return qc_forward_find_linear(f, head, c->vocabulary, c->hidden, 0, &out->head, err);
+}
+
+static qc_status find_ends(const qc_forward_finder *f, qc_forward_tensors *out, qc_error *err)
+{
+    const qc_forward_config *c = &out->shape.config;
+    const qc_outer_names *names = out->shape.outer;
+    const char *embedding = NULL, *norm = NULL;
+    const uint64_t dims[2] = {c->vocabulary + out->shape.media_rows, c->hidden};
+    QC_TRY(name_of(f, f->prefix, names->embedding, ".weight", &embedding, err));
+    out->own_head = out->head.tensor = out->head.bias = QC_NO_TENSOR;
+    if (names->head)
+        QC_TRY(find_head(f, out, &embedding, err));
     QC_TRY(qc_forward_find_plain(f, embedding, dims, 2, &out->embedding, err));
-    QC_TRY(qc_forward_find_linear(f, head, c->vocabulary, c->hidden, 0, &out->head, err));
-    QC_TRY(find_positions(f, out, err));
+    QC_TRY(find_added(f, out, err));
+    out->norm = out->norm_bias = QC_NO_TENSOR;
+    if (!names->norm)
+        return QC_OK;
+    QC_TRY(name_of(f, f->prefix, names->norm, "", &norm, err));
     return find_norm(f, &out->shape, norm, c->hidden, &out->norm, &out->norm_bias, err);
 }
 

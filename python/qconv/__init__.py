@@ -133,10 +133,11 @@ def validate(out: StrPath, *, progress: ProgressWish = None, **options: Unpack[V
 
 
 def eval(out: StrPath, *, progress: ProgressWish = None, **options: Unpack[EvalOptions]) -> Evaluation:
-    """Measures the perplexity of a language model over the file `text`, and with `against` the KL divergence in nats.
+    """Measures the perplexity of a language model over the file `text`, and with `against` the KL divergence in nats;
+    of an encoder, how far its hidden states are from those of `against`.
 
-    Raises CheckError, with the whole result, if the mean KL divergence is above `max_kl`; InputError for a model
-    that is not of the Llama family."""
+    Raises CheckError, with the whole result, if the mean KL divergence is above `max_kl`, or that distance above
+    `max_distance`; InputError for a model that is not computed (docs/models.md)."""
     return answer(Evaluation, "eval", [out], options, progress)
 
 

@@ -277,6 +277,8 @@ class EvalOptions(TypedDict, total=False):
     max_tokens: Union[int, str]
     # end with exit code 4 if the mean KL divergence is larger
     max_kl: float
+    # the same for an encoder: the mean distance of hidden states
+    max_distance: float
     # choose GPU kernels by this table of 'qconv bench --tune --save' (default: the file that QCONV_TUNING
     # names)
     tuning: StrPath

@@ -279,7 +279,8 @@ class Unpacking(Verification):
 
 @dataclass(frozen=True)
 class Evaluation(Result):
-    """What `eval` measured. KL divergence is in nats; what needs a MODEL is None without one."""
+    """What `eval` measured. KL divergence is in nats; what needs a MODEL is None without one. Of an encoder only the
+    distances are numbers, and of other models they are None."""
     path: str
     against: Optional[str]
     text: str
@@ -306,6 +307,12 @@ class Evaluation(Result):
     top1: Optional[float]
     top1_error: Optional[float]
     probability_rms: Optional[float]
+    distance_mean: Optional[float]
+    distance_99: Optional[float]
+    distance_max: Optional[float]
+    cosine_mean: Optional[float]
+    cosine_99: Optional[float]
+    cosine_max: Optional[float]
     seconds: float
 
 

@@ -18,8 +18,10 @@ import make_checkpoint as mk
 with open(os.path.join(ROOT, "tests", "data", "families", "models.json"), encoding="utf-8") as _f:
     MODELS = json.load(_f)
 IDS = MODELS.pop("ids")
-SMALL = {"gemma3": "*_proj.weight", "gpt_neox": "*layers.*.*.*.weight",
+SMALL = {"gemma3": "*_proj.weight", "roberta": "*layer.*.*.weight", "xlm-roberta": "*layer.*.*.weight",
+         "distilbert": "*layer.*.*lin*.weight", "gpt_neox": "*layers.*.*.*.weight",
          "gpt_neox-serial": "*layers.*.*.*.weight"}
+ENCODERS = ("bert", "roberta", "xlm-roberta", "distilbert")
 TOOL = os.environ.get("LOGITS_TOOL", os.path.join(ROOT, "build", "logits_tool"))
 
 
@@ -99,6 +101,18 @@ class Logits(FamilyCase):
             self.assertLess(self.numbers(form, "--against", "gpt2")["kl_mean"], 0.1, form)
 
 
+    def test_bert_as_published(self):
+        """Its names begin with "bert.", the norms are called gamma and beta, and there are heads."""
+        want = self.logits(self.make("bert"), {})
+        tensors = {"cls.predictions.bias": ("F32", [24], bytes(96))}
+        for name, tensor in mk.read_checkpoint(self.path("bert")).items():
+            name = name.replace("LayerNorm.weight", "LayerNorm.gamma")
+            tensors["bert." + name.replace("LayerNorm.bias", "LayerNorm.beta")] = tensor
+        mk.write_checkpoint(self.path("bert"), tensors,
+                            config=MODELS["bert"]["config"] | {"architectures": ["BertForPreTraining"]})
+        self.assertEqual(self.logits("bert", {}), want)
+
+
 class Calibrated(FamilyCase):
     def setUp(self):
         super().setUp()
@@ -117,13 +131,17 @@ class Calibrated(FamilyCase):
         if kind == "mllama":  # Layer 1 looks at an image; and there is a projector.
             self.assertIn("8 weights are quantized without calibration, as the forward pass has no inputs for "
                           "them: 'language_model.model.layers.1.cross_attn.k_proj.weight'", said)
+        elif kind == "bert":  # The forward pass ends in front of the pooler.
+            self.assertIn("1 weight is quantized without calibration, as the forward pass has no inputs for them: "
+                          "'pooler.dense.weight'", said)
         else:
             self.assertNotIn("without calibration", said)
         self.convert(*nf4, "--scale", "search", kind, "search")
         three = self.convert(*nf4, "--calibrate", "t.ids", "--threads", "3", kind, "three")
         self.assertEqual(mk.read_checkpoint(self.path("one")), three)
-        kl = {out: self.numbers(out, "--against", kind)["kl_mean"] for out in ("one", "search")}
-        self.assertLess(kl["one"], 0.9 * kl["search"])
+        number = "distance_mean" if kind in ENCODERS else "kl_mean"
+        apart = {out: self.numbers(out, "--against", kind)[number] for out in ("one", "search")}
+        self.assertLess(apart["one"], 0.9 * apart["search"])
         self.ok("verify", "one", "--against", kind)
 
     def test_moments_of_conv1d(self):
@@ -140,6 +158,86 @@ class Calibrated(FamilyCase):
         kl = [self.numbers(out, "--against", "gpt2")["kl_mean"] for out in ("given", "search")]
         self.assertNotEqual(kl[0], kl[1])
         self.assertLess(kl[0], 1.5 * kl[1])
+
+
+class Encoders(FamilyCase):
+    STATES = ("distance_mean", "distance_99", "distance_max", "cosine_mean", "cosine_99", "cosine_max")
+
+    def setUp(self):
+        super().setUp()
+        self.make("bert")
+        self.write("t.ids", "".join(" ".join(map(str, row)) + "\n" for row in IDS))
+        self.convert("--to", "nf4", "bert", "out")
+
+    def states(self, folder):
+        """Hidden states of each line."""
+        subprocess.run([TOOL, self.path(folder), self.path("t.ids"), self.path("states")], check=True,
+                       stderr=subprocess.DEVNULL)
+        with open(self.path("states"), "rb") as f:
+            rows = array.array("f", f.read())
+        out, at = [], 0
+        for row in IDS:
+            out.append([rows[(at + i) * 16:(at + i + 1) * 16] for i in range(len(row))])
+            at += len(row)
+        return out
+
+    def test_numbers(self):
+        """Both distances, by their formulas."""
+        distances, cosines = [], []
+        for ours, theirs in zip(self.states("out"), self.states("bert")):
+            a, b = (sum(map(list, x), []) for x in (ours, theirs))
+            distances.append(math.dist(a, b) / math.hypot(*b))
+            means = [[math.fsum(c) / len(x) for c in zip(*x)] for x in (ours, theirs)]
+            product = math.fsum(x * y for x, y in zip(*means))
+            cosines.append(1 - product / math.hypot(*means[0]) / math.hypot(*means[1]))
+        got = self.numbers("out", "--against", "bert")
+        for name, all_of in (("distance", distances), ("cosine", cosines)):
+            self.assertAlmostEqual(got[name + "_mean"], math.fsum(all_of) / 2, places=6)
+            self.assertAlmostEqual(got[name + "_max"], max(all_of), places=6)
+            self.assertAlmostEqual(got[name + "_99"], min(all_of) + 0.99 * (max(all_of) - min(all_of)), places=6)
+        self.assertGreater(got["distance_mean"], 0.01)
+        self.assertEqual((got["model_type"], got["windows"], got["tokens"], got["predicted"]), ("bert", 2, 23, 0))
+        others = ("perplexity", "base_perplexity", "kl_mean", "top1", "probability_rms", "perplexity_error")
+        self.assertEqual({got[name] for name in others}, {None})
+        self.assertEqual(self.numbers("bert", "--against", "bert")["distance_max"], 0)
+        self.make("gpt2")
+        language = self.numbers("gpt2", "--against", "gpt2")
+        self.assertEqual({language[name] for name in self.STATES}, {None})
+
+    def test_said(self):
+        said = self.ok("eval", "out", "--against", "bert", "--text", "t.ids")
+        self.assertRegex(said, r"^out \(bert\) against bert over t.ids\n"
+                               r"  23 tokens \(ids\), 2 windows of at most 64; cpu, [\d.]+ s\n\n"
+                               r"  distance of hidden states, mean +0\.\d+\n")
+        self.assertEqual(said.count("\n"), 9, said)
+        self.assertNotIn("perplexity", said)
+
+    def test_limits(self):
+        args = ["eval", "out", "--against", "bert", "--text", "t.ids", "-q"]
+        self.ok(*args, "--max-distance", "0.9")
+        r = self.run_qconv(*args, "--max-distance", "0.001")
+        self.assertEqual(r.returncode, 4)
+        self.assertRegex(r.stderr.decode(), r"^qconv: out: the mean distance of hidden states to bert is 0\.\d+, "
+                                            r"above --max-distance 0\.001, over t\.ids\n$")
+        self.fails(2, *args, "--max-kl", "0.1",
+                   has=["--max-kl: out is an encoder (bert), which predicts nothing; --max-distance is its limit"])
+        self.make("gpt2")
+        self.fails(2, "eval", "gpt2", "--against", "gpt2", "--text", "t.ids", "--max-distance", "1",
+                   has=["--max-distance is for encoders, and gpt2 is a gpt2; --max-kl is its limit"])
+        self.fails(2, "eval", "out", "--text", "t.ids", "--max-distance", "1",
+                   has=["--max-distance needs --against"])
+
+    def test_refused(self):
+        self.fails(2, "eval", "out", "--text", "t.ids",
+                   has=["out is an encoder (bert), which predicts nothing: give --against MODEL"])
+        self.make("gpt2")
+        self.fails(3, "eval", "gpt2", "--against", "bert", "--text", "t.ids",
+                   has=["bert is an encoder, and gpt2 is none, so they cannot be compared"])
+        self.write("r.json", self.ok("eval", "out", "--against", "bert", "--text", "t.ids", "--json"))
+        self.fails(3, "report", "out", "--html", "r.html", "--eval", "r.json",
+                   has=["r.json: it has the distances of an encoder"])
+        self.fails(3, "report", "out", "--html", "r.html", "--against", "bert", "--text", "t.ids",
+                   has=["out is an encoder (bert), and a report shows what --text says of a language model"])
 
 
 class Refused(FamilyCase):

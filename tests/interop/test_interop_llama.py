@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import transformers
 from bitsandbytes import functional as F
-from transformers import (AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig,
+from transformers import (AutoConfig, AutoModel, AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig,
                           MistralConfig, Qwen2Config, Qwen3Config)
 from transformers.models.mllama.configuration_mllama import MllamaTextConfig
 
@@ -139,6 +139,14 @@ MODELS |= {
     "gpt_neox-whole": ("gpt_neox", dict(rotary_pct=1.0, rotary_emb_base=5e4, hidden_act="gelu_fast",
                                         layer_norm_eps=1e-3, tie_word_embeddings=True)),
 }
+ENCODERS = {
+    "bert": ("bert", {}),
+    "bert-one-type": ("bert", dict(type_vocab_size=1, hidden_act="relu", layer_norm_eps=1e-3)),
+    "roberta": ("roberta", dict(layer_norm_eps=1e-5)),
+    "xlm-roberta": ("xlm-roberta", dict(pad_token_id=7, hidden_act="gelu_new")),
+    "distilbert": ("distilbert", dict(hidden_dim=100)),
+}
+MODELS |= ENCODERS
 # What AutoModelForCausalLM does not find, or takes for the text alone.
 CLASSES = {"mllama": transformers.MllamaForConditionalGeneration,
            "mllama_text_model": transformers.MllamaForCausalLM}
@@ -158,11 +166,11 @@ def make_model(name):
     kind, more = MODELS[name]
     torch.manual_seed(7)
     config = config_of(kind, SIZES | more)
-    model = (CLASSES[name](config) if name in CLASSES
-             else AutoModelForCausalLM.from_config(config))
+    auto = AutoModel if name in ENCODERS else AutoModelForCausalLM
+    model = CLASSES[name](config) if name in CLASSES else auto.from_config(config)
     with torch.no_grad():
         for key, p in model.named_parameters():
-            if "norm" in key or "ln_" in key or key.endswith(".bias"):
+            if "norm" in key.lower() or "ln_" in key or key.endswith(".bias"):
                 p += 0.2 * torch.randn_like(p)
     for p in model.parameters():
         p.data = p.data.bfloat16()
@@ -181,13 +189,16 @@ def load(folder):
     # With its default implementation of attention transformers 4 leaves out soft caps of scores, and that
     # scores are not scaled.
     eager = dict(attn_implementation="eager") if folder.name.startswith(("gemma2", "gpt2-inner")) else {}
-    cls = CLASSES.get(folder.name, AutoModelForCausalLM)
+    cls = CLASSES.get(folder.name, AutoModel if folder.name in ENCODERS else AutoModelForCausalLM)
     return cls.from_pretrained(folder, dtype=torch.float32, **eager).eval()
 
 
 @torch.no_grad()
 def their_logits(model, ids):
-    return np.concatenate([model(input_ids=torch.tensor([row])).logits[0].numpy() for row in ids])
+    """Of an encoder its hidden states."""
+    made = [model(input_ids=torch.tensor([row])) for row in ids]
+    return np.concatenate([getattr(m, "last_hidden_state", getattr(m, "logits", None))[0].numpy()
+                           for m in made])
 
 
 def worst(ours, theirs):

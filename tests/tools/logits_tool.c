@@ -1,4 +1,5 @@
-/* Logits of a Llama-family model for given tokens, for comparisons from other languages.
+/* Logits of a model for given tokens, for comparisons from other languages; of an encoder its
+ * hidden states.
  *
  * usage: logits_tool [--threads N] MODEL IDS OUT
  *
@@ -72,14 +73,18 @@ static qc_status write_logits(qc_forward *m, const float *hidden, const text *t,
 {
     enum { ROWS = 256 };
     const qc_forward_config *c = qc_forward_config_of(m);
+    const uint64_t wide = c->encoder ? c->hidden : c->vocabulary;
     FILE *f = fopen(path, "wb");
-    float *rows = malloc((size_t)c->vocabulary * ROWS * sizeof *rows);
+    float *rows = malloc((size_t)wide * ROWS * sizeof *rows);
     qc_status st = QC_OK;
     for (uint64_t at = 0; f && rows && st == QC_OK && at < t->tokens; at += ROWS) {
         uint64_t n = t->tokens - at < ROWS ? t->tokens - at : ROWS;
-        st = qc_forward_logits(m, hidden + at * c->hidden, n, rows, err);
-        if (st == QC_OK &&
-            fwrite(rows, (size_t)c->vocabulary * sizeof *rows, (size_t)n, f) != (size_t)n)
+        const float *from = hidden + at * c->hidden;
+        if (c->encoder)
+            memcpy(rows, from, (size_t)(n * wide) * sizeof *rows);
+        else
+            st = qc_forward_logits(m, from, n, rows, err);
+        if (st == QC_OK && fwrite(rows, (size_t)wide * sizeof *rows, (size_t)n, f) != (size_t)n)
             st = qc_error_set(err, QC_ERR_IO, __FILE__, __LINE__, "%s: cannot be written", path);
     }
     if (!f || !rows)

@@ -4,7 +4,8 @@ computes with them.
 usage: make.py models.json      (with transformers 5.23 and torch, on a CPU)
 
 Of each model there are config.json, the shapes of its tensors (tests/family_weights.py makes their
-values), and the logits of the last token of two sequences in float32.
+values), and the logits of the last token of two sequences in float32. Of an encoder these are its hidden
+states behind the last layer.
 """
 import json
 import sys
@@ -17,7 +18,7 @@ sys.path.insert(0, str(HERE.parents[1]))
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from transformers import (AutoConfig, AutoModelForCausalLM, Gemma3ForConditionalGeneration,
+from transformers import (AutoConfig, AutoModel, AutoModelForCausalLM, Gemma3ForConditionalGeneration,
                           MllamaForConditionalGeneration)
 
 import family_weights
@@ -63,15 +64,21 @@ MODELS = {
     "gpt_neox": dict(rotary_pct=0.5),
     "gpt_neox-serial": dict(rotary_pct=1.0, use_parallel_residual=False, attention_bias=False, hidden_act="gelu_new",
                             tie_word_embeddings=True),
+    "bert": dict(),
+    "roberta": dict(hidden_act="gelu_new"),  # Its token of padding is 0, which the second sequence has.
+    "xlm-roberta": dict(type_vocab_size=1, pad_token_id=3),
+    "distilbert": dict(hidden_dim=20, activation="relu"),
 }
+ENCODERS = ("bert", "roberta", "xlm-roberta", "distilbert")
 WITH_IMAGES = {"gemma3": Gemma3ForConditionalGeneration, "mllama": MllamaForConditionalGeneration}
 
 
 @torch.no_grad()
 def model_of(kind, settings, folder):
     sizes = {} if kind in WITH_IMAGES else SIZES
-    config = AutoConfig.for_model(kind.split("-")[0], **(sizes | settings))
-    make = WITH_IMAGES.get(kind, AutoModelForCausalLM.from_config)
+    config = AutoConfig.for_model(kind.removesuffix("-serial"), **(sizes | settings))
+    auto = AutoModel if kind in ENCODERS else AutoModelForCausalLM
+    make = WITH_IMAGES.get(kind, auto.from_config)
     make(config).bfloat16().save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
     with safe_open(folder / "model.safetensors", "pt") as f:
@@ -79,9 +86,10 @@ def model_of(kind, settings, folder):
     around = 0 if kind.startswith("gemma") else 1
     save_file({name: torch.tensor(family_weights.values(name, shape, around)).reshape(shape).bfloat16()
                for name, shape in shapes.items()}, folder / "model.safetensors", {"format": "pt"})
-    model = WITH_IMAGES.get(kind, AutoModelForCausalLM).from_pretrained(
+    model = WITH_IMAGES.get(kind, auto).from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager").eval()
-    logits = [model(input_ids=torch.tensor([row])).logits[0, -1].tolist() for row in IDS]
+    made = [model(input_ids=torch.tensor([row])) for row in IDS]
+    logits = [(m.last_hidden_state if kind in ENCODERS else m.logits)[0, -1].tolist() for m in made]
     return {"config": config,
             "tensors": {name: shape for name, shape in shapes.items() if "vision" not in name},
             "logits": [[float(f"{x:.6g}") for x in row] for row in logits]}

@@ -214,6 +214,35 @@ static void with_layer_norms(void **state)
     bad(OF("gpt_neox") ", \"rotary_pct\": 0.2", QC_ERR_UNSUPPORTED, "turn 3 of the 16");
 }
 
+static void encoders(void **state)
+{
+    (void)state;
+    qc_forward_shape s = good(OF("bert") ", \"architectures\": [\"BertForMaskedLM\"]");
+    assert_true(s.config.encoder && s.config.kv_heads == 4 && s.config.context == 256);
+    assert_true(s.types == 2 && s.first_position == 0 && s.config.norm_eps == 1e-12);
+    assert_true(s.qkv_bias && s.out_bias && s.mlp_bias && s.gate == QC_LAYER_GELU && !s.turned);
+    assert_true(!s.outer->head && !s.outer->norm && s.outer->embedded);
+    s = good(OF("roberta") ", \"type_vocab_size\": 1, \"layer_norm_eps\": 1e-5");
+    assert_true(s.types == 1 && s.first_position == 2 && s.config.context == 254);
+    s = good(OF("xlm-roberta") ", \"pad_token_id\": 0");
+    assert_true(s.first_position == 1 && s.config.context == 255);
+    s = good("\"model_type\": \"distilbert\", \"dim\": 64, \"n_layers\": 2, \"n_heads\": 4, "
+             "\"hidden_dim\": 96, \"max_position_embeddings\": 32, \"activation\": \"relu\"");
+    assert_true(s.config.hidden == 64 && s.types == 0 && s.gate == QC_LAYER_RELU);
+    assert_true(s.config.norm_eps == 1e-12 && s.config.vocabulary == 30522);
+    assert_false(good(OF("llama")).config.encoder);
+
+    bad(OF("bert") ", \"architectures\": [\"RobertaModel\"]", QC_ERR_UNSUPPORTED,
+        "the architecture of this bert is 'RobertaModel'; expected BertModel");
+    bad(OF("bert") ", \"is_decoder\": true", QC_ERR_UNSUPPORTED,
+        "is_decoder is true, and a bert is computed as an encoder only");
+    bad(OF("roberta") ", \"add_cross_attention\": true", QC_ERR_UNSUPPORTED, "add_cross_attention");
+    bad(OF("bert") ", \"position_embedding_type\": \"relative_key\"", QC_ERR_UNSUPPORTED,
+        "position_embedding_type is 'relative_key', and only absolute is computed");
+    bad(OF("bert") ", \"type_vocab_size\": 0", QC_ERR_INPUT, "type_vocab_size is 0");
+    bad(OF("roberta") ", \"pad_token_id\": 255", QC_ERR_INPUT, "the first position is number 256");
+}
+
 /* The layers that look at an image are left out. */
 static void image_layers(void **state)
 {
@@ -499,7 +528,7 @@ int main(void)
         cmocka_unit_test(refusals),       cmocka_unit_test(rope_spellings),
         cmocka_unit_test(frequencies),    cmocka_unit_test(table),
         cmocka_unit_test(mixtures),       cmocka_unit_test(with_layer_norms),
-        cmocka_unit_test(image_layers),
+        cmocka_unit_test(encoders),       cmocka_unit_test(image_layers),
     };
     qc_arena_init(&arena);
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
