@@ -189,7 +189,9 @@ def load(folder):
     # With its default implementation of attention transformers 4 leaves out soft caps of scores, and that
     # scores are not scaled.
     eager = dict(attn_implementation="eager") if folder.name.startswith(("gemma2", "gpt2-inner")) else {}
-    cls = CLASSES.get(folder.name, AutoModel if folder.name in ENCODERS else AutoModelForCausalLM)
+    kind = json.loads((folder / "config.json").read_text())["model_type"]
+    encodes = kind in {kind for kind, _ in ENCODERS.values()}
+    cls = CLASSES.get(folder.name, AutoModel if encodes else AutoModelForCausalLM)
     return cls.from_pretrained(folder, dtype=torch.float32, **eager).eval()
 
 
@@ -230,6 +232,9 @@ class AtHand(Whole):
 
     def test_tinystories(self):
         self.compare(s.model_path("tinystories"), 2048, (512, 64))
+
+    def test_minilm(self):
+        self.compare(s.model_path("minilm"), 30522, (256, 30))
 
 
 STATE = ("absmax", "quant_map", "nested_absmax", "nested_quant_map",
