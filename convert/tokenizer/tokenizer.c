@@ -169,12 +169,12 @@ qc_status qc_tokenizer_encode(const qc_tokenizer *t, const char *text, size_t le
     *count = 0;
     for (unsigned i = 0; i < 2; i++)
         qc_strbuf_init(&e.room.text[i], QC_TOKENIZER_TEXT_MAX);
-    for (size_t i = 0; i < QC_MAX_STEPS; i++)
+    for (size_t i = 0; i <= QC_MAX_STEPS; i++)
         qc_strbuf_init(&e.step_text[i], QC_TOKENIZER_TEXT_MAX);
     qc_status st = encode(&e, text, len, specials, err);
     for (unsigned i = 0; i < 2; i++)
         qc_strbuf_deinit(&e.room.text[i]);
-    for (size_t i = 0; i < QC_MAX_STEPS; i++)
+    for (size_t i = 0; i <= QC_MAX_STEPS; i++)
         qc_strbuf_deinit(&e.step_text[i]);
     qc_matcher_free(e.matcher);
     qc_bpe_room_deinit(&e.bpe);

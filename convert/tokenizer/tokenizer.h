@@ -1,9 +1,9 @@
 /* Turns text into token ids as the model's own tokenizer.json says. eval reads a text with it.
  *
  * It does byte-pair encodings of the Hugging Face form: byte-level ones (GPT-2, Llama 3, Qwen) and
- * SentencePiece-like ones with byte fallback (Llama 2, Mistral, TinyStories), with their
- * normalizers, pre-tokenizers, added tokens and post-processors. The ids equal those of the
- * `tokenizers` package. Whatever a file asks for that this cannot do is refused by name
+ * SentencePiece-like ones with byte fallback (Llama 2, Mistral, TinyStories); and WordPiece (BERT);
+ * with their normalizers, pre-tokenizers, added tokens and post-processors. The ids equal those of
+ * the `tokenizers` package. Whatever a file asks for that this cannot do is refused by name
  * (QC_ERR_UNSUPPORTED) and never approximated. The bundled byte model has no tokenizer.json: each
  * byte is its id. */
 #ifndef QC_CONVERT_TOKENIZER_H

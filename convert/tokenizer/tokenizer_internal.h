@@ -4,8 +4,8 @@
  * package. First come added tokens that are found in the text as it is. Each span between them goes
  * through the normalizer by itself. Then come added tokens that are found in normalized text, and
  * then the pre-tokenizer's steps, each of which cuts what the one before left. Finally each span
- * goes through byte-pair merges. Spans are handed on one at a time as they are found, so no list of
- * all spans is ever kept. */
+ * goes through byte-pair merges, or is cut into the longest pieces of a WordPiece. Spans are handed
+ * on one at a time as they are found, so no list of all spans is ever kept. */
 #ifndef QC_CONVERT_TOKENIZER_INTERNAL_H
 #define QC_CONVERT_TOKENIZER_INTERNAL_H
 
@@ -88,11 +88,24 @@ typedef struct {
 
 /* ---- tokenizer_normalize.c ---- */
 
-typedef enum { QC_NORM_UNICODE, QC_NORM_PREPEND, QC_NORM_REPLACE } qc_norm_kind;
+typedef enum {
+    QC_NORM_UNICODE,
+    QC_NORM_PREPEND,
+    QC_NORM_REPLACE,
+    QC_NORM_CHARACTERS /* what BertNormalizer does with each */
+} qc_norm_kind;
+
+/* Of a character, in this order. */
+enum {
+    QC_CHARS_CLEAN = 1, /* control characters go, and white space becomes ' ' */
+    QC_CHARS_APART = 2, /* those of Chinese get a space on both sides */
+    QC_CHARS_STRIP = 4, /* marks that take no room go */
+    QC_CHARS_LOWER = 8
+};
 
 typedef struct {
     qc_norm_kind kind;
-    int form;            /* UNICODE: options of utf8proc */
+    int form;            /* UNICODE: options of utf8proc; CHARACTERS: QC_CHARS_* */
     qc_pattern *pattern; /* REPLACE; owned */
     const char *content; /* PREPEND, REPLACE */
 } qc_norm;
@@ -166,6 +179,20 @@ QC_NODISCARD qc_status qc_bpe_push(qc_bpe_room *r, uint32_t id, qc_error *err);
 /* Appends the tokens of one span. */
 QC_NODISCARD qc_status qc_bpe_encode(const qc_bpe *b, qc_bpe_room *r, qc_span s, qc_error *err);
 
+/* ---- tokenizer_wordpiece.c ---- */
+
+/* Its vocabulary is the table of qc_bpe. */
+typedef struct {
+    const char *prefix; /* of pieces that do not begin a word; NULL: the model is no WordPiece */
+    uint64_t most;      /* a word of more characters is unknown */
+    uint32_t unk_id;
+    size_t longest; /* the most bytes of a token */
+} qc_wordpiece;
+
+/* Appends the tokens of one word. */
+typedef struct qc_encoder qc_encoder;
+QC_NODISCARD qc_status qc_wordpiece_encode(qc_encoder *e, qc_span s, qc_error *err);
+
 /* ---- tokenizer_added.c ---- */
 
 typedef struct {
@@ -189,7 +216,6 @@ typedef struct {
 /* Sorts the patterns. Before, they are in the order in which the first of equals counts. */
 void qc_added_set_sort(qc_added_set *set);
 
-typedef struct qc_encoder qc_encoder;
 /* If token is NULL, s is text between tokens. */
 typedef qc_status (*qc_added_fn)(qc_encoder *e, qc_span s, const qc_added *token, qc_error *err);
 /* Cuts s at the tokens of the set, and hands on what it finds, in order. word is a pattern that
@@ -204,6 +230,7 @@ struct qc_tokenizer {
     int bytes; /* ids are bytes, and nothing below is used */
     const char *kind;
     qc_bpe bpe;
+    qc_wordpiece wordpiece;
     qc_added *added;
     size_t added_count;
     qc_added_set raw, normalized;
@@ -223,7 +250,8 @@ struct qc_encoder {
     qc_token_budget budget;
     qc_matcher *matcher;
     qc_norm_room room;
-    qc_strbuf step_text[QC_MAX_STEPS]; /* texts of steps that rewrite what they get */
+    /* texts of steps that rewrite what they get, and the last one of the model */
+    qc_strbuf step_text[QC_MAX_STEPS + 1];
     qc_bpe_room bpe;
     int began; /* some of the text was handed on before */
 };

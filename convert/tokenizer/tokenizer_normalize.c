@@ -1,4 +1,4 @@
-/* Normalizers: Unicode's forms (by utf8proc), a prefix, and replacements. */
+/* Normalizers: Unicode's forms (by utf8proc), a prefix, replacements, and BERT's. */
 #include "base/alloc.h"
 #include "base/workers.h"
 #include "convert/tokenizer/tokenizer_internal.h"
@@ -87,6 +87,68 @@ static qc_status replace(const qc_norm *n, unsigned stage, qc_matcher *m, qc_spa
     return qc_strbuf_add(out, s.text + done, s.len - done, err);
 }
 
+/* The blocks of ideographs that BERT has, with a beginning (0x2b920) that the package has so. */
+static int stands_apart(utf8proc_int32_t c)
+{
+    static const utf8proc_int32_t blocks[][2] = {
+        {0x3400, 0x4dbf},   {0x4e00, 0x9fff},   {0xf900, 0xfaff},   {0x20000, 0x2a6df},
+        {0x2a700, 0x2b81f}, {0x2b920, 0x2ceaf}, {0x2f800, 0x2fa1f},
+    };
+    for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++)
+        if (c >= blocks[i][0] && c <= blocks[i][1])
+            return 1;
+    return 0;
+}
+
+static int is_control(utf8proc_int32_t c)
+{
+    const utf8proc_category_t k = utf8proc_category(c);
+    return c == 0xfffd || k == UTF8PROC_CATEGORY_CC || k == UTF8PROC_CATEGORY_CF ||
+           k == UTF8PROC_CATEGORY_CO;
+}
+
+static qc_status put(qc_strbuf *out, utf8proc_int32_t c, qc_error *err)
+{
+    utf8proc_uint8_t text[4];
+    return qc_strbuf_add(out, text, (size_t)utf8proc_encode_char(c, text), err);
+}
+
+#define DOTTED_I  0x130 /* the one character that is two in lower case */
+#define DOT_ABOVE 0x307
+
+static qc_status character(int does, utf8proc_int32_t c, qc_strbuf *out, qc_error *err)
+{
+    if (does & QC_CHARS_CLEAN && c != '\t' && c != '\n' && c != '\r' && is_control(c))
+        return QC_OK;
+    if (does & QC_CHARS_CLEAN && qc_is_white_space((uint32_t)c))
+        c = ' ';
+    if (does & QC_CHARS_STRIP && utf8proc_category(c) == UTF8PROC_CATEGORY_MN)
+        return QC_OK;
+    if (does & QC_CHARS_LOWER && c == DOTTED_I) {
+        QC_TRY(put(out, 'i', err));
+        return put(out, DOT_ABOVE, err);
+    }
+    if (does & QC_CHARS_LOWER)
+        c = utf8proc_tolower(c);
+    const int apart = does & QC_CHARS_APART && stands_apart(c);
+    if (apart)
+        QC_TRY(put(out, ' ', err));
+    QC_TRY(put(out, c, err));
+    return apart ? put(out, ' ', err) : QC_OK;
+}
+
+static qc_status characters(int does, qc_span s, qc_strbuf *out, qc_error *err)
+{
+    for (size_t at = 0; at < s.len;) {
+        utf8proc_int32_t c = 0;
+        utf8proc_ssize_t n = utf8proc_iterate((const utf8proc_uint8_t *)s.text + at,
+                                              (utf8proc_ssize_t)(s.len - at), &c);
+        QC_TRY(character(does, c, out, err));
+        at += n > 0 ? (size_t)n : 1;
+    }
+    return QC_OK;
+}
+
 qc_status qc_normalize(const qc_norm *norms, size_t count, qc_matcher *m, qc_norm_room *room,
                        qc_span s, qc_span *out, qc_error *err)
 {
@@ -110,6 +172,10 @@ qc_status qc_normalize(const qc_norm *norms, size_t count, qc_matcher *m, qc_nor
             break;
         case QC_NORM_REPLACE:
             QC_TRY(replace(n, i, m, s, to, err));
+            break;
+        case QC_NORM_CHARACTERS: /* a character of three bytes becomes five */
+            QC_TRY(qc_token_budget_make(budget, i, 2 * s.len, err));
+            QC_TRY(characters(n->form, s, to, err));
             break;
         }
         s = (qc_span){to->data ? to->data : "", to->len};

@@ -9,7 +9,9 @@
 #define BYTE_LEVEL                                                                                 \
     "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
 #define WORD_CHARACTER "[\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}]"
+#define PUNCTUATION    "[!-/:-@\\[-`{-~\\p{P}]" /* BERT takes all signs of ASCII for it */
 #define ADDED_MAX      1000000u
+#define WORD_CHARS     100u /* max_input_chars_per_word where it is missing */
 #define MAX_NESTING    16u
 #define TEMPLATE_MAX   64u /* how many tokens may be put in front of a text, and behind it */
 
@@ -107,6 +109,34 @@ static int unicode_form(const char *type)
     return 0;
 }
 
+/* Adds a norm for what there is to do with characters, if there is anything. */
+static qc_status add_characters(reader *r, int does)
+{
+    qc_norm *norm = NULL;
+    if (does == 0)
+        return QC_OK;
+    QC_TRY(add_norm(r, &norm));
+    *norm = (qc_norm){.kind = QC_NORM_CHARACTERS, .form = does};
+    r->removes |= (does & (QC_CHARS_CLEAN | QC_CHARS_STRIP)) != 0;
+    return QC_OK;
+}
+
+static qc_status bert_normalizer(reader *r, const qc_json_node *n)
+{
+    int clean = 0, apart = 0, strip = 0, lower = 0;
+    qc_norm *norm = NULL;
+    QC_TRY(flag(r, n, "clean_text", 1, &clean));
+    QC_TRY(flag(r, n, "handle_chinese_chars", 1, &apart));
+    QC_TRY(flag(r, n, "lowercase", 1, &lower));
+    QC_TRY(flag(r, n, "strip_accents", lower, &strip));
+    QC_TRY(add_characters(r, (clean ? QC_CHARS_CLEAN : 0) | (apart ? QC_CHARS_APART : 0)));
+    if (strip) {
+        QC_TRY(add_norm(r, &norm));
+        *norm = (qc_norm){.kind = QC_NORM_UNICODE, .form = unicode_form("NFD")};
+    }
+    return add_characters(r, (strip ? QC_CHARS_STRIP : 0) | (lower ? QC_CHARS_LOWER : 0));
+}
+
 static qc_status normalizer(reader *r, const qc_json_node *n)
 {
     const char *type = NULL, *text = NULL;
@@ -114,6 +144,8 @@ static qc_status normalizer(reader *r, const qc_json_node *n)
     QC_TRY(type_of(r, n, "normalizer", &type));
     if (strcmp(type, "Sequence") == 0)
         return sequence(r, n, "normalizers", normalizer);
+    if (strcmp(type, "BertNormalizer") == 0)
+        return bert_normalizer(r, n);
     int form = unicode_form(type);
     if (!form && strcmp(type, "Prepend") != 0 && strcmp(type, "Replace") != 0)
         REFUSE(r, "the normalizer '%s' is not supported", type);
@@ -235,6 +267,17 @@ static qc_status digits(reader *r, const qc_json_node *n)
     return qc_pattern_compile(&s->pattern, "\\p{N}", r->err);
 }
 
+static qc_status bert_pre_tokenizer(reader *r)
+{
+    qc_step *s = NULL;
+    QC_TRY(add_step(r, &s));
+    *s = (qc_step){.kind = QC_STEP_SPLIT, .behavior = QC_SPLIT_REMOVED};
+    QC_TRY(qc_pattern_compile(&s->pattern, "\\s", r->err));
+    QC_TRY(add_step(r, &s));
+    *s = (qc_step){.kind = QC_STEP_SPLIT, .behavior = QC_SPLIT_ISOLATED};
+    return qc_pattern_compile(&s->pattern, PUNCTUATION, r->err);
+}
+
 static qc_status pre_tokenizer(reader *r, const qc_json_node *n)
 {
     const char *type = NULL;
@@ -249,6 +292,8 @@ static qc_status pre_tokenizer(reader *r, const qc_json_node *n)
         return metaspace(r, n);
     if (strcmp(type, "Digits") == 0)
         return digits(r, n);
+    if (strcmp(type, "BertPreTokenizer") == 0)
+        return bert_pre_tokenizer(r);
     REFUSE(r, "the pre_tokenizer '%s' is not supported", type);
 }
 
@@ -353,6 +398,27 @@ static qc_status no_affix(reader *r, const qc_json_node *model, const char *key)
     return QC_OK;
 }
 
+static qc_status wordpiece(reader *r, const qc_json_node *n)
+{
+    qc_tokenizer *t = r->t;
+    qc_wordpiece *w = &t->wordpiece;
+    const char *unk = qc_json_string_or(given(n, "unk_token"), "[UNK]");
+    const qc_json_node *most = given(n, "max_input_chars_per_word");
+    w->most = WORD_CHARS;
+    if (most)
+        QC_TRY(qc_json_as_u64(most, "max_input_chars_per_word", &w->most, r->err));
+    QC_TRY(copy(r, qc_json_string_or(given(n, "continuing_subword_prefix"), "##"), &w->prefix));
+    QC_TRY(vocabulary(r, qc_json_get(n, "vocab")));
+    for (size_t i = 0; i < t->bpe.vocab_slots; i++)
+        if (t->bpe.vocab[i].text && t->bpe.vocab[i].len > w->longest)
+            w->longest = t->bpe.vocab[i].len;
+    w->unk_id = qc_bpe_find(&t->bpe, unk, strlen(unk));
+    if (w->unk_id == QC_NO_TOKEN)
+        BAD(r, "unk_token: '%.80s' is not in the vocabulary", unk);
+    t->kind = "WordPiece";
+    return QC_OK;
+}
+
 static qc_status model(reader *r, const qc_json_node *n)
 {
     qc_bpe *b = &r->t->bpe;
@@ -361,8 +427,10 @@ static qc_status model(reader *r, const qc_json_node *n)
     if (!n)
         BAD(r, "model: it is missing");
     QC_TRY(type_of(r, n, "model", &type));
+    if (strcmp(type, "WordPiece") == 0)
+        return wordpiece(r, n);
     if (strcmp(type, "BPE") != 0)
-        REFUSE(r, "the model '%s' is not supported; expected BPE", type);
+        REFUSE(r, "the model '%s' is not supported; expected BPE or WordPiece", type);
     if (given(n, "dropout"))
         QC_TRY(qc_json_as_double(given(n, "dropout"), "dropout", &dropout, r->err));
     if (dropout != 0.0)

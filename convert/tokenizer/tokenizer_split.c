@@ -166,9 +166,10 @@ static qc_status metaspace_step(qc_encoder *e, size_t step, qc_span *s, int firs
 
 qc_status qc_step_run(qc_encoder *e, size_t step, qc_span s, int first, qc_error *err)
 {
-    const qc_step *p = &e->t->steps[step];
     if (step == e->t->step_count)
-        return qc_bpe_encode(&e->t->bpe, &e->bpe, s, err);
+        return e->t->wordpiece.prefix ? qc_wordpiece_encode(e, s, err)
+                                      : qc_bpe_encode(&e->t->bpe, &e->bpe, s, err);
+    const qc_step *p = &e->t->steps[step];
     if (p->kind == QC_STEP_BYTES)
         return bytes_step(e, step, s, first, err);
     if (p->kind == QC_STEP_METASPACE) {

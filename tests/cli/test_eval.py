@@ -88,8 +88,8 @@ class Texts(EvalCase):
                    has=["u.txt", "the text is not UTF-8 at byte 3; convert it to UTF-8"])
         self.fails(1, "eval", MODEL, "--text", "none.txt", has="none.txt")
         self.fails(3, "eval", MODEL, "--text", "t.txt", "--tokenizer",
-                   self.write("w.json", '{"model": {"type": "WordPiece"}}'),
-                   has=["w.json", "'WordPiece' is not supported"])
+                   self.write("w.json", '{"model": {"type": "Unigram"}}'),
+                   has=["w.json", "'Unigram' is not supported"])
 
 
 class Pairs(EvalCase):

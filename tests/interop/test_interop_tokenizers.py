@@ -28,6 +28,7 @@ TEXTS = [
     "a\u00a0b\u2003c\u3000d\u0085e\u180ef\x0bg\x0ch\x1ci", "line\r\nline\n\n\n  line\r\r x\n \n  y",
     " " * 100 + "x" + " " * 333, "a" * 1000, "ab" * 700 + "\n" * 50, "\u2581 \u2581\u2581x \u2581",
     "<s>", "</s> <s>a<s> b", "<unk>x <unk>", "a <pad>b<pad>  c  <pad> d", "<|tag|> x<|tag|>y",
+    "\u0130stanbul \u01c5 \u1e9e\u00df \u03a3\u03a3 \u00c9COLE na\u00efve a\u0338b \u300c\u6f22\u5b57\u300d\U00020000x [MASK] [mask] [CLS]x",
     "one_word word, oneword one\u00e9", "word word.word wordy _word \u00e9word",
     "<0x41> <0xFF> \u00ff\u00fe", "def f(x):\n    return x**2  # ok\n", "x=(1+2)*[3]/{4}\\^`~$%&@#",
 ]
@@ -149,6 +150,18 @@ def unknown(fuse):
     return t
 
 
+def wordpiece(most=100, prefix="##", **normalizing):
+    t = Tokenizer(models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=most,
+                                   continuing_subword_prefix=prefix))
+    t.normalizer, t.pre_tokenizer = normalizers.BertNormalizer(**normalizing), pre_tokenizers.BertPreTokenizer()
+    t.train_from_iterator(lines(), trainers.WordPieceTrainer(
+        vocab_size=900, limit_alphabet=200, show_progress=False, continuing_subword_prefix=prefix,
+        special_tokens=["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]))
+    t.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[
+        (name, t.token_to_id(name)) for name in ("[CLS]", "[SEP]")])
+    return t
+
+
 TOKENIZERS = [llama2, llama2_pairs, metaspace_always, gemma, llama3, qwen2, roberta, added, digits,
               compat]
 
@@ -185,15 +198,25 @@ class Ids(unittest.TestCase):
             with self.subTest(behavior=behavior, invert=invert):
                 self.check(t, note=behavior)
 
+    def test_wordpiece(self):
+        for settings in ({}, dict(lowercase=False), dict(lowercase=False, strip_accents=True),
+                         dict(strip_accents=False), dict(clean_text=False, handle_chinese_chars=False),
+                         dict(most=6), dict(prefix="", clean_text=False)):
+            with self.subTest(**settings):
+                self.check(wordpiece(**settings), note=settings)
+
     def test_unknown(self):
         for fuse in (False, True):
             self.check(unknown(fuse))
 
     def test_real_files(self):
-        for name in ("kjv-llama", "tinystories"):
+        for name in ("kjv-llama", "tinystories", "minilm"):
             with self.subTest(name):
                 path = s.model_path(name) / "tokenizer.json"
-                self.check(Tokenizer.from_file(str(path)), path, name)
+                t = Tokenizer.from_file(str(path))
+                t.no_padding()
+                t.no_truncation()
+                self.check(t, path, name)
 
     def test_pairs_and_strings(self):
         """merges as "a b", as older files have them."""

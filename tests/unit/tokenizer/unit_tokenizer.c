@@ -53,6 +53,51 @@ static void merging(void **state)
     ids_are(plain, 0, "a??b?", "1 0 2 0"); /* unknown ones become one */
 }
 
+/* ids of "[UNK]", "a", "##a", "##ab", "b", "##b", "!", U+4E00, "e" are 0 to 8. */
+#define PIECES                                                                                     \
+    "\"model\":{\"type\":\"WordPiece\",\"max_input_chars_per_word\":6,\"vocab\":{\"[UNK]\":0,"     \
+    "\"a\":1,\"##a\":2,\"##ab\":3,\"b\":4,\"##b\":5,\"!\":6,\"\xe4\xb8\x80\":7,\"e\":8}}"
+#define BERT(more)                                                                                 \
+    "{" PIECES ",\"pre_tokenizer\":{\"type\":\"BertPreTokenizer\"},\"normalizer\":{\"type\":"      \
+    "\"BertNormalizer\"" more "}}"
+
+static void wordpieces(void **state)
+{
+    (void)state;
+    const char *bert = BERT(""), *cased = BERT(",\"lowercase\":false");
+    ids_are(bert, 0, "", "");
+    ids_are(bert, 0, "a b", "1 4");
+    ids_are(bert, 0, "aab", "1 3"); /* the longest piece first */
+    ids_are(bert, 0, "aaba", "1 3 2");
+    ids_are(bert, 0, "ac a", "0 1"); /* the whole word is unknown, not only its rest */
+    ids_are(bert, 0, "aaaaaa aaaaaaa", "1 2 2 2 2 2 0");
+    ids_are(bert, 0, "a!!b\ta\nb", "1 6 6 4 1 4");
+    ids_are(bert, 0, "AB", "1 5");
+    ids_are(bert, 0, "\xc3\x89", "8"); /* E with an acute accent */
+    ids_are(bert, 0,
+            "a\xe4\xb8\x80"
+            "b",
+            "1 7 4"); /* stands apart */
+    ids_are(bert, 0,
+            "a\xc2\xad"
+            "b\x01\xef\xbf\xbd",
+            "1 5"); /* what nobody sees goes */
+    ids_are(cased, 0, "AB ab", "0 1 5");
+    ids_are(cased, 0, "\xc3\xa9", "0"); /* accents stay with case, if the file does not say */
+    ids_are(BERT(",\"lowercase\":false,\"strip_accents\":true"), 0, "\xc3\xa9", "8");
+    ids_are(BERT(",\"handle_chinese_chars\":false"), 0, "a\xe4\xb8\x80", "0");
+    ids_are(BERT(",\"clean_text\":false"), 0,
+            "a\xc2\xad"
+            "b",
+            "0");
+    ids_are("{" PIECES "}", 0, "aab", "1 3");
+    ids_are("{" PIECES "}", 0, "a a", "0"); /* nothing cuts it */
+    qc_tokenizer *t = NULL;
+    test_must(qc_tokenizer_open_text(&t, bert, strlen(bert), NULL), NULL);
+    assert_string_equal(qc_tokenizer_kind(t), "WordPiece");
+    qc_tokenizer_close(t);
+}
+
 static void on_alarm(int number)
 {
     (void)number;
@@ -175,6 +220,11 @@ static void refused(void **state)
     refuses("[]", bad, "expected an object");
     refuses("{}", bad, "model: it is missing");
     refuses("{\"model\":{\"type\":\"Unigram\"}}", no, "the model 'Unigram' is not supported");
+    refuses("{\"model\":{\"type\":\"WordPiece\",\"vocab\":{\"a\":0}}}", bad,
+            "unk_token: '[UNK]' is not in the vocabulary");
+    refuses("{\"model\":{\"type\":\"WordPiece\"}}", bad, "vocab: expected an object");
+    refuses("{\"model\":{\"type\":\"WordPiece\",\"max_input_chars_per_word\":-1}}", bad,
+            "max_input_chars_per_word");
     refuses("{\"model\":{\"type\":\"BPE\",\"dropout\":0.1}}", no, "dropout of 0.1");
     refuses("{\"model\":{\"type\":\"BPE\",\"end_of_word_suffix\":\"</w>\"}}", no,
             "'end_of_word_suffix'");
@@ -363,6 +413,22 @@ static void budget_of_reading(void **state)
     refuses(text, QC_ERR_UNSUPPORTED, "a set of 4098 bytes in a regular expression");
 }
 
+/* A long token in the vocabulary makes each place of a long word try as many pieces. */
+static void budget_of_pieces(void **state)
+{
+    (void)state;
+    enum { LONG = 20000 };
+    char *json = malloc(LONG + 1000);
+    assert_non_null(json);
+    int at = snprintf(json, 1000, "%s",
+                      "{\"model\":{\"type\":\"WordPiece\",\"max_input_chars_per_word\":1000000000,"
+                      "\"vocab\":{\"[UNK]\":0,\"a\":1,\"##a\":2,\"");
+    memset(json + at, 'b', LONG);
+    (void)snprintf(json + at + LONG, 10, "%s", "\":3}}}");
+    too_much(json, 'a', 5000, "steps for the text's 5000 bytes");
+    free(json);
+}
+
 static void not_utf8(void **state)
 {
     (void)state;
@@ -383,11 +449,8 @@ static void not_utf8(void **state)
     qc_tokenizer_close(t);
 }
 
-static void allocations(void **state)
+static void allocations_of(const char *json)
 {
-    (void)state;
-    const char *json = "{" MODEL ",\"normalizer\":{\"type\":\"NFC\"},\"pre_tokenizer\":{\"type\":"
-                       "\"ByteLevel\"},\"added_tokens\":[{\"id\":7,\"content\":\"x\"}]}";
     for (uint64_t n = 1;; n++) {
         qc_tokenizer *t = NULL;
         uint32_t *ids = NULL;
@@ -408,9 +471,18 @@ static void allocations(void **state)
     }
 }
 
+static void allocations(void **state)
+{
+    (void)state;
+    allocations_of("{" MODEL ",\"normalizer\":{\"type\":\"NFC\"},\"pre_tokenizer\":{\"type\":"
+                   "\"ByteLevel\"},\"added_tokens\":[{\"id\":7,\"content\":\"x\"}]}");
+    allocations_of(BERT(""));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(wordpieces),      cmocka_unit_test(budget_of_pieces),
         cmocka_unit_test(merging),         cmocka_unit_test(stages),
         cmocka_unit_test(bytes),           cmocka_unit_test(interrupted),
         cmocka_unit_test(refused),         cmocka_unit_test(not_utf8),
