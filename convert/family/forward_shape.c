@@ -117,6 +117,9 @@ static qc_status read_heads(qc_family_reader *r, qc_error *err)
     }
     if (fields->head_dim)
         QC_TRY(qc_read_count(r->root, fields->head_dim, c->head_dim, &c->head_dim, err));
+    else if (c->hidden % c->heads != 0)
+        QC_FAIL(err, QC_ERR_INPUT, "config.json: %s %" PRIu64 " is no multiple of %s %" PRIu64,
+                fields->hidden, c->hidden, fields->heads, c->heads);
     if (c->heads % c->kv_heads != 0)
         QC_FAIL(err, QC_ERR_INPUT,
                 "config.json: num_attention_heads %" PRIu64

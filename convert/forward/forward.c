@@ -175,6 +175,7 @@ uint64_t qc_forward_memory(const qc_forward *m, uint64_t tokens, uint64_t longes
     for (uint64_t i = 0; i < m->tensors.shape.config.layers; i++)
         if (m->tensors.layers[i].memory_bytes > layer)
             layer = m->tensors.layers[i].memory_bytes;
+    layer = qc_max_u64(layer, qc_forward_embed_bytes(&m->tensors, longest));
     if (m->tensors.shape.experts.names)
         layer = qc_sat_add(layer, qc_experts_bytes(&m->tensors.shape, m->tools.threads, tokens, 1));
     return qc_sat_add(layer,

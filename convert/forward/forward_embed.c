@@ -81,6 +81,14 @@ static qc_status first_rows(const qc_forward_source *s, uint32_t tensor, uint64_
     return st;
 }
 
+uint64_t qc_forward_embed_bytes(const qc_forward_tensors *t, uint64_t longest)
+{
+    const uint64_t rows = qc_sat_add(t->shape.first_position, longest);
+    return t->positions == QC_NO_TENSOR
+               ? 0
+               : qc_sat_mul(qc_sat_mul(rows, t->shape.config.hidden), 2 * sizeof(float));
+}
+
 static void add_row(float *out, const float *row, uint64_t n)
 {
     for (uint64_t i = 0; i < n; i++)

@@ -116,6 +116,8 @@ QC_NODISCARD qc_status qc_forward_last_norm_read(float **out, const qc_forward_s
 uint64_t qc_forward_longest(const qc_forward_batch *b);
 /* QC_ERR_NONFINITE if any of the n floats is not finite. */
 QC_NODISCARD qc_status qc_forward_finite(const float *x, uint64_t n, qc_error *err);
+/* The bytes that qc_forward_embed needs for learned positions. Saturates. */
+uint64_t qc_forward_embed_bytes(const qc_forward_tensors *t, uint64_t longest);
 /* Reads what the first layer gets into out [tokens, hidden]: rows of the embedding, to which those
  * of types and learned positions are added, behind a norm where there is one. The ids may be in any
  * order. QC_ERR_UNSUPPORTED for a window that is longer than the learned positions. */

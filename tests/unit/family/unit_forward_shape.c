@@ -198,6 +198,10 @@ static void with_layer_norms(void **state)
     bad("\"model_type\": \"gpt2\", \"n_embd\": 64, \"n_positions\": 9, \"n_head\": 4", QC_ERR_INPUT,
         "n_layer is missing");
 
+    bad("\"model_type\": \"gpt2\", \"n_embd\": 4, \"n_layer\": 1, \"n_positions\": 9, \"n_head\": "
+        "8",
+        QC_ERR_INPUT, "n_embd 4 is no multiple of n_head 8");
+
     s = good(OF("gpt_neox")); /* without num_key_value_heads, whatever config.json says */
     assert_true(s.config.kv_heads == 4 && s.turned == 4 && s.rope.theta == 1e4 && s.parallel);
     assert_true(s.qkv_bias && s.out_bias && s.mlp_bias && s.gate == QC_LAYER_GELU);
