@@ -340,7 +340,8 @@ class Report(OutputCase):
         self.assertEqual(rows["same first choice"], "91 \u00b1 0.9%")
         self.assertIn("a&lt;b&gt;.txt", text)
         got = self.json("o", "--eval", "e.json")
-        self.assertEqual(got["eval"], self.EVAL)
+        of_encoders = [a + b for a in ("distance", "cosine") for b in ("_mean", "_99", "_max")]
+        self.assertEqual(got["eval"], self.EVAL | dict.fromkeys(of_encoders))  # the file is older than those
         alone = {k: None if k in ("against",) or self.of_pair(k) else v
                  for k, v in self.EVAL.items()}
         self.write("e.json", json.dumps(alone))
