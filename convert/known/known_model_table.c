@@ -108,7 +108,7 @@
           ",\"n_shared_experts\":1,\"num_experts_per_tok\":8,\"moe_intermediate_size\":" TEXT(moe)  \
           ",\"first_k_dense_replace\":" TEXT(dense) ",\"num_nextn_predict_layers\":1,"              \
           "\"use_qk_norm\":" norm UNTIED BF16)
-/* Neither Qwen3-Next's config.json nor GLM-4.6's says what its layer for multi-token prediction has.
+/* Neither Qwen3-Next's nor GLM-4.6's config.json says what a layer for multi-token prediction has.
  * The fields for it below are other models', and their checkpoints have what these fields say. */
 #define QWEN3_NEXT(prediction)                                                                     \
     MODEL("qwen3_next", "Qwen3NextForCausalLM",                                                    \
