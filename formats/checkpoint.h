@@ -105,6 +105,7 @@ struct qc_checkpoint {
     size_t saved_count;
     const char **warnings; /* sentences, e.g. that total_size is wrong or that fields are unknown */
     size_t warning_count;
+    size_t adapter_warning; /* 1 + the index of the one of an adapter beside the model; 0: none */
     qc_checkpoint_changes *changes; /* NULL: none */
 };
 
@@ -121,6 +122,8 @@ QC_NODISCARD qc_status qc_checkpoint_create_shapes(qc_checkpoint **out, const ch
                                                    const char *config_text, size_t config_len,
                                                    const qc_checkpoint_tensor *tensors,
                                                    size_t count, qc_error *err);
+/* Takes the files of the adapter in `folder` from c->side, if it is c's own folder or below it. */
+void qc_checkpoint_leave_out_adapter(qc_checkpoint *c, const char *folder);
 void qc_checkpoint_close(qc_checkpoint *c); /* NULL is fine */
 /* If the weights are an adapter's: QC_ERR_INPUT with a message that says what to do instead. */
 QC_NODISCARD qc_status qc_checkpoint_check_model(const qc_checkpoint *c, qc_error *err);

@@ -6,7 +6,10 @@
 #include "formats/path_link.h"
 
 #include <dirent.h>
+#include <limits.h>
+#include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #define CONFIG_NAME      "config.json"
 #define CONFIG_MAX_BYTES (64u << 20)
@@ -159,14 +162,64 @@ qc_status qc_checkpoint_find_side(qc_checkpoint *c, const qc_tree_file *tree, si
             "'%.*s' is read, and the other variants of the weights are left out: "
             "%s; to have one of those, give it or its index as MODEL",
             NAME_SHOWN_BYTES, c->files[0].name, qc_checkpoint_names_text(&variants)));
-    if (adapters.count && !qc_checkpoint_name_is_adapter(c->files[0].name))
+    if (adapters.count && !qc_checkpoint_name_is_adapter(c->files[0].name)) {
         QC_TRY(qc_checkpoint_warn(c, err,
                                   "an adapter lies beside the model, and is copied as it is: %s",
                                   qc_checkpoint_names_text(&adapters)));
+        c->adapter_warning = c->warning_count;
+    }
     if (unread.count)
         return qc_checkpoint_warn(c, err, "%zu .safetensors files are not part of the model: %s",
                                   unread.count, qc_checkpoint_names_text(&unread));
     return QC_OK;
+}
+
+static int is_same_folder(const char *path, size_t len, const struct stat *folder)
+{
+    char text[PATH_MAX];
+    struct stat s;
+    int n = snprintf(text, sizeof text, "%.*s", (int)len, path);
+    return n > 0 && (size_t)n < sizeof text && stat(text, &s) == 0 && s.st_dev == folder->st_dev &&
+           s.st_ino == folder->st_ino;
+}
+
+/* Is a side file below `folder`, or one of an adapter in it, if it is the model's own? */
+static int is_in_adapter(const qc_checkpoint *c, const char *side, const struct stat *folder)
+{
+    char path[PATH_MAX];
+    int n = snprintf(path, sizeof path, "%s/%s", c->path, side);
+    if (n < 0 || (size_t)n >= sizeof path)
+        return 0;
+    const char *rest = path + strlen(c->path) + 1;
+    if (is_same_folder(path, strlen(c->path), folder))
+        return !strchr(rest, '/') && strncmp(rest, "adapter_", strlen("adapter_")) == 0;
+    for (const char *slash = rest; (slash = strchr(slash, '/')) != NULL; slash++) {
+        if (is_same_folder(path, (size_t)(slash - path), folder))
+            return 1;
+    }
+    return 0;
+}
+
+void qc_checkpoint_leave_out_adapter(qc_checkpoint *c, const char *folder)
+{
+    struct stat s;
+    size_t kept = 0;
+    int others = 0;
+    if (stat(folder, &s) != 0 || !S_ISDIR(s.st_mode))
+        return;
+    for (size_t i = 0; i < c->side_count; i++) {
+        if (is_in_adapter(c, c->side[i].path, &s))
+            continue;
+        others |= qc_checkpoint_name_is_adapter(c->side[i].path);
+        c->side[kept++] = c->side[i];
+    }
+    c->side_count = kept;
+    if (others || c->adapter_warning == 0)
+        return;
+    memmove(&c->warnings[c->adapter_warning - 1], &c->warnings[c->adapter_warning],
+            (c->warning_count - c->adapter_warning) * sizeof *c->warnings);
+    c->warning_count--;
+    c->adapter_warning = 0;
 }
 
 /* Reads the config.json of `folder`, which is there. */

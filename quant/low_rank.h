@@ -22,15 +22,17 @@ uint64_t qc_low_rank_packed(uint64_t rank, uint64_t cols);
 void qc_low_rank_pack(double *to, const float *from, uint64_t k_step, uint64_t c_step,
                       uint64_t rank, uint64_t cols);
 
-/* A part of the product. All numbers are values of floats. */
+/* A part of the product, times scale. The matrices hold values of floats. */
 typedef struct {
     const double *left;  /* [rows, rank], from its first row on */
     const double *right; /* packed, all of it */
     uint64_t rank, col;  /* col: its first column */
     uint32_t rows, n;    /* at most QC_LOW_RANK_ROWS and QC_LOW_RANK_RUN */
+    double scale;
 } qc_low_rank_tile;
 
-/* sums[r * QC_LOW_RANK_RUN + i] becomes the element of row r and column t->col + i. */
-void qc_low_rank(qc_isa isa, double *sums, const qc_low_rank_tile *t);
+/* Adds the element of row r and column t->col + i, times scale, to
+ * values[r * QC_LOW_RANK_RUN + i]. */
+void qc_low_rank(qc_isa isa, double *values, const qc_low_rank_tile *t);
 
 #endif

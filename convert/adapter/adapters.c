@@ -236,6 +236,7 @@ static qc_status attach(qc_checkpoint *c, qc_merge_set *set, const qc_lora *lora
     QC_TRY(qc_adapter_open(&of->adapter, lora->path, err));
     set->adapter_count++;
     of->scale = lora->scale;
+    qc_checkpoint_leave_out_adapter(c, lora->path); /* on top of OUT it would count twice */
     const qc_adapter *adapter = of->adapter;
     of->weights = adapter->module_count;
     of->wholes = adapter->whole_count;

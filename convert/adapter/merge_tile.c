@@ -36,39 +36,42 @@ static void widen(qc_merge_tile *t, uint64_t cols)
     }
 }
 
+/* A run of columns is taken for all rows before the next one, so that what it needs of the right
+ * matrices stays in the cache. A row still gets its runs in order, and a column its rows. */
 qc_status qc_merge_each_tile(const qc_merge *m, uint64_t first, uint64_t n, float *values,
                              qc_merge_taker take, void *ctx, qc_error *err)
 {
     qc_merge_tile t;
-    for (uint64_t at = 0; at < n;) {
-        uint64_t col = (first + at) % m->cols, run = qc_min_u64(n - at, m->cols - col);
-        t.rows = col == 0 && (n - at) / m->cols >= QC_LOW_RANK_ROWS ? QC_LOW_RANK_ROWS : 1;
-        t.row = (first + at) / m->cols;
-        for (uint64_t done = 0; done < run; done += t.n) {
-            t.n = (uint32_t)qc_min_u64(run - done, QC_LOW_RANK_RUN);
-            t.col = col + done;
-            t.from = values + at + done;
+    const uint64_t end = first + n;
+    for (uint64_t col = 0; col < m->cols; col += QC_LOW_RANK_RUN) {
+        const uint64_t run = qc_min_u64(m->cols - col, QC_LOW_RANK_RUN);
+        for (t.row = first / m->cols; t.row * m->cols < end; t.row += t.rows) {
+            const uint64_t at = t.row * m->cols + col; /* of the run's first element */
+            const uint64_t from = qc_max_u64(at, first), to = qc_min_u64(at + run, end);
+            t.rows = at >= first && at + (QC_LOW_RANK_ROWS - 1) * m->cols + run <= end
+                         ? QC_LOW_RANK_ROWS
+                         : 1;
+            if (from >= to)
+                continue;
+            t.n = (uint32_t)(to - from);
+            t.col = col + (from - at);
+            t.from = values + (from - first);
             widen(&t, m->cols);
             QC_TRY(take(ctx, &t, err));
         }
-        at += t.rows * run;
     }
     return QC_OK;
 }
 
 void qc_merge_add_product(const qc_merge *m, const qc_merge_step *s, qc_merge_tile *t)
 {
-    double sums[QC_LOW_RANK_ROWS][QC_LOW_RANK_RUN];
     uint64_t rank = s->module->rank;
-    qc_low_rank(m->set->isa, sums[0],
+    qc_low_rank(m->set->isa, t->values[0],
                 &(qc_low_rank_tile){.left = s->data.left + t->row * rank,
                                     .right = s->data.right,
                                     .rank = rank,
                                     .col = t->col,
                                     .rows = t->rows,
-                                    .n = t->n});
-    for (uint32_t r = 0; r < t->rows; r++) {
-        for (uint32_t i = 0; i < t->n; i++)
-            t->values[r][i] += sums[r][i] * s->scale;
-    }
+                                    .n = t->n,
+                                    .scale = s->scale});
 }

@@ -8,9 +8,11 @@
 #define NAME_SHOWN_BYTES 80
 
 static const char family_list[] =
-    "llama, mistral, mixtral, qwen2, qwen3, qwen2_moe, qwen3_moe, phi3, gemma, gemma2, "
-    "gemma3, gemma3_text, deepseek_v2, deepseek_v3, gpt_oss, granite, smollm3, olmo2, olmo3, glm4, "
-    "glm4_moe, mistral3, llama4, qwen3_5, mllama, bert, gpt2";
+    "llama, mistral, mixtral, minimax_m2, qwen2, qwen3, qwen2_moe, qwen3_moe, qwen3_next, phi3, "
+    "gemma, gemma2, gemma3, gemma3_text, deepseek_v2, deepseek_v3, deepseek_v32, kimi_k2, gpt_oss, "
+    "granite, granitemoehybrid, smollm3, olmo2, olmo3, olmoe, glm4, glm4_moe, glm4_moe_lite, "
+    "glm_moe_dsa, mistral3, "
+    "llama4, qwen3_5, qwen3_5_moe, mllama, bert, gpt2, gpt_neox";
 
 /* Reads quantization_config, which may be absent, gpt-oss' MXFP4 or DeepSeek's FP8. */
 static qc_status read_quantization(qc_tensor_maker *m, qc_error *err)
@@ -25,7 +27,8 @@ static qc_status read_quantization(qc_tensor_maker *m, qc_error *err)
     }
     const qc_json_node *block = qc_json_get(q, "weight_block_size");
     int square = block && qc_json_kind_of(block) == QC_JSON_ARRAY && qc_json_first(block);
-    if (strcmp(method, "fp8") == 0 && qc_maker_is(m, " deepseek_v3 ") && square) {
+    static const char fp8_types[] = " deepseek_v3 deepseek_v32 kimi_k2 glm_moe_dsa minimax_m2 ";
+    if (strcmp(method, "fp8") == 0 && qc_maker_is(m, fp8_types) && square) {
         QC_TRY(qc_config_count(&m->fp8_block, qc_json_first(block), QC_CONFIG_MAX_SIZE, 0, err));
         if (m->fp8_block != 0)
             return QC_OK;
@@ -45,13 +48,15 @@ static qc_status check_layers(const qc_tensor_maker *m, qc_error *err)
     return QC_OK;
 }
 
-static const char with_towers[] = " mllama gemma3 mistral3 llama4 qwen3_5 ";
+static const char with_towers[] = " mllama gemma3 mistral3 llama4 qwen3_5 qwen3_5_moe ";
 
 static int is_family(const qc_tensor_maker *m)
 {
     static const char decoders[] =
-        " llama mistral mixtral qwen2 qwen3 qwen2_moe qwen3_moe phi3 gemma gemma2 gemma3_text "
-        "deepseek_v2 deepseek_v3 gpt_oss granite smollm3 olmo2 olmo3 glm4 glm4_moe bert gpt2 ";
+        " llama mistral mixtral minimax_m2 qwen2 qwen3 qwen2_moe qwen3_moe qwen3_next phi3 gemma "
+        "gemma2 gemma3_text deepseek_v2 deepseek_v3 deepseek_v32 kimi_k2 gpt_oss granite "
+        "granitemoehybrid smollm3 "
+        "olmo2 olmo3 olmoe glm4 glm4_moe glm4_moe_lite glm_moe_dsa bert gpt2 gpt_neox ";
     if (qc_config_word_in(m->config.model_type, with_towers))
         return m->config.text != m->config.root && m->config.vision != NULL;
     return qc_config_word_in(m->config.model_type, decoders) && m->config.text == m->config.root;
@@ -76,14 +81,14 @@ qc_status qc_model_tensors_make(qc_model_tensors *out, qc_arena *arena, const qc
     QC_TRY(qc_geometry_read(&g, arena, config, err));
     QC_TRY(read_quantization(&m, err));
     QC_TRY(check_layers(&m, err));
-    /* If nothing is said, the dtype is PyTorch's default; but the rest of an MXFP4 model is
-     * BF16. */
+    /* If nothing is said, the dtype is PyTorch's default; but the rest of a model in MXFP4 or FP8
+     * is BF16. */
     m.dtype = g.dtype;
     if (m.dtype == QC_DTYPE_COUNT)
-        m.dtype = m.mxfp4 ? QC_DTYPE_BF16 : QC_DTYPE_F32;
+        m.dtype = m.mxfp4 || m.fp8_block ? QC_DTYPE_BF16 : QC_DTYPE_F32;
     if (strcmp(m.config.model_type, "mllama") == 0)
         return qc_maker_mllama(&m, err);
-    if (strcmp(m.config.model_type, "qwen3_5") == 0)
+    if (qc_config_word_in(m.config.model_type, " qwen3_5 qwen3_5_moe qwen3_next "))
         return qc_maker_qwen35(&m, err);
     if (qc_config_word_in(m.config.model_type, with_towers))
         return qc_maker_with_tower(&m, err);
@@ -91,5 +96,9 @@ qc_status qc_model_tensors_make(qc_model_tensors *out, qc_arena *arena, const qc
         return qc_maker_bert(&m, err);
     if (qc_maker_is(&m, " gpt2 "))
         return qc_maker_gpt2(&m, err);
+    if (qc_maker_is(&m, " granitemoehybrid "))
+        return qc_maker_granite_hybrid(&m, err);
+    if (qc_maker_is(&m, " gpt_neox "))
+        return qc_maker_gpt_neox(&m, err);
     return qc_maker_decoder(&m, "", err);
 }

@@ -26,11 +26,14 @@ enum {
     QKV_BIAS_IF = 4096,    /* q, k and v, where attention_bias says so */
     /* q_norm and k_norm over all heads; other norms only after attention and MLP */
     WIDE_NORMS = 8192,
-    GLM_NORMS = 16384,   /* two more, after attention and MLP */
-    FEW_EXPERTS = 32768, /* shared experts, dense first layers */
-    ROUTER_BIAS = 65536, /* in F32; layers for multi-token prediction */
-    LLAMA4 = 262144,     /* feed_forward: a router, stacked experts and a shared one */
-    QK_NORM_IF = 131072  /* HEAD_NORMS, where use_qk_norm says so */
+    GLM_NORMS = 16384,     /* two more, after attention and MLP */
+    FEW_EXPERTS = 32768,   /* shared experts, dense first layers */
+    ROUTER_BIAS = 65536,   /* in F32; layers for multi-token prediction */
+    LLAMA4 = 262144,       /* feed_forward: a router, stacked experts and a shared one */
+    QK_NORM_IF = 131072,   /* HEAD_NORMS, where use_qk_norm says so */
+    ALL_HEADS = 524288,    /* q_norm and k_norm over all heads */
+    INDEXER = 1048576,     /* sparse attention: an indexer beside MLA */
+    NO_EMBEDDING = 2097152 /* layers for multi-token prediction have no embedding and no head */
 };
 
 static const struct {
@@ -40,16 +43,22 @@ static const struct {
     {" llama ", ATTENTION_BIAS | MLP_BIAS},
     {" mistral ", 0},
     {" mixtral ", MIXTRAL_EXPERTS},
+    {" minimax_m2 ", MIXTRAL_EXPERTS | ROUTER_BIAS | ALL_HEADS},
     {" qwen2 ", QKV_BIAS},
     {" qwen3 ", ATTENTION_BIAS | HEAD_NORMS},
     {" qwen2_moe ", QKV_BIAS | EXPERTS | SHARED_EXPERT},
     {" qwen3_moe ", ATTENTION_BIAS | HEAD_NORMS | EXPERTS},
+    {" olmoe ", ATTENTION_BIAS | EXPERTS | ALL_HEADS},
     {" phi3 ", FUSED_QKV | FUSED_MLP},
     {" gemma ", ATTENTION_BIAS | TIED},
     {" gemma2 ", ATTENTION_BIAS | FOUR_NORMS | TIED},
     {" gemma3_text ", ATTENTION_BIAS | HEAD_NORMS | FOUR_NORMS | TIED},
     {" deepseek_v2 ", ATTENTION_BIAS | EXPERTS | LATENT | FEW_EXPERTS},
-    {" deepseek_v3 ", ATTENTION_BIAS | EXPERTS | LATENT | FEW_EXPERTS | ROUTER_BIAS},
+    {" deepseek_v3 kimi_k2 ", ATTENTION_BIAS | EXPERTS | LATENT | FEW_EXPERTS | ROUTER_BIAS},
+    {" deepseek_v32 ", ATTENTION_BIAS | EXPERTS | LATENT | FEW_EXPERTS | ROUTER_BIAS | INDEXER},
+    {" glm_moe_dsa ",
+     ATTENTION_BIAS | EXPERTS | LATENT | FEW_EXPERTS | ROUTER_BIAS | INDEXER | NO_EMBEDDING},
+    {" glm4_moe_lite ", ATTENTION_BIAS | EXPERTS | LATENT | FEW_EXPERTS | ROUTER_BIAS},
     {" gpt_oss ", ATTENTION_BIAS},
     {" llama4_text ", ATTENTION_BIAS | LLAMA4},
     {" granite ", ATTENTION_BIAS | MLP_BIAS},
@@ -68,10 +77,26 @@ typedef struct {
     uint64_t moe, shared;              /* widths */
     uint64_t dense_first, every, step; /* which layers have experts */
     uint64_t q_rank, kv_rank, rope, nope, v_dim;
-    unsigned char *dense_marks; /* mlp_only_layers */
+    uint64_t index_heads, index_dim;
+    unsigned char *dense_marks;   /* mlp_only_layers, mlp_layer_types */
+    const qc_json_node *indexers; /* indexer_types; NULL: all are "full" */
 } decoder;
 
 /* ---- fields ---- */
+
+/* Marks the layers that mlp_layer_types calls "dense". */
+static qc_status mark_dense(decoder *d, qc_error *err)
+{
+    const qc_json_node *list = qc_config_text_field(&d->m->config, "mlp_layer_types");
+    if (list && qc_json_kind_of(list) != QC_JSON_ARRAY)
+        QC_FAIL(err, QC_ERR_INPUT, "config.json: mlp_layer_types is not a list");
+    const qc_json_node *n = list ? qc_json_first(list) : NULL;
+    for (uint32_t i = 0; n && i < d->m->g->layer_count; i++, n = qc_json_next(n)) {
+        if (strcmp(qc_json_string_or(n, ""), "dense") == 0)
+            d->dense_marks[i] = 1;
+    }
+    return QC_OK;
+}
 
 static qc_status read_experts(decoder *d, qc_error *err)
 {
@@ -81,11 +106,14 @@ static qc_status read_experts(decoder *d, qc_error *err)
         QC_FAIL(
             err, QC_ERR_INPUT,
             "config.json: the number of experts is missing, so the tensors cannot be worked out");
-    QC_TRY(qc_config_read(&d->moe, c, "moe_intermediate_size", QC_CONFIG_MAX_SIZE, 0, err));
+    QC_TRY(qc_config_read(
+        &d->moe, c, qc_maker_is(d->m, " olmoe ") ? "intermediate_size" : "moe_intermediate_size",
+        QC_CONFIG_MAX_SIZE, 0, err));
     QC_TRY(qc_config_read(&d->step, c, "decoder_sparse_step", QC_CONFIG_MAX_SIZE, 1, err));
     QC_TRY(qc_arena_array(d->m->arena, &d->dense_marks, g->layer_count, err));
     QC_TRY(qc_config_mark_layers(d->dense_marks, g->layer_count,
                                  qc_config_text_field(c, "mlp_only_layers"), err));
+    QC_TRY(mark_dense(d, err));
     if (d->traits & SHARED_EXPERT)
         QC_TRY(qc_config_read(&d->shared, c, "shared_expert_intermediate_size", QC_CONFIG_MAX_SIZE,
                               0, err));
@@ -110,7 +138,15 @@ static qc_status read_latent(decoder *d, qc_error *err)
     QC_TRY(qc_maker_need(d->m, c->text, "kv_lora_rank", QC_CONFIG_MAX_SIZE, &d->kv_rank, err));
     QC_TRY(qc_maker_need(d->m, c->text, "qk_rope_head_dim", QC_CONFIG_MAX_SIZE, &d->rope, err));
     QC_TRY(qc_maker_need(d->m, c->text, "qk_nope_head_dim", QC_CONFIG_MAX_SIZE, &d->nope, err));
-    return qc_maker_need(d->m, c->text, "v_head_dim", QC_CONFIG_MAX_SIZE, &d->v_dim, err);
+    QC_TRY(qc_maker_need(d->m, c->text, "v_head_dim", QC_CONFIG_MAX_SIZE, &d->v_dim, err));
+    if (!(d->traits & INDEXER))
+        return QC_OK;
+    d->indexers = qc_config_text_field(c, "indexer_types");
+    if (d->indexers && qc_json_kind_of(d->indexers) != QC_JSON_ARRAY)
+        QC_FAIL(err, QC_ERR_INPUT, "config.json: indexer_types is not a list");
+    QC_TRY(qc_maker_need(d->m, c->text, "q_lora_rank", QC_CONFIG_MAX_SIZE, &d->q_rank, err));
+    QC_TRY(qc_maker_need(d->m, c->text, "index_n_heads", QC_CONFIG_MAX_SIZE, &d->index_heads, err));
+    return qc_maker_need(d->m, c->text, "index_head_dim", QC_CONFIG_MAX_SIZE, &d->index_dim, err);
 }
 
 /* Switches a trait off if the configuration says so. */
@@ -131,6 +167,8 @@ static qc_status read_fields(decoder *d, qc_error *err)
     unless(d, ATTENTION_BIAS | QKV_BIAS_IF, "attention_bias");
     unless(d, MLP_BIAS, "mlp_bias");
     unless(d, QK_NORM_IF, "use_qk_norm");
+    if (!qc_config_flag(&m->config, "mtp_use_dedicated_embeddings", 1))
+        d->traits |= NO_EMBEDDING;
     d->hidden = g->hidden;
     d->heads = g->heads;
     d->kv_heads = g->kv_heads;
@@ -141,21 +179,32 @@ static qc_status read_fields(decoder *d, qc_error *err)
                          &d->intermediate, err));
     if (d->traits & (EXPERTS | MIXTRAL_EXPERTS))
         QC_TRY(read_experts(d, err));
-    if (d->traits & LLAMA4) {
+    if (d->traits & LLAMA4)
         QC_TRY(qc_config_read(&d->step, &m->config, "interleave_moe_layer_step", QC_CONFIG_MAX_SIZE,
                               1, err));
-        if (d->step != 1)
-            QC_FAIL(err, QC_ERR_INPUT,
-                    "config.json: interleave_moe_layer_step is %" PRIu64
-                    ", and the tensors can be worked out only for 1; give the checkpoint itself",
-                    d->step);
-    }
     if (d->traits & FEW_EXPERTS)
         QC_TRY(read_few_experts(d, err));
     return d->traits & LATENT ? read_latent(d, err) : QC_OK;
 }
 
 /* ---- attention ---- */
+
+/* Adds what chooses the tokens that a layer looks at, unless it takes an earlier layer's choice. */
+static qc_status add_indexer(const decoder *d, uint64_t layer, qc_error *err)
+{
+    qc_tensor_maker *m = d->m;
+    const qc_json_node *type = d->indexers ? qc_json_first(d->indexers) : NULL;
+    for (uint64_t i = 0; type && i < layer; i++)
+        type = qc_json_next(type);
+    if (type && strcmp(qc_json_string_or(type, ""), "full") != 0)
+        return QC_OK;
+    QC_TRY(qc_maker_linear(m, "self_attn.indexer.wq_b", d->index_heads * d->index_dim, d->q_rank, 0,
+                           err));
+    QC_TRY(qc_maker_linear(m, "self_attn.indexer.wk", d->index_dim, d->hidden, 0, err));
+    QC_TRY(qc_maker_layer_norm(m, "self_attn.indexer.k_norm", d->index_dim, err));
+    return qc_maker_matrix(m, "self_attn.indexer.weights_proj.weight", d->index_heads, d->hidden,
+                           err);
+}
 
 static qc_status add_latent_attention(const decoder *d, qc_error *err)
 {
@@ -182,7 +231,7 @@ static qc_status add_attention(const decoder *d, qc_error *err)
     qc_tensor_maker *m = d->m;
     int all = (d->traits & ATTENTION_BIAS) != 0;
     int qkv = all || (d->traits & (QKV_BIAS | QKV_BIAS_IF));
-    int wide = (d->traits & WIDE_NORMS) != 0;
+    int wide = (d->traits & (WIDE_NORMS | ALL_HEADS)) != 0;
     uint64_t q = d->heads * d->head_dim, kv = d->kv_heads * d->head_dim;
     if (d->traits & LATENT)
         return add_latent_attention(d, err);
@@ -194,7 +243,7 @@ static qc_status add_attention(const decoder *d, qc_error *err)
         QC_TRY(qc_maker_linear(m, "self_attn.v_proj", kv, d->hidden, qkv, err));
     }
     QC_TRY(qc_maker_linear(m, "self_attn.o_proj", d->hidden, q, all, err));
-    if (!(d->traits & (HEAD_NORMS | QK_NORM_IF | WIDE_NORMS)))
+    if (!(d->traits & (HEAD_NORMS | QK_NORM_IF | WIDE_NORMS | ALL_HEADS)))
         return QC_OK;
     QC_TRY(qc_maker_vector(m, "self_attn.q_norm.weight", wide ? q : d->head_dim, err));
     return qc_maker_vector(m, "self_attn.k_norm.weight", wide ? kv : d->head_dim, err);
@@ -219,6 +268,9 @@ static qc_status add_mixtral_experts(const decoder *d, qc_error *err)
     qc_tensor_maker *m = d->m;
     uint64_t experts = m->g->experts;
     QC_TRY(qc_maker_matrix(m, "block_sparse_moe.gate.weight", experts, d->hidden, err));
+    if (d->traits & ROUTER_BIAS)
+        QC_TRY(qc_maker_add(m, "block_sparse_moe.e_score_correction_bias", QC_DTYPE_F32, 1,
+                            &experts, err));
     for (uint64_t e = 0; e < experts; e++) {
         char name[64];
         for (int w = 1; w <= 3; w++) {
@@ -250,10 +302,15 @@ static qc_status add_experts(const decoder *d, qc_error *err)
 }
 
 /* Adds experts as transformers holds them: [experts, in, out]. */
-static qc_status add_llama4(const decoder *d, qc_error *err)
+static qc_status add_llama4(const decoder *d, uint64_t layer, qc_error *err)
 {
     qc_tensor_maker *m = d->m;
-    uint64_t e = m->g->experts;
+    uint64_t e = m->g->experts, dense = 0;
+    if (d->step != 0 && (layer + 1) % d->step != 0) {
+        QC_TRY(qc_maker_need(m, m->config.text, "intermediate_size_mlp", QC_CONFIG_MAX_SIZE, &dense,
+                             err));
+        return add_gated(d, "feed_forward", dense, err);
+    }
     QC_TRY(qc_maker_matrix(m, "feed_forward.router.weight", e, d->hidden, err));
     QC_TRY(qc_maker_add(m, "feed_forward.experts.gate_up_proj", m->dtype, 3,
                         (uint64_t[]){e, d->hidden, 2 * d->intermediate}, err));
@@ -316,7 +373,7 @@ static qc_status add_mlp(const decoder *d, uint64_t layer, qc_error *err)
     if (d->traits & MIXTRAL_EXPERTS)
         return add_mixtral_experts(d, err);
     if (d->traits & LLAMA4)
-        return add_llama4(d, err);
+        return add_llama4(d, layer, err);
     if (has_experts(d, layer))
         return add_experts(d, err);
     if (!(d->traits & FUSED_MLP))
@@ -351,10 +408,12 @@ static qc_status add_layer(const decoder *d, uint64_t layer, qc_error *err)
             QC_TRY(qc_maker_vector(m, layer_norms[i].name, d->hidden, err));
     }
     QC_TRY(add_attention(d, err));
+    if (d->traits & INDEXER)
+        QC_TRY(add_indexer(d, layer, err));
     return add_mlp(d, layer, err);
 }
 
-/* Adds the layers for multi-token prediction (DeepSeek-V3, GLM-4.5), which bring an embedding and a
+/* Adds the layers for multi-token prediction (DeepSeek-V3, GLM-4.5). Most bring an embedding and a
  * head of their own. */
 static qc_status add_prediction_layers(const decoder *d, qc_error *err)
 {
@@ -363,11 +422,13 @@ static qc_status add_prediction_layers(const decoder *d, qc_error *err)
     QC_TRY(qc_config_read(&count, &m->config, "num_nextn_predict_layers", 16, 0, err));
     for (uint64_t i = 0; (d->traits & ROUTER_BIAS) && i < count; i++) {
         QC_TRY(add_layer(d, m->g->layer_count + i, err));
-        QC_TRY(qc_maker_matrix(m, "embed_tokens.weight", d->vocab, d->hidden, err));
         QC_TRY(qc_maker_matrix(m, "eh_proj.weight", d->hidden, 2 * d->hidden, err));
         QC_TRY(qc_maker_vector(m, "enorm.weight", d->hidden, err));
         QC_TRY(qc_maker_vector(m, "hnorm.weight", d->hidden, err));
         QC_TRY(qc_maker_vector(m, "shared_head.norm.weight", d->hidden, err));
+        if (d->traits & NO_EMBEDDING)
+            continue;
+        QC_TRY(qc_maker_matrix(m, "embed_tokens.weight", d->vocab, d->hidden, err));
         QC_TRY(qc_maker_matrix(m, "shared_head.head.weight", d->vocab, d->hidden, err));
     }
     return QC_OK;

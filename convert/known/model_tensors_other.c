@@ -244,3 +244,132 @@ qc_status qc_maker_gpt2(qc_tensor_maker *m, qc_error *err)
     QC_TRY(qc_maker_matrix(m, "wpe.weight", m->g->max_context, h, err));
     return qc_maker_layer_norm(m, "ln_f", h, err);
 }
+
+/* ---- GPT-NeoX ---- */
+
+qc_status qc_maker_gpt_neox(qc_tensor_maker *m, qc_error *err)
+{
+    const qc_geometry *g = m->g;
+    uint64_t h = g->hidden;
+    int bias = qc_config_flag(&m->config, "attention_bias", 1);
+    if (g->vocab == 0 || g->intermediate == 0)
+        QC_FAIL(err, QC_ERR_INPUT,
+                "config.json: vocab_size or intermediate_size is missing, so the tensors cannot be "
+                "worked out");
+    for (uint32_t i = 0; i < g->layer_count; i++) {
+        qc_maker_prefix(m, "gpt_neox.layers.", i);
+        QC_TRY(qc_maker_layer_norm(m, "input_layernorm", h, err));
+        QC_TRY(qc_maker_layer_norm(m, "post_attention_layernorm", h, err));
+        QC_TRY(qc_maker_linear(m, "attention.query_key_value", 3 * h, h, bias, err));
+        QC_TRY(qc_maker_linear(m, "attention.dense", h, h, bias, err));
+        QC_TRY(qc_maker_linear(m, "mlp.dense_h_to_4h", g->intermediate, h, 1, err));
+        QC_TRY(qc_maker_linear(m, "mlp.dense_4h_to_h", h, g->intermediate, 1, err));
+    }
+    qc_maker_prefix(m, "", UINT64_MAX);
+    QC_TRY(qc_maker_matrix(m, "gpt_neox.embed_in.weight", g->vocab, h, err));
+    QC_TRY(qc_maker_layer_norm(m, "gpt_neox.final_layer_norm", h, err));
+    if (qc_config_flag(&m->config, "tie_word_embeddings", 0))
+        return QC_OK;
+    return qc_maker_matrix(m, "embed_out.weight", g->vocab, h, err);
+}
+
+/* ---- Granite 4: granitemoehybrid ---- */
+
+typedef struct {
+    uint64_t shared, heads, head_dim, state, groups, kernel;
+    int conv_bias, proj_bias, bias;
+} granite_hybrid;
+
+static qc_status read_granite(const qc_tensor_maker *m, granite_hybrid *f, qc_error *err)
+{
+    const struct {
+        const char *name;
+        uint64_t *to, missing;
+    } fields[] = {
+        {"shared_intermediate_size", &f->shared, 1024},
+        {"mamba_n_heads", &f->heads, 128},
+        {"mamba_d_head", &f->head_dim, 0},
+        {"mamba_d_state", &f->state, 256},
+        {"mamba_n_groups", &f->groups, 1},
+        {"mamba_d_conv", &f->kernel, 4},
+    };
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+        QC_TRY(qc_config_read(fields[i].to, &m->config, fields[i].name, QC_CONFIG_MAX_SIZE,
+                              fields[i].missing, err));
+    if (f->head_dim == 0 && f->heads != 0) { /* "auto" is refused as not a number */
+        uint64_t expand = 0;
+        QC_TRY(qc_config_read(&expand, &m->config, "mamba_expand", QC_CONFIG_MAX_LAYERS, 2, err));
+        f->head_dim = expand * m->g->hidden / f->heads;
+    }
+    f->conv_bias = qc_config_flag(&m->config, "mamba_conv_bias", 1);
+    f->proj_bias = qc_config_flag(&m->config, "mamba_proj_bias", 0);
+    f->bias = qc_config_flag(&m->config, "attention_bias", 0);
+    return QC_OK;
+}
+
+static qc_status add_mamba(qc_tensor_maker *m, const granite_hybrid *f, qc_error *err)
+{
+    uint64_t inner = f->heads * f->head_dim, mixed = inner + 2 * f->groups * f->state;
+    QC_TRY(qc_maker_linear(m, "mamba.in_proj", inner + mixed + f->heads, m->g->hidden, f->proj_bias,
+                           err));
+    QC_TRY(qc_maker_add(m, "mamba.conv1d.weight", m->dtype, 3, (uint64_t[]){mixed, 1, f->kernel},
+                        err));
+    if (f->conv_bias)
+        QC_TRY(qc_maker_vector(m, "mamba.conv1d.bias", mixed, err));
+    QC_TRY(qc_maker_vector(m, "mamba.dt_bias", f->heads, err));
+    QC_TRY(qc_maker_vector(m, "mamba.A_log", f->heads, err));
+    QC_TRY(qc_maker_vector(m, "mamba.D", f->heads, err));
+    QC_TRY(qc_maker_vector(m, "mamba.norm.weight", inner, err));
+    return qc_maker_linear(m, "mamba.out_proj", m->g->hidden, inner, f->proj_bias, err);
+}
+
+static qc_status add_granite_attention(qc_tensor_maker *m, int bias, qc_error *err)
+{
+    const qc_geometry *g = m->g;
+    uint64_t q = g->heads * g->head_dim, kv = g->kv_heads * g->head_dim;
+    QC_TRY(qc_maker_linear(m, "self_attn.q_proj", q, g->hidden, bias, err));
+    QC_TRY(qc_maker_linear(m, "self_attn.k_proj", kv, g->hidden, bias, err));
+    QC_TRY(qc_maker_linear(m, "self_attn.v_proj", kv, g->hidden, bias, err));
+    return qc_maker_linear(m, "self_attn.o_proj", g->hidden, q, bias, err);
+}
+
+/* Adds experts, which are stacks [experts, out, in], and the MLP that all tokens pass. */
+static qc_status add_granite_mlp(qc_tensor_maker *m, uint64_t shared, qc_error *err)
+{
+    const qc_geometry *g = m->g;
+    uint64_t width = 0;
+    QC_TRY(qc_maker_linear(m, "shared_mlp.input_linear", 2 * shared, g->hidden, 0, err));
+    QC_TRY(qc_maker_linear(m, "shared_mlp.output_linear", g->hidden, shared, 0, err));
+    if (g->experts == 0)
+        return QC_OK;
+    QC_TRY(qc_maker_need(m, m->config.text, "intermediate_size", QC_CONFIG_MAX_SIZE, &width, err));
+    QC_TRY(qc_maker_add(m, "block_sparse_moe.input_linear.weight", m->dtype, 3,
+                        (uint64_t[]){g->experts, 2 * width, g->hidden}, err));
+    QC_TRY(qc_maker_add(m, "block_sparse_moe.output_linear.weight", m->dtype, 3,
+                        (uint64_t[]){g->experts, g->hidden, width}, err));
+    return qc_maker_matrix(m, "block_sparse_moe.router.layer.weight", g->experts, g->hidden, err);
+}
+
+qc_status qc_maker_granite_hybrid(qc_tensor_maker *m, qc_error *err)
+{
+    const qc_geometry *g = m->g;
+    granite_hybrid f = {0};
+    QC_TRY(read_granite(m, &f, err));
+    if (g->vocab == 0)
+        QC_FAIL(err, QC_ERR_INPUT,
+                "config.json: vocab_size is missing, so the tensors cannot be worked out");
+    for (uint32_t i = 0; i < g->layer_count; i++) {
+        qc_maker_prefix(m, "model.layers.", i);
+        QC_TRY(qc_maker_vector(m, "input_layernorm.weight", g->hidden, err));
+        QC_TRY(qc_maker_vector(m, "post_attention_layernorm.weight", g->hidden, err));
+        QC_TRY(g->layers[i].attention == QC_ATTENTION_FULL ? add_granite_attention(m, f.bias, err)
+                                                           : add_mamba(m, &f, err));
+        QC_TRY(add_granite_mlp(m, f.shared, err));
+    }
+    qc_maker_prefix(m, "", UINT64_MAX);
+    QC_TRY(qc_maker_matrix(m, "model.embed_tokens.weight", g->vocab, g->hidden, err));
+    QC_TRY(qc_maker_vector(m, "model.norm.weight", g->hidden, err));
+    if (qc_config_flag(&m->config, "tie_word_embeddings", 0))
+        return QC_OK;
+    return qc_maker_matrix(m, "lm_head.weight", g->vocab, g->hidden, err);
+}

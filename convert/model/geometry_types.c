@@ -38,7 +38,7 @@ static const char compared_types[] =
  * as a whole or for a type of the same shape, and recurrent_gemma, whose attention keeps its keys
  * outside the cache (its recurrent layers were compared). */
 static const char worked_out_types[] =
-    " deepseek_v2 fsmt_decoder kosmos_2_5_text_model mllama_text_model qwen3_5 qwen3_5_moe "
+    " deepseek_v2 fsmt_decoder kimi_k2 kosmos_2_5_text_model mllama_text_model qwen3_5 qwen3_5_moe "
     "qwen3_omni_moe_text recurrent_gemma t5_gemma_module t5gemma2_decoder unlimited_ocr_text ";
 
 /* Encoders, towers for images and sound, and detectors, which keep nothing. They were run, and

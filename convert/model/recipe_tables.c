@@ -29,7 +29,7 @@ typedef struct {
 struct qc_model_table {
     const char *types; /* " a b " */
     int tied_by_default;
-    name_group groups[5];
+    name_group groups[7];
     module_rename renames[6];
 };
 
@@ -67,6 +67,10 @@ static const name_rule mixtral_layer[] = {
     {"block_sparse_moe.experts.#.{w1|w2|w3}.weight", QC_ROLE_LINEAR, 0, NULL},
     {"block_sparse_moe.gate.weight", QC_ROLE_ROUTER, QC_TRAIT_MODULE, NULL},
     {"mlp.gate.weight", QC_ROLE_ROUTER, 0, NULL}, /* transformers 5 in memory */
+    {"block_sparse_moe.e_score_correction_bias", QC_ROLE_BIAS, QC_TRAIT_FIXED,
+     "bias of the router"},
+    {"block_sparse_moe.experts.#.{w1|w2|w3}.weight_scale_inv", QC_ROLE_STATE, QC_TRAIT_FIXED, NULL},
+    {"self_attn.{q|k|v|o}_proj.weight_scale_inv", QC_ROLE_STATE, QC_TRAIT_FIXED, NULL},
     END,
 };
 
@@ -93,6 +97,11 @@ static const name_rule deepseek_layer[] = {
     {"self_attn.kv_a_proj_with_mqa.weight_scale_inv", QC_ROLE_STATE, QC_TRAIT_FIXED, NULL},
     {"mlp.{shared_experts.|}{gate|up|down}_proj.weight_scale_inv", QC_ROLE_STATE, QC_TRAIT_FIXED,
      NULL},
+    {"self_attn.indexer.{wq_b|wk}.weight", QC_ROLE_LINEAR, 0, NULL},
+    {"self_attn.indexer.weights_proj.weight", QC_ROLE_LINEAR, QC_TRAIT_FLOAT,
+     "held in 32 bit by transformers"},
+    {"self_attn.indexer.k_norm.{weight|bias}", QC_ROLE_NORM, 0, NULL},
+    {"self_attn.indexer.{wq_b|wk}.weight_scale_inv", QC_ROLE_STATE, QC_TRAIT_FIXED, NULL},
     {"eh_proj.weight", QC_ROLE_LINEAR, 0, NULL},
     {"embed_tokens.weight", QC_ROLE_EMBEDDING, 0, NULL},
     {"shared_head.head.weight", QC_ROLE_HEAD, 0, NULL},
@@ -109,6 +118,104 @@ static const name_rule gpt_oss_layer[] = {
     {"mlp.router.weight", QC_ROLE_ROUTER, 0, NULL},
     {"mlp.router.bias", QC_ROLE_BIAS, 0, NULL},
     {"self_attn.sinks", QC_ROLE_OTHER, 0, "attention sinks"},
+    END,
+};
+
+/* in_proj_a, in_proj_b and in_proj_ba have a row for each head, often too few to quantize. The
+ * general rules decide on them, and on stacks of experts. */
+static const name_rule qwen35_layer[] = {
+    {"linear_attn.{in_proj_qkvz|in_proj_qkv|in_proj_z|out_proj}.weight", QC_ROLE_LINEAR, 0, NULL},
+    {"linear_attn.norm.weight", QC_ROLE_NORM, 0, NULL},
+    {"linear_attn.conv1d.weight", QC_ROLE_CONV, 0, NULL},
+    {"linear_attn.{dt_bias|A_log}", QC_ROLE_OTHER, 0, "decay of a state"},
+    END,
+};
+
+/* What is below "mtp." is for multi-token prediction. */
+static const name_rule qwen35_top[] = {
+    {"fc.weight", QC_ROLE_LINEAR, 0, NULL},
+    {"pre_fc_norm_{embedding|hidden}.weight", QC_ROLE_NORM, 0, NULL},
+    END,
+};
+
+static const name_rule qwen35_visual[] = {
+    {"blocks.#.{attn.qkv|attn.proj|mlp.linear_fc1|mlp.linear_fc2}.weight", QC_ROLE_LINEAR, 0, NULL},
+    {"blocks.#.{attn.qkv|attn.proj|mlp.linear_fc1|mlp.linear_fc2}.bias", QC_ROLE_BIAS, 0, NULL},
+    {"{blocks.#.norm1|blocks.#.norm2|merger.norm}.{weight|bias}", QC_ROLE_NORM, 0, NULL},
+    {"merger.linear_{fc1|fc2}.weight", QC_ROLE_LINEAR, 0, NULL},
+    {"merger.linear_{fc1|fc2}.bias", QC_ROLE_BIAS, 0, NULL},
+    {"patch_embed.proj.weight", QC_ROLE_CONV, 0, NULL},
+    {"patch_embed.proj.bias", QC_ROLE_BIAS, 0, NULL},
+    {"pos_embed.weight", QC_ROLE_EMBEDDING, 0, NULL},
+    END,
+};
+
+/* The general rules decide on stacks of experts. */
+static const name_rule granite_layer[] = {
+    {"mamba.{in|out}_proj.weight", QC_ROLE_LINEAR, 0, NULL},
+    {"shared_mlp.{input|output}_linear.weight", QC_ROLE_LINEAR, 0, NULL},
+    {"block_sparse_moe.router.layer.weight", QC_ROLE_ROUTER, QC_TRAIT_MODULE, NULL},
+    {"mamba.norm.weight", QC_ROLE_NORM, 0, NULL},
+    {"mamba.conv1d.weight", QC_ROLE_CONV, 0, NULL},
+    {"mamba.{in_proj|out_proj|conv1d}.bias", QC_ROLE_BIAS, 0, NULL},
+    {"mamba.{dt_bias|A_log|D}", QC_ROLE_OTHER, 0, "decay of a state"},
+    END,
+};
+
+static const name_rule gpt_neox_layer[] = {
+    {"{attention.query_key_value|attention.dense|mlp.dense_h_to_4h|mlp.dense_4h_to_h}.weight",
+     QC_ROLE_LINEAR, 0, NULL},
+    {"{attention.query_key_value|attention.dense|mlp.dense_h_to_4h|mlp.dense_4h_to_h}.bias",
+     QC_ROLE_BIAS, 0, NULL},
+    {"{input|post_attention}_layernorm.{weight|bias}", QC_ROLE_NORM, 0, NULL},
+    {"attention.{bias|masked_bias|rotary_emb.inv_freq}", QC_ROLE_OTHER, QC_TRAIT_FIXED, "buffer"},
+    END,
+};
+
+static const name_rule gpt_neox_top[] = {
+    {"embed_in.weight", QC_ROLE_EMBEDDING, 0, NULL},
+    {"embed_out.weight", QC_ROLE_HEAD, 0, NULL},
+    {"final_layer_norm.{weight|bias}", QC_ROLE_NORM, 0, NULL},
+    END,
+};
+
+/* ---- towers beside a decoder: SigLIP (gemma3), Pixtral (mistral3), llama4 ---- */
+
+static const name_rule llama4_layer[] = {
+    {"feed_forward.{shared_expert.|}{gate|up|down}_proj.weight", QC_ROLE_LINEAR, 0, NULL},
+    {"feed_forward.router.weight", QC_ROLE_ROUTER, QC_TRAIT_MODULE, NULL},
+    END,
+};
+
+static const name_rule tower_layer[] = {
+    {"{self_attn|attention}.{q_proj|k_proj|v_proj|o_proj|out_proj}.weight", QC_ROLE_LINEAR, 0,
+     NULL},
+    {"{mlp.fc1|mlp.fc2|feed_forward.gate_proj|feed_forward.up_proj|feed_forward.down_proj}.weight",
+     QC_ROLE_LINEAR, 0, NULL},
+    {"self_attn.{q|k|v|o|out}_proj.bias", QC_ROLE_BIAS, 0, NULL},
+    {"mlp.{fc1|fc2}.bias", QC_ROLE_BIAS, 0, NULL},
+    {"{layer_norm1|layer_norm2|input_layernorm|post_attention_layernorm|attention_norm|ffn_norm}."
+     "{weight|bias}",
+     QC_ROLE_NORM, 0, NULL},
+    END,
+};
+
+static const name_rule tower_top[] = {
+    {"{embeddings.patch_embedding|patch_conv}.weight", QC_ROLE_CONV, 0, NULL},
+    {"embeddings.patch_embedding.bias", QC_ROLE_BIAS, 0, NULL},
+    {"{embeddings.position_embedding.weight|class_embedding|positional_embedding_vlm}",
+     QC_ROLE_EMBEDDING, 0, NULL},
+    {"{post_layernorm|ln_pre|layernorm_pre|layernorm_post}.{weight|bias}", QC_ROLE_NORM, 0, NULL},
+    {"{patch_embedding.linear|vision_adapter.mlp.fc1|vision_adapter.mlp.fc2}.weight",
+     QC_ROLE_LINEAR, 0, NULL},
+    END,
+};
+
+static const name_rule tower_projector[] = {
+    {"{linear_1|linear_2|patch_merger.merging_layer}.weight", QC_ROLE_LINEAR, 0, NULL},
+    {"{linear_1|linear_2}.bias", QC_ROLE_BIAS, 0, NULL},
+    {"{norm|mm_soft_emb_norm}.weight", QC_ROLE_NORM, 0, NULL},
+    {"mm_input_projection_weight", QC_ROLE_OTHER, 0, "not the weight of a module"},
     END,
 };
 
@@ -204,6 +311,8 @@ static const name_rule gpt2_top[] = {
 #define LAYER  "{model.|}layers.#."
 #define MLLAMA "{language_model.model.|model.language_model.|language_model.|model.|}"
 #define GPT2   "{transformer.|}"
+#define QWEN35 "{model.language_model.|language_model.model.|model.|mtp.|}"
+#define TOWER  "{model.|}{vision_tower.vision_model.|vision_tower.|vision_model.}"
 #define NO_RENAME                                                                                  \
     {                                                                                              \
         {                                                                                          \
@@ -220,21 +329,55 @@ static const qc_model_table tables[] = {
      1,
      {{LAYER, decoder_layer}, {MODEL, decoder_top}},
      NO_RENAME},
-    {" mixtral ",
+    {" mixtral minimax_m2 ",
      0,
      {{LAYER, mixtral_layer}, {LAYER, decoder_layer}, {MODEL, decoder_top}},
      NO_RENAME},
-    {" qwen2_moe qwen3_moe ",
+    {" qwen2_moe qwen3_moe olmoe ",
      0,
      {{LAYER, qwen_moe_layer}, {LAYER, decoder_layer}, {MODEL, decoder_top}},
      NO_RENAME},
-    {" deepseek_v2 deepseek_v3 glm4_moe ",
+    {" qwen3_next qwen3_5 qwen3_5_moe ",
+     0,
+     {{QWEN35 "layers.#.", qwen35_layer},
+      {QWEN35 "layers.#.", qwen_moe_layer},
+      {QWEN35 "layers.#.", decoder_layer},
+      {"{model.|}visual.", qwen35_visual},
+      {QWEN35, decoder_top},
+      {"mtp.", qwen35_top}},
+     NO_RENAME},
+    {" deepseek_v2 deepseek_v3 deepseek_v32 kimi_k2 glm4_moe glm4_moe_lite glm_moe_dsa ",
      0,
      {{LAYER, deepseek_layer}, {LAYER, decoder_layer}, {MODEL, decoder_top}},
      NO_RENAME},
     {" gpt_oss ",
      0,
      {{LAYER, gpt_oss_layer}, {LAYER, decoder_layer}, {MODEL, decoder_top}},
+     NO_RENAME},
+    {" gemma3 ",
+     1,
+     {{MLLAMA "layers.#.", decoder_layer},
+      {TOWER "encoder.layers.#.", tower_layer},
+      {TOWER, tower_top},
+      {"{model.|}multi_modal_projector.", tower_projector},
+      {MLLAMA, decoder_top}},
+     NO_RENAME},
+    {" mistral3 llama4 ",
+     0,
+     {{MLLAMA "layers.#.", decoder_layer},
+      {MLLAMA "layers.#.", llama4_layer},
+      {TOWER "{transformer.|model.}layers.#.", tower_layer},
+      {TOWER, tower_top},
+      {"{model.|}multi_modal_projector.", tower_projector},
+      {MLLAMA, decoder_top}},
+     NO_RENAME},
+    {" granitemoehybrid ",
+     0,
+     {{LAYER, granite_layer}, {LAYER, decoder_layer}, {MODEL, decoder_top}},
+     NO_RENAME},
+    {" gpt_neox ",
+     0,
+     {{"{gpt_neox.|}layers.#.", gpt_neox_layer}, {"{gpt_neox.|}", gpt_neox_top}},
      NO_RENAME},
     {" mllama mllama_text_model ",
      0,

@@ -292,6 +292,32 @@ class Ways(LoraCase):
         self.assertEqual(self.convert("--to", "nf4", "--lora", "a", "s", "o"),
                          self.convert("--to", "nf4", "--lora", "a", "m", "o2"))
 
+    def test_in_the_folder_of_the_model(self):
+        """The adapter that is merged is not copied: a loader would add it a second time."""
+        want = self.convert("--to", "nf4", "--lora", "a", "m", "o")
+        names = sorted(os.listdir(self.path("o")))
+        shutil.copytree(self.path("a"), self.path("m", "sub", "a"))
+        self.write("m/sub/other.txt", "x")
+        r = self.run_qconv(*PLAIN, "--to", "nf4", "--lora", "m/sub/a", "m", "p")
+        self.assertEqual(r.returncode, 0, r.stderr)
+        self.assertNotIn(b"copied as it is", r.stderr)
+        self.assertEqual((os.listdir(self.path("p", "sub")), sorted(os.listdir(self.path("p")))),
+                         (["other.txt"], sorted([*names, "sub"])))
+        for name in os.listdir(self.path("a")):
+            shutil.copy(self.path("a", name), self.path("m"))
+        self.assertEqual(self.convert("--to", "nf4", "--lora", "m", "m", "q"), want)
+        self.assertIn("a", os.listdir(self.path("q", "sub")))  # the other one is copied, with a warning
+        self.assertFalse([n for n in os.listdir(self.path("q")) if n.startswith("adapter_")])
+
+    def test_consume_source(self):
+        want = self.convert("--to", "nf4", "--lora", "a", "m", "o")
+        self.assertEqual(self.convert("--to", "nf4", "--consume-source", "--lora", "a", "m", "p"), want)
+        self.assertFalse([n for n in os.listdir(self.path("m")) if n.endswith(".safetensors")])
+        self.assertEqual(len(os.listdir(self.path("a"))), 2)
+        r = self.run_qconv(*PLAIN, "--to", "nf4", "--consume-source", "--lora", "a", "m", "p")
+        self.assertIn(b"p is complete already", r.stderr)
+        self.assertEqual(r.returncode, 0, r.stderr)
+
     def test_torch_bin(self):
         """An adapter of torch.save, and one in a folder with a colon in its name."""
         os.rename(self.path("a"), self.path("a:2"))

@@ -58,6 +58,8 @@ ENVIRONMENTS = {
     "load-transformers4": (["transformers4"], "test_interop_load.py"),
     "moe-transformers5": (["transformers5"], "test_interop_moe.py"),
     "moe-transformers4": (["transformers4"], "test_interop_moe.py"),
+    "known-transformers5": (["transformers5"], "test_interop_known.py"),
+    "known-transformers4": (["transformers4"], "test_interop_known.py"),
     "operators": (["transformers5"], "test_interop_operators.py"),
     "gpu-operators": (["transformers5"], "test_interop_gpu_operators.py"),
     "adapters": (["training", "transformers5"], "test_interop_adapters.py"),

@@ -27,10 +27,11 @@ static float some(uint64_t *state)
 typedef struct {
     uint64_t rank, cols, col;
     uint32_t rows, n;
+    double scale;
     int turned; /* the right matrix is stored [cols, rank] */
 } call;
 
-static void plain(double *sums, const double *left, const float *right, const call *q)
+static void plain(double *values, const double *left, const float *right, const call *q)
 {
     for (uint32_t r = 0; r < q->rows; r++) {
         for (uint32_t i = 0; i < q->n; i++) {
@@ -40,7 +41,8 @@ static void plain(double *sums, const double *left, const float *right, const ca
                 volatile double product = left[r * q->rank + k] * (double)right[at];
                 sum = sum + product;
             }
-            sums[r * QC_LOW_RANK_RUN + i] = sum;
+            volatile double scaled = sum * q->scale;
+            values[r * QC_LOW_RANK_RUN + i] += scaled;
         }
     }
 }
@@ -52,13 +54,17 @@ static void every_set_is_the_plain_loop(void **state)
     static float right[RANK_MOST * COLS_MOST];
     static double packed[RANK_MOST * (COLS_MOST + QC_LOW_RANK_PANEL)];
     static double got[QC_LOW_RANK_ROWS * QC_LOW_RANK_RUN], want[QC_LOW_RANK_ROWS * QC_LOW_RANK_RUN];
+    static double before[QC_LOW_RANK_ROWS * QC_LOW_RANK_RUN];
     qc_isa best = QC_ISA_SCALAR;
     uint64_t seed = 20;
     assert_int_equal(qc_isa_select(&best, NULL), QC_OK);
+    for (size_t i = 0; i < sizeof before / sizeof *before; i++)
+        before[i] = (double)some(&seed);
     for (unsigned round = 0; round < 400; round++) {
         call q = {.rank = qc_random_next(&seed) % (RANK_MOST + 1),
                   .cols = 1 + qc_random_next(&seed) % COLS_MOST,
                   .rows = (uint32_t)(qc_random_next(&seed) % (QC_LOW_RANK_ROWS + 1)),
+                  .scale = (double)some(&seed) / 3,
                   .turned = (int)(qc_random_next(&seed) % 2)};
         q.col = qc_random_next(&seed) % q.cols;
         q.n = (uint32_t)(qc_random_next(&seed) % (q.cols - q.col + 1));
@@ -71,9 +77,10 @@ static void every_set_is_the_plain_loop(void **state)
         qc_low_rank_pack(packed, right, q.turned ? 1 : q.cols, q.turned ? q.rank : 1, q.rank,
                          q.cols);
         for (qc_isa isa = QC_ISA_SCALAR; isa <= best; isa++) {
-            memset(got, 0xab, sizeof got); /* what is not asked for stays */
-            memset(want, 0xab, sizeof want);
-            qc_low_rank(isa, got, &(qc_low_rank_tile){left, packed, q.rank, q.col, q.rows, q.n});
+            for (size_t i = 0; i < sizeof got / sizeof *got; i++)
+                got[i] = want[i] = before[i]; /* what is not asked for stays */
+            qc_low_rank(isa, got,
+                        &(qc_low_rank_tile){left, packed, q.rank, q.col, q.rows, q.n, q.scale});
             plain(want, left, right, &q);
             assert_memory_equal(got, want, sizeof got);
         }
