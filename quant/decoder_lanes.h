@@ -454,7 +454,7 @@ static void attend(const qc_attend_io *io, uint64_t kv, uint64_t first, uint64_t
     qc_attend_split(&m, io->group, dim, wide, scratch);
     begin_rows(io, &m, kv, first, rows);
     uint64_t begin = io->span && first + 1 > io->span ? first + 1 - io->span : 0;
-    const uint64_t end = io->both_ways ? io->tokens : first + count;
+    const uint64_t end = io->keys ? io->keys : first + count;
     for (uint64_t at = begin / QC_ATTEND_KEYS * QC_ATTEND_KEYS; at < end; at += QC_ATTEND_KEYS) {
         uint64_t n = end - at < QC_ATTEND_KEYS ? end - at : QC_ATTEND_KEYS;
         take_keys(io, &m, kv, at, n);
@@ -466,11 +466,9 @@ static void attend(const qc_attend_io *io, uint64_t kv, uint64_t first, uint64_t
         if (io->cap > 0.0f)
             softcap(m.scores, rows * QC_ATTEND_KEYS, io->cap);
         for (r = 0; r < rows; r++) {
-            uint64_t t = first + r / io->group;
+            uint64_t t = io->keys ? io->keys - 1 : first + r / io->group;
             uint64_t low = io->span && t + 1 > io->span + at ? t + 1 - io->span - at : 0;
             uint64_t high = t < at ? 0 : t + 1 - at < QC_ATTEND_KEYS ? t + 1 - at : QC_ATTEND_KEYS;
-            if (io->both_ways)
-                high = n;
             weigh(m.scores + r * QC_ATTEND_KEYS, low, high, padded, &m.maximum[r], &m.total[r],
                   m.sums + r * padded);
         }

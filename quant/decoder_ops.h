@@ -12,8 +12,9 @@
 #include <stdint.h>
 
 /* Attention of one window: token t sees the tokens max(0, t - span + 1) .. t; with span 0 it sees
- * all up to t. Query head h uses key and value head h / group. Strides are in floats: from a token
- * to the next, and as a step from a head to the next. */
+ * all up to t. Where `keys` is not 0, every token sees that many rows of k and v, which need not be
+ * those of the tokens, and there is no span. Query head h uses key and value head h / group.
+ * Strides are in floats: from a token to the next, and as a step from a head to the next. */
 typedef struct {
     const float *q; /* [tokens][heads][head_dim] */
     const float *k; /* [tokens][heads / group][head_dim] */
@@ -21,10 +22,9 @@ typedef struct {
     float *out;     /* [tokens][heads][value_dim], heads side by side */
     uint64_t q_stride, kv_stride, out_stride;
     uint64_t q_step, k_step, v_step;
-    uint64_t tokens, group, head_dim, value_dim, span;
-    int both_ways; /* a token sees all tokens of the window; span is 0 then */
-    float scale;   /* of q k^T */
-    float cap;     /* scores s become cap tanh(s / cap) (Gemma 2); 0: they stay */
+    uint64_t tokens, group, head_dim, value_dim, span, keys;
+    float scale; /* of q k^T */
+    float cap;   /* scores s become cap tanh(s / cap) (Gemma 2); 0: they stay */
     /* [heads]: the score of a key without a value, which each token sees besides (gpt-oss); or
      * NULL */
     const float *sinks;

@@ -202,7 +202,7 @@ qc_status qc_phase_attend(void *ctx, unsigned thread, uint64_t first, uint64_t c
                                  .head_dim = c->head_dim,
                                  .value_dim = cpu->shape->value_dim,
                                  .span = k->span,
-                                 .both_ways = cpu->shape->config.encoder,
+                                 .keys = cpu->shape->config.encoder ? tokens : 0,
                                  .scale = k->scale,
                                  .cap = (float)cpu->shape->score_cap,
                                  .sinks = k->w->vectors[QC_LAYER_SINKS]};

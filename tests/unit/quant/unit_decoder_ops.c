@@ -290,9 +290,10 @@ static void rotation(void **state)
 typedef struct {
     uint64_t tokens, kv_heads, group, dim, span;
     uint64_t wide; /* of values; 0: as dim */
+    uint64_t keys; /* that every token sees; 0: those up to itself */
     double scale;  /* 0: 1 / sqrt(dim) */
     double cap;
-    int sinks, both_ways;
+    int sinks;
     int apart; /* the heads of q, k and v do not lie side by side */
     float *q, *k, *v, *sink;
 } sample;
@@ -302,17 +303,23 @@ static uint64_t wide_of(const sample *s)
     return s->wide ? s->wide : s->dim;
 }
 
+/* Rows of k and v. */
+static uint64_t rows_of(const sample *s)
+{
+    return s->keys ? s->keys : s->tokens;
+}
+
 static void in_double(const sample *s, double *out)
 {
     uint64_t heads = s->kv_heads * s->group, wide = wide_of(s);
-    double *p = qt_alloc(s->tokens, sizeof *p);
+    double *p = qt_alloc(rows_of(s), sizeof *p);
     for (uint64_t t = 0; t < s->tokens; t++) {
         for (uint64_t h = 0; h < heads; h++) {
             const float *q = s->q + (t * heads + h) * s->dim;
             uint64_t low = s->span && t + 1 > s->span ? t + 1 - s->span : 0;
+            const uint64_t end = s->keys ? s->keys : t + 1;
             double most = s->sinks ? (double)s->sink[h] : -(double)INFINITY, total = 0.0,
                    *to = out + (t * heads + h) * wide;
-            const uint64_t end = s->both_ways ? s->tokens : t + 1;
             for (uint64_t j = low; j < end; j++) {
                 const float *k = s->k + (j * s->kv_heads + h / s->group) * s->dim;
                 p[j] = 0.0;
@@ -349,11 +356,11 @@ static void run_attend(const qc_decoder_ops *ops, const sample *s, uint64_t most
      * each head's. */
     uint64_t stride = s->kv_heads * (s->dim + wide), step = s->apart ? s->dim + wide : s->dim;
     uint64_t first_value = s->apart ? s->dim : s->kv_heads * s->dim;
-    float *kv_rows = qt_alloc(s->tokens * stride, sizeof *kv_rows);
+    float *kv_rows = qt_alloc(rows_of(s) * stride, sizeof *kv_rows);
     float *q_rows = qt_alloc(s->tokens * heads * step, sizeof *q_rows);
     for (uint64_t i = 0; i < s->tokens * heads; i++)
         memcpy(q_rows + i * step, s->q + i * s->dim, s->dim * sizeof *q_rows);
-    for (uint64_t i = 0; i < s->tokens * s->kv_heads; i++) {
+    for (uint64_t i = 0; i < rows_of(s) * s->kv_heads; i++) {
         float *row = kv_rows + i / s->kv_heads * stride;
         const uint64_t h = i % s->kv_heads;
         memcpy(row + h * step, s->k + i * s->dim, s->dim * sizeof *row);
@@ -375,7 +382,7 @@ static void run_attend(const qc_decoder_ops *ops, const sample *s, uint64_t most
                              .head_dim = s->dim,
                              .value_dim = wide,
                              .span = s->span,
-                             .both_ways = s->both_ways,
+                             .keys = s->keys,
                              .scale =
                                  s->scale > 0.0 ? (float)s->scale : 1.0f / sqrtf((float)s->dim),
                              .cap = (float)s->cap,
@@ -403,10 +410,12 @@ static void attention(void **state)
         {.tokens = 70, .kv_heads = 1, .group = 2, .dim = 8, .wide = 40, .scale = 0.25},
         {.tokens = 150, .kv_heads = 2, .group = 2, .dim = 16, .scale = 0.5, .cap = 5.0},
         {.tokens = 150, .kv_heads = 2, .group = 3, .dim = 16, .span = 40, .sinks = 1},
-        {.tokens = 150, .kv_heads = 2, .group = 1, .dim = 16, .both_ways = 1},
-        {.tokens = 64, .kv_heads = 1, .group = 3, .dim = 8, .both_ways = 1, .apart = 1},
+        {.tokens = 150, .kv_heads = 2, .group = 1, .dim = 16, .keys = 150},
+        {.tokens = 64, .kv_heads = 1, .group = 3, .dim = 8, .keys = 64, .apart = 1},
         {.tokens = 70, .kv_heads = 3, .group = 1, .dim = 20, .apart = 1},
-        {.tokens = 1, .kv_heads = 1, .group = 1, .dim = 16, .both_ways = 1},
+        {.tokens = 1, .kv_heads = 1, .group = 1, .dim = 16, .keys = 1},
+        {.tokens = 5, .kv_heads = 2, .group = 3, .dim = 20, .keys = 131},
+        {.tokens = 200, .kv_heads = 1, .group = 4, .dim = 8, .wide = 12, .keys = 1},
     };
     const qc_decoder_ops *t[QC_ISA_COUNT];
     unsigned count = tables(t);
@@ -418,8 +427,8 @@ static void attention(void **state)
         float *first = qt_alloc(n, sizeof *first), *other = qt_alloc(n, sizeof *other);
         double *want = qt_alloc(n, sizeof *want);
         s.q = random_floats(&rng, rows * s.group * s.dim, 3.0);
-        s.k = random_floats(&rng, rows * s.dim, 3.0);
-        s.v = random_floats(&rng, rows * wide_of(&s), 1.0);
+        s.k = random_floats(&rng, rows_of(&s) * s.kv_heads * s.dim, 3.0);
+        s.v = random_floats(&rng, rows_of(&s) * s.kv_heads * wide_of(&s), 1.0);
         s.sink = random_floats(&rng, s.kv_heads * s.group, 8.0);
         in_double(&s, want);
         run_attend(t[0], &s, qc_attend_tokens(s.group), first);
