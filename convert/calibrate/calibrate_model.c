@@ -177,8 +177,8 @@ static qc_status make_windows(model *m, qc_error *err)
     qc_strbuf_deinit(&text);
     QC_TRY(st);
     qc_eval_windows_spread(&m->windows, most);
-    m->batch =
-        (qc_forward_batch){m->windows.ids, m->windows.lengths, m->windows.count, m->windows.tokens};
+    m->batch = (qc_forward_batch){m->windows.ids, m->windows.lengths, m->windows.count,
+                                  m->windows.tokens, NULL};
     m->k->r->tokens = m->windows.tokens;
     m->k->r->windows = m->windows.count;
     m->k->r->context = t.context;
@@ -517,7 +517,8 @@ static qc_status run(model *m, qc_error *err)
 {
     qc_calibrate_outlook ahead;
     QC_TRY(open_separate(m, err));
-    qc_status st = qc_forward_tensors_find(&m->tensors, &m->k->arena, m->k->source.checkpoint, err);
+    qc_status st =
+        qc_forward_tensors_find(&m->tensors, &m->k->arena, m->k->source.checkpoint, NULL, err);
     if (st == QC_ERR_UNSUPPORTED) {
         size_t used = strlen(err->msg);
         (void)snprintf(err->msg + used, sizeof err->msg - used,

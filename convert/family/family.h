@@ -61,6 +61,7 @@ typedef struct {
     const qc_json_node *root; /* its fields: top, or text_config */
     const qc_family *family;
     double theta, rotary_part; /* where the fields are missing; the family's, unless `read` says */
+    int images;                /* layers that see the states of images are to be computed */
 } qc_family_reader;
 
 struct qc_family {
@@ -71,8 +72,9 @@ struct qc_family {
     const char *prefixes;
     const qc_family_fields *fields; /* NULL: those of Llama */
     const qc_layer_names *names;
-    const qc_outer_names *outer; /* NULL: those of Llama */
-    qc_layer_ffn ffn;            /* of its layers */
+    const qc_layer_names *cross_names; /* of layers that see the states of images; NULL: none */
+    const qc_outer_names *outer;       /* NULL: those of Llama */
+    qc_layer_ffn ffn;                  /* of its layers */
     qc_layer_gate gate;
     qc_family_slides slides;
     unsigned traits; /* QC_FAMILY_* */

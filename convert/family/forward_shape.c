@@ -142,6 +142,7 @@ static qc_status read_sizes(qc_family_reader *r, qc_error *err)
     QC_TRY(
         qc_read_count(r->root, fields->intermediate, f->wider * c->hidden, &c->intermediate, err));
     QC_TRY(qc_read_count(r->root, "vocab_size", f->vocabulary, &c->vocabulary, err));
+    c->ids = c->vocabulary;
     QC_TRY(read_heads(r, err));
     QC_TRY(qc_config_count(&c->context, qc_config_field(r->root, fields->context), MAX_CONTEXT, 0,
                            err));
@@ -340,10 +341,10 @@ static qc_status read_rope(qc_family_reader *r, qc_error *err)
     return qc_read_positive(r->root, "rope_local_base_freq", local, &s->local_rope.theta, err);
 }
 
-qc_status qc_forward_shape_read(qc_forward_shape *out, qc_arena *arena, const qc_json *config,
-                                qc_error *err)
+static qc_status shape_read(qc_forward_shape *out, qc_arena *arena, const qc_json *config,
+                            int images, qc_error *err)
 {
-    qc_family_reader r = {.out = out, .arena = arena};
+    qc_family_reader r = {.out = out, .arena = arena, .images = images};
     memset(out, 0, sizeof *out);
     out->embedding_scale = out->residual_scale = out->logit_divisor = 1.0;
     if (!config)
@@ -351,6 +352,11 @@ qc_status qc_forward_shape_read(qc_forward_shape *out, qc_arena *arena, const qc
                 "there is no config.json, which says how the model computes");
     r.top = r.root = qc_json_root(config);
     QC_TRY(find_family(&r, err));
+    if (images && !r.family->cross_names)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "config.json: a %s has no layers that see the states of images; leave out "
+                "--image-states",
+                r.family->model_type);
     QC_TRY(read_sizes(&r, err));
     QC_TRY(read_flags(&r, err));
     if (r.family->ffn == QC_LAYER_EXPERTS)
@@ -366,4 +372,16 @@ qc_status qc_forward_shape_read(qc_forward_shape *out, qc_arena *arena, const qc
         if (has(&r, QC_FAMILY_LOCAL_ROPE) && out->windows[i] > 0)
             out->turns[i] = QC_LAYER_TURNED_LOCAL;
     return QC_OK;
+}
+
+qc_status qc_forward_shape_read(qc_forward_shape *out, qc_arena *arena, const qc_json *config,
+                                qc_error *err)
+{
+    return shape_read(out, arena, config, 0, err);
+}
+
+qc_status qc_forward_shape_read_images(qc_forward_shape *out, qc_arena *arena,
+                                       const qc_json *config, qc_error *err)
+{
+    return shape_read(out, arena, config, 1, err);
 }

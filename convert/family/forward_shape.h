@@ -15,6 +15,7 @@ typedef struct {
     const char *model_type;
     uint64_t layers; /* that are computed */
     uint64_t hidden, intermediate, heads, kv_heads, head_dim, vocabulary;
+    uint64_t ids;     /* what ids of tokens are below: vocabulary, and more with images */
     uint64_t context; /* max_position_embeddings, as many as are used; 0: config.json is silent */
     double norm_eps;
     int tied;         /* the head is the embedding */
@@ -38,7 +39,10 @@ typedef struct {
     qc_experts_shape experts;
     /* [config.layers]: the numbers of the layers in names, where not all are computed; else NULL */
     uint64_t *numbers;
-    uint64_t media_rows; /* of the embedding, behind those of the vocabulary */
+    uint64_t media_rows;   /* of the embedding, behind those of the vocabulary */
+    unsigned char *cross;  /* [layers]: those that see the states of images; NULL: there are none */
+    uint64_t image_token;  /* the id from which on tokens see their image */
+    uint64_t image_tokens; /* of the largest image, which the forward pass keeps room for */
     /* Of learned positions, the row of the first; the token with the number before it has none of
      * its own, and is not counted (RoBERTa's padding). 0: all tokens are alike. */
     uint64_t first_position;
@@ -77,5 +81,9 @@ static inline uint64_t qc_forward_attended(const qc_forward_shape *s)
  * QC_ERR_INPUT for impossible values. Messages start with "config.json". */
 QC_NODISCARD qc_status qc_forward_shape_read(qc_forward_shape *out, qc_arena *arena,
                                              const qc_json *config, qc_error *err);
+/* The same with the layers that see the states of images. QC_ERR_UNSUPPORTED where there are none;
+ * the message names --image-states. */
+QC_NODISCARD qc_status qc_forward_shape_read_images(qc_forward_shape *out, qc_arena *arena,
+                                                    const qc_json *config, qc_error *err);
 
 #endif

@@ -30,6 +30,8 @@ typedef enum {
     QC_LAYER_KV_A_NORM,
     QC_LAYER_NORMS,
     QC_LAYER_SINKS = QC_LAYER_NORMS, /* no norm: qc_attend_io's */
+    QC_LAYER_ATTENDED_GATE,          /* one number, whose tanh multiplies what attention adds */
+    QC_LAYER_FFN_GATE,               /* the same of the feed-forward part */
     QC_LAYER_VECTORS
 } qc_layer_vector;
 

@@ -141,7 +141,7 @@ qc_status qc_forward_open(qc_forward **out, const char *dir, const qc_checkpoint
         .checkpoint = c, .ops = qc_quant_ops_for(tools->isa), .progress = tools->progress};
     qc_status st = qc_st_cursor_create(&m->source.cursor, err);
     if (st == QC_OK)
-        st = qc_forward_tensors_find(&m->tensors, &m->arena, c, err);
+        st = qc_forward_tensors_find(&m->tensors, &m->arena, c, tools->images, err);
     if (st == QC_OK)
         st = check_gpu(m, dir, err);
     if (st == QC_OK)
@@ -195,11 +195,11 @@ static qc_status check_batch(const qc_forward *m, const qc_forward_batch *b, qc_
                 b->tokens);
     for (uint64_t w = 0; w < b->count; w++)
         for (uint64_t i = 0; i < b->lengths[w]; i++, at++)
-            if (b->ids[at] >= m->tensors.shape.config.vocabulary)
+            if (b->ids[at] >= m->tensors.shape.config.ids)
                 QC_FAIL(err, QC_ERR_INPUT,
                         "token %" PRIu64 " of window %" PRIu64 " is %" PRIu32
                         ", and the model's vocabulary has only ids below %" PRIu64,
-                        i, w, b->ids[at], m->tensors.shape.config.vocabulary);
+                        i, w, b->ids[at], m->tensors.shape.config.ids);
     return QC_OK;
 }
 

@@ -19,6 +19,7 @@
 #include "base/cpu.h"
 #include "convert/device/device_choice.h"
 #include "convert/family/forward_shape.h"
+#include "convert/forward/image_states.h"
 #include "convert/term/progress.h"
 #include "formats/checkpoint.h"
 
@@ -30,6 +31,8 @@ typedef struct {
     const qc_devices *devices;
     qc_isa isa;
     qc_progress *progress; /* counts the bytes of weights that are read; may be NULL */
+    /* What layers that look at images see; NULL: these layers are left out. Borrowed. */
+    qc_image_states *images;
 } qc_forward_tools;
 
 /* Checks everything (names, shapes, what the configuration asks for) before anything is computed.
@@ -45,6 +48,8 @@ typedef struct {
     const uint64_t *lengths; /* [count] */
     uint64_t count;
     uint64_t tokens; /* sum of lengths */
+    /* [count]: the sequence of each window, whose image it sees. NULL: each is its own. */
+    const uint64_t *sequences;
 } qc_forward_batch;
 
 /* The bytes that qc_forward_hidden allocates at most for this many tokens, including the weights of

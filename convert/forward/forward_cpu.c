@@ -154,10 +154,11 @@ static sizes sizes_of(const qc_forward_shape *s, uint64_t tokens, uint64_t longe
     z.table = qc_rope_tables_bytes(&s->rope, s->turned, longest);
     if (s->family->traits & QC_FAMILY_LOCAL_ROPE)
         z.table = qc_sat_add(z.table, qc_rope_tables_bytes(&s->local_rope, s->turned, longest));
+    const uint64_t rows = s->image_tokens < QC_FORWARD_TOKENS ? s->image_tokens : QC_FORWARD_TOKENS;
     uint64_t widest = qc_max_u64(qc_max_u64(c->hidden, c->intermediate), qc_forward_attended(s));
     widest = qc_max_u64(widest, qc_max_u64(s->q_rank, s->kv_rank));
     z.scratch_each =
-        qc_align_u64(qc_max_u64(qc_matmul_cpu_scratch_bytes(z.tokens, widest),
+        qc_align_u64(qc_max_u64(qc_matmul_cpu_scratch_bytes(qc_max_u64(z.tokens, rows), widest),
                                 qc_attend_scratch_bytes(group, c->head_dim, s->value_dim)),
                      ALIGNMENT);
     return z;
@@ -169,6 +170,7 @@ uint64_t qc_forward_cpu_bytes(const qc_forward_shape *shape, unsigned threads, u
     sizes z = sizes_of(shape, tokens, longest);
     uint64_t bytes = qc_sat_add(qc_sat_add(z.a, z.b), qc_sat_add(z.c, qc_sat_add(z.d, z.table)));
     bytes = qc_sat_add(bytes, qc_sat_mul(threads, z.scratch_each));
+    bytes = qc_sat_add(bytes, qc_cross_bytes(shape, tokens));
     /* The positions, and at most as many windows as tokens. */
     return qc_sat_add(bytes, qc_sat_mul(tokens, sizeof(uint32_t) + 2 * sizeof(uint64_t)));
 }
@@ -225,6 +227,8 @@ qc_status qc_forward_cpu_create(qc_forward_cpu *out, const qc_forward_shape *sha
     QC_TRY(qc_forward_cpu_allocate(&out->c, z.c, err));
     if (z.d > 0)
         QC_TRY(qc_forward_cpu_allocate(&out->d, z.d, err));
+    if (shape->cross)
+        QC_TRY(qc_cross_create(&out->cross, shape, tools->images, batch, err));
     return qc_forward_cpu_allocate(&out->scratch, qc_sat_mul(z.scratch_each, out->threads), err);
 }
 
@@ -235,6 +239,7 @@ void qc_forward_cpu_deinit(qc_forward_cpu *cpu)
         cpu->b,      cpu->c,     cpu->d,         cpu->scratch};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         qc_free(all[i]);
+    qc_cross_destroy(cpu->cross);
     memset(cpu, 0, sizeof *cpu);
 }
 
@@ -303,13 +308,62 @@ static qc_status take_heads(qc_phase_chunk *k, qc_error *err)
     return tokens_phase(k, qc_phase_spread_latents, NULL, err);
 }
 
+/* The states of an image -> its keys and values. Windows with the same image share them. */
+static qc_status take_image(qc_phase_chunk *k, const qc_image *image, qc_error *err)
+{
+    qc_cross *x = k->cpu->cross;
+    const uint64_t hidden = k->cpu->shape->config.hidden;
+    qc_phase_chunk rows = *k;
+    if (x->held == image)
+        return QC_OK;
+    x->held = NULL;
+    for (uint64_t at = 0; at < image->all; at += rows.tokens) {
+        rows.tokens = image->all - at < QC_FORWARD_TOKENS ? image->all - at : QC_FORWARD_TOKENS;
+        QC_TRY(qc_image_read(x->states, image, at, rows.tokens, x->block, err));
+        QC_TRY(product_phase(&rows, QC_LAYER_K, 2, x->block, hidden, x->kv + at * x->wide, x->wide,
+                             err));
+    }
+    x->held = image;
+    return share(k->cpu->threads, image->all, TOKEN_GRAIN, qc_cross_norm_keys, k, err);
+}
+
+/* a -> c, what the tokens get of their images. Tokens in front of an image see its padding as well,
+ * as transformers has it. */
+static qc_status attend_images(qc_phase_chunk *k, qc_error *err)
+{
+    qc_forward_cpu *cpu = k->cpu;
+    qc_cross *x = cpu->cross;
+    QC_TRY(product_phase(k, QC_LAYER_Q, 1, inputs_of(k), cpu->shape->config.hidden, cpu->b, k->ldb,
+                         err));
+    QC_TRY(tokens_phase(k, qc_phase_turn, NULL, err));
+    if (k->window == 0)
+        x->held = NULL; /* of another layer, or of weights that have changed since */
+    for (uint64_t w = k->window; w < k->end; w++) {
+        const uint64_t at = cpu->starts[w] - k->start, from = x->from[w];
+        QC_TRY(take_image(k, x->images[w], err));
+        x->now = (qc_cross_rows){at, from, x->images[w]->all};
+        QC_TRY(share(cpu->threads, qc_cross_tasks(k), 1, qc_cross_attend, k, err));
+        x->now = (qc_cross_rows){at + from, cpu->batch.lengths[w] - from, x->images[w]->seen};
+        QC_TRY(share(cpu->threads, qc_cross_tasks(k), 1, qc_cross_attend, k, err));
+    }
+    return QC_OK;
+}
+
 /* hidden -> c, the inputs of o. */
 static qc_status attend(qc_phase_chunk *k, qc_error *err)
 {
     qc_forward_cpu *cpu = k->cpu;
+    if (k->cross)
+        return attend_images(k, err);
     QC_TRY(take_heads(k, err));
     return share(cpu->threads, cpu->tasks[k->end] - cpu->tasks[k->window], 1, qc_phase_attend, k,
                  err);
+}
+
+static float added_of(const qc_phase_chunk *k, qc_layer_vector gate)
+{
+    const float *g = k->w->vectors[gate];
+    return (float)(k->cpu->shape->residual_scale * (g ? tanh((double)*g) : 1.0));
 }
 
 /* Inputs of o -> hidden behind attention, and a, the inputs of gate and up; but where those are
@@ -321,7 +375,10 @@ static qc_status leave_attention(qc_phase_chunk *k, const float *attended, qc_er
                          err));
     k->added_norm = k->w->vectors[QC_LAYER_ATTENDED_NORM];
     const float *post = cpu->shape->parallel ? NULL : k->w->vectors[QC_LAYER_POST_NORM];
-    return tokens_phase(k, qc_phase_add, post, err);
+    k->added = added_of(k, QC_LAYER_ATTENDED_GATE);
+    QC_TRY(tokens_phase(k, qc_phase_add, post, err));
+    qc_cross_hide(k);
+    return QC_OK;
 }
 
 /* a, or hidden where there is no norm behind attention -> b, the inputs of down. */
@@ -341,6 +398,7 @@ static qc_status leave_layer(qc_phase_chunk *k, qc_error *err)
     const qc_forward_config *c = &cpu->shape->config;
     QC_TRY(product_phase(k, QC_LAYER_DOWN, 1, cpu->b, k->ldf, cpu->a, c->hidden, err));
     k->added_norm = k->w->vectors[QC_LAYER_FFN_NORM];
+    k->added = added_of(k, QC_LAYER_FFN_GATE);
     return tokens_phase(k, qc_phase_add, NULL, err);
 }
 
@@ -386,6 +444,7 @@ static qc_phase_chunk chunk_of(qc_forward_cpu *cpu, const qc_forward_pass *p,
     const qc_forward_shape *s = cpu->shape;
     const qc_forward_config *c = &s->config;
     const sizes z = sizes_of(s, cpu->batch.tokens, 1);
+    const int cross = s->cross && s->cross[p->layer];
     return (qc_phase_chunk){.cpu = cpu,
                             .w = p->w,
                             .window = at->window,
@@ -396,7 +455,8 @@ static qc_phase_chunk chunk_of(qc_forward_cpu *cpu, const qc_forward_pass *p,
                             .experts = qc_experts_in(&s->experts, p->layer),
                             .hidden = p->hidden + at->start * c->hidden,
                             .normed = cpu->a,
-                            .turn = (qc_layer_turn)s->turns[p->layer],
+                            .turn = cross ? QC_LAYER_UNTURNED : (qc_layer_turn)s->turns[p->layer],
+                            .cross = cross,
                             .q = z.q,
                             .k = z.k,
                             .attended = qc_forward_attended(s),
@@ -428,11 +488,17 @@ qc_status qc_forward_cpu_at(qc_forward_cpu *cpu, const qc_forward_pass *p,
     qc_phase_chunk k = chunk_of(cpu, p, at);
     const float *attended = p->attended + at->start * k.attended;
     *out = (qc_forward_inputs){p->w->vectors[QC_LAYER_POST_NORM] ? cpu->a : k.hidden, c->hidden};
+    if (point == QC_AT_IMAGE) {
+        *out = (qc_forward_inputs){0};
+        return QC_OK;
+    }
     if (point == QC_AT_GATE && !parallel)
         return leave_attention(&k, attended, err);
     QC_TRY(norm_hidden(&k, before ? QC_LAYER_INPUT_NORM : QC_LAYER_POST_NORM, err));
     if (point == QC_AT_GATE)
         return QC_OK;
+    if (!before)
+        qc_cross_hide(&k);
     if (point == QC_AT_QKV) {
         out->x = inputs_of(&k);
         return QC_OK;

@@ -8,11 +8,14 @@
  *   c [T, attended]                        what attention gives
  *   d [T, latents]                         of multi-head latent attention
  *
+ * and those of forward_cross.h, where layers look at images.
+ *
  * Threads share every phase by rows of weights, by tokens, or by heads of a window. No sum is
  * split, so results do not depend on threads. */
 #ifndef QC_CONVERT_FORWARD_CPU_H
 #define QC_CONVERT_FORWARD_CPU_H
 
+#include "convert/forward/forward_cross.h"
 #include "convert/forward/forward_layer.h"
 #include "quant/decoder_ops.h"
 #include "quant/matmul_ops.h"
@@ -31,6 +34,7 @@ typedef struct {
     uint32_t *positions; /* [tokens]: rows of the rotary tables */
     qc_rope_tables rope, local_rope;
     float *a, *b, *c, *d;
+    qc_cross *cross;        /* NULL: no layer looks at images */
     unsigned char *scratch; /* each thread has its own range of it */
     uint64_t scratch_each;
 } qc_forward_cpu;
@@ -79,8 +83,9 @@ typedef struct {
     uint64_t ld;
 } qc_forward_inputs;
 
-/* Takes a chunk to a point. *out is valid until the next call; AT_END has none. All points in a row
- * give what qc_forward_cpu_layer gives. */
+/* Takes a chunk to a point. *out is valid until the next call; AT_END and AT_IMAGE have none: the
+ * states do not depend on the chunk (forward_cross.h). All points in a row give what
+ * qc_forward_cpu_layer gives. */
 QC_NODISCARD qc_status qc_forward_cpu_at(qc_forward_cpu *cpu, const qc_forward_pass *p,
                                          const qc_forward_chunk *at, qc_forward_point point,
                                          qc_forward_inputs *out, qc_error *err);

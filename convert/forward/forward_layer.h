@@ -5,14 +5,16 @@
 
 #include "convert/family/layer_names.h"
 #include "convert/forward/forward.h"
+#include "convert/forward/image_states.h"
 #include "convert/model/recipe_coded.h"
 #include "convert/model/stored_read.h"
 #include "quant/quant_ops.h"
 
 /* The points in a layer at which the inputs of linear layers are. */
 typedef enum {
-    QC_AT_QKV, /* computed from the hidden states before the layer */
-    QC_AT_Q_B, /* of multi-head latent attention; computed as the former */
+    QC_AT_QKV,   /* computed from the hidden states before the layer */
+    QC_AT_IMAGE, /* the inputs of k and v in a layer that looks at images: their states */
+    QC_AT_Q_B,   /* of multi-head latent attention; computed as the former */
     QC_AT_KV_B,
     QC_AT_O, /* computed from the hidden states before the layer */
     /* The inputs of gate and up. They are computed from the inputs of o and from the hidden states
@@ -61,11 +63,13 @@ typedef struct {
     qc_forward_linear head; /* of an encoder its tensor is QC_NO_TENSOR */
 } qc_forward_tensors;
 
-/* Finds every tensor and checks its shape and type. QC_ERR_INPUT for a missing tensor, QC_ERR_SHAPE
+/* Finds every tensor and checks its shape and type. images: what the layers that look at images are
+ * to see; NULL: these layers are left out. QC_ERR_INPUT for a missing tensor, QC_ERR_SHAPE
  * for a wrong shape, QC_ERR_UNSUPPORTED for a type that qconv does not compute with. Memory is in
  * the arena. */
 QC_NODISCARD qc_status qc_forward_tensors_find(qc_forward_tensors *out, qc_arena *arena,
-                                               const qc_checkpoint *c, qc_error *err);
+                                               const qc_checkpoint *c,
+                                               const qc_image_states *images, qc_error *err);
 
 /* ---- in memory ---- */
 

@@ -32,7 +32,6 @@ qc_status qc_phase_add(void *ctx, unsigned thread, uint64_t first, uint64_t coun
 {
     const qc_phase_chunk *k = ctx;
     const qc_forward_shape *s = k->cpu->shape;
-    const float scale = (float)s->residual_scale;
     const int of_sum = (s->family->traits & QC_FAMILY_NORMS_SUMS) != 0;
     uint64_t n = s->config.hidden;
     for (uint64_t t = first; t < first + count; t++) {
@@ -40,7 +39,7 @@ qc_status qc_phase_add(void *ctx, unsigned thread, uint64_t first, uint64_t coun
         if (k->added_norm && !of_sum)
             norm_row(k, a, k->added_norm, a);
         for (uint64_t i = 0; i < n; i++)
-            h[i] += a[i] * scale;
+            h[i] += a[i] * k->added;
         QC_TRY(qc_forward_finite(h, n, err));
         if (k->added_norm && of_sum)
             norm_row(k, h, k->added_norm, h);
@@ -92,7 +91,7 @@ qc_status qc_phase_turn(void *ctx, unsigned thread, uint64_t first, uint64_t cou
     (void)err;
     for (uint64_t t = first; t < first + count; t++) {
         const uint64_t row = cpu->positions[k->start + t];
-        for (int part = 0; part < 2; part++) {
+        for (int part = 0; part < (k->cross ? 1 : 2); part++) { /* k is not of tokens */
             const uint64_t heads = part ? c->kv_heads : c->heads;
             float *x = cpu->b + t * k->ldb + in.first[part];
             if (norms[part] && wide)

@@ -9,7 +9,7 @@ typedef qc_status (*qc_phase_fn)(void *ctx, unsigned thread, uint64_t first, uin
                                  qc_error *err);
 
 /* Windows [window, end) of the batch, whose tokens begin at `start`. */
-typedef struct {
+typedef struct qc_phase_chunk {
     qc_forward_cpu *cpu;
     const qc_forward_weights *w;
     uint64_t window, end, start, tokens;
@@ -22,6 +22,8 @@ typedef struct {
     uint64_t q, k, attended, ldb;
     uint64_t ldd, ldf; /* ldf: of b, while it has gate and up */
     float scale;       /* of scores */
+    float added;       /* what is added to the hidden states is multiplied by this */
+    int cross;         /* the layer looks at images */
     int experts;       /* the layer has experts, which are not computed here */
 } qc_phase_chunk;
 

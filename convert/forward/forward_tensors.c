@@ -61,6 +61,9 @@ static uint64_t vector_size(const qc_forward_shape *s, int i)
         return s->kv_rank;
     case QC_LAYER_SINKS:
         return c->heads;
+    case QC_LAYER_ATTENDED_GATE:
+    case QC_LAYER_FFN_GATE:
+        return 1;
     case QC_LAYER_INPUT_NORM:
     case QC_LAYER_ATTENDED_NORM:
     case QC_LAYER_POST_NORM:
@@ -71,19 +74,24 @@ static uint64_t vector_size(const qc_forward_shape *s, int i)
     return c->hidden;
 }
 
+static const qc_layer_names *names_of(const qc_forward_shape *s, uint64_t number)
+{
+    return s->cross && s->cross[number] ? s->family->cross_names : s->names;
+}
+
 static qc_status find_linear_of(const qc_forward_finder *f, const qc_forward_shape *s,
                                 uint64_t number, int i, qc_forward_layer *out, qc_error *err)
 {
     linear_size sizes[QC_LAYER_ALL_MATRICES];
     const char *name = NULL;
     out->linear[i] = (qc_forward_linear){.tensor = QC_NO_TENSOR, .bias = QC_NO_TENSOR};
-    if (!s->names->matrices[i])
+    if (!names_of(s, number)->matrices[i])
         return QC_OK;
     if (out->ffn == QC_LAYER_EXPERTS && i >= QC_LAYER_GATE && i <= QC_LAYER_DOWN)
         return QC_OK;
     sizes_of(s, sizes);
     QC_TRY(qc_arena_printf(f->arena, &name, err, "%s%s%" PRIu64 ".%s", f->prefix, s->outer->layers,
-                           number, s->names->matrices[i]));
+                           number, names_of(s, number)->matrices[i]));
     QC_TRY(qc_forward_find_linear(f, name, sizes[i].rows, sizes[i].cols, sizes[i].bias,
                                   &out->linear[i], err));
     out->read_bytes = qc_sat_add(out->read_bytes, out->linear[i].read_bytes);
@@ -119,10 +127,10 @@ static qc_status find_layer(const qc_forward_finder *f, const qc_forward_shape *
     for (int i = 0; i < QC_LAYER_VECTORS; i++) {
         const uint64_t n = vector_size(s, i);
         out->vectors[i] = QC_NO_TENSOR;
-        if (!s->names->vectors[i])
+        if (!names_of(s, number)->vectors[i])
             continue;
         QC_TRY(qc_arena_printf(f->arena, &name, err, "%s%s%" PRIu64 ".%s", f->prefix,
-                               s->outer->layers, number, s->names->vectors[i]));
+                               s->outer->layers, number, names_of(s, number)->vectors[i]));
         QC_TRY(i < QC_LAYER_NORMS ? find_norm(f, s, name, n, &out->vectors[i], &out->biases[i], err)
                                   : qc_forward_find_vector(f, name, n, &out->vectors[i], err));
     }
@@ -225,16 +233,32 @@ static qc_status find_ends(const qc_forward_finder *f, qc_forward_tensors *out, 
     return find_norm(f, &out->shape, norm, c->hidden, &out->norm, &out->norm_bias, err);
 }
 
+static qc_status take_images(qc_forward_shape *s, const qc_checkpoint *c,
+                             const qc_image_states *images, qc_error *err)
+{
+    const uint64_t width = qc_image_states_width(images);
+    s->image_tokens = qc_image_states_longest(images);
+    if (width != s->config.hidden)
+        QC_FAIL(err, QC_ERR_SHAPE,
+                "%s: the states of images are %" PRIu64 " wide; expected %" PRIu64
+                ", the hidden_size of %s (they come from behind its multi_modal_projector)",
+                qc_image_states_path(images), width, s->config.hidden, c->path);
+    return QC_OK;
+}
+
 qc_status qc_forward_tensors_find(qc_forward_tensors *out, qc_arena *arena, const qc_checkpoint *c,
-                                  qc_error *err)
+                                  const qc_image_states *images, qc_error *err)
 {
     qc_forward_finder f = {.c = c, .arena = arena};
     memset(out, 0, sizeof *out);
-    qc_status st = qc_forward_shape_read(&out->shape, arena, c->config, err);
+    qc_status st = (images ? qc_forward_shape_read_images
+                           : qc_forward_shape_read)(&out->shape, arena, c->config, err);
     if (st != QC_OK) {
         qc_error_prefix(err, "%s", c->path);
         return st;
     }
+    if (images)
+        QC_TRY(take_images(&out->shape, c, images, err));
     QC_TRY(qc_stored_find(&f.stored, arena, c, err));
     QC_TRY(qc_coded_find(&f.coded, arena, c, err));
     QC_TRY(qc_arena_alloc(arena, &out->layers, (size_t)out->shape.config.layers,

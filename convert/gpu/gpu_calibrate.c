@@ -428,7 +428,8 @@ static qc_status to_point(gpu *g, const walk *w, float *hidden, float *attended,
         QC_TRY(qc_gpu_step_gate(f, r, err));
         QC_TRY(qc_gpu_step_down(f, r, err));
         return qc_cuda_to_host(hidden, f->act.hidden, bytes, f->stream, err);
-    case QC_AT_Q_B: /* no GPU computes such a model */
+    case QC_AT_IMAGE: /* no GPU computes such a model */
+    case QC_AT_Q_B:
     case QC_AT_KV_B:
         break;
     }

@@ -25,6 +25,17 @@ ENCODERS = ("bert", "roberta", "xlm-roberta", "distilbert")
 TOOL = os.environ.get("LOGITS_TOOL", os.path.join(ROOT, "build", "logits_tool"))
 
 
+def images_of(model):
+    out = {}
+    for n, image in enumerate(model["images"]):
+        dtype, (tokens, hidden), raw = family_weights.tensor(f"states.{n}", image["states"], 0)
+        cut = image["seen"] * hidden * 2
+        out[f"states.{n}"] = (dtype, [image["seen"], hidden], raw[:cut])
+        if cut < len(raw):
+            out[f"padding.{n}"] = (dtype, [tokens - image["seen"], hidden], raw[cut:])
+    return out
+
+
 class FamilyCase(OutputCase):
     def make(self, kind, **config):
         model = MODELS[kind]
@@ -34,14 +45,20 @@ class FamilyCase(OutputCase):
             config=model["config"] | config)
         return kind
 
+    def make_images(self, kind):
+        """Also the states of the images of its sequences, in images.safetensors."""
+        self.make(kind)
+        mk.write_safetensors(self.path("images.safetensors"), images_of(MODELS[kind]))
+        return MODELS[kind]
+
     def numbers(self, *args):
         return json.loads(self.ok("eval", "--json", "-q", *args, "--text", "t.ids"))
 
 
 class Logits(FamilyCase):
-    def logits(self, kind, env):
-        self.write("t.ids", "".join(" ".join(map(str, row)) + "\n" for row in IDS))
-        subprocess.run([TOOL, self.path(kind), self.path("t.ids"), self.path("logits")], check=True,
+    def logits(self, kind, env, *options, ids=IDS):
+        self.write("t.ids", "".join(" ".join(map(str, row)) + "\n" for row in ids))
+        subprocess.run([TOOL, *options, self.path(kind), self.path("t.ids"), self.path("logits")], check=True,
                        env=os.environ | env, stderr=subprocess.DEVNULL)
         with open(self.path("logits"), "rb") as f:
             return f.read()
@@ -50,14 +67,30 @@ class Logits(FamilyCase):
         self.make(kind)
         runs = {self.logits(kind, {"QCONV_ISA": isa}) for isa in isa_list()}
         self.assertEqual(len(runs), 1, "the bits depend on the instruction set")
-        all_logits = array.array("f", runs.pop())
-        wide, at = len(MODELS[kind]["logits"][0]), 0
-        for row, want in zip(IDS, MODELS[kind]["logits"]):
-            at += len(row)
-            got = all_logits[(at - 1) * wide:at * wide]
-            error = math.dist(got, want) / math.hypot(*want)
-            self.assertLess(error, 1e-5, kind)
+        self.compare(runs.pop(), [dict(ids=row, logits=want) for row, want in zip(IDS, MODELS[kind]["logits"])])
 
+    def compare(self, raw, sequences):
+        all_logits, at = array.array("f", raw), 0
+        for s in sequences:
+            at, want = at + len(s["ids"]), s["logits"]
+            got = all_logits[(at - 1) * len(want):at * len(want)]
+            self.assertLess(math.dist(got, want) / math.hypot(*want), 1e-5, s["ids"])
+
+    def test_with_images(self):
+        """Sequences of a model that sees images: with padding behind it and an image token, with the token in
+        front of all, and without one."""
+        model = self.make_images("mllama")
+        files = ["--images", self.path("images.safetensors")]
+        runs = {self.logits("mllama", {"QCONV_ISA": isa}, "--threads", str(1 + n % 3), *files,
+                            ids=[image["ids"] for image in model["images"]])
+                for n, isa in enumerate(isa_list() * 3)}
+        self.assertEqual(len(runs), 1, "the bits depend on the instruction set or on threads")
+        self.compare(runs.pop(), model["images"])
+        for n, image in enumerate(model["images"]):  # alone, and as the only image of a file
+            mk.write_safetensors(self.path("one.safetensors"), {
+                name.replace(f".{n}", ""): t for name, t in images_of(model).items() if name.endswith(f".{n}")})
+            self.compare(self.logits("mllama", {}, "--images", self.path("one.safetensors"), ids=[image["ids"]]),
+                         [image])
 
     def test_names_in_memory(self):
         """Models that see images have other names in the memory of transformers, and some files have these."""

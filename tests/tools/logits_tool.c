@@ -1,7 +1,7 @@
 /* Logits of a model for given tokens, for comparisons from other languages; of an encoder its
  * hidden states.
  *
- * usage: logits_tool [--threads N] MODEL IDS OUT
+ * usage: logits_tool [--threads N] [--images FILE] MODEL IDS OUT
  *
  * IDS: one sequence a line, decimal ids separated by blanks. OUT: float32, [tokens, vocabulary] of
  * all sequences one after the other. The environment variable QCONV_ISA picks the code path. Exit
@@ -95,9 +95,9 @@ static qc_status write_logits(qc_forward *m, const float *hidden, const text *t,
     return st;
 }
 
-static qc_status run(const char *model, const char *ids, const char *out, unsigned threads,
-                     qc_error *err)
+static qc_status run(char *const paths[3], const char *images, unsigned threads, qc_error *err)
 {
+    const char *model = paths[0], *ids = paths[1], *out = paths[2];
     qc_checkpoint *c = NULL;
     qc_forward *m = NULL;
     text t = {0};
@@ -106,6 +106,8 @@ static qc_status run(const char *model, const char *ids, const char *out, unsign
     qc_status st = qc_isa_select(&tools.isa, err);
     if (st == QC_OK)
         st = read_ids(&t, ids, err);
+    if (st == QC_OK && images)
+        st = qc_image_states_open(&tools.images, images, tools.isa, err);
     if (st == QC_OK)
         st = qc_checkpoint_open(&c, model, err);
     if (st == QC_OK)
@@ -113,7 +115,7 @@ static qc_status run(const char *model, const char *ids, const char *out, unsign
     if (st == QC_OK)
         st = qc_forward_open(&m, model, c, &tools, err);
     if (st == QC_OK) {
-        const qc_forward_batch b = {t.ids, t.lengths, t.windows, t.tokens};
+        const qc_forward_batch b = {t.ids, t.lengths, t.windows, t.tokens, NULL};
         double start = seconds();
         hidden = malloc((size_t)(t.tokens * qc_forward_config_of(m)->hidden + 1) * sizeof *hidden);
         if (hidden)
@@ -131,23 +133,29 @@ static qc_status run(const char *model, const char *ids, const char *out, unsign
     free(t.lengths);
     qc_forward_close(m);
     qc_checkpoint_close(c);
+    qc_image_states_close(tools.images);
     return st;
 }
 
 int main(int argc, char **argv)
 {
     unsigned threads = qc_cpu_count();
+    const char *images = NULL;
     int first = 1;
-    if (argc > 2 && strcmp(argv[1], "--threads") == 0) {
-        threads = (unsigned)strtoul(argv[2], NULL, 10);
-        first = 3;
+    for (; argc - first > 3; first += 2) {
+        if (strcmp(argv[first], "--threads") == 0)
+            threads = (unsigned)strtoul(argv[first + 1], NULL, 10);
+        else if (strcmp(argv[first], "--images") == 0)
+            images = argv[first + 1];
+        else
+            break;
     }
     if (argc - first != 3) {
-        (void)fprintf(stderr, "usage: logits_tool [--threads N] MODEL IDS OUT\n");
+        (void)fprintf(stderr, "usage: logits_tool [--threads N] [--images FILE] MODEL IDS OUT\n");
         return 2;
     }
     qc_error err = {0};
-    qc_status st = run(argv[first], argv[first + 1], argv[first + 2], threads, &err);
+    qc_status st = run(argv + first, images, threads, &err);
     if (st != QC_OK)
         (void)fprintf(stderr, "logits_tool: %s\n", err.msg);
     return qc_status_exit_code(st);

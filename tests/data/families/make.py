@@ -5,7 +5,8 @@ usage: make.py models.json      (with transformers 5.23 and torch, on a CPU)
 
 Of each model there are config.json, the shapes of its tensors (tests/family_weights.py makes their
 values), and the logits of the last token of two sequences in float32. Of an encoder these are its hidden
-states behind the last layer.
+states behind the last layer. Of one that sees images there are also sequences with the states of an image each,
+and the logits with these.
 """
 import json
 import sys
@@ -59,7 +60,7 @@ MODELS = {
                    vision_config=dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1,
                                       num_global_layers=1, attention_heads=1, image_size=8,
                                       patch_size=4, vision_output_dim=16,
-                                      intermediate_layers_indices=[0])),
+                                      intermediate_layers_indices=[0]), image_token_index=24),
     "gpt2": dict(n_inner=20),
     "gpt_neox": dict(rotary_pct=0.5),
     "gpt_neox-serial": dict(rotary_pct=1.0, use_parallel_residual=False, attention_bias=False, hidden_act="gelu_new",
@@ -70,7 +71,29 @@ MODELS = {
     "distilbert": dict(hidden_dim=20, activation="relu"),
 }
 ENCODERS = ("bert", "roberta", "xlm-roberta", "distilbert")
+# Sequences for mllama, and how many of the image's four tiles are no padding. Its token is 24.
+TILE, TILES = 5, 4
+WITH_STATES = [([1, 7, 24, 3, 17, 5, 22, 9, 14, 20, 11, 2, 19, 16, 8, 23, 4, 12], 2),
+               ([24, 21, 0, 13, 10, 18], 4), ([6, 15, 2, 9], 4)]
 WITH_IMAGES = {"gemma3": Gemma3ForConditionalGeneration, "mllama": MllamaForConditionalGeneration}
+
+
+def with_states(model):
+    """Logits of the last tokens. Every token sees the image where a sequence has no image token."""
+    out = []
+    for n, (ids, tiles) in enumerate(WITH_STATES):
+        shape = [TILES * TILE, model.config.text_config.hidden_size]
+        states = torch.tensor(family_weights.values(f"states.{n}", shape, 0)).reshape(1, *shape)
+        mask = torch.zeros(1, len(ids), 1, TILES)
+        mask[:, ids.index(24) if 24 in ids else 0:, :, :tiles] = 1
+        logits = model(input_ids=torch.tensor([ids]), cross_attention_states=states,
+                       cross_attention_mask=mask).logits[0, -1]
+        out.append(dict(ids=ids, seen=tiles * TILE, states=shape, logits=rounded(logits)))
+    return out
+
+
+def rounded(row):
+    return [float(f"{x:.6g}") for x in row.tolist()]
 
 
 @torch.no_grad()
@@ -89,10 +112,11 @@ def model_of(kind, settings, folder):
     model = WITH_IMAGES.get(kind, auto).from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager").eval()
     made = [model(input_ids=torch.tensor([row])) for row in IDS]
-    logits = [(m.last_hidden_state if kind in ENCODERS else m.logits)[0, -1].tolist() for m in made]
+    logits = [rounded((m.last_hidden_state if kind in ENCODERS else m.logits)[0, -1]) for m in made]
+    more = {"images": with_states(model)} if kind == "mllama" else {}
     return {"config": config,
             "tensors": {name: shape for name, shape in shapes.items() if "vision" not in name},
-            "logits": [[float(f"{x:.6g}") for x in row] for row in logits]}
+            "logits": logits} | more
 
 
 def main():

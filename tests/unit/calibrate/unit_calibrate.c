@@ -130,7 +130,7 @@ static void check_points(const size sizes[QC_LAYER_ALL_MATRICES])
                               .residual_scale = 1.0,
                               .rope = {.theta = 10000.0, .magnitude = 1.0}};
     const qc_forward_tools tools = {.threads = 2};
-    const qc_forward_batch batch = {ids, lengths, 4, TOKENS};
+    const qc_forward_batch batch = {ids, lengths, 4, TOKENS, NULL};
     qc_forward_weights w = {0};
     qc_forward_cpu cpu;
     qc_error err = {0};

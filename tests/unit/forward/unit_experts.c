@@ -80,7 +80,7 @@ static qc_status open_world(world *w, const test_tensor *rows)
     test_must(qc_checkpoint_open(&w->c, w->folder, &w->err), &w->err);
     test_must(qc_st_cursor_create(&w->s.cursor, &w->err), &w->err);
     w->s.checkpoint = w->c;
-    return qc_forward_tensors_find(&w->t, &w->arena, w->c, &w->err);
+    return qc_forward_tensors_find(&w->t, &w->arena, w->c, NULL, &w->err);
 }
 
 static void drop(world *w)
@@ -317,7 +317,8 @@ static void known_logits(void **state)
             test_must(qc_json_as_u64(i, "id", &id, &err), &err);
             ids[n++] = (uint32_t)id;
         }
-        test_must(qc_forward_hidden(m, &(qc_forward_batch){ids, &n, 1, n}, states, &err), &err);
+        test_must(qc_forward_hidden(m, &(qc_forward_batch){ids, &n, 1, n, NULL}, states, &err),
+                  &err);
         test_must(qc_forward_logits(m, states + (n - 1) * 16, 1, got, &err), &err);
         const qc_json_node *l = qc_json_first(want);
         for (unsigned i = 0; i < 64; i++, l = qc_json_next(l)) {

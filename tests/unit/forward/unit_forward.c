@@ -45,7 +45,7 @@ enum { TENSORS = sizeof tensors / sizeof *tensors };
 
 static const uint32_t ids[] = {3, 29, 0, 3, 7, 11, 12, 13, 14, 1, 5, 5, 5, 28, 2, 9};
 static const uint64_t lengths[] = {9, 0, 1, 6};
-static const qc_forward_batch batch = {ids, lengths, 4, 16};
+static const qc_forward_batch batch = {ids, lengths, 4, 16, NULL};
 
 /* A model in a folder, open. */
 typedef struct {
@@ -222,7 +222,7 @@ static void check(world *w, const variant *v)
     test_must(logits(w, &batch, again), &w->err);
     assert_memory_equal(got, again, sizeof got);
     for (unsigned i = 0, at = 0; i < 4; at += (unsigned)lengths[i], i++) {
-        const qc_forward_batch one = {ids + at, lengths + i, 1, lengths[i]};
+        const qc_forward_batch one = {ids + at, lengths + i, 1, lengths[i], NULL};
         test_must(logits(w, &one, again + at * VOCAB), &w->err);
     }
     assert_memory_equal(got, again, sizeof got);
@@ -333,18 +333,23 @@ static void wrong_batches(void **state)
                 "40, \"num_hidden_layers\": 1, \"num_attention_heads\": 4, "
                 "\"num_key_value_heads\": 2, \"head_dim\": 6, \"vocab_size\": 30");
     test_must(open_model(&w, 1), &w.err);
-    assert_int_equal(qc_forward_hidden(w.m, &(qc_forward_batch){beyond, n, 2, 3}, out, &w.err),
-                     QC_ERR_INPUT);
+    assert_int_equal(
+        qc_forward_hidden(w.m, &(qc_forward_batch){beyond, n, 2, 3, NULL}, out, &w.err),
+        QC_ERR_INPUT);
     assert_non_null(strstr(w.err.msg, "token 1 of window 1 is 30"));
-    assert_int_equal(qc_forward_hidden(w.m, &(qc_forward_batch){beyond, n, 2, 2}, out, &w.err),
-                     QC_ERR_INPUT);
-    assert_int_equal(qc_forward_hidden(w.m, &(qc_forward_batch){beyond, huge, 2, 1}, out, &w.err),
-                     QC_ERR_INPUT);
+    assert_int_equal(
+        qc_forward_hidden(w.m, &(qc_forward_batch){beyond, n, 2, 2, NULL}, out, &w.err),
+        QC_ERR_INPUT);
+    assert_int_equal(
+        qc_forward_hidden(w.m, &(qc_forward_batch){beyond, huge, 2, 1, NULL}, out, &w.err),
+        QC_ERR_INPUT);
     assert_int_equal(qc_forward_hidden(w.m, &batch, out, &w.err), QC_ERR_UNSUPPORTED);
     assert_non_null(strstr(w.err.msg, "dynamic"));
-    test_must(qc_forward_hidden(w.m, &(qc_forward_batch){NULL, NULL, 0, 0}, out, &w.err), &w.err);
-    test_must(qc_forward_hidden(w.m, &(qc_forward_batch){NULL, lengths + 1, 1, 0}, out, &w.err),
+    test_must(qc_forward_hidden(w.m, &(qc_forward_batch){NULL, NULL, 0, 0, NULL}, out, &w.err),
               &w.err);
+    test_must(
+        qc_forward_hidden(w.m, &(qc_forward_batch){NULL, lengths + 1, 1, 0, NULL}, out, &w.err),
+        &w.err);
     drop(&w);
 }
 

@@ -217,7 +217,7 @@ static void check_points(int extras, const qc_form_ops *ops)
     assert_int_equal(c->ops->layer(c, 0, &wz, &wx, &err), QC_OK);
     for (int at = QC_AT_QKV; at <= QC_AT_END; at++) {
         qc_forward_point point = (qc_forward_point)at;
-        if (point == QC_AT_Q_B || point == QC_AT_KV_B)
+        if (point == QC_AT_IMAGE || point == QC_AT_Q_B || point == QC_AT_KV_B)
             continue; /* the layer has no latents */
         if (point == QC_AT_GATE) {
             wx.matrices[QC_LAYER_O].quantized = &coded;

@@ -458,7 +458,7 @@ static void test_model(void **state)
         ids[i] = (uint32_t)fgetc(f);
     (void)fclose(f);
     assert_int_equal(work->device_open(&devices.gpus[0], 0, &err), QC_OK);
-    const qc_forward_batch batch = {ids, lengths, 2, 27};
+    const qc_forward_batch batch = {ids, lengths, 2, 27, NULL};
     uint64_t count = 0;
     float *cpu = model_logits(NULL, &batch, &count);
     uint64_t kernels = qc_shim_kernels_run();
