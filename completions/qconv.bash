@@ -50,6 +50,10 @@ _qconv()
             mapfile -t COMPREPLY < <(compgen -f -- "$cur")
             return
             ;;
+        --image-states)
+            mapfile -t COMPREPLY < <(compgen -f -- "$cur")
+            return
+            ;;
         --damping)
             return
             ;;
@@ -297,7 +301,7 @@ _qconv()
     done
     if [[ $cur == -* ]]; then
         case ${command:-convert} in
-        convert) options='--to --format --activation-bits --block-size --no-double-quant --scale --calibrate --hessians --calibration-tokens --calibration-context --tokenizer --damping --compute-dtype --compress --max-shard-size --rest --lora --keep --quantize --recipe --split-fused --experts --for --requantize --drop-mtp --schemes --explain --vram --parallel --tp --margin --context --batch --images --kv-dtype --mla --prefill --cuda-context --device --dry-run --force --restart --consume-source --part --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
+        convert) options='--to --format --activation-bits --block-size --no-double-quant --scale --calibrate --hessians --calibration-tokens --calibration-context --tokenizer --image-states --damping --compute-dtype --compress --max-shard-size --rest --lora --keep --quantize --recipe --split-fused --experts --for --requantize --drop-mtp --schemes --explain --vram --parallel --tp --margin --context --batch --images --kv-dtype --mla --prefill --cuda-context --device --dry-run --force --restart --consume-source --part --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
         plan) options='--to --format --activation-bits --block-size --no-double-quant --max-shard-size --rest --lora --keep --quantize --recipe --split-fused --experts --for --requantize --drop-mtp --schemes --explain --vram --parallel --tp --margin --context --batch --images --kv-dtype --mla --prefill --cuda-context --html --device-map --mode --method --optimizer --precision --zero --checkpointing --lora-rank --effective-batch --apply --profile --json --quiet -q --verbose -v --help -h --version' ;;
         hardware) options='--as --watch --csv --interval --samples --json --quiet -q --verbose -v --help -h --version' ;;
         inspect) options='--for --json --quiet -q --verbose -v --help -h --version' ;;
@@ -306,8 +310,8 @@ _qconv()
         mount) options='--foreground -f --allow-other --memory --threads --json --quiet -q --verbose -v --help -h --version' ;;
         validate) options='--device --against --lora --sample --m --activations --seed --tuning --max-error --baseline --save-baseline --tolerance --html --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
         bench) options='--device --shapes --scheme --m --dtype --seed --path --rounds --seconds --tune --save --tuning --markdown --output --progress --json --quiet -q --verbose -v --help -h --version' ;;
-        eval) options='--lora --device --against --text --tokenizer --context --max-tokens --max-kl --max-distance --tuning --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
-        report) options='--device --against --lora --text --tokenizer --context --max-tokens --eval --bench --tuning --html --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
+        eval) options='--lora --device --against --text --tokenizer --image-states --context --max-tokens --max-kl --max-distance --tuning --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
+        report) options='--device --against --lora --text --tokenizer --image-states --context --max-tokens --eval --bench --tuning --html --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
         help) options='--json --quiet -q --verbose -v --help -h --version' ;;
         esac
         mapfile -t COMPREPLY < <(compgen -W "$options" -- "$cur")

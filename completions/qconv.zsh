@@ -46,6 +46,7 @@ _qconv()
                 '--calibration-tokens=[read at most this many tokens of the calibration text]:N:' \
                 '--calibration-context=[length in tokens of the windows that the calibration text is cut into]:TOKENS:' \
                 '--tokenizer=[the tokenizer.json for the calibration text, or a directory that has one]:PATH:_files' \
+                '--image-states=[states of images that the calibration text'\''s sequences see (Llama 3.2 Vision)]:FILE:_files' \
                 '--damping=[how much more calibrating trusts the weights than the text]:X:' \
                 '--compute-dtype=[the dtype that loaders are told to compute in]:compute-dtype:(bfloat16 float16 float32)' \
                 '--compress=[how the shards are compressed; LEVEL is 1 to 19]:none|zstd\[\:LEVEL\]:' \
@@ -266,6 +267,7 @@ _qconv()
                 '--against=[the checkpoint that OUT was made from]:MODEL:_files' \
                 '--text=[the text to read, or a FILE.ids with token ids, one sequence per line]:FILE:_files' \
                 '--tokenizer=[a tokenizer.json, or a directory that has one]:PATH:_files' \
+                '--image-states=[states of images that the text'\''s sequences see (Llama 3.2 Vision)]:FILE:_files' \
                 '--context=[length in tokens of the windows that the text is cut into]:TOKENS:' \
                 '--max-tokens=[read at most this many tokens of the text]:N:' \
                 '--max-kl=[end with exit code 4 if the mean KL divergence is larger]:X:' \
@@ -288,6 +290,7 @@ _qconv()
                 '*--lora=[an adapter that OUT was made with, as convert took it; may be repeated]:ADAPTER\[\:SCALE\]:_files' \
                 '--text=[the text to read, or a FILE.ids with token ids, one sequence per line]:FILE:_files' \
                 '--tokenizer=[a tokenizer.json, or a directory that has one]:PATH:_files' \
+                '--image-states=[states of images that the text'\''s sequences see (Llama 3.2 Vision)]:FILE:_files' \
                 '--context=[length in tokens of the windows that the text is cut into]:TOKENS:' \
                 '--max-tokens=[read at most this many tokens of the text]:N:' \
                 '--eval=[include the result of an earlier '\''qconv eval --json'\'']:FILE:_files' \

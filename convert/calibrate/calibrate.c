@@ -18,17 +18,23 @@
 
 /* ---- what results depend on ---- */
 
-static qc_status text_digest(const qc_plan_options *o, char out[QC_DIGEST_HEX_BYTES], qc_error *err)
+static qc_status text_digest(const qc_plan *plan, char out[QC_DIGEST_HEX_BYTES], qc_error *err)
 {
+    const char *images = plan->call->image_states;
+    qc_digest d[2];
     qc_strbuf text;
     qc_strbuf_init(&text, QC_TOKEN_TEXT_MAX);
-    qc_status st = qc_calibrate_text(o, &text, err);
-    if (st == QC_OK) {
-        qc_digest d = qc_digest_bytes(text.data ? text.data : "", text.len);
-        qc_digest_hex(&d, out);
-    }
+    qc_status st = qc_calibrate_text(plan->options, &text, err);
+    if (st == QC_OK)
+        d[0] = qc_digest_bytes(text.data ? text.data : "", text.len);
     qc_strbuf_deinit(&text);
-    return st;
+    QC_TRY(st);
+    if (images) {
+        QC_TRY(qc_digest_file(&d[1], images, err));
+        d[0] = qc_digest_root(d, 2);
+    }
+    qc_digest_hex(&d[0], out);
+    return QC_OK;
 }
 
 /* Makes a digest of a file of moments, or of a folder of them, by names, sizes and times. */
@@ -63,7 +69,7 @@ qc_status qc_calibrate_identity(const char **out, const qc_plan *plan, qc_error 
     char digest[QC_DIGEST_HEX_BYTES];
     const qc_blas *blas = NULL;
     const char *device = NULL;
-    QC_TRY(c->text ? text_digest(o, digest, err) : moments_digest(o, digest, err));
+    QC_TRY(c->text ? text_digest(plan, digest, err) : moments_digest(o, digest, err));
     if (plan->calibrates_on) {
         device = plan->calibrates_on->name;
     } else {
@@ -132,7 +138,9 @@ static qc_status run(qc_calibrator *k, qc_error *err)
     k->source.checkpoint = k->plan->model;
     k->source.ops = k->ops;
     if (c->text)
-        QC_TRY(text_digest(k->o, k->r->text_digest, err));
+        QC_TRY(text_digest(k->plan, k->r->text_digest, err));
+    if (k->plan->call->image_states)
+        QC_TRY(qc_image_states_open(&k->images, k->plan->call->image_states, k->isa, err));
     return c->text ? qc_calibrate_model(k, err) : qc_calibrate_from_hessians(k, err);
 }
 
@@ -150,10 +158,12 @@ qc_status qc_calibrate_run(qc_calibrate_report *out, const qc_plan *plan, qc_cal
                        .feedback = {o->calibrate.damping, QC_FEEDBACK_SWEEPS}};
     *out = (qc_calibrate_report){.text = o->calibrate.text,
                                  .hessians = o->calibrate.hessians,
+                                 .image_states = plan->call->image_states,
                                  .damping = o->calibrate.damping};
     qc_arena_init(&k.arena);
     qc_status st = run(&k, err);
     qc_calibrate_engine_destroy(k.engine);
+    qc_image_states_close(k.images);
     qc_progress_destroy(k.progress);
     qc_st_cursor_destroy(k.source.cursor);
     qc_arena_deinit(&k.arena);

@@ -9,8 +9,10 @@
 /* What came of calibrating, for the manifest and the summary. The strings are in the options'
  * arena. */
 typedef struct {
-    const char *text;     /* as given, "default" for the bundled one; NULL: the moments of a file */
-    char text_digest[33]; /* XXH3-128 of the text's bytes, hex */
+    const char *text; /* as given, "default" for the bundled one; NULL: the moments of a file */
+    const char *image_states; /* file, or NULL */
+    /* XXH3-128 of the text's bytes, hex; with images of its digest and that of their file. */
+    char text_digest[33];
     const char *tokenizer; /* kind, or "ids" */
     const char *hessians;  /* file, or NULL */
     uint64_t tokens, windows, context;

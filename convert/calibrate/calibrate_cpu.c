@@ -146,7 +146,8 @@ static qc_status text(qc_calibrate_engine *e, const qc_forward_shape *shape,
                       qc_error *err)
 {
     cpu *c = of(e);
-    const qc_forward_tools tools = {.threads = e->k->threads, .isa = e->k->isa};
+    const qc_forward_tools tools = {
+        .threads = e->k->threads, .isa = e->k->isa, .images = e->k->images};
     c->x = (qc_forward_pass){.hidden = states->x, .attended = states->x_attended};
     c->z = (qc_forward_pass){.hidden = states->z, .attended = states->z_attended};
     c->batch = *batch;
@@ -183,12 +184,31 @@ static qc_status add_moments(cpu *c, qc_forward_inputs x, qc_forward_inputs z, u
     return qc_moments_add(k->blas, k->threads, c->h, c->c, c->n, x.x, x.ld, z.x, z.ld, tokens, err);
 }
 
+/* Both streams have the same inputs here. */
+static qc_status reach_images(cpu *c, double seconds, qc_error *err)
+{
+    const qc_cross *x = c->x_cpu.cross;
+    uint64_t n = 0;
+    for (uint64_t i = 0; i < x->unique_count; i++)
+        for (uint64_t at = 0; at < x->uniques[i]->seen; at += n) {
+            const uint64_t left = x->uniques[i]->seen - at;
+            n = left < QC_FORWARD_TOKENS ? left : QC_FORWARD_TOKENS;
+            QC_TRY(qc_image_read(x->states, x->uniques[i], at, n, x->block, err));
+            const qc_forward_inputs states = {x->block, c->wide};
+            QC_TRY(add_moments(c, states, states, n, err));
+            qc_calibrate_progress(c->base.k, seconds * (double)n / (double)x->tokens);
+        }
+    return QC_OK;
+}
+
 static qc_status reach(qc_calibrate_engine *e, qc_forward_point point, int add, double seconds,
                        qc_error *err)
 {
     cpu *c = of(e);
     qc_forward_inputs x, z;
     qc_forward_chunk at = {0};
+    if (point == QC_AT_IMAGE)
+        return reach_images(c, seconds, err);
     while (qc_forward_cpu_next(&c->x_cpu, &at)) {
         QC_TRY(qc_forward_cpu_at(&c->x_cpu, &c->x, &at, point, &x, err));
         QC_TRY(qc_forward_cpu_at(&c->z_cpu, &c->z, &at, point, &z, err));

@@ -80,8 +80,8 @@ typedef struct {
     qc_status (*quantized)(qc_calibrate_engine *e, qc_layer_which which, qc_error *err);
     /* Makes room for the moments of n inputs and sets them to zero; cross: C as well. */
     qc_status (*moments)(qc_calibrate_engine *e, uint64_t n, int cross, qc_error *err);
-    /* Takes all windows to a point of the layer. add: the inputs of its linear layers are added to
-     * the moments. seconds: for the progress. */
+    /* Takes all windows to a point of the layer; to AT_IMAGE each image once. add: the inputs of
+     * its linear layers are added to the moments. seconds: for the progress. */
     qc_status (*reach)(qc_calibrate_engine *e, qc_forward_point point, int add, double seconds,
                        qc_error *err);
     /* Adds inputs of both streams to the moments: [tokens, n], without gaps. NULL: the engine does

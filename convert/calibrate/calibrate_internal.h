@@ -40,6 +40,7 @@ typedef struct {
     double moment_seconds, factor_seconds, weight_seconds,
         forward_seconds; /* seconds for one operation */
     qc_forward_source source;
+    qc_image_states *images;       /* --image-states, or NULL */
     qc_calibrate_groups groups[2]; /* of the layer at hand */
     uint32_t group_count;
     qc_progress *progress; /* counts predicted microseconds */

@@ -8,6 +8,8 @@
 #include "base/workers.h"
 #include "convert/calibrate/calibrate_experts.h"
 #include "convert/calibrate/calibration_text.h"
+#include "convert/family/family.h"
+#include "convert/forward/forward_cross.h"
 #include "convert/forward/token_text.h"
 #include "convert/model/expert_split.h"
 #include "convert/model/recipe_stored.h"
@@ -31,6 +33,12 @@ static const linear_set sets[] = {
     {QC_AT_O, QC_LAYER_O, 1},   {QC_AT_GATE, QC_LAYER_GATE, 2}, {QC_AT_DOWN, QC_LAYER_DOWN, 1},
 };
 #define SETS (sizeof sets / sizeof *sets)
+
+/* Those of a layer that looks at images. */
+static const linear_set cross_sets[SETS] = {
+    {QC_AT_QKV, QC_LAYER_Q, 1}, {QC_AT_IMAGE, QC_LAYER_K, 2},   {QC_AT_KV_B, QC_LAYER_KV_B, 1},
+    {QC_AT_O, QC_LAYER_O, 1},   {QC_AT_GATE, QC_LAYER_GATE, 2}, {QC_AT_DOWN, QC_LAYER_DOWN, 1},
+};
 
 /* Streams go by way of these points; the others are reached only for a weight. */
 static int on_the_way(qc_forward_point point)
@@ -57,7 +65,8 @@ typedef struct {
     qc_eval_windows windows;
     qc_forward_batch batch;
     qc_calibrate_states states;
-    uint64_t q;    /* floats of all heads of a token */
+    uint64_t q;            /* floats of all heads of a token */
+    uint64_t image_tokens; /* of all images that the windows see, each once */
     uint64_t last; /* how many layers to go through: up to the last that has a weight to be made */
     int head;      /* the head is to be made as well */
     int apart;     /* x and z differ, because something was quantized */
@@ -68,6 +77,27 @@ typedef struct {
 static uint32_t job_of(const model *m, const qc_forward_linear *l)
 {
     return qc_calibrate_job_of(m->job_of, l);
+}
+
+static int is_cross(const model *m, uint64_t number)
+{
+    return m->tensors.shape.cross && m->tensors.shape.cross[number];
+}
+
+static const linear_set *sets_of(const model *m, uint64_t number)
+{
+    return is_cross(m, number) ? cross_sets : sets;
+}
+
+/* How many inputs the moments of a set are of, and whether the streams have the same. */
+static uint64_t set_tokens(const model *m, const linear_set *g)
+{
+    return g->point == QC_AT_IMAGE ? m->image_tokens : m->batch.tokens;
+}
+
+static int set_apart(const model *m, const linear_set *g)
+{
+    return g->point != QC_AT_IMAGE && m->apart;
 }
 
 static int set_needs(const model *m, uint64_t number, const linear_set *g)
@@ -81,7 +111,7 @@ static int set_needs(const model *m, uint64_t number, const linear_set *g)
 static int layer_needs(const model *m, uint64_t number)
 {
     for (size_t i = 0; i < SETS; i++)
-        if (set_needs(m, number, &sets[i]))
+        if (set_needs(m, number, &sets_of(m, number)[i]))
             return 1;
     const qc_experts_layer *experts = m->tensors.layers[number].experts;
     return experts && qc_calibrate_experts_need(&m->experts, experts);
@@ -140,7 +170,12 @@ static qc_status tell_left(const model *m, qc_error *err)
     m->k->r->left = count + stack_count;
     qc_calibrate_tell_left(m->k, stacks, stack_count,
                            "as their experts share blocks, or no layer has them");
-    qc_calibrate_tell_left(m->k, left, count, "as the forward pass has no inputs for them");
+    qc_calibrate_tell_left(
+        m->k, left, count,
+        m->tensors.shape.family->cross_names && !m->k->images
+            ? "as the forward pass has no inputs for them (--image-states gives those of layers "
+              "that look at images)"
+            : "as the forward pass has no inputs for them");
     return QC_OK;
 }
 
@@ -168,6 +203,7 @@ static qc_status make_windows(model *m, qc_error *err)
                              .model_count = 1,
                              .model = call->model,
                              .vocabulary = c->vocabulary,
+                             .ids = c->ids,
                              .context = context < most ? context : most};
     uint64_t all = 0;
     qc_strbuf_init(&text, QC_TOKEN_TEXT_MAX);
@@ -178,10 +214,12 @@ static qc_status make_windows(model *m, qc_error *err)
     QC_TRY(st);
     qc_eval_windows_spread(&m->windows, most);
     m->batch = (qc_forward_batch){m->windows.ids, m->windows.lengths, m->windows.count,
-                                  m->windows.tokens, NULL};
+                                  m->windows.tokens, m->windows.sequences};
     m->k->r->tokens = m->windows.tokens;
     m->k->r->windows = m->windows.count;
     m->k->r->context = t.context;
+    if (m->k->images)
+        QC_TRY(qc_cross_tokens(&m->image_tokens, &m->tensors.shape, m->k->images, &m->batch, err));
     if (m->windows.tokens < all)
         qc_console_detail(
             call, 1,
@@ -197,7 +235,9 @@ static double point_flops(const model *m, uint64_t number, qc_forward_point poin
 {
     const qc_forward_linear *l = m->tensors.layers[number].linear;
     double weights = 0, tokens = (double)m->batch.tokens;
-    double attention = 2.0 * tokens * (double)m->windows.longest * (double)m->q;
+    const int cross = is_cross(m, number);
+    const uint64_t keys = cross ? m->tensors.shape.image_tokens : m->windows.longest;
+    double attention = 2.0 * tokens * (double)keys * (double)m->q;
     qc_layer_which from = QC_LAYER_Q, to = QC_LAYER_Q;
     if (point == QC_AT_Q_B || point == QC_AT_KV_B || point == QC_AT_O)
         to = QC_LAYER_O;
@@ -207,8 +247,11 @@ static double point_flops(const model *m, uint64_t number, qc_forward_point poin
         from = QC_LAYER_GATE, to = QC_LAYER_DOWN;
     else if (point == QC_AT_END)
         from = QC_LAYER_GATE, to = QC_LAYER_MATRICES;
-    for (int i = (int)from; i < (int)to; i++)
-        weights += (double)l[i].rows * (double)l[i].cols;
+    for (int i = (int)from; i < (int)to; i++) {
+        const int of_images = cross && (i == QC_LAYER_K || i == QC_LAYER_V);
+        weights += (double)l[i].rows * (double)l[i].cols *
+                   (of_images ? (double)m->image_tokens / tokens : 1.0);
+    }
     for (int i = QC_LAYER_MATRICES; i < QC_LAYER_ALL_MATRICES && point == QC_AT_O; i++)
         weights += (double)l[i].rows * (double)l[i].cols;
     return 2 * (2 * tokens * weights + (point == QC_AT_O ? attention : 0));
@@ -232,12 +275,13 @@ static qc_calibrate_room sum_of(qc_calibrate_room a, qc_calibrate_room b)
 }
 
 static qc_calibrate_room add_set(const model *m, qc_calibrate_outlook *a,
-                                 const qc_forward_linear *linears, unsigned count)
+                                 const qc_forward_linear *linears, unsigned count, uint64_t tokens,
+                                 int cross)
 {
     uint32_t jobs[QC_LAYER_MATRICES];
     for (unsigned i = 0; i < count; i++)
         jobs[i] = job_of(m, &linears[i]);
-    const qc_calibrate_set s = {jobs, count, linears[0].cols, m->batch.tokens, 1};
+    const qc_calibrate_set s = {jobs, count, linears[0].cols, tokens, cross};
     return qc_calibrate_set_ahead(m->k, &s, a);
 }
 
@@ -260,13 +304,14 @@ static void look_ahead(const model *m, qc_calibrate_outlook *a)
             add_forward(m, a, pass_flops(m, i));
         } else {
             for (size_t g = 0; g < SETS; g++) {
-                const linear_set *p = &sets[g];
+                const linear_set *p = &sets_of(m, i)[g];
                 int needs = set_needs(m, i, p);
                 if (needs || on_the_way(p->point))
                     add_forward(m, a, point_flops(m, i, p->point));
                 if (needs)
-                    work = qc_calibrate_larger(
-                        work, add_set(m, a, &t->layers[i].linear[p->first], p->count));
+                    work = qc_calibrate_larger(work, add_set(m, a, &t->layers[i].linear[p->first],
+                                                             p->count, set_tokens(m, p),
+                                                             p->point != QC_AT_IMAGE));
             }
             add_forward(m, a, point_flops(m, i, QC_AT_END));
         }
@@ -279,7 +324,7 @@ static void look_ahead(const model *m, qc_calibrate_outlook *a)
         most = qc_calibrate_larger(most, sum_of(work, held));
     }
     if (m->head) {
-        qc_calibrate_room work = add_set(m, a, &t->head, 1);
+        qc_calibrate_room work = add_set(m, a, &t->head, 1, m->batch.tokens, 1);
         work.host = qc_sat_add(work.host, qc_sat_mul(2, t->head.memory_bytes));
         most = qc_calibrate_larger(most, work);
     }
@@ -348,11 +393,13 @@ static void close_layer(layer *l)
 
 /* Takes both streams to a point of the layer. n: the number of inputs whose moments are to be
  * added, or 0. */
-static qc_status run_to(model *m, const layer *l, qc_forward_point point, uint64_t n, qc_error *err)
+static qc_status run_to(model *m, const layer *l, const linear_set *p, uint64_t n, qc_error *err)
 {
     const qc_calibrator *k = m->k;
-    double seconds = point_flops(m, l->number, point) * k->forward_seconds +
-                     (n ? qc_moments_flops(m->batch.tokens, n, m->apart) : 0) * k->moment_seconds;
+    const qc_forward_point point = p->point;
+    double seconds =
+        point_flops(m, l->number, point) * k->forward_seconds +
+        (n ? qc_moments_flops(set_tokens(m, p), n, set_apart(m, p)) : 0) * k->moment_seconds;
     return k->engine->ops->reach(k->engine, point, n > 0, seconds, err);
 }
 
@@ -362,12 +409,13 @@ static qc_status quantize_set(model *m, layer *l, const linear_set *g, uint64_t 
     uint32_t first = QC_NO_JOB;
     for (unsigned i = g->count; i-- > 0;)
         first = qc_calibrate_needs(k, l->jobs[g->first + i]) ? l->jobs[g->first + i] : first;
-    QC_TRY(qc_calibrate_factor(k, n, m->apart, m->batch.tokens, k->plan->jobs[first].name, err));
+    QC_TRY(qc_calibrate_factor(k, n, set_apart(m, g), set_tokens(m, g), k->plan->jobs[first].name,
+                               err));
     for (unsigned i = 0; i < g->count; i++) {
         qc_layer_which part = (qc_layer_which)(g->first + i);
         if (!qc_calibrate_needs(k, l->jobs[part]))
             continue;
-        double seconds = qc_calibrate_weight_seconds(k, l->jobs[part], m->apart);
+        double seconds = qc_calibrate_weight_seconds(k, l->jobs[part], set_apart(m, g));
         QC_TRY(qc_calibrate_weight(k, l->jobs[part], &l->z.matrices[part], &l->arrays[part], err));
         take_quantized(m, l, (int)part);
         if (k->engine->ops->quantized)
@@ -383,8 +431,8 @@ static qc_status calibrate_set(model *m, layer *l, const linear_set *p, int need
     qc_calibrate_engine *e = m->k->engine;
     uint64_t n = needs ? l->z.matrices[p->first].cols : 0;
     if (needs)
-        QC_TRY(e->ops->moments(e, n, m->apart, err));
-    qc_status st = run_to(m, l, p->point, n, err);
+        QC_TRY(e->ops->moments(e, n, set_apart(m, p), err));
+    qc_status st = run_to(m, l, p, n, err);
     if (st == QC_OK && needs)
         st = quantize_set(m, l, p, n, err);
     e->ops->drop(e);
@@ -401,20 +449,23 @@ static qc_status calibrate_part(model *m, layer *l, const linear_set *p, qc_erro
     return QC_OK;
 }
 
+static const linear_set at_end = {.point = QC_AT_END};
+
 static qc_status calibrate_layer(model *m, layer *l, qc_error *err)
 {
     for (size_t g = 0; g < SETS; g++)
-        QC_TRY(calibrate_part(m, l, &sets[g], err));
+        QC_TRY(calibrate_part(m, l, &sets_of(m, l->number)[g], err));
     int over = l->number + 1 == m->last && !m->head;
-    return over ? QC_OK : run_to(m, l, QC_AT_END, 0, err);
+    return over ? QC_OK : run_to(m, l, &at_end, 0, err);
 }
 
 /* The same with experts behind attention. */
 static qc_status calibrate_mixture(model *m, layer *l, qc_error *err)
 {
-    for (size_t g = 0; sets[g].point != QC_AT_GATE; g++)
+    size_t g = 0;
+    for (; sets[g].point != QC_AT_GATE; g++)
         QC_TRY(calibrate_part(m, l, &sets[g], err));
-    return run_to(m, l, QC_AT_GATE, 0, err);
+    return run_to(m, l, &sets[g], 0, err);
 }
 
 /* Passes through a layer whose weights are all there, or stay as they are. */
@@ -517,8 +568,8 @@ static qc_status run(model *m, qc_error *err)
 {
     qc_calibrate_outlook ahead;
     QC_TRY(open_separate(m, err));
-    qc_status st =
-        qc_forward_tensors_find(&m->tensors, &m->k->arena, m->k->source.checkpoint, NULL, err);
+    qc_status st = qc_forward_tensors_find(&m->tensors, &m->k->arena, m->k->source.checkpoint,
+                                           m->k->images, err);
     if (st == QC_ERR_UNSUPPORTED) {
         size_t used = strlen(err->msg);
         (void)snprintf(err->msg + used, sizeof err->msg - used,

@@ -220,6 +220,11 @@ const qc_option_row qc_option_table[] = {
      .dflt_note = "the model's own", .since = "0.4.0",
      RULES({.needs = "--calibrate"}),
      .help = "the tokenizer.json for the calibration text, or a directory that has one"},
+    {ROW("image-states", CONVERT, OUTPUT), PATH(call.image_states), .arg = "FILE", .since = "0.5.0",
+     RULES({.needs = "--calibrate"}),
+     .help = "states of images that the calibration text's sequences see (Llama 3.2 Vision)",
+     .more = "FILE is safetensors, as docs/eval.md describes. Without it the layers that look at "
+             "images are quantized as --scale says."},
     {ROW("damping", CONVERT, OUTPUT), DECIMAL(convert.plan.calibrate.damping, 0, 1), .arg = "X",
      .dflt_note = "0.1, and more with few tokens",
      .since = "0.5.0",
@@ -532,6 +537,11 @@ const qc_option_row qc_option_table[] = {
      .dflt_note = "the model's own", .since = "0.4.0",
      RULES({.needs = "--text"}),
      .help = "a tokenizer.json, or a directory that has one"},
+    {ROW("image-states", READING, MEASURE), PATH(call.image_states), .arg = "FILE", .since = "0.5.0",
+     RULES({.needs = "--text"}),
+     .help = "states of images that the text's sequences see (Llama 3.2 Vision)",
+     .more = "FILE is safetensors with a tensor states.N for sequence N of the text, from 0, or one "
+             "named states for all of them. docs/eval.md says how to make it."},
     {ROW("context", READING, MEASURE), NUMBER(eval.context), .arg = "TOKENS", .min = 2,
      .max = 1000000000, .dflt_note = "2048, or the model's limit",
      .since = "0.4.0",

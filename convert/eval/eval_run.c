@@ -13,6 +13,7 @@
 #include "convert/forward/token_text.h"
 #include "convert/model/expert_split.h"
 #include "convert/term/console.h"
+#include "convert/term/size_text.h"
 #include "formats/file_io.h"
 
 #include <inttypes.h>
@@ -46,6 +47,8 @@ typedef struct {
     side sides[2]; /* OUT, MODEL */
     unsigned side_count;
     uint64_t vocabulary;
+    uint64_t ids;            /* what ids of tokens are below */
+    qc_image_states *images; /* --image-states, or NULL */
     qc_eval_windows windows;
     uint64_t token_bytes; /* bytes of weights that each token passes, in both models */
     uint64_t chunk_rows;
@@ -137,6 +140,7 @@ static qc_status open_models(evaluation *e, qc_error *err)
         QC_TRY(qc_forward_open(&s->llama, paths[i], s->checkpoint, &e->tools, err));
         const qc_forward_config *c = qc_forward_config_of(s->llama);
         s->width = c->hidden;
+        e->ids = c->ids;
         if (i == 0)
             e->vocabulary = c->vocabulary;
         else if (c->vocabulary != e->vocabulary)
@@ -148,6 +152,16 @@ static qc_status open_models(evaluation *e, qc_error *err)
     e->r->model_type = qc_forward_config_of(e->sides[0].llama)->model_type;
     e->encoder = qc_forward_config_of(e->sides[0].llama)->encoder;
     return check_kind(e, err);
+}
+
+static qc_status open_images(evaluation *e, qc_error *err)
+{
+    const char *path = e->call->image_states;
+    if (!path)
+        return QC_OK;
+    QC_TRY(qc_image_states_open(&e->images, path, e->tools.isa, err));
+    e->tools.images = e->images;
+    return QC_OK;
 }
 
 /* Returns the value of --context, or else the context that both models can take, up to
@@ -172,6 +186,19 @@ static uint64_t context_of(const evaluation *e)
 
 /* ---- the text ------------------------------------------------------------------------------- */
 
+/* The head has no logits for tokens such as the image's, so they are not predicted. */
+static qc_status leave_out_media(evaluation *e, qc_error *err)
+{
+    qc_eval_windows *all = &e->windows;
+    for (uint64_t w = 0, begin = 0; w < all->count; begin += all->lengths[w++])
+        for (uint64_t i = all->first; i < all->lengths[w]; i++)
+            all->predicted -= all->ids[begin + i] >= e->vocabulary;
+    if (all->predicted == 0)
+        QC_FAIL(err, QC_ERR_INPUT, "%s: no token but those of images would be predicted",
+                e->o->text);
+    return QC_OK;
+}
+
 static qc_status make_windows(evaluation *e, const qc_strbuf *text, qc_error *err)
 {
     const qc_call *call = e->call;
@@ -183,14 +210,19 @@ static qc_status make_windows(evaluation *e, const qc_strbuf *text, qc_error *er
                        .model_count = e->side_count,
                        .model = call->model,
                        .vocabulary = e->vocabulary,
+                       .ids = e->ids,
                        .context = e->r->context,
                        .max_tokens = o->max_tokens};
     for (unsigned i = 0; i < e->side_count; i++)
         t.models[i] = e->sides[i].checkpoint;
     qc_status st =
         qc_token_text_windows(&e->windows, &t, text, &e->r->tokens, &e->r->tokenizer, err);
-    e->r->windows = e->windows.count;
-    return st;
+    QC_TRY(st);
+    const qc_eval_windows *w = &e->windows;
+    const qc_forward_batch all = {w->ids, w->lengths, w->count, w->tokens, w->sequences};
+    e->r->windows = w->count;
+    QC_TRY(qc_forward_check(e->sides[0].llama, &all, err));
+    return leave_out_media(e, err);
 }
 
 /* ---- batches -------------------------------------------------------------------------------- */
@@ -308,15 +340,16 @@ static uint64_t gather(evaluation *e, const qc_forward_batch *b)
 {
     uint64_t rows = 0, begin = 0, first = e->windows.first;
     for (uint64_t w = 0; w < b->count; begin += b->lengths[w++]) {
-        uint64_t n = b->lengths[w] - first;
-        for (unsigned i = 0; i < e->side_count; i++) {
-            uint64_t width = e->sides[i].width;
-            memmove(e->sides[i].hidden + rows * width,
-                    e->sides[i].hidden + (begin + first - 1) * width,
-                    (size_t)(n * width) * sizeof(float));
+        for (uint64_t t = begin + first; t < begin + b->lengths[w]; t++) {
+            if (b->ids[t] >= e->vocabulary)
+                continue;
+            for (unsigned i = 0; i < e->side_count; i++) {
+                uint64_t width = e->sides[i].width;
+                memmove(e->sides[i].hidden + rows * width, e->sides[i].hidden + (t - 1) * width,
+                        (size_t)width * sizeof(float));
+            }
+            e->targets[rows++] = b->ids[t];
         }
-        memcpy(e->targets + rows, b->ids + begin + first, (size_t)n * sizeof *e->targets);
-        rows += n;
     }
     return rows;
 }
@@ -334,7 +367,8 @@ static qc_status run_batches(evaluation *e, qc_error *err)
 {
     const qc_eval_windows *all = &e->windows;
     for (uint64_t w = 0, begin = 0; w < all->count;) {
-        qc_forward_batch b = {.ids = all->ids + begin, .lengths = all->lengths + w};
+        qc_forward_batch b = {
+            .ids = all->ids + begin, .lengths = all->lengths + w, .sequences = all->sequences + w};
         b.count = batch_windows(e, w, &b.tokens);
         qc_progress_count_tokens(e->tools.progress, b.tokens, e->token_bytes);
         for (unsigned i = 0; i < e->side_count; i++)
@@ -346,8 +380,17 @@ static qc_status run_batches(evaluation *e, qc_error *err)
     return QC_OK;
 }
 
+static uint64_t image_bytes(const evaluation *e)
+{
+    uint64_t most = 0;
+    for (unsigned i = 0; i < e->side_count; i++)
+        most = qc_max_u64(most, qc_forward_image_memory(e->sides[i].llama));
+    return most;
+}
+
 static qc_status run(evaluation *e, qc_error *err)
 {
+    char size[QC_SIZE_TEXT_BYTES];
     qc_strbuf text;
     uint64_t batch_tokens = 0, bytes = 0;
     qc_strbuf_init(&text, QC_TOKEN_TEXT_MAX);
@@ -358,6 +401,8 @@ static qc_status run(evaluation *e, qc_error *err)
         st = open_side(e, e->call->against, err);
     if (st == QC_OK)
         st = choose_device(e, text.len, err);
+    if (st == QC_OK)
+        st = open_images(e, err);
     if (st == QC_OK)
         st = open_models(e, err);
     if (st == QC_OK)
@@ -374,6 +419,9 @@ static qc_status run(evaluation *e, qc_error *err)
                       " tokens; the weights are read once for each batch",
                       e->windows.count, qc_plural(e->windows.count), batches,
                       batches == 1 ? "" : "es", batch_tokens);
+    if (e->images)
+        qc_console_detail(e->call, 1, "the states of images take %s",
+                          qc_text_bytes(size, image_bytes(e)));
     QC_TRY(allocate(e, batch_tokens, err));
     QC_TRY(run_batches(e, err));
     if (e->encoder)
@@ -413,6 +461,7 @@ qc_status qc_eval_run(qc_eval_result *out, const qc_call *call, const qc_eval_op
         qc_forward_close(e.sides[i].llama);
         qc_checkpoint_close(e.sides[i].checkpoint);
     }
+    qc_image_states_close(e.images);
     qc_progress_destroy(e.tools.progress);
     out->seconds = (double)(qc_clock_ns() - started) * 1e-9;
     return st;

@@ -182,9 +182,14 @@ uint64_t qc_forward_memory(const qc_forward *m, uint64_t tokens, uint64_t longes
                       qc_forward_cpu_bytes(&m->tensors.shape, m->tools.threads, tokens, longest));
 }
 
+uint64_t qc_forward_image_memory(const qc_forward *m)
+{
+    return qc_cross_bytes(&m->tensors.shape, 0);
+}
+
 /* ---- hidden states ---- */
 
-static qc_status check_batch(const qc_forward *m, const qc_forward_batch *b, qc_error *err)
+qc_status qc_forward_check(const qc_forward *m, const qc_forward_batch *b, qc_error *err)
 {
     uint64_t sum = 0, at = 0;
     for (uint64_t w = 0; w < b->count; w++)
@@ -200,7 +205,9 @@ static qc_status check_batch(const qc_forward *m, const qc_forward_batch *b, qc_
                         "token %" PRIu64 " of window %" PRIu64 " is %" PRIu32
                         ", and the model's vocabulary has only ids below %" PRIu64,
                         i, w, b->ids[at], m->tensors.shape.config.ids);
-    return QC_OK;
+    return m->tensors.shape.cross
+               ? qc_cross_tokens(&sum, &m->tensors.shape, m->tools.images, b, err)
+               : QC_OK;
 }
 
 static void read_soon(const qc_forward *m, uint64_t layer)
@@ -242,7 +249,7 @@ qc_status qc_forward_hidden(qc_forward *m, const qc_forward_batch *batch, float 
     qc_forward_cpu cpu = {0};
     qc_experts_cpu experts = {0};
     float *norm = NULL;
-    QC_TRY(check_batch(m, batch, err));
+    QC_TRY(qc_forward_check(m, batch, err));
     if (batch->tokens == 0)
         return QC_OK;
     if (gpu_of(m))

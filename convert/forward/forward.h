@@ -57,6 +57,12 @@ typedef struct {
  * Saturates. */
 uint64_t qc_forward_memory(const qc_forward *m, uint64_t tokens, uint64_t longest);
 
+/* The part of it that the states of an image take, and its keys and values; 0 without images. */
+uint64_t qc_forward_image_memory(const qc_forward *m);
+
+/* Checks what qc_forward_hidden checks of a batch: its ids, and that its sequences have images. */
+QC_NODISCARD qc_status qc_forward_check(const qc_forward *m, const qc_forward_batch *batch,
+                                        qc_error *err);
 /* Computes the hidden states behind the final norm, or those of an encoder behind its last layer:
  * out is [tokens, hidden] floats. QC_ERR_INPUT
  * for an id outside the vocabulary. QC_ERR_NONFINITE when a layer's result is not finite; the

@@ -91,14 +91,10 @@ static qc_status find_images(qc_cross *x, const qc_forward_shape *s, const qc_fo
     return QC_OK;
 }
 
-qc_status qc_cross_create(qc_cross **out, const qc_forward_shape *s, qc_image_states *states,
-                          const qc_forward_batch *b, qc_error *err)
+static qc_status place_images(qc_cross **out, const qc_forward_shape *s, qc_image_states *states,
+                              const qc_forward_batch *b, qc_error *err)
 {
     const size_t windows = (size_t)b->count;
-    size_t kv = 0, block = 0;
-    if (qc_u64_to_size(kv_bytes(s), &kv) || qc_u64_to_size(block_bytes(s), &block) ||
-        kv_bytes(s) == UINT64_MAX)
-        QC_FAIL(err, QC_ERR_NOMEM, "the states of an image are too large for memory");
     QC_TRY(qc_calloc(out, 1, sizeof **out, err));
     qc_cross *x = *out;
     x->states = states;
@@ -106,9 +102,29 @@ qc_status qc_cross_create(qc_cross **out, const qc_forward_shape *s, qc_image_st
     QC_TRY(qc_calloc(&x->images, windows, sizeof *x->images, err));
     QC_TRY(qc_calloc(&x->uniques, windows, sizeof *x->uniques, err));
     QC_TRY(qc_calloc(&x->from, windows, sizeof *x->from, err));
-    QC_TRY(qc_malloc_aligned(&x->kv, 64, kv, err));
-    QC_TRY(qc_malloc_aligned(&x->block, 64, block, err));
     return find_images(x, s, b, err);
+}
+
+qc_status qc_cross_create(qc_cross **out, const qc_forward_shape *s, qc_image_states *states,
+                          const qc_forward_batch *b, qc_error *err)
+{
+    size_t kv = 0, block = 0;
+    QC_TRY(place_images(out, s, states, b, err));
+    if (kv_bytes(s) == UINT64_MAX || qc_u64_to_size(kv_bytes(s), &kv) ||
+        qc_u64_to_size(block_bytes(s), &block))
+        QC_FAIL(err, QC_ERR_NOMEM, "the states of an image are too large for memory");
+    QC_TRY(qc_malloc_aligned(&(*out)->kv, 64, kv, err));
+    return qc_malloc_aligned(&(*out)->block, 64, block, err);
+}
+
+qc_status qc_cross_tokens(uint64_t *out, const qc_forward_shape *s, qc_image_states *states,
+                          const qc_forward_batch *b, qc_error *err)
+{
+    qc_cross *x = NULL;
+    qc_status st = place_images(&x, s, states, b, err);
+    *out = st == QC_OK ? x->tokens : 0;
+    qc_cross_destroy(x);
+    return st;
 }
 
 void qc_cross_destroy(qc_cross *x)

@@ -39,6 +39,11 @@ uint64_t qc_cross_bytes(const qc_forward_shape *shape, uint64_t tokens);
 QC_NODISCARD qc_status qc_cross_create(qc_cross **out, const qc_forward_shape *shape,
                                        qc_image_states *states, const qc_forward_batch *batch,
                                        qc_error *err);
+/* Counts the tokens of all images that the windows see, each once and without padding. It fails as
+ * the former. */
+QC_NODISCARD qc_status qc_cross_tokens(uint64_t *out, const qc_forward_shape *shape,
+                                       qc_image_states *states, const qc_forward_batch *batch,
+                                       qc_error *err);
 void qc_cross_destroy(qc_cross *x); /* NULL is fine */
 
 /* Phases: ctx is a qc_phase_chunk. The first goes over the tokens of the image in kv; the second

@@ -182,6 +182,8 @@ qc_status qc_image_states_open(qc_image_states **out, const char *path, qc_isa i
     QC_TRY(qc_calloc(&s, 1, sizeof *s, err));
     s->ops = qc_quant_ops_for(isa);
     qc_status st = qc_checkpoint_open(&s->file, path, err);
+    if (st == QC_OK && s->file->is_dir)
+        st = QC_ERROR(err, QC_ERR_INPUT, "%s is a folder; expected a safetensors file", path);
     if (st == QC_OK)
         st = qc_st_cursor_create(&s->cursor, err);
     if (st == QC_OK)

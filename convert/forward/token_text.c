@@ -148,18 +148,22 @@ static qc_status allocate(qc_eval_windows *out, uint64_t windows, uint64_t token
         QC_FAIL(err, QC_ERR_NOMEM, "%" PRIu64 " tokens do not fit memory", tokens);
     QC_TRY(qc_realloc_array(&out->ids, n, sizeof *out->ids, err));
     QC_TRY(qc_realloc_array(&out->lengths, (size_t)windows, sizeof *out->lengths, err));
+    QC_TRY(qc_realloc_array(&out->sequences, (size_t)windows, sizeof *out->sequences, err));
     return QC_OK;
 }
 
-static void cut_sequence(qc_eval_windows *out, const uint32_t *ids, uint64_t n,
-                         const uint32_t *front, uint64_t front_count, uint64_t room)
+static void cut_sequence(qc_eval_windows *out, const qc_eval_ids *all, uint64_t sequence,
+                         uint64_t begin, const uint32_t *front, uint64_t front_count, uint64_t room)
 {
+    const uint32_t *ids = all->ids + begin;
+    const uint64_t n = all->lengths[sequence];
     for (uint64_t w = windows_of(n, room, front_count), at = 0; w > 0; w--, at += room) {
         uint64_t take = n - at < room ? n - at : room;
         if (front_count)
             memcpy(out->ids + out->tokens, front, (size_t)front_count * sizeof *front);
         memcpy(out->ids + out->tokens + front_count, ids + at, (size_t)take * sizeof *ids);
         uint64_t length = front_count + take;
+        out->sequences[out->count] = sequence;
         out->lengths[out->count++] = length;
         out->tokens += length;
         out->longest = length > out->longest ? length : out->longest;
@@ -195,7 +199,7 @@ qc_status qc_eval_windows_cut(qc_eval_windows *out, const qc_eval_ids *ids, cons
         return st;
     }
     for (uint64_t i = 0, at = 0; i < ids->count; at += ids->lengths[i++])
-        cut_sequence(out, ids->ids + at, ids->lengths[i], front, front_count, room);
+        cut_sequence(out, ids, i, at, front, front_count, room);
     return QC_OK;
 }
 
@@ -203,6 +207,7 @@ void qc_eval_windows_deinit(qc_eval_windows *w)
 {
     qc_free(w->ids);
     qc_free(w->lengths);
+    qc_free(w->sequences);
     memset(w, 0, sizeof *w);
 }
 
@@ -244,11 +249,11 @@ static qc_status check_ids(const qc_token_text *t, const qc_eval_ids *ids, const
                            qc_error *err)
 {
     for (uint64_t i = 0; i < ids->tokens; i++)
-        if (ids->ids[i] >= t->vocabulary)
+        if (ids->ids[i] >= t->ids)
             QC_FAIL(err, QC_ERR_INPUT,
                     "%s: the %s tokenizer gives the token %" PRIu32
                     ", which is not in the model's vocabulary of %" PRIu64,
-                    t->name, kind, ids->ids[i], t->vocabulary);
+                    t->name, kind, ids->ids[i], t->ids);
     return QC_OK;
 }
 
@@ -305,8 +310,8 @@ qc_status qc_token_text_windows(qc_eval_windows *out, const qc_token_text *t, co
     qc_status st = QC_OK;
     if (qc_ends_with(t->name, ".ids")) {
         *tokenizer = "ids";
-        st = qc_eval_ids_parse(&ids, text->data ? text->data : "", text->len, t->vocabulary,
-                               t->max_tokens, err);
+        st = qc_eval_ids_parse(&ids, text->data ? text->data : "", text->len, t->ids, t->max_tokens,
+                               err);
         if (st == QC_OK)
             st = cut(out, t, &ids, NULL, 0, err);
         else
@@ -332,6 +337,7 @@ void qc_eval_windows_spread(qc_eval_windows *w, uint64_t max_tokens)
          * text. */
         if (next < keep && i == (uint64_t)(((double)next + 0.5) * (double)all / (double)keep)) {
             memmove(w->ids + tokens, w->ids + at, (size_t)length * sizeof *w->ids);
+            w->sequences[w->count] = w->sequences[i];
             w->lengths[w->count++] = length;
             tokens += length;
             w->longest = length > w->longest ? length : w->longest;

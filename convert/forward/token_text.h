@@ -31,8 +31,9 @@ QC_NODISCARD qc_status qc_eval_ids_parse(qc_eval_ids *out, const char *text, siz
 void qc_eval_ids_deinit(qc_eval_ids *ids);
 
 typedef struct {
-    uint32_t *ids;     /* ids of all windows; owned, as are the lengths */
-    uint64_t *lengths; /* [count], including the tokens in front */
+    uint32_t *ids;       /* ids of all windows; owned, as are the other arrays */
+    uint64_t *lengths;   /* [count], including the tokens in front */
+    uint64_t *sequences; /* [count]: the sequence that each window is cut from, from 0 */
     uint64_t count, tokens;
     uint64_t first;     /* the first position of a window that is predicted: 1 or more */
     uint64_t longest;   /* length */
@@ -61,6 +62,7 @@ typedef struct {
     unsigned model_count;
     const char *model; /* the model without a tokenizer.json, for messages */
     uint64_t vocabulary, context;
+    uint64_t ids;        /* what ids are below: vocabulary, or more where the model sees images */
     uint64_t max_tokens; /* taken from the beginning; 0: all */
 } qc_token_text;
 

@@ -54,7 +54,8 @@ static qc_status read_report(qc_calibrate_report *r, const qc_plan *plan, const 
     uint64_t weights = 0, left = 0;
     const char *digest = value_of(text, "digest"), *tokenizer = value_of(text, "tokenizer");
     *r = (qc_calibrate_report){.text = plan->options->calibrate.text,
-                               .hessians = plan->options->calibrate.hessians};
+                               .hessians = plan->options->calibrate.hessians,
+                               .image_states = plan->call->image_states};
     *known = read_number(text, "tokens", &r->tokens, NULL) &&
              read_number(text, "windows", &r->windows, NULL) &&
              read_number(text, "context", &r->context, NULL) &&

@@ -38,6 +38,8 @@ class ConvertOptions(TypedDict, total=False):
     calibration_context: Union[int, str]
     # the tokenizer.json for the calibration text, or a directory that has one (default: the model's own)
     tokenizer: StrPath
+    # states of images that the calibration text's sequences see (Llama 3.2 Vision)
+    image_states: StrPath
     # how much more calibrating trusts the weights than the text (default: 0.1, and more with few tokens)
     damping: float
     # the dtype that loaders are told to compute in (default: the model's own dtype)
@@ -271,6 +273,8 @@ class EvalOptions(TypedDict, total=False):
     text: StrPath
     # a tokenizer.json, or a directory that has one (default: the model's own)
     tokenizer: StrPath
+    # states of images that the text's sequences see (Llama 3.2 Vision)
+    image_states: StrPath
     # length in tokens of the windows that the text is cut into (default: 2048, or the model's limit)
     context: Union[int, str]
     # read at most this many tokens of the text (default: all)

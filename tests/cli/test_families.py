@@ -162,8 +162,9 @@ class Calibrated(FamilyCase):
                               "one").stderr.decode()
         self.assertIn("calibrating ", said)
         if kind == "mllama":  # Layer 1 looks at an image; and there is a projector.
-            self.assertIn("8 weights are quantized without calibration, as the forward pass has no inputs for "
-                          "them: 'language_model.model.layers.1.cross_attn.k_proj.weight'", said)
+            self.assertIn("8 weights are quantized without calibration, as the forward pass has no inputs for them "
+                          "(--image-states gives those of layers that look at images): "
+                          "'language_model.model.layers.1.cross_attn.k_proj.weight'", said)
         elif kind == "bert":  # The forward pass ends in front of the pooler.
             self.assertIn("1 weight is quantized without calibration, as the forward pass has no inputs for them: "
                           "'pooler.dense.weight'", said)
@@ -271,6 +272,137 @@ class Encoders(FamilyCase):
                    has=["r.json: it has the distances of an encoder"])
         self.fails(3, "report", "out", "--html", "r.html", "--against", "bert", "--text", "t.ids",
                    has=["out is an encoder (bert), and a report shows what --text says of a language model"])
+
+
+class Images(FamilyCase):
+    """--image-states of eval and of convert --calibrate."""
+
+    def setUp(self):
+        super().setUp()
+        self.model = self.make_images("mllama")
+
+    def write_ids(self, *sequences):
+        self.write("t.ids", "".join(" ".join(map(str, row)) + "\n" for row in sequences))
+
+    def test_eval(self):
+        """The image's token is read and not predicted, batches do not matter, and the file with all is the
+        same as files with one."""
+        rows = [image["ids"] for image in self.model["images"]]
+        self.write_ids(*rows)
+        all_ = self.numbers("mllama", "--image-states", "images.safetensors")
+        self.assertEqual((all_["windows"], all_["predicted"]), (3, sum(map(len, rows)) - 3 - 1))
+        one, three = (self.ok("eval", "mllama", "--text", "t.ids", "--image-states", "images.safetensors",
+                              "--threads", str(n)).split("perplexity")[1] for n in (1, 3))
+        self.assertEqual(one, three)
+        total = 0
+        for n, row in enumerate(rows):
+            self.write_ids(row)
+            mk.write_safetensors(self.path("one.safetensors"), {
+                name.replace(f".{n}", ""): t for name, t in images_of(self.model).items() if name.endswith(f".{n}")})
+            r = self.numbers("mllama", "--image-states", "one.safetensors")
+            total += math.log(r["perplexity"]) * r["predicted"]
+        self.assertAlmostEqual(total / all_["predicted"], math.log(all_["perplexity"]), 12)
+        self.convert("--to", "nf4", "--compress", "none", "mllama", "out")
+        both = self.numbers("out", "--against", "mllama", "--image-states", "one.safetensors")
+        self.assertEqual(both["base_perplexity"], r["perplexity"])
+        self.assertGreater(both["kl_mean"], 0)
+        self.assertIn(b"the states of images take ", self.run_qconv(
+            "eval", "mllama", "--text", "t.ids", "--image-states", "one.safetensors", "-v").stderr)
+
+    def test_windows_of_a_sequence(self):
+        """All windows of a sequence see its image."""
+        row = self.model["images"][2]["ids"]
+        self.write_ids(row, row + row)
+        mk.write_safetensors(self.path("images.safetensors"), {
+            "states": images_of(self.model)["states.2"], "states.0": images_of(self.model)["states.1"]})
+        two = self.numbers("mllama", "--image-states", "images.safetensors", "--context", "4")
+        mk.write_safetensors(self.path("images.safetensors"), {
+            "states.0": images_of(self.model)["states.1"], "states.1": images_of(self.model)["states.2"],
+            "states.2": images_of(self.model)["states.2"]})
+        self.write_ids(row, row, row)
+        three = self.numbers("mllama", "--image-states", "images.safetensors")
+        self.assertEqual((two["windows"], two["perplexity"]), (3, three["perplexity"]))
+
+    def test_calibrated(self):
+        """Layers that look at images are calibrated as well, with less error in their outputs."""
+        rng = random.Random(4)
+        self.write_ids(*([1, 24] + [rng.randrange(24) for _ in range(40)] for _ in range(60)))
+        mk.write_safetensors(self.path("images.safetensors"), {
+            f"states.{n}": family_weights.tensor(f"states.{n}", [20, 16], 0) for n in range(60)})
+        nf4 = ["--to", "nf4", "--compress", "none"]
+        images = ["--image-states", "images.safetensors"]
+        said = self.run_qconv(*nf4, "-v", "--calibrate", "t.ids", *images, "--threads", "1", "mllama",
+                              "one").stderr.decode()
+        self.assertIn("calibrating 28 weights with 2,520 tokens", said)
+        self.assertIn("1 weight is quantized without calibration, as the forward pass has no inputs for them: "
+                      "'multi_modal_projector.weight'", said)
+        three = self.convert(*nf4, "--calibrate", "t.ids", *images, "--threads", "3", "mllama", "three")
+        self.assertEqual(mk.read_checkpoint(self.path("one")), three)
+        self.convert(*nf4, "--scale", "search", "mllama", "search")
+        kl = {out: self.numbers(out, "--against", "mllama", *images)["kl_mean"] for out in ("one", "search")}
+        self.assertLess(kl["one"], 0.9 * kl["search"])
+        with open(self.path("one", "qconv.json"), encoding="utf-8") as f:
+            manifest = json.load(f)
+        self.assertEqual(manifest["options"]["calibrate"]["image_states"], "images.safetensors")
+        cross = {t["name"].split("layers.1.")[1]: t["calibrated"] for t in manifest["tensors"]
+                 if "layers.1." in t["name"] and "calibrated" in t}
+        self.assertEqual(set(cross), {f"cross_attn.{m}_proj.weight" for m in "qkvo"} |
+                         {f"mlp.{m}_proj.weight" for m in ("gate", "up", "down")})
+        for name, error in cross.items():
+            self.assertLess(error["calibrated"], error["rounded"], name)
+        self.assertLess(sum(e["calibrated"] for e in cross.values()), 0.8 * sum(e["rounded"] for e in cross.values()))
+        # The same command does nothing; other states are another conversion.
+        again = self.run_qconv(*nf4, "--calibrate", "t.ids", *images, "mllama", "one")
+        self.assertIn(b"already", again.stdout + again.stderr)
+        mk.write_safetensors(self.path("images.safetensors"), {
+            "states": family_weights.tensor("others", [20, 16], 0)})
+        self.fails(2, *nf4, "--calibrate", "t.ids", *images, "mllama", "one")
+
+    def refused(self, code, tensors, text, ids=((1, 24, 3),)):
+        self.write_ids(*ids)
+        mk.write_safetensors(self.path("i.safetensors"), tensors)
+        for command in (["eval", "--text", "t.ids", "mllama"],
+                        ["--to", "nf4", "--calibrate", "t.ids", "mllama", "out"]):
+            self.fails(code, *command, "--image-states", "i.safetensors", has=[text])
+            self.assertFalse(os.path.exists(self.path("out")))
+
+    def test_refused(self):
+        def states(rows, cols, dtype="F32", value=0.5):
+            return (dtype, [rows, cols], mk.encode(dtype, [value] * (rows * cols)))
+
+        good = states(4, 16)
+        self.refused(3, {"states": states(4, 15)}, "i.safetensors: the states of images are 15 wide; expected 16, the "
+                     "hidden_size of mllama (they come from behind its multi_modal_projector)")
+        self.refused(3, {"states.0": good, "states.1": states(4, 15)},
+                     "i.safetensors: the states in 'states.1' are 15 wide, and those in 'states.0' 16")
+        bad = bytearray(good[2])
+        bad[4 * 35:4 * 36] = mk.encode("F32", [math.nan])
+        self.refused(3, {"states": ("F32", [4, 16], bytes(bad))},
+                     "i.safetensors: tensor 'states': element [2, 3] is not finite")
+        self.refused(3, {"states.1": good}, "i.safetensors: there is neither 'states.0' for sequence 0 of the text (the "
+                     "first is 0), nor 'states' for all")
+        self.refused(3, {"states": good}, "window 1 has 2 image tokens (24), and one image a sequence is computed",
+                     ids=([1, 24, 3], [24, 2, 24]))
+        self.refused(3, {"states": good, "state": good},
+                     "i.safetensors: tensor 'state' is no states of images; expected names such as states, states.0")
+        self.refused(3, {"states": good, "states.01": good}, "tensor 'states.01' is no states of images")
+        self.refused(3, {"padding.0": good, "states": good},
+                     "i.safetensors: there is 'padding.0', and no 'states.0' that it pads")
+        self.refused(3, {"padding": good}, "i.safetensors: there are no states of images; expected a tensor 'states'")
+        self.refused(3, {"states": ("I32", [4, 16], bytes(256))},
+                     "i.safetensors: tensor 'states' is I32; expected F32, F16 or BF16")
+        self.refused(3, {"states": ("F32", [4, 4, 4], bytes(256))},
+                     "i.safetensors: tensor 'states' has 3 dimensions; expected 2, [tokens, hidden]")
+        self.refused(3, {"states": good}, "vocabulary of 32", ids=([1, 32],))
+        self.write_ids([24, 24])
+        self.fails(3, "eval", "mllama", "--text", "t.ids", has=["token id 24 is not in the vocabulary of 24"])
+        self.make("granite")
+        self.write_ids([1, 2, 3])
+        self.fails(3, "eval", "granite", "--text", "t.ids", "--image-states", "i.safetensors", has=[
+            "granite: config.json: a granite has no layers that see the states of images; leave out --image-states"])
+        self.fails(3, "eval", "mllama", "--text", "t.ids", "--image-states", "mllama",
+                   has=["mllama is a folder; expected a safetensors file"])
+        self.fails(2, "--to", "nf4", "mllama", "out", "--image-states", "i.safetensors", has=["--calibrate"])
 
 
 class Refused(FamilyCase):

@@ -34,7 +34,8 @@ static void with_text(sample *s, qc_manifest_calibration *c, int placed)
 static void a_text_is_read_back(void **state)
 {
     (void)state;
-    for (int placed = 0; placed < 2; placed++) {
+    for (int kind = 0; kind < 4; kind++) {
+        const int placed = kind & 1, images = kind & 2;
         sample s;
         qc_manifest_calibration c;
         qc_strbuf text, again;
@@ -42,11 +43,15 @@ static void a_text_is_read_back(void **state)
         qc_manifest m;
         qc_error err = {0};
         with_text(&s, &c, placed);
+        c.image_states = images ? "images.safetensors" : NULL;
         write_text(&s.m, &text);
         assert_non_null(strstr(text.data, "\"version\": 3,"));
         assert_non_null(strstr(text.data, "    ],\n"
-                                          "    \"calibrate\": {\n"
-                                          "      \"text\": \"a \\\"text\\\".txt\",\n"));
+                                          "    \"calibrate\": {\n"));
+        assert_int_equal(strstr(text.data, "      \"image_states\": \"images.safetensors\",\n") !=
+                             NULL,
+                         images != 0);
+        assert_non_null(strstr(text.data, "      \"text\": \"a \\\"text\\\".txt\",\n"));
         assert_non_null(strstr(text.data, "      \"tokenizer\": \"bpe\",\n"
                                           "      \"tokens\": 131072,\n"
                                           "      \"windows\": 64,\n"
@@ -62,6 +67,7 @@ static void a_text_is_read_back(void **state)
         assert_non_null(m.calibration);
         assert_string_equal(m.calibration->text, c.text);
         assert_null(m.calibration->hessians);
+        assert_int_equal(m.calibration->image_states != NULL, images != 0);
         assert_true(qc_digest_equal(&m.calibration->digest, &c.digest));
         assert_string_equal(m.calibration->tokenizer, "bpe");
         assert_true(m.calibration->tokens == 131072 && m.calibration->windows == 64 &&
