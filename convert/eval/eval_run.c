@@ -380,17 +380,35 @@ static qc_status run_batches(evaluation *e, qc_error *err)
     return QC_OK;
 }
 
-static uint64_t image_bytes(const evaluation *e)
+/* The most that is in memory at a time, besides the program and the text: hidden states, logits and
+ * heads of both models, and one layer of one of them. */
+static uint64_t memory_of(const evaluation *e, uint64_t batch_tokens)
 {
+    uint64_t layer = 0, all = 0;
+    for (unsigned i = 0; i < e->side_count; i++) {
+        const qc_forward *m = e->sides[i].llama;
+        const uint64_t floats_of = batch_tokens * e->sides[i].width + e->chunk_rows * e->vocabulary;
+        all = qc_sat_add(all, qc_sat_mul(floats_of, sizeof(float)));
+        all = qc_sat_add(all, qc_forward_head_memory(m));
+        layer = qc_max_u64(layer, qc_forward_memory(m, batch_tokens, e->windows.longest));
+    }
+    return qc_sat_add(all, layer);
+}
+
+static void tell_memory(const evaluation *e, uint64_t batch_tokens)
+{
+    char all[QC_SIZE_TEXT_BYTES], images[QC_SIZE_TEXT_BYTES];
     uint64_t most = 0;
     for (unsigned i = 0; i < e->side_count; i++)
         most = qc_max_u64(most, qc_forward_image_memory(e->sides[i].llama));
-    return most;
+    qc_console_detail(e->call, 1, "this takes up to %s of memory%s%s%s",
+                      qc_text_bytes(all, memory_of(e, batch_tokens)), most ? ", of which " : "",
+                      most ? qc_text_bytes(images, most) : "",
+                      most ? " are for the states of images" : "");
 }
 
 static qc_status run(evaluation *e, qc_error *err)
 {
-    char size[QC_SIZE_TEXT_BYTES];
     qc_strbuf text;
     uint64_t batch_tokens = 0, bytes = 0;
     qc_strbuf_init(&text, QC_TOKEN_TEXT_MAX);
@@ -419,10 +437,8 @@ static qc_status run(evaluation *e, qc_error *err)
                       " tokens; the weights are read once for each batch",
                       e->windows.count, qc_plural(e->windows.count), batches,
                       batches == 1 ? "" : "es", batch_tokens);
-    if (e->images)
-        qc_console_detail(e->call, 1, "the states of images take %s",
-                          qc_text_bytes(size, image_bytes(e)));
     QC_TRY(allocate(e, batch_tokens, err));
+    tell_memory(e, batch_tokens);
     QC_TRY(run_batches(e, err));
     if (e->encoder)
         qc_eval_states_finish(&e->states, e->r);

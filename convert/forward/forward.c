@@ -182,6 +182,11 @@ uint64_t qc_forward_memory(const qc_forward *m, uint64_t tokens, uint64_t longes
                       qc_forward_cpu_bytes(&m->tensors.shape, m->tools.threads, tokens, longest));
 }
 
+uint64_t qc_forward_head_memory(const qc_forward *m)
+{
+    return m->tensors.head.memory_bytes;
+}
+
 uint64_t qc_forward_image_memory(const qc_forward *m)
 {
     return qc_cross_bytes(&m->tensors.shape, 0);
