@@ -59,7 +59,8 @@ uint64_t qc_forward_memory(const qc_forward *m, uint64_t tokens, uint64_t longes
 
 /* The bytes of the head that qc_forward_logits keeps. */
 uint64_t qc_forward_head_memory(const qc_forward *m);
-/* The part of qc_forward_memory that the states of an image take, and its keys and values; 0 without images. */
+/* The part of qc_forward_memory that the states of an image take, with its keys and values; 0
+ * without images. */
 uint64_t qc_forward_image_memory(const qc_forward *m);
 
 /* Checks what qc_forward_hidden checks of a batch: its ids, and that its sequences have images. */

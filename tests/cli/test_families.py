@@ -161,8 +161,8 @@ class Calibrated(FamilyCase):
         said = self.run_qconv(*nf4, "-v", "--calibrate", "t.ids", "--threads", "1", kind,
                               "one").stderr.decode()
         self.assertIn("calibrating ", said)
-        if kind == "mllama":  # Layer 1 looks at an image; and there is a projector.
-            self.assertIn("8 weights are quantized without calibration, as the forward pass has no inputs for them "
+        if kind == "mllama":  # Layers 1 and 3 look at an image; and there is a projector.
+            self.assertIn("15 weights are quantized without calibration, as the forward pass has no inputs for them "
                           "(--image-states gives those of layers that look at images): "
                           "'language_model.model.layers.1.cross_attn.k_proj.weight'", said)
         elif kind == "bert":  # The forward pass ends in front of the pooler.
@@ -334,7 +334,7 @@ class Images(FamilyCase):
         images = ["--image-states", "images.safetensors"]
         said = self.run_qconv(*nf4, "-v", "--calibrate", "t.ids", *images, "--threads", "1", "mllama",
                               "one").stderr.decode()
-        self.assertIn("calibrating 28 weights with 2,520 tokens", said)
+        self.assertIn("calibrating 35 weights with 2,520 tokens", said)
         self.assertIn("1 weight is quantized without calibration, as the forward pass has no inputs for them: "
                       "'multi_modal_projector.weight'", said)
         three = self.convert(*nf4, "--calibrate", "t.ids", *images, "--threads", "3", "mllama", "three")

@@ -56,7 +56,7 @@ MODELS = {
     "deepseek_v3": LATENT | dict(rope_parameters=dict(
         rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=16,
         mscale=0.7, mscale_all_dim=1.1)),
-    "mllama": dict(text_config=SIZES | dict(num_hidden_layers=4, cross_attention_layers=[1]),
+    "mllama": dict(text_config=SIZES | dict(num_hidden_layers=5, cross_attention_layers=[1, 3]),
                    vision_config=dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1,
                                       num_global_layers=1, attention_heads=1, image_size=8,
                                       patch_size=4, vision_output_dim=16,

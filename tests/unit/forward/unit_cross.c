@@ -1,6 +1,6 @@
-/* A layer whose tokens look at images, against the same in double, written down anew here; states that
- * are read across their padding; and no allocation or Ctrl-C that comes in between leaks or is taken
- * for success. */
+/* A layer whose tokens look at images, against the same in double, written down anew here; states
+ * that are read across their padding; and no allocation or Ctrl-C that comes in between leaks or is
+ * taken for success. */
 #include "base/alloc.h"
 #include "base/workers.h"
 #include "convert/forward/forward.h"
@@ -54,8 +54,8 @@ static const test_tensor states[] = {
     {"states.0", QC_DTYPE_F32, 2, {70, HIDDEN}},
 };
 
-/* Two windows of sequence 0, of which the first has the image's token, and two of others. froms: the
- * first token that sees the image. */
+/* Two windows of sequence 0, of which the first has the image's token, and two of others. froms:
+ * the first token that sees the image. */
 static const uint32_t ids[] = {3, 29, IMAGE, 3, 7, 11, 12, IMAGE, 14, 1, 5, 5};
 static const uint64_t lengths[] = {5, 2, 1, 4}, sequences[] = {0, 0, 1, 2};
 static const unsigned froms[] = {2, 0, 0, 0};
