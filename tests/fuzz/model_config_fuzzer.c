@@ -2,7 +2,7 @@
  * tensors can be worked out they can be cut into segments and looked through for what a forward
  * pass needs. */
 #include "base/alloc.h"
-#include "convert/family/forward_shape.h"
+#include "convert/family/family.h"
 #include "convert/forward/forward.h"
 #include "convert/known/model_tensors.h"
 #include "convert/model/geometry.h"
@@ -22,7 +22,7 @@ static void open_model(const qc_checkpoint *c)
     FUZZ_CHECK(st == QC_OK ? m != NULL : m == NULL && err.msg[0]);
     if (m) {
         const qc_forward_config *l = qc_forward_config_of(m);
-        FUZZ_CHECK(l->layers > 0 && l->head_dim % 2 == 0 && l->heads % l->kv_heads == 0);
+        FUZZ_CHECK(l->layers > 0 && l->head_dim > 0 && l->heads % l->kv_heads == 0);
         FUZZ_CHECK(qc_forward_memory(m, 4096, 4096) >= qc_forward_memory(m, 64, 64));
     }
     qc_forward_close(m);
@@ -35,6 +35,10 @@ static void read_shape(qc_arena *arena, const qc_json *doc)
     float f[64];
     if (qc_forward_shape_read(&s, arena, doc, &err) != QC_OK) {
         FUZZ_CHECK(err.msg[0]);
+        return;
+    }
+    if (s.family->traits & QC_FAMILY_LEARNED_POSITIONS) {
+        FUZZ_CHECK(s.config.head_dim > 0 && s.turned == 0);
         return;
     }
     FUZZ_CHECK(s.config.head_dim >= 2 && s.rope.theta > 0.0 && s.rope.factor > 0.0);
