@@ -23,7 +23,7 @@
  * not 16-byte aligned.
  *
  * Bytes of global memory per element: codes 1/2 or 1, scale 1/64 (double quantized) to 4/64, out 2
- * or 4. Instructions and what follows: docs/kernels.md. There is no shared memory. */
+ * or 4. There is no shared memory. */
 #include "kernels/cuda_quantize.h"
 
 #include "kernels/cuda_internal.h"

@@ -11,7 +11,7 @@
  * handle's table of tuned choices (kernels/matmul_tuning.h): results are bitwise the same from run
  * to run. NaN and infinity in x come out as IEEE has it; weights must be finite.
  *
- * qc_matmul_plan_make, a pure host function, chooses a path by shape and device (docs/kernels.md):
+ * qc_matmul_plan_make, a pure host function, chooses a path by shape and device (docs/matmul.md):
  *
  *   GEMV         small M: weights streamed, values and products in float
  *   MMA_884      tensor cores of sm_70 and sm_75
