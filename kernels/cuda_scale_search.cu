@@ -16,7 +16,7 @@
  *
  * With double quantization the group's targets meet in shared memory, and all threads find its
  * nested absmax. With REFIT a few values of it are tried, and one thread each adds their errors in
- * order. The shared memory is 16 KB of screen and 17 KB of the group.
+ * order. The shared memory is 16 KB of screen and 23 KB of the group.
  *
  * The nearest NF4 value: the guess k of qc_nf4_search is right or one too low, so c[k] or c[k + 1]
  * is the nearest of all values, even where a threshold is an ulp off the middle. y is clamped to

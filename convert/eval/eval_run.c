@@ -31,7 +31,7 @@
 /* One of the two models: OUT or MODEL. */
 typedef struct {
     qc_checkpoint *checkpoint;
-    qc_forward *llama;
+    qc_forward *model;
     /* [batch tokens, hidden]; later the rows that predict something are moved together */
     float *hidden;
     float *logits; /* [chunk rows, vocabulary] */
@@ -107,13 +107,13 @@ static qc_status choose_device(evaluation *e, uint64_t text_bytes, qc_error *err
 static qc_status check_kind(const evaluation *e, qc_error *err)
 {
     const char *path = e->call->model, *against = e->call->against;
-    const qc_forward_config *c = qc_forward_config_of(e->sides[0].llama);
+    const qc_forward_config *c = qc_forward_config_of(e->sides[0].model);
     if (e->encoder && !against)
         QC_FAIL(err, QC_ERR_USAGE,
                 "%s is an encoder (%s), which predicts nothing: give --against MODEL, and eval "
                 "tells how far its hidden states are from those of MODEL",
                 path, c->model_type);
-    if (against && qc_forward_config_of(e->sides[1].llama)->encoder != e->encoder)
+    if (against && qc_forward_config_of(e->sides[1].model)->encoder != e->encoder)
         QC_FAIL(err, QC_ERR_INPUT, "%s is an encoder, and %s is none, so they cannot be compared",
                 e->encoder ? path : against, e->encoder ? against : path);
     if (e->encoder && e->sides[1].width != e->sides[0].width)
@@ -137,8 +137,8 @@ static qc_status open_models(evaluation *e, qc_error *err)
     const char *paths[] = {e->call->model, e->call->against};
     for (unsigned i = 0; i < e->side_count; i++) {
         side *s = &e->sides[i];
-        QC_TRY(qc_forward_open(&s->llama, paths[i], s->checkpoint, &e->tools, err));
-        const qc_forward_config *c = qc_forward_config_of(s->llama);
+        QC_TRY(qc_forward_open(&s->model, paths[i], s->checkpoint, &e->tools, err));
+        const qc_forward_config *c = qc_forward_config_of(s->model);
         s->width = c->hidden;
         e->ids = c->ids;
         if (i == 0)
@@ -149,8 +149,8 @@ static qc_status open_models(evaluation *e, qc_error *err)
                     ", so their predictions cannot be compared",
                     paths[0], e->vocabulary, paths[i], c->vocabulary);
     }
-    e->r->model_type = qc_forward_config_of(e->sides[0].llama)->model_type;
-    e->encoder = qc_forward_config_of(e->sides[0].llama)->encoder;
+    e->r->model_type = qc_forward_config_of(e->sides[0].model)->model_type;
+    e->encoder = qc_forward_config_of(e->sides[0].model)->encoder;
     return check_kind(e, err);
 }
 
@@ -170,7 +170,7 @@ static uint64_t context_of(const evaluation *e)
 {
     uint64_t context = e->o->context ? e->o->context : QC_TOKEN_TEXT_CONTEXT;
     for (unsigned i = 0; i < e->side_count; i++) {
-        uint64_t limit = qc_forward_config_of(e->sides[i].llama)->context;
+        uint64_t limit = qc_forward_config_of(e->sides[i].model)->context;
         if (limit == 0 || context <= limit)
             continue;
         if (e->o->context)
@@ -221,7 +221,7 @@ static qc_status make_windows(evaluation *e, const qc_strbuf *text, qc_error *er
     const qc_eval_windows *w = &e->windows;
     const qc_forward_batch all = {w->ids, w->lengths, w->count, w->tokens, w->sequences};
     e->r->windows = w->count;
-    QC_TRY(qc_forward_check(e->sides[0].llama, &all, err));
+    QC_TRY(qc_forward_check(e->sides[0].model, &all, err));
     return leave_out_media(e, err);
 }
 
@@ -232,8 +232,8 @@ static int batch_fits(const evaluation *e, uint64_t tokens)
     uint64_t bytes = 0, work = 0;
     for (unsigned i = 0; i < e->side_count; i++) {
         const side *s = &e->sides[i];
-        uint64_t least = qc_forward_memory(s->llama, e->windows.longest, e->windows.longest);
-        uint64_t need = qc_forward_memory(s->llama, tokens, e->windows.longest);
+        uint64_t least = qc_forward_memory(s->model, e->windows.longest, e->windows.longest);
+        uint64_t need = qc_forward_memory(s->model, tokens, e->windows.longest);
         bytes = qc_sat_add(bytes, qc_sat_mul(tokens, s->width * sizeof(float)));
         work = need > least && need - least > work ? need - least : work;
     }
@@ -326,7 +326,7 @@ static qc_status count_rows(evaluation *e, uint64_t rows, qc_error *err)
         w.rows = rows - at < e->chunk_rows ? rows - at : e->chunk_rows;
         for (unsigned i = 0; i < e->side_count; i++) {
             const side *s = &e->sides[i];
-            QC_TRY(qc_forward_logits(s->llama, s->hidden + at * s->width, w.rows, s->logits, err));
+            QC_TRY(qc_forward_logits(s->model, s->hidden + at * s->width, w.rows, s->logits, err));
         }
         QC_TRY(qc_team_run(e->tools.threads, token_worker, &w, err));
         for (uint64_t i = 0; i < w.rows; i++)
@@ -372,7 +372,7 @@ static qc_status run_batches(evaluation *e, qc_error *err)
         b.count = batch_windows(e, w, &b.tokens);
         qc_progress_count_tokens(e->tools.progress, b.tokens, e->token_bytes);
         for (unsigned i = 0; i < e->side_count; i++)
-            QC_TRY(qc_forward_hidden(e->sides[i].llama, &b, e->sides[i].hidden, err));
+            QC_TRY(qc_forward_hidden(e->sides[i].model, &b, e->sides[i].hidden, err));
         QC_TRY(e->encoder ? compare_states(e, &b, err) : count_rows(e, gather(e, &b), err));
         w += b.count;
         begin += b.tokens;
@@ -386,7 +386,7 @@ static uint64_t memory_of(const evaluation *e, uint64_t batch_tokens)
 {
     uint64_t layer = 0, all = 0;
     for (unsigned i = 0; i < e->side_count; i++) {
-        const qc_forward *m = e->sides[i].llama;
+        const qc_forward *m = e->sides[i].model;
         const uint64_t floats_of = batch_tokens * e->sides[i].width + e->chunk_rows * e->vocabulary;
         all = qc_sat_add(all, qc_sat_mul(floats_of, sizeof(float)));
         all = qc_sat_add(all, qc_forward_head_memory(m));
@@ -400,7 +400,7 @@ static void tell_memory(const evaluation *e, uint64_t batch_tokens)
     char all[QC_SIZE_TEXT_BYTES], images[QC_SIZE_TEXT_BYTES];
     uint64_t most = 0;
     for (unsigned i = 0; i < e->side_count; i++)
-        most = qc_max_u64(most, qc_forward_image_memory(e->sides[i].llama));
+        most = qc_max_u64(most, qc_forward_image_memory(e->sides[i].model));
     qc_console_detail(e->call, 1, "this takes up to %s of memory%s%s%s",
                       qc_text_bytes(all, memory_of(e, batch_tokens)), most ? ", of which " : "",
                       most ? qc_text_bytes(images, most) : "",
@@ -474,7 +474,7 @@ qc_status qc_eval_run(qc_eval_result *out, const qc_call *call, const qc_eval_op
     for (unsigned i = 0; i < e.side_count; i++) {
         qc_free(e.sides[i].hidden);
         qc_free(e.sides[i].logits);
-        qc_forward_close(e.sides[i].llama);
+        qc_forward_close(e.sides[i].model);
         qc_checkpoint_close(e.sides[i].checkpoint);
     }
     qc_image_states_close(e.images);

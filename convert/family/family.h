@@ -8,33 +8,33 @@
 #include "convert/family/forward_shape.h"
 
 enum {
-    QC_FAMILY_QKV_BIAS = 1,             /* q, k and v have biases, whatever config.json says */
-    QC_FAMILY_READS_ATTENTION_BIAS = 2, /* attention_bias: q, k and v have them */
-    QC_FAMILY_OUT_BIAS = 4,             /* and so has o */
-    QC_FAMILY_BIASED = 8,               /* where attention_bias is missing, it is true */
-    QC_FAMILY_READS_MLP_BIAS = 16,
-    QC_FAMILY_WIDE_NORMS = 32,    /* norms of q and k go over all heads, else over each */
-    QC_FAMILY_NORMS_ADD_ONE = 64, /* norms multiply by 1 + weight */
-    QC_FAMILY_TIED = 128,         /* where tie_word_embeddings is missing, it is true */
-    QC_FAMILY_READS_PART = 256,   /* partial_rotary_factor */
-    QC_FAMILY_SIDE_BY_SIDE = 512, /* a rotary pair is two neighbours, else i and i + half */
-    QC_FAMILY_SU_IS_LONGROPE = 1024 /* rotary types "su" and "yarn" are "longrope" */,
-    QC_FAMILY_LOCAL_ROPE = 2048,     /* layers that slide have rotary parameters of their own */
-    QC_FAMILY_READS_PATTERN = 4096,  /* sliding_window_pattern */
-    QC_FAMILY_TEXT_CONFIG = 8192,    /* the fields are in text_config */
-    QC_FAMILY_SCALES_SCORES = 16384, /* by the square of YaRN's mscale_all_dim */
-    QC_FAMILY_ON_GPU = 32768,        /* gpu_llama.c computes it, too */
-    QC_FAMILY_MLP_BIAS = 65536,      /* whatever config.json says */
-    QC_FAMILY_LAYER_NORMS = 131072,  /* norms subtract the mean and have biases */
-    QC_FAMILY_UNGATED = 262144,      /* feed-forward parts have no gate */
-    QC_FAMILY_BY_HEAD = 524288,      /* q, k and v of a head lie one behind the other */
+    QC_FAMILY_QKV_BIAS = 1 << 0,             /* q, k and v have biases, whatever config.json says */
+    QC_FAMILY_READS_ATTENTION_BIAS = 1 << 1, /* attention_bias: q, k and v have them */
+    QC_FAMILY_OUT_BIAS = 1 << 2,             /* and so has o */
+    QC_FAMILY_BIASED = 1 << 3,               /* where attention_bias is missing, it is true */
+    QC_FAMILY_READS_MLP_BIAS = 1 << 4,
+    QC_FAMILY_WIDE_NORMS = 1 << 5,    /* norms of q and k go over all heads, else over each */
+    QC_FAMILY_NORMS_ADD_ONE = 1 << 6, /* norms multiply by 1 + weight */
+    QC_FAMILY_TIED = 1 << 7,          /* where tie_word_embeddings is missing, it is true */
+    QC_FAMILY_READS_PART = 1 << 8,    /* partial_rotary_factor */
+    QC_FAMILY_SIDE_BY_SIDE = 1 << 9,  /* a rotary pair is two neighbours, else i and i + half */
+    QC_FAMILY_SU_IS_LONGROPE = 1 << 10 /* rotary types "su" and "yarn" are "longrope" */,
+    QC_FAMILY_LOCAL_ROPE = 1 << 11,    /* layers that slide have rotary parameters of their own */
+    QC_FAMILY_READS_PATTERN = 1 << 12, /* sliding_window_pattern */
+    QC_FAMILY_TEXT_CONFIG = 1 << 13,   /* the fields are in text_config */
+    QC_FAMILY_SCALES_SCORES = 1 << 14, /* by the square of YaRN's mscale_all_dim */
+    QC_FAMILY_ON_GPU = 1 << 15,        /* gpu_llama.c computes it, too */
+    QC_FAMILY_MLP_BIAS = 1 << 16,      /* whatever config.json says */
+    QC_FAMILY_LAYER_NORMS = 1 << 17,   /* norms subtract the mean and have biases */
+    QC_FAMILY_UNGATED = 1 << 18,       /* feed-forward parts have no gate */
+    QC_FAMILY_BY_HEAD = 1 << 19,       /* q, k and v of a head lie one behind the other */
     /* Positions are learned vectors that are added to the embedding, and nothing is turned. */
-    QC_FAMILY_LEARNED_POSITIONS = 1048576,
-    QC_FAMILY_CONV1D = 2097152,     /* matrices of layers with 16 or 32 bits are stored [in, out] */
-    QC_FAMILY_NORMS_SUMS = 4194304, /* norms of what is added norm the sum instead */
+    QC_FAMILY_LEARNED_POSITIONS = 1 << 20,
+    QC_FAMILY_CONV1D = 1 << 21,     /* matrices of layers with 16 or 32 bits are stored [in, out] */
+    QC_FAMILY_NORMS_SUMS = 1 << 22, /* norms of what is added norm the sum instead */
     /* There is no head, and a token sees all tokens of its window. All architectures count whose
      * name begins as the row says, as their heads change no hidden state. */
-    QC_FAMILY_ENCODER = 8388608
+    QC_FAMILY_ENCODER = 1 << 23
 };
 
 /* How the fields of config.json are called. NULL: the family does not read it. */
@@ -42,6 +42,8 @@ typedef struct {
     const char *layers, *hidden, *intermediate, *heads, *kv_heads, *head_dim, *context, *norm_eps;
     const char *gate;
 } qc_family_fields;
+
+extern const qc_family_fields qc_family_fields_bert; /* GPT-NeoX has them, too */
 
 /* Which layers see only the last sliding_window positions. */
 typedef enum {

@@ -11,13 +11,13 @@
 #define SHOWN       80
 #define MAX_PADDING 1000000u /* no token of padding has a larger number */
 
-static const qc_family_fields fields = {.layers = "num_hidden_layers",
-                                        .hidden = "hidden_size",
-                                        .intermediate = "intermediate_size",
-                                        .heads = "num_attention_heads",
-                                        .context = "max_position_embeddings",
-                                        .norm_eps = "layer_norm_eps",
-                                        .gate = "hidden_act"};
+const qc_family_fields qc_family_fields_bert = {.layers = "num_hidden_layers",
+                                                .hidden = "hidden_size",
+                                                .intermediate = "intermediate_size",
+                                                .heads = "num_attention_heads",
+                                                .context = "max_position_embeddings",
+                                                .norm_eps = "layer_norm_eps",
+                                                .gate = "hidden_act"};
 
 static const qc_outer_names outer = {.layers = "encoder.layer.",
                                      .embedding = "embeddings.word_embeddings",
@@ -76,8 +76,8 @@ static qc_status read_roberta(qc_family_reader *r, qc_error *err)
     (QC_FAMILY_QKV_BIAS | QC_FAMILY_OUT_BIAS | QC_FAMILY_MLP_BIAS | QC_FAMILY_LAYER_NORMS |        \
      QC_FAMILY_NORMS_SUMS | QC_FAMILY_UNGATED | QC_FAMILY_LEARNED_POSITIONS | QC_FAMILY_ENCODER)
 #define DEFAULTS                                                                                   \
-    .fields = &fields, .names = &names, .outer = &outer, .gate = QC_LAYER_GELU, .traits = TRAITS,  \
-    .norm_eps = 1e-12
+    .fields = &qc_family_fields_bert, .names = &names, .outer = &outer, .gate = QC_LAYER_GELU,     \
+    .traits = TRAITS, .norm_eps = 1e-12
 
 /* ---- DistilBERT ---- */
 

@@ -3,14 +3,6 @@
 #include "convert/family/family.h"
 #include "convert/family/family_read.h"
 
-static const qc_family_fields fields = {.layers = "num_hidden_layers",
-                                        .hidden = "hidden_size",
-                                        .intermediate = "intermediate_size",
-                                        .heads = "num_attention_heads",
-                                        .context = "max_position_embeddings",
-                                        .norm_eps = "layer_norm_eps",
-                                        .gate = "hidden_act"};
-
 static const qc_outer_names outer = {
     .layers = "layers.", .embedding = "embed_in", .norm = "final_layer_norm", .head = "embed_out"};
 
@@ -32,7 +24,7 @@ const qc_family qc_family_gpt_neox[1] = {
     {.model_type = "gpt_neox",
      .architecture = "GPTNeoXForCausalLM",
      .prefixes = "gpt_neox.",
-     .fields = &fields,
+     .fields = &qc_family_fields_bert,
      .names = &names,
      .outer = &outer,
      .gate = QC_LAYER_GELU,

@@ -4,7 +4,7 @@
 #include "base/alloc.h"
 #include "base/workers.h"
 #include "convert/forward/forward.h"
-#include "tests/fixtures/test_model.h"
+#include "tests/fixtures/double_layer.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -113,38 +113,6 @@ static qc_status logits(world *w, float *out)
 
 /* ---- the same in double ---- */
 
-static const float *values(world *w, const char *name)
-{
-    static float room[TENSORS][INTER * HIDDEN];
-    static unsigned next;
-    const qc_checkpoint_tensor *t = qc_checkpoint_find(w->c, name);
-    qc_st_cursor *cursor = NULL;
-    float *to = room[next++ % TENSORS];
-    assert_true(t && t->bytes <= sizeof room[0]);
-    test_must(qc_st_cursor_create(&cursor, &w->err), &w->err);
-    test_must(qc_checkpoint_read(w->c, cursor, t, 0, to, (size_t)t->bytes, &w->err), &w->err);
-    qc_st_cursor_destroy(cursor);
-    return to;
-}
-
-static void d_norm(const double *x, const float *weight, unsigned n, double *out)
-{
-    double sum = 0.0;
-    for (unsigned i = 0; i < n; i++)
-        sum += x[i] * x[i];
-    for (unsigned i = 0; i < n; i++)
-        out[i] = x[i] / sqrt(sum / n + 1e-5) * (double)weight[i];
-}
-
-static void d_linear(const float *w, unsigned rows, unsigned cols, const double *x, double *out)
-{
-    for (unsigned r = 0; r < rows; r++) {
-        out[r] = 0.0;
-        for (unsigned c = 0; c < cols; c++)
-            out[r] += (double)w[r * cols + c] * x[c];
-    }
-}
-
 typedef struct {
     unsigned keys;
     double k[MOST][KV * DIM], v[MOST][KV * DIM];
@@ -153,9 +121,9 @@ typedef struct {
 static void d_keys(world *w, const qc_image *image, seen *out)
 {
     float x[MOST * HIDDEN];
-    const float *k = values(w, L "cross_attn.k_proj.weight"),
-                *v = values(w, L "cross_attn.v_proj.weight"),
-                *norm = values(w, L "cross_attn.k_norm.weight");
+    const float *k = test_values(w->c, L "cross_attn.k_proj.weight"),
+                *v = test_values(w->c, L "cross_attn.v_proj.weight"),
+                *norm = test_values(w->c, L "cross_attn.k_norm.weight");
     test_must(qc_image_read(w->s, image, 0, image->all, x, &w->err), &w->err);
     for (unsigned t = 0; t < image->all; t++) {
         double row[HIDDEN];
@@ -190,30 +158,30 @@ static void d_attend(const double *q, const seen *s, double *out)
 static void d_token(world *w, uint32_t id, const seen *s, int fed, double *out)
 {
     double h[HIDDEN], x[HIDDEN], q[HEADS * DIM], a[HEADS * DIM], g[INTER], u[INTER], y[HIDDEN];
-    const float *embedding = values(w, "model.embed_tokens.weight");
-    const float *q_norm = values(w, L "cross_attn.q_norm.weight");
-    const double attended = tanh((double)*values(w, L "cross_attn_attn_gate"));
-    const double gated = fed ? tanh((double)*values(w, L "cross_attn_mlp_gate")) : 0.0;
+    const float *embedding = test_values(w->c, "model.embed_tokens.weight");
+    const float *q_norm = test_values(w->c, L "cross_attn.q_norm.weight");
+    const double attended = tanh((double)*test_values(w->c, L "cross_attn_attn_gate"));
+    const double gated = fed ? tanh((double)*test_values(w->c, L "cross_attn_mlp_gate")) : 0.0;
     for (unsigned i = 0; i < HIDDEN; i++)
         h[i] = (double)embedding[id * HIDDEN + i];
-    d_norm(h, values(w, L "input_layernorm.weight"), HIDDEN, x);
-    d_linear(values(w, L "cross_attn.q_proj.weight"), HEADS * DIM, HIDDEN, x, q);
+    d_norm(h, test_values(w->c, L "input_layernorm.weight"), HIDDEN, x);
+    d_linear(test_values(w->c, L "cross_attn.q_proj.weight"), HEADS * DIM, HIDDEN, x, q);
     for (unsigned i = 0; i < HEADS; i++)
         d_norm(q + i * DIM, q_norm, DIM, q + i * DIM);
     d_attend(q, s, a);
-    d_linear(values(w, L "cross_attn.o_proj.weight"), HIDDEN, HEADS * DIM, a, y);
+    d_linear(test_values(w->c, L "cross_attn.o_proj.weight"), HIDDEN, HEADS * DIM, a, y);
     for (unsigned i = 0; i < HIDDEN; i++)
         h[i] += attended * y[i];
-    d_norm(h, values(w, L "post_attention_layernorm.weight"), HIDDEN, x);
-    d_linear(values(w, L "mlp.gate_proj.weight"), INTER, HIDDEN, x, g);
-    d_linear(values(w, L "mlp.up_proj.weight"), INTER, HIDDEN, x, u);
+    d_norm(h, test_values(w->c, L "post_attention_layernorm.weight"), HIDDEN, x);
+    d_linear(test_values(w->c, L "mlp.gate_proj.weight"), INTER, HIDDEN, x, g);
+    d_linear(test_values(w->c, L "mlp.up_proj.weight"), INTER, HIDDEN, x, u);
     for (unsigned i = 0; i < INTER; i++)
         g[i] = g[i] / (1.0 + exp(-g[i])) * u[i];
-    d_linear(values(w, L "mlp.down_proj.weight"), HIDDEN, INTER, g, y);
+    d_linear(test_values(w->c, L "mlp.down_proj.weight"), HIDDEN, INTER, g, y);
     for (unsigned i = 0; i < HIDDEN; i++)
         h[i] += gated * y[i];
-    d_norm(h, values(w, "model.norm.weight"), HIDDEN, x);
-    d_linear(values(w, "lm_head.weight"), VOCAB, HIDDEN, x, out);
+    d_norm(h, test_values(w->c, "model.norm.weight"), HIDDEN, x);
+    d_linear(test_values(w->c, "lm_head.weight"), VOCAB, HIDDEN, x, out);
 }
 
 static void agrees(void **state)
@@ -226,8 +194,8 @@ static void agrees(void **state)
     make_world(&w);
     test_must(open_world(&w, 1), &w.err);
     test_must(logits(&w, first), &w.err);
-    assert_true(fabsf(*values(&w, L "cross_attn_attn_gate")) > 0.2f);
-    assert_true(fabsf(*values(&w, L "cross_attn_mlp_gate")) > 0.2f);
+    assert_true(fabsf(*test_values(w.c, L "cross_attn_attn_gate")) > 0.2f);
+    assert_true(fabsf(*test_values(w.c, L "cross_attn_mlp_gate")) > 0.2f);
     assert_true(qc_forward_image_memory(w.m) >= 79 * (2 * KV * DIM + HIDDEN) * sizeof(float));
     assert_true(qc_forward_memory(w.m, 12, 5) > qc_forward_image_memory(w.m));
     unsigned at = 0;

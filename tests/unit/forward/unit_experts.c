@@ -4,7 +4,7 @@
 #include "base/alloc.h"
 #include "base/workers.h"
 #include "convert/forward/experts.h"
-#include "tests/fixtures/test_model.h"
+#include "tests/fixtures/double_layer.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -150,26 +150,6 @@ static qc_status run(world *w, unsigned threads, uint64_t tokens, float *hidden)
 
 /* ---- the same in double ---- */
 
-static const float *values(world *w, const char *name)
-{
-    static float room[TENSORS][12 * HIDDEN];
-    static unsigned next;
-    const qc_checkpoint_tensor *t = qc_checkpoint_find(w->c, name);
-    float *to = room[next++ % TENSORS];
-    assert_true(t && t->bytes <= sizeof room[0]);
-    test_must(qc_checkpoint_read(w->c, w->s.cursor, t, 0, to, (size_t)t->bytes, &w->err), &w->err);
-    return to;
-}
-
-static void d_linear(const float *w, unsigned rows, unsigned cols, const double *x, double *out)
-{
-    for (unsigned r = 0; r < rows; r++) {
-        out[r] = 0.0;
-        for (unsigned c = 0; c < cols; c++)
-            out[r] += (double)w[r * cols + c] * x[c];
-    }
-}
-
 typedef struct {
     const float *gate, *up, *down;
     unsigned inner;
@@ -194,7 +174,7 @@ static d_expert d_find(world *w, const char *module, unsigned inner)
     for (int i = 0; i < 3; i++) {
         char name[96];
         (void)snprintf(name, sizeof name, L "mlp.%s.%s_proj.weight", module, parts[i]);
-        found[i] = values(w, name);
+        found[i] = test_values(w->c, name);
     }
     return (d_expert){found[0], found[1], found[2], inner};
 }
@@ -242,9 +222,9 @@ static void agrees(void **state)
     make_states(before);
     memcpy(hidden, before, sizeof before);
     test_must(run(&w, 1, TOKENS, hidden), &w.err);
-    l = (d_layer){.norm = values(&w, L "post_attention_layernorm.weight"),
-                  .router = values(&w, L "mlp.gate.weight"),
-                  .gate = values(&w, L "mlp.shared_expert_gate.weight"),
+    l = (d_layer){.norm = test_values(w.c, L "post_attention_layernorm.weight"),
+                  .router = test_values(w.c, L "mlp.gate.weight"),
+                  .gate = test_values(w.c, L "mlp.shared_expert_gate.weight"),
                   .shared = d_find(&w, "shared_expert", SHARED)};
     for (unsigned e = 0; e < COUNT; e++) {
         char module[32];

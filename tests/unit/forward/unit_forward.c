@@ -4,7 +4,7 @@
 #include "base/alloc.h"
 #include "base/workers.h"
 #include "convert/forward/forward.h"
-#include "tests/fixtures/test_model.h"
+#include "tests/fixtures/double_layer.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -80,38 +80,6 @@ static void drop(world *w)
 
 /* ---- the same in double ---- */
 
-static const float *values(world *w, const char *name)
-{
-    static float room[TENSORS][INTER * HIDDEN];
-    static unsigned next;
-    const qc_checkpoint_tensor *t = qc_checkpoint_find(w->c, name);
-    qc_st_cursor *cursor = NULL;
-    float *to = room[next++ % TENSORS];
-    assert_true(t && t->bytes <= sizeof room[0]);
-    test_must(qc_st_cursor_create(&cursor, &w->err), &w->err);
-    test_must(qc_checkpoint_read(w->c, cursor, t, 0, to, (size_t)t->bytes, &w->err), &w->err);
-    qc_st_cursor_destroy(cursor);
-    return to;
-}
-
-static void d_norm(const double *x, const float *weight, unsigned n, double *out)
-{
-    double sum = 0.0;
-    for (unsigned i = 0; i < n; i++)
-        sum += x[i] * x[i];
-    for (unsigned i = 0; i < n; i++)
-        out[i] = x[i] / sqrt(sum / n + 1e-5) * (double)weight[i];
-}
-
-static void d_linear(const float *w, unsigned rows, unsigned cols, const double *x, double *out)
-{
-    for (unsigned r = 0; r < rows; r++) {
-        out[r] = 0.0;
-        for (unsigned c = 0; c < cols; c++)
-            out[r] += (double)w[r * cols + c] * x[c];
-    }
-}
-
 static void d_turn(double *x, const float *norm, unsigned position)
 {
     double y[DIM];
@@ -135,13 +103,13 @@ static void d_logits(world *w, const variant *v, const uint32_t *window, unsigne
 {
     double h[16][HIDDEN], q[16][HEADS * DIM], k[16][KV * DIM], u[16][KV * DIM];
     double x[HIDDEN], a[HEADS * DIM], g[INTER], up[INTER], y[HIDDEN];
-    const float *embedding = values(w, "model.embed_tokens.weight");
-    const float *q_norm = v->head_norms ? values(w, L "self_attn.q_norm.weight") : NULL;
-    const float *k_norm = v->head_norms ? values(w, L "self_attn.k_norm.weight") : NULL;
-    const float *input = values(w, L "input_layernorm.weight");
-    const float *wq = values(w, L "self_attn.q_proj.weight");
-    const float *wk = values(w, L "self_attn.k_proj.weight");
-    const float *wv = values(w, L "self_attn.v_proj.weight");
+    const float *embedding = test_values(w->c, "model.embed_tokens.weight");
+    const float *q_norm = v->head_norms ? test_values(w->c, L "self_attn.q_norm.weight") : NULL;
+    const float *k_norm = v->head_norms ? test_values(w->c, L "self_attn.k_norm.weight") : NULL;
+    const float *input = test_values(w->c, L "input_layernorm.weight");
+    const float *wq = test_values(w->c, L "self_attn.q_proj.weight");
+    const float *wk = test_values(w->c, L "self_attn.k_proj.weight");
+    const float *wv = test_values(w->c, L "self_attn.v_proj.weight");
     for (unsigned t = 0; t < n; t++) {
         for (unsigned i = 0; i < HIDDEN; i++)
             h[t][i] = (double)embedding[window[t] * HIDDEN + i];
@@ -154,12 +122,13 @@ static void d_logits(world *w, const variant *v, const uint32_t *window, unsigne
         for (unsigned i = 0; i < KV; i++)
             d_turn(k[t] + i * DIM, k_norm, t);
     }
-    const float *wo = values(w, L "self_attn.o_proj.weight");
-    const float *post = values(w, L "post_attention_layernorm.weight");
-    const float *wg = values(w, L "mlp.gate_proj.weight"), *wu = values(w, L "mlp.up_proj.weight");
-    const float *wd = values(w, L "mlp.down_proj.weight");
-    const float *last = values(w, "model.norm.weight");
-    const float *head = v->tied ? embedding : values(w, "lm_head.weight");
+    const float *wo = test_values(w->c, L "self_attn.o_proj.weight");
+    const float *post = test_values(w->c, L "post_attention_layernorm.weight");
+    const float *wg = test_values(w->c, L "mlp.gate_proj.weight"),
+                *wu = test_values(w->c, L "mlp.up_proj.weight");
+    const float *wd = test_values(w->c, L "mlp.down_proj.weight");
+    const float *last = test_values(w->c, "model.norm.weight");
+    const float *head = v->tied ? embedding : test_values(w->c, "lm_head.weight");
     for (unsigned t = 0; t < n; t++) {
         unsigned low = v->span && t + 1 > v->span ? t + 1 - v->span : 0;
         memset(a, 0, sizeof a);
