@@ -93,13 +93,13 @@ static qc_status once(bench *b, int run, qc_error *err)
     QC_TRY(
         qc_feedback_open(&f, b->blas, 1, b->n, b->h, b->cross ? b->c : NULL, &options, NULL, err));
     at[WEIGHT] = cpu_seconds();
-    QC_TRY(qc_feedback_weight(f, &form, b->w, b->rows, &out, &b->result, err));
+    QC_TRY(qc_feedback_weight(f, &form, b->w, b->rows, NULL, &out, &b->result, err));
     at[STEPS] = cpu_seconds();
     qc_feedback_close(f);
     floors[MOMENTS] = qc_moments_flops(b->tokens, b->n, b->cross) / b->gflops[0][run];
     floors[OPEN] = qc_feedback_open_flops(b->n, b->cross) / b->gflops[1][run];
     floors[WEIGHT] =
-        qc_feedback_weight_flops(b->rows, b->n, b->cross, &options) / b->gflops[0][run];
+        qc_feedback_weight_flops(b->rows, b->n, b->cross, &options, 0) / b->gflops[0][run];
     for (unsigned i = 0; i < STEPS; i++) {
         b->seconds[i][run] = at[i + 1] - at[i];
         b->of_floor[i][run] = b->seconds[i][run] / (floors[i] * 1e-9);

@@ -597,7 +597,7 @@ qc_status qc_cuda_feedback_weight_within(const qc_cuda_feedback *f, const qc_for
     void *host = NULL;
     uint64_t elems;
     qc_status st;
-    *result = (qc_feedback_result){0.0, 0.0};
+    *result = (qc_feedback_result){0};
     out->nested_offset = 0.0f;
     if (rows == 0)
         return QC_OK;
@@ -626,7 +626,8 @@ qc_status qc_cuda_feedback_weight_within(const qc_cuda_feedback *f, const qc_for
     (void)lay_out(&j.d, j.memory, j.most, n, form);
     st = locked(&j, err);
     if (st == QC_OK && j.sums[1] > 0.0)
-        *result = (qc_feedback_result){j.sums[0] / j.sums[1], j.sums[2] / j.sums[1]};
+        *result = (qc_feedback_result){.rounded = j.sums[0] / j.sums[1],
+                                       .calibrated = j.sums[2] / j.sums[1]};
 done:
     qc_cuda_free(j.memory);
     qc_free(host);

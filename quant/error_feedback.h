@@ -83,28 +83,44 @@ typedef struct {
     int offset_given; /* nested_offset is given */
 } qc_feedback_out;
 
+/* What errors of the outputs do to the model's answer: the mean over tokens of g g^T, where g is
+ * the gradient of the loss with respect to the outputs of the weight. Only blocks on its diagonal
+ * are given: outputs of different blocks count as if their gradients had nothing to do with one
+ * another. */
+typedef struct {
+    const float *g; /* [blocks][block][block], symmetric; what belongs to rows beyond the weight's
+                       is not read */
+    uint64_t block; /* outputs of a block; it may be more than the weight has */
+    double damping; /* the share of a block's mean diagonal that is added to its diagonal; 0: the
+                       default */
+} qc_feedback_outputs;
+
 /* These are the sum over tokens of |W z - Q x|^2 divided by that of |W z|^2, in double; without C,
  * z is x. */
 typedef struct {
     double rounded;    /* with scales that were searched without data, and codes rounded to
                           nearest */
     double calibrated; /* of what is returned */
+    /* The same two of tr(G E H E^T); 0 without G. */
+    double rounded_two_sided, calibrated_two_sided;
 } qc_feedback_result;
 
-/* Quantizes w [rows, n]. Allocates qc_feedback_weight_bytes. QC_ERR_NONFINITE for weights that are
- * not finite. QC_ERR_INTERRUPTED. */
+/* Quantizes w [rows, n]. Outputs count alike where g is NULL. Allocates qc_feedback_weight_bytes.
+ * QC_ERR_NONFINITE for weights or g that are not finite. QC_ERR_INTERRUPTED. */
 QC_NODISCARD qc_status qc_feedback_weight(const qc_feedback *f, const qc_form *form, const float *w,
-                                          uint64_t rows, qc_feedback_out *out,
-                                          qc_feedback_result *result, qc_error *err);
+                                          uint64_t rows, const qc_feedback_outputs *g,
+                                          qc_feedback_out *out, qc_feedback_result *result,
+                                          qc_error *err);
 
-/* Return the most that these two allocate, without the caller's arrays. They saturate. */
+/* Return the most that these two allocate, without the caller's arrays. They saturate. block: that
+ * of qc_feedback_outputs; 0 without. */
 uint64_t qc_feedback_open_bytes(uint64_t n, int cross);
-uint64_t qc_feedback_weight_bytes(uint64_t rows, uint64_t n, unsigned threads);
+uint64_t qc_feedback_weight_bytes(uint64_t rows, uint64_t n, unsigned threads, uint64_t block);
 /* Return the floating-point operations of the matrix products in them, which bound their time from
  * below. */
 double qc_feedback_open_flops(uint64_t n, int cross);
 double qc_feedback_weight_flops(uint64_t rows, uint64_t n, int cross,
-                                const qc_feedback_options *options);
+                                const qc_feedback_options *options, uint64_t block);
 double qc_moments_flops(uint64_t tokens, uint64_t n, int cross);
 
 #endif

@@ -437,8 +437,8 @@ static qc_status run(job *j, float *target, qc_feedback_result *result, qc_error
 }
 
 qc_status qc_feedback_weight(const qc_feedback *f, const qc_form *form, const float *w,
-                             uint64_t rows, qc_feedback_out *out, qc_feedback_result *result,
-                             qc_error *err)
+                             uint64_t rows, const qc_feedback_outputs *g, qc_feedback_out *out,
+                             qc_feedback_result *result, qc_error *err)
 {
     const int by_rows = qc_form_by_rows(form);
     const uint64_t n = f->n, chunks = qc_ceil_div_u64(rows, QC_FEEDBACK_ROWS);
@@ -446,7 +446,9 @@ qc_status qc_feedback_weight(const qc_feedback *f, const qc_form *form, const fl
     void *target = NULL, *scratch = NULL, *sums = NULL;
     uint64_t elems;
     qc_status st;
-    *result = (qc_feedback_result){0.0, 0.0};
+    *result = (qc_feedback_result){0};
+    if (g)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "second moments of outputs cannot be used yet");
     if (!out->offset_given)
         out->nested_offset = 0.0f;
     if (rows == 0)
@@ -478,8 +480,9 @@ done:
     return st;
 }
 
-uint64_t qc_feedback_weight_bytes(uint64_t rows, uint64_t n, unsigned threads)
+uint64_t qc_feedback_weight_bytes(uint64_t rows, uint64_t n, unsigned threads, uint64_t block)
 {
+    (void)block;
     const uint64_t wide = n > QC_TILE_COLS ? n : QC_TILE_COLS;
     uint64_t bytes = qc_sat_mul(qc_sat_mul(rows, n), sizeof(float)); /* T */
     bytes = qc_sat_add(bytes, qc_sat_mul(threads, chunk_bytes(n, wide)));
@@ -488,8 +491,9 @@ uint64_t qc_feedback_weight_bytes(uint64_t rows, uint64_t n, unsigned threads)
 }
 
 double qc_feedback_weight_flops(uint64_t rows, uint64_t n, int cross,
-                                const qc_feedback_options *options)
+                                const qc_feedback_options *options, uint64_t block)
 {
+    (void)block;
     /* per weight: 2 n for T, n for feedback, 2 n for a sweep, n for each of three traces */
     const double per_weight = (cross ? 2.0 : 0.0) + 1.0 + 2.0 * options->sweeps + 3.0;
     return (double)rows * (double)n * (double)n * per_weight;

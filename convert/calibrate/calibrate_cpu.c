@@ -130,9 +130,9 @@ static qc_calibrate_room room_text(const qc_calibrate_engine *e, const qc_forwar
 }
 
 static qc_calibrate_room room_weight(const qc_calibrate_engine *e, uint64_t rows, uint64_t n,
-                                     int cross, const qc_form *form)
+                                     int cross, const qc_form *form, uint64_t block)
 {
-    uint64_t bytes = qc_sat_add(qc_feedback_weight_bytes(rows, n, e->k->threads),
+    uint64_t bytes = qc_sat_add(qc_feedback_weight_bytes(rows, n, e->k->threads, block),
                                 qc_sat_mul(qc_sat_mul(rows, n), sizeof(float)));
     (void)form;
     bytes = qc_sat_add(bytes, qc_sat_mul(qc_calibrate_square_bytes(n), cross ? 2 : 1));
@@ -269,13 +269,14 @@ static qc_status factor(qc_calibrate_engine *e, const qc_feedback_options *optio
 }
 
 static qc_status weight(qc_calibrate_engine *e, const qc_form *form, const qc_forward_matrix *w,
-                        qc_feedback_out *out, qc_feedback_result *result, qc_error *err)
+                        const qc_feedback_outputs *g, qc_feedback_out *out,
+                        qc_feedback_result *result, qc_error *err)
 {
     const float *values = NULL;
     void *owned = NULL;
     qc_status st = qc_calibrate_floats(e->k->ops, w, &values, &owned, err);
     if (st == QC_OK)
-        st = qc_feedback_weight(of(e)->f, form, values, w->rows, out, result, err);
+        st = qc_feedback_weight(of(e)->f, form, values, w->rows, g, out, result, err);
     qc_free(owned);
     return st;
 }

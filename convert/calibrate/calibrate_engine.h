@@ -63,11 +63,11 @@ typedef struct {
     qc_status (*measure)(qc_calibrate_engine *e, const qc_forward_shape *shape,
                          qc_calibrate_speed *out, qc_error *err);
     /* The memory that is needed for the activations of a text, and for the moments, the factor and
-     * a weight [rows, n] of a set. Both saturate. */
+     * a weight [rows, n] of a set. Both saturate. block: of qc_feedback_outputs, or 0. */
     qc_calibrate_room (*room_text)(const qc_calibrate_engine *e, const qc_forward_shape *shape,
                                    uint64_t tokens, uint64_t longest);
     qc_calibrate_room (*room_weight)(const qc_calibrate_engine *e, uint64_t rows, uint64_t n,
-                                     int cross, const qc_form *form);
+                                     int cross, const qc_form *form, uint64_t block);
 
     /* The engine borrows all of these until it is closed. */
     qc_status (*text)(qc_calibrate_engine *e, const qc_forward_shape *shape,
@@ -95,11 +95,13 @@ typedef struct {
     /* Takes moments from elsewhere: h [n, n], of which the lower triangle counts. h is from
      * qc_malloc, and the engine frees it, also after an error. */
     qc_status (*take)(qc_calibrate_engine *e, uint64_t n, double *h, qc_error *err);
-    /* These are qc_feedback_open of the moments and qc_feedback_weight. */
+    /* These are qc_feedback_open of the moments and qc_feedback_weight; g: of the outputs, or
+     * NULL. */
     qc_status (*factor)(qc_calibrate_engine *e, const qc_feedback_options *options,
                         qc_feedback_info *info, qc_error *err);
     qc_status (*weight)(qc_calibrate_engine *e, const qc_form *form, const qc_forward_matrix *w,
-                        qc_feedback_out *out, qc_feedback_result *result, qc_error *err);
+                        const qc_feedback_outputs *g, qc_feedback_out *out,
+                        qc_feedback_result *result, qc_error *err);
     void (*drop)(qc_calibrate_engine *e); /* frees the moments and the factor, if there are any */
 } qc_calibrate_engine_ops;
 

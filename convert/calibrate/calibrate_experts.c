@@ -269,7 +269,7 @@ static qc_status make_set(qc_calibrate_experts *e, expert *t, int first, int end
             continue;
         }
         double seconds = qc_calibrate_weight_seconds(k, t->jobs[i], apart);
-        QC_TRY(qc_calibrate_weight(k, t->jobs[i], &t->z.matrices[i], &t->arrays[i], err));
+        QC_TRY(qc_calibrate_weight(k, t->jobs[i], &t->z.matrices[i], NULL, &t->arrays[i], err));
         take_quantized(e, t, i);
         qc_calibrate_progress(k, seconds);
     }

@@ -96,9 +96,9 @@ static void look_ahead(const work *w, qc_calibrate_outlook *a)
             a->seconds += qc_calibrate_factor_seconds(k, n, 0);
         }
         const qc_form form = qc_job_form(j);
-        a->operations += qc_feedback_weight_flops(j->rows, n, 0, &k->feedback);
+        a->operations += qc_feedback_weight_flops(j->rows, n, 0, &k->feedback, 0);
         a->seconds += qc_calibrate_weight_seconds(k, w->pairs[i].job, 0);
-        qc_calibrate_room room = k->engine->ops->room_weight(k->engine, j->rows, n, 0, &form);
+        qc_calibrate_room room = k->engine->ops->room_weight(k->engine, j->rows, n, 0, &form, 0);
         /* The weight is held as it is read and as it becomes, and the moments as they are read. */
         uint64_t memory = qc_sat_mul(qc_sat_mul(j->rows, n), sizeof(float) + 2);
         memory = qc_sat_add(memory, room.device ? qc_calibrate_square_bytes(n) : 0);
@@ -124,7 +124,7 @@ static qc_status calibrate_one(const work *w, uint32_t job, qc_error *err)
     qc_forward_matrix m = {0};
     qc_status st = qc_forward_matrix_read(&m, &k->source, &linear, err);
     if (st == QC_OK)
-        st = qc_calibrate_weight(k, job, &m, &arrays, err);
+        st = qc_calibrate_weight(k, job, &m, NULL, &arrays, err);
     qc_calibrated_free(&arrays);
     qc_forward_matrix_deinit(&m);
     qc_calibrate_progress(k, qc_calibrate_weight_seconds(k, job, 0));

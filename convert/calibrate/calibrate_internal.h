@@ -78,11 +78,11 @@ void qc_calibrate_tell_left(const qc_calibrator *k, const uint32_t *jobs, uint32
  * messages. */
 QC_NODISCARD qc_status qc_calibrate_factor(const qc_calibrator *k, uint64_t n, int cross,
                                            uint64_t tokens, const char *name, qc_error *err);
-/* Quantizes a weight with the engine's factor into the store. Its arrays stay in *arrays, and the
- * caller frees them. */
+/* Quantizes a weight with the engine's factor into the store; g: of its outputs, or NULL. Its
+ * arrays stay in *arrays, and the caller frees them. */
 QC_NODISCARD qc_status qc_calibrate_weight(const qc_calibrator *k, uint32_t job,
-                                           const qc_forward_matrix *w, qc_calibrated_arrays *arrays,
-                                           qc_error *err);
+                                           const qc_forward_matrix *w, const qc_feedback_outputs *g,
+                                           qc_calibrated_arrays *arrays, qc_error *err);
 /* Predict the seconds that one factor takes, and one weight. */
 double qc_calibrate_factor_seconds(const qc_calibrator *k, uint64_t n, int cross);
 double qc_calibrate_weight_seconds(const qc_calibrator *k, uint32_t job, int cross);

@@ -416,7 +416,8 @@ static qc_status quantize_set(model *m, layer *l, const linear_set *g, uint64_t 
         if (!qc_calibrate_needs(k, l->jobs[part]))
             continue;
         double seconds = qc_calibrate_weight_seconds(k, l->jobs[part], set_apart(m, g));
-        QC_TRY(qc_calibrate_weight(k, l->jobs[part], &l->z.matrices[part], &l->arrays[part], err));
+        QC_TRY(qc_calibrate_weight(k, l->jobs[part], &l->z.matrices[part], NULL, &l->arrays[part],
+                                   err));
         take_quantized(m, l, (int)part);
         if (k->engine->ops->quantized)
             QC_TRY(k->engine->ops->quantized(k->engine, part, err));
@@ -520,7 +521,7 @@ static qc_status run_head(model *m, qc_error *err)
     if (st == QC_OK)
         st = qc_forward_matrix_read(&w, &k->source, &m->tensors.head, err);
     if (st == QC_OK)
-        st = qc_calibrate_weight(k, job, &w, &arrays, err);
+        st = qc_calibrate_weight(k, job, &w, NULL, &arrays, err);
     e->ops->drop(e);
     qc_free(norm);
     qc_calibrated_free(&arrays);

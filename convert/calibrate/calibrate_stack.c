@@ -163,7 +163,7 @@ static qc_status weigh_alike(const qc_calibrator *k, const qc_job *j, const qc_f
     if (st == QC_OK)
         st = e->ops->factor(e, &options, &info, err);
     if (st == QC_OK)
-        st = e->ops->weight(e, &form, w, out, &result, err);
+        st = e->ops->weight(e, &form, w, NULL, out, &result, err);
     e->ops->drop(e);
     return st;
 }

@@ -99,7 +99,7 @@ double qc_calibrate_factor_seconds(const qc_calibrator *k, uint64_t n, int cross
 double qc_calibrate_weight_seconds(const qc_calibrator *k, uint32_t job, int cross)
 {
     const qc_job weight = qc_calibrated_weight(k->plan, job), *j = &weight;
-    return qc_feedback_weight_flops(j->rows, j->cols, cross, &k->feedback) * k->weight_seconds;
+    return qc_feedback_weight_flops(j->rows, j->cols, cross, &k->feedback, 0) * k->weight_seconds;
 }
 
 void qc_calibrate_progress(const qc_calibrator *k, double seconds)
@@ -125,11 +125,11 @@ qc_calibrate_room qc_calibrate_set_ahead(const qc_calibrator *k, const qc_calibr
             continue;
         const qc_job weight = qc_calibrated_weight(k->plan, s->jobs[i]), *j = &weight;
         const qc_form form = qc_job_form(j);
-        flops += qc_feedback_weight_flops(j->rows, s->n, s->cross, &k->feedback);
+        flops += qc_feedback_weight_flops(j->rows, s->n, s->cross, &k->feedback, 0);
         a->seconds += qc_calibrate_weight_seconds(k, s->jobs[i], s->cross);
         a->weights++;
         most = qc_calibrate_larger(
-            most, k->engine->ops->room_weight(k->engine, j->rows, s->n, s->cross, &form));
+            most, k->engine->ops->room_weight(k->engine, j->rows, s->n, s->cross, &form, 0));
     }
     if (a->weights == before)
         return most;
@@ -168,7 +168,8 @@ qc_status qc_calibrate_factor(const qc_calibrator *k, uint64_t n, int cross, uin
 }
 
 qc_status qc_calibrate_weight(const qc_calibrator *k, uint32_t job, const qc_forward_matrix *w,
-                              qc_calibrated_arrays *arrays, qc_error *err)
+                              const qc_feedback_outputs *g, qc_calibrated_arrays *arrays,
+                              qc_error *err)
 {
     const qc_job weight = qc_calibrated_weight(k->plan, job), *j = &weight;
     const qc_form form = qc_job_form(j);
@@ -183,7 +184,7 @@ qc_status qc_calibrate_weight(const qc_calibrator *k, uint32_t job, const qc_for
                            .absmax_codes = arrays->absmax_codes,
                            .nested_absmax = arrays->nested_absmax};
     qc_calibrate_groups_give(k, job, &out);
-    qc_status st = k->engine->ops->weight(k->engine, &form, w, &out, &result, err);
+    qc_status st = k->engine->ops->weight(k->engine, &form, w, g, &out, &result, err);
     arrays->nested_offset = out.nested_offset;
     if (st == QC_OK)
         st = qc_calibrated_put(k->store, job, arrays, &result, err);

@@ -368,7 +368,7 @@ int qc_calibrated_is_searched(const qc_calibrated *c, uint32_t number)
 qc_feedback_result qc_calibrated_result(const qc_calibrated *c, uint32_t job)
 {
     const uint32_t count = qc_calibrated_matrices(c->plan, job);
-    qc_feedback_result mean = {0.0, 0.0};
+    qc_feedback_result mean = {0};
     double made = 0.0;
     if (count == 0)
         return c->weights[job].result;
@@ -380,7 +380,9 @@ qc_feedback_result qc_calibrated_result(const qc_calibrated *c, uint32_t job)
         mean.calibrated += c->weights[number].result.calibrated;
         made++;
     }
-    return made > 0.0 ? (qc_feedback_result){mean.rounded / made, mean.calibrated / made} : mean;
+    return made > 0.0 ? (qc_feedback_result){.rounded = mean.rounded / made,
+                                             .calibrated = mean.calibrated / made}
+                      : mean;
 }
 
 const char *qc_calibrated_folder(const qc_calibrated *c)

@@ -75,7 +75,7 @@ int qc_calibrated_takes(const qc_plan *plan, uint32_t job);
 int qc_calibrated_has(const qc_calibrated *c, uint32_t job);
 /* The result of a weight of a stack that is in the store as the search made it, because the stack
  * is there as a whole or not at all. */
-#define QC_CALIBRATED_SEARCHED ((qc_feedback_result){-1.0, -1.0})
+#define QC_CALIBRATED_SEARCHED ((qc_feedback_result){.rounded = -1.0, .calibrated = -1.0})
 int qc_calibrated_is_searched(const qc_calibrated *c, uint32_t number);
 /* Returns the errors of the weight's outputs, as qc_feedback_weight gave them; of a stack, the mean
  * of those that were calibrated. */

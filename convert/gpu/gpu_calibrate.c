@@ -571,12 +571,16 @@ static qc_status factor(qc_calibrate_engine *e, const qc_feedback_options *optio
 
 /* A source that is quantized goes to the device as floats. */
 static qc_status weight(qc_calibrate_engine *e, const qc_form *form, const qc_forward_matrix *w,
-                        qc_feedback_out *out, qc_feedback_result *result, qc_error *err)
+                        const qc_feedback_outputs *outputs, qc_feedback_out *out,
+                        qc_feedback_result *result, qc_error *err)
 {
     gpu *g = of(e);
     const float *values = NULL;
     void *owned = NULL;
     QC_TRY(qc_cuda_use(&g->f.device, err));
+    if (outputs)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "a GPU does not weigh errors by second moments of the outputs; --device cpu does");
     if (!g->factor)
         QC_FAIL(err, QC_ERR_USAGE, "a weight can only follow a factor");
     if (w->quantized)
@@ -750,7 +754,7 @@ static qc_calibrate_room room_text(const qc_calibrate_engine *e, const qc_forwar
 /* The device needs the largest of three: while moments are added, while they are factored, and
  * while a weight is worked on. */
 static qc_calibrate_room room_weight(const qc_calibrate_engine *e, uint64_t rows, uint64_t n,
-                                     int cross, const qc_form *form)
+                                     int cross, const qc_form *form, uint64_t block)
 {
     uint64_t held = qc_sat_mul(qc_gpu_bytes_of(n, n, sizeof(double)), cross ? 2 : 1);
     uint64_t added = qc_sat_add(held, qc_cuda_moments_scratch_bytes(n));
@@ -758,6 +762,7 @@ static qc_calibrate_room room_weight(const qc_calibrate_engine *e, uint64_t rows
     uint64_t worked = qc_sat_add(qc_cuda_feedback_kept_bytes(n, cross),
                                  qc_cuda_feedback_weight_least_bytes(rows, n, form, cross));
     (void)e;
+    (void)block;
     return (qc_calibrate_room){qc_sat_mul(qc_sat_mul(rows, n), 2),
                                qc_max_u64(qc_max_u64(added, factored), worked)};
 }

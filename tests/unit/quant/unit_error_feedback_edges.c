@@ -67,7 +67,8 @@ static void groups_may_be_shared(void **state)
         qc_feedback_result result;
         qc_error err;
         assert_int_equal(
-            qc_feedback_weight(f, &forms[i], w + first * n, count, &out, &result, &err), QC_OK);
+            qc_feedback_weight(f, &forms[i], w + first * n, count, NULL, &out, &result, &err),
+            QC_OK);
         assert_memory_equal(nested, want, groups * sizeof *nested);
         assert_memory_equal(absmax_codes, all.absmax_codes + from, blocks);
         assert_memory_equal(absmax, all.absmax + from, blocks * sizeof *absmax);
@@ -192,12 +193,12 @@ static void bad_weights_and_interrupts(void **state)
                            .nested_absmax = m.nested_absmax,
                            .nested_offset = 0.0f};
     w[3 * n + 2] = NAN;
-    assert_int_equal(qc_feedback_weight(f, &forms[1], w, 9, &out, &m.result, &err),
+    assert_int_equal(qc_feedback_weight(f, &forms[1], w, 9, NULL, &out, &m.result, &err),
                      QC_ERR_NONFINITE);
     assert_non_null(strstr(err.msg, "row 3, column 2"));
     w[3 * n + 2] = 0.0f;
     qc_interrupt();
-    assert_int_equal(qc_feedback_weight(f, &forms[1], w, 9, &out, &m.result, &err),
+    assert_int_equal(qc_feedback_weight(f, &forms[1], w, 9, NULL, &out, &m.result, &err),
                      QC_ERR_INTERRUPTED);
     assert_int_equal(qc_moments_add(blas, 1, d.mh, NULL, n, d.x, n, NULL, 0, 9, &err),
                      QC_ERR_INTERRUPTED);
@@ -361,7 +362,7 @@ static void no_memory(void **state)
         qc_alloc_fail_at(nth, 0);
         qc_status st = qc_feedback_open(&f, blas, 1, 64, d.mh, d.mc, &options, NULL, NULL);
         if (st == QC_OK)
-            st = qc_feedback_weight(f, &forms[1], w, 20, &out, &m.result, NULL);
+            st = qc_feedback_weight(f, &forms[1], w, 20, NULL, &out, &m.result, NULL);
         if (st == QC_OK)
             st = qc_moments_add(blas, 1, d.mh, NULL, 64, d.x, 64, NULL, 0, 10, NULL);
         const uint64_t tried = qc_alloc_count();
