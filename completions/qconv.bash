@@ -57,6 +57,10 @@ _qconv()
         --damping)
             return
             ;;
+        --sided)
+            mapfile -t COMPREPLY < <(compgen -W 'one two' -- "$cur")
+            return
+            ;;
         --compute-dtype)
             mapfile -t COMPREPLY < <(compgen -W 'bfloat16 float16 float32' -- "$cur")
             return
@@ -301,7 +305,7 @@ _qconv()
     done
     if [[ $cur == -* ]]; then
         case ${command:-convert} in
-        convert) options='--to --format --activation-bits --block-size --no-double-quant --scale --calibrate --hessians --calibration-tokens --calibration-context --tokenizer --image-states --damping --compute-dtype --compress --max-shard-size --rest --lora --keep --quantize --recipe --split-fused --experts --for --requantize --drop-mtp --schemes --explain --vram --parallel --tp --margin --context --batch --images --kv-dtype --mla --prefill --cuda-context --device --dry-run --force --restart --consume-source --part --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
+        convert) options='--to --format --activation-bits --block-size --no-double-quant --scale --calibrate --hessians --calibration-tokens --calibration-context --tokenizer --image-states --damping --sided --compute-dtype --compress --max-shard-size --rest --lora --keep --quantize --recipe --split-fused --experts --for --requantize --drop-mtp --schemes --explain --vram --parallel --tp --margin --context --batch --images --kv-dtype --mla --prefill --cuda-context --device --dry-run --force --restart --consume-source --part --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
         plan) options='--to --format --activation-bits --block-size --no-double-quant --max-shard-size --rest --lora --keep --quantize --recipe --split-fused --experts --for --requantize --drop-mtp --schemes --explain --vram --parallel --tp --margin --context --batch --images --kv-dtype --mla --prefill --cuda-context --html --device-map --mode --method --optimizer --precision --zero --checkpointing --lora-rank --effective-batch --apply --profile --json --quiet -q --verbose -v --help -h --version' ;;
         hardware) options='--as --watch --csv --interval --samples --json --quiet -q --verbose -v --help -h --version' ;;
         inspect) options='--for --json --quiet -q --verbose -v --help -h --version' ;;

@@ -40,6 +40,7 @@ complete -c qconv -n '__qconv_is convert' -l calibration-context -x -d "length i
 complete -c qconv -n '__qconv_is convert' -l tokenizer -r -F -d "the tokenizer.json for the calibration text, or a directory that has one"
 complete -c qconv -n '__qconv_is convert' -l image-states -r -F -d "states of images that the calibration text's sequences see (Llama 3.2 Vision)"
 complete -c qconv -n '__qconv_is convert' -l damping -x -d "how much more calibrating trusts the weights than the text"
+complete -c qconv -n '__qconv_is convert' -l sided -x -a 'one two' -d "whether all outputs of a layer count alike"
 complete -c qconv -n '__qconv_is convert' -l compute-dtype -x -a 'bfloat16 float16 float32' -d "the dtype that loaders are told to compute in"
 complete -c qconv -n '__qconv_is convert' -l compress -x -d "how the shards are compressed; LEVEL is 1 to 19"
 complete -c qconv -n '__qconv_is convert plan' -l max-shard-size -x -d "the most bytes of tensors in one shard, before compression"

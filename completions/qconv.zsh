@@ -48,6 +48,7 @@ _qconv()
                 '--tokenizer=[the tokenizer.json for the calibration text, or a directory that has one]:PATH:_files' \
                 '--image-states=[states of images that the calibration text'\''s sequences see (Llama 3.2 Vision)]:FILE:_files' \
                 '--damping=[how much more calibrating trusts the weights than the text]:X:' \
+                '--sided=[whether all outputs of a layer count alike]:sided:(one two)' \
                 '--compute-dtype=[the dtype that loaders are told to compute in]:compute-dtype:(bfloat16 float16 float32)' \
                 '--compress=[how the shards are compressed; LEVEL is 1 to 19]:none|zstd\[\:LEVEL\]:' \
                 '--max-shard-size=[the most bytes of tensors in one shard, before compression]:SIZE:' \

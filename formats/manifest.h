@@ -120,6 +120,7 @@ typedef struct {
     uint64_t tokens, windows, context;
     const char *hessians; /* the name of the file or folder; NULL: a text was used, named above */
     double damping;
+    const char *sided; /* "one" or "two" */
 } qc_manifest_calibration;
 
 /* Fills *t with row i; what it points to lives until the next call. */

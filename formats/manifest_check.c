@@ -334,6 +334,8 @@ static qc_status check_calibration(const qc_manifest_calibration *c, qc_error *e
         QC_FAIL(err, QC_ERR_INPUT,
                 "manifest: calibrate: damping: expected a finite number of 0 or more, found %g",
                 c->damping);
+    if (!c->sided)
+        QC_FAIL(err, QC_ERR_INPUT, "manifest: calibrate: expected sided, one or two");
     return QC_OK;
 }
 

@@ -28,6 +28,8 @@ const qc_json_row qc_manifest_option_rows[] = {
     {NULL},
 };
 
+static const char *const sides[] = {"one", "two", NULL};
+
 const qc_json_row qc_manifest_calibration_rows[] = {
     QC_JSON_ROW(qc_manifest_calibration, hessians, TEXT, QC_WHEN_HESSIANS),
     QC_JSON_ROW(qc_manifest_calibration, image_states, TEXT, QC_WHEN_IMAGES),
@@ -38,6 +40,7 @@ const qc_json_row qc_manifest_calibration_rows[] = {
     QC_JSON_ROW(qc_manifest_calibration, windows, U64, QC_WHEN_TEXT),
     QC_JSON_ROW(qc_manifest_calibration, context, U64, QC_WHEN_TEXT),
     QC_JSON_ROW(qc_manifest_calibration, damping, DOUBLE, 0),
+    {"sided", QC_ROW_WORD, 0, offsetof(qc_manifest_calibration, sided), sides},
     {NULL},
 };
 

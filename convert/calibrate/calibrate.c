@@ -79,10 +79,10 @@ qc_status qc_calibrate_identity(const char **out, const qc_plan *plan, qc_error 
     const qc_call *call = plan->call;
     return qc_arena_printf(call->arena, out, err,
                            "method=%d %s=%s ids=%d tokens=%" PRIu64 " context=%" PRIu64
-                           " damping=%a tokenizer=%s computed by=%s",
+                           " damping=%a sided=%u tokenizer=%s computed by=%s",
                            METHOD, c->text ? "text" : "moments", digest,
                            c->text && qc_ends_with(c->text, ".ids"), c->max_tokens, c->context,
-                           c->damping, call->tokenizer ? call->tokenizer : "", device);
+                           c->damping, c->sided, call->tokenizer ? call->tokenizer : "", device);
 }
 
 /* ---- on what ---- */
@@ -159,7 +159,8 @@ qc_status qc_calibrate_run(qc_calibrate_report *out, const qc_plan *plan, qc_cal
     *out = (qc_calibrate_report){.text = o->calibrate.text,
                                  .hessians = o->calibrate.hessians,
                                  .image_states = plan->call->image_states,
-                                 .damping = o->calibrate.damping};
+                                 .damping = o->calibrate.damping,
+                                 .sided = 1};
     qc_arena_init(&k.arena);
     qc_status st = run(&k, err);
     qc_calibrate_engine_destroy(k.engine);

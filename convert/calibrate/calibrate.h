@@ -17,6 +17,7 @@ typedef struct {
     const char *hessians;  /* file, or NULL */
     uint64_t tokens, windows, context;
     double damping;   /* as asked for; 0: chosen by the number of tokens */
+    unsigned sided;   /* 2: outputs count by their gradients, in at least one weight; else 1 */
     uint32_t weights; /* calibrated */
     uint32_t left;    /* quantized without calibration, which a message says */
     double seconds;

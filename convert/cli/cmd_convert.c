@@ -195,6 +195,7 @@ static qc_status plan_calibration(const qc_plan *plan, qc_convert_report *report
     report->calibration_hessians = plan->options->calibrate.hessians;
     report->calibration_tokens = r.tokens;
     report->calibration_damping = r.damping;
+    report->calibration_sided = r.sided;
     report->calibrated = r.weights;
     report->not_calibrated = r.left;
     return QC_OK;

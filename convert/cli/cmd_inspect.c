@@ -94,6 +94,7 @@ static void put_manifest(const qc_facts *f, qc_strbuf *out)
                            c->context);
         if (c->damping > 0)
             qc_strbuf_putf(out, ", damping %g", c->damping);
+        qc_strbuf_putf(out, ", %s-sided", c->sided);
         qc_strbuf_puts(out, "\n");
     }
     for (size_t i = 0; i < m->rule_count; i++) {

@@ -234,6 +234,15 @@ const qc_option_row qc_option_table[] = {
              "is added to that mean square. It is above 0 and at most 1. The default is 0.1 + 4 N "
              "/ tokens for N inputs. A value that is too small to compute with is raised, with a "
              "message."},
+    {ROW("sided", CONVERT, OUTPUT), CHOICE(convert.plan.calibrate.sided), CHOICES("one", "two"),
+     VALUES(1, 2), .dflt_note = "two where the moments are there, else one", .since = "0.5.0",
+     WORDS({"1 input inputs one-sided", "one"}, {"2 both output outputs two-sided", "two"}),
+     RULES({.needs = "--calibrate or --hessians"},
+           {.of = "two", .not_with = "--calibrate", .why = ", which has no gradients of outputs"}),
+     .help = "whether all outputs of a layer count alike",
+     .more = "one: an error counts the same in every output. two: it counts as much as it changes "
+             "what the model answers, which the second moments of the outputs' gradients say. "
+             "qconv.capture of the Python package writes these for --hessians."},
     {ROW("compute-dtype", CONVERT, OUTPUT), WORD(convert.plan.recipe.compute_dtype),
      CHOICES("bfloat16", "float16", "float32"), .dflt_note = "the model's own dtype",
      .quantizes = 1, .since = "0.1.0",

@@ -39,6 +39,7 @@ typedef struct {
     uint64_t max_tokens;  /* 0: QC_CALIBRATE_TOKENS, or the whole text if that is less */
     uint64_t context;     /* tokens of a window; 0: qconv chooses */
     double damping;       /* 0: qconv chooses by the number of tokens */
+    unsigned sided;       /* 1 or 2; 0: not given */
 } qc_calibrate_options;
 
 #define QC_CALIBRATE_TOKENS 131072u

@@ -412,6 +412,7 @@ static void calibration_text(const qc_manifest_calibration *c, qc_strbuf *out)
                        c->tokens, c->context);
     if (c->damping > 0)
         qc_strbuf_putf(out, " --damping %.6g", c->damping);
+    qc_strbuf_putf(out, " --sided %s", c->sided);
 }
 
 static void command_text(const qc_report *r, qc_strbuf *out)

@@ -15,10 +15,10 @@ static qc_status write_report(const qc_calibrate_report *r, qc_strbuf *out, qc_e
 {
     return qc_strbuf_addf(out, err,
                           "tokens=%" PRIu64 "\nwindows=%" PRIu64 "\ncontext=%" PRIu64
-                          "\ndamping=%.17g\nweights=%" PRIu32 "\nleft=%" PRIu32
+                          "\ndamping=%.17g\nsided=%u\nweights=%" PRIu32 "\nleft=%" PRIu32
                           "\nseconds=%.17g\ndigest=%s\ntokenizer=%s\n",
-                          r->tokens, r->windows, r->context, r->damping, r->weights, r->left,
-                          r->seconds, r->text_digest, r->tokenizer ? r->tokenizer : "");
+                          r->tokens, r->windows, r->context, r->damping, r->sided, r->weights,
+                          r->left, r->seconds, r->text_digest, r->tokenizer ? r->tokenizer : "");
 }
 
 /* Finds the value of `key`, which goes to the end of its line; NULL if there is none. */
@@ -51,7 +51,7 @@ static int read_number(const char *text, const char *key, uint64_t *n, double *x
 static qc_status read_report(qc_calibrate_report *r, const qc_plan *plan, const char *text,
                              int *known, qc_error *err)
 {
-    uint64_t weights = 0, left = 0;
+    uint64_t weights = 0, left = 0, sided = 0;
     const char *digest = value_of(text, "digest"), *tokenizer = value_of(text, "tokenizer");
     *r = (qc_calibrate_report){.text = plan->options->calibrate.text,
                                .hessians = plan->options->calibrate.hessians,
@@ -60,12 +60,14 @@ static qc_status read_report(qc_calibrate_report *r, const qc_plan *plan, const 
              read_number(text, "windows", &r->windows, NULL) &&
              read_number(text, "context", &r->context, NULL) &&
              read_number(text, "damping", NULL, &r->damping) &&
+             read_number(text, "sided", &sided, NULL) && (sided == 1 || sided == 2) &&
              read_number(text, "weights", &weights, NULL) &&
              read_number(text, "left", &left, NULL) &&
              read_number(text, "seconds", NULL, &r->seconds) && digest && tokenizer &&
              strcspn(digest, "\n") < sizeof r->text_digest;
     if (!*known)
         return QC_OK;
+    r->sided = (unsigned)sided;
     r->weights = (uint32_t)weights;
     r->left = (uint32_t)left;
     memcpy(r->text_digest, digest, strcspn(digest, "\n"));
@@ -171,6 +173,7 @@ void qc_calibration_tell(const qc_calibration *s, const qc_pipeline *p, qc_conve
     report->calibration_hessians = s->report.hessians;
     report->calibration_tokens = s->report.tokens;
     report->calibration_damping = s->report.damping;
+    report->calibration_sided = s->report.sided;
     report->calibration_seconds = s->report.seconds;
     report->calibrated = count;
     report->not_calibrated = s->report.left;

@@ -465,7 +465,8 @@ static qc_status same_calibration(int *same, qc_difference *why, const qc_manife
              qc_digest_equal(&then->digest, &now->digest) &&
              same_text(then->tokenizer, now->tokenizer) && then->tokens == now->tokens &&
              then->windows == now->windows && then->context == now->context &&
-             !(then->damping < now->damping) && !(then->damping > now->damping)) ||
+             !(then->damping < now->damping) && !(then->damping > now->damping) &&
+             same_text(then->sided, now->sided)) ||
             differ(why, "it was calibrated with another text, or otherwise");
     return QC_OK;
 }

@@ -78,6 +78,7 @@ static qc_status add_calibration(qc_strbuf *out, const qc_plan *plan, qc_error *
     add_number(out, "--calibration-tokens", o->max_tokens);
     add_number(out, "--calibration-context", o->context);
     add_double(out, "--damping", o->damping);
+    add_number(out, "--sided", o->sided);
     QC_TRY(qc_calibrate_identity(&line, plan, err));
     add_text(out, "calibration", line);
     return QC_OK;

@@ -212,7 +212,7 @@ qc_status qc_manifest_add_calibration(qc_manifest *m, const qc_plan *plan,
 {
     qc_manifest_calibration *c = NULL;
     QC_TRY(qc_arena_alloc(plan->arena, &c, 1, sizeof *m->calibration, err));
-    *c = (qc_manifest_calibration){.damping = r->damping};
+    *c = (qc_manifest_calibration){.damping = r->damping, .sided = r->sided == 2 ? "two" : "one"};
     m->calibration = c;
     if (r->hessians)
         return name_of(&c->hessians, plan, r->hessians, err);

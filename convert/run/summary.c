@@ -330,6 +330,7 @@ static void put_calibration(qc_json_writer *w, const qc_convert_report *r)
     qc_json_member_path(w, "hessians", r->calibration_hessians);
     qc_json_member_u64(w, "tokens", r->calibration_tokens);
     qc_json_member_double(w, "damping", r->calibration_damping);
+    qc_json_member_string(w, "sided", r->calibration_sided == 2 ? "two" : "one");
     qc_json_member_u64(w, "weights", r->calibrated);
     qc_json_member_u64(w, "left", r->not_calibrated);
     if (!r->dry_run) {

@@ -42,6 +42,8 @@ class ConvertOptions(TypedDict, total=False):
     image_states: StrPath
     # how much more calibrating trusts the weights than the text (default: 0.1, and more with few tokens)
     damping: float
+    # whether all outputs of a layer count alike (default: two where the moments are there, else one)
+    sided: Union[Literal["one", "two"], str]
     # the dtype that loaders are told to compute in (default: the model's own dtype)
     compute_dtype: Union[Literal["bfloat16", "float16", "float32"], str]
     # how the shards are compressed; LEVEL is 1 to 19 (default: zstd:1)

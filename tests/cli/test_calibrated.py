@@ -39,6 +39,10 @@ class Options(OutputCase):
                 (nf4 + ["--tokenizer", "t"], "--tokenizer needs --calibrate"),
                 (nf4 + ["--hessians", "h", "--tokenizer", "t"], "needs --calibrate"),
                 (nf4 + ["--damping", "0.1"], "--damping needs --calibrate or --hessians"),
+                (nf4 + ["--sided", "one"], "--sided needs --calibrate or --hessians"),
+                (nf4 + ["--hessians", "h", "--sided", "three"], "--sided: expected one or two"),
+                (nf4 + ["--calibrate", "t", "--sided", "two"],
+                 "--sided two does not go with --calibrate, which has no gradients of outputs"),
                 (nf4 + ["--calibrate", "t", "--damping", "0"], "above 0 and at most 1"),
                 (nf4 + ["--calibrate", "t", "--damping", "2"], "above 0 and at most 1"),
                 (nf4 + ["--calibrate", "t", "--calibration-tokens", "1"], "from 2 to"),
@@ -90,8 +94,8 @@ class Calibrated(OutputCase):
             manifest = json.load(f)
         self.assertEqual(manifest["version"], 3)
         said = manifest["options"]["calibrate"]
-        self.assertEqual((said["text"], said["tokens"], said["damping"]),
-                         ("default", got["tokens"], 0))
+        self.assertEqual((said["text"], said["tokens"], said["damping"], said["sided"], got["sided"]),
+                         ("default", got["tokens"], 0, "one", "one"))
         rows = [t["calibrated"] for t in manifest["tensors"] if "calibrated" in t]
         self.assertEqual(len(rows), WEIGHTS)
         self.assertAlmostEqual(sum(r["rounded"] for r in rows) / WEIGHTS, got["rounded"], 12)
@@ -169,7 +173,7 @@ class Calibrated(OutputCase):
         self.assertEqual(code, 130, err)
         self.assertIn("weights are calibrated, and the same command continues from there", err)
         # another text, or other options, are another conversion
-        for more in (["--damping", "0.02"], ["--calibration-context", "64"]):
+        for more in (["--damping", "0.02"], ["--calibration-context", "64"], ["--sided", "one"]):
             self.fails(2, "-q", "--to", "nf4", *PLAIN, *CALIBRATE, *more, MODEL, "o",
                        has=[more[0], "--restart"])
         text = self.write("other.txt", "In the shade of the house, in the sunshine. " * 90)

@@ -264,7 +264,8 @@ static void test_report(void **state)
         "<h2 id=\"outputs\">Gain of calibrating</h2>",
         "<a href=\"#outputs\">Outputs</a>",
         "Calibrated with <b>some.txt</b>, 4096 tokens in windows of 512: 2 of 2 quantized weights",
-        "--calibrate some.txt --calibration-tokens 4096 --calibration-context 512 --damping 0.01",
+        "--calibrate some.txt --calibration-tokens 4096 --calibration-context 512 --damping 0.01 "
+        "--sided one",
         "<td class=\"name\">model.layers.0.mlp.up_proj.weight</td>"
         "<td data-t=\"rounded\">0.26</td><td data-t=\"calibrated\">0.128</td>"
         "<td data-t=\"left over\">0.49</td>",

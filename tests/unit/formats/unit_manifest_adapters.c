@@ -30,7 +30,8 @@ static void with_adapters(sample *s, size_t count, int placed)
 static void they_are_read_back(void **state)
 {
     (void)state;
-    static const qc_manifest_calibration moments = {.hessians = "moments", .damping = 0.05};
+    static const qc_manifest_calibration moments = {
+        .hessians = "moments", .damping = 0.05, .sided = "one"};
     for (unsigned i = 0; i < 8; i++) {
         sample s;
         qc_strbuf text, again;

@@ -26,7 +26,8 @@ static void with_text(sample *s, qc_manifest_calibration *c, int placed)
                                    .tokens = 131072,
                                    .windows = 64,
                                    .context = 2048,
-                                   .damping = 0.01};
+                                   .damping = 0.01,
+                                   .sided = "one"};
     s->m.calibration = c;
     s->tensors[1].outputs = &outputs;
 }
@@ -56,7 +57,8 @@ static void a_text_is_read_back(void **state)
                                           "      \"tokens\": 131072,\n"
                                           "      \"windows\": 64,\n"
                                           "      \"context\": 2048,\n"
-                                          "      \"damping\": 0.01\n"
+                                          "      \"damping\": 0.01,\n"
+                                          "      \"sided\": \"one\"\n"
                                           "    }\n"
                                           "  },\n"));
         assert_non_null(strstr(text.data, "\"max_err_index\": 77, \"calibrated\": {\"rounded\": "
@@ -91,7 +93,8 @@ static void moments_are_read_back(void **state)
 {
     (void)state;
     sample s;
-    qc_manifest_calibration c = {.hessians = "moments.safetensors", .damping = 0.05};
+    qc_manifest_calibration c = {
+        .hessians = "moments.safetensors", .damping = 0.05, .sided = "two"};
     qc_strbuf text;
     qc_arena a;
     qc_manifest m;
@@ -101,12 +104,14 @@ static void moments_are_read_back(void **state)
     write_text(&s.m, &text);
     assert_non_null(strstr(text.data, "    \"calibrate\": {\n"
                                       "      \"hessians\": \"moments.safetensors\",\n"
-                                      "      \"damping\": 0.05\n"
+                                      "      \"damping\": 0.05,\n"
+                                      "      \"sided\": \"two\"\n"
                                       "    }\n"));
     qc_arena_init(&a);
     assert_int_equal(qc_manifest_parse(&m, &a, text.data, text.len, &err), QC_OK);
     assert_string_equal(m.calibration->hessians, c.hessians);
     assert_null(m.calibration->text);
+    assert_string_equal(m.calibration->sided, "two");
     qc_strbuf_deinit(&text);
     qc_arena_deinit(&a);
 }
@@ -122,6 +127,8 @@ static void wrong_ones_are_refused(void **state)
         {"\"damping\": 0.01", "\"damping\": -1", QC_ERR_INPUT,
          "damping: expected a finite number of 0 or more, found -1"},
         {"\"damping\": 0.01", "\"damping\": 0.01, \"more\": 1", QC_ERR_INPUT, "'more'"},
+        {"\"sided\": \"one\"", "\"sided\": \"three\"", QC_ERR_INPUT, "sided"},
+        {",\n      \"sided\": \"one\"", "", QC_ERR_INPUT, "sided"},
         {"\"rounded\": 0.0123", "\"rounded\": -1", QC_ERR_INPUT, "errors in outputs"},
         {"\"rounded\": 0.0123, ", "", QC_ERR_INPUT, "expected member 'rounded'"},
         {"\"calibrated\": 0.00456", "\"calibrated\": 0.00456, \"x\": 1", QC_ERR_INPUT, "'x'"},
