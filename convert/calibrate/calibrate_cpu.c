@@ -249,13 +249,14 @@ static qc_status head(qc_calibrate_engine *e, const float *gain, qc_error *err)
     return add_moments(c, x, z, c->batch.tokens, err);
 }
 
-static qc_status take(qc_calibrate_engine *e, uint64_t n, double *h, qc_error *err)
+static qc_status take(qc_calibrate_engine *e, uint64_t n, double *h, double *cross, qc_error *err)
 {
     cpu *c = of(e);
     (void)err;
     drop(e);
     c->n = n;
     c->h = h;
+    c->c = cross;
     return QC_OK;
 }
 

@@ -92,9 +92,9 @@ typedef struct {
     qc_status (*pass)(qc_calibrate_engine *e, double seconds, qc_error *err);
     /* Adds the inputs of the head, behind the norm with this gain [hidden], to the moments. */
     qc_status (*head)(qc_calibrate_engine *e, const float *gain, qc_error *err);
-    /* Takes moments from elsewhere: h [n, n], of which the lower triangle counts. h is from
-     * qc_malloc, and the engine frees it, also after an error. */
-    qc_status (*take)(qc_calibrate_engine *e, uint64_t n, double *h, qc_error *err);
+    /* Takes moments from elsewhere: h [n, n], of which the lower triangle counts, and c [n, n] or
+     * NULL. They are from qc_malloc, and the engine frees them, also after an error. */
+    qc_status (*take)(qc_calibrate_engine *e, uint64_t n, double *h, double *c, qc_error *err);
     /* These are qc_feedback_open of the moments and qc_feedback_weight; g: of the outputs, or
      * NULL. */
     qc_status (*factor)(qc_calibrate_engine *e, const qc_feedback_options *options,

@@ -159,7 +159,7 @@ static qc_status weigh_alike(const qc_calibrator *k, const qc_job *j, const qc_f
     QC_TRY(qc_calibrate_square(&h, j->cols, err));
     for (uint64_t i = 0; i < j->cols; i++)
         h[i * j->cols + i] = 1.0;
-    qc_status st = e->ops->take(e, j->cols, h, err);
+    qc_status st = e->ops->take(e, j->cols, h, NULL, err);
     if (st == QC_OK)
         st = e->ops->factor(e, &options, &info, err);
     if (st == QC_OK)

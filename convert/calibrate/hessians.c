@@ -9,20 +9,29 @@
 #include <string.h>
 
 /* The kinds of tensors, told by the end of the name. */
-#define MOMENT ".second_moment"
-#define TOKENS ".tokens"
-#define SAME   ".same_as"
+#define MOMENT        ".second_moment"
+#define TOKENS        ".tokens"
+#define SAME          ".same_as"
+#define CROSS         ".cross_moment"
+#define OUTPUT        ".output_moment"
+#define OUTPUT_TOKENS ".output_tokens"
 
 #define NONE       UINT32_MAX
 #define NAME_BYTES 1024u
 /* This much is read at a time, or one row where that is more. */
 #define PIECE_BYTES 1048576u
 #define SYMMETRY    1e-3
+/* An element may be larger than the diagonal allows by this share, and by this share of the
+ * diagonal's mean, as sums of floats are not exact. */
+#define POSITIVE      1e-3
+#define POSITIVE_MEAN 1e-6
 
 typedef struct {
     const char *name; /* a part of the checkpoint's tensor name, so there is no NUL at len */
     size_t len;
-    const qc_checkpoint_tensor *moment; /* NULL for a module with the inputs of another */
+    const qc_checkpoint_tensor *moment;         /* NULL for a module with the inputs of another */
+    const qc_checkpoint_tensor *cross, *output; /* or NULL */
+    qc_hessians_outputs outputs;
     uint64_t n, tokens;
     uint32_t moments; /* the module that has them: this one or another */
     char *text;       /* the name, for messages */
@@ -86,35 +95,71 @@ static const qc_checkpoint_tensor *beside(const qc_hessians *h, const module *m,
     return qc_checkpoint_find(h->file, name);
 }
 
-static qc_status read_tokens(const qc_hessians *h, qc_st_cursor *cur, module *m, qc_error *err)
+/* Reads how many tokens the moments t of a module are of, from the tensor with this end. */
+static qc_status read_tokens(const qc_hessians *h, qc_st_cursor *cur, const module *m,
+                             const qc_checkpoint_tensor *of, const char *end, uint64_t *tokens,
+                             qc_error *err)
 {
-    const qc_checkpoint_tensor *t = beside(h, m, TOKENS);
+    const qc_checkpoint_tensor *t = beside(h, m, end);
     unsigned char raw[8];
     if (!t)
-        QC_FAIL(err, QC_ERR_INPUT, "tensor '%s' has no '%s' beside it", m->moment->name,
-                &TOKENS[1]);
+        QC_FAIL(err, QC_ERR_INPUT, "tensor '%s' has no '%s' beside it", of->name, &end[1]);
     if (t->dtype != QC_DTYPE_I64 || t->bytes != sizeof raw)
         QC_FAIL(err, QC_ERR_INPUT, "tensor '%s': expected one I64, found %" PRIu64 " bytes of %s",
                 t->name, t->bytes, qc_dtype_name(t->dtype));
     QC_TRY(qc_checkpoint_read(h->file, cur, t, 0, raw, sizeof raw, err));
-    m->tokens = qc_load_le64(raw);
-    if (m->tokens == 0 || m->tokens > INT64_MAX)
+    *tokens = qc_load_le64(raw);
+    if (*tokens == 0 || *tokens > INT64_MAX)
         QC_FAIL(err, QC_ERR_INPUT, "tensor '%s': expected at least 1 token, found %" PRId64,
-                t->name, (int64_t)m->tokens);
+                t->name, (int64_t)*tokens);
+    return QC_OK;
+}
+
+static qc_status check_numbers(const qc_checkpoint_tensor *t, qc_error *err)
+{
+    if (t->dtype != QC_DTYPE_F64 && t->dtype != QC_DTYPE_F32)
+        QC_FAIL(err, QC_ERR_INPUT, "tensor '%s': expected F64 or F32, found %s", t->name,
+                qc_dtype_name(t->dtype));
     return QC_OK;
 }
 
 static qc_status check_moment(const qc_hessians *h, qc_st_cursor *cur, module *m, qc_error *err)
 {
-    const qc_checkpoint_tensor *t = m->moment;
-    if (t->dtype != QC_DTYPE_F64 && t->dtype != QC_DTYPE_F32)
-        QC_FAIL(err, QC_ERR_INPUT, "tensor '%s': expected F64 or F32, found %s", t->name,
-                qc_dtype_name(t->dtype));
+    const qc_checkpoint_tensor *t = m->moment, *c = beside(h, m, CROSS);
+    QC_TRY(check_numbers(t, err));
     if (t->ndim != 2 || t->dims[0] != t->dims[1] || t->dims[0] == 0)
         QC_FAIL(err, QC_ERR_SHAPE, "tensor '%s': expected a square matrix, found another shape",
                 t->name);
     m->n = t->dims[0];
-    return read_tokens(h, cur, m, err);
+    m->cross = c;
+    if (c) {
+        QC_TRY(check_numbers(c, err));
+        if (c->ndim != 2 || c->dims[0] != m->n || c->dims[1] != m->n)
+            QC_FAIL(err, QC_ERR_SHAPE,
+                    "tensor '%s': expected the shape of '%s', [%" PRIu64 ", %" PRIu64
+                    "], found another",
+                    c->name, t->name, m->n, m->n);
+    }
+    return read_tokens(h, cur, m, t, TOKENS, &m->tokens, err);
+}
+
+/* The weight's rows are not known here. */
+static qc_status check_outputs(const qc_hessians *h, qc_st_cursor *cur, module *m, qc_error *err)
+{
+    const qc_checkpoint_tensor *t = m->output = beside(h, m, OUTPUT);
+    if (!t)
+        return QC_OK;
+    QC_TRY(check_numbers(t, err));
+    unsigned at = t->ndim == 3;
+    if (t->ndim != at + 2u || t->dims[at] != t->dims[at + 1u] || t->dims[at] == 0 ||
+        t->dims[0] == 0)
+        QC_FAIL(err, QC_ERR_SHAPE,
+                "tensor '%s': expected a square matrix or a list of them, found another shape",
+                t->name);
+    m->outputs.blocks = at ? t->dims[0] : 1;
+    m->outputs.whole = !at;
+    m->outputs.block = t->dims[at];
+    return read_tokens(h, cur, m, t, OUTPUT_TOKENS, &m->outputs.tokens, err);
 }
 
 /* Reads the module that a same_as tensor names. It must have moments of its own. */
@@ -138,6 +183,33 @@ static qc_status follow(qc_hessians *h, qc_st_cursor *cur, module *m, qc_error *
     return QC_OK;
 }
 
+/* Is it a tensor that belongs to a module beside others? */
+static int is_companion(const char *name, size_t *len)
+{
+    return ends_with(name, TOKENS, len) || ends_with(name, CROSS, len) ||
+           ends_with(name, OUTPUT, len) || ends_with(name, OUTPUT_TOKENS, len);
+}
+
+/* A companion must not be alone, as nothing would read it. */
+static qc_status check_companions(const qc_hessians *h, qc_error *err)
+{
+    for (size_t i = 0; i < h->file->tensor_count; i++) {
+        const char *name = h->file->tensors[i].name;
+        size_t len = 0;
+        if (!is_companion(name, &len) || ends_with(name, TOKENS, &len))
+            continue;
+        uint32_t found = number_of(h, name, len);
+        if (ends_with(name, OUTPUT_TOKENS, &len)) {
+            if (found == NONE || !h->modules[found].output)
+                QC_FAIL(err, QC_ERR_INPUT, "tensor '%s' has no '%s' beside it", name, &OUTPUT[1]);
+        } else if (found == NONE || (ends_with(name, CROSS, &len) && !h->modules[found].moment)) {
+            QC_FAIL(err, QC_ERR_INPUT, "tensor '%s' has no '%s'%s beside it", name, &MOMENT[1],
+                    found == NONE ? " or 'same_as'" : "");
+        }
+    }
+    return QC_OK;
+}
+
 /* Makes the list of modules, sorted by name. */
 static qc_status collect(qc_hessians *h, qc_error *err)
 {
@@ -151,14 +223,15 @@ static qc_status collect(qc_hessians *h, qc_error *err)
         if (ends_with(t->name, MOMENT, &m.len))
             m.moment = t;
         else if (!ends_with(t->name, SAME, &m.len)) {
-            if (!ends_with(t->name, TOKENS, &m.len))
+            if (!is_companion(t->name, &m.len))
                 QC_FAIL(err, QC_ERR_INPUT,
                         "tensor '%s' does not belong in a file of second moments: expected a name "
-                        "that ends in '%s', '%s' or '%s'",
-                        t->name, &MOMENT[1], &TOKENS[1], &SAME[1]);
+                        "that ends in '%s', '%s', '%s', '%s', '%s' or '%s'",
+                        t->name, &MOMENT[1], &TOKENS[1], &SAME[1], &CROSS[1], &OUTPUT[1],
+                        &OUTPUT_TOKENS[1]);
             continue;
         }
-        if (m.len >= NAME_BYTES - sizeof MOMENT)
+        if (m.len >= NAME_BYTES - sizeof OUTPUT_TOKENS)
             QC_FAIL(err, QC_ERR_INPUT, "tensor '%.60s...': its name is too long", t->name);
         QC_TRY(qc_malloc(&m.text, m.len + 1, err));
         memcpy(m.text, m.name, m.len);
@@ -196,11 +269,13 @@ qc_status qc_hessians_open(qc_hessians **out, const char *path, qc_error *err)
                           h->modules[i].text, &TOKENS[1], &SAME[1]);
             goto done;
         }
+        QC_TRY_GOTO(st, done, check_outputs(h, cur, &h->modules[i], err));
     }
     for (uint32_t i = 0; i < h->count; i++) {
         if (!h->modules[i].moment)
             QC_TRY_GOTO(st, done, follow(h, cur, &h->modules[i], err));
     }
+    QC_TRY_GOTO(st, done, check_companions(h, err));
 done:
     qc_st_cursor_destroy(cur);
     if (st == QC_OK) {
@@ -224,17 +299,30 @@ void qc_hessians_close(qc_hessians *h)
     qc_free(h);
 }
 
-uint32_t qc_hessians_find(const qc_hessians *h, const char *weight, uint64_t *n, uint64_t *tokens)
+uint32_t qc_hessians_module(const qc_hessians *h, const char *weight)
 {
     size_t len = 0;
-    if (!ends_with(weight, ".weight", &len))
-        return NONE;
-    uint32_t i = number_of(h, weight, len);
+    return ends_with(weight, ".weight", &len) ? number_of(h, weight, len) : NONE;
+}
+
+uint32_t qc_hessians_find(const qc_hessians *h, const char *weight, uint64_t *n, uint64_t *tokens)
+{
+    uint32_t i = qc_hessians_module(h, weight);
     if (i == NONE)
         return NONE;
     *n = h->modules[i].n;
     *tokens = h->modules[i].tokens;
     return h->modules[i].moments;
+}
+
+qc_hessians_outputs qc_hessians_outputs_of(const qc_hessians *h, uint32_t i)
+{
+    return i < h->count ? h->modules[i].outputs : (qc_hessians_outputs){0};
+}
+
+int qc_hessians_has_cross(const qc_hessians *h, uint32_t number)
+{
+    return number < h->count && h->modules[number].cross;
 }
 
 uint32_t qc_hessians_count(const qc_hessians *h)
@@ -247,16 +335,31 @@ const char *qc_hessians_name(const qc_hessians *h, uint32_t i)
     return i < h->count ? h->modules[i].text : "";
 }
 
-/* Takes row i of the file to out. Its part before the diagonal is compared with the column above
- * the diagonal, which was read before: *apart is the largest difference. The element of the
- * diagonal is added to *trace. */
-static qc_status take_row(const module *m, uint64_t i, const unsigned char *raw, double *out,
-                          double *apart, double *trace, qc_error *err)
+/* A matrix [n, n] that is read from a tensor, where it starts at this byte, to one of two
+ * arrays. */
+typedef struct {
+    const qc_checkpoint_tensor *t;
+    uint64_t start, n;
+    double *wide;
+    float *narrow;
+} matrix;
+
+static uint64_t width_of(const qc_checkpoint_tensor *t)
 {
-    int wide = m->moment->dtype == QC_DTYPE_F64;
+    return t->dtype == QC_DTYPE_F64 ? 8 : 4;
+}
+
+static double element(const matrix *m, uint64_t i, uint64_t j)
+{
+    return m->wide ? m->wide[i * m->n + j] : (double)m->narrow[i * m->n + j];
+}
+
+static qc_status take_row(const matrix *m, uint64_t i, const unsigned char *raw, qc_error *err)
+{
+    int doubles = m->t->dtype == QC_DTYPE_F64;
     for (uint64_t j = 0; j < m->n; j++) {
         double v = 0;
-        if (wide) {
+        if (doubles) {
             uint64_t bits = qc_load_le64(raw + 8 * j);
             memcpy(&v, &bits, sizeof v);
         } else {
@@ -265,22 +368,88 @@ static qc_status take_row(const module *m, uint64_t i, const unsigned char *raw,
             memcpy(&f, &bits, sizeof f);
             v = (double)f;
         }
-        if (!isfinite(v))
+        if (m->wide)
+            m->wide[i * m->n + j] = v;
+        else
+            m->narrow[i * m->n + j] = (float)v;
+        if (!isfinite(element(m, i, j)))
             QC_FAIL(err, QC_ERR_NONFINITE,
                     "tensor '%s': the element at row %" PRIu64 ", column %" PRIu64
                     " is not a finite number",
-                    m->moment->name, i, j);
-        out[i * m->n + j] = v;
-        if (j < i)
-            *apart = fmax(*apart, fabs(v - out[j * m->n + i]));
+                    m->t->name, m->start / width_of(m->t) / m->n + i, j);
     }
-    double d = out[i * m->n + i];
-    if (d < 0)
-        QC_FAIL(err, QC_ERR_INPUT,
-                "tensor '%s': element %" PRIu64 " of the diagonal is negative (%g)",
-                m->moment->name, i, d);
-    *trace += d;
     return QC_OK;
+}
+
+static qc_status take_matrix(const qc_hessians *h, qc_st_cursor *cur, const matrix *m,
+                             qc_error *err)
+{
+    uint64_t row = m->n * width_of(m->t);
+    uint64_t rows = row < PIECE_BYTES ? PIECE_BYTES / row : 1;
+    void *raw = NULL;
+    qc_status st = qc_malloc(&raw, (size_t)(rows * row), err);
+    for (uint64_t i = 0; st == QC_OK && i < m->n; i += rows) {
+        uint64_t now = m->n - i < rows ? m->n - i : rows;
+        st = qc_checkpoint_read(h->file, cur, m->t, m->start + i * row, raw, (size_t)(now * row),
+                                err);
+        for (uint64_t k = 0; st == QC_OK && k < now; k++)
+            st = take_row(m, i + k, (const unsigned char *)raw + k * row, err);
+    }
+    qc_free(raw);
+    return st;
+}
+
+/* A second moment is symmetric, and no element is larger than the two of the diagonal allow. */
+static qc_status check_moments(const matrix *m, qc_error *err)
+{
+    double mean = 0;
+    for (uint64_t i = 0; i < m->n; i++) {
+        double d = element(m, i, i);
+        if (d < 0)
+            QC_FAIL(err, QC_ERR_INPUT,
+                    "tensor '%s': element %" PRIu64 " of the diagonal is negative (%g)", m->t->name,
+                    i, d);
+        mean += d / (double)m->n;
+    }
+    for (uint64_t i = 0; i < m->n; i++) {
+        for (uint64_t j = 0; j < i; j++) {
+            double v = element(m, i, j), apart = fabs(v - element(m, j, i));
+            double a = element(m, i, i), b = element(m, j, j);
+            double most = fmax(fabs(v) - POSITIVE_MEAN * mean, 0) / (1 + POSITIVE);
+            if (apart > SYMMETRY * mean)
+                QC_FAIL(err, QC_ERR_INPUT,
+                        "tensor '%s' is not symmetric: two elements are %g apart, where the "
+                        "diagonal's mean is %g",
+                        m->t->name, apart, mean);
+            if (most * most > a * b)
+                QC_FAIL(err, QC_ERR_INPUT,
+                        "tensor '%s' is not positive: the element at row %" PRIu64
+                        ", column %" PRIu64 " is %g, where the diagonal has %g and %g",
+                        m->t->name, i, j, v, a, b);
+        }
+    }
+    return QC_OK;
+}
+
+/* Reads matrices that lie one behind the other; moments: they are checked as such. */
+static qc_status read_matrices(const qc_hessians *h, matrix m, uint64_t count, int moments,
+                               qc_error *err)
+{
+    qc_st_cursor *cur = NULL;
+    uint64_t bytes = m.n * m.n * width_of(m.t);
+    qc_status st = qc_st_cursor_create(&cur, err);
+    for (uint64_t i = 0; st == QC_OK && i < count; i++) {
+        m.start = i * bytes;
+        st = take_matrix(h, cur, &m, err);
+        if (st == QC_OK && moments)
+            st = check_moments(&m, err);
+        if (m.narrow)
+            m.narrow += m.n * m.n;
+    }
+    qc_st_cursor_destroy(cur);
+    if (st != QC_OK)
+        qc_error_prefix(err, "%s", h->file->path);
+    return st;
 }
 
 qc_status qc_hessians_read(const qc_hessians *h, uint32_t number, double *out, qc_error *err)
@@ -288,40 +457,30 @@ qc_status qc_hessians_read(const qc_hessians *h, uint32_t number, double *out, q
     if (number >= h->count || !h->modules[number].moment)
         QC_FAIL(err, QC_ERR_INTERNAL, "no second moments of number %" PRIu32, number);
     const module *m = &h->modules[number];
-    uint64_t row = m->moment->bytes / m->n;
-    uint64_t rows = row < PIECE_BYTES ? PIECE_BYTES / row : 1;
-    qc_st_cursor *cur = NULL;
-    void *raw = NULL;
-    double apart = 0;
-    double trace = 0;
-    qc_status st = QC_OK;
-    QC_TRY_GOTO(st, done, qc_malloc(&raw, (size_t)(rows * row), err));
-    QC_TRY_GOTO(st, done, qc_st_cursor_create(&cur, err));
-    for (uint64_t i = 0; i < m->n; i += rows) {
-        uint64_t now = m->n - i < rows ? m->n - i : rows;
-        QC_TRY_GOTO(
-            st, done,
-            qc_checkpoint_read(h->file, cur, m->moment, i * row, raw, (size_t)(now * row), err));
-        for (uint64_t k = 0; k < now; k++)
-            QC_TRY_GOTO(
-                st, done,
-                take_row(m, i + k, (const unsigned char *)raw + k * row, out, &apart, &trace, err));
-    }
-    if (apart > SYMMETRY * trace / (double)m->n) {
-        st = QC_ERROR(err, QC_ERR_INPUT,
-                      "tensor '%s' is not symmetric: two elements are %g apart, where the "
-                      "diagonal's mean is %g",
-                      m->moment->name, apart, trace / (double)m->n);
-        goto done;
-    }
+    QC_TRY(read_matrices(h, (matrix){.t = m->moment, .n = m->n, .wide = out}, 1, 1, err));
     for (uint64_t i = 0; i < m->n; i++) {
         for (uint64_t j = 0; j < m->n; j++)
             out[i * m->n + j] = j <= i ? out[i * m->n + j] * (double)m->tokens : 0;
     }
-done:
-    qc_st_cursor_destroy(cur);
-    qc_free(raw);
-    if (st != QC_OK)
-        qc_error_prefix(err, "%s", h->file->path);
-    return st;
+    return QC_OK;
+}
+
+qc_status qc_hessians_read_cross(const qc_hessians *h, uint32_t number, double *out, qc_error *err)
+{
+    if (!qc_hessians_has_cross(h, number))
+        QC_FAIL(err, QC_ERR_INTERNAL, "no cross moment of number %" PRIu32, number);
+    const module *m = &h->modules[number];
+    QC_TRY(read_matrices(h, (matrix){.t = m->cross, .n = m->n, .wide = out}, 1, 0, err));
+    for (uint64_t i = 0; i < m->n * m->n; i++)
+        out[i] *= (double)m->tokens;
+    return QC_OK;
+}
+
+qc_status qc_hessians_read_outputs(const qc_hessians *h, uint32_t i, float *out, qc_error *err)
+{
+    if (qc_hessians_outputs_of(h, i).blocks == 0)
+        QC_FAIL(err, QC_ERR_INTERNAL, "no second moments of outputs of number %" PRIu32, i);
+    const qc_hessians_outputs *o = &h->modules[i].outputs;
+    return read_matrices(h, (matrix){.t = h->modules[i].output, .n = o->block, .narrow = out},
+                         o->blocks, 1, err);
 }

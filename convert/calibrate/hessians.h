@@ -6,6 +6,13 @@
  *   <module>.tokens          I64 [1]: the number of these tokens
  *   <module>.same_as         U8: instead of the two above, the name of another module, in UTF-8,
  *                            whose inputs these are (k_proj and v_proj have q_proj's)
+ *   <module>.cross_moment    F64 or F32 [n, n], beside a second moment: the mean over the same
+ *                            tokens of x z^T, where x are the inputs behind quantized layers, of
+ *                            which the second moment then is, and z those in the original model
+ *   <module>.output_moment   F64 or F32 [m, m], or [ceil(m / b), b, b]: the mean over tokens of
+ *                            g g^T, where g is the gradient of the loss of the outputs; or the
+ *                            blocks on its diagonal, the last one filled up with zeros
+ *   <module>.output_tokens   I64 [1]: the number of these tokens
  *
  * <module> is the weight's name without ".weight". */
 #ifndef QC_CONVERT_HESSIANS_H
@@ -26,9 +33,30 @@ void qc_hessians_close(qc_hessians *h); /* accepts NULL */
 uint32_t qc_hessians_find(const qc_hessians *h, const char *weight, uint64_t *n, uint64_t *tokens);
 /* Reads the lower triangle into out [n, n] and multiplies it by the number of tokens, which gives
  * sums as second_moments.h has them. QC_ERR_INPUT where the matrix is not symmetric (within 1e-3 of
- * the diagonal's mean) or a diagonal element is negative; QC_ERR_NONFINITE. */
+ * the diagonal's mean) or not positive, as far as each two elements of the diagonal and the one
+ * between them tell; QC_ERR_NONFINITE. */
 QC_NODISCARD qc_status qc_hessians_read(const qc_hessians *h, uint32_t number, double *out,
                                         qc_error *err);
+/* Is there a cross moment beside these moments, and reads it: out [n, n], times the number of
+ * tokens. QC_ERR_NONFINITE. */
+int qc_hessians_has_cross(const qc_hessians *h, uint32_t number);
+QC_NODISCARD qc_status qc_hessians_read_cross(const qc_hessians *h, uint32_t number, double *out,
+                                              qc_error *err);
+
+/* The second moments of a module's outputs. */
+typedef struct {
+    uint64_t blocks, block; /* as qc_feedback_outputs has them; 0: there are none */
+    uint64_t tokens;
+    int whole; /* a matrix of all outputs, not a list of blocks */
+} qc_hessians_outputs;
+
+/* Returns the number of a weight's module, or UINT32_MAX. */
+uint32_t qc_hessians_module(const qc_hessians *h, const char *weight);
+qc_hessians_outputs qc_hessians_outputs_of(const qc_hessians *h, uint32_t module);
+/* Reads them: out [blocks][block][block]. Refuses what qc_hessians_read refuses. */
+QC_NODISCARD qc_status qc_hessians_read_outputs(const qc_hessians *h, uint32_t module, float *out,
+                                                qc_error *err);
+
 /* The modules that have moments, in the order of the file. This finds names that match no
  * weight. */
 uint32_t qc_hessians_count(const qc_hessians *h);

@@ -323,16 +323,20 @@ static qc_status moments(qc_calibrate_engine *e, uint64_t n, int cross, qc_error
     return settled(of(e), zero_moments(of(e), n, cross, err), err);
 }
 
-static qc_status take(qc_calibrate_engine *e, uint64_t n, double *h, qc_error *err)
+static qc_status take(qc_calibrate_engine *e, uint64_t n, double *h, double *c, qc_error *err)
 {
     gpu *g = of(e);
-    qc_status st = new_moments(g, n, 0, err);
+    size_t bytes = (size_t)(n * n * sizeof *h);
+    qc_status st = new_moments(g, n, c != NULL, err);
     if (st == QC_OK)
-        st = qc_cuda_to_device(g->h, h, (size_t)(n * n * sizeof *h), g->f.stream, err);
+        st = qc_cuda_to_device(g->h, h, bytes, g->f.stream, err);
+    if (st == QC_OK && c)
+        st = qc_cuda_to_device(g->c, c, bytes, g->f.stream, err);
     if (st == QC_OK)
         st = qc_cuda_stream_synchronize(g->f.stream, err);
     st = settled(g, st, err);
     qc_free(h);
+    qc_free(c);
     return st;
 }
 

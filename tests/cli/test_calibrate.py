@@ -3,6 +3,7 @@
 change nothing, what is left alone, and what it says before it starts."""
 import hashlib
 import json
+import math
 import os
 import random
 import re
@@ -125,8 +126,9 @@ class Calibrate(QconvCase):
         self.convert("plain", *plain)
         self.assertLess(self.kl("out"), 0.7 * self.kl("plain"))
 
-    def moments(self, name, modules):
-        """A file of moments: name -> (n, tokens), or the name of another module."""
+    def moments(self, name, modules, outputs=()):
+        """A file of moments: name -> (n, tokens), or the name of another module; of outputs
+        name -> (shape, tokens), the identity."""
         header, data = {}, b""
         for module, what in modules.items():
             parts = [(".same_as", "U8", [len(what)], what.encode())] if isinstance(what, str) else \
@@ -134,6 +136,13 @@ class Calibrate(QconvCase):
                     "<%dd" % what[0] ** 2, *((1.0 + i % 7 if i == j else 0.9 / (1 + abs(i - j)))
                                              for i in range(what[0]) for j in range(what[0])))),
                  (".tokens", "I64", [1], struct.pack("<q", what[1]))]
+            if module in outputs:
+                shape, tokens = outputs[module]
+                count = math.prod(shape)
+                parts += [(".output_moment", "F32", shape, struct.pack(
+                    "<%df" % count, *(float(i % shape[-1] ** 2 % (shape[-1] + 1) == 0)
+                                      for i in range(count)))),
+                          (".output_tokens", "I64", [1], struct.pack("<q", tokens))]
             for end, dtype, shape, raw in parts:
                 header[module + end] = {"dtype": dtype, "shape": shape,
                                         "data_offsets": [len(data), len(data) + len(raw)]}
@@ -163,6 +172,51 @@ class Calibrate(QconvCase):
         self.assertEqual(r.returncode, 3, r.stderr)
         self.assertIn(b"192", r.stderr)
         self.assertFalse(os.path.exists(self.path("bad")))
+
+    def test_moments_that_do_not_fit(self):
+        """One sentence each, exit code 3, before anything is computed or written."""
+        q, k = ("model.layers.0.self_attn.%s_proj" % c for c in "qk")
+        inputs = {q: (192, 5000), k: q}
+        two = ["--sided", "two"]
+        for modules, outputs, more, has in (
+                ({**inputs, "model.layers.9.self_attn.q_proj": q, "x": q}, {}, [],
+                 "2 of 4 modules belong to no weight of this model, 'model.layers.9.self_attn.q_proj' among them: "
+                 "expected moments that were captured from it"),
+                (inputs, {q: ([64, 64], 5000)}, [], "expected second moments of 192 outputs for '%s.weight', found "
+                 "1 block of 64" % q),
+                (inputs, {q: ([256, 256], 5000)}, [], "of 192 outputs for '%s.weight', found 1 block of 256" % q),
+                (inputs, {q: ([2, 64, 64], 5000)}, [], "of 192 outputs for '%s.weight', found 2 blocks of 64" % q),
+                (inputs, {q: ([4, 64, 64], 5000)}, [], "of 192 outputs for '%s.weight', found 4 blocks of 64" % q),
+                (inputs, {}, two, "--sided two needs second moments of the outputs of every weight, but they are "
+                 "missing for 2 weights, '%s.weight' among them; --sided one does without" % k),
+                (inputs, {q: ([192, 192], 5000)}, two, "missing for 1 weight, '%s.weight' among them" % k),
+                (inputs, {q: ([192, 192], 5000), k: ([64, 64], 15)}, two,
+                 "of fewer tokens than a quarter of the outputs for 1 weight, '%s.weight'" % k)):
+            with self.subTest(has=has):
+                self.moments("m.safetensors", modules, outputs)
+                for dry in ([], ["--dry-run"]):
+                    r = self.run_qconv("--to", "nf4", "--hessians", "m.safetensors", *more, *dry, MODEL, "bad")
+                    self.assertEqual(r.returncode, 3, r.stderr)
+                    self.assertIn("m.safetensors: ", r.stderr.decode())
+                    self.assertIn(has, r.stderr.decode())
+                    self.assertEqual(r.stderr.decode().count("\n"), 1, r.stderr)
+                    self.assertFalse(os.path.exists(self.path("bad")))
+
+    def test_sides(self):
+        """Two where the file has the moments of outputs for a weight, and none with --sided one."""
+        q, k = ("model.layers.0.self_attn.%s_proj" % c for c in "qk")
+        self.moments("m.safetensors", {q: (192, 5000), k: q}, {q: ([3, 80, 80], 5000), k: ([64, 64], 15)})
+        args = "--to", "nf4", "--hessians", "m.safetensors"
+        for more, sided in (([], "two"), (["--sided", "one"], "one")):
+            r = self.run_qconv(*args, *more, "--dry-run", "--json", MODEL)
+            self.assertEqual(r.returncode, 0, r.stderr)
+            self.assertEqual(json.loads(r.stdout)["calibration"]["sided"], sided)
+            self.assertEqual("the outputs of 1 weight count alike, as their second moments are of fewer tokens than "
+                             "a quarter of them: '%s.weight'" % k in r.stderr.decode(), sided == "two")
+        self.convert("one", *args[2:], "--sided", "one")
+        self.moments("m.safetensors", {q: (192, 5000), k: q})
+        self.convert("without", *args[2:])
+        self.assertEqual(self.digest("one"), self.digest("without"))
 
     def test_fp8_source(self):
         """Weights that are codes in MODEL pass through both streams as what they stand for."""

@@ -17,7 +17,7 @@ typedef struct {
     const char *name;
     qc_dtype dtype;
     unsigned ndim;
-    uint64_t dims[2];
+    uint64_t dims[3];
     const void *data;
     uint64_t bytes;
 } piece;
@@ -57,7 +57,7 @@ static void put(const char *dir, const char *name, const piece *p, size_t count)
     qc_strbuf_deinit(&b);
 }
 
-static const double good[9] = {2, 0.5, -1, 0.5, 3, 0.25, -1, 0.25, 0};
+static const double good[9] = {2, 0.5, -1, 0.5, 3, 0.25, -1, 0.25, 1};
 static const float good32[4] = {1.5f, -0.5f, -0.5f, 4};
 static const int64_t seven = 7;
 static const int64_t two = 2;
@@ -278,14 +278,21 @@ static void bad_matrices(void **state)
     (void)state;
     double m[9];
     memcpy(m, good, sizeof m);
-    m[1] += 1.6e-3; /* the diagonal's mean is 5/3 */
+    m[1] += 1.9e-3; /* the diagonal's mean is 2 */
     unreadable(m, QC_OK, NULL);
-    m[1] += 1e-4;
+    m[1] += 2e-4;
     unreadable(m, QC_ERR_INPUT, "is not symmetric");
     memcpy(m, good, sizeof m);
     m[8] = -1e-9;
     unreadable(m, QC_ERR_INPUT, "element 2 of the diagonal is negative");
     m[8] = 0;
+    unreadable(m, QC_ERR_INPUT, "row 2, column 0 is -1, where the diagonal has 0 and 2");
+    m[2] = m[5] = m[6] = m[7] = 0; /* an input that is zero in every token */
+    unreadable(m, QC_OK, NULL);
+    m[1] = m[3] = -2.4515; /* the square root of 6, and 8e-4 of it */
+    unreadable(m, QC_OK, NULL);
+    m[1] = m[3] = -2.4525;
+    unreadable(m, QC_ERR_INPUT, "is not positive: the element at row 1, column 0 is -2.4525");
     m[5] = (double)NAN;
     unreadable(m, QC_ERR_NONFINITE, "row 1, column 2 is not a finite number");
     m[5] = 0.25;
@@ -293,6 +300,128 @@ static void bad_matrices(void **state)
     unreadable(m, QC_ERR_NONFINITE, "row 0, column 0");
     memset(m, 0, sizeof m);
     unreadable(m, QC_OK, NULL);
+}
+
+/* Two blocks of two outputs, a matrix of all three, and a cross moment, which need not be
+ * symmetric. */
+static void reads_outputs(void **state)
+{
+    (void)state;
+    static const double blocks[8] = {1, 0.5, 0.5, 4, 9, 0, 0, 0};
+    static const double cross[9] = {1, 2, 3, 4, 5, 6, 7, 8, -9};
+    const piece p[] = {
+        M64("a.second_moment", good),
+        TOKENS("a.tokens", &seven),
+        M64("a.cross_moment", cross),
+        {"a.output_moment", QC_DTYPE_F64, 3, {2, 2, 2}, blocks, 64},
+        TOKENS("a.output_tokens", &two),
+        SAME("b.same_as", "a"),
+        {"b.output_moment", QC_DTYPE_F32, 2, {2, 2}, good32, 16},
+        TOKENS("b.output_tokens", &seven),
+        SAME("c.same_as", "a"),
+    };
+    double out[9];
+    float g[8];
+    put(root.path, "m.safetensors", p, 9);
+    qc_hessians *h = open_path();
+    assert_int_equal(qc_hessians_count(h), 3);
+    const uint32_t a = qc_hessians_module(h, "a.weight"), b = qc_hessians_module(h, "b.weight");
+    qc_hessians_outputs o = qc_hessians_outputs_of(h, a);
+    assert_true(o.blocks == 2 && o.block == 2 && o.tokens == 2 && !o.whole);
+    assert_int_equal(qc_hessians_read_outputs(h, a, g, NULL), QC_OK);
+    for (int i = 0; i < 8; i++)
+        assert_true(g[i] == (float)blocks[i]);
+    o = qc_hessians_outputs_of(h, b);
+    assert_true(o.blocks == 1 && o.block == 2 && o.tokens == 7 && o.whole);
+    assert_int_equal(qc_hessians_read_outputs(h, b, g, NULL), QC_OK);
+    assert_memory_equal(g, good32, sizeof good32);
+    const uint32_t c = qc_hessians_module(h, "c.weight");
+    assert_int_equal(qc_hessians_outputs_of(h, c).blocks, 0);
+    assert_int_equal(qc_hessians_read_outputs(h, c, g, NULL), QC_ERR_INTERNAL);
+    assert_int_equal(qc_hessians_outputs_of(h, UINT32_MAX).blocks, 0);
+    assert_true(qc_hessians_has_cross(h, a) && !qc_hessians_has_cross(h, c));
+    assert_int_equal(qc_hessians_read_cross(h, a, out, NULL), QC_OK);
+    for (int i = 0; i < 9; i++)
+        assert_true(out[i] == 7 * cross[i]);
+    assert_int_equal(qc_hessians_read_cross(h, c, out, NULL), QC_ERR_INTERNAL);
+    qc_hessians_close(h);
+}
+
+static void bad_outputs(void **state)
+{
+    (void)state;
+    static const int64_t zero = 0;
+#define WELL   M64("w.second_moment", good), TOKENS("w.tokens", &seven)
+#define SQUARE {"w.output_moment", QC_DTYPE_F32, 2, {2, 2}, good32, 16}
+    REFUSED(QC_ERR_INPUT, "'w.output_moment' has no 'output_tokens' beside it", WELL, SQUARE);
+    REFUSED(QC_ERR_INPUT, "at least 1 token, found 0", WELL, SQUARE,
+            TOKENS("w.output_tokens", &zero));
+    REFUSED(QC_ERR_INPUT, "'w.output_tokens' has no 'output_moment' beside it", WELL,
+            TOKENS("w.output_tokens", &two));
+    REFUSED(QC_ERR_INPUT, "'x.output_moment' has no 'second_moment' or 'same_as' beside it", WELL,
+            {"x.output_moment", QC_DTYPE_F32, 2, {2, 2}, good32, 16},
+            TOKENS("x.output_tokens", &two));
+    REFUSED(QC_ERR_SHAPE, "a square matrix or a list of them", WELL,
+            {"w.output_moment", QC_DTYPE_F32, 3, {2, 2, 1}, good32, 16},
+            TOKENS("w.output_tokens", &two));
+    REFUSED(QC_ERR_SHAPE, "a square matrix or a list of them", WELL,
+            {"w.output_moment", QC_DTYPE_F32, 1, {4}, good32, 16}, TOKENS("w.output_tokens", &two));
+    REFUSED(QC_ERR_SHAPE, "a square matrix or a list of them", WELL,
+            {"w.output_moment", QC_DTYPE_F32, 3, {0, 2, 2}, good32, 0},
+            TOKENS("w.output_tokens", &two));
+    REFUSED(QC_ERR_INPUT, "expected F64 or F32, found F16", WELL,
+            {"w.output_moment", QC_DTYPE_F16, 2, {2, 2}, good32, 8},
+            TOKENS("w.output_tokens", &two));
+    REFUSED(QC_ERR_INPUT, "'v.cross_moment' has no 'second_moment' beside it", WELL,
+            SAME("v.same_as", "w"), M64("v.cross_moment", good));
+    REFUSED(QC_ERR_SHAPE, "expected the shape of 'w.second_moment', [3, 3], found another", WELL,
+            {"w.cross_moment", QC_DTYPE_F32, 2, {2, 2}, good32, 16});
+    REFUSED(QC_ERR_INPUT, "expected F64 or F32, found I64", WELL,
+            {"w.cross_moment", QC_DTYPE_I64, 2, {3, 3}, good, 72});
+}
+
+/* In either block, and of either number. */
+static void bad_output_values(void **state)
+{
+    (void)state;
+    static const struct {
+        int at;
+        float value;
+        qc_status status;
+        const char *part;
+    } cases[] = {
+        {0, -1.0f, QC_ERR_INPUT, "element 0 of the diagonal is negative"},
+        {7, -1.0f, QC_ERR_INPUT, "element 1 of the diagonal is negative"},
+        {1, 0.75f, QC_ERR_INPUT, "is not symmetric"},
+        {6, 0.75f, QC_ERR_INPUT, "is not symmetric"},
+        {3, 0.0f, QC_ERR_INPUT, "is not positive"},
+        {4, 0.0f, QC_ERR_INPUT, "is not positive"},
+        {2, NAN, QC_ERR_NONFINITE, "row 1, column 0 is not a finite number"},
+        {5, INFINITY, QC_ERR_NONFINITE, "row 2, column 1 is not a finite number"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        float g[8] = {1, 0.5f, 0.5f, 2, 1, 0.5f, 0.5f, 2}, out[8];
+        qc_error err = {0};
+        g[cases[i].at] = cases[i].value;
+        const piece p[] = {WELL,
+                           {"w.output_moment", QC_DTYPE_F32, 3, {2, 2, 2}, g, 32},
+                           TOKENS("w.output_tokens", &two)};
+        put(root.path, "m.safetensors", p, 4);
+        qc_hessians *h = open_path();
+        qc_status st = qc_hessians_read_outputs(h, 0, out, &err);
+        if (st != cases[i].status || !strstr(err.msg, cases[i].part) ||
+            !strstr(err.msg, "'w.output_moment'"))
+            fail_msg("case %zu: %s '%s'", i, qc_status_name(st), err.msg);
+        qc_hessians_close(h);
+    }
+    double c[9], out[9];
+    memcpy(c, good, sizeof c);
+    c[7] = (double)NAN;
+    const piece p[] = {WELL, M64("w.cross_moment", c)};
+    put(root.path, "m.safetensors", p, 3);
+    qc_hessians *h = open_path();
+    assert_int_equal(qc_hessians_read_cross(h, 0, out, NULL), QC_ERR_NONFINITE);
+    qc_hessians_close(h);
 }
 
 /* Every allocation fails once: no leak (sanitizers), nothing handed out. */
@@ -352,8 +481,15 @@ static void bundled_text(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(reads),        cmocka_unit_test(many_rows),    cmocka_unit_test(sharded),
-        cmocka_unit_test(bad_files),    cmocka_unit_test(bad_matrices), cmocka_unit_test(no_memory),
+        cmocka_unit_test(reads),
+        cmocka_unit_test(many_rows),
+        cmocka_unit_test(sharded),
+        cmocka_unit_test(bad_files),
+        cmocka_unit_test(bad_matrices),
+        cmocka_unit_test(no_memory),
+        cmocka_unit_test(reads_outputs),
+        cmocka_unit_test(bad_outputs),
+        cmocka_unit_test(bad_output_values),
         cmocka_unit_test(bundled_text),
     };
     return cmocka_run_group_tests_name("hessians", tests, make_root, remove_root);

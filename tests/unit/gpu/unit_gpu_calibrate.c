@@ -325,7 +325,7 @@ static void test_errors(void **state)
     assert_int_equal(c->ops->pass(c, 0.0, &err), QC_ERR_USAGE);
     assert_int_equal(qc_malloc(&h, sizeof values, &err), QC_OK);
     memcpy(h, values, sizeof values);
-    assert_int_equal(c->ops->take(c, 2, h, &err), QC_OK);
+    assert_int_equal(c->ops->take(c, 2, h, NULL, &err), QC_OK);
     assert_int_equal(qc_gpu_calibrator_inputs(c), 2);
     assert_int_equal(qc_gpu_calibrator_read(c, got, NULL, &err), QC_OK);
     assert_memory_equal(got, values, sizeof values);
