@@ -22,6 +22,13 @@ typedef struct {
     _Alignas(64) int32_t code[QC_TILE_COLS][QC_LANES];
 } qc_tile;
 
+/* G of 16 rows, of which the first `rows` are there. */
+typedef struct {
+    _Alignas(64) float g[QC_LANES][QC_LANES];
+    _Alignas(64) float inverse[QC_LANES]; /* 1 / G_ii; 0: the row keeps its codes */
+    uint32_t rows;
+} qc_tile_outputs;
+
 typedef struct {
     /* Sets rr[j] to the sum of d * r^2, where r is x * inv[j] less the unit of its code. n is a
      * multiple of 16. */
@@ -37,6 +44,9 @@ typedef struct {
      * 0 for a dead column. Changes code, value and error; returns the number of changed codes. */
     uint32_t (*sweep)(qc_tile *t, uint32_t cols, const float *h, const float *inverse,
                       const qc_form_ops *form);
+    /* The same for rows that depend on one another, in each column one after another. in: G E H. */
+    uint32_t (*sweep_outputs)(qc_tile *t, uint32_t cols, const float *h, const float *inverse,
+                              const qc_tile_outputs *o, const qc_form_ops *form);
 } qc_feedback_lanes;
 
 extern const qc_feedback_lanes qc_feedback_lanes_scalar;

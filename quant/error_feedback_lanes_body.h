@@ -189,4 +189,55 @@ static uint32_t sweep(qc_tile *t, uint32_t cols, const float *h, const float *in
     return changed;
 }
 
-const qc_feedback_lanes QC_FEEDBACK_TABLE = {errors, refit, feed, sweep};
+/* Sets the codes of column k for the lanes from `at` on. All lanes look for a better code at once;
+ * the first that finds one takes it, and those behind it look again. moved [QC_LANES]: G times what
+ * the column's errors change by. Returns the number of changed codes. */
+static uint32_t step_lanes(qc_tile *t, unsigned at, uint32_t k, float own, float inverse,
+                           const qc_tile_outputs *o, const qc_form_ops *form, float *moved)
+{
+    const unsigned count = o->rows < at ? 0 : o->rows - at < AT_A_TIME ? o->rows - at : AT_A_TIME;
+    const float_lanes old = load(t->value[k] + at), target = load(t->target[k] + at);
+    const float_lanes scale = load(t->scale[k] + at), to_place = load(t->inverse[k] + at);
+    const float_lanes step = load(o->inverse + at) * inverse;
+    uint32_t changed = 0;
+    for (unsigned l = 0; l < count; l++) {
+        float_lanes in = load(t->in[k] + at) + load(moved + at) * own, value;
+        float_lanes place = inverse == 0.0f ? target : old + in * step, y = place * to_place;
+        encoded e;
+        decide(&y, &scale, form, &e, &value);
+        while (l < count && e.code[l] == t->code[k][at + l])
+            l++;
+        if (l >= count)
+            break;
+        const float less = old[l] - value[l];
+        t->value[k][at + l] = value[l];
+        t->error[k][at + l] = target[l] - value[l];
+        t->code[k][at + l] = e.code[l];
+        for (unsigned i = 0; i < QC_LANES; i += AT_A_TIME)
+            ADD(moved + i, less * load(o->g[at + l] + i));
+        changed++;
+    }
+    return changed;
+}
+
+static uint32_t sweep_outputs(qc_tile *t, uint32_t cols, const float *h, const float *inverse,
+                              const qc_tile_outputs *o, const qc_form_ops *form)
+{
+    uint32_t changed = 0;
+    for (uint32_t k = 0; k < cols; k++) {
+        _Alignas(64) float moved[QC_LANES] = {0.0f};
+        uint32_t here = 0;
+        for (unsigned at = 0; at < QC_LANES; at += AT_A_TIME) {
+            float_lanes error = load(t->target[k] + at) - load(t->value[k] + at);
+            STORE(t->error[k] + at, error);
+            here += step_lanes(t, at, k, h[k * QC_TILE_COLS + k], inverse[k], o, form, moved);
+        }
+        changed += here;
+        for (uint32_t j = k + 1; j < cols && here > 0; j++)
+            for (unsigned at = 0; at < QC_LANES; at += AT_A_TIME)
+                ADD(t->in[j] + at, load(moved + at) * h[k * QC_TILE_COLS + j]);
+    }
+    return changed;
+}
+
+const qc_feedback_lanes QC_FEEDBACK_TABLE = {errors, refit, feed, sweep, sweep_outputs};

@@ -2,7 +2,7 @@
  * the first column to the last, and then again for every sweep. What lies outside a panel of
  * columns is a product with the chunk's errors E = T - Q; what lies inside is done for 16 rows side
  * by side. Rows do not depend on one another. */
-#include "quant/error_feedback_internal.h"
+#include "quant/error_feedback_rows.h"
 
 #include "base/alloc.h"
 #include "base/checked.h"
@@ -14,86 +14,73 @@
 
 #define TRACE_COLS 256u
 
-typedef struct {
-    const qc_feedback *f;
-    const qc_form *form;
-    const float *w, *target; /* [rows, n]; target: T */
-    float *made;             /* T where it is not W */
-    uint64_t rows;
-    uint64_t shift; /* log2 of the block's size */
-    int aligned;    /* no block goes on into the next row */
-    uint64_t wide;  /* columns that share a scale within a row, or those of a panel */
-    qc_feedback_out *out;
-    unsigned char *scratch;
-    uint64_t scratch_each;
-    double *sums; /* [chunks][3] e H e^T of rounded, of T, calibrated */
-} job;
-
-/* A chunk, and where a thread keeps it. */
-typedef struct {
-    const job *j;
-    uint64_t first, rows; /* of the weight */
-    float *e;             /* [rows, n] E */
-    float *g;             /* [rows, wide] */
-    float *units, *v;     /* [rows, wide] of a block: units of codes, and them times H */
-    uint8_t *codes;       /* [rows, n] a byte each */
-    float *row;           /* [n] */
-    qc_tile *tile;
-    float *inside; /* [QC_TILE_COLS, QC_TILE_COLS] of U or H */
-} chunk;
+typedef qc_feedback_job job;
+typedef qc_feedback_chunk chunk;
 
 static uint64_t wide_bytes(uint64_t wide)
 {
     return qc_align_u64(qc_sat_mul(wide, QC_FEEDBACK_ROWS * sizeof(float)), 64);
 }
 
-static uint64_t chunk_bytes(uint64_t n, uint64_t wide)
+/* whole: E and the codes of all rows lie elsewhere. */
+static uint64_t chunk_bytes(uint64_t n, uint64_t wide, int whole)
 {
-    uint64_t bytes = qc_sat_add(wide_bytes(n), qc_sat_mul(3, wide_bytes(wide)));
+    uint64_t bytes = qc_sat_mul(3, wide_bytes(wide));
     bytes = qc_sat_add(bytes, qc_align_u64(qc_sat_mul(n, sizeof(float)), 64));
-    bytes = qc_sat_add(bytes, qc_align_u64(qc_sat_mul(n, QC_FEEDBACK_ROWS), 64));
+    if (!whole) {
+        bytes = qc_sat_add(bytes, wide_bytes(n));
+        bytes = qc_sat_add(bytes, qc_align_u64(qc_sat_mul(n, QC_FEEDBACK_ROWS), 64));
+    }
     return qc_sat_add(bytes, qc_align_u64(sizeof(qc_tile), 64) + QC_TILE_COLS * QC_TILE_COLS * 4);
 }
 
-static chunk chunk_of(const job *j, unsigned thread, uint64_t piece)
+chunk qc_feedback_chunk_of(const job *j, unsigned thread, uint64_t first, uint64_t end)
 {
+    const uint64_t n = j->f->n, each = wide_bytes(j->wide);
     unsigned char *at = j->scratch + thread * j->scratch_each;
-    chunk c = {.j = j, .first = piece * QC_FEEDBACK_ROWS};
-    const uint64_t left = j->rows - c.first, each = wide_bytes(j->wide);
-    c.rows = qc_min_u64(left, QC_FEEDBACK_ROWS);
+    chunk c = {.j = j, .first = first, .rows = qc_min_u64(end - first, QC_FEEDBACK_ROWS)};
     c.tile = (qc_tile *)(void *)at;
     at += qc_align_u64(sizeof(qc_tile), 64);
     c.inside = (float *)(void *)at;
     at += QC_TILE_COLS * QC_TILE_COLS * 4;
     c.row = (float *)(void *)at;
-    at += qc_align_u64(j->f->n * sizeof(float), 64);
-    c.e = (float *)(void *)at;
-    at += wide_bytes(j->f->n);
+    at += qc_align_u64(n * sizeof(float), 64);
     c.g = (float *)(void *)at;
     c.units = (float *)(void *)(at + each);
     c.v = (float *)(void *)(at + 2 * each);
-    c.codes = at + 3 * each;
+    c.e = j->g ? j->e + first * n : (float *)(void *)(at + 3 * each);
+    c.codes = j->g ? j->codes + first * n : at + 3 * each + wide_bytes(n);
     return c;
+}
+
+static chunk chunk_of(const job *j, unsigned thread, uint64_t piece)
+{
+    return qc_feedback_chunk_of(j, thread, piece * QC_FEEDBACK_ROWS, j->rows);
 }
 
 /* ---- products ---- */
 
-/* g [rows, cols] = factor * E H of the columns on the left + E H of the rest, or without those on
- * the right. */
-static void errors_times_h(const chunk *c, uint64_t col, uint64_t cols, float left, int right)
+void qc_feedback_times_h(const chunk *c, uint64_t col, uint64_t cols, float left, int right,
+                         float *to, uint64_t ld_to)
 {
     const qc_feedback *f = c->j->f;
     const qc_blas_functions *b = &f->b->f;
     const uint64_t n = f->n, behind = col + cols;
-    const int rows = (int)c->rows, width = (int)cols, ld = (int)n;
+    const int rows = (int)c->rows, width = (int)cols, ld = (int)n, ld_g = (int)ld_to;
     b->ssymm(QC_BLAS_ROWS, QC_BLAS_RIGHT, QC_BLAS_UPPER, rows, width, 1.0f, f->hu + col * n + col,
-             ld, c->e + col, ld, 0.0f, c->g, width);
+             ld, c->e + col, ld, 0.0f, to, ld_g);
     if (col > 0)
         b->sgemm(QC_BLAS_ROWS, QC_BLAS_PLAIN, QC_BLAS_PLAIN, rows, width, (int)col, left, c->e, ld,
-                 f->hu + col, ld, 1.0f, c->g, width);
+                 f->hu + col, ld, 1.0f, to, ld_g);
     if (right && behind < n)
         b->sgemm(QC_BLAS_ROWS, QC_BLAS_PLAIN, QC_BLAS_TRANS, rows, width, (int)(n - behind), 1.0f,
-                 c->e + behind, ld, f->hu + col * n + behind, ld, 1.0f, c->g, width);
+                 c->e + behind, ld, f->hu + col * n + behind, ld, 1.0f, to, ld_g);
+}
+
+/* c->g [rows, cols] is made. */
+static void errors_times_h(const chunk *c, uint64_t col, uint64_t cols, float left, int right)
+{
+    qc_feedback_times_h(c, col, cols, left, right, c->g, cols);
 }
 
 /* Returns the trace of E H E^T; c->g has room for QC_TILE_COLS columns at least. */
@@ -125,10 +112,8 @@ static int code_of(const chunk *c, uint64_t i)
     return qc_form_code_of_byte(c->j->form->ops, c->codes[i]);
 }
 
-/* Loads sixteen rows from `row` of the chunk: `cols` columns from col on, or those that order
- * names. in comes from c->g. */
-static void load_tile(const chunk *c, uint64_t row, uint64_t col, uint64_t cols,
-                      const uint64_t *order)
+void qc_feedback_load_tile(const chunk *c, uint64_t row, uint64_t col, uint64_t cols,
+                           const uint64_t *order)
 {
     const job *j = c->j;
     qc_tile *t = c->tile;
@@ -157,7 +142,7 @@ static void load_tile(const chunk *c, uint64_t row, uint64_t col, uint64_t cols,
     }
 }
 
-static void load_codes(const chunk *c, uint64_t row, uint64_t col, uint64_t cols)
+void qc_feedback_load_codes(const chunk *c, uint64_t row, uint64_t col, uint64_t cols)
 {
     const qc_form_ops *form = c->j->form->ops;
     qc_tile *t = c->tile;
@@ -169,9 +154,8 @@ static void load_codes(const chunk *c, uint64_t row, uint64_t col, uint64_t cols
         }
 }
 
-/* Stores errors to columns from col on, and codes to where they belong. */
-static void store_tile(const chunk *c, uint64_t row, uint64_t col, uint64_t cols,
-                       const uint64_t *order)
+void qc_feedback_store_tile(const chunk *c, uint64_t row, uint64_t col, uint64_t cols,
+                            const uint64_t *order)
 {
     const uint64_t n = c->j->f->n;
     const qc_tile *t = c->tile;
@@ -189,8 +173,7 @@ static uint64_t panel_width(const job *j)
     return qc_min_u64(j->wide, QC_TILE_COLS);
 }
 
-/* Sets the codes nearest to W; E = T - Q. */
-static void round_chunk(const chunk *c)
+void qc_feedback_round(const chunk *c)
 {
     const job *j = c->j;
     const uint64_t n = j->f->n, panel = panel_width(j);
@@ -200,15 +183,14 @@ static void round_chunk(const chunk *c)
         for (uint64_t r = 0; r < c->rows; r++)
             memcpy(c->g + r * cols, j->w + (c->first + r) * n + col, cols * sizeof *c->g);
         for (uint64_t row = 0; row < c->rows; row += QC_LANES) {
-            load_tile(c, row, col, cols, NULL);
+            qc_feedback_load_tile(c, row, col, cols, NULL);
             j->f->lanes->feed(c->tile, (uint32_t)cols, c->inside, j->form->ops);
-            store_tile(c, row, col, cols, NULL);
+            qc_feedback_store_tile(c, row, col, cols, NULL);
         }
     }
 }
 
-/* Takes columns in order of falling moments; E is by places until all have codes. */
-static void feed_chunk(const chunk *c)
+void qc_feedback_feed(const chunk *c)
 {
     const job *j = c->j;
     const qc_feedback *f = j->f;
@@ -226,9 +208,9 @@ static void feed_chunk(const chunk *c)
             for (uint64_t i = 0; i < k; i++)
                 c->inside[i * QC_TILE_COLS + k] = f->hu[(col + k) * n + col + i];
         for (uint64_t row = 0; row < c->rows; row += QC_LANES) {
-            load_tile(c, row, col, cols, f->order);
+            qc_feedback_load_tile(c, row, col, cols, f->order);
             f->lanes->feed(c->tile, (uint32_t)cols, c->inside, j->form->ops);
-            store_tile(c, row, col, cols, f->order);
+            qc_feedback_store_tile(c, row, col, cols, f->order);
         }
     }
     for (uint64_t r = 0; r < c->rows; r++) {
@@ -320,11 +302,11 @@ static uint64_t sweep_panel(const chunk *c, uint64_t col, uint64_t cols)
         for (uint64_t k = i; k < cols; k++)
             c->inside[i * QC_TILE_COLS + k] = f->hu[(col + i) * n + col + k];
     for (uint64_t row = 0; row < c->rows; row += QC_LANES) {
-        load_tile(c, row, col, cols, NULL);
-        load_codes(c, row, col, cols);
+        qc_feedback_load_tile(c, row, col, cols, NULL);
+        qc_feedback_load_codes(c, row, col, cols);
         changed +=
             f->lanes->sweep(c->tile, (uint32_t)cols, c->inside, f->inverse + col, j->form->ops);
-        store_tile(c, row, col, cols, NULL);
+        qc_feedback_store_tile(c, row, col, cols, NULL);
     }
     return changed;
 }
@@ -349,7 +331,7 @@ static uint64_t sweep_chunk(const chunk *c)
     return changed;
 }
 
-static void store_codes(const chunk *c)
+void qc_feedback_store_codes(const chunk *c)
 {
     const qc_form *form = c->j->form;
     const uint64_t n = c->j->f->n, count = c->rows * n;
@@ -384,7 +366,7 @@ static qc_status rounded_piece(void *ctx, unsigned thread, uint64_t piece, qc_er
     const uint64_t n = j->f->n;
     const chunk c = chunk_of(j, thread, piece);
     (void)err;
-    round_chunk(&c);
+    qc_feedback_round(&c);
     j->sums[piece * 3] = trace(&c);
     memcpy(c.e, j->target + c.first * n, c.rows * n * sizeof *c.e);
     j->sums[piece * 3 + 1] = trace(&c);
@@ -396,12 +378,12 @@ static qc_status calibrated_piece(void *ctx, unsigned thread, uint64_t piece, qc
     const job *j = ctx;
     const chunk c = chunk_of(j, thread, piece);
     (void)err;
-    feed_chunk(&c);
+    qc_feedback_feed(&c);
     for (unsigned i = 0; i < j->f->options.sweeps; i++)
         if (sweep_chunk(&c) == 0)
             break;
     j->sums[piece * 3 + 2] = trace(&c);
-    store_codes(&c);
+    qc_feedback_store_codes(&c);
     return QC_OK;
 }
 
@@ -424,6 +406,8 @@ static qc_status run(job *j, float *target, qc_feedback_result *result, qc_error
     j->target = target ? target : j->w;
     if (target)
         QC_TRY(qc_piecework(f->threads, chunks, target_piece, j, err));
+    if (j->g)
+        return qc_feedback_run_outputs(j, result, err);
     QC_TRY(qc_feedback_scales(f, j->form, j->w, NULL, j->rows, j->out, err));
     QC_TRY(qc_piecework(f->threads, chunks, rounded_piece, j, err));
     QC_TRY(qc_feedback_scales(f, j->form, j->target, f->d, j->rows, j->out, err));
@@ -442,13 +426,11 @@ qc_status qc_feedback_weight(const qc_feedback *f, const qc_form *form, const fl
 {
     const int by_rows = qc_form_by_rows(form);
     const uint64_t n = f->n, chunks = qc_ceil_div_u64(rows, QC_FEEDBACK_ROWS);
-    job j = {.f = f, .form = form, .w = w, .rows = rows, .out = out};
-    void *target = NULL, *scratch = NULL, *sums = NULL;
+    job j = {.f = f, .form = form, .w = w, .rows = rows, .out = out, .g = g};
+    void *target = NULL, *scratch = NULL;
     uint64_t elems;
     qc_status st;
     *result = (qc_feedback_result){0};
-    if (g)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED, "second moments of outputs cannot be used yet");
     if (!out->offset_given)
         out->nested_offset = 0.0f;
     if (rows == 0)
@@ -464,17 +446,19 @@ qc_status qc_feedback_weight(const qc_feedback *f, const qc_form *form, const fl
     while (!by_rows && (UINT64_C(1) << j.shift) < form->block_elems)
         j.shift++;
     j.aligned = by_rows || n % form->block_elems == 0;
-    j.wide = by_rows ? n : j.aligned ? form->block_elems : QC_TILE_COLS;
-    j.scratch_each = chunk_bytes(n, j.wide);
+    j.wide = g || !(j.aligned || by_rows) ? QC_TILE_COLS : by_rows ? n : form->block_elems;
+    j.scratch_each = chunk_bytes(n, j.wide, g != NULL);
     if (f->m)
         QC_TRY_GOTO(st, done, qc_malloc_aligned(&target, 64, elems * sizeof(float), err));
     QC_TRY_GOTO(st, done, qc_malloc_aligned(&scratch, 64, f->threads * j.scratch_each, err));
-    QC_TRY_GOTO(st, done, qc_calloc(&sums, chunks, 3 * sizeof(double), err));
+    QC_TRY_GOTO(st, done,
+                g ? qc_feedback_open_outputs(&j, err)
+                  : qc_calloc((void **)&j.sums, chunks, 3 * sizeof(double), err));
     j.scratch = scratch;
-    j.sums = sums;
     st = run(&j, target, result, err);
 done:
-    qc_free(sums);
+    qc_feedback_close_outputs(&j);
+    qc_free(j.sums);
     qc_free(scratch);
     qc_free(target);
     return st;
@@ -482,19 +466,19 @@ done:
 
 uint64_t qc_feedback_weight_bytes(uint64_t rows, uint64_t n, unsigned threads, uint64_t block)
 {
-    (void)block;
-    const uint64_t wide = n > QC_TILE_COLS ? n : QC_TILE_COLS;
+    const uint64_t wide = block || n < QC_TILE_COLS ? QC_TILE_COLS : n;
     uint64_t bytes = qc_sat_mul(qc_sat_mul(rows, n), sizeof(float)); /* T */
-    bytes = qc_sat_add(bytes, qc_sat_mul(threads, chunk_bytes(n, wide)));
+    bytes = qc_sat_add(bytes, qc_sat_mul(threads, chunk_bytes(n, wide, block > 0)));
     bytes = qc_sat_add(bytes, qc_feedback_search_bytes(n, threads));
+    bytes = qc_sat_add(bytes, qc_feedback_outputs_bytes(rows, n, block));
     return qc_sat_add(bytes, qc_sat_mul(qc_ceil_div_u64(rows, QC_FEEDBACK_ROWS), 24) + 4096);
 }
 
 double qc_feedback_weight_flops(uint64_t rows, uint64_t n, int cross,
                                 const qc_feedback_options *options, uint64_t block)
 {
-    (void)block;
     /* per weight: 2 n for T, n for feedback, 2 n for a sweep, n for each of three traces */
     const double per_weight = (cross ? 2.0 : 0.0) + 1.0 + 2.0 * options->sweeps + 3.0;
-    return (double)rows * (double)n * (double)n * per_weight;
+    const double more = qc_feedback_outputs_flops(rows, n, options->sweeps, block);
+    return (double)rows * (double)n * ((double)n * per_weight + more);
 }

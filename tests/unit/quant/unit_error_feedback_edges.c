@@ -249,6 +249,7 @@ static void tables_are_equal(void **state)
     static const qc_form_kind kinds[] = {QC_FORM_NF4,   QC_FORM_INT8_ROWS, QC_FORM_INT8_BLOCKS,
                                          QC_FORM_W4A16, QC_FORM_W8A16,     QC_FORM_W8A8};
     static qc_tile start, a, b;
+    static qc_tile_outputs o;
     qt_rng rng = qt_rng_start("tables");
     _Alignas(64) float x[512], d[512], u[QC_TILE_COLS * QC_TILE_COLS], inverse[QC_TILE_COLS];
     float inv[8];
@@ -297,6 +298,19 @@ static void tables_are_equal(void **state)
         assert_int_equal(changed, other->sweep(&b, cols, u, inverse, form));
         assert_memory_equal(&a, &b, sizeof a);
         assert_true(changed > 0 || cols < 4);
+        for (unsigned k = 0; k < QC_LANES; k++)
+            for (unsigned l = 0; l < QC_LANES; l++)
+                o.g[k][l] = k == l ? 1.0f : 0.3f * qt_randn(&rng);
+        for (unsigned l = 0; l < QC_LANES; l++)
+            o.inverse[l] = qt_below(&rng, 10) ? 1.0f : 0.0f;
+        o.rows = 1 + (uint32_t)qt_below(&rng, QC_LANES);
+        for (unsigned k = 0; k < QC_TILE_COLS; k++)
+            for (unsigned l = 0; l < QC_LANES; l++)
+                a.in[k][l] = b.in[k][l] = qt_randn(&rng);
+        const uint32_t more = scalar->sweep_outputs(&a, cols, u, inverse, &o, form);
+        assert_int_equal(more, other->sweep_outputs(&b, cols, u, inverse, &o, form));
+        assert_memory_equal(&a, &b, sizeof a);
+        assert_true(more > 0 || cols < 4 || o.rows < 4);
     }
 }
 

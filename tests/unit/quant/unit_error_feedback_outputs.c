@@ -1,0 +1,373 @@
+/* Calibrated quantization where outputs do not count alike, against tr(G E H E^T) in double. */
+#include "tests/fixtures/feedback_testing.h"
+#include "tests/fixtures/sanitized.h"
+
+#include "base/alloc.h"
+#include "base/workers.h"
+
+static const qc_form integers[] = {
+    {.ops = &qc_form_w4a16, .block_elems = 128, .scale_dtype = QC_DTYPE_BF16},
+    {.ops = &qc_form_w4a16, .block_elems = 0, .scale_dtype = QC_DTYPE_F16},
+    {.ops = &qc_form_w8a16, .block_elems = 64, .scale_dtype = QC_DTYPE_F16},
+    {.ops = &qc_form_w8a8, .block_elems = 0, .scale_dtype = QC_DTYPE_BF16}};
+#define ALL (FORMS + sizeof integers / sizeof *integers)
+
+/* A group of integers does not go on into the next row. */
+static qc_form form_number(uint64_t i, uint64_t n)
+{
+    qc_form form = i < FORMS ? forms[i] : integers[i - FORMS];
+    if (form.ops->integer)
+        form.cols = n;
+    return form;
+}
+
+/* Gradients with a few common directions and outputs of very different size; one output in nine has
+ * none. What belongs to no row is not finite. */
+static float *make_outputs(qt_rng *rng, uint64_t rows, uint64_t block)
+{
+    const uint64_t blocks = (rows + block - 1) / block, tokens = 2 * block + 5;
+    float *g = qt_alloc(blocks * block * block, 4), *x = qt_alloc(tokens * block, 4);
+    for (uint64_t b = 0; b < blocks; b++) {
+        for (uint64_t t = 0; t < tokens; t++) {
+            const float all = qt_randn(rng);
+            for (uint64_t i = 0; i < block; i++)
+                x[t * block + i] = (i % 9 == 4   ? 0.0f
+                                    : i % 5 == 2 ? 3e-4f
+                                                 : 1e-4f) *
+                                   (qt_randn(rng) + (i % 2 ? all : -all));
+        }
+        for (uint64_t i = 0; i < block; i++)
+            for (uint64_t k = 0; k < block; k++) {
+                double sum = 0.0;
+                for (uint64_t t = 0; t < tokens; t++)
+                    sum += (double)x[t * block + i] * (double)x[t * block + k];
+                const int there = b * block + i < rows && b * block + k < rows;
+                g[(b * block + i) * block + k] = there ? (float)(sum / (double)tokens) : NAN;
+            }
+    }
+    free(x);
+    return g;
+}
+
+/* G_ij with its damping */
+static double outputs_at(const qc_feedback_outputs *g, uint64_t rows, uint64_t i, uint64_t j)
+{
+    const uint64_t b = i / g->block, end = (b + 1) * g->block < rows ? (b + 1) * g->block : rows;
+    double sum = 0.0;
+    if (j / g->block != b)
+        return 0.0;
+    for (uint64_t k = b * g->block; i == j && k < end; k++)
+        sum += (double)g->g[k * g->block + k % g->block];
+    return (double)g->g[i * g->block + j % g->block] +
+           g->damping * sum / (double)(end - b * g->block);
+}
+
+/* x H, [rows, n] */
+static double *times_h(const data *d, const double *x, uint64_t rows)
+{
+    const uint64_t n = d->n;
+    double *y = qt_alloc(rows * n, 8);
+    for (uint64_t r = 0; r < rows; r++)
+        for (uint64_t j = 0; j < n; j++)
+            for (uint64_t k = 0; k < n; k++)
+                y[r * n + k] += x[r * n + j] * damped(d, j, k);
+    return y;
+}
+
+/* G x H, [rows, n] */
+static double *both(const data *d, const qc_feedback_outputs *g, const double *x, uint64_t rows)
+{
+    const uint64_t n = d->n;
+    double *y = qt_alloc(rows * n, 8), *xh = times_h(d, x, rows);
+    for (uint64_t r = 0; r < rows; r++)
+        for (uint64_t i = r / g->block * g->block; i < rows && i / g->block == r / g->block; i++) {
+            const double weight = outputs_at(g, rows, r, i);
+            for (uint64_t k = 0; k < n; k++)
+                y[r * n + k] += weight * xh[i * n + k];
+        }
+    free(xh);
+    return y;
+}
+
+static double dot(const double *a, const double *b, uint64_t n)
+{
+    double sum = 0.0;
+    for (uint64_t i = 0; i < n; i++)
+        sum += a[i] * b[i];
+    return sum;
+}
+
+typedef struct {
+    data d;
+    uint64_t rows;
+    int cross;
+    float *w;
+    double *t, *e; /* T; T - Q */
+    float *moments;
+    qc_feedback_outputs g;
+    double of_t;
+} problem;
+
+static problem make_problem(qt_rng *rng, uint64_t rows, uint64_t n, uint64_t block, int cross)
+{
+    problem p = {.d = make_data(rng, n, 2 * n, cross), .rows = rows, .cross = cross};
+    uint64_t *order = qt_alloc(n, 8);
+    double *u = qt_alloc(n * n, 8), *diag = qt_alloc(n, 8), mean;
+    p.w = make_weight(rng, rows, n);
+    reference_order(&p.d, order);
+    reference_factor(&p.d, order, u, diag, &mean);
+    p.t = reference_target(&p.d, order, u, diag, mean, p.w, rows, cross);
+    p.e = qt_alloc(rows * n, 8);
+    p.moments = make_outputs(rng, rows, block);
+    p.g = (qc_feedback_outputs){p.moments, block, 0.1};
+    double *y = both(&p.d, &p.g, p.t, rows);
+    p.of_t = dot(p.t, y, rows * n);
+    free(y);
+    free(order);
+    free(u);
+    free(diag);
+    return p;
+}
+
+static void free_problem(problem *p)
+{
+    free_data(&p->d);
+    free(p->w);
+    free(p->t);
+    free(p->e);
+    free(p->moments);
+}
+
+static made solve(problem *p, qc_form form, unsigned threads, unsigned sweeps)
+{
+    qc_feedback *f =
+        open_with(&p->d, p->cross, threads, (qc_feedback_options){TEST_DAMPING, sweeps}, NULL);
+    made m = quantize_for(f, form, p->w, p->rows, p->d.n, &p->g);
+    qc_feedback_close(f);
+    for (uint64_t i = 0; i < p->rows * p->d.n; i++)
+        p->e[i] = p->t[i] - (double)m.q[i];
+    return m;
+}
+
+/* What is stated is what the definition gives, and no sweep makes it larger. */
+static void error_is_as_defined_and_never_rises(void **state)
+{
+    static const uint64_t widths[] = {256, 150, 40, 600}, blocks[] = {40, 300, 1, 130};
+    qt_rng rng = qt_rng_start("two-sided error");
+    (void)state;
+    for (unsigned i = 0; i < ALL; i += TEST_SANITIZED ? 3 : 1) {
+        const uint64_t rows = 1 + qt_below(&rng, i % 2 ? 260 : 70), n = widths[i % 4];
+        problem p = make_problem(&rng, rows, n, blocks[i / 4 % 4], i % 2);
+        const qc_form form = form_number(i, n);
+        double last = (double)INFINITY;
+        for (unsigned sweeps = 0; sweeps < 5; sweeps += 1 + sweeps) {
+            made m = solve(&p, form, 2, sweeps);
+            double *y = both(&p.d, &p.g, p.e, rows);
+            const double error = dot(p.e, y, rows * n) / p.of_t;
+            const double one = reference_error(&p.d, p.t, m.q, rows);
+            QT_CHECK(fabs(m.result.calibrated_two_sided / error - 1.0) < 2e-3,
+                     "form %u: error %g, not %g", i, m.result.calibrated_two_sided, error);
+            QT_CHECK(fabs(m.result.calibrated / one - 1.0) < 2e-3, "form %u: error %g, not %g", i,
+                     m.result.calibrated, one);
+            QT_CHECK(error <= last * (1.0 + 1e-5), "form %u: %g after %u sweeps, %g before", i,
+                     error, sweeps, last);
+            QT_CHECK(p.cross || error < m.result.rounded_two_sided, "form %u: %g of %g", i, error,
+                     m.result.rounded_two_sided);
+            last = error;
+            free(y);
+            free_made(&m);
+        }
+        free_problem(&p);
+    }
+}
+
+/* At the end no code is left that would lower the error. */
+static void sweeps_end_where_no_code_helps(void **state)
+{
+    qt_rng rng = qt_rng_start("last sweep");
+    (void)state;
+    for (unsigned i = 0; i < FORMS; i += TEST_SANITIZED ? 3 : 1) {
+        const uint64_t n = i % 2 ? 192 : 100, rows = 90, block = i % 3 ? 50 : 90;
+        problem p = make_problem(&rng, rows, n, block, 0);
+        made m = solve(&p, forms[i], 2, 300);
+        double *y = both(&p.d, &p.g, p.e, rows);
+        for (uint64_t r = 0; r < rows; r++)
+            for (uint64_t k = 0; k < n; k++) {
+                const double own = outputs_at(&p.g, rows, r, r) * damped(&p.d, k, k);
+                const double v = (double)m.q[r * n + k] + y[r * n + k] / own;
+                const double beyond = beyond_nearest(forms[i].ops->kind, v, (double)m.q[r * n + k],
+                                                     (double)m.absmax[scale_of(&m, r, k)]);
+                QT_CHECK(beyond < 2e-3, "form %u, row %" PRIu64 ", column %" PRIu64 ": by %g", i, r,
+                         k, beyond);
+            }
+        free(y);
+        free_made(&m);
+        free_problem(&p);
+    }
+}
+
+/* Where no output has a gradient, all count alike, and so they do with G = I; the codes are those
+ * of the one-sided sweeps, which leave scales alone where blocks go on into the next row. */
+static void alike_outputs_are_one_sided(void **state)
+{
+    qt_rng rng = qt_rng_start("alike");
+    (void)state;
+    for (unsigned i = 0; i < FORMS; i += TEST_SANITIZED ? 3 : 1) {
+        const uint64_t n = 150, rows = 70, block = 48;
+        if (forms[i].block_elems == 0)
+            continue;
+        problem p = make_problem(&rng, rows, n, block, i % 2);
+        made alike = quantize(&p.d, p.cross, 2, 3, forms[i], p.w, rows);
+        for (unsigned zero = 0; zero < 2; zero++) {
+            for (uint64_t k = 0; k < 2 * block * block; k++)
+                p.moments[k] = k % block == k / block % block && !zero ? 3e-9f : 0.0f;
+            made m = solve(&p, forms[i], 2, 3);
+            uint64_t other = 0;
+            for (uint64_t k = 0; k < rows * n; k++)
+                other += memcmp(&m.q[k], &alike.q[k], 4) != 0;
+            QT_CHECK(other <= rows * n / 500, "form %u: %" PRIu64 " codes differ", i, other);
+            QT_CHECK(fabs(m.result.calibrated / alike.result.calibrated - 1.0) < 1e-3,
+                     "form %u: %g, not %g", i, m.result.calibrated, alike.result.calibrated);
+            const double two = zero ? 0.0 : m.result.calibrated;
+            QT_CHECK(fabs(m.result.calibrated_two_sided - two) <= 1e-5 * two, "%g, not %g",
+                     m.result.calibrated_two_sided, two);
+            free_made(&m);
+        }
+        free_made(&alike);
+        free_problem(&p);
+    }
+}
+
+/* Blocks of G are weights of their own. */
+static void blocks_are_apart(void **state)
+{
+    qt_rng rng = qt_rng_start("apart");
+    const uint64_t n = 128, rows = 300, block = QC_FEEDBACK_ROWS;
+    (void)state;
+    for (unsigned i = 0; i < FORMS; i++) {
+        if (forms[i].nested || forms[i].block_elems > n)
+            continue;
+        problem p = make_problem(&rng, rows, n, block, 1);
+        made all = solve(&p, forms[i], 2, 3);
+        qc_feedback *f = open_with(&p.d, 1, 2, (qc_feedback_options){TEST_DAMPING, 3}, NULL);
+        for (uint64_t first = 0; first < rows; first += block) {
+            const uint64_t count = rows - first < block ? rows - first : block;
+            const qc_feedback_outputs g = {p.moments + first * block, block, p.g.damping};
+            made m = quantize_for(f, forms[i], p.w + first * n, count, n, &g);
+            assert_memory_equal(m.q, all.q + first * n, count * n * sizeof *m.q);
+            free_made(&m);
+        }
+        qc_feedback_close(f);
+        free_made(&all);
+        free_problem(&p);
+    }
+}
+
+static void threads_make_no_difference(void **state)
+{
+    static const unsigned threads[] = {2, 5};
+    qt_rng rng = qt_rng_start("threads");
+    (void)state;
+    for (unsigned i = 0; i < ALL; i += TEST_SANITIZED ? 3 : 1) {
+        const uint64_t n = 200, rows = 300;
+        problem p = make_problem(&rng, rows, n, 1 + qt_below(&rng, 310), i % 2);
+        const qc_form form = form_number(i, n);
+        made one = solve(&p, form, 1, 2);
+        for (unsigned t = 0; t < 2; t++) {
+            made m = solve(&p, form, threads[t], 2);
+            assert_memory_equal(m.codes, one.codes, (size_t)qc_form_code_bytes(&form, rows * n));
+            assert_memory_equal(m.absmax, one.absmax, m.blocks * 4);
+            assert_memory_equal(&m.result, &one.result, sizeof m.result);
+            free_made(&m);
+        }
+        free_made(&one);
+        free_problem(&p);
+    }
+}
+
+static void refuses(problem *p, const qc_feedback *f, made *m, qc_status want, const char *text)
+{
+    qc_feedback_out out = {.codes = m->codes,
+                           .absmax = m->absmax,
+                           .absmax_codes = m->absmax_codes,
+                           .nested_absmax = m->nested_absmax};
+    qc_error err;
+    assert_int_equal(qc_feedback_weight(f, &forms[1], p->w, p->rows, &p->g, &out, &m->result, &err),
+                     want);
+    QT_CHECK(strstr(err.msg, text) != NULL, "%s", err.msg);
+}
+
+static void bad_moments_and_interrupts(void **state)
+{
+    qt_rng rng = qt_rng_start("bad moments");
+    problem p = make_problem(&rng, 40, 64, 16, 0);
+    const float was = p.moments[20 * 16 + 3];
+    (void)state;
+    made m = solve(&p, forms[1], 1, 1);
+    qc_feedback *f = open_with(&p.d, 0, 2, (qc_feedback_options){TEST_DAMPING, 2}, NULL);
+    p.moments[20 * 16 + 3] = INFINITY;
+    refuses(&p, f, &m, QC_ERR_NONFINITE, "output 20 are not finite");
+    p.moments[20 * 16 + 3] = was;
+    p.moments[21 * 16 + 5] = -1.0f;
+    refuses(&p, f, &m, QC_ERR_INPUT, "output 21 is below zero");
+    p.moments[21 * 16 + 5] = 1e-8f;
+    p.g.damping = -0.1;
+    refuses(&p, f, &m, QC_ERR_USAGE, "damping of outputs");
+    p.g = (qc_feedback_outputs){p.moments, 0, 0.1};
+    refuses(&p, f, &m, QC_ERR_SHAPE, "blocks of 0 outputs");
+    p.g.block = 16;
+    qc_interrupt();
+    refuses(&p, f, &m, QC_ERR_INTERRUPTED, "");
+    qc_interrupt_clear();
+    qc_feedback_close(f);
+    free_made(&m);
+    free_problem(&p);
+}
+
+/* Any allocation may fail, and no more is allocated than is said. */
+static void no_memory(void **state)
+{
+    qt_rng rng = qt_rng_start("no memory");
+    problem p = make_problem(&rng, 20, 64, 8, 1);
+    qc_feedback *f = open_with(&p.d, 1, 1, (qc_feedback_options){TEST_DAMPING, 2}, NULL);
+    made m = quantize_for(f, forms[1], p.w, 20, 64, &p.g);
+    qc_feedback_out out = {.codes = m.codes,
+                           .absmax = m.absmax,
+                           .absmax_codes = m.absmax_codes,
+                           .nested_absmax = m.nested_absmax};
+    (void)state;
+    for (unsigned nth = 1;; nth++) {
+        qc_alloc_fail_at(nth, 0);
+        qc_status st = qc_feedback_weight(f, &forms[1], p.w, 20, &p.g, &out, &m.result, NULL);
+        const uint64_t tried = qc_alloc_count();
+        qc_alloc_fail_at(0, 0);
+        if (tried < nth) {
+            assert_int_equal(st, QC_OK);
+            assert_true(nth > 7);
+            break;
+        }
+        assert_int_equal(st, QC_ERR_NOMEM);
+    }
+    qc_feedback_close(f);
+    free_made(&m);
+    free_problem(&p);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(error_is_as_defined_and_never_rises),
+        cmocka_unit_test(sweeps_end_where_no_code_helps),
+        cmocka_unit_test(alike_outputs_are_one_sided),
+        cmocka_unit_test(blocks_are_apart),
+        cmocka_unit_test(threads_make_no_difference),
+        cmocka_unit_test(bad_moments_and_interrupts),
+        cmocka_unit_test(no_memory),
+    };
+    qc_error err;
+    if (qc_blas_open(&blas, &err) != QC_OK) {
+        print_message("skipped: %s\n", err.msg);
+        return 77;
+    }
+    return cmocka_run_group_tests(tests, NULL, NULL) != 0;
+}
