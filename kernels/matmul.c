@@ -25,9 +25,9 @@ static unsigned row_alignment(const void *p, uint64_t row_bytes)
     return alignment_of((uintptr_t)p | row_bytes);
 }
 
-int qc_matmul_repack_helps(const qc_weights *w)
+static int is_repacked(const qc_weights *w)
 {
-    return w && w->form.ops && w->rows && w->form.cols && !w->form.ops->integer &&
+    return w->rows && w->form.cols && !w->form.ops->integer &&
            (w->form.cols % 32 != 0 || (uintptr_t)w->codes % 16 != 0);
 }
 
@@ -37,14 +37,15 @@ static uint64_t repacked_row_bytes(const qc_weights *w)
     return qc_sat_mul(runs, qc_form_code_bytes(&w->form, 32));
 }
 
-uint64_t qc_matmul_prepared_bytes(const qc_weights *w, int repack)
+uint64_t qc_matmul_prepared_bytes(const qc_weights *w)
 {
     if (!w || !w->form.ops)
         return UINT64_MAX;
-    return qc_sat_add(PREPARED_BYTES, repack ? qc_sat_mul(w->rows, repacked_row_bytes(w)) : 0);
+    return qc_sat_add(PREPARED_BYTES,
+                      is_repacked(w) ? qc_sat_mul(w->rows, repacked_row_bytes(w)) : 0);
 }
 
-qc_status qc_matmul_prepare(const qc_matmul *h, const qc_weights *w, int repack, void *memory,
+qc_status qc_matmul_prepare(const qc_matmul *h, const qc_weights *w, void *memory,
                             qc_matmul_weights *out, qc_cuda_stream s, qc_error *err)
 {
     QC_TRY(qc_matmul_here(h, err));
@@ -53,22 +54,14 @@ qc_status qc_matmul_prepare(const qc_matmul *h, const qc_weights *w, int repack,
         QC_FAIL(err, QC_ERR_USAGE, "qc_matmul_prepare: out is NULL");
     if (!memory || (uintptr_t)memory % 256)
         QC_FAIL(err, QC_ERR_USAGE, "the memory for a prepared weight is not 256-byte aligned");
-    if (repack && !qc_matmul_repack_helps(w))
-        QC_FAIL(err, QC_ERR_USAGE,
-                "repacking a weight of %" PRIu64 " x %" PRIu64
-                " in %s does not help, because %s; prepare it without",
-                w->rows, w->form.cols, w->form.ops->name,
-                w->form.ops->integer ? "no kernel reads it repacked" : "its rows are aligned");
     memset(out, 0, sizeof *out);
     out->w = *w;
     out->exponent = memory;
-    out->alignment = alignment_of((uintptr_t)w->codes);
     QC_TRY(qc_matmul_exponent_launch(w, memory, s, err));
-    if (repack) {
+    if (is_repacked(w)) {
         unsigned char *codes = (unsigned char *)memory + PREPARED_BYTES;
         out->row_bytes = repacked_row_bytes(w);
         out->w.codes = codes;
-        out->alignment = 16;
         QC_TRY(qc_matmul_repack_launch(w, out->row_bytes, codes, s, err));
     }
     return QC_OK;
@@ -87,7 +80,6 @@ static qc_matmul_shape shape_of(const qc_matmul *h, const qc_matmul_weights *w)
     s.x_dtype = s.y_dtype = QC_DTYPE_F16;
     s.ldx = s.k;
     s.x_alignment = 2;
-    s.codes_alignment = w->alignment;
     s.repacked = w->row_bytes != 0;
     s.have_gemm = h->gemm && s.k <= INT_MAX - 32;
     s.tuned = h->tuned;
@@ -228,8 +220,6 @@ static qc_matmul_shape shape_of_alike(const qc_matmul *h, const qc_matmul_weight
             continue;
         s.part_n[s.parts++] = w[*from]->w.rows;
         s.n = qc_sat_add(s.n, w[*from]->w.rows);
-        if (w[*from]->alignment < s.codes_alignment)
-            s.codes_alignment = w[*from]->alignment;
     }
     if (s.parts == 1) /* planned as a single one */
         s.parts = 0;
@@ -324,7 +314,6 @@ static qc_status plan_group(const qc_matmul *h, const qc_matmul_weights *const *
                                                          .cols = w[j]->w.form.cols,
                                                          .block_elems = w[j]->w.form.block_elems,
                                                          .repacked = w[j]->row_bytes != 0,
-                                                         .alignment = w[j]->alignment,
                                                          .has_bias = io[j].bias != NULL};
             shape.has_bias = shape.has_bias || io[j].bias;
             shape.have_gemm = shape.have_gemm && strides_fit_gemm(io + j, w[j]->w.rows, k);
@@ -428,9 +417,9 @@ static qc_status check_planned(const qc_matmul_planned *p, const qc_matmul_weigh
         const uint32_t first = set ? p->set[set - 1].end : 0;
         if (w[i]->w.form.ops->kind != v->kind || w[i]->w.rows != v->rows ||
             w[i]->w.form.cols != v->cols || w[i]->w.form.block_elems != v->block_elems ||
-            (w[i]->row_bytes != 0) != v->repacked || w[i]->alignment < v->alignment)
+            (w[i]->row_bytes != 0) != v->repacked)
             QC_FAIL(err, QC_ERR_USAGE,
-                    "weight %u differs in kind, size, block or alignment from the %" PRIu64
+                    "weight %u differs in kind, size, block or layout from the %" PRIu64
                     " x %" PRIu64 " that the product was planned for",
                     i, v->rows, v->cols);
         if (!alike(w[first], w[i]))

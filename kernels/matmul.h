@@ -77,15 +77,14 @@ QC_API const char *qc_matmul_no_gemm(const qc_matmul *h);
  * reports it at once. It looks at a word of host memory, and any thread may call it at any time. */
 QC_API QC_NODISCARD qc_status qc_matmul_check(const qc_matmul *h, qc_error *err);
 
-/* A weight that is made ready once. With `repack` 1, codes are laid out anew in 16-byte aligned
- * rows, which lets shapes with odd K use the fast loads. Where rows are aligned already this is
- * no help and refused with QC_ERR_USAGE (see qc_matmul_repack_helps). In any case the largest
- * scale is found, and with it the power of two that keeps tiny and huge weights within float16 in
- * the tensor-core paths.
+/* A weight that is made ready once. Where its rows of codes do not all begin on 16-byte addresses
+ * (K % 32 != 0, or the codes' address), they are laid out anew so that they do; integers of
+ * compressed-tensors are left as they are. The largest scale is found, and with it the power of two
+ * that keeps tiny and huge weights within float16 in the tensor-core paths.
  *
  *   memory  device, qc_matmul_prepared_bytes, 256-byte aligned; written on s, then only read
  *
- * *out borrows memory and w's arrays (the codes no longer once s is done, if repacked).
+ * *out borrows memory and w's arrays (the codes no longer once s is done, if row_bytes is not 0).
  * QC_ERR_USAGE names what is wrong with w (block size, a missing array). */
 typedef struct {
     qc_weights w;        /* w.codes: the repacked ones, where repacked */
@@ -93,17 +92,16 @@ typedef struct {
                             2^-*exponent, 0 and 1. 0 where the largest |scale| is within
                             [2^-8, 2^15): such weights are float16 as dequantizing has them */
     uint64_t row_bytes;  /* of codes, where repacked; 0: as in the file */
-    unsigned alignment;  /* of the codes' address, at most 16 */
     int complete;        /* QC_MATMUL_WEIGHTS_COMPLETE, or 0 as qc_matmul_prepare leaves it */
 } qc_matmul_weights;
 /* The caller sets this after synchronizing with whatever wrote w's arrays and the prepared memory:
  * no work that is still to run in the stream writes them, now or later. Kernels that overlap the
  * launch before theirs then load weights before that launch has ended. */
 #define QC_MATMUL_WEIGHTS_COMPLETE 1
-QC_API int qc_matmul_repack_helps(const qc_weights *w);
-/* UINT64_MAX where it overflows. */
-QC_API uint64_t qc_matmul_prepared_bytes(const qc_weights *w, int repack);
-QC_API QC_NODISCARD qc_status qc_matmul_prepare(const qc_matmul *h, const qc_weights *w, int repack,
+/* Depends on the codes' address; NULL stands for one that is aligned. UINT64_MAX where it
+ * overflows. */
+QC_API uint64_t qc_matmul_prepared_bytes(const qc_weights *w);
+QC_API QC_NODISCARD qc_status qc_matmul_prepare(const qc_matmul *h, const qc_weights *w,
                                                 void *memory, qc_matmul_weights *out,
                                                 qc_cuda_stream s, qc_error *err);
 
@@ -195,7 +193,7 @@ QC_API uint64_t qc_matmul_planned_workspace(const qc_matmul_planned *planned);
 
 /* Runs a plan as qc_matmul_run does, but without planning, with the planned weights or others of
  * the same shape (the next layer's). QC_ERR_USAGE names what the plan does not hold for: another m,
- * dtype, kind, size or block, an x or codes less aligned, a bias that was not planned, a workspace
+ * dtype, kind, size or block, an x less aligned, a bias that was not planned, a workspace
  * that is too small. A plan belongs to its handle's device and keeps using the table of tuned
  * choices that the handle had when it was made. */
 QC_API QC_NODISCARD qc_status qc_matmul_run_planned(const qc_matmul *h,

@@ -326,7 +326,7 @@ qc_status start_range(const qc_matmul_call *c, uint64_t first, uint64_t count, q
     a.ldy = c->ldy;
     a.bias = c->bias;
     dim3 grid((unsigned)tiles, p->splits, (unsigned)((count + m - 1) / m));
-    bool aligned = p->run == QC_RUN_ALIGNED;
+    bool aligned = p->aligned;
     return nf4 ? start_rows<true>(a, m, aligned, c->x_dtype, grid, s, err)
                : start_rows<false>(a, m, aligned, c->x_dtype, grid, s, err);
 }
@@ -360,7 +360,7 @@ static uint32_t shared_bytes_for(bool nf4, bool aligned, uint32_t m)
 void qc_gemv_configure(const qc_cuda_device *d, const qc_matmul_shape *s, qc_matmul_plan *p)
 {
     bool nf4 = s->kind == QC_FORM_NF4;
-    bool aligned = p->run == QC_RUN_ALIGNED;
+    bool aligned = p->aligned;
     p->m_tile = s->m < GEMV_M ? (uint32_t)s->m : GEMV_M;
     if (shared_bytes_for(nf4, aligned, p->m_tile) > d->shared_block_bytes)
         p->m_tile = GEMV_M / 2;

@@ -225,7 +225,7 @@ void configure_tile(const qc_cuda_device *d, const qc_matmul_shape *s, qc_matmul
     p->n_tile = S::n_tile;
     p->threads = QC_MMA_THREADS;
     p->shared_bytes = (uint32_t)sizeof(typename S::shared);
-    qc_mma_configure_splits(d, s, S::k_step, blocks_of(m_tile, p->run == QC_RUN_ALIGNED), p);
+    qc_mma_configure_splits(d, s, S::k_step, blocks_of(m_tile, p->aligned), p);
 }
 
 template <bool nf4>
@@ -239,7 +239,7 @@ void configure(const qc_cuda_device *d, const qc_matmul_shape *s, qc_matmul_plan
 
 template <int m_tile> qc_status launch(const qc_matmul_call *c, qc_cuda_stream s, qc_error *err)
 {
-    bool nf4 = c->weights.w.form.ops->kind == QC_FORM_NF4, aligned = c->plan.run == QC_RUN_ALIGNED;
+    bool nf4 = c->weights.w.form.ops->kind == QC_FORM_NF4, aligned = c->plan.aligned;
     auto kernel =
         nf4 ? aligned ? matmul_mma16816<m_tile, true, true> : matmul_mma16816<m_tile, true, false>
         : aligned ? matmul_mma16816<m_tile, false, true>

@@ -742,7 +742,7 @@ template <int m_tile>
 qc_status launch(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s, qc_error *err)
 {
     qc_form_kind kind = c->weights.w.form.ops->kind;
-    if (c->plan.run == QC_RUN_ALIGNED)
+    if (c->plan.aligned)
         return kind == QC_FORM_NF4
                    ? launch_group < nf4_shape<m_tile<32 ? m_tile : 32>>(c, count, s, err)
                : kind == QC_FORM_INT8_ROWS
@@ -760,7 +760,7 @@ qc_status launch(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s, qc_e
 extern "C" void qc_mma884_configure(const qc_cuda_device *d, const qc_matmul_shape *s,
                                     qc_matmul_plan *p)
 {
-    bool aligned = p->run == QC_RUN_ALIGNED;
+    bool aligned = p->aligned;
     if (s->kind == QC_FORM_NF4)
         aligned ? configure<nf4_shape, 32>(d, s, p) : configure<any_nf4_shape>(d, s, p);
     else if (s->kind == QC_FORM_INT8_ROWS && aligned)

@@ -34,11 +34,9 @@ const char *qc_matmul_path_name(qc_matmul_path path)
     return path < QC_MATMUL_PATH_COUNT ? names[path] : "unknown";
 }
 
-static qc_run_mode run_mode(const qc_matmul_shape *s)
+static int is_aligned(const qc_matmul_shape *s)
 {
-    if (s->repacked)
-        return QC_RUN_REPACKED;
-    return s->k % RUN_ELEMS == 0 && s->codes_alignment >= 16 ? QC_RUN_ALIGNED : QC_RUN_FLAT;
+    return !s->repacked && s->k % RUN_ELEMS == 0;
 }
 
 /* Up to this many rows of x, a fused kernel is thought to be no slower than dequantizing and
@@ -76,7 +74,7 @@ static uint64_t fused_rows(const qc_cuda_device *d, const qc_matmul_shape *s)
         return 256;
     if (d->sm < 80)
         return three ? 128 : 64;
-    qc_matmul_plan p = {.run = run_mode(s)};
+    qc_matmul_plan p = {.aligned = is_aligned(s)};
     if (large_shared && d->sm < 120 && qc_tiles_takes(d, s, &p))
         return d->sm < 90 ? 256 : 128;
     if (d->sm < 90 && large_shared)
@@ -122,7 +120,7 @@ static int wgmma_suits(const qc_cuda_device *d, const qc_matmul_shape *s, const 
 
 static qc_matmul_path choose(const qc_cuda_device *d, const qc_matmul_shape *s, int image_fits)
 {
-    qc_matmul_plan p = {.run = run_mode(s)};
+    qc_matmul_plan p = {.aligned = is_aligned(s)};
     if (is_only_dequantized(s))
         return QC_MATMUL_DEQUANT_GEMM;
     if (image_fits && wgmma_suits(d, s, &p))
@@ -131,9 +129,8 @@ static qc_matmul_path choose(const qc_cuda_device *d, const qc_matmul_shape *s, 
         return QC_MATMUL_MMA_16816;
     /* From here on a V100's tensor cores should overtake the GEMV, by the counts of
      * docs/kernels.md. */
-    if (d->sm >= 70 && d->sm < 75 && s->m <= GEMV_ROWS && p.run == QC_RUN_ALIGNED &&
-        s->x_dtype == QC_DTYPE_F16 && s->x_alignment >= 16 &&
-        s->m >= (s->kind == QC_FORM_NF4 ? 3u : 4u))
+    if (d->sm >= 70 && d->sm < 75 && s->m <= GEMV_ROWS && p.aligned && s->x_dtype == QC_DTYPE_F16 &&
+        s->x_alignment >= 16 && s->m >= (s->kind == QC_FORM_NF4 ? 3u : 4u))
         return QC_MATMUL_MMA_884;
     if (s->m <= GEMV_ROWS)
         return QC_MATMUL_GEMV;
@@ -164,7 +161,7 @@ static qc_status check_path(const qc_cuda_device *d, const qc_matmul_shape *s, q
                     d->sm);
         return QC_OK;
     case QC_MATMUL_WGMMA: {
-        qc_matmul_plan p = {.run = run_mode(s)};
+        qc_matmul_plan p = {.aligned = is_aligned(s)};
         if (qc_wgmma_takes(d, s, &p) || !s->m || !s->n || !s->k)
             return QC_OK;
         QC_FAIL(err, QC_ERR_USAGE,
@@ -341,7 +338,7 @@ static void plan_choice(const qc_cuda_device *d, const qc_matmul_shape *s,
     p->path = choice->path;
     p->variant = choice->variant;
     p->blocks = choice->blocks;
-    p->run = run_mode(s);
+    p->aligned = is_aligned(s);
     p->k_padded = qc_ceil_div_u64(s->k, RUN_ELEMS) * RUN_ELEMS;
     if (p->path == QC_MATMUL_DEQUANT_GEMM)
         plan_gemm(d, s, limit_bytes, p);

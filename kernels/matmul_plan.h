@@ -34,8 +34,7 @@ typedef struct {
     uint32_t block_elems;
     qc_dtype x_dtype, y_dtype;
     uint64_t ldx;
-    unsigned x_alignment;     /* of x's address and of its rows, bytes, at most 16 */
-    unsigned codes_alignment; /* likewise, in the file's or the repacked layout */
+    unsigned x_alignment; /* of x's address and of its rows, bytes, at most 16 */
     int repacked;
     int has_bias;
     int have_gemm; /* cuBLAS is there */
@@ -46,17 +45,11 @@ typedef struct {
     size_t tuned_count;
 } qc_matmul_shape;
 
-/* How a warp finds the 32 codes of a run (k0, k0 + 1, ... k0 + 31, k0 a multiple of 32). */
-typedef enum {
-    QC_RUN_ALIGNED,  /* 16-byte loads; a run never crosses a block: K % 32 == 0 */
-    QC_RUN_REPACKED, /* 16-byte loads of repacked rows; a run may cross into a second block */
-    QC_RUN_FLAT      /* any address, any nibble */
-} qc_run_mode;
-
 typedef struct {
     qc_matmul_path path;
     uint32_t variant; /* of the path's kernels; 0: of the choice, none */
-    qc_run_mode run;
+    int aligned;      /* codes are as in the file, and no 32 of a row from a multiple of 32 on cross
+                         a block; else they are repacked, and may (matmul_run.cuh) */
     uint32_t m_tile, n_tile; /* of a block of threads; 0 where the path has none */
     uint32_t threads;
     uint32_t splits;       /* of K; > 1: partial sums go to the workspace, summed in order */
@@ -95,7 +88,6 @@ typedef struct {
     uint64_t rows, cols;
     uint32_t block_elems;
     int repacked;
-    unsigned alignment; /* of the codes, at least */
     int has_bias;
 } qc_matmul_planned_weight;
 

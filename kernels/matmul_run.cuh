@@ -5,16 +5,11 @@
  * are on their way, and turns it into numbers later (qc_run_pair, qc_run_floats, qc_run_words).
  * Codes never pass through shared memory.
  *
- * There are three ways to find a run (qc_run_mode of matmul_plan.h). `aligned` is a template
- * argument; the other two are told apart by a branch at run time that all threads take alike:
- *   aligned    K % 32 == 0 and codes are 16-byte aligned. Loads are of 16 bytes. A block is at
- *              least 32 long and starts at a multiple of 32, so the run has one scale
- *   repacked   source.row_bytes != 0. Loads are of 16 bytes, from rows padded to row_bytes. Blocks
- *              still go over the flattened tensor, so a run may cross into a second one (never a
- *              third)
- *   flat       codes are as in the file, at any address: they start at any byte, and NF4 rows with
- *              odd K at either nibble. Aligned words are shifted into place; near the ends of the
- *              array bytes are read instead, so that nothing outside of it is touched
+ * Loads are of 16 bytes. There are two ways to find a run; `aligned` is a template argument:
+ *   aligned    K % 32 == 0 and codes are 16-byte aligned, as in the file. A block is at least 32
+ *              long and starts at a multiple of 32, so the run has one scale
+ *   repacked   rows were padded to row_bytes (qc_matmul_prepare). Blocks still go over the
+ *              flattened tensor, so a run may cross into a second one (never a third)
  * Runs whose k0 lies at K or beyond do not exist; callers use qc_run_zero for them.
  *
  * The values are those of quant_weights.h, with each product rounded as that header says. They are
@@ -48,7 +43,6 @@
 /* The weights as kernels take them, by value: a few scalars for address arithmetic. */
 typedef struct {
     const unsigned char *codes;
-    uint64_t codes_bytes; /* for flat runs: where the array ends */
     uint64_t rows, cols, row_bytes;
     const float *absmax;
     const uint8_t *absmax_codes;
@@ -71,10 +65,8 @@ static inline uint32_t qc_run_log2(uint32_t power_of_two)
 static inline qc_run_source qc_run_source_of(const qc_matmul_weights *m)
 {
     const qc_weights *w = &m->w;
-    uint64_t elems = w->rows * w->form.cols;
     qc_run_source s;
     s.codes = (const unsigned char *)w->codes;
-    s.codes_bytes = qc_form_code_bytes(&w->form, elems);
     s.rows = w->rows;
     s.cols = w->form.cols;
     s.row_bytes = m->row_bytes;
@@ -270,59 +262,7 @@ QC_DEVICE void qc_run_load_scale(qc_run<nf4> &r, int i, const qc_run_source &s, 
         r.code[i] = s.absmax_codes[block];
 }
 
-/* Reads 4 bytes of an array at any address, lowest first. Bytes beyond `end` are zero. */
-QC_DEVICE uint32_t qc_run_bytes(const unsigned char *p, const unsigned char *end)
-{
-    uint32_t v = 0;
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        if (p + i < end)
-            v |= (uint32_t)p[i] << 8 * i;
-    return v;
-}
-
-QC_DEVICE uint32_t qc_run_shifted(uint32_t lo, uint32_t hi, unsigned bits)
-{
-    return bits ? lo >> bits | hi << (32 - bits) : lo;
-}
-
-/* Reads the codes of a run that starts at element f of the array, at whatever address that is. */
-template <bool nf4>
-QC_DEVICE void qc_run_flat_codes(qc_run<nf4> &r, const qc_run_source &s, uint64_t f)
-{
-    constexpr int words = nf4 ? 4 : 8;
-    const unsigned char *end = s.codes + s.codes_bytes;
-    const unsigned char *p = s.codes + (nf4 ? f >> 1 : f);
-    unsigned ahead = (unsigned)(reinterpret_cast<uintptr_t>(p) & 3u);
-    bool odd = nf4 && (f & 1u);
-    uint32_t v[words + 1]; /* words from p on; the last one is needed for an odd start only */
-    if (p - s.codes >= (ptrdiff_t)ahead && end - p >= 4 * (words + 2)) {
-        const uint32_t *q = reinterpret_cast<const uint32_t *>(p - ahead);
-        uint32_t before = q[0];
-#pragma unroll
-        for (int i = 0; i <= words; i++) {
-            uint32_t next = q[i + 1];
-            v[i] = qc_run_shifted(before, next, 8 * ahead);
-            before = next;
-        }
-    } else {
-#pragma unroll
-        for (int i = 0; i <= words; i++)
-            v[i] = qc_run_bytes(p + 4 * i, end);
-    }
-#pragma unroll
-    for (int i = 0; i < words; i++) {
-        if (odd) { /* each byte's low nibble, then the next one's high nibble */
-            uint32_t next = v[i] >> 8 | v[i + 1] << 24;
-            r.q[i] = (v[i] & 0x0f0f0f0fu) << 4 | (next >> 4 & 0x0f0f0f0fu);
-        } else {
-            r.q[i] = v[i];
-        }
-    }
-}
-
-template <bool nf4>
-QC_DEVICE void qc_run_aligned_codes(qc_run<nf4> &r, const unsigned char *p, bool both)
+template <bool nf4> QC_DEVICE void qc_run_codes(qc_run<nf4> &r, const unsigned char *p, bool both)
 {
     uint4 v = qc_ld_stream_16(p);
     r.q[0] = v.x;
@@ -350,17 +290,14 @@ QC_DEVICE void qc_run_load(qc_run<nf4> &r, const qc_run_source &s, uint64_t n, u
     r.split = r.count = (int)QC_RUN_ELEMS;
     r.code[0] = r.code[1] = 0;
     if (aligned) {
-        qc_run_aligned_codes(r, s.codes + (nf4 ? f >> 1 : f), true);
+        qc_run_codes(r, s.codes + (nf4 ? f >> 1 : f), true);
         qc_run_load_scale(r, 0, s, !nf4 && s.by_row ? n : f >> s.block_shift);
         r.scale[1] = r.scale[0];
         return;
     }
     if (s.cols - k0 < QC_RUN_ELEMS)
         r.count = (int)(s.cols - k0);
-    if (s.row_bytes)
-        qc_run_aligned_codes(r, s.codes + n * s.row_bytes + (nf4 ? k0 >> 1 : k0), r.count > 16);
-    else
-        qc_run_flat_codes(r, s, f);
+    qc_run_codes(r, s.codes + n * s.row_bytes + (nf4 ? k0 >> 1 : k0), r.count > 16);
     if (!nf4 && s.by_row) {
         qc_run_load_scale(r, 0, s, n);
         r.scale[1] = r.scale[0];

@@ -649,8 +649,8 @@ template <int m_tile> uint32_t shared_bytes_of(kind what)
 extern "C" int qc_wgmma_takes(const qc_cuda_device *d, const qc_matmul_shape *s,
                               const qc_matmul_plan *p)
 {
-    if (d->sm != 90 || d->shared_block_bytes < LARGEST || p->run != QC_RUN_ALIGNED ||
-        s->k % BLOCK || !s->m || !s->n || !s->k)
+    if (d->sm != 90 || d->shared_block_bytes < LARGEST || !p->aligned || s->k % BLOCK || !s->m ||
+        !s->n || !s->k)
         return 0;
     if (s->kind != QC_FORM_INT8_ROWS && s->block_elems < BLOCK)
         return 0;

@@ -105,8 +105,7 @@ qc_status qc_bench_kernel_name(const qc_bench_work *w, uint32_t contender, const
     *name = NULL;
     if (w->shape->part_count)
         return qc_bench_parts_path(w, weights, name, err);
-    return qc_bench_path_of(w->b, &weights->w[0], weights->repacked, &w->io, w->path,
-                            w->workspace_bytes, name, err);
+    return qc_bench_path_of(w->b, &weights->w[0], &w->io, w->path, w->workspace_bytes, name, err);
 }
 
 /* Does cuBLAS take part in the product? It promises the same bits only under conditions of its own,

@@ -192,10 +192,9 @@ qc_status qc_bench_weights_make(qc_bench_gpu *b, qc_bench_weights *w, qc_bench_s
                     .form.block_elems = l.is_rows ? 0 : QC_BENCH_BLOCK,
                     .nested_map = l.is_nested ? b->map : NULL,
                     .nested_block = l.is_nested ? QC_NESTED_BLOCK : 0};
-    /* Whether repacking helps depends on the alignment of addresses, which all copies share. */
+    /* How many depends on the alignment of addresses, which all copies share. */
     point(&q, &l, (unsigned char *)256);
-    w->repacked = qc_matmul_repack_helps(&q);
-    l.total = l.prepared + qc_align_u64(qc_matmul_prepared_bytes(&q, w->repacked), ALIGNMENT);
+    l.total = l.prepared + qc_align_u64(qc_matmul_prepared_bytes(&q), ALIGNMENT);
     w->bytes_each = l.total;
     QC_TRY(qc_cuda_malloc(&w->memory[0], (size_t)l.total, err));
     point(&q, &l, w->memory[0]);
@@ -203,8 +202,8 @@ qc_status qc_bench_weights_make(qc_bench_gpu *b, qc_bench_weights *w, qc_bench_s
     QC_TRY(make_first(b, w, &l, dense, err));
     q.form.offset = w->w[0].w.form.offset;
     w->plain = q;
-    return qc_matmul_prepare(b->handle, &q, w->repacked, (unsigned char *)w->memory[0] + l.prepared,
-                             &w->w[0], b->stream, err);
+    return qc_matmul_prepare(b->handle, &q, (unsigned char *)w->memory[0] + l.prepared, &w->w[0],
+                             b->stream, err);
 }
 
 qc_status qc_bench_weights_multiply(qc_bench_gpu *b, qc_bench_weights *w, uint32_t want,
@@ -228,8 +227,8 @@ qc_status qc_bench_weights_multiply(qc_bench_gpu *b, qc_bench_weights *w, uint32
         QC_TRY(qc_cuda_copy(next, w->memory[0], (size_t)l.prepared, b->stream, err));
         qc_weights q = w->plain;
         point(&q, &l, next);
-        QC_TRY(qc_matmul_prepare(b->handle, &q, w->repacked, (unsigned char *)next + l.prepared,
-                                 copy, b->stream, err));
+        QC_TRY(qc_matmul_prepare(b->handle, &q, (unsigned char *)next + l.prepared, copy, b->stream,
+                                 err));
     }
     QC_TRY(qc_cuda_stream_synchronize(b->stream, err));
     for (uint32_t i = 0; i < w->copies; i++)

@@ -84,7 +84,7 @@ static unsigned alignment_of(uint64_t bytes)
     return a;
 }
 
-qc_matmul_shape qc_bench_shape_of(const qc_bench_gpu *b, const qc_matmul_weights *w, int repacked,
+qc_matmul_shape qc_bench_shape_of(const qc_bench_gpu *b, const qc_matmul_weights *w,
                                   const qc_matmul_io *io)
 {
     qc_matmul_shape s = {.kind = w->w.form.ops->kind,
@@ -96,19 +96,18 @@ qc_matmul_shape qc_bench_shape_of(const qc_bench_gpu *b, const qc_matmul_weights
                          .y_dtype = io->y_dtype,
                          .ldx = w->w.form.cols,
                          .x_alignment = alignment_of(2 * w->w.form.cols),
-                         .codes_alignment = w->alignment,
-                         .repacked = repacked,
+                         .repacked = w->row_bytes != 0,
                          .have_gemm = !qc_matmul_no_gemm(b->handle)};
     s.tuned = qc_matmul_tuning(b->handle, &s.tuned_count);
     return s;
 }
 
-qc_status qc_bench_path_of(const qc_bench_gpu *b, const qc_matmul_weights *w, int repacked,
+qc_status qc_bench_path_of(const qc_bench_gpu *b, const qc_matmul_weights *w,
                            const qc_matmul_io *io, qc_matmul_path path, uint64_t workspace_bytes,
                            const char **name, qc_error *err)
 {
     qc_matmul_plan plan;
-    const qc_matmul_shape shape = qc_bench_shape_of(b, w, repacked, io);
+    const qc_matmul_shape shape = qc_bench_shape_of(b, w, io);
     QC_TRY(qc_matmul_plan_make(&b->device, &shape, path, workspace_bytes, &plan, err));
     *name = qc_matmul_path_name(plan.path);
     return QC_OK;

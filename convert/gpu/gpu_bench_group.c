@@ -15,8 +15,6 @@ static qc_status part_of(qc_matmul_weights *out, const qc_matmul_weights *w, uin
     *out = *w;
     out->w.rows = rows;
     out->w.codes = (const unsigned char *)w->w.codes + bytes;
-    while (bytes % out->alignment)
-        out->alignment /= 2;
     if (w->w.form.ops->kind == QC_FORM_INT8_ROWS) {
         out->w.absmax += first;
         return QC_OK;
@@ -82,13 +80,10 @@ qc_status qc_bench_parts_path(const qc_bench_work *w, const qc_bench_weights *we
     qc_bench_parts p;
     qc_matmul_plan plan;
     QC_TRY(qc_bench_parts_of(&p, w, &weights->w[0], err));
-    qc_matmul_shape shape = qc_bench_shape_of(w->b, &weights->w[0], weights->repacked, &w->io);
+    qc_matmul_shape shape = qc_bench_shape_of(w->b, &weights->w[0], &w->io);
     shape.parts = w->shape->part_count;
-    for (uint32_t i = 0; i < shape.parts; i++) {
+    for (uint32_t i = 0; i < shape.parts; i++)
         shape.part_n[i] = w->shape->parts[i];
-        if (p.weights[i].alignment < shape.codes_alignment)
-            shape.codes_alignment = p.weights[i].alignment;
-    }
     QC_TRY(qc_matmul_plan_make(&w->b->device, &shape, w->path, w->workspace_bytes, &plan, err));
     *name = qc_matmul_path_name(plan.path);
     return QC_OK;

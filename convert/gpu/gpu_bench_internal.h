@@ -48,12 +48,12 @@ void qc_bench_save(qc_bench_gpu *b);
 
 /* Returns the shape that qc_matmul_run makes of weights w and this io, with the handle's table. The
  * rows of x lie one behind the other. */
-qc_matmul_shape qc_bench_shape_of(const qc_bench_gpu *b, const qc_matmul_weights *w, int repacked,
+qc_matmul_shape qc_bench_shape_of(const qc_bench_gpu *b, const qc_matmul_weights *w,
                                   const qc_matmul_io *io);
 /* The name of the kernel that qc_matmul_run takes for weights w and this io. The rows of x lie one
  * behind the other. */
 QC_NODISCARD qc_status qc_bench_path_of(const qc_bench_gpu *b, const qc_matmul_weights *w,
-                                        int repacked, const qc_matmul_io *io, qc_matmul_path path,
+                                        const qc_matmul_io *io, qc_matmul_path path,
                                         uint64_t workspace_bytes, const char **name, qc_error *err);
 
 /* ---- timing: gpu_bench_time.c ---- */
@@ -139,7 +139,6 @@ typedef struct {
 /* Weights of one scheme: `copies` times the same, at different addresses. */
 typedef struct {
     qc_bench_scheme scheme;
-    int repacked;
     uint64_t bytes_each; /* device memory of one copy */
     uint32_t copies;
     void **memory; /* [copies] */

@@ -100,7 +100,7 @@ static qc_status make_row(const qc_bench_player *p, qc_bench_contender *c, uint3
     row->shape = w->index;
     row->scheme = weights->scheme;
     row->m = w->io.m;
-    row->repacked = weights->repacked;
+    row->repacked = weights->w[0].row_bytes != 0;
     row->error = p->error;
     row->turn = rotation_of(c, read_of(w, p->contender - 1));
     row->us = qc_bench_us_of(c, rounds);

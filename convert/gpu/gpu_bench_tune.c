@@ -51,7 +51,7 @@ uint64_t qc_bench_tune_workspace(const qc_bench_work *w, uint32_t scheme, uint64
     for (uint32_t i = 0; i < q->m_count && q->m[i] <= w->max_m; i++) {
         qc_matmul_choice choices[QC_MATMUL_CANDIDATES_MOST];
         const qc_matmul_io io = io_of(w, q->m[i]);
-        qc_matmul_shape s = qc_bench_shape_of(w->b, &weights->w[0], weights->repacked, &io);
+        qc_matmul_shape s = qc_bench_shape_of(w->b, &weights->w[0], &io);
         uint32_t count = qc_matmul_candidates(&w->b->device, &s, limit_bytes, choices);
         for (uint32_t c = 0; c < count; c++) {
             qc_matmul_plan p;
@@ -69,7 +69,7 @@ static qc_status plan_of(const qc_bench_work *w, const candidate *c, qc_bench_pl
                          qc_error *err)
 {
     qc_matmul_plan p;
-    qc_matmul_shape s = qc_bench_shape_of(w->b, &c->weights->w[0], c->weights->repacked, &w->io);
+    qc_matmul_shape s = qc_bench_shape_of(w->b, &c->weights->w[0], &w->io);
     s.choice = c->row.choice;
     QC_TRY(qc_matmul_plan_make(&w->b->device, &s, QC_MATMUL_AUTO, w->workspace_bytes, &p, err));
     *out = (qc_bench_plan){.path = qc_matmul_path_name(p.path),
@@ -188,10 +188,12 @@ static qc_status tune_scheme(qc_bench_work *w, uint32_t scheme, qc_error *err)
     qc_status st = QC_OK;
     if (w->why[1 + scheme].code != QC_OK)
         return qc_bench_drop(w, 1 + scheme, NULL, &w->why[1 + scheme], err);
-    qc_matmul_shape s = qc_bench_shape_of(w->b, &weights->w[0], weights->repacked, &w->io);
+    qc_matmul_shape s = qc_bench_shape_of(w->b, &weights->w[0], &w->io);
     uint32_t count = qc_matmul_candidates(&w->b->device, &s, limit_of(w), choices);
-    qc_bench_tuned t = {
-        .shape = w->index, .scheme = weights->scheme, .m = w->io.m, .repacked = weights->repacked};
+    qc_bench_tuned t = {.shape = w->index,
+                        .scheme = weights->scheme,
+                        .m = w->io.m,
+                        .repacked = weights->w[0].row_bytes != 0};
     if (count == 0) {
         r->left_out++;
         return QC_OK;

@@ -230,8 +230,7 @@ qc_gpu_device_matrix qc_gpu_lay_matrix(const qc_forward_matrix *m, qc_gpu_cutter
     void *code_map = w->form.code_map ? qc_gpu_cut(c, 16 * sizeof(float)) : NULL;
     out.stored = *w;
     out.stored.codes = codes; /* aligned, as those of the host need not be */
-    out.prepared =
-        qc_gpu_cut(c, qc_matmul_prepared_bytes(&out.stored, qc_matmul_repack_helps(&out.stored)));
+    out.prepared = qc_gpu_cut(c, qc_matmul_prepared_bytes(&out.stored));
     out.stored.absmax = w->absmax ? scales : NULL;
     out.stored.absmax_codes = w->absmax ? NULL : scales;
     out.stored.nested_absmax = nested;
@@ -292,8 +291,7 @@ static qc_status fill_matrix(qc_gpu_forward *d, const qc_forward_matrix *m,
         QC_TRY(copy_array(d, to->nested_map, w->nested_map, 256 * sizeof(float), err));
     if (w->form.code_map)
         QC_TRY(copy_array(d, to->form.code_map, w->form.code_map, 16 * sizeof(float), err));
-    return qc_matmul_prepare(d->handle, to, qc_matmul_repack_helps(to), out->prepared, &out->ready,
-                             d->stream, err);
+    return qc_matmul_prepare(d->handle, to, out->prepared, &out->ready, d->stream, err);
 }
 
 /* The workspace that products of `tokens` rows with *out take, within limit_bytes. */

@@ -43,7 +43,6 @@ typedef struct {
     unsigned char *dense; /* dense_copies of them */
     uint64_t dense_bytes; /* of one, aligned */
     uint32_t dense_copies;
-    int repack;
     uint64_t raw_bytes, prepared_bytes; /* of one quantized weight, aligned */
     uint64_t workspace_limit;
     uint32_t copies;
@@ -130,12 +129,13 @@ static qc_status plan_memory(comparison *w, int timed, qc_error *err)
     const qc_gpu_comparison *in = w->in;
     uint64_t free_bytes = 0, total = 0, weights = 0, quantized = 0;
     uint64_t l2 = w->c->gpu.device.l2_bytes;
-    w->repack = qc_matmul_repack_helps(in->w);
     w->dense_bytes = qc_align_u64(qc_sat_mul(qc_sat_mul(w->n, w->k), sizeof(uint16_t)), ALIGNMENT);
     w->raw_bytes = qc_align_u64(in->codes_bytes, ALIGNMENT) +
                    qc_align_u64(in->scales_bytes, ALIGNMENT) +
                    qc_align_u64(in->nested_bytes, ALIGNMENT);
-    w->prepared_bytes = qc_align_u64(qc_matmul_prepared_bytes(in->w, w->repack), ALIGNMENT);
+    qc_weights on_device = *in->w;
+    on_device.codes = NULL; /* aligned, as those of the host need not be */
+    w->prepared_bytes = qc_align_u64(qc_matmul_prepared_bytes(&on_device), ALIGNMENT);
     quantized = qc_sat_add(w->raw_bytes, w->prepared_bytes);
     weights = qc_sat_add(w->dense_bytes, quantized);
     uint64_t rows = qc_sat_mul(w->most, 2 * sizeof(uint16_t));
@@ -254,8 +254,8 @@ static qc_status upload_quantized(comparison *w, qc_error *err)
             d.form.code_map = (const float *)(void *)maps;
         if (i == 0)
             w->stored = d;
-        QC_TRY(qc_matmul_prepare(w->c->gpu.handle, &d, w->repack, base + w->raw_bytes,
-                                 &w->weights[i], s, err));
+        QC_TRY(
+            qc_matmul_prepare(w->c->gpu.handle, &d, base + w->raw_bytes, &w->weights[i], s, err));
     }
     /* After this the caller may free its arrays. */
     QC_TRY(qc_cuda_stream_synchronize(s, err));
@@ -416,8 +416,8 @@ static qc_status find_path(comparison *w, qc_gpu_compared *out, qc_error *err)
 {
     const launching l = {w, out};
     const qc_matmul_io io = io_of(&l, w->y);
-    return qc_bench_path_of(&w->c->gpu, &w->weights[0], w->repack, &io, QC_MATMUL_AUTO,
-                            w->workspace_bytes, &out->path, err);
+    return qc_bench_path_of(&w->c->gpu, &w->weights[0], &io, QC_MATMUL_AUTO, w->workspace_bytes,
+                            &out->path, err);
 }
 
 static qc_status find_times(comparison *w, qc_gpu_compared *out, qc_error *err)

@@ -14,7 +14,7 @@ COMPLETE = 1  # QC_MATMUL_WEIGHTS_COMPLETE
 
 class MatmulWeights(c.Structure):
     _fields_ = [("w", _library.Weights), ("exponent", c.c_void_p), ("row_bytes", c.c_uint64),
-                ("alignment", c.c_uint), ("complete", c.c_int)]
+                ("complete", c.c_int)]
 
 
 class MatmulIo(c.Structure):
@@ -36,9 +36,8 @@ _FUNCTIONS = {
     "qc_matmul_device": (_AT, [_AT]),
     "qc_matmul_no_gemm": (c.c_char_p, [_AT]),
     "qc_matmul_check": (c.c_int, [_AT, _AT]),
-    "qc_matmul_repack_helps": (c.c_int, [_AT]),
-    "qc_matmul_prepared_bytes": (_SIZE, [_AT, c.c_int]),
-    "qc_matmul_prepare": (c.c_int, [_AT, _AT, c.c_int, _AT, _AT, _AT, _AT]),
+    "qc_matmul_prepared_bytes": (_SIZE, [_AT]),
+    "qc_matmul_prepare": (c.c_int, [_AT, _AT, _AT, _AT, _AT, _AT]),
     "qc_matmul_workspace_init": (c.c_int, [_AT, _SIZE, _AT, _AT]),
     "qc_matmul_plan_product": (c.c_int, [_AT, _AT, _AT, c.c_uint, c.c_int, _SIZE, _AT, _AT]),
     "qc_matmul_planned_path": (c.c_int, [_AT, c.c_uint]),

@@ -188,14 +188,13 @@ class Gpu:
         """A weight made ready: kept and complete, or with a device in torch's memory there, in the order of the
         stream."""
         library, at, made = self.library, c.addressof(w), Ready(_cuda.MatmulWeights())
-        repack = library.qc_matmul_repack_helps(at)
-        count = library.qc_matmul_prepared_bytes(at, repack)
+        count = library.qc_matmul_prepared_bytes(at)
         if device is not None:
             made.tensor, memory = runtime.memory(count, device)
         else:
             memory = made.memory = self.allocate(count)
         try:
-            _check(library.qc_matmul_prepare(self.handle, at, repack, memory, made.at, stream, _call.error_at))
+            _check(library.qc_matmul_prepare(self.handle, at, memory, made.at, stream, _call.error_at))
             if device is None:
                 _check(library.qc_cuda_stream_synchronize(stream, _call.error_at))
                 made.ready.complete = _cuda.COMPLETE
@@ -203,7 +202,7 @@ class Gpu:
             self.retired += [made.memory] if made.memory else []
             raise
         form, rows, cols, block = numbers[:4]
-        made.plans = self.plans.setdefault((form, rows, cols, block, repack, made.ready.alignment), {})
+        made.plans = self.plans.setdefault((form, rows, cols, block, made.ready.row_bytes), {})
         return made
 
     # ---- products -----------------------------------------------------------------------------

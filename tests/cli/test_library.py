@@ -60,8 +60,7 @@ class GpuIo(Structure):
 
 
 class GpuWeights(Structure):
-    _fields_ = [("w", Weights), ("exponent", c_void_p), ("row_bytes", c_uint64), ("alignment", c_uint32),
-                ("complete", c_int)]
+    _fields_ = [("w", Weights), ("exponent", c_void_p), ("row_bytes", c_uint64), ("complete", c_int)]
 
 
 class Tensor(Structure):
@@ -356,8 +355,8 @@ class TestKernels(Case):
         self.assertEqual(back.raw, self.values(w))
         # A product, planned and run.
         ready = GpuWeights()
-        prepared = self.on_gpu(cu, bytes(cu.get("qc_matmul_prepared_bytes", c_uint64, byref(gpu), 0)), stream)
-        cu.call("qc_matmul_prepare", handle, byref(gpu), 0, prepared, byref(ready), stream)
+        prepared = self.on_gpu(cu, bytes(cu.get("qc_matmul_prepared_bytes", c_uint64, byref(gpu))), stream)
+        cu.call("qc_matmul_prepare", handle, byref(gpu), prepared, byref(ready), stream)
         x = [math.floor(math.sin(i) * 64) / 64 for i in range(m * cols)]
         io = GpuIo(m=m, x=self.on_gpu(cu, struct.pack("<%de" % len(x), *x), stream), y=self.on_gpu(
             cu, bytes(2 * m * rows), stream), x_dtype=self.dtypes["F16"], y_dtype=self.dtypes["F16"])

@@ -106,13 +106,11 @@ static void test_repack(void **state)
     const uint64_t widths[] = {1, 2, 31, 33, 63, 64, 65, 100};
     for (size_t i = 0; i < sizeof widths / sizeof *widths; i += qt_every(3))
         for (size_t kind = 0; kind < 3; kind++) {
-            km_spec spec = {
-                .kind = kinds[kind], .n = 7, .k = widths[i], .block = 32, .shift = 3, .repack = 1};
+            km_spec spec = {.kind = kinds[kind], .n = 7, .k = widths[i], .block = 32, .shift = 3};
             km_weight w;
             km_weight_make(&w, h, &spec, &rng);
             uint64_t row = (spec.k + 31) / 32 * (kind ? 32 : 16);
             assert_int_equal(w.ready.row_bytes, row);
-            assert_int_equal(w.ready.alignment, 16);
             uint8_t *got = km_host(spec.n * row);
             const uint8_t *codes = w.host.codes;
             qc_cuda_stream s = NULL;
@@ -237,7 +235,6 @@ static void check_path(const qc_matmul *h, qc_matmul_path path, qt_rng *rng)
                         .k = form % 2 ? 96 : 77,
                         .block = 64,
                         .nested = form % 3 != 1 && form % 5 < 3,
-                        .repack = form % 8 == 2,
                         .scale = form == 7   ? 2e-4
                                  : form == 8 ? 300.0
                                              : 0};
@@ -357,8 +354,8 @@ static void test_integers(void **state)
                                 .bias = i == 2,
                                 .path = f % 2 ? QC_MATMUL_DEQUANT_GEMM : QC_MATMUL_AUTO};
             assert_int_equal(
-                0, qc_matmul_repack_helps(&(qc_weights){
-                       .form = {.ops = qc_form_ops_of(spec.kind), .cols = 40}, .rows = 8}));
+                256, qc_matmul_prepared_bytes(&(qc_weights){
+                         .form = {.ops = qc_form_ops_of(spec.kind), .cols = 40}, .rows = 8}));
             check_integers(h, &spec, &job, &rng);
         }
     km_spec spec = {.kind = QC_FORM_W4A16, .n = 8, .k = 64, .block = 64};

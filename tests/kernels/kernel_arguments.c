@@ -82,9 +82,9 @@ static void test_null_is_answered(void **state)
     const qc_matmul_path any = QC_MATMUL_AUTO;
     assert_int_equal(qc_matmul_create(NULL, 0, NULL), QC_ERR_USAGE);
     assert_int_equal(qc_matmul_check(NULL, NULL), QC_ERR_USAGE);
-    assert_int_equal(qc_matmul_prepare(NULL, &w.ready.w, 0, y, &out, NULL, NULL), QC_ERR_USAGE);
-    assert_int_equal(qc_matmul_prepare(h, NULL, 0, y, &out, NULL, NULL), QC_ERR_USAGE);
-    assert_int_equal(qc_matmul_prepare(h, &w.ready.w, 0, y, NULL, NULL, NULL), QC_ERR_USAGE);
+    assert_int_equal(qc_matmul_prepare(NULL, &w.ready.w, y, &out, NULL, NULL), QC_ERR_USAGE);
+    assert_int_equal(qc_matmul_prepare(h, NULL, y, &out, NULL, NULL), QC_ERR_USAGE);
+    assert_int_equal(qc_matmul_prepare(h, &w.ready.w, y, NULL, NULL, NULL), QC_ERR_USAGE);
     assert_int_equal(qc_matmul_run(NULL, one, &io, any, NULL, 0, NULL, NULL), QC_ERR_USAGE);
     assert_int_equal(qc_matmul_run(h, NULL, &io, any, NULL, 0, NULL, NULL), QC_ERR_USAGE);
     assert_int_equal(qc_matmul_run(h, one, NULL, any, NULL, 0, NULL, NULL), QC_ERR_USAGE);
@@ -104,8 +104,7 @@ static void test_null_is_answered(void **state)
     assert_true(qc_matmul_workspace_bytes(NULL, one, 1, any, 0) == UINT64_MAX);
     assert_true(qc_matmul_workspace_bytes(h, NULL, 1, any, 0) == UINT64_MAX);
     assert_true(qc_matmul_group_workspace_bytes(h, &none, 1, 1, any, 0) == UINT64_MAX);
-    assert_true(qc_matmul_prepared_bytes(NULL, 1) == UINT64_MAX);
-    assert_int_equal(qc_matmul_repack_helps(NULL), 0);
+    assert_true(qc_matmul_prepared_bytes(NULL) == UINT64_MAX);
     assert_null(qc_matmul_device(NULL));
     assert_null(qc_matmul_no_gemm(NULL));
     assert_int_equal(qc_cuda_dequantize(NULL, 0, 1, y, QC_DTYPE_F16, 64, NULL, NULL, NULL, NULL),
@@ -141,48 +140,51 @@ static void test_prepare_refuses(void **state)
                                .nested_block = 256};
     struct {
         qc_weights w;
-        int repack;
         size_t shift;
         const char *words;
     } cases[] = {
-        {good, 1, 0, "does not help, because its rows are aligned"},
-        {good, 0, 8, "not 256-byte aligned"},
-        {good, 0, 0, "the form of the weights is not known"},
-        {good, 0, 0, "from 32 to 4096, found 48"},
-        {good, 0, 0, "from 32 to 4096, found 16"},
-        {good, 0, 0, "from 32 to 4096, found 8192"},
-        {good, 0, 0, "no codes"},
-        {good, 0, 0, "neither plain scales nor all"},
-        {nested, 0, 0, "neither plain scales nor all"},
-        {nested, 0, 0, "neither plain scales nor all"},
-        {nested, 0, 0, "nested block size: expected a power of two, found 0"},
-        {good, 0, 0, "weights in int8 have no scales"},
-        {good, 0, 0, "the weights are int8 in blocks of 64; expected scales by rows"},
-        {good, 0, 0, "overflows 64 bits"},
+        {good, 8, "not 256-byte aligned"},
+        {good, 0, "the form of the weights is not known"},
+        {good, 0, "from 32 to 4096, found 48"},
+        {good, 0, "from 32 to 4096, found 16"},
+        {good, 0, "from 32 to 4096, found 8192"},
+        {good, 0, "no codes"},
+        {good, 0, "neither plain scales nor all"},
+        {nested, 0, "neither plain scales nor all"},
+        {nested, 0, "neither plain scales nor all"},
+        {nested, 0, "nested block size: expected a power of two, found 0"},
+        {good, 0, "weights in int8 have no scales"},
+        {good, 0, "the weights are int8 in blocks of 64; expected scales by rows"},
+        {good, 0, "overflows 64 bits"},
     };
-    cases[2].w.form.ops = NULL;
-    cases[3].w.form.block_elems = 48;
-    cases[4].w.form.block_elems = 16;
-    cases[5].w.form.block_elems = 8192;
-    cases[6].w.codes = NULL;
-    cases[7].w.absmax = NULL;
-    cases[8].w.nested_absmax = NULL;
-    cases[9].w.nested_map = NULL;
-    cases[10].w.nested_block = 0;
+    cases[1].w.form.ops = NULL;
+    cases[2].w.form.block_elems = 48;
+    cases[3].w.form.block_elems = 16;
+    cases[4].w.form.block_elems = 8192;
+    cases[5].w.codes = NULL;
+    cases[6].w.absmax = NULL;
+    cases[7].w.nested_absmax = NULL;
+    cases[8].w.nested_map = NULL;
+    cases[9].w.nested_block = 0;
+    cases[10].w.form.ops = &qc_form_int8_rows;
+    cases[10].w.form.block_elems = 0;
+    cases[10].w.absmax = NULL;
     cases[11].w.form.ops = &qc_form_int8_rows;
-    cases[11].w.form.block_elems = 0;
-    cases[11].w.absmax = NULL;
-    cases[12].w.form.ops = &qc_form_int8_rows;
-    cases[13].w.rows = cases[13].w.form.cols = UINT64_C(1) << 33;
+    cases[12].w.rows = cases[12].w.form.cols = UINT64_C(1) << 33;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        km_expect(qc_matmul_prepare(h, &cases[i].w, cases[i].repack, memory + 2048 + cases[i].shift,
-                                    &out, NULL, &err),
-                  QC_ERR_USAGE, &err, cases[i].words);
-    km_expect(qc_matmul_prepare(h, &good, 0, NULL, &out, NULL, &err), QC_ERR_USAGE, &err,
-              "aligned");
-    assert_true(qc_matmul_prepared_bytes(&cases[13].w, 1) == UINT64_MAX);
-    assert_int_equal(qc_matmul_prepared_bytes(&good, 0), 256);
-    assert_int_equal(qc_matmul_prepared_bytes(&good, 1), 256 + 2 * 32);
+        km_expect(
+            qc_matmul_prepare(h, &cases[i].w, memory + 2048 + cases[i].shift, &out, NULL, &err),
+            QC_ERR_USAGE, &err, cases[i].words);
+    km_expect(qc_matmul_prepare(h, &good, NULL, &out, NULL, &err), QC_ERR_USAGE, &err, "aligned");
+    assert_int_equal(qc_matmul_prepared_bytes(&good), 256);
+    qc_weights moved = good;
+    moved.codes = memory + 8;
+    assert_int_equal(qc_matmul_prepared_bytes(&moved), 256 + 2 * 32);
+    moved.form.cols = 65;
+    moved.codes = NULL;
+    assert_int_equal(qc_matmul_prepared_bytes(&moved), 256 + 2 * 48);
+    moved.rows = moved.form.cols = (UINT64_C(1) << 33) + 1;
+    assert_true(qc_matmul_prepared_bytes(&moved) == UINT64_MAX);
     qc_cuda_free(memory);
     qc_matmul_destroy(h);
     assert_string_equal(qc_matmul_path_name(QC_MATMUL_MMA_16816), "mma-16816");

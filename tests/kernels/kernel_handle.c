@@ -276,7 +276,7 @@ static void test_planned_refuses(void **state)
         {"planned for x in F16 and y in F16, not BF16 and F16", p.io, *w, p.bytes},
         {"planned for rows of x on 16-byte addresses", p.io, *w, p.bytes},
         {"weight 0 was planned without a bias", p.io, *w, p.bytes},
-        {"weight 0 differs in kind, size, block or alignment from the 70 x 128", p.io, *w, p.bytes},
+        {"weight 0 differs in kind, size, block or layout from the 70 x 128", p.io, *w, p.bytes},
         {"weight 0 differs", p.io, *w, p.bytes},
         {"weight 0 differs", p.io, *w, p.bytes},
         {"y is NULL", p.io, *w, p.bytes},
@@ -288,7 +288,7 @@ static void test_planned_refuses(void **state)
     cases[2].io.x = (const uint16_t *)p.io.x + 1;
     cases[3].io.bias = p.io.x;
     cases[4].w.w.rows = 69;
-    cases[5].w.alignment = 8;
+    cases[5].w.row_bytes = 64;
     cases[6].w.w.form.block_elems = 128;
     cases[7].io.y = NULL;
     cases[8].io.ldx = 100;
@@ -365,8 +365,8 @@ static void test_device(void **state)
               QC_ERR_USAGE, &err, words);
     km_expect(qc_matmul_run_planned(h, &planned, &w, &p.io, p.workspace, p.bytes, p.s, &err),
               QC_ERR_USAGE, &err, words);
-    km_expect(qc_matmul_prepare(h, &p.w.device, 0, p.workspace, &ready, p.s, &err), QC_ERR_USAGE,
-              &err, words);
+    km_expect(qc_matmul_prepare(h, &p.w.device, p.workspace, &ready, p.s, &err), QC_ERR_USAGE, &err,
+              words);
     km_expect(qc_matmul_dense(h, p.x, 1, 1, &p.io, NULL, 0, p.s, &err), QC_ERR_USAGE, &err, words);
     const qc_matmul_exact exact = {&p.w.device, NULL,   QC_DTYPE_F32, 70,         128,
                                    2,           p.io.x, QC_DTYPE_F16, p.workspace};
@@ -410,7 +410,6 @@ static void chunked_make(chunked *c, const qc_matmul *h, int form, qt_rng *rng)
                     .k = form == 2 ? 13 : 32,
                     .block = 64,
                     .nested = form == 0,
-                    .repack = form == 2,
                     .scale = form == 3 ? 300.0 : 0};
     km_job job = {.m = CHUNK_M,
                   .x_dtype = form == 1 ? QC_DTYPE_BF16 : QC_DTYPE_F16,

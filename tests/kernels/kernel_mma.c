@@ -89,7 +89,6 @@ static void multiply_next(bench *b, uint64_t m, uint64_t n, uint64_t k)
         .custom_map = t % 7 == 3,
         .shift = t % 4 == 2 ? 1 + t % 15 : 0,
     };
-    spec.repack = !is_aligned(&spec) && t / 4 % 2;
     km_job job = {
         .m = m,
         .x_dtype = t / 2 % 2 ? QC_DTYPE_BF16 : QC_DTYPE_F16,
@@ -140,8 +139,8 @@ static void llama(bench *b)
     }
 }
 
-/* Blocks of every size, double quantized and plain, in all three ways of finding codes: K 96 ends
- * in the middle of blocks, 83 and 84 of bytes and words. */
+/* Blocks of every size, double quantized and plain: K 96 ends in the middle of blocks, 83 and 84 of
+ * bytes and words. */
 static void every_block(bench *b)
 {
     static const uint64_t ks[] = {96, 83, 84};
@@ -156,26 +155,6 @@ static void every_block(bench *b)
             };
             km_job job = {.m = 7, .x_dtype = QC_DTYPE_F16, .y_dtype = QC_DTYPE_F16};
             multiply(b, &spec, job);
-            if (is_aligned(&spec))
-                continue;
-            spec.repack = 1;
-            multiply(b, &spec, job);
-        }
-}
-
-/* Codes at any address: the ends of the array are read byte by byte. */
-static void every_address(bench *b)
-{
-    for (size_t shift = 0; shift < 8; shift += qt_every(3))
-        for (unsigned kind = 0; kind < 3; kind++) {
-            km_spec spec = {.kind = kind == 0   ? QC_FORM_NF4
-                                    : kind == 1 ? QC_FORM_INT8_ROWS
-                                                : QC_FORM_INT8_BLOCKS,
-                            .n = 5,
-                            .k = shift % 2 ? 96 : 101,
-                            .block = 32,
-                            .shift = shift};
-            multiply(b, &spec, (km_job){.m = 3, .x_dtype = QC_DTYPE_F16, .y_dtype = QC_DTYPE_F16});
         }
 }
 
@@ -248,7 +227,6 @@ static void identity(bench *b)
             .k = variant / 3 % 2 ? 128 : 77,
             .block = 32,
             .nested = variant % 3 != 1 && variant / 6 % 2,
-            .repack = variant / 3 % 2 == 0 && variant / 6 % 2,
             .scale = 0.02,
         };
         km_job job = {.m = spec.k,
@@ -352,7 +330,6 @@ ON_BOTH(every_m)
 ON_BOTH(every_n_and_k)
 ON_BOTH(llama)
 ON_BOTH(every_block)
-ON_BOTH(every_address)
 ON_BOTH(every_scale)
 ON_BOTH(every_split)
 ON_BOTH(identity)
@@ -366,11 +343,11 @@ int main(int argc, char **argv)
         return 77;
     km_without_cublas();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_m),       cmocka_unit_test(test_every_n_and_k),
-        cmocka_unit_test(test_llama),         cmocka_unit_test(test_every_block),
-        cmocka_unit_test(test_every_address), cmocka_unit_test(test_every_scale),
-        cmocka_unit_test(test_every_split),   cmocka_unit_test(test_identity),
-        cmocka_unit_test(test_not_finite),    cmocka_unit_test(test_many_rows),
+        cmocka_unit_test(test_every_m),     cmocka_unit_test(test_every_n_and_k),
+        cmocka_unit_test(test_llama),       cmocka_unit_test(test_every_block),
+        cmocka_unit_test(test_every_scale), cmocka_unit_test(test_every_split),
+        cmocka_unit_test(test_identity),    cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_many_rows),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -39,7 +39,6 @@ static void group_make(group *g, const qc_matmul *h, const km_spec *like, uint64
                              .y_dtype = QC_DTYPE_F16,
                              .ldx = (like->k + 31) / 32 * 32,
                              .x_alignment = 16,
-                             .codes_alignment = like->k % 32 ? 1 : 16,
                              .has_bias = 1};
     qc_matmul_plan plan;
     memset(g, 0, sizeof *g);
@@ -182,8 +181,7 @@ static void test_plan(void **state)
                                  .x_dtype = QC_DTYPE_F16,
                                  .y_dtype = QC_DTYPE_F16,
                                  .ldx = shapes[i][1],
-                                 .x_alignment = 16,
-                                 .codes_alignment = 16};
+                                 .x_alignment = 16};
             qc_matmul_plan p;
             KM_OK(qc_matmul_plan_make(&v100, &s, QC_MATMUL_MMA_884, 0, &p, &km_error));
             uint64_t tiles = qc_matmul_tiles(&s, p.n_tile) * ((m + p.m_tile - 1) / p.m_tile);

@@ -60,7 +60,7 @@ static qc_matmul_shape shape(uint64_t m, uint64_t n, uint64_t k)
     s.block_elems = 64;
     s.x_dtype = s.y_dtype = QC_DTYPE_F16;
     s.ldx = k;
-    s.x_alignment = s.codes_alignment = 16;
+    s.x_alignment = 16;
     s.have_gemm = 1;
     return s;
 }
@@ -224,19 +224,16 @@ static void test_forced(void **state)
     expect_usage(&h, &s, QC_MATMUL_AUTO, 0, "overflows 64 bits");
 }
 
-static void test_run_modes(void **state)
+static void test_alignment(void **state)
 {
     (void)state;
     qc_cuda_device d = h200();
     qc_matmul_shape s = shape(1, 64, 2880);
-    assert_int_equal(plan_of(&d, &s, QC_MATMUL_AUTO, 0).run, QC_RUN_ALIGNED);
-    s.codes_alignment = 8;
-    assert_int_equal(plan_of(&d, &s, QC_MATMUL_AUTO, 0).run, QC_RUN_FLAT);
-    s.codes_alignment = 16;
+    assert_true(plan_of(&d, &s, QC_MATMUL_AUTO, 0).aligned);
     s.repacked = 1;
-    assert_int_equal(plan_of(&d, &s, QC_MATMUL_AUTO, 0).run, QC_RUN_REPACKED);
+    assert_false(plan_of(&d, &s, QC_MATMUL_AUTO, 0).aligned);
     s = shape(1, 64, 3420);
-    assert_int_equal(plan_of(&d, &s, QC_MATMUL_AUTO, 0).run, QC_RUN_FLAT);
+    assert_false(plan_of(&d, &s, QC_MATMUL_AUTO, 0).aligned);
     assert_int_equal(plan_of(&d, &s, QC_MATMUL_AUTO, 0).k_padded, 3424);
 }
 
@@ -324,7 +321,7 @@ static void test_gemv(void **state)
         p = plan_of(&d, &s, QC_MATMUL_GEMV, 0);
         assert_int_equal(p.m_tile, m <= 7 ? m : 4);
         assert_true(p.shared_bytes <= d.shared_block_bytes);
-        s.codes_alignment = 1;
+        s.repacked = 1;
         p = plan_of(&d, &s, QC_MATMUL_GEMV, 0);
         assert_int_equal(p.m_tile, 4);
         assert_true(p.shared_bytes <= d.shared_block_bytes);
@@ -457,7 +454,6 @@ static void test_workspace(void **state)
                     qc_matmul_shape s = shape(0, shapes[i][0], shapes[i][1]);
                     s.have_gemm = (i + j) % 3 != 0;
                     s.kind = j % 2 ? QC_FORM_NF4 : QC_FORM_INT8_BLOCKS;
-                    s.codes_alignment = 16;
                     uint64_t bytes = qc_matmul_plan_workspace(&devices[d], &s, most[j],
                                                               QC_MATMUL_AUTO, limits[l]);
                     if (bytes == UINT64_MAX) { /* not even x has room */
@@ -646,19 +642,17 @@ static void test_wgmma_takes(void **state)
         const char *words;
     } refused[] = {{shape(64, 8192, 8192 + 32), "the weight has 8224 columns"},
                    {shape(64, 8192, 8192), "aligned rows of codes"},
-                   {shape(64, 8192, 8192), "aligned rows of codes"},
                    {shape(64, 8192, 8192), "blocks of 64 or more"}};
-    refused[1].s.codes_alignment = 8;
-    refused[2].s.repacked = 1;
-    refused[3].s.block_elems = 32;
+    refused[1].s.repacked = 1;
+    refused[2].s.block_elems = 32;
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
         expect_usage(&h, &refused[i].s, QC_MATMUL_WGMMA, 0, refused[i].words);
         assert_int_not_equal(plan_of(&h, &refused[i].s, QC_MATMUL_AUTO, 0).path, QC_MATMUL_WGMMA);
     }
     /* Scales by rows have no blocks. */
-    refused[3].s.kind = QC_FORM_INT8_ROWS;
-    refused[3].s.block_elems = 0;
-    assert_int_equal(plan_of(&h, &refused[3].s, QC_MATMUL_AUTO, 0).path, QC_MATMUL_WGMMA);
+    refused[2].s.kind = QC_FORM_INT8_ROWS;
+    refused[2].s.block_elems = 0;
+    assert_int_equal(plan_of(&h, &refused[2].s, QC_MATMUL_AUTO, 0).path, QC_MATMUL_WGMMA);
     /* Forced, it has any numbers of rows. */
     s = shape(1, 1, 64);
     assert_int_equal(plan_of(&h, &s, QC_MATMUL_WGMMA, 0).path, QC_MATMUL_WGMMA);
@@ -777,7 +771,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_empty),           cmocka_unit_test(test_auto),
-        cmocka_unit_test(test_forced),          cmocka_unit_test(test_run_modes),
+        cmocka_unit_test(test_forced),          cmocka_unit_test(test_alignment),
         cmocka_unit_test(test_copies_of_x),     cmocka_unit_test(test_gemv),
         cmocka_unit_test(test_stream),          cmocka_unit_test(test_workspace),
         cmocka_unit_test(test_limits),          cmocka_unit_test(test_capabilities),

@@ -32,7 +32,6 @@ static qc_matmul_plan plan_of(const qc_matmul *h, const km_spec *s, const km_job
         .y_dtype = j->y_dtype,
         .ldx = j->ldx ? j->ldx : s->k,
         .x_alignment = j->ldx % 8 || j->x_shift % 8 ? 2 : 16,
-        .codes_alignment = 16,
     };
     shape.tuned = qc_matmul_tuning(h, &shape.tuned_count);
     qc_matmul_plan p;

@@ -145,7 +145,7 @@ static qc_matmul_shape shape(const km_spec *spec, uint64_t m)
     s.block_elems = spec->kind == QC_FORM_INT8_ROWS ? 0 : spec->block;
     s.x_dtype = s.y_dtype = QC_DTYPE_F16;
     s.ldx = s.k;
-    s.x_alignment = s.codes_alignment = 16;
+    s.x_alignment = 16;
     return s;
 }
 
@@ -153,7 +153,7 @@ static int plan_of(qc_matmul_plan *p, const qc_cuda_device *d, const qc_matmul_s
 {
     memset(p, 0, sizeof *p);
     p->path = QC_MATMUL_MMA_16816;
-    p->run = QC_RUN_ALIGNED;
+    p->aligned = 1;
     p->k_padded = s->k;
     if (!qc_tiles_takes(d, s, p))
         return 0;
@@ -373,9 +373,7 @@ static void test_takes(void **state)
     assert_true(plan_of(&p, &h200, &s));
     assert_true(plan_of(&p, &rtx, &s));
     assert_false(plan_of(&p, &t4, &s));
-    p.run = QC_RUN_FLAT;
-    assert_false(qc_tiles_takes(&h200, &s, &p));
-    p.run = QC_RUN_REPACKED;
+    p.aligned = 0;
     assert_false(qc_tiles_takes(&h200, &s, &p));
     s.block_elems = 32;
     assert_false(plan_of(&p, &h200, &s));

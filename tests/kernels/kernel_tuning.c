@@ -29,7 +29,7 @@ static qc_matmul_shape shape(uint64_t m, uint64_t n, uint64_t k)
     s.block_elems = 64;
     s.x_dtype = s.y_dtype = QC_DTYPE_F16;
     s.ldx = k;
-    s.x_alignment = s.codes_alignment = 16;
+    s.x_alignment = 16;
     s.have_gemm = 1;
     return s;
 }

@@ -140,8 +140,7 @@ static qc_matmul_shape shape(const km_spec *spec, uint64_t m)
                              .x_dtype = QC_DTYPE_BF16,
                              .y_dtype = QC_DTYPE_F16,
                              .ldx = spec->k,
-                             .x_alignment = 16,
-                             .codes_alignment = 16};
+                             .x_alignment = 16};
 }
 
 /* The plan for a device that has so many multiprocessors. */
