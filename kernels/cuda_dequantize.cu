@@ -55,6 +55,7 @@ struct dequantize_job {
     uint64_t first;      /* flat index of the first element */
     uint64_t first_row;  /* counted in the weight */
     uint64_t rows, cols; /* of the destination; one row if they have no gaps */
+    uint64_t apart;      /* elements of the weight from row to row */
     uint64_t ld;
     void *dst;
     const int *exponent;
@@ -234,7 +235,7 @@ __global__ void __launch_bounds__(threads_per_block) dequantize_chunks(dequantiz
     uint64_t row_chunks = job.cols / chunk_elems, out_chunks = job.ld / chunk_elems;
 
     for (uint64_t row = blockIdx.y; row < job.rows; row += gridDim.y) {
-        uint64_t base = job.first + row * job.cols;
+        uint64_t base = job.first + row * job.apart;
         for (uint64_t c0 = (uint64_t)blockIdx.x * (threads_per_block * chunks_each);
              c0 < out_chunks; c0 += (uint64_t)gridDim.x * (threads_per_block * chunks_each)) {
             uint32_t codes[chunks_each][nibbles ? 1 : 2];
@@ -324,7 +325,7 @@ __global__ void __launch_bounds__(threads_per_block) dequantize_elements(dequant
         for (uint64_t c0 = (uint64_t)blockIdx.x * threads_per_block; c0 < job.ld;
              c0 += (uint64_t)gridDim.x * threads_per_block) {
             uint64_t c = c0 + threadIdx.x;
-            uint64_t f = job.first + row * job.cols + c;
+            uint64_t f = job.first + row * job.apart + c;
             unsigned byte = 0;
             float scale = 0.0f;
             if (c < job.cols) {
@@ -361,7 +362,8 @@ qc_status launch(dequantize_job job, qc_cuda_stream s, qc_error *err)
     constexpr size_t element = dtype == QC_DTYPE_F32 ? 4 : 2;
     bool one = job.rows == 1 && job.ld == job.cols; /* its end may be done separately */
     if (job.first % chunk_elems == 0 && job.cols >= chunk_elems &&
-        (one || (job.cols % chunk_elems == 0 && job.ld % chunk_elems == 0)) &&
+        (one || (job.cols % chunk_elems == 0 && job.apart % chunk_elems == 0 &&
+                 job.ld % chunk_elems == 0)) &&
         aligned(job.dst, 16) && aligned(job.w.codes, what == NIBBLES ? 4 : 8)) {
         dequantize_job chunks = job;
         if (one)
@@ -416,11 +418,21 @@ extern "C" qc_status qc_cuda_dequantize(const qc_weights *w, uint64_t first_row,
                                         const int *exponent, uint64_t *overflow, qc_cuda_stream s,
                                         qc_error *err)
 {
-    if (!w || !w->form.ops || (!dst && rows && ld))
+    const qc_weights_part part = {first_row, rows, 0, w ? w->form.cols : 0};
+    return qc_cuda_dequantize_part(w, &part, dst, dst_dtype, ld, exponent, overflow, s, err);
+}
+
+extern "C" qc_status qc_cuda_dequantize_part(const qc_weights *w, const qc_weights_part *part,
+                                             void *dst, qc_dtype dst_dtype, uint64_t ld,
+                                             const int *exponent, uint64_t *overflow,
+                                             qc_cuda_stream s, qc_error *err)
+{
+    if (!w || !w->form.ops || !part || (!dst && part->rows && ld))
         QC_FAIL(err, QC_ERR_USAGE, "dequantize: %s is NULL",
-                !w     ? "the weight"
-                : !dst ? "dst"
-                       : "the weight's form.ops");
+                !w             ? "the weight"
+                : !w->form.ops ? "the weight's form.ops"
+                : !part        ? "the part"
+                               : "dst");
     const qc_form_ops *ops = w->form.ops;
     bool of_blocks = !qc_form_by_rows(&w->form);
     if (ops->step_last && of_blocks)
@@ -439,11 +451,14 @@ extern "C" qc_status qc_cuda_dequantize(const qc_weights *w, uint64_t first_row,
         QC_FAIL(err, QC_ERR_USAGE,
                 "dequantize: nested block size: expected a power of two, found %u",
                 of_blocks ? w->nested_block : 0u);
-    if (first_row > w->rows || rows > w->rows - first_row || ld < w->form.cols)
-        QC_FAIL(err, QC_ERR_USAGE,
-                "dequantize: rows %" PRIu64 " to %" PRIu64 ", %" PRIu64
-                " elements apart, were asked for of a weight of %" PRIu64 " x %" PRIu64,
-                first_row, first_row + rows, ld, w->rows, w->form.cols);
+    const uint64_t rows = part->rows, cols = part->cols;
+    if (part->row > w->rows || rows > w->rows - part->row || part->col > w->form.cols ||
+        cols > w->form.cols - part->col || ld < cols)
+        QC_FAIL(
+            err, QC_ERR_USAGE,
+            "dequantize: rows %" PRIu64 " to %" PRIu64 " and columns %" PRIu64 " to %" PRIu64
+            ", %" PRIu64 " elements apart, were asked for of a weight of %" PRIu64 " x %" PRIu64,
+            part->row, part->row + rows, part->col, part->col + cols, ld, w->rows, w->form.cols);
     if (overflow)
         QC_TRY(qc_cuda_fill(overflow, 0xff, sizeof *overflow, s, err));
     if (rows == 0 || ld == 0)
@@ -459,14 +474,15 @@ extern "C" qc_status qc_cuda_dequantize(const qc_weights *w, uint64_t first_row,
     job.step = ops->step;
     job.block_shift = of_blocks ? shift_of(w->form.block_elems) : 0;
     job.nested_shift = w->absmax ? 0 : shift_of(w->nested_block);
-    job.first = first_row * w->form.cols;
-    job.first_row = first_row;
+    job.first = part->row * w->form.cols + part->col;
+    job.first_row = part->row;
     job.rows = rows;
-    job.cols = w->form.cols;
+    job.cols = cols;
+    job.apart = w->form.cols;
     job.ld = ld;
     if (of_blocks && ld == w->form.cols) { /* rows without gaps are one long row */
         job.rows = 1;
-        job.cols = rows * w->form.cols;
+        job.cols = rows * ld;
         job.ld = job.cols;
     }
     job.dst = dst;

@@ -57,6 +57,7 @@ qc_status qc_matmul_prepare(const qc_matmul *h, const qc_weights *w, void *memor
     memset(out, 0, sizeof *out);
     out->w = *w;
     out->exponent = memory;
+    out->part = (qc_weights_part){.rows = w->rows, .cols = w->form.cols};
     QC_TRY(qc_matmul_exponent_launch(w, memory, s, err));
     if (is_repacked(w)) {
         unsigned char *codes = (unsigned char *)memory + PREPARED_BYTES;
@@ -67,6 +68,38 @@ qc_status qc_matmul_prepare(const qc_matmul *h, const qc_weights *w, void *memor
     return QC_OK;
 }
 
+/* How many columns no cut divides: those of a run, which kernels load at once. */
+#define CUT_COLS 32u
+
+qc_status qc_matmul_slice(const qc_matmul_weights *whole, const qc_weights_part *part,
+                          qc_matmul_weights *out, qc_error *err)
+{
+    if (!whole || !part || !out)
+        QC_FAIL(err, QC_ERR_USAGE, "qc_matmul_slice: %s is NULL",
+                !whole  ? "the weight"
+                : !part ? "the part"
+                        : "out");
+    const qc_weights_part *of = &whole->part;
+    if (part->row > of->rows || part->rows > of->rows - part->row || part->col > of->cols ||
+        part->cols > of->cols - part->col)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "rows %" PRIu64 " to %" PRIu64 " and columns %" PRIu64 " to %" PRIu64
+                " are not within a weight of %" PRIu64 " rows and %" PRIu64 " columns",
+                part->row, qc_sat_add(part->row, part->rows), part->col,
+                qc_sat_add(part->col, part->cols), of->rows, of->cols);
+    const uint64_t begin = of->col + part->col, end = begin + part->cols;
+    if (part->rows && part->cols &&
+        (begin % CUT_COLS || (end % CUT_COLS && end != whole->w.form.cols)))
+        QC_FAIL(err, QC_ERR_SHAPE,
+                "columns %" PRIu64 " to %" PRIu64 " of a prepared weight in %s cut through %u "
+                "weights that stay together; it can be cut at multiples of %u columns",
+                begin, end, whole->w.form.ops->name, CUT_COLS, CUT_COLS);
+    qc_matmul_weights slice = *whole;
+    slice.part = (qc_weights_part){of->row + part->row, part->rows, begin, part->cols};
+    *out = slice;
+    return QC_OK;
+}
+
 /* ---- run ------------------------------------------------------------------------------------- */
 
 static qc_matmul_shape shape_of(const qc_matmul *h, const qc_matmul_weights *w)
@@ -74,8 +107,11 @@ static qc_matmul_shape shape_of(const qc_matmul *h, const qc_matmul_weights *w)
     qc_matmul_shape s;
     memset(&s, 0, sizeof s);
     s.kind = w->w.form.ops->kind;
-    s.n = w->w.rows;
-    s.k = w->w.form.cols;
+    s.n = w->part.rows;
+    s.k = w->part.cols;
+    s.ldw = w->w.form.cols;
+    s.first_most = w->part.row * w->w.form.cols + w->part.col;
+    s.inside_64 = w->part.col % 64 != 0;
     s.block_elems = w->w.form.block_elems;
     s.x_dtype = s.y_dtype = QC_DTYPE_F16;
     s.ldx = s.k;
@@ -164,8 +200,8 @@ static qc_matmul_call call_of(const qc_matmul_weights *w, const qc_matmul_io *io
     memset(&c, 0, sizeof c);
     c.weights = *w;
     c.m = io->m;
-    c.n = w->w.rows;
-    c.k = w->w.form.cols;
+    c.n = w->part.rows;
+    c.k = w->part.cols;
     c.x = io->x;
     c.x_dtype = io->x_dtype;
     c.ldx = io->ldx ? io->ldx : c.k;
@@ -202,9 +238,9 @@ static int alike(const qc_matmul_weights *a, const qc_matmul_weights *b)
 {
     const qc_weights *v = &a->w, *w = &b->w;
     return v->form.ops->kind == w->form.ops->kind && v->form.cols == w->form.cols &&
-           v->form.block_elems == w->form.block_elems && v->form.code_map == w->form.code_map &&
-           !v->absmax == !w->absmax && (v->absmax || v->nested_block == w->nested_block) &&
-           !a->row_bytes == !b->row_bytes;
+           a->part.cols == b->part.cols && v->form.block_elems == w->form.block_elems &&
+           v->form.code_map == w->form.code_map && !v->absmax == !w->absmax &&
+           (v->absmax || v->nested_block == w->nested_block) && !a->row_bytes == !b->row_bytes;
 }
 
 /* Describes those of the weights from *from on that are alike as one shape; *from moves behind
@@ -216,10 +252,13 @@ static qc_matmul_shape shape_of_alike(const qc_matmul *h, const qc_matmul_weight
     qc_matmul_shape s = shape_of(h, w[first]);
     s.n = 0;
     for (; *from < count && alike(w[first], w[*from]); ++*from) {
-        if (w[*from]->w.rows == 0)
+        if (w[*from]->part.rows == 0)
             continue;
-        s.part_n[s.parts++] = w[*from]->w.rows;
-        s.n = qc_sat_add(s.n, w[*from]->w.rows);
+        const qc_matmul_shape one = shape_of(h, w[*from]);
+        s.part_n[s.parts++] = one.n;
+        s.n = qc_sat_add(s.n, one.n);
+        s.first_most = one.first_most > s.first_most ? one.first_most : s.first_most;
+        s.inside_64 = s.inside_64 || one.inside_64;
     }
     if (s.parts == 1) /* planned as a single one */
         s.parts = 0;
@@ -261,8 +300,8 @@ static qc_status check_group(const qc_matmul_weights *const *w, const qc_matmul_
         QC_TRY(qc_matmul_check_weights(w[i] ? &w[i]->w : NULL, err));
         if (!w[i]->exponent)
             QC_FAIL(err, QC_ERR_USAGE, "the weight was not prepared; call qc_matmul_prepare first");
-        QC_TRY(qc_matmul_check_io(io + i, w[i]->w.rows, w[i]->w.form.cols, pointers, err));
-        if (w[i]->w.form.cols != w[0]->w.form.cols)
+        QC_TRY(qc_matmul_check_io(io + i, w[i]->part.rows, w[i]->part.cols, pointers, err));
+        if (w[i]->part.cols != w[0]->part.cols)
             differs = "K";
         else if (io[i].m != io->m)
             differs = "m";
@@ -270,7 +309,7 @@ static qc_status check_group(const qc_matmul_weights *const *w, const qc_matmul_
             differs = "x";
         else if (io[i].x_dtype != io->x_dtype || io[i].y_dtype != io->y_dtype)
             differs = "the dtype of x or y";
-        else if (ldx_of(io + i, w[0]->w.form.cols) != ldx_of(io, w[0]->w.form.cols))
+        else if (ldx_of(io + i, w[0]->part.cols) != ldx_of(io, w[0]->part.cols))
             differs = "ldx";
         if (differs)
             QC_FAIL(err, QC_ERR_USAGE,
@@ -291,7 +330,7 @@ static qc_status plan_group(const qc_matmul *h, const qc_matmul_weights *const *
                             const qc_matmul_io *io, uint32_t count, qc_matmul_path path,
                             uint64_t limit_bytes, qc_matmul_planned *out, qc_error *err)
 {
-    const uint64_t k = w[0]->w.form.cols;
+    const uint64_t k = w[0]->part.cols;
     out->count = count;
     out->sets = 0;
     out->m = io->m;
@@ -310,13 +349,13 @@ static qc_status plan_group(const qc_matmul *h, const qc_matmul_weights *const *
         shape.x_alignment = out->x_alignment;
         for (uint32_t j = first; j < i; j++) {
             out->weights[j] = (qc_matmul_planned_weight){.kind = w[j]->w.form.ops->kind,
-                                                         .rows = w[j]->w.rows,
+                                                         .part = w[j]->part,
                                                          .cols = w[j]->w.form.cols,
                                                          .block_elems = w[j]->w.form.block_elems,
                                                          .repacked = w[j]->row_bytes != 0,
                                                          .has_bias = io[j].bias != NULL};
             shape.has_bias = shape.has_bias || io[j].bias;
-            shape.have_gemm = shape.have_gemm && strides_fit_gemm(io + j, w[j]->w.rows, k);
+            shape.have_gemm = shape.have_gemm && strides_fit_gemm(io + j, w[j]->part.rows, k);
         }
         set->end = i;
         QC_TRY(qc_matmul_plan_make(&h->device, &shape, path, limit_bytes, &set->plan, err));
@@ -363,7 +402,7 @@ static qc_status launch_planned(const qc_matmul *h, const qc_matmul_planned *pla
         qc_matmul_call c[QC_MATMUL_GROUP_MOST];
         uint32_t calls = 0;
         for (; i < planned->set[set].end; i++) {
-            if (io->m == 0 || w[i]->w.rows == 0)
+            if (io->m == 0 || w[i]->part.rows == 0)
                 continue;
             c[calls] = call_of(w[i], io + i);
             c[calls].counters = io->header;
@@ -401,7 +440,7 @@ qc_status qc_matmul_run(const qc_matmul *h, const qc_matmul_weights *w, const qc
 static qc_status check_planned(const qc_matmul_planned *p, const qc_matmul_weights *const *w,
                                const qc_matmul_io *io, qc_error *err)
 {
-    const uint64_t k = p->weights[0].cols;
+    const uint64_t k = p->weights[0].part.cols;
     if (io->m != p->m)
         QC_FAIL(err, QC_ERR_USAGE,
                 "the product was planned for %" PRIu64 " rows of x, not %" PRIu64, p->m, io->m);
@@ -415,13 +454,13 @@ static qc_status check_planned(const qc_matmul_planned *p, const qc_matmul_weigh
     for (uint32_t i = 0, set = 0; i < p->count; i++) {
         const qc_matmul_planned_weight *v = &p->weights[i];
         const uint32_t first = set ? p->set[set - 1].end : 0;
-        if (w[i]->w.form.ops->kind != v->kind || w[i]->w.rows != v->rows ||
-            w[i]->w.form.cols != v->cols || w[i]->w.form.block_elems != v->block_elems ||
-            (w[i]->row_bytes != 0) != v->repacked)
+        if (w[i]->w.form.ops->kind != v->kind ||
+            memcmp(&w[i]->part, &v->part, sizeof v->part) != 0 || w[i]->w.form.cols != v->cols ||
+            w[i]->w.form.block_elems != v->block_elems || (w[i]->row_bytes != 0) != v->repacked)
             QC_FAIL(err, QC_ERR_USAGE,
-                    "weight %u differs in kind, size, block or layout from the %" PRIu64
+                    "weight %u differs in kind, part, block or layout from the %" PRIu64
                     " x %" PRIu64 " that the product was planned for",
-                    i, v->rows, v->cols);
+                    i, v->part.rows, v->part.cols);
         if (!alike(w[first], w[i]))
             QC_FAIL(
                 err, QC_ERR_USAGE,
@@ -430,7 +469,7 @@ static qc_status check_planned(const qc_matmul_planned *p, const qc_matmul_weigh
         if (io[i].bias && !v->has_bias)
             QC_FAIL(err, QC_ERR_USAGE, "weight %u was planned without a bias", i);
         if (p->set[set].plan.path == QC_MATMUL_DEQUANT_GEMM &&
-            !strides_fit_gemm(io + i, v->rows, k))
+            !strides_fit_gemm(io + i, v->part.rows, k))
             QC_FAIL(err, QC_ERR_USAGE, "the strides of x or y are too large for cuBLAS");
         set += i + 1 == p->set[set].end;
     }

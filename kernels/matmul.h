@@ -1,7 +1,7 @@
 /* y = x W^T (+ bias) with W quantized: the dequant-matmul of qconv, as a C library.
  *
  *   x     [M, K]  F16 or BF16, row stride ldx elements      K = w->cols
- *   W     [N, K]  qc_weights in device memory               N = w->rows
+ *   W     [N, K]  qc_weights in device memory               N = w->rows, or those of a slice
  *   bias  [N]     dtype of y, or NULL
  *   y     [M, N]  F16 or BF16 (any of the two, whatever x), row stride ldy elements
  *
@@ -41,6 +41,7 @@
 #include "base/dtype.h"
 #include "kernels/cuda_device.h"
 #include "quant/quant_weights.h"
+#include "quant/weight_slice.h"
 
 QC_C_BEGIN
 
@@ -87,12 +88,13 @@ QC_API QC_NODISCARD qc_status qc_matmul_check(const qc_matmul *h, qc_error *err)
  * *out borrows memory and w's arrays (the codes no longer once s is done, if row_bytes is not 0).
  * QC_ERR_USAGE names what is wrong with w (block size, a missing array). */
 typedef struct {
-    qc_weights w;        /* w.codes: the repacked ones, where repacked */
-    const int *exponent; /* device: 2^*exponent scales weights into float16; behind it, as floats,
+    qc_weights w;         /* w.codes: the repacked ones, where repacked */
+    const int *exponent;  /* device: 2^*exponent scales weights into float16; behind it, as floats,
                             2^-*exponent, 0 and 1. 0 where the largest |scale| is within
                             [2^-8, 2^15): such weights are float16 as dequantizing has them */
-    uint64_t row_bytes;  /* of codes, where repacked; 0: as in the file */
-    int complete;        /* QC_MATMUL_WEIGHTS_COMPLETE, or 0 as qc_matmul_prepare leaves it */
+    uint64_t row_bytes;   /* of codes, where repacked; 0: as in the file */
+    qc_weights_part part; /* what of w is multiplied: all, as qc_matmul_prepare leaves it */
+    int complete;         /* QC_MATMUL_WEIGHTS_COMPLETE, or 0 as qc_matmul_prepare leaves it */
 } qc_matmul_weights;
 /* The caller sets this after synchronizing with whatever wrote w's arrays and the prepared memory:
  * no work that is still to run in the stream writes them, now or later. Kernels that overlap the
@@ -104,6 +106,18 @@ QC_API uint64_t qc_matmul_prepared_bytes(const qc_weights *w);
 QC_API QC_NODISCARD qc_status qc_matmul_prepare(const qc_matmul *h, const qc_weights *w,
                                                 void *memory, qc_matmul_weights *out,
                                                 qc_cuda_stream s, qc_error *err);
+
+/* Describes a part of a prepared weight, or of a slice of one, as one of its own: any rows, and
+ * columns from a multiple of 32 of the whole weight to another, or to its last. Nothing is copied:
+ * *out borrows what whole does, and kernels count scales in the whole weight. So its values are
+ * those of the whole bit for bit. All paths multiply it; those that need K to be a multiple of 64
+ * (QC_MATMUL_WGMMA and the kernels that are best with few rows) also want the columns to begin at
+ * one, in a whole weight whose columns divide by 64.
+ * QC_ERR_USAGE where the part is not within the weight; QC_ERR_SHAPE where a cut is not possible:
+ * the message says where one is. This is a pure host function. */
+QC_API QC_NODISCARD qc_status qc_matmul_slice(const qc_matmul_weights *whole,
+                                              const qc_weights_part *part, qc_matmul_weights *out,
+                                              qc_error *err);
 
 typedef struct {
     uint64_t m;
@@ -151,7 +165,8 @@ QC_API QC_NODISCARD qc_status qc_matmul_run(const qc_matmul *h, const qc_matmul_
 
 /* The products of several weights with the same x (q, k and v; gate and up). They take one launch
  * if the weights are alike: of one kind, with blocks of one size, the same code_map, all with plain
- * or all with double-quantized scales, all or none repacked. Otherwise, and on paths that launch
+ * or all with double-quantized scales, all or none repacked, slices of weights with equally many
+ * columns. Otherwise, and on paths that launch
  * more than one kernel anyway, they run one after the other. io[i] goes with w[i]: m, x, dtypes and
  * ldx are the same in all (QC_ERR_USAGE names what differs), while y, ldy and bias are its own.
  * count: 1 to QC_MATMUL_GROUP_MOST. K is the same in all. Sums may have another order than those of
@@ -193,7 +208,7 @@ QC_API uint64_t qc_matmul_planned_workspace(const qc_matmul_planned *planned);
 
 /* Runs a plan as qc_matmul_run does, but without planning, with the planned weights or others of
  * the same shape (the next layer's). QC_ERR_USAGE names what the plan does not hold for: another m,
- * dtype, kind, size or block, an x less aligned, a bias that was not planned, a workspace
+ * dtype, kind, part or block, an x less aligned, a bias that was not planned, a workspace
  * that is too small. A plan belongs to its handle's device and keeps using the table of tuned
  * choices that the handle had when it was made. */
 QC_API QC_NODISCARD qc_status qc_matmul_run_planned(const qc_matmul *h,

@@ -27,8 +27,11 @@ static qc_status make_dense(const qc_matmul_call *c, uint64_t first, uint64_t ro
     if (c->weights.row_bytes)
         return qc_matmul_dense_rows_launch(&c->weights, first, rows, dense, p->dense_dtype,
                                            p->k_padded, exponent, s, err);
-    return qc_cuda_dequantize(&c->weights.w, first, rows, dense, p->dense_dtype, p->k_padded,
-                              exponent, NULL, s, err);
+    qc_weights_part part = c->weights.part;
+    part.row += first;
+    part.rows = rows;
+    return qc_cuda_dequantize_part(&c->weights.w, &part, dense, p->dense_dtype, p->k_padded,
+                                   exponent, NULL, s, err);
 }
 
 /* Multiplies with the dense rows of W from `first` on, which give their columns of y. */

@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(THREADS)
         uint32_t words[16];
         if (k < w.cols) {
             qc_run<nf4> run;
-            qc_run_load<nf4, false>(run, w, n, n * w.cols, k);
+            qc_run_load<nf4, false>(run, w, n, w.first + n * w.ld, k);
             qc_run_scales scales = qc_run_scales_of<nf4, false>(run, w, shared.small, power);
 #pragma unroll
             for (int j = 0; j < 16; j++) {

@@ -200,7 +200,7 @@ QC_DEVICE void load_runs(qc_run<nf4> (&run)[R], const qc_run_source &w, uint64_t
 #pragma unroll
     for (int r = 0; r < R; r++) {
         if (n + r < w.rows && k < k_end)
-            qc_run_load<nf4, aligned>(run[r], w, n + r, (n + r) * w.cols, k);
+            qc_run_load<nf4, aligned>(run[r], w, n + r, w.first + (n + r) * w.ld, k);
         else
             qc_run_zero(run[r]);
     }

@@ -101,6 +101,15 @@ QC_NODISCARD qc_status qc_matmul_dense_rows_launch(const qc_matmul_weights *w, u
 QC_NODISCARD qc_status qc_matmul_reference_launch(const qc_matmul_exact *e, qc_cuda_stream s,
                                                   qc_error *err);
 
+/* Returns whether blocks of 64 columns of W are such blocks of the whole weight, too, and can be
+ * numbered there with 32 bits. */
+static inline int qc_matmul_by_64(const qc_matmul_shape *s)
+{
+    const uint64_t ld = s->ldw ? s->ldw : s->k;
+    return s->k && s->k % 64 == 0 && ld % 64 == 0 && !s->inside_64 &&
+           s->n <= UINT32_MAX / (ld / 64) && s->n * (ld / 64) + s->first_most / 64 <= UINT32_MAX;
+}
+
 /* Returns how many tiles of n_tile rows of W there are: those of one weight do not reach into the
  * next. */
 static inline uint64_t qc_matmul_tiles(const qc_matmul_shape *s, uint32_t n_tile)

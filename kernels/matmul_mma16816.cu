@@ -112,7 +112,7 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS, blocks_of(m_tile, align
     for (int i = 0; i < S::runs; i++) {
         n[i] = p.n0 + warp_n * 8 * S::runs + i * 8 + g;
         n[i] = n[i] < a.n ? n[i] : a.n - 1;
-        first[i] = n[i] * a.w.cols;
+        first[i] = a.w.first + n[i] * a.w.ld;
     }
     qc_run<nf4> next[S::runs];
     auto load_next = [&](uint64_t k) {

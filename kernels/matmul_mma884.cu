@@ -125,7 +125,7 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS) matmul_mma884_any(const
     for (int r = 0; r < S::b_tiles; r++) {
         n[r] = p.n0 + (warp_n * S::b_tiles + r) * 16 + q / 2 * 8 + line;
         n[r] = n[r] < a.n ? n[r] : a.n - 1;
-        first[r] = n[r] * a.w.cols;
+        first[r] = a.w.first + n[r] * a.w.ld;
     }
     qc_run<nf4> next[S::b_tiles];
     auto load_next = [&](uint64_t k) {
@@ -414,7 +414,7 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS, S::blocks) matmul_mma88
     for (int r = 0; r < S::b_tiles; r++) {
         uint64_t n = p.n0 + (warp_n * S::b_tiles + r) * 16 + lane % 16 / 8 * 8 + line;
         n = n < a.n ? n : a.n - 1;
-        row[r] = (unsigned)((n * a.k + p.k_begin) / QC_RUN_ELEMS) + own;
+        row[r] = (unsigned)((a.w.first + n * a.w.ld + p.k_begin) / QC_RUN_ELEMS) + own;
         keep(row[r]);
     }
     stage<S> stages[2];
@@ -721,7 +721,8 @@ qc_status launch_group(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s
         QC_FAIL(err, QC_ERR_USAGE,
                 "x is too large for path mma-884, which takes at most 2^35 elements");
     for (uint32_t i = 0; i < count; i++)
-        if (c[i].n > (UINT64_C(1) << 32) / (c[i].k / QC_RUN_ELEMS))
+        if (c[i].n > ((UINT64_C(1) << 32) - g.each[i].w.first / QC_RUN_ELEMS) /
+                         (g.each[i].w.ld / QC_RUN_ELEMS))
             QC_FAIL(err, QC_ERR_USAGE,
                     "a weight is too large for path mma-884, which takes at most 2^37 elements");
     uint64_t m_tiles = (c->m + p->m_tile - 1) / p->m_tile, most = INT32_MAX / n_tiles, now;

@@ -31,12 +31,15 @@ typedef struct {
     uint64_t m, n, k; /* n: of all parts */
     uint32_t parts;   /* weights that share x; 0: one, of n rows */
     uint64_t part_n[QC_MATMUL_GROUP_MOST];
+    uint64_t ldw;        /* elements from row to row of W in the whole weight; 0: k */
+    uint64_t first_most; /* elements of the whole before W's first; of several weights, the most */
+    int inside_64;       /* it begins at no multiple of 64 columns */
     uint32_t block_elems;
     qc_dtype x_dtype, y_dtype;
     uint64_t ldx;
     unsigned x_alignment; /* of x's address and of its rows, bytes, at most 16 */
     int repacked;
-    int has_bias;
+    int has_bias;  /* a bias, a gate or a residual */
     int have_gemm; /* cuBLAS is there */
     /* With QC_MATMUL_AUTO, where device, shape and workspace allow it, this choice is taken; if it
      * is none, the one that a table has. */
@@ -85,7 +88,8 @@ typedef struct {
 /* Holds what qc_matmul_plan_product was asked for, for each weight. */
 typedef struct {
     qc_form_kind kind;
-    uint64_t rows, cols;
+    qc_weights_part part;
+    uint64_t cols; /* of the whole weight */
     uint32_t block_elems;
     int repacked;
     int has_bias;

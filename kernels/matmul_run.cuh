@@ -42,8 +42,10 @@
 
 /* The weights as kernels take them, by value: a few scalars for address arithmetic. */
 typedef struct {
-    const unsigned char *codes;
-    uint64_t rows, cols, row_bytes;
+    const unsigned char *codes; /* of the whole weight; where repacked, of the first row's k 0 */
+    uint64_t rows, cols;
+    uint64_t ld, first; /* element k of row n is number first + n * ld + k of the whole weight */
+    uint64_t row_bytes; /* from row to row of codes, where repacked */
     const float *absmax;
     const uint8_t *absmax_codes;
     const float *nested_absmax, *nested_map;
@@ -67,10 +69,16 @@ static inline qc_run_source qc_run_source_of(const qc_matmul_weights *m)
     const qc_weights *w = &m->w;
     qc_run_source s;
     s.codes = (const unsigned char *)w->codes;
-    s.rows = w->rows;
-    s.cols = w->form.cols;
+    if (m->row_bytes)
+        s.codes += m->part.row * m->row_bytes + qc_form_code_bytes(&w->form, m->part.col);
+    s.rows = m->part.rows;
+    s.cols = m->part.cols;
+    s.ld = w->form.cols;
+    s.first = m->part.row * w->form.cols + m->part.col;
     s.row_bytes = m->row_bytes;
     s.absmax = w->absmax;
+    if (qc_form_by_rows(&w->form))
+        s.absmax += m->part.row;
     s.absmax_codes = w->absmax_codes;
     s.nested_absmax = w->nested_absmax;
     s.nested_map = w->nested_map;
@@ -80,6 +88,14 @@ static inline qc_run_source qc_run_source_of(const qc_matmul_weights *m)
     s.nested_shift = qc_run_log2(w->nested_block);
     s.code_map = w->form.code_map;
     s.exponent = m->exponent;
+    return s;
+}
+
+/* The same with codes from the slice's first element on. */
+static inline qc_run_source qc_run_source_there(const qc_matmul_weights *m)
+{
+    qc_run_source s = qc_run_source_of(m);
+    s.codes += qc_form_code_bytes(&m->w.form, s.first);
     return s;
 }
 
@@ -281,7 +297,7 @@ template <bool nf4> QC_DEVICE void qc_run_codes(qc_run<nf4> &r, const unsigned c
     (void)both;
 }
 
-/* Needs n < rows, k0 < cols and k0 a multiple of 32; `first` is n * cols. */
+/* Needs n < rows, k0 < cols and k0 a multiple of 32; `first` is s.first + n * s.ld. */
 template <bool nf4, bool aligned>
 QC_DEVICE void qc_run_load(qc_run<nf4> &r, const qc_run_source &s, uint64_t n, uint64_t first,
                            uint64_t k0)

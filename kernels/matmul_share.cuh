@@ -17,8 +17,9 @@ typedef struct {
     void *y;
     const void *bias;
     float *partials;
-    uint32_t tile_first; /* counted over all weights' tiles */
-    int together;        /* the codes of several scales can be loaded at once */
+    uint32_t tile_first;  /* counted over all weights' tiles */
+    uint32_t block_first; /* of the whole weight, the block of 64 that is the first here */
+    int together;         /* the codes of several scales can be loaded at once */
 } qc_share_part;
 
 typedef struct {
@@ -26,6 +27,7 @@ typedef struct {
     uint32_t count;
     uint32_t units, tile_steps, worker_steps; /* steps of all tiles, of a tile, of a block */
     uint32_t m_tiles, splits;
+    uint32_t row_blocks; /* blocks of 64 from row to row of a weight */
     uint64_t m;
     const uint16_t *x;
     const int *x_exponent;
@@ -50,10 +52,13 @@ static inline void qc_share_of(qc_share *a, const qc_matmul_call *c, uint32_t co
     uint64_t all_steps = qc_ceil_div_u64(c->k, QC_SHARE_STEP);
     a->worker_steps = (uint32_t)(p->worker_k ? p->worker_k / QC_SHARE_STEP : split_steps);
     a->tile_steps = (uint32_t)(p->worker_k ? all_steps : split_steps * p->splits);
+    const uint64_t ld = c->weights.w.form.cols;
     uint64_t tiles = 0;
+    a->row_blocks = (uint32_t)(ld / QC_SHARE_BLOCK);
     for (uint32_t i = 0; i < count; i++) {
         qc_share_part *to = &a->part[i];
-        to->w = qc_run_source_of(&c[i].weights);
+        to->w = qc_run_source_there(&c[i].weights);
+        to->block_first = (uint32_t)(to->w.first / QC_SHARE_BLOCK);
         to->n = c[i].n;
         to->ldy = c[i].ldy;
         to->y = c[i].y;
@@ -62,7 +67,8 @@ static inline void qc_share_of(qc_share *a, const qc_matmul_call *c, uint32_t co
         to->tile_first = (uint32_t)tiles;
         to->together = !to->w.absmax && to->w.block_shift == 6 &&
                        1u << to->w.nested_shift >= together &&
-                       c->k % (together * QC_SHARE_BLOCK) == 0 &&
+                       ld % (together * QC_SHARE_BLOCK) == 0 &&
+                       to->w.first % (together * QC_SHARE_BLOCK) == 0 &&
                        (uintptr_t)to->w.absmax_codes % together == 0;
         tiles += qc_ceil_div_u64(c[i].n, p->n_tile);
     }

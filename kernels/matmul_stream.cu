@@ -353,7 +353,7 @@ extern "C" int qc_stream_takes(const qc_cuda_device *d, const qc_matmul_shape *s
                                const qc_matmul_plan *p)
 {
     uint32_t n_tile = tile_of(s->kind);
-    if (d->sm < 80 || s->m > M_TILE || !p->aligned || s->k % ENTRY_K != 0 || s->k >= 1u << 28 ||
+    if (d->sm < 80 || s->m > M_TILE || !p->aligned || !qc_matmul_by_64(s) || s->k >= 1u << 28 ||
         d->shared_block_bytes < shared_bytes_of(s->kind, d))
         return 0;
     if (s->kind != QC_FORM_INT8_ROWS && s->block_elems < ENTRY_K)
@@ -407,13 +407,15 @@ extern "C" qc_status qc_stream_launch(const qc_matmul_call *c, uint32_t count, q
     a.count = count;
     a.m = (uint32_t)c->m;
     a.k_blocks = (uint32_t)(c->k / ENTRY_K);
-    a.row_bytes8 = a.k_blocks * (k == QC_FORM_NF4 ? 256u : 512u);
-    a.scales_by_four = a.k_blocks % 4 == 0;
+    a.row_blocks = (uint32_t)(c->weights.w.form.cols / ENTRY_K);
+    a.row_bytes8 = a.row_blocks * (k == QC_FORM_NF4 ? 256u : 512u);
+    a.scales_by_four = a.row_blocks % 4 == 0;
     a.complete = 1;
     for (uint32_t i = 0; i < count; i++) {
         const qc_weights *w = &c[i].weights.w;
         part *to = &a.parts[i];
-        to->w = qc_run_source_of(&c[i].weights);
+        to->w = qc_run_source_there(&c[i].weights);
+        to->block_first = (uint32_t)(to->w.first / ENTRY_K);
         to->first_tile = a.tiles;
         to->y = c[i].y;
         to->ldy = c[i].ldy;
@@ -421,7 +423,7 @@ extern "C" qc_status qc_stream_launch(const qc_matmul_call *c, uint32_t count, q
         a.complete = a.complete && c[i].weights.complete == QC_MATMUL_WEIGHTS_COMPLETE;
         a.tiles += (uint32_t)((c[i].n + p->n_tile - 1) / p->n_tile);
         if (w->form.block_elems != ENTRY_K || w->absmax || w->nested_block < 4 ||
-            reinterpret_cast<uintptr_t>(w->absmax_codes) % 4)
+            to->block_first % 4 != 0 || reinterpret_cast<uintptr_t>(w->absmax_codes) % 4)
             a.scales_by_four = 0;
     }
     /* With whole tiles only, a range's bounds are those of tiles. */

@@ -60,7 +60,8 @@ struct lookup {
 
 struct part {
     qc_run_source w;
-    uint32_t first_tile; /* counted over all parts' tiles */
+    uint32_t first_tile;  /* counted over all parts' tiles */
+    uint32_t block_first; /* of the whole weight, the block of 64 k that is the first here */
     void *y;
     uint64_t ldy;
     const void *bias;
@@ -71,6 +72,7 @@ struct args {
     uint32_t count;
     uint32_t m;
     uint32_t k_blocks;   /* how many blocks of 64 k a row has */
+    uint32_t row_blocks; /* blocks of 64 k from row to row of the whole weight */
     uint32_t row_bytes8; /* bytes of 8 rows of codes */
     uint32_t tiles;      /* tiles * k_blocks * n_tile < 2^32 */
     uint32_t grain;      /* ranges start at multiples of this many blocks of 64 k */
@@ -200,7 +202,7 @@ template <kind of> QC_DEVICE void load_scales(entry<of> &e, cursor &c, const arg
     if (c.fresh || e.at == 0) {
 #pragma unroll
         for (unsigned i = 0; i < 2; i++) {
-            uint32_t at = (c.block + i * 8 * a.k_blocks) >> (a.parts[c.which].w.block_shift - 6);
+            uint32_t at = (c.block + i * 8 * a.row_blocks) >> (a.parts[c.which].w.block_shift - 6);
             if (a.parts[c.which].w.absmax) {
                 c.scale[i] = a.parts[c.which].w.absmax[at];
             } else {
@@ -246,7 +248,8 @@ QC_DEVICE void seek(cursor &c, place &p, const args &a, uint32_t range_end, unsi
     c.codes = a.parts[s.which].w.codes + (uint64_t)(s.row + g) * (a.row_bytes8 / 8) +
               (s.first * 4 + t) * shape<of>::lane_bytes;
     c.x = a.x + g * a.ldx + s.first * ENTRY_K + t * 16;
-    c.block = (s.row + lane / 8 % shape<of>::a_tiles * 16 + lane % 8) * a.k_blocks + s.first;
+    c.block = (s.row + lane / 8 % shape<of>::a_tiles * 16 + lane % 8) * a.row_blocks +
+              a.parts[s.which].block_first + s.first;
     c.at = s.first;
     c.end = s.first + s.count;
     c.which = s.which;

@@ -95,7 +95,7 @@ QC_DEVICE void copier_begin(copier<S> &c, const tiles_args &a, const tiles_part 
     column = unit * (S::nf4 ? 32 : 16);
     c.to |= (row * S::row_units + (S::nf4 ? unit ^ (row >> 1 & 1u) << 1 : unit ^ (row & 1u) << 2))
             << 16;
-    uint64_t at = (n0 + row) * a.k + k + column;
+    uint64_t at = (n0 + row) * a.row_blocks * BLOCK + k + column;
     c.codes = p.w.codes + (S::nf4 ? at >> 1 : at);
     c.what |= column << 8 | rows_there(n0 + row, p.n, S::copy_rows) << 24;
 }
@@ -112,7 +112,7 @@ QC_DEVICE void copier_step(copier<S> &c, typename S::stage &to, const tiles_args
         qc_cp_async_16(at + i * THREADS, c.x + i * 16 * a.ldx, i < rows ? 16 : 0);
     rows = (int)(c.what >> 8 & 255u) < left ? (int)(c.what >> 24) : 0;
     at = to.codes + (c.to >> 16);
-    uint64_t apart = (uint64_t)S::copy_rows * a.k >> (S::nf4 ? 1 : 0);
+    uint64_t apart = (uint64_t)a.row_blocks * (S::copy_rows * BLOCK / (S::nf4 ? 2 : 1));
 #pragma unroll
     for (int i = 0; i < S::n_tile / S::copy_rows; i++)
         qc_cp_async_stream_16(at + i * THREADS, c.codes + i * apart, i < rows ? 16 : 0);
@@ -217,7 +217,7 @@ static __global__ void __launch_bounds__(THREADS, 1) matmul_tiles(const tiles_ar
         }
         scale_reader reader;
         if constexpr (S::scaled)
-            scale_begin(reader, p, n0 + thread, a.k, step);
+            scale_begin(reader, a, p, n0 + thread, step);
         if (fill) {
             unsigned filling = qc_anew(thread);
             qc_run_fill_small(sh.small, p.w, filling, THREADS);
@@ -488,7 +488,7 @@ qc_status launch_kind(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s,
 extern "C" int qc_tiles_takes(const qc_cuda_device *d, const qc_matmul_shape *s,
                               const qc_matmul_plan *p)
 {
-    if (d->sm < 80 || !p->aligned || s->k % BLOCK || !s->m || !s->n || !s->k)
+    if (d->sm < 80 || !p->aligned || !qc_matmul_by_64(s) || !s->m || !s->n)
         return 0;
     if (s->kind != QC_FORM_INT8_ROWS && s->block_elems < BLOCK)
         return 0;
@@ -499,8 +499,6 @@ extern "C" int qc_tiles_takes(const qc_cuda_device *d, const qc_matmul_shape *s,
     if (s->m > INT32_MAX || s->n > INT32_MAX || s->k > INT32_MAX / 2)
         return 0;
     uint64_t tiles = tiles_of(s, v.m_tile, v.n_tile), steps = qc_ceil_div_u64(s->k, K_STEP);
-    if (s->n > NO_ROW / (s->k / BLOCK)) /* blocks of 64 are counted in 32 bits */
-        return 0;
     return tiles < INT32_MAX && tiles <= INT32_MAX / (2 * steps);
 }
 

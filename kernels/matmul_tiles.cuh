@@ -108,10 +108,11 @@ QC_DEVICE void scale_load(scale_reader &r, const qc_run_source &w, uint32_t k, u
     }
 }
 
-QC_DEVICE void scale_begin(scale_reader &r, const tiles_part &p, uint64_t row, uint32_t k,
+QC_DEVICE void scale_begin(scale_reader &r, const tiles_args &a, const tiles_part &p, uint64_t row,
                            uint32_t step)
 {
-    r.first = row < p.n ? (uint32_t)(row * (k / BLOCK)) : NO_ROW;
+    const uint32_t k = a.k;
+    r.first = row < p.n ? (uint32_t)row * a.row_blocks + p.block_first : NO_ROW;
     r.now.x = r.now.y = r.next.x = r.next.y = 0;
     r.value[0] = r.value[1] = 0.0f;
     if (p.together) {

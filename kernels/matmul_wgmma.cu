@@ -189,7 +189,7 @@ QC_DEVICE float scale_take(scale_reader &r, const args &a, const part &p, float 
 QC_DEVICE void scale_begin(scale_reader &r, const args &a, const part &p, uint64_t row,
                            uint32_t block)
 {
-    r.first = (uint32_t)((row < p.n ? row : p.n - 1) * a.k_blocks);
+    r.first = (uint32_t)(row < p.n ? row : p.n - 1) * a.row_blocks + p.block_first;
     r.block = block;
     r.ahead = p.together ? block & ~3u : block;
     r.code_next = 0;
@@ -237,7 +237,7 @@ template <typename S> QC_DEVICE void bring(const args &a, typename S::shared &sh
     for (uint32_t first = blockIdx.x * a.worker_steps; piece_at(p, a, first, S::n_tile);
          first = p.end) {
         const part &w = a.part[p.at];
-        const uint64_t row_bytes = (uint64_t)a.k_blocks * (S::nf4 ? BLOCK / 2 : BLOCK);
+        const uint64_t row_bytes = (uint64_t)a.row_blocks * (S::nf4 ? BLOCK / 2 : BLOCK);
         const uint64_t apart_bytes = apart * row_bytes;
         const unsigned char *from = w.w.codes + (p.n0 + row) * row_bytes +
                                     p.block * (S::nf4 ? BLOCK / 2 : BLOCK) +
@@ -649,8 +649,8 @@ template <int m_tile> uint32_t shared_bytes_of(kind what)
 extern "C" int qc_wgmma_takes(const qc_cuda_device *d, const qc_matmul_shape *s,
                               const qc_matmul_plan *p)
 {
-    if (d->sm != 90 || d->shared_block_bytes < LARGEST || !p->aligned || s->k % BLOCK || !s->m ||
-        !s->n || !s->k)
+    if (d->sm != 90 || d->shared_block_bytes < LARGEST || !p->aligned || !qc_matmul_by_64(s) ||
+        !s->m || !s->n)
         return 0;
     if (s->kind != QC_FORM_INT8_ROWS && s->block_elems < BLOCK)
         return 0;
@@ -661,8 +661,6 @@ extern "C" int qc_wgmma_takes(const qc_cuda_device *d, const qc_matmul_shape *s,
     uint32_t m_tile = m_tile_of(s->m);
     uint64_t tiles = qc_matmul_tiles(s, n_tile_of(m_tile)) * qc_ceil_div_u64(s->m, m_tile);
     uint64_t steps = qc_ceil_div_u64(s->k, STEP);
-    if (s->n > UINT32_MAX / (s->k / BLOCK)) /* blocks of 64 are counted in 32 bits */
-        return 0;
     return tiles < INT32_MAX && tiles <= INT32_MAX / (2 * steps);
 }
 

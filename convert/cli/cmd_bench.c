@@ -163,7 +163,6 @@ static qc_status run(const qc_options *o, qc_arena *arena, qc_error *err)
                     "which holds for weights that share their input",
                     q.shapes[i].layer);
     QC_TRY(qc_bench_parse_schemes(o->bench.schemes, arena, &q, err));
-    QC_TRY(qc_bench_check_parts(&q, err));
     QC_TRY(qc_bench_set_m(o->products.m, o->products.m_count, arena, &q, err));
     QC_TRY(qc_target_file_check("--output", o->bench.output, err));
     QC_TRY(qc_target_file_check("--save", o->bench.save, err));

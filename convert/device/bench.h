@@ -193,9 +193,6 @@ QC_NODISCARD qc_status qc_bench_parse_schemes(const char *text, qc_arena *arena,
 /* Sets a copy of m, in rising order. */
 QC_NODISCARD qc_status qc_bench_set_m(const uint64_t *m, uint32_t count, qc_arena *arena,
                                       qc_bench_request *out, qc_error *err);
-/* QC_ERR_USAGE if one of the weights of a shape begins within a block of scales of one of the
- * schemes. */
-QC_NODISCARD qc_status qc_bench_check_parts(const qc_bench_request *q, qc_error *err);
 
 /* The normwise error up to which a result counts as right. It allows for rounding to the dtype of
  * y, and for the float16 to which the tensor-core kernels round weights. */

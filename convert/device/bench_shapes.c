@@ -182,34 +182,6 @@ qc_status qc_bench_parse_schemes(const char *text, qc_arena *arena, qc_bench_req
     return QC_OK;
 }
 
-/* How many elements of a weight share a scale, or a scale of scales. */
-static uint64_t whole_elems(qc_bench_scheme scheme)
-{
-    static const uint64_t elems[] = {[SCALES_OF_ROWS] = 1,
-                                     [SCALES_OF_BLOCKS] = QC_BENCH_BLOCK,
-                                     [NESTED_SCALES] = QC_BENCH_BLOCK * QC_NESTED_BLOCK};
-    return elems[schemes[scheme].scales];
-}
-
-qc_status qc_bench_check_parts(const qc_bench_request *q, qc_error *err)
-{
-    for (uint32_t s = 0; s < q->shape_count; s++) {
-        uint64_t first = 0;
-        for (uint32_t i = 0; i < q->shapes[s].part_count; i++) {
-            uint64_t elems = first * q->shapes[s].k;
-            for (uint32_t j = 0; j < q->scheme_count; j++)
-                if (elems % whole_elems(q->schemes[j]))
-                    QC_FAIL(err, QC_ERR_USAGE,
-                            "--shapes: in %s a weight begins at element %" PRIu64
-                            "; expected a multiple of %" PRIu64 " for %s",
-                            q->shapes[s].layer, elems, whole_elems(q->schemes[j]),
-                            qc_bench_scheme_name(q->schemes[j]));
-            first += q->shapes[s].parts[i];
-        }
-    }
-    return QC_OK;
-}
-
 double qc_bench_tolerance(const qc_bench_request *q)
 {
     return q->bf16 ? 4e-3 : 1e-3;

@@ -89,12 +89,12 @@ qc_matmul_shape qc_bench_shape_of(const qc_bench_gpu *b, const qc_matmul_weights
 {
     qc_matmul_shape s = {.kind = w->w.form.ops->kind,
                          .m = io->m,
-                         .n = w->w.rows,
-                         .k = w->w.form.cols,
+                         .n = w->part.rows,
+                         .k = w->part.cols,
                          .block_elems = w->w.form.block_elems,
                          .x_dtype = io->x_dtype,
                          .y_dtype = io->y_dtype,
-                         .ldx = w->w.form.cols,
+                         .ldx = w->part.cols,
                          .x_alignment = alignment_of(2 * w->w.form.cols),
                          .repacked = w->row_bytes != 0,
                          .have_gemm = !qc_matmul_no_gemm(b->handle)};

@@ -2,44 +2,13 @@
  * rows and writes columns of its own in y. */
 #include "convert/gpu/gpu_bench_internal.h"
 
-#include <inttypes.h>
-
-/* The rows [first, first + rows) of w. */
-static qc_status part_of(qc_matmul_weights *out, const qc_matmul_weights *w, uint64_t first,
-                         uint64_t rows, qc_error *err)
-{
-    uint64_t elems = first * w->w.form.cols, scales;
-    uint64_t bytes = w->w.form.ops->kind == QC_FORM_NF4 ? elems / 2 : elems;
-    if (w->row_bytes)
-        bytes = first * w->row_bytes;
-    *out = *w;
-    out->w.rows = rows;
-    out->w.codes = (const unsigned char *)w->w.codes + bytes;
-    if (w->w.form.ops->kind == QC_FORM_INT8_ROWS) {
-        out->w.absmax += first;
-        return QC_OK;
-    }
-    uint64_t whole = (uint64_t)w->w.form.block_elems * (w->w.absmax ? 1 : w->w.nested_block);
-    if (elems % whole)
-        QC_FAIL(err, QC_ERR_USAGE,
-                "--shapes: a weight begins at element %" PRIu64 "; expected a multiple of %" PRIu64,
-                elems, whole);
-    scales = elems / w->w.form.block_elems;
-    if (w->w.absmax) {
-        out->w.absmax += scales;
-    } else {
-        out->w.absmax_codes += scales;
-        out->w.nested_absmax += scales / w->w.nested_block;
-    }
-    return QC_OK;
-}
-
 qc_status qc_bench_parts_of(qc_bench_parts *out, const qc_bench_work *w,
                             const qc_matmul_weights *of, qc_error *err)
 {
     uint64_t first = 0;
     for (uint32_t i = 0; i < w->shape->part_count; i++) {
-        QC_TRY(part_of(&out->weights[i], of, first, w->shape->parts[i], err));
+        const qc_weights_part part = {first, w->shape->parts[i], 0, of->part.cols};
+        QC_TRY(qc_matmul_slice(of, &part, &out->weights[i], err));
         out->pointers[i] = &out->weights[i];
         out->io[i] = w->io;
         out->io[i].ldy = w->shape->n;
@@ -77,9 +46,7 @@ qc_status qc_bench_dense_parts(const qc_bench_work *w, const void *dense, qc_cud
 qc_status qc_bench_parts_path(const qc_bench_work *w, const qc_bench_weights *weights,
                               const char **name, qc_error *err)
 {
-    qc_bench_parts p;
     qc_matmul_plan plan;
-    QC_TRY(qc_bench_parts_of(&p, w, &weights->w[0], err));
     qc_matmul_shape shape = qc_bench_shape_of(w->b, &weights->w[0], &w->io);
     shape.parts = w->shape->part_count;
     for (uint32_t i = 0; i < shape.parts; i++)

@@ -157,12 +157,10 @@ class Shim(QconvCase):
         for x in r["rows"]:
             self.assertLess(x["error"], 1e-3)
             self.assertIsNotNone(x["ratio"])
-        # On tiles of 64 rows parts of 40 go another way; a part that begins within scales of scales.
-        r = json.loads(self.ok("bench", "--shapes", "64+40x256", "--m", "2", "--rounds", "1", "--scheme",
-                               "nf4-plain", "--json", "-q", timeout=300))
+        # On tiles of 64 rows parts of 40 go another way; the second begins within scales of scales.
+        r = json.loads(self.ok("bench", "--shapes", "40+64x256", "--m", "2", "--rounds", "1", "--scheme",
+                               "nf4", "--json", "-q", timeout=300))
         self.assertEqual([x["path"] for x in r["rows"]], ["gemv"])
-        self.fails(2, "bench", "--shapes", "40+64x256", "--m", "2", "--rounds", "1", "--scheme", "nf4", "-q",
-                   has=["a weight begins at element 10240", "multiple of 16384"])
         self.fails(2, "bench", "--tune", "--shapes", "64+64x256", has=["--tune", "64+64x256"])
 
     def test_all_schemes_bf16(self):

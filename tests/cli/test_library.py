@@ -60,7 +60,7 @@ class GpuIo(Structure):
 
 
 class GpuWeights(Structure):
-    _fields_ = [("w", Weights), ("exponent", c_void_p), ("row_bytes", c_uint64), ("complete", c_int)]
+    _fields_ = [("w", Weights), ("exponent", c_void_p), ("row_bytes", c_uint64), ("part", Part), ("complete", c_int)]
 
 
 class Tensor(Structure):

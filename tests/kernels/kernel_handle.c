@@ -276,7 +276,7 @@ static void test_planned_refuses(void **state)
         {"planned for x in F16 and y in F16, not BF16 and F16", p.io, *w, p.bytes},
         {"planned for rows of x on 16-byte addresses", p.io, *w, p.bytes},
         {"weight 0 was planned without a bias", p.io, *w, p.bytes},
-        {"weight 0 differs in kind, size, block or layout from the 70 x 128", p.io, *w, p.bytes},
+        {"weight 0 differs in kind, part, block or layout from the 70 x 128", p.io, *w, p.bytes},
         {"weight 0 differs", p.io, *w, p.bytes},
         {"weight 0 differs", p.io, *w, p.bytes},
         {"y is NULL", p.io, *w, p.bytes},
@@ -287,7 +287,7 @@ static void test_planned_refuses(void **state)
     cases[1].io.x_dtype = QC_DTYPE_BF16;
     cases[2].io.x = (const uint16_t *)p.io.x + 1;
     cases[3].io.bias = p.io.x;
-    cases[4].w.w.rows = 69;
+    cases[4].w.part.rows = 69;
     cases[5].w.row_bytes = 64;
     cases[6].w.w.form.block_elems = 128;
     cases[7].io.y = NULL;

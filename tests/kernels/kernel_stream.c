@@ -507,9 +507,9 @@ static void test_group_arguments(void **state)
     g.io[1].ldx = 136;
     expect_group(&g, h, 2, "first in ldx;");
     g.io[1] = io;
-    g.w[1].ready.w.form.cols = 64;
+    g.w[1].ready.part.cols = 64;
     expect_group(&g, h, 2, "first in K;");
-    g.w[1].ready.w.form.cols = 128;
+    g.w[1].ready.part.cols = 128;
     group_run(&g, h, QC_MATMUL_AUTO);
     group_free(&g);
     qc_matmul_destroy(h);

@@ -138,26 +138,6 @@ static void shares(void **state)
     assert_true(qc_bench_share(&q, &r, 0, 0, -1) == 0);
 }
 
-static void parts(void **state)
-{
-    (void)state;
-    qc_bench_shape shape = {"given", "64+40x256", 104, 256, 0, 2, {64, 40}};
-    qc_bench_scheme scheme = QC_BENCH_NF4;
-    qc_bench_request q = {
-        .shapes = &shape, .shape_count = 1, .schemes = &scheme, .scheme_count = 1};
-    assert_int_equal(qc_bench_check_parts(&q, NULL), QC_OK); /* at element 16384 */
-    shape.parts[0] = 40;
-    assert_int_equal(qc_bench_check_parts(&q, NULL), QC_ERR_USAGE);
-    scheme = QC_BENCH_NF4_PLAIN;
-    assert_int_equal(qc_bench_check_parts(&q, NULL), QC_OK);
-    shape.k = 200; /* 8000 */
-    assert_int_equal(qc_bench_check_parts(&q, NULL), QC_OK);
-    shape.parts[0] = 41;
-    assert_int_equal(qc_bench_check_parts(&q, NULL), QC_ERR_USAGE);
-    scheme = QC_BENCH_INT8;
-    assert_int_equal(qc_bench_check_parts(&q, NULL), QC_OK);
-}
-
 static void spreads(void **state)
 {
     (void)state;
@@ -189,9 +169,8 @@ static void spreads(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(copies),  cmocka_unit_test(launches), cmocka_unit_test(turns),
-        cmocka_unit_test(rounds),  cmocka_unit_test(shares),   cmocka_unit_test(parts),
-        cmocka_unit_test(spreads),
+        cmocka_unit_test(copies), cmocka_unit_test(launches), cmocka_unit_test(turns),
+        cmocka_unit_test(rounds), cmocka_unit_test(shares),   cmocka_unit_test(spreads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
