@@ -11,7 +11,7 @@
 #define QC_CONVERT_CALIBRATE_ENGINE_H
 
 #include "convert/calibrate/calibrate_internal.h"
-#include "formats/file_io.h"
+#include "convert/term/scratch_memory.h"
 
 /* ---- calibrate_states.c ---- */
 
@@ -19,14 +19,12 @@
  * in memory up to a limit, and beyond it in an unnamed file of the staging folder. The environment
  * variable QCONV_STATES_MEMORY sets another limit, in MiB. */
 #define QC_CALIBRATE_STATES_MEMORY ((uint64_t)1 << 30)
+#define QC_CALIBRATE_FEWER         "take fewer tokens with --calibration-tokens"
 
 typedef struct {
     float *x, *z;                   /* [tokens, hidden] */
     float *x_attended, *z_attended; /* [tokens, q] */
-    void *base;
-    size_t bytes;
-    qc_file file;
-    int is_file;
+    qc_scratch_memory memory;
 } qc_calibrate_states;
 
 /* Returns the bytes of states that may be in memory. */
@@ -134,6 +132,7 @@ typedef struct {
     unsigned count;
     uint64_t n, tokens;
     int cross;
+    uint64_t block; /* of the outputs' moments, at most; 0: outputs count alike */
 } qc_calibrate_set;
 
 /* Adds moments, factor and weights of a set to *a, where one of its weights is to be made. Returns
