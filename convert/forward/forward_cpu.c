@@ -245,14 +245,14 @@ void qc_forward_cpu_deinit(qc_forward_cpu *cpu)
 
 /* ---- the phases of a chunk ---- */
 
-static qc_status tokens_phase(qc_phase_chunk *k, qc_phase_fn fn, const float *weight, qc_error *err)
+qc_status qc_phase_tokens(qc_phase_chunk *k, qc_phase_fn fn, const float *weight, qc_error *err)
 {
     k->weight = weight;
     return share(k->cpu->threads, k->tokens, TOKEN_GRAIN, fn, k, err);
 }
 
-static qc_status product_phase(const qc_phase_chunk *k, qc_layer_which first, unsigned count,
-                               const float *x, uint64_t ldx, float *y, uint64_t ldy, qc_error *err)
+qc_status qc_phase_multiply(const qc_phase_chunk *k, qc_layer_which first, unsigned count,
+                            const float *x, uint64_t ldx, float *y, uint64_t ldy, qc_error *err)
 {
     product p = {.ops = k->cpu->matmul,
                  .count = count,
@@ -286,9 +286,9 @@ static qc_status take_latents(qc_phase_chunk *k, qc_error *err)
     const uint64_t hidden = s->config.hidden;
     float *q = s->q_rank > 0 ? k->cpu->d : k->cpu->b, *kv = k->cpu->d + s->q_rank;
     uint64_t ldq = s->q_rank > 0 ? k->ldd : k->ldb;
-    QC_TRY(product_phase(k, QC_LAYER_Q, 1, inputs_of(k), hidden, q, ldq, err));
-    QC_TRY(product_phase(k, QC_LAYER_K, 1, inputs_of(k), hidden, kv, k->ldd, err));
-    return tokens_phase(k, qc_phase_norm_latents, NULL, err);
+    QC_TRY(qc_phase_multiply(k, QC_LAYER_Q, 1, inputs_of(k), hidden, q, ldq, err));
+    QC_TRY(qc_phase_multiply(k, QC_LAYER_K, 1, inputs_of(k), hidden, kv, k->ldd, err));
+    return qc_phase_tokens(k, qc_phase_norm_latents, NULL, err);
 }
 
 /* a, or hidden -> b, q and k and v. */
@@ -297,15 +297,15 @@ static qc_status take_heads(qc_phase_chunk *k, qc_error *err)
     const qc_forward_shape *s = k->cpu->shape;
     float *b = k->cpu->b, *kv = k->cpu->d + s->q_rank;
     if (s->kv_rank == 0) {
-        QC_TRY(product_phase(k, QC_LAYER_Q, 3, inputs_of(k), s->config.hidden, b, k->ldb, err));
-        return tokens_phase(k, qc_phase_turn, NULL, err);
+        QC_TRY(qc_phase_multiply(k, QC_LAYER_Q, 3, inputs_of(k), s->config.hidden, b, k->ldb, err));
+        return qc_phase_tokens(k, qc_phase_turn, NULL, err);
     }
     QC_TRY(take_latents(k, err));
     if (s->q_rank > 0)
-        QC_TRY(product_phase(k, QC_LAYER_Q_B, 1, k->cpu->d, k->ldd, b, k->ldb, err));
-    QC_TRY(
-        product_phase(k, QC_LAYER_KV_B, 1, kv, k->ldd, kv + s->kv_rank + s->turned, k->ldd, err));
-    return tokens_phase(k, qc_phase_spread_latents, NULL, err);
+        QC_TRY(qc_phase_multiply(k, QC_LAYER_Q_B, 1, k->cpu->d, k->ldd, b, k->ldb, err));
+    QC_TRY(qc_phase_multiply(k, QC_LAYER_KV_B, 1, kv, k->ldd, kv + s->kv_rank + s->turned, k->ldd,
+                             err));
+    return qc_phase_tokens(k, qc_phase_spread_latents, NULL, err);
 }
 
 /* The states of an image -> its keys and values. Windows with the same image share them. */
@@ -320,8 +320,8 @@ static qc_status take_image(qc_phase_chunk *k, const qc_image *image, qc_error *
     for (uint64_t at = 0; at < image->all; at += rows.tokens) {
         rows.tokens = image->all - at < QC_FORWARD_TOKENS ? image->all - at : QC_FORWARD_TOKENS;
         QC_TRY(qc_image_read(x->states, image, at, rows.tokens, x->block, err));
-        QC_TRY(product_phase(&rows, QC_LAYER_K, 2, x->block, hidden, x->kv + at * x->wide, x->wide,
-                             err));
+        QC_TRY(qc_phase_multiply(&rows, QC_LAYER_K, 2, x->block, hidden, x->kv + at * x->wide,
+                                 x->wide, err));
     }
     x->held = image;
     return share(k->cpu->threads, image->all, TOKEN_GRAIN, qc_cross_norm_keys, k, err);
@@ -333,9 +333,9 @@ static qc_status attend_images(qc_phase_chunk *k, qc_error *err)
 {
     qc_forward_cpu *cpu = k->cpu;
     qc_cross *x = cpu->cross;
-    QC_TRY(product_phase(k, QC_LAYER_Q, 1, inputs_of(k), cpu->shape->config.hidden, cpu->b, k->ldb,
-                         err));
-    QC_TRY(tokens_phase(k, qc_phase_turn, NULL, err));
+    QC_TRY(qc_phase_multiply(k, QC_LAYER_Q, 1, inputs_of(k), cpu->shape->config.hidden, cpu->b,
+                             k->ldb, err));
+    QC_TRY(qc_phase_tokens(k, qc_phase_turn, NULL, err));
     if (k->window == 0)
         x->held = NULL; /* of another layer, or of weights that have changed since */
     for (uint64_t w = k->window; w < k->end; w++) {
@@ -366,17 +366,15 @@ static float added_of(const qc_phase_chunk *k, qc_layer_vector gate)
     return (float)(k->cpu->shape->residual_scale * (g ? tanh((double)*g) : 1.0));
 }
 
-/* Inputs of o -> hidden behind attention, and a, the inputs of gate and up; but where those are
- * computed beside attention, a has nothing of use. */
-static qc_status leave_attention(qc_phase_chunk *k, const float *attended, qc_error *err)
+qc_status qc_phase_leave_attention(qc_phase_chunk *k, const float *attended, qc_error *err)
 {
     qc_forward_cpu *cpu = k->cpu;
-    QC_TRY(product_phase(k, QC_LAYER_O, 1, attended, k->attended, cpu->a, cpu->shape->config.hidden,
-                         err));
+    QC_TRY(qc_phase_multiply(k, QC_LAYER_O, 1, attended, k->attended, cpu->a,
+                             cpu->shape->config.hidden, err));
     k->added_norm = k->w->vectors[QC_LAYER_ATTENDED_NORM];
     const float *post = cpu->shape->parallel ? NULL : k->w->vectors[QC_LAYER_POST_NORM];
     k->added = added_of(k, QC_LAYER_ATTENDED_GATE);
-    QC_TRY(tokens_phase(k, qc_phase_add, post, err));
+    QC_TRY(qc_phase_tokens(k, qc_phase_add, post, err));
     qc_cross_hide(k);
     return QC_OK;
 }
@@ -387,8 +385,8 @@ static qc_status gate(qc_phase_chunk *k, qc_error *err)
     qc_forward_cpu *cpu = k->cpu;
     const qc_forward_config *c = &cpu->shape->config;
     const float *x = k->w->vectors[QC_LAYER_POST_NORM] ? cpu->a : k->hidden;
-    QC_TRY(product_phase(k, QC_LAYER_GATE, 2, x, c->hidden, cpu->b, k->ldf, err));
-    return tokens_phase(k, qc_phase_gate, NULL, err);
+    QC_TRY(qc_phase_multiply(k, QC_LAYER_GATE, 2, x, c->hidden, cpu->b, k->ldf, err));
+    return qc_phase_tokens(k, qc_phase_gate, NULL, err);
 }
 
 /* b -> hidden behind the layer. */
@@ -396,17 +394,17 @@ static qc_status leave_layer(qc_phase_chunk *k, qc_error *err)
 {
     qc_forward_cpu *cpu = k->cpu;
     const qc_forward_config *c = &cpu->shape->config;
-    QC_TRY(product_phase(k, QC_LAYER_DOWN, 1, cpu->b, k->ldf, cpu->a, c->hidden, err));
+    QC_TRY(qc_phase_multiply(k, QC_LAYER_DOWN, 1, cpu->b, k->ldf, cpu->a, c->hidden, err));
     k->added_norm = k->w->vectors[QC_LAYER_FFN_NORM];
     k->added = added_of(k, QC_LAYER_FFN_GATE);
-    return tokens_phase(k, qc_phase_add, NULL, err);
+    return qc_phase_tokens(k, qc_phase_add, NULL, err);
 }
 
 /* The norm of the hidden states into a, if the layer has it. */
 static qc_status norm_hidden(qc_phase_chunk *k, qc_layer_vector which, qc_error *err)
 {
     const float *weight = k->w->vectors[which];
-    return weight ? tokens_phase(k, qc_phase_norm, weight, err) : QC_OK;
+    return weight ? qc_phase_tokens(k, qc_phase_norm, weight, err) : QC_OK;
 }
 
 static qc_status run_chunk(qc_phase_chunk *k, qc_error *err)
@@ -416,12 +414,12 @@ static qc_status run_chunk(qc_phase_chunk *k, qc_error *err)
     if (k->cpu->shape->parallel)
         QC_TRY(norm_hidden(k, QC_LAYER_POST_NORM, err));
     else
-        QC_TRY(leave_attention(k, k->cpu->c, err));
+        QC_TRY(qc_phase_leave_attention(k, k->cpu->c, err));
     if (k->experts)
         return QC_OK;
     QC_TRY(gate(k, err));
     QC_TRY(leave_layer(k, err));
-    return k->cpu->shape->parallel ? leave_attention(k, k->cpu->c, err) : QC_OK;
+    return k->cpu->shape->parallel ? qc_phase_leave_attention(k, k->cpu->c, err) : QC_OK;
 }
 
 int qc_forward_cpu_next(const qc_forward_cpu *cpu, qc_forward_chunk *c)
@@ -438,8 +436,8 @@ int qc_forward_cpu_next(const qc_forward_cpu *cpu, qc_forward_chunk *c)
     return 1;
 }
 
-static qc_phase_chunk chunk_of(qc_forward_cpu *cpu, const qc_forward_pass *p,
-                               const qc_forward_chunk *at)
+qc_phase_chunk qc_phase_chunk_of(qc_forward_cpu *cpu, const qc_forward_pass *p,
+                                 const qc_forward_chunk *at)
 {
     const qc_forward_shape *s = cpu->shape;
     const qc_forward_config *c = &s->config;
@@ -473,7 +471,7 @@ qc_status qc_forward_cpu_layer(qc_forward_cpu *cpu, const qc_forward_weights *w,
     const qc_forward_pass p = {.w = w, .layer = layer, .hidden = hidden};
     qc_forward_chunk at = {0};
     while (qc_forward_cpu_next(cpu, &at)) {
-        qc_phase_chunk k = chunk_of(cpu, &p, &at);
+        qc_phase_chunk k = qc_phase_chunk_of(cpu, &p, &at);
         QC_TRY(run_chunk(&k, err));
     }
     return QC_OK;
@@ -485,7 +483,7 @@ qc_status qc_forward_cpu_at(qc_forward_cpu *cpu, const qc_forward_pass *p,
 {
     const qc_forward_config *c = &cpu->shape->config;
     const int before = point <= QC_AT_O, parallel = cpu->shape->parallel;
-    qc_phase_chunk k = chunk_of(cpu, p, at);
+    qc_phase_chunk k = qc_phase_chunk_of(cpu, p, at);
     const float *attended = p->attended + at->start * k.attended;
     *out = (qc_forward_inputs){p->w->vectors[QC_LAYER_POST_NORM] ? cpu->a : k.hidden, c->hidden};
     if (point == QC_AT_IMAGE) {
@@ -493,7 +491,7 @@ qc_status qc_forward_cpu_at(qc_forward_cpu *cpu, const qc_forward_pass *p,
         return QC_OK;
     }
     if (point == QC_AT_GATE && !parallel)
-        return leave_attention(&k, attended, err);
+        return qc_phase_leave_attention(&k, attended, err);
     QC_TRY(norm_hidden(&k, before ? QC_LAYER_INPUT_NORM : QC_LAYER_POST_NORM, err));
     if (point == QC_AT_GATE)
         return QC_OK;
@@ -516,7 +514,7 @@ qc_status qc_forward_cpu_at(qc_forward_cpu *cpu, const qc_forward_pass *p,
     if (point == QC_AT_DOWN)
         return QC_OK;
     QC_TRY(leave_layer(&k, err));
-    return parallel ? leave_attention(&k, attended, err) : QC_OK;
+    return parallel ? qc_phase_leave_attention(&k, attended, err) : QC_OK;
 }
 
 qc_status qc_forward_cpu_norm(qc_forward_cpu *cpu, const float *weight, float *hidden,
@@ -524,7 +522,7 @@ qc_status qc_forward_cpu_norm(qc_forward_cpu *cpu, const float *weight, float *h
 {
     qc_phase_chunk k = {
         .cpu = cpu, .hidden = hidden, .normed = hidden, .tokens = cpu->batch.tokens};
-    return weight ? tokens_phase(&k, qc_phase_norm, weight, err) : QC_OK;
+    return weight ? qc_phase_tokens(&k, qc_phase_norm, weight, err) : QC_OK;
 }
 
 /* ---- logits ---- */

@@ -47,35 +47,35 @@ qc_status qc_phase_add(void *ctx, unsigned thread, uint64_t first, uint64_t coun
     return k->weight ? qc_phase_norm(ctx, thread, first, count, err) : QC_OK;
 }
 
+const qc_rope_tables *qc_phase_turns(const qc_phase_chunk *k)
+{
+    return k->turn == QC_LAYER_UNTURNED       ? NULL
+           : k->turn == QC_LAYER_TURNED_LOCAL ? &k->cpu->local_rope
+                                              : &k->cpu->rope;
+}
+
 /* Turns what of a head is to be turned. */
 static void turn_head(const qc_phase_chunk *k, float *x, uint64_t row)
 {
     const qc_forward_shape *s = k->cpu->shape;
-    const int local = k->turn == QC_LAYER_TURNED_LOCAL;
-    const qc_rope_tables *r = local ? &k->cpu->local_rope : &k->cpu->rope;
+    const qc_rope_tables *r = qc_phase_turns(k);
     const uint64_t half = s->turned / 2;
-    const float *cosines = r->cosines + row * half, *sines = r->sines + row * half;
-    if (k->turn == QC_LAYER_UNTURNED)
+    if (!r)
         return;
+    const float *cosines = r->cosines + row * half, *sines = r->sines + row * half;
     if (s->family->traits & QC_FAMILY_SIDE_BY_SIDE)
         k->cpu->decoder->rotate_pairs(x, cosines, sines, half);
     else
         k->cpu->decoder->rotate(x, cosines, sines, half);
 }
 
-/* Where the heads of q, k and v are in a row of b: the first ones, and the floats from one to the
- * next. */
-typedef struct {
-    uint64_t first[3], step[3];
-} heads_in_b;
-
-static heads_in_b heads_of(const qc_phase_chunk *k)
+qc_phase_heads qc_phase_heads_of(const qc_phase_chunk *k)
 {
     const qc_forward_shape *s = k->cpu->shape;
     const uint64_t dim = s->config.head_dim;
     if (s->family->traits & QC_FAMILY_BY_HEAD)
-        return (heads_in_b){{0, dim, 2 * dim}, {3 * dim, 3 * dim, 3 * dim}};
-    return (heads_in_b){{0, k->q, k->q + k->k}, {dim, dim, s->value_dim}};
+        return (qc_phase_heads){{0, dim, 2 * dim}, {3 * dim, 3 * dim, 3 * dim}};
+    return (qc_phase_heads){{0, k->q, k->q + k->k}, {dim, dim, s->value_dim}};
 }
 
 qc_status qc_phase_turn(void *ctx, unsigned thread, uint64_t first, uint64_t count, qc_error *err)
@@ -86,7 +86,7 @@ qc_status qc_phase_turn(void *ctx, unsigned thread, uint64_t first, uint64_t cou
     const float *norms[2] = {k->w->vectors[QC_LAYER_Q_NORM], k->w->vectors[QC_LAYER_K_NORM]};
     const int wide = (cpu->shape->family->traits & QC_FAMILY_WIDE_NORMS) != 0;
     const float eps = (float)c->norm_eps;
-    const heads_in_b in = heads_of(k);
+    const qc_phase_heads in = qc_phase_heads_of(k);
     (void)thread;
     (void)err;
     for (uint64_t t = first; t < first + count; t++) {
@@ -178,7 +178,7 @@ qc_status qc_phase_attend(void *ctx, unsigned thread, uint64_t first, uint64_t c
     const qc_forward_cpu *cpu = k->cpu;
     const qc_forward_config *c = &cpu->shape->config;
     uint64_t group = c->heads / c->kv_heads, step = qc_attend_tokens(group);
-    const heads_in_b in = heads_of(k);
+    const qc_phase_heads in = qc_phase_heads_of(k);
     (void)err;
     for (uint64_t task = first; task < first + count; task++) {
         uint64_t w = window_of(k, cpu->tasks[k->window] + task);

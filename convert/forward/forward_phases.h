@@ -27,6 +27,30 @@ typedef struct qc_phase_chunk {
     int experts;       /* the layer has experts, which are not computed here */
 } qc_phase_chunk;
 
+/* Where the heads of q, k and v are in a row of b: the first ones, and the floats from one to the
+ * next. */
+typedef struct {
+    uint64_t first[3], step[3];
+} qc_phase_heads;
+qc_phase_heads qc_phase_heads_of(const qc_phase_chunk *k);
+/* The cosines and sines of what turns the heads of the layer, `turned / 2` a row; NULL: nothing. */
+const qc_rope_tables *qc_phase_turns(const qc_phase_chunk *k);
+
+qc_phase_chunk qc_phase_chunk_of(qc_forward_cpu *cpu, const qc_forward_pass *p,
+                                 const qc_forward_chunk *at);
+/* y = x W^T + bias for `count` matrices of the layer, whose results lie side by side in a row of y.
+ */
+QC_NODISCARD qc_status qc_phase_multiply(const qc_phase_chunk *k, qc_layer_which first,
+                                         unsigned count, const float *x, uint64_t ldx, float *y,
+                                         uint64_t ldy, qc_error *err);
+/* Inputs of o -> hidden behind attention, and a, the inputs of gate and up; but where those are
+ * computed beside attention, a has nothing of use. */
+QC_NODISCARD qc_status qc_phase_leave_attention(qc_phase_chunk *k, const float *attended,
+                                                qc_error *err);
+/* Does a phase by tokens; weight: the chunk's. */
+QC_NODISCARD qc_status qc_phase_tokens(qc_phase_chunk *k, qc_phase_fn fn, const float *weight,
+                                       qc_error *err);
+
 /* Phases by tokens of the chunk: ctx is a qc_phase_chunk. */
 qc_status qc_phase_norm(void *ctx, unsigned thread, uint64_t first, uint64_t count, qc_error *err);
 /* hidden += a, behind a norm of its own or of the sum if there is one; and if there is a weight,
