@@ -28,6 +28,7 @@ FLOORS = [
     {"adapter", "device", "model", "tokenizer"},
     {"bench", "family", "hardware", "known", "plan", "validate"},
     {"forward"},
+    {"backward"},
     {"calibrate", "eval", "fit"},
     {"gpu", "pipeline"},
     {"run"},

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+import re
 import struct
 import subprocess
 import unittest
@@ -55,13 +56,18 @@ class FamilyCase(OutputCase):
         return json.loads(self.ok("eval", "--json", "-q", *args, "--text", "t.ids"))
 
 
-class Logits(FamilyCase):
-    def logits(self, kind, env, *options, ids=IDS):
+    def tool(self, kind, env, *options, ids=IDS):
+        """What logits_tool prints and writes."""
         self.write("t.ids", "".join(" ".join(map(str, row)) + "\n" for row in ids))
-        subprocess.run([TOOL, *options, self.path(kind), self.path("t.ids"), self.path("logits")], check=True,
-                       env=os.environ | env, stderr=subprocess.DEVNULL)
-        with open(self.path("logits"), "rb") as f:
-            return f.read()
+        done = subprocess.run([TOOL, *options, self.path(kind), self.path("t.ids"), self.path("made")], check=True,
+                              env=os.environ | env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        with open(self.path("made"), "rb") as f:
+            return done.stdout.decode(), f.read()
+
+
+class Logits(FamilyCase):
+    def logits(self, *args, **kwargs):
+        return self.tool(*args, **kwargs)[1]
 
     def check(self, kind):
         self.make(kind)
@@ -144,6 +150,38 @@ class Logits(FamilyCase):
         mk.write_checkpoint(self.path("bert"), tensors,
                             config=MODELS["bert"]["config"] | {"architectures": ["BertForPreTraining"]})
         self.assertEqual(self.logits("bert", {}), want)
+
+
+class Moments(FamilyCase):
+    """Second moments of the gradients of linear layers' outputs, as PyTorch has them."""
+
+    def moments(self, kind, *options):
+        """{name behind the layer's prefix: rows of the matrix}, and the floats in their order."""
+        names, raw = self.tool(kind, {}, *options, "--moments", "4096")
+        numbers, at, out = array.array("f", raw), 0, {}
+        for name, n in (line.split() for line in names.splitlines()):
+            out[name[re.search(r"\d", name).start():]] = [numbers[at + i * int(n):at + (i + 1) * int(n)]
+                                                         for i in range(int(n))]
+            at += int(n)**2
+        self.assertEqual(at, len(numbers))
+        return out
+
+    def check(self, kind):
+        self.make(kind)
+        made, wanted = self.moments(kind), MODELS[kind]["moments"]
+        self.assertEqual(len(made), len(wanted))
+        self.assertEqual(made, self.moments(kind, "--threads", "3"))
+        for name, (trace, product) in wanted.items():
+            g = made[name[re.search(r"\d", name).start():]]
+            v = family_weights.values(name + ".projection", [len(g)], 0)
+            self.assertAlmostEqual(sum(row[i] for i, row in enumerate(g)) / trace, 1, 4, name)
+            got = sum(a * math.fsum(x * y for x, y in zip(row, v)) for a, row in zip(v, g))
+            self.assertLess(abs(got - product), 1e-4 * trace, name)
+
+
+for _kind in MODELS:
+    if "moments" in MODELS[_kind]:
+        setattr(Moments, "test_" + _kind.replace("-", "_"), lambda self, kind=_kind: self.check(kind))
 
 
 class Calibrated(FamilyCase):

@@ -39,6 +39,7 @@ ENVIRONMENTS = {
     "scale-transformers5": (["transformers5"], "test_interop_scale.py"),
     "llama-transformers5": (["transformers5"], "test_interop_llama.py"),
     "llama-transformers4": (["transformers4"], "test_interop_llama.py"),
+    "gradients": (["transformers5"], "test_interop_gradients.py"),
     "images-transformers5": (["transformers5"], "test_interop_images.py"),
     "images-transformers4": (["transformers4"], "test_interop_images.py"),
     "experts-transformers5": (["transformers5"], "test_interop_experts.py"),

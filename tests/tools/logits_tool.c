@@ -1,11 +1,15 @@
 /* Logits of a model for given tokens, for comparisons from other languages; of an encoder its
  * hidden states.
  *
- * usage: logits_tool [--threads N] [--images FILE] MODEL IDS OUT
+ * usage: logits_tool [--threads N] [--images FILE] [--moments BLOCK] MODEL IDS OUT
+ *
+ * With --moments OUT gets G of every linear layer of a layer (convert/backward/backward.h) in blocks
+ * of at most BLOCK outputs, one after the other, and stdout has "NAME OUTPUTS" in their order.
  *
  * IDS: one sequence a line, decimal ids separated by blanks. OUT: float32, [tokens, vocabulary] of
  * all sequences one after the other. The environment variable QCONV_ISA picks the code path. Exit
  * codes: as of qconv. */
+#include "convert/backward/backward.h"
 #include "convert/forward/forward.h"
 #include "convert/model/expert_split.h"
 
@@ -95,7 +99,77 @@ static qc_status write_logits(qc_forward *m, const float *hidden, const text *t,
     return st;
 }
 
-static qc_status run(char *const paths[3], const char *images, unsigned threads, qc_error *err)
+static int all(const void *ctx, uint64_t layer, qc_layer_which which)
+{
+    (void)ctx;
+    (void)layer;
+    (void)which;
+    return 1;
+}
+
+static void nothing(void *ctx, double operations)
+{
+    (void)ctx;
+    (void)operations;
+}
+
+static qc_status write_moments(const qc_backward_task *task, const char *path, qc_error *err)
+{
+    qc_backward *made = NULL;
+    FILE *f = NULL;
+    QC_TRY(qc_backward_run(&made, task, err));
+    f = fopen(path, "wb");
+    for (uint64_t l = 0; f && l < task->tensors->shape.config.layers; l++)
+        for (int i = 0; i < QC_LAYER_ALL_MATRICES; i++) {
+            const qc_forward_linear *w = &task->tensors->layers[l].linear[i];
+            const float *g = qc_backward_moments(made, l, (qc_layer_which)i);
+            const uint64_t block = w->rows < task->block ? w->rows : task->block;
+            if (!g)
+                continue;
+            (void)fwrite(g, sizeof *g, (size_t)((w->rows + block - 1) / block * block * block), f);
+            (void)printf("%s %" PRIu64 "\n", task->source->checkpoint->tensors[w->tensor].name,
+                         w->rows);
+        }
+    qc_backward_close(made);
+    return f && fclose(f) == 0
+               ? QC_OK
+               : qc_error_set(err, QC_ERR_IO, __FILE__, __LINE__, "%s cannot be written", path);
+}
+
+static qc_status moments(const qc_checkpoint *c, const text *t, const qc_forward_tools *tools,
+                         uint64_t block, const char *path, qc_error *err)
+{
+    qc_forward_source source = {.checkpoint = c, .ops = qc_quant_ops_for(tools->isa)};
+    const qc_forward_batch batch = {t->ids, t->lengths, t->windows, t->tokens, NULL};
+    qc_forward_tensors tensors;
+    qc_backward_task task = {.source = &source,
+                             .tensors = &tensors,
+                             .batch = &batch,
+                             .tools = *tools,
+                             .block = block,
+                             .folder = ".",
+                             .memory = UINT64_MAX,
+                             .wants = all,
+                             .did = nothing};
+    qc_arena arena;
+    qc_arena_init(&arena);
+    qc_status st = qc_blas_open(&task.blas, err);
+    if (st == QC_OK)
+        st = qc_st_cursor_create(&source.cursor, err);
+    if (st == QC_OK)
+        st = qc_forward_tensors_find(&tensors, &arena, c, NULL, err);
+    if (st == QC_OK && qc_backward_not_made(&tensors.shape))
+        st = qc_error_set(err, QC_ERR_UNSUPPORTED, __FILE__, __LINE__, "%s",
+                          qc_backward_not_made(&tensors.shape));
+    if (st == QC_OK)
+        st = write_moments(&task, path, err);
+    qc_st_cursor_destroy(source.cursor);
+    qc_arena_deinit(&arena);
+    return st;
+}
+
+static qc_status run(char *const paths[3], const char *images, unsigned threads, uint64_t block,
+                     qc_error *err)
 {
     const char *model = paths[0], *ids = paths[1], *out = paths[2];
     qc_checkpoint *c = NULL;
@@ -112,9 +186,11 @@ static qc_status run(char *const paths[3], const char *images, unsigned threads,
         st = qc_checkpoint_open(&c, model, err);
     if (st == QC_OK)
         st = qc_experts_split(c, 0, err);
-    if (st == QC_OK)
+    if (st == QC_OK && block > 0)
+        st = moments(c, &t, &tools, block, out, err);
+    else if (st == QC_OK)
         st = qc_forward_open(&m, model, c, &tools, err);
-    if (st == QC_OK) {
+    if (st == QC_OK && block == 0) {
         const qc_forward_batch b = {t.ids, t.lengths, t.windows, t.tokens, NULL};
         double start = seconds();
         hidden = malloc((size_t)(t.tokens * qc_forward_config_of(m)->hidden + 1) * sizeof *hidden);
@@ -126,7 +202,7 @@ static qc_status run(char *const paths[3], const char *images, unsigned threads,
             (void)fprintf(stderr, "hidden states: %" PRIu64 " tokens in %.3f s\n", t.tokens,
                           seconds() - start);
     }
-    if (st == QC_OK)
+    if (st == QC_OK && block == 0)
         st = write_logits(m, hidden, &t, out, err);
     free(hidden);
     free(t.ids);
@@ -141,21 +217,26 @@ int main(int argc, char **argv)
 {
     unsigned threads = qc_cpu_count();
     const char *images = NULL;
+    uint64_t block = 0;
     int first = 1;
     for (; argc - first > 3; first += 2) {
         if (strcmp(argv[first], "--threads") == 0)
             threads = (unsigned)strtoul(argv[first + 1], NULL, 10);
         else if (strcmp(argv[first], "--images") == 0)
             images = argv[first + 1];
+        else if (strcmp(argv[first], "--moments") == 0)
+            block = strtoull(argv[first + 1], NULL, 10);
         else
             break;
     }
     if (argc - first != 3) {
-        (void)fprintf(stderr, "usage: logits_tool [--threads N] [--images FILE] MODEL IDS OUT\n");
+        (void)fprintf(
+            stderr, "usage: logits_tool [--threads N] [--images FILE] [--moments BLOCK] MODEL IDS "
+                    "OUT\n");
         return 2;
     }
     qc_error err = {0};
-    qc_status st = run(argv + first, images, threads, &err);
+    qc_status st = run(argv + first, images, threads, block, &err);
     if (st != QC_OK)
         (void)fprintf(stderr, "logits_tool: %s\n", err.msg);
     return qc_status_exit_code(st);

@@ -6,7 +6,8 @@ usage: make.py models.json      (with transformers 5.23 and torch, on a CPU)
 Of each model there are config.json, the shapes of its tensors (tests/family_weights.py makes their
 values), and the logits of the last token of two sequences in float32. Of an encoder these are its hidden
 states behind the last layer. Of one that sees images there are also sequences with the states of an image each,
-and the logits with these.
+and the logits with these. Of one that calibrates both sides there are the trace of the second moments of each
+linear layer's gradients, and their product with a vector on both sides.
 """
 import json
 import sys
@@ -23,6 +24,7 @@ from transformers import (AutoConfig, AutoModel, AutoModelForCausalLM, Gemma3For
                           MllamaForConditionalGeneration)
 
 import family_weights
+import gradient_moments
 
 IDS = [[3, 17, 5, 22, 9, 1, 14, 20, 11, 7, 2, 19, 16, 8, 23, 4, 12, 6], [21, 0, 13, 10, 18]]
 SIZES = dict(vocab_size=24, hidden_size=16, intermediate_size=20, num_hidden_layers=3,
@@ -70,6 +72,8 @@ MODELS = {
     "xlm-roberta": dict(type_vocab_size=1, pad_token_id=3),
     "distilbert": dict(hidden_dim=20, activation="relu"),
 }
+# Of these convert/backward makes no gradients.
+ONE_SIDED = ("deepseek_v2", "deepseek_v3", "mllama", "bert", "roberta", "xlm-roberta", "distilbert")
 ENCODERS = ("bert", "roberta", "xlm-roberta", "distilbert")
 # Sequences for mllama, and how many of the image's four tiles are no padding. Its token is 24.
 TILE, TILES = 5, 4
@@ -78,6 +82,7 @@ WITH_STATES = [([1, 7, 24, 3, 17, 5, 22, 9, 14, 20, 11, 2, 19, 16, 8, 23, 4, 12]
 WITH_IMAGES = {"gemma3": Gemma3ForConditionalGeneration, "mllama": MllamaForConditionalGeneration}
 
 
+@torch.no_grad()
 def with_states(model):
     """Logits of the last tokens. Every token sees the image where a sequence has no image token."""
     out = []
@@ -92,11 +97,19 @@ def with_states(model):
     return out
 
 
+def projected(model):
+    """What tests compare moments of gradients by."""
+    out = {}
+    for name, g in gradient_moments.moments(model, IDS).items():
+        v = torch.tensor(family_weights.values(name + ".projection", [len(g)], 0), dtype=torch.float64)
+        out[name] = rounded(torch.stack([g.trace(), v @ g @ v]))
+    return out
+
+
 def rounded(row):
     return [float(f"{x:.6g}") for x in row.tolist()]
 
 
-@torch.no_grad()
 def model_of(kind, settings, folder):
     sizes = {} if kind in WITH_IMAGES else SIZES
     config = AutoConfig.for_model(kind.removesuffix("-serial"), **(sizes | settings))
@@ -111,9 +124,12 @@ def model_of(kind, settings, folder):
                for name, shape in shapes.items()}, folder / "model.safetensors", {"format": "pt"})
     model = WITH_IMAGES.get(kind, auto).from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager").eval()
-    made = [model(input_ids=torch.tensor([row])) for row in IDS]
+    with torch.no_grad():
+        made = [model(input_ids=torch.tensor([row])) for row in IDS]
     logits = [rounded((m.last_hidden_state if kind in ENCODERS else m.logits)[0, -1]) for m in made]
     more = {"images": with_states(model)} if kind == "mllama" else {}
+    if kind not in ONE_SIDED:
+        more["moments"] = projected(model)
     return {"config": config,
             "tensors": {name: shape for name, shape in shapes.items() if "vision" not in name},
             "logits": logits} | more
