@@ -119,9 +119,9 @@ qc_calibrate_room qc_calibrate_experts_ahead(const qc_calibrate_experts *e,
         for (int part = 0; part < QC_EXPERT_MATRICES; part++)
             jobs[part] = number_of(e, l, i, part);
         add_forward(e, a, pass_flops(e, l, i));
-        const qc_calibrate_set first = {jobs, 2, x->linear[0].cols, expected(e, l, i), 1};
+        const qc_calibrate_set first = {jobs, 2, x->linear[0].cols, expected(e, l, i), 1, 0};
         const qc_calibrate_set down = {jobs + QC_EXPERT_DOWN, 1, x->linear[QC_EXPERT_DOWN].cols,
-                                       expected(e, l, i), 1};
+                                       expected(e, l, i),     1, 0};
         if (qc_calibrate_needs(e->k, jobs[QC_EXPERT_DOWN]))
             add_forward(e, a, gate_flops(e, l, i));
         most = qc_calibrate_larger(most, qc_calibrate_set_ahead(e->k, &first, a));
@@ -268,7 +268,7 @@ static qc_status make_set(qc_calibrate_experts *e, expert *t, int first, int end
             QC_TRY(leave(k, t->jobs[i], &t->z.matrices[i], err));
             continue;
         }
-        double seconds = qc_calibrate_weight_seconds(k, t->jobs[i], apart);
+        double seconds = qc_calibrate_weight_seconds(k, t->jobs[i], apart, 0);
         QC_TRY(qc_calibrate_weight(k, t->jobs[i], &t->z.matrices[i], NULL, &t->arrays[i], err));
         take_quantized(e, t, i);
         qc_calibrate_progress(k, seconds);

@@ -83,9 +83,9 @@ QC_NODISCARD qc_status qc_calibrate_factor(const qc_calibrator *k, uint64_t n, i
 QC_NODISCARD qc_status qc_calibrate_weight(const qc_calibrator *k, uint32_t job,
                                            const qc_forward_matrix *w, const qc_feedback_outputs *g,
                                            qc_calibrated_arrays *arrays, qc_error *err);
-/* Predict the seconds that one factor takes, and one weight. */
+/* Predict the seconds that one factor takes, and one weight. block: as of qc_calibrate_set. */
 double qc_calibrate_factor_seconds(const qc_calibrator *k, uint64_t n, int cross);
-double qc_calibrate_weight_seconds(const qc_calibrator *k, uint32_t job, int cross);
+double qc_calibrate_weight_seconds(const qc_calibrator *k, uint32_t job, int cross, uint64_t block);
 void qc_calibrate_progress(const qc_calibrator *k, double seconds);
 
 /* ---- calibrate_stack.c ---- */

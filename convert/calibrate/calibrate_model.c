@@ -7,6 +7,7 @@
 #include "base/text.h"
 #include "base/workers.h"
 #include "convert/calibrate/calibrate_experts.h"
+#include "convert/calibrate/calibrate_outputs.h"
 #include "convert/calibrate/calibration_text.h"
 #include "convert/family/family.h"
 #include "convert/forward/forward_cross.h"
@@ -62,6 +63,7 @@ typedef struct {
     uint32_t *job_of; /* [tensors of the source]: the weight that each is, if it can be calibrated
                        * (qc_calibrate_find) */
     qc_calibrate_experts experts; /* of a mixture */
+    qc_calibrate_outputs outputs;
     qc_eval_windows windows;
     qc_forward_batch batch;
     qc_calibrate_states states;
@@ -275,13 +277,18 @@ static qc_calibrate_room sum_of(qc_calibrate_room a, qc_calibrate_room b)
 }
 
 static qc_calibrate_room add_set(const model *m, qc_calibrate_outlook *a,
-                                 const qc_forward_linear *linears, unsigned count, uint64_t tokens,
-                                 int cross)
+                                 const qc_forward_linear *linears, const linear_set *p)
 {
     uint32_t jobs[QC_LAYER_MATRICES];
-    for (unsigned i = 0; i < count; i++)
+    for (unsigned i = 0; i < p->count; i++)
         jobs[i] = job_of(m, &linears[i]);
-    const qc_calibrate_set s = {jobs, count, linears[0].cols, tokens, cross};
+    const int head = linears == &m->tensors.head;
+    const qc_calibrate_set s = {jobs,
+                                p->count,
+                                linears[0].cols,
+                                set_tokens(m, p),
+                                p->point != QC_AT_IMAGE,
+                                head ? 0 : m->outputs.task.block};
     return qc_calibrate_set_ahead(m->k, &s, a);
 }
 
@@ -309,9 +316,8 @@ static void look_ahead(const model *m, qc_calibrate_outlook *a)
                 if (needs || on_the_way(p->point))
                     add_forward(m, a, point_flops(m, i, p->point));
                 if (needs)
-                    work = qc_calibrate_larger(work, add_set(m, a, &t->layers[i].linear[p->first],
-                                                             p->count, set_tokens(m, p),
-                                                             p->point != QC_AT_IMAGE));
+                    work =
+                        qc_calibrate_larger(work, add_set(m, a, &t->layers[i].linear[p->first], p));
             }
             add_forward(m, a, point_flops(m, i, QC_AT_END));
         }
@@ -324,7 +330,8 @@ static void look_ahead(const model *m, qc_calibrate_outlook *a)
         most = qc_calibrate_larger(most, sum_of(work, held));
     }
     if (m->head) {
-        qc_calibrate_room work = add_set(m, a, &t->head, 1, m->batch.tokens, 1);
+        const linear_set one = {.count = 1};
+        qc_calibrate_room work = add_set(m, a, &t->head, &one);
         work.host = qc_sat_add(work.host, qc_sat_mul(2, t->head.memory_bytes));
         most = qc_calibrate_larger(most, work);
     }
@@ -337,7 +344,7 @@ static void look_ahead(const model *m, qc_calibrate_outlook *a)
         a->disk = qc_sat_add(a->disk, states);
     else
         most.host = qc_sat_add(most.host, states);
-    a->memory = most.host;
+    a->memory = qc_max_u64(most.host, qc_calibrate_outputs_ahead(&m->outputs, a));
     a->device_memory = most.device;
 }
 
@@ -345,9 +352,13 @@ static qc_status tell(model *m, qc_calibrate_outlook *a, qc_error *err)
 {
     char tokens[QC_SIZE_TEXT_BYTES], text[128];
     look_ahead(m, a);
-    (void)snprintf(text, sizeof text, "%s tokens (%" PRIu64 " window%s of up to %" PRIu64 ")",
+    char back[QC_SIZE_TEXT_BYTES + 32] = "";
+    if (m->outputs.task.block > 0)
+        (void)snprintf(back, sizeof back, ", %s of them backwards",
+                       qc_text_count(tokens, m->outputs.batch.tokens));
+    (void)snprintf(text, sizeof text, "%s tokens (%" PRIu64 " window%s of up to %" PRIu64 ")%s",
                    qc_text_count(tokens, m->batch.tokens), m->windows.count,
-                   qc_plural(m->windows.count), m->windows.longest);
+                   qc_plural(m->windows.count), m->windows.longest, back);
     qc_calibrate_tell(m->k, a, text);
     QC_TRY(qc_calibrate_check_room(m->k, a, err));
     return tell_left(m, err);
@@ -415,9 +426,12 @@ static qc_status quantize_set(model *m, layer *l, const linear_set *g, uint64_t 
         qc_layer_which part = (qc_layer_which)(g->first + i);
         if (!qc_calibrate_needs(k, l->jobs[part]))
             continue;
-        double seconds = qc_calibrate_weight_seconds(k, l->jobs[part], set_apart(m, g));
-        QC_TRY(qc_calibrate_weight(k, l->jobs[part], &l->z.matrices[part], NULL, &l->arrays[part],
-                                   err));
+        qc_feedback_outputs room;
+        double seconds =
+            qc_calibrate_weight_seconds(k, l->jobs[part], set_apart(m, g), m->outputs.task.block);
+        QC_TRY(qc_calibrate_weight(k, l->jobs[part], &l->z.matrices[part],
+                                   qc_calibrate_outputs_of(&m->outputs, l->number, part, &room),
+                                   &l->arrays[part], err));
         take_quantized(m, l, (int)part);
         if (k->engine->ops->quantized)
             QC_TRY(k->engine->ops->quantized(k->engine, part, err));
@@ -539,6 +553,7 @@ static qc_status run_text(model *m, const qc_calibrate_outlook *a, qc_error *err
     QC_TRY(qc_progress_create(&k->progress, k->plan->call, "calibrating",
                               (uint64_t)(a->seconds * 1e6) + 1, err));
     qc_progress_hide_amounts(k->progress);
+    QC_TRY(qc_calibrate_outputs_make(&m->outputs, err));
     QC_TRY(
         qc_calibrate_states_open(&m->states, k, m->batch.tokens, hidden, attended_width(m), err));
     QC_TRY(k->engine->ops->text(k->engine, &m->tensors.shape, &m->batch, &m->states, err));
@@ -584,6 +599,8 @@ static qc_status run(model *m, qc_error *err)
     QC_TRY(find_jobs(m, err));
     QC_TRY(make_windows(m, err));
     m->experts.tokens = m->batch.tokens;
+    QC_TRY(
+        qc_calibrate_outputs_choose(&m->outputs, m->k, &m->tensors, m->job_of, &m->windows, err));
     QC_TRY(qc_calibrate_measure(m->k, &m->tensors.shape, err));
     QC_TRY(tell(m, &ahead, err));
     return m->k->store && ahead.weights > 0 ? run_text(m, &ahead, err) : QC_OK;
@@ -595,6 +612,7 @@ qc_status qc_calibrate_model(qc_calibrator *k, qc_error *err)
     qc_error own = {0};
     qc_status st = run(&m, err ? err : &own);
     qc_calibrate_experts_close(&m.experts);
+    qc_calibrate_outputs_close(&m.outputs);
     qc_calibrate_states_close(&m.states);
     k->source.checkpoint = k->plan->model;
     qc_checkpoint_close(m.separate);

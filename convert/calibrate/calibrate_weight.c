@@ -96,10 +96,12 @@ double qc_calibrate_factor_seconds(const qc_calibrator *k, uint64_t n, int cross
     return qc_feedback_open_flops(n, cross) * k->factor_seconds;
 }
 
-double qc_calibrate_weight_seconds(const qc_calibrator *k, uint32_t job, int cross)
+double qc_calibrate_weight_seconds(const qc_calibrator *k, uint32_t job, int cross, uint64_t block)
 {
     const qc_job weight = qc_calibrated_weight(k->plan, job), *j = &weight;
-    return qc_feedback_weight_flops(j->rows, j->cols, cross, &k->feedback, 0) * k->weight_seconds;
+    return qc_feedback_weight_flops(j->rows, j->cols, cross, &k->feedback,
+                                    qc_min_u64(block, j->rows)) *
+           k->weight_seconds;
 }
 
 void qc_calibrate_progress(const qc_calibrator *k, double seconds)
@@ -125,11 +127,12 @@ qc_calibrate_room qc_calibrate_set_ahead(const qc_calibrator *k, const qc_calibr
             continue;
         const qc_job weight = qc_calibrated_weight(k->plan, s->jobs[i]), *j = &weight;
         const qc_form form = qc_job_form(j);
-        flops += qc_feedback_weight_flops(j->rows, s->n, s->cross, &k->feedback, 0);
-        a->seconds += qc_calibrate_weight_seconds(k, s->jobs[i], s->cross);
+        const uint64_t block = qc_min_u64(s->block, j->rows);
+        flops += qc_feedback_weight_flops(j->rows, s->n, s->cross, &k->feedback, block);
+        a->seconds += qc_calibrate_weight_seconds(k, s->jobs[i], s->cross, block);
         a->weights++;
         most = qc_calibrate_larger(
-            most, k->engine->ops->room_weight(k->engine, j->rows, s->n, s->cross, &form, 0));
+            most, k->engine->ops->room_weight(k->engine, j->rows, s->n, s->cross, &form, block));
     }
     if (a->weights == before)
         return most;

@@ -237,8 +237,7 @@ const qc_option_row qc_option_table[] = {
     {ROW("sided", CONVERT, OUTPUT), CHOICE(convert.plan.calibrate.sided), CHOICES("one", "two"),
      VALUES(1, 2), .dflt_note = "two where the moments are there, else one", .since = "0.5.0",
      WORDS({"1 input inputs one-sided", "one"}, {"2 both output outputs two-sided", "two"}),
-     RULES({.needs = "--calibrate or --hessians"},
-           {.of = "two", .not_with = "--calibrate", .why = ", which has no gradients of outputs"}),
+     RULES({.needs = "--calibrate or --hessians"}),
      .help = "whether all outputs of a layer count alike",
      .more = "one: an error counts the same in every output. two: it counts as much as it changes "
              "what the model answers, which the second moments of the outputs' gradients say. "
