@@ -343,6 +343,11 @@ double qc_feedback_damping(uint64_t n, uint64_t tokens)
     return damping < 2.0 ? damping : 2.0;
 }
 
+double qc_feedback_outputs_damping(uint64_t block, uint64_t tokens)
+{
+    return 0.1 + 4.0 * (double)block / (double)qc_max_u64(tokens, 1);
+}
+
 uint64_t qc_feedback_open_bytes(uint64_t n, int cross)
 {
     const uint64_t square = qc_sat_mul(qc_sat_mul(n, n), sizeof(float));

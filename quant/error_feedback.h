@@ -48,6 +48,9 @@ typedef struct {
 
 /* 0.1 + 4 n / tokens, at most 2, as measured with 4 to 1000 tokens a column (docs/decisions/). */
 double qc_feedback_damping(uint64_t n, uint64_t tokens);
+/* The same of G, whose blocks have so many outputs: 0.1 + 4 block / tokens, without a limit. With
+ * much damping all outputs count alike. */
+double qc_feedback_outputs_damping(uint64_t block, uint64_t tokens);
 
 typedef struct {
     double damping;        /* that was used */

@@ -250,7 +250,11 @@ static qc_status calibrate_one(const work *w, uint32_t i, qc_error *err)
     qc_forward_matrix m = {0};
     float *g = NULL;
     qc_status st = read_outputs(w, p, &g, err);
-    const qc_feedback_outputs outputs = {.g = g, .block = p->outputs.block};
+    const uint64_t block = qc_min_u64(p->outputs.block, j->rows);
+    const qc_feedback_outputs outputs = {.g = g,
+                                         .block = p->outputs.block,
+                                         .damping =
+                                             qc_feedback_outputs_damping(block, p->outputs.tokens)};
     if (st == QC_OK)
         st = qc_forward_matrix_read(&m, &k->source, &linear, err);
     if (st == QC_OK)

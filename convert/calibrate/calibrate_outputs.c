@@ -101,7 +101,9 @@ const qc_feedback_outputs *qc_calibrate_outputs_of(const qc_calibrate_outputs *o
     if (!g)
         return NULL;
     const uint64_t rows = o->task.tensors->layers[layer].linear[which].rows;
-    *room = (qc_feedback_outputs){.g = g, .block = qc_calibrate_outputs_block(o, rows)};
+    const uint64_t block = qc_calibrate_outputs_block(o, rows);
+    *room = (qc_feedback_outputs){
+        .g = g, .block = block, .damping = qc_feedback_outputs_damping(block, o->batch.tokens)};
     return room;
 }
 

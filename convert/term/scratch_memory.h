@@ -12,9 +12,10 @@ typedef struct {
     int is_file;
 } qc_scratch_memory;
 
-/* dir: where the file is made, if bytes are more than `most`. Its room on the disk is taken at once,
- * because a mapped page that finds none would end the process by a signal: QC_ERR_NOSPACE says
- * "DIR: the disk has no room for 12.3 GB of WHAT; make room, or ADVICE". Close it also after a failure. */
+/* dir: where the file is made, if bytes are more than `most`. Its room on the disk is taken at
+ * once, because a mapped page that finds none would end the process by a signal: QC_ERR_NOSPACE
+ * says "DIR: the disk has no room for 12.3 GB of WHAT; make room, or ADVICE". Close it also after a
+ * failure. */
 QC_NODISCARD qc_status qc_scratch_memory_open(qc_scratch_memory *out, uint64_t bytes, uint64_t most,
                                               const char *dir, const char *what, const char *advice,
                                               qc_error *err);

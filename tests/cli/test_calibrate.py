@@ -273,7 +273,8 @@ class Calibrate(QconvCase):
     def test_says_what_lies_ahead(self):
         said = self.told("--dry-run", *SHORT, MODEL, "out")
         self.assertRegex(said, r"calibrating 28 weights with [\d,]+ tokens \(\d windows of up to "
-                               r"256\): this takes about .* here .*, up to [\d.]+ MB of memory, and "
+                               r"256\), 2,048 of them backwards: this takes about .* here .*, up to "
+                               r"[\d.]+ MB of memory, and "
                                r"[\d.]+ KB of disk")
         self.assertFalse(os.path.exists(self.path("out")))
 

@@ -3,8 +3,9 @@
  *
  * usage: logits_tool [--threads N] [--images FILE] [--moments BLOCK] MODEL IDS OUT
  *
- * With --moments OUT gets G of every linear layer of a layer (convert/backward/backward.h) in blocks
- * of at most BLOCK outputs, one after the other, and stdout has "NAME OUTPUTS" in their order.
+ * With --moments OUT gets G of every linear layer of a layer (convert/backward/backward.h) in
+ * blocks of at most BLOCK outputs, one after the other, and stdout has "NAME OUTPUTS" in their
+ * order.
  *
  * IDS: one sequence a line, decimal ids separated by blanks. OUT: float32, [tokens, vocabulary] of
  * all sequences one after the other. The environment variable QCONV_ISA picks the code path. Exit
