@@ -24,6 +24,8 @@ OWN_SEEDS = (101, 102)
 OWN = (128, 256)  # windows a seed, tokens a window
 CONTEXT = 256
 DAMPINGS = (0.01, 0.1, 0.3, 1)  # the default: 0.1, and more with few tokens
+CAPTURE = """import sys; sys.path.insert(0, sys.argv[1]); import qconv
+qconv.capture(*sys.argv[2:], paragraphs=True, context=128, tokens=16384, output_tokens=0, device="cpu")"""
 PEER_WINDOWS = 64  # of the same text, evenly spread
 NF4, INT8 = ["--to", "nf4"], ["--to", "int8"]
 
@@ -135,8 +137,7 @@ def embeddings(s, run):
     """Cosine distances of sentences' embeddings, by the interpreter of --check."""
     text, moments = (os.path.join(s.scratch, n) for n in ("text.txt", "moments"))
     write_text(text)
-    run([s.args.check, "-B", os.path.join(am.ROOT, "docs", "examples", "capture_hessians.py"),
-         s.model.folder, text, moments, "--paragraphs", "--context", "128", "--tokens", "16384"])
+    run([s.args.check, "-B", "-c", CAPTURE, os.path.join(am.ROOT, "python"), s.model.folder, text, moments])
     made = {}
     for name, more in (("NF4, double, absmax", NF4 + ["--scale", "absmax"]),
                        ("NF4, double, search", NF4 + ["--scale", "search"]),

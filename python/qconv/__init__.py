@@ -6,7 +6,8 @@
     qconv.verify("out/", against="model/")
     model = qconv.load("out/")      # a transformers model on the planned devices
 
-`load` reads an output with libqconv and takes torch and transformers (docs/python.md). Every other function runs
+`load` reads an output with libqconv, and `capture` takes moments of a model for convert(hessians=...); both take torch
+and transformers (docs/python.md). Every other function runs
 the program of the same name (`python -m qconv`), and its keyword arguments are the program's options with
 underscores: `block_size=32` is `--block-size 32`, `force=True` is `--force`, a list is several values.
 `python -m qconv COMMAND --help` explains them. What comes back is the object of `--json` (qconv.results). Where
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Optional, Union, overload
 from ._cuda import CudaLibrary, cuda_library
 from ._program import Progress, ProgressCallback, StrPath, answer, version
 from ._register import register as _register
+from .capture import Captured, capture
 from .errors import (CheckError, DeviceError, Error, InputError, ProgramError, QconvWarning, RunError, StoppedError,
                      UsageError)
 from .load import load
@@ -34,11 +36,11 @@ if TYPE_CHECKING:
     from ._options import (ConvertOptions, EvalOptions, HardwareOptions, InspectOptions, PlanOptions, UnpackOptions,
                            ValidateOptions)
 
-__all__ = ["Answer", "CheckError", "Comparison", "Conversion", "CudaLibrary", "DeviceError", "DryRun", "Error",
+__all__ = ["Answer", "Captured", "CheckError", "Comparison", "Conversion", "CudaLibrary", "DeviceError", "DryRun", "Error",
            "Evaluation", "Hardware", "InputError", "Inspection", "Loads", "Plan", "PlanDevice", "ProgramError",
            "Progress", "ProgressCallback", "QconvWarning", "Result", "RunError", "SchemeTotals", "StoppedError",
-           "TensorInfo", "TrainingPlan", "Unpacking", "UsageError", "Validation", "Verification", "call", "convert",
-           "cuda_library", "dry_run", "eval", "hardware", "inspect", "load", "plan", "plan_training", "unpack",
+           "TensorInfo", "TrainingPlan", "Unpacking", "UsageError", "Validation", "Verification", "call", "capture",
+           "convert", "cuda_library", "dry_run", "eval", "hardware", "inspect", "load", "plan", "plan_training", "unpack",
            "validate", "verify", "version"]
 
 _register()

@@ -57,6 +57,8 @@ ENVIRONMENTS = {
     "packed": (["transformers5"], "test_interop_packed.py"),
     "compressed-transformers4": (["transformers4"], "test_interop_compressed.py"),
     "calibrated": (["transformers5"], "test_interop_calibrated.py"),
+    "capture-transformers5": (["transformers5"], "test_interop_capture.py"),
+    "capture-transformers4": (["transformers4"], "test_interop_capture.py"),
     "load-transformers5": (["transformers5"], "test_interop_load.py"),
     "load-transformers4": (["transformers4"], "test_interop_load.py"),
     "moe-transformers5": (["transformers5"], "test_interop_moe.py"),

@@ -1,6 +1,7 @@
-"""Calibrated checkpoints in transformers and bitsandbytes, and docs/examples/capture_hessians.py."""
+"""Calibrated checkpoints in transformers and bitsandbytes, and the moments of inputs that qconv.capture takes."""
 import json
 import math
+import os
 import sys
 import unittest
 
@@ -11,6 +12,10 @@ import transformers
 
 import interop_support as s
 
+sys.path.insert(0, str(s.ROOT / "python"))
+os.environ.setdefault("QCONV_LIBRARY", str(s.BUILD / "libqconv.so"))
+import qconv  # noqa: E402
+
 transformers.utils.logging.disable_progress_bar()
 torch.set_num_threads(1)
 torch.set_grad_enabled(False)
@@ -19,7 +24,6 @@ torch.set_grad_enabled(False)
 bitsandbytes.nn.modules.has_avx512bf16 = lambda: False
 
 HELD_OUT = s.ROOT / "tests/data/kjv-llama/heldout.txt"
-CAPTURE = s.ROOT / "docs/examples/capture_hessians.py"
 
 
 def bundled():
@@ -77,9 +81,9 @@ class Loaded(unittest.TestCase):
 
 
 class Captured(unittest.TestCase):
-    def capture(self, name, *options):
+    def capture(self, name, text, **options):
         out = s.SCRATCH / (name + "-moments")
-        s.run(sys.executable, "-B", CAPTURE, s.model_path(name), bundled(), out, *options)
+        qconv.capture(s.model_path(name), text, out, sided="one", device="cpu", **options)
         tensors = {}
         for n, (dtype, shape, data) in s.read_folder(out).items():
             kind = {"F64": "<f8", "I64": "<i8", "U8": "u1"}[dtype]
@@ -89,18 +93,18 @@ class Captured(unittest.TestCase):
     def test_kjv(self):
         """The first layer's inputs are its norm of the embeddings: computed here once more. Shared
         inputs are found, and matrices that take several passes are the same."""
-        out, t = self.capture("kjv-llama", "--context", "128", "--tokens", "4096", "--memory",
-                              "0.002")
-        model = s.model_path("kjv-llama")
+        model, text = s.model_path("kjv-llama"), s.SCRATCH / "kjv.ids"
+        ids = transformers.AutoTokenizer.from_pretrained(model)(
+            bundled().read_text(encoding="utf-8")[:20000], add_special_tokens=False)["input_ids"][:4096]
+        text.write_text("".join(" ".join(map(str, ids[i:i + 128])) + "\n" for i in range(0, 4096, 128)))
+        out, t = self.capture("kjv-llama", text, memory=0.002)
         weights = {n: np.frombuffer(d, "<f4").reshape(shape)
                    for n, (dtype, shape, d) in s.read_folder(model).items() if dtype == "F32"}
         if not weights:
             weights = {n: torch.frombuffer(bytearray(d), dtype=torch.bfloat16).float().reshape(
                 shape).numpy() for n, (_, shape, d) in s.read_folder(model).items()}
-        ids = transformers.AutoTokenizer.from_pretrained(model)(
-            bundled().read_text(encoding="utf-8")[:20000], add_special_tokens=False)["input_ids"]
         embed = weights.get("model.embed_tokens.weight", weights.get("lm_head.weight"))
-        x = embed[ids[:4096]].astype(np.float64)
+        x = embed[ids].astype(np.float64)
         eps = json.loads((model / "config.json").read_text())["rms_norm_eps"]
         x = x / np.sqrt((x * x).mean(1, keepdims=True) + eps)
         x *= weights["model.layers.0.input_layernorm.weight"]
@@ -145,8 +149,9 @@ class Captured(unittest.TestCase):
             model(torch.tensor([ids[i:i + 128]]))
         for size, left in ((tokens, 0), (128, 1)):
             out = s.SCRATCH / f"experts-moments-{size}"
-            s.run(sys.executable, "-B", CAPTURE, path, bundled(), out, "--context", "128",
-                  "--tokens", str(size))
+            text = s.SCRATCH / "experts.ids"
+            text.write_text("".join(" ".join(map(str, ids[i:i + 128])) + "\n" for i in range(0, size, 128)))
+            qconv.capture(path, text, out, sided="one", device="cpu")
             t = {}
             for n, (dtype, shape, data) in s.read_folder(out).items():
                 t[n] = np.frombuffer(data, {"F64": "<f8", "I64": "<i8", "U8": "u1"}[dtype])
@@ -173,7 +178,7 @@ class Captured(unittest.TestCase):
 
     def test_minilm(self):
         """Embeddings' cosine distance is halved."""
-        out, t = self.capture("minilm", "--paragraphs", "--context", "128", "--tokens", "12288")
+        out, t = self.capture("minilm", bundled(), paragraphs=True, context=128, tokens=12288, only="encoder")
         self.assertTrue(all(np.array_equal(m, m.T) for n, m in t.items()
                             if n.endswith(".second_moment")))
         model = s.model_path("minilm")
