@@ -194,7 +194,7 @@ def repeating(model, watch):
             vars(layer).pop("forward", None)
 
 
-def backward(output, generator):
+def backward(output, seed):
     """Gradients of the loss with labels that are drawn from the model's predictions; of an encoder without a head, of
     its normalized embedding times a random vector."""
     logits = output.get("logits")
@@ -203,8 +203,10 @@ def backward(output, generator):
                                 "sided=\"one\" takes none")
     if logits is None:
         embedding = torch.nn.functional.normalize(output["last_hidden_state"].float().mean(1), dim=-1)
+        generator = torch.Generator(embedding.device).manual_seed(seed)
         embedding.backward(torch.randn(embedding.shape, generator=generator, device=embedding.device))
         return
+    generator = torch.Generator(logits.device).manual_seed(seed)
     p = torch.softmax(logits.detach().float(), -1)
     labels = torch.multinomial(p.reshape(-1, p.shape[-1]), 1, generator=generator).reshape(*p.shape[:-1], 1)
     p.scatter_add_(-1, labels, torch.full_like(labels, -1, dtype=p.dtype))
@@ -343,12 +345,11 @@ def one_pass(run, run_quantized, sites, mine, windows, with_gradients, options):
     sums.parts = {id(s): s.parts for s in mine}
     watch = Watch(sites, sums.keep if run_quantized else sums.see, sums.grad)
     for i, window in enumerate(windows):
-        generator = torch.Generator(run.device).manual_seed(options["seed"] * 1000003 + i)
         gradients = id(window) in with_gradients
         with watch, repeating(run.model, watch), torch.set_grad_enabled(gradients):
             output = run(window)
             if gradients:
-                backward(output, generator)
+                backward(output, options["seed"] * 1000003 + i)
             del output
         if run_quantized:
             with torch.no_grad():
