@@ -142,10 +142,10 @@ def embeddings(s, run):
     for name, more in (("NF4, double, absmax", NF4 + ["--scale", "absmax"]),
                        ("NF4, double, search", NF4 + ["--scale", "search"]),
                        ("NF4, double, calibrated, one-sided", NF4 + ["--hessians", moments, "--sided", "one"]),
-                       ("NF4, double, calibrated, two-sided", NF4 + ["--hessians", moments, "--sided", "two"]),
+                       ("NF4, double, calibrated, two-sided", NF4 + ["--hessians", moments]),
                        ("int8 by row, search", INT8 + ["--scale", "search"]),
                        ("int8 by row, calibrated, one-sided", INT8 + ["--hessians", moments, "--sided", "one"]),
-                       ("int8 by row, calibrated, two-sided", INT8 + ["--hessians", moments, "--sided", "two"])):
+                       ("int8 by row, calibrated, two-sided", INT8 + ["--hessians", moments])):
         row = s.add_qconv(name, more)
         file = os.path.join(s.scratch, "e%d.npz" % len(made))
         np.savez(file, **{n: s.last[n] for n in s.names})
