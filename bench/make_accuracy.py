@@ -183,7 +183,7 @@ def calibrated(models):
             out += ["### %s, calibrated" % m["model"], "",
                     "Distance is the mean cosine distance between the embeddings before and after, of the",
                     "sentences in `bench/sentences.txt`, which are not in the calibration text. Second moments",
-                    "were captured in transformers from the bundled text's paragraphs,",
+                    "were captured by `qconv.capture` from the bundled text's paragraphs,",
                     "16384 tokens.", "",
                     table(("weights", "bits", "MSE / 1000", "distance", "ratio"),
                           [(e["name"], "%.3f" % e["bits"], figure(1000 * e["rel_mse"]),
