@@ -21,6 +21,11 @@
  *                all else fixed; then each code is chosen anew for the exact error, with all else
  *                fixed (coordinate descent). Only changes that lower the error are made.
  *
+ * With second moments G of the gradients of the outputs, tr(G E H E^T) with E = T - Q takes the
+ * place of tr(E H E^T) in step 4, and scales stay as step 2 found them: to fit them once more
+ * brought nothing (docs/decisions/0027). Rows of a block of G depend on one another, so their codes
+ * are chosen one after another. Steps 1 to 3 do not know G.
+ *
  * Steps 1, 3 and 4 go over columns in panels of one block. So the work outside the panel is a
  * matrix product (OpenBLAS), and the work inside stays in the cache.
  *
@@ -104,7 +109,7 @@ typedef struct {
     double rounded;    /* with scales that were searched without data, and codes rounded to
                           nearest */
     double calibrated; /* of what is returned */
-    /* The same two of tr(G E H E^T); 0 without G. */
+    /* The same two of tr(G E H E^T), G with its damping; 0 without G. */
     double rounded_two_sided, calibrated_two_sided;
 } qc_feedback_result;
 

@@ -1,5 +1,5 @@
-/* Steps 3 and 4 where outputs do not count alike: the least tr(G E H E^T). Rows of a block of G
- * (a unit) depend on one another. A sweep takes columns by spans. First, E H of the span is made
+/* Step 4 where outputs do not count alike: the least tr(G E H E^T). Rows of a block of G (a unit)
+ * depend on one another. A sweep takes columns by spans. First, E H of the span is made
  * for all rows at once. Then each unit goes through the panels of the span, and in a panel through
  * groups of rows, of which each has G E H as a product with what E H has become by then. Within a
  * group, 16 rows are done at a time, in columns one after another, and in a column row after row.
@@ -230,7 +230,7 @@ static void load_moments(const chunk *c, uint64_t number, uint64_t row, qc_tile_
     }
 }
 
-/* Brings G E H of the group's rows behind these sixteen up to date; moved: what E has changed by. */
+/* Brings G E H of the group's rows behind these sixteen up to date; E has changed by `moved`. */
 static void pass_on(const chunk *c, uint64_t number, uint64_t row, uint64_t cols,
                     const float *moved)
 {
@@ -308,7 +308,8 @@ static qc_status sweep_piece(void *ctx, unsigned thread, uint64_t number, qc_err
     return QC_OK;
 }
 
-static qc_status sweep(job *j, qc_error *err)
+/* Sets *changed to the number of codes. */
+static qc_status sweep(job *j, uint64_t *changed, qc_error *err)
 {
     const uint64_t n = j->f->n, units = unit_count(j), groups = units * groups_of_unit(j);
     for (j->col = 0; j->col < n; j->col += SPAN) {
@@ -316,7 +317,9 @@ static qc_status sweep(job *j, qc_error *err)
         QC_TRY(qc_piecework(j->f->threads, groups, product_piece, j, err));
         QC_TRY(qc_piecework(j->f->threads, units, sweep_piece, j, err));
     }
+    *changed = 0;
     for (uint64_t i = 0; i < units; i++) {
+        *changed += j->units[i].now;
         j->units[i].changed = j->units[i].now;
         j->units[i].now = 0;
     }
@@ -327,6 +330,7 @@ qc_status qc_feedback_run_outputs(job *j, qc_feedback_result *result, qc_error *
 {
     const qc_feedback *f = j->f;
     const uint64_t chunks = qc_ceil_div_u64(j->rows, QC_FEEDBACK_ROWS);
+    uint64_t changed = 1;
     double rounded[2], target[2], made[2];
     QC_TRY(qc_piecework(f->threads, unit_count(j), look, j, err));
     QC_TRY(qc_piecework(f->threads, chunks, aim_piece, j, err));
@@ -338,8 +342,8 @@ qc_status qc_feedback_run_outputs(job *j, qc_feedback_result *result, qc_error *
     QC_TRY(qc_piecework(f->threads, chunks, feed_piece, j, err));
     for (uint64_t i = 0; i < unit_count(j); i++)
         j->units[i].changed = 1;
-    for (unsigned i = 0; i < f->options.sweeps; i++)
-        QC_TRY(sweep(j, err));
+    for (unsigned i = 0; i < f->options.sweeps && changed > 0; i++)
+        QC_TRY(sweep(j, &changed, err));
     QC_TRY(trace(j, made, err));
     QC_TRY(qc_piecework(f->threads, chunks, store_piece, j, err));
     if (target[0] > 0.0) {
@@ -383,7 +387,6 @@ uint64_t qc_feedback_outputs_bytes(uint64_t rows, uint64_t n, uint64_t block)
     const uint64_t each = qc_sat_add(qc_sat_mul(n, 5), qc_min_u64(n, SPAN) * sizeof(float));
     if (block == 0 || rows == 0)
         return 0;
-    /* of a unit of one row: what it is, and two sums */
     const uint64_t units = qc_ceil_div_u64(rows, qc_min_u64(block, rows));
     const uint64_t groups = qc_ceil_div_u64(qc_min_u64(block, rows), QC_FEEDBACK_ROWS);
     const uint64_t most = qc_sat_add(sizeof(unit), qc_sat_mul(groups, 2 * sizeof(double)));
@@ -392,7 +395,7 @@ uint64_t qc_feedback_outputs_bytes(uint64_t rows, uint64_t n, uint64_t block)
 
 double qc_feedback_outputs_flops(uint64_t rows, uint64_t n, unsigned sweeps, uint64_t block)
 {
-    /* 2 b for a sweep and for each of three traces; a sweep keeps half of a span right */
+    /* 2 b for a sweep and for each of three traces; a sweep brings half of a span up to date */
     const double b = (double)qc_min_u64(block, rows), span = (double)qc_min_u64(n, SPAN);
     return block == 0 ? 0.0 : 2.0 * b * (sweeps + 3.0) + span * sweeps;
 }
