@@ -1,9 +1,12 @@
 /* Measures what calibrating a layer costs, step by step, beside the floor of its matrix products.
  *
  *   bench_feedback [--json FILE] [--n N] [--rows N] [--tokens N] [--runs N] [--no-cross]
+ *                  [--outputs N]
  *
  * It makes moments of N tokens (default 1024) of n inputs (4096), their factor and the target's
- * matrix, and one weight of [rows (1024), n] in NF4, block 64, double quantized. The floor is what
+ * matrix, and one weight of [rows (1024), n] in NF4, block 64, double quantized, once with outputs
+ * that count alike and once with their second moments in blocks of N (--outputs, default 1024; 0:
+ * not). The floor is what
  * qc_moments_flops and its like count, at the speed of one large product of the same kind (float,
  * 2048^3; double for the factor, 1536^3) in the same round. Times are processor time of one thread,
  * so that waiting for a core is not counted; they are medians over runs, with ratios taken within a
@@ -23,19 +26,21 @@
 #define FLOAT_SIZE  2048u
 #define DOUBLE_SIZE 1536u
 
-enum { MOMENTS, OPEN, WEIGHT, STEPS };
-static const char *const step_names[STEPS] = {"moments", "factor and target", "weight"};
+enum { MOMENTS, OPEN, WEIGHT, TWO_SIDED, STEPS };
+static const char *const step_names[STEPS] = {"moments", "factor and target", "weight",
+                                              "weight, two-sided"};
 
 typedef struct {
     const qc_blas *blas;
-    uint64_t n, rows, tokens;
+    uint64_t n, rows, tokens, outputs;
     int cross, runs;
-    float *x, *z, *w, *work;
+    float *x, *z, *w, *work, *g;
     double *h, *c, *wide;
     double seconds[STEPS][BENCH_MAX_RUNS], of_floor[STEPS][BENCH_MAX_RUNS];
     double gflops[2][BENCH_MAX_RUNS]; /* float, double */
-    double all[BENCH_MAX_RUNS];       /* of all steps, of the floor */
-    qc_feedback_result result;
+    double all[BENCH_MAX_RUNS];       /* of all steps with the one-sided weight, of the floor */
+    double more[BENCH_MAX_RUNS];      /* of the two-sided weight, of the other */
+    qc_feedback_result result, two_sided;
 } bench;
 
 static void *need(uint64_t bytes)
@@ -94,24 +99,47 @@ static qc_status once(bench *b, int run, qc_error *err)
         qc_feedback_open(&f, b->blas, 1, b->n, b->h, b->cross ? b->c : NULL, &options, NULL, err));
     at[WEIGHT] = cpu_seconds();
     QC_TRY(qc_feedback_weight(f, &form, b->w, b->rows, NULL, &out, &b->result, err));
+    at[TWO_SIDED] = cpu_seconds();
+    const qc_feedback_outputs g = {.g = b->g, .block = b->outputs};
+    if (b->outputs > 0)
+        QC_TRY(qc_feedback_weight(f, &form, b->w, b->rows, &g, &out, &b->two_sided, err));
     at[STEPS] = cpu_seconds();
     qc_feedback_close(f);
     floors[MOMENTS] = qc_moments_flops(b->tokens, b->n, b->cross) / b->gflops[0][run];
     floors[OPEN] = qc_feedback_open_flops(b->n, b->cross) / b->gflops[1][run];
     floors[WEIGHT] =
         qc_feedback_weight_flops(b->rows, b->n, b->cross, &options, 0) / b->gflops[0][run];
+    floors[TWO_SIDED] =
+        qc_feedback_weight_flops(b->rows, b->n, b->cross, &options, b->outputs) / b->gflops[0][run];
     for (unsigned i = 0; i < STEPS; i++) {
         b->seconds[i][run] = at[i + 1] - at[i];
         b->of_floor[i][run] = b->seconds[i][run] / (floors[i] * 1e-9);
-        took += b->seconds[i][run];
-        floor += floors[i] * 1e-9;
+        took += i == TWO_SIDED ? 0.0 : b->seconds[i][run];
+        floor += i == TWO_SIDED ? 0.0 : floors[i] * 1e-9;
     }
+    b->more[run] = b->seconds[TWO_SIDED][run] / b->seconds[WEIGHT][run];
     b->all[run] = took / floor;
     qc_free(out.codes);
     qc_free(out.absmax);
     qc_free(out.absmax_codes);
     qc_free(out.nested_absmax);
     return QC_OK;
+}
+
+/* Neighbours have like gradients, and sizes differ. */
+static void make_outputs(bench *b, uint64_t *seed)
+{
+    const uint64_t block = b->outputs, count = block ? (b->rows + block - 1) / block : 0;
+    float *size = need(block * 4);
+    b->g = need(count * block * block * 4);
+    for (uint64_t i = 0; i < block; i++)
+        size[i] = (float)exp(bench_normal(seed, 0.7));
+    for (uint64_t k = 0; k < count; k++)
+        for (uint64_t i = 0; i < block; i++)
+            for (uint64_t j = 0; j < block; j++)
+                b->g[(k * block + i) * block + j] =
+                    size[i] * size[j] * (float)pow(0.8, fabs((double)i - (double)j));
+    qc_free(size);
 }
 
 static void make_inputs(bench *b)
@@ -139,6 +167,7 @@ static void make_inputs(bench *b)
         b->work[i] = (float)(qc_random_next(&seed) >> 40) * 0x1p-24f;
     for (uint64_t i = 0; i < 3 * (uint64_t)DOUBLE_SIZE * DOUBLE_SIZE; i++)
         b->wide[i] = (double)b->work[i % products];
+    make_outputs(b, &seed);
 }
 
 static void print_table(const bench *b)
@@ -150,6 +179,9 @@ static void print_table(const bench *b)
         printf("%-20s %10.3f %10.2f\n", step_names[i], bench_quantile(b->seconds[i], b->runs, 0.5),
                bench_quantile(b->of_floor[i], b->runs, 0.5));
     printf("%-20s %10s %10.2f\n", "all", "", bench_quantile(b->all, b->runs, 0.5));
+    if (b->outputs > 0)
+        printf("two-sided, blocks of %llu outputs: %.2f times the time of the weight\n",
+               (unsigned long long)b->outputs, bench_quantile(b->more, b->runs, 0.5));
     printf("error of outputs %.3f of that of searched scales\n",
            b->result.calibrated / b->result.rounded);
 }
@@ -172,6 +204,8 @@ static qc_status write_json(const bench *b, const char *path, qc_error *err)
     put(&w, "n", (double)b->n);
     put(&w, "rows", (double)b->rows);
     put(&w, "tokens", (double)b->tokens);
+    put(&w, "outputs", (double)b->outputs);
+    put(&w, "two_sided_of_weight", bench_quantile(b->more, b->runs, 0.5));
     put(&w, "float_gflops", bench_quantile(b->gflops[0], b->runs, 0.5));
     put(&w, "double_gflops", bench_quantile(b->gflops[1], b->runs, 0.5));
     qc_json_write_key(&w, "steps");
@@ -192,7 +226,8 @@ static qc_status write_json(const bench *b, const char *path, qc_error *err)
 
 int main(int argc, char **argv)
 {
-    static bench b = {.n = 4096, .rows = 1024, .tokens = 1024, .cross = 1, .runs = 3};
+    static bench b = {
+        .n = 4096, .rows = 1024, .tokens = 1024, .outputs = 1024, .cross = 1, .runs = 3};
     const char *json = NULL;
     qc_error err;
     for (int i = 1; i < argc; i++) {
@@ -211,11 +246,13 @@ int main(int argc, char **argv)
             b.rows = (uint64_t)number;
         else if (strcmp(argv[i - 1], "--tokens") == 0 && number >= 1 && number <= 1048576)
             b.tokens = (uint64_t)number;
+        else if (strcmp(argv[i - 1], "--outputs") == 0 && number >= 0 && number <= 65536)
+            b.outputs = (uint64_t)number;
         else if (strcmp(argv[i - 1], "--runs") == 0 && number >= 1 && number <= BENCH_MAX_RUNS)
             b.runs = (int)number;
         else {
             fprintf(stderr, "usage: bench_feedback [--json FILE] [--n 64..65536] [--rows N] "
-                            "[--tokens N] [--runs N] [--no-cross]\n");
+                            "[--tokens N] [--runs N] [--no-cross] [--outputs N]\n");
             return 2;
         }
     }
