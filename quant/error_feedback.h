@@ -22,7 +22,7 @@
  *                fixed (coordinate descent). Only changes that lower the error are made.
  *
  * With second moments G of the gradients of the outputs, tr(G E H E^T) with E = T - Q takes the
- * place of tr(E H E^T) in step 4, and scales stay as step 2 found them: to fit them once more
+ * place of tr(E H E^T) in step 4, and scales stay as step 2 found them, since fitting them
  * brought nothing (docs/decisions/0027). Rows of a block of G depend on one another, so their codes
  * are chosen one after another. Steps 1 to 3 do not know G.
  *
