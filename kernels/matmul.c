@@ -205,10 +205,15 @@ static qc_matmul_call call_of(const qc_matmul_weights *w, const qc_matmul_io *io
     c.x = io->x;
     c.x_dtype = io->x_dtype;
     c.ldx = io->ldx ? io->ldx : c.k;
-    c.y = io->y;
-    c.y_dtype = io->y_dtype;
-    c.ldy = io->ldy ? io->ldy : c.n;
-    c.bias = io->bias;
+    c.out = (qc_matmul_output){.y = io->y,
+                               .ldy = io->ldy ? io->ldy : c.n,
+                               .bias = io->bias,
+                               .gate = io->gate,
+                               .residual = io->residual,
+                               .ldg = io->ldg ? io->ldg : c.n,
+                               .ldr = io->ldr ? io->ldr : c.n,
+                               .dtype = io->y_dtype,
+                               .act = io->act};
     return c;
 }
 
@@ -325,6 +330,11 @@ static int strides_fit_gemm(const qc_matmul_io *io, uint64_t n, uint64_t k)
     return io->m <= INT_MAX && ldx_of(io, k) <= INT_MAX && (io->ldy ? io->ldy : n) <= INT_MAX;
 }
 
+static int has_epilogue(const qc_matmul_io *io)
+{
+    return io->bias || io->gate || io->residual;
+}
+
 /* Plans a group whose arguments were checked. */
 static qc_status plan_group(const qc_matmul *h, const qc_matmul_weights *const *w,
                             const qc_matmul_io *io, uint32_t count, qc_matmul_path path,
@@ -353,8 +363,8 @@ static qc_status plan_group(const qc_matmul *h, const qc_matmul_weights *const *
                                                          .cols = w[j]->w.form.cols,
                                                          .block_elems = w[j]->w.form.block_elems,
                                                          .repacked = w[j]->row_bytes != 0,
-                                                         .has_bias = io[j].bias != NULL};
-            shape.has_bias = shape.has_bias || io[j].bias;
+                                                         .has_epilogue = has_epilogue(io + j)};
+            shape.has_epilogue = shape.has_epilogue || has_epilogue(io + j);
             shape.have_gemm = shape.have_gemm && strides_fit_gemm(io + j, w[j]->part.rows, k);
         }
         set->end = i;
@@ -466,8 +476,8 @@ static qc_status check_planned(const qc_matmul_planned *p, const qc_matmul_weigh
                 err, QC_ERR_USAGE,
                 "weight %u was planned to be in one launch with weight %u, but has another form", i,
                 first);
-        if (io[i].bias && !v->has_bias)
-            QC_FAIL(err, QC_ERR_USAGE, "weight %u was planned without a bias", i);
+        if (has_epilogue(io + i) && !v->has_epilogue)
+            QC_FAIL(err, QC_ERR_USAGE, "weight %u was planned without a bias, gate or residual", i);
         if (p->set[set].plan.path == QC_MATMUL_DEQUANT_GEMM &&
             !strides_fit_gemm(io + i, v->part.rows, k))
             QC_FAIL(err, QC_ERR_USAGE, "the strides of x or y are too large for cuBLAS");

@@ -1,9 +1,10 @@
-/* y = x W^T (+ bias) with W quantized: the dequant-matmul of qconv, as a C library.
+/* y = x W^T (+ bias and more) with W quantized: the dequant-matmul of qconv, as a C library.
  *
  *   x     [M, K]  F16 or BF16, row stride ldx elements      K = w->cols
  *   W     [N, K]  qc_weights in device memory               N = w->rows, or those of a slice
  *   bias  [N]     dtype of y, or NULL
  *   y     [M, N]  F16 or BF16 (any of the two, whatever x), row stride ldy elements
+ * An epilogue can follow, act(gate) * (x W^T + bias) + residual (qc_matmul_io).
  *
  * M, N and K may be any number >= 0 (K == 0 gives the bias, or zeros); K need not be a multiple of
  * the block or of 8; pointers may have any alignment of their type. Accumulation is in float. The
@@ -119,6 +120,17 @@ QC_API QC_NODISCARD qc_status qc_matmul_slice(const qc_matmul_weights *whole,
                                               const qc_weights_part *part, qc_matmul_weights *out,
                                               qc_error *err);
 
+/* What a gate is put through, g / (1 + e^-t): with t = g, which is SiLU, or with
+ * t = sqrt(8 / pi) (g + 0.044715 g^3), which is GELU in its form with tanh. */
+typedef enum { QC_MATMUL_NO_GATE, QC_MATMUL_SILU, QC_MATMUL_GELU_TANH } qc_matmul_gate;
+
+/* gate and residual make an epilogue in float, in which each line rounds to float, each operation
+ * of the gate's function for itself:
+ *
+ *     v = the sum, in float     v = v + bias     v = act(gate) * v     v = v + residual
+ *
+ * and only then y is v, rounded once. What is NULL has no line. e^-t is CUDA's expf. Both have the
+ * dtype of y, and each may be y itself with the same stride; else they must not overlap it. */
 typedef struct {
     uint64_t m;
     const void *x;
@@ -128,7 +140,12 @@ typedef struct {
     qc_dtype y_dtype; /* F16 or BF16 */
     uint64_t ldy;     /* elements, >= N; 0: N */
     const void *bias; /* [N] of y_dtype, or NULL */
-    void *header;     /* NULL, or QC_MATMUL_HEADER_BYTES of device memory, 256-byte aligned, made
+    qc_matmul_gate act;
+    const void *gate;     /* [M, N], or NULL, and act is QC_MATMUL_NO_GATE */
+    uint64_t ldg;         /* elements, >= N; 0: N */
+    const void *residual; /* [M, N], or NULL */
+    uint64_t ldr;         /* elements, >= N; 0: N */
+    void *header; /* NULL, or QC_MATMUL_HEADER_BYTES of device memory, 256-byte aligned, made
                          ready with qc_matmul_workspace_init. They stand for the header of the
                          workspace, which then need not be made ready (in a group: the first io's) */
 } qc_matmul_io;
@@ -168,7 +185,7 @@ QC_API QC_NODISCARD qc_status qc_matmul_run(const qc_matmul *h, const qc_matmul_
  * or all with double-quantized scales, all or none repacked, slices of weights with equally many
  * columns. Otherwise, and on paths that launch
  * more than one kernel anyway, they run one after the other. io[i] goes with w[i]: m, x, dtypes and
- * ldx are the same in all (QC_ERR_USAGE names what differs), while y, ldy and bias are its own.
+ * ldx are the same in all (QC_ERR_USAGE names what differs), while all else is its own.
  * count: 1 to QC_MATMUL_GROUP_MOST. K is the same in all. Sums may have another order than those of
  * single calls, because there is one plan for all. */
 #define QC_MATMUL_GROUP_MOST 8u
@@ -193,7 +210,8 @@ typedef struct qc_matmul_planned qc_matmul_planned;
 
 /* Plans what qc_matmul_run (count 1) or qc_matmul_run_group would do with a workspace of
  * limit_bytes (0: any; out->workspace_bytes then says what it takes). Of io it reads m, dtypes,
- * strides, which of them have a bias (any pointer that is not NULL), and the alignment of x.
+ * strides, which of them have a bias, a gate or a residual (any pointer that is not NULL), and the
+ * alignment of x.
  * Pointers are not followed, and x may be NULL for one on a 16-byte address. */
 QC_API QC_NODISCARD qc_status qc_matmul_plan_product(const qc_matmul *h,
                                                      const qc_matmul_weights *const *w,
@@ -208,7 +226,8 @@ QC_API uint64_t qc_matmul_planned_workspace(const qc_matmul_planned *planned);
 
 /* Runs a plan as qc_matmul_run does, but without planning, with the planned weights or others of
  * the same shape (the next layer's). QC_ERR_USAGE names what the plan does not hold for: another m,
- * dtype, kind, part or block, an x less aligned, a bias that was not planned, a workspace
+ * dtype, kind, part or block, an x less aligned, a bias, gate or residual that
+ * was not planned, a workspace
  * that is too small. A plan belongs to its handle's device and keeps using the table of tuned
  * choices that the handle had when it was made. */
 QC_API QC_NODISCARD qc_status qc_matmul_run_planned(const qc_matmul *h,

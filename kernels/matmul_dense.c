@@ -42,12 +42,11 @@ static qc_status multiply(qc_cublas *gemm, const qc_matmul_call *c, uint64_t fir
     const int *exponent = c->weights.exponent;
     qc_matmul_call part = *c;
     part.n = rows;
-    part.y = (uint16_t *)c->y + first;
-    part.bias = c->bias ? (const uint16_t *)c->bias + first : NULL;
+    part.out = qc_matmul_output_at(&c->out, 0, first);
     qc_cublas_gemm_args g = {
         .w = dense,
         .x = c->x,
-        .y = p->gemm_to_float ? (void *)c->partials : part.y,
+        .y = p->gemm_to_float ? (void *)c->partials : part.out.y,
         .in_dtype = p->dense_dtype,
         .out_dtype = p->gemm_to_float ? QC_DTYPE_F32 : p->dense_dtype,
         .m = c->m,
@@ -55,7 +54,7 @@ static qc_status multiply(qc_cublas *gemm, const qc_matmul_call *c, uint64_t fir
         .k = c->k,
         .ldw = p->k_padded,
         .ldx = c->ldx,
-        .ldy = p->gemm_to_float ? rows : c->ldy,
+        .ldy = p->gemm_to_float ? rows : c->out.ldy,
         .alpha_zero = !p->gemm_to_float && exponent ? (const float *)(exponent + 1) : NULL,
     };
     QC_TRY(qc_cublas_gemm(gemm, &g, err));
@@ -160,8 +159,9 @@ qc_status qc_matmul_dense(const qc_matmul *h, const void *weights, uint64_t n, u
     if (io->x_dtype == QC_DTYPE_BF16 && h->device.sm < 80)
         QC_FAIL(err, QC_ERR_UNSUPPORTED, "BF16 needs sm_80, but this device is sm_%u",
                 h->device.sm);
-    if (io->bias)
-        QC_FAIL(err, QC_ERR_USAGE, "a dense product takes no bias; add it to y afterwards");
+    if (io->bias || io->gate || io->residual)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "a dense product takes no bias, gate or residual; add it to y afterwards");
     if ((uintptr_t)workspace % 256)
         QC_FAIL(err, QC_ERR_USAGE, "the workspace is not 256-byte aligned");
     if (io->m == 0 || n == 0)
@@ -184,9 +184,7 @@ qc_status qc_matmul_dense(const qc_matmul *h, const void *weights, uint64_t n, u
         memset(&c, 0, sizeof c);
         c.m = io->m;
         c.n = n;
-        c.y = io->y;
-        c.y_dtype = io->y_dtype;
-        c.ldy = g.ldy;
+        c.out = (qc_matmul_output){.y = io->y, .ldy = g.ldy, .dtype = io->y_dtype};
         return qc_matmul_reduce_launch(&c, s, err);
     }
     if (!weights)

@@ -70,10 +70,7 @@ struct gemv_args {
     /* One of these two is used: */
     float *partials; /* [splits][m_total][n], at the first row */
     uint64_t m_total;
-    void *y;
-    qc_dtype y_dtype;
-    uint64_t ldy;
-    const void *bias;
+    qc_matmul_output out;
 };
 
 /* Returns elements [k, k + 8) of a row of x; they are zero from k_end on. */
@@ -258,7 +255,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_RESIDENT(aligned, M))
             if (a.partials)
                 a.partials[(blockIdx.y * a.m_total + first_m + m) * a.w.rows + n + r] = total;
             else
-                qc_finish(a.y, a.y_dtype, a.ldy, first_m + m, n + r, a.bias, total, 0);
+                qc_finish(a.out, first_m + m, n + r, total, 0);
         }
     }
 }
@@ -321,10 +318,7 @@ qc_status start_range(const qc_matmul_call *c, uint64_t first, uint64_t count, q
     a.x_aligned = reinterpret_cast<uintptr_t>(a.x) % 16 == 0 && c->ldx % 8 == 0;
     a.partials = p->splits > 1 ? c->partials + first * c->n : nullptr;
     a.m_total = c->m;
-    a.y = static_cast<uint16_t *>(c->y) + first * c->ldy;
-    a.y_dtype = c->y_dtype;
-    a.ldy = c->ldy;
-    a.bias = c->bias;
+    a.out = qc_matmul_output_at(&c->out, first, 0);
     dim3 grid((unsigned)tiles, p->splits, (unsigned)((count + m - 1) / m));
     bool aligned = p->aligned;
     return nf4 ? start_rows<true>(a, m, aligned, c->x_dtype, grid, s, err)

@@ -224,6 +224,14 @@ qc_status qc_matmul_check_io(const qc_matmul_io *io, uint64_t n, uint64_t k, int
     if (io->ldy && io->ldy < n)
         QC_FAIL(err, QC_ERR_USAGE,
                 "ldy: the rows of y are %" PRIu64 " elements apart, but have %" PRIu64, io->ldy, n);
+    if ((io->gate && io->ldg && io->ldg < n) || (io->residual && io->ldr && io->ldr < n))
+        QC_FAIL(err, QC_ERR_USAGE, "%s: its rows are %" PRIu64 " elements apart, but have %" PRIu64,
+                io->gate && io->ldg && io->ldg < n ? "ldg" : "ldr",
+                io->gate && io->ldg && io->ldg < n ? io->ldg : io->ldr, n);
+    if ((unsigned)io->act > QC_MATMUL_GELU_TANH || !io->gate != (io->act == QC_MATMUL_NO_GATE))
+        QC_FAIL(err, QC_ERR_USAGE,
+                "the gate is %s, but act is %d; a gate has one and no gate has none",
+                io->gate ? "given" : "NULL", (int)io->act);
     if ((uintptr_t)io->header % 256)
         QC_FAIL(err, QC_ERR_USAGE, "the header is not 256-byte aligned");
     if (io->m == 0 || n == 0)
@@ -238,8 +246,10 @@ qc_status qc_matmul_check_io(const qc_matmul_io *io, uint64_t n, uint64_t k, int
         QC_FAIL(err, QC_ERR_USAGE, "y is NULL");
     if (k && !io->x)
         QC_FAIL(err, QC_ERR_USAGE, "x is NULL");
-    if ((uintptr_t)io->x % 2 || (uintptr_t)io->y % 2 || (uintptr_t)io->bias % 2)
+    if (((uintptr_t)io->x | (uintptr_t)io->y | (uintptr_t)io->bias | (uintptr_t)io->gate |
+         (uintptr_t)io->residual) %
+        2)
         QC_FAIL(err, QC_ERR_USAGE,
-                "x, y or bias is at an odd address; each must be 2-byte aligned");
+                "x, y, bias, gate or residual is at an odd address; each must be 2-byte aligned");
     return QC_OK;
 }

@@ -13,6 +13,33 @@ QC_C_BEGIN
 #define QC_MATMUL_FAULT_WORKSPACE 1u /* the workspace was not made ready */
 #define QC_MATMUL_FAULT_SHARED    2u /* shared memory begins so late that the table has no room */
 
+/* Where finished sums go, and what is done to them before (qc_matmul_io). */
+typedef struct {
+    void *y;
+    uint64_t ldy;
+    const void *bias, *gate, *residual;
+    uint64_t ldg, ldr;
+    qc_dtype dtype; /* of all of them */
+    qc_matmul_gate act;
+} qc_matmul_output;
+
+static inline const void *qc_matmul_16_at(const void *p, uint64_t index)
+{
+    return p ? (const uint16_t *)p + index : NULL;
+}
+
+/* The same from element [row, column] of y on. */
+static inline qc_matmul_output qc_matmul_output_at(const qc_matmul_output *of, uint64_t row,
+                                                   uint64_t column)
+{
+    qc_matmul_output o = *of;
+    o.y = (uint16_t *)o.y + row * o.ldy + column;
+    o.bias = qc_matmul_16_at(o.bias, column);
+    o.gate = qc_matmul_16_at(o.gate, row * o.ldg + column);
+    o.residual = qc_matmul_16_at(o.residual, row * o.ldr + column);
+    return o;
+}
+
 typedef struct {
     qc_matmul_plan plan;
     qc_matmul_weights weights;
@@ -23,10 +50,7 @@ typedef struct {
     qc_dtype x_dtype;
     uint64_t ldx;
     const int *x_exponent;
-    void *y;
-    qc_dtype y_dtype;
-    uint64_t ldy;
-    const void *bias;
+    qc_matmul_output out;
     float *partials;    /* [splits][m][n] where plan.splits > 1: raw sums, without exponents and
                            bias; qc_matmul_run reduces them after the launch. STREAM: as it likes */
     uint32_t *counters; /* the workspace's header, where plan.meets */
@@ -64,8 +88,8 @@ QC_NODISCARD qc_status qc_wgmma_launch(const qc_matmul_call *c, uint32_t count, 
                                        qc_error *err);
 #endif
 /* Turns partials into y: they are summed over plan.splits in order, scaled by 2^-(weights.exponent
- * + x_exponent) (NULL: 0), the bias is added, and the sum is rounded once. With splits 0 there are
- * no partials, and y is the bias or zero. */
+ * + x_exponent) (NULL: 0), and finished (qc_finish). With splits 0 there are no partials, and the
+ * sums are zero. */
 QC_NODISCARD qc_status qc_matmul_reduce_launch(const qc_matmul_call *c, qc_cuda_stream s,
                                                qc_error *err);
 

@@ -21,10 +21,7 @@ typedef struct {
     const uint16_t *x;
     uint64_t ldx;
     const int *x_exponent;
-    void *y;
-    uint64_t ldy;
-    qc_dtype y_dtype;
-    const void *bias;
+    qc_matmul_output out;
     float *partials;
 } qc_mma_args;
 
@@ -41,10 +38,7 @@ static inline qc_mma_args qc_mma_args_of(const qc_matmul_call *c)
     a.x = (const uint16_t *)c->x;
     a.ldx = c->ldx;
     a.x_exponent = c->x_exponent;
-    a.y = c->y;
-    a.ldy = c->ldy;
-    a.y_dtype = c->y_dtype;
-    a.bias = c->bias;
+    a.out = c->out;
     a.partials = c->plan.splits > 1 ? c->partials : NULL;
     return a;
 }
@@ -176,8 +170,7 @@ QC_DEVICE void qc_mma_finish(const qc_mma_args &a, const qc_mma_part &p, const f
         if (a.partials)
             a.partials[(blockIdx.y * a.m + row) * a.n + column] = v;
         else
-            qc_finish(a.y, a.y_dtype, a.ldy, row, column, a.bias, v,
-                      w_exponent + (a.x_exponent ? a.x_exponent[row] : 0));
+            qc_finish(a.out, row, column, v, w_exponent + (a.x_exponent ? a.x_exponent[row] : 0));
     }
 }
 

@@ -120,11 +120,12 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS) matmul_mma884_any(const
     unsigned warp_k = warp % S::warps_k, warp_n = warp / S::warps_k;
     qc_mma_part p = qc_mma_part_of(a, m_tile, S::n_tile);
 
-    uint64_t n[S::b_tiles], first[S::b_tiles];
+    uint32_t n[S::b_tiles]; /* 64 bits would take one register more than sm_70 has */
+    uint64_t first[S::b_tiles];
 #pragma unroll
     for (int r = 0; r < S::b_tiles; r++) {
-        n[r] = p.n0 + (warp_n * S::b_tiles + r) * 16 + q / 2 * 8 + line;
-        n[r] = n[r] < a.n ? n[r] : a.n - 1;
+        uint64_t row = p.n0 + (warp_n * S::b_tiles + r) * 16 + q / 2 * 8 + line;
+        n[r] = (uint32_t)(row < a.n ? row : a.n - 1);
         first[r] = a.w.first + n[r] * a.w.ld;
     }
     qc_run<nf4> next[S::b_tiles];
@@ -749,6 +750,9 @@ qc_status launch(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s, qc_e
                : kind == QC_FORM_INT8_ROWS
                    ? launch_group<int8_rows_shape<m_tile>>(c, count, s, err)
                    : launch_group<int8_blocks_shape<m_tile>>(c, count, s, err);
+    for (uint32_t i = 0; i < count; i++)
+        if (c[i].n > UINT32_MAX)
+            QC_FAIL(err, QC_ERR_USAGE, "a weight has too many rows for path mma-884");
     auto kernel =
         kind == QC_FORM_NF4 ? matmul_mma884_any<m_tile, true> : matmul_mma884_any<m_tile, false>;
     for (uint32_t i = 0; i < count; i++)

@@ -308,7 +308,7 @@ static void plan_gemm(const qc_cuda_device *d, const qc_matmul_shape *s, uint64_
     int bf16 = s->x_dtype == QC_DTYPE_BF16 && s->y_dtype == QC_DTYPE_BF16 && d->sm >= 80;
     p->dense_dtype = bf16 ? QC_DTYPE_BF16 : QC_DTYPE_F16;
     p->copies_x = s->x_dtype == QC_DTYPE_BF16 && !bf16;
-    p->gemm_to_float = p->copies_x || s->y_dtype != p->dense_dtype || s->has_bias;
+    p->gemm_to_float = p->copies_x || s->y_dtype != p->dense_dtype || s->has_epilogue;
     p->splits = 1;
     p->split_k = p->k_padded;
     const uint64_t n = gemm_n(s);
@@ -423,7 +423,7 @@ uint64_t qc_matmul_plan_workspace(const qc_cuda_device *device, const qc_matmul_
     s.y_dtype = QC_DTYPE_F16;
     s.x_alignment = 2;
     s.ldx = s.k;
-    s.has_bias = 1;
+    s.has_epilogue = 1;
     uint64_t ends = s.tuned ? 2 * s.tuned_count : 0;
     for (uint64_t i = 1; i <= tried + steps + 1 + ends; i++) {
         qc_matmul_plan p;

@@ -39,8 +39,8 @@ typedef struct {
     uint64_t ldx;
     unsigned x_alignment; /* of x's address and of its rows, bytes, at most 16 */
     int repacked;
-    int has_bias;  /* a bias, a gate or a residual */
-    int have_gemm; /* cuBLAS is there */
+    int has_epilogue; /* a bias, a gate or a residual */
+    int have_gemm;    /* cuBLAS is there */
     /* With QC_MATMUL_AUTO, where device, shape and workspace allow it, this choice is taken; if it
      * is none, the one that a table has. */
     qc_matmul_choice choice;
@@ -92,7 +92,7 @@ typedef struct {
     uint64_t cols; /* of the whole weight */
     uint32_t block_elems;
     int repacked;
-    int has_bias;
+    int has_epilogue;
 } qc_matmul_planned_weight;
 
 /* The weights that go in one launch. */

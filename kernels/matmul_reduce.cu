@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(THREADS) matmul_reduce(const qc_matmul_call c)
         for (uint32_t i = 1; i < splits; i++)
             sum = __fadd_rn(sum, p[(uint64_t)i * c.m * c.n]);
         int exponent = w_exponent + (c.x_exponent ? c.x_exponent[row] : 0);
-        qc_finish(c.y, c.y_dtype, c.ldy, row, column, c.bias, sum, exponent);
+        qc_finish(c.out, row, column, sum, exponent);
     }
 }
 

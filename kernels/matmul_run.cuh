@@ -446,15 +446,30 @@ QC_DEVICE void qc_store_16(void *p, uint64_t index, qc_dtype dtype, float v)
         dtype == QC_DTYPE_F16 ? qc_half_of_float(v) : qc_bf16_of_float(v);
 }
 
-/* y[row, column] = sum * 2^-exponent + bias[column], rounded once to y's dtype (the sum with the
- * bias is a float addition). */
-QC_DEVICE void qc_finish(void *y, qc_dtype y_dtype, uint64_t ldy, uint64_t row, uint64_t column,
-                         const void *bias, float sum, int exponent)
+/* g / (1 + e^-t), with each operation rounded to float. */
+QC_DEVICE float qc_activated(float g, qc_matmul_gate act)
+{
+    float t = g;
+    if (act == QC_MATMUL_GELU_TANH) {
+        float inner = __fmul_rn(__fmul_rn(__fmul_rn(g, g), g), 0.044715f);
+        t = __fmul_rn(1.5957691216057308f, __fadd_rn(g, inner));
+    }
+    float v = __fdiv_rn(g, __fadd_rn(1.0f, expf(-t)));
+    return v;
+}
+
+/* Makes y[row, column] of a sum: the one place where y is rounded, in the steps of qc_matmul_io. */
+QC_DEVICE void qc_finish(const qc_matmul_output &o, uint64_t row, uint64_t column, float sum,
+                         int exponent)
 {
     float v = qc_scale_pow2(sum, -exponent);
-    if (bias)
-        v = __fadd_rn(v, qc_load_16(bias, column, y_dtype));
-    qc_store_16(y, row * ldy + column, y_dtype, v);
+    if (o.bias)
+        v = __fadd_rn(v, qc_load_16(o.bias, column, o.dtype));
+    if (o.gate)
+        v = __fmul_rn(qc_activated(qc_load_16(o.gate, row * o.ldg + column, o.dtype), o.act), v);
+    if (o.residual)
+        v = __fadd_rn(v, qc_load_16(o.residual, row * o.ldr + column, o.dtype));
+    qc_store_16(o.y, row * o.ldy + column, o.dtype, v);
 }
 
 #endif

@@ -13,9 +13,8 @@
 
 typedef struct {
     qc_run_source w;
-    uint64_t n, ldy;
-    void *y;
-    const void *bias;
+    uint64_t n;
+    qc_matmul_output out;
     float *partials;
     uint32_t tile_first;  /* counted over all weights' tiles */
     uint32_t block_first; /* of the whole weight, the block of 64 that is the first here */
@@ -32,7 +31,6 @@ typedef struct {
     const uint16_t *x;
     const int *x_exponent;
     uint32_t *fault; /* the call's */
-    qc_dtype y_dtype;
 } qc_share;
 
 /* Of calls with one plan. `together`: how many codes of scales a kernel would load at once. */
@@ -45,7 +43,6 @@ static inline void qc_share_of(qc_share *a, const qc_matmul_call *c, uint32_t co
     a->x = (const uint16_t *)c->x;
     a->x_exponent = c->x_exponent;
     a->fault = c->fault;
-    a->y_dtype = c->y_dtype;
     a->splits = p->splits;
     a->m_tiles = (uint32_t)qc_ceil_div_u64(c->m, p->m_tile);
     uint64_t split_steps = qc_ceil_div_u64(p->splits > 1 ? p->split_k : c->k, QC_SHARE_STEP);
@@ -60,9 +57,7 @@ static inline void qc_share_of(qc_share *a, const qc_matmul_call *c, uint32_t co
         to->w = qc_run_source_there(&c[i].weights);
         to->block_first = (uint32_t)(to->w.first / QC_SHARE_BLOCK);
         to->n = c[i].n;
-        to->ldy = c[i].ldy;
-        to->y = c[i].y;
-        to->bias = c[i].bias;
+        to->out = c[i].out;
         to->partials = p->splits > 1 ? c[i].partials : NULL;
         to->tile_first = (uint32_t)tiles;
         to->together = !to->w.absmax && to->w.block_shift == 6 &&

@@ -137,8 +137,8 @@ QC_DEVICE uint32_t finish(shared_of<of> &sh, const args &a, uint32_t tile, uint3
                                         sh.how.power.b));
             v = __fmul_rn(v, QC_INT8_STEP);
         }
-        qc_finish(a.parts[s.which].y, a.y_dtype, a.parts[s.which].ldy, m, row,
-                  a.parts[s.which].bias, v, sh.how.exponent + (a.x_exponent ? a.x_exponent[m] : 0));
+        qc_finish(a.parts[s.which].out, m, row, v,
+                  sh.how.exponent + (a.x_exponent ? a.x_exponent[m] : 0));
     }
     return s.end;
 }
@@ -417,9 +417,7 @@ extern "C" qc_status qc_stream_launch(const qc_matmul_call *c, uint32_t count, q
         to->w = qc_run_source_there(&c[i].weights);
         to->block_first = (uint32_t)(to->w.first / ENTRY_K);
         to->first_tile = a.tiles;
-        to->y = c[i].y;
-        to->ldy = c[i].ldy;
-        to->bias = c[i].bias;
+        to->out = c[i].out;
         a.complete = a.complete && c[i].weights.complete == QC_MATMUL_WEIGHTS_COMPLETE;
         a.tiles += (uint32_t)((c[i].n + p->n_tile - 1) / p->n_tile);
         if (w->form.block_elems != ENTRY_K || w->absmax || w->nested_block < 4 ||
@@ -431,7 +429,6 @@ extern "C" qc_status qc_stream_launch(const qc_matmul_call *c, uint32_t count, q
     a.x = static_cast<const uint16_t *>(c->x);
     a.ldx = c->ldx;
     a.x_exponent = c->x_exponent;
-    a.y_dtype = c->y_dtype;
     a.counters = p->meets ? c->counters : nullptr;
     a.partials = c->partials;
     a.fault = c->fault;

@@ -62,9 +62,7 @@ struct part {
     qc_run_source w;
     uint32_t first_tile;  /* counted over all parts' tiles */
     uint32_t block_first; /* of the whole weight, the block of 64 k that is the first here */
-    void *y;
-    uint64_t ldy;
-    const void *bias;
+    qc_matmul_output out;
 };
 
 struct args {
@@ -81,7 +79,6 @@ struct args {
     const uint16_t *x;
     uint64_t ldx;
     const int *x_exponent;
-    qc_dtype y_dtype;
     /* These are used where ranges share tiles: */
     uint32_t *counters; /* [0] QC_MATMUL_READY, then one per block of threads */
     float *partials;    /* [blocks][2][sums]: the tile in which a range begins, and another one */

@@ -95,7 +95,7 @@ QC_DEVICE void copier_begin(copier<S> &c, const tiles_args &a, const tiles_part 
     column = unit * (S::nf4 ? 32 : 16);
     c.to |= (row * S::row_units + (S::nf4 ? unit ^ (row >> 1 & 1u) << 1 : unit ^ (row & 1u) << 2))
             << 16;
-    uint64_t at = (n0 + row) * a.row_blocks * BLOCK + k + column;
+    uint64_t at = (n0 + row) * a.ldw + k + column;
     c.codes = p.w.codes + (S::nf4 ? at >> 1 : at);
     c.what |= column << 8 | rows_there(n0 + row, p.n, S::copy_rows) << 24;
 }
@@ -112,7 +112,7 @@ QC_DEVICE void copier_step(copier<S> &c, typename S::stage &to, const tiles_args
         qc_cp_async_16(at + i * THREADS, c.x + i * 16 * a.ldx, i < rows ? 16 : 0);
     rows = (int)(c.what >> 8 & 255u) < left ? (int)(c.what >> 24) : 0;
     at = to.codes + (c.to >> 16);
-    uint64_t apart = (uint64_t)a.row_blocks * (S::copy_rows * BLOCK / (S::nf4 ? 2 : 1));
+    uint64_t apart = (uint64_t)S::copy_rows * a.ldw >> (S::nf4 ? 1 : 0);
 #pragma unroll
     for (int i = 0; i < S::n_tile / S::copy_rows; i++)
         qc_cp_async_stream_16(at + i * THREADS, c.codes + i * apart, i < rows ? 16 : 0);
@@ -142,17 +142,24 @@ QC_DEVICE void finish(const tiles_args &a, const tiles_part &p, const float *sum
             for (uint32_t i = plane + 1; i < planes; i++)
                 to[i * a.m * p.n] = 0.0f;
         } else {
-            qc_finish(p.y, a.y_dtype, p.ldy, row, column, p.bias, v,
-                      w_exponent + (a.x_exponent ? a.x_exponent[row] : 0));
+            qc_finish(p.out, row, column, v, w_exponent + (a.x_exponent ? a.x_exponent[row] : 0));
         }
     }
 }
 
-/* With 64 rows of x, sm_120 is five registers short for what is the same for all of a block's
- * tiles, so there it is calculated again for each tile. Elsewhere v is returned as it is. */
+/* With 64 rows of x, GPUs from sm_90 on are up to five registers short for what is the same for all
+ * of a block's tiles, so there it is calculated again for each tile. Elsewhere v is returned as it
+ * is. */
 template <int m_tile> QC_DEVICE unsigned again(unsigned v)
 {
-    return m_tile == 64 && QC_ARCH >= 120 ? qc_anew(v) : v;
+    return m_tile == 64 && QC_ARCH >= 90 ? qc_anew(v) : v;
+}
+
+/* Returns where a thread's units of x lie in a stage. */
+template <typename S> QC_DEVICE unsigned x_of(unsigned thread)
+{
+    unsigned g = thread % 32 / 4, t = thread % 4, warp_k = thread / 32 / S::warps_n;
+    return g * 16 + warp_k * 8 + t * 2 + (g & 1u);
 }
 
 template <int m_tile, kind what, int stages, bool wide>
@@ -172,9 +179,7 @@ static __global__ void __launch_bounds__(THREADS, 1) matmul_tiles(const tiles_ar
     unsigned look = wide ? table + lane * 4 : lane;
     unsigned g = lane / 4, t = lane % 4, warp_n = warp % S::warps_n, warp_k = warp / S::warps_n;
     unsigned n_row = warp_n * S::warp_rows + g;
-    /* Where this lane's units of x lie in a stage, and where its codes do: 8 bytes of NF4, 16 of
-     * int8. */
-    unsigned x_at = g * 16 + warp_k * 8 + t * 2 + (g & 1u);
+    /* Where this lane's codes lie in a stage: 8 bytes of NF4, 16 of int8. */
     unsigned codes_at = S::nf4 ? n_row * 8 + (warp_k ^ (g >> 1 & 1u)) * 4 + t
                                : n_row * 8 + ((warp_k ^ (g & 1u)) * 4 + t);
     unsigned scales_at = warp_n * S::warp_rows + g * 2;
@@ -248,6 +253,7 @@ static __global__ void __launch_bounds__(THREADS, 1) matmul_tiles(const tiles_ar
             for (int i = 0; i < S::m_parts; i++)
                 sum[r][i][0] = sum[r][i][1] = sum[r][i][2] = sum[r][i][3] = 0.0f;
         uint32_t b[S::m_parts][4][2];
+        unsigned x_at = x_of<S>(again<m_tile>(thread));
         tile_codes<S> codes;
         codes_load(codes, sh.ring[0].codes, codes_at, 0);
 #pragma unroll
@@ -455,6 +461,7 @@ tiles_args args_of(const qc_matmul_call *c, uint32_t count)
     qc_share_of(&a, c, count, 8);
     a.ldx = c->ldx;
     a.k = (uint32_t)c->k;
+    a.ldw = (uint32_t)c->weights.w.form.cols;
     return a;
 }
 

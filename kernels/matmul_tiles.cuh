@@ -27,7 +27,7 @@ using tiles_part = qc_share_part;
 
 struct tiles_args : qc_share {
     uint64_t ldx;
-    uint32_t k;
+    uint32_t k, ldw; /* of W: elements from row to row of the whole weight */
 };
 
 struct no_table {
@@ -112,7 +112,7 @@ QC_DEVICE void scale_begin(scale_reader &r, const tiles_args &a, const tiles_par
                            uint32_t step)
 {
     const uint32_t k = a.k;
-    r.first = row < p.n ? (uint32_t)row * a.row_blocks + p.block_first : NO_ROW;
+    r.first = row < p.n ? (uint32_t)(row * (a.ldw / BLOCK)) + p.block_first : NO_ROW;
     r.now.x = r.now.y = r.next.x = r.next.y = 0;
     r.value[0] = r.value[1] = 0.0f;
     if (p.together) {

@@ -376,8 +376,7 @@ QC_DEVICE void put(const args &a, const part &p, uint64_t m, uint64_t n, float v
         for (uint32_t z = plane + 1; z < planes; z++)
             to[z * a.m * p.n] = 0.0f;
     } else {
-        qc_finish(p.y, a.y_dtype, p.ldy, m, n, p.bias, v,
-                  w_exponent + (a.x_exponent ? a.x_exponent[m] : 0));
+        qc_finish(p.out, m, n, v, w_exponent + (a.x_exponent ? a.x_exponent[m] : 0));
     }
 }
 

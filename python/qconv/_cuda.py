@@ -19,7 +19,8 @@ class MatmulWeights(c.Structure):
 
 class MatmulIo(c.Structure):
     _fields_ = [("m", c.c_uint64), ("x", c.c_void_p), ("x_dtype", c.c_int), ("ldx", c.c_uint64), ("y", c.c_void_p),
-                ("y_dtype", c.c_int), ("ldy", c.c_uint64), ("bias", c.c_void_p), ("header", c.c_void_p)]
+                ("y_dtype", c.c_int), ("ldy", c.c_uint64), ("bias", c.c_void_p), ("act", c.c_int), ("gate", c.c_void_p),
+                ("ldg", c.c_uint64), ("residual", c.c_void_p), ("ldr", c.c_uint64), ("header", c.c_void_p)]
 
 
 _AT, _SIZE = c.c_void_p, c.c_uint64  # pointers are integers here

@@ -56,7 +56,8 @@ class CpuIo(Structure):
 
 class GpuIo(Structure):
     _fields_ = [("m", c_uint64), ("x", c_void_p), ("x_dtype", c_int), ("ldx", c_uint64), ("y", c_void_p),
-                ("y_dtype", c_int), ("ldy", c_uint64), ("bias", c_void_p), ("header", c_void_p)]
+                ("y_dtype", c_int), ("ldy", c_uint64), ("bias", c_void_p), ("act", c_int), ("gate", c_void_p),
+                ("ldg", c_uint64), ("residual", c_void_p), ("ldr", c_uint64), ("header", c_void_p)]
 
 
 class GpuWeights(Structure):

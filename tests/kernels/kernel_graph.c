@@ -137,7 +137,7 @@ static int check_plan(const chain *c)
         .y_dtype = dtype_of(g),
         .ldx = g->dims[0],
         .x_alignment = g->dims[0] % 8 ? 2 : 16,
-        .has_bias = g->bias,
+        .has_epilogue = g->bias,
         .have_gemm = !qc_matmul_no_gemm(c->h),
     };
     qc_matmul_plan p;

@@ -39,7 +39,7 @@ static void group_make(group *g, const qc_matmul *h, const km_spec *like, uint64
                              .y_dtype = QC_DTYPE_F16,
                              .ldx = (like->k + 31) / 32 * 32,
                              .x_alignment = 16,
-                             .has_bias = 1};
+                             .has_epilogue = 1};
     qc_matmul_plan plan;
     memset(g, 0, sizeof *g);
     for (int i = 0; i < PARTS; i++)
@@ -75,11 +75,10 @@ static void group_make(group *g, const qc_matmul *h, const km_spec *like, uint64
                               .x = g->c[0].x,
                               .x_dtype = QC_DTYPE_F16,
                               .ldx = shape.ldx,
-                              .y_dtype = QC_DTYPE_F16,
-                              .ldy = job.ldy};
-        c->y = device_memory(g, m * job.ldy * 2);
+                              .out = {.dtype = QC_DTYPE_F16, .ldy = job.ldy}};
+        c->out.y = device_memory(g, m * job.ldy * 2);
         if (job.bias)
-            c->bias = km_upload(g->d[i].bias, spec.n * 2, 0, &g->bases[g->base_count++]);
+            c->out.bias = km_upload(g->d[i].bias, spec.n * 2, 0, &g->bases[g->base_count++]);
         g->partial_bytes[i] = plan.splits > 1 ? plan.splits * m * spec.n * 4 : 0;
         c->partials = device_memory(g, g->partial_bytes[i]);
     }
@@ -102,9 +101,9 @@ static void run(group *g, uint32_t together)
     KM_OK(qc_cuda_stream_create(&s, &km_error));
     for (int i = 0; i < PARTS; i++) {
         const qc_matmul_call *c = &g->c[i];
-        for (uint64_t j = 0; j < c->m * c->ldy; j++)
+        for (uint64_t j = 0; j < c->m * c->out.ldy; j++)
             g->d[i].y[j] = KM_GAP;
-        KM_OK(qc_cuda_to_device(c->y, g->d[i].y, c->m * c->ldy * 2, s, &km_error));
+        KM_OK(qc_cuda_to_device(c->out.y, g->d[i].y, c->m * c->out.ldy * 2, s, &km_error));
         KM_OK(qc_cuda_fill(c->partials, 0xff, g->partial_bytes[i], s, &km_error));
     }
     for (uint32_t i = 0; i < PARTS; i += together)
@@ -113,9 +112,9 @@ static void run(group *g, uint32_t together)
         const qc_matmul_call *c = &g->c[i];
         if (c->plan.splits > 1)
             KM_OK(qc_matmul_reduce_launch(c, s, &km_error));
-        km_download(g->d[i].y, c->y, c->m * c->ldy * 2, s);
-        for (uint64_t j = 0; j < c->m * c->ldy; j++)
-            if (j % c->ldy >= c->n)
+        km_download(g->d[i].y, c->out.y, c->m * c->out.ldy * 2, s);
+        for (uint64_t j = 0; j < c->m * c->out.ldy; j++)
+            if (j % c->out.ldy >= c->n)
                 QT_CHECK(g->d[i].y[j] == KM_GAP, "part %d was written to behind a row", i);
     }
     qc_cuda_stream_destroy(s);
@@ -128,13 +127,13 @@ static void check(const qc_matmul *h, const km_spec *like, uint64_t m, uint32_t 
     run(&g, PARTS);
     uint16_t *together[PARTS];
     for (int i = 0; i < PARTS; i++) {
-        together[i] = km_host(m * g.c[i].ldy * 2);
-        memcpy(together[i], g.d[i].y, m * g.c[i].ldy * 2);
+        together[i] = km_host(m * g.c[i].out.ldy * 2);
+        memcpy(together[i], g.d[i].y, m * g.c[i].out.ldy * 2);
         km_check(&g.w[i], &g.d[i], (km_rounding){.weight = 0x1p-11, .absolute = 0x1p-25});
     }
     run(&g, 1);
     for (int i = 0; i < PARTS; i++) {
-        QT_CHECK(memcmp(together[i], g.d[i].y, m * g.c[i].ldy * 2) == 0,
+        QT_CHECK(memcmp(together[i], g.d[i].y, m * g.c[i].out.ldy * 2) == 0,
                  "part %d of %u splits, %u rows a tile, has other bits alone", i,
                  g.c[i].plan.splits, g.c[i].plan.m_tile);
         free(together[i]);

@@ -262,9 +262,9 @@ static void test_copies_of_x(void **state)
     assert_false(p.copies_x);
     assert_int_equal(p.dense_dtype, QC_DTYPE_BF16);
     assert_false(p.gemm_to_float);
-    s.has_bias = 1;
+    s.has_epilogue = 1;
     assert_true(plan_of(&h, &s, QC_MATMUL_DEQUANT_GEMM, 0).gemm_to_float);
-    s.has_bias = 0;
+    s.has_epilogue = 0;
     s.y_dtype = QC_DTYPE_F16; /* 1e-3 is promised */
     p = plan_of(&h, &s, QC_MATMUL_DEQUANT_GEMM, 0);
     assert_true(p.copies_x);
@@ -467,7 +467,7 @@ static void test_workspace(void **state)
                         s.m = m;
                         s.x_dtype = random & 1 ? QC_DTYPE_F16 : QC_DTYPE_BF16;
                         s.y_dtype = random & 2 ? QC_DTYPE_F16 : QC_DTYPE_BF16;
-                        s.has_bias = (random & 4) != 0;
+                        s.has_epilogue = (random & 4) != 0;
                         s.x_alignment = random & 8 ? 16 : 2;
                         qc_matmul_plan p = plan_of(&devices[d], &s, QC_MATMUL_AUTO, limit);
                         expect_layout(&devices[d], &s, &p);
@@ -622,7 +622,7 @@ static void test_wgmma_takes(void **state)
     s.x_dtype = s.y_dtype = QC_DTYPE_BF16;
     s.x_alignment = 2;
     s.ldx = s.k + 3;
-    s.has_bias = 1;
+    s.has_epilogue = 1;
     assert_int_equal(plan_of(&h, &s, QC_MATMUL_AUTO, 0).path, QC_MATMUL_WGMMA);
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
         qc_cuda_device d = device(others[i], 132, 50);

@@ -1,5 +1,5 @@
 /* Parts of prepared weights that nothing copies: values bit for bit those of the whole, products of
- * every path, groups of parts, and the cuts that are refused. */
+ * every path, and the cuts that are refused. Epilogues: gates and residuals on every path. */
 #include "tests/fixtures/kernel_matmul.h"
 
 #include "kernels/cuda_dequantize.h"
@@ -175,6 +175,200 @@ static void test_integers(void **state)
         }
 }
 
+/* ---- epilogues ------------------------------------------------------------------------------- */
+
+/* Every path and kernel, with every part of an epilogue and with all of them, in both dtypes, whole
+ * and with K split as a little workspace has it. */
+static void test_epilogues(void **state)
+{
+    (void)state;
+    static const struct {
+        int bias, residual;
+        qc_matmul_gate act;
+    } epilogues[] = {{0, KM_APART, QC_MATMUL_NO_GATE},
+                     {1, KM_IN_Y, QC_MATMUL_NO_GATE},
+                     {0, 0, QC_MATMUL_SILU},
+                     {1, KM_IN_Y, QC_MATMUL_SILU},
+                     {1, KM_APART, QC_MATMUL_GELU_TANH}};
+    unsigned turn = 0;
+    for (size_t i = 0; i < COUNT(ways); i++)
+        for (size_t j = 0; j < COUNT(epilogues); j += qt_every(3), turn++) {
+            km_spec spec = specs[turn % COUNT(specs)];
+            if (spec.block == 32 && ways[i].path == QC_MATMUL_WGMMA)
+                spec.block = 64;
+            spec.n = turn % 3 ? 75 : 200;
+            spec.k = turn % 2 ? 1024 : 192;
+            km_job job = km_next_job(turn, ways[i].m, spec.n, spec.k);
+            km_weight w;
+            km_data d;
+            job.path = ways[i].path;
+            job.bias = epilogues[j].bias;
+            job.residual = epilogues[j].residual;
+            job.act = epilogues[j].act;
+            km_weight_make(&w, handle, &spec, &rng);
+            km_data_make(&d, &w, &job, &rng);
+            km_run(handle, &w, &d);
+            km_check(&w, &d, rounding_of(&job));
+            km_data_free(&d);
+            km_weight_free(&w);
+        }
+}
+
+/* Without weights' columns a sum is 0, and y is what the epilogue makes of it. The order of its steps
+ * and each rounding: y has the bits of the same steps in float. */
+static void test_epilogue_of_nothing(void **state)
+{
+    (void)state;
+    const km_spec spec = {.kind = QC_FORM_NF4, .n = 21, .k = 0, .block = 64};
+    for (int act = QC_MATMUL_NO_GATE; act <= QC_MATMUL_SILU; act++)
+        for (int residual = 0; residual <= KM_IN_Y; residual++) {
+            const km_job job = {.m = 3,
+                                .x_dtype = QC_DTYPE_F16,
+                                .y_dtype = act ? QC_DTYPE_BF16 : QC_DTYPE_F16,
+                                .bias = 1,
+                                .act = (qc_matmul_gate)act,
+                                .residual = residual};
+            km_weight w;
+            km_data d;
+            km_weight_make(&w, handle, &spec, &rng);
+            km_data_make(&d, &w, &job, &rng);
+            km_run(handle, &w, &d);
+            for (uint64_t i = 0; i < job.m * d.n; i++) {
+                const uint64_t m = i / d.n, n = i % d.n;
+                float v = km_float(d.bias[n], job.y_dtype);
+                if (act) {
+                    const float g = km_float(d.gate[m * d.ldg + n], job.y_dtype);
+                    v = g / (1.0f + expf(-g)) * v;
+                }
+                if (residual)
+                    v = v + km_float(d.residual[m * d.ldr + n], job.y_dtype);
+#ifdef QC_CUDA_SHIM /* whose expf is the host's */
+                assert_int_equal(d.y[i], km_bits(v, job.y_dtype));
+#else
+                QT_CHECK(fabsf(km_float(d.y[i], job.y_dtype) - v) <= 0x1p-7f * (fabsf(v) + 1.0f),
+                         "y[%" PRIu64 "] is far from %g", i, (double)v);
+#endif
+            }
+            km_data_free(&d);
+            km_weight_free(&w);
+        }
+}
+
+/* Gate and residual of three weights in one launch, captured once and launched twice: with y as its
+ * own residual each launch adds the product again. */
+static void test_group_in_a_graph(void **state)
+{
+    (void)state;
+    enum { PARTS = 3, M = 5, K = 256 };
+    static const uint64_t rows[PARTS] = {128, 64, 96};
+    km_spec spec = {.kind = QC_FORM_NF4, .k = K, .block = 64, .nested = 1};
+    km_weight w[PARTS];
+    km_data d[PARTS];
+    const qc_matmul_weights *ready[PARTS];
+    qc_matmul_io io[PARTS];
+    void *base[4 * PARTS + 2] = {NULL};
+    unsigned bases = 0;
+    for (int i = 0; i < PARTS; i++) {
+        spec.n = rows[i];
+        const km_job job = {.m = M,
+                            .x_dtype = QC_DTYPE_F16,
+                            .y_dtype = QC_DTYPE_BF16,
+                            .bias = i != 1,
+                            .act = i == 2 ? QC_MATMUL_SILU : QC_MATMUL_NO_GATE,
+                            .residual = i ? KM_IN_Y : 0};
+        km_weight_make(&w[i], handle, &spec, &rng);
+        km_data_make(&d[i], &w[i], &job, &rng);
+        ready[i] = &w[i].ready;
+        io[i] = (qc_matmul_io){.m = M,
+                               .x_dtype = QC_DTYPE_F16,
+                               .y_dtype = QC_DTYPE_BF16,
+                               .act = job.act,
+                               .ldg = d[i].ldg};
+        io[i].x = i ? io->x : km_upload(d[i].x, M * K * 2, 0, &base[bases++]);
+        memcpy(d[i].y, d[i].residual, job.residual ? M * rows[i] * 2 : 0);
+        io[i].y = km_upload(d[i].y, M * rows[i] * 2, 0, &base[bases++]);
+        io[i].bias = job.bias ? km_upload(d[i].bias, rows[i] * 2, 0, &base[bases++]) : NULL;
+        io[i].gate = job.act ? km_upload(d[i].gate, M * d[i].ldg * 2, 0, &base[bases++]) : NULL;
+        io[i].residual = job.residual ? io[i].y : NULL;
+    }
+    for (int i = 1; i < PARTS; i++)
+        memcpy(d[i].x, d->x, M * K * 2);
+    const uint64_t bytes =
+        qc_matmul_group_workspace_bytes(handle, ready, PARTS, M, QC_MATMUL_AUTO, 0);
+    void *workspace = NULL;
+    qc_cuda_stream s = NULL;
+    qc_cuda_graph graph = NULL;
+    KM_OK(qc_cuda_stream_create(&s, &km_error));
+    KM_OK(qc_cuda_malloc(&workspace, bytes, &km_error));
+    KM_OK(qc_matmul_workspace_init(workspace, bytes, s, &km_error));
+    KM_OK(qc_cuda_capture_begin(s, &km_error));
+    KM_OK(qc_matmul_run_group(handle, ready, io, PARTS, QC_MATMUL_AUTO, workspace, bytes, s,
+                              &km_error));
+    KM_OK(qc_cuda_capture_end(&graph, s, &km_error));
+    for (int turn = 0; turn < 2; turn++) {
+        KM_OK(qc_cuda_graph_launch(graph, s, &km_error));
+        for (int i = 0; i < PARTS; i++) {
+            km_download(d[i].y, io[i].y, M * rows[i] * 2, s);
+            km_check(&w[i], &d[i], (km_rounding){0x1p-10, 0x1p-24});
+            if (d[i].job.residual)
+                memcpy(d[i].residual, d[i].y, M * rows[i] * 2);
+        }
+    }
+    qc_cuda_graph_destroy(graph);
+    qc_cuda_stream_destroy(s);
+    qc_cuda_free(workspace);
+    while (bases)
+        qc_cuda_free(base[--bases]);
+    for (int i = 0; i < PARTS; i++) {
+        km_data_free(&d[i]);
+        km_weight_free(&w[i]);
+    }
+}
+
+static void test_epilogue_arguments(void **state)
+{
+    (void)state;
+    const km_spec spec = {.kind = QC_FORM_NF4, .n = 8, .k = 64, .block = 64};
+    km_weight w;
+    uint16_t a[512] = {0};
+    km_weight_make(&w, handle, &spec, &rng);
+    const qc_matmul_weights *ready = &w.ready;
+    const qc_matmul_io good = {.m = 1,
+                               .x = a,
+                               .x_dtype = QC_DTYPE_F16,
+                               .y = a + 64,
+                               .y_dtype = QC_DTYPE_F16,
+                               .gate = a,
+                               .act = QC_MATMUL_SILU,
+                               .residual = a};
+    struct {
+        qc_matmul_io io;
+        const char *words;
+    } cases[] = {{good, "ldg: its rows are 7 elements apart, but have 8"},
+                 {good, "ldr: its rows are 7 elements apart, but have 8"},
+                 {good, "the gate is NULL, but act is 1"},
+                 {good, "the gate is given, but act is 0"},
+                 {good, "the gate is given, but act is 3"},
+                 {good, "residual is at an odd address"}};
+    cases[0].io.ldg = cases[1].io.ldr = 7;
+    cases[2].io.gate = NULL;
+    cases[3].io.act = QC_MATMUL_NO_GATE;
+    cases[4].io.act = (qc_matmul_gate)3;
+    cases[5].io.residual = (const unsigned char *)a + 1;
+    for (size_t i = 0; i < COUNT(cases); i++)
+        km_expect_run(handle, &w.ready, &cases[i].io, QC_MATMUL_GEMV, NULL, 0, cases[i].words);
+    qc_matmul_planned planned;
+    qc_matmul_io plain = good;
+    qc_error err = {0};
+    plain.gate = plain.residual = NULL;
+    plain.act = QC_MATMUL_NO_GATE;
+    KM_OK(
+        qc_matmul_plan_product(handle, &ready, &plain, 1, QC_MATMUL_GEMV, 0, &planned, &km_error));
+    km_expect(qc_matmul_run_planned(handle, &planned, &ready, &good, NULL, 0, NULL, &err),
+              QC_ERR_USAGE, &err, "weight 0 was planned without a bias, gate or residual");
+    km_weight_free(&w);
+}
+
 /* Where a weight can be cut. */
 static void test_refused(void **state)
 {
@@ -223,10 +417,10 @@ int main(void)
     handle = km_handle();
     rng = qt_rng_start("slices");
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_path),
-        cmocka_unit_test(test_part_of_a_part),
-        cmocka_unit_test(test_integers),
-        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_every_path),       cmocka_unit_test(test_part_of_a_part),
+        cmocka_unit_test(test_integers),         cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_epilogues),        cmocka_unit_test(test_epilogue_of_nothing),
+        cmocka_unit_test(test_group_in_a_graph), cmocka_unit_test(test_epilogue_arguments),
     };
     const int failed = cmocka_run_group_tests(tests, NULL, NULL);
     qc_matmul_destroy(handle);

@@ -529,9 +529,9 @@ static void expect_fault(qc_matmul_call *c, uint32_t *fault, uint32_t want, uint
     for (int with = 0; with < 2; with++) {
         *fault = 0;
         c->fault = with ? fault : NULL;
-        KM_OK(qc_cuda_fill(c->y, 0xcd, y_bytes, s, &km_error));
+        KM_OK(qc_cuda_fill(c->out.y, 0xcd, y_bytes, s, &km_error));
         KM_OK(qc_stream_launch(c, 1, s, &km_error));
-        km_download(y, c->y, y_bytes, s);
+        km_download(y, c->out.y, y_bytes, s);
         km_download(workspace, c->counters, workspace_bytes, s);
         assert_int_equal(*fault, with ? want : 0);
         for (uint64_t i = 0; i < y_bytes; i++)
@@ -570,19 +570,18 @@ static void test_faults(void **state)
     KM_OK(qc_cuda_host_malloc(&word, sizeof(uint32_t), &km_error));
     KM_OK(qc_cuda_fill(workspace, 0, p.workspace_bytes, s, &km_error));
     KM_OK(qc_cuda_stream_synchronize(s, &km_error));
-    qc_matmul_call c = {.plan = p,
-                        .weights = w.ready,
-                        .m = job.m,
-                        .n = spec.n,
-                        .k = spec.k,
-                        .x = km_upload(d.x, x_bytes, 0, &bx),
-                        .x_dtype = job.x_dtype,
-                        .ldx = spec.k,
-                        .y = km_upload(d.y, y_bytes, 0, &by),
-                        .y_dtype = job.y_dtype,
-                        .ldy = spec.n,
-                        .partials = (float *)(void *)((char *)workspace + p.partial_offset),
-                        .counters = workspace};
+    qc_matmul_call c = {
+        .plan = p,
+        .weights = w.ready,
+        .m = job.m,
+        .n = spec.n,
+        .k = spec.k,
+        .x = km_upload(d.x, x_bytes, 0, &bx),
+        .x_dtype = job.x_dtype,
+        .ldx = spec.k,
+        .out = {.y = km_upload(d.y, y_bytes, 0, &by), .dtype = job.y_dtype, .ldy = spec.n},
+        .partials = (float *)(void *)((char *)workspace + p.partial_offset),
+        .counters = workspace};
     for (int complete = 0; complete < 2; complete++) {
         c.weights.complete = complete;
         expect_fault(&c, word, QC_MATMUL_FAULT_WORKSPACE, y_bytes, p.workspace_bytes);
@@ -599,7 +598,7 @@ static void test_faults(void **state)
     *c.fault = 0;
     KM_OK(qc_matmul_workspace_init(workspace, p.workspace_bytes, s, &km_error));
     KM_OK(qc_stream_launch(&c, 1, s, &km_error));
-    km_download(y, c.y, y_bytes, s);
+    km_download(y, c.out.y, y_bytes, s);
     assert_int_equal(*c.fault, 0);
     assert_memory_equal(y, d.y, y_bytes);
     free(y);

@@ -187,9 +187,7 @@ static void run_directly(const qc_matmul_plan *p, const km_weight *w, km_data *d
                                 .x = x,
                                 .x_dtype = QC_DTYPE_F16,
                                 .ldx = d->k,
-                                .y = y[i],
-                                .y_dtype = d->job.y_dtype,
-                                .ldy = d[i].n,
+                                .out = {.y = y[i], .dtype = d->job.y_dtype, .ldy = d[i].n},
                                 .partials = partials[i],
                                 .fault = fault};
     }
