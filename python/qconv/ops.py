@@ -1,6 +1,7 @@
 """Operators of torch over weights as qconv stores them: qconv::linear and qconv::dequantize.
 
     qconv::linear(x, *weight, bias, *numbers) -> y = x W^T + bias, in x's dtype
+    qconv::linear_then(x, *weight, bias, gate, act, residual, *numbers) -> act(gate) (x W^T + bias) + residual
     qconv::dequantize(*weight, *numbers, dtype) -> W [rows, cols]
 
 A weight is codes, scales, code_map, nested_absmax and nested_map, the tensors of the file byte for byte (docs/format.md,
@@ -13,6 +14,11 @@ take its integer kernels; many rows are multiplied by torch with the restored we
 libqconv_cuda multiplies float16 and bfloat16 (_gpu.py), and float32 is multiplied by torch with the weight that it
 restores. Where there is no such library, torch does both, and a warning says why. Backward gives the gradients of x
 and bias.
+
+linear_then is for inference and has no gradients. gate and residual have the shape and dtype of y; either may be None.
+act is "silu", or "gelu_tanh" for GELU in its form with tanh, and "" without a gate. The steps after the product are in
+float, in the order in which they stand above, and y is rounded once (on a GPU without qconv's kernels the product is
+rounded before them, too).
 """
 import functools
 import os
@@ -32,6 +38,8 @@ _WEIGHT = "Tensor codes, Tensor scales, Tensor? code_map, Tensor? nested_absmax,
 _NUMBERS = "str form, int rows, int cols, int block, int nested_block, float offset"
 _library_of_ops = torch.library.Library("qconv", "DEF")
 _library_of_ops.define(f"linear(Tensor x, {_WEIGHT}, Tensor? bias, {_NUMBERS}) -> Tensor")
+_library_of_ops.define(f"linear_then(Tensor x, {_WEIGHT}, Tensor? bias, Tensor? gate, str act, Tensor? residual, "
+                       f"{_NUMBERS}) -> Tensor")
 _library_of_ops.define(f"dequantize({_WEIGHT}, {_NUMBERS}, ScalarType dtype) -> Tensor")
 
 
@@ -109,19 +117,54 @@ def _added(bias, rows, dtype):
     return bias.to(dtype).contiguous()
 
 
+_ACTS = ("", "silu", "gelu_tanh")  # qc_matmul_gate
+
+
+def _checked_then(x, rows, gate, act, residual):
+    if act not in _ACTS or (gate is None) != (act == ""):
+        raise errors.UsageError(f"act is '{act}' with{'out' if gate is None else ''} a gate; expected 'silu' or "
+                                "'gelu_tanh' with one, and '' without")
+    shape = (*x.shape[:-1], rows)
+    for name, tensor in (("gate", gate), ("residual", residual)):
+        if tensor is not None and (tuple(tensor.shape) != shape or tensor.dtype != x.dtype):
+            raise errors.UsageError(f"the {name} is {tuple(tensor.shape)} in {tensor.dtype}; expected {shape} in "
+                                    f"{x.dtype}")
+
+
+def _then(y, gate, act, residual, dtype):
+    """act(gate) y + residual in float, rounded once: what qc_finish of the kernels computes."""
+    y = y.to(_F32)
+    if gate is not None:
+        g = gate.to(_F32)
+        t = g if act == "silu" else 1.5957691216057308 * (g + g * g * g * 0.044715)
+        y = g / (1.0 + torch.exp(-t)) * y
+    if residual is not None:
+        y = y + residual.to(_F32)
+    return y.to(dtype)
+
+
+def linear_then_cpu(x, codes, scales, code_map, nested_absmax, nested_map, bias, gate, act, residual, form, rows, cols,
+                    block, nested_block, offset):
+    _checked_then(x, rows, gate, act, residual)
+    _same_device(x, gate, residual)
+    y = linear_cpu(x, codes, scales, code_map, nested_absmax, nested_map, bias, form, rows, cols, block, nested_block,
+                   offset, _F32)
+    return _then(y, gate, act, residual, x.dtype)
+
+
 def linear_cpu(x, codes, scales, code_map, nested_absmax, nested_map, bias, form, rows, cols, block, nested_block,
-               offset):
+               offset, y_dtype=None):
     _same_device(x, codes, scales, code_map, nested_absmax, nested_map, bias)
     flat = _rows_of(x, cols)
     m = flat.shape[0]
     w = _weights(codes, scales, code_map, nested_absmax, nested_map, form, rows, cols, block, nested_block, offset)
-    y, added = torch.empty((*x.shape[:-1], rows), dtype=x.dtype), _added(bias, rows, _F32)
+    y, added = torch.empty((*x.shape[:-1], rows), dtype=y_dtype or x.dtype), _added(bias, rows, _F32)
     if m > RESTORED_ABOVE:
         return _restored(w, flat, bias, y)
     if y.numel():
-        dtype = _DTYPES[x.dtype]
-        _matmul().run(w, MatmulIo(x=flat.data_ptr(), x_dtype=dtype, m=m, ldx=max(flat.stride(0), cols), y=y.data_ptr(),
-                                  y_dtype=dtype, ldy=rows, bias=None if added is None else added.data_ptr()))
+        _matmul().run(w, MatmulIo(x=flat.data_ptr(), x_dtype=_DTYPES[x.dtype], m=m, ldx=max(flat.stride(0), cols),
+                                  y=y.data_ptr(), y_dtype=_DTYPES[y.dtype], ldy=rows,
+                                  bias=None if added is None else added.data_ptr()))
     return y
 
 
@@ -148,7 +191,7 @@ RESTORED_BYTES = 64 << 20
 
 def _restored(w, x, bias, y):
     """y = x W^T + bias in torch, in bfloat16 where the processor multiplies in it, else in floats."""
-    fast = x.dtype == torch.bfloat16 and torch.cpu._is_avx512_bf16_supported()
+    fast = x.dtype == y.dtype == torch.bfloat16 and torch.cpu._is_avx512_bf16_supported()
     dtype, rows, cols = x.dtype if fast else _F32, y.shape[-1], x.shape[1]
     step = max(1, RESTORED_BYTES // (cols * dtype.itemsize))
     x, out = x.to(dtype), y.view(-1, rows)
@@ -231,6 +274,25 @@ def linear_cuda(x, codes, scales, code_map, nested_absmax, nested_map, bias, for
     return y
 
 
+def linear_then_cuda(x, codes, scales, code_map, nested_absmax, nested_map, bias, gate, act, residual, form, rows, cols,
+                     block, nested_block, offset):
+    tensors = codes, scales, code_map, nested_absmax, nested_map
+    numbers = form, rows, cols, block, nested_block, offset
+    _checked_then(x, rows, gate, act, residual)
+    gpu = _gpu.of(x.device)
+    if gpu is None:
+        return _then(linear_torch(x, *tensors, bias, *numbers), gate, act, residual, x.dtype)
+    if x.dtype == _F32 or (gpu.no_gemm and form in _INTEGERS):
+        return _then(linear_cuda(x, *tensors, bias, *numbers), gate, act, residual, x.dtype)
+    _same_device(x, *tensors, bias, gate, residual)
+    flat, added = _rows_of(x, cols), _added(bias, rows, x.dtype)
+    gate, residual = (None if t is None else t.contiguous() for t in (gate, residual))
+    y = x.new_empty((*x.shape[:-1], rows))
+    if y.numel():
+        gpu.linear(flat, tensors, numbers, _weights, added, y, gate, _ACTS.index(act), residual)
+    return y
+
+
 def dequantize_cuda(codes, scales, code_map, nested_absmax, nested_map, form, rows, cols, block, nested_block, offset,
                     dtype):
     tensors = codes, scales, code_map, nested_absmax, nested_map
@@ -251,11 +313,19 @@ def dequantize_cuda(codes, scales, code_map, nested_absmax, nested_map, form, ro
 _library_of_ops.impl("linear", linear_cpu, "CPU")
 _library_of_ops.impl("dequantize", dequantize_cpu, "CPU")
 _library_of_ops.impl("linear", linear_cuda, "CUDA")
+_library_of_ops.impl("linear_then", linear_then_cpu, "CPU")
+_library_of_ops.impl("linear_then", linear_then_cuda, "CUDA")
 _library_of_ops.impl("dequantize", dequantize_cuda, "CUDA")
 
 
 @torch.library.register_fake("qconv::linear", lib=_library_of_ops)
 def _(x, codes, scales, code_map, nested_absmax, nested_map, bias, form, rows, cols, block, nested_block, offset):
+    return x.new_empty((*x.shape[:-1], rows))
+
+
+@torch.library.register_fake("qconv::linear_then", lib=_library_of_ops)
+def _(x, codes, scales, code_map, nested_absmax, nested_map, bias, gate, act, residual, form, rows, cols, block,
+      nested_block, offset):
     return x.new_empty((*x.shape[:-1], rows))
 
 
@@ -284,4 +354,5 @@ def _backward(ctx, gradient):
 torch.library.register_autograd("qconv::linear", _backward, setup_context=_setup, lib=_library_of_ops)
 
 linear = torch.ops.qconv.linear.default
+linear_then = torch.ops.qconv.linear_then.default
 dequantize = torch.ops.qconv.dequantize.default

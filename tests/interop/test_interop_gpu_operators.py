@@ -118,12 +118,30 @@ class Numbers(Case):
             self.is_product(product(moved, x), w, x)
 
 
+class Epilogues(Case):
+    def test_gate_and_residual(self):
+        """One product with everything, few rows and many, planned with and without."""
+        w = weight("nf4", 96, 128, 64, True)
+        exact = w.dequantize(torch.float32).double()
+        for dtype, m in itertools.product((torch.float16, torch.bfloat16), (2, 40)):
+            x, bias = torch.randn(m, 128).to(dtype), torch.randn(96).to(dtype)
+            gate, residual = torch.randn(m, 96).to(dtype), torch.randn(96, m).to(dtype).T
+            self.is_product(product(w, x), w, x)
+            y = ops.linear_then_cuda(x, *w.tensors(), bias, gate, "silu", residual, *w.numbers)
+            by = torch.nn.functional.silu(gate.double())
+            want = (x.double() @ exact.T + bias.double()) * by + residual.double()
+            size = (x.double().abs() @ exact.abs().T + bias.double().abs()) * by.abs() + residual.double().abs()
+            self.assertLess(((y.double() - want).abs() / size.clamp_min(1e-3)).max().item(), ERROR[dtype])
+            self.is_product(product(w, x), w, x)  # what was planned for the other is not taken
+
+
 class Refusals(operators.Refusals):
     """What the CPU refuses, in the same words."""
 
     def setUp(self):
-        linear, dequantize = ops.linear, ops.dequantize
-        ops.linear, ops.dequantize = ops.linear_cuda, ops.dequantize_cuda
+        linear, dequantize, then = ops.linear, ops.dequantize, ops.linear_then
+        ops.linear, ops.dequantize, ops.linear_then = ops.linear_cuda, ops.dequantize_cuda, ops.linear_then_cuda
+        self.addCleanup(setattr, ops, "linear_then", then)
         self.addCleanup(setattr, ops, "linear", linear)
         self.addCleanup(setattr, ops, "dequantize", dequantize)
 
@@ -136,6 +154,7 @@ class Torch(operators.Torch):
     def setUpClass(cls):
         library = torch.library.Library("qconv", "IMPL")
         library.impl("linear", ops.linear_cuda, "CPU", allow_override=True)
+        library.impl("linear_then", ops.linear_then_cuda, "CPU", allow_override=True)
         library.impl("dequantize", ops.dequantize_cuda, "CPU", allow_override=True)
         cls.addClassCleanup(library._destroy)
 
