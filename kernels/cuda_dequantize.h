@@ -11,10 +11,11 @@
 
 QC_C_BEGIN
 
-/* Dequantizes the elements of a part of a weight of any form (any rows, any columns) and decodes double-quantized scales on the way. The bytes are those of the form's `dequantize`.
+/* Dequantizes the elements of a part of a weight of any form (any rows, any columns) and decodes
+ * double-quantized scales on the way. The bytes are those of the form's `dequantize`.
  *
- *   dst       [part->rows, ld] F32, F16 or BF16; ld >= part->cols elements from row to row; elements
- *             beyond them are zeroed
+ *   dst       [part->rows, ld] F32, F16 or BF16; ld >= part->cols elements from row to row;
+ *             elements beyond them are zeroed
  *   exponent  values are multiplied by 2^*exponent (exact) before they are rounded to dst_dtype;
  *             device memory, NULL: 0
  *   overflow  device, may be NULL: as *bad, the lowest index (in the weight) that was finite and

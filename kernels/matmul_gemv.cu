@@ -242,6 +242,8 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_RESIDENT(aligned, M))
         for (int r = 0; r < R; r++)
             run[r] = next[r];
     }
+    /* Lane r * M + m finishes the sum of row r of W and m of x: one end for all of them. */
+    float mine = 0.0f;
 #pragma unroll
     for (int r = 0; r < R; r++) {
 #pragma unroll
@@ -250,14 +252,18 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_RESIDENT(aligned, M))
 #pragma unroll
             for (int step = 16; step; step /= 2)
                 total = __fadd_rn(total, __shfl_xor_sync(0xffffffffu, total, step));
-            if (lane != (unsigned)(r * M + m) || (unsigned)m >= rows || n + r >= a.w.rows)
-                continue;
-            if (a.partials)
-                a.partials[(blockIdx.y * a.m_total + first_m + m) * a.w.rows + n + r] = total;
-            else
-                qc_finish(a.out, first_m + m, n + r, total, 0);
+            mine = lane == (unsigned)(r * M + m) ? total : mine;
         }
     }
+    static_assert(R * M <= 32, "each sum has a lane");
+    unsigned m = lane % M;
+    n += lane / M;
+    if (lane >= (unsigned)(R * M) || m >= rows || n >= a.w.rows)
+        return;
+    if (a.partials)
+        a.partials[(blockIdx.y * a.m_total + first_m + m) * a.w.rows + n] = mine;
+    else
+        qc_finish(a.out, first_m + m, n, mine, 0);
 }
 
 template <bool nf4, bool aligned, int M, bool bf16>

@@ -214,8 +214,8 @@ static void test_epilogues(void **state)
         }
 }
 
-/* Without weights' columns a sum is 0, and y is what the epilogue makes of it. The order of its steps
- * and each rounding: y has the bits of the same steps in float. */
+/* Without weights' columns a sum is 0, and y is what the epilogue makes of it. The order of its
+ * steps and each rounding: y has the bits of the same steps in float. */
 static void test_epilogue_of_nothing(void **state)
 {
     (void)state;
