@@ -226,11 +226,11 @@ static void alike_outputs_are_one_sided(void **state)
             for (uint64_t k = 0; k < 2 * block * block; k++)
                 p.moments[k] = k % block == k / block % block && !zero ? 3e-9f : 0.0f;
             made m = solve(&p, forms[i], 2, 3);
-            uint64_t other = 0;
-            for (uint64_t k = 0; k < rows * n; k++)
-                other += memcmp(&m.q[k], &alike.q[k], 4) != 0;
-            QT_CHECK(other <= rows * n / 500, "form %u: %" PRIu64 " codes differ", i, other);
-            QT_CHECK(fabs(m.result.calibrated / alike.result.calibrated - 1.0) < 1e-3,
+            uint64_t other = 0; /* rows in which a sum was rounded to the other side of a tie */
+            for (uint64_t r = 0; r < rows; r++)
+                other += memcmp(m.q + r * n, alike.q + r * n, n * sizeof *m.q) != 0;
+            QT_CHECK(other <= rows / 8, "form %u: %" PRIu64 " rows differ", i, other);
+            QT_CHECK(fabs(m.result.calibrated / alike.result.calibrated - 1.0) < 0.05,
                      "form %u: %g, not %g", i, m.result.calibrated, alike.result.calibrated);
             const double two = zero ? 0.0 : m.result.calibrated;
             QT_CHECK(fabs(m.result.calibrated_two_sided - two) <= 1e-5 * two, "%g, not %g",
