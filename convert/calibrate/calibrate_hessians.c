@@ -85,6 +85,7 @@ static qc_status find_outputs(const work *w, pair *p, list *without, list *few, 
                 w->k->o->calibrate.hessians, j->rows, j->name, o->blocks, qc_plural(o->blocks),
                 o->block);
     if (o->blocks > 0 && !qc_calibrate_few(qc_min_u64(o->block, j->rows), o->tokens)) {
+        w->k->feedback.sweeps = QC_FEEDBACK_SWEEPS_TWO_SIDED;
         w->k->r->sided = 2;
         return QC_OK;
     }

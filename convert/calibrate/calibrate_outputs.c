@@ -66,6 +66,7 @@ qc_status qc_calibrate_outputs_choose(qc_calibrate_outputs *out, qc_calibrator *
                                    .wants = wants,
                                    .did = did,
                                    .ctx = out};
+    k->feedback.sweeps = QC_FEEDBACK_SWEEPS_TWO_SIDED;
     k->r->sided = 2;
     return QC_OK;
 }
