@@ -70,6 +70,7 @@ def rows(s, budget):
     for label, text in texts(s):
         base.append(add(s, "NF4, double, calibrated, %s" % label, NF4 + options(text)))
     text = texts(s)[0][1]
+    base.append(add(s, "NF4, double, calibrated, one-sided", NF4 + options(text) + ["--sided", "one"]))
     base.append(add(s, "NF4, double, block 32, calibrated",
                     NF4 + ["--block-size", "32"] + options(text)))
     for bits in AUTO:
@@ -77,6 +78,7 @@ def rows(s, budget):
         base.append(add(s, "auto, %.1f bits, search" % bits, auto + ["--scale", "search"]))
         base.append(add(s, "auto, %.1f bits, calibrated" % bits, auto + options(text)))
     base.append(add(s, "int8 by row, search", INT8 + ["--scale", "search"]))
+    base.append(add(s, "int8 by row, calibrated, one-sided", INT8 + options(text) + ["--sided", "one"]))
     base.append(add(s, "int8 by row, calibrated", INT8 + options(text)))
     return base
 
