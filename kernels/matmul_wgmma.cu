@@ -397,16 +397,27 @@ QC_DEVICE void finish(const args &a, const piece &now, float (&sum)[S::m_tile / 
     for (int half = 0; half < 2; half++)
         if (!S::scaled && n0 + half * 8 < p.n)
             by[half] = __fmul_rn(row_scale(p.w, n0 + half * 8), factor_of<S>(p.w));
-    /* Of some rows of x at a time. The sums move down behind them, since unrolled code for all
-     * would be so much that fetching it takes as long as the products. */
+    /* A few sums at a time, in one loop: unrolled code for all would be so much that fetching it
+     * takes as long as the products. The next sums move down behind them, of `some` each time and
+     * of all once these are done, since moving all each time would be long as well. */
     constexpr int some = S::m_tile >= 128 ? 16 : S::m_tile == 64 ? 8 : 4;
-    uint64_t m = (uint64_t)now.m_index * S::m_tile + lane % 4 * 2;
+    constexpr int few = S::m_tile >= 64 ? 4 : 2;
+    uint64_t m0 = (uint64_t)now.m_index * S::m_tile + lane % 4 * 2;
 #pragma unroll 1
-    for (int done = 0; done < S::m_tile / 2; done += some, m += some * 2) {
+    for (int done = 0; done < S::m_tile / 2; done += some, m0 += some * 2) {
+#pragma unroll 1
+        for (int e = 0; e < some; e += few) {
 #pragma unroll
-        for (int i = 0; i < some; i++)
-            put(a, p, m + i / 4 * 8 + i % 2, n0 + i / 2 % 2 * 8,
-                S::scaled ? sum[i] : __fmul_rn(sum[i], by[i / 2 % 2]), w_exponent, plane, planes);
+            for (int i = 0; i < few; i++) {
+                int half = (e + i) / 2 % 2;
+                put(a, p, m0 + (e + i) / 4 * 8 + i % 2, n0 + half * 8,
+                    S::scaled ? sum[i] : __fmul_rn(sum[i], half ? by[1] : by[0]), w_exponent, plane,
+                    planes);
+            }
+#pragma unroll
+            for (int i = 0; i + few < some; i++)
+                sum[i] = sum[i + few];
+        }
 #pragma unroll
         for (int i = 0; i + some < S::m_tile / 2; i++)
             sum[i] = sum[i + some];
