@@ -8,6 +8,7 @@ or the change is harmless, which harmless_mutants.txt says with the reason.
             left out
   bound     one `a < b` of a for, if, while or ?: becomes `a <= b`, or `a + 1 < b`
   fragment  one index of a fragment in the shim's matrix wrappers is another
+  slice     one step of an epilogue or one use of where a slice begins is left out (SLICE)
 
   mutate_kernels.py --build BUILD [--kind KIND]... [--file NAME]... [--sample N] [--seed S] [--list]
 
@@ -57,7 +58,7 @@ TESTS = {
 }
 QUICKEST = ["matrix", "memory_rate", "feedback_rows", "feedback_open", "llama", "dequantize", "quantize",
             "feedback_search", "scale_search", "gemv", "graph", "api", "stream", "tiles",
-            "mma", "wgmma"]
+            "mma", "wgmma", "slice"]
 BARRIER = re.compile(r"\b(?:__syncthreads|__syncwarp|qc_grid_wait|qc_(?:cp_async|wgmma)_wait<[^;<>]*>"
                      r"|qc_(?:cp_async|wgmma)_commit|qc_wgmma_fence|qc_mbarrier_(?:ready|wait|arrive(?:_copied)?))"
                      r"\([^;()]*\);")
@@ -70,11 +71,16 @@ FRAGMENT = [("lane / 4", "lane % 8"), ("lane % 4", "lane / 8"), ("2 * t + h", "2
             ("p->a, 2 + h", "p->a, 4 + h"), ("p->a, 4 + h", "p->a, 2 + h"),
             ("p->b, 2 + h", "p->b, h"), ("half_of(p->b, k)", "half_of(p->b, 3 - k)"),
             ("8 * i + lane / 4", "8 * i + lane % 4")]
+# What is left out, of which file, and in which unit; shim_slice is about them.
+SLICE = [("kernels/matmul_run.cuh", "if (o.residual)", "if (false)", "kernels/matmul_stream.cu"),
+         ("kernels/matmul_run.cuh", "if (o.gate)", "if (false)", "kernels/matmul_reduce.cu"),
+         ("kernels/matmul_stream.cu", "(to->w.first / ENTRY_K)", "0", "kernels/matmul_stream.cu"),
+         ("kernels/matmul_share.cuh", "(to->w.first / QC_SHARE_BLOCK)", "0", "kernels/matmul_tiles.cu")]
 
 
 class Mutant:
     def __init__(self, path, kind, start, end, text, new):
-        self.path, self.kind = path, kind
+        self.path, self.kind, self.unit = path, kind, None
         self.text = text[:start] + new + text[end:]  # of the whole file
         self.line = text.count("\n", 0, start) + 1
         begin = text.rfind("\n", 0, start) + 1
@@ -105,6 +111,11 @@ def mutants_of(path):
     text = read(path)
     code = without_comments(text)
     found = []
+    for changed, old, new, unit in SLICE:
+        if changed == path:
+            at = code.index(old)
+            found.append(Mutant(path, "slice", at, at + len(old), text, new))
+            found[-1].unit = unit
     if path == WRAPPERS:
         begin = code.index("ldmatrix_compute")
         for old, new in FRAGMENT:
@@ -221,24 +232,25 @@ def judge(build, mutant):
         with open(os.path.join(overlay, mutant.path), "w") as f:
             f.write(mutant.text)
         units = ["tests/kernels/kernel_shim_matrix.cpp"] if mutant.path == WRAPPERS \
-            else includers(mutant.path)
+            else [mutant.unit] if mutant.unit else includers(mutant.path)
+        about = {u: ["slice"] if mutant.unit else TESTS[u] for u in units}
         objects = {}
         topics = []
         for unit in units:
-            topics += [t for t in TESTS[unit] if t not in topics]
+            topics += [t for t in about[unit] if t not in topics]
         topics.sort(key=QUICKEST.index)
         programs = {}
         for order in ORDERS:
             for topic in topics:
                 limit = build.limit(topic)
-                for unit in (u for u in units if topic in TESTS[u] and u not in objects):
+                for unit in (u for u in units if topic in about[u] and u not in objects):
                     objects[unit] = build.compile(unit, overlay, os.path.join(
                         overlay, "unit%d.o" % len(objects)))
                     if not objects[unit]:
                         return "does not build"
                 if topic not in programs:
                     programs[topic] = os.path.join(overlay, "shim_" + topic)
-                    build.link(topic, {u: o for u, o in objects.items() if topic in TESTS[u]},
+                    build.link(topic, {u: o for u, o in objects.items() if topic in about[u]},
                                programs[topic])
                 if not build.passes(programs[topic], order, limit):
                     return "found by shim_%s, %s" % (topic, order)
@@ -260,7 +272,7 @@ def harmless_list():
 def main():
     p = argparse.ArgumentParser()
     p.add_argument("--build", required=True)
-    p.add_argument("--kind", action="append", choices=["barrier", "bound", "fragment"])
+    p.add_argument("--kind", action="append", choices=["barrier", "bound", "fragment", "slice"])
     p.add_argument("--file", action="append")
     p.add_argument("--sample", type=int)
     p.add_argument("--seed", type=int, default=1)
