@@ -51,6 +51,8 @@ static inline qc_status qc_mma_launch_tiles(Kernel *kernel, const qc_matmul_call
                                             qc_error *err)
 {
     const qc_matmul_plan *p = &c->plan;
+    if (c->n > UINT32_MAX) /* kernels have numbers of rows of W in 32 bits */
+        QC_FAIL(err, QC_ERR_USAGE, "a weight has too many rows for one launch");
     QC_TRY(qc_cuda_keep_resident(kernel, p->shared_bytes, resident, what, err));
     qc_mma_args a = qc_mma_args_of(c);
     uint64_t n_tiles = (c->n + p->n_tile - 1) / p->n_tile;

@@ -90,8 +90,8 @@ constexpr int blocks_of(int m_tile, bool aligned)
     return aligned && m_tile <= 32 ? 2 : 1;
 }
 
-/* On sm_100 the kernel for 32 rows of x with aligned NF4 is one register short, so there the place
- * of the thread's x is calculated again in every step. */
+/* On sm_100 the kernel for 32 rows of x with aligned NF4 is a few registers short, so there the
+ * places of the thread's x and of its rows of W are calculated again in every step. */
 template <typename S> QC_DEVICE constexpr bool short_of_registers(bool aligned)
 {
     return QC_ARCH >= 100 && QC_ARCH < 120 && S::m_tile == 32 && S::a_tiles == 2 && aligned;
@@ -107,11 +107,13 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS, blocks_of(m_tile, align
     unsigned g = lane / 4, t = lane % 4, warp_k = warp % S::warps_k, warp_n = warp / S::warps_k;
     qc_mma_part p = qc_mma_part_of(a, m_tile, S::n_tile);
 
-    uint64_t n[S::runs], first[S::runs];
+    constexpr bool is_short = short_of_registers<S>(aligned);
+    uint32_t n[S::runs];
+    uint64_t first[S::runs];
 #pragma unroll
     for (int i = 0; i < S::runs; i++) {
-        n[i] = p.n0 + warp_n * 8 * S::runs + i * 8 + g;
-        n[i] = n[i] < a.n ? n[i] : a.n - 1;
+        uint64_t row = p.n0 + warp_n * 8 * S::runs + i * 8 + g;
+        n[i] = (uint32_t)(row < a.n ? row : a.n - 1);
         first[i] = a.w.first + n[i] * a.w.ld;
     }
     qc_run<nf4> next[S::runs];
@@ -120,7 +122,9 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS, blocks_of(m_tile, align
         if (k < p.k_end) {
 #pragma unroll
             for (int i = 0; i < S::runs; i++)
-                qc_run_load<nf4, aligned>(next[i], a.w, n[i], first[i], k);
+                qc_run_load<nf4, aligned>(next[i], a.w, n[i],
+                                          is_short ? a.w.first + qc_anew(n[i]) * a.w.ld : first[i],
+                                          k);
         } else {
 #pragma unroll
             for (int i = 0; i < S::runs; i++)
@@ -157,7 +161,7 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS, blocks_of(m_tile, align
         for (int i = 0; i < S::runs; i++)
             run[i] = next[i];
         load_next(k + S::k_step);
-        if (short_of_registers<S>(aligned))
+        if (is_short)
             from.from = qc_mma_x_from(a, p, S::row_units, qc_anew(thread));
         qc_cp_async_wait<S::stages - 2>();
         __syncthreads(); /* this stage is complete, and all are done with the one before it */

@@ -750,9 +750,6 @@ qc_status launch(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s, qc_e
                : kind == QC_FORM_INT8_ROWS
                    ? launch_group<int8_rows_shape<m_tile>>(c, count, s, err)
                    : launch_group<int8_blocks_shape<m_tile>>(c, count, s, err);
-    for (uint32_t i = 0; i < count; i++)
-        if (c[i].n > UINT32_MAX)
-            QC_FAIL(err, QC_ERR_USAGE, "a weight has too many rows for path mma-884");
     auto kernel =
         kind == QC_FORM_NF4 ? matmul_mma884_any<m_tile, true> : matmul_mma884_any<m_tile, false>;
     for (uint32_t i = 0; i < count; i++)
