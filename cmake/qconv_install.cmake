@@ -26,7 +26,7 @@ qconv_header(qconv.h "#include <qconv/device_reader.h>\n" base/interrupt.h conve
 # What runs on GPUs; installed where there are kernels.
 qconv_header(gpu_load.h "#include <qconv/device_reader.h>\n" convert/gpu/gpu_load.h)
 qconv_header(qconv_cuda.h "#include <qconv/qconv.h>\n#include <qconv/gpu_load.h>\n"
-  kernels/cuda_device.h kernels/cuda_dequantize.h kernels/matmul.h)
+  kernels/cuda_device.h kernels/cuda_dequantize.h kernels/matmul.h kernels/matmul_experts.h)
 if(NOT TARGET qconv_kernels)
   list(FILTER qconv_headers EXCLUDE REGEX "/(gpu_load|qconv_cuda)[.]h$")
 endif()

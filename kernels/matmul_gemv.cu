@@ -29,6 +29,7 @@
  * What limits it, per weight: one shared-memory load of 4 bytes for NF4 (32 weights per clock and
  * multiprocessor), 2 * M / rows bytes of x, and the float pipe (64 / M weights per clock, or
  * 128 / M from sm_86 on). */
+#include "kernels/matmul_experts_tile.cuh"
 #include "kernels/matmul_run.cuh"
 
 #define WARPS        8u
@@ -90,15 +91,16 @@ QC_DEVICE uint4 x_unit(const uint16_t *row, uint64_t k, uint64_t k_end, int alig
     return v;
 }
 
-template <int M>
-QC_DEVICE void stage_x(uint2 (&to)[M][TILE_UNITS], const gemv_args &a, const uint16_t *x,
-                       unsigned rows, uint64_t tile_k, uint64_t k_end)
+/* row_of(m) is where row m of the block's x begins. */
+template <int M, typename RowOf>
+QC_DEVICE void stage_x(uint2 (&to)[M][TILE_UNITS], const gemv_args &a, RowOf row_of, unsigned rows,
+                       uint64_t tile_k, uint64_t k_end)
 {
     for (unsigned i = threadIdx.x; i < M * TILE_UNITS / 2; i += THREADS) {
         unsigned m = i / (TILE_UNITS / 2), unit = i % (TILE_UNITS / 2);
         uint4 v = {0, 0, 0, 0};
         if (m < rows)
-            v = x_unit(x + m * a.ldx, tile_k + 8 * unit, k_end, a.x_aligned);
+            v = x_unit(row_of(m), tile_k + 8 * unit, k_end, a.x_aligned);
         uint2 first = {v.x, v.y}, second = {v.z, v.w};
         to[m][unit % 4 * 64 + unit / 4] = first;
         to[m][unit % 4 * 64 + 32 + unit / 4] = second;
@@ -203,20 +205,20 @@ QC_DEVICE void load_runs(qc_run<nf4> (&run)[R], const qc_run_source &w, uint64_t
     }
 }
 
-template <bool nf4, bool aligned, int M, bool bf16>
-__global__ void __launch_bounds__(THREADS, BLOCKS_RESIDENT(aligned, M))
-    matmul_gemv(const gemv_args a)
+/* What a block multiplies: rows of W from n0 on, k of its slice, so many rows of x. */
+struct gemv_part {
+    uint64_t n0, k_begin, k_end;
+    unsigned rows;
+};
+
+/* put(m, n, sum) gets each sum once. */
+template <bool nf4, bool aligned, int M, bool bf16, typename RowOf, typename Put>
+QC_DEVICE void multiply_rows(const gemv_args &a, const gemv_part &p, RowOf row_of, Put put,
+                             gemv_shared<nf4, M> &shared)
 {
     constexpr int R = (int)ROWS_OF_WARP(nf4, M);
-    typedef gemv_shared<nf4, M> shared_type;
-    QC_SHARED(shared_type, shared);
     unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    uint64_t n = ((uint64_t)blockIdx.x * WARPS + warp) * R;
-    uint64_t first_m = (uint64_t)blockIdx.z * M;
-    unsigned rows = a.m - first_m < (uint64_t)M ? (unsigned)(a.m - first_m) : (unsigned)M;
-    const uint16_t *x = a.x + first_m * a.ldx;
-    uint64_t k_begin = (uint64_t)blockIdx.y * a.split_k;
-    uint64_t k_end = a.k - k_begin < a.split_k ? a.k : k_begin + a.split_k;
+    uint64_t n = p.n0 + (uint64_t)warp * R;
 
     qc_run<nf4> run[R];
     float sum[R][M];
@@ -226,16 +228,16 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_RESIDENT(aligned, M))
         for (int m = 0; m < M; m++)
             sum[r][m] = 0.0f;
     uint64_t lane_k = QC_RUN_ELEMS * lane;
-    load_runs<nf4, aligned>(run, a.w, n, k_begin + lane_k, k_end);
+    load_runs<nf4, aligned>(run, a.w, n, p.k_begin + lane_k, p.k_end);
     qc_run_fill(shared.table, a.w, threadIdx.x, THREADS);
-    stage_x<M>(shared.x[0], a, x, rows, k_begin, k_end);
+    stage_x<M>(shared.x[0], a, row_of, p.rows, p.k_begin, p.k_end);
     __syncthreads();
     unsigned lane_bytes = qc_run_lane(shared.table, lane), buffer = 0;
-    for (uint64_t k = k_begin; k < k_end; k += TILE_K, buffer ^= 1) {
+    for (uint64_t k = p.k_begin; k < p.k_end; k += TILE_K, buffer ^= 1) {
         qc_run<nf4> next[R];
-        load_runs<nf4, aligned>(next, a.w, n, k + TILE_K + lane_k, k_end);
-        if (k + TILE_K < k_end)
-            stage_x<M>(shared.x[buffer ^ 1], a, x, rows, k + TILE_K, k_end);
+        load_runs<nf4, aligned>(next, a.w, n, k + TILE_K + lane_k, p.k_end);
+        if (k + TILE_K < p.k_end)
+            stage_x<M>(shared.x[buffer ^ 1], a, row_of, p.rows, k + TILE_K, p.k_end);
         multiply<nf4, aligned, M, bf16>(sum, run, a, shared, lane_bytes, shared.x[buffer], lane);
         __syncthreads();
 #pragma unroll
@@ -258,12 +260,60 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_RESIDENT(aligned, M))
     static_assert(R * M <= 32, "each sum has a lane");
     unsigned m = lane % M;
     n += lane / M;
-    if (lane >= (unsigned)(R * M) || m >= rows || n >= a.w.rows)
+    if (lane < (unsigned)(R * M) && m < p.rows && n < a.w.rows)
+        put(m, n, mine);
+}
+
+template <bool nf4, bool aligned, int M, bool bf16>
+__global__ void __launch_bounds__(THREADS, BLOCKS_RESIDENT(aligned, M))
+    matmul_gemv(const gemv_args a)
+{
+    typedef gemv_shared<nf4, M> shared_type;
+    QC_SHARED(shared_type, shared);
+    uint64_t first_m = (uint64_t)blockIdx.z * M;
+    gemv_part p;
+    p.n0 = (uint64_t)blockIdx.x * WARPS * ROWS_OF_WARP(nf4, M);
+    p.rows = a.m - first_m < (uint64_t)M ? (unsigned)(a.m - first_m) : (unsigned)M;
+    p.k_begin = (uint64_t)blockIdx.y * a.split_k;
+    p.k_end = a.k - p.k_begin < a.split_k ? a.k : p.k_begin + a.split_k;
+    const uint16_t *x = a.x + first_m * a.ldx;
+    multiply_rows<nf4, aligned, M, bf16>(
+        a, p, [&](unsigned m) { return x + m * a.ldx; },
+        [&](unsigned m, uint64_t n, float total) {
+            if (a.partials)
+                a.partials[(blockIdx.y * a.m_total + first_m + m) * a.w.rows + n] = total;
+            else
+                qc_finish(a.out, first_m + m, n, total, 0);
+        },
+        shared);
+}
+
+/* Thread 0 calls this, which has found the tile's row. */
+QC_DEVICE void qc_experts_more(qc_experts_tile<gemv_args, 1> &t, const qc_experts_call &c)
+{
+    t.a.x = c.x + t.x_row[0] * c.ldx;
+    t.a.x_aligned = c.x_aligned;
+}
+
+/* The same for experts (matmul_experts_tile.cuh), a row of x at a time. */
+template <bool nf4, bool aligned, bool bf16>
+__global__ void __launch_bounds__(THREADS, BLOCKS_RESIDENT(aligned, 1))
+    matmul_gemv_experts(const qc_experts_call c)
+{
+    typedef qc_experts_shared<gemv_args, 1, gemv_shared<nf4, 1>> shared_type;
+    QC_SHARED(shared_type, sh);
+    const gemv_args &a = sh.tile.a;
+    if (!qc_experts_begin(sh.tile, c, threadIdx.x))
         return;
-    if (a.partials)
-        a.partials[(blockIdx.y * a.m_total + first_m + m) * a.w.rows + n] = mine;
-    else
-        qc_finish(a.out, first_m + m, n, mine, 0);
+    gemv_part p;
+    p.n0 = (uint64_t)(blockIdx.x / c.slots) * WARPS * ROWS_OF_WARP(nf4, 1);
+    p.rows = 1;
+    p.k_begin = 0;
+    p.k_end = a.k;
+    multiply_rows<nf4, aligned, 1, bf16>(
+        a, p, [&](unsigned) { return a.x; },
+        [&](unsigned, uint64_t n, float total) { qc_experts_put(c, sh.tile, 0, n, total, 0); },
+        sh.rest);
 }
 
 template <bool nf4, bool aligned, int M, bool bf16>
@@ -331,7 +381,27 @@ qc_status start_range(const qc_matmul_call *c, uint64_t first, uint64_t count, q
                : start_rows<false>(a, m, aligned, c->x_dtype, grid, s, err);
 }
 
+template <bool nf4, bool aligned, bool bf16>
+qc_status start_experts(const qc_experts_call *c, qc_cuda_stream s, qc_error *err)
+{
+    typedef qc_experts_shared<gemv_args, 1, gemv_shared<nf4, 1>> shared_type;
+    return qc_experts_start(matmul_gemv_experts<nf4, aligned, bf16>, c,
+                            WARPS * ROWS_OF_WARP(nf4, 1), sizeof(shared_type), aligned ? 3 : 2,
+                            "matmul_gemv_experts", s, err);
+}
+
 } /* namespace */
+
+extern "C" qc_status qc_gemv_experts_launch(const qc_experts_call *c, qc_cuda_stream s,
+                                            qc_error *err)
+{
+    static constexpr decltype(&start_experts<true, true, true>) starts[2][2][2] = {
+        {{start_experts<false, false, false>, start_experts<false, false, true>},
+         {start_experts<false, true, false>, start_experts<false, true, true>}},
+        {{start_experts<true, false, false>, start_experts<true, false, true>},
+         {start_experts<true, true, false>, start_experts<true, true, true>}}};
+    return starts[c->nf4][c->aligned][c->x_dtype == QC_DTYPE_BF16](c, s, err);
+}
 
 static qc_status launch_one(const qc_matmul_call *c, qc_cuda_stream s, qc_error *err)
 {

@@ -146,6 +146,11 @@ qc_status qc_matmul_check(const qc_matmul *h, qc_error *err)
         fault = atomic_exchange_explicit(word, 0, memory_order_acq_rel);
     if (!fault)
         return QC_OK;
+    if (fault == QC_MATMUL_FAULT_EXPERTS)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "an earlier product of experts on cuda:%d found offsets that decrease or go beyond "
+                "max_rows, or a row of x that there is not; it did not write these rows of y",
+                h->device.index);
     if (fault != QC_MATMUL_FAULT_WORKSPACE)
         QC_FAIL(err, QC_ERR_INTERNAL,
                 "an earlier product on cuda:%d could not do its work (fault %u of its kernel); its "

@@ -19,7 +19,7 @@
  * times the largest code.)
  *   grid    as many blocks as there are scales for, at most 1024; integer atomicMax on the bits of
  *           non-negative floats, which does not depend on the order */
-#include "kernels/matmul_kernels.h"
+#include "kernels/matmul_experts_internal.h"
 #include "kernels/matmul_run.cuh"
 
 #define THREADS     256u
@@ -140,40 +140,73 @@ template <bool bf16> __global__ void __launch_bounds__(THREADS) matmul_image(con
     }
 }
 
-/* prepared[3] holds the peak's bits until matmul_exponent has read them. */
-__global__ void __launch_bounds__(THREADS)
-    matmul_scale_scan(const qc_weights w, uint64_t scales, int *prepared)
+/* Of an array of scales, the largest magnitude of those from `first` on in steps. W: qc_weights or
+ * qc_run_source. */
+template <typename W>
+QC_DEVICE float scale_peak(const W &w, uint64_t scales, uint64_t first, uint64_t step,
+                           uint32_t nested_shift, float offset)
 {
     float peak = 0.0f;
-    for (uint64_t i = (uint64_t)blockIdx.x * THREADS + threadIdx.x; i < scales;
-         i += (uint64_t)gridDim.x * THREADS) {
+    for (uint64_t i = first; i < scales; i += step) {
         float scale = w.absmax ? w.absmax[i]
                                : __fadd_rn(__fmul_rn(w.nested_map[w.absmax_codes[i]],
-                                                     w.nested_absmax[i / w.nested_block]),
-                                           w.form.offset);
+                                                     w.nested_absmax[i >> nested_shift]),
+                                           offset);
         peak = fmaxf(peak, fabsf(scale));
     }
-    for (int step = 16; step; step /= 2)
-        peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, step));
+    for (int lanes = 16; lanes; lanes /= 2)
+        peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, lanes));
+    return peak;
+}
+
+/* prepared[3] holds the peak's bits until matmul_exponent has read them. */
+__global__ void __launch_bounds__(THREADS)
+    matmul_scale_scan(const qc_weights w, uint64_t scales, uint32_t nested_shift, int *prepared)
+{
+    float peak = scale_peak(w, scales, (uint64_t)blockIdx.x * THREADS + threadIdx.x,
+                            (uint64_t)gridDim.x * THREADS, nested_shift, w.form.offset);
     if (threadIdx.x % 32 == 0)
         atomicMax(prepared + 3, (int)__float_as_uint(peak));
 }
 
-/* reach is qc_form_reach, for codes without a map. */
-__global__ void matmul_exponent(const float *code_map, float reach, int *prepared)
+/* Returns the exponent for a peak of scales. reach is qc_form_reach, for codes without a map. */
+QC_DEVICE int exponent_of(float peak, const float *code_map, float reach)
 {
-    float peak = __uint_as_float((uint32_t)prepared[3]), largest_code = code_map ? 0.0f : reach;
+    float largest_code = code_map ? 0.0f : reach;
     for (int i = 0; code_map && i < 16; i++)
         largest_code = fmaxf(largest_code, fabsf(code_map[i]));
     peak = __fmul_rn(peak, largest_code);
     int exponent = 0;
     if (!(peak >= 0x1p-8f && peak < 0x1p15f))
         exponent = exponent_for(peak);
-    exponent = exponent > 126 ? 126 : exponent; /* 2^-exponent is a normal float */
+    return exponent > 126 ? 126 : exponent; /* 2^-exponent is a normal float */
+}
+
+__global__ void matmul_exponent(const float *code_map, float reach, int *prepared)
+{
+    int exponent = exponent_of(__uint_as_float((uint32_t)prepared[3]), code_map, reach);
     prepared[0] = exponent;
     prepared[1] = (int)((uint32_t)(127 - exponent) << 23);
     prepared[2] = 0;
     prepared[3] = (int)__float_as_uint(1.0f);
+}
+
+/* The same for experts, of which each has a block of threads. */
+__global__ void __launch_bounds__(THREADS)
+    matmul_experts_exponent(const qc_run_source *table, uint64_t scales, float reach,
+                            int *exponents)
+{
+    QC_SHARED(input_shared, shared);
+    const qc_run_source w = table[blockIdx.x];
+    float peak = scale_peak(w, scales, threadIdx.x, THREADS, w.nested_shift, w.nested_offset);
+    if (threadIdx.x % 32 == 0)
+        shared.warp_peak[threadIdx.x / 32] = __float_as_uint(peak);
+    __syncthreads();
+    if (threadIdx.x)
+        return;
+    for (uint32_t i = 1; i < WARPS; i++)
+        peak = fmaxf(peak, __uint_as_float(shared.warp_peak[i]));
+    exponents[blockIdx.x] = exponent_of(peak, w.code_map, reach);
 }
 
 /* Each thread writes four bytes of a repacked row. This happens once per weight, so working on
@@ -236,13 +269,24 @@ qc_status qc_matmul_exponent_launch(const qc_weights *w, int *prepared, qc_cuda_
     uint64_t blocks = (scales + THREADS - 1) / THREADS;
     if (blocks) {
         QC_LAUNCH(matmul_scale_scan, dim3((unsigned)(blocks < SCAN_BLOCKS ? blocks : SCAN_BLOCKS)),
-                  dim3(THREADS), 0, s, *w, scales, prepared);
+                  dim3(THREADS), 0, s, *w, scales, qc_run_log2(w->nested_block), prepared);
         QC_TRY(qc_cuda_launched("matmul_scale_scan", err));
     }
     QC_LAUNCH(matmul_exponent, dim3(1), dim3(1), 0, s,
               qc_form_is_table(w->form.ops) ? w->form.code_map : nullptr,
               qc_form_reach(w->form.ops), prepared);
     return qc_cuda_launched("matmul_exponent", err);
+}
+
+extern "C" qc_status qc_experts_exponent_launch(const void *table, const qc_weights *w,
+                                                uint32_t count, int *exponents, qc_cuda_stream s,
+                                                qc_error *err)
+{
+    QC_LAUNCH(matmul_experts_exponent, dim3(count), dim3(THREADS), sizeof(input_shared), s,
+              static_cast<const qc_run_source *>(table),
+              qc_form_scales(&w->form, w->rows * w->form.cols), qc_form_reach(w->form.ops),
+              exponents);
+    return qc_cuda_launched("matmul_experts_exponent", err);
 }
 
 qc_status qc_matmul_repack_launch(const qc_weights *w, uint64_t row_bytes, void *out,

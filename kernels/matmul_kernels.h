@@ -12,6 +12,7 @@ QC_C_BEGIN
  * sums, as they were. */
 #define QC_MATMUL_FAULT_WORKSPACE 1u /* the workspace was not made ready */
 #define QC_MATMUL_FAULT_SHARED    2u /* shared memory begins so late that the table has no room */
+#define QC_MATMUL_FAULT_EXPERTS   3u /* offsets of experts, or their rows of x, are wrong */
 
 /* Where finished sums go, and what is done to them before (qc_matmul_io). */
 typedef struct {

@@ -137,6 +137,12 @@ QC_DEVICE qc_mma_x qc_mma_x_of(const qc_mma_args &a, const qc_mma_part &p, unsig
     return v;
 }
 
+/* Returns where unit i of the step at k begins. */
+QC_DEVICE const uint16_t *qc_mma_unit(const qc_mma_x &x, uint64_t k, int i)
+{
+    return x.from + k + i * x.apart;
+}
+
 /* The tile's sums meet in shared memory as [m_tile][n_tile] floats. n is swizzled by m so that the
  * fragments of a warp fall on different banks. */
 QC_DEVICE unsigned qc_mma_sum_at(unsigned m, unsigned n, unsigned n_tile)
@@ -174,6 +180,54 @@ QC_DEVICE void qc_mma_finish(const qc_mma_args &a, const qc_mma_part &p, const f
         else
             qc_finish(a.out, row, column, v, w_exponent + (a.x_exponent ? a.x_exponent[row] : 0));
     }
+}
+
+/* ---- what a kernel is launched with ----
+ *
+ * qc_mma_args, or a qc_experts_call, for which matmul_experts_tile.cuh has the same functions. */
+
+template <typename Call, int m_tile, typename Rest> struct qc_mma_memory {
+    Rest rest;
+};
+
+template <typename Memory>
+QC_DEVICE bool qc_mma_begin(const Memory &, const qc_mma_args &, unsigned)
+{
+    return true;
+}
+
+template <typename Memory>
+QC_DEVICE const qc_mma_args &qc_mma_args_in(const Memory &, const qc_mma_args &a)
+{
+    return a;
+}
+
+template <typename Memory>
+QC_DEVICE qc_mma_part qc_mma_part_in(const Memory &, const qc_mma_args &a, unsigned m_tile,
+                                     unsigned n_tile)
+{
+    return qc_mma_part_of(a, m_tile, n_tile);
+}
+
+template <typename Memory>
+QC_DEVICE qc_mma_x qc_mma_x_in(const Memory &, const qc_mma_args &a, const qc_mma_part &p,
+                               unsigned row_units, unsigned thread)
+{
+    return qc_mma_x_of(a, p, row_units, thread);
+}
+
+template <typename Memory>
+QC_DEVICE void qc_mma_x_anew(qc_mma_x &x, const Memory &, const qc_mma_args &a,
+                             const qc_mma_part &p, unsigned row_units, unsigned thread)
+{
+    x.from = qc_mma_x_from(a, p, row_units, thread);
+}
+
+template <int m_tile, int n_tile, typename Memory>
+QC_DEVICE void qc_mma_finish_in(const Memory &, const qc_mma_args &a, const qc_mma_part &p,
+                                const float *sums, unsigned thread)
+{
+    qc_mma_finish<m_tile, n_tile>(a, p, sums, thread);
 }
 
 #endif

@@ -38,6 +38,7 @@
  * lanes repeat the last row, and what they make is not written.
  *
  * Cost and bound: docs/kernels.md. */
+#include "kernels/matmul_experts_tile.cuh"
 #include "kernels/matmul_mma.cuh"
 
 #include <type_traits>
@@ -70,8 +71,8 @@ template <int m_tile_, bool nf4> struct shape {
 };
 
 /* Fills a stage with x from k on. `to` is where the thread's first unit lies in a stage. */
-template <typename S>
-QC_DEVICE void fill_stage(const qc_mma_x &x, const qc_mma_args &a, const qc_mma_part &p, uint64_t k,
+template <typename S, typename X>
+QC_DEVICE void fill_stage(const X &x, const qc_mma_args &a, const qc_mma_part &p, uint64_t k,
                           uint4 *stage, unsigned to)
 {
     static_assert(QC_MMA_THREADS / S::row_units % 2 == 0, "the swizzle of a thread's rows is one");
@@ -79,7 +80,7 @@ QC_DEVICE void fill_stage(const qc_mma_x &x, const qc_mma_args &a, const qc_mma_
 #pragma unroll
     for (int i = 0; i < S::stage_units / QC_MMA_THREADS; i++) {
         bool there = inside && (unsigned)i < x.there;
-        qc_cp_async_16(stage + to + i * QC_MMA_THREADS, there ? x.from + k + i * x.apart : a.x,
+        qc_cp_async_16(stage + to + i * QC_MMA_THREADS, there ? qc_mma_unit(x, k, i) : a.x,
                        there ? 16 : 0);
     }
 }
@@ -90,24 +91,53 @@ constexpr int blocks_of(int m_tile, bool aligned)
     return aligned && m_tile <= 32 ? 2 : 1;
 }
 
-/* On sm_100 the kernel for 32 rows of x with aligned NF4 is a few registers short, so there the
- * places of the thread's x and of its rows of W are calculated again in every step. */
-template <typename S> QC_DEVICE constexpr bool short_of_registers(bool aligned)
+/* On sm_100 the kernels for 32 rows of x and for 16 rows of experts, with aligned NF4, are short of
+ * a few registers, so there the places of the thread's x and of its rows of W are calculated again
+ * in every step. */
+template <typename S, typename Call> QC_DEVICE constexpr bool short_of_registers(bool aligned)
 {
-    return QC_ARCH >= 100 && QC_ARCH < 120 && S::m_tile == 32 && S::a_tiles == 2 && aligned;
+    return QC_ARCH >= 100 && QC_ARCH < 120 && S::a_tiles == 2 && aligned &&
+           S::m_tile == (std::is_same_v<Call, qc_mma_args> ? 32 : 16);
 }
 
-template <int m_tile, bool nf4, bool aligned>
+/* The warps' sums meet in shared memory. */
+template <typename S>
+QC_DEVICE void put_sums(float *sums, const float (&sum)[S::a_tiles][S::m_parts][4], unsigned warp_k,
+                        unsigned n, unsigned t)
+{
+    for (int turn = 0; turn < S::warps_k; turn++) {
+        if (warp_k == (unsigned)turn) {
+#pragma unroll
+            for (int r = 0; r < S::a_tiles; r++)
+#pragma unroll
+                for (int i = 0; i < S::m_parts; i++)
+#pragma unroll
+                    for (int e = 0; e < 4; e++)
+                        qc_mma_put(sums + qc_mma_sum_at(i * 8 + t * 2 + e % 2,
+                                                        n + r * 16 + e / 2 * 8, S::n_tile),
+                                   sum[r][i][e], turn == 0);
+        }
+        __syncthreads();
+    }
+}
+
+/* Call: qc_mma_args, or qc_experts_call. */
+template <int m_tile, bool nf4, bool aligned, typename Call>
 static __global__ void __launch_bounds__(QC_MMA_THREADS, blocks_of(m_tile, aligned))
-    matmul_mma16816(const qc_mma_args a)
+    matmul_mma16816(const Call c)
 {
     using S = shape<m_tile, nf4>;
-    QC_SHARED(typename S::shared, sh);
+    using memory = qc_mma_memory<Call, m_tile, typename S::shared>;
+    QC_SHARED(memory, all);
     unsigned thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
     unsigned g = lane / 4, t = lane % 4, warp_k = warp % S::warps_k, warp_n = warp / S::warps_k;
-    qc_mma_part p = qc_mma_part_of(a, m_tile, S::n_tile);
+    if (!qc_mma_begin(all, c, thread))
+        return;
+    typename S::shared &sh = all.rest;
+    const qc_mma_args &a = qc_mma_args_in(all, c);
+    qc_mma_part p = qc_mma_part_in(all, c, m_tile, S::n_tile);
 
-    constexpr bool is_short = short_of_registers<S>(aligned);
+    constexpr bool is_short = short_of_registers<S, Call>(aligned);
     uint32_t n[S::runs];
     uint64_t first[S::runs];
 #pragma unroll
@@ -132,7 +162,7 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS, blocks_of(m_tile, align
         }
     };
     load_next(p.k_begin);
-    qc_mma_x from = qc_mma_x_of(a, p, S::row_units, thread);
+    auto from = qc_mma_x_in(all, c, p, S::row_units, thread);
     unsigned x_row = thread / S::row_units, x_unit = thread % S::row_units;
     unsigned x_to = x_row * S::row_units + (x_unit ^ (x_unit >> 3 & 1u) ^ (x_row & 1u) << 1);
 #pragma unroll
@@ -161,8 +191,8 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS, blocks_of(m_tile, align
         for (int i = 0; i < S::runs; i++)
             run[i] = next[i];
         load_next(k + S::k_step);
-        if (is_short)
-            from.from = qc_mma_x_from(a, p, S::row_units, qc_anew(thread));
+        if constexpr (is_short)
+            qc_mma_x_anew(from, all, c, p, S::row_units, qc_anew(thread));
         qc_cp_async_wait<S::stages - 2>();
         __syncthreads(); /* this stage is complete, and all are done with the one before it */
         fill_stage<S>(from, a, p, k + (S::stages - 1) * S::k_step,
@@ -203,22 +233,8 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS, blocks_of(m_tile, align
     qc_cp_async_wait<0>();
     __syncthreads();
     float *sums = reinterpret_cast<float *>(sh.x);
-    for (int turn = 0; turn < S::warps_k; turn++) {
-        if (warp_k == (unsigned)turn) {
-#pragma unroll
-            for (int r = 0; r < S::a_tiles; r++)
-#pragma unroll
-                for (int i = 0; i < S::m_parts; i++)
-#pragma unroll
-                    for (int e = 0; e < 4; e++) {
-                        unsigned m = i * 8 + t * 2 + e % 2;
-                        unsigned n = (warp_n * S::a_tiles + r) * 16 + e / 2 * 8 + g;
-                        qc_mma_put(sums + qc_mma_sum_at(m, n, S::n_tile), sum[r][i][e], turn == 0);
-                    }
-        }
-        __syncthreads();
-    }
-    qc_mma_finish<m_tile, S::n_tile>(a, p, sums, thread);
+    put_sums<S>(sums, sum, warp_k, warp_n * S::a_tiles * 16 + g, t);
+    qc_mma_finish_in<m_tile, S::n_tile>(all, c, p, sums, thread);
 }
 
 template <int m_tile, bool nf4>
@@ -244,15 +260,37 @@ void configure(const qc_cuda_device *d, const qc_matmul_shape *s, qc_matmul_plan
 template <int m_tile> qc_status launch(const qc_matmul_call *c, qc_cuda_stream s, qc_error *err)
 {
     bool nf4 = c->weights.w.form.ops->kind == QC_FORM_NF4, aligned = c->plan.aligned;
-    auto kernel =
-        nf4 ? aligned ? matmul_mma16816<m_tile, true, true> : matmul_mma16816<m_tile, true, false>
-        : aligned ? matmul_mma16816<m_tile, false, true>
-                  : matmul_mma16816<m_tile, false, false>;
+    auto kernel = nf4       ? aligned ? matmul_mma16816<m_tile, true, true, qc_mma_args>
+                                      : matmul_mma16816<m_tile, true, false, qc_mma_args>
+                        : aligned ? matmul_mma16816<m_tile, false, true, qc_mma_args>
+                            : matmul_mma16816<m_tile, false, false, qc_mma_args>;
     return qc_mma_launch_tiles(kernel, c, (unsigned)blocks_of(m_tile, aligned), "matmul_mma16816",
                                s, err);
 }
 
+template <int m_tile, bool nf4, bool aligned>
+qc_status launch_experts(const qc_experts_call *c, qc_cuda_stream s, qc_error *err)
+{
+    using S = shape<m_tile, nf4>;
+    using memory = qc_mma_memory<qc_experts_call, m_tile, typename S::shared>;
+    return qc_experts_start(matmul_mma16816<m_tile, nf4, aligned, qc_experts_call>, c, S::n_tile,
+                            sizeof(memory), (unsigned)blocks_of(m_tile, aligned),
+                            "matmul_mma16816_experts", s, err);
+}
+
 } // namespace
+
+extern "C" qc_status qc_mma16816_experts_launch(const qc_experts_call *c, qc_cuda_stream s,
+                                                qc_error *err)
+{
+    /* Rows that are not aligned always take the smaller tile. */
+    static constexpr decltype(&launch_experts<16, true, true>) starts[2][3] = {
+        {launch_experts<16, false, false>, launch_experts<16, false, true>,
+         launch_experts<64, false, true>},
+        {launch_experts<16, true, false>, launch_experts<16, true, true>,
+         launch_experts<64, true, true>}};
+    return starts[c->nf4][!c->aligned ? 0 : c->m_tile == 16 ? 1 : 2](c, s, err);
+}
 
 extern "C" void qc_mma16816_configure(const qc_cuda_device *d, const qc_matmul_shape *s,
                                       qc_matmul_plan *p)

@@ -82,13 +82,15 @@ EXPECTED = [
     ("matmul_gemv.cu", r"matmul_gemv<\w+, true,", 70, 999, ["LDG.128"]),
     ("matmul_mma884.cu", r"matmul_mma884(_any)?\b", 70, 75, ["HMMA.884", "LDG.128"]),
     ("matmul_mma16816.cu", r"matmul_mma16816\b", 80, 999, ["HMMA.16816", "LDG.128", "LDGSTS"]),
+    ("matmul_gemv.cu", r"matmul_gemv_experts<\w+, true,", 70, 999, ["LDG.128"]),
+    ("matmul_experts.cu", r"matmul_mma884_any\b", 70, 75, ["HMMA.884", "LDG.128"]),
     ("matmul_stream.cu", r"matmul_stream\b", 80, 999, ["HMMA.16816"]),
     ("matmul_tiles.cu", r"matmul_tiles\b", 80, 999, ["HMMA.16816", "LDGSTS"]),
     ("matmul_wgmma.cu", r"matmul_wgmma\b", 90, 90, ["HGMMA", "LDGSTS"]),
 ]
 # (file, pattern, least and largest architecture): may have a stack and use it.
 # m8n8k4 is emulated by a subroutine above sm_75; that is for testing there, not for use.
-EMULATED = [("matmul_mma884.cu", "", 80, 999)]
+EMULATED = [("matmul_mma884.cu", "", 80, 999), ("matmul_experts.cu", "matmul_mma884_any", 80, 999)]
 
 
 class Problem(Exception):

@@ -44,20 +44,21 @@ TESTS = {
     "kernels/cuda_moments.cu": ["feedback_open"],
     "kernels/cuda_scale_search.cu": ["scale_search"],
     "kernels/cuda_scale_search_rows.cu": ["scale_search"],
-    "kernels/matmul_gemv.cu": ["gemv"],
-    "kernels/matmul_input.cu": ["gemv", "graph", "mma", "api"],
+    "kernels/matmul_experts.cu": ["experts"],
+    "kernels/matmul_gemv.cu": ["gemv", "experts"],
+    "kernels/matmul_input.cu": ["gemv", "graph", "mma", "api", "experts"],
     "kernels/matmul_reduce.cu": ["gemv", "graph", "mma", "api"],
     "kernels/matmul_reference.cu": ["gemv", "mma", "api"],
     "kernels/matmul_dense_rows.cu": ["api"],
     "kernels/matmul_mma884.cu": ["mma"],
-    "kernels/matmul_mma16816.cu": ["mma"],
+    "kernels/matmul_mma16816.cu": ["mma", "experts"],
     "kernels/matmul_stream.cu": ["graph", "stream"],
     "kernels/matmul_tiles.cu": ["tiles", "mma"],
     "kernels/matmul_wgmma.cu": ["graph", "wgmma"],
     "tests/kernels/kernel_shim_matrix.cpp": ["matrix"],
 }
 QUICKEST = ["matrix", "memory_rate", "feedback_rows", "feedback_open", "llama", "dequantize", "quantize",
-            "feedback_search", "scale_search", "gemv", "graph", "api", "stream", "tiles",
+            "feedback_search", "scale_search", "gemv", "graph", "api", "experts", "stream", "tiles",
             "mma", "wgmma", "slice"]
 BARRIER = re.compile(r"\b(?:__syncthreads|__syncwarp|qc_grid_wait|qc_(?:cp_async|wgmma)_wait<[^;<>]*>"
                      r"|qc_(?:cp_async|wgmma)_commit|qc_wgmma_fence|qc_mbarrier_(?:ready|wait|arrive(?:_copied)?))"
