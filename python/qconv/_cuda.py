@@ -23,6 +23,17 @@ class MatmulIo(c.Structure):
                 ("ldg", c.c_uint64), ("residual", c.c_void_p), ("ldr", c.c_uint64), ("header", c.c_void_p)]
 
 
+class MatmulExperts(c.Structure):
+    _fields_ = [("table", c.c_void_p), ("form", _library.Form), ("rows", c.c_uint64), ("count", c.c_uint32),
+                ("repacked", c.c_int)]
+
+
+class MatmulExpertsIo(c.Structure):
+    _fields_ = [("max_rows", c.c_uint64), ("offsets", c.c_void_p), ("x_rows", c.c_void_p), ("row_weights", c.c_void_p),
+                ("x_count", c.c_uint64), ("x", c.c_void_p), ("x_dtype", c.c_int), ("ldx", c.c_uint64),
+                ("y", c.c_void_p), ("y_dtype", c.c_int), ("ldy", c.c_uint64), ("bias", c.c_void_p)]
+
+
 _AT, _SIZE = c.c_void_p, c.c_uint64  # pointers are integers here
 _FUNCTIONS = {
     "qc_cuda_build": (c.c_char_p, []),
@@ -44,9 +55,14 @@ _FUNCTIONS = {
     "qc_matmul_planned_path": (c.c_int, [_AT, c.c_uint]),
     "qc_matmul_planned_workspace": (_SIZE, [_AT]),
     "qc_matmul_path_name": (c.c_char_p, [c.c_int]),
+    "qc_matmul_experts_bytes": (_SIZE, [_AT, c.c_uint]),
+    "qc_matmul_experts_prepare": (c.c_int, [_AT, _AT, c.c_uint, _AT, _AT, _AT, _AT]),
+    "qc_matmul_experts_workspace": (_SIZE, [_AT, _SIZE]),
+    "qc_matmul_run_experts": (c.c_int, [_AT, _AT, _AT, c.c_int, _AT, _SIZE, _AT, _AT]),
     "qc_matmul_run_planned": (c.c_int, [_AT, _AT, _AT, _AT, _AT, _SIZE, _AT, _AT]),
 }
-_STRUCTS = {"qc_matmul_weights": MatmulWeights, "qc_matmul_io": MatmulIo}
+_STRUCTS = {"qc_matmul_weights": MatmulWeights, "qc_matmul_io": MatmulIo, "qc_matmul_experts": MatmulExperts,
+            "qc_matmul_experts_io": MatmulExpertsIo}
 
 
 class CudaLibrary(NamedTuple):

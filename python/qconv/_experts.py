@@ -3,12 +3,17 @@
 transformers 5 holds the experts of a layer in one parameter, and its quantizers for bitsandbytes know linear layers only.
 These take their place: the tensors of an expert become a QuantizedTensor, which the model's own rules stack and join, and
 a qconv.torch.Stack computes with the codes. A checkpoint without quantized experts is loaded as it was before.
+
+IMPLEMENTATION is the name of transformers' experts_implementation under which the rows of all experts are one call.
 """
+import torch
 from transformers.core_model_loading import ConversionOps, WeightConverter
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.quantizers import auto
 
 from . import errors
 
+IMPLEMENTATION = "qconv"
 BESIDE = ("absmax", "quant_map", "nested_absmax", "nested_quant_map", "quant_state.bitsandbytes__nf4",
           "quant_state.bitsandbytes__fp4", "SCB", "weight_format")
 # Granite's stacks are published as modules, beside whose weights int8 has its scales.
@@ -85,7 +90,7 @@ def with_experts(kind):
             if any(isinstance(p, QuantizedTensor) for p in model.parameters()):
                 _loading.swap(model, "qconv", model.dtype, None)
             if any(isinstance(module, Stack) for module in model.modules()):
-                model.set_experts_implementation("eager")
+                model.set_experts_implementation(IMPLEMENTATION)
                 model.save_pretrained = _loading.no_save
             return super()._process_model_after_weight_loading(model, **kwargs)
 
@@ -93,7 +98,27 @@ def with_experts(kind):
     return WithExperts
 
 
+def forward(self, hidden_states, top_k_index, top_k_weights):
+    """Of a module that transformers decorates with use_experts_implementation. Where qconv::experts does not compute all
+    of it, the module's own loop does, with a product for each expert."""
+    from .torch import Stack
+    stacks = [getattr(self, name, None) for name in ("gate_up_proj" if self.has_gate else "up_proj", "down_proj")]
+    if self.has_bias or self.has_post_expert_norm or self._is_expert_parallel or not all(
+            isinstance(s, Stack) and s.transposed == self.is_transposed and s.multiplies() for s in stacks):
+        return type(self).forward.__wrapped__(self, hidden_states, top_k_index, top_k_weights)
+    up, down = stacks
+    tokens, count = top_k_index.shape
+    experts, order = torch.sort(top_k_index.reshape(-1), stable=True)
+    offsets = torch.searchsorted(experts, torch.arange(len(up) + 1, device=experts.device), out_int32=True)
+    y = up.products(hidden_states, offsets, (order // count).int())
+    y = down.products(self._apply_gate(y) if self.has_gate else self.act_fn(y), offsets)
+    y = y * top_k_weights.reshape(-1)[order, None]
+    back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+    return y[back].view(tokens, count, -1).sum(1).to(hidden_states.dtype)
+
+
 def register():
+    ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, forward)
     for name in ("bitsandbytes_4bit", "bitsandbytes_8bit"):
         kind = auto.AUTO_QUANTIZER_MAPPING[name]
         if hasattr(kind, "update_weight_conversions") and not hasattr(kind, "stacks"):

@@ -64,7 +64,9 @@ class Call(threading.local):
 
     def __init__(self):
         self.error, self.io, self.capture = _library.Error(), _cuda.MatmulIo(), c.c_ulonglong()
-        self.error_at, self.io_at, self.capture_at = map(c.addressof, (self.error, self.io, self.capture))
+        self.experts = _cuda.MatmulExpertsIo()
+        self.error_at, self.io_at, self.experts_at, self.capture_at = map(
+            c.addressof, (self.error, self.io, self.experts, self.capture))
         self.device = None  # that the library knows as this thread's
 
 
@@ -162,8 +164,9 @@ class Gpu:
         if known is not None and known.versions == versions:
             return known
         w = described(*tensors, *numbers)
+        make = self.made_experts if isinstance(w, c.Array) else self.made
         if capture:
-            return self.made(w, numbers, stream, device)
+            return make(w, numbers, stream, device)
         with self.lock:
             while self.retired:
                 self.library.qc_cuda_free(self.retired.pop())
@@ -172,7 +175,7 @@ class Gpu:
                 return known
             if known is not None:
                 self.forget(key, known.memory)
-            made = self.made(w, numbers, stream)
+            made = make(w, numbers, stream)
             made.versions = versions
             made.storages = [weakref.ref(t.untyped_storage(), lambda _, at=made.memory: self.forget(key, at))
                              for t in tensors if t is not None]
@@ -188,22 +191,32 @@ class Gpu:
         """A weight made ready: kept and complete, or with a device in torch's memory there, in the order of the
         stream."""
         library, at, made = self.library, c.addressof(w), Ready(_cuda.MatmulWeights())
-        count = library.qc_matmul_prepared_bytes(at)
+        self.prepared(made, library.qc_matmul_prepared_bytes(at), library.qc_matmul_prepare, (at,), stream, device)
+        if device is None:
+            made.ready.complete = _cuda.COMPLETE
+        form, rows, cols, block = numbers[:4]
+        made.plans = self.plans.setdefault((form, rows, cols, block, made.ready.row_bytes), {})
+        return made
+
+    def made_experts(self, w, numbers, stream, device=None):
+        library, at, made = self.library, c.addressof(w), Ready(_cuda.MatmulExperts())
+        self.prepared(made, library.qc_matmul_experts_bytes(at, len(w)), library.qc_matmul_experts_prepare, (at, len(w)),
+                      stream, device)
+        return made
+
+    def prepared(self, made, count, prepare, weight, stream, device):
+        """Calls prepare with count bytes: kept and complete, or on a device in torch's memory there."""
         if device is not None:
             made.tensor, memory = runtime.memory(count, device)
         else:
             memory = made.memory = self.allocate(count)
         try:
-            _check(library.qc_matmul_prepare(self.handle, at, memory, made.at, stream, _call.error_at))
+            _check(prepare(self.handle, *weight, memory, made.at, stream, _call.error_at))
             if device is None:
-                _check(library.qc_cuda_stream_synchronize(stream, _call.error_at))
-                made.ready.complete = _cuda.COMPLETE
+                _check(self.library.qc_cuda_stream_synchronize(stream, _call.error_at))
         except errors.Error:
             self.retired += [made.memory] if made.memory else []
             raise
-        form, rows, cols, block = numbers[:4]
-        made.plans = self.plans.setdefault((form, rows, cols, block, made.ready.row_bytes), {})
-        return made
 
     # ---- products -----------------------------------------------------------------------------
 
@@ -251,6 +264,26 @@ class Gpu:
         _check(library.qc_matmul_run_planned(self.handle, planned, weight.array_at, call.io_at, at, count, stream,
                                              call.error_at))
         del held  # until here it was this product's
+
+    def experts(self, x, offsets, x_rows, tensors, numbers, described, y):
+        """y[row] = x[x_rows[row]] W^T of the expert in whose offsets the row is; x, y in one dtype."""
+        if runtime.device() != self.index:
+            with runtime.on(self.index):
+                return self.experts(x, offsets, x_rows, tensors, numbers, described, y)
+        call, library, stream = _call, self.library, runtime.stream(self.index)
+        self.use(call)
+        _check(library.qc_cuda_capture_of(call.capture_at, stream, call.error_at))
+        weight = self.ready(tensors, numbers, described, stream, call.capture.value, x.device)
+        io, cols = call.experts, x.shape[1]
+        io.max_rows, io.x_count, io.offsets = y.shape[0], x.shape[0], offsets.data_ptr()
+        io.x_rows = None if x_rows is None else x_rows.data_ptr()
+        io.x, io.ldx, io.y, io.ldy = x.data_ptr(), x.stride(0) if len(x) > 1 else cols, y.data_ptr(), numbers[1]
+        io.x_dtype = io.y_dtype = DTYPES[x.dtype]
+        count = library.qc_matmul_experts_workspace(weight.at, io.x_count)
+        held, at = runtime.memory(count, x.device)
+        _check(library.qc_matmul_run_experts(self.handle, weight.at, call.experts_at, 0, at, count, stream,
+                                             call.error_at))
+        del held
 
     def dequantize(self, w, rows, cols, out):
         if runtime.device() != self.index:

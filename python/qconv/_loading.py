@@ -39,7 +39,10 @@ def loaded(out, device_map, dtype, backend, threads, skip_digests, kwargs):
     weights = {name: tensor for name, tensor in state.items() if isinstance(tensor, QuantizedTensor)}
     del tensors
     if any(tensor.stacked or ".experts." in name for name, tensor in weights.items()):
-        kwargs = {"experts_implementation": "eager", **kwargs} if version() >= (5, 0) else kwargs
+        if version() >= (5, 0):
+            from . import _experts
+            _experts.register()
+            kwargs = {"experts_implementation": _experts.IMPLEMENTATION, **kwargs}
     model = built(kind, config, state, dtype, kwargs)
     del state
     swapped = swap(model, backend, dtype, said)

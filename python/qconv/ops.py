@@ -1,19 +1,25 @@
-"""Operators of torch over weights as qconv stores them: qconv::linear and qconv::dequantize.
+"""Operators of torch over weights as qconv stores them: qconv::linear, qconv::dequantize and qconv::experts.
 
     qconv::linear(x, *weight, bias, *numbers) -> y = x W^T + bias, in x's dtype
     qconv::linear_then(x, *weight, bias, gate, act, residual, *numbers) -> act(gate) (x W^T + bias) + residual
     qconv::dequantize(*weight, *numbers, dtype) -> W [rows, cols]
+    qconv::experts(x, offsets, x_rows, *weight, *numbers) -> y, whose rows offsets[e] .. offsets[e + 1] are of expert e
 
 A weight is codes, scales, code_map, nested_absmax and nested_map, the tensors of the file byte for byte (docs/format.md,
 section 3): each may also come as a tensor of its bytes (uint8). scales are floats, or codes of 8 bits where there is a
 nested_absmax. The numbers are form ("nf4", "int8", "int8-block", "w4a16", "w8a16", "w8a8"), rows, cols, block (weights
 that share a scale; 0: one scale a row), nested_block and offset.
 
+For experts, codes, scales and nested_absmax have a dimension more in front, the maps are those of all experts, and
+offset is a list. offsets [experts + 1] and x_rows are int32: row i of y is made of row x_rows[i] of x, or of row i
+without them. Rows of y outside of the offsets are zero.
+
 On the CPU libqconv multiplies, with as many threads as torch has, and x is float32, float16 or bfloat16. A few rows
 take its integer kernels; many rows are multiplied by torch with the restored weight, where that is faster. On GPUs
 libqconv_cuda multiplies float16 and bfloat16 (_gpu.py), and float32 is multiplied by torch with the weight that it
-restores. Where there is no such library, torch does both, and a warning says why. Backward gives the gradients of x
-and bias.
+restores. Where there is no such library, torch does both, and a warning says why. Experts in float16 and bfloat16 are
+one launch there, and nothing waits for their offsets; everywhere else they are a product each. Backward gives the
+gradients of x and bias.
 
 linear_then is for inference and has no gradients. gate and residual have the shape and dtype of y; either may be None.
 act is "silu", or "gelu_tanh" for GELU in its form with tanh, and "" without a gate. The steps after the product are in
@@ -40,6 +46,9 @@ _library_of_ops = torch.library.Library("qconv", "DEF")
 _library_of_ops.define(f"linear(Tensor x, {_WEIGHT}, Tensor? bias, {_NUMBERS}) -> Tensor")
 _library_of_ops.define(f"linear_then(Tensor x, {_WEIGHT}, Tensor? bias, Tensor? gate, str act, Tensor? residual, "
                        f"{_NUMBERS}) -> Tensor")
+_OF_EXPERTS = f"{_WEIGHT}, {_NUMBERS}".replace("float offset", "float[] offset")
+_library_of_ops.define(f"experts(Tensor x, Tensor offsets, Tensor? x_rows, {_OF_EXPERTS}) -> Tensor")
+_library_of_ops.define(f"experts_gradient(Tensor gradient, Tensor offsets, {_OF_EXPERTS}) -> Tensor")
 _library_of_ops.define(f"dequantize({_WEIGHT}, {_NUMBERS}, ScalarType dtype) -> Tensor")
 
 
@@ -308,13 +317,84 @@ def dequantize_cuda(codes, scales, code_map, nested_absmax, nested_map, form, ro
     return out
 
 
+# ---- experts ------------------------------------------------------------------------------------
+
+
+def _expert(e, tensors, numbers):
+    """The weight of an expert, as the other operators take it."""
+    codes, scales, code_map, nested_absmax, nested_map = tensors
+    return (codes[e], scales[e], code_map, None if nested_absmax is None else nested_absmax[e], nested_map), (
+        *numbers[:-1], numbers[-1][e])
+
+
+def _check_experts(x, offsets, x_rows, tensors, numbers):
+    """x with rows of its own, and y for it, of zeros."""
+    _same_device(x, offsets, x_rows, *tensors)
+    count = tensors[0].shape[0]
+    if {offsets.dtype, torch.int32 if x_rows is None else x_rows.dtype} != {torch.int32} or offsets.shape != (count + 1,):
+        raise errors.UsageError(f"offsets of {count} experts and x_rows are int32; expected {count + 1} offsets")
+    if len(numbers[-1]) != count or tensors[1].shape[0] != count:
+        raise errors.UsageError(f"there are codes of {count} experts, scales of {tensors[1].shape[0]} and "
+                                f"{len(numbers[-1])} nested offsets")
+    flat = _rows_of(x, numbers[2])
+    return flat, x.new_zeros((flat.shape[0] if x_rows is None else x_rows.numel(), numbers[1]))
+
+
+def _each(x, offsets, tensors, numbers, y, product):
+    """A product of each expert that has rows. On GPUs this waits for the offsets."""
+    ends = offsets.tolist()
+    if ends != sorted(ends) or not 0 <= ends[0] <= ends[-1] <= len(y):
+        raise errors.UsageError(f"the offsets of experts decrease, or go beyond the {len(y)} rows")
+    for e, (begin, end) in enumerate(zip(ends, ends[1:])):
+        if begin < end:
+            y[begin:end] = product(x[begin:end], *_expert(e, tensors, numbers))
+    return y
+
+
+def experts_each(linear):
+    def experts(x, offsets, x_rows, codes, scales, code_map, nested_absmax, nested_map, *numbers):
+        tensors = codes, scales, code_map, nested_absmax, nested_map
+        flat, y = _check_experts(x, offsets, x_rows, tensors, numbers)
+        flat = flat if x_rows is None else flat[x_rows]
+        return _each(flat, offsets, tensors, numbers, y, lambda x, weight, numbers: linear(x, *weight, None, *numbers))
+    return experts
+
+
+def experts_cuda(x, offsets, x_rows, codes, scales, code_map, nested_absmax, nested_map, *numbers):
+    tensors = codes, scales, code_map, nested_absmax, nested_map
+    gpu = _gpu.of(x.device)
+    if gpu is None or x.dtype == _F32 or numbers[0] in _INTEGERS:
+        return experts_each(linear_cuda)(x, offsets, x_rows, *tensors, *numbers)
+    flat, y = _check_experts(x, offsets, x_rows, tensors, numbers)
+    if y.numel():
+        gpu.experts(flat, offsets.contiguous(), None if x_rows is None else x_rows.contiguous(), tensors,
+                    (*numbers[:-1], tuple(numbers[-1])), _weights_of_experts, y)
+    return y
+
+
+def _weights_of_experts(*args):
+    tensors, numbers = args[:5], args[5:]
+    each = [_weights(*weight, *own) for weight, own in (_expert(e, tensors, numbers) for e in range(len(numbers[-1])))]
+    return (_library.Weights * len(each))(*each)
+
+
+def experts_gradient(gradient, offsets, codes, scales, code_map, nested_absmax, nested_map, *numbers):
+    """That of x's rows as y has them."""
+    tensors = codes, scales, code_map, nested_absmax, nested_map
+    return _each(gradient, offsets, tensors, numbers, gradient.new_zeros(len(gradient), numbers[2]),
+                 lambda g, weight, numbers: g @ dequantize(*weight, *numbers, g.dtype))
+
+
 # ---- registration -------------------------------------------------------------------------------
 
 _library_of_ops.impl("linear", linear_cpu, "CPU")
 _library_of_ops.impl("dequantize", dequantize_cpu, "CPU")
+_library_of_ops.impl("experts", experts_each(linear_cpu), "CPU")
+_library_of_ops.impl("experts_gradient", experts_gradient, "CompositeExplicitAutograd")
 _library_of_ops.impl("linear", linear_cuda, "CUDA")
 _library_of_ops.impl("linear_then", linear_then_cpu, "CPU")
 _library_of_ops.impl("linear_then", linear_then_cuda, "CUDA")
+_library_of_ops.impl("experts", experts_cuda, "CUDA")
 _library_of_ops.impl("dequantize", dequantize_cuda, "CUDA")
 
 
@@ -332,6 +412,16 @@ def _(x, codes, scales, code_map, nested_absmax, nested_map, bias, gate, act, re
 @torch.library.register_fake("qconv::dequantize", lib=_library_of_ops)
 def _(codes, scales, code_map, nested_absmax, nested_map, form, rows, cols, block, nested_block, offset, dtype):
     return codes.new_empty((rows, cols), dtype=dtype)
+
+
+@torch.library.register_fake("qconv::experts", lib=_library_of_ops)
+def _(x, offsets, x_rows, codes, scales, code_map, nested_absmax, nested_map, form, rows, cols, *numbers):
+    return x.new_empty((x.numel() // cols if x_rows is None else x_rows.numel(), rows))
+
+
+@torch.library.register_fake("qconv::experts_gradient", lib=_library_of_ops)
+def _(gradient, offsets, codes, scales, code_map, nested_absmax, nested_map, form, rows, cols, *numbers):
+    return gradient.new_empty((gradient.shape[0], cols))
 
 
 def _setup(ctx, inputs, output):
@@ -353,6 +443,28 @@ def _backward(ctx, gradient):
 
 torch.library.register_autograd("qconv::linear", _backward, setup_context=_setup, lib=_library_of_ops)
 
+
+def _setup_experts(ctx, inputs, output):
+    x, offsets, x_rows, *weight = inputs[:8]
+    ctx.save_for_backward(offsets, x_rows, *weight)
+    ctx.numbers, ctx.shape = inputs[8:], x.shape
+
+
+def _backward_experts(ctx, gradient):
+    for_x = None
+    if ctx.needs_input_grad[0]:
+        offsets, x_rows, *weight = ctx.saved_tensors
+        for_x = torch.ops.qconv.experts_gradient(gradient, offsets, *weight, *ctx.numbers)
+        if x_rows is not None:
+            for_x = for_x.new_zeros(ctx.shape).view(-1, ctx.shape[-1]).index_add(0, x_rows, for_x)
+        for_x = for_x.view(ctx.shape)
+    return for_x, *[None] * 13
+
+
+torch.library.register_autograd("qconv::experts", _backward_experts, setup_context=_setup_experts,
+                                lib=_library_of_ops)
+
 linear = torch.ops.qconv.linear.default
 linear_then = torch.ops.qconv.linear_then.default
+experts = torch.ops.qconv.experts.default
 dequantize = torch.ops.qconv.dequantize.default

@@ -180,13 +180,42 @@ class Linear(nn.Linear):
 
 class Stack(nn.Module):
     """The weights of a layer's experts where transformers holds them as one tensor [experts, rows, cols], or
-    transposed. stack[i] stands for the matrix of an expert, in products only."""
+    transposed. stack[i] stands for the matrix of an expert, in products only; products() has those of all.
+
+    Where the experts are alike, their parameters are views of one tensor each, which qconv::experts takes."""
 
     def __init__(self, tensor: QuantizedTensor):
         super().__init__()
         self.shape, self.dtype, self.transposed, self.name = tensor.shape, tensor.dtype, tensor.transposed, tensor.name
         self.experts = nn.ModuleList(
             nn.ModuleList(Linear(part, None, tensor.dtype) for part in parts) for parts in tensor.experts)
+        self._lay_out()
+
+    def _lay_out(self):
+        """Makes (tensors, numbers) of each part, for products(); None where the experts are not alike."""
+        self.whole = [_whole(list(part)) for part in zip(*self.experts)]
+
+    def _apply(self, fn, *args, **kwargs):
+        super()._apply(fn, *args, **kwargs)
+        self._lay_out()
+        return self
+
+    def __getstate__(self):
+        return {**self.__dict__, "whole": None}
+
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        self._lay_out()
+
+    def multiplies(self):
+        """Whether products() can be called. Hooks of accelerate bring the weights of a layer when it is called."""
+        return not any(made is None or first is not part.codes or hasattr(part, "_hf_hook")
+                       for part, (first, made) in zip(self.experts[0], self.whole))
+
+    def products(self, x, offsets, x_rows=None):
+        """y whose rows offsets[e] .. offsets[e + 1] are x[x_rows] W_e^T (ops.py)."""
+        ys = [ops.experts(x, offsets, x_rows, *tensors, *numbers) for _, (tensors, numbers) in self.whole]
+        return ys[0] if len(ys) == 1 else torch.cat(ys, -1)
 
     @property
     def device(self):
@@ -197,6 +226,29 @@ class Stack(nn.Module):
 
     def __getitem__(self, expert):
         return _Matrix(self.experts[int(expert)], self.transposed, self.name)
+
+
+def _whole(layers):
+    """(the first one's codes, (tensors, numbers) of all as qconv::experts takes them), of whose tensors the layers then
+    are views; None in the place of the latter where the layers differ in more than their numbers."""
+    first, tensors = layers[0], []
+    if any(layer.numbers[:-1] != first.numbers[:-1] for layer in layers):
+        return first.codes, None
+    for role in ROLES:
+        each = [getattr(layer, role) for layer in layers]
+        alike = all(t is None or (t.shape == each[0].shape and t.device == each[0].device) for t in each)
+        if not alike or len({t is None for t in each}) > 1:
+            return first.codes, None
+        if each[0] is None or role.endswith("map"):
+            if each[0] is not None and not all(torch.equal(t, each[0]) for t in each):
+                return first.codes, None
+            tensors.append(None if each[0] is None else each[0].data)
+            continue
+        tensors.append(torch.stack([t.data for t in each]))
+    for role, whole in zip(ROLES, tensors):
+        for i, layer in enumerate(layers if whole is not None else ()):
+            getattr(layer, role).data = whole if role.endswith("map") else whole[i]
+    return first.codes, (tensors, (*first.numbers[:-1], [layer.numbers[-1] for layer in layers]))
 
 
 class _Matrix:

@@ -135,6 +135,60 @@ class Epilogues(Case):
             self.is_product(product(w, x), w, x)  # what was planned for the other is not taken
 
 
+class Experts(Case):
+    def products(self, each, offsets, x, y):
+        for w, begin, end in zip(each, offsets.tolist(), offsets.tolist()[1:]):
+            self.is_product(y[begin:end], w, x[begin:end])
+        self.assertFalse(y[:offsets[0]].any() or y[offsets[-1]:].any())
+
+    def test_products(self):
+        """Fewer rows than experts, and more; everything that a GPU has no kernel for is a product each."""
+        for form, counts, dtype in itertools.product(operators.Experts.FORMS, ((1, 0, 2), (3, 0, 1, 6), (70, 1, 0)), ERROR):
+            each, offsets, weights = operators.experts_of(*form, counts=counts)
+            x = torch.randn(4, form[2]).to(dtype)
+            rows = torch.randint(0, 4, (sum(counts) + 2,), dtype=torch.int32)
+            self.products(each, offsets, x[rows], ops.experts_cuda(x, offsets, rows, *weights))
+            x = x[rows]
+            self.products(each, offsets + 1, x, ops.experts_cuda(x, offsets + 1, None, *weights))
+            wide = torch.randn(len(x), 2 * form[2]).to(dtype)[:, :form[2]]
+            self.products(each, offsets, wide, ops.experts_cuda(wide, offsets, None, *weights))
+
+    def test_graphs(self):
+        """Captured once, and run with other offsets, rows and x. The second weight is new in the capture."""
+        gpu = _gpu.of(torch.device("cpu"))
+        for dtype, known in itertools.product((torch.float16, torch.bfloat16), (True, False)):
+            each, offsets, weights = operators.experts_of("nf4", 48, 96, 32, True)
+            x, rows = torch.randn(12, 96).to(dtype), torch.arange(12, dtype=torch.int32)
+            if known:
+                ops.experts_cuda(x, offsets, rows, *weights)
+            count, out = len(gpu.weights), []
+            with shim_runtime.Graph(STREAMS) as graph:
+                out.append(ops.experts_cuda(x, offsets, rows, *weights))
+            self.assertEqual(len(gpu.weights), count)
+            for ends in ((0, 1, 1, 8, 12), (0, 12, 12, 12, 12), (0, 0, 0, 0, 12)):
+                offsets.copy_(torch.tensor(ends))
+                rows.copy_(torch.randperm(12))
+                x.copy_(torch.randn(12, 96))
+                graph.replay()
+                self.products(each, offsets, x[rows.long()], out[0])
+
+    def test_kept(self):
+        gpu = _gpu.of(torch.device("cpu"))
+        _, offsets, weights = operators.experts_of("int8", 8, 64)
+        x = torch.randn(10, 64).half()
+        y, count = ops.experts_cuda(x, offsets, None, *weights), len(gpu.weights)
+        self.same(ops.experts_cuda(x, offsets, None, *weights), y)
+        self.assertEqual(len(gpu.weights), count)
+        del weights
+        gc.collect()
+        self.assertEqual(len(gpu.weights), count - 1)
+
+    def test_offsets_that_are_wrong(self):
+        _, offsets, weights = operators.experts_of("int8", 8, 64)
+        with self.assertRaisesRegex(qconv.UsageError, "offsets that decrease"):
+            ops.experts_cuda(torch.randn(10, 64).half(), offsets.flip(0).contiguous(), None, *weights)
+
+
 class Refusals(operators.Refusals):
     """What the CPU refuses, in the same words."""
 
@@ -156,6 +210,7 @@ class Torch(operators.Torch):
         library.impl("linear", ops.linear_cuda, "CPU", allow_override=True)
         library.impl("linear_then", ops.linear_then_cuda, "CPU", allow_override=True)
         library.impl("dequantize", ops.dequantize_cuda, "CPU", allow_override=True)
+        library.impl("experts", ops.experts_cuda, "CPU", allow_override=True)
         cls.addClassCleanup(library._destroy)
 
 

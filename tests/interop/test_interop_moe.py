@@ -12,6 +12,7 @@ import os
 import shutil
 import sys
 import unittest
+import unittest.mock
 
 import interop_support as s
 import torch
@@ -230,6 +231,19 @@ class Others(unittest.TestCase):
             outputs(zoo.load(type(model), out, dtype=torch.float32)[0])
         distance, moved, *_ = tried("llama4_text", "nf4", load=lambda out: qconv.load(out, dtype=torch.float32))
         self.assertLess(distance, BOUND)
+
+    @unittest.skipIf(zoo.MAJOR == 4, "nothing is stacked")
+    def test_one_call_for_all_experts(self):
+        """Two for each layer, whose outputs are those of a product for each expert."""
+        model, source = source_of("qwen3_moe")
+        out, _ = zoo.converted(source, "nf4")
+        mine = zoo.in_float32(zoo.load(type(model), out, dtype=torch.float32)[0])
+        calls, products = [], Stack.products
+        with unittest.mock.patch.object(Stack, "products", lambda *a: calls.append(a) or products(*a)):
+            one = outputs(mine)
+        self.assertEqual(len(calls), 2 * mine.config.num_hidden_layers)
+        mine.set_experts_implementation("eager")
+        self.assertLess(apart(one, outputs(mine)), 1e-6)
 
     @unittest.skipIf(zoo.MAJOR == 4, "nothing is stacked")
     def test_sentences(self):

@@ -1,4 +1,4 @@
-"""qconv::linear and qconv::dequantize as torch sees them, for every form and for shapes that are no whole blocks.
+"""qconv::linear, qconv::dequantize and qconv::experts as torch sees them, for every form and for shapes that are no whole blocks.
 
 The CPU's numbers are compared with those of torch's own operations over the same codes (the operators' way on a GPU),
 bit for bit, and products with products in double. torch.library.opcheck goes over schema, autograd, fake tensors and
@@ -11,6 +11,7 @@ import os
 import random
 import sys
 import unittest
+from dataclasses import replace
 
 import interop_support as s
 import torch
@@ -19,7 +20,7 @@ os.environ.setdefault("QCONV_LIBRARY", str(s.BUILD / "libqconv.so"))
 sys.path.insert(0, str(s.ROOT / "python"))
 import qconv  # noqa: E402
 from qconv import ops  # noqa: E402
-from qconv._weights import QuantizedWeight  # noqa: E402
+from qconv._weights import ROLES, QuantizedWeight  # noqa: E402
 from qconv.torch import Linear, QuantizedTensor, Stack  # noqa: E402
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -180,6 +181,96 @@ class Torch(unittest.TestCase):
             os._exit(0)
         self.assertTrue(pipe.poll(30) and pipe.recv())
         os.waitpid(child, 0)
+
+
+COUNTS = (3, 0, 1, 6)  # rows of experts
+
+
+def experts_of(form, rows, cols, block=0, nested=False, counts=COUNTS):
+    """(weights, offsets, tensors and numbers for qconv::experts)"""
+    each = [replace(weight(form, rows, cols, block, nested, seed=i), offset=i / 8 if nested else 0.0)
+            for i in range(len(counts))]
+    tensors = [t if t is None or role.endswith("map") else torch.stack([getattr(w, role) for w in each])
+               for role, t in zip(ROLES, each[0].tensors())]
+    offsets = torch.tensor([sum(counts[:i]) for i in range(len(counts) + 1)], dtype=torch.int32)
+    return each, offsets, (*tensors, *each[0].numbers[:-1], [w.offset for w in each])
+
+
+class Experts(unittest.TestCase):
+    FORMS = (("nf4", 33, 70, 64, True), ("nf4", 8, 64, 32), ("int8", 8, 64), ("int8-block", 7, 192, 64),
+             ("w8a16", 7, 256, 128))
+
+    def test_products(self):
+        for form, dtype in itertools.product(self.FORMS, FLOATS):
+            each, offsets, weights = experts_of(*form)
+            x, rows = torch.randn(5, form[2]).to(dtype), torch.randint(0, 5, (12,), dtype=torch.int32)
+            y = ops.experts(x, offsets, rows, *weights)
+            self.assertEqual((y.shape, y.dtype), ((12, form[1]), dtype))
+            for w, begin, end in zip(each, offsets.tolist(), offsets.tolist()[1:]):
+                want = ops.linear(x[rows[begin:end]], *w.tensors(), None, *w.numbers)
+                self.assertTrue(torch.equal(y[begin:end], want))
+            self.assertFalse(y[10:].any())
+            self.assertTrue(torch.equal(y, ops.experts(x[rows], offsets, None, *weights)))
+
+    def test_opcheck(self):
+        for form in self.FORMS[:3]:
+            _, offsets, weights = experts_of(*form)
+            rows = torch.randint(0, 5, (12,), dtype=torch.int32)
+            for dtype, grad in itertools.product(FLOATS, (False, True)):
+                x = torch.randn(5, form[2]).to(dtype).requires_grad_(grad)
+                torch.library.opcheck(ops.experts, (x, offsets, rows, *weights))
+            torch.library.opcheck(ops.experts, (torch.randn(12, form[2]), offsets, None, *weights))
+
+    def test_gradients(self):
+        for form, indexed in itertools.product(self.FORMS, (False, True)):
+            each, offsets, weights = experts_of(*form)
+            x, rows = torch.randn(12, form[2], requires_grad=True), torch.randint(0, 12, (12,), dtype=torch.int32)
+            (ops.experts(x, offsets, rows if indexed else None, *weights) ** 2).sum().backward()
+            mine, x.grad = x.grad, None
+            taken = x[rows] if indexed else x
+            (torch.cat([taken[a:b] @ w.dequantize(torch.float32).T for w, a, b in zip(
+                each, offsets.tolist(), offsets.tolist()[1:])]) ** 2).sum().backward()
+            torch.testing.assert_close(mine, x.grad, rtol=1e-3, atol=1e-2 * x.grad.abs().max().item())
+
+    def test_refusals(self):
+        _, offsets, weights = experts_of("nf4", 8, 64, 32)
+        x = torch.randn(10, 64)
+        for words, wrong in (("offsets of 4 experts", offsets[1:]), ("int32", offsets.long()),
+                             ("decrease", offsets.flip(0)), ("beyond the 10 rows", offsets + 1)):
+            with self.assertRaisesRegex(qconv.UsageError, words):
+                ops.experts(x, wrong, None, *weights)
+        with self.assertRaisesRegex(qconv.UsageError, "x has 63 columns"):
+            ops.experts(x[:, :63], offsets, None, *weights)
+        with self.assertRaisesRegex(qconv.UsageError, "3 nested offsets"):
+            ops.experts(x, offsets, None, *weights[:-1], weights[-1][:-1])
+
+    def test_stacks(self):
+        """The parameters of a stack's experts are views of what the operator takes, and stay so."""
+        gate = [weight("nf4", 32, 64, 64, True, seed=i) for i in range(3)]
+        gate = [replace(w, **{role: getattr(w, role).view(torch.uint8) for role in ROLES[2:]}) for w in gate]
+        up = [weight("int8", 32, 64, seed=i) for i in range(3)]
+        joined = torch.cat([torch.stack([QuantizedTensor([[w]], torch.float32) for w in part]) for part in (gate, up)],
+                           1)
+        offsets, x = torch.tensor([0, 2, 2, 7], dtype=torch.int32), torch.randn(7, 64)
+        stack = Stack(joined)
+
+        def right(stack):
+            self.assertTrue(stack.multiplies())
+            y = stack.products(x, offsets)
+            for e, a, b in ((0, 0, 2), (2, 2, 7)):
+                self.assertTrue(torch.equal(y[a:b], torch.nn.functional.linear(x[a:b], stack[e])))
+            for whole, part in zip(stack.whole, stack.experts[2]):
+                self.assertEqual(whole[1][0][0][2].data_ptr(), part.codes.data_ptr())
+
+        right(stack)
+        right(stack.to(torch.bfloat16))
+        right(copy.deepcopy(stack))
+        compiled = torch.compile(lambda x: stack.products(x, offsets) + 1, fullgraph=True, backend="aot_eager")
+        self.assertTrue(torch.equal(compiled(x), stack.products(x, offsets) + 1))
+        stack.experts[0][1].codes = torch.nn.Parameter(up[0].codes.clone(), requires_grad=False)
+        self.assertFalse(stack.multiplies())  # as device_map of transformers does it
+        mixed = Stack(torch.stack([QuantizedTensor([[w]], torch.float32) for w in (gate[0], up[0])]))
+        self.assertFalse(mixed.multiplies())
 
 
 class Refusals(unittest.TestCase):
