@@ -1,4 +1,4 @@
-/* Shared by error_feedback_rows.c and error_feedback_outputs.c; not for callers. */
+/* Shared by error_feedback_rows.c, _outputs.c and _weight.c; not for callers. */
 #ifndef QC_QUANT_ERROR_FEEDBACK_ROWS_H
 #define QC_QUANT_ERROR_FEEDBACK_ROWS_H
 
@@ -71,6 +71,13 @@ void qc_feedback_round(const qc_feedback_chunk *c);
 /* Step 3. Takes columns in order of falling moments; E is by places until all have codes. */
 void qc_feedback_feed(const qc_feedback_chunk *c);
 void qc_feedback_store_codes(const qc_feedback_chunk *c);
+/* Step 1. target: [rows, n], or NULL where T is W. */
+QC_NODISCARD qc_status qc_feedback_aim(qc_feedback_job *j, float *target, qc_error *err);
+/* Does what follows the target where outputs count alike. */
+QC_NODISCARD qc_status qc_feedback_run_rows(qc_feedback_job *j, qc_feedback_result *result,
+                                            qc_error *err);
+/* The bytes of a chunk's arrays; whole: E and the codes of all rows lie elsewhere. */
+uint64_t qc_feedback_chunk_bytes(uint64_t n, uint64_t wide, int whole);
 
 /* ---- error_feedback_outputs.c ---- */
 
