@@ -1,0 +1,230 @@
+/* The backward pass on the small model of tests/data: neither threads, nor files instead of memory,
+ * nor blocks or the weights that are wanted change a bit; and what ends it early. Values are
+ * compared with PyTorch's in cli_families. */
+#include "base/alloc.h"
+#include "base/interrupt.h"
+#include "convert/backward/backward.h"
+#include "tests/fixtures/test_model.h"
+
+#include <math.h>
+#include <setjmp.h>
+
+#include <cmocka.h>
+
+enum { TOKENS = 90, LAYERS = 4 };
+
+typedef struct {
+    qc_checkpoint *checkpoint;
+    qc_arena arena;
+    qc_forward_tensors tensors;
+    qc_forward_source source;
+    uint32_t ids[TOKENS];
+    uint64_t lengths[3];
+    qc_forward_batch batch;
+    qc_backward_task task;
+    uint64_t from; /* weights of layers from here on are wanted */
+    double done;
+    char folder[64];
+} world;
+
+static int wants(const void *ctx, uint64_t layer, qc_layer_which which)
+{
+    const world *w = ctx;
+    return layer >= w->from && which != QC_LAYER_K;
+}
+
+static void did(void *ctx, double operations)
+{
+    ((world *)ctx)->done += operations;
+}
+
+static int open_world(void **state)
+{
+    static world w;
+    qc_error err = {0};
+    if (qc_blas_open(&w.task.blas, &err) != QC_OK)
+        return 0; /* *state stays NULL */
+    qc_arena_init(&w.arena);
+    test_folder(w.folder, sizeof w.folder);
+    test_must(qc_checkpoint_open(&w.checkpoint, QC_TEST_DATA "/kjv-llama/model", &err), &err);
+    w.source =
+        (qc_forward_source){.checkpoint = w.checkpoint, .ops = qc_quant_ops_for(QC_ISA_SCALAR)};
+    test_must(qc_st_cursor_create(&w.source.cursor, &err), &err);
+    test_must(qc_forward_tensors_find(&w.tensors, &w.arena, w.checkpoint, NULL, &err), &err);
+    assert_int_equal(w.tensors.shape.config.layers, LAYERS);
+    for (uint32_t i = 0; i < TOKENS; i++)
+        w.ids[i] = i * i % 251;
+    w.lengths[0] = 49;
+    w.lengths[1] = 1;
+    w.lengths[2] = 40;
+    w.batch = (qc_forward_batch){w.ids, w.lengths, 3, TOKENS, NULL};
+    w.task = (qc_backward_task){.source = &w.source,
+                                .tensors = &w.tensors,
+                                .batch = &w.batch,
+                                .tools = {.threads = 2},
+                                .blas = w.task.blas,
+                                .block = 4096,
+                                .folder = w.folder,
+                                .memory = UINT64_MAX,
+                                .wants = wants,
+                                .did = did,
+                                .ctx = &w};
+    *state = &w;
+    return 0;
+}
+
+static int close_world(void **state)
+{
+    world *w = *state;
+    if (!w)
+        return 0;
+    qc_st_cursor_destroy(w->source.cursor);
+    qc_checkpoint_close(w->checkpoint);
+    qc_arena_deinit(&w->arena);
+    test_remove(w->folder);
+    return 0;
+}
+
+static world *world_of(void **state)
+{
+    if (!*state)
+        skip();
+    return *state;
+}
+
+static qc_backward *run(const qc_backward_task *task)
+{
+    qc_error err = {0};
+    qc_backward *b = NULL;
+    test_must(qc_backward_run(&b, task, &err), &err);
+    return b;
+}
+
+static uint64_t rows_of(const world *w, uint64_t layer, int which)
+{
+    return w->tensors.layers[layer].linear[which].rows;
+}
+
+static void same(const world *w, const qc_backward *a, const qc_backward *b, uint64_t from)
+{
+    for (uint64_t l = from; l < LAYERS; l++)
+        for (int i = 0; i < QC_LAYER_MATRICES; i++) {
+            const uint64_t n = rows_of(w, l, i);
+            const float *x = qc_backward_moments(a, l, (qc_layer_which)i);
+            const float *y = qc_backward_moments(b, l, (qc_layer_which)i);
+            assert_int_equal(x == NULL, i == QC_LAYER_K);
+            assert_int_equal(y == NULL, i == QC_LAYER_K);
+            if (x)
+                assert_memory_equal(x, y, (size_t)(n * n) * sizeof *x);
+        }
+}
+
+static void moments_are_moments(void **state)
+{
+    world *w = world_of(state);
+    qc_backward *b = run(&w->task);
+    for (uint64_t l = 0; l < LAYERS; l++)
+        for (int i = 0; i < QC_LAYER_MATRICES; i++) {
+            const uint64_t n = rows_of(w, l, i);
+            const float *g = qc_backward_moments(b, l, (qc_layer_which)i);
+            for (uint64_t r = 0; g && r < n; r++) {
+                assert_true(g[r * n + r] > 0.0f);
+                for (uint64_t c = 0; c < r; c++) {
+                    assert_true(g[r * n + c] == g[c * n + r]);
+                    assert_true(fabsf(g[r * n + c]) <=
+                                1.001f * sqrtf(g[r * n + r]) * sqrtf(g[c * n + c]));
+                }
+            }
+        }
+    qc_backward_close(b);
+}
+
+static void nothing_else_counts(void **state)
+{
+    world *w = world_of(state);
+    const qc_backward_outlook ahead = qc_backward_ahead(&w->task);
+    qc_backward_task task = w->task;
+    w->done = 0.0;
+    qc_backward *whole = run(&w->task);
+    assert_true(fabs(w->done / ahead.operations - 1.0) < 1e-9);
+    assert_int_equal(ahead.disk, 0);
+    task.tools.threads = 3;
+    task.memory = 0; /* files */
+    assert_true(qc_backward_ahead(&task).disk > 0);
+    qc_backward *other = run(&task);
+    same(w, whole, other, 0);
+    qc_backward_close(other);
+    w->from = 2;
+    assert_true(qc_backward_ahead(&w->task).operations < ahead.operations);
+    other = run(&w->task);
+    assert_null(qc_backward_moments(other, 1, QC_LAYER_Q));
+    same(w, whole, other, 2);
+    qc_backward_close(other);
+    w->from = 0;
+    qc_backward_close(whole);
+}
+
+static void blocks_are_parts(void **state)
+{
+    enum { BLOCK = 50 };
+    world *w = world_of(state);
+    qc_backward_task task = w->task;
+    qc_backward *whole = run(&w->task);
+    task.block = BLOCK;
+    qc_backward *parts = run(&task);
+    for (int i = 0; i < QC_LAYER_MATRICES; i++) {
+        const uint64_t n = rows_of(w, 1, i);
+        const float *g = qc_backward_moments(whole, 1, (qc_layer_which)i);
+        const float *p = qc_backward_moments(parts, 1, (qc_layer_which)i);
+        float most = 0.0f;
+        for (uint64_t k = 0; g && k < n; k++)
+            most = fmaxf(most, g[k * n + k]);
+        for (uint64_t at = 0; g && at < n; at += BLOCK, p += BLOCK * BLOCK)
+            for (uint64_t r = 0; r < BLOCK; r++)
+                for (uint64_t c = 0; c < BLOCK; c++) {
+                    const int in = at + r < n && at + c < n;
+                    const float want = in ? g[(at + r) * n + at + c] : 0.0f;
+                    assert_true(fabsf(p[r * BLOCK + c] - want) <= 1e-5f * most);
+                }
+    }
+    qc_backward_close(parts);
+    qc_backward_close(whole);
+}
+
+static void ends_early(void **state)
+{
+    world *w = world_of(state);
+    qc_backward_task task = w->task;
+    qc_backward *b = NULL;
+    qc_error err = {0};
+    qc_interrupt();
+    assert_int_equal(qc_backward_run(&b, &task, &err), QC_ERR_INTERRUPTED);
+    qc_interrupt_clear();
+    assert_null(b);
+    task.memory = 0;
+    task.folder = "/nowhere";
+    assert_int_equal(qc_backward_run(&b, &task, &err), QC_ERR_IO);
+    assert_non_null(strstr(err.msg, "/nowhere"));
+    assert_null(b);
+}
+
+static void says_what_it_does_not_make(void **state)
+{
+    world *w = world_of(state);
+    qc_forward_shape s = w->tensors.shape;
+    assert_null(qc_backward_not_made(&s));
+    s.kv_rank = 16;
+    assert_non_null(strstr(qc_backward_not_made(&s), "latent attention"));
+    s.config.encoder = 1;
+    assert_non_null(strstr(qc_backward_not_made(&s), "no head"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(moments_are_moments),        cmocka_unit_test(nothing_else_counts),
+        cmocka_unit_test(blocks_are_parts),           cmocka_unit_test(ends_early),
+        cmocka_unit_test(says_what_it_does_not_make),
+    };
+    return cmocka_run_group_tests(tests, open_world, close_world);
+}
