@@ -164,7 +164,8 @@ def judged(row, base):
 def calibrated(models):
     out = ["## Calibrated", "",
            "These are outputs of `--calibrate` ([calibration.md](calibration.md)), in windows of 256 tokens,",
-           "with 131072 tokens or all of the text. The last two columns are KL divergence and difference in",
+           "with 131072 tokens or all of the text, and with both sides where a row does not say otherwise.",
+           "The last two columns are KL divergence and difference in",
            "perplexity over those of plain NF4 (double-quantized, absmax), the first row. Of int8 the KL",
            "divergence alone says something. They were measured with %s."
            % next(m["calibrated"]["qconv"] for m in models if "calibrated" in m), "",
@@ -226,7 +227,8 @@ def integers(models):
            "- **mse scales**: with its observer `memoryless_mse`.",
            "- **other text**: KL divergence on `bench/sentences.txt`, everyday sentences that are in neither text of",
            "  calibrating.",
-           "- **over GPTQ**: KL divergence over that of the row \"GPTQ\" of the same group size, on both texts.", ""]
+           "- **over GPTQ**: KL divergence over that of the row \"GPTQ\" of the same group size, on both texts.", "",
+           "Our calibrated rows of this section are one-sided: they were measured before both sides counted.", ""]
     for name, i in texts:
         out += ["### %s, integers" % name, "",
                 "%d weights in %d tensors%s. Calibrated with %s. Perplexity of the original: %.4f."
