@@ -81,7 +81,8 @@ class Watch:
         self.out, self.shards, self.punch = out, shards, punch
         self.rows, self.faults = {}, []
         self.queue = queue.Queue()
-        self.thread = threading.Thread(target=self.check_all)
+        # A daemon, so that an error of the main thread ends the program.
+        self.thread = threading.Thread(target=self.check_all, daemon=True)
         self.thread.start()
 
     def path_of(self, name):
@@ -99,8 +100,9 @@ class Watch:
             found = None
             try:
                 found = path and seek_table(path)
+                size = path and os.path.getsize(path)
             except FileNotFoundError:  # moved to its place just now
-                pass
+                continue
             if not found:
                 continue
             try:
@@ -110,17 +112,25 @@ class Watch:
                 rss = peak = cpu = None
             self.rows[index] = {"shard": index + 1, "at_s": round(time.monotonic() - begin, 2),
                                 "cpu_at_s": cpu, "resident_bytes": rss, "peak_bytes": peak,
-                                "frames": found[2], "file_bytes": os.path.getsize(path),
+                                "frames": found[2], "file_bytes": size,
                                 "content_bytes": found[1], "planned_bytes": shard["bytes"]}
             if found[1] != shard["bytes"]:
                 self.faults.append("%s: %d bytes planned, %d written" %
                                    (shard["name"], shard["bytes"], found[1]))
             self.queue.put(index)
 
+    def opened(self, name):
+        """The shard, which may move to its place while it is looked for."""
+        while True:
+            try:
+                return open(self.path_of(name), "r+b")
+            except (FileNotFoundError, TypeError):
+                time.sleep(0.01)
+
     def check_all(self):
         for index in iter(self.queue.get, None):
             # Its descriptor stays when the file moves.
-            with open(self.path_of(self.shards[index]["name"]), "r+b") as f:
+            with self.opened(self.shards[index]["name"]) as f:
                 r = subprocess.run(["nice", "zstd", "-q", "-t", "--no-progress"], stdin=f,
                                    stderr=subprocess.PIPE)
                 if r.returncode != 0:
