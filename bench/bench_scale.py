@@ -121,11 +121,12 @@ class Watch:
 
     def opened(self, name):
         """The shard, which may move to its place while it is looked for."""
-        while True:
+        for _ in range(500):
             try:
                 return open(self.path_of(name), "r+b")
             except (FileNotFoundError, TypeError):
                 time.sleep(0.01)
+        raise FileNotFoundError(name)
 
     def check_all(self):
         for index in iter(self.queue.get, None):
