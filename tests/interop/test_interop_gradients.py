@@ -1,13 +1,16 @@
 """The backward pass of `--calibrate` against PyTorch's: second moments of the gradients of every linear layer's
 outputs, for random models of every family that has them. The labels are drawn in the same way from both models."""
+import sys
 import tempfile
 import unittest
 from pathlib import Path
 
 import interop_support as s
 import numpy as np
-from gradient_moments import moments
 from test_interop_llama import ENCODERS, MODELS, SIZES, load, make_model, sequences
+
+sys.path.insert(0, str(s.ROOT / "tests"))
+from gradient_moments import moments  # noqa: E402
 
 # A matrix as a whole. A wrong formula is off by 1e-2 and more; float arithmetic in another order by this.
 BOUND = 1e-4
