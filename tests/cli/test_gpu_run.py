@@ -76,7 +76,8 @@ case "$*" in *int8*cuda*) echo other >"$last/model.safetensors" ;; esac
 """
 CEILINGS = """#!/bin/sh
 for last; do :; done
-echo "{\\"called\\": \\"$*\\"}" >"$last"
+echo "{\\"called\\": \\"$*\\"}" >"$last.part"
+mv "$last.part" "$last"
 """
 GRAPH = """#!/bin/sh
 [ "$1" != --list ] || { printf 'gemv\\nstream\\ntiles\\n'; exit 0; }
