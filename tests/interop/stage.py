@@ -97,11 +97,11 @@ class Forks:
                                         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
 
     def run(self, script, scratch):
-        """(exit status, what the script printed)"""
+        """(exit status, seconds of processors, what the script printed)"""
         log = Path(scratch, "log")
         print(script, scratch, log, file=self.process.stdin, flush=True)
-        status = int(self.process.stdout.readline())
-        return status, log.read_text(errors="replace")
+        status, used = self.process.stdout.readline().split()
+        return int(status), float(used), log.read_text(errors="replace")
 
 
 IDLE = {}  # folders -> Forks that run nothing
@@ -113,7 +113,7 @@ def run(name, arguments):
     idle = IDLE.setdefault(tuple(folders), [])
     forks = idle.pop() if idle else Forks(folders, arguments)
     with tempfile.TemporaryDirectory(prefix="qconv-interop-") as scratch:
-        status, printed = forks.run(script, scratch)
+        status, used, printed = forks.run(script, scratch)
     idle.append(forks)
     counts, lines = None, []
     for line in printed.splitlines():
@@ -124,8 +124,8 @@ def run(name, arguments):
     if counts is None or (status != 0 and counts[1] == 0):
         counts = [0, 1, 0]  # it fell over before or after counting
     head = f"\n--- {name}"
-    tail = "--- {}: {} passed, {} failed, {} skipped, {:.0f} s".format(
-        name, *counts, time.monotonic() - started)
+    tail = "--- {}: {} passed, {} failed, {} skipped, {:.0f} s, of processors {:.0f} s".format(
+        name, *counts, time.monotonic() - started, used)
     print("\n".join([head, *lines, tail]), flush=True)
     return counts
 
