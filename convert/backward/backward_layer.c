@@ -262,34 +262,15 @@ static qc_status attention_piece(void *ctx, unsigned thread, uint64_t piece, qc_
     const phase *t = ctx;
     const qc_phase_chunk *k = t->k;
     const qc_forward_cpu *cpu = k->cpu;
-    const qc_forward_config *c = &cpu->shape->config;
+    const uint64_t heads = cpu->shape->config.kv_heads, window = k->window + piece / heads;
+    const uint64_t at = cpu->starts[window] - k->start;
     const qc_phase_heads in = qc_phase_heads_of(k);
-    const uint64_t window = k->window + piece / c->kv_heads, at = cpu->starts[window] - k->start;
-    const float *base = t->b->qkv + at * k->ldb;
+    const qc_attend_io io = qc_phase_attention(k, window, t->b->qkv, t->b->back);
     float *g = t->g + at * k->ldb;
-    const qc_attend_io io = {.q = base + in.first[0],
-                             .k = base + in.first[1],
-                             .v = base + in.first[2],
-                             .q_stride = k->ldb,
-                             .kv_stride = k->ldb,
-                             .out_stride = k->attended,
-                             .q_step = in.step[0],
-                             .k_step = in.step[1],
-                             .v_step = in.step[2],
-                             .tokens = cpu->batch.lengths[window],
-                             .group = c->heads / c->kv_heads,
-                             .head_dim = c->head_dim,
-                             .value_dim = cpu->shape->value_dim,
-                             .span = k->span,
-                             .scale = k->scale,
-                             .cap = (float)cpu->shape->score_cap,
-                             .sinks = k->w->vectors[QC_LAYER_SINKS]};
-    const qc_gradient_attention d = {.out = t->b->back + at * k->attended,
-                                     .q = g + in.first[0],
-                                     .k = g + in.first[1],
-                                     .v = g + in.first[2]};
+    const qc_gradient_attention d = {
+        .out = io.out, .q = g + in.first[0], .k = g + in.first[1], .v = g + in.first[2]};
     (void)err;
-    qc_gradient_attend(t->b->blas, cpu->decoder, &io, &d, piece % c->kv_heads,
+    qc_gradient_attend(t->b->blas, cpu->decoder, &io, &d, piece % heads,
                        t->b->scratch + thread * t->b->scratch_each);
     return QC_OK;
 }

@@ -111,8 +111,6 @@ qc_status qc_phase_turn(void *ctx, unsigned thread, uint64_t first, uint64_t cou
  * A row of d: what Q_B gets | what KV_B gets | the part of a key that is turned, which all heads
  * share | for each head, what of its key is not turned and its value. */
 
-#define LATENT_EPS 1e-6f /* whatever config.json says */
-
 qc_status qc_phase_norm_latents(void *ctx, unsigned thread, uint64_t first, uint64_t count,
                                 qc_error *err)
 {
@@ -124,9 +122,9 @@ qc_status qc_phase_norm_latents(void *ctx, unsigned thread, uint64_t first, uint
     for (uint64_t t = first; t < first + count; t++) {
         float *d = k->cpu->d + t * k->ldd;
         if (q_norm)
-            k->cpu->decoder->norm(d, q_norm, s->q_rank, LATENT_EPS, d);
+            k->cpu->decoder->norm(d, q_norm, s->q_rank, QC_PHASE_LATENT_EPS, d);
         k->cpu->decoder->norm(d + s->q_rank, k->w->vectors[QC_LAYER_KV_A_NORM], s->kv_rank,
-                              LATENT_EPS, d + s->q_rank);
+                              QC_PHASE_LATENT_EPS, d + s->q_rank);
     }
     return QC_OK;
 }
@@ -172,41 +170,48 @@ static uint64_t window_of(const qc_phase_chunk *k, uint64_t task)
     return low;
 }
 
+qc_attend_io qc_phase_attention(const qc_phase_chunk *k, uint64_t window, const float *b, float *c)
+{
+    const qc_forward_cpu *cpu = k->cpu;
+    const qc_forward_shape *s = cpu->shape;
+    const uint64_t at = cpu->starts[window] - k->start, tokens = cpu->batch.lengths[window];
+    const qc_phase_heads in = qc_phase_heads_of(k);
+    b += at * k->ldb;
+    return (qc_attend_io){.q = b + in.first[0],
+                          .k = b + in.first[1],
+                          .v = b + in.first[2],
+                          .out = c + at * k->attended,
+                          .q_stride = k->ldb,
+                          .kv_stride = k->ldb,
+                          .out_stride = k->attended,
+                          .q_step = in.step[0],
+                          .k_step = in.step[1],
+                          .v_step = in.step[2],
+                          .tokens = tokens,
+                          .group = s->config.heads / s->config.kv_heads,
+                          .head_dim = s->config.head_dim,
+                          .value_dim = s->value_dim,
+                          .span = k->span,
+                          .keys = s->config.encoder ? tokens : 0,
+                          .scale = k->scale,
+                          .cap = (float)s->score_cap,
+                          .sinks = k->w->vectors[QC_LAYER_SINKS]};
+}
+
 qc_status qc_phase_attend(void *ctx, unsigned thread, uint64_t first, uint64_t count, qc_error *err)
 {
     const qc_phase_chunk *k = ctx;
     const qc_forward_cpu *cpu = k->cpu;
     const qc_forward_config *c = &cpu->shape->config;
-    uint64_t group = c->heads / c->kv_heads, step = qc_attend_tokens(group);
-    const qc_phase_heads in = qc_phase_heads_of(k);
+    const uint64_t step = qc_attend_tokens(c->heads / c->kv_heads);
     (void)err;
     for (uint64_t task = first; task < first + count; task++) {
-        uint64_t w = window_of(k, cpu->tasks[k->window] + task);
-        uint64_t inside = cpu->tasks[k->window] + task - cpu->tasks[w];
-        uint64_t at = cpu->starts[w] - k->start, tokens = cpu->batch.lengths[w];
-        uint64_t token = inside / c->kv_heads * step;
-        const float *base = cpu->b + at * k->ldb;
-        const qc_attend_io io = {.q = base + in.first[0],
-                                 .k = base + in.first[1],
-                                 .v = base + in.first[2],
-                                 .out = cpu->c + at * k->attended,
-                                 .q_stride = k->ldb,
-                                 .kv_stride = k->ldb,
-                                 .out_stride = k->attended,
-                                 .q_step = in.step[0],
-                                 .k_step = in.step[1],
-                                 .v_step = in.step[2],
-                                 .tokens = tokens,
-                                 .group = group,
-                                 .head_dim = c->head_dim,
-                                 .value_dim = cpu->shape->value_dim,
-                                 .span = k->span,
-                                 .keys = cpu->shape->config.encoder ? tokens : 0,
-                                 .scale = k->scale,
-                                 .cap = (float)cpu->shape->score_cap,
-                                 .sinks = k->w->vectors[QC_LAYER_SINKS]};
+        const uint64_t w = window_of(k, cpu->tasks[k->window] + task);
+        const uint64_t inside = cpu->tasks[k->window] + task - cpu->tasks[w];
+        const uint64_t token = inside / c->kv_heads * step;
+        const qc_attend_io io = qc_phase_attention(k, w, cpu->b, cpu->c);
         cpu->decoder->attend(&io, inside % c->kv_heads, token,
-                             tokens - token < step ? tokens - token : step,
+                             io.tokens - token < step ? io.tokens - token : step,
                              cpu->scratch + thread * cpu->scratch_each);
     }
     return QC_OK;

@@ -36,6 +36,12 @@ qc_phase_heads qc_phase_heads_of(const qc_phase_chunk *k);
 /* The cosines and sines of what turns the heads of the layer, `turned / 2` a row; NULL: nothing. */
 const qc_rope_tables *qc_phase_turns(const qc_phase_chunk *k);
 
+/* The attention of a window of the chunk: b [tokens, ldb] has q, k and v of the chunk's tokens,
+ * c [tokens, attended] what attention gives, or gradients of that. */
+qc_attend_io qc_phase_attention(const qc_phase_chunk *k, uint64_t window, const float *b, float *c);
+/* What norms of latents add to the mean of squares, whatever config.json says. */
+#define QC_PHASE_LATENT_EPS 1e-6f
+
 qc_phase_chunk qc_phase_chunk_of(qc_forward_cpu *cpu, const qc_forward_pass *p,
                                  const qc_forward_chunk *at);
 /* y = x W^T + bias for `count` matrices of the layer, whose results lie side by side in a row of y.
