@@ -127,15 +127,33 @@ static float value_of(qc_gradient_gate act, float x, float *slope)
     return x > 0.0f ? x : 0.0f;
 }
 
-void qc_gradient_gates(qc_gradient_gate act, float *gate, float *up, const float *dy, uint64_t n)
+double qc_gradient_gates(qc_gradient_gate act, float *gate, float *up, const float *dy, uint64_t n)
 {
+    double along = 0.0;
     for (uint64_t i = 0; i < n; i++) {
         float slope = 0.0f;
-        const float value = value_of(act, gate[i], &slope);
-        gate[i] = dy[i] * slope * (up ? up[i] : 1.0f);
+        const float value = value_of(act, gate[i], &slope), other = up ? up[i] : 1.0f;
+        along += (double)(dy[i] * value) * (double)other;
+        gate[i] = dy[i] * slope * other;
         if (up)
             up[i] = dy[i] * value;
     }
+    return along;
+}
+
+double qc_gradient_clamped_gates(float *both, float limit, float alpha, const float *dy, uint64_t n)
+{
+    double along = 0.0;
+    for (uint64_t i = 0; i < n; i++) {
+        float *gate = both + 2 * i, *up = gate + 1;
+        const float g = *gate < limit ? *gate : limit;
+        const float u = *up > limit ? limit : *up < -limit ? -limit : *up;
+        const float s = 1.0f / (1.0f + expf(-alpha * g));
+        along += (double)(dy[i] * (u + 1.0f)) * (double)(g * s);
+        *gate = *gate > limit ? 0.0f : dy[i] * (u + 1.0f) * s * (1.0f + alpha * g * (1.0f - s));
+        *up = *up > limit || *up < -limit ? 0.0f : dy[i] * g * s;
+    }
+    return along;
 }
 
 /* ---- the loss ---- */

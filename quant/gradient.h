@@ -44,8 +44,12 @@ typedef enum {
 } qc_gradient_gate;
 
 /* Of y = act(gate) * up, or of y = act(gate) where up is NULL. gate and up become their gradients.
- */
-void qc_gradient_gates(qc_gradient_gate act, float *gate, float *up, const float *dy, uint64_t n);
+ * Returns the sum of dy y, which is the gradient of a factor of all y. */
+double qc_gradient_gates(qc_gradient_gate act, float *gate, float *up, const float *dy, uint64_t n);
+/* The same of y = (clip(up, -limit, limit) + 1) g sigmoid(alpha g) with g = min(gate, limit), where
+ * gates and ups take turns in both [2 n] (gpt-oss). */
+double qc_gradient_clamped_gates(float *both, float limit, float alpha, const float *dy,
+                                 uint64_t n);
 
 /* ---- attention ---- */
 

@@ -99,6 +99,15 @@ static double gates_of(const double *x, const void *ctx)
     return y;
 }
 
+/* f is linear in a factor of all outputs. */
+static void check_along(double got, const float *x, function f, const void *ctx)
+{
+    double at[2 * N];
+    for (unsigned i = 0; i < 2 * N; i++)
+        at[i] = (double)x[i];
+    assert_true(fabs(got - f(at, ctx)) < 1e-5 * (1.0 + fabs(got)));
+}
+
 static void test_gates(void **state)
 {
     uint64_t at = 1000;
@@ -112,9 +121,46 @@ static void test_gates(void **state)
             for (unsigned i = 0; i < N; i++)
                 x[i] *= 4.0f;
             memcpy(d, x, sizeof d);
-            qc_gradient_gates(c.act, d, up ? d + N : NULL, c.dy, N);
+            const double along = qc_gradient_gates(c.act, d, up ? d + N : NULL, c.dy, N);
+            check_along(along, x, gates_of, &c);
             check(d, x, up ? 2 * N : N, gates_of, &c);
         }
+}
+
+typedef struct {
+    double limit, alpha;
+    float dy[N];
+} clamped;
+
+static double clamped_of(const double *x, const void *ctx)
+{
+    const clamped *c = ctx;
+    double y = 0.0;
+    for (unsigned i = 0; i < N; i++) {
+        const double g = fmin(x[2 * i], c->limit);
+        const double u = fmax(-c->limit, fmin(x[2 * i + 1], c->limit));
+        y += (double)c->dy[i] * (u + 1.0) * g / (1.0 + exp(-c->alpha * g));
+    }
+    return y;
+}
+
+static void test_clamped_gates(void **state)
+{
+    uint64_t at = 1500;
+    unsigned beyond = 0;
+    clamped c = {.limit = 1.5, .alpha = 1.25};
+    float x[2 * N], d[2 * N];
+    (void)state;
+    fill(x, 2 * N, &at);
+    fill(c.dy, N, &at);
+    for (unsigned i = 0; i < 2 * N; i++) {
+        x[i] *= 3.0f;
+        beyond += fabsf(x[i]) > 1.5f;
+    }
+    assert_in_range(beyond, N / 2, 3 * N / 2);
+    memcpy(d, x, sizeof d);
+    check_along(qc_gradient_clamped_gates(d, 1.5f, 1.25f, c.dy, N), x, clamped_of, &c);
+    check(d, x, 2 * N, clamped_of, &c);
 }
 
 static void test_rotary(void **state)
@@ -264,7 +310,8 @@ static void test_labels(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_norms), cmocka_unit_test(test_gates), cmocka_unit_test(test_rotary),
-        cmocka_unit_test(test_attention), cmocka_unit_test(test_labels)};
+        cmocka_unit_test(test_norms),         cmocka_unit_test(test_gates),
+        cmocka_unit_test(test_clamped_gates), cmocka_unit_test(test_rotary),
+        cmocka_unit_test(test_attention),     cmocka_unit_test(test_labels)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
