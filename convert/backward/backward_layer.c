@@ -35,14 +35,23 @@ static uint64_t heads_of(const qc_forward_shape *s)
     return (c->heads + c->kv_heads) * c->head_dim + c->kv_heads * s->value_dim;
 }
 
+/* What Q, K and V give side by side. */
+static uint64_t made_of(const qc_forward_shape *s)
+{
+    const qc_forward_config *c = &s->config;
+    const uint64_t q = s->q_rank ? s->q_rank : c->heads * c->head_dim;
+    return s->kv_rank ? q + s->kv_rank + s->turned : heads_of(s);
+}
+
 static void list(qc_backward_layer *b, const qc_forward_shape *s, buffer out[BUFFERS])
 {
     const qc_forward_config *c = &s->config;
     const uint64_t back = qc_max_u64(c->intermediate, qc_forward_attended(s));
+    const uint64_t states = qc_max_u64(c->hidden, qc_max_u64(s->q_rank, s->kv_rank));
     const buffer all[BUFFERS] = {
-        {&b->qkv, heads_of(s)},  {&b->raw, heads_of(s)},
+        {&b->qkv, heads_of(s)},  {&b->raw, made_of(s)},
         {&b->middle, c->hidden}, {&b->gates, qc_max_u64(gates_of(s), heads_of(s))},
-        {&b->added, c->hidden},  {&b->states, c->hidden},
+        {&b->added, c->hidden},  {&b->states, states},
         {&b->ffn, c->hidden},    {&b->back, back}};
     memcpy(out, all, sizeof all);
 }
@@ -70,7 +79,7 @@ qc_status qc_backward_layer_create(qc_backward_layer *out, const qc_forward_cpu 
     uint64_t widest = s->config.hidden;
     buffer all[BUFFERS];
     list(out, s, all);
-    out->q = heads_of(s);
+    out->made = made_of(s);
     out->wide = gates_of(s);
     for (unsigned i = 0; i < BUFFERS; i++) {
         widest = qc_max_u64(widest, all[i].floats);
@@ -149,7 +158,7 @@ static qc_status through(const qc_backward_layer *b, const qc_phase_chunk *k, qc
         const qc_gradient_product p = {
             .dy = dy, .dx = dx, .tokens = k->tokens, .dy_stride = ld, .dx_stride = cols};
         if (w->rows > 0)
-            QC_TRY(b->take(b->ctx, (qc_layer_which)(first + i), dy, ld, k->tokens, err));
+            QC_TRY(b->take(b->ctx, first + i, dy, ld, k->tokens, err));
         QC_TRY(qc_backward_inputs(b, k->cpu->threads, w, &p, err));
         dy += w->rows;
     }
@@ -164,10 +173,15 @@ typedef struct {
     const float *d; /* of hidden states */
     float *g;       /* of what is added to them, or of what a norm of them gives */
     const float *x,
-        *norm;   /* the norm behind which g is, and its inputs; norm NULL: there is none */
-    float scale; /* of what is added */
-    qc_gradient_attention attention;
+        *norm;            /* the norm behind which g is, and its inputs; norm NULL: there is none */
+    float scale;          /* of what is added */
+    uint64_t first, wide; /* where in raw a latent is, and its floats */
 } phase;
+
+static qc_status by_tokens(phase *t, qc_piece_fn fn, qc_error *err)
+{
+    return qc_piecework(t->k->cpu->threads, t->k->tokens, fn, t, err);
+}
 
 static void through_norm(const phase *t, const float *x, const float *weight, float *g)
 {
@@ -224,6 +238,18 @@ static qc_status gates_piece(void *ctx, unsigned thread, uint64_t token, qc_erro
     return QC_OK;
 }
 
+/* The gradient of what is turned of a head -> that in front of it. */
+static void turn_back(const phase *t, float *d, uint64_t token)
+{
+    const qc_phase_chunk *k = t->k;
+    const qc_rope_tables *turns = qc_phase_turns(k);
+    const uint64_t half = k->cpu->shape->turned / 2;
+    const uint64_t row = k->cpu->positions[k->start + token] * half;
+    if (turns)
+        qc_gradient_rotate(d, turns->cosines + row, turns->sines + row, half,
+                           (k->cpu->shape->family->traits & QC_FAMILY_SIDE_BY_SIDE) != 0);
+}
+
 /* The gradient of heads behind norms and positions -> that of heads in front of them. */
 static qc_status heads_piece(void *ctx, unsigned thread, uint64_t token, qc_error *err)
 {
@@ -232,9 +258,6 @@ static qc_status heads_piece(void *ctx, unsigned thread, uint64_t token, qc_erro
     const qc_forward_shape *s = k->cpu->shape;
     const qc_forward_config *c = &s->config;
     const qc_phase_heads in = qc_phase_heads_of(k);
-    const qc_rope_tables *turns = qc_phase_turns(k);
-    const uint64_t half = s->turned / 2, row = k->cpu->positions[k->start + token] * half;
-    const int side_by_side = (s->family->traits & QC_FAMILY_SIDE_BY_SIDE) != 0;
     const int wide = (s->family->traits & QC_FAMILY_WIDE_NORMS) != 0;
     const float eps = (float)c->norm_eps;
     (void)thread;
@@ -243,10 +266,9 @@ static qc_status heads_piece(void *ctx, unsigned thread, uint64_t token, qc_erro
         const uint64_t heads = part ? c->kv_heads : c->heads, at = token * k->ldb + in.first[part];
         const float *norm = k->w->vectors[part ? QC_LAYER_K_NORM : QC_LAYER_Q_NORM];
         float *d = t->g + at;
-        const float *x = t->b->raw + at;
-        for (uint64_t h = 0; turns && h < heads; h++)
-            qc_gradient_rotate(d + h * in.step[part], turns->cosines + row, turns->sines + row,
-                               half, side_by_side);
+        const float *x = t->b->raw + at; /* as wide as t->g: there are no latents */
+        for (uint64_t h = 0; h < heads; h++)
+            turn_back(t, d + h * in.step[part], token);
         if (norm && wide)
             qc_gradient_norm(x, norm, d, heads * c->head_dim, eps, d);
         for (uint64_t h = 0; norm && !wide && h < heads; h++)
@@ -255,6 +277,77 @@ static qc_status heads_piece(void *ctx, unsigned thread, uint64_t token, qc_erro
     }
     return QC_OK;
 }
+
+/* ---- multi-head latent attention ---- */
+
+/* The gradients of all heads, t->g -> those of what KV_B gives, in qkv, and in raw those of the
+ * part of keys that all heads share; and those of q where it does not come from a latent. */
+static qc_status spread_piece(void *ctx, unsigned thread, uint64_t token, qc_error *err)
+{
+    const phase *t = ctx;
+    const qc_phase_chunk *k = t->k;
+    const qc_forward_shape *s = k->cpu->shape;
+    const uint64_t dim = s->config.head_dim, plain = s->turned_from, wide = s->value_dim;
+    float *q = t->g + token * k->ldb, *key = q + k->q, *value = key + k->k;
+    float *made = t->b->qkv + token * k->w->matrices[QC_LAYER_KV_B].rows;
+    float *raw = t->b->raw + token * t->b->made;
+    float *turned = raw + k->w->matrices[QC_LAYER_Q].rows + s->kv_rank;
+    (void)thread;
+    (void)err;
+    memset(turned, 0, (size_t)s->turned * sizeof *turned);
+    for (uint64_t h = 0; h < s->config.heads; h++, key += dim, value += wide) {
+        turn_back(t, q + h * dim + plain, token);
+        memcpy(made, key, (size_t)plain * sizeof *made);
+        memcpy(made + plain, value, (size_t)wide * sizeof *made);
+        made += plain + wide;
+        for (uint64_t i = 0; i < s->turned; i++)
+            turned[i] += key[plain + i];
+    }
+    turn_back(t, turned, token);
+    if (s->q_rank == 0)
+        memcpy(raw, q, (size_t)k->q * sizeof *raw);
+    return QC_OK;
+}
+
+/* The gradient of a latent behind its norm, t->g [tokens, wide] -> that in front of it, in raw,
+ * where the latent was. */
+static qc_status latent_piece(void *ctx, unsigned thread, uint64_t token, qc_error *err)
+{
+    const phase *t = ctx;
+    float *raw = t->b->raw + token * t->b->made + t->first;
+    (void)thread;
+    (void)err;
+    qc_gradient_norm(raw, t->norm, t->g + token * t->wide, t->wide, QC_PHASE_LATENT_EPS, raw);
+    return QC_OK;
+}
+
+/* Takes the gradients `from` of what a matrix makes of a latent to that of the latent. */
+static qc_status back_latent(qc_backward_layer *b, phase *t, qc_layer_which which,
+                             qc_layer_vector norm, const float *from, uint64_t ld, uint64_t first,
+                             qc_error *err)
+{
+    t->g = b->states;
+    t->norm = t->k->w->vectors[norm];
+    t->first = first;
+    t->wide = t->k->w->matrices[which].cols;
+    QC_TRY(through(b, t->k, which, 1, from, ld, b->states, err));
+    return by_tokens(t, latent_piece, err);
+}
+
+/* The gradients of all heads, b->gates -> those of what Q and K give, b->raw. */
+static qc_status back_latents(qc_backward_layer *b, phase *t, qc_error *err)
+{
+    const qc_phase_chunk *k = t->k;
+    const qc_forward_matrix *w = k->w->matrices;
+    QC_TRY(by_tokens(t, spread_piece, err));
+    QC_TRY(back_latent(b, t, QC_LAYER_KV_B, QC_LAYER_KV_A_NORM, b->qkv, w[QC_LAYER_KV_B].rows,
+                       w[QC_LAYER_Q].rows, err));
+    if (k->cpu->shape->q_rank == 0)
+        return QC_OK;
+    return back_latent(b, t, QC_LAYER_Q_B, QC_LAYER_Q_A_NORM, b->gates, k->ldb, 0, err);
+}
+
+/* ---- attention ---- */
 
 /* A piece is a head of keys in a window. */
 static qc_status attention_piece(void *ctx, unsigned thread, uint64_t piece, qc_error *err)
@@ -273,11 +366,6 @@ static qc_status attention_piece(void *ctx, unsigned thread, uint64_t piece, qc_
     qc_gradient_attend(t->b->blas, cpu->decoder, &io, &d, piece % heads,
                        t->b->scratch + thread * t->b->scratch_each);
     return QC_OK;
-}
-
-static qc_status by_tokens(phase *t, qc_piece_fn fn, qc_error *err)
-{
-    return qc_piecework(t->k->cpu->threads, t->k->tokens, fn, t, err);
 }
 
 /* d += g */
@@ -300,11 +388,13 @@ static qc_status forward(qc_backward_layer *b, qc_phase_chunk *k, const qc_forwa
     qc_forward_inputs in;
     QC_TRY(qc_forward_cpu_at(cpu, p, at, QC_AT_O, &in, err));
     memcpy(b->qkv, cpu->b, (size_t)(k->tokens * k->ldb) * sizeof *b->qkv);
-    if (norms[QC_LAYER_Q_NORM] || norms[QC_LAYER_K_NORM])
+    if (norms[QC_LAYER_Q_NORM] || norms[QC_LAYER_K_NORM] || cpu->shape->kv_rank > 0)
         QC_TRY(qc_phase_multiply(k, QC_LAYER_Q, 3, norms[QC_LAYER_INPUT_NORM] ? cpu->a : k->hidden,
-                                 hidden, b->raw, k->ldb, err));
+                                 hidden, b->raw, b->made, err));
     if (norms[QC_LAYER_ATTENDED_NORM])
         QC_TRY(qc_phase_multiply(k, QC_LAYER_O, 1, in.x, in.ld, b->added, hidden, err));
+    if (k->experts)
+        return QC_OK;
     memcpy(b->middle, k->hidden, (size_t)(k->tokens * hidden) * sizeof *b->middle);
     k->hidden = b->middle;
     if (!cpu->shape->parallel)
@@ -354,8 +444,9 @@ static qc_status back_attention(qc_backward_layer *b, phase *t, const float *d, 
     t->g = b->gates;
     QC_TRY(
         qc_piecework(k->cpu->threads, (k->end - k->window) * c->kv_heads, attention_piece, t, err));
-    QC_TRY(by_tokens(t, heads_piece, err));
-    QC_TRY(through(b, k, QC_LAYER_Q, 3, b->gates, k->ldb, b->states, err));
+    const int latent = k->cpu->shape->kv_rank > 0;
+    QC_TRY(latent ? back_latents(b, t, err) : by_tokens(t, heads_piece, err));
+    QC_TRY(through(b, k, QC_LAYER_Q, 3, latent ? b->raw : b->gates, b->made, b->states, err));
     t->g = b->states;
     t->x = hidden;
     t->norm = k->w->vectors[QC_LAYER_INPUT_NORM];
@@ -369,11 +460,12 @@ static qc_status run_chunk(qc_backward_layer *b, qc_phase_chunk *k, const qc_for
     const float *hidden = k->hidden;
     phase t = {.b = b, .k = k, .scale = (float)s->residual_scale};
     QC_TRY(forward(b, k, p, at, err));
-    QC_TRY(back_ffn(b, &t, d, err));
-    if (!s->parallel)
+    if (!k->experts)
+        QC_TRY(back_ffn(b, &t, d, err));
+    if (!k->experts && !s->parallel)
         add_states(&t, d, b->ffn);
     QC_TRY(back_attention(b, &t, d, hidden, err));
-    if (s->parallel)
+    if (!k->experts && s->parallel)
         add_states(&t, d, b->ffn);
     add_states(&t, d, b->states);
     return qc_forward_finite(d, k->tokens * s->config.hidden, err);

@@ -3,11 +3,13 @@
 #ifndef QC_CONVERT_BACKWARD_LAYER_H
 #define QC_CONVERT_BACKWARD_LAYER_H
 
+#include "convert/backward/backward.h"
 #include "convert/forward/forward_phases.h"
 #include "quant/gradient.h"
 
-/* Takes the gradients of a linear layer's outputs, [tokens, rows of w], rows ld floats apart. */
-typedef qc_status (*qc_backward_take)(void *ctx, qc_layer_which which, const float *g, uint64_t ld,
+/* Takes the gradients of a linear layer's outputs, [tokens, rows of w], rows ld floats apart.
+ * which: qc_layer_which, or a qc_backward_number. */
+typedef qc_status (*qc_backward_take)(void *ctx, uint64_t which, const float *g, uint64_t ld,
                                       uint64_t tokens, qc_error *err);
 
 typedef struct {
@@ -15,9 +17,10 @@ typedef struct {
     const qc_quant_ops *ops;
     qc_backward_take take;
     void *ctx;
-    uint64_t q, wide; /* floats of q, k and v of a token; of gate and up */
+    uint64_t made, wide; /* floats of what Q, K and V give for a token; of gate and up */
     /* For the tokens of a chunk: */
-    float *qkv, *raw;       /* q, k and v behind norms and positions, and in front of them */
+    float *qkv;             /* q, k and v behind norms and positions */
+    float *raw;             /* what Q, K and V give; of latents, then the gradients of that */
     float *middle;          /* the hidden states behind attention */
     float *gates;           /* gate and up, then their gradients; then those of q, k and v */
     float *added;           /* what attention adds to the hidden states, in front of its norm */
@@ -38,7 +41,8 @@ QC_NODISCARD qc_status qc_backward_layer_create(qc_backward_layer *out, const qc
 void qc_backward_layer_deinit(qc_backward_layer *b);
 
 /* d [tokens, hidden] is the gradient of the hidden states behind the layer, of the whole batch, and
- * becomes that of those in front of it, which are p->hidden and stay as they are. */
+ * becomes that of those in front of it, which are p->hidden and stay as they are. Of a layer with
+ * experts, d is that of the states behind attention (backward_experts.h). */
 QC_NODISCARD qc_status qc_backward_layer_run(qc_backward_layer *b, qc_forward_cpu *cpu,
                                              const qc_forward_pass *p, float *d, qc_error *err);
 /* dx [tokens, cols] += dy [tokens, rows] W; for what lies around the layers. */

@@ -13,6 +13,7 @@
 
 /* An expert in memory, as it is (z) and as it becomes (x), and its tokens in both streams. */
 typedef struct {
+    uint64_t number;
     uint32_t jobs[QC_EXPERT_MATRICES];
     qc_expert_weights z, x; /* x borrows from z all that is not quantized */
     qc_calibrated_arrays arrays[QC_EXPERT_MATRICES];
@@ -32,14 +33,19 @@ uint32_t qc_calibrate_job_of(const uint32_t *job_of, const qc_forward_linear *l)
     return l->tensor == QC_NO_TENSOR ? QC_NO_JOB : job_of[l->tensor];
 }
 
-/* The weight of a matrix of expert i, which may be in a stack. */
-static uint32_t number_of(const qc_calibrate_experts *e, const qc_experts_layer *l, uint64_t i,
-                          int part)
+uint32_t qc_calibrate_expert_job(const uint32_t *job_of, const qc_experts_layer *l, uint64_t i,
+                                 int part)
 {
     const uint32_t stack = i < l->count ? l->stacks[part].tensor : QC_NO_TENSOR;
     if (stack == QC_NO_TENSOR)
-        return qc_calibrate_job_of(e->job_of, &qc_expert_of(l, i)->linear[part]);
-    return e->job_of[stack] == QC_NO_JOB ? QC_NO_JOB : e->job_of[stack] + (uint32_t)i;
+        return qc_calibrate_job_of(job_of, &qc_expert_of(l, i)->linear[part]);
+    return job_of[stack] == QC_NO_JOB ? QC_NO_JOB : job_of[stack] + (uint32_t)i;
+}
+
+static uint32_t number_of(const qc_calibrate_experts *e, const qc_experts_layer *l, uint64_t i,
+                          int part)
+{
+    return qc_calibrate_expert_job(e->job_of, l, i, part);
 }
 
 int qc_calibrate_experts_need(const qc_calibrate_experts *e, const qc_experts_layer *l)
@@ -109,6 +115,7 @@ static void add_forward(const qc_calibrate_experts *e, qc_calibrate_outlook *a, 
 qc_calibrate_room qc_calibrate_experts_ahead(const qc_calibrate_experts *e,
                                              const qc_experts_layer *l, qc_calibrate_outlook *a)
 {
+    const uint64_t block = e->outputs->task.block;
     qc_calibrate_room most = {0, 0};
     add_forward(e, a, router_flops(e, l));
     for (uint64_t i = 0; i <= l->count; i++) {
@@ -119,9 +126,11 @@ qc_calibrate_room qc_calibrate_experts_ahead(const qc_calibrate_experts *e,
         for (int part = 0; part < QC_EXPERT_MATRICES; part++)
             jobs[part] = number_of(e, l, i, part);
         add_forward(e, a, pass_flops(e, l, i));
-        const qc_calibrate_set first = {jobs, 2, x->linear[0].cols, expected(e, l, i), 1, 0};
-        const qc_calibrate_set down = {jobs + QC_EXPERT_DOWN, 1, x->linear[QC_EXPERT_DOWN].cols,
-                                       expected(e, l, i),     1, 0};
+        const qc_calibrate_set first = {jobs, 2, x->linear[0].cols, expected(e, l, i), 1, block};
+        qc_calibrate_set down = first;
+        down.jobs += QC_EXPERT_DOWN;
+        down.count = 1;
+        down.n = x->linear[QC_EXPERT_DOWN].cols;
         if (qc_calibrate_needs(e->k, jobs[QC_EXPERT_DOWN]))
             add_forward(e, a, gate_flops(e, l, i));
         most = qc_calibrate_larger(most, qc_calibrate_set_ahead(e->k, &first, a));
@@ -186,13 +195,13 @@ static qc_status leave(const qc_calibrator *k, uint32_t job, const qc_forward_ma
 }
 
 static qc_status open_expert(qc_calibrate_experts *e, expert *t, const qc_experts_layer *of,
-                             uint64_t number, qc_error *err)
+                             qc_error *err)
 {
     const qc_calibrator *k = e->k;
-    QC_TRY(qc_expert_read(&t->z, &k->source, of, number, err));
+    QC_TRY(qc_expert_read(&t->z, &k->source, of, t->number, err));
     t->x = t->z;
     for (int i = 0; i < QC_EXPERT_MATRICES; i++) {
-        t->jobs[i] = number_of(e, of, number, i);
+        t->jobs[i] = number_of(e, of, t->number, i);
         if (t->jobs[i] == QC_NO_JOB || !qc_calibrated_has(k->store, t->jobs[i]))
             continue;
         if (qc_calibrated_is_searched(k->store, t->jobs[i])) {
@@ -268,8 +277,11 @@ static qc_status make_set(qc_calibrate_experts *e, expert *t, int first, int end
             QC_TRY(leave(k, t->jobs[i], &t->z.matrices[i], err));
             continue;
         }
-        double seconds = qc_calibrate_weight_seconds(k, t->jobs[i], apart, 0);
-        QC_TRY(qc_calibrate_weight(k, t->jobs[i], &t->z.matrices[i], NULL, &t->arrays[i], err));
+        qc_feedback_outputs room;
+        const qc_feedback_outputs *g = qc_calibrate_outputs_of(
+            e->outputs, e->layer, qc_backward_number(t->number, i), t->jobs[i], &room);
+        double seconds = qc_calibrate_weight_seconds(k, t->jobs[i], apart, g ? g->block : 0);
+        QC_TRY(qc_calibrate_weight(k, t->jobs[i], &t->z.matrices[i], g, &t->arrays[i], err));
         take_quantized(e, t, i);
         qc_calibrate_progress(k, seconds);
     }
@@ -284,11 +296,11 @@ static qc_status pass(qc_experts_cpu *x, const qc_expert_weights *w, const exper
 }
 
 /* An expert that no token goes to. It is read only where it is a part of a stack. */
-static qc_status leave_out(qc_calibrate_experts *e, const qc_experts_layer *l, uint64_t number,
-                           expert *t, qc_error *err)
+static qc_status leave_out(qc_calibrate_experts *e, const qc_experts_layer *l, expert *t,
+                           qc_error *err)
 {
     for (int i = 0; i < QC_EXPERT_MATRICES; i++) {
-        const uint32_t job = number_of(e, l, number, i);
+        const uint32_t job = number_of(e, l, t->number, i);
         if (job == QC_NO_JOB)
             continue;
         const int needs = qc_calibrate_needs(e->k, job);
@@ -297,22 +309,22 @@ static qc_status leave_out(qc_calibrate_experts *e, const qc_experts_layer *l, u
         if (!needs || job < e->k->plan->job_count)
             continue;
         if (!t->z.matrices[0].rows)
-            QC_TRY(qc_expert_read(&t->z, &e->k->source, l, number, err));
+            QC_TRY(qc_expert_read(&t->z, &e->k->source, l, t->number, err));
         QC_TRY(leave(e->k, job, &t->z.matrices[i], err));
     }
     return QC_OK;
 }
 
 /* The weights of an expert are made, and both streams pass through it. */
-static qc_status run_expert(qc_calibrate_experts *e, const qc_experts_layer *l, uint64_t number,
-                            expert *t, qc_error *err)
+static qc_status run_expert(qc_calibrate_experts *e, const qc_experts_layer *l, expert *t,
+                            qc_error *err)
 {
     qc_calibrate_engine *engine = e->k->engine;
     qc_calibrate_progress(e->k, t->seconds);
     if (t->x_tokens.count == 0 && t->z_tokens.count == 0) {
-        return leave_out(e, l, number, t, err);
+        return leave_out(e, l, t, err);
     }
-    qc_status st = open_expert(e, t, l, number, err);
+    qc_status st = open_expert(e, t, l, err);
     if (st == QC_OK)
         st = make_set(e, t, QC_EXPERT_GATE, QC_EXPERT_DOWN, err);
     engine->ops->drop(engine);
@@ -370,7 +382,7 @@ static qc_status run_all(qc_calibrate_experts *e, const qc_experts_layer *l, con
                          const qc_forward_matrix *shared_gate, int *apart, qc_error *err)
 {
     for (uint64_t i = 0; i <= l->count; i++) {
-        expert t = {.norm = norm};
+        expert t = {.number = i, .norm = norm};
         if (!qc_expert_of(l, i))
             continue;
         int shared = i == l->count;
@@ -379,7 +391,7 @@ static qc_status run_all(qc_calibrate_experts *e, const qc_experts_layer *l, con
         t.shared_gate = shared ? shared_gate : NULL;
         t.seconds = pass_flops(e, l, i) * e->k->forward_seconds;
         t.gate_seconds = gate_flops(e, l, i) * e->k->forward_seconds;
-        qc_status st = run_expert(e, l, i, &t, err);
+        qc_status st = run_expert(e, l, &t, err);
         for (int part = 0; part < QC_EXPERT_MATRICES; part++)
             *apart |= is_quantized(&t, part);
         close_expert(&t);
@@ -389,11 +401,13 @@ static qc_status run_all(qc_calibrate_experts *e, const qc_experts_layer *l, con
     return QC_OK;
 }
 
-qc_status qc_calibrate_experts_layer(qc_calibrate_experts *e, const qc_experts_layer *l,
-                                     const float *norm, int *apart, qc_error *err)
+qc_status qc_calibrate_experts_layer(qc_calibrate_experts *e, uint64_t layer,
+                                     const qc_experts_layer *l, const float *norm, int *apart,
+                                     qc_error *err)
 {
     qc_forward_matrix gate = {0};
     e->apart = *apart;
+    e->layer = layer;
     qc_status st = route(e, l, norm, err);
     int has_gate = l->shared_gate.tensor != QC_NO_TENSOR;
     if (st == QC_OK && qc_calibrate_experts_need(e, l))

@@ -10,11 +10,13 @@
  * streams go through the expert, each with its own tokens and weights. So the moments of one expert
  * are in memory at a time.
  *
- * Where fewer tokens than a quarter of its inputs come to a weight, it is left to the search. */
+ * Where fewer tokens than a quarter of its inputs come to a weight, it is left to the search. Where
+ * fewer than a quarter of its outputs (of a block of them) passed backwards through it, outputs
+ * count alike (calibrate_outputs.h). */
 #ifndef QC_CONVERT_CALIBRATE_EXPERTS_H
 #define QC_CONVERT_CALIBRATE_EXPERTS_H
 
-#include "convert/calibrate/calibrate_engine.h"
+#include "convert/calibrate/calibrate_outputs.h"
 #include "convert/forward/experts.h"
 
 /* How many weights with too few tokens are named. */
@@ -25,6 +27,8 @@ typedef struct {
     const qc_forward_tensors *tensors;
     const uint32_t *job_of; /* per tensor of the source; QC_NO_JOB: not to be made */
     uint64_t tokens;        /* of the text */
+    qc_calibrate_outputs *outputs;
+    uint64_t layer; /* at hand */
     float *x_hidden, *z_hidden;
     qc_experts_cpu x, z;
     int apart; /* x and z differ, because something was quantized before this layer */
@@ -39,6 +43,9 @@ typedef struct {
 
 /* Returns the job of a linear layer, or QC_NO_JOB. */
 uint32_t qc_calibrate_job_of(const uint32_t *job_of, const qc_forward_linear *l);
+/* The same of a matrix of expert i, which may be in a stack. */
+uint32_t qc_calibrate_expert_job(const uint32_t *job_of, const qc_experts_layer *l, uint64_t i,
+                                 int part);
 /* Is a weight of the layer's experts still to be made? */
 int qc_calibrate_experts_need(const qc_calibrate_experts *e, const qc_experts_layer *l);
 /* Sets marks[] to 1 for all weights of the layer's experts. */
@@ -61,7 +68,7 @@ void qc_calibrate_experts_close(qc_calibrate_experts *e); /* accepts zeros */
 /* Takes both streams from behind attention to behind the layer, and makes the weights that are to
  * be made. norm: in front of the experts. apart: x and z differ already. *apart is set if they
  * differ behind it. */
-QC_NODISCARD qc_status qc_calibrate_experts_layer(qc_calibrate_experts *e,
+QC_NODISCARD qc_status qc_calibrate_experts_layer(qc_calibrate_experts *e, uint64_t layer,
                                                   const qc_experts_layer *l, const float *norm,
                                                   int *apart, qc_error *err);
 /* Warns of the weights that too few tokens came to. */

@@ -344,7 +344,8 @@ static void look_ahead(const model *m, qc_calibrate_outlook *a)
         a->disk = qc_sat_add(a->disk, states);
     else
         most.host = qc_sat_add(most.host, states);
-    a->memory = qc_max_u64(most.host, qc_calibrate_outputs_ahead(&m->outputs, a));
+    a->memory = most.host;
+    qc_calibrate_outputs_ahead(&m->outputs, a);
     a->device_memory = most.device;
 }
 
@@ -429,9 +430,10 @@ static qc_status quantize_set(model *m, layer *l, const linear_set *g, uint64_t 
         qc_feedback_outputs room;
         double seconds =
             qc_calibrate_weight_seconds(k, l->jobs[part], set_apart(m, g), m->outputs.task.block);
-        QC_TRY(qc_calibrate_weight(k, l->jobs[part], &l->z.matrices[part],
-                                   qc_calibrate_outputs_of(&m->outputs, l->number, part, &room),
-                                   &l->arrays[part], err));
+        QC_TRY(qc_calibrate_weight(
+            k, l->jobs[part], &l->z.matrices[part],
+            qc_calibrate_outputs_of(&m->outputs, l->number, part, l->jobs[part], &room),
+            &l->arrays[part], err));
         take_quantized(m, l, (int)part);
         if (k->engine->ops->quantized)
             QC_TRY(k->engine->ops->quantized(k->engine, part, err));
@@ -506,8 +508,8 @@ static qc_status run_layer(model *m, uint64_t number, qc_error *err)
              : experts               ? calibrate_mixture(m, &l, err)
                                      : calibrate_layer(m, &l, err);
     if (st == QC_OK && experts)
-        st = qc_calibrate_experts_layer(&m->experts, experts, l.z.vectors[QC_LAYER_POST_NORM],
-                                        &m->apart, err);
+        st = qc_calibrate_experts_layer(&m->experts, number, experts,
+                                        l.z.vectors[QC_LAYER_POST_NORM], &m->apart, err);
     if (st == QC_ERR_NONFINITE)
         qc_error_prefix(err, "%s: layer %" PRIu64, m->k->plan->call->model,
                         qc_layer_number(&m->tensors.shape, number));
@@ -564,6 +566,7 @@ static qc_status run_text(model *m, const qc_calibrate_outlook *a, qc_error *err
     for (uint64_t i = 0; i < m->last; i++)
         QC_TRY(run_layer(m, i, err));
     qc_calibrate_experts_tell_few(&m->experts);
+    qc_calibrate_outputs_tell_few(&m->outputs);
     k->r->left += m->experts.few;
     return m->head ? run_head(m, err) : QC_OK;
 }
@@ -596,6 +599,7 @@ static qc_status run(model *m, qc_error *err)
     m->q = qc_forward_attended(&m->tensors.shape);
     m->experts.k = m->k;
     m->experts.tensors = &m->tensors;
+    m->experts.outputs = &m->outputs;
     QC_TRY(find_jobs(m, err));
     QC_TRY(make_windows(m, err));
     m->experts.tokens = m->batch.tokens;

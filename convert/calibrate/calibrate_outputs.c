@@ -1,17 +1,23 @@
 #include "convert/calibrate/calibrate_outputs.h"
 
 #include "base/checked.h"
+#include "base/text.h"
 #include "convert/calibrate/calibrate_experts.h"
 #include "convert/term/console.h"
 
 #include <inttypes.h>
 #include <string.h>
 
-static int wants(const void *ctx, uint64_t layer, qc_layer_which which)
+static int wants(const void *ctx, uint64_t layer, uint64_t which)
 {
     const qc_calibrate_outputs *o = ctx;
-    const qc_forward_linear *l = &o->task.tensors->layers[layer].linear[which];
-    return qc_calibrate_needs(o->k, qc_calibrate_job_of(o->job_of, l));
+    const qc_forward_layer *l = &o->task.tensors->layers[layer];
+    const uint64_t i = which - QC_LAYER_ALL_MATRICES;
+    return qc_calibrate_needs(o->k, which < QC_LAYER_ALL_MATRICES
+                                        ? qc_calibrate_job_of(o->job_of, &l->linear[which])
+                                        : qc_calibrate_expert_job(o->job_of, l->experts,
+                                                                  i / QC_EXPERT_MATRICES,
+                                                                  (int)(i % QC_EXPERT_MATRICES)));
 }
 
 static void did(void *ctx, double operations)
@@ -76,15 +82,15 @@ uint64_t qc_calibrate_outputs_block(const qc_calibrate_outputs *o, uint64_t rows
     return qc_min_u64(o->task.block, rows);
 }
 
-uint64_t qc_calibrate_outputs_ahead(const qc_calibrate_outputs *o, qc_calibrate_outlook *a)
+void qc_calibrate_outputs_ahead(const qc_calibrate_outputs *o, qc_calibrate_outlook *a)
 {
     if (o->task.block == 0)
-        return 0;
+        return;
     const qc_backward_outlook own = qc_backward_ahead(&o->task);
     a->operations += own.operations;
     a->seconds += own.operations * o->k->moment_seconds;
     a->disk = qc_sat_add(a->disk, own.disk);
-    return own.memory;
+    a->memory = qc_max_u64(qc_sat_add(a->memory, own.kept), own.memory);
 }
 
 qc_status qc_calibrate_outputs_make(qc_calibrate_outputs *o, qc_error *err)
@@ -95,17 +101,36 @@ qc_status qc_calibrate_outputs_make(qc_calibrate_outputs *o, qc_error *err)
     return qc_backward_run(&o->made, &o->task, err);
 }
 
-const qc_feedback_outputs *qc_calibrate_outputs_of(const qc_calibrate_outputs *o, uint64_t layer,
-                                                   qc_layer_which which, qc_feedback_outputs *room)
+const qc_feedback_outputs *qc_calibrate_outputs_of(qc_calibrate_outputs *o, uint64_t layer,
+                                                   uint64_t which, uint32_t job,
+                                                   qc_feedback_outputs *room)
 {
-    const float *g = o->made ? qc_backward_moments(o->made, layer, which) : NULL;
-    if (!g)
+    if (!o->made)
         return NULL;
-    const uint64_t rows = o->task.tensors->layers[layer].linear[which].rows;
+    const uint64_t rows = qc_backward_linear(o->task.tensors, layer, which)->rows;
     const uint64_t block = qc_calibrate_outputs_block(o, rows);
-    *room = (qc_feedback_outputs){
-        .g = g, .block = block, .damping = qc_feedback_outputs_damping(block, o->batch.tokens)};
-    return room;
+    const uint64_t tokens = qc_backward_tokens(o->made, layer, which);
+    *room = (qc_feedback_outputs){.g = qc_backward_moments(o->made, layer, which),
+                                  .block = block,
+                                  .damping = qc_feedback_outputs_damping(block, tokens)};
+    if (room->g && !qc_calibrate_few(block, tokens))
+        return room;
+    if (o->few++ == 0)
+        o->first_few = job;
+    return NULL;
+}
+
+void qc_calibrate_outputs_tell_few(const qc_calibrate_outputs *o)
+{
+    char name[QC_CALIBRATED_NAME_BYTES];
+    if (o->few == 0)
+        return;
+    qc_console_warn(o->k->plan->call,
+                    "the outputs of %" PRIu32
+                    " weight%s count alike, as fewer tokens passed backwards through %s than a "
+                    "quarter of the outputs: '%s'%s",
+                    o->few, qc_plural(o->few), o->few > 1 ? "them" : "it",
+                    qc_calibrated_name(name, o->k->plan, o->first_few), o->few > 1 ? ", ..." : "");
 }
 
 void qc_calibrate_outputs_close(qc_calibrate_outputs *o)

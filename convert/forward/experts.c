@@ -289,9 +289,8 @@ static qc_status add_token(const void *work, unsigned thread, uint64_t i, qc_err
     return QC_OK;
 }
 
-/* How much the shared experts count for each token of a piece: the sigmoid of their gate. */
-static qc_status shares_of(qc_experts_cpu *x, const qc_forward_matrix *gate, uint64_t n,
-                           qc_error *err)
+qc_status qc_experts_shares(qc_experts_cpu *x, const qc_forward_matrix *gate, uint64_t n,
+                            qc_error *err)
 {
     QC_TRY(qc_forward_cpu_matmul(x->matmul, x->threads, gate, x->x, n, x->shares, err));
     for (uint64_t i = 0; i < n; i++)
@@ -313,7 +312,7 @@ qc_status qc_experts_add(qc_experts_cpu *x, const qc_expert_weights *w, const fl
                     .shares = shared_gate ? x->shares : NULL,
                     .token = add_token};
     if (shared_gate)
-        QC_TRY(shares_of(x, shared_gate, piece->count, err));
+        QC_TRY(qc_experts_shares(x, shared_gate, piece->count, err));
     QC_TRY(qc_forward_cpu_matmul(x->matmul, x->threads, &w->matrices[QC_EXPERT_DOWN], inner,
                                  piece->count, x->y, err));
     return share(&t, err);

@@ -90,6 +90,10 @@ QC_NODISCARD qc_status qc_experts_inputs(qc_experts_cpu *x, const qc_experts_sta
  * call. */
 QC_NODISCARD qc_status qc_experts_gate(qc_experts_cpu *x, const qc_expert_weights *w, uint64_t n,
                                        float **inner, qc_error *err);
+/* Computes x->shares, how much the shared experts count for each of n tokens, from x->x: the
+ * sigmoid of their gate. */
+QC_NODISCARD qc_status qc_experts_shares(qc_experts_cpu *x, const qc_forward_matrix *gate,
+                                         uint64_t n, qc_error *err);
 /* Computes what the expert gives from `inner` and adds it to the sums. shared_gate: NULL where
  * there is none. */
 QC_NODISCARD qc_status qc_experts_add(qc_experts_cpu *x, const qc_expert_weights *w,

@@ -226,14 +226,35 @@ class Calibrated(ExpertsCase):
 
     def test_gain_and_threads(self):
         said = self.calibrate("one", "--threads", "1")
-        self.assertRegex(said, r"calibrating 51 weights with 2,400 tokens .*, up to .* of memory")
+        self.assertRegex(said, r"calibrating 51 weights with 2,400 tokens \(.*\), 2,400 of them backwards: .*, up to .* of "
+                               r"memory")
         self.assertNotIn("without calibration", said)
+        self.assertNotIn("count alike", said)
         self.calibrate("three", "--threads", "3", env={"QCONV_STATES_MEMORY": "0"})
         self.assertEqual(self.weights("one"), self.weights("three"))
         self.convert("--to", "nf4", "--scale", "search", TINY, "search")
         kl = {out: self.numbers(out, "--against", TINY)["kl_mean"] for out in ("one", "search")}
         self.assertLess(kl["one"], 0.8 * kl["search"])
         self.ok("verify", "one", "--against", TINY, "-q")
+        self.calibrate("sided", "--sided", "one")
+        one, sided = self.weights("one"), self.weights("sided")
+        for part in ("gate_proj", "up_proj", "down_proj"):  # codes of every kind of expert count both sides
+            for expert in ("experts.1", "shared_expert"):
+                name = f"model.layers.0.mlp.{expert}.{part}.weight"
+                self.assertNotEqual(one[name], sided[name], name)
+                self.assertEqual(len(one[name][2]), len(sided[name][2]))
+
+    def test_few_backwards(self):
+        """Outputs that fewer tokens passed backwards through than a quarter of them count alike: here no expert has
+        more than 16 of them."""
+        said = self.calibrate("few", text="short.ids")
+        m = re.search(r"warning: the outputs of (\d+) weights? count alike, as fewer tokens passed backwards through "
+                      r"(?:them|it) than a quarter of the outputs: '(\S+)'", said)
+        self.assertTrue(m, said)
+        self.assertIn(".mlp.experts.", m[2])
+        with open(self.path("few", "qconv.json"), encoding="utf-8") as f:
+            rows = {t["name"]: t.get("calibrated") for t in json.load(f)["tensors"]}
+        self.assertTrue(rows[m[2]], m[2])  # It is calibrated nevertheless.
 
     def test_too_few_tokens(self):
         """Experts with few tokens are left to the search, and one warning names them."""
@@ -274,13 +295,17 @@ class Trained(OutputCase):
         self.write("own.txt", text[:16384])
         self.write("judge.txt", text[100000:106000])
         found = {}
-        for name, more in (("search", []), ("calibrated", ["--calibrate", "own.txt", "--calibration-context", "256"])):
+        own = ["--calibrate", "own.txt", "--calibration-context", "256"]
+        for name, more in (("search", []), ("calibrated", own), ("one", [*own, "--sided", "one"])):
             self.ok("-q", *PLAIN, "--to", "nf4", *more, model, name)
             found[name] = json.loads(self.ok("eval", "-q", "--json", name, "--against", model, "--text", "judge.txt",
                                              "--context", "256"))
         self.assertLess(found["search"]["base_perplexity"], 3.5)
         self.assertGreater(found["search"]["kl_mean"], 0.001)
-        self.assertLess(found["calibrated"]["kl_mean"], 0.65 * found["search"]["kl_mean"])
+        self.assertLess(found["calibrated"]["kl_mean"], 0.5 * found["search"]["kl_mean"])
+        self.assertLess(found["calibrated"]["kl_mean"], 0.9 * found["one"]["kl_mean"])
+        with open(self.path("calibrated", "qconv.json"), encoding="utf-8") as f:
+            self.assertEqual(json.load(f)["options"]["calibrate"]["sided"], "two")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import interop_support as s
 import numpy as np
+import test_interop_experts as experts
 from test_interop_llama import ENCODERS, MODELS, SIZES, load, make_model, sequences
 
 sys.path.insert(0, str(s.ROOT / "tests"))
@@ -15,7 +16,7 @@ from gradient_moments import moments  # noqa: E402
 # A matrix as a whole. A wrong formula is off by 1e-2 and more; float arithmetic in another order by this.
 BOUND = 1e-4
 LENGTHS = (65, 1, 130)
-WITHOUT = ("deepseek", "mllama")
+WITHOUT = ("mllama",)
 
 
 def ours(folder, ids, block):
@@ -34,9 +35,9 @@ def ours(folder, ids, block):
 
 
 class Gradients(unittest.TestCase):
-    def compare(self, name):
-        folder = make_model(name)
-        ids = sequences(SIZES["vocab_size"], LENGTHS, seed=3)
+    def compare(self, name, make=make_model, vocabulary=SIZES["vocab_size"], lengths=LENGTHS):
+        folder = make(name)
+        ids = sequences(vocabulary, lengths, seed=3)
         made = ours(folder, ids, 4096)
         wanted = {key: g.numpy() for key, g in moments(load(folder), ids).items()}
         self.assertEqual(len(made), len(wanted))
@@ -60,7 +61,7 @@ class Gradients(unittest.TestCase):
                 self.assertLess(np.abs(block - want).max(), 1e-5 * np.abs(want).max(), key)
 
     def test_without(self):
-        for name in ("deepseek_v2", "bert"):
+        for name in ("bert", "distilbert"):
             with self.assertRaisesRegex(AssertionError, "it has"):
                 ours(make_model(name), [[1, 2, 3]], 64)
 
@@ -70,6 +71,11 @@ for _name in MODELS:
         self.compare(name)
     if _name not in ENCODERS and not _name.startswith(WITHOUT):
         setattr(Gradients, "test_" + _name.replace("-", "_"), _test)
+
+for _name in experts.MODELS:
+    def _test(self, name=_name):
+        self.compare(name, experts.make_model, experts.SIZES["vocab_size"], (60, 1, 41, 60))
+    setattr(Gradients, "test_experts_" + _name.replace("-", "_"), _test)
 
 if __name__ == "__main__":
     s.main()

@@ -5,7 +5,7 @@
  *
  * With --moments OUT gets G of every linear layer of a layer (convert/backward/backward.h) in
  * blocks of at most BLOCK outputs, one after the other, and stdout has "NAME OUTPUTS" in their
- * order.
+ * order; NAME[I] for expert I of a stack.
  *
  * IDS: one sequence a line, decimal ids separated by blanks. OUT: float32, [tokens, vocabulary] of
  * all sequences one after the other. The environment variable QCONV_ISA picks the code path. Exit
@@ -100,7 +100,7 @@ static qc_status write_logits(qc_forward *m, const float *hidden, const text *t,
     return st;
 }
 
-static int all(const void *ctx, uint64_t layer, qc_layer_which which)
+static int all(const void *ctx, uint64_t layer, uint64_t which)
 {
     (void)ctx;
     (void)layer;
@@ -114,6 +114,21 @@ static void nothing(void *ctx, double operations)
     (void)operations;
 }
 
+static void print_name(const qc_backward_task *task, uint64_t layer, uint64_t which)
+{
+    const qc_forward_linear *w = qc_backward_linear(task->tensors, layer, which);
+    const qc_checkpoint_tensor *tensors = task->source->checkpoint->tensors;
+    const qc_experts_layer *experts = task->tensors->layers[layer].experts;
+    if (w->tensor != QC_NO_TENSOR) {
+        (void)printf("%s %" PRIu64 "\n", tensors[w->tensor].name, w->rows);
+        return;
+    }
+    const uint64_t i = which - QC_LAYER_ALL_MATRICES;
+    (void)printf("%s[%" PRIu64 "] %" PRIu64 "\n",
+                 tensors[experts->stacks[i % QC_EXPERT_MATRICES].tensor].name,
+                 i / QC_EXPERT_MATRICES, w->rows);
+}
+
 static qc_status write_moments(const qc_backward_task *task, const char *path, qc_error *err)
 {
     qc_backward *made = NULL;
@@ -121,15 +136,14 @@ static qc_status write_moments(const qc_backward_task *task, const char *path, q
     QC_TRY(qc_backward_run(&made, task, err));
     f = fopen(path, "wb");
     for (uint64_t l = 0; f && l < task->tensors->shape.config.layers; l++)
-        for (int i = 0; i < QC_LAYER_ALL_MATRICES; i++) {
-            const qc_forward_linear *w = &task->tensors->layers[l].linear[i];
-            const float *g = qc_backward_moments(made, l, (qc_layer_which)i);
-            const uint64_t block = w->rows < task->block ? w->rows : task->block;
+        for (uint64_t i = 0; i < qc_backward_count(task->tensors, l); i++) {
+            const uint64_t rows = qc_backward_linear(task->tensors, l, i)->rows;
+            const float *g = qc_backward_moments(made, l, i);
+            const uint64_t block = rows < task->block ? rows : task->block;
             if (!g)
                 continue;
-            (void)fwrite(g, sizeof *g, (size_t)((w->rows + block - 1) / block * block * block), f);
-            (void)printf("%s %" PRIu64 "\n", task->source->checkpoint->tensors[w->tensor].name,
-                         w->rows);
+            (void)fwrite(g, sizeof *g, (size_t)((rows + block - 1) / block * block * block), f);
+            print_name(task, l, i);
         }
     qc_backward_close(made);
     return f && fclose(f) == 0

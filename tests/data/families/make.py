@@ -1,7 +1,9 @@
 """Makes models.json beside this file: tiny models of the families of `qconv eval`, and what transformers
 computes with them.
 
-usage: make.py models.json      (with transformers 5.23 and torch, on a CPU)
+usage: make.py models.json [KIND...]      (with transformers 5.23 and torch, on a CPU)
+
+With kinds only these are made anew: in other versions and on other machines last digits differ.
 
 Of each model there are config.json, the shapes of its tensors (tests/family_weights.py makes their
 values), and the logits of the last token of two sequences in float32. Of an encoder these are its hidden
@@ -33,6 +35,7 @@ SIZES = dict(vocab_size=24, hidden_size=16, intermediate_size=20, num_hidden_lay
 LATENT = dict(q_lora_rank=6, kv_lora_rank=6, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=7,
               num_key_value_heads=4, first_k_dense_replace=3, n_routed_experts=4, n_shared_experts=1,
               moe_intermediate_size=8, num_experts_per_tok=2, n_group=1, topk_group=1, head_dim=4)
+EXPERTS = dict(num_hidden_layers=2, num_experts_per_tok=2, moe_intermediate_size=8)
 GEMMA3 = dict(head_dim=8, sliding_window=6, sliding_window_pattern=2, query_pre_attn_scalar=7)
 MODELS = {
     "gemma": dict(head_dim=8),
@@ -58,6 +61,14 @@ MODELS = {
     "deepseek_v3": LATENT | dict(rope_parameters=dict(
         rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=16,
         mscale=0.7, mscale_all_dim=1.1)),
+    "deepseek_v3-experts": LATENT | EXPERTS | dict(
+        first_k_dense_replace=1, n_routed_experts=6, n_group=3, topk_group=2, routed_scaling_factor=1.7),
+    "mixtral": EXPERTS | dict(num_local_experts=4),
+    "qwen2_moe": EXPERTS | dict(num_experts=4, shared_expert_intermediate_size=12),
+    "qwen3_moe": EXPERTS | dict(num_experts=5, head_dim=4, norm_topk_prob=True),
+    "olmoe": EXPERTS | dict(num_experts=4),
+    "glm4_moe": EXPERTS | dict(first_k_dense_replace=0, n_routed_experts=4, n_shared_experts=2, head_dim=4),
+    "gpt_oss": EXPERTS | dict(num_local_experts=4, head_dim=4, sliding_window=6, swiglu_limit=0.5),
     "mllama": dict(text_config=SIZES | dict(num_hidden_layers=5, cross_attention_layers=[1, 3]),
                    vision_config=dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1,
                                       num_global_layers=1, attention_heads=1, image_size=8,
@@ -73,7 +84,7 @@ MODELS = {
     "distilbert": dict(hidden_dim=20, activation="relu"),
 }
 # Of these convert/backward makes no gradients.
-ONE_SIDED = ("deepseek_v2", "deepseek_v3", "mllama", "bert", "roberta", "xlm-roberta", "distilbert")
+ONE_SIDED = ("mllama", "bert", "roberta", "xlm-roberta", "distilbert")
 ENCODERS = ("bert", "roberta", "xlm-roberta", "distilbert")
 # Sequences for mllama, and how many of the image's four tiles are no padding. Its token is 24.
 TILE, TILES = 5, 4
@@ -112,7 +123,7 @@ def rounded(row):
 
 def model_of(kind, settings, folder):
     sizes = {} if kind in WITH_IMAGES else SIZES
-    config = AutoConfig.for_model(kind.removesuffix("-serial"), **(sizes | settings))
+    config = AutoConfig.for_model(kind.removesuffix("-serial").removesuffix("-experts"), **(sizes | settings))
     auto = AutoModel if kind in ENCODERS else AutoModelForCausalLM
     make = WITH_IMAGES.get(kind, auto.from_config)
     make(config).bfloat16().save_pretrained(folder)
@@ -136,13 +147,14 @@ def model_of(kind, settings, folder):
 
 
 def main():
-    out = {}
+    file, asked = Path(sys.argv[1]), sys.argv[2:]
+    old, out = json.loads(file.read_text()) if asked else {}, {}
     for kind, settings in MODELS.items():
         with tempfile.TemporaryDirectory() as folder:
-            out[kind] = model_of(kind, settings, Path(folder))
+            out[kind] = model_of(kind, settings, Path(folder)) if not asked or kind in asked else old[kind]
     rows = ",\n".join(f"{json.dumps(kind)}: {json.dumps(m, separators=(',', ':'))}"
                       for kind, m in out.items())
-    Path(sys.argv[1]).write_text(f'{{"ids": {json.dumps(IDS)},\n{rows}}}\n')
+    file.write_text(f'{{"ids": {json.dumps(IDS)},\n{rows}}}\n')
 
 
 main()

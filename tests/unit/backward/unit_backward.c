@@ -1,6 +1,6 @@
-/* The backward pass on the small model of tests/data: neither threads, nor files instead of memory,
- * nor blocks or the weights that are wanted change a bit; and what ends it early. Values are
- * compared with PyTorch's in cli_families. */
+/* The backward pass on small models of tests/data, one of them a mixture of experts: neither
+ * threads, nor files instead of memory, nor blocks or the weights that are wanted change a bit; and
+ * what ends it early. Values are compared with PyTorch's in cli_families. */
 #include "base/alloc.h"
 #include "base/interrupt.h"
 #include "convert/backward/backward.h"
@@ -27,7 +27,7 @@ typedef struct {
     char folder[64];
 } world;
 
-static int wants(const void *ctx, uint64_t layer, qc_layer_which which)
+static int wants(const void *ctx, uint64_t layer, uint64_t which)
 {
     const world *w = ctx;
     return layer >= w->from && which != QC_LAYER_K;
@@ -38,15 +38,16 @@ static void did(void *ctx, double operations)
     ((world *)ctx)->done += operations;
 }
 
-static int open_world(void **state)
+static int open_world(void **state, const char *model)
 {
     static world w;
     qc_error err = {0};
+    w = (world){0};
     if (qc_blas_open(&w.task.blas, &err) != QC_OK)
         return 0; /* *state stays NULL */
     qc_arena_init(&w.arena);
     test_folder(w.folder, sizeof w.folder);
-    test_must(qc_checkpoint_open(&w.checkpoint, QC_TEST_DATA "/kjv-llama/model", &err), &err);
+    test_must(qc_checkpoint_open(&w.checkpoint, model, &err), &err);
     w.source =
         (qc_forward_source){.checkpoint = w.checkpoint, .ops = qc_quant_ops_for(QC_ISA_SCALAR)};
     test_must(qc_st_cursor_create(&w.source.cursor, &err), &err);
@@ -71,6 +72,16 @@ static int open_world(void **state)
                                 .ctx = &w};
     *state = &w;
     return 0;
+}
+
+static int open_dense(void **state)
+{
+    return open_world(state, QC_TEST_DATA "/kjv-llama/model");
+}
+
+static int open_mixture(void **state)
+{
+    return open_world(state, QC_TEST_DATA "/kjv-moe/model");
 }
 
 static int close_world(void **state)
@@ -100,20 +111,27 @@ static qc_backward *run(const qc_backward_task *task)
     return b;
 }
 
-static uint64_t rows_of(const world *w, uint64_t layer, int which)
+static uint64_t rows_of(const world *w, uint64_t layer, uint64_t which)
 {
-    return w->tensors.layers[layer].linear[which].rows;
+    return qc_backward_linear(&w->tensors, layer, which)->rows;
+}
+
+static int is_made(const world *w, const qc_backward *b, uint64_t layer, uint64_t which)
+{
+    const int dense = which < QC_LAYER_ALL_MATRICES;
+    return which != QC_LAYER_K && rows_of(w, layer, which) > 0 &&
+           (dense || qc_backward_tokens(b, layer, which) > 0);
 }
 
 static void same(const world *w, const qc_backward *a, const qc_backward *b, uint64_t from)
 {
     for (uint64_t l = from; l < LAYERS; l++)
-        for (int i = 0; i < QC_LAYER_MATRICES; i++) {
+        for (uint64_t i = 0; i < qc_backward_count(&w->tensors, l); i++) {
             const uint64_t n = rows_of(w, l, i);
-            const float *x = qc_backward_moments(a, l, (qc_layer_which)i);
-            const float *y = qc_backward_moments(b, l, (qc_layer_which)i);
-            assert_int_equal(x == NULL, i == QC_LAYER_K);
-            assert_int_equal(y == NULL, i == QC_LAYER_K);
+            const float *x = qc_backward_moments(a, l, i), *y = qc_backward_moments(b, l, i);
+            assert_int_equal(x != NULL, is_made(w, a, l, i));
+            assert_int_equal(y != NULL, x != NULL);
+            assert_int_equal(qc_backward_tokens(a, l, i), qc_backward_tokens(b, l, i));
             if (x)
                 assert_memory_equal(x, y, (size_t)(n * n) * sizeof *x);
         }
@@ -124,9 +142,9 @@ static void moments_are_moments(void **state)
     world *w = world_of(state);
     qc_backward *b = run(&w->task);
     for (uint64_t l = 0; l < LAYERS; l++)
-        for (int i = 0; i < QC_LAYER_MATRICES; i++) {
+        for (uint64_t i = 0; i < qc_backward_count(&w->tensors, l); i++) {
             const uint64_t n = rows_of(w, l, i);
-            const float *g = qc_backward_moments(b, l, (qc_layer_which)i);
+            const float *g = qc_backward_moments(b, l, i);
             for (uint64_t r = 0; g && r < n; r++) {
                 assert_true(g[r * n + r] > 0.0f);
                 for (uint64_t c = 0; c < r; c++) {
@@ -172,10 +190,9 @@ static void blocks_are_parts(void **state)
     qc_backward *whole = run(&w->task);
     task.block = BLOCK;
     qc_backward *parts = run(&task);
-    for (int i = 0; i < QC_LAYER_MATRICES; i++) {
+    for (uint64_t i = 0; i < qc_backward_count(&w->tensors, 1); i++) {
         const uint64_t n = rows_of(w, 1, i);
-        const float *g = qc_backward_moments(whole, 1, (qc_layer_which)i);
-        const float *p = qc_backward_moments(parts, 1, (qc_layer_which)i);
+        const float *g = qc_backward_moments(whole, 1, i), *p = qc_backward_moments(parts, 1, i);
         float most = 0.0f;
         for (uint64_t k = 0; g && k < n; k++)
             most = fmaxf(most, g[k * n + k]);
@@ -189,6 +206,31 @@ static void blocks_are_parts(void **state)
     }
     qc_backward_close(parts);
     qc_backward_close(whole);
+}
+
+/* All experts that tokens went to have moments of those tokens, and a model's tokens go to as many
+ * experts as it says. */
+static void tokens_of_experts(void **state)
+{
+    world *w = world_of(state);
+    const qc_routing *r = &w->tensors.shape.experts.routing;
+    qc_backward *b = run(&w->task);
+    for (uint64_t l = 0; l < LAYERS; l++) {
+        uint64_t all = 0;
+        for (uint64_t e = 0; e < r->experts; e++) {
+            const uint64_t tokens = qc_backward_tokens(b, l, qc_backward_number(e, QC_EXPERT_DOWN));
+            all += tokens;
+            for (int part = 0; part < QC_EXPERT_MATRICES; part++) {
+                const uint64_t which = qc_backward_number(e, part);
+                assert_int_equal(qc_backward_tokens(b, l, which), tokens);
+                assert_int_equal(qc_backward_moments(b, l, which) != NULL, tokens > 0);
+            }
+        }
+        assert_int_equal(all, TOKENS * r->chosen);
+        assert_null(qc_backward_moments(b, l, qc_backward_number(r->experts, 0))); /* shared */
+        assert_int_equal(qc_backward_tokens(b, l, QC_LAYER_Q), TOKENS);
+    }
+    qc_backward_close(b);
 }
 
 static void ends_early(void **state)
@@ -213,8 +255,8 @@ static void says_what_it_does_not_make(void **state)
     world *w = world_of(state);
     qc_forward_shape s = w->tensors.shape;
     assert_null(qc_backward_not_made(&s));
-    s.kv_rank = 16;
-    assert_non_null(strstr(qc_backward_not_made(&s), "latent attention"));
+    s.cross = (unsigned char[LAYERS]){0, 1};
+    assert_non_null(strstr(qc_backward_not_made(&s), "images"));
     s.config.encoder = 1;
     assert_non_null(strstr(qc_backward_not_made(&s), "no head"));
 }
@@ -226,5 +268,9 @@ int main(void)
         cmocka_unit_test(blocks_are_parts),           cmocka_unit_test(ends_early),
         cmocka_unit_test(says_what_it_does_not_make),
     };
-    return cmocka_run_group_tests(tests, open_world, close_world);
+    const struct CMUnitTest of_mixtures[] = {
+        cmocka_unit_test(moments_are_moments), cmocka_unit_test(nothing_else_counts),
+        cmocka_unit_test(blocks_are_parts), cmocka_unit_test(tokens_of_experts)};
+    return cmocka_run_group_tests(tests, open_dense, close_world) +
+           cmocka_run_group_tests(of_mixtures, open_mixture, close_world);
 }
