@@ -306,6 +306,12 @@ class Trained(OutputCase):
         self.assertLess(found["calibrated"]["kl_mean"], 0.9 * found["one"]["kl_mean"])
         with open(self.path("calibrated", "qconv.json"), encoding="utf-8") as f:
             self.assertEqual(json.load(f)["options"]["calibrate"]["sided"], "two")
+        if AT_CALL:  # The moments of what is left are made anew.
+            args = ["-q", *PLAIN, "--to", "nf4", *own, model, "again"]
+            killed = self.run_qconv(*args, env=at_call("sync:60", Calibrated.JOURNAL, run="kill -9 $PPID"))
+            self.assertNotEqual(killed.returncode, 0)
+            self.ok(*args)
+            self.assertEqual(*(mk.read_checkpoint(self.path(out)) for out in ("again", "calibrated")))
 
 
 if __name__ == "__main__":

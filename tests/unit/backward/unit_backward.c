@@ -137,6 +137,17 @@ static void same(const world *w, const qc_backward *a, const qc_backward *b, uin
         }
 }
 
+/* All that are wanted, also of experts that no token went to. */
+static uint64_t moments_bytes(const world *w)
+{
+    uint64_t bytes = 0;
+    for (uint64_t l = 0; l < LAYERS; l++)
+        for (uint64_t i = 0; i < qc_backward_count(&w->tensors, l); i++)
+            if (i != QC_LAYER_K)
+                bytes += rows_of(w, l, i) * rows_of(w, l, i) * sizeof(float);
+    return bytes;
+}
+
 static void moments_are_moments(void **state)
 {
     world *w = world_of(state);
@@ -169,6 +180,8 @@ static void nothing_else_counts(void **state)
     task.tools.threads = 3;
     task.memory = 0; /* files */
     assert_true(qc_backward_ahead(&task).disk > 0);
+    assert_int_equal(qc_backward_ahead(&task).kept, 0);
+    assert_int_equal(ahead.kept, moments_bytes(w));
     qc_backward *other = run(&task);
     same(w, whole, other, 0);
     qc_backward_close(other);
