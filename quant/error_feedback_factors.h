@@ -27,4 +27,7 @@
 #define QC_FEEDBACK_NEST_LEAST 0.6f
 #define QC_FEEDBACK_NEST_MOST  1.5f
 
+/* An output whose own moment is less, of G times its power of two, keeps its codes. */
+#define QC_FEEDBACK_LEAST_MOMENT 0x1p-40f
+
 #endif

@@ -55,6 +55,25 @@ QC_NODISCARD qc_status qc_feedback_check(uint64_t n, const qc_feedback_options *
 /* Returns the power of two that moments with this mean are multiplied by to be stored as floats. */
 double qc_feedback_scale(double mean);
 
+/* ---- error_feedback_outputs.c: works on G alone; for GPUs as well ---- */
+
+/* Outputs that belong together: those of a block of G. */
+typedef struct {
+    float scale;      /* of G: a power of two */
+    float damping;    /* on the diagonal, of G times scale */
+    double inverse;   /* 1 / scale; 0 where all of G is zero */
+    uint64_t changed; /* codes in the sweep before; 0: it is done */
+    uint64_t now;     /* codes in this sweep so far */
+} qc_feedback_unit;
+
+/* Checks the size of blocks and the damping; it is QC_ERR_SHAPE or QC_ERR_USAGE. */
+QC_NODISCARD qc_status qc_feedback_check_outputs(const qc_feedback_outputs *g, qc_error *err);
+/* Reads the block with this number, for a weight of so many rows, and fills in scale, damping and
+ * inverse. QC_ERR_NONFINITE, QC_ERR_INPUT. */
+QC_NODISCARD qc_status qc_feedback_look_at_outputs(const qc_feedback_outputs *g, uint64_t rows,
+                                                   uint64_t number, qc_feedback_unit *out,
+                                                   qc_error *err);
+
 #ifdef __cplusplus
 }
 #endif

@@ -8,6 +8,7 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
+#include "quant/error_feedback_factors.h"
 #include "quant/piecework.h"
 
 #include <inttypes.h>
@@ -18,7 +19,6 @@
  * keeping E H right behind a panel. */
 #define SPAN            512u
 #define DEFAULT_DAMPING 0.2
-#define LEAST_MOMENT    0x1p-40f /* of an output, of the mean; one that has less keeps its codes */
 
 typedef qc_feedback_job job;
 typedef qc_feedback_chunk chunk;
@@ -58,15 +58,15 @@ static const float *moments_of(const job *j, uint64_t number, uint64_t first)
 
 /* ---- G ---- */
 
-static qc_status look(void *ctx, unsigned thread, uint64_t piece, qc_error *err)
+qc_status qc_feedback_look_at_outputs(const qc_feedback_outputs *g, uint64_t rows, uint64_t number,
+                                      qc_feedback_unit *out, qc_error *err)
 {
-    const job *j = ctx;
-    const uint64_t first = first_of(j, piece), count = end_of(j, piece) - first;
-    const double damping = j->g->damping > 0.0 ? j->g->damping : DEFAULT_DAMPING;
+    const uint64_t first = number * qc_min_u64(g->block, rows);
+    const uint64_t count = qc_min_u64(g->block, rows - first);
+    const double share = g->damping > 0.0 ? g->damping : DEFAULT_DAMPING;
     double sum = 0.0;
-    (void)thread;
     for (uint64_t i = 0; i < count; i++) {
-        const float *row = moments_of(j, piece, first + i);
+        const float *row = g->g + (number * g->block + i) * g->block;
         double odd = 0.0;
         for (uint64_t k = 0; k < count; k++)
             odd += 0.0 * (double)row[k];
@@ -82,17 +82,15 @@ static qc_status look(void *ctx, unsigned thread, uint64_t piece, qc_error *err)
     }
     const double mean = sum / (double)count;
     const double scale = mean > 0.0 ? qc_feedback_scale(mean) : 0.0;
-    const int usable = isfinite((float)scale);
-    j->units[piece] =
-        (unit){.scale = usable ? (float)scale : 0.0f,
-               .damping = usable && mean > 0.0 ? (float)(damping * mean * scale) : 1.0f,
-               .inverse = usable && mean > 0.0 ? 1.0 / scale : 0.0};
+    const int usable = mean > 0.0 && isfinite((float)scale);
+    *out = (unit){.scale = usable ? (float)scale : 0.0f,
+                  .damping = usable ? (float)(share * mean * scale) : 1.0f,
+                  .inverse = usable ? 1.0 / scale : 0.0};
     return QC_OK;
 }
 
-static qc_status check(const job *j, qc_error *err)
+qc_status qc_feedback_check_outputs(const qc_feedback_outputs *g, qc_error *err)
 {
-    const qc_feedback_outputs *g = j->g;
     if (g->block == 0 || g->block > QC_BLAS_MOST)
         QC_FAIL(err, QC_ERR_SHAPE,
                 "second moments in blocks of %" PRIu64 " outputs: expected 1 to %u outputs",
@@ -101,6 +99,13 @@ static qc_status check(const job *j, qc_error *err)
         QC_FAIL(err, QC_ERR_USAGE,
                 "damping of outputs: expected a finite number of 0 or more, found %g", g->damping);
     return QC_OK;
+}
+
+static qc_status look(void *ctx, unsigned thread, uint64_t piece, qc_error *err)
+{
+    const job *j = ctx;
+    (void)thread;
+    return qc_feedback_look_at_outputs(j->g, j->rows, piece, &j->units[piece], err);
 }
 
 /* to [c->rows, cols] = G times what from has in the unit's rows, from its first on. */
@@ -226,7 +231,7 @@ static void load_moments(const chunk *c, uint64_t number, uint64_t row, qc_tile_
         const float *from = moments_of(j, number, c->first + row + i) + at;
         for (uint32_t k = 0; k < o->rows; k++)
             o->g[i][k] = from[k] * u->scale + (i == k ? u->damping : 0.0f);
-        o->inverse[i] = o->g[i][i] > LEAST_MOMENT ? 1.0f / o->g[i][i] : 0.0f;
+        o->inverse[i] = o->g[i][i] > QC_FEEDBACK_LEAST_MOMENT ? 1.0f / o->g[i][i] : 0.0f;
     }
 }
 
@@ -362,7 +367,7 @@ qc_status qc_feedback_run_outputs(job *j, qc_feedback_result *result, qc_error *
 qc_status qc_feedback_open_outputs(job *j, qc_error *err)
 {
     const uint64_t n = j->f->n, elems = j->rows * n;
-    QC_TRY(check(j, err));
+    QC_TRY(qc_feedback_check_outputs(j->g, err));
     QC_TRY(qc_malloc_aligned((void **)&j->e, 64, elems * sizeof *j->e, err));
     QC_TRY(qc_malloc_aligned((void **)&j->codes, 64, elems, err));
     QC_TRY(qc_malloc_aligned((void **)&j->product, 64,

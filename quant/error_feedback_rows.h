@@ -4,15 +4,6 @@
 
 #include "quant/error_feedback_internal.h"
 
-/* Outputs that belong together: those of a block of G. */
-typedef struct {
-    float scale;      /* of G: a power of two */
-    float damping;    /* on the diagonal, of G times scale */
-    double inverse;   /* 1 / scale; 0 where all of G is zero */
-    uint64_t changed; /* codes in the sweep before; 0: it is done */
-    uint64_t now;     /* codes in this sweep so far */
-} qc_feedback_unit;
-
 typedef struct {
     const qc_feedback *f;
     const qc_form *form;
