@@ -61,18 +61,24 @@ uint64_t qc_cuda_feedback_kept_bytes(uint64_t n, int cross);
 
 /* ---- a weight (cuda_feedback_weight.c, .cu) ---- */
 
-/* Does what qc_feedback_weight does, with w [rows, n] of dtype F32, F16 or BF16 and out's arrays in
- * host memory. Rows are worked on in pieces: as many at once as fit a quarter of the device's
- * memory (or what is free, if that is less) and as the form's groups permit. The order of sums in
- * products depends on that, so results are the same wherever a quarter is free. Synchronizes. */
+/* Does what qc_feedback_weight does, with w [rows, n] of dtype F32, F16 or BF16, and g and out's
+ * arrays in host memory. Rows are worked on in pieces: as many at once as fit a quarter of the
+ * device's memory (or what is free, if that is less), and as the form's groups and the blocks of g
+ * permit, since a block is never cut. The order of sums in products depends on that, so results are
+ * the same wherever a quarter is free. Synchronizes.
+ *
+ * With g, rows of a block are coupled, and codes are chosen one after another as on the CPU; one
+ * multiprocessor does that for a block (cuda_feedback_outputs.cu). */
 QC_NODISCARD qc_status qc_cuda_feedback_weight(const qc_cuda_feedback *f, const qc_form *form,
                                                const void *w, qc_dtype dtype, uint64_t rows,
-                                               qc_feedback_out *out, qc_feedback_result *result,
-                                               qc_error *err);
-/* Return the device memory of the smallest piece, and of all rows at once. They saturate. */
+                                               const qc_feedback_outputs *g, qc_feedback_out *out,
+                                               qc_feedback_result *result, qc_error *err);
+/* Return the device memory of the smallest piece, and of all rows at once. They saturate. block:
+ * that of qc_feedback_outputs; 0 without. */
 uint64_t qc_cuda_feedback_weight_least_bytes(uint64_t rows, uint64_t n, const qc_form *form,
-                                             int cross);
-uint64_t qc_cuda_feedback_weight_bytes(uint64_t rows, uint64_t n, const qc_form *form, int cross);
+                                             int cross, uint64_t block);
+uint64_t qc_cuda_feedback_weight_bytes(uint64_t rows, uint64_t n, const qc_form *form, int cross,
+                                       uint64_t block);
 
 QC_C_END
 #endif

@@ -74,7 +74,8 @@ QC_NODISCARD qc_status qc_cuda_feedback_nest(const qc_cuda_feedback *f,
  * form permits. */
 QC_NODISCARD qc_status qc_cuda_feedback_weight_within(const qc_cuda_feedback *f,
                                                       const qc_form *form, const void *w,
-                                                      qc_dtype dtype, uint64_t rows, uint64_t limit,
+                                                      qc_dtype dtype, uint64_t rows,
+                                                      const qc_feedback_outputs *g, uint64_t limit,
                                                       qc_feedback_out *out,
                                                       qc_feedback_result *result, qc_error *err);
 
@@ -218,6 +219,34 @@ QC_NODISCARD qc_status qc_cuda_rows_refit(const qc_cuda_rows *p, const qc_cuda_r
 QC_NODISCARD qc_status qc_cuda_rows_pack(const qc_form_ops *form, const int8_t *codes,
                                          uint64_t elems, uint8_t *out, qc_cuda_stream s,
                                          qc_error *err);
+
+/* ---- cuda_feedback_outputs.cu: step 4 of quant/error_feedback_outputs.c, with its names ---- */
+
+/* G = G * scale + damping on the diagonal; g is a block of it, [rows, rows], rows ld apart. */
+QC_NODISCARD qc_status qc_cuda_outputs_prepare(float *g, uint64_t rows, uint64_t ld, float scale,
+                                               float damping, qc_cuda_stream s, qc_error *err);
+
+#define QC_CUDA_OUTPUTS_CHUNK 64u /* rows that a flag of `moved` speaks of */
+
+/* The codes of up to QC_CUDA_PANEL columns from col on, where outputs do not count alike. The rows
+ * of the piece are blocks of G one after the other, of which the last may have fewer rows. */
+typedef struct {
+    uint64_t col, cols;
+    uint64_t block;  /* rows of a block of G */
+    const float *g;  /* [blocks][block, block], rows ld apart, as qc_cuda_outputs_prepare left it */
+    uint64_t ld;     /* a block of G begins every block * ld floats */
+    const float *d;  /* [rows, QC_CUDA_PANEL] G E H of these columns */
+    float *less;     /* [rows, QC_CUDA_PANEL]; gets E minus the former E */
+    uint32_t *moved; /* [blocks][ceil(block / QC_CUDA_OUTPUTS_CHUNK)] for the kernel */
+    const unsigned long long *before; /* [blocks] codes changed in the sweep before; with 0 the
+                                         block is left as it is, and d is not read */
+    unsigned long long *now;          /* [blocks], to which the changed codes are added */
+} qc_cuda_rows_outputs;
+/* Chooses codes one after another within a block of G, each with all changes before it known: rows
+ * by tiles of 16, in a tile column by column, in a column row by row. Changes codes and E. */
+QC_NODISCARD qc_status qc_cuda_rows_sweep_outputs(const qc_cuda_rows *p,
+                                                  const qc_cuda_rows_outputs *a, qc_cuda_stream s,
+                                                  qc_error *err);
 
 QC_C_END
 #endif

@@ -19,7 +19,7 @@
  *     upload of 16-bit weights at 20 GB/s: 7
  *
  * So a weight with C and four sweeps takes 0.18 s, of which products are 0.15. */
-#include "kernels/cuda_feedback_internal.h"
+#include "kernels/cuda_feedback_job.h"
 
 #include "base/alloc.h"
 #include "base/checked.h"
@@ -29,46 +29,13 @@
 #include <inttypes.h>
 #include <string.h>
 
-#define SUPER 512u
+#define SUPER QC_CUDA_SUPER
 #define PANEL QC_CUDA_PANEL
 
-/* One allocation that is cut up, each array at a multiple of 256 bytes. */
-typedef struct {
-    float *target, *e, *spare; /* [rows, n] */
-    int8_t *codes;             /* [rows, n] */
-    float *g, *v;              /* [rows, SUPER] */
-    float *less;               /* [rows, PANEL] */
-    float *square;             /* [SUPER, SUPER] */
-    float *absmax;             /* [blocks] */
-    float *from_absmax;        /* [blocks] */
-    uint8_t *absmax_codes;     /* [blocks] */
-    float *nested_absmax;      /* [groups] */
-    float *map;                /* [256] */
-    double *traces;            /* [3][rows] e H e^T of rounded, of T, calibrated */
-    double *sums;              /* [rows][2] */
-    unsigned long long *changed;
-    uint64_t *bad;
-} parts;
-
-typedef struct {
-    const qc_cuda_feedback *f;
-    const qc_form *form;
-    const unsigned char *w; /* host */
-    qc_dtype dtype;
-    uint64_t n, rows, most; /* of all; of a piece */
-    uint32_t shift;
-    int aligned;   /* no block goes on into the next row */
-    uint64_t wide; /* columns that share a scale within a row, or those of a panel */
-    qc_feedback_out *out;
-    void *memory;
-    parts d;
-    double *host_traces; /* [3][most] */
-    double sums[3];
-    /* The piece at work. */
-    uint64_t first, count; /* rows */
-    uint64_t block, blocks;
-    qc_cuda_rows r;
-} job;
+typedef qc_cuda_feedback_parts parts;
+typedef qc_cuda_feedback_job job;
+typedef qc_cuda_factor factor;
+typedef qc_cuda_stretch stretch;
 
 /* ---- memory ---- */
 
@@ -78,7 +45,7 @@ static uint64_t block_elems(const qc_form *form, uint64_t n)
 }
 
 /* Returns a number of rows whose multiples begin a block, a group, and a byte of codes. */
-static uint64_t unit_rows(const qc_form *form, uint64_t n)
+static uint64_t form_rows(const qc_form *form, uint64_t n)
 {
     const uint64_t least = form->ops->bits == 4 ? 2 : 1;
     const uint64_t elems = qc_form_by_rows(form) ? least
@@ -86,6 +53,25 @@ static uint64_t unit_rows(const qc_form *form, uint64_t n)
                                                  : form->block_elems;
     const uint64_t shared = n & (~n + 1); /* the power of two in n */
     return shared >= elems ? 1 : elems / shared;
+}
+
+static uint64_t common_divisor(uint64_t a, uint64_t b)
+{
+    while (b > 0) {
+        const uint64_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
+/* The same, where multiples also begin a block of G, unless that has all rows. */
+static uint64_t unit_rows(const qc_form *form, uint64_t rows, uint64_t n, uint64_t block)
+{
+    const uint64_t least = form_rows(form, n);
+    if (block == 0)
+        return least;
+    return block >= rows ? rows : qc_sat_mul(least / common_divisor(least, block), block);
 }
 
 /* Cuts off the next `bytes`; *at grows by them. */
@@ -99,7 +85,7 @@ static void *cut(unsigned char *base, uint64_t *at, uint64_t bytes)
 /* Lays out the arrays of a piece of so many rows at base, or only counts their bytes where base is
  * NULL. */
 static uint64_t lay_out(parts *d, unsigned char *base, uint64_t rows, uint64_t n,
-                        const qc_form *form)
+                        const qc_form *form, uint64_t block)
 {
     const uint64_t elems = qc_sat_mul(rows, n), floats = qc_sat_mul(elems, 4);
     const uint64_t blocks = qc_ceil_div_u64(elems, block_elems(form, n));
@@ -117,109 +103,79 @@ static uint64_t lay_out(parts *d, unsigned char *base, uint64_t rows, uint64_t n
     d->absmax_codes = cut(base, &at, blocks);
     d->nested_absmax = cut(base, &at, qc_sat_mul(qc_ceil_div_u64(blocks, QC_NESTED_BLOCK), 4));
     d->map = cut(base, &at, 256 * 4);
-    d->traces = cut(base, &at, qc_sat_mul(rows, 3 * 8));
+    d->traces = cut(base, &at, qc_sat_mul(rows, block ? 6 * 8 : 3 * 8));
     d->sums = cut(base, &at, qc_sat_mul(rows, 2 * 8));
     d->changed = cut(base, &at, 8);
     d->bad = cut(base, &at, 8);
+    if (block > 0) {
+        const uint64_t unit = qc_min_u64(block, rows), units = qc_ceil_div_u64(rows, unit);
+        const uint64_t flags = qc_ceil_div_u64(unit, QC_CUDA_OUTPUTS_CHUNK);
+        d->outputs = cut(base, &at, qc_sat_mul(qc_sat_mul(qc_sat_mul(units, unit), block), 4));
+        d->moved = cut(base, &at, qc_sat_mul(units, flags * 4));
+        d->unit_counts = cut(base, &at, qc_sat_mul(units, 2 * 8));
+    }
     return at;
 }
 
-uint64_t qc_cuda_feedback_weight_bytes(uint64_t rows, uint64_t n, const qc_form *form, int cross)
+uint64_t qc_cuda_feedback_weight_bytes(uint64_t rows, uint64_t n, const qc_form *form, int cross,
+                                       uint64_t block)
 {
     parts d;
     (void)cross; /* without C the spare matrix is needed as well */
-    return rows == 0 || n == 0 ? 0 : lay_out(&d, NULL, rows, n, form);
+    return rows == 0 || n == 0 ? 0 : lay_out(&d, NULL, rows, n, form, block);
 }
 
 uint64_t qc_cuda_feedback_weight_least_bytes(uint64_t rows, uint64_t n, const qc_form *form,
-                                             int cross)
+                                             int cross, uint64_t block)
 {
-    const uint64_t unit = n == 0 ? 0 : unit_rows(form, n);
-    return qc_cuda_feedback_weight_bytes(unit < rows ? unit : rows, n, form, cross);
+    const uint64_t unit = n == 0 ? 0 : unit_rows(form, rows, n, block);
+    return qc_cuda_feedback_weight_bytes(unit < rows ? unit : rows, n, form, cross, block);
 }
 
 /* Returns the rows of a piece of at most `limit` bytes, or the fewest there can be. */
 static uint64_t piece_rows(const job *j, uint64_t limit)
 {
-    const uint64_t unit = unit_rows(j->form, j->n), units = qc_ceil_div_u64(j->rows, unit);
+    const uint64_t block = j->g ? j->g->block : 0;
+    const uint64_t unit = unit_rows(j->form, j->rows, j->n, block);
+    const uint64_t units = qc_ceil_div_u64(j->rows, unit);
     const int cross = j->f->m != NULL;
     uint64_t low = 1, high = units; /* low fits, or is the fewest */
     while (low < high) {
-        const uint64_t middle = low + (high - low + 1) / 2, rows = middle * unit;
-        if (qc_cuda_feedback_weight_bytes(rows < j->rows ? rows : j->rows, j->n, j->form, cross) <=
-            limit)
+        const uint64_t middle = low + (high - low + 1) / 2;
+        const uint64_t rows = qc_min_u64(qc_sat_mul(middle, unit), j->rows);
+        if (qc_cuda_feedback_weight_bytes(rows, j->n, j->form, cross, block) <= limit)
             low = middle;
         else
             high = middle - 1;
     }
-    return low * unit < j->rows ? low * unit : j->rows;
+    return qc_min_u64(qc_sat_mul(low, unit), j->rows);
 }
 
-/* ---- products ---- */
+/* ---- traces ---- */
 
-/* The right-hand side of a product: [k, cols], or [cols, k] if it is transposed. */
-typedef struct {
-    qc_cuda_strip b;
-    int trans;
-    uint64_t k, cols;
-} factor;
-
-/* Makes y [rows, cols] = alpha x [rows, k] f + beta y. */
-static qc_status product(const job *j, qc_cuda_strip x, factor f, float *y, uint64_t ldy,
-                         double alpha, double beta, qc_error *err)
-{
-    const qc_cublas_product_args a = {.a = x.at,
-                                      .b = f.b.at,
-                                      .y = y,
-                                      .dtype = QC_DTYPE_F32,
-                                      .trans_b = f.trans,
-                                      .m = j->count,
-                                      .n = f.cols,
-                                      .k = f.k,
-                                      .lda = x.ld,
-                                      .ldb = f.b.ld,
-                                      .ldy = ldy,
-                                      .alpha = alpha,
-                                      .beta = beta};
-    return f.k == 0 || f.cols == 0 ? QC_OK : qc_cublas_product(j->f->tools.blas, &a, err);
-}
-
-/* A stretch of columns that a product makes at a time: at most SUPER. */
-typedef struct {
-    uint64_t col, cols;
-} stretch;
-
-/* Makes y [rows, cols], whose rows are SUPER apart, = x H[low .. high, col .. col + cols], where x
- * [rows, n] has columns low .. high; what lies left of col counts `left` times. d.square then holds
- * the square of H at these columns, rows cols apart. */
-static qc_status times_h(const job *j, const float *x, uint64_t low, uint64_t high, stretch s,
-                         double left, float *y, qc_error *err)
-{
-    const uint64_t n = j->n, col = s.col, cols = s.cols, behind = col + cols;
-    const float *hu = j->f->hu;
-    QC_TRY(qc_cuda_rows_square(hu, n, col, cols, j->d.square, j->f->tools.stream, err));
-    QC_TRY(product(j, (qc_cuda_strip){x + col, n}, (factor){{j->d.square, cols}, 0, cols, cols}, y,
-                   SUPER, 1.0, 0.0, err));
-    QC_TRY(product(j, (qc_cuda_strip){x + low, n},
-                   (factor){{hu + low * n + col, n}, 0, col - low, cols}, y, SUPER, left, 1.0,
-                   err));
-    return product(j, (qc_cuda_strip){x + behind, n},
-                   (factor){{hu + col * n + behind, n}, 1, high - behind, cols}, y, SUPER, 1.0, 1.0,
-                   err);
-}
-
-/* Adds the diagonal of x H x^T to traces[which]. */
+/* Adds the diagonal of x H x^T to traces[which], and that of G x H x^T to traces[3 + which]. */
 static qc_status trace(const job *j, const float *x, unsigned which, qc_error *err)
 {
     const uint64_t n = j->n;
     for (uint64_t col = 0; col < n; col += SUPER) {
         const stretch s = {col, n - col < SUPER ? n - col : SUPER};
         const qc_cuda_strip g = {j->d.g, SUPER}, own = {x + col, n};
-        QC_TRY(times_h(j, x, 0, col + s.cols, s, 2.0, j->d.g, err));
+        QC_TRY(qc_cuda_piece_times_h(j, x, 0, col + s.cols, s, 2.0, j->d.g, err));
         QC_TRY(qc_cuda_rows_dot(&g, &own, j->count, s.cols, j->d.traces + which * j->most,
+                                j->f->tools.stream, err));
+        if (!j->g)
+            continue;
+        const qc_cuda_strip both = {j->d.v, SUPER};
+        QC_TRY(qc_cuda_outputs_multiply(j, own, s.cols, j->d.v, SUPER, 0, err));
+        QC_TRY(qc_cuda_rows_dot(&g, &both, j->count, s.cols, j->d.traces + (3 + which) * j->most,
                                 j->f->tools.stream, err));
     }
     return QC_OK;
+}
+
+static qc_status clear_traces(const job *j, qc_error *err)
+{
+    return qc_cuda_fill(j->d.traces, 0, j->most * j->kinds * 8, j->f->tools.stream, err);
 }
 
 /* ---- feedback ---- */
@@ -228,8 +184,9 @@ static qc_status feed_super(const job *j, uint64_t col, uint64_t cols, qc_error 
 {
     const uint64_t n = j->n, panel = j->wide < PANEL ? j->wide : PANEL;
     const float *hu = j->f->hu;
-    QC_TRY(product(j, (qc_cuda_strip){j->d.spare, n}, (factor){{hu + col * n, n}, 1, col, cols},
-                   j->d.g, SUPER, 1.0, 0.0, err));
+    QC_TRY(qc_cuda_piece_multiply(j, (qc_cuda_strip){j->d.spare, n},
+                                  (factor){{hu + col * n, n}, 1, col, cols}, j->d.g, SUPER, 1.0,
+                                  0.0, err));
     for (uint64_t at = 0; at < cols; at += panel) {
         const uint64_t width = cols - at < panel ? cols - at : panel, behind = at + width;
         const qc_cuda_rows_panel a = {.col = col + at,
@@ -240,9 +197,10 @@ static qc_status feed_super(const job *j, uint64_t col, uint64_t cols, qc_error 
         QC_TRY(qc_check_interrupted(err));
         QC_TRY(qc_cuda_rows_feed(&j->r, &a, j->f->tools.stream, err));
         /* in the first super nothing was there yet */
-        QC_TRY(product(j, (qc_cuda_strip){j->d.spare + col + at, n},
-                       (factor){{hu + (col + behind) * n + col + at, n}, 1, width, cols - behind},
-                       j->d.g + behind, SUPER, 1.0, col + at > 0, err));
+        QC_TRY(qc_cuda_piece_multiply(
+            j, (qc_cuda_strip){j->d.spare + col + at, n},
+            (factor){{hu + (col + behind) * n + col + at, n}, 1, width, cols - behind},
+            j->d.g + behind, SUPER, 1.0, col + at > 0, err));
     }
     return QC_OK;
 }
@@ -256,13 +214,6 @@ static qc_status feed(const job *j, qc_error *err)
 
 /* ---- sweeps ---- */
 
-/* Adds what changed in a panel to E H of the super's columns from `behind` on. */
-static qc_status pass_on(const job *j, factor square, uint64_t behind, qc_error *err)
-{
-    return product(j, (qc_cuda_strip){j->d.less, PANEL}, square, j->d.g + behind, SUPER, 1.0, 1.0,
-                   err);
-}
-
 /* Sets the codes of columns [col, col + cols) by panels. d.g + (col - super) has E H of them,
  * d.square the square of H from super on, rows `ld` apart. */
 static qc_status sweep_panels(const job *j, uint64_t super, uint64_t ld, uint64_t col,
@@ -275,8 +226,9 @@ static qc_status sweep_panels(const job *j, uint64_t super, uint64_t ld, uint64_
             .col = at, .cols = width, .g = j->d.g + here, .ldg = SUPER, .less = j->d.less};
         QC_TRY(qc_check_interrupted(err));
         QC_TRY(qc_cuda_rows_sweep(&j->r, &a, j->f->tools.stream, err));
-        QC_TRY(pass_on(j, (factor){{j->d.square + here * ld + behind, ld}, 0, width, left - width},
-                       behind, err));
+        QC_TRY(qc_cuda_piece_pass_on(
+            j, (factor){{j->d.square + here * ld + behind, ld}, 0, width, left - width}, behind,
+            err));
     }
     return QC_OK;
 }
@@ -287,7 +239,7 @@ static qc_status sweep_narrow(const job *j, uint64_t super, uint64_t cols, qc_er
 {
     const parts *d = &j->d;
     qc_cuda_stream s = j->f->tools.stream;
-    QC_TRY(times_h(j, d->e, 0, j->n, (stretch){super, cols}, 1.0, d->g, err));
+    QC_TRY(qc_cuda_piece_times_h(j, d->e, 0, j->n, (stretch){super, cols}, 1.0, d->g, err));
     for (uint64_t at = 0; at < cols; at += j->wide) {
         const uint64_t width = cols - at < j->wide ? cols - at : j->wide, behind = at + width;
         const qc_cuda_rows_panel a = {.col = super + at,
@@ -313,14 +265,16 @@ static qc_status sweep_narrow(const job *j, uint64_t super, uint64_t cols, qc_er
                                                    .sums = d->sums,
                                                    .before = d->less};
             QC_TRY(qc_cuda_rows_units(&j->r, super + at, width, d->spare, width, s, err));
-            QC_TRY(product(j, (qc_cuda_strip){d->spare, width},
-                           (factor){{d->square + at * cols + at, cols}, 0, width, width}, d->v,
-                           width, 1.0, 0.0, err));
+            QC_TRY(qc_cuda_piece_multiply(
+                j, (qc_cuda_strip){d->spare, width},
+                (factor){{d->square + at * cols + at, cols}, 0, width, width}, d->v, width, 1.0,
+                0.0, err));
             QC_TRY(qc_cuda_rows_refit(&j->r, &refit, s, err));
         }
         QC_TRY(qc_cuda_rows_sweep(&j->r, &a, s, err));
-        QC_TRY(pass_on(j, (factor){{d->square + at * cols + behind, cols}, 0, width, cols - behind},
-                       behind, err));
+        QC_TRY(qc_cuda_piece_pass_on(
+            j, (factor){{d->square + at * cols + behind, cols}, 0, width, cols - behind}, behind,
+            err));
     }
     return QC_OK;
 }
@@ -349,15 +303,15 @@ static qc_status sweep_wide(const job *j, uint64_t col, uint64_t cols, qc_error 
                                                .ldg = SUPER,
                                                .sums = d->sums};
         QC_TRY(qc_check_interrupted(err));
-        QC_TRY(times_h(j, d->e, 0, n, (stretch){at, width}, 1.0, d->g, err));
-        QC_TRY(times_h(j, d->spare, col, end, (stretch){at, width}, 1.0, d->v, err));
+        QC_TRY(qc_cuda_piece_times_h(j, d->e, 0, n, (stretch){at, width}, 1.0, d->g, err));
+        QC_TRY(qc_cuda_piece_times_h(j, d->spare, col, end, (stretch){at, width}, 1.0, d->v, err));
         QC_TRY(qc_cuda_rows_refit(&j->r, &refit, s, err));
     }
     if (cols <= SUPER) /* g was kept true */
         return sweep_panels(j, col, cols, col, cols, err);
     for (uint64_t at = col; at < end; at += SUPER) {
         const uint64_t width = end - at < SUPER ? end - at : SUPER;
-        QC_TRY(times_h(j, d->e, 0, n, (stretch){at, width}, 1.0, d->g, err));
+        QC_TRY(qc_cuda_piece_times_h(j, d->e, 0, n, (stretch){at, width}, 1.0, d->g, err));
         QC_TRY(sweep_panels(j, at, width, at, width, err));
     }
     return QC_OK;
@@ -430,9 +384,11 @@ static qc_status load(const job *j, qc_error *err)
         QC_FAIL(err, QC_ERR_NONFINITE,
                 "the weight in row %" PRIu64 ", column %" PRIu64 " is not finite",
                 j->first + bad / n, bad % n);
+    if (j->g)
+        QC_TRY(qc_cuda_outputs_take(j, err));
     if (j->f->m)
-        QC_TRY(product(j, (qc_cuda_strip){w, n}, (factor){{j->f->m, n}, 1, n, n}, j->d.target, n,
-                       1.0, 0.0, err));
+        QC_TRY(qc_cuda_piece_multiply(j, (qc_cuda_strip){w, n}, (factor){{j->f->m, n}, 1, n, n},
+                                      j->d.target, n, 1.0, 0.0, err));
     return QC_OK;
 }
 
@@ -485,7 +441,7 @@ static qc_status rounded(job *j, qc_error *err)
     const float *w = plain_weight(j);
     QC_TRY(settle(j, w, NULL, err));
     QC_TRY(qc_cuda_rows_round(&j->r, w, j->f->tools.stream, err));
-    QC_TRY(qc_cuda_fill(j->d.traces, 0, j->most * 24, j->f->tools.stream, err));
+    QC_TRY(clear_traces(j, err));
     QC_TRY(trace(j, j->d.e, 0, err));
     QC_TRY(trace(j, j->d.target, 1, err));
     return find(j, j->d.target, j->f->d, err);
@@ -500,7 +456,9 @@ static qc_status calibrated(job *j, qc_error *err)
     unsigned long long changed = 1;
     QC_TRY(settle(j, j->d.target, j->f->d, err));
     QC_TRY(feed(j, err));
-    for (unsigned i = 0; i < j->f->options.sweeps && changed; i++)
+    if (j->g)
+        QC_TRY(qc_cuda_outputs_sweeps(j, err));
+    for (unsigned i = 0; !j->g && i < j->f->options.sweeps && changed; i++)
         QC_TRY(sweep(j, &changed, err));
     QC_TRY(trace(j, j->d.e, 2, err));
     QC_TRY(qc_cuda_rows_pack(j->form->ops, j->d.codes, elems, packed, s, err));
@@ -516,11 +474,15 @@ static qc_status calibrated(job *j, qc_error *err)
 static qc_status add_traces(job *j, unsigned from, unsigned to, qc_error *err)
 {
     qc_cuda_stream s = j->f->tools.stream;
-    QC_TRY(qc_cuda_to_host(j->host_traces, j->d.traces, j->most * 24, s, err));
+    QC_TRY(qc_cuda_to_host(j->host_traces, j->d.traces, j->most * j->kinds * 8, s, err));
     QC_TRY(qc_cuda_stream_synchronize(s, err));
     for (unsigned k = from; k < to; k++)
-        for (uint64_t r = 0; r < j->count; r++)
+        for (uint64_t r = 0; r < j->count; r++) {
             j->sums[k] += j->host_traces[k * j->most + r];
+            if (j->g)
+                j->sums[3 + k] +=
+                    j->host_traces[(3 + k) * j->most + r] * qc_cuda_outputs_inverse(j, r);
+        }
     return QC_OK;
 }
 
@@ -541,7 +503,7 @@ static qc_status run_in_turns(job *j, qc_error *err)
                 QC_TRY(rounded(j, err));
                 QC_TRY(add_traces(j, 0, 2, err));
             } else {
-                QC_TRY(qc_cuda_fill(j->d.traces, 0, j->most * 24, j->f->tools.stream, err));
+                QC_TRY(clear_traces(j, err));
                 QC_TRY(calibrated(j, err));
                 QC_TRY(add_traces(j, 2, 3, err));
             }
@@ -586,15 +548,46 @@ static qc_status locked(job *j, qc_error *err)
     return st;
 }
 
+/* Allocates what is known of blocks of G on the host, and looks at all of them. */
+static qc_status open_outputs(job *j, qc_error *err)
+{
+    const uint64_t units = qc_ceil_div_u64(j->rows, j->unit);
+    QC_TRY(qc_calloc((void **)&j->units, units, sizeof *j->units, err));
+    QC_TRY(qc_calloc((void **)&j->unit_counts, units, sizeof *j->unit_counts, err));
+    return qc_cuda_outputs_look(j, err);
+}
+
+static qc_feedback_result result_of(const double sums[6])
+{
+    qc_feedback_result r = {0};
+    if (sums[1] > 0.0) {
+        r.rounded = sums[0] / sums[1];
+        r.calibrated = sums[2] / sums[1];
+    }
+    if (sums[4] > 0.0) {
+        r.rounded_two_sided = sums[3] / sums[4];
+        r.calibrated_two_sided = sums[5] / sums[4];
+    }
+    return r;
+}
+
 qc_status qc_cuda_feedback_weight_within(const qc_cuda_feedback *f, const qc_form *form,
                                          const void *w, qc_dtype dtype, uint64_t rows,
-                                         uint64_t limit, qc_feedback_out *out,
-                                         qc_feedback_result *result, qc_error *err)
+                                         const qc_feedback_outputs *g, uint64_t limit,
+                                         qc_feedback_out *out, qc_feedback_result *result,
+                                         qc_error *err)
 {
     const int by_rows = qc_form_by_rows(form);
-    const uint64_t n = f->n;
-    job j = {.f = f, .form = form, .w = w, .dtype = dtype, .n = n, .rows = rows, .out = out};
-    void *host = NULL;
+    const uint64_t n = f->n, block = g ? g->block : 0;
+    job j = {.f = f,
+             .form = form,
+             .w = w,
+             .dtype = dtype,
+             .n = n,
+             .rows = rows,
+             .out = out,
+             .kinds = g ? 6 : 3,
+             .g = g};
     uint64_t elems;
     qc_status st;
     *result = (qc_feedback_result){0};
@@ -614,35 +607,40 @@ qc_status qc_cuda_feedback_weight_within(const qc_cuda_feedback *f, const qc_for
     while (!by_rows && (UINT64_C(1) << j.shift) < form->block_elems)
         j.shift++;
     j.aligned = by_rows || n % form->block_elems == 0;
-    j.wide = by_rows ? n : j.aligned ? form->block_elems : PANEL;
+    j.wide = g || !(j.aligned || by_rows) ? PANEL : by_rows ? n : form->block_elems;
+    if (g)
+        QC_TRY(qc_feedback_check_outputs(g, err));
+    j.unit = qc_min_u64(block, rows);
     j.most = piece_rows(&j, limit);
-    const uint64_t bytes = qc_cuda_feedback_weight_bytes(j.most, n, form, f->m != NULL);
+    const uint64_t bytes = qc_cuda_feedback_weight_bytes(j.most, n, form, f->m != NULL, block);
     if (bytes > SIZE_MAX || j.most > INT32_MAX)
         QC_FAIL(err, QC_ERR_SHAPE,
                 "a weight of %" PRIu64 " x %" PRIu64 " is too large to be calibrated", rows, n);
-    QC_TRY_GOTO(st, done, qc_calloc(&host, j.most, 3 * sizeof(double), err));
+    QC_TRY_GOTO(st, done,
+                qc_calloc((void **)&j.host_traces, j.most, j.kinds * sizeof(double), err));
+    QC_TRY_GOTO(st, done, g ? open_outputs(&j, err) : QC_OK);
     QC_TRY_GOTO(st, done, qc_cuda_malloc(&j.memory, (size_t)bytes, err));
-    j.host_traces = host;
-    (void)lay_out(&j.d, j.memory, j.most, n, form);
+    (void)lay_out(&j.d, j.memory, j.most, n, form, block);
     st = locked(&j, err);
-    if (st == QC_OK && j.sums[1] > 0.0)
-        *result = (qc_feedback_result){.rounded = j.sums[0] / j.sums[1],
-                                       .calibrated = j.sums[2] / j.sums[1]};
+    if (st == QC_OK)
+        *result = result_of(j.sums);
 done:
     qc_cuda_free(j.memory);
-    qc_free(host);
+    qc_free(j.host_traces);
+    qc_free(j.units);
+    qc_free(j.unit_counts);
     return st;
 }
 
 qc_status qc_cuda_feedback_weight(const qc_cuda_feedback *f, const qc_form *form, const void *w,
-                                  qc_dtype dtype, uint64_t rows, qc_feedback_out *out,
-                                  qc_feedback_result *result, qc_error *err)
+                                  qc_dtype dtype, uint64_t rows, const qc_feedback_outputs *g,
+                                  qc_feedback_out *out, qc_feedback_result *result, qc_error *err)
 {
     uint64_t left, total;
     QC_TRY(qc_cuda_memory(&left, &total, err));
     /* cuBLAS may want a workspace, and memory is handed out in pages of 2 MB */
     const uint64_t kept = left / 16 + (UINT64_C(64) << 20);
     const uint64_t room = left > kept ? left - kept : 0, share = total / 4;
-    return qc_cuda_feedback_weight_within(f, form, w, dtype, rows, share < room ? share : room, out,
-                                          result, err);
+    return qc_cuda_feedback_weight_within(f, form, w, dtype, rows, g, share < room ? share : room,
+                                          out, result, err);
 }

@@ -46,6 +46,9 @@ typedef struct {
     double single, dual; /* products of floats; products of doubles, as in the factor */
     double forward;
     double factor_slower, weight_slower;
+    /* Where outputs do not count alike, beyond weight_slower: of a sweep over a column of a block
+     * of outputs, per output, and per output and output of the block. Blocks run side by side. */
+    double coupled, coupled_pair;
 } qc_calibrate_speed;
 
 /* The bytes of the host and of a GPU that the work on one layer takes. */

@@ -191,6 +191,12 @@ static double weight_flops(const work *w, uint32_t i)
                                     w->pairs[i].outputs.block);
 }
 
+static double weight_seconds(const work *w, uint32_t i)
+{
+    return qc_calibrate_weight_seconds(w->k, w->pairs[i].job, cross_of(w, i),
+                                       w->pairs[i].outputs.block);
+}
+
 static void look_ahead(const work *w, qc_calibrate_outlook *a)
 {
     const qc_calibrator *k = w->k;
@@ -206,7 +212,7 @@ static void look_ahead(const work *w, qc_calibrate_outlook *a)
         }
         const qc_form form = qc_job_form(j);
         a->operations += weight_flops(w, i);
-        a->seconds += weight_flops(w, i) * k->weight_seconds;
+        a->seconds += weight_seconds(w, i);
         qc_calibrate_room room = k->engine->ops->room_weight(k->engine, j->rows, n, cross, &form,
                                                              w->pairs[i].outputs.block);
         /* The weight is held as it is read and as it becomes, and the moments as they are read. */
@@ -263,7 +269,7 @@ static qc_status calibrate_one(const work *w, uint32_t i, qc_error *err)
     qc_calibrated_free(&arrays);
     qc_forward_matrix_deinit(&m);
     qc_free(g);
-    qc_calibrate_progress(k, weight_flops(w, i) * k->weight_seconds);
+    qc_calibrate_progress(k, weight_seconds(w, i));
     return st;
 }
 

@@ -38,7 +38,8 @@ typedef struct {
     unsigned threads;
     qc_feedback_options feedback; /* damping 0: chosen by the number of tokens */
     double moment_seconds, factor_seconds, weight_seconds,
-        forward_seconds; /* seconds for one operation */
+        forward_seconds;                          /* seconds for one operation */
+    double coupled_seconds, coupled_pair_seconds; /* as in qc_calibrate_speed */
     qc_forward_source source;
     qc_image_states *images;       /* --image-states, or NULL */
     qc_calibrate_groups groups[2]; /* of the layer at hand */

@@ -72,6 +72,8 @@ qc_status qc_calibrate_measure(qc_calibrator *k, const qc_forward_shape *shape, 
     k->moment_seconds = s.single;
     k->factor_seconds = s.dual * s.factor_slower;
     k->weight_seconds = s.single * s.weight_slower;
+    k->coupled_seconds = s.coupled;
+    k->coupled_pair_seconds = s.coupled_pair;
     k->forward_seconds = s.forward;
     return QC_OK;
 }
@@ -99,9 +101,11 @@ double qc_calibrate_factor_seconds(const qc_calibrator *k, uint64_t n, int cross
 double qc_calibrate_weight_seconds(const qc_calibrator *k, uint32_t job, int cross, uint64_t block)
 {
     const qc_job weight = qc_calibrated_weight(k->plan, job), *j = &weight;
-    return qc_feedback_weight_flops(j->rows, j->cols, cross, &k->feedback,
-                                    qc_min_u64(block, j->rows)) *
-           k->weight_seconds;
+    const uint64_t unit = qc_min_u64(block, j->rows);
+    const double each = k->coupled_seconds + (double)unit * k->coupled_pair_seconds;
+    return qc_feedback_weight_flops(j->rows, j->cols, cross, &k->feedback, unit) *
+               k->weight_seconds +
+           (double)k->feedback.sweeps * (double)j->cols * (double)unit * each;
 }
 
 void qc_calibrate_progress(const qc_calibrator *k, double seconds)

@@ -22,6 +22,10 @@
  * calculated (kernels/cuda_feedback_weight.c), not timed. */
 #define FACTOR_SLOWER 2.0
 #define WEIGHT_SLOWER 1.5
+/* So are these, in cycles of 1.5 GHz: a look at 16 codes takes 200, and a pair of coupled outputs
+ * takes a hundredth of one (kernels/cuda_feedback_outputs.cu). */
+#define COUPLED      (200.0 / 16.0 / 1.5e9)
+#define COUPLED_PAIR (0.01 / 1.5e9)
 
 /* What the memory is for. */
 #define OF_TEXT     "the activations of calibration"
@@ -582,16 +586,13 @@ static qc_status weight(qc_calibrate_engine *e, const qc_form *form, const qc_fo
     const float *values = NULL;
     void *owned = NULL;
     QC_TRY(qc_cuda_use(&g->f.device, err));
-    if (outputs)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "a GPU does not weigh errors by second moments of the outputs; --device cpu does");
     if (!g->factor)
         QC_FAIL(err, QC_ERR_USAGE, "a weight can only follow a factor");
     if (w->quantized)
         QC_TRY(qc_calibrate_floats(e->k->ops, w, &values, &owned, err));
-    qc_status st =
-        qc_cuda_feedback_weight(g->factor, form, values ? values : w->dense,
-                                values ? QC_DTYPE_F32 : w->dtype, w->rows, out, result, err);
+    qc_status st = qc_cuda_feedback_weight(g->factor, form, values ? values : w->dense,
+                                           values ? QC_DTYPE_F32 : w->dtype, w->rows, outputs, out,
+                                           result, err);
     st = settled(g, named(st, "a weight in work", err), err);
     qc_free(owned);
     return st;
@@ -730,7 +731,10 @@ static qc_status measure(qc_calibrate_engine *e, const qc_forward_shape *shape,
 {
     gpu *g = of(e);
     qc_gpu_memory room = {0};
-    *out = (qc_calibrate_speed){.factor_slower = FACTOR_SLOWER, .weight_slower = WEIGHT_SLOWER};
+    *out = (qc_calibrate_speed){.factor_slower = FACTOR_SLOWER,
+                                .weight_slower = WEIGHT_SLOWER,
+                                .coupled = COUPLED,
+                                .coupled_pair = COUPLED_PAIR};
     QC_TRY(reopen(g, shape, 1, err));
     qc_status st = settled(g, measure_all(g, &room, out, err), err);
     qc_gpu_drop(&room);
@@ -764,9 +768,8 @@ static qc_calibrate_room room_weight(const qc_calibrate_engine *e, uint64_t rows
     uint64_t added = qc_sat_add(held, qc_cuda_moments_scratch_bytes(n));
     uint64_t factored = qc_sat_add(held, qc_cuda_feedback_open_bytes(n, cross));
     uint64_t worked = qc_sat_add(qc_cuda_feedback_kept_bytes(n, cross),
-                                 qc_cuda_feedback_weight_least_bytes(rows, n, form, cross));
+                                 qc_cuda_feedback_weight_least_bytes(rows, n, form, cross, block));
     (void)e;
-    (void)block;
     return (qc_calibrate_room){qc_sat_mul(qc_sat_mul(rows, n), 2),
                                qc_max_u64(qc_max_u64(added, factored), worked)};
 }

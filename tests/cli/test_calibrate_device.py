@@ -81,23 +81,49 @@ class CalibrateDevice(OutputCase):
             self.assertNotEqual(on_gpu, on_cpu)
             self.ok("verify", "gpu", "--against", MODEL, "-q")
 
-    def test_moments_of_a_file(self):
-        n, module = 192, "model.layers.0.self_attn.k_proj"
-        data = struct.pack("<%dd" % n ** 2, *((1.0 + i % 7 if i == j else 0.9 / (1 + abs(i - j)))
-                                              for i in range(n) for j in range(n)))
-        header = {module + ".second_moment": {"dtype": "F64", "shape": [n, n],
-                                              "data_offsets": [0, len(data)]},
-                  module + ".tokens": {"dtype": "I64", "shape": [1],
-                                       "data_offsets": [len(data), len(data) + 8]}}
+    def moments(self, outputs=()):
+        """Moments of one module's inputs, and of its outputs in blocks [blocks, b, b]."""
+        module = "model.layers.0.self_attn.k_proj"
+        parts = [("second_moment", "F64", [192, 192], struct.pack(
+            "<36864d", *((1.0 + i % 7 if i == j else 0.9 / (1 + abs(i - j)))
+                         for i in range(192) for j in range(192)))),
+                 ("tokens", "I64", [1], struct.pack("<q", 5000))]
+        if outputs:
+            blocks, b, _ = outputs
+            parts += [("output_moment", "F32", outputs, struct.pack(
+                "<%df" % (blocks * b * b), *((1.0 + 9 * (i % 5 == 2)) if i == j else 0.7 * (-1) ** (i + j)
+                                             for _ in range(blocks) for i in range(b) for j in range(b)))),
+                      ("output_tokens", "I64", [1], struct.pack("<q", 5000))]
+        header, data = {}, b""
+        for name, dtype, shape, raw in parts:
+            header["%s.%s" % (module, name)] = {"dtype": dtype, "shape": shape,
+                                                "data_offsets": [len(data), len(data) + len(raw)]}
+            data += raw
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)
         with open(self.path("m.safetensors"), "wb") as f:
-            f.write(struct.pack("<Q", len(text)) + text + data + struct.pack("<q", 5000))
+            f.write(struct.pack("<Q", len(text)) + text + data)
+
+    def test_moments_of_a_file(self):
+        self.moments()
         for form in (("nf4",), ("int8", "--format", "compressed-tensors")):
             args = ("--to", *form, "--hessians", "m.safetensors", "--force", "--split-fused")
             cpu, _, _ = self.convert("cpu", "cpu", *args)
             gpu, _, _ = self.convert("gpu", "cuda", *args)
             self.compare(gpu, cpu, 1, 1.0)
+
+    def test_both_sides_of_a_file(self):
+        self.moments(outputs=[2, 32, 32])
+        for form in (("nf4",), ("int8",), ("int4", "--block-size", "64")):
+            args = ("--to", *form, "--hessians", "m.safetensors", "--force", "--split-fused")
+            cpu, _, _ = self.convert("cpu", "cpu", *args)
+            _, one, _ = self.convert("gpu", "cuda", *args, "--sided", "one")
+            gpu, two, _ = self.convert("gpu", "cuda", *args)
+            self.compare(gpu, cpu, 1, 1.2)  # what is made small is another sum
+            self.assertNotEqual(one, two)
+            with open(self.path("gpu", "qconv.json")) as f:
+                self.assertEqual(json.load(f)["options"]["calibrate"]["sided"], "two")
+            self.ok("verify", "gpu", "--against", MODEL, "-q")
 
     def test_continues_on_the_same_device_only(self):
         """Twice the same bytes, too."""

@@ -234,6 +234,231 @@ static void panels_are_those_of_quant(void **state)
         }
 }
 
+/* What quant's table makes of the rows of a block of G, of which there are at most sixteen. */
+static uint32_t by_coupled_lanes(piece *t, const qc_cuda_rows_outputs *a, const float *outputs,
+                                 const float *d, uint64_t first, float *less)
+{
+    static qc_tile tile;
+    static qc_tile_outputs o;
+    static float inside[QC_TILE_COLS * QC_TILE_COLS];
+    const qc_form_ops *form = t->form.ops;
+    const uint64_t n = t->n, left = t->rows - first, rows = left < a->block ? left : a->block;
+    memset(&tile, 0, sizeof tile);
+    memset(&o, 0, sizeof o);
+    o.rows = (uint32_t)rows;
+    for (uint64_t i = 0; i < a->cols; i++)
+        for (uint64_t k = 0; k < a->cols; k++)
+            inside[i * QC_TILE_COLS + k] =
+                t->hu[(a->col + (i < k ? i : k)) * n + a->col + (i < k ? k : i)];
+    for (uint64_t l = 0; l < rows; l++) {
+        memcpy(o.g[l], outputs + l * a->ld, rows * sizeof *outputs);
+        o.inverse[l] = o.g[l][l] > 0x1p-40f ? 1.0f / o.g[l][l] : 0.0f;
+        for (uint64_t k = 0; k < a->cols; k++) {
+            const uint64_t at = (first + l) * n + a->col + k;
+            const float scale = scale_at(t, first + l, a->col + k);
+            tile.in[k][l] = d[(first + l) * QC_CUDA_PANEL + k];
+            tile.target[k][l] = t->target[at];
+            tile.scale[k][l] = scale;
+            tile.inverse[k][l] = qc_feedback_inverse(form, scale);
+            tile.code[k][l] = t->codes[at] + stored(form);
+            tile.value[k][l] = form->value(tile.code[k][l], scale);
+        }
+    }
+    const uint32_t changed = qc_feedback_lanes_scalar.sweep_outputs(
+        &tile, (uint32_t)a->cols, inside, t->inverse + a->col, &o, form);
+    for (uint64_t l = 0; l < rows; l++)
+        for (uint64_t k = 0; k < a->cols; k++) {
+            const uint64_t at = (first + l) * n + a->col + k;
+            less[(first + l) * QC_CUDA_PANEL + k] = tile.error[k][l] - t->e[at];
+            t->e[at] = tile.error[k][l];
+            t->codes[at] = (int8_t)(tile.code[k][l] - stored(form));
+        }
+    return changed;
+}
+
+/* Blocks of G with one tile of rows each need no sums, and are those of quant bit for bit. Of one
+ * in which nothing changed before, nothing is read or changed. */
+static void coupled_panels_are_those_of_quant(void **state)
+{
+    static const struct {
+        const qc_form_ops *form;
+        uint64_t rows, n, col, block, ld;
+        uint32_t cols, shift;
+    } cases[] = {
+        {&qc_form_nf4, 70, 192, 64, 16, 16, 64, 6},
+        {&qc_form_nf4, 33, 101, 64, 13, 13, 37, 6},
+        {&qc_form_int8_rows, 9, 77, 13, 9, 30, 64, 0},
+        {&qc_form_int8_blocks, 5, 65, 64, 1, 1, 1, 6},
+        {&qc_form_w4a16, 45, 128, 64, 15, 15, 64, 7},
+        {&qc_form_w8a16, 20, 96, 32, 16, 16, 32, 5},
+    };
+    (void)state;
+    for (unsigned c = 0; c < sizeof cases / sizeof *cases; c++) {
+        const uint64_t rows = cases[c].rows, n = cases[c].n, block = cases[c].block;
+        const uint64_t units = (rows + block - 1) / block, each = block * cases[c].ld;
+        const uint64_t panels = rows * QC_CUDA_PANEL;
+        piece t = make_piece(cases[c].form, rows, n, cases[c].shift);
+        float *g = random_floats(units * each, 0.3f), *d = random_floats(panels, 0.002f);
+        float *want = qt_alloc(panels, 4);
+        unsigned long long *before = qt_alloc(units, 8), *now = qt_alloc(units, 8);
+        for (uint64_t u = 0; u < units; u++)
+            before[u] = u % 4 != 2;
+        for (uint64_t i = 0; i < units * each; i++) /* one output in seven has no gradient */
+            if (i % each / cases[c].ld == i % cases[c].ld)
+                g[i] = i % 7 == 3 ? 0.0f : 1.0f + (float)qt_uniform(&rng);
+        qd_buffer d_g = device_of(g, units * each * 4), d_d = device_of(d, panels * 4);
+        qd_buffer d_before = device_of(before, units * 8), d_now = device_of(now, units * 8);
+        qd_buffer d_moved = qd_new(units * 4, 0);
+        const qc_cuda_rows_outputs a = {.col = cases[c].col,
+                                        .cols = cases[c].cols,
+                                        .block = block,
+                                        .g = d_g.p,
+                                        .ld = cases[c].ld,
+                                        .d = d_d.p,
+                                        .less = t.d_less.p,
+                                        .moved = d_moved.p,
+                                        .before = d_before.p,
+                                        .now = d_now.p};
+        QD_OK(qc_cuda_rows_sweep_outputs(&t.p, &a, qd.stream, &qd.err));
+        for (uint64_t u = 0; u < units; u++)
+            if (before[u])
+                now[u] = by_coupled_lanes(&t, &a, g + u * each, d, u * block, want);
+        float *e = qd_take(&t.d_e, "e"), *less = qd_take(&t.d_less, "less");
+        int8_t *codes = qd_take(&t.d_codes, "codes");
+        unsigned long long *count = qd_take(&d_now, "now");
+        qd_same(e, t.e, rows * n * 4, "e");
+        qd_same(codes, t.codes, rows * n, "codes");
+        for (uint64_t r = 0; r < rows; r++)
+            qd_same(less + r * QC_CUDA_PANEL, want + r * QC_CUDA_PANEL, a.cols * 4, "less");
+        qd_same(count, now, units * 8, "counts");
+        free(e);
+        free(less);
+        free(codes);
+        free(count);
+        free(g);
+        free(d);
+        free(want);
+        free(before);
+        free(now);
+        qd_drop(&d_g);
+        qd_drop(&d_d);
+        qd_drop(&d_before);
+        qd_drop(&d_moved);
+        t.d_e = t.d_less = t.d_codes = (qd_buffer){0}; /* taken already */
+        free_piece(&t);
+    }
+}
+
+enum { COUPLED = 150, PANELED = 50, BETWEEN = 64 }; /* rows, columns, and columns of the piece */
+
+/* d [COUPLED, QC_CUDA_PANEL] = G e H */
+static void coupled_gradients(const piece *t, const float *g, double *d)
+{
+    static double eh[COUPLED * PANELED];
+    memset(eh, 0, sizeof eh);
+    for (unsigned r = 0; r < COUPLED; r++)
+        for (unsigned j = 0; j < PANELED; j++)
+            for (unsigned k = 0; k < PANELED; k++)
+                eh[r * PANELED + k] += (double)t->e[r * BETWEEN + j] *
+                                       (double)t->hu[(j < k ? j : k) * BETWEEN + (j < k ? k : j)];
+    for (unsigned r = 0; r < COUPLED; r++)
+        for (unsigned i = 0; i < COUPLED; i++)
+            for (unsigned k = 0; k < PANELED; k++)
+                d[r * QC_CUDA_PANEL + k] += (double)g[r * COUPLED + i] * eh[i * PANELED + k];
+}
+
+/* Chooses codes one after another in double, in the kernel's order, with all changes known. */
+static uint64_t choose_coupled(piece *t, const float *g, double *d)
+{
+    const qc_form_ops *form = t->form.ops;
+    uint64_t changed = 0;
+    for (unsigned i = 0; i < COUPLED * PANELED; i++) {
+        const unsigned tile = i / (16 * PANELED) * 16,
+                       rows = tile + 16 > COUPLED ? COUPLED - tile : 16;
+        const unsigned r = tile + i % (16 * PANELED) % rows, k = i % (16 * PANELED) / rows;
+        const unsigned at = r * BETWEEN + k;
+        const float scale = t->absmax[at >> 6];
+        const double old = (double)t->target[at] - (double)t->e[at];
+        const double place = old + d[r * QC_CUDA_PANEL + k] / (double)g[r * COUPLED + r] /
+                                       (double)t->hu[k * BETWEEN + k];
+        const double y = place * (double)qc_feedback_inverse(form, scale);
+        const int code = (int)fmin(fmax(rint(y), (double)form->lowest), (double)form->highest);
+        const float error = t->target[at] - form->value(code + stored(form), scale);
+        const double less = (double)error - (double)t->e[at];
+        if (code == t->codes[at])
+            continue;
+        changed++;
+        t->codes[at] = (int8_t)code;
+        t->e[at] = error;
+        for (unsigned j = 0; j < COUPLED; j++)
+            for (unsigned c = 0; c < PANELED; c++)
+                d[j * QC_CUDA_PANEL + c] +=
+                    (double)g[j * COUPLED + r] * less *
+                    (double)t->hu[(c < k ? c : k) * BETWEEN + (c < k ? k : c)];
+    }
+    return changed;
+}
+
+/* A block of G with several tiles of rows: what tiles change is known to those below, within a
+ * chunk and in later ones. Few codes lie so near the middle of two that rounding decides. */
+static void coupled_tiles_are_those_of_double(void **state)
+{
+    static const unsigned long long one = 1, none = 0;
+    piece t = make_piece(&qc_form_w8a16, COUPLED, BETWEEN, 6);
+    float *g = random_floats(COUPLED * COUPLED, 0.05f), *d = qt_alloc(COUPLED * QC_CUDA_PANEL, 4);
+    double *want = qt_alloc(COUPLED * QC_CUDA_PANEL, 8);
+    (void)state;
+    for (unsigned i = 0; i < COUPLED; i++)
+        for (unsigned k = 0; k <= i; k++)
+            g[i * COUPLED + k] = g[k * COUPLED + i] = i == k ? 1.0f : g[i * COUPLED + k];
+    for (unsigned i = 0; i < BETWEEN; i++) {
+        t.inverse[i] = t.hu[i * BETWEEN + i] = 1.0f;
+        for (unsigned k = 0; k < i; k++)
+            t.hu[k * BETWEEN + i] *= 0.5f;
+    }
+    for (unsigned i = 0; i < COUPLED * BETWEEN; i++) {
+        t.absmax[i >> 6] = 3e-4f;
+        t.e[i] = t.target[i] - t.form.ops->value(t.codes[i] + stored(t.form.ops), t.absmax[i >> 6]);
+    }
+    coupled_gradients(&t, g, want);
+    for (unsigned i = 0; i < COUPLED * QC_CUDA_PANEL; i++)
+        d[i] = (float)want[i];
+    QD_OK(qc_cuda_to_device(t.d_hu.p, t.hu, BETWEEN * BETWEEN * 4, qd.stream, &qd.err));
+    QD_OK(qc_cuda_to_device(t.d_inverse.p, t.inverse, BETWEEN * 4, qd.stream, &qd.err));
+    QD_OK(qc_cuda_to_device(t.d_absmax.p, t.absmax, t.scales * 4, qd.stream, &qd.err));
+    QD_OK(qc_cuda_to_device(t.d_e.p, t.e, COUPLED * BETWEEN * 4, qd.stream, &qd.err));
+    QD_OK(qc_cuda_rows_invert(&t.p, t.scales, qd.stream, &qd.err));
+    qd_buffer d_g = device_of(g, COUPLED * COUPLED * 4), d_before = device_of(&one, 8);
+    qd_buffer d_d = device_of(d, COUPLED * QC_CUDA_PANEL * 4), d_now = device_of(&none, 8);
+    qd_buffer d_moved = qd_new((COUPLED + 63) / 64 * 4, 0);
+    const qc_cuda_rows_outputs a = {.cols = PANELED,
+                                    .block = COUPLED,
+                                    .g = d_g.p,
+                                    .ld = COUPLED,
+                                    .d = d_d.p,
+                                    .less = t.d_less.p,
+                                    .moved = d_moved.p,
+                                    .before = d_before.p,
+                                    .now = d_now.p};
+    QD_OK(qc_cuda_rows_sweep_outputs(&t.p, &a, qd.stream, &qd.err));
+    const uint64_t changed = choose_coupled(&t, g, want);
+    int8_t *codes = qd_take(&t.d_codes, "codes");
+    uint64_t other = 0;
+    for (unsigned i = 0; i < COUPLED * BETWEEN; i++)
+        other += codes[i] != t.codes[i];
+    QT_CHECK(changed > COUPLED * PANELED / 2 && other <= COUPLED * PANELED / 200,
+             "of %" PRIu64 " codes that change, %" PRIu64 " differ", changed, other);
+    t.d_codes = (qd_buffer){0}; /* taken already */
+    qd_buffer *buffers[] = {&d_g, &d_before, &d_d, &d_now, &d_moved};
+    for (unsigned i = 0; i < sizeof buffers / sizeof *buffers; i++)
+        qd_drop(buffers[i]);
+    free(codes);
+    free(g);
+    free(d);
+    free(want);
+    free_piece(&t);
+}
+
 static void refit_is_the_best(void **state)
 {
     (void)state;
@@ -412,6 +637,7 @@ static void grids_go_round(void **state)
     for (unsigned grid = 1; grid < 3; grid++) {
         qc_shim_set_grid(grid);
         panels_are_those_of_quant(state);
+        coupled_panels_are_those_of_quant(state);
         refit_is_the_best(state);
         codes_are_packed(state);
         plain_things(state);
@@ -424,6 +650,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(panels_are_those_of_quant),
+        cmocka_unit_test(coupled_panels_are_those_of_quant),
+        cmocka_unit_test(coupled_tiles_are_those_of_double),
         cmocka_unit_test(refit_is_the_best),
         cmocka_unit_test(codes_are_packed),
         cmocka_unit_test(plain_things),

@@ -1,79 +1,9 @@
 /* qc_cuda_feedback_weight against qc_feedback_weight with the same factor: errors within 1e-3, few
  * codes that differ. The factor is the CPU's, uploaded. */
 #include "tests/fixtures/device_memory_counted.h"
-#include "tests/fixtures/feedback_testing.h"
-#include "tests/fixtures/quant_device_fixture.h"
-
-#include "kernels/cuda_feedback_internal.h"
+#include "tests/fixtures/feedback_device_fixture.h"
 
 #include "base/workers.h"
-
-static qc_cublas *cublas;
-
-/* f on the device */
-static qc_cuda_feedback upload(const qc_feedback *f)
-{
-    const uint64_t n = f->n;
-    uint32_t *order = qt_alloc(n, 4);
-    for (uint64_t k = 0; k < n; k++)
-        order[k] = (uint32_t)f->order[k];
-    qc_cuda_feedback out = {.tools = {cublas, NULL, qd.stream}, .n = n, .options = f->options};
-    const struct {
-        void *to;
-        const void *from;
-        uint64_t bytes;
-    } parts[] = {{&out.order, order, n * 4},
-                 {&out.hu, f->hu, n * n * 4},
-                 {&out.d, f->d, n * 4},
-                 {&out.inverse, f->inverse, n * 4},
-                 {&out.m, f->m, f->m ? n * n * 4 : 0}};
-    for (unsigned i = 0; i < sizeof parts / sizeof *parts; i++) {
-        void *p = NULL;
-        QD_OK(qc_cuda_malloc(&p, parts[i].bytes, &qd.err));
-        QD_OK(qc_cuda_to_device(p, parts[i].from, parts[i].bytes, qd.stream, &qd.err));
-        memcpy(parts[i].to, &p, sizeof p);
-    }
-    QD_OK(qc_cuda_stream_synchronize(qd.stream, &qd.err));
-    free(order);
-    return out;
-}
-
-static void drop(qc_cuda_feedback *f)
-{
-    qc_cuda_free(f->order);
-    qc_cuda_free(f->hu);
-    qc_cuda_free(f->d);
-    qc_cuda_free(f->inverse);
-    qc_cuda_free(f->m);
-}
-
-/* limit 0: by the device's free memory */
-static made quantize_on_device(const qc_cuda_feedback *f, qc_form form, const void *w,
-                               qc_dtype dtype, uint64_t rows, uint64_t limit)
-{
-    made m = {.form = form, .rows = rows, .n = f->n};
-    qc_status st;
-    m.blocks = form.block_elems ? (rows * m.n + form.block_elems - 1) / form.block_elems : rows;
-    m.q = qt_alloc(rows * m.n, 4);
-    m.codes = qt_alloc(rows * m.n, 1);
-    m.absmax_codes = qt_alloc(m.blocks, 1);
-    m.absmax = qt_alloc(m.blocks, 4);
-    m.nested_absmax = qt_alloc(m.blocks / QC_NESTED_BLOCK + 1, 4);
-    qc_feedback_out out = {.codes = m.codes,
-                           .absmax = m.absmax,
-                           .absmax_codes = m.absmax_codes,
-                           .nested_absmax = m.nested_absmax,
-                           .nested_offset = NAN};
-    if (limit)
-        st = qc_cuda_feedback_weight_within(f, &form, w, dtype, rows, limit, &out, &m.result,
-                                            &qd.err);
-    else
-        st = qc_cuda_feedback_weight(f, &form, w, dtype, rows, &out, &m.result, &qd.err);
-    QT_CHECK(st == QC_OK, "%s", qd.err.msg);
-    m.offset = out.nested_offset;
-    decode(&m);
-    return m;
-}
 
 /* Shares of codes and scales that differ. */
 static void compare(const made *got, const made *want, double most, const char *what)
@@ -200,13 +130,13 @@ static void weights_are_the_cpus(void **state)
         qc_feedback *f = open_with(&d, c.cross, 1, options, NULL);
         qc_cuda_feedback gpu = upload(f);
         made want = quantize_with(f, c.form, w, c.rows, c.n);
-        made got = quantize_on_device(&gpu, c.form, source, c.dtype, c.rows, 0);
+        made got = quantize_on_device(&gpu, c.form, source, c.dtype, c.rows, NULL, 0);
         (void)snprintf(what, sizeof what, "case %u", i);
         /* 8 bits: steps are finer, so that more values lie near the middle of two */
         const double most = c.form.ops->bits == 4 ? 0.02 : 0.05;
         compare(&got, &want, most, what);
         if (c.pieces) {
-            made parts = quantize_on_device(&gpu, c.form, source, c.dtype, c.rows, 1);
+            made parts = quantize_on_device(&gpu, c.form, source, c.dtype, c.rows, NULL, 1);
             (void)snprintf(what, sizeof what, "case %u in pieces", i);
             compare(&parts, &got, most, what);
             free_made(&parts);
@@ -243,27 +173,27 @@ static void what_is_refused(void **state)
     w[7 * 96 + 5] = INFINITY;
     w[41 * 96] = NAN;
     assert_int_equal(
-        qc_cuda_feedback_weight(&gpu, &form, w, QC_DTYPE_F32, 50, &out, &result, &qd.err),
+        qc_cuda_feedback_weight(&gpu, &form, w, QC_DTYPE_F32, 50, NULL, &out, &result, &qd.err),
         QC_ERR_NONFINITE);
     assert_string_equal(qd.err.msg, "the weight in row 7, column 5 is not finite");
     w[7 * 96 + 5] = 0.0f; /* the other in a later piece */
-    assert_int_equal(
-        qc_cuda_feedback_weight_within(&gpu, &form, w, QC_DTYPE_F32, 50, 1, &out, &result, &qd.err),
-        QC_ERR_NONFINITE);
+    assert_int_equal(qc_cuda_feedback_weight_within(&gpu, &form, w, QC_DTYPE_F32, 50, NULL, 1, &out,
+                                                    &result, &qd.err),
+                     QC_ERR_NONFINITE);
     assert_string_equal(qd.err.msg, "the weight in row 41, column 0 is not finite");
     w[41 * 96] = 0.0f;
     form.block_elems = 48;
     assert_int_equal(
-        qc_cuda_feedback_weight(&gpu, &form, w, QC_DTYPE_F32, 50, &out, &result, &qd.err),
+        qc_cuda_feedback_weight(&gpu, &form, w, QC_DTYPE_F32, 50, NULL, &out, &result, &qd.err),
         QC_ERR_USAGE);
     form.block_elems = 64;
     qc_interrupt();
     assert_int_equal(
-        qc_cuda_feedback_weight(&gpu, &form, w, QC_DTYPE_F32, 50, &out, &result, &qd.err),
+        qc_cuda_feedback_weight(&gpu, &form, w, QC_DTYPE_F32, 50, NULL, &out, &result, &qd.err),
         QC_ERR_INTERRUPTED);
     qc_interrupt_clear();
-    QD_OK(qc_cuda_feedback_weight(&gpu, &form, w, QC_DTYPE_F32, 0, &out, &result, &qd.err));
-    QD_OK(qc_cuda_feedback_weight(&gpu, &form, w, QC_DTYPE_F32, 50, &out, &result, &qd.err));
+    QD_OK(qc_cuda_feedback_weight(&gpu, &form, w, QC_DTYPE_F32, 0, NULL, &out, &result, &qd.err));
+    QD_OK(qc_cuda_feedback_weight(&gpu, &form, w, QC_DTYPE_F32, 50, NULL, &out, &result, &qd.err));
     assert_true(dm_bytes() == before);
     drop(&gpu);
     assert_true(dm_bytes() < before - 96 * 96 * 4);
@@ -277,19 +207,19 @@ static void bytes_are_told(void **state)
     const qc_form nf4 = {.ops = &qc_form_nf4, .block_elems = 64, .nested = 1},
                   rows = {.ops = &qc_form_int8_rows, .block_elems = 0, .nested = 0},
                   channels = {.ops = &qc_form_w4a16, .block_elems = 0};
-    const uint64_t all = qc_cuda_feedback_weight_bytes(8192, 8192, &nf4, 1);
+    const uint64_t all = qc_cuda_feedback_weight_bytes(8192, 8192, &nf4, 1, 0);
     (void)state;
     assert_true(all > UINT64_C(13) * 8192 * 8192 && all < UINT64_C(14) * 8192 * 8192);
-    assert_true(qc_cuda_feedback_weight_least_bytes(8192, 8192, &nf4, 1) ==
-                qc_cuda_feedback_weight_bytes(2, 8192, &nf4, 1));
-    assert_true(qc_cuda_feedback_weight_least_bytes(100000, 4097, &nf4, 1) ==
-                qc_cuda_feedback_weight_bytes(16384, 4097, &nf4, 1));
-    assert_true(qc_cuda_feedback_weight_least_bytes(5, 4097, &rows, 1) ==
-                qc_cuda_feedback_weight_bytes(1, 4097, &rows, 1));
+    assert_true(qc_cuda_feedback_weight_least_bytes(8192, 8192, &nf4, 1, 0) ==
+                qc_cuda_feedback_weight_bytes(2, 8192, &nf4, 1, 0));
+    assert_true(qc_cuda_feedback_weight_least_bytes(100000, 4097, &nf4, 1, 0) ==
+                qc_cuda_feedback_weight_bytes(16384, 4097, &nf4, 1, 0));
+    assert_true(qc_cuda_feedback_weight_least_bytes(5, 4097, &rows, 1, 0) ==
+                qc_cuda_feedback_weight_bytes(1, 4097, &rows, 1, 0));
     /* a byte has the codes of two rows */
-    assert_true(qc_cuda_feedback_weight_least_bytes(5, 4097, &channels, 1) ==
-                qc_cuda_feedback_weight_bytes(2, 4097, &channels, 1));
-    assert_true(qc_cuda_feedback_weight_bytes(UINT64_MAX, 4096, &nf4, 1) == UINT64_MAX);
+    assert_true(qc_cuda_feedback_weight_least_bytes(5, 4097, &channels, 1, 0) ==
+                qc_cuda_feedback_weight_bytes(2, 4097, &channels, 1, 0));
+    assert_true(qc_cuda_feedback_weight_bytes(UINT64_MAX, 4096, &nf4, 1, 0) == UINT64_MAX);
 }
 
 int main(void)

@@ -37,6 +37,7 @@ TESTS = {
     "kernels/cuda_quantize_rows.cu": ["quantize"],
     "kernels/cuda_quantize_nested.cu": ["dequantize"],
     "kernels/cuda_dequantize.cu": ["dequantize"],
+    "kernels/cuda_feedback_outputs.cu": ["feedback_rows", "feedback_outputs"],
     "kernels/cuda_feedback_rows.cu": ["feedback_rows"],
     "kernels/cuda_feedback_search.cu": ["feedback_search"],
     "kernels/cuda_llama.cu": ["llama"],
@@ -59,7 +60,7 @@ TESTS = {
 }
 QUICKEST = ["matrix", "memory_rate", "feedback_rows", "feedback_open", "llama", "dequantize", "quantize",
             "feedback_search", "scale_search", "gemv", "graph", "api", "experts", "stream", "tiles",
-            "mma", "wgmma", "slice"]
+            "mma", "wgmma", "feedback_outputs", "slice"]
 BARRIER = re.compile(r"\b(?:__syncthreads|__syncwarp|qc_grid_wait|qc_(?:cp_async|wgmma)_wait<[^;<>]*>"
                      r"|qc_(?:cp_async|wgmma)_commit|qc_wgmma_fence|qc_mbarrier_(?:ready|wait|arrive(?:_copied)?))"
                      r"\([^;()]*\);")
