@@ -6,7 +6,6 @@ a qconv.torch.Stack computes with the codes. A checkpoint without quantized expe
 
 IMPLEMENTATION is the name of transformers' experts_implementation under which the rows of all experts are one call.
 """
-import torch
 from transformers.core_model_loading import ConversionOps, WeightConverter
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.quantizers import auto
@@ -101,20 +100,19 @@ def with_experts(kind):
 def forward(self, hidden_states, top_k_index, top_k_weights):
     """Of a module that transformers decorates with use_experts_implementation. Where qconv::experts does not compute all
     of it, the module's own loop does, with a product for each expert."""
-    from .torch import Stack
-    stacks = [getattr(self, name, None) for name in ("gate_up_proj" if self.has_gate else "up_proj", "down_proj")]
-    if self.has_bias or self.has_post_expert_norm or self._is_expert_parallel or not all(
+    from .torch import Stack, routed
+    first = "gate_up_proj" if self.has_gate else "up_proj"
+    stacks = [getattr(self, name, None) for name in (first, "down_proj")]
+    if self.has_post_expert_norm or self._is_expert_parallel or not all(
             isinstance(s, Stack) and s.transposed == self.is_transposed and s.multiplies() for s in stacks):
         return type(self).forward.__wrapped__(self, hidden_states, top_k_index, top_k_weights)
+    up_bias, down_bias = (getattr(self, f"{name}_bias") if self.has_bias else None for name in (first, "down_proj"))
     up, down = stacks
-    tokens, count = top_k_index.shape
-    experts, order = torch.sort(top_k_index.reshape(-1), stable=True)
-    offsets = torch.searchsorted(experts, torch.arange(len(up) + 1, device=experts.device), out_int32=True)
-    y = up.products(hidden_states, offsets, (order // count).int())
-    y = down.products(self._apply_gate(y) if self.has_gate else self.act_fn(y), offsets)
-    y = y * top_k_weights.reshape(-1)[order, None]
-    back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
-    return y[back].view(tokens, count, -1).sum(1).to(hidden_states.dtype)
+
+    def expert(x, offsets, rows, weights):
+        y = up.products(x, offsets, rows, None, up_bias)
+        return down.products(self._apply_gate(y) if self.has_gate else self.act_fn(y), offsets, None, weights, down_bias)
+    return routed(hidden_states, top_k_index, top_k_weights, len(up), expert)
 
 
 def register():

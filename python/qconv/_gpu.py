@@ -265,18 +265,19 @@ class Gpu:
                                              call.error_at))
         del held  # until here it was this product's
 
-    def experts(self, x, offsets, x_rows, tensors, numbers, described, y):
-        """y[row] = x[x_rows[row]] W^T of the expert in whose offsets the row is; x, y in one dtype."""
+    def experts(self, x, offsets, x_rows, row_weights, tensors, numbers, described, bias, y):
+        """y[row] = (x[x_rows[row]] W^T + bias) row_weights[row] of the expert in whose offsets the row is; x, bias and y
+        in one dtype."""
         if runtime.device() != self.index:
             with runtime.on(self.index):
-                return self.experts(x, offsets, x_rows, tensors, numbers, described, y)
+                return self.experts(x, offsets, x_rows, row_weights, tensors, numbers, described, bias, y)
         call, library, stream = _call, self.library, runtime.stream(self.index)
         self.use(call)
         _check(library.qc_cuda_capture_of(call.capture_at, stream, call.error_at))
         weight = self.ready(tensors, numbers, described, stream, call.capture.value, x.device)
         io, cols = call.experts, x.shape[1]
         io.max_rows, io.x_count, io.offsets = y.shape[0], x.shape[0], offsets.data_ptr()
-        io.x_rows = None if x_rows is None else x_rows.data_ptr()
+        io.x_rows, io.row_weights, io.bias = (None if t is None else t.data_ptr() for t in (x_rows, row_weights, bias))
         io.x, io.ldx, io.y, io.ldy = x.data_ptr(), x.stride(0) if len(x) > 1 else cols, y.data_ptr(), numbers[1]
         io.x_dtype = io.y_dtype = DTYPES[x.dtype]
         count = library.qc_matmul_experts_workspace(weight.at, io.x_count)

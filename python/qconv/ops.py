@@ -3,7 +3,8 @@
     qconv::linear(x, *weight, bias, *numbers) -> y = x W^T + bias, in x's dtype
     qconv::linear_then(x, *weight, bias, gate, act, residual, *numbers) -> act(gate) (x W^T + bias) + residual
     qconv::dequantize(*weight, *numbers, dtype) -> W [rows, cols]
-    qconv::experts(x, offsets, x_rows, *weight, *numbers) -> y, whose rows offsets[e] .. offsets[e + 1] are of expert e
+    qconv::experts(x, offsets, x_rows, row_weights, *weight, bias, *numbers) -> y, whose rows offsets[e] .. offsets[e + 1]
+        are of expert e
 
 A weight is codes, scales, code_map, nested_absmax and nested_map, the tensors of the file byte for byte (docs/format.md,
 section 3): each may also come as a tensor of its bytes (uint8). scales are floats, or codes of 8 bits where there is a
@@ -12,14 +13,16 @@ that share a scale; 0: one scale a row), nested_block and offset.
 
 For experts, codes, scales and nested_absmax have a dimension more in front, the maps are those of all experts, and
 offset is a list. offsets [experts + 1] and x_rows are int32: row i of y is made of row x_rows[i] of x, or of row i
-without them. Rows of y outside of the offsets are zero.
+without them. Rows of y outside of the offsets are zero. bias is [experts, rows] of the weights. Row i of y, bias and
+all, is multiplied by row_weights[i], which are float32, before it is rounded; without kernels for it, as on a GPU in
+float32, the product is rounded before that, too.
 
 On the CPU libqconv multiplies, with as many threads as torch has, and x is float32, float16 or bfloat16. A few rows
 take its integer kernels; many rows are multiplied by torch with the restored weight, where that is faster. On GPUs
 libqconv_cuda multiplies float16 and bfloat16 (_gpu.py), and float32 is multiplied by torch with the weight that it
 restores. Where there is no such library, torch does both, and a warning says why. Experts in float16 and bfloat16 are
 one launch there, and nothing waits for their offsets; everywhere else they are a product each. Backward gives the
-gradients of x and bias.
+gradients of x, bias and row_weights.
 
 linear_then is for inference and has no gradients. gate and residual have the shape and dtype of y; either may be None.
 act is "silu", or "gelu_tanh" for GELU in its form with tanh, and "" without a gate. The steps after the product are in
@@ -46,9 +49,10 @@ _library_of_ops = torch.library.Library("qconv", "DEF")
 _library_of_ops.define(f"linear(Tensor x, {_WEIGHT}, Tensor? bias, {_NUMBERS}) -> Tensor")
 _library_of_ops.define(f"linear_then(Tensor x, {_WEIGHT}, Tensor? bias, Tensor? gate, str act, Tensor? residual, "
                        f"{_NUMBERS}) -> Tensor")
-_OF_EXPERTS = f"{_WEIGHT}, {_NUMBERS}".replace("float offset", "float[] offset")
-_library_of_ops.define(f"experts(Tensor x, Tensor offsets, Tensor? x_rows, {_OF_EXPERTS}) -> Tensor")
-_library_of_ops.define(f"experts_gradient(Tensor gradient, Tensor offsets, {_OF_EXPERTS}) -> Tensor")
+_NUMBERS_OF_EXPERTS = _NUMBERS.replace("float offset", "float[] offset")
+_library_of_ops.define(f"experts(Tensor x, Tensor offsets, Tensor? x_rows, Tensor? row_weights, {_WEIGHT}, Tensor? bias, "
+                       f"{_NUMBERS_OF_EXPERTS}) -> Tensor")
+_library_of_ops.define(f"experts_gradient(Tensor gradient, Tensor offsets, {_WEIGHT}, {_NUMBERS_OF_EXPERTS}) -> Tensor")
 _library_of_ops.define(f"dequantize({_WEIGHT}, {_NUMBERS}, ScalarType dtype) -> Tensor")
 
 
@@ -327,48 +331,63 @@ def _expert(e, tensors, numbers):
         *numbers[:-1], numbers[-1][e])
 
 
-def _check_experts(x, offsets, x_rows, tensors, numbers):
+def _check_experts(x, offsets, x_rows, row_weights, tensors, bias, numbers):
     """x with rows of its own, and y for it, of zeros."""
-    _same_device(x, offsets, x_rows, *tensors)
+    _same_device(x, offsets, x_rows, row_weights, *tensors, bias)
     count = tensors[0].shape[0]
     if {offsets.dtype, torch.int32 if x_rows is None else x_rows.dtype} != {torch.int32} or offsets.shape != (count + 1,):
         raise errors.UsageError(f"offsets of {count} experts and x_rows are int32; expected {count + 1} offsets")
     if len(numbers[-1]) != count or tensors[1].shape[0] != count:
         raise errors.UsageError(f"there are codes of {count} experts, scales of {tensors[1].shape[0]} and "
                                 f"{len(numbers[-1])} nested offsets")
+    if bias is not None and tuple(bias.shape) != (count, numbers[1]):
+        raise errors.UsageError(f"the bias is {tuple(bias.shape)}; expected {(count, numbers[1])}, a row for each expert")
     flat = _rows_of(x, numbers[2])
-    return flat, x.new_zeros((flat.shape[0] if x_rows is None else x_rows.numel(), numbers[1]))
+    y = x.new_zeros((flat.shape[0] if x_rows is None else x_rows.numel(), numbers[1]))
+    if row_weights is not None and (row_weights.dtype != _F32 or row_weights.shape != y.shape[:1]):
+        raise errors.UsageError(f"row_weights are {tuple(row_weights.shape)} in {row_weights.dtype}; expected "
+                                f"({y.shape[0]},) in torch.float32, one for each row of y")
+    return flat, y
 
 
-def _each(x, offsets, tensors, numbers, y, product):
-    """A product of each expert that has rows. On GPUs this waits for the offsets."""
+def _each(offsets, y, product):
+    """product(rows, e) for each expert that has rows. On GPUs this waits for the offsets."""
     ends = offsets.tolist()
     if ends != sorted(ends) or not 0 <= ends[0] <= ends[-1] <= len(y):
         raise errors.UsageError(f"the offsets of experts decrease, or go beyond the {len(y)} rows")
     for e, (begin, end) in enumerate(zip(ends, ends[1:])):
         if begin < end:
-            y[begin:end] = product(x[begin:end], *_expert(e, tensors, numbers))
+            y[begin:end] = product(slice(begin, end), e)
     return y
 
 
-def experts_each(linear):
-    def experts(x, offsets, x_rows, codes, scales, code_map, nested_absmax, nested_map, *numbers):
+def experts_each(linear, **in_float):
+    """in_float: what makes linear's y float32, where it can."""
+    def experts(x, offsets, x_rows, row_weights, codes, scales, code_map, nested_absmax, nested_map, bias, *numbers):
         tensors = codes, scales, code_map, nested_absmax, nested_map
-        flat, y = _check_experts(x, offsets, x_rows, tensors, numbers)
+        flat, y = _check_experts(x, offsets, x_rows, row_weights, tensors, bias, numbers)
         flat = flat if x_rows is None else flat[x_rows]
-        return _each(flat, offsets, tensors, numbers, y, lambda x, weight, numbers: linear(x, *weight, None, *numbers))
+
+        def product(rows, e):
+            weight, own = _expert(e, tensors, numbers)
+            added = None if bias is None else bias[e]
+            if row_weights is None:
+                return linear(flat[rows], *weight, added, *own)
+            return linear(flat[rows], *weight, added, *own, **in_float).to(_F32) * row_weights[rows, None]
+        return _each(offsets, y, product)
     return experts
 
 
-def experts_cuda(x, offsets, x_rows, codes, scales, code_map, nested_absmax, nested_map, *numbers):
+def experts_cuda(x, offsets, x_rows, row_weights, codes, scales, code_map, nested_absmax, nested_map, bias, *numbers):
     tensors = codes, scales, code_map, nested_absmax, nested_map
     gpu = _gpu.of(x.device)
     if gpu is None or x.dtype == _F32 or numbers[0] in _INTEGERS:
-        return experts_each(linear_cuda)(x, offsets, x_rows, *tensors, *numbers)
-    flat, y = _check_experts(x, offsets, x_rows, tensors, numbers)
+        return experts_each(linear_cuda)(x, offsets, x_rows, row_weights, *tensors, bias, *numbers)
+    flat, y = _check_experts(x, offsets, x_rows, row_weights, tensors, bias, numbers)
     if y.numel():
-        gpu.experts(flat, offsets.contiguous(), None if x_rows is None else x_rows.contiguous(), tensors,
-                    (*numbers[:-1], tuple(numbers[-1])), _weights_of_experts, y)
+        x_rows, row_weights = (None if t is None else t.contiguous() for t in (x_rows, row_weights))
+        gpu.experts(flat, offsets.contiguous(), x_rows, row_weights, tensors, (*numbers[:-1], tuple(numbers[-1])),
+                    _weights_of_experts, None if bias is None else bias.to(x.dtype).contiguous(), y)
     return y
 
 
@@ -381,15 +400,18 @@ def _weights_of_experts(*args):
 def experts_gradient(gradient, offsets, codes, scales, code_map, nested_absmax, nested_map, *numbers):
     """That of x's rows as y has them."""
     tensors = codes, scales, code_map, nested_absmax, nested_map
-    return _each(gradient, offsets, tensors, numbers, gradient.new_zeros(len(gradient), numbers[2]),
-                 lambda g, weight, numbers: g @ dequantize(*weight, *numbers, g.dtype))
+
+    def product(rows, e):
+        weight, own = _expert(e, tensors, numbers)
+        return gradient[rows] @ dequantize(*weight, *own, gradient.dtype)
+    return _each(offsets, gradient.new_zeros(len(gradient), numbers[2]), product)
 
 
 # ---- registration -------------------------------------------------------------------------------
 
 _library_of_ops.impl("linear", linear_cpu, "CPU")
 _library_of_ops.impl("dequantize", dequantize_cpu, "CPU")
-_library_of_ops.impl("experts", experts_each(linear_cpu), "CPU")
+_library_of_ops.impl("experts", experts_each(linear_cpu, y_dtype=_F32), "CPU")
 _library_of_ops.impl("experts_gradient", experts_gradient, "CompositeExplicitAutograd")
 _library_of_ops.impl("linear", linear_cuda, "CUDA")
 _library_of_ops.impl("linear_then", linear_then_cpu, "CPU")
@@ -415,7 +437,8 @@ def _(codes, scales, code_map, nested_absmax, nested_map, form, rows, cols, bloc
 
 
 @torch.library.register_fake("qconv::experts", lib=_library_of_ops)
-def _(x, offsets, x_rows, codes, scales, code_map, nested_absmax, nested_map, form, rows, cols, *numbers):
+def _(x, offsets, x_rows, row_weights, codes, scales, code_map, nested_absmax, nested_map, bias, form, rows, cols,
+      *numbers):
     return x.new_empty((x.numel() // cols if x_rows is None else x_rows.numel(), rows))
 
 
@@ -445,20 +468,32 @@ torch.library.register_autograd("qconv::linear", _backward, setup_context=_setup
 
 
 def _setup_experts(ctx, inputs, output):
-    x, offsets, x_rows, *weight = inputs[:8]
-    ctx.save_for_backward(offsets, x_rows, *weight)
-    ctx.numbers, ctx.shape = inputs[8:], x.shape
+    x, offsets, x_rows, row_weights, *weight = inputs[:9]
+    bias, needs_y = inputs[9], ctx.needs_input_grad[3]
+    ctx.save_for_backward(x if needs_y else None, offsets, x_rows, row_weights, *weight, bias if needs_y else None)
+    ctx.numbers, ctx.shape, ctx.bias = inputs[10:], x.shape, None if bias is None else bias.dtype
 
 
 def _backward_experts(ctx, gradient):
-    for_x = None
+    x, offsets, x_rows, row_weights, *weight, bias = ctx.saved_tensors
+    for_x = for_row_weights = for_bias = None
+    if ctx.needs_input_grad[3]:
+        y = torch.ops.qconv.experts(x, offsets, x_rows, None, *weight, bias, *ctx.numbers)
+        for_row_weights = (gradient.to(_F32) * y.to(_F32)).sum(-1)
+    if row_weights is not None:
+        gradient = (gradient.to(_F32) * row_weights[:, None]).to(gradient.dtype)
     if ctx.needs_input_grad[0]:
-        offsets, x_rows, *weight = ctx.saved_tensors
         for_x = torch.ops.qconv.experts_gradient(gradient, offsets, *weight, *ctx.numbers)
         if x_rows is not None:
             for_x = for_x.new_zeros(ctx.shape).view(-1, ctx.shape[-1]).index_add(0, x_rows, for_x)
         for_x = for_x.view(ctx.shape)
-    return for_x, *[None] * 13
+    if ctx.bias is not None and ctx.needs_input_grad[9]:  # rows outside of the offsets go to sums that are dropped
+        count = len(offsets) - 1
+        row = torch.arange(len(gradient), dtype=torch.int32, device=offsets.device)
+        of = torch.searchsorted(offsets, row, right=True)
+        sums = gradient.new_zeros((count + 2, gradient.shape[1]), dtype=_F32).index_add(0, of, gradient.to(_F32))
+        for_bias = sums[1:count + 1].to(ctx.bias)
+    return for_x, None, None, for_row_weights, *[None] * 5, for_bias, *[None] * 6
 
 
 torch.library.register_autograd("qconv::experts", _backward_experts, setup_context=_setup_experts,

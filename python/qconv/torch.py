@@ -212,9 +212,13 @@ class Stack(nn.Module):
         return not any(made is None or first is not part.codes or hasattr(part, "_hf_hook")
                        for part, (first, made) in zip(self.experts[0], self.whole))
 
-    def products(self, x, offsets, x_rows=None):
-        """y whose rows offsets[e] .. offsets[e + 1] are x[x_rows] W_e^T (ops.py)."""
-        ys = [ops.experts(x, offsets, x_rows, *tensors, *numbers) for _, (tensors, numbers) in self.whole]
+    def products(self, x, offsets, x_rows=None, row_weights=None, bias=None):
+        """y whose rows offsets[e] .. offsets[e + 1] are (x[x_rows] W_e^T + bias[e]) row_weights (ops.py)."""
+        ys, end = [], 0
+        for _, (tensors, numbers) in self.whole:
+            begin, end = end, end + numbers[1]
+            ys.append(ops.experts(x, offsets, x_rows, row_weights, *tensors, None if bias is None else bias[:, begin:end],
+                                  *numbers))
         return ys[0] if len(ys) == 1 else torch.cat(ys, -1)
 
     @property
@@ -226,6 +230,19 @@ class Stack(nn.Module):
 
     def __getitem__(self, expert):
         return _Matrix(self.experts[int(expert)], self.transposed, self.name)
+
+
+def routed(x, chosen, weights, count, experts):
+    """The sum of experts' outputs for each row of x: chosen and weights are [rows of x, experts for each]. Numbers of
+    experts below 0, and from count on, add nothing. experts(x, offsets, x_rows, row_weights) computes with rows that are
+    sorted by expert, and the sum is in float, in the order of chosen."""
+    tokens, each = chosen.shape
+    chosen = chosen.reshape(-1).long()
+    order = torch.sort(torch.where(chosen < 0, count, chosen), stable=True)
+    offsets = torch.searchsorted(order.values, torch.arange(count + 1, device=x.device), out_int32=True)
+    y = experts(x, offsets, (order.indices // each).int(), weights.reshape(-1).to(torch.float32)[order.indices])
+    back = torch.empty_like(order.indices).scatter_(0, order.indices, torch.arange(len(chosen), device=x.device))
+    return y[back].view(tokens, each, -1).sum(1).to(x.dtype)
 
 
 def _whole(layers):

@@ -153,6 +153,23 @@ class Experts(Case):
             wide = torch.randn(len(x), 2 * form[2]).to(dtype)[:, :form[2]]
             self.products(each, offsets, wide, ops.experts_cuda(wide, offsets, None, *weights))
 
+    def test_biases_and_weights_of_rows(self):
+        """Of all forms and paths; a product without them is not that of the one before."""
+        for form, counts, dtype in itertools.product(operators.Experts.FORMS, ((1, 0, 2, 0), (70, 1, 0, 3)), ERROR):
+            each, offsets, weights = operators.experts_of(*form, counts=counts)
+            count = sum(counts)
+            x, rows = torch.randn(4, form[2]).to(dtype), torch.randint(0, 4, (count + 2,), dtype=torch.int32)
+            by, bias = operators.more_of(form, dtype, count + 2)
+            y = ops.experts_cuda(x, offsets, rows, *operators.with_more(weights, by, bias))
+            self.assertFalse(y[count:].any())
+            for e, (w, a, b) in enumerate(zip(each, offsets.tolist(), offsets.tolist()[1:])):
+                taken, exact, own = x[rows[a:b]].double(), w.dequantize(torch.float32).double(), bias[e].double()
+                want = (taken @ exact.T + own) * by[a:b, None].double()
+                size = (taken.abs() @ exact.abs().T + own.abs()) * by[a:b, None].double().abs()
+                apart = ((y[a:b].double() - want).abs() / size).max().item() if b > a else 0
+                self.assertLess(apart, ERROR[dtype], (form, counts, dtype))
+            self.products(each, offsets, x[rows], ops.experts_cuda(x, offsets, rows, *weights))
+
     def test_graphs(self):
         """Captured once, and run with other offsets, rows and x. The second weight is new in the capture."""
         gpu = _gpu.of(torch.device("cpu"))

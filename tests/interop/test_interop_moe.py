@@ -22,12 +22,15 @@ from bitsandbytes.nn import Linear4bit, Linear8bitLt
 from safetensors.torch import load_file, save_file
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+import test_interop_forms as forms
 import test_interop_zoo as zoo
 
 os.environ.setdefault("QCONV_LIBRARY", str(s.BUILD / "libqconv.so"))
 sys.path.insert(0, str(s.ROOT / "python"))
 import qconv  # noqa: E402
 from qconv.torch import Stack  # noqa: E402
+
+transformers.logging.set_verbosity_warning()  # test_interop_forms wants errors only
 
 # What qconv writes for each expert by itself.
 SEPARATE = """mixtral qwen2_moe qwen3_moe qwen3_next qwen3_5_moe_text qwen3_5_moe phimoe olmoe flex_olmo deepseek_v2 deepseek_v3
@@ -244,6 +247,25 @@ class Others(unittest.TestCase):
         self.assertEqual(len(calls), 2 * mine.config.num_hidden_layers)
         mine.set_experts_implementation("eager")
         self.assertLess(apart(one, outputs(mine)), 1e-6)
+
+    @unittest.skipIf(zoo.MAJOR == 4, "nothing is stacked")
+    def test_biases_of_experts(self):
+        """gpt-oss, whose experts have biases and lie turned: one call adds what a product for each expert does."""
+        for form in ("nf4", "int8"):
+            out = forms.convert(forms.mxfp4_source(), f"moe-biases-{form}", "--to", form, "--requantize")
+            mine = qconv.load(out, dtype=torch.float32)
+            biases = [p for name, p in mine.named_parameters() if name.endswith("_proj_bias")]
+            self.assertEqual(len(biases), 2 * mine.config.num_hidden_layers)
+            calls, products = [], Stack.products
+            with unittest.mock.patch.object(Stack, "products", lambda *a: calls.append(a) or products(*a)):
+                one = outputs(mine)
+            self.assertEqual([a[-1] is bias for a, bias in zip(calls, biases)], len(biases) * [True])
+            mine.set_experts_implementation("eager")
+            self.assertLess(apart(one, outputs(mine)), 1e-6)
+            with torch.no_grad():
+                for bias in biases:
+                    bias.zero_()
+            self.assertGreater(apart(one, outputs(mine)), 1e-3)
 
     @unittest.skipIf(zoo.MAJOR == 4, "nothing is stacked")
     def test_sentences(self):
