@@ -42,16 +42,12 @@ static int is_aligned(const qc_matmul_shape *s)
 /* Up to this many rows of x, a fused kernel is thought to be no slower than dequantizing and
  * cuBLAS.
  *
- * Where matmul_tiles.cu has the shape, that is calculated, not measured. It splits K, so narrow
- * weights fill the device as well, and by its counts (docs/kernels.md) it makes 64 rows at 1.5 to
- * 3.1 times the rate at which float16 weights could come from memory. Dequantizing takes 2.516
- * bytes a weight; with cuBLAS at full speed, which the chunk rule is for, a fused kernel is slower
- * where it has less than 53 % of cuBLAS at 256 rows and 70 % at 512 on an A100, 44 % at 128 and
- * 55 % at 256 on an H200.
- *   80 .. 89    Marlin, of its kind, was published at 45 % of an A100's peak, which is more than
- *               53 % of what cuBLAS reaches there: 256 rows. That needs the tiles of 64 rows, for
- *               which sm_80 and sm_87 have shared memory; sm_86, sm_88 and sm_89, with 99 KB, have
- *               tiles of 16 rows, and the table below.
+ * Where matmul_tiles.cu has the shape, that is calculated, not measured: docs/kernels.md has the
+ * clocks. It splits K, so narrow weights fill the device as well.
+ *   80 .. 89    with tiles of 64 and 128 rows (sm_80, sm_87). cuBLAS takes as long for 192 rows as
+ *               for 256, so NF4 wins at 192 and loses at 256; int8, which has more bytes to
+ *               dequantize, wins there too. sm_86, sm_88 and sm_89, with 99 KB, have tiles of 16
+ *               rows, and the table below.
  *   90 .. 99    wgmma, which cuBLAS has, is up to twice as fast as mma.sync: 128 rows.
  *   100 .. 119  (sm_100, sm_103, sm_110) cuBLAS has tensor cores with a memory of their own, again
  *               twice as fast, but to 128 rows float16 weights are bound by memory there too, and a
@@ -76,7 +72,7 @@ static uint64_t fused_rows(const qc_cuda_device *d, const qc_matmul_shape *s)
         return three ? 128 : 64;
     qc_matmul_plan p = {.aligned = is_aligned(s)};
     if (large_shared && d->sm < 120 && qc_tiles_takes(d, s, &p))
-        return d->sm < 90 ? 256 : 128;
+        return d->sm >= 90 ? 128 : s->kind == QC_FORM_NF4 ? 192 : 256;
     if (d->sm < 90 && large_shared)
         return three ? 128 : one ? (s->k < s->n ? 64 : 32) : half && s->k < s->n ? 128 : 16;
     if (d->sm < 89)

@@ -12,7 +12,7 @@ enum {
     QC_MATMUL_ANY,     /* as the plan chooses */
     QC_MATMUL_GENERAL, /* any shape, any number of rows */
     QC_MATMUL_STREAM,  /* weights to registers, up to 8 rows of x: matmul_stream.cu */
-    QC_MATMUL_TILES,   /* 9 to 64 rows */
+    QC_MATMUL_TILES,   /* for more rows: matmul_tiles.cu */
     QC_MATMUL_VARIANT_COUNT
 };
 

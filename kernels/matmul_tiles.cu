@@ -3,9 +3,9 @@
  * (matmul_codes.cuh). It takes aligned runs with K % 64 == 0 and one scale per 64 codes of a row,
  * or per row; matmul_mma16816.cu takes the rest.
  *
- * A block makes tiles of m_tile rows of x (16, 32, 64) by n_tile rows of W, and takes 128 of k at a
- * time (a step). Its 8 warps are 4 along N by 2 along K: a warp has a_tiles times 16 rows of W, and
- * 64 of each step's k. These 64 have one scale per row.
+ * A block makes tiles of m_tile rows of x (16, 32, 64, 128) by n_tile rows of W, and takes 128 of
+ * k at a time (a step). Its 8 warps are 4 along N by 2 along K: a warp has a_tiles times 16 rows of
+ * W, and 64 of each step's k. These 64 have one scale per row.
  *
  *            64 k of a warp, one row of W (32 bytes of NF4, 64 of int8)
  *       t = 0          t = 1          t = 2          t = 3
@@ -31,13 +31,16 @@
  *      16       4       256    20 / 36     6 / 4        80 / 72      160,896 / 196,608 / 152,704
  *      32       4       256    24 / 40     5 / 3        72 / 40      160,896 / 196,608 / 128,128
  *      64       3       192    28 / 40     4 / 3        56 / 40      151,680 / 196,608 / 127,104
+ *     128       2       128    40 / 48     3 / 3        40 / 48      158,848 / 196,608 / 150,656
  *      16       4       256    20 / -      3 / -        20 / -        99,456 (sm_86, 89, 120)
  *
  * With 64 rows of x, row-wise int8 has 4 A tiles, 256 rows of W, stages of 48 KB and 152,704 bytes.
+ * It has no tile of 128 rows, where x would be read twice as often.
  *
  * A ring of n stages has n - 2 of them on their way. While a step is computed, the next stage is
  * already complete, so that its x and the codes of its first tile are in registers before the
- * barrier.
+ * barrier. With 128 rows of x the sums leave no room for x in registers: both A tiles are decoded
+ * first, whose codes are there before the barrier, and then x is read 8 rows at a time.
  *
  * The table of NF4 is the narrow one, or the wide one where there are 192 KB of shared memory
  * (sm_90, sm_100). The wide one lies at a multiple of 64 KB so that one PRMT makes a whole address.
@@ -118,21 +121,27 @@ QC_DEVICE void copier_step(copier<S> &c, typename S::stage &to, const tiles_args
         qc_cp_async_stream_16(at + i * THREADS, c.codes + i * apart, i < rows ? 16 : 0);
     c.x += K_STEP;
     c.codes += S::nf4 ? K_STEP / 2 : K_STEP;
+    qc_cp_async_commit();
 }
 
 /* Writes a tile's part of y, or its partial sums. Where the tile has fewer parts than there is room
  * for, its last part writes zeros to the others. */
 template <typename S>
-QC_DEVICE void finish(const tiles_args &a, const tiles_part &p, const float *sums, const piece &now,
-                      float by_row, unsigned thread)
+QC_DEVICE void finish(const tiles_args &a, const typename S::shared &sh, const float *sums,
+                      unsigned thread)
 {
-    uint64_t column = now.n0 + thread, m0 = now.m0;
-    uint32_t plane = now.plane, planes = now.planes;
-    if (thread >= S::n_tile || column >= p.n)
+    constexpr unsigned rows = THREADS / S::n_tile; /* at a time */
+    const tile_task &task = sh.task;
+    const tiles_part &p = a.part[task.part];
+    unsigned n = thread % S::n_tile;
+    uint64_t column = task.n0 + n, m0 = task.m0;
+    uint32_t plane = task.plane, planes = task.planes;
+    if (thread >= rows * S::n_tile || column >= p.n)
         return;
+    float by_row = S::scaled ? 1.0f : row_scale(p.w, sh.small, task.factor, column);
     int w_exponent = p.w.exponent ? *p.w.exponent : 0;
-    for (unsigned m = 0; m < (unsigned)S::m_tile && m0 + m < a.m; m++) {
-        float v = sums[m * S::n_tile + (thread ^ (m >> 1 & 3u) << 3)];
+    for (unsigned m = thread / S::n_tile; m < (unsigned)S::m_tile && m0 + m < a.m; m += rows) {
+        float v = sums[m * S::n_tile + (n ^ (m >> 1 & 3u) << 3)];
         uint64_t row = m0 + m;
         if (!S::scaled)
             v = __fmul_rn(__fmul_rn(v, by_row), QC_INT8_STEP);
@@ -162,6 +171,85 @@ template <typename S> QC_DEVICE unsigned x_of(unsigned thread)
     return g * 16 + warp_k * 8 + t * 2 + (g & 1u);
 }
 
+/* Returns where a lane's codes of a row lie in a stage: 8 bytes of NF4, 16 of int8. */
+template <typename S> QC_DEVICE unsigned codes_of(unsigned row, unsigned warp_k, unsigned lane)
+{
+    unsigned g = lane / 4, t = lane % 4;
+    return S::nf4 ? row * 8 + (warp_k ^ (g >> 1 & 1u)) * 4 + t
+                  : row * 8 + ((warp_k ^ (g & 1u)) * 4 + t);
+}
+
+/* Fills the tables of a weight. `table` is the address of the wide one. */
+template <typename S>
+QC_DEVICE void tables_fill(typename S::shared &sh, const qc_run_source &w, uint32_t table,
+                           unsigned thread)
+{
+    qc_run_fill_small(sh.small, w, thread, THREADS);
+    __syncthreads();
+    if constexpr (S::nf4 && S::wide)
+        qc_codes_fill(*reinterpret_cast<qc_codes_wide *>(reinterpret_cast<char *>(&sh) +
+                                                         (table - qc_shared_address(&sh))),
+                      sh.small, w, thread, THREADS);
+    else if constexpr (S::nf4)
+        qc_codes_fill(sh.narrow, sh.small, w, thread, THREADS);
+}
+
+/* Multiplies the 64 k of a step with all of a warp's A tiles side by side, and loads the codes of
+ * the next step. `never` is false. But the compiler sees a branch, so it does not begin products
+ * before the tiles are decoded; there are no registers for that. */
+template <typename S>
+QC_DEVICE void multiply_side_by_side(float (&sum)[S::a_tiles][S::m_parts][4],
+                                     tile_codes<S> (&codes)[S::a_tiles],
+                                     const typename S::stage &now, const typename S::stage &next,
+                                     const typename S::shared &sh, const float *scales,
+                                     unsigned codes_at, unsigned x_at, unsigned look, bool never)
+{
+    uint32_t w[S::a_tiles][4][4];
+    float2 by[S::a_tiles];
+#pragma unroll
+    for (int r = 0; r < S::a_tiles; r++) {
+        codes_decode<S>(w[r], codes[r], sh, look);
+        by[r] = scales_of<S>(scales, r);
+    }
+#pragma unroll
+    for (int r = 0; r < S::a_tiles; r++)
+        codes_load(codes[r], next.codes, codes_at, r);
+    if (never)
+        return;
+#pragma unroll
+    for (int i = 0; i < S::m_parts; i++) {
+        uint32_t x[4][2];
+        x_load(x, now.x, x_at, i);
+#pragma unroll
+        for (int r = 0; r < S::a_tiles; r++)
+            multiply<S>(sum[r][i], w[r], x, by[r]);
+    }
+}
+
+/* The sums of the two halves of k meet in shared memory. */
+template <typename S>
+QC_DEVICE void sums_put(float *sums, const float (&sum)[S::a_tiles][S::m_parts][4], unsigned thread)
+{
+    unsigned sum_m = thread % 4 * 2, sum_n = thread / 32 % 4 * S::warp_rows + thread % 32 / 4;
+#pragma unroll
+    for (unsigned turn = 0; turn < 2; turn++) {
+        if (thread / 128 == turn) {
+#pragma unroll
+            for (int r = 0; r < S::a_tiles; r++)
+#pragma unroll
+                for (int i = 0; i < S::m_parts; i++)
+#pragma unroll
+                    for (int e = 0; e < 4; e++) {
+                        unsigned m = i * 8 + sum_m + e % 2;
+                        unsigned n = sum_n + r * 16 + e / 2 * 8;
+                        float *to = sums + m * S::n_tile + (n ^ (m >> 1 & 3u) << 3);
+                        *to = turn ? __fadd_rn(*to, sum[r][i][e]) : sum[r][i][e];
+                    }
+        }
+        __syncthreads();
+    }
+}
+
 template <int m_tile, kind what, int stages, bool wide>
 static __global__ void __launch_bounds__(THREADS, 1) matmul_tiles(const tiles_args a)
 {
@@ -177,11 +265,8 @@ static __global__ void __launch_bounds__(THREADS, 1) matmul_tiles(const tiles_ar
     }
     uint32_t table = wide ? (qc_shared_address(&sh) & ~(WIDE_AT - 1)) + WIDE_AT : 0;
     unsigned look = wide ? table + lane * 4 : lane;
-    unsigned g = lane / 4, t = lane % 4, warp_n = warp % S::warps_n, warp_k = warp / S::warps_n;
-    unsigned n_row = warp_n * S::warp_rows + g;
-    /* Where this lane's codes lie in a stage: 8 bytes of NF4, 16 of int8. */
-    unsigned codes_at = S::nf4 ? n_row * 8 + (warp_k ^ (g >> 1 & 1u)) * 4 + t
-                               : n_row * 8 + ((warp_k ^ (g & 1u)) * 4 + t);
+    unsigned g = lane / 4, warp_n = warp % S::warps_n, warp_k = warp / S::warps_n;
+    unsigned codes_at = codes_of<S>(warp_n * S::warp_rows + g, warp_k, lane);
     unsigned scales_at = warp_n * S::warp_rows + g * 2;
 
     uint32_t unit = blockIdx.x * a.worker_steps;
@@ -201,126 +286,88 @@ static __global__ void __launch_bounds__(THREADS, 1) matmul_tiles(const tiles_ar
         uint32_t k = step * K_STEP;
         int k_end = (int)(a.k - k < steps * K_STEP ? a.k : k + steps * K_STEP);
         float factor = factor_of<S>(p.w);
-        bool fill = unit == blockIdx.x * a.worker_steps || sh.now.part != at;
+        bool fill = unit == blockIdx.x * a.worker_steps || sh.task.part != at;
         __syncthreads(); /* all threads have read it, and the ring's last sums */
         if (thread == 0) {
-            sh.now.m0 = m0;
-            sh.now.n0 = n0;
-            sh.now.end = unit + steps;
-            sh.now.plane = blockIdx.x - tile * a.tile_steps / a.worker_steps;
-            sh.now.planes = step + steps == a.tile_steps ? a.splits : 0;
-            sh.now.part = at;
-            sh.now.factor = factor;
+            sh.task.m0 = m0;
+            sh.task.n0 = n0;
+            sh.task.end = unit + steps;
+            sh.task.plane = blockIdx.x - tile * a.tile_steps / a.worker_steps;
+            sh.task.planes = step + steps == a.tile_steps ? a.splits : 0;
+            sh.task.part = at;
+            sh.task.factor = factor;
         }
 
         copier<S> copy;
         copier_begin(copy, a, p, m0, n0, k, again<m_tile>(thread));
 #pragma unroll
-        for (int i = 0; i < stages - 1; i++) {
+        for (int i = 0; i < stages - 1; i++)
             copier_step(copy, sh.ring[i], a, k_end - (int)k - i * K_STEP);
-            qc_cp_async_commit();
-        }
         scale_reader reader;
         if constexpr (S::scaled)
             scale_begin(reader, a, p, n0 + thread, step);
-        if (fill) {
-            unsigned filling = qc_anew(thread);
-            qc_run_fill_small(sh.small, p.w, filling, THREADS);
-            __syncthreads();
-            if constexpr (S::nf4 && wide)
-                qc_codes_fill(*reinterpret_cast<qc_codes_wide *>(reinterpret_cast<char *>(&sh) +
-                                                                 (table - qc_shared_address(&sh))),
-                              sh.small, p.w, filling, THREADS);
-            else if constexpr (S::nf4)
-                qc_codes_fill(sh.narrow, sh.small, p.w, filling, THREADS);
-        }
-        auto put_scales = [&](uint32_t of_step) {
-            if (!S::scaled || thread >= S::n_tile)
-                return;
-            float two[2];
-            scale_take(two, reader, p, sh.small, factor, a.k, of_step);
-            sh.scale[of_step & 1u][0][scale_at(thread)] = two[0];
-            sh.scale[of_step & 1u][1][scale_at(thread)] = two[1];
-        };
-        put_scales(step);
+        if (fill)
+            tables_fill<S>(sh, p.w, table, qc_anew(thread));
+        scales_put<S>(sh, reader, p, factor, a.k, step, thread);
         qc_cp_async_wait<stages - 2>();
         __syncthreads();
 
         float sum[S::a_tiles][S::m_parts][4];
-#pragma unroll
-        for (int r = 0; r < S::a_tiles; r++)
-#pragma unroll
-            for (int i = 0; i < S::m_parts; i++)
-                sum[r][i][0] = sum[r][i][1] = sum[r][i][2] = sum[r][i][3] = 0.0f;
-        uint32_t b[S::m_parts][4][2];
+        zero(sum);
         unsigned x_at = x_of<S>(again<m_tile>(thread));
-        tile_codes<S> codes;
-        codes_load(codes, sh.ring[0].codes, codes_at, 0);
+        constexpr int held = S::keeps_x ? 1 : S::a_tiles; /* A tiles whose codes are in registers */
+        tile_codes<S> codes[held];
 #pragma unroll
-        for (int i = 0; i < S::m_parts; i++)
-            x_load(b[i], sh.ring[0].x, x_at, i);
+        for (int r = 0; r < held; r++)
+            codes_load(codes[r], sh.ring[0].codes, codes_at, r);
+        uint32_t x[S::keeps_x ? S::m_parts : 1][4][2];
+#pragma unroll
+        for (int i = 0; i < (S::keeps_x ? S::m_parts : 0); i++)
+            x_load(x[i], sh.ring[0].x, x_at, i);
         unsigned slot = 0;
         for (uint32_t s = step; (int)(s * K_STEP) < k_end; s++) {
             qc_cp_async_wait<stages - 3>();
             __syncthreads(); /* the next stage is complete, and all are done with the one before */
             copier_step(copy, sh.ring[slot ? slot - 1 : stages - 1], a,
                         k_end - (int)(s + stages - 1) * K_STEP);
-            qc_cp_async_commit();
-            put_scales(s + 1);
+            scales_put<S>(sh, reader, p, factor, a.k, s + 1, thread);
             unsigned slot_next = slot + 1 == stages ? 0 : slot + 1;
             const typename S::stage &now = sh.ring[slot], &next = sh.ring[slot_next];
             const float *scales = sh.scale[s & 1u][warp_k] + scales_at;
+            if constexpr (S::keeps_x) {
 #pragma unroll
-            for (int r = 0; r < S::a_tiles; r++) {
-                uint32_t w[4][4];
-                codes_decode<S>(w, codes, sh, look);
-                codes_load(codes, r + 1 < S::a_tiles ? now.codes : next.codes, codes_at,
-                           (r + 1) % S::a_tiles);
-                float2 by = scales_of<S>(scales, r);
+                for (int r = 0; r < S::a_tiles; r++) {
+                    uint32_t w[4][4];
+                    codes_decode<S>(w, codes[0], sh, look);
+                    codes_load(codes[0], r + 1 < S::a_tiles ? now.codes : next.codes, codes_at,
+                               (r + 1) % S::a_tiles);
+                    float2 by = scales_of<S>(scales, r);
 #pragma unroll
-                for (int i = 0; i < S::m_parts; i++) {
-                    /* This is never taken. But the compiler sees a branch, so it does not begin
-                     * products before others are done; there are no registers for that. */
-                    if (S::scaled && S::m_tile == 64 && i % 4 == 0 && a.count == 0)
-                        break;
-                    multiply<S>(sum[r][i], w, b[i], by);
-                    if (r + 1 == S::a_tiles)
-                        x_load(b[i], next.x, x_at, i);
+                    for (int i = 0; i < S::m_parts; i++) {
+                        /* This is never taken, as `never` above. */
+                        if (S::scaled && m_tile == 64 && i % 4 == 0 && a.count == 0)
+                            break;
+                        multiply<S>(sum[r][i], w, x[i], by);
+                        if (r + 1 == S::a_tiles)
+                            x_load(x[i], next.x, x_at, i);
+                    }
                 }
+            } else {
+                multiply_side_by_side(sum, codes, now, next, sh, scales, codes_at, x_at, look,
+                                      a.count == 0);
             }
             slot = slot_next;
         }
 
-        /* The zeros behind the last step are copies like all others, and may still be on their
+        /* The zeros beyond the last step are copies like all others, and may still be on their
          * way. */
         qc_cp_async_wait<0>();
         __syncthreads();
         float *sums = reinterpret_cast<float *>(sh.ring);
         unsigned last = qc_anew(thread);
-        unsigned sum_m = last % 4 * 2, sum_n = last / 32 % 4 * S::warp_rows + last % 32 / 4;
-#pragma unroll
-        for (unsigned turn = 0; turn < 2; turn++) {
-            if (last / 128 == turn) {
-#pragma unroll
-                for (int r = 0; r < S::a_tiles; r++)
-#pragma unroll
-                    for (int i = 0; i < S::m_parts; i++)
-#pragma unroll
-                        for (int e = 0; e < 4; e++) {
-                            unsigned m = i * 8 + sum_m + e % 2;
-                            unsigned n = sum_n + r * 16 + e / 2 * 8;
-                            float *to = sums + m * S::n_tile + (n ^ (m >> 1 & 3u) << 3);
-                            *to = turn ? __fadd_rn(*to, sum[r][i][e]) : sum[r][i][e];
-                        }
-            }
-            __syncthreads();
-        }
-        float by_row = 1.0f;
-        const tiles_part &done = a.part[sh.now.part];
-        if (!S::scaled && sh.now.n0 + last < done.n)
-            by_row = row_scale(done.w, sh.small, sh.now.factor, sh.now.n0 + last);
-        finish<S>(a, done, sums, sh.now, by_row, last);
-        unit = sh.now.end;
+        sums_put<S>(sums, sum, last);
+        finish<S>(a, sh, sums, last);
+        unit = sh.task.end;
     }
 }
 
@@ -338,7 +385,12 @@ template <int m_tile, kind what, int stages, bool wide> constexpr variant varian
 
 constexpr int of_stages(kind what, int m_tile)
 {
-    return what == KIND_NF4 ? m_tile == 16 ? 6 : m_tile == 32 ? 5 : 4 : m_tile == 16 ? 4 : 3;
+    return what == KIND_NF4 ? m_tile == 16   ? 6
+                              : m_tile == 32 ? 5
+                              : m_tile == 64 ? 4
+                                             : 3
+           : m_tile == 16   ? 4
+                            : 3;
 }
 
 kind kind_of(qc_form_kind k)
@@ -346,24 +398,40 @@ kind kind_of(qc_form_kind k)
     return k == QC_FORM_NF4 ? KIND_NF4 : k == QC_FORM_INT8_ROWS ? KIND_INT8_ROWS : KIND_INT8_BLOCKS;
 }
 
-template <kind what, bool wide> variant large(uint64_t m)
+/* Rows of x in a tile. 128 cost less than 64 and 64 (docs/kernels.md) where weights are scaled in
+ * the loop; sm_90 has matmul_wgmma.cu for so many. */
+uint32_t m_tile_of(const qc_cuda_device *d, const qc_matmul_shape *s)
 {
-    if (m <= 16)
+    bool hopper = d->sm >= 90 && d->sm < 100, half = (s->m - 1) % 128 < 64; /* of the last tile */
+    if (s->m > 64 && !half && !hopper && s->kind != QC_FORM_INT8_ROWS)
+        return 128;
+    return s->m <= 16 ? 16 : s->m <= 32 ? 32 : 64;
+}
+
+template <kind what, bool wide> variant large(uint32_t m_tile)
+{
+    switch (m_tile) {
+    case 16:
         return variant_of<16, what, of_stages(what, 16), wide>();
-    if (m <= 32)
+    case 32:
         return variant_of<32, what, of_stages(what, 32), wide>();
-    return variant_of<64, what, of_stages(what, 64), wide>();
+    case 64:
+        return variant_of<64, what, of_stages(what, 64), wide>();
+    default:
+        return variant_of<128, what, of_stages(what, 128), wide>();
+    }
 }
 
 /* Where no variant fits, shared_bytes is 0. */
 variant choose(const qc_cuda_device *d, const qc_matmul_shape *s)
 {
     kind what = kind_of(s->kind);
+    uint32_t m_tile = m_tile_of(d, s);
     bool wide = what == KIND_NF4 && d->shared_block_bytes >= WIDE_SHARED;
-    variant v = wide                       ? large<KIND_NF4, true>(s->m)
-                : what == KIND_NF4         ? large<KIND_NF4, false>(s->m)
-                : what == KIND_INT8_BLOCKS ? large<KIND_INT8_BLOCKS, false>(s->m)
-                                           : large<KIND_INT8_ROWS, false>(s->m);
+    variant v = wide                       ? large<KIND_NF4, true>(m_tile)
+                : what == KIND_NF4         ? large<KIND_NF4, false>(m_tile)
+                : what == KIND_INT8_BLOCKS ? large<KIND_INT8_BLOCKS, false>(m_tile)
+                                           : large<KIND_INT8_ROWS, false>(m_tile);
     if (v.shared_bytes <= d->shared_block_bytes)
         return v;
     v = variant_of<16, KIND_NF4, 3, false>();
@@ -485,8 +553,10 @@ qc_status launch_kind(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s,
         return launch<16, what, of_stages(what, 16), wide>(c, count, s, err);
     case 32:
         return launch<32, what, of_stages(what, 32), wide>(c, count, s, err);
-    default:
+    case 64:
         return launch<64, what, of_stages(what, 64), wide>(c, count, s, err);
+    default:
+        return launch < what == KIND_INT8_ROWS ? 64 : 128, what, 3, wide > (c, count, s, err);
     }
 }
 

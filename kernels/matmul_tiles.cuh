@@ -1,4 +1,4 @@
-/* The pieces of matmul_tiles.cu: what lies in shared memory, and how threads read scales, codes and
+/* The parts of matmul_tiles.cu: what lies in shared memory, and how threads read scales, codes and
  * x. The picture is in that file. */
 #ifndef QC_KERNELS_MATMUL_TILES_CUH
 #define QC_KERNELS_MATMUL_TILES_CUH
@@ -33,7 +33,7 @@ struct tiles_args : qc_share {
 struct no_table {
 };
 
-/* What a block does at a time: some k of a tile. It lies in shared memory because there are no
+/* What a block does at a time: some k of a tile. This lies in shared memory because there are no
  * registers to keep it over the loop. */
 typedef struct {
     uint64_t m0, n0;
@@ -41,13 +41,18 @@ typedef struct {
     uint32_t plane, planes; /* this tile's parts before it; if it is the last, room for parts */
     uint32_t part;          /* which weight */
     float factor;           /* what scales are multiplied by besides */
-} piece;
+} tile_task;
 
 template <int m_tile_, kind kind_, int stages_, bool wide_> struct shape {
     static constexpr bool wide = wide_;
     static constexpr bool nf4 = kind_ == KIND_NF4, scaled = kind_ != KIND_INT8_ROWS;
     static constexpr int m_tile = m_tile_, m_parts = m_tile / 8, stages = stages_;
-    static constexpr int warps_n = 4, a_tiles = scaled && m_tile == 64 ? 3 : 4;
+    /* Whether a warp has x of a step in registers, for one A tile after the other. Else it decodes
+     * all of its A tiles first, and x comes 8 rows at a time: with 128 rows, and on GPUs from
+     * sm_120 on with 64 scaled ones, for which the first way spills there. */
+    static constexpr bool keeps_x = m_tile < 64 || (m_tile == 64 && (!scaled || QC_ARCH < 120));
+    static constexpr int warps_n = 4;
+    static constexpr int a_tiles = m_tile == 128 ? 2 : scaled && m_tile == 64 ? 3 : 4;
     static constexpr int warp_rows = 16 * a_tiles, n_tile = warps_n * warp_rows;
     static constexpr int x_units = m_tile * K_STEP / 8;
     static constexpr int row_units = nf4 ? 4 : 8; /* in a row of codes */
@@ -62,7 +67,7 @@ template <int m_tile_, kind kind_, int stages_, bool wide_> struct shape {
     struct alignas(128) shared {
         std::conditional_t<nf4 && !wide, qc_codes_narrow, no_table> narrow;
         qc_run_small small;
-        piece now;
+        tile_task task;
         alignas(16) float scale[2][2][n_tile]; /* [step % 2][64 of the step][row, in the order of
                                                   fragments] */
         alignas(128) stage ring[stages];
@@ -180,6 +185,19 @@ QC_DEVICE unsigned scale_at(unsigned row)
     return (row & ~15u) | (row & 7u) << 1 | (row >> 3 & 1u);
 }
 
+/* Decodes the scales of a step for the warps to read. */
+template <typename S>
+QC_DEVICE void scales_put(typename S::shared &sh, scale_reader &reader, const tiles_part &p,
+                          float factor, uint32_t k, uint32_t step, unsigned thread)
+{
+    if (!S::scaled || thread >= S::n_tile)
+        return;
+    float two[2];
+    scale_take(two, reader, p, sh.small, factor, k, step);
+    sh.scale[step & 1u][0][scale_at(thread)] = two[0];
+    sh.scale[step & 1u][1][scale_at(thread)] = two[1];
+}
+
 /* ---- codes ----------------------------------------------------------------------------------- */
 
 /* A lane's 16 codes of rows g and g + 8 of an A tile. */
@@ -262,6 +280,17 @@ template <typename S> QC_DEVICE float2 scales_of(const float *scales, int tile)
         return *reinterpret_cast<const float2 *>(scales + tile * 16);
     (void)scales, (void)tile;
     return make_float2(1.0f, 1.0f);
+}
+
+template <int tiles, int parts> QC_DEVICE void zero(float (&sum)[tiles][parts][4])
+{
+#pragma unroll
+    for (int r = 0; r < tiles; r++)
+#pragma unroll
+        for (int i = 0; i < parts; i++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                sum[r][i][e] = 0.0f;
 }
 
 template <typename S>

@@ -98,6 +98,14 @@ static void expect_gemm_from(qc_cuda_device d, uint64_t n, uint64_t k, uint64_t 
     assert_int_equal(plan_of(&d, &s, QC_MATMUL_AUTO, 0).path, below);
 }
 
+static void expect_gemm_rows(qc_cuda_device d, qc_form_kind kind, uint64_t n, uint64_t k,
+                             uint64_t rows)
+{
+    qc_matmul_shape s = shape(1, n, k);
+    s.kind = kind;
+    assert_int_equal(qc_matmul_gemm_rows(&d, &s), rows);
+}
+
 static void test_empty(void **state)
 {
     (void)state;
@@ -133,8 +141,10 @@ static void test_auto(void **state)
     expect_gemm_from(t4(), 8192, 8192, 129, QC_MATMUL_MMA_884);
     expect_gemm_from(t4(), 1024, 8192, 65, QC_MATMUL_MMA_884);
     /* Where the tiles of these have the shape, whatever N. */
-    expect_gemm_from(a100(), 28672, 8192, 257, QC_MATMUL_MMA_16816);
-    expect_gemm_from(a100(), 1024, 512, 257, QC_MATMUL_MMA_16816);
+    expect_gemm_from(a100(), 28672, 8192, 193, QC_MATMUL_MMA_16816);
+    expect_gemm_from(a100(), 1024, 512, 193, QC_MATMUL_MMA_16816);
+    expect_gemm_rows(a100(), QC_FORM_INT8_BLOCKS, 8192, 8192, 257);
+    expect_gemm_rows(a100(), QC_FORM_INT8_ROWS, 8192, 8192, 257);
     expect_gemm_from(h200(), 28672, 8192, 129, QC_MATMUL_MMA_16816);
     expect_gemm_from(h200(), 1024, 8192, 129, QC_MATMUL_MMA_16816);
     /* Where not: tiles of 64 columns, 28672 / 64 = 448, 8192 / 64 = 128, 1024 / 64 = 16. */
@@ -172,8 +182,8 @@ static void test_capabilities(void **state)
         {60, 56, 257, 257, 257, QC_MATMUL_GEMV},      {62, 56, 257, 257, 257, QC_MATMUL_GEMV},
         {70, 80, 257, 257, 257, QC_MATMUL_MMA_884},   {72, 8, 257, 257, 257, QC_MATMUL_MMA_884},
         {74, 80, 257, 257, 257, QC_MATMUL_MMA_884},   {75, 40, 129, 129, 65, QC_MATMUL_MMA_884},
-        {79, 40, 129, 129, 65, QC_MATMUL_MMA_884},    {80, 108, 257, 65, 17, QC_MATMUL_MMA_16816},
-        {86, 82, 129, 129, 17, QC_MATMUL_MMA_16816},  {87, 16, 257, 129, 33, QC_MATMUL_MMA_16816},
+        {79, 40, 129, 129, 65, QC_MATMUL_MMA_884},    {80, 108, 193, 65, 17, QC_MATMUL_MMA_16816},
+        {86, 82, 129, 129, 17, QC_MATMUL_MMA_16816},  {87, 16, 193, 129, 33, QC_MATMUL_MMA_16816},
         {88, 64, 129, 129, 17, QC_MATMUL_MMA_16816},  {89, 128, 129, 129, 17, QC_MATMUL_MMA_16816},
         {90, 132, 129, 17, 17, QC_MATMUL_MMA_16816},  {99, 132, 129, 17, 17, QC_MATMUL_MMA_16816},
         {100, 148, 129, 33, 33, QC_MATMUL_MMA_16816}, {103, 160, 129, 33, 33, QC_MATMUL_MMA_16816},

@@ -258,25 +258,34 @@ static void test_no_room_for_the_table(void **state)
 /* Tables and rings for every amount of shared memory. */
 static void test_every_memory(void **state)
 {
-    static const uint32_t kib[] = {227, 163, 99};
-    static const uint64_t ms[] = {12, 30, 50};
+    static const struct {
+        uint32_t kib;
+        unsigned sm;
+    } devices[] = {{227, 90}, {227, 100}, {163, 80}, {99, 86}};
+    static const uint64_t ms[] = {12, 30, 50, 115};
     (void)state;
     uint32_t most = qc_matmul_device(handle)->shared_block_bytes;
-    for (size_t i = 0; i < COUNT(kib); i++)
-        for (unsigned v = 0; v < 9; v += qt_every(4)) {
-            if (kib[i] << 10 > most)
+    for (size_t i = 0; i < COUNT(devices); i++)
+        for (unsigned v = 0; v < 12; v += qt_every(4)) {
+            const uint32_t kib = devices[i].kib;
+            if (kib << 10 > most)
                 continue;
-            qc_cuda_device d = device(90, 4, kib[i]);
+            qc_cuda_device d = device(devices[i].sm, 4, kib);
             km_spec spec = km_next_spec(v % 3 == 2 ? 3 : v % 3 == 1 ? 2 : 0, 260, 448);
             spec.nested = v % 3 != 1;
             qc_matmul_shape s = shape(&spec, ms[v / 3]);
             qc_matmul_plan p;
             int taken = plan_of(&p, &d, &s);
-            assert_int_equal(taken, kib[i] > 99 || spec.kind == QC_FORM_NF4);
+            assert_int_equal(taken, kib > 99 || spec.kind == QC_FORM_NF4);
             if (!taken)
                 continue;
             assert_true(p.shared_bytes <= d.shared_block_bytes);
-            assert_int_equal(p.m_tile, kib[i] == 99 ? 16 : v / 3 == 0 ? 16 : v / 3 == 1 ? 32 : 64);
+            int large = spec.kind != QC_FORM_INT8_ROWS && d.sm != 90;
+            assert_int_equal(p.m_tile, kib == 99             ? 16
+                                       : v / 3 == 0          ? 16
+                                       : v / 3 == 1          ? 32
+                                       : v / 3 == 3 && large ? 128
+                                                             : 64);
             check_directly(&p, &spec, s.m);
         }
 }
@@ -288,9 +297,10 @@ static void test_every_worker(void **state)
     static const uint64_t steps[] = {1, 2, 4, 5, 7, 8, 9, 10, 13, 18, 40};
     (void)state;
     for (size_t i = 0; i < COUNT(steps); i += qt_every(5)) {
-        qc_cuda_device d = device(90, 1, i % 2 ? 227 : 163);
+        int large = i % 4 == 3; /* tiles of 128 rows of x */
+        qc_cuda_device d = device(large ? 80 : 90, 1, i % 2 ? 227 : 163);
         km_spec spec = km_next_spec((unsigned)i % 4, 400 + i, 9 * 128 - 64);
-        qc_matmul_shape s = shape(&spec, i % 3 == 0 ? 9 : i % 3 == 1 ? 20 : 35);
+        qc_matmul_shape s = shape(&spec, large ? 70 : i % 3 == 0 ? 9 : i % 3 == 1 ? 20 : 35);
         qc_matmul_plan p;
         if (d.shared_block_bytes > qc_matmul_device(handle)->shared_block_bytes)
             continue;
@@ -306,14 +316,11 @@ static void test_groups(void **state)
 {
     static const uint64_t ns[PARTS_MOST] = {300, 17, 193};
     (void)state;
-    for (unsigned v = 0; v < 6; v += qt_every(5)) {
+    for (unsigned v = 0; v < 8; v += qt_every(5)) {
         km_weight w[PARTS_MOST];
         km_data d[PARTS_MOST], alone;
-        km_job job = {.m = v / 2 == 0   ? 10
-                           : v / 2 == 1 ? 31
-                                        : 70,
-                      .x_dtype = QC_DTYPE_F16,
-                      .y_dtype = QC_DTYPE_BF16};
+        static const uint64_t rows[] = {10, 31, 70, 200};
+        km_job job = {.m = rows[v / 2], .x_dtype = QC_DTYPE_F16, .y_dtype = QC_DTYPE_BF16};
         uint64_t n = 0;
         for (uint32_t i = 0; i < PARTS_MOST; i++) {
             km_spec spec = {.kind = v % 2 ? QC_FORM_INT8_ROWS : QC_FORM_NF4,
@@ -334,6 +341,7 @@ static void test_groups(void **state)
         memcpy(s.part_n, ns, sizeof ns);
         qc_cuda_device dev = *qc_matmul_device(handle);
         dev.multiprocessors = v % 3 ? 16 : 3;
+        dev.sm = v / 2 == 3 ? 80 : dev.sm;
         qc_matmul_plan p;
         assert_true(plan_of(&p, &dev, &s));
         run_directly(&p, w, d, PARTS_MOST);
@@ -383,6 +391,32 @@ static void test_takes(void **state)
     assert_false(plan_of(&p, &h200, &s));
     s.k = 1u << 30;
     assert_false(plan_of(&p, &h200, &s));
+}
+
+/* How many rows of x a tile has: two tiles of 64 are one of 128 where both have rows, weights are
+ * scaled in the loop, and wgmma does not take so many rows anyway. */
+static void test_tiles_of_x(void **state)
+{
+    static const struct {
+        uint64_t m;
+        uint32_t scaled, other;
+    } rows[] = {{16, 16, 16},   {17, 32, 32},  {33, 64, 64},   {64, 64, 64},   {65, 128, 64},
+                {128, 128, 64}, {129, 64, 64}, {192, 64, 64},  {193, 128, 64}, {256, 128, 64},
+                {257, 64, 64},  {320, 64, 64}, {321, 128, 64}, {4096, 128, 64}};
+    static const unsigned with[] = {80, 87, 100, 103, 110};
+    (void)state;
+    for (size_t i = 0; i < COUNT(rows); i++)
+        for (size_t j = 0; j <= COUNT(with); j++) {
+            qc_cuda_device d = device(j < COUNT(with) ? with[j] : 90, 108, 163);
+            for (unsigned kind = 0; kind < 3; kind++) {
+                km_spec spec = km_next_spec(kind == 2 ? 3 : kind == 1 ? 2 : 0, 8192, 8192);
+                qc_matmul_shape s = shape(&spec, rows[i].m);
+                qc_matmul_plan p;
+                int large = d.sm != 90 && spec.kind != QC_FORM_INT8_ROWS;
+                assert_true(plan_of(&p, &d, &s));
+                assert_int_equal(p.m_tile, large ? rows[i].scaled : rows[i].other);
+            }
+        }
 }
 
 /* What a plan promises, for all that it decides; and the shapes that it is for fill the device. */
@@ -442,6 +476,7 @@ int main(int argc, char **argv)
     }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_takes),
+        cmocka_unit_test(test_tiles_of_x),
         cmocka_unit_test(test_plans),
         cmocka_unit_test(test_every_m),
         cmocka_unit_test(test_every_n_and_k),
