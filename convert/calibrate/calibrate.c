@@ -60,6 +60,13 @@ static qc_status moments_digest(const qc_plan_options *o, char out[QC_DIGEST_HEX
     return st;
 }
 
+/* The CPU computes all, or next to a GPU the gradients. */
+static int needs_blas(const qc_plan *plan)
+{
+    const qc_calibrate_options *c = &plan->options->calibrate;
+    return !plan->calibrates_on || (c->text && c->sided == 2);
+}
+
 /* Only the path of a tokenizer that the user names counts here: a model's own is part of the
  * conversion's identity already. */
 qc_status qc_calibrate_identity(const char **out, const qc_plan *plan, qc_error *err)
@@ -68,21 +75,18 @@ qc_status qc_calibrate_identity(const char **out, const qc_plan *plan, qc_error 
     const qc_calibrate_options *c = &o->calibrate;
     char digest[QC_DIGEST_HEX_BYTES];
     const qc_blas *blas = NULL;
-    const char *device = NULL;
+    const char *device = plan->calibrates_on ? plan->calibrates_on->name : "";
     QC_TRY(c->text ? text_digest(plan, digest, err) : moments_digest(o, digest, err));
-    if (plan->calibrates_on) {
-        device = plan->calibrates_on->name;
-    } else {
+    if (needs_blas(plan))
         QC_TRY(qc_blas_open(&blas, err));
-        device = qc_blas_name(blas);
-    }
     const qc_call *call = plan->call;
     return qc_arena_printf(call->arena, out, err,
                            "method=%d %s=%s ids=%d tokens=%" PRIu64 " context=%" PRIu64
-                           " damping=%a sided=%u tokenizer=%s computed by=%s",
+                           " damping=%a sided=%u tokenizer=%s computed by=%s%s%s",
                            METHOD, c->text ? "text" : "moments", digest,
                            c->text && qc_ends_with(c->text, ".ids"), c->max_tokens, c->context,
-                           c->damping, c->sided, call->tokenizer ? call->tokenizer : "", device);
+                           c->damping, c->sided, call->tokenizer ? call->tokenizer : "", device,
+                           *device && blas ? ", " : "", blas ? qc_blas_name(blas) : "");
 }
 
 /* ---- on what ---- */
@@ -125,15 +129,17 @@ static qc_status run(qc_calibrator *k, qc_error *err)
     const qc_calibrate_options *c = &k->o->calibrate;
     QC_TRY(qc_isa_select(&k->isa, err));
     k->ops = qc_quant_ops_for(k->isa);
-    if (k->devices) {
-        const qc_calibrate_engine_ops *ops = k->devices->work->calibrating->ops;
-        QC_TRY(qc_calibrate_engine_create(&k->engine, ops, k, err));
-        qc_console_detail(k->plan->call, 1, "calibrating on %s", k->plan->calibrates_on->name);
-    } else {
+    if (needs_blas(k->plan))
         QC_TRY(qc_blas_open(&k->blas, err));
-        QC_TRY(qc_calibrate_engine_create(&k->engine, &qc_calibrate_cpu_ops, k, err));
-        qc_console_detail(k->plan->call, 1, "matrix products by %s", qc_blas_name(k->blas));
-    }
+    QC_TRY(qc_calibrate_engine_create(
+        &k->engine, k->devices ? k->devices->work->calibrating->ops : &qc_calibrate_cpu_ops, k,
+        err));
+    if (k->devices)
+        qc_console_detail(k->plan->call, 1, "calibrating on %s", k->plan->calibrates_on->name);
+    if (k->blas)
+        qc_console_detail(k->plan->call, 1, "%s by %s",
+                          k->devices ? "gradients on the CPU" : "matrix products",
+                          qc_blas_name(k->blas));
     QC_TRY(qc_st_cursor_create(&k->source.cursor, err));
     k->source.checkpoint = k->plan->model;
     k->source.ops = k->ops;

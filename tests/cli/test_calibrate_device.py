@@ -21,8 +21,9 @@ LIBRARIES = {"QCONV_LIBCUBLAS": os.environ.get("FAKE_CUBLAS", ""),
 # Of the first layer of four: k and down; k and v.
 FEW = ("--keep", "*.layers.[123].*", "--split-fused", "--keep", "*.[qvogu]*_proj.*")
 LESS = ("--keep", "*.layers.[123].*", "--split-fused", "--keep", "*.[qogud]*_proj.*")
-# A GPU counts all outputs alike.
+# By itself a GPU counts all outputs alike, and the CPU does not.
 TEXT = ("--calibrate", "default", "--calibration-tokens", "64", "--calibration-context", "32", "--sided", "one")
+BOTH = (*TEXT[:-1], "two")
 ERRORS = r"(\S+)\.weight: relative error of its outputs ([\d.e-]+) rounded, ([\d.e-]+) calibrated"
 
 
@@ -124,6 +125,22 @@ class CalibrateDevice(OutputCase):
             with open(self.path("gpu", "qconv.json")) as f:
                 self.assertEqual(json.load(f)["options"]["calibrate"]["sided"], "two")
             self.ok("verify", "gpu", "--against", MODEL, "-q")
+
+    def test_both_sides_of_a_text(self):
+        """The CPU makes the gradients; without the option there are none."""
+        args = ("--to", "nf4", *LESS)
+        cpu, _, _ = self.convert("cpu", "cpu", *args, *BOTH)
+        gpu, two, said = self.convert("gpu", "cuda", *args, *BOTH)
+        self.compare(gpu, cpu, 2, 1.2)  # what is made small is another sum
+        self.assertRegex(said, r"gradients on the CPU by OpenBLAS")
+        self.assertRegex(said, r"\d+ tokens pass backwards")
+        with open(self.path("gpu", "qconv.json")) as f:
+            self.assertEqual(json.load(f)["options"]["calibrate"]["sided"], "two")
+        _, one, said = self.convert("one", "cuda", *args, *TEXT[:-2])
+        self.assertNotEqual(one, two)
+        self.assertNotIn("backwards", said)
+        with open(self.path("one", "qconv.json")) as f:
+            self.assertEqual(json.load(f)["options"]["calibrate"]["sided"], "one")
 
     def test_continues_on_the_same_device_only(self):
         """Twice the same bytes, too."""
