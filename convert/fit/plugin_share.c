@@ -73,12 +73,10 @@ uint64_t qc_plugin_job_elems(const qc_plan *plan, const qc_job *j, uint32_t rank
                            ranks, QC_FORMAT_BITSANDBYTES);
 }
 
-uint64_t qc_plugin_tables(const qc_plan *plan, const qc_job *j, unsigned *counted)
+uint64_t qc_plugin_tables(const qc_job *j, unsigned *counted)
 {
     const qc_weights w = weight_of(j);
     const unsigned before = *counted;
-    if (is_expert(plan->model->tensors[j->source].name))
-        return 0;
     *counted |= (w.form.ops == qc_form_ops_of(QC_FORM_NF4) ? CODE_MAP : 0) |
                 (w.form.nested ? NESTED_MAP : 0);
     return ((*counted & ~before) & CODE_MAP ? CODE_MAP_BYTES : 0) +
@@ -166,10 +164,26 @@ static qc_status run_bytes(uint64_t *out, const qc_weights *w, const qc_weights_
     return QC_OK;
 }
 
+/* Are the experts of a layer codes on card r? They are restored where a weight in the form of w
+ * cannot be cut, with as many columns as the intermediate size is. */
+static int experts_are_codes(const char *name, const qc_weights *w, uint32_t ranks, uint32_t r)
+{
+    const int down = qc_split_of(name) == QC_SPLIT_ROWS;
+    const uint64_t wide = down ? w->form.cols : w->rows, cols = wide / ranks;
+    qc_weights like = *w;
+    qc_weights_read read;
+    qc_error why = {0};
+    like.rows = down ? w->rows : w->form.cols;
+    like.form.cols = wide;
+    return qc_weights_read_of(&like, &(qc_weights_part){0, like.rows, r * cols, cols}, &read,
+                              &why) == QC_OK;
+}
+
 static qc_status card_bytes(uint64_t *out, const char *name, const qc_weights *w,
                             const qc_tp_split *split, uint32_t r, qc_error *err)
 {
     share s;
+    const int restored = is_expert(name) && !experts_are_codes(name, w, split->ranks, r);
     *out = 0;
     if (qc_split_of(name) == QC_SPLIT_UNKNOWN)
         QC_FAIL(err, QC_ERR_UNSUPPORTED, "it is not known how vLLM splits it");
@@ -181,7 +195,7 @@ static qc_status card_bytes(uint64_t *out, const char *name, const qc_weights *w
                 w->form.cols);
     for (unsigned i = 0; i < s.count; i++) {
         uint64_t bytes = 0;
-        if (is_expert(name))
+        if (restored)
             bytes = qc_sat_mul(qc_sat_mul(s.runs[i].rows, s.runs[i].cols), EXPERT_BYTES);
         else
             QC_TRY(run_bytes(&bytes, w, &s.runs[i], err));

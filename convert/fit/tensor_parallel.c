@@ -328,7 +328,7 @@ qc_status qc_tp_sum_tensors(uint64_t **tensor_bytes, qc_arena *arena, const qc_p
         qc_error trouble = {0};
         st = job_bytes(bytes, &scratch, plan, segments, split, &plan->jobs[i], &trouble);
         if (st == QC_OK && *bytes > 0 && qc_plugin_serves(&plan->jobs[i]))
-            *bytes = qc_sat_add(*bytes, qc_plugin_tables(plan, &plan->jobs[i], &tables));
+            *bytes = qc_sat_add(*bytes, qc_plugin_tables(&plan->jobs[i], &tables));
         if (partly && qc_status_is_refusal(st)) {
             *bytes = QC_TP_UNSPLIT;
             st = QC_OK;

@@ -378,10 +378,16 @@ def experts_each(linear, **in_float):
     return experts
 
 
+def launcher(device, dtype, form):
+    """The Gpu whose kernels multiply such experts in one launch, or None."""
+    gpu = _gpu.of(device)
+    return None if gpu is None or dtype == _F32 or form in _INTEGERS else gpu
+
+
 def experts_cuda(x, offsets, x_rows, row_weights, codes, scales, code_map, nested_absmax, nested_map, bias, *numbers):
     tensors = codes, scales, code_map, nested_absmax, nested_map
-    gpu = _gpu.of(x.device)
-    if gpu is None or x.dtype == _F32 or numbers[0] in _INTEGERS:
+    gpu = launcher(x.device, x.dtype, numbers[0])
+    if gpu is None:
         return experts_each(linear_cuda)(x, offsets, x_rows, row_weights, *tensors, bias, *numbers)
     flat, y = _check_experts(x, offsets, x_rows, row_weights, tensors, bias, numbers)
     if y.numel():

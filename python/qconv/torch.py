@@ -193,7 +193,7 @@ class Stack(nn.Module):
 
     def _lay_out(self):
         """Makes (tensors, numbers) of each part, for products(); None where the experts are not alike."""
-        self.whole = [_whole(list(part)) for part in zip(*self.experts)]
+        self.whole = [(part[0].codes, alike(list(part))) for part in zip(*self.experts)]
 
     def _apply(self, fn, *args, **kwargs):
         super()._apply(fn, *args, **kwargs)
@@ -245,27 +245,27 @@ def routed(x, chosen, weights, count, experts):
     return y[back].view(tokens, each, -1).sum(1).to(x.dtype)
 
 
-def _whole(layers):
-    """(the first one's codes, (tensors, numbers) of all as qconv::experts takes them), of whose tensors the layers then
-    are views; None in the place of the latter where the layers differ in more than their numbers."""
+def alike(layers):
+    """(tensors, numbers) of layers as qconv::experts takes them, of whose tensors the layers then are views; None where
+    they differ in more than their numbers."""
     first, tensors = layers[0], []
     if any(layer.numbers[:-1] != first.numbers[:-1] for layer in layers):
-        return first.codes, None
+        return None
     for role in ROLES:
         each = [getattr(layer, role) for layer in layers]
-        alike = all(t is None or (t.shape == each[0].shape and t.device == each[0].device) for t in each)
-        if not alike or len({t is None for t in each}) > 1:
-            return first.codes, None
+        same = all(t is None or (t.shape == each[0].shape and t.device == each[0].device) for t in each)
+        if not same or len({t is None for t in each}) > 1:
+            return None
         if each[0] is None or role.endswith("map"):
             if each[0] is not None and not all(torch.equal(t, each[0]) for t in each):
-                return first.codes, None
+                return None
             tensors.append(None if each[0] is None else each[0].data)
             continue
         tensors.append(torch.stack([t.data for t in each]))
     for role, whole in zip(ROLES, tensors):
         for i, layer in enumerate(layers if whole is not None else ()):
             getattr(layer, role).data = whole if role.endswith("map") else whole[i]
-    return first.codes, (tensors, (*first.numbers[:-1], [layer.numbers[-1] for layer in layers]))
+    return tensors, (*first.numbers[:-1], [layer.numbers[-1] for layer in layers])
 
 
 class _Matrix:

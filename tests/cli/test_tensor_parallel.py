@@ -186,9 +186,9 @@ class TensorParallel(OutputCase):
         self.assertTrue(plan["fits"] and plan["vllm_needs_plugin"])
         self.assertLess(plan["devices"][0]["free_bytes"], 100e6)
         self.assertEqual(plan["loads"]["form"], "nf4+int8")
-        # Experts are restored to 16 bits on the cards, so no scheme of theirs saves room.
+        # Experts are codes on the cards, too: 46.7 billion weights of 4.1 bits, and two tables in 16.
         plan = self.plan("--to", "nf4", "--vram", "4x80GB", "--tp", "4", "Mixtral-8x7B-Instruct-v0.1")
-        self.assertGreater(plan["devices"][0]["weight_bytes"] * 4, 90e9)
+        self.assertAlmostEqual(plan["devices"][0]["weight_bytes"] * 4 / 1e9, 24.6, 1)
 
 
 if __name__ == "__main__":

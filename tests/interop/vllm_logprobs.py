@@ -1,9 +1,10 @@
 """Loads models with vLLM on the CPU and prints the log-probabilities that it gives prompts, and how it
 goes on.
 
-usage: vllm_logprobs.py [--qconv] WORKERS QUESTIONS
+usage: vllm_logprobs.py [--qconv [--expert-parallel]] WORKERS QUESTIONS
 
-With --qconv vLLM has the plug-in of qconv's Python package, and else a small kernel (register below). Runs in
+With --qconv vLLM has the plug-in of qconv's Python package, and else a small kernel (register below). With
+--expert-parallel each worker has some of the experts, whole. Runs in
 the environment that vllm_environment.sh makes. The file QUESTIONS has a list in JSON:
 [{"model": MODEL, "prompts": [[id, ...], ...], "tokens": how many are to follow}, ...]. Prints a line of
 JSON for each: {"model": MODEL, "logprobs": [...], "texts": [[id, ...], ...]}, for the first prompt one row
@@ -72,7 +73,8 @@ def answer_of(workers, ours, model, prompts, tokens):
     try:
         engine = LLM(model=model, tensor_parallel_size=workers, skip_tokenizer_init=True,
                      enforce_eager=True, max_model_len=max(map(len, prompts)) + tokens,
-                     max_logprobs=-1, enable_prefix_caching=False)
+                     max_logprobs=-1, enable_prefix_caching=False,
+                     enable_expert_parallel="--expert-parallel" in sys.argv)
         answers = engine.generate(
             [{"prompt_token_ids": ids} for ids in prompts],
             SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, prompt_logprobs=-1,

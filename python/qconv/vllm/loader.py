@@ -7,7 +7,7 @@ from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
 from .. import errors
 from . import NAME, is_output
-from .layers import handle
+from .pieces import handle
 from .stored import Output
 
 

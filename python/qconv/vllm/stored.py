@@ -105,11 +105,14 @@ class Stored(NamedTuple):
     def read(self, role):
         return as_role(role, self.output.read(self.names[role])) if role in self.names else None
 
+    def cut(self, rows, cols):
+        form = self.form
+        return cut(self.name, form.form, self.shape, form.block, form.nested_block, rows, cols)
+
     def part(self, rows, cols) -> Part:
         """Rows [rows[0], rows[1]) and columns [cols[0], cols[1]). InputError where they cannot be cut out."""
-        form = self.form
+        form, c = self.form, self.cut(rows, cols)
         bits = 4 if form.form in ("nf4", "w4a16") else 8
-        c = cut(self.name, form.form, self.shape, form.block, form.nested_block, rows, cols)
         if (c.first, c.rows, c.cols) == (0, *self.shape):
             return Part(replace(form, **{role: self.read(role) for role in ROLES}), c.skip)
         codes = self.output.read_bytes(self.names["codes"], *c.codes(bits)).view(torch.int8)

@@ -89,21 +89,14 @@ static void columns_make_blocks_and_groups_smaller(void **state)
 static void a_card_has_a_table_once(void **state)
 {
     (void)state;
-    qc_checkpoint_tensor tensors[] = {{.name = "a.q_proj.weight"},
-                                      {.name = "m.experts.0.up_proj.weight"}};
-    qc_checkpoint model = {.tensors = tensors, .tensor_count = 2};
-    qc_plan plan = {.model = &model};
-    qc_job flat = nf4(64, 64, 64, 0), nested = nf4(64, 64, 64, 1), rows = int8_rows(64, 64), expert;
+    qc_job flat = nf4(64, 64, 64, 0), nested = nf4(64, 64, 64, 1), rows = int8_rows(64, 64);
     unsigned counted = 0;
-    expert = nested;
-    expert.source = 1;
-    assert_int_equal(qc_plugin_tables(&plan, &expert, &counted), 0);
-    assert_int_equal(qc_plugin_tables(&plan, &rows, &counted), 0);
-    assert_int_equal(qc_plugin_tables(&plan, &flat, &counted), 16 * 4);
-    assert_int_equal(qc_plugin_tables(&plan, &nested, &counted), 256 * 4);
-    assert_int_equal(qc_plugin_tables(&plan, &nested, &counted), 0);
+    assert_int_equal(qc_plugin_tables(&rows, &counted), 0);
+    assert_int_equal(qc_plugin_tables(&flat, &counted), 16 * 4);
+    assert_int_equal(qc_plugin_tables(&nested, &counted), 256 * 4);
+    assert_int_equal(qc_plugin_tables(&nested, &counted), 0);
     counted = 0;
-    assert_int_equal(qc_plugin_tables(&plan, &nested, &counted), 272 * 4);
+    assert_int_equal(qc_plugin_tables(&nested, &counted), 272 * 4);
 }
 
 static void several_matrices_in_one(void **state)
@@ -119,10 +112,19 @@ static void several_matrices_in_one(void **state)
 static void what_is_not_cut(void **state)
 {
     (void)state;
-    /* Experts are restored to 16 bits, so no block is in the way. */
+    /* Experts are restored to 16 bits where a block is in the way of down's columns. */
     assert_int_equal(
         bytes("model.layers.0.mlp.experts.3.down_proj.weight", nf4(4, 440, 64, 1), 2, NULL),
         4 * 220 * 2);
+    assert_int_equal(
+        bytes("model.layers.0.mlp.experts.3.gate_proj.weight", nf4(440, 64, 64, 1), 2, NULL),
+        220 * 64 * 2);
+    assert_int_equal(
+        bytes("model.layers.0.mlp.experts.3.down_proj.weight", nf4(4, 512, 64, 0), 2, NULL),
+        4 * 256 / 2 + 4 * 256 / 64 * 4);
+    assert_int_equal(
+        bytes("model.layers.0.mlp.experts.3.gate_proj.weight", nf4(512, 64, 64, 0), 2, NULL),
+        256 * 64 / 2 + 256 * 4);
     assert_int_equal(qc_plugin_elems("model.layers.0.mlp.experts.3.down_proj.weight", 100, 2,
                                      QC_FORMAT_BITSANDBYTES),
                      0);
