@@ -19,10 +19,13 @@ typedef struct {
     uint32_t count;
     void *memory;
     qc_matmul_experts ready;
+    qc_cuda_stream s; /* for all that is done with it */
 } layer;
 
-static void layer_make(layer *l, qc_matmul *h, const km_spec *spec, uint32_t count, qt_rng *rng)
+static layer *layer_open(const km_spec *spec, uint32_t count, qt_rng *rng)
 {
+    layer *l = km_host(sizeof *l);
+    qc_matmul *h = km_handle();
     l->h = h;
     l->count = count;
     for (uint32_t i = 0; i < count; i++) {
@@ -31,20 +34,22 @@ static void layer_make(layer *l, qc_matmul *h, const km_spec *spec, uint32_t cou
         km_weight_make(&l->w[i], h, &own, rng);
         l->device[i] = l->w[i].device;
     }
-    qc_cuda_stream s = NULL;
-    KM_OK(qc_cuda_stream_create(&s, &km_error));
+    KM_OK(qc_cuda_stream_create(&l->s, &km_error));
     KM_OK(qc_cuda_malloc(&l->memory, qc_matmul_experts_bytes(l->device, count), &km_error));
-    KM_OK(qc_matmul_experts_prepare(h, l->device, count, l->memory, &l->ready, s, &km_error));
+    KM_OK(qc_matmul_experts_prepare(h, l->device, count, l->memory, &l->ready, l->s, &km_error));
     memset(l->device, 0xff, sizeof l->device); /* nobody may look there any more */
-    KM_OK(qc_cuda_stream_synchronize(s, &km_error));
-    qc_cuda_stream_destroy(s);
+    KM_OK(qc_cuda_stream_synchronize(l->s, &km_error));
+    return l;
 }
 
-static void layer_free(layer *l)
+static void layer_close(layer *l)
 {
     for (uint32_t i = 0; i < l->count; i++)
         km_weight_free(&l->w[i]);
     qc_cuda_free(l->memory);
+    qc_cuda_stream_destroy(l->s);
+    qc_matmul_destroy(l->h);
+    free(l);
 }
 
 /* ---- a product ------------------------------------------------------------------------------- */
@@ -64,11 +69,12 @@ typedef struct {
     uint64_t workspace_bytes;
 } product;
 
-static void product_make(product *p, const layer *l, uint64_t max_rows, unsigned variant,
-                         qt_rng *rng)
+static void product_make(product *p, const layer *l, qc_matmul_path path, uint64_t max_rows,
+                         unsigned variant, qt_rng *rng)
 {
     memset(p, 0, sizeof *p);
     p->l = l;
+    p->path = path;
     p->n = l->w[0].spec.n;
     p->k = l->w[0].spec.k;
     p->max_rows = max_rows;
@@ -127,8 +133,9 @@ static void product_free(product *p)
 }
 
 /* y and the workspace poisoned, offsets and rows of x as p has them. */
-static void reset(product *p, qc_cuda_stream s)
+static void reset(product *p)
 {
+    qc_cuda_stream s = p->l->s;
     for (uint64_t i = 0; i < p->max_rows * p->ldy; i++)
         p->y[i] = KM_GAP;
     KM_OK(qc_cuda_to_device(p->io.y, p->y, p->max_rows * p->ldy * 2, s, &km_error));
@@ -138,20 +145,17 @@ static void reset(product *p, qc_cuda_stream s)
         KM_OK(qc_cuda_to_device(p->bases[3], p->x_rows, p->max_rows * 4, s, &km_error));
 }
 
-static void put_on(product *p, qc_cuda_stream s)
+static void put_on(product *p)
 {
     KM_OK(qc_matmul_run_experts(p->l->h, &p->l->ready, &p->io, p->path, p->bases[6],
-                                p->workspace_bytes, s, &km_error));
+                                p->workspace_bytes, p->l->s, &km_error));
 }
 
 static void run(product *p)
 {
-    qc_cuda_stream s = NULL;
-    KM_OK(qc_cuda_stream_create(&s, &km_error));
-    reset(p, s);
-    put_on(p, s);
-    km_download(p->y, p->io.y, p->max_rows * p->ldy * 2, s);
-    qc_cuda_stream_destroy(s);
+    reset(p);
+    put_on(p);
+    km_download(p->y, p->io.y, p->max_rows * p->ldy * 2, p->l->s);
 }
 
 static void offsets_of(product *p, const uint32_t *counts, uint32_t first)
@@ -174,10 +178,7 @@ static km_rounding rounding_of(const product *p, const km_weight *w)
     int exponent = 0;
     if (p->path == QC_MATMUL_GEMV)
         return (km_rounding){0.0, 0.0};
-    qc_cuda_stream s = NULL;
-    KM_OK(qc_cuda_stream_create(&s, &km_error));
-    km_download(&exponent, w->ready.exponent, sizeof exponent, s);
-    qc_cuda_stream_destroy(s);
+    km_download(&exponent, w->ready.exponent, sizeof exponent, p->l->s);
     return (km_rounding){.weight = 0x1p-11, .absolute = ldexp(0x1p-25, -exponent)};
 }
 
@@ -223,9 +224,9 @@ static void check(const product *p)
         expect_gap(p, row, 0);
 }
 
-static int has_path(const qc_matmul *h, size_t path)
+static int has_path(const layer *l, size_t path)
 {
-    return qc_matmul_device(h)->sm >= path_sm[path];
+    return qc_matmul_device(l->h)->sm >= path_sm[path];
 }
 
 /* ---- numbers --------------------------------------------------------------------------------- */
@@ -235,8 +236,6 @@ static void test_forms(void **state)
 {
     (void)state;
     qt_rng rng = qt_rng_start("experts");
-    qc_matmul *h = km_handle();
-    layer *l = km_host(sizeof *l);
     static const uint64_t shapes[][2] = {{70, 192}, {37, 71}, {20, 1056}};
     static const uint32_t few[] = {0, 5, 1, 0, 16, 17}, one[] = {0, 0, 0, 45, 0, 0};
     static const uint32_t many[] = {1, 0, 130, 64, 3, 0};
@@ -252,22 +251,19 @@ static void test_forms(void **state)
                                   .nested = form == 1 || form == 5,
                                   .custom_map = form == 2,
                                   .shift = shape == 1 ? 5 : 0};
-            layer_make(l, h, &spec, 6, &rng);
+            layer *l = layer_open(&spec, 6, &rng);
             for (size_t path = 0; path < COUNT(paths); path++)
-                for (int rows = 0; has_path(h, path) && rows < (shape == 2 ? 1 : 3);
+                for (int rows = 0; has_path(l, path) && rows < (shape == 2 ? 1 : 3);
                      rows += rows == 0 ? 1 + (int)(turn % 2) : 2) { /* one of the latter two */
                     product p;
-                    product_make(&p, l, rows == 2 ? 210 : 50, turn++ * 5, &rng);
-                    p.path = paths[path];
+                    product_make(&p, l, paths[path], rows == 2 ? 210 : 50, turn++ * 5, &rng);
                     offsets_of(&p, rows == 0 ? few : rows == 1 ? one : many, rows == 0 ? 4 : 0);
                     run(&p);
                     check(&p);
                     product_free(&p);
                 }
-            layer_free(l);
+            layer_close(l);
         }
-    free(l);
-    qc_matmul_destroy(h);
 }
 
 /* More experts than a block has threads, and the paths that AUTO takes. */
@@ -275,14 +271,16 @@ static void test_many_experts(void **state)
 {
     (void)state;
     qt_rng rng = qt_rng_start("many");
-    qc_matmul *h = km_handle();
-    layer *l = km_host(sizeof *l);
     const km_spec spec = {.kind = QC_FORM_NF4, .n = 9, .k = 64, .block = 64, .nested = 1};
-    layer_make(l, h, &spec, EXPERTS_MOST, &rng);
+    layer *l = layer_open(&spec, EXPERTS_MOST, &rng);
     for (int rows = 0; rows < 3; rows++) {
         uint32_t counts[EXPERTS_MOST];
         product p;
-        product_make(&p, l, rows == 0 ? 12 : rows == 1 ? 300 : 700, (unsigned)rows, &rng);
+        product_make(&p, l, QC_MATMUL_AUTO,
+                     rows == 0   ? 12
+                     : rows == 1 ? 300
+                                 : 700,
+                     (unsigned)rows, &rng);
         uint64_t left = p.max_rows;
         for (uint32_t e = 0; e < EXPERTS_MOST; e++) {
             counts[e] = rows == 1 ? 1 : (uint32_t)(qt_next(&rng) % 4 * (e % 3 == 2));
@@ -295,9 +293,7 @@ static void test_many_experts(void **state)
         check(&p);
         product_free(&p);
     }
-    layer_free(l);
-    free(l);
-    qc_matmul_destroy(h);
+    layer_close(l);
 }
 
 /* A row has the same bits wherever it lies and whoever is beside it. */
@@ -305,18 +301,15 @@ static void test_rows_alone(void **state)
 {
     (void)state;
     qt_rng rng = qt_rng_start("alone");
-    qc_matmul *h = km_handle();
-    layer *l = km_host(sizeof *l);
     const km_spec spec = {.kind = QC_FORM_NF4, .n = 40, .k = 320, .block = 64};
-    layer_make(l, h, &spec, 3, &rng);
+    layer *l = layer_open(&spec, 3, &rng);
     static const uint32_t counts[] = {20, 0, 37}, others[] = {1, 3, 50};
     for (size_t path = 0; path < COUNT(paths); path++)
-        for (int large = 0; has_path(h, path) && large < 2; large++) {
+        for (int large = 0; has_path(l, path) && large < 2; large++) {
             product p;
-            product_make(&p, l, large ? 80 : 40, 2, &rng);
+            product_make(&p, l, paths[path], large ? 80 : 40, 2, &rng);
             uint16_t *before = km_host(p.max_rows * p.ldy * 2);
             const uint32_t last = large ? 56 : 28; /* of y, in the last expert */
-            p.path = paths[path];
             const uint32_t small[] = {10, 0, 19}, less[] = {1, 3, 25};
             offsets_of(&p, large ? counts : small, 0);
             run(&p);
@@ -329,9 +322,7 @@ static void test_rows_alone(void **state)
             free(before);
             product_free(&p);
         }
-    layer_free(l);
-    free(l);
-    qc_matmul_destroy(h);
+    layer_close(l);
 }
 
 /* ---- graphs ---------------------------------------------------------------------------------- */
@@ -340,42 +331,34 @@ static void test_graphs(void **state)
 {
     (void)state;
     qt_rng rng = qt_rng_start("graphs");
-    qc_matmul *h = km_handle();
-    layer *l = km_host(sizeof *l);
     const km_spec spec = {.kind = QC_FORM_INT8_BLOCKS, .n = 33, .k = 128, .block = 64};
     static const uint32_t counts[][4] = {{3, 0, 20, 1}, {0, 0, 0, 0}, {0, 40, 0, 0}, {1, 1, 1, 1}};
-    layer_make(l, h, &spec, 4, &rng);
+    layer *l = layer_open(&spec, 4, &rng);
     for (size_t path = 0; path < COUNT(paths); path++) {
         product p;
-        qc_cuda_stream s = NULL;
         qc_cuda_graph g = NULL;
-        if (!has_path(h, path))
+        if (!has_path(l, path))
             continue;
-        product_make(&p, l, 40, 7, &rng);
-        p.path = paths[path];
+        product_make(&p, l, paths[path], 40, 7, &rng);
         uint16_t *want = km_host(p.max_rows * p.ldy * 2);
-        KM_OK(qc_cuda_stream_create(&s, &km_error));
-        KM_OK(qc_cuda_capture_begin(s, &km_error));
-        put_on(&p, s);
-        KM_OK(qc_cuda_capture_end(&g, s, &km_error));
+        KM_OK(qc_cuda_capture_begin(l->s, &km_error));
+        put_on(&p);
+        KM_OK(qc_cuda_capture_end(&g, l->s, &km_error));
         for (size_t i = 0; i < COUNT(counts); i++) {
             offsets_of(&p, counts[i], 0);
             run(&p);
             check(&p);
             memcpy(want, p.y, p.max_rows * p.ldy * 2);
-            reset(&p, s);
-            KM_OK(qc_cuda_graph_launch(g, s, &km_error));
-            km_download(p.y, p.io.y, p.max_rows * p.ldy * 2, s);
+            reset(&p);
+            KM_OK(qc_cuda_graph_launch(g, l->s, &km_error));
+            km_download(p.y, p.io.y, p.max_rows * p.ldy * 2, l->s);
             assert_memory_equal(p.y, want, p.max_rows * p.ldy * 2);
         }
         qc_cuda_graph_destroy(g);
-        qc_cuda_stream_destroy(s);
         free(want);
         product_free(&p);
     }
-    layer_free(l);
-    free(l);
-    qc_matmul_destroy(h);
+    layer_close(l);
 }
 
 /* ---- what is wrong --------------------------------------------------------------------------- */
@@ -394,17 +377,14 @@ static void test_faults(void **state)
 {
     (void)state;
     qt_rng rng = qt_rng_start("faults");
-    qc_matmul *h = km_handle();
-    layer *l = km_host(sizeof *l);
     const km_spec spec = {.kind = QC_FORM_NF4, .n = 33, .k = 128, .block = 64};
     static const uint32_t good[] = {3, 0, 20, 1};
-    layer_make(l, h, &spec, 4, &rng);
+    layer *l = layer_open(&spec, 4, &rng);
     for (size_t path = 0; path < COUNT(paths); path++) {
         product p;
-        if (!has_path(h, path))
+        if (!has_path(l, path))
             continue;
-        product_make(&p, l, 40, 2, &rng);
-        p.path = paths[path];
+        product_make(&p, l, paths[path], 40, 2, &rng);
         offsets_of(&p, good, 0);
         p.offsets[2] = 2;
         expect_fault(&p, 0, 40);
@@ -426,9 +406,7 @@ static void test_faults(void **state)
         check(&p);
         product_free(&p);
     }
-    layer_free(l);
-    free(l);
-    qc_matmul_destroy(h);
+    layer_close(l);
 }
 
 static void expect(product *p, const char *words)
@@ -443,12 +421,10 @@ static void test_refusals(void **state)
 {
     (void)state;
     qt_rng rng = qt_rng_start("refusals");
-    qc_matmul *h = km_handle();
-    layer *l = km_host(sizeof *l);
     const km_spec spec = {.kind = QC_FORM_NF4, .n = 33, .k = 128, .block = 64};
     product p;
-    layer_make(l, h, &spec, 2, &rng);
-    product_make(&p, l, 40, 3, &rng);
+    layer *l = layer_open(&spec, 2, &rng);
+    product_make(&p, l, QC_MATMUL_AUTO, 40, 3, &rng);
     const qc_matmul_experts_io io = p.io;
     p.io.offsets = NULL;
     expect(&p, "offsets is NULL");
@@ -474,29 +450,27 @@ static void test_refusals(void **state)
     p.workspace_bytes -= 1;
     expect(&p, "workspace");
     p.io.max_rows = 0;
-    KM_OK(qc_matmul_run_experts(h, &l->ready, &p.io, QC_MATMUL_AUTO, NULL, 0, NULL, &km_error));
+    KM_OK(qc_matmul_run_experts(l->h, &l->ready, &p.io, QC_MATMUL_AUTO, NULL, 0, NULL, &km_error));
     product_free(&p);
 
     qc_weights w[2] = {l->w[0].device, l->w[1].device};
     qc_matmul_experts out;
     qc_error err = {0};
     w[1].rows = 32;
-    km_expect(qc_matmul_experts_prepare(h, w, 2, l->memory, &out, NULL, &err), QC_ERR_USAGE, &err,
-              "expert 1 differs from the first in its rows");
+    km_expect(qc_matmul_experts_prepare(l->h, w, 2, l->memory, &out, NULL, &err), QC_ERR_USAGE,
+              &err, "expert 1 differs from the first in its rows");
     w[1].rows = 33;
     w[1].form.block_elems = 32;
-    km_expect(qc_matmul_experts_prepare(h, w, 2, l->memory, &out, NULL, &err), QC_ERR_USAGE, &err,
-              "block size");
-    km_expect(qc_matmul_experts_prepare(h, w, 0, l->memory, &out, NULL, &err), QC_ERR_USAGE, &err,
-              "no experts");
-    km_expect(qc_matmul_experts_prepare(h, w, 1, NULL, &out, NULL, &err), QC_ERR_USAGE, &err,
+    km_expect(qc_matmul_experts_prepare(l->h, w, 2, l->memory, &out, NULL, &err), QC_ERR_USAGE,
+              &err, "block size");
+    km_expect(qc_matmul_experts_prepare(l->h, w, 0, l->memory, &out, NULL, &err), QC_ERR_USAGE,
+              &err, "no experts");
+    km_expect(qc_matmul_experts_prepare(l->h, w, 1, NULL, &out, NULL, &err), QC_ERR_USAGE, &err,
               "256-byte aligned");
     w[0].form.ops = qc_form_ops_of(QC_FORM_W4A16);
-    km_expect(qc_matmul_experts_prepare(h, w, 1, l->memory, &out, NULL, &err), QC_ERR_UNSUPPORTED,
-              &err, "no kernel multiplies experts");
-    layer_free(l);
-    free(l);
-    qc_matmul_destroy(h);
+    km_expect(qc_matmul_experts_prepare(l->h, w, 1, l->memory, &out, NULL, &err),
+              QC_ERR_UNSUPPORTED, &err, "no kernel multiplies experts");
+    layer_close(l);
 }
 
 int main(void)
