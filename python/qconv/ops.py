@@ -378,6 +378,9 @@ def experts_each(linear, **in_float):
     return experts
 
 
+experts_cpu = experts_each(linear_cpu, y_dtype=_F32)
+
+
 def launcher(device, dtype, form):
     """The Gpu whose kernels multiply such experts in one launch, or None."""
     gpu = _gpu.of(device)
@@ -417,7 +420,7 @@ def experts_gradient(gradient, offsets, codes, scales, code_map, nested_absmax, 
 
 _library_of_ops.impl("linear", linear_cpu, "CPU")
 _library_of_ops.impl("dequantize", dequantize_cpu, "CPU")
-_library_of_ops.impl("experts", experts_each(linear_cpu, y_dtype=_F32), "CPU")
+_library_of_ops.impl("experts", experts_cpu, "CPU")
 _library_of_ops.impl("experts_gradient", experts_gradient, "CompositeExplicitAutograd")
 _library_of_ops.impl("linear", linear_cuda, "CUDA")
 _library_of_ops.impl("linear_then", linear_then_cpu, "CPU")

@@ -73,7 +73,7 @@ class Shim:
         import shim_runtime
         self.runtime, self.streams = shim_runtime, shim_runtime.start()
         self.library = torch.library.Library("qconv", "IMPL")
-        for name in ("linear", "dequantize"):
+        for name in ("linear", "linear_then", "dequantize", "experts"):
             self.library.impl(name, self.chosen(getattr(ops, f"{name}_cuda"), getattr(ops, f"{name}_cpu")), "CPU",
                               allow_override=True)
 
@@ -216,6 +216,87 @@ def products():
             count += 1
     _gpu._check(_gpu.of(gpu.device).library.qc_matmul_check(_gpu.of(gpu.device).handle, _gpu._call.error_at))
     return {"products": count, "worst": worst, "paths": paths()}
+
+
+def epilogues():
+    """A gate, a residual and a bias in one product, with few rows and many."""
+    worst = 0.0
+    for dtype, m, act in itertools.product(HALVES, (1, 8, 64, 300), ("silu", "gelu_tanh")):
+        w, x, bias = there(weight("nf4", 96, 128, 64, True)), randn(m, 128, dtype=dtype), randn(96, dtype=dtype, seed=1)
+        gate, residual = (randn(m, 96, dtype=dtype, seed=seed) for seed in (2, 3))
+        y = ops.linear_then(x, *w.tensors(), bias, gate, act, residual, *w.numbers).double()
+        g = gate.double()
+        by = torch.nn.functional.silu(g) if act == "silu" else torch.nn.functional.gelu(g, approximate="tanh")
+        want = (x.double() @ exact(w).T + bias.double()) * by + residual.double()
+        size = (x.double().abs() @ exact(w).abs().T + bias.double().abs()) * by.abs() + residual.double().abs()
+        worst = max(worst, ((y - want).abs() / size.clamp_min(1e-3)).max().item() / ERROR[dtype])
+    assert worst < 1, worst
+    return {"worst, of the bound": worst}
+
+
+EXPERTS = (("nf4", 48, 96, 32, True), ("nf4", 64, 256, 64), ("int8", 33, 71), ("int8-block", 7, 192, 64),
+           ("w8a16", 7, 256, 128))
+
+
+def experts_of(form, count):
+    """(weights, what qconv::experts takes from row_weights on: tensors on the device, with a bias)"""
+    each = [there(weight(*form, seed=i)) for i in range(count)]
+    codes, scales, code_map, nested, nested_map = zip(*(w.tensors() for w in each))
+    tensors = (torch.stack(codes), torch.stack(scales), code_map[0], None if nested[0] is None else torch.stack(nested),
+               nested_map[0])
+    return each, tensors, (*each[0].numbers[:-1], [w.offset for w in each])
+
+
+def of_experts(each, offsets, x, bias, by):
+    """What the rows of y are in double, and the sums of magnitudes."""
+    want, size = [], []
+    for w, b, begin, end in zip(each, bias.double(), offsets, offsets[1:]):
+        weights = by[begin:end, None].double()
+        want.append((x[begin:end].double() @ exact(w).T + b) * weights)
+        size.append((x[begin:end].double().abs() @ exact(w).abs().T + b.abs()) * weights.abs())
+    return torch.cat(want), torch.cat(size).clamp_min(1e-30)
+
+
+def experts():
+    """Rows by number, biases and weights of rows; no rows, few and many; forms without a kernel, too."""
+    worst, count = {}, 0
+    for form, dtype, rows in itertools.product(EXPERTS, ERROR, ((1, 0, 2, 0), (5, 17, 0, 1), (70, 1, 0, 64))):
+        each, tensors, numbers = experts_of(form, len(rows))
+        offsets = [sum(rows[:i]) for i in range(len(rows) + 1)]
+        x, bias = randn(9, form[2], dtype=dtype), randn(len(rows), form[1], dtype=dtype, seed=1)
+        by, chosen = randn(offsets[-1] + 3, seed=2), torch.arange(offsets[-1] + 3, dtype=torch.int32) * 5 % 9
+        chosen = chosen.to(gpu.device)
+        y = ops.experts(x, torch.tensor(offsets, dtype=torch.int32).to(gpu.device), chosen, by, *tensors, bias, *numbers)
+        assert not y[offsets[-1]:].any()
+        want, size = of_experts(each, offsets, x[chosen.long()], bias, by)
+        apart = ((y[:offsets[-1]].double() - want).abs() / size).max().item()
+        assert apart < ERROR[dtype], (form, dtype, rows, apart)
+        worst[str(dtype)] = max(worst.get(str(dtype), 0.0), apart)
+        count += 1
+    return {"products": count, "worst": worst}
+
+
+def experts_in_graphs():
+    """Captured once and run with other offsets, rows and x."""
+    for form, dtype in itertools.product(EXPERTS[:4], HALVES):
+        each, tensors, numbers = experts_of(form, 4)
+        x, bias, by = randn(40, form[2], dtype=dtype), randn(4, form[1], dtype=dtype, seed=1), randn(40, seed=2)
+        offsets = torch.tensor([0, 3, 3, 23, 40], dtype=torch.int32).to(gpu.device)
+        rows = torch.arange(40, dtype=torch.int32).to(gpu.device)
+
+        def work():
+            return ops.experts(x, offsets, rows, by, *tensors, bias, *numbers)
+        work()
+        replay, y = gpu.captured(work)
+        for seed, ends in enumerate(((0, 40, 40, 40, 40), (0, 1, 2, 3, 40), (0, 0, 20, 20, 40))):
+            offsets.copy_(torch.tensor(ends))
+            rows.copy_(torch.randperm(40, generator=torch.Generator().manual_seed(seed)))
+            x.copy_(randn(40, form[2], dtype=dtype, seed=seed))
+            replay()
+            gpu.synchronize()
+            want, size = of_experts(each, ends, x[rows.long()], bias, by)
+            assert ((y.double() - want).abs() / size).max().item() < ERROR[dtype], (form, dtype, ends)
+    return {}
 
 
 def shapes():
@@ -573,9 +654,9 @@ def second_device():
     return {}
 
 
-CHECKS = (library, restored, products, shapes, refusals, addresses, graphs, new_in_a_capture, graphs_that_fork,
-          graphs_at_once, two_streams, nothing_waits, gradients, second_device, host_time, device_time, model,
-          compiled_default, compiled_with_graphs)
+CHECKS = (library, restored, products, epilogues, experts, experts_in_graphs, shapes, refusals, addresses, graphs,
+          new_in_a_capture, graphs_that_fork, graphs_at_once, two_streams, nothing_waits, gradients, second_device,
+          host_time, device_time, model, compiled_default, compiled_with_graphs)
 # A graph of the shim has none of torch's work on the CPU; test_interop_gpu_operators.py captures products alone.
 ON_A_GPU = (graphs, new_in_a_capture, graphs_that_fork, graphs_at_once, two_streams, nothing_waits,
             second_device, device_time, compiled_with_graphs)
