@@ -19,14 +19,13 @@
  *      NF4        8       2 x 4       64      256      40,960    table 32 KB, x 2 x 4 KB
  *                16       2 x 4       64      256      49,152            x 2 x 8 KB
  *                32       4 x 2      128      128      49,152            x 2 x 8 KB
+ *                64       4 x 2      128      128      65,536            x 2 x 16 KB
  *      int8       8       2 x 4       32      256       8,320
  *                16       2 x 4       32      256      16,512
  *                32       8 x 1      128       64      16,512
  *                64       8 x 1      128       64      32,896
  *
- * (49,152 bytes fit twice on a V100's multiprocessor. NF4 has no tile of 64 rows: with two B tiles
- * it would take more registers than there are, and with one, x would cost more shared-memory
- * wavefronts than two tiles of 32 rows do.)
+ * (49,152 bytes fit twice on a V100's multiprocessor. NF4 with 64 rows is for sm_70 alone.)
  *
  * Which thread has which data: q = lane % 16 / 4 is the quad pair, and
  * i = lane % 4 + (lane >= 16 ? 4 : 0). Quad pairs 0 and 1 have columns (rows of W) 0 .. 7 of the
@@ -83,6 +82,11 @@ template <int m_tile_, codes kind_> struct shape {
     static constexpr int units = buffer_units / QC_MMA_THREADS; /* per thread */
     static constexpr int m_parts = m_tile / 8;
     static constexpr int run_words = nf4 ? 4 : 8;
+    /* With 64 rows of NF4 the sums take 128 registers, and a step is twice as long as with 32: so
+     * codes come one step ahead instead of two, and x in four turns. CUDA 11.8 has the registers
+     * for sm_70 only, and only there is it chosen. */
+    static constexpr bool large = nf4 && m_tile == 64;
+    static constexpr int ahead = large ? 1 : 2, turns = large ? 4 : 1;
     /* Blocks per multiprocessor, as limited by registers. Newer devices need more of these, to
      * emulate m8n8k4. */
     static constexpr int blocks = m_tile <= 16 && QC_ARCH < 80 ? 2 : 1;
@@ -233,6 +237,12 @@ template <typename S> QC_DEVICE group_part part_of(const group &g, unsigned bloc
 template <typename S>
 static __global__ void __launch_bounds__(QC_MMA_THREADS, S::blocks) matmul_mma884(const group g)
 {
+#ifndef QC_CUDA_SHIM
+    if (S::large && QC_ARCH >= 75) {
+        __trap();
+        return;
+    }
+#endif
     QC_SHARED(typename S::shared, sh);
     unsigned thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
     unsigned half = lane % 8 / 4, line = lane % 4 + lane / 16 * 4;
@@ -256,7 +266,7 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS, S::blocks) matmul_mma88
         row[r] = (unsigned)((a.w.first + n * a.w.ld + p.k_begin) / QC_RUN_ELEMS) + own;
         keep(row[r]);
     }
-    stage<S> stages[2];
+    stage<S> stages[S::ahead];
     auto load_weights = [&](stage<S> &to, unsigned first) {
         unsigned run = first < last ? first : last;
 #pragma unroll
@@ -271,7 +281,7 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS, S::blocks) matmul_mma88
             load_scale<S>(scales, r, a.w, row[r] + run, nested);
     };
 #pragma unroll
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < S::ahead; i++)
         load_weights(stages[i], i * S::step);
 #pragma unroll
     for (int r = 0; r < S::b_tiles; r++)
@@ -290,26 +300,31 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS, S::blocks) matmul_mma88
     static_assert(QC_MMA_THREADS / S::row_units % 4 == 0, "the swizzle of a thread's rows is one");
     unsigned x_end = runs > x_unit / 4 ? runs - x_unit / 4 : 0; /* steps below it have the unit */
     keep(x_end);
-    uint4 held[S::units];
-    auto load_x = [&](unsigned first) {
+    constexpr int turn_units = S::units / S::turns;
+    uint4 held[turn_units];
+    auto load_x = [&](unsigned first, int turn) {
         bool inside = first < x_end;
         unsigned from = x_from + first * (QC_RUN_ELEMS / 8);
 #pragma unroll
-        for (int i = 0; i < S::units; i++) {
+        for (int i = 0; i < turn_units; i++) {
+            int u = turn * turn_units + i;
             held[i].x = held[i].y = held[i].z = held[i].w = 0;
-            if (inside && (unsigned)i < x_there)
+            if (inside && (unsigned)u < x_there)
                 held[i] =
-                    qc_ld_stream_16(reinterpret_cast<const uint4 *>(a.x) + (from + i * x_apart));
+                    qc_ld_stream_16(reinterpret_cast<const uint4 *>(a.x) + (from + u * x_apart));
         }
     };
-    auto store_x = [&](unsigned buffer) {
-        uint4 *to = sh.x + buffer * S::buffer_units + x_to;
+    auto store_x = [&](unsigned buffer, int turn) {
+        uint4 *to = sh.x + buffer * S::buffer_units + x_to + turn * turn_units * QC_MMA_THREADS;
 #pragma unroll
-        for (int i = 0; i < S::units; i++)
+        for (int i = 0; i < turn_units; i++)
             to[i * QC_MMA_THREADS] = held[i];
     };
-    load_x(0);
-    store_x(0);
+#pragma unroll
+    for (int turn = 0; turn < S::turns; turn++) {
+        load_x(0, turn);
+        store_x(0, turn);
+    }
 
     /* Half of the weight's exponent goes into the scales, the rest into the sums. */
     float power = qc_run_power_of(a.w.exponent ? *a.w.exponent : 0).a;
@@ -336,7 +351,7 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS, S::blocks) matmul_mma88
     keep(x_at);
     keep(x_to);
     auto compute = [&](stage<S> &now, unsigned first, unsigned buffer) {
-        load_x(first + S::step);
+        load_x(first + S::step, 0);
         const unsigned char *x_bytes =
             reinterpret_cast<const unsigned char *>(sh.x + buffer * S::buffer_units);
         float by[S::b_tiles];
@@ -347,8 +362,8 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS, S::blocks) matmul_mma88
             load_scales(first + S::step);
         }
         auto load_next = [&]() {
-            if (first + 2 * S::step < runs)
-                load_weights(now, first + 2 * S::step);
+            if (first + S::ahead * S::step < runs)
+                load_weights(now, first + S::ahead * S::step);
         };
         float of[S::b_tiles][4];
         auto columns = [&]() {
@@ -420,8 +435,14 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS, S::blocks) matmul_mma88
 #pragma unroll
                     for (int i = 0; i < beside; i++)
                         add_part<S>(sum[r0 + r][i0 + i], part[r][i], of[r0 + r]);
+                constexpr int turn_parts = S::m_parts / S::turns;
+                int turn = (i0 + beside) / turn_parts;
+                if (S::turns > 1 && (i0 + beside) % turn_parts == 0 && turn < S::turns) {
+                    store_x(buffer ^ 1, turn - 1);
+                    load_x(first + S::step, turn);
+                }
             }
-        store_x(buffer ^ 1);
+        store_x(buffer ^ 1, S::turns - 1);
     };
     for (unsigned first = 0;;) {
         compute(stages[0], first, 0);
@@ -429,7 +450,7 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS, S::blocks) matmul_mma88
         if (first >= runs)
             break;
         __syncthreads(); /* the other buffer is complete, and all threads are done with this one */
-        compute(stages[1], first, 1);
+        compute(stages[S::ahead - 1], first, 1);
         first += S::step;
         if (first >= runs)
             break;
@@ -515,13 +536,12 @@ void configure_tile(const qc_cuda_device *d, const qc_matmul_shape *s, qc_matmul
     configure_splits(d, s, S::n_tile, S::k_step < 128 ? 128 : S::k_step, p);
 }
 
-template <template <int> class S, int most = 64>
-void configure(const qc_cuda_device *d, const qc_matmul_shape *s, qc_matmul_plan *p)
+template <template <int> class S>
+void configure(const qc_cuda_device *d, const qc_matmul_shape *s, uint64_t rows, qc_matmul_plan *p)
 {
     static constexpr decltype(&configure_tile<S<8>>) tiles[] = {
-        configure_tile<S<8>>, configure_tile<S<16>>, configure_tile<S<32>>,
-        configure_tile<S<most>>};
-    tiles[qc_mma_tile_index(s->m)](d, s, p);
+        configure_tile<S<8>>, configure_tile<S<16>>, configure_tile<S<32>>, configure_tile<S<64>>};
+    tiles[qc_mma_tile_index(rows)](d, s, p);
 }
 
 template <int m_tile> using nf4_shape = shape<m_tile, codes::nf4>;
@@ -583,8 +603,7 @@ qc_status launch(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s, qc_e
 {
     qc_form_kind kind = c->weights.w.form.ops->kind;
     if (c->plan.aligned)
-        return kind == QC_FORM_NF4
-                   ? launch_group < nf4_shape<m_tile<32 ? m_tile : 32>>(c, count, s, err)
+        return kind == QC_FORM_NF4 ? launch_group<nf4_shape<m_tile>>(c, count, s, err)
                : kind == QC_FORM_INT8_ROWS
                    ? launch_group<int8_rows_shape<m_tile>>(c, count, s, err)
                    : launch_group<int8_blocks_shape<m_tile>>(c, count, s, err);
@@ -600,13 +619,16 @@ qc_status launch(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s, qc_e
 extern "C" void qc_mma884_configure(const qc_cuda_device *d, const qc_matmul_shape *s,
                                     qc_matmul_plan *p)
 {
-    bool aligned = p->aligned;
+    bool aligned = p->aligned, v100 = d->sm < 75;
+    /* Tiles of 64 rows of NF4 are for sm_70, where the last one would have more than 32. */
+    uint64_t nf4_rows = s->m > 32 && (!v100 || (s->m - 1) % 64 < 32) ? 32 : s->m;
     if (s->kind == QC_FORM_NF4)
-        aligned ? configure<nf4_shape, 32>(d, s, p) : configure<any_nf4_shape>(d, s, p);
+        aligned ? configure<nf4_shape>(d, s, nf4_rows, p) : configure<any_nf4_shape>(d, s, s->m, p);
     else if (s->kind == QC_FORM_INT8_ROWS && aligned)
-        configure<int8_rows_shape>(d, s, p);
+        configure<int8_rows_shape>(d, s, s->m, p);
     else
-        aligned ? configure<int8_blocks_shape>(d, s, p) : configure<any_int8_shape>(d, s, p);
+        aligned ? configure<int8_blocks_shape>(d, s, s->m, p)
+                : configure<any_int8_shape>(d, s, s->m, p);
 }
 
 extern "C" qc_status qc_mma884_launch(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s,

@@ -27,8 +27,8 @@ static void *device_memory(group *g, size_t bytes)
 }
 
 /* x of the first part goes to all; as the launcher wants it: float16, zero up to k_padded. */
-static void group_make(group *g, const qc_matmul *h, const km_spec *like, uint64_t m,
-                       uint32_t splits, qt_rng *rng)
+static void group_make(group *g, const qc_matmul *h, const qc_cuda_device *d, const km_spec *like,
+                       uint64_t m, uint32_t splits, qt_rng *rng)
 {
     qc_matmul_shape shape = {.kind = like->kind,
                              .m = m,
@@ -44,7 +44,7 @@ static void group_make(group *g, const qc_matmul *h, const km_spec *like, uint64
     memset(g, 0, sizeof *g);
     for (int i = 0; i < PARTS; i++)
         shape.n += shape.part_n[i] = part_n[i];
-    KM_OK(qc_matmul_plan_make(qc_matmul_device(h), &shape, QC_MATMUL_MMA_884, 0, &plan, &km_error));
+    KM_OK(qc_matmul_plan_make(d, &shape, QC_MATMUL_MMA_884, 0, &plan, &km_error));
     if (splits) {
         plan.split_k = ((like->k + 127) / 128 + splits - 1) / splits * 128;
         plan.splits = (uint32_t)((like->k + plan.split_k - 1) / plan.split_k);
@@ -120,10 +120,12 @@ static void run(group *g, uint32_t together)
     qc_cuda_stream_destroy(s);
 }
 
-static void check(const qc_matmul *h, const km_spec *like, uint64_t m, uint32_t splits, qt_rng *rng)
+/* As planned for device d, on the one that there is. */
+static void check(const qc_matmul *h, const qc_cuda_device *d, const km_spec *like, uint64_t m,
+                  uint32_t splits, qt_rng *rng)
 {
     group g;
-    group_make(&g, h, like, m, splits, rng);
+    group_make(&g, h, d, like, m, splits, rng);
     run(&g, PARTS);
     uint16_t *together[PARTS];
     for (int i = 0; i < PARTS; i++) {
@@ -158,17 +160,61 @@ static void test_groups(void **state)
                                 .k = ks[j],
                                 .block = turn % 2 ? 32 : 64,
                                 .nested = kind != 1 && turn % 3 != 0};
-                check(h, &like, ms[i], j == 1 ? 3 : 0, &rng);
+                check(h, qc_matmul_device(h), &like, ms[i], j == 1 ? 3 : 0, &rng);
             }
     qc_matmul_destroy(h);
+}
+
+static const qc_cuda_device v100 = {
+    .sm = 70, .multiprocessors = 80, .shared_multiprocessor_bytes = 96 << 10};
+
+#ifdef QC_CUDA_SHIM
+/* Tiles of 64 rows of NF4, which no other device has: from one step of k to many, with a last one
+ * that is not whole, and tiles of x that are not. */
+static void test_64_rows(void **state)
+{
+    (void)state;
+    static const uint64_t ms[] = {33, 64, 107}, ks[] = {32, 128, 416, 1184};
+    qt_rng rng = {.state = 12};
+    qc_matmul *h = km_handle();
+    for (unsigned i = 0; i < 3; i++)
+        for (unsigned j = 0; j < 4; j++) {
+            km_spec like = {
+                .kind = QC_FORM_NF4, .k = ks[j], .block = j % 2 ? 32 : 64, .nested = i != 1};
+            check(h, &v100, &like, ms[i], j == 3 ? 3 : 0, &rng);
+        }
+    qc_matmul_destroy(h);
+}
+#endif
+
+/* Tiles of x: on sm_70 two of 32 rows are one of 64 where both have rows. */
+static void test_tiles_of_x(void **state)
+{
+    (void)state;
+    static const struct {
+        uint64_t m;
+        uint32_t with, without;
+    } rows[] = {{8, 8, 8},    {16, 16, 16}, {32, 32, 32}, {33, 64, 32},  {64, 64, 32},
+                {65, 32, 32}, {96, 32, 32}, {97, 64, 32}, {128, 64, 32}, {4096, 64, 32}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        for (unsigned sm = 70; sm < 100; sm++) {
+            qc_cuda_device d = v100;
+            qc_matmul_plan p = {.path = QC_MATMUL_MMA_884, .aligned = 1};
+            qc_matmul_shape s = {.kind = QC_FORM_NF4, .m = rows[i].m, .n = 8192, .k = 8192};
+            d.sm = sm;
+            qc_mma884_configure(&d, &s, &p);
+            assert_int_equal(p.m_tile, sm < 75 ? rows[i].with : rows[i].without);
+            assert_true(p.shared_bytes <= 64 << 10);
+            s.kind = QC_FORM_INT8_ROWS;
+            qc_mma884_configure(&d, &s, &p);
+            assert_int_equal(p.m_tile, rows[i].m > 32 ? 64 : rows[i].with);
+        }
 }
 
 /* The fewest tiles that hold a group: those of a part do not reach into the next. */
 static void test_plan(void **state)
 {
     (void)state;
-    qc_cuda_device v100 = {
-        .sm = 70, .multiprocessors = 80, .shared_multiprocessor_bytes = 96 << 10};
     static const uint64_t shapes[][2] = {{28672, 8192}, {8192, 28672}, {8192, 8192}, {1024, 8192}};
     for (size_t i = 0; i < 4; i++)
         for (uint64_t m = 1; m <= 64; m *= 2) {
@@ -199,6 +245,10 @@ int main(void)
     km_without_cublas();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_groups),
+#ifdef QC_CUDA_SHIM
+        cmocka_unit_test(test_64_rows),
+#endif
+        cmocka_unit_test(test_tiles_of_x),
         cmocka_unit_test(test_plan),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
