@@ -39,20 +39,29 @@ static int is_aligned(const qc_matmul_shape *s)
     return !s->repacked && s->k % RUN_ELEMS == 0;
 }
 
+/* The same as fused_rows where matmul_tiles.cu has the shape: calculated from clocks, which
+ * docs/kernels.md has beside those of dequantizing and cuBLAS, not measured. It splits K, so narrow
+ * weights fill the device as well.
+ *   80 .. 89    with large shared memory (sm_80, sm_87). cuBLAS takes as long for 192 rows as for
+ *               256, so NF4 wins at 192 and loses at 256; int8, which has more bytes to dequantize,
+ *               wins there too
+ *   86, 88      a third less memory bandwidth for their tensor cores than sm_80: 128
+ *   89          twice the clocks of sm_86 for the same bandwidth: 256
+ *   90 .. 99    wgmma, which cuBLAS has, is up to twice as fast as mma.sync: 128
+ *   100 .. 109  memory brings float16 weights for 64 rows in half the time that mma.sync takes: 64
+ *   110 .. 119  a quarter of sm_100's bandwidth per multiprocessor: 128
+ *   120 ..      GDDR7 has nearly twice the bandwidth of sm_89: 128 */
+static uint64_t tiles_rows(const qc_cuda_device *d, const qc_matmul_shape *s)
+{
+    if (d->sm < 90 && d->shared_block_bytes >= LARGE_SHARED)
+        return s->kind == QC_FORM_NF4 ? 192 : 256;
+    return d->sm == 89 ? 256 : d->sm >= 100 && d->sm < 110 ? 64 : 128;
+}
+
 /* Up to this many rows of x, a fused kernel is thought to be no slower than dequantizing and
  * cuBLAS.
  *
- * Where matmul_tiles.cu has the shape, that is calculated, not measured: docs/kernels.md has the
- * clocks. It splits K, so narrow weights fill the device as well.
- *   80 .. 89    with tiles of 64 and 128 rows (sm_80, sm_87). cuBLAS takes as long for 192 rows as
- *               for 256, so NF4 wins at 192 and loses at 256; int8, which has more bytes to
- *               dequantize, wins there too. sm_86, sm_88 and sm_89, with 99 KB, have tiles of 16
- *               rows, and the table below.
- *   90 .. 99    wgmma, which cuBLAS has, is up to twice as fast as mma.sync: 128 rows.
- *   100 .. 119  (sm_100, sm_103, sm_110) cuBLAS has tensor cores with a memory of their own, again
- *               twice as fast, but to 128 rows float16 weights are bound by memory there too, and a
- *               fused kernel reads a quarter: 128 rows, as above.
- *   120 ..      (sm_120, sm_121) cuBLAS has mma.sync, and multiprocessors have 99 KB: as sm_89.
+ * Where matmul_tiles.cu has the shape: tiles_rows.
  *
  * For other shapes the general kernel runs. Its rows are those up to which a fused kernel was
  * published to be no slower, theirs, not measured with these kernels: for sm_75 and newer
@@ -71,8 +80,8 @@ static uint64_t fused_rows(const qc_cuda_device *d, const qc_matmul_shape *s)
     if (d->sm < 80)
         return three ? 128 : 64;
     qc_matmul_plan p = {.aligned = is_aligned(s)};
-    if (large_shared && d->sm < 120 && qc_tiles_takes(d, s, &p))
-        return d->sm >= 90 ? 128 : s->kind == QC_FORM_NF4 ? 192 : 256;
+    if (qc_tiles_takes(d, s, &p))
+        return tiles_rows(d, s);
     if (d->sm < 90 && large_shared)
         return three ? 128 : one ? (s->k < s->n ? 64 : 32) : half && s->k < s->n ? 128 : 16;
     if (d->sm < 89)

@@ -32,7 +32,9 @@
  *      32       4       256    24 / 40     5 / 3        72 / 40      160,896 / 196,608 / 128,128
  *      64       3       192    28 / 40     4 / 3        56 / 40      151,680 / 196,608 / 127,104
  *     128       2       128    40 / 48     3 / 3        40 / 48      158,848 / 196,608 / 150,656
- *      16       4       256    20 / -      3 / -        20 / -        99,456 (sm_86, 89, 120)
+ *    in 99 KB (sm_86, sm_89, sm_120):                                 NF4 / int8
+ *      16     4 / 3   256 / 192  20 / 28     3 / 3        20 / 28       99,456 / 90,240
+ *      32     3 / 2   192 / 128  20 / 24     3 / 3        20 / 24       98,432 / 76,928
  *
  * With 64 rows of x, row-wise int8 has 4 A tiles, 256 rows of W, stages of 48 KB and 152,704 bytes.
  * It has no tile of 128 rows, where x would be read twice as often.
@@ -250,10 +252,12 @@ QC_DEVICE void sums_put(float *sums, const float (&sum)[S::a_tiles][S::m_parts][
     }
 }
 
-template <int m_tile, kind what, int stages, bool wide>
+template <int m_tile, kind what, memory in>
 static __global__ void __launch_bounds__(THREADS, 1) matmul_tiles(const tiles_args a)
 {
-    using S = shape<m_tile, what, stages, wide>;
+    using S = shape<m_tile, what, in>;
+    constexpr bool wide = S::wide;
+    constexpr int stages = S::stages;
     QC_SHARED(typename S::shared, sh);
     unsigned thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
     /* If more lay in front of the block's shared memory, the table would reach beyond its end. Only
@@ -377,20 +381,10 @@ typedef struct {
     uint32_t m_tile, n_tile, shared_bytes;
 } variant;
 
-template <int m_tile, kind what, int stages, bool wide> constexpr variant variant_of(void)
+template <int m_tile, kind what, memory in> constexpr variant variant_of(void)
 {
-    using S = shape<m_tile, what, stages, wide>;
-    return {m_tile, S::n_tile, wide ? WIDE_SHARED : (uint32_t)sizeof(typename S::shared)};
-}
-
-constexpr int of_stages(kind what, int m_tile)
-{
-    return what == KIND_NF4 ? m_tile == 16   ? 6
-                              : m_tile == 32 ? 5
-                              : m_tile == 64 ? 4
-                                             : 3
-           : m_tile == 16   ? 4
-                            : 3;
+    using S = shape<m_tile, what, in>;
+    return {m_tile, S::n_tile, S::wide ? WIDE_SHARED : (uint32_t)sizeof(typename S::shared)};
 }
 
 kind kind_of(qc_form_kind k)
@@ -408,36 +402,41 @@ uint32_t m_tile_of(const qc_cuda_device *d, const qc_matmul_shape *s)
     return s->m <= 16 ? 16 : s->m <= 32 ? 32 : 64;
 }
 
-template <kind what, bool wide> variant large(uint32_t m_tile)
+template <kind what, memory in> variant large(uint32_t m_tile)
 {
     switch (m_tile) {
     case 16:
-        return variant_of<16, what, of_stages(what, 16), wide>();
+        return variant_of<16, what, in>();
     case 32:
-        return variant_of<32, what, of_stages(what, 32), wide>();
+        return variant_of<32, what, in>();
     case 64:
-        return variant_of<64, what, of_stages(what, 64), wide>();
+        return variant_of<64, what, in>();
     default:
-        return variant_of<128, what, of_stages(what, 128), wide>();
+        return variant_of<128, what, in>();
     }
+}
+
+template <kind what> variant small(uint64_t m)
+{
+    return m <= 16 ? variant_of<16, what, SMALL>() : variant_of<32, what, SMALL>();
+}
+
+template <kind what> variant choose(const qc_cuda_device *d, const qc_matmul_shape *s)
+{
+    uint32_t m_tile = m_tile_of(d, s);
+    bool wide = what == KIND_NF4 && d->shared_block_bytes >= WIDE_SHARED;
+    variant v = wide ? large<KIND_NF4, WIDE>(m_tile) : large<what, NARROW>(m_tile);
+    return v.shared_bytes <= d->shared_block_bytes ? v : small<what>(s->m);
 }
 
 /* Where no variant fits, shared_bytes is 0. */
 variant choose(const qc_cuda_device *d, const qc_matmul_shape *s)
 {
     kind what = kind_of(s->kind);
-    uint32_t m_tile = m_tile_of(d, s);
-    bool wide = what == KIND_NF4 && d->shared_block_bytes >= WIDE_SHARED;
-    variant v = wide                       ? large<KIND_NF4, true>(m_tile)
-                : what == KIND_NF4         ? large<KIND_NF4, false>(m_tile)
-                : what == KIND_INT8_BLOCKS ? large<KIND_INT8_BLOCKS, false>(m_tile)
-                                           : large<KIND_INT8_ROWS, false>(m_tile);
-    if (v.shared_bytes <= d->shared_block_bytes)
-        return v;
-    v = variant_of<16, KIND_NF4, 3, false>();
-    if (what == KIND_NF4 && v.shared_bytes <= d->shared_block_bytes)
-        return v;
-    return {0, 0, 0};
+    variant v = what == KIND_NF4           ? choose<KIND_NF4>(d, s)
+                : what == KIND_INT8_BLOCKS ? choose<KIND_INT8_BLOCKS>(d, s)
+                                           : choose<KIND_INT8_ROWS>(d, s);
+    return v.shared_bytes <= d->shared_block_bytes ? v : variant{0, 0, 0};
 }
 
 /* Bytes from memory per clock and multiprocessor, by data sheets: 10 on V100 and A100, 21 on H200,
@@ -533,10 +532,10 @@ tiles_args args_of(const qc_matmul_call *c, uint32_t count)
     return a;
 }
 
-template <int m_tile, kind what, int stages, bool wide>
+template <int m_tile, kind what, memory in>
 qc_status launch(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s, qc_error *err)
 {
-    auto kernel = matmul_tiles<m_tile, what, stages, wide>;
+    auto kernel = matmul_tiles<m_tile, what, in>;
     const qc_matmul_plan *p = &c->plan;
     QC_TRY(qc_cuda_allow_shared(kernel, p->shared_bytes, "matmul_tiles", err));
     tiles_args a = args_of(c, count);
@@ -545,19 +544,31 @@ qc_status launch(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s, qc_e
     return qc_cuda_launched("matmul_tiles", err);
 }
 
-template <kind what, bool wide>
-qc_status launch_kind(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s, qc_error *err)
+template <kind what, memory in>
+qc_status launch_large(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s, qc_error *err)
 {
     switch (c->plan.m_tile) {
     case 16:
-        return launch<16, what, of_stages(what, 16), wide>(c, count, s, err);
+        return launch<16, what, in>(c, count, s, err);
     case 32:
-        return launch<32, what, of_stages(what, 32), wide>(c, count, s, err);
+        return launch<32, what, in>(c, count, s, err);
     case 64:
-        return launch<64, what, of_stages(what, 64), wide>(c, count, s, err);
+        return launch<64, what, in>(c, count, s, err);
     default:
-        return launch < what == KIND_INT8_ROWS ? 64 : 128, what, 3, wide > (c, count, s, err);
+        return launch < what == KIND_INT8_ROWS ? 64 : 128, what, in > (c, count, s, err);
     }
+}
+
+template <kind what>
+qc_status launch_kind(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s, qc_error *err)
+{
+    const qc_matmul_plan *p = &c->plan;
+    if (what == KIND_NF4 && p->shared_bytes == WIDE_SHARED)
+        return launch_large<KIND_NF4, WIDE>(c, count, s, err);
+    if (p->m_tile > 32 || p->shared_bytes != small<what>(p->m_tile).shared_bytes)
+        return launch_large<what, NARROW>(c, count, s, err);
+    return p->m_tile == 16 ? launch<16, what, SMALL>(c, count, s, err)
+                           : launch<32, what, SMALL>(c, count, s, err);
 }
 
 } // namespace
@@ -599,15 +610,12 @@ extern "C" void qc_tiles_configure(const qc_cuda_device *d, const qc_matmul_shap
 extern "C" qc_status qc_tiles_launch(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s,
                                      qc_error *err)
 {
-    switch (c->weights.w.form.ops->kind) {
-    case QC_FORM_NF4:
-        if (c->plan.shared_bytes == variant_of<16, KIND_NF4, 3, false>().shared_bytes)
-            return launch<16, KIND_NF4, 3, false>(c, count, s, err);
-        return c->plan.shared_bytes == WIDE_SHARED ? launch_kind<KIND_NF4, true>(c, count, s, err)
-                                                   : launch_kind<KIND_NF4, false>(c, count, s, err);
-    case QC_FORM_INT8_ROWS:
-        return launch_kind<KIND_INT8_ROWS, false>(c, count, s, err);
+    switch (kind_of(c->weights.w.form.ops->kind)) {
+    case KIND_NF4:
+        return launch_kind<KIND_NF4>(c, count, s, err);
+    case KIND_INT8_ROWS:
+        return launch_kind<KIND_INT8_ROWS>(c, count, s, err);
     default:
-        return launch_kind<KIND_INT8_BLOCKS, false>(c, count, s, err);
+        return launch_kind<KIND_INT8_BLOCKS>(c, count, s, err);
     }
 }

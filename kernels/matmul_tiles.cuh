@@ -43,16 +43,26 @@ typedef struct {
     float factor;           /* what scales are multiplied by besides */
 } tile_task;
 
-template <int m_tile_, kind kind_, int stages_, bool wide_> struct shape {
-    static constexpr bool wide = wide_;
+/* What fits into a block's shared memory: the table of NF4, and how many rows of W and stages. */
+enum memory { NARROW, WIDE, SMALL };
+
+template <int m_tile_, kind kind_, memory memory_> struct shape {
+    static constexpr bool wide = memory_ == WIDE, small = memory_ == SMALL;
     static constexpr bool nf4 = kind_ == KIND_NF4, scaled = kind_ != KIND_INT8_ROWS;
-    static constexpr int m_tile = m_tile_, m_parts = m_tile / 8, stages = stages_;
+    static constexpr int m_tile = m_tile_, m_parts = m_tile / 8;
+    static constexpr int stages = small || m_tile == 128 || (!nf4 && m_tile > 16) ? 3
+                                  : !nf4 || m_tile == 64                          ? 4
+                                  : m_tile == 32                                  ? 5
+                                                                                  : 6;
     /* Whether a warp has x of a step in registers, for one A tile after the other. Else it decodes
      * all of its A tiles first, and x comes 8 rows at a time: with 128 rows, and on GPUs from
      * sm_120 on with 64 scaled ones, for which the first way spills there. */
     static constexpr bool keeps_x = m_tile < 64 || (m_tile == 64 && (!scaled || QC_ARCH < 120));
     static constexpr int warps_n = 4;
-    static constexpr int a_tiles = m_tile == 128 ? 2 : scaled && m_tile == 64 ? 3 : 4;
+    static constexpr int a_tiles = m_tile == 128            ? 2
+                                   : scaled && m_tile == 64 ? 3
+                                   : small                  ? (nf4 ? 5 : 4) - m_tile / 16
+                                                            : 4;
     static constexpr int warp_rows = 16 * a_tiles, n_tile = warps_n * warp_rows;
     static constexpr int x_units = m_tile * K_STEP / 8;
     static constexpr int row_units = nf4 ? 4 : 8; /* in a row of codes */

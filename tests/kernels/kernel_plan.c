@@ -145,6 +145,11 @@ static void test_auto(void **state)
     expect_gemm_from(a100(), 1024, 512, 193, QC_MATMUL_MMA_16816);
     expect_gemm_rows(a100(), QC_FORM_INT8_BLOCKS, 8192, 8192, 257);
     expect_gemm_rows(a100(), QC_FORM_INT8_ROWS, 8192, 8192, 257);
+    expect_gemm_from(rtx3090(), 4096, 4096, 129, QC_MATMUL_MMA_16816);
+    expect_gemm_from(rtx3090(), 1024, 8192, 129, QC_MATMUL_MMA_16816);
+    expect_gemm_from(rtx4090(), 28672, 8192, 257, QC_MATMUL_MMA_16816);
+    expect_gemm_from(rtx4090(), 1024, 8192, 257, QC_MATMUL_MMA_16816);
+    expect_gemm_rows(rtx4090(), QC_FORM_INT8_ROWS, 1024, 8192, 257);
     expect_gemm_from(h200(), 28672, 8192, 129, QC_MATMUL_MMA_16816);
     expect_gemm_from(h200(), 1024, 8192, 129, QC_MATMUL_MMA_16816);
     /* Where not: tiles of 64 columns, 28672 / 64 = 448, 8192 / 64 = 128, 1024 / 64 = 16. */
@@ -154,13 +159,13 @@ static void test_auto(void **state)
     expect_gemm_from(a100(), 4096, 2016, 129, QC_MATMUL_MMA_16816);
     expect_gemm_from(a100(), 4096, 4128, 17, QC_MATMUL_MMA_16816);
     expect_gemm_from(a100(), 1024, 480, 17, QC_MATMUL_MMA_16816);
-    expect_gemm_from(rtx3090(), 8192, 8192, 129, QC_MATMUL_MMA_16816);
-    expect_gemm_from(rtx3090(), 4096, 4096, 65, QC_MATMUL_MMA_16816);
-    expect_gemm_from(rtx3090(), 1024, 8192, 17, QC_MATMUL_MMA_16816);
-    expect_gemm_from(rtx4090(), 28672, 8192, 257, QC_MATMUL_MMA_16816);
-    expect_gemm_from(rtx4090(), 8192, 8192, 129, QC_MATMUL_MMA_16816);
-    expect_gemm_from(rtx4090(), 4096, 4096, 65, QC_MATMUL_MMA_16816);
-    expect_gemm_from(rtx4090(), 1024, 8192, 17, QC_MATMUL_MMA_16816);
+    expect_gemm_from(rtx3090(), 8192, 8160, 129, QC_MATMUL_MMA_16816);
+    expect_gemm_from(rtx3090(), 4096, 4128, 65, QC_MATMUL_MMA_16816);
+    expect_gemm_from(rtx3090(), 1024, 8160, 17, QC_MATMUL_MMA_16816);
+    expect_gemm_from(rtx4090(), 28672, 8160, 257, QC_MATMUL_MMA_16816);
+    expect_gemm_from(rtx4090(), 8192, 8160, 129, QC_MATMUL_MMA_16816);
+    expect_gemm_from(rtx4090(), 4096, 4128, 65, QC_MATMUL_MMA_16816);
+    expect_gemm_from(rtx4090(), 1024, 8160, 17, QC_MATMUL_MMA_16816);
     expect_gemm_from(h200(), 28672, 8160, 65, QC_MATMUL_MMA_16816);
     expect_gemm_from(h200(), 17920, 8160, 49, QC_MATMUL_MMA_16816);
     expect_gemm_from(h200(), 8960, 8160, 33, QC_MATMUL_MMA_16816);
@@ -184,12 +189,12 @@ static void test_capabilities(void **state)
         {74, 80, 257, 257, 257, QC_MATMUL_MMA_884},   {75, 40, 129, 129, 65, QC_MATMUL_MMA_884},
         {79, 40, 129, 129, 65, QC_MATMUL_MMA_884},    {80, 108, 193, 65, 17, QC_MATMUL_MMA_16816},
         {86, 82, 129, 129, 17, QC_MATMUL_MMA_16816},  {87, 16, 193, 129, 33, QC_MATMUL_MMA_16816},
-        {88, 64, 129, 129, 17, QC_MATMUL_MMA_16816},  {89, 128, 129, 129, 17, QC_MATMUL_MMA_16816},
+        {88, 64, 129, 129, 17, QC_MATMUL_MMA_16816},  {89, 128, 257, 129, 17, QC_MATMUL_MMA_16816},
         {90, 132, 129, 17, 17, QC_MATMUL_MMA_16816},  {99, 132, 129, 17, 17, QC_MATMUL_MMA_16816},
-        {100, 148, 129, 33, 33, QC_MATMUL_MMA_16816}, {103, 160, 129, 33, 33, QC_MATMUL_MMA_16816},
+        {100, 148, 65, 33, 33, QC_MATMUL_MMA_16816},  {103, 160, 65, 33, 33, QC_MATMUL_MMA_16816},
         {110, 20, 129, 33, 33, QC_MATMUL_MMA_16816},  {119, 148, 129, 33, 33, QC_MATMUL_MMA_16816},
-        {120, 170, 65, 65, 17, QC_MATMUL_MMA_16816},  {121, 48, 129, 129, 17, QC_MATMUL_MMA_16816},
-        {130, 170, 65, 65, 17, QC_MATMUL_MMA_16816},
+        {120, 170, 129, 65, 17, QC_MATMUL_MMA_16816}, {121, 48, 129, 129, 17, QC_MATMUL_MMA_16816},
+        {130, 170, 129, 65, 17, QC_MATMUL_MMA_16816},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         qc_cuda_device d = device(rows[i].sm, rows[i].multiprocessors, 50);

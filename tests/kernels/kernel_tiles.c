@@ -276,16 +276,12 @@ static void test_every_memory(void **state)
             qc_matmul_shape s = shape(&spec, ms[v / 3]);
             qc_matmul_plan p;
             int taken = plan_of(&p, &d, &s);
-            assert_int_equal(taken, kib > 99 || spec.kind == QC_FORM_NF4);
-            if (!taken)
-                continue;
+            assert_true(taken);
             assert_true(p.shared_bytes <= d.shared_block_bytes);
             int large = spec.kind != QC_FORM_INT8_ROWS && d.sm != 90;
-            assert_int_equal(p.m_tile, kib == 99             ? 16
-                                       : v / 3 == 0          ? 16
-                                       : v / 3 == 1          ? 32
-                                       : v / 3 == 3 && large ? 128
-                                                             : 64);
+            uint64_t rows = large && ms[v / 3] > 64 ? 128 : 64; /* the most a tile has */
+            rows = kib == 99 ? 32 : rows;
+            assert_int_equal(p.m_tile, v / 3 == 0 ? 16 : v / 3 == 1 ? 32 : rows);
             check_directly(&p, &spec, s.m);
         }
 }
@@ -386,7 +382,7 @@ static void test_takes(void **state)
     s.kind = QC_FORM_INT8_ROWS;
     s.block_elems = 0;
     assert_true(plan_of(&p, &h200, &s));
-    assert_false(plan_of(&p, &rtx, &s));
+    assert_true(plan_of(&p, &rtx, &s));
     s.k = 8224;
     assert_false(plan_of(&p, &h200, &s));
     s.k = 1u << 30;
@@ -432,7 +428,7 @@ static void test_plans(void **state)
         for (size_t j = 0; j < COUNT(shapes); j++)
             for (uint64_t m = 1; m <= 200; m += m < 70 ? 1 : 37) {
                 const qc_cuda_device *d = &devices[i];
-                km_spec spec = {.kind = m % 5 == 4 && i < 2 ? QC_FORM_INT8_ROWS : QC_FORM_NF4,
+                km_spec spec = {.kind = m % 5 == 4 ? QC_FORM_INT8_ROWS : QC_FORM_NF4,
                                 .n = shapes[j][0],
                                 .k = shapes[j][1],
                                 .block = 64};
