@@ -4,7 +4,7 @@
     bench/bench_mixture.py --qconv build/qconv [--json FILE]
 
 writes bench/results/mixture.json, from which bench/make_accuracy.py makes a part of docs/accuracy.md.
-Standard library only; some minutes. The held-out text of tests/data/kjv-llama is halved: the second half
+Standard library only; ten minutes. The held-out text of tests/data/kjv-llama is halved: the second half
 judges, and the first half calibrates ("own text"), besides the text that qconv brings. Routers stay in
 bfloat16, as always.
 """
@@ -65,7 +65,7 @@ class Bench:
         """Bits of a quantizable weight, as a plan counts them; None where nothing fits."""
         plan = []
         for option, value in zip(options[::2], options[1::2]):
-            plan += [] if option in ("--scale", "--calibrate", "--calibration-context") else [option, value]
+            plan += [] if option in ("--scale", "--sided", "--calibrate", "--calibration-context") else [option, value]
         plan += [] if "--vram" in plan else ["--vram", "1GB"]
         r = run(self.qconv, "plan", "-q", "--json", *plan, MODEL, fine=(0, 4))
         if r.returncode:
@@ -90,8 +90,9 @@ class Bench:
         for name, form in (("NF4, double", NF4), ("NF4, double, block 32", NARROW), ("int8 by row", INT8)):
             self.add("%s, absmax" % name, *form, "--scale", "absmax")
             self.add("%s, search" % name, *form, "--scale", "search")
-            self.add("%s, calibrated, default text" % name, *form, *default)
-            self.add("%s, calibrated, own text" % name, *form, *own)
+            for text, how in (("default text", default), ("own text", own)):
+                self.add("%s, calibrated, one side, %s" % (name, text), *form, *how, "--sided", "one")
+                self.add("%s, calibrated, %s" % (name, text), *form, *how)
         for bits in AUTO:
             options = self.budget(bits)
             self.add("auto, %g bits, search" % bits, *options)
