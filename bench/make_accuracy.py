@@ -152,45 +152,113 @@ def agreement(models):
 
 
 def judged(row, base):
-    """A calibrated row or a peer's: beside plain NF4."""
-    e = row["eval"]
+    """A calibrated row or a peer's: beside plain NF4, on both texts."""
+    e, first, other = row["eval"], base["eval"], row.get("second")
     return [row["name"], "%.3f" % row["bits"], "%.4f" % e["perplexity"],
             with_error(e["difference"], e["difference_error"]),
             with_error(e["kl_mean"], e["kl_error"]), "%.2f%%" % (100 * e["top1"]),
-            "%.3f" % (e["kl_mean"] / base["kl_mean"]),
-            "%.2f" % (e["difference"] / base["difference"])]
+            "%.3f" % (e["kl_mean"] / first["kl_mean"]),
+            "%.2f" % (e["difference"] / first["difference"]),
+            with_error(other["kl_mean"], other["kl_error"]) if other else "-",
+            "%.3f" % (other["kl_mean"] / base["second"]["kl_mean"]) if other else "-"]
+
+
+def measured_with(part):
+    return "%s, commit %s" % (part["qconv"], part["commit"])
+
+
+def embedding_tables(c):
+    base = c["embeddings"][0]["distance"]
+    out = ["Distance is the mean cosine distance between the embeddings before and after, of the",
+           "sentences in `bench/sentences.txt`, which are not in the calibration text. Second moments",
+           "were captured by `qconv.capture` from the bundled text's paragraphs, 16384 tokens.", "",
+           table(("weights", "bits", "MSE / 1000", "distance", "ratio"),
+                 [(e["name"], "%.3f" % e["bits"], figure(1000 * e["rel_mse"]),
+                   with_error(e["distance"], e["distance_error"]),
+                   "%.3f" % (e["distance"] / base)) for e in c["embeddings"]]), ""]
+    if "blocks" in c:
+        one, whole = c["blocks"][0], c["blocks"][-1]
+        sizes = sorted(one["costs"], key=int)
+        rows = []
+        for b in c["blocks"]:
+            gains = [math.log(b["costs"][k] / one["costs"][k]) / math.log(whole["costs"][k] / one["costs"][k])
+                     for k in sizes]
+            rows.append([b["name"]] + ["%.3f" % (b["costs"][k] / one["costs"][k]) for k in sizes]
+                        + ["%.0f%%" % (100 * g) for g in gains]
+                        + [with_error(b["distance"], b["distance_error"]), "%.3f" % (b["distance"] / base)])
+        out += ["How much of that is lost where outputs count together in blocks only: tr(G E H E^T) with all of G,",
+                "over that of one-sided calibrating, is a geometric mean over the layers with 384 and with 1536",
+                "outputs. **kept** is the share of the gain (in logarithms). Both columns are of NF4.", "",
+                table(["outputs that count together"] + ["%s outputs" % k for k in sizes]
+                      + ["%s, kept" % k for k in sizes] + ["distance", "of plain NF4's"], rows), ""]
+    return out
 
 
 def calibrated(models):
+    by = {}
+    for m in models:
+        if "calibrated" in m:
+            by.setdefault(measured_with(m["calibrated"]), []).append(m["model"])
     out = ["## Calibrated", "",
            "These are outputs of `--calibrate` ([calibration.md](calibration.md)), in windows of 256 tokens,",
-           "with 131072 tokens or all of the text, and with both sides where a row does not say otherwise.",
-           "The last two columns are KL divergence and difference in",
-           "perplexity over those of plain NF4 (double-quantized, absmax), the first row. Of int8 the KL",
-           "divergence alone says something. They were measured with %s."
-           % next(m["calibrated"]["qconv"] for m in models if "calibrated" in m), "",
+           "with 131072 tokens or all of the text, and with both sides where a row does not say otherwise. \"Windows",
+           "of 128\" have the same number of tokens of the model's own text, in windows as long as those that judge.",
+           "**KL ratio** and **loss ratio** are KL divergence and difference in perplexity over those of plain",
+           "NF4 (double-quantized, absmax), the first row. Of int8 the KL divergence alone says something.",
+           "**other text** is KL divergence on `bench/sentences.txt`, everyday sentences that are in no text of",
+           "calibrating, and **other ratio** the same over plain NF4's there. `bench/bench_accuracy.py --part calibrated`",
+           "measured them:", "; ".join("%s with %s" % (" and ".join(names), what) for what, names in by.items()) + ".",
+           "",
            "llama.cpp's importance matrix has the mean squares of the inputs, of 16384 tokens of the same text.",
-           ""]
+           "Its rows do not depend on qconv's code and were measured earlier, on the first text only.", ""]
     for m in models:
         c = m.get("calibrated")
-        if c and "rows" in c:
-            base = c["rows"][0]["eval"]
-            out += ["### %s, calibrated" % m["model"], "",
-                    table(("weights", "bits", "perplexity", "difference", "KL divergence", "top-1",
-                           "KL ratio", "loss ratio"),
-                          [judged(r, base) for r in c["rows"] + c.get("peers", [])]), ""]
-        elif c:
-            base = c["embeddings"][0]["distance"]
-            out += ["### %s, calibrated" % m["model"], "",
-                    "Distance is the mean cosine distance between the embeddings before and after, of the",
-                    "sentences in `bench/sentences.txt`, which are not in the calibration text. Second moments",
-                    "were captured by `qconv.capture` from the bundled text's paragraphs,",
-                    "16384 tokens.", "",
-                    table(("weights", "bits", "MSE / 1000", "distance", "ratio"),
-                          [(e["name"], "%.3f" % e["bits"], figure(1000 * e["rel_mse"]),
-                            with_error(e["distance"], e["distance_error"]),
-                            "%.3f" % (e["distance"] / base)) for e in c["embeddings"]]), ""]
-    return out
+        if not c:
+            continue
+        out += ["### %s, calibrated" % m["model"], ""]
+        if "rows" in c:
+            out += [table(("weights", "bits", "perplexity", "difference", "KL divergence", "top-1",
+                           "KL ratio", "loss ratio", "other text", "other ratio"),
+                          [judged(r, c["rows"][0]) for r in c["rows"] + c.get("peers", [])]), ""]
+        else:
+            out += embedding_tables(c)
+    return out + two_texts(models)
+
+
+def ratio(a, b):
+    """(a over b, its standard error as if the two were independent)."""
+    r = a["kl_mean"] / b["kl_mean"]
+    return r, r * math.hypot(a["kl_error"] / a["kl_mean"], b["kl_error"] / b["kl_mean"])
+
+
+def two_texts(models):
+    """Two sides over one, on the text that judges and on the other."""
+    rows, first, found = [], [], []
+    for m in models:
+        for part in ("calibrated", "integers"):
+            p = m.get(part, {})
+            for group in [p["rows"]] if "rows" in p else [g["rows"] for g in p.get("groups", ())]:
+                for one in group:
+                    form = one["name"].removesuffix(", calibrated, one-sided")
+                    if form == one["name"]:
+                        continue
+                    two = next(r for r in group if r["name"] in (
+                        form + ", calibrated", form + ", calibrated, own text" if "tiny" in m["model"] else
+                        form + ", calibrated, default text"))
+                    pair = [ratio(two["eval"], one["eval"]), ratio(two["second"], one["second"])]
+                    first, found = first + pair[:1], found + pair[1:]
+                    rows.append([m["model"] + (", bfloat16" if part == "integers" else ""), form]
+                                + ["%.3f &plusmn; %.3f" % x for x in pair])
+    if not rows:
+        return []
+    holds = all(r + 2 * e < 1 for r, e in found)
+    return ["### Two sides over one, on both texts", "",
+            "KL divergence of two-sided calibrating over that of one-sided; the standard errors take the two as",
+            "independent. **On text unlike the calibration text the gain %s**"
+            % ("holds in every row" if holds else "does not hold in every row"),
+            "(%sby more than two standard errors), and the mean of the ratios is %.3f there and %.3f on the first text."
+            % ("" if holds else "not everywhere ", *(sum(r for r, _ in f) / len(f) for f in (found, first))), "",
+            table(("model", "weights", "text of the first columns", "other text"), rows), ""]
 
 
 def integer_rows(rows, compared):
@@ -223,12 +291,18 @@ def integers(models):
            "",
            "- **GPTQ**, **AutoRound**: by llm-compressor's own pipeline, symmetric, with its defaults: `actorder`",
            "  static, damping 0.01, scales by absmax. AutoRound made its 200 steps in float32, which the CPU is faster",
-           "  in; its scales are counted as 16 bits.",
-           "- **mse scales**: with its observer `memoryless_mse`.",
+           "  in; its scales are counted as 16 bits. Of mse scales its observer is `memoryless_mse`.",
+           "- **GPTAQ** (arXiv 2504.02692): the authors' solver and quantizer (their repository, commit 883afc6), symmetric,",
+           "  ordered and with static groups like GPTQ above, and their defaults for the rest; **mse scales** are their",
+           "  `w_clip`. The loop over layers is `bench/accuracy_gptaq.py`, in float32; scales are counted as 16 bits.",
            "- **other text**: KL divergence on `bench/sentences.txt`, everyday sentences that are in neither text of",
            "  calibrating.",
            "- **over GPTQ**: KL divergence over that of the row \"GPTQ\" of the same group size, on both texts.", "",
-           "Our calibrated rows of this section are one-sided: they were measured before both sides counted.", ""]
+           "Our calibrated rows have both sides where they do not say otherwise, and are of %s."
+           % measured_with(texts[0][1]),
+           "GPTQ's and AutoRound's were measured before and kept: they do not depend on qconv's code, and their versions",
+           "(at the end of this page) are those that pip installs today, as llm-compressor 0.14.0.1 takes AutoRound",
+           "up to 0.15.1.", ""]
     for name, i in texts:
         out += ["### %s, integers" % name, "",
                 "%d weights in %d tensors%s. Calibrated with %s. Perplexity of the original: %.4f."
@@ -239,8 +313,8 @@ def integers(models):
             out += ["Mixtures that `--to auto` chose for a budget of bits, from int4 in groups of 128 and 32, int8 by",
                     "row and 16 bits, stand beside those from bitsandbytes' forms:", "",
                     table(INTEGER_HEAD, integer_rows(i["auto"], False)), ""]
-    return out + ["`bench/bench_accuracy.py --part integers --tinystories DIR --peers PYTHON` measured them, with %s."
-                  % texts[0][1]["qconv"], ""]
+    return out + ["`bench/bench_accuracy.py --part integers --tinystories DIR --check PYTHON --gptaq DIR --peers PYTHON`",
+                  "measures them.", ""]
 
 
 def by_key(models, key, head):
