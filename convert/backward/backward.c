@@ -49,7 +49,7 @@ const char *qc_backward_not_made(const qc_forward_shape *s)
 uint64_t qc_backward_count(const qc_forward_tensors *t, uint64_t layer)
 {
     const qc_experts_layer *l = t->layers[layer].experts;
-    return l ? qc_backward_number(l->count + 1, 0) : QC_LAYER_ALL_MATRICES;
+    return l ? qc_expert_number(l->count + 1, 0) : QC_LAYER_ALL_MATRICES;
 }
 
 const qc_forward_linear *qc_backward_linear(const qc_forward_tensors *t, uint64_t layer,
@@ -68,7 +68,7 @@ static double expected(const qc_backward_task *t, uint64_t layer, uint64_t which
 {
     const qc_experts_layer *l = t->tensors->layers[layer].experts;
     const double tokens = (double)t->batch->tokens;
-    return which < QC_LAYER_ALL_MATRICES || which >= qc_backward_number(l->count, 0)
+    return which < QC_LAYER_ALL_MATRICES || which >= qc_expert_number(l->count, 0)
                ? tokens
                : tokens * (double)t->tensors->shape.experts.routing.chosen / (double)l->count;
 }
@@ -443,7 +443,7 @@ static qc_status back_expert(run *r, const qc_experts_layer *l, uint64_t i, qc_e
     const uint64_t tokens = qc_backward_expert_tokens(&r->experts, i).count;
     if (tokens == 0 || !qc_expert_of(l, i))
         return QC_OK;
-    qc_status st = open_sums(r, qc_backward_number(i, 0), QC_EXPERT_MATRICES, err);
+    qc_status st = open_sums(r, qc_expert_number(i, 0), QC_EXPERT_MATRICES, err);
     if (st == QC_OK)
         st = qc_backward_expert(&r->experts, &r->back, r->task->source, l, i, r->d, err);
     close_sums(r, st == QC_OK ? tokens : 0);

@@ -15,13 +15,6 @@
 #include "convert/forward/experts_layer.h"
 #include "quant/blas.h"
 
-/* The number of a linear layer within its layer: a qc_layer_which; or of matrix `part` of expert i,
- * where i = the number of experts stands for the shared ones. */
-static inline uint64_t qc_backward_number(uint64_t i, int part)
-{
-    return QC_LAYER_ALL_MATRICES + i * QC_EXPERT_MATRICES + (uint64_t)part;
-}
-
 typedef struct {
     const qc_forward_source *source;
     const qc_forward_tensors *tensors;
@@ -32,7 +25,7 @@ typedef struct {
     /* Where files without a name go whose bytes are more than `memory`. */
     const char *folder;
     uint64_t memory;
-    /* Is G of this linear layer wanted? */
+    /* Is G of this linear layer wanted? which: a qc_layer_which, or a qc_expert_number. */
     int (*wants)(const void *ctx, uint64_t layer, uint64_t which);
     /* So many operations are done. */
     void (*did)(void *ctx, double operations);

@@ -276,7 +276,7 @@ static qc_status back_piece(work *w, const qc_backward_layer *b, const qc_expert
         const qc_forward_matrix *m = &own->matrices[i];
         if (m->rows == 0)
             continue;
-        QC_TRY(b->take(b->ctx, qc_backward_number(w->number, i), outputs[i], m->rows, n, err));
+        QC_TRY(b->take(b->ctx, qc_expert_number(w->number, i), outputs[i], m->rows, n, err));
         if (i != QC_EXPERT_DOWN)
             QC_TRY(inputs(w, b, m, outputs[i], x->x, err));
     }

@@ -3,12 +3,11 @@
 #ifndef QC_CONVERT_BACKWARD_LAYER_H
 #define QC_CONVERT_BACKWARD_LAYER_H
 
-#include "convert/backward/backward.h"
 #include "convert/forward/forward_phases.h"
 #include "quant/gradient.h"
 
 /* Takes the gradients of a linear layer's outputs, [tokens, rows of w], rows ld floats apart.
- * which: qc_layer_which, or a qc_backward_number. */
+ * which: qc_layer_which, or a qc_expert_number (experts_layer.h). */
 typedef qc_status (*qc_backward_take)(void *ctx, uint64_t which, const float *g, uint64_t ld,
                                       uint64_t tokens, qc_error *err);
 

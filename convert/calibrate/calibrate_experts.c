@@ -28,20 +28,6 @@ typedef struct {
 
 /* ---- which weights ---- */
 
-uint32_t qc_calibrate_job_of(const uint32_t *job_of, const qc_forward_linear *l)
-{
-    return l->tensor == QC_NO_TENSOR ? QC_NO_JOB : job_of[l->tensor];
-}
-
-uint32_t qc_calibrate_expert_job(const uint32_t *job_of, const qc_experts_layer *l, uint64_t i,
-                                 int part)
-{
-    const uint32_t stack = i < l->count ? l->stacks[part].tensor : QC_NO_TENSOR;
-    if (stack == QC_NO_TENSOR)
-        return qc_calibrate_job_of(job_of, &qc_expert_of(l, i)->linear[part]);
-    return job_of[stack] == QC_NO_JOB ? QC_NO_JOB : job_of[stack] + (uint32_t)i;
-}
-
 static uint32_t number_of(const qc_calibrate_experts *e, const qc_experts_layer *l, uint64_t i,
                           int part)
 {
@@ -279,7 +265,7 @@ static qc_status make_set(qc_calibrate_experts *e, expert *t, int first, int end
         }
         qc_feedback_outputs room;
         const qc_feedback_outputs *g = qc_calibrate_outputs_of(
-            e->outputs, e->layer, qc_backward_number(t->number, i), t->jobs[i], &room);
+            e->outputs, e->layer, qc_expert_number(t->number, i), t->jobs[i], &room);
         double seconds = qc_calibrate_weight_seconds(k, t->jobs[i], apart, g ? g->block : 0);
         QC_TRY(qc_calibrate_weight(k, t->jobs[i], &t->z.matrices[i], g, &t->arrays[i], err));
         take_quantized(e, t, i);

@@ -41,11 +41,6 @@ typedef struct {
 
 /* ---- before ---- */
 
-/* Returns the job of a linear layer, or QC_NO_JOB. */
-uint32_t qc_calibrate_job_of(const uint32_t *job_of, const qc_forward_linear *l);
-/* The same of a matrix of expert i, which may be in a stack. */
-uint32_t qc_calibrate_expert_job(const uint32_t *job_of, const qc_experts_layer *l, uint64_t i,
-                                 int part);
 /* Is a weight of the layer's experts still to be made? */
 int qc_calibrate_experts_need(const qc_calibrate_experts *e, const qc_experts_layer *l);
 /* Sets marks[] to 1 for all weights of the layer's experts. */

@@ -4,7 +4,7 @@
 
 #include "base/cpu.h"
 #include "convert/calibrate/calibrate.h"
-#include "convert/forward/forward_layer.h"
+#include "convert/forward/experts_layer.h"
 #include "convert/forward/token_text.h"
 #include "convert/term/progress.h"
 
@@ -59,6 +59,11 @@ typedef struct {
 
 /* Are moments of n inputs of so many tokens too few to calibrate with? */
 int qc_calibrate_few(uint64_t n, uint64_t tokens);
+/* Returns the job of a linear layer, or QC_NO_JOB. */
+uint32_t qc_calibrate_job_of(const uint32_t *job_of, const qc_forward_linear *l);
+/* The same of a matrix of expert i, which may be in a stack. */
+uint32_t qc_calibrate_expert_job(const uint32_t *job_of, const qc_experts_layer *l, uint64_t i,
+                                 int part);
 /* Is the job's weight still to be made? */
 int qc_calibrate_needs(const qc_calibrator *k, uint32_t job);
 /* Asks the engine how long an operation takes. shape: of the model whose text is to come, or

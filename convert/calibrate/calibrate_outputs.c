@@ -2,7 +2,6 @@
 
 #include "base/checked.h"
 #include "base/text.h"
-#include "convert/calibrate/calibrate_experts.h"
 #include "convert/term/console.h"
 
 #include <inttypes.h>

@@ -21,6 +21,20 @@ int qc_calibrate_few(uint64_t n, uint64_t tokens)
     return tokens < qc_ceil_div_u64(n, QC_CALIBRATE_FEW_TOKENS);
 }
 
+uint32_t qc_calibrate_job_of(const uint32_t *job_of, const qc_forward_linear *l)
+{
+    return l->tensor == QC_NO_TENSOR ? QC_NO_JOB : job_of[l->tensor];
+}
+
+uint32_t qc_calibrate_expert_job(const uint32_t *job_of, const qc_experts_layer *l, uint64_t i,
+                                 int part)
+{
+    const uint32_t stack = i < l->count ? l->stacks[part].tensor : QC_NO_TENSOR;
+    if (stack == QC_NO_TENSOR)
+        return qc_calibrate_job_of(job_of, &qc_expert_of(l, i)->linear[part]);
+    return job_of[stack] == QC_NO_JOB ? QC_NO_JOB : job_of[stack] + (uint32_t)i;
+}
+
 int qc_calibrate_needs(const qc_calibrator *k, uint32_t job)
 {
     return job != QC_NO_JOB && qc_calibrated_takes(k->plan, job) &&

@@ -43,6 +43,12 @@ typedef struct {
     float *correction; /* NULL: there is none */
 } qc_router_weights;
 
+/* The number of matrix `part` of expert i among a layer's linear layers, behind those of
+ * qc_layer_which. i = count: of the shared ones. */
+static inline uint64_t qc_expert_number(uint64_t i, int part)
+{
+    return QC_LAYER_ALL_MATRICES + i * QC_EXPERT_MATRICES + (uint64_t)part;
+}
 /* Returns expert i of a layer; i = count: the shared ones. NULL: there is none. */
 const qc_expert_linears *qc_expert_of(const qc_experts_layer *l, uint64_t i);
 /* Reads expert i, or the shared ones. Free the results also after a failure; structs of zeros may

@@ -231,16 +231,16 @@ static void tokens_of_experts(void **state)
     for (uint64_t l = 0; l < LAYERS; l++) {
         uint64_t all = 0;
         for (uint64_t e = 0; e < r->experts; e++) {
-            const uint64_t tokens = qc_backward_tokens(b, l, qc_backward_number(e, QC_EXPERT_DOWN));
+            const uint64_t tokens = qc_backward_tokens(b, l, qc_expert_number(e, QC_EXPERT_DOWN));
             all += tokens;
             for (int part = 0; part < QC_EXPERT_MATRICES; part++) {
-                const uint64_t which = qc_backward_number(e, part);
+                const uint64_t which = qc_expert_number(e, part);
                 assert_int_equal(qc_backward_tokens(b, l, which), tokens);
                 assert_int_equal(qc_backward_moments(b, l, which) != NULL, tokens > 0);
             }
         }
         assert_int_equal(all, TOKENS * r->chosen);
-        assert_null(qc_backward_moments(b, l, qc_backward_number(r->experts, 0))); /* shared */
+        assert_null(qc_backward_moments(b, l, qc_expert_number(r->experts, 0))); /* shared */
         assert_int_equal(qc_backward_tokens(b, l, QC_LAYER_Q), TOKENS);
     }
     qc_backward_close(b);
