@@ -287,6 +287,8 @@ def auto(s):
         options = budget(s, s.rows[0], bits)
         for scale in s.scales[:2]:
             s.add_qconv("auto, %.1f bits, %s" % (bits, scale), options, scale)
+        split = ["--split-fused"]
+        s.add_qconv("auto, %.1f bits, split, search" % bits, budget(s, s.rows[0], bits, split), "search")
 
 
 # ---- the default of --scale ---------------------------------------------------------------------
