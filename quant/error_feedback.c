@@ -268,7 +268,7 @@ static qc_status open_with(opening *o, qc_feedback_info *info, qc_error *err)
     QC_TRY(look_at_diagonal(o, info, err));
     QC_TRY(qc_piecework(f->threads, pieces(f), bury, o, err));
     QC_TRY(factor(o, info, err));
-    o->scale = qc_feedback_scale(o->mean);
+    o->scale = f->scale = qc_feedback_scale(o->mean);
     QC_TRY(qc_piecework(f->threads, pieces(f), fill, o, err));
     for (uint64_t k = 0; k < n; k++)
         if (f->inverse[k] != 0.0f) {

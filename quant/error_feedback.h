@@ -113,6 +113,7 @@ typedef struct {
     double calibrated; /* of what is returned */
     /* The same two of tr(G E H E^T), G with its damping; 0 without G. */
     double rounded_two_sided, calibrated_two_sided;
+    double target_two_sided; /* tr(G T H T^T), by which these two are divided; 0 without G */
 } qc_feedback_result;
 
 /* Quantizes w [rows, n]. Outputs count alike where g is NULL. Allocates qc_feedback_weight_bytes.

@@ -22,6 +22,7 @@ struct qc_feedback {
      * the left part of a row is the column of U that feedback needs, and its right part a column of
      * H. */
     float *hu;
+    double scale;   /* that power of two */
     float *d;       /* [n] D, times the same power of two */
     float *inverse; /* [n] 1 / H_kk as in hu; 0 for a dead column */
     float *m;       /* [n, n], T = W m^T; NULL without C */

@@ -358,6 +358,7 @@ qc_status qc_feedback_run_outputs(job *j, qc_feedback_result *result, qc_error *
     if (target[1] > 0.0) {
         result->rounded_two_sided = rounded[1] / target[1];
         result->calibrated_two_sided = made[1] / target[1];
+        result->target_two_sided = target[1] / f->scale;
     }
     return QC_OK;
 }

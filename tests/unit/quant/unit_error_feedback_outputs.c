@@ -34,6 +34,8 @@ static void error_is_as_defined_and_never_rises(void **state)
             const double one = reference_error(&p.d, p.t, m.q, rows);
             QT_CHECK(fabs(m.result.calibrated_two_sided / error - 1.0) < 2e-3,
                      "form %u: error %g, not %g", i, m.result.calibrated_two_sided, error);
+            QT_CHECK(fabs(m.result.target_two_sided / p.of_t - 1.0) < 2e-3, "form %u: %g, not %g",
+                     i, m.result.target_two_sided, p.of_t);
             QT_CHECK(fabs(m.result.calibrated / one - 1.0) < 2e-3, "form %u: error %g, not %g", i,
                      m.result.calibrated, one);
             QT_CHECK(error <= last * (1.0 + 1e-5), "form %u: %g after %u sweeps, %g before", i,
