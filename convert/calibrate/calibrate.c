@@ -2,6 +2,7 @@
 
 #include "base/clock.h"
 #include "base/text.h"
+#include "convert/calibrate/calibrate_costs.h"
 #include "convert/calibrate/calibrate_engine.h"
 #include "convert/calibrate/calibration_text.h"
 #include "convert/family/family.h"
@@ -150,30 +151,55 @@ static qc_status run(qc_calibrator *k, qc_error *err)
     return c->text ? qc_calibrate_model(k, err) : qc_calibrate_from_hessians(k, err);
 }
 
+static qc_calibrator calibrator_of(const qc_plan *plan, qc_calibrate_report *r)
+{
+    return (qc_calibrator){.plan = plan,
+                           .o = plan->options,
+                           .r = r,
+                           .threads = plan->call->threads ? plan->call->threads : qc_cpu_count(),
+                           .feedback = {plan->options->calibrate.damping, QC_FEEDBACK_SWEEPS}};
+}
+
+static qc_status run_and_close(qc_calibrator *k, qc_error *err)
+{
+    qc_arena_init(&k->arena);
+    qc_status st = run(k, err);
+    qc_calibrate_engine_destroy(k->engine);
+    qc_image_states_close(k->images);
+    qc_progress_destroy(k->progress);
+    qc_st_cursor_destroy(k->source.cursor);
+    qc_arena_deinit(&k->arena);
+    return st;
+}
+
+qc_status qc_calibrate_costs(double (*costs)[QC_CANDIDATES], const qc_plan *plan,
+                             const qc_candidate *rows, qc_error *err)
+{
+    qc_calibrate_report r = {0};
+    qc_calibrator k = calibrator_of(plan, &r);
+    qc_plan trial = *plan;
+    QC_TRY(qc_calibrate_choose(&trial, err));
+    if (plan->options->calibrate.text && trial.calibrates_on)
+        return QC_OK; /* gradients are not made there */
+    k.costs = costs;
+    k.candidates = rows;
+    return run_and_close(&k, err);
+}
+
 qc_status qc_calibrate_run(qc_calibrate_report *out, const qc_plan *plan, qc_calibrated *store,
                            qc_error *err)
 {
     const qc_plan_options *o = plan->options;
     uint64_t started = qc_clock_ns();
-    qc_calibrator k = {.plan = plan,
-                       .o = o,
-                       .store = store,
-                       .r = out,
-                       .devices = plan->calibrates_on ? &plan->calibrates_on->devices : NULL,
-                       .threads = plan->call->threads ? plan->call->threads : qc_cpu_count(),
-                       .feedback = {o->calibrate.damping, QC_FEEDBACK_SWEEPS}};
+    qc_calibrator k = calibrator_of(plan, out);
+    k.store = store;
+    k.devices = plan->calibrates_on ? &plan->calibrates_on->devices : NULL;
     *out = (qc_calibrate_report){.text = o->calibrate.text,
                                  .hessians = o->calibrate.hessians,
                                  .image_states = plan->call->image_states,
                                  .damping = o->calibrate.damping,
                                  .sided = 1};
-    qc_arena_init(&k.arena);
-    qc_status st = run(&k, err);
-    qc_calibrate_engine_destroy(k.engine);
-    qc_image_states_close(k.images);
-    qc_progress_destroy(k.progress);
-    qc_st_cursor_destroy(k.source.cursor);
-    qc_arena_deinit(&k.arena);
+    qc_status st = run_and_close(&k, err);
     if (store)
         out->weights = qc_calibrated_count(store);
     out->seconds = (double)(qc_clock_ns() - started) * 1e-9;

@@ -27,6 +27,8 @@ typedef struct {
     qc_scratch_memory memory;
 } qc_calibrate_states;
 
+/* Returns where files without a name go: the staging folder, or before there is a plan TMPDIR. */
+const char *qc_calibrate_folder(const qc_calibrator *k);
 /* Returns the bytes of states that may be in memory. */
 uint64_t qc_calibrate_states_memory(void);
 /* Returns the bytes of states that this text needs. Saturates. */

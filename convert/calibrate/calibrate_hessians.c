@@ -109,7 +109,7 @@ static qc_status tell_outputs(const work *w, const list *without, const list *fe
                 few->count == missing ? "of fewer tokens than a quarter of the outputs" : "missing",
                 missing, qc_plural(missing),
                 jobs[without->count > 0 ? without->jobs[0] : few->jobs[0]].name);
-    if (few->count > 0)
+    if (few->count > 0 && !w->k->costs)
         qc_console_warn(w->k->plan->call,
                         "the outputs of %" PRIu32
                         " weight%s count alike, as their second moments are of fewer tokens than "
@@ -187,8 +187,9 @@ static uint64_t outputs_bytes(const qc_hessians_outputs *o)
 static double weight_flops(const work *w, uint32_t i)
 {
     const qc_job *j = &w->k->plan->jobs[w->pairs[i].job];
-    return qc_feedback_weight_flops(j->rows, j->cols, cross_of(w, i), &w->k->feedback,
-                                    w->pairs[i].outputs.block);
+    const unsigned times = w->k->costs ? qc_calibrate_costs_wanted(w->k, w->pairs[i].job) : 1;
+    return times * qc_feedback_weight_flops(j->rows, j->cols, cross_of(w, i), &w->k->feedback,
+                                            w->pairs[i].outputs.block);
 }
 
 static double weight_seconds(const work *w, uint32_t i)
@@ -200,8 +201,8 @@ static double weight_seconds(const work *w, uint32_t i)
 static void look_ahead(const work *w, qc_calibrate_outlook *a)
 {
     const qc_calibrator *k = w->k;
-    *a =
-        (qc_calibrate_outlook){.weights = w->count, .disk = qc_calibrated_bytes(k->plan, k->store)};
+    *a = (qc_calibrate_outlook){.weights = w->count,
+                                .disk = k->costs ? 0 : qc_calibrated_bytes(k->plan, k->store)};
     for (uint32_t i = 0; i < w->count; i++) {
         const qc_job *j = &k->plan->jobs[w->pairs[i].job];
         uint64_t n = j->cols;
@@ -256,6 +257,7 @@ static qc_status calibrate_one(const work *w, uint32_t i, qc_error *err)
     qc_calibrated_arrays arrays = {0};
     qc_forward_matrix m = {0};
     float *g = NULL;
+    const double seconds = weight_seconds(w, i);
     qc_status st = read_outputs(w, p, &g, err);
     const uint64_t block = qc_min_u64(p->outputs.block, j->rows);
     const qc_feedback_outputs outputs = {.g = g,
@@ -269,7 +271,7 @@ static qc_status calibrate_one(const work *w, uint32_t i, qc_error *err)
     qc_calibrated_free(&arrays);
     qc_forward_matrix_deinit(&m);
     qc_free(g);
-    qc_calibrate_progress(k, weight_seconds(w, i));
+    qc_calibrate_progress(k, seconds);
     return st;
 }
 
@@ -319,13 +321,15 @@ static qc_status run(work *w, qc_error *err)
     qc_calibrate_outlook ahead;
     QC_TRY(qc_hessians_open(&w->h, k->o->calibrate.hessians, err));
     QC_TRY(sort_weights(w, err));
+    if (k->costs)
+        k->feedback.sweeps = 0;
     QC_TRY(qc_calibrate_measure(k, NULL, err));
     look_ahead(w, &ahead);
     qc_calibrate_tell(k, &ahead, "the second moments given");
     QC_TRY(qc_calibrate_check_room(k, &ahead, err));
-    if (!k->store || w->count == 0)
+    if ((!k->store && !k->costs) || w->count == 0)
         return QC_OK;
-    QC_TRY(qc_progress_create(&k->progress, k->plan->call, "calibrating",
+    QC_TRY(qc_progress_create(&k->progress, k->plan->call, k->costs ? "weighing" : "calibrating",
                               (uint64_t)(ahead.seconds * 1e6) + 1, err));
     qc_progress_hide_amounts(k->progress);
     for (uint32_t first = 0, end = 0; first < w->count; first = end) {

@@ -45,6 +45,9 @@ typedef struct {
     qc_calibrate_groups groups[2]; /* of the layer at hand */
     uint32_t group_count;
     qc_progress *progress; /* counts predicted microseconds */
+    /* Where only costs are wanted (calibrate_costs.h), and the candidates; else NULL. */
+    double (*costs)[QC_CANDIDATES];
+    const qc_candidate *candidates;
     qc_arena arena;
 } qc_calibrator;
 
@@ -93,6 +96,15 @@ QC_NODISCARD qc_status qc_calibrate_weight(const qc_calibrator *k, uint32_t job,
 double qc_calibrate_factor_seconds(const qc_calibrator *k, uint64_t n, int cross);
 double qc_calibrate_weight_seconds(const qc_calibrator *k, uint32_t job, int cross, uint64_t block);
 void qc_calibrate_progress(const qc_calibrator *k, double seconds);
+
+/* ---- calibrate_costs.c ---- */
+
+/* How many costs of a weight are wanted. */
+unsigned qc_calibrate_costs_wanted(const qc_calibrator *k, uint32_t job);
+/* Finds the wanted costs of a weight with the engine's factor. Without g they stay wanted. */
+QC_NODISCARD qc_status qc_calibrate_cost(const qc_calibrator *k, uint32_t job,
+                                         const qc_forward_matrix *w, const qc_feedback_outputs *g,
+                                         qc_error *err);
 
 /* ---- calibrate_stack.c ---- */
 

@@ -188,6 +188,8 @@ static qc_status make_windows(model *m, qc_error *err)
     const qc_plan_options *o = m->k->o;
     const qc_forward_config *c = &m->tensors.shape.config;
     uint64_t most = o->calibrate.max_tokens ? o->calibrate.max_tokens : QC_CALIBRATE_TOKENS;
+    if (m->k->costs)
+        most = qc_min_u64(most, QC_CALIBRATE_OUTPUT_TOKENS);
     uint64_t context = o->calibrate.context ? o->calibrate.context : QC_TOKEN_TEXT_CONTEXT;
     const qc_call *call = m->k->plan->call;
     qc_strbuf text;
@@ -304,7 +306,8 @@ static void look_ahead(const model *m, qc_calibrate_outlook *a)
     const qc_forward_tensors *t = &m->tensors;
     const qc_calibrate_engine *e = m->k->engine;
     qc_calibrate_room most = {0, 0};
-    *a = (qc_calibrate_outlook){.disk = qc_calibrated_bytes(m->k->plan, m->k->store)};
+    *a = (qc_calibrate_outlook){.disk =
+                                    m->k->costs ? 0 : qc_calibrated_bytes(m->k->plan, m->k->store)};
     for (uint64_t i = 0; i < m->last; i++) {
         qc_calibrate_room work = {0, 0};
         if (!layer_needs(m, i)) {
@@ -387,7 +390,7 @@ static qc_status open_layer(model *m, layer *l, uint64_t number, qc_error *err)
     l->x = l->z;
     for (int i = 0; i < QC_LAYER_ALL_MATRICES; i++) {
         l->jobs[i] = job_of(m, &m->tensors.layers[number].linear[i]);
-        if (l->jobs[i] == QC_NO_JOB || !qc_calibrated_has(m->k->store, l->jobs[i]))
+        if (l->jobs[i] == QC_NO_JOB || m->k->costs || !qc_calibrated_has(m->k->store, l->jobs[i]))
             continue;
         QC_TRY(qc_calibrated_alloc(&l->arrays[i], m->k->plan, l->jobs[i], err));
         QC_TRY(qc_calibrated_get(m->k->store, l->jobs[i], &l->arrays[i], err));
@@ -434,10 +437,12 @@ static qc_status quantize_set(model *m, layer *l, const linear_set *g, uint64_t 
             k, l->jobs[part], &l->z.matrices[part],
             qc_calibrate_outputs_of(&m->outputs, l->number, part, l->jobs[part], &room),
             &l->arrays[part], err));
+        qc_calibrate_progress(k, seconds);
+        if (k->costs)
+            continue;
         take_quantized(m, l, (int)part);
         if (k->engine->ops->quantized)
             QC_TRY(k->engine->ops->quantized(k->engine, part, err));
-        qc_calibrate_progress(k, seconds);
     }
     return QC_OK;
 }
@@ -462,7 +467,7 @@ static qc_status calibrate_part(model *m, layer *l, const linear_set *p, qc_erro
     if (needs || on_the_way(p->point))
         QC_TRY(calibrate_set(m, l, p, needs, err));
     for (unsigned i = 0; i < p->count; i++)
-        m->apart |= l->jobs[p->first + i] != QC_NO_JOB;
+        m->apart |= l->jobs[p->first + i] != QC_NO_JOB && !m->k->costs;
     return QC_OK;
 }
 
@@ -491,7 +496,7 @@ static qc_status pass_layer(model *m, const layer *l, qc_error *err)
     qc_calibrate_engine *e = m->k->engine;
     QC_TRY(e->ops->pass(e, pass_flops(m, l->number) * m->k->forward_seconds, err));
     for (int i = 0; i < QC_LAYER_ALL_MATRICES; i++)
-        m->apart |= l->jobs[i] != QC_NO_JOB;
+        m->apart |= l->jobs[i] != QC_NO_JOB && !m->k->costs;
     return QC_OK;
 }
 
@@ -552,7 +557,7 @@ static qc_status run_text(model *m, const qc_calibrate_outlook *a, qc_error *err
     qc_calibrator *k = m->k;
     const qc_forward_config *c = &m->tensors.shape.config;
     uint64_t hidden = c->hidden;
-    QC_TRY(qc_progress_create(&k->progress, k->plan->call, "calibrating",
+    QC_TRY(qc_progress_create(&k->progress, k->plan->call, k->costs ? "weighing" : "calibrating",
                               (uint64_t)(a->seconds * 1e6) + 1, err));
     qc_progress_hide_amounts(k->progress);
     QC_TRY(qc_calibrate_outputs_make(&m->outputs, err));
@@ -596,6 +601,8 @@ static qc_status run(model *m, qc_error *err)
                        "elsewhere can be given with --hessians (docs/calibration.md)");
     }
     QC_TRY(st);
+    if (m->k->costs && (qc_backward_not_made(&m->tensors.shape) || m->tensors.shape.experts.names))
+        return QC_OK; /* there would be no moments of outputs, or few of each expert's */
     m->q = qc_forward_attended(&m->tensors.shape);
     m->experts.k = m->k;
     m->experts.tensors = &m->tensors;
@@ -605,9 +612,13 @@ static qc_status run(model *m, qc_error *err)
     m->experts.tokens = m->batch.tokens;
     QC_TRY(
         qc_calibrate_outputs_choose(&m->outputs, m->k, &m->tensors, m->job_of, &m->windows, err));
+    if (m->k->costs && m->head)
+        return QC_OK; /* its outputs have no moments */
     QC_TRY(qc_calibrate_measure(m->k, &m->tensors.shape, err));
     QC_TRY(tell(m, &ahead, err));
-    return m->k->store && ahead.weights > 0 ? run_text(m, &ahead, err) : QC_OK;
+    if (m->k->costs && m->k->r->left > 0)
+        return QC_OK;
+    return (m->k->store || m->k->costs) && ahead.weights > 0 ? run_text(m, &ahead, err) : QC_OK;
 }
 
 qc_status qc_calibrate_model(qc_calibrator *k, qc_error *err)

@@ -85,12 +85,12 @@ qc_status qc_calibrate_outputs_choose(qc_calibrate_outputs *out, qc_calibrator *
                                    .tools = {.threads = k->threads, .isa = k->isa},
                                    .blas = k->blas,
                                    .block = QC_CALIBRATE_OUTPUT_BLOCK,
-                                   .folder = k->store ? qc_calibrated_folder(k->store) : NULL,
+                                   .folder = qc_calibrate_folder(k),
                                    .memory = qc_calibrate_states_memory(),
                                    .wants = wants,
                                    .did = did,
                                    .ctx = out};
-    k->feedback.sweeps = QC_FEEDBACK_SWEEPS_TWO_SIDED;
+    k->feedback.sweeps = k->costs ? 0 : QC_FEEDBACK_SWEEPS_TWO_SIDED;
     k->r->sided = 2;
     return QC_OK;
 }

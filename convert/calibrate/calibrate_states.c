@@ -25,6 +25,12 @@ uint64_t qc_calibrate_states_memory(void)
     return *end ? QC_CALIBRATE_STATES_MEMORY : qc_sat_mul(mib, (uint64_t)1 << 20);
 }
 
+const char *qc_calibrate_folder(const qc_calibrator *k)
+{
+    const char *other = getenv("TMPDIR");
+    return k->store ? qc_calibrated_folder(k->store) : other && *other ? other : "/tmp";
+}
+
 uint64_t qc_calibrate_states_bytes(uint64_t tokens, uint64_t hidden, uint64_t q)
 {
     return qc_sat_mul(2, qc_sat_add(array_bytes(tokens, hidden), array_bytes(tokens, q)));
@@ -37,11 +43,13 @@ qc_status qc_calibrate_states_open(qc_calibrate_states *s, const qc_calibrator *
     char text[QC_SIZE_TEXT_BYTES];
     memset(s, 0, sizeof *s);
     QC_TRY(qc_scratch_memory_open(&s->memory, bytes, qc_calibrate_states_memory(),
-                                  qc_calibrated_folder(k->store), "hidden states",
-                                  QC_CALIBRATE_FEWER, err));
+                                  qc_calibrate_folder(k), "hidden states", QC_CALIBRATE_FEWER,
+                                  err));
     qc_console_detail(k->plan->call, 1, "hidden states: %s are kept in %s",
                       qc_text_bytes(text, bytes),
-                      s->memory.is_file ? "an unnamed file of the staging folder" : "memory");
+                      !s->memory.is_file ? "memory"
+                      : k->store         ? "an unnamed file of the staging folder"
+                                         : "an unnamed file of TMPDIR");
     unsigned char *at = s->memory.base;
     s->x = (float *)(void *)at;
     s->z = (float *)(void *)(at += array_bytes(tokens, hidden));

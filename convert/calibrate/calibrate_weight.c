@@ -38,6 +38,7 @@ uint32_t qc_calibrate_expert_job(const uint32_t *job_of, const qc_experts_layer 
 int qc_calibrate_needs(const qc_calibrator *k, uint32_t job)
 {
     return job != QC_NO_JOB && qc_calibrated_takes(k->plan, job) &&
+           !(k->costs && qc_calibrate_costs_wanted(k, job) == 0) &&
            !(k->store && qc_calibrated_has(k->store, job));
 }
 
@@ -54,9 +55,10 @@ void qc_calibrate_tell(const qc_calibrator *k, const qc_calibrate_outlook *a, co
         (void)snprintf(device, sizeof device, ", %s of %s's",
                        qc_text_bytes(bytes, a->device_memory), k->devices->gpus[0].name);
     qc_console_detail(k->plan->call, 0,
-                      "calibrating %" PRIu32 "%s weight%s with %s: this takes about %s here (%.2g "
+                      "%s %" PRIu32 "%s weight%s with %s: this takes about %s here (%.2g "
                       "operations), up to %s of memory%s, and %s of disk",
-                      a->weights, kept ? " remaining" : "", qc_plural(a->weights), inputs,
+                      k->costs ? "weighing the schemes of" : "calibrating", a->weights,
+                      kept ? " remaining" : "", qc_plural(a->weights), inputs,
                       qc_text_seconds(time, a->seconds), a->operations,
                       qc_text_bytes(memory, a->memory), device, qc_text_bytes(disk, a->disk));
 }
@@ -66,7 +68,7 @@ void qc_calibrate_tell_left(const qc_calibrator *k, const uint32_t *jobs, uint32
 {
     char names[512] = "";
     size_t used = 0;
-    if (count == 0)
+    if (count == 0 || k->costs) /* calibrating itself will say so */
         return;
     for (uint32_t i = 0; i < count && i < NAMES_MOST; i++) {
         char name[QC_CALIBRATED_NAME_BYTES];
@@ -112,14 +114,21 @@ double qc_calibrate_factor_seconds(const qc_calibrator *k, uint64_t n, int cross
     return qc_feedback_open_flops(n, cross) * k->factor_seconds;
 }
 
-double qc_calibrate_weight_seconds(const qc_calibrator *k, uint32_t job, int cross, uint64_t block)
+static double weight_flops(const qc_calibrator *k, uint32_t job, int cross, uint64_t block)
 {
     const qc_job weight = qc_calibrated_weight(k->plan, job), *j = &weight;
-    const uint64_t unit = qc_min_u64(block, j->rows);
+    const unsigned times = k->costs ? qc_calibrate_costs_wanted(k, job) : 1;
+    return times * qc_feedback_weight_flops(j->rows, j->cols, cross, &k->feedback,
+                                            qc_min_u64(block, j->rows));
+}
+
+double qc_calibrate_weight_seconds(const qc_calibrator *k, uint32_t job, int cross, uint64_t block)
+{
+    const qc_job j = qc_calibrated_weight(k->plan, job);
+    const uint64_t unit = qc_min_u64(block, j.rows);
     const double each = k->coupled_seconds + (double)unit * k->coupled_pair_seconds;
-    return qc_feedback_weight_flops(j->rows, j->cols, cross, &k->feedback, unit) *
-               k->weight_seconds +
-           (double)k->feedback.sweeps * (double)j->cols * (double)unit * each;
+    return weight_flops(k, job, cross, block) * k->weight_seconds +
+           (double)k->feedback.sweeps * (double)j.cols * (double)unit * each;
 }
 
 void qc_calibrate_progress(const qc_calibrator *k, double seconds)
@@ -146,7 +155,7 @@ qc_calibrate_room qc_calibrate_set_ahead(const qc_calibrator *k, const qc_calibr
         const qc_job weight = qc_calibrated_weight(k->plan, s->jobs[i]), *j = &weight;
         const qc_form form = qc_job_form(j);
         const uint64_t block = qc_min_u64(s->block, j->rows);
-        flops += qc_feedback_weight_flops(j->rows, s->n, s->cross, &k->feedback, block);
+        flops += weight_flops(k, s->jobs[i], s->cross, block);
         a->seconds += qc_calibrate_weight_seconds(k, s->jobs[i], s->cross, block);
         a->weights++;
         most = qc_calibrate_larger(
@@ -199,6 +208,8 @@ qc_status qc_calibrate_weight(const qc_calibrator *k, uint32_t job, const qc_for
     (void)qc_calibrated_name(name, k->plan, job);
     if (j->rows != w->rows || j->cols != w->cols)
         QC_FAIL(err, QC_ERR_INTERNAL, "tensor '%s' is planned in another shape", name);
+    if (k->costs)
+        return qc_calibrate_cost(k, job, w, g, err);
     QC_TRY(qc_calibrated_alloc(arrays, k->plan, job, err));
     qc_feedback_out out = {.codes = arrays->codes,
                            .absmax = arrays->absmax,

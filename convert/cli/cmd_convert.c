@@ -2,6 +2,7 @@
 #include "base/clock.h"
 #include "convert/adapter/adapters.h"
 #include "convert/calibrate/calibrate.h"
+#include "convert/calibrate/calibrate_costs.h"
 #include "convert/cli/commands.h"
 #include "convert/cli/diffusers_folder.h"
 #include "convert/fit/planned_model.h"
@@ -173,7 +174,10 @@ static qc_status plan_placed(qc_planned_model *placed, const qc_options *o,
     qc_geometry *geometry = (qc_geometry *)(budget + 1);
     QC_TRY(qc_budget_parse(budget, o->call.arena, o->convert.plan.fit.vram, err));
     QC_TRY(qc_geometry_read(geometry, o->call.arena, model->config, err));
-    qc_plan_subject subject = {&o->call, model, geometry, 1, NULL};
+    const qc_calibrate_options *moments = &o->convert.plan.calibrate;
+    const int weighs = qc_calibrates(moments) && moments->sided != 1;
+    qc_plan_subject subject = {&o->call, model, geometry,
+                               1,        NULL,  weighs ? qc_calibrate_costs : NULL};
     QC_TRY(qc_planned_model_make(placed, o->call.arena, &subject, budget, &o->convert.plan, err));
     QC_TRY(qc_planned_model_check(placed, err));
     QC_TRY(qc_planned_model_lay_out(placed, err));

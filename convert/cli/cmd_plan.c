@@ -150,7 +150,7 @@ static qc_status plan_model(const qc_options *given, qc_arena *arena, qc_checkpo
     for (size_t i = 0; i < model->warning_count; i++)
         qc_console_warn(&o.call, "%s", model->warnings[i]);
     QC_TRY(qc_geometry_read(&geometry, arena, model->config, err));
-    qc_plan_subject subject = {&o.call, model, &geometry, has_weights, NULL};
+    qc_plan_subject subject = {&o.call, model, &geometry, has_weights, NULL, NULL};
     if (!model->config)
         qc_console_warn(&o.call, "there is no config.json beside the weights, so the KV cache "
                                  "cannot be worked out, and transformers cannot load the result");

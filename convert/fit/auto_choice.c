@@ -1,6 +1,7 @@
 #include "convert/fit/auto_choice.h"
 
 #include "base/checked.h"
+#include "convert/fit/auto_weigh.h"
 #include "convert/fit/plugin_share.h"
 #include "convert/fit/tensor_parallel.h"
 #include "convert/hardware/hardware_choice.h"
@@ -288,24 +289,6 @@ static uint32_t sampled_of(const chooser *c, uint32_t g)
     return n < SAMPLED_EXPERTS ? n : SAMPLED_EXPERTS;
 }
 
-/* Works out the errors of a group from its samples, as if all of them were one weight. */
-static void combine_group(qc_auto_group *group, const qc_auto_sample *s, uint32_t n)
-{
-    double xx = 0;
-    for (uint32_t i = 0; i < n; i++) {
-        xx += s[i].sum_xx;
-        if (s[i].not_finite)
-            group->reason = "not finite";
-    }
-    for (unsigned k = 0; k < QC_CANDIDATES; k++) {
-        double ee = 0;
-        for (uint32_t i = 0; i < n; i++)
-            ee += s[i].rel_mse[k] * s[i].sum_xx;
-        group->rel_mse[k] = isnan(ee) ? ee : xx > 0 ? ee / xx : 0;
-    }
-    group->rel_mse[QC_CANDIDATE_16BIT] = 0;
-}
-
 static qc_status measure_groups(chooser *c, qc_error *err)
 {
     uint32_t count = 0, at = 0;
@@ -327,16 +310,26 @@ static qc_status measure_groups(chooser *c, qc_error *err)
     QC_TRY(qc_auto_measure(samples, count, c->model, c->candidates, &c->options->recipe, threads,
                            err));
     at = 0;
-    for (uint32_t g = 0; g < c->out->group_count; g++) {
-        uint32_t n = sampled_of(c, g);
-        combine_group(&c->out->groups[g], samples + at, n);
-        at += n;
-    }
+    for (uint32_t g = 0; g < c->out->group_count; at += sampled_of(c, g), g++)
+        if (qc_auto_combine(c->out->groups[g].rel_mse, samples + at, sampled_of(c, g)))
+            c->out->groups[g].reason = "not finite";
     for (uint32_t i = 0; i < count; i++) {
         c->out->sampled_rows += samples[i].rows_read;
         c->out->sampled_bytes += samples[i].bytes_read;
     }
     return QC_OK;
+}
+
+static qc_status weigh_groups(chooser *c, qc_auto_weigh weigh, qc_error *err)
+{
+    qc_plan plan;
+    uint32_t *tensors = NULL;
+    QC_TRY(qc_plan_begin(&plan, c->scratch, c->model, c->recipe, c->call, c->options, err));
+    QC_TRY(qc_arena_array(c->scratch, &tensors, c->member_count, err));
+    for (uint32_t i = 0; i < c->member_count; i++)
+        tensors[i] = c->members[i].tensor;
+    const qc_auto_weights w = {c->arena, &plan, c->candidates, c->first_member, tensors};
+    return qc_auto_weigh_groups(c->out, &w, weigh, err);
 }
 
 /* Rows that have one scale have a limit of their own. */
@@ -401,7 +394,9 @@ static void add_to_item(chooser *c, uint32_t g)
         if (!(c->candidates & 1u << k) || c->room[g][k] == QC_TP_UNSPLIT ||
             (too_long && qc_schemes[c->out->rows[k].scheme].by_rows))
             group->rel_mse[k] = (double)NAN;
-        it->cost[k] += group->importance * (group->reason ? (double)NAN : group->rel_mse[k]);
+        if (!c->out->weighed || isnan(group->rel_mse[k]))
+            group->cost[k] = group->importance * group->rel_mse[k];
+        it->cost[k] += group->reason ? (double)NAN : group->cost[k];
         it->bytes[k] = qc_sat_add(it->bytes[k], c->room[g][k]);
     }
     group->chosen = QC_CANDIDATE_16BIT;
@@ -739,8 +734,10 @@ static void take_measured(chooser *c, const qc_auto_result *before)
     for (uint32_t g = 0; g < before->group_count; g++) {
         memcpy(c->out->groups[g].rel_mse, before->groups[g].rel_mse,
                sizeof before->groups[g].rel_mse);
+        memcpy(c->out->groups[g].cost, before->groups[g].cost, sizeof before->groups[g].cost);
         c->out->groups[g].reason = before->groups[g].reason;
     }
+    c->out->weighed = before->weighed;
     c->out->sampled_rows = before->sampled_rows;
     c->out->sampled_bytes = before->sampled_bytes;
 }
@@ -758,6 +755,8 @@ static qc_status choose(chooser *c, const qc_plan_subject *subject, qc_error *er
         take_measured(c, subject->measured);
     else if (subject->has_weights)
         QC_TRY(measure_groups(c, err));
+    if (subject->weigh)
+        QC_TRY(weigh_groups(c, subject->weigh, err));
     QC_TRY(find_room(c, err));
     QC_TRY(make_items(c, err));
     QC_TRY(solve(c, err));

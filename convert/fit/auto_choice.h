@@ -3,7 +3,8 @@
  *
  *   measure   finds the relative squared error of every candidate on sampled rows (auto_measure.h)
  *   weigh     multiplies it by how much a weight's error matters to the model's output
- *             (docs/decisions/0006)
+ *             (docs/decisions/0006), or asks second moments how far it moves the model's
+ *             answer (docs/decisions/0028)
  *   solve     chooses cuts and schemes together: a knapsack over contiguous placement
  *             (auto_solve.h)
  *
@@ -28,7 +29,7 @@
 #include "convert/plan/plan.h"
 #include "formats/json_writer.h"
 
-#define QC_AUTO_MAX_NOTES 2u
+#define QC_AUTO_MAX_NOTES 3u
 
 typedef struct {
     const char *name; /* of its weights: "layer 12 mlp.experts.*.down_proj" */
@@ -36,6 +37,7 @@ typedef struct {
     uint64_t elems;
     double importance;
     double rel_mse[QC_CANDIDATES]; /* 0 for 16 bit; NaN where it is no candidate */
+    double cost[QC_CANDIDATES];    /* by which it was chosen; NaN where it is no candidate */
     uint64_t bytes[QC_CANDIDATES];
     unsigned chosen;    /* index of the candidate */
     const char *reason; /* why there was nothing to choose, or NULL */
@@ -47,7 +49,7 @@ typedef struct qc_auto_result {
     const qc_candidate *rows; /* [QC_CANDIDATES] */
     unsigned candidates;      /* bit c is set for candidate c */
     int fits;                 /* 0: not even the smallest choice fits; then that was chosen */
-    double predicted;         /* sum of importance * rel_mse over what was chosen */
+    double predicted;         /* sum of the costs of what was chosen */
     double bound;             /* no choice that fits has less; NaN when nothing fits */
     double uniform
         [QC_CANDIDATES]; /* the same sum with each scheme for all; NaN where it is no candidate */
@@ -55,6 +57,8 @@ typedef struct qc_auto_result {
     uint64_t sampled_rows, sampled_bytes;
     int together;  /* some groups were chosen as one */
     int measured;  /* 0: there were no weights; errors are of normal random weights */
+    int weighed;   /* costs are KL divergences in nats, by second moments; else importance *
+                      rel_mse */
     int mixed;     /* int8 lies beside NF4, which no configuration of bitsandbytes can say; that
                       of compressed-tensors can say its mixtures */
     int mixed_fp8; /* FP8 is kept beside either of them, which none can say either */
@@ -66,6 +70,10 @@ typedef struct qc_auto_result {
         bytes_chosen[QC_CANDIDATES]; /* counts and bytes of the weights */
 } qc_auto_result;
 
+/* Finds costs of candidates from second moments: qc_calibrate_costs, whose header says more. */
+typedef qc_status (*qc_auto_weigh)(double (*costs)[QC_CANDIDATES], const qc_plan *plan,
+                                   const qc_candidate *rows, qc_error *err);
+
 /* What stays the same, however often a model is planned. */
 typedef struct {
     const qc_call *call;
@@ -75,6 +83,7 @@ typedef struct {
     /* An earlier choice of this model with other options, or NULL. Its errors are taken, and no
      * weight is read again. */
     const qc_auto_result *measured;
+    qc_auto_weigh weigh; /* NULL: there are no moments */
 } qc_plan_subject;
 
 /* Sets scheme and block_elems of recipe's entries, and lists its skip_modules anew. The recipe was

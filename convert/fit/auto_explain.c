@@ -77,7 +77,7 @@ static void group_table(const qc_auto_result *r, qc_arena *arena, qc_strbuf *out
         qc_table_put(&t, qc_text_count(size, group->elems));
         qc_table_putf(&t, "%.3g", group->importance);
         for (unsigned c = 0; c < QC_CANDIDATE_16BIT; c++)
-            number_cell(&t, group->rel_mse[c]);
+            number_cell(&t, r->weighed ? group->cost[c] : group->rel_mse[c]);
         qc_table_put(&t, r->rows[group->chosen].name);
         qc_table_bytes(&t, group->bytes[group->chosen]);
         qc_table_put(&t, group->reason ? group->reason : "");
@@ -249,8 +249,11 @@ static qc_status explain(const qc_auto_result *r, int all, qc_arena *arena, qc_s
         qc_strbuf_puts(out, "  Nothing fits, so every weight got the smallest candidate.\n");
     else if (r->fits && r->bound > 0)
         qc_strbuf_putf(out, "  No choice that fits has a predicted error below %.3g.\n", r->bound);
-    qc_strbuf_puts(out, "  A predicted error is the sum over all weights of how much each "
-                        "matters times its relative squared error.\n\n");
+    qc_strbuf_puts(out, r->weighed
+                            ? "  A predicted error is the KL divergence in nats that second "
+                              "moments of inputs and outputs let expect.\n\n"
+                            : "  A predicted error is the sum over all weights of how much each "
+                              "matters times its relative squared error.\n\n");
     if (all)
         group_table(r, arena, out);
     else
@@ -280,6 +283,12 @@ static void write_group(const qc_auto_result *r, const qc_auto_group *g, qc_json
     for (unsigned c = 0; c < QC_CANDIDATES; c++)
         qc_json_member_number(w, r->rows[c].name, g->rel_mse[c]);
     qc_json_write_end_object(w);
+    if (r->weighed) {
+        qc_json_member_begin_object(w, "divergences");
+        for (unsigned c = 0; c < QC_CANDIDATES; c++)
+            qc_json_member_number(w, r->rows[c].name, g->cost[c]);
+        qc_json_write_end_object(w);
+    }
     qc_json_member_string(w, "reason", g->reason);
     qc_json_write_end_object(w);
 }
@@ -288,6 +297,7 @@ void qc_auto_json(const qc_auto_result *r, int explain_groups, qc_json_writer *w
 {
     qc_json_write_begin_object(w);
     qc_json_member_bool(w, "measured", r->measured);
+    qc_json_member_string(w, "weighed_by", r->weighed ? "moments" : "importance");
     qc_json_member_u64(w, "sampled_rows", r->sampled_rows);
     qc_json_member_u64(w, "sampled_bytes", r->sampled_bytes);
     qc_json_member_bool(w, "fits", r->fits);

@@ -335,6 +335,24 @@ qc_status qc_auto_measure(qc_auto_sample *samples, uint32_t count, const qc_chec
     return qc_team_run(threads < count ? threads : count, work, &m, err);
 }
 
+int qc_auto_combine(double rel_mse[QC_CANDIDATES], const qc_auto_sample *s, uint32_t n)
+{
+    double xx = 0;
+    int not_finite = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        xx += s[i].sum_xx;
+        not_finite |= s[i].not_finite;
+    }
+    for (unsigned k = 0; k < QC_CANDIDATES; k++) {
+        double ee = 0;
+        for (uint32_t i = 0; i < n; i++)
+            ee += s[i].rel_mse[k] * s[i].sum_xx;
+        rel_mse[k] = isnan(ee) ? ee : xx > 0 ? ee / xx : 0;
+    }
+    rel_mse[QC_CANDIDATE_16BIT] = 0;
+    return not_finite;
+}
+
 /* ---- without weights ---- */
 
 double qc_auto_normal_mse(const qc_candidate *row, uint64_t cols, qc_scale_method scale)

@@ -35,6 +35,9 @@ typedef struct {
 QC_NODISCARD qc_status qc_auto_measure(qc_auto_sample *samples, uint32_t count,
                                        const qc_checkpoint *model, unsigned candidates,
                                        const qc_recipe_options *o, unsigned threads, qc_error *err);
+/* Works out the errors of a group from its samples, as if all of them were one weight. Returns
+ * whether one of them is not finite. */
+int qc_auto_combine(double rel_mse[QC_CANDIDATES], const qc_auto_sample *s, uint32_t n);
 /* Returns the expected relative squared error of normally distributed weights in rows of `cols`.
  * For NF4 and int4 it was measured (NF4's with scales that are not quantized). For int8 it is
  * E[max^2] / (12 * 127^2) over the row, times a measured share where scales are searched. */

@@ -110,7 +110,9 @@ class Calibrate(QconvCase):
         plain = json.loads(self.ok(*auto, MODEL, "plain", timeout=300))
         made = json.loads(self.ok(*auto, *SHORT, MODEL, "out", timeout=300))
         self.assertEqual(made["calibration"]["weights"] + made["calibration"]["left"], 28)
-        self.assertEqual(made["bytes_out"], plain["bytes_out"])
+        self.assertEqual((made["auto"]["weighed_by"], made["auto"]["fits"]), ("moments", True))
+        one = json.loads(self.ok(*auto, *SHORT, "--sided", "one", "--dry-run", MODEL, timeout=300))
+        self.assertEqual(one["auto"]["chosen"], plain["auto"]["chosen"])
         self.ok("verify", "out", "--against", MODEL, "-q")
         self.assertLess(self.kl("out"), 0.75 * self.kl("plain"))
 
@@ -128,7 +130,7 @@ class Calibrate(QconvCase):
 
     def moments(self, name, modules, outputs=()):
         """A file of moments: name -> (n, tokens), or the name of another module; of outputs
-        name -> (shape, tokens), the identity."""
+        name -> (shape, tokens), the identity, or a third number times that."""
         header, data = {}, b""
         for module, what in modules.items():
             parts = [(".same_as", "U8", [len(what)], what.encode())] if isinstance(what, str) else \
@@ -137,10 +139,10 @@ class Calibrate(QconvCase):
                                              for i in range(what[0]) for j in range(what[0])))),
                  (".tokens", "I64", [1], struct.pack("<q", what[1]))]
             if module in outputs:
-                shape, tokens = outputs[module]
+                shape, tokens, *times = outputs[module]
                 count = math.prod(shape)
                 parts += [(".output_moment", "F32", shape, struct.pack(
-                    "<%df" % count, *(float(i % shape[-1] ** 2 % (shape[-1] + 1) == 0)
+                    "<%df" % count, *((times or [1.0])[0] * (i % shape[-1] ** 2 % (shape[-1] + 1) == 0)
                                       for i in range(count)))),
                           (".output_tokens", "I64", [1], struct.pack("<q", tokens))]
             for end, dtype, shape, raw in parts:
@@ -217,6 +219,67 @@ class Calibrate(QconvCase):
         self.moments("m.safetensors", {q: (192, 5000), k: q})
         self.convert("without", *args[2:])
         self.assertEqual(self.digest("one"), self.digest("without"))
+
+    def test_auto_is_weighed_by_both_moments(self):
+        """What moves the answer most gets the bytes; without moments of a weight none is weighed by them."""
+        shapes = {"self_attn.q_proj": (192, 192), "self_attn.k_proj": (64, 192), "self_attn.v_proj": (64, 192),
+                  "self_attn.o_proj": (192, 192), "mlp.gate_proj": (440, 192), "mlp.up_proj": (440, 192),
+                  "mlp.down_proj": (192, 440)}
+        of = {"model.layers.%d.%s" % (i, n): s for i in range(4) for n, s in shapes.items()}
+        heavy = "model.layers.2.mlp.down_proj"
+        inputs = {n: (cols, 5000) for n, (_, cols) in of.items()}
+        outputs = {n: ([rows, rows], 5000, 1.0 if n == heavy else 1e-6) for n, (rows, _) in of.items()}
+        room = ("--margin", "1", "--cuda-context", "1KB", "--context", "16", "--vram", "1300KB")
+
+        def auto(*more):
+            r = self.run_qconv("--to", "auto", *room, "--hessians", "m.safetensors", "--explain", "--dry-run", "--json",
+                               *more, MODEL)
+            self.assertEqual(r.returncode, 0, r.stderr)
+            return json.loads(r.stdout)["auto"], r.stderr.decode()
+
+        self.moments("m.safetensors", inputs, outputs)
+        made, said = auto()
+        self.assertIn("weighing the schemes of 28 weights", said)
+        self.assertEqual(made["weighed_by"], "moments")
+        groups = {"model.layers.%s.%s" % tuple(g["name"].split()[1:]): g for g in made["groups"]}
+        costs = {n: g["divergences"] for n, g in groups.items()}
+        self.assertIn(groups[heavy]["scheme"], ("int8", "16bit"))
+        for c in costs.values():
+            self.assertGreater(c["nf4"], c["int8"])
+            self.assertEqual(c["16bit"], 0)
+        # Twice the gradients are four times the divergence.
+        self.moments("m.safetensors", inputs, {n: (s, t, 4 * x) for n, (s, t, x) in outputs.items()})
+        again = auto("--threads", "1")[0]
+        self.assertEqual([g["scheme"] for g in again["groups"]], [g["scheme"] for g in made["groups"]])
+        for g in again["groups"]:
+            n = "model.layers.%s.%s" % tuple(g["name"].split()[1:])
+            for scheme, cost in g["divergences"].items():
+                self.assertAlmostEqual(cost, 4 * costs[n][scheme], delta=1e-5 * cost)
+        self.assertAlmostEqual(again["predicted_error"], 4 * made["predicted_error"], delta=1e-5 * again["predicted_error"])
+        alone, said = auto("--sided", "one")
+        self.assertEqual(alone["weighed_by"], "importance")
+        self.assertNotIn("divergences", alone["groups"][0])
+        self.assertNotIn("weighing", said)
+        out = [self.convert("t%d" % t, "--to", "auto", *room, "--hessians", "m.safetensors", "--threads", str(t))
+               for t in (1, 3)]
+        self.assertEqual(out[0], out[1])
+        # --calibrate makes both moments itself, before the plan.
+        r = self.run_qconv("--to", "auto", *room, *SHORT, "--dry-run", "--json", "--explain", MODEL, timeout=300)
+        self.assertEqual(r.returncode, 0, r.stderr)
+        self.assertIn(b"weighing the schemes of 28 weights with ", r.stderr)
+        calibrated = json.loads(r.stdout)["auto"]
+        self.assertEqual(calibrated["weighed_by"], "moments")
+        out = [self.convert("c%d" % t, "--to", "auto", *room, *SHORT, "--threads", str(t)) for t in (1, 3)]
+        self.assertEqual(out[0], out[1])
+        r = self.run_qconv("--to", "auto", *room, *SHORT, "--quantize", "lm_head.weight", "--dry-run", "--json", MODEL)
+        self.assertEqual(json.loads(r.stdout)["auto"]["weighed_by"], "importance")
+        self.assertIn(b"because 29 weights have no second moments", r.stderr)
+        del outputs[heavy]
+        self.moments("m.safetensors", inputs, outputs)
+        less, said = auto()
+        self.assertEqual(less["weighed_by"], "importance")
+        self.assertIn("because 1 weight has no second moments of inputs and outputs", said)
+        self.assertEqual(less["predicted_error"], alone["predicted_error"])
 
     def test_fp8_source(self):
         """Weights that are codes in MODEL pass through both streams as what they stand for."""

@@ -1,0 +1,76 @@
+#include "convert/fit/auto_weigh.h"
+
+#include "base/alloc.h"
+
+#include <inttypes.h>
+#include <math.h>
+
+static int is_wanted(const qc_auto_weights *w, const qc_auto_group *group, unsigned k)
+{
+    return k != QC_CANDIDATE_16BIT && w->candidates & 1u << k && !group->reason &&
+           !isnan(group->rel_mse[k]);
+}
+
+/* Asks for what is wanted, and nothing else. */
+static void ask(const qc_auto_result *r, const qc_auto_weights *w, double (*costs)[QC_CANDIDATES])
+{
+    for (uint32_t j = 0; j < w->plan->job_count; j++)
+        for (unsigned k = 0; k < QC_CANDIDATES; k++)
+            costs[j][k] = (double)NAN;
+    for (uint32_t g = 0; g < r->group_count; g++)
+        for (uint32_t i = w->first[g]; i < w->first[g + 1]; i++)
+            for (unsigned k = 0; k < QC_CANDIDATES; k++)
+                if (is_wanted(w, &r->groups[g], k))
+                    costs[w->tensors[i]][k] = HUGE_VAL;
+}
+
+/* Adds up the costs of each group's weights. Returns how many weights lack one. */
+static uint32_t answer(qc_auto_result *r, const qc_auto_weights *w,
+                       double (*const costs)[QC_CANDIDATES])
+{
+    uint32_t without = 0;
+    for (uint32_t g = 0; g < r->group_count; g++)
+        for (uint32_t i = w->first[g]; i < w->first[g + 1]; i++) {
+            int lacks = 0;
+            for (unsigned k = 0; k < QC_CANDIDATES; k++)
+                if (is_wanted(w, &r->groups[g], k)) {
+                    r->groups[g].cost[k] += costs[w->tensors[i]][k];
+                    lacks |= isinf(costs[w->tensors[i]][k]) != 0;
+                }
+            without += lacks ? 1 : 0;
+        }
+    return without;
+}
+
+static qc_status find_jobs(const qc_auto_result *r, const qc_auto_weights *w, qc_error *err)
+{
+    uint32_t *job_of = NULL;
+    QC_TRY(qc_calloc(&job_of, w->plan->model->tensor_count, sizeof *job_of, err));
+    for (uint32_t j = 0; j < w->plan->job_count; j++)
+        job_of[w->plan->jobs[j].source] = j;
+    for (uint32_t i = 0; i < w->first[r->group_count]; i++)
+        w->tensors[i] = job_of[w->tensors[i]];
+    qc_free(job_of);
+    return QC_OK;
+}
+
+qc_status qc_auto_weigh_groups(qc_auto_result *out, const qc_auto_weights *w, qc_auto_weigh weigh,
+                               qc_error *err)
+{
+    double(*costs)[QC_CANDIDATES] = NULL;
+    QC_TRY(find_jobs(out, w, err));
+    QC_TRY(qc_calloc(&costs, w->plan->job_count, sizeof *costs, err));
+    ask(out, w, costs);
+    qc_status st = weigh(costs, w->plan, out->rows, err);
+    const uint32_t without = st == QC_OK ? answer(out, w, costs) : 0;
+    qc_free(costs);
+    QC_TRY(st);
+    out->weighed = without == 0;
+    if (without == 0)
+        return QC_OK;
+    return qc_arena_printf(w->arena, &out->notes[out->note_count++], err,
+                           "schemes are chosen by errors of weights alone, because %" PRIu32
+                           " weight%s no second moments of inputs and outputs that could weigh "
+                           "them",
+                           without, without == 1 ? " has" : "s have");
+}

@@ -1,0 +1,22 @@
+/* Costs of --to auto from second moments of inputs and outputs: how far each candidate of a weight
+ * moves the model's answer, in nats (docs/decisions/0028). */
+#ifndef QC_CONVERT_AUTO_WEIGH_H
+#define QC_CONVERT_AUTO_WEIGH_H
+
+#include "convert/fit/auto_choice.h"
+
+typedef struct {
+    qc_arena *arena;       /* of the note */
+    const qc_plan *plan;   /* of the recipe before the choice */
+    unsigned candidates;   /* bit c is set for candidate c */
+    const uint32_t *first; /* per group: its first weight, and one more at the end */
+    uint32_t *tensors;     /* per weight; becomes its job */
+} qc_auto_weights;
+
+/* Sets the costs of out's groups and out->weighed. Weights are weighed by moments all together or
+ * not at all, as the two kinds of cost cannot be compared: where a weight has no moments, a note
+ * says so and weighed stays 0. */
+QC_NODISCARD qc_status qc_auto_weigh_groups(qc_auto_result *out, const qc_auto_weights *w,
+                                            qc_auto_weigh weigh, qc_error *err);
+
+#endif
