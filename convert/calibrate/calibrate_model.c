@@ -601,8 +601,9 @@ static qc_status run(model *m, qc_error *err)
                        "elsewhere can be given with --hessians (docs/calibration.md)");
     }
     QC_TRY(st);
+    /* Costs are those of layers whose outputs have moments, and not of experts. */
     if (m->k->costs && (qc_backward_not_made(&m->tensors.shape) || m->tensors.shape.experts.names))
-        return QC_OK; /* there would be no moments of outputs, or few of each expert's */
+        return QC_OK;
     m->q = qc_forward_attended(&m->tensors.shape);
     m->experts.k = m->k;
     m->experts.tensors = &m->tensors;

@@ -75,7 +75,7 @@ static void group_table(const qc_auto_result *r, qc_arena *arena, qc_strbuf *out
         qc_table_put(&t, group->name);
         qc_table_number(&t, group->weights);
         qc_table_put(&t, qc_text_count(size, group->elems));
-        qc_table_putf(&t, "%.3g", group->importance);
+        number_cell(&t, r->weighed ? (double)NAN : group->importance); /* the costs have it */
         for (unsigned c = 0; c < QC_CANDIDATE_16BIT; c++)
             number_cell(&t, r->weighed ? group->cost[c] : group->rel_mse[c]);
         qc_table_put(&t, r->rows[group->chosen].name);
@@ -209,7 +209,7 @@ static qc_status summary_table(const qc_auto_result *r, qc_arena *arena, qc_strb
         qc_table_put(&t, r->rows[a->first->chosen].name);
         qc_table_number(&t, a->weights);
         qc_table_bytes(&t, a->bytes);
-        qc_table_putf(&t, "%.3g", a->first->importance);
+        number_cell(&t, r->weighed ? (double)NAN : a->first->importance);
         if (a->ranges_left_out)
             qc_table_putf(&t, "%s, and %u more range%s", a->ranges, a->ranges_left_out,
                           qc_plural(a->ranges_left_out));
