@@ -184,7 +184,7 @@ def embedding_tables(c):
             gains = [math.log(b["costs"][k] / one["costs"][k]) / math.log(whole["costs"][k] / one["costs"][k])
                      for k in sizes]
             rows.append([b["name"]] + ["%.3f" % (b["costs"][k] / one["costs"][k]) for k in sizes]
-                        + ["%.0f%%" % (100 * g) for g in gains]
+                        + ["%.0f%%" % (100 * g + 0.0) for g in gains]
                         + [with_error(b["distance"], b["distance_error"]), "%.3f" % (b["distance"] / base)])
         out += ["How much of that is lost where outputs count together in blocks only: tr(G E H E^T) with all of G,",
                 "over that of one-sided calibrating, is a geometric mean over the layers with 384 and with 1536",
