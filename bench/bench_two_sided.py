@@ -28,10 +28,10 @@ DAMPING = ("convert/calibrate/calibrate_outputs.c", ".damping = qc_feedback_outp
 LABELS = ("convert/backward/backward.c", "qc_gradient_uniform(e->first + token)",
           "qc_gradient_uniform(e->first + token + %du * UINT64_C(1000000007))")
 VARIANTS = [("as it is", SWEEPS, 16, ac.NF4)]
-VARIANTS += [("sweeps", SWEEPS, x, ac.NF4) for x in (1, 4, 64, 2, 8, 32)]
+VARIANTS += [("sweeps", SWEEPS, x, ac.NF4) for x in (1, 4, 64, 0, 2, 8, 32)]
 VARIANTS += [("labels", LABELS, x, ac.NF4) for x in (1, 2, 3, 4)]
-VARIANTS += [("tokens", TOKENS, x, ac.NF4) for x in (8192, 131072, 2048)]
-VARIANTS += [("damping", DAMPING, x, ac.NF4) for x in (0.01, 1, 0.1)]
+VARIANTS += [("tokens", TOKENS, x, ac.NF4) for x in (8192, 65536, 2048)]
+VARIANTS += [("damping", DAMPING, x, ac.NF4) for x in (0.01, 1, 0.1, 0.2)]
 VARIANTS += [("int8, block 64", SWEEPS, 16, ac.INT8 + ["--block-size", "64"])]
 VARIANTS += [("int8, sweeps", SWEEPS, x, ac.INT8) for x in (1, 64)]
 VARIANTS += [("block", BLOCK, x, ac.NF4) for x in (64, 128)]
