@@ -84,14 +84,20 @@ def rows(s, budget):
         base.append(add(s, "NF4, double, windows of 128, calibrated, one-sided", short + ["--sided", "one"]))
     base.append(add(s, "NF4, double, block 32, calibrated",
                     NF4 + ["--block-size", "32"] + options(text)))
-    for bits in AUTO:
-        auto = budget(s, base[0], bits)
-        base.append(add(s, "auto, %.1f bits, search" % bits, auto + ["--scale", "search"]))
-        base.append(add(s, "auto, %.1f bits, calibrated" % bits, auto + options(text)))
+    base += auto_rows(s, budget, base[0])
     base.append(add(s, "int8 by row, search", INT8 + ["--scale", "search"]))
     base.append(add(s, "int8 by row, calibrated, one-sided", INT8 + options(text) + ["--sided", "one"]))
     base.append(add(s, "int8 by row, calibrated", INT8 + options(text)))
     return base
+
+
+def auto_rows(s, budget, absmax):
+    made, text = [], texts(s)[0][1]
+    for bits in AUTO:
+        auto = budget(s, absmax, bits)
+        made.append(add(s, "auto, %.1f bits, search" % bits, auto + ["--scale", "search"]))
+        made.append(add(s, "auto, %.1f bits, calibrated" % bits, auto + options(text)))
+    return made
 
 
 def curve(s, made, key, values, default):

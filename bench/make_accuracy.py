@@ -164,7 +164,10 @@ def judged(row, base):
 
 
 def measured_with(part):
-    return "%s, commit %s" % (part["qconv"], part["commit"])
+    """Rows of --to auto may have been measured again by themselves."""
+    later = {r["commit"] for r in part.get("rows", []) + part.get("auto", []) if "commit" in r}
+    return "%s, commit %s%s" % (part["qconv"], part["commit"], "".join(
+        " (rows of `--to auto`: commit %s)" % c for c in sorted(later)))
 
 
 def embedding_tables(c):
@@ -382,7 +385,8 @@ def page(r, experts):
            "- **KL divergence**: of the original's predictions from the quantized model's, mean in nats.",
            "  **99%** is its 99th percentile over tokens.",
            "- **top-1**: share of tokens where both models predict the same token.",
-           "- `absmax`, `search`, `refit`: the value of `--scale` ([quantizers.md](quantizers.md)).", "",
+           "- `absmax`, `search`, `refit`: the value of `--scale` ([quantizers.md](quantizers.md)).",
+           "- `split`: with `--split-fused`, so that q, k and v, and gate and up, are chosen apart.", "",
            "## By model", ""]
     for m in models:
         out += ["### %s" % m["model"], ""]
