@@ -157,6 +157,18 @@ static inline unsigned qc_mma_tile_index(uint64_t m)
     return m <= 8 ? 0 : m <= 16 ? 1 : m <= 32 ? 2 : 3;
 }
 
+template <int tiles, int parts, int each>
+QC_DEVICE void qc_mma_zero(float (&sum)[tiles][parts][each])
+{
+#pragma unroll
+    for (int r = 0; r < tiles; r++)
+#pragma unroll
+        for (int i = 0; i < parts; i++)
+#pragma unroll
+            for (int e = 0; e < each; e++)
+                sum[r][i][e] = 0.0f;
+}
+
 /* Warps that share an element add their sums in turn; the first one passes `first`. */
 QC_DEVICE void qc_mma_put(float *sum, float v, bool first)
 {

@@ -175,11 +175,7 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS, blocks_of(m_tile, align
     unsigned look = qc_run_lane(sh.t, lane);
 
     float sum[S::a_tiles][S::m_parts][4];
-#pragma unroll
-    for (int r = 0; r < S::a_tiles; r++)
-#pragma unroll
-        for (int i = 0; i < S::m_parts; i++)
-            sum[r][i][0] = sum[r][i][1] = sum[r][i][2] = sum[r][i][3] = 0.0f;
+    qc_mma_zero(sum);
 
     unsigned x_at = g * S::row_units + warp_k * 16 + t * 4;
     unsigned x_swizzle = t >> 1 ^ (g & 1u) << 1;

@@ -338,13 +338,7 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS, S::blocks) matmul_mma88
     __syncthreads();
 
     float sum[S::b_tiles][S::m_parts][8];
-#pragma unroll
-    for (int r = 0; r < S::b_tiles; r++)
-#pragma unroll
-        for (int i = 0; i < S::m_parts; i++)
-#pragma unroll
-            for (int e = 0; e < 8; e++)
-                sum[r][i][e] = 0.0f;
+    qc_mma_zero(sum);
 
     /* The bytes before a lane's first unit. Unit j of its run lies at x_at ^ 16 j. */
     unsigned x_at = (line * S::row_units + warp_k * 8 + half * 4 + (line & 3u)) * sizeof(uint4);
@@ -460,34 +454,7 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS, S::blocks) matmul_mma88
     __syncthreads();
     float *sums = sh.sums;
     float rest = S::scaled ? qc_run_power_of(a.w.exponent ? *a.w.exponent : 0).b : 1.0f;
-    /* Of the eight sums of a part, lane l takes four from lane l ^ 4 and gives it the other
-     * four. */
-#pragma unroll
-    for (int r = 0; r < S::b_tiles; r++)
-#pragma unroll
-        for (int i = 0; i < S::m_parts; i++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                float *v = sum[r][i];
-                float other = __shfl_xor_sync(0xffffffffu, half ? v[e] : v[e + 4], 4);
-                v[e] = __fmul_rn(__fadd_rn(half ? v[e + 4] : v[e], other), rest);
-            }
-    unsigned at_m = (lane & 1u) + lane / 16 * 4;
-    unsigned at_n = warp_n * S::b_tiles * 16 + lane % 16 / 8 * 8 + half * 4 + (lane & 2u);
-    for (int turn = 0; turn < S::warps_k; turn++) {
-        if (warp_k == (unsigned)turn) {
-#pragma unroll
-            for (int r = 0; r < S::b_tiles; r++)
-#pragma unroll
-                for (int i = 0; i < S::m_parts; i++)
-#pragma unroll
-                    for (int e = 0; e < 4; e++)
-                        qc_mma_put(sums + qc_mma_sum_at(at_m + i * 8 + (e & 2),
-                                                        at_n + r * 16 + (e & 1), S::n_tile),
-                                   sum[r][i][e], turn == 0);
-        }
-        __syncthreads();
-    }
+    mma884_put_sums<S>(sums, sum, rest, thread);
     unsigned block = blockIdx.x;
     keep(block); /* computed again, so that it takes no registers before */
     const group_part end = part_of<S>(g, block);

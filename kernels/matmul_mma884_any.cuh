@@ -53,6 +53,42 @@ template <typename S> QC_DEVICE void any_store_x(uint4 *x, const uint4 held[S::u
         x[to + i * QC_MMA_THREADS] = held[i];
 }
 
+/* Of the eight sums of a part, lane l takes four from lane l ^ 4 and gives it the other four; they
+ * are multiplied by `rest`. Then the warps' sums meet in shared memory. */
+template <typename S>
+QC_DEVICE void mma884_put_sums(float *sums, float (&sum)[S::b_tiles][S::m_parts][8], float rest,
+                               unsigned thread)
+{
+    unsigned lane = thread % 32, warp = thread / 32, half = lane % 8 / 4;
+    unsigned warp_k = warp % S::warps_k, warp_n = warp / S::warps_k;
+#pragma unroll
+    for (int r = 0; r < S::b_tiles; r++)
+#pragma unroll
+        for (int i = 0; i < S::m_parts; i++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                float *v = sum[r][i];
+                float other = __shfl_xor_sync(0xffffffffu, half ? v[e] : v[e + 4], 4);
+                v[e] = __fmul_rn(__fadd_rn(half ? v[e + 4] : v[e], other), rest);
+            }
+    unsigned at_m = (lane & 1u) + lane / 16 * 4;
+    unsigned at_n = warp_n * S::b_tiles * 16 + lane % 16 / 8 * 8 + half * 4 + (lane & 2u);
+    for (int turn = 0; turn < S::warps_k; turn++) {
+        if (warp_k == (unsigned)turn) {
+#pragma unroll
+            for (int r = 0; r < S::b_tiles; r++)
+#pragma unroll
+                for (int i = 0; i < S::m_parts; i++)
+#pragma unroll
+                    for (int e = 0; e < 4; e++)
+                        qc_mma_put(sums + qc_mma_sum_at(at_m + i * 8 + (e & 2),
+                                                        at_n + r * 16 + (e & 1), S::n_tile),
+                                   sum[r][i][e], turn == 0);
+        }
+        __syncthreads();
+    }
+}
+
 /* Call: qc_mma_args, or qc_experts_call. */
 template <int m_tile, bool nf4, typename Call>
 static __global__ void __launch_bounds__(QC_MMA_THREADS) matmul_mma884_any(const Call c)
@@ -105,13 +141,7 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS) matmul_mma884_any(const
     unsigned look = qc_run_lane(sh.t, lane);
 
     float sum[S::b_tiles][S::m_parts][8];
-#pragma unroll
-    for (int r = 0; r < S::b_tiles; r++)
-#pragma unroll
-        for (int i = 0; i < S::m_parts; i++)
-#pragma unroll
-            for (int e = 0; e < 8; e++)
-                sum[r][i][e] = 0.0f;
+    qc_mma_zero(sum);
 
     unsigned x_at = line * S::row_units + warp_k * 8 + half * 4;
     unsigned buffer = 0;
@@ -155,26 +185,7 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS) matmul_mma884_any(const
 
     __syncthreads();
     float *sums = reinterpret_cast<float *>(sh.x);
-    for (int turn = 0; turn < S::warps_k; turn++) {
-        if (warp_k == (unsigned)turn) {
-#pragma unroll
-            for (int r = 0; r < S::b_tiles; r++)
-#pragma unroll
-                for (int i = 0; i < S::m_parts; i++)
-#pragma unroll
-                    for (int e = 0; e < 8; e++) {
-                        float other = __shfl_xor_sync(0xffffffffu, sum[r][i][e], 4);
-                        if (half != (unsigned)(e / 4)) /* each of the two lanes writes four */
-                            continue;
-                        unsigned m = i * 8 + (lane & 1u) + (e & 2) + lane / 16 * 4;
-                        unsigned n = (warp_n * S::b_tiles + r) * 16 + q / 2 * 8 + (e & 4) +
-                                     (lane & 2u) + (e & 1);
-                        qc_mma_put(sums + qc_mma_sum_at(m, n, S::n_tile),
-                                   __fadd_rn(sum[r][i][e], other), turn == 0);
-                    }
-        }
-        __syncthreads();
-    }
+    mma884_put_sums<S>(sums, sum, 1.0f, qc_anew(thread));
     qc_mma_finish_in<m_tile, S::n_tile>(all, c, p, sums, thread);
 }
 
