@@ -24,7 +24,7 @@ QC_INLINE __m256i overflows8(__m256 x, qc_dtype dtype)
 }
 
 /* Returns one bit for each such lane; there is hardly ever one. */
-QC_INLINE uint32_t overflows(qc_wide x, qc_dtype dtype)
+QC_INLINE uint16_t overflows(qc_wide x, qc_dtype dtype)
 {
     if (dtype != QC_DTYPE_F16 && dtype != QC_DTYPE_BF16)
         return 0;
@@ -33,7 +33,7 @@ QC_INLINE uint32_t overflows(qc_wide x, qc_dtype dtype)
     if (__builtin_expect(_mm256_testz_si256(any, any), 1))
         return 0;
     int mask = _mm256_movemask_ps(_mm256_castsi256_ps(low));
-    return (uint32_t)(mask | _mm256_movemask_ps(_mm256_castsi256_ps(high)) << 8);
+    return (uint16_t)(mask | _mm256_movemask_ps(_mm256_castsi256_ps(high)) << 8);
 }
 
 /* Returns 8 words of F16 or BF16. */
@@ -146,13 +146,13 @@ QC_INLINE unsigned doubles_overflow4(const unsigned char *at)
     return (unsigned)_mm256_movemask_pd(_mm256_and_pd(large, finite));
 }
 
-QC_INLINE uint32_t doubles_overflow(const void *src, uint64_t i)
+QC_INLINE uint16_t doubles_overflow(const void *src, uint64_t i)
 {
     const unsigned char *at = (const unsigned char *)src + i * 8;
     uint32_t lanes = 0;
     for (unsigned part = 0; part < 4; part++)
         lanes |= doubles_overflow4(at + 32 * part) << 4 * part;
-    return lanes;
+    return (uint16_t)lanes;
 }
 
 /* ---- double quantization --------------------------------------------------------------------- */
