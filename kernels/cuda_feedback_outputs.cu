@@ -400,8 +400,7 @@ __global__ void __launch_bounds__(threads, 1)
             continue;
         }
         for (uint64_t i = threadIdx.x; i * chunk < u.rows; i += threads)
-            u.moved[i] = 0;
-        __syncthreads();
+            u.moved[i] = 0; /* the first tile has a barrier before anything reads it */
         for (uint64_t tile = 0; tile < u.rows; tile += tile_rows)
             changed += decide_tile<table, step_last>(p, a, u, tile, shared);
         if (threadIdx.x == 0)

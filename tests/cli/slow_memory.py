@@ -16,8 +16,9 @@ from qconv_case import QCONV, SANITIZED
 import make_checkpoint as mk
 
 LIMIT_BYTES = 512 << 20
-# To convert, for each tensor written; 198 were measured (names, shapes, plan, digests).
-TENSOR_BYTES = 215
+# To convert, for each tensor written (names, shapes, plan, digests): 198 were measured, and on another
+# machine 211 to 220, where an older build that had 198 had 209.
+TENSOR_BYTES = 230
 MAKER = os.environ.get("BENCH_CHECKPOINT", "")
 
 
