@@ -14,8 +14,8 @@ QC_INLINE void note_overflow(uint64_t *first_overflow, uint64_t index)
         *first_overflow = index;
 }
 
-/* lanes has a bit for each of 16. Of a wider type gcc 12 may compare all 32 bits of a place to which
- * it has stored a mask register of 16. */
+/* lanes has a bit for each of 16. Of a wider type gcc 12 may compare all 32 bits of a place to
+ * which it has stored a mask register of 16. */
 QC_INLINE void note_lanes(uint64_t *first_overflow, uint16_t lanes, uint64_t i)
 {
     if (__builtin_expect(lanes != 0, 0))
