@@ -197,7 +197,8 @@ def cut(tensors, block, path):
     """The same moments with outputs that count together in blocks only."""
     out = dict(tensors)
     for name, t in tensors.items():
-        if name.endswith(".output_moment") and len(t) > block:
+        if name.endswith(".output_moment") and t.shape[-1] > block:
+            t, = t  # capture had room for all outputs in one block
             out[name] = np.zeros((-(-len(t) // block), block, block), np.float32)
             for i, part in enumerate(out[name]):
                 here = t[i * block:(i + 1) * block, i * block:(i + 1) * block]
@@ -215,7 +216,7 @@ def costs(s, moments, values):
             continue  # the pooler, whose outputs are in no embedding
         same = moments.get(module + ".same_as")
         h = moments[(bytes(same).decode() if same is not None else module) + ".second_moment"]
-        g = moments[module + ".output_moment"].astype(np.float64)
+        g = moments[module + ".output_moment"][0].astype(np.float64)
         e = values[n].astype(np.float64) - s.model.weights[n]
         logs.setdefault(len(e), []).append(np.log(((g @ e) * (e @ h)).sum()))
     return {k: float(np.exp(np.mean(v))) for k, v in logs.items()}
