@@ -268,18 +268,9 @@ int main(void)
         cmocka_unit_test(bad_moments_are_refused),
         cmocka_unit_test(bytes_are_told),
     };
-    qc_error err;
-    if (qc_blas_open(&blas, &err) != QC_OK) {
-        print_message("skipped: %s\n", err.msg);
+    if (!open_device())
         return 77;
-    }
-    qd_start();
-    if (qc_cublas_open(&cublas, qd.device.runtime_version, &err) != QC_OK) {
-        print_message("skipped: %s\n", err.msg);
-        return 77;
-    }
     const int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    qc_cublas_close(cublas);
-    qd_end();
+    close_device();
     return failed != 0;
 }
