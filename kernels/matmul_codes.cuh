@@ -72,10 +72,10 @@ QC_DEVICE uint32_t qc_codes_look(const qc_codes_narrow &t, unsigned lane, uint32
 /* The same for a wide table whose address is a multiple of 64 KB. The byte of codes and the lane's
  * offset are then the two low bytes of the address itself, and nothing has to be added. Otherwise
  * compilers add the start of shared memory, where that is not 0 (sm_90). */
-#define QC_CODES_APART (64u << 10)
+#define QC_CODES_FIXED (64u << 10)
 
 /* `lane_address` is the table's address plus 4 * lane. */
-QC_DEVICE uint32_t qc_codes_look_apart(uint32_t lane_address, uint32_t q, int b)
+QC_DEVICE uint32_t qc_codes_look_fixed(uint32_t lane_address, uint32_t q, int b)
 {
     return qc_ld_shared_4(__byte_perm(q, lane_address, 0x7604u | (unsigned)b << 4));
 }

@@ -69,7 +69,7 @@ static qc_status side_for(const qc_matmul *h, const qc_matmul_call *c, qc_cuda_s
 {
     unsigned long long own = 0, taken = 0;
     *out = NULL;
-    if (c->n <= c->plan.chunk_rows || !c->plan.dense_apart)
+    if (c->n <= c->plan.chunk_rows || !c->plan.dense_stride)
         return QC_OK;
     QC_TRY(qc_cuda_capture_of(&own, s, err));
     const qc_matmul_side *side = &h->side[own != 0];
@@ -128,7 +128,7 @@ qc_status qc_matmul_dequant_gemm(const qc_matmul *h, const qc_matmul_call *c,
 {
     const qc_matmul_plan *p = &c->plan;
     unsigned char *const first_dense = workspace + p->dense_offset;
-    unsigned char *const dense[2] = {first_dense, first_dense + p->dense_apart};
+    unsigned char *const dense[2] = {first_dense, first_dense + p->dense_stride};
     const qc_matmul_side *side = NULL;
     qc_status st = QC_OK;
     QC_TRY(qc_cublas_begin(h->gemm, workspace + p->gemm_offset, workspace_bytes - p->gemm_offset, s,

@@ -175,22 +175,22 @@ QC_DEVICE qc_mma_part qc_mma_part_in(const Memory &, const qc_experts_call &c, u
 /* As qc_mma_x, for rows of x that lie anywhere. What it takes of a lies in shared memory. */
 struct qc_experts_x {
     const qc_mma_args *a;
-    const uint32_t *row; /* of the thread's unit 0; unit i is `apart` behind */
-    unsigned apart, column, there;
+    const uint32_t *row; /* of the thread's unit 0; unit i is i * step behind */
+    unsigned step, column, there;
 };
 
 QC_DEVICE const uint16_t *qc_mma_unit(const qc_experts_x &x, uint64_t k, int i)
 {
-    return x.a->x + k + x.column + x.row[i * x.apart] * x.a->ldx;
+    return x.a->x + k + x.column + x.row[i * x.step] * x.a->ldx;
 }
 
 template <typename Memory>
 QC_DEVICE qc_experts_x qc_mma_x_in(const Memory &all, const qc_experts_call &, const qc_mma_part &,
                                    unsigned row_units, unsigned thread)
 {
-    unsigned row = thread / row_units, apart = QC_MMA_THREADS / row_units, rows = all.tile.rows;
-    return {&all.tile.a, all.tile.x_row + row, apart, 8 * (thread % row_units),
-            row < rows ? (rows - row + apart - 1) / apart : 0};
+    unsigned row = thread / row_units, step = QC_MMA_THREADS / row_units, rows = all.tile.rows;
+    return {&all.tile.a, all.tile.x_row + row, step, 8 * (thread % row_units),
+            row < rows ? (rows - row + step - 1) / step : 0};
 }
 
 template <typename Memory>

@@ -111,8 +111,8 @@ QC_DEVICE qc_mma_part qc_mma_part_of(const qc_mma_args &a, unsigned m_tile, unsi
  * row_units in a row, these are the units thread + i * QC_MMA_THREADS, which always have the same
  * column. */
 struct qc_mma_x {
-    const uint16_t *from; /* unit 0 at k = 0; unit i lies i * apart behind it */
-    uint64_t apart;
+    const uint16_t *from; /* unit 0 at k = 0; unit i lies i * stride behind it */
+    uint64_t stride;
     unsigned column; /* of the units, in k */
     unsigned there;  /* how many units have a row < M */
 };
@@ -131,7 +131,7 @@ QC_DEVICE qc_mma_x qc_mma_x_of(const qc_mma_args &a, const qc_mma_part &p, unsig
     qc_mma_x v;
     v.column = 8 * (thread % row_units);
     v.from = qc_mma_x_from(a, p, row_units, thread);
-    v.apart = step * a.ldx;
+    v.stride = step * a.ldx;
     uint64_t there = row < a.m ? (a.m - row + step - 1) / step : 0;
     v.there = there < 64 ? (unsigned)there : 64; /* more than any tile has */
     return v;
@@ -140,7 +140,7 @@ QC_DEVICE qc_mma_x qc_mma_x_of(const qc_mma_args &a, const qc_mma_part &p, unsig
 /* Returns where unit i of the step at k begins. */
 QC_DEVICE const uint16_t *qc_mma_unit(const qc_mma_x &x, uint64_t k, int i)
 {
-    return x.from + k + i * x.apart;
+    return x.from + k + i * x.stride;
 }
 
 /* The tile's sums meet in shared memory as [m_tile][n_tile] floats. n is swizzled by m so that the

@@ -291,7 +291,7 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS, S::blocks) matmul_mma88
 
     /* x comes in units of 16 bytes. A thread loads every QC_MMA_THREADS-th unit of a step. */
     unsigned x_there = qc_mma_x_of(a, p, S::row_units, thread).there;
-    unsigned x_apart = QC_MMA_THREADS / S::row_units * (unsigned)(a.ldx / 8);
+    unsigned x_stride = QC_MMA_THREADS / S::row_units * (unsigned)(a.ldx / 8);
     unsigned x_from = (unsigned)(((p.m0 + thread / S::row_units) * a.ldx + p.k_begin) / 8) +
                       thread % S::row_units;
     keep(x_from);
@@ -311,7 +311,7 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS, S::blocks) matmul_mma88
             held[i].x = held[i].y = held[i].z = held[i].w = 0;
             if (inside && (unsigned)u < x_there)
                 held[i] =
-                    qc_ld_stream_16(reinterpret_cast<const uint4 *>(a.x) + (from + u * x_apart));
+                    qc_ld_stream_16(reinterpret_cast<const uint4 *>(a.x) + (from + u * x_stride));
         }
     };
     auto store_x = [&](unsigned buffer, int turn) {

@@ -215,12 +215,12 @@ static void lay_out(const qc_matmul_shape *s, uint64_t gemm_bytes, qc_matmul_pla
         if (p->gemm_to_float)
             partials = qc_sat_mul(qc_sat_mul(s->m, p->chunk_rows), 4);
         dense = qc_sat_mul(qc_sat_mul(p->chunk_rows, p->k_padded), 2);
-        if (p->dense_apart) { /* the last chunk may be a short one */
+        if (p->dense_stride) { /* the last chunk may be a short one */
             uint64_t second = gemm_n(s) - p->chunk_rows;
-            p->dense_apart = qc_align_u64(dense, WORKSPACE_ALIGN);
+            p->dense_stride = qc_align_u64(dense, WORKSPACE_ALIGN);
             dense = qc_sat_mul(
                 qc_sat_mul(second < p->chunk_rows ? second : p->chunk_rows, p->k_padded), 2);
-            dense = qc_sat_add(p->dense_apart, dense);
+            dense = qc_sat_add(p->dense_stride, dense);
         }
     } else if (p->meets) {
         partials = qc_sat_mul(p->partial_floats, 4);
@@ -301,7 +301,7 @@ static void lay_out_chunks(const qc_matmul_shape *s, qc_chunks chunks, uint64_t 
                            qc_matmul_plan *p)
 {
     p->chunk_rows = chunks.rows;
-    p->dense_apart = chunks.paired ? 1 : 0; /* lay_out knows how far */
+    p->dense_stride = chunks.paired ? 1 : 0; /* lay_out knows how far */
     lay_out(s, gemm_bytes, p);
 }
 

@@ -76,7 +76,7 @@ typedef struct {
     /* DEQUANT_GEMM: how many rows of W are dequantized at a time, to which dtype, and whether the
      * product goes to the workspace in float first, where the reduction finishes it. */
     uint64_t chunk_rows;
-    uint64_t dense_apart; /* bytes from one buffer of dense rows to the other; 0: there is one */
+    uint64_t dense_stride; /* bytes from one buffer of dense rows to the other; 0: there is one */
     qc_dtype dense_dtype;
     int gemm_to_float;
     /* The layout of the workspace: offsets in bytes, each a multiple of 256, in this order, behind

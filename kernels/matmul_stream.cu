@@ -146,7 +146,7 @@ QC_DEVICE uint32_t finish(shared_of<of> &sh, const args &a, uint32_t tile, uint3
 /* Makes ready for the segment at `at` and returns the warp's number of entries. *other tells
  * whether it belongs to another part than the segment before. */
 template <kind of>
-QC_DEVICE uint32_t begin(place &p, uint32_t at, uint32_t tile, const args &a, uint32_t range_end,
+QC_DEVICE uint32_t begin(position &p, uint32_t at, uint32_t tile, const args &a, uint32_t range_end,
                          float (&sum)[shape<of>::a_tiles][4], unsigned warp, unsigned lane,
                          bool *other)
 {
@@ -202,24 +202,24 @@ QC_DEVICE void report(const args &a, uint32_t fault)
 
 /* Whatever follows from parameters alone is done before the wait, so that next to nothing is left
  * between the wait and the first loads. Weights that are complete are loaded before the wait. */
-template <kind of, bool apart, bool bf16>
+template <kind of, bool fixed, bool bf16>
 static __global__ void __launch_bounds__(THREADS, 1) matmul_stream(const args a)
 {
     QC_SHARED(shared_of<of>, sh);
     unsigned thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
-    unsigned char *behind = reinterpret_cast<unsigned char *>(&sh + 1);
-    if (apart)
-        behind += (0u - qc_shared_address(behind)) & (QC_CODES_APART - 1);
+    unsigned char *table_at = reinterpret_cast<unsigned char *>(&sh + 1);
+    if (fixed)
+        table_at += (0u - qc_shared_address(table_at)) & (QC_CODES_FIXED - 1);
 
     qc_grid_release();
-    if (apart && qc_shared_address(behind) != QC_CODES_APART) {
+    if (fixed && qc_shared_address(table_at) != QC_CODES_FIXED) {
         /* More than 30 KB lie in front of the block's own memory, so the table would reach beyond
          * it. The host cannot know where shared memory begins. */
         qc_grid_wait();
         report(a, QC_MATMUL_FAULT_SHARED);
         return;
     }
-    qc_codes_wide *table = reinterpret_cast<qc_codes_wide *>(behind);
+    qc_codes_wide *table = reinterpret_cast<qc_codes_wide *>(table_at);
     lookup l = {table, shape<of>::nf4 ? qc_shared_address(table) + 4 * lane : 0, lane};
     bool from_memory = a.parts[0].w.code_map != nullptr;
     bool nested = !a.parts[0].w.absmax;
@@ -229,7 +229,7 @@ static __global__ void __launch_bounds__(THREADS, 1) matmul_stream(const args a)
         qc_codes_fill(*table, sh.small, a.parts[0].w, thread, THREADS);
     }
     uint32_t at = range_begin(a, blockIdx.x), end = range_begin(a, blockIdx.x + 1);
-    place &p = sh.places[warp];
+    position &p = sh.positions[warp];
     if (lane == 0) {
         p.next = at;
         p.ahead = at / a.k_blocks;
@@ -296,37 +296,37 @@ static __global__ void __launch_bounds__(THREADS, 1) matmul_stream(const args a)
         }
         left--;
         if (turn == 0) {
-            multiply<of, apart, bf16>(sum, even, sh, l, nested);
+            multiply<of, fixed, bf16>(sum, even, sh, l, nested);
             load<of>(even, c, p, a, end, warp, lane);
         } else {
-            multiply<of, apart, bf16>(sum, odd, sh, l, nested);
+            multiply<of, fixed, bf16>(sum, odd, sh, l, nested);
             load<of>(odd, c, p, a, end, warp, lane);
         }
     }
 }
 
-template <kind of, bool apart, bool bf16>
+template <kind of, bool fixed, bool bf16>
 qc_status start_dtype(const args &a, const qc_matmul_plan *p, qc_cuda_stream s, qc_error *err)
 {
-    auto kernel = matmul_stream<of, apart, bf16>;
+    auto kernel = matmul_stream<of, fixed, bf16>;
     QC_TRY(qc_cuda_allow_shared(kernel, p->shared_bytes, "matmul_stream", err));
     return qc_cuda_launch_overlapping(kernel, dim3(p->blocks), dim3(THREADS), p->shared_bytes, s,
                                       p->overlaps, "matmul_stream", err, a);
 }
 
-template <kind of, bool apart>
+template <kind of, bool fixed>
 qc_status start(const args &a, qc_dtype x_dtype, const qc_matmul_plan *p, qc_cuda_stream s,
                 qc_error *err)
 {
-    return x_dtype == QC_DTYPE_BF16 ? start_dtype<of, apart, true>(a, p, s, err)
-                                    : start_dtype<of, apart, false>(a, p, s, err);
+    return x_dtype == QC_DTYPE_BF16 ? start_dtype<of, fixed, true>(a, p, s, err)
+                                    : start_dtype<of, fixed, false>(a, p, s, err);
 }
 
-/* The shared memory of a block for NF4: SHARED_APART where the device allows that much, else
+/* The shared memory of a block for NF4: SHARED_FIXED where the device allows that much, else
  * SHARED_NEAR. */
-#define SHARED_APART (2 * QC_CODES_APART)
+#define SHARED_FIXED (2 * QC_CODES_FIXED)
 #define SHARED_NEAR  ((uint32_t)(sizeof(shared_of<NF4>) + sizeof(qc_codes_wide)))
-static_assert(sizeof(shared_of<NF4>) + 8192 < QC_CODES_APART, "all else lies below the table");
+static_assert(sizeof(shared_of<NF4>) + 8192 < QC_CODES_FIXED, "all else lies below the table");
 
 uint32_t tile_of(qc_form_kind k)
 {
@@ -337,7 +337,7 @@ uint32_t shared_bytes_of(qc_form_kind k, const qc_cuda_device *d)
 {
     if (k != QC_FORM_NF4)
         return (uint32_t)sizeof(shared_of<INT8_ROWS>);
-    return d->shared_block_bytes >= SHARED_APART ? SHARED_APART : SHARED_NEAR;
+    return d->shared_block_bytes >= SHARED_FIXED ? SHARED_FIXED : SHARED_NEAR;
 }
 
 /* Ranges start at multiples of this many blocks of 64 k: one for each warp, where rows allow
@@ -436,6 +436,6 @@ extern "C" qc_status qc_stream_launch(const qc_matmul_call *c, uint32_t count, q
         return start<INT8_ROWS, false>(a, c->x_dtype, p, s, err);
     if (k == QC_FORM_INT8_BLOCKS)
         return start<INT8_BLOCKS, false>(a, c->x_dtype, p, s, err);
-    return p->shared_bytes == SHARED_APART ? start<NF4, true>(a, c->x_dtype, p, s, err)
+    return p->shared_bytes == SHARED_FIXED ? start<NF4, true>(a, c->x_dtype, p, s, err)
                                            : start<NF4, false>(a, c->x_dtype, p, s, err);
 }

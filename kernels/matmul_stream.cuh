@@ -34,20 +34,20 @@ struct alignas(16) decoding {
 
 /* Says where a warp is, and what it loads next. It lies in shared memory because it is seldom
  * needed. Lane 0 writes it. */
-struct place {
+struct position {
     uint32_t at, tile;    /* segment of the block of threads */
     uint32_t which;       /* the part that `how` and the map belong to */
     uint32_t next, ahead; /* the segment after the one being loaded, and its tile */
 };
 
-/* For NF4, qc_codes_wide lies behind this, either at once or (apart) from the next multiple of 64
+/* For NF4, qc_codes_wide lies behind this, either at once or (fixed) at the next multiple of 64
  * KB on. */
 template <kind of> struct shared_of {
     qc_run_small small;
     decoding how; /* the present part's */
     uint32_t last;
     uint32_t ready; /* whether the workspace was made ready */
-    place places[WARPS];
+    position positions[WARPS];
     alignas(128) float sum[WARPS][shape<of>::sums];
 };
 
@@ -223,7 +223,7 @@ template <kind of> QC_DEVICE void load_scales(entry<of> &e, cursor &c, const arg
 
 /* Moves to the warp's first entry at or after p.next. */
 template <kind of>
-QC_DEVICE void seek(cursor &c, place &p, const args &a, uint32_t range_end, unsigned warp,
+QC_DEVICE void seek(cursor &c, position &p, const args &a, uint32_t range_end, unsigned warp,
                     unsigned lane)
 {
     segment s;
@@ -256,7 +256,7 @@ QC_DEVICE void seek(cursor &c, place &p, const args &a, uint32_t range_end, unsi
 /* Loads the entry at c, if there is one, and goes on to the next. Without with_x it does not load
  * x. */
 template <kind of, bool with_x = true>
-QC_DEVICE void load(entry<of> &e, cursor &c, place &p, const args &a, uint32_t range_end,
+QC_DEVICE void load(entry<of> &e, cursor &c, position &p, const args &a, uint32_t range_end,
                     unsigned warp, unsigned lane)
 {
     if (c.at == c.end)
@@ -297,14 +297,14 @@ template <kind of> QC_DEVICE void zero_sums(float (&sum)[shape<of>::a_tiles][4])
 }
 
 /* Makes the weights' operand of product j, for rows 16 r .. 16 r + 15. */
-template <kind of, bool apart>
+template <kind of, bool fixed>
 QC_DEVICE void fragment(uint32_t f[4], const entry<of> &e, const lookup &l, int r, int j)
 {
     if constexpr (shape<of>::nf4) {
 #pragma unroll
         for (int i = 0; i < 4; i++) { /* row 8 * (i % 2), pair i / 2 */
             uint32_t q = e.q[2 * r + i % 2][j / 2];
-            f[i] = apart ? qc_codes_look_apart(l.lane_address, q, j % 2 * 2 + i / 2)
+            f[i] = fixed ? qc_codes_look_fixed(l.lane_address, q, j % 2 * 2 + i / 2)
                          : qc_codes_look(*l.table, l.lane, q, j % 2 * 2 + i / 2);
         }
     } else {
@@ -341,7 +341,7 @@ QC_DEVICE float x_to_halves(uint32_t (&x)[8])
     return __uint_as_float((exponent - 14u) << 23);
 }
 
-template <kind of, bool apart, bool bf16>
+template <kind of, bool fixed, bool bf16>
 QC_DEVICE void multiply(float (&sum)[shape<of>::a_tiles][4], entry<of> &e, const shared_of<of> &sh,
                         const lookup &l, bool nested)
 {
@@ -369,7 +369,7 @@ QC_DEVICE void multiply(float (&sum)[shape<of>::a_tiles][4], entry<of> &e, const
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             uint32_t f[4];
-            fragment<of, apart>(f, e, l, r, j);
+            fragment<of, fixed>(f, e, l, r, j);
             qc_mma_m16n8k16(to, f, e.x + 2 * j);
         }
         if (by_row && !bf16)

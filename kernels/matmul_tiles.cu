@@ -81,9 +81,9 @@ template <typename S> struct copier {
         what; /* column of x in k, of codes << 8; rows of x that are there << 16, of codes << 24 */
 };
 
-QC_DEVICE uint32_t rows_there(uint64_t row, uint64_t rows, unsigned apart)
+QC_DEVICE uint32_t rows_there(uint64_t row, uint64_t rows, unsigned step)
 {
-    uint64_t there = row < rows ? (rows - row + apart - 1) / apart : 0;
+    uint64_t there = row < rows ? (rows - row + step - 1) / step : 0;
     return there < 64 ? (uint32_t)there : 64; /* more than any tile has */
 }
 
@@ -117,10 +117,10 @@ QC_DEVICE void copier_step(copier<S> &c, typename S::stage &to, const tiles_args
         qc_cp_async_16(at + i * THREADS, c.x + i * 16 * a.ldx, i < rows ? 16 : 0);
     rows = (int)(c.what >> 8 & 255u) < left ? (int)(c.what >> 24) : 0;
     at = to.codes + (c.to >> 16);
-    uint64_t apart = (uint64_t)S::copy_rows * a.ldw >> (S::nf4 ? 1 : 0);
+    uint64_t stride = (uint64_t)S::copy_rows * a.ldw >> (S::nf4 ? 1 : 0);
 #pragma unroll
     for (int i = 0; i < S::n_tile / S::copy_rows; i++)
-        qc_cp_async_stream_16(at + i * THREADS, c.codes + i * apart, i < rows ? 16 : 0);
+        qc_cp_async_stream_16(at + i * THREADS, c.codes + i * stride, i < rows ? 16 : 0);
     c.x += K_STEP;
     c.codes += S::nf4 ? K_STEP / 2 : K_STEP;
     qc_cp_async_commit();

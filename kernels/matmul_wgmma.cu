@@ -30,12 +30,12 @@
 
 #include <string.h>
 
-#define BLOCK    QC_SHARE_BLOCK
-#define STEP     QC_SHARE_STEP
-#define BRINGERS 128 /* threads that bring x and codes */
-#define TABLE    (64u << 10)
-#define BEHIND   (TABLE + (uint32_t)sizeof(qc_codes_wide))
-#define LARGEST  232448u /* bytes of shared memory a block can have on sm_90 */
+#define BLOCK     QC_SHARE_BLOCK
+#define STEP      QC_SHARE_STEP
+#define BRINGERS  128 /* threads that bring x and codes */
+#define TABLE     (64u << 10)
+#define TABLE_END (TABLE + (uint32_t)sizeof(qc_codes_wide))
+#define LARGEST   232448u /* bytes of shared memory a block can have on sm_90 */
 /* What lies in front of a block's own shared memory belongs to the driver. */
 #define DRIVER_BYTES 1024u
 #define NO_ROW       UINT32_MAX
@@ -57,11 +57,11 @@ template <int m_tile_, kind what_> struct shape {
     static constexpr bool nf4 = what == NF4, scaled = what != INT8_ROWS;
     static constexpr int m_tile = m_tile_, groups = m_tile <= 64 ? 4 : 2, warps = 4 * groups;
     static constexpr int threads = 128 * groups + BRINGERS, n_tile = 64 * groups;
-    static constexpr bool behind = scaled && m_tile <= 32;   /* scales behind the products */
-    static constexpr int words = nf4 ? 2 : 4;                /* in a lane's 16 codes */
-    static constexpr int blocks = m_tile <= 128 ? 2 : 1;     /* of 64 k, in a stage */
-    static constexpr int row_units = (nf4 ? 2 : 4) * blocks; /* of 16 bytes, in a row of codes */
-    static constexpr uint32_t x_bytes = m_tile * BLOCK * 2;  /* of a block */
+    static constexpr bool scales_sums = scaled && m_tile <= 32; /* instead of weights */
+    static constexpr int words = nf4 ? 2 : 4;                   /* in a lane's 16 codes */
+    static constexpr int blocks = m_tile <= 128 ? 2 : 1;        /* of 64 k, in a stage */
+    static constexpr int row_units = (nf4 ? 2 : 4) * blocks;    /* of 16 bytes, in a row of codes */
+    static constexpr uint32_t x_bytes = m_tile * BLOCK * 2;     /* of a block */
     static constexpr uint32_t x_stage = x_bytes * blocks;
     static constexpr uint32_t codes_stage = n_tile * row_units * 16;
     /* Of x and codes the larger one lies behind the table, the rest in front of it. */
@@ -74,10 +74,10 @@ template <int m_tile_, kind what_> struct shape {
         return a < b ? a : b;
     }
     static constexpr int stages =
-        (int)least(least((TABLE - front) / front_stage, (LARGEST - BEHIND) / back_stage), 6);
-    static constexpr uint32_t shared_bytes = BEHIND + back_stage * stages;
-    static constexpr uint32_t x_at = x_back ? BEHIND : front;
-    static constexpr uint32_t codes_at = x_back ? front : BEHIND;
+        (int)least(least((TABLE - front) / front_stage, (LARGEST - TABLE_END) / back_stage), 6);
+    static constexpr uint32_t shared_bytes = TABLE_END + back_stage * stages;
+    static constexpr uint32_t x_at = x_back ? TABLE_END : front;
+    static constexpr uint32_t codes_at = x_back ? front : TABLE_END;
     static_assert(stages >= 3, "copies run ahead");
 
     struct alignas(128) shared {
@@ -96,7 +96,7 @@ template <typename T> QC_DEVICE unsigned char *shared_at(T &sh, uint32_t address
 /* ---- which tile ------------------------------------------------------------------------------ */
 
 /* What a block does at a time: some k of a tile. */
-struct piece {
+struct tile_range {
     uint32_t at;               /* number of the part */
     uint32_t m_index;          /* of the tile of x */
     uint32_t end;              /* the unit after it */
@@ -105,8 +105,8 @@ struct piece {
     uint64_t n0;
 };
 
-/* Returns whether the block of threads has a piece that begins at `unit`. */
-QC_DEVICE bool piece_at(piece &p, const args &a, uint32_t unit, uint32_t n_tile)
+/* Returns whether the block of threads has a range that begins at `unit`. */
+QC_DEVICE bool range_at(tile_range &p, const args &a, uint32_t unit, uint32_t n_tile)
 {
     uint32_t end = (blockIdx.x + 1) * a.worker_steps;
     end = end < a.units ? end : a.units;
@@ -128,11 +128,11 @@ QC_DEVICE bool piece_at(piece &p, const args &a, uint32_t unit, uint32_t n_tile)
 }
 
 /* A place in a ring and the parity of its barriers' phase. */
-template <int stages> struct ring_place {
+template <int stages> struct ring_position {
     uint32_t stage, parity;
 };
 
-template <int stages> QC_DEVICE void ring_next(ring_place<stages> &p)
+template <int stages> QC_DEVICE void ring_next(ring_position<stages> &p)
 {
     if (++p.stage == stages) {
         p.stage = 0;
@@ -226,26 +226,26 @@ template <typename S> QC_DEVICE uint32_t swizzle(uint32_t row)
 template <typename S> QC_DEVICE void bring(const args &a, typename S::shared &sh, uint32_t thread)
 {
     constexpr int copies = S::n_tile * S::row_units / BRINGERS;
-    constexpr int apart = BRINGERS / S::row_units; /* rows from one copy to the next */
+    constexpr int row_step = BRINGERS / S::row_units; /* rows from one copy to the next */
     uint32_t row = thread / S::row_units, unit = thread % S::row_units;
     uint32_t column = unit * (S::nf4 ? 32 : 16); /* of k in the stage */
     unsigned char *codes =
         shared_at(sh, S::codes_at) + (row * S::row_units + (unit ^ swizzle<S>(row))) * 16;
-    ring_place<S::stages> to = {0, 1};
+    ring_position<S::stages> to = {0, 1};
     bool waited = !a.complete;
-    piece p;
-    for (uint32_t first = blockIdx.x * a.worker_steps; piece_at(p, a, first, S::n_tile);
+    tile_range p;
+    for (uint32_t first = blockIdx.x * a.worker_steps; range_at(p, a, first, S::n_tile);
          first = p.end) {
         const part &w = a.part[p.at];
         const uint64_t row_bytes = (uint64_t)a.row_blocks * (S::nf4 ? BLOCK / 2 : BLOCK);
-        const uint64_t apart_bytes = apart * row_bytes;
+        const uint64_t step_bytes = row_step * row_bytes;
         const unsigned char *from = w.w.codes + (p.n0 + row) * row_bytes +
                                     p.block * (S::nf4 ? BLOCK / 2 : BLOCK) +
                                     (S::nf4 ? column / 2 : column);
         int there = 0; /* copies whose row exists */
         if (p.n0 + row < w.n)
-            there =
-                w.n - p.n0 - row < S::n_tile ? (int)((w.n - p.n0 - row - 1) / apart) + 1 : copies;
+            there = w.n - p.n0 - row < S::n_tile ? (int)((w.n - p.n0 - row - 1) / row_step) + 1
+                                                 : copies;
         const unsigned char *x = reinterpret_cast<const unsigned char *>(a.x) +
                                  ((uint64_t)p.m_index * a.k_blocks + p.block) * S::x_bytes;
         for (uint32_t block = p.block; block < p.block_end; block += S::blocks) {
@@ -255,12 +255,12 @@ template <typename S> QC_DEVICE void bring(const args &a, typename S::shared &sh
             const unsigned char *row_at = from;
             if (there == copies && left >= (uint32_t)S::blocks) {
 #pragma unroll
-                for (int i = 0; i < copies; i++, row_at += apart_bytes)
+                for (int i = 0; i < copies; i++, row_at += step_bytes)
                     qc_cp_async_stream_16(at + i * BRINGERS * 16, row_at, 16);
             } else {
                 int full = column < left * BLOCK ? there : 0;
 #pragma unroll 1
-                for (int i = 0; i < copies; i++, row_at += apart_bytes)
+                for (int i = 0; i < copies; i++, row_at += step_bytes)
                     qc_cp_async_stream_16(at + i * BRINGERS * 16, row_at, i < full ? 16 : 0);
             }
             from += S::blocks * (S::nf4 ? BLOCK / 2 : BLOCK);
@@ -337,14 +337,14 @@ QC_DEVICE void decode(uint32_t (&f)[4][4], const uint32_t (&q)[2][S::words], uin
         for (int j = 0; j < 4; j++) {
             uint32_t two[2];
             if constexpr (S::nf4) {
-                two[0] = qc_codes_look_apart(look, q[i][j / 2], j % 2 * 2);
-                two[1] = qc_codes_look_apart(look, q[i][j / 2], j % 2 * 2 + 1);
+                two[0] = qc_codes_look_fixed(look, q[i][j / 2], j % 2 * 2);
+                two[1] = qc_codes_look_fixed(look, q[i][j / 2], j % 2 * 2 + 1);
             } else {
                 int8_128ths(two, q[i][j]);
             }
 #pragma unroll
             for (int h = 0; h < 2; h++)
-                f[j][2 * h + i] = S::scaled && !S::behind
+                f[j][2 * h + i] = S::scaled && !S::scales_sums
                                       ? qc_half2_fma(two[h], high, qc_half2_mul(two[h], low))
                                       : two[h];
         }
@@ -383,8 +383,8 @@ QC_DEVICE void put(const args &a, const part &p, uint64_t m, uint64_t n, float v
 /* Writes the tile's part of y, or its partial sums. Where the tile has fewer parts than there is
  * room for, its last part writes zeros to the others. */
 template <typename S>
-QC_DEVICE void finish(const args &a, const piece &now, float (&sum)[S::m_tile / 2], uint32_t row,
-                      uint32_t lane)
+QC_DEVICE void finish(const args &a, const tile_range &now, float (&sum)[S::m_tile / 2],
+                      uint32_t row, uint32_t lane)
 {
     const part &p = a.part[now.at];
     int w_exponent = p.w.exponent ? *p.w.exponent : 0;
@@ -440,14 +440,14 @@ QC_DEVICE void fill_table(qc_codes_wide &table, typename S::shared &sh, const qc
  * behind the products, these begin at zero in `product`. */
 template <typename S>
 QC_DEVICE void start_products(float (&sum)[S::m_tile / 2],
-                              float (&product)[S::behind ? S::m_tile / 2 : 1],
+                              float (&product)[S::scales_sums ? S::m_tile / 2 : 1],
                               const uint32_t (&f)[4][4], uint32_t x_at)
 {
     uint64_t x = qc_wgmma_b(x_at, S::m_tile * 16);
     qc_wgmma_fence();
 #pragma unroll
     for (int j = 0; j < 4; j++)
-        if constexpr (S::behind)
+        if constexpr (S::scales_sums)
             qc_wgmma(product, f[j], x + j * 2 * S::m_tile, j > 0);
         else
             qc_wgmma(sum, f[j], x + j * 2 * S::m_tile, 1);
@@ -463,7 +463,7 @@ QC_DEVICE void add_scaled(float (&sum)[count], const float (&product)[count], ui
         sum[e] = __fmaf_rn(product[e], __uint_as_float(e & 2 ? scale.y : scale.x), sum[e]);
 }
 
-/* Every block of threads has a piece (args_of), so every thread waits for the launch before. */
+/* Every block of threads has a range (args_of), so every thread waits for the launch before. */
 template <typename S>
 QC_DEVICE void multiply_tiles(const args &a, typename S::shared &sh, uint32_t warp, uint32_t lane)
 {
@@ -471,12 +471,12 @@ QC_DEVICE void multiply_tiles(const args &a, typename S::shared &sh, uint32_t wa
     /* Kept, and not calculated again and again. */
     uint32_t look = qc_anew(TABLE + lane * 4), mine = qc_anew(codes_of<S>(warp, lane));
     const unsigned char *codes = shared_at(sh, S::codes_at);
-    ring_place<S::stages> from = {0, 0}, done = {0, 0};
+    ring_position<S::stages> from = {0, 0}, done = {0, 0};
     bool waited = !a.complete;
-    piece p;
-    for (uint32_t unit = blockIdx.x * a.worker_steps; piece_at(p, a, unit, S::n_tile);
+    tile_range p;
+    for (uint32_t unit = blockIdx.x * a.worker_steps; range_at(p, a, unit, S::n_tile);
          unit = p.end) {
-        float sum[S::m_tile / 2], product[S::behind ? S::m_tile / 2 : 1];
+        float sum[S::m_tile / 2], product[S::scales_sums ? S::m_tile / 2 : 1];
 #pragma unroll
         for (int i = 0; i < S::m_tile / 2; i++)
             sum[i] = 0.0f;
@@ -495,7 +495,7 @@ QC_DEVICE void multiply_tiles(const args &a, typename S::shared &sh, uint32_t wa
             if (!S::scaled)
                 return;
             float v = scale_take(reader, a, w, factor);
-            taken = S::behind ? __float_as_uint(v) : two_halves(v);
+            taken = S::scales_sums ? __float_as_uint(v) : two_halves(v);
         };
         /* Decodes a block into f[i]; b is its number in the stage. */
         auto prepare = [&](int i, int b) {
@@ -526,7 +526,7 @@ QC_DEVICE void multiply_tiles(const args &a, typename S::shared &sh, uint32_t wa
                     qc_mbarrier_arrive(&sh.empty[done.stage]);
                 ring_next(done);
             }
-            if constexpr (S::behind)
+            if constexpr (S::scales_sums)
                 add_scaled(sum, product, scale[i]);
         };
         take();

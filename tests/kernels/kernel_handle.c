@@ -425,7 +425,7 @@ static void chunked_make(chunked *c, const qc_matmul *h, int form, qt_rng *rng)
     c->p.bytes = p.dense_offset + 4 * CHUNK_ROWS * p.k_padded + 1024 + (4u << 20);
     p = plan_of(h, &c->p, c->p.bytes);
     assert_int_equal(p.chunk_rows, CHUNK_ROWS);
-    assert_true(p.dense_apart >= 2 * CHUNK_ROWS * p.k_padded);
+    assert_true(p.dense_stride >= 2 * CHUNK_ROWS * p.k_padded);
 }
 
 /* Everything that was made of c so far is done: y is right, and then it is not any more. */

@@ -426,11 +426,11 @@ static void expect_layout(const qc_cuda_device *d, const qc_matmul_shape *s,
         partials = p->gemm_to_float ? s->m * p->chunk_rows * 4 : 0;
         dense = p->chunk_rows * p->k_padded * 2;
         assert_true(p->chunk_rows >= 1 && p->chunk_rows <= s->n);
-        if (p->dense_apart) {
+        if (p->dense_stride) {
             uint64_t rest = s->n - p->chunk_rows;
-            assert_true(p->dense_apart >= dense && p->dense_apart % 256 == 0);
+            assert_true(p->dense_stride >= dense && p->dense_stride % 256 == 0);
             dense =
-                p->dense_apart + (rest < p->chunk_rows ? rest : p->chunk_rows) * p->k_padded * 2;
+                p->dense_stride + (rest < p->chunk_rows ? rest : p->chunk_rows) * p->k_padded * 2;
         }
         assert_true(p->workspace_bytes - p->gemm_offset >= 4 * MIB);
     } else {
@@ -508,7 +508,7 @@ static void test_limits(void **state)
     qc_matmul_shape s = shape(4096, 28672, 8192);
     qc_matmul_plan p = plan_of(&h, &s, QC_MATMUL_AUTO, 0);
     assert_int_equal(p.chunk_rows, 4096);
-    assert_int_equal(p.dense_apart, 4096 * 16384);
+    assert_int_equal(p.dense_stride, 4096 * 16384);
     assert_int_equal(p.gemm_offset - p.dense_offset, 2 * 4096 * 16384);
     assert_int_equal(p.workspace_bytes - p.gemm_offset, 32 * MIB);
     p = plan_of(&a, &s, QC_MATMUL_AUTO, 0);
@@ -522,7 +522,7 @@ static void test_limits(void **state)
     s = shape(4096, 100, 8192);
     p = plan_of(&h, &s, QC_MATMUL_AUTO, 0);
     assert_int_equal(p.chunk_rows, 100);
-    assert_int_equal(p.dense_apart, 0);
+    assert_int_equal(p.dense_stride, 0);
     /* Weights that share x go one by one, so the largest counts. */
     s = shape(600, 8192 + 1024 + 1024, 8192);
     s.parts = 3;
@@ -536,7 +536,7 @@ static void test_limits(void **state)
     assert_int_equal(p.path, QC_MATMUL_DEQUANT_GEMM);
     assert_true(p.workspace_bytes <= 30 * MIB);
     assert_int_equal(p.chunk_rows, 1024); /* 1,536 have room, and would be two waves of 132 */
-    assert_int_equal(p.dense_apart, 0);
+    assert_int_equal(p.dense_stride, 0);
     assert_int_equal(p.workspace_bytes - p.gemm_offset, 4 * MIB);
     p = plan_of(&h, &s, QC_MATMUL_AUTO, 5 * MIB + 1024 + QC_MATMUL_HEADER_BYTES);
     assert_int_equal(p.path, QC_MATMUL_DEQUANT_GEMM);
