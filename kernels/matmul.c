@@ -2,6 +2,7 @@
  * says, and launches in order. matmul_plan.c decides what is chosen when. */
 #include "base/checked.h"
 #include "kernels/matmul_handle.h"
+#include "kernels/matmul_packed.h"
 
 #include <inttypes.h>
 #include <limits.h>
@@ -68,8 +69,19 @@ qc_status qc_matmul_prepare(const qc_matmul *h, const qc_weights *w, void *memor
     return QC_OK;
 }
 
-/* How many columns no cut divides: those of a run, which kernels load at once. */
-#define CUT_COLS 32u
+/* How many rows and columns no cut divides: the columns of a run, which kernels load at once; of a
+ * packed weight a band and its blocks, or those whose scales were packed together. */
+static uint32_t cut_cols_of(const qc_matmul_weights *m)
+{
+    if (!m->packed)
+        return 32;
+    return QC_PACKED_COLS * (qc_packed_has_scales(&m->w) ? QC_PACKED_SCALES : 1);
+}
+
+static int is_cut(uint64_t at, uint64_t end, uint64_t multiple)
+{
+    return at % multiple != 0 && at != end;
+}
 
 qc_status qc_matmul_slice(const qc_matmul_weights *whole, const qc_weights_part *part,
                           qc_matmul_weights *out, qc_error *err)
@@ -88,12 +100,20 @@ qc_status qc_matmul_slice(const qc_matmul_weights *whole, const qc_weights_part 
                 part->row, qc_sat_add(part->row, part->rows), part->col,
                 qc_sat_add(part->col, part->cols), of->rows, of->cols);
     const uint64_t begin = of->col + part->col, end = begin + part->cols;
-    if (part->rows && part->cols &&
-        (begin % CUT_COLS || (end % CUT_COLS && end != whole->w.form.cols)))
+    const uint32_t cut = cut_cols_of(whole);
+    if (part->rows && part->cols && (begin % cut || is_cut(end, whole->w.form.cols, cut)))
         QC_FAIL(err, QC_ERR_SHAPE,
-                "columns %" PRIu64 " to %" PRIu64 " of a prepared weight in %s cut through %u "
+                "columns %" PRIu64 " to %" PRIu64 " of a %s weight in %s cut through %u "
                 "weights that stay together; it can be cut at multiples of %u columns",
-                begin, end, whole->w.form.ops->name, CUT_COLS, CUT_COLS);
+                begin, end, whole->packed ? "packed" : "prepared", whole->w.form.ops->name, cut,
+                cut);
+    const uint64_t top = of->row + part->row, bottom = top + part->rows;
+    if (whole->packed && part->rows && part->cols &&
+        (top % QC_PACKED_ROWS || is_cut(bottom, whole->w.rows, QC_PACKED_ROWS)))
+        QC_FAIL(err, QC_ERR_SHAPE,
+                "rows %" PRIu64 " to %" PRIu64 " of a packed weight cut through %u rows that stay "
+                "together; it can be cut at multiples of %u rows",
+                top, bottom, QC_PACKED_ROWS, QC_PACKED_ROWS);
     qc_matmul_weights slice = *whole;
     slice.part = (qc_weights_part){of->row + part->row, part->rows, begin, part->cols};
     *out = slice;
@@ -117,6 +137,7 @@ static qc_matmul_shape shape_of(const qc_matmul *h, const qc_matmul_weights *w)
     s.ldx = s.k;
     s.x_alignment = 2;
     s.repacked = w->row_bytes != 0;
+    s.packed = w->packed;
     s.have_gemm = h->gemm && s.k <= INT_MAX - 32;
     s.tuned = h->tuned;
     s.tuned_count = h->tuned_count;
@@ -245,7 +266,8 @@ static int alike(const qc_matmul_weights *a, const qc_matmul_weights *b)
     return v->form.ops->kind == w->form.ops->kind && v->form.cols == w->form.cols &&
            a->part.cols == b->part.cols && v->form.block_elems == w->form.block_elems &&
            v->form.code_map == w->form.code_map && !v->absmax == !w->absmax &&
-           (v->absmax || v->nested_block == w->nested_block) && !a->row_bytes == !b->row_bytes;
+           (v->absmax || v->nested_block == w->nested_block) && !a->row_bytes == !b->row_bytes &&
+           !a->packed == !b->packed;
 }
 
 /* Describes those of the weights from *from on that are alike as one shape; *from moves behind
@@ -363,6 +385,7 @@ static qc_status plan_group(const qc_matmul *h, const qc_matmul_weights *const *
                                                          .cols = w[j]->w.form.cols,
                                                          .block_elems = w[j]->w.form.block_elems,
                                                          .repacked = w[j]->row_bytes != 0,
+                                                         .packed = w[j]->packed,
                                                          .has_epilogue = has_epilogue(io + j)};
             shape.has_epilogue = shape.has_epilogue || has_epilogue(io + j);
             shape.have_gemm = shape.have_gemm && strides_fit_gemm(io + j, w[j]->part.rows, k);
@@ -466,7 +489,8 @@ static qc_status check_planned(const qc_matmul_planned *p, const qc_matmul_weigh
         const uint32_t first = set ? p->set[set - 1].end : 0;
         if (w[i]->w.form.ops->kind != v->kind ||
             memcmp(&w[i]->part, &v->part, sizeof v->part) != 0 || w[i]->w.form.cols != v->cols ||
-            w[i]->w.form.block_elems != v->block_elems || (w[i]->row_bytes != 0) != v->repacked)
+            w[i]->w.form.block_elems != v->block_elems || (w[i]->row_bytes != 0) != v->repacked ||
+            w[i]->packed != v->packed)
             QC_FAIL(err, QC_ERR_USAGE,
                     "weight %u differs in kind, part, block or layout from the %" PRIu64
                     " x %" PRIu64 " that the product was planned for",

@@ -96,6 +96,7 @@ typedef struct {
     uint64_t row_bytes;   /* of codes, where repacked; 0: as in the file */
     qc_weights_part part; /* what of w is multiplied: all, as qc_matmul_prepare leaves it */
     int complete;         /* QC_MATMUL_WEIGHTS_COMPLETE, or 0 as qc_matmul_prepare leaves it */
+    int packed;           /* 1: w.codes and perhaps w.absmax_codes are those of qc_matmul_pack */
 } qc_matmul_weights;
 /* The caller sets this after synchronizing with whatever wrote w's arrays and the prepared memory:
  * no work that is still to run in the stream writes them, now or later. Kernels that overlap the
@@ -107,6 +108,32 @@ QC_API uint64_t qc_matmul_prepared_bytes(const qc_weights *w);
 QC_API QC_NODISCARD qc_status qc_matmul_prepare(const qc_matmul *h, const qc_weights *w,
                                                 void *memory, qc_matmul_weights *out,
                                                 qc_cuda_stream s, qc_error *err);
+
+/* Packing is optional and done once, at load: codes, and codes of double-quantized scales, are put
+ * in the order in which the kernels of sm_80 and newer want them, 512 bytes of a warp in a row
+ * (docs/matmul.md). Products have the bits of those with the file's layout on the same path; GEMV
+ * and the kernels for any shape do not read it. A packed weight takes as many bytes as the file's
+ * arrays, with rows rounded up to 64.
+ *
+ * qc_matmul_packed_bytes: what `memory` takes; 0 where the weight cannot be packed: below sm_80,
+ * with columns that 64 does not divide, with blocks of 32, or integers of compressed-tensors.
+ *
+ * qc_matmul_pack packs a prepared weight, not a slice of one; *out may be w. memory: 256-byte
+ * aligned device memory, written on s. *out borrows it, and of w what w borrows; but once s is done
+ * w's codes are not needed any more, nor its absmax_codes if out->w.absmax_codes is another. Slices
+ * (qc_matmul_slice) of a packed weight begin and end at multiples of 64 rows or at its last, and of
+ * 256 columns (64 where the codes of scales were not packed). QC_ERR_UNSUPPORTED where the weight
+ * cannot be packed.
+ *
+ * qc_matmul_unpack gives back the file's bytes: codes, 16-byte aligned, and absmax_codes, 4-byte
+ * aligned, where those were packed, else NULL. */
+QC_API uint64_t qc_matmul_packed_bytes(const qc_matmul *h, const qc_weights *w);
+QC_API QC_NODISCARD qc_status qc_matmul_pack(const qc_matmul *h, const qc_matmul_weights *w,
+                                             void *memory, qc_matmul_weights *out, qc_cuda_stream s,
+                                             qc_error *err);
+QC_API QC_NODISCARD qc_status qc_matmul_unpack(const qc_matmul *h, const qc_matmul_weights *packed,
+                                               void *codes, uint8_t *absmax_codes, qc_cuda_stream s,
+                                               qc_error *err);
 
 /* Describes a part of a prepared weight, or of a slice of one, as one of its own: any rows, and
  * columns from a multiple of 32 of the whole weight to another, or to its last. Nothing is copied:

@@ -137,11 +137,20 @@ static qc_matmul_path choose(const qc_cuda_device *d, const qc_matmul_shape *s, 
     if (d->sm >= 70 && d->sm < 75 && s->m <= GEMV_ROWS && p.aligned && s->x_dtype == QC_DTYPE_F16 &&
         s->x_alignment >= 16 && s->m >= (s->kind == QC_FORM_NF4 ? 3u : 4u))
         return QC_MATMUL_MMA_884;
-    if (s->m <= GEMV_ROWS)
+    if (s->m <= GEMV_ROWS && !s->packed)
         return QC_MATMUL_GEMV;
     if (s->have_gemm && s->m >= qc_matmul_gemm_rows(d, s))
         return QC_MATMUL_DEQUANT_GEMM;
     return tensor_path(d);
+}
+
+/* The stream and tile kernels of MMA_16816 read packed weights, its general one does not. */
+static int reads_packed(const qc_cuda_device *d, const qc_matmul_shape *s, qc_matmul_path path)
+{
+    qc_matmul_plan p = {.aligned = is_aligned(s)};
+    if (path == QC_MATMUL_MMA_16816 && s->m && s->n && s->k)
+        return qc_stream_takes(d, s, &p) || qc_tiles_takes(d, s, &p);
+    return path == QC_MATMUL_AUTO || path == QC_MATMUL_WGMMA;
 }
 
 static qc_status check_path(const qc_cuda_device *d, const qc_matmul_shape *s, qc_matmul_path path,
@@ -152,6 +161,9 @@ static qc_status check_path(const qc_cuda_device *d, const qc_matmul_shape *s, q
         QC_FAIL(err, QC_ERR_UNSUPPORTED, "only path dequant-gemm reads %s%s",
                 qc_form_ops_of(s->kind)->name,
                 s->have_gemm ? "" : ", and it needs cuBLAS, which was not found");
+    if (s->packed && !reads_packed(d, s, path))
+        QC_FAIL(err, QC_ERR_USAGE, "path %s does not read packed weights",
+                qc_matmul_path_name(path));
     switch (path) {
     case QC_MATMUL_AUTO:
     case QC_MATMUL_GEMV:
@@ -365,7 +377,8 @@ static int plan_tuned(const qc_cuda_device *d, const qc_matmul_shape *s, uint64_
     qc_matmul_choice choice = s->choice;
     if (choice.path == QC_MATMUL_AUTO)
         choice = qc_matmul_tuned_find(s->tuned, s->tuned_count, d, s);
-    if (choice.path == QC_MATMUL_AUTO || check_path(d, s, choice.path, NULL) != QC_OK)
+    if (choice.path == QC_MATMUL_AUTO || check_path(d, s, choice.path, NULL) != QC_OK ||
+        (s->packed && choice.variant == QC_MATMUL_GENERAL))
         return 0;
     plan_choice(d, s, &choice, limit_bytes, p);
     return fits(p, limit_bytes);
@@ -397,6 +410,10 @@ qc_status qc_matmul_plan_make(const qc_cuda_device *device, const qc_matmul_shap
         plan_path(device, shape, tensor_path(device), limit_bytes, out);
     if (!fits(out, limit_bytes))
         return too_large(out, limit_bytes, err);
+    if (shape->packed && out->variant == QC_MATMUL_GENERAL)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "no kernel reads packed weights of %" PRIu64 " x %" PRIu64 " on this device",
+                shape->n, shape->k);
     return QC_OK;
 }
 

@@ -39,6 +39,7 @@ typedef struct {
     uint64_t ldx;
     unsigned x_alignment; /* of x's address and of its rows, bytes, at most 16 */
     int repacked;
+    int packed;       /* qc_matmul_pack */
     int has_epilogue; /* a bias, a gate or a residual */
     int have_gemm;    /* cuBLAS is there */
     /* With QC_MATMUL_AUTO, where device, shape and workspace allow it, this choice is taken; if it
@@ -91,7 +92,7 @@ typedef struct {
     qc_weights_part part;
     uint64_t cols; /* of the whole weight */
     uint32_t block_elems;
-    int repacked;
+    int repacked, packed;
     int has_epilogue;
 } qc_matmul_planned_weight;
 

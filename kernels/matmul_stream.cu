@@ -353,8 +353,8 @@ extern "C" int qc_stream_takes(const qc_cuda_device *d, const qc_matmul_shape *s
                                const qc_matmul_plan *p)
 {
     uint32_t n_tile = tile_of(s->kind);
-    if (d->sm < 80 || s->m > M_TILE || !p->aligned || !qc_matmul_by_64(s) || s->k >= 1u << 28 ||
-        d->shared_block_bytes < shared_bytes_of(s->kind, d))
+    if (s->packed || d->sm < 80 || s->m > M_TILE || !p->aligned || !qc_matmul_by_64(s) ||
+        s->k >= 1u << 28 || d->shared_block_bytes < shared_bytes_of(s->kind, d))
         return 0;
     if (s->kind != QC_FORM_INT8_ROWS && s->block_elems < ENTRY_K)
         return 0;

@@ -576,7 +576,7 @@ qc_status launch_kind(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s,
 extern "C" int qc_tiles_takes(const qc_cuda_device *d, const qc_matmul_shape *s,
                               const qc_matmul_plan *p)
 {
-    if (d->sm < 80 || !p->aligned || !qc_matmul_by_64(s) || !s->m || !s->n)
+    if (s->packed || d->sm < 80 || !p->aligned || !qc_matmul_by_64(s) || !s->m || !s->n)
         return 0;
     if (s->kind != QC_FORM_INT8_ROWS && s->block_elems < BLOCK)
         return 0;

@@ -659,8 +659,8 @@ template <int m_tile> uint32_t shared_bytes_of(kind what)
 extern "C" int qc_wgmma_takes(const qc_cuda_device *d, const qc_matmul_shape *s,
                               const qc_matmul_plan *p)
 {
-    if (d->sm != 90 || d->shared_block_bytes < LARGEST || !p->aligned || !qc_matmul_by_64(s) ||
-        !s->m || !s->n)
+    if (s->packed || d->sm != 90 || d->shared_block_bytes < LARGEST || !p->aligned ||
+        !qc_matmul_by_64(s) || !s->m || !s->n)
         return 0;
     if (s->kind != QC_FORM_INT8_ROWS && s->block_elems < BLOCK)
         return 0;
