@@ -87,6 +87,7 @@ template <int m_tile_, codes kind_> struct shape {
      * for sm_70 only, and only there is it chosen. */
     static constexpr bool large = nf4 && m_tile == 64;
     static constexpr int ahead = large ? 1 : 2, turns = large ? 4 : 1;
+    static constexpr int turn_units = units / turns;
     /* Blocks per multiprocessor, as limited by registers. Newer devices need more of these, to
      * emulate m8n8k4. */
     static constexpr int blocks = m_tile <= 16 && QC_ARCH < 80 ? 2 : 1;
@@ -129,28 +130,110 @@ template <typename S> struct scale_stage {
     uint32_t code[S::b_tiles];
 };
 
+/* Says which runs a lane reads. In the step that begins `first` runs after the split's first k, the
+ * run of B tile r has number row[r] + min(first, last) in the tensor. Beyond the split's end that is
+ * the last run there is, and it meets zeros of x. */
+template <typename S> struct lane_runs {
+    unsigned row[S::b_tiles], last;
+};
+
 template <typename S>
-QC_DEVICE void load_run(stage<S> &to, int r, const qc_run_source &w, unsigned run)
+QC_DEVICE void runs_begin(lane_runs<S> &at, const qc_mma_args &a, const qc_mma_part &p,
+                          unsigned runs, unsigned thread)
 {
-    const unsigned char *p = w.codes + (uint64_t)run * (S::run_words * 4);
+    unsigned lane = thread % 32, warp = thread / 32, half = lane % 8 / 4;
+    unsigned own = warp % S::warps_k * 2 + half, line = lane % 4 + lane / 16 * 4;
+    own = own < runs ? own : runs - 1;
+    at.last = runs - 1 - own;
 #pragma unroll
-    for (int i = 0; i < S::run_words; i += 4) {
-        uint4 v = qc_ld_stream_16(p + 4 * i);
-        to.q[r][i] = v.x;
-        to.q[r][i + 1] = v.y;
-        to.q[r][i + 2] = v.z;
-        to.q[r][i + 3] = v.w;
+    for (int r = 0; r < S::b_tiles; r++) {
+        uint64_t n = p.n0 + (warp / S::warps_k * S::b_tiles + r) * 16 + lane % 16 / 8 * 8 + line;
+        n = n < a.n ? n : a.n - 1;
+        at.row[r] = (unsigned)((a.w.first + n * a.w.ld + p.k_begin) / QC_RUN_ELEMS) + own;
+        keep(at.row[r]);
     }
 }
 
 template <typename S>
-QC_DEVICE void load_scale(scale_stage<S> &to, int r, const qc_run_source &w, unsigned run,
-                          bool nested)
+QC_DEVICE void load_codes(stage<S> &to, const qc_run_source &w, const lane_runs<S> &at,
+                          unsigned first)
 {
-    unsigned block = run >> w.block_shift;
-    to.scale[r] = __ldg(w.nested_absmax + (block >> w.nested_shift));
-    if (nested)
-        to.code[r] = __ldg(w.absmax_codes + block);
+    unsigned run = first < at.last ? first : at.last;
+#pragma unroll
+    for (int r = 0; r < S::b_tiles; r++) {
+        const unsigned char *p = w.codes + (uint64_t)(at.row[r] + run) * (S::run_words * 4);
+#pragma unroll
+        for (int i = 0; i < S::run_words; i += 4) {
+            uint4 v = qc_ld_stream_16(p + 4 * i);
+            to.q[r][i] = v.x;
+            to.q[r][i + 1] = v.y;
+            to.q[r][i + 2] = v.z;
+            to.q[r][i + 3] = v.w;
+        }
+    }
+}
+
+template <typename S>
+QC_DEVICE void load_scales(scale_stage<S> &to, const qc_run_source &w, const lane_runs<S> &at,
+                           unsigned first)
+{
+    unsigned run = first < at.last ? first : at.last;
+#pragma unroll
+    for (int r = 0; r < S::b_tiles; r++) {
+        unsigned block = (at.row[r] + run) >> w.block_shift;
+        to.scale[r] = __ldg(w.nested_absmax + (block >> w.nested_shift));
+        if (!w.absmax)
+            to.code[r] = __ldg(w.absmax_codes + block);
+    }
+}
+
+/* x comes in units of 16 bytes. A thread loads every QC_MMA_THREADS-th unit of a step, in so many
+ * turns as S says, and stores them to a buffer. */
+template <typename S> struct x_copier {
+    unsigned there;  /* of the thread's units, those whose row exists */
+    unsigned stride; /* between them */
+    unsigned from, to;
+    unsigned end; /* steps that begin before it have the unit */
+};
+
+template <typename S>
+QC_DEVICE void x_begin(x_copier<S> &c, const qc_mma_args &a, const qc_mma_part &p, unsigned runs,
+                       unsigned thread)
+{
+    unsigned row = thread / S::row_units, unit = thread % S::row_units;
+    static_assert(QC_MMA_THREADS / S::row_units % 4 == 0, "the swizzle of a thread's rows is one");
+    c.there = qc_mma_x_of(a, p, S::row_units, thread).there;
+    c.stride = QC_MMA_THREADS / S::row_units * (unsigned)(a.ldx / 8);
+    c.from = (unsigned)(((p.m0 + row) * a.ldx + p.k_begin) / 8) + unit;
+    keep(c.from);
+    c.to = row * S::row_units + (unit ^ (row & 3u));
+    c.end = runs > unit / 4 ? runs - unit / 4 : 0;
+    keep(c.end);
+}
+
+template <typename S>
+QC_DEVICE void x_load(uint4 (&held)[S::turn_units], const x_copier<S> &c, const qc_mma_args &a,
+                      unsigned first, int turn)
+{
+    bool inside = first < c.end;
+    unsigned from = c.from + first * (QC_RUN_ELEMS / 8);
+#pragma unroll
+    for (int i = 0; i < S::turn_units; i++) {
+        int u = turn * S::turn_units + i;
+        held[i].x = held[i].y = held[i].z = held[i].w = 0;
+        if (inside && (unsigned)u < c.there)
+            held[i] = qc_ld_stream_16(reinterpret_cast<const uint4 *>(a.x) + (from + u * c.stride));
+    }
+}
+
+template <typename S>
+QC_DEVICE void x_store(const uint4 (&held)[S::turn_units], const x_copier<S> &c, uint4 *buffer,
+                       int turn)
+{
+    uint4 *to = buffer + c.to + turn * S::turn_units * QC_MMA_THREADS;
+#pragma unroll
+    for (int i = 0; i < S::turn_units; i++)
+        to[i * QC_MMA_THREADS] = held[i];
 }
 
 /* Decodes elements 8 j .. 8 j + 7 of the run q into four registers of fragments. */
@@ -234,6 +317,85 @@ template <typename S> QC_DEVICE group_part part_of(const group &g, unsigned bloc
     return v;
 }
 
+/* Multiplies b_tiles times m_parts fragments of a step. The number of registers depends on what is
+ * multiplied side by side. With up to 16 rows, all parts of x are multiplied while the tile is
+ * decoded (with 16 rows, one B tile at a time). With more rows, all tiles are decoded first, and
+ * the parts follow one after the other. */
+template <typename S> struct side_by_side {
+    static constexpr bool few = S::m_parts <= 2;
+    static constexpr int parts = few ? S::m_parts : 1, tiles = S::m_parts == 2 ? 1 : S::b_tiles;
+};
+
+/* The products of some tiles and parts, from B tile r0 and part i0 on. x: of the lane. */
+template <typename S, typename Beside = side_by_side<S>>
+QC_DEVICE void multiply_some(float (&part)[Beside::tiles][Beside::parts][8],
+                             uint32_t (&w)[S::b_tiles][16], const typename S::shared &sh,
+                             const stage<S> &now, const unsigned char *x, unsigned x_at, int r0,
+                             int i0, unsigned lane)
+{
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        if constexpr (Beside::few) {
+#pragma unroll
+            for (int r = 0; r < Beside::tiles; r++)
+                decode<S>(w[r0 + r] + 4 * j, sh, now.q[r0 + r], j, lane);
+        }
+#pragma unroll
+        for (int i = 0; i < Beside::parts; i++) {
+            uint4 v = *reinterpret_cast<const uint4 *>(x + (x_at ^ 16u * (unsigned)j) +
+                                                       (i0 + i) * 8 * S::row_units * sizeof v);
+            uint32_t l[2][2] = {{v.x, v.y}, {v.z, v.w}};
+#pragma unroll
+            for (int r = 0; r < Beside::tiles; r++) {
+                qc_mma_m8n8k4(part[r][i], l[0], w[r0 + r] + 4 * j);
+                qc_mma_m8n8k4(part[r][i], l[1], w[r0 + r] + 4 * j + 2);
+            }
+        }
+    }
+}
+
+/* The sums to which a run's products are added: zeros, or with row-wise int8 the lane's own. */
+template <typename S, typename Beside = side_by_side<S>>
+QC_DEVICE void part_begin(float (&part)[Beside::tiles][Beside::parts][8],
+                          const float (&sum)[S::b_tiles][S::m_parts][8], int r0, int i0)
+{
+#pragma unroll
+    for (int r = 0; r < Beside::tiles; r++)
+#pragma unroll
+        for (int i = 0; i < Beside::parts; i++)
+#pragma unroll
+            for (int e = 0; e < 8; e++)
+                part[r][i][e] = S::scaled ? 0.0f : sum[r0 + r][i0 + i][e];
+}
+
+template <typename S, typename Beside = side_by_side<S>>
+QC_DEVICE void part_end(float (&sum)[S::b_tiles][S::m_parts][8],
+                        const float (&part)[Beside::tiles][Beside::parts][8],
+                        const float (&of)[S::b_tiles][4], int r0, int i0)
+{
+#pragma unroll
+    for (int r = 0; r < Beside::tiles; r++)
+#pragma unroll
+        for (int i = 0; i < Beside::parts; i++)
+            add_part<S>(sum[r0 + r][i0 + i], part[r][i], of[r0 + r]);
+}
+
+/* Fills the table from what lies in the second buffer of x. Returns what scales are multiplied by:
+ * half of the weight's exponent, and what code values stand for. */
+template <typename S>
+QC_DEVICE float table_fill(typename S::shared &sh, const qc_run_source &w, unsigned thread)
+{
+    float power = qc_run_power_of(w.exponent ? *w.exponent : 0).a;
+    if constexpr (S::nf4) {
+        power = __fmul_rn(power, qc_codes_factor(w));
+        qc_run_small &small = *reinterpret_cast<qc_run_small *>(sh.x + S::buffer_units);
+        qc_run_fill_small(small, w, thread, QC_MMA_THREADS);
+        __syncthreads();
+        qc_codes_fill(sh.table, small, w, thread, QC_MMA_THREADS);
+    }
+    return power;
+}
+
 template <typename S>
 static __global__ void __launch_bounds__(QC_MMA_THREADS, S::blocks) matmul_mma884(const group g)
 {
@@ -243,208 +405,103 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS, S::blocks) matmul_mma88
         return;
     }
 #endif
+    using beside = side_by_side<S>;
     QC_SHARED(typename S::shared, sh);
-    unsigned thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
-    unsigned half = lane % 8 / 4, line = lane % 4 + lane / 16 * 4;
-    unsigned warp_k = warp % S::warps_k, warp_n = warp / S::warps_k;
-
+    unsigned thread = threadIdx.x, lane = thread % 32;
+    unsigned line = lane % 4 + lane / 16 * 4, warp_k = thread / 32 % S::warps_k;
     const group_part gp = part_of<S>(g, blockIdx.x);
     const qc_mma_args &a = g.each[gp.which];
-    const qc_mma_part &p = gp.p;
-
-    bool nested = !a.w.absmax;
-    /* In the step that begins `first` runs after the split's first k, a lane's run has number
-     * row[r] + min(first, last) in the tensor. Beyond the split's end that is the last run there
-     * is, and it meets zeros of x. */
-    unsigned runs = (unsigned)((p.k_end - p.k_begin) / QC_RUN_ELEMS), own = warp_k * 2 + half;
-    own = own < runs ? own : runs - 1;
-    unsigned last = runs - 1 - own, row[S::b_tiles];
-#pragma unroll
-    for (int r = 0; r < S::b_tiles; r++) {
-        uint64_t n = p.n0 + (warp_n * S::b_tiles + r) * 16 + lane % 16 / 8 * 8 + line;
-        n = n < a.n ? n : a.n - 1;
-        row[r] = (unsigned)((a.w.first + n * a.w.ld + p.k_begin) / QC_RUN_ELEMS) + own;
-        keep(row[r]);
-    }
+    unsigned runs = (unsigned)((gp.p.k_end - gp.p.k_begin) / QC_RUN_ELEMS);
+    lane_runs<S> at;
+    runs_begin(at, a, gp.p, runs, thread);
     stage<S> stages[S::ahead];
-    auto load_weights = [&](stage<S> &to, unsigned first) {
-        unsigned run = first < last ? first : last;
-#pragma unroll
-        for (int r = 0; r < S::b_tiles; r++)
-            load_run<S>(to, r, a.w, row[r] + run);
-    };
-    scale_stage<S> scales;
-    auto load_scales = [&](unsigned first) {
-        unsigned run = first < last ? first : last;
-#pragma unroll
-        for (int r = 0; r < S::b_tiles; r++)
-            load_scale<S>(scales, r, a.w, row[r] + run, nested);
-    };
+    scale_stage<S> scales = {};
 #pragma unroll
     for (int i = 0; i < S::ahead; i++)
-        load_weights(stages[i], i * S::step);
-#pragma unroll
-    for (int r = 0; r < S::b_tiles; r++)
-        scales.code[r] = 0;
+        load_codes(stages[i], a.w, at, i * S::step);
     if constexpr (S::scaled)
-        load_scales(0);
-
-    /* x comes in units of 16 bytes. A thread loads every QC_MMA_THREADS-th unit of a step. */
-    unsigned x_there = qc_mma_x_of(a, p, S::row_units, thread).there;
-    unsigned x_stride = QC_MMA_THREADS / S::row_units * (unsigned)(a.ldx / 8);
-    unsigned x_from = (unsigned)(((p.m0 + thread / S::row_units) * a.ldx + p.k_begin) / 8) +
-                      thread % S::row_units;
-    keep(x_from);
-    unsigned x_row = thread / S::row_units, x_unit = thread % S::row_units;
-    unsigned x_to = x_row * S::row_units + (x_unit ^ (x_row & 3u));
-    static_assert(QC_MMA_THREADS / S::row_units % 4 == 0, "the swizzle of a thread's rows is one");
-    unsigned x_end = runs > x_unit / 4 ? runs - x_unit / 4 : 0; /* steps below it have the unit */
-    keep(x_end);
-    constexpr int turn_units = S::units / S::turns;
-    uint4 held[turn_units];
-    auto load_x = [&](unsigned first, int turn) {
-        bool inside = first < x_end;
-        unsigned from = x_from + first * (QC_RUN_ELEMS / 8);
-#pragma unroll
-        for (int i = 0; i < turn_units; i++) {
-            int u = turn * turn_units + i;
-            held[i].x = held[i].y = held[i].z = held[i].w = 0;
-            if (inside && (unsigned)u < x_there)
-                held[i] =
-                    qc_ld_stream_16(reinterpret_cast<const uint4 *>(a.x) + (from + u * x_stride));
-        }
-    };
-    auto store_x = [&](unsigned buffer, int turn) {
-        uint4 *to = sh.x + buffer * S::buffer_units + x_to + turn * turn_units * QC_MMA_THREADS;
-#pragma unroll
-        for (int i = 0; i < turn_units; i++)
-            to[i * QC_MMA_THREADS] = held[i];
-    };
+        load_scales(scales, a.w, at, 0);
+    x_copier<S> x;
+    uint4 held[S::turn_units];
+    x_begin(x, a, gp.p, runs, thread);
 #pragma unroll
     for (int turn = 0; turn < S::turns; turn++) {
-        load_x(0, turn);
-        store_x(0, turn);
+        x_load(held, x, a, 0, turn);
+        x_store(held, x, sh.x, turn);
     }
-
-    /* Half of the weight's exponent goes into the scales, the rest into the sums. */
-    float power = qc_run_power_of(a.w.exponent ? *a.w.exponent : 0).a;
-    if constexpr (S::nf4) {
-        power = __fmul_rn(power, qc_codes_factor(a.w));
-        qc_run_small &small = *reinterpret_cast<qc_run_small *>(sh.x + S::buffer_units);
-        qc_run_fill_small(small, a.w, thread, QC_MMA_THREADS);
-        __syncthreads();
-        qc_codes_fill(sh.table, small, a.w, thread, QC_MMA_THREADS);
-    }
+    float power = table_fill<S>(sh, a.w, thread);
     __syncthreads();
 
     float sum[S::b_tiles][S::m_parts][8];
     qc_mma_zero(sum);
-
     /* The bytes before a lane's first unit. Unit j of its run lies at x_at ^ 16 j. */
-    unsigned x_at = (line * S::row_units + warp_k * 8 + half * 4 + (line & 3u)) * sizeof(uint4);
+    unsigned x_at = (line * S::row_units + warp_k * 8 + lane % 8 / 4 * 4 + (line & 3u)) * 16;
     keep(x_at);
-    keep(x_to);
-    auto compute = [&](stage<S> &now, unsigned first, unsigned buffer) {
-        load_x(first + S::step, 0);
+    keep(x.to);
+    /* Multiplies the step that begins at run `first`, whose x is in a buffer. It loads the codes
+     * for which `now` has room then, and x of the next step to the other buffer. ptxas needs up to
+     * three registers more if this is a function, which some kernels do not have. */
+    auto multiply_step = [&](stage<S> &now, unsigned first, unsigned buffer) {
+        x_load(held, x, a, first + S::step, 0);
+        uint4 *other = sh.x + (buffer ^ 1) * S::buffer_units;
         const unsigned char *x_bytes =
             reinterpret_cast<const unsigned char *>(sh.x + buffer * S::buffer_units);
-        float by[S::b_tiles];
+        float by[S::b_tiles], of[S::b_tiles][4];
         if constexpr (S::scaled) {
 #pragma unroll
             for (int r = 0; r < S::b_tiles; r++)
                 by[r] = __fmul_rn(scale_of(a.w, scales.scale[r], scales.code[r]), power);
-            load_scales(first + S::step);
+            load_scales(scales, a.w, at, first + S::step);
         }
-        auto load_next = [&]() {
-            if (first + S::ahead * S::step < runs)
-                load_weights(now, first + S::ahead * S::step);
+        auto decoded = [&]() { /* the codes' registers are free */
+                               if (first + S::ahead * S::step < runs)
+                                   load_codes(now, a.w, at, first + S::ahead * S::step);
         };
-        float of[S::b_tiles][4];
         auto columns = [&]() {
-            if constexpr (S::scaled) {
 #pragma unroll
-                for (int r = 0; r < S::b_tiles; r++)
-                    scales_of_columns(of[r], by[r], lane);
-            }
+            for (int r = 0; S::scaled && r < S::b_tiles; r++)
+                scales_of_columns(of[r], by[r], lane);
         };
-        /* The number of registers depends on what is multiplied side by side. With up to 16 rows,
-         * all parts of x are multiplied while the tile is decoded (with 16 rows, one B tile at a
-         * time). With more rows, all tiles are decoded first, and the parts follow one after the
-         * other. */
-        constexpr bool few = S::m_parts <= 2;
-        constexpr int beside = few ? S::m_parts : 1;
-        constexpr int tiles = S::m_parts == 2 ? 1 : S::b_tiles;
         uint32_t w[S::b_tiles][16];
-        if constexpr (!few) {
+        if constexpr (!beside::few) {
 #pragma unroll
             for (int r = 0; r < S::b_tiles; r++)
 #pragma unroll
                 for (int j = 0; j < 4; j++)
                     decode<S>(w[r] + 4 * j, sh, now.q[r], j, lane);
-            load_next();
+            decoded();
             columns();
         }
 #pragma unroll
-        for (int r0 = 0; r0 < S::b_tiles; r0 += tiles)
+        for (int r0 = 0; r0 < S::b_tiles; r0 += beside::tiles)
 #pragma unroll
-            for (int i0 = 0; i0 < S::m_parts; i0 += beside) {
+            for (int i0 = 0; i0 < S::m_parts; i0 += beside::parts) {
                 if (r0 > 0)
                     __syncwarp(); /* makes the compiler read x again and keep none of it */
-                float part[tiles][beside][8];
-#pragma unroll
-                for (int r = 0; r < tiles; r++)
-#pragma unroll
-                    for (int i = 0; i < beside; i++)
-#pragma unroll
-                        for (int e = 0; e < 8; e++)
-                            part[r][i][e] = S::scaled ? 0.0f : sum[r0 + r][i0 + i][e];
-#pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    if constexpr (few) {
-#pragma unroll
-                        for (int r = 0; r < tiles; r++)
-                            decode<S>(w[r0 + r] + 4 * j, sh, now.q[r0 + r], j, lane);
-                    }
-#pragma unroll
-                    for (int i = 0; i < beside; i++) {
-                        uint4 v = *reinterpret_cast<const uint4 *>(
-                            x_bytes + (x_at ^ 16u * (unsigned)j) +
-                            (i0 + i) * 8 * S::row_units * sizeof(uint4));
-                        uint32_t l[2][2] = {{v.x, v.y}, {v.z, v.w}};
-#pragma unroll
-                        for (int r = 0; r < tiles; r++) {
-                            qc_mma_m8n8k4(part[r][i], l[0], w[r0 + r] + 4 * j);
-                            qc_mma_m8n8k4(part[r][i], l[1], w[r0 + r] + 4 * j + 2);
-                        }
-                    }
-                }
-                if constexpr (few) {
-                    if (r0 + tiles == S::b_tiles)
-                        load_next();
-                    if (r0 == 0)
-                        columns();
-                }
-#pragma unroll
-                for (int r = 0; r < tiles; r++)
-#pragma unroll
-                    for (int i = 0; i < beside; i++)
-                        add_part<S>(sum[r0 + r][i0 + i], part[r][i], of[r0 + r]);
+                float part[beside::tiles][beside::parts][8];
+                part_begin<S>(part, sum, r0, i0);
+                multiply_some<S>(part, w, sh, now, x_bytes, x_at, r0, i0, lane);
+                if (beside::few && r0 + beside::tiles == S::b_tiles)
+                    decoded();
+                if (beside::few && r0 == 0)
+                    columns();
+                part_end<S>(sum, part, of, r0, i0);
                 constexpr int turn_parts = S::m_parts / S::turns;
-                int turn = (i0 + beside) / turn_parts;
-                if (S::turns > 1 && (i0 + beside) % turn_parts == 0 && turn < S::turns) {
-                    store_x(buffer ^ 1, turn - 1);
-                    load_x(first + S::step, turn);
+                int turn = (i0 + beside::parts) / turn_parts;
+                if (S::turns > 1 && (i0 + beside::parts) % turn_parts == 0 && turn < S::turns) {
+                    x_store(held, x, other, turn - 1);
+                    x_load(held, x, a, first + S::step, turn);
                 }
             }
-        store_x(buffer ^ 1, S::turns - 1);
+        x_store(held, x, other, S::turns - 1);
     };
     for (unsigned first = 0;;) {
-        compute(stages[0], first, 0);
+        multiply_step(stages[0], first, 0);
         first += S::step;
         if (first >= runs)
             break;
         __syncthreads(); /* the other buffer is complete, and all threads are done with this one */
-        compute(stages[S::ahead - 1], first, 1);
+        multiply_step(stages[S::ahead - 1], first, 1);
         first += S::step;
         if (first >= runs)
             break;
@@ -452,15 +509,14 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS, S::blocks) matmul_mma88
     }
 
     __syncthreads();
-    float *sums = sh.sums;
     float rest = S::scaled ? qc_run_power_of(a.w.exponent ? *a.w.exponent : 0).b : 1.0f;
-    mma884_put_sums<S>(sums, sum, rest, thread);
+    mma884_put_sums<S>(sh.sums, sum, rest, thread);
     unsigned block = blockIdx.x;
     keep(block); /* computed again, so that it takes no registers before */
     const group_part end = part_of<S>(g, block);
     if constexpr (!S::scaled)
-        scale_rows<S>(sums, g.each[end.which], end.p, thread);
-    qc_mma_finish<S::m_tile, S::n_tile>(g.each[end.which], end.p, sums, thread);
+        scale_rows<S>(sh.sums, g.each[end.which], end.p, thread);
+    qc_mma_finish<S::m_tile, S::n_tile>(g.each[end.which], end.p, sh.sums, thread);
 }
 
 /* ---- plan and launch ------------------------------------------------------------------------- */
