@@ -89,9 +89,11 @@ QC_DEVICE void mma884_put_sums(float *sums, float (&sum)[S::b_tiles][S::m_parts]
     }
 }
 
-/* Call: qc_mma_args, or qc_experts_call. */
+/* Call: qc_mma_args, or qc_experts_call. Where one block on a multiprocessor is asked for, ptxas may
+ * use more than 128 registers, which it spills for on sm_120. */
 template <int m_tile, bool nf4, typename Call>
-static __global__ void __launch_bounds__(QC_MMA_THREADS) matmul_mma884_any(const Call c)
+static __global__ void __launch_bounds__(QC_MMA_THREADS, QC_ARCH >= 120)
+    matmul_mma884_any(const Call c)
 {
     using S = any_shape<m_tile, nf4>;
     using memory = qc_mma_memory<Call, m_tile, typename S::shared>;
