@@ -24,7 +24,7 @@
  * The float16 product that this is compared with reads its weights from memory too, and with more
  * than 256 rows of x the tensor cores are its bound. But the dense rows are really written to
  * memory, so dequantizing costs 2.5 bytes a weight and not 0.5. What chunks in the L2 would gain is
- * less than what their waves lose: the table in docs/kernels.md has both. */
+ * less than what their waves lose (tests/kernels/kernel_chunks.c, test_expected). */
 #include "kernels/matmul_chunks.h"
 
 #include "base/checked.h"

@@ -131,8 +131,8 @@ template <typename S> struct scale_stage {
 };
 
 /* Says which runs a lane reads. In the step that begins `first` runs after the split's first k, the
- * run of B tile r has number row[r] + min(first, last) in the tensor. Beyond the split's end that is
- * the last run there is, and it meets zeros of x. */
+ * run of B tile r has number row[r] + min(first, last) in the tensor. Beyond the split's end that
+ * is the last run there is, and it meets zeros of x. */
 template <typename S> struct lane_runs {
     unsigned row[S::b_tiles], last;
 };

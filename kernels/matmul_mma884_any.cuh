@@ -89,8 +89,8 @@ QC_DEVICE void mma884_put_sums(float *sums, float (&sum)[S::b_tiles][S::m_parts]
     }
 }
 
-/* Call: qc_mma_args, or qc_experts_call. Where one block on a multiprocessor is asked for, ptxas may
- * use more than 128 registers, which it spills for on sm_120. */
+/* Call: qc_mma_args, or qc_experts_call. Where one block on a multiprocessor is asked for, ptxas
+ * takes more than 128 registers, with which it spills on sm_120. */
 template <int m_tile, bool nf4, typename Call>
 static __global__ void __launch_bounds__(QC_MMA_THREADS, QC_ARCH >= 120)
     matmul_mma884_any(const Call c)
