@@ -41,6 +41,20 @@ class Calibrate(QconvCase):
         self.assertEqual(r.returncode, 0, r.stderr)
         return r.stderr.decode()
 
+    def interrupt(self, *args):
+        """Starts a conversion and interrupts it in the middle of a layer, and of weights with the same inputs."""
+        p = subprocess.Popen([qconv_case.QCONV, "-vv", *args], cwd=self.dir, stderr=subprocess.PIPE,
+                             stdout=subprocess.DEVNULL, env=qconv_case.INTERRUPTED_ENV)
+        seen = 0
+        for line in p.stderr:
+            seen += b"layers.1.self_attn.q_proj.weight: relative error" in line
+            if seen:
+                p.send_signal(signal.SIGINT)
+                break
+        p.stderr.read()
+        p.stderr.close()
+        self.assertEqual((seen, p.wait(60) != 0), (1, True))
+
     def kl(self, out):
         with open(HELD_OUT, encoding="utf-8") as f:
             self.write("held.txt", f.read()[:6000])
@@ -83,19 +97,7 @@ class Calibrate(QconvCase):
         self.assertIn(b"in an unnamed file of the staging folder", r.stderr)
         self.assertEqual((self.digest("file"), sorted(os.listdir(self.path("file")))),
                          (want, sorted(os.listdir(self.path("whole")))))
-        p = subprocess.Popen([qconv_case.QCONV, "--to", "nf4", "--compress", "none", "-vv", *SHORT,
-                              MODEL, "out"], cwd=self.dir, stderr=subprocess.PIPE,
-                             stdout=subprocess.DEVNULL, env=qconv_case.INTERRUPTED_ENV)
-        seen = 0
-        for line in p.stderr:
-            # In the middle of a layer, and of weights with the same inputs.
-            seen += b"layers.1.self_attn.q_proj.weight: relative error" in line
-            if seen:
-                p.send_signal(signal.SIGINT)
-                break
-        p.stderr.read()
-        p.stderr.close()
-        self.assertEqual((seen, p.wait(60) != 0), (1, True))
+        self.interrupt("--to", "nf4", "--compress", "none", *SHORT, MODEL, "out")
         r = self.run_qconv("--to", "nf4", "--compress", "none", "-v", *SHORT, MODEL, "out",
                            timeout=300)
         self.assertEqual(r.returncode, 0, r.stderr)
@@ -271,6 +273,10 @@ class Calibrate(QconvCase):
         self.assertEqual(calibrated["weighed_by"], "moments")
         out = [self.convert("c%d" % t, "--to", "auto", *room, *SHORT, "--threads", str(t)) for t in (1, 3)]
         self.assertEqual(out[0], out[1])
+        args = ("--to", "auto", *room, "--compress", "none", *SHORT, MODEL, "again")
+        self.interrupt(*args)
+        self.ok(*args, "-q", timeout=300)
+        self.assertEqual(self.digest("again"), out[0])
         r = self.run_qconv("--to", "auto", *room, *SHORT, "--quantize", "lm_head.weight", "--dry-run", "--json", MODEL)
         self.assertEqual(json.loads(r.stdout)["auto"]["weighed_by"], "importance")
         self.assertIn(b"because 29 weights have no second moments", r.stderr)
