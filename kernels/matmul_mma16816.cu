@@ -85,18 +85,19 @@ QC_DEVICE void fill_stage(const X &x, const qc_mma_args &a, const qc_mma_part &p
     }
 }
 
-/* Returns the number of blocks that fit on a multiprocessor by their registers. */
+/* Returns the number of blocks that fit on a multiprocessor by their registers. On sm_120 the
+ * kernel of NF4 for 32 rows needs a few more than half of them. */
 constexpr int blocks_of(int m_tile, bool aligned)
 {
-    return aligned && m_tile <= 32 ? 2 : 1;
+    return aligned && m_tile <= (QC_ARCH >= 120 ? 16 : 32) ? 2 : 1;
 }
 
-/* On sm_100 the kernels for 32 rows of x and for 16 rows of experts, with aligned NF4, are short of
- * a few registers, so there the places of the thread's x and of its rows of W are calculated again
- * in every step. */
+/* From sm_100 on the kernels for 32 rows of x and for 16 rows of experts, with aligned NF4, are
+ * short of a few registers, so there the places of the thread's x and of its rows of W are
+ * calculated again in every step. */
 template <typename S, typename Call> QC_DEVICE constexpr bool short_of_registers(bool aligned)
 {
-    return QC_ARCH >= 100 && QC_ARCH < 120 && S::a_tiles == 2 && aligned &&
+    return QC_ARCH >= 100 && S::a_tiles == 2 && aligned &&
            S::m_tile == (std::is_same_v<Call, qc_mma_args> ? 32 : 16);
 }
 
