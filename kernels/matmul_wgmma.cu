@@ -8,7 +8,8 @@
  *
  *   x      by one bulk copy. It lies in the workspace as the image of what shared memory gets
  *          (matmul_input.cu).
- *   codes  by cp.async, 16 bytes a thread.
+ *   codes  by cp.async, 16 bytes a thread. Packed ones (matmul_packed.h) by a bulk copy for each 64
+ *          rows; they lie in shared memory as a warp loads them.
  *
  * The table of NF4 (qc_codes_wide) lies at the address 64 KB, so that one PRMT makes a whole
  * address. While the tensor cores multiply 64 of k, a warp decodes the next 64 into other
@@ -45,6 +46,8 @@ QC_DEVICE void int8_128ths(uint32_t out[2], uint32_t q)
 template <typename S> QC_DEVICE uint32_t codes_of(uint32_t warp, uint32_t lane)
 {
     uint32_t g = lane / 4, t = lane % 4;
+    if (S::packed)
+        return (warp / 4 * S::blocks * 4 + warp % 4) * (S::block_bytes / 4) + lane * 16;
     return (warp * 16 + g) * S::row_units * 16 + swizzle<S>(g) * 16 + t * (S::nf4 ? 8 : 16);
 }
 
@@ -53,20 +56,31 @@ template <typename S>
 QC_DEVICE void codes_load(uint32_t (&q)[2][S::words], const unsigned char *stage, uint32_t mine,
                           uint32_t b)
 {
-    mine ^= b * (S::nf4 ? 32 : 64);
+    if constexpr (S::packed)
+        stage += b * S::block_bytes;
+    else
+        mine ^= b * (S::nf4 ? 32 : 64);
+    if constexpr (S::packed && S::nf4) {
+        uint4 v = *reinterpret_cast<const uint4 *>(stage + mine);
+        q[0][0] = v.x;
+        q[0][1] = v.y;
+        q[1][0] = v.z;
+        q[1][1] = v.w;
+    } else {
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const unsigned char *p = stage + mine + i * 8 * S::row_units * 16;
-        if constexpr (S::nf4) {
-            uint2 v = *reinterpret_cast<const uint2 *>(p);
-            q[i][0] = v.x;
-            q[i][1] = v.y;
-        } else {
-            uint4 v = *reinterpret_cast<const uint4 *>(p);
-            q[i][0] = v.x;
-            q[i][1] = v.y;
-            q[i][2] = v.z;
-            q[i][3] = v.w;
+        for (int i = 0; i < 2; i++) {
+            const unsigned char *p = stage + mine + i * (S::packed ? 512 : 8 * S::row_units * 16);
+            if constexpr (S::nf4) {
+                uint2 v = *reinterpret_cast<const uint2 *>(p);
+                q[i][0] = v.x;
+                q[i][1] = v.y;
+            } else {
+                uint4 v = *reinterpret_cast<const uint4 *>(p);
+                q[i][0] = v.x;
+                q[i][1] = v.y;
+                q[i][2] = v.z;
+                q[i][3] = v.w;
+            }
         }
     }
 }
@@ -232,7 +246,7 @@ QC_DEVICE void multiply_tiles(const args &a, typename S::shared &sh, uint32_t wa
         uint2 scale[2];
         int left = (int)(p.block_end - p.block);
         const part &w = a.part[p.at];
-        scale_reader reader;
+        scale_reader_of<S> reader;
         float factor = 1.0f;
         uint32_t taken = 0; /* of two blocks: those that are decoded next */
         if (S::scaled) {
@@ -301,10 +315,11 @@ QC_DEVICE void multiply_tiles(const args &a, typename S::shared &sh, uint32_t wa
     }
 }
 
-template <int m_tile, kind what>
-static __global__ void __launch_bounds__(shape<m_tile, what>::threads, 1) matmul_wgmma(const args a)
+template <int m_tile, kind what, layout order>
+static __global__ void __launch_bounds__(shape<m_tile, what, order>::threads, 1)
+    matmul_wgmma(const args a)
 {
-    using S = shape<m_tile, what>;
+    using S = shape<m_tile, what, order>;
     QC_SHARED(typename S::shared, sh);
     uint32_t thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
     qc_grid_release();
@@ -318,8 +333,8 @@ static __global__ void __launch_bounds__(shape<m_tile, what>::threads, 1) matmul
     }
     if (thread == 0) {
         for (int i = 0; i < S::stages; i++) {
-            /* Each thread's copies, and the announcement of x. */
-            qc_mbarrier_init(&sh.full[i], BRINGERS + 1);
+            /* Each thread's copies, and the announcement of bulk copies. */
+            qc_mbarrier_init(&sh.full[i], S::packed ? BRINGERS / 32 : BRINGERS + 1);
             qc_mbarrier_init(&sh.empty[i], S::warps);
         }
         qc_mbarrier_ready();
@@ -329,10 +344,13 @@ static __global__ void __launch_bounds__(shape<m_tile, what>::threads, 1) matmul
                       thread);
     __syncthreads();
     if (warp >= S::warps) {
-        qc_registers_fewer<S::groups == 2 ? 72 : 56>();
-        bring<S>(a, sh, thread - S::warps * 32);
+        qc_registers_fewer<S::bring_registers>();
+        if constexpr (S::packed)
+            bring_packed<S>(a, sh, thread - S::warps * 32);
+        else
+            bring<S>(a, sh, thread - S::warps * 32);
     } else {
-        qc_registers_more<S::groups == 2 ? 216 : 104>(); /* of 168 or 96 */
+        qc_registers_more<S::registers>();
         multiply_tiles<S>(a, sh, warp, lane);
     }
 }
@@ -366,10 +384,13 @@ args args_of(const qc_matmul_call *c, uint32_t count)
     return a;
 }
 
-template <int m_tile, kind what>
+template <int m_tile, kind what, layout order>
 qc_status launch(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s, qc_error *err)
 {
-    auto kernel = matmul_wgmma<m_tile, what>;
+    static_assert(shape<m_tile, what, order>::shared_bytes ==
+                      shape<m_tile, what, FILE_ORDER>::shared_bytes,
+                  "as the plan has it");
+    auto kernel = matmul_wgmma<m_tile, what, order>;
     const qc_matmul_plan *p = &c->plan;
     QC_TRY(qc_cuda_allow_shared(kernel, p->shared_bytes, "matmul_wgmma", err));
     args a = args_of(c, count);
@@ -378,28 +399,41 @@ qc_status launch(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s, qc_e
                                       "matmul_wgmma", err, a);
 }
 
-template <kind what>
-qc_status launch_kind(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s, qc_error *err)
+template <kind what, layout order>
+qc_status launch_order(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s, qc_error *err)
 {
     switch (c->plan.m_tile) {
     case 16:
-        return launch<16, what>(c, count, s, err);
+        return launch<16, what, order>(c, count, s, err);
     case 32:
-        return launch<32, what>(c, count, s, err);
+        return launch<32, what, order>(c, count, s, err);
     case 64:
-        return launch<64, what>(c, count, s, err);
+        return launch<64, what, order>(c, count, s, err);
     case 128:
-        return launch<128, what>(c, count, s, err);
+        return launch<128, what, order>(c, count, s, err);
     default:
-        return launch<256, what>(c, count, s, err);
+        return launch<256, what, order>(c, count, s, err);
     }
+}
+
+/* The weights of a launch are alike: qc_matmul_run_group. */
+template <kind what>
+qc_status launch_kind(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s, qc_error *err)
+{
+    const qc_matmul_weights *w = &c->weights;
+    if (!w->packed)
+        return launch_order<what, FILE_ORDER>(c, count, s, err);
+    if constexpr (what != INT8_ROWS)
+        if (qc_packed_has_scales(&w->w))
+            return launch_order<what, PACKED_SCALES>(c, count, s, err);
+    return launch_order<what, PACKED>(c, count, s, err);
 }
 
 template <int m_tile> uint32_t shared_bytes_of(kind what)
 {
-    return what == NF4         ? shape<m_tile, NF4>::shared_bytes
-           : what == INT8_ROWS ? shape<m_tile, INT8_ROWS>::shared_bytes
-                               : shape<m_tile, INT8_BLOCKS>::shared_bytes;
+    return what == NF4         ? shape<m_tile, NF4, FILE_ORDER>::shared_bytes
+           : what == INT8_ROWS ? shape<m_tile, INT8_ROWS, FILE_ORDER>::shared_bytes
+                               : shape<m_tile, INT8_BLOCKS, FILE_ORDER>::shared_bytes;
 }
 
 } // namespace
@@ -407,8 +441,8 @@ template <int m_tile> uint32_t shared_bytes_of(kind what)
 extern "C" int qc_wgmma_takes(const qc_cuda_device *d, const qc_matmul_shape *s,
                               const qc_matmul_plan *p)
 {
-    if (s->packed || d->sm != 90 || d->shared_block_bytes < LARGEST || !p->aligned ||
-        !qc_matmul_by_64(s) || !s->m || !s->n)
+    if (d->sm != 90 || d->shared_block_bytes < LARGEST || !p->aligned || !qc_matmul_by_64(s) ||
+        !s->m || !s->n)
         return 0;
     if (s->kind != QC_FORM_INT8_ROWS && s->block_elems < BLOCK)
         return 0;

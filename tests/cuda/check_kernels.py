@@ -53,6 +53,7 @@ COUNTED = {
     "STG.64": r"STG\.E\b[\w.]*\.64\b",
     "LDGSTS": r"LDGSTS\b",
     "LDSM": r"LDSM\b",
+    "UBLKCP": r"UBLKCP\b",
     "LDL": r"LDL\b",
     "STL": r"STL\b",
 }
@@ -89,7 +90,9 @@ EXPECTED = [
     ("matmul_experts.cu", r"matmul_mma884_any\b", 70, 75, ["HMMA.884", "LDG.128"]),
     ("matmul_stream.cu", r"matmul_stream\b", 80, 999, ["HMMA.16816"]),
     ("matmul_tiles.cu", r"matmul_tiles\b", 80, 999, ["HMMA.16816", "LDGSTS"]),
-    ("matmul_wgmma.cu", r"matmul_wgmma\b", 90, 90, ["HGMMA", "LDGSTS"]),
+    # By the numbers of a layout: x comes by bulk copies, and where weights are packed all does.
+    ("matmul_wgmma.cu", r"matmul_wgmma<.*0>$", 90, 90, ["HGMMA", "LDGSTS", "UBLKCP"]),
+    ("matmul_wgmma.cu", r"matmul_wgmma<.*[12]>$", 90, 90, ["HGMMA", "UBLKCP"]),
 ]
 # (file, pattern, least and largest architecture): may have a stack and use it.
 # m8n8k4 is emulated by a subroutine above sm_75; that is for testing there, not for use.

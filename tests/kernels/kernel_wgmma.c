@@ -1,6 +1,6 @@
 /* The kernel of sm_90a (matmul_wgmma.cu) through the forced path, against double sums of the exact
  * dequantized weights; and with plans of our own, for groups and for every way of sharing out the
- * work.
+ * work. Packed weights then have the same bits.
  *
  *   kernel_wgmma            quick enough for the CPU shim
  *   kernel_wgmma --slow     more of the same */
@@ -8,6 +8,7 @@
 
 #include "kernels/matmul_kernels.h"
 
+#include <inttypes.h>
 #include <math.h>
 
 #ifdef QC_CUDA_SHIM
@@ -35,10 +36,63 @@ static km_rounding rounding_of(const km_weight *w)
                          .absolute = ldexp(0x1p-24, -exponent)};
 }
 
+/* Packs a weight. What of the file's arrays is not needed any more then holds other bytes. */
+static void pack(km_weight *w, int complete)
+{
+    const qc_form *form = &w->device.form;
+    const uint64_t elems = w->device.rows * form->cols;
+    void *memory = NULL;
+    qc_cuda_stream s = NULL;
+    KM_OK(qc_cuda_stream_create(&s, &km_error));
+    KM_OK(qc_cuda_malloc(&memory, qc_matmul_packed_bytes(handle, &w->device), &km_error));
+    w->bases[w->base_count++] = memory;
+    KM_OK(qc_matmul_pack(handle, &w->ready, memory, &w->ready, s, &km_error));
+    KM_OK(qc_cuda_fill((void *)(uintptr_t)w->device.codes, 0x5a, qc_form_code_bytes(form, elems), s,
+                       &km_error));
+    if (w->ready.w.absmax_codes != w->device.absmax_codes)
+        KM_OK(qc_cuda_fill((void *)(uintptr_t)w->device.absmax_codes, 0x5a,
+                           qc_form_scales(form, elems), s, &km_error));
+    KM_OK(qc_cuda_stream_synchronize(s, &km_error));
+    qc_cuda_stream_destroy(s);
+    w->ready.complete = complete ? QC_MATMUL_WEIGHTS_COMPLETE : 0;
+}
+
+/* d.y, to be compared with later ones. */
+static uint16_t *copy_of_y(const km_data *d)
+{
+    uint16_t *y = km_host(d->job.m * d->job.ldy * 2);
+    memcpy(y, d->y, d->job.m * d->job.ldy * 2);
+    return y;
+}
+
+static void expect_bits(const km_data *d, const uint16_t *y, const char *what)
+{
+    QT_CHECK(memcmp(y, d->y, d->job.m * d->job.ldy * 2) == 0,
+             "%s has other bits: %" PRIu64 " rows of x, %" PRIu64 " x %" PRIu64, what, d->job.m,
+             d->n, d->k);
+}
+
+/* Against the truth, then packed; every third one a second time before. */
 static void multiply(const km_spec *spec, km_job job)
 {
+    km_weight w;
+    km_data d;
     job.path = QC_MATMUL_WGMMA;
-    km_multiply_twice(handle, &rng, spec, &job, rounding_of);
+    km_weight_make(&w, handle, spec, &rng);
+    km_data_make(&d, &w, &job, &rng);
+    km_run(handle, &w, &d);
+    km_check(&w, &d, rounding_of(&w));
+    uint16_t *y = copy_of_y(&d);
+    if (slow || job.m % 3 == 0) {
+        km_run(handle, &w, &d);
+        expect_bits(&d, y, "another run");
+    }
+    pack(&w, job.m % 2);
+    km_run(handle, &w, &d);
+    expect_bits(&d, y, "a packed weight");
+    free(y);
+    km_data_free(&d);
+    km_weight_free(&w);
 }
 
 static void test_every_m(void **state)
@@ -207,6 +261,11 @@ static void check_planned(const qc_matmul_plan *p, const km_spec *spec, km_job j
     km_data_make(&d, &w, &job, &rng);
     run_planned(p, &w, &d, 1);
     km_check(&w, &d, rounding_of(&w));
+    uint16_t *y = copy_of_y(&d);
+    pack(&w, p->splits % 2);
+    run_planned(p, &w, &d, 1);
+    expect_bits(&d, y, "a packed weight with a plan of our own");
+    free(y);
     km_data_free(&d);
     km_weight_free(&w);
 }
@@ -286,10 +345,96 @@ static void test_groups(void **state)
                      "weight %u of a group has other bits than alone", i);
             free(alone.y);
         }
+        uint16_t *y[PARTS_MOST];
         for (uint32_t i = 0; i < PARTS_MOST; i++) {
+            y[i] = copy_of_y(&d[i]);
+            pack(&w[i], v < 3);
+        }
+        run_planned(&p, w, d, PARTS_MOST);
+        for (uint32_t i = 0; i < PARTS_MOST; i++) {
+            expect_bits(&d[i], y[i], "a packed weight of a group");
+            free(y[i]);
             km_data_free(&d[i]);
             km_weight_free(&w[i]);
         }
+    }
+}
+
+/* ---- packed weights alone -------------------------------------------------------------------- */
+
+/* Codes of scales that are packed as well, for every tile of x. */
+static void test_packed_scales(void **state)
+{
+    static const uint64_t ns[] = {300, 64, 129, 1, 193}, ks[] = {256, 768, 1024};
+    static const uint64_t ms[] = {11, 30, 51, 97, 130};
+    (void)state;
+    for (unsigned t = 0; t < COUNT(ms) * 2; t += qt_every(3)) {
+        const km_spec spec = {.kind = t % 2 ? QC_FORM_INT8_BLOCKS : QC_FORM_NF4,
+                              .n = ns[t % COUNT(ns)],
+                              .k = ks[t % COUNT(ks)],
+                              .block = 64,
+                              .nested = 1,
+                              .custom_map = t == 6};
+        multiply(&spec, km_next_job(t, ms[t / 2], spec.n, spec.k));
+    }
+}
+
+/* The same where parts of K begin within the four blocks of a row whose codes lie side by side. */
+static void test_packed_scales_of_workers(void **state)
+{
+    static const uint64_t steps[] = {1, 3, 7, 13}; /* of 128, of which K has 6 */
+    (void)state;
+    for (unsigned i = 0; i < COUNT(steps); i += qt_every(2)) {
+        const km_spec spec = {.kind = i == 1 ? QC_FORM_INT8_BLOCKS : QC_FORM_NF4,
+                              .n = 330 + i,
+                              .k = 6 * 128,
+                              .block = 64,
+                              .nested = 1};
+        const km_job job = {
+            .m = i % 2 ? 40 : 12, .x_dtype = QC_DTYPE_F16, .y_dtype = QC_DTYPE_F16, .bias = 1};
+        qc_matmul_shape s = shape(&spec, job.m);
+        qc_matmul_plan p = plan_for(1, &s);
+        p.worker_k = p.split_k = steps[i] * 128;
+        p.splits = (uint32_t)((6 + steps[i] - 2) / steps[i] + 1);
+        check_planned(&p, &spec, job);
+    }
+}
+
+/* Slices, whose bands and blocks are counted in the whole weight. */
+static void test_packed_slices(void **state)
+{
+    static const struct {
+        km_spec spec;
+        qc_weights_part part;
+    } cases[] = {
+        {{.kind = QC_FORM_NF4, .n = 300, .k = 1024, .block = 64, .nested = 1}, {64, 236, 256, 512}},
+        {{.kind = QC_FORM_INT8_BLOCKS, .n = 200, .k = 512, .block = 64, .nested = 1},
+         {128, 64, 256, 256}},
+        {{.kind = QC_FORM_NF4, .n = 200, .k = 448, .block = 128}, {64, 128, 64, 320}},
+        {{.kind = QC_FORM_INT8_ROWS, .n = 450, .k = 320}, {128, 322, 128, 192}},
+    };
+    (void)state;
+    for (unsigned i = 0; i < COUNT(cases); i++) {
+        const km_job job = {.m = i % 2 ? 35 : 14,
+                            .x_dtype = QC_DTYPE_F16,
+                            .y_dtype = QC_DTYPE_F16,
+                            .path = QC_MATMUL_WGMMA};
+        km_weight w, part;
+        km_data d;
+        km_weight_make(&w, handle, &cases[i].spec, &rng);
+        part = w;
+        KM_OK(qc_matmul_slice(&w.ready, &cases[i].part, &part.ready, &km_error));
+        km_data_make(&d, &part, &job, &rng);
+        km_run(handle, &part, &d);
+        km_check(&part, &d, rounding_of(&part));
+        uint16_t *y = copy_of_y(&d);
+        pack(&w, i % 2);
+        KM_OK(qc_matmul_slice(&w.ready, &cases[i].part, &part.ready, &km_error));
+        km_run(handle, &part, &d);
+        expect_bits(&d, y, "a slice of a packed weight");
+        free(y);
+        km_data_free(&d);
+        km_weight_free(&w);
     }
 }
 
@@ -399,6 +544,9 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_not_finite),
         cmocka_unit_test(test_every_worker),
         cmocka_unit_test(test_groups),
+        cmocka_unit_test(test_packed_scales),
+        cmocka_unit_test(test_packed_scales_of_workers),
+        cmocka_unit_test(test_packed_slices),
         cmocka_unit_test(test_plans),
 #ifdef QC_CUDA_SHIM
         cmocka_unit_test(test_no_room_for_the_table),
