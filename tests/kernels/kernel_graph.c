@@ -43,7 +43,7 @@ typedef struct {
     int bf16;
     uint32_t group;                   /* weights that share x; 0: one */
     int meets, whole, copies, splits; /* what the first plan must be */
-    int bias, nested, complete;
+    int bias, nested, complete, packed;
 } graph_case;
 
 struct chain {
@@ -161,6 +161,18 @@ static int check_plan(const chain *c)
     return 1;
 }
 
+static void pack(const qc_matmul *h, km_weight *w)
+{
+    void *memory = NULL;
+    qc_cuda_stream s = NULL;
+    KM_OK(qc_cuda_stream_create(&s, &km_error));
+    KM_OK(qc_cuda_malloc(&memory, qc_matmul_packed_bytes(h, &w->device), &km_error));
+    w->bases[w->base_count++] = memory;
+    KM_OK(qc_matmul_pack(h, &w->ready, memory, &w->ready, s, &km_error));
+    KM_OK(qc_cuda_stream_synchronize(s, &km_error));
+    qc_cuda_stream_destroy(s);
+}
+
 /* Link i, weight j of its group; y has elems elements that will be finite. */
 static void link_make(chain *c, uint32_t i, uint32_t j, uint64_t n, uint64_t k, qt_rng *rng)
 {
@@ -173,7 +185,9 @@ static void link_make(chain *c, uint32_t i, uint32_t j, uint64_t n, uint64_t k, 
                     /* y about as large as x; in a group no two decode alike */
                     .scale = 2.5 / sqrt(k ? (double)k : 1.0) / (1 + j)};
     km_weight_make(&c->w[i][j], c->h, &spec, rng);
-    if (g->complete) /* km_weight_make has synchronized */
+    if (g->packed)
+        pack(c->h, &c->w[i][j]);
+    if (g->complete) /* km_weight_make and pack have synchronized */
         c->w[i][j].ready.complete = QC_MATMUL_WEIGHTS_COMPLETE;
     c->ready[i][j] = &c->w[i][j].ready;
     c->io[i][j] = (qc_matmul_io){.m = g->m, .x_dtype = dtype_of(g), .y_dtype = dtype_of(g)};
@@ -499,6 +513,14 @@ static const graph_case cases[] = {
      .bias = 1,
      .nested = 1,
      .complete = 1},
+    {.name = "wgmma-packed",
+     .choice = {QC_MATMUL_WGMMA, 0, 0},
+     .m = 19,
+     .copies = 1,
+     .dims = {256, 320, 448, 131},
+     .nested = 1,
+     .complete = 1,
+     .packed = 1},
     {.name = "wgmma-bf16",
      .kind = QC_FORM_INT8_ROWS,
      .choice = {QC_MATMUL_WGMMA, 0, 0},
