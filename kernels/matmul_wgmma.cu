@@ -266,9 +266,8 @@ QC_DEVICE void multiply_tiles(const args &a, typename S::shared &sh, uint32_t wa
             uint32_t q[2][S::words];
             codes_load<S>(q, codes + from.stage * S::codes_stage, mine, b);
             if (S::scaled) {
-                int source = (int)(lane & ~3u) + i * 2;
-                scale[i].x = __shfl_sync(0xffffffffu, taken, source);
-                scale[i].y = __shfl_sync(0xffffffffu, taken, source + 1);
+                scale[i].x = __shfl_sync(0xffffffffu, taken, i * 2, 4);
+                scale[i].y = __shfl_sync(0xffffffffu, taken, i * 2 + 1, 4);
             }
             decode<S>(f[i], q, look, scale[i]);
             if (b == S::blocks - 1)
