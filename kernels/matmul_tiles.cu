@@ -54,6 +54,11 @@
  * unit u at u ^ (n & 1) << 2. So copies and the loads of fragments touch all 32 banks once per 128
  * bytes.
  *
+ * Packed weights (matmul_packed.h) are copied 512 bytes a warp, and a stage has them in the same
+ * units: the tile's units of the first 64 k, then those of the second. A lane loads the codes of
+ * rows g and g + 8 at once, 16 bytes of NF4 or twice 16 of int8, and neighbours lie side by side. A
+ * thread decodes the scales of its row as before; of packed ones it loads the codes of four.
+ *
  * The work is the tiles of all weights in a row, with tile_steps for each. Block b has
  * worker_steps, beginning at b * worker_steps. Either that is a tile or an equal part of a tile's
  * K, or blocks go on from tile to tile so that all multiprocessors have the same amount of work (a
@@ -195,7 +200,7 @@ void share_out(const qc_cuda_device *d, const qc_matmul_shape *s, double clocks,
 extern "C" int qc_tiles_takes(const qc_cuda_device *d, const qc_matmul_shape *s,
                               const qc_matmul_plan *p)
 {
-    if (s->packed || d->sm < 80 || !p->aligned || !qc_matmul_by_64(s) || !s->m || !s->n)
+    if (d->sm < 80 || !p->aligned || !qc_matmul_by_64(s) || !s->m || !s->n)
         return 0;
     if (s->kind != QC_FORM_INT8_ROWS && s->block_elems < BLOCK)
         return 0;
@@ -229,5 +234,6 @@ extern "C" void qc_tiles_configure(const qc_cuda_device *d, const qc_matmul_shap
 extern "C" qc_status qc_tiles_launch(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s,
                                      qc_error *err)
 {
-    return launch_any(c, count, s, err);
+    return c->weights.packed ? qc_tiles_launch_packed(c, count, s, err)
+                             : launch_any<IN_ROWS>(c, count, s, err);
 }

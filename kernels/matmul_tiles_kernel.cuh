@@ -1,4 +1,5 @@
-/* The kernel of matmul_tiles.cu, which has the picture, and its launches. */
+/* The kernel of matmul_tiles.cu, which has the picture, and its launches. matmul_tiles_packed.cu
+ * compiles it for packed weights. */
 #ifndef QC_KERNELS_MATMUL_TILES_KERNEL_CUH
 #define QC_KERNELS_MATMUL_TILES_KERNEL_CUH
 
@@ -36,6 +37,16 @@ QC_DEVICE void copier_begin(copier<S> &c, const tiles_args &a, const tiles_part 
     c.to = row * 16 + (unit ^ (row & 1u));
     c.x = a.x + (m0 + row) * a.ldx + k + column;
     c.what = column | rows_there(m0 + row, a.m, 16) << 16;
+    if constexpr (S::packed) {
+        unit = thread % S::copy_units;
+        column = thread / S::copy_units * BLOCK;
+        c.to |= (thread / S::copy_units * S::block_units + unit) << 16;
+        uint64_t at = n0 * a.ldw + (uint64_t)(k + column) * QC_PACKED_ROWS;
+        c.codes = p.w.codes + (S::nf4 ? at >> 1 : at) + unit * 16;
+        uint32_t bands = rows_there(n0, p.n, QC_PACKED_ROWS);
+        c.what |= column << 8 | (S::nf4 ? bands : bands * 2) << 24;
+        return;
+    }
     row = thread / S::row_units;
     unit = thread % S::row_units;
     column = unit * (S::nf4 ? 32 : 16);
@@ -58,12 +69,15 @@ QC_DEVICE void copier_step(copier<S> &c, typename S::stage &to, const tiles_args
         qc_cp_async_16(at + i * THREADS, c.x + i * 16 * a.ldx, i < rows ? 16 : 0);
     rows = (int)(c.what >> 8 & 255u) < left ? (int)(c.what >> 24) : 0;
     at = to.codes + (c.to >> 16);
-    uint64_t stride = (uint64_t)S::copy_rows * a.ldw >> (S::nf4 ? 1 : 0);
+    uint64_t stride = (uint64_t)(S::packed ? QC_PACKED_ROWS : S::copy_rows) * a.ldw >> S::nf4;
+    constexpr int halves = S::packed && !S::nf4 ? 2 : 1; /* of a band's block: a copy each */
 #pragma unroll
-    for (int i = 0; i < S::n_tile / S::copy_rows; i++)
-        qc_cp_async_stream_16(at + i * THREADS, c.codes + i * stride, i < rows ? 16 : 0);
+    for (int i = 0; i < S::copies; i++)
+        qc_cp_async_stream_16(at + i * S::copy_units,
+                              c.codes + i / halves * stride + i % halves * S::copy_units * 16,
+                              i < rows ? 16 : 0);
     c.x += K_STEP;
-    c.codes += S::nf4 ? K_STEP / 2 : K_STEP;
+    c.codes += (S::packed ? QC_PACKED_ROWS : 1) * K_STEP >> S::nf4;
     qc_cp_async_commit();
 }
 
@@ -100,11 +114,13 @@ QC_DEVICE void finish(const tiles_args &a, const typename S::shared &sh, const f
 }
 
 /* With 64 rows of x, GPUs from sm_90 on are up to five registers short for what is the same for all
- * of a block's tiles, so there it is calculated again for each tile. Elsewhere v is returned as it
- * is. */
-template <int m_tile> QC_DEVICE unsigned again(unsigned v)
+ * of a block's tiles, and with 128 and packed weights those from sm_120 on. So there it is
+ * calculated again for each tile. Elsewhere v is returned as it is. */
+template <typename S> QC_DEVICE unsigned again(unsigned v)
 {
-    return m_tile == 64 && QC_ARCH >= 90 ? qc_anew(v) : v;
+    constexpr bool short_of_registers =
+        (S::m_tile == 64 && QC_ARCH >= 90) || (S::packed && S::m_tile == 128 && QC_ARCH >= 120);
+    return short_of_registers ? qc_anew(v) : v;
 }
 
 /* Returns where a thread's units of x lie in a stage. */
@@ -114,10 +130,13 @@ template <typename S> QC_DEVICE unsigned x_of(unsigned thread)
     return g * 16 + warp_k * 8 + t * 2 + (g & 1u);
 }
 
-/* Returns where a lane's codes of a row lie in a stage: 8 bytes of NF4, 16 of int8. */
+/* Returns where a lane's codes of its warp's first A tile lie in a stage, in units of what it loads
+ * at a time: 16 bytes, or 8 of NF4 in rows. */
 template <typename S> QC_DEVICE unsigned codes_of(unsigned row, unsigned warp_k, unsigned lane)
 {
     unsigned g = lane / 4, t = lane % 4;
+    if constexpr (S::packed)
+        return warp_k * S::block_units + (row - g) * (S::tile_units / 16) + lane;
     return S::nf4 ? row * 8 + (warp_k ^ (g >> 1 & 1u)) * 4 + t
                   : row * 8 + ((warp_k ^ (g & 1u)) * 4 + t);
 }
@@ -193,10 +212,10 @@ QC_DEVICE void sums_put(float *sums, const float (&sum)[S::a_tiles][S::m_parts][
     }
 }
 
-template <int m_tile, kind what, memory in>
+template <int m_tile, kind what, memory in, layout lies>
 static __global__ void __launch_bounds__(THREADS, 1) matmul_tiles(const tiles_args a)
 {
-    using S = shape<m_tile, what, in>;
+    using S = shape<m_tile, what, in, lies>;
     constexpr bool wide = S::wide;
     constexpr int stages = S::stages;
     QC_SHARED(typename S::shared, sh);
@@ -216,7 +235,7 @@ static __global__ void __launch_bounds__(THREADS, 1) matmul_tiles(const tiles_ar
 
     uint32_t unit = blockIdx.x * a.worker_steps;
     for (;;) {
-        uint32_t end = (again<m_tile>(blockIdx.x) + 1) * a.worker_steps;
+        uint32_t end = (again<S>(blockIdx.x) + 1) * a.worker_steps;
         end = end < a.units ? end : a.units;
         if (unit >= end)
             return;
@@ -244,13 +263,13 @@ static __global__ void __launch_bounds__(THREADS, 1) matmul_tiles(const tiles_ar
         }
 
         copier<S> copy;
-        copier_begin(copy, a, p, m0, n0, k, again<m_tile>(thread));
+        copier_begin(copy, a, p, m0, n0, k, again<S>(thread));
 #pragma unroll
         for (int i = 0; i < stages - 1; i++)
             copier_step(copy, sh.ring[i], a, k_end - (int)k - i * K_STEP);
         scale_reader reader;
         if constexpr (S::scaled)
-            scale_begin(reader, a, p, n0 + thread, step);
+            scale_begin<S>(reader, a, p, n0 + thread, step);
         if (fill)
             tables_fill<S>(sh, p.w, table, qc_anew(thread));
         scales_put<S>(sh, reader, p, factor, a.k, step, thread);
@@ -259,7 +278,7 @@ static __global__ void __launch_bounds__(THREADS, 1) matmul_tiles(const tiles_ar
 
         float sum[S::a_tiles][S::m_parts][4];
         zero(sum);
-        unsigned x_at = x_of<S>(again<m_tile>(thread));
+        unsigned x_at = x_of<S>(again<S>(thread));
         constexpr int held = S::keeps_x ? 1 : S::a_tiles; /* A tiles whose codes are in registers */
         tile_codes<S> codes[held];
 #pragma unroll
@@ -324,7 +343,7 @@ typedef struct {
 
 template <int m_tile, kind what, memory in> constexpr variant variant_of(void)
 {
-    using S = shape<m_tile, what, in>;
+    using S = shape<m_tile, what, in, IN_ROWS>; /* PACKED ones have the same */
     return {m_tile, S::n_tile, S::wide ? WIDE_SHARED : (uint32_t)sizeof(typename S::shared)};
 }
 
@@ -340,68 +359,73 @@ template <kind what> variant small(uint64_t m)
 
 /* ---- launches -------------------------------------------------------------------------------- */
 
-tiles_args args_of(const qc_matmul_call *c, uint32_t count)
+template <layout lies> tiles_args args_of(const qc_matmul_call *c, uint32_t count)
 {
     tiles_args a;
     memset(&a, 0, sizeof a);
-    qc_share_of(&a, c, count, 8);
+    qc_share_of(&a, c, count, lies == PACKED ? QC_PACKED_SCALES : 8);
     a.ldx = c->ldx;
     a.k = (uint32_t)c->k;
     a.ldw = (uint32_t)c->weights.w.form.cols;
     return a;
 }
 
-template <int m_tile, kind what, memory in>
+template <int m_tile, kind what, memory in, layout lies>
 qc_status launch(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s, qc_error *err)
 {
-    auto kernel = matmul_tiles<m_tile, what, in>;
+    auto kernel = matmul_tiles<m_tile, what, in, lies>;
     const qc_matmul_plan *p = &c->plan;
     QC_TRY(qc_cuda_allow_shared(kernel, p->shared_bytes, "matmul_tiles", err));
-    tiles_args a = args_of(c, count);
+    tiles_args a = args_of<lies>(c, count);
     dim3 grid((unsigned)qc_ceil_div_u64(a.units, a.worker_steps), 1, 1), block(p->threads, 1, 1);
     QC_LAUNCH(kernel, grid, block, p->shared_bytes, s, a);
     return qc_cuda_launched("matmul_tiles", err);
 }
 
-template <kind what, memory in>
+template <kind what, memory in, layout lies>
 qc_status launch_large(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s, qc_error *err)
 {
     switch (c->plan.m_tile) {
     case 16:
-        return launch<16, what, in>(c, count, s, err);
+        return launch<16, what, in, lies>(c, count, s, err);
     case 32:
-        return launch<32, what, in>(c, count, s, err);
+        return launch<32, what, in, lies>(c, count, s, err);
     case 64:
-        return launch<64, what, in>(c, count, s, err);
+        return launch<64, what, in, lies>(c, count, s, err);
     default:
-        return launch < what == KIND_INT8_ROWS ? 64 : 128, what, in > (c, count, s, err);
+        return launch < what == KIND_INT8_ROWS ? 64 : 128, what, in, lies > (c, count, s, err);
     }
 }
 
-template <kind what>
+template <kind what, layout lies>
 qc_status launch_kind(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s, qc_error *err)
 {
     const qc_matmul_plan *p = &c->plan;
     if (what == KIND_NF4 && p->shared_bytes == WIDE_SHARED)
-        return launch_large<KIND_NF4, WIDE>(c, count, s, err);
+        return launch_large<KIND_NF4, WIDE, lies>(c, count, s, err);
     if (p->m_tile > 32 || p->shared_bytes != small<what>(p->m_tile).shared_bytes)
-        return launch_large<what, NARROW>(c, count, s, err);
-    return p->m_tile == 16 ? launch<16, what, SMALL>(c, count, s, err)
-                           : launch<32, what, SMALL>(c, count, s, err);
+        return launch_large<what, NARROW, lies>(c, count, s, err);
+    return p->m_tile == 16 ? launch<16, what, SMALL, lies>(c, count, s, err)
+                           : launch<32, what, SMALL, lies>(c, count, s, err);
 }
 
+template <layout lies>
 qc_status launch_any(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s, qc_error *err)
 {
     switch (kind_of(c->weights.w.form.ops->kind)) {
     case KIND_NF4:
-        return launch_kind<KIND_NF4>(c, count, s, err);
+        return launch_kind<KIND_NF4, lies>(c, count, s, err);
     case KIND_INT8_ROWS:
-        return launch_kind<KIND_INT8_ROWS>(c, count, s, err);
+        return launch_kind<KIND_INT8_ROWS, lies>(c, count, s, err);
     default:
-        return launch_kind<KIND_INT8_BLOCKS>(c, count, s, err);
+        return launch_kind<KIND_INT8_BLOCKS, lies>(c, count, s, err);
     }
 }
 
 } // namespace
+
+/* qc_tiles_launch for packed weights. */
+extern "C" qc_status qc_tiles_launch_packed(const qc_matmul_call *c, uint32_t count,
+                                            qc_cuda_stream s, qc_error *err);
 
 #endif

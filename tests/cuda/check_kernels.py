@@ -90,6 +90,7 @@ EXPECTED = [
     ("matmul_experts.cu", r"matmul_mma884_any\b", 70, 75, ["HMMA.884", "LDG.128"]),
     ("matmul_stream.cu", r"matmul_stream\b", 80, 999, ["HMMA.16816"]),
     ("matmul_tiles.cu", r"matmul_tiles\b", 80, 999, ["HMMA.16816", "LDGSTS"]),
+    ("matmul_tiles_packed.cu", r"matmul_tiles\b", 80, 999, ["HMMA.16816", "LDGSTS"]),
     # By the numbers of a layout: x comes by bulk copies, and where weights are packed all does.
     ("matmul_wgmma.cu", r"matmul_wgmma<.*0>$", 90, 90, ["HGMMA", "LDGSTS", "UBLKCP"]),
     ("matmul_wgmma.cu", r"matmul_wgmma<.*[12]>$", 90, 90, ["HGMMA", "UBLKCP"]),

@@ -1,13 +1,14 @@
 /* The tensor-core kernel for aligned codes (matmul_tiles.cu): against double sums of the exact
  * dequantized weights, as kernel_mma.c has it for the general one. Through the forced path; and
  * launched directly with plans of our own, for every amount of shared memory, for groups and for
- * every way of sharing out the work.
+ * every way of sharing out the work. Packed weights have the bits of the file's layout everywhere.
  *
  *   kernel_tiles            quick enough for the CPU shim
  *   kernel_tiles --slow     more of the same */
 #include "tests/fixtures/kernel_matmul.h"
 
 #include "kernels/matmul_kernels.h"
+#include "kernels/matmul_packed.h"
 
 #ifdef QC_CUDA_SHIM
 #include <shim_control.h>
@@ -28,15 +29,40 @@ static km_rounding rounding_of(const km_spec *s)
                          .absolute = s->custom_map ? 0x1p-25 * scale : 0.0};
 }
 
-static km_rounding rounding_of_weight(const km_weight *w)
+static void pack(km_weight *w)
 {
-    return rounding_of(&w->spec);
+    void *memory = NULL;
+    qc_cuda_stream s = NULL;
+    KM_OK(qc_cuda_stream_create(&s, &km_error));
+    KM_OK(qc_cuda_malloc(&memory, qc_matmul_packed_bytes(handle, &w->device), &km_error));
+    assert_true(w->base_count < COUNT(w->bases));
+    w->bases[w->base_count++] = memory;
+    KM_OK(qc_matmul_pack(handle, &w->ready, memory, &w->ready, s, &km_error));
+    KM_OK(qc_cuda_stream_synchronize(s, &km_error));
+    qc_cuda_stream_destroy(s);
 }
 
+/* A product against the truth, and once more with the same bits: packed where tiles run, which is
+ * above 8 rows of x, or as it is. */
 static void multiply(const km_spec *spec, km_job job)
 {
+    km_weight w;
+    km_data d;
     job.path = QC_MATMUL_MMA_16816;
-    km_multiply_twice(handle, &rng, spec, &job, rounding_of_weight);
+    km_weight_make(&w, handle, spec, &rng);
+    km_data_make(&d, &w, &job, &rng);
+    km_run(handle, &w, &d);
+    km_check(&w, &d, rounding_of(spec));
+    const uint64_t bytes = job.m * d.job.ldy * 2;
+    uint16_t *before = km_host(bytes);
+    memcpy(before, d.y, bytes);
+    if (job.m > 8)
+        pack(&w);
+    km_run(handle, &w, &d);
+    QT_CHECK(memcmp(before, d.y, bytes) == 0, "%s, other bits", job.m > 8 ? "packed" : "again");
+    free(before);
+    km_data_free(&d);
+    km_weight_free(&w);
 }
 
 static void test_every_m(void **state)
@@ -165,10 +191,12 @@ static int plan_of(qc_matmul_plan *p, const qc_cuda_device *d, const qc_matmul_s
 
 static uint32_t *fault; /* of calls launched directly */
 
-/* y of `count` weights that share x in one launch, to d[i].y. x of d[0] for all. */
+/* y of `count` weights that share x in one launch, to d[i].y. x of d[0] for all. Packed ones run in
+ * a graph. */
 static void run_directly(const qc_matmul_plan *p, const km_weight *w, km_data *d, uint32_t count)
 {
     qc_matmul_call c[PARTS_MOST];
+    qc_cuda_graph graph = NULL;
     void *x = NULL, *y[PARTS_MOST] = {NULL}, *partials[PARTS_MOST] = {NULL};
     uint64_t m = d->job.m;
     qc_cuda_stream s = NULL;
@@ -191,29 +219,62 @@ static void run_directly(const qc_matmul_plan *p, const km_weight *w, km_data *d
                                 .partials = partials[i],
                                 .fault = fault};
     }
+    if (w->ready.packed)
+        KM_OK(qc_cuda_capture_begin(s, &km_error));
     KM_OK(qc_tiles_launch(c, count, s, &km_error));
+    for (uint32_t i = 0; i < count && p->splits > 1; i++)
+        KM_OK(qc_matmul_reduce_launch(&c[i], s, &km_error));
+    if (w->ready.packed) {
+        KM_OK(qc_cuda_capture_end(&graph, s, &km_error));
+        KM_OK(qc_cuda_graph_launch(graph, s, &km_error));
+    }
     for (uint32_t i = 0; i < count; i++) {
-        if (p->splits > 1)
-            KM_OK(qc_matmul_reduce_launch(&c[i], s, &km_error));
         km_download(d[i].y, y[i], m * d[i].n * 2, s);
         qc_cuda_free(y[i]);
         qc_cuda_free(partials[i]);
     }
+    qc_cuda_graph_destroy(graph);
     qc_cuda_free(x);
     qc_cuda_stream_destroy(s);
 }
 
-static void check_directly(const qc_matmul_plan *p, const km_spec *spec, uint64_t m)
+/* The weights whose y is in d[i].y, or others of the same values, once more. */
+static void expect_bits(const qc_matmul_plan *p, const km_weight *w, const km_data *d,
+                        uint32_t count, const char *what)
 {
-    km_weight w;
+    km_data again[PARTS_MOST];
+    for (uint32_t i = 0; i < count; i++) {
+        again[i] = d[i];
+        again[i].y = km_host(d->job.m * d[i].n * 2);
+    }
+    run_directly(p, w, again, count);
+    for (uint32_t i = 0; i < count; i++) {
+        QT_CHECK(memcmp(again[i].y, d[i].y, d->job.m * d[i].n * 2) == 0,
+                 "weight %u %s has other bits", i, what);
+        free(again[i].y);
+    }
+}
+
+/* Part `part` of a weight, NULL for all of it, against the truth and then packed. */
+static void check_directly(const qc_matmul_plan *p, const km_spec *spec,
+                           const qc_weights_part *part, uint64_t m)
+{
+    km_weight w, packed;
     km_data d;
     const km_job job = {.m = m, .x_dtype = QC_DTYPE_F16, .y_dtype = QC_DTYPE_F16};
     km_weight_make(&w, handle, spec, &rng);
+    packed = w;
+    pack(&packed);
+    if (part) {
+        KM_OK(qc_matmul_slice(&w.ready, part, &w.ready, &km_error));
+        KM_OK(qc_matmul_slice(&packed.ready, part, &packed.ready, &km_error));
+    }
     km_data_make(&d, &w, &job, &rng);
     run_directly(p, &w, &d, 1);
     km_check(&w, &d, rounding_of(spec));
+    expect_bits(p, &packed, &d, 1, "packed");
     km_data_free(&d);
-    km_weight_free(&w);
+    km_weight_free(&packed);
 }
 
 #ifdef QC_CUDA_SHIM
@@ -255,6 +316,24 @@ static void test_no_room_for_the_table(void **state)
 }
 #endif
 
+/* Of each kind of weight what differs in how scales are read: eight codes of a row at once; four,
+ * where they are packed; one; or floats. */
+#define SPECS 4
+static const km_spec specs[][SPECS] = {
+    {{.kind = QC_FORM_NF4, .n = 130, .k = 512, .block = 64, .nested = 1, .custom_map = 1},
+     {.kind = QC_FORM_NF4, .n = 200, .k = 768, .block = 64, .nested = 1},
+     {.kind = QC_FORM_NF4, .n = 260, .k = 448, .block = 64, .nested = 1},
+     {.kind = QC_FORM_NF4, .n = 260, .k = 320, .block = 128}},
+    {{.kind = QC_FORM_INT8_ROWS, .n = 260, .k = 448},
+     {.kind = QC_FORM_INT8_ROWS, .n = 260, .k = 64},
+     {.kind = QC_FORM_INT8_ROWS, .n = 256, .k = 256},
+     {.kind = QC_FORM_INT8_ROWS, .n = 1, .k = 512}},
+    {{.kind = QC_FORM_INT8_BLOCKS, .n = 260, .k = 256, .block = 64, .nested = 1},
+     {.kind = QC_FORM_INT8_BLOCKS, .n = 200, .k = 448, .block = 64},
+     {.kind = QC_FORM_INT8_BLOCKS, .n = 70, .k = 512, .block = 128, .nested = 1},
+     {.kind = QC_FORM_INT8_BLOCKS, .n = 130, .k = 768, .block = 64, .nested = 1}},
+};
+
 /* Tables and rings for every amount of shared memory. */
 static void test_every_memory(void **state)
 {
@@ -271,8 +350,7 @@ static void test_every_memory(void **state)
             if (kib << 10 > most)
                 continue;
             qc_cuda_device d = device(devices[i].sm, 4, kib);
-            km_spec spec = km_next_spec(v % 3 == 2 ? 3 : v % 3 == 1 ? 2 : 0, 260, 448);
-            spec.nested = v % 3 != 1;
+            const km_spec spec = specs[v % 3][(i + v / 3) % SPECS];
             qc_matmul_shape s = shape(&spec, ms[v / 3]);
             qc_matmul_plan p;
             int taken = plan_of(&p, &d, &s);
@@ -282,12 +360,36 @@ static void test_every_memory(void **state)
             uint64_t rows = large && ms[v / 3] > 64 ? 128 : 64; /* the most a tile has */
             rows = kib == 99 ? 32 : rows;
             assert_int_equal(p.m_tile, v / 3 == 0 ? 16 : v / 3 == 1 ? 32 : rows);
-            check_directly(&p, &spec, s.m);
+            check_directly(&p, &spec, NULL, s.m);
         }
 }
 
+/* Parts of a weight: rows and columns that begin and end at borders of what is packed. */
+static void test_slices(void **state)
+{
+    static const qc_weights_part parts[] = {
+        {64, 236, 256, 512}, {128, 64, 0, 1024}, {0, 300, 768, 256}, {192, 108, 512, 512}};
+    const qc_cuda_device d = device(90, 4, 227);
+    (void)state;
+    for (size_t i = 0; i < COUNT(parts); i += qt_every(3)) {
+        const km_spec spec = {.kind = i == 2 ? QC_FORM_INT8_BLOCKS : QC_FORM_NF4,
+                              .n = 300,
+                              .k = 1024,
+                              .block = 64,
+                              .nested = 1};
+        qc_matmul_shape s = shape(&spec, 9 + 12 * i);
+        qc_matmul_plan p;
+        s.ldw = spec.k;
+        s.n = parts[i].rows;
+        s.k = parts[i].cols;
+        s.first_most = parts[i].row * spec.k + parts[i].col;
+        assert_true(plan_of(&p, &d, &s));
+        check_directly(&p, &spec, &parts[i], s.m);
+    }
+}
+
 /* Blocks that go on from tile to tile: a tile's parts are as many as its blocks, fewer than there
- * is room for in some; and blocks with several tiles. Steps of 128: 9, the last one half. */
+ * is room for in some; and blocks with several tiles. Steps of 128: 9, the last one half, or 10. */
 static void test_every_worker(void **state)
 {
     static const uint64_t steps[] = {1, 2, 4, 5, 7, 8, 9, 10, 13, 18, 40};
@@ -295,40 +397,44 @@ static void test_every_worker(void **state)
     for (size_t i = 0; i < COUNT(steps); i += qt_every(5)) {
         int large = i % 4 == 3; /* tiles of 128 rows of x */
         qc_cuda_device d = device(large ? 80 : 90, 1, i % 2 ? 227 : 163);
-        km_spec spec = km_next_spec((unsigned)i % 4, 400 + i, 9 * 128 - 64);
+        uint64_t tile_steps = 9 + i % 3 % 2;
+        km_spec spec =
+            km_next_spec((unsigned)i % 4, 400 + i, tile_steps == 9 ? 9 * 128 - 64 : 10 * 128);
         qc_matmul_shape s = shape(&spec, large ? 70 : i % 3 == 0 ? 9 : i % 3 == 1 ? 20 : 35);
         qc_matmul_plan p;
         if (d.shared_block_bytes > qc_matmul_device(handle)->shared_block_bytes)
             continue;
         assert_true(plan_of(&p, &d, &s));
         p.worker_k = steps[i] * 128;
-        p.splits = (uint32_t)((9 + steps[i] - 2) / steps[i] + 1 + i % 2);
-        check_directly(&p, &spec, s.m);
+        p.splits = (uint32_t)((tile_steps + steps[i] - 2) / steps[i] + 1 + i % 2);
+        check_directly(&p, &spec, NULL, s.m);
     }
 }
 
-/* Several weights in one grid have the bits that they have alone with the same plan. */
+/* Several weights in one grid have the bits that they have alone with the same plan, and packed. */
 static void test_groups(void **state)
 {
     static const uint64_t ns[PARTS_MOST] = {300, 17, 193};
     (void)state;
     for (unsigned v = 0; v < 8; v += qt_every(5)) {
-        km_weight w[PARTS_MOST];
-        km_data d[PARTS_MOST], alone;
+        km_weight w[PARTS_MOST], packed[PARTS_MOST];
+        km_data d[PARTS_MOST];
         static const uint64_t rows[] = {10, 31, 70, 200};
         km_job job = {.m = rows[v / 2], .x_dtype = QC_DTYPE_F16, .y_dtype = QC_DTYPE_BF16};
         uint64_t n = 0;
         for (uint32_t i = 0; i < PARTS_MOST; i++) {
             km_spec spec = {.kind = v % 2 ? QC_FORM_INT8_ROWS : QC_FORM_NF4,
                             .n = ns[i],
-                            .k = 640,
+                            .k = 512,
                             .block = 64,
                             .nested = v % 2 == 0 && i != 1,
                             .custom_map = v % 2 == 0 && i == 2};
             km_weight_make(&w[i], handle, &spec, &rng);
+            packed[i] = w[i];
+            pack(&packed[i]);
             km_data_make(&d[i], &w[i], &job, &rng);
             if (i)
-                memcpy(d[i].x, d[0].x, job.m * 640 * 2);
+                memcpy(d[i].x, d[0].x, job.m * spec.k * 2);
             n += ns[i];
         }
         qc_matmul_shape s = shape(&w[0].spec, job.m);
@@ -343,22 +449,17 @@ static void test_groups(void **state)
         run_directly(&p, w, d, PARTS_MOST);
         for (uint32_t i = 0; i < PARTS_MOST; i++)
             km_check(&w[i], &d[i], rounding_of(&w[i].spec));
+        expect_bits(&p, packed, d, PARTS_MOST, "packed in a group");
         if (p.worker_k) { /* borders of blocks depend on all weights; then each in its own parts */
             p.worker_k = 0;
             p.splits = 1;
             run_directly(&p, w, d, PARTS_MOST);
         }
-        for (uint32_t i = 0; i < PARTS_MOST; i++) {
-            alone = d[i];
-            alone.y = km_host(job.m * ns[i] * 2);
-            run_directly(&p, &w[i], &alone, 1);
-            QT_CHECK(memcmp(alone.y, d[i].y, job.m * ns[i] * 2) == 0,
-                     "weight %u of a group has other bits than alone", i);
-            free(alone.y);
-        }
+        for (uint32_t i = 0; i < PARTS_MOST; i++)
+            expect_bits(&p, &w[i], &d[i], 1, "alone");
         for (uint32_t i = 0; i < PARTS_MOST; i++) {
             km_data_free(&d[i]);
-            km_weight_free(&w[i]);
+            km_weight_free(&packed[i]);
         }
     }
 }
@@ -374,6 +475,9 @@ static void test_takes(void **state)
     qc_matmul_plan p;
     assert_true(plan_of(&p, &h200, &s));
     assert_true(plan_of(&p, &rtx, &s));
+    s.packed = 1;
+    assert_true(plan_of(&p, &h200, &s) && plan_of(&p, &rtx, &s));
+    s.packed = 0;
     assert_false(plan_of(&p, &t4, &s));
     p.aligned = 0;
     assert_false(qc_tiles_takes(&h200, &s, &p));
@@ -480,6 +584,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_every_workspace),
         cmocka_unit_test(test_not_finite),
         cmocka_unit_test(test_every_memory),
+        cmocka_unit_test(test_slices),
         cmocka_unit_test(test_every_worker),
         cmocka_unit_test(test_groups),
 #ifdef QC_CUDA_SHIM

@@ -55,6 +55,7 @@ TESTS = {
     "kernels/matmul_mma16816.cu": ["mma", "experts"],
     "kernels/matmul_stream.cu": ["graph", "stream"],
     "kernels/matmul_tiles.cu": ["tiles", "mma"],
+    "kernels/matmul_tiles_packed.cu": ["tiles"],
     "kernels/matmul_wgmma.cu": ["graph", "wgmma"],
     "tests/kernels/kernel_shim_matrix.cpp": ["matrix"],
 }
