@@ -369,8 +369,9 @@ static void test_slices(void **state)
 {
     static const qc_weights_part parts[] = {
         {64, 236, 256, 512}, {128, 64, 0, 1024}, {0, 300, 768, 256}, {192, 108, 512, 512}};
-    const qc_cuda_device d = device(90, 4, 227);
+    qc_cuda_device d = *qc_matmul_device(handle);
     (void)state;
+    d.multiprocessors = 4;
     for (size_t i = 0; i < COUNT(parts); i += qt_every(3)) {
         const km_spec spec = {.kind = i == 2 ? QC_FORM_INT8_BLOCKS : QC_FORM_NF4,
                               .n = 300,
