@@ -125,8 +125,8 @@ QC_API QC_NODISCARD qc_status qc_matmul_prepare(const qc_matmul *h, const qc_wei
  * 256 columns (64 where the codes of scales were not packed). QC_ERR_UNSUPPORTED where the weight
  * cannot be packed.
  *
- * qc_matmul_unpack gives back the file's bytes: codes, 16-byte aligned, and absmax_codes, 4-byte
- * aligned, where those were packed, else NULL. */
+ * qc_matmul_unpack gives back the file's bytes: codes, to a 16-byte aligned address, and
+ * absmax_codes, to any address where those were packed, else NULL. */
 QC_API uint64_t qc_matmul_packed_bytes(const qc_matmul *h, const qc_weights *w);
 QC_API QC_NODISCARD qc_status qc_matmul_pack(const qc_matmul *h, const qc_matmul_weights *w,
                                              void *memory, qc_matmul_weights *out, qc_cuda_stream s,

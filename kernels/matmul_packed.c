@@ -97,9 +97,9 @@ qc_status qc_matmul_unpack(const qc_matmul *h, const qc_matmul_weights *packed, 
     if (!codes || (uintptr_t)codes % 16)
         QC_FAIL(err, QC_ERR_USAGE, "the codes of an unpacked weight are not 16-byte aligned");
     const int scales = qc_packed_has_scales(&packed->w);
-    if (scales != (absmax_codes != NULL) || (uintptr_t)absmax_codes % QC_PACKED_SCALES)
+    if (scales != (absmax_codes != NULL))
         QC_FAIL(err, QC_ERR_USAGE,
-                "qc_matmul_unpack: the codes of the scales %s packed; absmax_codes has to be %s",
-                scales ? "are" : "are not", scales ? "on a 4-byte address" : "NULL");
+                "qc_matmul_unpack: the codes of the scales %s packed, but absmax_codes is %s",
+                scales ? "are" : "are not", scales ? "NULL" : "given");
     return qc_matmul_unpack_launch(&packed->w, packed->w.codes, codes, absmax_codes, s, err);
 }

@@ -55,8 +55,9 @@ template <bool unpack> QC_DEVICE void pack_scales(const pack_args &a, uint64_t i
     uint32_t in = (uint32_t)(i % QC_PACKED_ROWS); /* QC_PACKED_ROW of: */
     uint32_t row = (in & 48u) | (in >> 1 & 7u) | (in & 1u) << 3;
     uint64_t n = band * QC_PACKED_ROWS + row;
-    move<unpack>(reinterpret_cast<uint32_t *>(a.row_scales) + n * fours + four % fours,
-                 reinterpret_cast<uint32_t *>(a.packed_scales) + i, n < a.n);
+    uint8_t *codes = a.row_scales + (n * fours + four % fours) * QC_PACKED_SCALES;
+    for (uint32_t e = 0; e < QC_PACKED_SCALES; e++) /* one by one: they may have any address */
+        move<unpack>(codes + e, a.packed_scales + i * QC_PACKED_SCALES + e, n < a.n);
 }
 
 template <bool nf4, bool unpack>

@@ -52,6 +52,7 @@ TESTS = {
     "kernels/matmul_reference.cu": ["gemv", "mma", "api"],
     "kernels/matmul_dense_rows.cu": ["api"],
     "kernels/matmul_mma884.cu": ["mma"],
+    "kernels/matmul_packed.cu": ["packed"],
     "kernels/matmul_mma16816.cu": ["mma", "experts"],
     "kernels/matmul_stream.cu": ["graph", "stream"],
     "kernels/matmul_tiles.cu": ["tiles", "mma"],
@@ -60,7 +61,7 @@ TESTS = {
     "tests/kernels/kernel_shim_matrix.cpp": ["matrix"],
 }
 QUICKEST = ["matrix", "memory_rate", "feedback_rows", "feedback_open", "llama", "dequantize", "quantize",
-            "feedback_search", "scale_search", "gemv", "graph", "api", "experts", "stream", "tiles",
+            "feedback_search", "scale_search", "gemv", "graph", "packed", "api", "experts", "stream", "tiles",
             "mma", "wgmma", "feedback_outputs", "slice"]
 BARRIER = re.compile(r"\b(?:__syncthreads|__syncwarp|qc_grid_wait|qc_(?:cp_async|wgmma)_wait<[^;<>]*>"
                      r"|qc_(?:cp_async|wgmma)_commit|qc_wgmma_fence|qc_mbarrier_(?:ready|wait|arrive(?:_copied)?))"
