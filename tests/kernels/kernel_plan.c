@@ -1,24 +1,5 @@
 /* Which kernel, tiles and workspace for which shape: a pure function, so devices are made up. */
-#include "tests/fixtures/kernel_matmul.h"
-
-#define MIB (1u << 20)
-
-static qc_cuda_device device(unsigned sm, unsigned multiprocessors, uint64_t l2_mib)
-{
-    qc_cuda_device d;
-    memset(&d, 0, sizeof d);
-    d.sm = d.code = sm;
-    d.multiprocessors = multiprocessors;
-    d.l2_bytes = l2_mib * MIB;
-    d.shared_block_bytes = sm >= 90 && sm < 120   ? 227u << 10
-                           : sm == 80 || sm == 87 ? 163u << 10
-                           : sm == 75             ? 64u << 10
-                           : sm == 70             ? 96u << 10
-                                                  : 99u << 10;
-    d.shared_multiprocessor_bytes = d.shared_block_bytes + 1024;
-    d.warps_multiprocessor = sm == 75 ? 32 : sm == 86 || sm == 89 ? 48 : 64;
-    return d;
-}
+#include "tests/fixtures/kernel_plans.h"
 
 static qc_cuda_device pascal(void)
 {
@@ -44,35 +25,6 @@ static qc_cuda_device rtx4090(void)
 {
     return device(89, 128, 72);
 }
-static qc_cuda_device h200(void)
-{
-    return device(90, 132, 50);
-}
-
-static qc_matmul_shape shape(uint64_t m, uint64_t n, uint64_t k)
-{
-    qc_matmul_shape s;
-    memset(&s, 0, sizeof s);
-    s.kind = QC_FORM_NF4;
-    s.m = m;
-    s.n = n;
-    s.k = k;
-    s.block_elems = 64;
-    s.x_dtype = s.y_dtype = QC_DTYPE_F16;
-    s.ldx = k;
-    s.x_alignment = 16;
-    s.have_gemm = 1;
-    return s;
-}
-
-static qc_matmul_plan plan_of(const qc_cuda_device *d, const qc_matmul_shape *s,
-                              qc_matmul_path path, uint64_t limit)
-{
-    qc_matmul_plan p;
-    KM_OK(qc_matmul_plan_make(d, s, path, limit, &p, &km_error));
-    return p;
-}
-
 static qc_matmul_path chosen(qc_cuda_device d, uint64_t m, uint64_t n, uint64_t k)
 {
     qc_matmul_shape s = shape(m, n, k);
@@ -202,16 +154,6 @@ static void test_capabilities(void **state)
         expect_gemm_from(d, 8192, 8160, rows[i].general, rows[i].below);
         expect_gemm_from(d, 1024, 8160, rows[i].narrow, rows[i].below);
     }
-}
-
-static void expect_usage(const qc_cuda_device *d, const qc_matmul_shape *s, int path,
-                         uint64_t limit, const char *words)
-{
-    qc_matmul_plan p;
-    qc_error err = {0};
-    assert_int_equal(qc_matmul_plan_make(d, s, (qc_matmul_path)path, limit, &p, &err),
-                     QC_ERR_USAGE);
-    QT_CHECK(strstr(err.msg, words), "'%s' does not say '%s'", err.msg, words);
 }
 
 static void test_forced(void **state)

@@ -1,38 +1,7 @@
 /* Tables of choices: lookup, what the plan makes of a choice, what there is to choose from, and
  * that a handle multiplies as its table says. */
 #include "kernels/matmul_tuning.h"
-#include "tests/fixtures/kernel_matmul.h"
-
-#define MIB (1u << 20)
-
-static qc_cuda_device device(unsigned sm, unsigned multiprocessors)
-{
-    qc_cuda_device d;
-    memset(&d, 0, sizeof d);
-    d.sm = sm;
-    d.multiprocessors = multiprocessors;
-    d.l2_bytes = 40 * MIB;
-    d.shared_block_bytes = sm >= 90 ? 227u << 10 : sm == 75 ? 64u << 10 : 96u << 10;
-    d.shared_multiprocessor_bytes = d.shared_block_bytes + 1024;
-    d.warps_multiprocessor = sm == 75 ? 32 : 64;
-    return d;
-}
-
-static qc_matmul_shape shape(uint64_t m, uint64_t n, uint64_t k)
-{
-    qc_matmul_shape s;
-    memset(&s, 0, sizeof s);
-    s.kind = QC_FORM_NF4;
-    s.m = m;
-    s.n = n;
-    s.k = k;
-    s.block_elems = 64;
-    s.x_dtype = s.y_dtype = QC_DTYPE_F16;
-    s.ldx = k;
-    s.x_alignment = 16;
-    s.have_gemm = 1;
-    return s;
-}
+#include "tests/fixtures/kernel_plans.h"
 
 static qc_matmul_tuned row(uint64_t n, uint64_t k, uint64_t least, uint64_t most,
                            qc_matmul_path path, uint32_t variant, uint32_t blocks)
@@ -40,20 +9,13 @@ static qc_matmul_tuned row(uint64_t n, uint64_t k, uint64_t least, uint64_t most
     return (qc_matmul_tuned){90, 132, QC_FORM_NF4, n, k, least, most, {path, variant, blocks}};
 }
 
-static qc_matmul_plan plan_of(const qc_cuda_device *d, const qc_matmul_shape *s,
-                              qc_matmul_path path, uint64_t limit)
-{
-    qc_matmul_plan p;
-    KM_OK(qc_matmul_plan_make(d, s, path, limit, &p, &km_error));
-    return p;
-}
-
 /* ---- lookup ---- */
 
 static void test_lookup(void **state)
 {
     (void)state;
-    const qc_cuda_device h = device(90, 132), other = device(90, 114), a = device(80, 132);
+    const qc_cuda_device h = device(90, 132, 40), other = device(90, 114, 40),
+                         a = device(80, 132, 40);
     const qc_matmul_tuned rows[] = {
         row(64, 128, 1, 1, QC_MATMUL_GEMV, 0, 3),
         row(64, 128, 3, 8, QC_MATMUL_GEMV, 0, 4),
@@ -116,7 +78,7 @@ static void test_check(void **state)
 static void test_plan(void **state)
 {
     (void)state;
-    const qc_cuda_device h = device(90, 132), v = device(70, 80);
+    const qc_cuda_device h = device(90, 132, 40), v = device(70, 80, 40);
     qc_matmul_shape s = shape(4, 1024, 8192);
     const qc_matmul_plan own = plan_of(&h, &s, QC_MATMUL_AUTO, 0);
     assert_int_equal(own.path, QC_MATMUL_MMA_16816);
@@ -177,7 +139,7 @@ static void test_plan(void **state)
     s.m = 5;
     assert_int_equal(plan_of(&h, &s, QC_MATMUL_AUTO, 0).path, QC_MATMUL_MMA_16816);
     /* matmul_wgmma.cu, where it was built and the device has it. */
-    const qc_cuda_device a = device(80, 108);
+    const qc_cuda_device a = device(80, 108, 40);
     s.choice = (qc_matmul_choice){QC_MATMUL_WGMMA, 0, 2};
     p = plan_of(&h, &s, QC_MATMUL_AUTO, 0);
     if (km_wgmma_was_built()) {
@@ -199,7 +161,7 @@ static void test_workspace(void **state)
     (void)state;
     static const qc_matmul_path paths[] = {QC_MATMUL_GEMV, QC_MATMUL_MMA_884, QC_MATMUL_MMA_16816,
                                            QC_MATMUL_DEQUANT_GEMM, QC_MATMUL_WGMMA};
-    const qc_cuda_device h = device(90, 132);
+    const qc_cuda_device h = device(90, 132, 40);
     qt_rng rng = qt_rng_start("workspace");
     for (unsigned turn = 0; turn < 40; turn++) {
         qc_matmul_tuned rows[12];
@@ -261,8 +223,8 @@ static void check_candidates(const qc_cuda_device *d, const qc_matmul_shape *sha
 static void test_candidates(void **state)
 {
     (void)state;
-    const qc_cuda_device devices[] = {device(70, 80), device(75, 40), device(80, 108),
-                                      device(90, 132)};
+    const qc_cuda_device devices[] = {device(70, 80, 40), device(75, 40, 40), device(80, 108, 40),
+                                      device(90, 132, 40)};
     static const uint64_t sizes[][2] = {{28672, 8192}, {8192, 28672}, {1024, 8192}, {33, 130}};
     const qc_matmul_tuned table[] = {row(28672, 8192, 1, 5000, QC_MATMUL_GEMV, 0, 7)};
     for (size_t d = 0; d < 4; d++)
