@@ -114,9 +114,10 @@ QC_NODISCARD qc_status qc_matmul_exponent_launch(const qc_weights *w, int *prepa
 QC_NODISCARD qc_status qc_matmul_repack_launch(const qc_weights *w, uint64_t row_bytes, void *out,
                                                qc_cuda_stream s, qc_error *err);
 
-/* Makes dense rows of a repacked weight, equal to those that qc_cuda_dequantize makes from the
- * file's layout: dst [rows][ld] F16 or BF16, ld a multiple of 32, at least K rounded up to that;
- * zero beyond K. exponent: NULL or as there. */
+/* Makes dense rows of a repacked or packed weight, equal to those that qc_cuda_dequantize makes
+ * from the file's layout: dst [rows][ld] F16 or BF16, ld a multiple of 32, at least K rounded up to
+ * that, and K where the weight is packed; zero beyond K. rows: at least 1. exponent: NULL or as
+ * there. */
 QC_NODISCARD qc_status qc_matmul_dense_rows_launch(const qc_matmul_weights *w, uint64_t first_row,
                                                    uint64_t rows, void *dst, qc_dtype dst_dtype,
                                                    uint64_t ld, const int *exponent,

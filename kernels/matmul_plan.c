@@ -148,9 +148,9 @@ static qc_matmul_path choose(const qc_cuda_device *d, const qc_matmul_shape *s, 
 static int reads_packed(const qc_cuda_device *d, const qc_matmul_shape *s, qc_matmul_path path)
 {
     qc_matmul_plan p = {.aligned = is_aligned(s)};
-    if (path == QC_MATMUL_MMA_16816 && s->m && s->n && s->k)
+    if (path == QC_MATMUL_MMA_16816 && s->m && s->n && s->k) /* else nothing is read */
         return qc_stream_takes(d, s, &p) || qc_tiles_takes(d, s, &p);
-    return path == QC_MATMUL_AUTO || path == QC_MATMUL_WGMMA;
+    return path != QC_MATMUL_GEMV && path != QC_MATMUL_MMA_884;
 }
 
 static qc_status check_path(const qc_cuda_device *d, const qc_matmul_shape *s, qc_matmul_path path,
@@ -377,11 +377,10 @@ static int plan_tuned(const qc_cuda_device *d, const qc_matmul_shape *s, uint64_
     qc_matmul_choice choice = s->choice;
     if (choice.path == QC_MATMUL_AUTO)
         choice = qc_matmul_tuned_find(s->tuned, s->tuned_count, d, s);
-    if (choice.path == QC_MATMUL_AUTO || check_path(d, s, choice.path, NULL) != QC_OK ||
-        (s->packed && choice.variant == QC_MATMUL_GENERAL))
+    if (choice.path == QC_MATMUL_AUTO || check_path(d, s, choice.path, NULL) != QC_OK)
         return 0;
     plan_choice(d, s, &choice, limit_bytes, p);
-    return fits(p, limit_bytes);
+    return fits(p, limit_bytes) && !(s->packed && p->variant == QC_MATMUL_GENERAL);
 }
 
 qc_status qc_matmul_plan_make(const qc_cuda_device *device, const qc_matmul_shape *shape,
@@ -412,8 +411,9 @@ qc_status qc_matmul_plan_make(const qc_cuda_device *device, const qc_matmul_shap
         return too_large(out, limit_bytes, err);
     if (shape->packed && out->variant == QC_MATMUL_GENERAL)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "no kernel reads packed weights of %" PRIu64 " x %" PRIu64 " on this device",
-                shape->n, shape->k);
+                "no kernel for %" PRIu64 " rows of x reads packed weights of %" PRIu64 " x %" PRIu64
+                " on this device",
+                shape->m, shape->n, shape->k);
     return QC_OK;
 }
 

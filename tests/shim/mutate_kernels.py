@@ -50,7 +50,7 @@ TESTS = {
     "kernels/matmul_input.cu": ["gemv", "graph", "mma", "api", "experts"],
     "kernels/matmul_reduce.cu": ["gemv", "graph", "mma", "api"],
     "kernels/matmul_reference.cu": ["gemv", "mma", "api"],
-    "kernels/matmul_dense_rows.cu": ["api"],
+    "kernels/matmul_dense_rows.cu": ["api", "packed"],
     "kernels/matmul_mma884.cu": ["mma"],
     "kernels/matmul_packed.cu": ["packed"],
     "kernels/matmul_mma16816.cu": ["mma", "experts"],
@@ -75,11 +75,16 @@ FRAGMENT = [("lane / 4", "lane % 8"), ("lane % 4", "lane / 8"), ("2 * t + h", "2
             ("p->a, 2 + h", "p->a, 4 + h"), ("p->a, 4 + h", "p->a, 2 + h"),
             ("p->b, 2 + h", "p->b, h"), ("half_of(p->b, k)", "half_of(p->b, 3 - k)"),
             ("8 * i + lane / 4", "8 * i + lane % 4")]
-# What is left out, of which file, and in which unit; shim_slice is about them.
+# What is left out, of which file, and in which unit; shim_slice and shim_packed are about them.
 SLICE = [("kernels/matmul_run.cuh", "if (o.residual)", "if (false)", "kernels/matmul_stream.cu"),
          ("kernels/matmul_run.cuh", "if (o.gate)", "if (false)", "kernels/matmul_reduce.cu"),
          ("kernels/matmul_stream.cu", "(to->w.first / ENTRY_K)", "0", "kernels/matmul_stream.cu"),
-         ("kernels/matmul_share.cuh", "(to->w.first / QC_SHARE_BLOCK)", "0", "kernels/matmul_tiles.cu")]
+         ("kernels/matmul_share.cuh", "(to->w.first / QC_SHARE_BLOCK)", "0", "kernels/matmul_tiles.cu"),
+         ("kernels/matmul_run.cuh", "qc_packed_codes(m)", "s.codes", "kernels/matmul_dense_rows.cu"),
+         ("kernels/matmul_run.cuh", "qc_packed_scales(m)", "m->w.absmax_codes", "kernels/matmul_dense_rows.cu"),
+         ("kernels/matmul_dense_rows.cu", "- first_row) * ld_units", ") * ld_units", "kernels/matmul_dense_rows.cu"),
+         ("kernels/matmul_dense_rows.cu", "if (n < first_row || n >= end)", "if (n >= end)",
+          "kernels/matmul_dense_rows.cu")]
 
 
 class Mutant:
@@ -237,7 +242,7 @@ def judge(build, mutant):
             f.write(mutant.text)
         units = ["tests/kernels/kernel_shim_matrix.cpp"] if mutant.path == WRAPPERS \
             else [mutant.unit] if mutant.unit else includers(mutant.path)
-        about = {u: ["slice"] if mutant.unit else TESTS[u] for u in units}
+        about = {u: ["slice", "packed"] if mutant.unit else TESTS[u] for u in units}
         objects = {}
         topics = []
         for unit in units:
