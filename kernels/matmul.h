@@ -123,7 +123,8 @@ QC_API QC_NODISCARD qc_status qc_matmul_prepare(const qc_matmul *h, const qc_wei
  * w's codes are not needed any more, nor its absmax_codes if out->w.absmax_codes is another. Slices
  * (qc_matmul_slice) of a packed weight begin and end at multiples of 64 rows or at its last, and of
  * 256 columns (64 where the codes of scales were not packed). QC_ERR_UNSUPPORTED where the weight
- * cannot be packed.
+ * cannot be packed. out->w is for products alone: qc_cuda_dequantize_part, qc_matmul_reference and
+ * experts take the file's layout and cannot tell.
  *
  * qc_matmul_unpack gives back the file's bytes: codes, to a 16-byte aligned address, and
  * absmax_codes, to any address where those were packed, else NULL. */
@@ -209,9 +210,9 @@ QC_API QC_NODISCARD qc_status qc_matmul_run(const qc_matmul *h, const qc_matmul_
 
 /* The products of several weights with the same x (q, k and v; gate and up). They take one launch
  * if the weights are alike: of one kind, with blocks of one size, the same code_map, all with plain
- * or all with double-quantized scales, all or none repacked, slices of weights with equally many
- * columns. Otherwise, and on paths that launch
- * more than one kernel anyway, they run one after the other. io[i] goes with w[i]: m, x, dtypes and
+ * or all with double-quantized scales, all or none repacked, all or none packed, slices of weights
+ * with equally many columns. Otherwise, and on paths that launch more than one kernel anyway, they
+ * run one after the other. io[i] goes with w[i]: m, x, dtypes and
  * ldx are the same in all (QC_ERR_USAGE names what differs), while all else is its own.
  * count: 1 to QC_MATMUL_GROUP_MOST. K is the same in all. Sums may have another order than those of
  * single calls, because there is one plan for all. */
