@@ -1,4 +1,5 @@
 /* Which kernel for a packed weight: a pure function, so devices are made up. */
+#include "kernels/matmul_tuning.h"
 #include "tests/fixtures/kernel_plans.h"
 
 /* Whether a plan's kernel reads packed weights. */
@@ -43,6 +44,29 @@ static int expect_packed(const qc_cuda_device *d, const qc_matmul_shape *shape)
     return 1;
 }
 
+/* What there is to measure for a packed weight are kernels that read it. */
+static void test_candidates(void **state)
+{
+    (void)state;
+    static const uint64_t m[] = {1, 8, 9, 100, 2000};
+    for (size_t i = 0; i < 2 * sizeof m / sizeof *m; i++) {
+        qc_cuda_device d = i % 2 ? h200() : device(80, 108, 40);
+        qc_matmul_choice choices[QC_MATMUL_CANDIDATES_MOST];
+        qc_matmul_shape s = shape(m[i / 2], 4096, 4096);
+        s.packed = 1;
+        const uint32_t count = qc_matmul_candidates(&d, &s, 0, choices);
+        for (uint32_t j = 0; j < count; j++) {
+            s.choice = choices[j];
+            const qc_matmul_plan p = plan_of(&d, &s, QC_MATMUL_AUTO, 0);
+            assert_true(reads_packed(&p));
+            if (choices[j].path != QC_MATMUL_AUTO)
+                assert_int_equal(p.path, choices[j].path);
+            if (choices[j].variant != QC_MATMUL_ANY)
+                assert_int_equal(p.variant, choices[j].variant);
+        }
+    }
+}
+
 static void test_packed(void **state)
 {
     (void)state;
@@ -80,6 +104,7 @@ static void test_packed(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_packed)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_packed),
+                                       cmocka_unit_test(test_candidates)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
