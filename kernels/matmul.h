@@ -95,7 +95,7 @@ typedef struct {
                             [2^-8, 2^15): such weights are float16 as dequantizing has them */
     uint64_t row_bytes;   /* of codes, where repacked; 0: as in the file */
     qc_weights_part part; /* what of w is multiplied: all, as qc_matmul_prepare leaves it */
-    int complete;         /* QC_MATMUL_WEIGHTS_COMPLETE, or 0 as qc_matmul_prepare leaves it */
+    int complete;         /* QC_MATMUL_WEIGHTS_COMPLETE, or 0 as preparing and packing leave it */
     int packed;           /* 1: w.codes and perhaps w.absmax_codes are those of qc_matmul_pack */
 } qc_matmul_weights;
 /* The caller sets this after synchronizing with whatever wrote w's arrays and the prepared memory:
