@@ -111,8 +111,9 @@ QC_API QC_NODISCARD qc_status qc_matmul_prepare(const qc_matmul *h, const qc_wei
 
 /* Packing is optional and done once, at load: codes, and codes of double-quantized scales, are put
  * in the order in which the kernels of sm_80 and newer want them, 512 bytes of a warp in a row
- * (docs/matmul.md). Products have the bits of those with the file's layout on the same path; GEMV
- * and the kernels for any shape do not read it. A packed weight takes as many bytes as the file's
+ * (docs/matmul.md). Products have the bits of those with the file's layout on the same path, but
+ * with up to 8 rows of x and fewer than 64 of W, for which MMA_16816 has another kernel. GEMV and
+ * the kernels for any shape do not read it. A packed weight takes as many bytes as the file's
  * arrays, with rows rounded up to 64.
  *
  * qc_matmul_packed_bytes: what `memory` takes; 0 where the weight cannot be packed: below sm_80,
