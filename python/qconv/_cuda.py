@@ -14,7 +14,7 @@ COMPLETE = 1  # QC_MATMUL_WEIGHTS_COMPLETE
 
 class MatmulWeights(c.Structure):
     _fields_ = [("w", _library.Weights), ("exponent", c.c_void_p), ("row_bytes", c.c_uint64),
-                ("part", _library.WeightsPart), ("complete", c.c_int)]
+                ("part", _library.WeightsPart), ("complete", c.c_int), ("packed", c.c_int)]
 
 
 class MatmulIo(c.Structure):

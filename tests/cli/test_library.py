@@ -8,6 +8,7 @@ import ctypes
 import json
 import math
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -16,6 +17,9 @@ from ctypes import (POINTER, Structure, byref, c_char_p, c_float, c_int, c_int32
                     c_void_p)
 
 from qconv_case import QCONV, ROOT, SANITIZED, QconvCase
+
+sys.path.insert(0, os.path.join(ROOT, "python"))
+from qconv import _cuda, _library  # noqa: E402
 
 LIBRARY = os.environ.get("QCONV_LIBRARY", os.path.join(ROOT, "build", "libqconv.so"))
 CUDA = os.environ.get("QCONV_CUDA_LIBRARY", "")
@@ -61,7 +65,8 @@ class GpuIo(Structure):
 
 
 class GpuWeights(Structure):
-    _fields_ = [("w", Weights), ("exponent", c_void_p), ("row_bytes", c_uint64), ("part", Part), ("complete", c_int)]
+    _fields_ = [("w", Weights), ("exponent", c_void_p), ("row_bytes", c_uint64), ("part", Part), ("complete", c_int),
+                ("packed", c_int)]
 
 
 class Tensor(Structure):
@@ -76,6 +81,15 @@ class Slice(Structure):
 STRUCTS = {"qc_error": Error, "qc_form": Form, "qc_weights": Weights, "qc_weights_part": Part,
            "qc_weights_cuts": Cuts, "qc_matmul_cpu_io": CpuIo, "qc_matmul_io": GpuIo,
            "qc_matmul_weights": GpuWeights, "qc_reader_tensor": Tensor, "qc_reader_slice": Slice}
+
+
+def members_of(structs):
+    """Of ctypes' structs what tests/golden/interface.txt says of those of the headers."""
+    for name, s in structs.items():
+        yield "struct %s %d" % (name, ctypes.sizeof(s))
+        for member in (field[0] for field in s._fields_):
+            at = getattr(s, member)
+            yield "struct %s.%s %d %d" % (name, member, at.offset, at.size)
 
 
 class Library:
@@ -179,6 +193,17 @@ class Case(QconvCase):
         out = self.path("out")
         self.ok("--to", "nf4", "--scale", "absmax", MODEL, out)
         return out
+
+
+class TestStructs(unittest.TestCase):
+    def test_members_are_those_of_the_headers(self):
+        """All of them, and each at its place; a size alone does not tell a member that takes the place of
+        padding."""
+        with open(os.path.join(ROOT, "tests", "golden", "interface.txt")) as f:
+            lines = [line.rstrip("\n") for line in f if line.startswith("struct ")]
+        for of, structs in (("this file", STRUCTS), ("_library.py", _library._STRUCTS), ("_cuda.py", _cuda._STRUCTS)):
+            wanted = [line for line in lines if re.split("[ .]", line)[1] in structs]
+            self.assertEqual(sorted(members_of(structs)), sorted(wanted), of)
 
 
 @unittest.skipIf(SANITIZED or not os.path.exists(LIBRARY), "there is no library that Python can load")
