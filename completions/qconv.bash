@@ -313,7 +313,7 @@ _qconv()
         unpack) options='--device --force --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
         mount) options='--foreground -f --allow-other --memory --threads --json --quiet -q --verbose -v --help -h --version' ;;
         validate) options='--device --against --lora --sample --m --activations --seed --tuning --max-error --baseline --save-baseline --tolerance --html --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
-        bench) options='--device --shapes --scheme --m --dtype --seed --path --rounds --seconds --tune --save --tuning --markdown --output --progress --json --quiet -q --verbose -v --help -h --version' ;;
+        bench) options='--device --shapes --scheme --m --dtype --seed --path --rounds --seconds --tune --packed --save --tuning --markdown --output --progress --json --quiet -q --verbose -v --help -h --version' ;;
         eval) options='--lora --device --against --text --tokenizer --image-states --context --max-tokens --max-kl --max-distance --tuning --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
         report) options='--device --against --lora --text --tokenizer --image-states --context --max-tokens --eval --bench --tuning --html --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
         help) options='--json --quiet -q --verbose -v --help -h --version' ;;

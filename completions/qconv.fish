@@ -109,6 +109,7 @@ complete -c qconv -n '__qconv_is bench' -l path -x -a 'gemv mma-884 mma-16816 wg
 complete -c qconv -n '__qconv_is bench' -l rounds -x -d "measure everything at most this many times; the median counts"
 complete -c qconv -n '__qconv_is bench' -l seconds -x -d "about how many seconds all of it may take"
 complete -c qconv -n '__qconv_is bench' -l tune -d "find the best kernel, and how to cut its work, for each shape and M"
+complete -c qconv -n '__qconv_is bench' -l packed -d "time each product also with packed weights, and the packing"
 complete -c qconv -n '__qconv_is bench' -l save -r -F -d "with --tune: write the better choices as a table for --tuning"
 complete -c qconv -n '__qconv_is validate bench eval report' -l tuning -r -F -d "choose GPU kernels by this table of 'qconv bench --tune --save'"
 complete -c qconv -n '__qconv_is validate' -l max-error -x -d "end with exit code 4 if the relative output error of a layer is larger"

@@ -249,6 +249,7 @@ _qconv()
                 '--rounds=[measure everything at most this many times; the median counts]:N:' \
                 '--seconds=[about how many seconds all of it may take]:S:' \
                 '--tune[find the best kernel, and how to cut its work, for each shape and M]' \
+                '--packed[time each product also with packed weights, and the packing]' \
                 '--save=[with --tune\: write the better choices as a table for --tuning]:FILE:_files' \
                 '--tuning=[choose GPU kernels by this table of '\''qconv bench --tune --save'\'']:FILE:_files' \
                 '--markdown[write the result to standard output as Markdown tables]' \

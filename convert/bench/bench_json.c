@@ -83,6 +83,23 @@ static void put_rotation(qc_json_writer *w, const char *key, const qc_bench_rota
     qc_json_write_end_object(w);
 }
 
+/* Writes null if it was not measured. */
+static void put_packed(qc_json_writer *w, const qc_bench_packed *p)
+{
+    qc_json_write_key(w, "packed");
+    if (!p->us.samples) {
+        qc_json_write_null(w);
+        return;
+    }
+    qc_json_write_begin_object(w);
+    qc_json_member_string(w, "path", p->path);
+    qc_json_member_double(w, "error", p->error);
+    put_spread(w, "us", p->us);
+    put_spread(w, "ratio", p->ratio);
+    put_rotation(w, "rotation", &p->turn);
+    qc_json_write_end_object(w);
+}
+
 static void put_row(qc_json_writer *w, const qc_bench_request *q, const qc_bench_result *r,
                     const qc_bench_row *row)
 {
@@ -117,7 +134,29 @@ static void put_row(qc_json_writer *w, const qc_bench_request *q, const qc_bench
     qc_json_member_double(w, "of_roof", qc_bench_of_roof(q, r, row));
     put_rotation(w, "rotation", &row->turn);
     put_rotation(w, "dense_rotation", &row->dense_turn);
+    if (q->packed)
+        put_packed(w, &row->packed);
     qc_json_write_end_object(w);
+}
+
+static void put_packings(qc_json_writer *w, const qc_bench_request *q, const qc_bench_result *r)
+{
+    qc_json_member_begin_array(w, "packing");
+    for (uint32_t i = 0; i < r->packing_count; i++) {
+        const qc_bench_packing *p = &r->packings[i];
+        const qc_bench_shape *s = &q->shapes[p->shape];
+        qc_json_write_begin_object(w);
+        qc_json_member_string(w, "model", s->model);
+        qc_json_member_string(w, "layer", s->layer);
+        qc_json_member_u64(w, "n", s->n);
+        qc_json_member_u64(w, "k", s->k);
+        qc_json_member_string(w, "scheme", qc_bench_scheme_name(p->scheme));
+        qc_json_member_u64(w, "file_bytes", p->file_bytes);
+        qc_json_member_u64(w, "packed_bytes", p->packed_bytes);
+        put_spread(w, "us", p->us);
+        qc_json_write_end_object(w);
+    }
+    qc_json_write_end_array(w);
 }
 
 static void put_layers(qc_json_writer *w, const qc_bench_request *q, const qc_bench_result *r)
@@ -232,6 +271,8 @@ static void put_results(qc_json_writer *w, const qc_bench_request *q, const qc_b
     qc_json_member_begin_array(w, "layers");
     put_layers(w, q, r);
     qc_json_write_end_array(w);
+    if (q->packed)
+        put_packings(w, q, r);
 }
 
 qc_status qc_bench_json(const qc_bench_request *q, const qc_bench_result *r, qc_strbuf *out,

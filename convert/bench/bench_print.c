@@ -34,6 +34,9 @@ qc_status qc_bench_row_line(const qc_bench_request *q, const qc_bench_result *r,
                    digits(us, row->us.median), 100 * qc_bench_of_roof(q, r, row));
     if (row->ratio.samples)
         qc_strbuf_putf(out, ", %.2fx %s", row->ratio.median, qc_bench_dtype_name(q));
+    if (row->packed.us.samples)
+        qc_strbuf_putf(out, "; packed %s: %s us, %.2fx the file's layout", row->packed.path,
+                       digits(us, row->packed.us.median), row->packed.ratio.median);
     return qc_strbuf_status(out, err);
 }
 
@@ -208,6 +211,80 @@ static void text_model(const qc_bench_request *q, const qc_bench_result *r, uint
     qc_table_print(&t, 2, out);
 }
 
+/* ---- packed weights, for a terminal and for Markdown ---- */
+
+static void packed_table(qc_table *t, const qc_bench_request *q, const qc_bench_result *r,
+                         const char *model, qc_arena *arena)
+{
+    char cell[CELL_BYTES];
+    qc_table_begin(t, arena,
+                   "weight|>M|scheme|file's layout|>us|packed|>us|>file / packed|>p10 to p90");
+    for (uint32_t i = 0; i < r->row_count; i++) {
+        const qc_bench_row *row = &r->rows[i];
+        const qc_bench_shape *s = &q->shapes[row->shape];
+        if (strcmp(s->model, model) != 0 || !row->packed.us.samples)
+            continue;
+        qc_table_put(t, s->layer);
+        qc_table_number(t, row->m);
+        qc_table_put(t, qc_bench_scheme_name(row->scheme));
+        qc_table_put(t, row->path);
+        qc_table_put(t, digits(cell, row->us.median));
+        qc_table_put(t, row->packed.path);
+        qc_table_put(t, digits(cell, row->packed.us.median));
+        qc_table_putf(t, "%.2fx", row->packed.ratio.median);
+        qc_table_put(t, range(cell, row->packed.ratio));
+    }
+}
+
+static void packing_table(qc_table *t, const qc_bench_request *q, const qc_bench_result *r,
+                          const char *model, qc_arena *arena)
+{
+    char cell[CELL_BYTES], bytes[QC_SIZE_TEXT_BYTES];
+    qc_table_begin(t, arena, "weight|scheme|>in the file|>packed|>us to pack|>p10 to p90");
+    for (uint32_t i = 0; i < r->packing_count; i++) {
+        const qc_bench_packing *p = &r->packings[i];
+        const qc_bench_shape *s = &q->shapes[p->shape];
+        if (strcmp(s->model, model) != 0)
+            continue;
+        qc_table_put(t, s->layer);
+        qc_table_put(t, qc_bench_scheme_name(p->scheme));
+        qc_table_put(t, qc_text_bytes(bytes, p->file_bytes));
+        qc_table_put(t, qc_text_bytes(bytes, p->packed_bytes));
+        qc_table_put(t, digits(cell, p->us.median));
+        qc_table_put(t, range(cell, p->us));
+    }
+}
+
+static void put_markdown(const qc_table *t, qc_strbuf *out)
+{
+    const unsigned columns = t->column_count;
+    for (unsigned c = 0; c < columns; c++)
+        qc_strbuf_putf(out, "| %s ", t->titles[c]);
+    qc_strbuf_puts(out, "|\n");
+    for (unsigned c = 0; c < columns; c++)
+        qc_strbuf_puts(out, "|--");
+    qc_strbuf_puts(out, "|\n");
+    for (size_t i = 0; i < t->cell_count; i++)
+        qc_strbuf_putf(out, "| %s %s", t->cells[i], (i + 1) % columns ? "" : "|\n");
+}
+
+static void put_packed(const qc_bench_request *q, const qc_bench_result *r, const char *model,
+                       int markdown, qc_arena *arena, qc_strbuf *out)
+{
+    static const char *const names[] = {"packed weights", "packing"};
+    for (unsigned i = 0; i < 2; i++) {
+        qc_table t;
+        (i ? packing_table : packed_table)(&t, q, r, model, arena);
+        if (!t.cell_count)
+            continue;
+        qc_strbuf_putf(out, markdown ? "\n#### %s, %s\n\n" : "\n%s, %s\n", model, names[i]);
+        if (markdown)
+            put_markdown(&t, out);
+        else
+            qc_table_print(&t, 2, out);
+    }
+}
+
 #define SHORT_ROTATIONS                                                                            \
     "In %u the weights together are not more than four times the L2 cache: memory was too small, " \
     "or the weights are; the cache may have helped.\n"
@@ -217,7 +294,9 @@ static uint32_t short_rotations(const qc_bench_result *r)
 {
     uint32_t count = 0;
     for (uint32_t i = 0; i < r->row_count; i++)
-        count += r->rows[i].turn.bytes <= 4 * r->device.l2_bytes;
+        count += r->rows[i].turn.bytes <= 4 * r->device.l2_bytes ||
+                 (r->rows[i].packed.us.samples &&
+                  r->rows[i].packed.turn.bytes <= 4 * r->device.l2_bytes);
     for (uint32_t i = 0; i < r->tuned_count; i++)
         count += r->tuned[i].turn.bytes <= 4 * r->device.l2_bytes;
     return count;
@@ -289,8 +368,10 @@ qc_status qc_bench_text(const qc_bench_request *q, const qc_bench_result *r, qc_
     else
         text_top(r, arena, out);
     for (uint32_t i = 0; i < q->shape_count; i++)
-        if (qc_bench_first_of_model(q, i))
+        if (qc_bench_first_of_model(q, i)) {
             (q->tune ? tune_model : text_model)(q, r, i, arena, out);
+            put_packed(q, r, q->shapes[i].model, 0, arena, out);
+        }
     for (uint32_t i = 0; i < r->tuned_count; i++)
         better += r->tuned[i].better != 0;
     if (q->tune)
@@ -309,19 +390,6 @@ qc_status qc_bench_text(const qc_bench_request *q, const qc_bench_result *r, qc_
 }
 
 /* ---- Markdown ---- */
-
-static void put_markdown(const qc_table *t, qc_strbuf *out)
-{
-    const unsigned columns = t->column_count;
-    for (unsigned c = 0; c < columns; c++)
-        qc_strbuf_putf(out, "| %s ", t->titles[c]);
-    qc_strbuf_puts(out, "|\n");
-    for (unsigned c = 0; c < columns; c++)
-        qc_strbuf_puts(out, "|--");
-    qc_strbuf_puts(out, "|\n");
-    for (size_t i = 0; i < t->cell_count; i++)
-        qc_strbuf_putf(out, "| %s %s", t->cells[i], (i + 1) % columns ? "" : "|\n");
-}
 
 static void markdown_top(const qc_bench_request *q, const qc_bench_result *r, qc_arena *arena,
                          qc_strbuf *out)
@@ -402,8 +470,12 @@ qc_status qc_bench_markdown(const qc_bench_request *q, const qc_bench_result *r,
                             qc_strbuf *out, qc_error *err)
 {
     markdown_top(q, r, arena, out);
-    for (uint32_t s = 0; s < q->shape_count; s++)
-        for (uint32_t i = 0; qc_bench_first_of_model(q, s) && i < q->scheme_count; i++)
+    for (uint32_t s = 0; s < q->shape_count; s++) {
+        if (!qc_bench_first_of_model(q, s))
+            continue;
+        for (uint32_t i = 0; i < q->scheme_count; i++)
             markdown_table(q, r, s, q->schemes[i], out);
+        put_packed(q, r, q->shapes[s].model, 1, arena, out);
+    }
     return markdown_notes(q, r, out, err);
 }

@@ -154,7 +154,8 @@ static qc_status run(const qc_options *o, qc_arena *arena, qc_error *err)
                           .seed = o->products.seed,
                           .rounds = (uint32_t)o->bench.rounds,
                           .seconds = (double)o->bench.seconds,
-                          .tune = o->bench.tune};
+                          .tune = o->bench.tune,
+                          .packed = o->bench.packed};
     QC_TRY(qc_bench_parse_shapes(o->bench.shapes, arena, &q, err));
     for (uint32_t i = 0; q.tune && i < q.shape_count; i++)
         if (q.shapes[i].part_count)

@@ -625,6 +625,11 @@ const qc_option_row qc_option_table[] = {
      .more = "Every choice there is is measured beside the one that qconv makes by itself. Another "
              "one is taken only where it is faster by more than the times spread. "
              "docs/bench.md says how."},
+    {ROW("packed", BENCH, MEASURE), SWITCH(bench.packed), .since = "0.5.0",
+     RULES({.not_with = "--tune"}),
+     .help = "time each product also with packed weights, and the packing",
+     .more = "Packed weights lie in the order in which kernels of sm_80 and newer want them. Both "
+             "layouts take turns, each with the kernel that it would get."},
     {ROW("save", BENCH, MEASURE), PATH(bench.save), .arg = "FILE",
      .since = "0.5.0",
      RULES({.needs = "--tune"}),

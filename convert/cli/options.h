@@ -53,7 +53,7 @@ typedef struct {
     uint64_t seconds;    /* default 150 */
     int markdown;
     const char *output; /* file, or NULL */
-    int tune;
+    int tune, packed;
     const char *save; /* file for the table of --tune, or NULL */
 } qc_bench_options;
 

@@ -61,6 +61,7 @@ typedef struct {
     double seconds;         /* for everything; what does not fit is left out and counted */
     int device;             /* index */
     int tune;               /* find the best choice, instead of how fast the plan's own choice is */
+    int packed;             /* multiply with packed weights, too */
     qc_matmul_table tuning; /* the kernels choose by it; empty with tune */
     const char *tuned_by;   /* the file that it comes from; NULL: none, or it is for another GPU */
 } qc_bench_request;
@@ -85,6 +86,15 @@ typedef struct {
     uint64_t bytes; /* how many bytes of the copies all launches of a graph read together */
 } qc_bench_rotation;
 
+/* The same product with packed weights (qc_matmul_pack). */
+typedef struct {
+    const char *path;
+    double error;
+    qc_bench_spread us;    /* samples is 0 where it was not measured */
+    qc_bench_spread ratio; /* the file's layout / packed, each taken within one round */
+    qc_bench_rotation turn;
+} qc_bench_packed;
+
 /* One scheme at one shape and m. */
 typedef struct {
     uint32_t shape; /* index */
@@ -97,7 +107,17 @@ typedef struct {
     qc_bench_spread dense; /* cuBLAS with 16-bit weights, in the same rounds */
     qc_bench_spread ratio; /* dense / quantized, each taken within one round */
     qc_bench_rotation turn, dense_turn;
+    qc_bench_packed packed; /* with packed */
 } qc_bench_row;
+
+/* What packing a weight of one scheme takes. */
+typedef struct {
+    uint32_t shape; /* index */
+    qc_bench_scheme scheme;
+    uint64_t file_bytes;   /* of the codes, and of the codes of scales that are packed with them */
+    uint64_t packed_bytes; /* of the memory that takes their place */
+    qc_bench_spread us;    /* of one packing, on the device */
+} qc_bench_packing;
 
 /* What a choice came to: the kernel, and how its work is cut. */
 typedef struct {
@@ -168,6 +188,8 @@ typedef struct {
     uint32_t kernel_count;
     qc_bench_row *rows; /* ordered by shape, m, scheme */
     uint32_t row_count;
+    qc_bench_packing *packings; /* with packed: ordered by shape, scheme */
+    uint32_t packing_count;
     /* with --tune, instead of everything else; ordered by shape, m, scheme */
     qc_bench_tuned *tuned;
     uint32_t tuned_count;

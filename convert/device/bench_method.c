@@ -72,7 +72,8 @@ static double round_cost(const qc_bench_request *q, const qc_bench_result *r, ui
         us += graph_us(qc_bench_floor_us(roof, qc_bench_bytes(2 * n * k, m, n, k), flops));
     for (uint32_t i = 0; i < q->scheme_count; i++) {
         uint64_t weight = qc_bench_weight_bytes(q->schemes[i], n, k);
-        us += graph_us(qc_bench_floor_us(roof, qc_bench_bytes(weight, m, n, k), flops));
+        us += (q->packed ? 2 : 1) *
+              graph_us(qc_bench_floor_us(roof, qc_bench_bytes(weight, m, n, k), flops));
     }
     return us;
 }

@@ -15,6 +15,9 @@ static qc_status run(const qc_bench_request *q, const qc_bench_sink *sink, qc_ar
         out->tuned = rows;
     else
         out->rows = rows;
+    if (q->packed)
+        QC_TRY(qc_arena_alloc(arena, &out->packings, (size_t)q->shape_count * q->scheme_count,
+                              sizeof *out->packings, err));
     qc_bench_gpu b = {.q = q, .sink = sink, .r = out, .arena = arena, .started_ns = qc_clock_ns()};
     qc_status st = qc_bench_gpu_open(&b, err);
     if (st == QC_OK && !q->tune) {

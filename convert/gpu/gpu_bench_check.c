@@ -49,7 +49,7 @@ static qc_status read_y(qc_bench_player *p, distances *d, qc_digest *bits, qc_er
         if (st == QC_OK)
             qc_digest_update(hash, y, (size_t)(2 * here * n));
         for (uint64_t r = 0; st == QC_OK && d && r < here; r++) {
-            const double *truth = w->truth[p->contender] + (first + r) % QC_BENCH_TRUTH * n;
+            const double *truth = w->truth[p->truth] + (first + r) % QC_BENCH_TRUTH * n;
             double row = row_distance(y + r * n, truth, n, w->dtype);
             d->sum += row;
             if (!(row <= d->worst))
@@ -69,7 +69,7 @@ static qc_status judge(const qc_bench_player *p, const distances *d, const char 
                        qc_error *err)
 {
     const qc_bench_work *w = p->w;
-    double tolerance = qc_bench_tolerance(w->b->q), norm = w->truth_norm[p->contender];
+    double tolerance = qc_bench_tolerance(w->b->q), norm = w->truth_norm[p->truth];
     *error = norm > 0 ? sqrt(d->sum / (double)w->io.m) / norm : sqrt(d->sum);
     if (!(*error <= tolerance) || !(sqrt(d->worst) <= 2 * tolerance * norm))
         QC_FAIL(err, QC_ERR_CHECK,
@@ -159,10 +159,11 @@ qc_status qc_bench_check_copies(qc_bench_player *p, const qc_bench_contender *c,
 qc_status qc_bench_drop(qc_bench_work *w, uint32_t contender, const char *path, const qc_error *why,
                         qc_error *err)
 {
+    const qc_bench_request *q = w->b->q;
     const qc_bench_failure f = {.shape = w->index,
-                                .scheme = contender ? w->b->q->schemes[contender - 1]
+                                .scheme = contender ? q->schemes[(contender - 1) % q->scheme_count]
                                                     : QC_BENCH_SCHEME_COUNT,
-                                .m = w->b->q->m[w->m_index],
+                                .m = q->m[w->m_index],
                                 .path = path};
     QC_TRY(qc_bench_failed(w->b, f, why, err));
     return qc_matmul_workspace_init(w->workspace, w->workspace_bytes, w->b->stream, err);

@@ -97,6 +97,7 @@ qc_matmul_shape qc_bench_shape_of(const qc_bench_gpu *b, const qc_matmul_weights
                          .ldx = w->part.cols,
                          .x_alignment = alignment_of(2 * w->w.form.cols),
                          .repacked = w->row_bytes != 0,
+                         .packed = w->packed,
                          .have_gemm = !qc_matmul_no_gemm(b->handle)};
     s.tuned = qc_matmul_tuning(b->handle, &s.tuned_count);
     return s;

@@ -101,8 +101,8 @@ qc_bench_spread qc_bench_us_of(qc_bench_contender *c, uint32_t rounds);
 QC_NODISCARD qc_status qc_bench_ratio_of(qc_bench_spread *out, const qc_bench_contender *c,
                                          const qc_bench_contender *of, uint32_t rounds,
                                          qc_error *err);
-/* Does all of it for a contender that is alone and needs no copies of anything: makes it ready,
- * times it, and sets *us. */
+/* Does all of it for a contender that is alone: makes it ready, times it, and sets *us. copies: 0
+ * where it needs no copies of anything. */
 QC_NODISCARD qc_status qc_bench_alone(qc_bench_gpu *b, qc_bench_contender c, qc_bench_spread *us,
                                       qc_error *err);
 void qc_bench_done(qc_bench_contender *c);
@@ -154,6 +154,21 @@ QC_NODISCARD qc_status qc_bench_weights_multiply(qc_bench_gpu *b, qc_bench_weigh
                                                  uint32_t want, qc_error *err);
 void qc_bench_weights_free(qc_bench_weights *w);
 
+/* ---- packed weights: gpu_bench_packed.c ---- */
+
+/* Makes the first packed copy, of of's first. Scales that are not packed stay in of, which has to
+ * outlive it. QC_ERR_UNSUPPORTED where these weights, or on this device, none can be packed. */
+QC_NODISCARD qc_status qc_bench_packed_make(qc_bench_gpu *b, qc_bench_weights *packed,
+                                            const qc_bench_weights *of, qc_error *err);
+/* Packs of's other copies, up to `want` or as many as there is memory for, and waits for them. */
+QC_NODISCARD qc_status qc_bench_packed_multiply(qc_bench_gpu *b, qc_bench_weights *packed,
+                                                const qc_bench_weights *of, uint32_t want,
+                                                qc_error *err);
+/* Sets all but the shape of *out. The copies are packed anew while this is timed. */
+QC_NODISCARD qc_status qc_bench_packed_time(qc_bench_gpu *b, const qc_bench_weights *packed,
+                                            const qc_bench_weights *of, qc_bench_packing *out,
+                                            qc_error *err);
+
 /* ---- what is measured ---- */
 
 QC_NODISCARD qc_status qc_bench_roofs(qc_bench_gpu *b, qc_error *err);   /* gpu_bench_roof.c */
@@ -162,7 +177,8 @@ QC_NODISCARD qc_status qc_bench_matmuls(qc_bench_gpu *b, qc_error *err); /* gpu_
 
 /* ---- one shape on the device with its weights, x, y and the right results ---- */
 
-#define QC_BENCH_MAX_CONTENDERS (1u + QC_BENCH_SCHEME_COUNT)
+#define QC_BENCH_MAX_WEIGHTS    (2u * QC_BENCH_SCHEME_COUNT)
+#define QC_BENCH_MAX_CONTENDERS (1u + QC_BENCH_MAX_WEIGHTS)
 
 typedef struct {
     qc_bench_gpu *b;
@@ -174,9 +190,10 @@ typedef struct {
 
     void **dense; /* [dense_copies] */
     uint32_t dense_copies;
-    qc_bench_weights weights[QC_BENCH_SCHEME_COUNT];
-    double *truth[QC_BENCH_MAX_CONTENDERS];     /* host, [QC_BENCH_TRUTH][n], dense first */
-    double truth_norm[QC_BENCH_MAX_CONTENDERS]; /* of an average row */
+    /* Those of the request's schemes; with its `packed` also the packed ones, in the same order. */
+    qc_bench_weights weights[QC_BENCH_MAX_WEIGHTS];
+    double *truth[1 + QC_BENCH_SCHEME_COUNT];     /* host, [QC_BENCH_TRUTH][n], dense first */
+    double truth_norm[1 + QC_BENCH_SCHEME_COUNT]; /* of an average row */
     /* Why a contender cannot take part at any m of this shape; code QC_OK: it can. */
     qc_error why[QC_BENCH_MAX_CONTENDERS];
     int copies_checked[QC_BENCH_MAX_CONTENDERS]; /* the copies were checked at a smaller m */
@@ -189,7 +206,8 @@ typedef struct {
 /* The context of a contender's launch, spoil and look. */
 typedef struct {
     qc_bench_work *w;
-    uint32_t contender; /* 0: dense; 1 + the scheme's index */
+    uint32_t contender; /* 0: dense; 1 + the index of its weights */
+    uint32_t truth;     /* the index of what is right for it */
     char what[160];     /* "the nf4 matmul" */
     double error;       /* normwise, of the plain launch */
     qc_digest bits;     /* of y after the plain launch */

@@ -1,4 +1,5 @@
-/* The matmuls. For every shape and M, cuBLAS with dense weights and each scheme take turns. */
+/* The matmuls. For every shape and M, cuBLAS with dense weights and each scheme take turns; with
+ * --packed each scheme's packed weights do, too. */
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "convert/gpu/gpu_bench_internal.h"
@@ -11,6 +12,12 @@
 #define MAX_CONTENDERS QC_BENCH_MAX_CONTENDERS
 
 typedef qc_bench_work shape_work;
+
+/* The weights of a shape: of each scheme, and perhaps packed ones. */
+static uint32_t weights_count(const qc_bench_request *q)
+{
+    return q->packed ? 2 * q->scheme_count : q->scheme_count;
+}
 
 /* ---- contenders ---- */
 
@@ -71,10 +78,11 @@ static qc_status make_truth(shape_work *w, uint32_t contender, const qc_weights 
 /* ---- one point: a shape and an M ---- */
 
 /* Returns the bytes of a quantized weight that a launch reads. They are the same if it was
- * repacked. */
+ * repacked or packed. */
 static uint64_t read_of(const shape_work *w, uint32_t scheme)
 {
-    return qc_bench_weight_bytes(w->weights[scheme].scheme, w->shape->n, w->shape->k);
+    return qc_bench_weight_bytes(w->b->q->schemes[scheme % w->b->q->scheme_count], w->shape->n,
+                                 w->shape->k);
 }
 
 static qc_bench_rotation rotation_of(const qc_bench_contender *c, uint64_t bytes_each)
@@ -112,23 +120,43 @@ static int is_right(const qc_bench_contender *c)
     return c->us && c->out.code == QC_OK;
 }
 
+/* Sets what the row says of the packed weights. It has its ratio already. */
+static qc_status add_packed(const qc_bench_player *p, qc_bench_contender *c, uint32_t rounds,
+                            qc_bench_packed *out, qc_error *err)
+{
+    qc_error why = {0};
+    if (qc_bench_kernel_name(p->w, p->contender, &out->path, &why) != QC_OK) {
+        *out = (qc_bench_packed){0};
+        return drop(p, &why, err);
+    }
+    out->error = p->error;
+    out->turn = rotation_of(c, read_of(p->w, p->contender - 1));
+    out->us = qc_bench_us_of(c, rounds);
+    return QC_OK;
+}
+
 /* Adds the contenders that were right to the end to the result. */
 static qc_status put_rows(const qc_bench_player *p, qc_bench_contender *c, uint32_t count,
                           uint32_t rounds, qc_error *err)
 {
     qc_bench_gpu *b = p[0].w->b;
     const qc_bench_shape *shape = p[0].w->shape;
+    const uint32_t schemes = b->q->scheme_count;
     qc_bench_row common = {0};
     qc_bench_spread ratios[MAX_CONTENDERS] = {{0}};
+    /* Ratios come first, because medians put the samples in another order. Those of packed weights
+     * are to the file's layout. */
+    for (uint32_t i = 1; i < count; i++) {
+        const uint32_t of = i > schemes ? i - schemes : 0;
+        if (is_right(&c[i]) && is_right(&c[of]))
+            QC_TRY(qc_bench_ratio_of(&ratios[i], &c[i], &c[of], rounds, err));
+    }
     if (is_right(&c[0])) {
-        /* Ratios come first, because medians put the samples in another order. */
-        for (uint32_t i = 1; i < count; i++)
-            if (is_right(&c[i]))
-                QC_TRY(qc_bench_ratio_of(&ratios[i], &c[i], &c[0], rounds, err));
         common.dense = qc_bench_us_of(&c[0], rounds);
         common.dense_turn = rotation_of(&c[0], 2 * shape->n * shape->k);
     }
-    for (uint32_t i = 1; i < count; i++) {
+    for (uint32_t i = 1; i <= schemes; i++) {
+        const uint32_t packed = i + schemes;
         qc_error why = {0};
         qc_bench_row *row = &b->r->rows[b->r->row_count];
         if (!is_right(&c[i]))
@@ -138,6 +166,10 @@ static qc_status put_rows(const qc_bench_player *p, qc_bench_contender *c, uint3
         if (make_row(&p[i], &c[i], rounds, row, &why) != QC_OK) {
             QC_TRY(drop(&p[i], &why, err));
             continue;
+        }
+        if (packed < count && is_right(&c[packed])) {
+            row->packed.ratio = ratios[packed];
+            QC_TRY(add_packed(&p[packed], &c[packed], rounds, &row->packed, err));
         }
         b->r->row_count++;
         b->sink->row(b->sink->ctx, b->r, row);
@@ -181,17 +213,20 @@ static qc_status try_contender(qc_bench_player *p, qc_bench_contender *c, qc_err
 static qc_status measure_point(shape_work *w, qc_error *err)
 {
     const qc_bench_request *q = w->b->q;
-    uint32_t count = 1 + q->scheme_count;
+    uint32_t count = 1 + weights_count(q);
     qc_bench_contender c[MAX_CONTENDERS] = {{0}};
     qc_bench_player p[MAX_CONTENDERS] = {{0}};
     qc_status st = QC_OK;
     w->io = (qc_matmul_io){
         .m = q->m[w->m_index], .x = w->x, .x_dtype = w->dtype, .y = w->y, .y_dtype = w->dtype};
     for (uint32_t i = 0; i < count; i++) {
-        p[i] = (qc_bench_player){.w = w, .contender = i, .what = "cuBLAS"};
+        const int packed = i > q->scheme_count;
+        p[i] = (qc_bench_player){
+            .w = w, .contender = i, .truth = packed ? i - q->scheme_count : i, .what = "cuBLAS"};
         if (i)
-            (void)snprintf(p[i].what, sizeof p[i].what, "the %s matmul",
-                           qc_bench_scheme_name(q->schemes[i - 1]));
+            (void)snprintf(p[i].what, sizeof p[i].what, "the %s matmul%s",
+                           qc_bench_scheme_name(q->schemes[p[i].truth - 1]),
+                           packed ? " with packed weights" : "");
         c[i] = (qc_bench_contender){.launch = i ? launch_quantized : launch_dense,
                                     .ctx = &p[i],
                                     .copies = i ? w->weights[i - 1].copies : w->dense_copies,
@@ -258,7 +293,7 @@ static qc_status activations(shape_work *w, qc_error *err)
 {
     uint64_t m = w->max_m, n = w->shape->n, k = w->shape->k, limit = w->b->device.memory_bytes / 8;
     w->workspace_bytes = 0;
-    for (uint32_t i = 0; i < w->b->q->scheme_count; i++) {
+    for (uint32_t i = 0; i < weights_count(w->b->q); i++) {
         qc_error why = {0};
         if (w->why[1 + i].code != QC_OK)
             continue;
@@ -324,16 +359,19 @@ static qc_status rotate(shape_work *w, qc_error *err)
 {
     uint64_t free_bytes, total, l2 = w->b->device.l2_bytes, each = 2 * w->shape->n * w->shape->k;
     QC_TRY(qc_cuda_memory(&free_bytes, &total, err));
-    uint64_t share = free_bytes / 10 * 9 / (1 + w->b->q->scheme_count);
+    const uint32_t schemes = w->b->q->scheme_count;
+    uint64_t share = free_bytes / 10 * 9 / (1 + weights_count(w->b->q));
     if (!w->b->r->device.no_gemm && !w->b->q->tune)
         QC_TRY(dense_copies(w, qc_bench_copies(each, each, l2, share + each), err));
-    for (uint32_t i = 0; i < w->b->q->scheme_count; i++) {
+    for (uint32_t i = 0; i < weights_count(w->b->q); i++) {
         qc_bench_weights *q = &w->weights[i];
         uint64_t held = q->bytes_each;
         if (w->why[1 + i].code != QC_OK)
             continue;
-        QC_TRY(qc_bench_weights_multiply(
-            w->b, q, qc_bench_copies(read_of(w, i), held, l2, share + held), err));
+        const uint32_t want = qc_bench_copies(read_of(w, i), held, l2, share + held);
+        QC_TRY(i < schemes
+                   ? qc_bench_weights_multiply(w->b, q, want, err)
+                   : qc_bench_packed_multiply(w->b, q, &w->weights[i - schemes], want, err));
     }
     return QC_OK;
 }
@@ -341,19 +379,51 @@ static qc_status rotate(shape_work *w, qc_error *err)
 /* Makes the weights of a contender and the right result for it. */
 static qc_status prepare_contender(shape_work *w, uint32_t contender, qc_error *err)
 {
+    const uint32_t schemes = w->b->q->scheme_count;
     if (contender == 0)
         return make_truth(w, 0, NULL, w->dense[0], err);
     qc_bench_weights *weights = &w->weights[contender - 1];
+    if (contender > schemes) {
+        *err = w->why[contender - schemes];
+        return err->code ? err->code : qc_bench_packed_make(w->b, weights, weights - schemes, err);
+    }
     const qc_bench_dense dense = {w->dense[0], w->dtype, w->shape->n, w->shape->k};
     QC_TRY(qc_bench_weights_make(w->b, weights, w->b->q->schemes[contender - 1], &dense, err));
     return make_truth(w, contender, &weights->plain, NULL, err);
+}
+
+/* Adds to the result what packing takes. What could not be timed is named as a failure. */
+static qc_status time_packing(shape_work *w, qc_error *err)
+{
+    const qc_bench_request *q = w->b->q;
+    qc_bench_result *r = w->b->r;
+    for (uint32_t i = 0; i < q->scheme_count; i++) {
+        qc_bench_packing *out = &r->packings[r->packing_count];
+        qc_error why = {0};
+        if (w->why[1 + q->scheme_count + i].code != QC_OK)
+            continue;
+        qc_status st =
+            qc_bench_packed_time(w->b, &w->weights[q->scheme_count + i], &w->weights[i], out, &why);
+        out->shape = w->index;
+        if (st == QC_OK) {
+            r->packing_count++;
+            qc_bench_save(w->b);
+            continue;
+        }
+        qc_error_prefix(&why, "packing %s of %s could not be measured", w->shape->layer,
+                        qc_bench_scheme_name(q->schemes[i]));
+        QC_TRY(qc_bench_failed(
+            w->b, (qc_bench_failure){.shape = QC_BENCH_NO_SHAPE, .scheme = QC_BENCH_SCHEME_COUNT},
+            &why, err));
+    }
+    return QC_OK;
 }
 
 static qc_status prepare_shape(shape_work *w, qc_error *err)
 {
     const qc_bench_request *q = w->b->q;
     QC_TRY(dense_copies(w, 1, err));
-    for (uint32_t i = w->b->r->device.no_gemm || q->tune ? 1 : 0; i <= q->scheme_count; i++) {
+    for (uint32_t i = w->b->r->device.no_gemm || q->tune ? 1 : 0; i <= weights_count(q); i++) {
         qc_error *why = &w->why[i];
         qc_status st = prepare_contender(w, i, why);
         if (st == QC_ERR_NOMEM || st == QC_ERR_INTERRUPTED) {
@@ -363,7 +433,8 @@ static qc_status prepare_shape(shape_work *w, qc_error *err)
         }
     }
     QC_TRY(activations_that_fit(w, err));
-    return rotate(w, err);
+    QC_TRY(rotate(w, err));
+    return q->packed ? time_packing(w, err) : QC_OK;
 }
 
 static qc_status measure_shape(shape_work *w, qc_error *err)
@@ -410,9 +481,9 @@ static void free_shape(shape_work *w)
     for (uint32_t i = 0; i < w->dense_copies; i++)
         qc_cuda_free(w->dense[i]);
     qc_free(w->dense);
-    for (uint32_t i = 0; i < w->b->q->scheme_count; i++)
+    for (uint32_t i = 0; i < QC_BENCH_MAX_WEIGHTS; i++)
         qc_bench_weights_free(&w->weights[i]);
-    for (uint32_t i = 0; i < MAX_CONTENDERS; i++)
+    for (uint32_t i = 0; i <= QC_BENCH_SCHEME_COUNT; i++)
         qc_free(w->truth[i]);
 }
 

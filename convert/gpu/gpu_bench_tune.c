@@ -199,7 +199,7 @@ static qc_status tune_scheme(qc_bench_work *w, uint32_t scheme, qc_error *err)
         return QC_OK;
     }
     for (uint32_t i = 0; st == QC_OK && i < count; i++) {
-        ctx[i] = (candidate){.p = {.w = w, .contender = 1 + scheme},
+        ctx[i] = (candidate){.p = {.w = w, .contender = 1 + scheme, .truth = 1 + scheme},
                              .weights = weights,
                              .row = {.kind = s.kind,
                                      .n = s.n,

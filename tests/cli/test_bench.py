@@ -47,6 +47,7 @@ class Alone(QconvCase):
         self.usage("bench", "--device", "cuda:0,1", has="one GPU", command="bench")
         self.fails(5, "bench", "--device", "cpu", has="bench measures the kernels of a GPU; expected cuda:N")
         self.usage("bench", "--seconds", "0", has="--seconds", command="bench")
+        self.usage("bench", "--packed", "--tune", has=["--packed", "--tune"], command="bench")
 
 
 class Shim(QconvCase):
@@ -184,6 +185,30 @@ class Shim(QconvCase):
             self.assertIsNone(row["dense_us"])
             self.assertIsNone(row["dense_rotation"])
             self.check_row(row, r, 1)
+
+    def test_weights_that_cannot_be_packed(self):
+        """The file's layout has its rows, and each point says why there is nothing beside it."""
+        for device, shape, words in (("sm_70", TINY, "packed weights are for kernels of sm_80 and newer, but this "
+                                      "device is sm_70"),
+                                     ("sm_80", "33x65", r"a weight of 33 x 65 in int8, blocks of 0, cannot be packed; "
+                                      "expected NF4 or int8 with columns that 64 divides")):
+            self.device = SMALL.replace("sm_80", device)
+            _, told, r = self.partly(4, "--packed", "--shapes", shape, "--m", "1,2", "--scheme", "int8", env={})
+            self.assertEqual([(x["m"], x["packed"]) for x in r["rows"]], [(1, None), (2, None)])
+            self.assertEqual([(f["m"], f["scheme"]) for f in r["failed"]], [(1, "int8"), (2, "int8")])
+            self.assertRegex(told[0], words)
+            self.assertEqual(r["packing"], [])
+
+    def test_packing_that_fails(self):
+        """Without packed weights each point says why; without a time for packing them nothing else is missing."""
+        args = ["--packed", "--shapes", TINY, "--m", "1", "--scheme", "nf4"]
+        _, told, r = self.partly(4, *args, env={"QC_SHIM_FAIL_LAUNCH": "matmul_pack:1"})
+        self.assertEqual((len(r["rows"]), r["rows"][0]["packed"], r["packing"]), (1, None, []))
+        self.assertIn("cudaErrorLaunchOutOfResources", told[0])
+        behind = r["rows"][0]["rotation"]["copies"] + 1
+        _, told, r = self.partly(4, *args, env={"QC_SHIM_FAIL_LAUNCH": "matmul_pack:%d" % behind})
+        self.assertEqual((len(r["rows"]), r["packing"]), (1, []))
+        self.assertIn("packing %s of nf4 could not be measured: " % TINY, told[0])
 
     def test_volta(self):
         """The tensor cores of sm_70, and no bfloat16 in its cuBLAS."""

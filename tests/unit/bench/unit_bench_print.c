@@ -189,6 +189,55 @@ static void failed(void **state)
     has(f, "\"complete\": true");
 }
 
+/* Packed weights stand beside the file's layout; a row without them is not in the table. */
+static void packed(void **state)
+{
+    fixture *f = *state;
+    qc_bench_request q = request;
+    qc_bench_packing packing = {.file_bytes = 4224, .packed_bytes = 8448, .us = {1.5, 1, 2, 30}};
+    q.packed = 1;
+    f->r.packings = &packing;
+    f->r.packing_count = 1;
+    assert_int_equal(qc_bench_json(&q, &f->r, &f->out, NULL), QC_OK);
+    has(f, "\"packed\": null");
+    lacks(f, "\"packed\": {");
+    f->out.len = 0;
+    f->rows[1].packed = (qc_bench_packed){.path = "mma-16816",
+                                          .error = 0.0002,
+                                          .us = {0.01, 0.009, 0.011, 30},
+                                          .ratio = {1.125, 1.1, 1.25, 15},
+                                          .turn = {5, 20, 4000}};
+    assert_int_equal(qc_bench_row_line(&q, &f->r, &f->rows[1], &f->out, NULL), QC_OK);
+    assert_string_equal(f->out.data,
+                        "Tiny down M=1 nf4 gemv: 0.01 us, 50% of the roof, 2.00x fp16; packed "
+                        "mma-16816: 0.01 us, 1.12x the file's layout");
+    f->out.len = 0;
+    assert_int_equal(qc_bench_text(&q, &f->r, &f->arena, &f->out, NULL), QC_OK);
+    has(f,
+        "\nTiny, packed weights\n"
+        "  weight  M  scheme  file's layout    us  packed       us  file / packed    p10 to p90\n"
+        "  down    1  nf4     gemv           0.01  mma-16816  0.01          1.12x  1.10 to 1.25\n"
+        "\nTiny, packing\n"
+        "  weight  scheme  in the file   packed  us to pack    p10 to p90\n"
+        "  q, o    nf4         4.22 KB  8.45 KB        1.50  1.00 to 2.00\n");
+    has(f, "In 1 the weights together are not more than four times the L2 cache");
+    f->out.len = 0;
+    assert_int_equal(qc_bench_markdown(&q, &f->r, &f->arena, &f->out, NULL), QC_OK);
+    has(f, "\n#### Tiny, packed weights\n\n"
+           "| weight | M | scheme | file's layout | us | packed | us | file / packed | p10 to p90 "
+           "|\n|--|--|--|--|--|--|--|--|--|\n"
+           "| down | 1 | nf4 | gemv | 0.01 | mma-16816 | 0.01 | 1.12x | 1.10 to 1.25 |\n"
+           "\n#### Tiny, packing\n\n");
+    f->out.len = 0;
+    assert_int_equal(qc_bench_json(&q, &f->r, &f->out, NULL), QC_OK);
+    has(f, "\"path\": \"mma-16816\",\n        \"error\": 0.0002,\n        \"us\": {");
+    has(f, "\"file_bytes\": 4224,\n      \"packed_bytes\": 8448,\n      \"us\": {\"median\": 1.5,");
+    f->out.len = 0;
+    assert_int_equal(qc_bench_json(&request, &f->r, &f->out, NULL), QC_OK);
+    lacks(f, "\"packed\"");
+    lacks(f, "packing");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -197,6 +246,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(markdown, setup, teardown),
         cmocka_unit_test_setup_teardown(json, setup, teardown),
         cmocka_unit_test_setup_teardown(failed, setup, teardown),
+        cmocka_unit_test_setup_teardown(packed, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
