@@ -167,7 +167,8 @@ def run_bench(step, seconds, shapes, rows, schemes, *more, output="bench.json"):
     """`qconv bench` rewrites its file after each row, and ends with 4 where a result was wrong."""
     environment = {}
     if step.run.shim:
-        shapes, rows, schemes = ("64+40x256",) if "+" in shapes[0] else ("8x64",), "1", "nf4"
+        shapes, rows, schemes = ("64+40x256" if "+" in shapes[0] else "64x256" if "--packed" in more else "8x64",
+                                 ), "1", "nf4"
         more, environment = more + ("--rounds", "1"), {"QC_SHIM_DEVICES": "sm_80:2:2MiB"}
         seconds = 60
     seconds = max(5, min(seconds, step.left() - 8))
@@ -181,6 +182,12 @@ def headline(step):
     if os.path.exists(step.run.into("bench.json")):
         print(headline_text(step.run.into("bench.json")), flush=True)
     return rc
+
+
+def packed(step):
+    """Packed weights beside the file's layout, where a person would use them; the fewest rows are where
+    the layout's loads count most."""
+    return run_bench(step, 40, LARGE, "1,8,16,32,64,256", "nf4", "--packed", output="packed.json")
 
 
 def headline_text(path):
@@ -593,9 +600,9 @@ BEGIN = (("machine", 4, machine), ("build", 240, build), ("hardware", 4, hardwar
 # 7, ceilings 4 and the sanitizers 38; what the second call has was not measured yet. What a call is
 # for comes before the rest, so that nothing takes its time away.
 CALLS = {
-    "first": BEGIN + (("smoke", 14, smoke), ("bench", 70, headline), ("tests", 18, tests),
-                      ("ceilings", 12, ceilings), ("sanitizers", 52, sanitizers),
-                      ("profiles", 44, profiles)),
+    "first": BEGIN + (("smoke", 12, smoke), ("bench", 70, headline), ("packed", 26, packed),
+                      ("tests", 14, tests), ("ceilings", 12, ceilings), ("sanitizers", 44, sanitizers),
+                      ("profiles", 34, profiles)),
     "second": BEGIN + (("model", 10, model), ("convert", 35, convert), ("load", 10, load),
                        ("eval", 20, evals), ("calibrate", 25, calibrate), ("validate", 15, validate),
                        ("plan", 5, plan), ("groups", 20, groups), ("bitsandbytes", 35, bitsandbytes),
@@ -605,7 +612,8 @@ CALLS = {
 LEFT_OVER = {"first": (), "second": ("sanitizers",)}
 TARGETS = {"first": ["qconv", "gpu_tests", "bench_ceilings"],
            "second": ["qconv", "bench_checkpoint", "bench_gpu_load", "gpu_tests"]}
-FILES = {"first": ("summary.json", "logs.tar.gz", "bench.json", "gpu_tests.xml", "ceilings.json"),
+FILES = {"first": ("summary.json", "logs.tar.gz", "bench.json", "packed.json", "gpu_tests.xml",
+                   "ceilings.json"),
          "second": ("summary.json", "logs.tar.gz", "groups.json", "tuning.json", "bitsandbytes.json",
                     "validate.json", "validate.html")}
 

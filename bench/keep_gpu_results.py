@@ -4,7 +4,7 @@
     bench/keep_gpu_results.py NAME RESULTS... [--note STEP TEXT]
 
 NAME is the GPU's: h200. Each measurement in a folder RESULTS becomes bench/results/gpu-NAME-KIND.json
-(bench, ceilings, groups, bitsandbytes). gpu-NAME-run.json gets the GPU, the driver and, for each step,
+(bench, packed, ceilings, groups, bitsandbytes). gpu-NAME-run.json gets the GPU, the driver and, for each step,
 the commit, what passed and failed and its figures, without the paths in them. A step that no RESULTS
 has stays as it is there. --note says of a step what its figures do not. Then bench/make_performance.py
 writes the page. Standard library only.
@@ -16,7 +16,7 @@ import sys
 
 from result_page import RESULTS
 
-KINDS = ("bench", "ceilings", "groups", "bitsandbytes")
+KINDS = ("bench", "packed", "ceilings", "groups", "bitsandbytes")
 NO_RESULT = ("machine", "build", "hardware")
 SKIPPED = 77
 

@@ -252,7 +252,7 @@ class GpuRun(Case):
                           (s["passed"], s["failed"], s["left_out"]), said)
             self.assertLessEqual(set(os.listdir(results)), set(gpu_steps.FILES[word]))
         self.assertEqual(ended, {
-            "first": {"machine": 0, "build": 77, "hardware": 0, "smoke": 0, "bench": 4, "tests": 3,
+            "first": {"machine": 0, "build": 77, "hardware": 0, "smoke": 0, "bench": 4, "packed": 4, "tests": 3,
                       "ceilings": 0, "sanitizers": 3, "profiles": 0},
             "second": {"machine": 0, "build": 77, "hardware": 0, "model": 0, "convert": 4, "load": 0,
                        "eval": 4, "calibrate": 0, "validate": 0, "plan": 0, "groups": 4,
