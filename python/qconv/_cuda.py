@@ -9,6 +9,7 @@ from typing import NamedTuple, Optional
 from . import _library, errors
 
 HEADER_BYTES = 4096  # QC_MATMUL_HEADER_BYTES
+PREPARED_BYTES = 256  # qc_matmul_prepared_bytes of codes that begin on a 16-byte address and have whole groups of 32
 COMPLETE = 1  # QC_MATMUL_WEIGHTS_COMPLETE
 
 
@@ -50,6 +51,9 @@ _FUNCTIONS = {
     "qc_matmul_check": (c.c_int, [_AT, _AT]),
     "qc_matmul_prepared_bytes": (_SIZE, [_AT]),
     "qc_matmul_prepare": (c.c_int, [_AT, _AT, _AT, _AT, _AT, _AT]),
+    "qc_matmul_packed_bytes": (_SIZE, [_AT, _AT]),
+    "qc_matmul_pack": (c.c_int, [_AT, _AT, _AT, _AT, _AT, _AT]),
+    "qc_matmul_unpack": (c.c_int, [_AT, _AT, _AT, _AT, _AT, _AT]),
     "qc_matmul_workspace_init": (c.c_int, [_AT, _SIZE, _AT, _AT]),
     "qc_matmul_plan_product": (c.c_int, [_AT, _AT, _AT, c.c_uint, c.c_int, _SIZE, _AT, _AT]),
     "qc_matmul_planned_path": (c.c_int, [_AT, c.c_uint]),

@@ -12,10 +12,13 @@ Each device has a handle, made with the first product. What lives how long:
 - A weight that is first multiplied within a capture is made ready within the graph, each time that it runs, and is not
   kept. So multiply once before you capture, as torch's documentation says as well.
 - Plans depend on shapes only and are kept.
+- A packed weight is a tensor of torch's that holds all that its products need: packed codes, perhaps the packed codes
+  of its scales, and what making it ready found. So nothing of it is kept here.
 
 Once a weight is ready, nothing here waits for the device.
 """
 import ctypes as c
+import itertools
 import threading
 import warnings
 import weakref
@@ -28,6 +31,9 @@ SPARES = 1024  # headers that are allocated at once, 4 MB
 LOW = 256  # captures that there is always room for
 PLANS = 1024  # of one shape
 WORKSPACE = 256 << 20  # bytes that a product may take to restore a part of its weight in
+PACKED = "-packed"  # ends the form of a packed weight
+# Rows of x for which a packed weight has to have a kernel: between those where another one is chosen.
+PACKED_ROWS = 1, 2, 4, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 256, 512, 1024, 4096
 
 
 class Runtime:
@@ -50,6 +56,11 @@ class Runtime:
         """Bytes that are the current stream's from now on: a tensor, and an address on 256 bytes within it."""
         tensor = torch.empty(count + 255, dtype=torch.uint8, device=device)
         return tensor, -(-tensor.data_ptr() // 256) * 256
+
+    @staticmethod
+    def reaches(device):
+        """Whether qconv's kernels could work on a device."""
+        return device.type == "cuda"
 
     @staticmethod
     def release():
@@ -164,7 +175,8 @@ class Gpu:
         if known is not None and known.versions == versions:
             return known
         w = described(*tensors, *numbers)
-        make = self.made_experts if isinstance(w, c.Array) else self.made
+        make = (self.made_experts if isinstance(w, c.Array) else
+                self.made_packed if isinstance(w, _cuda.MatmulWeights) else self.made)
         if capture:
             return make(w, numbers, stream, device)
         with self.lock:
@@ -185,7 +197,7 @@ class Gpu:
     def forget(self, key, memory):
         known = self.weights.get(key)
         if known is not None and known.memory == memory and self.weights.pop(key, None) is known:
-            self.retired.append(memory)
+            self.retired += [memory] if memory else []
 
     def made(self, w, numbers, stream, device=None):
         """A weight made ready: kept and complete, or with a device in torch's memory there, in the order of the
@@ -196,6 +208,14 @@ class Gpu:
             made.ready.complete = _cuda.COMPLETE
         form, rows, cols, block = numbers[:4]
         made.plans = self.plans.setdefault((form, rows, cols, block, made.ready.row_bytes), {})
+        return made
+
+    def made_packed(self, w, numbers, stream, device=None):
+        made = Ready(w)
+        if device is None:
+            _check(self.library.qc_cuda_stream_synchronize(stream, _call.error_at))
+            w.complete = _cuda.COMPLETE
+        made.plans = self.plans.setdefault((*numbers[:4], 0), {})
         return made
 
     def made_experts(self, w, numbers, stream, device=None):
@@ -217,6 +237,62 @@ class Gpu:
         except errors.Error:
             self.retired += [made.memory] if made.memory else []
             raise
+
+    # ---- packed weights -----------------------------------------------------------------------
+
+    def pack(self, tensors, numbers, described, described_packed):
+        """(a tensor that holds the packed weight, whether the codes of its scales are in it), for described_packed. Waits
+        for the stream. Raises where the weight cannot be packed, or no kernel of this device reads it."""
+        if runtime.device() != self.index:
+            with runtime.on(self.index):
+                return self.pack(tensors, numbers, described, described_packed)
+        codes, library, stream = tensors[0], self.library, runtime.stream(self.index)
+        self.use(_call)
+        if codes.data_ptr() % 16:
+            codes = codes.clone()
+        w, packed = described(codes, *tensors[1:], *numbers), _cuda.MatmulWeights()
+        prepared = _cuda.MatmulWeights(w=w, part=_library.WeightsPart(0, w.rows, 0, w.form.cols))
+        at, prepared_at, packed_at = map(c.addressof, (w, prepared, packed))
+        count, behind = library.qc_matmul_packed_bytes(self.handle, at), library.qc_matmul_prepared_bytes(at)
+        if not count:  # it says why, and nothing was launched
+            _check(library.qc_matmul_pack(self.handle, prepared_at, None, packed_at, stream, _call.error_at))
+        held, memory = runtime.memory(count + behind, codes.device)
+        _check(library.qc_matmul_prepare(self.handle, at, memory + count, prepared_at, stream, _call.error_at))
+        _check(library.qc_matmul_pack(self.handle, prepared_at, memory, packed_at, stream, _call.error_at))
+        _check(library.qc_cuda_stream_synchronize(stream, _call.error_at))
+        begin = memory - held.data_ptr()
+        scales_too = packed.w.absmax_codes != prepared.w.absmax_codes
+        whole = held[begin:begin + count + behind]
+        scales = whole[:0] if scales_too else tensors[1]
+        self.planned_for(described_packed(whole, scales, *tensors[2:], numbers[0] + PACKED, *numbers[1:]), numbers)
+        return whole, scales_too
+
+    def planned_for(self, w, numbers):
+        """Raises where a packed weight has no kernel for some numbers of rows. Asked once for a shape."""
+        weight, io = Ready(w), _call.io
+        weight.plans = self.plans.setdefault((numbers[0] + PACKED, *numbers[1:4], 0), {})
+        if weight.plans:
+            return
+        io.x = io.y = io.bias = io.gate = io.residual = io.header = None
+        io.act, io.ldx, io.ldy, io.ldg, io.ldr = 0, numbers[2], numbers[1], 0, 0
+        try:
+            for io.m, dtype in itertools.product(PACKED_ROWS, (torch.float16, torch.bfloat16)):
+                io.x_dtype = io.y_dtype = DTYPES[dtype]
+                self.plan(weight, (io.m, io.x_dtype, io.ldx, (2 * io.ldx) & 15, True))
+        except errors.Error:
+            weight.plans.clear()  # of the next weight of this shape it is asked again
+            raise
+
+    def unpack(self, tensors, numbers, described_packed, codes, scales):
+        """Writes the file's codes, and the codes of its scales where scales is not None."""
+        if runtime.device() != self.index:
+            with runtime.on(self.index):
+                return self.unpack(tensors, numbers, described_packed, codes, scales)
+        self.use(_call)
+        w = described_packed(*tensors, *numbers)
+        _check(self.library.qc_matmul_unpack(self.handle, c.addressof(w), codes.data_ptr(),
+                                             None if scales is None else scales.data_ptr(),
+                                             runtime.stream(self.index), _call.error_at))
 
     # ---- products -----------------------------------------------------------------------------
 
