@@ -186,6 +186,32 @@ class Shim(QconvCase):
             self.assertIsNone(row["dense_rotation"])
             self.check_row(row, r, 1)
 
+    def test_packed(self):
+        """Both layouts in the same rounds, weights that share x among them; the page and the method are those of the
+        program."""
+        self.device = "sm_80:1:2MiB"
+        text, r = self.bench("--packed", "--markdown", shapes="64x256,64+64x256", m="8", rounds="2")
+        self.assertEqual(performance.kernel_section(r), text)
+        self.assertIn("#### given, packed weights\n\n| weight | M | scheme |", text)
+        self.assertEqual([(row["layer"], row["scheme"]) for row in r["rows"]],
+                         [(layer, s) for layer in ("64x256", "64+64x256") for s in ("nf4", "int8")])
+        for row in r["rows"]:
+            packed = row["packed"]
+            self.assertEqual((packed["path"], packed["us"]["samples"], packed["ratio"]["samples"]), ("mma-16816", 4, 2))
+            self.assertTrue(0 < packed["error"] <= 1e-3, packed)
+            self.assertAlmostEqual(packed["rotation"]["bytes"] / packed["rotation"]["copies"],
+                                   row["rotation"]["bytes"] / row["rotation"]["copies"])
+        self.assertEqual([(x["layer"], x["scheme"], x["file_bytes"], x["packed_bytes"]) for x in r["packing"]],
+                         [(layer, s, b * n, b * n) for n, layer in ((64, "64x256"), (128, "64+64x256"))
+                          for s, b in (("nf4", 128 + 4), ("int8", 256))])
+        described = set(re.findall(r"`([^`]+)`", page("bench.md")))
+        self.assertEqual(sorted(members(r, set()) - described), [])
+        lines = performance.kernel_measurements([dict(r, commit="0123456789")], {}, {})
+        self.assertIn("### Packed weights on CPU shim sm_80", lines)
+        self.assertIn("`qconv bench --packed`, commit 0123456.", lines)
+        self.assertEqual([line for line in lines if line.startswith("#### ")],
+                         ["#### given, packed weights", "#### given, packing"])
+
     def test_weights_that_cannot_be_packed(self):
         """The file's layout has its rows, and each point says why there is nothing beside it."""
         for device, shape, words in (("sm_70", TINY, "packed weights are for kernels of sm_80 and newer, but this "

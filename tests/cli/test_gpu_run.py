@@ -738,7 +738,7 @@ class OnTheShim(Case):
                "QCONV_LIBCUBLAS": os.environ["FAKE_CUBLAS"],
                "QCONV_LIBCUSOLVER": os.environ["FAKE_CUSOLVER"], "QC_SHIM_DEVICES": "sm_90:2:256MiB"}
         steps = {} if whole else {
-            "first": "machine,build,hardware,smoke,bench,tests,ceilings", "second": "model,convert,load"}
+            "first": "machine,build,hardware,smoke,bench,packed,tests,ceilings", "second": "model,convert,load"}
         for word in WORDS:
             self.results = self.path(word)
             code, said = self.gpu_run(word, self.results, QC_RUN_STEPS=steps.get(word, ""), **env)
@@ -756,6 +756,7 @@ class OnTheShim(Case):
                 self.assertEqual(rc.pop("smoke"), 0, "gpu_graph was not built, or a kernel is wrong")
                 self.assertEqual(rc.pop("build"), 77)
                 self.assertTrue(self.result("bench.json")["rows"])
+                self.assertTrue(self.result("packed.json")["rows"][0]["packed"])
                 self.assertTrue(self.result("ceilings.json")["bulk"])
             self.assertEqual(set(rc.values()), {0}, said)
 
