@@ -300,12 +300,11 @@ def swap(model, backend, dtype, said):
 
 
 def packed_in(model):
-    """The model with packed weights where they can be. The others are warned of."""
+    """Packs the weights of a model that can be packed. The others are warned of."""
     if left := pack(model):
         name, why = next(iter(left.items()))
         more = f", and so are {len(left) - 1} more" if len(left) > 1 else ""
         warnings.warn(f"'{name}' is not packed{more}: {why}", errors.QconvWarning, stacklevel=3)
-    return model
 
 
 def remember(model, said, backend):

@@ -53,4 +53,6 @@ def load(out: Union[str, os.PathLike[str]], device_map: Optional[Union[str, int,
         raise errors.UsageError(f"packed weights take backend=\"qconv\", not {backend!r}")
     from ._loading import loaded, packed_in
     model: PreTrainedModel = loaded(out, device_map, dtype, backend, threads, skip_digests, kwargs)
-    return packed_in(model) if packed else model
+    if packed:
+        packed_in(model)
+    return model

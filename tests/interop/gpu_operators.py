@@ -259,7 +259,8 @@ def packed():
             error, want = apart(y, x, matrix), product(w, x)
             assert error < ERROR[dtype], (numbers, dtype, m, error)
             worst, name = max(worst, error), path(numbers, m, dtype)
-            if name == path(w.numbers, m, dtype):
+            # cuBLAS does not promise the same bits, so there it is enough that both are right.
+            if name == path(w.numbers, m, dtype) and (arguments.shim or name != "dequant-gemm"):
                 assert torch.equal(y, want), (numbers, dtype, m, name)
                 alike[name] = alike.get(name, 0) + 1
     assert alike or not arguments.shim, left
