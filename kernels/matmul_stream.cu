@@ -41,7 +41,13 @@
  *
  * The kernel takes K % 64 == 0, aligned codes, blocks of 64 or more and at least n_tile rows in
  * each weight. The last tile of a weight reaches back into rows of the tile before it, and does not
- * write them. Cost and bound: docs/kernels.md. */
+ * write them.
+ *
+ * A packed weight (matmul_packed.h) may have any number of rows, as the last tile has its whole
+ * band. An entry is 2,048 bytes in a row there: four loads of 16 bytes a lane, at constant
+ * distances from one address. A warp's entries in a tile lie behind each other. Where the codes of
+ * scales are packed as well, a lane has those of its two rows and of four entries in one load of 8
+ * bytes. Sums are those of the file's layout bit for bit. Cost and bound: docs/kernels.md. */
 #include "base/checked.h"
 #include "kernels/matmul_stream.cuh"
 
@@ -126,12 +132,13 @@ QC_DEVICE uint32_t finish(shared_of<of> &sh, const args &a, uint32_t tile, uint3
         whole = meet<of>(&total, &sh.last, a, tile, thread);
     unsigned i = thread / 32, m = lane % 4 * 2 + i % 2;
     uint32_t row = s.row + i / 4 * 16 + i / 2 % 2 * 8 + lane / 4;
-    if (whole && thread < sums && m < a.m && row >= s.own) {
+    if (whole && thread < sums && m < a.m &&
+        (shape<of>::packed ? row < a.parts[s.which].w.rows : row >= s.own)) {
         float v = total;
-        if (of == NF4) {
+        if (shape<of>::nf4) {
             v = __fmul_rn(v, qc_codes_factor(a.parts[s.which].w));
         } else {
-            if (of == INT8_ROWS)
+            if (shape<of>::by_row)
                 v = __fmul_rn(v,
                               __fmul_rn(__fmul_rn(a.parts[s.which].w.absmax[row], sh.how.power.a),
                                         sh.how.power.b));
@@ -315,11 +322,21 @@ qc_status start_dtype(const args &a, const qc_matmul_plan *p, qc_cuda_stream s, 
 }
 
 template <kind of, bool fixed>
-qc_status start(const args &a, qc_dtype x_dtype, const qc_matmul_plan *p, qc_cuda_stream s,
-                qc_error *err)
+qc_status start_layout(const args &a, const qc_matmul_call *c, qc_cuda_stream s, qc_error *err)
 {
-    return x_dtype == QC_DTYPE_BF16 ? start_dtype<of, fixed, true>(a, p, s, err)
-                                    : start_dtype<of, fixed, false>(a, p, s, err);
+    return c->x_dtype == QC_DTYPE_BF16 ? start_dtype<of, fixed, true>(a, &c->plan, s, err)
+                                       : start_dtype<of, fixed, false>(a, &c->plan, s, err);
+}
+
+template <kind of, bool fixed>
+qc_status start(const args &a, const qc_matmul_call *c, qc_cuda_stream s, qc_error *err)
+{
+    if (!c->weights.packed)
+        return start_layout<of, fixed>(a, c, s, err);
+    if constexpr (!shape<of>::by_row)
+        if (qc_packed_has_scales(&c->weights.w))
+            return start_layout<kind(of | PACKED_SCALES), fixed>(a, c, s, err);
+    return start_layout<kind(of | PACKED), fixed>(a, c, s, err);
 }
 
 /* The shared memory of a block for NF4: SHARED_FIXED where the device allows that much, else
@@ -352,18 +369,18 @@ uint32_t grain_of(uint64_t k_blocks)
 extern "C" int qc_stream_takes(const qc_cuda_device *d, const qc_matmul_shape *s,
                                const qc_matmul_plan *p)
 {
-    uint32_t n_tile = tile_of(s->kind);
-    if (s->packed || d->sm < 80 || s->m > M_TILE || !p->aligned || !qc_matmul_by_64(s) ||
-        s->k >= 1u << 28 || d->shared_block_bytes < shared_bytes_of(s->kind, d))
+    uint32_t n_tile = tile_of(s->kind), least = s->packed ? 1 : n_tile; /* rows of a weight */
+    if (d->sm < 80 || s->m > M_TILE || !p->aligned || !qc_matmul_by_64(s) || s->k >= 1u << 28 ||
+        d->shared_block_bytes < shared_bytes_of(s->kind, d))
         return 0;
     if (s->kind != QC_FORM_INT8_ROWS && s->block_elems < ENTRY_K)
         return 0;
     if (qc_sat_mul(qc_matmul_tiles(s, n_tile) * n_tile, s->k / ENTRY_K) > UINT32_MAX)
         return 0;
     for (uint32_t i = 0; i < s->parts; i++)
-        if (s->part_n[i] < n_tile)
+        if (s->part_n[i] < least)
             return 0;
-    return s->n >= n_tile;
+    return s->n >= least;
 }
 
 /* Decides whether a block of threads has whole tiles or a range that may end anywhere. It takes
@@ -415,6 +432,10 @@ extern "C" qc_status qc_stream_launch(const qc_matmul_call *c, uint32_t count, q
         const qc_weights *w = &c[i].weights.w;
         part *to = &a.parts[i];
         to->w = qc_run_source_there(&c[i].weights);
+        if (c->weights.packed && w->absmax) { /* load_packed_scales looks there */
+            to->w.nested_absmax = w->absmax;
+            to->w.nested_shift = 0;
+        }
         to->block_first = (uint32_t)(to->w.first / ENTRY_K);
         to->first_tile = a.tiles;
         to->out = c[i].out;
@@ -433,9 +454,9 @@ extern "C" qc_status qc_stream_launch(const qc_matmul_call *c, uint32_t count, q
     a.partials = c->partials;
     a.fault = c->fault;
     if (k == QC_FORM_INT8_ROWS)
-        return start<INT8_ROWS, false>(a, c->x_dtype, p, s, err);
+        return start<INT8_ROWS, false>(a, c, s, err);
     if (k == QC_FORM_INT8_BLOCKS)
-        return start<INT8_BLOCKS, false>(a, c->x_dtype, p, s, err);
-    return p->shared_bytes == SHARED_FIXED ? start<NF4, true>(a, c->x_dtype, p, s, err)
-                                           : start<NF4, false>(a, c->x_dtype, p, s, err);
+        return start<INT8_BLOCKS, false>(a, c, s, err);
+    return p->shared_bytes == SHARED_FIXED ? start<NF4, true>(a, c, s, err)
+                                           : start<NF4, false>(a, c, s, err);
 }

@@ -14,13 +14,30 @@
 namespace
 {
 
-enum kind { NF4, INT8_ROWS, INT8_BLOCKS };
+/* What weights are, and how they lie: as in the file, packed (matmul_packed.h), or packed with the
+ * codes of their scales. nvcc 13 wants a name for every value that a kernel is made for. */
+constexpr unsigned PACKED = 4, PACKED_SCALES = PACKED | 8;
+enum kind : unsigned {
+    NF4,
+    INT8_ROWS,
+    INT8_BLOCKS,
+    NF4_PACKED = PACKED,
+    INT8_ROWS_PACKED,
+    INT8_BLOCKS_PACKED,
+    NF4_PACKED_SCALES = PACKED_SCALES,
+    INT8_BLOCKS_PACKED_SCALES = PACKED_SCALES | INT8_BLOCKS
+};
 
 template <kind of> struct shape {
-    static constexpr bool nf4 = of == NF4;
+    static constexpr bool nf4 = of % PACKED == NF4;
+    static constexpr bool by_row = of % PACKED == INT8_ROWS;
+    static constexpr bool packed = of & PACKED;
+    static constexpr bool packed_scales = (of & PACKED_SCALES) == PACKED_SCALES;
     static constexpr int a_tiles = nf4 ? 4 : 2;
     static constexpr int words = nf4 ? 2 : 4; /* a lane's words of a row's codes */
     static constexpr unsigned lane_bytes = words * 4u;
+    static constexpr unsigned step = packed ? QC_PACKED_BLOCK_BYTES(nf4 ? 4u : 8u)
+                                            : 4u * lane_bytes; /* from an entry to the next */
     static constexpr unsigned n_tile = 16u * a_tiles;
     static constexpr unsigned sums = n_tile * M_TILE; /* of a tile */
 };
@@ -127,7 +144,8 @@ QC_DEVICE segment segment_at(const args &a, uint32_t tile, uint32_t begin, uint3
             s.which = i;
     uint32_t rows = (uint32_t)a.parts[s.which].w.rows;
     s.own = (tile - a.parts[s.which].first_tile) * shape<of>::n_tile;
-    s.row = rows - s.own < shape<of>::n_tile ? rows - shape<of>::n_tile : s.own;
+    s.row =
+        !shape<of>::packed && rows - s.own < shape<of>::n_tile ? rows - shape<of>::n_tile : s.own;
     return s;
 }
 
@@ -138,8 +156,23 @@ template <kind of> struct entry {
     uint32_t x[8];
     float scale[2];   /* absmax, or the nested one, of rows 16 r' + g' and 8 more */
     uint32_t code[2]; /* if nested: the 8-bit code at bit `at`, 0 to 24 */
-    uint32_t at;
+    uint32_t at;      /* PACKED_SCALES: what __byte_perm takes to bring out that code */
 };
+
+/* Loads four times 512 bytes of a warp: 16 rows each of NF4, 8 of int8. */
+template <kind of> QC_DEVICE void load_packed(entry<of> &e, const unsigned char *at)
+{
+    constexpr int words = shape<of>::words;
+#pragma unroll
+    for (int i = 0; i < 16; i += 4) { /* words of e.q */
+        uint4 v = qc_ld_stream_16(at + i * 128);
+        uint32_t *low = e.q[i / words], *high = e.q[(i + 2) / words] + (i + 2) % words;
+        low[0] = v.x;
+        low[1] = v.y;
+        high[0] = v.z;
+        high[1] = v.w;
+    }
+}
 
 template <kind of> QC_DEVICE void load_codes(entry<of> &e, const unsigned char *row, const args &a)
 {
@@ -179,9 +212,12 @@ template <kind of> QC_DEVICE void load_x(entry<of> &e, const uint16_t *p, bool t
 /* Says what a warp loads next, which is two entries ahead of what it computes. The pointers are the
  * lane's. */
 struct cursor {
-    const unsigned char *codes; /* row g of the tile, at the entry */
+    const unsigned char *codes; /* row g of the tile; packed: its first unit; at the entry */
     const uint16_t *x;          /* row g of x, at the entry */
     uint32_t block;             /* row 16 r' + g', in blocks of 64 k from the weight's first */
+    uint32_t block8;            /* packed: the same of row 16 r' + g' + 8 */
+    const uint8_t *scale_codes; /* packed: both rows', of the four blocks that come next; `block` is
+                                   the first of these, and 1 more in place of `fresh` */
     uint32_t at, end;           /* blocks of 64 k in the row; none are left when at == end */
     uint32_t which;
     bool fresh; /* this segment's scales were not loaded yet */
@@ -189,14 +225,47 @@ struct cursor {
     uint32_t code[2]; /* of the last group of four */
 };
 
+/* Loads the scales of a packed weight: of four blocks, where the entry is the first of them or of
+ * its segment; or of one, where the codes of scales lie as in the file. Plain ones are found where
+ * nested ones are. */
+template <kind of> QC_DEVICE void load_packed_scales(cursor &c, const args &a)
+{
+    constexpr uint32_t blocks = shape<of>::packed_scales ? QC_PACKED_SCALES : 1;
+    const bool fresh = c.block % blocks != 0;
+    if (!fresh && c.at % blocks != 0)
+        return;
+    const qc_run_source &w = a.parts[c.which].w;
+    uint32_t at[2] = {c.block, c.block8};
+    if constexpr (shape<of>::packed_scales) {
+        uint2 v = *reinterpret_cast<const uint2 *>(c.scale_codes);
+        c.code[0] = v.x;
+        c.code[1] = v.y;
+        c.scale_codes += QC_PACKED_SCALE_BYTES;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        if (!shape<of>::packed_scales)
+            at[i] >>= w.block_shift - 6;
+        c.scale[i] = w.nested_absmax[at[i] >> w.nested_shift];
+        if (!shape<of>::packed_scales && !w.absmax)
+            c.code[i] = w.absmax_codes[at[i]];
+    }
+    c.block = (c.block | (blocks - 1)) + 1; /* not fresh any more */
+    c.block8 += blocks;
+}
+
 /* Loads the scales of an entry. The bytes of four blocks are one load, made at the first of the
  * four. */
 template <kind of> QC_DEVICE void load_scales(entry<of> &e, cursor &c, const args &a)
 {
-    if (of == INT8_ROWS)
+    if (shape<of>::by_row)
         return;
-    e.at = a.scales_by_four ? (c.at & 3u) * 8 : 0;
-    if (c.fresh || e.at == 0) {
+    e.at = !shape<of>::packed && a.scales_by_four ? (c.at & 3u) * 8 : 0;
+    if (shape<of>::packed_scales)
+        e.at = 0x4440u | (c.at & 3u);
+    if constexpr (shape<of>::packed) {
+        load_packed_scales<of>(c, a);
+    } else if (c.fresh || e.at == 0) {
 #pragma unroll
         for (unsigned i = 0; i < 2; i++) {
             uint32_t at = (c.block + i * 8 * a.row_blocks) >> (a.parts[c.which].w.block_shift - 6);
@@ -221,6 +290,27 @@ template <kind of> QC_DEVICE void load_scales(entry<of> &e, cursor &c, const arg
     }
 }
 
+/* Finds where a segment of a packed weight lies. Rows that do not exist take the last one's scales:
+ * they are not stored. */
+template <kind of>
+QC_DEVICE void seek_packed(cursor &c, const segment &s, const args &a, unsigned lane)
+{
+    const part &from = a.parts[s.which];
+    const uint32_t in_band = s.row % QC_PACKED_ROWS, band = s.row - in_band;
+    const uint32_t last = (uint32_t)from.w.rows - 1;
+    const uint32_t row = s.row + lane / 8 % shape<of>::a_tiles * 16 + lane % 8;
+    const uint32_t first = shape<of>::packed_scales ? s.first & ~3u : s.first;
+    c.codes = from.w.codes + (uint64_t)(band / 8) * a.row_bytes8 +
+              (uint64_t)s.first * shape<of>::step + in_band * (shape<of>::step / QC_PACKED_ROWS) +
+              lane * 16;
+    c.block = min(row, last) * a.row_blocks + from.block_first + first + shape<of>::packed_scales;
+    c.block8 = min(row + 8, last) * a.row_blocks + from.block_first + first;
+    if (shape<of>::packed_scales)
+        c.scale_codes = from.w.absmax_codes + (uint64_t)band * a.row_blocks + first * 64ull +
+                        in_band * QC_PACKED_SCALES +
+                        lane % (8 * shape<of>::a_tiles) * (2 * QC_PACKED_SCALES);
+}
+
 /* Moves to the warp's first entry at or after p.next. */
 template <kind of>
 QC_DEVICE void seek(cursor &c, position &p, const args &a, uint32_t range_end, unsigned warp,
@@ -242,11 +332,15 @@ QC_DEVICE void seek(cursor &c, position &p, const args &a, uint32_t range_end, u
     }
     __syncwarp();
     unsigned g = lane / 4, t = lane % 4;
-    c.codes = a.parts[s.which].w.codes + (uint64_t)(s.row + g) * (a.row_bytes8 / 8) +
-              (s.first * 4 + t) * shape<of>::lane_bytes;
+    if constexpr (!shape<of>::packed)
+        c.codes = a.parts[s.which].w.codes + (uint64_t)(s.row + g) * (a.row_bytes8 / 8) +
+                  (s.first * 4 + t) * shape<of>::lane_bytes;
     c.x = a.x + g * a.ldx + s.first * ENTRY_K + t * 16;
-    c.block = (s.row + lane / 8 % shape<of>::a_tiles * 16 + lane % 8) * a.row_blocks +
-              a.parts[s.which].block_first + s.first;
+    if constexpr (shape<of>::packed)
+        seek_packed<of>(c, s, a, lane);
+    else
+        c.block = (s.row + lane / 8 % shape<of>::a_tiles * 16 + lane % 8) * a.row_blocks +
+                  a.parts[s.which].block_first + s.first;
     c.at = s.first;
     c.end = s.first + s.count;
     c.which = s.which;
@@ -261,21 +355,33 @@ QC_DEVICE void load(entry<of> &e, cursor &c, position &p, const args &a, uint32_
 {
     if (c.at == c.end)
         return;
-    load_codes<of>(e, c.codes, a);
+    if constexpr (shape<of>::packed)
+        load_packed<of>(e, c.codes);
+    else
+        load_codes<of>(e, c.codes, a);
     if (with_x)
         load_x<of>(e, c.x, lane / 4 < a.m);
     load_scales<of>(e, c, a);
-    c.codes += 4 * shape<of>::lane_bytes;
+    c.codes += shape<of>::step;
     c.x += ENTRY_K;
-    c.block++;
+    if (!shape<of>::packed)
+        c.block++;
     if (++c.at == c.end)
         seek<of>(c, p, a, range_end, warp, lane);
 }
 
 /* Asks L2 for the codes that the loads of the first two entries do not bring along: the next 128
- * bytes of each row. (Those loads bring 128 bytes of each row where these are aligned.) */
+ * bytes of each row. (Those loads bring 128 bytes of each row where these are aligned.) Of a packed
+ * weight these are the warp's entries up to the same one, 16 lines of 128 bytes each. */
 template <kind of> QC_DEVICE void prefetch(const cursor &c, const args &a, unsigned lane)
 {
+    if constexpr (shape<of>::packed) {
+#pragma unroll
+        for (unsigned i = lane / 16; i < (shape<of>::nf4 ? 6u : 2u); i += 2)
+            if (c.end - c.at > i)
+                qc_prefetch_l2(c.codes - lane * 16 + i * shape<of>::step + lane % 16 * 128);
+        return;
+    }
     constexpr unsigned skipped = shape<of>::nf4 ? 2 : 0;
     if (c.end - c.at <= skipped)
         return;
@@ -345,14 +451,17 @@ template <kind of, bool fixed, bool bf16>
 QC_DEVICE void multiply(float (&sum)[shape<of>::a_tiles][4], entry<of> &e, const shared_of<of> &sh,
                         const lookup &l, bool nested)
 {
-    constexpr bool by_row = of == INT8_ROWS;
+    constexpr bool by_row = shape<of>::by_row;
     float by[2] = {1.0f, 1.0f}, back[2] = {1.0f, 1.0f};
     if (!by_row) {
         decoding how = sh.how;
 #pragma unroll
         for (int i = 0; i < 2; i++) { /* the same as qc_run_scale */
             float a = e.scale[i];
-            if (nested)
+            if (shape<of>::packed_scales)
+                a = __fadd_rn(__fmul_rn(sh.small.map[__byte_perm(e.code[i], 0, e.at)], a),
+                              how.offset);
+            else if (nested)
                 a = __fadd_rn(__fmul_rn(sh.small.map[e.code[i] >> e.at & 0xffu], a), how.offset);
             by[i] = __fmul_rn(__fmul_rn(a, how.power.a), how.power.b);
         }

@@ -49,6 +49,8 @@ COUNTED = {
     "HGMMA": r"HGMMA\b",
     "LDG.64": r"LDG\.E\b[\w.]*\.64\b",
     "LDG.128": r"LDG\.E\b[\w.]*\.128\b",
+    "LDG.NA.64": r"LDG\.E\.NA\b[\w.]*\.64\b",  # not kept in L1: weights, but not x
+    "LDG.NA.128": r"LDG\.E\.NA\b[\w.]*\.128\b",
     "STG.128": r"STG\.E\b[\w.]*\.128\b",
     "STG.64": r"STG\.E\b[\w.]*\.64\b",
     "LDGSTS": r"LDGSTS\b",
@@ -88,7 +90,9 @@ EXPECTED = [
     ("matmul_mma16816.cu", r"matmul_mma16816\b", 80, 999, ["HMMA.16816", "LDG.128", "LDGSTS"]),
     ("matmul_gemv.cu", r"matmul_gemv_experts<\w+, true,", 70, 999, ["LDG.128"]),
     ("matmul_experts.cu", r"matmul_mma884_any\b", 70, 75, ["HMMA.884", "LDG.128"]),
-    ("matmul_stream.cu", r"matmul_stream\b", 80, 999, ["HMMA.16816"]),
+    # Kind 0 is NF4 in the file's layout. Codes of int8 and all packed ones are loaded by 16 bytes.
+    ("matmul_stream.cu", r"matmul_stream<\(kind\)0,", 80, 999, ["HMMA.16816", "LDG.NA.64"]),
+    ("matmul_stream.cu", r"matmul_stream<\(kind\)[^0]", 80, 999, ["HMMA.16816", "LDG.NA.128"]),
     ("matmul_tiles.cu", r"matmul_tiles\b", 80, 999, ["HMMA.16816", "LDGSTS"]),
     ("matmul_tiles_packed.cu", r"matmul_tiles\b", 80, 999, ["HMMA.16816", "LDGSTS"]),
     # By the numbers of a layout: x comes by bulk copies, and where weights are packed all does.

@@ -11,8 +11,8 @@ the side with fewer instructions is taken, so what is done seldom (another tile,
 left out. Prints per kernel the instructions, those per weight, and the mix.
 
 --from-wait: instead, how many instructions stand between the grid's wait (ACQBULK) and the first
-load of weights (the first with L2::128B) behind it, and how many are on the shortest way. Standard
-library only.
+load of weights (the first that L1 does not keep) behind it, and how many are on the shortest way.
+Standard library only.
 """
 import argparse
 import collections
@@ -98,7 +98,7 @@ def mix_of(code, way):
 def from_wait(code):
     """Instructions from the wait in front of the first load of weights to that load, and those of
     the shortest way; None where there is no wait."""
-    loads = [i for i, (_, text) in enumerate(code) if re.search(r"LDG\S*\.LTC128B", text)]
+    loads = [i for i, (_, text) in enumerate(code) if re.search(r"LDG\S*\.NA\b", text)]
     waits = [i for i, (_, text) in enumerate(code) if "ACQBULK" in text and i < (loads + [0])[0]]
     if not waits:
         return None

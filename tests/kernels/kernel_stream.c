@@ -1,5 +1,6 @@
 /* The streaming matmul for up to 8 rows of x (kernels/matmul_stream.cu): accuracy against double
- * sums, what is exact, tiles shared by blocks of threads, several weights with one x.
+ * sums, what is exact, tiles shared by blocks of threads, several weights with one x; and packed
+ * weights, which have the plans and the bits of those in the file's layout.
  *
  *   kernel_stream         quick enough for the CPU shim
  *   kernel_stream --slow  more of everything
@@ -19,8 +20,9 @@ static int slow;
 
 static const qc_form_kind kinds[] = {QC_FORM_NF4, QC_FORM_INT8_ROWS, QC_FORM_INT8_BLOCKS};
 
-/* The plan that a product gets. */
-static qc_matmul_plan plan_of(const qc_matmul *h, const km_spec *s, const km_job *j)
+/* The plan that a product gets, with the file's layout or a packed weight. */
+static qc_matmul_plan plan_of_layout(const qc_matmul *h, const km_spec *s, const km_job *j,
+                                     int packed)
 {
     qc_matmul_shape shape = {
         .kind = s->kind,
@@ -32,11 +34,32 @@ static qc_matmul_plan plan_of(const qc_matmul *h, const km_spec *s, const km_job
         .y_dtype = j->y_dtype,
         .ldx = j->ldx ? j->ldx : s->k,
         .x_alignment = j->ldx % 8 || j->x_shift % 8 ? 2 : 16,
+        .packed = packed,
     };
     shape.tuned = qc_matmul_tuning(h, &shape.tuned_count);
     qc_matmul_plan p;
     KM_OK(qc_matmul_plan_make(qc_matmul_device(h), &shape, j->path, j->limit_bytes, &p, &km_error));
     return p;
+}
+
+static qc_matmul_plan plan_of(const qc_matmul *h, const km_spec *s, const km_job *j)
+{
+    return plan_of_layout(h, s, j, 0);
+}
+
+/* The weight packed into new memory. Kernels may load it early where `complete` is 1. */
+static qc_matmul_weights packed_of(const qc_matmul *h, const qc_matmul_weights *w, int complete,
+                                   void **memory)
+{
+    qc_matmul_weights packed;
+    qc_cuda_stream s = NULL;
+    KM_OK(qc_cuda_stream_create(&s, &km_error));
+    KM_OK(qc_cuda_malloc(memory, qc_matmul_packed_bytes(h, &w->w), &km_error));
+    KM_OK(qc_matmul_pack(h, w, *memory, &packed, s, &km_error));
+    KM_OK(qc_cuda_stream_synchronize(s, &km_error));
+    qc_cuda_stream_destroy(s);
+    packed.complete = complete ? QC_MATMUL_WEIGHTS_COMPLETE : 0;
+    return packed;
 }
 
 /* All shapes with this number of blocks of threads, from AUTO. */
@@ -71,11 +94,22 @@ static void multiply(qc_matmul *h, qt_rng *rng, const km_spec *spec, km_job job)
                                      : spec->custom_map        ? 0x1p-11
                                                                : 0x1p-11 * 0.6,
                            .absolute = spec->custom_map ? 0x1p-25 * 2 : 0});
-    uint16_t *before = km_host(job.m * d.job.ldy * 2);
-    memcpy(before, d.y, job.m * d.job.ldy * 2);
+    const size_t y_bytes = job.m * d.job.ldy * 2;
+    uint16_t *before = km_host(y_bytes);
+    memcpy(before, d.y, y_bytes);
+    if (slow || job.m % 4 == 1) {
+        km_run(h, &w, &d);
+        QT_CHECK(memcmp(before, d.y, y_bytes) == 0, "another run, other bits");
+    }
+    void *memory = NULL;
+    const qc_matmul_plan again = plan_of_layout(h, spec, &job, 1);
+    assert_memory_equal(&again, &p, sizeof p);
+    w.ready = packed_of(h, &w.ready, job.m / 2 % 2, &memory);
     km_run(h, &w, &d);
-    QT_CHECK(memcmp(before, d.y, job.m * d.job.ldy * 2) == 0, "another run, other bits");
+    QT_CHECK(memcmp(before, d.y, y_bytes) == 0,
+             "a packed weight of %" PRIu64 " x %" PRIu64 " makes other bits", spec->n, spec->k);
     free(before);
+    qc_cuda_free(memory);
     km_data_free(&d);
     km_weight_free(&w);
 }
@@ -118,6 +152,87 @@ static void test_shapes(void **state)
             };
             multiply(h, &rng, &spec, job);
         }
+    qc_matmul_destroy(h);
+}
+
+/* A packed weight may have any number of rows, as its bands are filled up with zeros. */
+static void test_few_packed_rows(void **state)
+{
+    (void)state;
+    static const uint64_t ns[] = {1, 8, 31, 33, 63};
+    qt_rng rng = qt_rng_start("rows");
+    qc_matmul *h = km_handle();
+    for (unsigned t = 0; t < 15; t++) {
+        km_spec spec = {.kind = kinds[t % 3],
+                        .n = ns[t / 3],
+                        .k = t % 2 ? 1024 : 320,
+                        .block = t % 4 == 3 ? 128 : 64,
+                        .nested = t % 3 != 1 && t % 5 != 4};
+        km_job job = {.m = 1 + t % 8,
+                      .x_dtype = t / 3 % 2 ? QC_DTYPE_BF16 : QC_DTYPE_F16,
+                      .y_dtype = QC_DTYPE_F16,
+                      .bias = 1,
+                      .path = t % 4 ? QC_MATMUL_MMA_16816 : QC_MATMUL_AUTO};
+        km_weight w;
+        km_data d;
+        void *memory = NULL;
+        assert_int_equal(plan_of_layout(h, &spec, &job, 1).variant, QC_MATMUL_STREAM);
+        km_weight_make(&w, h, &spec, &rng);
+        km_data_make(&d, &w, &job, &rng);
+        w.ready = packed_of(h, &w.ready, t % 2, &memory);
+        km_run(h, &w, &d);
+        km_check(&w, &d, (km_rounding){.weight = 0x1p-11, .absolute = 0});
+        qc_cuda_free(memory);
+        km_data_free(&d);
+        km_weight_free(&w);
+    }
+    qc_matmul_destroy(h);
+}
+
+/* Parts of packed weights have the bits of the same parts of the file's layout: bands and columns
+ * in the middle and at the end, with packed scales (256 divides the columns) and others. */
+static void test_packed_slices(void **state)
+{
+    (void)state;
+    static const qc_weights_part parts[] = {
+        {64, 64, 0, 512}, {64, 128, 256, 256}, {128, 75, 256, 512}, {0, 203, 512, 256}};
+    qt_rng rng = qt_rng_start("slices");
+    qc_matmul *h = km_handle();
+    for (unsigned t = 0; t < 24; t++) {
+        qc_weights_part part = parts[t % 4];
+        km_spec spec = {.kind = kinds[t / 4 % 3],
+                        .n = 203,
+                        .k = t / 12 ? 832 : 768,
+                        .block = t % 3 == 2 ? 128 : 64,
+                        .nested = t / 4 % 3 != 1 && t % 5 != 4};
+        km_job job = {.m = 1 + t % 8,
+                      .x_dtype = t % 2 ? QC_DTYPE_BF16 : QC_DTYPE_F16,
+                      .y_dtype = QC_DTYPE_F16,
+                      .path = QC_MATMUL_MMA_16816};
+        km_weight w;
+        km_data d;
+        void *memory = NULL;
+        if (spec.k == 832) { /* no cut at 256 columns is wanted */
+            part.col = part.col / 4 + 64;
+            part.cols += 64;
+        }
+        km_weight_make(&w, h, &spec, &rng);
+        const qc_matmul_weights whole = w.ready, packed = packed_of(h, &whole, t % 2, &memory);
+        KM_OK(qc_matmul_slice(&whole, &part, &w.ready, &km_error));
+        km_data_make(&d, &w, &job, &rng);
+        km_run(h, &w, &d);
+        km_check(&w, &d, (km_rounding){.weight = 0x1p-11, .absolute = 0});
+        uint16_t *before = km_host(job.m * d.n * 2);
+        memcpy(before, d.y, job.m * d.n * 2);
+        KM_OK(qc_matmul_slice(&packed, &part, &w.ready, &km_error));
+        km_run(h, &w, &d);
+        QT_CHECK(memcmp(before, d.y, job.m * d.n * 2) == 0, "slice %u of weight %u: other bits",
+                 t % 4, t / 4);
+        free(before);
+        qc_cuda_free(memory);
+        km_data_free(&d);
+        km_weight_free(&w);
+    }
     qc_matmul_destroy(h);
 }
 
@@ -394,18 +509,28 @@ static void group_make(group *g, qc_matmul *h, const km_spec *specs, uint32_t co
     KM_OK(qc_cuda_malloc(&g->workspace, g->bytes, &km_error));
 }
 
-static void group_run(group *g, const qc_matmul *h, qc_matmul_path path)
+/* Twice, with y empty before: counters are left as they were found. The second run is a graph's;
+ * with `run` 1 it is the only one. */
+static void group_run(group *g, const qc_matmul *h, qc_matmul_path path, int run)
 {
     qc_cuda_stream s = NULL;
     KM_OK(qc_cuda_stream_create(&s, &km_error));
     KM_OK(qc_cuda_fill(g->workspace, 0xff, g->bytes, s, &km_error));
     KM_OK(qc_matmul_workspace_init(g->workspace, g->bytes, s, &km_error));
-    /* Twice, with y empty before: counters are left as they were found. */
-    for (int run = 0; run < 2; run++) {
+    for (; run < 2; run++) {
+        qc_cuda_graph graph = NULL;
         for (uint32_t i = 0; i < g->count; i++)
             KM_OK(qc_cuda_fill(g->io[i].y, 0xcd, g->io[i].m * g->io[i].ldy * 2, s, &km_error));
+        if (run)
+            KM_OK(qc_cuda_capture_begin(s, &km_error));
         KM_OK(qc_matmul_run_group(h, g->ready, g->io, g->count, path, g->workspace, g->bytes, s,
                                   &km_error));
+        if (run) {
+            KM_OK(qc_cuda_capture_end(&graph, s, &km_error));
+            KM_OK(qc_cuda_graph_launch(graph, s, &km_error));
+            KM_OK(qc_cuda_stream_synchronize(s, &km_error));
+            qc_cuda_graph_destroy(graph);
+        }
     }
     for (uint32_t i = 0; i < g->count; i++) {
         km_download(g->d[i].y, g->io[i].y, g->io[i].m * g->io[i].ldy * 2, s);
@@ -425,6 +550,30 @@ static void group_free(group *g)
     for (size_t i = 0; i < COUNT(g->bases); i++)
         qc_cuda_free(g->bases[i]);
     qc_cuda_free(g->workspace);
+}
+
+/* The same group with packed weights: each y has the same bits. */
+static void group_run_packed(group *g, const qc_matmul *h, qc_matmul_path path)
+{
+    qc_matmul_weights packed[GROUP_MOST];
+    void *memory[GROUP_MOST];
+    uint16_t *before[GROUP_MOST];
+    for (uint32_t i = 0; i < g->count; i++) {
+        const size_t bytes = g->io[i].m * g->io[i].ldy * 2;
+        before[i] = km_host(bytes);
+        memcpy(before[i], g->d[i].y, bytes);
+        packed[i] = packed_of(h, g->ready[i], g->count % 2, &memory[i]);
+        g->ready[i] = &packed[i];
+    }
+    assert_int_equal(qc_matmul_group_workspace_bytes(h, g->ready, g->count, g->io[0].m, path, 0),
+                     g->bytes);
+    group_run(g, h, path, 1);
+    for (uint32_t i = 0; i < g->count; i++) {
+        QT_CHECK(memcmp(before[i], g->d[i].y, g->io[i].m * g->io[i].ldy * 2) == 0,
+                 "weight %u of %u, packed: other bits", i, g->count);
+        free(before[i]);
+        qc_cuda_free(memory[i]);
+    }
 }
 
 /* All paths, alike and unlike weights, groups of 1 to 8: each y is right. */
@@ -465,10 +614,12 @@ static void test_groups(void **state)
             use_blocks(h, n, k, 2);
         }
         group_make(&g, h, specs, count, job, &rng);
-        group_run(&g, h, job.path);
+        group_run(&g, h, job.path, 0);
         for (uint32_t i = 0; i < count; i++)
             km_check(&g.w[i], &g.d[i],
                      (km_rounding){.weight = 0x1p-11, .absolute = 0x1p-24 * 1e-3});
+        if (t % 4 < 2 && k % 64 == 0 && job.m <= 8)
+            group_run_packed(&g, h, job.path);
         group_free(&g);
     }
     qc_matmul_destroy(h);
@@ -510,7 +661,7 @@ static void test_group_arguments(void **state)
     g.w[1].ready.part.cols = 64;
     expect_group(&g, h, 2, "first in K;");
     g.w[1].ready.part.cols = 128;
-    group_run(&g, h, QC_MATMUL_AUTO);
+    group_run(&g, h, QC_MATMUL_AUTO, 0);
     group_free(&g);
     qc_matmul_destroy(h);
 }
@@ -626,11 +777,12 @@ int main(int argc, char **argv)
         return 77;
     }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_shapes),     cmocka_unit_test(test_kinds),
-        cmocka_unit_test(test_scales),     cmocka_unit_test(test_shared_tiles),
-        cmocka_unit_test(test_few_blocks), cmocka_unit_test(test_bf16_range),
-        cmocka_unit_test(test_identity),   cmocka_unit_test(test_not_finite),
-        cmocka_unit_test(test_groups),     cmocka_unit_test(test_group_arguments),
+        cmocka_unit_test(test_shapes),          cmocka_unit_test(test_kinds),
+        cmocka_unit_test(test_few_packed_rows), cmocka_unit_test(test_packed_slices),
+        cmocka_unit_test(test_scales),          cmocka_unit_test(test_shared_tiles),
+        cmocka_unit_test(test_few_blocks),      cmocka_unit_test(test_bf16_range),
+        cmocka_unit_test(test_identity),        cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_groups),          cmocka_unit_test(test_group_arguments),
         cmocka_unit_test(test_faults),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
