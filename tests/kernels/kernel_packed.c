@@ -250,21 +250,26 @@ enum { DEQUANT_GEMM, STREAM, TILES, WGMMA, KERNELS };
 static const char *const kernel_names[KERNELS] = {"dequant-gemm", "stream", "tiles", "wgmma"};
 static unsigned compared[KERNELS];
 
-/* The kernel that a job leads to, or -1 where the plan refuses it; *path is the path. */
+/* Whether this build and this device have the path at all. */
+static int is_here(qc_matmul_path path)
+{
+    if (path == QC_MATMUL_WGMMA)
+        return handle->device.sm == 90 && km_wgmma_was_built();
+    return path != QC_MATMUL_DEQUANT_GEMM || !qc_matmul_no_gemm(handle);
+}
+
+/* The kernel that a job leads to; *path is the path. */
 static int kernel_of(const qc_matmul_weights *w, const km_job *job, qc_matmul_path *path)
 {
     qc_matmul_planned planned;
-    qc_error err = {0};
     const qc_matmul_io io = {.m = job->m,
                              .x = (const void *)(uintptr_t)(256 + 2 * job->x_shift),
                              .x_dtype = job->x_dtype,
                              .y_dtype = job->y_dtype,
                              .ldx = job->ldx,
                              .ldy = job->ldy};
-    const qc_status st =
-        qc_matmul_plan_product(handle, &w, &io, 1, job->path, job->limit_bytes, &planned, &err);
-    if (st != QC_OK)
-        return -1;
+    KM_OK(qc_matmul_plan_product(handle, &w, &io, 1, job->path, job->limit_bytes, &planned,
+                                 &km_error));
     *path = planned.set[0].plan.path;
     if (*path == QC_MATMUL_DEQUANT_GEMM || *path == QC_MATMUL_WGMMA)
         return *path == QC_MATMUL_WGMMA ? WGMMA : DEQUANT_GEMM;
@@ -273,15 +278,21 @@ static int kernel_of(const qc_matmul_weights *w, const km_job *job, qc_matmul_pa
     return variant == QC_MATMUL_STREAM ? STREAM : TILES;
 }
 
-/* y with the packed weight has the bits of y with the file's layout by the same kernel. */
+/* y with the packed weight has the bits of y with the file's layout, by the same kernel. There is
+ * another one only where stream takes a weight of fewer than 64 rows because it is packed, which
+ * kernel_stream.c holds against sums in double. */
 static void compare(const weights *w, km_job job)
 {
     qc_matmul_path path = QC_MATMUL_AUTO;
     km_data d;
+    if (!is_here(job.path))
+        return;
     const int kernel = kernel_of(&w->packed.ready, &job, &path);
     job.path = path;
-    if (kernel < 0 || kernel_of(&w->file.ready, &job, &path) != kernel)
+    if (kernel_of(&w->file.ready, &job, &path) != kernel) {
+        assert_true(kernel == STREAM && w->file.ready.part.rows < 64);
         return;
+    }
     km_data_make(&d, &w->file, &job, &rng);
     const uint64_t bytes = job.m * d.job.ldy * 2;
     uint16_t *want = km_host(bytes);
@@ -364,8 +375,8 @@ static void test_part_of_a_part(void **state)
 
 enum { GROUP = 3, GROUP_M = 5, GROUP_K = 256 };
 
-/* y [GROUP_M][n] of each weight from one call for all of them. Returns the launches that it took,
- * or 0 where the plan refuses the weights. */
+/* y [GROUP_M][n] of each weight from one call for all of them. Returns the launches that it took.
+ */
 static uint32_t run_group(const qc_matmul_weights *const *w, uint32_t count, qc_matmul_path path,
                           const void *x, uint16_t *const *y)
 {
@@ -375,8 +386,7 @@ static uint32_t run_group(const qc_matmul_weights *const *w, uint32_t count, qc_
     for (uint32_t i = 0; i < count; i++)
         io[i] =
             (qc_matmul_io){.m = GROUP_M, .x = x, .x_dtype = QC_DTYPE_F16, .y_dtype = QC_DTYPE_F16};
-    if (qc_matmul_plan_product(handle, w, io, count, path, 0, &planned, NULL) != QC_OK)
-        return 0;
+    KM_OK(qc_matmul_plan_product(handle, w, io, count, path, 0, &planned, &km_error));
     const uint64_t bytes = qc_matmul_group_workspace_bytes(handle, w, count, GROUP_M, path, 0);
     assert_true(bytes != UINT64_MAX);
     KM_OK(qc_cuda_malloc(&workspace, bytes, &km_error));
@@ -422,10 +432,9 @@ static void test_groups(void **state)
                 file[i] = &w[i].file.ready;
                 packed[i] = mixed && i == 1 ? file[i] : &w[i].packed.ready;
             }
-            const uint32_t launches = run_group(packed, GROUP, paths[p], device_x, got);
-            if (!launches)
+            if (!is_here(paths[p]))
                 continue;
-            assert_int_equal(launches, mixed ? GROUP : 1);
+            assert_int_equal(run_group(packed, GROUP, paths[p], device_x, got), mixed ? GROUP : 1);
             if (!mixed)
                 assert_int_equal(run_group(file, GROUP, paths[p], device_x, want), 1);
             for (int i = 0; i < GROUP; i++) {
@@ -519,13 +528,11 @@ static void test_tuned(void **state)
             KM_OK(
                 qc_matmul_plan_product(tuned, &file, &io, 1, QC_MATMUL_AUTO, 0, &with, &km_error));
             assert_int_equal(with.set[0].plan.path, choices[i].path);
-            const qc_status st =
-                qc_matmul_plan_product(handle, &packed, &io, 1, QC_MATMUL_AUTO, 0, &without, NULL);
-            assert_int_equal(
-                qc_matmul_plan_product(tuned, &packed, &io, 1, QC_MATMUL_AUTO, 0, &with, NULL), st);
-            if (st == QC_OK)
-                assert_memory_equal(&with.set[0].plan, &without.set[0].plan,
-                                    sizeof with.set[0].plan);
+            KM_OK(qc_matmul_plan_product(handle, &packed, &io, 1, QC_MATMUL_AUTO, 0, &without,
+                                         &km_error));
+            KM_OK(qc_matmul_plan_product(tuned, &packed, &io, 1, QC_MATMUL_AUTO, 0, &with,
+                                         &km_error));
+            assert_memory_equal(&with.set[0].plan, &without.set[0].plan, sizeof with.set[0].plan);
         }
     qc_matmul_destroy(tuned);
     weights_free(&w);
@@ -717,15 +724,17 @@ static void test_arguments(void **state)
     weights_free(&other);
 }
 
-/* Which kernels the tests above have compared. */
+/* Every kernel that is there was compared. */
 static void test_compared(void **state)
 {
     (void)state;
+    static const qc_matmul_path paths[KERNELS] = {QC_MATMUL_DEQUANT_GEMM, QC_MATMUL_MMA_16816,
+                                                  QC_MATMUL_MMA_16816, QC_MATMUL_WGMMA};
     for (int i = 0; i < KERNELS; i++)
         print_message("%s: %u products compared%s\n", kernel_names[i], compared[i],
-                      compared[i] ? "" : ", as it takes no packed weight here");
-    if (!qc_matmul_no_gemm(handle))
-        assert_true(compared[DEQUANT_GEMM]);
+                      is_here(paths[i]) ? "" : ", as it is not here");
+    for (int i = 0; i < KERNELS; i++)
+        assert_true(compared[i] || !is_here(paths[i]));
 }
 
 int main(void)

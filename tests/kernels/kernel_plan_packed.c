@@ -10,25 +10,21 @@ static int reads_packed(const qc_matmul_plan *p)
 }
 
 /* The plan that is chosen for a packed weight: that of the file's layout where it reads both,
- * and the same with a table that names other kernels. Returns 0 where no kernel has the shape. */
-static int expect_packed(const qc_cuda_device *d, const qc_matmul_shape *shape)
+ * and the same with a table that names other kernels. */
+static void expect_packed(const qc_cuda_device *d, const qc_matmul_shape *shape)
 {
     static const qc_matmul_choice others[] = {{QC_MATMUL_GEMV, 0, 0},
                                               {QC_MATMUL_MMA_884, 0, 2},
                                               {QC_MATMUL_MMA_16816, QC_MATMUL_GENERAL, 2}};
-    qc_matmul_plan packed, p;
+    qc_matmul_plan p;
     qc_matmul_shape s = *shape;
-    qc_error err = {0};
     const qc_matmul_plan file = plan_of(d, &s, QC_MATMUL_AUTO, 0);
     s.packed = 1;
     expect_usage(d, &s, QC_MATMUL_GEMV, 0, "path gemv does not read packed weights");
     expect_usage(d, &s, QC_MATMUL_MMA_884, 0, "path mma-884 does not read packed weights");
-    if (qc_matmul_plan_make(d, &s, QC_MATMUL_AUTO, 0, &packed, &err) != QC_OK) {
-        QT_CHECK(strstr(err.msg, "reads packed weights of"), "'%s'", err.msg);
-        return 0;
-    }
+    const qc_matmul_plan packed = plan_of(d, &s, QC_MATMUL_AUTO, 0);
     assert_true(reads_packed(&packed));
-    if (reads_packed(&file) && qc_matmul_plan_make(d, &s, file.path, 0, &p, NULL) == QC_OK) {
+    if (reads_packed(&file)) {
         assert_int_equal(packed.path, file.path);
         assert_int_equal(packed.variant, file.variant);
     }
@@ -41,7 +37,6 @@ static int expect_packed(const qc_cuda_device *d, const qc_matmul_shape *shape)
     for (int path = QC_MATMUL_MMA_16816; path < QC_MATMUL_PATH_COUNT; path++)
         if (qc_matmul_plan_make(d, &s, (qc_matmul_path)path, 0, &p, NULL) == QC_OK)
             assert_true(reads_packed(&p));
-    return 1;
 }
 
 /* What there is to measure for a packed weight are kernels that read it. */
@@ -55,6 +50,7 @@ static void test_candidates(void **state)
         qc_matmul_shape s = shape(m[i / 2], 4096, 4096);
         s.packed = 1;
         const uint32_t count = qc_matmul_candidates(&d, &s, 0, choices);
+        assert_true(count);
         for (uint32_t j = 0; j < count; j++) {
             s.choice = choices[j];
             const qc_matmul_plan p = plan_of(&d, &s, QC_MATMUL_AUTO, 0);
@@ -74,10 +70,9 @@ static void test_packed(void **state)
     static const qc_form_kind kinds[] = {QC_FORM_NF4, QC_FORM_INT8_ROWS, QC_FORM_INT8_BLOCKS};
     static const uint64_t m[] = {1, 8, 9, 33, 64, 65, 192, 300, 4096, 1u << 20};
     static const uint64_t n[] = {1, 31, 63, 64, 1000, 28672}, k[] = {64, 320, 8192};
-    unsigned plans = 0, made = 0;
     for (size_t i = 0; i < sizeof sms / sizeof *sms * 3 * 2; i++)
         for (size_t j = 0; j < sizeof m / sizeof *m; j++)
-            for (size_t l = 0; l < sizeof n / sizeof *n * 3; l++, plans++) {
+            for (size_t l = 0; l < sizeof n / sizeof *n * 3; l++) {
                 qc_cuda_device d = device(sms[i / 6], 100, 50);
                 qc_matmul_shape s = shape(m[j], n[l / 3], k[l % 3]);
                 s.kind = kinds[i / 2 % 3];
@@ -88,10 +83,8 @@ static void test_packed(void **state)
                     s.part_n[1] = s.n;
                     s.n += 64;
                 }
-                made += (unsigned)expect_packed(&d, &s);
+                expect_packed(&d, &s);
             }
-    print_message("%u of %u shapes have a kernel that reads packed weights\n", made, plans);
-    assert_true(made);
     /* Nothing is read of a weight without rows, or for no rows of x. */
     qc_cuda_device h = h200();
     qc_matmul_shape s = shape(0, 64, 64);
