@@ -168,7 +168,8 @@ static void test_few_packed_rows(void **state)
                         .k = t % 2 ? 1024 : 320,
                         .block = t % 4 == 3 ? 128 : 64,
                         .nested = t % 3 != 1 && t % 5 != 4};
-        km_job job = {.m = 1 + t % 8,
+        /* One weight alone may be wrong by more than the norm allows of many. */
+        km_job job = {.m = spec.n == 1 ? 8 : 1 + t % 8,
                       .x_dtype = t / 3 % 2 ? QC_DTYPE_BF16 : QC_DTYPE_F16,
                       .y_dtype = QC_DTYPE_F16,
                       .bias = 1,
