@@ -258,31 +258,6 @@ static void say_cards(page *p)
         }
 }
 
-/* What a limit on the dense rows costs. */
-static void say_limits(page *p)
-{
-    static const uint64_t limits[] = {512, 256, 128, 64, 32, 16};
-    say(p,
-        "\n**With less room.** 28672 x 8192, and so many MB for dense rows: chunks, their waves, "
-        "and the expected ratio.\n\n"
-        "| MB | A100, 512 rows of x | A100, 4096 | H200, 512 | H200, 4096 |\n"
-        "|---|---|---|---|---|\n");
-    for (size_t i = 0; i < sizeof limits / sizeof *limits; i++) {
-        say(p, "| %llu |", (unsigned long long)limits[i]);
-        for (int at = 0; at < 4; at++) {
-            const card *g = &cards[at < 2 ? 1 : 3];
-            const uint64_t n = 28672, k = 8192, m = at % 2 ? 4096 : 512;
-            const qc_chunk_room room = {limits[i] * 1000000, 2 * k, 0};
-            const qc_chunks c = qc_chunks_choose(g->sms, n, m, room);
-            say(p, " %llu, %llu, ", (unsigned long long)((n + c.rows - 1) / c.rows),
-                (unsigned long long)waves_of_all(g->sms, n, m, c.rows));
-            say_ratio(p, g, n, k, m, c);
-            say(p, " |");
-        }
-        say(p, "\n");
-    }
-}
-
 #define BEGIN_MARK "<!-- tables: shim_chunks --update docs/kernels.md -->\n"
 #define END_MARK   "<!-- end of tables -->\n"
 
@@ -363,7 +338,6 @@ int main(int argc, char **argv)
     if (argc < 2)
         return cmocka_run_group_tests(tests, NULL, NULL);
     say_cards(&p);
-    say_limits(&p);
     say(&p, "\n");
     int code = 2;
     if (argc == 2 && strcmp(argv[1], "--print") == 0)
