@@ -79,11 +79,11 @@ __global__ void __launch_bounds__(THREADS)
 }
 
 /* Where a thread's 8 codes lie in a unit of 16 rows and 64 columns. */
-struct packed_place {
+struct packed_position {
     uint32_t row, col;
 };
 
-template <bool nf4> QC_DEVICE packed_place packed_place_of(uint32_t thread)
+template <bool nf4> QC_DEVICE packed_position packed_position_of(uint32_t thread)
 {
     const uint32_t lane = nf4 ? thread / 4 : thread / 2 % 32;
     const uint32_t high = nf4 ? thread / 2 % 2 : thread / 64;
@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(THREADS)
     QC_SHARED(table, shared);
     qc_run_fill(shared, w, threadIdx.x, THREADS);
     __syncthreads();
-    const packed_place place = packed_place_of<nf4>(threadIdx.x);
+    const packed_position at = packed_position_of<nf4>(threadIdx.x);
     const unsigned lane = qc_run_lane(shared, threadIdx.x % 32);
     const int e = exponent ? *exponent : 0;
     const qc_run_power power = qc_run_power_of(e), none = {1.0f, 1.0f};
@@ -148,12 +148,12 @@ __global__ void __launch_bounds__(THREADS)
     const uint64_t count = w.cols / QC_PACKED_COLS - first;
     for (uint64_t unit = first_row / QC_PACKED_UNIT + blockIdx.y; unit * QC_PACKED_UNIT < end;
          unit += gridDim.y) {
-        const uint64_t n = unit * QC_PACKED_UNIT + place.row;
+        const uint64_t n = unit * QC_PACKED_UNIT + at.row;
         if (n < first_row || n >= end)
             continue;
         qc_run<nf4> run[BLOCKS];
         load_packed<nf4>(run, w, packed_scales, n, first, count);
-        uint4 *to = dst + (n - first_row) * ld_units + first * (QC_PACKED_COLS / 8) + place.col / 8;
+        uint4 *to = dst + (n - first_row) * ld_units + first * (QC_PACKED_COLS / 8) + at.col / 8;
 #pragma unroll
         for (uint32_t u = 0; u < BLOCKS; u++) {
             if (u >= count)

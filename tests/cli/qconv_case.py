@@ -2,6 +2,7 @@
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -68,6 +69,20 @@ class QconvCase(unittest.TestCase):
         r = self.run_qconv(*args, **more)
         self.assertEqual(r.returncode, 0, (args, r.stderr))
         return r.stdout.decode()
+
+    def interrupt_at(self, words, argv, env=None):
+        """Starts a program and interrupts it after a line of standard error that has these words."""
+        p = subprocess.Popen(argv, cwd=self.dir, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
+                             env={**INTERRUPTED_ENV, **(env or {})})
+        seen = False
+        for line in p.stderr:
+            seen = words in line
+            if seen:
+                p.send_signal(signal.SIGINT)
+                break
+        p.stderr.read()
+        p.stderr.close()
+        self.assertEqual((seen, p.wait(120) != 0), (True, True))
 
     def check_page(self, root):
         """A page is read at any width: no drawing is scaled down on a phone, no column is empty, and

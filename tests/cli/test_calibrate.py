@@ -7,7 +7,6 @@ import math
 import os
 import random
 import re
-import signal
 import struct
 import subprocess
 import unittest
@@ -42,18 +41,8 @@ class Calibrate(QconvCase):
         return r.stderr.decode()
 
     def interrupt(self, *args):
-        """Starts a conversion and interrupts it in the middle of a layer, and of weights with the same inputs."""
-        p = subprocess.Popen([qconv_case.QCONV, "-vv", *args], cwd=self.dir, stderr=subprocess.PIPE,
-                             stdout=subprocess.DEVNULL, env=qconv_case.INTERRUPTED_ENV)
-        seen = 0
-        for line in p.stderr:
-            seen += b"layers.1.self_attn.q_proj.weight: relative error" in line
-            if seen:
-                p.send_signal(signal.SIGINT)
-                break
-        p.stderr.read()
-        p.stderr.close()
-        self.assertEqual((seen, p.wait(60) != 0), (1, True))
+        """In the middle of a layer, and of weights with the same inputs."""
+        self.interrupt_at(b"layers.1.self_attn.q_proj.weight: relative error", [qconv_case.QCONV, "-vv", *args])
 
     def kl(self, out):
         with open(HELD_OUT, encoding="utf-8") as f:

@@ -6,9 +6,7 @@ import hashlib
 import json
 import os
 import re
-import signal
 import struct
-import subprocess
 import unittest
 
 import qconv_case
@@ -146,19 +144,8 @@ class CalibrateDevice(OutputCase):
         """Twice the same bytes, too."""
         args = ("--to", "nf4", *LESS, *TEXT)
         _, whole, _ = self.convert("whole", "cuda", *args)
-        p = subprocess.Popen([SHIM, "-vv", "--compress", "none", "--device", "cuda", *args, MODEL,
-                              "out"], cwd=self.dir, stderr=subprocess.PIPE,
-                             stdout=subprocess.DEVNULL,
-                             env={**qconv_case.INTERRUPTED_ENV, **LIBRARIES})
-        seen = 0
-        for line in p.stderr:
-            seen += b"k_proj.weight: relative error" in line
-            if seen:
-                p.send_signal(signal.SIGINT)
-                break
-        p.stderr.read()
-        p.stderr.close()
-        self.assertEqual((seen, p.wait(120) != 0), (1, True))
+        self.interrupt_at(b"k_proj.weight: relative error",
+                          [SHIM, "-vv", "--compress", "none", "--device", "cuda", *args, MODEL, "out"], LIBRARIES)
         r = self.run_qconv("--compress", "none", "--device", "cpu", *args, MODEL, "out")
         self.assertEqual(r.returncode, 2, r.stderr)
         self.assertRegex(r.stderr.decode(), "calibration.*--restart")
