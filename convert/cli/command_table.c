@@ -212,6 +212,13 @@ const qc_command_row qc_command_table[] = {
 };
 const unsigned qc_command_count = sizeof qc_command_table / sizeof *qc_command_table;
 
+const qc_text_row qc_python_command_table[] = {
+    {"plan-training", "find settings for fine-tuning that fit the GPUs", 0},
+    {"from-torch", "write the .bin files of PyTorch as .safetensors", 0},
+};
+const unsigned qc_python_command_count =
+    sizeof qc_python_command_table / sizeof *qc_python_command_table;
+
 const qc_text_row qc_exit_code_table[] = {
     {"0", "done", 0},
     {"1", "input or output failed, memory ran out, or qconv has an internal error", 0},

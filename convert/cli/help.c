@@ -3,10 +3,11 @@
 #include <stdio.h>
 #include <string.h>
 
-#define COLUMNS      80
-#define TEXT_COLUMN  28
-#define NAME_COLUMN  12
-#define FIRST_COLUMN 2
+#define COLUMNS       80
+#define TEXT_COLUMN   28
+#define NAME_COLUMN   12
+#define PYTHON_COLUMN 17
+#define FIRST_COLUMN  2
 
 /* Wraps the words of text. Continuation lines start at `indent`, and the cursor is at `at`. */
 static void add_wrapped(qc_strbuf *out, const char *text, size_t indent, size_t at)
@@ -60,6 +61,11 @@ void qc_help_overview(qc_strbuf *out)
     qc_strbuf_puts(out, "\nCommands:\n");
     for (unsigned i = 0; i < qc_command_count; i++)
         add_row(out, qc_command_table[i].name, NAME_COLUMN, qc_command_table[i].summary);
+    qc_strbuf_puts(out,
+                   "\nCommands of the Python package ('pip install .' in the source folder):\n");
+    for (unsigned i = 0; i < qc_python_command_count; i++)
+        add_row(out, qc_python_command_table[i].name, PYTHON_COLUMN,
+                qc_python_command_table[i].meaning);
     qc_strbuf_puts(out, "\n");
     add_wrapped(out,
                 "'qconv COMMAND --help' shows the options of a command, and 'qconv --version' the "

@@ -55,6 +55,14 @@ qc_status qc_help_json(qc_strbuf *out, qc_command command, qc_error *err)
         if (command == QC_CMD_HELP || command == qc_command_table[i].command)
             write_command(&w, &qc_command_table[i]);
     qc_json_write_end_array(&w);
+    qc_json_member_begin_array(&w, "python_commands");
+    for (unsigned i = 0; i < qc_python_command_count; i++) {
+        qc_json_member_begin_row(&w);
+        qc_json_member_string(&w, "name", qc_python_command_table[i].name);
+        qc_json_member_string(&w, "summary", qc_python_command_table[i].meaning);
+        qc_json_write_end_object(&w);
+    }
+    qc_json_write_end_array(&w);
     qc_json_member_begin_array(&w, "exit_codes");
     for (unsigned i = 0; i < qc_exit_code_count; i++) {
         qc_json_member_begin_row(&w);

@@ -114,6 +114,44 @@ qc_status qc_mistaken_option(const char **text, qc_arena *arena, const char *typ
     return meant ? qc_arena_printf(arena, text, err, "--%s", meant->name) : QC_OK;
 }
 
+/* ---- what is gone ---- */
+
+/* Commands, and options with their dashes. commands: those that had the option; 0 for all. */
+static const struct {
+    const char *word;
+    unsigned commands;
+    const char *instead;
+} gone[] = {
+    {"mount", 0,
+     "qconv.load in Python reads an output as it is, and 'qconv unpack OUT DIR' writes plain "
+     "files"},
+    {"bench", 0, "the programs in bench/ time kernels, and bench/gpu_run.sh runs them all"},
+    {"--consume-source", 0, "a conversion leaves its source as it is, whatever the options"},
+    {"--tuning", 0, "the limits that a GPU showed are built in (kernels/matmul_plan.c)"},
+    {"--html", 0,
+     "'qconv report OUT --html FILE' of the Python package draws pages of what --json prints"},
+    {"--mode", QC_CMD_BIT(QC_CMD_PLAN),
+     "'qconv plan-training MODEL' of the Python package plans fine-tuning"},
+    {"--watch", 0, "'nvidia-smi dmon' follows a GPU while something runs"},
+};
+
+const char *qc_gone_instead(const char *typed, size_t len, qc_command command)
+{
+    for (size_t i = 0; i < sizeof gone / sizeof *gone; i++)
+        if (is_name(typed, len, gone[i].word) &&
+            (!gone[i].commands || (gone[i].commands & QC_CMD_BIT(command))))
+            return gone[i].instead;
+    return NULL;
+}
+
+int qc_is_python_command(const char *word)
+{
+    for (unsigned i = 0; i < qc_python_command_count; i++)
+        if (strcmp(word, qc_python_command_table[i].name) == 0)
+            return 1;
+    return 0;
+}
+
 /* ---- values ---- */
 
 /* Words that mean the same wherever a type is expected. */

@@ -15,6 +15,11 @@ const qc_command_row *qc_mistaken_command(const char *word);
 QC_NODISCARD qc_status qc_mistaken_option(const char **text, qc_arena *arena, const char *typed,
                                           size_t len, const qc_option_row *rows, qc_command command,
                                           qc_error *err);
+/* What does the job of a command ("mount") or an option ("--html") that earlier versions had. It
+ * follows "qconv no longer has 'mount': ". */
+const char *qc_gone_instead(const char *typed, size_t len, qc_command command);
+/* Is it a command that only the Python package has? */
+int qc_is_python_command(const char *word);
 /* The choice of a row that another word stands for: "nf4" for "4bit", "none" for "off". */
 const char *qc_mistaken_choice(const qc_option_row *row, const char *typed);
 /* The number that "4k", "8,192" or "1_000" stands for, or 0. */

@@ -142,6 +142,10 @@ typedef struct {
     unsigned commands; /* those whose help has it; 0 for all */
 } qc_text_row;
 
+/* Commands that qconv's Python package adds. The program lists them, and says how to have them. */
+extern const qc_text_row qc_python_command_table[];
+extern const unsigned qc_python_command_count;
+
 /* Exit codes and environment variables, for --help and the man page. */
 extern const qc_text_row qc_exit_code_table[];
 extern const unsigned qc_exit_code_count;

@@ -175,13 +175,30 @@ static const qc_option_row *missing_option(const parse *p, qc_command command)
     return r->name ? r : NULL;
 }
 
+/* Refuses a command that is not, or no longer, one of this program, and says what does its job. */
+static qc_status check_elsewhere(const char *word, qc_error *err)
+{
+    const char *instead = qc_gone_instead(word, strlen(word), QC_CMD_HELP);
+    if (instead)
+        QC_FAIL(err, QC_ERR_USAGE, "qconv no longer has '%s': %s", word, instead);
+    if (qc_is_python_command(word))
+        QC_FAIL(err, QC_ERR_USAGE,
+                "'%s' is a command of qconv's Python package: 'pip install .' in the source folder "
+                "brings it, 'python -m qconv %s --help' explains it",
+                word, word);
+    return QC_OK;
+}
+
 /* Is the first word a misspelt command, or what another tool calls it? It is not where the options
  * and the words are those of convert, and not where something has this name. */
 static qc_status check_first_word(const parse *p, qc_options *o, qc_error *err)
 {
     const char *word = p->words_before_dashes > 0 ? p->words[0] : NULL;
-    const qc_command_row *meant = word ? qc_mistaken_command(word) : NULL;
-    if (!meant || exists(word) || (!missing_option(p, QC_CMD_CONVERT) && p->word_count <= 2))
+    if (!word || exists(word) || (!missing_option(p, QC_CMD_CONVERT) && p->word_count <= 2))
+        return QC_OK;
+    QC_TRY(check_elsewhere(word, err));
+    const qc_command_row *meant = qc_mistaken_command(word);
+    if (!meant)
         return QC_OK;
     o->command = meant->command; /* the message names the --help of this one */
     QC_FAIL(err, QC_ERR_USAGE, "unknown command '%s'; did you mean %s?", word, meant->name);
@@ -216,6 +233,10 @@ static qc_status find_meant(const char **tail, qc_arena *arena, const item *it, 
 {
     size_t dashes = it->name[1] == '-' ? 2 : 1;
     const char *meant = NULL;
+    const char *instead = qc_gone_instead(it->name, (size_t)it->name_len, command);
+    if (instead)
+        QC_FAIL(err, QC_ERR_USAGE, "qconv no longer has '%.*s': %s", it->name_len, it->name,
+                instead);
     QC_TRY(qc_mistaken_option(&meant, arena, it->name + dashes, (size_t)it->name_len - dashes,
                               qc_option_table, command, err));
     *tail = "";
@@ -503,6 +524,7 @@ static qc_status place_topic(qc_options *o, qc_error *err)
         return QC_OK;
     const qc_command_row *topic = qc_command_row_named(o->call.model);
     if (!topic) {
+        QC_TRY(check_elsewhere(o->call.model, err));
         topic = qc_mistaken_command(o->call.model);
         QC_FAIL(err, QC_ERR_USAGE, "unknown command '%s'%s%s%s", o->call.model,
                 topic ? "; did you mean " : "", topic ? topic->name : "", topic ? "?" : "");

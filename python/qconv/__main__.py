@@ -1,16 +1,21 @@
-"""`python -m qconv ARGUMENTS` and the command `qconv`: the program itself, in place of Python."""
+"""`python -m qconv ARGUMENTS` and the command `qconv`: the program itself, in place of Python, and the commands
+that the package adds to it."""
 from __future__ import annotations
 
 import os
 import sys
 from typing import NoReturn
 
+from ._command import run, wanted
 from ._program import find, start_failure
 from .errors import ProgramError
 
 
 def main() -> NoReturn:
-    """Becomes the program, with the arguments of this process."""
+    """Runs a command of the package, or becomes the program with the arguments of this process."""
+    own = wanted(sys.argv[1:])
+    if own is not None:
+        sys.exit(run(own))
     try:
         path = find()
         try:

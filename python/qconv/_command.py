@@ -1,0 +1,48 @@
+"""Commands that the package adds to those of the program: one module each, with a function `main(argv)`."""
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from typing import List, NoReturn, Optional, Sequence
+
+from .errors import Error, UsageError
+
+# The module of each command. The program lists the same commands in its help (convert/cli/command_table.c).
+MODULES = {"plan-training": "training", "from-torch": "from_torch"}
+
+
+class Parser(argparse.ArgumentParser):
+    """The arguments of a command, refused as the program refuses its own: one sentence and exit code 2."""
+
+    def __init__(self, command: str, description: str) -> None:
+        super().__init__(prog="qconv " + command, description=description, allow_abbrev=False,
+                         formatter_class=argparse.RawDescriptionHelpFormatter)
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError("%s; try '%s --help'" % (message, self.prog))
+
+
+def wanted(argv: Sequence[str]) -> Optional[List[str]]:
+    """The command of the package that `argv` names, with its arguments; None for all that the program does."""
+    if argv and argv[0] in MODULES:
+        return list(argv)
+    if len(argv) == 2 and argv[0] == "help" and argv[1] in MODULES:
+        return [argv[1], "--help"]
+    return None
+
+
+def run(argv: Sequence[str]) -> int:
+    """Runs argv[0] and returns the exit code that the program would have."""
+    try:
+        importlib.import_module("." + MODULES[argv[0]], __package__).main(argv[1:])
+    except Error as error:
+        print("qconv: %s" % error, file=sys.stderr)
+        return error.exit_code or 1
+    except OSError as error:
+        print("qconv: %s" % error, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("qconv: interrupted", file=sys.stderr)
+        return 130
+    return 0
