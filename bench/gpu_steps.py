@@ -587,8 +587,7 @@ def validate(step):
 
 def plan(step):
     folder = the_model(step.run)
-    return step.program("qconv", "plan", folder, "--vram", "auto") or \
-        step.program("qconv", "plan", folder, "--mode", "train", "--vram", "auto", "--profile")
+    return step.program("qconv", "plan", folder, "--vram", "auto")
 
 
 # ---- the calls -------------------------------------------------------------------------------------

@@ -147,39 +147,6 @@ _qconv()
         --device)
             return
             ;;
-        --mode)
-            mapfile -t COMPREPLY < <(compgen -W 'infer train' -- "$cur")
-            return
-            ;;
-        --method)
-            mapfile -t COMPREPLY < <(compgen -W 'full lora qlora' -- "$cur")
-            return
-            ;;
-        --optimizer)
-            mapfile -t COMPREPLY < <(compgen -W 'adamw adam adam8bit sgd' -- "$cur")
-            return
-            ;;
-        --precision)
-            mapfile -t COMPREPLY < <(compgen -W 'bf16 fp16 fp32' -- "$cur")
-            return
-            ;;
-        --zero)
-            return
-            ;;
-        --checkpointing)
-            mapfile -t COMPREPLY < <(compgen -W 'on off' -- "$cur")
-            return
-            ;;
-        --lora-rank)
-            return
-            ;;
-        --effective-batch)
-            return
-            ;;
-        --apply)
-            mapfile -t COMPREPLY < <(compgen -f -- "$cur")
-            return
-            ;;
         --as)
             return
             ;;
@@ -306,7 +273,7 @@ _qconv()
     if [[ $cur == -* ]]; then
         case ${command:-convert} in
         convert) options='--to --format --activation-bits --block-size --no-double-quant --scale --calibrate --hessians --calibration-tokens --calibration-context --tokenizer --image-states --damping --sided --compute-dtype --compress --max-shard-size --rest --lora --keep --quantize --recipe --split-fused --experts --for --requantize --drop-mtp --schemes --explain --vram --parallel --tp --margin --context --batch --images --kv-dtype --mla --prefill --cuda-context --device --dry-run --force --restart --consume-source --part --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
-        plan) options='--to --format --activation-bits --block-size --no-double-quant --max-shard-size --rest --lora --keep --quantize --recipe --split-fused --experts --for --requantize --drop-mtp --schemes --explain --vram --parallel --tp --margin --context --batch --images --kv-dtype --mla --prefill --cuda-context --html --device-map --mode --method --optimizer --precision --zero --checkpointing --lora-rank --effective-batch --apply --profile --json --quiet -q --verbose -v --help -h --version' ;;
+        plan) options='--to --format --activation-bits --block-size --no-double-quant --max-shard-size --rest --lora --keep --quantize --recipe --split-fused --experts --for --requantize --drop-mtp --schemes --explain --vram --parallel --tp --margin --context --batch --images --kv-dtype --mla --prefill --cuda-context --html --device-map --json --quiet -q --verbose -v --help -h --version' ;;
         hardware) options='--as --watch --csv --interval --samples --json --quiet -q --verbose -v --help -h --version' ;;
         inspect) options='--for --json --quiet -q --verbose -v --help -h --version' ;;
         verify) options='--against --lora --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;

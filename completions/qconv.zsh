@@ -125,16 +125,6 @@ _qconv()
                 '--cuda-context=[what a CUDA context and its kernels take on every GPU]:SIZE:' \
                 '--html=[also write the plan as one HTML page]:FILE:_files' \
                 '--device-map=[also write the placement as a device_map for accelerate]:FILE:_files' \
-                '--mode=[whether the plan is for inference or for training]:mode:(infer train)' \
-                '--method=[how the model is trained]:method:(full lora qlora)' \
-                '--optimizer=[the optimizer whose states are counted]:optimizer:(adamw adam adam8bit sgd)' \
-                '--precision=[the dtype of the computation; 16 bits come with float32 master weights]:precision:(bf16 fp16 fp32)' \
-                '--zero=[the ZeRO stage over the GPUs, 0 to 3]:STAGE:' \
-                '--checkpointing=[keep only the inputs of layers, and compute the rest again]:checkpointing:(on off)' \
-                '--lora-rank=[the rank of the adapters, which every linear layer gets]:R:' \
-                '--effective-batch=[how many sequences one optimizer step has over all GPUs, with accumulation]:N:' \
-                '--apply=[write the best setting as a configuration of accelerate or DeepSpeed]:FILE:_files' \
-                '--profile[also allocate and measure on this machine'\''s GPU, to check the estimate]' \
                 '--json[write the result to standard output as one JSON object]' \
                 '(-q --quiet)'{-q,--quiet}'[show errors only\: no progress, no summary and no warnings]' \
                 '*'{-v,--verbose}'[say more, and with -vv still more]' \

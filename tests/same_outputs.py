@@ -71,7 +71,7 @@ def matrix(names):
         yield "inspect-" + name, ["inspect", name]
         yield "inspect-json-" + name, ["inspect", "--json", name]
         for vram in ("16GB", "2x40GB", "8GB+6GB+cpu:64GB"):
-            for more in ((), ("--json",), ("--mode", "train")):
+            for more in ((), ("--json",)):
                 yield "-".join(("plan", name, vram) + more), \
                     ["plan", "--to", "nf4", "--vram", vram, *more, name]
         yield "plan-auto-" + name, ["plan", "--to", "auto", "--vram", "2x16GB", "--explain", name]

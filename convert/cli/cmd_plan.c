@@ -5,10 +5,10 @@
 #include "convert/fit/device_map.h"
 #include "convert/fit/fit_report.h"
 #include "convert/fit/fit_suggest.h"
+#include "convert/fit/model_shape.h"
 #include "convert/fit/planned_model.h"
 #include "convert/fit/plugin_share.h"
 #include "convert/fit/tensor_parallel.h"
-#include "convert/fit/train_plan.h"
 #include "convert/hardware/hardware.h"
 #include "convert/known/known_models.h"
 #include "convert/model/expert_split.h"
@@ -100,9 +100,9 @@ static qc_status answer(const qc_options *o, qc_arena *arena, const qc_plan_subj
     if (o->convert.plan.recipe.to == QC_TO_AUTO)
         for (unsigned i = 0; i < planned.chosen.note_count; i++)
             qc_console_warn(&o->call, "%s", planned.chosen.notes[i]);
-    if (o->train.on)
-        return qc_train_plan(&o->train, o->html, &planned.plan, subject->geometry, budget, err);
     QC_TRY(qc_planned_model_lay_out(&planned, err));
+    qc_model_shape shape;
+    qc_model_shape_of(&shape, &planned.plan, subject->geometry);
     qc_loaders loaders;
     QC_TRY(qc_loaders_of(&loaders, &planned.plan, err));
     QC_TRY(qc_engines_settle(&loaders, &planned.plan, err));
@@ -120,7 +120,8 @@ static qc_status answer(const qc_options *o, qc_arena *arena, const qc_plan_subj
                        .chosen = o->convert.plan.recipe.to == QC_TO_AUTO ? &planned.chosen : NULL,
                        .loaders = &loaders,
                        .needs_plugin = qc_plugin_needed(&planned.plan),
-                       .explain = o->convert.explain};
+                       .explain = o->convert.explain,
+                       .shape = o->call.verbose ? &shape : NULL};
     QC_TRY(qc_fit_sum_schemes(&r, &planned.plan, err));
     if (r.generates) {
         QC_TRY(find_contexts(&r, &planned, err));
@@ -162,7 +163,6 @@ static qc_status plan_model(const qc_options *given, qc_arena *arena, qc_checkpo
                         "model type '%s' is not known, so its KV cache is worked out from the "
                         "usual names of config.json",
                         geometry.model_type);
-    o.train.context_given = o.convert.plan.fit.context > 0;
     QC_TRY(qc_plan_defaults(&o.convert.plan, arena, &subject, err));
     const char *old_card = qc_budget_card_without_int8(budget);
     if (o.convert.plan.recipe.to == QC_TO_INT8 && old_card)
@@ -186,7 +186,6 @@ qc_status qc_cmd_plan(const qc_options *o, qc_error *err)
     /* What is wrong with the question is said before a large model is opened. */
     QC_TRY(qc_target_file_check("--html", o->html, err));
     QC_TRY(qc_target_file_check("--device-map", o->device_map, err));
-    QC_TRY(qc_target_file_check("--apply", o->train.apply, err));
     qc_arena_init(&arena);
     qc_status st = read_budget(&budget, &arena, o, err);
     if (st == QC_OK)

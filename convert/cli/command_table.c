@@ -49,7 +49,7 @@ const qc_command_row qc_command_table[] = {
              "and no weights, or the name of a well-known model.\n"
              "\n"
              "A plan that does not fit is an answer too: its exit code is 0. "
-             "docs/theory/sizes.md and docs/training.md have every formula.",
+             "docs/theory/sizes.md has every formula.",
      .places = {{"MODEL", QC_PLACE_PATH, 0, READ_NAMES}},
      .place_count = 1,
      .examples = "qconv plan Llama-3.3-70B-Instruct --vram 2x40GB\n"
@@ -59,9 +59,7 @@ const qc_command_row qc_command_table[] = {
                  "qconv plan model --vram 3090+cpu:64GB\n"
                  "let layers that do not fit go to the host\n"
                  "qconv plan model --vram 2x40GB --to auto --explain\n"
-                 "find the best precision that fits, and say why\n"
-                 "qconv plan model --mode train --vram 4xA100-80GB\n"
-                 "find settings for fine-tuning\n"},
+                 "find the best precision that fits, and say why\n"},
     {.command = QC_CMD_HARDWARE,
      .name = "hardware",
      .foreign = "gpu gpus device devices hw cards system nvidia-smi smi",

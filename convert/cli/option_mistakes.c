@@ -116,6 +116,8 @@ qc_status qc_mistaken_option(const char **text, qc_arena *arena, const char *typ
 
 /* ---- what is gone ---- */
 
+#define PLAN_TRAINING "'qconv plan-training MODEL' of the Python package "
+
 /* Commands, and options with their dashes. commands: those that had the option; 0 for all. */
 static const struct {
     const char *word;
@@ -131,7 +133,18 @@ static const struct {
     {"--html", 0,
      "'qconv report OUT --html FILE' of the Python package draws pages of what --json prints"},
     {"--mode", QC_CMD_BIT(QC_CMD_PLAN),
-     "'qconv plan-training MODEL' of the Python package plans fine-tuning"},
+     PLAN_TRAINING "plans fine-tuning, and 'qconv plan MODEL' what runs a model"},
+    {"--train", QC_CMD_BIT(QC_CMD_PLAN), PLAN_TRAINING "plans fine-tuning"},
+    {"--method", QC_CMD_BIT(QC_CMD_PLAN), PLAN_TRAINING "has it"},
+    {"--optimizer", QC_CMD_BIT(QC_CMD_PLAN), PLAN_TRAINING "has it"},
+    {"--precision", QC_CMD_BIT(QC_CMD_PLAN), PLAN_TRAINING "has it"},
+    {"--zero", QC_CMD_BIT(QC_CMD_PLAN), PLAN_TRAINING "has it"},
+    {"--checkpointing", QC_CMD_BIT(QC_CMD_PLAN), PLAN_TRAINING "has it"},
+    {"--lora-rank", QC_CMD_BIT(QC_CMD_PLAN), PLAN_TRAINING "has it"},
+    {"--effective-batch", QC_CMD_BIT(QC_CMD_PLAN), PLAN_TRAINING "has it"},
+    {"--apply", QC_CMD_BIT(QC_CMD_PLAN),
+     PLAN_TRAINING "writes the files for accelerate and DeepSpeed with --apply DIR"},
+    {"--profile", QC_CMD_BIT(QC_CMD_PLAN), PLAN_TRAINING "runs a step in torch with --profile"},
     {"--watch", 0, "'nvidia-smi dmon' follows a GPU while something runs"},
 };
 

@@ -5,7 +5,6 @@
 
 #include "convert/device/bench.h"
 #include "convert/eval/eval.h"
-#include "convert/fit/train_memory.h"
 #include "convert/hardware/memory_watch.h"
 #include "convert/mount/mount.h"
 #include "convert/run/convert_options.h"
@@ -68,7 +67,6 @@ typedef struct {
     const char *device;      /* unpack: only the shards of this device; NULL for all */
     qc_call call;
     qc_convert_options convert;
-    qc_train_options train;
     qc_hardware_options hardware;
     qc_validate_options validate;
     qc_bench_options bench;

@@ -1,6 +1,7 @@
 /* Writes what `qconv plan --json` answers. */
 #include "convert/fit/device_map.h"
 #include "convert/fit/fit_report.h"
+#include "convert/fit/model_shape.h"
 #include "convert/plan/loaders.h"
 #include "convert/term/size_text.h"
 #include "formats/json_writer.h"
@@ -180,5 +181,7 @@ qc_status qc_fit_report_json(const qc_fit_report *r, qc_strbuf *out, qc_error *e
     for (uint32_t i = 0; i < r->suggestion_count; i++)
         qc_json_write_string(&w, r->suggestions[i].sentence);
     qc_json_write_end_array(&w);
+    if (r->shape)
+        qc_model_shape_json(r->shape, &w);
     return qc_json_write_end_text(&w);
 }

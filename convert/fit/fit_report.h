@@ -74,6 +74,7 @@ typedef struct {
     const struct qc_loaders *loaders; /* who reads what convert would write (loaders.h), or NULL */
     int needs_plugin;                 /* with --tp: vLLM serves it with qconv's plug-in only */
     int explain;                      /* the JSON has the groups of `chosen` too */
+    const struct qc_model_shape *shape; /* for the JSON of -v (model_shape.h), or NULL */
 } qc_fit_report;
 
 /* Returns the logical parameters of a tensor that is written: 0 for scales, state and buffers, and

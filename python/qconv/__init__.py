@@ -29,6 +29,7 @@ from .errors import (CheckError, DeviceError, Error, InputError, ProgramError, Q
 from .load import load
 from .results import (Answer, Comparison, Conversion, DryRun, Evaluation, Hardware, Inspection, Loads, Plan,
                       PlanDevice, Result, SchemeTotals, TensorInfo, TrainingPlan, Unpacking, Validation, Verification)
+from .training import plan_training
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -57,15 +58,7 @@ def plan(model: StrPath, **options: Unpack[PlanOptions]) -> Plan:
 
     Raises UsageError for a budget or an option that cannot be read, InputError for a model that cannot be read, and
     DeviceError for vram="auto" without a GPU. That it does not fit is no error: see `Plan.fits`."""
-    _without(options, "mode", "plan_training")
     return answer(Plan, "plan", [model], options)
-
-
-def plan_training(model: StrPath, **options: Unpack[PlanOptions]) -> TrainingPlan:
-    """Finds settings for fine-tuning that fit the GPUs of `vram`, in bytes per GPU (docs/training.md).
-
-    Raises as `plan` does; CheckError if `apply` is to write settings and none fits."""
-    return answer(TrainingPlan, "plan", [model], {**options, "mode": "train"})
 
 
 def convert(model: StrPath, out: StrPath, *, progress: ProgressWish = None,

@@ -177,25 +177,6 @@ class PlanOptions(TypedDict, total=False):
     html: StrPath
     # also write the placement as a device_map for accelerate
     device_map: StrPath
-    # how the model is trained (default: qconv tries all)
-    method: Union[Literal["full", "lora", "qlora"], str]
-    # the optimizer whose states are counted (default: adamw, or adam8bit where it helps)
-    optimizer: Union[Literal["adamw", "adam", "adam8bit", "sgd"], str]
-    # the dtype of the computation; 16 bits come with float32 master weights (default: bf16, or fp16 on Volta
-    # and Turing)
-    precision: Union[Literal["bf16", "fp16", "fp32"], str]
-    # the ZeRO stage over the GPUs, 0 to 3 (default: qconv chooses)
-    zero: Union[int, str]
-    # keep only the inputs of layers, and compute the rest again (default: qconv chooses)
-    checkpointing: Union[Literal["on", "off"], str]
-    # the rank of the adapters, which every linear layer gets (default: 16)
-    lora_rank: Union[int, str]
-    # how many sequences one optimizer step has over all GPUs, with accumulation (default: 32)
-    effective_batch: Union[int, str]
-    # write the best setting as a configuration of accelerate or DeepSpeed
-    apply: StrPath
-    # also allocate and measure on this machine's GPU, to check the estimate
-    profile: bool
 
 
 class HardwareOptions(TypedDict, total=False):

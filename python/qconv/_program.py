@@ -221,15 +221,15 @@ def failure(code: int, message: str, result: Optional[Result]) -> Error:
 
 
 def answer(kind: Type[R], command: str, places: Sequence[Optional[StrPath]], options: Mapping[str, Any],
-           progress: Union[None, bool, ProgressCallback] = None) -> R:
-    """Runs a command of the program with --json, and returns what it printed as a `kind`."""
+           progress: Union[None, bool, ProgressCallback] = None, more: Sequence[str] = ()) -> R:
+    """Runs a command of the program with --json and the arguments `more`, and returns what it printed as a `kind`."""
     if kind is not Answer and command in ("convert", "verify", "unpack") and places[0] is not None and \
             os.path.isfile(os.path.join(places[0], "model_index.json")):
         raise UsageError("%s is a pipeline of diffusers; qconv.call(\"%s\", ...) takes it, and its answer has each "
                          "part" % (os.fspath(places[0]), command))
     bars = Bars() if progress is True else None
     listener = bars or (progress if callable(progress) else None)
-    argv = [command, *arguments(options), "--json"]
+    argv = [command, *arguments(options), *more, "--json"]
     if listener:
         argv.append("--progress=json")
     argv += ["--", *(os.fspath(p) for p in places if p is not None)]

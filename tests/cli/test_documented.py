@@ -52,7 +52,7 @@ class Documented(QconvCase):
     def test_plan(self):
         text = section(page("cli.md"), "`qconv plan --json`")
         printed = self.check(text, "plan", MODEL, "--vram", "1GB+cpu:1GB", "--json")
-        printed |= self.check(text, "plan", "Llama-3.3-70B-Instruct", "--vram", "8GB", "--json")
+        printed |= self.check(text, "plan", "Llama-3.3-70B-Instruct", "--vram", "8GB", "--json", "-v")
         printed |= self.check(text, "plan", MODEL, "--vram", "1GB", "--to", "auto", "--explain",
                               "--json")
         self.named(text, printed)

@@ -572,7 +572,6 @@ class Refusals(PlanCase):
             (["--vram", "40GB", "--margin", "1.01", LLAMA70], "--margin"),
             (["--vram", "40GB", "--margin", "0", LLAMA70], "--margin"),
             (["--vram", "40GB", "--context", "0", LLAMA70], "--context"),
-            (["--vram", "40GB", "--method", "lora", LLAMA70], "--mode train"),
         ]:
             self.usage("plan", *args, has=has, command="plan")
 

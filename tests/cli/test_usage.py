@@ -11,6 +11,15 @@ COMMANDS = ["convert", "plan", "hardware", "inspect", "verify", "unpack", "valid
             "report"]
 
 
+# What earlier versions had, and what does its job: {arguments, words of the message}, a row a line.
+GONE = [
+    (["plan", "--mode", "train", "m"], "'--mode': 'qconv plan-training MODEL' of the Python package plans fine-tuning"),
+    (["plan", "--zero", "2", "m"], "'--zero': 'qconv plan-training MODEL' of the Python package has it"),
+    (["plan", "--apply", "f", "m"], "'--apply': 'qconv plan-training MODEL' of the Python package writes the files"),
+    (["plan", "--profile", "m"], "'--profile': 'qconv plan-training MODEL' of the Python package runs a step in torch"),
+]
+
+
 class Help(QconvCase):
     def test_no_arguments(self):
         r = self.run_qconv()
@@ -301,6 +310,13 @@ class Wrong(QconvCase):
     def test_very_long_arguments(self):
         self.usage("--to", "x" * 100000, "m", "o")
         self.usage("--" + "y" * 100000)
+
+
+class Gone(QconvCase):
+    def test_each_names_what_does_its_job(self):
+        for args, words in GONE:
+            with self.subTest(args=args):
+                self.fails(2, *args, has="qconv no longer has " + words)
 
 
 class Recipe(QconvCase):

@@ -1,9 +1,11 @@
-"""qconv plan --mode train against what it plans for: the configurations that --apply writes, in
+"""qconv.plan_training against what it plans for: the configurations that `apply` writes, in
 accelerate's and DeepSpeed's own readers; the number of adapter parameters, in peft; activations,
-against what torch keeps and allocates in a training step of transformers' Llama on the CPU.
+against what torch keeps and allocates in a training step of transformers' Llama on the CPU; and the
+steps of `profile`, on the CPU.
 """
 import json
 import logging
+import os
 import shutil
 import sys
 import unittest
@@ -23,14 +25,17 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaFor
 warnings.filterwarnings("ignore")
 logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
 transformers.logging.set_verbosity_error()
-sys.path.insert(0, str(s.ROOT / "tests"))
+sys.path[:0] = [str(s.ROOT / "tests"), str(s.ROOT / "python")]
+os.environ["QCONV_PROGRAM"] = str(s.QCONV)
 import make_checkpoint  # noqa: E402
+import qconv  # noqa: E402
+from qconv import _training_step, training  # noqa: E402
 
 DENSE = ["Llama-3.1-8B", "Qwen2.5-72B-Instruct", "Qwen3-32B", "gemma-2-2b", "deepseek-llm-7b-chat"]
 
 
-def plan(model, *arguments):
-    return json.loads(s.qconv("plan", "--mode", "train", "--json", "-q", model, *arguments))
+def plan(model, **options):
+    return qconv.plan_training(model, **options).json
 
 
 def lora(model):
@@ -40,16 +45,15 @@ def lora(model):
 
 class Configurations(unittest.TestCase):
     """(cards, options, distributed_type)"""
-    CASES = [("80GB", ["--precision", "fp16"], "NO"), ("4x80GB", ["--zero", "0"], "MULTI_GPU"),
-             ("4x80GB", ["--zero", "1"], "DEEPSPEED"), ("4x80GB", ["--zero", "2"], "DEEPSPEED"),
-             ("4x80GB", ["--zero", "3", "--precision", "fp32"], "DEEPSPEED")]
+    CASES = [("80GB", {"precision": "fp16"}, "NO"), ("4x80GB", {"zero": 0}, "MULTI_GPU"),
+             ("4x80GB", {"zero": 1}, "DEEPSPEED"), ("4x80GB", {"zero": 2}, "DEEPSPEED"),
+             ("4x80GB", {"zero": 3, "precision": "fp32"}, "DEEPSPEED")]
 
     def applied(self, name, vram, options):
-        path = s.SCRATCH / name
-        p = plan("Llama-3.2-1B", "--vram", vram, "--method", "full", "--context", "1024",
-                 "--effective-batch", "64", "--apply", path, *options)
+        p = plan("Llama-3.2-1B", vram=vram, method="full", context=1024, effective_batch=64,
+                 apply=s.SCRATCH / "applied", **options)
         chosen = next(c for c in p["settings"] if c["fits"])
-        return path, p["gpus"], chosen
+        return s.SCRATCH / "applied" / name, p["gpus"], chosen
 
     def test_accelerate(self):
         for vram, options, kind in self.CASES:
@@ -90,8 +94,8 @@ class Adapters(unittest.TestCase):
     def check(self, path, name):
         with init_empty_weights():
             model = lora(AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path)))
-        trained = plan(path, "--method", "lora", "--vram", "8x80GB",
-                       "--lora-rank", "16")["settings"][0]["trained_parameters"]
+        trained = plan(path, method="lora", vram="8x80GB",
+                       lora_rank=16)["settings"][0]["trained_parameters"]
         self.assertEqual(trained, model.get_nb_trainable_parameters()[0], name)
         self.assertEqual({p.dtype for p in model.parameters() if p.requires_grad}, {torch.float32})
         s.note(f"{name}: {trained} adapter parameters at rank 16, as peft has them")
@@ -223,9 +227,9 @@ class Activations(unittest.TestCase):
         shutil.rmtree(folder, ignore_errors=True)
         config.architectures = ["LlamaForCausalLM"]
         config.save_pretrained(folder)
-        bytes_at = [plan(folder, "--vram", "80GB", "--method", method, "--precision", precision,
-                         "--checkpointing", checkpointing, "--effective-batch", "1", "--context",
-                         str(tokens))["settings"][0]["bytes_per_gpu"]["activations"]
+        bytes_at = [plan(folder, vram="80GB", method=method, precision=precision,
+                         checkpointing=checkpointing, effective_batch=1,
+                         context=tokens)["settings"][0]["bytes_per_gpu"]["activations"]
                     for tokens in TOKENS]
         return (bytes_at[1] - bytes_at[0]) / (TOKENS[1] - TOKENS[0])
 
@@ -252,6 +256,35 @@ class Activations(unittest.TestCase):
 
     def test_lora(self):
         self.check("lora", geometries=GEOMETRIES[:2])
+
+
+class Steps(unittest.TestCase):
+    """The steps that `profile` measures on a GPU, here on the CPU: they train."""
+
+    def check(self, **options):
+        folder = s.model_path("kjv-llama")
+        setting = training.Setting(**{"method": "full", "optimizer": "adamw", "precision": "bf16",
+                                      "zero": 0, "checkpointing": True, "rank": 8,
+                                      "micro_batch": 2, **options})
+        torch.manual_seed(1)
+        step = _training_step.trainer(transformers, torch, str(folder), True, setting, 64, "cpu")
+        losses = [step() for _ in range(8)]
+        self.assertLess(losses[-1], losses[0], options)
+
+    def test_they_train(self):
+        for options in ({}, {"precision": "fp32", "optimizer": "sgd", "checkpointing": False},
+                        {"optimizer": "adam"}, {"method": "lora"},
+                        {"method": "lora", "precision": "fp32", "checkpointing": False}):
+            with self.subTest(**options):
+                self.check(**options)
+
+    def test_random_weights(self):
+        """Of a model that is a config.json alone."""
+        folder = s.SCRATCH / "random"
+        geometry(2, 64, 352).save_pretrained(folder)
+        setting = training.Setting("full", "adamw", "bf16", 0, False, 16, micro_batch=1)
+        step = _training_step.trainer(transformers, torch, str(folder), False, setting, 32, "cpu")
+        self.assertLess(step(), 10)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,509 @@
+"""Settings for fine-tuning that fit the GPUs: the formulas of docs/training.md over the sizes that `qconv plan` has.
+
+Training is data parallel: every GPU holds a replica, or its ZeRO share of one, and its own micro-batch.
+"""
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+
+from ._command import Parser
+from ._program import StrPath, answer
+from ._training_step import measure
+from .errors import CheckError, InputError, QconvWarning, UsageError
+from .results import Hardware, Json, Plan, TrainingPlan
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ._options import PlanOptions
+
+METHODS = {"full": "full", "lora": "LoRA", "qlora": "QLoRA"}
+OPTIMIZERS = {"adamw": "AdamW", "adam": "Adam", "adam8bit": "8-bit Adam", "sgd": "SGD"}
+PRECISIONS = {"bf16": 2, "fp16": 2, "fp32": 4}  # bytes
+# Options of `qconv plan` that say what the model becomes and where it is to run: those with a value, and switches.
+TAKEN = ("to", "format", "activation-bits", "block-size", "rest", "lora", "keep", "quantize", "recipe", "experts",
+         "schemes", "vram", "margin", "context", "cuda-context")
+SWITCHES = ("no-double-quant", "split-fused", "requantize", "drop-mtp")
+REPEATED = ("lora", "keep", "quantize")
+
+ADAPTER_BYTES = 4            # peft holds adapters in float32
+ZERO_BUCKET_ELEMS = 500000000  # the default of DeepSpeed's reduce_bucket_size
+BATCH_BYTES = 24             # ids, mask and labels of a token, 8 bytes each
+LOSS_BYTES = 12              # a logit: log-softmax, its gradient and the logit's, in float32
+LAYER_ADAPTERS = 7           # q, k, v, o, gate, up, down
+STATE_BLOCK = 256            # 8-bit states: bytes that share a float32 absmax
+CONTEXT_BYTES = 500000000    # the program's --cuda-context, for a GPU that holds nothing
+SHORTEST = 128               # tokens; shorter sequences are not proposed
+FILES = ("accelerate.json", "ds_config.json")
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+@dataclass(frozen=True)
+class Model:
+    """What the formulas need to know of a model; the lower ones are `model_shape` of `qconv plan --json -v`."""
+    parameters: int
+    quantized_bytes: int  # all tensors as the plan writes them, which are the base of QLoRA
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    linear_sides: int     # sum of rows + columns over the linear weights: what rank 1 costs
+    largest_linear: int   # elements
+    largest_layer: int    # parameters
+
+
+@dataclass(frozen=True)
+class Place:
+    """The machine, and the tokens of one sequence."""
+    gpus: int
+    budget: int   # bytes of the smallest GPU that may be used
+    context: int  # bytes of the CUDA context
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A way to train. `bytes` are those of each GPU at micro_batch, or at 1 where not even that fits."""
+    method: str
+    optimizer: str
+    precision: str
+    zero: int
+    checkpointing: bool
+    rank: int
+    micro_batch: int = 0
+    accumulation: int = 0
+    bytes: Dict[str, int] = dataclasses.field(default_factory=dict)
+
+    @property
+    def full(self) -> bool:
+        return self.method == "full"
+
+    @property
+    def width(self) -> int:
+        return PRECISIONS[self.precision]
+
+    def trained(self, m: Model) -> int:
+        """Parameters that are trained: all of them, or those of the adapters."""
+        return m.parameters if self.full else m.linear_sides * self.rank
+
+    def label(self) -> str:
+        return "%s%s, %s, %s%s%s" % (METHODS[self.method], "" if self.full else " r%d" % self.rank, self.precision,
+                                     OPTIMIZERS[self.optimizer], ", checkpointing" if self.checkpointing else "",
+                                     ", ZeRO-%d" % self.zero if self.zero else "")
+
+
+# ---- the terms ----
+
+
+def state_bytes(optimizer: str, parameters: int) -> int:
+    """Adam has two states a parameter, in float32, or in 8 bits with an absmax per block; SGD with momentum has one."""
+    if optimizer == "adam8bit":
+        return 2 * parameters + 8 * (parameters // STATE_BLOCK + 1)
+    return (4 if optimizer == "sgd" else 8) * parameters
+
+
+def layer_token_bytes(m: Model, s: Setting) -> int:
+    """What one layer keeps of one token for the backward pass. A frozen linear weight keeps nothing; its adapter keeps
+    its input in float32, and where that is a conversion, every adapter keeps a copy of its own."""
+    w, h, wide, queries, keys = s.width, m.hidden, m.intermediate, m.heads * m.head_dim, m.kv_heads * m.head_dim
+    kept = w * (2 * queries + 2 * keys) + 4 * m.heads + 8 * h
+    if s.full:
+        return kept + 4 * w * (h + wide)
+    kept += 3 * w * wide + s.rank * LAYER_ADAPTERS * 4
+    if w == ADAPTER_BYTES:  # the attention's output is counted already
+        return kept + w * (2 * h + wide)
+    return kept + ADAPTER_BYTES * (5 * h + queries + wide)
+
+
+def activation_bytes(m: Model, s: Setting, tokens: int) -> int:
+    """The peak is either at the loss, where the activations of all layers meet the logits, or in the last layer, whose
+    gradients take the most in the MLP."""
+    w, h, wide, layer = s.width, m.hidden, m.intermediate, layer_token_bytes(m, s)
+    kept = m.layers * (h * w if s.checkpointing else layer)
+    loss = h * (4 + 2 * w if s.full else 4) + m.vocab * (LOSS_BYTES + w)
+    inside = 2 * w * wide + w * h if s.full else (2 * w + ADAPTER_BYTES) * wide + 6 * w * h
+    inside += m.vocab * w + (layer if s.checkpointing else 0)
+    return tokens * (kept + max(loss, inside))
+
+
+def workspace_bytes(m: Model, s: Setting, gpus: int) -> int:
+    trained = s.trained(m)
+    found = 2 * m.largest_linear if s.method == "qlora" else 0
+    if gpus > 1 and s.zero == 0:  # buckets of the gradients lie beside them
+        found += trained * (s.width if s.full else ADAPTER_BYTES)
+    if gpus > 1 and s.zero >= 1:
+        found += min(trained, ZERO_BUCKET_ELEMS) * s.width
+    if gpus > 1 and s.zero == 3:  # the layer that computes and the one being fetched
+        found += 2 * m.largest_layer * s.width
+    return found
+
+
+def estimate(m: Model, s: Setting, place: Place, micro_batch: int) -> Dict[str, int]:
+    """The bytes of each GPU, by term, and their total."""
+    trained, tokens, gpus = s.trained(m), micro_batch * place.tokens, place.gpus
+    base = m.quantized_bytes if s.method == "qlora" else m.parameters * s.width
+    trained_width = s.width if s.full else ADAPTER_BYTES
+    # When training is in 16 bits, the optimizer keeps a float32 copy to add small steps to.
+    master = 4 * trained if trained_width == 2 else 0
+    terms = {
+        "parameters": (ceil_div(base, gpus) if s.zero == 3 else base) + (0 if s.full else ADAPTER_BYTES * trained),
+        "gradients": ceil_div(trained * trained_width, gpus if s.zero >= 2 else 1),
+        "optimizer": ceil_div(master + state_bytes(s.optimizer, trained), gpus if s.zero >= 1 else 1),
+        "activations": activation_bytes(m, s, tokens),
+        "batch_data": tokens * BATCH_BYTES,
+        "workspace": workspace_bytes(m, s, gpus),
+        "context": place.context,
+    }
+    return {**terms, "total": sum(terms.values())}
+
+
+# ---- the search ----
+
+
+def bisect(fits: Callable[[int], bool], low: int, high: int) -> int:
+    """The largest number that fits, where low does and high does not."""
+    while high - low > 1:
+        middle = low + (high - low) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def largest_batch(m: Model, s: Setting, place: Place, effective: int) -> int:
+    """The largest micro-batch that fits, at most what the effective batch asks for; 0: not even 1 does."""
+    def fits(micro: int) -> bool:
+        return estimate(m, s, place, micro)["total"] <= place.budget
+    high = ceil_div(effective, place.gpus)
+    return high if fits(high) else bisect(fits, 0, high)
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What was asked for; None: tried."""
+    method: Optional[str]
+    optimizer: Optional[str]
+    precision: str
+    zero: Optional[int]
+    checkpointing: Optional[bool]
+    rank: int
+    effective: int
+
+    def tried(self, method: str, gpus: int) -> List[Setting]:
+        """Settings of a method, from what costs least time to what costs most: no recomputation first, then the lower
+        ZeRO stage, then the exact optimizer. bitsandbytes' 4-bit weights are not divided by ZeRO-3."""
+        last = 0 if gpus == 1 else 2 if method == "qlora" else 3
+        stages = range(last + 1) if self.zero is None else [self.zero]
+        return [Setting(method, optimizer, self.precision, zero, checkpointing, self.rank)
+                for checkpointing in ([False, True] if self.checkpointing is None else [self.checkpointing])
+                for zero in stages
+                for optimizer in ([self.optimizer] if self.optimizer else ["adamw", "adam8bit"])]
+
+
+def settings(m: Model, wish: Wish, place: Place) -> List[Setting]:
+    """For every method: the first setting that fits, then the one with the largest micro-batch if that is another.
+    Where nothing fits, the one that is least over."""
+    found: List[Setting] = []
+    for method in [wish.method] if wish.method else METHODS:
+        tried = []
+        for s in wish.tried(method, place.gpus):
+            micro = largest_batch(m, s, place, wish.effective)
+            steps = ceil_div(ceil_div(wish.effective, place.gpus), micro or 1)
+            tried.append(dataclasses.replace(s, micro_batch=micro, accumulation=steps,
+                                             bytes=estimate(m, s, place, micro or 1)))
+        fitting = [s for s in tried if s.micro_batch]
+        if not fitting:
+            found.append(min(tried, key=lambda s: s.bytes["total"]))
+            continue
+        found.append(fitting[0])
+        widest = max(fitting, key=lambda s: s.micro_batch)
+        if widest.micro_batch > fitting[0].micro_batch:
+            found.append(widest)
+    return found
+
+
+@dataclass(frozen=True)
+class Found:
+    place: Place
+    settings: List[Setting]
+    too_long: int  # tokens with which nothing fits: what was asked for, or the default; 0: something does
+    longest: int   # beside too_long: the most tokens with which something fits; 0: none
+
+    @property
+    def chosen(self) -> Optional[Setting]:
+        return next((s for s in self.settings if s.micro_batch), None)
+
+
+def find(m: Model, wish: Wish, place: Place, shorten: bool) -> Found:
+    """Settings for what was asked for. If nothing fits, the longest sequences with which something does are looked for,
+    as memory only grows with them; `shorten` halves the default until something fits."""
+    def at(tokens: int) -> Found:
+        there = dataclasses.replace(place, tokens=tokens)
+        return Found(there, settings(m, wish, there), 0, 0)
+    asked = at(place.tokens)
+    if asked.chosen:
+        return asked
+    longest = bisect(lambda tokens: at(tokens).chosen is not None, 0, place.tokens)
+    longest = longest if longest >= SHORTEST else 0
+    tokens = place.tokens
+    while shorten and longest and tokens > longest:
+        tokens //= 2
+    return dataclasses.replace(at(tokens), too_long=place.tokens, longest=longest)
+
+
+# ---- what was asked ----
+
+
+def _choice(name: str, value: Any, choices: Sequence[str]) -> Any:
+    if value is not None and value not in choices:
+        raise UsageError("--%s: expected %s, found '%s'" % (name, " or ".join(choices), value))
+    return value
+
+
+def _number(name: str, value: Any, least: int, most: int) -> Any:
+    try:
+        number = None if value is None else int(value)
+    except ValueError:
+        number = least - 1
+    if number is not None and not least <= number <= most:
+        raise UsageError("--%s: expected a whole number from %d to %d, found '%s'" % (name, least, most, value))
+    return number
+
+
+def _wish(method: Any, optimizer: Any, precision: Any, zero: Any, checkpointing: Any, lora_rank: Any,
+          effective_batch: Any) -> Wish:
+    if isinstance(checkpointing, bool):
+        checkpointing = "on" if checkpointing else "off"
+    _choice("checkpointing", checkpointing, ("on", "off"))
+    return Wish(_choice("method", method, list(METHODS)), _choice("optimizer", optimizer, list(OPTIMIZERS)),
+                _choice("precision", precision, list(PRECISIONS)) or "", _number("zero", zero, 0, 3),
+                None if checkpointing is None else checkpointing == "on",
+                _number("lora-rank", lora_rank, 1, 65536), _number("effective-batch", effective_batch, 1, 10 ** 9))
+
+
+def _place(plan: Plan, context_given: bool) -> Tuple[Place, List[str]]:
+    """The GPUs of a plan, and the names of those of their cards that are known."""
+    gpus = [d for d in plan.devices if d.name.startswith("cuda:")]
+    if not gpus:
+        raise UsageError("a plan for training needs a GPU in --vram, found '%s'" % plan.vram)
+    smallest = min(d.total_bytes or 0 for d in gpus)
+    context = max(d.context_bytes for d in gpus) or (0 if context_given else CONTEXT_BYTES)
+    return (Place(len(gpus), int(smallest * plan.margin), context, plan.context or 8192),
+            sorted({d.card for d in gpus if d.card}))
+
+
+def _is_old(card: str) -> bool:
+    """Is it a card before Ampere, which has no bfloat16?"""
+    return bool(answer(Hardware, "hardware", [], {"as_": card}).json["gpus"][0]["sm"] < 80)
+
+
+def plan_training(model: StrPath, *, method: Optional[str] = None, optimizer: Optional[str] = None,
+                  precision: Optional[str] = None, zero: Union[None, int, str] = None,
+                  checkpointing: Union[None, bool, str] = None, lora_rank: Union[int, str] = 16,
+                  effective_batch: Union[int, str] = 32, apply: Optional[StrPath] = None, profile: bool = False,
+                  **options: Unpack[PlanOptions]) -> TrainingPlan:
+    """Finds settings for fine-tuning that fit the GPUs of `vram`, in bytes per GPU (docs/training.md).
+
+    `method` is "full", "lora" or "qlora", `optimizer` "adamw", "adam", "adam8bit" or "sgd", `precision` "bf16", "fp16"
+    or "fp32", `zero` a ZeRO stage from 0 to 3, `checkpointing` on or off; what is left out is tried. The other options
+    are those of `plan` that say what the model becomes and where it is to run. `apply` is a folder that gets the first
+    setting that fits as files for accelerate and DeepSpeed, and `profile` runs a step of it in torch.
+
+    Raises as `plan` does; CheckError if `apply` or `profile` want a setting and none fits, DeviceError if `profile`
+    finds no GPU."""
+    wish = _wish(method, optimizer, precision, zero, checkpointing, lora_rank, effective_batch)
+    return _answer(model, wish, apply, profile, options)[0]
+
+
+def _answer(model: StrPath, wish: Wish, apply: Optional[StrPath], profile: bool,
+            options: Mapping[str, Any]) -> Tuple[TrainingPlan, Found]:
+    refused = [key for key in options if key.rstrip("_").replace("_", "-") not in TAKEN + SWITCHES]
+    if refused:
+        raise UsageError("%s is no option of a plan for training" % ", ".join(refused))
+    if apply is not None and os.path.exists(apply) and not os.path.isdir(apply):
+        raise UsageError("--apply %s: expected a folder, found a file" % os.fspath(apply))
+    plan = answer(Plan, "plan", [model], options, more=["-v"])
+    place, cards = _place(plan, options.get("cuda_context") is not None)
+    if wish.zero and place.gpus == 1:
+        raise UsageError("--zero %d divides states over several GPUs, but --vram names one; use --zero 0" % wish.zero)
+    if wish.zero == 3 and wish.method == "qlora":
+        raise UsageError("--zero 3 does not divide 4-bit weights; expected --zero 0 to 2 with --method qlora")
+    if not wish.precision:
+        wish = dataclasses.replace(wish, precision="fp16" if any(map(_is_old, cards)) else "bf16")
+    m = Model(plan.parameters, plan.weight_bytes, **plan.json["model_shape"])
+    if m.layers == 0 or m.parameters == 0:
+        raise InputError("%s: a plan for training needs a config.json that gives the model's layers" % plan.model)
+    found = find(m, wish, place, options.get("context") is None)
+    result = TrainingPlan.from_json(_json(plan, m, found))
+    if apply is None and not profile:
+        return result, found
+    if found.chosen is None:
+        raise CheckError("%s: no setting fits %d GPU%s, so there is none to %s; without this option the plan shows what "
+                         "is short" % (plan.model, place.gpus, "" if place.gpus == 1 else "s",
+                                       "measure" if apply is None else "apply"), result)
+    measured: Optional[Json] = None
+    if profile:
+        one, s = dataclasses.replace(found.place, gpus=1), dataclasses.replace(found.chosen, zero=0)
+        asked = estimate(m, s, one, s.micro_batch)
+        measured = {**measure(plan.model, plan.has_weights, s, one.tokens), "asked_bytes": asked["total"] - one.context}
+    if apply is not None:
+        _apply(apply, found.chosen, place.gpus)
+    more = {"applied": None if apply is None else os.fspath(apply), "profile": measured}
+    return TrainingPlan.from_json({**result.json, **more}), found
+
+
+# ---- the answer ----
+
+
+def _json(plan: Plan, m: Model, found: Found) -> Json:
+    """The object of --json, as `qconv plan --mode train` had it."""
+    place = found.place
+    return {"command": "plan", "mode": "train", "model": plan.model, "parameters": m.parameters,
+            "context": place.tokens, "gpus": place.gpus, "budget_bytes": place.budget,
+            "fits": found.chosen is not None, "longest_context": found.longest if found.too_long else None,
+            "settings": [{"label": s.label(), "method": s.method, "optimizer": s.optimizer, "precision": s.precision,
+                          "zero_stage": s.zero, "checkpointing": s.checkpointing, "trained_parameters": s.trained(m),
+                          "fits": s.micro_batch > 0,
+                          "short_by_bytes": 0 if s.micro_batch else s.bytes["total"] - place.budget,
+                          "micro_batch": s.micro_batch, "accumulation": s.accumulation,
+                          "effective_batch": s.micro_batch * s.accumulation * place.gpus, "bytes_per_gpu": s.bytes}
+                         for s in found.settings], "applied": None, "profile": None}
+
+
+def _size(value: float) -> str:
+    """Bytes with three digits, as the program writes them."""
+    units = ["B", "KB", "MB", "GB", "TB", "PB", "EB"]
+    while value >= 999.5 and len(units) > 1:
+        value /= 1000.0
+        units.pop(0)
+    return "%.*f %s" % (0 if units[0] == "B" or value >= 99.95 else 1 if value >= 9.995 else 2, value, units[0])
+
+
+def _count(value: int) -> str:
+    return "{:,}".format(value)
+
+
+def _row(s: Json, p: TrainingPlan) -> List[str]:
+    terms = ("parameters", "gradients", "optimizer", "activations", "workspace", "total")
+    cells = [s["label"], *(_size(s["bytes_per_gpu"][term]) for term in terms)]
+    if not s["fits"]:
+        return [*cells, "-", "short by " + _size(s["short_by_bytes"])]
+    gpus = "" if p.gpus == 1 else "x %d GPUs " % p.gpus
+    return [*cells, _count(s["micro_batch"]),
+            "x %d %s= %d" % (s["accumulation"], gpus, s["effective_batch"])]
+
+
+def text(p: TrainingPlan, found: Found, context_given: bool) -> str:
+    """The answer for people."""
+    rows = [["setting", "weights", "gradients", "optimizer", "activations", "workspace", "total", "batch",
+             "accumulated"], *(_row(s, p) for s in p.settings)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = ["%s: %s parameters, sequences of %s tokens" % (p.model, _count(p.parameters), _count(p.context)),
+             "%d GPU%s with %s to use%s" % (p.gpus, "" if p.gpus == 1 else "s", _size(p.budget_bytes),
+                                            "" if p.gpus == 1 else " each"), ""]
+    for row in rows:
+        middle = [cell.rjust(width) for cell, width in zip(row[1:-1], widths[1:-1])]
+        lines.append("  " + "  ".join([row[0].ljust(widths[0]), *middle, row[-1]]))
+    if found.longest:
+        lines += ["", "Nothing fits sequences of %s tokens%s; the longest that fit have %s (--context %d)" % (
+            _count(found.too_long), "" if context_given else ", the default, so these are shorter",
+            _count(found.longest), found.longest)]
+    elif found.too_long:
+        lines += ["", "Nothing fits, not even with shorter sequences; larger cards help, or more of them where --zero "
+                  "divides what is short"]
+    if p.profile:
+        asked, measured = p.profile["asked_bytes"], p.profile["allocated_bytes"]
+        lines += ["", "Measured on %s: the context takes %s, and a step on one GPU takes %s where %s were asked for; the "
+                  "estimate is %+.2f%% off." % (p.profile["gpu"], _size(p.profile["context_bytes"]), _size(measured),
+                                                _size(asked), 100.0 * (asked - measured) / measured)]
+    return "\n".join(lines) + "\n"
+
+
+# ---- files for accelerate and DeepSpeed ----
+
+
+def configurations(s: Setting, gpus: int) -> Dict[str, Json]:
+    """A setting as accelerate ("The command line", config_args) and DeepSpeed ("Configuration JSON") read it."""
+    accelerate: Json = {"compute_environment": "LOCAL_MACHINE", "debug": False,
+                        "distributed_type": "DEEPSPEED" if s.zero else "MULTI_GPU" if gpus > 1 else "NO"}
+    if s.zero:
+        accelerate["deepspeed_config"] = {
+            "zero_stage": s.zero, "gradient_accumulation_steps": s.accumulation, "offload_optimizer_device": "none",
+            "offload_param_device": "none", "zero3_init_flag": s.zero == 3, "zero3_save_16bit_model": s.zero == 3}
+    accelerate.update({"downcast_bf16": "no", "machine_rank": 0, "main_training_function": "main",
+                       "mixed_precision": "no" if s.precision == "fp32" else s.precision, "num_machines": 1,
+                       "num_processes": gpus, "use_cpu": False})
+    deepspeed = {"train_micro_batch_size_per_gpu": s.micro_batch, "gradient_accumulation_steps": s.accumulation,
+                 "train_batch_size": s.micro_batch * s.accumulation * gpus, "bf16": {"enabled": s.precision == "bf16"},
+                 "fp16": {"enabled": s.precision == "fp16"}, "zero_optimization": {"stage": s.zero}}
+    return {"accelerate.json": accelerate, "ds_config.json": deepspeed}
+
+
+def _apply(folder: StrPath, s: Setting, gpus: int) -> None:
+    """Writes both files; what had their names is kept as NAME.backup."""
+    os.makedirs(folder, exist_ok=True)
+    for name, config in configurations(s, gpus).items():
+        path = os.path.join(folder, name)
+        with open(path + ".new", "w", encoding="utf-8") as file:
+            file.write(json.dumps(config, indent=2) + "\n")
+        if os.path.lexists(path):
+            os.replace(path, path + ".backup")
+        os.replace(path + ".new", path)
+
+
+# ---- the command ----
+
+
+def _parser() -> Parser:
+    parser = Parser("plan-training", "Find settings for fine-tuning MODEL that fit the GPUs of --vram: full, LoRA and "
+                    "QLoRA. MODEL is what\n'qconv plan' takes, whose help explains --vram and the options of the "
+                    "conversion; docs/training.md has the formulas.")
+    add = parser.add_argument
+    add("model", metavar="MODEL")
+    add("--method", metavar="{full,lora,qlora}", help="how the model is trained (default: all are tried)")
+    add("--optimizer", metavar="{adamw,adam,adam8bit,sgd}",
+        help="the optimizer whose states are counted (default: adamw, or adam8bit where it helps)")
+    add("--precision", metavar="{bf16,fp16,fp32}", help="the dtype of the computation; 16 bits come with float32 master "
+        "weights (default: bf16, or fp16 on Volta and Turing)")
+    add("--zero", metavar="STAGE", help="the ZeRO stage over the GPUs, 0 to 3 (default: all are tried)")
+    add("--checkpointing", metavar="{on,off}",
+        help="keep only the inputs of layers, and compute the rest again (default: both are tried)")
+    add("--lora-rank", metavar="R", default=16, help="the rank of the adapters of every linear layer (default: 16)")
+    add("--effective-batch", metavar="N", default=32,
+        help="how many sequences one optimizer step has over all GPUs, with accumulation (default: 32)")
+    add("--apply", metavar="DIR", help="write the first setting that fits as DIR/accelerate.json and DIR/ds_config.json")
+    add("--profile", action="store_true", help="run a step of it in torch on this machine's GPU, to check the estimate")
+    add("--json", action="store_true", help="print one JSON object")
+    add("-q", "--quiet", action="store_true", help="show errors only")
+    plan = parser.add_argument_group("options of 'qconv plan'")
+    for name in TAKEN:
+        plan.add_argument("--" + name, metavar="...", action="append" if name in REPEATED else "store")
+    for name in SWITCHES:
+        plan.add_argument("--" + name, action="store_true")
+    return parser
+
+
+def main(argv: Sequence[str]) -> None:
+    """The command plan-training."""
+    asked = vars(_parser().parse_args(argv))
+    model, as_json, quiet, apply, profile = (asked.pop(name) for name in ("model", "json", "quiet", "apply", "profile"))
+    wish = _wish(*(asked.pop(name) for name in ("method", "optimizer", "precision", "zero", "checkpointing", "lora_rank",
+                                                "effective_batch")))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("ignore" if quiet else "always", QconvWarning)
+        try:
+            p, found = _answer(model, wish, apply, profile, asked)
+        finally:
+            for warning in said:
+                print("qconv: warning: %s" % warning.message, file=sys.stderr)
+    sys.stdout.write(json.dumps(p.json, indent=2) + "\n" if as_json else text(p, found, asked["context"] is not None))
