@@ -285,7 +285,7 @@ def integers(models):
     if not texts:
         return []
     out = ["## Integers of compressed-tensors", "",
-           "4-bit integers as vLLM and SGLang load them (`--to int4 --format compressed-tensors`, W4A16) stand here",
+           "4-bit integers as vLLM loads them (`--to int4 --format compressed-tensors`, W4A16) stand here",
            "beside those of llm-compressor's GPTQ and of AutoRound, and beside our NF4 with as many bits. In a table",
            "all rows have the same weights quantized, and all that are calibrated read the same %d tokens, in"
            % texts[0][1]["tokens"],

@@ -94,7 +94,7 @@ _qconv()
             return
             ;;
         --for)
-            mapfile -t COMPREPLY < <(compgen -W 'transformers vllm sglang unsloth qconv vllm-qconv all' -- "$cur")
+            mapfile -t COMPREPLY < <(compgen -W 'transformers vllm qconv vllm-qconv all' -- "$cur")
             return
             ;;
         --schemes)

@@ -51,7 +51,7 @@ complete -c qconv -n '__qconv_is convert plan' -l quantize -x -d "quantize tenso
 complete -c qconv -n '__qconv_is convert plan' -l recipe -r -F -d "read --keep and --quantize rules from a JSON file"
 complete -c qconv -n '__qconv_is convert plan' -l split-fused -d "let --keep, --quantize and --to auto split what engines load as one"
 complete -c qconv -n '__qconv_is convert plan' -l experts -x -a 'separate stacked' -d "write the experts of a layer as one tensor each, or as one for all"
-complete -c qconv -n '__qconv_is convert plan inspect' -l for -x -a 'transformers vllm sglang unsloth qconv vllm-qconv all' -d "refuse what this engine cannot load, and say what helps"
+complete -c qconv -n '__qconv_is convert plan inspect' -l for -x -a 'transformers vllm qconv vllm-qconv all' -d "refuse what this engine cannot load, and say what helps"
 complete -c qconv -n '__qconv_is convert plan' -l requantize -d "quantize MXFP4 experts anew instead of passing them through"
 complete -c qconv -n '__qconv_is convert plan' -l drop-mtp -d "leave out the layers for multi-token prediction"
 complete -c qconv -n '__qconv_is convert plan' -l schemes -x -d "the schemes that --to auto may choose from"

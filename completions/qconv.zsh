@@ -59,7 +59,7 @@ _qconv()
                 '--recipe=[read --keep and --quantize rules from a JSON file]:FILE:_files' \
                 '--split-fused[let --keep, --quantize and --to auto split what engines load as one]' \
                 '--experts=[write the experts of a layer as one tensor each, or as one for all]:experts:(separate stacked)' \
-                '--for=[refuse what this engine cannot load, and say what helps]:for:(transformers vllm sglang unsloth qconv vllm-qconv all)' \
+                '--for=[refuse what this engine cannot load, and say what helps]:for:(transformers vllm qconv vllm-qconv all)' \
                 '--requantize[quantize MXFP4 experts anew instead of passing them through]' \
                 '--drop-mtp[leave out the layers for multi-token prediction]' \
                 '--schemes=[the schemes that --to auto may choose from]:LIST:' \
@@ -107,7 +107,7 @@ _qconv()
                 '--recipe=[read --keep and --quantize rules from a JSON file]:FILE:_files' \
                 '--split-fused[let --keep, --quantize and --to auto split what engines load as one]' \
                 '--experts=[write the experts of a layer as one tensor each, or as one for all]:experts:(separate stacked)' \
-                '--for=[refuse what this engine cannot load, and say what helps]:for:(transformers vllm sglang unsloth qconv vllm-qconv all)' \
+                '--for=[refuse what this engine cannot load, and say what helps]:for:(transformers vllm qconv vllm-qconv all)' \
                 '--requantize[quantize MXFP4 experts anew instead of passing them through]' \
                 '--drop-mtp[leave out the layers for multi-token prediction]' \
                 '--schemes=[the schemes that --to auto may choose from]:LIST:' \
@@ -149,7 +149,7 @@ _qconv()
             ;;
         inspect)
             _arguments -s \
-                '--for=[refuse what this engine cannot load, and say what helps]:for:(transformers vllm sglang unsloth qconv vllm-qconv all)' \
+                '--for=[refuse what this engine cannot load, and say what helps]:for:(transformers vllm qconv vllm-qconv all)' \
                 '--json[write the result to standard output as one JSON object]' \
                 '(-q --quiet)'{-q,--quiet}'[show errors only\: no progress, no summary and no warnings]' \
                 '*'{-v,--verbose}'[say more, and with -vv still more]' \

@@ -123,7 +123,8 @@ static qc_status settle_loaders(qc_convert_report *r, const qc_plan *plan, const
     if (!o->engines)
         return QC_OK;
     qc_served served;
-    QC_TRY(qc_tp_served(&served, plan, loaders, fit, err));
+    QC_TRY(qc_served_of_plan(&served, plan, loaders, err));
+    served.ranks = fit ? fit->ranks : 0;
     return qc_engines_refuse(&served, o->engines, &o->call, err);
 }
 

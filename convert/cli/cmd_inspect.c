@@ -216,9 +216,8 @@ static void put_engines(const qc_facts *f, qc_strbuf *out)
             refusals++;
         }
         if (f->engines & 1u << e && refusals == 0)
-            qc_strbuf_putf(out, "--for %s: %s loads it%s.\n", qc_engine_rows[e].name,
-                           qc_engine_rows[e].versions,
-                           qc_engine_rows[e].was_run ? "" : ", as its source reads");
+            qc_strbuf_putf(out, "--for %s: %s loads it.\n", qc_engine_rows[e].name,
+                           qc_engine_rows[e].versions);
     }
 }
 

@@ -87,7 +87,8 @@ static qc_status ask_engines(const qc_options *o, const qc_planned_model *planne
     qc_served served;
     if (!o->engines)
         return QC_OK;
-    QC_TRY(qc_tp_served(&served, &planned->plan, loaders, &planned->fit, err));
+    QC_TRY(qc_served_of_plan(&served, &planned->plan, loaders, err));
+    served.ranks = planned->fit.ranks;
     served.compressed = 0;
     return qc_engines_refuse(&served, o->engines, &o->call, err);
 }

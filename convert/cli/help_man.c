@@ -118,7 +118,7 @@ static void add_commands(qc_strbuf *out)
     }
     qc_strbuf_puts(out, ".SH DESCRIPTION\n");
     add_line(out, "qconv turns a Hugging Face checkpoint into one that is quantized (NF4, int8 or "
-                  "int4, in the forms that transformers, vLLM and SGLang load) or cast to 16 "
+                  "int4, in the forms that transformers and vLLM load) or cast to 16 "
                   "bits, in constant memory, with a hash over every byte that it writes.\n\n"
                   "Results go to standard output, everything else to standard error.");
     qc_strbuf_puts(out, ".SH COMMANDS\n");

@@ -116,9 +116,11 @@ qc_status qc_mistaken_option(const char **text, qc_arena *arena, const char *typ
 
 /* ---- what is gone ---- */
 
+#define NEVER_RUN     "which qconv was never run with; docs/interop.md says what the others load"
 #define PLAN_TRAINING "'qconv plan-training MODEL' of the Python package "
 
-/* Commands, and options with their dashes. commands: those that had the option; 0 for all. */
+/* Commands, and options with their dashes, some with a value. commands: those that had the option;
+ * 0 for all. */
 static const struct {
     const char *word;
     unsigned commands;
@@ -145,6 +147,8 @@ static const struct {
     {"--apply", QC_CMD_BIT(QC_CMD_PLAN),
      PLAN_TRAINING "writes the files for accelerate and DeepSpeed with --apply DIR"},
     {"--profile", QC_CMD_BIT(QC_CMD_PLAN), PLAN_TRAINING "runs a step in torch with --profile"},
+    {"--for sglang", 0, NEVER_RUN},
+    {"--for unsloth", 0, NEVER_RUN},
     {"--watch", 0, "'nvidia-smi dmon' follows a GPU while something runs"},
 };
 

@@ -124,7 +124,7 @@ const qc_option_row qc_option_table[] = {
      .help = "what the weights of linear layers become",
      .more = "nf4: 4-bit NormalFloat in blocks, as bitsandbytes stores it. int8: one scale per "
              "row, as LLM.int8 stores it, or per block with --block-size. int4: 4-bit integers in "
-             "groups, which vLLM and SGLang split over cards. auto: each weight "
+             "groups, which vLLM splits over cards. auto: each weight "
              "becomes one of these or stays in 16 bits, so that the predicted error is as small "
              "as --vram allows. fp16 and bf16: every floating-point tensor is cast; if the "
              "checkpoint is quantized already, its quantized weights are turned back, and --rest "
@@ -141,7 +141,7 @@ const qc_option_row qc_option_table[] = {
             .why = ": its form in 4 bits is --to nf4"}),
      .help = "the library whose format the quantized weights have",
      .more = "bitsandbytes is what transformers loads for inference and for training adapters. "
-             "compressed-tensors is what vLLM and SGLang split over several cards: --to int8 is "
+             "compressed-tensors is what vLLM splits over several cards: --to int8 is "
              "W8A8, --to int4 is W4A16, and --to auto mixes W4A16, W8A16 and 16 bits."},
     {ROW("activation-bits", FITTING, OUTPUT), CHOICE(convert.plan.recipe.activations_16),
      CHOICES("8", "16"), .quantizes = 1, .dflt_note = "8, or 16 with --to auto", .since = "0.5.0",
@@ -295,7 +295,7 @@ const qc_option_row qc_option_table[] = {
     {ROW("split-fused", FITTING, TENSORS), SWITCH(convert.plan.recipe.split_fused),
      .since = "0.5.0",
      .help = "let --keep, --quantize and --to auto split what engines load as one",
-     .more = "vLLM and SGLang hold q, k and v as one module, gate and up as another, and the "
+     .more = "vLLM holds q, k and v as one module, gate and up as another, and the "
              "experts of a layer as one. Without this option a --keep or --quantize that names "
              "some of them counts for all of them, and --to auto chooses once for them."},
     {ROW("experts", FITTING, TENSORS), CHOICE(convert.plan.recipe.experts),
@@ -320,13 +320,12 @@ const qc_option_row qc_option_table[] = {
      VALUES(QC_ENGINE_BITS), .since = "0.5.0",
      FOREIGN({.names = "engine target-engine runtime serve"}),
      .help = "refuse what this engine cannot load, and say what helps",
-     .more = "The engines are transformers with bitsandbytes, vLLM with its plug-in for it, SGLang, "
-             "Unsloth, qconv (qconv.load in Python) and vllm-qconv (vLLM with the plug-in of "
-             "qconv's Python package, which serves NF4 and int8 with --tp, too); all stands for "
-             "all of them, or all but the last two for what qconv has not written. docs/interop.md "
-             "has their versions, and says what was run and what was "
-             "only read. inspect looks at a finished output, and ends with exit code 4 if one of "
-             "them does not load it."},
+     .more = "The engines are transformers with bitsandbytes, vLLM with its plug-in for it, qconv "
+             "(qconv.load in Python) and vllm-qconv (vLLM with the plug-in of qconv's Python "
+             "package, which serves NF4 and int8 with --tp, too); all stands for all of them, or "
+             "all but the last two for what qconv has not written. docs/interop.md has their "
+             "versions, and what was run. inspect looks at a finished output, and ends with exit "
+             "code 4 if one of them does not load it."},
     {ROW("requantize", FITTING, TENSORS), SWITCH(convert.plan.recipe.requantize), .since = "0.2.0",
      .help = "quantize MXFP4 experts anew instead of passing them through",
      .more = "This is for gpt-oss, whose experts are MXFP4 already. Passing them through loses "

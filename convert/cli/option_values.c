@@ -69,7 +69,7 @@ static qc_status read_number(const qc_option_row *row, const char *text, const c
 static qc_status read_choice(const qc_option_row *row, const char *text, unsigned *out,
                              qc_error *err)
 {
-    char choices[QC_SPELLED_BYTES];
+    char choices[QC_SPELLED_BYTES], typed[64];
     for (unsigned i = 0; row->choices[i]; i++) {
         if (qc_same_word(text, row->choices[i])) {
             *out = i;
@@ -78,6 +78,11 @@ static qc_status read_choice(const qc_option_row *row, const char *text, unsigne
     }
     const char *meant = qc_mistaken_choice(row, text);
     qc_option_list_choices(row, choices, sizeof choices);
+    (void)snprintf(typed, sizeof typed, "--%s %s", row->name, text);
+    const char *instead = qc_gone_instead(typed, strlen(typed), QC_CMD_HELP);
+    if (instead)
+        QC_FAIL(err, QC_ERR_USAGE, "--%s: expected %s, got '%s', %s", row->name, choices, text,
+                instead);
     QC_FAIL(err, QC_ERR_USAGE, "--%s: expected %s, got '%.*s'%s%s%s", row->name, choices,
             QUOTED_MOST, text, meant ? "; did you mean " : "", meant ? meant : "",
             meant ? "?" : "");

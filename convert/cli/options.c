@@ -14,6 +14,7 @@
 #include "convert/cli/option_values.h"
 #include "convert/cli/rules_file.h"
 #include "convert/fit/tensor_parallel.h"
+#include "convert/plan/engines.h"
 #include "formats/file_io.h"
 
 #include <stdio.h>

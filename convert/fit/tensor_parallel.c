@@ -356,33 +356,6 @@ qc_status qc_tp_sum_segments(uint64_t **segment_bytes, qc_arena *arena, const qc
 
 /* ---- serving ---- */
 
-static void take_share(qc_served_weight *w, qc_split split, const qc_fit *fit)
-{
-    if (split == QC_SPLIT_ROWS)
-        w->cols /= fit->ranks;
-    else if (split == QC_SPLIT_KV_HEADS)
-        w->rows = fit->geometry->kv_heads * fit->geometry->head_dim;
-    else if (split == QC_SPLIT_COLUMNS || split == QC_SPLIT_FUSED_QKV)
-        w->rows /= fit->ranks;
-}
-
-qc_status qc_tp_served(qc_served *out, const qc_plan *plan, const qc_loaders *l, const qc_fit *fit,
-                       qc_error *err)
-{
-    const size_t count = plan->model->tensor_count;
-    qc_served_weight *shares = NULL;
-    QC_TRY(qc_served_of_plan(out, plan, l, err));
-    if (!fit || fit->ranks == 0)
-        return QC_OK;
-    out->ranks = fit->ranks;
-    QC_TRY(qc_arena_array(plan->arena, &shares, count, err));
-    memcpy(shares, out->weights, count * sizeof *shares);
-    for (size_t i = 0; i < count; i++)
-        take_share(&shares[i], qc_split_of(plan->model->tensors[i].name), fit);
-    out->weights = shares;
-    return QC_OK;
-}
-
 void qc_tp_serve_options(qc_strbuf *text, const qc_fit_options *o, uint32_t ranks)
 {
     qc_strbuf_putf(text,

@@ -22,7 +22,6 @@
 #include "convert/fit/split_names.h"
 #include "convert/model/geometry.h"
 #include "convert/model/segments.h"
-#include "convert/plan/engines.h"
 #include "convert/plan/plan.h"
 
 /* A tensor of an output, as the split sees it. */
@@ -61,10 +60,6 @@ QC_NODISCARD qc_status qc_tp_sum_tensors(uint64_t **tensor_bytes, qc_arena *aren
 QC_NODISCARD qc_status qc_tp_sum_segments(uint64_t **segment_bytes, qc_arena *arena,
                                           const qc_plan *plan, const qc_segments *segments,
                                           const qc_tp_split *split, qc_error *err);
-/* As qc_served_of_plan, with the rows and columns that a card has of each weight. fit is that of
- * the plan, or NULL. */
-QC_NODISCARD qc_status qc_tp_served(qc_served *out, const qc_plan *plan, const qc_loaders *l,
-                                    const qc_fit *fit, qc_error *err);
 /* Appends the options of `vllm serve` with which a model is served as it was planned for:
  * "--tensor-parallel-size 2 --max-model-len 8192 ...". o->context is filled in. */
 void qc_tp_serve_options(qc_strbuf *text, const qc_fit_options *o, uint32_t ranks);

@@ -3,7 +3,8 @@
  * a member that was kept in 16 bits among quantized ones does not load, or is quantized again.
  *
  * The rows were read from the packed_modules_mapping and the stacked weights of all models of vLLM
- * 0.32.0, and the last one from SGLang's deepseek_v2.py. transformers fuses nothing of this. */
+ * 0.32.0. The lists in config.json have `other` beside vLLM's name. transformers fuses nothing of
+ * this. */
 #ifndef QC_CONVERT_FUSED_GROUPS_H
 #define QC_CONVERT_FUSED_GROUPS_H
 

@@ -16,7 +16,7 @@
  * version renames what is inside. A name that is not a plain path of the file is left out if any of
  * these rules would match a quantized module with it.
  *
- * vLLM and SGLang hold fused groups as one module (fused_groups.h) and look for its name alone, so
+ * vLLM holds fused groups as one module (fused_groups.h) and looks for its name alone, so
  * that is added where all members stay. transformers has no such module, and its name harms
  * nothing there. */
 #ifndef QC_CONVERT_RECIPE_SKIP_H

@@ -13,12 +13,10 @@
 
 const qc_engine_row qc_engine_rows[QC_ENGINES] = {
     [QC_ENGINE_TRANSFORMERS] = {"transformers",
-                                "transformers 4.57.6 and 5.23.0 (bitsandbytes 0.50.2)", 1},
-    [QC_ENGINE_VLLM] = {"vllm", "vLLM 0.32.0 (vllm-bnb-plugin 0.0.3)", 1},
-    [QC_ENGINE_SGLANG] = {"sglang", "SGLang (November 2026)", 0},
-    [QC_ENGINE_UNSLOTH] = {"unsloth", "Unsloth (November 2026)", 0},
-    [QC_ENGINE_LOAD] = {"qconv", "qconv.load (transformers 4.57.6 and 5.23.0)", 1},
-    [QC_ENGINE_PLUGIN] = {"vllm-qconv", "vLLM 0.32.0 with qconv's plug-in", 1},
+                                "transformers 4.57.6 and 5.23.0 (bitsandbytes 0.50.2)"},
+    [QC_ENGINE_VLLM] = {"vllm", "vLLM 0.32.0 (vllm-bnb-plugin 0.0.3)"},
+    [QC_ENGINE_LOAD] = {"qconv", "qconv.load (transformers 4.57.6 and 5.23.0)"},
+    [QC_ENGINE_PLUGIN] = {"vllm-qconv", "vLLM 0.32.0 with qconv's plug-in"},
 };
 
 #define BIT(engine) (1u << QC_ENGINE_##engine)
@@ -31,7 +29,6 @@ const qc_engine_row qc_engine_rows[QC_ENGINES] = {
 /* The names of weights of which each is the first of its kind, or NULL. */
 typedef struct {
     const char *quantized;
-    const char *flat;         /* NF4 without double quantization */
     const char *int8_expert;  /* an expert, kept or not, where something is int8 */
     const char *kept_expert;  /* an expert in 16 bits where something is NF4 */
     const char *mixed_expert; /* another block size than the layer's first expert has */
@@ -43,12 +40,10 @@ typedef struct {
     /* of compressed-tensors: */
     const char *integers;
     const char *loose;           /* activations have 16 bits, and it is not packed */
-    const char *odd_group;       /* Marlin has no groups of that size, which is named too */
-    const char *no_kernel;       /* neither has another kernel of vLLM's */
+    const char *no_kernel;       /* vLLM has no groups of that size, which is named too */
     const char *odd_activations; /* other numbers than 16-bit floats or, beside 8 bits, int8 */
     const char *zero_points;     /* where no kernel has them */
     const char *act_order;
-    const char *odd_shape;     /* of 16-bit activations: no tile of Marlin's fits */
     const char *mixed_member;  /* another scheme than the fused group's first member has */
     const char *uneven_expert; /* another scheme than the layer's first expert has */
     const char *strange;       /* more than a scale for each row or group, as qconv writes it */
@@ -91,12 +86,6 @@ static int are_alike(const qc_served_weight *a, const qc_served_weight *b)
            x->float_activations == y->float_activations;
 }
 
-/* Marlin multiplies weights of 4 or 8 bits with activations of 16 on GPUs. It has these tiles. */
-static int has_tiles(uint64_t rows, uint64_t cols)
-{
-    return (rows % 64 == 0 && cols % 128 == 0) || (rows % 128 == 0 && cols % 64 == 0);
-}
-
 /* Looks at a module of an engine: a fused group, at its first member, or a weight by itself. */
 static qc_status look_at_module(finding *f, const qc_served *s, uint32_t i, qc_error *err)
 {
@@ -104,7 +93,6 @@ static qc_status look_at_module(finding *f, const qc_served *s, uint32_t i, qc_e
     const qc_served_weight *first = &s->weights[i];
     const char *name = s->model->tensors[i].name, *kept = NULL, *fused = NULL;
     unsigned quantized = 0;
-    uint64_t rows = 0;
     int is_group = qc_fused_group_of(&g, s->model, i);
     if (is_group && g.tensors[0] != i)
         return QC_OK;
@@ -112,16 +100,12 @@ static qc_status look_at_module(finding *f, const qc_served *s, uint32_t i, qc_e
         g = (qc_fused_group){.tensors = {i}, .count = 1};
     for (unsigned k = 0; k < g.count; k++) {
         const qc_served_weight *w = &s->weights[g.tensors[k]];
-        rows += w->rows;
         quantized += (unsigned)is_quantized(w);
         if (!is_quantized(w))
             note(&kept, w->name);
         else if (is_quantized(first) && !are_alike(first, w))
             note(&f->mixed_member, w->name);
     }
-    if (first->integers.packed && first->integers.activation_bits == 16 &&
-        !has_tiles(rows, first->cols))
-        note(&f->odd_shape, first->name);
     if (quantized > 0 && kept)
         note(&f->kept_member, kept);
     if (!is_group || quantized > 0 || !s->skipped || f->unlisted || qc_expert_stem(name) > 0)
@@ -173,7 +157,7 @@ static void look_at_experts(finding *f, const qc_served *s, int has_nf4, int has
     }
 }
 
-/* Looks at how the codes of a weight share scales. */
+/* Looks at how the codes of a weight share scales. vLLM has groups of 256 for 4 bits only. */
 static qc_status look_at_scales(finding *f, const qc_served *s, const qc_served_weight *w,
                                 qc_error *err)
 {
@@ -183,15 +167,14 @@ static qc_status look_at_scales(finding *f, const qc_served *s, const qc_served_
     const int weights_only = n->activation_bits == 16;
     if (!weights_only && (g == 0 || n->one_scale))
         return QC_OK;
-    if (weights_only && !n->one_scale && (g == 0 || g == 32 || g == 64 || g == 128))
+    if (weights_only && !n->one_scale &&
+        (g == 0 || g == 32 || g == 64 || g == 128 || (g == 256 && n->bits == 4)))
         return QC_OK;
     if (n->one_scale)
         QC_TRY(qc_arena_printf(s->arena, &text, err, "'%s' has one scale", w->name));
     else
         QC_TRY(qc_arena_printf(s->arena, &text, err, "'%s' has groups of %" PRIu64, w->name, g));
-    note(&f->odd_group, text);
-    if (!weights_only || n->one_scale || n->bits != 4 || g != 256)
-        note(&f->no_kernel, text);
+    note(&f->no_kernel, text);
     return QC_OK;
 }
 
@@ -234,8 +217,6 @@ static qc_status find(finding *f, const qc_served *s, qc_error *err)
             QC_TRY(look_at_integers(f, s, w, err));
         has_nf4 |= w->scheme == QC_SCHEME_NF4;
         has_int8 |= w->scheme == QC_SCHEME_INT8_ROWS;
-        if (w->scheme == QC_SCHEME_NF4 && !w->nested)
-            note(&f->flat, w->name);
     }
     if (!f->quantized)
         return QC_OK;
@@ -283,7 +264,6 @@ static qc_status add_row(qc_refusals *out, const qc_served *s, const refusal_row
                            at + 2, help);
 }
 
-#define FUSED (BIT(VLLM) | BIT(SGLANG)) /* the engines that hold several weights as one module */
 #define SPLIT "leave out --split-fused, or --keep all of them"
 #define AGAIN "convert again without --split-fused"
 /* What helps where no option does: the codes are made anew. */
@@ -305,7 +285,7 @@ static unsigned add_general(refusal_row *rows, const qc_served *s, const finding
         {OTHERS, f->stack,
          "by itself loads no quantized experts that are stacked in one tensor ('%s')",
          "--experts separate", "--to keep --experts separate takes them apart"},
-        {FUSED, f->kept_member,
+        {BIT(VLLM), f->kept_member,
          "has one scheme for a fused group, and '%s' is in 16 bits beside quantized members", SPLIT,
          AGAIN},
     };
@@ -350,13 +330,12 @@ static unsigned add_ours(refusal_row *rows, const qc_served *s, const finding *f
 static unsigned add_bitsandbytes(refusal_row *rows, const qc_served *s, const finding *f)
 {
     int is_it = f->quantized && !f->integers;
-    int float32 = is_it && s->compute_dtype && strcmp(s->compute_dtype, "float32") == 0;
     const refusal_row all[] = {
-        {FUSED, f->unlisted,
+        {BIT(VLLM), f->unlisted,
          "looks for '%s' on the skip list, which does not have it, and quantizes again what was "
          "kept",
          "convert with this version", "convert again with this version"},
-        {FUSED, s->ranks > 1 && is_it ? f->quantized : NULL,
+        {BIT(VLLM), s->ranks > 1 && is_it ? f->quantized : NULL,
          "does not split weights in bitsandbytes' form ('%s') over cards",
          "--for vllm-qconv serves them with qconv's plug-in, or --format compressed-tensors",
          AGAIN},
@@ -370,11 +349,6 @@ static unsigned add_bitsandbytes(refusal_row *rows, const qc_served *s, const fi
         {BIT(VLLM), f->cut_expert,
          "joins the blocks of all experts, and '%s' is not a whole number of them",
          "a smaller --block-size", "convert again with a smaller --block-size"},
-        {BIT(UNSLOTH), f->flat, "reads scales that are quantized too, and those of '%s' are not",
-         "leave out --no-double-quant", "convert again without --no-double-quant"},
-        {BIT(UNSLOTH), float32 ? "float32" : NULL, "computes in 16 bits, and config.json says %s",
-         "--compute-dtype bfloat16 or float16",
-         "convert again with --compute-dtype bfloat16 or float16"},
     };
     memcpy(rows, all, sizeof all);
     return sizeof all / sizeof *all;
@@ -387,35 +361,28 @@ static unsigned add_integers(refusal_row *rows, const finding *f)
         "has kernels for groups of 32, 64 or 128 and for a scale per row (for that alone where "
         "activations have 8 bits), and %s";
     const refusal_row all[] = {
-        {BIT(TRANSFORMERS) | FUSED, f->loose,
+        {BIT(TRANSFORMERS) | BIT(VLLM), f->loose,
          "takes weights of 8 bits beside activations of 16 only as pack-quantized, and '%s' is "
          "int-quantized",
          ANEW, ANEW},
-        {FUSED, f->odd_activations,
+        {BIT(VLLM), f->odd_activations,
          "has activations of fewer than 16 bits as int8 beside int8 weights alone, and '%s' is of "
          "another kind",
          ANEW, ANEW},
-        {BIT(SGLANG), f->odd_group, scales, ANEW, ANEW},
         {BIT(VLLM), f->no_kernel, scales, ANEW, ANEW},
-        {FUSED, f->zero_points,
+        {BIT(VLLM), f->zero_points,
          "takes zero points beside 4-bit weights (and beside 8-bit ones on Hopper alone), and '%s' "
          "has 8 bits",
          ANEW, ANEW},
         {BIT(VLLM), f->act_order, "no longer loads act-order, and '%s' has it", ANEW, ANEW},
-        {FUSED, f->mixed_member,
+        {BIT(VLLM), f->mixed_member,
          "has one scheme for a fused group, and '%s' has another than its first member", SPLIT,
          AGAIN},
-        {FUSED, f->uneven_expert,
+        {BIT(VLLM), f->uneven_expert,
          "takes one scheme for the experts of a layer, and '%s' has another than the first", SPLIT,
          AGAIN},
         {BIT(VLLM), f->static_expert,
          "quantizes the activations of experts itself, and those of '%s' are static", ANEW, ANEW},
-        {BIT(SGLANG), f->odd_shape,
-         "wants modules with columns in 128s and rows in 64s, or in 64s and 128s, and that of '%s' "
-         "has others",
-         "--keep such weights, or --format bitsandbytes", "convert again with --keep for those"},
-        {BIT(UNSLOTH), f->integers, "is not known to load compressed-tensors ('%s')",
-         "--format bitsandbytes", "convert again with --format bitsandbytes"},
     };
     memcpy(rows, all, sizeof all);
     return sizeof all / sizeof *all;
@@ -497,7 +464,6 @@ static void set_made(qc_served_weight *out, const qc_job *j)
     const qc_scheme_row *row = &qc_schemes[j->scheme];
     out->scheme = j->scheme;
     out->block_elems = row->by_rows ? 0 : j->block_elems;
-    out->nested = j->nested;
     if (row->format != QC_FORMAT_COMPRESSED_TENSORS)
         return;
     out->scheme = QC_SCHEME_KEEP;
@@ -519,19 +485,14 @@ qc_status qc_served_of_plan(qc_served *out, const qc_plan *p, const qc_loaders *
         *w = (qc_served_weight){.is_weight = j->entry->owner == UINT32_MAX,
                                 .is_stack = j->stack && qc_scheme_is_quantized(j->scheme),
                                 .name = p->model->tensors[j->source].name,
-                                .elems = j->elems,
-                                .rows = j->rows,
-                                .cols = j->cols};
+                                .elems = j->elems};
         if (qc_scheme_is_quantized(j->scheme)) {
             set_made(w, j);
         } else if (stored) {
             w->scheme = stored->stored_as;
             w->block_elems = stored->block_elems;
-            w->nested = stored->nested_block_elems > 0;
         } else if (coded) {
-            w->rows = coded->dims[0];
-            w->cols = coded->dims[1];
-            w->elems = qc_sat_mul(w->rows, w->cols);
+            w->elems = qc_sat_mul(coded->dims[0], coded->dims[1]);
             if (!qc_served_set_integers(w, coded))
                 foreign = qc_coding_name(coded->coding);
         }
@@ -544,7 +505,6 @@ qc_status qc_served_of_plan(qc_served *out, const qc_plan *p, const qc_loaders *
                        .instead = l->instead,
                        .model_type = p->recipe->model_type,
                        .rest = l->rest,
-                       .compute_dtype = p->options->recipe.compute_dtype,
                        .has_config = l->has_config,
                        .compressed = l->compressed};
     return QC_OK;

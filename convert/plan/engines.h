@@ -1,6 +1,6 @@
 /* What the engines that serve or train a model can load: one table of engines, and one of what each
  * of them refuses. --for asks it about a plan or about a finished output. docs/interop.md says the
- * same for people, with what was run and what was only read. */
+ * same for people, with what was run. */
 #ifndef QC_CONVERT_ENGINES_H
 #define QC_CONVERT_ENGINES_H
 
@@ -9,22 +9,19 @@
 typedef enum {
     QC_ENGINE_TRANSFORMERS,
     QC_ENGINE_VLLM,
-    QC_ENGINE_SGLANG,
-    QC_ENGINE_UNSLOTH,
     QC_ENGINE_LOAD,   /* qconv.load in Python */
     QC_ENGINE_PLUGIN, /* vLLM with the plug-in of qconv's Python package */
     QC_ENGINES
 } qc_engine;
 /* As --for has them, and the bits that they stand for. */
-#define QC_ENGINE_NAMES "transformers", "vllm", "sglang", "unsloth", "qconv", "vllm-qconv", "all"
-#define QC_ENGINE_BITS  1, 2, 4, 8, 16, 32, QC_ENGINES_ALL
+#define QC_ENGINE_NAMES "transformers", "vllm", "qconv", "vllm-qconv", "all"
+#define QC_ENGINE_BITS  1, 2, 4, 8, QC_ENGINES_ALL
 #define QC_ENGINES_ALL  ((1u << QC_ENGINES) - 1)
 #define QC_ENGINES_OURS (1u << QC_ENGINE_LOAD | 1u << QC_ENGINE_PLUGIN)
 
 typedef struct {
     const char *name;     /* as --for has it */
     const char *versions; /* "vLLM 0.32.0 (vllm-bnb-plugin 0.0.3)" */
-    int was_run;          /* 0: its source was only read */
 } qc_engine_row;
 
 /* Indexed by qc_engine. */
@@ -47,8 +44,6 @@ typedef struct {
     qc_scheme scheme;     /* KEEP: it is not quantized, or it is integers that no scheme makes */
     uint64_t block_elems; /* 0: each row has a scale */
     uint64_t elems;
-    uint64_t rows, cols;
-    int nested;
     qc_served_integers integers;
 } qc_served_weight;
 
@@ -57,12 +52,11 @@ typedef struct {
     qc_arena *arena;
     const qc_checkpoint *model;      /* has the names of the weights */
     const qc_served_weight *weights; /* one for each tensor of the model */
-    const char *foreign;       /* "fp8", "gptq", ...: what some weights are that stay so, or NULL */
-    const char *own_form;      /* as in qc_plan */
-    const char *instead;       /* options that make a form which others load */
-    const char *model_type;    /* of config.json, or "" */
-    const char *rest;          /* as in qc_loaders */
-    const char *compute_dtype; /* as config.json will say it, or does; NULL: 16 bits */
+    const char *foreign;    /* "fp8", "gptq", ...: what some weights are that stay so, or NULL */
+    const char *own_form;   /* as in qc_plan */
+    const char *instead;    /* options that make a form which others load */
+    const char *model_type; /* of config.json, or "" */
+    const char *rest;       /* as in qc_loaders */
     int has_config;
     int compressed;
     int no_manifest; /* there is no qconv.json, and none will be written */

@@ -270,11 +270,12 @@ static void warn_widened(const qc_plan *p, const qc_call *call)
         if (w->groups > 1)
             (void)snprintf(more, sizeof more, ", and so in %" PRIu32 " more place%s", w->groups - 1,
                            w->groups > 2 ? "s" : "");
-        qc_console_warn(call,
-                        "%s '%s' names %s of '%s' without %s, but vLLM and SGLang load them as one "
-                        "(%s), so all of them are %s%s; --split-fused keeps to the names",
-                        rule->quantize ? "--quantize" : "--keep", rule->glob, w->named, w->first,
-                        w->added, w->row->fused, rule->quantize ? "quantized" : "kept", more);
+        qc_console_warn(
+            call,
+            "%s '%s' names %s of '%s' without %s, but vLLM loads them as one (%s), so all "
+            "of them are %s%s; --split-fused keeps to the names",
+            rule->quantize ? "--quantize" : "--keep", rule->glob, w->named, w->first, w->added,
+            w->row->fused, rule->quantize ? "quantized" : "kept", more);
     }
 }
 

@@ -19,9 +19,7 @@ static qc_status gather_weights(qc_served *s, const qc_facts *f, qc_error *err)
         weights[i] = (qc_served_weight){.is_weight = is_weight(tf),
                                         .is_stack = tf->scheme && !tf->is_state && tf->ndim == 3,
                                         .name = f->model->tensors[i].name,
-                                        .elems = tf->elems,
-                                        .rows = tf->dims[0],
-                                        .cols = tf->dims[1]};
+                                        .elems = tf->elems};
         if (!tf->scheme || tf->is_state)
             continue;
         if (tf->coded && !qc_served_set_integers(&weights[i], tf->coded))
@@ -29,7 +27,6 @@ static qc_status gather_weights(qc_served *s, const qc_facts *f, qc_error *err)
         if (tf->stored && !tf->coded) {
             weights[i].scheme = tf->stored->stored_as;
             weights[i].block_elems = tf->stored->block_elems;
-            weights[i].nested = tf->stored->nested_block_elems > 0;
         }
     }
     return QC_OK;
@@ -43,10 +40,6 @@ qc_status qc_facts_ask_engines(qc_facts *f, unsigned engines, qc_error *err)
     qc_served s = {.arena = f->arena,
                    .model = f->model,
                    .model_type = f->model_type ? f->model_type : "",
-                   .compute_dtype =
-                       qc_json_bool_or(qc_json_get(q, "load_in_4bit"), 0)
-                           ? qc_json_string_or(qc_json_get(q, "bnb_4bit_compute_dtype"), NULL)
-                           : NULL,
                    .skipped = qc_json_get(q, "llm_int8_skip_modules"),
                    .has_config = config != NULL,
                    .no_manifest = !f->manifest,

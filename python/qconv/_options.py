@@ -65,7 +65,7 @@ class ConvertOptions(TypedDict, total=False):
     # write the experts of a layer as one tensor each, or as one for all (default: separate)
     experts: Union[Literal["separate", "stacked"], str]
     # refuse what this engine cannot load, and say what helps
-    for_: Union[Literal["transformers", "vllm", "sglang", "unsloth", "qconv", "vllm-qconv", "all"], str]
+    for_: Union[Literal["transformers", "vllm", "qconv", "vllm-qconv", "all"], str]
     # quantize MXFP4 experts anew instead of passing them through
     requantize: bool
     # leave out the layers for multi-token prediction
@@ -142,7 +142,7 @@ class PlanOptions(TypedDict, total=False):
     # write the experts of a layer as one tensor each, or as one for all (default: separate)
     experts: Union[Literal["separate", "stacked"], str]
     # refuse what this engine cannot load, and say what helps
-    for_: Union[Literal["transformers", "vllm", "sglang", "unsloth", "qconv", "vllm-qconv", "all"], str]
+    for_: Union[Literal["transformers", "vllm", "qconv", "vllm-qconv", "all"], str]
     # quantize MXFP4 experts anew instead of passing them through
     requantize: bool
     # leave out the layers for multi-token prediction
@@ -188,7 +188,7 @@ class HardwareOptions(TypedDict, total=False):
 class InspectOptions(TypedDict, total=False):
     """Options of `qconv inspect`."""
     # refuse what this engine cannot load, and say what helps
-    for_: Union[Literal["transformers", "vllm", "sglang", "unsloth", "qconv", "vllm-qconv", "all"], str]
+    for_: Union[Literal["transformers", "vllm", "qconv", "vllm-qconv", "all"], str]
 
 
 class VerifyOptions(TypedDict, total=False):

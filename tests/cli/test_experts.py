@@ -119,7 +119,7 @@ class Experts(test_forms.Forms):
             planned = json.loads(self.ok("plan", "--json", "--to", "nf4", "--no-double-quant", "--experts", experts, "r"))
             shown = json.loads(self.ok("inspect", "--json", experts))
             self.assertEqual(planned["weight_bytes"], sum(t["bytes"] for t in shown["tensors"]))
-        for engine in ("transformers", "vllm", "sglang", "vllm-qconv"):
+        for engine in ("transformers", "vllm", "vllm-qconv"):
             plain = ["--compress", "none", "--no-double-quant"]
             r = self.run_qconv("--to", "nf4", *plain, "--experts", "stacked", "--for", engine, "r", "x")
             self.assertEqual(r.returncode, 2)

@@ -106,7 +106,7 @@ class Config(OutputCase):
                     for n in [*names, other]})
         listed = ["model.layers.1.self_attn." + m for m in ("k_proj", "q_proj", "qkv_proj", "v_proj")]
         warning = ("--keep '*q_proj*' names q_proj of 'model.layers.1.self_attn' without k_proj and "
-                   "v_proj, but vLLM and SGLang load them as one (qkv_proj), so all of them are kept; "
+                   "v_proj, but vLLM loads them as one (qkv_proj), so all of them are kept; "
                    "--split-fused keeps to the names\n")
         self.write("r.json", '{"rules": [{"keep": "*q_proj*"}]}')
         for rules in (["--keep", "*q_proj*"], ["--recipe", "r.json"]):

@@ -91,7 +91,6 @@ class TensorParallel(OutputCase):
         llama = self.model("llama")
         for args, code, words in (
                 (["--to", "nf4", "--for", "vllm", *TWO], 2, "does not split weights in bitsandbytes' form"),
-                (["--to", "int8", "--for", "sglang", *TWO], 2, "does not split weights in bitsandbytes' form"),
                 (["--to", "auto", *TWO], 2, "needs --format compressed-tensors"),
                 (["--to", "auto", "--for", "vllm", *TWO], 2, "or --for vllm-qconv"),
                 (["--vram", "3x1GB", "--tp", "3"], 3, "8 attention heads over 3 cards"),
@@ -118,15 +117,6 @@ class TensorParallel(OutputCase):
         vllm_models.write(self.path("extra"), config, rows)
         said = self.fails(3, "plan", *TWO, self.path("extra"))
         self.assertIn("'model.layers.0.self_attn.extra.weight': it is not known how vLLM splits it", said)
-
-    def test_engines_are_asked_for_the_share_of_a_card(self):
-        """SGLang's kernels take columns in 64s: half of 29,568 columns are, a quarter is not."""
-        for cards, fits in ((2, True), (4, False)):
-            r = self.run_qconv("plan", "--to", "int8", "--format", "compressed-tensors",
-                               "--activation-bits", "16", "--vram", "%dx80GB" % cards, "--tp", str(cards),
-                               "--for", "sglang", "Qwen2.5-72B-Instruct")
-            self.assertEqual(r.returncode, 0 if fits else 2, r.stderr)
-        self.assertIn(b"that of 'model.layers.0.mlp.down_proj", r.stderr)
 
     def test_a_tied_head_in_the_file_is_not_counted(self):
         config, rows = vllm_models.models()["qwen2"]
