@@ -277,9 +277,6 @@ _qconv()
             mapfile -t COMPREPLY < <(compgen -f -- "$cur")
             return
             ;;
-        --memory)
-            return
-            ;;
         --part)
             return
             ;;
@@ -297,7 +294,7 @@ _qconv()
     esac
     for word in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
         case $word in
-        convert | plan | hardware | inspect | verify | unpack | mount | validate | bench | eval | report | help)
+        convert | plan | hardware | inspect | verify | unpack | validate | bench | eval | report | help)
             command=$word
             break
             ;;
@@ -311,7 +308,6 @@ _qconv()
         inspect) options='--for --json --quiet -q --verbose -v --help -h --version' ;;
         verify) options='--against --lora --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
         unpack) options='--device --force --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
-        mount) options='--foreground -f --allow-other --memory --threads --json --quiet -q --verbose -v --help -h --version' ;;
         validate) options='--device --against --lora --sample --m --activations --seed --tuning --max-error --baseline --save-baseline --tolerance --html --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
         bench) options='--device --shapes --scheme --m --dtype --seed --path --rounds --seconds --tune --packed --save --tuning --markdown --output --progress --json --quiet -q --verbose -v --help -h --version' ;;
         eval) options='--lora --device --against --text --tokenizer --image-states --context --max-tokens --max-kl --max-distance --tuning --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
@@ -325,7 +321,7 @@ _qconv()
         mapfile -t COMPREPLY < <(compgen -f -- "$cur")
     fi
     if [[ -z $command || $command == help ]]; then
-        mapfile -t -O ${#COMPREPLY[@]} COMPREPLY < <(compgen -W 'convert plan hardware inspect verify unpack mount validate bench eval report help' -- "$cur")
+        mapfile -t -O ${#COMPREPLY[@]} COMPREPLY < <(compgen -W 'convert plan hardware inspect verify unpack validate bench eval report help' -- "$cur")
     fi
 }
 complete -o filenames -F _qconv qconv

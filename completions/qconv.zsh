@@ -6,7 +6,7 @@ _qconv()
     local -i named=0
     for word in ${words[2,CURRENT-1]}; do
         case $word in
-            convert|plan|hardware|inspect|verify|unpack|mount|validate|bench|eval|report|help)
+            convert|plan|hardware|inspect|verify|unpack|validate|bench|eval|report|help)
                 command=$word
                 named=1
                 words[(i)$word]=()
@@ -23,7 +23,6 @@ _qconv()
             'inspect:list tensors with their dtypes, schemes and sizes'
             'verify:check every byte of an output against its hashes'
             'unpack:decompress an output to plain .safetensors files'
-            'mount:show an output as plain .safetensors files without writing them'
             'validate:measure the products of an output and their speed beside fp16'
             'bench:measure the speed of the GPU kernels beside cuBLAS in fp16'
             'eval:measure perplexity and KL divergence of a language model'
@@ -197,21 +196,6 @@ _qconv()
                 ':DIR:_files -/' \
                 && return
             ;;
-        mount)
-            _arguments -s \
-                '(-f --foreground)'{-f,--foreground}'[stay until DIR is unmounted or Ctrl-C is pressed, and show faults here]' \
-                '--allow-other[let other users read DIR, too]' \
-                '--memory=[at most how much memory decompressed frames take]:SIZE:' \
-                '--threads=[how many threads work, 1 to 1024]:N:' \
-                '--json[write the result to standard output as one JSON object]' \
-                '(-q --quiet)'{-q,--quiet}'[show errors only\: no progress, no summary and no warnings]' \
-                '*'{-v,--verbose}'[say more, and with -vv still more]' \
-                '(-h --help)'{-h,--help}'[show this help]' \
-                '--version[show the version]' \
-                ':OUT:_files -/' \
-                ':DIR:_files -/' \
-                && return
-            ;;
         validate)
             _arguments -s \
                 '--device=[what does the work\: the CPU, every GPU, or GPUs 0 and 2 with cuda\:0,2]:auto|cpu|cuda\[\:N,...\]:' \
@@ -316,7 +300,7 @@ _qconv()
                 '*'{-v,--verbose}'[say more, and with -vv still more]' \
                 '(-h --help)'{-h,--help}'[show this help]' \
                 '--version[show the version]' \
-                '::COMMAND:(convert plan hardware inspect verify unpack mount validate bench eval report help)' \
+                '::COMMAND:(convert plan hardware inspect verify unpack validate bench eval report help)' \
                 && return
             ;;
     esac

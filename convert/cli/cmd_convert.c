@@ -11,7 +11,6 @@
 #include "convert/known/model_path.h"
 #include "convert/model/expert_split.h"
 #include "convert/model/recipe_diffusers.h"
-#include "convert/mount/mount.h"
 #include "convert/pipeline/pipeline.h"
 #include "convert/plan/engines.h"
 #include "convert/plan/plan.h"
@@ -115,7 +114,6 @@ static qc_status settle_loaders(qc_convert_report *r, const qc_plan *plan, const
     QC_TRY(qc_loaders_of(loaders, plan, err));
     QC_TRY(qc_engines_settle(loaders, plan, err));
     loaders->of_pipeline = o->convert.of_pipeline;
-    loaders->can_mount = qc_mount_is_built();
     loaders->vllm = vllm;
     r->program = o->call.program;
     r->loaders = loaders;

@@ -4,7 +4,6 @@
 #include "base/workers.h"
 #include "convert/model/expert_split.h"
 #include "convert/model/recipe.h"
-#include "convert/mount/mount.h"
 #include "convert/output/output_dir.h"
 #include "convert/plan/loaders.h"
 #include "convert/run/make_manifest.h"
@@ -482,7 +481,6 @@ static qc_status print_steps(const qc_options *o, qc_error *err)
         (o->convert.plan.recipe.to == QC_TO_INT8 && o->convert.plan.recipe.block_elems))
         return QC_OK;
     qc_loaders l = qc_loaders_of_pipeline(&o->convert.plan);
-    l.can_mount = qc_mount_is_built();
     qc_strbuf text;
     qc_strbuf_init(&text, (size_t)1 << 20);
     return qc_console_deliver(qc_next_steps_text(&l, o->call.program, o->call.out, &text, err),

@@ -123,8 +123,8 @@ static const struct {
     const char *instead;
 } gone[] = {
     {"mount", 0,
-     "qconv.load in Python reads an output as it is, and 'qconv unpack OUT DIR' writes plain "
-     "files"},
+     "qconv.load in Python reads an output as it is, 'qconv unpack OUT DIR' writes plain files, "
+     "and with --compress none convert writes them at once"},
     {"bench", 0, "the programs in bench/ time kernels, and bench/gpu_run.sh runs them all"},
     {"--consume-source", 0, "a conversion leaves its source as it is, whatever the options"},
     {"--tuning", 0, "the limits that a GPU showed are built in (kernels/matmul_plan.c)"},

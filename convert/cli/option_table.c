@@ -7,7 +7,6 @@
 #define INSPECT   QC_CMD_BIT(QC_CMD_INSPECT)
 #define VERIFY    QC_CMD_BIT(QC_CMD_VERIFY)
 #define UNPACK    QC_CMD_BIT(QC_CMD_UNPACK)
-#define MOUNT     QC_CMD_BIT(QC_CMD_MOUNT)
 #define PLAN      QC_CMD_BIT(QC_CMD_PLAN)
 #define HARDWARE  QC_CMD_BIT(QC_CMD_HARDWARE)
 #define VALIDATE  QC_CMD_BIT(QC_CMD_VALIDATE)
@@ -19,7 +18,7 @@
 #define MEASURING (VALIDATE | BENCH)
 #define WORKING   (CONVERT | VERIFY | UNPACK | VALIDATE | READING)
 #define ANSWERS   (CONVERT | VERIFY | INSPECT | UNPACK | PLAN | HARDWARE | MEASURING | READING)
-#define ANYWHERE  (ANSWERS | MOUNT | QC_CMD_BIT(QC_CMD_HELP))
+#define ANYWHERE  (ANSWERS | QC_CMD_BIT(QC_CMD_HELP))
 
 #define ROW(option, of_commands, of_group)                                                         \
     .name = option, .commands = of_commands, .group = QC_GROUP_##of_group
@@ -667,19 +666,6 @@ const qc_option_row qc_option_table[] = {
      .more = "The file is replaced as a whole after everything that was measured, with "
              "\"complete\": false until the end, so that a run that is killed leaves what it has "
              "measured."},
-    {ROW("foreground", MOUNT, RUN), .letter = 'f', SWITCH(mount.foreground), .since = "0.5.0",
-     FOREIGN({.names = "no-daemon nodaemon d"}),
-     .help = "stay until DIR is unmounted or Ctrl-C is pressed, and show faults here"},
-    {ROW("allow-other", MOUNT, RUN), SWITCH(mount.allow_other), .since = "0.5.0",
-     .help = "let other users read DIR, too",
-     .more = "Who is not root needs user_allow_other in /etc/fuse.conf for this."},
-    {ROW("memory", MOUNT, RUN), SIZE(mount.memory_bytes), .arg = "SIZE", .min = 1, .dflt = "256MB",
-     .since = "0.5.0",
-     FOREIGN({.names = "cache cache-size ram"}),
-     .help = "at most how much memory decompressed frames take",
-     .more = "At least two frames are kept, of 8 MiB as qconv writes them. Each thread may hold a "
-             "compressed frame, too. What was read stays in the system's page cache, which gives "
-             "its memory back where it is needed."},
     {ROW("dry-run", CONVERT, RUN), SWITCH(convert.dry_run), .spares_out = 1,
      .since = "0.1.0",
      FOREIGN({.names = "dry simulate no-op noop whatif n"}),
@@ -713,7 +699,7 @@ const qc_option_row qc_option_table[] = {
      .more = "This is for several machines that share MODEL and OUT: each runs the same command "
              "with its own I. 1/1 does all of it whatever the scheduler says. See "
              "docs/cluster.md."},
-    {ROW("threads", WORKING | MOUNT, RUN), NUMBER(call.threads), .arg = "N", .min = 1, .max = 1024,
+    {ROW("threads", WORKING, RUN), NUMBER(call.threads), .arg = "N", .min = 1, .max = 1024,
      .dflt_note = "one per processor", .since = "0.1.0",
      FOREIGN({.names = "jobs j workers num-workers nthreads n-threads num-threads thread cores "
                        "nproc t"}),
@@ -735,7 +721,7 @@ const qc_option_row qc_option_table[] = {
      RULES({.not_with = "--verbose"}),
      .help = "show errors only: no progress, no summary and no warnings",
      .more = "The answers of plan, inspect, hardware, bench, eval, validate and report, --dry-run "
-             "and --json are still printed. convert, unpack, mount and verify print nothing when "
+             "and --json are still printed. convert, unpack and verify print nothing when "
              "all is well: their exit code says so."},
     {ROW("verbose", ANYWHERE, OTHER), .letter = 'v', COUNT(call.verbose), .repeats = 1,
      .since = "0.1.0",

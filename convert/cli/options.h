@@ -7,7 +7,6 @@
 #include "convert/eval/eval.h"
 #include "convert/fit/train_memory.h"
 #include "convert/hardware/memory_watch.h"
-#include "convert/mount/mount.h"
 #include "convert/run/convert_options.h"
 #include "convert/term/call.h"
 
@@ -16,7 +15,6 @@ typedef enum {
     QC_CMD_INSPECT,
     QC_CMD_VERIFY,
     QC_CMD_UNPACK,
-    QC_CMD_MOUNT,
     QC_CMD_PLAN,
     QC_CMD_HARDWARE,
     QC_CMD_VALIDATE,
@@ -75,7 +73,6 @@ typedef struct {
     qc_product_options products;
     qc_eval_options eval;
     qc_report_options report;
-    qc_mount_options mount;
 } qc_options;
 
 /* Parses argv into *out. A mistake is QC_ERR_USAGE, with one line that names it and what was

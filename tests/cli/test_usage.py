@@ -11,6 +11,12 @@ COMMANDS = ["convert", "plan", "hardware", "inspect", "verify", "unpack", "valid
             "report"]
 
 
+# What earlier versions had, and what does its job: {arguments, words of the message}, a row a line.
+GONE = [
+    (["mount", "out", "dir"], "'mount': qconv.load in Python reads an output as it is, 'qconv unpack OUT DIR' "),
+]
+
+
 class Help(QconvCase):
     def test_no_arguments(self):
         r = self.run_qconv()
@@ -301,6 +307,13 @@ class Wrong(QconvCase):
     def test_very_long_arguments(self):
         self.usage("--to", "x" * 100000, "m", "o")
         self.usage("--" + "y" * 100000)
+
+
+class Gone(QconvCase):
+    def test_each_names_what_does_its_job(self):
+        for args, words in GONE:
+            with self.subTest(args=args):
+                self.fails(2, *args, has="qconv no longer has " + words)
 
 
 class Recipe(QconvCase):
