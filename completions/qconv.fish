@@ -121,7 +121,6 @@ complete -c qconv -n '__qconv_is bench' -l output -r -F -d "also write the JSON 
 complete -c qconv -n '__qconv_is convert' -l dry-run -d "show what would be written, with exact sizes; write nothing"
 complete -c qconv -n '__qconv_is convert unpack' -l force -d "replace another output, or write into a directory that holds other files"
 complete -c qconv -n '__qconv_is convert' -l restart -d "begin anew instead of continuing an interrupted conversion"
-complete -c qconv -n '__qconv_is convert' -l consume-source -d "delete each weight file of MODEL once all of it is written to OUT and synced"
 complete -c qconv -n '__qconv_is convert' -l part -x -d "do the I-th of N parts of the work, 1 to N; the last to finish completes OUT"
 complete -c qconv -n '__qconv_is convert verify unpack validate eval report' -l threads -x -d "how many threads work, 1 to 1024"
 complete -c qconv -n '__qconv_is convert verify unpack validate bench eval report' -l progress -x -a 'auto always never json' -d "when to show progress on standard error"

@@ -78,7 +78,6 @@ _qconv()
                 '--dry-run[show what would be written, with exact sizes; write nothing]' \
                 '--force[replace another output, or write into a directory that holds other files]' \
                 '--restart[begin anew instead of continuing an interrupted conversion]' \
-                '--consume-source[delete each weight file of MODEL once all of it is written to OUT and synced]' \
                 '--part=[do the I-th of N parts of the work, 1 to N; the last to finish completes OUT]:I/N:' \
                 '--threads=[how many threads work, 1 to 1024]:N:' \
                 '--progress=[when to show progress on standard error]:progress:(auto always never json)' \

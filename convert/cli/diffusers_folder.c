@@ -175,7 +175,6 @@ static qc_status check_options(const qc_options *o, qc_error *err)
         {o->convert.part_count > 0 || rank.count > 1, "--part (or a Slurm step of several tasks)"},
         {o->convert.plan.recipe.requantize, "--requantize"},
         {o->convert.plan.recipe.drop_mtp, "--drop-mtp"},
-        {o->convert.consume_source, "--consume-source"},
         {o->engines != 0, "--for"},
     };
     for (size_t i = 0; i < sizeof of_one_model / sizeof *of_one_model; i++) {

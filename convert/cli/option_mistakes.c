@@ -126,7 +126,8 @@ static const struct {
      "qconv.load in Python reads an output as it is, 'qconv unpack OUT DIR' writes plain files, "
      "and with --compress none convert writes them at once"},
     {"bench", 0, "the programs in bench/ time kernels, and bench/gpu_run.sh runs them all"},
-    {"--consume-source", 0, "a conversion leaves its source as it is, whatever the options"},
+    {"--consume-source", 0,
+     "a conversion leaves MODEL as it is, and its files may be deleted once OUT is verified"},
     {"--tuning", 0, "the limits that a GPU showed are built in (kernels/matmul_plan.c)"},
     {"--html", 0,
      "'qconv report OUT --html FILE' of the Python package draws pages of what --json prints"},

@@ -311,8 +311,7 @@ const qc_option_row qc_option_table[] = {
            {.of = "stacked", .not_with = "--format compressed-tensors",
             .why = ", which has no form for stacks"},
            {.of = "stacked", .not_with = "--lora", .why = ", whose experts have names of their own"},
-           {.of = "stacked", .not_with = "--hessians"},
-           {.of = "stacked", .not_with = "--consume-source"}),
+           {.of = "stacked", .not_with = "--hessians"}),
      .help = "write the experts of a layer as one tensor each, or as one for all",
      .more = "separate: each expert has tensors of its own, as mixtures are published; transformers 4 "
              "and vLLM load these, and transformers 5 after `import qconv`. stacked: one tensor "
@@ -683,16 +682,7 @@ const qc_option_row qc_option_table[] = {
      FOREIGN({.names = "resume continue",
               .meant = "nothing: an interrupted conversion is continued by the same command"}),
      .help = "begin anew instead of continuing an interrupted conversion",
-     .more = "What the interrupted one left in OUT is removed. This is refused when that one has "
-             "deleted files of its source (--consume-source), because then only continuing gives "
-             "a whole model."},
-    {ROW("consume-source", CONVERT, RUN), SWITCH(convert.consume_source), .since = "0.5.0",
-     FOREIGN({.names = "delete-source remove-source move in-place inplace"}),
-     RULES({.not_with = "--part !1/1", .why = ": no part knows what the others have read"}),
-     .help = "delete each weight file of MODEL once all of it is written to OUT and synced",
-     .more = "This is for disks that hold one copy only. A kill at any moment loses nothing: the "
-             "same command continues. What was deleted cannot be checked against OUT afterwards. "
-             "Weight files that are links are refused. See docs/cli.md."},
+     .more = "What the interrupted one left in OUT is removed."},
     {ROW("part", CONVERT, RUN), OWN(QC_ARG_TEXT, qc_option_set_part), .arg = "I/N",
      .dflt_note = "in a Slurm step of several tasks, the part of this task", .since = "0.5.0",
      .help = "do the I-th of N parts of the work, 1 to N; the last to finish completes OUT",
