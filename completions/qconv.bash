@@ -183,16 +183,6 @@ _qconv()
         --as)
             return
             ;;
-        --csv)
-            mapfile -t COMPREPLY < <(compgen -f -- "$cur")
-            return
-            ;;
-        --interval)
-            return
-            ;;
-        --samples)
-            return
-            ;;
         --against)
             mapfile -t COMPREPLY < <(compgen -f -- "$cur")
             return
@@ -304,7 +294,7 @@ _qconv()
         case ${command:-convert} in
         convert) options='--to --format --activation-bits --block-size --no-double-quant --scale --calibrate --hessians --calibration-tokens --calibration-context --tokenizer --image-states --damping --sided --compute-dtype --compress --max-shard-size --rest --lora --keep --quantize --recipe --split-fused --experts --for --requantize --drop-mtp --schemes --explain --vram --parallel --tp --margin --context --batch --images --kv-dtype --mla --prefill --cuda-context --device --dry-run --force --restart --part --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
         plan) options='--to --format --activation-bits --block-size --no-double-quant --max-shard-size --rest --lora --keep --quantize --recipe --split-fused --experts --for --requantize --drop-mtp --schemes --explain --vram --parallel --tp --margin --context --batch --images --kv-dtype --mla --prefill --cuda-context --html --device-map --mode --method --optimizer --precision --zero --checkpointing --lora-rank --effective-batch --apply --profile --json --quiet -q --verbose -v --help -h --version' ;;
-        hardware) options='--as --watch --csv --interval --samples --json --quiet -q --verbose -v --help -h --version' ;;
+        hardware) options='--as --json --quiet -q --verbose -v --help -h --version' ;;
         inspect) options='--for --json --quiet -q --verbose -v --help -h --version' ;;
         verify) options='--against --lora --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
         unpack) options='--device --force --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;

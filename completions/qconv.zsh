@@ -144,10 +144,6 @@ _qconv()
         hardware)
             _arguments -s \
                 '--as=[describe these cards instead of this machine'\''s\: 2xA100-40GB, 3090]:CARDS:' \
-                '--watch[keep showing the memory of every GPU and process]' \
-                '--csv=[with --watch\: also write every sample to a CSV file]:FILE:_files' \
-                '--interval=[with --watch\: seconds from sample to sample, 0.01 to 3600]:SECONDS:' \
-                '--samples=[with --watch\: stop after this many samples]:N:' \
                 '--json[write the result to standard output as one JSON object]' \
                 '(-q --quiet)'{-q,--quiet}'[show errors only\: no progress, no summary and no warnings]' \
                 '*'{-v,--verbose}'[say more, and with -vv still more]' \

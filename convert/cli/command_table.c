@@ -73,9 +73,7 @@ const qc_command_row qc_command_table[] = {
      .examples = "qconv hardware\n"
                  "describe this machine\n"
                  "qconv hardware --as 2xA100-40GB\n"
-                 "describe the machine that you will get\n"
-                 "qconv hardware --watch --csv memory.csv\n"
-                 "follow memory while something runs\n"},
+                 "describe the machine that you will get\n"},
     {.command = QC_CMD_INSPECT,
      .name = "inspect",
      .foreign = "show info list ls cat dump stat stats view print describe",

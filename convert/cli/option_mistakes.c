@@ -116,6 +116,8 @@ qc_status qc_mistaken_option(const char **text, qc_arena *arena, const char *typ
 
 /* ---- what is gone ---- */
 
+#define FOLLOWS "'nvidia-smi dmon' and 'nvidia-smi pmon' follow GPUs while something runs"
+
 /* Commands, and options with their dashes. commands: those that had the option; 0 for all. */
 static const struct {
     const char *word;
@@ -133,7 +135,10 @@ static const struct {
      "'qconv report OUT --html FILE' of the Python package draws pages of what --json prints"},
     {"--mode", QC_CMD_BIT(QC_CMD_PLAN),
      "'qconv plan-training MODEL' of the Python package plans fine-tuning"},
-    {"--watch", 0, "'nvidia-smi dmon' follows a GPU while something runs"},
+    {"--watch", QC_CMD_BIT(QC_CMD_HARDWARE), FOLLOWS},
+    {"--csv", QC_CMD_BIT(QC_CMD_HARDWARE), FOLLOWS},
+    {"--interval", QC_CMD_BIT(QC_CMD_HARDWARE), FOLLOWS},
+    {"--samples", QC_CMD_BIT(QC_CMD_HARDWARE), FOLLOWS},
 };
 
 const char *qc_gone_instead(const char *typed, size_t len, qc_command command)

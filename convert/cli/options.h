@@ -6,7 +6,6 @@
 #include "convert/device/bench.h"
 #include "convert/eval/eval.h"
 #include "convert/fit/train_memory.h"
-#include "convert/hardware/memory_watch.h"
 #include "convert/run/convert_options.h"
 #include "convert/term/call.h"
 
@@ -63,11 +62,11 @@ typedef struct {
     const char *html;        /* plan, validate, report: --html FILE, or NULL */
     const char *device_map;  /* plan --device-map FILE, or NULL */
     unsigned engines;        /* --for: bit e for qc_engine e; 0 where it was not given */
+    const char *as;          /* hardware: --as, or NULL */
     const char *device;      /* unpack: only the shards of this device; NULL for all */
     qc_call call;
     qc_convert_options convert;
     qc_train_options train;
-    qc_hardware_options hardware;
     qc_validate_options validate;
     qc_bench_options bench;
     qc_product_options products;

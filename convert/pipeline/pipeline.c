@@ -411,7 +411,7 @@ static qc_status run_worker(qc_team *team, unsigned index, void *ctx, qc_error *
 static qc_status decide_cache(qc_pipeline *p, qc_error *err)
 {
     qc_host_facts host;
-    QC_TRY(qc_host_read(&host, p->out->arena, "", 1, err));
+    QC_TRY(qc_host_read(&host, p->out->arena, "", err));
     uint64_t through = p->plan->source_bytes + p->plan->content_bytes;
     p->keep_cache = through < host.memory_free_bytes / CACHE_SHARE;
     return QC_OK;

@@ -15,6 +15,10 @@ COMMANDS = ["convert", "plan", "hardware", "inspect", "verify", "unpack", "valid
 GONE = [
     (["mount", "out", "dir"], "'mount': qconv.load in Python reads an output as it is, 'qconv unpack OUT DIR' "),
     (["--to", "nf4", "--consume-source", "m", "o"], "'--consume-source': a conversion leaves MODEL as it is"),
+    (["hardware", "--watch"], "'--watch': 'nvidia-smi dmon' and 'nvidia-smi pmon' follow GPUs"),
+    (["hardware", "--csv", "m.csv"], "'--csv': 'nvidia-smi dmon' and 'nvidia-smi pmon' follow GPUs"),
+    (["hardware", "--interval=2"], "'--interval': 'nvidia-smi dmon' and 'nvidia-smi pmon' follow GPUs"),
+    (["hardware", "--samples", "3"], "'--samples': 'nvidia-smi dmon' and 'nvidia-smi pmon' follow GPUs"),
 ]
 
 
