@@ -8,7 +8,7 @@ set -euo pipefail
 cd "$(dirname "$0")"
 
 BUILD_PACKAGES=(gcc libc6-dev cmake ninja-build pkg-config libzstd-dev libxxhash-dev
-    libpcre2-dev libutf8proc-dev libfuse3-dev fuse3)
+    libpcre2-dev libutf8proc-dev)
 TEST_PACKAGES=(g++ libcmocka-dev libopenblas0-pthread python3 zstd dpkg-dev file)
 
 say() { printf '%s\n' "$*" >&2; }

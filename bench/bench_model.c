@@ -2,14 +2,10 @@
  *
  *   bench_model list  MODEL               files and their sizes
  *   bench_model write MODEL DIR           write it
- *   bench_model serve MODEL DIR           show it in DIR, an empty folder, without writing it
  *   bench_model speed MODEL               how fast one thread makes it
- *
- * Served until DIR is unmounted (fusermount3 -u DIR) or a signal comes.
  *
  *   --shard-bytes N   of the files at most (5e9)
  *   --threads N       that write (1)
- *   --direct          served reads pass by the page cache
  *
  * MODEL is an id that `qconv plan` knows, or a config.json. Values depend on the tensor's name and
  * the place in it only. */
@@ -109,27 +105,24 @@ int main(int argc, char **argv)
     size_t count = 0;
     double shard_bytes = 5e9;
     unsigned long threads = 1;
-    int direct = 0, wrong = 0;
+    int wrong = 0;
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--shard-bytes") == 0 && i + 1 < argc)
             shard_bytes = strtod(argv[++i], NULL);
         else if (strcmp(argv[i], "--threads") == 0 && i + 1 < argc)
             threads = strtoul(argv[++i], NULL, 10);
-        else if (strcmp(argv[i], "--direct") == 0)
-            direct = 1;
         else if (argv[i][0] == '-' || count == 3)
             wrong = 1;
         else
             words[count++] = argv[i];
     }
     const char *what = count ? words[0] : "";
-    int to_dir = strcmp(what, "write") == 0 || strcmp(what, "serve") == 0;
-    wrong |= !to_dir && strcmp(what, "list") != 0 && strcmp(what, "speed") != 0;
-    if (wrong || count != (to_dir ? 3 : 2) || !(shard_bytes >= 1) || shard_bytes > 1e15 ||
+    int writes = strcmp(what, "write") == 0;
+    wrong |= !writes && strcmp(what, "list") != 0 && strcmp(what, "speed") != 0;
+    if (wrong || count != (writes ? 3 : 2) || !(shard_bytes >= 1) || shard_bytes > 1e15 ||
         threads < 1 || threads > 64) {
         fprintf(stderr, "usage: bench_model {list|speed} MODEL\n"
-                        "       bench_model {write|serve} [--shard-bytes N] [--threads N] "
-                        "[--direct] MODEL DIR\n");
+                        "       bench_model write [--shard-bytes N] [--threads N] MODEL DIR\n");
         return 2;
     }
     qc_synth_model *m = NULL;
@@ -139,16 +132,8 @@ int main(int argc, char **argv)
         list(m);
     else if (st == QC_OK && strcmp(what, "speed") == 0)
         st = speed(m, &err);
-    else if (st == QC_OK && strcmp(what, "write") == 0)
-        st = write_all(m, words[2], (unsigned)threads, &err);
     else if (st == QC_OK)
-#ifdef QC_HAVE_FUSE
-        st = qc_synth_mount(m, words[2], direct, &err);
-#else
-        st = qc_error_set(&err, QC_ERR_UNSUPPORTED, __FILE__, __LINE__,
-                          "this build has no libfuse 3 (libfuse3-dev)");
-#endif
-    (void)direct;
+        st = write_all(m, words[2], (unsigned)threads, &err);
     qc_synth_close(m);
     if (st != QC_OK)
         fprintf(stderr, "bench_model: %s\n", err.msg);

@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
-"""Convert a model of any size end to end, from weights that are made up while they are read.
+"""Convert a model of any size end to end, from weights that are made up.
 
   bench_scale.py --work DIR [--model ID] [--shard-bytes N] [--punch auto|always|never]
-                 [--json FILE] [--write] [-- OPTIONS OF qconv...]
+                 [--json FILE] [-- OPTIONS OF qconv...]
 
-`bench_model serve` shows the checkpoint in DIR/model (with --write it is written there), qconv
-converts it into DIR/out, and every shard that it finishes is read back at once: its seek table must
+`bench_model write` writes the checkpoint to DIR/model, qconv converts it into DIR/out, and every shard that it finishes is read back at once: its seek table must
 cover the file, its frames must decompress with the right checksums (zstd -t) and their content must
 be as long as planned. Where the disk is too small for the output (auto) the blocks of a shard that
 was read back are given back: a hole, the size stays.
@@ -186,19 +185,6 @@ def commit():
                           capture_output=True).stdout.strip()
 
 
-def serve(maker, model, shard_bytes, mount):
-    """The process that serves; returns once the folder is there."""
-    p = subprocess.Popen([maker, "serve", "--shard-bytes", str(shard_bytes), model, mount])
-    for _ in range(600):
-        if os.path.ismount(mount):
-            return p
-        if p.poll() is not None:
-            sys.exit("bench_model: exit code %d" % p.returncode)
-        time.sleep(0.1)
-    p.terminate()
-    sys.exit("%s was not mounted within a minute" % mount)
-
-
 def convert(args, options, model, out):
     plan = json.loads(subprocess.run([args.qconv, *options, "--dry-run", "--json", model, out],
                                      stdout=subprocess.PIPE,
@@ -257,7 +243,6 @@ def main():
     p.add_argument("--model", default="meta-llama/Llama-3.3-70B-Instruct")
     p.add_argument("--shard-bytes", type=int, default=5 * 10 ** 9)
     p.add_argument("--punch", choices=("auto", "always", "never"), default="auto")
-    p.add_argument("--write", action="store_true", help="write the checkpoint, do not serve it")
     p.add_argument("--keep", action="store_true", help="leave the output")
     p.add_argument("--json", help="add the result to this file, in place of an earlier one of the "
                                   "same model and options")
@@ -267,28 +252,18 @@ def main():
     args.qconv, args.maker = os.path.abspath(args.qconv), os.path.abspath(args.maker)
     model, out = os.path.join(args.work, "model"), os.path.join(args.work, "out")
     os.makedirs(model, exist_ok=True)
-    server = None
     try:
-        if args.write:
-            subprocess.run([args.maker, "write", "--shard-bytes", str(args.shard_bytes), args.model,
-                            model], check=True)
-        else:
-            server = serve(args.maker, args.model, args.shard_bytes, model)
+        subprocess.run([args.maker, "write", "--shard-bytes", str(args.shard_bytes), args.model, model],
+                       check=True)
         result = convert(args, options, model, out)
-        if server:
-            result["maker_cpu_s"] = round(cpu_seconds(server.pid), 1)
     finally:
-        if server:
-            subprocess.run(["fusermount3", "-u", model])
-            server.wait()
-        else:
-            shutil.rmtree(model, ignore_errors=True)
+        shutil.rmtree(model, ignore_errors=True)
         if not args.keep:
             shutil.rmtree(out, ignore_errors=True)
     name = os.path.basename(os.path.dirname(args.model) if args.model.endswith("config.json")
                             else args.model)
-    result = {"model": name, "options": options, "served": not args.write,
-              "shard_bytes": args.shard_bytes, "commit": commit(), "cpu": cpu_name(),
+    result = {"model": name, "options": options, "shard_bytes": args.shard_bytes,
+              "commit": commit(), "cpu": cpu_name(),
               "processors": len(os.sched_getaffinity(0)), **result}
     short = {k: v for k, v in result.items() if k != "shards"}
     print(json.dumps(short, indent=1))

@@ -158,26 +158,6 @@ def loading(r):
             *([r["notes"]] if r.get("notes") else []), "", origin(r, r["command"]), ""]
 
 
-def mounted(r):
-    rows = []
-    for name, x in r["rows"].items():
-        seconds = {k: x[k]["median"] for k in ("mount", "again", "unpack", "plain")}
-        rows.append((name, *("%.0f" % (x["bytes"] / 1e6 / s) for s in seconds.values()),
-                     "%.2f" % (seconds["unpack"] / seconds["mount"]),
-                     "%.2f" % (x["cpu"]["median"] / x["bytes"] * 1e9), "%.0f" % (x["peak"]["max"] / 2**20),
-                     *("%.1f" % x[k]["median"] if k in x else "" for k in ("mounted", "unpacked"))))
-    return ["## A mounted output", "",
-            "%s with made-up weights, %.2f GB in NF4 and %.2f GB in bf16, in the page cache and compressed, %d threads;"
-            % (r["model"].split("/")[-1], *(x["bytes"] / 1e9 for x in r["rows"].values()), r["threads"]),
-            "medians of %d rounds. MB/s: one reader of all mounted files for the first time, again from the page cache,"
-            % r["rounds"],
-            "`unpack` into memory with nobody who reads it, and reading its files. The ratio is of rates, mount over unpack.",
-            "CPU: seconds of the serving process a GB. Seconds: `from_pretrained` of the mount and of the unpacked files.", "",
-            table(("output", "mount", "again", "unpack", "plain files", "mount / unpack", "CPU s a GB", "peak MiB",
-                   "from_pretrained", "of plain files"), rows), "",
-            *([r["notes"], ""] if r.get("notes") else []), origin(r, r["command"]), ""]
-
-
 def cpu_peers(r):
     ms = sorted({int(m) for c in r["contenders"].values() for m in c["x_rows"]})
     rows = []
@@ -501,9 +481,6 @@ def page():
     r = load("load")
     if r:
         out += loading(r)
-    r = load("mount")
-    if r:
-        out += mounted(r)
     r = load("cpu_peers")
     if r:
         out += cpu_peers(r)
@@ -546,8 +523,8 @@ def page():
     r = load("scale")
     if r:
         out += ["## Models of any size", "",
-                "Whole conversions of models with made-up weights, served while they are read",
-                "(`bench_model serve`), each finished shard read back. Flat: the rate of the last quarter of the",
+                "Whole conversions of models with made-up weights, which were made while they were read,",
+                "each finished shard read back. Flat: the rate of the last quarter of the",
                 "shards over that of the first, a processor second and a second. Seconds hold the making of the",
                 "weights and whatever else the machine did.", "", scale(r), "",
                 origin(r["runs"][-1], r["command"] + " --json bench/results/scale.json"), ""]

@@ -6,8 +6,8 @@
  * them.
  *
  * Any byte of any file depends on its place alone: value i of a tensor comes from splitmix64 at a
- * position that the tensor's name and i give. So a checkpoint of any size can be read in any order
- * without being stored (bench_model serve), and bench_model write writes the same bytes.
+ * position that the tensor's name and i give. So files may be written in any order, by any number
+ * of threads.
  *
  * The values: BF16, F16 and F32 are normal with deviation 0.02, in 65,536 quantile midpoints (sign
  * and 15 bits of a table). F8_E4M3 is the same times 5,000 (below its largest, 448). F32 scales of
@@ -41,10 +41,5 @@ QC_NODISCARD qc_status qc_synth_open(qc_synth_model **out, const char *model, ui
 void qc_synth_close(qc_synth_model *m); /* NULL is fine */
 /* Reads len bytes of a file at offset, all of them within it. Thread-safe. */
 void qc_synth_read(const qc_synth_file *f, uint64_t offset, void *dst, size_t len);
-
-/* Serves the files, read only, in folder `mount` until it is unmounted or a signal comes. With
- * `direct`, reads bypass the page cache. (It is in model_mount.c, and needs libfuse 3.) */
-QC_NODISCARD qc_status qc_synth_mount(const qc_synth_model *m, const char *mount, int direct,
-                                      qc_error *err);
 
 #endif

@@ -143,9 +143,6 @@ set(CPACK_DEBIAN_PACKAGE_SECTION science)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)     # the libraries by name and version
 # eval and calibration load OpenBLAS while they run, so no program links to it.
 set(CPACK_DEBIAN_PACKAGE_RECOMMENDS libopenblas0)
-if(QCONV_HAVE_FUSE)
-  string(APPEND CPACK_DEBIAN_PACKAGE_RECOMMENDS ", fuse3") # for fusermount3
-endif()
 set(CPACK_DEBIAN_PACKAGE_GENERATE_SHLIBS ON) # and ldconfig
 set(CPACK_DEBIAN_PACKAGE_CONTROL_STRICT_PERMISSION ON)
 include(CPack)

@@ -150,16 +150,6 @@ _qconv()
         --as)
             return
             ;;
-        --csv)
-            mapfile -t COMPREPLY < <(compgen -f -- "$cur")
-            return
-            ;;
-        --interval)
-            return
-            ;;
-        --samples)
-            return
-            ;;
         --against)
             mapfile -t COMPREPLY < <(compgen -f -- "$cur")
             return
@@ -244,9 +234,6 @@ _qconv()
             mapfile -t COMPREPLY < <(compgen -f -- "$cur")
             return
             ;;
-        --memory)
-            return
-            ;;
         --part)
             return
             ;;
@@ -264,7 +251,7 @@ _qconv()
     esac
     for word in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
         case $word in
-        convert | plan | hardware | inspect | verify | unpack | mount | validate | bench | eval | report | help)
+        convert | plan | hardware | inspect | verify | unpack | validate | bench | eval | report | help)
             command=$word
             break
             ;;
@@ -272,13 +259,12 @@ _qconv()
     done
     if [[ $cur == -* ]]; then
         case ${command:-convert} in
-        convert) options='--to --format --activation-bits --block-size --no-double-quant --scale --calibrate --hessians --calibration-tokens --calibration-context --tokenizer --image-states --damping --sided --compute-dtype --compress --max-shard-size --rest --lora --keep --quantize --recipe --split-fused --experts --for --requantize --drop-mtp --schemes --explain --vram --parallel --tp --margin --context --batch --images --kv-dtype --mla --prefill --cuda-context --device --dry-run --force --restart --consume-source --part --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
+        convert) options='--to --format --activation-bits --block-size --no-double-quant --scale --calibrate --hessians --calibration-tokens --calibration-context --tokenizer --image-states --damping --sided --compute-dtype --compress --max-shard-size --rest --lora --keep --quantize --recipe --split-fused --experts --for --requantize --drop-mtp --schemes --explain --vram --parallel --tp --margin --context --batch --images --kv-dtype --mla --prefill --cuda-context --device --dry-run --force --restart --part --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
         plan) options='--to --format --activation-bits --block-size --no-double-quant --max-shard-size --rest --lora --keep --quantize --recipe --split-fused --experts --for --requantize --drop-mtp --schemes --explain --vram --parallel --tp --margin --context --batch --images --kv-dtype --mla --prefill --cuda-context --html --device-map --json --quiet -q --verbose -v --help -h --version' ;;
-        hardware) options='--as --watch --csv --interval --samples --json --quiet -q --verbose -v --help -h --version' ;;
+        hardware) options='--as --json --quiet -q --verbose -v --help -h --version' ;;
         inspect) options='--for --json --quiet -q --verbose -v --help -h --version' ;;
         verify) options='--against --lora --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
         unpack) options='--device --force --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
-        mount) options='--foreground -f --allow-other --memory --threads --json --quiet -q --verbose -v --help -h --version' ;;
         validate) options='--device --against --lora --sample --m --activations --seed --tuning --max-error --baseline --save-baseline --tolerance --html --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
         bench) options='--device --shapes --scheme --m --dtype --seed --path --rounds --seconds --tune --packed --save --tuning --markdown --output --progress --json --quiet -q --verbose -v --help -h --version' ;;
         eval) options='--lora --device --against --text --tokenizer --image-states --context --max-tokens --max-kl --max-distance --tuning --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
@@ -292,7 +278,7 @@ _qconv()
         mapfile -t COMPREPLY < <(compgen -f -- "$cur")
     fi
     if [[ -z $command || $command == help ]]; then
-        mapfile -t -O ${#COMPREPLY[@]} COMPREPLY < <(compgen -W 'convert plan hardware inspect verify unpack mount validate bench eval report help' -- "$cur")
+        mapfile -t -O ${#COMPREPLY[@]} COMPREPLY < <(compgen -W 'convert plan hardware inspect verify unpack validate bench eval report help' -- "$cur")
     fi
 }
 complete -o filenames -F _qconv qconv

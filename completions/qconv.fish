@@ -2,7 +2,7 @@
 function __qconv_command
     for word in (commandline -opc)[2..-1]
         switch $word
-            case convert plan hardware inspect verify unpack mount validate bench eval report help
+            case convert plan hardware inspect verify unpack validate bench eval report help
                 echo $word
                 return 0
         end
@@ -20,13 +20,12 @@ complete -c qconv -n 'not __qconv_command >/dev/null' -a hardware -d "show GPUs,
 complete -c qconv -n 'not __qconv_command >/dev/null' -a inspect -d "list tensors with their dtypes, schemes and sizes"
 complete -c qconv -n 'not __qconv_command >/dev/null' -a verify -d "check every byte of an output against its hashes"
 complete -c qconv -n 'not __qconv_command >/dev/null' -a unpack -d "decompress an output to plain .safetensors files"
-complete -c qconv -n 'not __qconv_command >/dev/null' -a mount -d "show an output as plain .safetensors files without writing them"
 complete -c qconv -n 'not __qconv_command >/dev/null' -a validate -d "measure the products of an output and their speed beside fp16"
 complete -c qconv -n 'not __qconv_command >/dev/null' -a bench -d "measure the speed of the GPU kernels beside cuBLAS in fp16"
 complete -c qconv -n 'not __qconv_command >/dev/null' -a eval -d "measure perplexity and KL divergence of a language model"
 complete -c qconv -n 'not __qconv_command >/dev/null' -a report -d "write one HTML page about an output: sizes, errors, speed"
 complete -c qconv -n 'not __qconv_command >/dev/null' -a help -d "show the help of a command"
-complete -c qconv -n '__qconv_is help' -f -a 'convert plan hardware inspect verify unpack mount validate bench eval report help'
+complete -c qconv -n '__qconv_is help' -f -a 'convert plan hardware inspect verify unpack validate bench eval report help'
 complete -c qconv -n '__qconv_is convert plan' -l to -x -a 'nf4 int8 int4 auto fp16 bf16 keep' -d "what the weights of linear layers become"
 complete -c qconv -n '__qconv_is convert plan' -l format -x -a 'bitsandbytes compressed-tensors' -d "the library whose format the quantized weights have"
 complete -c qconv -n '__qconv_is convert plan' -l activation-bits -x -a '8 16' -d "bits of the inputs that int8 weights are multiplied with"
@@ -72,10 +71,6 @@ complete -c qconv -n '__qconv_is plan' -l device-map -r -F -d "also write the pl
 complete -c qconv -n '__qconv_is unpack' -l device -x -d "write only the shards of one device of the plan, such as cuda:0 or cpu"
 complete -c qconv -n '__qconv_is convert validate bench eval report' -l device -x -d "what does the work: the CPU, every GPU, or GPUs 0 and 2 with cuda:0,2"
 complete -c qconv -n '__qconv_is hardware' -l as -x -d "describe these cards instead of this machine's: 2xA100-40GB, 3090"
-complete -c qconv -n '__qconv_is hardware' -l watch -d "keep showing the memory of every GPU and process"
-complete -c qconv -n '__qconv_is hardware' -l csv -r -F -d "with --watch: also write every sample to a CSV file"
-complete -c qconv -n '__qconv_is hardware' -l interval -x -d "with --watch: seconds from sample to sample, 0.01 to 3600"
-complete -c qconv -n '__qconv_is hardware' -l samples -x -d "with --watch: stop after this many samples"
 complete -c qconv -n '__qconv_is verify validate eval report' -l against -r -F -d "the checkpoint that OUT was made from"
 complete -c qconv -n '__qconv_is verify validate report' -l lora -r -F -d "an adapter that OUT was made with, as convert took it; may be repeated"
 complete -c qconv -n '__qconv_is eval report' -l text -r -F -d "the text to read, or a FILE.ids with token ids, one sequence per line"
@@ -109,18 +104,14 @@ complete -c qconv -n '__qconv_is validate' -l tolerance -x -d "with --baseline: 
 complete -c qconv -n '__qconv_is validate report' -l html -r -F -d "write the result as one HTML page with plots to a file"
 complete -c qconv -n '__qconv_is bench' -l markdown -d "write the result to standard output as Markdown tables"
 complete -c qconv -n '__qconv_is bench' -l output -r -F -d "also write the JSON of --json to a file"
-complete -c qconv -n '__qconv_is mount' -l foreground -s f -d "stay until DIR is unmounted or Ctrl-C is pressed, and show faults here"
-complete -c qconv -n '__qconv_is mount' -l allow-other -d "let other users read DIR, too"
-complete -c qconv -n '__qconv_is mount' -l memory -x -d "at most how much memory decompressed frames take"
 complete -c qconv -n '__qconv_is convert' -l dry-run -d "show what would be written, with exact sizes; write nothing"
 complete -c qconv -n '__qconv_is convert unpack' -l force -d "replace another output, or write into a directory that holds other files"
 complete -c qconv -n '__qconv_is convert' -l restart -d "begin anew instead of continuing an interrupted conversion"
-complete -c qconv -n '__qconv_is convert' -l consume-source -d "delete each weight file of MODEL once all of it is written to OUT and synced"
 complete -c qconv -n '__qconv_is convert' -l part -x -d "do the I-th of N parts of the work, 1 to N; the last to finish completes OUT"
-complete -c qconv -n '__qconv_is convert verify unpack mount validate eval report' -l threads -x -d "how many threads work, 1 to 1024"
+complete -c qconv -n '__qconv_is convert verify unpack validate eval report' -l threads -x -d "how many threads work, 1 to 1024"
 complete -c qconv -n '__qconv_is convert verify unpack validate bench eval report' -l progress -x -a 'auto always never json' -d "when to show progress on standard error"
-complete -c qconv -n '__qconv_is convert plan hardware inspect verify unpack mount validate bench eval report help' -l json -d "write the result to standard output as one JSON object"
-complete -c qconv -n '__qconv_is convert plan hardware inspect verify unpack mount validate bench eval report help' -l quiet -s q -d "show errors only: no progress, no summary and no warnings"
-complete -c qconv -n '__qconv_is convert plan hardware inspect verify unpack mount validate bench eval report help' -l verbose -s v -d "say more, and with -vv still more"
-complete -c qconv -n '__qconv_is convert plan hardware inspect verify unpack mount validate bench eval report help' -l help -s h -d "show this help"
-complete -c qconv -n '__qconv_is convert plan hardware inspect verify unpack mount validate bench eval report help' -l version -d "show the version"
+complete -c qconv -n '__qconv_is convert plan hardware inspect verify unpack validate bench eval report help' -l json -d "write the result to standard output as one JSON object"
+complete -c qconv -n '__qconv_is convert plan hardware inspect verify unpack validate bench eval report help' -l quiet -s q -d "show errors only: no progress, no summary and no warnings"
+complete -c qconv -n '__qconv_is convert plan hardware inspect verify unpack validate bench eval report help' -l verbose -s v -d "say more, and with -vv still more"
+complete -c qconv -n '__qconv_is convert plan hardware inspect verify unpack validate bench eval report help' -l help -s h -d "show this help"
+complete -c qconv -n '__qconv_is convert plan hardware inspect verify unpack validate bench eval report help' -l version -d "show the version"

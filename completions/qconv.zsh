@@ -6,7 +6,7 @@ _qconv()
     local -i named=0
     for word in ${words[2,CURRENT-1]}; do
         case $word in
-            convert|plan|hardware|inspect|verify|unpack|mount|validate|bench|eval|report|help)
+            convert|plan|hardware|inspect|verify|unpack|validate|bench|eval|report|help)
                 command=$word
                 named=1
                 words[(i)$word]=()
@@ -23,7 +23,6 @@ _qconv()
             'inspect:list tensors with their dtypes, schemes and sizes'
             'verify:check every byte of an output against its hashes'
             'unpack:decompress an output to plain .safetensors files'
-            'mount:show an output as plain .safetensors files without writing them'
             'validate:measure the products of an output and their speed beside fp16'
             'bench:measure the speed of the GPU kernels beside cuBLAS in fp16'
             'eval:measure perplexity and KL divergence of a language model'
@@ -79,7 +78,6 @@ _qconv()
                 '--dry-run[show what would be written, with exact sizes; write nothing]' \
                 '--force[replace another output, or write into a directory that holds other files]' \
                 '--restart[begin anew instead of continuing an interrupted conversion]' \
-                '--consume-source[delete each weight file of MODEL once all of it is written to OUT and synced]' \
                 '--part=[do the I-th of N parts of the work, 1 to N; the last to finish completes OUT]:I/N:' \
                 '--threads=[how many threads work, 1 to 1024]:N:' \
                 '--progress=[when to show progress on standard error]:progress:(auto always never json)' \
@@ -136,10 +134,6 @@ _qconv()
         hardware)
             _arguments -s \
                 '--as=[describe these cards instead of this machine'\''s\: 2xA100-40GB, 3090]:CARDS:' \
-                '--watch[keep showing the memory of every GPU and process]' \
-                '--csv=[with --watch\: also write every sample to a CSV file]:FILE:_files' \
-                '--interval=[with --watch\: seconds from sample to sample, 0.01 to 3600]:SECONDS:' \
-                '--samples=[with --watch\: stop after this many samples]:N:' \
                 '--json[write the result to standard output as one JSON object]' \
                 '(-q --quiet)'{-q,--quiet}'[show errors only\: no progress, no summary and no warnings]' \
                 '*'{-v,--verbose}'[say more, and with -vv still more]' \
@@ -178,21 +172,6 @@ _qconv()
                 '--force[replace another output, or write into a directory that holds other files]' \
                 '--threads=[how many threads work, 1 to 1024]:N:' \
                 '--progress=[when to show progress on standard error]:progress:(auto always never json)' \
-                '--json[write the result to standard output as one JSON object]' \
-                '(-q --quiet)'{-q,--quiet}'[show errors only\: no progress, no summary and no warnings]' \
-                '*'{-v,--verbose}'[say more, and with -vv still more]' \
-                '(-h --help)'{-h,--help}'[show this help]' \
-                '--version[show the version]' \
-                ':OUT:_files -/' \
-                ':DIR:_files -/' \
-                && return
-            ;;
-        mount)
-            _arguments -s \
-                '(-f --foreground)'{-f,--foreground}'[stay until DIR is unmounted or Ctrl-C is pressed, and show faults here]' \
-                '--allow-other[let other users read DIR, too]' \
-                '--memory=[at most how much memory decompressed frames take]:SIZE:' \
-                '--threads=[how many threads work, 1 to 1024]:N:' \
                 '--json[write the result to standard output as one JSON object]' \
                 '(-q --quiet)'{-q,--quiet}'[show errors only\: no progress, no summary and no warnings]' \
                 '*'{-v,--verbose}'[say more, and with -vv still more]' \
@@ -306,7 +285,7 @@ _qconv()
                 '*'{-v,--verbose}'[say more, and with -vv still more]' \
                 '(-h --help)'{-h,--help}'[show this help]' \
                 '--version[show the version]' \
-                '::COMMAND:(convert plan hardware inspect verify unpack mount validate bench eval report help)' \
+                '::COMMAND:(convert plan hardware inspect verify unpack validate bench eval report help)' \
                 && return
             ;;
     esac

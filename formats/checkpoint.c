@@ -33,10 +33,7 @@ static qc_status open_files(qc_checkpoint *c, qc_error *err)
             QC_TRY(qc_checkpoint_open_torch(c, f, err));
             continue;
         }
-        if (f->saved)
-            QC_TRY(qc_st_file_open_saved(&f->st, f->path, f->saved, err));
-        else
-            QC_TRY(qc_st_file_open(&f->st, f->path, err));
+        QC_TRY(qc_st_file_open(&f->st, f->path, err));
         f->tensor_count = f->st.header.tensor_count;
         f->tensor_bytes = f->st.header.data_bytes;
         f->file_bytes = f->st.file_bytes;
@@ -240,7 +237,6 @@ static qc_status open_dir(qc_checkpoint *c, const char *chosen, qc_arena *index_
     int has_index = 0;
     c->is_dir = 1;
     QC_TRY(qc_dir_tree(&c->arena, c->path, TREE_MAX_FILES, &tree, &tree_count, err));
-    QC_TRY(qc_checkpoint_add_saved(c, &tree, &tree_count, err));
     QC_TRY(qc_checkpoint_locate(c, tree, tree_count, chosen, index_arena, &index, &has_index, err));
     QC_TRY(open_files(c, err));
     QC_TRY(merge_tensors(c, err));
@@ -257,8 +253,7 @@ static qc_status open_dir(qc_checkpoint *c, const char *chosen, qc_arena *index_
     return QC_OK;
 }
 
-/* exists: the file is there; otherwise it has a saved header. */
-static qc_status open_single(qc_checkpoint *c, int exists, qc_error *err)
+static qc_status open_single(qc_checkpoint *c, qc_error *err)
 {
     const char *name = qc_last_name(c->path);
     size_t len = strlen(name);
@@ -267,10 +262,7 @@ static qc_status open_single(qc_checkpoint *c, int exists, qc_error *err)
     if (qc_ends_with(name, ".zst"))
         len -= strlen(".zst");
     QC_TRY(qc_arena_strndup(&c->arena, &c->files->name, name, len, err));
-    if (!exists)
-        c->files->saved = qc_checkpoint_saved(c, name);
-    else
-        QC_TRY(qc_checkpoint_kind_of(c->path, &c->files->kind, err));
+    QC_TRY(qc_checkpoint_kind_of(c->path, &c->files->kind, err));
     c->file_count = 1;
     QC_TRY(open_files(c, err));
     QC_TRY(merge_tensors(c, err));
@@ -300,7 +292,7 @@ static qc_status open_any(qc_checkpoint *c, const char *path, qc_error *err)
     qc_path_kind kind = QC_PATH_MISSING;
     uint64_t bytes = 0;
     QC_TRY(qc_path_stat(path, &kind, &bytes, err));
-    if (kind == QC_PATH_MISSING && !qc_checkpoint_saved(c, qc_last_name(path)))
+    if (kind == QC_PATH_MISSING)
         QC_FAIL(err, QC_ERR_INPUT, "%s does not exist", path);
     if (kind == QC_PATH_OTHER)
         QC_FAIL(err, QC_ERR_INPUT, "%s: expected a directory or a regular file, found neither",
@@ -318,7 +310,7 @@ static qc_status open_any(qc_checkpoint *c, const char *path, qc_error *err)
         qc_arena_deinit(&index_arena);
         QC_TRY(st);
     } else {
-        QC_TRY(open_single(c, kind == QC_PATH_FILE, err));
+        QC_TRY(open_single(c, err));
     }
     qc_checkpoint_judge_kind(c);
     QC_TRY(merge_meta(c, err));
@@ -327,39 +319,13 @@ static qc_status open_any(qc_checkpoint *c, const char *path, qc_error *err)
     return note_unknown_fields(c, err);
 }
 
-static qc_status copy_saved(qc_checkpoint *c, const qc_saved_header *saved, size_t count,
-                            qc_error *err)
-{
-    if (count == 0)
-        return QC_OK;
-    qc_saved_header *to = NULL;
-    QC_TRY(qc_arena_alloc(&c->arena, &to, count, sizeof *to, err));
-    for (size_t i = 0; i < count; i++) {
-        to[i] = saved[i];
-        QC_TRY(qc_arena_strdup(&c->arena, &to[i].path, saved[i].path, err));
-        QC_TRY(qc_arena_strdup(&c->arena, &to[i].name, saved[i].name, err));
-        QC_TRY(qc_arena_strdup(&c->arena, &to[i].origin, saved[i].origin, err));
-    }
-    c->saved = to;
-    c->saved_count = count;
-    return QC_OK;
-}
-
 qc_status qc_checkpoint_open(qc_checkpoint **out, const char *path, qc_error *err)
-{
-    return qc_checkpoint_open_saved(out, path, NULL, 0, err);
-}
-
-qc_status qc_checkpoint_open_saved(qc_checkpoint **out, const char *path,
-                                   const qc_saved_header *saved, size_t count, qc_error *err)
 {
     *out = NULL;
     qc_checkpoint *c = NULL;
     QC_TRY(qc_calloc(&c, 1, sizeof *c, err));
     qc_arena_init(&c->arena);
-    qc_status st = copy_saved(c, saved, count, err);
-    if (st == QC_OK)
-        st = open_any(c, path, err);
+    qc_status st = open_any(c, path, err);
     if (st != QC_OK) {
         qc_checkpoint_close(c);
         return st;
@@ -527,8 +493,6 @@ const char *qc_checkpoint_file_name(const qc_checkpoint *c, size_t file)
 qc_status qc_checkpoint_check_unchanged(const qc_checkpoint *c, size_t file, qc_error *err)
 {
     const qc_checkpoint_file *f = &c->files[file];
-    if (f->st.header_only)
-        return QC_OK;
     return qc_file_stamp_check(&f->stamp,
                                f->kind == QC_CHECKPOINT_TORCH ? &f->torch.file : &f->st.file, err);
 }
@@ -551,8 +515,6 @@ void qc_checkpoint_stored_range(const qc_checkpoint *c, const qc_checkpoint_tens
     }
     const qc_checkpoint_file *f = &c->files[t->file];
     int torch = f->kind == QC_CHECKPOINT_TORCH;
-    if (!torch && f->st.header_only)
-        return;
     *file = torch ? &f->torch.file : &f->st.file;
     *begin = t->begin + offset + (torch ? 0 : f->st.data_offset);
     *bytes = len;

@@ -52,7 +52,6 @@ typedef struct {
     uint64_t file_bytes; /* on disk */
     qc_file_stamp stamp; /* of the opening */
     int compressed;
-    const qc_saved_header *saved; /* the saved header that stands for a deleted file; else NULL */
 } qc_checkpoint_file;
 
 typedef struct qc_checkpoint qc_checkpoint;
@@ -101,8 +100,6 @@ struct qc_checkpoint {
     qc_json *config;  /* parsed config.json, an object; NULL when there is none */
     qc_st_meta *meta; /* __metadata__ of all files, duplicates with equal values merged */
     size_t meta_count;
-    const qc_saved_header *saved; /* as given to open */
-    size_t saved_count;
     const char **warnings; /* sentences, e.g. that total_size is wrong or that fields are unknown */
     size_t warning_count;
     size_t adapter_warning; /* 1 + the index of the one of an adapter beside the model; 0: none */
@@ -110,12 +107,6 @@ struct qc_checkpoint {
 };
 
 QC_NODISCARD qc_status qc_checkpoint_open(qc_checkpoint **out, const char *path, qc_error *err);
-/* Like qc_checkpoint_open, with the saved headers of weight files that are deleted; the headers are
- * copied. Where such a file is missing, its saved header stands for it: its tensors are known, but
- * cannot be read. */
-QC_NODISCARD qc_status qc_checkpoint_open_saved(qc_checkpoint **out, const char *path,
-                                                const qc_saved_header *saved, size_t count,
-                                                qc_error *err);
 /* A checkpoint of shapes only: it has no files, and reading it is QC_ERR_UNSUPPORTED. Text and
  * tensors (name, dtype, ndim, dims; in any order) are copied. */
 QC_NODISCARD qc_status qc_checkpoint_create_shapes(qc_checkpoint **out, const char *path,
@@ -151,12 +142,11 @@ QC_NODISCARD qc_status qc_checkpoint_head_digest(const qc_checkpoint *c, size_t 
 /* Returns the name of file `file` on the disk, relative to the folder of the checkpoint. */
 const char *qc_checkpoint_file_name(const qc_checkpoint *c, size_t file);
 /* Checks that file `file` is still the one that was opened. If not, QC_ERR_CHANGED says what
- * changed. For a deleted file that is known by its saved header the result is QC_OK. */
+ * changed. */
 QC_NODISCARD qc_status qc_checkpoint_check_unchanged(const qc_checkpoint *c, size_t file,
                                                      qc_error *err);
 /* Finds where the bytes [offset, offset + len) of t are stored; in a compressed file, the frames
- * that hold them. *file is NULL where there is nothing to read, because there are no such bytes or
- * the file is deleted. */
+ * that hold them. *file is NULL where there is nothing to read. */
 void qc_checkpoint_stored_range(const qc_checkpoint *c, const qc_checkpoint_tensor *t,
                                 uint64_t offset, uint64_t len, const qc_file **file,
                                 uint64_t *begin, uint64_t *bytes);

@@ -134,39 +134,6 @@ qc_status qc_checkpoint_index_parse(qc_checkpoint_index *out, qc_arena *arena, c
     return st;
 }
 
-/* ---- saved headers of deleted files ---- */
-
-const qc_saved_header *qc_checkpoint_saved(const qc_checkpoint *c, const char *name)
-{
-    for (size_t i = 0; i < c->saved_count; i++) {
-        if (strcmp(c->saved[i].name, name) == 0)
-            return &c->saved[i];
-    }
-    return NULL;
-}
-
-qc_status qc_checkpoint_add_saved(qc_checkpoint *c, qc_tree_file **tree, size_t *tree_count,
-                                  qc_error *err)
-{
-    size_t count = *tree_count;
-    if (c->saved_count == 0)
-        return QC_OK;
-    qc_tree_file *all = NULL;
-    QC_TRY(qc_arena_alloc(&c->arena, &all, count + c->saved_count, sizeof *all, err));
-    if (count)
-        memcpy(all, *tree, count * sizeof *all);
-    for (size_t i = 0; i < c->saved_count; i++) {
-        const qc_saved_header *s = &c->saved[i];
-        qc_tree_file key = {.path = s->name, .bytes = s->stamp.bytes};
-        if (!*tree_count || !bsearch(&key, *tree, *tree_count, sizeof key, qc_by_text))
-            all[count++] = key;
-    }
-    qsort(all, count, sizeof *all, qc_by_text);
-    *tree = all;
-    *tree_count = count;
-    return QC_OK;
-}
-
 /* ---- the directory ---- */
 
 static int in_tree(const qc_tree_file *tree, size_t count, const char *path)
@@ -198,15 +165,6 @@ static qc_status find_file(qc_checkpoint *c, qc_checkpoint_file *f, const char *
     QC_TRY(path_exists(plain, &has_plain, err));
     if (f->kind == QC_CHECKPOINT_SAFETENSORS)
         QC_TRY(path_exists(packed, &has_packed, err));
-    if (!has_plain && !has_packed) {
-        const char *packed_name = NULL;
-        QC_TRY(qc_arena_printf(&c->arena, &packed_name, err, "%s.zst", name));
-        f->saved = qc_checkpoint_saved(c, name);
-        has_plain = f->saved != NULL;
-        if (!has_plain)
-            f->saved = qc_checkpoint_saved(c, packed_name);
-        has_packed = !has_plain && f->saved;
-    }
     if (has_plain && has_packed)
         QC_TRY(qc_checkpoint_warn(c, err, "both '%.*s' and its .zst are there; the first is read",
                                   NAME_SHOWN_BYTES, name));

@@ -62,14 +62,6 @@ QC_NODISCARD qc_status qc_checkpoint_locate(qc_checkpoint *c, const qc_tree_file
                                             qc_arena *index_arena, qc_checkpoint_index *index,
                                             int *has_index, qc_error *err);
 
-/* ---- saved headers of deleted files (checkpoint_index.c) ---- */
-
-/* The saved header of a file, by the file's name on the disk relative to the directory; or NULL. */
-const qc_saved_header *qc_checkpoint_saved(const qc_checkpoint *c, const char *name);
-/* Inserts those files of c->saved that are missing on the disk into the tree, in their places. */
-QC_NODISCARD qc_status qc_checkpoint_add_saved(qc_checkpoint *c, qc_tree_file **tree,
-                                               size_t *tree_count, qc_error *err);
-
 /* Checks that the index and the files name the same tensors in the same files. c->tensors must be
  * sorted. */
 QC_NODISCARD qc_status qc_checkpoint_check_index(const qc_checkpoint *c,

@@ -213,112 +213,6 @@ done:
     return st;
 }
 
-/* Parses the header that saved->path holds. */
-static qc_status parse_saved(qc_st_file *f, const qc_saved_header *saved, qc_error *err)
-{
-    unsigned char head[8];
-    uint64_t n = 0;
-    void *json = NULL;
-    QC_TRY(qc_file_pread(&f->file, head, sizeof head, saved->header_at, err));
-    QC_TRY(qc_st_header_length(head, sizeof head, saved->content_bytes, &n, err));
-    if (n + 8 != saved->header_bytes)
-        QC_FAIL(err, QC_ERR_INPUT, "its header has %" PRIu64 " bytes, but %" PRIu64 " were saved",
-                n + 8, saved->header_bytes);
-    QC_TRY(qc_malloc(&json, (size_t)n, err));
-    qc_status st = qc_file_pread(&f->file, json, (size_t)n, saved->header_at + 8, err);
-    if (st == QC_OK)
-        st = qc_st_header_parse(&f->header, json, (size_t)n, saved->content_bytes - n - 8, err);
-    qc_free(json);
-    return st;
-}
-
-/* Gives the file the path of the deleted one, which messages then name. */
-static qc_status rename_in_messages(qc_file *f, const char *path, qc_error *err)
-{
-    char *copy = NULL;
-    QC_TRY(qc_strdup(&copy, path, err));
-    qc_free(f->path);
-    f->path = copy;
-    return QC_OK;
-}
-
-qc_status qc_st_file_open_saved(qc_st_file *out, const char *path, const qc_saved_header *saved,
-                                qc_error *err)
-{
-    memset(out, 0, sizeof *out);
-    out->file = QC_FILE_CLOSED;
-    out->serial = atomic_fetch_add(&next_serial, 1);
-    qc_status st = qc_file_open_read(&out->file, saved->path, err);
-    if (st == QC_OK)
-        st = parse_saved(out, saved, err);
-    if (st != QC_OK)
-        qc_error_prefix(err, "%s: saved header", saved->path);
-    else
-        st = rename_in_messages(&out->file, path, err);
-    out->stamp = saved->stamp;
-    out->file_bytes = saved->stamp.bytes;
-    out->data_offset = saved->header_bytes;
-    out->compressed = saved->compressed;
-    out->header_only = 1;
-    out->header_at = saved->header_at;
-    if (st != QC_OK)
-        qc_st_file_close(out);
-    return st;
-}
-
-void qc_st_file_describe(const qc_st_file *f, qc_saved_header *saved)
-{
-    saved->stamp = f->stamp;
-    saved->content_bytes = f->data_offset + f->header.data_bytes;
-    saved->header_bytes = f->data_offset;
-    saved->compressed = f->compressed;
-}
-
-static qc_status put_under(const qc_file *f, const char *path, qc_error *err)
-{
-    qc_file file = QC_FILE_CLOSED;
-    int r;
-    QC_TRY(qc_file_open_read(&file, path, err));
-    do {
-        r = dup2(file.fd, f->fd);
-    } while (r < 0 && errno == EINTR);
-    int e = errno;
-    (void)fcntl(f->fd, F_SETFD, FD_CLOEXEC);
-    qc_file_discard(&file);
-    if (r < 0)
-        QC_FAIL(err, QC_ERR_IO, "%s could not be closed to free its space: %s", f->path,
-                strerror(e));
-    return QC_OK;
-}
-
-qc_status qc_st_file_let_go(const qc_st_file *f, const char *saved_path, uint64_t *header_at,
-                            qc_error *err)
-{
-    qc_arena arena;
-    qc_strbuf text;
-    qc_saved_header saved;
-    qc_arena_init(&arena);
-    qc_strbuf_init(&text, SIZE_MAX / 2);
-    qc_status st = qc_file_slurp(saved_path, &text, err);
-    if (st == QC_OK)
-        st = qc_saved_header_parse(&saved, &arena, (const unsigned char *)text.data, text.len, err);
-    if (st == QC_ERR_INPUT)
-        qc_error_prefix(err, "%s", saved_path);
-    if (st == QC_OK)
-        st = put_under(&f->file, saved_path, err);
-    if (st == QC_OK)
-        *header_at = saved.header_at;
-    qc_strbuf_deinit(&text);
-    qc_arena_deinit(&arena);
-    return st;
-}
-
-void qc_st_file_set_header_only(qc_st_file *f, uint64_t header_at)
-{
-    f->header_only = 1;
-    f->header_at = header_at;
-}
-
 void qc_st_file_close(qc_st_file *f)
 {
     if (!f)
@@ -333,11 +227,6 @@ void qc_st_file_close(qc_st_file *f)
 qc_status qc_st_file_read(const qc_st_file *f, qc_st_cursor *c, uint64_t offset, void *dst,
                           size_t len, qc_error *err)
 {
-    if (f->header_only)
-        QC_FAIL(err, QC_ERR_INPUT,
-                "%s was deleted after it had been converted (--consume-source); its weights cannot "
-                "be read again",
-                f->file.path);
     if (offset > f->header.data_bytes || len > f->header.data_bytes - offset)
         QC_FAIL(err, QC_ERR_INPUT,
                 "%s: %zu bytes at %" PRIu64 " were asked for, but the data has %" PRIu64 " bytes",
@@ -347,7 +236,5 @@ qc_status qc_st_file_read(const qc_st_file *f, qc_st_cursor *c, uint64_t offset,
 
 qc_status qc_st_file_read_header(const qc_st_file *f, qc_st_cursor *c, void *dst, qc_error *err)
 {
-    if (f->header_only)
-        return qc_file_pread(&f->file, dst, (size_t)f->data_offset, f->header_at, err);
     return read_content(f, c, 0, dst, (size_t)f->data_offset, err);
 }

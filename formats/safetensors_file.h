@@ -1,7 +1,6 @@
 /* One opened safetensors file, plain or as a zstd seekable file (".safetensors.zst"). Opening reads
  * only the header (and seek table) and checks every rule and size; nothing is mapped. The first
- * four bytes of a file tell which of the two it is, not its name. For a file that was deleted, its
- * saved header may stand in (formats/saved_header.h): then everything but the data is there.
+ * four bytes of a file tell which of the two it is, not its name.
  * Thread-safe: many threads may read one file, each with a cursor of its own. */
 #ifndef QC_FORMATS_SAFETENSORS_FILE_H
 #define QC_FORMATS_SAFETENSORS_FILE_H
@@ -9,7 +8,6 @@
 #include "formats/direct_read.h"
 #include "formats/file_stamp.h"
 #include "formats/safetensors_header.h"
-#include "formats/saved_header.h"
 #include "formats/seekable.h"
 
 typedef struct {
@@ -20,9 +18,6 @@ typedef struct {
     qc_file_stamp stamp;  /* taken at the opening, before anything was read */
     int compressed;
     qc_seek_table seek; /* when compressed */
-    int header_only;    /* opened from a saved header: reading data is QC_ERR_INPUT */
-    uint64_t header_at; /* then: where the header lies in `file`, whose path is still that of the
-                           deleted one */
     uint64_t serial;    /* number of this opening, unlike any other's; tells a cursor whose frame
                            it holds */
 } qc_st_file;
@@ -39,20 +34,6 @@ QC_NODISCARD qc_status qc_st_cursor_pread(const qc_st_cursor *c, const qc_file *
                                           size_t len, uint64_t offset, qc_error *err);
 
 QC_NODISCARD qc_status qc_st_file_open(qc_st_file *out, const char *path, qc_error *err);
-/* Opens a deleted file from its saved header. path is where the file was; messages name it. */
-QC_NODISCARD qc_status qc_st_file_open_saved(qc_st_file *out, const char *path,
-                                             const qc_saved_header *saved, qc_error *err);
-/* Fills `saved` with sizes and stamp of an open file; path, name and origin are left to the
- * caller. */
-void qc_st_file_describe(const qc_st_file *f, qc_saved_header *saved);
-/* Call this before an open file is deleted, whose saved header is at saved_path. It puts the saved
- * header under the same descriptor, so that the file is closed and its deletion frees the space.
- * Nobody may be reading the file; hints may be under way, because no member changes. Pass
- * *header_at to qc_st_file_set_header_only once no other thread uses f, and before anything but
- * hints. On error f is as before. */
-QC_NODISCARD qc_status qc_st_file_let_go(const qc_st_file *f, const char *saved_path,
-                                         uint64_t *header_at, qc_error *err);
-void qc_st_file_set_header_only(qc_st_file *f, uint64_t header_at);
 void qc_st_file_close(qc_st_file *f);
 /* Reads len bytes of the data buffer at offset, which must lie within header.data_bytes
  * (QC_ERR_INPUT otherwise). Frames that lie wholly in the range are decoded straight into dst; the

@@ -24,7 +24,7 @@ LAYERS = {
 # The rooms of convert/, from the lowest floor up (docs/architecture.md). An include stays in its room
 # or goes to a lower floor. convert/ itself holds main.c, which may use all of them.
 FLOORS = [
-    {"library", "mount", "output", "term"},
+    {"library", "output", "term"},
     {"adapter", "device", "model", "tokenizer"},
     {"bench", "family", "hardware", "known", "plan", "validate"},
     {"forward"},

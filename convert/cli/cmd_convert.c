@@ -11,11 +11,9 @@
 #include "convert/known/model_path.h"
 #include "convert/model/expert_split.h"
 #include "convert/model/recipe_diffusers.h"
-#include "convert/mount/mount.h"
 #include "convert/pipeline/pipeline.h"
 #include "convert/plan/engines.h"
 #include "convert/plan/plan.h"
-#include "convert/run/consume.h"
 #include "convert/run/convert_run.h"
 #include "convert/run/make_manifest.h"
 #include "convert/run/output_ready.h"
@@ -115,7 +113,6 @@ static qc_status settle_loaders(qc_convert_report *r, const qc_plan *plan, const
     QC_TRY(qc_loaders_of(loaders, plan, err));
     QC_TRY(qc_engines_settle(loaders, plan, err));
     loaders->of_pipeline = o->convert.of_pipeline;
-    loaders->can_mount = qc_mount_is_built();
     loaders->vllm = vllm;
     r->program = o->call.program;
     r->loaders = loaders;
@@ -262,7 +259,7 @@ static qc_status convert_model(const qc_options *o, qc_checkpoint *model, qc_ran
                 o->convert.plan.recipe.format == QC_FORMAT_COMPRESSED_TENSORS
                     ? " in whole groups, which --block-size 32 makes smaller"
                     : "");
-    QC_TRY(qc_convert_run(plan, model, &part, report, err));
+    QC_TRY(qc_convert_run(plan, &part, report, err));
     warn_of_straddling(plan, o);
     return QC_OK;
 }
@@ -292,35 +289,6 @@ static qc_status check_model(const char *model, qc_error *err)
     return QC_OK;
 }
 
-/* OUT is whole, and nothing of MODEL is left to convert. The process that was removing the staging
- * folder died on the way. */
-static qc_status say_over(const qc_options *o, qc_error *err)
-{
-    qc_output_dir d;
-    QC_TRY(qc_output_dir_open(&d, o->call.arena, o->call.out, o->call.model, o->convert.force, 0, 1,
-                              err));
-    if (qc_parts_check_others(&d, (qc_rank){.count = 1}, 0, "", 0, NULL) == QC_OK)
-        qc_output_dir_abort(&d);
-    else
-        qc_output_dir_leave(&d); /* parts of another conversion will replace OUT */
-    qc_console_warn(&o->call,
-                    "%s is complete already; the weight files of %s were deleted once it was",
-                    o->call.out, o->call.model);
-    return QC_OK;
-}
-
-/* Opens MODEL together with what OUT keeps of the weight files that an interrupted conversion has
- * deleted. */
-static qc_status open_model(qc_checkpoint **model, const qc_options *o, const char *path,
-                            qc_error *err)
-{
-    qc_saved_header *saved = NULL;
-    size_t count = 0;
-    if (o->call.out)
-        QC_TRY(qc_consume_saved(&saved, &count, o->call.arena, o->call.out, err));
-    return qc_checkpoint_open_saved(model, path, saved, count, err);
-}
-
 /* path is as the user gave it. Where it is an index, o->call.model is the folder of that. */
 static qc_status convert_path(const qc_options *o, const char *path, qc_error *err)
 {
@@ -340,11 +308,7 @@ static qc_status convert_path(const qc_options *o, const char *path, qc_error *e
         QC_TRY(qc_output_check(o->call.arena, o->call.out, o->call.model, o->convert.force, NULL,
                                err));
     QC_TRY(check_model(o->call.model, err));
-    int over = 0;
-    QC_TRY(qc_consume_is_over(&over, &o->call, &o->convert, err));
-    if (over)
-        return say_over(o, err);
-    qc_status st = open_model(&model, o, path, err);
+    qc_status st = qc_checkpoint_open(&model, path, err);
     if (st == QC_OK && model->side_link)
         st = QC_ERROR(err, QC_ERR_INPUT,
                       "%s: '%s' is a link that leads out of the folder, so a file from "
@@ -365,8 +329,6 @@ static qc_status convert_path(const qc_options *o, const char *path, qc_error *e
         st = print_report(o, &report, err);
     }
     qc_checkpoint_close(model);
-    if (st != QC_OK)
-        qc_consume_mend_advice(o->call.arena, o->call.out, err);
     return st;
 }
 

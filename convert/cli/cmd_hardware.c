@@ -1,7 +1,6 @@
 #include "convert/cli/commands.h"
 #include "convert/device/device_choice.h"
 #include "convert/hardware/hardware_print.h"
-#include "convert/hardware/memory_watch.h"
 #include "convert/term/console.h"
 
 #include <string.h>
@@ -35,14 +34,12 @@ qc_status qc_cmd_hardware(const qc_options *o, qc_error *err)
 {
     qc_hardware h;
     qc_strbuf out;
-    if (o->hardware.as)
-        QC_TRY(qc_hardware_assume(&h, o->call.arena, o->hardware.as, err));
+    if (o->as)
+        QC_TRY(qc_hardware_assume(&h, o->call.arena, o->as, err));
     else
         QC_TRY(qc_hardware_read(&h, o->call.arena, err));
     if (h.warning)
         qc_console_warn(&o->call, "%s", h.warning);
-    if (o->hardware.watch)
-        return qc_memory_watch(&h, &o->call, &o->hardware, err);
     QC_TRY(ask_cuda(&h, o, err));
     qc_strbuf_init(&out, MAX_TEXT_BYTES);
     qc_status st = o->call.json ? qc_hardware_json(&h, o->call.arena, &out, err)

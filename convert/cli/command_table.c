@@ -71,9 +71,7 @@ const qc_command_row qc_command_table[] = {
      .examples = "qconv hardware\n"
                  "describe this machine\n"
                  "qconv hardware --as 2xA100-40GB\n"
-                 "describe the machine that you will get\n"
-                 "qconv hardware --watch --csv memory.csv\n"
-                 "follow memory while something runs\n"},
+                 "describe the machine that you will get\n"},
     {.command = QC_CMD_INSPECT,
      .name = "inspect",
      .foreign = "show info list ls cat dump stat stats view print describe",
@@ -116,25 +114,6 @@ const qc_command_row qc_command_table[] = {
      .place_count = 2,
      .examples = "qconv unpack llama-nf4 plain\n"
                  "make files for loaders that do not read .zst\n"},
-    {.command = QC_CMD_MOUNT,
-     .name = "mount",
-     .foreign = "serve fuse browse attach",
-     .summary = "show an output as plain .safetensors files without writing them",
-     .text = "Show in the empty directory DIR what unpack would write there from the qconv output "
-             "OUT: plain .safetensors files, config.json and all other files, byte for byte. They "
-             "are decompressed and checked as they are read, so every program can read them, and "
-             "they take no room on the disk. This needs Linux's FUSE.\n"
-             "\n"
-             "The command ends when DIR can be read, and a process in the background serves it "
-             "until 'fusermount3 -u DIR'. Damaged bytes are never given to a reader, who gets an "
-             "input/output error. What is damaged is then in the system's log, or on standard "
-             "error with --foreground.",
-     .places = {{"OUT", QC_PLACE_DIR, 0, READ_NAMES}, {"DIR", QC_PLACE_DIR, 0, WRITTEN_NAMES}},
-     .place_count = 2,
-     .examples = "qconv mount llama-nf4 /mnt/llama\n"
-                 "let transformers load a compressed output from /mnt/llama\n"
-                 "fusermount3 -u /mnt/llama\n"
-                 "end it\n"},
     {.command = QC_CMD_VALIDATE,
      .name = "validate",
      .foreign = "test accuracy",
@@ -224,11 +203,9 @@ const qc_text_row qc_exit_code_table[] = {
     {"3", "the input breaks a rule of its format, is not supported, or holds a bad value", 0},
     {"4", "a check failed",
      QC_CMD_BIT(QC_CMD_CONVERT) | QC_CMD_BIT(QC_CMD_VERIFY) | QC_CMD_BIT(QC_CMD_UNPACK) |
-         QC_CMD_BIT(QC_CMD_MOUNT) | QC_CMD_BIT(QC_CMD_VALIDATE) | QC_CMD_BIT(QC_CMD_EVAL) |
-         QC_CMD_BIT(QC_CMD_REPORT) | QC_CMD_BIT(QC_CMD_INSPECT) | QC_CMD_BIT(QC_CMD_PLAN) |
-         QC_CMD_BIT(QC_CMD_BENCH)},
-    {"5", "there is no such device",
-     ~(QC_CMD_BIT(QC_CMD_UNPACK) | QC_CMD_BIT(QC_CMD_MOUNT) | QC_CMD_BIT(QC_CMD_INSPECT))},
+         QC_CMD_BIT(QC_CMD_VALIDATE) | QC_CMD_BIT(QC_CMD_EVAL) | QC_CMD_BIT(QC_CMD_REPORT) |
+         QC_CMD_BIT(QC_CMD_INSPECT) | QC_CMD_BIT(QC_CMD_PLAN) | QC_CMD_BIT(QC_CMD_BENCH)},
+    {"5", "there is no such device", ~(QC_CMD_BIT(QC_CMD_UNPACK) | QC_CMD_BIT(QC_CMD_INSPECT))},
     {"130", "it was interrupted", 0},
 };
 const unsigned qc_exit_code_count = sizeof qc_exit_code_table / sizeof *qc_exit_code_table;

@@ -9,7 +9,6 @@ QC_NODISCARD qc_status qc_cmd_convert(const qc_options *o, qc_error *err);
 QC_NODISCARD qc_status qc_cmd_inspect(const qc_options *o, qc_error *err);
 QC_NODISCARD qc_status qc_cmd_verify(const qc_options *o, qc_error *err);
 QC_NODISCARD qc_status qc_cmd_unpack(const qc_options *o, qc_error *err);
-QC_NODISCARD qc_status qc_cmd_mount(const qc_options *o, qc_error *err);
 QC_NODISCARD qc_status qc_cmd_plan(const qc_options *o, qc_error *err);
 QC_NODISCARD qc_status qc_cmd_hardware(const qc_options *o, qc_error *err);
 QC_NODISCARD qc_status qc_cmd_validate(const qc_options *o, qc_error *err);

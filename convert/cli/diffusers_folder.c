@@ -4,7 +4,6 @@
 #include "base/workers.h"
 #include "convert/model/expert_split.h"
 #include "convert/model/recipe.h"
-#include "convert/mount/mount.h"
 #include "convert/output/output_dir.h"
 #include "convert/plan/loaders.h"
 #include "convert/run/make_manifest.h"
@@ -176,7 +175,6 @@ static qc_status check_options(const qc_options *o, qc_error *err)
         {o->convert.part_count > 0 || rank.count > 1, "--part (or a Slurm step of several tasks)"},
         {o->convert.plan.recipe.requantize, "--requantize"},
         {o->convert.plan.recipe.drop_mtp, "--drop-mtp"},
-        {o->convert.consume_source, "--consume-source"},
         {o->engines != 0, "--for"},
     };
     for (size_t i = 0; i < sizeof of_one_model / sizeof *of_one_model; i++) {
@@ -482,7 +480,6 @@ static qc_status print_steps(const qc_options *o, qc_error *err)
         (o->convert.plan.recipe.to == QC_TO_INT8 && o->convert.plan.recipe.block_elems))
         return QC_OK;
     qc_loaders l = qc_loaders_of_pipeline(&o->convert.plan);
-    l.can_mount = qc_mount_is_built();
     qc_strbuf text;
     qc_strbuf_init(&text, (size_t)1 << 20);
     return qc_console_deliver(qc_next_steps_text(&l, o->call.program, o->call.out, &text, err),

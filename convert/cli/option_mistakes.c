@@ -118,6 +118,7 @@ qc_status qc_mistaken_option(const char **text, qc_arena *arena, const char *typ
 
 #define NEVER_RUN     "which qconv was never run with; docs/interop.md says what the others load"
 #define PLAN_TRAINING "'qconv plan-training MODEL' of the Python package "
+#define FOLLOWS       "'nvidia-smi dmon' and 'nvidia-smi pmon' follow GPUs while something runs"
 
 /* Commands, and options with their dashes, some with a value. commands: those that had the option;
  * 0 for all. */
@@ -127,10 +128,11 @@ static const struct {
     const char *instead;
 } gone[] = {
     {"mount", 0,
-     "qconv.load in Python reads an output as it is, and 'qconv unpack OUT DIR' writes plain "
-     "files"},
+     "qconv.load in Python reads an output as it is, 'qconv unpack OUT DIR' writes plain files, "
+     "and with --compress none convert writes them at once"},
     {"bench", 0, "the programs in bench/ time kernels, and bench/gpu_run.sh runs them all"},
-    {"--consume-source", 0, "a conversion leaves its source as it is, whatever the options"},
+    {"--consume-source", 0,
+     "a conversion leaves MODEL as it is, and its files may be deleted once OUT is verified"},
     {"--tuning", 0, "the limits that a GPU showed are built in (kernels/matmul_plan.c)"},
     {"--html", 0,
      "'qconv report OUT --html FILE' of the Python package draws pages of what --json prints"},
@@ -149,7 +151,10 @@ static const struct {
     {"--profile", QC_CMD_BIT(QC_CMD_PLAN), PLAN_TRAINING "runs a step in torch with --profile"},
     {"--for sglang", 0, NEVER_RUN},
     {"--for unsloth", 0, NEVER_RUN},
-    {"--watch", 0, "'nvidia-smi dmon' follows a GPU while something runs"},
+    {"--watch", QC_CMD_BIT(QC_CMD_HARDWARE), FOLLOWS},
+    {"--csv", QC_CMD_BIT(QC_CMD_HARDWARE), FOLLOWS},
+    {"--interval", QC_CMD_BIT(QC_CMD_HARDWARE), FOLLOWS},
+    {"--samples", QC_CMD_BIT(QC_CMD_HARDWARE), FOLLOWS},
 };
 
 const char *qc_gone_instead(const char *typed, size_t len, qc_command command)

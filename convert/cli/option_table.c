@@ -7,7 +7,6 @@
 #define INSPECT   QC_CMD_BIT(QC_CMD_INSPECT)
 #define VERIFY    QC_CMD_BIT(QC_CMD_VERIFY)
 #define UNPACK    QC_CMD_BIT(QC_CMD_UNPACK)
-#define MOUNT     QC_CMD_BIT(QC_CMD_MOUNT)
 #define PLAN      QC_CMD_BIT(QC_CMD_PLAN)
 #define HARDWARE  QC_CMD_BIT(QC_CMD_HARDWARE)
 #define VALIDATE  QC_CMD_BIT(QC_CMD_VALIDATE)
@@ -19,7 +18,7 @@
 #define MEASURING (VALIDATE | BENCH)
 #define WORKING   (CONVERT | VERIFY | UNPACK | VALIDATE | READING)
 #define ANSWERS   (CONVERT | VERIFY | INSPECT | UNPACK | PLAN | HARDWARE | MEASURING | READING)
-#define ANYWHERE  (ANSWERS | MOUNT | QC_CMD_BIT(QC_CMD_HELP))
+#define ANYWHERE  (ANSWERS | QC_CMD_BIT(QC_CMD_HELP))
 
 #define ROW(option, of_commands, of_group)                                                         \
     .name = option, .commands = of_commands, .group = QC_GROUP_##of_group
@@ -308,8 +307,7 @@ const qc_option_row qc_option_table[] = {
            {.of = "stacked", .not_with = "--format compressed-tensors",
             .why = ", which has no form for stacks"},
            {.of = "stacked", .not_with = "--lora", .why = ", whose experts have names of their own"},
-           {.of = "stacked", .not_with = "--hessians"},
-           {.of = "stacked", .not_with = "--consume-source"}),
+           {.of = "stacked", .not_with = "--hessians"}),
      .help = "write the experts of a layer as one tensor each, or as one for all",
      .more = "separate: each expert has tensors of its own, as mixtures are published; transformers 4 "
              "and vLLM load these, and transformers 5 after `import qconv`. stacked: one tensor "
@@ -446,25 +444,9 @@ const qc_option_row qc_option_table[] = {
      .more = "auto takes the GPUs if there are any and this build has kernels for them, and the "
              "CPU otherwise. cpu does not even ask the driver. Without --device, QCONV_DEVICE "
              "says it. The bytes that are written do not depend on it, except with --calibrate."},
-    {ROW("as", HARDWARE, FIT), TEXT(hardware.as), .arg = "CARDS", .since = "0.2.0",
+    {ROW("as", HARDWARE, FIT), TEXT(as), .arg = "CARDS", .since = "0.2.0",
      .help = "describe these cards instead of this machine's: 2xA100-40GB, 3090",
      .more = "docs/hardware.md lists the cards."},
-    {ROW("watch", HARDWARE, RUN), SWITCH(hardware.watch), .since = "0.2.0",
-     RULES({.not_with = "--as", .why = ", what is not here cannot be watched"}),
-     .help = "keep showing the memory of every GPU and process"},
-    {ROW("csv", HARDWARE, RUN), PATH(hardware.csv), .arg = "FILE",
-     .since = "0.2.0",
-     RULES({.needs = "--watch"}),
-     .help = "with --watch: also write every sample to a CSV file"},
-    {ROW("interval", HARDWARE, RUN), DECIMAL(hardware.interval, 0.01, 3600), .arg = "SECONDS",
-     .dflt = "1", .since = "0.2.0",
-     RULES({.needs = "--watch"}),
-     .help = "with --watch: seconds from sample to sample, 0.01 to 3600"},
-    {ROW("samples", HARDWARE, RUN), NUMBER(hardware.samples), .arg = "N", .min = 1,
-     .max = 1000000000, .dflt_note = "until it is interrupted",
-     .since = "0.2.0",
-     RULES({.needs = "--watch"}),
-     .help = "with --watch: stop after this many samples"},
     {ROW("against", VERIFY | VALIDATE | READING, MEASURE), PATH(call.against), .arg = "MODEL",
      .required = VALIDATE, .missing = "the checkpoint that OUT was made from",
      .since = "0.3.0",
@@ -608,19 +590,6 @@ const qc_option_row qc_option_table[] = {
      .more = "The file is replaced as a whole after everything that was measured, with "
              "\"complete\": false until the end, so that a run that is killed leaves what it has "
              "measured."},
-    {ROW("foreground", MOUNT, RUN), .letter = 'f', SWITCH(mount.foreground), .since = "0.5.0",
-     FOREIGN({.names = "no-daemon nodaemon d"}),
-     .help = "stay until DIR is unmounted or Ctrl-C is pressed, and show faults here"},
-    {ROW("allow-other", MOUNT, RUN), SWITCH(mount.allow_other), .since = "0.5.0",
-     .help = "let other users read DIR, too",
-     .more = "Who is not root needs user_allow_other in /etc/fuse.conf for this."},
-    {ROW("memory", MOUNT, RUN), SIZE(mount.memory_bytes), .arg = "SIZE", .min = 1, .dflt = "256MB",
-     .since = "0.5.0",
-     FOREIGN({.names = "cache cache-size ram"}),
-     .help = "at most how much memory decompressed frames take",
-     .more = "At least two frames are kept, of 8 MiB as qconv writes them. Each thread may hold a "
-             "compressed frame, too. What was read stays in the system's page cache, which gives "
-             "its memory back where it is needed."},
     {ROW("dry-run", CONVERT, RUN), SWITCH(convert.dry_run), .spares_out = 1,
      .since = "0.1.0",
      FOREIGN({.names = "dry simulate no-op noop whatif n"}),
@@ -638,23 +607,14 @@ const qc_option_row qc_option_table[] = {
      FOREIGN({.names = "resume continue",
               .meant = "nothing: an interrupted conversion is continued by the same command"}),
      .help = "begin anew instead of continuing an interrupted conversion",
-     .more = "What the interrupted one left in OUT is removed. This is refused when that one has "
-             "deleted files of its source (--consume-source), because then only continuing gives "
-             "a whole model."},
-    {ROW("consume-source", CONVERT, RUN), SWITCH(convert.consume_source), .since = "0.5.0",
-     FOREIGN({.names = "delete-source remove-source move in-place inplace"}),
-     RULES({.not_with = "--part !1/1", .why = ": no part knows what the others have read"}),
-     .help = "delete each weight file of MODEL once all of it is written to OUT and synced",
-     .more = "This is for disks that hold one copy only. A kill at any moment loses nothing: the "
-             "same command continues. What was deleted cannot be checked against OUT afterwards. "
-             "Weight files that are links are refused. See docs/cli.md."},
+     .more = "What the interrupted one left in OUT is removed."},
     {ROW("part", CONVERT, RUN), OWN(QC_ARG_TEXT, qc_option_set_part), .arg = "I/N",
      .dflt_note = "in a Slurm step of several tasks, the part of this task", .since = "0.5.0",
      .help = "do the I-th of N parts of the work, 1 to N; the last to finish completes OUT",
      .more = "This is for several machines that share MODEL and OUT: each runs the same command "
              "with its own I. 1/1 does all of it whatever the scheduler says. See "
              "docs/cluster.md."},
-    {ROW("threads", WORKING | MOUNT, RUN), NUMBER(call.threads), .arg = "N", .min = 1, .max = 1024,
+    {ROW("threads", WORKING, RUN), NUMBER(call.threads), .arg = "N", .min = 1, .max = 1024,
      .dflt_note = "one per processor", .since = "0.1.0",
      FOREIGN({.names = "jobs j workers num-workers nthreads n-threads num-threads thread cores "
                        "nproc t"}),
@@ -676,7 +636,7 @@ const qc_option_row qc_option_table[] = {
      RULES({.not_with = "--verbose"}),
      .help = "show errors only: no progress, no summary and no warnings",
      .more = "The answers of plan, inspect, hardware, bench, eval, validate and report, --dry-run "
-             "and --json are still printed. convert, unpack, mount and verify print nothing when "
+             "and --json are still printed. convert, unpack and verify print nothing when "
              "all is well: their exit code says so."},
     {ROW("verbose", ANYWHERE, OTHER), .letter = 'v', COUNT(call.verbose), .repeats = 1,
      .since = "0.1.0",

@@ -5,8 +5,6 @@
 
 #include "convert/device/bench.h"
 #include "convert/eval/eval.h"
-#include "convert/hardware/memory_watch.h"
-#include "convert/mount/mount.h"
 #include "convert/run/convert_options.h"
 #include "convert/term/call.h"
 
@@ -15,7 +13,6 @@ typedef enum {
     QC_CMD_INSPECT,
     QC_CMD_VERIFY,
     QC_CMD_UNPACK,
-    QC_CMD_MOUNT,
     QC_CMD_PLAN,
     QC_CMD_HARDWARE,
     QC_CMD_VALIDATE,
@@ -64,16 +61,15 @@ typedef struct {
     const char *html;        /* plan, validate, report: --html FILE, or NULL */
     const char *device_map;  /* plan --device-map FILE, or NULL */
     unsigned engines;        /* --for: bit e for qc_engine e; 0 where it was not given */
+    const char *as;          /* hardware: --as, or NULL */
     const char *device;      /* unpack: only the shards of this device; NULL for all */
     qc_call call;
     qc_convert_options convert;
-    qc_hardware_options hardware;
     qc_validate_options validate;
     qc_bench_options bench;
     qc_product_options products;
     qc_eval_options eval;
     qc_report_options report;
-    qc_mount_options mount;
 } qc_options;
 
 /* Parses argv into *out. A mistake is QC_ERR_USAGE, with one line that names it and what was

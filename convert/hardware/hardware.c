@@ -250,9 +250,9 @@ static qc_status read_gpus(qc_hardware *h, qc_arena *arena, qc_error *err)
 static qc_status read_host(qc_hardware *h, qc_arena *arena, qc_error *err)
 {
     qc_host_facts host;
-    QC_TRY(qc_host_read(&host, arena, "", qc_cpu_count(), err));
+    QC_TRY(qc_host_read(&host, arena, "", err));
     h->cpu_name = host.cpu_name;
-    h->cpu_threads = host.threads;
+    h->cpu_threads = qc_cpu_count();
     h->memory_bytes = host.memory_bytes;
     h->memory_free_bytes = host.memory_free_bytes;
     QC_TRY(qc_isa_select(&h->isa, err));

@@ -114,28 +114,13 @@ static void apply_memory_limit(qc_host_facts *f, const char *dir, uint64_t limit
         f->memory_free_bytes = left;
 }
 
-static void apply_quota(qc_host_facts *f, uint64_t quota, uint64_t period)
-{
-    uint64_t whole = period ? qc_ceil_div_u64(quota, period) : 0;
-    if (whole > 0 && whole < f->threads)
-        f->threads = (unsigned)whole;
-}
-
 static void apply_group(qc_host_facts *f, const char *dir)
 {
-    char text[TEXT_BYTES];
-    uint64_t a = 0, b = 0;
-    /* The file holds "max 100000" or "150000 100000". */
-    if (read_text(text, dir, "cpu.max") && number_at(text, &a) && strchr(text, ' ') &&
-        number_at(strchr(text, ' '), &b))
-        apply_quota(f, a, b);
-    else if (group_number(dir, "cpu.cfs_quota_us", &a) &&
-             group_number(dir, "cpu.cfs_period_us", &b))
-        apply_quota(f, a, b); /* "-1" means that there is no quota, and it is not a number here */
-    if (group_number(dir, "memory.max", &a))
-        apply_memory_limit(f, dir, a, "memory.current", "inactive_file");
-    if (group_number(dir, "memory.limit_in_bytes", &a))
-        apply_memory_limit(f, dir, a, "memory.usage_in_bytes", "total_inactive_file");
+    uint64_t limit = 0;
+    if (group_number(dir, "memory.max", &limit)) /* "max" is no number */
+        apply_memory_limit(f, dir, limit, "memory.current", "inactive_file");
+    if (group_number(dir, "memory.limit_in_bytes", &limit))
+        apply_memory_limit(f, dir, limit, "memory.usage_in_bytes", "total_inactive_file");
 }
 
 /* Applies the limits of mount + path and of every group above it. In a container the path may lead
@@ -183,9 +168,7 @@ static void read_groups(qc_host_facts *f, const char *root)
         const char *where = end + 1;
         size_t where_len = line_len - (size_t)(where - line);
         const char *kind = names == end ? "" : NULL;
-        if (list_holds(names, (size_t)(end - names), "cpu"))
-            kind = "/cpu";
-        else if (list_holds(names, (size_t)(end - names), "memory"))
+        if (list_holds(names, (size_t)(end - names), "memory"))
             kind = "/memory";
         if (!kind)
             continue;
@@ -195,10 +178,9 @@ static void read_groups(qc_host_facts *f, const char *root)
     }
 }
 
-qc_status qc_host_read(qc_host_facts *out, qc_arena *arena, const char *root, unsigned threads,
-                       qc_error *err)
+qc_status qc_host_read(qc_host_facts *out, qc_arena *arena, const char *root, qc_error *err)
 {
-    *out = (qc_host_facts){.threads = threads ? threads : 1};
+    *out = (qc_host_facts){.cpu_name = NULL};
     QC_TRY(read_cpu_name(out, arena, root, err));
     read_memory(out, root);
     read_groups(out, root);

@@ -26,13 +26,6 @@ typedef struct {
     unsigned long long total, free, used;
 } nvml_memory;
 
-/* This is nvmlProcessInfo_v2_t, which both _v2 and _v3 of the call fill in. */
-typedef struct {
-    unsigned pid;
-    unsigned long long used;
-    unsigned gpu_instance, compute_instance;
-} nvml_process;
-
 /* X(member, name, needed, parameters) */
 #define NVML_FUNCTIONS(X)                                                                          \
     X(init, "nvmlInit_v2", 1, (void))                                                              \
@@ -46,10 +39,6 @@ typedef struct {
     X(bus_width, "nvmlDeviceGetMemoryBusWidth", 0, (nvml_device, unsigned *))                      \
     X(max_clock, "nvmlDeviceGetMaxClockInfo", 0, (nvml_device, int, unsigned *))                   \
     X(p2p, "nvmlDeviceGetP2PStatus", 0, (nvml_device, nvml_device, int, int *))                    \
-    X(processes_v3, "nvmlDeviceGetComputeRunningProcesses_v3", 0,                                  \
-      (nvml_device, unsigned *, nvml_process *))                                                   \
-    X(processes_v2, "nvmlDeviceGetComputeRunningProcesses_v2", 0,                                  \
-      (nvml_device, unsigned *, nvml_process *))                                                   \
     X(driver, "nvmlSystemGetDriverVersion", 0, (char *, unsigned))
 
 struct qc_nvml {
@@ -203,34 +192,4 @@ int qc_nvml_peer(qc_nvml *n, unsigned a, unsigned b)
         n->p2p(da, db, NVML_P2P_WRITE, &writes) != NVML_OK)
         return -1;
     return reads == NVML_P2P_STATUS_OK && writes == NVML_P2P_STATUS_OK;
-}
-
-qc_status qc_nvml_processes(qc_nvml *n, unsigned gpu, qc_nvml_process *out, unsigned room,
-                            unsigned *count, qc_error *err)
-{
-    enum { MOST = 1024 };
-    nvml_device d;
-    void *p = NULL;
-    unsigned found = MOST;
-    nvml_return (*ask)(nvml_device, unsigned *, nvml_process *) =
-        n->processes_v3 ? n->processes_v3 : n->processes_v2;
-    *count = 0;
-    if (!ask)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED, "this NVIDIA driver does not list processes");
-    QC_TRY(handle_of(n, gpu, &d, err));
-    QC_TRY(qc_calloc(&p, MOST, sizeof(nvml_process), err));
-    nvml_process *list = p;
-    nvml_return r = ask(d, &found, list);
-    /* There are more processes than fit, and the driver has filled in none. */
-    if (r != NVML_OK) {
-        qc_free(list);
-        QC_FAIL(err, QC_ERR_UNSUPPORTED, "GPU %u of the driver does not list its processes: %s",
-                gpu, text_of(n, r));
-    }
-    for (unsigned i = 0; i < found && i < MOST && *count < room; i++) {
-        int known = list[i].used != NVML_NOT_AVAILABLE;
-        out[(*count)++] = (qc_nvml_process){list[i].pid, known, known ? list[i].used : 0};
-    }
-    qc_free(list);
-    return QC_OK;
 }

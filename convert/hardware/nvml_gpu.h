@@ -28,12 +28,6 @@ typedef struct {
     uint64_t total_bytes, used_bytes, free_bytes;
 } qc_nvml_memory;
 
-typedef struct {
-    unsigned pid;
-    int bytes_known; /* 0 where the driver keeps them to itself (containers, other users) */
-    uint64_t bytes;
-} qc_nvml_process;
-
 /* QC_ERR_DEVICE, with a sentence, if there is no such library, if it lacks a function that is
  * needed, or if the driver does not answer. Close it with qc_nvml_close. */
 QC_NODISCARD qc_status qc_nvml_open(qc_nvml **out, qc_error *err);
@@ -49,9 +43,5 @@ QC_NODISCARD qc_status qc_nvml_read_memory(qc_nvml *n, unsigned gpu, qc_nvml_mem
                                            qc_error *err);
 /* Can a read and write the memory of b? 1 or 0, or -1 if the driver does not say. */
 int qc_nvml_peer(qc_nvml *n, unsigned a, unsigned b);
-/* Lists processes that compute on the GPU: at most `room` of them in out, their number in *count.
- * QC_ERR_UNSUPPORTED when the driver does not list them. */
-QC_NODISCARD qc_status qc_nvml_processes(qc_nvml *n, unsigned gpu, qc_nvml_process *out,
-                                         unsigned room, unsigned *count, qc_error *err);
 
 #endif

@@ -429,14 +429,14 @@ static qc_status add_int(finder *f, uint32_t i, qc_error *err)
     return finish(f, &p, &w, err);
 }
 
-/* Reads the shape of a packed weight from M.weight_shape. Of a file that is deleted (--consume)
- * only the header is known: *known is then 0, as where there is no such tensor. */
+/* Reads the shape of a packed weight from M.weight_shape. Where there is no such tensor, *known is
+ * 0. */
 static qc_status read_shape(finder *f, const parts *p, uint64_t shape[2], int *known, qc_error *err)
 {
     const qc_checkpoint_tensor *t = sibling(f, p, "weight_shape");
     unsigned char raw[16];
     *known = 0;
-    if (!t || f->model->file_count == 0 || f->model->files[t->file].st.header_only)
+    if (!t || f->model->file_count == 0)
         return QC_OK;
     if (t->dtype != QC_DTYPE_I64 || t->bytes != sizeof raw)
         QC_FAIL(err, QC_ERR_INPUT, "tensor '%s': expected I64 [2], found %s of %" PRIu64 " bytes",

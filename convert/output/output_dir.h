@@ -22,8 +22,7 @@
 
 #include "convert/output/output_replace.h"
 
-/* The end of messages about a conversion that cannot go on. qc_consume_mend_advice takes it out
- * again where the source is half deleted, because what OUT keeps is then the only copy. */
+/* The end of messages about a conversion that cannot go on. */
 #define QC_RESTART_ADVICE "; --restart begins anew"
 
 typedef struct {

@@ -92,24 +92,11 @@ static qc_status finish_shard(qc_pipeline *p, uint32_t shard, qc_error *err)
     return QC_OK;
 }
 
-/* The disk is full. Waits until what is written is on it, and tells whether that has made room. */
-static int make_room(qc_pipeline *p)
-{
-    uint32_t before = (uint32_t)atomic_load(&p->freed);
-    if (!p->durable || !p->syncer)
-        return 0;
-    qc_syncer_round(p->syncer);
-    return atomic_load(&p->freed) != before;
-}
-
 static qc_status write_unit(qc_pipeline *p, qc_unit *u, const void *stored, qc_error *err)
 {
     qc_shard_state *s = &p->shards[u->shard];
     QC_TRY(open_shard(p, u->shard, err));
-    qc_status st = qc_file_pwrite(&s->file, stored, u->stored_bytes, u->file_offset, err);
-    while (st == QC_ERR_NOSPACE && make_room(p))
-        st = qc_file_pwrite(&s->file, stored, u->stored_bytes, u->file_offset, err);
-    QC_TRY(st);
+    QC_TRY(qc_file_pwrite(&s->file, stored, u->stored_bytes, u->file_offset, err));
     qc_file_hint_write_back(&s->file, u->file_offset, u->stored_bytes);
     u->written = 1;
     atomic_store(&s->news, 1);
@@ -211,7 +198,6 @@ static qc_status finish_job(qc_worker *w, uint32_t job, qc_error *err)
     const qc_job *j = &p->plan->jobs[job];
     qc_job_state *s = &p->jobs[job];
     uint32_t main_tensor = j->outputs[QC_ROLE_TENSOR_MAIN], count = qc_unit_count(p, main_tensor);
-    uint64_t end = 0;
     QC_TRY(qc_job_finish(w, job, err));
     for (int role = QC_ROLE_TENSOR_MAIN + 1; role < QC_ROLE_TENSOR_COUNT; role++) {
         uint32_t t = j->outputs[role];
@@ -225,11 +211,11 @@ static qc_status finish_job(qc_worker *w, uint32_t job, qc_error *err)
             count++;
         }
     }
-    QC_TRY(qc_source_files_look(&p->sources, job, err));
-    if (p->recorder)
-        QC_TRY(p->recorder->job(p->recorder->ctx, job, &end, err));
-    atomic_store(&s->recorded_end, end);
-    qc_source_files_done(&p->sources, job, end);
+    QC_TRY(qc_source_files_look(p->plan, job, err));
+    if (p->recorder) {
+        QC_TRY(p->recorder->job(p->recorder->ctx, job, err));
+        atomic_store(&s->recorded, 1);
+    }
     QC_TRY(count_units(p, qc_plan_tensor(p->plan, main_tensor).shard, count, err));
     if (atomic_load(&s->derived_left) == 0)
         qc_job_release(s);
@@ -425,7 +411,7 @@ static qc_status run_worker(qc_team *team, unsigned index, void *ctx, qc_error *
 static qc_status decide_cache(qc_pipeline *p, qc_error *err)
 {
     qc_host_facts host;
-    QC_TRY(qc_host_read(&host, p->out->arena, "", 1, err));
+    QC_TRY(qc_host_read(&host, p->out->arena, "", err));
     uint64_t through = p->plan->source_bytes + p->plan->content_bytes;
     p->keep_cache = through < host.memory_free_bytes / CACHE_SHARE;
     return QC_OK;
@@ -445,7 +431,6 @@ qc_status qc_pipeline_init(qc_pipeline *p, const qc_plan *plan, qc_output_dir *o
     atomic_init(&p->waiting, 0);
     atomic_flag_clear(&p->gpu_told);
     atomic_init(&p->halted, 0);
-    atomic_init(&p->freed, 0);
     QC_TRY(qc_calloc(&p->jobs, plan->job_count, sizeof *p->jobs, err));
     QC_TRY(qc_calloc(&p->shards, plan->layout.count, sizeof *p->shards, err));
     for (uint32_t i = 0; i < plan->layout.count; i++)
@@ -458,7 +443,6 @@ qc_status qc_pipeline_init(qc_pipeline *p, const qc_plan *plan, qc_output_dir *o
     }
     QC_TRY(decide_cache(p, err));
     QC_TRY(qc_units_make(p, err));
-    QC_TRY(qc_source_files_init(&p->sources, plan, err));
     if (qc_pipeline_is_compressed(p)) {
         QC_TRY(qc_turnstile_init(&p->turnstile, 0, err));
         p->have_turnstile = 1;
@@ -528,7 +512,6 @@ void qc_pipeline_deinit(qc_pipeline *p)
             qc_file_discard(&p->shards[i].file);
     }
     qc_read_ahead_deinit(&p->reads);
-    qc_source_files_deinit(&p->sources);
     if (p->have_turnstile)
         qc_turnstile_deinit(&p->turnstile);
     if (p->have_locks) {

@@ -86,14 +86,14 @@ typedef struct {
 typedef struct qc_job_work qc_job_work; /* convert/pipeline/pipeline_internal.h */
 
 typedef struct {
-    _Atomic uint32_t left;             /* main units to come */
-    _Atomic uint32_t derived_left;     /* derived units to come, in their turn */
-    uint8_t finished;                  /* under finish_lock; of a kept job from the beginning */
-    uint8_t begun;                     /* under finish_lock; a run recorded that it began */
-    uint8_t kept;                      /* an earlier run recorded it as finished */
-    uint8_t opened;                    /* under finish_lock */
-    atomic_uint_fast64_t recorded_end; /* the end of its record in the journal; 0: none yet */
-    qc_job_work *work;                 /* NULL before and after, and where nothing is computed */
+    _Atomic uint32_t left;         /* main units to come */
+    _Atomic uint32_t derived_left; /* derived units to come, in their turn */
+    uint8_t finished;              /* under finish_lock; of a kept job from the beginning */
+    uint8_t begun;                 /* under finish_lock; a run recorded that it began */
+    uint8_t kept;                  /* an earlier run recorded it as finished */
+    uint8_t opened;                /* under finish_lock */
+    atomic_int recorded;           /* it is in the journal */
+    qc_job_work *work;             /* NULL before and after, and where nothing is computed */
     qc_tensor_error error;
     qc_feedback_result outputs; /* errors of a calibrated weight's outputs; else zeros */
 } qc_job_state;
@@ -115,18 +115,13 @@ typedef struct {
 
 typedef void (*qc_progress_fn)(void *ctx, uint64_t source_bytes);
 
-/* The syncer's thread calls this: all that lies in the journal before this position, and the frames
- * that it speaks of, are on the disk. */
-typedef qc_status (*qc_durable_fn)(void *ctx, uint64_t journal_bytes, qc_error *err);
-
 /* Where a pipeline records what it has finished, so that the same command can go on after it died
  * (convert/run/resume.h fills one). The functions may be called by several threads at once. */
 typedef struct {
     void *ctx;
     qc_journal *journal; /* the syncer brings it to the disk */
     qc_status (*begin)(void *ctx, uint32_t job, qc_error *err); /* work on a weight begins */
-    /* A weight is finished. *end: the position in the journal behind its record. */
-    qc_status (*job)(void *ctx, uint32_t job, uint64_t *end, qc_error *err);
+    qc_status (*job)(void *ctx, uint32_t job, qc_error *err);   /* it is finished */
     qc_status (*unit)(void *ctx, uint32_t unit, qc_error *err);
     qc_status (*shard)(void *ctx, uint32_t shard, qc_error *err);
 } qc_recorder;
@@ -139,7 +134,6 @@ typedef struct qc_pipeline {
     const qc_search_ops *search;
     qc_output_dir *out;
     const qc_recorder *recorder; /* NULL: nothing is recorded */
-    qc_source_files sources;
     qc_unit *units;
     uint32_t unit_count;
     uint32_t unit_bytes;  /* content of the largest unit */
@@ -165,10 +159,7 @@ typedef struct qc_pipeline {
     atomic_int misfit;               /* what is kept is not what this run makes of the source */
     qc_progress_fn progress;
     void *progress_ctx;
-    qc_durable_fn durable; /* NULL: nobody wants to know */
-    void *durable_ctx;
-    atomic_uint_fast32_t freed; /* files that `durable` deleted: a full disk may have room again */
-    qc_syncer *syncer;          /* while the team is at work */
+    qc_syncer *syncer;            /* while the team is at work */
     atomic_uint_fast32_t waiting; /* complete shards that are open until they are on the disk */
 } qc_pipeline;
 
@@ -177,8 +168,8 @@ typedef struct qc_pipeline {
  * none. */
 unsigned qc_pipeline_default_threads(int level);
 
-/* Prepare, run, clean up. Between the first two the caller may set devices, progress, keep_cache,
- * durable and the foreign shards, and may take in what a journal holds (qc_resume_open and then
+/* Prepare, run, clean up. Between the first two the caller may set devices, progress, keep_cache
+ * and the foreign shards, and may take in what a journal holds (qc_resume_open and then
  * qc_resume_check). out must have begun; shard files are staged in it but not committed. After a
  * run that returns QC_OK, all shards that are not foreign are on the disk. The results stay in p
  * until qc_pipeline_deinit. */

@@ -92,7 +92,7 @@ qc_status qc_units_make(qc_pipeline *p, qc_error *err)
     }
     p->unit_count = at;
     for (uint32_t i = 0; i < plan->job_count; i++) {
-        atomic_init(&p->jobs[i].recorded_end, 0);
+        atomic_init(&p->jobs[i].recorded, 0);
         qc_job_reset(p, i);
     }
     return QC_OK;
@@ -117,7 +117,7 @@ void qc_job_reset(qc_pipeline *p, uint32_t job)
     qc_job_release(s);
     atomic_store(&s->left, left);
     atomic_store(&s->derived_left, derived);
-    atomic_store(&s->recorded_end, 0);
+    atomic_store(&s->recorded, 0);
     s->kept = s->finished = s->opened = 0;
 }
 

@@ -8,45 +8,19 @@
  * new. So what is recorded was read from the files as they were opened, whatever happens to them
  * later. Before the output is committed all files are looked at again.
  *
- * Thread-safe: everything but init and deinit. */
+ * Thread-safe. */
 #ifndef QC_CONVERT_SOURCE_USE_H
 #define QC_CONVERT_SOURCE_USE_H
 
 #include "convert/plan/plan.h"
 
-#include <stdatomic.h>
-
 #define QC_JOB_TENSORS_MAX 6u
-
-typedef struct {
-    atomic_uint_fast32_t left;         /* jobs that read it and are not done */
-    atomic_uint_fast64_t recorded_end; /* of the last record in the journal of one that is done */
-} qc_source_file;
-
-typedef struct {
-    const qc_plan *plan;
-    qc_source_file *files; /* [files of the checkpoint] */
-} qc_source_files;
 
 /* Lists the tensors of the source whose bytes are read to make job j (as indices, each once). */
 size_t qc_job_tensors(const qc_job *j, uint32_t out[QC_JOB_TENSORS_MAX]);
-/* Lists the files that these tensors lie in (as indices, each once). A weight without elements has
- * none. */
-size_t qc_job_files(const qc_plan *plan, uint32_t job, uint32_t out[QC_JOB_TENSORS_MAX]);
-
-/* Begins with all jobs of the plan to come. It owns heap memory; deinit accepts a struct of
- * zeros. */
-QC_NODISCARD qc_status qc_source_files_init(qc_source_files *s, const qc_plan *plan, qc_error *err);
-void qc_source_files_deinit(qc_source_files *s);
 /* Checks that the files of a job are what was opened, else QC_ERR_CHANGED. This is to be called
  * between the job's last read and its record. */
-QC_NODISCARD qc_status qc_source_files_look(const qc_source_files *s, uint32_t job, qc_error *err);
-/* A job is done, by this run or before, and its record ends at this position of the journal. This
- * is called once for each job, with elements or without. */
-void qc_source_files_done(qc_source_files *s, uint32_t job, uint64_t recorded_end);
-/* Does nothing read the file any more, and does what the journal records of it end at this position
- * or before? */
-int qc_source_files_is_done(const qc_source_files *s, size_t file, uint64_t journal_bytes);
+QC_NODISCARD qc_status qc_source_files_look(const qc_plan *plan, uint32_t job, qc_error *err);
 /* Checks that every file is what was opened, else QC_ERR_CHANGED. */
 QC_NODISCARD qc_status qc_source_files_check(const qc_plan *plan, qc_error *err);
 /* The conversion failed with `failed`, and err says why. If a file of the source has changed

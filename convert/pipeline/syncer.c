@@ -11,11 +11,9 @@ struct qc_syncer {
     qc_pipeline *p;
     pthread_t thread;
     pthread_mutex_t lock; /* protects what follows; a leaf lock */
-    pthread_cond_t told, ran;
-    int stop;               /* the thread is to end at once */
-    int finish;             /* the thread is to end after one more round */
-    uint64_t asked, served; /* rounds that workers asked for, and those that are over */
-    int ended;
+    pthread_cond_t told;
+    int stop;   /* the thread is to end at once */
+    int finish; /* the thread is to end after one more round */
     /* These belong to the thread, and to the caller after it has ended. */
     unsigned char *named; /* [shards]: the name of the file is on the disk */
     qc_status status;
@@ -51,63 +49,35 @@ static qc_status sync_round(qc_syncer *s, qc_error *err)
 {
     qc_pipeline *p = s->p;
     qc_journal *journal = p->recorder ? p->recorder->journal : NULL;
-    uint64_t end = journal ? qc_journal_bytes(journal) : 0;
     for (uint32_t i = 0; i < p->plan->layout.count; i++) {
         if (!p->shards[i].foreign)
             QC_TRY(sync_shard(s, i, err));
     }
-    if (!journal)
-        return QC_OK;
-    QC_TRY(qc_journal_sync(journal, err));
-    return p->durable ? p->durable(p->durable_ctx, end, err) : QC_OK;
+    return journal ? qc_journal_sync(journal, err) : QC_OK;
 }
 
 /* Waits for the next round, or until told. *last: this round is to be the last one. */
-static int wait_for_round(qc_syncer *s, int *last, uint64_t *serves)
+static int wait_for_round(qc_syncer *s, int *last)
 {
     struct timespec until;
     clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_sec += ROUND_MS / 1000;
     pthread_mutex_lock(&s->lock);
     int r = 0;
-    while (!s->stop && !s->finish && s->asked == s->served && r == 0)
+    while (!s->stop && !s->finish && r == 0)
         r = pthread_cond_timedwait(&s->told, &s->lock, &until);
     int stop = s->stop;
     *last = s->finish;
-    *serves = s->asked;
     pthread_mutex_unlock(&s->lock);
     return stop;
-}
-
-static void tell_round(qc_syncer *s, uint64_t served, int ended)
-{
-    pthread_mutex_lock(&s->lock);
-    s->served = served;
-    s->ended = ended;
-    pthread_cond_broadcast(&s->ran);
-    pthread_mutex_unlock(&s->lock);
-}
-
-void qc_syncer_round(qc_syncer *s)
-{
-    pthread_mutex_lock(&s->lock);
-    uint64_t mine = ++s->asked;
-    pthread_cond_signal(&s->told);
-    while (s->served < mine && !s->ended)
-        pthread_cond_wait(&s->ran, &s->lock);
-    pthread_mutex_unlock(&s->lock);
 }
 
 static void *syncer_main(void *arg)
 {
     qc_syncer *s = arg;
     int last = 0;
-    uint64_t serves = 0;
-    while (!last && s->status == QC_OK && !wait_for_round(s, &last, &serves)) {
+    while (!last && s->status == QC_OK && !wait_for_round(s, &last))
         s->status = sync_round(s, &s->error);
-        tell_round(s, serves, 0);
-    }
-    tell_round(s, serves, 1);
     if (s->status != QC_OK)
         atomic_store(&s->p->halted, 1);
     return NULL;
@@ -115,7 +85,6 @@ static void *syncer_main(void *arg)
 
 static void destroy(qc_syncer *s)
 {
-    pthread_cond_destroy(&s->ran);
     pthread_cond_destroy(&s->told);
     pthread_mutex_destroy(&s->lock);
     qc_free(s->named);
@@ -134,11 +103,7 @@ qc_status qc_syncer_start(qc_syncer **out, qc_pipeline *p, qc_error *err)
         QC_TRY(st);
         QC_FAIL(err, QC_ERR_NOMEM, "a mutex could not be made");
     }
-    int conditions = qc_cond_init(&s->told) == 0;
-    conditions += conditions && pthread_cond_init(&s->ran, NULL) == 0;
-    if (conditions < 2) {
-        if (conditions == 1)
-            pthread_cond_destroy(&s->told);
+    if (qc_cond_init(&s->told) != 0) {
         pthread_mutex_destroy(&s->lock);
         qc_free(s->named);
         qc_free(s);

@@ -278,7 +278,7 @@ static unsigned add_general(refusal_row *rows, const qc_served *s, const finding
         {OTHERS, s->own_form, "does not load this form (%s), which only qconv reads",
          s->instead ? s->instead : "--to bf16", "turn it back with --to bf16"},
         {OTHERS, s->compressed ? ".zst" : NULL, "does not read %s files", "--compress none",
-         "qconv mount shows plain files, and qconv unpack writes them"},
+         "qconv unpack writes plain files"},
         {BIT(TRANSFORMERS), s->rest,
          "cannot compute with norms or biases in F32 beside a config.json of 16 bits (%s)",
          "add that option", "convert again with that option"},

@@ -35,7 +35,6 @@ typedef struct qc_loaders {
     /* Do qconv.load in Python and qconv's plug-in of vLLM load it as it is? qc_engines_settle sets
      * them. */
     int qconv_load, plugin;
-    int can_mount; /* The caller sets it: this program has `qconv mount`. */
     /* The caller sets it: with --tp, the options of `vllm serve`; else NULL. */
     const char *vllm;
 } qc_loaders;

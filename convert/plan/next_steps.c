@@ -215,8 +215,7 @@ void qc_next_steps_names(const qc_loaders *l, qc_strbuf *text)
 }
 
 /* How programs that read plain files get them. */
-static void add_plain_files(const qc_loaders *l, const steps *s, const char *program,
-                            const char *out, qc_strbuf *text)
+static void add_plain_files(const qc_loaders *l, const steps *s, qc_strbuf *text)
 {
     if (l->own_form) {
         qc_strbuf_putf(text, "%s does not load this form (%s); libqconv reads it, too.\n",
@@ -224,21 +223,13 @@ static void add_plain_files(const qc_loaders *l, const steps *s, const char *pro
         add_commands(text, "This turns it back into 16 bits for others:\n", &s->shell);
         return;
     }
-    qc_strbuf_putf(text, "%s reads plain files, which %s:\n",
-                   strcmp(l->row.form, "stored") == 0 ? "What loads MODEL" : l->library,
-                   l->can_mount ? "the first command shows in a folder DIR and the second writes"
-                                : "this writes");
-    if (l->can_mount) {
-        qc_strbuf_puts(text, "    ");
-        add_command(text, program, " mount ", out, "DIR");
-        qc_strbuf_puts(text, "\n");
-    }
+    qc_strbuf_putf(text, "%s reads plain files, which this writes:\n",
+                   strcmp(l->row.form, "stored") == 0 ? "What loads MODEL" : l->library);
     add_indented(text, s->shell.data);
     add_commands(text, "then in Python:\n", &s->python);
 }
 
-static void add_steps(const qc_loaders *l, const steps *s, const char *program, const char *out,
-                      qc_strbuf *text)
+static void add_steps(const qc_loaders *l, const steps *s, qc_strbuf *text)
 {
     qc_next_steps_names(l, text);
     if (l->of_pipeline && !l->own_form)
@@ -255,7 +246,7 @@ static void add_steps(const qc_loaders *l, const steps *s, const char *program, 
                                            : "With vLLM:\n",
                  &s->serve);
     if (!plain)
-        add_plain_files(l, s, program, out, text);
+        add_plain_files(l, s, text);
 }
 
 qc_status qc_next_steps_text(const qc_loaders *l, const char *program, const char *out,
@@ -265,7 +256,7 @@ qc_status qc_next_steps_text(const qc_loaders *l, const char *program, const cha
     init_steps(&s);
     qc_status st = make_steps(&s, l, program, out, err);
     if (st == QC_OK) {
-        add_steps(l, &s, program, out, text);
+        add_steps(l, &s, text);
         st = qc_strbuf_status(text, err);
     }
     deinit_steps(&s);

@@ -11,7 +11,6 @@ typedef struct {
     int dry_run;
     int force;
     int restart;         /* begin anew although an interrupted conversion could be continued */
-    int consume_source;  /* delete weight files of MODEL once they are written and synced */
     unsigned part_index; /* 0..part_count-1, of --part */
     unsigned part_count; /* 0: not given; at most QC_PARTS_MAX */
     int explain;         /* --to auto: say why */

@@ -5,7 +5,6 @@
 #include "base/text.h"
 #include "convert/pipeline/pipeline.h"
 #include "convert/run/calibration.h"
-#include "convert/run/consume.h"
 #include "convert/run/ending.h"
 #include "convert/run/finished.h"
 #include "convert/run/make_manifest.h"
@@ -28,8 +27,6 @@ typedef struct {
     qc_output_dir d;
     qc_pipeline p;
     qc_resume *resume;
-    qc_checkpoint *model;
-    qc_consume *consume; /* NULL: the source stays */
     qc_devices *devices;
     qc_part_run *part;
     qc_calibration calibrate;
@@ -45,10 +42,7 @@ static qc_status check_room(const conversion *c, qc_error *err)
                     .part_of = c->part->part_of,
                     .part_index = c->part->rank.index,
                     .root = &c->d.root,
-                    .calibrated = qc_calibration_room(&c->calibrate, &c->p),
-                    .consumes = c->o->consume_source};
-    if (c->consume && !c->plan->options->compress)
-        QC_TRY(qc_consume_room(&c->p, &room.consumption, err));
+                    .calibrated = qc_calibration_room(&c->calibrate, &c->p)};
     return qc_room_check(&room, err);
 }
 
@@ -153,21 +147,6 @@ static qc_status check_kept(conversion *c, qc_error *err)
     return st;
 }
 
-/* Prepares for deleting files of the source: what was done of them, and who deletes them. */
-static qc_status take_sources(conversion *c, qc_error *err)
-{
-    for (uint32_t i = 0; i < c->plan->job_count; i++) {
-        if (c->p.jobs[i].kept)
-            qc_source_files_done(&c->p.sources, i, atomic_load(&c->p.jobs[i].recorded_end));
-    }
-    if (!c->o->consume_source)
-        return QC_OK;
-    QC_TRY(qc_consume_create(&c->consume, &c->p, c->model, err));
-    c->p.durable = qc_consume_durable;
-    c->p.durable_ctx = c->consume;
-    return qc_consume_begin(c->consume, err);
-}
-
 /* Makes all of the output but its manifest. */
 static qc_status run_pipeline(conversion *c, qc_error *err)
 {
@@ -182,8 +161,6 @@ static qc_status run_pipeline(conversion *c, qc_error *err)
     c->running = 1;
     qc_alloc_trim(); /* headers of many tensors were read for the plan */
     qc_status st = qc_pipeline_run(&c->p, err);
-    if (st == QC_OK && c->consume)
-        st = qc_consume_finish(c->consume, err);
     if (st == QC_OK)
         st = qc_source_files_check(c->plan, err);
     if (st == QC_OK)
@@ -252,7 +229,7 @@ static void tell_kept(const conversion *c, qc_error *err)
         if (c->p.shards[qc_plan_tensor(c->plan, j->outputs[QC_ROLE_TENSOR_MAIN]).shard].foreign)
             continue;
         own++;
-        done += c->p.jobs[i].kept || atomic_load(&c->p.jobs[i].recorded_end) > 0;
+        done += c->p.jobs[i].kept || atomic_load(&c->p.jobs[i].recorded);
     }
     size_t len = strlen(err->msg);
     if (done == 0 && qc_calibration_count(&c->calibrate) > 0) {
@@ -300,8 +277,7 @@ static void *watch_main(void *arg)
         if (!w->over && since > 0 && qc_clock_ns() - since > PATIENCE_NS) {
             qc_error err = {QC_ERR_INTERRUPTED, "interrupted", __FILE__, __LINE__};
             qc_output_dir d = w->c->d;
-            /* Another thread may be deleting a file of the source. */
-            if (has_work(w->c) || w->c->o->consume_source)
+            if (has_work(w->c))
                 tell_kept(w->c, &err);
             else if (w->c->part->rank.count == 1) /* others' work lies in the same folder */
                 qc_output_dir_abort(&d);
@@ -367,11 +343,9 @@ static qc_status make(conversion *c, qc_error *err)
 {
     QC_TRY(check_kept(c, err));
     if (qc_calibration_is_due(&c->calibrate, &c->p)) {
-        /* Calibrating reads the whole model before any file of it may be deleted. */
         QC_TRY(check_room(c, err));
         QC_TRY(qc_calibration_run(&c->calibrate, &c->p, err));
     }
-    QC_TRY(take_sources(c, err));
     QC_TRY(check_room(c, err));
     return run_pipeline(c, err);
 }
@@ -443,8 +417,6 @@ static qc_status convert(conversion *c, qc_convert_report *report, qc_error *err
     report->tensors_redone = found->jobs_redone;
     report->bytes_in_kept = found->bytes_kept;
     report->bytes_out_kept = found->stored_kept;
-    if (c->consume)
-        report->files_consumed = qc_consume_count(c->consume, &report->bytes_consumed);
     qc_calibration_tell(&c->calibrate, &c->p, report);
     fill_part(c, report);
     fill_results(report, &c->p, c->part, done ? &m : NULL);
@@ -458,21 +430,18 @@ static unsigned ending_facts(const conversion *c)
     facts |= c->d.had_journal ? QC_ENDING_JOURNAL : 0;
     facts |= c->resume ? QC_ENDING_OPENED : 0;
     facts |= c->resume && has_work(c) ? QC_ENDING_WORK : 0;
-    facts |= qc_consume_any(c->model) ? QC_ENDING_CONSUMED : 0;
     facts |= c->running ? QC_ENDING_WORKED : 0;
     facts |= c->made && part->rank.count > 1 ? QC_ENDING_PART_MADE : 0;
     facts |= part->left_count > 0 ? QC_ENDING_OTHERS_LEFT : 0;
     return facts;
 }
 
-qc_status qc_convert_run(const qc_plan *plan, qc_checkpoint *model, qc_part_run *part,
-                         qc_convert_report *report, qc_error *err)
+qc_status qc_convert_run(const qc_plan *plan, qc_part_run *part, qc_convert_report *report,
+                         qc_error *err)
 {
     const qc_convert_options *o = part->options;
-    conversion c = {.plan = plan, .call = plan->call, .o = o, .model = model, .part = part};
+    conversion c = {.plan = plan, .call = plan->call, .o = o, .part = part};
     int there = 0;
-    if (o->consume_source)
-        QC_TRY(qc_consume_check(plan, o, err));
     QC_TRY(qc_part_open(part, &c.d, &there, err));
     if (there) {
         report->complete_before = 1;
@@ -482,7 +451,6 @@ qc_status qc_convert_run(const qc_plan *plan, qc_checkpoint *model, qc_part_run 
     qc_status st = qc_output_ready_for(&c.d, plan, o->force, err);
     if (st == QC_OK)
         st = convert(&c, report, err);
-    qc_consume_destroy(c.consume);
     st = qc_source_files_explain(plan, st, err);
     const qc_ending ending =
         qc_ending_of(qc_end_of(st, atomic_load(&c.p.misfit) || c.d.lost), ending_facts(&c));

@@ -8,17 +8,14 @@
 #include "convert/run/summary.h"
 
 /* Goes on with what an interrupted run of the same command left, or begins where there is nothing,
- * and fills in the results of report. model is the plan's checkpoint, which changes where its files
- * are deleted (--consume-source). part has been begun
- * (qc_part_begin). If it is one of several, this process makes its own part, and the rest of OUT if
- * it is the last.
+ * and fills in the results of report. part has been begun (qc_part_begin). If it is one of
+ * several, this process makes its own part, and the rest of OUT if it is the last.
  *
  * On failure the staging folder stays where the same command can go on. That is after an
  * interruption, an I/O error, a full disk or lack of memory, if a weight was finished; *err says
  * so. The folder goes where the same command can only fail again (the input is bad), and where
- * nothing was finished. A conversion of another command is never touched, nor is one that has
- * deleted files of its source. */
-QC_NODISCARD qc_status qc_convert_run(const qc_plan *plan, qc_checkpoint *model, qc_part_run *part,
+ * nothing was finished. A conversion of another command is never touched. */
+QC_NODISCARD qc_status qc_convert_run(const qc_plan *plan, qc_part_run *part,
                                       qc_convert_report *report, qc_error *err);
 
 #endif

@@ -18,9 +18,6 @@ static const row rows[] = {
     /* The journal in the folder is another run's, and so is what it speaks of. */
     {ON_ANY, QC_ENDING_JOURNAL, QC_ENDING_OPENED, {QC_STAGING_LEAVE, 0}},
     {ON_ANY, 0, QC_ENDING_OPENED, {QC_STAGING_DROP, 0}},
-    /* The folder holds the only copy of what was deleted. */
-    {ON(QC_END_STOPPED) | ON(QC_END_CHANGED), QC_ENDING_CONSUMED, 0, {QC_STAGING_LEAVE, 1}},
-    {ON_ANY, QC_ENDING_CONSUMED, 0, {QC_STAGING_LEAVE, 0}},
     /* There is nothing to go on with. */
     {ON_ANY, 0, QC_ENDING_WORK, {QC_STAGING_DROP, 0}},
     {ON(QC_END_STOPPED) | ON(QC_END_CHANGED), 0, 0, {QC_STAGING_LEAVE, 1}},

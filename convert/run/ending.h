@@ -20,11 +20,10 @@ enum {
     QC_ENDING_JOURNAL = 1,      /* a journal lay in the folder before this process opened it */
     QC_ENDING_OPENED = 2,       /* this process opened its journal */
     QC_ENDING_WORK = 4,         /* it holds finished work, of this run or an earlier one */
-    QC_ENDING_CONSUMED = 8,     /* files of the source are deleted */
-    QC_ENDING_WORKED = 16,      /* this process began to make frames */
-    QC_ENDING_PART_MADE = 32,   /* it is one part of several and has made all of it */
-    QC_ENDING_OTHERS_LEFT = 64, /* other processes' parts are still to come */
-    QC_ENDING_FACTS = 127       /* all of them */
+    QC_ENDING_WORKED = 8,       /* this process began to make frames */
+    QC_ENDING_PART_MADE = 16,   /* it is one part of several and has made all of it */
+    QC_ENDING_OTHERS_LEFT = 32, /* other processes' parts are still to come */
+    QC_ENDING_FACTS = 63        /* all of them */
 };
 
 typedef enum {

@@ -333,8 +333,7 @@ static qc_status compare_weights(comparison *c, const uint32_t *part_of, unsigne
         const qc_output *made = &plan->outputs[tensor];
         const qc_job *j = job_of(plan, i);
         if ((part_of && part_of[qc_plan_tensor(plan, tensor).shard] != index) ||
-            made->role != QC_ROLE_TENSOR_MAIN || j->entry->transpose ||
-            plan->model->files[plan->model->tensors[j->source].file].saved)
+            made->role != QC_ROLE_TENSOR_MAIN || j->entry->transpose)
             continue;
         rows[c->count++] = i;
         bytes += plan->model->tensors[j->source].bytes;

@@ -157,7 +157,7 @@ typedef struct {
 static qc_status sample_tensor(sampler *s, const qc_checkpoint_tensor *t, qc_error *err)
 {
     size_t n = t->bytes < SAMPLE_BYTES ? (size_t)t->bytes : SAMPLE_BYTES, packed = 0;
-    if (n == 0 || s->plan->model->files[t->file].saved)
+    if (n == 0)
         return QC_OK;
     uint64_t at = (t->bytes - n) / 2;
     QC_TRY(qc_checkpoint_read(s->plan->model, s->cursor, t, at - at % 8, s->room, n, err));
@@ -272,14 +272,11 @@ static qc_status check_compressed(const qc_room *r, uint64_t plain, qc_error *er
 qc_status qc_room_check(const qc_room *r, qc_error *err)
 {
     const qc_plan_options *o = r->plan->options;
-    uint64_t need = r->consumption;
-    if (!r->consumes) {
-        QC_TRY(add_all(&need, r, err));
-        if (o->compress && r->calibrated == 0)
-            return check_compressed(r, need, err);
-    }
-    /* Calibrated weights are never compressed, and they are there before files of the source go. */
-    if (r->calibrated > 0 && (o->compress || r->consumes))
+    uint64_t need = 0;
+    QC_TRY(add_all(&need, r, err));
+    if (o->compress && r->calibrated == 0)
+        return check_compressed(r, need, err);
+    if (o->compress) /* calibrated weights are never compressed */
         need = 0;
     need = qc_sat_add(need, r->calibrated);
     return qc_room_check_bytes(r->plan->call->out,
@@ -294,8 +291,6 @@ qc_status qc_output_preview_room(const qc_plan *plan, const qc_part_run *part, q
     const qc_call *call = plan->call;
     qc_path_kind kind = QC_PATH_MISSING;
     qc_file root = QC_FILE_CLOSED;
-    if (part->options->consume_source) /* source files are deleted as it comes to them */
-        return QC_OK;
     QC_TRY(qc_path_stat(call->out, &kind, NULL, err));
     if (kind == QC_PATH_DIR)
         QC_TRY(qc_beneath_open(&root, call->out, err));

@@ -33,10 +33,8 @@ typedef struct {
     const qc_plan *plan;
     const uint32_t *part_of; /* per shard; NULL: all of them are made here */
     unsigned part_index;
-    const qc_file *root;  /* OUT, which is open; NULL while it does not exist */
-    uint64_t calibrated;  /* bytes that calibrated weights take beside the output */
-    int consumes;         /* source files are deleted meanwhile; then the next member counts */
-    uint64_t consumption; /* the most that is needed at once, uncompressed; 0: not known */
+    const qc_file *root; /* OUT, which is open; NULL while it does not exist */
+    uint64_t calibrated; /* bytes that calibrated weights take beside the output */
 } qc_room;
 
 /* QC_ERR_NOSPACE says what is needed, what is free and what is missing. */

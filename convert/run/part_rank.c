@@ -23,8 +23,7 @@ static qc_status read_number(const char *name, const char *text, uint64_t *out, 
     return QC_OK;
 }
 
-static qc_status read_step(qc_rank *out, const char *tasks_text, const qc_convert_options *o,
-                           qc_error *err)
+static qc_status read_step(qc_rank *out, const char *tasks_text, qc_error *err)
 {
     uint64_t tasks = 0, task = 0, all = 0;
     const char *task_text = getenv("SLURM_PROCID"), *all_text = getenv("SLURM_NTASKS");
@@ -44,11 +43,6 @@ static qc_status read_step(qc_rank *out, const char *tasks_text, const qc_conver
         QC_FAIL(err, QC_ERR_USAGE,
                 "the Slurm step has %llu tasks; expected at most %u, one for each part",
                 (unsigned long long)tasks, QC_PARTS_MAX);
-    if (o->consume_source)
-        QC_FAIL(err, QC_ERR_USAGE,
-                "--consume-source does not go with the %llu tasks of a Slurm step: no part knows "
-                "what the others have read; start one task",
-                (unsigned long long)tasks);
     *out = (qc_rank){(unsigned)task, (unsigned)tasks, QC_RANK_SLURM};
     return QC_OK;
 }
@@ -63,7 +57,7 @@ qc_status qc_rank_choose(qc_rank *out, const qc_convert_options *o, qc_error *er
     const char *tasks = getenv("SLURM_STEP_NUM_TASKS");
     if (!tasks || !getenv("SLURM_STEP_ID"))
         return QC_OK;
-    return read_step(out, tasks, o, err);
+    return read_step(out, tasks, err);
 }
 
 /* ---- Dealing out ---------------------------------------------------------------------------- */

@@ -33,8 +33,8 @@ typedef struct {
  * shell of salloc has the former, and both inherit the variables of a step that they were started
  * from (tests/slurm/test_slurm.py shows it).
  *
- * It is QC_ERR_USAGE, naming the variable and --part, when these contradict each other, when a step
- * has more than QC_PARTS_MAX tasks, or when it has several and the source is to be consumed. */
+ * It is QC_ERR_USAGE, naming the variable and --part, when these contradict each other, or when a
+ * step has more than QC_PARTS_MAX tasks. */
 QC_NODISCARD qc_status qc_rank_choose(qc_rank *out, const qc_convert_options *o, qc_error *err);
 
 /* Deals out items: part_of[i] becomes the part, 0 .. parts - 1, of the item that has bytes[i]. The

@@ -4,7 +4,6 @@
 #include "base/text.h"
 #include "base/workers.h"
 #include "convert/output/dir_lock.h"
-#include "convert/run/consume.h"
 #include "convert/run/finished.h"
 #include "convert/term/console.h"
 #include "convert/term/size_text.h"
@@ -361,11 +360,7 @@ static qc_status check_staging(qc_part_run *r, weights_of weights, int *complete
         if (*complete)
             return QC_OK;
     }
-    qc_status st = QC_OK;
-    if (restart)
-        st = qc_consume_check_restart(r->plan->arena, d->path, err);
-    if (st == QC_OK)
-        st = qc_identity_make(&identity, r->plan, r->rank.count, err);
+    qc_status st = qc_identity_make(&identity, r->plan, r->rank.count, err);
     if (st == QC_OK)
         st = qc_parts_check_others(d, r->rank, restart, identity.data, identity.len, err);
     qc_strbuf_deinit(&identity);
@@ -449,8 +444,6 @@ static qc_status open_alone(qc_part_run *r, int *complete, qc_error *err)
     int restart = r->options->restart;
     QC_TRY(open_dir(r, err));
     qc_status st = check_alone(r, complete, err);
-    if (st == QC_OK && restart)
-        st = qc_consume_check_restart(d->arena, r->plan->call->out, err);
     if (st == QC_OK)
         st = qc_parts_check_others(d, r->rank, restart, "", 0, err);
     if ((st == QC_OK && *complete) || (st != QC_OK && !d->had_journal))

@@ -139,7 +139,7 @@ static qc_status take_job(qc_resume *r, const qc_journal_record *record, qc_erro
         return refuse_record(r, record, err);
     atomic_store(&s->left, 0);
     s->kept = s->finished = s->begun = 1;
-    atomic_store(&s->recorded_end, record->end);
+    atomic_store(&s->recorded, 1);
     if (atomic_load(&s->derived_left) == 0)
         qc_job_release(s);
     r->has_work = 1;
@@ -326,7 +326,7 @@ static int part_goes_along(const qc_pipeline *p, uint32_t job, int part)
            qc_job_awaits(p, job, (qc_role_tensor)part);
 }
 
-static qc_status add_job(void *resume, uint32_t job, uint64_t *end, qc_error *err)
+static qc_status add_job(void *resume, uint32_t job, qc_error *err)
 {
     qc_resume *r = resume;
     const qc_pipeline *p = r->p;
@@ -371,7 +371,7 @@ static qc_status add_job(void *resume, uint32_t job, uint64_t *end, qc_error *er
         memcpy(b + PART_HEAD_BYTES, qc_job_role_tensor(p, job, (qc_role_tensor)part), n);
         b += PART_HEAD_BYTES + n;
     }
-    qc_status st = qc_journal_append(r->journal, QC_RECORD_JOB, record, bytes, end, err);
+    qc_status st = qc_journal_append(r->journal, QC_RECORD_JOB, record, bytes, NULL, err);
     if (st == QC_OK)
         atomic_store(&r->recorded, 1);
     qc_free(record);
@@ -417,7 +417,6 @@ static qc_status open_journal(qc_resume *r, unsigned part_index, unsigned part_c
     QC_TRY(qc_identity_make(&r->identity, r->p->plan, part_count, err));
     QC_TRY(qc_arena_alloc(&r->arena, &r->times, m->file_count, sizeof *r->times, err));
     QC_TRY(qc_arena_alloc(&r->arena, &r->times_now, m->file_count, sizeof *r->times_now, err));
-    /* For a file that was consumed, this is the time that it had before. */
     for (size_t i = 0; i < m->file_count; i++)
         r->times_now[i] = (uint64_t)m->files[i].stamp.modified_ns;
     qc_status st = qc_journal_open(&r->journal, r->path, qc_resume_take_record, r, NULL, err);

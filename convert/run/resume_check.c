@@ -176,9 +176,8 @@ static qc_status take_again(void *ctx, const qc_journal_record *record, qc_error
 }
 
 /* Handles derived frames that are recorded by themselves but damaged or missing, while their job is
- * on the disk. That happens when the journal is ahead of the shards after a power loss, and the
- * source may have been deleted since (convert/run/consume.h). The job's record has all that such
- * frames are made of. */
+ * on the disk. That happens when the journal is ahead of the shards after a power loss. The job's
+ * record has all that such frames are made of. */
 static qc_status take_derived_out(checker *c, qc_error *err)
 {
     qc_pipeline *p = c->r->p;
@@ -206,38 +205,6 @@ static qc_status take_back_done(qc_resume *r, uint32_t shard, qc_error *err)
     r->found.done = r->found.committing = 0;
     return done && s->count > 0 ? qc_resume_add_begin(r, plan->outputs[s->order[0]].job, err)
                                 : QC_OK;
-}
-
-/* The user is told of a weight that cannot be made again before anything is recorded, so that the
- * same command can go on once its shard is back. */
-static qc_status check_can_be_made(const checker *c, uint32_t unit, qc_error *err)
-{
-    const qc_pipeline *p = c->r->p;
-    const qc_checkpoint *m = p->plan->model;
-    uint32_t job = p->plan->outputs[p->units[unit].tensor].job;
-    uint32_t files[QC_JOB_TENSORS_MAX];
-    size_t count = qc_job_files(p->plan, job, files);
-    for (size_t i = 0; i < count; i++) {
-        if (m->files[files[i]].saved)
-            QC_FAIL(err, QC_ERR_INPUT,
-                    "%s: what was written of tensor '%s' is damaged or missing, and its weights "
-                    "cannot be read again, because %s was deleted after it had been converted "
-                    "(--consume-source)",
-                    p->shards[p->units[unit].shard].path, p->plan->jobs[job].name,
-                    m->files[files[i]].path);
-    }
-    return QC_OK;
-}
-
-static qc_status check_all_can_be_made(const checker *c, qc_error *err)
-{
-    const qc_pipeline *p = c->r->p;
-    for (uint32_t i = 0; i < p->unit_count; i++) {
-        uint8_t kind = p->units[i].kind;
-        if (c->damaged[i] && kind != QC_UNIT_DERIVED && kind != QC_UNIT_HEADER)
-            QC_TRY(check_can_be_made(c, i, err));
-    }
-    return QC_OK;
 }
 
 static qc_status take_out(checker *c, qc_error *err)
@@ -282,8 +249,7 @@ static qc_status check_all(checker *c, qc_error *err)
     const qc_checkpoint *m = p->plan->model;
     int any_changed = !r->has_times;
     for (size_t i = 0; i < m->file_count; i++) {
-        /* If a deleted file had to be compared, that was done before it was deleted. */
-        c->changed[i] = !m->files[i].saved && (!r->has_times || r->times[i] != r->times_now[i]);
+        c->changed[i] = !r->has_times || r->times[i] != r->times_now[i];
         any_changed |= c->changed[i];
     }
     for (uint32_t i = 0; i < p->plan->layout.count; i++) {
@@ -292,7 +258,6 @@ static qc_status check_all(checker *c, qc_error *err)
     }
     if (r->found.stored_kept > 0) /* a shard's header may be recorded where no weight is */
         QC_TRY(qc_team_run(p->threads, check_units, c, err));
-    QC_TRY(check_all_can_be_made(c, err));
     QC_TRY(take_out(c, err));
     /* As long as weights have to be made again only because of these times, the next run has to see
      * that too. */

@@ -217,7 +217,6 @@ static void add_heading(const qc_convert_report *r, qc_strbuf *out)
 /* Says what a conversion did and a dry run does not do. */
 static void add_work(const qc_convert_report *r, qc_strbuf *out)
 {
-    char deleted[QC_SIZE_TEXT_BYTES];
     if (r->worst_name) {
         qc_strbuf_puts(out, "  worst     ");
         add_printable(out, r->worst_name);
@@ -230,10 +229,6 @@ static void add_work(const qc_convert_report *r, qc_strbuf *out)
     if (r->continued)
         qc_strbuf_putf(out, "  continued %" PRIu64 " tensor%s kept, %" PRIu64 " made again\n",
                        r->tensors_kept, qc_plural(r->tensors_kept), r->tensors_redone);
-    if (r->files_consumed)
-        qc_strbuf_putf(out, "  deleted   %" PRIu64 " weight file%s of the source, %s\n",
-                       r->files_consumed, qc_plural(r->files_consumed),
-                       qc_text_bytes(deleted, r->bytes_consumed));
     add_time(r, out);
     add_parts_left(r, out);
 }
@@ -373,8 +368,6 @@ qc_status qc_report_json(const qc_convert_report *r, qc_strbuf *out, qc_error *e
         qc_json_member_u64(&w, "tensors_redone", r->tensors_redone);
         qc_json_write_end_object(&w);
     }
-    qc_json_member_u64(&w, "files_consumed", r->files_consumed);
-    qc_json_member_u64(&w, "bytes_consumed", r->bytes_consumed);
     qc_json_member_double(&w, "seconds", r->seconds);
     qc_json_member_u64(&w, "threads", r->threads);
     qc_json_member_string(&w, "isa", r->isa);

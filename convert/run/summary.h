@@ -39,9 +39,7 @@ typedef struct {
     uint64_t tensors_kept;   /* tensors of the source that it had finished, unchanged since */
     uint64_t tensors_redone; /* tensors that it had begun, and that were made again */
     uint64_t bytes_in_kept, bytes_out_kept; /* of bytes_in and bytes_out_stored, done before */
-    uint64_t files_consumed; /* weight files of the source that were deleted, and their bytes: */
-    uint64_t bytes_consumed;
-    const qc_attached_adapter *adapters; /* --lora; those of the checkpoint */
+    const qc_attached_adapter *adapters;    /* --lora; those of the checkpoint */
     size_t adapter_count;
     /* --calibrate, --hessians; without either, text and hessians are NULL */
     const char *calibration_text, *calibration_hessians; /* as given */

@@ -102,8 +102,6 @@ class ConvertOptions(TypedDict, total=False):
     force: bool
     # begin anew instead of continuing an interrupted conversion
     restart: bool
-    # delete each weight file of MODEL once all of it is written to OUT and synced
-    consume_source: bool
     # do the I-th of N parts of the work, 1 to N; the last to finish completes OUT (default: in a Slurm step
     # of several tasks, the part of this task)
     part: Values

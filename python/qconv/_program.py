@@ -24,7 +24,7 @@ log = logging.getLogger("qconv")
 StrPath = Union[str, "os.PathLike[str]"]
 R = TypeVar("R", bound=Result)
 # What these functions say to the program themselves.
-RESERVED = {"json", "progress", "quiet", "verbose", "help", "version", "watch"}
+RESERVED = {"json", "progress", "quiet", "verbose", "help", "version"}
 
 
 @dataclass(frozen=True)

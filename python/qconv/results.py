@@ -175,8 +175,6 @@ class Conversion(Result):
     calibration: Optional[Json]
     worst: Optional[Json]
     continued: Optional[Json]
-    files_consumed: int
-    bytes_consumed: int
     seconds: float
     threads: int
     isa: str

@@ -3,13 +3,10 @@ bench_scale.py converts them."""
 import array
 import json
 import os
-import random
-import shutil
 import statistics
 import struct
 import subprocess
 import sys
-import time
 import unittest
 
 from qconv_case import QCONV, ROOT, QconvCase
@@ -100,45 +97,11 @@ class Made(QconvCase):
         r = subprocess.run([MAKER, "make", "x"], stderr=subprocess.PIPE)
         self.assertEqual(r.returncode, 2)
 
-    def served(self, name, fields, *args):
-        os.mkdir(self.path(name))
-        p = subprocess.Popen([MAKER, "serve", *args, self.config(fields), self.path(name)],
-                             stderr=subprocess.PIPE)
-        self.addCleanup(p.stderr.close)
-        for _ in range(100):
-            if os.path.ismount(self.path(name)):
-                self.addCleanup(p.wait)
-                self.addCleanup(subprocess.run, ["fusermount3", "-u", self.path(name)])
-                return self.path(name)
-            if p.poll() is not None:
-                self.skipTest("nothing can be mounted here: %s" % p.stderr.read().decode())
-            time.sleep(0.05)
-        p.terminate()
-        p.wait()
-        self.fail("not mounted within 5 seconds")
-
-    def test_served_is_what_is_written(self):
-        written = self.made("w", LLAMA, "--shard-bytes", "1e6")
-        served = self.served("s", LLAMA, "--shard-bytes", "1e6", "--direct")
-        self.assertEqual(sorted(os.listdir(written)), sorted(os.listdir(served)))
-        rng = random.Random(7)
-        for name in os.listdir(written):
-            with open(os.path.join(written, name), "rb") as f:
-                data = f.read()
-            with open(os.path.join(served, name), "rb", buffering=0) as f:
-                self.assertEqual(os.fstat(f.fileno()).st_size, len(data))
-                for _ in range(20):
-                    at, n = rng.randrange(len(data)), rng.randrange(1, 100000)
-                    self.assertEqual(os.pread(f.fileno(), n, at), data[at:at + n])
-
     def test_scale(self):
-        """bench_scale.py: from a served checkpoint where that can be, else a written one."""
-        serve = os.access("/dev/fuse", os.W_OK) and shutil.which("fusermount3")
         script = os.path.join(ROOT, "bench", "bench_scale.py")
         r = subprocess.run([sys.executable, "-B", script, "--qconv", QCONV, "--maker", MAKER,
                             "--work", self.path("work"), "--model", self.config(LLAMA), "--json",
-                            self.path("scale.json"), "--punch", "always",
-                            *([] if serve else ["--write"]), "--", "--to", "nf4",
+                            self.path("scale.json"), "--punch", "always", "--", "--to", "nf4",
                             "--max-shard-size", "400KB"],
                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         self.assertEqual(r.returncode, 0, r.stdout)

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import unittest
 
-from output_case import AT_CALL, OutputCase, PLAIN, STAGING, at_call, tree
+from output_case import AT_CALL, OutputCase, PLAIN, STAGING, at_call
 from qconv_case import QCONV, ROOT, SANITIZED
 
 MODEL = os.path.join(ROOT, "tests", "data", "kjv-llama", "model")
@@ -182,25 +182,6 @@ class Calibrated(OutputCase):
         self.make()
         self.assert_same("o", "want")
         self.assertNotIn(STAGING, os.listdir(self.path("o")))
-
-    @unittest.skipUnless(AT_CALL, "at_call is not built")
-    def test_the_source_is_consumed_afterwards(self):
-        self.wanted()
-        shutil.copytree(MODEL, self.path("m"))
-        before = tree(self.path("m"))
-        code, err = self.dies(at_call("sync:40", JOURNAL, run="kill -9 $PPID"), "--consume-source",
-                              model="m")
-        self.assertEqual(code, -signal.SIGKILL, err)
-        self.assertEqual(tree(self.path("m")), before)
-        # in the pipeline: the calibration is through, and the source may go
-        code, err = self.dies(at_call("sync:1", "model.safetensors", run="kill -9 $PPID"),
-                              "--consume-source", model="m")
-        self.assertEqual(code, -signal.SIGKILL, err)
-        r = self.run_qconv("--to", "nf4", *PLAIN, "-v", *CALIBRATE, "--consume-source", "m", "o")
-        self.assertEqual(r.returncode, 0, r.stderr)
-        self.assertIn(b"%d weights were calibrated before, which was all" % WEIGHTS, r.stderr)
-        self.assertNotIn("model.safetensors", os.listdir(self.path("m")))
-        self.assert_same("o", "want")
 
     @unittest.skipIf(SANITIZED, "takes other memory")
     def test_a_damaged_store(self):

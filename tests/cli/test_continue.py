@@ -169,33 +169,6 @@ class Continues(ContinueCase):
         self.assert_same("o", "want")
 
     @unittest.skipUnless(AT_CALL, "needs the library of tests/tools/at_call.c")
-    def test_scales_of_another_time_and_files_that_are_deleted(self):
-        """New times are recorded only when what they ask for is made; what was deleted by then was
-        compared before."""
-        config = {"model_type": "deepseek_v3", "quantization_config": {
-            "quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}}
-        weights = {"model.layers.0.input_layernorm.weight": ("BF16", [4096], b"\x12\x3f" * 4096)}
-        for i in range(2):
-            n = 512 if i else 128
-            name = "model.layers.%d.mlp.up_proj.weight" % i
-            weights[name] = ("F8_E4M3", [n, n], b"\x31" * (n * n))
-            weights[name + "_scale_inv"] = ("F32", [n // 128] * 2,
-                                            struct.pack("<f", 0.5) * (n // 128) ** 2)
-        form = ["--to", "bf16", *PLAIN]
-        self.model(weights, config=config, name="fp8", shard_bytes=9000)
-        self.ok("-q", *form, "fp8", "want")
-        self.assertEqual(self.partial(*form, "fp8", "o"), 2)
-        before = set(os.listdir(self.path("fp8")))
-        for n in before:
-            os.utime(self.path("fp8", n), (10 ** 9, 10 ** 9))
-        r = subprocess.run([QCONV, "-q", *form, "--consume-source", "fp8", "o"], cwd=self.dir,
-                           env=dict(os.environ, **at_call("write:1", "/model", "kill -9 $PPID")))
-        self.assertEqual(r.returncode, -9)
-        self.assertEqual(len(before - set(os.listdir(self.path("fp8")))), 1)
-        self.ok("-q", *form, "--consume-source", "fp8", "o")
-        self.assert_same("o", "want")
-
-    @unittest.skipUnless(AT_CALL, "needs the library of tests/tools/at_call.c")
     def test_shards_are_open_until_they_are_synced(self):
         """The kernel keeps the news of a failed write as long as somebody has the file open."""
         small = {Q % i: self.tensors[Q % 0] for i in range(6)}

@@ -316,8 +316,7 @@ class Pipeline(DiffusersCase):
         os.unlink(self.path("m/transformer", INDEX))
         self.fails(3, "--to", "nf4", "m", "o", has="w.weight")
         self.assertFalse(os.path.exists(self.path("o")))
-        for option in (["--vram", "24GB"], ["--part", "1/2"], ["--consume-source"],
-                       ["--calibrate", "default"]):
+        for option in (["--vram", "24GB"], ["--part", "1/2"], ["--calibrate", "default"]):
             self.usage("--to", "nf4", *option, "m", "o", has=[option[0], "convert the folder of each part by itself"])
         self.usage("--to", "nf4", "m", "m/o", has="inside its source")
 

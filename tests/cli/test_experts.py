@@ -130,8 +130,7 @@ class Experts(test_forms.Forms):
 
     def test_refused(self):
         released, _ = self.both()
-        for more in (["--to", "auto", "--vram", "1GB"], ["--to", "int4"], ["--to", "int8", "--format", "compressed-tensors"],
-                     ["--to", "nf4", "--consume-source"]):
+        for more in (["--to", "auto", "--vram", "1GB"], ["--to", "int4"], ["--to", "int8", "--format", "compressed-tensors"]):
             self.fails(2, *more, "--experts", "stacked", "r", "x", has=["--experts stacked"])
         self.fails(3, "--to", "nf4", "--experts", "stacked", "--block-size", "4096", "r", "x", has=["whole blocks of 4096"])
         config = {"model_type": "mixtral"}

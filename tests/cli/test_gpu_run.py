@@ -621,8 +621,8 @@ class GpuRun(Case):
         self.write(os.path.join("package", lib, "openblas-pthread", "libopenblas.so.0"), "")
         # A library outside of /usr, and the link to it that building needs.
         os.makedirs(self.path("package", "lib", "x86_64-linux-gnu"))
-        self.write("package/lib/x86_64-linux-gnu/libfuse3.so.3", "fuse")
-        os.symlink("/lib/x86_64-linux-gnu/libfuse3.so.3", self.path("package", lib, "libfuse3.so"))
+        self.write("package/lib/x86_64-linux-gnu/liba.so.3", "a")
+        os.symlink("/lib/x86_64-linux-gnu/liba.so.3", self.path("package", lib, "liba.so"))
         os.mkdir(self.path("debs"))
         subprocess.run(["dpkg-deb", "-b", self.path("package"), self.path("debs", "a.deb")], check=True,
                        stdout=subprocess.DEVNULL)
@@ -643,9 +643,9 @@ class GpuRun(Case):
         self.assertIn("prefix=%s/usr\nCflags: -I%s/usr/x" % (root, root), own)
         self.assertIn("nvidia-smi \n", self.log("machine"))
         self.assertIn("nvcc \n", self.log("machine"))
-        for name in ("libfuse3.so.3", "libfuse3.so"):
+        for name in ("liba.so.3", "liba.so"):
             with open(os.path.join(root, lib, name)) as f:
-                self.assertEqual(f.read(), "fuse")
+                self.assertEqual(f.read(), "a")
         # Libraries alone, for a finished build.
         for what in ("bin", "lib/x86_64-linux-gnu/pkgconfig"):
             shutil.rmtree(self.path("package", "usr", what))

@@ -1,17 +1,8 @@
 #!/usr/bin/env python3
-"""qconv hardware: this machine, machines described, and memory followed. The driver's library is a
-stand-in (tests/tools/fake_nvml.c), which $FAKE_NVML and $FAKE_NVML_OLD name."""
-import csv
-import fcntl
+"""qconv hardware: this machine, and machines described. The driver's library is a stand-in
+(tests/tools/fake_nvml.c), which $FAKE_NVML and $FAKE_NVML_OLD name."""
 import json
 import os
-import pty
-import re
-import signal
-import struct
-import subprocess
-import termios
-import time
 import unittest
 
 from qconv_case import QCONV, ROOT, QconvCase
@@ -23,8 +14,7 @@ GIB = 1 << 30
 A100 = "NVIDIA A100-SXM4-40GB,GPU-aaaa,80,%d,%d,5120,1215" % (40 * GIB, GIB)
 V100 = "Tesla V100-SXM2-16GB,GPU-vvvv,70,%d,0,4096,877" % (16 * GIB)
 OWN = ("QCONV_NVML", "QCONV_DEVICE", "QCONV_ISA", "CUDA_VISIBLE_DEVICES", "FAKE_NVML_GPUS",
-       "FAKE_NVML_INIT", "FAKE_NVML_PEERS", "FAKE_NVML_PROCESSES", "FAKE_NVML_GROW",
-       "FAKE_NVML_FADE", "FAKE_NVML_LOSE")
+       "FAKE_NVML_INIT", "FAKE_NVML_PEERS", "FAKE_NVML_LOSE")
 
 
 class HardwareCase(QconvCase):
@@ -181,176 +171,6 @@ class Assumed(HardwareCase):
         self.usage("hardware", "--as", "Voodoo", command="hardware", has="expected one such as")
         self.usage("hardware", "--as", "0xT4", command="hardware", has="1 to 64")
         self.usage("hardware", "--as", "", command="hardware", has="--as")
-        self.usage("hardware", "--as", "T4", "--watch", command="hardware", has="--watch")
-        self.usage("hardware", "--csv", "x", command="hardware", has="--watch")
-
-
-class Watched(HardwareCase):
-    def read_csv(self, name):
-        with open(self.path(name), newline="", encoding="utf-8") as f:
-            return list(csv.DictReader(f))
-
-    def test_without_a_gpu(self):
-        line = self.fails(5, "hardware", "--watch", "--csv", "m.csv", env=self.NONE)
-        self.assertEqual(line, "qconv: --watch: there is no GPU to watch: the NVIDIA driver was not found: "
-                               "/nowhere/libnvidia-ml.so.1 cannot be opened\n")
-        self.assertFalse(os.path.exists(self.path("m.csv")))
-
-    def test_samples(self):
-        own = os.getpid()
-        env = self.gpus(A100, V100, grow=str(GIB),
-                        processes="0,%d,5000000000;1,4194303,?;1,%d,7" % (own, own))
-        text = self.ok("hardware", "--watch", "--samples", "3", "--interval", "0.01", "--csv",
-                       "m.csv", env=env)
-        lines = text.splitlines()
-        with open("/proc/self/comm", encoding="utf-8") as f:
-            name = f.read().strip()
-        of_gpu = [line for line in lines if re.match(r"[\d.]+ s  cuda:0  used ", line)]
-        self.assertEqual(len(of_gpu), 3, text)
-        self.assertIn("pid %d %s  used 5.00 GB, peak 5.00 GB" % (own, name), text)
-        self.assertIn("pid 4194303 ?  memory not known", text)
-        self.assertIn("peaks of 3 samples", text)
-        rows = self.read_csv("m.csv")
-        self.assertEqual(list(rows[0]), ["time", "seconds", "kind", "gpu", "pid", "process",
-                                         "used_bytes", "free_bytes", "total_bytes", "peak_bytes"])
-        gpu0 = [r for r in rows if r["kind"] == "gpu" and r["gpu"] == "0"]
-        used = [int(r["used_bytes"]) for r in gpu0]
-        self.assertEqual(len(used), 3)
-        self.assertEqual([b - a for a, b in zip(used, used[1:])], [GIB, GIB])
-        for r in gpu0:
-            self.assertEqual(int(r["used_bytes"]) + int(r["free_bytes"]), 40 * GIB)
-            self.assertEqual(r["peak_bytes"], r["used_bytes"])
-            self.assertRegex(r["time"], r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$")
-        processes = [r for r in rows if r["kind"] == "process"]
-        self.assertEqual(len(processes), 9)
-        self.assertEqual(processes[0]["process"], name)
-        self.assertEqual(processes[0]["used_bytes"], "5000000000")
-        self.assertEqual({r["used_bytes"] for r in processes if r["pid"] == "4194303"}, {""})
-
-    def test_json_and_quiet(self):
-        env = self.gpus(A100, grow=str(GIB), processes="0,4194303,?")
-        o = json.loads(self.ok("hardware", "--watch", "--samples", "2", "--interval", "0.01",
-                               "--json", env=env))
-        self.assertEqual((o["command"], o["samples"], o["interrupted"]), ("watch", 2, False))
-        g = o["gpus"][0]
-        self.assertEqual(g["peak_used_bytes"] - g["first_used_bytes"], GIB)
-        self.documented(o, g, o["processes"][0])
-        self.assertEqual(o["processes"], [{"gpu": 0, "pid": 4194303, "name": None,
-                                           "peak_bytes": None}])
-        self.assertEqual(self.ok("hardware", "--watch", "--samples", "2", "--interval", "0.01",
-                                 "-q", "--csv", "m.csv", env=env), "")
-        self.assertEqual(len(self.read_csv("m.csv")), 4)
-
-    def test_processes_come_to_an_end(self):
-        """They keep their peak, and are no longer listed."""
-        env = self.gpus(A100, fade="1000", processes="0,4194301,5000;0,4194302,3500")
-        o = json.loads(self.ok("hardware", "--watch", "--samples", "5", "--interval", "0.01",
-                               "--json", "--csv", "m.csv", env=env))
-        self.assertEqual([p["peak_bytes"] for p in o["processes"]], [4000, 2500])
-        rows = [r for r in self.read_csv("m.csv") if r["kind"] == "process"]
-        self.assertEqual([(r["used_bytes"], r["peak_bytes"]) for r in rows
-                          if r["pid"] == "4194301"],
-                         [(str(b), "4000") for b in (4000, 3000, 2000, 1000)])
-        self.assertEqual([r["used_bytes"] for r in rows if r["pid"] == "4194302"],
-                         ["2500", "1500", "500"])
-
-    def test_a_gpu_is_lost(self):
-        env = self.gpus(A100, V100, lose="0@2")
-        r = self.run_qconv("hardware", "--watch", "--samples", "4", "--interval", "0.01", "--csv",
-                           "m.csv", env=env)
-        self.assertEqual(r.returncode, 0, r.stderr)
-        self.assertEqual(r.stderr.decode().count("\n"), 1)
-        self.assertRegex(r.stderr.decode(), r"warning: cuda:0 is lost after [\d.]+ s: .*GPU is lost")
-        rows = [r for r in self.read_csv("m.csv") if r["gpu"] == "0"]
-        kinds = [r["kind"] for r in rows]
-        self.assertEqual(kinds[-1], "lost")
-        self.assertEqual(sorted(kinds), kinds)
-        self.assertEqual(rows[-1]["used_bytes"], "")
-        self.assertEqual(rows[-1]["peak_bytes"], str(GIB))
-        self.assertEqual(len([r for r in self.read_csv("m.csv") if r["gpu"] == "1"]), 4)
-        r = self.run_qconv("hardware", "--watch", "--interval", "0.01", env=self.gpus(A100,
-                           lose="0@2"))
-        self.assertEqual(r.returncode, 5)
-        self.assertIn(b"peaks of ", r.stdout)
-        self.assertIn(b"there is no GPU left to watch", r.stderr)
-
-    def test_processes_are_not_listed(self):
-        env = self.gpus(A100)
-        env["QCONV_NVML"] = FAKE_OLD
-        r = self.run_qconv("hardware", "--watch", "--samples", "3", "--interval", "0.01", env=env)
-        self.assertEqual(r.returncode, 0)
-        self.assertEqual(r.stderr.decode().count("processes cannot be followed"), 1)
-
-    def start(self, *args, env, **more):
-        full = dict(os.environ)
-        full.update(env)
-        return subprocess.Popen([QCONV, "hardware", "--watch"] + list(args), cwd=self.dir, env=full,
-                                stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, **more)
-
-    def wait_for(self, test, what):
-        for _ in range(600):
-            if test():
-                return
-            time.sleep(0.05)
-        self.fail("waited in vain for " + what)
-
-    def test_interrupt(self):
-        for stop in (signal.SIGINT, signal.SIGTERM):
-            name = "m%d.csv" % stop
-            p = self.start("--interval", "3600", "--csv", name, env=self.gpus(A100),
-                           stdout=subprocess.PIPE)
-            # The sample is in the file as soon as it was taken.
-            self.wait_for(lambda: os.path.exists(self.path(name))
-                          and os.path.getsize(self.path(name)) > 0, "a sample")
-            self.assertEqual(len(self.read_csv(name)), 1)
-            p.send_signal(stop)
-            out, err = p.communicate(timeout=30)
-            self.assertEqual(p.returncode, 130)
-            self.assertIn(b"peaks of 1 sample in", out)
-            self.assertEqual(err, b"qconv: interrupted\n")
-
-    def test_the_reader_goes(self):
-        p = self.start("--interval", "0.01", env=self.gpus(A100), stdout=subprocess.PIPE)
-        p.stdout.readline()
-        p.stdout.close()
-        self.assertEqual(p.wait(timeout=30), 0)
-        self.assertEqual(p.stderr.read(), b"")
-        p.stderr.close()
-
-    def test_csv_cannot_be_written(self):
-        self.fails(1, "hardware", "--watch", "--csv", "no/where.csv", env=self.gpus(A100),
-                   has="no/where.csv")
-        r = self.run_qconv("hardware", "--watch", "--csv", "/dev/full", "--samples", "1",
-                           env=self.gpus(A100))
-        self.assertNotEqual(r.returncode, 0)
-
-    def test_terminal(self):
-        """On a terminal each sample is drawn over the last, and never wider or higher than it."""
-        master, slave = pty.openpty()
-        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 6, 40, 0, 0))
-        processes = ";".join("0,%d,1000" % (4194200 + i) for i in range(20))
-        p = self.start("--samples", "3", "--interval", "0.01",
-                       env=dict(self.gpus(A100, processes=processes), TERM="xterm"), stdout=slave)
-        os.close(slave)
-        data = b""
-        while True:
-            try:
-                got = os.read(master, 65536)
-            except OSError:
-                got = b""
-            if not got:
-                break
-            data += got
-        os.close(master)
-        self.assertEqual(p.wait(timeout=30), 0)
-        p.stderr.close()
-        text = data.decode()
-        frames, peaks = text.split("\r\npeaks of 3 samples", 1)
-        self.assertEqual(frames.count("\033[5A"), 2)
-        self.assertIn("cuda:0", peaks)
-        for line in re.split(r"\r\n", frames):
-            self.assertLessEqual(len(re.sub(r"\033\[[0-9]*[A-Z]|\r", "", line)), 40, line)
-        self.assertEqual(frames.count("\033[K\r\n"), 15)
 
 
 if __name__ == "__main__":

@@ -99,14 +99,14 @@ class FolderLinks(OutputCase):
 
     def test_in_the_staging_folder(self):
         """Of a run that died, it seems; what is written there goes through no link."""
-        for name in ("docs", "docs/deep", ".aside", "journal-headers", "model.safetensors.zst",
+        for name in ("docs", "docs/deep", ".aside", "model.safetensors.zst",
                      "qconv.json", "journal-00001-of-00001"):
             for journal in (False, True):
                 os.makedirs(self.path("o", STAGING, os.path.dirname(name)))
                 self.link("o/" + STAGING, name)
                 if journal:
                     self.write("o/%s/journal-x" % STAGING, "")
-                for more in ([], ["--force"], ["--restart"], ["--consume-source"]):
+                for more in ([], ["--force"], ["--restart"]):
                     self.usage("--to", "nf4", *more, "m", "o",
                                has=["o/%s/%s" % (STAGING, name), "found a link"])
                     self.is_safe()

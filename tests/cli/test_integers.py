@@ -646,19 +646,19 @@ class Models(OutputCase):
                                     "packed"))
         self.assertEqual(len(report["layers"]), 14)
 
-    def test_shards_and_consumed_sources(self):
-        """A weight's tensors lie in several files, and files go once all of them was used."""
+    def test_shards(self):
+        """A weight's tensors lie in several files."""
         for kind in self.FORMS:
             shutil.rmtree(self.path("packed"), ignore_errors=True)
+            self.models(kind)
+            for to in ("bf16", "nf4"):
+                self.ok("-q", *PLAIN, "--force", "--to", to, "packed", "want-" + to)
+            shutil.rmtree(self.path("packed"))
             self.models(kind, shard_bytes=12000)
             for to in ("bf16", "nf4"):
-                shutil.rmtree(self.path("m"), ignore_errors=True)
-                shutil.copytree(self.path("packed"), self.path("m"))
-                self.ok("-q", "--force", "--to", to, "packed", "want")
-                self.ok("-q", "--force", "--to", to, "--consume-source", "m", "o")
-                self.assert_same("want", "o")
-                self.assertFalse([n for n in os.listdir(self.path("m")) if "safetensors" in n
-                                  and not n.endswith(".json")], (kind, to))
+                self.ok("-q", *PLAIN, "--force", "--to", to, "packed", "o")
+                self.assertEqual(mk.read_checkpoint(self.path("o")),
+                                 mk.read_checkpoint(self.path("want-" + to)), (kind, to))
 
     @unittest.skipUnless(AT_CALL, "needs the library of tests/tools/at_call.c")
     def test_continued(self):
@@ -666,26 +666,14 @@ class Models(OutputCase):
             shutil.rmtree(self.path("packed"), ignore_errors=True)
             self.models(kind, shard_bytes=12000)
             self.ok("-q", "--to", "nf4", "packed", "want")
-            for call in ("unlink:2", "unlink:5"):
-                shutil.copytree(self.path("packed"), self.path("m"))
-                form = ["-q", "--to", "nf4", "--consume-source", "m", "o"]
-                r = self.run_qconv(*form, env=at_call(call, "m/model", "kill -9 $PPID"))
+            for call in ("write:5", "write:20"):
+                form = ["-q", "--to", "nf4", "--threads", "1", "packed", "o"]
+                r = self.run_qconv(*form, env=at_call(call, "/model", "kill -9 $PPID"))
                 self.assertEqual(r.returncode, -signal.SIGKILL, r.stderr)
                 self.ok(*form)
                 self.assertEqual(tree(self.path("o")), tree(self.path("want")))
-                for name in ("m", "o"):
-                    shutil.rmtree(self.path(name))
+                shutil.rmtree(self.path("o"))
             shutil.rmtree(self.path("want"))
-
-    def test_shapes_that_only_tensors_say(self):
-        """A run that goes on could not read weight_shape again."""
-        rng = random.Random(9)
-        for cols, config in ((64, None), (60, ct_config("pack-quantized", 4, "group", 30, False))):
-            tensors = pack_quantized(Weight(rng, 32, cols, 4, 2))
-            conf = {"model_type": "llama", **({"quantization_config": config} if config else {})}
-            self.model(tensors, conf)
-            self.fails(2, "--to", "bf16", "--consume-source", "m", "o", has=["--consume-source"])
-            self.assertEqual(mk.read_checkpoint(self.path("m")), tensors)
 
     def test_compressed_source(self):
         for kind in self.FORMS:

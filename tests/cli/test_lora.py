@@ -309,15 +309,6 @@ class Ways(LoraCase):
         self.assertIn("a", os.listdir(self.path("q", "sub")))  # the other one is copied, with a warning
         self.assertFalse([n for n in os.listdir(self.path("q")) if n.startswith("adapter_")])
 
-    def test_consume_source(self):
-        want = self.convert("--to", "nf4", "--lora", "a", "m", "o")
-        self.assertEqual(self.convert("--to", "nf4", "--consume-source", "--lora", "a", "m", "p"), want)
-        self.assertFalse([n for n in os.listdir(self.path("m")) if n.endswith(".safetensors")])
-        self.assertEqual(len(os.listdir(self.path("a"))), 2)
-        r = self.run_qconv(*PLAIN, "--to", "nf4", "--consume-source", "--lora", "a", "m", "p")
-        self.assertIn(b"p is complete already", r.stderr)
-        self.assertEqual(r.returncode, 0, r.stderr)
-
     def test_torch_bin(self):
         """An adapter of torch.save, and one in a folder with a colon in its name."""
         os.rename(self.path("a"), self.path("a:2"))

@@ -200,8 +200,6 @@ class Ranks(PartsCase):
 
     def test_refused(self):
         self.fails(2, *self.args(), "o", env=step("x", 2), has=["SLURM_PROCID", "'x'", "--part"])
-        self.fails(2, "--consume-source", *self.args(), "o", env=step(0, 2),
-                   has=["--consume-source", "2 tasks"])
         for part in ("3/2", "0/4", "2", "1/0", "1/", "/2", "-1/2", "1/2/3", "1/4097", "", "x" * 99):
             self.fails(2, "--part", part, *self.args(), "o",
                        has=["--part: expected I/N", "I from 1 to N", "4096", "'%s'" % part])

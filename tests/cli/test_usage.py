@@ -17,6 +17,12 @@ GONE = [
     (["plan", "--zero", "2", "m"], "'--zero': 'qconv plan-training MODEL' of the Python package has it"),
     (["plan", "--apply", "f", "m"], "'--apply': 'qconv plan-training MODEL' of the Python package writes the files"),
     (["plan", "--profile", "m"], "'--profile': 'qconv plan-training MODEL' of the Python package runs a step in torch"),
+    (["mount", "out", "dir"], "'mount': qconv.load in Python reads an output as it is, 'qconv unpack OUT DIR' "),
+    (["--to", "nf4", "--consume-source", "m", "o"], "'--consume-source': a conversion leaves MODEL as it is"),
+    (["hardware", "--watch"], "'--watch': 'nvidia-smi dmon' and 'nvidia-smi pmon' follow GPUs"),
+    (["hardware", "--csv", "m.csv"], "'--csv': 'nvidia-smi dmon' and 'nvidia-smi pmon' follow GPUs"),
+    (["hardware", "--interval=2"], "'--interval': 'nvidia-smi dmon' and 'nvidia-smi pmon' follow GPUs"),
+    (["hardware", "--samples", "3"], "'--samples': 'nvidia-smi dmon' and 'nvidia-smi pmon' follow GPUs"),
 ]
 
 
@@ -250,8 +256,6 @@ class Wrong(QconvCase):
                 (["--to", "auto"], "--to auto needs --vram, which names the devices that the model has to fit"),
                 (["--to", "auto", "--vram", "8GB", "--block-size", "64"], "--block-size does not go with "
                  "--to auto, which chooses it; see --schemes"),
-                (["--to", "nf4", "--consume-source", "--part", "1/2"], "--consume-source does not go with --part: "
-                 "no part knows what the others have read"),
                 (["--to", "nf4", "--calibrate", "default", "--part", "2/2"], "--calibrate does not go with "
                  "--part: a part has no inputs of later layers without those of the earlier"),
                 (["--to", "nf4", "--tokenizer", "t"], "--tokenizer needs --calibrate"),
@@ -262,7 +266,6 @@ class Wrong(QconvCase):
             self.assertEqual(line, "qconv: %s; try 'qconv convert --help'\n" % message)
         for args in [["--to", "int4", "--block-size", "32"], ["--to", "auto", "--vram", "8GB", *ct],
                      ["--to", "int8", "--activation-bits", "16", "--block-size", "64", *ct],
-                     ["--to", "nf4", "--consume-source", "--part", "1/1"],
                      ["--to", "auto", "--to", "nf4"], ["--to", "int4", "--to", "nf4", "--no-double-quant"]]:
             self.fails(3, *args, "m", "o", has="m does not exist")
 

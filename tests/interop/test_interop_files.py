@@ -4,8 +4,6 @@ What docs/format.md says of digests, sizes, frames and the manifest is worked ou
 alone, with Python's json and struct and the packages xxhash and safetensors.
 """
 import json
-import os
-import shutil
 import struct
 import subprocess
 import unittest
@@ -14,8 +12,6 @@ import bitsandbytes
 import interop_support as s
 import numpy as np
 import safetensors.torch
-import torch
-import transformers
 import xxhash
 
 bitsandbytes.nn.modules.has_avx512bf16 = lambda: False  # see test_interop_checkpoints.py
@@ -281,39 +277,6 @@ class Files(unittest.TestCase):
                 if kind == "U8":
                     nested = tensors[f"{name}.nested_absmax"]
                     self.assertEqual(len(nested[2]), 4 * -(-blocks // 256))
-
-
-@unittest.skipUnless(os.access("/dev/fuse", os.R_OK | os.W_OK) and shutil.which("fusermount3"),
-                     "nothing can be mounted here (no /dev/fuse or fusermount3)")
-class Mounted(unittest.TestCase):
-    """`qconv mount`: transformers and safetensors on files that nobody has written."""
-
-    def test_from_pretrained(self):
-        ids = torch.arange(40).reshape(2, 20)
-        for form in ("nf4-double", "int8"):
-            packed, unpacked = (s.SCRATCH / f"{kind}-{form}" for kind in ("mount-out", "mount-plain"))
-            s.qconv(*s.FORMS[form], "--max-shard-size", "300KB", "-q", s.model_path("kjv-llama"), packed)
-            s.qconv("unpack", "-q", packed, unpacked)
-            folder = s.SCRATCH / f"mount-{form}"
-            folder.mkdir(exist_ok=True)
-            s.run(s.QCONV, "mount", packed, folder)
-            try:
-                models = [transformers.AutoModelForCausalLM.from_pretrained(f) for f in (folder, unpacked)]
-                states = [m.state_dict() for m in models]
-                self.assertEqual(states[0].keys(), states[1].keys())
-                for name, value in states[0].items():
-                    self.assertTrue(torch.equal(value, states[1][name]), name)
-                with torch.no_grad():
-                    self.assertTrue(torch.equal(*(m(input_ids=ids).logits for m in models)))
-                for path in sorted(folder.glob("*.safetensors")):
-                    with safetensors.safe_open(path, "pt") as here, \
-                            safetensors.safe_open(unpacked / path.name, "pt") as there:
-                        self.assertEqual(list(here.keys()), list(there.keys()))
-                        for name in here.keys():
-                            self.assertTrue(torch.equal(here.get_tensor(name), there.get_tensor(name)), name)
-            finally:
-                s.run("fusermount3", "-u", "-z", folder)  # the models still map its files
-        s.note("from_pretrained of a mounted output equals that of the unpacked one: NF4 and int8")
 
 
 if __name__ == "__main__":

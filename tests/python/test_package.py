@@ -157,7 +157,7 @@ class Options(Case):
 
     def test_what_the_functions_have_themselves(self):
         for call in [lambda: qconv.convert(MODEL, "out", to="nf4", json=True),
-                     lambda: qconv.plan(MODEL, progress=print), lambda: qconv.hardware(watch=True),
+                     lambda: qconv.plan(MODEL, progress=print),
                      lambda: qconv.convert(MODEL, "out", to="nf4", dry_run=True)]:
             with self.assertRaisesRegex(qconv.UsageError, "is no argument of this function|does that"):
                 call()

@@ -4,14 +4,9 @@
  *                        (bytes, bits, MHz)
  *   FAKE_NVML_INIT       what nvmlInit_v2 returns
  *   FAKE_NVML_PEERS      pairs that reach each other: "0-1;2-3"
- *   FAKE_NVML_PROCESSES  GPU,PID,BYTES with ';' between; BYTES "?": not available
- *   FAKE_NVML_GROW       bytes by which USED of every GPU grows with every look at its memory
- *   FAKE_NVML_FADE       bytes by which every process shrinks with every look at its GPU's memory;
- *                        one with none left is gone
  *   FAKE_NVML_LOSE       GPU@N: that GPU is lost from its N-th look at memory on (0: at once)
  *
- * Built with FAKE_NVML_OLD it lacks what qconv calls optional, with FAKE_NVML_V2 it has the second
- * version of the list of processes instead of the third. */
+ * Built with FAKE_NVML_OLD it lacks what qconv calls optional. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,12 +25,6 @@ typedef struct {
 typedef struct {
     unsigned long long total, free, used;
 } memory_info;
-
-typedef struct {
-    unsigned pid;
-    unsigned long long used;
-    unsigned gpu_instance, compute_instance;
-} process_info;
 
 static device devices[MOST_GPUS];
 static unsigned long long looks[MOST_GPUS];
@@ -124,8 +113,7 @@ EXPORT(int, nvmlDeviceGetMemoryInfo, (void *d, memory_info *m))
     if (is_lost(gpu))
         return LOST;
     m->total = number(field(gpu, 3));
-    m->used = number(field(gpu, 4)) + looks[gpu] * number(getenv("FAKE_NVML_GROW"));
-    m->used = m->used > m->total ? m->total : m->used;
+    m->used = number(field(gpu, 4));
     m->free = m->total - m->used;
     looks[gpu]++;
     return OK;
@@ -174,27 +162,6 @@ EXPORT(int, nvmlDeviceGetP2PStatus, (void *a, void *b, int which, int *status))
         unsigned long long l = number(p), r = number(strchr(p, '-') ? strchr(p, '-') + 1 : p);
         if ((l == x && r == y) || (l == y && r == x))
             *status = 0;
-    }
-    return OK;
-}
-
-#ifdef FAKE_NVML_V2
-#define nvmlDeviceGetComputeRunningProcesses_v3 nvmlDeviceGetComputeRunningProcesses_v2
-#endif
-EXPORT(int, nvmlDeviceGetComputeRunningProcesses_v3, (void *d, unsigned *count, process_info *out))
-{
-    unsigned room = *count, gpu = ((device *)d)->index;
-    const char *p;
-    *count = 0;
-    for (unsigned i = 0; (p = part(getenv("FAKE_NVML_PROCESSES"), ';', i)); i++) {
-        const char *text = part(p, ',', 2);
-        unsigned long long fade = looks[gpu] * number(getenv("FAKE_NVML_FADE"));
-        unsigned long long bytes = text && *text == '?' ? UINT64_MAX : number(text);
-        if (number(p) != gpu || (fade > 0 && bytes <= fade))
-            continue;
-        if (*count >= room)
-            return 7;
-        out[(*count)++] = (process_info){(unsigned)number(part(p, ',', 1)), bytes - fade, 0, 0};
     }
     return OK;
 }

@@ -5,7 +5,6 @@
 #include "base/alloc.h"
 #include "convert/hardware/hardware_choice.h"
 #include "convert/hardware/host_facts.h"
-#include "convert/hardware/nvml_gpu.h"
 #include "tests/fixtures/fixture_files.h"
 
 #define COUNT(a) (sizeof(a) / sizeof *(a))
@@ -15,8 +14,7 @@ static qc_arena arena;
 
 static const char *const variables[] = {
     "QCONV_NVML",     "QCONV_DEVICE",   "QCONV_ISA",       "CUDA_VISIBLE_DEVICES",
-    "FAKE_NVML_GPUS", "FAKE_NVML_INIT", "FAKE_NVML_PEERS", "FAKE_NVML_PROCESSES",
-    "FAKE_NVML_GROW", "FAKE_NVML_FADE", "FAKE_NVML_LOSE",
+    "FAKE_NVML_GPUS", "FAKE_NVML_INIT", "FAKE_NVML_PEERS", "FAKE_NVML_LOSE",
 };
 
 static int begin(void **state)
@@ -201,13 +199,6 @@ static void old_drivers_are_read(void **state)
     assert_true(h.gpus[0].bandwidth == 1555e9);
     assert_false(h.gpus[0].peers_known);
     assert_int_equal(h.gpus[1].sm, 0);
-    qc_nvml *n = NULL;
-    qc_nvml_process list[4];
-    unsigned count = 9;
-    assert_int_equal(qc_nvml_open(&n, NULL), QC_OK);
-    assert_int_equal(qc_nvml_processes(n, 0, list, 4, &count, NULL), QC_ERR_UNSUPPORTED);
-    assert_int_equal(count, 0);
-    qc_nvml_close(n);
 }
 
 static void machines_without_gpus_are_fine(void **state)
@@ -251,34 +242,6 @@ static void lost_gpus_are_left_out(void **state)
     h = read_hardware();
     assert_int_equal(h.gpu_count, 0);
     assert_string_equal(h.no_gpu, "the GPUs that are there do not answer");
-}
-
-static void expect_processes(const char *library)
-{
-    qc_nvml *n = NULL;
-    qc_nvml_process list[2];
-    unsigned count = 0;
-    use_fake(A100 ";" R3090);
-    set("QCONV_NVML", library);
-    set("FAKE_NVML_PROCESSES", "0,11,1000;1,22,?;0,33,2000;0,44,3000");
-    assert_int_equal(qc_nvml_open(&n, NULL), QC_OK);
-    assert_int_equal(qc_nvml_processes(n, 0, list, 2, &count, NULL), QC_OK);
-    assert_int_equal(count, 2);
-    assert_int_equal(list[0].pid, 11);
-    assert_int_equal(list[0].bytes, 1000);
-    assert_true(list[0].bytes_known);
-    assert_int_equal(list[1].pid, 33);
-    assert_int_equal(qc_nvml_processes(n, 1, list, 2, &count, NULL), QC_OK);
-    assert_int_equal(count, 1);
-    assert_false(list[0].bytes_known);
-    qc_nvml_close(n);
-}
-
-static void processes_are_listed(void **state)
-{
-    (void)state;
-    expect_processes(QC_FAKE_NVML);
-    expect_processes(QC_FAKE_NVML_V2);
 }
 
 static void many_gpus_are_cut_off(void **state)
@@ -439,11 +402,11 @@ static void put_text(const char *name, const char *text)
     fx_put(root.path, name, text, strlen(text));
 }
 
-static qc_host_facts read_root(unsigned threads)
+static qc_host_facts read_root(void)
 {
     qc_host_facts f;
     qc_error err = {0};
-    assert_int_equal(qc_host_read(&f, &arena, root.path, threads, &err), QC_OK);
+    assert_int_equal(qc_host_read(&f, &arena, root.path, &err), QC_OK);
     return f;
 }
 
@@ -451,54 +414,40 @@ static void hosts_are_read(void **state)
 {
     (void)state;
     fx_make_dir(&root);
-    qc_host_facts f = read_root(8);
+    qc_host_facts f = read_root();
     assert_null(f.cpu_name);
-    assert_int_equal(f.threads, 8);
     assert_int_equal(f.memory_bytes, 0);
     put_text("proc/cpuinfo", "processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\nflags : x\n");
     put_text("proc/meminfo", "MemTotal:       1000 kB\nMemFree: 1 kB\nMemAvailable:    600 kB\n");
-    f = read_root(8);
+    f = read_root();
     assert_string_equal(f.cpu_name, "Some CPU @ 2 GHz");
     assert_int_equal(f.memory_bytes, 1024000);
     assert_int_equal(f.memory_free_bytes, 614400);
 
     /* Version 2: the tightest of the group and those above it. */
     put_text("proc/self/cgroup", "0::/job/step\n");
-    put_text("sys/fs/cgroup/job/step/cpu.max", "max 100000\n");
     put_text("sys/fs/cgroup/job/step/memory.max", "max\n");
-    put_text("sys/fs/cgroup/job/cpu.max", "250000 100000\n");
     put_text("sys/fs/cgroup/job/memory.max", "500000\n");
     put_text("sys/fs/cgroup/job/memory.current", "400000\n");
     put_text("sys/fs/cgroup/job/memory.stat", "anon 7\ninactive_file 300000\n");
-    f = read_root(8);
-    assert_int_equal(f.threads, 3);
+    f = read_root();
     assert_int_equal(f.memory_bytes, 500000);
     assert_int_equal(f.memory_free_bytes, 400000);
-    f = read_root(2);
-    assert_int_equal(f.threads, 2);
     put_text("sys/fs/cgroup/job/memory.current", "900000\n");
-    assert_int_equal(read_root(8).memory_free_bytes, 0);
+    assert_int_equal(read_root().memory_free_bytes, 0);
     /* A limit above what there is, and a path that leads nowhere but to the mount. */
     put_text("sys/fs/cgroup/job/memory.max", "5000000\n");
-    assert_int_equal(read_root(8).memory_bytes, 1024000);
+    assert_int_equal(read_root().memory_bytes, 1024000);
     put_text("proc/self/cgroup", "0::/elsewhere/x\n");
-    put_text("sys/fs/cgroup/cpu.max", "100000 100000\n");
-    assert_int_equal(read_root(8).threads, 1);
 
     /* Version 1. */
     put_text("proc/self/cgroup", "4:cpuacct,cpu:/a\n3:cpuset:/z\n7:memory:/a\n0::/none\nbad\n");
-    put_text("sys/fs/cgroup/cpu.max", "max 100000\n");
-    put_text("sys/fs/cgroup/cpu/a/cpu.cfs_quota_us", "400000\n");
-    put_text("sys/fs/cgroup/cpu/a/cpu.cfs_period_us", "100000\n");
     put_text("sys/fs/cgroup/memory/a/memory.limit_in_bytes", "300000\n");
     put_text("sys/fs/cgroup/memory/a/memory.usage_in_bytes", "200000\n");
     put_text("sys/fs/cgroup/memory/a/memory.stat", "inactive_file 1\ntotal_inactive_file 50000\n");
-    f = read_root(8);
-    assert_int_equal(f.threads, 4);
+    f = read_root();
     assert_int_equal(f.memory_bytes, 300000);
     assert_int_equal(f.memory_free_bytes, 150000);
-    put_text("sys/fs/cgroup/cpu/a/cpu.cfs_quota_us", "-1\n");
-    assert_int_equal(read_root(8).threads, 8);
     fx_remove_dir(root.path);
 }
 
@@ -600,7 +549,6 @@ int main(void)
         TEST(old_drivers_are_read),
         TEST(machines_without_gpus_are_fine),
         TEST(lost_gpus_are_left_out),
-        TEST(processes_are_listed),
         TEST(many_gpus_are_cut_off),
         TEST(running_out_of_memory_is_an_error),
         TEST(devices_are_chosen),

@@ -216,7 +216,7 @@ static qc_status look_at_dead(const world *w, size_t *shards, qc_error *err)
 }
 
 /* A staged manifest that cannot be read just now is not taken for none: what has moved would be
- * made again, and could not be where the source was consumed. */
+ * made again. */
 static void test_a_dead_run_is_not_overlooked(void **state)
 {
     const world *w = *state;

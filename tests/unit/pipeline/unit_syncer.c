@@ -1,9 +1,10 @@
-/* What the syncer calls durable: the order of syncs, and what comes between them. */
+/* The order in which the syncer brings files to the disk, and what follows an error. */
 #define _GNU_SOURCE /* syscall */
 #include "convert/pipeline/syncer.h"
 
 #include "tests/fixtures/test_model.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -15,7 +16,6 @@
 #include <cmocka.h>
 
 #define SHARDS 2
-#define TYPE   77u
 
 typedef struct {
     char root[64], shard[SHARDS][96], journal_path[96];
@@ -24,9 +24,8 @@ typedef struct {
     qc_shard_state shards[SHARDS];
     qc_recorder recorder;
     qc_pipeline p;
-    uint64_t length; /* of the journal when the first shard was synced */
-    char events[64]; /* '0', '1': a shard was synced; j: the journal; d: durable, L: of too much */
-    int fail_at;     /* that call of durable fails */
+    char events[64]; /* '0', '1': a shard was synced; j: the journal */
+    int fail;        /* the journal cannot be synced */
 } world;
 
 static world w;
@@ -47,36 +46,21 @@ static int names(int fd, const char *path)
     return realpath(path, want) && strcmp(real, want) == 0;
 }
 
-static void record(void)
-{
-    qc_error err = {0};
-    test_must(qc_journal_append(w.recorder.journal, TYPE, "x", 1, NULL, &err), &err);
-}
-
-/* In place of the C library's. While a shard is being synced a worker finishes a weight: its frames
- * come too late for this sync. */
+/* In place of the C library's. */
 int fdatasync(int fd)
 {
     for (int i = 0; i < SHARDS; i++) {
-        if (!names(fd, w.shard[i]))
-            continue;
-        if (i == 0)
-            w.length = qc_journal_bytes(w.recorder.journal);
-        event((char)('0' + i));
-        record();
+        if (names(fd, w.shard[i]))
+            event((char)('0' + i));
     }
-    if (w.recorder.journal && names(fd, w.journal_path))
+    if (w.recorder.journal && names(fd, w.journal_path)) {
         event('j');
+        if (w.fail) {
+            errno = EIO;
+            return -1;
+        }
+    }
     return (int)syscall(SYS_fdatasync, fd);
-}
-
-static qc_status durable(void *ctx, uint64_t journal_bytes, qc_error *err)
-{
-    (void)ctx;
-    event(w.length > 0 && journal_bytes > w.length ? 'L' : 'd');
-    if (w.fail_at && --w.fail_at == 0)
-        QC_FAIL(err, QC_ERR_IO, "told to fail");
-    return QC_OK;
 }
 
 static int setup(void **state)
@@ -87,7 +71,6 @@ static int setup(void **state)
     test_folder(w.root, sizeof w.root);
     (void)snprintf(w.journal_path, sizeof w.journal_path, "%s/journal", w.root);
     test_must(qc_journal_open(&w.recorder.journal, w.journal_path, NULL, NULL, NULL, &err), &err);
-    record();
     for (int i = 0; i < SHARDS; i++) {
         (void)snprintf(w.shard[i], sizeof w.shard[i], "%s/shard-%d", w.root, i);
         test_must(qc_file_put(w.shard[i], "frames", 6, &err), &err);
@@ -101,7 +84,6 @@ static int setup(void **state)
     w.p.out = &w.out;
     w.p.shards = w.shards;
     w.p.recorder = &w.recorder;
-    w.p.durable = durable;
     w.events[0] = '\0';
     return 0;
 }
@@ -115,18 +97,15 @@ static int teardown(void **state)
     return 0;
 }
 
-/* Shards, then the journal, then who wants to know; of what the journal held before all that. */
+/* Shards, then the journal that speaks of them. */
 static void test_order(void **state)
 {
     qc_error err = {0};
     qc_syncer *s = NULL;
     (void)state;
     test_must(qc_syncer_start(&s, &w.p, &err), &err);
-    qc_syncer_round(s);
-    assert_string_equal(w.events, "01jd");
-    w.length = 0; /* nothing new in the shards: all of the journal counts */
     test_must(qc_syncer_finish(s, QC_OK, &err), &err);
-    assert_string_equal(w.events, "01jdjd");
+    assert_string_equal(w.events, "01j");
 }
 
 /* Another part's shard is not touched; nor is one that nobody wrote to. */
@@ -138,24 +117,23 @@ static void test_not_its_own(void **state)
     w.shards[0].foreign = 1;
     test_must(qc_syncer_start(&s, &w.p, &err), &err);
     test_must(qc_syncer_finish(s, QC_OK, &err), &err);
-    assert_string_equal(w.events, "1jd");
+    assert_string_equal(w.events, "1j");
 }
 
-/* The first error ends the thread, stops the workers, frees who waits for a round, and is the one
- * that is told. */
+/* An error stops the workers, and is told rather than that they were stopped. */
 static void test_errors(void **state)
 {
     qc_error err = {0};
     qc_syncer *s = NULL;
     (void)state;
-    w.fail_at = 1;
+    w.fail = 1;
     test_must(qc_syncer_start(&s, &w.p, &err), &err);
-    qc_syncer_round(s);
-    qc_syncer_round(s); /* of a thread that has ended */
-    assert_int_equal(qc_syncer_finish(s, QC_ERR_INTERRUPTED, &err), QC_ERR_IO);
-    assert_string_equal(err.msg, "told to fail");
+    for (int ms = 0; !atomic_load(&w.p.halted) && ms < 60000; ms++)
+        usleep(1000);
     assert_int_equal(atomic_load(&w.p.halted), 1);
-    assert_string_equal(w.events, "01jd");
+    assert_int_equal(qc_syncer_finish(s, QC_ERR_INTERRUPTED, &err), QC_ERR_IO);
+    assert_non_null(strstr(err.msg, w.journal_path));
+    assert_string_equal(w.events, "01j");
 }
 
 static void test_a_shard_that_is_gone(void **state)
@@ -168,7 +146,7 @@ static void test_a_shard_that_is_gone(void **state)
     test_must(qc_syncer_start(&s, &w.p, &err), &err);
     assert_int_equal(qc_syncer_finish(s, QC_OK, &err), QC_ERR_IO);
     assert_non_null(strstr(err.msg, "shard-1"));
-    assert_string_equal(w.events, "0"); /* nobody was told that anything is durable */
+    assert_string_equal(w.events, "0"); /* the journal is not synced */
 }
 
 int main(void)

@@ -42,9 +42,6 @@ static void what_holds_of_every_end(void **state)
                     assert_int_equal(e.fate, QC_STAGING_LEAVE);
                 continue;
             }
-            /* Files of the source that are gone are somewhere in the folder. */
-            if (opened && (facts & QC_ENDING_CONSUMED))
-                assert_int_equal(e.fate, QC_STAGING_LEAVE);
             /* Another run's journal is not this process's to drop. */
             if (!opened)
                 assert_int_equal(e.fate,
@@ -53,11 +50,10 @@ static void what_holds_of_every_end(void **state)
             if (opened && work && end != QC_END_REFUSED)
                 assert_int_equal(e.fate, QC_STAGING_LEAVE);
             /* Nothing is left of a run that finished nothing. */
-            if (opened && !work && !(facts & QC_ENDING_CONSUMED))
+            if (opened && !work)
                 assert_int_equal(e.fate, QC_STAGING_DROP);
             /* Whoever can go on is told so. */
-            if (opened && (work || (facts & QC_ENDING_CONSUMED)) &&
-                (end == QC_END_STOPPED || end == QC_END_CHANGED))
+            if (opened && work && (end == QC_END_STOPPED || end == QC_END_CHANGED))
                 assert_int_equal(e.tell, 1);
             /* The same command would not go on after a misfit or a refusal. */
             if (end == QC_END_MISFIT || end == QC_END_REFUSED)

@@ -103,22 +103,6 @@ static void the_option_wins(void **state)
     assert_int_equal(rank.count, 7);
 }
 
-static void tasks_do_not_consume(void **state)
-{
-    (void)state;
-    qc_convert_options o;
-    qc_rank rank;
-    qc_error err = {0};
-    memset(&o, 0, sizeof o);
-    o.consume_source = 1;
-    set_environment((const char *const[]){"2", "0", "2", "1"});
-    assert_int_equal(qc_rank_choose(&rank, &o, &err), QC_ERR_USAGE);
-    assert_non_null(strstr(err.msg, "--consume-source"));
-    set_environment((const char *const[]){"1", "0", "1", "0"});
-    assert_int_equal(qc_rank_choose(&rank, &o, &err), QC_OK);
-    assert_int_equal(rank.count, 1);
-}
-
 /* ---- Dealing out ---------------------------------------------------------------------------- */
 
 static uint64_t next(uint64_t *seed) /* splitmix64 */
@@ -245,7 +229,6 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_step_has_a_rank),
         cmocka_unit_test(the_option_wins),
-        cmocka_unit_test(tasks_do_not_consume),
         cmocka_unit_test(dealing_is_the_plain_rule),
         cmocka_unit_test(sums_do_not_wrap),
         cmocka_unit_test(a_plan_is_dealt_out_by_what_is_read_and_written),

@@ -142,8 +142,8 @@ static int same_identity(const world *w, const char *a, unsigned a_parts, const 
 
 static void test_identities_of_commands(void **state)
 {
-    static const char *const same[] = {"--threads 3", "--device cpu", "--json",
-                                       "--force",     "--restart",    "--consume-source"};
+    static const char *const same[] = {"--threads 3", "--device cpu", "--json", "--force",
+                                       "--restart"};
     static const char *const other[] = {
         "--block-size 32",      "--no-double-quant",       "--scale absmax",
         "--rest fp16",          "--compress zstd:2",       "--compress none",
