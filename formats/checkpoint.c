@@ -479,17 +479,6 @@ qc_status qc_checkpoint_head_digest(const qc_checkpoint *c, size_t file, qc_dige
     return st;
 }
 
-const char *qc_checkpoint_file_name(const qc_checkpoint *c, size_t file)
-{
-    size_t n = strlen(c->path);
-    const char *path = c->files[file].path;
-    if (!c->is_dir)
-        return qc_last_name(path);
-    while (n > 0 && c->path[n - 1] == '/') /* as in qc_path_join */
-        n--;
-    return path + n + (path[n] == '/');
-}
-
 qc_status qc_checkpoint_check_unchanged(const qc_checkpoint *c, size_t file, qc_error *err)
 {
     const qc_checkpoint_file *f = &c->files[file];

@@ -139,8 +139,6 @@ QC_NODISCARD qc_status qc_checkpoint_read(const qc_checkpoint *c, qc_st_cursor *
  * header (8 + N bytes, uncompressed), or torch's pickles. */
 QC_NODISCARD qc_status qc_checkpoint_head_digest(const qc_checkpoint *c, size_t file,
                                                  qc_digest *out, qc_error *err);
-/* Returns the name of file `file` on the disk, relative to the folder of the checkpoint. */
-const char *qc_checkpoint_file_name(const qc_checkpoint *c, size_t file);
 /* Checks that file `file` is still the one that was opened. If not, QC_ERR_CHANGED says what
  * changed. */
 QC_NODISCARD qc_status qc_checkpoint_check_unchanged(const qc_checkpoint *c, size_t file,

@@ -166,7 +166,7 @@ qc_status qc_journal_read(const char *path, qc_journal_fn fn, void *ctx, qc_jour
 /* ---- Writing -------------------------------------------------------------------------------- */
 
 qc_status qc_journal_append(qc_journal *j, uint32_t type, const void *payload, size_t bytes,
-                            uint64_t *end, qc_error *err)
+                            qc_error *err)
 {
     if (bytes > QC_JOURNAL_RECORD_MAX)
         QC_FAIL(err, QC_ERR_UNSUPPORTED, "%s: a record of %zu bytes is too large", j->file.path,
@@ -187,8 +187,6 @@ qc_status qc_journal_append(qc_journal *j, uint32_t type, const void *payload, s
      * removes these bytes too. */
     qc_status cut = st == QC_OK ? QC_OK : qc_file_resize(&j->file, j->end, NULL);
     (void)cut;
-    if (end)
-        *end = j->end;
     pthread_mutex_unlock(&j->lock);
     qc_free(record);
     return st;
@@ -197,14 +195,6 @@ qc_status qc_journal_append(qc_journal *j, uint32_t type, const void *payload, s
 qc_status qc_journal_sync(qc_journal *j, qc_error *err)
 {
     return qc_file_sync_data(&j->file, err);
-}
-
-uint64_t qc_journal_bytes(qc_journal *j)
-{
-    pthread_mutex_lock(&j->lock);
-    uint64_t end = j->end;
-    pthread_mutex_unlock(&j->lock);
-    return end;
 }
 
 void qc_journal_close(qc_journal *j)

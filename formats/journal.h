@@ -12,7 +12,7 @@
  * files. So what it says has to be checked before it is believed.
  *
  * This file knows nothing of what records mean: types and payloads are the caller's.
- * Thread-safe: append, sync and bytes may be called from any thread; open and close may not.
+ * Thread-safe: append and sync may be called from any thread; open and close may not.
  * Allocates: while reading, one record's payload, which is at most the bytes left in the file and
  * at most QC_JOURNAL_RECORD_MAX; while appending, the record.
  * Source: XXH3_64bits_withSeed of xxHash 0.8, doc/xxhash_spec.md. */
@@ -56,15 +56,12 @@ QC_NODISCARD qc_status qc_journal_open(qc_journal **out, const char *path, qc_jo
 QC_NODISCARD qc_status qc_journal_read(const char *path, qc_journal_fn fn, void *ctx,
                                        qc_journal_found *found, qc_error *err);
 /* Appends one record. On failure (QC_ERR_NOSPACE, QC_ERR_IO, QC_ERR_NOMEM) the journal is as
- * before, and another record may be appended. end (may be NULL) gets the position behind the
- * record. The record survives the death of the process at once, and that of the machine after the
- * next qc_journal_sync. */
+ * before, and another record may be appended. The record survives the death of the process at once,
+ * and that of the machine after the next qc_journal_sync. */
 QC_NODISCARD qc_status qc_journal_append(qc_journal *j, uint32_t type, const void *payload,
-                                         size_t bytes, uint64_t *end, qc_error *err);
+                                         size_t bytes, qc_error *err);
 /* When this returns, all that was appended before the call is on the disk. */
 QC_NODISCARD qc_status qc_journal_sync(qc_journal *j, qc_error *err);
-/* Position behind the last record. */
-uint64_t qc_journal_bytes(qc_journal *j);
 /* NULL is fine. */
 void qc_journal_close(qc_journal *j);
 

@@ -28,12 +28,6 @@ void qc_json_put(qc_strbuf *out, const char *s, size_t len)
     qc_strbuf_puts(out, "\"");
 }
 
-qc_status qc_json_quote(qc_strbuf *out, const char *s, size_t len, qc_error *err)
-{
-    qc_json_put(out, s, len);
-    return qc_strbuf_status(out, err);
-}
-
 size_t qc_json_quoted_bytes(const char *s, size_t len)
 {
     size_t n = len + 2;

@@ -35,11 +35,6 @@ static float small_float(unsigned code, unsigned exp_bits, unsigned man_bits)
     return sign ? -value : value;
 }
 
-int qc_f8_is_known(qc_dtype dtype)
-{
-    return dtype == QC_DTYPE_F8_E4M3 || dtype == QC_DTYPE_F8_E5M2 || dtype == QC_DTYPE_F8_E8M0;
-}
-
 void qc_f8_table(qc_dtype dtype, float table[256])
 {
     const float nan = from_bits(0x7FC00000u), infinity = from_bits(0x7F800000u);

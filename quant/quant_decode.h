@@ -22,9 +22,6 @@
 /* The 16 values of E2M1 in code order. */
 extern const float qc_fp4_code[16];
 
-/* Returns whether qc_f8_table knows this 8-bit float: F8_E4M3, F8_E5M2 or F8_E8M0. */
-int qc_f8_is_known(qc_dtype dtype);
-
 /* Writes the 256 values of an 8-bit float in code order. E4M3: bias 7, no infinity, NaN 0x7f and
  * 0xff. E5M2: the upper byte of a float16. E8M0: 2^(code - 127), 0xff NaN. Any other dtype: all
  * NaN. */

@@ -516,7 +516,7 @@ qc_status qc_calibrated_put(qc_calibrated *c, uint32_t job, const qc_calibrated_
     atomic_store(&w->held, 0);
     qc_status st = write_pieces(c, job, &s, a, b + WEIGHT_HEAD_BYTES, err);
     if (st == QC_OK)
-        st = qc_journal_append(c->journal, RECORD_WEIGHT, b, bytes, NULL, err);
+        st = qc_journal_append(c->journal, RECORD_WEIGHT, b, bytes, err);
     if (st == QC_OK)
         st = qc_journal_sync(c->journal, err);
     if (st == QC_OK)
@@ -548,7 +548,7 @@ qc_status qc_calibrated_set_done(qc_calibrated *c, const char *text, qc_error *e
     if (len > DONE_MOST)
         QC_FAIL(err, QC_ERR_INTERNAL,
                 "a text of %zu bytes is too long for the record of what was done", len);
-    QC_TRY(qc_journal_append(c->journal, RECORD_DONE, text, len, NULL, err));
+    QC_TRY(qc_journal_append(c->journal, RECORD_DONE, text, len, err));
     QC_TRY(qc_journal_sync(c->journal, err));
     return take_done(c, text, len, err);
 }
@@ -612,8 +612,7 @@ static qc_status open_journal(qc_calibrated *c, const char *path, qc_error *err)
         return QC_OK;
     /* Weights that lie in the folder without a journal belong to nobody. */
     QC_TRY(qc_path_remove(c->path, err));
-    QC_TRY(qc_journal_append(c->journal, RECORD_IDENTITY, c->identity.data, c->identity.len, NULL,
-                             err));
+    QC_TRY(qc_journal_append(c->journal, RECORD_IDENTITY, c->identity.data, c->identity.len, err));
     return qc_journal_sync(c->journal, err);
 }
 

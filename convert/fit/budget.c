@@ -17,7 +17,6 @@
 /* A size has only these characters. Text with any other is a list, or a card that was misread. */
 #define SIZE_LETTERS "0123456789.KMGTBkmgtbIi"
 /* There is room for "2xNAME+" for every device and both tiers. */
-#define TEXT_BYTES_MOST ((QC_MAX_DEVICES + 2) * 128)
 
 /* One term without the blanks around it. */
 typedef struct {
@@ -315,41 +314,6 @@ qc_status qc_budget_parse(qc_budget *out, qc_arena *arena, const char *text, qc_
     if (p.has_disk)
         out->devices[out->count++] = p.disk;
     return QC_OK;
-}
-
-static qc_status add_text(qc_strbuf *b, const qc_device *d, uint32_t count, qc_error *err)
-{
-    if (b->len > 0)
-        QC_TRY(qc_strbuf_adds(b, "+", err));
-    if (count > 1)
-        QC_TRY(qc_strbuf_addf(b, err, "%" PRIu32 "x", count));
-    if (d->tier != QC_TIER_GPU)
-        QC_TRY(qc_strbuf_adds(b, d->name, err));
-    if (d->card && d->total_bytes == d->card->memory_bytes)
-        return qc_strbuf_adds(b, d->card->name, err);
-    if (d->total_bytes == UINT64_MAX)
-        return QC_OK;
-    return qc_strbuf_addf(b, err, "%s%" PRIu64 "B", d->tier == QC_TIER_GPU ? "" : ":",
-                          d->total_bytes);
-}
-
-qc_status qc_budget_text(const char **out, qc_arena *arena, const qc_budget *budget, qc_error *err)
-{
-    qc_status st = QC_OK;
-    qc_strbuf b;
-    qc_strbuf_init(&b, TEXT_BYTES_MOST);
-    for (uint32_t i = 0, n = 0; i < budget->count; i += n) {
-        const qc_device *d = &budget->devices[i];
-        for (n = 1; i + n < budget->count && budget->devices[i + n].tier == d->tier &&
-                    budget->devices[i + n].card == d->card &&
-                    budget->devices[i + n].total_bytes == d->total_bytes;)
-            n++;
-        QC_TRY_GOTO(st, done, add_text(&b, d, n, err));
-    }
-    st = qc_arena_strndup(arena, out, b.data ? b.data : "", b.len, err);
-done:
-    qc_strbuf_deinit(&b);
-    return st;
 }
 
 const char *qc_budget_card_without_int8(const qc_budget *b)

@@ -44,10 +44,6 @@ typedef struct {
  * looked at only for 'auto' and for 'cpu' without a size. */
 QC_NODISCARD qc_status qc_budget_parse(qc_budget *out, qc_arena *arena, const char *text,
                                        qc_error *err);
-/* Writes the same devices in words that do not depend on the machine:
- * "2xA100-40GB+cpu:64000000000B". qc_budget_parse makes equal devices of them. */
-QC_NODISCARD qc_status qc_budget_text(const char **out, qc_arena *arena, const qc_budget *budget,
-                                      qc_error *err);
 
 /* Returns the first card of the budget on which bitsandbytes has no int8 (because its compute
  * capability is too low), or NULL. Nothing is known of GPUs that are only a size. */

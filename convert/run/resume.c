@@ -297,7 +297,7 @@ qc_status qc_resume_add_begin(void *resume, uint32_t job, qc_error *err)
     qc_resume *r = resume;
     unsigned char b[4];
     qc_store_le32(b, job);
-    return qc_journal_append(r->journal, QC_RECORD_BEGIN, b, sizeof b, NULL, err);
+    return qc_journal_append(r->journal, QC_RECORD_BEGIN, b, sizeof b, err);
 }
 
 static qc_status add_unit(void *resume, uint32_t unit, qc_error *err)
@@ -305,7 +305,7 @@ static qc_status add_unit(void *resume, uint32_t unit, qc_error *err)
     qc_resume *r = resume;
     unsigned char b[QC_UNIT_RECORD_BYTES];
     put_unit(b, &r->p->units[unit]);
-    return qc_journal_append(r->journal, QC_RECORD_UNIT, b, sizeof b, NULL, err);
+    return qc_journal_append(r->journal, QC_RECORD_UNIT, b, sizeof b, err);
 }
 
 static qc_status add_shard(void *resume, uint32_t shard, qc_error *err)
@@ -317,7 +317,7 @@ static qc_status add_shard(void *resume, uint32_t shard, qc_error *err)
     qc_store_le64(b + 4, s->file_bytes);
     qc_store_le64(b + 12, s->table_bytes);
     memcpy(b + 20, &s->table, QC_DIGEST_BYTES);
-    return qc_journal_append(r->journal, QC_RECORD_SHARD, b, sizeof b, NULL, err);
+    return qc_journal_append(r->journal, QC_RECORD_SHARD, b, sizeof b, err);
 }
 
 static int part_goes_along(const qc_pipeline *p, uint32_t job, int part)
@@ -371,7 +371,7 @@ static qc_status add_job(void *resume, uint32_t job, qc_error *err)
         memcpy(b + PART_HEAD_BYTES, qc_job_role_tensor(p, job, (qc_role_tensor)part), n);
         b += PART_HEAD_BYTES + n;
     }
-    qc_status st = qc_journal_append(r->journal, QC_RECORD_JOB, record, bytes, NULL, err);
+    qc_status st = qc_journal_append(r->journal, QC_RECORD_JOB, record, bytes, err);
     if (st == QC_OK)
         atomic_store(&r->recorded, 1);
     qc_free(record);
@@ -390,15 +390,15 @@ qc_status qc_resume_add_times(qc_resume *r, qc_error *err)
         qc_store_le64(b + i * TIME_BYTES + 8, m->files[i].file_bytes);
     }
     qc_status st =
-        qc_journal_append(r->journal, QC_RECORD_TIMES, b, m->file_count * TIME_BYTES, NULL, err);
+        qc_journal_append(r->journal, QC_RECORD_TIMES, b, m->file_count * TIME_BYTES, err);
     qc_free(b);
     return st;
 }
 
 static qc_status begin_journal(qc_resume *r, qc_error *err)
 {
-    QC_TRY(qc_journal_append(r->journal, QC_RECORD_IDENTITY, r->identity.data, r->identity.len,
-                             NULL, err));
+    QC_TRY(
+        qc_journal_append(r->journal, QC_RECORD_IDENTITY, r->identity.data, r->identity.len, err));
     QC_TRY(qc_resume_add_times(r, err));
     return qc_journal_sync(r->journal, err);
 }
@@ -490,14 +490,14 @@ qc_status qc_resume_done(qc_resume *r, qc_error *err)
     if (r->times_due)
         QC_TRY(qc_resume_add_times(r, err));
     QC_TRY(qc_journal_sync(r->journal, err));
-    QC_TRY(qc_journal_append(r->journal, QC_RECORD_DONE, NULL, 0, NULL, err));
+    QC_TRY(qc_journal_append(r->journal, QC_RECORD_DONE, NULL, 0, err));
     r->found.done = 1;
     return qc_journal_sync(r->journal, err);
 }
 
 qc_status qc_resume_commit(qc_resume *r, const qc_digest *manifest, qc_error *err)
 {
-    QC_TRY(qc_journal_append(r->journal, QC_RECORD_COMMIT, manifest, QC_DIGEST_BYTES, NULL, err));
+    QC_TRY(qc_journal_append(r->journal, QC_RECORD_COMMIT, manifest, QC_DIGEST_BYTES, err));
     return qc_journal_sync(r->journal, err);
 }
 

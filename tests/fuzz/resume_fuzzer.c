@@ -210,7 +210,7 @@ int fuzz_one(const uint8_t *data, size_t size)
     (void)snprintf(path, sizeof path, "%s/%s", staging, JOURNAL);
     FUZZ_CHECK(qc_journal_open(&j, path, NULL, NULL, NULL, NULL) == QC_OK);
     for (uint32_t i = 0; i < count; i++)
-        FUZZ_CHECK(qc_journal_append(j, records[i].type, records[i].payload, records[i].bytes, NULL,
+        FUZZ_CHECK(qc_journal_append(j, records[i].type, records[i].payload, records[i].bytes,
                                      NULL) == QC_OK);
     qc_journal_close(j);
     qc_status st = convert(&err);

@@ -171,19 +171,6 @@ static void mistakes_are_named(void **state)
     }
 }
 
-static int same_devices(const qc_budget *a, const qc_budget *b)
-{
-    if (a->count != b->count || a->gpu_count != b->gpu_count)
-        return 0;
-    for (uint32_t i = 0; i < a->count; i++) {
-        const qc_device *x = &a->devices[i], *y = &b->devices[i];
-        if (strcmp(x->name, y->name) != 0 || x->tier != y->tier || x->card != y->card ||
-            x->total_bytes != y->total_bytes)
-            return 0;
-    }
-    return 1;
-}
-
 /* Pieces of the grammar and of what is not in it, so that a good part of the strings is taken. */
 static void random_text(char *out, size_t room)
 {
@@ -216,16 +203,10 @@ static void any_text_is_read_or_refused(void **state)
         qc_arena arena;
         qc_arena_init(&arena);
         qc_error err = {0};
-        qc_budget first, second;
-        const char *printed = NULL, *again = NULL;
-        qc_status st = qc_budget_parse(&first, &arena, text, &err);
+        qc_budget b;
+        qc_status st = qc_budget_parse(&b, &arena, text, &err);
         if (st == QC_OK) {
-            assert_int_equal(qc_budget_text(&printed, &arena, &first, NULL), QC_OK);
-            if (qc_budget_parse(&second, &arena, printed, &err) != QC_OK)
-                fail_msg("'%s' was printed as '%s': %s", text, printed, err.msg);
-            assert_true(same_devices(&first, &second));
-            assert_int_equal(qc_budget_text(&again, &arena, &second, NULL), QC_OK);
-            assert_string_equal(printed, again);
+            assert_true(b.count > 0 && b.count <= QC_MAX_DEVICES + 2 && b.gpu_count <= b.count);
             taken++;
         } else {
             assert_int_equal(st, QC_ERR_USAGE);
@@ -272,11 +253,8 @@ static void no_memory_is_an_error(void **state)
         qc_arena arena;
         qc_arena_init(&arena);
         qc_budget b;
-        const char *text = NULL;
         qc_alloc_fail_at(++n, 1);
         st = qc_budget_parse(&b, &arena, "2x40GB+3090+cpu:4GB", NULL);
-        if (st == QC_OK)
-            st = qc_budget_text(&text, &arena, &b, NULL);
         qc_alloc_fail_at(0, 0);
         if (st != QC_OK)
             assert_int_equal(st, QC_ERR_NOMEM);

@@ -59,9 +59,8 @@ static void write_journal(const qc_output_dir *d, const char *name, const char *
     assert_int_equal(qc_path_join(d->arena, &path, d->staging, name, NULL), QC_OK);
     assert_int_equal(qc_journal_open(&j, path, NULL, NULL, NULL, NULL), QC_OK);
     if (identity)
-        assert_int_equal(
-            qc_journal_append(j, QC_RECORD_IDENTITY, identity, strlen(identity), NULL, NULL),
-            QC_OK);
+        assert_int_equal(qc_journal_append(j, QC_RECORD_IDENTITY, identity, strlen(identity), NULL),
+                         QC_OK);
     qc_journal_close(j);
 }
 
