@@ -8,7 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PREFIX "base_model.model."
+#define PREFIX       "base_model.model."
+#define WEIGHTS_NAME "adapter_model.safetensors"
+#define TORCH_NAME   "adapter_model.bin"
 
 typedef enum { A, B, MAGNITUDE, BIAS, KIND_COUNT } tensor_kind;
 
@@ -171,15 +173,17 @@ static qc_status check_module(const qc_adapter *a, const qc_adapter_config *c, q
 
 static qc_status find_weights(qc_adapter *a, const char **path, qc_error *err)
 {
-    static const char *const names[] = {"adapter_model.safetensors", "adapter_model.bin"};
-    qc_path_kind kind = QC_PATH_MISSING;
-    for (unsigned i = 0; i < 2 && kind != QC_PATH_FILE; i++) {
-        QC_TRY(qc_path_join(&a->arena, path, a->path, names[i], err));
-        QC_TRY(qc_path_stat(*path, &kind, NULL, err));
-    }
-    if (kind != QC_PATH_FILE)
-        QC_FAIL(err, QC_ERR_INPUT, "there is neither %s nor %s", names[0], names[1]);
-    return QC_OK;
+    const char *torch = NULL;
+    qc_path_kind kind = QC_PATH_MISSING, of_torch = QC_PATH_MISSING;
+    QC_TRY(qc_path_join(&a->arena, path, a->path, WEIGHTS_NAME, err));
+    QC_TRY(qc_path_stat(*path, &kind, NULL, err));
+    if (kind == QC_PATH_FILE)
+        return QC_OK;
+    QC_TRY(qc_path_join(&a->arena, &torch, a->path, TORCH_NAME, err));
+    QC_TRY(qc_path_stat(torch, &of_torch, NULL, err));
+    if (of_torch == QC_PATH_FILE)
+        return qc_checkpoint_refuse_torch(a->path, "'" TORCH_NAME "'", err);
+    QC_FAIL(err, QC_ERR_INPUT, "there is no " WEIGHTS_NAME);
 }
 
 static qc_status open_files(qc_adapter *a, qc_adapter_config *c, qc_error *err)
@@ -190,7 +194,7 @@ static qc_status open_files(qc_adapter *a, qc_adapter_config *c, qc_error *err)
     if (kind != QC_PATH_DIR)
         QC_FAIL(err, QC_ERR_INPUT,
                 "expected the folder of an adapter, with " QC_ADAPTER_CONFIG_NAME
-                " and adapter_model.safetensors, but %s",
+                " and " WEIGHTS_NAME ", but %s",
                 kind == QC_PATH_MISSING ? "it does not exist" : "it is a file");
     QC_TRY(qc_path_join(&a->arena, &config, a->path, QC_ADAPTER_CONFIG_NAME, err));
     QC_TRY(qc_path_stat(config, &kind, NULL, err));

@@ -1,7 +1,6 @@
 /* A low-rank adapter as peft saves it: a folder with adapter_config.json and
- * adapter_model.safetensors, or adapter_model.bin of torch.save. Opening reads the configuration
- * and the names and shapes of the tensors, and finds everything that is wrong with them by
- * themselves.
+ * adapter_model.safetensors. Opening reads the configuration and the names and shapes of the
+ * tensors, and finds everything that is wrong with them by themselves.
  * Source: peft 0.21, tuners/lora/config.py, utils/save_and_load.py.
  *
  * A tensor M.lora_A.weight [rank, in] and M.lora_B.weight [out, rank] change the weight W [out, in]

@@ -6,8 +6,8 @@
  *   compare                      index and files name the same tensors
  *   side files, config.json      (checkpoint_side.c)
  *
- * The names of tensors in PyTorch files belong to those files, all others to the checkpoint's
- * arena: headers and index are freed once they are merged and compared. */
+ * Names of tensors belong to the checkpoint's arena: headers and index are freed once they are
+ * merged and compared. */
 #include "formats/checkpoint.h"
 
 #include "base/alloc.h"
@@ -19,7 +19,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define TREE_MAX_FILES   100000u
 #define NAME_SHOWN_BYTES 160
 
 /* ---- the files ---- */
@@ -29,10 +28,6 @@ static qc_status open_files(qc_checkpoint *c, qc_error *err)
     qc_file_allow_many(c->file_count);
     for (size_t i = 0; i < c->file_count; i++) {
         qc_checkpoint_file *f = &c->files[i];
-        if (f->kind == QC_CHECKPOINT_TORCH) {
-            QC_TRY(qc_checkpoint_open_torch(c, f, err));
-            continue;
-        }
         QC_TRY(qc_st_file_open(&f->st, f->path, err));
         f->tensor_count = f->st.header.tensor_count;
         f->tensor_bytes = f->st.header.data_bytes;
@@ -91,22 +86,6 @@ static qc_status add_safetensors(qc_checkpoint *c, uint32_t file, qc_error *err)
     return QC_OK;
 }
 
-static void add_torch(qc_checkpoint *c, uint32_t file)
-{
-    const qc_torch_file *f = &c->files[file].torch;
-    for (size_t j = 0; j < f->tensor_count; j++) {
-        const qc_torch_tensor *from = &f->tensors[j];
-        qc_checkpoint_tensor *to = &c->tensors[c->tensor_count++];
-        to->name = from->name;
-        to->dtype = from->dtype;
-        to->ndim = from->ndim;
-        memcpy(to->dims, from->dims, sizeof to->dims);
-        to->bytes = from->bytes;
-        to->begin = from->begin;
-        to->file = file;
-    }
-}
-
 static qc_status merge_tensors(qc_checkpoint *c, qc_error *err)
 {
     size_t count = 0;
@@ -114,10 +93,7 @@ static qc_status merge_tensors(qc_checkpoint *c, qc_error *err)
         count += c->files[i].tensor_count;
     QC_TRY(qc_arena_alloc(&c->arena, &c->tensors, count, sizeof *c->tensors, err));
     for (size_t i = 0; i < c->file_count; i++) {
-        if (c->files[i].kind == QC_CHECKPOINT_TORCH)
-            add_torch(c, (uint32_t)i);
-        else
-            QC_TRY(add_safetensors(c, (uint32_t)i, err));
+        QC_TRY(add_safetensors(c, (uint32_t)i, err));
         if (qc_add_u64(c->tensor_bytes, c->files[i].tensor_bytes, &c->tensor_bytes))
             QC_FAIL(err, QC_ERR_INPUT, "%s: the sizes of all tensors together overflow 64 bits",
                     c->path);
@@ -166,18 +142,16 @@ static qc_status merge_meta(qc_checkpoint *c, qc_error *err)
     return QC_OK;
 }
 
-static qc_status check_total_size(qc_checkpoint *c, const qc_checkpoint_index *index,
-                                  uint64_t tensor_bytes, uint64_t shared_bytes, qc_error *err)
+static qc_status check_total_size(qc_checkpoint *c, const qc_checkpoint_index *index, qc_error *err)
 {
     /* A double holds every size below 8 PiB exactly; beyond that only a warning could be wrong. */
-    if (!index->has_total_size || index->total_size == (double)tensor_bytes ||
-        index->total_size == (double)(tensor_bytes - shared_bytes))
+    if (!index->has_total_size || index->total_size == (double)c->tensor_bytes)
         return QC_OK;
     return qc_checkpoint_warn(c, err,
                               "%s says total_size %.0f, the tensors have %" PRIu64
                               " bytes; the files "
                               "are believed",
-                              index->file_name, index->total_size, tensor_bytes);
+                              index->file_name, index->total_size, c->tensor_bytes);
 }
 
 /* ---- a folder with a manifest ---- */
@@ -206,7 +180,7 @@ static qc_status check_manifest(const qc_checkpoint *c, const qc_tree_file *tree
     size_t i = 0;
     while (i < tree_count && strcmp(tree[i].path, QC_MANIFEST_NAME) != 0)
         i++;
-    if (i == tree_count || c->files[0].kind != QC_CHECKPOINT_SAFETENSORS)
+    if (i == tree_count)
         return QC_OK;
     qc_arena_init(&arena);
     qc_status st = qc_manifest_load(&m, &arena, c->path, &trouble);
@@ -236,7 +210,7 @@ static qc_status open_dir(qc_checkpoint *c, const char *chosen, qc_arena *index_
     size_t tree_count = 0;
     int has_index = 0;
     c->is_dir = 1;
-    QC_TRY(qc_dir_tree(&c->arena, c->path, TREE_MAX_FILES, &tree, &tree_count, err));
+    QC_TRY(qc_dir_tree(&c->arena, c->path, QC_CHECKPOINT_FILES_MOST, &tree, &tree_count, err));
     QC_TRY(qc_checkpoint_locate(c, tree, tree_count, chosen, index_arena, &index, &has_index, err));
     QC_TRY(open_files(c, err));
     QC_TRY(merge_tensors(c, err));
@@ -245,12 +219,7 @@ static qc_status open_dir(qc_checkpoint *c, const char *chosen, qc_arena *index_
     QC_TRY(check_manifest(c, tree, tree_count, err));
     QC_TRY(qc_checkpoint_find_side(c, tree, tree_count, err));
     QC_TRY(qc_checkpoint_read_config(c, err));
-    uint64_t tensor_bytes = c->tensor_bytes;
-    uint64_t shared_bytes = 0;
-    QC_TRY(qc_checkpoint_drop_tied(c, &shared_bytes, err));
-    if (has_index)
-        QC_TRY(check_total_size(c, &index, tensor_bytes, shared_bytes, err));
-    return QC_OK;
+    return has_index ? check_total_size(c, &index, err) : QC_OK;
 }
 
 static qc_status open_single(qc_checkpoint *c, qc_error *err)
@@ -262,13 +231,12 @@ static qc_status open_single(qc_checkpoint *c, qc_error *err)
     if (qc_ends_with(name, ".zst"))
         len -= strlen(".zst");
     QC_TRY(qc_arena_strndup(&c->arena, &c->files->name, name, len, err));
-    QC_TRY(qc_checkpoint_kind_of(c->path, &c->files->kind, err));
+    if (qc_checkpoint_name_is_torch(name))
+        return qc_checkpoint_refuse_torch(c->path, NULL, err);
     c->file_count = 1;
     QC_TRY(open_files(c, err));
     QC_TRY(merge_tensors(c, err));
-    QC_TRY(qc_checkpoint_config_beside(c, err));
-    uint64_t shared_bytes = 0;
-    return qc_checkpoint_drop_tied(c, &shared_bytes, err);
+    return qc_checkpoint_config_beside(c, err);
 }
 
 qc_status qc_checkpoint_folder_of_index(const char **folder, qc_arena *arena, const char *path,
@@ -341,8 +309,6 @@ void qc_checkpoint_close(qc_checkpoint *c)
     for (size_t i = 0; i < c->file_count; i++) {
         if (c->files[i].st.serial != 0) /* 0: never opened, its fd 0 is not ours */
             qc_st_file_close(&c->files[i].st);
-        if (c->files[i].torch.file.path) /* opened */
-            qc_torch_file_close(&c->files[i].torch);
     }
     if (c->changes)
         c->changes->close(c->changes);
@@ -449,8 +415,6 @@ qc_status qc_checkpoint_read(const qc_checkpoint *c, qc_st_cursor *cur,
     if (t->change && !t->change->decoded)
         return t->change->read(c, cur, t, offset, dst, len, err);
     const qc_checkpoint_file *f = &c->files[t->file];
-    if (f->kind == QC_CHECKPOINT_TORCH)
-        return qc_st_cursor_pread(cur, &f->torch.file, dst, len, t->begin + offset, err);
     return qc_st_file_read(&f->st, cur, t->begin + offset, dst, len, err);
 }
 
@@ -466,13 +430,11 @@ static qc_status read_header(const qc_st_file *f, void *buf, qc_error *err)
 qc_status qc_checkpoint_head_digest(const qc_checkpoint *c, size_t file, qc_digest *out,
                                     qc_error *err)
 {
-    const qc_checkpoint_file *f = &c->files[file];
-    int torch = f->kind == QC_CHECKPOINT_TORCH;
-    size_t len = (size_t)(torch ? f->torch.head_bytes : f->st.data_offset);
+    const qc_st_file *f = &c->files[file].st;
+    size_t len = (size_t)f->data_offset;
     void *buf = NULL;
     QC_TRY(qc_malloc(&buf, len, err));
-    qc_status st =
-        torch ? qc_torch_file_read_head(&f->torch, buf, err) : read_header(&f->st, buf, err);
+    qc_status st = read_header(f, buf, err);
     if (st == QC_OK)
         *out = qc_digest_bytes(buf, len);
     qc_free(buf);
@@ -482,8 +444,7 @@ qc_status qc_checkpoint_head_digest(const qc_checkpoint *c, size_t file, qc_dige
 qc_status qc_checkpoint_check_unchanged(const qc_checkpoint *c, size_t file, qc_error *err)
 {
     const qc_checkpoint_file *f = &c->files[file];
-    return qc_file_stamp_check(&f->stamp,
-                               f->kind == QC_CHECKPOINT_TORCH ? &f->torch.file : &f->st.file, err);
+    return qc_file_stamp_check(&f->stamp, &f->st.file, err);
 }
 
 void qc_checkpoint_stored_range(const qc_checkpoint *c, const qc_checkpoint_tensor *t,
@@ -503,11 +464,10 @@ void qc_checkpoint_stored_range(const qc_checkpoint *c, const qc_checkpoint_tens
         t = stored;
     }
     const qc_checkpoint_file *f = &c->files[t->file];
-    int torch = f->kind == QC_CHECKPOINT_TORCH;
-    *file = torch ? &f->torch.file : &f->st.file;
-    *begin = t->begin + offset + (torch ? 0 : f->st.data_offset);
+    *file = &f->st.file;
+    *begin = t->begin + offset + f->st.data_offset;
     *bytes = len;
-    if (torch || !f->compressed)
+    if (!f->compressed)
         return;
     const qc_seek_table *seek = &f->st.seek;
     const qc_frame *first = &seek->frames[qc_seek_table_find(seek, *begin)];

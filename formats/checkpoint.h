@@ -2,16 +2,14 @@
  *
  *   - a directory with model.safetensors.index.json and its shards, or with model.safetensors
  *   - one .safetensors file by itself
- *   - a directory without safetensors that has pytorch_model.bin.index.json and its shards, or
- *     pytorch_model.bin
- *   - one file of torch.save by itself
  *
  * Safetensors may be ".safetensors.zst", as in an output of qconv. diffusers calls the files
  * diffusion_pytorch_model.*. Where the user gives the path of an index, it stands for its directory
  * and says which of several variants ("fp16") is meant.
  *
  * The index alone decides, never the names of the shards. original/, metal/, consolidated.* and
- * pytorch_model*.bin beside safetensors are not read. Opening finds everything that is wrong before
+ * pytorch_model*.bin beside safetensors are not read, and alone they are refused: the Python
+ * package writes files of torch.save as safetensors. Opening finds everything that is wrong before
  * any work begins: missing or short shards, an index and files that disagree, names that leave the
  * directory, and two tensors with one name.
  *
@@ -22,7 +20,6 @@
 #include "formats/digest.h"
 #include "formats/json_strict.h"
 #include "formats/safetensors_file.h"
-#include "formats/torch_file.h"
 
 typedef struct qc_tensor_change qc_tensor_change;
 
@@ -32,21 +29,15 @@ typedef struct {
     unsigned ndim;
     uint64_t dims[QC_MAX_DIMS];
     uint64_t bytes;
-    uint64_t begin; /* in its file's data buffer; for TORCH in the file, where two tensors may
-                       share bytes */
-    uint32_t file;  /* index into files */
+    uint64_t begin;                 /* in its file's data buffer */
+    uint32_t file;                  /* index into files */
     const qc_tensor_change *change; /* NULL: what is read are the bytes of the file */
 } qc_checkpoint_tensor;
-
-typedef enum { QC_CHECKPOINT_SAFETENSORS, QC_CHECKPOINT_TORCH } qc_checkpoint_kind;
 
 typedef struct {
     const char *name; /* relative to the directory, as the index writes it (without .zst) */
     const char *path; /* as opened */
-    qc_checkpoint_kind kind;
-    qc_st_file st;       /* SAFETENSORS */
-    qc_torch_file torch; /* TORCH */
-    /* Of either kind: */
+    qc_st_file st;
     size_t tensor_count;
     uint64_t tensor_bytes;
     uint64_t file_bytes; /* on disk */
@@ -116,6 +107,11 @@ QC_NODISCARD qc_status qc_checkpoint_create_shapes(qc_checkpoint **out, const ch
 /* Takes the files of the adapter in `folder` from c->side, if it is c's own folder or below it. */
 void qc_checkpoint_leave_out_adapter(qc_checkpoint *c, const char *folder);
 void qc_checkpoint_close(qc_checkpoint *c); /* NULL is fine */
+/* Refuses the folder of a diffusers pipeline, which has several models. */
+QC_NODISCARD qc_status qc_checkpoint_check_single(const char *path, qc_error *err);
+/* Fails with the sentence that names the command of the Python package for what torch.save wrote.
+ * found: the names of the files in the folder at path; NULL where path is such a file. */
+qc_status qc_checkpoint_refuse_torch(const char *path, const char *found, qc_error *err);
 /* If the weights are an adapter's: QC_ERR_INPUT with a message that says what to do instead. */
 QC_NODISCARD qc_status qc_checkpoint_check_model(const qc_checkpoint *c, qc_error *err);
 /* Finds a tensor by its exact name; NULL if there is none. */
@@ -136,7 +132,7 @@ QC_NODISCARD qc_status qc_checkpoint_read(const qc_checkpoint *c, qc_st_cursor *
                                           const qc_checkpoint_tensor *t, uint64_t offset, void *dst,
                                           size_t len, qc_error *err);
 /* Digest of the bytes that fix the names, shapes and places of a file's tensors: the safetensors
- * header (8 + N bytes, uncompressed), or torch's pickles. */
+ * header (8 + N bytes, uncompressed). */
 QC_NODISCARD qc_status qc_checkpoint_head_digest(const qc_checkpoint *c, size_t file,
                                                  qc_digest *out, qc_error *err);
 /* Checks that file `file` is still the one that was opened. If not, QC_ERR_CHANGED says what

@@ -4,8 +4,6 @@
  *   STEM.safetensors.index.json        the index decides; shard names are never interpreted
  *   else STEM.safetensors[.zst]
  *   else exactly one *.safetensors[.zst] or STEM.safetensors.index.VARIANT.json in the directory
- *   else pytorch_model.bin.index.json, as the other index, or diffusers' name for it
- *   else pytorch_model.bin, or diffusers' name for it
  *   else an adapter's *.safetensors
  *   else refused, with what was found instead
  *
@@ -24,13 +22,12 @@
 #define NAME_SHOWN_BYTES 160
 #define ST_SUFFIX        ".safetensors"
 #define ST_ZST_SUFFIX    ".safetensors.zst"
-#define TORCH_SUFFIX     ".bin"
 #define SINGLE_NAME      "model.safetensors"
 
 /* ---- the index's text ---- */
 
 /* Says what is wrong with a file name of the index; NULL if nothing is. */
-static const char *bad_file_name(const char *name, const char *suffix)
+static const char *bad_file_name(const char *name)
 {
     if (name[0] == '\0')
         return "it is empty";
@@ -43,15 +40,14 @@ static const char *bad_file_name(const char *name, const char *suffix)
         return "it begins with a drive letter";
     if (!qc_is_plain_path(name))
         return "it is not a plain path below the directory";
-    if (!qc_ends_with(name, suffix))
-        return strcmp(suffix, ST_SUFFIX) == 0 ? "it does not end in .safetensors"
-                                              : "it does not end in .bin";
+    if (!qc_ends_with(name, ST_SUFFIX))
+        return "it does not end in .safetensors";
     return NULL;
 }
 
 /* Sets out->files to the distinct values of weight_map. */
 static qc_status collect_files(qc_checkpoint_index *out, qc_arena *arena, const qc_json_node *map,
-                               const char *suffix, qc_error *err)
+                               qc_error *err)
 {
     size_t n = 0;
     const char **values = NULL;
@@ -62,7 +58,7 @@ static qc_status collect_files(qc_checkpoint_index *out, qc_arena *arena, const 
     for (size_t i = 0; i < n; i++) {
         if (i && strcmp(values[i - 1], values[i]) == 0)
             continue;
-        const char *bad = bad_file_name(values[i], suffix);
+        const char *bad = bad_file_name(values[i]);
         if (bad)
             QC_FAIL(err, QC_ERR_INPUT, "file name '%.*s' in weight_map: %s", NAME_SHOWN_BYTES,
                     values[i], bad);
@@ -103,7 +99,7 @@ static qc_status collect_entries(qc_checkpoint_index *out, qc_arena *arena, cons
 }
 
 static qc_status read_index(qc_checkpoint_index *out, qc_arena *arena, const qc_json_node *root,
-                            const char *suffix, qc_error *err)
+                            qc_error *err)
 {
     const qc_json_node *map = qc_json_get(root, "weight_map");
     const qc_json_node *total = qc_json_get(qc_json_get(root, "metadata"), "total_size");
@@ -116,18 +112,18 @@ static qc_status read_index(qc_checkpoint_index *out, qc_arena *arena, const qc_
         QC_TRY(qc_json_as_double(total, "total_size", &out->total_size, err));
         out->has_total_size = 1;
     }
-    QC_TRY(collect_files(out, arena, map, suffix, err));
+    QC_TRY(collect_files(out, arena, map, err));
     return collect_entries(out, arena, map, err);
 }
 
 qc_status qc_checkpoint_index_parse(qc_checkpoint_index *out, qc_arena *arena, const char *text,
-                                    size_t len, const char *suffix, qc_error *err)
+                                    size_t len, qc_error *err)
 {
     qc_json *doc = NULL;
     memset(out, 0, sizeof *out);
     qc_status st = qc_json_parse(&doc, text, len, 0, err);
     if (st == QC_OK)
-        st = read_index(out, arena, qc_json_root(doc), suffix, err);
+        st = read_index(out, arena, qc_json_root(doc), err);
     if (st != QC_OK)
         memset(out, 0, sizeof *out);
     qc_json_destroy(doc);
@@ -159,12 +155,10 @@ static qc_status find_file(qc_checkpoint *c, qc_checkpoint_file *f, const char *
     int has_plain = 0;
     int has_packed = 0;
     QC_TRY(qc_arena_strdup(&c->arena, &f->name, name, err));
-    f->kind = qc_ends_with(name, TORCH_SUFFIX) ? QC_CHECKPOINT_TORCH : QC_CHECKPOINT_SAFETENSORS;
     QC_TRY(qc_path_join(&c->arena, &plain, c->path, name, err));
     QC_TRY(qc_arena_printf(&c->arena, &packed, err, "%s.zst", plain));
     QC_TRY(path_exists(plain, &has_plain, err));
-    if (f->kind == QC_CHECKPOINT_SAFETENSORS)
-        QC_TRY(path_exists(packed, &has_packed, err));
+    QC_TRY(path_exists(packed, &has_packed, err));
     if (has_plain && has_packed)
         QC_TRY(qc_checkpoint_warn(c, err, "both '%.*s' and its .zst are there; the first is read",
                                   NAME_SHOWN_BYTES, name));
@@ -180,8 +174,7 @@ static qc_status alloc_files(qc_checkpoint *c, size_t count, qc_error *err)
 }
 
 static qc_status locate_by_index(qc_checkpoint *c, qc_arena *index_arena,
-                                 qc_checkpoint_index *index, const char *name, const char *suffix,
-                                 qc_error *err)
+                                 qc_checkpoint_index *index, const char *name, qc_error *err)
 {
     qc_strbuf text;
     const char *path = NULL;
@@ -190,8 +183,7 @@ static qc_status locate_by_index(qc_checkpoint *c, qc_arena *index_arena,
     qc_strbuf_init(&text, INDEX_MAX_BYTES);
     QC_TRY(qc_path_join(&c->arena, &path, c->path, name, err));
     QC_TRY_GOTO(st, done, qc_file_slurp(path, &text, err));
-    st = qc_checkpoint_index_parse(index, index_arena, text.data ? text.data : "", text.len, suffix,
-                                   err);
+    st = qc_checkpoint_index_parse(index, index_arena, text.data ? text.data : "", text.len, err);
     index->file_name = name;
     if (st != QC_OK)
         qc_error_prefix(err, "%s", path);
@@ -220,31 +212,25 @@ done:
 static qc_status fail_without_weights(const qc_checkpoint *c, const qc_tree_file *tree,
                                       size_t count, qc_error *err)
 {
-    static const char *const foreign[] = {".bin",  ".pth", ".pt",      ".ckpt", ".gguf",
-                                          ".ggml", ".h5",  ".msgpack", ".onnx", ".npz"};
+    static const char *const foreign[] = {".gguf", ".ggml", ".h5", ".msgpack", ".onnx", ".npz"};
     qc_checkpoint_names found = {0};
-    qc_checkpoint_names shards = {0};
+    qc_checkpoint_names torch = {0};
     for (size_t i = 0; i < count; i++) {
-        if (strncmp(tree[i].path, "pytorch_model-", strlen("pytorch_model-")) == 0 &&
-            qc_ends_with(tree[i].path, TORCH_SUFFIX))
-            qc_checkpoint_names_add(&shards, tree[i].path);
+        if (qc_checkpoint_name_is_torch(tree[i].path))
+            qc_checkpoint_names_add(&torch, tree[i].path);
         for (size_t k = 0; k < sizeof foreign / sizeof *foreign; k++) {
             if (qc_ends_with(tree[i].path, foreign[k]))
                 qc_checkpoint_names_add(&found, tree[i].path);
         }
     }
-    if (shards.count)
-        QC_FAIL(err, QC_ERR_INPUT,
-                "%s has %zu PyTorch shards, but no %s that says what belongs together: %s", c->path,
-                shards.count, QC_CHECKPOINT_TORCH_INDEX_NAME, qc_checkpoint_names_text(&shards));
+    if (torch.count)
+        return qc_checkpoint_refuse_torch(c->path, qc_checkpoint_names_text(&torch), err);
     if (found.count)
         QC_FAIL(
             err, QC_ERR_UNSUPPORTED,
             "%s has no .safetensors file, but only weights in formats that qconv does not read: %s",
             c->path, qc_checkpoint_names_text(&found));
-    QC_FAIL(err, QC_ERR_INPUT,
-            "%s has neither a .safetensors nor a PyTorch .bin file; give the folder that has the "
-            "weights",
+    QC_FAIL(err, QC_ERR_INPUT, "%s has no .safetensors file; give the folder that has the weights",
             c->path);
 }
 
@@ -266,7 +252,7 @@ static int has_index_of(const qc_tree_file *tree, size_t count, const qc_checkpo
     qc_checkpoint_name n;
     for (size_t i = 0; i < count; i++) {
         if (qc_checkpoint_name_read(&n, tree[i].path) && n.index &&
-            n.variant_len == shard->variant_len && n.torch == shard->torch &&
+            n.variant_len == shard->variant_len && !n.torch &&
             strncmp(n.variant, shard->variant, n.variant_len) == 0)
             return 1;
     }
@@ -282,7 +268,7 @@ typedef struct {
 
 /* Finds files or indexes that could be the model, where none has the name that says so. */
 static qc_status find_candidates(candidates *out, qc_checkpoint *c, const qc_tree_file *tree,
-                                 size_t count, int torch, qc_error *err)
+                                 size_t count, qc_error *err)
 {
     memset(out, 0, sizeof *out);
     for (size_t i = 0; i < count; i++) {
@@ -290,10 +276,8 @@ static qc_status find_candidates(candidates *out, qc_checkpoint *c, const qc_tre
         size_t len = plain_length(path);
         qc_checkpoint_name n;
         int known = qc_checkpoint_name_read(&n, path);
-        int variant = known && n.variant && n.torch == torch;
-        if (qc_checkpoint_name_is_adapter(path) || (n.index && !variant))
-            continue;
-        if (torch ? !variant : !n.index && !is_safetensors(path))
+        int variant = known && n.variant && !n.torch;
+        if (qc_checkpoint_name_is_adapter(path) || (n.index ? !variant : !is_safetensors(path)))
             continue;
         if (variant && n.shard && has_index_of(tree, count, &n))
             continue;
@@ -343,7 +327,7 @@ static const char *first_of(const char *const *names, size_t n, const qc_tree_fi
 }
 
 /* Refuses a folder of several models, none of which is the whole. */
-static qc_status refuse_pipeline(const qc_checkpoint *c, const qc_tree_file *tree, size_t count,
+static qc_status refuse_pipeline(const char *folder, const qc_tree_file *tree, size_t count,
                                  qc_error *err)
 {
     qc_checkpoint_names parts = {0};
@@ -361,50 +345,65 @@ static qc_status refuse_pipeline(const qc_checkpoint *c, const qc_tree_file *tre
     }
     QC_FAIL(err, QC_ERR_INPUT,
             "%s is a diffusers pipeline (%s) and not one model; give the folder of one of its "
-            "parts: %s",
-            c->path, QC_CHECKPOINT_PIPELINE_NAME,
+            "parts: %s (convert, verify and unpack of the Python package walk them all)",
+            folder, QC_CHECKPOINT_PIPELINE_NAME,
             parts.count ? qc_checkpoint_names_text(&parts) : "none");
+}
+
+static int is_pipeline(const qc_tree_file *tree, size_t count)
+{
+    return in_tree(tree, count, QC_CHECKPOINT_PIPELINE_NAME) &&
+           !in_tree(tree, count, "config.json");
+}
+
+qc_status qc_checkpoint_check_single(const char *path, qc_error *err)
+{
+    qc_arena arena;
+    qc_path_kind kind = QC_PATH_MISSING;
+    qc_tree_file *tree = NULL;
+    size_t count = 0;
+    const char *index = NULL;
+    qc_arena_init(&arena);
+    qc_status st = qc_path_join(&arena, &index, path, QC_CHECKPOINT_PIPELINE_NAME, err);
+    if (st == QC_OK)
+        st = qc_path_stat(index, &kind, NULL, err);
+    if (st == QC_OK && kind == QC_PATH_FILE)
+        st = qc_dir_tree(&arena, path, QC_CHECKPOINT_FILES_MOST, &tree, &count, err);
+    if (st == QC_OK && kind == QC_PATH_FILE && is_pipeline(tree, count))
+        st = refuse_pipeline(path, tree, count, err);
+    qc_arena_deinit(&arena);
+    return st;
 }
 
 qc_status qc_checkpoint_locate(qc_checkpoint *c, const qc_tree_file *tree, size_t count,
                                const char *chosen, qc_arena *index_arena,
                                qc_checkpoint_index *index, int *has_index, qc_error *err)
 {
-    static const struct {
-        const char *indexes[2], *singles[2], *suffix;
-    } kinds[] = {
-        {{QC_CHECKPOINT_INDEX_NAME, QC_CHECKPOINT_DIFFUSERS_STEM ".safetensors.index.json"},
-         {SINGLE_NAME, QC_CHECKPOINT_DIFFUSERS_STEM ST_SUFFIX},
-         ST_SUFFIX},
-        {{QC_CHECKPOINT_TORCH_INDEX_NAME, QC_CHECKPOINT_DIFFUSERS_STEM ".bin.index.json"},
-         {QC_CHECKPOINT_TORCH_NAME, QC_CHECKPOINT_DIFFUSERS_STEM TORCH_SUFFIX},
-         TORCH_SUFFIX},
-    };
-    if (in_tree(tree, count, QC_CHECKPOINT_PIPELINE_NAME) && !in_tree(tree, count, "config.json"))
-        return refuse_pipeline(c, tree, count, err);
+    static const char *const indexes[] = {QC_CHECKPOINT_INDEX_NAME,
+                                          QC_CHECKPOINT_DIFFUSERS_STEM ".safetensors.index.json"};
+    static const char *const singles[] = {SINGLE_NAME, QC_CHECKPOINT_DIFFUSERS_STEM ST_SUFFIX};
+    candidates found;
+    if (is_pipeline(tree, count))
+        return refuse_pipeline(c->path, tree, count, err);
     *has_index = 1;
-    if (chosen)
-        return locate_by_index(c, index_arena, index, chosen,
-                               strstr(chosen, ".bin.index.") ? TORCH_SUFFIX : ST_SUFFIX, err);
-    for (int torch = 0; torch < 2; torch++) {
-        candidates found;
-        const char *name = first_of(kinds[torch].indexes, 2, tree, count);
-        *has_index = 1;
-        if (name)
-            return locate_by_index(c, index_arena, index, name, kinds[torch].suffix, err);
-        *has_index = 0;
-        name = first_of(kinds[torch].singles, 2, tree, count);
-        if (name)
-            return use_file(c, name, err);
-        QC_TRY(find_candidates(&found, c, tree, count, torch, err));
-        *has_index = found.is_index;
-        if (found.name && found.is_index)
-            return locate_by_index(c, index_arena, index, found.name, kinds[torch].suffix, err);
-        if (found.name)
-            return use_file(c, found.name, err);
-    }
+    if (chosen && qc_checkpoint_name_is_torch(chosen))
+        return fail_without_weights(c, tree, count, err);
+    const char *name = chosen ? chosen : first_of(indexes, 2, tree, count);
+    if (name)
+        return locate_by_index(c, index_arena, index, name, err);
+    *has_index = 0;
+    name = first_of(singles, 2, tree, count);
+    if (name)
+        return use_file(c, name, err);
+    QC_TRY(find_candidates(&found, c, tree, count, err));
+    *has_index = found.is_index;
+    if (found.name && found.is_index)
+        return locate_by_index(c, index_arena, index, found.name, err);
+    if (found.name)
+        return use_file(c, found.name, err);
     for (size_t i = 0; i < count; i++) { /* refused later, by its name */
-        if (!strchr(tree[i].path, '/') && qc_checkpoint_name_is_adapter(tree[i].path))
+        if (!strchr(tree[i].path, '/') && is_safetensors(tree[i].path) &&
+            qc_checkpoint_name_is_adapter(tree[i].path))
             return use_file(c, tree[i].path, err);
     }
     return fail_without_weights(c, tree, count, err);

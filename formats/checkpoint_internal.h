@@ -5,12 +5,11 @@
 #include "base/text.h"
 #include "formats/checkpoint.h"
 
-#define QC_CHECKPOINT_INDEX_NAME       "model.safetensors.index.json"
-#define QC_CHECKPOINT_TORCH_INDEX_NAME "pytorch_model.bin.index.json"
-#define QC_CHECKPOINT_TORCH_NAME       "pytorch_model.bin"
-#define QC_CHECKPOINT_STEM             "model" /* how transformers' file names begin */
-#define QC_CHECKPOINT_DIFFUSERS_STEM   "diffusion_pytorch_model" /* of diffusers' */
-#define QC_CHECKPOINT_PIPELINE_NAME    "model_index.json" /* names diffusers' folders of models */
+#define QC_CHECKPOINT_INDEX_NAME     "model.safetensors.index.json"
+#define QC_CHECKPOINT_STEM           "model" /* how transformers' file names begin */
+#define QC_CHECKPOINT_DIFFUSERS_STEM "diffusion_pytorch_model" /* of diffusers' */
+#define QC_CHECKPOINT_PIPELINE_NAME  "model_index.json" /* names diffusers' folders of models */
+#define QC_CHECKPOINT_FILES_MOST     100000u            /* in the folder of a checkpoint */
 
 /* ---- names of weight files (checkpoint_names.c) ---- */
 
@@ -29,6 +28,9 @@ int qc_checkpoint_name_read(qc_checkpoint_name *out, const char *name);
  * it is path. */
 QC_NODISCARD qc_status qc_checkpoint_folder_of_index(const char **folder, qc_arena *arena,
                                                      const char *path, qc_error *err);
+/* Returns whether the file may be weights that torch.save wrote, by its name: none of those that
+ * trainers leave beside the weights. */
+int qc_checkpoint_name_is_torch(const char *path);
 /* Returns whether peft and diffusers save adapters under this name, in any folder. */
 int qc_checkpoint_name_is_adapter(const char *path);
 
@@ -37,7 +39,7 @@ typedef struct {
     uint32_t file;    /* index into the files of the index */
 } qc_checkpoint_entry;
 
-/* model.safetensors.index.json, pytorch_model.bin.index.json or another index */
+/* model.safetensors.index.json or another index */
 typedef struct {
     const char *file_name; /* its own */
     const char **files;    /* sorted bytewise, each once */
@@ -49,10 +51,9 @@ typedef struct {
 } qc_checkpoint_index;
 
 /* Everything lives in the arena. Checks that each file name is a relative path that stays below the
- * directory and ends in suffix, which is ".safetensors" or ".bin". */
+ * directory and ends in ".safetensors". */
 QC_NODISCARD qc_status qc_checkpoint_index_parse(qc_checkpoint_index *out, qc_arena *arena,
-                                                 const char *text, size_t len, const char *suffix,
-                                                 qc_error *err);
+                                                 const char *text, size_t len, qc_error *err);
 
 /* Finds the files of a directory that hold the weights. Sets c->files (name and path; they are not
  * opened yet) and c->file_count. Where there is an index it is read into index_arena and has_index
@@ -79,21 +80,6 @@ QC_NODISCARD qc_status qc_checkpoint_read_config(qc_checkpoint *c, qc_error *err
 QC_NODISCARD qc_status qc_checkpoint_config_beside(qc_checkpoint *c, qc_error *err);
 /* Sets c->stem and c->is_adapter, from config, files and tensors. */
 void qc_checkpoint_judge_kind(qc_checkpoint *c);
-
-/* ---- PyTorch files (checkpoint_torch.c) ---- */
-
-/* Tells whether the file at path is SAFETENSORS or TORCH: by its name, else by its first bytes. */
-QC_NODISCARD qc_status qc_checkpoint_kind_of(const char *path, qc_checkpoint_kind *kind,
-                                             qc_error *err);
-/* Opens f->torch and warns of the entries in it that are not tensors. */
-QC_NODISCARD qc_status qc_checkpoint_open_torch(qc_checkpoint *c, qc_checkpoint_file *f,
-                                                qc_error *err);
-/* Handles tensors that share the same bytes. A tied lm_head.weight is dropped if config.json says
- * tie_word_embeddings, as transformers does when it writes safetensors; all others stay, each as a
- * tensor of its own. *shared_bytes: the bytes that were counted more than once in c->tensor_bytes
- * before the call. */
-QC_NODISCARD qc_status qc_checkpoint_drop_tied(qc_checkpoint *c, uint64_t *shared_bytes,
-                                               qc_error *err);
 
 /* ---- warnings (checkpoint_names.c) ---- */
 

@@ -79,6 +79,36 @@ int qc_checkpoint_name_read(qc_checkpoint_name *out, const char *name)
     return 0;
 }
 
+int qc_checkpoint_name_is_torch(const char *path)
+{
+    static const char *const suffixes[] = {".bin", ".pt", ".pth", ".ckpt", ".bin.index.json"};
+    static const char *const of_trainers[] = {"training_args", "optimizer", "scheduler",
+                                              "rng_state"};
+    const char *name = qc_last_name(path);
+    for (size_t i = 0; i < sizeof of_trainers / sizeof *of_trainers; i++) {
+        if (strncmp(name, of_trainers[i], strlen(of_trainers[i])) == 0)
+            return 0;
+    }
+    for (size_t i = 0; i < sizeof suffixes / sizeof *suffixes; i++) {
+        if (qc_ends_with(name, suffixes[i]))
+            return 1;
+    }
+    return 0;
+}
+
+qc_status qc_checkpoint_refuse_torch(const char *path, const char *found, qc_error *err)
+{
+    if (found)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "%s has no .safetensors file, but what torch.save wrote: %s; 'python -m qconv "
+                "from-torch %s OUT' writes safetensors from it",
+                path, found, qc_text_word_or(path, "DIR"));
+    QC_FAIL(err, QC_ERR_UNSUPPORTED,
+            "%s is a file of torch.save; 'python -m qconv from-torch %s OUT' writes safetensors "
+            "from it",
+            path, qc_text_word_or(path, "FILE"));
+}
+
 int qc_checkpoint_name_is_adapter(const char *path)
 {
     static const char *const stems[] = {"adapter_model", "pytorch_lora_weights"};

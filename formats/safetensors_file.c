@@ -69,7 +69,9 @@ void qc_st_cursor_use_direct(qc_st_cursor *c, qc_direct_reader *d)
     c->direct = d;
 }
 
-qc_status qc_st_cursor_pread(const qc_st_cursor *c, const qc_file *f, void *dst, size_t len,
+/* Reads stored bytes of f, with the cursor's direct reader if they are in its range. c may be
+ * NULL. */
+static qc_status read_stored(const qc_st_cursor *c, const qc_file *f, void *dst, size_t len,
                              uint64_t offset, qc_error *err)
 {
     if (c && c->direct && qc_direct_read(c->direct, f, dst, len, offset))
@@ -95,7 +97,7 @@ static qc_status decode_frame(const qc_st_file *f, qc_st_cursor *c, size_t index
 {
     const qc_frame *fr = &f->seek.frames[index];
     QC_TRY(reserve(&c->stored, &c->stored_cap, fr->stored_bytes, err));
-    QC_TRY(qc_st_cursor_pread(c, &f->file, c->stored, fr->stored_bytes, fr->stored_offset, err));
+    QC_TRY(read_stored(c, &f->file, c->stored, fr->stored_bytes, fr->stored_offset, err));
     qc_status st =
         qc_frame_decode(c->coder, c->stored, fr->stored_bytes, dst, fr->content_bytes, err);
     if (st != QC_OK)
@@ -125,7 +127,7 @@ static qc_status read_content(const qc_st_file *f, qc_st_cursor *c, uint64_t off
     if (len == 0)
         return QC_OK;
     if (!f->compressed)
-        return qc_st_cursor_pread(c, &f->file, dst, len, offset, err);
+        return read_stored(c, &f->file, dst, len, offset, err);
     for (size_t i = qc_seek_table_find(&f->seek, offset); len != 0; i++) {
         const qc_frame *fr = &f->seek.frames[i];
         size_t skip = (size_t)(offset - fr->content_offset);

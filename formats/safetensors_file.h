@@ -28,10 +28,6 @@ QC_NODISCARD qc_status qc_st_cursor_create(qc_st_cursor **out, qc_error *err);
 void qc_st_cursor_destroy(qc_st_cursor *c);
 /* Reads with this cursor go through d where they lie in the range that d was begun on. Borrowed. */
 void qc_st_cursor_use_direct(qc_st_cursor *c, qc_direct_reader *d);
-/* Reads stored bytes of any file, with the cursor's direct reader if they are in its range. c may
- * be NULL. */
-QC_NODISCARD qc_status qc_st_cursor_pread(const qc_st_cursor *c, const qc_file *f, void *dst,
-                                          size_t len, uint64_t offset, qc_error *err);
 
 QC_NODISCARD qc_status qc_st_file_open(qc_st_file *out, const char *path, qc_error *err);
 void qc_st_file_close(qc_st_file *f);

@@ -354,7 +354,7 @@ class SelfTest(unittest.TestCase):
     def test_data(self):
         """Whatever is before a path, and between its parts; the rest is as it came."""
         for text in [b"\0\x8c0/%s/me\0\xff", b'{"against":"\\/%s\\/me"}', b"x=/%s/me"]:
-            for path in ["tests/fuzz/corpus/manifest/found_00", "tests/data/torch/a.bin"]:
+            for path in ["tests/fuzz/corpus/manifest/found_00", "tests/data/x/a.bin"]:
                 self.found(path, text % b"work", "path of a machine", "byte")
         self.found("tests/fuzz/corpus/journal/a", b"\1/%s/x-1" % b"tmp", "byte 1:")
         self.clean("tests/fuzz/corpus/words/a", b"\xff \n/work\0/home tests/data/x")

@@ -48,16 +48,13 @@ def without_what_varies(text):
 
 
 def make_models(folder):
-    """Small ones of every family there is a pattern of, what PyTorch wrote, and a trained one."""
+    """Small ones of every family there is a pattern of, and a trained one."""
     names = []
     for seed, name in enumerate(make_checkpoint.model_names()):
         model = make_checkpoint.load_model(name)
         make_checkpoint.write_model(os.path.join(folder, name), model, layers=2, experts=4, scale=32,
                                     seed=seed, shard_bytes=6 << 20)
         names.append(name)
-    for name in ("sharded",):
-        shutil.copytree(os.path.join(DATA, "torch", name), os.path.join(folder, "torch-" + name))
-        names.append("torch-" + name)
     shutil.copytree(os.path.join(KJV, "model"), os.path.join(folder, "kjv"))
     shutil.copy(os.path.join(KJV, "heldout.txt"), folder)
     return names + ["kjv"]

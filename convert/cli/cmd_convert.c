@@ -4,7 +4,6 @@
 #include "convert/calibrate/calibrate.h"
 #include "convert/calibrate/calibrate_costs.h"
 #include "convert/cli/commands.h"
-#include "convert/cli/diffusers_folder.h"
 #include "convert/fit/planned_model.h"
 #include "convert/fit/tensor_parallel.h"
 #include "convert/known/known_models.h"
@@ -112,7 +111,6 @@ static qc_status settle_loaders(qc_convert_report *r, const qc_plan *plan, const
     QC_TRY(qc_arena_alloc(o->call.arena, &loaders, 1, sizeof(qc_loaders), err));
     QC_TRY(qc_loaders_of(loaders, plan, err));
     QC_TRY(qc_engines_settle(loaders, plan, err));
-    loaders->of_pipeline = o->convert.of_pipeline;
     loaders->vllm = vllm;
     r->program = o->call.program;
     r->loaders = loaders;
@@ -335,8 +333,6 @@ static qc_status convert_path(const qc_options *o, const char *path, qc_error *e
 qc_status qc_cmd_convert(const qc_options *o, qc_error *err)
 {
     qc_options own = *o;
-    if (!o->convert.of_pipeline && qc_is_diffusers_folder(o, o->call.model))
-        return qc_diffusers_convert(o, qc_cmd_convert, err);
     QC_TRY(qc_checkpoint_folder_of_index(&own.call.model, o->call.arena, o->call.model, err));
     return convert_path(&own, o->call.model, err);
 }

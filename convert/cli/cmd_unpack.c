@@ -7,7 +7,6 @@
 #include "base/clock.h"
 #include "base/text.h"
 #include "convert/cli/commands.h"
-#include "convert/cli/diffusers_folder.h"
 #include "convert/run/finished.h"
 #include "convert/run/make_manifest.h"
 #include "convert/run/output_ready.h"
@@ -289,8 +288,7 @@ qc_status qc_cmd_unpack(const qc_options *o, qc_error *err)
     qc_scan_result result;
     int complete = 0;
     uint64_t started = qc_clock_ns();
-    if (!o->convert.of_pipeline && qc_is_diffusers_folder(o, o->call.model))
-        return qc_diffusers_each(o, qc_cmd_unpack, err);
+    QC_TRY(qc_checkpoint_check_single(o->call.model, err));
     qc_status st =
         qc_output_dir_begin(&d, o->call.arena, o->call.out, o->call.model, o->convert.force, err);
     if (st == QC_OK)

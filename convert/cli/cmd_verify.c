@@ -3,7 +3,6 @@
 
 #include "base/text.h"
 #include "convert/cli/commands.h"
-#include "convert/cli/diffusers_folder.h"
 #include "convert/term/console.h"
 #include "convert/term/progress.h"
 #include "convert/verify/output_scan.h"
@@ -16,22 +15,6 @@
 static int compare_paths(const void *a, const void *b)
 {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
-
-/* Does path lie in a part of a pipeline, which has a manifest of its own? */
-static int is_of_part(const qc_options *o, const qc_tree_file *found, size_t count,
-                      const char *path)
-{
-    const char *slash = strchr(path, '/');
-    size_t len = slash ? (size_t)(slash - path) + 1 : 0;
-    if (!o->convert.of_pipeline || !slash)
-        return 0;
-    for (size_t i = 0; i < count; i++) {
-        if (strncmp(found[i].path, path, len) == 0 &&
-            strcmp(found[i].path + len, QC_MANIFEST_NAME) == 0)
-            return 1;
-    }
-    return 0;
 }
 
 /* A file that the manifest does not list is no damage, but nobody vouches for it. */
@@ -52,8 +35,7 @@ static qc_status warn_of_strangers(const qc_options *o, const qc_manifest *m, qc
     qsort(known, n, sizeof *known, compare_paths);
     QC_TRY(qc_dir_tree(o->call.arena, o->call.model, TREE_MAX, &found, &count, err));
     for (size_t i = 0; i < count; i++) {
-        if (bsearch(&found[i].path, known, n, sizeof *known, compare_paths) ||
-            is_of_part(o, found, count, found[i].path))
+        if (bsearch(&found[i].path, known, n, sizeof *known, compare_paths))
             continue;
         if (strangers++ == 0)
             first = found[i].path;
@@ -114,8 +96,7 @@ static qc_status verify_against(const qc_options *o, qc_error *err)
 
 qc_status qc_cmd_verify(const qc_options *o, qc_error *err)
 {
-    if (!o->convert.of_pipeline && qc_is_diffusers_folder(o, o->call.model))
-        return qc_diffusers_each(o, qc_cmd_verify, err);
+    QC_TRY(qc_checkpoint_check_single(o->call.model, err));
     if (o->call.against)
         return verify_against(o, err);
     qc_manifest m;

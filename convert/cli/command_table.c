@@ -17,8 +17,8 @@ const qc_command_row qc_command_table[] = {
      .name = "convert",
      .foreign = "quantize quantise quant quantization compress cast dequantize dequantise run",
      .summary = "convert a checkpoint; the word convert may be left out",
-     .text = "Convert the Hugging Face checkpoint MODEL (a directory, or one .safetensors or "
-             ".bin file) and write the result to the directory OUT. Weights of linear layers "
+     .text = "Convert the Hugging Face checkpoint MODEL (a directory, or one .safetensors "
+             "file) and write the result to the directory OUT. Weights of linear layers "
              "are quantized or cast. Embeddings, norms, routers and the output head stay as "
              "they are unless options say otherwise.\n"
              "\n"
@@ -77,9 +77,9 @@ const qc_command_row qc_command_table[] = {
      .foreign = "show info list ls cat dump stat stats view print describe",
      .summary = "list tensors with their dtypes, schemes and sizes",
      .text = "List the tensors of a checkpoint directory, of a qconv output, or of one "
-             ".safetensors, .safetensors.zst or PyTorch .bin file, with totals. Only headers "
-             "are read. For a qconv output the facts of the manifest are shown too: the source, "
-             "the options and the error of each tensor.",
+             ".safetensors or .safetensors.zst file, with totals. Only headers are read. For a "
+             "qconv output the facts of the manifest are shown too: the source, the options and "
+             "the error of each tensor.",
      .places = {{"DIR|FILE", QC_PLACE_PATH, 0, READ_NAMES}},
      .place_count = 1,
      .examples = "qconv inspect llama-nf4\n"

@@ -203,16 +203,6 @@ qc_status qc_loaders_of(qc_loaders *out, const qc_plan *p, qc_error *err)
     return QC_OK;
 }
 
-qc_loaders qc_loaders_of_pipeline(const qc_plan_options *o)
-{
-    const qc_recipe_options *r = &o->recipe;
-    return (qc_loaders){.row = qc_to_quantizes(r->to) ? quantized(qc_scheme_of_options(r)) : plain,
-                        .library = "diffusers",
-                        .class_name = "DiffusionPipeline",
-                        .has_config = 1,
-                        .compressed = o->compress};
-}
-
 int qc_loaders_need_plugin(const qc_loaders *l)
 {
     return l->plugin &&

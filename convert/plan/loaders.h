@@ -28,9 +28,6 @@ typedef struct qc_loaders {
     int compressed;         /* the shards are .zst files, which only qconv and zstd read */
     int placed;             /* there is a device_map.json, and it places everything on GPUs */
     const char *class_name; /* the library's class: "AutoModelForCausalLM" */
-    /* The caller sets it: the model is one of several in a diffusers pipeline, which is run as a
-     * whole. */
-    int of_pipeline;
     int remote_code; /* the model brings its own class: trust_remote_code */
     /* Do qconv.load in Python and qconv's plug-in of vLLM load it as it is? qc_engines_settle sets
      * them. */
@@ -45,9 +42,6 @@ QC_NODISCARD qc_status qc_loaders_of(qc_loaders *out, const qc_plan *plan, qc_er
  * them. */
 QC_NODISCARD qc_status qc_loaders_not5(const char **not5, qc_arena *arena, const char *model_type,
                                        uint64_t experts, uint64_t all, qc_error *err);
-/* What qc_loaders_of says, for a whole diffusers pipeline whose models are converted as o says. It
- * is not for forms of qconv's own. */
-qc_loaders qc_loaders_of_pipeline(const qc_plan_options *o);
 /* Appends "transformers 4 and 5 with bitsandbytes, qconv.load, vLLM with qconv's plug-in"; "qconv
  * only". */
 void qc_loaders_put_names(const qc_loaders *l, qc_strbuf *text);

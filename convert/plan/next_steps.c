@@ -232,8 +232,6 @@ static void add_plain_files(const qc_loaders *l, const steps *s, qc_strbuf *text
 static void add_steps(const qc_loaders *l, const steps *s, qc_strbuf *text)
 {
     qc_next_steps_names(l, text);
-    if (l->of_pipeline && !l->own_form)
-        return;
     if (!l->has_config)
         qc_strbuf_puts(text, "transformers needs a config.json, which the source has not.\n");
     const int plain = !l->compressed && !l->own_form;

@@ -14,8 +14,6 @@ typedef struct {
     unsigned part_index; /* 0..part_count-1, of --part */
     unsigned part_count; /* 0: not given; at most QC_PARTS_MAX */
     int explain;         /* --to auto: say why */
-    int of_pipeline; /* MODEL is a part of a diffusers pipeline: a finished OUT is left as it is,
-                        or refused if another conversion made it */
 } qc_convert_options;
 
 #endif

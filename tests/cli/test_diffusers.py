@@ -1,4 +1,4 @@
-"""diffusers: names of files, variants, what its classes hold in 32 bit, and folders of pipelines."""
+"""diffusers: names of files, variants, what its classes hold in 32 bit, and a pipeline, which is no model."""
 import json
 import os
 import random
@@ -199,154 +199,21 @@ class Float(DiffusersCase):
 
 
 class Pipeline(DiffusersCase):
-    def pipeline(self, name="m"):
-        self.save(name + "/transformer", self.tensors(["blocks.%d.to_q.weight" % i
-                                                       for i in range(3)]), shards=2)
-        self.save(name + "/text_encoder", self.tensors(["encoder.0.q_proj.weight"]), stem="model",
-                  cls="t5")
-        self.save(name + "/vae", self.tensors(["conv.weight"]), cls="AutoencoderKL")
-        self.save(name + "/vae", self.tensors(["conv.weight"], dtype="F16"), variant="fp16")
-        self.save(name + "/image_encoder", self.tensors(["q_proj.weight"]), stem="model",
-                  variant="fp16", cls="clip_vision_model")
-        os.makedirs(self.path(name, "scheduler"))
-        self.write(name + "/scheduler/scheduler_config.json", "{}")
-        self.write(name + "/README.md", "text")
-        mk.write_safetensors(self.path(name, "all-in-one.safetensors"), self.tensors(["x.weight"]))
-        self.index = {"_class_name": "FluxPipeline", "_diffusers_version": "0.42.1",
-                      "scheduler": ["diffusers", "X"], "text_encoder": ["transformers", "T5"],
-                      "text_encoder_2": [None, None], "transformer": ["diffusers", "Flux"],
-                      "vae": ["diffusers", "AutoencoderKL"],
-                      "image_encoder": ["transformers", "CLIPVisionModelWithProjection"],
-                      "force_zeros": True}
-        self.write(name + "/model_index.json", json.dumps(self.index, indent=2))
-
-    COPIED = ["README.md", "image_encoder/config.json", "image_encoder/model.safetensors",
-              "model_index.json", "scheduler/scheduler_config.json", "vae/config.json",
-              "vae/diffusion_pytorch_model.safetensors"]
-
-    def test_in_one_go(self):
-        self.pipeline()
-        r = self.run_qconv("--to", "nf4", *PLAIN, "m", "o")
-        self.assertEqual(r.returncode, 0, r.stderr)
-        self.assertIn(b"'text_encoder', 'transformer' are converted", r.stderr)
-        # How to run it is said once, for the whole.
-        self.assertTrue(r.stdout.decode().endswith(
-            "  loads in  diffusers with bitsandbytes\nIn Python:\n"
-            "    from diffusers import DiffusionPipeline\n"
-            "    model = DiffusionPipeline.from_pretrained(\"o\")\n"), r.stdout)
-        self.assertEqual(r.stdout.count(b"from_pretrained"), 1)
-        found = {n for n, data in tree(self.path("o")).items() if data is not None}
-        self.assertEqual(found, set(self.COPIED) | {
-            "qconv.json", "transformer/config.json", "transformer/qconv.json",
-            "transformer/%s.safetensors" % STEM, "text_encoder/config.json",
-            "text_encoder/qconv.json", "text_encoder/model.safetensors"})
-        self.assertEqual(self.read("o/vae", STEM + ".safetensors"),
-                         self.read("m/vae", STEM + ".safetensors"))
-        self.assertEqual(self.read("o/model_index.json"), self.read("m/model_index.json"))
-        for part in ("transformer", "text_encoder"):  # as each by itself
-            self.ok("-q", "--to", "nf4", *PLAIN, "m/" + part, "alone-" + part)
-            self.assertEqual(tree(self.path("alone-" + part)), tree(self.path("o", part)))
-
-    def test_verify_unpack_inspect(self):
-        self.pipeline()
-        self.ok("-q", "--to", "nf4", *PLAIN, "m", "o")
-        self.ok("-q", "--to", "nf4", "m", "z")
-        self.ok("-q", "unpack", "z", "u")
-        self.assertEqual(tree(self.path("u")), tree(self.path("o")))
-        words = self.run_qconv("verify", "z")
-        self.assertEqual((words.returncode, words.stderr), (0, b""))
-        self.assertEqual(words.stdout.count(b"verified"), 3)
-        self.assertEqual(len(json.loads(self.ok("verify", "--json", "z"))), 3)
-        self.ok("verify", "--against", "m", "z")
-        for command in (["inspect", "z"], ["plan", "--vram", "24GB", "m"]):
-            self.fails(3, *command, has=["diffusers pipeline", "'text_encoder', 'transformer'"])
-        self.ok("inspect", "z/transformer")
-        with open(self.path("z/vae", STEM + ".safetensors"), "r+b") as f:
-            f.seek(-1, 2)
-            f.write(b"\x55")
-        self.fails(4, "verify", "-q", "z", has="vae/" + STEM)
-        self.fails(4, "unpack", "-q", "z", "u2", has="vae/" + STEM)
-
-    def test_continues(self):
-        """Interrupted wherever: OUT is no pipeline to a loader, and the same command goes on."""
-        self.pipeline()
-        self.ok("-q", "--to", "nf4", "m", "want")
-        want = tree(self.path("want"))
-        self.ok("-q", "--to", "nf4", "m", "o")
-        kept = os.stat(self.path("o/transformer/qconv.json")).st_ino
-        for lost in ("model_index.json", "text_encoder", "qconv.json"):
-            full = self.path("o", lost)
-            shutil.rmtree(full) if os.path.isdir(full) else os.unlink(full)
-            if lost != "qconv.json":
-                os.path.exists(self.path("o/model_index.json")) and \
-                    os.unlink(self.path("o/model_index.json"))
-                r = self.run_qconv("--to", "nf4", "m", "o")
-                self.assertEqual(r.returncode, 0, r.stderr)
-                self.assertIn(b"o/transformer is complete already", r.stderr + r.stdout)
-                self.assertEqual(tree(self.path("o")), want, lost)
-                self.assertEqual(os.stat(self.path("o/transformer/qconv.json")).st_ino, kept)
-        # Without its manifest OUT is nobody's.
-        self.usage("--to", "nf4", "m", "o", has="not empty")
-
-    def test_missing_part(self):
-        self.pipeline()
-        self.ok("-q", "--to", "nf4", "m", "o")
-        shutil.rmtree(self.path("o/transformer"))
-        self.fails(4, "verify", "o", has=["'transformer'", "missing"])
-        self.fails(4, "unpack", "o", "u", has=["'transformer'", "missing"])
-
-    def test_another_conversion(self):
-        """What is there of another model or scheme is not replaced without being told to."""
-        self.pipeline()
-        self.ok("-q", "--to", "nf4", "m", "o")
-        before = tree(self.path("o"))
-        self.usage("-q", "--to", "int8", "m", "o", has=["another conversion", "--force"])
-        mk.write_safetensors(self.path("m/text_encoder/model.safetensors"),
-                             self.tensors(["encoder.0.q_proj.weight"], seed=9))
-        self.usage("-q", "--to", "nf4", "m", "o", has=["o/text_encoder", "--force"])
-        self.assertEqual(tree(self.path("o")), before)
-        self.ok("-q", "--to", "nf4", "--force", "m", "o")
-        self.ok("-q", "--to", "nf4", "m", "fresh")
-        self.assertEqual(tree(self.path("o")), tree(self.path("fresh")))
-
-    def test_refused_before_the_start(self):
-        """Whatever is wrong with the last part is said before the first is converted."""
-        self.pipeline()
-        self.save("m/transformer", {"w.weight": ("I8", [64, 64], bytes(4096))})
-        os.unlink(self.path("m/transformer", INDEX))
-        self.fails(3, "--to", "nf4", "m", "o", has="w.weight")
-        self.assertFalse(os.path.exists(self.path("o")))
-        for option in (["--vram", "24GB"], ["--part", "1/2"], ["--calibrate", "default"]):
-            self.usage("--to", "nf4", *option, "m", "o", has=[option[0], "convert the folder of each part by itself"])
-        self.usage("--to", "nf4", "m", "m/o", has="inside its source")
-
-    def test_choice_of_parts(self):
-        self.pipeline()
-        self.ok("-q", "--to", "nf4", *PLAIN, "--keep", "text_encoder*", "--quantize",
-                "image_encoder", "m", "o")
-        found = tree(self.path("o"))
-        self.assertEqual(found["text_encoder/model.safetensors"],
-                         tree(self.path("m"))["text_encoder/model.safetensors"])
-        self.assertIn("image_encoder/qconv.json", found)
-        self.ok("verify", "o")
-        self.usage("--to", "nf4", "--keep", "*to_q*", "m", "p", has=["'*to_q*'", "by itself"])
-        self.fails(3, "--to", "nf4", "--keep", "t*", "m", "p", has="--quantize PART")
-
-    def test_dry_run_and_json(self):
-        self.pipeline()
-        self.ok("--dry-run", "--to", "nf4", "m", "o")
-        self.assertFalse(os.path.exists(self.path("o")))
-        self.assertEqual(len(json.loads(self.ok("--dry-run", "--json", "--to", "nf4", "m"))), 2)
-        done = json.loads(self.ok("--json", "--to", "nf4", "m", "o"))
-        self.assertEqual([p["out"] for p in done], ["o/text_encoder", "o/transformer"])
-        again = json.loads(self.ok("--json", "--to", "nf4", "m", "o"))
-        self.assertTrue(all("complete" in json.dumps(p) for p in again), again)
-
-    def test_links_are_not_followed_out(self):
-        self.pipeline()
-        self.write("secret", "secret")
-        os.symlink("../../secret", self.path("m/vae/notes.txt"))
-        self.fails(3, "--to", "nf4", "m", "o", has=["'vae/notes.txt'", "link"])
+    def test_refused(self):
+        """A folder of several models is not one; the Python package walks its parts (test_pipeline.py)."""
+        for part, files in (("transformer", 2), ("vae", 1)):
+            self.save("m/" + part, self.tensors(["blocks.%d.to_q.weight" % i for i in range(2)]), shards=files)
+        os.mkdir(self.path("m/scheduler"))
+        self.write("m/scheduler/scheduler_config.json", "{}")
+        self.write("m/model_index.json", "{}")
+        told = "m is a diffusers pipeline (model_index.json) and not one model; give the folder of one of its parts: " \
+               "'transformer', 'vae' (convert, verify and unpack of the Python package walk them all)"
+        for args in (["--to", "nf4", "m", "o"], ["--to", "nf4", "--dry-run", "m"], ["plan", "--vram", "24GB", "m"],
+                     ["inspect", "m"], ["verify", "m"], ["unpack", "m", "o"], ["validate", "m", "--against", "m"]):
+            self.assertEqual(self.fails(3, *args), "qconv: %s\n" % told)
+        self.assert_nothing("o")
+        self.ok("-q", "--to", "nf4", "m/transformer", "o/transformer")
+        self.ok("verify", "o/transformer")
 
 
 if __name__ == "__main__":

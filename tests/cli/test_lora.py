@@ -309,8 +309,8 @@ class Ways(LoraCase):
         self.assertIn("a", os.listdir(self.path("q", "sub")))  # the other one is copied, with a warning
         self.assertFalse([n for n in os.listdir(self.path("q")) if n.startswith("adapter_")])
 
-    def test_torch_bin(self):
-        """An adapter of torch.save, and one in a folder with a colon in its name."""
+    def test_colon(self):
+        """An adapter in a folder with a colon in its name."""
         os.rename(self.path("a"), self.path("a:2"))
         self.assertEqual(self.convert("--to", "keep", "--lora", "a:2", "m", "o"), mk_read(self, "merged"))
         self.fails(3, "-q", "--to", "keep", "--lora", "a:3", "m", "o2", has="a: ")
@@ -393,8 +393,11 @@ class Refusals(LoraCase):
         self.fails(3, "-q", "--to", "nf4", "--lora", "m", "m", "o", has="m: there is no adapter_config.json")
         os.mkdir(self.path("e"))
         mk.write_json(self.path("e", "adapter_config.json"), CONFIG)
-        self.fails(3, "-q", "--to", "nf4", "--lora", "e", "m", "o", has="e: there is neither adapter_model.safetensors "
-                   "nor adapter_model.bin")
+        self.fails(3, "-q", "--to", "nf4", "--lora", "e", "m", "o", has="e: there is no adapter_model.safetensors")
+        self.write("e/adapter_model.bin", "PK\3\4")
+        for args in (["--to", "nf4", "--lora", "e", "m", "o"], ["--to", "nf4", "e", "o"], ["inspect", "e"]):
+            self.fails(3, "-q", *args, has="e has no .safetensors file, but what torch.save wrote: 'adapter_model.bin'; "
+                       "'python -m qconv from-torch e OUT' writes safetensors from it")
 
     def test_configs(self):
         for config, has in (

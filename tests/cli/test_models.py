@@ -111,21 +111,36 @@ class DryRun(OutputCase):
         self.assertEqual(plan["tensor_bytes"], model["sizes"]["bf16"])
 
     def test_pickle_only(self):
-        """deepseek-llm-7b-chat was released as PyTorch files only; these are broken ones."""
+        """deepseek-llm-7b-chat was released as files of torch.save only, which the Python package writes anew."""
         model = mk.load_model("deepseek-llm-7b-chat")
         os.mkdir(self.path("m"))
         mk.write_json(self.path("m", "config.json"), mk.model_config(model))
-        for i in (1, 2):
-            with open(self.path("m", "pytorch_model-%05d-of-00002.bin" % i), "wb") as f:
-                f.write(b"PK\x03\x04")
+        for name in ("pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin", "training_args.bin"):
+            self.write("m/" + name, "PK\3\4")
         self.write("m/pytorch_model.bin.index.json", "{}")
-        for args in [["--to", "nf4", "m", "o"], ["--dry-run", "--to", "int8", "m"]]:
-            self.fails(3, *args, has=["pytorch_model.bin.index.json", "weight_map is missing"])
-        self.write("m/pytorch_model.bin.index.json",
-                   '{"weight_map": {"a": "pytorch_model-00002-of-00002.bin"}}')
-        self.fails(3, "--to", "nf4", "m", "o", has=["pytorch_model-00002-of-00002.bin",
-                                                     "file has 4 bytes"])
+        told = ["m has no .safetensors file, but what torch.save wrote: 'pytorch_model-00001-of-00002.bin'",
+                "index.json'; 'python -m qconv from-torch m OUT' writes safetensors from it"]
+        for model in ("m", "m/pytorch_model.bin.index.json"):
+            for args in [["--to", "nf4", model, "o"], ["--dry-run", "--to", "int8", model], ["inspect", model],
+                         ["plan", "--vram", "24GB", model]]:
+                self.assertNotIn("training_args", self.fails(3, *args, has=told))
+        os.mkdir(self.path("p"))
+        for name in ("x.bin", "x.pt", "x.pth", "x.ckpt"):
+            self.write("p/" + name, "PK\3\4")
+            self.fails(3, "inspect", "p/" + name, has="p/%s is a file of torch.save; 'python -m qconv from-torch p/%s "
+                       "OUT' writes safetensors from it" % (name, name))
+        self.fails(3, "inspect", "p", has="but what torch.save wrote: 'x.bin', 'x.ckpt', 'x.pt', 'x.pth'")
         self.assert_nothing("o")
+
+    def test_pickles_beside(self):
+        """What trainers save beside the weights, and the weights again, are neither read nor copied."""
+        mk.write_model(self.path("m"), mk.load_model("Llama-3.1-8B"), layers=1, scale=64)
+        for name in ("pytorch_model.bin", "training_args.bin", "optimizer.pt", "scheduler.bin", "x.pkl"):
+            self.write("m/" + name, "a pickle")
+        r = self.run_qconv("--to", "nf4", "m", "o")
+        self.assertEqual(r.returncode, 0, r.stderr)
+        self.assertIn(b"3 Python pickles are not copied: 'scheduler.bin', 'training_args.bin', 'x.pkl'", r.stderr)
+        self.assertEqual(sorted(os.listdir(self.path("o"))), ["config.json", "model.safetensors.zst", "qconv.json"])
 
 
 class Small(OutputCase):

@@ -155,8 +155,8 @@ class Wrong(QconvCase):
         self.fails(3, "--to", "nf4", "quantize", "o", has="quantize does not exist")
         os.mkdir(self.path("quantize"))
         self.usage("quantize", "o", has="--to is missing")
-        self.fails(3, "--to", "nf4", "quantize", "o", has="quantize has neither a .safetensors nor a "
-                   "PyTorch .bin file; give the folder that has the weights")
+        self.fails(3, "--to", "nf4", "quantize", "o", has="quantize has no .safetensors file; give the "
+                   "folder that has the weights")
 
     def test_options_of_other_commands(self):
         for c in ["inspect", "verify", "unpack"]:

@@ -115,16 +115,6 @@ class Merge(unittest.TestCase):
                 self.assertTrue(torch.equal(got[name], tensor), name)
             s.qconv("verify", s.SCRATCH / "lora-out", "--against", self.plain, "--lora", paths[0])
 
-    def test_torch_file(self):
-        """An adapter of torch.save."""
-        path, old = adapter("patterns"), s.SCRATCH / "lora-bin"
-        shutil.copytree(path, old, dirs_exist_ok=True)
-        torch.save(load_file(old / "adapter_model.safetensors"), old / "adapter_model.bin")
-        os.remove(old / "adapter_model.safetensors")
-        want, got = (self.convert(self.plain, [p], "--to", "keep") for p in (path, old))
-        for name, tensor in want.items():
-            self.assertTrue(torch.equal(got[name], tensor), name)
-
 
 if __name__ == "__main__":
     s.main()

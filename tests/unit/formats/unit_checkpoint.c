@@ -489,18 +489,18 @@ static void says_what_is_there_instead(void **state)
 {
     (void)state;
     fresh();
-    expect_failure(QC_ERR_INPUT, "%s has neither a .safetensors nor a PyTorch .bin file; give the "
-                                 "folder that has the weights");
+    expect_failure(QC_ERR_INPUT,
+                   "%s has no .safetensors file; give the folder that has the weights");
     fx_puts(dir, "config.json", "{}");
     fx_puts(dir, "sub/model.safetensors", "not at the top");
-    expect_failure(QC_ERR_INPUT, "%s has neither a .safetensors nor a PyTorch .bin file; give the "
-                                 "folder that has the weights");
+    expect_failure(QC_ERR_INPUT,
+                   "%s has no .safetensors file; give the folder that has the weights");
     fx_puts(dir, "tf_model.h5", "x");
-    fx_puts(dir, "consolidated.00.pth", "x");
+    fx_puts(dir, "model.onnx", "x");
     expect_failure(
         QC_ERR_UNSUPPORTED,
         "%s has no .safetensors file, but only weights in formats that qconv does not read: "
-        "'consolidated.00.pth', 'tf_model.h5'");
+        "'model.onnx', 'tf_model.h5'");
     for (int i = 0; i < 4; i++) {
         char name[200];
         (void)snprintf(name, sizeof name, "a%d-%0140d.gguf", i, i);
@@ -680,8 +680,7 @@ static qc_status run_parts(size_t room, uint64_t fail_at)
     assert_int_equal(qc_dir_tree(&tree_arena, dir, 100, &tree, &tree_count, NULL), QC_OK);
     c.arena.used_bytes = c.arena.head_bytes - room;
     qc_alloc_fail_at(fail_at, 0);
-    qc_status st =
-        qc_checkpoint_index_parse(&index, &c.arena, text, sizeof text - 1, ".safetensors", NULL);
+    qc_status st = qc_checkpoint_index_parse(&index, &c.arena, text, sizeof text - 1, NULL);
     if (st == QC_OK)
         st = qc_checkpoint_locate(&c, tree, tree_count, NULL, &c.arena, &index, &has_index, NULL);
     if (st == QC_OK)
