@@ -26,9 +26,11 @@ from ._register import register as _register
 from .capture import Captured, capture
 from .errors import (CheckError, DeviceError, Error, InputError, ProgramError, QconvWarning, RunError, StoppedError,
                      UsageError)
+from .from_torch import from_torch
 from .load import load
 from .results import (Answer, Comparison, Conversion, DryRun, Evaluation, Hardware, Inspection, Loads, Plan,
-                      PlanDevice, Result, SchemeTotals, TensorInfo, TrainingPlan, Unpacking, Validation, Verification)
+                      PlanDevice, Result, SchemeTotals, TensorInfo, TorchFiles, TrainingPlan, Unpacking, Validation,
+                      Verification)
 from .training import plan_training
 
 if TYPE_CHECKING:
@@ -37,12 +39,12 @@ if TYPE_CHECKING:
     from ._options import (ConvertOptions, EvalOptions, HardwareOptions, InspectOptions, PlanOptions, UnpackOptions,
                            ValidateOptions)
 
-__all__ = ["Answer", "Captured", "CheckError", "Comparison", "Conversion", "CudaLibrary", "DeviceError", "DryRun", "Error",
-           "Evaluation", "Hardware", "InputError", "Inspection", "Loads", "Plan", "PlanDevice", "ProgramError",
-           "Progress", "ProgressCallback", "QconvWarning", "Result", "RunError", "SchemeTotals", "StoppedError",
-           "TensorInfo", "TrainingPlan", "Unpacking", "UsageError", "Validation", "Verification", "call", "capture",
-           "convert", "cuda_library", "dry_run", "eval", "hardware", "inspect", "load", "plan", "plan_training", "unpack",
-           "validate", "verify", "version"]
+__all__ = ["Answer", "Captured", "CheckError", "Comparison", "Conversion", "CudaLibrary", "DeviceError", "DryRun",
+           "Error", "Evaluation", "Hardware", "InputError", "Inspection", "Loads", "Plan", "PlanDevice",
+           "ProgramError", "Progress", "ProgressCallback", "QconvWarning", "Result", "RunError", "SchemeTotals",
+           "StoppedError", "TensorInfo", "TorchFiles", "TrainingPlan", "Unpacking", "UsageError", "Validation",
+           "Verification", "call", "capture", "convert", "cuda_library", "dry_run", "eval", "from_torch", "hardware",
+           "inspect", "load", "plan", "plan_training", "unpack", "validate", "verify", "version"]
 
 _register()
 

@@ -186,6 +186,20 @@ class Conversion(Result):
 
 
 @dataclass(frozen=True)
+class TorchFiles(Result):
+    """What `from_torch` wrote. `files` have name, tensors and bytes. `shared` are tensors of the same bytes as another
+    one: written once more, or left out where config.json ties them. `left_out` are entries that are no tensors."""
+    model: str
+    out: str
+    files: Tuple[Json, ...]
+    tensors: int
+    bytes: int
+    copied: Tuple[str, ...]
+    shared: Tuple[Json, ...]
+    left_out: Tuple[Json, ...]
+
+
+@dataclass(frozen=True)
 class DryRun(Result):
     """What `dry_run` found that `convert` would write."""
     model_type: Optional[str]

@@ -49,7 +49,7 @@ ENVIRONMENTS = {
     "against": (["transformers5"], "test_interop_against.py"),
     "tokenizers": (["transformers5"], "test_interop_tokenizers.py"),
     "eval-transformers5": (["transformers5"], "test_interop_eval.py"),
-    "torch": (["transformers5"], "test_interop_torch.py"),
+    "from-torch": (["transformers5"], "test_interop_from_torch.py"),
     "files": (["transformers5"], "test_interop_files.py"),
     "diffusers": (["diffusers", "transformers5"], "test_interop_diffusers.py"),
     "caches-transformers5": (["transformers5"], "test_interop_caches.py"),
