@@ -28,7 +28,7 @@ typedef struct qc_loaders {
     int compressed;         /* the shards are .zst files, which only qconv and zstd read */
     int placed;             /* there is a device_map.json, and it places everything on GPUs */
     const char *class_name; /* the library's class: "AutoModelForCausalLM" */
-    int remote_code; /* the model brings its own class: trust_remote_code */
+    int remote_code;        /* the model brings its own class: trust_remote_code */
     /* Do qconv.load in Python and qconv's plug-in of vLLM load it as it is? qc_engines_settle sets
      * them. */
     int qconv_load, plugin;

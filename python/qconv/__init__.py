@@ -21,6 +21,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Optional, Union, overload
 
 from ._cuda import CudaLibrary, cuda_library
+from ._pipeline import is_pipeline as _is_pipeline
+from ._pipeline import walk as _walk
 from ._program import Progress, ProgressCallback, StrPath, answer, version
 from ._register import register as _register
 from .capture import Captured, capture
@@ -29,8 +31,8 @@ from .errors import (CheckError, DeviceError, Error, InputError, ProgramError, Q
 from .from_torch import from_torch
 from .load import load
 from .results import (Answer, Comparison, Conversion, DryRun, Evaluation, Hardware, Inspection, Loads, Plan,
-                      PlanDevice, Result, SchemeTotals, TensorInfo, TorchFiles, TrainingPlan, Unpacking, Validation,
-                      Verification)
+                      Pipeline, PlanDevice, Result, SchemeTotals, TensorInfo, TorchFiles, TrainingPlan, Unpacking,
+                      Validation, Verification)
 from .training import plan_training
 
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
                            ValidateOptions)
 
 __all__ = ["Answer", "Captured", "CheckError", "Comparison", "Conversion", "CudaLibrary", "DeviceError", "DryRun",
-           "Error", "Evaluation", "Hardware", "InputError", "Inspection", "Loads", "Plan", "PlanDevice",
+           "Error", "Evaluation", "Hardware", "InputError", "Inspection", "Loads", "Pipeline", "Plan", "PlanDevice",
            "ProgramError", "Progress", "ProgressCallback", "QconvWarning", "Result", "RunError", "SchemeTotals",
            "StoppedError", "TensorInfo", "TorchFiles", "TrainingPlan", "Unpacking", "UsageError", "Validation",
            "Verification", "call", "capture", "convert", "cuda_library", "dry_run", "eval", "from_torch", "hardware",
@@ -64,7 +66,7 @@ def plan(model: StrPath, **options: Unpack[PlanOptions]) -> Plan:
 
 
 def convert(model: StrPath, out: StrPath, *, progress: ProgressWish = None,
-            **options: Unpack[ConvertOptions]) -> Conversion:
+            **options: Unpack[ConvertOptions]) -> Union[Conversion, Pipeline]:
     """Converts the checkpoint `model` and writes the result to the folder `out`.
 
     `to` says what weights become: "nf4", "int8", "int4", "auto", "fp16", "bf16" or "keep". With `vram` each device
@@ -74,13 +76,21 @@ def convert(model: StrPath, out: StrPath, *, progress: ProgressWish = None,
     If it was interrupted, the same call continues it; if `out` holds this very output already, nothing is done
     (`Conversion.complete_before`). Raises UsageError if something else lies in `out`, InputError for a model that
     cannot be converted, RunError if the disk fails or is full. An exception in `progress` ends the program in order
-    and comes back to the caller."""
+    and comes back to the caller.
+
+    Of a pipeline of diffusers (a folder with model_index.json) the transformers, UNets and text encoders are converted
+    each by itself, or the parts that `keep` and `quantize` name, and all else is copied; the result is a Pipeline."""
     _without(options, "dry_run", "dry_run")
+    if _is_pipeline(model):
+        return _walk("convert", [model, out], options, progress)
     return answer(Conversion, "convert", [model, out], options, progress)
 
 
-def dry_run(model: StrPath, out: Optional[StrPath] = None, **options: Unpack[ConvertOptions]) -> DryRun:
+def dry_run(model: StrPath, out: Optional[StrPath] = None,
+            **options: Unpack[ConvertOptions]) -> Union[DryRun, Pipeline]:
     """What `convert` would write, with exact sizes in bytes; writes nothing. Raises what `convert` would refuse."""
+    if _is_pipeline(model):
+        return _walk("convert", [model], {**options, "dry_run": True}, None)
     return answer(DryRun, "convert", [model, out], {**options, "dry_run": True})
 
 
@@ -93,31 +103,35 @@ def inspect(path: StrPath, **options: Unpack[InspectOptions]) -> Inspection:
 
 @overload
 def verify(out: StrPath, against: None = None, *, threads: Union[None, int, str] = None,
-           progress: ProgressWish = None) -> Verification: ...
+           progress: ProgressWish = None) -> Union[Verification, Pipeline]: ...
 
 
 @overload
 def verify(out: StrPath, against: StrPath, *, threads: Union[None, int, str] = None,
-           progress: ProgressWish = None) -> Comparison: ...
+           progress: ProgressWish = None) -> Union[Comparison, Pipeline]: ...
 
 
 def verify(out: StrPath, against: Optional[StrPath] = None, *, threads: Union[None, int, str] = None,
-           progress: ProgressWish = None) -> Union[Verification, Comparison]:
+           progress: ProgressWish = None) -> Union[Verification, Comparison, Pipeline]:
     """Compares every byte of an output with its hashes, and with `against` every tensor with that model.
 
     Raises CheckError if anything differs, with the first fault as its message and all of them in its `result`;
-    InputError if `out` is no output of qconv."""
+    InputError if `out` is no output of qconv. Of a pipeline of diffusers the copied files and each part are verified."""
     options = {"against": against, "threads": threads}
+    if _is_pipeline(out):
+        return _walk("verify", [out], options, progress)
     if against is None:
         return answer(Verification, "verify", [out], options, progress)
     return answer(Comparison, "verify", [out], options, progress)
 
 
 def unpack(out: StrPath, folder: StrPath, *, progress: ProgressWish = None,
-           **options: Unpack[UnpackOptions]) -> Unpacking:
+           **options: Unpack[UnpackOptions]) -> Union[Unpacking, Pipeline]:
     """Writes the output `out` to `folder` with its shards decompressed, ready for from_pretrained.
 
     Hashes are checked on the way. Raises CheckError if one differs, UsageError if something else lies in `folder`."""
+    if _is_pipeline(out):
+        return _walk("unpack", [out, folder], options, progress)
     return answer(Unpacking, "unpack", [out, folder], options, progress)
 
 

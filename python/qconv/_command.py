@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from typing import List, NoReturn, Optional, Sequence
 
@@ -10,6 +11,8 @@ from .errors import Error, UsageError
 
 # The module of each command. The program lists the same commands in its help (convert/cli/command_table.c).
 MODULES = {"plan-training": "training", "from-torch": "from_torch"}
+# Commands of the program that the package does for each part of a pipeline of diffusers.
+OF_PIPELINES = ("convert", "verify", "unpack")
 
 
 class Parser(argparse.ArgumentParser):
@@ -23,19 +26,36 @@ class Parser(argparse.ArgumentParser):
         raise UsageError("%s; try '%s --help'" % (message, self.prog))
 
 
+def takes_pipeline(argv: Sequence[str]) -> bool:
+    """Does a command line name a pipeline as its MODEL or OUT?"""
+    if not any(os.path.isfile(os.path.join(word, "model_index.json")) for word in argv[1:]):
+        return False
+    from ._pipeline import is_pipeline, split
+    places = split(argv)[1]
+    return bool(places) and is_pipeline(places[0])
+
+
 def wanted(argv: Sequence[str]) -> Optional[List[str]]:
     """The command of the package that `argv` names, with its arguments; None for all that the program does."""
     if argv and argv[0] in MODULES:
         return list(argv)
     if len(argv) == 2 and argv[0] == "help" and argv[1] in MODULES:
         return [argv[1], "--help"]
+    named = argv[0] if argv else ""
+    command = named if named in OF_PIPELINES else "convert" if named.startswith("-") or os.path.isdir(named) else None
+    if command and not {"--help", "-h"} & set(argv):
+        whole = [command, *(argv if named != command else argv[1:])]
+        return whole if takes_pipeline(whole) else None
     return None
 
 
 def run(argv: Sequence[str]) -> int:
     """Runs argv[0] and returns the exit code that the program would have."""
     try:
-        importlib.import_module("." + MODULES[argv[0]], __package__).main(argv[1:])
+        if argv[0] in OF_PIPELINES:
+            importlib.import_module("._pipeline", __package__).main(argv)
+        else:
+            importlib.import_module("." + MODULES[argv[0]], __package__).main(argv[1:])
     except Error as error:
         print("qconv: %s" % error, file=sys.stderr)
         return error.exit_code or 1

@@ -18,7 +18,7 @@ from typing import IO, Any, Callable, List, Mapping, Optional, Sequence, Tuple, 
 
 from ._options import REPEATED
 from .errors import BY_EXIT_CODE, Error, ProgramError, QconvWarning, RunError, UsageError
-from .results import Answer, Result
+from .results import Result
 
 log = logging.getLogger("qconv")
 StrPath = Union[str, "os.PathLike[str]"]
@@ -170,7 +170,7 @@ class Run:
                     p = json.loads(line)
                     progress(Progress(p["progress"], p["done"], p["total"], p["unit"]))
             elif line.startswith("qconv: warning: "):
-                warnings.warn(line[len("qconv: warning: "):], QconvWarning, stacklevel=5)
+                warnings.warn(line[len("qconv: warning: "):], QconvWarning, stacklevel=6)
             else:
                 self.message = line[len("qconv: "):] if line.startswith("qconv: ") else line
                 log.info("%s", self.message)
@@ -223,13 +223,15 @@ def failure(code: int, message: str, result: Optional[Result]) -> Error:
 def answer(kind: Type[R], command: str, places: Sequence[Optional[StrPath]], options: Mapping[str, Any],
            progress: Union[None, bool, ProgressCallback] = None, more: Sequence[str] = ()) -> R:
     """Runs a command of the program with --json and the arguments `more`, and returns what it printed as a `kind`."""
-    if kind is not Answer and command in ("convert", "verify", "unpack") and places[0] is not None and \
-            os.path.isfile(os.path.join(places[0], "model_index.json")):
-        raise UsageError("%s is a pipeline of diffusers; qconv.call(\"%s\", ...) takes it, and its answer has each "
-                         "part" % (os.fspath(places[0]), command))
+    return ask(kind, command, [*arguments(options), *more], places, progress)
+
+
+def ask(kind: Type[R], command: str, typed: Sequence[str], places: Sequence[Optional[StrPath]],
+        progress: Union[None, bool, ProgressCallback] = None) -> R:
+    """The same with options as they are typed."""
     bars = Bars() if progress is True else None
     listener = bars or (progress if callable(progress) else None)
-    argv = [command, *arguments(options), *more, "--json"]
+    argv = [command, *typed, "--json"]
     if listener:
         argv.append("--progress=json")
     argv += ["--", *(os.fspath(p) for p in places if p is not None)]

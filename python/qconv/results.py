@@ -51,7 +51,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Answer(Result):
-    """The answer of `call`. Of a pipeline of diffusers `json` is a list, with an object for each part."""
+    """The answer of `call`."""
 
 
 @dataclass(frozen=True)
@@ -214,6 +214,16 @@ class DryRun(Result):
     tensors: Tuple[Json, ...]
     auto: Optional[Json]
     loads: Loads
+
+
+@dataclass(frozen=True)
+class Pipeline(Result):
+    """What `convert`, `dry_run`, `verify` or `unpack` did with a pipeline of diffusers: `parts` has the answer of each
+    part by its name, and `copied` are the other files of the output."""
+    path: str
+    out: Optional[str]
+    copied: Tuple[str, ...]
+    parts: Dict[str, Any]
 
 
 @dataclass(frozen=True)

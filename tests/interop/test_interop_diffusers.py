@@ -6,7 +6,9 @@ were given none. diffusers asks for a GPU before it uses bitsandbytes, which doe
 question is answered here."""
 import json
 import logging
+import os
 import shutil
+import sys
 import unittest
 import warnings
 
@@ -18,6 +20,10 @@ from bitsandbytes.nn import Linear4bit, Linear8bitLt
 import diffusers
 import transformers
 from diffusers.quantizers.bitsandbytes import bnb_quantizer
+
+os.environ["QCONV_PROGRAM"] = str(s.QCONV)
+sys.path.insert(0, str(s.ROOT / "python"))
+import qconv  # noqa: E402
 
 CPU = {"": torch.device("cpu")}
 bitsandbytes.nn.modules.has_avx512bf16 = lambda: False  # see test_interop_checkpoints.py
@@ -225,9 +231,10 @@ class Pipeline(unittest.TestCase):
             unet=diffusers.UNet2DConditionModel(**UNET, **VIDEO, attention_head_dim=8),
             safety_checker=None, feature_extractor=None, requires_safety_checker=False,
         ).save_pretrained(source)
-        s.qconv("--to", "nf4", "-q", "--rest", "bf16", source, s.SCRATCH / "pipeline-zst")
-        s.qconv("unpack", "-q", s.SCRATCH / "pipeline-zst", out)
-        s.qconv("verify", "-q", out)
+        done = qconv.convert(source, s.SCRATCH / "pipeline-zst", to="nf4", rest="bf16")
+        self.assertEqual(sorted(done.parts), ["text_encoder", "unet"])
+        qconv.unpack(s.SCRATCH / "pipeline-zst", out)
+        qconv.verify(out, against=source)
         pipe = diffusers.DiffusionPipeline.from_pretrained(
             out, torch_dtype=torch.bfloat16, tokenizer=None, safety_checker=None,
             feature_extractor=None)
