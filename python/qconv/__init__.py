@@ -66,7 +66,7 @@ def plan(model: StrPath, **options: Unpack[PlanOptions]) -> Plan:
 
 
 def convert(model: StrPath, out: StrPath, *, progress: ProgressWish = None,
-            **options: Unpack[ConvertOptions]) -> Union[Conversion, Pipeline]:
+            **options: Unpack[ConvertOptions]) -> Conversion:
     """Converts the checkpoint `model` and writes the result to the folder `out`.
 
     `to` says what weights become: "nf4", "int8", "int4", "auto", "fp16", "bf16" or "keep". With `vram` each device
@@ -82,15 +82,14 @@ def convert(model: StrPath, out: StrPath, *, progress: ProgressWish = None,
     each by itself, or the parts that `keep` and `quantize` name, and all else is copied; the result is a Pipeline."""
     _without(options, "dry_run", "dry_run")
     if _is_pipeline(model):
-        return _walk("convert", [model, out], options, progress)
+        return _walk(Conversion, "convert", [model, out], options, progress)
     return answer(Conversion, "convert", [model, out], options, progress)
 
 
-def dry_run(model: StrPath, out: Optional[StrPath] = None,
-            **options: Unpack[ConvertOptions]) -> Union[DryRun, Pipeline]:
+def dry_run(model: StrPath, out: Optional[StrPath] = None, **options: Unpack[ConvertOptions]) -> DryRun:
     """What `convert` would write, with exact sizes in bytes; writes nothing. Raises what `convert` would refuse."""
     if _is_pipeline(model):
-        return _walk("convert", [model], {**options, "dry_run": True}, None)
+        return _walk(DryRun, "convert", [model], {**options, "dry_run": True}, None)
     return answer(DryRun, "convert", [model, out], {**options, "dry_run": True})
 
 
@@ -103,35 +102,35 @@ def inspect(path: StrPath, **options: Unpack[InspectOptions]) -> Inspection:
 
 @overload
 def verify(out: StrPath, against: None = None, *, threads: Union[None, int, str] = None,
-           progress: ProgressWish = None) -> Union[Verification, Pipeline]: ...
+           progress: ProgressWish = None) -> Verification: ...
 
 
 @overload
 def verify(out: StrPath, against: StrPath, *, threads: Union[None, int, str] = None,
-           progress: ProgressWish = None) -> Union[Comparison, Pipeline]: ...
+           progress: ProgressWish = None) -> Comparison: ...
 
 
 def verify(out: StrPath, against: Optional[StrPath] = None, *, threads: Union[None, int, str] = None,
-           progress: ProgressWish = None) -> Union[Verification, Comparison, Pipeline]:
+           progress: ProgressWish = None) -> Union[Verification, Comparison]:
     """Compares every byte of an output with its hashes, and with `against` every tensor with that model.
 
     Raises CheckError if anything differs, with the first fault as its message and all of them in its `result`;
     InputError if `out` is no output of qconv. Of a pipeline of diffusers the copied files and each part are verified."""
     options = {"against": against, "threads": threads}
     if _is_pipeline(out):
-        return _walk("verify", [out], options, progress)
+        return _walk(Verification, "verify", [out], options, progress)
     if against is None:
         return answer(Verification, "verify", [out], options, progress)
     return answer(Comparison, "verify", [out], options, progress)
 
 
 def unpack(out: StrPath, folder: StrPath, *, progress: ProgressWish = None,
-           **options: Unpack[UnpackOptions]) -> Union[Unpacking, Pipeline]:
+           **options: Unpack[UnpackOptions]) -> Unpacking:
     """Writes the output `out` to `folder` with its shards decompressed, ready for from_pretrained.
 
     Hashes are checked on the way. Raises CheckError if one differs, UsageError if something else lies in `folder`."""
     if _is_pipeline(out):
-        return _walk("unpack", [out, folder], options, progress)
+        return _walk(Unpacking, "unpack", [out, folder], options, progress)
     return answer(Unpacking, "unpack", [out, folder], options, progress)
 
 

@@ -14,11 +14,11 @@ import re
 import subprocess
 import sys
 import warnings
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type, Union, get_type_hints
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type, Union, cast, get_type_hints
 
 from . import _options
 from ._folders import check_links, check_outside, copy, files_below
-from ._program import ProgressCallback, StrPath, arguments, ask, failure, find, run, text_of
+from ._program import ProgressCallback, R, StrPath, arguments, ask, failure, find, run, text_of
 from .errors import CheckError, InputError, ProgramError, QconvWarning, UsageError
 from .results import Comparison, Conversion, DryRun, Pipeline, Result, Unpacking, Verification
 
@@ -308,12 +308,15 @@ class Walk:
             print("qconv: " + text, file=sys.stderr)
 
 
-def walk(command: str, places: Sequence[Optional[StrPath]], options: Mapping[str, Any], progress: Progress) -> Pipeline:
-    """A function of the package for a pipeline."""
+def walk(kind: Type[R], command: str, places: Sequence[Optional[StrPath]], options: Mapping[str, Any],
+         progress: Progress) -> R:
+    """A function of the package for a pipeline. The answer is a Pipeline, which only a look into the folder can tell:
+    type checkers are told `kind`, which it is for a model."""
     rules = [(name, text_of(glob)) for name in options if name in ("keep", "quantize") and options[name] is not None
              for glob in (options[name] if isinstance(options[name], (list, tuple)) else [options[name]])]
     typed = arguments({k: v for k, v in options.items() if k not in ("keep", "quantize")})
-    return getattr(Walk(command, [os.fspath(p) for p in places if p is not None], typed, rules, progress), command)()
+    whole = Walk(command, [os.fspath(p) for p in places if p is not None], typed, rules, progress)
+    return cast(R, getattr(whole, command)())
 
 
 def split(argv: Sequence[str]) -> Tuple[List[str], List[str], Rules]:

@@ -9,7 +9,7 @@
 #include <math.h>
 #include <string.h>
 
-/* A header of safetensors or a pickle of torch.save, and A and B in double. */
+/* A header of safetensors, and A and B in double. */
 const fuzz_limits fuzz_may_allocate = {400u << 20, 512};
 
 #define READ_MOST (1u << 16)
