@@ -4,12 +4,6 @@
 
 #include <stdint.h>
 
-static inline uint16_t qc_load_le16(const void *p)
-{
-    const unsigned char *b = p;
-    return (uint16_t)(b[0] | (unsigned)b[1] << 8);
-}
-
 static inline uint32_t qc_load_le32(const void *p)
 {
     const unsigned char *b = p;
