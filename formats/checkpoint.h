@@ -111,7 +111,8 @@ void qc_checkpoint_close(qc_checkpoint *c); /* NULL is fine */
 QC_NODISCARD qc_status qc_checkpoint_check_single(const char *path, qc_error *err);
 /* Fails with the sentence that names the command of the Python package for what torch.save wrote.
  * found: the names of the files in the folder at path; NULL where path is such a file. */
-qc_status qc_checkpoint_refuse_torch(const char *path, const char *found, qc_error *err);
+QC_NODISCARD qc_status qc_checkpoint_refuse_torch(const char *path, const char *found,
+                                                  qc_error *err);
 /* If the weights are an adapter's: QC_ERR_INPUT with a message that says what to do instead. */
 QC_NODISCARD qc_status qc_checkpoint_check_model(const qc_checkpoint *c, qc_error *err);
 /* Finds a tensor by its exact name; NULL if there is none. */

@@ -278,7 +278,7 @@ class _Folder:
     # ---- all of it ----
 
     def write(self) -> TorchFiles:
-        check_outside(self.folder, self.out)
+        check_outside(self.source, self.out)
         check_links(self.folder, self.others)
         with staged(self.out) as folder:
             for name in self.files:

@@ -212,6 +212,8 @@ class Models(Case):
             self.assertEqual((done.files[0]["name"], done.copied), (made + ".safetensors", ("config.json",)))
             (folder / "notes.txt").write_text("x")
             self.assertEqual(self.written(folder / name, state)[1].copied, ("config.json",))
+            self.assertEqual(qconv.from_torch(folder / name, folder / "o").tensors, 1)  # beside its source
+            shutil.rmtree(folder / "o")
         both = self.model(state)
         safetensors.torch.save_file(state, both / "model.safetensors")
         self.refused(both, "has safetensors already, which qconv reads: 'model.safetensors'")
