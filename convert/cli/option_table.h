@@ -25,9 +25,9 @@ typedef enum {
     QC_GROUP_FIT,
     QC_GROUP_MEASURE,
     QC_GROUP_RUN,
-    QC_GROUP_OTHER
+    QC_GROUP_OTHER,
+    QC_GROUP_COUNT
 } qc_option_group;
-#define QC_GROUP_COUNT 7
 extern const char *const qc_option_group_titles[QC_GROUP_COUNT];
 
 typedef struct qc_option_row qc_option_row;
