@@ -20,7 +20,7 @@ LOG_BYTES = 1 << 20     # of each log, its end
 FILE_BYTES = 16 << 20   # of each result
 LOGS_EVERY = 5          # seconds, within a step
 SOURCES = ("CHANGELOG.md", "CMakeLists.txt", "CMakePresets.json", "LICENSE", "README.md", "base",
-           "bench", "cmake", "completions", "convert", "docs", "formats", "kernels", "quant", "tests")
+           "bench", "cmake", "convert", "docs", "formats", "kernels", "quant", "tests")
 
 
 class Skip(Exception):

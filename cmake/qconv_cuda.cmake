@@ -2,7 +2,8 @@
 # the language CUDA is enabled, CMAKE_CUDA_ARCHITECTURES is set, and
 #   QCONV_CUDA_CODE   "75-real 80-real 90-virtual", for kernels/cuda_internal.h
 #   QCONV_CUDA_BUILD  "CUDA 13.0: sm_75 sm_80 compute_90", for people
-# AUTO builds them where nvcc is found and works, and says why not otherwise; ON fails there.
+# AUTO builds them for the GPUs that are here (or for CMAKE_CUDA_ARCHITECTURES), where nvcc is found
+# and works, and says why not otherwise. ON builds them for all architectures, or fails.
 set(QCONV_HAVE_CUDA OFF)
 
 # The oldest with code for sm_89 and sm_90.
@@ -49,13 +50,34 @@ if(qconv_nvcc_version VERSION_LESS qconv_cuda_oldest)
   qconv_no_cuda("${qconv_nvcc} is CUDA ${qconv_nvcc_version}, older than ${qconv_cuda_oldest}")
 endif()
 
+# For the GPUs that are here, if it is not said what for. ("native" says the same.)
+if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND NOT "$ENV{CUDAARCHS}" STREQUAL "")
+  set(CMAKE_CUDA_ARCHITECTURES $ENV{CUDAARCHS})
+endif()
+if(CMAKE_CUDA_ARCHITECTURES STREQUAL "native"
+    OR (QCONV_CUDA STREQUAL "AUTO" AND "${CMAKE_CUDA_ARCHITECTURES}" STREQUAL ""))
+  include(qconv_gpu_here)
+  qconv_gpu_here(qconv_gpus)
+  if(NOT qconv_gpus)
+    qconv_no_cuda("there is no GPU here (-DQCONV_CUDA=ON builds them for all GPUs)")
+  endif()
+  execute_process(COMMAND ${qconv_nvcc} --list-gpu-code OUTPUT_VARIABLE qconv_nvcc_codes
+    ERROR_QUIET)
+  qconv_gpu_code(qconv_here "${qconv_gpus}" "${qconv_nvcc_codes}")
+  if(NOT qconv_here AND NOT qconv_gpus STREQUAL "unknown")
+    list(JOIN qconv_gpus ", sm_" qconv_gpus)
+    qconv_no_cuda("CUDA ${qconv_nvcc_version} has no code for the GPU here, sm_${qconv_gpus}")
+  endif()
+  set(CMAKE_CUDA_ARCHITECTURES "${qconv_here}") # all where the GPU does not tell what it is
+endif()
+
 # CMake would build for sm_52 or sm_75 alone. Machine code for what is named in docs/building.md;
 # sm_70's also runs on an sm_75, and CUDA 13 has no sm_70. Blackwell is known from CUDA 12.8 on:
 # sm_100's code runs on all of 10.x (B200, B300) and sm_120's on all of 12.x (RTX 50, GB10).
 # The PTX is that of compute_90 and not of the newest, because no kernel asks for more than 9.0 and
 # PTX runs on nothing older than itself: compute_120's would leave out 11.0 (Jetson Thor), which lies
 # between the two machine codes of Blackwell.
-if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND "$ENV{CUDAARCHS}" STREQUAL "")
+if("${CMAKE_CUDA_ARCHITECTURES}" STREQUAL "")
   set(CMAKE_CUDA_ARCHITECTURES 80-real 86-real 89-real 90-real)
   if(qconv_nvcc_version VERSION_LESS 13)
     list(PREPEND CMAKE_CUDA_ARCHITECTURES 70-real)
@@ -66,8 +88,6 @@ if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND "$ENV{CUDAARCHS}" STREQUAL "")
     list(APPEND CMAKE_CUDA_ARCHITECTURES 100-real 120-real)
   endif()
   list(APPEND CMAKE_CUDA_ARCHITECTURES 90-virtual)
-elseif(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
-  set(CMAKE_CUDA_ARCHITECTURES $ENV{CUDAARCHS})
 endif()
 
 # CUDA 11.8 takes g++ up to 11.
@@ -125,13 +145,10 @@ set(CMAKE_CUDA_EXTENSIONS OFF)
 enable_language(CUDA)
 find_package(CUDAToolkit ${qconv_nvcc_version} REQUIRED)
 
-# qconv compares its GPUs with numbers; CMake has found out what "native" stands for.
-if(CMAKE_CUDA_ARCHITECTURES STREQUAL "native" AND CMAKE_CUDA_ARCHITECTURES_NATIVE)
-  set(CMAKE_CUDA_ARCHITECTURES ${CMAKE_CUDA_ARCHITECTURES_NATIVE})
-endif()
+# qconv compares its GPUs with numbers.
 if(NOT CMAKE_CUDA_ARCHITECTURES MATCHES "^[0-9]+[af]?(-real|-virtual)?(;[0-9]+[af]?(-real|-virtual)?)*$")
   message(FATAL_ERROR "CMAKE_CUDA_ARCHITECTURES=${CMAKE_CUDA_ARCHITECTURES}: expected compute "
-    "capabilities as in 80-real;90-virtual, or native with CMake 3.24 where the GPU is")
+    "capabilities as in 80-real;90-virtual, or native where the GPU is")
 endif()
 
 list(JOIN CMAKE_CUDA_ARCHITECTURES " " QCONV_CUDA_CODE)

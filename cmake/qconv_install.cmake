@@ -67,6 +67,35 @@ if(TARGET qconv_kernels)
   list(APPEND qconv_libraries qconv_cuda)
 endif()
 
+# The manual page and the completions, in pages/: what `qconv help --json` says. Without a Python, and where
+# the program is for another kind of machine, qconv is built and installed without them.
+set(qconv_pages)
+find_package(Python3 3.9 COMPONENTS Interpreter QUIET)
+if(Python3_Interpreter_FOUND AND NOT CMAKE_CROSSCOMPILING)
+  foreach(name qconv.1 qconv.bash qconv.zsh qconv.fish)
+    list(APPEND qconv_pages ${CMAKE_BINARY_DIR}/pages/${name})
+  endforeach()
+  add_custom_command(OUTPUT ${qconv_pages}
+    COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_SOURCE_DIR}/cmake/make_pages.py $<TARGET_FILE:qconv>
+      ${CMAKE_BINARY_DIR}/pages
+    DEPENDS qconv ${CMAKE_SOURCE_DIR}/cmake/make_pages.py VERBATIM)
+  add_custom_target(qconv_pages ALL DEPENDS ${qconv_pages})
+else()
+  message(STATUS "No manual page and no completions: making them takes Python 3.9")
+endif()
+
+# Installs them below the folder, where there are any.
+function(qconv_install_pages man data)
+  if(NOT TARGET qconv_pages)
+    return()
+  endif()
+  set(pages ${CMAKE_BINARY_DIR}/pages)
+  install(FILES ${pages}/qconv.1 DESTINATION ${man}/man1)
+  install(FILES ${pages}/qconv.bash RENAME qconv DESTINATION ${data}/bash-completion/completions)
+  install(FILES ${pages}/qconv.zsh RENAME _qconv DESTINATION ${data}/zsh/vendor-completions)
+  install(FILES ${pages}/qconv.fish DESTINATION ${data}/fish/vendor_completions.d)
+endfunction()
+
 # The Python wheel (pyproject.toml) has the program and the libraries inside its package, each as one
 # file, because a wheel holds no links.
 if(SKBUILD)
@@ -76,6 +105,7 @@ if(SKBUILD)
     set_property(TARGET ${library} PROPERTY SOVERSION)
     install(TARGETS ${library} LIBRARY DESTINATION qconv/lib)
   endforeach()
+  qconv_install_pages(${SKBUILD_DATA_DIR}/share/man ${SKBUILD_DATA_DIR}/share)
   return()
 endif()
 
@@ -119,12 +149,7 @@ if(TARGET qconv_cuda)
   install(FILES ${CMAKE_BINARY_DIR}/qconv_cuda.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 endif()
 
-install(FILES docs/qconv.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
-install(FILES completions/qconv.bash RENAME qconv
-  DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)
-install(FILES completions/qconv.zsh RENAME _qconv
-  DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/vendor-completions)
-install(FILES completions/qconv.fish DESTINATION ${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d)
+qconv_install_pages(${CMAKE_INSTALL_MANDIR} ${CMAKE_INSTALL_DATADIR})
 install(FILES LICENSE RENAME copyright DESTINATION ${CMAKE_INSTALL_DOCDIR})
 install(FILES README.md CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
 # Messages, help and the README name pages as docs/NAME.md.

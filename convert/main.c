@@ -51,11 +51,7 @@ static qc_status print_text(const qc_options *o, qc_error *err)
     qc_strbuf text;
     qc_strbuf_init(&text, MAX_HELP_BYTES);
     qc_status st = QC_OK;
-    if (o->command == QC_CMD_MAN)
-        qc_help_man(&text);
-    else if (o->command == QC_CMD_COMPLETION)
-        qc_help_completion(&text, o->shell);
-    else if (o->command == QC_CMD_VERSION)
+    if (o->command == QC_CMD_VERSION)
         qc_strbuf_putf(&text, "qconv " QCONV_VERSION "\nkernels %s\n",
                        o->call.gpu ? o->call.gpu->build() : "none");
     else if (o->call.json)
@@ -92,7 +88,6 @@ static const struct {
     {QC_CMD_VALIDATE, qc_cmd_validate}, {QC_CMD_BENCH, qc_cmd_bench},
     {QC_CMD_EVAL, qc_cmd_eval},         {QC_CMD_REPORT, qc_cmd_report},
     {QC_CMD_HELP, print_text},          {QC_CMD_VERSION, print_text},
-    {QC_CMD_MAN, print_text},           {QC_CMD_COMPLETION, print_text},
 };
 
 static qc_status run(const qc_options *o, qc_error *err)

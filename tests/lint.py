@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
 
 # What a layer may include of the project. Everything not named here (tests, bench) may use all.
 LAYERS = {
@@ -37,6 +38,8 @@ FLOORS = [
     {"cli"},
 ]
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+# The budget: lines of the product, which is the C and CUDA of all layers (CONTRIBUTING.md says when it changes).
+MAX_PRODUCT_LINES = 127218
 MAX_ROOM_FILES = 40
 MAX_LINES = 800
 MAX_COLUMNS = 100
@@ -179,6 +182,16 @@ def check_text(path, raw, lines):
         yield "%s: no newline at the end" % path
 
 
+def is_product(path):
+    return path.split("/")[0] in LAYERS and path.endswith(C_ENDINGS)
+
+
+def check_budget(lines):
+    if lines > MAX_PRODUCT_LINES:
+        yield "tests/lint.py: the product has %d lines, more than MAX_PRODUCT_LINES = %d: a feature in, a feature out" % (
+            lines, MAX_PRODUCT_LINES)
+
+
 def check_machine_paths(path, raw):
     """Of any file: text, corpora that are half binary, programs without an ending."""
     if path.startswith(DATA_DIRS):
@@ -225,6 +238,7 @@ def lint(root):
     everything = files_of(root)
     paths = [p for p in everything if not p.startswith(DATA_DIRS)]
     found = []
+    product_lines = 0
     for path in everything:
         with open(os.path.join(root, path), "rb") as f:
             raw = f.read()
@@ -239,6 +253,8 @@ def lint(root):
         if path.endswith(C_ENDINGS):
             found += check_includes(path, lines)
             found += check_banned(path, text)
+        product_lines += len(lines) if is_product(path) else 0
+    found += check_budget(product_lines)
     found += check_names(paths)
     found += check_rooms(paths)
     found += check_format(root, paths)
@@ -321,6 +337,19 @@ class SelfTest(unittest.TestCase):
         self.found("quant/long.c", "int x;\n" * 801, "801 lines")
         self.clean("quant/long2.c", "int x;\n" * 800)
 
+    def test_budget(self):
+        """Lines of all files of the product count together, and no others."""
+        whole = ["base/a.h", "quant/a.c", "formats/b.c", "kernels/c.cu", "convert/run/d.c"]
+        self.plant("tests/beside.h", "\n" * 700)
+        self.plant("kernels/notes.md", "\n" * 700)
+        with unittest.mock.patch(__name__ + ".MAX_PRODUCT_LINES", 7 * len(whole)):
+            for path in whole:
+                self.plant(path, "int x;\n" * 7)
+            self.assertEqual(lint(self.root), [])
+            self.plant("kernels/e.cuh", "int x;\n")
+            self.assertEqual(lint(self.root), ["tests/lint.py: the product has 36 lines, more than MAX_PRODUCT_LINES = 35: "
+                                               "a feature in, a feature out"])
+
     def test_names(self):
         self.plant("base/same.c", "\n")
         self.found("quant/same.c", "\n", "base/same.c")
@@ -370,9 +399,9 @@ def counts(root):
     """What docs/architecture.md and the guides say of the program's size, as lines of text."""
     sizes, parameters, schemes = {}, [], {}
     for path in files_of(root):
-        layer = path.split("/")[0]
-        if layer not in LAYERS or not path.endswith(C_ENDINGS):
+        if not is_product(path):
             continue
+        layer = path.split("/")[0]
         with open(os.path.join(root, path)) as f:
             text = f.read()
         room = "/".join(path.split("/")[:2]) if room_of(path) and layer == "convert" else layer
@@ -387,6 +416,7 @@ def counts(root):
     for room in sorted(sizes):
         yield "%-20s %3d files %6d lines" % (room, *sizes[room])
     yield "%-20s %3d files %6d lines" % ("all", *(sum(s[i] for s in sizes.values()) for i in (0, 1)))
+    yield "%-20s %16d lines" % ("budget", MAX_PRODUCT_LINES)
     yield "functions with more than %d parameters: %d" % (MAX_PARAMETERS, len(parameters))
     yield from ("  " + p for p in parameters)
     yield "lines that name a scheme: %d in %d files" % (sum(schemes.values()), len(schemes))

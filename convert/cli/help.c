@@ -96,7 +96,7 @@ static void add_group(qc_strbuf *out, qc_command command, unsigned group)
 {
     int titled = 0;
     for (const qc_option_row *row = qc_option_table; row->name; row++) {
-        if (row->group != (qc_option_group)group || row->hidden || row->alone ||
+        if (row->group != (qc_option_group)group || row->alone ||
             !(row->commands & QC_CMD_BIT(command)))
             continue;
         if (!titled)

@@ -1,4 +1,4 @@
-/* Text generated from the option table: --help, the manual page, shell completions.
+/* Text generated from the option table: --help, and JSON for programs.
  * Each appends to out; qc_strbuf_status says whether that failed. */
 #ifndef QC_CONVERT_HELP_H
 #define QC_CONVERT_HELP_H
@@ -10,12 +10,8 @@
 void qc_help_overview(qc_strbuf *out);
 /* `qconv COMMAND --help`, 80 columns. QC_CMD_HELP gives the overview. */
 void qc_help_command(qc_strbuf *out, qc_command command);
-/* `qconv help [COMMAND] --json`: a command with its options, or all of them (QC_CMD_HELP), and the
- * exit codes. */
+/* `qconv help [COMMAND] --json`: a command with its options, or all of them (QC_CMD_HELP), the exit
+ * codes and the environment: all that the manual page and the shell completions say. */
 QC_NODISCARD qc_status qc_help_json(qc_strbuf *out, qc_command command, qc_error *err);
-/* qconv.1, in man(7) macros. */
-void qc_help_man(qc_strbuf *out);
-/* shell: "bash", "zsh" or "fish". */
-void qc_help_completion(qc_strbuf *out, const char *shell);
 
 #endif

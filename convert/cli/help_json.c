@@ -1,8 +1,7 @@
-/* The table of commands and options as JSON, for programs that call qconv. */
+/* The table of commands and options as JSON, for programs that call qconv, and for
+ * cmake/make_pages.py, which makes the manual page and the completions of it. */
 #include "convert/cli/help.h"
 #include "formats/json_writer.h"
-
-#include <string.h>
 
 static const char *const kinds[] = {
     [QC_ARG_NONE] = "switch",     [QC_ARG_CHOICE] = "choice", [QC_ARG_NUMBER] = "number",
@@ -10,39 +9,105 @@ static const char *const kinds[] = {
     [QC_ARG_TEXT] = "text",
 };
 
-static void write_option(qc_json_writer *w, const qc_option_row *row, qc_command command)
+static const char *const place_kinds[] = {
+    [QC_PLACE_PATH] = "path",
+    [QC_PLACE_DIR] = "directory",
+    [QC_PLACE_COMMAND] = "command",
+};
+
+/* What an option is, whatever the command. */
+static void write_kind(qc_json_writer *w, const qc_option_row *row)
 {
     size_t choices = 0;
     while (row->choices && row->choices[choices])
         choices++;
-    qc_json_write_begin_object(w);
     qc_json_member_string(w, "name", row->name);
     qc_json_member_string(w, "kind", kinds[row->kind]);
     qc_json_member_string(w, "argument", row->arg);
     qc_json_member_strings(w, "choices", row->choices, choices);
-    qc_json_member_string(w, "default", row->dflt ? row->dflt : qc_option_note(row, command));
-    qc_json_member_bool(w, "required", (row->required & QC_CMD_BIT(command)) != 0);
+}
+
+static void write_text(qc_json_writer *w, const qc_option_row *row)
+{
     qc_json_member_bool(w, "repeats", row->repeats);
     qc_json_member_string(w, "help", row->help);
     qc_json_member_string(w, "more", row->more);
+}
+
+static void write_option_of(qc_json_writer *w, const qc_option_row *row, qc_command command)
+{
+    qc_json_write_begin_object(w);
+    write_kind(w, row);
+    qc_json_member_string(w, "default", row->dflt ? row->dflt : qc_option_note(row, command));
+    qc_json_member_bool(w, "required", (row->required & QC_CMD_BIT(command)) != 0);
+    write_text(w, row);
+    qc_json_write_end_object(w);
+}
+
+static void write_names(qc_json_writer *w, const char *key, unsigned commands)
+{
+    qc_json_member_begin_array(w, key);
+    for (unsigned i = 0; i < qc_command_count; i++)
+        if (commands & QC_CMD_BIT(qc_command_table[i].command))
+            qc_json_write_string(w, qc_command_table[i].name);
+    qc_json_write_end_array(w);
+}
+
+/* A row of the option table. */
+static void write_option(qc_json_writer *w, const qc_option_row *row)
+{
+    const char letter[2] = {row->letter, '\0'};
+    qc_json_write_begin_object(w);
+    write_kind(w, row);
+    qc_json_member_string(w, "letter", row->letter ? letter : NULL);
+    qc_json_member_string(w, "group", qc_option_group_titles[row->group]);
+    write_names(w, "commands", row->commands);
+    write_names(w, "required_with", row->required);
+    qc_json_member_string(w, "default", row->dflt ? row->dflt : row->dflt_note);
+    write_names(w, "default_differs_with", row->dflt_of.commands);
+    qc_json_member_string(w, "default_there", row->dflt_of.note);
+    qc_json_member_string(w, "since", row->since);
+    write_text(w, row);
     qc_json_write_end_object(w);
 }
 
 static void write_command(qc_json_writer *w, const qc_command_row *c)
 {
+    char usage[QC_USAGE_BYTES];
+    qc_command_usage(c, qc_option_table, usage);
     qc_json_write_begin_object(w);
     qc_json_member_string(w, "name", c->name);
     qc_json_member_string(w, "summary", c->summary);
+    qc_json_member_string(w, "usage", usage);
+    qc_json_member_string(w, "text", c->text);
     qc_json_member_begin_array(w, "places");
     for (unsigned i = 0; i < c->place_count; i++)
         qc_json_write_string(w, c->places[i].name);
     qc_json_write_end_array(w);
+    qc_json_member_begin_array(w, "place_kinds");
+    for (unsigned i = 0; i < c->place_count; i++)
+        qc_json_write_string(w, place_kinds[c->places[i].kind]);
+    qc_json_write_end_array(w);
     qc_json_member_begin_array(w, "options");
     for (const qc_option_row *row = qc_option_table; row->name; row++)
-        if ((row->commands & QC_CMD_BIT(c->command)) && !row->hidden)
-            write_option(w, row, c->command);
+        if (row->commands & QC_CMD_BIT(c->command))
+            write_option_of(w, row, c->command);
     qc_json_write_end_array(w);
+    qc_json_member_string(w, "examples", c->examples);
     qc_json_write_end_object(w);
+}
+
+static void write_rows(qc_json_writer *w, const char *key, const char *name, const char *meaning,
+                       const qc_text_row *rows, unsigned count)
+{
+    qc_json_member_begin_array(w, key);
+    for (unsigned i = 0; i < count; i++) {
+        qc_json_member_begin_row(w);
+        qc_json_member_string(w, name, rows[i].name);
+        qc_json_member_string(w, meaning, rows[i].meaning);
+        qc_json_write_end_object(w);
+    }
+    qc_json_write_end_array(w);
 }
 
 qc_status qc_help_json(qc_strbuf *out, qc_command command, qc_error *err)
@@ -55,21 +120,15 @@ qc_status qc_help_json(qc_strbuf *out, qc_command command, qc_error *err)
         if (command == QC_CMD_HELP || command == qc_command_table[i].command)
             write_command(&w, &qc_command_table[i]);
     qc_json_write_end_array(&w);
-    qc_json_member_begin_array(&w, "python_commands");
-    for (unsigned i = 0; i < qc_python_command_count; i++) {
-        qc_json_member_begin_row(&w);
-        qc_json_member_string(&w, "name", qc_python_command_table[i].name);
-        qc_json_member_string(&w, "summary", qc_python_command_table[i].meaning);
-        qc_json_write_end_object(&w);
-    }
+    qc_json_member_strings(&w, "groups", qc_option_group_titles, QC_GROUP_COUNT);
+    qc_json_member_begin_array(&w, "options");
+    for (const qc_option_row *row = qc_option_table; row->name; row++)
+        if (command == QC_CMD_HELP || (row->commands & QC_CMD_BIT(command)))
+            write_option(&w, row);
     qc_json_write_end_array(&w);
-    qc_json_member_begin_array(&w, "exit_codes");
-    for (unsigned i = 0; i < qc_exit_code_count; i++) {
-        qc_json_member_begin_row(&w);
-        qc_json_member_string(&w, "code", qc_exit_code_table[i].name);
-        qc_json_member_string(&w, "meaning", qc_exit_code_table[i].meaning);
-        qc_json_write_end_object(&w);
-    }
-    qc_json_write_end_array(&w);
+    write_rows(&w, "python_commands", "name", "summary", qc_python_command_table,
+               qc_python_command_count);
+    write_rows(&w, "exit_codes", "code", "meaning", qc_exit_code_table, qc_exit_code_count);
+    write_rows(&w, "environment", "name", "meaning", qc_environment_table, qc_environment_count);
     return qc_json_write_end_text(&w);
 }

@@ -84,7 +84,7 @@ static const qc_option_row *near_row(const char *typed, size_t len, const qc_opt
     unsigned best_miss = UINT32_MAX;
     for (const qc_option_row *r = rows; r->name; r++) {
         unsigned m = miss(typed, len, r->name);
-        if (!r->hidden && (r->commands & QC_CMD_BIT(command)) && m < best_miss) {
+        if ((r->commands & QC_CMD_BIT(command)) && m < best_miss) {
             best = r;
             best_miss = m;
         }
@@ -155,6 +155,10 @@ static const struct {
     {"--csv", QC_CMD_BIT(QC_CMD_HARDWARE), FOLLOWS},
     {"--interval", QC_CMD_BIT(QC_CMD_HARDWARE), FOLLOWS},
     {"--samples", QC_CMD_BIT(QC_CMD_HARDWARE), FOLLOWS},
+    {"--man", 0,
+     "'man qconv' shows the page where qconv is installed, and building writes pages/qconv.1"},
+    {"--completion", 0,
+     "installing brings the completions of bash, zsh and fish, and building writes them to pages/"},
 };
 
 const char *qc_gone_instead(const char *typed, size_t len, qc_command command)

@@ -651,13 +651,6 @@ const qc_option_row qc_option_table[] = {
     {ROW("version", ANYWHERE, OTHER), .alone = QC_CMD_VERSION, .since = "0.1.0",
      FOREIGN({.names = "v V"}),
      .help = "show the version"},
-    {ROW("man", ANYWHERE, OTHER), .hidden = 1, .alone = QC_CMD_MAN, .since = "0.1.0",
-     .help = "write this manual page",
-     .more = "To read it: qconv --man > qconv.1, then man -l qconv.1."},
-    {ROW("completion", ANYWHERE, OTHER), WORD(shell), CHOICES("bash", "zsh", "fish"), .hidden = 1,
-     .alone = QC_CMD_COMPLETION, .since = "0.1.0",
-     .help = "write the completion for a shell",
-     .more = "In bash: source <(qconv --completion bash)."},
     {.name = NULL},
 };
 /* clang-format on */

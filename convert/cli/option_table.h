@@ -1,9 +1,9 @@
-/* The one table of commands and options. The parser, --help, the man page and the shell completions
- * read nothing else, so they cannot disagree.
+/* The one table of commands and options. The parser, --help, and `help --json`, of which building
+ * makes the man page and the shell completions, read nothing else, so they cannot disagree.
  *
  * To add an option, add a row to option_table.c, which says what it sets. To add a command, add a
  * value to qc_command, a row to command_table.c, a row to main.c (what runs it), and its bit to the
- * options that apply to it. Then regenerate the committed copies: docs/cli.md says how. */
+ * options that apply to it. Then regenerate what is made of it: docs/cli.md says how. */
 #ifndef QC_CONVERT_OPTION_TABLE_H
 #define QC_CONVERT_OPTION_TABLE_H
 
@@ -25,9 +25,9 @@ typedef enum {
     QC_GROUP_FIT,
     QC_GROUP_MEASURE,
     QC_GROUP_RUN,
-    QC_GROUP_OTHER
+    QC_GROUP_OTHER,
+    QC_GROUP_COUNT
 } qc_option_group;
-#define QC_GROUP_COUNT 7
 extern const char *const qc_option_group_titles[QC_GROUP_COUNT];
 
 typedef struct qc_option_row qc_option_row;
@@ -96,7 +96,6 @@ struct qc_option_row {
     int quantizes;               /* says how to quantize: refused where --to quantizes nothing */
     int repeats;                 /* may be given more than once, and each time counts */
     const char *since;           /* version of qconv */
-    int hidden;                  /* left out of --help and completion; the man page has it */
     qc_command alone;            /* the command that --version is, without other arguments; or 0 */
     const qc_foreign_name *foreign; /* for "did you mean"; or NULL */
     const qc_choice_words *words;   /* other words for its choices, for the same; or NULL */

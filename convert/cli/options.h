@@ -1,4 +1,4 @@
-/* The program's options. Parsing, --help, the man page and shell completion come from one table
+/* The program's options. Parsing, --help, the man page and shell completions come from one table
  * (option_table.h). */
 #ifndef QC_CONVERT_OPTIONS_H
 #define QC_CONVERT_OPTIONS_H
@@ -20,9 +20,7 @@ typedef enum {
     QC_CMD_EVAL,
     QC_CMD_REPORT,
     QC_CMD_HELP, /* --help was asked for, or "help [COMMAND]" */
-    QC_CMD_VERSION,
-    QC_CMD_MAN,       /* hidden: print qconv.1 */
-    QC_CMD_COMPLETION /* hidden: print the completion for a shell */
+    QC_CMD_VERSION
 } qc_command;
 
 typedef struct {
@@ -56,7 +54,6 @@ typedef struct {
 typedef struct {
     qc_command command;
     qc_command help_topic;   /* of QC_CMD_HELP; QC_CMD_HELP itself means the overview */
-    const char *shell;       /* for QC_CMD_COMPLETION */
     const char *recipe_file; /* --recipe FILE, whose rules come first among the rules; or NULL */
     const char *html;        /* plan, validate, report: --html FILE, or NULL */
     const char *device_map;  /* plan --device-map FILE, or NULL */

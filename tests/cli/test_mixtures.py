@@ -292,7 +292,7 @@ class Trained(OutputCase):
         model = os.path.join(data, "kjv-moe", "model")
         with open(os.path.join(data, "kjv-llama", "heldout.txt"), encoding="ascii") as f:
             text = f.read()
-        self.write("own.txt", text[:16384])
+        self.write("own.txt", text[:8192])
         self.write("judge.txt", text[100000:106000])
         found = {}
         own = ["--calibrate", "own.txt", "--calibration-context", "256"]

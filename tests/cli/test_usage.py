@@ -1,14 +1,18 @@
 """Every option, every way to get one wrong, help and version."""
 import os
 import re
+import shutil
 import subprocess
+import sys
+import tempfile
 import unittest
 
-from qconv_case import QCONV, QconvCase
+from qconv_case import QCONV, QconvCase, ROOT
 import make_checkpoint as mk
 
 COMMANDS = ["convert", "plan", "hardware", "inspect", "verify", "unpack", "validate", "bench", "eval",
             "report"]
+PYTHON_COMMANDS = ["plan-training", "from-torch"]
 
 
 # What earlier versions had, and what does its job: {arguments, words of the message}, a row a line.
@@ -301,10 +305,10 @@ class Wrong(QconvCase):
             self.usage(c, "--device", "cuda:1,1", *rest, has="cuda:1 is there twice", command=c)
             self.fails(5, c, "--device", "cuda:99", *rest, has="--device cuda:99")
 
-    def test_hidden(self):
-        self.usage("--completion", "tcsh", has="bash, zsh or fish", command="")
-        self.usage("--completion", has="--completion needs a value: bash, zsh or fish",
-                   command="")
+    def test_pages_that_are_built(self):
+        self.usage("--man", has="no longer has '--man': 'man qconv' shows the page")
+        for words in [("bash",), ("tcsh",), ()]:
+            self.usage("--completion", *words, has="no longer has '--completion': installing brings")
 
     def test_control_characters_of_arguments_are_harmless(self):
         line = self.usage("--to", "a\nb\033[31m", "m", "o")
@@ -477,7 +481,7 @@ class Output(QconvCase):
         read, write = os.pipe()
         os.close(read)
         try:
-            r = self.run_qconv("--man", stdout=write)
+            r = self.run_qconv("help", "--json", stdout=write)
         finally:
             os.close(write)
         self.assertEqual((r.returncode, r.stderr), (0, b""))
@@ -511,16 +515,29 @@ class Output(QconvCase):
 
 
 class Generated(QconvCase):
+    """The manual page and the completions that building makes of `qconv help --json`."""
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.pages = tempfile.mkdtemp(prefix="qconv-pages-")
+        cls.addClassCleanup(shutil.rmtree, cls.pages)
+        subprocess.run([sys.executable, "-B", os.path.join(ROOT, "cmake", "make_pages.py"), QCONV, cls.pages], check=True)
+
+    def page(self, name):
+        with open(os.path.join(self.pages, name), encoding="utf-8") as f:
+            return f.read()
+
     def test_man_page_lists_every_option(self):
-        man = self.ok("--man").replace("\\-", "-")
+        man = self.page("qconv.1").replace("\\-", "-")
         for c in COMMANDS:
             for option in re.findall(r"--[a-z-]+", self.ok(c, "--help")):
                 self.assertIn("\\fB" + option, man)
-        for hidden in ["--man", "--completion"]:
-            self.assertIn("\\fB" + hidden, man)
+        for command in PYTHON_COMMANDS:
+            self.assertIn("\n.TP\n\\fB%s\\fR\n" % command, man)
 
     def test_man_page_is_well_formed(self):
-        self.write("qconv.1", self.ok("--man"))
+        self.write("qconv.1", self.page("qconv.1"))
         try:
             r = subprocess.run(["groff", "-man", "-ww", "-z", "-Tutf8", self.path("qconv.1")],
                                stderr=subprocess.PIPE)
@@ -529,7 +546,7 @@ class Generated(QconvCase):
         self.assertEqual((r.returncode, r.stderr), (0, b""))
 
     def checked_by(self, shell, *command):
-        script = self.write("qconv." + shell, self.ok("--completion", shell))
+        script = self.write("qconv." + shell, self.page("qconv." + shell))
         try:
             r = subprocess.run(list(command) + [script], stdout=subprocess.PIPE,
                                stderr=subprocess.STDOUT)
@@ -550,7 +567,7 @@ class Generated(QconvCase):
         self.checked_by("fish", "fish", "-n")
 
     def complete_bash(self, *words):
-        self.write("c.bash", self.ok("--completion", "bash"))
+        self.write("c.bash", self.page("qconv.bash"))
         script = ('source ./c.bash; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _qconv; '
                   'printf "%s\\n" "${COMPREPLY[@]}"')
         r = subprocess.run(["bash", "-c", script, "bash"] + list(words), cwd=self.dir,
@@ -559,9 +576,10 @@ class Generated(QconvCase):
         return sorted(r.stdout.decode().split())
 
     def test_fish_completes(self):
-        self.write("c.fish", self.ok("--completion", "fish"))
+        self.write("c.fish", self.page("qconv.fish"))
         for line, wanted in [("qconv --to ", ["auto", "bf16", "fp16", "int4", "int8", "keep", "nf4"]),
                              ("qconv ver", ["verify"]),
+                             ("qconv from", ["from-torch"]),
                              ("qconv verify --th", ["--threads"]),
                              ("qconv verify --bl", []),
                              ("qconv --bl", ["--block-size"])]:
@@ -586,6 +604,8 @@ class Generated(QconvCase):
         self.assertEqual(self.complete_bash("qconv", "v"), ["validate", "vault", "verify"])
         self.assertEqual(self.complete_bash("qconv", "verify", "v"), ["vault"])
         self.assertEqual(self.complete_bash("qconv", "help", "un"), ["unpack"])
+        self.assertEqual(self.complete_bash("qconv", "from"), ["from-torch"])
+        self.assertEqual(self.complete_bash("qconv", "from-torch", "v"), ["vault"])
         self.assertEqual(self.complete_bash("qconv", "verify", "--th"), ["--threads"])
         self.assertEqual(self.complete_bash("qconv", "verify", "--bl"), [])
         self.assertEqual(self.complete_bash("qconv", "--bl"), ["--block-size"])

@@ -213,8 +213,6 @@ static void commands_and_words(void **state)
         {"qconv unpack --help", QC_CMD_HELP, QC_CMD_UNPACK, NULL, NULL},
         {"qconv --zzz -h", QC_CMD_HELP, QC_CMD_CONVERT, NULL, NULL},
         {"qconv --version", QC_CMD_VERSION, QC_CMD_HELP, NULL, NULL},
-        {"qconv --man", QC_CMD_MAN, QC_CMD_HELP, NULL, NULL},
-        {"qconv --completion=zsh", QC_CMD_COMPLETION, QC_CMD_HELP, NULL, NULL},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         parsed p;
