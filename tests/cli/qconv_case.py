@@ -1,4 +1,5 @@
 """Base of the command-line tests: runs the program that $QCONV names in a folder of its own."""
+import json
 import os
 import re
 import shutil
@@ -36,6 +37,23 @@ class QconvCase(unittest.TestCase):
             f.write(text)
         return self.path(name)
 
+    def json_of(self, *names):
+        """What a file has, as JSON."""
+        with open(self.path(*names), encoding="utf-8") as f:
+            return json.load(f)
+
+    def quantization(self, out):
+        """The quantization_config of an output, or None."""
+        return self.json_of(out, "config.json").get("quantization_config")
+
+    def change_byte(self, path, at, bits=1):
+        """Turns bits of one byte around; `at` may count from the end, as -1 does."""
+        with open(path, "r+b") as f:
+            f.seek(at, os.SEEK_END if at < 0 else os.SEEK_SET)
+            byte = f.read(1)[0]
+            f.seek(-1, os.SEEK_CUR)
+            f.write(bytes([byte ^ bits]))
+
     # Of a class whose numbers are those of one method: --scale where a conversion does not say.
     scale = None
 
@@ -69,6 +87,12 @@ class QconvCase(unittest.TestCase):
         r = self.run_qconv(*args, **more)
         self.assertEqual(r.returncode, 0, (args, r.stderr))
         return r.stdout.decode()
+
+    def warned(self, *args, **more):
+        """Exit 0; returns standard error as text."""
+        r = self.run_qconv(*args, **more)
+        self.assertEqual(r.returncode, 0, (args, r.stderr))
+        return r.stderr.decode()
 
     def interrupt_at(self, words, argv, env=None):
         """Starts a program and interrupts it after a line of standard error that has these words."""

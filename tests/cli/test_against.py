@@ -8,7 +8,7 @@ import shutil
 import struct
 import unittest
 
-from output_case import ISAS, OutputCase, PLAIN
+from output_case import OutputCase, PLAIN
 from qconv_case import ROOT
 import make_checkpoint as mk
 
@@ -127,42 +127,6 @@ class Whole(Against):
             for name in "ou":
                 shutil.rmtree(self.path(name))
 
-    def test_numbers_are_those_of_the_manifest(self):
-        """The error that convert measured on its way is what is left in the file."""
-        for form in (["--to", "nf4"], ["--to", "int8"], ["--to", "int8", "--block-size", "64"]):
-            self.ok("-q", *form, "m", "o")
-            with open(self.path("o", "qconv.json")) as f:
-                listed = {t["name"]: t for t in json.load(f)["tensors"]}
-            seen = 0
-            for r in self.is_model()["rows"]:
-                if r["kind"] != "quantized":
-                    continue
-                t = listed[r["name"]]
-                seen += 1
-                self.assertAlmostEqual(r["error"] / t["rel_mse"] ** 0.5, 1, delta=1e-5)
-                self.assertEqual(r["largest_error"], t["max_err"])
-                self.assertEqual(r["largest_at"][0] * 128 + r["largest_at"][1], t["max_err_index"])
-            self.assertEqual(seen, 12)
-            shutil.rmtree(self.path("o"))
-
-    def test_threads_and_instruction_sets_agree(self):
-        for form in (["--to", "nf4"], ["--to", "int8", "--block-size", "64"]):
-            other = tensors(1)
-            other[L % 1 + Q] = other[L % 1 + K]
-            self.bare(*form, source=other)
-            answers = []
-            for isa in ISAS:
-                for threads in ("1", "5"):
-                    r = self.run_qconv("verify", "--json", "--threads", threads, "b", "--against",
-                                       "m", env={"QCONV_ISA": isa})
-                    if r.returncode != 5:
-                        answer = json.loads(r.stdout)
-                        answer.pop("seconds")
-                        answers.append(answer)
-            self.assertGreaterEqual(len(answers), 2)
-            for a in answers[1:]:
-                self.assertEqual(a, answers[0])
-
     def test_types(self):
         for dtype in ("F64", "F32", "F16"):
             source = tensors(2, dtype)
@@ -197,7 +161,9 @@ class Whole(Against):
             self.assertEqual(self.row(answer, name)["shape"], [288, 96])
             self.assertEqual(answer["source_digests"], 2)
             self.ok("-q", "--to", "bf16", "o", "back")
-            self.is_model(out="back", against="o")
+            answer = self.is_model(out="back", against="o")
+            self.assertGreater(answer["cast"], 0)
+            self.assertTrue(all(m["explained"] for m in answer["missing"]))
             shutil.rmtree(self.path("o"))
             shutil.rmtree(self.path("back"))
 
@@ -217,16 +183,6 @@ class Whole(Against):
             self.ok("-q", "--force", "--to", "int8", "--scale", scale, "m", "o")
             row = self.row(self.is_model(), name)
             self.assertEqual(row["searched"] > 0.9 * row["scales"], scale == "search")
-
-    def test_decoded_again(self):
-        for form in (["--to", "nf4"], ["--to", "int8"], ["--to", "int8", "--block-size", "64"]):
-            self.ok("-q", *form, "m", "o")
-            self.ok("-q", "--to", "bf16", "o", "back")
-            answer = self.is_model(out="back", against="o")
-            self.assertGreater(answer["cast"], 0)
-            self.assertTrue(all(m["explained"] for m in answer["missing"]))
-            for name in ("o", "back"):
-                shutil.rmtree(self.path(name))
 
     def test_torch(self):
         source = os.path.join(ROOT, "tests", "data", "torch", "sharded")
@@ -432,33 +388,11 @@ class Damaged(Against):
     scale = "absmax"
 
     def flip(self, name, at, bit):
-        for file in os.listdir(self.path("b")):
-            if not file.endswith(".safetensors"):
-                continue
-            with open(self.path("b", file), "r+b") as f:
-                n = struct.unpack("<Q", f.read(8))[0]
-                head = json.loads(f.read(n))
-                if name not in head:
-                    continue
-                f.seek(8 + n + head[name]["data_offsets"][0] + at)
-                old = f.read(1)[0]
-                f.seek(-1, os.SEEK_CUR)
-                f.write(bytes([old ^ bit]))
-                return
-        self.fail(name)
-
-    def test_one_code(self):
-        rng = random.Random(6)
-        name = L % 1 + Q
-        for form in FORMS[:7]:
-            body = self.bare(*form)[name][2]
-            for _ in range(12):
-                at, bit = rng.randrange(len(body)), 1 << rng.randrange(8)
-                self.flip(name, at, bit)
-                answer, _ = self.is_not(name, out="b")
-                self.assertEqual(self.faulty(answer), [name], (form, at, bit))
-                self.flip(name, at, bit)
-            self.is_model(out="b")
+        path = self.path("b", "model.safetensors")
+        with open(path, "rb") as f:
+            n = struct.unpack("<Q", f.read(8))[0]
+            begin = 8 + n + json.loads(f.read(n))[name]["data_offsets"][0]
+        self.change_byte(path, begin + at, bit)
 
     def test_one_scale(self):
         """Any bit of a scale that is not below what its form can hold of the largest value."""
@@ -498,14 +432,6 @@ class Damaged(Against):
                 self.assertEqual(self.faulty(answer), [name])
                 self.flip(tensor, at, bit)
 
-    def test_nested_codes(self):
-        name = L % 1 + Q
-        self.bare("--to", "nf4")
-        for block in (0, 100, 255):
-            self.flip(name + ".absmax", block, 0x40)
-            self.is_not(name, out="b")
-            self.flip(name + ".absmax", block, 0x40)
-
     def test_nan(self):
         name = L % 1 + Q
         self.bare("--to", "nf4", "--no-double-quant")
@@ -530,11 +456,7 @@ class Damaged(Against):
     def test_with_a_manifest(self):
         self.ok("-q", "--to", "nf4", "m", "o")
         shard = next(n for n in os.listdir(self.path("o")) if n.endswith(".zst"))
-        with open(self.path("o", shard), "r+b") as f:
-            f.seek(os.path.getsize(f.name) // 2)
-            old = f.read(1)[0]
-            f.seek(-1, os.SEEK_CUR)
-            f.write(bytes([old ^ 4]))
+        self.change_byte(self.path("o", shard), os.path.getsize(self.path("o", shard)) // 2, 4)
         self.is_not("tensor", out="o")
         os.truncate(self.path("o", shard), 1000)
         self.is_not(shard, "expected", out="o")

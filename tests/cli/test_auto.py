@@ -190,8 +190,7 @@ class Auto(OutputCase):
             self.assertIn(b"--schemes", r.stderr)
         self.assert_same("out0", "out1")
         self.assert_same("out0", "out2")
-        with open(self.path("out0", "config.json")) as f:
-            q = json.load(f)["quantization_config"]
+        q = self.quantization("out0")
         self.assertEqual((q["quant_method"], q["quant_type"]), ("qconv", "nf4+int8"))
         self.ok("verify", "out0")
         self.ok("inspect", "out0")
@@ -217,8 +216,7 @@ class Auto(OutputCase):
 
     def config_of(self, schemes, vram):
         self.ok("-q", "--to", "auto", "--schemes", schemes, "--vram", vram, *ROOM, self.m, schemes)
-        with open(self.path(schemes, "config.json")) as f:
-            return json.load(f).get("quantization_config")
+        return self.json_of(schemes, "config.json").get("quantization_config")
 
     def test_what_loaders_read(self):
         """Without a mixture: bitsandbytes' configuration, and what is 16 bit on its list."""

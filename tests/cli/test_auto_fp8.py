@@ -46,10 +46,6 @@ class AutoFp8(OutputCase):
         self.ok("-q", "--compress", "none", *args, self.m, out)
         return mk.read_checkpoint(self.path(out))
 
-    def quantization(self, out):
-        with open(self.path(out, "config.json")) as f:
-            return json.load(f).get("quantization_config")
-
     def test_all_as_they_are(self):
         """With room for all there is no error, and nothing changes."""
         chosen = self.choose("10MB")
@@ -107,8 +103,7 @@ class AutoFp8(OutputCase):
         for scheme, args in (("nf4", ["--to", "nf4"]), ("int8", ["--to", "int8"]),
                              ("nf4-32", ["--to", "nf4", "--block-size", "32"])):
             self.plain(scheme, *args)
-            with open(self.path(scheme, "qconv.json")) as f:
-                tensors = {t["name"]: t for t in json.load(f)["tensors"]}
+            tensors = {t["name"]: t for t in self.json_of(scheme, "qconv.json")["tensors"]}
             for name in NAMES:
                 _, _, layer, path = name[:-7].split(".", 3)
                 got = groups["layer %s %s" % (layer, path)]
@@ -195,8 +190,7 @@ class AutoMxfp4(OutputCase):
         self.assertEqual(groups["layer 1 mlp.experts.gate_up_proj"]["importance"], 2)
         for to in ("nf4", "int8"):
             self.ok("-q", "--to", to, "--requantize", self.m, to)
-            with open(self.path(to, "qconv.json")) as f:
-                tensors = {t["name"]: t for t in json.load(f)["tensors"]}
+            tensors = {t["name"]: t for t in self.json_of(to, "qconv.json")["tensors"]}
             for name in ("gate_up_proj", "down_proj"):
                 want = tensors["model.layers.1.mlp.experts." + name]["rel_mse"]
                 got = groups["layer 1 mlp.experts." + name]["relative_errors"][to]

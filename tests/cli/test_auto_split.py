@@ -102,8 +102,7 @@ class AutoSplit(OutputCase):
         again = self.plan("--vram", "2x2000KB", "--tp", "2", "--cuda-context", "0", "--context", "8",
                           model=self.path("o"))
         self.assertEqual(again["devices"], plan["devices"])
-        with open(self.path("o", "config.json"), encoding="utf-8") as f:
-            config = json.load(f)["quantization_config"]
+        config = self.quantization("o")
         form = {module: (g["weights"]["num_bits"], g["weights"]["strategy"])
                 for g in config["config_groups"].values() for module in g["targets"]}
         self.assertEqual({bits for bits, _ in form.values()}, {4, 8})

@@ -53,10 +53,6 @@ class CompressedTensors(OutputCase):
         values[64:128] = [0.0] * 64
         return dtype, shape, mk.encode(dtype, values)
 
-    def config(self, out="o"):
-        with open(self.path(out, "config.json"), encoding="utf-8") as f:
-            return json.load(f)["quantization_config"]
-
     def check(self, source, out, bits, group, is_packed=True):
         dtype, shape, data = source
         scale_dtype = SCALE_DTYPE[dtype]
@@ -103,8 +99,7 @@ class CompressedTensors(OutputCase):
                 self.convert("--to", *form, "--format", "compressed-tensors", "--scale", scale, "m", "o")
                 y = mk.decode("BF16", self.convert("--to", "bf16", "o", "back")[Q][2])
                 errors[scale] = sum((a - b) ** 2 for a, b in zip(x, y)) / sum(a * a for a in x)
-                with open(self.path("o", "qconv.json"), encoding="utf-8") as f:
-                    told = [t for t in json.load(f)["tensors"] if "rel_mse" in t][0]["rel_mse"]
+                told = [t for t in self.json_of("o", "qconv.json")["tensors"] if "rel_mse" in t][0]["rel_mse"]
                 self.assertAlmostEqual(errors[scale] / told, 1, delta=0.1 if form[0] == "int8" else 0.02)
             self.assertLess(errors["search"], errors["absmax"], form)
 
@@ -112,7 +107,7 @@ class CompressedTensors(OutputCase):
         self.model({Q: self.weight("BF16", [4, 128]), DOWN: self.weight("BF16", [4, 100]),
                     "lm_head.weight": self.weight("BF16", [8, 64])})
         self.convert("--to", "int4", "m", "o")
-        got = self.config()
+        got = self.quantization("o")
         self.assertEqual(got["quant_method"], "compressed-tensors")
         self.assertEqual((got["format"], got["quantization_status"]), ("pack-quantized", "compressed"))
         self.assertEqual(got["config_groups"], {"group_0": {
@@ -124,11 +119,11 @@ class CompressedTensors(OutputCase):
             self.assertIn(module, got["ignore"])
         self.assertNotIn(Q[:-len(".weight")], got["ignore"])
         self.convert("--to", "int4", "--block-size", "channel", "m", "o")
-        self.assertEqual(self.config()["format"], "pack-quantized")
-        self.assertEqual(self.config()["config_groups"]["group_0"]["weights"], {
+        self.assertEqual(self.quantization("o")["format"], "pack-quantized")
+        self.assertEqual(self.quantization("o")["config_groups"]["group_0"]["weights"], {
             "dynamic": False, "num_bits": 4, "strategy": "channel", "symmetric": True, "type": "int"})
         self.convert("--to", "int8", "--format", "compressed-tensors", "m", "o")
-        got = self.config()
+        got = self.quantization("o")
         self.assertEqual(got["format"], "int-quantized")
         self.assertEqual(got["config_groups"]["group_0"]["input_activations"], {
             "dynamic": True, "num_bits": 8, "strategy": "token", "symmetric": True, "type": "int"})
@@ -150,7 +145,7 @@ class CompressedTensors(OutputCase):
         out = self.convert("--to", "auto", "--format", "compressed-tensors", "--vram", "1.5MB",
                            "--cuda-context", "0", "--context", "8", "m", "o")
         report = json.loads(self.ok("inspect", "--json", "o"))
-        config = self.config()
+        config = self.quantization("o")
         form = {}
         for group in config["config_groups"].values():
             for module in group["targets"]:

@@ -100,8 +100,7 @@ class Engines(OutputCase):
         """As versions before this one wrote it."""
         self.model(dense(), config=LLAMA)
         self.ok("-q", "--to", "nf4", "--keep", "*q_proj*", *PLAIN, "m", "o")
-        with open(self.path("o", "config.json")) as f:
-            config = json.load(f)
+        config = self.json_of("o", "config.json")
         q = config["quantization_config"]
         q["llm_int8_skip_modules"].remove(A + "qkv_proj")
         with open(self.path("o", "config.json"), "w") as f:

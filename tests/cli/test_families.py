@@ -380,8 +380,7 @@ class Images(FamilyCase):
         self.convert(*nf4, "--scale", "search", "mllama", "search")
         kl = {out: self.numbers(out, "--against", "mllama", *images)["kl_mean"] for out in ("one", "search")}
         self.assertLess(kl["one"], 0.9 * kl["search"])
-        with open(self.path("one", "qconv.json"), encoding="utf-8") as f:
-            manifest = json.load(f)
+        manifest = self.json_of("one", "qconv.json")
         self.assertEqual(manifest["options"]["calibrate"]["image_states"], "images.safetensors")
         cross = {t["name"].split("layers.1.")[1]: t["calibrated"] for t in manifest["tensors"]
                  if "layers.1." in t["name"] and "calibrated" in t}

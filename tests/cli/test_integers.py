@@ -154,14 +154,11 @@ class Integers(Forms):
             out = self.convert("--to", to, "m", to)
             self.assertEqual(out[Q], (dtype, w.shape, mk.encode(dtype, w.values())))
             self.assertEqual(sorted(out), [Q, "model.norm.weight"])
-            with open(self.path(to, "config.json")) as f:
-                self.assertNotIn("quantization_config", json.load(f))
+            self.assertNotIn("quantization_config", self.json_of(to, "config.json"))
         for to in ("nf4", "int8"):
             out = self.convert("--to", to, "m", to)
             self.check_blocks_of(out, Q, w.values(), w.shape, to)
-            with open(self.path(to, "config.json")) as f:
-                self.assertEqual(json.load(f)["quantization_config"]["quant_method"],
-                                 "bitsandbytes")
+            self.assertEqual(self.quantization(to)["quant_method"], "bitsandbytes")
         for to in ("bf16", "nf4", "int8"):
             self.assertTrue(json.loads(self.ok("verify", "--json", to))["ok"])
             report = json.loads(self.ok("verify", "--json", to, "--against", "m"))
@@ -174,6 +171,16 @@ class Integers(Forms):
         for to in ("bf16", "fp16", "nf4", "int8"):
             shutil.rmtree(self.path(to))
 
+    def check_refused(self, good, cases, targets=("bf16", "nf4")):
+        """(tensors that take the place of good ones, configuration, what the line has)"""
+        for number, (bad, config, says) in enumerate(cases):
+            with self.subTest(number=number, says=says):
+                tensors = {**good, **{M + n: t for n, t in bad.items()}}
+                self.model_of({n: t for n, t in tensors.items() if t}, config)
+                for to in targets:
+                    self.fails(3, "--to", to, "m", "o", has=says)
+                    self.assert_nothing("o")
+
     def check_bf16(self, w, tensors, quantization):
         self.model_of(tensors, quantization)
         out = self.convert("--to", "bf16", "m", "o")
@@ -182,17 +189,23 @@ class Integers(Forms):
         shutil.rmtree(self.path("o"))
 
 
+class Targets(Integers):
+    def test_every_target(self):
+        largest = Weight(self.rng, 96, 128, 4, 4, shuffled=True)
+        largest.zeros[5][2] = 16  # the largest code in a file of GPTQ
+        for w, form, more, config in (
+                (Weight(self.rng, 96, 128, 8, 1, "BF16", symmetric=True), int_quantized, {"symmetric": True},
+                 ct_config("int-quantized", 8, "channel")),
+                (Weight(self.rng, 96, 128, 4, 4, "BF16", symmetric=True), pack_quantized, {"symmetric": True},
+                 ct_config("pack-quantized", 4, "group", 32)),
+                (Weight(self.rng, 96, 128, 4, 4), gptq, {"shuffled": False}, Gptq.config(self)),
+                (largest, gptq, {}, Gptq.config(self, desc_act=True)),
+                (Weight(self.rng, 96, 128, 4, 4), awq, {}, Awq.CONFIG)):
+            with self.subTest(form=form.__name__, config=config):
+                self.check_all(w, form(w, **more), config)
+
+
 class CompressedTensors(Integers):
-    def test_int_quantized(self):
-        w = Weight(self.rng, 96, 128, 8, 1, "BF16", symmetric=True)
-        self.check_all(w, int_quantized(w, symmetric=True),
-                       ct_config("int-quantized", 8, "channel"))
-
-    def test_pack_quantized(self):
-        w = Weight(self.rng, 96, 128, 4, 4, "BF16", symmetric=True)
-        self.check_all(w, pack_quantized(w, symmetric=True),
-                       ct_config("pack-quantized", 4, "group", 32))
-
     def test_forms(self):
         """Both formats, all strategies, 4 and 8 bit, zero points and act-order, rows that do not
         fill their words."""
@@ -294,27 +307,21 @@ class CompressedTensors(Integers):
              ["weight_g_idx", "group 0 has 33 columns", "32"]),
             ({"weight": ("BF16", [32, 64], bytes(4096))}, fit, [Q, "same weight, plain and packed"]),
         ]
-        for number, (bad, config, says) in enumerate(cases):
-            with self.subTest(number=number, says=says):
-                tensors = {**good, **{M + n: t for n, t in bad.items()}}
-                self.model_of({n: t for n, t in tensors.items() if t}, config)
-                for to in ("bf16", "nf4"):
-                    self.fails(3, "--to", to, "m", "o", has=says)
-                    self.assert_nothing("o")
+        self.check_refused(good, cases)
 
     def test_bad_scales(self):
-        for bits, says in ((0, "is 0"), (0x7C00, "not finite"), (0x7E00, "not finite")):
-            for form in (int_quantized, pack_quantized):
-                w = Weight(self.rng, 32, 64, 8, 2, symmetric=True)
-                tensors = form(w, symmetric=True)
-                dtype, shape, data = tensors[M + "weight_scale"]
-                data = data[:2 * 11] + struct.pack("<H", bits) + data[2 * 12:]
-                tensors[M + "weight_scale"] = dtype, shape, data
-                self.model_of(tensors, None)
-                for to in ("bf16", "nf4", "int8"):
-                    self.fails(3, "--to", to, "m", "o", has=[M + "weight_scale", "row 5, group 1",
-                                                             says, "--keep"])
-                    self.assert_nothing("o")
+        """Of all four forms; the scale of row 5, group 1 lies at `at`."""
+        for bits, says in ((0, "is 0"), (0x7C00, "not finite"), (0x7E00, "not finite"), (0xFC00, "not finite")):
+            for form, code_bits, more, name, at, config in (
+                    (int_quantized, 8, {"symmetric": True}, "weight_scale", 11, None),
+                    (pack_quantized, 8, {"symmetric": True}, "weight_scale", 11, None),
+                    (gptq, 4, {}, "scales", 32 + 5, {"quant_method": "gptq", "bits": 4, "group_size": 32}),
+                    (awq, 4, {}, "scales", 32 + 5, {"quant_method": "awq", "bits": 4, "group_size": 32})):
+                good = form(Weight(self.rng, 32, 64, code_bits, 2, symmetric=bool(more)), **more)
+                dtype, shape, data = good[M + name]
+                data = data[:2 * at] + struct.pack("<H", bits) + data[2 * (at + 1):]
+                self.check_refused(good, [({name: (dtype, shape, data)}, config,
+                                           [M + name, "row 5, group 1", says, "--keep"])], ("bf16", "nf4", "int8"))
 
     def test_too_large(self):
         w = Weight(self.rng, 8, 64, 8, 1, "F32", symmetric=True)
@@ -337,14 +344,12 @@ class CompressedTensors(Integers):
             out = self.convert("--to", "bf16", "--keep", glob, "m", "o")
             self.assertEqual({n: out[n] for n in kept}, kept)
             self.assertEqual(out[other + "weight"][2], mk.encode("BF16", k.values()))
-            with open(self.path("o", "config.json")) as f:
-                config = json.load(f)["quantization_config"]
+            config = self.quantization("o")
             self.assertEqual(config["quant_method"], CT)
             self.assertIn(other[:-1], config["ignore"])
             shutil.rmtree(self.path("o"))
         self.convert("--to", "nf4", "--keep", "*.q_proj.weight", "m", "o")
-        with open(self.path("o", "config.json")) as f:
-            config = json.load(f)["quantization_config"]
+        config = self.quantization("o")
         self.assertEqual((config["quant_method"], config["quant_type"]),
                          ("qconv", "nf4+pack-quantized"))
         again = self.convert("--to", "bf16", "o", "back")
@@ -384,15 +389,6 @@ class Gptq(Integers):
     def config(self, bits=4, group=32, **more):
         return {"quant_method": "gptq", "bits": bits, "group_size": group, "desc_act": False,
                 "sym": False, **more}
-
-    def test_all(self):
-        w = Weight(self.rng, 96, 128, 4, 4)
-        self.check_all(w, gptq(w, shuffled=False), self.config())
-
-    def test_act_order(self):
-        w = Weight(self.rng, 96, 128, 4, 4, shuffled=True)
-        w.zeros[5][2] = 16  # the largest code in the file
-        self.check_all(w, gptq(w), self.config(desc_act=True))
 
     def test_forms(self):
         for bits in (4, 8):
@@ -445,25 +441,7 @@ class Gptq(Integers):
             ({"scales": ("F16", [2, 16], bytes(64))}, self.config(), [at, "gptq", "16 columns"]),
             ({}, {"quant_method": "awq", "bits": 4, "group_size": 32}, [at, "awq", "4 columns"]),
         ]
-        for number, (bad, config, says) in enumerate(cases):
-            with self.subTest(number=number, says=says):
-                self.model_of({**good, **{M + n: t for n, t in bad.items()}}, config)
-                for to in ("bf16", "nf4"):
-                    self.fails(3, "--to", to, "m", "o", has=says)
-                    self.assert_nothing("o")
-
-    def test_bad_scales(self):
-        for form, method in ((gptq, "gptq"), (awq, "awq")):
-            for bits, says in ((0, "is 0"), (0xFC00, "not finite")):
-                w = Weight(self.rng, 32, 64, 4, 2)
-                tensors = form(w)
-                dtype, shape, data = tensors[M + "scales"]
-                at = 2 * (32 + 5)  # row 5 of group 1
-                data = data[:at] + struct.pack("<H", bits) + data[at + 2:]
-                tensors[M + "scales"] = dtype, shape, data
-                self.model_of(tensors, {"quant_method": method, "bits": 4, "group_size": 32})
-                self.fails(3, "--to", "bf16", "m", "o", has=[M + "scales", "row 5, group 1", says])
-                self.assert_nothing("o")
+        self.check_refused(good, cases)
 
     def test_kept(self):
         """Beside NF4 it is a form of qconv's own, which is read back."""
@@ -476,11 +454,9 @@ class Gptq(Integers):
             if version:
                 config["checkpoint_format"] = version
             self.model_of({**kept, **form(k, other, **less)}, config)
-            r = self.run_qconv("--to", "nf4", "--keep", "*.q_proj.*", "m", "o")
-            self.assertEqual(r.returncode, 0, r.stderr)
-            self.assertIn(b"quantizing the weights in integers too, or --to bf16", r.stderr)
-            with open(self.path("o", "config.json")) as f:
-                config = json.load(f)["quantization_config"]
+            self.assertIn("quantizing the weights in integers too, or --to bf16",
+                          self.warned("--to", "nf4", "--keep", "*.q_proj.*", "m", "o"))
+            config = self.quantization("o")
             self.assertEqual((config["quant_method"], config["quant_type"]),
                              ("qconv", "nf4+" + method))
             again = self.convert("--to", "bf16", "o", "back")
@@ -527,10 +503,6 @@ class Awq(Integers):
     CONFIG = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm",
               "zero_point": True}
 
-    def test_all(self):
-        w = Weight(self.rng, 96, 128, 4, 4)
-        self.check_all(w, awq(w), self.CONFIG)
-
     def test_without_a_configuration(self):
         w = Weight(self.rng, 48, 128, 4, 1)
         self.check_bf16(w, awq(w), None)
@@ -545,11 +517,7 @@ class Awq(Integers):
             ({"scales": ("F16", [2, 40], bytes(160))}, self.CONFIG, [M + "qweight", "5 columns"]),
             ({}, {"quant_method": "gptq", "bits": 4}, [M + "qweight", "gptq", "32 columns"]),
         ]
-        for number, (bad, config, says) in enumerate(cases):
-            with self.subTest(number=number, says=says):
-                self.model_of({**good, **{M + n: t for n, t in bad.items()}}, config)
-                self.fails(3, "--to", "bf16", "m", "o", has=says)
-                self.assert_nothing("o")
+        self.check_refused(good, cases)
 
 
 class Models(OutputCase):

@@ -7,7 +7,7 @@ import sys
 import time
 import unittest
 
-from output_case import OutputCase, PLAIN
+from output_case import OutputCase
 import make_checkpoint as mk
 
 TORCH = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}

@@ -117,23 +117,14 @@ class SameBytes(PartsCase):
             self.assertEqual(self.part(i, of, *more)["part"]["completed"], "before")
         self.assert_is(want)
 
-    def test_two_in_turn(self):
-        self.check(2)
-
-    def test_three_plain(self):
-        self.check(3, *PLAIN)
-
-    def test_int8_rows(self):
-        self.check(3, "--to", "int8")
-
-    def test_int8_blocks(self):
-        self.check(2, "--to", "int8", "--block-size", "64")
-
-    def test_cast(self):
-        self.check(2, "--to", "fp16")
-
-    def test_more_parts_than_shards(self):
-        self.check(12)
+    def test_in_turn(self):
+        """The last: more parts than shards."""
+        for of, *more in ((2,), (3, *PLAIN), (3, "--to", "int8"), (2, "--to", "int8", "--block-size", "64"),
+                          (2, "--to", "fp16"), (12,)):
+            with self.subTest(of=of, more=more):
+                self.check(of, *more)
+                for name in ("one", "o", "again"):
+                    shutil.rmtree(self.path(name))
 
     def test_for_devices(self):
         want = self.whole()
@@ -235,6 +226,9 @@ class Going(PartsCase):
         self.assert_is(want)
         # By other parts, or none: the same.
         self.assertEqual(self.part(3, 3)["part"]["completed"], "before")
+        for i, left in ((1, [2]), (2, [])):
+            self.assertEqual(self.part(i, 2, "--restart")["part"]["to_come"], left)
+        self.assert_is(want)
         # Not the same at all.
         self.usage("--part", "1/2", *self.args(*level(3)), "o", has=["zstd:1", "--force"])
         self.assertIsNone(self.part(1, 2, "--force", *level(3))["part"]["completed"])
@@ -248,11 +242,7 @@ class Going(PartsCase):
         first = tree_digest(self.path("o"))
         name = max(n for n in os.listdir(self.path("m")) if n.endswith(".safetensors"))
         stat = os.stat(self.path("m", name))
-        with open(self.path("m", name), "r+b") as f:
-            f.seek(-2000, 2)
-            old = f.read(1)
-            f.seek(-1, 1)
-            f.write(bytes([old[0] ^ 1]))
+        self.change_byte(self.path("m", name), -2000)
         os.utime(self.path("m", name), ns=(stat.st_atime_ns, stat.st_mtime_ns))
         want = self.whole()
         self.assertNotEqual(want, first)
@@ -295,14 +285,6 @@ class Going(PartsCase):
         with open(self.staged("qconv.json"), "w") as f:
             f.write("{}")
         self.part(2, 2)
-        self.assert_is(want)
-
-    def test_restart(self):
-        want = self.whole()
-        for i in (1, 2):
-            self.part(i, 2)
-        self.assertEqual(self.part(1, 2, "--restart")["part"]["to_come"], [2])
-        self.assertEqual(self.part(2, 2, "--restart")["part"]["to_come"], [])
         self.assert_is(want)
 
     def test_other_parts_are_refused(self):
@@ -432,19 +414,6 @@ class Beside(PartsCase):
             self.assert_is(want, note=(attempt, turn))
             shutil.rmtree(self.path("o"))
         self.assertGreater(deaths, 0)
-
-    def test_interrupted(self):
-        p = self.start("-q", "--part", "1/2", *self.args("--threads", "1"), "o")
-        end = time.monotonic() + 30
-        while not has_weight(self.staged("journal-00001-of-00002")):
-            self.assertIsNone(p.poll())
-            self.assertLess(time.monotonic(), end)
-        p.send_signal(signal.SIGTERM)
-        out, err = p.communicate(timeout=60)
-        self.assertEqual(p.returncode, 130, err)
-        self.part(1, 2)
-        self.part(2, 2)
-        self.assert_is(self.whole())
 
 
 @unittest.skipUnless(AT_CALL, "needs the library of tests/tools/at_call.c")

@@ -9,6 +9,7 @@ import unittest
 import xml.etree.ElementTree as ElementTree
 
 from output_case import OutputCase
+from test_models import constants
 import make_checkpoint as mk
 
 MEMBERS = ["command", "model", "model_type", "has_weights", "to", "vram", "margin", "parameters",
@@ -21,19 +22,7 @@ MEMBERS = ["command", "model", "model_type", "has_weights", "to", "vram", "margi
 DEVICE_MEMBERS = ["name", "card", "total_bytes", "budget_bytes", "weight_bytes", "kv_bytes",
                   "workspace_bytes", "context_bytes", "free_bytes", "short_by_bytes", "layers",
                   "first_layer"]
-TORCH = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 LLAMA70 = "meta-llama/Llama-3.3-70B-Instruct"
-
-
-def constants(dtype, shape, to):
-    """What the `sizes` of a pattern file leave out of a quantized weight: maps and state, or int8's
-    format byte."""
-    if to == "int8":
-        return 1
-    state = json.dumps({"quant_type": "nf4", "blocksize": 64, "dtype": TORCH[dtype],
-                        "shape": list(shape), "nested_blocksize": 256, "nested_dtype": "float32",
-                        "nested_offset": 0})
-    return 16 * 4 + 256 * 4 + len(state) - 1 + 24
 
 
 def expected_bytes(model, to):
@@ -475,10 +464,8 @@ class Small(PlanCase):
                    if n.endswith(".safetensors")]
         self.assertEqual(len(written), 3)
         self.assertEqual(plan["file_bytes"], sum(written))
-        with open(self.path("o", "device_map.json"), encoding="utf-8") as f:
-            self.assertEqual(json.load(f), plan["device_map"])
-        with open(self.path("o", "qconv.json"), encoding="utf-8") as f:
-            placement = json.load(f)["placement"]
+        self.assertEqual(self.json_of("o", "device_map.json"), plan["device_map"])
+        placement = self.json_of("o", "qconv.json")["placement"]
         self.assertEqual([d["tensor_bytes"] for d in placement["devices"]],
                          [d["weight_bytes"] for d in plan["devices"]])
 
@@ -524,8 +511,7 @@ class Small(PlanCase):
         text = "".join(root.itertext())
         self.assertIn("does not fit", text)
         self.assertIn("layer 79", text)
-        with open(self.path("map.json"), encoding="utf-8") as f:
-            device_map = json.load(f)
+        device_map = self.json_of("map.json")
         self.assertEqual(device_map, self.plan("--vram", "24GB", LLAMA70)["device_map"])
         self.assertEqual(sorted(os.listdir(self.dir)), ["map.json", "p.html"])
 

@@ -98,36 +98,6 @@ class Changed(ResumeCase):
         r = self.faulty("-q", *args, signal="%d:9" % (changes * part))
         self.assertEqual(r.returncode, -signal.SIGKILL, r.stderr)
 
-    def test_options(self):
-        self.left(*FORMS["nf4"], self.source, "o")
-        for words, name in [(["--to", "int8", "--max-shard-size", "4MB"], "--to"),
-                            (["--to", "nf4", "--max-shard-size", "5MB"], "--max-shard-size"),
-                            ([*FORMS["nf4"], "--compress", "none"], "--compress"),
-                            ([*FORMS["nf4"], "--block-size", "128"], "--block-size"),
-                            ([*FORMS["nf4"], "--scale", "absmax"], "--scale"),
-                            ([*FORMS["nf4"], "--keep", "*q_proj*"], "--keep")]:
-            line = self.fails(2, *words, self.source, "o", has=["--restart"])
-            self.assertIn(name + " ", line.replace("--restart", ""))
-        self.go_on("nf4", "after refusals")
-
-    def test_restart(self):
-        self.left(*FORMS["nf4"], self.source, "o")
-        self.ok("-q", "--restart", *FORMS["int8-rows"], self.source, "o")
-        self.assertEqual(tree_digest(self.path("o")), self.wanted_beside("int8-rows"))
-
-    def wanted_beside(self, form):
-        os.rename(self.path("o"), self.path("kept"))
-        want = self.wanted(form)[0]
-        os.rename(self.path("kept"), self.path("o"))
-        return want
-
-    def change(self, path, at):
-        with open(path, "r+b") as f:
-            f.seek(at)
-            byte = f.read(1)
-            f.seek(at)
-            f.write(bytes([byte[0] ^ 1]))
-
     def test_source(self):
         """Another byte in a weight that is done: refused by file and tensor. One in a weight that
         is not: taken. A touched source goes on."""
@@ -143,7 +113,7 @@ class Changed(ResumeCase):
                 file = self.path("copy", files[inode])
                 kept = self.path("kept")
                 shutil.copytree(self.path("o"), kept)
-                self.change(file, (begin + end) // 2)
+                self.change_byte(file, (begin + end) // 2)
                 r = self.run_qconv("-q", *words)
                 if r.returncode == 0:
                     taken += 1
@@ -157,7 +127,7 @@ class Changed(ResumeCase):
                         self.assertIn(text.encode(), r.stderr)
                     shutil.rmtree(self.path("o"))
                 os.rename(kept, self.path("o"))
-                self.change(file, (begin + end) // 2)
+                self.change_byte(file, (begin + end) // 2)
         self.assertGreater(refused, 3)
         self.assertGreater(taken, 0)
         self.ok("-q", *words)
@@ -169,7 +139,7 @@ class Changed(ResumeCase):
         words = [*FORMS["nf4"], "copy", "o"]
         self.left(*words, part=0.3)
         last = sorted(n for n in os.listdir(self.path("copy")) if n.endswith(".safetensors"))[-1]
-        self.change(self.path("copy", last), os.path.getsize(self.path("copy", last)) - 1)
+        self.change_byte(self.path("copy", last), os.path.getsize(self.path("copy", last)) - 1)
         r = self.run_qconv("-q", *words)
         if r.returncode:
             self.assertEqual(r.returncode, 3)

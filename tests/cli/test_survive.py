@@ -107,9 +107,6 @@ class Interrupted(Slow):
     def test_convert(self):
         self.check(["--to", "int8", "--threads", "2", "m", "o"], "o", 8)
 
-    def test_convert_plain(self):
-        self.check(["--to", "nf4", *PLAIN, "--threads", "1", "m", "o"], "o", 5)
-
     def test_unpack(self):
         self.ok("-q", "--to", "int8", "m", "o")
         self.check(["unpack", "o", "u"], "u", 5)
@@ -140,22 +137,6 @@ class Interrupted(Slow):
             left = {n: d for n, d in tree_digest(self.path("o")).items()
                     if not n.startswith(STAGING)}
             self.assertEqual(left, before)
-
-    def test_second_process(self):
-        """Refused while the first lives; its death leaves no lock behind."""
-        args = ["--to", "bf16", "--compress", "zstd:19", "--threads", "1", "m", "o"]
-        p = self.started(*args)
-        while not os.path.exists(self.path("o", STAGING, "journal-00001-of-00001")):
-            self.assertIsNone(p.poll())
-            time.sleep(0.01)
-        self.fails(2, *args, has=["another qconv is writing to o now; wait for it, or choose another OUT"])
-        self.fails(2, "--to", "nf4", "--restart", "m", "o",
-                   has=["another qconv is writing to o now; wait for it, or choose another OUT"])
-        p.kill()
-        self.assertEqual(p.wait(timeout=60), -signal.SIGKILL)
-        p.communicate()
-        self.ok("-q", "--to", "nf4", "--restart", "m", "o")
-        self.ok("-q", "verify", "o")
 
     def test_seconds_in_hand(self):
         """A frame at level 19 takes longer than an interruption may."""
@@ -207,9 +188,6 @@ class Killed(Slow):
         self.assertGreater(killed, 0)
         self.ok("-q", *args)
         self.assertEqual(tree_digest(self.path(out)), want)
-
-    def test_convert(self):
-        self.check(["--to", "nf4", "--max-shard-size", "10MB", "m", "o"], "o", 8, 3)
 
     def test_unpack(self):
         self.ok("-q", "--to", "int8", "m", "o")
@@ -282,43 +260,6 @@ class Full(OutputCase):
         self.fails(1, "unpack", "o", "disk/u", has="bytes")
         self.assertEqual(os.listdir(self.path("disk")), [])
 
-    def test_full_disk_at_every_size(self):
-        """From no room at all to enough."""
-        self.ok("-q", "--to", "nf4", "m", "o")
-        need = sum(len(b) for b in tree(self.path("o")).values())
-        self.full_disk(4096)
-        done = kept = 0
-        for room in [0, 8192, 16384] + list(range(0, need + (256 << 10), 65536))[1:]:
-            subprocess.run(["mount", "-o", "remount,size=%d" % max(room, 4096),
-                            self.path("disk")], check=True)
-            r = self.run_qconv("-q", "--to", "nf4", "m", "disk/o")
-            self.assertIn(r.returncode, (0, 1), r.stderr)
-            if r.returncode == 0:
-                done += 1
-                self.assert_same("o", "disk/o")
-                shutil.rmtree(self.path("disk", "o"))
-            else:
-                self.assertIn(b"bytes" if room > 16384 else b"", r.stderr)
-                self.assert_staging("disk/o")  # the next goes on, with a little more room
-                kept += os.path.isdir(self.path("disk", "o"))
-        self.assertGreater(done, 0)
-        self.assertGreater(kept, 0)
-
-    def test_file_size_limit(self):
-        """ulimit -f: the limit is in blocks of 512 bytes (sh) or of 1024 (bash)."""
-        for form in [["--to", "int8"], ["--to", "nf4", *PLAIN], ["unpack"]]:
-            self.ok("-q", "--to", "int8", "m", "whole")
-            words = ["whole", "o"] if form == ["unpack"] else ["m", "o"]
-            r = subprocess.run(["sh", "-c", 'ulimit -f 100; exec "$@"', "sh", QCONV, "-q"] + form
-                               + words, cwd=self.dir, stderr=subprocess.PIPE)
-            self.assertEqual(r.returncode, 1, r.stderr)
-            self.assertRegex(r.stderr, rb"^qconv: .*\d+ .*bytes.*\n$")
-            if form == ["unpack"]:
-                self.assert_nothing("o")
-            else:
-                self.assert_staging("o")
-                shutil.rmtree(self.path("o"), ignore_errors=True)
-
     def test_old_output_stays(self):
         self.full_disk(1 << 20)
         self.ok("-q", "--to", "nf4", "m", "disk/o")
@@ -347,9 +288,6 @@ class Forbidden(OutputCase):
         self.assertLessEqual(r.stderr.count(b"\n"), 1)
         return r.returncode, r.stderr.decode()
 
-    def test_works_at_all(self):
-        self.assertEqual(self.as_nobody("-q", "--to", "nf4", "m", "o"), (0, ""))
-
     def test_read_only_parent(self):
         os.mkdir(self.path("ro"))
         os.chmod(self.path("ro"), stat.S_IRUSR | stat.S_IXUSR | stat.S_IROTH | stat.S_IXOTH)
@@ -363,24 +301,6 @@ class Forbidden(OutputCase):
         code, text = self.as_nobody("--to", "nf4", "m", "ro2")
         self.assertEqual(code, 1, text)
         self.assertEqual(os.listdir(self.path("ro2")), [])
-
-    def test_unreadable_source(self):
-        for name in ["model.safetensors", "config.json"]:
-            os.chmod(self.path("m", name), 0)
-            code, text = self.as_nobody("--to", "nf4", "m", "o")
-            self.assertEqual(code, 1, text)
-            self.assertIn(name, text)
-            self.assertIn("denied", text)
-            self.assert_nothing("o")
-            os.chmod(self.path("m", name), 0o644)
-        self.write("m/tokenizer.json", "{}")
-        os.chmod(self.path("m", "tokenizer.json"), 0)
-        code, text = self.as_nobody("--to", "nf4", "m", "o")
-        self.assertEqual((code, "tokenizer.json" in text), (1, True), text)
-        self.assertEqual(os.listdir(self.path("o")), [STAGING])
-        os.chmod(self.path("m", "tokenizer.json"), 0o644)
-        self.assertEqual(self.as_nobody("-q", "--to", "nf4", "m", "o"), (0, ""))
-        self.ok("-q", "verify", "o")
 
     def test_unreadable_output(self):
         self.ok("-q", "--to", "nf4", "m", "o")

@@ -136,8 +136,7 @@ class TensorParallel(OutputCase):
                          mk.read_checkpoint(self.path("whole")))
         self.assertEqual(sorted(os.listdir(self.path("split"))),
                          sorted(os.listdir(self.path("whole"))))
-        with open(self.path("split", "qconv.json"), encoding="utf-8") as f:
-            self.assertNotIn("placement", json.load(f))
+        self.assertNotIn("placement", self.json_of("split", "qconv.json"))
         said = self.fails(4, "--to", "bf16", "--vram", "2x1MB", "--tp", "2", "--cuda-context", "0",
                           KJV, self.path("none"))
         self.assertIn("does not fit --vram 2x1MB", said)
