@@ -170,13 +170,6 @@ class AutoSplit(OutputCase):
         none = self.plan(*fits, "--schemes", "int4,16bit", model=model)
         self.assertEqual(set(none["auto"]["chosen"]), {"16bit"})
 
-    def test_bitsandbytes_is_refused(self):
-        for command in (["plan"], []):
-            said = self.fails(2, *command, "--to", "auto", "--vram", "2x1GB", "--tp", "2", self.source,
-                              *([] if command else [self.path("o")]))
-            self.assertIn("needs --format compressed-tensors, which vLLM splits over cards by itself, or "
-                          "--for vllm-qconv", said)
-
 
 if __name__ == "__main__":
     unittest.main()

@@ -89,6 +89,10 @@ class LoraCase(OutputCase):
         dtype, _, data = self.tensors[name]
         return mk.decode(dtype, data)
 
+    def unpacked(self, name):
+        self.ok("unpack", "-q", name, name + "-plain")
+        return self.path(name + "-plain")
+
     def assert_values(self, out, name, want, dtype):
         got = out[name]
         self.assertEqual(got[0], dtype, name)
@@ -165,10 +169,6 @@ class Merge(LoraCase):
                          {n: v for n, v in mk.read_checkpoint(self.unpacked("q2")).items()})
         self.adapter(t)
         self.fails(3, "-q", "--to", "keep", "--lora", "a", "m", "w", has=["[64, 192]", "fan_in_fan_out is true"])
-
-    def unpacked(self, name):
-        self.ok("unpack", "-q", name, name + "-plain")
-        return self.path(name + "-plain")
 
     def test_dora(self):
         self.base("F32")
@@ -512,10 +512,6 @@ class Eval(LoraCase):
         self.ok("-q", "--to", "nf4", "--calibrate", "t.txt", "--calibration-context", "64", "--lora", "a", model, "c")
         self.ok("-q", "--to", "nf4", "--calibrate", "t.txt", "--calibration-context", "64", "o32", "c32")
         self.assertEqual(mk.read_checkpoint(self.unpacked("c")).keys(), mk.read_checkpoint(self.unpacked("c32")).keys())
-
-    def unpacked(self, name):
-        self.ok("unpack", "-q", name, name + "-plain")
-        return self.path(name + "-plain")
 
 
 if __name__ == "__main__":

@@ -303,27 +303,15 @@ class Going(PartsCase):
         self.part(2, 2, "--restart")
         self.assert_is(want)
 
+    @unittest.skipUnless(AT_CALL, "needs the library of tests/tools/at_call.c")
     def test_parts_after_one_process(self):
         want = self.whole()
-        p = self.interrupted(*self.args("--threads", "1", *level(19)), "o")
-        if p is None:
-            self.skipTest("too fast to be interrupted")
-        self.fails(2, "-q", "--part", "1/2", *self.args(*level(19)), "o",
-                   has=["by one process", "--part 1/1", "--restart"])
+        r = self.run_qconv("-q", *self.args(), "o", env=at_call("rename:1", run="kill -9 $PPID"))
+        self.assertEqual(r.returncode, -signal.SIGKILL)
+        self.fails(2, "-q", "--part", "1/2", *self.args(), "o", has=["by one process", "--part 1/1", "--restart"])
         for i in (1, 2):
             self.part(i, 2, "--restart")
         self.assert_is(want)
-
-    def interrupted(self, *args):
-        """Killed with something done, or None."""
-        p = self.start("-q", *args)
-        end = time.monotonic() + 30
-        while p.poll() is None and time.monotonic() < end:
-            names = os.listdir(self.staged()) if os.path.isdir(self.staged()) else []
-            if any(n.startswith("model-") and os.path.getsize(self.staged(n)) > 0 for n in names):
-                p.kill()
-        p.communicate()
-        return p if p.returncode == -signal.SIGKILL else None
 
     def test_source_changed_between_parts(self):
         """By what its head says at once; by its bytes when its time says so."""

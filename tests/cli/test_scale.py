@@ -11,13 +11,12 @@ import shutil
 import unittest
 
 from output_case import ISAS, OutputCase, PLAIN, tree
-import qconv_case
+from qconv_case import ROOT
 import make_checkpoint as mk
 import numbers_oracle as oracle
 import test_forms as forms
 
-SHIM = os.environ.get("QCONV_SHIM", os.path.join(qconv_case.ROOT, "build", "qconv_shim"))
-BUNDLED = os.path.join(qconv_case.ROOT, "tests", "data", "kjv-llama", "model")
+BUNDLED = os.path.join(ROOT, "tests", "data", "kjv-llama", "model")
 L = "model.layers.0."
 Q = L + "self_attn.q_proj.weight"
 UP = L + "mlp.up_proj.weight"
@@ -71,12 +70,9 @@ class Scale(OutputCase):
     def random(self, dtype, shape):
         return dtype, shape, mk.random_bytes(dtype, shape, self.rng)
 
-    def manifest(self, out):
-        return self.json_of(out, "qconv.json")
-
     def errors(self, out):
         """Relative squared error by name, as the manifest states it."""
-        return {t["name"]: t["rel_mse"] for t in self.manifest(out)["tensors"] if "rel_mse" in t}
+        return {t["name"]: t["rel_mse"] for t in self.json_of(out, "qconv.json")["tensors"] if "rel_mse" in t}
 
     def check_errors(self, row, x, got, note):
         """Of the manifest, against values: as close as quant_ops.h promises."""
@@ -129,27 +125,9 @@ class Bytes(Scale):
             self.ok("-q", *PLAIN, *args, "one", "--force", "--threads", "1")
             self.ok("-q", *PLAIN, *args, "four", "--force", "--threads", "4")
             self.assert_same("one", "four", block)
-            row = [t for t in self.manifest("one")["tensors"] if t["name"] == UP][0]
+            row = [t for t in self.json_of("one", "qconv.json")["tensors"] if t["name"] == UP][0]
             self.assertEqual(row["piece_bytes"] % (block * oracle.GROUP), 0)
             self.assertLess(row["piece_bytes"], mk.numel(shape))
-
-    def test_device(self):
-        """GPUs give the same bytes (test_device.py has every form)."""
-        self.model({UP: self.random("BF16", [130, 300])})
-        for form in (["nf4"], ["int8"], ["int8", "--block-size", "64"]):
-            args = ["--to", *form, "--scale", "search", "--force", "m"]
-            self.ok("-q", *args, "cpu", "--device", "cpu")
-            saved, qconv_case.QCONV = qconv_case.QCONV, SHIM
-            try:
-                r = self.run_qconv("--json", *args, "gpu", "--device", "cuda",
-                                   env={"QC_SHIM_DEVICES": "sm_90:4:1GiB"})
-            finally:
-                qconv_case.QCONV = saved
-            self.assertEqual(r.returncode, 0, r.stderr)
-            self.assert_same("cpu", "gpu", form)
-            self.assertEqual(json.loads(r.stdout)["gpu_share"], 1, form)
-            # On a busy machine a line of progress comes beside the warnings.
-            self.assertEqual(r.stderr.count(b"warning: "), len(form) > 1, r.stderr)
 
 
 class Files(Scale):
@@ -189,7 +167,7 @@ class Files(Scale):
             for name, (dtype, shape, body) in tensors.items():
                 x = oracle.floats(dtype, body)
                 got, scale = read_back(out, name, form, len(x), shape[1])
-                row = [t for t in self.manifest("o")["tensors"] if t["name"] == name][0]
+                row = [t for t in self.json_of("o", "qconv.json")["tensors"] if t["name"] == name][0]
                 self.check_errors(row, x, got, (form, name))
                 self.check_nearest(x, got, scale, form)
 
@@ -212,9 +190,9 @@ class Files(Scale):
             tail = "" if method == "absmax" else ", scale " + method
             self.assertEqual(head, "converted m -> o as nf4" + tail)
             self.assertEqual(json.loads(self.ok("--json", *args))["scale"], method)
-            self.assertEqual(self.manifest("o")["options"]["rules"],
+            self.assertEqual(self.json_of("o", "qconv.json")["options"]["rules"],
                              ["keep *up_proj*"] + ([tail[2:]] if tail else []))
-            self.assertEqual(self.manifest("o")["version"], 1)
+            self.assertEqual(self.json_of("o", "qconv.json")["version"], 1)
             made = self.ok("inspect", "o").split("\n")[1]
             self.assertIn("double quantization%s, zstd" % tail, made)
             facts = json.loads(self.ok("inspect", "--json", "o"))["manifest"]
@@ -319,7 +297,7 @@ class Sources(Scale):
                 got = oracle.int8_row_values(mk.decode("I8", out[name][2]), scb, 96, "F32")
             else:
                 got, _ = read_back(out, name, form, len(values), 96)
-            row = [t for t in self.manifest("o")["tensors"] if "rel_mse" in t][0]
+            row = [t for t in self.json_of("o", "qconv.json")["tensors"] if "rel_mse" in t][0]
             self.check_errors(row, values, got, form)
 
     def test_not_finite(self):

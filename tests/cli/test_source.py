@@ -114,13 +114,16 @@ class Denied(SourceCase):
                                        **self.who).returncode:
             self.skipTest("another user cannot run the program")
 
-    def denied(self, name):
-        r = subprocess.run([QCONV, "--to", "nf4", "m", "o"], cwd=self.dir, stderr=subprocess.PIPE,
-                           stdout=subprocess.PIPE, **self.who)
+    def line(self, name, *args):
+        r = subprocess.run([QCONV, *args], cwd=self.dir, capture_output=True, **self.who)
         line = r.stderr.decode()
         self.assertEqual((r.returncode, r.stdout, line.count("\n")), (1, b"", 1), line)
         self.assertIn(name, line)
         self.assertIn("denied", line)
+        return line
+
+    def denied(self, name):
+        line = self.line(name, "--to", "nf4", "m", "o")
         self.assertFalse(os.path.exists(self.path("o", "qconv.json")))
         # Only what was not found out at once left work to go on with.
         self.assertEqual(os.path.exists(self.path("o")), "same command continues" in line)
@@ -137,6 +140,18 @@ class Denied(SourceCase):
             self.ok("-q", "--to", "nf4", "m", "o")
             self.assertEqual(tree(self.path("o")), want, name)
             shutil.rmtree(self.path("o"))
+
+    def test_out(self):
+        for name, out in (("ro", "ro/o"), ("ro2", "ro2")):
+            os.mkdir(self.path(name))
+            os.chmod(self.path(name), 0o555)
+            self.line(out, "--to", "nf4", "m", out)
+            self.assertEqual(os.listdir(self.path(name)), [])
+        self.ok("-q", "--to", "nf4", "m", "o")
+        for name in (n for n, body in tree(self.path("o")).items() if body is not None):
+            os.chmod(self.path("o", name), 0)
+            self.line(name, "verify", "o")
+            os.chmod(self.path("o", name), 0o644)
 
     def test_folder_that_can_be_listed_only(self):
         os.chmod(self.path("m"), 0o444)
