@@ -207,9 +207,15 @@ static void check_searches(fixture *x, const qc_fit *f)
         assert_false(fits_with(x, x->options.context, batch + 1));
 }
 
-static void properties_hold(void **state)
+static int print_seed(void **state)
 {
     (void)state;
+    print_message("last seed: %" PRIu64 "\n", last_seed);
+    return 0;
+}
+
+TEST_WITH(properties_hold, NULL, print_seed)
+{
     const char *given = getenv("QC_SEED");
     uint64_t seed = given ? strtoull(given, NULL, 0) : 20260117;
     int fitting = 0, spilling = 0;
@@ -232,19 +238,4 @@ static void properties_hold(void **state)
     }
     assert_true(given || (fitting > ROUNDS / 10 && fitting < ROUNDS * 9 / 10));
     assert_true(given || spilling > ROUNDS / 20);
-}
-
-static int print_seed(void **state)
-{
-    (void)state;
-    print_message("last seed: %" PRIu64 "\n", last_seed);
-    return 0;
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_teardown(properties_hold, print_seed),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

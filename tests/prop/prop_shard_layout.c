@@ -2,16 +2,9 @@
 #include "formats/shard_layout.h"
 
 #include <inttypes.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "tests/fixtures/layout_array.h"
+#include "tests/fixtures/test.h"
 
 #define ROUNDS       400
 #define TENSORS_MOST 60u
@@ -131,9 +124,8 @@ static void check_fill(const qc_layout *l, const qc_out_tensor *t, uint32_t coun
     }
 }
 
-static void layouts_hold_their_contract(void **state)
+TEST(layouts_hold_their_contract)
 {
-    (void)state;
     static qc_out_tensor t[TENSORS_MOST], again[TENSORS_MOST];
     static char names[TENSORS_MOST][24];
     for (int round = 0; round < ROUNDS; round++) {
@@ -155,9 +147,8 @@ static void layouts_hold_their_contract(void **state)
     }
 }
 
-static void pieces_hold_their_contract(void **state)
+TEST(pieces_hold_their_contract)
 {
-    (void)state;
     for (int round = 0; round < 20000; round++) {
         uint64_t align = 1 + below((uint64_t)1 << below(26));
         uint64_t bytes = 1 + below((uint64_t)1 << below(40));
@@ -175,12 +166,8 @@ static void pieces_hold_their_contract(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(layouts_hold_their_contract),
-        cmocka_unit_test(pieces_hold_their_contract),
-    };
     const char *given = getenv("QC_SEED");
     state_of_random = given ? strtoull(given, NULL, 10) : 20240611;
     printf("QC_SEED=%" PRIu64 "\n", state_of_random);
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run(NULL);
 }

@@ -4,12 +4,10 @@
 #include "base/alloc.h"
 #include "base/interrupt.h"
 #include "convert/backward/backward.h"
+#include "tests/fixtures/test.h"
 #include "tests/fixtures/test_model.h"
 
 #include <math.h>
-#include <setjmp.h>
-
-#include <cmocka.h>
 
 enum { TOKENS = 90, LAYERS = 4 };
 

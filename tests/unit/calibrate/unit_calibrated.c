@@ -72,7 +72,7 @@ static void assert_is_made_up(const qc_calibrated *store, const qc_plan *plan, u
     qc_calibrated_free(&have);
 }
 
-static void test_what_is_put_comes_back(void **state)
+TEST_WITH(test_what_is_put_comes_back, setup, teardown)
 {
     const world *w = *state;
     for (unsigned f = 0; f < FORMS; f++) {
@@ -103,7 +103,7 @@ static void test_what_is_put_comes_back(void **state)
 }
 
 /* Any part of a weight, as the pipeline's steps are cut. */
-static void test_parts(void **state)
+TEST_WITH(test_parts, setup, teardown)
 {
     static const test_tensor rows[] = {
         {"model.layers.0.mlp.up_proj.weight", QC_DTYPE_BF16, 2, {3000, 130}}};
@@ -141,7 +141,7 @@ static void test_parts(void **state)
     }
 }
 
-static void test_done_is_remembered(void **state)
+TEST_WITH(test_done_is_remembered, setup, teardown)
 {
     const world *w = *state;
     test_conversion c;
@@ -166,7 +166,7 @@ static void staged(char *out, size_t cap, const world *w, const char *name)
 }
 
 /* The record of the last weight is cut at every byte: the others stay. */
-static void test_torn_record(void **state)
+TEST_WITH(test_torn_record, setup, teardown)
 {
     const world *w = *state;
     test_conversion c;
@@ -211,7 +211,7 @@ static void flip(const char *path, off_t at)
 }
 
 /* A weight whose bytes changed is not taken over, and one that changes later is not read. */
-static void test_damaged_bytes(void **state)
+TEST_WITH(test_damaged_bytes, setup, teardown)
 {
     const world *w = *state;
     test_conversion c;
@@ -251,7 +251,7 @@ static void test_damaged_bytes(void **state)
 }
 
 /* What was made for something else, or is no journal, begins anew. */
-static void test_other_identity(void **state)
+TEST_WITH(test_other_identity, setup, teardown)
 {
     const world *w = *state;
     test_conversion c;
@@ -279,7 +279,7 @@ static void test_other_identity(void **state)
 }
 
 /* A conversion's store is its own: the stage begins anew where the conversion is another. */
-static void test_other_conversion(void **state)
+TEST_WITH(test_other_conversion, setup, teardown)
 {
     static const struct {
         const char *digest;
@@ -303,7 +303,7 @@ static void test_other_conversion(void **state)
 
 /* The n-th write or sync fails, for every n: what was recorded is there, what failed is not, and
  * goes in the next time. */
-static void test_failing_disk(void **state)
+TEST_WITH(test_failing_disk, setup, teardown)
 {
     static const struct {
         qc_io_kind kind;
@@ -364,7 +364,7 @@ static qc_status store_and_read(void *ctx, qc_error *err)
     return st;
 }
 
-static void test_no_memory(void **state)
+TEST_WITH(test_no_memory, setup, teardown)
 {
     const world *w = *state;
     test_conversion c;
@@ -374,7 +374,7 @@ static void test_no_memory(void **state)
 }
 
 /* Scales that are not those of their codes would be read as others. */
-static void test_scales_must_fit(void **state)
+TEST_WITH(test_scales_must_fit, setup, teardown)
 {
     const world *w = *state;
     test_conversion c;
@@ -392,21 +392,4 @@ static void test_scales_must_fit(void **state)
     qc_calibrated_free(&a);
     qc_calibrated_close(store);
     test_conversion_end(&c);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_what_is_put_comes_back, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_parts, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_done_is_remembered, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_torn_record, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_damaged_bytes, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_other_identity, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_other_conversion, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_failing_disk, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_no_memory, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_scales_must_fit, setup, teardown),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -138,7 +138,7 @@ static void check_output(const world *w, const char *form)
     qc_strbuf_deinit(&source);
 }
 
-static void test_output_is_what_was_stored(void **state)
+TEST_WITH(test_output_is_what_was_stored, setup, teardown)
 {
     const world *w = *state;
     for (unsigned f = 0; f < FORMS; f++) {
@@ -216,7 +216,7 @@ static void change_error(const world *w)
 }
 
 /* Codes of calibrated weights need not be the nearest, but their error is known. */
-static void test_against(void **state)
+TEST_WITH(test_against, setup, teardown)
 {
     static const char *const words[] = {"--to nf4", "--to int8"};
     const world *w = *state;
@@ -258,7 +258,7 @@ static void test_against(void **state)
 }
 
 /* The page has what the manifest has, and nothing of it where nothing was calibrated. */
-static void test_report(void **state)
+TEST_WITH(test_report, setup, teardown)
 {
     static const char *const has[] = {
         "<h2 id=\"outputs\">Gain of calibrating</h2>",
@@ -295,7 +295,7 @@ static void test_report(void **state)
 }
 
 /* What is left is as a search has it, and so is its size. */
-static void test_left_weight_is_searched(void **state)
+TEST_WITH(test_left_weight_is_searched, setup, teardown)
 {
     const world *w = *state;
     qc_error err = {0};
@@ -332,7 +332,7 @@ static void test_left_weight_is_searched(void **state)
 }
 
 /* A calibration that stops goes on where it was, and the result is that of one that did not. */
-static void test_stopped_and_continued(void **state)
+TEST_WITH(test_stopped_and_continued, setup, teardown)
 {
     const world *w = *state;
     qc_error err = {0};
@@ -354,7 +354,7 @@ static void test_stopped_and_continued(void **state)
 }
 
 /* Nothing was made: the same can only fail again, and nothing stays behind. */
-static void test_stopped_at_once(void **state)
+TEST_WITH(test_stopped_at_once, setup, teardown)
 {
     const world *w = *state;
     qc_error err = {0};
@@ -368,7 +368,7 @@ static void test_stopped_at_once(void **state)
 
 /* A disk that is full from the n-th write on, for every n: no weight is calibrated twice, and the
  * output is that of a run that did not fail. */
-static void test_full_disk(void **state)
+TEST_WITH(test_full_disk, setup, teardown)
 {
     const world *w = *state;
     static const char words[] = "--to nf4 --compress none";
@@ -395,7 +395,7 @@ static void test_full_disk(void **state)
 }
 
 /* Another text is another conversion. */
-static void test_other_text(void **state)
+TEST_WITH(test_other_text, setup, teardown)
 {
     const world *w = *state;
     qc_error err = {0};
@@ -409,19 +409,4 @@ static void test_other_text(void **state)
     test_must(convert(w, "--to nf4 --restart", &err), &err);
     assert_int_equal(calibrator.made, 2);
     assert_int_equal(verify(w), QC_OK);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_output_is_what_was_stored, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_against, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_report, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_left_weight_is_searched, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_stopped_and_continued, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_stopped_at_once, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_full_disk, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_other_text, setup, teardown),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -94,9 +94,8 @@ static const piece whole[] = {
 };
 
 /* Names that begin alike, a name before the one it refers to, F64 and F32. */
-static void reads(void **state)
+TEST(reads)
 {
-    (void)state;
     uint64_t n = 0;
     uint64_t tokens = 0;
     double out[9];
@@ -133,9 +132,8 @@ static void reads(void **state)
 }
 
 /* More rows than one read takes: 512 x 512 doubles are two MiB. */
-static void many_rows(void **state)
+TEST(many_rows)
 {
-    (void)state;
     enum { N = 512 };
     static double m[N * N];
     static double out[N * N];
@@ -157,9 +155,8 @@ static void many_rows(void **state)
 }
 
 /* A folder with an index over two files. */
-static void sharded(void **state)
+TEST(sharded)
 {
-    (void)state;
     char dir[FX_PATH_BYTES];
     qc_hessians *h = NULL;
     uint64_t n = 0;
@@ -199,9 +196,8 @@ static void refused(const piece *p, size_t count, qc_status status, const char *
         refused(list_, sizeof list_ / sizeof *list_, status, part);                                \
     } while (0)
 
-static void bad_files(void **state)
+TEST(bad_files)
 {
-    (void)state;
     static const int64_t zero = 0;
     static const int64_t minus = -3;
     REFUSED(QC_ERR_INPUT, "'w.weight' does not belong in a file of second moments",
@@ -273,9 +269,8 @@ static void unreadable(const double *m, qc_status status, const char *part)
     qc_hessians_close(h);
 }
 
-static void bad_matrices(void **state)
+TEST(bad_matrices)
 {
-    (void)state;
     double m[9];
     memcpy(m, good, sizeof m);
     m[1] += 1.9e-3; /* the diagonal's mean is 2 */
@@ -304,9 +299,8 @@ static void bad_matrices(void **state)
 
 /* Two blocks of two outputs, a matrix of all three, and a cross moment, which need not be
  * symmetric. */
-static void reads_outputs(void **state)
+TEST(reads_outputs)
 {
-    (void)state;
     static const double blocks[8] = {1, 0.5, 0.5, 4, 9, 0, 0, 0};
     static const double cross[9] = {1, 2, 3, 4, 5, 6, 7, 8, -9};
     const piece p[] = {
@@ -347,9 +341,8 @@ static void reads_outputs(void **state)
     qc_hessians_close(h);
 }
 
-static void bad_outputs(void **state)
+TEST(bad_outputs)
 {
-    (void)state;
     static const int64_t zero = 0;
 #define WELL   M64("w.second_moment", good), TOKENS("w.tokens", &seven)
 #define SQUARE {"w.output_moment", QC_DTYPE_F32, 2, {2, 2}, good32, 16}
@@ -381,9 +374,8 @@ static void bad_outputs(void **state)
 }
 
 /* In either block, and of either number. */
-static void bad_output_values(void **state)
+TEST(bad_output_values)
 {
-    (void)state;
     static const struct {
         int at;
         float value;
@@ -425,9 +417,8 @@ static void bad_output_values(void **state)
 }
 
 /* Every allocation fails once: no leak (sanitizers), nothing handed out. */
-static void no_memory(void **state)
+TEST(no_memory)
 {
-    (void)state;
     put(root.path, "m.safetensors", whole, 6);
     qc_status st = QC_ERR_NOMEM;
     for (uint64_t k = 1; st != QC_OK; k++) {
@@ -455,9 +446,8 @@ static void no_memory(void **state)
 }
 
 /* The bundled text: UTF-8, of the size that the docs say, no tabs' end missing. */
-static void bundled_text(void **state)
+TEST(bundled_text)
 {
-    (void)state;
     qc_strbuf text;
     qc_strbuf_init(&text, 10000000);
     assert_int_equal(qc_strbuf_adds(&text, "x", NULL), QC_OK);
@@ -478,19 +468,4 @@ static void bundled_text(void **state)
     qc_strbuf_deinit(&text);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(reads),
-        cmocka_unit_test(many_rows),
-        cmocka_unit_test(sharded),
-        cmocka_unit_test(bad_files),
-        cmocka_unit_test(bad_matrices),
-        cmocka_unit_test(no_memory),
-        cmocka_unit_test(reads_outputs),
-        cmocka_unit_test(bad_outputs),
-        cmocka_unit_test(bad_output_values),
-        cmocka_unit_test(bundled_text),
-    };
-    return cmocka_run_group_tests_name("hessians", tests, make_root, remove_root);
-}
+TEST_GROUP(make_root, remove_root)

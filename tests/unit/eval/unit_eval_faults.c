@@ -30,9 +30,8 @@ static qc_status evaluate(void *ctx, qc_error *err)
     return test_run_line(run_words, err, LINE, r->out, r->model, r->text);
 }
 
-static void every_allocation(void **state)
+TEST(every_allocation)
 {
-    (void)state;
     static const test_tensor rows[] = {
         {"model.embed_tokens.weight", QC_DTYPE_F32, 2, {40, 16}},
         {"model.norm.weight", QC_DTYPE_F32, 1, {16, 0}},
@@ -72,10 +71,4 @@ static void every_allocation(void **state)
     test_every_allocation(evaluate, &r, 30);
     assert_true(last.kl_mean == kl);
     test_remove(root);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(every_allocation)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

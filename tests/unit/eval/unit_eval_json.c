@@ -1,14 +1,10 @@
 /* What eval writes it reads, and people can read it too. */
 #include "convert/eval/eval.h"
 #include "formats/file_io.h"
+#include "tests/fixtures/test.h"
 #include "tests/fixtures/test_model.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 static qc_eval_result example(int compared)
 {
@@ -51,7 +47,7 @@ static void put(const char *path, const char *text)
     test_must(qc_file_put(path, text, strlen(text), &err), &err);
 }
 
-static void round_trip(void **state)
+TEST(round_trip)
 {
     const char *root = *state;
     char path[128];
@@ -106,7 +102,7 @@ static void refuses(const char *root, const char *part, const char *by, const ch
     qc_arena_deinit(&arena);
 }
 
-static void bad_files(void **state)
+TEST(bad_files)
 {
     const char *numbers = "the numbers cannot come from 'qconv eval': expected a perplexity of at "
                           "least 1, a KL divergence of at least 0, and at least 1 token";
@@ -121,9 +117,8 @@ static void bad_files(void **state)
             "base_perplexity: expected null, because 'against' is null");
 }
 
-static void text(void **state)
+TEST(text)
 {
-    (void)state;
     qc_eval_result r = example(1);
     qc_strbuf out;
     qc_strbuf_init(&out, 1 << 16);
@@ -171,12 +166,4 @@ static int teardown(void **state)
     return 0;
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(round_trip),
-        cmocka_unit_test(bad_files),
-        cmocka_unit_test(text),
-    };
-    return cmocka_run_group_tests(tests, setup, teardown);
-}
+TEST_GROUP(setup, teardown)

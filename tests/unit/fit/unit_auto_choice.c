@@ -73,9 +73,8 @@ static uint32_t entries_of(const fixture *f, qc_scheme scheme, uint32_t block_el
     return n;
 }
 
-static void test_schemes_option(void **state)
+TEST(test_schemes_option)
 {
-    (void)state;
     unsigned c = 0;
     qc_error err = {0};
     assert_int_equal(qc_candidates_parse(&(qc_recipe_options){.schemes = NULL}, &c, &err), QC_OK);
@@ -98,9 +97,8 @@ static void importance_is(const char *name, double want)
         fail_msg("%s: %g, expected %g", name, got, want);
 }
 
-static void test_importance(void **state)
+TEST(test_importance)
 {
-    (void)state;
     importance_is("model.layers.3.self_attn.q_proj.weight", 0.5);
     importance_is("encoder.layer.0.attention.self.key.weight", 0.5);
     importance_is("model.layers.3.self_attn.v_proj.weight", 1);
@@ -110,9 +108,8 @@ static void test_importance(void **state)
     importance_is("lm_head.weight", 1);
 }
 
-static void test_from_all_to_nothing(void **state)
+TEST(test_from_all_to_nothing)
 {
-    (void)state;
     fixture f;
     qc_auto_result r;
     llama(&f);
@@ -129,9 +126,8 @@ static void test_from_all_to_nothing(void **state)
     fixture_deinit(&f);
 }
 
-static void test_between(void **state)
+TEST(test_between)
 {
-    (void)state;
     fixture f;
     qc_auto_result r;
     double before = HUGE_VAL;
@@ -164,9 +160,8 @@ static void test_between(void **state)
     fixture_deinit(&f);
 }
 
-static void test_candidates_and_rules(void **state)
+TEST(test_candidates_and_rules)
 {
-    (void)state;
     fixture f;
     qc_auto_result r;
     llama(&f);
@@ -185,9 +180,8 @@ static void test_candidates_and_rules(void **state)
 }
 
 /* Experts of one projection in one layer are one group; a router is none. */
-static void test_experts(void **state)
+TEST(test_experts)
 {
-    (void)state;
     static const char moe[] =
         "{\"model_type\": \"qwen3_moe\", \"hidden_size\": 128, \"moe_intermediate_size\": 64, "
         "\"num_hidden_layers\": 2, \"num_attention_heads\": 2, \"num_key_value_heads\": 2, "
@@ -242,9 +236,8 @@ static unsigned count_split(const fixture *f)
 
 /* What engines hold as one module has one choice at every budget, unless it may be split, and then
  * the error is at most as large. */
-static void test_one_choice_for_a_module(void **state)
+TEST(test_one_choice_for_a_module)
 {
-    (void)state;
     static const char *const projections[] = {"gate_proj", "up_proj", "down_proj"};
     char vram[32], name[128];
     unsigned split = 0, mixed = 0;
@@ -280,9 +273,8 @@ static void test_one_choice_for_a_module(void **state)
 }
 
 /* A Conv1D weight that stays as it is also stays in its own order. */
-static void test_transposed(void **state)
+TEST(test_transposed)
 {
-    (void)state;
     fixture f;
     qc_auto_result r;
     fixture_init(&f, QC_TO_AUTO);
@@ -304,9 +296,8 @@ static void test_transposed(void **state)
 }
 
 /* A weight in FP8 is kept with all that lies beside it, or loses it. */
-static void test_fp8(void **state)
+TEST(test_fp8)
 {
-    (void)state;
     static const char q[] = "model.layers.0.self_attn.q_proj.weight",
                       scale[] = "model.layers.0.self_attn.q_proj.weight_scale_inv",
                       input[] = "model.layers.0.self_attn.q_proj.input_scale",
@@ -347,9 +338,8 @@ static void test_fp8(void **state)
 }
 
 /* What does not run on a card is no candidate, unless it is named. */
-static void test_notes(void **state)
+TEST(test_notes)
 {
-    (void)state;
     fixture f;
     qc_auto_result r;
     llama(&f);
@@ -369,9 +359,8 @@ static void test_notes(void **state)
 }
 
 /* What is left in 16 bit follows --rest. */
-static void test_rest(void **state)
+TEST(test_rest)
 {
-    (void)state;
     fixture f;
     qc_auto_result r;
     llama(&f);
@@ -382,9 +371,8 @@ static void test_rest(void **state)
     fixture_deinit(&f);
 }
 
-static void test_text(void **state)
+TEST(test_text)
 {
-    (void)state;
     fixture f;
     qc_auto_result r;
     qc_strbuf text;
@@ -411,23 +399,4 @@ static void test_text(void **state)
     qc_json_destroy(json);
     qc_strbuf_deinit(&text);
     fixture_deinit(&f);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_schemes_option),
-        cmocka_unit_test(test_importance),
-        cmocka_unit_test(test_from_all_to_nothing),
-        cmocka_unit_test(test_between),
-        cmocka_unit_test(test_candidates_and_rules),
-        cmocka_unit_test(test_experts),
-        cmocka_unit_test(test_one_choice_for_a_module),
-        cmocka_unit_test(test_transposed),
-        cmocka_unit_test(test_rest),
-        cmocka_unit_test(test_fp8),
-        cmocka_unit_test(test_notes),
-        cmocka_unit_test(test_text),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

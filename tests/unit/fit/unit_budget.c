@@ -1,16 +1,9 @@
 /* What --vram takes and refuses. QC_SEED=n replays one run of the random part. */
 #include "base/alloc.h"
 #include "convert/fit/budget.h"
+#include "tests/fixtures/test.h"
 
 #include <inttypes.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #define ROUNDS     20000
 #define TERMS_MOST 8
@@ -52,9 +45,8 @@ static void check_devices(const char *text, const char *names, const uint64_t *b
     qc_arena_deinit(&arena);
 }
 
-static void sizes_and_tiers_are_read(void **state)
+TEST(sizes_and_tiers_are_read)
 {
-    (void)state;
     const uint64_t gb = 1000000000, gib = 1073741824;
     check_devices("40GB", "cuda:0", (uint64_t[]){40 * gb});
     check_devices("2x40GiB", "cuda:0 cuda:1", (uint64_t[]){40 * gib, 40 * gib});
@@ -88,9 +80,8 @@ static void sizes_and_tiers_are_read(void **state)
     check_devices("2x40Gi", "cuda:0 cuda:1", (uint64_t[]){40 * gib, 40 * gib});
 }
 
-static void every_card_is_read_by_name(void **state)
+TEST(every_card_is_read_by_name)
 {
-    (void)state;
     qc_arena arena;
     qc_arena_init(&arena);
     for (unsigned i = 0; i < qc_card_count; i++) {
@@ -105,9 +96,8 @@ static void every_card_is_read_by_name(void **state)
     qc_arena_deinit(&arena);
 }
 
-static void mistakes_are_named(void **state)
+TEST(mistakes_are_named)
 {
-    (void)state;
     static const struct {
         const char *text, *says; /* a part of the message */
     } bad[] = {
@@ -187,9 +177,15 @@ static void random_text(char *out, size_t room)
     }
 }
 
-static void any_text_is_read_or_refused(void **state)
+static int print_seed(void **state)
 {
     (void)state;
+    print_message("last seed: %" PRIu64 "\n", last_seed);
+    return 0;
+}
+
+TEST_WITH(any_text_is_read_or_refused, NULL, print_seed)
+{
     const char *given = getenv("QC_SEED");
     uint64_t seed = given ? strtoull(given, NULL, 0) : 20260117;
     unsigned taken = 0;
@@ -217,16 +213,8 @@ static void any_text_is_read_or_refused(void **state)
     assert_true(given || taken > ROUNDS / 50);
 }
 
-static int print_seed(void **state)
+TEST(the_machine_is_asked_for_auto)
 {
-    (void)state;
-    print_message("last seed: %" PRIu64 "\n", last_seed);
-    return 0;
-}
-
-static void the_machine_is_asked_for_auto(void **state)
-{
-    (void)state;
     assert_int_equal(setenv("QCONV_NVML", "/nonexistent/libnvidia-ml.so", 1), 0);
     assert_int_equal(unsetenv("QCONV_DEVICE"), 0);
     qc_arena arena;
@@ -244,9 +232,8 @@ static void the_machine_is_asked_for_auto(void **state)
     qc_arena_deinit(&arena);
 }
 
-static void no_memory_is_an_error(void **state)
+TEST(no_memory_is_an_error)
 {
-    (void)state;
     qc_status st = QC_ERR_NOMEM;
     uint64_t n = 0;
     while (st != QC_OK) {
@@ -261,17 +248,4 @@ static void no_memory_is_an_error(void **state)
         qc_arena_deinit(&arena);
     }
     assert_true(n > 1);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sizes_and_tiers_are_read),
-        cmocka_unit_test(every_card_is_read_by_name),
-        cmocka_unit_test(mistakes_are_named),
-        cmocka_unit_test_teardown(any_text_is_read_or_refused, print_seed),
-        cmocka_unit_test(the_machine_is_asked_for_auto),
-        cmocka_unit_test(no_memory_is_an_error),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,16 +1,10 @@
 #include "convert/fit/device_map.h"
 #include "formats/json_strict.h"
 #include "tests/fixtures/fit_report_fixture.h"
+#include "tests/fixtures/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-static void whole(void **state)
+TEST(whole)
 {
-    (void)state;
     fit_fixture f;
     qc_arena arena;
     qc_strbuf out;
@@ -31,9 +25,8 @@ static void whole(void **state)
 }
 
 /* Layer 10 after layer 2, not between 1 and 2. */
-static void natural_order(void **state)
+TEST(natural_order)
 {
-    (void)state;
     fit_fixture f;
     qc_arena arena;
     qc_strbuf out;
@@ -53,9 +46,8 @@ static void natural_order(void **state)
     qc_arena_deinit(&arena);
 }
 
-static void twice(void **state)
+TEST(twice)
 {
-    (void)state;
     fit_fixture f;
     qc_arena arena;
     qc_strbuf out;
@@ -70,9 +62,8 @@ static void twice(void **state)
     qc_arena_deinit(&arena);
 }
 
-static void renamed(void **state)
+TEST(renamed)
 {
-    (void)state;
     static const char *old[4] = {"language_model.model.layers.0", "language_model.lm_head",
                                  "vision_model", "multi_modal_projector"};
     static const char *const want[] = {"\"language_model.model.layers.0\": 0",
@@ -99,9 +90,8 @@ static void renamed(void **state)
     qc_arena_deinit(&arena);
 }
 
-static void nothing(void **state)
+TEST(nothing)
 {
-    (void)state;
     fit_fixture f;
     qc_arena arena;
     qc_strbuf out;
@@ -113,13 +103,4 @@ static void nothing(void **state)
     assert_string_equal(out.data, "{}\n");
     qc_strbuf_deinit(&out);
     qc_arena_deinit(&arena);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(whole),   cmocka_unit_test(natural_order), cmocka_unit_test(twice),
-        cmocka_unit_test(renamed), cmocka_unit_test(nothing),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,9 +2,8 @@
 #include "base/alloc.h"
 #include "tests/fixtures/fit_fixture.h"
 
-static void budgets_are_rounded_down(void **state)
+TEST(budgets_are_rounded_down)
 {
-    (void)state;
     assert_int_equal(qc_fit_budget_bytes(40000000000, 0.9), 36000000000);
     assert_int_equal(qc_fit_budget_bytes(42949672960, 0.9), 38654705664);
     assert_int_equal(qc_fit_budget_bytes(11, 0.5), 5);
@@ -14,9 +13,8 @@ static void budgets_are_rounded_down(void **state)
     assert_true(qc_fit_budget_bytes(UINT64_MAX - 1, 0.9999999999999999) <= UINT64_MAX - 1);
 }
 
-static void contexts_are_chosen(void **state)
+TEST(contexts_are_chosen)
 {
-    (void)state;
     qc_geometry g = {.max_context = 512};
     qc_fit_options o = {.context = 0};
     assert_int_equal(qc_fit_context(&g, &o), 512);
@@ -35,9 +33,8 @@ static uint64_t workspace_bytes(const qc_geometry *g, const qc_fit_options *o, q
 }
 
 /* docs/theory/sizes.md, "Workspace", with hidden 100, heads 2 x 50, MLP 400, vocabulary 1000. */
-static void workspaces_are_as_documented(void **state)
+TEST(workspaces_are_as_documented)
 {
-    (void)state;
     fixture x;
     begin_fixture(&x);
     add_layer(&x, 0);
@@ -70,9 +67,8 @@ static void workspaces_are_as_documented(void **state)
     assert_int_equal(workspace_bytes(g, &o, QC_SEGMENT_LAYER, 0, 0), UINT64_MAX);
 }
 
-static void attention_counts_where_it_is_wider(void **state)
+TEST(attention_counts_where_it_is_wider)
 {
-    (void)state;
     fixture x;
     begin_fixture(&x);
     add_layer(&x, 0);
@@ -119,9 +115,8 @@ static void four_layers(fixture *x)
     add_segment(x, QC_SEGMENT_HEAD, 10 * MB);
 }
 
-static void two_gpus_share_by_hand(void **state)
+TEST(two_gpus_share_by_hand)
 {
-    (void)state;
     fixture x;
     qc_fit f;
     qc_arena arena;
@@ -153,9 +148,8 @@ static void two_gpus_share_by_hand(void **state)
     qc_arena_deinit(&arena);
 }
 
-static void short_by_what_is_missing(void **state)
+TEST(short_by_what_is_missing)
 {
-    (void)state;
     fixture x;
     qc_fit f;
     qc_arena arena;
@@ -183,9 +177,8 @@ static void short_by_what_is_missing(void **state)
 }
 
 /* One GPU: what goes first is the embedding; a layer goes through a buffer of its size. */
-static void spilling_by_hand(void **state)
+TEST(spilling_by_hand)
 {
-    (void)state;
     fixture x;
     qc_fit f;
     qc_arena arena;
@@ -243,9 +236,8 @@ static void spilling_by_hand(void **state)
 }
 
 /* It would pass a larger buffer, and cost a token more, than one more layer. */
-static void a_large_head_stays(void **state)
+TEST(a_large_head_stays)
 {
-    (void)state;
     fixture x;
     qc_fit f;
     qc_arena arena;
@@ -279,9 +271,8 @@ static void a_large_head_stays(void **state)
 }
 
 /* A head without weights of its own reads all of the table it follows. */
-static void a_tied_table_spills_as_a_head(void **state)
+TEST(a_tied_table_spills_as_a_head)
 {
-    (void)state;
     fixture x;
     qc_fit f;
     qc_arena arena;
@@ -300,9 +291,8 @@ static void a_tied_table_spills_as_a_head(void **state)
     qc_arena_deinit(&arena);
 }
 
-static void without_gpus_the_cpu_computes(void **state)
+TEST(without_gpus_the_cpu_computes)
 {
-    (void)state;
     fixture x;
     qc_fit f;
     qc_arena arena;
@@ -323,9 +313,8 @@ static void without_gpus_the_cpu_computes(void **state)
     qc_arena_deinit(&arena);
 }
 
-static void an_unused_gpu_needs_nothing(void **state)
+TEST(an_unused_gpu_needs_nothing)
 {
-    (void)state;
     fixture x;
     qc_fit f;
     qc_arena arena;
@@ -413,9 +402,8 @@ static void make_plan(plan_fixture *p, qc_segments *segments)
     segments->tensor_count = 5;
 }
 
-static void sums_are_of_outputs(void **state)
+TEST(sums_are_of_outputs)
 {
-    (void)state;
     fixture x;
     plan_fixture p;
     qc_arena arena;
@@ -438,9 +426,8 @@ static void sums_are_of_outputs(void **state)
     qc_arena_deinit(&arena);
 }
 
-static void a_token_moves_its_experts_only(void **state)
+TEST(a_token_moves_its_experts_only)
 {
-    (void)state;
     fixture x;
     plan_fixture p;
     qc_fit f;
@@ -478,9 +465,8 @@ static void a_token_moves_its_experts_only(void **state)
     qc_arena_deinit(&arena);
 }
 
-static void nothing_grows_without_a_geometry(void **state)
+TEST(nothing_grows_without_a_geometry)
 {
-    (void)state;
     fixture x;
     qc_fit f;
     qc_arena arena;
@@ -500,9 +486,8 @@ static void nothing_grows_without_a_geometry(void **state)
     qc_arena_deinit(&arena);
 }
 
-static void no_memory_is_an_error(void **state)
+TEST(no_memory_is_an_error)
 {
-    (void)state;
     fixture x;
     four_layers(&x);
     add_device(&x, QC_TIER_GPU, 100 * MB);
@@ -520,26 +505,4 @@ static void no_memory_is_an_error(void **state)
         qc_arena_deinit(&arena);
     }
     assert_true(n > 1);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(budgets_are_rounded_down),
-        cmocka_unit_test(contexts_are_chosen),
-        cmocka_unit_test(workspaces_are_as_documented),
-        cmocka_unit_test(attention_counts_where_it_is_wider),
-        cmocka_unit_test(two_gpus_share_by_hand),
-        cmocka_unit_test(short_by_what_is_missing),
-        cmocka_unit_test(spilling_by_hand),
-        cmocka_unit_test(a_large_head_stays),
-        cmocka_unit_test(a_tied_table_spills_as_a_head),
-        cmocka_unit_test(without_gpus_the_cpu_computes),
-        cmocka_unit_test(an_unused_gpu_needs_nothing),
-        cmocka_unit_test(sums_are_of_outputs),
-        cmocka_unit_test(a_token_moves_its_experts_only),
-        cmocka_unit_test(nothing_grows_without_a_geometry),
-        cmocka_unit_test(no_memory_is_an_error),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,16 +1,9 @@
 /* formats/adapter_internal.h: which keys of rank_pattern and alpha_pattern mean which modules. What
  * is refused: tests/cli/test_lora.py. */
 #include "formats/adapter_internal.h"
+#include "tests/fixtures/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "base/alloc.h"
 
@@ -51,9 +44,8 @@ static const struct {
     {"a\\\\.c", "abc", 0},
 };
 
-static void patterns_mean_what_they_mean_in_python(void **state)
+TEST(patterns_mean_what_they_mean_in_python)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char text[512];
         qc_adapter_config c;
@@ -79,9 +71,8 @@ static void patterns_mean_what_they_mean_in_python(void **state)
     }
 }
 
-static void what_is_off_is_no_obstacle(void **state)
+TEST(what_is_off_is_no_obstacle)
 {
-    (void)state;
     qc_adapter_config c;
     qc_arena arena;
     qc_error err = {0};
@@ -101,9 +92,8 @@ static void what_is_off_is_no_obstacle(void **state)
 }
 
 /* Wherever memory ends, it says so and leaves nothing. */
-static void memory_ends(void **state)
+TEST(memory_ends)
 {
-    (void)state;
     static const char text[] = "{\"peft_type\": \"LORA\", \"r\": 8, \"lora_alpha\": 16, "
                                "\"rank_pattern\": {\"q_proj\": 3}, \"alpha_pattern\": {\"v\": 2}}";
     for (uint64_t n = 1;; n++) {
@@ -121,14 +111,4 @@ static void memory_ends(void **state)
         assert_int_equal(st, QC_ERR_NOMEM);
         assert_true(n < 1000);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(patterns_mean_what_they_mean_in_python),
-        cmocka_unit_test(what_is_off_is_no_obstacle),
-        cmocka_unit_test(memory_ends),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,16 +1,11 @@
 /* Names beneath a folder: through no link, by openat2 and without it. */
 #define _GNU_SOURCE /* symlink, mkfifo */
 #include "formats/beneath.h"
+#include "tests/fixtures/test.h"
 #include "tests/fixtures/test_model.h"
 
 #include <errno.h>
 #include <limits.h>
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 typedef struct {
     char path[64];

@@ -115,9 +115,8 @@ static void assert_load_fails(const qc_reader *r, size_t device, unsigned thread
 
 /* ---- Tests ---------------------------------------------------------------------------------- */
 
-static void devices_and_their_tensors_are_listed(void **state)
+TEST(devices_and_their_tensors_are_listed)
 {
-    (void)state;
     for (int compressed = 0; compressed < 2; compressed++) {
         world w;
         make_output(&w, compressed, 1);
@@ -164,9 +163,8 @@ static void devices_and_their_tensors_are_listed(void **state)
     }
 }
 
-static void every_device_loads_alone(void **state)
+TEST(every_device_loads_alone)
 {
-    (void)state;
     static const unsigned threads[] = {1, 2, 7, 0};
     for (int compressed = 0; compressed < 2; compressed++) {
         world w;
@@ -181,9 +179,8 @@ static void every_device_loads_alone(void **state)
     }
 }
 
-static void only_the_shards_of_the_device_are_needed(void **state)
+TEST(only_the_shards_of_the_device_are_needed)
 {
-    (void)state;
     for (int compressed = 0; compressed < 2; compressed++) {
         world w;
         make_output(&w, compressed, 1);
@@ -202,9 +199,8 @@ static void only_the_shards_of_the_device_are_needed(void **state)
     }
 }
 
-static void an_output_without_placement_is_one_device(void **state)
+TEST(an_output_without_placement_is_one_device)
 {
-    (void)state;
     for (int compressed = 0; compressed < 2; compressed++) {
         world w;
         size_t index = 99;
@@ -223,9 +219,8 @@ static void an_output_without_placement_is_one_device(void **state)
     }
 }
 
-static void damage_is_named(void **state)
+TEST(damage_is_named)
 {
-    (void)state;
     for (int compressed = 0; compressed < 2; compressed++) {
         world w;
         make_output(&w, compressed, 1);
@@ -273,9 +268,8 @@ static void damage_is_named(void **state)
 }
 
 /* A manifest that is right in itself, but not of these shards. */
-static void frames_of_another_output_are_refused(void **state)
+TEST(frames_of_another_output_are_refused)
 {
-    (void)state;
     for (int k = 0; k < 4; k++) {
         world w;
         make_output(&w, 1, 1);
@@ -323,9 +317,8 @@ static qc_manifest_tensor *row_of(world *w, const char *name)
 }
 
 /* A manifest that is right in itself, but does not say what the shards' headers say. */
-static void headers_that_say_something_else_are_refused(void **state)
+TEST(headers_that_say_something_else_are_refused)
 {
-    (void)state;
     static const char *const says[] = {
         "tensor 'l0.w' is U8 [1000] from byte ",
         "the manifest says U8 [10, 100] from byte ",
@@ -371,9 +364,8 @@ static void headers_that_say_something_else_are_refused(void **state)
 }
 
 /* A manifest that is right in itself, of 2 PiB: no list of their pieces is made. */
-static void sizes_that_no_file_has_are_not_believed(void **state)
+TEST(sizes_that_no_file_has_are_not_believed)
 {
-    (void)state;
     for (int compressed = 0; compressed < 2; compressed++) {
         const uint64_t more = (uint64_t)1 << 51;
         world w;
@@ -402,9 +394,8 @@ static void sizes_that_no_file_has_are_not_believed(void **state)
 }
 
 /* The plain form has no checksum below the digests: what is skipped is not looked at. */
-static void digests_are_skipped_on_request(void **state)
+TEST(digests_are_skipped_on_request)
 {
-    (void)state;
     world w;
     keeper k;
     char path[FX_PATH_BYTES];
@@ -437,9 +428,8 @@ static void digests_are_skipped_on_request(void **state)
     drop_output(&w);
 }
 
-static void room_for_one_tensor_is_enough(void **state)
+TEST(room_for_one_tensor_is_enough)
 {
-    (void)state;
     world w;
     make_output(&w, 1, 0);
     qc_reader *r = open_reader(&w);
@@ -465,9 +455,8 @@ static void room_for_one_tensor_is_enough(void **state)
     drop_output(&w);
 }
 
-static void callers_errors_come_back(void **state)
+TEST(callers_errors_come_back)
 {
-    (void)state;
     world w;
     keeper k;
     qc_error err = {0};
@@ -501,9 +490,8 @@ static void callers_errors_come_back(void **state)
     drop_output(&w);
 }
 
-static void what_is_no_output_is_refused(void **state)
+TEST(what_is_no_output_is_refused)
 {
-    (void)state;
     fx_dir d;
     qc_reader *r = NULL;
     qc_error err = {0};
@@ -517,9 +505,8 @@ static void what_is_no_output_is_refused(void **state)
     fx_remove_dir(d.path);
 }
 
-static void null_is_refused(void **state)
+TEST(null_is_refused)
 {
-    (void)state;
     world w;
     keeper k;
     size_t index = 0;
@@ -560,9 +547,8 @@ static void null_is_refused(void **state)
     drop_output(&w);
 }
 
-static void out_of_memory_is_said(void **state)
+TEST(out_of_memory_is_said)
 {
-    (void)state;
     world w;
     make_output(&w, 1, 1);
     for (uint64_t n = 1;; n++) {
@@ -588,23 +574,4 @@ static void out_of_memory_is_said(void **state)
     drop_output(&w);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(devices_and_their_tensors_are_listed),
-        cmocka_unit_test(every_device_loads_alone),
-        cmocka_unit_test(only_the_shards_of_the_device_are_needed),
-        cmocka_unit_test(an_output_without_placement_is_one_device),
-        cmocka_unit_test(damage_is_named),
-        cmocka_unit_test(frames_of_another_output_are_refused),
-        cmocka_unit_test(headers_that_say_something_else_are_refused),
-        cmocka_unit_test(sizes_that_no_file_has_are_not_believed),
-        cmocka_unit_test(digests_are_skipped_on_request),
-        cmocka_unit_test(room_for_one_tensor_is_enough),
-        cmocka_unit_test(callers_errors_come_back),
-        cmocka_unit_test(what_is_no_output_is_refused),
-        cmocka_unit_test(null_is_refused),
-        cmocka_unit_test(out_of_memory_is_said),
-    };
-    return cmocka_run_group_tests(tests, make_contents, free_contents);
-}
+TEST_GROUP(make_contents, free_contents)

@@ -1,19 +1,11 @@
 /* formats/json_writer.h */
-#include "formats/json_writer.h"
-
 #include "base/alloc.h"
 #include "formats/json_strict.h"
+#include "formats/json_writer.h"
+#include "tests/fixtures/test.h"
 
 #include <inttypes.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 static void write_sample(qc_json_writer *w)
 {
@@ -73,9 +65,8 @@ static const char sample[] = "{\n"
                              "  ]\n"
                              "}";
 
-static void indents_as_python_does(void **state)
+TEST(indents_as_python_does)
 {
-    (void)state;
     qc_strbuf b;
     qc_json_writer w;
     qc_error err = {0};
@@ -90,9 +81,8 @@ static void indents_as_python_does(void **state)
     qc_strbuf_deinit(&b);
 }
 
-static void a_lone_value_is_a_text(void **state)
+TEST(a_lone_value_is_a_text)
 {
-    (void)state;
     qc_strbuf b;
     qc_json_writer w;
     qc_strbuf_init(&b, 100);
@@ -103,9 +93,8 @@ static void a_lone_value_is_a_text(void **state)
     qc_strbuf_deinit(&b);
 }
 
-static void deep_levels_are_indented(void **state)
+TEST(deep_levels_are_indented)
 {
-    (void)state;
     qc_strbuf b;
     qc_json_writer w;
     qc_strbuf_init(&b, 10000);
@@ -122,9 +111,8 @@ static void deep_levels_are_indented(void **state)
 }
 
 /* As Python does, and what JSON would let stand but a terminal acts on. */
-static void escapes_as_python_does(void **state)
+TEST(escapes_as_python_does)
 {
-    (void)state;
     qc_strbuf b;
     qc_json_writer w;
     qc_strbuf_init(&b, 1000);
@@ -139,9 +127,8 @@ static void escapes_as_python_does(void **state)
     qc_strbuf_deinit(&b);
 }
 
-static void paths_are_shown_whatever_they_hold(void **state)
+TEST(paths_are_shown_whatever_they_hold)
 {
-    (void)state;
     qc_strbuf b;
     qc_json_writer w;
     qc_strbuf_init(&b, 1000);
@@ -152,9 +139,8 @@ static void paths_are_shown_whatever_they_hold(void **state)
     qc_strbuf_deinit(&b);
 }
 
-static void refuses_what_is_not_utf8(void **state)
+TEST(refuses_what_is_not_utf8)
 {
-    (void)state;
     static const char *const wrong[] = {"\x80",
                                         "\xc0\x80",
                                         "\xc1\xbf",
@@ -196,9 +182,8 @@ static void refuses_what_is_not_utf8(void **state)
     }
 }
 
-static void refuses_numbers_json_has_not(void **state)
+TEST(refuses_numbers_json_has_not)
 {
-    (void)state;
     static const double wrong[] = {(double)NAN, (double)INFINITY, -(double)INFINITY};
     for (size_t i = 0; i < 3; i++) {
         qc_strbuf b;
@@ -214,9 +199,8 @@ static void refuses_numbers_json_has_not(void **state)
     }
 }
 
-static void a_failed_allocation_is_kept(void **state)
+TEST(a_failed_allocation_is_kept)
 {
-    (void)state;
     for (uint64_t n = 1;; n++) {
         qc_strbuf b;
         qc_json_writer w;
@@ -234,9 +218,8 @@ static void a_failed_allocation_is_kept(void **state)
 }
 
 /* tests/golden/gen_py_repr.py */
-static void doubles_look_as_in_python(void **state)
+TEST(doubles_look_as_in_python)
 {
-    (void)state;
     FILE *f = fopen(QC_TEST_GOLDEN "/py_repr.txt", "r");
     char want[64], have[QC_PY_REPR_BYTES];
     uint64_t bits = 0;
@@ -259,9 +242,8 @@ static void doubles_look_as_in_python(void **state)
     assert_string_equal(have, "-inf");
 }
 
-static void doubles_read_back(void **state)
+TEST(doubles_read_back)
 {
-    (void)state;
     uint64_t bits = 88172645463325252u;
     for (int i = 0; i < 20000; i++) {
         char text[QC_PY_REPR_BYTES];
@@ -276,21 +258,4 @@ static void doubles_read_back(void **state)
         assert_true(qc_py_repr_double(v, text) < QC_PY_REPR_BYTES - 6);
         assert_true(strtod(text, NULL) == v);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(indents_as_python_does),
-        cmocka_unit_test(a_lone_value_is_a_text),
-        cmocka_unit_test(deep_levels_are_indented),
-        cmocka_unit_test(escapes_as_python_does),
-        cmocka_unit_test(paths_are_shown_whatever_they_hold),
-        cmocka_unit_test(refuses_what_is_not_utf8),
-        cmocka_unit_test(refuses_numbers_json_has_not),
-        cmocka_unit_test(a_failed_allocation_is_kept),
-        cmocka_unit_test(doubles_look_as_in_python),
-        cmocka_unit_test(doubles_read_back),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,21 +1,13 @@
 /* formats/manifest.h */
+#include "base/alloc.h"
 #include "formats/manifest.h"
 
-#include "base/alloc.h"
-
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
-
-#include <cmocka.h>
 
 #include "tests/fixtures/manifest_sample.h"
 #include "tests/fixtures/sanitized.h"
+#include "tests/fixtures/test.h"
 
 static void assert_rewrites_to_itself(const qc_strbuf *text)
 {
@@ -33,9 +25,8 @@ static void assert_rewrites_to_itself(const qc_strbuf *text)
     qc_arena_deinit(&a);
 }
 
-static void writing_what_was_read_gives_the_same_bytes(void **state)
+TEST(writing_what_was_read_gives_the_same_bytes)
 {
-    (void)state;
     for (int variant = 0; variant < 16; variant++) {
         sample s;
         qc_strbuf text;
@@ -57,9 +48,8 @@ static void writing_what_was_read_gives_the_same_bytes(void **state)
     }
 }
 
-static void every_field_is_read_back(void **state)
+TEST(every_field_is_read_back)
 {
-    (void)state;
     sample s;
     qc_strbuf text;
     qc_arena a;
@@ -121,9 +111,8 @@ static void every_field_is_read_back(void **state)
 }
 
 /* The last rule, so that readers that do not know it take it as a text. Absmax is not said. */
-static void how_scales_were_found_is_a_rule(void **state)
+TEST(how_scales_were_found_is_a_rule)
 {
-    (void)state;
     static const char *const methods[] = {NULL, "search", "refit"};
     for (size_t i = 0; i < 3; i++) {
         sample s;
@@ -159,9 +148,8 @@ static void how_scales_were_found_is_a_rule(void **state)
 }
 
 /* docs/format.md shows this text: one tensor a line, digest last. */
-static void the_text_looks_as_documented(void **state)
+TEST(the_text_looks_as_documented)
 {
-    (void)state;
     sample s;
     qc_strbuf text;
     make_sample(&s, 0);
@@ -203,9 +191,8 @@ static void the_text_looks_as_documented(void **state)
     qc_strbuf_deinit(&text);
 }
 
-static void every_flipped_bit_is_found(void **state)
+TEST(every_flipped_bit_is_found)
 {
-    (void)state;
     for (int compressed = 0; compressed < 2; compressed++) {
         sample s;
         qc_strbuf text;
@@ -225,9 +212,8 @@ static void every_flipped_bit_is_found(void **state)
     }
 }
 
-static void every_truncation_is_found(void **state)
+TEST(every_truncation_is_found)
 {
-    (void)state;
     sample s;
     qc_strbuf text;
     qc_manifest m;
@@ -252,9 +238,8 @@ static void every_truncation_is_found(void **state)
 
 /* ---- What a right digest does not make right ------------------------------------------------- */
 
-static void wrong_texts_with_a_right_digest_are_refused(void **state)
+TEST(wrong_texts_with_a_right_digest_are_refused)
 {
-    (void)state;
     static const wrong_text cases[] = {
         {"{\n  \"format\"", "[{\n  \"format\"", QC_ERR_INPUT, "byte"},
         {"\"qconv\"", "\"other\"", QC_ERR_UNSUPPORTED, "other"},
@@ -384,9 +369,8 @@ static void assert_refused(const qc_strbuf *text, size_t at, size_t cut, const c
 }
 
 /* Each member in turn under another name, then with a value of another kind. */
-static void every_member_has_its_name_and_kind(void **state)
+TEST(every_member_has_its_name_and_kind)
 {
-    (void)state;
     for (int variant = 0; variant < 4; variant++) {
         sample s;
         qc_strbuf text;
@@ -413,9 +397,8 @@ static void every_member_has_its_name_and_kind(void **state)
     }
 }
 
-static void names_that_only_look_like_stored_shards_are_fine(void **state)
+TEST(names_that_only_look_like_stored_shards_are_fine)
 {
-    (void)state;
     static const char *const names[] = {"a.safetensors.zst",
                                         "model-00001-of-00002.safetensors.zst2",
                                         "model-00001-of-00002.safetensor.zst",
@@ -431,9 +414,8 @@ static void names_that_only_look_like_stored_shards_are_fine(void **state)
     }
 }
 
-static void what_cannot_be_read_is_not_written(void **state)
+TEST(what_cannot_be_read_is_not_written)
 {
-    (void)state;
     sample s;
     qc_strbuf out;
     qc_error err = {0};
@@ -498,9 +480,8 @@ static void what_cannot_be_read_is_not_written(void **state)
     qc_strbuf_deinit(&out);
 }
 
-static void out_of_memory_is_said(void **state)
+TEST(out_of_memory_is_said)
 {
-    (void)state;
     sample s;
     qc_strbuf text;
     make_sample(&s, 1);
@@ -537,9 +518,8 @@ static double now_seconds(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-static void a_hundred_thousand_tensors(void **state)
+TEST(a_hundred_thousand_tensors)
 {
-    (void)state;
     enum { COUNT = TEST_SANITIZED ? 10000 : 100000 };
     sample s;
     qc_strbuf text;
@@ -581,23 +561,4 @@ static void a_hundred_thousand_tensors(void **state)
     qc_strbuf_deinit(&text);
     free(t);
     free(names);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(writing_what_was_read_gives_the_same_bytes),
-        cmocka_unit_test(every_field_is_read_back),
-        cmocka_unit_test(the_text_looks_as_documented),
-        cmocka_unit_test(how_scales_were_found_is_a_rule),
-        cmocka_unit_test(every_flipped_bit_is_found),
-        cmocka_unit_test(every_truncation_is_found),
-        cmocka_unit_test(wrong_texts_with_a_right_digest_are_refused),
-        cmocka_unit_test(every_member_has_its_name_and_kind),
-        cmocka_unit_test(names_that_only_look_like_stored_shards_are_fine),
-        cmocka_unit_test(what_cannot_be_read_is_not_written),
-        cmocka_unit_test(out_of_memory_is_said),
-        cmocka_unit_test(a_hundred_thousand_tensors),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,20 +1,10 @@
 /* formats/manifest.h: version 2, with a placement */
 #include "formats/manifest.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "tests/fixtures/manifest_sample.h"
+#include "tests/fixtures/test.h"
 
-static void a_placement_is_read_back(void **state)
+TEST(a_placement_is_read_back)
 {
-    (void)state;
     sample s;
     qc_strbuf text;
     qc_arena a;
@@ -62,9 +52,8 @@ static void a_placement_is_read_back(void **state)
     qc_arena_deinit(&a);
 }
 
-static void wrong_placements_are_refused(void **state)
+TEST(wrong_placements_are_refused)
 {
-    (void)state;
     static const wrong_text cases[] = {
         {"\"version\": 2", "\"version\": 1", QC_ERR_INPUT, "found 'placement'"},
         {"\"placement\": {", "\"placement\": null, \"p\": {", QC_ERR_INPUT, "placement"},
@@ -96,13 +85,4 @@ static void wrong_placements_are_refused(void **state)
     assert_int_equal(qc_manifest_write(&s.m, &text, &err), QC_ERR_INPUT);
     assert_non_null(strstr(err.msg, "out of order"));
     qc_strbuf_deinit(&text);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_placement_is_read_back),
-        cmocka_unit_test(wrong_placements_are_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,19 +1,11 @@
 /* formats/safetensors_header.h: the acceptance cases of docs/reading.md, numbered as there. */
-#include "formats/safetensors_header.h"
-
 #include "base/alloc.h"
 #include "base/bytes.h"
+#include "formats/safetensors_header.h"
+#include "tests/fixtures/test.h"
 
 #include <inttypes.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
-
-#include <cmocka.h>
 
 #define COUNT(a)   (sizeof(a) / sizeof *(a))
 #define HEAD_BYTES 64u
@@ -228,9 +220,8 @@ static const header_case refused[] = {
      "tensor 'e?[31m': its entry is of kind number; expected an object"},
 };
 
-static void refuses_broken_headers(void **state)
+TEST(refuses_broken_headers)
 {
-    (void)state;
     for (size_t i = 0; i < COUNT(refused); i++) {
         const header_case *c = &refused[i];
         qc_st_header h;
@@ -290,9 +281,8 @@ static const struct {
      "{\"A\":" T("U8", "[1]", "[0,1]") ",\"a\":" T("U8", "[1]", "[1,2]") "}", 2, 2, 0, 0},
 };
 
-static void accepts_valid_headers(void **state)
+TEST(accepts_valid_headers)
 {
-    (void)state;
     for (size_t i = 0; i < COUNT(accepted); i++) {
         unsigned char file[512] = {0};
         qc_st_header h;
@@ -311,9 +301,8 @@ static void accepts_valid_headers(void **state)
     }
 }
 
-static void knows_every_dtype(void **state)
+TEST(knows_every_dtype)
 {
-    (void)state;
     for (int t = 0; t < QC_DTYPE_COUNT; t++) {
         char json[200];
         qc_st_header h;
@@ -393,9 +382,8 @@ static const struct {
     {"blank", "\n\n\n\n\n\n\n\n\n", 9, 0, QC_ERR_INPUT, "the file is text, not safetensors"},
 };
 
-static void checks_the_length_first(void **state)
+TEST(checks_the_length_first)
 {
-    (void)state;
     for (size_t i = 0; i < COUNT(lengths); i++) {
         qc_st_header h;
         qc_error err = {0};
@@ -423,11 +411,10 @@ static void checks_the_length_first(void **state)
     assert_true(n == QC_ST_MAX_HEADER_BYTES);
 }
 
-static void refuses_a_header_over_the_limit(void **state)
+TEST(refuses_a_header_over_the_limit)
 {
     qc_st_header h;
     qc_error err = {0};
-    (void)state;
     /* The text is not looked at. */
     assert_int_equal(qc_st_header_parse(&h, "", (size_t)QC_ST_MAX_HEADER_BYTES + 1, 0, &err),
                      QC_ERR_INPUT);
@@ -457,9 +444,8 @@ static void attack_same_bytes(size_t count, const char *entry, uint64_t data_byt
     qc_strbuf_deinit(&json);
 }
 
-static void refuses_tensors_on_the_same_bytes(void **state)
+TEST(refuses_tensors_on_the_same_bytes)
 {
-    (void)state;
     attack_same_bytes(10, T("F32", "[2,2]", "[0,16]"), 16);
     attack_same_bytes(100000, T("F32", "[200,200]", "[0,160000]"), 160000);
 }
@@ -484,10 +470,9 @@ static void make_fixture(qc_strbuf *file)
     assert_int_equal(qc_strbuf_add(file, data, sizeof data, NULL), QC_OK);
 }
 
-static void refuses_every_truncation(void **state)
+TEST(refuses_every_truncation)
 {
     qc_strbuf file;
-    (void)state;
     make_fixture(&file);
     uint64_t header = 8 + qc_load_le64(file.data);
     for (size_t n = 0; n < file.len; n++) {
@@ -508,11 +493,10 @@ static void refuses_every_truncation(void **state)
     qc_strbuf_deinit(&file);
 }
 
-static void survives_every_flipped_bit(void **state)
+TEST(survives_every_flipped_bit)
 {
     qc_strbuf file;
     size_t taken = 0;
-    (void)state;
     make_fixture(&file);
     size_t header = (size_t)(8 + qc_load_le64(file.data));
     for (size_t bit = 0; bit < header * 8; bit++) {
@@ -535,10 +519,9 @@ static void survives_every_flipped_bit(void **state)
     qc_strbuf_deinit(&file);
 }
 
-static void survives_every_failed_allocation(void **state)
+TEST(survives_every_failed_allocation)
 {
     qc_strbuf file;
-    (void)state;
     make_fixture(&file);
     size_t n = (size_t)qc_load_le64(file.data);
     for (int persistent = 0; persistent < 2; persistent++) {
@@ -574,7 +557,7 @@ static int order_tensors(const void *a, const void *b)
     return qc_st_tensor_order(a, b);
 }
 
-static void builds_as_the_reference(void **state)
+TEST(builds_as_the_reference)
 {
     static const qc_st_meta meta = {"format", "pt"};
     qc_st_tensor t[] = {
@@ -586,7 +569,6 @@ static void builds_as_the_reference(void **state)
     uint64_t end = 0;
     qc_strbuf out;
     qc_st_header h;
-    (void)state;
     qsort(t, COUNT(t), sizeof *t, order_tensors);
     for (size_t i = 0; i < COUNT(t); i++) {
         uint64_t bytes = 0;
@@ -621,10 +603,9 @@ static void builds_as_the_reference(void **state)
     qc_strbuf_deinit(&out);
 }
 
-static void build_failures_leave_the_buffer(void **state)
+TEST(build_failures_leave_the_buffer)
 {
     qc_strbuf whole;
-    (void)state;
     make_fixture(&whole);
     size_t need = 8 + (size_t)qc_load_le64(whole.data);
     for (size_t max = 1; max < 1 + need; max++) {
@@ -642,13 +623,12 @@ static void build_failures_leave_the_buffer(void **state)
 }
 
 /* Case 31. */
-static void refuses_to_write_too_much(void **state)
+TEST(refuses_to_write_too_much)
 {
     qc_strbuf out;
     qc_error err = {0};
     size_t n = QC_ST_MAX_HEADER_BYTES;
     char *value = malloc(n + 1);
-    (void)state;
     assert_non_null(value);
     memset(value, 'x', n);
     value[n] = '\0';
@@ -665,13 +645,12 @@ static void refuses_to_write_too_much(void **state)
     free(value);
 }
 
-static void orders_as_the_reference(void **state)
+TEST(orders_as_the_reference)
 {
     qc_st_tensor f32 = {.name = "z", .dtype = QC_DTYPE_F32};
     qc_st_tensor bf16 = {.name = "a", .dtype = QC_DTYPE_BF16};
     qc_st_tensor i32 = {.name = "a", .dtype = QC_DTYPE_I32};
     qc_st_tensor accent = {.name = "\xc3\xa9", .dtype = QC_DTYPE_F32};
-    (void)state;
     assert_true(qc_st_tensor_order(&f32, &bf16) < 0);
     assert_true(qc_st_tensor_order(&bf16, &f32) > 0);
     assert_true(qc_st_tensor_order(&f32, &i32) < 0);
@@ -682,9 +661,8 @@ static void orders_as_the_reference(void **state)
 /* ---- sizes ---- */
 
 /* Headers of every length around a buffer size that has hurt others. */
-static void takes_headers_around_100000_bytes(void **state)
+TEST(takes_headers_around_100000_bytes)
 {
-    (void)state;
     for (size_t n = 99990; n <= 100010; n++) {
         qc_st_header h;
         unsigned char *file = malloc(8 + n);
@@ -702,13 +680,12 @@ static void takes_headers_around_100000_bytes(void **state)
 
 #define MANY 90000u
 
-static void takes_90000_tensors_in_20_megabytes(void **state)
+TEST(takes_90000_tensors_in_20_megabytes)
 {
     qc_st_tensor *t = calloc(MANY, sizeof *t);
     char *names = malloc(MANY * (size_t)192);
     qc_strbuf out;
     qc_st_header h;
-    (void)state;
     assert_non_null(t);
     assert_non_null(names);
     qc_strbuf_init(&out, QC_ST_MAX_HEADER_BYTES);
@@ -734,26 +711,4 @@ static void takes_90000_tensors_in_20_megabytes(void **state)
     qc_strbuf_deinit(&out);
     free(names);
     free(t);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(refuses_broken_headers),
-        cmocka_unit_test(accepts_valid_headers),
-        cmocka_unit_test(knows_every_dtype),
-        cmocka_unit_test(checks_the_length_first),
-        cmocka_unit_test(refuses_a_header_over_the_limit),
-        cmocka_unit_test(refuses_tensors_on_the_same_bytes),
-        cmocka_unit_test(refuses_every_truncation),
-        cmocka_unit_test(survives_every_flipped_bit),
-        cmocka_unit_test(survives_every_failed_allocation),
-        cmocka_unit_test(builds_as_the_reference),
-        cmocka_unit_test(build_failures_leave_the_buffer),
-        cmocka_unit_test(refuses_to_write_too_much),
-        cmocka_unit_test(orders_as_the_reference),
-        cmocka_unit_test(takes_headers_around_100000_bytes),
-        cmocka_unit_test(takes_90000_tensors_in_20_megabytes),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

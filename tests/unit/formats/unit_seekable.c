@@ -82,9 +82,8 @@ static size_t round_trip(qc_frame_coder *c, int level, const unsigned char *src,
     return n;
 }
 
-static void raw_frames_of_every_size(void **state)
+TEST(raw_frames_of_every_size)
 {
-    (void)state;
     static const size_t sizes[] = {0,      1,      2,      255,      256,           65791,
                                    65792,  131071, 131072, 131073,   262144,        262145,
                                    300000, 393216, 393217, 1u << 20, (8u << 20) + 1};
@@ -120,9 +119,8 @@ static void raw_frames_of_every_size(void **state)
 }
 
 /* Straight from a file, and only what is written as qc_raw_frame_write writes it. */
-static void raw_frames_are_read_in_place(void **state)
+TEST_WITH(raw_frames_are_read_in_place, setup, teardown)
 {
-    (void)state;
     static const size_t sizes[] = {1, 131071, 131072, 131073, 131074, 131075, 262144, 300000};
     const size_t at = 77, most = 300000;
     unsigned char *src = must_alloc(most), *file = must_alloc(at + qc_raw_frame_bytes(most));
@@ -181,9 +179,8 @@ static void raw_frames_are_read_in_place(void **state)
     free(file);
 }
 
-static void frames_go_both_ways(void **state)
+TEST(frames_go_both_ways)
 {
-    (void)state;
     static const size_t sizes[] = {0,         1,         100,           4096, 100000, 256 * KIB - 1,
                                    256 * KIB, 300 * KIB, 1024 * KIB + 7};
     static const int levels[] = {1, 2, 3, 9};
@@ -207,9 +204,8 @@ static void frames_go_both_ways(void **state)
 }
 
 /* Repetitions are found where there are any, though level 1 looks for them in a sample only. */
-static void matches_are_used_at_level_1(void **state)
+TEST(matches_are_used_at_level_1)
 {
-    (void)state;
     size_t len = 1024 * KIB;
     unsigned char *src = must_alloc(len);
     qc_frame_coder *c = NULL;
@@ -224,9 +220,8 @@ static void matches_are_used_at_level_1(void **state)
     free(src);
 }
 
-static void checksums_are_skipped_on_request(void **state)
+TEST(checksums_are_skipped_on_request)
 {
-    (void)state;
     const size_t len = 300 * KIB, cap = qc_frame_bound(len);
     unsigned char *src = must_alloc(len), *dst = must_alloc(cap), *back = must_alloc(len);
     size_t n = 0;
@@ -251,9 +246,8 @@ static void checksums_are_skipped_on_request(void **state)
     free(back);
 }
 
-static void the_four_percent_rule(void **state)
+TEST(the_four_percent_rule)
 {
-    (void)state;
     size_t len = 1024 * KIB;
     unsigned char *src = must_alloc(len);
     qc_frame_coder *c = NULL;
@@ -278,18 +272,16 @@ static void the_four_percent_rule(void **state)
 }
 
 /* The default number of threads rests on these. */
-static void a_coder_says_what_it_takes(void **state)
+TEST(a_coder_says_what_it_takes)
 {
-    (void)state;
     const size_t frame = 8 << 20;
     assert_int_equal(qc_frame_coder_bytes(0, frame), 0);
     assert_in_range(qc_frame_coder_bytes(1, frame), 100 << 10, 4 << 20);
     assert_in_range(qc_frame_coder_bytes(19, frame), 40 << 20, 200 << 20);
 }
 
-static void wrong_calls_are_refused(void **state)
+TEST(wrong_calls_are_refused)
 {
-    (void)state;
     qc_frame_coder *c = NULL;
     char buf[300];
     size_t n = 0;
@@ -305,9 +297,8 @@ static void wrong_calls_are_refused(void **state)
     assert_string_equal(qc_frame_library_version(), ZSTD_versionString());
 }
 
-static void damaged_frames_are_refused(void **state)
+TEST(damaged_frames_are_refused)
 {
-    (void)state;
     unsigned char src[2000], dst[3000], back[2001];
     size_t n = 0;
     qc_error err = {0};
@@ -342,9 +333,8 @@ static void damaged_frames_are_refused(void **state)
     qc_frame_coder_destroy(c);
 }
 
-static void out_of_memory_is_said(void **state)
+TEST(out_of_memory_is_said)
 {
-    (void)state;
     size_t len = 300 * KIB, cap = qc_frame_bound(len);
     unsigned char *src = must_alloc(len), *dst = must_alloc(cap);
     fill_skewed(src, len, 6);
@@ -395,9 +385,8 @@ static void build_file(qc_strbuf *b, size_t count)
     free(frames);
 }
 
-static void a_table_has_the_bytes_of_the_specification(void **state)
+TEST(a_table_has_the_bytes_of_the_specification)
 {
-    (void)state;
     static const unsigned char want[] = {
         0x5e, 0x2a, 0x4d, 0x18, 25, 0, 0, 0, 0x10, 0, 0, 0, 0x20, 0,    0,    0,   0x30,
         0x01, 0,    0,    0,    0,  0, 0, 2, 0,    0, 0, 0, 0xb1, 0xea, 0x92, 0x8f};
@@ -429,9 +418,8 @@ static qc_status read_one_frame(size_t stored, uint32_t content, qc_error *err)
 }
 
 /* A frame is read into memory whole: one that is far larger than its content is refused. */
-static void a_frame_is_not_much_larger_than_its_content(void **state)
+TEST_WITH(a_frame_is_not_much_larger_than_its_content, setup, teardown)
 {
-    (void)state;
     qc_error err = {0};
     assert_int_equal(read_one_frame(1000, 1000, &err), QC_OK);
     assert_int_equal(read_one_frame(2 * qc_frame_bound(1000), 1000, &err), QC_OK);
@@ -441,9 +429,8 @@ static void a_frame_is_not_much_larger_than_its_content(void **state)
     assert_int_equal(read_one_frame(1 << 20, 0, &err), QC_OK); /* never read */
 }
 
-static void tables_go_both_ways(void **state)
+TEST_WITH(tables_go_both_ways, setup, teardown)
 {
-    (void)state;
     static const size_t counts[] = {0, 1, 2, 4095, 4096, 4097, 9000};
     for (size_t k = 0; k < sizeof counts / sizeof *counts; k++) {
         qc_strbuf b;
@@ -467,9 +454,8 @@ static void tables_go_both_ways(void **state)
     qc_seek_table_deinit(NULL);
 }
 
-static void empty_frames_are_never_found(void **state)
+TEST(empty_frames_are_never_found)
 {
-    (void)state;
     qc_frame frames[] = {{0, 0, 9, 0},  {9, 0, 9, 5},  {18, 5, 9, 0}, {27, 5, 9, 0},
                          {36, 5, 9, 1}, {45, 6, 9, 4}, {54, 10, 9, 0}};
     static const size_t holds[] = {1, 1, 1, 1, 1, 4, 5, 5, 5, 5};
@@ -478,9 +464,8 @@ static void empty_frames_are_never_found(void **state)
         assert_int_equal(qc_seek_table_find(&t, i), holds[i]);
 }
 
-static void entries_with_checksums_are_read(void **state)
+TEST_WITH(entries_with_checksums_are_read, setup, teardown)
 {
-    (void)state;
     unsigned char file[20 + 8 + 24 + 9] = {0}, *p = file + 20;
     qc_seek_table t;
     qc_store_le32(p, 0x184D2A5E);
@@ -500,9 +485,8 @@ static void entries_with_checksums_are_read(void **state)
     qc_seek_table_deinit(&t);
 }
 
-static void every_truncation_is_refused(void **state)
+TEST_WITH(every_truncation_is_refused, setup, teardown)
 {
-    (void)state;
     qc_strbuf b;
     build_file(&b, 3);
     for (size_t len = 0; len < b.len; len++) {
@@ -518,9 +502,8 @@ static void every_truncation_is_refused(void **state)
 
 /* Every bit of a table: refused, or one of the two bits that mean nothing, or a content size, which
  * the frame then contradicts. */
-static void every_flipped_bit_is_noticed(void **state)
+TEST_WITH(every_flipped_bit_is_noticed, setup, teardown)
 {
-    (void)state;
     qc_strbuf b;
     qc_frame frames[3];
     qc_frame_coder *c = NULL;
@@ -571,9 +554,8 @@ static void every_flipped_bit_is_noticed(void **state)
     qc_strbuf_deinit(&b);
 }
 
-static void hostile_tables_are_refused(void **state)
+TEST_WITH(hostile_tables_are_refused, setup, teardown)
 {
-    (void)state;
     unsigned char file[64];
     qc_seek_table t;
     qc_error err = {0};
@@ -616,9 +598,8 @@ static void hostile_tables_are_refused(void **state)
     }
 }
 
-static void frames_must_follow_each_other(void **state)
+TEST(frames_must_follow_each_other)
 {
-    (void)state;
     qc_strbuf b;
     qc_frame frames[] = {{0, 0, 10, 20}, {11, 20, 10, 20}};
     qc_error err = {0};
@@ -632,9 +613,8 @@ static void frames_must_follow_each_other(void **state)
     qc_strbuf_deinit(&b);
 }
 
-static void faults_are_passed_on(void **state)
+TEST_WITH(faults_are_passed_on, setup, teardown)
 {
-    (void)state;
     qc_strbuf b;
     qc_seek_table t;
     build_file(&b, 5000);
@@ -691,9 +671,8 @@ static void add_stored(qc_strbuf *b, qc_frame *frame, uint64_t content_offset, c
     assert_int_equal(qc_strbuf_add(b, buf, n, NULL), QC_OK);
 }
 
-static void the_documented_example_is_right(void **state)
+TEST(the_documented_example_is_right)
 {
-    (void)state;
     static const qc_st_tensor t[] = {
         {.name = "s", .dtype = QC_DTYPE_F32, .ndim = 1, .dims = {1}, .begin = 0, .end = 4},
         {.name = "w", .dtype = QC_DTYPE_U8, .ndim = 2, .dims = {3, 1}, .begin = 4, .end = 7}};
@@ -729,33 +708,4 @@ static void the_documented_example_is_right(void **state)
     assert_int_equal(at, file.len);
     qc_strbuf_deinit(&head);
     qc_strbuf_deinit(&file);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(raw_frames_of_every_size),
-        cmocka_unit_test_setup_teardown(raw_frames_are_read_in_place, setup, teardown),
-        cmocka_unit_test(frames_go_both_ways),
-        cmocka_unit_test(matches_are_used_at_level_1),
-        cmocka_unit_test(checksums_are_skipped_on_request),
-        cmocka_unit_test(the_four_percent_rule),
-        cmocka_unit_test(a_coder_says_what_it_takes),
-        cmocka_unit_test(wrong_calls_are_refused),
-        cmocka_unit_test(damaged_frames_are_refused),
-        cmocka_unit_test(out_of_memory_is_said),
-        cmocka_unit_test(a_table_has_the_bytes_of_the_specification),
-        cmocka_unit_test_setup_teardown(tables_go_both_ways, setup, teardown),
-        cmocka_unit_test_setup_teardown(a_frame_is_not_much_larger_than_its_content, setup,
-                                        teardown),
-        cmocka_unit_test(empty_frames_are_never_found),
-        cmocka_unit_test_setup_teardown(entries_with_checksums_are_read, setup, teardown),
-        cmocka_unit_test_setup_teardown(every_truncation_is_refused, setup, teardown),
-        cmocka_unit_test_setup_teardown(every_flipped_bit_is_noticed, setup, teardown),
-        cmocka_unit_test_setup_teardown(hostile_tables_are_refused, setup, teardown),
-        cmocka_unit_test(frames_must_follow_each_other),
-        cmocka_unit_test_setup_teardown(faults_are_passed_on, setup, teardown),
-        cmocka_unit_test(the_documented_example_is_right),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

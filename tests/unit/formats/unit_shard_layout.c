@@ -1,18 +1,9 @@
 /* formats/shard_layout.h */
-#include "formats/shard_layout.h"
-
 #include "base/alloc.h"
 #include "formats/safetensors_header.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
-
+#include "formats/shard_layout.h"
 #include "tests/fixtures/layout_array.h"
+#include "tests/fixtures/test.h"
 
 #define MIB (1u << 20)
 
@@ -25,9 +16,8 @@ static qc_out_tensor tensor(const char *name, qc_dtype dtype, uint64_t dim, uint
     };
 }
 
-static void pieces(void **state)
+TEST(pieces)
 {
-    (void)state;
     static const struct {
         uint64_t bytes, align, want;
     } cases[] = {
@@ -48,9 +38,8 @@ static void pieces(void **state)
         assert_int_equal(qc_layout_piece_bytes(cases[i].bytes, cases[i].align), cases[i].want);
 }
 
-static void one_shard_has_the_plain_name(void **state)
+TEST(one_shard_has_the_plain_name)
 {
-    (void)state;
     qc_arena a;
     qc_layout l;
     qc_error err = {0};
@@ -90,9 +79,8 @@ static void one_shard_has_the_plain_name(void **state)
     qc_arena_deinit(&a);
 }
 
-static void shards_are_filled_in_order_by_whole_groups(void **state)
+TEST(shards_are_filled_in_order_by_whole_groups)
 {
-    (void)state;
     qc_arena a;
     qc_layout l;
     qc_out_tensor t[] = {
@@ -120,9 +108,8 @@ static void shards_are_filled_in_order_by_whole_groups(void **state)
     qc_arena_deinit(&a);
 }
 
-static void a_shard_ends_where_the_device_changes(void **state)
+TEST(a_shard_ends_where_the_device_changes)
 {
-    (void)state;
     qc_arena a;
     qc_layout l;
     qc_error err = {0};
@@ -152,9 +139,8 @@ static void a_shard_ends_where_the_device_changes(void **state)
     qc_arena_deinit(&a);
 }
 
-static void no_tensors_make_one_empty_file(void **state)
+TEST(no_tensors_make_one_empty_file)
 {
-    (void)state;
     qc_arena a;
     qc_layout l;
     qc_arena_init(&a);
@@ -172,9 +158,8 @@ static void no_tensors_make_one_empty_file(void **state)
     qc_arena_deinit(&a);
 }
 
-static void wrong_tensors_are_refused(void **state)
+TEST(wrong_tensors_are_refused)
 {
-    (void)state;
     qc_arena a;
     qc_layout l;
     qc_error err = {0};
@@ -197,9 +182,8 @@ static void wrong_tensors_are_refused(void **state)
     qc_arena_deinit(&a);
 }
 
-static void sums_that_overflow_are_refused(void **state)
+TEST(sums_that_overflow_are_refused)
 {
-    (void)state;
     static const char names[10][2] = {"a", "b", "c", "d", "e", "f", "g", "h", "i", "j"};
     qc_arena a;
     qc_layout l;
@@ -215,9 +199,8 @@ static void sums_that_overflow_are_refused(void **state)
     qc_arena_deinit(&a);
 }
 
-static void given_pieces_are_kept(void **state)
+TEST(given_pieces_are_kept)
 {
-    (void)state;
     qc_arena a;
     qc_layout l;
     qc_out_tensor t = tensor("x", QC_DTYPE_U8, 1000, 0);
@@ -230,9 +213,8 @@ static void given_pieces_are_kept(void **state)
 }
 
 /* Names of two parts are those that their texts would be: in order, in headers, in messages. */
-static void names_may_come_in_two_parts(void **state)
+TEST(names_may_come_in_two_parts)
 {
-    (void)state;
     static const char *const whole[] = {"m.weight", "m.weight.absmax", "m.SCB", "m.weightb", "m"};
     static const uint32_t sorted[] = {4, 2, 0, 1, 3};
     qc_out_tensor t[5], plain[5];
@@ -275,9 +257,8 @@ static void names_may_come_in_two_parts(void **state)
     qc_arena_deinit(&a);
 }
 
-static void out_of_memory_is_said(void **state)
+TEST(out_of_memory_is_said)
 {
-    (void)state;
     for (uint64_t n = 1;; n++) {
         qc_arena a;
         qc_layout l;
@@ -292,21 +273,4 @@ static void out_of_memory_is_said(void **state)
             break;
         assert_int_equal(st, QC_ERR_NOMEM);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(pieces),
-        cmocka_unit_test(one_shard_has_the_plain_name),
-        cmocka_unit_test(shards_are_filled_in_order_by_whole_groups),
-        cmocka_unit_test(a_shard_ends_where_the_device_changes),
-        cmocka_unit_test(no_tensors_make_one_empty_file),
-        cmocka_unit_test(wrong_tensors_are_refused),
-        cmocka_unit_test(sums_that_overflow_are_refused),
-        cmocka_unit_test(given_pieces_are_kept),
-        cmocka_unit_test(names_may_come_in_two_parts),
-        cmocka_unit_test(out_of_memory_is_said),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

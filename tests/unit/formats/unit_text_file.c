@@ -1,18 +1,10 @@
 /* formats/text_file.h */
-#include "formats/text_file.h"
-
 #include "base/alloc.h"
+#include "formats/text_file.h"
+#include "tests/fixtures/test.h"
 
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 static char dir[] = "/tmp/qconv-text-file-XXXXXX";
 
@@ -46,9 +38,8 @@ static qc_status write_lines(const char *path, unsigned count, qc_digest *digest
     return st;
 }
 
-static void a_text_is_what_was_appended(void **state)
+TEST(a_text_is_what_was_appended)
 {
-    (void)state;
     static const unsigned counts[] = {0, 1, 5000, 100000};
     for (size_t k = 0; k < sizeof counts / sizeof *counts; k++) {
         const char *path = path_of("a");
@@ -70,9 +61,8 @@ static void a_text_is_what_was_appended(void **state)
     }
 }
 
-static void a_failure_leaves_nothing(void **state)
+TEST(a_failure_leaves_nothing)
 {
-    (void)state;
     static const qc_io_kind kinds[] = {QC_IO_WRITE, QC_IO_SYNC, QC_IO_RENAME};
     const char *path = path_of("b");
     qc_digest digest;
@@ -99,11 +89,7 @@ static void a_failure_leaves_nothing(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_text_is_what_was_appended),
-        cmocka_unit_test(a_failure_leaves_nothing),
-    };
     if (!mkdtemp(dir))
         return 1;
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run(NULL);
 }

@@ -5,11 +5,9 @@
 #include "base/workers.h"
 #include "convert/forward/forward.h"
 #include "tests/fixtures/double_layer.h"
+#include "tests/fixtures/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-
-#include <cmocka.h>
 
 #define HIDDEN 24u
 #define INTER  40u
@@ -184,13 +182,12 @@ static void d_token(world *w, uint32_t id, const seen *s, int fed, double *out)
     d_linear(test_values(w->c, "lm_head.weight"), VOCAB, HIDDEN, x, out);
 }
 
-static void agrees(void **state)
+TEST(agrees)
 {
     static seen s;
     world w;
     float first[12 * VOCAB], got[12 * VOCAB];
     double want[VOCAB];
-    (void)state;
     make_world(&w);
     test_must(open_world(&w, 1), &w.err);
     test_must(logits(&w, first), &w.err);
@@ -220,11 +217,10 @@ static void agrees(void **state)
 
 /* ---- states ---- */
 
-static void reads_across_padding(void **state)
+TEST(reads_across_padding)
 {
     world w;
     float all[79 * HIDDEN], part[79 * HIDDEN];
-    (void)state;
     make_world(&w);
     test_must(open_world(&w, 1), &w.err);
     const qc_image *image = qc_image_of(w.s, 0);
@@ -239,12 +235,11 @@ static void reads_across_padding(void **state)
     drop(&w);
 }
 
-static void every_allocation(void **state)
+TEST(every_allocation)
 {
     world w;
     float out[12 * VOCAB];
     uint64_t failures = 0;
-    (void)state;
     make_world(&w);
     for (uint64_t n = 1;; n++) {
         qc_alloc_fail_at(n, 0);
@@ -265,11 +260,10 @@ static void every_allocation(void **state)
     drop(&w);
 }
 
-static void interrupted(void **state)
+TEST(interrupted)
 {
     world w;
     float out[12 * VOCAB];
-    (void)state;
     make_world(&w);
     test_must(open_world(&w, 2), &w.err);
     qc_interrupt();
@@ -278,15 +272,4 @@ static void interrupted(void **state)
     assert_int_equal(open_world(&w, 2), QC_ERR_INTERRUPTED);
     qc_interrupt_clear();
     drop(&w);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(agrees),
-        cmocka_unit_test(reads_across_padding),
-        cmocka_unit_test(every_allocation),
-        cmocka_unit_test(interrupted),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

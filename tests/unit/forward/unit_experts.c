@@ -5,11 +5,9 @@
 #include "base/workers.h"
 #include "convert/forward/experts.h"
 #include "tests/fixtures/double_layer.h"
+#include "tests/fixtures/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-
-#include <cmocka.h>
 
 #define HIDDEN 8u
 #define INNER  6u
@@ -211,12 +209,11 @@ static void d_token(const d_layer *l, const float *h, double *out)
 
 static float hidden[TOKENS * HIDDEN], again[TOKENS * HIDDEN], before[TOKENS * HIDDEN];
 
-static void agrees(void **state)
+TEST(agrees)
 {
     world w;
     d_layer l;
     double ee = 0.0, xx = 0.0;
-    (void)state;
     test_must(open_world(&w, tensors), &w.err);
     kill_expert(&w);
     make_states(before);
@@ -256,10 +253,9 @@ static void agrees(void **state)
 }
 
 /* The memory of a layer has one expert, or the shared ones, and not all. */
-static void memory(void **state)
+TEST(memory)
 {
     world w;
-    (void)state;
     test_must(open_world(&w, tensors), &w.err);
     const qc_experts_layer *l = w.t.layers[0].experts;
     assert_int_equal(l->count, COUNT);
@@ -272,7 +268,7 @@ static void memory(void **state)
 }
 
 /* A whole model and its logits by transformers (tests/data/tiny-moe). */
-static void known_logits(void **state)
+TEST(known_logits)
 {
     qc_error err = {0};
     qc_checkpoint *c = NULL;
@@ -280,7 +276,6 @@ static void known_logits(void **state)
     qc_json *doc = NULL;
     qc_strbuf text;
     const qc_forward_tools tools = {.threads = 2};
-    (void)state;
     qc_strbuf_init(&text, 1u << 20);
     test_must(qc_file_slurp(QC_TEST_DATA "/tiny-moe/expected.json", &text, &err), &err);
     test_must(qc_json_parse(&doc, text.data, text.len, 0, &err), &err);
@@ -318,10 +313,9 @@ static void known_logits(void **state)
 
 /* ---- what is wrong ---- */
 
-static void wrong_checkpoints(void **state)
+TEST(wrong_checkpoints)
 {
     test_tensor rows[TENSORS];
-    (void)state;
     for (unsigned i = FIRST_OF_FFN; i < TENSORS; i++) {
         static const qc_status codes[] = {QC_ERR_INPUT, QC_ERR_SHAPE, QC_ERR_UNSUPPORTED};
         for (unsigned how = 0; how < 3; how++) {
@@ -341,11 +335,10 @@ static void wrong_checkpoints(void **state)
     }
 }
 
-static void not_finite(void **state)
+TEST(not_finite)
 {
     world w;
     float bad = INFINITY;
-    (void)state;
     test_must(open_world(&w, tensors), &w.err);
     make_states(hidden);
     overwrite(&w, L "mlp.gate.weight", &bad, 1);
@@ -360,11 +353,10 @@ static void not_finite(void **state)
     drop(&w);
 }
 
-static void every_allocation(void **state)
+TEST(every_allocation)
 {
     world w;
     uint64_t failures = 0;
-    (void)state;
     test_must(open_world(&w, tensors), &w.err);
     for (uint64_t n = 1;; n++) {
         make_states(hidden);
@@ -383,10 +375,9 @@ static void every_allocation(void **state)
     drop(&w);
 }
 
-static void interrupted(void **state)
+TEST(interrupted)
 {
     world w;
-    (void)state;
     test_must(open_world(&w, tensors), &w.err);
     make_states(hidden);
     qc_interrupt();
@@ -394,15 +385,4 @@ static void interrupted(void **state)
     qc_interrupt_clear();
     test_must(run(&w, 2, 20, hidden), &w.err);
     drop(&w);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(agrees),           cmocka_unit_test(memory),
-        cmocka_unit_test(not_finite),       cmocka_unit_test(wrong_checkpoints),
-        cmocka_unit_test(interrupted),      cmocka_unit_test(known_logits),
-        cmocka_unit_test(every_allocation),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -5,11 +5,9 @@
 #include "base/workers.h"
 #include "convert/forward/forward.h"
 #include "tests/fixtures/double_layer.h"
+#include "tests/fixtures/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-
-#include <cmocka.h>
 
 #define HIDDEN 24u
 #define INTER  40u
@@ -199,10 +197,9 @@ static void check(world *w, const variant *v)
     assert_true(qc_forward_memory(w->m, 32, 9) >= qc_forward_memory(w->m, 16, 9));
 }
 
-static void agrees(void **state)
+TEST(agrees)
 {
     world w;
-    (void)state;
     make_folder(&w, tensors, TENSORS - 2, "\"model_type\": \"llama\", " SIZES);
     check(&w, &(variant){0, 0, 0});
     assert_int_equal(qc_forward_config_of(w.m)->vocabulary, VOCAB);
@@ -219,11 +216,10 @@ static void agrees(void **state)
 }
 
 /* A tied head under either name is the same model. */
-static void tied(void **state)
+TEST(tied)
 {
     test_tensor rows[TENSORS];
     float got[2][16 * VOCAB];
-    (void)state;
     for (int i = 0; i < 2; i++) {
         world w;
         memcpy(rows, tensors, sizeof rows);
@@ -255,11 +251,10 @@ static void refuses(const test_tensor *rows, size_t count, const char *members, 
     drop(&w);
 }
 
-static void wrong_checkpoints(void **state)
+TEST(wrong_checkpoints)
 {
     static const char llama[] = "\"model_type\": \"llama\", " SIZES;
     test_tensor rows[TENSORS];
-    (void)state;
     for (unsigned i = 0; i < TENSORS - 2; i++) {
         memcpy(rows, tensors, sizeof rows);
         rows[i].name = "other.weight";
@@ -289,13 +284,12 @@ static void wrong_checkpoints(void **state)
         QC_ERR_UNSUPPORTED, "gptq");
 }
 
-static void wrong_batches(void **state)
+TEST(wrong_batches)
 {
     world w;
     float out[16 * HIDDEN];
     const uint32_t beyond[] = {0, 1, VOCAB};
     const uint64_t n[] = {1, 2}, huge[] = {UINT64_MAX, 2};
-    (void)state;
     make_folder(&w, tensors, TENSORS - 2,
                 "\"model_type\": \"llama\", \"rope_scaling\": {\"type\": \"dynamic\", \"factor\": "
                 "2}, \"max_position_embeddings\": 8, \"hidden_size\": 24, \"intermediate_size\": "
@@ -323,13 +317,12 @@ static void wrong_batches(void **state)
 }
 
 /* One weight of the file is overwritten with infinity. */
-static void not_finite(void **state)
+TEST(not_finite)
 {
     world w;
     float out[16 * HIDDEN];
     char path[96];
     const float infinite = INFINITY;
-    (void)state;
     make_folder(&w, tensors, TENSORS - 2, "\"model_type\": \"llama\", " SIZES);
     const qc_checkpoint_tensor *t = qc_checkpoint_find(w.c, L "mlp.down_proj.weight");
     (void)snprintf(path, sizeof path, "%s/model.safetensors", w.folder);
@@ -344,12 +337,11 @@ static void not_finite(void **state)
     drop(&w);
 }
 
-static void every_allocation(void **state)
+TEST(every_allocation)
 {
     world w;
     float out[16 * VOCAB];
     uint64_t failures = 0;
-    (void)state;
     make_folder(&w, tensors, TENSORS - 2, "\"model_type\": \"llama\", " SIZES);
     for (int threads = 1; threads <= 2; threads++) {
         for (uint64_t n = 1;; n++) {
@@ -373,11 +365,10 @@ static void every_allocation(void **state)
     drop(&w);
 }
 
-static void interrupted(void **state)
+TEST(interrupted)
 {
     world w;
     float out[16 * VOCAB], hidden[16 * HIDDEN] = {0.0f};
-    (void)state;
     make_folder(&w, tensors, TENSORS - 2, "\"model_type\": \"llama\", " SIZES);
     test_must(open_model(&w, 2), &w.err);
     qc_interrupt();
@@ -386,18 +377,4 @@ static void interrupted(void **state)
     qc_interrupt_clear();
     test_must(logits(&w, &batch, out), &w.err);
     drop(&w);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(agrees),
-        cmocka_unit_test(tied),
-        cmocka_unit_test(wrong_checkpoints),
-        cmocka_unit_test(wrong_batches),
-        cmocka_unit_test(not_finite),
-        cmocka_unit_test(every_allocation),
-        cmocka_unit_test(interrupted),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

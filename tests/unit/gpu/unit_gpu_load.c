@@ -55,9 +55,8 @@ static void assert_there(const room *r, const qc_reader_device *d)
     qc_cuda_stream_destroy(s);
 }
 
-static void every_tensor_is_on_the_gpu(void **state)
+TEST(every_tensor_is_on_the_gpu)
 {
-    (void)state;
     for (int compressed = 0; compressed < 2; compressed++) {
         world w;
         room at;
@@ -78,9 +77,8 @@ static void every_tensor_is_on_the_gpu(void **state)
     assert_int_equal(qc_shim_allocations(NULL), 0);
 }
 
-static void what_fails_is_said(void **state)
+TEST(what_fails_is_said)
 {
-    (void)state;
     world w;
     room at;
     qc_error err = {0};
@@ -111,9 +109,8 @@ static void what_fails_is_said(void **state)
     assert_int_equal(qc_shim_allocations(NULL), 0);
 }
 
-static void out_of_memory_is_said(void **state)
+TEST(out_of_memory_is_said)
 {
-    (void)state;
     world w;
     make_output(&w, 1, 1);
     qc_reader *r = open_reader(&w);
@@ -133,12 +130,4 @@ static void out_of_memory_is_said(void **state)
     assert_int_equal(qc_shim_allocations(NULL), 0);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_tensor_is_on_the_gpu),
-        cmocka_unit_test(what_fails_is_said),
-        cmocka_unit_test(out_of_memory_is_said),
-    };
-    return cmocka_run_group_tests(tests, make_contents, free_contents);
-}
+TEST_GROUP(make_contents, free_contents)

@@ -79,9 +79,8 @@ static void same_geometry(fixture *f, const qc_checkpoint *got)
         assert_int_equal(qc_layer_kv_bytes(&a, i, &use), qc_layer_kv_bytes(&b, i, &use));
 }
 
-static void every_model(void **state)
+TEST(every_model)
 {
-    (void)state;
     unsigned found = 0;
     char folder[64], path[512];
     test_folder(folder, sizeof folder);
@@ -274,9 +273,8 @@ static const struct {
     {"sentence-transformers/all-MiniLM-L12-v2", 33360000},
 };
 
-static void published_counts(void **state)
+TEST(published_counts)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof published / sizeof *published; i++) {
         qc_checkpoint *c = open_ok(published[i].id, 0);
         uint64_t got = parameters(c, NULL, QC_DTYPE_COUNT);
@@ -336,9 +334,8 @@ static void make_place(place_for_config *p)
     "\"hidden_size\":8,\"intermediate_size\":16,\"num_hidden_layers\":2,"                          \
     "\"num_attention_heads\":2,\"num_key_value_heads\":1,\"vocab_size\":10"
 
-static void other_families(void **state)
+TEST(other_families)
 {
-    (void)state;
     static const struct {
         const char *config;
         uint64_t parameters, tensors;
@@ -411,9 +408,8 @@ static void other_families(void **state)
     test_remove(p.folder);
 }
 
-static void refused_configurations(void **state)
+TEST(refused_configurations)
 {
-    (void)state;
     static const struct {
         const char *config;
         qc_status code;
@@ -496,9 +492,8 @@ static int is_first_of_type(unsigned i)
 }
 
 /* Every number of a configuration replaced, one at a time, by what it cannot be. */
-static void spoilt_configurations(void **state)
+TEST(spoilt_configurations)
 {
-    (void)state;
     static const char *const values[] = {"0",    "-1",    "1000000000", "1e300",           "2.5",
                                          "null", "\"x\"", "[]",         "9007199254740991"};
     qc_checkpoint *c = NULL;
@@ -532,9 +527,8 @@ static void spoilt_configurations(void **state)
 
 /* ---- finding ---- */
 
-static void ids(void **state)
+TEST(ids)
 {
-    (void)state;
     for (unsigned i = 0; i < qc_known_model_count; i++) {
         const char *id = qc_known_models[i].id;
         assert_ptr_equal(qc_known_model_find(id), &qc_known_models[i]);
@@ -550,9 +544,8 @@ static void ids(void **state)
 }
 
 /* The family first, then the size, then the letters. */
-static void near_ids(void **state)
+TEST(near_ids)
 {
-    (void)state;
     static const struct {
         const char *asked, *near;
     } cases[] = {
@@ -590,9 +583,8 @@ static void near_ids(void **state)
     assert_int_equal(qc_known_model_near(lengthy, near), 0);
 }
 
-static void paths(void **state)
+TEST(paths)
 {
-    (void)state;
     qc_error err = {0};
     place_for_config p;
     make_place(&p);
@@ -629,9 +621,8 @@ static void paths(void **state)
 }
 
 /* Recipe, segments and sizes take them as they are. */
-static void every_one_can_be_planned(void **state)
+TEST(every_one_can_be_planned)
 {
-    (void)state;
     const char *last = "";
     for (unsigned i = 0; i < qc_known_model_count; i++) {
         const qc_known_model *k = &qc_known_models[i];
@@ -678,9 +669,8 @@ static const char *row_of(const char *text, const char *id)
 }
 
 /* docs/models.md names every id with its number of parameters. */
-static void documented(void **state)
+TEST(documented)
 {
-    (void)state;
     size_t len = 0;
     char *text = read_text(QC_TEST_DATA "/../../docs/models.md", &len);
     for (unsigned i = 0; i < qc_known_model_count; i++) {
@@ -712,9 +702,8 @@ static void documented(void **state)
 }
 
 /* Every allocation fails once. */
-static void out_of_memory(void **state)
+TEST(out_of_memory)
 {
-    (void)state;
     static const char *const models[] = {"gemma-2-2b-it", "gpt2", "Llama-3.2-11B-Vision"};
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
         for (uint64_t n = 1;; n++) {
@@ -749,9 +738,8 @@ static void out_of_memory(void **state)
     }
 }
 
-static void shapes_alone(void **state)
+TEST(shapes_alone)
 {
-    (void)state;
     static const char config[] = "{\"model_type\":\"llama\"}";
     const uint64_t most = UINT64_C(1) << 61;
     qc_checkpoint_tensor rows[] = {
@@ -780,21 +768,4 @@ static void shapes_alone(void **state)
     assert_non_null(strstr(err.msg, "; expected an object"));
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_model),
-        cmocka_unit_test(published_counts),
-        cmocka_unit_test(other_families),
-        cmocka_unit_test(refused_configurations),
-        cmocka_unit_test(spoilt_configurations),
-        cmocka_unit_test(ids),
-        cmocka_unit_test(near_ids),
-        cmocka_unit_test(paths),
-        cmocka_unit_test(every_one_can_be_planned),
-        cmocka_unit_test(documented),
-        cmocka_unit_test(out_of_memory),
-        cmocka_unit_test(shapes_alone),
-    };
-    return cmocka_run_group_tests(tests, NULL, free_roles);
-}
+TEST_GROUP(NULL, free_roles)

@@ -26,9 +26,8 @@ static void expect_group(const fixture *f, const char *name, const char *fused, 
     assert_int_equal(g.count, count);
 }
 
-static void groups_by_name(void **state)
+TEST(groups_by_name)
 {
-    (void)state;
     static const char *const list[] = {
         ATTENTION "q_proj.weight",
         ATTENTION "k_proj.weight",
@@ -113,9 +112,8 @@ static void expect_choice(qc_to to, int split, const char *rules, const char *wa
     fixture_deinit(&f);
 }
 
-static void rules_are_widened(void **state)
+TEST(rules_are_widened)
 {
-    (void)state;
     expect_choice(QC_TO_NF4, 0, "", "QQQQQ");
     expect_choice(QC_TO_NF4, 0, "-*.q_proj.*", "---QQ");
     expect_choice(QC_TO_NF4, 1, "-*.q_proj.*", "-QQQQ");
@@ -127,9 +125,8 @@ static void rules_are_widened(void **state)
     expect_choice(QC_TO_BF16, 0, "-*gate*", "-----");
 }
 
-static void what_the_warning_says(void **state)
+TEST(what_the_warning_says)
 {
-    (void)state;
     fixture f;
     fixture_init(&f, QC_TO_NF4);
     add_layer(&f);
@@ -156,9 +153,8 @@ static void what_the_warning_says(void **state)
 }
 
 /* A member that cannot be quantized leaves the group split, whatever the rule says. */
-static void members_that_cannot(void **state)
+TEST(members_that_cannot)
 {
-    (void)state;
     fixture f;
     fixture_init(&f, QC_TO_NF4);
     add_layer(&f);
@@ -175,9 +171,8 @@ static void members_that_cannot(void **state)
     fixture_deinit(&f);
 }
 
-static void skip_lists_have_the_engines_names(void **state)
+TEST(skip_lists_have_the_engines_names)
 {
-    (void)state;
     fixture f;
     fixture_init(&f, QC_TO_NF4);
     add_layer(&f);
@@ -216,16 +211,4 @@ static void skip_lists_have_the_engines_names(void **state)
     assert_true(fixture_skips(&f, "language_model.model.layers.1.mlp.experts.0.gate_proj"));
     assert_false(fixture_skips(&f, "language_model.model.layers.1.mlp.experts.0.gate_up_proj"));
     fixture_deinit(&f);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(groups_by_name),
-        cmocka_unit_test(rules_are_widened),
-        cmocka_unit_test(what_the_warning_says),
-        cmocka_unit_test(members_that_cannot),
-        cmocka_unit_test(skip_lists_have_the_engines_names),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -87,9 +87,8 @@ static void check_sizes(const qc_geometry *g, const qc_json_node *sizes, const c
     assert_int_equal(cache_bytes(g, &use), want);
 }
 
-static void every_model(void **state)
+TEST(every_model)
 {
-    (void)state;
     unsigned found = 0;
     DIR *dir = opendir(QC_TEST_DATA "/models");
     assert_non_null(dir);
@@ -167,9 +166,8 @@ static void expect_kinds(const char *text, const char *kinds, uint64_t window)
     "\"hidden_size\":64,\"num_attention_heads\":4,\"num_key_value_heads\":2,"                      \
     "\"intermediate_size\":128,\"vocab_size\":32,"
 
-static void windows_of_families(void **state)
+TEST(windows_of_families)
 {
-    (void)state;
     expect_kinds("{\"model_type\":\"mistral\"," SHAPE "\"num_hidden_layers\":3,"
                  "\"sliding_window\":4096}",
                  "SSS", 4096);
@@ -207,9 +205,8 @@ static void windows_of_families(void **state)
                  "FF", 0);
 }
 
-static void latent_attention(void **state)
+TEST(latent_attention)
 {
-    (void)state;
     reading r;
     /* DeepSeek-V3: 61 layers of 512 + 64. */
     read_ok(&r, "{\"model_type\":\"deepseek_v3\",\"num_hidden_layers\":61,\"hidden_size\":7168,"
@@ -225,9 +222,8 @@ static void latent_attention(void **state)
     done(&r);
 }
 
-static void names_of_other_families(void **state)
+TEST(names_of_other_families)
 {
-    (void)state;
     reading r;
     read_ok(&r, "{\"model_type\":\"gpt2\",\"n_layer\":12,\"n_head\":12,\"n_embd\":768,"
                 "\"n_positions\":1024,\"vocab_size\":50257,\"n_inner\":null}");
@@ -275,9 +271,8 @@ static uint64_t kept(const qc_geometry *g, uint64_t context)
 /* Bytes of the caches that transformers 5.23 filled for a model of this shape in bfloat16. A window
  * of 8 is counted whole where 7 were found between two steps. What was worked out and not measured
  * says so. tests/interop/test_interop_caches.py compares more types. */
-static void kept_by_families(void **state)
+TEST(kept_by_families)
 {
-    (void)state;
     static const struct {
         const char *text;
         uint64_t at_12, at_40;
@@ -377,9 +372,8 @@ static void kept_by_families(void **state)
     }
 }
 
-static void little_is_said(void **state)
+TEST(little_is_said)
 {
-    (void)state;
     reading r;
     read_ok(&r, "{}");
     assert_string_equal(r.g.model_type, "");
@@ -397,9 +391,8 @@ static void little_is_said(void **state)
     assert_string_equal(g.model_type, "");
 }
 
-static void what_cannot_be(void **state)
+TEST(what_cannot_be)
 {
-    (void)state;
     static const struct {
         const char *text, *words;
     } cases[] = {
@@ -454,9 +447,8 @@ static void what_cannot_be(void **state)
     }
 }
 
-static void sizes_saturate(void **state)
+TEST(sizes_saturate)
 {
-    (void)state;
     reading r;
     read_ok(&r, "{\"model_type\":\"llama\",\"num_hidden_layers\":2,\"hidden_size\":1073741824,"
                 "\"num_attention_heads\":1073741824,\"head_dim\":1073741824}");
@@ -466,13 +458,4 @@ static void sizes_saturate(void **state)
     done(&r);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_model),      cmocka_unit_test(windows_of_families),
-        cmocka_unit_test(latent_attention), cmocka_unit_test(names_of_other_families),
-        cmocka_unit_test(little_is_said),   cmocka_unit_test(what_cannot_be),
-        cmocka_unit_test(sizes_saturate),   cmocka_unit_test(kept_by_families),
-    };
-    return cmocka_run_group_tests(tests, NULL, free_roles);
-}
+TEST_GROUP(NULL, free_roles)

@@ -24,9 +24,8 @@ static void add_llama(fixture *f)
     fixture_add_1d(f, "model.norm.weight", 64);
 }
 
-static void llama_by_table(void **state)
+TEST(llama_by_table)
 {
-    (void)state;
     fixture f;
     fixture_init(&f, QC_TO_NF4);
     add_llama(&f);
@@ -46,9 +45,8 @@ static void llama_by_table(void **state)
     fixture_deinit(&f);
 }
 
-static void schemes_follow_options(void **state)
+TEST(schemes_follow_options)
 {
-    (void)state;
     static const struct {
         qc_to to;
         uint32_t block_elems;
@@ -76,9 +74,8 @@ static void schemes_follow_options(void **state)
     }
 }
 
-static void every_source_dtype(void **state)
+TEST(every_source_dtype)
 {
-    (void)state;
     for (int t = 0; t < QC_DTYPE_COUNT; t++) {
         fixture f;
         fixture_init(&f, QC_TO_NF4);
@@ -102,9 +99,8 @@ static void every_source_dtype(void **state)
     }
 }
 
-static void deepseek_v3_layout(void **state)
+TEST(deepseek_v3_layout)
 {
-    (void)state;
     fixture f;
     fixture_init(&f, QC_TO_NF4);
     f.options.rest = QC_REST_BF16;
@@ -136,9 +132,8 @@ static void deepseek_v3_layout(void **state)
     fixture_deinit(&f);
 }
 
-static void mixtral_router_is_a_linear(void **state)
+TEST(mixtral_router_is_a_linear)
 {
-    (void)state;
     fixture f;
     fixture_init(&f, QC_TO_INT8);
     fixture_config(&f, "{\"model_type\":\"mixtral\",\"num_local_experts\":8}");
@@ -159,9 +154,8 @@ static void mixtral_router_is_a_linear(void **state)
     fixture_deinit(&f);
 }
 
-static void qwen_moe_gates(void **state)
+TEST(qwen_moe_gates)
 {
-    (void)state;
     fixture f;
     fixture_init(&f, QC_TO_NF4);
     fixture_config(&f, "{\"model_type\":\"qwen2_moe\",\"num_experts\":60}");
@@ -178,9 +172,8 @@ static void qwen_moe_gates(void **state)
     fixture_deinit(&f);
 }
 
-static void gpt2_is_transposed(void **state)
+TEST(gpt2_is_transposed)
 {
-    (void)state;
     /* As on the Hub (no prefix) and as saved with a head. */
     static const char *const prefixes[] = {"", "transformer."};
     for (size_t p = 0; p < 2; p++) {
@@ -223,9 +216,8 @@ static void gpt2_is_transposed(void **state)
     }
 }
 
-static void bert_with_and_without_prefix(void **state)
+TEST(bert_with_and_without_prefix)
 {
-    (void)state;
     static const char *const prefixes[] = {"", "bert."};
     for (size_t p = 0; p < 2; p++) {
         fixture f;
@@ -263,9 +255,8 @@ static void bert_with_and_without_prefix(void **state)
     }
 }
 
-static void mllama_under_new_names(void **state)
+TEST(mllama_under_new_names)
 {
-    (void)state;
     fixture f;
     fixture_init(&f, QC_TO_NF4);
     fixture_config(&f, "{\"model_type\":\"mllama\",\"text_config\":{\"vocab_size\":512}}");
@@ -297,9 +288,8 @@ static void mllama_under_new_names(void **state)
 }
 
 /* A head in the file that stands for the embeddings too, told in three ways. */
-static void tied_heads(void **state)
+TEST(tied_heads)
 {
-    (void)state;
     static const struct {
         const char *config;
         int embeddings, meta, tied;
@@ -342,9 +332,8 @@ static void tied_heads(void **state)
     }
 }
 
-static void last_rule_wins(void **state)
+TEST(last_rule_wins)
 {
-    (void)state;
     fixture f;
     fixture_init(&f, QC_TO_NF4);
     add_llama(&f);
@@ -379,9 +368,8 @@ static void last_rule_wins(void **state)
     fixture_deinit(&f);
 }
 
-static void globs_that_help_nobody(void **state)
+TEST(globs_that_help_nobody)
 {
-    (void)state;
     static const struct {
         int quantize;
         const char *glob, *says;
@@ -409,9 +397,8 @@ static void globs_that_help_nobody(void **state)
     fixture_deinit(&f);
 }
 
-static void rest_casts_what_is_kept(void **state)
+TEST(rest_casts_what_is_kept)
 {
-    (void)state;
     fixture f;
     fixture_init(&f, QC_TO_NF4);
     fixture_config(&f, llama);
@@ -439,9 +426,8 @@ static void rest_casts_what_is_kept(void **state)
     fixture_deinit(&f);
 }
 
-static void to_float_casts_all_but_kept(void **state)
+TEST(to_float_casts_all_but_kept)
 {
-    (void)state;
     fixture f;
     fixture_init(&f, QC_TO_FP16);
     fixture_config(&f, llama);
@@ -460,9 +446,8 @@ static void to_float_casts_all_but_kept(void **state)
     fixture_deinit(&f);
 }
 
-static void general_rules(void **state)
+TEST(general_rules)
 {
-    (void)state;
     static const struct {
         const char *name;
         unsigned ndim;
@@ -550,9 +535,8 @@ static void general_rules(void **state)
     }
 }
 
-static void gate_without_experts_is_a_linear(void **state)
+TEST(gate_without_experts_is_a_linear)
 {
-    (void)state;
     fixture f;
     fixture_init(&f, QC_TO_NF4);
     fixture_add(&f, "block.0.gate.weight", 64, 64);
@@ -566,9 +550,8 @@ static void gate_without_experts_is_a_linear(void **state)
 }
 
 /* Heads that are tied have no tensor, and not every one is called lm_head. */
-static void hidden_heads(void **state)
+TEST(hidden_heads)
 {
-    (void)state;
     static const struct {
         const char *type, *tensor, *skips;
     } cases[] = {
@@ -593,9 +576,8 @@ static void hidden_heads(void **state)
     }
 }
 
-static void held_in_32_bit(void **state)
+TEST(held_in_32_bit)
 {
-    (void)state;
     fixture f;
     fixture_init(&f, QC_TO_NF4);
     fixture_config(&f, "{\"model_type\":\"t5\",\"vocab_size\":512}");
@@ -627,9 +609,8 @@ static void held_in_32_bit(void **state)
     fixture_deinit(&f);
 }
 
-static void packed_by_other_tools(void **state)
+TEST(packed_by_other_tools)
 {
-    (void)state;
     static const char *const leaves[] = {"qweight", "weight_packed", "trellis", "q_weight"};
     for (size_t i = 0; i < sizeof leaves / sizeof *leaves; i++) {
         fixture f;
@@ -648,9 +629,8 @@ static void packed_by_other_tools(void **state)
     }
 }
 
-static void odd_configs(void **state)
+TEST(odd_configs)
 {
-    (void)state;
     static const char *const configs[] = {
         "{}",
         "{\"model_type\":null,\"vocab_size\":null,\"tie_word_embeddings\":null}",
@@ -676,9 +656,8 @@ static void odd_configs(void **state)
     fixture_deinit(&f);
 }
 
-static void out_of_memory(void **state)
+TEST(out_of_memory)
 {
-    (void)state;
     for (uint64_t n = 1;; n++) {
         fixture f;
         fixture_init(&f, QC_TO_NF4);
@@ -694,32 +673,4 @@ static void out_of_memory(void **state)
         assert_int_equal(st, QC_ERR_NOMEM);
         assert_true(n < 1000);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(llama_by_table),
-        cmocka_unit_test(schemes_follow_options),
-        cmocka_unit_test(every_source_dtype),
-        cmocka_unit_test(deepseek_v3_layout),
-        cmocka_unit_test(mixtral_router_is_a_linear),
-        cmocka_unit_test(qwen_moe_gates),
-        cmocka_unit_test(gpt2_is_transposed),
-        cmocka_unit_test(bert_with_and_without_prefix),
-        cmocka_unit_test(mllama_under_new_names),
-        cmocka_unit_test(tied_heads),
-        cmocka_unit_test(last_rule_wins),
-        cmocka_unit_test(globs_that_help_nobody),
-        cmocka_unit_test(rest_casts_what_is_kept),
-        cmocka_unit_test(to_float_casts_all_but_kept),
-        cmocka_unit_test(general_rules),
-        cmocka_unit_test(gate_without_experts_is_a_linear),
-        cmocka_unit_test(hidden_heads),
-        cmocka_unit_test(held_in_32_bit),
-        cmocka_unit_test(packed_by_other_tools),
-        cmocka_unit_test(odd_configs),
-        cmocka_unit_test(out_of_memory),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -22,9 +22,8 @@ static const char deepseek[] =
     "{\"model_type\":\"deepseek_v3\",\"num_hidden_layers\":61,\"quantization_config\":"
     "{\"quant_method\":\"fp8\",\"weight_block_size\":[128,128]}}";
 
-static void fp8_blocks(void **state)
+TEST(fp8_blocks)
 {
-    (void)state;
     static const struct {
         qc_to to;
         uint32_t block;
@@ -67,9 +66,8 @@ static void fp8_blocks(void **state)
     }
 }
 
-static void fp8_kept_with_its_scales(void **state)
+TEST(fp8_kept_with_its_scales)
 {
-    (void)state;
     fixture f;
     fixture_init(&f, QC_TO_NF4);
     fixture_config(&f, deepseek);
@@ -84,9 +82,8 @@ static void fp8_kept_with_its_scales(void **state)
 }
 
 /* The places of weights with one scale in all and one per row; dtype from config.json. */
-static void fp8_other_scales(void **state)
+TEST(fp8_other_scales)
 {
-    (void)state;
     static const struct {
         unsigned ndim;
         uint64_t dims[2];
@@ -127,9 +124,8 @@ static void fp8_other_scales(void **state)
     }
 }
 
-static void fp8_that_is_not_read(void **state)
+TEST(fp8_that_is_not_read)
 {
-    (void)state;
     fixture f;
     fixture_init(&f, QC_TO_BF16); /* a config that speaks of scales, and none there */
     fixture_config(&f, deepseek);
@@ -158,9 +154,8 @@ static void add_experts(fixture *f, uint64_t out, uint64_t groups)
     fixture_add(f, Q, 64, 64);
 }
 
-static void mxfp4_passes_through(void **state)
+TEST(mxfp4_passes_through)
 {
-    (void)state;
     /* The tensors decide: no config, another model type, a wrong quant_method. */
     static const char *const configs[] = {
         "{\"model_type\":\"gpt_oss\"}",
@@ -199,9 +194,8 @@ static void mxfp4_passes_through(void **state)
     }
 }
 
-static void mxfp4_rules(void **state)
+TEST(mxfp4_rules)
 {
-    (void)state;
     fixture f;
     fixture_init(&f, QC_TO_NF4);
     fixture_add(&f, Q, 64, 64);
@@ -223,9 +217,8 @@ static void mxfp4_rules(void **state)
     fixture_deinit(&f);
 }
 
-static void mtp(void **state)
+TEST(mtp)
 {
-    (void)state;
     static const qc_to to[] = {QC_TO_NF4, QC_TO_BF16, QC_TO_KEEP};
     for (size_t i = 0; i < sizeof to / sizeof *to; i++) {
         fixture f;
@@ -285,9 +278,8 @@ static void expect_part(const fixture *f, const char *name, uint64_t begin, uint
     assert_int_equal(t->file, 3);
 }
 
-static void fused_experts(void **state)
+TEST(fused_experts)
 {
-    (void)state;
     fixture f;
     fixture_init(&f, QC_TO_NF4);
     fixture_config(&f, "{\"model_type\":\"mixtral\",\"num_local_experts\":2}");
@@ -328,9 +320,8 @@ static void add_fp8_experts(fixture *f, uint64_t inner, uint64_t scale_rows)
         f->model.tensors[i].begin = i * 1000000;
 }
 
-static void fused_fp8_experts(void **state)
+TEST(fused_fp8_experts)
 {
-    (void)state;
     static const char config[] = "{\"model_type\":\"deepseek_v3\",\"n_routed_experts\":3}";
     static const qc_to to[] = {QC_TO_NF4, QC_TO_INT8};
     for (size_t i = 0; i < 2; i++) {
@@ -371,9 +362,8 @@ static void fused_fp8_experts(void **state)
     }
 }
 
-static void stacks_that_stay(void **state)
+TEST(stacks_that_stay)
 {
-    (void)state;
     static const struct {
         const char *config;
         uint64_t up[2], down[2];
@@ -401,21 +391,4 @@ static void stacks_that_stay(void **state)
             assert_non_null(strstr(f.model.warnings[0], "36864 weights"));
         fixture_deinit(&f);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(fp8_blocks),
-        cmocka_unit_test(fp8_kept_with_its_scales),
-        cmocka_unit_test(fp8_other_scales),
-        cmocka_unit_test(fp8_that_is_not_read),
-        cmocka_unit_test(mxfp4_passes_through),
-        cmocka_unit_test(mxfp4_rules),
-        cmocka_unit_test(mtp),
-        cmocka_unit_test(fused_experts),
-        cmocka_unit_test(fused_fp8_experts),
-        cmocka_unit_test(stacks_that_stay),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

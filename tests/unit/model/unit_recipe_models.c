@@ -140,9 +140,8 @@ static void one_model(const char *file, uint64_t quantizable, const char *skips)
 }
 
 /* --requantize: experts, too; NOTES' 19.7e9 weights and its sizes. */
-static void gpt_oss_requantized(void **state)
+TEST(gpt_oss_requantized)
 {
-    (void)state;
     static const char file[] = "gpt-oss-20b.json";
     for (int int8 = 0; int8 < 2; int8++) {
         fixture f;
@@ -159,9 +158,8 @@ static void gpt_oss_requantized(void **state)
     }
 }
 
-static void every_model(void **state)
+TEST(every_model)
 {
-    (void)state;
     size_t known = sizeof models / sizeof *models, found = 0;
     DIR *dir = opendir(QC_TEST_DATA "/models");
     assert_non_null(dir);
@@ -182,9 +180,8 @@ static void every_model(void **state)
 }
 
 /* The usual practice: the vision tower and the projector stay in 16 bit. */
-static void mllama_without_vision(void **state)
+TEST(mllama_without_vision)
 {
-    (void)state;
     static const char file[] = "Llama-3.2-11B-Vision-Instruct.json";
     for (int int8 = 0; int8 < 2; int8++) {
         fixture f;
@@ -208,9 +205,8 @@ static void mllama_without_vision(void **state)
 }
 
 /* The same without config.json's model_type: the general rules come to the same weights. */
-static void general_rules_agree(void **state)
+TEST(general_rules_agree)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
         fixture f;
         qc_json *doc = load(&f, models[i].file, QC_TO_NF4);
@@ -241,9 +237,8 @@ static void general_rules_agree(void **state)
 }
 
 /* 29,102 tensors three times over and eight globs. */
-static void many_tensors_and_globs(void **state)
+TEST(many_tensors_and_globs)
 {
-    (void)state;
     fixture f;
     qc_json *doc = load(&f, "DeepSeek-V2.5.json", QC_TO_NF4);
     size_t n = f.model.tensor_count;
@@ -270,14 +265,4 @@ static void many_tensors_and_globs(void **state)
     fixture_deinit(&f);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_model),
-        cmocka_unit_test(gpt_oss_requantized),
-        cmocka_unit_test(mllama_without_vision),
-        cmocka_unit_test(general_rules_agree),
-        cmocka_unit_test(many_tensors_and_globs),
-    };
-    return cmocka_run_group_tests(tests, NULL, free_roles);
-}
+TEST_GROUP(NULL, free_roles)

@@ -4,9 +4,8 @@
 
 /* Heads that a class for labels adds to a model whose file has none of them, unless the name would
  * catch what is quantized. */
-static void heads_of_other_classes(void **state)
+TEST(heads_of_other_classes)
 {
-    (void)state;
     fixture f;
     fixture_init(&f, QC_TO_NF4);
     fixture_config(&f, "{\"model_type\":\"qwen2\",\"vocab_size\":512}");
@@ -48,9 +47,8 @@ static void heads_of_other_classes(void **state)
 }
 
 /* Names in memory differ from those of the file, and by version. */
-static void names_in_memory(void **state)
+TEST(names_in_memory)
 {
-    (void)state;
     static const char llava[] = "{\"model_type\":\"llava\",\"text_config\":{\"vocab_size\":512},"
                                 "\"vision_config\":{}}";
     fixture f;
@@ -103,9 +101,8 @@ static void names_in_memory(void **state)
 }
 
 /* GPT-2 as a part of something else: [in, out] by its bias, by its name where it is square. */
-static void conv1d_without_a_table(void **state)
+TEST(conv1d_without_a_table)
 {
-    (void)state;
     static const char *const configs[] = {
         "{\"model_type\":\"vision-encoder-decoder\",\"decoder\":{\"model_type\":\"gpt2\"}}",
         "{\"model_type\":\"of-my-own\"}", /* where nothing tells, a square matrix is a Linear */
@@ -129,14 +126,4 @@ static void conv1d_without_a_table(void **state)
         assert_int_equal(fixture_entry(&f, "encoder.c_fc.weight")->transpose, 0);
         fixture_deinit(&f);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(heads_of_other_classes),
-        cmocka_unit_test(names_in_memory),
-        cmocka_unit_test(conv1d_without_a_table),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -183,9 +183,8 @@ static void expect_tensor(const fixture *f, uint32_t index, const char *name)
     assert_string_equal(f->model->tensors[index].name, name);
 }
 
-static void nf4_is_dequantized(void **state)
+TEST(nf4_is_dequantized)
 {
-    (void)state;
     for (int nested = 0; nested < 2; nested++) {
         fixture f;
         init(&f, QC_TO_BF16);
@@ -226,9 +225,8 @@ static void nf4_is_dequantized(void **state)
     }
 }
 
-static void fp4_names_its_own_map(void **state)
+TEST(fp4_names_its_own_map)
 {
-    (void)state;
     fixture f;
     init(&f, QC_TO_BF16);
     add_nf4(&f, 0);
@@ -242,9 +240,8 @@ static void fp4_names_its_own_map(void **state)
     deinit(&f);
 }
 
-static void int8_by_rows_and_by_blocks(void **state)
+TEST(int8_by_rows_and_by_blocks)
 {
-    (void)state;
     fixture f;
     init(&f, QC_TO_BF16);
     add_rows(&f);
@@ -289,9 +286,8 @@ static void int8_by_rows_and_by_blocks(void **state)
     deinit(&f);
 }
 
-static void keep_leaves_weight_and_states(void **state)
+TEST(keep_leaves_weight_and_states)
 {
-    (void)state;
     fixture f;
     init(&f, QC_TO_BF16);
     add_nf4(&f, 1);
@@ -314,9 +310,8 @@ static void expect_failure(fixture *f, const char *config, qc_status code, const
                  qc_status_name(st), f->err.msg);
 }
 
-static void quantizing_again_is_refused(void **state)
+TEST(quantizing_again_is_refused)
 {
-    (void)state;
     static const qc_to to[] = {QC_TO_NF4, QC_TO_INT8};
     for (size_t i = 0; i < 2; i++) {
         fixture f;
@@ -332,9 +327,8 @@ static void quantizing_again_is_refused(void **state)
     }
 }
 
-static void conv1d_is_turned_back(void **state)
+TEST(conv1d_is_turned_back)
 {
-    (void)state;
     fixture f;
     init(&f, QC_TO_BF16);
     add(&f, "h.0.attn.c_attn.weight", QC_DTYPE_I8, 2, 96, 32);
@@ -349,9 +343,8 @@ static void conv1d_is_turned_back(void **state)
 }
 
 /* Every part, one at a time: gone, of another type, of another length. */
-static void parts_that_do_not_fit(void **state)
+TEST(parts_that_do_not_fit)
 {
-    (void)state;
     void (*const forms[])(fixture *) = {add_rows, add_block_int8};
     for (unsigned form = 0; form < 4; form++) {
         for (size_t i = 0;; i++) {
@@ -395,9 +388,8 @@ static void parts_that_do_not_fit(void **state)
     }
 }
 
-static void states_that_do_not_fit(void **state)
+TEST(states_that_do_not_fit)
 {
-    (void)state;
     static const struct {
         const char *json, *says;
     } cases[] = {
@@ -432,9 +424,8 @@ static void states_that_do_not_fit(void **state)
     }
 }
 
-static void odd_combinations(void **state)
+TEST(odd_combinations)
 {
-    (void)state;
     fixture f;
     init(&f, QC_TO_BF16); /* two states for one weight */
     add_nf4(&f, 0);
@@ -475,9 +466,8 @@ static void odd_combinations(void **state)
     deinit(&f);
 }
 
-static void out_of_memory(void **state)
+TEST(out_of_memory)
 {
-    (void)state;
     fixture f;
     init(&f, QC_TO_BF16);
     add_nf4(&f, 1);
@@ -493,21 +483,4 @@ static void out_of_memory(void **state)
         assert_true(n < 1000);
     }
     deinit(&f);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(nf4_is_dequantized),
-        cmocka_unit_test(fp4_names_its_own_map),
-        cmocka_unit_test(int8_by_rows_and_by_blocks),
-        cmocka_unit_test(keep_leaves_weight_and_states),
-        cmocka_unit_test(quantizing_again_is_refused),
-        cmocka_unit_test(conv1d_is_turned_back),
-        cmocka_unit_test(parts_that_do_not_fit),
-        cmocka_unit_test(states_that_do_not_fit),
-        cmocka_unit_test(odd_combinations),
-        cmocka_unit_test(out_of_memory),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -134,9 +134,8 @@ static const struct {
     {"gpt-oss-20b.json", "embeddings, layer 0, layer 23, norm, head"},
 };
 
-static void every_model(void **state)
+TEST(every_model)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
         for (int to = 0; to < 2; to++) {
             fixture f;
@@ -199,9 +198,8 @@ static void add(fixture *f, uint64_t rows, uint64_t cols, const char *fmt, ...)
         fixture_add_1d(f, name, rows);
 }
 
-static void mllama_new_names(void **state)
+TEST(mllama_new_names)
 {
-    (void)state;
     fixture f;
     cut c;
     start(&f, "{\"model_type\":\"mllama\",\"text_config\":{\"model_type\":\"mllama_text_model\","
@@ -222,9 +220,8 @@ static void mllama_new_names(void **state)
     fixture_deinit(&f);
 }
 
-static void mixtral(void **state)
+TEST(mixtral)
 {
-    (void)state;
     fixture f;
     cut c;
     start(&f, "{\"model_type\":\"mixtral\",\"hidden_size\":64,\"num_hidden_layers\":12,"
@@ -244,9 +241,8 @@ static void mixtral(void **state)
 }
 
 /* All 91,991 names of DeepSeek-V3, shapes scaled down. */
-static void deepseek_v3(void **state)
+TEST(deepseek_v3)
 {
-    (void)state;
     static const char *const parts[] = {"gate_proj", "up_proj", "down_proj"};
     static const char *const attention[] = {"q_a_proj", "q_b_proj", "kv_a_proj_with_mqa",
                                             "kv_b_proj", "o_proj"};
@@ -300,9 +296,8 @@ static void deepseek_v3(void **state)
     fixture_deinit(&f);
 }
 
-static void gpt2_and_tied_heads(void **state)
+TEST(gpt2_and_tied_heads)
 {
-    (void)state;
     fixture f;
     cut c;
     start(&f, "{\"model_type\":\"gpt2\",\"n_layer\":2,\"n_head\":2,\"n_embd\":64}");
@@ -339,9 +334,8 @@ static void gpt2_and_tied_heads(void **state)
     fixture_deinit(&f);
 }
 
-static void odd_places(void **state)
+TEST(odd_places)
 {
-    (void)state;
     fixture f;
     cut c;
     /* An encoder beside a decoder, a lone parameter, a name with a byte below '.'. */
@@ -396,9 +390,8 @@ static void odd_places(void **state)
 }
 
 /* Whatever the names, all are covered once or the call refuses. */
-static void random_names(void **state)
+TEST(random_names)
 {
-    (void)state;
     static const char *const words[] = {"model", "layers", "0",   "1",       "10",        "embed",
                                         "norm",  "visual", "h",   "lm_head", "encoder",   "weight",
                                         "a-b",   "a",      "mtp", "bias",    "weight.abs"};
@@ -441,16 +434,4 @@ static void random_names(void **state)
     assert_true(refused < 1000);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_model),
-        cmocka_unit_test(mllama_new_names),
-        cmocka_unit_test(mixtral),
-        cmocka_unit_test(deepseek_v3),
-        cmocka_unit_test(gpt2_and_tied_heads),
-        cmocka_unit_test(odd_places),
-        cmocka_unit_test(random_names),
-    };
-    return cmocka_run_group_tests(tests, NULL, free_roles);
-}
+TEST_GROUP(NULL, free_roles)

@@ -3,19 +3,14 @@
 #include "base/alloc.h"
 #include "base/workers.h"
 #include "convert/output/output_dir.h"
+#include "tests/fixtures/test.h"
 #include "tests/fixtures/test_model.h"
 
 #include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <string.h>
 #include <sys/file.h>
 #include <sys/syscall.h>
-
-#include <setjmp.h>
-#include <stdarg.h>
-
-#include <cmocka.h>
 
 #include "tests/fixtures/manifest_sample.h"
 
@@ -100,7 +95,7 @@ static void *write_often(void *state)
 
 /* At every moment of a commit, its first and its last included, an OUT is free, or qconv's, or
  * being written: never somebody else's. */
-static void test_looking_during_commits(void **state)
+TEST_WITH(test_looking_during_commits, setup, teardown)
 {
     world *w = *state;
     pthread_t writer;
@@ -124,7 +119,7 @@ static void test_looking_during_commits(void **state)
     assert_true(looks > 0);
 }
 
-static void test_a_folder_of_somebody_else(void **state)
+TEST_WITH(test_a_folder_of_somebody_else, setup, teardown)
 {
     world *w = *state;
     char path[160];
@@ -165,7 +160,7 @@ static qc_status open_part(const world *w, unsigned part_count, qc_error *err)
     return st;
 }
 
-static void test_no_locks(void **state)
+TEST_WITH(test_no_locks, setup, teardown)
 {
     static const int reasons[] = {ENOLCK, ENOSYS, EOPNOTSUPP};
     const world *w = *state;
@@ -182,7 +177,7 @@ static void test_no_locks(void **state)
     }
 }
 
-static void test_interrupted_while_it_waits(void **state)
+TEST_WITH(test_interrupted_while_it_waits, setup, teardown)
 {
     const world *w = *state;
     char lock[160];
@@ -217,7 +212,7 @@ static qc_status look_at_dead(const world *w, size_t *shards, qc_error *err)
 
 /* A staged manifest that cannot be read just now is not taken for none: what has moved would be
  * made again. */
-static void test_a_dead_run_is_not_overlooked(void **state)
+TEST_WITH(test_a_dead_run_is_not_overlooked, setup, teardown)
 {
     const world *w = *state;
     char path[160];
@@ -257,16 +252,4 @@ static void test_a_dead_run_is_not_overlooked(void **state)
     test_must(qc_file_put(path, "{", 1, &err), &err); /* damaged: none */
     test_must(look_at_dead(w, &shards, &err), &err);
     assert_int_equal(shards, 0);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_a_dead_run_is_not_overlooked, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_looking_during_commits, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_a_folder_of_somebody_else, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_no_locks, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_interrupted_while_it_waits, setup, teardown),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -7,16 +7,13 @@
 #include "convert/device/device_choice.h"
 #include "convert/device/device_quantizer.h"
 #include "quant/quant_internal.h"
+#include "tests/fixtures/test.h"
 #include "tests/fixtures/test_model.h"
 
 #include <limits.h>
 #include <math.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-
-#include <cmocka.h>
 
 #define RUN_COLS QC_ROW_FLUSH
 
@@ -409,7 +406,7 @@ enum { FORMS = sizeof forms / sizeof *forms };
 
 /* ---- tests ---- */
 
-static void bytes_are_equal(void **state)
+TEST(bytes_are_equal)
 {
     const world *w = *state;
     static const size_t rooms[] = {512u << 10, 1u << 20, SIZE_MAX};
@@ -429,7 +426,7 @@ static void bytes_are_equal(void **state)
     }
 }
 
-static void without_room(void **state)
+TEST(without_room)
 {
     const world *w = *state;
     fake_reset();
@@ -459,7 +456,7 @@ static void without_room(void **state)
     }
 }
 
-static void failures_end_it(void **state)
+TEST(failures_end_it)
 {
     const world *w = *state;
     qc_error err;
@@ -493,7 +490,7 @@ static void failures_end_it(void **state)
     assert_non_null(strstr(err.msg, "the GPU is away; --device cpu goes without it"));
 }
 
-static void devices_are_chosen(void **state)
+TEST(devices_are_chosen)
 {
     const world *w = *state;
     qc_error err;
@@ -530,9 +527,8 @@ static void devices_are_chosen(void **state)
 }
 
 /* auto: a model this small is not worth a GPU. */
-static void auto_asks_when_it_pays(void **state)
+TEST(auto_asks_when_it_pays)
 {
-    (void)state;
     qc_arena a;
     qc_error err = {0};
     qc_devices d;
@@ -565,7 +561,7 @@ static void auto_asks_when_it_pays(void **state)
 
 /* The same words as on the CPU, wherever the weight is: first, at the end of a slot, in the last
  * one; infinite only in float16. */
-static void bad_weights_are_named(void **state)
+TEST(bad_weights_are_named)
 {
     const world *w = *state;
     char dir[96], said[512];
@@ -603,12 +599,4 @@ static void bad_weights_are_named(void **state)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(bytes_are_equal),        cmocka_unit_test(without_room),
-        cmocka_unit_test(failures_end_it),        cmocka_unit_test(devices_are_chosen),
-        cmocka_unit_test(auto_asks_when_it_pays), cmocka_unit_test(bad_weights_are_named),
-    };
-    return cmocka_run_group_tests(tests, setup, teardown);
-}
+TEST_GROUP(setup, teardown)

@@ -1,11 +1,7 @@
 /* What a conversion tells of its progress adds up to the bytes of the source, scales and state
  * included, for every form, number of threads and kind of output. */
 #include "tests/fixtures/pipeline_fixture.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-
-#include <cmocka.h>
+#include "tests/fixtures/test.h"
 
 typedef struct {
     char root[64];
@@ -81,7 +77,7 @@ static void convert(const char *words, const char *model, const char *out)
               &err);
 }
 
-static void progress_adds_up(void **state)
+TEST(progress_adds_up)
 {
     const world *w = *state;
     static const char *const forms[] = {"--to nf4 --requantize", "--to int8 --requantize",
@@ -105,10 +101,4 @@ static void progress_adds_up(void **state)
     run("--to bf16 --threads 2 --keep *k_proj*", w->model, w->out);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(progress_adds_up),
-    };
-    return cmocka_run_group_tests(tests, setup, teardown);
-}
+TEST_GROUP(setup, teardown)

@@ -2,11 +2,7 @@
  * every form and kind of source, and leaves the cache as it was. */
 #include "base/random.h"
 #include "tests/fixtures/pipeline_fixture.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-
-#include <cmocka.h>
+#include "tests/fixtures/test.h"
 
 typedef struct {
     char root[64];
@@ -117,7 +113,7 @@ static void both_ways(const char *words, const char *model, const char *out)
         fail_msg("%s: other bytes past the page cache", words);
 }
 
-static void the_same_bytes(void **state)
+TEST(the_same_bytes)
 {
     const world *w = *state;
     static const char *const forms[] = {"--to nf4 --threads 1",
@@ -132,7 +128,7 @@ static void the_same_bytes(void **state)
 }
 
 /* Frames of a compressed source, as well. */
-static void of_what_convert_wrote(void **state)
+TEST(of_what_convert_wrote)
 {
     const world *w = *state;
     qc_error err = {0};
@@ -143,11 +139,4 @@ static void of_what_convert_wrote(void **state)
     both_ways("--to keep --threads 3", w->packed, w->out);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_same_bytes),
-        cmocka_unit_test(of_what_convert_wrote),
-    };
-    return cmocka_run_group_tests(tests, setup, teardown);
-}
+TEST_GROUP(setup, teardown)

@@ -1,12 +1,6 @@
 #include "convert/run/summary.h"
 #include "formats/json_strict.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-#include <string.h>
+#include "tests/fixtures/test.h"
 
 /* 1000 weights of NF4 at 4.5 bits, 100 kept in BF16. */
 static qc_convert_report example(void)
@@ -40,9 +34,8 @@ static void text_is(const qc_convert_report *r, const char *want)
     qc_strbuf_deinit(&out);
 }
 
-static void bits(void **state)
+TEST(bits)
 {
-    (void)state;
     qc_convert_report r = example();
     assert_true(qc_report_quantized_bits(&r) == 4.5);
     assert_true(qc_report_overall_bits(&r) > 5.546 && qc_report_overall_bits(&r) < 5.547);
@@ -51,9 +44,8 @@ static void bits(void **state)
     assert_true(qc_report_overall_bits(&r) == 0.0);
 }
 
-static void text(void **state)
+TEST(text)
 {
-    (void)state;
     qc_convert_report r = example();
     text_is(&r, "converted model -> out as nf4\n"
                 "  size      2.20 GB -> 763 MB (34.7%), 700 MB on disk in 1 shard\n"
@@ -118,9 +110,8 @@ static qc_json *json_of(const qc_convert_report *r)
     return doc;
 }
 
-static void json(void **state)
+TEST(json)
 {
-    (void)state;
     qc_convert_report r = example();
     qc_json *doc = json_of(&r);
     const qc_json_node *root = qc_json_root(doc);
@@ -145,9 +136,8 @@ static void json(void **state)
 }
 
 /* Of several parts: what is to come while it is, sizes of the part until then. */
-static void parts(void **state)
+TEST(parts)
 {
-    (void)state;
     static const unsigned left[] = {0, 2, 3, 4, 7, 8};
     qc_convert_report r = example();
     r.part_index = 1;
@@ -198,15 +188,4 @@ static void parts(void **state)
     r.complete_meanwhile = 0;
     r.complete_before = 1;
     text_is(&r, "part 2 of 9: out is complete already; --restart makes it anew\n");
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(bits),
-        cmocka_unit_test(text),
-        cmocka_unit_test(json),
-        cmocka_unit_test(parts),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,16 +2,11 @@
 #include "convert/cli/commands.h"
 #include "convert/run/resume.h"
 #include "formats/file_io.h"
+#include "tests/fixtures/test.h"
 #include "tests/fixtures/test_model.h"
 
 #include <errno.h>
-#include <string.h>
 #include <sys/stat.h>
-
-#include <setjmp.h>
-#include <stdarg.h>
-
-#include <cmocka.h>
 
 #define STAGING ".qconv-partial"
 #define SHARD   "model.safetensors.zst"
@@ -46,7 +41,7 @@ static qc_status compare(const char *then, const char *now, qc_error *err)
     return qc_identity_compare(then, strlen(then), now, strlen(now), "OUT", err);
 }
 
-static void test_identities(void **state)
+TEST_WITH(test_identities, setup, teardown)
 {
     static const struct {
         const char *then, *now;
@@ -74,7 +69,6 @@ static void test_identities(void **state)
         {"=\n", "==\n", QC_ERR_USAGE, {"'='"}},
         {"\n\n", "\n", QC_ERR_USAGE, {NULL}},
     };
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         qc_error err = {0};
         qc_status st = compare(cases[i].then, cases[i].now, &err);
@@ -88,11 +82,10 @@ static void test_identities(void **state)
 }
 
 /* Values of any length: what is shown of them is not. */
-static void test_long_values(void **state)
+TEST_WITH(test_long_values, setup, teardown)
 {
     static char then[5000], now[5000];
     qc_error err = {0};
-    (void)state;
     memset(then, 'x', sizeof then - 1);
     memset(now, 'x', sizeof now - 1);
     memcpy(then, "--keep=", 7);
@@ -140,7 +133,7 @@ static int same_identity(const world *w, const char *a, unsigned a_parts, const 
     return st == QC_OK;
 }
 
-static void test_identities_of_commands(void **state)
+TEST_WITH(test_identities_of_commands, setup, teardown)
 {
     static const char *const same[] = {"--threads 3", "--device cpu", "--json", "--force",
                                        "--restart"};
@@ -261,18 +254,18 @@ static void check_commits(const world *w, const char *before)
     qc_strbuf_deinit(&manifest);
 }
 
-static void test_commit_at_every_rename(void **state)
+TEST_WITH(test_commit_at_every_rename, setup, teardown)
 {
     check_commits(*state, NULL);
 }
 
-static void test_commit_over_an_old_output(void **state)
+TEST_WITH(test_commit_over_an_old_output, setup, teardown)
 {
     check_commits(*state, "int8");
 }
 
 /* Killed between the last rename and the removal of the staging folder. */
-static void test_nothing_left_but_to_clean_up(void **state)
+TEST_WITH(test_nothing_left_but_to_clean_up, setup, teardown)
 {
     const world *w = *state;
     qc_strbuf manifest;
@@ -300,18 +293,4 @@ static void test_nothing_left_but_to_clean_up(void **state)
     assert_int_equal(before, after);
     must_be(w, &manifest);
     qc_strbuf_deinit(&manifest);
-}
-
-int main(void)
-{
-#define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
-    const struct CMUnitTest tests[] = {
-        TEST(test_identities),
-        TEST(test_long_values),
-        TEST(test_identities_of_commands),
-        TEST(test_commit_at_every_rename),
-        TEST(test_commit_over_an_old_output),
-        TEST(test_nothing_left_but_to_clean_up),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

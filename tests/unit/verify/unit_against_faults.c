@@ -60,13 +60,13 @@ static qc_status verify_again(void *ctx, qc_error *err)
     return verify(r->w, r->bare, err);
 }
 
-static void every_allocation(void **state)
+TEST(every_allocation)
 {
     for (int bare = 0; bare < 2; bare++)
         test_every_allocation(verify_again, &(verify_run){*state, bare}, 30);
 }
 
-static void every_read(void **state)
+TEST(every_read)
 {
     const world *w = *state;
     for (int bare = 0; bare < 2; bare++) {
@@ -89,7 +89,7 @@ static void every_read(void **state)
     }
 }
 
-static void interrupted(void **state)
+TEST(interrupted)
 {
     const world *w = *state;
     for (int bare = 0; bare < 2; bare++) {
@@ -101,7 +101,7 @@ static void interrupted(void **state)
 }
 
 /* What another program gets: rows that outlive both checkpoints, the worst first. */
-static void rows(void **state)
+TEST(rows)
 {
     const world *w = *state;
     qc_arena a;
@@ -137,13 +137,4 @@ static void rows(void **state)
     qc_arena_deinit(&a);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_allocation),
-        cmocka_unit_test(every_read),
-        cmocka_unit_test(interrupted),
-        cmocka_unit_test(rows),
-    };
-    return cmocka_run_group_tests(tests, setup, teardown);
-}
+TEST_GROUP(setup, teardown)

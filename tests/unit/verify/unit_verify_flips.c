@@ -6,13 +6,10 @@
 #include "convert/cli/commands.h"
 #include "convert/verify/output_scan.h"
 #include "tests/fixtures/sanitized.h"
+#include "tests/fixtures/test.h"
 #include "tests/fixtures/test_model.h"
 
 #include <fcntl.h>
-#include <setjmp.h>
-#include <stdarg.h>
-
-#include <cmocka.h>
 
 static int slow;
 
@@ -274,28 +271,25 @@ static void damage_all(const world *w, const char *to, const char *form, const c
     test_remove(w->out);
 }
 
-static void test_compressed(void **state)
+TEST(test_compressed)
 {
     damage_all(*state, "--to=nf4", "--rest=bf16", "--compress=zstd");
 }
 
-static void test_plain(void **state)
+TEST(test_plain)
 {
     damage_all(*state, "--to=int8", "--block-size=64", "--compress=none");
 }
 
-static void test_placed(void **state)
+TEST(test_placed)
 {
     damage_all(*state, "--to=nf4", "--vram=2x2GB", "--compress=zstd");
 }
 
+TEST_GROUP(setup, teardown)
+
 int main(int argc, char **argv)
 {
     slow = argc > 1 && strcmp(argv[1], "--slow") == 0;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_compressed),
-        cmocka_unit_test(test_plain),
-        cmocka_unit_test(test_placed),
-    };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return test_run(NULL);
 }
