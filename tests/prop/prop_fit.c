@@ -119,8 +119,7 @@ static void check_sums(const fixture *x, const qc_fit *f)
 
 static void more_room_never_hurts(const fixture *x, int fits)
 {
-    qc_arena arena;
-    qc_arena_init(&arena);
+    SCOPED(qc_arena) arena = {0};
     fixture y = *x;
     y.geometry.layers = y.layers;
     y.segments.segments = y.segment;
@@ -152,14 +151,12 @@ static void more_room_never_hurts(const fixture *x, int fits)
         assert_memory_equal(a.device_of, b.device_of, x->segments.count * sizeof *a.device_of);
         assert_int_equal(a.short_by_bytes, b.short_by_bytes);
     }
-    qc_arena_deinit(&arena);
 }
 
 /* A tier takes only what what computes cannot hold. */
 static void spills_only_if_needed(const fixture *x, const qc_fit *f)
 {
-    qc_arena arena;
-    qc_arena_init(&arena);
+    SCOPED(qc_arena) arena = {0};
     fixture y = *x;
     y.geometry.layers = y.layers;
     y.segments.segments = y.segment;
@@ -171,20 +168,17 @@ static void spills_only_if_needed(const fixture *x, const qc_fit *f)
         assert_int_equal(f->spilled, 0);
     if (f->fits)
         assert_true(alone.fits || f->spilled > 0);
-    qc_arena_deinit(&arena);
 }
 
 static int fits_with(fixture *x, uint64_t context, uint64_t batch)
 {
-    qc_arena arena;
-    qc_arena_init(&arena);
+    SCOPED(qc_arena) arena = {0};
     qc_fit f;
     qc_fit_options old = x->options;
     x->options.context = context;
     x->options.batch = batch;
     make(x, &arena, &f);
     x->options = old;
-    qc_arena_deinit(&arena);
     return f.fits;
 }
 
@@ -221,8 +215,7 @@ TEST_WITH(properties_hold, NULL, print_seed)
     int fitting = 0, spilling = 0;
     for (int round = 0; round < (given ? 1 : ROUNDS); round++, seed++) {
         state_of_random = last_seed = seed;
-        qc_arena arena;
-        qc_arena_init(&arena);
+        SCOPED(qc_arena) arena = {0};
         fixture x;
         qc_fit f;
         random_fixture(&x);
@@ -234,7 +227,6 @@ TEST_WITH(properties_hold, NULL, print_seed)
             check_searches(&x, &f);
         fitting += f.fits;
         spilling += f.fits && f.spilled > 0;
-        qc_arena_deinit(&arena);
     }
     assert_true(given || (fitting > ROUNDS / 10 && fitting < ROUNDS * 9 / 10));
     assert_true(given || spilling > ROUNDS / 20);

@@ -82,10 +82,9 @@ static void check_shard(const qc_layout *l, uint32_t s, const qc_out_tensor *t, 
     }
     assert_int_equal(sh->data_bytes, offset);
     assert_true(offset <= limit || one_group);
-    qc_st_header h;
+    SCOPED(qc_st_header) h;
     uint64_t n = 0;
-    qc_strbuf text;
-    qc_strbuf_init(&text, SIZE_MAX / 2);
+    SCOPED(qc_strbuf) text = {.max = SIZE_MAX / 2};
     assert_int_equal(qc_layout_header(&text, l, s, array_tensors(t, count), NULL), QC_OK);
     assert_int_equal(text.len, sh->header_bytes); /* counted beforehand */
     assert_int_equal(qc_st_header_length((const unsigned char *)text.data, 8,
@@ -95,8 +94,6 @@ static void check_shard(const qc_layout *l, uint32_t s, const qc_out_tensor *t, 
     assert_int_equal(qc_st_header_parse(&h, text.data + 8, n, sh->data_bytes, NULL), QC_OK);
     assert_int_equal(h.tensor_count, sh->count);
     assert_string_equal(qc_st_header_meta(&h, "format"), "pt");
-    qc_st_header_deinit(&h);
-    qc_strbuf_deinit(&text);
 }
 
 static void check_fill(const qc_layout *l, const qc_out_tensor *t, uint32_t count, uint64_t limit)
@@ -131,9 +128,8 @@ TEST(layouts_hold_their_contract)
     for (int round = 0; round < ROUNDS; round++) {
         uint32_t count = make_tensors(t, names);
         uint64_t limit = below(4) ? below(200000) : UINT64_MAX;
-        qc_arena a;
         qc_layout l, m;
-        qc_arena_init(&a);
+        SCOPED(qc_arena) a = {0};
         memcpy(again, t, sizeof t);
         assert_int_equal(layout_array(&l, &a, t, count, limit, NULL), QC_OK);
         check_fill(&l, t, count, limit);
@@ -143,7 +139,6 @@ TEST(layouts_hold_their_contract)
         for (uint32_t s = 0; s < l.count; s++) {
             assert_int_equal(l.shards[s].header_bytes, m.shards[s].header_bytes);
         }
-        qc_arena_deinit(&a);
     }
 }
 

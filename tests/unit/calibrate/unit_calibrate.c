@@ -224,7 +224,7 @@ TEST(windows_are_spread)
     for (uint32_t i = 0; i < 100; i++)
         all[i] = i;
     const qc_eval_ids ids = {all, &length, 1, 100};
-    qc_eval_windows w;
+    SCOPED(qc_eval_windows) w;
     assert_int_equal(qc_eval_windows_cut(&w, &ids, NULL, 0, 10, &err), QC_OK);
     qc_eval_windows_spread(&w, 100);
     assert_int_equal(w.count, 10);
@@ -240,5 +240,4 @@ TEST(windows_are_spread)
     qc_eval_windows_spread(&w, 3); /* one stays */
     assert_int_equal(w.count, 1);
     assert_int_equal(w.ids[0], 50);
-    qc_eval_windows_deinit(&w);
 }

@@ -78,10 +78,9 @@ static void check_output(const world *w, const char *form)
     test_conversion c;
     qc_error err = {0};
     qc_manifest m;
-    qc_strbuf file, source;
     char path[160], line[400], other[120];
-    qc_strbuf_init(&file, 1u << 24);
-    qc_strbuf_init(&source, 1u << 24);
+    SCOPED(qc_strbuf) file = {.max = 1u << 24};
+    SCOPED(qc_strbuf) source = {.max = 1u << 24};
     (void)snprintf(path, sizeof path, "%s/model.safetensors", w->out);
     test_must(qc_file_slurp(path, &file, &err), &err);
     (void)snprintf(path, sizeof path, "%s/model.safetensors", w->model);
@@ -134,8 +133,6 @@ static void check_output(const world *w, const char *form)
     assert_string_equal(m.calibration->tokenizer, "bpe");
     assert_int_equal(m.calibration->tokens, 4096);
     test_conversion_end(&c);
-    qc_strbuf_deinit(&file);
-    qc_strbuf_deinit(&source);
 }
 
 TEST_WITH(test_output_is_what_was_stored, setup, teardown)
@@ -198,10 +195,9 @@ static qc_status verify_against(const world *w, qc_error *err)
 static void change_error(const world *w)
 {
     char path[160], hex[QC_DIGEST_HEX_BYTES];
-    qc_strbuf text;
     qc_error err = {0};
     (void)snprintf(path, sizeof path, "%s/qconv.json", w->out);
-    qc_strbuf_init(&text, 1u << 24);
+    SCOPED(qc_strbuf) text = {.max = 1u << 24};
     test_must(qc_file_slurp(path, &text, &err), &err);
     char *at = strstr(text.data, "\"rel_mse\": ");
     assert_non_null(at);
@@ -212,7 +208,6 @@ static void change_error(const world *w)
     qc_digest_hex(&d, hex);
     memcpy(text.data + text.len - 36, hex, 32);
     test_must(qc_file_put(path, text.data, text.len, &err), &err);
-    qc_strbuf_deinit(&text);
 }
 
 /* Codes of calibrated weights need not be the nearest, but their error is known. */
@@ -299,9 +294,8 @@ TEST_WITH(test_left_weight_is_searched, setup, teardown)
 {
     const world *w = *state;
     qc_error err = {0};
-    qc_arena a;
     qc_manifest plain, mixed;
-    qc_arena_init(&a);
+    SCOPED(qc_arena) a = {0};
     for (unsigned f = 0; f < FORMS; f++) {
         memset(&calibrator, 0, sizeof calibrator);
         calibrator.digest = "one";
@@ -328,7 +322,6 @@ TEST_WITH(test_left_weight_is_searched, setup, teardown)
         }
         test_remove(w->out);
     }
-    qc_arena_deinit(&a);
 }
 
 /* A calibration that stops goes on where it was, and the result is that of one that did not. */

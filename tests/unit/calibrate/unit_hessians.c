@@ -5,6 +5,7 @@
 #include "base/alloc.h"
 #include "base/text.h"
 #include "convert/calibrate/calibration_text.h"
+#include "tests/fixtures/alloc_faults.h"
 #include "tests/fixtures/fixture_files.h"
 
 #include <math.h>
@@ -40,7 +41,6 @@ static int remove_root(void **state)
 static void put(const char *dir, const char *name, const piece *p, size_t count)
 {
     qc_st_tensor t[16] = {0};
-    qc_strbuf b;
     uint64_t at = 0;
     assert_true(count <= 16);
     for (size_t i = 0; i < count; i++) {
@@ -49,12 +49,11 @@ static void put(const char *dir, const char *name, const piece *p, size_t count)
         t[i].begin = at;
         t[i].end = at += p[i].bytes;
     }
-    qc_strbuf_init(&b, 10000000);
+    SCOPED(qc_strbuf) b = {.max = 10000000};
     assert_int_equal(qc_st_header_build(&b, t, count, NULL, 0, NULL), QC_OK);
     for (size_t i = 0; i < count; i++)
         assert_int_equal(qc_strbuf_add(&b, p[i].data, (size_t)p[i].bytes, NULL), QC_OK);
     fx_put(dir, name, b.data, b.len);
-    qc_strbuf_deinit(&b);
 }
 
 static const double good[9] = {2, 0.5, -1, 0.5, 3, 0.25, -1, 0.25, 1};
@@ -420,28 +419,16 @@ TEST(bad_output_values)
 TEST(no_memory)
 {
     put(root.path, "m.safetensors", whole, 6);
-    qc_status st = QC_ERR_NOMEM;
-    for (uint64_t k = 1; st != QC_OK; k++) {
+    EACH_ALLOCATION_FAILS (fault, 0) {
         qc_hessians *h = (void *)1;
-        assert_true(k < 1000);
-        qc_alloc_fail_at(k, 0);
-        st = qc_hessians_open(&h, path, NULL);
-        qc_alloc_fail_at(0, 0);
-        if (st != QC_OK) {
-            assert_int_equal(st, QC_ERR_NOMEM);
-            assert_null(h);
-        }
+        fault.st = qc_hessians_open(&h, path, NULL);
+        assert_true(fault.st == QC_OK || !h);
         qc_hessians_close(h);
     }
     qc_hessians *h = open_path();
     double out[9];
-    st = QC_ERR_NOMEM;
-    for (uint64_t k = 1; st != QC_OK; k++) {
-        assert_true(k < 1000);
-        qc_alloc_fail_at(k, 0);
-        st = qc_hessians_read(h, 2, out, NULL);
-        qc_alloc_fail_at(0, 0);
-    }
+    EACH_ALLOCATION_FAILS (fault, 0)
+        fault.st = qc_hessians_read(h, 2, out, NULL);
     qc_hessians_close(h);
 }
 

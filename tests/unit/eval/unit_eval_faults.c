@@ -9,14 +9,12 @@ static qc_eval_result last;
 
 static qc_status run_words(int argc, char **argv, qc_error *err)
 {
-    qc_arena a;
     qc_options o;
-    qc_arena_init(&a);
+    SCOPED(qc_arena) a = {0};
     qc_status st = qc_options_parse(&o, &a, argc, argv, err);
     if (st == QC_OK)
         st = o.command == QC_CMD_EVAL ? qc_eval_run(&last, &o.call, &o.eval, err)
                                       : qc_cmd_convert(&o, err);
-    qc_arena_deinit(&a);
     return st;
 }
 

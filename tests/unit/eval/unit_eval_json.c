@@ -54,12 +54,10 @@ TEST(round_trip)
     (void)snprintf(path, sizeof path, "%s/r.json", root);
     for (int compared = 0; compared < 2; compared++) {
         qc_eval_result r = example(compared), back;
-        qc_strbuf first, second;
-        qc_arena arena;
         qc_error err = {0};
-        qc_arena_init(&arena);
-        qc_strbuf_init(&first, 1 << 16);
-        qc_strbuf_init(&second, 1 << 16);
+        SCOPED(qc_arena) arena = {0};
+        SCOPED(qc_strbuf) first = {.max = 1 << 16};
+        SCOPED(qc_strbuf) second = {.max = 1 << 16};
         r.perplexity_error = compared ? (double)NAN : r.perplexity_error;
         test_must(qc_eval_json(&r, &first, &err), &err);
         put(path, first.data);
@@ -72,9 +70,6 @@ TEST(round_trip)
                              : back.kl_max == 0.0 && back.against == NULL);
         test_must(qc_eval_json(&back, &second, &err), &err);
         assert_string_equal(first.data, second.data);
-        qc_strbuf_deinit(&first);
-        qc_strbuf_deinit(&second);
-        qc_arena_deinit(&arena);
     }
 }
 
@@ -83,11 +78,9 @@ static void refuses(const char *root, const char *part, const char *by, const ch
 {
     char path[128], text[4096], message[512];
     qc_eval_result r = example(1), back;
-    qc_strbuf good;
-    qc_arena arena;
     qc_error err = {0};
-    qc_arena_init(&arena);
-    qc_strbuf_init(&good, 1 << 16);
+    SCOPED(qc_arena) arena = {0};
+    SCOPED(qc_strbuf) good = {.max = 1 << 16};
     test_must(qc_eval_json(&r, &good, &err), &err);
     const char *at = strstr(good.data, part);
     assert_non_null(at);
@@ -98,8 +91,6 @@ static void refuses(const char *root, const char *part, const char *by, const ch
     assert_int_equal(qc_eval_read(&back, &arena, path, &err), QC_ERR_INPUT);
     (void)snprintf(message, sizeof message, "%s: %s", path, want);
     assert_string_equal(err.msg, message);
-    qc_strbuf_deinit(&good);
-    qc_arena_deinit(&arena);
 }
 
 TEST(bad_files)

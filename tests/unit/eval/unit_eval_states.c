@@ -54,7 +54,7 @@ TEST(closed_forms)
 TEST(many_windows)
 {
     const float original[WIDE] = {1.0f, 2.0f, 2.0f};
-    qc_eval_states s;
+    SCOPED(qc_eval_states) s;
     qc_eval_result r = {0};
     qc_error err = {0};
     assert_int_equal(qc_eval_states_init(&s, 200, WIDE, &err), QC_OK);
@@ -68,7 +68,6 @@ TEST(many_windows)
     near(r.distance_mean, 0.0995);
     near(r.distance_99, 0.99 * 0.199);
     near(r.distance_max, 0.199);
-    qc_eval_states_deinit(&s);
 }
 
 TEST(no_numbers)

@@ -141,7 +141,7 @@ TEST(many_tokens)
     static double sorted[TOKENS];
     uint64_t seed = 3, same = 0;
     long double changes = 0;
-    qc_eval_stats s;
+    SCOPED(qc_eval_stats) s;
     qc_eval_result r = {0};
     assert_int_equal(qc_eval_stats_init(&s, 1, TOKENS, NULL), QC_OK);
     for (unsigned i = 0; i < TOKENS; i++) {
@@ -185,13 +185,12 @@ TEST(many_tokens)
     for (unsigned i = 0; i < TOKENS; i++)
         most = fmax(most, t[i].kl);
     assert_true(r.kl_max == most);
-    qc_eval_stats_deinit(&s);
 }
 
 /* A mean far from zero costs no digits. */
 TEST(far_mean)
 {
-    qc_eval_stats s;
+    SCOPED(qc_eval_stats) s;
     qc_eval_result r = {0};
     assert_int_equal(qc_eval_stats_init(&s, 0, 1000, NULL), QC_OK);
     for (unsigned i = 0; i < 1000; i++)
@@ -199,12 +198,11 @@ TEST(far_mean)
     qc_eval_stats_finish(&s, &r);
     near(r.perplexity_error / r.perplexity, 1e-6L / sqrtl(999.0L), 1e-4);
     assert_true(r.compared == 0 && r.kl_mean == 0.0 && r.base_perplexity == 0.0);
-    qc_eval_stats_deinit(&s);
 }
 
 TEST(one_alone)
 {
-    qc_eval_stats s;
+    SCOPED(qc_eval_stats) s;
     qc_eval_result r = {0};
     assert_int_equal(qc_eval_stats_init(&s, 1, 1, NULL), QC_OK);
     qc_eval_stats_add(&s, &(qc_eval_token){.nll = 1.0, .base_nll = 0.5, .kl = 0.25});
@@ -213,7 +211,6 @@ TEST(one_alone)
     assert_true(isnan(r.difference_error) && isnan(r.log_ratio_error));
     assert_true(isnan(r.kl_error) && isnan(r.top1_error));
     assert_true(r.kl_mean == 0.25 && r.kl_median == 0.25 && r.kl_99 == 0.25 && r.kl_max == 0.25);
-    qc_eval_stats_deinit(&s);
 }
 
 TEST(quantiles)

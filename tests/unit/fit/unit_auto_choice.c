@@ -110,7 +110,7 @@ TEST(test_importance)
 
 TEST(test_from_all_to_nothing)
 {
-    fixture f;
+    SCOPED(fixture) f;
     qc_auto_result r;
     llama(&f);
     choose_ok(&f, &r, "100MB"); /* everything as it is */
@@ -123,12 +123,11 @@ TEST(test_from_all_to_nothing)
     assert_false(r.fits);
     assert_int_equal(entries_of(&f, QC_SCHEME_NF4, 64), 7 * LAYERS);
     assert_false(fixture_skips(&f, "model.layers.2.mlp.up_proj"));
-    fixture_deinit(&f);
 }
 
 TEST(test_between)
 {
-    fixture f;
+    SCOPED(fixture) f;
     qc_auto_result r;
     double before = HUGE_VAL;
     uint32_t kinds = 0;
@@ -157,12 +156,11 @@ TEST(test_between)
     }
     assert_true(before < 1e-12); /* the last had room for all */
     assert_true((kinds & 0xd) == 0xd);
-    fixture_deinit(&f);
 }
 
 TEST(test_candidates_and_rules)
 {
-    fixture f;
+    SCOPED(fixture) f;
     qc_auto_result r;
     llama(&f);
     f.options.schemes = "nf4,16bit";
@@ -176,7 +174,6 @@ TEST(test_candidates_and_rules)
     fixture_expect(&f, "model.layers.2.mlp.up_proj.weight", QC_SCHEME_KEEP, QC_ROLE_LINEAR);
     f.options.schemes = "nf5";
     assert_int_equal(choose(&f, &r, "4MB"), QC_ERR_USAGE);
-    fixture_deinit(&f);
 }
 
 /* Experts of one projection in one layer are one group; a router is none. */
@@ -186,7 +183,7 @@ TEST(test_experts)
         "{\"model_type\": \"qwen3_moe\", \"hidden_size\": 128, \"moe_intermediate_size\": 64, "
         "\"num_hidden_layers\": 2, \"num_attention_heads\": 2, \"num_key_value_heads\": 2, "
         "\"head_dim\": 64, \"num_experts\": 20, \"num_experts_per_tok\": 2, \"vocab_size\": 100}";
-    fixture f;
+    SCOPED(fixture) f;
     qc_auto_result r;
     char name[128];
     fixture_init(&f, QC_TO_AUTO);
@@ -207,7 +204,6 @@ TEST(test_experts)
     assert_int_equal(r.groups[1].weights, 20);
     assert_string_equal(r.groups[1].name, "layer 1 mlp.experts.*.up_proj");
     assert_true(r.groups[1].elems == 20u * 64 * 128);
-    fixture_deinit(&f);
 }
 
 /* Counts the modules of the engines whose weights did not all get one scheme and block size. */
@@ -244,7 +240,7 @@ TEST(test_one_choice_for_a_module)
     for (unsigned kb = 800; kb <= 5600; kb += 150) {
         double predicted[2] = {0};
         for (int may = 0; may < 2; may++) {
-            fixture f;
+            SCOPED(fixture) f;
             qc_auto_result r;
             llama(&f);
             for (unsigned e = 0; e < 9; e++) {
@@ -265,7 +261,6 @@ TEST(test_one_choice_for_a_module)
                 schemes += r.count_chosen[k] > 0;
             mixed += !may && schemes > 1;
             predicted[may] = r.fits ? r.predicted : HUGE_VAL;
-            fixture_deinit(&f);
         }
         assert_true(predicted[1] <= predicted[0] * 1.0001);
     }
@@ -275,7 +270,7 @@ TEST(test_one_choice_for_a_module)
 /* A Conv1D weight that stays as it is also stays in its own order. */
 TEST(test_transposed)
 {
-    fixture f;
+    SCOPED(fixture) f;
     qc_auto_result r;
     fixture_init(&f, QC_TO_AUTO);
     fixture_config(&f, "{\"model_type\": \"gpt2\", \"n_embd\": 64, \"n_layer\": 1, \"n_head\": 2, "
@@ -292,7 +287,6 @@ TEST(test_transposed)
     assert_true(e->scheme == QC_SCHEME_INT8_ROWS && e->transpose);
     /* Bytes are those of the written shape [256, 64]: a scale for each of 256 rows. */
     assert_true(r.groups[0].bytes[QC_CANDIDATE_INT8] == 64u * 256 + 256 * 4 + 1);
-    fixture_deinit(&f);
 }
 
 /* A weight in FP8 is kept with all that lies beside it, or loses it. */
@@ -302,7 +296,7 @@ TEST(test_fp8)
                       scale[] = "model.layers.0.self_attn.q_proj.weight_scale_inv",
                       input[] = "model.layers.0.self_attn.q_proj.input_scale",
                       up[] = "model.layers.0.mlp.up_proj.weight";
-    fixture f;
+    SCOPED(fixture) f;
     qc_auto_result r;
     fixture_init(&f, QC_TO_AUTO);
     fixture_config(&f, config);
@@ -334,13 +328,12 @@ TEST(test_fp8)
     fixture_expect(&f, q, QC_SCHEME_KEEP, QC_ROLE_LINEAR);
     fixture_expect(&f, input, QC_SCHEME_KEEP, QC_ROLE_STATE);
     assert_true(r.mixed_fp8 && strstr(qc_auto_mixture(&r), "FP8"));
-    fixture_deinit(&f);
 }
 
 /* What does not run on a card is no candidate, unless it is named. */
 TEST(test_notes)
 {
-    fixture f;
+    SCOPED(fixture) f;
     qc_auto_result r;
     llama(&f);
     choose_ok(&f, &r, "A100-40GB");
@@ -355,25 +348,23 @@ TEST(test_notes)
     choose_ok(&f, &r, "1MB+cpu:1GB+disk");
     assert_true(!r.fits && r.spills && r.note_count == 1);
     assert_non_null(strstr(r.notes[0], "cpu and disk"));
-    fixture_deinit(&f);
 }
 
 /* What is left in 16 bit follows --rest. */
 TEST(test_rest)
 {
-    fixture f;
+    SCOPED(fixture) f;
     qc_auto_result r;
     llama(&f);
     f.options.rest = QC_REST_FP16;
     choose_ok(&f, &r, "100MB");
     const qc_recipe_entry *e = fixture_entry(&f, "model.layers.0.mlp.up_proj.weight");
     assert_true(e->scheme == QC_SCHEME_CAST && e->out_dtype == QC_DTYPE_F16);
-    fixture_deinit(&f);
 }
 
 TEST(test_text)
 {
-    fixture f;
+    SCOPED(fixture) f;
     qc_auto_result r;
     qc_strbuf text;
     qc_json_writer w;
@@ -398,5 +389,4 @@ TEST(test_text)
     assert_non_null(qc_json_get(qc_json_root(json), "groups"));
     qc_json_destroy(json);
     qc_strbuf_deinit(&text);
-    fixture_deinit(&f);
 }

@@ -1,6 +1,6 @@
 /* What --vram takes and refuses. QC_SEED=n replays one run of the random part. */
-#include "base/alloc.h"
 #include "convert/fit/budget.h"
+#include "tests/fixtures/alloc_faults.h"
 #include "tests/fixtures/test.h"
 
 #include <inttypes.h>
@@ -25,8 +25,7 @@ static uint64_t below(uint64_t n)
 
 static void check_devices(const char *text, const char *names, const uint64_t *bytes)
 {
-    qc_arena arena;
-    qc_arena_init(&arena);
+    SCOPED(qc_arena) arena = {0};
     qc_error err = {0};
     qc_budget b;
     if (qc_budget_parse(&b, &arena, text, &err) != QC_OK)
@@ -42,7 +41,6 @@ static void check_devices(const char *text, const char *names, const uint64_t *b
     }
     assert_string_equal(got, names);
     assert_string_equal(b.text, text);
-    qc_arena_deinit(&arena);
 }
 
 TEST(sizes_and_tiers_are_read)
@@ -82,8 +80,7 @@ TEST(sizes_and_tiers_are_read)
 
 TEST(every_card_is_read_by_name)
 {
-    qc_arena arena;
-    qc_arena_init(&arena);
+    SCOPED(qc_arena) arena = {0};
     for (unsigned i = 0; i < qc_card_count; i++) {
         char text[96];
         qc_budget b;
@@ -93,7 +90,6 @@ TEST(every_card_is_read_by_name)
         assert_ptr_equal(b.devices[1].card, &qc_card_table[i]);
         assert_int_equal(b.devices[1].total_bytes, qc_card_table[i].memory_bytes);
     }
-    qc_arena_deinit(&arena);
 }
 
 TEST(mistakes_are_named)
@@ -149,15 +145,13 @@ TEST(mistakes_are_named)
         {"qwertyuiop", "'qwertyuiop': expected a size"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        qc_arena arena;
-        qc_arena_init(&arena);
+        SCOPED(qc_arena) arena = {0};
         qc_error err = {0};
         qc_budget b;
         if (qc_budget_parse(&b, &arena, bad[i].text, &err) != QC_ERR_USAGE)
             fail_msg("'%s' was taken, or: %s", bad[i].text, err.msg);
         if (strncmp(err.msg, "--vram: '", 9) != 0 || !strstr(err.msg, bad[i].says))
             fail_msg("'%s': %s", bad[i].text, err.msg);
-        qc_arena_deinit(&arena);
     }
 }
 
@@ -196,8 +190,7 @@ TEST_WITH(any_text_is_read_or_refused, NULL, print_seed)
         /* What looks at this machine is tested elsewhere. */
         if (strstr(text, "cpu") && !strstr(text, "cpu:"))
             continue;
-        qc_arena arena;
-        qc_arena_init(&arena);
+        SCOPED(qc_arena) arena = {0};
         qc_error err = {0};
         qc_budget b;
         qc_status st = qc_budget_parse(&b, &arena, text, &err);
@@ -208,7 +201,6 @@ TEST_WITH(any_text_is_read_or_refused, NULL, print_seed)
             assert_int_equal(st, QC_ERR_USAGE);
             assert_memory_equal(err.msg, "--vram: '", 9);
         }
-        qc_arena_deinit(&arena);
     }
     assert_true(given || taken > ROUNDS / 50);
 }
@@ -217,8 +209,7 @@ TEST(the_machine_is_asked_for_auto)
 {
     assert_int_equal(setenv("QCONV_NVML", "/nonexistent/libnvidia-ml.so", 1), 0);
     assert_int_equal(unsetenv("QCONV_DEVICE"), 0);
-    qc_arena arena;
-    qc_arena_init(&arena);
+    SCOPED(qc_arena) arena = {0};
     qc_error err = {0};
     qc_budget b;
     assert_int_equal(qc_budget_parse(&b, &arena, "auto", &err), QC_ERR_DEVICE);
@@ -229,23 +220,13 @@ TEST(the_machine_is_asked_for_auto)
     assert_int_equal(b.gpu_count, 0);
     assert_true(b.devices[0].total_bytes > 0 && b.devices[0].total_bytes < UINT64_MAX);
     assert_int_equal(qc_budget_parse(&b, &arena, "auto+auto", &err), QC_ERR_USAGE);
-    qc_arena_deinit(&arena);
 }
 
 TEST(no_memory_is_an_error)
 {
-    qc_status st = QC_ERR_NOMEM;
-    uint64_t n = 0;
-    while (st != QC_OK) {
-        qc_arena arena;
-        qc_arena_init(&arena);
+    EACH_ALLOCATION_FAILS (fault, 1) {
+        SCOPED(qc_arena) arena = {0};
         qc_budget b;
-        qc_alloc_fail_at(++n, 1);
-        st = qc_budget_parse(&b, &arena, "2x40GB+3090+cpu:4GB", NULL);
-        qc_alloc_fail_at(0, 0);
-        if (st != QC_OK)
-            assert_int_equal(st, QC_ERR_NOMEM);
-        qc_arena_deinit(&arena);
+        fault.st = qc_budget_parse(&b, &arena, "2x40GB+3090+cpu:4GB", NULL);
     }
-    assert_true(n > 1);
 }

@@ -6,10 +6,8 @@
 TEST(whole)
 {
     fit_fixture f;
-    qc_arena arena;
-    qc_strbuf out;
-    qc_arena_init(&arena);
-    qc_strbuf_init(&out, 10000);
+    SCOPED(qc_arena) arena = {0};
+    SCOPED(qc_strbuf) out = {.max = 10000};
     fit_fixture_make(&f, &arena);
     assert_int_equal(qc_device_map_text(&out, &arena, &f.fit, NULL), QC_OK);
     assert_string_equal(out.data, "{\n"
@@ -20,19 +18,15 @@ TEST(whole)
                                   "  \"model.layers.10\": 1,\n"
                                   "  \"model.norm\": 1\n"
                                   "}\n");
-    qc_strbuf_deinit(&out);
-    qc_arena_deinit(&arena);
 }
 
 /* Layer 10 after layer 2, not between 1 and 2. */
 TEST(natural_order)
 {
     fit_fixture f;
-    qc_arena arena;
-    qc_strbuf out;
     static const char *two[] = {"model.layers.2", "model.a.b"};
-    qc_arena_init(&arena);
-    qc_strbuf_init(&out, 10000);
+    SCOPED(qc_arena) arena = {0};
+    SCOPED(qc_strbuf) out = {.max = 10000};
     fit_fixture_make(&f, &arena);
     f.segments[1].modules = two;
     f.segments[1].module_count = 2;
@@ -42,24 +36,18 @@ TEST(natural_order)
     assert_non_null(strstr(out.data, "\"model.a.b\": 0"));
     assert_non_null(strstr(out.data, "\"lm_head\": \"disk\""));
     assert_true(two_at && ten && two_at < ten);
-    qc_strbuf_deinit(&out);
-    qc_arena_deinit(&arena);
 }
 
 TEST(twice)
 {
     fit_fixture f;
-    qc_arena arena;
-    qc_strbuf out;
     qc_error err = {0};
-    qc_arena_init(&arena);
-    qc_strbuf_init(&out, 10000);
+    SCOPED(qc_arena) arena = {0};
+    SCOPED(qc_strbuf) out = {.max = 10000};
     fit_fixture_make(&f, &arena);
     f.segments[1].modules = f.segments[0].modules;
     assert_int_equal(qc_device_map_text(&out, &arena, &f.fit, &err), QC_ERR_INTERNAL);
     assert_string_equal(err.msg, "the module 'model.embed_tokens' lies in two segments");
-    qc_strbuf_deinit(&out);
-    qc_arena_deinit(&arena);
 }
 
 TEST(renamed)
@@ -75,10 +63,8 @@ TEST(renamed)
                                        "\"multi_modal_projector\": 0",
                                        "\"model.multi_modal_projector\": 0"};
     fit_fixture f;
-    qc_arena arena;
-    qc_strbuf out;
-    qc_arena_init(&arena);
-    qc_strbuf_init(&out, 10000);
+    SCOPED(qc_arena) arena = {0};
+    SCOPED(qc_strbuf) out = {.max = 10000};
     fit_fixture_make(&f, &arena);
     f.map.count = 1;
     f.segments[0].modules = old;
@@ -86,21 +72,15 @@ TEST(renamed)
     assert_int_equal(qc_device_map_text(&out, &arena, &f.fit, NULL), QC_OK);
     for (size_t i = 0; i < sizeof want / sizeof *want; i++)
         assert_non_null(strstr(out.data, want[i]));
-    qc_strbuf_deinit(&out);
-    qc_arena_deinit(&arena);
 }
 
 TEST(nothing)
 {
     fit_fixture f;
-    qc_arena arena;
-    qc_strbuf out;
-    qc_arena_init(&arena);
-    qc_strbuf_init(&out, 10000);
+    SCOPED(qc_arena) arena = {0};
+    SCOPED(qc_strbuf) out = {.max = 10000};
     fit_fixture_make(&f, &arena);
     f.map.count = 0;
     assert_int_equal(qc_device_map_text(&out, &arena, &f.fit, NULL), QC_OK);
     assert_string_equal(out.data, "{}\n");
-    qc_strbuf_deinit(&out);
-    qc_arena_deinit(&arena);
 }

@@ -1,5 +1,5 @@
 /* Fit: numbers worked out by hand. */
-#include "base/alloc.h"
+#include "tests/fixtures/alloc_faults.h"
 #include "tests/fixtures/fit_fixture.h"
 
 TEST(budgets_are_rounded_down)
@@ -119,8 +119,7 @@ TEST(two_gpus_share_by_hand)
 {
     fixture x;
     qc_fit f;
-    qc_arena arena;
-    qc_arena_init(&arena);
+    SCOPED(qc_arena) arena = {0};
     four_layers(&x);
     add_device(&x, QC_TIER_GPU, 100 * MB);
     add_device(&x, QC_TIER_GPU, 100 * MB);
@@ -145,15 +144,13 @@ TEST(two_gpus_share_by_hand)
     assert_int_equal(f.devices[1].segments, 4);
     assert_int_equal(f.transfer_bytes_per_token, 0);
     assert_true(f.transfer_seconds == 0.0);
-    qc_arena_deinit(&arena);
 }
 
 TEST(short_by_what_is_missing)
 {
     fixture x;
     qc_fit f;
-    qc_arena arena;
-    qc_arena_init(&arena);
+    SCOPED(qc_arena) arena = {0};
     four_layers(&x);
     add_device(&x, QC_TIER_GPU, 60 * MB);
     add_device(&x, QC_TIER_GPU, 60 * MB);
@@ -173,7 +170,6 @@ TEST(short_by_what_is_missing)
     x.device[1].total_bytes--;
     make(&x, &arena, &f);
     assert_int_equal(f.short_by_bytes, 1);
-    qc_arena_deinit(&arena);
 }
 
 /* One GPU: what goes first is the embedding; a layer goes through a buffer of its size. */
@@ -181,8 +177,7 @@ TEST(spilling_by_hand)
 {
     fixture x;
     qc_fit f;
-    qc_arena arena;
-    qc_arena_init(&arena);
+    SCOPED(qc_arena) arena = {0};
     four_layers(&x);
     /* All of it needs 100.0002 + 8 + 3.424 + 5 = 116.4242 MB. */
     add_device(&x, QC_TIER_GPU, 107 * MB);
@@ -232,7 +227,6 @@ TEST(spilling_by_hand)
     assert_true(f.transfer_seconds == 10000 / QC_LINK_RATE + 22e6 / QC_DISK_RATE +
                                           22e6 / QC_LINK_RATE + 22e6 / QC_LINK_RATE +
                                           10e6 / QC_LINK_RATE);
-    qc_arena_deinit(&arena);
 }
 
 /* It would pass a larger buffer, and cost a token more, than one more layer. */
@@ -240,8 +234,7 @@ TEST(a_large_head_stays)
 {
     fixture x;
     qc_fit f;
-    qc_arena arena;
-    qc_arena_init(&arena);
+    SCOPED(qc_arena) arena = {0};
     four_layers(&x);
     add_device(&x, QC_TIER_GPU, 99 * MB);
     add_device(&x, QC_TIER_CPU, 1000 * MB);
@@ -267,7 +260,6 @@ TEST(a_large_head_stays)
     x.geometry.experts = 0;
     make(&x, &arena, &f);
     assert_int_equal(f.device_of[6], 1);
-    qc_arena_deinit(&arena);
 }
 
 /* A head without weights of its own reads all of the table it follows. */
@@ -275,8 +267,7 @@ TEST(a_tied_table_spills_as_a_head)
 {
     fixture x;
     qc_fit f;
-    qc_arena arena;
-    qc_arena_init(&arena);
+    SCOPED(qc_arena) arena = {0};
     four_layers(&x);
     x.segment[6].follows = 0;
     x.bytes[6] = 0;
@@ -288,15 +279,13 @@ TEST(a_tied_table_spills_as_a_head)
     assert_int_equal(f.device_of[6], 1);
     assert_int_equal(f.devices[0].layers, 2);
     assert_int_equal(f.transfer_bytes_per_token, 10 * MB + 2 * 22 * MB);
-    qc_arena_deinit(&arena);
 }
 
 TEST(without_gpus_the_cpu_computes)
 {
     fixture x;
     qc_fit f;
-    qc_arena arena;
-    qc_arena_init(&arena);
+    SCOPED(qc_arena) arena = {0};
     four_layers(&x);
     add_device(&x, QC_TIER_CPU, 200 * MB);
     make(&x, &arena, &f);
@@ -310,15 +299,13 @@ TEST(without_gpus_the_cpu_computes)
     assert_true(f.fits);
     assert_int_equal(f.device_of[0], 1);
     assert_true(f.transfer_seconds == 10000 / QC_DISK_RATE);
-    qc_arena_deinit(&arena);
 }
 
 TEST(an_unused_gpu_needs_nothing)
 {
     fixture x;
     qc_fit f;
-    qc_arena arena;
-    qc_arena_init(&arena);
+    SCOPED(qc_arena) arena = {0};
     begin_fixture(&x);
     add_layer(&x, 10 * MB);
     add_device(&x, QC_TIER_GPU, 4 * MB); /* less than a context */
@@ -329,7 +316,6 @@ TEST(an_unused_gpu_needs_nothing)
     assert_int_equal(f.devices[0].context_bytes, 0);
     assert_int_equal(f.devices[0].free_bytes, 4 * MB);
     assert_int_equal(f.devices[1].layers, 1);
-    qc_arena_deinit(&arena);
 }
 
 /* A plan of five tensors in two layers: an NF4 weight with its absmax, three routed experts of a
@@ -406,8 +392,7 @@ TEST(sums_are_of_outputs)
 {
     fixture x;
     plan_fixture p;
-    qc_arena arena;
-    qc_arena_init(&arena);
+    SCOPED(qc_arena) arena = {0};
     begin_fixture(&x);
     add_layer(&x, 0);
     add_layer(&x, 0);
@@ -423,7 +408,6 @@ TEST(sums_are_of_outputs)
     qc_error err = {0};
     assert_int_equal(qc_fit_sum_segments(&arena, &p.plan, &x.segments, &bytes, &largest, &err),
                      QC_ERR_INTERNAL);
-    qc_arena_deinit(&arena);
 }
 
 TEST(a_token_moves_its_experts_only)
@@ -431,8 +415,7 @@ TEST(a_token_moves_its_experts_only)
     fixture x;
     plan_fixture p;
     qc_fit f;
-    qc_arena arena;
-    qc_arena_init(&arena);
+    SCOPED(qc_arena) arena = {0};
     begin_fixture(&x);
     add_layer(&x, 4096 + 7 + 4096000);
     add_layer(&x, 12288 + 256000 + 65536000);
@@ -462,15 +445,13 @@ TEST(a_token_moves_its_experts_only)
     make(&x, &arena, &f);
     assert_int_equal(qc_fit_count_experts(&f, &p.plan, NULL), QC_OK);
     assert_int_equal(f.transfer_bytes_per_token, 2 * kv + rest + 8192 + 2730667);
-    qc_arena_deinit(&arena);
 }
 
 TEST(nothing_grows_without_a_geometry)
 {
     fixture x;
     qc_fit f;
-    qc_arena arena;
-    qc_arena_init(&arena);
+    SCOPED(qc_arena) arena = {0};
     begin_fixture(&x);
     x.geometry = (qc_geometry){.model_type = ""};
     add_segment(&x, QC_SEGMENT_EMBEDDING, MB);
@@ -483,7 +464,6 @@ TEST(nothing_grows_without_a_geometry)
     x.device[0].total_bytes = MB - 1;
     assert_int_equal(qc_fit_max_context(&context, &f, &x.options, x.largest, NULL), QC_OK);
     assert_int_equal(context, 0);
-    qc_arena_deinit(&arena);
 }
 
 TEST(no_memory_is_an_error)
@@ -491,18 +471,9 @@ TEST(no_memory_is_an_error)
     fixture x;
     four_layers(&x);
     add_device(&x, QC_TIER_GPU, 100 * MB);
-    qc_status st = QC_ERR_NOMEM;
-    uint64_t n = 0;
-    while (st != QC_OK) {
-        qc_arena arena;
-        qc_arena_init(&arena);
+    EACH_ALLOCATION_FAILS (fault, 1) {
+        SCOPED(qc_arena) arena = {0};
         qc_fit f;
-        qc_alloc_fail_at(++n, 1);
-        st = try_to_make(&x, &arena, &f, NULL);
-        qc_alloc_fail_at(0, 0);
-        if (st != QC_OK)
-            assert_int_equal(st, QC_ERR_NOMEM);
-        qc_arena_deinit(&arena);
+        fault.st = try_to_make(&x, &arena, &f, NULL);
     }
-    assert_true(n > 1);
 }

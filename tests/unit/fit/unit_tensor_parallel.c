@@ -148,7 +148,6 @@ TEST(stacks_of_experts_are_split)
 
 TEST(a_card_has_its_share_of_the_geometry)
 {
-    qc_arena arena;
     qc_geometry g = eight_heads, share;
     qc_layer_geometry layers[] = {
         {.attention = QC_ATTENTION_FULL, .kv_elems = 16},
@@ -157,7 +156,7 @@ TEST(a_card_has_its_share_of_the_geometry)
     g.layer_count = 2;
     g.intermediate = 100;
     g.vocab = 1000;
-    qc_arena_init(&arena);
+    SCOPED(qc_arena) arena = {0};
     assert_int_equal(qc_tp_geometry(&share, &arena, &g, 4, NULL), QC_OK);
     assert_int_equal(share.heads, 2);
     assert_int_equal(share.kv_heads, 1);
@@ -167,7 +166,6 @@ TEST(a_card_has_its_share_of_the_geometry)
     assert_int_equal(share.layers[1].kv_elems, 60);
     assert_int_equal(share.layers[1].kv_elems_expanded, 40);
     assert_int_equal(layers[0].kv_elems, 16);
-    qc_arena_deinit(&arena);
 }
 
 TEST(sequences_share_the_tokens_in_flight)

@@ -657,8 +657,7 @@ static qc_status run_parts(size_t room, uint64_t fail_at)
     qc_arena_init(&c.arena);
     c.path = dir;
     assert_int_equal(qc_arena_alloc(&c.arena, &p, 1, 1, NULL), QC_OK);
-    qc_arena tree_arena;
-    qc_arena_init(&tree_arena);
+    SCOPED(qc_arena) tree_arena = {0};
     assert_int_equal(qc_dir_tree(&tree_arena, dir, 100, &tree, &tree_count, NULL), QC_OK);
     c.arena.used_bytes = c.arena.head_bytes - room;
     qc_alloc_fail_at(fail_at, 0);
@@ -673,7 +672,6 @@ static qc_status run_parts(size_t room, uint64_t fail_at)
     qc_alloc_fail_at(0, 0);
     qc_json_destroy(c.config);
     free(c.config_text);
-    qc_arena_deinit(&tree_arena);
     qc_arena_deinit(&c.arena);
     return st;
 }

@@ -1,6 +1,6 @@
 /* formats/device_reader.h */
-#include "base/alloc.h"
 #include "base/workers.h"
+#include "tests/fixtures/alloc_faults.h"
 #include "tests/fixtures/device_output_fixture.h"
 
 #include <pthread.h>
@@ -77,7 +77,7 @@ static qc_reader_options keep_options(keeper *k, unsigned threads)
                                .ctx = k};
 }
 
-static void keep_deinit(keeper *k)
+static void keeper_deinit(keeper *k)
 {
     for (size_t i = 0; i < TENSORS; i++)
         free(k->at[i]);
@@ -87,7 +87,7 @@ static void keep_deinit(keeper *k)
 
 static void assert_loads(const qc_reader *r, size_t device, unsigned threads, int skip)
 {
-    keeper k;
+    SCOPED(keeper) k;
     qc_error err = {0};
     const qc_reader_device *d = qc_reader_device_at(r, device);
     qc_reader_options o = keep_options(&k, threads);
@@ -97,20 +97,18 @@ static void assert_loads(const qc_reader *r, size_t device, unsigned threads, in
     assert_int_equal(k.placed, d->tensor_count);
     assert_int_equal(k.whole, d->tensor_count);
     assert_int_equal(k.stops, 0);
-    keep_deinit(&k);
 }
 
 static void assert_load_fails(const qc_reader *r, size_t device, unsigned threads, qc_status want,
                               const char *says, const char *and_says)
 {
-    keeper k;
+    SCOPED(keeper) k;
     qc_error err = {0};
     qc_reader_options o = keep_options(&k, threads);
     qc_status st = qc_reader_load(r, device, &o, &err);
     if (st != want || !strstr(err.msg, says) || !strstr(err.msg, and_says))
         fail_msg("%s, \"%s\"", qc_status_name(st), err.msg);
     assert_int_equal(k.stops, 1);
-    keep_deinit(&k);
 }
 
 /* ---- Tests ---------------------------------------------------------------------------------- */
@@ -378,11 +376,9 @@ TEST(sizes_that_no_file_has_are_not_believed)
         t->piece_bytes = MIB;
         w.m.shards[t->shard].content_bytes += more;
         if (compressed) { /* is not written by us */
-            qc_strbuf text;
-            qc_strbuf_init(&text, MIB);
+            SCOPED(qc_strbuf) text = {.max = MIB};
             assert_int_equal(qc_manifest_write(&w.m, &text, &err), QC_ERR_INPUT);
             assert_non_null(strstr(err.msg, "frames"));
-            qc_strbuf_deinit(&text);
         } else {
             write_manifest(&w);
             r = open_reader(&w);
@@ -407,7 +403,7 @@ TEST(digests_are_skipped_on_request)
     o.skip_digests = 1;
     o.done = NULL;
     assert_int_equal(qc_reader_load(r, 0, &o, NULL), QC_OK);
-    keep_deinit(&k);
+    keeper_deinit(&k);
     qc_reader_close(r);
     drop_output(&w);
     make_output(&w, 1, 1); /* the checksums of frames are still looked at, stored or compressed */
@@ -421,7 +417,7 @@ TEST(digests_are_skipped_on_request)
         o = keep_options(&k, 1);
         o.skip_digests = 1;
         assert_int_equal(qc_reader_load(r, w.m.shards[t->shard].device, &o, NULL), QC_ERR_CHECK);
-        keep_deinit(&k);
+        keeper_deinit(&k);
         flip_byte(path, t->stored_offset + t->stored_bytes / 3);
     }
     qc_reader_close(r);
@@ -441,7 +437,7 @@ TEST(room_for_one_tensor_is_enough)
         if (qc_reader_load(r, 0, &o, &err) != QC_OK)
             fail_msg("%s", err.msg);
         assert_int_equal(k.whole, TENSORS);
-        keep_deinit(&k);
+        keeper_deinit(&k);
         /* A failure wakes who waits for room. */
         o = keep_options(&k, threads);
         k.one_at_a_time = 1;
@@ -449,7 +445,7 @@ TEST(room_for_one_tensor_is_enough)
         assert_int_equal(qc_reader_load(r, 0, &o, &err), QC_ERR_IO);
         assert_string_equal(err.msg, "the copy of 'l1.w' failed");
         assert_int_equal(k.stops, 1);
-        keep_deinit(&k);
+        keeper_deinit(&k);
     }
     qc_reader_close(r);
     drop_output(&w);
@@ -467,7 +463,7 @@ TEST(callers_errors_come_back)
     assert_int_equal(qc_reader_load(r, 1, &o, &err), QC_ERR_NOMEM);
     assert_non_null(strstr(err.msg, "tensor 'l2.w' in model-0000"));
     assert_int_equal(k.stops, 1);
-    keep_deinit(&k);
+    keeper_deinit(&k);
     o = keep_options(&k, 1);
     assert_int_equal(qc_reader_load(r, 4, &o, &err), QC_ERR_DEVICE);
     assert_int_equal(qc_reader_load(r, SIZE_MAX, &o, &err), QC_ERR_DEVICE);
@@ -481,7 +477,7 @@ TEST(callers_errors_come_back)
     o.place = keep_place;
     assert_int_equal(qc_reader_load(r, 0, &o, &err), QC_ERR_INTERRUPTED);
     qc_interrupt_clear();
-    keep_deinit(&k);
+    keeper_deinit(&k);
     size_t index = 0;
     assert_int_equal(qc_reader_find_device(r, "cuda:7", &index, &err), QC_ERR_DEVICE);
     assert_non_null(strstr(err.msg, "'cuda:7'"));
@@ -543,7 +539,7 @@ TEST(null_is_refused)
     assert_int_equal(qc_shape_bytes(&n, 1, (qc_dtype)99, &n, NULL), QC_ERR_USAGE);
     qc_error_prefix(NULL, "x");
     qc_reader_close(r);
-    keep_deinit(&k);
+    keeper_deinit(&k);
     drop_output(&w);
 }
 
@@ -551,25 +547,15 @@ TEST(out_of_memory_is_said)
 {
     world w;
     make_output(&w, 1, 1);
-    for (uint64_t n = 1;; n++) {
-        keeper k;
+    EACH_ALLOCATION_FAILS (fault, 0) {
+        SCOPED(keeper) k;
         qc_reader *r = NULL;
         qc_reader_options o = keep_options(&k, 1);
-        qc_alloc_fail_at(n, 0);
-        qc_status st = qc_reader_open(&r, w.dir.path, NULL);
-        if (st == QC_OK)
-            st = qc_reader_load(r, 1, &o, NULL);
-        uint64_t tried = qc_alloc_count();
-        qc_alloc_fail_at(0, 0);
+        fault.st = qc_reader_open(&r, w.dir.path, NULL);
+        if (fault.st == QC_OK)
+            fault.st = qc_reader_load(r, 1, &o, NULL);
         qc_reader_close(r);
-        keep_deinit(&k);
-        if (tried < n) {
-            assert_int_equal(st, QC_OK);
-            assert_true(n > 20);
-            break;
-        }
-        if (st != QC_ERR_NOMEM)
-            fail_msg("allocation %llu: %s", (unsigned long long)n, qc_status_name(st));
+        assert_true(fault.st != QC_OK || fault.at > 20);
     }
     drop_output(&w);
 }

@@ -2,6 +2,7 @@
 #include "formats/file_io.h"
 
 #include "base/alloc.h"
+#include "tests/fixtures/alloc_faults.h"
 #include "tests/fixtures/fixture_files.h"
 
 #include <errno.h>
@@ -157,11 +158,9 @@ TEST_WITH(slurps_and_keeps_to_the_limit, setup, teardown)
 
 static void assert_content(const char *name, const char *want)
 {
-    qc_strbuf b;
-    qc_strbuf_init(&b, 1000);
+    SCOPED(qc_strbuf) b = {.max = 1000};
     assert_int_equal(qc_file_slurp(name, &b, NULL), QC_OK);
     assert_string_equal(b.data, want);
-    qc_strbuf_deinit(&b);
 }
 
 static size_t entries(const char *folder)
@@ -361,14 +360,12 @@ TEST_WITH(joins_with_one_slash, setup, teardown)
         const char *folder, *name, *want;
     } cases[] = {{"a", "b", "a/b"}, {"a/", "b", "a/b"},    {"a//", "/b", "a/b"}, {"/", "b", "/b"},
                  {"", "b", "b"},    {"a", "b/c", "a/b/c"}, {"a", "", "a/"},      {".", "b", "./b"}};
-    qc_arena a;
-    qc_arena_init(&a);
+    SCOPED(qc_arena) a = {0};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const char *out = NULL;
         assert_int_equal(qc_path_join(&a, &out, cases[i].folder, cases[i].name, NULL), QC_OK);
         assert_string_equal(out, cases[i].want);
     }
-    qc_arena_deinit(&a);
 }
 
 TEST_WITH(lists_a_tree, setup, teardown)
@@ -402,16 +399,9 @@ TEST_WITH(lists_a_tree, setup, teardown)
     assert_int_equal(qc_dir_tree(&a, dir.path, 5, &files, &count, &err), QC_ERR_INPUT);
     assert_int_equal(count, 0);
     assert_non_null(strstr(err.msg, "more than 5 files"));
-    for (uint64_t n = 1;; n++) {
-        qc_arena b;
-        qc_arena_init(&b);
-        qc_alloc_fail_at(n, 0);
-        qc_status st = qc_dir_tree(&b, dir.path, 6, &files, &count, &err);
-        qc_alloc_fail_at(0, 0);
-        qc_arena_deinit(&b);
-        if (st == QC_OK)
-            break;
-        assert_int_equal(st, QC_ERR_NOMEM);
+    EACH_ALLOCATION_FAILS (fault, 0) {
+        SCOPED(qc_arena) b = {0};
+        fault.st = qc_dir_tree(&b, dir.path, 6, &files, &count, &err);
     }
     fx_join(link_path, dir.path, "dangling");
     assert_int_equal(symlink("nowhere", link_path), 0);
@@ -427,7 +417,6 @@ TEST_WITH(lists_a_tree, setup, teardown)
 
 TEST_WITH(lists_many_files, setup, teardown)
 {
-    qc_arena a;
     qc_tree_file *files = NULL;
     size_t count = 0;
     char name[64];
@@ -435,10 +424,9 @@ TEST_WITH(lists_many_files, setup, teardown)
         (void)snprintf(name, sizeof name, "d%d/f%d", i % 90, i);
         fx_puts(dir.path, name, "x");
     }
-    qc_arena_init(&a);
+    SCOPED(qc_arena) a = {0};
     assert_int_equal(qc_dir_tree(&a, dir.path, 1000, &files, &count, NULL), QC_OK);
     assert_int_equal(count, 200);
     for (size_t i = 1; i < count; i++)
         assert_true(strcmp(files[i - 1].path, files[i].path) < 0);
-    qc_arena_deinit(&a);
 }

@@ -67,37 +67,32 @@ static const char sample[] = "{\n"
 
 TEST(indents_as_python_does)
 {
-    qc_strbuf b;
     qc_json_writer w;
     qc_error err = {0};
     qc_json *doc = NULL;
-    qc_strbuf_init(&b, 10000);
+    SCOPED(qc_strbuf) b = {.max = 10000};
     qc_json_write_init(&w, &b, &err);
     write_sample(&w);
     assert_int_equal(qc_json_write_finish(&w), QC_OK);
     assert_string_equal(b.data, sample);
     assert_int_equal(qc_json_parse(&doc, b.data, b.len, 0, &err), QC_OK);
     qc_json_destroy(doc);
-    qc_strbuf_deinit(&b);
 }
 
 TEST(a_lone_value_is_a_text)
 {
-    qc_strbuf b;
     qc_json_writer w;
-    qc_strbuf_init(&b, 100);
+    SCOPED(qc_strbuf) b = {.max = 100};
     qc_json_write_init(&w, &b, NULL);
     qc_json_write_string(&w, "x");
     assert_int_equal(qc_json_write_finish(&w), QC_OK);
     assert_string_equal(b.data, "\"x\"");
-    qc_strbuf_deinit(&b);
 }
 
 TEST(deep_levels_are_indented)
 {
-    qc_strbuf b;
     qc_json_writer w;
-    qc_strbuf_init(&b, 10000);
+    SCOPED(qc_strbuf) b = {.max = 10000};
     qc_json_write_init(&w, &b, NULL);
     for (int i = 0; i < 20; i++)
         qc_json_write_begin_array(&w);
@@ -107,15 +102,13 @@ TEST(deep_levels_are_indented)
     char want[128];
     (void)snprintf(want, sizeof want, "\n%38s[]\n%36s]", "", "");
     assert_non_null(strstr(b.data, want));
-    qc_strbuf_deinit(&b);
 }
 
 /* As Python does, and what JSON would let stand but a terminal acts on. */
 TEST(escapes_as_python_does)
 {
-    qc_strbuf b;
     qc_json_writer w;
-    qc_strbuf_init(&b, 1000);
+    SCOPED(qc_strbuf) b = {.max = 1000};
     qc_json_write_init(&w, &b, NULL);
     qc_json_write_string(&w,
                          "a\"b\\c/\b\f\n\r\t\x01\x1f\x7f\xc2\x9b\xe2\x80\xae \xc3\xa9 \xe2\x82\xac "
@@ -124,19 +117,16 @@ TEST(escapes_as_python_does)
     assert_string_equal(b.data,
                         "\"a\\\"b\\\\c/\\b\\f\\n\\r\\t\\u0001\\u001f\\u007f\\u009b\\u202e \xc3\xa9 "
                         "\xe2\x82\xac \xf0\x9f\x98\x80\"");
-    qc_strbuf_deinit(&b);
 }
 
 TEST(paths_are_shown_whatever_they_hold)
 {
-    qc_strbuf b;
     qc_json_writer w;
-    qc_strbuf_init(&b, 1000);
+    SCOPED(qc_strbuf) b = {.max = 1000};
     qc_json_write_init(&w, &b, NULL);
     qc_json_write_path(&w, "a\xff/\xc3\xa9\xe2\x82\x1b");
     assert_int_equal(qc_json_write_finish(&w), QC_OK);
     assert_string_equal(b.data, "\"a\\ufffd/\xc3\xa9\\ufffd\\ufffd\\u001b\"");
-    qc_strbuf_deinit(&b);
 }
 
 TEST(refuses_what_is_not_utf8)
@@ -186,16 +176,14 @@ TEST(refuses_numbers_json_has_not)
 {
     static const double wrong[] = {(double)NAN, (double)INFINITY, -(double)INFINITY};
     for (size_t i = 0; i < 3; i++) {
-        qc_strbuf b;
         qc_json_writer w;
-        qc_strbuf_init(&b, 1000);
+        SCOPED(qc_strbuf) b = {.max = 1000};
         qc_json_write_init(&w, &b, NULL);
         qc_json_write_begin_array(&w);
         qc_json_write_double(&w, wrong[i]);
         qc_json_write_double(&w, wrong[i]);
         qc_json_write_end_array(&w);
         assert_int_equal(qc_json_write_finish(&w), QC_ERR_RANGE);
-        qc_strbuf_deinit(&b);
     }
 }
 

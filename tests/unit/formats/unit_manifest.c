@@ -1,10 +1,10 @@
 /* formats/manifest.h */
-#include "base/alloc.h"
 #include "formats/manifest.h"
 
 #include <math.h>
 #include <time.h>
 
+#include "tests/fixtures/alloc_faults.h"
 #include "tests/fixtures/manifest_sample.h"
 #include "tests/fixtures/sanitized.h"
 #include "tests/fixtures/test.h"
@@ -12,17 +12,15 @@
 static void assert_rewrites_to_itself(const qc_strbuf *text)
 {
     qc_manifest m;
-    qc_arena a;
     qc_strbuf again;
     qc_error err = {0};
-    qc_arena_init(&a);
+    SCOPED(qc_arena) a = {0};
     if (qc_manifest_parse(&m, &a, text->data, text->len, &err) != QC_OK)
         fail_msg("%s", err.msg);
     write_text(&m, &again);
     assert_int_equal(again.len, text->len);
     assert_memory_equal(again.data, text->data, text->len);
     qc_strbuf_deinit(&again);
-    qc_arena_deinit(&a);
 }
 
 TEST(writing_what_was_read_gives_the_same_bytes)
@@ -52,11 +50,10 @@ TEST(every_field_is_read_back)
 {
     sample s;
     qc_strbuf text;
-    qc_arena a;
     qc_manifest m;
     make_sample(&s, 1);
     write_text(&s.m, &text);
-    qc_arena_init(&a);
+    SCOPED(qc_arena) a = {0};
     assert_int_equal(qc_manifest_parse(&m, &a, text.data, text.len, NULL), QC_OK);
     qc_strbuf_deinit(&text); /* strings live in the arena */
     assert_string_equal(m.qconv_version, "0.1.0");
@@ -107,7 +104,6 @@ TEST(every_field_is_read_back)
     assert_string_equal(m.files[1].path, s.files[1].path);
     assert_int_equal(m.files[0].bytes, 17);
     assert_true(qc_digest_equal(&m.files[0].digest, &s.files[0].digest));
-    qc_arena_deinit(&a);
 }
 
 /* The last rule, so that readers that do not know it take it as a text. Absmax is not said. */
@@ -117,7 +113,6 @@ TEST(how_scales_were_found_is_a_rule)
     for (size_t i = 0; i < 3; i++) {
         sample s;
         qc_strbuf text;
-        qc_arena a;
         qc_manifest m;
         char want[64];
         make_sample(&s, 0);
@@ -127,13 +122,12 @@ TEST(how_scales_were_found_is_a_rule)
                        i ? methods[i] : "", i ? "\"" : "");
         if (!strstr(text.data, want))
             fail_msg("%s is not in %s", want, text.data);
-        qc_arena_init(&a);
+        SCOPED(qc_arena) a = {0};
         assert_int_equal(qc_manifest_parse(&m, &a, text.data, text.len, NULL), QC_OK);
         assert_int_equal(m.rule_count, 2);
         assert_int_equal(m.scale != NULL, i > 0);
         if (i > 0)
             assert_string_equal(m.scale, methods[i]);
-        qc_arena_deinit(&a);
         qc_strbuf_deinit(&text);
     }
     sample s;
@@ -200,13 +194,11 @@ TEST(every_flipped_bit_is_found)
         write_text(&s.m, &text);
         for (size_t bit = 0; bit < text.len * 8; bit++) {
             qc_manifest m;
-            qc_arena a;
-            qc_arena_init(&a);
+            SCOPED(qc_arena) a = {0};
             text.data[bit / 8] ^= (char)(1u << bit % 8);
             assert_int_equal(qc_manifest_parse(&m, &a, text.data, text.len, NULL), QC_ERR_CHECK);
             text.data[bit / 8] ^= (char)(1u << bit % 8);
             assert_null(m.tensors);
-            qc_arena_deinit(&a);
         }
         qc_strbuf_deinit(&text);
     }
@@ -217,11 +209,10 @@ TEST(every_truncation_is_found)
     sample s;
     qc_strbuf text;
     qc_manifest m;
-    qc_arena a;
     qc_error err = {0};
     make_sample(&s, 1);
     write_text(&s.m, &text);
-    qc_arena_init(&a);
+    SCOPED(qc_arena) a = {0};
     for (size_t len = 0; len < text.len; len++) {
         char *exact = malloc(len + 1);
         assert_non_null(exact);
@@ -232,7 +223,6 @@ TEST(every_truncation_is_found)
     }
     assert_int_equal(qc_strbuf_adds(&text, "\n", NULL), QC_OK);
     assert_int_equal(qc_manifest_parse(&m, &a, text.data, text.len, &err), QC_ERR_CHECK);
-    qc_arena_deinit(&a);
     qc_strbuf_deinit(&text);
 }
 
@@ -348,12 +338,10 @@ TEST(wrong_texts_with_a_right_digest_are_refused)
 /* Reseal text with `cut` bytes at `at` replaced; it must be refused. */
 static void assert_refused(const qc_strbuf *text, size_t at, size_t cut, const char *to)
 {
-    qc_strbuf wrong;
     qc_manifest m;
-    qc_arena a;
     char hex[QC_DIGEST_HEX_BYTES];
-    qc_arena_init(&a);
-    qc_strbuf_init(&wrong, TEXT_MAX);
+    SCOPED(qc_arena) a = {0};
+    SCOPED(qc_strbuf) wrong = {.max = TEXT_MAX};
     assert_int_equal(qc_strbuf_add(&wrong, text->data, at, NULL), QC_OK);
     assert_int_equal(qc_strbuf_adds(&wrong, to, NULL), QC_OK);
     assert_int_equal(qc_strbuf_add(&wrong, text->data + at + cut, text->len - at - cut, NULL),
@@ -364,8 +352,6 @@ static void assert_refused(const qc_strbuf *text, size_t at, size_t cut, const c
     qc_status st = qc_manifest_parse(&m, &a, wrong.data, wrong.len, NULL);
     if (st != QC_ERR_INPUT && st != QC_ERR_UNSUPPORTED)
         fail_msg("'%s' at %zu: %s", to, at, qc_status_name(st));
-    qc_strbuf_deinit(&wrong);
-    qc_arena_deinit(&a);
 }
 
 /* Each member in turn under another name, then with a value of another kind. */
@@ -417,9 +403,8 @@ TEST(names_that_only_look_like_stored_shards_are_fine)
 TEST(what_cannot_be_read_is_not_written)
 {
     sample s;
-    qc_strbuf out;
     qc_error err = {0};
-    qc_strbuf_init(&out, TEXT_MAX);
+    SCOPED(qc_strbuf) out = {.max = TEXT_MAX};
     assert_int_equal(qc_strbuf_adds(&out, "kept", NULL), QC_OK);
     make_sample(&s, 1);
     s.tensors[1].begin = 9;
@@ -477,7 +462,6 @@ TEST(what_cannot_be_read_is_not_written)
     s.files[1].path = long_path;
     assert_int_equal(qc_manifest_write(&s.m, &out, &err), QC_ERR_INPUT);
     assert_string_equal(out.data, "kept");
-    qc_strbuf_deinit(&out);
 }
 
 TEST(out_of_memory_is_said)
@@ -485,28 +469,16 @@ TEST(out_of_memory_is_said)
     sample s;
     qc_strbuf text;
     make_sample(&s, 1);
-    for (uint64_t n = 1;; n++) {
-        qc_strbuf_init(&text, TEXT_MAX);
-        qc_alloc_fail_at(n, 0);
-        qc_status st = qc_manifest_write(&s.m, &text, NULL);
-        qc_alloc_fail_at(0, 0);
-        if (st == QC_OK)
-            break;
-        assert_int_equal(st, QC_ERR_NOMEM);
-        assert_int_equal(text.len, 0);
-        qc_strbuf_deinit(&text);
+    EACH_ALLOCATION_FAILS (fault, 0) {
+        SCOPED(qc_strbuf) none = {.max = TEXT_MAX};
+        fault.st = qc_manifest_write(&s.m, &none, NULL);
+        assert_true(fault.st == QC_OK || none.len == 0);
     }
-    for (uint64_t n = 1;; n++) {
+    write_text(&s.m, &text);
+    EACH_ALLOCATION_FAILS (fault, 0) {
         qc_manifest m;
-        qc_arena a;
-        qc_arena_init(&a);
-        qc_alloc_fail_at(n, 0);
-        qc_status st = qc_manifest_parse(&m, &a, text.data, text.len, NULL);
-        qc_alloc_fail_at(0, 0);
-        qc_arena_deinit(&a);
-        if (st == QC_OK)
-            break;
-        assert_int_equal(st, QC_ERR_NOMEM);
+        SCOPED(qc_arena) a = {0};
+        fault.st = qc_manifest_parse(&m, &a, text.data, text.len, NULL);
     }
     qc_strbuf_deinit(&text);
 }
@@ -523,7 +495,6 @@ TEST(a_hundred_thousand_tensors)
     enum { COUNT = TEST_SANITIZED ? 10000 : 100000 };
     sample s;
     qc_strbuf text;
-    qc_arena a;
     make_sample(&s, 1);
     qc_manifest_tensor *t = calloc(COUNT, sizeof *t);
     char(*names)[64] = calloc(COUNT, sizeof *names);
@@ -551,13 +522,12 @@ TEST(a_hundred_thousand_tensors)
     write_text(&s.m, &text);
     double t1 = now_seconds();
     qc_manifest m;
-    qc_arena_init(&a);
+    SCOPED(qc_arena) a = {0};
     assert_int_equal(qc_manifest_parse(&m, &a, text.data, text.len, NULL), QC_OK);
     printf("%zu bytes: written in %.2f s, read in %.2f s of processor time\n", text.len, t1 - t0,
            now_seconds() - t1);
     assert_int_equal(m.tensor_count, COUNT);
     assert_rewrites_to_itself(&text);
-    qc_arena_deinit(&a);
     qc_strbuf_deinit(&text);
     free(t);
     free(names);

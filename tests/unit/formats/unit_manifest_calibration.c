@@ -85,7 +85,6 @@ TEST(moments_are_read_back)
     qc_manifest_calibration c = {
         .hessians = "moments.safetensors", .damping = 0.05, .sided = "two"};
     qc_strbuf text;
-    qc_arena a;
     qc_manifest m;
     qc_error err = {0};
     make_sample(&s, 0);
@@ -96,13 +95,12 @@ TEST(moments_are_read_back)
                                       "      \"damping\": 0.05,\n"
                                       "      \"sided\": \"two\"\n"
                                       "    }\n"));
-    qc_arena_init(&a);
+    SCOPED(qc_arena) a = {0};
     assert_int_equal(qc_manifest_parse(&m, &a, text.data, text.len, &err), QC_OK);
     assert_string_equal(m.calibration->hessians, c.hessians);
     assert_null(m.calibration->text);
     assert_string_equal(m.calibration->sided, "two");
     qc_strbuf_deinit(&text);
-    qc_arena_deinit(&a);
 }
 
 TEST(wrong_ones_are_refused)

@@ -7,7 +7,6 @@ TEST(a_placement_is_read_back)
 {
     sample s;
     qc_strbuf text;
-    qc_arena a;
     qc_manifest m;
     qc_error err = {0};
     make_placed_sample(&s, 1);
@@ -30,7 +29,7 @@ TEST(a_placement_is_read_back)
                    "  },\n"
                    "  \"sources\": [\n"));
     assert_non_null(strstr(text.data, "\"version\": 2,"));
-    qc_arena_init(&a);
+    SCOPED(qc_arena) a = {0};
     assert_int_equal(qc_manifest_parse(&m, &a, text.data, text.len, &err), QC_OK);
     qc_strbuf_deinit(&text);
     assert_string_equal(m.placement.vram, "2x40GB+cpu");
@@ -49,7 +48,6 @@ TEST(a_placement_is_read_back)
     assert_int_equal(qc_manifest_write(&s.m, &text, &err), QC_ERR_INPUT);
     assert_non_null(strstr(err.msg, "its device 2"));
     qc_strbuf_deinit(&text);
-    qc_arena_deinit(&a);
 }
 
 TEST(wrong_placements_are_refused)

@@ -1,7 +1,7 @@
 /* formats/safetensors_header.h: the acceptance cases of docs/reading.md, numbered as there. */
-#include "base/alloc.h"
 #include "base/bytes.h"
 #include "formats/safetensors_header.h"
+#include "tests/fixtures/alloc_faults.h"
 #include "tests/fixtures/test.h"
 
 #include <inttypes.h>
@@ -285,7 +285,7 @@ TEST(accepts_valid_headers)
 {
     for (size_t i = 0; i < COUNT(accepted); i++) {
         unsigned char file[512] = {0};
-        qc_st_header h;
+        SCOPED(qc_st_header) h;
         qc_error err = {0};
         size_t n = strlen(accepted[i].json);
         qc_store_le64(file, n);
@@ -297,7 +297,6 @@ TEST(accepts_valid_headers)
         assert_true(h.meta_count == accepted[i].meta);
         assert_true(h.unknown_fields == accepted[i].unknown);
         assert_rules(&h, accepted[i].data_bytes);
-        qc_st_header_deinit(&h);
     }
 }
 
@@ -305,13 +304,12 @@ TEST(knows_every_dtype)
 {
     for (int t = 0; t < QC_DTYPE_COUNT; t++) {
         char json[200];
-        qc_st_header h;
+        SCOPED(qc_st_header) h;
         unsigned bytes = qc_dtype_bits((qc_dtype)t);
         int n = snprintf(json, sizeof json, "{\"a\":" T("%s", "[8]", "[0,%u]") "}",
                          qc_dtype_name((qc_dtype)t), bytes);
         assert_int_equal(qc_st_header_parse(&h, json, (size_t)n, bytes, NULL), QC_OK);
         assert_int_equal(h.tensors->dtype, t);
-        qc_st_header_deinit(&h);
     }
 }
 
@@ -413,13 +411,12 @@ TEST(checks_the_length_first)
 
 TEST(refuses_a_header_over_the_limit)
 {
-    qc_st_header h;
+    SCOPED(qc_st_header) h;
     qc_error err = {0};
     /* The text is not looked at. */
     assert_int_equal(qc_st_header_parse(&h, "", (size_t)QC_ST_MAX_HEADER_BYTES + 1, 0, &err),
                      QC_ERR_INPUT);
     assert_string_equal(err.msg, "the header has 100000001 bytes; at most 100000000 are allowed");
-    qc_st_header_deinit(&h);
     qc_st_header_deinit(NULL);
 }
 
@@ -428,10 +425,9 @@ TEST(refuses_a_header_over_the_limit)
 /* count tensors, all on the same bytes: cases 17 and 19. */
 static void attack_same_bytes(size_t count, const char *entry, uint64_t data_bytes)
 {
-    qc_strbuf json;
     qc_st_header h;
     qc_error err = {0};
-    qc_strbuf_init(&json, 100000000);
+    SCOPED(qc_strbuf) json = {.max = 100000000};
     for (size_t i = 0; i < count; i++)
         assert_int_equal(qc_strbuf_addf(&json, NULL, "%c\"w_%zu\":%s", i ? ',' : '{', i, entry),
                          QC_OK);
@@ -441,7 +437,6 @@ static void attack_same_bytes(size_t count, const char *entry, uint64_t data_byt
     double took = now_seconds() - start;
     assert_non_null(strstr(err.msg, "they overlap"));
     print_message("%zu tensors on the same bytes: refused in %.3f s\n", count, took);
-    qc_strbuf_deinit(&json);
 }
 
 TEST(refuses_tensors_on_the_same_bytes)
@@ -525,17 +520,11 @@ TEST(survives_every_failed_allocation)
     make_fixture(&file);
     size_t n = (size_t)qc_load_le64(file.data);
     for (int persistent = 0; persistent < 2; persistent++) {
-        for (uint64_t at = 1;; at++) {
-            qc_st_header h;
-            qc_alloc_fail_at(at, persistent);
-            qc_status st = qc_st_header_parse(&h, file.data + 8, n, 30, NULL);
-            qc_alloc_fail_at(0, 0);
-            if (st == QC_OK) {
-                qc_st_header_deinit(&h);
-                break;
-            }
-            assert_int_equal(st, QC_ERR_NOMEM);
-            assert_empty(&h);
+        EACH_ALLOCATION_FAILS (fault, persistent) {
+            SCOPED(qc_st_header) h;
+            fault.st = qc_st_header_parse(&h, file.data + 8, n, 30, NULL);
+            if (fault.st != QC_OK)
+                assert_empty(&h);
         }
     }
     qc_strbuf_deinit(&file);
@@ -567,7 +556,6 @@ TEST(builds_as_the_reference)
         {"b\"\xc3\xa9\n\x01\\", QC_DTYPE_F32, 2, {2, 3}, 0, 0},
     };
     uint64_t end = 0;
-    qc_strbuf out;
     qc_st_header h;
     qsort(t, COUNT(t), sizeof *t, order_tensors);
     for (size_t i = 0; i < COUNT(t); i++) {
@@ -576,7 +564,7 @@ TEST(builds_as_the_reference)
         t[i].begin = end;
         t[i].end = end += bytes;
     }
-    qc_strbuf_init(&out, 10000);
+    SCOPED(qc_strbuf) out = {.max = 10000};
     assert_int_equal(qc_strbuf_adds(&out, "before", NULL), QC_OK);
     assert_int_equal(qc_st_header_build(&out, t, COUNT(t), &meta, 1, NULL), QC_OK);
     assert_true(out.len == 6 + sizeof reference_header - 1);
@@ -600,7 +588,6 @@ TEST(builds_as_the_reference)
     assert_int_equal(qc_st_header_build(&out, NULL, 0, NULL, 0, NULL), QC_OK);
     assert_true(out.len == 16);
     assert_memory_equal(out.data, "\x08\0\0\0\0\0\0\0{}      ", 16);
-    qc_strbuf_deinit(&out);
 }
 
 TEST(build_failures_leave_the_buffer)
@@ -609,15 +596,13 @@ TEST(build_failures_leave_the_buffer)
     make_fixture(&whole);
     size_t need = 8 + (size_t)qc_load_le64(whole.data);
     for (size_t max = 1; max < 1 + need; max++) {
-        qc_strbuf out;
-        qc_strbuf_init(&out, max);
+        SCOPED(qc_strbuf) out = {.max = max};
         assert_int_equal(qc_strbuf_adds(&out, "x", NULL), QC_OK);
         assert_int_equal(qc_st_header_build(&out, fixture_tensors, COUNT(fixture_tensors),
                                             fixture_meta, COUNT(fixture_meta), NULL),
                          QC_ERR_NOMEM);
         assert_true(out.len == 1);
         assert_string_equal(out.data, "x");
-        qc_strbuf_deinit(&out);
     }
     qc_strbuf_deinit(&whole);
 }
@@ -625,7 +610,6 @@ TEST(build_failures_leave_the_buffer)
 /* Case 31. */
 TEST(refuses_to_write_too_much)
 {
-    qc_strbuf out;
     qc_error err = {0};
     size_t n = QC_ST_MAX_HEADER_BYTES;
     char *value = malloc(n + 1);
@@ -633,7 +617,7 @@ TEST(refuses_to_write_too_much)
     memset(value, 'x', n);
     value[n] = '\0';
     qc_st_meta meta = {"k", value};
-    qc_strbuf_init(&out, 300000000);
+    SCOPED(qc_strbuf) out = {.max = 300000000};
     assert_int_equal(qc_st_header_build(&out, NULL, 0, &meta, 1, &err), QC_ERR_INPUT);
     assert_string_equal(err.msg,
                         "the header would have 100000032 bytes; at most 100000000 are allowed");
@@ -641,7 +625,6 @@ TEST(refuses_to_write_too_much)
     value[n - 25] = '\0'; /* exactly the limit */
     assert_int_equal(qc_st_header_build(&out, NULL, 0, &meta, 1, &err), QC_OK);
     assert_true(out.len == 8 + n);
-    qc_strbuf_deinit(&out);
     free(value);
 }
 
@@ -664,7 +647,7 @@ TEST(orders_as_the_reference)
 TEST(takes_headers_around_100000_bytes)
 {
     for (size_t n = 99990; n <= 100010; n++) {
-        qc_st_header h;
+        SCOPED(qc_st_header) h;
         unsigned char *file = malloc(8 + n);
         assert_non_null(file);
         qc_store_le64(file, n);
@@ -673,7 +656,6 @@ TEST(takes_headers_around_100000_bytes)
         memcpy(file + 8 + n - 3, "\"}}", 3);
         assert_int_equal(open_bytes(&h, file, 8 + n, 0, NULL), QC_OK);
         assert_true(strlen(qc_st_header_meta(&h, "k")) == n - 25);
-        qc_st_header_deinit(&h);
         free(file);
     }
 }
@@ -684,11 +666,10 @@ TEST(takes_90000_tensors_in_20_megabytes)
 {
     qc_st_tensor *t = calloc(MANY, sizeof *t);
     char *names = malloc(MANY * (size_t)192);
-    qc_strbuf out;
-    qc_st_header h;
+    SCOPED(qc_st_header) h;
     assert_non_null(t);
     assert_non_null(names);
-    qc_strbuf_init(&out, QC_ST_MAX_HEADER_BYTES);
+    SCOPED(qc_strbuf) out = {.max = QC_ST_MAX_HEADER_BYTES};
     for (size_t i = 0; i < MANY; i++) {
         size_t k = i * 7919 % MANY; /* not in the order of names */
         char *name = names + i * 192;
@@ -707,8 +688,6 @@ TEST(takes_90000_tensors_in_20_megabytes)
     assert_true(h.tensor_count == MANY);
     assert_string_equal(h.tensors[MANY - 1].name, t[MANY - 1].name);
     assert_rules(&h, (uint64_t)MANY * 29360128);
-    qc_st_header_deinit(&h);
-    qc_strbuf_deinit(&out);
     free(names);
     free(t);
 }

@@ -1,7 +1,7 @@
 /* formats/shard_layout.h */
-#include "base/alloc.h"
 #include "formats/safetensors_header.h"
 #include "formats/shard_layout.h"
+#include "tests/fixtures/alloc_faults.h"
 #include "tests/fixtures/layout_array.h"
 #include "tests/fixtures/test.h"
 
@@ -65,17 +65,14 @@ TEST(one_shard_has_the_plain_name)
     static const char want[] = "{\"__metadata__\":{\"format\":\"pt\"},"
                                "\"f\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},"
                                "\"a\":{\"dtype\":\"BF16\",\"shape\":[8],\"data_offsets\":[4,20]},";
-    qc_strbuf text;
-    qc_strbuf_init(&text, 1000);
+    SCOPED(qc_strbuf) text = {.max = 1000};
     assert_int_equal(qc_layout_header(&text, &l, 0, array_tensors(t, 5), &err), QC_OK);
     assert_int_equal(text.len, l.shards[0].header_bytes);
     assert_memory_equal(text.data + 8, want, sizeof want - 1);
-    qc_st_header h;
+    SCOPED(qc_st_header) h;
     assert_int_equal(l.shards[0].header_bytes % 8, 0);
     assert_int_equal(qc_st_header_parse(&h, text.data + 8, text.len - 8, 163, &err), QC_OK);
     assert_int_equal(h.tensor_count, 5);
-    qc_st_header_deinit(&h);
-    qc_strbuf_deinit(&text);
     qc_arena_deinit(&a);
 }
 
@@ -141,29 +138,24 @@ TEST(a_shard_ends_where_the_device_changes)
 
 TEST(no_tensors_make_one_empty_file)
 {
-    qc_arena a;
     qc_layout l;
-    qc_arena_init(&a);
+    SCOPED(qc_arena) a = {0};
     assert_int_equal(layout_array(&l, &a, NULL, 0, 100, NULL), QC_OK);
     assert_int_equal(l.count, 1);
     assert_string_equal(l.shards[0].name, "model.safetensors");
     assert_int_equal(l.shards[0].count, 0);
     assert_int_equal(l.shards[0].data_bytes, 0);
-    qc_strbuf text;
-    qc_strbuf_init(&text, 1000);
+    SCOPED(qc_strbuf) text = {.max = 1000};
     assert_int_equal(qc_layout_header(&text, &l, 0, array_tensors(NULL, 0), NULL), QC_OK);
     assert_int_equal(text.len, l.shards[0].header_bytes);
     assert_memory_equal(text.data + 8, "{\"__metadata__\":{\"format\":\"pt\"}}", 33);
-    qc_strbuf_deinit(&text);
-    qc_arena_deinit(&a);
 }
 
 TEST(wrong_tensors_are_refused)
 {
-    qc_arena a;
     qc_layout l;
     qc_error err = {0};
-    qc_arena_init(&a);
+    SCOPED(qc_arena) a = {0};
     qc_out_tensor twice[] = {tensor("x", QC_DTYPE_U8, 1, 0), tensor("y", QC_DTYPE_U8, 1, 1),
                              tensor("x", QC_DTYPE_F32, 1, 2)};
     assert_int_equal(layout_array(&l, &a, twice, 3, 1, &err), QC_ERR_INPUT);
@@ -179,37 +171,32 @@ TEST(wrong_tensors_are_refused)
     assert_int_equal(layout_array(&l, &a, &unaligned, 1, 1, &err), QC_ERR_INTERNAL);
     qc_out_tensor half = tensor("x", QC_DTYPE_F4, 3, 0);
     assert_int_equal(layout_array(&l, &a, &half, 1, 1, &err), QC_ERR_INPUT);
-    qc_arena_deinit(&a);
 }
 
 TEST(sums_that_overflow_are_refused)
 {
     static const char names[10][2] = {"a", "b", "c", "d", "e", "f", "g", "h", "i", "j"};
-    qc_arena a;
     qc_layout l;
     qc_error err = {0};
     qc_out_tensor t[10];
-    qc_arena_init(&a);
+    SCOPED(qc_arena) a = {0};
     for (uint32_t one_group = 0; one_group < 2; one_group++) {
         for (uint32_t i = 0; i < 10; i++) /* 2^61 - 1 bytes each: nine are too many */
             t[i] = tensor(names[i], QC_DTYPE_U8, UINT64_MAX / 8, one_group ? 0 : i);
         assert_int_equal(layout_array(&l, &a, t, 10, UINT64_MAX, &err), QC_ERR_INPUT);
         assert_non_null(strstr(err.msg, "overflow"));
     }
-    qc_arena_deinit(&a);
 }
 
 TEST(given_pieces_are_kept)
 {
-    qc_arena a;
     qc_layout l;
     qc_out_tensor t = tensor("x", QC_DTYPE_U8, 1000, 0);
     t.align_bytes = 10;
     t.piece_bytes = 100;
-    qc_arena_init(&a);
+    SCOPED(qc_arena) a = {0};
     assert_int_equal(layout_array(&l, &a, &t, 1, 1, NULL), QC_OK);
     assert_int_equal(t.piece_bytes, 100);
-    qc_arena_deinit(&a);
 }
 
 /* Names of two parts are those that their texts would be: in order, in headers, in messages. */
@@ -219,12 +206,10 @@ TEST(names_may_come_in_two_parts)
     static const uint32_t sorted[] = {4, 2, 0, 1, 3};
     qc_out_tensor t[5], plain[5];
     uint32_t order[5];
-    qc_arena a;
     qc_layout l, want;
-    qc_strbuf one, two;
-    qc_strbuf_init(&one, 1000);
-    qc_strbuf_init(&two, 1000);
-    qc_arena_init(&a);
+    SCOPED(qc_strbuf) one = {.max = 1000};
+    SCOPED(qc_strbuf) two = {.max = 1000};
+    SCOPED(qc_arena) a = {0};
     for (uint32_t i = 0; i < 5; i++) {
         plain[i] = tensor(whole[i], QC_DTYPE_U8, 3 + i, i);
         t[i] = tensor("m.weight", QC_DTYPE_U8, 3 + i, i);
@@ -252,25 +237,14 @@ TEST(names_may_come_in_two_parts)
     qc_error err = {0};
     assert_int_equal(layout_array(&l, &a, t, 5, 100, &err), QC_ERR_INPUT);
     assert_non_null(strstr(err.msg, "'m.weight'"));
-    qc_strbuf_deinit(&one);
-    qc_strbuf_deinit(&two);
-    qc_arena_deinit(&a);
 }
 
 TEST(out_of_memory_is_said)
 {
-    for (uint64_t n = 1;; n++) {
-        qc_arena a;
+    EACH_ALLOCATION_FAILS (fault, 0) {
+        SCOPED(qc_arena) a = {0};
         qc_layout l;
-        qc_error err = {0};
         qc_out_tensor t[] = {tensor("a", QC_DTYPE_U8, 60, 0), tensor("b", QC_DTYPE_U8, 60, 1)};
-        qc_arena_init(&a);
-        qc_alloc_fail_at(n, 0);
-        qc_status st = layout_array(&l, &a, t, 2, 100, &err);
-        qc_alloc_fail_at(0, 0);
-        qc_arena_deinit(&a);
-        if (st == QC_OK)
-            break;
-        assert_int_equal(st, QC_ERR_NOMEM);
+        fault.st = layout_array(&l, &a, t, 2, 100, NULL);
     }
 }

@@ -1,6 +1,6 @@
 /* formats/text_file.h */
-#include "base/alloc.h"
 #include "formats/text_file.h"
+#include "tests/fixtures/alloc_faults.h"
 #include "tests/fixtures/test.h"
 
 #include <errno.h>
@@ -73,15 +73,9 @@ TEST(a_failure_leaves_nothing)
         qc_io_fail_at(kinds[k], 0, 0, 0);
         assert_int_not_equal(access(path, F_OK), 0);
     }
-    for (uint64_t n = 1;; n++) {
-        qc_error err = {0};
-        qc_alloc_fail_at(n, 0);
-        qc_status st = write_lines(path, 10, &digest, &err);
-        qc_alloc_fail_at(0, 0);
-        if (st == QC_OK)
-            break;
-        assert_int_equal(st, QC_ERR_NOMEM);
+    EACH_ALLOCATION_FAILS (fault, 0) {
         (void)unlink(path); /* there if it was the folder's sync */
+        fault.st = write_lines(path, 10, &digest, NULL);
     }
     assert_int_equal(unlink(path), 0);
     assert_int_equal(rmdir(dir), 0); /* no temporary file, whatever failed */

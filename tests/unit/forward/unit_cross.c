@@ -1,9 +1,9 @@
 /* A layer whose tokens look at images, against the same in double, written down anew here; states
  * that are read across their padding; and no allocation or Ctrl-C that comes in between leaks or is
  * taken for success. */
-#include "base/alloc.h"
 #include "base/workers.h"
 #include "convert/forward/forward.h"
+#include "tests/fixtures/alloc_faults.h"
 #include "tests/fixtures/double_layer.h"
 #include "tests/fixtures/test.h"
 
@@ -241,20 +241,12 @@ TEST(every_allocation)
     float out[12 * VOCAB];
     uint64_t failures = 0;
     make_world(&w);
-    for (uint64_t n = 1;; n++) {
-        qc_alloc_fail_at(n, 0);
-        qc_status st = open_world(&w, 2);
-        if (st == QC_OK)
-            st = logits(&w, out);
-        uint64_t tried = qc_alloc_count();
-        qc_alloc_fail_at(0, 0);
+    EACH_ALLOCATION_FAILS (fault, 0) {
+        fault.st = open_world(&w, 2);
+        if (fault.st == QC_OK)
+            fault.st = logits(&w, out);
         close_world(&w);
-        if (n > tried) {
-            test_must(st, &w.err);
-            break;
-        }
-        assert_int_equal(st, QC_ERR_NOMEM);
-        failures++;
+        failures = fault.at - 1;
     }
     assert_true(failures > 40);
     drop(&w);

@@ -1,13 +1,13 @@
 /* Files of token ids and the cutting of windows. */
-#include "base/alloc.h"
 #include "base/random.h"
 #include "base/workers.h"
 #include "convert/forward/token_text.h"
+#include "tests/fixtures/alloc_faults.h"
 #include "tests/fixtures/test.h"
 
 static void parses(const char *text, uint64_t max_tokens, const char *want)
 {
-    qc_eval_ids ids;
+    SCOPED(qc_eval_ids) ids;
     char got[256];
     size_t len = 0, at = 0;
     assert_int_equal(qc_eval_ids_parse(&ids, text, strlen(text), 5000000000u, max_tokens, NULL),
@@ -19,7 +19,6 @@ static void parses(const char *text, uint64_t max_tokens, const char *want)
                                     k + 1 < ids.lengths[i] ? " " : ";");
     assert_string_equal(got, want);
     assert_int_equal(ids.tokens, at);
-    qc_eval_ids_deinit(&ids);
 }
 
 static void refuses(const char *text, size_t len, const char *want)
@@ -85,7 +84,7 @@ static void cuts(const uint64_t *lengths, uint64_t count, uint64_t front_count, 
     uint32_t all[64];
     uint64_t own[8];
     qc_eval_ids ids = {.ids = all, .lengths = own, .count = count};
-    qc_eval_windows w;
+    SCOPED(qc_eval_windows) w;
     char got[512] = "";
     size_t len = 0, at = 0;
     for (uint64_t i = 0; i < count; i++) {
@@ -108,7 +107,6 @@ static void cuts(const uint64_t *lengths, uint64_t count, uint64_t front_count, 
     assert_int_equal(w.tokens, at);
     assert_int_equal(w.predicted, predicted);
     assert_int_equal(w.longest, longest);
-    qc_eval_windows_deinit(&w);
 }
 
 TEST(windows)
@@ -147,20 +145,12 @@ TEST(no_windows)
 
 TEST(allocations)
 {
-    for (uint64_t n = 1;; n++) {
-        qc_eval_ids ids = {0};
-        qc_eval_windows w = {0};
+    EACH_ALLOCATION_FAILS (fault, 0) {
+        SCOPED(qc_eval_ids) ids = {0};
+        SCOPED(qc_eval_windows) w = {0};
         uint32_t front = 7;
-        qc_alloc_fail_at(n, 0);
-        qc_status st = qc_eval_ids_parse(&ids, "1 2 3\n4 5", 9, 10, 0, NULL);
-        if (st == QC_OK)
-            st = qc_eval_windows_cut(&w, &ids, &front, 1, 3, NULL);
-        int reached = qc_alloc_count() >= n;
-        qc_alloc_fail_at(0, 0);
-        assert_int_equal(st, reached ? QC_ERR_NOMEM : QC_OK);
-        qc_eval_windows_deinit(&w);
-        qc_eval_ids_deinit(&ids);
-        if (!reached)
-            break;
+        fault.st = qc_eval_ids_parse(&ids, "1 2 3\n4 5", 9, 10, 0, NULL);
+        if (fault.st == QC_OK)
+            fault.st = qc_eval_windows_cut(&w, &ids, &front, 1, 3, NULL);
     }
 }

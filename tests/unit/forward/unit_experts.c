@@ -1,9 +1,9 @@
 /* The experts of a layer, against the same in double, written down anew here; an expert that no
  * token goes to is not looked at; what is wrong with a checkpoint is found; and no allocation or
  * Ctrl-C that comes in between leaks or is taken for success. */
-#include "base/alloc.h"
 #include "base/workers.h"
 #include "convert/forward/experts.h"
+#include "tests/fixtures/alloc_faults.h"
 #include "tests/fixtures/double_layer.h"
 #include "tests/fixtures/test.h"
 
@@ -274,9 +274,8 @@ TEST(known_logits)
     qc_checkpoint *c = NULL;
     qc_forward *m = NULL;
     qc_json *doc = NULL;
-    qc_strbuf text;
     const qc_forward_tools tools = {.threads = 2};
-    qc_strbuf_init(&text, 1u << 20);
+    SCOPED(qc_strbuf) text = {.max = 1u << 20};
     test_must(qc_file_slurp(QC_TEST_DATA "/tiny-moe/expected.json", &text, &err), &err);
     test_must(qc_json_parse(&doc, text.data, text.len, 0, &err), &err);
     test_must(qc_checkpoint_open(&c, QC_TEST_DATA "/tiny-moe", &err), &err);
@@ -308,7 +307,6 @@ TEST(known_logits)
     qc_forward_close(m);
     qc_checkpoint_close(c);
     qc_json_destroy(doc);
-    qc_strbuf_deinit(&text);
 }
 
 /* ---- what is wrong ---- */
@@ -358,18 +356,10 @@ TEST(every_allocation)
     world w;
     uint64_t failures = 0;
     test_must(open_world(&w, tensors), &w.err);
-    for (uint64_t n = 1;; n++) {
+    EACH_ALLOCATION_FAILS (fault, 0) {
         make_states(hidden);
-        qc_alloc_fail_at(n, 0);
-        qc_status st = run(&w, 2, 20, hidden);
-        uint64_t tried = qc_alloc_count();
-        qc_alloc_fail_at(0, 0);
-        if (n > tried) {
-            test_must(st, &w.err);
-            break;
-        }
-        assert_int_equal(st, QC_ERR_NOMEM);
-        failures++;
+        fault.st = run(&w, 2, 20, hidden);
+        failures = fault.at - 1;
     }
     assert_true(failures > 40);
     drop(&w);

@@ -273,7 +273,7 @@ TEST(test_head_of_chunks)
     enum { many = 115, tokens = many * LONGEST };
     uint64_t all[many];
     qc_error err = {0};
-    qc_forward_cpu cpu;
+    SCOPED(qc_forward_cpu) cpu;
     for (int i = 0; i < many; i++)
         all[i] = LONGEST;
     new_cpu(&cpu);
@@ -292,7 +292,6 @@ TEST(test_head_of_chunks)
         cpu.decoder->norm(x + t * HIDDEN, gain, HIDDEN, 1e-5f, x + t * HIDDEN);
     check_moments(h, x, x, tokens, HIDDEN, 1, "head");
     qc_calibrate_engine_destroy(c);
-    qc_forward_cpu_deinit(&cpu);
     free(gain);
     free(x);
     free(z);
@@ -303,12 +302,11 @@ TEST(test_errors)
     static const double values[4] = {1, 2, 3, 4};
     qc_calibrate_engine *c = new_engine();
     qc_calibrate_speed speed;
-    qc_arena arena;
     qc_error err = {0};
     const char *name = NULL;
     void *h = NULL;
     double got[4];
-    qc_arena_init(&arena);
+    SCOPED(qc_arena) arena = {0};
     assert_int_equal(setenv("QCONV_LIBCUBLAS", "/nowhere/libcublas.so", 1), 0);
     assert_int_equal(qc_gpu_calibrating_table.name(&name, &arena, &devices.gpus[0], &err),
                      QC_ERR_DEVICE);
@@ -327,7 +325,6 @@ TEST(test_errors)
     assert_int_equal(qc_gpu_calibrator_read(c, got, NULL, &err), QC_OK);
     assert_memory_equal(got, values, sizeof values);
     qc_calibrate_engine_destroy(c);
-    qc_arena_deinit(&arena);
 }
 
 int main(void)

@@ -630,14 +630,13 @@ TEST(every_one_can_be_planned)
             continue;
         last = k->config;
         qc_checkpoint *c = open_ok(k->id, 0);
-        qc_arena arena;
         qc_plan_options o = {.recipe = {.to = QC_TO_NF4, .double_quant = 1}};
         qc_recipe recipe;
         qc_plan plan;
         qc_geometry g;
         qc_segments segments;
         qc_error err = {0};
-        qc_arena_init(&arena);
+        SCOPED(qc_arena) arena = {0};
         test_must(qc_recipe_make(&recipe, &arena, c, &o.recipe, &err), &err);
         test_must(qc_geometry_read(&g, &arena, c->config, &err), &err);
         test_must(qc_segments_make(&segments, &arena, c, &recipe, &g, &err), &err);
@@ -649,7 +648,6 @@ TEST(every_one_can_be_planned)
         for (uint32_t s = 0; s < segments.count; s++)
             layers += segments.segments[s].kind == QC_SEGMENT_LAYER;
         assert_int_equal(layers, g.layer_count);
-        qc_arena_deinit(&arena);
         qc_checkpoint_close(c);
     }
 }

@@ -95,7 +95,7 @@ static void expect_choice(qc_to to, int split, const char *rules, const char *wa
                                         ATTENTION "v_proj.weight", MLP "gate_proj.weight",
                                         MLP "up_proj.weight"};
     char globs[4][64], got[6] = "";
-    fixture f;
+    SCOPED(fixture) f;
     fixture_init(&f, to);
     f.options.split_fused = split;
     add_layer(&f);
@@ -109,7 +109,6 @@ static void expect_choice(qc_to to, int split, const char *rules, const char *wa
     for (unsigned i = 0; i < 5; i++)
         got[i] = qc_scheme_is_quantized(fixture_entry(&f, order[i])->scheme) ? 'Q' : '-';
     assert_string_equal(got, want);
-    fixture_deinit(&f);
 }
 
 TEST(rules_are_widened)
@@ -127,7 +126,7 @@ TEST(rules_are_widened)
 
 TEST(what_the_warning_says)
 {
-    fixture f;
+    SCOPED(fixture) f;
     fixture_init(&f, QC_TO_NF4);
     add_layer(&f);
     fixture_add(&f, "model.layers.1.self_attn.q_proj.weight", 64, 64);
@@ -149,13 +148,12 @@ TEST(what_the_warning_says)
     assert_string_equal(fixture_entry(&f, ATTENTION "v_proj.weight")->why,
                         "--keep *.q_proj.*, for qkv_proj");
     assert_string_equal(fixture_entry(&f, ATTENTION "q_proj.weight")->why, "--keep *.q_proj.*");
-    fixture_deinit(&f);
 }
 
 /* A member that cannot be quantized leaves the group split, whatever the rule says. */
 TEST(members_that_cannot)
 {
-    fixture f;
+    SCOPED(fixture) f;
     fixture_init(&f, QC_TO_NF4);
     add_layer(&f);
     fixture_add_dims(&f, "model.layers.1.mlp.gate_proj.weight", QC_DTYPE_I64, 2,
@@ -168,7 +166,6 @@ TEST(members_that_cannot)
     fixture_expect(&f, "model.layers.1.mlp.up_proj.weight", QC_SCHEME_NF4, QC_ROLE_LINEAR);
     assert_int_equal(f.recipe.widened.list[1].groups, 0);
     assert_false(fixture_skips(&f, "model.layers.1.mlp.gate_up_proj"));
-    fixture_deinit(&f);
 }
 
 TEST(skip_lists_have_the_engines_names)

@@ -139,7 +139,7 @@ static void read_ok(reading *r, const char *text)
         fail_msg("%s: %s", text, r->err.msg);
 }
 
-static void done(reading *r)
+static void reading_deinit(reading *r)
 {
     qc_json_destroy(r->doc);
     qc_arena_deinit(&r->arena);
@@ -149,7 +149,7 @@ static void done(reading *r)
 static void expect_kinds(const char *text, const char *kinds, uint64_t window)
 {
     static const char letters[] = {'-', 'F', 'S', 'M', 'X'};
-    reading r;
+    SCOPED(reading) r;
     read_ok(&r, text);
     char got[64] = "";
     for (uint32_t i = 0; i < r.g.layer_count; i++) {
@@ -159,7 +159,6 @@ static void expect_kinds(const char *text, const char *kinds, uint64_t window)
     }
     if (strcmp(got, kinds) != 0)
         fail_msg("%s: %s, expected %s", text, got, kinds);
-    done(&r);
 }
 
 #define SHAPE                                                                                      \
@@ -207,7 +206,7 @@ TEST(windows_of_families)
 
 TEST(latent_attention)
 {
-    reading r;
+    SCOPED(reading) r;
     /* DeepSeek-V3: 61 layers of 512 + 64. */
     read_ok(&r, "{\"model_type\":\"deepseek_v3\",\"num_hidden_layers\":61,\"hidden_size\":7168,"
                 "\"num_attention_heads\":128,\"num_key_value_heads\":128,\"kv_lora_rank\":512,"
@@ -219,7 +218,6 @@ TEST(latent_attention)
     assert_int_equal(r.g.experts, 256);
     assert_int_equal(r.g.intermediate, 2048 * 9);
     assert_int_equal(r.g.max_context, 163840);
-    done(&r);
 }
 
 TEST(names_of_other_families)
@@ -231,31 +229,31 @@ TEST(names_of_other_families)
     assert_int_equal(r.g.intermediate, 3072);
     assert_int_equal(r.g.max_context, 1024);
     assert_int_equal(qc_kv_bytes_per_token(&r.g, &one_8k), 12 * 2 * 768 * 2);
-    done(&r);
+    reading_deinit(&r);
     read_ok(&r, "{\"model_type\":\"falcon\",\"num_hidden_layers\":32,\"num_attention_heads\":71,"
                 "\"hidden_size\":4544,\"multi_query\":true,\"num_kv_heads\":71}");
     assert_int_equal(r.g.guessed, 0);
     assert_int_equal(r.g.kv_heads, 1);
     assert_int_equal(r.g.head_dim, 64);
-    done(&r);
+    reading_deinit(&r);
     read_ok(&r, "{\"model_type\":\"falcon\",\"num_hidden_layers\":60,\"num_attention_heads\":128,"
                 "\"hidden_size\":8192,\"new_decoder_architecture\":true,\"num_kv_heads\":8}");
     assert_int_equal(r.g.kv_heads, 8);
-    done(&r);
+    reading_deinit(&r);
     read_ok(&r, "{\"model_type\":\"bloom\",\"n_layer\":70,\"num_attention_heads\":112,"
                 "\"hidden_size\":14336,\"torch_dtype\":\"bfloat16\"}");
     assert_int_equal(qc_kv_bytes_per_token(&r.g, &one_8k), UINT64_C(70) * 2 * 14336 * 2);
     assert_int_equal(r.g.dtype, QC_DTYPE_BF16);
-    done(&r);
+    reading_deinit(&r);
     read_ok(&r, "{\"model_type\":\"mixtral\"," SHAPE "\"num_hidden_layers\":1,"
                 "\"num_local_experts\":8,\"num_experts_per_tok\":2,\"dtype\":\"float16\"}");
     assert_int_equal(r.g.intermediate, 256);
     assert_int_equal(r.g.experts_per_token, 2);
     assert_int_equal(r.g.dtype, QC_DTYPE_F16);
-    done(&r);
+    reading_deinit(&r);
     read_ok(&r, "{\"model_type\":\"somebodys_own\"," SHAPE "\"num_hidden_layers\":2}");
     assert_int_equal(r.g.guessed, 1);
-    done(&r);
+    reading_deinit(&r);
 }
 
 /* What is kept for `context` tokens in fp16 by the whole model. */
@@ -361,14 +359,13 @@ TEST(kept_by_families)
         {"{\"model_type\":\"convbert\"," SHAPE "\"num_hidden_layers\":2}", 0, 0},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        reading r;
+        SCOPED(reading) r;
         read_ok(&r, cases[i].text);
         if (kept(&r.g, 12) != cases[i].at_12 || kept(&r.g, 40) != cases[i].at_40)
             fail_msg("%s: %llu and %llu bytes, expected %llu and %llu", cases[i].text,
                      (unsigned long long)kept(&r.g, 12), (unsigned long long)kept(&r.g, 40),
                      (unsigned long long)cases[i].at_12, (unsigned long long)cases[i].at_40);
         assert_int_equal(r.g.guessed, 0);
-        done(&r);
     }
 }
 
@@ -380,11 +377,11 @@ TEST(little_is_said)
     assert_int_equal(r.g.layer_count, 0);
     assert_int_equal(r.g.guessed, 1);
     assert_int_equal(r.g.dtype, QC_DTYPE_COUNT);
-    done(&r);
+    reading_deinit(&r);
     read_ok(&r, "{\"model_type\":\"llama\",\"vocab_size\":32}");
     assert_int_equal(r.g.layer_count, 0);
     assert_int_equal(r.g.vocab, 32);
-    done(&r);
+    reading_deinit(&r);
     qc_geometry g;
     assert_int_equal(qc_geometry_read(&g, NULL, NULL, NULL), QC_OK);
     assert_int_equal(g.layer_count, 0);
@@ -439,23 +436,21 @@ TEST(what_cannot_be)
          "max_position_embeddings"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        reading r;
+        SCOPED(reading) r;
         qc_status st = read_config(&r, cases[i].text);
         if (st != QC_ERR_INPUT || !strstr(r.err.msg, cases[i].words))
             fail_msg("%s: %s: %s", cases[i].text, qc_status_name(st), r.err.msg);
-        done(&r);
     }
 }
 
 TEST(sizes_saturate)
 {
-    reading r;
+    SCOPED(reading) r;
     read_ok(&r, "{\"model_type\":\"llama\",\"num_hidden_layers\":2,\"hidden_size\":1073741824,"
                 "\"num_attention_heads\":1073741824,\"head_dim\":1073741824}");
     qc_kv_use use = {.context = UINT64_MAX, .batch = UINT64_MAX, .kv_bits = 32};
     assert_true(qc_layer_kv_bytes(&r.g, 0, &use) == UINT64_MAX);
     assert_true(qc_kv_bytes_per_token(&r.g, &use) == UINT64_MAX);
-    done(&r);
 }
 
 TEST_GROUP(NULL, free_roles)

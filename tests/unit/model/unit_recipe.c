@@ -1,4 +1,5 @@
 /* The recipe on small made-up checkpoints: traps of names, rules, options. */
+#include "tests/fixtures/alloc_faults.h"
 #include "tests/fixtures/recipe_fixture.h"
 
 #define LAYER "model.layers.0."
@@ -26,7 +27,7 @@ static void add_llama(fixture *f)
 
 TEST(llama_by_table)
 {
-    fixture f;
+    SCOPED(fixture) f;
     fixture_init(&f, QC_TO_NF4);
     add_llama(&f);
     fixture_make_ok(&f);
@@ -42,7 +43,6 @@ TEST(llama_by_table)
     assert_int_equal(fixture_entry(&f, "lm_head.weight")->out_dtype, QC_DTYPE_BF16);
     assert_null(fixture_entry(&f, "lm_head.weight")->stored);
     fixture_expect_skips(&f, "lm_head");
-    fixture_deinit(&f);
 }
 
 TEST(schemes_follow_options)
@@ -61,7 +61,7 @@ TEST(schemes_follow_options)
         {QC_TO_BF16, 0, QC_SCHEME_KEEP, "keep"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        fixture f;
+        SCOPED(fixture) f;
         fixture_init(&f, cases[i].to);
         f.options.block_elems = cases[i].block_elems;
         add_llama(&f);
@@ -70,14 +70,13 @@ TEST(schemes_follow_options)
         assert_string_equal(qc_scheme_name(cases[i].scheme), cases[i].name);
         assert_int_equal(f.recipe.skip_count,
                          cases[i].to == QC_TO_FP16 || cases[i].to == QC_TO_BF16 ? 0 : 4);
-        fixture_deinit(&f);
     }
 }
 
 TEST(every_source_dtype)
 {
     for (int t = 0; t < QC_DTYPE_COUNT; t++) {
-        fixture f;
+        SCOPED(fixture) f;
         fixture_init(&f, QC_TO_NF4);
         fixture_config(&f, llama);
         fixture_add_dims(&f, LAYER "self_attn.q_proj.weight", (qc_dtype)t, 2, (uint64_t[]){64, 64});
@@ -95,13 +94,12 @@ TEST(every_source_dtype)
             fixture_expect(&f, LAYER "self_attn.q_proj.weight", QC_SCHEME_KEEP, QC_ROLE_LINEAR);
             assert_true(fixture_skips(&f, "model.layers.0.self_attn.q_proj"));
         }
-        fixture_deinit(&f);
     }
 }
 
 TEST(deepseek_v3_layout)
 {
-    fixture f;
+    SCOPED(fixture) f;
     fixture_init(&f, QC_TO_NF4);
     f.options.rest = QC_REST_BF16;
     fixture_config(&f, "{\"model_type\":\"deepseek_v3\",\"n_routed_experts\":256}");
@@ -129,12 +127,11 @@ TEST(deepseek_v3_layout)
     fixture_expect(&f, "model.layers.61.shared_head.head.weight", QC_SCHEME_KEEP, QC_ROLE_HEAD);
     fixture_expect(&f, "model.layers.61.shared_head.norm.weight", QC_SCHEME_KEEP, QC_ROLE_NORM);
     fixture_expect_skips(&f, "lm_head model.layers.61.shared_head.head");
-    fixture_deinit(&f);
 }
 
 TEST(mixtral_router_is_a_linear)
 {
-    fixture f;
+    SCOPED(fixture) f;
     fixture_init(&f, QC_TO_INT8);
     fixture_config(&f, "{\"model_type\":\"mixtral\",\"num_local_experts\":8}");
     fixture_add(&f, "model.embed_tokens.weight", 512, 64);
@@ -151,12 +148,11 @@ TEST(mixtral_router_is_a_linear)
     fixture_rule(&f, 1, "*.block_sparse_moe.gate.weight");
     fixture_make_ok(&f);
     fixture_expect_skips(&f, "lm_head");
-    fixture_deinit(&f);
 }
 
 TEST(qwen_moe_gates)
 {
-    fixture f;
+    SCOPED(fixture) f;
     fixture_init(&f, QC_TO_NF4);
     fixture_config(&f, "{\"model_type\":\"qwen2_moe\",\"num_experts\":60}");
     fixture_add(&f, "model.embed_tokens.weight", 512, 64);
@@ -169,7 +165,6 @@ TEST(qwen_moe_gates)
     fixture_expect(&f, LAYER "mlp.experts.59.gate_proj.weight", QC_SCHEME_NF4, QC_ROLE_LINEAR);
     fixture_expect_skips(&f,
                          "lm_head model.layers.0.mlp.gate model.layers.0.mlp.shared_expert_gate");
-    fixture_deinit(&f);
 }
 
 TEST(gpt2_is_transposed)
@@ -177,7 +172,7 @@ TEST(gpt2_is_transposed)
     /* As on the Hub (no prefix) and as saved with a head. */
     static const char *const prefixes[] = {"", "transformer."};
     for (size_t p = 0; p < 2; p++) {
-        fixture f;
+        SCOPED(fixture) f;
         fixture_init(&f, QC_TO_NF4);
         f.options.rest = QC_REST_BF16;
         fixture_config(&f, "{\"model_type\":\"gpt2\",\"vocab_size\":50257}");
@@ -212,7 +207,6 @@ TEST(gpt2_is_transposed)
         }
         /* Under the names of GPT2Model and of GPT2LMHeadModel. */
         fixture_expect_skips(&f, "h.11.mlp.c_proj lm_head transformer.h.11.mlp.c_proj");
-        fixture_deinit(&f);
     }
 }
 
@@ -220,7 +214,7 @@ TEST(bert_with_and_without_prefix)
 {
     static const char *const prefixes[] = {"", "bert."};
     for (size_t p = 0; p < 2; p++) {
-        fixture f;
+        SCOPED(fixture) f;
         char name[160];
         fixture_init(&f, QC_TO_NF4);
         fixture_config(&f, "{\"model_type\":\"bert\",\"vocab_size\":512}");
@@ -251,13 +245,12 @@ TEST(bert_with_and_without_prefix)
         fixture_expect(&f, "cls.predictions.decoder.weight", QC_SCHEME_KEEP, QC_ROLE_HEAD);
         fixture_expect(&f, "cls.predictions.transform.dense.weight", QC_SCHEME_NF4, QC_ROLE_LINEAR);
         fixture_expect_skips(&f, "cls.predictions.decoder cls.seq_relationship lm_head");
-        fixture_deinit(&f);
     }
 }
 
 TEST(mllama_under_new_names)
 {
-    fixture f;
+    SCOPED(fixture) f;
     fixture_init(&f, QC_TO_NF4);
     fixture_config(&f, "{\"model_type\":\"mllama\",\"text_config\":{\"vocab_size\":512}}");
     fixture_add(&f, "lm_head.weight", 512, 64);
@@ -284,7 +277,6 @@ TEST(mllama_under_new_names)
     fixture_expect(&f, "model.multi_modal_projector.weight", QC_SCHEME_NF4, QC_ROLE_LINEAR);
     fixture_expect_skips(&f, "language_model.model.layers.4.mlp.up_proj lm_head "
                              "model.language_model.layers.4.mlp.up_proj");
-    fixture_deinit(&f);
 }
 
 /* A head in the file that stands for the embeddings too, told in three ways. */
@@ -304,7 +296,7 @@ TEST(tied_heads)
         {"{\"model_type\":\"new\"}", 1, 0, 0},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        fixture f;
+        SCOPED(fixture) f;
         qc_st_meta meta = {"model.embed_tokens.weight", "lm_head.weight"};
         fixture_init(&f, QC_TO_NF4);
         fixture_config(&f, cases[i].config);
@@ -328,13 +320,12 @@ TEST(tied_heads)
             fixture_expect(&f, "lm_head.weight", QC_SCHEME_NF4, QC_ROLE_HEAD);
             fixture_expect_skips(&f, "");
         }
-        fixture_deinit(&f);
     }
 }
 
 TEST(last_rule_wins)
 {
-    fixture f;
+    SCOPED(fixture) f;
     fixture_init(&f, QC_TO_NF4);
     add_llama(&f);
     fixture_rule(&f, 0, "model.layers.*");
@@ -365,7 +356,6 @@ TEST(last_rule_wins)
     assert_string_equal(f.recipe.skip_modules[f.recipe.skip_count - 3],
                         "model.layers.11.mlp.gate_proj");
     assert_int_equal(f.recipe.skip_count, 4 + 2 * 9 + 1);
-    fixture_deinit(&f);
 }
 
 TEST(globs_that_help_nobody)
@@ -399,7 +389,7 @@ TEST(globs_that_help_nobody)
 
 TEST(rest_casts_what_is_kept)
 {
-    fixture f;
+    SCOPED(fixture) f;
     fixture_init(&f, QC_TO_NF4);
     fixture_config(&f, llama);
     f.options.rest = QC_REST_FP16;
@@ -423,12 +413,11 @@ TEST(rest_casts_what_is_kept)
     /* --keep is "not quantized"; what is not quantized is the rest. */
     fixture_expect(&f, LAYER "self_attn.o_proj.weight", QC_SCHEME_CAST, QC_ROLE_LINEAR);
     fixture_expect_skips(&f, "lm_head model.layers.0.self_attn.o_proj");
-    fixture_deinit(&f);
 }
 
 TEST(to_float_casts_all_but_kept)
 {
-    fixture f;
+    SCOPED(fixture) f;
     fixture_init(&f, QC_TO_FP16);
     fixture_config(&f, llama);
     fixture_add(&f, "model.embed_tokens.weight", 256, 64);
@@ -443,7 +432,6 @@ TEST(to_float_casts_all_but_kept)
     fixture_expect(&f, "model.norm.weight", QC_SCHEME_KEEP, QC_ROLE_NORM);
     assert_string_equal(fixture_entry(&f, "model.norm.weight")->why, "--keep model.norm.*");
     fixture_expect(&f, LAYER "self_attn.rotary_emb.inv_freq", QC_SCHEME_KEEP, QC_ROLE_OTHER);
-    fixture_deinit(&f);
 }
 
 TEST(general_rules)
@@ -505,7 +493,7 @@ TEST(general_rules)
          "{\"vocab_size\":512,\"n_routed_experts\":8}}"),
     };
     for (size_t c = 0; c < sizeof configs / sizeof *configs; c++) {
-        fixture f;
+        SCOPED(fixture) f;
         fixture_init(&f, QC_TO_NF4);
         fixture_config(&f, configs[c]);
         for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
@@ -531,13 +519,12 @@ TEST(general_rules)
         fixture_rule(&f, 1, "embeddings.word*");
         fixture_make_fails(&f, QC_ERR_USAGE, "embeddings.word_embeddings.weight",
                            "embedding table");
-        fixture_deinit(&f);
     }
 }
 
 TEST(gate_without_experts_is_a_linear)
 {
-    fixture f;
+    SCOPED(fixture) f;
     fixture_init(&f, QC_TO_NF4);
     fixture_add(&f, "block.0.gate.weight", 64, 64);
     fixture_add(&f, "embed_tokens.weight", 512, 64);
@@ -546,7 +533,6 @@ TEST(gate_without_experts_is_a_linear)
     assert_int_equal(f.recipe.known_type, 0);
     fixture_expect(&f, "block.0.gate.weight", QC_SCHEME_NF4, QC_ROLE_LINEAR);
     assert_string_equal(fixture_entry(&f, "block.0.gate.weight")->why, "linear by general rule");
-    fixture_deinit(&f);
 }
 
 /* Heads that are tied have no tensor, and not every one is called lm_head. */
@@ -563,7 +549,7 @@ TEST(hidden_heads)
         {"new", "mypredictions.x.weight", "lm_head"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        fixture f;
+        SCOPED(fixture) f;
         char config[64];
         fixture_init(&f, QC_TO_NF4);
         (void)snprintf(config, sizeof config, "{\"model_type\":\"%s\"}", cases[i].type);
@@ -572,13 +558,12 @@ TEST(hidden_heads)
         fixture_make_ok(&f);
         fixture_expect(&f, cases[i].tensor, QC_SCHEME_NF4, QC_ROLE_LINEAR);
         fixture_expect_skips(&f, cases[i].skips);
-        fixture_deinit(&f);
     }
 }
 
 TEST(held_in_32_bit)
 {
-    fixture f;
+    SCOPED(fixture) f;
     fixture_init(&f, QC_TO_NF4);
     fixture_config(&f, "{\"model_type\":\"t5\",\"vocab_size\":512}");
     fixture_add(&f, "shared.weight", 512, 64);
@@ -606,14 +591,13 @@ TEST(held_in_32_bit)
                    QC_ROLE_LINEAR);
     fixture_rule(&f, 1, "*.wo.weight");
     fixture_make_fails(&f, QC_ERR_USAGE, "wo.weight", "32 bit");
-    fixture_deinit(&f);
 }
 
 TEST(packed_by_other_tools)
 {
     static const char *const leaves[] = {"qweight", "weight_packed", "trellis", "q_weight"};
     for (size_t i = 0; i < sizeof leaves / sizeof *leaves; i++) {
-        fixture f;
+        SCOPED(fixture) f;
         char name[128];
         fixture_init(&f, QC_TO_NF4);
         fixture_config(&f, llama);
@@ -625,7 +609,6 @@ TEST(packed_by_other_tools)
         fixture_make_ok(&f);
         fixture_expect(&f, name, QC_SCHEME_KEEP, QC_ROLE_PACKED);
         fixture_expect(&f, LAYER "self_attn.q_proj.scales", QC_SCHEME_KEEP, QC_ROLE_STATE);
-        fixture_deinit(&f);
     }
 }
 
@@ -658,19 +641,12 @@ TEST(odd_configs)
 
 TEST(out_of_memory)
 {
-    for (uint64_t n = 1;; n++) {
-        fixture f;
-        fixture_init(&f, QC_TO_NF4);
-        add_llama(&f);
-        fixture_rule(&f, 0, "*.mlp.*");
-        qsort(f.model.tensors, f.model.tensor_count, sizeof *f.model.tensors, fixture_order);
-        qc_alloc_fail_at(n, 1);
-        qc_status st = qc_recipe_make(&f.recipe, &f.arena, &f.model, &f.options, &f.err);
-        qc_alloc_fail_at(0, 0);
-        fixture_deinit(&f);
-        if (st == QC_OK)
-            break;
-        assert_int_equal(st, QC_ERR_NOMEM);
-        assert_true(n < 1000);
+    SCOPED(fixture) f;
+    fixture_init(&f, QC_TO_NF4);
+    add_llama(&f);
+    fixture_rule(&f, 0, "*.mlp.*");
+    EACH_ALLOCATION_FAILS (fault, 1) {
+        qc_arena_deinit(&f.arena);
+        fault.st = fixture_make(&f);
     }
 }

@@ -39,7 +39,7 @@ TEST(fp8_blocks)
         {QC_TO_KEEP, 0, QC_SCHEME_KEEP, QC_DTYPE_F8_E4M3},
     };
     for (size_t r = 0; r < sizeof runs / sizeof *runs; r++) {
-        fixture f;
+        SCOPED(fixture) f;
         fixture_init(&f, runs[r].to);
         f.options.block_elems = runs[r].block;
         fixture_config(&f, deepseek);
@@ -62,13 +62,12 @@ TEST(fp8_blocks)
         assert_string_equal(e->coded->name, Q);
         assert_int_equal(f.recipe.input_is_coded, 1);
         assert_int_equal(f.recipe.input_is_quantized, 0);
-        fixture_deinit(&f);
     }
 }
 
 TEST(fp8_kept_with_its_scales)
 {
-    fixture f;
+    SCOPED(fixture) f;
     fixture_init(&f, QC_TO_NF4);
     fixture_config(&f, deepseek);
     add2(&f, Q, QC_DTYPE_F8_E4M3, 256, 256);
@@ -78,7 +77,6 @@ TEST(fp8_kept_with_its_scales)
     fixture_expect(&f, Q, QC_SCHEME_KEEP, QC_ROLE_LINEAR);
     fixture_expect(&f, Q "_scale_inv", QC_SCHEME_KEEP, QC_ROLE_STATE);
     assert_true(fixture_skips(&f, "model.layers.0.self_attn.q_proj"));
-    fixture_deinit(&f);
 }
 
 /* The places of weights with one scale in all and one per row; dtype from config.json. */
@@ -102,7 +100,7 @@ TEST(fp8_other_scales)
         {2, {2, 2}, 128, QC_OK}, /* 128 x 128 */
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        fixture f;
+        SCOPED(fixture) f;
         fixture_init(&f, QC_TO_INT8);
         fixture_config(&f, "{\"model_type\":\"llama\",\"torch_dtype\":\"float16\"}");
         add2(&f, Q, QC_DTYPE_F8_E4M3, 256, 256);
@@ -120,7 +118,6 @@ TEST(fp8_other_scales)
             fixture_expect(&f, "model.layers.0.self_attn.q_proj.input_scale", QC_SCHEME_ABSORBED,
                            QC_ROLE_STATE);
         }
-        fixture_deinit(&f);
     }
 }
 
@@ -163,7 +160,7 @@ TEST(mxfp4_passes_through)
         "{\"model_type\":\"gpt_oss\",\"quantization_config\":{\"quant_method\":\"gptq\"}}",
     };
     for (size_t i = 0; i < sizeof configs / sizeof *configs; i++) {
-        fixture f;
+        SCOPED(fixture) f;
         fixture_init(&f, QC_TO_NF4);
         fixture_config(&f, configs[i]);
         add_experts(&f, 96, 3);
@@ -190,7 +187,6 @@ TEST(mxfp4_passes_through)
         fixture_make_ok(&f);
         fixture_expect(&f, UP "_blocks", QC_SCHEME_KEEP, QC_ROLE_PACKED);
         fixture_expect(&f, UP "_scales", QC_SCHEME_KEEP, QC_ROLE_STATE);
-        fixture_deinit(&f);
     }
 }
 
@@ -221,7 +217,7 @@ TEST(mtp)
 {
     static const qc_to to[] = {QC_TO_NF4, QC_TO_BF16, QC_TO_KEEP};
     for (size_t i = 0; i < sizeof to / sizeof *to; i++) {
-        fixture f;
+        SCOPED(fixture) f;
         fixture_init(&f, to[i]);
         fixture_config(&f, "{\"model_type\":\"deepseek_v3\",\"num_hidden_layers\":10}");
         fixture_add(&f, "model.layers.9.self_attn.o_proj.weight", 64, 64);
@@ -242,7 +238,6 @@ TEST(mtp)
                              QC_SCHEME_ABSORBED);
         fixture_config(&f, "{\"model_type\":\"deepseek_v3\"}");
         fixture_make_fails(&f, QC_ERR_INPUT, "num_hidden_layers", "");
-        fixture_deinit(&f);
     }
 }
 
@@ -378,7 +373,7 @@ TEST(stacks_that_stay)
         {"{\"model_type\":\"qwen3_moe\"}", {0, 96}, {96, 0}, QC_DTYPE_BF16, 0},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        fixture f;
+        SCOPED(fixture) f;
         fixture_init(&f, QC_TO_NF4);
         fixture_config(&f, cases[i].config);
         add3(&f, UP, cases[i].dtype, 2, cases[i].up[0], cases[i].up[1]);
@@ -389,6 +384,5 @@ TEST(stacks_that_stay)
         assert_int_equal(f.model.warning_count, cases[i].warned);
         if (i == 0)
             assert_non_null(strstr(f.model.warnings[0], "36864 weights"));
-        fixture_deinit(&f);
     }
 }

@@ -108,7 +108,7 @@ TEST(conv1d_without_a_table)
         "{\"model_type\":\"of-my-own\"}", /* where nothing tells, a square matrix is a Linear */
     };
     for (int i = 0; i < 2; i++) {
-        fixture f;
+        SCOPED(fixture) f;
         fixture_init(&f, QC_TO_NF4);
         fixture_config(&f, configs[i]);
         fixture_add(&f, "decoder.h.0.attn.c_attn.weight", 64, 192);
@@ -124,6 +124,5 @@ TEST(conv1d_without_a_table)
         assert_int_equal(fixture_entry(&f, "decoder.h.0.attn.c_proj.weight")->transpose, i == 0);
         assert_int_equal(fixture_entry(&f, "encoder.fc1.weight")->transpose, 0);
         assert_int_equal(fixture_entry(&f, "encoder.c_fc.weight")->transpose, 0);
-        fixture_deinit(&f);
     }
 }

@@ -1,9 +1,9 @@
 /* Weights that are quantized already: recognised, described, and refused when their parts do not
  * fit. Files on disk, because the state of a weight is read. */
-#include "base/alloc.h"
 #include "convert/model/recipe.h"
 #include "formats/bnb_state.h"
 
+#include "tests/fixtures/alloc_faults.h"
 #include "tests/fixtures/fixture_files.h"
 
 typedef struct {
@@ -35,7 +35,7 @@ static void init(fixture *f, qc_to to)
     f->options.rules = &f->rule;
 }
 
-static void deinit(fixture *f)
+static void fixture_deinit(fixture *f)
 {
     qc_checkpoint_close(f->model);
     qc_arena_deinit(&f->arena);
@@ -186,7 +186,7 @@ static void expect_tensor(const fixture *f, uint32_t index, const char *name)
 TEST(nf4_is_dequantized)
 {
     for (int nested = 0; nested < 2; nested++) {
-        fixture f;
+        SCOPED(fixture) f;
         init(&f, QC_TO_BF16);
         add_nf4(&f, nested);
         add_rest(&f);
@@ -221,13 +221,12 @@ TEST(nf4_is_dequantized)
         make_ok(&f);
         assert_int_equal(entry(&f, Q "weight")->out_dtype, QC_DTYPE_F16);
         expect(&f, "model.norm.weight", QC_SCHEME_CAST, QC_ROLE_NORM);
-        deinit(&f);
     }
 }
 
 TEST(fp4_names_its_own_map)
 {
-    fixture f;
+    SCOPED(fixture) f;
     init(&f, QC_TO_BF16);
     add_nf4(&f, 0);
     drop(&f, Q "weight.quant_state.bitsandbytes__nf4");
@@ -237,7 +236,6 @@ TEST(fp4_names_its_own_map)
     make_ok(&f);
     assert_int_equal(entry(&f, Q "weight")->stored->stored_as, QC_SCHEME_NF4);
     assert_int_equal(entry(&f, Q "weight")->stored->fp4, 1);
-    deinit(&f);
 }
 
 TEST(int8_by_rows_and_by_blocks)
@@ -258,7 +256,7 @@ TEST(int8_by_rows_and_by_blocks)
     drop(&f, Q "weight_format"); /* older releases wrote none */
     make_ok(&f);
     expect(&f, Q "weight", QC_SCHEME_DEQUANT, QC_ROLE_PACKED);
-    deinit(&f);
+    fixture_deinit(&f);
 
     init(&f, QC_TO_BF16);
     add_rows(&f);
@@ -271,7 +269,7 @@ TEST(int8_by_rows_and_by_blocks)
     assert_int_equal(w->dims[0], 96);
     assert_int_equal(w->dims[1], 100);
     assert_int_equal(w->block_elems, 100);
-    deinit(&f);
+    fixture_deinit(&f);
 
     init(&f, QC_TO_BF16);
     add_block_int8(&f);
@@ -283,12 +281,12 @@ TEST(int8_by_rows_and_by_blocks)
     assert_int_equal(w->block_elems, 128);
     assert_int_equal(w->dtype, QC_DTYPE_F32);
     expect_tensor(&f, w->quant_map, NULL);
-    deinit(&f);
+    fixture_deinit(&f);
 }
 
 TEST(keep_leaves_weight_and_states)
 {
-    fixture f;
+    SCOPED(fixture) f;
     init(&f, QC_TO_BF16);
     add_nf4(&f, 1);
     add_rest(&f);
@@ -299,7 +297,6 @@ TEST(keep_leaves_weight_and_states)
     expect(&f, Q "weight.absmax", QC_SCHEME_KEEP, QC_ROLE_STATE);
     expect(&f, Q "weight.nested_quant_map", QC_SCHEME_KEEP, QC_ROLE_STATE);
     assert_non_null(entry(&f, Q "weight")->stored);
-    deinit(&f);
 }
 
 static void expect_failure(fixture *f, const char *config, qc_status code, const char *says)
@@ -319,17 +316,17 @@ TEST(quantizing_again_is_refused)
         add_nf4(&f, 1);
         add(&f, "model.layers.1.self_attn.q_proj.weight", QC_DTYPE_BF16, 2, 96, 100);
         expect_failure(&f, llama, QC_ERR_UNSUPPORTED, "--to bf16");
-        deinit(&f);
+        fixture_deinit(&f);
         init(&f, to[i]);
         add_rows(&f);
         expect_failure(&f, llama, QC_ERR_UNSUPPORTED, "' is int8 (");
-        deinit(&f);
+        fixture_deinit(&f);
     }
 }
 
 TEST(conv1d_is_turned_back)
 {
-    fixture f;
+    SCOPED(fixture) f;
     init(&f, QC_TO_BF16);
     add(&f, "h.0.attn.c_attn.weight", QC_DTYPE_I8, 2, 96, 32);
     add(&f, "h.0.attn.c_attn.SCB", QC_DTYPE_F32, 1, 96, 0);
@@ -339,7 +336,6 @@ TEST(conv1d_is_turned_back)
         expect(&f, "h.0.attn.c_attn.weight", QC_SCHEME_DEQUANT, QC_ROLE_PACKED);
         assert_int_equal(entry(&f, "h.0.attn.c_attn.weight")->transpose, gpt2);
     }
-    deinit(&f);
 }
 
 /* Every part, one at a time: gone, of another type, of another length. */
@@ -350,7 +346,7 @@ TEST(parts_that_do_not_fit)
         for (size_t i = 0;; i++) {
             int done = 0;
             for (unsigned damage = 0; damage < 3; damage++) {
-                fixture f;
+                SCOPED(fixture) f;
                 init(&f, QC_TO_BF16);
                 if (form < 2)
                     add_nf4(&f, form == 1);
@@ -380,7 +376,6 @@ TEST(parts_that_do_not_fit)
                         fail_msg("form %u, part %zu, damage %u: %s (%s)", form, i, damage,
                                  qc_status_name(st), f.err.msg);
                 }
-                deinit(&f);
             }
             if (done)
                 break;
@@ -412,7 +407,7 @@ TEST(states_that_do_not_fit)
          ""},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        fixture f;
+        SCOPED(fixture) f;
         init(&f, QC_TO_BF16);
         add_nf4(&f, 0);
         drop(&f, Q "weight.quant_state.bitsandbytes__nf4");
@@ -420,7 +415,6 @@ TEST(states_that_do_not_fit)
         /* A block size that nobody writes is called unsupported, all else wrong. */
         int block_size = strstr(cases[i].json, "\"blocksize\": 0") != NULL;
         expect_failure(&f, llama, block_size ? QC_ERR_UNSUPPORTED : QC_ERR_INPUT, cases[i].says);
-        deinit(&f);
     }
 }
 
@@ -433,25 +427,25 @@ TEST(odd_combinations)
              "{\"quant_type\": \"fp4\", \"blocksize\": 64, \"dtype\": \"float16\", "
              "\"shape\": [96, 100]}");
     expect_failure(&f, llama, QC_ERR_INPUT, "more than one");
-    deinit(&f);
+    fixture_deinit(&f);
 
     init(&f, QC_TO_BF16); /* nested tensors that the state does not know */
     add_nf4(&f, 0);
     add(&f, Q "weight.nested_absmax", QC_DTYPE_F32, 1, 1, 0);
     expect_failure(&f, llama, QC_ERR_INPUT, "nested_absmax");
-    deinit(&f);
+    fixture_deinit(&f);
 
     init(&f, QC_TO_BF16); /* row scales beside block scales */
     add_block_int8(&f);
     add(&f, Q "SCB", QC_DTYPE_F32, 1, 96, 0);
     expect_failure(&f, llama, QC_ERR_INPUT, "SCB");
-    deinit(&f);
+    fixture_deinit(&f);
 
     init(&f, QC_TO_BF16); /* Turing's column order */
     add_rows(&f);
     find(&f, Q "weight_format")->bytes = "\2";
     expect_failure(&f, llama, QC_ERR_UNSUPPORTED, "order 2");
-    deinit(&f);
+    fixture_deinit(&f);
 
     init(&f, QC_TO_BF16); /* the suffixes by themselves */
     add(&f, "SCB", QC_DTYPE_F32, 1, 4, 0);
@@ -463,24 +457,17 @@ TEST(odd_combinations)
     add(&f, "x.notSCB", QC_DTYPE_F32, 1, 4, 0);
     make_ok(&f);
     assert_int_equal(f.recipe.input_is_quantized, 0);
-    deinit(&f);
+    fixture_deinit(&f);
 }
 
 TEST(out_of_memory)
 {
-    fixture f;
+    SCOPED(fixture) f;
     init(&f, QC_TO_BF16);
     add_nf4(&f, 1);
     make_ok(&f);
-    for (uint64_t n = 1;; n++) {
+    EACH_ALLOCATION_FAILS (fault, 1) {
         qc_arena_deinit(&f.arena);
-        qc_alloc_fail_at(n, 1);
-        qc_status st = qc_recipe_make(&f.recipe, &f.arena, f.model, &f.options, &f.err);
-        qc_alloc_fail_at(0, 0);
-        if (st == QC_OK)
-            break;
-        assert_int_equal(st, QC_ERR_NOMEM);
-        assert_true(n < 1000);
+        fault.st = qc_recipe_make(&f.recipe, &f.arena, f.model, &f.options, &f.err);
     }
-    deinit(&f);
 }

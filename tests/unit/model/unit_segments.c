@@ -58,13 +58,11 @@ static void check_cover(const qc_segments *s, fixture *f)
     for (uint32_t i = 0; i < plan.tensor_count; i++) {
         uint32_t source = plan.jobs[plan.outputs[i].job].source;
         qc_out_tensor t = {.align_bytes = 1};
-        qc_strbuf name;
-        qc_strbuf_init(&name, 1000);
+        SCOPED(qc_strbuf) name = {.max = 1000};
         qc_out_tensors all = qc_plan_tensors(&plan);
         all.get(all.ctx, i, &t);
         assert_int_equal(qc_out_tensor_name(&name, &t, NULL), QC_OK);
         assert_int_equal(holder(s, name.data), s->of_tensor[source]);
-        qc_strbuf_deinit(&name);
     }
 }
 
@@ -138,7 +136,7 @@ TEST(every_model)
 {
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
         for (int to = 0; to < 2; to++) {
-            fixture f;
+            SCOPED(fixture) f;
             cut c;
             qc_json *doc = load(&f, files[i].file, to ? QC_TO_INT8 : QC_TO_NF4);
             make_cut(&c, &f);
@@ -161,7 +159,6 @@ TEST(every_model)
                 expect_modules(&c, "layer 3", "language_model.model.layers.3");
             }
             qc_json_destroy(doc);
-            fixture_deinit(&f);
         }
     }
 }
@@ -200,7 +197,7 @@ static void add(fixture *f, uint64_t rows, uint64_t cols, const char *fmt, ...)
 
 TEST(mllama_new_names)
 {
-    fixture f;
+    SCOPED(fixture) f;
     cut c;
     start(&f, "{\"model_type\":\"mllama\",\"text_config\":{\"model_type\":\"mllama_text_model\","
               "\"hidden_size\":64,\"num_hidden_layers\":2,\"num_attention_heads\":2,"
@@ -217,12 +214,11 @@ TEST(mllama_new_names)
     finish(&c, &f, "embeddings, vision, layer 0, layer 1, norm, head");
     expect_modules(&c, "vision", "model.multi_modal_projector model.vision_model");
     expect_modules(&c, "norm", "model.language_model.norm");
-    fixture_deinit(&f);
 }
 
 TEST(mixtral)
 {
-    fixture f;
+    SCOPED(fixture) f;
     cut c;
     start(&f, "{\"model_type\":\"mixtral\",\"hidden_size\":64,\"num_hidden_layers\":12,"
               "\"num_attention_heads\":2,\"num_local_experts\":8}");
@@ -237,7 +233,6 @@ TEST(mixtral)
             add(&f, 96, 64, "model.layers.%d.block_sparse_moe.experts.%d.w1.weight", l, e);
     }
     finish(&c, &f, "embeddings, layer 0, layer 11, norm, head");
-    fixture_deinit(&f);
 }
 
 /* All 91,991 names of DeepSeek-V3, shapes scaled down. */
@@ -249,7 +244,7 @@ TEST(deepseek_v3)
     static const char *const norms[] = {"input_layernorm", "post_attention_layernorm",
                                         "self_attn.q_a_layernorm", "self_attn.kv_a_layernorm"};
     static const char *const scales[] = {"", "_scale_inv"};
-    fixture f;
+    SCOPED(fixture) f;
     cut c;
     start(&f, "{\"model_type\":\"deepseek_v3\",\"hidden_size\":64,\"num_hidden_layers\":61,"
               "\"num_attention_heads\":2,\"kv_lora_rank\":32,\"qk_rope_head_dim\":16,"
@@ -293,7 +288,6 @@ TEST(deepseek_v3)
         qc_segments_make(&c.segments, &f.arena, &f.model, &f.recipe, &c.geometry, &f.err), QC_OK);
     print_message("%zu tensors: %.1f ms\n", f.model.tensor_count,
                   (double)(clock() - begin) * 1000.0 / CLOCKS_PER_SEC);
-    fixture_deinit(&f);
 }
 
 TEST(gpt2_and_tied_heads)
@@ -400,7 +394,7 @@ TEST(random_names)
     unsigned refused = 0;
     print_message("seed %" PRIu64 "\n", seed);
     for (int round = 0; round < 2000; round++) {
-        fixture f;
+        SCOPED(fixture) f;
         cut c;
         start(&f, round % 2 ? "{\"model_type\":\"llama\"}" : "{}");
         for (int t = 0; t < 12; t++) {
@@ -429,7 +423,6 @@ TEST(random_names)
             assert_int_equal(st, QC_ERR_UNSUPPORTED);
         refused += st != QC_OK;
         check_order(&c.segments);
-        fixture_deinit(&f);
     }
     assert_true(refused < 1000);
 }

@@ -46,18 +46,16 @@ static qc_status write_once(const world *w, qc_error *err)
     static const char *const names[FILES] = {"f0", "f1", "f2", "f3"};
     qc_manifest_file files[FILES];
     const char *path = NULL;
-    qc_arena arena;
     qc_output_dir d = QC_OUTPUT_DIR_NONE;
-    qc_strbuf manifest;
     sample s;
     make_sample(&s, 1);
     for (int i = 0; i < FILES; i++)
         files[i] = (qc_manifest_file){names[i], 1, digest_of("x")};
     s.m.files = files;
     s.m.file_count = FILES;
-    qc_strbuf_init(&manifest, TEXT_MAX);
+    SCOPED(qc_strbuf) manifest = {.max = TEXT_MAX};
     test_must(qc_manifest_write(&s.m, &manifest, err), err);
-    qc_arena_init(&arena);
+    SCOPED(qc_arena) arena = {0};
     qc_status st = qc_output_dir_begin(&d, &arena, w->out, w->source, 0, err);
     for (int i = 0; st == QC_OK && i < FILES; i++)
         st = qc_output_dir_put(&d, names[i], "x", 1, err);
@@ -68,8 +66,6 @@ static qc_status write_once(const world *w, qc_error *err)
     if (st == QC_OK)
         st = qc_output_dir_move(&d, err);
     qc_output_dir_abort(&d);
-    qc_arena_deinit(&arena);
-    qc_strbuf_deinit(&manifest);
     return st;
 }
 
@@ -124,15 +120,13 @@ TEST_WITH(test_a_folder_of_somebody_else, setup, teardown)
     world *w = *state;
     char path[160];
     qc_error err = {0};
-    qc_arena arena;
-    qc_arena_init(&arena);
+    SCOPED(qc_arena) arena = {0};
     assert_int_equal(qc_dir_make(w->out, &err), QC_OK);
     (void)snprintf(path, sizeof path, "%s/theirs", w->out);
     assert_int_equal(qc_file_put(path, "x", 1, &err), QC_OK);
     assert_int_equal(qc_output_check(&arena, w->out, w->source, 0, NULL, &err), QC_ERR_USAGE);
     assert_non_null(strstr(err.msg, "is not empty, and it is no output of qconv"));
     assert_int_equal(qc_output_check(&arena, w->out, w->source, 1, NULL, &err), QC_OK);
-    qc_arena_deinit(&arena);
 }
 
 /* ---- locks ---- */
@@ -151,12 +145,10 @@ int flock(int fd, int operation)
 
 static qc_status open_part(const world *w, unsigned part_count, qc_error *err)
 {
-    qc_arena arena;
     qc_output_dir d;
-    qc_arena_init(&arena);
+    SCOPED(qc_arena) arena = {0};
     qc_status st = qc_output_dir_open(&d, &arena, w->out, w->source, 0, 0, part_count, err);
     qc_output_dir_abort(&d);
-    qc_arena_deinit(&arena);
     return st;
 }
 
@@ -200,13 +192,11 @@ TEST_WITH(test_interrupted_while_it_waits, setup, teardown)
 /* d->dead after opening; reads or allocations may be told to fail. */
 static qc_status look_at_dead(const world *w, size_t *shards, qc_error *err)
 {
-    qc_arena arena;
     qc_output_dir d;
-    qc_arena_init(&arena);
+    SCOPED(qc_arena) arena = {0};
     qc_status st = qc_output_dir_open(&d, &arena, w->out, w->source, 0, 0, 1, err);
     *shards = st == QC_OK ? d.dead.shard_count : 0;
     qc_output_dir_leave(&d);
-    qc_arena_deinit(&arena);
     return st;
 }
 

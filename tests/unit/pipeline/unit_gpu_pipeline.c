@@ -331,7 +331,6 @@ static qc_status convert(qc_error *err, const char *fmt, ...)
     char line[512], *argv[32] = {NULL}, *rest = NULL;
     int argc = 0;
     va_list args;
-    qc_arena a;
     qc_options o;
     va_start(args, fmt);
     (void)vsnprintf(line, sizeof line, fmt, args);
@@ -339,12 +338,11 @@ static qc_status convert(qc_error *err, const char *fmt, ...)
     for (char *w = strtok_r(line, " ", &rest); w; w = strtok_r(NULL, " ", &rest))
         argv[argc++] = w;
     memset(err, 0, sizeof *err);
-    qc_arena_init(&a);
+    SCOPED(qc_arena) a = {0};
     qc_status st = qc_options_parse(&o, &a, argc, argv, err);
     o.call.gpu = &fake_gpus;
     if (st == QC_OK)
         st = qc_cmd_convert(&o, err);
-    qc_arena_deinit(&a);
     return st;
 }
 
@@ -529,10 +527,9 @@ TEST(devices_are_chosen)
 /* auto: a model this small is not worth a GPU. */
 TEST(auto_asks_when_it_pays)
 {
-    qc_arena a;
     qc_error err = {0};
     qc_devices d;
-    qc_arena_init(&a);
+    SCOPED(qc_arena) a = {0};
     fake_reset();
     test_must(qc_devices_choose(&d, &fake_gpus, NULL, QC_GPU_WORTH_BYTES - 1, &a, &err), &err);
     assert_int_equal(d.gpu_count, 0);
@@ -556,7 +553,6 @@ TEST(auto_asks_when_it_pays)
     test_must(qc_devices_choose(&d, &fake_gpus, "cpu", UINT64_MAX, &a, &err), &err);
     assert_string_equal(d.why, "--device cpu");
     assert_int_equal(unsetenv("QCONV_DEVICE"), 0);
-    qc_arena_deinit(&a);
 }
 
 /* The same words as on the CPU, wherever the weight is: first, at the end of a slot, in the last

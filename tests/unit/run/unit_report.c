@@ -27,11 +27,9 @@ static qc_convert_report example(void)
 
 static void text_is(const qc_convert_report *r, const char *want)
 {
-    qc_strbuf out;
-    qc_strbuf_init(&out, 10000);
+    SCOPED(qc_strbuf) out = {.max = 10000};
     assert_int_equal(qc_report_text(r, &out, NULL), QC_OK);
     assert_string_equal(out.data, want);
-    qc_strbuf_deinit(&out);
 }
 
 TEST(bits)
@@ -99,14 +97,12 @@ TEST(text)
 
 static qc_json *json_of(const qc_convert_report *r)
 {
-    qc_strbuf out;
     qc_json *doc = NULL;
     qc_error err = {0};
-    qc_strbuf_init(&out, 10000);
+    SCOPED(qc_strbuf) out = {.max = 10000};
     assert_int_equal(qc_report_json(r, &out, NULL), QC_OK);
     if (qc_json_parse(&doc, out.data, out.len, 0, &err) != QC_OK)
         fail_msg("%s in %s", err.msg, out.data);
-    qc_strbuf_deinit(&out);
     return doc;
 }
 

@@ -100,7 +100,6 @@ static void identity_of(const world *w, const char *words, unsigned parts, qc_st
 {
     char line[512], *argv[32] = {NULL}, *rest = NULL;
     int argc = 0;
-    qc_arena a;
     qc_options o;
     qc_checkpoint *m = NULL;
     qc_recipe recipe;
@@ -109,7 +108,7 @@ static void identity_of(const world *w, const char *words, unsigned parts, qc_st
     (void)snprintf(line, sizeof line, "qconv -q %s %s %s", words, w->model, w->out);
     for (char *p = strtok_r(line, " ", &rest); p; p = strtok_r(NULL, " ", &rest))
         argv[argc++] = p;
-    qc_arena_init(&a);
+    SCOPED(qc_arena) a = {0};
     test_must(qc_options_parse(&o, &a, argc, argv, &err), &err);
     test_must(qc_checkpoint_open(&m, o.call.model, &err), &err);
     test_must(qc_recipe_make(&recipe, &a, m, &o.convert.plan.recipe, &err), &err);
@@ -117,7 +116,6 @@ static void identity_of(const world *w, const char *words, unsigned parts, qc_st
     qc_strbuf_init(out, 1u << 20);
     test_must(qc_identity_make(out, &plan, parts, &err), &err);
     qc_checkpoint_close(m);
-    qc_arena_deinit(&a);
 }
 
 static int same_identity(const world *w, const char *a, unsigned a_parts, const char *b,

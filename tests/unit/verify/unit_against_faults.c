@@ -104,14 +104,13 @@ TEST(interrupted)
 TEST(rows)
 {
     const world *w = *state;
-    qc_arena a;
     qc_error err = {0};
     qc_against_result r;
     qc_manifest m;
     const qc_against_row **worst = NULL;
     size_t count = 1;
     int found = 0;
-    qc_arena_init(&a);
+    SCOPED(qc_arena) a = {0};
     qc_call call = {.arena = &a, .model = w->out, .against = w->model, .threads = 2};
     test_must(qc_against_manifest(&m, &found, &a, w->out, &err), &err);
     assert_true(found);
@@ -134,7 +133,6 @@ TEST(rows)
     assert_int_equal(r.faults, 0);
     assert_int_equal(r.equal, 1);
     assert_int_equal(r.digests, 0);
-    qc_arena_deinit(&a);
 }
 
 TEST_GROUP(setup, teardown)

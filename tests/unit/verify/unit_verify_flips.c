@@ -47,16 +47,14 @@ static qc_status run(qc_error *err, const char *const *words)
         (void)snprintf(text[argc], sizeof text[argc], "%s", words[argc]);
         argv[argc] = text[argc];
     }
-    qc_arena a;
     qc_options o;
-    qc_arena_init(&a);
+    SCOPED(qc_arena) a = {0};
     memset(err, 0, sizeof *err);
     qc_status st = qc_options_parse(&o, &a, argc, argv, err);
     if (st == QC_OK)
         st = o.command == QC_CMD_CONVERT  ? qc_cmd_convert(&o, err)
              : o.command == QC_CMD_VERIFY ? qc_cmd_verify(&o, err)
                                           : qc_cmd_unpack(&o, err);
-    qc_arena_deinit(&a);
     return st;
 }
 
@@ -193,8 +191,7 @@ static uint64_t cut_all(const world *w, const out_view *v)
     qc_error err;
     for (size_t i = 0; i < v->count; i++) {
         const out_file *f = &v->files[i];
-        qc_strbuf whole;
-        qc_strbuf_init(&whole, 1u << 24);
+        SCOPED(qc_strbuf) whole = {.max = 1u << 24};
         test_must(qc_file_slurp(f->path, &whole, &err), &err);
         const char *owner = f->shard < 0 ? f->file : v->m.shards[f->shard].name;
         uint64_t stride = slow || f->bytes < 1000 ? 1 : f->bytes / 1000;
@@ -221,7 +218,6 @@ static uint64_t cut_all(const world *w, const out_view *v)
             }
         }
         close(fd);
-        qc_strbuf_deinit(&whole);
     }
     test_must(run_verify(w, &err), &err);
     return tried;
