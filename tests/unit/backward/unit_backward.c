@@ -90,7 +90,6 @@ static int close_world(void **state)
     qc_st_cursor_destroy(w->source.cursor);
     qc_checkpoint_close(w->checkpoint);
     qc_arena_deinit(&w->arena);
-    test_remove(w->folder);
     return 0;
 }
 

@@ -31,13 +31,6 @@ static int make_root(void **state)
     return 0;
 }
 
-static int remove_root(void **state)
-{
-    (void)state;
-    fx_remove_dir(root.path);
-    return 0;
-}
-
 static void put(const char *dir, const char *name, const piece *p, size_t count)
 {
     qc_st_tensor t[16] = {0};
@@ -455,4 +448,4 @@ TEST(bundled_text)
     qc_strbuf_deinit(&text);
 }
 
-TEST_GROUP(make_root, remove_root)
+TEST_GROUP(make_root, NULL)

@@ -68,5 +68,4 @@ TEST(every_allocation)
     assert_true(kl > 0.0 && last.predicted == 5 && last.windows == 3);
     test_every_allocation(evaluate, &r, 30);
     assert_true(last.kl_mean == kl);
-    test_remove(root);
 }

@@ -151,10 +151,4 @@ static int setup(void **state)
     return 0;
 }
 
-static int teardown(void **state)
-{
-    test_remove(*state);
-    return 0;
-}
-
-TEST_GROUP(setup, teardown)
+TEST_GROUP(setup, NULL)

@@ -65,7 +65,6 @@ static void make(fixture *f, uint64_t rows, uint64_t cols, float (*value)(uint64
 static void drop(fixture *f)
 {
     qc_checkpoint_close(f->model);
-    test_remove(f->dir);
     qc_free(f->data);
 }
 
@@ -268,7 +267,6 @@ TEST(test_coded)
     assert_memory_equal(s[0].rel_mse, s[1].rel_mse, sizeof s[0].rel_mse);
     assert_memory_equal(&s[0].sum_xx, &s[1].sum_xx, sizeof s[0].sum_xx);
     qc_checkpoint_close(model);
-    test_remove(dir);
 }
 
 /* With the search's own sums; a weight that is read whole, straight and turned. */

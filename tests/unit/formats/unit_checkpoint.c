@@ -21,13 +21,6 @@ static int make_root(void **state)
     return 0;
 }
 
-static int remove_root(void **state)
-{
-    (void)state;
-    fx_remove_dir(root.path);
-    return 0;
-}
-
 /* A fresh empty folder in `dir`. */
 static void fresh(void)
 {
@@ -735,4 +728,4 @@ TEST(raises_the_limit_of_handles)
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
 }
 
-TEST_GROUP(make_root, remove_root)
+TEST_GROUP(make_root, NULL)

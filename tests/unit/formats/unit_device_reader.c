@@ -498,7 +498,6 @@ TEST(what_is_no_output_is_refused)
     assert_int_equal(qc_reader_open(&r, d.path, &err), QC_ERR_CHECK);
     assert_null(r);
     qc_reader_close(NULL);
-    fx_remove_dir(d.path);
 }
 
 TEST(null_is_refused)

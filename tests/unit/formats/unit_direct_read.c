@@ -57,7 +57,6 @@ static int teardown(void **state)
     qc_direct_destroy(reader);
     qc_file_discard(&file);
     qc_free(content);
-    fx_remove_dir(dir.path);
     return 0;
 }
 

@@ -5,6 +5,7 @@
 #include "tests/fixtures/alloc_faults.h"
 #include "tests/fixtures/fixture_files.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -28,7 +29,6 @@ static int teardown(void **state)
     for (int k = 0; k < QC_IO_KIND_COUNT; k++)
         qc_io_fail_at((qc_io_kind)k, 0, 0, 0);
     qc_alloc_fail_at(0, 0);
-    fx_remove_dir(dir.path);
     return 0;
 }
 

@@ -14,13 +14,6 @@ static int make_dir(void **state)
     return 0;
 }
 
-static int remove_dir(void **state)
-{
-    (void)state;
-    fx_remove_dir(dir.path);
-    return 0;
-}
-
 static const char *path_of(const char *name)
 {
     static char path[2][FX_PATH_BYTES];
@@ -134,4 +127,4 @@ TEST(times_beyond_the_clock)
         qc_file_discard(&o.file);
 }
 
-TEST_GROUP(make_dir, remove_dir)
+TEST_GROUP(make_dir, NULL)

@@ -65,7 +65,6 @@ static int teardown(void **state)
     (void)state;
     qc_alloc_fail_at(0, 0);
     qc_file_discard(&file);
-    fx_remove_dir(dir.path);
     return 0;
 }
 

@@ -22,13 +22,6 @@ static int make_dir(void **state)
     return 0;
 }
 
-static int remove_dir(void **state)
-{
-    (void)state;
-    fx_remove_dir(dir.path);
-    return 0;
-}
-
 static const char *path_of(const char *name)
 {
     static char path[FX_PATH_BYTES];
@@ -366,4 +359,4 @@ TEST(reads_from_many_threads)
     free_pair(&plain, &packed);
 }
 
-TEST_GROUP(make_dir, remove_dir)
+TEST_GROUP(make_dir, NULL)

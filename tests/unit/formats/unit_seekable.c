@@ -27,7 +27,6 @@ static int teardown(void **state)
     (void)state;
     qc_alloc_fail_at(0, 0);
     qc_io_fail_at(QC_IO_READ, 0, 0, 0);
-    fx_remove_dir(dir.path);
     return 0;
 }
 

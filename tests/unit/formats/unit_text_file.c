@@ -6,7 +6,7 @@
 #include <errno.h>
 #include <unistd.h>
 
-static char dir[] = "/tmp/qconv-text-file-XXXXXX";
+static char dir[64];
 
 static const char *path_of(const char *name)
 {
@@ -81,9 +81,11 @@ TEST(a_failure_leaves_nothing)
     assert_int_equal(rmdir(dir), 0); /* no temporary file, whatever failed */
 }
 
-int main(void)
+static int setup(void **state)
 {
-    if (!mkdtemp(dir))
-        return 1;
-    return test_run(NULL);
+    (void)state;
+    test_folder_on_disk(dir, sizeof dir);
+    return 0;
 }
+
+TEST_GROUP(setup, NULL)

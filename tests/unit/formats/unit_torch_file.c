@@ -24,7 +24,7 @@ static int make_root(void **state)
 static int remove_root(void **state)
 {
     (void)state;
-    fx_remove_dir(root.path);
+    test_remove(root.path);
     return 0;
 }
 

@@ -98,8 +98,6 @@ static void drop(world *w)
 {
     close_world(w);
     qc_checkpoint_close(w->c);
-    test_remove(w->folder);
-    test_remove(w->images);
 }
 
 static qc_status logits(world *w, float *out)

@@ -86,7 +86,6 @@ static void drop(world *w)
     qc_st_cursor_destroy(w->s.cursor);
     qc_checkpoint_close(w->c);
     qc_arena_deinit(&w->arena);
-    test_remove(w->folder);
 }
 
 static void overwrite(world *w, const char *name, const float *values, size_t count)

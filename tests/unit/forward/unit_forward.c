@@ -73,7 +73,6 @@ static void drop(world *w)
 {
     qc_forward_close(w->m);
     qc_checkpoint_close(w->c);
-    test_remove(w->folder);
 }
 
 /* ---- the same in double ---- */

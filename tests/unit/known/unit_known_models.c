@@ -113,7 +113,6 @@ TEST(every_model)
     }
     (void)closedir(dir);
     assert_int_equal(found, 10);
-    test_remove(folder);
 }
 
 /* ---- published counts ---- */
@@ -405,7 +404,6 @@ TEST(other_families)
     assert_int_equal(t->dims[2], 32);
     assert_int_equal(t->dtype, QC_DTYPE_F32);
     qc_checkpoint_close(c);
-    test_remove(p.folder);
 }
 
 TEST(refused_configurations)
@@ -473,7 +471,6 @@ TEST(refused_configurations)
         open_fails(p.path, cases[i].code, cases[i].words);
         open_fails(p.folder, cases[i].code, p.folder);
     }
-    test_remove(p.folder);
 }
 
 /* The first built-in configuration of each type that is not among the largest. */
@@ -522,7 +519,6 @@ TEST(spoilt_configurations)
             }
         }
     }
-    test_remove(p.folder);
 }
 
 /* ---- finding ---- */
@@ -614,10 +610,8 @@ TEST(paths)
     c = open_ok(p.folder, 1);
     assert_int_equal(c->tensor_count, 4);
     qc_checkpoint_close(c);
-    test_remove(p.folder);
     test_folder(p.folder, sizeof p.folder);
     assert_int_not_equal(qc_model_open(&c, p.folder, &has_weights, &err), QC_OK);
-    test_remove(p.folder);
 }
 
 /* Recipe, segments and sizes take them as they are. */

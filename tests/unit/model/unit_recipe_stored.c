@@ -39,7 +39,6 @@ static void fixture_deinit(fixture *f)
 {
     qc_checkpoint_close(f->model);
     qc_arena_deinit(&f->arena);
-    fx_remove_dir(f->dir.path);
 }
 
 static part *add(fixture *f, const char *name, qc_dtype dtype, unsigned ndim, uint64_t rows,

@@ -34,13 +34,6 @@ static int setup(void **state)
     return 0;
 }
 
-static int teardown(void **state)
-{
-    world *w = *state;
-    test_remove(w->root);
-    return 0;
-}
-
 static qc_status write_once(const world *w, qc_error *err)
 {
     static const char *const names[FILES] = {"f0", "f1", "f2", "f3"};
@@ -91,7 +84,7 @@ static void *write_often(void *state)
 
 /* At every moment of a commit, its first and its last included, an OUT is free, or qconv's, or
  * being written: never somebody else's. */
-TEST_WITH(test_looking_during_commits, setup, teardown)
+TEST_WITH(test_looking_during_commits, setup, NULL)
 {
     world *w = *state;
     pthread_t writer;
@@ -115,7 +108,7 @@ TEST_WITH(test_looking_during_commits, setup, teardown)
     assert_true(looks > 0);
 }
 
-TEST_WITH(test_a_folder_of_somebody_else, setup, teardown)
+TEST_WITH(test_a_folder_of_somebody_else, setup, NULL)
 {
     world *w = *state;
     char path[160];
@@ -152,7 +145,7 @@ static qc_status open_part(const world *w, unsigned part_count, qc_error *err)
     return st;
 }
 
-TEST_WITH(test_no_locks, setup, teardown)
+TEST_WITH(test_no_locks, setup, NULL)
 {
     static const int reasons[] = {ENOLCK, ENOSYS, EOPNOTSUPP};
     const world *w = *state;
@@ -169,7 +162,7 @@ TEST_WITH(test_no_locks, setup, teardown)
     }
 }
 
-TEST_WITH(test_interrupted_while_it_waits, setup, teardown)
+TEST_WITH(test_interrupted_while_it_waits, setup, NULL)
 {
     const world *w = *state;
     char lock[160];
@@ -202,7 +195,7 @@ static qc_status look_at_dead(const world *w, size_t *shards, qc_error *err)
 
 /* A staged manifest that cannot be read just now is not taken for none: what has moved would be
  * made again. */
-TEST_WITH(test_a_dead_run_is_not_overlooked, setup, teardown)
+TEST_WITH(test_a_dead_run_is_not_overlooked, setup, NULL)
 {
     const world *w = *state;
     char path[160];

@@ -19,13 +19,6 @@ static int setup(void **state)
     return 0;
 }
 
-static int teardown(void **state)
-{
-    world *w = *state;
-    test_remove(w->root);
-    return 0;
-}
-
 /* Finite in every dtype here, and none too large for float16. */
 static void fill(qc_strbuf *text, const qc_st_tensor *t)
 {
@@ -101,4 +94,4 @@ TEST(progress_adds_up)
     run("--to bf16 --threads 2 --keep *k_proj*", w->model, w->out);
 }
 
-TEST_GROUP(setup, teardown)
+TEST_GROUP(setup, NULL)

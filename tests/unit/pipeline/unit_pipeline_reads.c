@@ -12,21 +12,12 @@ typedef struct {
 static int setup(void **state)
 {
     static world w;
-    const char *tmp = getenv("TMPDIR");
-    /* On a disk, not in memory: what lies there is read past no cache. */
-    (void)snprintf(w.root, sizeof w.root, "%s/qconv-test-XXXXXX", tmp && *tmp ? tmp : "/tmp");
-    assert_non_null(mkdtemp(w.root));
+    /* What lies in memory is read past no cache. */
+    test_folder_on_disk(w.root, sizeof w.root);
     (void)snprintf(w.model, sizeof w.model, "%s/model", w.root);
     (void)snprintf(w.packed, sizeof w.packed, "%s/packed", w.root);
     (void)snprintf(w.out, sizeof w.out, "%s/out", w.root);
     *state = &w;
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    world *w = *state;
-    test_remove(w->root);
     return 0;
 }
 
@@ -139,4 +130,4 @@ TEST(of_what_convert_wrote)
     both_ways("--to keep --threads 3", w->packed, w->out);
 }
 
-TEST_GROUP(setup, teardown)
+TEST_GROUP(setup, NULL)

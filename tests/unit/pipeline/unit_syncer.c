@@ -86,7 +86,6 @@ static int teardown(void **state)
     (void)state;
     qc_journal_close(w.recorder.journal);
     w.recorder.journal = NULL;
-    test_remove(w.root);
     return 0;
 }
 

@@ -37,7 +37,6 @@ static int teardown(void **state)
 {
     world *w = *state;
     qc_arena_deinit(&w->arena);
-    test_remove(w->root);
     return 0;
 }
 

@@ -30,13 +30,6 @@ static int setup(void **state)
     return 0;
 }
 
-static int teardown(void **state)
-{
-    world *w = *state;
-    test_remove(w->root);
-    return 0;
-}
-
 /* The words of a command line, NULL at the end. */
 static qc_status run(qc_error *err, const char *const *words)
 {
@@ -282,7 +275,7 @@ TEST(test_placed)
     damage_all(*state, "--to=nf4", "--vram=2x2GB", "--compress=zstd");
 }
 
-TEST_GROUP(setup, teardown)
+TEST_GROUP(setup, NULL)
 
 int main(int argc, char **argv)
 {
