@@ -136,140 +136,16 @@ static uint64_t parameters(const qc_checkpoint *c, const char *without, qc_dtype
     return total;
 }
 
+/* Models with a layer for multi-token prediction, all of it counted. What docs/models.md says of the
+ * others, and of these without that layer, is held by documented. */
 static const struct {
     const char *id;
     uint64_t parameters;
 } published[] = {
-    {"meta-llama/Llama-2-7b-hf", 6738415616},
-    {"meta-llama/Llama-2-13b-hf", 13015864320},
-    {"meta-llama/Llama-2-70b-hf", 68976648192},
-    {"meta-llama/Meta-Llama-3-8B", 8030261248},
-    {"meta-llama/Meta-Llama-3-70B", 70553706496},
-    {"meta-llama/Llama-3.1-405B", 405853388800},
-    {"meta-llama/Llama-3.2-1B", 1235814400},
-    {"meta-llama/Llama-3.2-3B", 3212749824},
-    {"meta-llama/Llama-3.3-70B-Instruct", 70553706496},
-    {"meta-llama/Llama-3.2-11B-Vision", 10670220835},
-    {"meta-llama/Llama-4-Scout-17B-16E-Instruct", 108641793536},
-    {"mistralai/Mistral-7B-v0.1", 7241732096},
-    {"mistralai/Mistral-7B-v0.3", 7248023552},
-    {"mistralai/Mixtral-8x7B-v0.1", 46702792704},
-    {"mistralai/Mixtral-8x22B-v0.1", 140620634112},
-    {"mistralai/Mixtral-8x22B-Instruct-v0.1", 140630071296},
-    {"Qwen/Qwen2.5-0.5B", 494032768},
-    {"Qwen/Qwen2.5-1.5B-Instruct", 1543714304},
-    {"Qwen/Qwen2.5-3B", 3085938688},
-    {"Qwen/Qwen2.5-7B", 7615616512},
-    {"Qwen/Qwen2.5-14B", 14770033664},
-    {"Qwen/Qwen2.5-32B", 32763876352},
-    {"Qwen/Qwen2.5-72B", 72706203648},
-    {"Qwen/Qwen3-0.6B", 596049920},
-    {"Qwen/Qwen3-1.7B", 1720574976},
-    {"Qwen/Qwen3-4B", 4022468096},
-    {"Qwen/Qwen3-8B", 8190735360},
-    {"Qwen/Qwen3-14B", 14768307200},
-    {"Qwen/Qwen3-32B", 32762123264},
-    {"Qwen/Qwen3-30B-A3B", 30532122624},
-    {"Qwen/Qwen3-235B-A22B", 235093634560},
-    {"google/gemma-2-2b", 2614341888},
-    {"google/gemma-2-9b", 9241705984},
-    {"google/gemma-2-27b", 27227128320},
-    {"openai/gpt-oss-20b", 20914757184},
-    {"openai/gpt-oss-120b", 116829156672},
-    {"deepseek-ai/deepseek-llm-7b-base", 6910365696},
-    {"deepseek-ai/DeepSeek-V2", 235741434880},
-    {"deepseek-ai/DeepSeek-V2-Lite", 15706484224},
-    {"microsoft/Phi-3-mini-4k-instruct", 3821079552},
-    {"microsoft/Phi-3-mini-128k-instruct", 3821079552},
-    {"mistralai/Mistral-Nemo-Base-2407", 12247782400},
-    {"mistralai/Mistral-Small-24B-Base-2501", 23572403200},
-    {"mistralai/Mistral-Small-3.2-24B-Instruct-2506", 24011361280},
-    {"Qwen/Qwen2.5-Coder-0.5B", 494032768},
-    {"Qwen/Qwen2.5-Coder-1.5B", 1543714304},
-    {"Qwen/Qwen2.5-Coder-3B", 3085938688},
-    {"Qwen/Qwen2.5-Coder-7B", 7615616512},
-    {"Qwen/Qwen2.5-Coder-14B", 14770033664},
-    {"Qwen/Qwen2.5-Coder-32B", 32763876352},
-    {"Qwen/QwQ-32B", 32763876352},
-    {"Qwen/Qwen3.5-2B", 2274069824},
-    {"Qwen/Qwen3.5-4B", 4659865088},
-    {"Qwen/Qwen3.5-9B", 9653104368},
-    {"Qwen/Qwen3.6-27B", 27781427952},
-    {"google/gemma-3-270m", 268098176},
-    {"google/gemma-3-1b-pt", 999885952},
-    {"google/gemma-3-4b-pt", 4300079472},
-    {"google/gemma-3-12b-pt", 12187325040},
-    {"google/gemma-3-27b-pt", 27432406640},
-    {"deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", 1777088000},
-    {"deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", 7615616512},
-    {"deepseek-ai/DeepSeek-R1-Distill-Llama-8B", 8030261248},
-    {"deepseek-ai/DeepSeek-R1-Distill-Qwen-14B", 14770033664},
-    {"deepseek-ai/DeepSeek-R1-Distill-Llama-70B", 70553706496},
-    {"microsoft/phi-4", 14659507200},
-    {"microsoft/Phi-4-mini-instruct", 3836021760},
-    {"ibm-granite/granite-3.3-2b-instruct", 2533539840},
-    {"ibm-granite/granite-3.3-8b-instruct", 8170864640},
-    {"allenai/OLMo-2-0425-1B-Instruct", 1484916736},
-    {"allenai/OLMo-2-1124-7B", 7298617344},
-    {"allenai/OLMo-2-1124-7B-Instruct", 7298617344},
-    {"allenai/OLMo-2-1124-13B", 13716198400},
-    {"allenai/OLMo-2-0325-32B", 32234279936},
-    {"allenai/Olmo-3-1025-7B", 7298011136},
-    {"allenai/Olmo-3-1125-32B", 32233522176},
-    {"HuggingFaceTB/SmolLM3-3B", 3075098624},
-    {"zai-org/GLM-4-9B-0414", 9400279040},
-    {"zai-org/GLM-4.5-Air", 110468824832},
-    {"zai-org/GLM-4.5", 358337791296},
-    {"zai-org/GLM-4.7", 358337791296},
-    {"openai-community/gpt2", 124439808},
-    {"google-bert/bert-base-uncased", 110106428},
-    {"sentence-transformers/all-MiniLM-L6-v2", 22713216},
-    {"meta-llama/Llama-4-Maverick-17B-128E-Instruct", 401583781376},
-    {"mistralai/Ministral-8B-Instruct-2410", 8019808256},
-    {"mistralai/Mistral-Large-Instruct-2407", 122610069504},
-    {"Qwen/Qwen2.5-Math-1.5B", 1543714304},
-    {"Qwen/Qwen2.5-Math-7B", 7615616512},
-    {"Qwen/Qwen2.5-Math-72B", 72706203648},
-    {"Qwen/Qwen2.5-7B-Instruct-1M", 7615616512},
-    {"Qwen/Qwen2.5-14B-Instruct-1M", 14770033664},
-    {"Qwen/Qwen3-4B-Instruct-2507", 4022468096},
-    {"Qwen/Qwen3-30B-A3B-Instruct-2507", 30532122624},
-    {"Qwen/Qwen3-Coder-30B-A3B-Instruct", 30532122624},
-    {"Qwen/Qwen3-235B-A22B-Instruct-2507", 235093634560},
-    {"Qwen/Qwen3-Coder-480B-A35B-Instruct", 480154875392},
-    {"Qwen/Qwen3-Next-80B-A3B-Instruct", 81324862720},
-    {"Qwen/Qwen3-Coder-Next", 79674391296},
-    {"Qwen/Qwen3.5-35B-A3B", 35951822704},
-    {"Qwen/Qwen3.5-122B-A10B", 125086497008},
-    {"Qwen/Qwen3.5-397B-A17B", 403397928944},
-    {"google/gemma-2b", 2506172416},
-    {"google/gemma-7b", 8537680896},
-    {"deepseek-ai/DeepSeek-V3.2", 685355329792},
-    {"moonshotai/Kimi-K2-Instruct", 1026408232448},
-    {"microsoft/Phi-4-reasoning", 14659507200},
-    {"allenai/OLMoE-1B-7B-0924", 6919161856},
-    {"HuggingFaceTB/SmolLM2-135M", 134515008},
-    {"HuggingFaceTB/SmolLM2-360M", 361821120},
-    {"HuggingFaceTB/SmolLM2-1.7B", 1711376384},
-    {"TinyLlama/TinyLlama-1.1B-Chat-v1.0", 1100048384},
-    {"MiniMaxAI/MiniMax-M2", 228689764864},
-    {"ibm-granite/granite-4.0-h-small", 32207337984},
-    {"zai-org/GLM-4.6", 356785898816},
-    {"zai-org/GLM-5", 753864139008},
+    {"zai-org/GLM-4.5-Air", 110468824832}, {"zai-org/GLM-4.5", 358337791296},
+    {"zai-org/GLM-4.7", 358337791296},     {"deepseek-ai/DeepSeek-V3.2", 685355329792},
+    {"zai-org/GLM-4.6", 356785898816},     {"zai-org/GLM-5", 753864139008},
     {"zai-org/GLM-5.2", 753329940480},
-    {"openai-community/gpt2-medium", 354823168},
-    {"openai-community/gpt2-large", 774030080},
-    {"openai-community/gpt2-xl", 1557611200},
-    {"EleutherAI/pythia-70m", 70426624},
-    {"EleutherAI/pythia-160m", 162322944},
-    {"EleutherAI/pythia-410m", 405334016},
-    {"EleutherAI/pythia-1b", 1011781632},
-    {"EleutherAI/pythia-1.4b", 1414647808},
-    {"EleutherAI/pythia-2.8b", 2775208960},
-    {"EleutherAI/pythia-6.9b", 6857302016},
-    {"EleutherAI/pythia-12b", 11846072320},
-    {"google-bert/bert-large-uncased", 336226108},
-    {"sentence-transformers/all-MiniLM-L12-v2", 33360000},
 };
 
 TEST(published_counts)
@@ -660,7 +536,8 @@ static const char *row_of(const char *text, const char *id)
     return NULL;
 }
 
-/* docs/models.md names every id with its number of parameters. */
+/* docs/models.md names every id with its published number of parameters: without a layer for
+ * multi-token prediction. */
 TEST(documented)
 {
     size_t len = 0;
@@ -686,7 +563,8 @@ TEST(documented)
         }
         const char *end = strchr(at, '\n');
         const char *found = strstr(at, digits);
-        if (!found || found > end)
+        if (!found || found > end || strchr("0123456789,", found[-1]) ||
+            strchr("0123456789,", found[strlen(digits)]))
             fail_msg("%s: docs/models.md does not say %s", id, digits);
         qc_checkpoint_close(c);
     }
