@@ -110,7 +110,7 @@ TEST(test_importance)
 
 TEST(test_from_all_to_nothing)
 {
-    SCOPED(fixture) f;
+    SCOPED(fixture) f = {0};
     qc_auto_result r;
     llama(&f);
     choose_ok(&f, &r, "100MB"); /* everything as it is */
@@ -127,7 +127,7 @@ TEST(test_from_all_to_nothing)
 
 TEST(test_between)
 {
-    SCOPED(fixture) f;
+    SCOPED(fixture) f = {0};
     qc_auto_result r;
     double before = HUGE_VAL;
     uint32_t kinds = 0;
@@ -160,7 +160,7 @@ TEST(test_between)
 
 TEST(test_candidates_and_rules)
 {
-    SCOPED(fixture) f;
+    SCOPED(fixture) f = {0};
     qc_auto_result r;
     llama(&f);
     f.options.schemes = "nf4,16bit";
@@ -183,7 +183,7 @@ TEST(test_experts)
         "{\"model_type\": \"qwen3_moe\", \"hidden_size\": 128, \"moe_intermediate_size\": 64, "
         "\"num_hidden_layers\": 2, \"num_attention_heads\": 2, \"num_key_value_heads\": 2, "
         "\"head_dim\": 64, \"num_experts\": 20, \"num_experts_per_tok\": 2, \"vocab_size\": 100}";
-    SCOPED(fixture) f;
+    SCOPED(fixture) f = {0};
     qc_auto_result r;
     char name[128];
     fixture_init(&f, QC_TO_AUTO);
@@ -240,7 +240,7 @@ TEST(test_one_choice_for_a_module)
     for (unsigned kb = 800; kb <= 5600; kb += 150) {
         double predicted[2] = {0};
         for (int may = 0; may < 2; may++) {
-            SCOPED(fixture) f;
+            SCOPED(fixture) f = {0};
             qc_auto_result r;
             llama(&f);
             for (unsigned e = 0; e < 9; e++) {
@@ -270,7 +270,7 @@ TEST(test_one_choice_for_a_module)
 /* A Conv1D weight that stays as it is also stays in its own order. */
 TEST(test_transposed)
 {
-    SCOPED(fixture) f;
+    SCOPED(fixture) f = {0};
     qc_auto_result r;
     fixture_init(&f, QC_TO_AUTO);
     fixture_config(&f, "{\"model_type\": \"gpt2\", \"n_embd\": 64, \"n_layer\": 1, \"n_head\": 2, "
@@ -296,7 +296,7 @@ TEST(test_fp8)
                       scale[] = "model.layers.0.self_attn.q_proj.weight_scale_inv",
                       input[] = "model.layers.0.self_attn.q_proj.input_scale",
                       up[] = "model.layers.0.mlp.up_proj.weight";
-    SCOPED(fixture) f;
+    SCOPED(fixture) f = {0};
     qc_auto_result r;
     fixture_init(&f, QC_TO_AUTO);
     fixture_config(&f, config);
@@ -333,7 +333,7 @@ TEST(test_fp8)
 /* What does not run on a card is no candidate, unless it is named. */
 TEST(test_notes)
 {
-    SCOPED(fixture) f;
+    SCOPED(fixture) f = {0};
     qc_auto_result r;
     llama(&f);
     choose_ok(&f, &r, "A100-40GB");
@@ -353,7 +353,7 @@ TEST(test_notes)
 /* What is left in 16 bit follows --rest. */
 TEST(test_rest)
 {
-    SCOPED(fixture) f;
+    SCOPED(fixture) f = {0};
     qc_auto_result r;
     llama(&f);
     f.options.rest = QC_REST_FP16;
@@ -364,7 +364,7 @@ TEST(test_rest)
 
 TEST(test_text)
 {
-    SCOPED(fixture) f;
+    SCOPED(fixture) f = {0};
     qc_auto_result r;
     qc_strbuf text;
     qc_json_writer w;

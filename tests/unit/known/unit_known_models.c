@@ -90,7 +90,7 @@ TEST(every_model)
     for (struct dirent *e; (e = readdir(dir)) != NULL;) {
         if (!qc_ends_with(e->d_name, ".json"))
             continue;
-        fixture f;
+        SCOPED(fixture) f = {0};
         qc_json *doc = load(&f, e->d_name, QC_TO_NF4);
         fixture_make_ok(&f); /* sorts */
         const char *id = qc_json_string_or(qc_json_get(qc_json_root(doc), "hf_id"), "");
@@ -108,7 +108,6 @@ TEST(every_model)
         expect_same(c, &f.model, e->d_name);
         qc_checkpoint_close(c);
         qc_json_destroy(doc);
-        fixture_deinit(&f);
         found++;
     }
     (void)closedir(dir);
@@ -136,8 +135,8 @@ static uint64_t parameters(const qc_checkpoint *c, const char *without, qc_dtype
     return total;
 }
 
-/* Models with a layer for multi-token prediction, all of it counted. What docs/models.md says of the
- * others, and of these without that layer, is held by documented. */
+/* Models with a layer for multi-token prediction, all of it counted. What docs/models.md says of
+ * the others, and of these without that layer, is held by documented. */
 static const struct {
     const char *id;
     uint64_t parameters;

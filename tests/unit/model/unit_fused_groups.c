@@ -55,7 +55,7 @@ TEST(groups_by_name)
         "k_proj.weight",
         NULL,
     };
-    fixture f;
+    SCOPED(fixture) f = {0};
     fixture_init(&f, QC_TO_NF4);
     names(&f, list);
     expect_group(&f, ATTENTION "k_proj.weight", "qkv_proj", 3);
@@ -71,7 +71,6 @@ TEST(groups_by_name)
     expect_group(&f, "model.layers.3.cross_attn.q_proj.weight", NULL, 0);
     expect_group(&f, "model.layers.4.block_sparse_moe.experts.11.w3.weight", "gate_up_proj", 2);
     expect_group(&f, "q_proj.weight", "qkv_proj", 2);
-    fixture_deinit(&f);
     assert_int_equal(qc_expert_stem("a.mlp.experts.17.up_proj.weight"), strlen("a.mlp.experts"));
     assert_int_equal(qc_expert_stem("experts.0.w1.weight"), strlen("experts"));
     assert_int_equal(qc_expert_stem("a.mlp.shared_experts.up_proj.weight"), 0);
@@ -95,7 +94,7 @@ static void expect_choice(qc_to to, int split, const char *rules, const char *wa
                                         ATTENTION "v_proj.weight", MLP "gate_proj.weight",
                                         MLP "up_proj.weight"};
     char globs[4][64], got[6] = "";
-    SCOPED(fixture) f;
+    SCOPED(fixture) f = {0};
     fixture_init(&f, to);
     f.options.split_fused = split;
     add_layer(&f);
@@ -126,7 +125,7 @@ TEST(rules_are_widened)
 
 TEST(what_the_warning_says)
 {
-    SCOPED(fixture) f;
+    SCOPED(fixture) f = {0};
     fixture_init(&f, QC_TO_NF4);
     add_layer(&f);
     fixture_add(&f, "model.layers.1.self_attn.q_proj.weight", 64, 64);
@@ -153,7 +152,7 @@ TEST(what_the_warning_says)
 /* A member that cannot be quantized leaves the group split, whatever the rule says. */
 TEST(members_that_cannot)
 {
-    SCOPED(fixture) f;
+    SCOPED(fixture) f = {0};
     fixture_init(&f, QC_TO_NF4);
     add_layer(&f);
     fixture_add_dims(&f, "model.layers.1.mlp.gate_proj.weight", QC_DTYPE_I64, 2,
@@ -170,7 +169,7 @@ TEST(members_that_cannot)
 
 TEST(skip_lists_have_the_engines_names)
 {
-    fixture f;
+    SCOPED(fixture) f = {0};
     fixture_init(&f, QC_TO_NF4);
     add_layer(&f);
     fixture_add(&f, "model.layers.1.self_attn.q_a_proj.weight", 64, 64);
@@ -185,14 +184,12 @@ TEST(skip_lists_have_the_engines_names)
                              "model.layers.1.self_attn.fused_qkv_a_proj_with_mqa "
                              "model.layers.1.self_attn.kv_a_proj_with_mqa "
                              "model.layers.1.self_attn.q_a_proj");
-    fixture_deinit(&f);
     fixture_init(&f, QC_TO_NF4); /* a split group has no such name: part of it is quantized */
     f.options.split_fused = 1;
     add_layer(&f);
     fixture_rule(&f, 0, "*q_proj*");
     fixture_make_ok(&f);
     fixture_expect_skips(&f, "lm_head model.layers.0.self_attn.q_proj");
-    fixture_deinit(&f);
     fixture_init(&f,
                  QC_TO_NF4); /* the other names that the group may have in memory, and experts */
     fixture_config(&f, "{\"model_type\":\"llava\",\"text_config\":{\"vocab_size\":512}}");
@@ -207,5 +204,4 @@ TEST(skip_lists_have_the_engines_names)
     assert_true(fixture_skips(&f, "model.language_model.layers.0.mlp.gate_up_proj"));
     assert_true(fixture_skips(&f, "language_model.model.layers.1.mlp.experts.0.gate_proj"));
     assert_false(fixture_skips(&f, "language_model.model.layers.1.mlp.experts.0.gate_up_proj"));
-    fixture_deinit(&f);
 }

@@ -96,7 +96,7 @@ TEST(every_model)
         size_t len = strlen(e->d_name);
         if (len < 5 || strcmp(e->d_name + len - 5, ".json") != 0)
             continue;
-        fixture f;
+        SCOPED(fixture) f = {0};
         qc_json *doc = load(&f, e->d_name, QC_TO_NF4);
         const qc_json_node *root = qc_json_root(doc);
         qc_geometry g;
@@ -110,7 +110,6 @@ TEST(every_model)
         assert_int_equal(g.guessed, 0);
         check_sizes(&g, qc_json_get(root, "sizes"), e->d_name);
         qc_json_destroy(doc);
-        fixture_deinit(&f);
         found++;
     }
     (void)closedir(dir);

@@ -27,7 +27,7 @@ static void add_llama(fixture *f)
 
 TEST(llama_by_table)
 {
-    SCOPED(fixture) f;
+    SCOPED(fixture) f = {0};
     fixture_init(&f, QC_TO_NF4);
     add_llama(&f);
     fixture_make_ok(&f);
@@ -61,7 +61,7 @@ TEST(schemes_follow_options)
         {QC_TO_BF16, 0, QC_SCHEME_KEEP, "keep"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        SCOPED(fixture) f;
+        SCOPED(fixture) f = {0};
         fixture_init(&f, cases[i].to);
         f.options.block_elems = cases[i].block_elems;
         add_llama(&f);
@@ -76,7 +76,7 @@ TEST(schemes_follow_options)
 TEST(every_source_dtype)
 {
     for (int t = 0; t < QC_DTYPE_COUNT; t++) {
-        SCOPED(fixture) f;
+        SCOPED(fixture) f = {0};
         fixture_init(&f, QC_TO_NF4);
         fixture_config(&f, llama);
         fixture_add_dims(&f, LAYER "self_attn.q_proj.weight", (qc_dtype)t, 2, (uint64_t[]){64, 64});
@@ -99,7 +99,7 @@ TEST(every_source_dtype)
 
 TEST(deepseek_v3_layout)
 {
-    SCOPED(fixture) f;
+    SCOPED(fixture) f = {0};
     fixture_init(&f, QC_TO_NF4);
     f.options.rest = QC_REST_BF16;
     fixture_config(&f, "{\"model_type\":\"deepseek_v3\",\"n_routed_experts\":256}");
@@ -131,7 +131,7 @@ TEST(deepseek_v3_layout)
 
 TEST(mixtral_router_is_a_linear)
 {
-    SCOPED(fixture) f;
+    SCOPED(fixture) f = {0};
     fixture_init(&f, QC_TO_INT8);
     fixture_config(&f, "{\"model_type\":\"mixtral\",\"num_local_experts\":8}");
     fixture_add(&f, "model.embed_tokens.weight", 512, 64);
@@ -152,7 +152,7 @@ TEST(mixtral_router_is_a_linear)
 
 TEST(qwen_moe_gates)
 {
-    SCOPED(fixture) f;
+    SCOPED(fixture) f = {0};
     fixture_init(&f, QC_TO_NF4);
     fixture_config(&f, "{\"model_type\":\"qwen2_moe\",\"num_experts\":60}");
     fixture_add(&f, "model.embed_tokens.weight", 512, 64);
@@ -172,7 +172,7 @@ TEST(gpt2_is_transposed)
     /* As on the Hub (no prefix) and as saved with a head. */
     static const char *const prefixes[] = {"", "transformer."};
     for (size_t p = 0; p < 2; p++) {
-        SCOPED(fixture) f;
+        SCOPED(fixture) f = {0};
         fixture_init(&f, QC_TO_NF4);
         f.options.rest = QC_REST_BF16;
         fixture_config(&f, "{\"model_type\":\"gpt2\",\"vocab_size\":50257}");
@@ -214,7 +214,7 @@ TEST(bert_with_and_without_prefix)
 {
     static const char *const prefixes[] = {"", "bert."};
     for (size_t p = 0; p < 2; p++) {
-        SCOPED(fixture) f;
+        SCOPED(fixture) f = {0};
         char name[160];
         fixture_init(&f, QC_TO_NF4);
         fixture_config(&f, "{\"model_type\":\"bert\",\"vocab_size\":512}");
@@ -250,7 +250,7 @@ TEST(bert_with_and_without_prefix)
 
 TEST(mllama_under_new_names)
 {
-    SCOPED(fixture) f;
+    SCOPED(fixture) f = {0};
     fixture_init(&f, QC_TO_NF4);
     fixture_config(&f, "{\"model_type\":\"mllama\",\"text_config\":{\"vocab_size\":512}}");
     fixture_add(&f, "lm_head.weight", 512, 64);
@@ -296,7 +296,7 @@ TEST(tied_heads)
         {"{\"model_type\":\"new\"}", 1, 0, 0},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        SCOPED(fixture) f;
+        SCOPED(fixture) f = {0};
         qc_st_meta meta = {"model.embed_tokens.weight", "lm_head.weight"};
         fixture_init(&f, QC_TO_NF4);
         fixture_config(&f, cases[i].config);
@@ -325,7 +325,7 @@ TEST(tied_heads)
 
 TEST(last_rule_wins)
 {
-    SCOPED(fixture) f;
+    SCOPED(fixture) f = {0};
     fixture_init(&f, QC_TO_NF4);
     add_llama(&f);
     fixture_rule(&f, 0, "model.layers.*");
@@ -372,24 +372,22 @@ TEST(globs_that_help_nobody)
         {0, "", "matches no tensor"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        fixture f;
+        SCOPED(fixture) f = {0};
         fixture_init(&f, QC_TO_NF4);
         add_llama(&f);
         fixture_rule(&f, cases[i].quantize, cases[i].glob);
         fixture_make_fails(&f, QC_ERR_USAGE, cases[i].glob, cases[i].says);
-        fixture_deinit(&f);
     }
-    fixture f;
+    SCOPED(fixture) f = {0};
     fixture_init(&f, QC_TO_BF16);
     add_llama(&f);
     fixture_rule(&f, 1, "*q_proj.weight");
     fixture_make_fails(&f, QC_ERR_USAGE, "*q_proj.weight", "--to nf4");
-    fixture_deinit(&f);
 }
 
 TEST(rest_casts_what_is_kept)
 {
-    SCOPED(fixture) f;
+    SCOPED(fixture) f = {0};
     fixture_init(&f, QC_TO_NF4);
     fixture_config(&f, llama);
     f.options.rest = QC_REST_FP16;
@@ -417,7 +415,7 @@ TEST(rest_casts_what_is_kept)
 
 TEST(to_float_casts_all_but_kept)
 {
-    SCOPED(fixture) f;
+    SCOPED(fixture) f = {0};
     fixture_init(&f, QC_TO_FP16);
     fixture_config(&f, llama);
     fixture_add(&f, "model.embed_tokens.weight", 256, 64);
@@ -493,7 +491,7 @@ TEST(general_rules)
          "{\"vocab_size\":512,\"n_routed_experts\":8}}"),
     };
     for (size_t c = 0; c < sizeof configs / sizeof *configs; c++) {
-        SCOPED(fixture) f;
+        SCOPED(fixture) f = {0};
         fixture_init(&f, QC_TO_NF4);
         fixture_config(&f, configs[c]);
         for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
@@ -524,7 +522,7 @@ TEST(general_rules)
 
 TEST(gate_without_experts_is_a_linear)
 {
-    SCOPED(fixture) f;
+    SCOPED(fixture) f = {0};
     fixture_init(&f, QC_TO_NF4);
     fixture_add(&f, "block.0.gate.weight", 64, 64);
     fixture_add(&f, "embed_tokens.weight", 512, 64);
@@ -549,7 +547,7 @@ TEST(hidden_heads)
         {"new", "mypredictions.x.weight", "lm_head"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        SCOPED(fixture) f;
+        SCOPED(fixture) f = {0};
         char config[64];
         fixture_init(&f, QC_TO_NF4);
         (void)snprintf(config, sizeof config, "{\"model_type\":\"%s\"}", cases[i].type);
@@ -563,7 +561,7 @@ TEST(hidden_heads)
 
 TEST(held_in_32_bit)
 {
-    SCOPED(fixture) f;
+    SCOPED(fixture) f = {0};
     fixture_init(&f, QC_TO_NF4);
     fixture_config(&f, "{\"model_type\":\"t5\",\"vocab_size\":512}");
     fixture_add(&f, "shared.weight", 512, 64);
@@ -597,7 +595,7 @@ TEST(packed_by_other_tools)
 {
     static const char *const leaves[] = {"qweight", "weight_packed", "trellis", "q_weight"};
     for (size_t i = 0; i < sizeof leaves / sizeof *leaves; i++) {
-        SCOPED(fixture) f;
+        SCOPED(fixture) f = {0};
         char name[128];
         fixture_init(&f, QC_TO_NF4);
         fixture_config(&f, llama);
@@ -622,7 +620,7 @@ TEST(odd_configs)
         "{\"model_type\":\" llama \",\"tie_word_embeddings\":\"yes\"}",
     };
     for (size_t i = 0; i < sizeof configs / sizeof *configs; i++) {
-        fixture f;
+        SCOPED(fixture) f = {0};
         fixture_init(&f, QC_TO_NF4);
         add_llama(&f);
         fixture_config(&f, configs[i]);
@@ -630,18 +628,16 @@ TEST(odd_configs)
         assert_int_equal(f.recipe.known_type, 0);
         fixture_expect(&f, LAYER "self_attn.q_proj.weight", QC_SCHEME_NF4, QC_ROLE_LINEAR);
         fixture_expect(&f, "lm_head.weight", QC_SCHEME_KEEP, QC_ROLE_HEAD);
-        fixture_deinit(&f);
     }
-    fixture f; /* nothing at all */
+    SCOPED(fixture) f = {0}; /* nothing at all */
     fixture_init(&f, QC_TO_NF4);
     fixture_make_ok(&f);
     fixture_expect_skips(&f, "lm_head");
-    fixture_deinit(&f);
 }
 
 TEST(out_of_memory)
 {
-    SCOPED(fixture) f;
+    SCOPED(fixture) f = {0};
     fixture_init(&f, QC_TO_NF4);
     add_llama(&f);
     fixture_rule(&f, 0, "*.mlp.*");

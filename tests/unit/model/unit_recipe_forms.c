@@ -39,7 +39,7 @@ TEST(fp8_blocks)
         {QC_TO_KEEP, 0, QC_SCHEME_KEEP, QC_DTYPE_F8_E4M3},
     };
     for (size_t r = 0; r < sizeof runs / sizeof *runs; r++) {
-        SCOPED(fixture) f;
+        SCOPED(fixture) f = {0};
         fixture_init(&f, runs[r].to);
         f.options.block_elems = runs[r].block;
         fixture_config(&f, deepseek);
@@ -67,7 +67,7 @@ TEST(fp8_blocks)
 
 TEST(fp8_kept_with_its_scales)
 {
-    SCOPED(fixture) f;
+    SCOPED(fixture) f = {0};
     fixture_init(&f, QC_TO_NF4);
     fixture_config(&f, deepseek);
     add2(&f, Q, QC_DTYPE_F8_E4M3, 256, 256);
@@ -100,7 +100,7 @@ TEST(fp8_other_scales)
         {2, {2, 2}, 128, QC_OK}, /* 128 x 128 */
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        SCOPED(fixture) f;
+        SCOPED(fixture) f = {0};
         fixture_init(&f, QC_TO_INT8);
         fixture_config(&f, "{\"model_type\":\"llama\",\"torch_dtype\":\"float16\"}");
         add2(&f, Q, QC_DTYPE_F8_E4M3, 256, 256);
@@ -123,7 +123,7 @@ TEST(fp8_other_scales)
 
 TEST(fp8_that_is_not_read)
 {
-    fixture f;
+    SCOPED(fixture) f = {0};
     fixture_init(&f, QC_TO_BF16); /* a config that speaks of scales, and none there */
     fixture_config(&f, deepseek);
     add2(&f, Q, QC_DTYPE_F8_E4M3, 256, 256);
@@ -136,12 +136,10 @@ TEST(fp8_that_is_not_read)
     fixture_make_fails(&f, QC_ERR_INPUT, "weight_block_size", "fewer");
     fixture_config(&f, "{\"quantization_config\":{\"weight_block_size\":[0,128]}}");
     fixture_make_fails(&f, QC_ERR_INPUT, "weight_block_size", "0");
-    fixture_deinit(&f);
     fixture_init(&f, QC_TO_NF4); /* other encodings */
     add2(&f, Q, QC_DTYPE_F8_E4M3FNUZ, 256, 256);
     add2(&f, Q "_scale_inv", QC_DTYPE_F32, 2, 2);
     fixture_make_fails(&f, QC_ERR_UNSUPPORTED, Q, "F8_E4M3FNUZ");
-    fixture_deinit(&f);
 }
 
 static void add_experts(fixture *f, uint64_t out, uint64_t groups)
@@ -160,7 +158,7 @@ TEST(mxfp4_passes_through)
         "{\"model_type\":\"gpt_oss\",\"quantization_config\":{\"quant_method\":\"gptq\"}}",
     };
     for (size_t i = 0; i < sizeof configs / sizeof *configs; i++) {
-        SCOPED(fixture) f;
+        SCOPED(fixture) f = {0};
         fixture_init(&f, QC_TO_NF4);
         fixture_config(&f, configs[i]);
         add_experts(&f, 96, 3);
@@ -192,12 +190,11 @@ TEST(mxfp4_passes_through)
 
 TEST(mxfp4_rules)
 {
-    fixture f;
+    SCOPED(fixture) f = {0};
     fixture_init(&f, QC_TO_NF4);
     fixture_add(&f, Q, 64, 64);
     f.options.requantize = 1;
     fixture_make_fails(&f, QC_ERR_USAGE, "--requantize", "no weights in MXFP4");
-    fixture_deinit(&f);
     fixture_init(&f, QC_TO_NF4);
     add_experts(&f, 33, 3); /* 33 * 96 is 49.5 blocks of 64 */
     f.options.requantize = 1;
@@ -210,14 +207,13 @@ TEST(mxfp4_rules)
     f.options.requantize = 0;
     fixture_rule(&f, 1, "*_blocks");
     fixture_make_fails(&f, QC_ERR_USAGE, UP "_blocks", "--requantize");
-    fixture_deinit(&f);
 }
 
 TEST(mtp)
 {
     static const qc_to to[] = {QC_TO_NF4, QC_TO_BF16, QC_TO_KEEP};
     for (size_t i = 0; i < sizeof to / sizeof *to; i++) {
-        SCOPED(fixture) f;
+        SCOPED(fixture) f = {0};
         fixture_init(&f, to[i]);
         fixture_config(&f, "{\"model_type\":\"deepseek_v3\",\"num_hidden_layers\":10}");
         fixture_add(&f, "model.layers.9.self_attn.o_proj.weight", 64, 64);
@@ -275,7 +271,7 @@ static void expect_part(const fixture *f, const char *name, uint64_t begin, uint
 
 TEST(fused_experts)
 {
-    fixture f;
+    SCOPED(fixture) f = {0};
     fixture_init(&f, QC_TO_NF4);
     fixture_config(&f, "{\"model_type\":\"mixtral\",\"num_local_experts\":2}");
     add3(&f, UP, QC_DTYPE_BF16, 2, 128, 96);
@@ -300,7 +296,6 @@ TEST(fused_experts)
 #undef X
     assert_non_null(qc_checkpoint_find(&f.model, "model.layers.0.block_sparse_moe.gate.weight"));
     assert_non_null(qc_checkpoint_find(&f.model, "model.layers.1.mlp.gate.weight"));
-    fixture_deinit(&f);
 }
 
 /* 3 experts of [256, 200] and [200, 256], blocks of 128 x 128 or as config.json says. */
@@ -320,7 +315,7 @@ TEST(fused_fp8_experts)
     static const char config[] = "{\"model_type\":\"deepseek_v3\",\"n_routed_experts\":3}";
     static const qc_to to[] = {QC_TO_NF4, QC_TO_INT8};
     for (size_t i = 0; i < 2; i++) {
-        fixture f;
+        SCOPED(fixture) f = {0};
         fixture_init(&f, to[i]);
         fixture_config(&f, config);
         add_fp8_experts(&f, 256, 4);
@@ -341,19 +336,17 @@ TEST(fused_fp8_experts)
         assert_int_not_equal(fixture_entry(&f, X)->scheme, QC_SCHEME_KEEP);
         assert_int_equal(fixture_entry(&f, X "_scale_inv")->scheme, QC_SCHEME_ABSORBED);
 #undef X
-        fixture_deinit(&f);
     }
     /* A block of scales that spans gate and up; scales that are not there; too many. */
     static const uint64_t shapes[][2] = {{192, 3}, {256, 5}, {192, 4}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        fixture f;
+        SCOPED(fixture) f = {0};
         fixture_init(&f, QC_TO_NF4);
         fixture_config(&f, config);
         add_fp8_experts(&f, shapes[i][0], shapes[i][1]);
         split(&f);
         assert_int_equal(f.model.tensor_count, 4);
         assert_int_equal(f.model.warning_count, 1);
-        fixture_deinit(&f);
     }
 }
 
@@ -373,7 +366,7 @@ TEST(stacks_that_stay)
         {"{\"model_type\":\"qwen3_moe\"}", {0, 96}, {96, 0}, QC_DTYPE_BF16, 0},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        SCOPED(fixture) f;
+        SCOPED(fixture) f = {0};
         fixture_init(&f, QC_TO_NF4);
         fixture_config(&f, cases[i].config);
         add3(&f, UP, cases[i].dtype, 2, cases[i].up[0], cases[i].up[1]);

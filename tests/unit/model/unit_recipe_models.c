@@ -116,7 +116,7 @@ static void one_model(const char *file, uint64_t quantizable, const char *skips)
         const char *key;
     } runs[] = {{QC_TO_NF4, "nf4"}, {QC_TO_INT8, "int8"}, {QC_TO_BF16, "bf16"}};
     for (size_t r = 0; r < sizeof runs / sizeof *runs; r++) {
-        SCOPED(fixture) f;
+        SCOPED(fixture) f = {0};
         qc_json *doc = load(&f, file, runs[r].to);
         f.options.rest = QC_REST_BF16;
         fixture_make_ok(&f);
@@ -143,7 +143,7 @@ TEST(gpt_oss_requantized)
 {
     static const char file[] = "gpt-oss-20b.json";
     for (int int8 = 0; int8 < 2; int8++) {
-        SCOPED(fixture) f;
+        SCOPED(fixture) f = {0};
         qc_json *doc = load(&f, file, int8 ? QC_TO_INT8 : QC_TO_NF4);
         f.options.requantize = 1;
         fixture_make_ok(&f);
@@ -182,7 +182,7 @@ TEST(mllama_without_vision)
 {
     static const char file[] = "Llama-3.2-11B-Vision-Instruct.json";
     for (int int8 = 0; int8 < 2; int8++) {
-        SCOPED(fixture) f;
+        SCOPED(fixture) f = {0};
         qc_json *doc = load(&f, file, int8 ? QC_TO_INT8 : QC_TO_NF4);
         fixture_rule(&f, 0, "vision_model.*");
         fixture_rule(&f, 0, "multi_modal_projector.*");
@@ -205,7 +205,7 @@ TEST(mllama_without_vision)
 TEST(general_rules_agree)
 {
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
-        SCOPED(fixture) f;
+        SCOPED(fixture) f = {0};
         qc_json *doc = load(&f, models[i].file, QC_TO_NF4);
         uint64_t vocab = 0;
         const qc_json_node *config = qc_json_get(qc_json_root(doc), "config");
@@ -235,7 +235,7 @@ TEST(general_rules_agree)
 /* 29,102 tensors three times over and eight globs. */
 TEST(many_tensors_and_globs)
 {
-    SCOPED(fixture) f;
+    SCOPED(fixture) f = {0};
     qc_json *doc = load(&f, "DeepSeek-V2.5.json", QC_TO_NF4);
     size_t n = f.model.tensor_count;
     for (int copy = 0; copy < 2; copy++) {

@@ -26,19 +26,20 @@ typedef struct {
     size_t count;
 } fixture;
 
+static void fixture_deinit(fixture *f)
+{
+    qc_checkpoint_close(f->model);
+    qc_arena_deinit(&f->arena);
+}
+
 static void init(fixture *f, qc_to to)
 {
+    fixture_deinit(f);
     memset(f, 0, sizeof *f);
     fx_make_dir(&f->dir);
     qc_arena_init(&f->arena);
     f->options.to = to;
     f->options.rules = &f->rule;
-}
-
-static void fixture_deinit(fixture *f)
-{
-    qc_checkpoint_close(f->model);
-    qc_arena_deinit(&f->arena);
 }
 
 static part *add(fixture *f, const char *name, qc_dtype dtype, unsigned ndim, uint64_t rows,
@@ -185,7 +186,7 @@ static void expect_tensor(const fixture *f, uint32_t index, const char *name)
 TEST(nf4_is_dequantized)
 {
     for (int nested = 0; nested < 2; nested++) {
-        SCOPED(fixture) f;
+        SCOPED(fixture) f = {0};
         init(&f, QC_TO_BF16);
         add_nf4(&f, nested);
         add_rest(&f);
@@ -225,7 +226,7 @@ TEST(nf4_is_dequantized)
 
 TEST(fp4_names_its_own_map)
 {
-    SCOPED(fixture) f;
+    SCOPED(fixture) f = {0};
     init(&f, QC_TO_BF16);
     add_nf4(&f, 0);
     drop(&f, Q "weight.quant_state.bitsandbytes__nf4");
@@ -239,7 +240,7 @@ TEST(fp4_names_its_own_map)
 
 TEST(int8_by_rows_and_by_blocks)
 {
-    fixture f;
+    SCOPED(fixture) f = {0};
     init(&f, QC_TO_BF16);
     add_rows(&f);
     make_ok(&f);
@@ -255,7 +256,6 @@ TEST(int8_by_rows_and_by_blocks)
     drop(&f, Q "weight_format"); /* older releases wrote none */
     make_ok(&f);
     expect(&f, Q "weight", QC_SCHEME_DEQUANT, QC_ROLE_PACKED);
-    fixture_deinit(&f);
 
     init(&f, QC_TO_BF16);
     add_rows(&f);
@@ -268,7 +268,6 @@ TEST(int8_by_rows_and_by_blocks)
     assert_int_equal(w->dims[0], 96);
     assert_int_equal(w->dims[1], 100);
     assert_int_equal(w->block_elems, 100);
-    fixture_deinit(&f);
 
     init(&f, QC_TO_BF16);
     add_block_int8(&f);
@@ -280,12 +279,11 @@ TEST(int8_by_rows_and_by_blocks)
     assert_int_equal(w->block_elems, 128);
     assert_int_equal(w->dtype, QC_DTYPE_F32);
     expect_tensor(&f, w->quant_map, NULL);
-    fixture_deinit(&f);
 }
 
 TEST(keep_leaves_weight_and_states)
 {
-    SCOPED(fixture) f;
+    SCOPED(fixture) f = {0};
     init(&f, QC_TO_BF16);
     add_nf4(&f, 1);
     add_rest(&f);
@@ -310,22 +308,20 @@ TEST(quantizing_again_is_refused)
 {
     static const qc_to to[] = {QC_TO_NF4, QC_TO_INT8};
     for (size_t i = 0; i < 2; i++) {
-        fixture f;
+        SCOPED(fixture) f = {0};
         init(&f, to[i]);
         add_nf4(&f, 1);
         add(&f, "model.layers.1.self_attn.q_proj.weight", QC_DTYPE_BF16, 2, 96, 100);
         expect_failure(&f, llama, QC_ERR_UNSUPPORTED, "--to bf16");
-        fixture_deinit(&f);
         init(&f, to[i]);
         add_rows(&f);
         expect_failure(&f, llama, QC_ERR_UNSUPPORTED, "' is int8 (");
-        fixture_deinit(&f);
     }
 }
 
 TEST(conv1d_is_turned_back)
 {
-    SCOPED(fixture) f;
+    SCOPED(fixture) f = {0};
     init(&f, QC_TO_BF16);
     add(&f, "h.0.attn.c_attn.weight", QC_DTYPE_I8, 2, 96, 32);
     add(&f, "h.0.attn.c_attn.SCB", QC_DTYPE_F32, 1, 96, 0);
@@ -345,7 +341,7 @@ TEST(parts_that_do_not_fit)
         for (size_t i = 0;; i++) {
             int done = 0;
             for (unsigned damage = 0; damage < 3; damage++) {
-                SCOPED(fixture) f;
+                SCOPED(fixture) f = {0};
                 init(&f, QC_TO_BF16);
                 if (form < 2)
                     add_nf4(&f, form == 1);
@@ -406,7 +402,7 @@ TEST(states_that_do_not_fit)
          ""},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        SCOPED(fixture) f;
+        SCOPED(fixture) f = {0};
         init(&f, QC_TO_BF16);
         add_nf4(&f, 0);
         drop(&f, Q "weight.quant_state.bitsandbytes__nf4");
@@ -419,32 +415,28 @@ TEST(states_that_do_not_fit)
 
 TEST(odd_combinations)
 {
-    fixture f;
+    SCOPED(fixture) f = {0};
     init(&f, QC_TO_BF16); /* two states for one weight */
     add_nf4(&f, 0);
     add_text(&f, Q "weight.quant_state.bitsandbytes__fp4",
              "{\"quant_type\": \"fp4\", \"blocksize\": 64, \"dtype\": \"float16\", "
              "\"shape\": [96, 100]}");
     expect_failure(&f, llama, QC_ERR_INPUT, "more than one");
-    fixture_deinit(&f);
 
     init(&f, QC_TO_BF16); /* nested tensors that the state does not know */
     add_nf4(&f, 0);
     add(&f, Q "weight.nested_absmax", QC_DTYPE_F32, 1, 1, 0);
     expect_failure(&f, llama, QC_ERR_INPUT, "nested_absmax");
-    fixture_deinit(&f);
 
     init(&f, QC_TO_BF16); /* row scales beside block scales */
     add_block_int8(&f);
     add(&f, Q "SCB", QC_DTYPE_F32, 1, 96, 0);
     expect_failure(&f, llama, QC_ERR_INPUT, "SCB");
-    fixture_deinit(&f);
 
     init(&f, QC_TO_BF16); /* Turing's column order */
     add_rows(&f);
     find(&f, Q "weight_format")->bytes = "\2";
     expect_failure(&f, llama, QC_ERR_UNSUPPORTED, "order 2");
-    fixture_deinit(&f);
 
     init(&f, QC_TO_BF16); /* the suffixes by themselves */
     add(&f, "SCB", QC_DTYPE_F32, 1, 4, 0);
@@ -456,12 +448,11 @@ TEST(odd_combinations)
     add(&f, "x.notSCB", QC_DTYPE_F32, 1, 4, 0);
     make_ok(&f);
     assert_int_equal(f.recipe.input_is_quantized, 0);
-    fixture_deinit(&f);
 }
 
 TEST(out_of_memory)
 {
-    SCOPED(fixture) f;
+    SCOPED(fixture) f = {0};
     init(&f, QC_TO_BF16);
     add_nf4(&f, 1);
     make_ok(&f);

@@ -136,7 +136,7 @@ TEST(every_model)
 {
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
         for (int to = 0; to < 2; to++) {
-            SCOPED(fixture) f;
+            SCOPED(fixture) f = {0};
             cut c;
             qc_json *doc = load(&f, files[i].file, to ? QC_TO_INT8 : QC_TO_NF4);
             make_cut(&c, &f);
@@ -197,7 +197,7 @@ static void add(fixture *f, uint64_t rows, uint64_t cols, const char *fmt, ...)
 
 TEST(mllama_new_names)
 {
-    SCOPED(fixture) f;
+    SCOPED(fixture) f = {0};
     cut c;
     start(&f, "{\"model_type\":\"mllama\",\"text_config\":{\"model_type\":\"mllama_text_model\","
               "\"hidden_size\":64,\"num_hidden_layers\":2,\"num_attention_heads\":2,"
@@ -218,7 +218,7 @@ TEST(mllama_new_names)
 
 TEST(mixtral)
 {
-    SCOPED(fixture) f;
+    SCOPED(fixture) f = {0};
     cut c;
     start(&f, "{\"model_type\":\"mixtral\",\"hidden_size\":64,\"num_hidden_layers\":12,"
               "\"num_attention_heads\":2,\"num_local_experts\":8}");
@@ -244,7 +244,7 @@ TEST(deepseek_v3)
     static const char *const norms[] = {"input_layernorm", "post_attention_layernorm",
                                         "self_attn.q_a_layernorm", "self_attn.kv_a_layernorm"};
     static const char *const scales[] = {"", "_scale_inv"};
-    SCOPED(fixture) f;
+    SCOPED(fixture) f = {0};
     cut c;
     start(&f, "{\"model_type\":\"deepseek_v3\",\"hidden_size\":64,\"num_hidden_layers\":61,"
               "\"num_attention_heads\":2,\"kv_lora_rank\":32,\"qk_rope_head_dim\":16,"
@@ -292,7 +292,7 @@ TEST(deepseek_v3)
 
 TEST(gpt2_and_tied_heads)
 {
-    fixture f;
+    SCOPED(fixture) f = {0};
     cut c;
     start(&f, "{\"model_type\":\"gpt2\",\"n_layer\":2,\"n_head\":2,\"n_embd\":64}");
     add(&f, 100, 64, "wte.weight");
@@ -306,7 +306,6 @@ TEST(gpt2_and_tied_heads)
     expect_modules(&c, "layer 1", "h.1");
     expect_modules(&c, "norm", "ln_f");
     expect_modules(&c, "head", "lm_head");
-    fixture_deinit(&f);
 
     /* Tied, though the file has both. */
     start(&f, "{\"model_type\":\"llama\",\"tie_word_embeddings\":true}");
@@ -314,7 +313,6 @@ TEST(gpt2_and_tied_heads)
     add(&f, 64, 64, "model.layers.0.self_attn.q_proj.weight");
     add(&f, 100, 64, "lm_head.weight");
     finish(&c, &f, "embeddings, layer 0, head>0");
-    fixture_deinit(&f);
 
     /* An encoder has no head to tie. */
     start(&f, "{\"model_type\":\"bert\",\"hidden_size\":64,\"num_hidden_layers\":1,"
@@ -325,12 +323,11 @@ TEST(gpt2_and_tied_heads)
     finish(&c, &f, "embeddings, layer 0");
     expect_modules(&c, "embeddings", "bert.embeddings");
     expect_modules(&c, "layer 0", "bert.encoder.layer.0");
-    fixture_deinit(&f);
 }
 
 TEST(odd_places)
 {
-    fixture f;
+    SCOPED(fixture) f = {0};
     cut c;
     /* An encoder beside a decoder, a lone parameter, a name with a byte below '.'. */
     start(&f, "{\"model_type\":\"t5\",\"num_layers\":2,\"num_heads\":2,\"d_model\":64}");
@@ -344,7 +341,6 @@ TEST(odd_places)
     add(&f, 100, 64, "lm_head.weight");
     finish(&c, &f, "embeddings, encoder.block.0, layer 0, layer 1, norm, head");
     expect_modules(&c, "embeddings", "decoder.block.1-x scale shared");
-    fixture_deinit(&f);
 
     /* int8 scales beside a weight that shares its module with layers. */
     start(&f, "{\"model_type\":\"new\",\"hidden_size\":64}");
@@ -353,7 +349,6 @@ TEST(odd_places)
     add(&f, 100, 64, "model.embed.weight");
     finish(&c, &f, "embeddings, layer 0, head>0");
     expect_modules(&c, "embeddings", "model.embed model.weight model.SCB model.weight_format");
-    fixture_deinit(&f);
 
     /* Nothing known at all. */
     start(&f, "{}");
@@ -362,12 +357,10 @@ TEST(odd_places)
     make_cut(&c, &f);
     assert_int_equal(c.segments.count, 1);
     check_cover(&c.segments, &f);
-    fixture_deinit(&f);
 
     start(&f, "{}");
     make_cut(&c, &f);
     assert_int_equal(c.segments.count, 0);
-    fixture_deinit(&f);
 
     /* No prefix can tell these apart. */
     start(&f, "{}");
@@ -380,7 +373,6 @@ TEST(odd_places)
         qc_segments_make(&c.segments, &f.arena, &f.model, &f.recipe, &c.geometry, &f.err),
         QC_ERR_UNSUPPORTED);
     assert_non_null(strstr(f.err.msg, "'model'"));
-    fixture_deinit(&f);
 }
 
 /* Whatever the names, all are covered once or the call refuses. */
@@ -394,7 +386,7 @@ TEST(random_names)
     unsigned refused = 0;
     print_message("seed %" PRIu64 "\n", seed);
     for (int round = 0; round < 2000; round++) {
-        SCOPED(fixture) f;
+        SCOPED(fixture) f = {0};
         cut c;
         start(&f, round % 2 ? "{\"model_type\":\"llama\"}" : "{}");
         for (int t = 0; t < 12; t++) {
