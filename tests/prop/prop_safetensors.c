@@ -248,5 +248,5 @@ int main(void)
     const char *seed = getenv("QC_SEED");
     rng = seed ? strtoull(seed, NULL, 0) : (uint64_t)time(NULL);
     (void)printf("QC_SEED=%" PRIu64 "\n", rng);
-    return test_run(NULL);
+    return test_run_all(NULL);
 }

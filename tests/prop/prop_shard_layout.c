@@ -164,5 +164,5 @@ int main(void)
     const char *given = getenv("QC_SEED");
     state_of_random = given ? strtoull(given, NULL, 10) : 20240611;
     printf("QC_SEED=%" PRIu64 "\n", state_of_random);
-    return test_run(NULL);
+    return test_run_all(NULL);
 }

@@ -510,7 +510,7 @@ TEST(mixtures)
 int main(void)
 {
     qc_arena_init(&arena);
-    int failed = test_run(NULL);
+    int failed = test_run_all(NULL);
     qc_arena_deinit(&arena);
     return failed;
 }

@@ -332,5 +332,5 @@ int main(void)
     shape.family = qc_family_of("llama");
     setenv("QCONV_LIBCUBLAS", QC_FAKE_CUBLAS, 1);
     setenv("QCONV_LIBCUSOLVER", QC_FAKE_CUSOLVER, 1);
-    return test_run(NULL);
+    return test_run_all(NULL);
 }

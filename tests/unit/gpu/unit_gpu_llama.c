@@ -510,5 +510,5 @@ int main(void)
         cosine[i] = (float)cos(angle);
         sine[i] = (float)sin(angle);
     }
-    return test_run(NULL);
+    return test_run_all(NULL);
 }

@@ -239,5 +239,5 @@ TEST(threads_add)
 int main(void)
 {
     (void)unsetenv("NO_COLOR");
-    return test_run(NULL);
+    return test_run_all(NULL);
 }

@@ -280,5 +280,5 @@ TEST_GROUP(setup, NULL)
 int main(int argc, char **argv)
 {
     slow = argc > 1 && strcmp(argv[1], "--slow") == 0;
-    return test_run(NULL);
+    return test_run_all(NULL);
 }
