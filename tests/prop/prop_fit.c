@@ -1,25 +1,8 @@
 /* Fit over random models and budgets. QC_SEED=n replays one run. */
 #include "tests/fixtures/fit_fixture.h"
-
-#include <inttypes.h>
-#include <stdlib.h>
+#include "tests/fixtures/test_random.h"
 
 #define ROUNDS 3000
-
-static uint64_t state_of_random, last_seed;
-
-static uint64_t next_random(void) /* splitmix64 */
-{
-    uint64_t z = state_of_random += 0x9e3779b97f4a7c15u;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return z ^ z >> 31;
-}
-
-static uint64_t below(uint64_t n)
-{
-    return next_random() % n;
-}
 
 static qc_attention random_attention(void)
 {
@@ -201,20 +184,13 @@ static void check_searches(fixture *x, const qc_fit *f)
         assert_false(fits_with(x, x->options.context, batch + 1));
 }
 
-static int print_seed(void **state)
-{
-    (void)state;
-    print_message("last seed: %" PRIu64 "\n", last_seed);
-    return 0;
-}
-
 TEST_WITH(properties_hold, NULL, print_seed)
 {
     const char *given = getenv("QC_SEED");
     uint64_t seed = given ? strtoull(given, NULL, 0) : 20260117;
     int fitting = 0, spilling = 0;
     for (int round = 0; round < (given ? 1 : ROUNDS); round++, seed++) {
-        state_of_random = last_seed = seed;
+        random_begin(seed);
         SCOPED(qc_arena) arena = {0};
         fixture x;
         qc_fit f;

@@ -1,29 +1,12 @@
 /* Placement against trying every cut. QC_SEED=n replays one run. */
 #include "base/alloc.h"
 #include "convert/fit/placement.h"
-#include "tests/fixtures/test.h"
-
-#include <inttypes.h>
+#include "tests/fixtures/test_random.h"
 
 #define ROUNDS        40000
 #define SEGMENTS_MOST 9u
 #define DEVICES_MOST  4u
 #define NONE          UINT32_MAX
-
-static uint64_t state_of_random, last_seed;
-
-static uint64_t next_random(void) /* splitmix64 */
-{
-    uint64_t z = state_of_random += 0x9e3779b97f4a7c15u;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return z ^ z >> 31;
-}
-
-static uint64_t below(uint64_t n)
-{
-    return next_random() % n;
-}
 
 typedef struct {
     uint64_t bytes[SEGMENTS_MOST], peak[SEGMENTS_MOST], room[DEVICES_MOST];
@@ -189,19 +172,12 @@ static void check_one(const instance *x)
     assert_memory_equal(device_of, again, x->task.segment_count * sizeof *again);
 }
 
-static int print_seed(void **state)
-{
-    (void)state;
-    print_message("last seed: %" PRIu64 "\n", last_seed);
-    return 0;
-}
-
 TEST_WITH(equals_trying_every_cut, NULL, print_seed)
 {
     const char *given = getenv("QC_SEED");
     uint64_t seed = given ? strtoull(given, NULL, 0) : 20260117;
     for (int round = 0; round < (given ? 1 : ROUNDS); round++, seed++) {
-        state_of_random = last_seed = seed;
+        random_begin(seed);
         instance x;
         make_instance(&x);
         check_one(&x);

@@ -1,29 +1,11 @@
 /* Properties of a layout over random tensors. QC_SEED=n replays one run. */
 #include "formats/shard_layout.h"
-
-#include <inttypes.h>
-
 #include "tests/fixtures/layout_array.h"
-#include "tests/fixtures/test.h"
+#include "tests/fixtures/test_random.h"
 
 #define ROUNDS       400
 #define TENSORS_MOST 60u
 #define MIB          (1u << 20)
-
-static uint64_t state_of_random;
-
-static uint64_t next_random(void) /* splitmix64 */
-{
-    uint64_t z = state_of_random += 0x9e3779b97f4a7c15u;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return z ^ z >> 31;
-}
-
-static uint64_t below(uint64_t n)
-{
-    return next_random() % n;
-}
 
 static uint32_t make_tensors(qc_out_tensor *t, char names[][24])
 {
@@ -162,7 +144,7 @@ TEST(pieces_hold_their_contract)
 int main(void)
 {
     const char *given = getenv("QC_SEED");
-    state_of_random = given ? strtoull(given, NULL, 10) : 20240611;
-    printf("QC_SEED=%" PRIu64 "\n", state_of_random);
+    random_begin(given ? strtoull(given, NULL, 10) : 20240611);
+    printf("QC_SEED=%" PRIu64 "\n", random_numbers.seed);
     return test_run_all(NULL);
 }

@@ -76,7 +76,7 @@ TEST_WITH(test_what_is_put_comes_back, setup, teardown)
 {
     const world *w = *state;
     for (unsigned f = 0; f < FORMS; f++) {
-        test_conversion c;
+        SCOPED(test_conversion) c;
         uint32_t kept = 9, lost = 9;
         begin(&c, w, forms[f]);
         qc_calibrated *store = open_store(&c, &kept);
@@ -98,7 +98,6 @@ TEST_WITH(test_what_is_put_comes_back, setup, teardown)
             assert_int_equal(kept, n);
         }
         qc_calibrated_close(store);
-        test_conversion_end(&c);
     }
 }
 
@@ -110,7 +109,7 @@ TEST_WITH(test_parts, setup, teardown)
     const world *w = *state;
     test_write_checkpoint(w->model, rows, 1, "{\"model_type\": \"llama\"}");
     for (unsigned f = 0; f < FORMS; f++) {
-        test_conversion c;
+        SCOPED(test_conversion) c;
         uint32_t kept = 0;
         qc_calibrated_arrays all, part;
         qc_error err = {0};
@@ -137,14 +136,13 @@ TEST_WITH(test_parts, setup, teardown)
         qc_calibrated_free(&all);
         qc_calibrated_free(&part);
         qc_calibrated_close(store);
-        test_conversion_end(&c);
     }
 }
 
 TEST_WITH(test_done_is_remembered, setup, teardown)
 {
     const world *w = *state;
-    test_conversion c;
+    SCOPED(test_conversion) c;
     uint32_t kept = 0, lost = 0;
     qc_error err = {0};
     begin(&c, w, "--to nf4");
@@ -157,7 +155,6 @@ TEST_WITH(test_done_is_remembered, setup, teardown)
     assert_string_equal(qc_calibrated_done(store, &lost), "a=1\nb=2\n");
     assert_int_equal(lost, 0);
     qc_calibrated_close(store);
-    test_conversion_end(&c);
 }
 
 static void staged(char *out, size_t cap, const world *w, const char *name)
@@ -169,7 +166,7 @@ static void staged(char *out, size_t cap, const world *w, const char *name)
 TEST_WITH(test_torn_record, setup, teardown)
 {
     const world *w = *state;
-    test_conversion c;
+    SCOPED(test_conversion) c;
     uint32_t kept = 0;
     char path[200];
     struct stat before, after;
@@ -196,7 +193,6 @@ TEST_WITH(test_torn_record, setup, teardown)
         assert_is_made_up(store, &c.plan, first);
         qc_calibrated_close(store);
     }
-    test_conversion_end(&c);
 }
 
 static void flip(const char *path, off_t at)
@@ -214,7 +210,7 @@ static void flip(const char *path, off_t at)
 TEST_WITH(test_damaged_bytes, setup, teardown)
 {
     const world *w = *state;
-    test_conversion c;
+    SCOPED(test_conversion) c;
     uint32_t kept = 0, lost = 0;
     char path[200];
     qc_error err = {0};
@@ -247,14 +243,13 @@ TEST_WITH(test_damaged_bytes, setup, teardown)
     (void)qc_calibrated_done(store, &lost);
     assert_int_equal(lost, n);
     qc_calibrated_close(store);
-    test_conversion_end(&c);
 }
 
 /* What was made for something else, or is no journal, begins anew. */
 TEST_WITH(test_other_identity, setup, teardown)
 {
     const world *w = *state;
-    test_conversion c;
+    SCOPED(test_conversion) c;
     qc_calibrated *store = NULL;
     uint32_t kept = 0;
     char path[200];
@@ -275,7 +270,6 @@ TEST_WITH(test_other_identity, setup, teardown)
     test_must(qc_calibrated_open(&store, &c.plan, &c.dir, "another", &kept, &err), &err);
     assert_int_equal(kept, 0);
     qc_calibrated_close(store);
-    test_conversion_end(&c);
 }
 
 /* A conversion's store is its own: the stage begins anew where the conversion is another. */
@@ -285,7 +279,7 @@ TEST_WITH(test_other_conversion, setup, teardown)
         const char *digest;
         uint32_t kept;
     } runs[] = {{"one", 0}, {"one", 2}, {"two", 0}, {"two", 2}};
-    test_conversion c;
+    SCOPED(test_conversion) c;
     begin(&c, *state, "--to nf4");
     for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
         qc_calibration stage;
@@ -298,7 +292,6 @@ TEST_WITH(test_other_conversion, setup, teardown)
         qc_calibration_close(&stage);
     }
     c.pipeline.calibrated = NULL;
-    test_conversion_end(&c);
 }
 
 /* The n-th write or sync fails, for every n: what was recorded is there, what failed is not, and
@@ -312,7 +305,7 @@ TEST_WITH(test_failing_disk, setup, teardown)
     } faults[] = {{QC_IO_WRITE, ENOSPC, QC_ERR_NOSPACE}, {QC_IO_SYNC, EIO, QC_ERR_IO}};
     const world *w = *state;
     for (size_t k = 0; k < sizeof faults / sizeof *faults; k++) {
-        test_conversion c;
+        SCOPED(test_conversion) c;
         uint32_t kept = 0;
         begin(&c, w, "--to nf4");
         qc_calibrated *store = open_store(&c, &kept);
@@ -342,7 +335,6 @@ TEST_WITH(test_failing_disk, setup, teardown)
         store = open_store(&c, &kept);
         assert_int_equal(kept, 2);
         qc_calibrated_close(store);
-        test_conversion_end(&c);
     }
 }
 
@@ -367,17 +359,16 @@ static qc_status store_and_read(void *ctx, qc_error *err)
 TEST_WITH(test_no_memory, setup, teardown)
 {
     const world *w = *state;
-    test_conversion c;
+    SCOPED(test_conversion) c;
     begin(&c, w, "--to int8");
     test_every_allocation(store_and_read, &c, 10);
-    test_conversion_end(&c);
 }
 
 /* Scales that are not those of their codes would be read as others. */
 TEST_WITH(test_scales_must_fit, setup, teardown)
 {
     const world *w = *state;
-    test_conversion c;
+    SCOPED(test_conversion) c;
     uint32_t kept = 0;
     qc_error err = {0};
     qc_calibrated_arrays a;
@@ -391,5 +382,4 @@ TEST_WITH(test_scales_must_fit, setup, teardown)
     assert_false(qc_calibrated_has(store, job));
     qc_calibrated_free(&a);
     qc_calibrated_close(store);
-    test_conversion_end(&c);
 }

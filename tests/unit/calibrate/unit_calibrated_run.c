@@ -75,7 +75,7 @@ static double error_of(const qc_job *j, const qc_calibrated_arrays *a, const flo
 /* What the output must be, looked up in a plan of the same command. */
 static void check_output(const world *w, const char *form)
 {
-    test_conversion c;
+    SCOPED(test_conversion) c;
     qc_error err = {0};
     qc_manifest m;
     char path[160], line[400], other[120];
@@ -132,7 +132,6 @@ static void check_output(const world *w, const char *form)
     assert_string_equal(m.calibration->text, "some.txt");
     assert_string_equal(m.calibration->tokenizer, "bpe");
     assert_int_equal(m.calibration->tokens, 4096);
-    test_conversion_end(&c);
 }
 
 TEST_WITH(test_output_is_what_was_stored, setup, teardown)

@@ -1,27 +1,10 @@
 /* What --vram takes and refuses. QC_SEED=n replays one run of the random part. */
 #include "convert/fit/budget.h"
 #include "tests/fixtures/alloc_faults.h"
-#include "tests/fixtures/test.h"
-
-#include <inttypes.h>
+#include "tests/fixtures/test_random.h"
 
 #define ROUNDS     20000
 #define TERMS_MOST 8
-
-static uint64_t state_of_random, last_seed;
-
-static uint64_t next_random(void) /* splitmix64 */
-{
-    uint64_t z = state_of_random += 0x9e3779b97f4a7c15u;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return z ^ z >> 31;
-}
-
-static uint64_t below(uint64_t n)
-{
-    return next_random() % n;
-}
 
 static void check_devices(const char *text, const char *names, const uint64_t *bytes)
 {
@@ -171,20 +154,13 @@ static void random_text(char *out, size_t room)
     }
 }
 
-static int print_seed(void **state)
-{
-    (void)state;
-    print_message("last seed: %" PRIu64 "\n", last_seed);
-    return 0;
-}
-
 TEST_WITH(any_text_is_read_or_refused, NULL, print_seed)
 {
     const char *given = getenv("QC_SEED");
     uint64_t seed = given ? strtoull(given, NULL, 0) : 20260117;
     unsigned taken = 0;
     for (int round = 0; round < (given ? 1 : ROUNDS); round++, seed++) {
-        state_of_random = last_seed = seed;
+        random_begin(seed);
         char text[256];
         random_text(text, sizeof text);
         /* What looks at this machine is tested elsewhere. */

@@ -9,18 +9,22 @@
 #include "tests/fixtures/sanitized.h"
 #include "tests/fixtures/test.h"
 
+/* What was read does not need the text any more, and writes it again. */
 static void assert_rewrites_to_itself(const qc_strbuf *text)
 {
     qc_manifest m;
-    qc_strbuf again;
     qc_error err = {0};
     SCOPED(qc_arena) a = {0};
-    if (qc_manifest_parse(&m, &a, text->data, text->len, &err) != QC_OK)
+    SCOPED(qc_strbuf) again;
+    char *read = malloc(text->len);
+    assert_non_null(read);
+    memcpy(read, text->data, text->len);
+    if (qc_manifest_parse(&m, &a, read, text->len, &err) != QC_OK)
         fail_msg("%s", err.msg);
+    free(read);
     write_text(&m, &again);
     assert_int_equal(again.len, text->len);
     assert_memory_equal(again.data, text->data, text->len);
-    qc_strbuf_deinit(&again);
 }
 
 TEST(writing_what_was_read_gives_the_same_bytes)
@@ -46,64 +50,17 @@ TEST(writing_what_was_read_gives_the_same_bytes)
     }
 }
 
-TEST(every_field_is_read_back)
+/* A member that was neither written nor read would rewrite to itself. */
+TEST(no_member_is_left_out)
 {
     sample s;
-    qc_strbuf text;
-    qc_manifest m;
-    make_sample(&s, 1);
+    SCOPED(qc_strbuf) text;
+    unsigned members = 0;
+    make_placed_sample(&s, 1);
     write_text(&s.m, &text);
-    SCOPED(qc_arena) a = {0};
-    assert_int_equal(qc_manifest_parse(&m, &a, text.data, text.len, NULL), QC_OK);
-    qc_strbuf_deinit(&text); /* strings live in the arena */
-    assert_string_equal(m.qconv_version, "0.1.0");
-    assert_string_equal(m.zstd_version, "1.5.4");
-    assert_true(m.compressed && m.level == 1 && m.double_quant && m.block_elems == 64);
-    assert_string_equal(m.to, "nf4");
-    assert_string_equal(m.rest, "keep");
-    assert_string_equal(m.compute_dtype, "bfloat16");
-    assert_int_equal(m.max_shard_bytes, 5000000000);
-    assert_int_equal(m.rule_count, 2);
-    assert_string_equal(m.rules[1], s.rules[1]);
-    assert_string_equal(m.sources[0].name, "model.safetensors");
-    assert_int_equal(m.sources[0].bytes, 1234);
-    assert_true(qc_digest_equal(&m.sources[0].header, &s.sources[0].header));
-    assert_int_equal(m.shard_count, 2);
-    for (size_t i = 0; i < 2; i++) {
-        const qc_manifest_shard *x = &m.shards[i], *y = &s.shards[i];
-        assert_string_equal(x->name, y->name);
-        assert_int_equal(x->content_bytes, y->content_bytes);
-        assert_int_equal(x->header_bytes, y->header_bytes);
-        assert_int_equal(x->file_bytes, y->file_bytes);
-        assert_int_equal(x->header_stored_bytes, y->header_stored_bytes);
-        assert_int_equal(x->table_bytes, y->table_bytes);
-        assert_true(qc_digest_equal(&x->header, &y->header));
-        assert_true(qc_digest_equal(&x->header_stored, &y->header_stored));
-        assert_true(qc_digest_equal(&x->table, &y->table));
-    }
-    assert_int_equal(m.tensor_count, 4);
-    for (size_t i = 0; i < 4; i++) {
-        const qc_manifest_tensor *x = &m.tensors[i], *y = &s.tensors[i];
-        assert_string_equal(x->name, y->name);
-        assert_string_equal(x->scheme, y->scheme);
-        assert_true(x->dtype == y->dtype && x->ndim == y->ndim && x->shard == y->shard);
-        assert_memory_equal(x->dims, y->dims, sizeof x->dims);
-        assert_true(x->begin == y->begin && x->end == y->end && x->piece_bytes == y->piece_bytes);
-        assert_true(qc_digest_equal(&x->content, &y->content));
-        assert_true(x->stored_offset == y->stored_offset && x->stored_bytes == y->stored_bytes);
-        assert_true(qc_digest_equal(&x->stored, &y->stored));
-        assert_true(x->has_error == y->has_error && x->rel_mse == y->rel_mse);
-        assert_true(x->max_err == y->max_err && x->max_err_index == y->max_err_index);
-        assert_int_equal(x->source_name != NULL, y->source_name != NULL);
-        if (x->source_name)
-            assert_string_equal(x->source_name, y->source_name);
-        assert_true(x->source_dtype == y->source_dtype);
-        assert_int_equal(x->source_piece_bytes, y->source_piece_bytes);
-        assert_true(qc_digest_equal(&x->source, &y->source));
-    }
-    assert_string_equal(m.files[1].path, s.files[1].path);
-    assert_int_equal(m.files[0].bytes, 17);
-    assert_true(qc_digest_equal(&m.files[0].digest, &s.files[0].digest));
+    for (const char *p = text.data; (p = strstr(p, "\": ")); p++)
+        members++;
+    assert_int_equal(members, 133);
 }
 
 /* The last rule, so that readers that do not know it take it as a text. Absmax is not said. */

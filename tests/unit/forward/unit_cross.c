@@ -94,7 +94,7 @@ static void close_world(world *w)
     w->s = NULL;
 }
 
-static void drop(world *w)
+static void world_deinit(world *w)
 {
     close_world(w);
     qc_checkpoint_close(w->c);
@@ -183,7 +183,7 @@ static void d_token(world *w, uint32_t id, const seen *s, int fed, double *out)
 TEST(agrees)
 {
     static seen s;
-    world w;
+    SCOPED(world) w;
     float first[12 * VOCAB], got[12 * VOCAB];
     double want[VOCAB];
     make_world(&w);
@@ -210,14 +210,13 @@ TEST(agrees)
     test_must(open_world(&w, 3), &w.err);
     test_must(logits(&w, got), &w.err);
     assert_memory_equal(first, got, sizeof got);
-    drop(&w);
 }
 
 /* ---- states ---- */
 
 TEST(reads_across_padding)
 {
-    world w;
+    SCOPED(world) w;
     float all[79 * HIDDEN], part[79 * HIDDEN];
     make_world(&w);
     test_must(open_world(&w, 1), &w.err);
@@ -230,12 +229,11 @@ TEST(reads_across_padding)
             test_must(qc_image_read(w.s, image, first, n, part, &w.err), &w.err);
             assert_memory_equal(part, all + first * HIDDEN, n * HIDDEN * sizeof *part);
         }
-    drop(&w);
 }
 
 TEST(every_allocation)
 {
-    world w;
+    SCOPED(world) w;
     float out[12 * VOCAB];
     uint64_t failures = 0;
     make_world(&w);
@@ -247,12 +245,11 @@ TEST(every_allocation)
         failures = fault.at - 1;
     }
     assert_true(failures > 40);
-    drop(&w);
 }
 
 TEST(interrupted)
 {
-    world w;
+    SCOPED(world) w;
     float out[12 * VOCAB];
     make_world(&w);
     test_must(open_world(&w, 2), &w.err);
@@ -261,5 +258,4 @@ TEST(interrupted)
     close_world(&w);
     assert_int_equal(open_world(&w, 2), QC_ERR_INTERRUPTED);
     qc_interrupt_clear();
-    drop(&w);
 }

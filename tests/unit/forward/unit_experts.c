@@ -81,7 +81,7 @@ static qc_status open_world(world *w, const test_tensor *rows)
     return qc_forward_tensors_find(&w->t, &w->arena, w->c, NULL, &w->err);
 }
 
-static void drop(world *w)
+static void world_deinit(world *w)
 {
     qc_st_cursor_destroy(w->s.cursor);
     qc_checkpoint_close(w->c);
@@ -210,7 +210,7 @@ static float hidden[TOKENS * HIDDEN], again[TOKENS * HIDDEN], before[TOKENS * HI
 
 TEST(agrees)
 {
-    world w;
+    SCOPED(world) w;
     d_layer l;
     double ee = 0.0, xx = 0.0;
     test_must(open_world(&w, tensors), &w.err);
@@ -248,13 +248,12 @@ TEST(agrees)
         test_must(run(&w, 2, left, again + at * HIDDEN), &w.err);
     }
     assert_memory_equal(hidden, again, sizeof hidden);
-    drop(&w);
 }
 
 /* The memory of a layer has one expert, or the shared ones, and not all. */
 TEST(memory)
 {
-    world w;
+    SCOPED(world) w;
     test_must(open_world(&w, tensors), &w.err);
     const qc_experts_layer *l = w.t.layers[0].experts;
     assert_int_equal(l->count, COUNT);
@@ -263,7 +262,6 @@ TEST(memory)
              more = qc_experts_bytes(&w.t.shape, 1, 1000, 1);
     assert_true(more >= one + 999 * (HIDDEN + 4 * CHOSEN) * sizeof(float));
     assert_true(qc_experts_bytes(&w.t.shape, 1, UINT64_MAX / 8, 1) == UINT64_MAX);
-    drop(&w);
 }
 
 /* A whole model and its logits by transformers (tests/data/tiny-moe). */
@@ -316,7 +314,7 @@ TEST(wrong_checkpoints)
     for (unsigned i = FIRST_OF_FFN; i < TENSORS; i++) {
         static const qc_status codes[] = {QC_ERR_INPUT, QC_ERR_SHAPE, QC_ERR_UNSUPPORTED};
         for (unsigned how = 0; how < 3; how++) {
-            world w;
+            SCOPED(world) w;
             memcpy(rows, tensors, sizeof rows);
             if (how == 0)
                 rows[i].name = "other.weight";
@@ -327,7 +325,6 @@ TEST(wrong_checkpoints)
             assert_int_equal(open_world(&w, rows), codes[how]);
             if (!strstr(w.err.msg, tensors[i].name))
                 fail_msg("'%s' is not in: %s", tensors[i].name, w.err.msg);
-            drop(&w);
         }
     }
 }
@@ -341,18 +338,18 @@ TEST(not_finite)
     overwrite(&w, L "mlp.gate.weight", &bad, 1);
     assert_int_equal(run(&w, 2, TOKENS, hidden), QC_ERR_NONFINITE);
     assert_string_equal(w.err.msg, "what the router gives is not finite");
-    drop(&w);
+    world_deinit(&w);
     test_must(open_world(&w, tensors), &w.err);
     make_states(hidden);
     overwrite(&w, L "mlp.shared_expert.down_proj.weight", &bad, 1);
     assert_int_equal(run(&w, 2, TOKENS, hidden), QC_ERR_NONFINITE);
     assert_string_equal(w.err.msg, "a hidden state is not finite");
-    drop(&w);
+    world_deinit(&w);
 }
 
 TEST(every_allocation)
 {
-    world w;
+    SCOPED(world) w;
     uint64_t failures = 0;
     test_must(open_world(&w, tensors), &w.err);
     EACH_ALLOCATION_FAILS (fault, 0) {
@@ -361,17 +358,15 @@ TEST(every_allocation)
         failures = fault.at - 1;
     }
     assert_true(failures > 40);
-    drop(&w);
 }
 
 TEST(interrupted)
 {
-    world w;
+    SCOPED(world) w;
     test_must(open_world(&w, tensors), &w.err);
     make_states(hidden);
     qc_interrupt();
     assert_int_equal(run(&w, 2, 20, hidden), QC_ERR_INTERRUPTED);
     qc_interrupt_clear();
     test_must(run(&w, 2, 20, hidden), &w.err);
-    drop(&w);
 }

@@ -69,7 +69,7 @@ static qc_status open_model(world *w, unsigned threads)
     return qc_forward_open(&w->m, w->folder, w->c, &tools, &w->err);
 }
 
-static void drop(world *w)
+static void world_deinit(world *w)
 {
     qc_forward_close(w->m);
     qc_checkpoint_close(w->c);
@@ -202,16 +202,16 @@ TEST(agrees)
     make_folder(&w, tensors, TENSORS - 2, "\"model_type\": \"llama\", " SIZES);
     check(&w, &(variant){0, 0, 0});
     assert_int_equal(qc_forward_config_of(w.m)->vocabulary, VOCAB);
-    drop(&w);
+    world_deinit(&w);
     make_folder(&w, tensors, TENSORS,
                 "\"model_type\": \"qwen3\", \"use_sliding_window\": true, \"sliding_window\": 5, "
                 "\"max_window_layers\": 0, " SIZES);
     check(&w, &(variant){1, 0, SPAN});
-    drop(&w);
+    world_deinit(&w);
     make_folder(&w, tensors, TENSORS - 2,
                 "\"model_type\": \"mistral\", \"sliding_window\": 5, " SIZES);
     check(&w, &(variant){0, 0, SPAN});
-    drop(&w);
+    world_deinit(&w);
 }
 
 /* A tied head under either name is the same model. */
@@ -220,7 +220,7 @@ TEST(tied)
     test_tensor rows[TENSORS];
     float got[2][16 * VOCAB];
     for (int i = 0; i < 2; i++) {
-        world w;
+        SCOPED(world) w;
         memcpy(rows, tensors, sizeof rows);
         rows[0].name = i ? "lm_head.weight" : "model.embed_tokens.weight";
         rows[2] = (test_tensor){"unused", QC_DTYPE_F32, 1, {1}};
@@ -231,7 +231,6 @@ TEST(tied)
         else
             test_must(open_model(&w, 1), &w.err);
         test_must(logits(&w, &batch, got[i]), &w.err);
-        drop(&w);
     }
     assert_memory_equal(got[0], got[1], sizeof got[0]);
 }
@@ -241,13 +240,12 @@ TEST(tied)
 static void refuses(const test_tensor *rows, size_t count, const char *members, qc_status code,
                     const char *word)
 {
-    world w;
+    SCOPED(world) w;
     make_folder(&w, rows, count, members);
     assert_int_equal(open_model(&w, 1), code);
     if (!strstr(w.err.msg, word))
         fail_msg("'%s' is not in: %s", word, w.err.msg);
     assert_null(w.m);
-    drop(&w);
 }
 
 TEST(wrong_checkpoints)
@@ -285,7 +283,7 @@ TEST(wrong_checkpoints)
 
 TEST(wrong_batches)
 {
-    world w;
+    SCOPED(world) w;
     float out[16 * HIDDEN];
     const uint32_t beyond[] = {0, 1, VOCAB};
     const uint64_t n[] = {1, 2}, huge[] = {UINT64_MAX, 2};
@@ -312,13 +310,12 @@ TEST(wrong_batches)
     test_must(
         qc_forward_hidden(w.m, &(qc_forward_batch){NULL, lengths + 1, 1, 0, NULL}, out, &w.err),
         &w.err);
-    drop(&w);
 }
 
 /* One weight of the file is overwritten with infinity. */
 TEST(not_finite)
 {
-    world w;
+    SCOPED(world) w;
     float out[16 * HIDDEN];
     char path[96];
     const float infinite = INFINITY;
@@ -333,12 +330,11 @@ TEST(not_finite)
     test_must(open_model(&w, 2), &w.err);
     assert_int_equal(qc_forward_hidden(w.m, &batch, out, &w.err), QC_ERR_NONFINITE);
     assert_non_null(strstr(w.err.msg, "layer 0"));
-    drop(&w);
 }
 
 TEST(every_allocation)
 {
-    world w;
+    SCOPED(world) w;
     float out[16 * VOCAB];
     uint64_t failures = 0;
     make_folder(&w, tensors, TENSORS - 2, "\"model_type\": \"llama\", " SIZES);
@@ -353,12 +349,11 @@ TEST(every_allocation)
         }
     }
     assert_true(failures > 40);
-    drop(&w);
 }
 
 TEST(interrupted)
 {
-    world w;
+    SCOPED(world) w;
     float out[16 * VOCAB], hidden[16 * HIDDEN] = {0.0f};
     make_folder(&w, tensors, TENSORS - 2, "\"model_type\": \"llama\", " SIZES);
     test_must(open_model(&w, 2), &w.err);
@@ -367,5 +362,4 @@ TEST(interrupted)
     assert_int_equal(qc_forward_logits(w.m, hidden, 16, out, &w.err), QC_ERR_INTERRUPTED);
     qc_interrupt_clear();
     test_must(logits(&w, &batch, out), &w.err);
-    drop(&w);
 }

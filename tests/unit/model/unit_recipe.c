@@ -45,34 +45,6 @@ TEST(llama_by_table)
     fixture_expect_skips(&f, "lm_head");
 }
 
-TEST(schemes_follow_options)
-{
-    static const struct {
-        qc_to to;
-        uint32_t block_elems;
-        qc_scheme scheme;
-        const char *name;
-    } cases[] = {
-        {QC_TO_NF4, 0, QC_SCHEME_NF4, "nf4"},
-        {QC_TO_NF4, 128, QC_SCHEME_NF4, "nf4"},
-        {QC_TO_INT8, 0, QC_SCHEME_INT8_ROWS, "int8"},
-        {QC_TO_INT8, 64, QC_SCHEME_INT8_BLOCKS, "int8-block"},
-        {QC_TO_FP16, 0, QC_SCHEME_CAST, "cast"},
-        {QC_TO_BF16, 0, QC_SCHEME_KEEP, "keep"},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        SCOPED(fixture) f = {0};
-        fixture_init(&f, cases[i].to);
-        f.options.block_elems = cases[i].block_elems;
-        add_llama(&f);
-        fixture_make_ok(&f);
-        fixture_expect(&f, LAYER "self_attn.q_proj.weight", cases[i].scheme, QC_ROLE_LINEAR);
-        assert_string_equal(qc_scheme_name(cases[i].scheme), cases[i].name);
-        assert_int_equal(f.recipe.skip_count,
-                         cases[i].to == QC_TO_FP16 || cases[i].to == QC_TO_BF16 ? 0 : 4);
-    }
-}
-
 TEST(every_source_dtype)
 {
     for (int t = 0; t < QC_DTYPE_COUNT; t++) {

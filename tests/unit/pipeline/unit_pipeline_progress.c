@@ -50,7 +50,7 @@ static void add(void *ctx, uint64_t bytes)
 static void run(const char *words, const char *model, const char *out)
 {
     atomic_uint_fast64_t done = 0;
-    test_conversion c;
+    SCOPED(test_conversion) c;
     qc_error err = {0};
     test_conversion_begin(&c, "qconv -q %s %s %s", words, model, out);
     c.pipeline.progress = add;
@@ -60,7 +60,6 @@ static void run(const char *words, const char *model, const char *out)
         fail_msg("%s: %llu bytes in the source, %llu planned, %llu told", words,
                  (unsigned long long)c.model->tensor_bytes, (unsigned long long)c.plan.source_bytes,
                  (unsigned long long)done);
-    test_conversion_end(&c);
 }
 
 static void convert(const char *words, const char *model, const char *out)

@@ -70,7 +70,7 @@ static double cached_percent(const qc_checkpoint *m)
 /* A digest of all that was written and read. */
 static qc_digest run(const char *words, const char *model, const char *out, int keep_cache)
 {
-    test_conversion c;
+    SCOPED(test_conversion) c;
     qc_error err = {0};
     test_conversion_begin(&c, "qconv -q --force %s %s %s", words, model, out);
     const qc_checkpoint *m = c.model;
@@ -83,8 +83,7 @@ static qc_digest run(const char *words, const char *model, const char *out, int 
         assert_true(cached_percent(m) < 5);
     if (gone && keep_cache)
         assert_true(cached_percent(m) > 50);
-    qc_strbuf all;
-    qc_strbuf_init(&all, 1u << 24);
+    SCOPED(qc_strbuf) all = {.max = 1u << 24};
     for (uint32_t i = 0; i < p->unit_count; i++) {
         const qc_unit *u = &p->units[i];
         qc_strbuf_put(&all, &u->content, sizeof u->content);
@@ -92,8 +91,6 @@ static qc_digest run(const char *words, const char *model, const char *out, int 
         qc_strbuf_put(&all, &u->source, sizeof u->source);
     }
     qc_digest digest = qc_digest_bytes(all.data, all.len);
-    qc_strbuf_deinit(&all);
-    test_conversion_end(&c);
     return digest;
 }
 
