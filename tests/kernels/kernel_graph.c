@@ -585,7 +585,7 @@ static void test_case(void **state)
         skip();
 }
 
-#define TEST(i)                                                                                    \
+#define CASE(i)                                                                                    \
     {                                                                                              \
         cases[i].name, test_case, NULL, NULL, (void *)(uintptr_t)&cases[i]                         \
     }
@@ -594,7 +594,7 @@ static int smoke(const char *name)
 {
     for (size_t i = 0; i < COUNT(cases); i++)
         if (strcmp(name, cases[i].name) == 0) {
-            const struct CMUnitTest one[] = {TEST(i)};
+            const struct CMUnitTest one[] = {CASE(i)};
             int failed = cmocka_run_group_tests(one, NULL, NULL);
             return failed ? 1 : skipped ? 77 : 0;
         }
@@ -615,6 +615,6 @@ int main(int argc, char **argv)
     if (argc == 3 && strcmp(argv[1], "--smoke") == 0)
         return smoke(argv[2]);
     for (size_t i = 0; i < COUNT(cases); i++)
-        tests[i] = (struct CMUnitTest)TEST(i);
+        tests[i] = (struct CMUnitTest)CASE(i);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

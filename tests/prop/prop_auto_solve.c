@@ -1,17 +1,10 @@
 /* The solver of --to auto against brute force over all choices and all cuts. */
 #include "base/clock.h"
 #include "convert/fit/auto_solve.h"
+#include "tests/fixtures/test.h"
 
 #include <inttypes.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 enum { MAX_ITEMS = 640, MAX_SEGMENTS = 96, MAX_DEVICES = 8 };
 
@@ -164,9 +157,8 @@ static void random_problem(problem *p)
         p->room[p->task.device_count - 1] = p->room[0];
 }
 
-static void test_against_brute_force(void **state)
+TEST(test_against_brute_force)
 {
-    (void)state;
     uint64_t seed = 20261121;
     const char *given = getenv("QCONV_TEST_SEED");
     if (given)
@@ -253,18 +245,8 @@ static void large(uint32_t layers, uint32_t each, const char *what)
     assert_memory_equal(p.cut, q.cut, sizeof p.cut);
 }
 
-static void test_large(void **state)
+TEST(test_large)
 {
-    (void)state;
     large(80, 7, "80 layers of 7");
     large(56, 11, "56 layers of 11");
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_against_brute_force),
-        cmocka_unit_test(test_large),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

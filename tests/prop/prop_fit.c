@@ -1,25 +1,8 @@
 /* Fit over random models and budgets. QC_SEED=n replays one run. */
 #include "tests/fixtures/fit_fixture.h"
-
-#include <inttypes.h>
-#include <stdlib.h>
+#include "tests/fixtures/test_random.h"
 
 #define ROUNDS 3000
-
-static uint64_t state_of_random, last_seed;
-
-static uint64_t next_random(void) /* splitmix64 */
-{
-    uint64_t z = state_of_random += 0x9e3779b97f4a7c15u;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return z ^ z >> 31;
-}
-
-static uint64_t below(uint64_t n)
-{
-    return next_random() % n;
-}
 
 static qc_attention random_attention(void)
 {
@@ -119,8 +102,7 @@ static void check_sums(const fixture *x, const qc_fit *f)
 
 static void more_room_never_hurts(const fixture *x, int fits)
 {
-    qc_arena arena;
-    qc_arena_init(&arena);
+    SCOPED(qc_arena) arena = {0};
     fixture y = *x;
     y.geometry.layers = y.layers;
     y.segments.segments = y.segment;
@@ -152,14 +134,12 @@ static void more_room_never_hurts(const fixture *x, int fits)
         assert_memory_equal(a.device_of, b.device_of, x->segments.count * sizeof *a.device_of);
         assert_int_equal(a.short_by_bytes, b.short_by_bytes);
     }
-    qc_arena_deinit(&arena);
 }
 
 /* A tier takes only what what computes cannot hold. */
 static void spills_only_if_needed(const fixture *x, const qc_fit *f)
 {
-    qc_arena arena;
-    qc_arena_init(&arena);
+    SCOPED(qc_arena) arena = {0};
     fixture y = *x;
     y.geometry.layers = y.layers;
     y.segments.segments = y.segment;
@@ -171,20 +151,17 @@ static void spills_only_if_needed(const fixture *x, const qc_fit *f)
         assert_int_equal(f->spilled, 0);
     if (f->fits)
         assert_true(alone.fits || f->spilled > 0);
-    qc_arena_deinit(&arena);
 }
 
 static int fits_with(fixture *x, uint64_t context, uint64_t batch)
 {
-    qc_arena arena;
-    qc_arena_init(&arena);
+    SCOPED(qc_arena) arena = {0};
     qc_fit f;
     qc_fit_options old = x->options;
     x->options.context = context;
     x->options.batch = batch;
     make(x, &arena, &f);
     x->options = old;
-    qc_arena_deinit(&arena);
     return f.fits;
 }
 
@@ -207,16 +184,14 @@ static void check_searches(fixture *x, const qc_fit *f)
         assert_false(fits_with(x, x->options.context, batch + 1));
 }
 
-static void properties_hold(void **state)
+TEST_WITH(properties_hold, NULL, print_seed)
 {
-    (void)state;
     const char *given = getenv("QC_SEED");
     uint64_t seed = given ? strtoull(given, NULL, 0) : 20260117;
     int fitting = 0, spilling = 0;
     for (int round = 0; round < (given ? 1 : ROUNDS); round++, seed++) {
-        state_of_random = last_seed = seed;
-        qc_arena arena;
-        qc_arena_init(&arena);
+        random_begin(seed);
+        SCOPED(qc_arena) arena = {0};
         fixture x;
         qc_fit f;
         random_fixture(&x);
@@ -228,23 +203,7 @@ static void properties_hold(void **state)
             check_searches(&x, &f);
         fitting += f.fits;
         spilling += f.fits && f.spilled > 0;
-        qc_arena_deinit(&arena);
     }
     assert_true(given || (fitting > ROUNDS / 10 && fitting < ROUNDS * 9 / 10));
     assert_true(given || spilling > ROUNDS / 20);
-}
-
-static int print_seed(void **state)
-{
-    (void)state;
-    print_message("last seed: %" PRIu64 "\n", last_seed);
-    return 0;
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_teardown(properties_hold, print_seed),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

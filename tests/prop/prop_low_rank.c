@@ -1,15 +1,7 @@
 /* quant/low_rank.h: every instruction set gives, bit for bit, what a plain loop in double does. */
-#include "quant/low_rank.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "base/random.h"
+#include "quant/low_rank.h"
+#include "tests/fixtures/test.h"
 
 #define RANK_MOST 70u
 #define COLS_MOST 600u
@@ -47,9 +39,8 @@ static void plain(double *values, const double *left, const float *right, const 
     }
 }
 
-static void every_set_is_the_plain_loop(void **state)
+TEST(every_set_is_the_plain_loop)
 {
-    (void)state;
     static double left[QC_LOW_RANK_ROWS * RANK_MOST];
     static float right[RANK_MOST * COLS_MOST];
     static double packed[RANK_MOST * (COLS_MOST + QC_LOW_RANK_PANEL)];
@@ -85,10 +76,4 @@ static void every_set_is_the_plain_loop(void **state)
             assert_memory_equal(got, want, sizeof got);
         }
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(every_set_is_the_plain_loop)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -76,9 +76,8 @@ static void *run(const job *j, qc_isa isa, int dense, uint64_t step)
     return io.y;
 }
 
-static void test_every_table_gives_the_same_bits(void **state)
+TEST(test_every_table_gives_the_same_bits)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("tables");
     for (unsigned round = 0; round < 150; round++) {
         job j;
@@ -109,9 +108,8 @@ static void test_every_table_gives_the_same_bits(void **state)
 
 /* With u = 2^-24 a product passes at most ceil(k / 16) fused additions, four folds and the bias's
  * addition: |sum - exact| <= g / (1 - g) * (sum |w| |x| + |bias|), g = (ceil(k / 16) + 5) u. */
-static void test_error_bound(void **state)
+TEST(test_error_bound)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("bound");
     for (unsigned round = 0; round < 60; round++) {
         job j;
@@ -139,13 +137,4 @@ static void test_error_bound(void **state)
         free(y);
         free_job(&j);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_table_gives_the_same_bits),
-        cmocka_unit_test(test_error_bound),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,36 +1,12 @@
 /* Placement against trying every cut. QC_SEED=n replays one run. */
 #include "base/alloc.h"
 #include "convert/fit/placement.h"
-
-#include <inttypes.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
+#include "tests/fixtures/test_random.h"
 
 #define ROUNDS        40000
 #define SEGMENTS_MOST 9u
 #define DEVICES_MOST  4u
 #define NONE          UINT32_MAX
-
-static uint64_t state_of_random, last_seed;
-
-static uint64_t next_random(void) /* splitmix64 */
-{
-    uint64_t z = state_of_random += 0x9e3779b97f4a7c15u;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return z ^ z >> 31;
-}
-
-static uint64_t below(uint64_t n)
-{
-    return next_random() % n;
-}
 
 typedef struct {
     uint64_t bytes[SEGMENTS_MOST], peak[SEGMENTS_MOST], room[DEVICES_MOST];
@@ -196,30 +172,21 @@ static void check_one(const instance *x)
     assert_memory_equal(device_of, again, x->task.segment_count * sizeof *again);
 }
 
-static void equals_trying_every_cut(void **state)
+TEST_WITH(equals_trying_every_cut, NULL, print_seed)
 {
-    (void)state;
     const char *given = getenv("QC_SEED");
     uint64_t seed = given ? strtoull(given, NULL, 0) : 20260117;
     for (int round = 0; round < (given ? 1 : ROUNDS); round++, seed++) {
-        state_of_random = last_seed = seed;
+        random_begin(seed);
         instance x;
         make_instance(&x);
         check_one(&x);
     }
 }
 
-static int print_seed(void **state)
-{
-    (void)state;
-    print_message("last seed: %" PRIu64 "\n", last_seed);
-    return 0;
-}
-
 /* What 80 layers between two tables on 8 devices look like: flat but for what has to be. */
-static void a_large_one_is_flat(void **state)
+TEST(a_large_one_is_flat)
 {
-    (void)state;
     uint64_t bytes[83], room[8];
     uint32_t device_of[83], layers[8] = {0};
     for (uint32_t i = 0; i < 83; i++)
@@ -244,9 +211,8 @@ static void a_large_one_is_flat(void **state)
         assert_in_range(layers[d], 13, 14);
 }
 
-static void ties_go_to_the_later_cut(void **state)
+TEST(ties_go_to_the_later_cut)
 {
-    (void)state;
     uint64_t bytes[3] = {1, 1, 1}, room[2] = {4, 4}, short_bytes = 0;
     uint32_t device_of[3], short_device = 0;
     int fits = 0;
@@ -256,9 +222,8 @@ static void ties_go_to_the_later_cut(void **state)
     assert_true(device_of[0] == 0 && device_of[1] == 0 && device_of[2] == 1);
 }
 
-static void the_last_devices_stay_empty(void **state)
+TEST(the_last_devices_stay_empty)
 {
-    (void)state;
     uint64_t bytes[3] = {2, 1, 2}, room[6] = {9, 9, 9, 9, 9, 9}, short_bytes = 0;
     uint32_t device_of[3], short_device = 0;
     int fits = 0;
@@ -268,9 +233,8 @@ static void the_last_devices_stay_empty(void **state)
     assert_true(device_of[0] == 0 && device_of[1] == 1 && device_of[2] == 2);
 }
 
-static void no_memory_is_an_error(void **state)
+TEST(no_memory_is_an_error)
 {
-    (void)state;
     uint64_t bytes[2] = {1, 1}, room[2] = {4, 4}, short_bytes = 0;
     uint32_t device_of[2], short_device = 0;
     int fits = 0;
@@ -282,9 +246,8 @@ static void no_memory_is_an_error(void **state)
     qc_alloc_fail_at(0, 0);
 }
 
-static void a_later_leader_is_refused(void **state)
+TEST(a_later_leader_is_refused)
 {
-    (void)state;
     uint64_t bytes[2] = {1, 1}, room[1] = {4}, short_bytes;
     uint32_t follows[2] = {1, NONE}, device_of[2], short_device;
     int fits;
@@ -293,17 +256,4 @@ static void a_later_leader_is_refused(void **state)
     qc_error err = {0};
     assert_int_equal(qc_placement_solve(&t, device_of, &fits, &short_bytes, &short_device, &err),
                      QC_ERR_INTERNAL);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_teardown(equals_trying_every_cut, print_seed),
-        cmocka_unit_test(a_large_one_is_flat),
-        cmocka_unit_test(ties_go_to_the_later_cut),
-        cmocka_unit_test(the_last_devices_stay_empty),
-        cmocka_unit_test(no_memory_is_an_error),
-        cmocka_unit_test(a_later_leader_is_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

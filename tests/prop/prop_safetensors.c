@@ -5,17 +5,10 @@
  *   any damage to the text is refused or gives another header that keeps every rule.
  * QC_SEED=n replays a run. */
 #include "formats/safetensors_header.h"
+#include "tests/fixtures/test.h"
 
 #include <inttypes.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
-
-#include <cmocka.h>
 
 #define TENSORS_MAX 8
 #define META_MAX    3
@@ -134,9 +127,8 @@ static void build(qc_strbuf *out, const qc_st_tensor *t, size_t count, const qc_
     assert_true(out->len % 8 == 0 && out->data[8] == '{');
 }
 
-static void round_trips(void **state)
+TEST(round_trips)
 {
-    (void)state;
     for (int round = 0; round < ROUNDS; round++) {
         sample s;
         qc_strbuf out;
@@ -212,10 +204,9 @@ static void damage(char *text, size_t *len)
     }
 }
 
-static void survives_damage(void **state)
+TEST(survives_damage)
 {
     size_t taken = 0;
-    (void)state;
     for (int round = 0; round < ROUNDS; round++) {
         sample s;
         qc_strbuf out;
@@ -254,12 +245,8 @@ static void survives_damage(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(round_trips),
-        cmocka_unit_test(survives_damage),
-    };
     const char *seed = getenv("QC_SEED");
     rng = seed ? strtoull(seed, NULL, 0) : (uint64_t)time(NULL);
     (void)printf("QC_SEED=%" PRIu64 "\n", rng);
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run_all(NULL);
 }

@@ -1,36 +1,11 @@
 /* Properties of a layout over random tensors. QC_SEED=n replays one run. */
 #include "formats/shard_layout.h"
-
-#include <inttypes.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "tests/fixtures/layout_array.h"
+#include "tests/fixtures/test_random.h"
 
 #define ROUNDS       400
 #define TENSORS_MOST 60u
 #define MIB          (1u << 20)
-
-static uint64_t state_of_random;
-
-static uint64_t next_random(void) /* splitmix64 */
-{
-    uint64_t z = state_of_random += 0x9e3779b97f4a7c15u;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return z ^ z >> 31;
-}
-
-static uint64_t below(uint64_t n)
-{
-    return next_random() % n;
-}
 
 static uint32_t make_tensors(qc_out_tensor *t, char names[][24])
 {
@@ -89,10 +64,9 @@ static void check_shard(const qc_layout *l, uint32_t s, const qc_out_tensor *t, 
     }
     assert_int_equal(sh->data_bytes, offset);
     assert_true(offset <= limit || one_group);
-    qc_st_header h;
+    SCOPED(qc_st_header) h;
     uint64_t n = 0;
-    qc_strbuf text;
-    qc_strbuf_init(&text, SIZE_MAX / 2);
+    SCOPED(qc_strbuf) text = {.max = SIZE_MAX / 2};
     assert_int_equal(qc_layout_header(&text, l, s, array_tensors(t, count), NULL), QC_OK);
     assert_int_equal(text.len, sh->header_bytes); /* counted beforehand */
     assert_int_equal(qc_st_header_length((const unsigned char *)text.data, 8,
@@ -102,8 +76,6 @@ static void check_shard(const qc_layout *l, uint32_t s, const qc_out_tensor *t, 
     assert_int_equal(qc_st_header_parse(&h, text.data + 8, n, sh->data_bytes, NULL), QC_OK);
     assert_int_equal(h.tensor_count, sh->count);
     assert_string_equal(qc_st_header_meta(&h, "format"), "pt");
-    qc_st_header_deinit(&h);
-    qc_strbuf_deinit(&text);
 }
 
 static void check_fill(const qc_layout *l, const qc_out_tensor *t, uint32_t count, uint64_t limit)
@@ -131,17 +103,15 @@ static void check_fill(const qc_layout *l, const qc_out_tensor *t, uint32_t coun
     }
 }
 
-static void layouts_hold_their_contract(void **state)
+TEST(layouts_hold_their_contract)
 {
-    (void)state;
     static qc_out_tensor t[TENSORS_MOST], again[TENSORS_MOST];
     static char names[TENSORS_MOST][24];
     for (int round = 0; round < ROUNDS; round++) {
         uint32_t count = make_tensors(t, names);
         uint64_t limit = below(4) ? below(200000) : UINT64_MAX;
-        qc_arena a;
         qc_layout l, m;
-        qc_arena_init(&a);
+        SCOPED(qc_arena) a = {0};
         memcpy(again, t, sizeof t);
         assert_int_equal(layout_array(&l, &a, t, count, limit, NULL), QC_OK);
         check_fill(&l, t, count, limit);
@@ -151,13 +121,11 @@ static void layouts_hold_their_contract(void **state)
         for (uint32_t s = 0; s < l.count; s++) {
             assert_int_equal(l.shards[s].header_bytes, m.shards[s].header_bytes);
         }
-        qc_arena_deinit(&a);
     }
 }
 
-static void pieces_hold_their_contract(void **state)
+TEST(pieces_hold_their_contract)
 {
-    (void)state;
     for (int round = 0; round < 20000; round++) {
         uint64_t align = 1 + below((uint64_t)1 << below(26));
         uint64_t bytes = 1 + below((uint64_t)1 << below(40));
@@ -175,12 +143,8 @@ static void pieces_hold_their_contract(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(layouts_hold_their_contract),
-        cmocka_unit_test(pieces_hold_their_contract),
-    };
     const char *given = getenv("QC_SEED");
-    state_of_random = given ? strtoull(given, NULL, 10) : 20240611;
-    printf("QC_SEED=%" PRIu64 "\n", state_of_random);
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    random_begin(given ? strtoull(given, NULL, 10) : 20240611);
+    printf("QC_SEED=%" PRIu64 "\n", random_numbers.seed);
+    return test_run_all(NULL);
 }

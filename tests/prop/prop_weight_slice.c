@@ -208,9 +208,8 @@ static void one_reading(qt_rng *rng, unsigned *skips)
     mt_free(&t);
 }
 
-static void test_readings(void **state)
+TEST(test_readings)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("readings");
     unsigned skips = 0;
     enum { ROUNDS = 3000 };
@@ -219,9 +218,8 @@ static void test_readings(void **state)
     assert_in_range(skips, ROUNDS / 50, ROUNDS / 2);
 }
 
-static void test_slices(void **state)
+TEST(test_slices)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("slices");
     unsigned refusals = 0, copies = 0;
     enum { ROUNDS = 6000 };
@@ -233,9 +231,8 @@ static void test_slices(void **state)
 }
 
 /* What a model of usual shapes costs: the parts of two cards keep nested scales. */
-static void test_usual_shapes(void **state)
+TEST(test_usual_shapes)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("usual");
     mt_weights t;
     qc_weights s;
@@ -268,9 +265,8 @@ static void test_usual_shapes(void **state)
 
 /* A product with a slice, whose groups of scales may be small, has the bits of one with the same
  * scales in float. */
-static void test_products(void **state)
+TEST(test_products)
 {
-    (void)state;
     enum { M = 3, ROWS = 40, COLS = 1792 };
     static const uint64_t cols[] = {64, 128, 256, 448, 896, COLS};
     qt_rng rng = qt_rng_start("products");
@@ -308,9 +304,8 @@ static void test_products(void **state)
     qc_cpu_matmul_destroy(h);
 }
 
-static void test_wrong_calls(void **state)
+TEST(test_wrong_calls)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("wrong");
     mt_weights t;
     qc_weights s, none = {0};
@@ -350,13 +345,4 @@ static void test_wrong_calls(void **state)
                  err.msg);
     }
     mt_free(&t);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_readings), cmocka_unit_test(test_slices),
-        cmocka_unit_test(test_usual_shapes), cmocka_unit_test(test_products),
-        cmocka_unit_test(test_wrong_calls)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,12 +4,10 @@
 #include "base/alloc.h"
 #include "base/interrupt.h"
 #include "convert/backward/backward.h"
+#include "tests/fixtures/test.h"
 #include "tests/fixtures/test_model.h"
 
 #include <math.h>
-#include <setjmp.h>
-
-#include <cmocka.h>
 
 enum { TOKENS = 90, LAYERS = 4 };
 
@@ -92,7 +90,6 @@ static int close_world(void **state)
     qc_st_cursor_destroy(w->source.cursor);
     qc_checkpoint_close(w->checkpoint);
     qc_arena_deinit(&w->arena);
-    test_remove(w->folder);
     return 0;
 }
 

@@ -2,14 +2,9 @@
  * way to route. The experts themselves are compared with PyTorch's (cli_families). */
 #include "convert/backward/backward_experts.h"
 #include "convert/forward/experts_route.h"
+#include "tests/fixtures/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 enum { EXPERTS = 8, CHOSEN = 3 };
 
@@ -56,11 +51,10 @@ static void check(const qc_routing *r, const float *logits, const float *correct
     }
 }
 
-static void every_way_to_route(void **state)
+TEST(every_way_to_route)
 {
     static const float corrections[EXPERTS] = {0.3f, 0.0f, -0.2f, 0.5f, 0.1f, 0.0f, 0.4f, -0.1f};
     uint64_t at = 1;
-    (void)state;
     for (int scores = QC_SCORES_SOFTMAX; scores <= QC_SCORES_OF_CHOSEN; scores++)
         for (unsigned way = 0; way < 8; way++)
             for (unsigned seed = 0; seed < 20; seed++) {
@@ -83,21 +77,13 @@ static void every_way_to_route(void **state)
 }
 
 /* Weights that are normalized do not change with a factor, so one alone has no gradient. */
-static void one_that_is_normalized(void **state)
+TEST(one_that_is_normalized)
 {
     const qc_routing r = {
         .experts = 2, .chosen = 1, .groups = 1, .groups_chosen = 1, .normalized = 1, .scale = 1.0f};
     const float scores[2] = {0.75f, 0.25f}, weight = 1.0f;
     const uint32_t chosen = 0;
     float d = 5.0f, out[2] = {1.0f, 1.0f};
-    (void)state;
     qc_backward_route(&r, scores, &chosen, &weight, &d, out);
     assert_true(out[0] == 0.0f && out[1] == 0.0f);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(every_way_to_route),
-                                       cmocka_unit_test(one_that_is_normalized)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -10,20 +10,14 @@
 #include "base/strbuf.h"
 #include "base/text.h"
 #include "base/workers.h"
+#include "tests/fixtures/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
-static void test_status(void **state)
+TEST(test_status)
 {
-    (void)state;
     qc_error err = {0};
     assert_string_equal(qc_status_name(QC_ERR_NOSPACE), "ERR_NOSPACE");
     assert_int_equal(qc_status_exit_code(QC_OK), 0);
@@ -46,9 +40,8 @@ static void test_status(void **state)
 }
 
 /* A message that is too long is cut between characters. */
-static void test_long_messages(void **state)
+TEST(test_long_messages)
 {
-    (void)state;
     char name[1200];
     for (int shift = 0; shift < 4; shift++) {
         qc_error err = {0};
@@ -68,9 +61,8 @@ static void test_long_messages(void **state)
     }
 }
 
-static void test_sizes(void **state)
+TEST(test_sizes)
 {
-    (void)state;
     uint64_t v = 0;
     size_t s = 0;
     assert_int_equal(qc_mul_u64(1ull << 32, 1ull << 31, &v), 0);
@@ -86,9 +78,8 @@ static void test_sizes(void **state)
     assert_memory_equal(b, back, 8);
 }
 
-static void test_dtypes(void **state)
+TEST(test_dtypes)
 {
-    (void)state;
     qc_error err = {0};
     qc_dtype t;
     uint64_t n = 0;
@@ -114,9 +105,8 @@ static void test_dtypes(void **state)
     assert_string_equal(qc_dtype_torch_name(QC_DTYPE_BF16), "bfloat16");
 }
 
-static void test_arena_and_strbuf(void **state)
+TEST(test_arena_and_strbuf)
 {
-    (void)state;
     qc_error err = {0};
     qc_arena a;
     const char *s = NULL;
@@ -152,9 +142,8 @@ static void test_arena_and_strbuf(void **state)
     qc_strbuf_deinit(&b);
 }
 
-static void test_isa(void **state)
+TEST(test_isa)
 {
-    (void)state;
     qc_error err = {0};
     qc_isa isa;
     assert_int_equal(setenv("QCONV_ISA", "scalar", 1), 0);
@@ -201,9 +190,8 @@ static qc_status pass_gate(qc_team *team, unsigned index, void *ctx, qc_error *e
     }
 }
 
-static void test_turnstile(void **state)
+TEST(test_turnstile)
 {
-    (void)state;
     for (unsigned threads = 1; threads <= 8; threads *= 2) {
         qc_error err = {0};
         gated g = {.fail_at = UINT64_MAX};
@@ -217,9 +205,8 @@ static void test_turnstile(void **state)
 }
 
 /* One worker's error stops all, and is the one that is reported. */
-static void test_team_error(void **state)
+TEST(test_team_error)
 {
-    (void)state;
     for (unsigned threads = 1; threads <= 8; threads *= 2) {
         qc_error err = {0};
         gated g = {.fail_at = 900};
@@ -230,9 +217,8 @@ static void test_team_error(void **state)
     }
 }
 
-static void test_interrupt(void **state)
+TEST(test_interrupt)
 {
-    (void)state;
     qc_error err = {0};
     gated g = {.fail_at = UINT64_MAX};
     assert_int_equal(qc_turnstile_init(&g.gate, 1u << 30, &err), QC_OK);
@@ -258,12 +244,11 @@ int clock_gettime(clockid_t clock, struct timespec *t)
     return r;
 }
 
-static void test_brief_waits(void **state)
+TEST(test_brief_waits)
 {
     pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     pthread_cond_t never;
     struct timespec begin, end;
-    (void)state;
     assert_int_equal(qc_cond_init(&never), 0);
     clock_gettime(CLOCK_MONOTONIC, &begin);
     set_back = 5;
@@ -276,7 +261,7 @@ static void test_brief_waits(void **state)
     assert_true(end.tv_sec - begin.tv_sec < 4);
 }
 
-static void test_edit_distance(void **state)
+TEST(test_edit_distance)
 {
     static const struct {
         const char *a, *b;
@@ -294,7 +279,6 @@ static void test_edit_distance(void **state)
         {"kitten", "sitting", 3},
     };
     char longest[QC_EDIT_MAX_BYTES + 1];
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const char *a = cases[i].a, *b = cases[i].b;
         assert_int_equal(qc_edit_distance(a, strlen(a), b, strlen(b)), cases[i].edits);
@@ -306,14 +290,13 @@ static void test_edit_distance(void **state)
     assert_int_equal(qc_edit_distance("x", 1, longest, QC_EDIT_MAX_BYTES + 1), QC_EDIT_TOO_LONG);
 }
 
-static void test_folder_of(void **state)
+TEST(test_folder_of)
 {
     static const char *const folders[][2] = {
         {"name", "."}, {"./name", "."},    {"/name", "/"},  {"/", "/"},
         {"a/b", "a"},  {"/a/b/c", "/a/b"}, {"a/b/", "a/b"}, {"", "."},
     };
     char room[PATH_MAX], path[PATH_MAX + 2];
-    (void)state;
     for (size_t i = 0; i < sizeof folders / sizeof *folders; i++)
         assert_string_equal(qc_folder_of(room, folders[i][0]), folders[i][1]);
     memset(path, 'a', sizeof path);
@@ -325,32 +308,11 @@ static void test_folder_of(void **state)
     assert_null(qc_folder_of(room, path));
 }
 
-static void test_saturating_sizes(void **state)
+TEST(test_saturating_sizes)
 {
-    (void)state;
     assert_true(qc_sat_add(1, 2) == 3 && qc_sat_mul(2, 3) == 6);
     assert_true(qc_sat_add(UINT64_MAX - 1, 1) == UINT64_MAX);
     assert_true(qc_sat_add(UINT64_MAX - 1, 2) == UINT64_MAX);
     assert_true(qc_sat_mul(1ull << 32, 1ull << 32) == UINT64_MAX);
     assert_true(qc_sat_mul(UINT64_MAX, 0) == 0);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_edit_distance),
-        cmocka_unit_test(test_folder_of),
-        cmocka_unit_test(test_saturating_sizes),
-        cmocka_unit_test(test_status),
-        cmocka_unit_test(test_long_messages),
-        cmocka_unit_test(test_sizes),
-        cmocka_unit_test(test_dtypes),
-        cmocka_unit_test(test_arena_and_strbuf),
-        cmocka_unit_test(test_isa),
-        cmocka_unit_test(test_turnstile),
-        cmocka_unit_test(test_team_error),
-        cmocka_unit_test(test_interrupt),
-        cmocka_unit_test(test_brief_waits),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

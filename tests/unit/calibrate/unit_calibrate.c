@@ -5,13 +5,7 @@
 #include "convert/forward/forward_cpu.h"
 #include "convert/forward/token_text.h"
 #include "quant/matmul_ops.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
+#include "tests/fixtures/test.h"
 
 #define HIDDEN 24u
 #define INTER  40u
@@ -214,25 +208,23 @@ static void check_points(const size sizes[QC_LAYER_ALL_MATRICES])
     free(z);
 }
 
-static void points_are_the_layer(void **unused)
+TEST(points_are_the_layer)
 {
-    (void)unused;
     check_points(plain);
     check_points(latent);
     check_points(beside);
 }
 
 /* Windows are taken over all of the text, at most as many as asked for. */
-static void windows_are_spread(void **unused)
+TEST(windows_are_spread)
 {
-    (void)unused;
     uint32_t all[100];
     uint64_t length = 100;
     qc_error err = {0};
     for (uint32_t i = 0; i < 100; i++)
         all[i] = i;
     const qc_eval_ids ids = {all, &length, 1, 100};
-    qc_eval_windows w;
+    SCOPED(qc_eval_windows) w;
     assert_int_equal(qc_eval_windows_cut(&w, &ids, NULL, 0, 10, &err), QC_OK);
     qc_eval_windows_spread(&w, 100);
     assert_int_equal(w.count, 10);
@@ -248,14 +240,4 @@ static void windows_are_spread(void **unused)
     qc_eval_windows_spread(&w, 3); /* one stays */
     assert_int_equal(w.count, 1);
     assert_int_equal(w.ids[0], 50);
-    qc_eval_windows_deinit(&w);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(points_are_the_layer),
-        cmocka_unit_test(windows_are_spread),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

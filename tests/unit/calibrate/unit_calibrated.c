@@ -72,11 +72,11 @@ static void assert_is_made_up(const qc_calibrated *store, const qc_plan *plan, u
     qc_calibrated_free(&have);
 }
 
-static void test_what_is_put_comes_back(void **state)
+TEST_WITH(test_what_is_put_comes_back, setup, teardown)
 {
     const world *w = *state;
     for (unsigned f = 0; f < FORMS; f++) {
-        test_conversion c;
+        SCOPED(test_conversion) c;
         uint32_t kept = 9, lost = 9;
         begin(&c, w, forms[f]);
         qc_calibrated *store = open_store(&c, &kept);
@@ -98,19 +98,18 @@ static void test_what_is_put_comes_back(void **state)
             assert_int_equal(kept, n);
         }
         qc_calibrated_close(store);
-        test_conversion_end(&c);
     }
 }
 
 /* Any part of a weight, as the pipeline's steps are cut. */
-static void test_parts(void **state)
+TEST_WITH(test_parts, setup, teardown)
 {
     static const test_tensor rows[] = {
         {"model.layers.0.mlp.up_proj.weight", QC_DTYPE_BF16, 2, {3000, 130}}};
     const world *w = *state;
     test_write_checkpoint(w->model, rows, 1, "{\"model_type\": \"llama\"}");
     for (unsigned f = 0; f < FORMS; f++) {
-        test_conversion c;
+        SCOPED(test_conversion) c;
         uint32_t kept = 0;
         qc_calibrated_arrays all, part;
         qc_error err = {0};
@@ -137,14 +136,13 @@ static void test_parts(void **state)
         qc_calibrated_free(&all);
         qc_calibrated_free(&part);
         qc_calibrated_close(store);
-        test_conversion_end(&c);
     }
 }
 
-static void test_done_is_remembered(void **state)
+TEST_WITH(test_done_is_remembered, setup, teardown)
 {
     const world *w = *state;
-    test_conversion c;
+    SCOPED(test_conversion) c;
     uint32_t kept = 0, lost = 0;
     qc_error err = {0};
     begin(&c, w, "--to nf4");
@@ -157,7 +155,6 @@ static void test_done_is_remembered(void **state)
     assert_string_equal(qc_calibrated_done(store, &lost), "a=1\nb=2\n");
     assert_int_equal(lost, 0);
     qc_calibrated_close(store);
-    test_conversion_end(&c);
 }
 
 static void staged(char *out, size_t cap, const world *w, const char *name)
@@ -166,10 +163,10 @@ static void staged(char *out, size_t cap, const world *w, const char *name)
 }
 
 /* The record of the last weight is cut at every byte: the others stay. */
-static void test_torn_record(void **state)
+TEST_WITH(test_torn_record, setup, teardown)
 {
     const world *w = *state;
-    test_conversion c;
+    SCOPED(test_conversion) c;
     uint32_t kept = 0;
     char path[200];
     struct stat before, after;
@@ -196,7 +193,6 @@ static void test_torn_record(void **state)
         assert_is_made_up(store, &c.plan, first);
         qc_calibrated_close(store);
     }
-    test_conversion_end(&c);
 }
 
 static void flip(const char *path, off_t at)
@@ -211,10 +207,10 @@ static void flip(const char *path, off_t at)
 }
 
 /* A weight whose bytes changed is not taken over, and one that changes later is not read. */
-static void test_damaged_bytes(void **state)
+TEST_WITH(test_damaged_bytes, setup, teardown)
 {
     const world *w = *state;
-    test_conversion c;
+    SCOPED(test_conversion) c;
     uint32_t kept = 0, lost = 0;
     char path[200];
     qc_error err = {0};
@@ -247,14 +243,13 @@ static void test_damaged_bytes(void **state)
     (void)qc_calibrated_done(store, &lost);
     assert_int_equal(lost, n);
     qc_calibrated_close(store);
-    test_conversion_end(&c);
 }
 
 /* What was made for something else, or is no journal, begins anew. */
-static void test_other_identity(void **state)
+TEST_WITH(test_other_identity, setup, teardown)
 {
     const world *w = *state;
-    test_conversion c;
+    SCOPED(test_conversion) c;
     qc_calibrated *store = NULL;
     uint32_t kept = 0;
     char path[200];
@@ -275,17 +270,16 @@ static void test_other_identity(void **state)
     test_must(qc_calibrated_open(&store, &c.plan, &c.dir, "another", &kept, &err), &err);
     assert_int_equal(kept, 0);
     qc_calibrated_close(store);
-    test_conversion_end(&c);
 }
 
 /* A conversion's store is its own: the stage begins anew where the conversion is another. */
-static void test_other_conversion(void **state)
+TEST_WITH(test_other_conversion, setup, teardown)
 {
     static const struct {
         const char *digest;
         uint32_t kept;
     } runs[] = {{"one", 0}, {"one", 2}, {"two", 0}, {"two", 2}};
-    test_conversion c;
+    SCOPED(test_conversion) c;
     begin(&c, *state, "--to nf4");
     for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
         qc_calibration stage;
@@ -298,12 +292,11 @@ static void test_other_conversion(void **state)
         qc_calibration_close(&stage);
     }
     c.pipeline.calibrated = NULL;
-    test_conversion_end(&c);
 }
 
 /* The n-th write or sync fails, for every n: what was recorded is there, what failed is not, and
  * goes in the next time. */
-static void test_failing_disk(void **state)
+TEST_WITH(test_failing_disk, setup, teardown)
 {
     static const struct {
         qc_io_kind kind;
@@ -312,7 +305,7 @@ static void test_failing_disk(void **state)
     } faults[] = {{QC_IO_WRITE, ENOSPC, QC_ERR_NOSPACE}, {QC_IO_SYNC, EIO, QC_ERR_IO}};
     const world *w = *state;
     for (size_t k = 0; k < sizeof faults / sizeof *faults; k++) {
-        test_conversion c;
+        SCOPED(test_conversion) c;
         uint32_t kept = 0;
         begin(&c, w, "--to nf4");
         qc_calibrated *store = open_store(&c, &kept);
@@ -342,7 +335,6 @@ static void test_failing_disk(void **state)
         store = open_store(&c, &kept);
         assert_int_equal(kept, 2);
         qc_calibrated_close(store);
-        test_conversion_end(&c);
     }
 }
 
@@ -364,20 +356,19 @@ static qc_status store_and_read(void *ctx, qc_error *err)
     return st;
 }
 
-static void test_no_memory(void **state)
+TEST_WITH(test_no_memory, setup, teardown)
 {
     const world *w = *state;
-    test_conversion c;
+    SCOPED(test_conversion) c;
     begin(&c, w, "--to int8");
     test_every_allocation(store_and_read, &c, 10);
-    test_conversion_end(&c);
 }
 
 /* Scales that are not those of their codes would be read as others. */
-static void test_scales_must_fit(void **state)
+TEST_WITH(test_scales_must_fit, setup, teardown)
 {
     const world *w = *state;
-    test_conversion c;
+    SCOPED(test_conversion) c;
     uint32_t kept = 0;
     qc_error err = {0};
     qc_calibrated_arrays a;
@@ -391,22 +382,4 @@ static void test_scales_must_fit(void **state)
     assert_false(qc_calibrated_has(store, job));
     qc_calibrated_free(&a);
     qc_calibrated_close(store);
-    test_conversion_end(&c);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_what_is_put_comes_back, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_parts, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_done_is_remembered, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_torn_record, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_damaged_bytes, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_other_identity, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_other_conversion, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_failing_disk, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_no_memory, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_scales_must_fit, setup, teardown),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -75,13 +75,12 @@ static double error_of(const qc_job *j, const qc_calibrated_arrays *a, const flo
 /* What the output must be, looked up in a plan of the same command. */
 static void check_output(const world *w, const char *form)
 {
-    test_conversion c;
+    SCOPED(test_conversion) c;
     qc_error err = {0};
     qc_manifest m;
-    qc_strbuf file, source;
     char path[160], line[400], other[120];
-    qc_strbuf_init(&file, 1u << 24);
-    qc_strbuf_init(&source, 1u << 24);
+    SCOPED(qc_strbuf) file = {.max = 1u << 24};
+    SCOPED(qc_strbuf) source = {.max = 1u << 24};
     (void)snprintf(path, sizeof path, "%s/model.safetensors", w->out);
     test_must(qc_file_slurp(path, &file, &err), &err);
     (void)snprintf(path, sizeof path, "%s/model.safetensors", w->model);
@@ -133,12 +132,9 @@ static void check_output(const world *w, const char *form)
     assert_string_equal(m.calibration->text, "some.txt");
     assert_string_equal(m.calibration->tokenizer, "bpe");
     assert_int_equal(m.calibration->tokens, 4096);
-    test_conversion_end(&c);
-    qc_strbuf_deinit(&file);
-    qc_strbuf_deinit(&source);
 }
 
-static void test_output_is_what_was_stored(void **state)
+TEST_WITH(test_output_is_what_was_stored, setup, teardown)
 {
     const world *w = *state;
     for (unsigned f = 0; f < FORMS; f++) {
@@ -198,10 +194,9 @@ static qc_status verify_against(const world *w, qc_error *err)
 static void change_error(const world *w)
 {
     char path[160], hex[QC_DIGEST_HEX_BYTES];
-    qc_strbuf text;
     qc_error err = {0};
     (void)snprintf(path, sizeof path, "%s/qconv.json", w->out);
-    qc_strbuf_init(&text, 1u << 24);
+    SCOPED(qc_strbuf) text = {.max = 1u << 24};
     test_must(qc_file_slurp(path, &text, &err), &err);
     char *at = strstr(text.data, "\"rel_mse\": ");
     assert_non_null(at);
@@ -212,11 +207,10 @@ static void change_error(const world *w)
     qc_digest_hex(&d, hex);
     memcpy(text.data + text.len - 36, hex, 32);
     test_must(qc_file_put(path, text.data, text.len, &err), &err);
-    qc_strbuf_deinit(&text);
 }
 
 /* Codes of calibrated weights need not be the nearest, but their error is known. */
-static void test_against(void **state)
+TEST_WITH(test_against, setup, teardown)
 {
     static const char *const words[] = {"--to nf4", "--to int8"};
     const world *w = *state;
@@ -258,7 +252,7 @@ static void test_against(void **state)
 }
 
 /* The page has what the manifest has, and nothing of it where nothing was calibrated. */
-static void test_report(void **state)
+TEST_WITH(test_report, setup, teardown)
 {
     static const char *const has[] = {
         "<h2 id=\"outputs\">Gain of calibrating</h2>",
@@ -295,13 +289,12 @@ static void test_report(void **state)
 }
 
 /* What is left is as a search has it, and so is its size. */
-static void test_left_weight_is_searched(void **state)
+TEST_WITH(test_left_weight_is_searched, setup, teardown)
 {
     const world *w = *state;
     qc_error err = {0};
-    qc_arena a;
     qc_manifest plain, mixed;
-    qc_arena_init(&a);
+    SCOPED(qc_arena) a = {0};
     for (unsigned f = 0; f < FORMS; f++) {
         memset(&calibrator, 0, sizeof calibrator);
         calibrator.digest = "one";
@@ -328,11 +321,10 @@ static void test_left_weight_is_searched(void **state)
         }
         test_remove(w->out);
     }
-    qc_arena_deinit(&a);
 }
 
 /* A calibration that stops goes on where it was, and the result is that of one that did not. */
-static void test_stopped_and_continued(void **state)
+TEST_WITH(test_stopped_and_continued, setup, teardown)
 {
     const world *w = *state;
     qc_error err = {0};
@@ -354,7 +346,7 @@ static void test_stopped_and_continued(void **state)
 }
 
 /* Nothing was made: the same can only fail again, and nothing stays behind. */
-static void test_stopped_at_once(void **state)
+TEST_WITH(test_stopped_at_once, setup, teardown)
 {
     const world *w = *state;
     qc_error err = {0};
@@ -368,7 +360,7 @@ static void test_stopped_at_once(void **state)
 
 /* A disk that is full from the n-th write on, for every n: no weight is calibrated twice, and the
  * output is that of a run that did not fail. */
-static void test_full_disk(void **state)
+TEST_WITH(test_full_disk, setup, teardown)
 {
     const world *w = *state;
     static const char words[] = "--to nf4 --compress none";
@@ -395,7 +387,7 @@ static void test_full_disk(void **state)
 }
 
 /* Another text is another conversion. */
-static void test_other_text(void **state)
+TEST_WITH(test_other_text, setup, teardown)
 {
     const world *w = *state;
     qc_error err = {0};
@@ -409,19 +401,4 @@ static void test_other_text(void **state)
     test_must(convert(w, "--to nf4 --restart", &err), &err);
     assert_int_equal(calibrator.made, 2);
     assert_int_equal(verify(w), QC_OK);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_output_is_what_was_stored, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_against, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_report, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_left_weight_is_searched, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_stopped_and_continued, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_stopped_at_once, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_full_disk, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_other_text, setup, teardown),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -5,6 +5,7 @@
 #include "base/alloc.h"
 #include "base/text.h"
 #include "convert/calibrate/calibration_text.h"
+#include "tests/fixtures/alloc_faults.h"
 #include "tests/fixtures/fixture_files.h"
 
 #include <math.h>
@@ -30,17 +31,9 @@ static int make_root(void **state)
     return 0;
 }
 
-static int remove_root(void **state)
-{
-    (void)state;
-    fx_remove_dir(root.path);
-    return 0;
-}
-
 static void put(const char *dir, const char *name, const piece *p, size_t count)
 {
     qc_st_tensor t[16] = {0};
-    qc_strbuf b;
     uint64_t at = 0;
     assert_true(count <= 16);
     for (size_t i = 0; i < count; i++) {
@@ -49,12 +42,11 @@ static void put(const char *dir, const char *name, const piece *p, size_t count)
         t[i].begin = at;
         t[i].end = at += p[i].bytes;
     }
-    qc_strbuf_init(&b, 10000000);
+    SCOPED(qc_strbuf) b = {.max = 10000000};
     assert_int_equal(qc_st_header_build(&b, t, count, NULL, 0, NULL), QC_OK);
     for (size_t i = 0; i < count; i++)
         assert_int_equal(qc_strbuf_add(&b, p[i].data, (size_t)p[i].bytes, NULL), QC_OK);
     fx_put(dir, name, b.data, b.len);
-    qc_strbuf_deinit(&b);
 }
 
 static const double good[9] = {2, 0.5, -1, 0.5, 3, 0.25, -1, 0.25, 1};
@@ -94,9 +86,8 @@ static const piece whole[] = {
 };
 
 /* Names that begin alike, a name before the one it refers to, F64 and F32. */
-static void reads(void **state)
+TEST(reads)
 {
-    (void)state;
     uint64_t n = 0;
     uint64_t tokens = 0;
     double out[9];
@@ -133,9 +124,8 @@ static void reads(void **state)
 }
 
 /* More rows than one read takes: 512 x 512 doubles are two MiB. */
-static void many_rows(void **state)
+TEST(many_rows)
 {
-    (void)state;
     enum { N = 512 };
     static double m[N * N];
     static double out[N * N];
@@ -157,9 +147,8 @@ static void many_rows(void **state)
 }
 
 /* A folder with an index over two files. */
-static void sharded(void **state)
+TEST(sharded)
 {
-    (void)state;
     char dir[FX_PATH_BYTES];
     qc_hessians *h = NULL;
     uint64_t n = 0;
@@ -199,9 +188,8 @@ static void refused(const piece *p, size_t count, qc_status status, const char *
         refused(list_, sizeof list_ / sizeof *list_, status, part);                                \
     } while (0)
 
-static void bad_files(void **state)
+TEST(bad_files)
 {
-    (void)state;
     static const int64_t zero = 0;
     static const int64_t minus = -3;
     REFUSED(QC_ERR_INPUT, "'w.weight' does not belong in a file of second moments",
@@ -273,9 +261,8 @@ static void unreadable(const double *m, qc_status status, const char *part)
     qc_hessians_close(h);
 }
 
-static void bad_matrices(void **state)
+TEST(bad_matrices)
 {
-    (void)state;
     double m[9];
     memcpy(m, good, sizeof m);
     m[1] += 1.9e-3; /* the diagonal's mean is 2 */
@@ -304,9 +291,8 @@ static void bad_matrices(void **state)
 
 /* Two blocks of two outputs, a matrix of all three, and a cross moment, which need not be
  * symmetric. */
-static void reads_outputs(void **state)
+TEST(reads_outputs)
 {
-    (void)state;
     static const double blocks[8] = {1, 0.5, 0.5, 4, 9, 0, 0, 0};
     static const double cross[9] = {1, 2, 3, 4, 5, 6, 7, 8, -9};
     const piece p[] = {
@@ -347,9 +333,8 @@ static void reads_outputs(void **state)
     qc_hessians_close(h);
 }
 
-static void bad_outputs(void **state)
+TEST(bad_outputs)
 {
-    (void)state;
     static const int64_t zero = 0;
 #define WELL   M64("w.second_moment", good), TOKENS("w.tokens", &seven)
 #define SQUARE {"w.output_moment", QC_DTYPE_F32, 2, {2, 2}, good32, 16}
@@ -381,9 +366,8 @@ static void bad_outputs(void **state)
 }
 
 /* In either block, and of either number. */
-static void bad_output_values(void **state)
+TEST(bad_output_values)
 {
-    (void)state;
     static const struct {
         int at;
         float value;
@@ -425,39 +409,25 @@ static void bad_output_values(void **state)
 }
 
 /* Every allocation fails once: no leak (sanitizers), nothing handed out. */
-static void no_memory(void **state)
+TEST(no_memory)
 {
-    (void)state;
     put(root.path, "m.safetensors", whole, 6);
-    qc_status st = QC_ERR_NOMEM;
-    for (uint64_t k = 1; st != QC_OK; k++) {
+    EACH_ALLOCATION_FAILS (fault, 0) {
         qc_hessians *h = (void *)1;
-        assert_true(k < 1000);
-        qc_alloc_fail_at(k, 0);
-        st = qc_hessians_open(&h, path, NULL);
-        qc_alloc_fail_at(0, 0);
-        if (st != QC_OK) {
-            assert_int_equal(st, QC_ERR_NOMEM);
-            assert_null(h);
-        }
+        fault.st = qc_hessians_open(&h, path, NULL);
+        assert_true(fault.st == QC_OK || !h);
         qc_hessians_close(h);
     }
     qc_hessians *h = open_path();
     double out[9];
-    st = QC_ERR_NOMEM;
-    for (uint64_t k = 1; st != QC_OK; k++) {
-        assert_true(k < 1000);
-        qc_alloc_fail_at(k, 0);
-        st = qc_hessians_read(h, 2, out, NULL);
-        qc_alloc_fail_at(0, 0);
-    }
+    EACH_ALLOCATION_FAILS (fault, 0)
+        fault.st = qc_hessians_read(h, 2, out, NULL);
     qc_hessians_close(h);
 }
 
 /* The bundled text: UTF-8, of the size that the docs say, no tabs' end missing. */
-static void bundled_text(void **state)
+TEST(bundled_text)
 {
-    (void)state;
     qc_strbuf text;
     qc_strbuf_init(&text, 10000000);
     assert_int_equal(qc_strbuf_adds(&text, "x", NULL), QC_OK);
@@ -478,19 +448,4 @@ static void bundled_text(void **state)
     qc_strbuf_deinit(&text);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(reads),
-        cmocka_unit_test(many_rows),
-        cmocka_unit_test(sharded),
-        cmocka_unit_test(bad_files),
-        cmocka_unit_test(bad_matrices),
-        cmocka_unit_test(no_memory),
-        cmocka_unit_test(reads_outputs),
-        cmocka_unit_test(bad_outputs),
-        cmocka_unit_test(bad_output_values),
-        cmocka_unit_test(bundled_text),
-    };
-    return cmocka_run_group_tests_name("hessians", tests, make_root, remove_root);
-}
+TEST_GROUP(make_root, NULL)

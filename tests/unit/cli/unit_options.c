@@ -1,14 +1,8 @@
 /* What a command line sets. How wrong ones are refused is tested from outside (cli/test_usage.py).
  */
-#include "base/alloc.h"
 #include "convert/cli/option_table.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-#include <string.h>
+#include "tests/fixtures/alloc_faults.h"
+#include "tests/fixtures/test.h"
 
 #define MAX_ARGS 24
 
@@ -45,9 +39,8 @@ static void parse_ok(parsed *p, const char *line)
         fail_msg("%s: %s", line, p->err.msg);
 }
 
-static void table_is_in_order(void **state)
+TEST(table_is_in_order)
 {
-    (void)state;
     for (unsigned i = 0; qc_option_table[i].name; i++) {
         const qc_option_row *row = &qc_option_table[i];
         assert_true(row->name && row->help && row->since);
@@ -65,9 +58,8 @@ static void table_is_in_order(void **state)
     }
 }
 
-static void same_name_other_command(void **state)
+TEST(same_name_other_command)
 {
-    (void)state;
     parsed p;
     parse_ok(&p, "qconv unpack --device cuda:1 out dir");
     assert_string_equal(p.o.device, "cuda:1");
@@ -79,9 +71,8 @@ static void same_name_other_command(void **state)
     qc_arena_deinit(&p.arena);
 }
 
-static void measuring(void **state)
+TEST(measuring)
 {
-    (void)state;
     parsed p;
     parse_ok(&p, "qconv validate out --against model");
     assert_string_equal(p.o.call.model, "out");
@@ -116,9 +107,8 @@ static void measuring(void **state)
     qc_arena_deinit(&p.arena);
 }
 
-static void defaults(void **state)
+TEST(defaults)
 {
-    (void)state;
     parsed p;
     parse_ok(&p, "qconv --to nf4 model out");
     assert_int_equal(p.o.command, QC_CMD_CONVERT);
@@ -141,9 +131,8 @@ static void defaults(void **state)
     qc_arena_deinit(&p.arena);
 }
 
-static void every_option(void **state)
+TEST(every_option)
 {
-    (void)state;
     parsed p;
     parse_ok(&p, "qconv convert --to=int8 --block-size=128 --no-double-quant --rest fp16 "
                  "--compute-dtype float32 --compress zstd:19 "
@@ -179,9 +168,8 @@ static void every_option(void **state)
     qc_arena_deinit(&p.arena);
 }
 
-static void rules_keep_their_order(void **state)
+TEST(rules_keep_their_order)
 {
-    (void)state;
     parsed p;
     parse_ok(&p, "qconv --keep a --quantize b --to nf4 --keep=--c m o --quantize d");
     static const char *const globs[] = {"a", "b", "--c", "d"};
@@ -193,9 +181,8 @@ static void rules_keep_their_order(void **state)
     qc_arena_deinit(&p.arena);
 }
 
-static void commands_and_words(void **state)
+TEST(commands_and_words)
 {
-    (void)state;
     static const struct {
         const char *line;
         qc_command command, topic;
@@ -232,29 +219,11 @@ static void commands_and_words(void **state)
 }
 
 /* Each allocation of a parse fails once: QC_ERR_NOMEM, nothing leaks (sanitizers see to that). */
-static void out_of_memory(void **state)
+TEST(out_of_memory)
 {
-    (void)state;
-    for (uint64_t n = 1; n < 100; n++) {
+    EACH_ALLOCATION_FAILS (fault, 0) {
         parsed p;
-        qc_alloc_fail_at(n, 0);
-        qc_status st = parse_line(&p, "qconv --to nf4 --keep a --quantize b m o");
-        qc_alloc_fail_at(0, 0);
+        fault.st = parse_line(&p, "qconv --to nf4 --keep a --quantize b m o");
         qc_arena_deinit(&p.arena);
-        if (st == QC_OK)
-            return;
-        assert_int_equal(st, QC_ERR_NOMEM);
     }
-    fail_msg("a parse that takes 100 allocations");
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(table_is_in_order),  cmocka_unit_test(same_name_other_command),
-        cmocka_unit_test(measuring),          cmocka_unit_test(defaults),
-        cmocka_unit_test(every_option),       cmocka_unit_test(rules_keep_their_order),
-        cmocka_unit_test(commands_and_words), cmocka_unit_test(out_of_memory),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -9,14 +9,12 @@ static qc_eval_result last;
 
 static qc_status run_words(int argc, char **argv, qc_error *err)
 {
-    qc_arena a;
     qc_options o;
-    qc_arena_init(&a);
+    SCOPED(qc_arena) a = {0};
     qc_status st = qc_options_parse(&o, &a, argc, argv, err);
     if (st == QC_OK)
         st = o.command == QC_CMD_EVAL ? qc_eval_run(&last, &o.call, &o.eval, err)
                                       : qc_cmd_convert(&o, err);
-    qc_arena_deinit(&a);
     return st;
 }
 
@@ -30,9 +28,8 @@ static qc_status evaluate(void *ctx, qc_error *err)
     return test_run_line(run_words, err, LINE, r->out, r->model, r->text);
 }
 
-static void every_allocation(void **state)
+TEST(every_allocation)
 {
-    (void)state;
     static const test_tensor rows[] = {
         {"model.embed_tokens.weight", QC_DTYPE_F32, 2, {40, 16}},
         {"model.norm.weight", QC_DTYPE_F32, 1, {16, 0}},
@@ -71,11 +68,4 @@ static void every_allocation(void **state)
     assert_true(kl > 0.0 && last.predicted == 5 && last.windows == 3);
     test_every_allocation(evaluate, &r, 30);
     assert_true(last.kl_mean == kl);
-    test_remove(root);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(every_allocation)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

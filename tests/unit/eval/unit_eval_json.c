@@ -1,14 +1,10 @@
 /* What eval writes it reads, and people can read it too. */
 #include "convert/eval/eval.h"
 #include "formats/file_io.h"
+#include "tests/fixtures/test.h"
 #include "tests/fixtures/test_model.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 static qc_eval_result example(int compared)
 {
@@ -51,19 +47,17 @@ static void put(const char *path, const char *text)
     test_must(qc_file_put(path, text, strlen(text), &err), &err);
 }
 
-static void round_trip(void **state)
+TEST(round_trip)
 {
     const char *root = *state;
     char path[128];
     (void)snprintf(path, sizeof path, "%s/r.json", root);
     for (int compared = 0; compared < 2; compared++) {
         qc_eval_result r = example(compared), back;
-        qc_strbuf first, second;
-        qc_arena arena;
         qc_error err = {0};
-        qc_arena_init(&arena);
-        qc_strbuf_init(&first, 1 << 16);
-        qc_strbuf_init(&second, 1 << 16);
+        SCOPED(qc_arena) arena = {0};
+        SCOPED(qc_strbuf) first = {.max = 1 << 16};
+        SCOPED(qc_strbuf) second = {.max = 1 << 16};
         r.perplexity_error = compared ? (double)NAN : r.perplexity_error;
         test_must(qc_eval_json(&r, &first, &err), &err);
         put(path, first.data);
@@ -76,9 +70,6 @@ static void round_trip(void **state)
                              : back.kl_max == 0.0 && back.against == NULL);
         test_must(qc_eval_json(&back, &second, &err), &err);
         assert_string_equal(first.data, second.data);
-        qc_strbuf_deinit(&first);
-        qc_strbuf_deinit(&second);
-        qc_arena_deinit(&arena);
     }
 }
 
@@ -87,11 +78,9 @@ static void refuses(const char *root, const char *part, const char *by, const ch
 {
     char path[128], text[4096], message[512];
     qc_eval_result r = example(1), back;
-    qc_strbuf good;
-    qc_arena arena;
     qc_error err = {0};
-    qc_arena_init(&arena);
-    qc_strbuf_init(&good, 1 << 16);
+    SCOPED(qc_arena) arena = {0};
+    SCOPED(qc_strbuf) good = {.max = 1 << 16};
     test_must(qc_eval_json(&r, &good, &err), &err);
     const char *at = strstr(good.data, part);
     assert_non_null(at);
@@ -102,11 +91,9 @@ static void refuses(const char *root, const char *part, const char *by, const ch
     assert_int_equal(qc_eval_read(&back, &arena, path, &err), QC_ERR_INPUT);
     (void)snprintf(message, sizeof message, "%s: %s", path, want);
     assert_string_equal(err.msg, message);
-    qc_strbuf_deinit(&good);
-    qc_arena_deinit(&arena);
 }
 
-static void bad_files(void **state)
+TEST(bad_files)
 {
     const char *numbers = "the numbers cannot come from 'qconv eval': expected a perplexity of at "
                           "least 1, a KL divergence of at least 0, and at least 1 token";
@@ -121,9 +108,8 @@ static void bad_files(void **state)
             "base_perplexity: expected null, because 'against' is null");
 }
 
-static void text(void **state)
+TEST(text)
 {
-    (void)state;
     qc_eval_result r = example(1);
     qc_strbuf out;
     qc_strbuf_init(&out, 1 << 16);
@@ -165,18 +151,4 @@ static int setup(void **state)
     return 0;
 }
 
-static int teardown(void **state)
-{
-    test_remove(*state);
-    return 0;
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(round_trip),
-        cmocka_unit_test(bad_files),
-        cmocka_unit_test(text),
-    };
-    return cmocka_run_group_tests(tests, setup, teardown);
-}
+TEST_GROUP(setup, NULL)

@@ -1,13 +1,8 @@
 /* Distances of hidden states: closed forms, the order of windows, numbers that are none. */
 #include "convert/eval/eval_states.h"
+#include "tests/fixtures/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #define WIDE 3u
 
@@ -33,10 +28,9 @@ static qc_eval_result one(const float *output, const float *original, uint64_t t
     return r;
 }
 
-static void closed_forms(void **state)
+TEST(closed_forms)
 {
     static const float original[] = {3.0f, 0.0f, 0.0f, 0.0f, 4.0f, 0.0f};
-    (void)state;
     qc_eval_result r = one(original, original, 2);
     assert_true(r.distance_mean == 0.0 && r.cosine_mean == 0.0);
     /* Larger by a quarter: the direction of the embedding is the same. */
@@ -57,13 +51,12 @@ static void closed_forms(void **state)
 }
 
 /* Window i of 200 is apart by (i * 7 % 200) / 1000, so every number comes once. */
-static void many_windows(void **state)
+TEST(many_windows)
 {
     const float original[WIDE] = {1.0f, 2.0f, 2.0f};
-    qc_eval_states s;
+    SCOPED(qc_eval_states) s;
     qc_eval_result r = {0};
     qc_error err = {0};
-    (void)state;
     assert_int_equal(qc_eval_states_init(&s, 200, WIDE, &err), QC_OK);
     for (int i = 0; i < 200; i++) {
         float output[WIDE];
@@ -75,13 +68,11 @@ static void many_windows(void **state)
     near(r.distance_mean, 0.0995);
     near(r.distance_99, 0.99 * 0.199);
     near(r.distance_max, 0.199);
-    qc_eval_states_deinit(&s);
 }
 
-static void no_numbers(void **state)
+TEST(no_numbers)
 {
     static const float bad[] = {NAN, INFINITY, -INFINITY};
-    (void)state;
     for (unsigned i = 0; i < 3; i++)
         for (unsigned at = 0; at < 2 * WIDE; at++) {
             const float good[] = {1.0f, 2.0f, 3.0f, 1.0f, 2.0f, 3.0f};
@@ -104,14 +95,4 @@ static void no_numbers(void **state)
     assert_int_equal(qc_eval_states_init(&s, 1, WIDE, &err), QC_OK);
     assert_int_equal(qc_eval_states_add(&s, some, zeros, 1, &err), QC_ERR_NONFINITE);
     qc_eval_states_deinit(&s);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(closed_forms),
-        cmocka_unit_test(many_windows),
-        cmocka_unit_test(no_numbers),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,15 +1,9 @@
 /* What eval computes of logits, against the same written down naively in long double. */
 #include "base/random.h"
 #include "convert/eval/eval_stats.h"
+#include "tests/fixtures/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdlib.h>
-
-#include <cmocka.h>
-#include <string.h>
 
 #define WORDS  37u
 #define TOKENS 501u
@@ -39,9 +33,8 @@ static void logits(uint64_t *seed, float *p, float *q, unsigned n)
     }
 }
 
-static void one_token(void **state)
+TEST(one_token)
 {
-    (void)state;
     uint64_t seed = 5;
     for (unsigned round = 0; round < 200; round++) {
         float p[WORDS], q[WORDS];
@@ -64,9 +57,8 @@ static void one_token(void **state)
 }
 
 /* Logits that exp() alone would not survive, and a shift that changes nothing. */
-static void far_logits(void **state)
+TEST(far_logits)
 {
-    (void)state;
     const float p[] = {1000.0f, 999.0f, -3000.0f, 998.5f};
     const float q[] = {-2000.0f, -2001.0f, -6000.0f, -2001.5f};
     qc_eval_token t;
@@ -82,9 +74,8 @@ static void far_logits(void **state)
     near(t.probability_change, 1.0L, 1e-14);
 }
 
-static void itself(void **state)
+TEST(itself)
 {
-    (void)state;
     uint64_t seed = 9;
     for (unsigned round = 0; round < 50; round++) {
         float p[WORDS], q[WORDS];
@@ -96,9 +87,8 @@ static void itself(void **state)
 }
 
 /* Of equal logits the lowest id is first, in both. */
-static void ties(void **state)
+TEST(ties)
 {
-    (void)state;
     const float p[] = {0.0f, 2.0f, 2.0f}, q[] = {0.0f, 1.0f, 2.0f}, r[] = {0.0f, 3.0f, 3.0f};
     qc_eval_token t;
     assert_int_equal(qc_eval_token_of(&t, q, p, 3, 0, NULL), QC_OK);
@@ -107,9 +97,8 @@ static void ties(void **state)
     assert_int_equal(t.same_first, 1);
 }
 
-static void no_numbers(void **state)
+TEST(no_numbers)
 {
-    (void)state;
     static const float bad[] = {NAN, INFINITY, -INFINITY};
     for (unsigned i = 0; i < 3; i++)
         for (unsigned at = 0; at < 3; at++) {
@@ -145,15 +134,14 @@ static mean_error of(const long double *x)
     return m;
 }
 
-static void many_tokens(void **state)
+TEST(many_tokens)
 {
-    (void)state;
     static qc_eval_token t[TOKENS];
     static long double nll[TOKENS], base[TOKENS], ratio[TOKENS], kl[TOKENS], both[TOKENS];
     static double sorted[TOKENS];
     uint64_t seed = 3, same = 0;
     long double changes = 0;
-    qc_eval_stats s;
+    SCOPED(qc_eval_stats) s;
     qc_eval_result r = {0};
     assert_int_equal(qc_eval_stats_init(&s, 1, TOKENS, NULL), QC_OK);
     for (unsigned i = 0; i < TOKENS; i++) {
@@ -197,14 +185,12 @@ static void many_tokens(void **state)
     for (unsigned i = 0; i < TOKENS; i++)
         most = fmax(most, t[i].kl);
     assert_true(r.kl_max == most);
-    qc_eval_stats_deinit(&s);
 }
 
 /* A mean far from zero costs no digits. */
-static void far_mean(void **state)
+TEST(far_mean)
 {
-    (void)state;
-    qc_eval_stats s;
+    SCOPED(qc_eval_stats) s;
     qc_eval_result r = {0};
     assert_int_equal(qc_eval_stats_init(&s, 0, 1000, NULL), QC_OK);
     for (unsigned i = 0; i < 1000; i++)
@@ -212,13 +198,11 @@ static void far_mean(void **state)
     qc_eval_stats_finish(&s, &r);
     near(r.perplexity_error / r.perplexity, 1e-6L / sqrtl(999.0L), 1e-4);
     assert_true(r.compared == 0 && r.kl_mean == 0.0 && r.base_perplexity == 0.0);
-    qc_eval_stats_deinit(&s);
 }
 
-static void one_alone(void **state)
+TEST(one_alone)
 {
-    (void)state;
-    qc_eval_stats s;
+    SCOPED(qc_eval_stats) s;
     qc_eval_result r = {0};
     assert_int_equal(qc_eval_stats_init(&s, 1, 1, NULL), QC_OK);
     qc_eval_stats_add(&s, &(qc_eval_token){.nll = 1.0, .base_nll = 0.5, .kl = 0.25});
@@ -227,25 +211,13 @@ static void one_alone(void **state)
     assert_true(isnan(r.difference_error) && isnan(r.log_ratio_error));
     assert_true(isnan(r.kl_error) && isnan(r.top1_error));
     assert_true(r.kl_mean == 0.25 && r.kl_median == 0.25 && r.kl_99 == 0.25 && r.kl_max == 0.25);
-    qc_eval_stats_deinit(&s);
 }
 
-static void quantiles(void **state)
+TEST(quantiles)
 {
-    (void)state;
     const float x[] = {1.0f, 2.0f, 4.0f, 8.0f, 16.0f};
     assert_true(qc_eval_quantile(x, 5, 0.0) == 1.0 && qc_eval_quantile(x, 5, 1.0) == 16.0);
     assert_true(qc_eval_quantile(x, 5, 0.5) == 4.0 && qc_eval_quantile(x, 4, 0.5) == 3.0);
     near(qc_eval_quantile(x, 5, 0.99), 15.68L, 1e-14);
     assert_true(qc_eval_quantile(x, 1, 0.99) == 1.0);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(one_token), cmocka_unit_test(far_logits), cmocka_unit_test(itself),
-        cmocka_unit_test(ties),      cmocka_unit_test(no_numbers), cmocka_unit_test(many_tokens),
-        cmocka_unit_test(far_mean),  cmocka_unit_test(one_alone),  cmocka_unit_test(quantiles),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

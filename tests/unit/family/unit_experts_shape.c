@@ -1,13 +1,7 @@
 /* What config.json says about experts: the defaults of each type, which layers have experts, and
  * every refusal. */
 #include "convert/family/experts_shape.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
+#include "tests/fixtures/test.h"
 
 #define LAYERS 5u
 
@@ -48,7 +42,7 @@ static void layers(const qc_experts_shape *s, const char *expected)
 }
 
 /* A row: type, experts, chosen, groups, groups chosen, normalized, scale, inner, shared, layers. */
-static void defaults(void **state)
+TEST(defaults)
 {
     static const struct {
         const char *config;
@@ -69,7 +63,6 @@ static void defaults(void **state)
          1407, 2814, "11111"},
         {"\"gpt_oss\"", QC_SCORES_OF_CHOSEN, 128, 4, 1, 1, 0, 1.0f, 2880, 0, "11111"},
     };
-    (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         char text[128];
         (void)snprintf(text, sizeof text, "\"model_type\": %s", rows[i].config);
@@ -90,9 +83,8 @@ static void defaults(void **state)
 }
 
 /* DeepSeek-V2.5's fields, and those of a small qwen3_moe. */
-static void fields(void **state)
+TEST(fields)
 {
-    (void)state;
     qc_experts_shape s =
         good("\"model_type\": \"deepseek_v2\", \"n_routed_experts\": 160, "
              "\"num_experts_per_tok\": 6, \"topk_method\": \"group_limited_greedy\", \"n_group\": "
@@ -114,9 +106,8 @@ static void fields(void **state)
     assert_true(s.clamped && s.limit == 5.5f && s.alpha == 1.702f);
 }
 
-static void refusals(void **state)
+TEST(refusals)
 {
-    (void)state;
     bad("\"model_type\": \"mixtral\", \"num_local_experts\": 0", QC_ERR_INPUT,
         "num_local_experts is 0");
     bad("\"model_type\": \"mixtral\", \"num_experts_per_tok\": 9", QC_ERR_INPUT,
@@ -148,13 +139,8 @@ static void refusals(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(defaults),
-        cmocka_unit_test(fields),
-        cmocka_unit_test(refusals),
-    };
     qc_arena_init(&arena);
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = test_run_all(NULL);
     qc_arena_deinit(&arena);
     return failed;
 }

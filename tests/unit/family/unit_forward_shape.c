@@ -1,14 +1,9 @@
 /* config.json of the families: defaults of each, both spellings of rotary parameters, windows,
  * every refusal; rotary frequencies against closed forms. */
 #include "convert/family/family.h"
+#include "tests/fixtures/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #define SIZES                                                                                      \
     "\"hidden_size\": 64, \"intermediate_size\": 96, \"num_hidden_layers\": 4, "                   \
@@ -54,9 +49,8 @@ static int head_norms(const qc_forward_shape *s)
     return s->names->vectors[QC_LAYER_Q_NORM] != NULL && s->names->vectors[QC_LAYER_K_NORM] != NULL;
 }
 
-static void families(void **state)
+TEST(families)
 {
-    (void)state;
     qc_forward_shape s = good(LLAMA);
     assert_string_equal(s.config.model_type, "llama");
     assert_int_equal(s.config.head_dim, 16);
@@ -100,9 +94,8 @@ static void families(void **state)
 #define OF(type) "\"model_type\": \"" type "\", " SIZES
 
 /* What other families take where config.json is silent, and what they read. */
-static void other_families(void **state)
+TEST(other_families)
 {
-    (void)state;
     qc_forward_shape s = good(OF("gemma2"));
     assert_true(s.config.head_dim == 256 && s.config.tied && s.score_cap == 50.0);
     assert_true(s.logit_cap == 30.0 && s.score_scale == 1.0 / 16.0 && s.embedding_scale == 8.0);
@@ -173,9 +166,8 @@ static void other_families(void **state)
     "\"model_type\": \"gpt2\", \"n_embd\": 64, \"n_layer\": 2, \"n_head\": 4, \"n_positions\": 32"
 
 /* What is called otherwise, and what such models do without. */
-static void with_layer_norms(void **state)
+TEST(with_layer_norms)
 {
-    (void)state;
     qc_forward_shape s = good(GPT2 ", \"num_key_value_heads\": 2, \"head_dim\": 8");
     assert_true(s.config.hidden == 64 && s.config.layers == 2 && s.config.intermediate == 256);
     assert_true(s.config.kv_heads == 4 && s.config.head_dim == 16 && s.config.context == 32);
@@ -218,9 +210,8 @@ static void with_layer_norms(void **state)
     bad(OF("gpt_neox") ", \"rotary_pct\": 0.2", QC_ERR_UNSUPPORTED, "turn 3 of the 16");
 }
 
-static void encoders(void **state)
+TEST(encoders)
 {
-    (void)state;
     qc_forward_shape s = good(OF("bert") ", \"architectures\": [\"BertForMaskedLM\"]");
     assert_true(s.config.encoder && s.config.kv_heads == 4 && s.config.context == 256);
     assert_true(s.types == 2 && s.first_position == 0 && s.config.norm_eps == 1e-12);
@@ -248,9 +239,8 @@ static void encoders(void **state)
 }
 
 /* The layers that look at an image are left out. */
-static void image_layers(void **state)
+TEST(image_layers)
 {
-    (void)state;
     qc_forward_shape s = good(OF("llama"));
     assert_true(!s.numbers && qc_layer_number(&s, 3) == 3 && s.media_rows == 0);
     s = good(OF("mllama_text_model")); /* layer 3, where config.json does not say */
@@ -276,9 +266,8 @@ static void image_layers(void **state)
         "tie_word_embeddings is true");
 }
 
-static void other_refusals(void **state)
+TEST(other_refusals)
 {
-    (void)state;
     bad(OF("gemma2") ", \"hidden_activation\": \"gelu\"", QC_ERR_UNSUPPORTED,
         "hidden_activation is 'gelu', and only gelu_pytorch_tanh is computed");
     bad(OF("gemma3_text") ", \"use_bidirectional_attention\": true", QC_ERR_UNSUPPORTED,
@@ -306,9 +295,8 @@ static void other_refusals(void **state)
         QC_ERR_UNSUPPORTED, "rope_interleave");
 }
 
-static void windows(void **state)
+TEST(windows)
 {
-    (void)state;
     qc_forward_shape s = good("\"model_type\": \"mistral\", \"sliding_window\": 33, " SIZES);
     assert_true(s.windows[0] == 33 && s.windows[3] == 33);
     s = good("\"model_type\": \"mistral\", \"sliding_window\": null, " SIZES);
@@ -334,10 +322,9 @@ static void windows(void **state)
         "sliding_window");
 }
 
-static void refusals(void **state)
+TEST(refusals)
 {
     qc_forward_shape s;
-    (void)state;
     assert_int_equal(qc_forward_shape_read(&s, &arena, NULL, &err), QC_ERR_UNSUPPORTED);
     bad(SIZES, QC_ERR_UNSUPPORTED, "expected a model_type that is computed (llama, mistral, ");
     static const char *const others[] = {"dbrx", "jamba", "mpt", "bloom", "llama4", "gemma3n"};
@@ -364,9 +351,8 @@ static void refusals(void **state)
         QC_ERR_INPUT, "no multiple");
 }
 
-static void rope_spellings(void **state)
+TEST(rope_spellings)
 {
-    (void)state;
     qc_forward_shape s = good(LLAMA ", \"rope_theta\": 5e5, \"rope_scaling\": {\"type\": "
                                     "\"linear\", \"factor\": 4.0}");
     assert_true(s.rope.kind == QC_ROPE_LINEAR && s.rope.theta == 5e5 && s.rope.factor == 4.0);
@@ -421,11 +407,10 @@ static void assert_near(float got, double want)
         fail_msg("%.9g, expected %.9g", (double)got, want);
 }
 
-static void frequencies(void **state)
+TEST(frequencies)
 {
     float f[DIM / 2];
     const double tau = 8.0 * atan(1.0);
-    (void)state;
     qc_rope r = {.kind = QC_ROPE_DEFAULT, .theta = 1e4, .factor = 4.0, .magnitude = 1.0};
     qc_rope_frequencies(&r, DIM, 0, f);
     for (unsigned i = 0; i < DIM / 2; i++)
@@ -480,12 +465,11 @@ static void frequencies(void **state)
     }
 }
 
-static void table(void **state)
+TEST(table)
 {
     const float f[2] = {1.0f, 0.25f};
     float c[6], s[6];
     const qc_rope r = {.magnitude = 1.5};
-    (void)state;
     qc_rope_table(&r, f, 4, 3, c, s);
     assert_true(c[0] == 1.5f && s[0] == 0.0f && c[1] == 1.5f);
     assert_near(c[2], 1.5 * cos(1.0));
@@ -494,9 +478,8 @@ static void table(void **state)
 }
 
 /* The attention of mixtures: windows and defaults of their own. */
-static void mixtures(void **state)
+TEST(mixtures)
 {
-    (void)state;
     qc_forward_shape s = good("\"model_type\": \"mixtral\", " SIZES);
     assert_true(s.rope.theta == 1e6 && s.config.norm_eps == 1e-5 && s.windows[0] == 0);
     assert_true(s.experts.names && s.experts.inner == 96);
@@ -526,16 +509,8 @@ static void mixtures(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(families),       cmocka_unit_test(other_families),
-        cmocka_unit_test(other_refusals), cmocka_unit_test(windows),
-        cmocka_unit_test(refusals),       cmocka_unit_test(rope_spellings),
-        cmocka_unit_test(frequencies),    cmocka_unit_test(table),
-        cmocka_unit_test(mixtures),       cmocka_unit_test(with_layer_norms),
-        cmocka_unit_test(encoders),       cmocka_unit_test(image_layers),
-    };
     qc_arena_init(&arena);
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = test_run_all(NULL);
     qc_arena_deinit(&arena);
     return failed;
 }

@@ -73,9 +73,8 @@ static uint32_t entries_of(const fixture *f, qc_scheme scheme, uint32_t block_el
     return n;
 }
 
-static void test_schemes_option(void **state)
+TEST(test_schemes_option)
 {
-    (void)state;
     unsigned c = 0;
     qc_error err = {0};
     assert_int_equal(qc_candidates_parse(&(qc_recipe_options){.schemes = NULL}, &c, &err), QC_OK);
@@ -98,9 +97,8 @@ static void importance_is(const char *name, double want)
         fail_msg("%s: %g, expected %g", name, got, want);
 }
 
-static void test_importance(void **state)
+TEST(test_importance)
 {
-    (void)state;
     importance_is("model.layers.3.self_attn.q_proj.weight", 0.5);
     importance_is("encoder.layer.0.attention.self.key.weight", 0.5);
     importance_is("model.layers.3.self_attn.v_proj.weight", 1);
@@ -110,10 +108,9 @@ static void test_importance(void **state)
     importance_is("lm_head.weight", 1);
 }
 
-static void test_from_all_to_nothing(void **state)
+TEST(test_from_all_to_nothing)
 {
-    (void)state;
-    fixture f;
+    SCOPED(fixture) f = {0};
     qc_auto_result r;
     llama(&f);
     choose_ok(&f, &r, "100MB"); /* everything as it is */
@@ -126,13 +123,11 @@ static void test_from_all_to_nothing(void **state)
     assert_false(r.fits);
     assert_int_equal(entries_of(&f, QC_SCHEME_NF4, 64), 7 * LAYERS);
     assert_false(fixture_skips(&f, "model.layers.2.mlp.up_proj"));
-    fixture_deinit(&f);
 }
 
-static void test_between(void **state)
+TEST(test_between)
 {
-    (void)state;
-    fixture f;
+    SCOPED(fixture) f = {0};
     qc_auto_result r;
     double before = HUGE_VAL;
     uint32_t kinds = 0;
@@ -161,13 +156,11 @@ static void test_between(void **state)
     }
     assert_true(before < 1e-12); /* the last had room for all */
     assert_true((kinds & 0xd) == 0xd);
-    fixture_deinit(&f);
 }
 
-static void test_candidates_and_rules(void **state)
+TEST(test_candidates_and_rules)
 {
-    (void)state;
-    fixture f;
+    SCOPED(fixture) f = {0};
     qc_auto_result r;
     llama(&f);
     f.options.schemes = "nf4,16bit";
@@ -181,18 +174,16 @@ static void test_candidates_and_rules(void **state)
     fixture_expect(&f, "model.layers.2.mlp.up_proj.weight", QC_SCHEME_KEEP, QC_ROLE_LINEAR);
     f.options.schemes = "nf5";
     assert_int_equal(choose(&f, &r, "4MB"), QC_ERR_USAGE);
-    fixture_deinit(&f);
 }
 
 /* Experts of one projection in one layer are one group; a router is none. */
-static void test_experts(void **state)
+TEST(test_experts)
 {
-    (void)state;
     static const char moe[] =
         "{\"model_type\": \"qwen3_moe\", \"hidden_size\": 128, \"moe_intermediate_size\": 64, "
         "\"num_hidden_layers\": 2, \"num_attention_heads\": 2, \"num_key_value_heads\": 2, "
         "\"head_dim\": 64, \"num_experts\": 20, \"num_experts_per_tok\": 2, \"vocab_size\": 100}";
-    fixture f;
+    SCOPED(fixture) f = {0};
     qc_auto_result r;
     char name[128];
     fixture_init(&f, QC_TO_AUTO);
@@ -213,7 +204,6 @@ static void test_experts(void **state)
     assert_int_equal(r.groups[1].weights, 20);
     assert_string_equal(r.groups[1].name, "layer 1 mlp.experts.*.up_proj");
     assert_true(r.groups[1].elems == 20u * 64 * 128);
-    fixture_deinit(&f);
 }
 
 /* Counts the modules of the engines whose weights did not all get one scheme and block size. */
@@ -242,16 +232,15 @@ static unsigned count_split(const fixture *f)
 
 /* What engines hold as one module has one choice at every budget, unless it may be split, and then
  * the error is at most as large. */
-static void test_one_choice_for_a_module(void **state)
+TEST(test_one_choice_for_a_module)
 {
-    (void)state;
     static const char *const projections[] = {"gate_proj", "up_proj", "down_proj"};
     char vram[32], name[128];
     unsigned split = 0, mixed = 0;
     for (unsigned kb = 800; kb <= 5600; kb += 150) {
         double predicted[2] = {0};
         for (int may = 0; may < 2; may++) {
-            fixture f;
+            SCOPED(fixture) f = {0};
             qc_auto_result r;
             llama(&f);
             for (unsigned e = 0; e < 9; e++) {
@@ -272,7 +261,6 @@ static void test_one_choice_for_a_module(void **state)
                 schemes += r.count_chosen[k] > 0;
             mixed += !may && schemes > 1;
             predicted[may] = r.fits ? r.predicted : HUGE_VAL;
-            fixture_deinit(&f);
         }
         assert_true(predicted[1] <= predicted[0] * 1.0001);
     }
@@ -280,10 +268,9 @@ static void test_one_choice_for_a_module(void **state)
 }
 
 /* A Conv1D weight that stays as it is also stays in its own order. */
-static void test_transposed(void **state)
+TEST(test_transposed)
 {
-    (void)state;
-    fixture f;
+    SCOPED(fixture) f = {0};
     qc_auto_result r;
     fixture_init(&f, QC_TO_AUTO);
     fixture_config(&f, "{\"model_type\": \"gpt2\", \"n_embd\": 64, \"n_layer\": 1, \"n_head\": 2, "
@@ -300,18 +287,16 @@ static void test_transposed(void **state)
     assert_true(e->scheme == QC_SCHEME_INT8_ROWS && e->transpose);
     /* Bytes are those of the written shape [256, 64]: a scale for each of 256 rows. */
     assert_true(r.groups[0].bytes[QC_CANDIDATE_INT8] == 64u * 256 + 256 * 4 + 1);
-    fixture_deinit(&f);
 }
 
 /* A weight in FP8 is kept with all that lies beside it, or loses it. */
-static void test_fp8(void **state)
+TEST(test_fp8)
 {
-    (void)state;
     static const char q[] = "model.layers.0.self_attn.q_proj.weight",
                       scale[] = "model.layers.0.self_attn.q_proj.weight_scale_inv",
                       input[] = "model.layers.0.self_attn.q_proj.input_scale",
                       up[] = "model.layers.0.mlp.up_proj.weight";
-    fixture f;
+    SCOPED(fixture) f = {0};
     qc_auto_result r;
     fixture_init(&f, QC_TO_AUTO);
     fixture_config(&f, config);
@@ -343,14 +328,12 @@ static void test_fp8(void **state)
     fixture_expect(&f, q, QC_SCHEME_KEEP, QC_ROLE_LINEAR);
     fixture_expect(&f, input, QC_SCHEME_KEEP, QC_ROLE_STATE);
     assert_true(r.mixed_fp8 && strstr(qc_auto_mixture(&r), "FP8"));
-    fixture_deinit(&f);
 }
 
 /* What does not run on a card is no candidate, unless it is named. */
-static void test_notes(void **state)
+TEST(test_notes)
 {
-    (void)state;
-    fixture f;
+    SCOPED(fixture) f = {0};
     qc_auto_result r;
     llama(&f);
     choose_ok(&f, &r, "A100-40GB");
@@ -365,27 +348,23 @@ static void test_notes(void **state)
     choose_ok(&f, &r, "1MB+cpu:1GB+disk");
     assert_true(!r.fits && r.spills && r.note_count == 1);
     assert_non_null(strstr(r.notes[0], "cpu and disk"));
-    fixture_deinit(&f);
 }
 
 /* What is left in 16 bit follows --rest. */
-static void test_rest(void **state)
+TEST(test_rest)
 {
-    (void)state;
-    fixture f;
+    SCOPED(fixture) f = {0};
     qc_auto_result r;
     llama(&f);
     f.options.rest = QC_REST_FP16;
     choose_ok(&f, &r, "100MB");
     const qc_recipe_entry *e = fixture_entry(&f, "model.layers.0.mlp.up_proj.weight");
     assert_true(e->scheme == QC_SCHEME_CAST && e->out_dtype == QC_DTYPE_F16);
-    fixture_deinit(&f);
 }
 
-static void test_text(void **state)
+TEST(test_text)
 {
-    (void)state;
-    fixture f;
+    SCOPED(fixture) f = {0};
     qc_auto_result r;
     qc_strbuf text;
     qc_json_writer w;
@@ -410,24 +389,4 @@ static void test_text(void **state)
     assert_non_null(qc_json_get(qc_json_root(json), "groups"));
     qc_json_destroy(json);
     qc_strbuf_deinit(&text);
-    fixture_deinit(&f);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_schemes_option),
-        cmocka_unit_test(test_importance),
-        cmocka_unit_test(test_from_all_to_nothing),
-        cmocka_unit_test(test_between),
-        cmocka_unit_test(test_candidates_and_rules),
-        cmocka_unit_test(test_experts),
-        cmocka_unit_test(test_one_choice_for_a_module),
-        cmocka_unit_test(test_transposed),
-        cmocka_unit_test(test_rest),
-        cmocka_unit_test(test_fp8),
-        cmocka_unit_test(test_notes),
-        cmocka_unit_test(test_text),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

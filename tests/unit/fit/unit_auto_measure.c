@@ -6,14 +6,10 @@
 #include "quant/quant_ops.h"
 #include "quant/scale_search.h"
 #include "tests/fixtures/sanitized.h"
+#include "tests/fixtures/test.h"
 #include "tests/fixtures/test_model.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 enum { ALL = 7 };
 
@@ -69,7 +65,6 @@ static void make(fixture *f, uint64_t rows, uint64_t cols, float (*value)(uint64
 static void drop(fixture *f)
 {
     qc_checkpoint_close(f->model);
-    test_remove(f->dir);
     qc_free(f->data);
 }
 
@@ -125,9 +120,8 @@ static void near(double a, double b, double rel)
 }
 
 /* A small weight is read whole: the figures are those of the whole weight. */
-static void test_whole(void **state)
+TEST(test_whole)
 {
-    (void)state;
     fixture f;
     make(&f, 48, 70, NULL);
     qc_auto_sample s = measure(&f, 0, 0);
@@ -140,9 +134,8 @@ static void test_whole(void **state)
     drop(&f);
 }
 
-static void test_transposed(void **state)
+TEST(test_transposed)
 {
-    (void)state;
     fixture f;
     make(&f, 70, 48, NULL);
     float turned[48 * 70];
@@ -168,9 +161,8 @@ static float column_number(uint64_t i)
     return (float)(i % 4096 + 1);
 }
 
-static void test_which_rows(void **state)
+TEST(test_which_rows)
 {
-    (void)state;
     fixture f;
     make(&f, 330, 4096, row_number);
     qc_auto_sample s = measure(&f, 0, 0);
@@ -203,9 +195,8 @@ static float one_large(uint64_t i)
     return i == 77 ? 1e6f : 1;
 }
 
-static void test_what_cannot_be(void **state)
+TEST(test_what_cannot_be)
 {
-    (void)state;
     fixture f;
     make(&f, 8, 64, one_nan);
     qc_auto_sample s = measure(&f, 0, 1);
@@ -219,9 +210,8 @@ static void test_what_cannot_be(void **state)
 }
 
 /* A weight in FP8 is measured as its values are, sampled rows and scales of their tiles alike. */
-static void test_coded(void **state)
+TEST(test_coded)
 {
-    (void)state;
     enum { ROWS = 330, COLS = 500, TILE = 32, ACROSS = 16, N = ROWS * COLS, TILES = 11 * ACROSS };
     static uint8_t codes[N];
     static float values[N];
@@ -277,13 +267,11 @@ static void test_coded(void **state)
     assert_memory_equal(s[0].rel_mse, s[1].rel_mse, sizeof s[0].rel_mse);
     assert_memory_equal(&s[0].sum_xx, &s[1].sum_xx, sizeof s[0].sum_xx);
     qc_checkpoint_close(model);
-    test_remove(dir);
 }
 
 /* With the search's own sums; a weight that is read whole, straight and turned. */
-static void test_searched(void **state)
+TEST(test_searched)
 {
-    (void)state;
     const qc_search_ops *ops = qc_search_ops_for(QC_ISA_SCALAR);
     fixture f;
     qc_error err = {0};
@@ -325,9 +313,8 @@ static void test_searched(void **state)
     drop(&f);
 }
 
-static void test_threads(void **state)
+TEST(test_threads)
 {
-    (void)state;
     fixture f;
     qc_error err = {0};
     qc_auto_sample one[9], many[9];
@@ -380,9 +367,8 @@ static void check_normal_searched(const fixture *f, uint64_t cols)
     }
 }
 
-static void test_normal(void **state)
+TEST(test_normal)
 {
-    (void)state;
     static const uint64_t lengths[] = {64, 100, 1024, 4096, 14336};
     for (size_t k = 0; k < sizeof lengths / sizeof *lengths; k += TEST_SANITIZED ? 4 : 1) {
         fixture f;
@@ -403,15 +389,4 @@ static void test_normal(void **state)
     assert_true(normal_mse(3, 64, QC_SCALE_ABSMAX) <= 0);
     assert_true(normal_mse(2, 1, QC_SCALE_ABSMAX) > 0 &&
                 normal_mse(2, UINT64_MAX, QC_SCALE_ABSMAX) > 0);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_whole),      cmocka_unit_test(test_transposed),
-        cmocka_unit_test(test_which_rows), cmocka_unit_test(test_what_cannot_be),
-        cmocka_unit_test(test_searched),   cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_normal),     cmocka_unit_test(test_coded),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,13 +1,8 @@
 /* The solver of --to auto on cases whose answer is plain. */
 #include "convert/fit/auto_solve.h"
+#include "tests/fixtures/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 enum { NF4, NF4_32, INT8, FULL };
 
@@ -40,9 +35,8 @@ static qc_auto_item in_segment(uint32_t segment)
     return it;
 }
 
-static void test_room_for_all(void **state)
+TEST(test_room_for_all)
 {
-    (void)state;
     task t = {.items = {plain, plain}, .room = {320}};
     solve(&t, 2, 1, 1);
     assert_true(t.out.fits);
@@ -56,9 +50,8 @@ static void test_room_for_all(void **state)
     assert_true(fabs(t.out.cost - 1) < 1e-12);
 }
 
-static void test_nothing_fits(void **state)
+TEST(test_nothing_fits)
 {
-    (void)state;
     task t = {.items = {plain, plain}, .room = {79}};
     solve(&t, 2, 1, 1);
     assert_false(t.out.fits);
@@ -71,9 +64,8 @@ static void test_nothing_fits(void **state)
 }
 
 /* A block size of 32 is worth taking where int8 has no room. */
-static void test_small_rest(void **state)
+TEST(test_small_rest)
 {
-    (void)state;
     task t = {.items = {plain, plain}, .room = {130}};
     solve(&t, 2, 1, 1);
     assert_true(fabs(t.out.cost - 7) < 1e-12);
@@ -81,9 +73,8 @@ static void test_small_rest(void **state)
 }
 
 /* Two devices: what is put on one cannot use the other's room. */
-static void test_devices(void **state)
+TEST(test_devices)
 {
-    (void)state;
     task t = {.items = {in_segment(0), in_segment(1)}, .fixed = {10, 5}, .room = {50, 165}};
     for (unsigned c = 0; c < QC_CANDIDATES; c++)
         t.items[1].cost[c] *= 10;
@@ -107,9 +98,8 @@ static void test_devices(void **state)
 }
 
 /* Greed takes the best gain per byte first and then has no room for the better one. */
-static void test_better_than_greedy(void **state)
+TEST(test_better_than_greedy)
 {
-    (void)state;
     task t = {.items = {{0, {10, none, none, 0}, {0, 0, 0, 60}},
                         {0, {14, none, none, 0}, {0, 0, 0, 100}}},
               .room = {100}};
@@ -118,9 +108,8 @@ static void test_better_than_greedy(void **state)
     assert_true(t.out.bound <= 10);
 }
 
-static void test_missing_candidates(void **state)
+TEST(test_missing_candidates)
 {
-    (void)state;
     task t = {.items = {{0, {none, none, 1, 0}, {0, 0, 80, 160}}, plain}, .room = {120}};
     solve(&t, 2, 1, 1);
     assert_int_equal(t.chosen[0], INT8);
@@ -129,9 +118,8 @@ static void test_missing_candidates(void **state)
     assert_true(fabs(t.out.uniform[INT8] - 2) < 1e-12 && !t.out.uniform_fits[INT8]);
 }
 
-static void test_nothing_to_choose(void **state)
+TEST(test_nothing_to_choose)
 {
-    (void)state;
     task t = {.fixed = {10, 20}, .room = {10, UINT64_MAX}};
     solve(&t, 0, 2, 2);
     assert_true(t.out.fits);
@@ -139,9 +127,8 @@ static void test_nothing_to_choose(void **state)
     assert_true(t.out.fits);
 }
 
-static void test_broken_tasks(void **state)
+TEST(test_broken_tasks)
 {
-    (void)state;
     task t = {.items = {in_segment(1), in_segment(0)}, .room = {1000}};
     t.out.chosen = t.chosen;
     t.out.cut = t.cut;
@@ -153,15 +140,4 @@ static void test_broken_tasks(void **state)
     in.device_count = 1;
     in.segment_count = 1u << 20;
     assert_int_equal(qc_auto_solve(&in, &t.out, &err), QC_ERR_UNSUPPORTED);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_room_for_all),       cmocka_unit_test(test_nothing_fits),
-        cmocka_unit_test(test_small_rest),         cmocka_unit_test(test_devices),
-        cmocka_unit_test(test_better_than_greedy), cmocka_unit_test(test_missing_candidates),
-        cmocka_unit_test(test_nothing_to_choose),  cmocka_unit_test(test_broken_tasks),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

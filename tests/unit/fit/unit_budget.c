@@ -1,39 +1,14 @@
 /* What --vram takes and refuses. QC_SEED=n replays one run of the random part. */
-#include "base/alloc.h"
 #include "convert/fit/budget.h"
-
-#include <inttypes.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
+#include "tests/fixtures/alloc_faults.h"
+#include "tests/fixtures/test_random.h"
 
 #define ROUNDS     20000
 #define TERMS_MOST 8
 
-static uint64_t state_of_random, last_seed;
-
-static uint64_t next_random(void) /* splitmix64 */
-{
-    uint64_t z = state_of_random += 0x9e3779b97f4a7c15u;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return z ^ z >> 31;
-}
-
-static uint64_t below(uint64_t n)
-{
-    return next_random() % n;
-}
-
 static void check_devices(const char *text, const char *names, const uint64_t *bytes)
 {
-    qc_arena arena;
-    qc_arena_init(&arena);
+    SCOPED(qc_arena) arena = {0};
     qc_error err = {0};
     qc_budget b;
     if (qc_budget_parse(&b, &arena, text, &err) != QC_OK)
@@ -49,12 +24,10 @@ static void check_devices(const char *text, const char *names, const uint64_t *b
     }
     assert_string_equal(got, names);
     assert_string_equal(b.text, text);
-    qc_arena_deinit(&arena);
 }
 
-static void sizes_and_tiers_are_read(void **state)
+TEST(sizes_and_tiers_are_read)
 {
-    (void)state;
     const uint64_t gb = 1000000000, gib = 1073741824;
     check_devices("40GB", "cuda:0", (uint64_t[]){40 * gb});
     check_devices("2x40GiB", "cuda:0 cuda:1", (uint64_t[]){40 * gib, 40 * gib});
@@ -88,11 +61,9 @@ static void sizes_and_tiers_are_read(void **state)
     check_devices("2x40Gi", "cuda:0 cuda:1", (uint64_t[]){40 * gib, 40 * gib});
 }
 
-static void every_card_is_read_by_name(void **state)
+TEST(every_card_is_read_by_name)
 {
-    (void)state;
-    qc_arena arena;
-    qc_arena_init(&arena);
+    SCOPED(qc_arena) arena = {0};
     for (unsigned i = 0; i < qc_card_count; i++) {
         char text[96];
         qc_budget b;
@@ -102,12 +73,10 @@ static void every_card_is_read_by_name(void **state)
         assert_ptr_equal(b.devices[1].card, &qc_card_table[i]);
         assert_int_equal(b.devices[1].total_bytes, qc_card_table[i].memory_bytes);
     }
-    qc_arena_deinit(&arena);
 }
 
-static void mistakes_are_named(void **state)
+TEST(mistakes_are_named)
 {
-    (void)state;
     static const struct {
         const char *text, *says; /* a part of the message */
     } bad[] = {
@@ -159,15 +128,13 @@ static void mistakes_are_named(void **state)
         {"qwertyuiop", "'qwertyuiop': expected a size"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        qc_arena arena;
-        qc_arena_init(&arena);
+        SCOPED(qc_arena) arena = {0};
         qc_error err = {0};
         qc_budget b;
         if (qc_budget_parse(&b, &arena, bad[i].text, &err) != QC_ERR_USAGE)
             fail_msg("'%s' was taken, or: %s", bad[i].text, err.msg);
         if (strncmp(err.msg, "--vram: '", 9) != 0 || !strstr(err.msg, bad[i].says))
             fail_msg("'%s': %s", bad[i].text, err.msg);
-        qc_arena_deinit(&arena);
     }
 }
 
@@ -187,21 +154,19 @@ static void random_text(char *out, size_t room)
     }
 }
 
-static void any_text_is_read_or_refused(void **state)
+TEST_WITH(any_text_is_read_or_refused, NULL, print_seed)
 {
-    (void)state;
     const char *given = getenv("QC_SEED");
     uint64_t seed = given ? strtoull(given, NULL, 0) : 20260117;
     unsigned taken = 0;
     for (int round = 0; round < (given ? 1 : ROUNDS); round++, seed++) {
-        state_of_random = last_seed = seed;
+        random_begin(seed);
         char text[256];
         random_text(text, sizeof text);
         /* What looks at this machine is tested elsewhere. */
         if (strstr(text, "cpu") && !strstr(text, "cpu:"))
             continue;
-        qc_arena arena;
-        qc_arena_init(&arena);
+        SCOPED(qc_arena) arena = {0};
         qc_error err = {0};
         qc_budget b;
         qc_status st = qc_budget_parse(&b, &arena, text, &err);
@@ -212,25 +177,15 @@ static void any_text_is_read_or_refused(void **state)
             assert_int_equal(st, QC_ERR_USAGE);
             assert_memory_equal(err.msg, "--vram: '", 9);
         }
-        qc_arena_deinit(&arena);
     }
     assert_true(given || taken > ROUNDS / 50);
 }
 
-static int print_seed(void **state)
+TEST(the_machine_is_asked_for_auto)
 {
-    (void)state;
-    print_message("last seed: %" PRIu64 "\n", last_seed);
-    return 0;
-}
-
-static void the_machine_is_asked_for_auto(void **state)
-{
-    (void)state;
     assert_int_equal(setenv("QCONV_NVML", "/nonexistent/libnvidia-ml.so", 1), 0);
     assert_int_equal(unsetenv("QCONV_DEVICE"), 0);
-    qc_arena arena;
-    qc_arena_init(&arena);
+    SCOPED(qc_arena) arena = {0};
     qc_error err = {0};
     qc_budget b;
     assert_int_equal(qc_budget_parse(&b, &arena, "auto", &err), QC_ERR_DEVICE);
@@ -241,37 +196,13 @@ static void the_machine_is_asked_for_auto(void **state)
     assert_int_equal(b.gpu_count, 0);
     assert_true(b.devices[0].total_bytes > 0 && b.devices[0].total_bytes < UINT64_MAX);
     assert_int_equal(qc_budget_parse(&b, &arena, "auto+auto", &err), QC_ERR_USAGE);
-    qc_arena_deinit(&arena);
 }
 
-static void no_memory_is_an_error(void **state)
+TEST(no_memory_is_an_error)
 {
-    (void)state;
-    qc_status st = QC_ERR_NOMEM;
-    uint64_t n = 0;
-    while (st != QC_OK) {
-        qc_arena arena;
-        qc_arena_init(&arena);
+    EACH_ALLOCATION_FAILS (fault, 1) {
+        SCOPED(qc_arena) arena = {0};
         qc_budget b;
-        qc_alloc_fail_at(++n, 1);
-        st = qc_budget_parse(&b, &arena, "2x40GB+3090+cpu:4GB", NULL);
-        qc_alloc_fail_at(0, 0);
-        if (st != QC_OK)
-            assert_int_equal(st, QC_ERR_NOMEM);
-        qc_arena_deinit(&arena);
+        fault.st = qc_budget_parse(&b, &arena, "2x40GB+3090+cpu:4GB", NULL);
     }
-    assert_true(n > 1);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sizes_and_tiers_are_read),
-        cmocka_unit_test(every_card_is_read_by_name),
-        cmocka_unit_test(mistakes_are_named),
-        cmocka_unit_test_teardown(any_text_is_read_or_refused, print_seed),
-        cmocka_unit_test(the_machine_is_asked_for_auto),
-        cmocka_unit_test(no_memory_is_an_error),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

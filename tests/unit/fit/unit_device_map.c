@@ -1,21 +1,13 @@
 #include "convert/fit/device_map.h"
 #include "formats/json_strict.h"
 #include "tests/fixtures/fit_report_fixture.h"
+#include "tests/fixtures/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-static void whole(void **state)
+TEST(whole)
 {
-    (void)state;
     fit_fixture f;
-    qc_arena arena;
-    qc_strbuf out;
-    qc_arena_init(&arena);
-    qc_strbuf_init(&out, 10000);
+    SCOPED(qc_arena) arena = {0};
+    SCOPED(qc_strbuf) out = {.max = 10000};
     fit_fixture_make(&f, &arena);
     assert_int_equal(qc_device_map_text(&out, &arena, &f.fit, NULL), QC_OK);
     assert_string_equal(out.data, "{\n"
@@ -26,20 +18,15 @@ static void whole(void **state)
                                   "  \"model.layers.10\": 1,\n"
                                   "  \"model.norm\": 1\n"
                                   "}\n");
-    qc_strbuf_deinit(&out);
-    qc_arena_deinit(&arena);
 }
 
 /* Layer 10 after layer 2, not between 1 and 2. */
-static void natural_order(void **state)
+TEST(natural_order)
 {
-    (void)state;
     fit_fixture f;
-    qc_arena arena;
-    qc_strbuf out;
     static const char *two[] = {"model.layers.2", "model.a.b"};
-    qc_arena_init(&arena);
-    qc_strbuf_init(&out, 10000);
+    SCOPED(qc_arena) arena = {0};
+    SCOPED(qc_strbuf) out = {.max = 10000};
     fit_fixture_make(&f, &arena);
     f.segments[1].modules = two;
     f.segments[1].module_count = 2;
@@ -49,30 +36,22 @@ static void natural_order(void **state)
     assert_non_null(strstr(out.data, "\"model.a.b\": 0"));
     assert_non_null(strstr(out.data, "\"lm_head\": \"disk\""));
     assert_true(two_at && ten && two_at < ten);
-    qc_strbuf_deinit(&out);
-    qc_arena_deinit(&arena);
 }
 
-static void twice(void **state)
+TEST(twice)
 {
-    (void)state;
     fit_fixture f;
-    qc_arena arena;
-    qc_strbuf out;
     qc_error err = {0};
-    qc_arena_init(&arena);
-    qc_strbuf_init(&out, 10000);
+    SCOPED(qc_arena) arena = {0};
+    SCOPED(qc_strbuf) out = {.max = 10000};
     fit_fixture_make(&f, &arena);
     f.segments[1].modules = f.segments[0].modules;
     assert_int_equal(qc_device_map_text(&out, &arena, &f.fit, &err), QC_ERR_INTERNAL);
     assert_string_equal(err.msg, "the module 'model.embed_tokens' lies in two segments");
-    qc_strbuf_deinit(&out);
-    qc_arena_deinit(&arena);
 }
 
-static void renamed(void **state)
+TEST(renamed)
 {
-    (void)state;
     static const char *old[4] = {"language_model.model.layers.0", "language_model.lm_head",
                                  "vision_model", "multi_modal_projector"};
     static const char *const want[] = {"\"language_model.model.layers.0\": 0",
@@ -84,10 +63,8 @@ static void renamed(void **state)
                                        "\"multi_modal_projector\": 0",
                                        "\"model.multi_modal_projector\": 0"};
     fit_fixture f;
-    qc_arena arena;
-    qc_strbuf out;
-    qc_arena_init(&arena);
-    qc_strbuf_init(&out, 10000);
+    SCOPED(qc_arena) arena = {0};
+    SCOPED(qc_strbuf) out = {.max = 10000};
     fit_fixture_make(&f, &arena);
     f.map.count = 1;
     f.segments[0].modules = old;
@@ -95,31 +72,15 @@ static void renamed(void **state)
     assert_int_equal(qc_device_map_text(&out, &arena, &f.fit, NULL), QC_OK);
     for (size_t i = 0; i < sizeof want / sizeof *want; i++)
         assert_non_null(strstr(out.data, want[i]));
-    qc_strbuf_deinit(&out);
-    qc_arena_deinit(&arena);
 }
 
-static void nothing(void **state)
+TEST(nothing)
 {
-    (void)state;
     fit_fixture f;
-    qc_arena arena;
-    qc_strbuf out;
-    qc_arena_init(&arena);
-    qc_strbuf_init(&out, 10000);
+    SCOPED(qc_arena) arena = {0};
+    SCOPED(qc_strbuf) out = {.max = 10000};
     fit_fixture_make(&f, &arena);
     f.map.count = 0;
     assert_int_equal(qc_device_map_text(&out, &arena, &f.fit, NULL), QC_OK);
     assert_string_equal(out.data, "{}\n");
-    qc_strbuf_deinit(&out);
-    qc_arena_deinit(&arena);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(whole),   cmocka_unit_test(natural_order), cmocka_unit_test(twice),
-        cmocka_unit_test(renamed), cmocka_unit_test(nothing),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,10 +1,9 @@
 /* Fit: numbers worked out by hand. */
-#include "base/alloc.h"
+#include "tests/fixtures/alloc_faults.h"
 #include "tests/fixtures/fit_fixture.h"
 
-static void budgets_are_rounded_down(void **state)
+TEST(budgets_are_rounded_down)
 {
-    (void)state;
     assert_int_equal(qc_fit_budget_bytes(40000000000, 0.9), 36000000000);
     assert_int_equal(qc_fit_budget_bytes(42949672960, 0.9), 38654705664);
     assert_int_equal(qc_fit_budget_bytes(11, 0.5), 5);
@@ -14,9 +13,8 @@ static void budgets_are_rounded_down(void **state)
     assert_true(qc_fit_budget_bytes(UINT64_MAX - 1, 0.9999999999999999) <= UINT64_MAX - 1);
 }
 
-static void contexts_are_chosen(void **state)
+TEST(contexts_are_chosen)
 {
-    (void)state;
     qc_geometry g = {.max_context = 512};
     qc_fit_options o = {.context = 0};
     assert_int_equal(qc_fit_context(&g, &o), 512);
@@ -35,9 +33,8 @@ static uint64_t workspace_bytes(const qc_geometry *g, const qc_fit_options *o, q
 }
 
 /* docs/theory/sizes.md, "Workspace", with hidden 100, heads 2 x 50, MLP 400, vocabulary 1000. */
-static void workspaces_are_as_documented(void **state)
+TEST(workspaces_are_as_documented)
 {
-    (void)state;
     fixture x;
     begin_fixture(&x);
     add_layer(&x, 0);
@@ -70,9 +67,8 @@ static void workspaces_are_as_documented(void **state)
     assert_int_equal(workspace_bytes(g, &o, QC_SEGMENT_LAYER, 0, 0), UINT64_MAX);
 }
 
-static void attention_counts_where_it_is_wider(void **state)
+TEST(attention_counts_where_it_is_wider)
 {
-    (void)state;
     fixture x;
     begin_fixture(&x);
     add_layer(&x, 0);
@@ -119,13 +115,11 @@ static void four_layers(fixture *x)
     add_segment(x, QC_SEGMENT_HEAD, 10 * MB);
 }
 
-static void two_gpus_share_by_hand(void **state)
+TEST(two_gpus_share_by_hand)
 {
-    (void)state;
     fixture x;
     qc_fit f;
-    qc_arena arena;
-    qc_arena_init(&arena);
+    SCOPED(qc_arena) arena = {0};
     four_layers(&x);
     add_device(&x, QC_TIER_GPU, 100 * MB);
     add_device(&x, QC_TIER_GPU, 100 * MB);
@@ -150,16 +144,13 @@ static void two_gpus_share_by_hand(void **state)
     assert_int_equal(f.devices[1].segments, 4);
     assert_int_equal(f.transfer_bytes_per_token, 0);
     assert_true(f.transfer_seconds == 0.0);
-    qc_arena_deinit(&arena);
 }
 
-static void short_by_what_is_missing(void **state)
+TEST(short_by_what_is_missing)
 {
-    (void)state;
     fixture x;
     qc_fit f;
-    qc_arena arena;
-    qc_arena_init(&arena);
+    SCOPED(qc_arena) arena = {0};
     four_layers(&x);
     add_device(&x, QC_TIER_GPU, 60 * MB);
     add_device(&x, QC_TIER_GPU, 60 * MB);
@@ -179,17 +170,14 @@ static void short_by_what_is_missing(void **state)
     x.device[1].total_bytes--;
     make(&x, &arena, &f);
     assert_int_equal(f.short_by_bytes, 1);
-    qc_arena_deinit(&arena);
 }
 
 /* One GPU: what goes first is the embedding; a layer goes through a buffer of its size. */
-static void spilling_by_hand(void **state)
+TEST(spilling_by_hand)
 {
-    (void)state;
     fixture x;
     qc_fit f;
-    qc_arena arena;
-    qc_arena_init(&arena);
+    SCOPED(qc_arena) arena = {0};
     four_layers(&x);
     /* All of it needs 100.0002 + 8 + 3.424 + 5 = 116.4242 MB. */
     add_device(&x, QC_TIER_GPU, 107 * MB);
@@ -239,17 +227,14 @@ static void spilling_by_hand(void **state)
     assert_true(f.transfer_seconds == 10000 / QC_LINK_RATE + 22e6 / QC_DISK_RATE +
                                           22e6 / QC_LINK_RATE + 22e6 / QC_LINK_RATE +
                                           10e6 / QC_LINK_RATE);
-    qc_arena_deinit(&arena);
 }
 
 /* It would pass a larger buffer, and cost a token more, than one more layer. */
-static void a_large_head_stays(void **state)
+TEST(a_large_head_stays)
 {
-    (void)state;
     fixture x;
     qc_fit f;
-    qc_arena arena;
-    qc_arena_init(&arena);
+    SCOPED(qc_arena) arena = {0};
     four_layers(&x);
     add_device(&x, QC_TIER_GPU, 99 * MB);
     add_device(&x, QC_TIER_CPU, 1000 * MB);
@@ -275,17 +260,14 @@ static void a_large_head_stays(void **state)
     x.geometry.experts = 0;
     make(&x, &arena, &f);
     assert_int_equal(f.device_of[6], 1);
-    qc_arena_deinit(&arena);
 }
 
 /* A head without weights of its own reads all of the table it follows. */
-static void a_tied_table_spills_as_a_head(void **state)
+TEST(a_tied_table_spills_as_a_head)
 {
-    (void)state;
     fixture x;
     qc_fit f;
-    qc_arena arena;
-    qc_arena_init(&arena);
+    SCOPED(qc_arena) arena = {0};
     four_layers(&x);
     x.segment[6].follows = 0;
     x.bytes[6] = 0;
@@ -297,16 +279,13 @@ static void a_tied_table_spills_as_a_head(void **state)
     assert_int_equal(f.device_of[6], 1);
     assert_int_equal(f.devices[0].layers, 2);
     assert_int_equal(f.transfer_bytes_per_token, 10 * MB + 2 * 22 * MB);
-    qc_arena_deinit(&arena);
 }
 
-static void without_gpus_the_cpu_computes(void **state)
+TEST(without_gpus_the_cpu_computes)
 {
-    (void)state;
     fixture x;
     qc_fit f;
-    qc_arena arena;
-    qc_arena_init(&arena);
+    SCOPED(qc_arena) arena = {0};
     four_layers(&x);
     add_device(&x, QC_TIER_CPU, 200 * MB);
     make(&x, &arena, &f);
@@ -320,16 +299,13 @@ static void without_gpus_the_cpu_computes(void **state)
     assert_true(f.fits);
     assert_int_equal(f.device_of[0], 1);
     assert_true(f.transfer_seconds == 10000 / QC_DISK_RATE);
-    qc_arena_deinit(&arena);
 }
 
-static void an_unused_gpu_needs_nothing(void **state)
+TEST(an_unused_gpu_needs_nothing)
 {
-    (void)state;
     fixture x;
     qc_fit f;
-    qc_arena arena;
-    qc_arena_init(&arena);
+    SCOPED(qc_arena) arena = {0};
     begin_fixture(&x);
     add_layer(&x, 10 * MB);
     add_device(&x, QC_TIER_GPU, 4 * MB); /* less than a context */
@@ -340,7 +316,6 @@ static void an_unused_gpu_needs_nothing(void **state)
     assert_int_equal(f.devices[0].context_bytes, 0);
     assert_int_equal(f.devices[0].free_bytes, 4 * MB);
     assert_int_equal(f.devices[1].layers, 1);
-    qc_arena_deinit(&arena);
 }
 
 /* A plan of five tensors in two layers: an NF4 weight with its absmax, three routed experts of a
@@ -413,13 +388,11 @@ static void make_plan(plan_fixture *p, qc_segments *segments)
     segments->tensor_count = 5;
 }
 
-static void sums_are_of_outputs(void **state)
+TEST(sums_are_of_outputs)
 {
-    (void)state;
     fixture x;
     plan_fixture p;
-    qc_arena arena;
-    qc_arena_init(&arena);
+    SCOPED(qc_arena) arena = {0};
     begin_fixture(&x);
     add_layer(&x, 0);
     add_layer(&x, 0);
@@ -435,17 +408,14 @@ static void sums_are_of_outputs(void **state)
     qc_error err = {0};
     assert_int_equal(qc_fit_sum_segments(&arena, &p.plan, &x.segments, &bytes, &largest, &err),
                      QC_ERR_INTERNAL);
-    qc_arena_deinit(&arena);
 }
 
-static void a_token_moves_its_experts_only(void **state)
+TEST(a_token_moves_its_experts_only)
 {
-    (void)state;
     fixture x;
     plan_fixture p;
     qc_fit f;
-    qc_arena arena;
-    qc_arena_init(&arena);
+    SCOPED(qc_arena) arena = {0};
     begin_fixture(&x);
     add_layer(&x, 4096 + 7 + 4096000);
     add_layer(&x, 12288 + 256000 + 65536000);
@@ -475,16 +445,13 @@ static void a_token_moves_its_experts_only(void **state)
     make(&x, &arena, &f);
     assert_int_equal(qc_fit_count_experts(&f, &p.plan, NULL), QC_OK);
     assert_int_equal(f.transfer_bytes_per_token, 2 * kv + rest + 8192 + 2730667);
-    qc_arena_deinit(&arena);
 }
 
-static void nothing_grows_without_a_geometry(void **state)
+TEST(nothing_grows_without_a_geometry)
 {
-    (void)state;
     fixture x;
     qc_fit f;
-    qc_arena arena;
-    qc_arena_init(&arena);
+    SCOPED(qc_arena) arena = {0};
     begin_fixture(&x);
     x.geometry = (qc_geometry){.model_type = ""};
     add_segment(&x, QC_SEGMENT_EMBEDDING, MB);
@@ -497,49 +464,16 @@ static void nothing_grows_without_a_geometry(void **state)
     x.device[0].total_bytes = MB - 1;
     assert_int_equal(qc_fit_max_context(&context, &f, &x.options, x.largest, NULL), QC_OK);
     assert_int_equal(context, 0);
-    qc_arena_deinit(&arena);
 }
 
-static void no_memory_is_an_error(void **state)
+TEST(no_memory_is_an_error)
 {
-    (void)state;
     fixture x;
     four_layers(&x);
     add_device(&x, QC_TIER_GPU, 100 * MB);
-    qc_status st = QC_ERR_NOMEM;
-    uint64_t n = 0;
-    while (st != QC_OK) {
-        qc_arena arena;
-        qc_arena_init(&arena);
+    EACH_ALLOCATION_FAILS (fault, 1) {
+        SCOPED(qc_arena) arena = {0};
         qc_fit f;
-        qc_alloc_fail_at(++n, 1);
-        st = try_to_make(&x, &arena, &f, NULL);
-        qc_alloc_fail_at(0, 0);
-        if (st != QC_OK)
-            assert_int_equal(st, QC_ERR_NOMEM);
-        qc_arena_deinit(&arena);
+        fault.st = try_to_make(&x, &arena, &f, NULL);
     }
-    assert_true(n > 1);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(budgets_are_rounded_down),
-        cmocka_unit_test(contexts_are_chosen),
-        cmocka_unit_test(workspaces_are_as_documented),
-        cmocka_unit_test(attention_counts_where_it_is_wider),
-        cmocka_unit_test(two_gpus_share_by_hand),
-        cmocka_unit_test(short_by_what_is_missing),
-        cmocka_unit_test(spilling_by_hand),
-        cmocka_unit_test(a_large_head_stays),
-        cmocka_unit_test(a_tied_table_spills_as_a_head),
-        cmocka_unit_test(without_gpus_the_cpu_computes),
-        cmocka_unit_test(an_unused_gpu_needs_nothing),
-        cmocka_unit_test(sums_are_of_outputs),
-        cmocka_unit_test(a_token_moves_its_experts_only),
-        cmocka_unit_test(nothing_grows_without_a_geometry),
-        cmocka_unit_test(no_memory_is_an_error),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

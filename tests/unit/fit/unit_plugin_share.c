@@ -1,13 +1,7 @@
 /* What a card of qconv's plug-in holds of a weight: bytes worked out by hand. What vLLM's workers
  * hold is compared in tests/interop/test_interop_vllm.py. */
 #include "convert/fit/plugin_share.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <string.h>
-
-#include <cmocka.h>
+#include "tests/fixtures/test.h"
 
 /* 8 heads, 2 of them for k and v. */
 static const qc_geometry eight_heads = {.heads = 8, .kv_heads = 2, .head_dim = 4};
@@ -50,9 +44,8 @@ static qc_job int8_rows(uint64_t rows, uint64_t cols)
         .scheme = QC_SCHEME_INT8_ROWS, .rows = rows, .cols = cols, .elems = rows * cols};
 }
 
-static void rows_are_cut_on_blocks(void **state)
+TEST(rows_are_cut_on_blocks)
 {
-    (void)state;
     /* 8 rows of 224 blocks, in groups of 256. */
     assert_int_equal(bytes("a.q_proj.weight", nf4(16, 14336, 64, 1), 2, NULL),
                      8 * 7168 + 1792 + 7 * 4);
@@ -60,9 +53,8 @@ static void rows_are_cut_on_blocks(void **state)
     assert_int_equal(bytes("a.q_proj.weight", int8_rows(16, 30), 2, NULL), 8 * 30 + 8 * 4);
 }
 
-static void rows_within_a_block_bring_those_before_them(void **state)
+TEST(rows_within_a_block_bring_those_before_them)
 {
-    (void)state;
     /* The second card has the head of rows 3 to 6 and reads from row 2, where a block begins. */
     assert_int_equal(bytes("a.k_proj.weight", nf4(6, 96, 64, 0), 2, NULL), 4 * 48 + 6 * 4);
     /* With nested scales that card has floats, because an odd block is the first. */
@@ -71,9 +63,8 @@ static void rows_within_a_block_bring_those_before_them(void **state)
     assert_int_equal(bytes("a.k_proj.weight", int8_rows(6, 96), 4, NULL), 3 * 96 + 3 * 4);
 }
 
-static void columns_make_blocks_and_groups_smaller(void **state)
+TEST(columns_make_blocks_and_groups_smaller)
 {
-    (void)state;
     /* Half of a row is 112 blocks, so groups are of 16. */
     assert_int_equal(bytes("m.down_proj.weight", nf4(16, 14336, 64, 1), 2, NULL),
                      16 * 3584 + 16 * 112 + 16 * 7 * 4);
@@ -86,9 +77,8 @@ static void columns_make_blocks_and_groups_smaller(void **state)
                      UINT64_MAX);
 }
 
-static void a_card_has_a_table_once(void **state)
+TEST(a_card_has_a_table_once)
 {
-    (void)state;
     qc_job flat = nf4(64, 64, 64, 0), nested = nf4(64, 64, 64, 1), rows = int8_rows(64, 64);
     unsigned counted = 0;
     assert_int_equal(qc_plugin_tables(&rows, &counted), 0);
@@ -99,9 +89,8 @@ static void a_card_has_a_table_once(void **state)
     assert_int_equal(qc_plugin_tables(&nested, &counted), 272 * 4);
 }
 
-static void several_matrices_in_one(void **state)
+TEST(several_matrices_in_one)
 {
-    (void)state;
     /* 8 + 2 + 2 heads of 4 rows; on a card of 2: 4 + 1 + 1. */
     assert_int_equal(bytes("a.qkv_proj.weight", nf4(48, 64, 64, 0), 2, NULL), 24 * 32 + 24 * 4);
     assert_int_equal(bytes("m.gate_up_proj.weight", nf4(48, 64, 64, 0), 2, NULL), 24 * 32 + 24 * 4);
@@ -109,9 +98,8 @@ static void several_matrices_in_one(void **state)
                      48 * 32 + 48 * 4);
 }
 
-static void what_is_not_cut(void **state)
+TEST(what_is_not_cut)
 {
-    (void)state;
     /* Experts are restored to 16 bits where a block is in the way of down's columns. */
     assert_int_equal(
         bytes("model.layers.0.mlp.experts.3.down_proj.weight", nf4(4, 440, 64, 1), 2, NULL),
@@ -146,17 +134,4 @@ static void what_is_not_cut(void **state)
                      UINT64_MAX);
     assert_int_equal(bytes("a.unknown.weight", int8_rows(64, 64), 2, "not known how vLLM splits"),
                      UINT64_MAX);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rows_are_cut_on_blocks),
-        cmocka_unit_test(rows_within_a_block_bring_those_before_them),
-        cmocka_unit_test(columns_make_blocks_and_groups_smaller),
-        cmocka_unit_test(a_card_has_a_table_once),
-        cmocka_unit_test(several_matrices_in_one),
-        cmocka_unit_test(what_is_not_cut),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

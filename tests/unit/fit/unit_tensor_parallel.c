@@ -2,20 +2,13 @@
  * compared with vLLM's in tests/cli/test_tensor_parallel.py. */
 #include "convert/fit/fit.h"
 #include "convert/fit/tensor_parallel.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <string.h>
-
-#include <cmocka.h>
+#include "tests/fixtures/test.h"
 
 /* 8 heads of 4, 2 of them for k and v. */
 static const qc_geometry eight_heads = {.heads = 8, .kv_heads = 2, .head_dim = 4};
 
-static void names_tell_the_split(void **state)
+TEST(names_tell_the_split)
 {
-    (void)state;
     static const struct {
         const char *name;
         qc_split split;
@@ -75,9 +68,8 @@ static uint64_t bytes(const char *name, qc_dtype dtype, unsigned ndim, const uin
         __VA_ARGS__                                                                                \
     }
 
-static void weights_are_split(void **state)
+TEST(weights_are_split)
 {
-    (void)state;
     assert_int_equal(bytes("a.q_proj.weight", QC_DTYPE_BF16, DIMS(32, 10), 2), 16 * 10 * 2);
     assert_int_equal(bytes("a.q_proj.bias", QC_DTYPE_BF16, DIMS(32), 2), 16 * 2);
     assert_int_equal(bytes("a.o_proj.weight", QC_DTYPE_BF16, DIMS(10, 32), 2), 10 * 16 * 2);
@@ -108,9 +100,8 @@ static uint64_t packed_scale(const char *name, const uint64_t *dims, uint32_t ra
     return out;
 }
 
-static void scales_follow_their_weight(void **state)
+TEST(scales_follow_their_weight)
 {
-    (void)state;
     /* One scale a row, of 8-bit codes: in single precision, and whole where rows are split. */
     assert_int_equal(bytes("a.q_proj.weight", QC_DTYPE_I8, DIMS(32, 10), 2), 16 * 10);
     assert_int_equal(bytes("a.q_proj.weight_scale", QC_DTYPE_BF16, DIMS(32, 1), 2), 16 * 4);
@@ -133,9 +124,8 @@ static void scales_follow_their_weight(void **state)
     assert_int_equal(bytes("m.down_proj.weight_scale_inv", QC_DTYPE_F32, DIMS(6, 4), 2), 6 * 2 * 4);
 }
 
-static void stacks_of_experts_are_split(void **state)
+TEST(stacks_of_experts_are_split)
 {
-    (void)state;
     /* gpt-oss: 3 experts, 64 inputs, twice 96 outputs, in blocks of 32 codes */
     assert_int_equal(bytes("m.experts.gate_up_proj_blocks", QC_DTYPE_U8, DIMS(3, 192, 2, 16), 2),
                      3 * 96 * 2 * 16);
@@ -156,10 +146,8 @@ static void stacks_of_experts_are_split(void **state)
     assert_int_equal(bytes("a.sinks", QC_DTYPE_BF16, DIMS(8), 2), 4 * 2);
 }
 
-static void a_card_has_its_share_of_the_geometry(void **state)
+TEST(a_card_has_its_share_of_the_geometry)
 {
-    (void)state;
-    qc_arena arena;
     qc_geometry g = eight_heads, share;
     qc_layer_geometry layers[] = {
         {.attention = QC_ATTENTION_FULL, .kv_elems = 16},
@@ -168,7 +156,7 @@ static void a_card_has_its_share_of_the_geometry(void **state)
     g.layer_count = 2;
     g.intermediate = 100;
     g.vocab = 1000;
-    qc_arena_init(&arena);
+    SCOPED(qc_arena) arena = {0};
     assert_int_equal(qc_tp_geometry(&share, &arena, &g, 4, NULL), QC_OK);
     assert_int_equal(share.heads, 2);
     assert_int_equal(share.kv_heads, 1);
@@ -178,12 +166,10 @@ static void a_card_has_its_share_of_the_geometry(void **state)
     assert_int_equal(share.layers[1].kv_elems, 60);
     assert_int_equal(share.layers[1].kv_elems_expanded, 40);
     assert_int_equal(layers[0].kv_elems, 16);
-    qc_arena_deinit(&arena);
 }
 
-static void sequences_share_the_tokens_in_flight(void **state)
+TEST(sequences_share_the_tokens_in_flight)
 {
-    (void)state;
     const qc_geometry g = {.decoder = 1, .hidden = 100, .heads = 2, .kv_heads = 1, .head_dim = 50};
     qc_fit_options o = {.context = 1000, .batch = 3, .prefill = 10};
     assert_int_equal(qc_workspace_bytes(&g, &o, QC_SEGMENT_NORM, 0, 0, 0), 2 * 2 * 100 * 30);
@@ -193,9 +179,8 @@ static void sequences_share_the_tokens_in_flight(void **state)
     assert_int_equal(qc_workspace_bytes(&g, &o, QC_SEGMENT_NORM, 0, 0, 0), 2 * 2 * 100 * 6);
 }
 
-static void vllms_ways_are_taken(void **state)
+TEST(vllms_ways_are_taken)
 {
-    (void)state;
     qc_strbuf text;
     qc_fit_options o = {.context = 4096, .margin = 0.85, .kv_bits = 16};
     qc_tp_defaults(&o);
@@ -222,18 +207,4 @@ static void vllms_ways_are_taken(void **state)
                                    "--gpu-memory-utilization 0.85 --max-num-batched-tokens 4096 "
                                    "--kv-cache-dtype fp8");
     qc_strbuf_deinit(&text);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(names_tell_the_split),
-        cmocka_unit_test(weights_are_split),
-        cmocka_unit_test(scales_follow_their_weight),
-        cmocka_unit_test(stacks_of_experts_are_split),
-        cmocka_unit_test(a_card_has_its_share_of_the_geometry),
-        cmocka_unit_test(sequences_share_the_tokens_in_flight),
-        cmocka_unit_test(vllms_ways_are_taken),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

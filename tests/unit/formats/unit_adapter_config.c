@@ -1,18 +1,10 @@
 /* formats/adapter_internal.h: which keys of rank_pattern and alpha_pattern mean which modules. What
  * is refused: tests/cli/test_lora.py. */
 #include "formats/adapter_internal.h"
+#include "tests/fixtures/alloc_faults.h"
+#include "tests/fixtures/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
-
-#include "base/alloc.h"
 
 static qc_status read_text(qc_adapter_config *c, qc_arena *arena, const char *text, qc_error *err)
 {
@@ -51,15 +43,13 @@ static const struct {
     {"a\\\\.c", "abc", 0},
 };
 
-static void patterns_mean_what_they_mean_in_python(void **state)
+TEST(patterns_mean_what_they_mean_in_python)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char text[512];
-        qc_adapter_config c;
-        qc_arena arena;
+        SCOPED(qc_arena) arena = {0};
+        SCOPED(qc_adapter_config) c;
         qc_error err = {0};
-        qc_arena_init(&arena);
         (void)snprintf(text, sizeof text,
                        "{\"peft_type\": \"LORA\", \"r\": 8, \"lora_alpha\": 16, \"rank_pattern\": "
                        "{\"nothing\": 1, \"%s\": 3, \".*\": 5}, \"alpha_pattern\": {\"%s\": 2.5}}",
@@ -74,18 +64,14 @@ static void patterns_mean_what_they_mean_in_python(void **state)
         /* The first key that matches counts. */
         if (rank != (cases[i].matches ? 3 : 5) || alpha != (cases[i].matches ? 2.5 : 16))
             fail_msg("'%s' and '%s': %g, %g", cases[i].key, cases[i].module, rank, alpha);
-        qc_adapter_config_deinit(&c);
-        qc_arena_deinit(&arena);
     }
 }
 
-static void what_is_off_is_no_obstacle(void **state)
+TEST(what_is_off_is_no_obstacle)
 {
-    (void)state;
     qc_adapter_config c;
-    qc_arena arena;
     qc_error err = {0};
-    qc_arena_init(&arena);
+    SCOPED(qc_arena) arena = {0};
     qc_status st = read_text(
         &c, &arena,
         "{\"peft_type\": \"LORA\", \"r\": 4, \"lora_alpha\": 0, \"layer_replication\": null, "
@@ -97,38 +83,16 @@ static void what_is_off_is_no_obstacle(void **state)
         fail_msg("%s", err.msg);
     assert_true(c.r == 4 && c.alpha == 0 && c.use_rslora && c.fan_in_fan_out && !c.use_dora);
     qc_adapter_config_deinit(&c);
-    qc_arena_deinit(&arena);
 }
 
 /* Wherever memory ends, it says so and leaves nothing. */
-static void memory_ends(void **state)
+TEST(memory_ends)
 {
-    (void)state;
     static const char text[] = "{\"peft_type\": \"LORA\", \"r\": 8, \"lora_alpha\": 16, "
                                "\"rank_pattern\": {\"q_proj\": 3}, \"alpha_pattern\": {\"v\": 2}}";
-    for (uint64_t n = 1;; n++) {
-        qc_adapter_config c;
-        qc_arena arena;
-        qc_error err = {0};
-        qc_arena_init(&arena);
-        qc_alloc_fail_at(n, 1);
-        qc_status st = read_text(&c, &arena, text, &err);
-        qc_alloc_fail_at(0, 0);
-        qc_adapter_config_deinit(&c);
-        qc_arena_deinit(&arena);
-        if (st == QC_OK)
-            break;
-        assert_int_equal(st, QC_ERR_NOMEM);
-        assert_true(n < 1000);
+    EACH_ALLOCATION_FAILS (fault, 1) {
+        SCOPED(qc_arena) arena = {0};
+        SCOPED(qc_adapter_config) c;
+        fault.st = read_text(&c, &arena, text, NULL);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(patterns_mean_what_they_mean_in_python),
-        cmocka_unit_test(what_is_off_is_no_obstacle),
-        cmocka_unit_test(memory_ends),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,16 +1,11 @@
 /* Names beneath a folder: through no link, by openat2 and without it. */
 #define _GNU_SOURCE /* symlink, mkfifo */
 #include "formats/beneath.h"
+#include "tests/fixtures/test.h"
 #include "tests/fixtures/test_model.h"
 
 #include <errno.h>
 #include <limits.h>
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 typedef struct {
     char path[64];
@@ -74,14 +69,24 @@ static int teardown(void **state)
     assert_true(there(p, "outside/precious"));
     assert_true(there(p, "outside/sub/precious"));
     qc_file_discard(&p->root);
-    (void)unlink(in(p, "root/link")); /* test_remove would follow it */
-    (void)unlink(in(p, "root/a/link"));
-    test_remove(p->path);
     qc_beneath_use_openat2(1);
     return 0;
 }
 
-static void test_looking(void **state)
+/* A test with openat2 and without. */
+#define BOTH_WAYS(name)                                                                            \
+    static void name(void **state);                                                                \
+    TEST_WITH(name##_by_openat2, setup_openat2, teardown)                                          \
+    {                                                                                              \
+        name(state);                                                                               \
+    }                                                                                              \
+    TEST_WITH(name##_by_steps, setup_stepwise, teardown)                                           \
+    {                                                                                              \
+        name(state);                                                                               \
+    }                                                                                              \
+    static void name(void **state)
+
+BOTH_WAYS(test_looking)
 {
     static const struct {
         const char *name;
@@ -115,7 +120,7 @@ static void test_looking(void **state)
     }
 }
 
-static void test_names_that_lead_out(void **state)
+BOTH_WAYS(test_names_that_lead_out)
 {
     static const char *const names[] = {"../outside/precious",
                                         "a/../../outside/precious",
@@ -140,7 +145,7 @@ static void test_names_that_lead_out(void **state)
     assert_false(there(p, "root/taken"));
 }
 
-static void test_removing(void **state)
+BOTH_WAYS(test_removing)
 {
     static const char *const kept[] = {"link/precious", "a/link/precious", "link/sub/precious",
                                        "nothing",       "a/nothing/x",     "file/x"};
@@ -159,7 +164,7 @@ static void test_removing(void **state)
     assert_int_equal(qc_beneath_remove(&p->root, "a", &err), QC_ERR_IO); /* a folder is no file */
 }
 
-static void test_renaming(void **state)
+BOTH_WAYS(test_renaming)
 {
     const place *p = *state;
     qc_error err = {0};
@@ -178,7 +183,7 @@ static void test_renaming(void **state)
     qc_io_fail_at(QC_IO_RENAME, 0, 0, 0);
 }
 
-static void test_making(void **state)
+BOTH_WAYS(test_making)
 {
     static const char *const refused[] = {"link/new", "a/link/new", "link",        "file/new",
                                           "file",     "dangling",   "dangling/new"};
@@ -195,7 +200,7 @@ static void test_making(void **state)
     assert_int_equal(qc_beneath_sync(&p->root, "link", &err), QC_ERR_IO);
 }
 
-static void test_reading(void **state)
+BOTH_WAYS(test_reading)
 {
     const place *p = *state;
     int fd = qc_beneath_open_fd(&p->root, "a/b/deep");
@@ -212,7 +217,7 @@ static qc_status count_entry(void *ctx, const char *name, qc_error *err)
     return QC_OK;
 }
 
-static void test_whole_folders(void **state)
+BOTH_WAYS(test_whole_folders)
 {
     const place *p = *state;
     char odd[PATH_MAX];
@@ -234,7 +239,7 @@ static void test_whole_folders(void **state)
     assert_false(there(p, "root/a"));
 }
 
-static void test_the_root_may_be_a_link(void **state)
+BOTH_WAYS(test_the_root_may_be_a_link)
 {
     const place *p = *state;
     qc_file root = QC_FILE_CLOSED;
@@ -247,19 +252,4 @@ static void test_the_root_may_be_a_link(void **state)
     assert_int_equal(qc_beneath_open(&root, in(p, "root/file"), &err), QC_ERR_IO);
     test_must(qc_beneath_look_once(in(p, "nowhere"), "x", &e, &err), &err);
     assert_int_equal(e.kind, QC_ENTRY_MISSING);
-}
-
-#define BOTH(test)                                                                                 \
-    cmocka_unit_test_setup_teardown(test, setup_openat2, teardown),                                \
-        cmocka_unit_test_setup_teardown(test, setup_stepwise, teardown)
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        BOTH(test_looking),       BOTH(test_names_that_lead_out),
-        BOTH(test_removing),      BOTH(test_renaming),
-        BOTH(test_making),        BOTH(test_reading),
-        BOTH(test_whole_folders), BOTH(test_the_root_may_be_a_link),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

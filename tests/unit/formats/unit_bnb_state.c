@@ -1,16 +1,7 @@
 /* formats/bnb_state.h */
 #include "formats/bnb_state.h"
-
-#include "base/alloc.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
+#include "tests/fixtures/alloc_faults.h"
+#include "tests/fixtures/test.h"
 
 static qc_bnb_state nested_state(double offset)
 {
@@ -24,9 +15,8 @@ static qc_bnb_state nested_state(double offset)
                           .nested_offset = offset};
 }
 
-static void is_what_json_dumps_writes_and_spaces(void **state)
+TEST(is_what_json_dumps_writes_and_spaces)
 {
-    (void)state;
     /* tests/golden/gen_py_repr.py */
     FILE *f = fopen(QC_TEST_GOLDEN "/quant_state.txt", "r");
     char line[1024];
@@ -56,9 +46,8 @@ static void is_what_json_dumps_writes_and_spaces(void **state)
     assert_int_equal(lines, 94);
 }
 
-static void the_size_does_not_depend_on_the_offset(void **state)
+TEST(the_size_does_not_depend_on_the_offset)
 {
-    (void)state;
     static const double offsets[] = {
         0, 0.5, -1e-38, 3.4028234663852886e38, 0.10000000149011612, -1.401298464324817e-45};
     qc_bnb_state first = nested_state(0);
@@ -70,9 +59,8 @@ static void the_size_does_not_depend_on_the_offset(void **state)
     }
 }
 
-static void any_order_and_white_space_is_read(void **state)
+TEST(any_order_and_white_space_is_read)
 {
-    (void)state;
     static const char text[] =
         "\n{ \"nested_offset\":0.25,\"shape\" :[ 3,\t5 ] , \"dtype\":\"float16\",\r\n"
         "\"nested_dtype\":\"float32\",\"nested_blocksize\":256,\"blocksize\":128,"
@@ -89,9 +77,8 @@ static void any_order_and_white_space_is_read(void **state)
     assert_true(s.nested_offset == 0.25);
 }
 
-static void an_offset_is_made_a_float(void **state)
+TEST(an_offset_is_made_a_float)
 {
-    (void)state;
     qc_bnb_state s;
     static const char text[] =
         "{\"quant_type\": \"nf4\", \"blocksize\": 64, \"dtype\": \"float32\","
@@ -104,9 +91,8 @@ static void an_offset_is_made_a_float(void **state)
 #define PLAIN  "\"quant_type\": \"nf4\", \"blocksize\": 64, \"dtype\": \"bfloat16\""
 #define NESTED "\"nested_blocksize\": 256, \"nested_dtype\": \"float32\""
 
-static void wrong_texts_are_refused_in_words(void **state)
+TEST(wrong_texts_are_refused_in_words)
 {
-    (void)state;
     static const struct {
         const char *text;
         qc_status st;
@@ -176,9 +162,8 @@ static void wrong_texts_are_refused_in_words(void **state)
     assert_int_equal(qc_bnb_state_parse(&s, long_text, sizeof long_text, NULL), QC_ERR_INPUT);
 }
 
-static void wrong_states_are_not_written(void **state)
+TEST(wrong_states_are_not_written)
 {
-    (void)state;
     char text[512];
     qc_bnb_state s = nested_state(0.1); /* no float */
     assert_int_equal(qc_bnb_state_write(&s, text, NULL), QC_ERR_RANGE);
@@ -193,9 +178,8 @@ static void wrong_states_are_not_written(void **state)
     assert_int_equal(qc_bnb_state_write(&s, text, NULL), QC_ERR_INPUT);
 }
 
-static void the_largest_fits(void **state)
+TEST(the_largest_fits)
 {
-    (void)state;
     qc_bnb_state s = nested_state(-2.3509887016445750e-38);
     char text[1024];
     (void)snprintf(s.quant_type, sizeof s.quant_type, "int8");
@@ -211,34 +195,13 @@ static void the_largest_fits(void **state)
     assert_memory_equal(&back, &s, sizeof s);
 }
 
-static void out_of_memory_is_said(void **state)
+TEST(out_of_memory_is_said)
 {
-    (void)state;
     qc_bnb_state s = nested_state(0.5);
     char text[512];
     assert_int_equal(qc_bnb_state_write(&s, text, NULL), QC_OK);
-    for (uint64_t n = 1;; n++) {
+    EACH_ALLOCATION_FAILS (fault, 0) {
         qc_bnb_state back;
-        qc_alloc_fail_at(n, 0);
-        qc_status st = qc_bnb_state_parse(&back, text, qc_bnb_state_bytes(&s), NULL);
-        qc_alloc_fail_at(0, 0);
-        if (st == QC_OK)
-            break;
-        assert_int_equal(st, QC_ERR_NOMEM);
+        fault.st = qc_bnb_state_parse(&back, text, qc_bnb_state_bytes(&s), NULL);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(is_what_json_dumps_writes_and_spaces),
-        cmocka_unit_test(the_size_does_not_depend_on_the_offset),
-        cmocka_unit_test(any_order_and_white_space_is_read),
-        cmocka_unit_test(an_offset_is_made_a_float),
-        cmocka_unit_test(wrong_texts_are_refused_in_words),
-        cmocka_unit_test(wrong_states_are_not_written),
-        cmocka_unit_test(the_largest_fits),
-        cmocka_unit_test(out_of_memory_is_said),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

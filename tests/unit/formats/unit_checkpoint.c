@@ -21,13 +21,6 @@ static int make_root(void **state)
     return 0;
 }
 
-static int remove_root(void **state)
-{
-    (void)state;
-    fx_remove_dir(root.path);
-    return 0;
-}
-
 /* A fresh empty folder in `dir`. */
 static void fresh(void)
 {
@@ -111,10 +104,9 @@ static void make_sharded(const char *suffix)
     fx_puts(dir, "config.json", "{\"model_type\": \"llama\"}\n");
 }
 
-static void opens_a_sharded_checkpoint(void **state)
+TEST(opens_a_sharded_checkpoint)
 {
     static const char *const suffixes[] = {"", ".zst"};
-    (void)state;
     for (size_t k = 0; k < COUNT(suffixes); k++) {
         make_sharded(suffixes[k]);
         qc_checkpoint *c = open_dir();
@@ -154,11 +146,10 @@ static void opens_a_sharded_checkpoint(void **state)
     qc_checkpoint_close(NULL);
 }
 
-static void opens_single_files(void **state)
+TEST(opens_single_files)
 {
     static const char *const names[] = {"model.safetensors", "model.safetensors.zst",
                                         "other.safetensors", "other.safetensors.zst"};
-    (void)state;
     for (size_t k = 0; k < COUNT(names); k++) {
         const char *plain = k < 2 ? "model.safetensors" : "other.safetensors";
         fresh();
@@ -190,9 +181,8 @@ static void opens_single_files(void **state)
     assert_int_equal(chdir(before), 0);
 }
 
-static void prefers_plain_over_compressed(void **state)
+TEST(prefers_plain_over_compressed)
 {
-    (void)state;
     fresh();
     fx_put_tensors(dir, "one.safetensors", "plain", 20);
     fx_put_tensors(dir, "one.safetensors.zst", "packed", 20);
@@ -202,9 +192,8 @@ static void prefers_plain_over_compressed(void **state)
     qc_checkpoint_close(c);
 }
 
-static void ignores_what_lies_beside(void **state)
+TEST(ignores_what_lies_beside)
 {
-    (void)state;
     make_sharded("");
     fx_put_tensors(dir, "model.safetensors", "stale", 8);
     fx_put_tensors(dir, "model-00001-of-00009.safetensors", "stale", 8);
@@ -267,9 +256,8 @@ static void ignores_what_lies_beside(void **state)
     qc_checkpoint_close(c);
 }
 
-static void follows_shards_into_folders(void **state)
+TEST(follows_shards_into_folders)
 {
-    (void)state;
     fresh();
     fx_put_tensors(dir, "deep/er/x.safetensors", "a", 16);
     fx_put_tensors(dir, "..odd..safetensors", "b", 16);
@@ -283,10 +271,9 @@ static void follows_shards_into_folders(void **state)
 }
 
 /* The Hub's cache: every file is a link into ../blobs. */
-static void follows_links_to_files(void **state)
+TEST(follows_links_to_files)
 {
     char path[FX_PATH_BYTES];
-    (void)state;
     fresh();
     fx_put_tensors(dir, "blobs/aa", "x", 16);
     fx_puts(dir, "blobs/bb", "{}");
@@ -374,9 +361,8 @@ static const struct {
      " are in no file ('0', 'z'), 1 tensor of the files is not in it ('a')"},
 };
 
-static void refuses_bad_indexes(void **state)
+TEST(refuses_bad_indexes)
 {
-    (void)state;
     fresh();
     fx_put_tensors(dir, "x.safetensors", "a b", 16);
     for (size_t i = 0; i < COUNT(bad_indexes); i++) {
@@ -385,9 +371,8 @@ static void refuses_bad_indexes(void **state)
     }
 }
 
-static void refuses_tensors_in_the_wrong_place(void **state)
+TEST(refuses_tensors_in_the_wrong_place)
 {
-    (void)state;
     make_sharded("");
     fx_puts(dir, INDEX_NAME,
             "{\"weight_map\":{\"a\":\"m-00000-of-00002.safetensors\",\"b\":"
@@ -402,9 +387,8 @@ static void refuses_tensors_in_the_wrong_place(void **state)
                                  "and 'm-00001-of-00002.safetensors'");
 }
 
-static void refuses_short_and_foreign_shards(void **state)
+TEST(refuses_short_and_foreign_shards)
 {
-    (void)state;
     make_sharded("");
     qc_strbuf file;
     fx_build(&file, "c d", 40, NULL, 0);
@@ -423,7 +407,7 @@ static void refuses_short_and_foreign_shards(void **state)
                    "PyTorch checkpoint?), not safetensors");
 }
 
-static void warns_but_goes_on(void **state)
+TEST(warns_but_goes_on)
 {
     static const struct {
         const char *metadata;
@@ -437,7 +421,6 @@ static void warns_but_goes_on(void **state)
         {"{}", NULL},
         {"null", NULL},
     };
-    (void)state;
     make_sharded("");
     for (size_t i = 0; i < COUNT(cases); i++) {
         char index[1000];
@@ -461,12 +444,11 @@ static void warns_but_goes_on(void **state)
     qc_checkpoint_close(c);
 }
 
-static void merges_metadata(void **state)
+TEST(merges_metadata)
 {
     static const qc_st_meta one[] = {{"format", "pt"}, {"who", "one"}};
     static const qc_st_meta two[] = {{"who", "two"}, {"format", "pt"}};
     qc_strbuf file;
-    (void)state;
     fresh();
     fx_build(&file, "a", 8, one, 2);
     fx_put(dir, "1.safetensors", file.data, file.len);
@@ -485,9 +467,8 @@ static void merges_metadata(void **state)
 
 /* ---- no index ---- */
 
-static void says_what_is_there_instead(void **state)
+TEST(says_what_is_there_instead)
 {
-    (void)state;
     fresh();
     expect_failure(QC_ERR_INPUT,
                    "%s has no .safetensors file; give the folder that has the weights");
@@ -520,10 +501,9 @@ static void says_what_is_there_instead(void **state)
                                  "'b.safetensors'");
 }
 
-static void refuses_what_is_no_checkpoint(void **state)
+TEST(refuses_what_is_no_checkpoint)
 {
     char good[FX_PATH_BYTES];
-    (void)state;
     fresh();
     fx_join(good, dir, "gone");
     memcpy(dir, good, sizeof dir);
@@ -549,9 +529,8 @@ static const struct {
     {"{\"a\":1,}", "%s/config.json: JSON byte 7: expected a key in quotes, found '}'"},
 };
 
-static void refuses_bad_configs(void **state)
+TEST(refuses_bad_configs)
 {
-    (void)state;
     fresh();
     fx_put_tensors(dir, "model.safetensors", "a", 8);
     for (size_t i = 0; i < COUNT(bad_configs); i++) {
@@ -561,9 +540,8 @@ static void refuses_bad_configs(void **state)
 }
 
 /* Mamba-2 models have it; Python writes and reads it. */
-static void takes_infinity_in_configs(void **state)
+TEST(takes_infinity_in_configs)
 {
-    (void)state;
     fresh();
     fx_put_tensors(dir, "model.safetensors", "a", 8);
     fx_puts(dir, "config.json", "{\"time_step_limit\": [0.0, Infinity], \"n\": 3}");
@@ -575,11 +553,10 @@ static void takes_infinity_in_configs(void **state)
     qc_checkpoint_close(c);
 }
 
-static void keeps_messages_and_warnings_printable(void **state)
+TEST(keeps_messages_and_warnings_printable)
 {
     qc_checkpoint_names names = {0};
     qc_checkpoint c;
-    (void)state;
     memset(&c, 0, sizeof c);
     assert_int_equal(qc_checkpoint_warn(&c, NULL, "a\x1b[31m%s", "b\n"), QC_OK);
     assert_string_equal(c.warnings[0], "a?[31mb?");
@@ -603,10 +580,9 @@ static void make_rich(void)
     fx_put_tensors(dir, "stale.safetensors", "q", 4);
 }
 
-static void survives_every_failed_allocation(void **state)
+TEST(survives_every_failed_allocation)
 {
     uint64_t last = 0;
-    (void)state;
     make_rich();
     for (int persistent = 0; persistent < 2; persistent++) {
         for (uint64_t at = 1;; at++) {
@@ -634,10 +610,9 @@ static void survives_every_failed_allocation(void **state)
     print_message("%llu allocations\n", (unsigned long long)last);
 }
 
-static void survives_every_failed_read(void **state)
+TEST(survives_every_failed_read)
 {
     uint64_t last = 0;
-    (void)state;
     make_rich();
     for (int persistent = 0; persistent < 2; persistent++) {
         for (uint64_t at = 1;; at++) {
@@ -675,8 +650,7 @@ static qc_status run_parts(size_t room, uint64_t fail_at)
     qc_arena_init(&c.arena);
     c.path = dir;
     assert_int_equal(qc_arena_alloc(&c.arena, &p, 1, 1, NULL), QC_OK);
-    qc_arena tree_arena;
-    qc_arena_init(&tree_arena);
+    SCOPED(qc_arena) tree_arena = {0};
     assert_int_equal(qc_dir_tree(&tree_arena, dir, 100, &tree, &tree_count, NULL), QC_OK);
     c.arena.used_bytes = c.arena.head_bytes - room;
     qc_alloc_fail_at(fail_at, 0);
@@ -690,14 +664,12 @@ static qc_status run_parts(size_t room, uint64_t fail_at)
     qc_alloc_fail_at(0, 0);
     qc_json_destroy(c.config);
     free(c.config_text);
-    qc_arena_deinit(&tree_arena);
     qc_arena_deinit(&c.arena);
     return st;
 }
 
-static void survives_full_arenas(void **state)
+TEST(survives_full_arenas)
 {
-    (void)state;
     make_rich();
     for (int index = 0; index < 2; index++) {
         if (index == 1) { /* the second time without an index */
@@ -723,12 +695,11 @@ static void survives_full_arenas(void **state)
 }
 
 /* More shards than the soft limit of handles allows. */
-static void raises_the_limit_of_handles(void **state)
+TEST(raises_the_limit_of_handles)
 {
     enum { SHARDS = 300 };
     struct rlimit before;
     qc_strbuf index;
-    (void)state;
     assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
     if (before.rlim_max < SHARDS + 50)
         skip();
@@ -756,29 +727,4 @@ static void raises_the_limit_of_handles(void **state)
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(opens_a_sharded_checkpoint),
-        cmocka_unit_test(opens_single_files),
-        cmocka_unit_test(prefers_plain_over_compressed),
-        cmocka_unit_test(ignores_what_lies_beside),
-        cmocka_unit_test(follows_shards_into_folders),
-        cmocka_unit_test(follows_links_to_files),
-        cmocka_unit_test(refuses_bad_indexes),
-        cmocka_unit_test(refuses_tensors_in_the_wrong_place),
-        cmocka_unit_test(refuses_short_and_foreign_shards),
-        cmocka_unit_test(warns_but_goes_on),
-        cmocka_unit_test(merges_metadata),
-        cmocka_unit_test(says_what_is_there_instead),
-        cmocka_unit_test(refuses_what_is_no_checkpoint),
-        cmocka_unit_test(refuses_bad_configs),
-        cmocka_unit_test(takes_infinity_in_configs),
-        cmocka_unit_test(keeps_messages_and_warnings_printable),
-        cmocka_unit_test(survives_every_failed_allocation),
-        cmocka_unit_test(survives_every_failed_read),
-        cmocka_unit_test(survives_full_arenas),
-        cmocka_unit_test(raises_the_limit_of_handles),
-    };
-    return cmocka_run_group_tests(tests, make_root, remove_root);
-}
+TEST_GROUP(make_root, NULL)

@@ -88,9 +88,8 @@ static void *never_place(void *ctx, const qc_reader_tensor *t)
     return NULL;
 }
 
-static void tensors_come_in_pieces(void **state)
+TEST(tensors_come_in_pieces)
 {
-    (void)state;
     for (int compressed = 0; compressed < 2; compressed++) {
         world w;
         piecer p;
@@ -130,10 +129,4 @@ static void tensors_come_in_pieces(void **state)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(tensors_come_in_pieces),
-    };
-    return cmocka_run_group_tests(tests, make_contents, free_contents);
-}
+TEST_GROUP(make_contents, free_contents)

@@ -1,6 +1,6 @@
 /* formats/device_reader.h */
-#include "base/alloc.h"
 #include "base/workers.h"
+#include "tests/fixtures/alloc_faults.h"
 #include "tests/fixtures/device_output_fixture.h"
 
 #include <pthread.h>
@@ -77,7 +77,7 @@ static qc_reader_options keep_options(keeper *k, unsigned threads)
                                .ctx = k};
 }
 
-static void keep_deinit(keeper *k)
+static void keeper_deinit(keeper *k)
 {
     for (size_t i = 0; i < TENSORS; i++)
         free(k->at[i]);
@@ -87,7 +87,7 @@ static void keep_deinit(keeper *k)
 
 static void assert_loads(const qc_reader *r, size_t device, unsigned threads, int skip)
 {
-    keeper k;
+    SCOPED(keeper) k;
     qc_error err = {0};
     const qc_reader_device *d = qc_reader_device_at(r, device);
     qc_reader_options o = keep_options(&k, threads);
@@ -97,27 +97,24 @@ static void assert_loads(const qc_reader *r, size_t device, unsigned threads, in
     assert_int_equal(k.placed, d->tensor_count);
     assert_int_equal(k.whole, d->tensor_count);
     assert_int_equal(k.stops, 0);
-    keep_deinit(&k);
 }
 
 static void assert_load_fails(const qc_reader *r, size_t device, unsigned threads, qc_status want,
                               const char *says, const char *and_says)
 {
-    keeper k;
+    SCOPED(keeper) k;
     qc_error err = {0};
     qc_reader_options o = keep_options(&k, threads);
     qc_status st = qc_reader_load(r, device, &o, &err);
     if (st != want || !strstr(err.msg, says) || !strstr(err.msg, and_says))
         fail_msg("%s, \"%s\"", qc_status_name(st), err.msg);
     assert_int_equal(k.stops, 1);
-    keep_deinit(&k);
 }
 
 /* ---- Tests ---------------------------------------------------------------------------------- */
 
-static void devices_and_their_tensors_are_listed(void **state)
+TEST(devices_and_their_tensors_are_listed)
 {
-    (void)state;
     for (int compressed = 0; compressed < 2; compressed++) {
         world w;
         make_output(&w, compressed, 1);
@@ -164,9 +161,8 @@ static void devices_and_their_tensors_are_listed(void **state)
     }
 }
 
-static void every_device_loads_alone(void **state)
+TEST(every_device_loads_alone)
 {
-    (void)state;
     static const unsigned threads[] = {1, 2, 7, 0};
     for (int compressed = 0; compressed < 2; compressed++) {
         world w;
@@ -181,9 +177,8 @@ static void every_device_loads_alone(void **state)
     }
 }
 
-static void only_the_shards_of_the_device_are_needed(void **state)
+TEST(only_the_shards_of_the_device_are_needed)
 {
-    (void)state;
     for (int compressed = 0; compressed < 2; compressed++) {
         world w;
         make_output(&w, compressed, 1);
@@ -202,9 +197,8 @@ static void only_the_shards_of_the_device_are_needed(void **state)
     }
 }
 
-static void an_output_without_placement_is_one_device(void **state)
+TEST(an_output_without_placement_is_one_device)
 {
-    (void)state;
     for (int compressed = 0; compressed < 2; compressed++) {
         world w;
         size_t index = 99;
@@ -223,9 +217,8 @@ static void an_output_without_placement_is_one_device(void **state)
     }
 }
 
-static void damage_is_named(void **state)
+TEST(damage_is_named)
 {
-    (void)state;
     for (int compressed = 0; compressed < 2; compressed++) {
         world w;
         make_output(&w, compressed, 1);
@@ -273,9 +266,8 @@ static void damage_is_named(void **state)
 }
 
 /* A manifest that is right in itself, but not of these shards. */
-static void frames_of_another_output_are_refused(void **state)
+TEST(frames_of_another_output_are_refused)
 {
-    (void)state;
     for (int k = 0; k < 4; k++) {
         world w;
         make_output(&w, 1, 1);
@@ -323,9 +315,8 @@ static qc_manifest_tensor *row_of(world *w, const char *name)
 }
 
 /* A manifest that is right in itself, but does not say what the shards' headers say. */
-static void headers_that_say_something_else_are_refused(void **state)
+TEST(headers_that_say_something_else_are_refused)
 {
-    (void)state;
     static const char *const says[] = {
         "tensor 'l0.w' is U8 [1000] from byte ",
         "the manifest says U8 [10, 100] from byte ",
@@ -371,9 +362,8 @@ static void headers_that_say_something_else_are_refused(void **state)
 }
 
 /* A manifest that is right in itself, of 2 PiB: no list of their pieces is made. */
-static void sizes_that_no_file_has_are_not_believed(void **state)
+TEST(sizes_that_no_file_has_are_not_believed)
 {
-    (void)state;
     for (int compressed = 0; compressed < 2; compressed++) {
         const uint64_t more = (uint64_t)1 << 51;
         world w;
@@ -386,11 +376,9 @@ static void sizes_that_no_file_has_are_not_believed(void **state)
         t->piece_bytes = MIB;
         w.m.shards[t->shard].content_bytes += more;
         if (compressed) { /* is not written by us */
-            qc_strbuf text;
-            qc_strbuf_init(&text, MIB);
+            SCOPED(qc_strbuf) text = {.max = MIB};
             assert_int_equal(qc_manifest_write(&w.m, &text, &err), QC_ERR_INPUT);
             assert_non_null(strstr(err.msg, "frames"));
-            qc_strbuf_deinit(&text);
         } else {
             write_manifest(&w);
             r = open_reader(&w);
@@ -402,9 +390,8 @@ static void sizes_that_no_file_has_are_not_believed(void **state)
 }
 
 /* The plain form has no checksum below the digests: what is skipped is not looked at. */
-static void digests_are_skipped_on_request(void **state)
+TEST(digests_are_skipped_on_request)
 {
-    (void)state;
     world w;
     keeper k;
     char path[FX_PATH_BYTES];
@@ -416,7 +403,7 @@ static void digests_are_skipped_on_request(void **state)
     o.skip_digests = 1;
     o.done = NULL;
     assert_int_equal(qc_reader_load(r, 0, &o, NULL), QC_OK);
-    keep_deinit(&k);
+    keeper_deinit(&k);
     qc_reader_close(r);
     drop_output(&w);
     make_output(&w, 1, 1); /* the checksums of frames are still looked at, stored or compressed */
@@ -430,16 +417,15 @@ static void digests_are_skipped_on_request(void **state)
         o = keep_options(&k, 1);
         o.skip_digests = 1;
         assert_int_equal(qc_reader_load(r, w.m.shards[t->shard].device, &o, NULL), QC_ERR_CHECK);
-        keep_deinit(&k);
+        keeper_deinit(&k);
         flip_byte(path, t->stored_offset + t->stored_bytes / 3);
     }
     qc_reader_close(r);
     drop_output(&w);
 }
 
-static void room_for_one_tensor_is_enough(void **state)
+TEST(room_for_one_tensor_is_enough)
 {
-    (void)state;
     world w;
     make_output(&w, 1, 0);
     qc_reader *r = open_reader(&w);
@@ -451,7 +437,7 @@ static void room_for_one_tensor_is_enough(void **state)
         if (qc_reader_load(r, 0, &o, &err) != QC_OK)
             fail_msg("%s", err.msg);
         assert_int_equal(k.whole, TENSORS);
-        keep_deinit(&k);
+        keeper_deinit(&k);
         /* A failure wakes who waits for room. */
         o = keep_options(&k, threads);
         k.one_at_a_time = 1;
@@ -459,15 +445,14 @@ static void room_for_one_tensor_is_enough(void **state)
         assert_int_equal(qc_reader_load(r, 0, &o, &err), QC_ERR_IO);
         assert_string_equal(err.msg, "the copy of 'l1.w' failed");
         assert_int_equal(k.stops, 1);
-        keep_deinit(&k);
+        keeper_deinit(&k);
     }
     qc_reader_close(r);
     drop_output(&w);
 }
 
-static void callers_errors_come_back(void **state)
+TEST(callers_errors_come_back)
 {
-    (void)state;
     world w;
     keeper k;
     qc_error err = {0};
@@ -478,7 +463,7 @@ static void callers_errors_come_back(void **state)
     assert_int_equal(qc_reader_load(r, 1, &o, &err), QC_ERR_NOMEM);
     assert_non_null(strstr(err.msg, "tensor 'l2.w' in model-0000"));
     assert_int_equal(k.stops, 1);
-    keep_deinit(&k);
+    keeper_deinit(&k);
     o = keep_options(&k, 1);
     assert_int_equal(qc_reader_load(r, 4, &o, &err), QC_ERR_DEVICE);
     assert_int_equal(qc_reader_load(r, SIZE_MAX, &o, &err), QC_ERR_DEVICE);
@@ -492,7 +477,7 @@ static void callers_errors_come_back(void **state)
     o.place = keep_place;
     assert_int_equal(qc_reader_load(r, 0, &o, &err), QC_ERR_INTERRUPTED);
     qc_interrupt_clear();
-    keep_deinit(&k);
+    keeper_deinit(&k);
     size_t index = 0;
     assert_int_equal(qc_reader_find_device(r, "cuda:7", &index, &err), QC_ERR_DEVICE);
     assert_non_null(strstr(err.msg, "'cuda:7'"));
@@ -501,9 +486,8 @@ static void callers_errors_come_back(void **state)
     drop_output(&w);
 }
 
-static void what_is_no_output_is_refused(void **state)
+TEST(what_is_no_output_is_refused)
 {
-    (void)state;
     fx_dir d;
     qc_reader *r = NULL;
     qc_error err = {0};
@@ -514,12 +498,10 @@ static void what_is_no_output_is_refused(void **state)
     assert_int_equal(qc_reader_open(&r, d.path, &err), QC_ERR_CHECK);
     assert_null(r);
     qc_reader_close(NULL);
-    fx_remove_dir(d.path);
 }
 
-static void null_is_refused(void **state)
+TEST(null_is_refused)
 {
-    (void)state;
     world w;
     keeper k;
     size_t index = 0;
@@ -556,55 +538,25 @@ static void null_is_refused(void **state)
     assert_int_equal(qc_shape_bytes(&n, 1, (qc_dtype)99, &n, NULL), QC_ERR_USAGE);
     qc_error_prefix(NULL, "x");
     qc_reader_close(r);
-    keep_deinit(&k);
+    keeper_deinit(&k);
     drop_output(&w);
 }
 
-static void out_of_memory_is_said(void **state)
+TEST(out_of_memory_is_said)
 {
-    (void)state;
     world w;
     make_output(&w, 1, 1);
-    for (uint64_t n = 1;; n++) {
-        keeper k;
+    EACH_ALLOCATION_FAILS (fault, 0) {
+        SCOPED(keeper) k;
         qc_reader *r = NULL;
         qc_reader_options o = keep_options(&k, 1);
-        qc_alloc_fail_at(n, 0);
-        qc_status st = qc_reader_open(&r, w.dir.path, NULL);
-        if (st == QC_OK)
-            st = qc_reader_load(r, 1, &o, NULL);
-        uint64_t tried = qc_alloc_count();
-        qc_alloc_fail_at(0, 0);
+        fault.st = qc_reader_open(&r, w.dir.path, NULL);
+        if (fault.st == QC_OK)
+            fault.st = qc_reader_load(r, 1, &o, NULL);
         qc_reader_close(r);
-        keep_deinit(&k);
-        if (tried < n) {
-            assert_int_equal(st, QC_OK);
-            assert_true(n > 20);
-            break;
-        }
-        if (st != QC_ERR_NOMEM)
-            fail_msg("allocation %llu: %s", (unsigned long long)n, qc_status_name(st));
+        assert_true(fault.st != QC_OK || fault.at > 20);
     }
     drop_output(&w);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(devices_and_their_tensors_are_listed),
-        cmocka_unit_test(every_device_loads_alone),
-        cmocka_unit_test(only_the_shards_of_the_device_are_needed),
-        cmocka_unit_test(an_output_without_placement_is_one_device),
-        cmocka_unit_test(damage_is_named),
-        cmocka_unit_test(frames_of_another_output_are_refused),
-        cmocka_unit_test(headers_that_say_something_else_are_refused),
-        cmocka_unit_test(sizes_that_no_file_has_are_not_believed),
-        cmocka_unit_test(digests_are_skipped_on_request),
-        cmocka_unit_test(room_for_one_tensor_is_enough),
-        cmocka_unit_test(callers_errors_come_back),
-        cmocka_unit_test(what_is_no_output_is_refused),
-        cmocka_unit_test(null_is_refused),
-        cmocka_unit_test(out_of_memory_is_said),
-    };
-    return cmocka_run_group_tests(tests, make_contents, free_contents);
-}
+TEST_GROUP(make_contents, free_contents)

@@ -1,5 +1,5 @@
 /* formats/device_reader.h: single tensors and parts of them */
-#include "base/alloc.h"
+#include "tests/fixtures/alloc_faults.h"
 #include "tests/fixtures/device_output_fixture.h"
 
 static qc_reader_shards *open_shards(const qc_reader *r, size_t device)
@@ -11,9 +11,8 @@ static qc_reader_shards *open_shards(const qc_reader *r, size_t device)
     return s;
 }
 
-static void tensors_are_found_by_name(void **state)
+TEST(tensors_are_found_by_name)
 {
-    (void)state;
     for (int placed = 0; placed < 2; placed++) {
         world w;
         make_output(&w, 1, placed);
@@ -37,9 +36,8 @@ static void tensors_are_found_by_name(void **state)
     }
 }
 
-static void whole_tensors_are_read(void **state)
+TEST(whole_tensors_are_read)
 {
-    (void)state;
     for (int compressed = 0; compressed < 2; compressed++) {
         world w;
         make_output(&w, compressed, 1);
@@ -89,9 +87,8 @@ static uint64_t below(uint64_t *state, uint64_t n)
     return n ? (*state >> 33) % n : 0;
 }
 
-static void rows_and_columns_are_read(void **state)
+TEST(rows_and_columns_are_read)
 {
-    (void)state;
     static const uint64_t rows_of[] = {1, 64, 4096, 20480, 5 * MIB, 5, 4, 2};
     for (int compressed = 0; compressed < 2; compressed++) {
         world w;
@@ -134,9 +131,8 @@ static void rows_and_columns_are_read(void **state)
 }
 
 /* Frames that hold none of the slice may be damaged; the others may not. */
-static void only_frames_of_the_slice_are_read(void **state)
+TEST(only_frames_of_the_slice_are_read)
 {
-    (void)state;
     world w;
     char path[FX_PATH_BYTES];
     unsigned char got[64];
@@ -171,9 +167,8 @@ static void only_frames_of_the_slice_are_read(void **state)
 }
 
 /* The digest of a tensor sees what no checksum of a frame does: plain bytes, and stored noise. */
-static void whole_tensors_have_their_digests_checked(void **state)
+TEST(whole_tensors_have_their_digests_checked)
 {
-    (void)state;
     for (int compressed = 0; compressed < 2; compressed++) {
         world w;
         make_output(&w, compressed, 1);
@@ -203,9 +198,8 @@ static void whole_tensors_have_their_digests_checked(void **state)
     }
 }
 
-static void what_is_wrong_in_a_call_is_refused(void **state)
+TEST(what_is_wrong_in_a_call_is_refused)
 {
-    (void)state;
     world w;
     unsigned char got[4];
     size_t device = 0, index = 0;
@@ -255,9 +249,8 @@ static void what_is_wrong_in_a_call_is_refused(void **state)
     drop_output(&w);
 }
 
-static void out_of_memory_is_said(void **state)
+TEST(out_of_memory_is_said)
 {
-    (void)state;
     world w;
     unsigned char got[64];
     const qc_reader_slice slice = {MIB, 3, 2, 5, 32};
@@ -265,37 +258,16 @@ static void out_of_memory_is_said(void **state)
     qc_reader *r = open_reader(&w);
     size_t device = 0, index = 0;
     (void)qc_reader_find_tensor(r, "l1.w", &device, &index);
-    for (uint64_t n = 1;; n++) {
+    EACH_ALLOCATION_FAILS (fault, 0) {
         qc_reader_shards *s = NULL;
-        qc_alloc_fail_at(n, 0);
-        qc_status st = qc_reader_shards_open(&s, r, device, NULL);
-        if (st == QC_OK)
-            st = qc_reader_read(s, index, &slice, got, NULL);
-        uint64_t tried = qc_alloc_count();
-        qc_alloc_fail_at(0, 0);
+        fault.st = qc_reader_shards_open(&s, r, device, NULL);
+        if (fault.st == QC_OK)
+            fault.st = qc_reader_read(s, index, &slice, got, NULL);
         qc_reader_shards_close(s);
-        if (tried < n) {
-            assert_int_equal(st, QC_OK);
-            assert_true(n > 8);
-            break;
-        }
-        if (st != QC_ERR_NOMEM)
-            fail_msg("allocation %llu: %s", (unsigned long long)n, qc_status_name(st));
+        assert_true(fault.st != QC_OK || fault.at > 8);
     }
     qc_reader_close(r);
     drop_output(&w);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(tensors_are_found_by_name),
-        cmocka_unit_test(whole_tensors_are_read),
-        cmocka_unit_test(rows_and_columns_are_read),
-        cmocka_unit_test(only_frames_of_the_slice_are_read),
-        cmocka_unit_test(whole_tensors_have_their_digests_checked),
-        cmocka_unit_test(what_is_wrong_in_a_call_is_refused),
-        cmocka_unit_test(out_of_memory_is_said),
-    };
-    return cmocka_run_group_tests(tests, make_contents, free_contents);
-}
+TEST_GROUP(make_contents, free_contents)

@@ -1,18 +1,11 @@
 /* formats/digest.h */
-#include "formats/digest.h"
-
 #include "base/alloc.h"
 #include "base/cpu.h"
+#include "formats/digest.h"
 #include "formats/digest_ops.h"
+#include "tests/fixtures/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdlib.h>
-#include <string.h>
 #include <xxhash.h>
-
-#include <cmocka.h>
 
 #define DATA_BYTES 300000u
 
@@ -59,9 +52,8 @@ static qc_digest of_library(const void *p, size_t len)
     return d;
 }
 
-static void every_path_equals_the_library(void **state)
+TEST(every_path_equals_the_library)
 {
-    (void)state;
     for (int isa = 0; isa < QC_ISA_COUNT; isa++) {
         if (!qc_isa_available((qc_isa)isa))
             continue;
@@ -87,9 +79,8 @@ static void every_path_equals_the_library(void **state)
     }
 }
 
-static void the_form_is_canonical(void **state)
+TEST(the_form_is_canonical)
 {
-    (void)state;
     char hex[QC_DIGEST_HEX_BYTES];
     qc_digest d = qc_digest_bytes("", 0); /* xxhsum -H2 /dev/null */
     qc_digest_hex(&d, hex);
@@ -99,9 +90,8 @@ static void the_form_is_canonical(void **state)
     assert_string_equal(hex, "06b05ab6733a618578af5f94892f3950");
 }
 
-static void hex_goes_both_ways(void **state)
+TEST(hex_goes_both_ways)
 {
-    (void)state;
     qc_digest d = qc_digest_bytes(data, 99), back;
     char hex[QC_DIGEST_HEX_BYTES];
     qc_digest_hex(&d, hex);
@@ -123,9 +113,8 @@ static void hex_goes_both_ways(void **state)
         assert_int_equal(qc_digest_from_hex(&back, wrong[i]), 1);
 }
 
-static void a_root_is_the_piece_or_the_digest_of_pieces(void **state)
+TEST(a_root_is_the_piece_or_the_digest_of_pieces)
 {
-    (void)state;
     qc_digest p[3], root, want;
     for (size_t i = 0; i < 3; i++)
         p[i] = qc_digest_bytes(data + 1000 * i, 1000);
@@ -139,9 +128,8 @@ static void a_root_is_the_piece_or_the_digest_of_pieces(void **state)
     assert_true(qc_digest_equal(&root, &want));
 }
 
-static void a_stream_equals_one_shot(void **state)
+TEST(a_stream_equals_one_shot)
 {
-    (void)state;
     qc_digest_state *s = NULL;
     assert_int_equal(qc_digest_create(&s, NULL), QC_OK);
     for (int round = 0; round < 2; round++) {
@@ -162,14 +150,4 @@ static void a_stream_equals_one_shot(void **state)
     assert_null(s);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_path_equals_the_library),
-        cmocka_unit_test(the_form_is_canonical),
-        cmocka_unit_test(hex_goes_both_ways),
-        cmocka_unit_test(a_root_is_the_piece_or_the_digest_of_pieces),
-        cmocka_unit_test(a_stream_equals_one_shot),
-    };
-    return cmocka_run_group_tests(tests, make_data, drop_data);
-}
+TEST_GROUP(make_data, drop_data)

@@ -57,7 +57,6 @@ static int teardown(void **state)
     qc_direct_destroy(reader);
     qc_file_discard(&file);
     qc_free(content);
-    fx_remove_dir(dir.path);
     return 0;
 }
 
@@ -84,10 +83,9 @@ static void takes(qc_direct_reader *d, uint64_t offset, uint64_t bytes, size_t s
     qc_direct_end(d);
 }
 
-static void ranges_of_all_kinds(void **state)
+TEST_WITH(ranges_of_all_kinds, setup, teardown)
 {
     uint64_t seed = 5;
-    (void)state;
     needs_direct();
     takes(reader, 0, FILE_BYTES, 512u << 10, NULL);
     takes(reader, 8, FILE_BYTES - 8, 512u << 10, NULL);
@@ -102,12 +100,11 @@ static void ranges_of_all_kinds(void **state)
     }
 }
 
-static void what_is_not_next_is_refused(void **state)
+TEST_WITH(what_is_not_next_is_refused, setup, teardown)
 {
     qc_file other = file;
     unsigned char buf[64];
     uint64_t chunk = QC_DIRECT_CHUNK_BYTES;
-    (void)state;
     assert_false(qc_direct_read(reader, &file, buf, 1, 0));
     needs_direct();
     assert_true(qc_direct_begin(reader, &file, chunk, 8 * chunk));
@@ -134,10 +131,9 @@ static void what_is_not_next_is_refused(void **state)
 }
 
 /* Shorter than it was: what is missing is not made up. */
-static void a_file_that_shrinks(void **state)
+TEST_WITH(a_file_that_shrinks, setup, teardown)
 {
     unsigned char buf[8];
-    (void)state;
     needs_direct();
     assert_int_equal(ftruncate(file.fd, 100), 0);
     assert_true(qc_direct_begin(reader, &file, 0, FILE_BYTES));
@@ -147,9 +143,8 @@ static void a_file_that_shrinks(void **state)
 }
 
 /* The descriptor must not keep the room of a deleted file. */
-static void nothing_is_held_open(void **state)
+TEST_WITH(nothing_is_held_open, setup, teardown)
 {
-    (void)state;
     needs_direct();
     qc_direct_end(reader);
     int before = dup(file.fd);
@@ -177,10 +172,9 @@ static qc_status take_range(qc_team *team, unsigned index, void *ctx, qc_error *
     return QC_OK;
 }
 
-static void each_thread_has_its_own(void **state)
+TEST_WITH(each_thread_has_its_own, setup, teardown)
 {
     qc_error err = {0};
-    (void)state;
     needs_direct();
     must(qc_team_run(4, take_range, NULL, &err), &err);
 }
@@ -223,14 +217,13 @@ static int read_without(long call, int e)
 }
 
 /* No asynchronous reads (ENOSYS, EPERM) or no more of them (EAGAIN): who asks reads otherwise. */
-static void where_calls_are_forbidden(void **state)
+TEST_WITH(where_calls_are_forbidden, setup, teardown)
 {
     static const struct {
         long call;
         int e;
     } cases[] = {{SYS_io_setup, ENOSYS},  {SYS_io_setup, EPERM},   {SYS_io_setup, EAGAIN},
                  {SYS_io_submit, ENOSYS}, {SYS_io_submit, EAGAIN}, {SYS_io_getevents, EPERM}};
-    (void)state;
     needs_direct();
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         int status = 0;
@@ -246,11 +239,10 @@ static void where_calls_are_forbidden(void **state)
     }
 }
 
-static void without_memory(void **state)
+TEST_WITH(without_memory, setup, teardown)
 {
     qc_direct_reader *d = NULL;
     qc_error err = {0};
-    (void)state;
     for (uint64_t n = 1; n <= 2; n++) {
         qc_alloc_fail_at(n, 0);
         assert_int_equal(qc_direct_create(&d, &err), QC_ERR_NOMEM);
@@ -258,18 +250,4 @@ static void without_memory(void **state)
     }
     qc_alloc_fail_at(0, 0);
     qc_direct_destroy(NULL);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(ranges_of_all_kinds, setup, teardown),
-        cmocka_unit_test_setup_teardown(what_is_not_next_is_refused, setup, teardown),
-        cmocka_unit_test_setup_teardown(a_file_that_shrinks, setup, teardown),
-        cmocka_unit_test_setup_teardown(nothing_is_held_open, setup, teardown),
-        cmocka_unit_test_setup_teardown(each_thread_has_its_own, setup, teardown),
-        cmocka_unit_test_setup_teardown(where_calls_are_forbidden, setup, teardown),
-        cmocka_unit_test_setup_teardown(without_memory, setup, teardown),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

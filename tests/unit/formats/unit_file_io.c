@@ -2,8 +2,10 @@
 #include "formats/file_io.h"
 
 #include "base/alloc.h"
+#include "tests/fixtures/alloc_faults.h"
 #include "tests/fixtures/fixture_files.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -27,13 +29,11 @@ static int teardown(void **state)
     for (int k = 0; k < QC_IO_KIND_COUNT; k++)
         qc_io_fail_at((qc_io_kind)k, 0, 0, 0);
     qc_alloc_fail_at(0, 0);
-    fx_remove_dir(dir.path);
     return 0;
 }
 
-static void writes_and_reads_at_offsets(void **state)
+TEST_WITH(writes_and_reads_at_offsets, setup, teardown)
 {
-    (void)state;
     qc_file f = QC_FILE_CLOSED;
     char buf[8] = {0};
     uint64_t bytes = 0;
@@ -69,9 +69,8 @@ static void writes_and_reads_at_offsets(void **state)
     qc_file_discard(&f);
 }
 
-static void create_empties(void **state)
+TEST_WITH(create_empties, setup, teardown)
 {
-    (void)state;
     qc_file f = QC_FILE_CLOSED;
     uint64_t bytes = 9;
     fx_puts(dir.path, "file", "old");
@@ -81,9 +80,8 @@ static void create_empties(void **state)
     qc_file_discard(&f);
 }
 
-static void refuses_what_is_no_file(void **state)
+TEST_WITH(refuses_what_is_no_file, setup, teardown)
 {
-    (void)state;
     qc_file f = QC_FILE_CLOSED;
     qc_error err = {0};
     assert_int_equal(qc_file_open_read(&f, path, &err), QC_ERR_IO);
@@ -97,9 +95,8 @@ static void refuses_what_is_no_file(void **state)
     assert_int_equal(qc_file_create(&f, dir.path, &err), QC_ERR_IO);
 }
 
-static void a_link_is_not_written_through(void **state)
+TEST_WITH(a_link_is_not_written_through, setup, teardown)
 {
-    (void)state;
     char link_path[FX_PATH_BYTES];
     qc_file f = QC_FILE_CLOSED;
     qc_error err = {0};
@@ -114,9 +111,8 @@ static void a_link_is_not_written_through(void **state)
     assert_int_equal(bytes, 4);
 }
 
-static void operations_on_a_bad_descriptor_fail(void **state)
+TEST_WITH(operations_on_a_bad_descriptor_fail, setup, teardown)
 {
-    (void)state;
     char name[] = "gone";
     qc_file f = {-1, name};
     uint64_t bytes = 0;
@@ -133,9 +129,8 @@ static void operations_on_a_bad_descriptor_fail(void **state)
     assert_int_equal(f.fd, -1);
 }
 
-static void slurps_and_keeps_to_the_limit(void **state)
+TEST_WITH(slurps_and_keeps_to_the_limit, setup, teardown)
 {
-    (void)state;
     qc_strbuf b;
     qc_error err = {0};
     static char big[600000];
@@ -163,11 +158,9 @@ static void slurps_and_keeps_to_the_limit(void **state)
 
 static void assert_content(const char *name, const char *want)
 {
-    qc_strbuf b;
-    qc_strbuf_init(&b, 1000);
+    SCOPED(qc_strbuf) b = {.max = 1000};
     assert_int_equal(qc_file_slurp(name, &b, NULL), QC_OK);
     assert_string_equal(b.data, want);
-    qc_strbuf_deinit(&b);
 }
 
 static size_t entries(const char *folder)
@@ -182,9 +175,8 @@ static size_t entries(const char *folder)
 }
 
 /* Whatever fails, the old content stays whole and no temporary file is left. */
-static void put_replaces_at_once_or_not_at_all(void **state)
+TEST_WITH(put_replaces_at_once_or_not_at_all, setup, teardown)
 {
-    (void)state;
     qc_error err = {0};
     assert_int_equal(qc_file_put(path, "old", 3, &err), QC_OK);
     for (int kind = QC_IO_WRITE; kind <= QC_IO_RENAME; kind++) {
@@ -213,9 +205,8 @@ static void put_replaces_at_once_or_not_at_all(void **state)
     assert_int_equal(qc_file_put(path, "new", 3, &err), QC_ERR_IO);
 }
 
-static void put_into_the_working_folder(void **state)
+TEST_WITH(put_into_the_working_folder, setup, teardown)
 {
-    (void)state;
     char before[FX_PATH_BYTES];
     assert_non_null(getcwd(before, sizeof before));
     assert_int_equal(chdir(dir.path), 0);
@@ -226,9 +217,8 @@ static void put_into_the_working_folder(void **state)
     assert_int_not_equal(qc_file_put("/", "1", 1, &err), QC_OK);
 }
 
-static void a_full_disk_says_how_much_is_missing(void **state)
+TEST_WITH(a_full_disk_says_how_much_is_missing, setup, teardown)
 {
-    (void)state;
     qc_file f = QC_FILE_CLOSED;
     qc_error err = {0};
     uint64_t bytes = 0;
@@ -262,9 +252,8 @@ static void a_full_disk_says_how_much_is_missing(void **state)
 }
 
 /* The kernel itself: a limit on file sizes gives EFBIG after a partial write. */
-static void a_real_limit_is_reported(void **state)
+TEST_WITH(a_real_limit_is_reported, setup, teardown)
 {
-    (void)state;
     qc_file f = QC_FILE_CLOSED;
     qc_error err = {0};
     struct rlimit old, low;
@@ -295,9 +284,8 @@ static void *count_reads(void *arg)
     return (void *)failed;
 }
 
-static void exactly_one_thread_gets_the_fault(void **state)
+TEST_WITH(exactly_one_thread_gets_the_fault, setup, teardown)
 {
-    (void)state;
     qc_file f = QC_FILE_CLOSED;
     pthread_t t[COUNT_THREADS];
     uintptr_t failed = 0;
@@ -316,9 +304,8 @@ static void exactly_one_thread_gets_the_fault(void **state)
     qc_file_discard(&f);
 }
 
-static void makes_examines_and_removes(void **state)
+TEST_WITH(makes_examines_and_removes, setup, teardown)
 {
-    (void)state;
     char deep[FX_PATH_BYTES], other[FX_PATH_BYTES];
     qc_path_kind kind = QC_PATH_OTHER;
     uint64_t bytes = 7;
@@ -367,26 +354,22 @@ static void makes_examines_and_removes(void **state)
     assert_int_equal(qc_path_stat(too_long, &kind, NULL, &err), QC_ERR_IO);
 }
 
-static void joins_with_one_slash(void **state)
+TEST_WITH(joins_with_one_slash, setup, teardown)
 {
-    (void)state;
     static const struct {
         const char *folder, *name, *want;
     } cases[] = {{"a", "b", "a/b"}, {"a/", "b", "a/b"},    {"a//", "/b", "a/b"}, {"/", "b", "/b"},
                  {"", "b", "b"},    {"a", "b/c", "a/b/c"}, {"a", "", "a/"},      {".", "b", "./b"}};
-    qc_arena a;
-    qc_arena_init(&a);
+    SCOPED(qc_arena) a = {0};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const char *out = NULL;
         assert_int_equal(qc_path_join(&a, &out, cases[i].folder, cases[i].name, NULL), QC_OK);
         assert_string_equal(out, cases[i].want);
     }
-    qc_arena_deinit(&a);
 }
 
-static void lists_a_tree(void **state)
+TEST_WITH(lists_a_tree, setup, teardown)
 {
-    (void)state;
     char link_path[FX_PATH_BYTES];
     qc_arena a;
     qc_tree_file *files = NULL;
@@ -416,16 +399,9 @@ static void lists_a_tree(void **state)
     assert_int_equal(qc_dir_tree(&a, dir.path, 5, &files, &count, &err), QC_ERR_INPUT);
     assert_int_equal(count, 0);
     assert_non_null(strstr(err.msg, "more than 5 files"));
-    for (uint64_t n = 1;; n++) {
-        qc_arena b;
-        qc_arena_init(&b);
-        qc_alloc_fail_at(n, 0);
-        qc_status st = qc_dir_tree(&b, dir.path, 6, &files, &count, &err);
-        qc_alloc_fail_at(0, 0);
-        qc_arena_deinit(&b);
-        if (st == QC_OK)
-            break;
-        assert_int_equal(st, QC_ERR_NOMEM);
+    EACH_ALLOCATION_FAILS (fault, 0) {
+        SCOPED(qc_arena) b = {0};
+        fault.st = qc_dir_tree(&b, dir.path, 6, &files, &count, &err);
     }
     fx_join(link_path, dir.path, "dangling");
     assert_int_equal(symlink("nowhere", link_path), 0);
@@ -439,10 +415,8 @@ static void lists_a_tree(void **state)
     qc_arena_deinit(&a);
 }
 
-static void lists_many_files(void **state)
+TEST_WITH(lists_many_files, setup, teardown)
 {
-    (void)state;
-    qc_arena a;
     qc_tree_file *files = NULL;
     size_t count = 0;
     char name[64];
@@ -450,32 +424,9 @@ static void lists_many_files(void **state)
         (void)snprintf(name, sizeof name, "d%d/f%d", i % 90, i);
         fx_puts(dir.path, name, "x");
     }
-    qc_arena_init(&a);
+    SCOPED(qc_arena) a = {0};
     assert_int_equal(qc_dir_tree(&a, dir.path, 1000, &files, &count, NULL), QC_OK);
     assert_int_equal(count, 200);
     for (size_t i = 1; i < count; i++)
         assert_true(strcmp(files[i - 1].path, files[i].path) < 0);
-    qc_arena_deinit(&a);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(writes_and_reads_at_offsets, setup, teardown),
-        cmocka_unit_test_setup_teardown(create_empties, setup, teardown),
-        cmocka_unit_test_setup_teardown(refuses_what_is_no_file, setup, teardown),
-        cmocka_unit_test_setup_teardown(operations_on_a_bad_descriptor_fail, setup, teardown),
-        cmocka_unit_test_setup_teardown(a_link_is_not_written_through, setup, teardown),
-        cmocka_unit_test_setup_teardown(slurps_and_keeps_to_the_limit, setup, teardown),
-        cmocka_unit_test_setup_teardown(put_replaces_at_once_or_not_at_all, setup, teardown),
-        cmocka_unit_test_setup_teardown(put_into_the_working_folder, setup, teardown),
-        cmocka_unit_test_setup_teardown(a_full_disk_says_how_much_is_missing, setup, teardown),
-        cmocka_unit_test_setup_teardown(a_real_limit_is_reported, setup, teardown),
-        cmocka_unit_test_setup_teardown(exactly_one_thread_gets_the_fault, setup, teardown),
-        cmocka_unit_test_setup_teardown(makes_examines_and_removes, setup, teardown),
-        cmocka_unit_test_setup_teardown(joins_with_one_slash, setup, teardown),
-        cmocka_unit_test_setup_teardown(lists_a_tree, setup, teardown),
-        cmocka_unit_test_setup_teardown(lists_many_files, setup, teardown),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -14,13 +14,6 @@ static int make_dir(void **state)
     return 0;
 }
 
-static int remove_dir(void **state)
-{
-    (void)state;
-    fx_remove_dir(dir.path);
-    return 0;
-}
-
 static const char *path_of(const char *name)
 {
     static char path[2][FX_PATH_BYTES];
@@ -73,10 +66,9 @@ static void expect_changed(opened *o, const char *words)
     qc_file_discard(&o->file);
 }
 
-static void tells_what_changed(void **state)
+TEST(tells_what_changed)
 {
     opened o;
-    (void)state;
     open_fresh(&o);
     overwrite("a", "hello!");
     expect_changed(&o, "it had 5 bytes, now it has 6");
@@ -109,11 +101,10 @@ static void tells_what_changed(void **state)
 }
 
 /* Permissions, further names, reading: none of them is a change. */
-static void leaves_alone_what_is_none(void **state)
+TEST(leaves_alone_what_is_none)
 {
     opened o;
     char buf[5];
-    (void)state;
     open_fresh(&o);
     (void)unlink(path_of("c"));
     assert_int_equal(link(path_of("a"), path_of("c")), 0);
@@ -125,10 +116,9 @@ static void leaves_alone_what_is_none(void **state)
     qc_file_discard(&o.file);
 }
 
-static void times_beyond_the_clock(void **state)
+TEST(times_beyond_the_clock)
 {
     opened o;
-    (void)state;
     open_fresh(&o);
     const struct timespec times[2] = {{INT64_C(20000000000), 0}, {INT64_C(20000000000), 0}};
     if (utimensat(AT_FDCWD, path_of("a"), times, 0) == 0)
@@ -137,12 +127,4 @@ static void times_beyond_the_clock(void **state)
         qc_file_discard(&o.file);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(tells_what_changed),
-        cmocka_unit_test(leaves_alone_what_is_none),
-        cmocka_unit_test(times_beyond_the_clock),
-    };
-    return cmocka_run_group_tests(tests, make_dir, remove_dir);
-}
+TEST_GROUP(make_dir, NULL)

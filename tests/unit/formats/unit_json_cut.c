@@ -1,16 +1,8 @@
 /* formats/json_cut.h */
 #include "formats/json_cut.h"
-
-#include "base/alloc.h"
 #include "formats/json_strict.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
+#include "tests/fixtures/alloc_faults.h"
+#include "tests/fixtures/test.h"
 
 /* The parts, each parsed strictly and written with a letter before and '|' behind. */
 typedef struct {
@@ -49,7 +41,7 @@ static qc_status tail(void *ctx, const char *text, size_t len, qc_error *err)
 
 static qc_status cut(seen *s, const char *text, size_t step, qc_error *err)
 {
-    qc_json_cut c;
+    SCOPED(qc_json_cut) c;
     qc_status st = QC_OK;
     size_t len = strlen(text);
     s->text[0] = '\0';
@@ -61,13 +53,11 @@ static qc_status cut(seen *s, const char *text, size_t step, qc_error *err)
         st = qc_json_cut_finish(&c, err);
     if (st == QC_OK && s->elements > 0)
         assert_int_equal(c.elements, s->elements);
-    qc_json_cut_deinit(&c);
     return st;
 }
 
-static void texts_are_cut_into_parts(void **state)
+TEST(texts_are_cut_into_parts)
 {
-    (void)state;
     static const struct {
         const char *text, *parts;
     } cases[] = {
@@ -100,9 +90,8 @@ static void texts_are_cut_into_parts(void **state)
     }
 }
 
-static void what_is_wrong_is_refused_in_some_part(void **state)
+TEST(what_is_wrong_is_refused_in_some_part)
 {
-    (void)state;
     static const char *const texts[] = {
         "",
         "{",
@@ -138,45 +127,25 @@ static void what_is_wrong_is_refused_in_some_part(void **state)
 }
 
 /* A long string at the top is in memory once. */
-static void of_a_long_key_only_the_beginning_is_kept(void **state)
+TEST(of_a_long_key_only_the_beginning_is_kept)
 {
-    (void)state;
-    qc_json_cut c;
+    SCOPED(qc_json_cut) c;
     qc_json_cut_init(&c, &(qc_json_parts){.list = "rows"});
     assert_int_equal(qc_json_cut_feed(&c, "{\"", 2, NULL), QC_OK);
     for (int i = 0; i < 10000; i++)
         assert_int_equal(qc_json_cut_feed(&c, "rows rows ", 10, NULL), QC_OK);
     assert_int_equal(c.text.len, 100002);
     assert_int_equal(c.word.len, 5);
-    qc_json_cut_deinit(&c);
 }
 
-static void a_refusal_and_lack_of_memory_end_it(void **state)
+TEST(a_refusal_and_lack_of_memory_end_it)
 {
-    (void)state;
     seen s = {.refuse = QC_ERR_SHAPE};
     qc_error err = {0};
     assert_int_equal(cut(&s, "{\"rows\":[1,2,3]}", 4, &err), QC_ERR_SHAPE);
     assert_string_equal(err.msg, "refused");
     assert_int_equal(s.elements, 2);
     s.refuse = QC_OK;
-    for (uint64_t n = 1;; n++) {
-        qc_alloc_fail_at(n, 0);
-        qc_status st = cut(&s, "{\"a\":0,\"rows\":{\"x\":1},\"b\":2}", 4, &err);
-        qc_alloc_fail_at(0, 0);
-        if (st == QC_OK)
-            break;
-        assert_int_equal(st, QC_ERR_NOMEM);
-    }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(texts_are_cut_into_parts),
-        cmocka_unit_test(what_is_wrong_is_refused_in_some_part),
-        cmocka_unit_test(of_a_long_key_only_the_beginning_is_kept),
-        cmocka_unit_test(a_refusal_and_lack_of_memory_end_it),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    EACH_ALLOCATION_FAILS (fault, 0)
+        fault.st = cut(&s, "{\"a\":0,\"rows\":{\"x\":1},\"b\":2}", 4, &err);
 }

@@ -1,19 +1,11 @@
 /* formats/json_writer.h */
-#include "formats/json_writer.h"
-
 #include "base/alloc.h"
 #include "formats/json_strict.h"
+#include "formats/json_writer.h"
+#include "tests/fixtures/test.h"
 
 #include <inttypes.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 static void write_sample(qc_json_writer *w)
 {
@@ -73,42 +65,34 @@ static const char sample[] = "{\n"
                              "  ]\n"
                              "}";
 
-static void indents_as_python_does(void **state)
+TEST(indents_as_python_does)
 {
-    (void)state;
-    qc_strbuf b;
     qc_json_writer w;
     qc_error err = {0};
     qc_json *doc = NULL;
-    qc_strbuf_init(&b, 10000);
+    SCOPED(qc_strbuf) b = {.max = 10000};
     qc_json_write_init(&w, &b, &err);
     write_sample(&w);
     assert_int_equal(qc_json_write_finish(&w), QC_OK);
     assert_string_equal(b.data, sample);
     assert_int_equal(qc_json_parse(&doc, b.data, b.len, 0, &err), QC_OK);
     qc_json_destroy(doc);
-    qc_strbuf_deinit(&b);
 }
 
-static void a_lone_value_is_a_text(void **state)
+TEST(a_lone_value_is_a_text)
 {
-    (void)state;
-    qc_strbuf b;
     qc_json_writer w;
-    qc_strbuf_init(&b, 100);
+    SCOPED(qc_strbuf) b = {.max = 100};
     qc_json_write_init(&w, &b, NULL);
     qc_json_write_string(&w, "x");
     assert_int_equal(qc_json_write_finish(&w), QC_OK);
     assert_string_equal(b.data, "\"x\"");
-    qc_strbuf_deinit(&b);
 }
 
-static void deep_levels_are_indented(void **state)
+TEST(deep_levels_are_indented)
 {
-    (void)state;
-    qc_strbuf b;
     qc_json_writer w;
-    qc_strbuf_init(&b, 10000);
+    SCOPED(qc_strbuf) b = {.max = 10000};
     qc_json_write_init(&w, &b, NULL);
     for (int i = 0; i < 20; i++)
         qc_json_write_begin_array(&w);
@@ -118,16 +102,13 @@ static void deep_levels_are_indented(void **state)
     char want[128];
     (void)snprintf(want, sizeof want, "\n%38s[]\n%36s]", "", "");
     assert_non_null(strstr(b.data, want));
-    qc_strbuf_deinit(&b);
 }
 
 /* As Python does, and what JSON would let stand but a terminal acts on. */
-static void escapes_as_python_does(void **state)
+TEST(escapes_as_python_does)
 {
-    (void)state;
-    qc_strbuf b;
     qc_json_writer w;
-    qc_strbuf_init(&b, 1000);
+    SCOPED(qc_strbuf) b = {.max = 1000};
     qc_json_write_init(&w, &b, NULL);
     qc_json_write_string(&w,
                          "a\"b\\c/\b\f\n\r\t\x01\x1f\x7f\xc2\x9b\xe2\x80\xae \xc3\xa9 \xe2\x82\xac "
@@ -136,25 +117,20 @@ static void escapes_as_python_does(void **state)
     assert_string_equal(b.data,
                         "\"a\\\"b\\\\c/\\b\\f\\n\\r\\t\\u0001\\u001f\\u007f\\u009b\\u202e \xc3\xa9 "
                         "\xe2\x82\xac \xf0\x9f\x98\x80\"");
-    qc_strbuf_deinit(&b);
 }
 
-static void paths_are_shown_whatever_they_hold(void **state)
+TEST(paths_are_shown_whatever_they_hold)
 {
-    (void)state;
-    qc_strbuf b;
     qc_json_writer w;
-    qc_strbuf_init(&b, 1000);
+    SCOPED(qc_strbuf) b = {.max = 1000};
     qc_json_write_init(&w, &b, NULL);
     qc_json_write_path(&w, "a\xff/\xc3\xa9\xe2\x82\x1b");
     assert_int_equal(qc_json_write_finish(&w), QC_OK);
     assert_string_equal(b.data, "\"a\\ufffd/\xc3\xa9\\ufffd\\ufffd\\u001b\"");
-    qc_strbuf_deinit(&b);
 }
 
-static void refuses_what_is_not_utf8(void **state)
+TEST(refuses_what_is_not_utf8)
 {
-    (void)state;
     static const char *const wrong[] = {"\x80",
                                         "\xc0\x80",
                                         "\xc1\xbf",
@@ -196,27 +172,23 @@ static void refuses_what_is_not_utf8(void **state)
     }
 }
 
-static void refuses_numbers_json_has_not(void **state)
+TEST(refuses_numbers_json_has_not)
 {
-    (void)state;
     static const double wrong[] = {(double)NAN, (double)INFINITY, -(double)INFINITY};
     for (size_t i = 0; i < 3; i++) {
-        qc_strbuf b;
         qc_json_writer w;
-        qc_strbuf_init(&b, 1000);
+        SCOPED(qc_strbuf) b = {.max = 1000};
         qc_json_write_init(&w, &b, NULL);
         qc_json_write_begin_array(&w);
         qc_json_write_double(&w, wrong[i]);
         qc_json_write_double(&w, wrong[i]);
         qc_json_write_end_array(&w);
         assert_int_equal(qc_json_write_finish(&w), QC_ERR_RANGE);
-        qc_strbuf_deinit(&b);
     }
 }
 
-static void a_failed_allocation_is_kept(void **state)
+TEST(a_failed_allocation_is_kept)
 {
-    (void)state;
     for (uint64_t n = 1;; n++) {
         qc_strbuf b;
         qc_json_writer w;
@@ -234,9 +206,8 @@ static void a_failed_allocation_is_kept(void **state)
 }
 
 /* tests/golden/gen_py_repr.py */
-static void doubles_look_as_in_python(void **state)
+TEST(doubles_look_as_in_python)
 {
-    (void)state;
     FILE *f = fopen(QC_TEST_GOLDEN "/py_repr.txt", "r");
     char want[64], have[QC_PY_REPR_BYTES];
     uint64_t bits = 0;
@@ -259,9 +230,8 @@ static void doubles_look_as_in_python(void **state)
     assert_string_equal(have, "-inf");
 }
 
-static void doubles_read_back(void **state)
+TEST(doubles_read_back)
 {
-    (void)state;
     uint64_t bits = 88172645463325252u;
     for (int i = 0; i < 20000; i++) {
         char text[QC_PY_REPR_BYTES];
@@ -276,21 +246,4 @@ static void doubles_read_back(void **state)
         assert_true(qc_py_repr_double(v, text) < QC_PY_REPR_BYTES - 6);
         assert_true(strtod(text, NULL) == v);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(indents_as_python_does),
-        cmocka_unit_test(a_lone_value_is_a_text),
-        cmocka_unit_test(deep_levels_are_indented),
-        cmocka_unit_test(escapes_as_python_does),
-        cmocka_unit_test(paths_are_shown_whatever_they_hold),
-        cmocka_unit_test(refuses_what_is_not_utf8),
-        cmocka_unit_test(refuses_numbers_json_has_not),
-        cmocka_unit_test(a_failed_allocation_is_kept),
-        cmocka_unit_test(doubles_look_as_in_python),
-        cmocka_unit_test(doubles_read_back),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

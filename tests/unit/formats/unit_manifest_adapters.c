@@ -1,16 +1,7 @@
 /* formats/manifest.h: version 4, with merged adapters */
 #include "formats/manifest.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "tests/fixtures/manifest_sample.h"
+#include "tests/fixtures/test.h"
 
 static qc_manifest_adapter adapters[2];
 
@@ -27,9 +18,8 @@ static void with_adapters(sample *s, size_t count, int placed)
     s->m.adapter_count = count;
 }
 
-static void they_are_read_back(void **state)
+TEST(they_are_read_back)
 {
-    (void)state;
     static const qc_manifest_calibration moments = {
         .hessians = "moments", .damping = 0.05, .sided = "one"};
     for (unsigned i = 0; i < 8; i++) {
@@ -67,9 +57,8 @@ static void they_are_read_back(void **state)
     }
 }
 
-static void wrong_ones_are_refused(void **state)
+TEST(wrong_ones_are_refused)
 {
-    (void)state;
     static const wrong_text cases[] = {
         {"\"version\": 4", "\"version\": 3", QC_ERR_INPUT, "calibrate"},
         {"\"version\": 4", "\"version\": 1", QC_ERR_INPUT, "'sources'"},
@@ -87,13 +76,4 @@ static void wrong_ones_are_refused(void **state)
     write_text(&s.m, &text);
     assert_wrong(&text, cases, sizeof cases / sizeof *cases);
     qc_strbuf_deinit(&text);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(they_are_read_back),
-        cmocka_unit_test(wrong_ones_are_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

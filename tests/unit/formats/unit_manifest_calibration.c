@@ -1,16 +1,7 @@
 /* formats/manifest.h: version 3, with calibrated weights */
 #include "formats/manifest.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "tests/fixtures/manifest_sample.h"
+#include "tests/fixtures/test.h"
 
 static const qc_manifest_outputs outputs = {0.0123, 0.00456};
 
@@ -32,9 +23,8 @@ static void with_text(sample *s, qc_manifest_calibration *c, int placed)
     s->tensors[1].outputs = &outputs;
 }
 
-static void a_text_is_read_back(void **state)
+TEST(a_text_is_read_back)
 {
-    (void)state;
     for (int kind = 0; kind < 4; kind++) {
         const int placed = kind & 1, images = kind & 2;
         sample s;
@@ -89,14 +79,12 @@ static void a_text_is_read_back(void **state)
     }
 }
 
-static void moments_are_read_back(void **state)
+TEST(moments_are_read_back)
 {
-    (void)state;
     sample s;
     qc_manifest_calibration c = {
         .hessians = "moments.safetensors", .damping = 0.05, .sided = "two"};
     qc_strbuf text;
-    qc_arena a;
     qc_manifest m;
     qc_error err = {0};
     make_sample(&s, 0);
@@ -107,18 +95,16 @@ static void moments_are_read_back(void **state)
                                       "      \"damping\": 0.05,\n"
                                       "      \"sided\": \"two\"\n"
                                       "    }\n"));
-    qc_arena_init(&a);
+    SCOPED(qc_arena) a = {0};
     assert_int_equal(qc_manifest_parse(&m, &a, text.data, text.len, &err), QC_OK);
     assert_string_equal(m.calibration->hessians, c.hessians);
     assert_null(m.calibration->text);
     assert_string_equal(m.calibration->sided, "two");
     qc_strbuf_deinit(&text);
-    qc_arena_deinit(&a);
 }
 
-static void wrong_ones_are_refused(void **state)
+TEST(wrong_ones_are_refused)
 {
-    (void)state;
     static const wrong_text cases[] = {
         {"\"version\": 3", "\"version\": 1", QC_ERR_INPUT, "member 'calibrate' is not known"},
         {"\"calibrate\": {", "\"calibrate\": null, \"c\": {", QC_ERR_INPUT, "calibrate"},
@@ -145,14 +131,4 @@ static void wrong_ones_are_refused(void **state)
     qc_strbuf_init(&text, TEXT_MAX);
     assert_int_equal(qc_manifest_write(&s.m, &text, &err), QC_ERR_INPUT);
     qc_strbuf_deinit(&text);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_text_is_read_back),
-        cmocka_unit_test(moments_are_read_back),
-        cmocka_unit_test(wrong_ones_are_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,23 +1,12 @@
 /* formats/manifest.h: version 2, with a placement */
 #include "formats/manifest.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "tests/fixtures/manifest_sample.h"
+#include "tests/fixtures/test.h"
 
-static void a_placement_is_read_back(void **state)
+TEST(a_placement_is_read_back)
 {
-    (void)state;
     sample s;
     qc_strbuf text;
-    qc_arena a;
     qc_manifest m;
     qc_error err = {0};
     make_placed_sample(&s, 1);
@@ -40,7 +29,7 @@ static void a_placement_is_read_back(void **state)
                    "  },\n"
                    "  \"sources\": [\n"));
     assert_non_null(strstr(text.data, "\"version\": 2,"));
-    qc_arena_init(&a);
+    SCOPED(qc_arena) a = {0};
     assert_int_equal(qc_manifest_parse(&m, &a, text.data, text.len, &err), QC_OK);
     qc_strbuf_deinit(&text);
     assert_string_equal(m.placement.vram, "2x40GB+cpu");
@@ -59,12 +48,10 @@ static void a_placement_is_read_back(void **state)
     assert_int_equal(qc_manifest_write(&s.m, &text, &err), QC_ERR_INPUT);
     assert_non_null(strstr(err.msg, "its device 2"));
     qc_strbuf_deinit(&text);
-    qc_arena_deinit(&a);
 }
 
-static void wrong_placements_are_refused(void **state)
+TEST(wrong_placements_are_refused)
 {
-    (void)state;
     static const wrong_text cases[] = {
         {"\"version\": 2", "\"version\": 1", QC_ERR_INPUT, "found 'placement'"},
         {"\"placement\": {", "\"placement\": null, \"p\": {", QC_ERR_INPUT, "placement"},
@@ -96,13 +83,4 @@ static void wrong_placements_are_refused(void **state)
     assert_int_equal(qc_manifest_write(&s.m, &text, &err), QC_ERR_INPUT);
     assert_non_null(strstr(err.msg, "out of order"));
     qc_strbuf_deinit(&text);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_placement_is_read_back),
-        cmocka_unit_test(wrong_placements_are_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

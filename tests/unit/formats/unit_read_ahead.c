@@ -65,7 +65,6 @@ static int teardown(void **state)
     (void)state;
     qc_alloc_fail_at(0, 0);
     qc_file_discard(&file);
-    fx_remove_dir(dir.path);
     return 0;
 }
 
@@ -77,9 +76,8 @@ static void needs_a_cache(void)
 
 /* ---- Hints ---------------------------------------------------------------------------------- */
 
-static void what_is_cached_is_known(void **state)
+TEST_WITH(what_is_cached_is_known, setup, teardown)
 {
-    (void)state;
     needs_a_cache();
     read_item(5);
     assert_false(uncached(5));
@@ -99,9 +97,8 @@ static void what_is_cached_is_known(void **state)
     assert_false(qc_file_is_uncached(&file, 1, UINT64_MAX));
 }
 
-static void done_pages_leave(void **state)
+TEST_WITH(done_pages_leave, setup, teardown)
 {
-    (void)state;
     needs_a_cache();
     for (unsigned i = 0; i < ITEMS; i++)
         read_item(i);
@@ -119,11 +116,10 @@ static void done_pages_leave(void **state)
     assert_int_equal(uncached_items(), ITEMS);
 }
 
-static void pages_to_be_written_stay(void **state)
+TEST_WITH(pages_to_be_written_stay, setup, teardown)
 {
     qc_error err = {0};
     char word[5] = "", bytes[5] = "words";
-    (void)state;
     must(qc_file_pwrite(&file, bytes, 5, 7, &err), &err);
     qc_file_hint_done(&file, 0, 0);
     must(qc_file_pread(&file, word, 5, 7, &err), &err);
@@ -132,9 +128,8 @@ static void pages_to_be_written_stay(void **state)
 
 /* A hint of any length is carried out whole: the kernel would stop at what a device takes in one
  * request. */
-static void long_hints_are_whole(void **state)
+TEST_WITH(long_hints_are_whole, setup, teardown)
 {
-    (void)state;
     needs_a_cache();
     qc_file_hint_read_soon(&file, 0, (uint64_t)ITEMS * ITEM_BYTES);
     for (unsigned i = 0; i < ITEMS; i++)
@@ -165,10 +160,9 @@ static void start(qc_read_ahead *r, uint64_t window, int give_back)
     must(qc_read_ahead_init(r, ITEMS, range_of, NULL, window, give_back, 0, &err), &err);
 }
 
-static void a_window_goes_through_the_cache(void **state)
+TEST_WITH(a_window_goes_through_the_cache, setup, teardown)
 {
     qc_read_ahead r;
-    (void)state;
     needs_a_cache();
     read_item(20);
     read_item(21);
@@ -190,10 +184,9 @@ static void a_window_goes_through_the_cache(void **state)
     assert_int_equal(uncached_items(), ITEMS - 2);
 }
 
-static void pages_stay_on_request(void **state)
+TEST_WITH(pages_stay_on_request, setup, teardown)
 {
     qc_read_ahead r;
-    (void)state;
     needs_a_cache();
     start(&r, WINDOW_BYTES, 0);
     for (unsigned i = 0; i < ITEMS; i++) {
@@ -207,12 +200,11 @@ static void pages_stay_on_request(void **state)
 }
 
 /* What is cached is asked for; the rest is the caller's, until it says that it cannot. */
-static void direct_items_are_left_alone(void **state)
+TEST_WITH(direct_items_are_left_alone, setup, teardown)
 {
     qc_read_ahead r;
     qc_read_range a;
     qc_error err = {0};
-    (void)state;
     needs_a_cache();
     read_item(4);
     must(qc_read_ahead_init(&r, ITEMS, range_of, NULL, WINDOW_BYTES, 1, 1, &err), &err);
@@ -246,10 +238,9 @@ static void direct_items_are_left_alone(void **state)
 
 /* A sample of a group, taken after its first item was, does not make the rest look like somebody
  * else's. */
-static void samples_of_a_group_are_ours(void **state)
+TEST_WITH(samples_of_a_group_are_ours, setup, teardown)
 {
     qc_read_ahead r;
-    (void)state;
     needs_a_cache();
     start(&r, ITEM_BYTES, 1);
     for (unsigned i = 0; i < ITEMS; i++) {
@@ -282,9 +273,8 @@ static qc_status take_some(qc_team *team, unsigned index, void *ctx, qc_error *e
     return QC_OK;
 }
 
-static void a_team_leaves_nothing(void **state)
+TEST_WITH(a_team_leaves_nothing, setup, teardown)
 {
-    (void)state;
     needs_a_cache();
     read_item(3);
     for (unsigned round = 0; round < 20; round++) {
@@ -300,11 +290,10 @@ static void a_team_leaves_nothing(void **state)
     }
 }
 
-static void without_memory(void **state)
+TEST_WITH(without_memory, setup, teardown)
 {
     qc_read_ahead r;
     qc_error err = {0};
-    (void)state;
     qc_alloc_fail_at(1, 0);
     assert_int_equal(qc_read_ahead_init(&r, ITEMS, range_of, NULL, WINDOW_BYTES, 1, 0, &err),
                      QC_ERR_NOMEM);
@@ -312,21 +301,4 @@ static void without_memory(void **state)
     qc_alloc_fail_at(0, 0);
     memset(&r, 0, sizeof r);
     qc_read_ahead_deinit(&r);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(what_is_cached_is_known, setup, teardown),
-        cmocka_unit_test_setup_teardown(done_pages_leave, setup, teardown),
-        cmocka_unit_test_setup_teardown(pages_to_be_written_stay, setup, teardown),
-        cmocka_unit_test_setup_teardown(long_hints_are_whole, setup, teardown),
-        cmocka_unit_test_setup_teardown(a_window_goes_through_the_cache, setup, teardown),
-        cmocka_unit_test_setup_teardown(pages_stay_on_request, setup, teardown),
-        cmocka_unit_test_setup_teardown(samples_of_a_group_are_ours, setup, teardown),
-        cmocka_unit_test_setup_teardown(direct_items_are_left_alone, setup, teardown),
-        cmocka_unit_test_setup_teardown(a_team_leaves_nothing, setup, teardown),
-        cmocka_unit_test_setup_teardown(without_memory, setup, teardown),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,7 +1,7 @@
 /* formats/safetensors_file.h: plain and compressed files read alike; broken ones do not open. */
 #include "formats/safetensors_file.h"
 
-#include "base/alloc.h"
+#include "tests/fixtures/alloc_faults.h"
 #include "tests/fixtures/fixture_files.h"
 
 #include <errno.h>
@@ -19,13 +19,6 @@ static int make_dir(void **state)
 {
     (void)state;
     fx_make_dir(&dir);
-    return 0;
-}
-
-static int remove_dir(void **state)
-{
-    (void)state;
-    fx_remove_dir(dir.path);
     return 0;
 }
 
@@ -70,12 +63,11 @@ static void check_range(const qc_st_file *f, qc_st_cursor *cur, uint64_t offset,
     free(buf);
 }
 
-static void reads_every_range_of_both_kinds(void **state)
+TEST(reads_every_range_of_both_kinds)
 {
     static const char *const names[] = {"m.safetensors", "m.safetensors.zst"};
     qc_strbuf plain;
     qc_strbuf packed;
-    (void)state;
     make_pair(&plain, &packed);
     for (int k = 0; k < 2; k++) {
         qc_st_file f;
@@ -101,7 +93,7 @@ static void reads_every_range_of_both_kinds(void **state)
     free_pair(&plain, &packed);
 }
 
-static void refuses_ranges_outside_the_data(void **state)
+TEST(refuses_ranges_outside_the_data)
 {
     static const struct {
         uint64_t offset;
@@ -112,7 +104,6 @@ static void refuses_ranges_outside_the_data(void **state)
     qc_strbuf packed;
     qc_st_file f;
     char b = 0;
-    (void)state;
     make_pair(&plain, &packed);
     assert_int_equal(qc_st_file_open(&f, path_of("m.safetensors"), NULL), QC_OK);
     for (size_t i = 0; i < COUNT(cases); i++) {
@@ -126,12 +117,11 @@ static void refuses_ranges_outside_the_data(void **state)
 }
 
 /* Magic numbers decide, not names. */
-static void looks_at_bytes_not_names(void **state)
+TEST(looks_at_bytes_not_names)
 {
     qc_strbuf plain;
     qc_strbuf packed;
     qc_st_file f;
-    (void)state;
     make_pair(&plain, &packed);
     fx_put(dir.path, "swapped.safetensors", packed.data, packed.len);
     fx_put(dir.path, "swapped.zst", plain.data, plain.len);
@@ -144,7 +134,7 @@ static void looks_at_bytes_not_names(void **state)
     free_pair(&plain, &packed);
 }
 
-static void messages_name_the_path(void **state)
+TEST(messages_name_the_path)
 {
     static const struct {
         const char *bytes;
@@ -163,7 +153,6 @@ static void messages_name_the_path(void **state)
          ": the file is an HTML page, not safetensors (a failed download?)"},
     };
     qc_st_file f;
-    (void)state;
     for (size_t i = 0; i < COUNT(cases); i++) {
         qc_error err = {0};
         char expected[FX_PATH_BYTES + 200];
@@ -183,11 +172,10 @@ static void messages_name_the_path(void **state)
     assert_int_equal(qc_status_exit_code(qc_st_file_open(&f, path_of("skippable"), &err)), 3);
 }
 
-static void refuses_every_truncation(void **state)
+TEST(refuses_every_truncation)
 {
     qc_strbuf plain;
     qc_strbuf packed;
-    (void)state;
     make_pair(&plain, &packed);
     for (int k = 0; k < 2; k++) {
         const qc_strbuf *whole = k ? &packed : &plain;
@@ -207,13 +195,12 @@ static void refuses_every_truncation(void **state)
 }
 
 /* A flipped bit of a compressed file is found, or changes nothing that is read. */
-static void survives_every_flipped_bit(void **state)
+TEST(survives_every_flipped_bit)
 {
     qc_strbuf plain;
     qc_strbuf packed;
     qc_st_cursor *cur = NULL;
     size_t harmless = 0;
-    (void)state;
     make_pair(&plain, &packed);
     assert_int_equal(qc_st_cursor_create(&cur, NULL), QC_OK);
     for (size_t bit = 0; bit < packed.len * 8; bit++) {
@@ -245,7 +232,7 @@ static void survives_every_flipped_bit(void **state)
 }
 
 /* One cursor, two files with equal layout, and one opened again in the place of the other. */
-static void keeps_frames_of_files_apart(void **state)
+TEST(keeps_frames_of_files_apart)
 {
     qc_strbuf plain;
     qc_strbuf packed;
@@ -255,7 +242,6 @@ static void keeps_frames_of_files_apart(void **state)
     qc_st_file g;
     qc_st_cursor *cur = NULL;
     unsigned char a = 0;
-    (void)state;
     make_pair(&plain, &packed);
     fx_build(&other, "x y z", BYTES_EACH, NULL, 0);
     fx_compress(&other_packed, &other, FRAME_BYTES);
@@ -299,37 +285,24 @@ done:
     return st;
 }
 
-static void survives_every_failed_allocation(void **state)
+TEST(survives_every_failed_allocation)
 {
     static const char *const names[] = {"m.safetensors", "m.safetensors.zst"};
     qc_strbuf plain;
     qc_strbuf packed;
-    (void)state;
     make_pair(&plain, &packed);
     for (int k = 0; k < 4; k++) {
-        for (uint64_t at = 1;; at++) {
-            qc_error err = {0};
-            qc_alloc_fail_at(at, k / 2);
-            qc_status st = open_and_read(names[k % 2], &err);
-            uint64_t tried = qc_alloc_count();
-            qc_alloc_fail_at(0, 0);
-            if (tried < at) {
-                assert_int_equal(st, QC_OK);
-                break;
-            }
-            if (st != QC_OK)
-                assert_int_equal(st, QC_ERR_NOMEM);
-        }
+        EACH_ALLOCATION_FAILS (fault, k / 2)
+            fault.st = open_and_read(names[k % 2], NULL);
     }
     free_pair(&plain, &packed);
 }
 
-static void survives_every_failed_read(void **state)
+TEST(survives_every_failed_read)
 {
     static const char *const names[] = {"m.safetensors", "m.safetensors.zst"};
     qc_strbuf plain;
     qc_strbuf packed;
-    (void)state;
     make_pair(&plain, &packed);
     for (int k = 0; k < 4; k++) {
         for (uint64_t at = 1;; at++) {
@@ -367,13 +340,12 @@ static void *read_backwards(void *arg)
     return wrong;
 }
 
-static void reads_from_many_threads(void **state)
+TEST(reads_from_many_threads)
 {
     qc_strbuf plain;
     qc_strbuf packed;
     qc_st_file f;
     pthread_t threads[4];
-    (void)state;
     make_pair(&plain, &packed);
     assert_int_equal(qc_st_file_open(&f, path_of("m.safetensors.zst"), NULL), QC_OK);
     for (size_t i = 0; i < COUNT(threads); i++)
@@ -387,19 +359,4 @@ static void reads_from_many_threads(void **state)
     free_pair(&plain, &packed);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(reads_every_range_of_both_kinds),
-        cmocka_unit_test(refuses_ranges_outside_the_data),
-        cmocka_unit_test(looks_at_bytes_not_names),
-        cmocka_unit_test(messages_name_the_path),
-        cmocka_unit_test(refuses_every_truncation),
-        cmocka_unit_test(survives_every_flipped_bit),
-        cmocka_unit_test(keeps_frames_of_files_apart),
-        cmocka_unit_test(survives_every_failed_allocation),
-        cmocka_unit_test(survives_every_failed_read),
-        cmocka_unit_test(reads_from_many_threads),
-    };
-    return cmocka_run_group_tests(tests, make_dir, remove_dir);
-}
+TEST_GROUP(make_dir, NULL)

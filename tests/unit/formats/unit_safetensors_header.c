@@ -1,19 +1,11 @@
 /* formats/safetensors_header.h: the acceptance cases of docs/reading.md, numbered as there. */
-#include "formats/safetensors_header.h"
-
-#include "base/alloc.h"
 #include "base/bytes.h"
+#include "formats/safetensors_header.h"
+#include "tests/fixtures/alloc_faults.h"
+#include "tests/fixtures/test.h"
 
 #include <inttypes.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
-
-#include <cmocka.h>
 
 #define COUNT(a)   (sizeof(a) / sizeof *(a))
 #define HEAD_BYTES 64u
@@ -228,9 +220,8 @@ static const header_case refused[] = {
      "tensor 'e?[31m': its entry is of kind number; expected an object"},
 };
 
-static void refuses_broken_headers(void **state)
+TEST(refuses_broken_headers)
 {
-    (void)state;
     for (size_t i = 0; i < COUNT(refused); i++) {
         const header_case *c = &refused[i];
         qc_st_header h;
@@ -290,12 +281,11 @@ static const struct {
      "{\"A\":" T("U8", "[1]", "[0,1]") ",\"a\":" T("U8", "[1]", "[1,2]") "}", 2, 2, 0, 0},
 };
 
-static void accepts_valid_headers(void **state)
+TEST(accepts_valid_headers)
 {
-    (void)state;
     for (size_t i = 0; i < COUNT(accepted); i++) {
         unsigned char file[512] = {0};
-        qc_st_header h;
+        SCOPED(qc_st_header) h;
         qc_error err = {0};
         size_t n = strlen(accepted[i].json);
         qc_store_le64(file, n);
@@ -307,22 +297,19 @@ static void accepts_valid_headers(void **state)
         assert_true(h.meta_count == accepted[i].meta);
         assert_true(h.unknown_fields == accepted[i].unknown);
         assert_rules(&h, accepted[i].data_bytes);
-        qc_st_header_deinit(&h);
     }
 }
 
-static void knows_every_dtype(void **state)
+TEST(knows_every_dtype)
 {
-    (void)state;
     for (int t = 0; t < QC_DTYPE_COUNT; t++) {
         char json[200];
-        qc_st_header h;
+        SCOPED(qc_st_header) h;
         unsigned bytes = qc_dtype_bits((qc_dtype)t);
         int n = snprintf(json, sizeof json, "{\"a\":" T("%s", "[8]", "[0,%u]") "}",
                          qc_dtype_name((qc_dtype)t), bytes);
         assert_int_equal(qc_st_header_parse(&h, json, (size_t)n, bytes, NULL), QC_OK);
         assert_int_equal(h.tensors->dtype, t);
-        qc_st_header_deinit(&h);
     }
 }
 
@@ -393,9 +380,8 @@ static const struct {
     {"blank", "\n\n\n\n\n\n\n\n\n", 9, 0, QC_ERR_INPUT, "the file is text, not safetensors"},
 };
 
-static void checks_the_length_first(void **state)
+TEST(checks_the_length_first)
 {
-    (void)state;
     for (size_t i = 0; i < COUNT(lengths); i++) {
         qc_st_header h;
         qc_error err = {0};
@@ -423,16 +409,14 @@ static void checks_the_length_first(void **state)
     assert_true(n == QC_ST_MAX_HEADER_BYTES);
 }
 
-static void refuses_a_header_over_the_limit(void **state)
+TEST(refuses_a_header_over_the_limit)
 {
-    qc_st_header h;
+    SCOPED(qc_st_header) h;
     qc_error err = {0};
-    (void)state;
     /* The text is not looked at. */
     assert_int_equal(qc_st_header_parse(&h, "", (size_t)QC_ST_MAX_HEADER_BYTES + 1, 0, &err),
                      QC_ERR_INPUT);
     assert_string_equal(err.msg, "the header has 100000001 bytes; at most 100000000 are allowed");
-    qc_st_header_deinit(&h);
     qc_st_header_deinit(NULL);
 }
 
@@ -441,10 +425,9 @@ static void refuses_a_header_over_the_limit(void **state)
 /* count tensors, all on the same bytes: cases 17 and 19. */
 static void attack_same_bytes(size_t count, const char *entry, uint64_t data_bytes)
 {
-    qc_strbuf json;
     qc_st_header h;
     qc_error err = {0};
-    qc_strbuf_init(&json, 100000000);
+    SCOPED(qc_strbuf) json = {.max = 100000000};
     for (size_t i = 0; i < count; i++)
         assert_int_equal(qc_strbuf_addf(&json, NULL, "%c\"w_%zu\":%s", i ? ',' : '{', i, entry),
                          QC_OK);
@@ -454,12 +437,10 @@ static void attack_same_bytes(size_t count, const char *entry, uint64_t data_byt
     double took = now_seconds() - start;
     assert_non_null(strstr(err.msg, "they overlap"));
     print_message("%zu tensors on the same bytes: refused in %.3f s\n", count, took);
-    qc_strbuf_deinit(&json);
 }
 
-static void refuses_tensors_on_the_same_bytes(void **state)
+TEST(refuses_tensors_on_the_same_bytes)
 {
-    (void)state;
     attack_same_bytes(10, T("F32", "[2,2]", "[0,16]"), 16);
     attack_same_bytes(100000, T("F32", "[200,200]", "[0,160000]"), 160000);
 }
@@ -484,10 +465,9 @@ static void make_fixture(qc_strbuf *file)
     assert_int_equal(qc_strbuf_add(file, data, sizeof data, NULL), QC_OK);
 }
 
-static void refuses_every_truncation(void **state)
+TEST(refuses_every_truncation)
 {
     qc_strbuf file;
-    (void)state;
     make_fixture(&file);
     uint64_t header = 8 + qc_load_le64(file.data);
     for (size_t n = 0; n < file.len; n++) {
@@ -508,11 +488,10 @@ static void refuses_every_truncation(void **state)
     qc_strbuf_deinit(&file);
 }
 
-static void survives_every_flipped_bit(void **state)
+TEST(survives_every_flipped_bit)
 {
     qc_strbuf file;
     size_t taken = 0;
-    (void)state;
     make_fixture(&file);
     size_t header = (size_t)(8 + qc_load_le64(file.data));
     for (size_t bit = 0; bit < header * 8; bit++) {
@@ -535,24 +514,17 @@ static void survives_every_flipped_bit(void **state)
     qc_strbuf_deinit(&file);
 }
 
-static void survives_every_failed_allocation(void **state)
+TEST(survives_every_failed_allocation)
 {
     qc_strbuf file;
-    (void)state;
     make_fixture(&file);
     size_t n = (size_t)qc_load_le64(file.data);
     for (int persistent = 0; persistent < 2; persistent++) {
-        for (uint64_t at = 1;; at++) {
-            qc_st_header h;
-            qc_alloc_fail_at(at, persistent);
-            qc_status st = qc_st_header_parse(&h, file.data + 8, n, 30, NULL);
-            qc_alloc_fail_at(0, 0);
-            if (st == QC_OK) {
-                qc_st_header_deinit(&h);
-                break;
-            }
-            assert_int_equal(st, QC_ERR_NOMEM);
-            assert_empty(&h);
+        EACH_ALLOCATION_FAILS (fault, persistent) {
+            SCOPED(qc_st_header) h;
+            fault.st = qc_st_header_parse(&h, file.data + 8, n, 30, NULL);
+            if (fault.st != QC_OK)
+                assert_empty(&h);
         }
     }
     qc_strbuf_deinit(&file);
@@ -574,7 +546,7 @@ static int order_tensors(const void *a, const void *b)
     return qc_st_tensor_order(a, b);
 }
 
-static void builds_as_the_reference(void **state)
+TEST(builds_as_the_reference)
 {
     static const qc_st_meta meta = {"format", "pt"};
     qc_st_tensor t[] = {
@@ -584,9 +556,7 @@ static void builds_as_the_reference(void **state)
         {"b\"\xc3\xa9\n\x01\\", QC_DTYPE_F32, 2, {2, 3}, 0, 0},
     };
     uint64_t end = 0;
-    qc_strbuf out;
     qc_st_header h;
-    (void)state;
     qsort(t, COUNT(t), sizeof *t, order_tensors);
     for (size_t i = 0; i < COUNT(t); i++) {
         uint64_t bytes = 0;
@@ -594,7 +564,7 @@ static void builds_as_the_reference(void **state)
         t[i].begin = end;
         t[i].end = end += bytes;
     }
-    qc_strbuf_init(&out, 10000);
+    SCOPED(qc_strbuf) out = {.max = 10000};
     assert_int_equal(qc_strbuf_adds(&out, "before", NULL), QC_OK);
     assert_int_equal(qc_st_header_build(&out, t, COUNT(t), &meta, 1, NULL), QC_OK);
     assert_true(out.len == 6 + sizeof reference_header - 1);
@@ -618,42 +588,36 @@ static void builds_as_the_reference(void **state)
     assert_int_equal(qc_st_header_build(&out, NULL, 0, NULL, 0, NULL), QC_OK);
     assert_true(out.len == 16);
     assert_memory_equal(out.data, "\x08\0\0\0\0\0\0\0{}      ", 16);
-    qc_strbuf_deinit(&out);
 }
 
-static void build_failures_leave_the_buffer(void **state)
+TEST(build_failures_leave_the_buffer)
 {
     qc_strbuf whole;
-    (void)state;
     make_fixture(&whole);
     size_t need = 8 + (size_t)qc_load_le64(whole.data);
     for (size_t max = 1; max < 1 + need; max++) {
-        qc_strbuf out;
-        qc_strbuf_init(&out, max);
+        SCOPED(qc_strbuf) out = {.max = max};
         assert_int_equal(qc_strbuf_adds(&out, "x", NULL), QC_OK);
         assert_int_equal(qc_st_header_build(&out, fixture_tensors, COUNT(fixture_tensors),
                                             fixture_meta, COUNT(fixture_meta), NULL),
                          QC_ERR_NOMEM);
         assert_true(out.len == 1);
         assert_string_equal(out.data, "x");
-        qc_strbuf_deinit(&out);
     }
     qc_strbuf_deinit(&whole);
 }
 
 /* Case 31. */
-static void refuses_to_write_too_much(void **state)
+TEST(refuses_to_write_too_much)
 {
-    qc_strbuf out;
     qc_error err = {0};
     size_t n = QC_ST_MAX_HEADER_BYTES;
     char *value = malloc(n + 1);
-    (void)state;
     assert_non_null(value);
     memset(value, 'x', n);
     value[n] = '\0';
     qc_st_meta meta = {"k", value};
-    qc_strbuf_init(&out, 300000000);
+    SCOPED(qc_strbuf) out = {.max = 300000000};
     assert_int_equal(qc_st_header_build(&out, NULL, 0, &meta, 1, &err), QC_ERR_INPUT);
     assert_string_equal(err.msg,
                         "the header would have 100000032 bytes; at most 100000000 are allowed");
@@ -661,17 +625,15 @@ static void refuses_to_write_too_much(void **state)
     value[n - 25] = '\0'; /* exactly the limit */
     assert_int_equal(qc_st_header_build(&out, NULL, 0, &meta, 1, &err), QC_OK);
     assert_true(out.len == 8 + n);
-    qc_strbuf_deinit(&out);
     free(value);
 }
 
-static void orders_as_the_reference(void **state)
+TEST(orders_as_the_reference)
 {
     qc_st_tensor f32 = {.name = "z", .dtype = QC_DTYPE_F32};
     qc_st_tensor bf16 = {.name = "a", .dtype = QC_DTYPE_BF16};
     qc_st_tensor i32 = {.name = "a", .dtype = QC_DTYPE_I32};
     qc_st_tensor accent = {.name = "\xc3\xa9", .dtype = QC_DTYPE_F32};
-    (void)state;
     assert_true(qc_st_tensor_order(&f32, &bf16) < 0);
     assert_true(qc_st_tensor_order(&bf16, &f32) > 0);
     assert_true(qc_st_tensor_order(&f32, &i32) < 0);
@@ -682,11 +644,10 @@ static void orders_as_the_reference(void **state)
 /* ---- sizes ---- */
 
 /* Headers of every length around a buffer size that has hurt others. */
-static void takes_headers_around_100000_bytes(void **state)
+TEST(takes_headers_around_100000_bytes)
 {
-    (void)state;
     for (size_t n = 99990; n <= 100010; n++) {
-        qc_st_header h;
+        SCOPED(qc_st_header) h;
         unsigned char *file = malloc(8 + n);
         assert_non_null(file);
         qc_store_le64(file, n);
@@ -695,23 +656,20 @@ static void takes_headers_around_100000_bytes(void **state)
         memcpy(file + 8 + n - 3, "\"}}", 3);
         assert_int_equal(open_bytes(&h, file, 8 + n, 0, NULL), QC_OK);
         assert_true(strlen(qc_st_header_meta(&h, "k")) == n - 25);
-        qc_st_header_deinit(&h);
         free(file);
     }
 }
 
 #define MANY 90000u
 
-static void takes_90000_tensors_in_20_megabytes(void **state)
+TEST(takes_90000_tensors_in_20_megabytes)
 {
     qc_st_tensor *t = calloc(MANY, sizeof *t);
     char *names = malloc(MANY * (size_t)192);
-    qc_strbuf out;
-    qc_st_header h;
-    (void)state;
+    SCOPED(qc_st_header) h;
     assert_non_null(t);
     assert_non_null(names);
-    qc_strbuf_init(&out, QC_ST_MAX_HEADER_BYTES);
+    SCOPED(qc_strbuf) out = {.max = QC_ST_MAX_HEADER_BYTES};
     for (size_t i = 0; i < MANY; i++) {
         size_t k = i * 7919 % MANY; /* not in the order of names */
         char *name = names + i * 192;
@@ -730,30 +688,6 @@ static void takes_90000_tensors_in_20_megabytes(void **state)
     assert_true(h.tensor_count == MANY);
     assert_string_equal(h.tensors[MANY - 1].name, t[MANY - 1].name);
     assert_rules(&h, (uint64_t)MANY * 29360128);
-    qc_st_header_deinit(&h);
-    qc_strbuf_deinit(&out);
     free(names);
     free(t);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(refuses_broken_headers),
-        cmocka_unit_test(accepts_valid_headers),
-        cmocka_unit_test(knows_every_dtype),
-        cmocka_unit_test(checks_the_length_first),
-        cmocka_unit_test(refuses_a_header_over_the_limit),
-        cmocka_unit_test(refuses_tensors_on_the_same_bytes),
-        cmocka_unit_test(refuses_every_truncation),
-        cmocka_unit_test(survives_every_flipped_bit),
-        cmocka_unit_test(survives_every_failed_allocation),
-        cmocka_unit_test(builds_as_the_reference),
-        cmocka_unit_test(build_failures_leave_the_buffer),
-        cmocka_unit_test(refuses_to_write_too_much),
-        cmocka_unit_test(orders_as_the_reference),
-        cmocka_unit_test(takes_headers_around_100000_bytes),
-        cmocka_unit_test(takes_90000_tensors_in_20_megabytes),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,18 +1,9 @@
 /* formats/shard_layout.h */
-#include "formats/shard_layout.h"
-
-#include "base/alloc.h"
 #include "formats/safetensors_header.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
-
+#include "formats/shard_layout.h"
+#include "tests/fixtures/alloc_faults.h"
 #include "tests/fixtures/layout_array.h"
+#include "tests/fixtures/test.h"
 
 #define MIB (1u << 20)
 
@@ -25,9 +16,8 @@ static qc_out_tensor tensor(const char *name, qc_dtype dtype, uint64_t dim, uint
     };
 }
 
-static void pieces(void **state)
+TEST(pieces)
 {
-    (void)state;
     static const struct {
         uint64_t bytes, align, want;
     } cases[] = {
@@ -48,9 +38,8 @@ static void pieces(void **state)
         assert_int_equal(qc_layout_piece_bytes(cases[i].bytes, cases[i].align), cases[i].want);
 }
 
-static void one_shard_has_the_plain_name(void **state)
+TEST(one_shard_has_the_plain_name)
 {
-    (void)state;
     qc_arena a;
     qc_layout l;
     qc_error err = {0};
@@ -76,23 +65,19 @@ static void one_shard_has_the_plain_name(void **state)
     static const char want[] = "{\"__metadata__\":{\"format\":\"pt\"},"
                                "\"f\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},"
                                "\"a\":{\"dtype\":\"BF16\",\"shape\":[8],\"data_offsets\":[4,20]},";
-    qc_strbuf text;
-    qc_strbuf_init(&text, 1000);
+    SCOPED(qc_strbuf) text = {.max = 1000};
     assert_int_equal(qc_layout_header(&text, &l, 0, array_tensors(t, 5), &err), QC_OK);
     assert_int_equal(text.len, l.shards[0].header_bytes);
     assert_memory_equal(text.data + 8, want, sizeof want - 1);
-    qc_st_header h;
+    SCOPED(qc_st_header) h;
     assert_int_equal(l.shards[0].header_bytes % 8, 0);
     assert_int_equal(qc_st_header_parse(&h, text.data + 8, text.len - 8, 163, &err), QC_OK);
     assert_int_equal(h.tensor_count, 5);
-    qc_st_header_deinit(&h);
-    qc_strbuf_deinit(&text);
     qc_arena_deinit(&a);
 }
 
-static void shards_are_filled_in_order_by_whole_groups(void **state)
+TEST(shards_are_filled_in_order_by_whole_groups)
 {
-    (void)state;
     qc_arena a;
     qc_layout l;
     qc_out_tensor t[] = {
@@ -120,9 +105,8 @@ static void shards_are_filled_in_order_by_whole_groups(void **state)
     qc_arena_deinit(&a);
 }
 
-static void a_shard_ends_where_the_device_changes(void **state)
+TEST(a_shard_ends_where_the_device_changes)
 {
-    (void)state;
     qc_arena a;
     qc_layout l;
     qc_error err = {0};
@@ -152,33 +136,26 @@ static void a_shard_ends_where_the_device_changes(void **state)
     qc_arena_deinit(&a);
 }
 
-static void no_tensors_make_one_empty_file(void **state)
+TEST(no_tensors_make_one_empty_file)
 {
-    (void)state;
-    qc_arena a;
     qc_layout l;
-    qc_arena_init(&a);
+    SCOPED(qc_arena) a = {0};
     assert_int_equal(layout_array(&l, &a, NULL, 0, 100, NULL), QC_OK);
     assert_int_equal(l.count, 1);
     assert_string_equal(l.shards[0].name, "model.safetensors");
     assert_int_equal(l.shards[0].count, 0);
     assert_int_equal(l.shards[0].data_bytes, 0);
-    qc_strbuf text;
-    qc_strbuf_init(&text, 1000);
+    SCOPED(qc_strbuf) text = {.max = 1000};
     assert_int_equal(qc_layout_header(&text, &l, 0, array_tensors(NULL, 0), NULL), QC_OK);
     assert_int_equal(text.len, l.shards[0].header_bytes);
     assert_memory_equal(text.data + 8, "{\"__metadata__\":{\"format\":\"pt\"}}", 33);
-    qc_strbuf_deinit(&text);
-    qc_arena_deinit(&a);
 }
 
-static void wrong_tensors_are_refused(void **state)
+TEST(wrong_tensors_are_refused)
 {
-    (void)state;
-    qc_arena a;
     qc_layout l;
     qc_error err = {0};
-    qc_arena_init(&a);
+    SCOPED(qc_arena) a = {0};
     qc_out_tensor twice[] = {tensor("x", QC_DTYPE_U8, 1, 0), tensor("y", QC_DTYPE_U8, 1, 1),
                              tensor("x", QC_DTYPE_F32, 1, 2)};
     assert_int_equal(layout_array(&l, &a, twice, 3, 1, &err), QC_ERR_INPUT);
@@ -194,55 +171,45 @@ static void wrong_tensors_are_refused(void **state)
     assert_int_equal(layout_array(&l, &a, &unaligned, 1, 1, &err), QC_ERR_INTERNAL);
     qc_out_tensor half = tensor("x", QC_DTYPE_F4, 3, 0);
     assert_int_equal(layout_array(&l, &a, &half, 1, 1, &err), QC_ERR_INPUT);
-    qc_arena_deinit(&a);
 }
 
-static void sums_that_overflow_are_refused(void **state)
+TEST(sums_that_overflow_are_refused)
 {
-    (void)state;
     static const char names[10][2] = {"a", "b", "c", "d", "e", "f", "g", "h", "i", "j"};
-    qc_arena a;
     qc_layout l;
     qc_error err = {0};
     qc_out_tensor t[10];
-    qc_arena_init(&a);
+    SCOPED(qc_arena) a = {0};
     for (uint32_t one_group = 0; one_group < 2; one_group++) {
         for (uint32_t i = 0; i < 10; i++) /* 2^61 - 1 bytes each: nine are too many */
             t[i] = tensor(names[i], QC_DTYPE_U8, UINT64_MAX / 8, one_group ? 0 : i);
         assert_int_equal(layout_array(&l, &a, t, 10, UINT64_MAX, &err), QC_ERR_INPUT);
         assert_non_null(strstr(err.msg, "overflow"));
     }
-    qc_arena_deinit(&a);
 }
 
-static void given_pieces_are_kept(void **state)
+TEST(given_pieces_are_kept)
 {
-    (void)state;
-    qc_arena a;
     qc_layout l;
     qc_out_tensor t = tensor("x", QC_DTYPE_U8, 1000, 0);
     t.align_bytes = 10;
     t.piece_bytes = 100;
-    qc_arena_init(&a);
+    SCOPED(qc_arena) a = {0};
     assert_int_equal(layout_array(&l, &a, &t, 1, 1, NULL), QC_OK);
     assert_int_equal(t.piece_bytes, 100);
-    qc_arena_deinit(&a);
 }
 
 /* Names of two parts are those that their texts would be: in order, in headers, in messages. */
-static void names_may_come_in_two_parts(void **state)
+TEST(names_may_come_in_two_parts)
 {
-    (void)state;
     static const char *const whole[] = {"m.weight", "m.weight.absmax", "m.SCB", "m.weightb", "m"};
     static const uint32_t sorted[] = {4, 2, 0, 1, 3};
     qc_out_tensor t[5], plain[5];
     uint32_t order[5];
-    qc_arena a;
     qc_layout l, want;
-    qc_strbuf one, two;
-    qc_strbuf_init(&one, 1000);
-    qc_strbuf_init(&two, 1000);
-    qc_arena_init(&a);
+    SCOPED(qc_strbuf) one = {.max = 1000};
+    SCOPED(qc_strbuf) two = {.max = 1000};
+    SCOPED(qc_arena) a = {0};
     for (uint32_t i = 0; i < 5; i++) {
         plain[i] = tensor(whole[i], QC_DTYPE_U8, 3 + i, i);
         t[i] = tensor("m.weight", QC_DTYPE_U8, 3 + i, i);
@@ -270,43 +237,14 @@ static void names_may_come_in_two_parts(void **state)
     qc_error err = {0};
     assert_int_equal(layout_array(&l, &a, t, 5, 100, &err), QC_ERR_INPUT);
     assert_non_null(strstr(err.msg, "'m.weight'"));
-    qc_strbuf_deinit(&one);
-    qc_strbuf_deinit(&two);
-    qc_arena_deinit(&a);
 }
 
-static void out_of_memory_is_said(void **state)
+TEST(out_of_memory_is_said)
 {
-    (void)state;
-    for (uint64_t n = 1;; n++) {
-        qc_arena a;
+    EACH_ALLOCATION_FAILS (fault, 0) {
+        SCOPED(qc_arena) a = {0};
         qc_layout l;
-        qc_error err = {0};
         qc_out_tensor t[] = {tensor("a", QC_DTYPE_U8, 60, 0), tensor("b", QC_DTYPE_U8, 60, 1)};
-        qc_arena_init(&a);
-        qc_alloc_fail_at(n, 0);
-        qc_status st = layout_array(&l, &a, t, 2, 100, &err);
-        qc_alloc_fail_at(0, 0);
-        qc_arena_deinit(&a);
-        if (st == QC_OK)
-            break;
-        assert_int_equal(st, QC_ERR_NOMEM);
+        fault.st = layout_array(&l, &a, t, 2, 100, NULL);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(pieces),
-        cmocka_unit_test(one_shard_has_the_plain_name),
-        cmocka_unit_test(shards_are_filled_in_order_by_whole_groups),
-        cmocka_unit_test(a_shard_ends_where_the_device_changes),
-        cmocka_unit_test(no_tensors_make_one_empty_file),
-        cmocka_unit_test(wrong_tensors_are_refused),
-        cmocka_unit_test(sums_that_overflow_are_refused),
-        cmocka_unit_test(given_pieces_are_kept),
-        cmocka_unit_test(names_may_come_in_two_parts),
-        cmocka_unit_test(out_of_memory_is_said),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

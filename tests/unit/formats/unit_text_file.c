@@ -1,20 +1,12 @@
 /* formats/text_file.h */
 #include "formats/text_file.h"
-
-#include "base/alloc.h"
+#include "tests/fixtures/alloc_faults.h"
+#include "tests/fixtures/test.h"
 
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
-static char dir[] = "/tmp/qconv-text-file-XXXXXX";
+static char dir[64];
 
 static const char *path_of(const char *name)
 {
@@ -46,9 +38,8 @@ static qc_status write_lines(const char *path, unsigned count, qc_digest *digest
     return st;
 }
 
-static void a_text_is_what_was_appended(void **state)
+TEST(a_text_is_what_was_appended)
 {
-    (void)state;
     static const unsigned counts[] = {0, 1, 5000, 100000};
     for (size_t k = 0; k < sizeof counts / sizeof *counts; k++) {
         const char *path = path_of("a");
@@ -70,9 +61,8 @@ static void a_text_is_what_was_appended(void **state)
     }
 }
 
-static void a_failure_leaves_nothing(void **state)
+TEST(a_failure_leaves_nothing)
 {
-    (void)state;
     static const qc_io_kind kinds[] = {QC_IO_WRITE, QC_IO_SYNC, QC_IO_RENAME};
     const char *path = path_of("b");
     qc_digest digest;
@@ -83,27 +73,19 @@ static void a_failure_leaves_nothing(void **state)
         qc_io_fail_at(kinds[k], 0, 0, 0);
         assert_int_not_equal(access(path, F_OK), 0);
     }
-    for (uint64_t n = 1;; n++) {
-        qc_error err = {0};
-        qc_alloc_fail_at(n, 0);
-        qc_status st = write_lines(path, 10, &digest, &err);
-        qc_alloc_fail_at(0, 0);
-        if (st == QC_OK)
-            break;
-        assert_int_equal(st, QC_ERR_NOMEM);
+    EACH_ALLOCATION_FAILS (fault, 0) {
         (void)unlink(path); /* there if it was the folder's sync */
+        fault.st = write_lines(path, 10, &digest, NULL);
     }
     assert_int_equal(unlink(path), 0);
     assert_int_equal(rmdir(dir), 0); /* no temporary file, whatever failed */
 }
 
-int main(void)
+static int setup(void **state)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_text_is_what_was_appended),
-        cmocka_unit_test(a_failure_leaves_nothing),
-    };
-    if (!mkdtemp(dir))
-        return 1;
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    (void)state;
+    test_folder_on_disk(dir, sizeof dir);
+    return 0;
 }
+
+TEST_GROUP(setup, NULL)

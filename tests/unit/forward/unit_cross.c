@@ -1,15 +1,13 @@
 /* A layer whose tokens look at images, against the same in double, written down anew here; states
  * that are read across their padding; and no allocation or Ctrl-C that comes in between leaks or is
  * taken for success. */
-#include "base/alloc.h"
 #include "base/workers.h"
 #include "convert/forward/forward.h"
+#include "tests/fixtures/alloc_faults.h"
 #include "tests/fixtures/double_layer.h"
+#include "tests/fixtures/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-
-#include <cmocka.h>
 
 #define HIDDEN 24u
 #define INTER  40u
@@ -96,12 +94,10 @@ static void close_world(world *w)
     w->s = NULL;
 }
 
-static void drop(world *w)
+static void world_deinit(world *w)
 {
     close_world(w);
     qc_checkpoint_close(w->c);
-    test_remove(w->folder);
-    test_remove(w->images);
 }
 
 static qc_status logits(world *w, float *out)
@@ -184,13 +180,12 @@ static void d_token(world *w, uint32_t id, const seen *s, int fed, double *out)
     d_linear(test_values(w->c, "lm_head.weight"), VOCAB, HIDDEN, x, out);
 }
 
-static void agrees(void **state)
+TEST(agrees)
 {
     static seen s;
-    world w;
+    SCOPED(world) w;
     float first[12 * VOCAB], got[12 * VOCAB];
     double want[VOCAB];
-    (void)state;
     make_world(&w);
     test_must(open_world(&w, 1), &w.err);
     test_must(logits(&w, first), &w.err);
@@ -215,16 +210,14 @@ static void agrees(void **state)
     test_must(open_world(&w, 3), &w.err);
     test_must(logits(&w, got), &w.err);
     assert_memory_equal(first, got, sizeof got);
-    drop(&w);
 }
 
 /* ---- states ---- */
 
-static void reads_across_padding(void **state)
+TEST(reads_across_padding)
 {
-    world w;
+    SCOPED(world) w;
     float all[79 * HIDDEN], part[79 * HIDDEN];
-    (void)state;
     make_world(&w);
     test_must(open_world(&w, 1), &w.err);
     const qc_image *image = qc_image_of(w.s, 0);
@@ -236,40 +229,28 @@ static void reads_across_padding(void **state)
             test_must(qc_image_read(w.s, image, first, n, part, &w.err), &w.err);
             assert_memory_equal(part, all + first * HIDDEN, n * HIDDEN * sizeof *part);
         }
-    drop(&w);
 }
 
-static void every_allocation(void **state)
+TEST(every_allocation)
 {
-    world w;
+    SCOPED(world) w;
     float out[12 * VOCAB];
     uint64_t failures = 0;
-    (void)state;
     make_world(&w);
-    for (uint64_t n = 1;; n++) {
-        qc_alloc_fail_at(n, 0);
-        qc_status st = open_world(&w, 2);
-        if (st == QC_OK)
-            st = logits(&w, out);
-        uint64_t tried = qc_alloc_count();
-        qc_alloc_fail_at(0, 0);
+    EACH_ALLOCATION_FAILS (fault, 0) {
+        fault.st = open_world(&w, 2);
+        if (fault.st == QC_OK)
+            fault.st = logits(&w, out);
         close_world(&w);
-        if (n > tried) {
-            test_must(st, &w.err);
-            break;
-        }
-        assert_int_equal(st, QC_ERR_NOMEM);
-        failures++;
+        failures = fault.at - 1;
     }
     assert_true(failures > 40);
-    drop(&w);
 }
 
-static void interrupted(void **state)
+TEST(interrupted)
 {
-    world w;
+    SCOPED(world) w;
     float out[12 * VOCAB];
-    (void)state;
     make_world(&w);
     test_must(open_world(&w, 2), &w.err);
     qc_interrupt();
@@ -277,16 +258,4 @@ static void interrupted(void **state)
     close_world(&w);
     assert_int_equal(open_world(&w, 2), QC_ERR_INTERRUPTED);
     qc_interrupt_clear();
-    drop(&w);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(agrees),
-        cmocka_unit_test(reads_across_padding),
-        cmocka_unit_test(every_allocation),
-        cmocka_unit_test(interrupted),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,20 +1,13 @@
 /* Files of token ids and the cutting of windows. */
-#include "base/alloc.h"
 #include "base/random.h"
 #include "base/workers.h"
 #include "convert/forward/token_text.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-#include <stdio.h>
-#include <string.h>
+#include "tests/fixtures/alloc_faults.h"
+#include "tests/fixtures/test.h"
 
 static void parses(const char *text, uint64_t max_tokens, const char *want)
 {
-    qc_eval_ids ids;
+    SCOPED(qc_eval_ids) ids;
     char got[256];
     size_t len = 0, at = 0;
     assert_int_equal(qc_eval_ids_parse(&ids, text, strlen(text), 5000000000u, max_tokens, NULL),
@@ -26,7 +19,6 @@ static void parses(const char *text, uint64_t max_tokens, const char *want)
                                     k + 1 < ids.lengths[i] ? " " : ";");
     assert_string_equal(got, want);
     assert_int_equal(ids.tokens, at);
-    qc_eval_ids_deinit(&ids);
 }
 
 static void refuses(const char *text, size_t len, const char *want)
@@ -37,9 +29,8 @@ static void refuses(const char *text, size_t len, const char *want)
     assert_string_equal(err.msg, want);
 }
 
-static void good_ids(void **state)
+TEST(good_ids)
 {
-    (void)state;
     parses("1 2 3\n4 5\n", 0, "1 2 3;4 5;");
     parses("1 2 3\n4 5", 0, "1 2 3;4 5;");
     parses("", 0, "");
@@ -52,9 +43,8 @@ static void good_ids(void **state)
     parses("1\n2\n3\n", 1, "1;");
 }
 
-static void bad_ids(void **state)
+TEST(bad_ids)
 {
-    (void)state;
 #define REFUSES(text, want) refuses(text, sizeof(text) - 1, want)
     REFUSES("1 2\n3 x", "line 2, column 3: expected a decimal token id, found 'x'");
     REFUSES("-1", "line 1, column 1: expected a decimal token id, found '-'");
@@ -77,9 +67,8 @@ static void bad_ids(void **state)
 }
 
 /* "1 2 3|4 5": the windows of sequences of ids from 1 on. */
-static void interrupted(void **state)
+TEST(interrupted)
 {
-    (void)state;
     qc_eval_ids ids;
     qc_interrupt();
     qc_status st = qc_eval_ids_parse(&ids, "1 2", 3, 100, 0, NULL);
@@ -95,7 +84,7 @@ static void cuts(const uint64_t *lengths, uint64_t count, uint64_t front_count, 
     uint32_t all[64];
     uint64_t own[8];
     qc_eval_ids ids = {.ids = all, .lengths = own, .count = count};
-    qc_eval_windows w;
+    SCOPED(qc_eval_windows) w;
     char got[512] = "";
     size_t len = 0, at = 0;
     for (uint64_t i = 0; i < count; i++) {
@@ -118,12 +107,10 @@ static void cuts(const uint64_t *lengths, uint64_t count, uint64_t front_count, 
     assert_int_equal(w.tokens, at);
     assert_int_equal(w.predicted, predicted);
     assert_int_equal(w.longest, longest);
-    qc_eval_windows_deinit(&w);
 }
 
-static void windows(void **state)
+TEST(windows)
 {
-    (void)state;
     const uint64_t seven[] = {7}, lines[] = {1, 4, 2}, two[] = {2}, one[] = {1};
     cuts(seven, 1, 0, 3, "1 2 3|4 5 6", 4); /* 7 alone would predict nothing */
     cuts(seven, 1, 0, 4, "1 2 3 4|5 6 7", 5);
@@ -138,9 +125,8 @@ static void windows(void **state)
     cuts(one, 1, 1, 2, "900 1", 1);
 }
 
-static void no_windows(void **state)
+TEST(no_windows)
 {
-    (void)state;
     uint32_t ids[] = {1, 2, 3};
     uint64_t lengths[] = {1, 1, 1};
     qc_eval_ids s = {.ids = ids, .lengths = lengths, .count = 3, .tokens = 3};
@@ -157,32 +143,14 @@ static void no_windows(void **state)
                                  "that begin each window and one more");
 }
 
-static void allocations(void **state)
+TEST(allocations)
 {
-    (void)state;
-    for (uint64_t n = 1;; n++) {
-        qc_eval_ids ids = {0};
-        qc_eval_windows w = {0};
+    EACH_ALLOCATION_FAILS (fault, 0) {
+        SCOPED(qc_eval_ids) ids = {0};
+        SCOPED(qc_eval_windows) w = {0};
         uint32_t front = 7;
-        qc_alloc_fail_at(n, 0);
-        qc_status st = qc_eval_ids_parse(&ids, "1 2 3\n4 5", 9, 10, 0, NULL);
-        if (st == QC_OK)
-            st = qc_eval_windows_cut(&w, &ids, &front, 1, 3, NULL);
-        int reached = qc_alloc_count() >= n;
-        qc_alloc_fail_at(0, 0);
-        assert_int_equal(st, reached ? QC_ERR_NOMEM : QC_OK);
-        qc_eval_windows_deinit(&w);
-        qc_eval_ids_deinit(&ids);
-        if (!reached)
-            break;
+        fault.st = qc_eval_ids_parse(&ids, "1 2 3\n4 5", 9, 10, 0, NULL);
+        if (fault.st == QC_OK)
+            fault.st = qc_eval_windows_cut(&w, &ids, &front, 1, 3, NULL);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(interrupted), cmocka_unit_test(good_ids),   cmocka_unit_test(bad_ids),
-        cmocka_unit_test(windows),     cmocka_unit_test(no_windows), cmocka_unit_test(allocations),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

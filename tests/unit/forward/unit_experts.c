@@ -1,15 +1,13 @@
 /* The experts of a layer, against the same in double, written down anew here; an expert that no
  * token goes to is not looked at; what is wrong with a checkpoint is found; and no allocation or
  * Ctrl-C that comes in between leaks or is taken for success. */
-#include "base/alloc.h"
 #include "base/workers.h"
 #include "convert/forward/experts.h"
+#include "tests/fixtures/alloc_faults.h"
 #include "tests/fixtures/double_layer.h"
+#include "tests/fixtures/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-
-#include <cmocka.h>
 
 #define HIDDEN 8u
 #define INNER  6u
@@ -83,12 +81,11 @@ static qc_status open_world(world *w, const test_tensor *rows)
     return qc_forward_tensors_find(&w->t, &w->arena, w->c, NULL, &w->err);
 }
 
-static void drop(world *w)
+static void world_deinit(world *w)
 {
     qc_st_cursor_destroy(w->s.cursor);
     qc_checkpoint_close(w->c);
     qc_arena_deinit(&w->arena);
-    test_remove(w->folder);
 }
 
 static void overwrite(world *w, const char *name, const float *values, size_t count)
@@ -211,12 +208,11 @@ static void d_token(const d_layer *l, const float *h, double *out)
 
 static float hidden[TOKENS * HIDDEN], again[TOKENS * HIDDEN], before[TOKENS * HIDDEN];
 
-static void agrees(void **state)
+TEST(agrees)
 {
-    world w;
+    SCOPED(world) w;
     d_layer l;
     double ee = 0.0, xx = 0.0;
-    (void)state;
     test_must(open_world(&w, tensors), &w.err);
     kill_expert(&w);
     make_states(before);
@@ -252,14 +248,12 @@ static void agrees(void **state)
         test_must(run(&w, 2, left, again + at * HIDDEN), &w.err);
     }
     assert_memory_equal(hidden, again, sizeof hidden);
-    drop(&w);
 }
 
 /* The memory of a layer has one expert, or the shared ones, and not all. */
-static void memory(void **state)
+TEST(memory)
 {
-    world w;
-    (void)state;
+    SCOPED(world) w;
     test_must(open_world(&w, tensors), &w.err);
     const qc_experts_layer *l = w.t.layers[0].experts;
     assert_int_equal(l->count, COUNT);
@@ -268,20 +262,17 @@ static void memory(void **state)
              more = qc_experts_bytes(&w.t.shape, 1, 1000, 1);
     assert_true(more >= one + 999 * (HIDDEN + 4 * CHOSEN) * sizeof(float));
     assert_true(qc_experts_bytes(&w.t.shape, 1, UINT64_MAX / 8, 1) == UINT64_MAX);
-    drop(&w);
 }
 
 /* A whole model and its logits by transformers (tests/data/tiny-moe). */
-static void known_logits(void **state)
+TEST(known_logits)
 {
     qc_error err = {0};
     qc_checkpoint *c = NULL;
     qc_forward *m = NULL;
     qc_json *doc = NULL;
-    qc_strbuf text;
     const qc_forward_tools tools = {.threads = 2};
-    (void)state;
-    qc_strbuf_init(&text, 1u << 20);
+    SCOPED(qc_strbuf) text = {.max = 1u << 20};
     test_must(qc_file_slurp(QC_TEST_DATA "/tiny-moe/expected.json", &text, &err), &err);
     test_must(qc_json_parse(&doc, text.data, text.len, 0, &err), &err);
     test_must(qc_checkpoint_open(&c, QC_TEST_DATA "/tiny-moe", &err), &err);
@@ -313,19 +304,17 @@ static void known_logits(void **state)
     qc_forward_close(m);
     qc_checkpoint_close(c);
     qc_json_destroy(doc);
-    qc_strbuf_deinit(&text);
 }
 
 /* ---- what is wrong ---- */
 
-static void wrong_checkpoints(void **state)
+TEST(wrong_checkpoints)
 {
     test_tensor rows[TENSORS];
-    (void)state;
     for (unsigned i = FIRST_OF_FFN; i < TENSORS; i++) {
         static const qc_status codes[] = {QC_ERR_INPUT, QC_ERR_SHAPE, QC_ERR_UNSUPPORTED};
         for (unsigned how = 0; how < 3; how++) {
-            world w;
+            SCOPED(world) w;
             memcpy(rows, tensors, sizeof rows);
             if (how == 0)
                 rows[i].name = "other.weight";
@@ -336,73 +325,48 @@ static void wrong_checkpoints(void **state)
             assert_int_equal(open_world(&w, rows), codes[how]);
             if (!strstr(w.err.msg, tensors[i].name))
                 fail_msg("'%s' is not in: %s", tensors[i].name, w.err.msg);
-            drop(&w);
         }
     }
 }
 
-static void not_finite(void **state)
+TEST(not_finite)
 {
     world w;
     float bad = INFINITY;
-    (void)state;
     test_must(open_world(&w, tensors), &w.err);
     make_states(hidden);
     overwrite(&w, L "mlp.gate.weight", &bad, 1);
     assert_int_equal(run(&w, 2, TOKENS, hidden), QC_ERR_NONFINITE);
     assert_string_equal(w.err.msg, "what the router gives is not finite");
-    drop(&w);
+    world_deinit(&w);
     test_must(open_world(&w, tensors), &w.err);
     make_states(hidden);
     overwrite(&w, L "mlp.shared_expert.down_proj.weight", &bad, 1);
     assert_int_equal(run(&w, 2, TOKENS, hidden), QC_ERR_NONFINITE);
     assert_string_equal(w.err.msg, "a hidden state is not finite");
-    drop(&w);
+    world_deinit(&w);
 }
 
-static void every_allocation(void **state)
+TEST(every_allocation)
 {
-    world w;
+    SCOPED(world) w;
     uint64_t failures = 0;
-    (void)state;
     test_must(open_world(&w, tensors), &w.err);
-    for (uint64_t n = 1;; n++) {
+    EACH_ALLOCATION_FAILS (fault, 0) {
         make_states(hidden);
-        qc_alloc_fail_at(n, 0);
-        qc_status st = run(&w, 2, 20, hidden);
-        uint64_t tried = qc_alloc_count();
-        qc_alloc_fail_at(0, 0);
-        if (n > tried) {
-            test_must(st, &w.err);
-            break;
-        }
-        assert_int_equal(st, QC_ERR_NOMEM);
-        failures++;
+        fault.st = run(&w, 2, 20, hidden);
+        failures = fault.at - 1;
     }
     assert_true(failures > 40);
-    drop(&w);
 }
 
-static void interrupted(void **state)
+TEST(interrupted)
 {
-    world w;
-    (void)state;
+    SCOPED(world) w;
     test_must(open_world(&w, tensors), &w.err);
     make_states(hidden);
     qc_interrupt();
     assert_int_equal(run(&w, 2, 20, hidden), QC_ERR_INTERRUPTED);
     qc_interrupt_clear();
     test_must(run(&w, 2, 20, hidden), &w.err);
-    drop(&w);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(agrees),           cmocka_unit_test(memory),
-        cmocka_unit_test(not_finite),       cmocka_unit_test(wrong_checkpoints),
-        cmocka_unit_test(interrupted),      cmocka_unit_test(known_logits),
-        cmocka_unit_test(every_allocation),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

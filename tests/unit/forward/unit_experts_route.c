@@ -1,15 +1,10 @@
 /* Where tokens go, against values that were worked out by hand: logits are logarithms, so that
  * scores are simple fractions. */
 #include "convert/forward/experts_route.h"
+#include "tests/fixtures/test.h"
 
 #include <float.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #define MOST 16u
 
@@ -47,12 +42,11 @@ static void expect(const route *r, unsigned n, const uint32_t *chosen, const dou
 }
 
 /* Softmax gives 1/10, 4/10, 2/10, 3/10. */
-static void softmaxes(void **state)
+TEST(softmaxes)
 {
     const float logits[] = {0.0f, logf(4.0f), logf(2.0f), logf(3.0f)};
     qc_routing r = {
         .experts = 4, .chosen = 2, .groups = 1, .groups_chosen = 1, .normalized = 1, .scale = 1.0f};
-    (void)state;
     route got = of(&r, logits, NULL);
     expect(&got, 2, (uint32_t[]){1, 3}, (double[]){4.0 / 7, 3.0 / 7});
     r.normalized = 0;
@@ -65,7 +59,7 @@ static void softmaxes(void **state)
 }
 
 /* gpt-oss: softmax of the chosen logits alone. */
-static void softmax_of_chosen(void **state)
+TEST(softmax_of_chosen)
 {
     const float logits[] = {0.0f, logf(4.0f), logf(2.0f), logf(3.0f)};
     const qc_routing r = {.scores = QC_SCORES_OF_CHOSEN,
@@ -74,13 +68,12 @@ static void softmax_of_chosen(void **state)
                           .groups = 1,
                           .groups_chosen = 1,
                           .scale = 1.0f};
-    (void)state;
     route got = of(&r, logits, NULL);
     expect(&got, 3, (uint32_t[]){1, 3, 2}, (double[]){4.0 / 9, 3.0 / 9, 2.0 / 9});
 }
 
 /* Sigmoid of ln(p / (1 - p)) is p. The correction decides who is chosen, but not the weights. */
-static void sigmoids(void **state)
+TEST(sigmoids)
 {
     const float logits[] = {logf(1.0f), logf(3.0f), logf(1.0f / 3.0f), logf(4.0f)};
     const float correction[] = {0.5f, -0.25f, 0.0f, 0.0f}; /* 1.0, 0.5, 0.25, 0.8 */
@@ -92,7 +85,6 @@ static void sigmoids(void **state)
                     .groups_chosen = 1,
                     .guard = 1e-20f,
                     .scale = 2.5f};
-    (void)state;
     route got = of(&r, logits, correction);
     expect(&got, 2, (uint32_t[]){0, 3}, (double[]){1.25, 2.0});
     r.normalized = 1;
@@ -104,7 +96,7 @@ static void sigmoids(void **state)
 
 /* Eight experts in four groups of two. Softmax gives 1, 9, 6, 6, 0.5, 0.5, 8, 1 of 32. By their
  * best, groups are 9, 6, 0.5, 8; by two, they are 10, 12, 1, 9. */
-static void groups(void **state)
+TEST(groups)
 {
     const float shares[] = {1.0f, 9.0f, 6.0f, 6.0f, 0.5f, 0.5f, 8.0f, 1.0f};
     float logits[8];
@@ -114,7 +106,6 @@ static void groups(void **state)
                     .groups = 4,
                     .groups_chosen = 2,
                     .scale = 1.0f};
-    (void)state;
     for (unsigned i = 0; i < 8; i++)
         logits[i] = logf(shares[i]);
     route got = of(&r, logits, NULL);
@@ -132,7 +123,7 @@ static void groups(void **state)
 }
 
 /* The experts of other groups are out also where all scores are negative. */
-static void negative_choices(void **state)
+TEST(negative_choices)
 {
     const float logits[] = {0.0f, 0.0f, 0.0f, 0.0f};
     const float correction[] = {-1.0f, -2.0f, -4.0f, -4.5f};
@@ -143,18 +134,16 @@ static void negative_choices(void **state)
                           .groups = 2,
                           .groups_chosen = 1,
                           .scale = 1.0f};
-    (void)state;
     route got = of(&r, logits, correction);
     expect(&got, 2, (uint32_t[]){0, 1}, (double[]){0.5, 0.5});
 }
 
 /* Equal scores, logits far apart, and as large as they can be. */
-static void edges(void **state)
+TEST(edges)
 {
     const float equal[] = {3.0f, 3.0f, 3.0f, 3.0f}, far[] = {-FLT_MAX, 1000.0f, FLT_MAX, 0.0f};
     qc_routing r = {
         .experts = 4, .chosen = 3, .groups = 1, .groups_chosen = 1, .normalized = 1, .scale = 1.0f};
-    (void)state;
     route got = of(&r, equal, NULL);
     expect(&got, 3, (uint32_t[]){0, 1, 2}, (double[]){1.0 / 3, 1.0 / 3, 1.0 / 3});
     got = of(&r, far, NULL);
@@ -166,14 +155,4 @@ static void edges(void **state)
     r.experts = r.chosen = 1;
     got = of(&r, far, NULL);
     assert_int_equal(got.chosen[0], 0);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(softmaxes),        cmocka_unit_test(softmax_of_chosen),
-        cmocka_unit_test(sigmoids),         cmocka_unit_test(groups),
-        cmocka_unit_test(negative_choices), cmocka_unit_test(edges),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

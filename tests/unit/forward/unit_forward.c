@@ -1,15 +1,13 @@
 /* The forward pass on a model of one layer, against the same in double, written down anew here; and
  * what is wrong with a checkpoint or a batch: every kind is found, and no allocation or Ctrl-C that
  * comes in between leaks or is taken for success. */
-#include "base/alloc.h"
 #include "base/workers.h"
 #include "convert/forward/forward.h"
+#include "tests/fixtures/alloc_faults.h"
 #include "tests/fixtures/double_layer.h"
+#include "tests/fixtures/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-
-#include <cmocka.h>
 
 #define HIDDEN 24u
 #define INTER  40u
@@ -71,11 +69,10 @@ static qc_status open_model(world *w, unsigned threads)
     return qc_forward_open(&w->m, w->folder, w->c, &tools, &w->err);
 }
 
-static void drop(world *w)
+static void world_deinit(world *w)
 {
     qc_forward_close(w->m);
     qc_checkpoint_close(w->c);
-    test_remove(w->folder);
 }
 
 /* ---- the same in double ---- */
@@ -199,33 +196,31 @@ static void check(world *w, const variant *v)
     assert_true(qc_forward_memory(w->m, 32, 9) >= qc_forward_memory(w->m, 16, 9));
 }
 
-static void agrees(void **state)
+TEST(agrees)
 {
     world w;
-    (void)state;
     make_folder(&w, tensors, TENSORS - 2, "\"model_type\": \"llama\", " SIZES);
     check(&w, &(variant){0, 0, 0});
     assert_int_equal(qc_forward_config_of(w.m)->vocabulary, VOCAB);
-    drop(&w);
+    world_deinit(&w);
     make_folder(&w, tensors, TENSORS,
                 "\"model_type\": \"qwen3\", \"use_sliding_window\": true, \"sliding_window\": 5, "
                 "\"max_window_layers\": 0, " SIZES);
     check(&w, &(variant){1, 0, SPAN});
-    drop(&w);
+    world_deinit(&w);
     make_folder(&w, tensors, TENSORS - 2,
                 "\"model_type\": \"mistral\", \"sliding_window\": 5, " SIZES);
     check(&w, &(variant){0, 0, SPAN});
-    drop(&w);
+    world_deinit(&w);
 }
 
 /* A tied head under either name is the same model. */
-static void tied(void **state)
+TEST(tied)
 {
     test_tensor rows[TENSORS];
     float got[2][16 * VOCAB];
-    (void)state;
     for (int i = 0; i < 2; i++) {
-        world w;
+        SCOPED(world) w;
         memcpy(rows, tensors, sizeof rows);
         rows[0].name = i ? "lm_head.weight" : "model.embed_tokens.weight";
         rows[2] = (test_tensor){"unused", QC_DTYPE_F32, 1, {1}};
@@ -236,7 +231,6 @@ static void tied(void **state)
         else
             test_must(open_model(&w, 1), &w.err);
         test_must(logits(&w, &batch, got[i]), &w.err);
-        drop(&w);
     }
     assert_memory_equal(got[0], got[1], sizeof got[0]);
 }
@@ -246,20 +240,18 @@ static void tied(void **state)
 static void refuses(const test_tensor *rows, size_t count, const char *members, qc_status code,
                     const char *word)
 {
-    world w;
+    SCOPED(world) w;
     make_folder(&w, rows, count, members);
     assert_int_equal(open_model(&w, 1), code);
     if (!strstr(w.err.msg, word))
         fail_msg("'%s' is not in: %s", word, w.err.msg);
     assert_null(w.m);
-    drop(&w);
 }
 
-static void wrong_checkpoints(void **state)
+TEST(wrong_checkpoints)
 {
     static const char llama[] = "\"model_type\": \"llama\", " SIZES;
     test_tensor rows[TENSORS];
-    (void)state;
     for (unsigned i = 0; i < TENSORS - 2; i++) {
         memcpy(rows, tensors, sizeof rows);
         rows[i].name = "other.weight";
@@ -289,13 +281,12 @@ static void wrong_checkpoints(void **state)
         QC_ERR_UNSUPPORTED, "gptq");
 }
 
-static void wrong_batches(void **state)
+TEST(wrong_batches)
 {
-    world w;
+    SCOPED(world) w;
     float out[16 * HIDDEN];
     const uint32_t beyond[] = {0, 1, VOCAB};
     const uint64_t n[] = {1, 2}, huge[] = {UINT64_MAX, 2};
-    (void)state;
     make_folder(&w, tensors, TENSORS - 2,
                 "\"model_type\": \"llama\", \"rope_scaling\": {\"type\": \"dynamic\", \"factor\": "
                 "2}, \"max_position_embeddings\": 8, \"hidden_size\": 24, \"intermediate_size\": "
@@ -319,17 +310,15 @@ static void wrong_batches(void **state)
     test_must(
         qc_forward_hidden(w.m, &(qc_forward_batch){NULL, lengths + 1, 1, 0, NULL}, out, &w.err),
         &w.err);
-    drop(&w);
 }
 
 /* One weight of the file is overwritten with infinity. */
-static void not_finite(void **state)
+TEST(not_finite)
 {
-    world w;
+    SCOPED(world) w;
     float out[16 * HIDDEN];
     char path[96];
     const float infinite = INFINITY;
-    (void)state;
     make_folder(&w, tensors, TENSORS - 2, "\"model_type\": \"llama\", " SIZES);
     const qc_checkpoint_tensor *t = qc_checkpoint_find(w.c, L "mlp.down_proj.weight");
     (void)snprintf(path, sizeof path, "%s/model.safetensors", w.folder);
@@ -341,43 +330,31 @@ static void not_finite(void **state)
     test_must(open_model(&w, 2), &w.err);
     assert_int_equal(qc_forward_hidden(w.m, &batch, out, &w.err), QC_ERR_NONFINITE);
     assert_non_null(strstr(w.err.msg, "layer 0"));
-    drop(&w);
 }
 
-static void every_allocation(void **state)
+TEST(every_allocation)
 {
-    world w;
+    SCOPED(world) w;
     float out[16 * VOCAB];
     uint64_t failures = 0;
-    (void)state;
     make_folder(&w, tensors, TENSORS - 2, "\"model_type\": \"llama\", " SIZES);
     for (int threads = 1; threads <= 2; threads++) {
-        for (uint64_t n = 1;; n++) {
-            qc_alloc_fail_at(n, 0);
-            qc_status st = open_model(&w, (unsigned)threads);
-            if (st == QC_OK)
-                st = logits(&w, &batch, out);
-            uint64_t tried = qc_alloc_count();
-            qc_alloc_fail_at(0, 0);
+        EACH_ALLOCATION_FAILS (fault, 0) {
+            fault.st = open_model(&w, (unsigned)threads);
+            if (fault.st == QC_OK)
+                fault.st = logits(&w, &batch, out);
             qc_forward_close(w.m);
             w.m = NULL;
-            if (n > tried) {
-                test_must(st, &w.err);
-                break;
-            }
-            assert_int_equal(st, QC_ERR_NOMEM);
-            failures++;
+            failures += fault.st != QC_OK;
         }
     }
     assert_true(failures > 40);
-    drop(&w);
 }
 
-static void interrupted(void **state)
+TEST(interrupted)
 {
-    world w;
+    SCOPED(world) w;
     float out[16 * VOCAB], hidden[16 * HIDDEN] = {0.0f};
-    (void)state;
     make_folder(&w, tensors, TENSORS - 2, "\"model_type\": \"llama\", " SIZES);
     test_must(open_model(&w, 2), &w.err);
     qc_interrupt();
@@ -385,19 +362,4 @@ static void interrupted(void **state)
     assert_int_equal(qc_forward_logits(w.m, hidden, 16, out, &w.err), QC_ERR_INTERRUPTED);
     qc_interrupt_clear();
     test_must(logits(&w, &batch, out), &w.err);
-    drop(&w);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(agrees),
-        cmocka_unit_test(tied),
-        cmocka_unit_test(wrong_checkpoints),
-        cmocka_unit_test(wrong_batches),
-        cmocka_unit_test(not_finite),
-        cmocka_unit_test(every_allocation),
-        cmocka_unit_test(interrupted),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -261,21 +261,19 @@ static void check_points(int extras, const qc_form_ops *ops)
     free(absmax);
 }
 
-static void test_points(void **state)
+TEST(test_points)
 {
-    (void)state;
     check_points(0, &qc_form_nf4);
     check_points(1, &qc_form_w4a16);
 }
 
 /* Head: more windows than one chunk of 4096 tokens holds. */
-static void test_head_of_chunks(void **state)
+TEST(test_head_of_chunks)
 {
     enum { many = 115, tokens = many * LONGEST };
     uint64_t all[many];
     qc_error err = {0};
-    qc_forward_cpu cpu;
-    (void)state;
+    SCOPED(qc_forward_cpu) cpu;
     for (int i = 0; i < many; i++)
         all[i] = LONGEST;
     new_cpu(&cpu);
@@ -294,24 +292,21 @@ static void test_head_of_chunks(void **state)
         cpu.decoder->norm(x + t * HIDDEN, gain, HIDDEN, 1e-5f, x + t * HIDDEN);
     check_moments(h, x, x, tokens, HIDDEN, 1, "head");
     qc_calibrate_engine_destroy(c);
-    qc_forward_cpu_deinit(&cpu);
     free(gain);
     free(x);
     free(z);
 }
 
-static void test_errors(void **state)
+TEST(test_errors)
 {
     static const double values[4] = {1, 2, 3, 4};
     qc_calibrate_engine *c = new_engine();
     qc_calibrate_speed speed;
-    qc_arena arena;
     qc_error err = {0};
     const char *name = NULL;
     void *h = NULL;
     double got[4];
-    (void)state;
-    qc_arena_init(&arena);
+    SCOPED(qc_arena) arena = {0};
     assert_int_equal(setenv("QCONV_LIBCUBLAS", "/nowhere/libcublas.so", 1), 0);
     assert_int_equal(qc_gpu_calibrating_table.name(&name, &arena, &devices.gpus[0], &err),
                      QC_ERR_DEVICE);
@@ -330,7 +325,6 @@ static void test_errors(void **state)
     assert_int_equal(qc_gpu_calibrator_read(c, got, NULL, &err), QC_OK);
     assert_memory_equal(got, values, sizeof values);
     qc_calibrate_engine_destroy(c);
-    qc_arena_deinit(&arena);
 }
 
 int main(void)
@@ -338,10 +332,5 @@ int main(void)
     shape.family = qc_family_of("llama");
     setenv("QCONV_LIBCUBLAS", QC_FAKE_CUBLAS, 1);
     setenv("QCONV_LIBCUSOLVER", QC_FAKE_CUSOLVER, 1);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_points),
-        cmocka_unit_test(test_head_of_chunks),
-        cmocka_unit_test(test_errors),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run_all(NULL);
 }

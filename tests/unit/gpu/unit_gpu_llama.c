@@ -320,26 +320,23 @@ static void check_kinds(unsigned step)
         check_layers((weight_kind)(i / 2), (int)(i % 2), lengths, 3);
 }
 
-static void test_layers(void **state)
+TEST(test_layers)
 {
-    (void)state;
     assert_int_equal(setenv("QCONV_LIBCUBLAS", QC_FAKE_CUBLAS, 1), 0);
     check_kinds(1);
 }
 
-static void test_layers_without_cublas(void **state)
+TEST(test_layers_without_cublas)
 {
-    (void)state;
     assert_int_equal(setenv("QCONV_LIBCUBLAS", "/nowhere/libcublas.so", 1), 0);
     check_kinds(3);
     assert_int_equal(setenv("QCONV_LIBCUBLAS", QC_FAKE_CUBLAS, 1), 0);
 }
 
 /* More tokens than a device takes at once that has little memory. */
-static void test_chunks(void **state)
+TEST(test_chunks)
 {
     uint64_t lengths[36];
-    (void)state;
     for (size_t i = 0; i < 36; i++)
         lengths[i] = LONGEST - i % 7;
     assert_int_equal(setenv("QCONV_LIBCUBLAS", "/nowhere/libcublas.so", 1), 0);
@@ -377,9 +374,8 @@ static void check_head(weight_kind kind, uint64_t vocabulary, uint64_t n)
     free(want);
 }
 
-static void test_head(void **state)
+TEST(test_head)
 {
-    (void)state;
     for (int kind = 0; kind < KINDS; kind++)
         check_head((weight_kind)kind, kind == INT4 ? 304 : 301, kind == 0 ? 1 : 37);
     check_head(DENSE_BF16, 9, 4100);
@@ -387,14 +383,13 @@ static void test_head(void **state)
 
 /* Whichever allocation of the device or the host fails: NOMEM or, where less memory will do, the
  * result; and nothing is left. */
-static void test_no_memory(void **state)
+TEST(test_no_memory)
 {
     const qc_gpu_work *work = qc_gpu_table();
     static const uint64_t length = 5;
     qc_error err = {0};
     layer l;
     unsigned failed = 0;
-    (void)state;
     make_layer(&l, NF4_NESTED, 1);
     qc_forward_weights g = on_gpu(&l);
     float *hidden = random_floats(length * HIDDEN, 0.0, 1.0);
@@ -444,14 +439,13 @@ static float *model_logits(const qc_devices *devices, const qc_forward_batch *ba
     return logits;
 }
 
-static void test_model(void **state)
+TEST(test_model)
 {
     const qc_gpu_work *work = qc_gpu_table();
     static const uint64_t lengths[2] = {19, 8};
     uint32_t ids[27];
     qc_devices devices = {.work = work, .gpu_count = 1, .wished = 1, .text = "cuda:0"};
     qc_error err = {0};
-    (void)state;
     FILE *f = fopen(QC_TEST_DATA "/kjv-llama/heldout.txt", "r");
     assert_non_null(f);
     for (size_t i = 0; i < 27; i++)
@@ -475,12 +469,11 @@ static void test_model(void **state)
     free(want);
 }
 
-static void test_forms(void **state)
+TEST(test_forms)
 {
     const qc_gpu_work *work = qc_gpu_table();
     qc_cuda_device device;
     qc_error err = {0};
-    (void)state;
     assert_int_equal(work->device_open(&device, 0, &err), QC_OK);
     static const struct {
         qc_forward_config config;
@@ -517,11 +510,5 @@ int main(void)
         cosine[i] = (float)cos(angle);
         sine[i] = (float)sin(angle);
     }
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_layers),    cmocka_unit_test(test_layers_without_cublas),
-        cmocka_unit_test(test_chunks),    cmocka_unit_test(test_head),
-        cmocka_unit_test(test_no_memory), cmocka_unit_test(test_forms),
-        cmocka_unit_test(test_model),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run_all(NULL);
 }

@@ -1,8 +1,8 @@
 /* convert/gpu/gpu_load.h, on the CPU shim */
 #include "convert/gpu/gpu_load.h"
 
-#include "base/alloc.h"
 #include "kernels/cuda_device.h"
+#include "tests/fixtures/alloc_faults.h"
 #include "tests/fixtures/device_output_fixture.h"
 
 #include <shim_control.h>
@@ -55,9 +55,8 @@ static void assert_there(const room *r, const qc_reader_device *d)
     qc_cuda_stream_destroy(s);
 }
 
-static void every_tensor_is_on_the_gpu(void **state)
+TEST(every_tensor_is_on_the_gpu)
 {
-    (void)state;
     for (int compressed = 0; compressed < 2; compressed++) {
         world w;
         room at;
@@ -78,9 +77,8 @@ static void every_tensor_is_on_the_gpu(void **state)
     assert_int_equal(qc_shim_allocations(NULL), 0);
 }
 
-static void what_fails_is_said(void **state)
+TEST(what_fails_is_said)
 {
-    (void)state;
     world w;
     room at;
     qc_error err = {0};
@@ -111,34 +109,19 @@ static void what_fails_is_said(void **state)
     assert_int_equal(qc_shim_allocations(NULL), 0);
 }
 
-static void out_of_memory_is_said(void **state)
+TEST(out_of_memory_is_said)
 {
-    (void)state;
     world w;
     make_output(&w, 1, 1);
     qc_reader *r = open_reader(&w);
-    for (uint64_t n = 1;; n++) {
+    EACH_ALLOCATION_FAILS (fault, 0) {
         room at;
-        qc_alloc_fail_at(n, 0);
-        qc_status st = load(&at, r, 3, 1, NULL, NULL);
-        uint64_t tried = qc_alloc_count();
-        qc_alloc_fail_at(0, 0);
+        fault.st = load(&at, r, 3, 1, NULL, NULL);
         drop_room(&at);
-        assert_int_equal(st, tried < n ? QC_OK : QC_ERR_NOMEM);
-        if (tried < n)
-            break;
     }
     qc_reader_close(r);
     drop_output(&w);
     assert_int_equal(qc_shim_allocations(NULL), 0);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_tensor_is_on_the_gpu),
-        cmocka_unit_test(what_fails_is_said),
-        cmocka_unit_test(out_of_memory_is_said),
-    };
-    return cmocka_run_group_tests(tests, make_contents, free_contents);
-}
+TEST_GROUP(make_contents, free_contents)

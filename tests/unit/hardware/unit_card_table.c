@@ -1,13 +1,6 @@
 /* convert/hardware/card_table.h: names, products and what architectures can do. */
 #include "convert/hardware/card_table.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
+#include "tests/fixtures/test.h"
 
 static const qc_card *find(const char *text)
 {
@@ -22,9 +15,8 @@ static void expect(const char *text, const char *name)
 }
 
 /* Every name and alias finds its own card, so none is there twice. */
-static void names_are_unique(void **state)
+TEST(names_are_unique)
 {
-    (void)state;
     for (unsigned i = 0; i < qc_card_count; i++) {
         const qc_card *c = &qc_card_table[i];
         expect(c->name, c->name);
@@ -40,9 +32,8 @@ static void names_are_unique(void **state)
     }
 }
 
-static void spelling_does_not_matter(void **state)
+TEST(spelling_does_not_matter)
 {
-    (void)state;
     expect("A100", "A100-40GB");
     expect("a100 40gb", "A100-40GB");
     expect("A100_40GB", "A100-40GB");
@@ -76,9 +67,8 @@ static void spelling_does_not_matter(void **state)
     assert_string_equal(qc_card_find("3090+4090", 4)->name, "RTX3090");
 }
 
-static void near_names_are_offered(void **state)
+TEST(near_names_are_offered)
 {
-    (void)state;
     static const struct {
         const char *text, *name;
     } cases[] = {
@@ -108,9 +98,8 @@ static void expect_product(const char *product, uint64_t mebi, const char *name)
                  c ? c->name : "nothing", name ? name : "nothing");
 }
 
-static void products_are_recognised(void **state)
+TEST(products_are_recognised)
 {
-    (void)state;
     expect_product("NVIDIA A100-SXM4-40GB", 40960, "A100-40GB");
     expect_product("A100-SXM4-40GB", 40536, "A100-40GB");
     expect_product("NVIDIA A100 80GB PCIe", 81920, "A100-80GB-PCIe");
@@ -143,9 +132,8 @@ static void products_are_recognised(void **state)
 }
 
 /* What a row says must hold together: a digit too many or too few is seen here. */
-static void rows_are_plausible(void **state)
+TEST(rows_are_plausible)
 {
-    (void)state;
     for (unsigned i = 0; i < qc_card_count; i++) {
         const qc_card *c = &qc_card_table[i];
         assert_true(c->memory_bytes > 9000000000u && c->memory_bytes < 300000000000u);
@@ -166,9 +154,8 @@ static void rows_are_plausible(void **state)
     assert_in_range(find("3090")->memory_bytes, 25200000000u, 25400000000u);
 }
 
-static void architectures_are_known(void **state)
+TEST(architectures_are_known)
 {
-    (void)state;
     static const struct {
         unsigned sm;
         const char *name, *dtype;
@@ -200,14 +187,4 @@ static void architectures_are_known(void **state)
         assert_int_equal(f.int8_tensor, cases[i].int8);
         assert_int_equal(f.fp8_tensor, cases[i].fp8);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(names_are_unique),       cmocka_unit_test(spelling_does_not_matter),
-        cmocka_unit_test(near_names_are_offered), cmocka_unit_test(products_are_recognised),
-        cmocka_unit_test(rows_are_plausible),     cmocka_unit_test(architectures_are_known),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

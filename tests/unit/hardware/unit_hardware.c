@@ -69,9 +69,8 @@ static void expect_error(qc_status status, const char *message)
 
 /* ---- CUDA_VISIBLE_DEVICES ---- */
 
-static void cuda_rules_are_followed(void **state)
+TEST_WITH(cuda_rules_are_followed, begin, end)
 {
-    (void)state;
     static const char *const uuids[] = {"GPU-aa11", "GPU-aa22", "GPU-bb33", ""};
     static const struct {
         const char *list;
@@ -132,9 +131,8 @@ static void cuda_rules_are_followed(void **state)
     }
 }
 
-static void visible_gpus_are_renumbered(void **state)
+TEST_WITH(visible_gpus_are_renumbered, begin, end)
 {
-    (void)state;
     use_fake(A100 ";" R3090 ";" ODD);
     set("CUDA_VISIBLE_DEVICES", "GPU-bbbb3333,GPU-aaaa1");
     qc_hardware h = read_hardware();
@@ -154,9 +152,8 @@ static void visible_gpus_are_renumbered(void **state)
 
 /* ---- the driver ---- */
 
-static void gpus_are_read(void **state)
+TEST_WITH(gpus_are_read, begin, end)
 {
-    (void)state;
     use_fake(A100 ";" R3090 ";" ODD);
     set("FAKE_NVML_PEERS", "0-2");
     qc_hardware h = read_hardware();
@@ -186,9 +183,8 @@ static void gpus_are_read(void **state)
 }
 
 /* A driver that lacks what is optional: the card table fills in what it can. */
-static void old_drivers_are_read(void **state)
+TEST_WITH(old_drivers_are_read, begin, end)
 {
-    (void)state;
     use_fake(A100 ";" ODD);
     set("QCONV_NVML", QC_FAKE_NVML_OLD);
     qc_hardware h = read_hardware();
@@ -201,9 +197,8 @@ static void old_drivers_are_read(void **state)
     assert_int_equal(h.gpus[1].sm, 0);
 }
 
-static void machines_without_gpus_are_fine(void **state)
+TEST_WITH(machines_without_gpus_are_fine, begin, end)
 {
-    (void)state;
     set("QCONV_NVML", "/nowhere/libnvidia-ml.so.1");
     qc_hardware h = read_hardware();
     assert_int_equal(h.gpu_count, 0);
@@ -221,9 +216,8 @@ static void machines_without_gpus_are_fine(void **state)
     assert_string_equal(read_hardware().no_gpu, "the NVIDIA driver finds none");
 }
 
-static void lost_gpus_are_left_out(void **state)
+TEST_WITH(lost_gpus_are_left_out, begin, end)
 {
-    (void)state;
     use_fake(A100 ";" R3090);
     set("FAKE_NVML_LOSE", "0@0");
     qc_hardware h = read_hardware();
@@ -244,9 +238,8 @@ static void lost_gpus_are_left_out(void **state)
     assert_string_equal(h.no_gpu, "the GPUs that are there do not answer");
 }
 
-static void many_gpus_are_cut_off(void **state)
+TEST_WITH(many_gpus_are_cut_off, begin, end)
 {
-    (void)state;
     char list[70 * 20] = "";
     for (int i = 0; i < 66; i++) {
         size_t used = strlen(list);
@@ -264,9 +257,8 @@ static void many_gpus_are_cut_off(void **state)
 }
 
 /* Every allocation may fail: said as such, and nothing is leaked. */
-static void running_out_of_memory_is_an_error(void **state)
+TEST_WITH(running_out_of_memory_is_an_error, begin, end)
 {
-    (void)state;
     int ok = 0;
     use_fake(A100 ";" R3090);
     for (uint64_t at = 1; !ok; at++) {
@@ -292,9 +284,8 @@ static void running_out_of_memory_is_an_error(void **state)
 
 /* ---- QCONV_DEVICE ---- */
 
-static void devices_are_chosen(void **state)
+TEST_WITH(devices_are_chosen, begin, end)
 {
-    (void)state;
     use_fake(A100 ";" R3090 ";" ODD);
     set("QCONV_DEVICE", "");
     assert_int_equal(read_hardware().gpu_count, 3);
@@ -348,9 +339,8 @@ static void devices_are_chosen(void **state)
 
 /* ---- --as ---- */
 
-static void machines_are_assumed(void **state)
+TEST_WITH(machines_are_assumed, begin, end)
 {
-    (void)state;
     qc_hardware h;
     qc_error err = {0};
     set("QCONV_NVML", "/nowhere");
@@ -410,9 +400,8 @@ static qc_host_facts read_root(void)
     return f;
 }
 
-static void hosts_are_read(void **state)
+TEST_WITH(hosts_are_read, begin, end)
 {
-    (void)state;
     fx_make_dir(&root);
     qc_host_facts f = read_root();
     assert_null(f.cpu_name);
@@ -448,12 +437,11 @@ static void hosts_are_read(void **state)
     f = read_root();
     assert_int_equal(f.memory_bytes, 300000);
     assert_int_equal(f.memory_free_bytes, 150000);
-    fx_remove_dir(root.path);
+    test_remove(root.path);
 }
 
-static void this_host_is_plausible(void **state)
+TEST_WITH(this_host_is_plausible, begin, end)
 {
-    (void)state;
     set("QCONV_DEVICE", "cpu");
     qc_hardware h = read_hardware();
     assert_in_range(h.cpu_threads, 1, 100000);
@@ -466,9 +454,8 @@ static void this_host_is_plausible(void **state)
 
 /* ---- what would be chosen ---- */
 
-static void choices_follow_the_architecture(void **state)
+TEST_WITH(choices_follow_the_architecture, begin, end)
 {
-    (void)state;
     static const struct {
         unsigned sm;
         int usable;
@@ -513,9 +500,8 @@ static void expect_strategy(const qc_hardware *h, const char *name, const char *
     assert_true(*s.why);
 }
 
-static void strategies_follow_the_rule(void **state)
+TEST_WITH(strategies_follow_the_rule, begin, end)
 {
-    (void)state;
     qc_gpu gpus[3] = {{.index = 0, .sm = 80, .free_bytes = 10},
                       {.index = 1, .sm = 80, .free_bytes = 10},
                       {.index = 2, .sm = 61, .free_bytes = 10}};
@@ -537,26 +523,4 @@ static void strategies_follow_the_rule(void **state)
     qc_error err = {0};
     assert_int_equal(qc_hardware_assume(&h, &arena, "3090+3090+a100+3090", &err), QC_OK);
     expect_strategy(&h, "gpus-balanced", "2xRTX3090+A100-40GB+RTX3090");
-}
-
-int main(void)
-{
-#define TEST(f) cmocka_unit_test_setup_teardown(f, begin, end)
-    const struct CMUnitTest tests[] = {
-        TEST(cuda_rules_are_followed),
-        TEST(visible_gpus_are_renumbered),
-        TEST(gpus_are_read),
-        TEST(old_drivers_are_read),
-        TEST(machines_without_gpus_are_fine),
-        TEST(lost_gpus_are_left_out),
-        TEST(many_gpus_are_cut_off),
-        TEST(running_out_of_memory_is_an_error),
-        TEST(devices_are_chosen),
-        TEST(machines_are_assumed),
-        TEST(hosts_are_read),
-        TEST(this_host_is_plausible),
-        TEST(choices_follow_the_architecture),
-        TEST(strategies_follow_the_rule),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -26,9 +26,8 @@ static void expect_group(const fixture *f, const char *name, const char *fused, 
     assert_int_equal(g.count, count);
 }
 
-static void groups_by_name(void **state)
+TEST(groups_by_name)
 {
-    (void)state;
     static const char *const list[] = {
         ATTENTION "q_proj.weight",
         ATTENTION "k_proj.weight",
@@ -56,7 +55,7 @@ static void groups_by_name(void **state)
         "k_proj.weight",
         NULL,
     };
-    fixture f;
+    SCOPED(fixture) f = {0};
     fixture_init(&f, QC_TO_NF4);
     names(&f, list);
     expect_group(&f, ATTENTION "k_proj.weight", "qkv_proj", 3);
@@ -72,7 +71,6 @@ static void groups_by_name(void **state)
     expect_group(&f, "model.layers.3.cross_attn.q_proj.weight", NULL, 0);
     expect_group(&f, "model.layers.4.block_sparse_moe.experts.11.w3.weight", "gate_up_proj", 2);
     expect_group(&f, "q_proj.weight", "qkv_proj", 2);
-    fixture_deinit(&f);
     assert_int_equal(qc_expert_stem("a.mlp.experts.17.up_proj.weight"), strlen("a.mlp.experts"));
     assert_int_equal(qc_expert_stem("experts.0.w1.weight"), strlen("experts"));
     assert_int_equal(qc_expert_stem("a.mlp.shared_experts.up_proj.weight"), 0);
@@ -96,7 +94,7 @@ static void expect_choice(qc_to to, int split, const char *rules, const char *wa
                                         ATTENTION "v_proj.weight", MLP "gate_proj.weight",
                                         MLP "up_proj.weight"};
     char globs[4][64], got[6] = "";
-    fixture f;
+    SCOPED(fixture) f = {0};
     fixture_init(&f, to);
     f.options.split_fused = split;
     add_layer(&f);
@@ -110,12 +108,10 @@ static void expect_choice(qc_to to, int split, const char *rules, const char *wa
     for (unsigned i = 0; i < 5; i++)
         got[i] = qc_scheme_is_quantized(fixture_entry(&f, order[i])->scheme) ? 'Q' : '-';
     assert_string_equal(got, want);
-    fixture_deinit(&f);
 }
 
-static void rules_are_widened(void **state)
+TEST(rules_are_widened)
 {
-    (void)state;
     expect_choice(QC_TO_NF4, 0, "", "QQQQQ");
     expect_choice(QC_TO_NF4, 0, "-*.q_proj.*", "---QQ");
     expect_choice(QC_TO_NF4, 1, "-*.q_proj.*", "-QQQQ");
@@ -127,10 +123,9 @@ static void rules_are_widened(void **state)
     expect_choice(QC_TO_BF16, 0, "-*gate*", "-----");
 }
 
-static void what_the_warning_says(void **state)
+TEST(what_the_warning_says)
 {
-    (void)state;
-    fixture f;
+    SCOPED(fixture) f = {0};
     fixture_init(&f, QC_TO_NF4);
     add_layer(&f);
     fixture_add(&f, "model.layers.1.self_attn.q_proj.weight", 64, 64);
@@ -152,14 +147,12 @@ static void what_the_warning_says(void **state)
     assert_string_equal(fixture_entry(&f, ATTENTION "v_proj.weight")->why,
                         "--keep *.q_proj.*, for qkv_proj");
     assert_string_equal(fixture_entry(&f, ATTENTION "q_proj.weight")->why, "--keep *.q_proj.*");
-    fixture_deinit(&f);
 }
 
 /* A member that cannot be quantized leaves the group split, whatever the rule says. */
-static void members_that_cannot(void **state)
+TEST(members_that_cannot)
 {
-    (void)state;
-    fixture f;
+    SCOPED(fixture) f = {0};
     fixture_init(&f, QC_TO_NF4);
     add_layer(&f);
     fixture_add_dims(&f, "model.layers.1.mlp.gate_proj.weight", QC_DTYPE_I64, 2,
@@ -172,13 +165,11 @@ static void members_that_cannot(void **state)
     fixture_expect(&f, "model.layers.1.mlp.up_proj.weight", QC_SCHEME_NF4, QC_ROLE_LINEAR);
     assert_int_equal(f.recipe.widened.list[1].groups, 0);
     assert_false(fixture_skips(&f, "model.layers.1.mlp.gate_up_proj"));
-    fixture_deinit(&f);
 }
 
-static void skip_lists_have_the_engines_names(void **state)
+TEST(skip_lists_have_the_engines_names)
 {
-    (void)state;
-    fixture f;
+    SCOPED(fixture) f = {0};
     fixture_init(&f, QC_TO_NF4);
     add_layer(&f);
     fixture_add(&f, "model.layers.1.self_attn.q_a_proj.weight", 64, 64);
@@ -193,14 +184,12 @@ static void skip_lists_have_the_engines_names(void **state)
                              "model.layers.1.self_attn.fused_qkv_a_proj_with_mqa "
                              "model.layers.1.self_attn.kv_a_proj_with_mqa "
                              "model.layers.1.self_attn.q_a_proj");
-    fixture_deinit(&f);
     fixture_init(&f, QC_TO_NF4); /* a split group has no such name: part of it is quantized */
     f.options.split_fused = 1;
     add_layer(&f);
     fixture_rule(&f, 0, "*q_proj*");
     fixture_make_ok(&f);
     fixture_expect_skips(&f, "lm_head model.layers.0.self_attn.q_proj");
-    fixture_deinit(&f);
     fixture_init(&f,
                  QC_TO_NF4); /* the other names that the group may have in memory, and experts */
     fixture_config(&f, "{\"model_type\":\"llava\",\"text_config\":{\"vocab_size\":512}}");
@@ -215,17 +204,4 @@ static void skip_lists_have_the_engines_names(void **state)
     assert_true(fixture_skips(&f, "model.language_model.layers.0.mlp.gate_up_proj"));
     assert_true(fixture_skips(&f, "language_model.model.layers.1.mlp.experts.0.gate_proj"));
     assert_false(fixture_skips(&f, "language_model.model.layers.1.mlp.experts.0.gate_up_proj"));
-    fixture_deinit(&f);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(groups_by_name),
-        cmocka_unit_test(rules_are_widened),
-        cmocka_unit_test(what_the_warning_says),
-        cmocka_unit_test(members_that_cannot),
-        cmocka_unit_test(skip_lists_have_the_engines_names),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -87,9 +87,8 @@ static void check_sizes(const qc_geometry *g, const qc_json_node *sizes, const c
     assert_int_equal(cache_bytes(g, &use), want);
 }
 
-static void every_model(void **state)
+TEST(every_model)
 {
-    (void)state;
     unsigned found = 0;
     DIR *dir = opendir(QC_TEST_DATA "/models");
     assert_non_null(dir);
@@ -97,7 +96,7 @@ static void every_model(void **state)
         size_t len = strlen(e->d_name);
         if (len < 5 || strcmp(e->d_name + len - 5, ".json") != 0)
             continue;
-        fixture f;
+        SCOPED(fixture) f = {0};
         qc_json *doc = load(&f, e->d_name, QC_TO_NF4);
         const qc_json_node *root = qc_json_root(doc);
         qc_geometry g;
@@ -111,7 +110,6 @@ static void every_model(void **state)
         assert_int_equal(g.guessed, 0);
         check_sizes(&g, qc_json_get(root, "sizes"), e->d_name);
         qc_json_destroy(doc);
-        fixture_deinit(&f);
         found++;
     }
     (void)closedir(dir);
@@ -140,7 +138,7 @@ static void read_ok(reading *r, const char *text)
         fail_msg("%s: %s", text, r->err.msg);
 }
 
-static void done(reading *r)
+static void reading_deinit(reading *r)
 {
     qc_json_destroy(r->doc);
     qc_arena_deinit(&r->arena);
@@ -150,7 +148,7 @@ static void done(reading *r)
 static void expect_kinds(const char *text, const char *kinds, uint64_t window)
 {
     static const char letters[] = {'-', 'F', 'S', 'M', 'X'};
-    reading r;
+    SCOPED(reading) r;
     read_ok(&r, text);
     char got[64] = "";
     for (uint32_t i = 0; i < r.g.layer_count; i++) {
@@ -160,16 +158,14 @@ static void expect_kinds(const char *text, const char *kinds, uint64_t window)
     }
     if (strcmp(got, kinds) != 0)
         fail_msg("%s: %s, expected %s", text, got, kinds);
-    done(&r);
 }
 
 #define SHAPE                                                                                      \
     "\"hidden_size\":64,\"num_attention_heads\":4,\"num_key_value_heads\":2,"                      \
     "\"intermediate_size\":128,\"vocab_size\":32,"
 
-static void windows_of_families(void **state)
+TEST(windows_of_families)
 {
-    (void)state;
     expect_kinds("{\"model_type\":\"mistral\"," SHAPE "\"num_hidden_layers\":3,"
                  "\"sliding_window\":4096}",
                  "SSS", 4096);
@@ -207,10 +203,9 @@ static void windows_of_families(void **state)
                  "FF", 0);
 }
 
-static void latent_attention(void **state)
+TEST(latent_attention)
 {
-    (void)state;
-    reading r;
+    SCOPED(reading) r;
     /* DeepSeek-V3: 61 layers of 512 + 64. */
     read_ok(&r, "{\"model_type\":\"deepseek_v3\",\"num_hidden_layers\":61,\"hidden_size\":7168,"
                 "\"num_attention_heads\":128,\"num_key_value_heads\":128,\"kv_lora_rank\":512,"
@@ -222,12 +217,10 @@ static void latent_attention(void **state)
     assert_int_equal(r.g.experts, 256);
     assert_int_equal(r.g.intermediate, 2048 * 9);
     assert_int_equal(r.g.max_context, 163840);
-    done(&r);
 }
 
-static void names_of_other_families(void **state)
+TEST(names_of_other_families)
 {
-    (void)state;
     reading r;
     read_ok(&r, "{\"model_type\":\"gpt2\",\"n_layer\":12,\"n_head\":12,\"n_embd\":768,"
                 "\"n_positions\":1024,\"vocab_size\":50257,\"n_inner\":null}");
@@ -235,31 +228,31 @@ static void names_of_other_families(void **state)
     assert_int_equal(r.g.intermediate, 3072);
     assert_int_equal(r.g.max_context, 1024);
     assert_int_equal(qc_kv_bytes_per_token(&r.g, &one_8k), 12 * 2 * 768 * 2);
-    done(&r);
+    reading_deinit(&r);
     read_ok(&r, "{\"model_type\":\"falcon\",\"num_hidden_layers\":32,\"num_attention_heads\":71,"
                 "\"hidden_size\":4544,\"multi_query\":true,\"num_kv_heads\":71}");
     assert_int_equal(r.g.guessed, 0);
     assert_int_equal(r.g.kv_heads, 1);
     assert_int_equal(r.g.head_dim, 64);
-    done(&r);
+    reading_deinit(&r);
     read_ok(&r, "{\"model_type\":\"falcon\",\"num_hidden_layers\":60,\"num_attention_heads\":128,"
                 "\"hidden_size\":8192,\"new_decoder_architecture\":true,\"num_kv_heads\":8}");
     assert_int_equal(r.g.kv_heads, 8);
-    done(&r);
+    reading_deinit(&r);
     read_ok(&r, "{\"model_type\":\"bloom\",\"n_layer\":70,\"num_attention_heads\":112,"
                 "\"hidden_size\":14336,\"torch_dtype\":\"bfloat16\"}");
     assert_int_equal(qc_kv_bytes_per_token(&r.g, &one_8k), UINT64_C(70) * 2 * 14336 * 2);
     assert_int_equal(r.g.dtype, QC_DTYPE_BF16);
-    done(&r);
+    reading_deinit(&r);
     read_ok(&r, "{\"model_type\":\"mixtral\"," SHAPE "\"num_hidden_layers\":1,"
                 "\"num_local_experts\":8,\"num_experts_per_tok\":2,\"dtype\":\"float16\"}");
     assert_int_equal(r.g.intermediate, 256);
     assert_int_equal(r.g.experts_per_token, 2);
     assert_int_equal(r.g.dtype, QC_DTYPE_F16);
-    done(&r);
+    reading_deinit(&r);
     read_ok(&r, "{\"model_type\":\"somebodys_own\"," SHAPE "\"num_hidden_layers\":2}");
     assert_int_equal(r.g.guessed, 1);
-    done(&r);
+    reading_deinit(&r);
 }
 
 /* What is kept for `context` tokens in fp16 by the whole model. */
@@ -275,9 +268,8 @@ static uint64_t kept(const qc_geometry *g, uint64_t context)
 /* Bytes of the caches that transformers 5.23 filled for a model of this shape in bfloat16. A window
  * of 8 is counted whole where 7 were found between two steps. What was worked out and not measured
  * says so. tests/interop/test_interop_caches.py compares more types. */
-static void kept_by_families(void **state)
+TEST(kept_by_families)
 {
-    (void)state;
     static const struct {
         const char *text;
         uint64_t at_12, at_40;
@@ -366,40 +358,37 @@ static void kept_by_families(void **state)
         {"{\"model_type\":\"convbert\"," SHAPE "\"num_hidden_layers\":2}", 0, 0},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        reading r;
+        SCOPED(reading) r;
         read_ok(&r, cases[i].text);
         if (kept(&r.g, 12) != cases[i].at_12 || kept(&r.g, 40) != cases[i].at_40)
             fail_msg("%s: %llu and %llu bytes, expected %llu and %llu", cases[i].text,
                      (unsigned long long)kept(&r.g, 12), (unsigned long long)kept(&r.g, 40),
                      (unsigned long long)cases[i].at_12, (unsigned long long)cases[i].at_40);
         assert_int_equal(r.g.guessed, 0);
-        done(&r);
     }
 }
 
-static void little_is_said(void **state)
+TEST(little_is_said)
 {
-    (void)state;
     reading r;
     read_ok(&r, "{}");
     assert_string_equal(r.g.model_type, "");
     assert_int_equal(r.g.layer_count, 0);
     assert_int_equal(r.g.guessed, 1);
     assert_int_equal(r.g.dtype, QC_DTYPE_COUNT);
-    done(&r);
+    reading_deinit(&r);
     read_ok(&r, "{\"model_type\":\"llama\",\"vocab_size\":32}");
     assert_int_equal(r.g.layer_count, 0);
     assert_int_equal(r.g.vocab, 32);
-    done(&r);
+    reading_deinit(&r);
     qc_geometry g;
     assert_int_equal(qc_geometry_read(&g, NULL, NULL, NULL), QC_OK);
     assert_int_equal(g.layer_count, 0);
     assert_string_equal(g.model_type, "");
 }
 
-static void what_cannot_be(void **state)
+TEST(what_cannot_be)
 {
-    (void)state;
     static const struct {
         const char *text, *words;
     } cases[] = {
@@ -446,33 +435,21 @@ static void what_cannot_be(void **state)
          "max_position_embeddings"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        reading r;
+        SCOPED(reading) r;
         qc_status st = read_config(&r, cases[i].text);
         if (st != QC_ERR_INPUT || !strstr(r.err.msg, cases[i].words))
             fail_msg("%s: %s: %s", cases[i].text, qc_status_name(st), r.err.msg);
-        done(&r);
     }
 }
 
-static void sizes_saturate(void **state)
+TEST(sizes_saturate)
 {
-    (void)state;
-    reading r;
+    SCOPED(reading) r;
     read_ok(&r, "{\"model_type\":\"llama\",\"num_hidden_layers\":2,\"hidden_size\":1073741824,"
                 "\"num_attention_heads\":1073741824,\"head_dim\":1073741824}");
     qc_kv_use use = {.context = UINT64_MAX, .batch = UINT64_MAX, .kv_bits = 32};
     assert_true(qc_layer_kv_bytes(&r.g, 0, &use) == UINT64_MAX);
     assert_true(qc_kv_bytes_per_token(&r.g, &use) == UINT64_MAX);
-    done(&r);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_model),      cmocka_unit_test(windows_of_families),
-        cmocka_unit_test(latent_attention), cmocka_unit_test(names_of_other_families),
-        cmocka_unit_test(little_is_said),   cmocka_unit_test(what_cannot_be),
-        cmocka_unit_test(sizes_saturate),   cmocka_unit_test(kept_by_families),
-    };
-    return cmocka_run_group_tests(tests, NULL, free_roles);
-}
+TEST_GROUP(NULL, free_roles)

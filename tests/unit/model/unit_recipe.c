@@ -1,4 +1,5 @@
 /* The recipe on small made-up checkpoints: traps of names, rules, options. */
+#include "tests/fixtures/alloc_faults.h"
 #include "tests/fixtures/recipe_fixture.h"
 
 #define LAYER "model.layers.0."
@@ -24,10 +25,9 @@ static void add_llama(fixture *f)
     fixture_add_1d(f, "model.norm.weight", 64);
 }
 
-static void llama_by_table(void **state)
+TEST(llama_by_table)
 {
-    (void)state;
-    fixture f;
+    SCOPED(fixture) f = {0};
     fixture_init(&f, QC_TO_NF4);
     add_llama(&f);
     fixture_make_ok(&f);
@@ -43,44 +43,12 @@ static void llama_by_table(void **state)
     assert_int_equal(fixture_entry(&f, "lm_head.weight")->out_dtype, QC_DTYPE_BF16);
     assert_null(fixture_entry(&f, "lm_head.weight")->stored);
     fixture_expect_skips(&f, "lm_head");
-    fixture_deinit(&f);
 }
 
-static void schemes_follow_options(void **state)
+TEST(every_source_dtype)
 {
-    (void)state;
-    static const struct {
-        qc_to to;
-        uint32_t block_elems;
-        qc_scheme scheme;
-        const char *name;
-    } cases[] = {
-        {QC_TO_NF4, 0, QC_SCHEME_NF4, "nf4"},
-        {QC_TO_NF4, 128, QC_SCHEME_NF4, "nf4"},
-        {QC_TO_INT8, 0, QC_SCHEME_INT8_ROWS, "int8"},
-        {QC_TO_INT8, 64, QC_SCHEME_INT8_BLOCKS, "int8-block"},
-        {QC_TO_FP16, 0, QC_SCHEME_CAST, "cast"},
-        {QC_TO_BF16, 0, QC_SCHEME_KEEP, "keep"},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        fixture f;
-        fixture_init(&f, cases[i].to);
-        f.options.block_elems = cases[i].block_elems;
-        add_llama(&f);
-        fixture_make_ok(&f);
-        fixture_expect(&f, LAYER "self_attn.q_proj.weight", cases[i].scheme, QC_ROLE_LINEAR);
-        assert_string_equal(qc_scheme_name(cases[i].scheme), cases[i].name);
-        assert_int_equal(f.recipe.skip_count,
-                         cases[i].to == QC_TO_FP16 || cases[i].to == QC_TO_BF16 ? 0 : 4);
-        fixture_deinit(&f);
-    }
-}
-
-static void every_source_dtype(void **state)
-{
-    (void)state;
     for (int t = 0; t < QC_DTYPE_COUNT; t++) {
-        fixture f;
+        SCOPED(fixture) f = {0};
         fixture_init(&f, QC_TO_NF4);
         fixture_config(&f, llama);
         fixture_add_dims(&f, LAYER "self_attn.q_proj.weight", (qc_dtype)t, 2, (uint64_t[]){64, 64});
@@ -98,14 +66,12 @@ static void every_source_dtype(void **state)
             fixture_expect(&f, LAYER "self_attn.q_proj.weight", QC_SCHEME_KEEP, QC_ROLE_LINEAR);
             assert_true(fixture_skips(&f, "model.layers.0.self_attn.q_proj"));
         }
-        fixture_deinit(&f);
     }
 }
 
-static void deepseek_v3_layout(void **state)
+TEST(deepseek_v3_layout)
 {
-    (void)state;
-    fixture f;
+    SCOPED(fixture) f = {0};
     fixture_init(&f, QC_TO_NF4);
     f.options.rest = QC_REST_BF16;
     fixture_config(&f, "{\"model_type\":\"deepseek_v3\",\"n_routed_experts\":256}");
@@ -133,13 +99,11 @@ static void deepseek_v3_layout(void **state)
     fixture_expect(&f, "model.layers.61.shared_head.head.weight", QC_SCHEME_KEEP, QC_ROLE_HEAD);
     fixture_expect(&f, "model.layers.61.shared_head.norm.weight", QC_SCHEME_KEEP, QC_ROLE_NORM);
     fixture_expect_skips(&f, "lm_head model.layers.61.shared_head.head");
-    fixture_deinit(&f);
 }
 
-static void mixtral_router_is_a_linear(void **state)
+TEST(mixtral_router_is_a_linear)
 {
-    (void)state;
-    fixture f;
+    SCOPED(fixture) f = {0};
     fixture_init(&f, QC_TO_INT8);
     fixture_config(&f, "{\"model_type\":\"mixtral\",\"num_local_experts\":8}");
     fixture_add(&f, "model.embed_tokens.weight", 512, 64);
@@ -156,13 +120,11 @@ static void mixtral_router_is_a_linear(void **state)
     fixture_rule(&f, 1, "*.block_sparse_moe.gate.weight");
     fixture_make_ok(&f);
     fixture_expect_skips(&f, "lm_head");
-    fixture_deinit(&f);
 }
 
-static void qwen_moe_gates(void **state)
+TEST(qwen_moe_gates)
 {
-    (void)state;
-    fixture f;
+    SCOPED(fixture) f = {0};
     fixture_init(&f, QC_TO_NF4);
     fixture_config(&f, "{\"model_type\":\"qwen2_moe\",\"num_experts\":60}");
     fixture_add(&f, "model.embed_tokens.weight", 512, 64);
@@ -175,16 +137,14 @@ static void qwen_moe_gates(void **state)
     fixture_expect(&f, LAYER "mlp.experts.59.gate_proj.weight", QC_SCHEME_NF4, QC_ROLE_LINEAR);
     fixture_expect_skips(&f,
                          "lm_head model.layers.0.mlp.gate model.layers.0.mlp.shared_expert_gate");
-    fixture_deinit(&f);
 }
 
-static void gpt2_is_transposed(void **state)
+TEST(gpt2_is_transposed)
 {
-    (void)state;
     /* As on the Hub (no prefix) and as saved with a head. */
     static const char *const prefixes[] = {"", "transformer."};
     for (size_t p = 0; p < 2; p++) {
-        fixture f;
+        SCOPED(fixture) f = {0};
         fixture_init(&f, QC_TO_NF4);
         f.options.rest = QC_REST_BF16;
         fixture_config(&f, "{\"model_type\":\"gpt2\",\"vocab_size\":50257}");
@@ -219,16 +179,14 @@ static void gpt2_is_transposed(void **state)
         }
         /* Under the names of GPT2Model and of GPT2LMHeadModel. */
         fixture_expect_skips(&f, "h.11.mlp.c_proj lm_head transformer.h.11.mlp.c_proj");
-        fixture_deinit(&f);
     }
 }
 
-static void bert_with_and_without_prefix(void **state)
+TEST(bert_with_and_without_prefix)
 {
-    (void)state;
     static const char *const prefixes[] = {"", "bert."};
     for (size_t p = 0; p < 2; p++) {
-        fixture f;
+        SCOPED(fixture) f = {0};
         char name[160];
         fixture_init(&f, QC_TO_NF4);
         fixture_config(&f, "{\"model_type\":\"bert\",\"vocab_size\":512}");
@@ -259,14 +217,12 @@ static void bert_with_and_without_prefix(void **state)
         fixture_expect(&f, "cls.predictions.decoder.weight", QC_SCHEME_KEEP, QC_ROLE_HEAD);
         fixture_expect(&f, "cls.predictions.transform.dense.weight", QC_SCHEME_NF4, QC_ROLE_LINEAR);
         fixture_expect_skips(&f, "cls.predictions.decoder cls.seq_relationship lm_head");
-        fixture_deinit(&f);
     }
 }
 
-static void mllama_under_new_names(void **state)
+TEST(mllama_under_new_names)
 {
-    (void)state;
-    fixture f;
+    SCOPED(fixture) f = {0};
     fixture_init(&f, QC_TO_NF4);
     fixture_config(&f, "{\"model_type\":\"mllama\",\"text_config\":{\"vocab_size\":512}}");
     fixture_add(&f, "lm_head.weight", 512, 64);
@@ -293,13 +249,11 @@ static void mllama_under_new_names(void **state)
     fixture_expect(&f, "model.multi_modal_projector.weight", QC_SCHEME_NF4, QC_ROLE_LINEAR);
     fixture_expect_skips(&f, "language_model.model.layers.4.mlp.up_proj lm_head "
                              "model.language_model.layers.4.mlp.up_proj");
-    fixture_deinit(&f);
 }
 
 /* A head in the file that stands for the embeddings too, told in three ways. */
-static void tied_heads(void **state)
+TEST(tied_heads)
 {
-    (void)state;
     static const struct {
         const char *config;
         int embeddings, meta, tied;
@@ -314,7 +268,7 @@ static void tied_heads(void **state)
         {"{\"model_type\":\"new\"}", 1, 0, 0},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        fixture f;
+        SCOPED(fixture) f = {0};
         qc_st_meta meta = {"model.embed_tokens.weight", "lm_head.weight"};
         fixture_init(&f, QC_TO_NF4);
         fixture_config(&f, cases[i].config);
@@ -338,14 +292,12 @@ static void tied_heads(void **state)
             fixture_expect(&f, "lm_head.weight", QC_SCHEME_NF4, QC_ROLE_HEAD);
             fixture_expect_skips(&f, "");
         }
-        fixture_deinit(&f);
     }
 }
 
-static void last_rule_wins(void **state)
+TEST(last_rule_wins)
 {
-    (void)state;
-    fixture f;
+    SCOPED(fixture) f = {0};
     fixture_init(&f, QC_TO_NF4);
     add_llama(&f);
     fixture_rule(&f, 0, "model.layers.*");
@@ -376,12 +328,10 @@ static void last_rule_wins(void **state)
     assert_string_equal(f.recipe.skip_modules[f.recipe.skip_count - 3],
                         "model.layers.11.mlp.gate_proj");
     assert_int_equal(f.recipe.skip_count, 4 + 2 * 9 + 1);
-    fixture_deinit(&f);
 }
 
-static void globs_that_help_nobody(void **state)
+TEST(globs_that_help_nobody)
 {
-    (void)state;
     static const struct {
         int quantize;
         const char *glob, *says;
@@ -394,25 +344,22 @@ static void globs_that_help_nobody(void **state)
         {0, "", "matches no tensor"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        fixture f;
+        SCOPED(fixture) f = {0};
         fixture_init(&f, QC_TO_NF4);
         add_llama(&f);
         fixture_rule(&f, cases[i].quantize, cases[i].glob);
         fixture_make_fails(&f, QC_ERR_USAGE, cases[i].glob, cases[i].says);
-        fixture_deinit(&f);
     }
-    fixture f;
+    SCOPED(fixture) f = {0};
     fixture_init(&f, QC_TO_BF16);
     add_llama(&f);
     fixture_rule(&f, 1, "*q_proj.weight");
     fixture_make_fails(&f, QC_ERR_USAGE, "*q_proj.weight", "--to nf4");
-    fixture_deinit(&f);
 }
 
-static void rest_casts_what_is_kept(void **state)
+TEST(rest_casts_what_is_kept)
 {
-    (void)state;
-    fixture f;
+    SCOPED(fixture) f = {0};
     fixture_init(&f, QC_TO_NF4);
     fixture_config(&f, llama);
     f.options.rest = QC_REST_FP16;
@@ -436,13 +383,11 @@ static void rest_casts_what_is_kept(void **state)
     /* --keep is "not quantized"; what is not quantized is the rest. */
     fixture_expect(&f, LAYER "self_attn.o_proj.weight", QC_SCHEME_CAST, QC_ROLE_LINEAR);
     fixture_expect_skips(&f, "lm_head model.layers.0.self_attn.o_proj");
-    fixture_deinit(&f);
 }
 
-static void to_float_casts_all_but_kept(void **state)
+TEST(to_float_casts_all_but_kept)
 {
-    (void)state;
-    fixture f;
+    SCOPED(fixture) f = {0};
     fixture_init(&f, QC_TO_FP16);
     fixture_config(&f, llama);
     fixture_add(&f, "model.embed_tokens.weight", 256, 64);
@@ -457,12 +402,10 @@ static void to_float_casts_all_but_kept(void **state)
     fixture_expect(&f, "model.norm.weight", QC_SCHEME_KEEP, QC_ROLE_NORM);
     assert_string_equal(fixture_entry(&f, "model.norm.weight")->why, "--keep model.norm.*");
     fixture_expect(&f, LAYER "self_attn.rotary_emb.inv_freq", QC_SCHEME_KEEP, QC_ROLE_OTHER);
-    fixture_deinit(&f);
 }
 
-static void general_rules(void **state)
+TEST(general_rules)
 {
-    (void)state;
     static const struct {
         const char *name;
         unsigned ndim;
@@ -520,7 +463,7 @@ static void general_rules(void **state)
          "{\"vocab_size\":512,\"n_routed_experts\":8}}"),
     };
     for (size_t c = 0; c < sizeof configs / sizeof *configs; c++) {
-        fixture f;
+        SCOPED(fixture) f = {0};
         fixture_init(&f, QC_TO_NF4);
         fixture_config(&f, configs[c]);
         for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
@@ -546,14 +489,12 @@ static void general_rules(void **state)
         fixture_rule(&f, 1, "embeddings.word*");
         fixture_make_fails(&f, QC_ERR_USAGE, "embeddings.word_embeddings.weight",
                            "embedding table");
-        fixture_deinit(&f);
     }
 }
 
-static void gate_without_experts_is_a_linear(void **state)
+TEST(gate_without_experts_is_a_linear)
 {
-    (void)state;
-    fixture f;
+    SCOPED(fixture) f = {0};
     fixture_init(&f, QC_TO_NF4);
     fixture_add(&f, "block.0.gate.weight", 64, 64);
     fixture_add(&f, "embed_tokens.weight", 512, 64);
@@ -562,13 +503,11 @@ static void gate_without_experts_is_a_linear(void **state)
     assert_int_equal(f.recipe.known_type, 0);
     fixture_expect(&f, "block.0.gate.weight", QC_SCHEME_NF4, QC_ROLE_LINEAR);
     assert_string_equal(fixture_entry(&f, "block.0.gate.weight")->why, "linear by general rule");
-    fixture_deinit(&f);
 }
 
 /* Heads that are tied have no tensor, and not every one is called lm_head. */
-static void hidden_heads(void **state)
+TEST(hidden_heads)
 {
-    (void)state;
     static const struct {
         const char *type, *tensor, *skips;
     } cases[] = {
@@ -580,7 +519,7 @@ static void hidden_heads(void **state)
         {"new", "mypredictions.x.weight", "lm_head"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        fixture f;
+        SCOPED(fixture) f = {0};
         char config[64];
         fixture_init(&f, QC_TO_NF4);
         (void)snprintf(config, sizeof config, "{\"model_type\":\"%s\"}", cases[i].type);
@@ -589,14 +528,12 @@ static void hidden_heads(void **state)
         fixture_make_ok(&f);
         fixture_expect(&f, cases[i].tensor, QC_SCHEME_NF4, QC_ROLE_LINEAR);
         fixture_expect_skips(&f, cases[i].skips);
-        fixture_deinit(&f);
     }
 }
 
-static void held_in_32_bit(void **state)
+TEST(held_in_32_bit)
 {
-    (void)state;
-    fixture f;
+    SCOPED(fixture) f = {0};
     fixture_init(&f, QC_TO_NF4);
     fixture_config(&f, "{\"model_type\":\"t5\",\"vocab_size\":512}");
     fixture_add(&f, "shared.weight", 512, 64);
@@ -624,15 +561,13 @@ static void held_in_32_bit(void **state)
                    QC_ROLE_LINEAR);
     fixture_rule(&f, 1, "*.wo.weight");
     fixture_make_fails(&f, QC_ERR_USAGE, "wo.weight", "32 bit");
-    fixture_deinit(&f);
 }
 
-static void packed_by_other_tools(void **state)
+TEST(packed_by_other_tools)
 {
-    (void)state;
     static const char *const leaves[] = {"qweight", "weight_packed", "trellis", "q_weight"};
     for (size_t i = 0; i < sizeof leaves / sizeof *leaves; i++) {
-        fixture f;
+        SCOPED(fixture) f = {0};
         char name[128];
         fixture_init(&f, QC_TO_NF4);
         fixture_config(&f, llama);
@@ -644,13 +579,11 @@ static void packed_by_other_tools(void **state)
         fixture_make_ok(&f);
         fixture_expect(&f, name, QC_SCHEME_KEEP, QC_ROLE_PACKED);
         fixture_expect(&f, LAYER "self_attn.q_proj.scales", QC_SCHEME_KEEP, QC_ROLE_STATE);
-        fixture_deinit(&f);
     }
 }
 
-static void odd_configs(void **state)
+TEST(odd_configs)
 {
-    (void)state;
     static const char *const configs[] = {
         "{}",
         "{\"model_type\":null,\"vocab_size\":null,\"tie_word_embeddings\":null}",
@@ -659,7 +592,7 @@ static void odd_configs(void **state)
         "{\"model_type\":\" llama \",\"tie_word_embeddings\":\"yes\"}",
     };
     for (size_t i = 0; i < sizeof configs / sizeof *configs; i++) {
-        fixture f;
+        SCOPED(fixture) f = {0};
         fixture_init(&f, QC_TO_NF4);
         add_llama(&f);
         fixture_config(&f, configs[i]);
@@ -667,59 +600,21 @@ static void odd_configs(void **state)
         assert_int_equal(f.recipe.known_type, 0);
         fixture_expect(&f, LAYER "self_attn.q_proj.weight", QC_SCHEME_NF4, QC_ROLE_LINEAR);
         fixture_expect(&f, "lm_head.weight", QC_SCHEME_KEEP, QC_ROLE_HEAD);
-        fixture_deinit(&f);
     }
-    fixture f; /* nothing at all */
+    SCOPED(fixture) f = {0}; /* nothing at all */
     fixture_init(&f, QC_TO_NF4);
     fixture_make_ok(&f);
     fixture_expect_skips(&f, "lm_head");
-    fixture_deinit(&f);
 }
 
-static void out_of_memory(void **state)
+TEST(out_of_memory)
 {
-    (void)state;
-    for (uint64_t n = 1;; n++) {
-        fixture f;
-        fixture_init(&f, QC_TO_NF4);
-        add_llama(&f);
-        fixture_rule(&f, 0, "*.mlp.*");
-        qsort(f.model.tensors, f.model.tensor_count, sizeof *f.model.tensors, fixture_order);
-        qc_alloc_fail_at(n, 1);
-        qc_status st = qc_recipe_make(&f.recipe, &f.arena, &f.model, &f.options, &f.err);
-        qc_alloc_fail_at(0, 0);
-        fixture_deinit(&f);
-        if (st == QC_OK)
-            break;
-        assert_int_equal(st, QC_ERR_NOMEM);
-        assert_true(n < 1000);
+    SCOPED(fixture) f = {0};
+    fixture_init(&f, QC_TO_NF4);
+    add_llama(&f);
+    fixture_rule(&f, 0, "*.mlp.*");
+    EACH_ALLOCATION_FAILS (fault, 1) {
+        qc_arena_deinit(&f.arena);
+        fault.st = fixture_make(&f);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(llama_by_table),
-        cmocka_unit_test(schemes_follow_options),
-        cmocka_unit_test(every_source_dtype),
-        cmocka_unit_test(deepseek_v3_layout),
-        cmocka_unit_test(mixtral_router_is_a_linear),
-        cmocka_unit_test(qwen_moe_gates),
-        cmocka_unit_test(gpt2_is_transposed),
-        cmocka_unit_test(bert_with_and_without_prefix),
-        cmocka_unit_test(mllama_under_new_names),
-        cmocka_unit_test(tied_heads),
-        cmocka_unit_test(last_rule_wins),
-        cmocka_unit_test(globs_that_help_nobody),
-        cmocka_unit_test(rest_casts_what_is_kept),
-        cmocka_unit_test(to_float_casts_all_but_kept),
-        cmocka_unit_test(general_rules),
-        cmocka_unit_test(gate_without_experts_is_a_linear),
-        cmocka_unit_test(hidden_heads),
-        cmocka_unit_test(held_in_32_bit),
-        cmocka_unit_test(packed_by_other_tools),
-        cmocka_unit_test(odd_configs),
-        cmocka_unit_test(out_of_memory),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

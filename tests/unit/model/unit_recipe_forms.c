@@ -22,9 +22,8 @@ static const char deepseek[] =
     "{\"model_type\":\"deepseek_v3\",\"num_hidden_layers\":61,\"quantization_config\":"
     "{\"quant_method\":\"fp8\",\"weight_block_size\":[128,128]}}";
 
-static void fp8_blocks(void **state)
+TEST(fp8_blocks)
 {
-    (void)state;
     static const struct {
         qc_to to;
         uint32_t block;
@@ -40,7 +39,7 @@ static void fp8_blocks(void **state)
         {QC_TO_KEEP, 0, QC_SCHEME_KEEP, QC_DTYPE_F8_E4M3},
     };
     for (size_t r = 0; r < sizeof runs / sizeof *runs; r++) {
-        fixture f;
+        SCOPED(fixture) f = {0};
         fixture_init(&f, runs[r].to);
         f.options.block_elems = runs[r].block;
         fixture_config(&f, deepseek);
@@ -63,14 +62,12 @@ static void fp8_blocks(void **state)
         assert_string_equal(e->coded->name, Q);
         assert_int_equal(f.recipe.input_is_coded, 1);
         assert_int_equal(f.recipe.input_is_quantized, 0);
-        fixture_deinit(&f);
     }
 }
 
-static void fp8_kept_with_its_scales(void **state)
+TEST(fp8_kept_with_its_scales)
 {
-    (void)state;
-    fixture f;
+    SCOPED(fixture) f = {0};
     fixture_init(&f, QC_TO_NF4);
     fixture_config(&f, deepseek);
     add2(&f, Q, QC_DTYPE_F8_E4M3, 256, 256);
@@ -80,13 +77,11 @@ static void fp8_kept_with_its_scales(void **state)
     fixture_expect(&f, Q, QC_SCHEME_KEEP, QC_ROLE_LINEAR);
     fixture_expect(&f, Q "_scale_inv", QC_SCHEME_KEEP, QC_ROLE_STATE);
     assert_true(fixture_skips(&f, "model.layers.0.self_attn.q_proj"));
-    fixture_deinit(&f);
 }
 
 /* The places of weights with one scale in all and one per row; dtype from config.json. */
-static void fp8_other_scales(void **state)
+TEST(fp8_other_scales)
 {
-    (void)state;
     static const struct {
         unsigned ndim;
         uint64_t dims[2];
@@ -105,7 +100,7 @@ static void fp8_other_scales(void **state)
         {2, {2, 2}, 128, QC_OK}, /* 128 x 128 */
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        fixture f;
+        SCOPED(fixture) f = {0};
         fixture_init(&f, QC_TO_INT8);
         fixture_config(&f, "{\"model_type\":\"llama\",\"torch_dtype\":\"float16\"}");
         add2(&f, Q, QC_DTYPE_F8_E4M3, 256, 256);
@@ -123,14 +118,12 @@ static void fp8_other_scales(void **state)
             fixture_expect(&f, "model.layers.0.self_attn.q_proj.input_scale", QC_SCHEME_ABSORBED,
                            QC_ROLE_STATE);
         }
-        fixture_deinit(&f);
     }
 }
 
-static void fp8_that_is_not_read(void **state)
+TEST(fp8_that_is_not_read)
 {
-    (void)state;
-    fixture f;
+    SCOPED(fixture) f = {0};
     fixture_init(&f, QC_TO_BF16); /* a config that speaks of scales, and none there */
     fixture_config(&f, deepseek);
     add2(&f, Q, QC_DTYPE_F8_E4M3, 256, 256);
@@ -143,12 +136,10 @@ static void fp8_that_is_not_read(void **state)
     fixture_make_fails(&f, QC_ERR_INPUT, "weight_block_size", "fewer");
     fixture_config(&f, "{\"quantization_config\":{\"weight_block_size\":[0,128]}}");
     fixture_make_fails(&f, QC_ERR_INPUT, "weight_block_size", "0");
-    fixture_deinit(&f);
     fixture_init(&f, QC_TO_NF4); /* other encodings */
     add2(&f, Q, QC_DTYPE_F8_E4M3FNUZ, 256, 256);
     add2(&f, Q "_scale_inv", QC_DTYPE_F32, 2, 2);
     fixture_make_fails(&f, QC_ERR_UNSUPPORTED, Q, "F8_E4M3FNUZ");
-    fixture_deinit(&f);
 }
 
 static void add_experts(fixture *f, uint64_t out, uint64_t groups)
@@ -158,9 +149,8 @@ static void add_experts(fixture *f, uint64_t out, uint64_t groups)
     fixture_add(f, Q, 64, 64);
 }
 
-static void mxfp4_passes_through(void **state)
+TEST(mxfp4_passes_through)
 {
-    (void)state;
     /* The tensors decide: no config, another model type, a wrong quant_method. */
     static const char *const configs[] = {
         "{\"model_type\":\"gpt_oss\"}",
@@ -168,7 +158,7 @@ static void mxfp4_passes_through(void **state)
         "{\"model_type\":\"gpt_oss\",\"quantization_config\":{\"quant_method\":\"gptq\"}}",
     };
     for (size_t i = 0; i < sizeof configs / sizeof *configs; i++) {
-        fixture f;
+        SCOPED(fixture) f = {0};
         fixture_init(&f, QC_TO_NF4);
         fixture_config(&f, configs[i]);
         add_experts(&f, 96, 3);
@@ -195,19 +185,16 @@ static void mxfp4_passes_through(void **state)
         fixture_make_ok(&f);
         fixture_expect(&f, UP "_blocks", QC_SCHEME_KEEP, QC_ROLE_PACKED);
         fixture_expect(&f, UP "_scales", QC_SCHEME_KEEP, QC_ROLE_STATE);
-        fixture_deinit(&f);
     }
 }
 
-static void mxfp4_rules(void **state)
+TEST(mxfp4_rules)
 {
-    (void)state;
-    fixture f;
+    SCOPED(fixture) f = {0};
     fixture_init(&f, QC_TO_NF4);
     fixture_add(&f, Q, 64, 64);
     f.options.requantize = 1;
     fixture_make_fails(&f, QC_ERR_USAGE, "--requantize", "no weights in MXFP4");
-    fixture_deinit(&f);
     fixture_init(&f, QC_TO_NF4);
     add_experts(&f, 33, 3); /* 33 * 96 is 49.5 blocks of 64 */
     f.options.requantize = 1;
@@ -220,15 +207,13 @@ static void mxfp4_rules(void **state)
     f.options.requantize = 0;
     fixture_rule(&f, 1, "*_blocks");
     fixture_make_fails(&f, QC_ERR_USAGE, UP "_blocks", "--requantize");
-    fixture_deinit(&f);
 }
 
-static void mtp(void **state)
+TEST(mtp)
 {
-    (void)state;
     static const qc_to to[] = {QC_TO_NF4, QC_TO_BF16, QC_TO_KEEP};
     for (size_t i = 0; i < sizeof to / sizeof *to; i++) {
-        fixture f;
+        SCOPED(fixture) f = {0};
         fixture_init(&f, to[i]);
         fixture_config(&f, "{\"model_type\":\"deepseek_v3\",\"num_hidden_layers\":10}");
         fixture_add(&f, "model.layers.9.self_attn.o_proj.weight", 64, 64);
@@ -249,7 +234,6 @@ static void mtp(void **state)
                              QC_SCHEME_ABSORBED);
         fixture_config(&f, "{\"model_type\":\"deepseek_v3\"}");
         fixture_make_fails(&f, QC_ERR_INPUT, "num_hidden_layers", "");
-        fixture_deinit(&f);
     }
 }
 
@@ -285,10 +269,9 @@ static void expect_part(const fixture *f, const char *name, uint64_t begin, uint
     assert_int_equal(t->file, 3);
 }
 
-static void fused_experts(void **state)
+TEST(fused_experts)
 {
-    (void)state;
-    fixture f;
+    SCOPED(fixture) f = {0};
     fixture_init(&f, QC_TO_NF4);
     fixture_config(&f, "{\"model_type\":\"mixtral\",\"num_local_experts\":2}");
     add3(&f, UP, QC_DTYPE_BF16, 2, 128, 96);
@@ -313,7 +296,6 @@ static void fused_experts(void **state)
 #undef X
     assert_non_null(qc_checkpoint_find(&f.model, "model.layers.0.block_sparse_moe.gate.weight"));
     assert_non_null(qc_checkpoint_find(&f.model, "model.layers.1.mlp.gate.weight"));
-    fixture_deinit(&f);
 }
 
 /* 3 experts of [256, 200] and [200, 256], blocks of 128 x 128 or as config.json says. */
@@ -328,13 +310,12 @@ static void add_fp8_experts(fixture *f, uint64_t inner, uint64_t scale_rows)
         f->model.tensors[i].begin = i * 1000000;
 }
 
-static void fused_fp8_experts(void **state)
+TEST(fused_fp8_experts)
 {
-    (void)state;
     static const char config[] = "{\"model_type\":\"deepseek_v3\",\"n_routed_experts\":3}";
     static const qc_to to[] = {QC_TO_NF4, QC_TO_INT8};
     for (size_t i = 0; i < 2; i++) {
-        fixture f;
+        SCOPED(fixture) f = {0};
         fixture_init(&f, to[i]);
         fixture_config(&f, config);
         add_fp8_experts(&f, 256, 4);
@@ -355,25 +336,22 @@ static void fused_fp8_experts(void **state)
         assert_int_not_equal(fixture_entry(&f, X)->scheme, QC_SCHEME_KEEP);
         assert_int_equal(fixture_entry(&f, X "_scale_inv")->scheme, QC_SCHEME_ABSORBED);
 #undef X
-        fixture_deinit(&f);
     }
     /* A block of scales that spans gate and up; scales that are not there; too many. */
     static const uint64_t shapes[][2] = {{192, 3}, {256, 5}, {192, 4}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        fixture f;
+        SCOPED(fixture) f = {0};
         fixture_init(&f, QC_TO_NF4);
         fixture_config(&f, config);
         add_fp8_experts(&f, shapes[i][0], shapes[i][1]);
         split(&f);
         assert_int_equal(f.model.tensor_count, 4);
         assert_int_equal(f.model.warning_count, 1);
-        fixture_deinit(&f);
     }
 }
 
-static void stacks_that_stay(void **state)
+TEST(stacks_that_stay)
 {
-    (void)state;
     static const struct {
         const char *config;
         uint64_t up[2], down[2];
@@ -388,7 +366,7 @@ static void stacks_that_stay(void **state)
         {"{\"model_type\":\"qwen3_moe\"}", {0, 96}, {96, 0}, QC_DTYPE_BF16, 0},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        fixture f;
+        SCOPED(fixture) f = {0};
         fixture_init(&f, QC_TO_NF4);
         fixture_config(&f, cases[i].config);
         add3(&f, UP, cases[i].dtype, 2, cases[i].up[0], cases[i].up[1]);
@@ -399,23 +377,5 @@ static void stacks_that_stay(void **state)
         assert_int_equal(f.model.warning_count, cases[i].warned);
         if (i == 0)
             assert_non_null(strstr(f.model.warnings[0], "36864 weights"));
-        fixture_deinit(&f);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(fp8_blocks),
-        cmocka_unit_test(fp8_kept_with_its_scales),
-        cmocka_unit_test(fp8_other_scales),
-        cmocka_unit_test(fp8_that_is_not_read),
-        cmocka_unit_test(mxfp4_passes_through),
-        cmocka_unit_test(mxfp4_rules),
-        cmocka_unit_test(mtp),
-        cmocka_unit_test(fused_experts),
-        cmocka_unit_test(fused_fp8_experts),
-        cmocka_unit_test(stacks_that_stay),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

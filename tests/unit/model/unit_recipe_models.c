@@ -116,7 +116,7 @@ static void one_model(const char *file, uint64_t quantizable, const char *skips)
         const char *key;
     } runs[] = {{QC_TO_NF4, "nf4"}, {QC_TO_INT8, "int8"}, {QC_TO_BF16, "bf16"}};
     for (size_t r = 0; r < sizeof runs / sizeof *runs; r++) {
-        fixture f;
+        SCOPED(fixture) f = {0};
         qc_json *doc = load(&f, file, runs[r].to);
         f.options.rest = QC_REST_BF16;
         fixture_make_ok(&f);
@@ -135,17 +135,15 @@ static void one_model(const char *file, uint64_t quantizable, const char *skips)
             assert_int_equal(f.recipe.skip_count, 0);
         }
         qc_json_destroy(doc);
-        fixture_deinit(&f);
     }
 }
 
 /* --requantize: experts, too; NOTES' 19.7e9 weights and its sizes. */
-static void gpt_oss_requantized(void **state)
+TEST(gpt_oss_requantized)
 {
-    (void)state;
     static const char file[] = "gpt-oss-20b.json";
     for (int int8 = 0; int8 < 2; int8++) {
-        fixture f;
+        SCOPED(fixture) f = {0};
         qc_json *doc = load(&f, file, int8 ? QC_TO_INT8 : QC_TO_NF4);
         f.options.requantize = 1;
         fixture_make_ok(&f);
@@ -155,13 +153,11 @@ static void gpt_oss_requantized(void **state)
         assert_int_equal(f.recipe.input_is_coded, 1);
         fixture_expect_skips(&f, "lm_head");
         qc_json_destroy(doc);
-        fixture_deinit(&f);
     }
 }
 
-static void every_model(void **state)
+TEST(every_model)
 {
-    (void)state;
     size_t known = sizeof models / sizeof *models, found = 0;
     DIR *dir = opendir(QC_TEST_DATA "/models");
     assert_non_null(dir);
@@ -182,12 +178,11 @@ static void every_model(void **state)
 }
 
 /* The usual practice: the vision tower and the projector stay in 16 bit. */
-static void mllama_without_vision(void **state)
+TEST(mllama_without_vision)
 {
-    (void)state;
     static const char file[] = "Llama-3.2-11B-Vision-Instruct.json";
     for (int int8 = 0; int8 < 2; int8++) {
-        fixture f;
+        SCOPED(fixture) f = {0};
         qc_json *doc = load(&f, file, int8 ? QC_TO_INT8 : QC_TO_NF4);
         fixture_rule(&f, 0, "vision_model.*");
         fixture_rule(&f, 0, "multi_modal_projector.*");
@@ -203,16 +198,14 @@ static void mllama_without_vision(void **state)
         assert_false(fixture_skips(&f, "vision_model.transformer.layers.31.mlp.fc1"));
         assert_true(fixture_skips(&f, "lm_head"));
         qc_json_destroy(doc);
-        fixture_deinit(&f);
     }
 }
 
 /* The same without config.json's model_type: the general rules come to the same weights. */
-static void general_rules_agree(void **state)
+TEST(general_rules_agree)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
-        fixture f;
+        SCOPED(fixture) f = {0};
         qc_json *doc = load(&f, models[i].file, QC_TO_NF4);
         uint64_t vocab = 0;
         const qc_json_node *config = qc_json_get(qc_json_root(doc), "config");
@@ -236,15 +229,13 @@ static void general_rules_agree(void **state)
         }
         assert_true(fixture_skips(&f, "lm_head"));
         qc_json_destroy(doc);
-        fixture_deinit(&f);
     }
 }
 
 /* 29,102 tensors three times over and eight globs. */
-static void many_tensors_and_globs(void **state)
+TEST(many_tensors_and_globs)
 {
-    (void)state;
-    fixture f;
+    SCOPED(fixture) f = {0};
     qc_json *doc = load(&f, "DeepSeek-V2.5.json", QC_TO_NF4);
     size_t n = f.model.tensor_count;
     for (int copy = 0; copy < 2; copy++) {
@@ -267,17 +258,6 @@ static void many_tensors_and_globs(void **state)
     print_message("%zu tensors, %u globs: %.1f ms\n", f.model.tensor_count, f.options.rule_count,
                   ms);
     qc_json_destroy(doc);
-    fixture_deinit(&f);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_model),
-        cmocka_unit_test(gpt_oss_requantized),
-        cmocka_unit_test(mllama_without_vision),
-        cmocka_unit_test(general_rules_agree),
-        cmocka_unit_test(many_tensors_and_globs),
-    };
-    return cmocka_run_group_tests(tests, NULL, free_roles);
-}
+TEST_GROUP(NULL, free_roles)

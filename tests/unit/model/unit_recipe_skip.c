@@ -4,10 +4,9 @@
 
 /* Heads that a class for labels adds to a model whose file has none of them, unless the name would
  * catch what is quantized. */
-static void heads_of_other_classes(void **state)
+TEST(heads_of_other_classes)
 {
-    (void)state;
-    fixture f;
+    SCOPED(fixture) f = {0};
     fixture_init(&f, QC_TO_NF4);
     fixture_config(&f, "{\"model_type\":\"qwen2\",\"vocab_size\":512}");
     fixture_add(&f, "model.layers.0.mlp.up_proj.weight", 64, 64);
@@ -17,14 +16,12 @@ static void heads_of_other_classes(void **state)
     assert_true(fixture_skips(&f, "classifier"));
     assert_true(fixture_skips(&f, "qa_outputs"));
     assert_false(fixture_skips(&f, "score"));
-    fixture_deinit(&f);
     fixture_init(&f, QC_TO_NF4); /* a part's own type has a head of its own */
     fixture_config(&f, "{\"model_type\":\"vision-encoder-decoder\",\"decoder\":"
                        "{\"model_type\":\"trocr\",\"vocab_size\":512}}");
     fixture_add(&f, "decoder.model.decoder.layers.0.fc1.weight", 64, 64);
     fixture_make_ok(&f);
     assert_true(fixture_skips(&f, "output_projection"));
-    fixture_deinit(&f);
     fixture_init(&f, QC_TO_NF4); /* what transformers leaves alone */
     fixture_config(&f, "{\"model_type\":\"clip\"}");
     fixture_add(&f, "text_projection.weight", 64, 64);
@@ -33,7 +30,6 @@ static void heads_of_other_classes(void **state)
     fixture_expect(&f, "text_projection.weight", QC_SCHEME_KEEP, QC_ROLE_HEAD);
     fixture_expect(&f, "visual_projection.weight", QC_SCHEME_NF4, QC_ROLE_LINEAR);
     assert_true(fixture_skips(&f, "text_projection"));
-    fixture_deinit(&f);
     fixture_init(&f, QC_TO_NF4); /* one copy in the file, one for each layer in memory */
     fixture_config(&f, "{\"model_type\":\"grounding-dino\",\"decoder_layers\":2}");
     fixture_add(&f, "bbox_embed.0.layers.0.weight", 64, 64);
@@ -44,16 +40,14 @@ static void heads_of_other_classes(void **state)
                    QC_ROLE_LINEAR);
     fixture_expect_skips(&f, "bbox_embed.0 bbox_embed.0.layers.0 bbox_embed.0.layers.2 "
                              "bbox_embed.1 bbox_embed.2 lm_head model.decoder.bbox_embed");
-    fixture_deinit(&f);
 }
 
 /* Names in memory differ from those of the file, and by version. */
-static void names_in_memory(void **state)
+TEST(names_in_memory)
 {
-    (void)state;
     static const char llava[] = "{\"model_type\":\"llava\",\"text_config\":{\"vocab_size\":512},"
                                 "\"vision_config\":{}}";
-    fixture f;
+    SCOPED(fixture) f = {0};
     fixture_init(&f, QC_TO_NF4);
     fixture_config(&f, llava);
     fixture_add(&f, "language_model.model.layers.0.mlp.up_proj.weight", 64, 64);
@@ -67,7 +61,6 @@ static void names_in_memory(void **state)
     fixture_expect_skips(&f, "language_model.model.layers.0.mlp.up_proj lm_head "
                              "model.language_model.layers.0.mlp.up_proj "
                              "model.vision_tower vision_tower");
-    fixture_deinit(&f);
     fixture_init(&f, QC_TO_NF4); /* a tower of which only a part stays */
     fixture_config(&f, llava);
     fixture_add(&f, "vision_tower.vision_model.encoder.layers.0.mlp.fc1.weight", 64, 64);
@@ -78,7 +71,6 @@ static void names_in_memory(void **state)
                              "model.vision_tower.vision_model.encoder.layers.0.mlp.fc1 "
                              "vision_tower.encoder.layers.0.mlp.fc1 "
                              "vision_tower.vision_model.encoder.layers.0.mlp.fc1");
-    fixture_deinit(&f);
     fixture_init(&f, QC_TO_NF4); /* language layers without a word of it */
     fixture_config(&f, "{\"model_type\":\"qwen2_vl\",\"vocab_size\":512,\"vision_config\":{}}");
     fixture_add(&f, "model.layers.0.mlp.up_proj.weight", 64, 64);
@@ -87,7 +79,6 @@ static void names_in_memory(void **state)
     fixture_make_ok(&f);
     fixture_expect_skips(&f, "lm_head model.language_model.layers.0.mlp.up_proj "
                              "model.layers.0.mlp.up_proj");
-    fixture_deinit(&f);
     fixture_init(&f, QC_TO_NF4); /* ViT, renamed inside */
     fixture_config(&f, "{\"model_type\":\"vit\"}");
     fixture_add(&f, "vit.encoder.layer.0.attention.attention.query.weight", 64, 64);
@@ -99,19 +90,17 @@ static void names_in_memory(void **state)
                              "vit.encoder.layer.0.attention.q_proj "
                              "vit.encoder.layer.0.mlp.fc2 vit.encoder.layer.0.output.dense "
                              "vit.layers.0.attention.q_proj vit.layers.0.mlp.fc2");
-    fixture_deinit(&f);
 }
 
 /* GPT-2 as a part of something else: [in, out] by its bias, by its name where it is square. */
-static void conv1d_without_a_table(void **state)
+TEST(conv1d_without_a_table)
 {
-    (void)state;
     static const char *const configs[] = {
         "{\"model_type\":\"vision-encoder-decoder\",\"decoder\":{\"model_type\":\"gpt2\"}}",
         "{\"model_type\":\"of-my-own\"}", /* where nothing tells, a square matrix is a Linear */
     };
     for (int i = 0; i < 2; i++) {
-        fixture f;
+        SCOPED(fixture) f = {0};
         fixture_init(&f, QC_TO_NF4);
         fixture_config(&f, configs[i]);
         fixture_add(&f, "decoder.h.0.attn.c_attn.weight", 64, 192);
@@ -127,16 +116,5 @@ static void conv1d_without_a_table(void **state)
         assert_int_equal(fixture_entry(&f, "decoder.h.0.attn.c_proj.weight")->transpose, i == 0);
         assert_int_equal(fixture_entry(&f, "encoder.fc1.weight")->transpose, 0);
         assert_int_equal(fixture_entry(&f, "encoder.c_fc.weight")->transpose, 0);
-        fixture_deinit(&f);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(heads_of_other_classes),
-        cmocka_unit_test(names_in_memory),
-        cmocka_unit_test(conv1d_without_a_table),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

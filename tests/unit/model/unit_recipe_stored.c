@@ -1,9 +1,9 @@
 /* Weights that are quantized already: recognised, described, and refused when their parts do not
  * fit. Files on disk, because the state of a weight is read. */
-#include "base/alloc.h"
 #include "convert/model/recipe.h"
 #include "formats/bnb_state.h"
 
+#include "tests/fixtures/alloc_faults.h"
 #include "tests/fixtures/fixture_files.h"
 
 typedef struct {
@@ -26,20 +26,20 @@ typedef struct {
     size_t count;
 } fixture;
 
+static void fixture_deinit(fixture *f)
+{
+    qc_checkpoint_close(f->model);
+    qc_arena_deinit(&f->arena);
+}
+
 static void init(fixture *f, qc_to to)
 {
+    fixture_deinit(f);
     memset(f, 0, sizeof *f);
     fx_make_dir(&f->dir);
     qc_arena_init(&f->arena);
     f->options.to = to;
     f->options.rules = &f->rule;
-}
-
-static void deinit(fixture *f)
-{
-    qc_checkpoint_close(f->model);
-    qc_arena_deinit(&f->arena);
-    fx_remove_dir(f->dir.path);
 }
 
 static part *add(fixture *f, const char *name, qc_dtype dtype, unsigned ndim, uint64_t rows,
@@ -183,11 +183,10 @@ static void expect_tensor(const fixture *f, uint32_t index, const char *name)
     assert_string_equal(f->model->tensors[index].name, name);
 }
 
-static void nf4_is_dequantized(void **state)
+TEST(nf4_is_dequantized)
 {
-    (void)state;
     for (int nested = 0; nested < 2; nested++) {
-        fixture f;
+        SCOPED(fixture) f = {0};
         init(&f, QC_TO_BF16);
         add_nf4(&f, nested);
         add_rest(&f);
@@ -222,14 +221,12 @@ static void nf4_is_dequantized(void **state)
         make_ok(&f);
         assert_int_equal(entry(&f, Q "weight")->out_dtype, QC_DTYPE_F16);
         expect(&f, "model.norm.weight", QC_SCHEME_CAST, QC_ROLE_NORM);
-        deinit(&f);
     }
 }
 
-static void fp4_names_its_own_map(void **state)
+TEST(fp4_names_its_own_map)
 {
-    (void)state;
-    fixture f;
+    SCOPED(fixture) f = {0};
     init(&f, QC_TO_BF16);
     add_nf4(&f, 0);
     drop(&f, Q "weight.quant_state.bitsandbytes__nf4");
@@ -239,13 +236,11 @@ static void fp4_names_its_own_map(void **state)
     make_ok(&f);
     assert_int_equal(entry(&f, Q "weight")->stored->stored_as, QC_SCHEME_NF4);
     assert_int_equal(entry(&f, Q "weight")->stored->fp4, 1);
-    deinit(&f);
 }
 
-static void int8_by_rows_and_by_blocks(void **state)
+TEST(int8_by_rows_and_by_blocks)
 {
-    (void)state;
-    fixture f;
+    SCOPED(fixture) f = {0};
     init(&f, QC_TO_BF16);
     add_rows(&f);
     make_ok(&f);
@@ -261,7 +256,6 @@ static void int8_by_rows_and_by_blocks(void **state)
     drop(&f, Q "weight_format"); /* older releases wrote none */
     make_ok(&f);
     expect(&f, Q "weight", QC_SCHEME_DEQUANT, QC_ROLE_PACKED);
-    deinit(&f);
 
     init(&f, QC_TO_BF16);
     add_rows(&f);
@@ -274,7 +268,6 @@ static void int8_by_rows_and_by_blocks(void **state)
     assert_int_equal(w->dims[0], 96);
     assert_int_equal(w->dims[1], 100);
     assert_int_equal(w->block_elems, 100);
-    deinit(&f);
 
     init(&f, QC_TO_BF16);
     add_block_int8(&f);
@@ -286,13 +279,11 @@ static void int8_by_rows_and_by_blocks(void **state)
     assert_int_equal(w->block_elems, 128);
     assert_int_equal(w->dtype, QC_DTYPE_F32);
     expect_tensor(&f, w->quant_map, NULL);
-    deinit(&f);
 }
 
-static void keep_leaves_weight_and_states(void **state)
+TEST(keep_leaves_weight_and_states)
 {
-    (void)state;
-    fixture f;
+    SCOPED(fixture) f = {0};
     init(&f, QC_TO_BF16);
     add_nf4(&f, 1);
     add_rest(&f);
@@ -303,7 +294,6 @@ static void keep_leaves_weight_and_states(void **state)
     expect(&f, Q "weight.absmax", QC_SCHEME_KEEP, QC_ROLE_STATE);
     expect(&f, Q "weight.nested_quant_map", QC_SCHEME_KEEP, QC_ROLE_STATE);
     assert_non_null(entry(&f, Q "weight")->stored);
-    deinit(&f);
 }
 
 static void expect_failure(fixture *f, const char *config, qc_status code, const char *says)
@@ -314,28 +304,24 @@ static void expect_failure(fixture *f, const char *config, qc_status code, const
                  qc_status_name(st), f->err.msg);
 }
 
-static void quantizing_again_is_refused(void **state)
+TEST(quantizing_again_is_refused)
 {
-    (void)state;
     static const qc_to to[] = {QC_TO_NF4, QC_TO_INT8};
     for (size_t i = 0; i < 2; i++) {
-        fixture f;
+        SCOPED(fixture) f = {0};
         init(&f, to[i]);
         add_nf4(&f, 1);
         add(&f, "model.layers.1.self_attn.q_proj.weight", QC_DTYPE_BF16, 2, 96, 100);
         expect_failure(&f, llama, QC_ERR_UNSUPPORTED, "--to bf16");
-        deinit(&f);
         init(&f, to[i]);
         add_rows(&f);
         expect_failure(&f, llama, QC_ERR_UNSUPPORTED, "' is int8 (");
-        deinit(&f);
     }
 }
 
-static void conv1d_is_turned_back(void **state)
+TEST(conv1d_is_turned_back)
 {
-    (void)state;
-    fixture f;
+    SCOPED(fixture) f = {0};
     init(&f, QC_TO_BF16);
     add(&f, "h.0.attn.c_attn.weight", QC_DTYPE_I8, 2, 96, 32);
     add(&f, "h.0.attn.c_attn.SCB", QC_DTYPE_F32, 1, 96, 0);
@@ -345,19 +331,17 @@ static void conv1d_is_turned_back(void **state)
         expect(&f, "h.0.attn.c_attn.weight", QC_SCHEME_DEQUANT, QC_ROLE_PACKED);
         assert_int_equal(entry(&f, "h.0.attn.c_attn.weight")->transpose, gpt2);
     }
-    deinit(&f);
 }
 
 /* Every part, one at a time: gone, of another type, of another length. */
-static void parts_that_do_not_fit(void **state)
+TEST(parts_that_do_not_fit)
 {
-    (void)state;
     void (*const forms[])(fixture *) = {add_rows, add_block_int8};
     for (unsigned form = 0; form < 4; form++) {
         for (size_t i = 0;; i++) {
             int done = 0;
             for (unsigned damage = 0; damage < 3; damage++) {
-                fixture f;
+                SCOPED(fixture) f = {0};
                 init(&f, QC_TO_BF16);
                 if (form < 2)
                     add_nf4(&f, form == 1);
@@ -387,7 +371,6 @@ static void parts_that_do_not_fit(void **state)
                         fail_msg("form %u, part %zu, damage %u: %s (%s)", form, i, damage,
                                  qc_status_name(st), f.err.msg);
                 }
-                deinit(&f);
             }
             if (done)
                 break;
@@ -395,9 +378,8 @@ static void parts_that_do_not_fit(void **state)
     }
 }
 
-static void states_that_do_not_fit(void **state)
+TEST(states_that_do_not_fit)
 {
-    (void)state;
     static const struct {
         const char *json, *says;
     } cases[] = {
@@ -420,7 +402,7 @@ static void states_that_do_not_fit(void **state)
          ""},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        fixture f;
+        SCOPED(fixture) f = {0};
         init(&f, QC_TO_BF16);
         add_nf4(&f, 0);
         drop(&f, Q "weight.quant_state.bitsandbytes__nf4");
@@ -428,39 +410,33 @@ static void states_that_do_not_fit(void **state)
         /* A block size that nobody writes is called unsupported, all else wrong. */
         int block_size = strstr(cases[i].json, "\"blocksize\": 0") != NULL;
         expect_failure(&f, llama, block_size ? QC_ERR_UNSUPPORTED : QC_ERR_INPUT, cases[i].says);
-        deinit(&f);
     }
 }
 
-static void odd_combinations(void **state)
+TEST(odd_combinations)
 {
-    (void)state;
-    fixture f;
+    SCOPED(fixture) f = {0};
     init(&f, QC_TO_BF16); /* two states for one weight */
     add_nf4(&f, 0);
     add_text(&f, Q "weight.quant_state.bitsandbytes__fp4",
              "{\"quant_type\": \"fp4\", \"blocksize\": 64, \"dtype\": \"float16\", "
              "\"shape\": [96, 100]}");
     expect_failure(&f, llama, QC_ERR_INPUT, "more than one");
-    deinit(&f);
 
     init(&f, QC_TO_BF16); /* nested tensors that the state does not know */
     add_nf4(&f, 0);
     add(&f, Q "weight.nested_absmax", QC_DTYPE_F32, 1, 1, 0);
     expect_failure(&f, llama, QC_ERR_INPUT, "nested_absmax");
-    deinit(&f);
 
     init(&f, QC_TO_BF16); /* row scales beside block scales */
     add_block_int8(&f);
     add(&f, Q "SCB", QC_DTYPE_F32, 1, 96, 0);
     expect_failure(&f, llama, QC_ERR_INPUT, "SCB");
-    deinit(&f);
 
     init(&f, QC_TO_BF16); /* Turing's column order */
     add_rows(&f);
     find(&f, Q "weight_format")->bytes = "\2";
     expect_failure(&f, llama, QC_ERR_UNSUPPORTED, "order 2");
-    deinit(&f);
 
     init(&f, QC_TO_BF16); /* the suffixes by themselves */
     add(&f, "SCB", QC_DTYPE_F32, 1, 4, 0);
@@ -472,42 +448,16 @@ static void odd_combinations(void **state)
     add(&f, "x.notSCB", QC_DTYPE_F32, 1, 4, 0);
     make_ok(&f);
     assert_int_equal(f.recipe.input_is_quantized, 0);
-    deinit(&f);
 }
 
-static void out_of_memory(void **state)
+TEST(out_of_memory)
 {
-    (void)state;
-    fixture f;
+    SCOPED(fixture) f = {0};
     init(&f, QC_TO_BF16);
     add_nf4(&f, 1);
     make_ok(&f);
-    for (uint64_t n = 1;; n++) {
+    EACH_ALLOCATION_FAILS (fault, 1) {
         qc_arena_deinit(&f.arena);
-        qc_alloc_fail_at(n, 1);
-        qc_status st = qc_recipe_make(&f.recipe, &f.arena, f.model, &f.options, &f.err);
-        qc_alloc_fail_at(0, 0);
-        if (st == QC_OK)
-            break;
-        assert_int_equal(st, QC_ERR_NOMEM);
-        assert_true(n < 1000);
+        fault.st = qc_recipe_make(&f.recipe, &f.arena, f.model, &f.options, &f.err);
     }
-    deinit(&f);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(nf4_is_dequantized),
-        cmocka_unit_test(fp4_names_its_own_map),
-        cmocka_unit_test(int8_by_rows_and_by_blocks),
-        cmocka_unit_test(keep_leaves_weight_and_states),
-        cmocka_unit_test(quantizing_again_is_refused),
-        cmocka_unit_test(conv1d_is_turned_back),
-        cmocka_unit_test(parts_that_do_not_fit),
-        cmocka_unit_test(states_that_do_not_fit),
-        cmocka_unit_test(odd_combinations),
-        cmocka_unit_test(out_of_memory),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

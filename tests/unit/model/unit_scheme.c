@@ -1,17 +1,10 @@
 /* The table of schemes: what the members of a row may say together, and the functions that read
  * rows. */
 #include "convert/model/scheme.h"
+#include "tests/fixtures/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
-static void every_row_makes_sense(void **state)
+TEST(every_row_makes_sense)
 {
-    (void)state;
     for (unsigned s = 0; s < QC_SCHEME_COUNT; s++) {
         const qc_scheme_row *row = &qc_schemes[s];
         assert_non_null(row->name);
@@ -46,9 +39,8 @@ static void every_row_makes_sense(void **state)
     assert_string_equal(qc_scheme_name((qc_scheme)QC_SCHEME_COUNT), "unknown");
 }
 
-static void options_find_their_scheme(void **state)
+TEST(options_find_their_scheme)
 {
-    (void)state;
     static const struct {
         qc_recipe_options options;
         qc_scheme scheme;
@@ -80,9 +72,8 @@ static void options_find_their_scheme(void **state)
         assert_int_equal(qc_scheme_of_options(&cases[i].options), cases[i].scheme);
 }
 
-static void candidates_grow_in_size(void **state)
+TEST(candidates_grow_in_size)
 {
-    (void)state;
     static const qc_recipe_options formats[] = {
         {.format = QC_FORMAT_BITSANDBYTES},
         {.format = QC_FORMAT_COMPRESSED_TENSORS},
@@ -105,9 +96,8 @@ static void candidates_grow_in_size(void **state)
 }
 
 /* Which candidates rows of so many elements can have: the bits of int4, int4-32 and int8. */
-static void rows_leave_some_candidates(void **state)
+TEST(rows_leave_some_candidates)
 {
-    (void)state;
     static const struct {
         uint64_t cols;
         unsigned w8a16, w8a8;
@@ -127,15 +117,4 @@ static void rows_leave_some_candidates(void **state)
     }
     const qc_recipe_options int4 = {.to = QC_TO_INT4, .format = QC_FORMAT_COMPRESSED_TENSORS};
     assert_string_equal(qc_scheme_obstacle(&int4, 2880), "has rows of no whole groups");
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rows_leave_some_candidates),
-        cmocka_unit_test(every_row_makes_sense),
-        cmocka_unit_test(candidates_grow_in_size),
-        cmocka_unit_test(options_find_their_scheme),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

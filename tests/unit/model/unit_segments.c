@@ -58,13 +58,11 @@ static void check_cover(const qc_segments *s, fixture *f)
     for (uint32_t i = 0; i < plan.tensor_count; i++) {
         uint32_t source = plan.jobs[plan.outputs[i].job].source;
         qc_out_tensor t = {.align_bytes = 1};
-        qc_strbuf name;
-        qc_strbuf_init(&name, 1000);
+        SCOPED(qc_strbuf) name = {.max = 1000};
         qc_out_tensors all = qc_plan_tensors(&plan);
         all.get(all.ctx, i, &t);
         assert_int_equal(qc_out_tensor_name(&name, &t, NULL), QC_OK);
         assert_int_equal(holder(s, name.data), s->of_tensor[source]);
-        qc_strbuf_deinit(&name);
     }
 }
 
@@ -134,12 +132,11 @@ static const struct {
     {"gpt-oss-20b.json", "embeddings, layer 0, layer 23, norm, head"},
 };
 
-static void every_model(void **state)
+TEST(every_model)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
         for (int to = 0; to < 2; to++) {
-            fixture f;
+            SCOPED(fixture) f = {0};
             cut c;
             qc_json *doc = load(&f, files[i].file, to ? QC_TO_INT8 : QC_TO_NF4);
             make_cut(&c, &f);
@@ -162,7 +159,6 @@ static void every_model(void **state)
                 expect_modules(&c, "layer 3", "language_model.model.layers.3");
             }
             qc_json_destroy(doc);
-            fixture_deinit(&f);
         }
     }
 }
@@ -199,10 +195,9 @@ static void add(fixture *f, uint64_t rows, uint64_t cols, const char *fmt, ...)
         fixture_add_1d(f, name, rows);
 }
 
-static void mllama_new_names(void **state)
+TEST(mllama_new_names)
 {
-    (void)state;
-    fixture f;
+    SCOPED(fixture) f = {0};
     cut c;
     start(&f, "{\"model_type\":\"mllama\",\"text_config\":{\"model_type\":\"mllama_text_model\","
               "\"hidden_size\":64,\"num_hidden_layers\":2,\"num_attention_heads\":2,"
@@ -219,13 +214,11 @@ static void mllama_new_names(void **state)
     finish(&c, &f, "embeddings, vision, layer 0, layer 1, norm, head");
     expect_modules(&c, "vision", "model.multi_modal_projector model.vision_model");
     expect_modules(&c, "norm", "model.language_model.norm");
-    fixture_deinit(&f);
 }
 
-static void mixtral(void **state)
+TEST(mixtral)
 {
-    (void)state;
-    fixture f;
+    SCOPED(fixture) f = {0};
     cut c;
     start(&f, "{\"model_type\":\"mixtral\",\"hidden_size\":64,\"num_hidden_layers\":12,"
               "\"num_attention_heads\":2,\"num_local_experts\":8}");
@@ -240,20 +233,18 @@ static void mixtral(void **state)
             add(&f, 96, 64, "model.layers.%d.block_sparse_moe.experts.%d.w1.weight", l, e);
     }
     finish(&c, &f, "embeddings, layer 0, layer 11, norm, head");
-    fixture_deinit(&f);
 }
 
 /* All 91,991 names of DeepSeek-V3, shapes scaled down. */
-static void deepseek_v3(void **state)
+TEST(deepseek_v3)
 {
-    (void)state;
     static const char *const parts[] = {"gate_proj", "up_proj", "down_proj"};
     static const char *const attention[] = {"q_a_proj", "q_b_proj", "kv_a_proj_with_mqa",
                                             "kv_b_proj", "o_proj"};
     static const char *const norms[] = {"input_layernorm", "post_attention_layernorm",
                                         "self_attn.q_a_layernorm", "self_attn.kv_a_layernorm"};
     static const char *const scales[] = {"", "_scale_inv"};
-    fixture f;
+    SCOPED(fixture) f = {0};
     cut c;
     start(&f, "{\"model_type\":\"deepseek_v3\",\"hidden_size\":64,\"num_hidden_layers\":61,"
               "\"num_attention_heads\":2,\"kv_lora_rank\":32,\"qk_rope_head_dim\":16,"
@@ -297,13 +288,11 @@ static void deepseek_v3(void **state)
         qc_segments_make(&c.segments, &f.arena, &f.model, &f.recipe, &c.geometry, &f.err), QC_OK);
     print_message("%zu tensors: %.1f ms\n", f.model.tensor_count,
                   (double)(clock() - begin) * 1000.0 / CLOCKS_PER_SEC);
-    fixture_deinit(&f);
 }
 
-static void gpt2_and_tied_heads(void **state)
+TEST(gpt2_and_tied_heads)
 {
-    (void)state;
-    fixture f;
+    SCOPED(fixture) f = {0};
     cut c;
     start(&f, "{\"model_type\":\"gpt2\",\"n_layer\":2,\"n_head\":2,\"n_embd\":64}");
     add(&f, 100, 64, "wte.weight");
@@ -317,7 +306,6 @@ static void gpt2_and_tied_heads(void **state)
     expect_modules(&c, "layer 1", "h.1");
     expect_modules(&c, "norm", "ln_f");
     expect_modules(&c, "head", "lm_head");
-    fixture_deinit(&f);
 
     /* Tied, though the file has both. */
     start(&f, "{\"model_type\":\"llama\",\"tie_word_embeddings\":true}");
@@ -325,7 +313,6 @@ static void gpt2_and_tied_heads(void **state)
     add(&f, 64, 64, "model.layers.0.self_attn.q_proj.weight");
     add(&f, 100, 64, "lm_head.weight");
     finish(&c, &f, "embeddings, layer 0, head>0");
-    fixture_deinit(&f);
 
     /* An encoder has no head to tie. */
     start(&f, "{\"model_type\":\"bert\",\"hidden_size\":64,\"num_hidden_layers\":1,"
@@ -336,13 +323,11 @@ static void gpt2_and_tied_heads(void **state)
     finish(&c, &f, "embeddings, layer 0");
     expect_modules(&c, "embeddings", "bert.embeddings");
     expect_modules(&c, "layer 0", "bert.encoder.layer.0");
-    fixture_deinit(&f);
 }
 
-static void odd_places(void **state)
+TEST(odd_places)
 {
-    (void)state;
-    fixture f;
+    SCOPED(fixture) f = {0};
     cut c;
     /* An encoder beside a decoder, a lone parameter, a name with a byte below '.'. */
     start(&f, "{\"model_type\":\"t5\",\"num_layers\":2,\"num_heads\":2,\"d_model\":64}");
@@ -356,7 +341,6 @@ static void odd_places(void **state)
     add(&f, 100, 64, "lm_head.weight");
     finish(&c, &f, "embeddings, encoder.block.0, layer 0, layer 1, norm, head");
     expect_modules(&c, "embeddings", "decoder.block.1-x scale shared");
-    fixture_deinit(&f);
 
     /* int8 scales beside a weight that shares its module with layers. */
     start(&f, "{\"model_type\":\"new\",\"hidden_size\":64}");
@@ -365,7 +349,6 @@ static void odd_places(void **state)
     add(&f, 100, 64, "model.embed.weight");
     finish(&c, &f, "embeddings, layer 0, head>0");
     expect_modules(&c, "embeddings", "model.embed model.weight model.SCB model.weight_format");
-    fixture_deinit(&f);
 
     /* Nothing known at all. */
     start(&f, "{}");
@@ -374,12 +357,10 @@ static void odd_places(void **state)
     make_cut(&c, &f);
     assert_int_equal(c.segments.count, 1);
     check_cover(&c.segments, &f);
-    fixture_deinit(&f);
 
     start(&f, "{}");
     make_cut(&c, &f);
     assert_int_equal(c.segments.count, 0);
-    fixture_deinit(&f);
 
     /* No prefix can tell these apart. */
     start(&f, "{}");
@@ -392,13 +373,11 @@ static void odd_places(void **state)
         qc_segments_make(&c.segments, &f.arena, &f.model, &f.recipe, &c.geometry, &f.err),
         QC_ERR_UNSUPPORTED);
     assert_non_null(strstr(f.err.msg, "'model'"));
-    fixture_deinit(&f);
 }
 
 /* Whatever the names, all are covered once or the call refuses. */
-static void random_names(void **state)
+TEST(random_names)
 {
-    (void)state;
     static const char *const words[] = {"model", "layers", "0",   "1",       "10",        "embed",
                                         "norm",  "visual", "h",   "lm_head", "encoder",   "weight",
                                         "a-b",   "a",      "mtp", "bias",    "weight.abs"};
@@ -407,7 +386,7 @@ static void random_names(void **state)
     unsigned refused = 0;
     print_message("seed %" PRIu64 "\n", seed);
     for (int round = 0; round < 2000; round++) {
-        fixture f;
+        SCOPED(fixture) f = {0};
         cut c;
         start(&f, round % 2 ? "{\"model_type\":\"llama\"}" : "{}");
         for (int t = 0; t < 12; t++) {
@@ -436,21 +415,8 @@ static void random_names(void **state)
             assert_int_equal(st, QC_ERR_UNSUPPORTED);
         refused += st != QC_OK;
         check_order(&c.segments);
-        fixture_deinit(&f);
     }
     assert_true(refused < 1000);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_model),
-        cmocka_unit_test(mllama_new_names),
-        cmocka_unit_test(mixtral),
-        cmocka_unit_test(deepseek_v3),
-        cmocka_unit_test(gpt2_and_tied_heads),
-        cmocka_unit_test(odd_places),
-        cmocka_unit_test(random_names),
-    };
-    return cmocka_run_group_tests(tests, NULL, free_roles);
-}
+TEST_GROUP(NULL, free_roles)

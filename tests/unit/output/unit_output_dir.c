@@ -3,19 +3,14 @@
 #include "base/alloc.h"
 #include "base/workers.h"
 #include "convert/output/output_dir.h"
+#include "tests/fixtures/test.h"
 #include "tests/fixtures/test_model.h"
 
 #include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <string.h>
 #include <sys/file.h>
 #include <sys/syscall.h>
-
-#include <setjmp.h>
-#include <stdarg.h>
-
-#include <cmocka.h>
 
 #include "tests/fixtures/manifest_sample.h"
 
@@ -39,30 +34,21 @@ static int setup(void **state)
     return 0;
 }
 
-static int teardown(void **state)
-{
-    world *w = *state;
-    test_remove(w->root);
-    return 0;
-}
-
 static qc_status write_once(const world *w, qc_error *err)
 {
     static const char *const names[FILES] = {"f0", "f1", "f2", "f3"};
     qc_manifest_file files[FILES];
     const char *path = NULL;
-    qc_arena arena;
     qc_output_dir d = QC_OUTPUT_DIR_NONE;
-    qc_strbuf manifest;
     sample s;
     make_sample(&s, 1);
     for (int i = 0; i < FILES; i++)
         files[i] = (qc_manifest_file){names[i], 1, digest_of("x")};
     s.m.files = files;
     s.m.file_count = FILES;
-    qc_strbuf_init(&manifest, TEXT_MAX);
+    SCOPED(qc_strbuf) manifest = {.max = TEXT_MAX};
     test_must(qc_manifest_write(&s.m, &manifest, err), err);
-    qc_arena_init(&arena);
+    SCOPED(qc_arena) arena = {0};
     qc_status st = qc_output_dir_begin(&d, &arena, w->out, w->source, 0, err);
     for (int i = 0; st == QC_OK && i < FILES; i++)
         st = qc_output_dir_put(&d, names[i], "x", 1, err);
@@ -73,8 +59,6 @@ static qc_status write_once(const world *w, qc_error *err)
     if (st == QC_OK)
         st = qc_output_dir_move(&d, err);
     qc_output_dir_abort(&d);
-    qc_arena_deinit(&arena);
-    qc_strbuf_deinit(&manifest);
     return st;
 }
 
@@ -100,7 +84,7 @@ static void *write_often(void *state)
 
 /* At every moment of a commit, its first and its last included, an OUT is free, or qconv's, or
  * being written: never somebody else's. */
-static void test_looking_during_commits(void **state)
+TEST_WITH(test_looking_during_commits, setup, NULL)
 {
     world *w = *state;
     pthread_t writer;
@@ -124,20 +108,18 @@ static void test_looking_during_commits(void **state)
     assert_true(looks > 0);
 }
 
-static void test_a_folder_of_somebody_else(void **state)
+TEST_WITH(test_a_folder_of_somebody_else, setup, NULL)
 {
     world *w = *state;
     char path[160];
     qc_error err = {0};
-    qc_arena arena;
-    qc_arena_init(&arena);
+    SCOPED(qc_arena) arena = {0};
     assert_int_equal(qc_dir_make(w->out, &err), QC_OK);
     (void)snprintf(path, sizeof path, "%s/theirs", w->out);
     assert_int_equal(qc_file_put(path, "x", 1, &err), QC_OK);
     assert_int_equal(qc_output_check(&arena, w->out, w->source, 0, NULL, &err), QC_ERR_USAGE);
     assert_non_null(strstr(err.msg, "is not empty, and it is no output of qconv"));
     assert_int_equal(qc_output_check(&arena, w->out, w->source, 1, NULL, &err), QC_OK);
-    qc_arena_deinit(&arena);
 }
 
 /* ---- locks ---- */
@@ -156,16 +138,14 @@ int flock(int fd, int operation)
 
 static qc_status open_part(const world *w, unsigned part_count, qc_error *err)
 {
-    qc_arena arena;
     qc_output_dir d;
-    qc_arena_init(&arena);
+    SCOPED(qc_arena) arena = {0};
     qc_status st = qc_output_dir_open(&d, &arena, w->out, w->source, 0, 0, part_count, err);
     qc_output_dir_abort(&d);
-    qc_arena_deinit(&arena);
     return st;
 }
 
-static void test_no_locks(void **state)
+TEST_WITH(test_no_locks, setup, NULL)
 {
     static const int reasons[] = {ENOLCK, ENOSYS, EOPNOTSUPP};
     const world *w = *state;
@@ -182,7 +162,7 @@ static void test_no_locks(void **state)
     }
 }
 
-static void test_interrupted_while_it_waits(void **state)
+TEST_WITH(test_interrupted_while_it_waits, setup, NULL)
 {
     const world *w = *state;
     char lock[160];
@@ -205,19 +185,17 @@ static void test_interrupted_while_it_waits(void **state)
 /* d->dead after opening; reads or allocations may be told to fail. */
 static qc_status look_at_dead(const world *w, size_t *shards, qc_error *err)
 {
-    qc_arena arena;
     qc_output_dir d;
-    qc_arena_init(&arena);
+    SCOPED(qc_arena) arena = {0};
     qc_status st = qc_output_dir_open(&d, &arena, w->out, w->source, 0, 0, 1, err);
     *shards = st == QC_OK ? d.dead.shard_count : 0;
     qc_output_dir_leave(&d);
-    qc_arena_deinit(&arena);
     return st;
 }
 
 /* A staged manifest that cannot be read just now is not taken for none: what has moved would be
  * made again. */
-static void test_a_dead_run_is_not_overlooked(void **state)
+TEST_WITH(test_a_dead_run_is_not_overlooked, setup, NULL)
 {
     const world *w = *state;
     char path[160];
@@ -257,16 +235,4 @@ static void test_a_dead_run_is_not_overlooked(void **state)
     test_must(qc_file_put(path, "{", 1, &err), &err); /* damaged: none */
     test_must(look_at_dead(w, &shards, &err), &err);
     assert_int_equal(shards, 0);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_a_dead_run_is_not_overlooked, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_looking_during_commits, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_a_folder_of_somebody_else, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_no_locks, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_interrupted_while_it_waits, setup, teardown),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

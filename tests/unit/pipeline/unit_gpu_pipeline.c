@@ -7,16 +7,13 @@
 #include "convert/device/device_choice.h"
 #include "convert/device/device_quantizer.h"
 #include "quant/quant_internal.h"
+#include "tests/fixtures/test.h"
 #include "tests/fixtures/test_model.h"
 
 #include <limits.h>
 #include <math.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-
-#include <cmocka.h>
 
 #define RUN_COLS QC_ROW_FLUSH
 
@@ -321,20 +318,12 @@ static int setup(void **state)
     return 0;
 }
 
-static int teardown(void **state)
-{
-    world *w = *state;
-    test_remove(w->root);
-    return 0;
-}
-
 QC_PRINTF(2, 3)
 static qc_status convert(qc_error *err, const char *fmt, ...)
 {
     char line[512], *argv[32] = {NULL}, *rest = NULL;
     int argc = 0;
     va_list args;
-    qc_arena a;
     qc_options o;
     va_start(args, fmt);
     (void)vsnprintf(line, sizeof line, fmt, args);
@@ -342,12 +331,11 @@ static qc_status convert(qc_error *err, const char *fmt, ...)
     for (char *w = strtok_r(line, " ", &rest); w; w = strtok_r(NULL, " ", &rest))
         argv[argc++] = w;
     memset(err, 0, sizeof *err);
-    qc_arena_init(&a);
+    SCOPED(qc_arena) a = {0};
     qc_status st = qc_options_parse(&o, &a, argc, argv, err);
     o.call.gpu = &fake_gpus;
     if (st == QC_OK)
         st = qc_cmd_convert(&o, err);
-    qc_arena_deinit(&a);
     return st;
 }
 
@@ -409,7 +397,7 @@ enum { FORMS = sizeof forms / sizeof *forms };
 
 /* ---- tests ---- */
 
-static void bytes_are_equal(void **state)
+TEST(bytes_are_equal)
 {
     const world *w = *state;
     static const size_t rooms[] = {512u << 10, 1u << 20, SIZE_MAX};
@@ -429,7 +417,7 @@ static void bytes_are_equal(void **state)
     }
 }
 
-static void without_room(void **state)
+TEST(without_room)
 {
     const world *w = *state;
     fake_reset();
@@ -459,7 +447,7 @@ static void without_room(void **state)
     }
 }
 
-static void failures_end_it(void **state)
+TEST(failures_end_it)
 {
     const world *w = *state;
     qc_error err;
@@ -493,7 +481,7 @@ static void failures_end_it(void **state)
     assert_non_null(strstr(err.msg, "the GPU is away; --device cpu goes without it"));
 }
 
-static void devices_are_chosen(void **state)
+TEST(devices_are_chosen)
 {
     const world *w = *state;
     qc_error err;
@@ -530,13 +518,11 @@ static void devices_are_chosen(void **state)
 }
 
 /* auto: a model this small is not worth a GPU. */
-static void auto_asks_when_it_pays(void **state)
+TEST(auto_asks_when_it_pays)
 {
-    (void)state;
-    qc_arena a;
     qc_error err = {0};
     qc_devices d;
-    qc_arena_init(&a);
+    SCOPED(qc_arena) a = {0};
     fake_reset();
     test_must(qc_devices_choose(&d, &fake_gpus, NULL, QC_GPU_WORTH_BYTES - 1, &a, &err), &err);
     assert_int_equal(d.gpu_count, 0);
@@ -560,12 +546,11 @@ static void auto_asks_when_it_pays(void **state)
     test_must(qc_devices_choose(&d, &fake_gpus, "cpu", UINT64_MAX, &a, &err), &err);
     assert_string_equal(d.why, "--device cpu");
     assert_int_equal(unsetenv("QCONV_DEVICE"), 0);
-    qc_arena_deinit(&a);
 }
 
 /* The same words as on the CPU, wherever the weight is: first, at the end of a slot, in the last
  * one; infinite only in float16. */
-static void bad_weights_are_named(void **state)
+TEST(bad_weights_are_named)
 {
     const world *w = *state;
     char dir[96], said[512];
@@ -603,12 +588,4 @@ static void bad_weights_are_named(void **state)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(bytes_are_equal),        cmocka_unit_test(without_room),
-        cmocka_unit_test(failures_end_it),        cmocka_unit_test(devices_are_chosen),
-        cmocka_unit_test(auto_asks_when_it_pays), cmocka_unit_test(bad_weights_are_named),
-    };
-    return cmocka_run_group_tests(tests, setup, teardown);
-}
+TEST_GROUP(setup, NULL)

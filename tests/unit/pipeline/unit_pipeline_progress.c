@@ -1,11 +1,7 @@
 /* What a conversion tells of its progress adds up to the bytes of the source, scales and state
  * included, for every form, number of threads and kind of output. */
 #include "tests/fixtures/pipeline_fixture.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-
-#include <cmocka.h>
+#include "tests/fixtures/test.h"
 
 typedef struct {
     char root[64];
@@ -20,13 +16,6 @@ static int setup(void **state)
     (void)snprintf(w.quantized, sizeof w.quantized, "%s/quantized", w.root);
     (void)snprintf(w.out, sizeof w.out, "%s/out", w.root);
     *state = &w;
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    world *w = *state;
-    test_remove(w->root);
     return 0;
 }
 
@@ -61,7 +50,7 @@ static void add(void *ctx, uint64_t bytes)
 static void run(const char *words, const char *model, const char *out)
 {
     atomic_uint_fast64_t done = 0;
-    test_conversion c;
+    SCOPED(test_conversion) c;
     qc_error err = {0};
     test_conversion_begin(&c, "qconv -q %s %s %s", words, model, out);
     c.pipeline.progress = add;
@@ -71,7 +60,6 @@ static void run(const char *words, const char *model, const char *out)
         fail_msg("%s: %llu bytes in the source, %llu planned, %llu told", words,
                  (unsigned long long)c.model->tensor_bytes, (unsigned long long)c.plan.source_bytes,
                  (unsigned long long)done);
-    test_conversion_end(&c);
 }
 
 static void convert(const char *words, const char *model, const char *out)
@@ -81,7 +69,7 @@ static void convert(const char *words, const char *model, const char *out)
               &err);
 }
 
-static void progress_adds_up(void **state)
+TEST(progress_adds_up)
 {
     const world *w = *state;
     static const char *const forms[] = {"--to nf4 --requantize", "--to int8 --requantize",
@@ -105,10 +93,4 @@ static void progress_adds_up(void **state)
     run("--to bf16 --threads 2 --keep *k_proj*", w->model, w->out);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(progress_adds_up),
-    };
-    return cmocka_run_group_tests(tests, setup, teardown);
-}
+TEST_GROUP(setup, NULL)

@@ -2,11 +2,7 @@
  * every form and kind of source, and leaves the cache as it was. */
 #include "base/random.h"
 #include "tests/fixtures/pipeline_fixture.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-
-#include <cmocka.h>
+#include "tests/fixtures/test.h"
 
 typedef struct {
     char root[64];
@@ -16,21 +12,12 @@ typedef struct {
 static int setup(void **state)
 {
     static world w;
-    const char *tmp = getenv("TMPDIR");
-    /* On a disk, not in memory: what lies there is read past no cache. */
-    (void)snprintf(w.root, sizeof w.root, "%s/qconv-test-XXXXXX", tmp && *tmp ? tmp : "/tmp");
-    assert_non_null(mkdtemp(w.root));
+    /* What lies in memory is read past no cache. */
+    test_folder_on_disk(w.root, sizeof w.root);
     (void)snprintf(w.model, sizeof w.model, "%s/model", w.root);
     (void)snprintf(w.packed, sizeof w.packed, "%s/packed", w.root);
     (void)snprintf(w.out, sizeof w.out, "%s/out", w.root);
     *state = &w;
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    world *w = *state;
-    test_remove(w->root);
     return 0;
 }
 
@@ -83,7 +70,7 @@ static double cached_percent(const qc_checkpoint *m)
 /* A digest of all that was written and read. */
 static qc_digest run(const char *words, const char *model, const char *out, int keep_cache)
 {
-    test_conversion c;
+    SCOPED(test_conversion) c;
     qc_error err = {0};
     test_conversion_begin(&c, "qconv -q --force %s %s %s", words, model, out);
     const qc_checkpoint *m = c.model;
@@ -96,8 +83,7 @@ static qc_digest run(const char *words, const char *model, const char *out, int 
         assert_true(cached_percent(m) < 5);
     if (gone && keep_cache)
         assert_true(cached_percent(m) > 50);
-    qc_strbuf all;
-    qc_strbuf_init(&all, 1u << 24);
+    SCOPED(qc_strbuf) all = {.max = 1u << 24};
     for (uint32_t i = 0; i < p->unit_count; i++) {
         const qc_unit *u = &p->units[i];
         qc_strbuf_put(&all, &u->content, sizeof u->content);
@@ -105,8 +91,6 @@ static qc_digest run(const char *words, const char *model, const char *out, int 
         qc_strbuf_put(&all, &u->source, sizeof u->source);
     }
     qc_digest digest = qc_digest_bytes(all.data, all.len);
-    qc_strbuf_deinit(&all);
-    test_conversion_end(&c);
     return digest;
 }
 
@@ -117,7 +101,7 @@ static void both_ways(const char *words, const char *model, const char *out)
         fail_msg("%s: other bytes past the page cache", words);
 }
 
-static void the_same_bytes(void **state)
+TEST(the_same_bytes)
 {
     const world *w = *state;
     static const char *const forms[] = {"--to nf4 --threads 1",
@@ -132,7 +116,7 @@ static void the_same_bytes(void **state)
 }
 
 /* Frames of a compressed source, as well. */
-static void of_what_convert_wrote(void **state)
+TEST(of_what_convert_wrote)
 {
     const world *w = *state;
     qc_error err = {0};
@@ -143,11 +127,4 @@ static void of_what_convert_wrote(void **state)
     both_ways("--to keep --threads 3", w->packed, w->out);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_same_bytes),
-        cmocka_unit_test(of_what_convert_wrote),
-    };
-    return cmocka_run_group_tests(tests, setup, teardown);
-}
+TEST_GROUP(setup, NULL)

@@ -1,19 +1,12 @@
 /* The order in which the syncer brings files to the disk, and what follows an error. */
 #define _GNU_SOURCE /* syscall */
 #include "convert/pipeline/syncer.h"
-
+#include "tests/fixtures/test.h"
 #include "tests/fixtures/test_model.h"
 
 #include <errno.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-
-#include <setjmp.h>
-#include <stdarg.h>
-
-#include <cmocka.h>
 
 #define SHARDS 2
 
@@ -93,27 +86,24 @@ static int teardown(void **state)
     (void)state;
     qc_journal_close(w.recorder.journal);
     w.recorder.journal = NULL;
-    test_remove(w.root);
     return 0;
 }
 
 /* Shards, then the journal that speaks of them. */
-static void test_order(void **state)
+TEST_WITH(test_order, setup, teardown)
 {
     qc_error err = {0};
     qc_syncer *s = NULL;
-    (void)state;
     test_must(qc_syncer_start(&s, &w.p, &err), &err);
     test_must(qc_syncer_finish(s, QC_OK, &err), &err);
     assert_string_equal(w.events, "01j");
 }
 
 /* Another part's shard is not touched; nor is one that nobody wrote to. */
-static void test_not_its_own(void **state)
+TEST_WITH(test_not_its_own, setup, teardown)
 {
     qc_error err = {0};
     qc_syncer *s = NULL;
-    (void)state;
     w.shards[0].foreign = 1;
     test_must(qc_syncer_start(&s, &w.p, &err), &err);
     test_must(qc_syncer_finish(s, QC_OK, &err), &err);
@@ -121,11 +111,10 @@ static void test_not_its_own(void **state)
 }
 
 /* An error stops the workers, and is told rather than that they were stopped. */
-static void test_errors(void **state)
+TEST_WITH(test_errors, setup, teardown)
 {
     qc_error err = {0};
     qc_syncer *s = NULL;
-    (void)state;
     w.fail = 1;
     test_must(qc_syncer_start(&s, &w.p, &err), &err);
     for (int ms = 0; !atomic_load(&w.p.halted) && ms < 60000; ms++)
@@ -136,26 +125,14 @@ static void test_errors(void **state)
     assert_string_equal(w.events, "01j");
 }
 
-static void test_a_shard_that_is_gone(void **state)
+TEST_WITH(test_a_shard_that_is_gone, setup, teardown)
 {
     qc_error err = {0};
     qc_syncer *s = NULL;
-    (void)state;
     assert_int_equal(unlink(w.shard[1]), 0);
     assert_int_equal(mkdir(w.shard[1], 0777), 0);
     test_must(qc_syncer_start(&s, &w.p, &err), &err);
     assert_int_equal(qc_syncer_finish(s, QC_OK, &err), QC_ERR_IO);
     assert_non_null(strstr(err.msg, "shard-1"));
     assert_string_equal(w.events, "0"); /* the journal is not synced */
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_order, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_not_its_own, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_errors, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_a_shard_that_is_gone, setup, teardown),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

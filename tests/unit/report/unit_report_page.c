@@ -328,7 +328,7 @@ static void bench_file(void **state)
     assert_int_equal(r.bench->here, 0);
     qc_strbuf_deinit(&text);
     qc_arena_deinit(&arena);
-    fx_remove_dir(dir.path);
+    test_remove(dir.path);
 }
 
 int main(void)

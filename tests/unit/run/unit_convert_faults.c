@@ -8,12 +8,9 @@
 #include "formats/manifest.h"
 #include "tests/fixtures/fault_fixture.h"
 #include "tests/fixtures/sanitized.h"
+#include "tests/fixtures/test.h"
 
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-
-#include <cmocka.h>
 
 /* Under a sanitizer every third operation fails: the first, fourth, ... alone, the second, fifth,
  * ... with all behind it. */
@@ -53,13 +50,6 @@ static int setup(void **state)
     test_write_model(w.model);
     write_fp8_model(w.fp8);
     *state = &w;
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    world *w = *state;
-    test_remove(w->root);
     return 0;
 }
 
@@ -305,7 +295,7 @@ static int leave(const world *w, run_fn run, const char *left, uint64_t n)
     return some;
 }
 
-static void test_convert_allocations(void **state)
+TEST(test_convert_allocations)
 {
     const world *w = *state;
     fail_allocations(w, run_convert, w->out);
@@ -314,7 +304,7 @@ static void test_convert_allocations(void **state)
     test_remove(w->out);
 }
 
-static void test_convert_io(void **state)
+TEST(test_convert_io)
 {
     const world *w = *state;
     fail_io(w, run_convert, w->out, QC_IO_READ, EIO, QC_ERR_IO, 4);
@@ -326,7 +316,7 @@ static void test_convert_io(void **state)
 }
 
 /* The same for every other way through convert. */
-static void test_other_conversions(void **state)
+TEST(test_other_conversions)
 {
     static const run_fn runs[] = {
         run_convert_placed,   run_convert_auto,         run_convert_fp8,          run_convert_torch,
@@ -343,7 +333,7 @@ static void test_other_conversions(void **state)
     }
 }
 
-static void test_full_disk_message(void **state)
+TEST(test_full_disk_message)
 {
     const world *w = *state;
     qc_error err = {0};
@@ -356,7 +346,7 @@ static void test_full_disk_message(void **state)
     test_remove(w->out);
 }
 
-static void test_verify_and_unpack(void **state)
+TEST(test_verify_and_unpack)
 {
     const world *w = *state;
     qc_error err = {0};
@@ -372,7 +362,7 @@ static void test_verify_and_unpack(void **state)
 }
 
 /* A replacement that fails before its files move leaves the old output whole. */
-static void test_old_output_survives(void **state)
+TEST(test_old_output_survives)
 {
     const world *w = *state;
     qc_error err = {0};
@@ -394,7 +384,7 @@ static void test_old_output_survives(void **state)
 }
 
 /* Faults while a conversion goes on with what another left: little done, half, nearly all. */
-static void test_continued(void **state)
+TEST(test_continued)
 {
     static const run_fn runs[] = {run_convert, run_convert_plain_int8};
     const world *w = *state;
@@ -422,13 +412,4 @@ static void test_continued(void **state)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_convert_allocations), cmocka_unit_test(test_convert_io),
-        cmocka_unit_test(test_other_conversions),   cmocka_unit_test(test_full_disk_message),
-        cmocka_unit_test(test_verify_and_unpack),   cmocka_unit_test(test_old_output_survives),
-        cmocka_unit_test(test_continued),
-    };
-    return cmocka_run_group_tests(tests, setup, teardown);
-}
+TEST_GROUP(setup, NULL)

@@ -1,18 +1,11 @@
 /* What becomes of the staging folder: what has to hold of every end with every set of facts. */
 #include "convert/run/ending.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+#include "tests/fixtures/test.h"
 
 #define ENDS (QC_END_REFUSED + 1)
 
-static void ends_of_statuses(void **state)
+TEST(ends_of_statuses)
 {
-    (void)state;
     assert_int_equal(qc_end_of(QC_OK, 0), QC_END_DONE);
     assert_int_equal(qc_end_of(QC_OK, 1), QC_END_DONE);
     assert_int_equal(qc_end_of(QC_ERR_CHANGED, 0), QC_END_CHANGED);
@@ -25,9 +18,8 @@ static void ends_of_statuses(void **state)
     assert_int_equal(qc_end_of(QC_ERR_DEVICE, 0), QC_END_STOPPED);
 }
 
-static void what_holds_of_every_end(void **state)
+TEST(what_holds_of_every_end)
 {
-    (void)state;
     for (int end = 0; end < (int)ENDS; end++)
         for (unsigned facts = 0; facts <= QC_ENDING_FACTS; facts++) {
             const qc_ending e = qc_ending_of((qc_end)end, facts);
@@ -62,23 +54,12 @@ static void what_holds_of_every_end(void **state)
 }
 
 /* A bad input is found by looking, by working, or after this process's share was made. */
-static void refusals(void **state)
+TEST(refusals)
 {
     const unsigned kept = QC_ENDING_OPENED | QC_ENDING_WORK;
-    (void)state;
     assert_int_equal(qc_ending_of(QC_END_REFUSED, kept).fate, QC_STAGING_LEAVE);
     assert_int_equal(qc_ending_of(QC_END_REFUSED, kept | QC_ENDING_WORKED).fate, QC_STAGING_DROP);
     assert_int_equal(
         qc_ending_of(QC_END_REFUSED, kept | QC_ENDING_WORKED | QC_ENDING_PART_MADE).fate,
         QC_STAGING_LEAVE);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(ends_of_statuses),
-        cmocka_unit_test(what_holds_of_every_end),
-        cmocka_unit_test(refusals),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

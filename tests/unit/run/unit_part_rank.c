@@ -1,13 +1,6 @@
 /* Which part of the work is whose. */
 #include "convert/run/part_rank.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
+#include "tests/fixtures/test.h"
 
 #define ITEMS_MAX 200
 #define PARTS_MAX 40
@@ -31,9 +24,8 @@ static void set_environment(const char *const *values)
                          0);
 }
 
-static void a_step_has_a_rank(void **state)
+TEST(a_step_has_a_rank)
 {
-    (void)state;
     static const rank_case cases[] = {
         {{NULL, NULL, NULL, NULL}, 0, 1, QC_RANK_ALONE, NULL},
         {{"4", "0", "4", "0"}, 0, 4, QC_RANK_SLURM, NULL},
@@ -84,9 +76,8 @@ static void a_step_has_a_rank(void **state)
     }
 }
 
-static void the_option_wins(void **state)
+TEST(the_option_wins)
 {
-    (void)state;
     qc_convert_options o;
     qc_rank rank;
     memset(&o, 0, sizeof o);
@@ -133,9 +124,8 @@ static void deal_plainly(uint32_t *part_of, const uint64_t *bytes, uint32_t coun
     }
 }
 
-static void dealing_is_the_plain_rule(void **state)
+TEST(dealing_is_the_plain_rule)
 {
-    (void)state;
     uint64_t seed = 6;
     for (int round = 0; round < 2000; round++) {
         uint64_t bytes[ITEMS_MAX], range = next(&seed) % 3 ? 1000000 : 4; /* few: many equal */
@@ -160,9 +150,8 @@ static void dealing_is_the_plain_rule(void **state)
     }
 }
 
-static void sums_do_not_wrap(void **state)
+TEST(sums_do_not_wrap)
 {
-    (void)state;
     const uint64_t bytes[] = {UINT64_MAX, UINT64_MAX, UINT64_MAX, 5};
     uint32_t part_of[4];
     assert_int_equal(qc_parts_deal(part_of, bytes, 4, 2, NULL), QC_OK);
@@ -173,9 +162,8 @@ static void sums_do_not_wrap(void **state)
 }
 
 /* A part that reads much for what it writes has as much to do as one that copies. */
-static void a_plan_is_dealt_out_by_what_is_read_and_written(void **state)
+TEST(a_plan_is_dealt_out_by_what_is_read_and_written)
 {
-    (void)state;
     qc_checkpoint_tensor sources[3];
     qc_checkpoint model;
     qc_job jobs[3];
@@ -222,16 +210,4 @@ static void a_plan_is_dealt_out_by_what_is_read_and_written(void **state)
     assert_int_equal(part_of[2], 1);
     assert_int_equal(load[0], 500);
     assert_int_equal(load[1], 410);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_step_has_a_rank),
-        cmocka_unit_test(the_option_wins),
-        cmocka_unit_test(dealing_is_the_plain_rule),
-        cmocka_unit_test(sums_do_not_wrap),
-        cmocka_unit_test(a_plan_is_dealt_out_by_what_is_read_and_written),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,22 +1,16 @@
 /* Parts of a conversion in one staging folder: turns, and what others left. */
-#include "convert/run/part_run.h"
-
 #include "base/strbuf.h"
 #include "base/workers.h"
 #include "convert/output/dir_lock.h"
+#include "convert/run/part_run.h"
+#include "tests/fixtures/test.h"
 #include "tests/fixtures/test_model.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
-
-#include <setjmp.h>
-#include <stdarg.h>
-
-#include <cmocka.h>
 
 #define NOW "format=1\nparts=3\n--to=nf4\n"
 
@@ -43,7 +37,6 @@ static int teardown(void **state)
 {
     world *w = *state;
     qc_arena_deinit(&w->arena);
-    test_remove(w->root);
     return 0;
 }
 
@@ -97,7 +90,7 @@ static void sleep_ms(long ms)
     (void)nanosleep(&t, NULL);
 }
 
-static void one_at_a_time(void **state)
+TEST_WITH(one_at_a_time, setup, teardown)
 {
     world *w = *state;
     qc_output_dir a, b;
@@ -141,7 +134,7 @@ static void one_at_a_time(void **state)
     qc_output_dir_leave(&b);
 }
 
-static void waiting_ends_with_a_signal(void **state)
+TEST_WITH(waiting_ends_with_a_signal, setup, teardown)
 {
     world *w = *state;
     qc_output_dir a, b;
@@ -164,7 +157,7 @@ static void waiting_ends_with_a_signal(void **state)
     qc_output_dir_leave(&b);
 }
 
-static void the_holder_of_a_turn_is_known(void **state)
+TEST_WITH(the_holder_of_a_turn_is_known, setup, teardown)
 {
     world *w = *state;
     qc_output_dir d;
@@ -199,7 +192,7 @@ static void refuses(const qc_output_dir *d, unsigned part, unsigned of, int rest
         fail_msg("'%s' is not in '%s'", has, err.msg);
 }
 
-static void journals_of_others(void **state)
+TEST_WITH(journals_of_others, setup, teardown)
 {
     world *w = *state;
     qc_output_dir d;
@@ -236,7 +229,7 @@ static void journals_of_others(void **state)
     qc_output_dir_leave(&d);
 }
 
-static void other_options(void **state)
+TEST_WITH(other_options, setup, teardown)
 {
     world *w = *state;
     qc_output_dir d, second;
@@ -262,7 +255,7 @@ static void other_options(void **state)
     qc_output_dir_leave(&d);
 }
 
-static void damage_is_named(void **state)
+TEST_WITH(damage_is_named, setup, teardown)
 {
     world *w = *state;
     qc_output_dir d;
@@ -277,17 +270,4 @@ static void damage_is_named(void **state)
     assert_int_equal(check(&d, 0, 3, 1, NULL), QC_OK);
     assert_false(exists(&d, "journal-00002-of-00003"));
     qc_output_dir_leave(&d);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(one_at_a_time, setup, teardown),
-        cmocka_unit_test_setup_teardown(waiting_ends_with_a_signal, setup, teardown),
-        cmocka_unit_test_setup_teardown(the_holder_of_a_turn_is_known, setup, teardown),
-        cmocka_unit_test_setup_teardown(journals_of_others, setup, teardown),
-        cmocka_unit_test_setup_teardown(other_options, setup, teardown),
-        cmocka_unit_test_setup_teardown(damage_is_named, setup, teardown),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,12 +1,6 @@
 #include "convert/run/summary.h"
 #include "formats/json_strict.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-#include <string.h>
+#include "tests/fixtures/test.h"
 
 /* 1000 weights of NF4 at 4.5 bits, 100 kept in BF16. */
 static qc_convert_report example(void)
@@ -33,16 +27,13 @@ static qc_convert_report example(void)
 
 static void text_is(const qc_convert_report *r, const char *want)
 {
-    qc_strbuf out;
-    qc_strbuf_init(&out, 10000);
+    SCOPED(qc_strbuf) out = {.max = 10000};
     assert_int_equal(qc_report_text(r, &out, NULL), QC_OK);
     assert_string_equal(out.data, want);
-    qc_strbuf_deinit(&out);
 }
 
-static void bits(void **state)
+TEST(bits)
 {
-    (void)state;
     qc_convert_report r = example();
     assert_true(qc_report_quantized_bits(&r) == 4.5);
     assert_true(qc_report_overall_bits(&r) > 5.546 && qc_report_overall_bits(&r) < 5.547);
@@ -51,9 +42,8 @@ static void bits(void **state)
     assert_true(qc_report_overall_bits(&r) == 0.0);
 }
 
-static void text(void **state)
+TEST(text)
 {
-    (void)state;
     qc_convert_report r = example();
     text_is(&r, "converted model -> out as nf4\n"
                 "  size      2.20 GB -> 763 MB (34.7%), 700 MB on disk in 1 shard\n"
@@ -107,20 +97,17 @@ static void text(void **state)
 
 static qc_json *json_of(const qc_convert_report *r)
 {
-    qc_strbuf out;
     qc_json *doc = NULL;
     qc_error err = {0};
-    qc_strbuf_init(&out, 10000);
+    SCOPED(qc_strbuf) out = {.max = 10000};
     assert_int_equal(qc_report_json(r, &out, NULL), QC_OK);
     if (qc_json_parse(&doc, out.data, out.len, 0, &err) != QC_OK)
         fail_msg("%s in %s", err.msg, out.data);
-    qc_strbuf_deinit(&out);
     return doc;
 }
 
-static void json(void **state)
+TEST(json)
 {
-    (void)state;
     qc_convert_report r = example();
     qc_json *doc = json_of(&r);
     const qc_json_node *root = qc_json_root(doc);
@@ -145,9 +132,8 @@ static void json(void **state)
 }
 
 /* Of several parts: what is to come while it is, sizes of the part until then. */
-static void parts(void **state)
+TEST(parts)
 {
-    (void)state;
     static const unsigned left[] = {0, 2, 3, 4, 7, 8};
     qc_convert_report r = example();
     r.part_index = 1;
@@ -198,15 +184,4 @@ static void parts(void **state)
     r.complete_meanwhile = 0;
     r.complete_before = 1;
     text_is(&r, "part 2 of 9: out is complete already; --restart makes it anew\n");
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(bits),
-        cmocka_unit_test(text),
-        cmocka_unit_test(json),
-        cmocka_unit_test(parts),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

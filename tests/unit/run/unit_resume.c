@@ -2,16 +2,11 @@
 #include "convert/cli/commands.h"
 #include "convert/run/resume.h"
 #include "formats/file_io.h"
+#include "tests/fixtures/test.h"
 #include "tests/fixtures/test_model.h"
 
 #include <errno.h>
-#include <string.h>
 #include <sys/stat.h>
-
-#include <setjmp.h>
-#include <stdarg.h>
-
-#include <cmocka.h>
 
 #define STAGING ".qconv-partial"
 #define SHARD   "model.safetensors.zst"
@@ -33,9 +28,8 @@ static int setup(void **state)
 
 static int teardown(void **state)
 {
-    const world *w = *state;
+    (void)state;
     qc_io_fail_at(QC_IO_RENAME, 0, 0, 0);
-    test_remove(w->root);
     return 0;
 }
 
@@ -46,7 +40,7 @@ static qc_status compare(const char *then, const char *now, qc_error *err)
     return qc_identity_compare(then, strlen(then), now, strlen(now), "OUT", err);
 }
 
-static void test_identities(void **state)
+TEST_WITH(test_identities, setup, teardown)
 {
     static const struct {
         const char *then, *now;
@@ -74,7 +68,6 @@ static void test_identities(void **state)
         {"=\n", "==\n", QC_ERR_USAGE, {"'='"}},
         {"\n\n", "\n", QC_ERR_USAGE, {NULL}},
     };
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         qc_error err = {0};
         qc_status st = compare(cases[i].then, cases[i].now, &err);
@@ -88,11 +81,10 @@ static void test_identities(void **state)
 }
 
 /* Values of any length: what is shown of them is not. */
-static void test_long_values(void **state)
+TEST_WITH(test_long_values, setup, teardown)
 {
     static char then[5000], now[5000];
     qc_error err = {0};
-    (void)state;
     memset(then, 'x', sizeof then - 1);
     memset(now, 'x', sizeof now - 1);
     memcpy(then, "--keep=", 7);
@@ -107,7 +99,6 @@ static void identity_of(const world *w, const char *words, unsigned parts, qc_st
 {
     char line[512], *argv[32] = {NULL}, *rest = NULL;
     int argc = 0;
-    qc_arena a;
     qc_options o;
     qc_checkpoint *m = NULL;
     qc_recipe recipe;
@@ -116,7 +107,7 @@ static void identity_of(const world *w, const char *words, unsigned parts, qc_st
     (void)snprintf(line, sizeof line, "qconv -q %s %s %s", words, w->model, w->out);
     for (char *p = strtok_r(line, " ", &rest); p; p = strtok_r(NULL, " ", &rest))
         argv[argc++] = p;
-    qc_arena_init(&a);
+    SCOPED(qc_arena) a = {0};
     test_must(qc_options_parse(&o, &a, argc, argv, &err), &err);
     test_must(qc_checkpoint_open(&m, o.call.model, &err), &err);
     test_must(qc_recipe_make(&recipe, &a, m, &o.convert.plan.recipe, &err), &err);
@@ -124,7 +115,6 @@ static void identity_of(const world *w, const char *words, unsigned parts, qc_st
     qc_strbuf_init(out, 1u << 20);
     test_must(qc_identity_make(out, &plan, parts, &err), &err);
     qc_checkpoint_close(m);
-    qc_arena_deinit(&a);
 }
 
 static int same_identity(const world *w, const char *a, unsigned a_parts, const char *b,
@@ -140,7 +130,7 @@ static int same_identity(const world *w, const char *a, unsigned a_parts, const 
     return st == QC_OK;
 }
 
-static void test_identities_of_commands(void **state)
+TEST_WITH(test_identities_of_commands, setup, teardown)
 {
     static const char *const same[] = {"--threads 3", "--device cpu", "--json", "--force",
                                        "--restart"};
@@ -261,18 +251,18 @@ static void check_commits(const world *w, const char *before)
     qc_strbuf_deinit(&manifest);
 }
 
-static void test_commit_at_every_rename(void **state)
+TEST_WITH(test_commit_at_every_rename, setup, teardown)
 {
     check_commits(*state, NULL);
 }
 
-static void test_commit_over_an_old_output(void **state)
+TEST_WITH(test_commit_over_an_old_output, setup, teardown)
 {
     check_commits(*state, "int8");
 }
 
 /* Killed between the last rename and the removal of the staging folder. */
-static void test_nothing_left_but_to_clean_up(void **state)
+TEST_WITH(test_nothing_left_but_to_clean_up, setup, teardown)
 {
     const world *w = *state;
     qc_strbuf manifest;
@@ -300,18 +290,4 @@ static void test_nothing_left_but_to_clean_up(void **state)
     assert_int_equal(before, after);
     must_be(w, &manifest);
     qc_strbuf_deinit(&manifest);
-}
-
-int main(void)
-{
-#define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
-    const struct CMUnitTest tests[] = {
-        TEST(test_identities),
-        TEST(test_long_values),
-        TEST(test_identities_of_commands),
-        TEST(test_commit_at_every_rename),
-        TEST(test_commit_over_an_old_output),
-        TEST(test_nothing_left_but_to_clean_up),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,17 +1,9 @@
 #include "convert/model/recipe.h"
 #include "convert/term/glob.h"
+#include "tests/fixtures/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
-static void literals_and_wildcards(void **state)
+TEST(literals_and_wildcards)
 {
-    (void)state;
     static const struct {
         const char *glob, *name;
         int match;
@@ -84,9 +76,8 @@ static int plain_match(const char *g, const char *s)
     return *s && (*g == '?' || *g == *s) && plain_match(g + 1, s + 1);
 }
 
-static void agrees_with_definition(void **state)
+TEST(agrees_with_definition)
 {
-    (void)state;
     /* Every glob of up to 6 symbols of "ab?*" with every name of up to 6 of "ab". */
     static const char symbols[] = "ab?*";
     for (unsigned gn = 0; gn <= 5; gn++) {
@@ -107,9 +98,8 @@ static void agrees_with_definition(void **state)
     }
 }
 
-static void hostile_globs_end_soon(void **state)
+TEST(hostile_globs_end_soon)
 {
-    (void)state;
     enum { N = 4000 };
     static char glob[2 * N + 3], name[N + 1];
     memset(name, 'a', N);
@@ -133,9 +123,8 @@ static void hostile_globs_end_soon(void **state)
     assert_int_equal(qc_glob_match(glob, name), 0);
 }
 
-static void natural_order(void **state)
+TEST(natural_order)
 {
-    (void)state;
     static const char *const ordered[] = {
         "",
         "a",
@@ -161,15 +150,4 @@ static void natural_order(void **state)
                 fail_msg("'%s' and '%s': %d", ordered[i], ordered[j], c);
         }
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(literals_and_wildcards),
-        cmocka_unit_test(agrees_with_definition),
-        cmocka_unit_test(hostile_globs_end_soon),
-        cmocka_unit_test(natural_order),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,15 +1,9 @@
 /* Text of the bar, and what reaches standard error in each mode (a pipe in its place). */
 #include "convert/term/console.h"
 #include "convert/term/progress.h"
+#include "tests/fixtures/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 #include <pthread.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -20,9 +14,8 @@ static void text_is(const qc_progress_state *s, const char *want)
     assert_string_equal(out, want);
 }
 
-static void texts(void **state)
+TEST(texts)
 {
-    (void)state;
     qc_progress_state s = {.verb = "converting",
                            .done_bytes = 5900000000u,
                            .total_bytes = 14000000000u,
@@ -79,9 +72,8 @@ static void json_is(const qc_progress_state *s, const char *want)
     assert_string_equal(out, want);
 }
 
-static void json(void **state)
+TEST(json)
 {
-    (void)state;
     qc_progress_state s = {.verb = "converting", .done_bytes = 5, .total_bytes = 14};
     json_is(&s, "{\"progress\": \"converting\", \"done\": 5, \"total\": 14, \"unit\": \"bytes\"}");
     s.done_bytes = UINT64_MAX;
@@ -146,9 +138,8 @@ static void run_progress(const qc_call *o, const char *warning, char *out, size_
     (void)captured(out, room);
 }
 
-static void bar_comes_and_goes(void **state)
+TEST(bar_comes_and_goes)
 {
-    (void)state;
     char out[16384];
     qc_call o = {.progress = QC_PROGRESS_ALWAYS};
     run_progress(&o, "careful\n\033[2J", out, sizeof out);
@@ -158,9 +149,8 @@ static void bar_comes_and_goes(void **state)
     assert_string_equal(out + strlen(out) - 4, "\r\033[K");
 }
 
-static void nothing_when_quiet_never_or_short(void **state)
+TEST(nothing_when_quiet_never_or_short)
 {
-    (void)state;
     char out[4096];
     qc_call quiet = {.quiet = 1, .progress = QC_PROGRESS_ALWAYS};
     run_progress(&quiet, "unheard", out, sizeof out);
@@ -174,9 +164,8 @@ static void nothing_when_quiet_never_or_short(void **state)
 }
 
 /* A line when more is done and one at the end; nothing as long as nothing is done. */
-static void json_lines(void **state)
+TEST(json_lines)
 {
-    (void)state;
     char out[4096];
     qc_call o = {.progress = QC_PROGRESS_JSON};
     qc_progress *p = NULL;
@@ -197,9 +186,8 @@ static void json_lines(void **state)
              "{\"progress\": \"testing\", \"done\": 1000, \"total\": 1000, \"unit\": \"bytes\"}\n");
 }
 
-static void plain_lines(void **state)
+TEST(plain_lines)
 {
-    (void)state;
     char out[4096];
     qc_call o = {.progress = QC_PROGRESS_AUTO};
     qc_progress *p = NULL;
@@ -228,9 +216,8 @@ static void *add_many(void *arg)
     return NULL;
 }
 
-static void threads_add(void **state)
+TEST(threads_add)
 {
-    (void)state;
     char out[65536];
     pthread_t threads[ADDERS];
     qc_call o = {.progress = QC_PROGRESS_ALWAYS};
@@ -252,14 +239,5 @@ static void threads_add(void **state)
 int main(void)
 {
     (void)unsetenv("NO_COLOR");
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(texts),
-        cmocka_unit_test(json),
-        cmocka_unit_test(bar_comes_and_goes),
-        cmocka_unit_test(nothing_when_quiet_never_or_short),
-        cmocka_unit_test(plain_lines),
-        cmocka_unit_test(json_lines),
-        cmocka_unit_test(threads_add),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run_all(NULL);
 }

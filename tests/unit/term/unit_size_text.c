@@ -1,15 +1,9 @@
 #include "convert/cli/options.h"
 #include "convert/term/size_text.h"
+#include "tests/fixtures/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-static void sizes_are_read(void **state)
+TEST(sizes_are_read)
 {
-    (void)state;
     static const struct {
         const char *text;
         uint64_t bytes;
@@ -59,9 +53,8 @@ static void sizes_are_read(void **state)
     }
 }
 
-static void sizes_are_written(void **state)
+TEST(sizes_are_written)
 {
-    (void)state;
     static const struct {
         uint64_t bytes;
         const char *text;
@@ -76,9 +69,8 @@ static void sizes_are_written(void **state)
     }
 }
 
-static void rates_times_and_counts_are_written(void **state)
+TEST(rates_times_and_counts_are_written)
 {
-    (void)state;
     char out[QC_SIZE_TEXT_BYTES];
     assert_string_equal(qc_text_rate(out, 1624000000, 2.0), "812 MB/s");
     assert_string_equal(qc_text_rate(out, 1, 0.0), "-");
@@ -96,14 +88,4 @@ static void rates_times_and_counts_are_written(void **state)
     assert_string_equal(qc_text_count(out, 1000), "1,000");
     assert_string_equal(qc_text_count(out, 8030261248u), "8,030,261,248");
     assert_string_equal(qc_text_count(out, UINT64_MAX), "18,446,744,073,709,551,615");
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sizes_are_read),
-        cmocka_unit_test(sizes_are_written),
-        cmocka_unit_test(rates_times_and_counts_are_written),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

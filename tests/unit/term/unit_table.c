@@ -1,10 +1,5 @@
 #include "convert/term/table.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
+#include "tests/fixtures/test.h"
 
 typedef struct {
     qc_arena arena;
@@ -34,9 +29,8 @@ static void cells(fixture *f, const char *const *texts, size_t count)
         qc_table_put(&f->t, texts[i]);
 }
 
-static void aligned(void **state)
+TEST(aligned)
 {
-    (void)state;
     fixture f;
     static const char *const texts[] = {"a", "1", "x", "long", "12345", "", "b", "", NULL};
     begin(&f, "name|>n|note");
@@ -48,9 +42,8 @@ static void aligned(void **state)
              "  b            -\n");
 }
 
-static void page(void **state)
+TEST(page)
 {
-    (void)state;
     fixture f;
     static const char *const texts[] = {"a<b", "", NULL, "1 GB", "c", "", "7", ""};
     begin(&f, "name|never|>n|!>short by");
@@ -70,9 +63,8 @@ static void page(void **state)
     qc_arena_deinit(&f.arena);
 }
 
-static void empty_columns_vanish(void **state)
+TEST(empty_columns_vanish)
 {
-    (void)state;
     fixture f;
     static const char *const texts[] = {"a", "", "1", "b", "", "2"};
     begin(&f, "x|never|>y");
@@ -80,17 +72,15 @@ static void empty_columns_vanish(void **state)
     rendered(&f, 0, "x  y\na  1\nb  2\n");
 }
 
-static void no_rows(void **state)
+TEST(no_rows)
 {
-    (void)state;
     fixture f;
     begin(&f, "x");
     rendered(&f, 0, "");
 }
 
-static void strange_names(void **state)
+TEST(strange_names)
 {
-    (void)state;
     fixture f;
     static const char *const texts[] = {"\xc3\xa9", "1", "ab\n\033[1m", "2", "\xc2\x9b!", "3"};
     begin(&f, "name|n");
@@ -102,9 +92,8 @@ static void strange_names(void **state)
              "??\x21      3\n");
 }
 
-static void many_rows(void **state)
+TEST(many_rows)
 {
-    (void)state;
     fixture f;
     begin(&f, ">n");
     for (int i = 0; i < 1000; i++)
@@ -115,9 +104,8 @@ static void many_rows(void **state)
     qc_arena_deinit(&f.arena);
 }
 
-static void kinds_of_cells(void **state)
+TEST(kinds_of_cells)
 {
-    (void)state;
     fixture f;
     begin(&f, "a||>b");
     qc_table_columns(&f.t, ">c|rest");
@@ -136,9 +124,8 @@ static void kinds_of_cells(void **state)
 }
 
 /* A table that lacks memory writes nothing, and the text that it was to be part of says so. */
-static void failures_stick(void **state)
+TEST(failures_stick)
 {
-    (void)state;
     fixture f;
     qc_error err = {0};
     begin(&f, "x|y");
@@ -151,19 +138,4 @@ static void failures_stick(void **state)
     assert_int_equal(f.out.len, 0);
     qc_strbuf_deinit(&f.out);
     qc_arena_deinit(&f.arena);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(aligned),
-        cmocka_unit_test(page),
-        cmocka_unit_test(empty_columns_vanish),
-        cmocka_unit_test(no_rows),
-        cmocka_unit_test(strange_names),
-        cmocka_unit_test(many_rows),
-        cmocka_unit_test(kinds_of_cells),
-        cmocka_unit_test(failures_stick),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

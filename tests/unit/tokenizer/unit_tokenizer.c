@@ -4,16 +4,11 @@
 #include "base/alloc.h"
 #include "base/workers.h"
 #include "convert/tokenizer/tokenizer.h"
+#include "tests/fixtures/test.h"
 #include "tests/fixtures/test_model.h"
 
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
 
-#include <cmocka.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/time.h>
 #include <time.h>
 
@@ -38,9 +33,8 @@ static void ids_are(const char *json, int specials, const char *text, const char
     qc_tokenizer_close(t);
 }
 
-static void merging(void **state)
+TEST(merging)
 {
-    (void)state;
     const char *plain = "{" MODEL "}";
     ids_are(plain, 0, "", "");
     ids_are(plain, 0, "a", "1");
@@ -61,9 +55,8 @@ static void merging(void **state)
     "{" PIECES ",\"pre_tokenizer\":{\"type\":\"BertPreTokenizer\"},\"normalizer\":{\"type\":"      \
     "\"BertNormalizer\"" more "}}"
 
-static void wordpieces(void **state)
+TEST(wordpieces)
 {
-    (void)state;
     const char *bert = BERT(""), *cased = BERT(",\"lowercase\":false");
     ids_are(bert, 0, "", "");
     ids_are(bert, 0, "a b", "1 4");
@@ -131,9 +124,8 @@ static void long_piece(const qc_tokenizer *t)
     assert_int_equal(st, QC_ERR_INTERRUPTED);
 }
 
-static void interrupted(void **state)
+TEST(interrupted)
 {
-    (void)state;
     const char *const forms[] = {
         "{" MODEL "}",
         "{" MODEL ",\"normalizer\":{\"type\":\"Replace\",\"pattern\":{\"String\":\"a\"},"
@@ -156,9 +148,8 @@ static void interrupted(void **state)
     }
 }
 
-static void stages(void **state)
+TEST(stages)
 {
-    (void)state;
     const char *json =
         "{" MODEL ",\"normalizer\":{\"type\":\"Replace\",\"pattern\":{\"Regex\":\"\\\\s+\"},"
         "\"content\":\"_\"},\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"String\":\"_\"},"
@@ -182,9 +173,8 @@ static void stages(void **state)
     qc_tokenizer_close(t);
 }
 
-static void bytes(void **state)
+TEST(bytes)
 {
-    (void)state;
     qc_tokenizer *t = NULL;
     uint32_t *ids = NULL;
     size_t count = 0;
@@ -210,9 +200,8 @@ static void refuses(const char *json, qc_status want, const char *message)
         fail_msg("'%s' does not say '%s'", err.msg, message);
 }
 
-static void refused(void **state)
+TEST(refused)
 {
-    (void)state;
 #define PRE(text) "{" MODEL ",\"pre_tokenizer\":" text "}"
 #define SPLIT(regex)                                                                               \
     PRE("{\"type\":\"Split\",\"behavior\":\"Isolated\",\"pattern\":{\"Regex\":\"" regex "\"}}")
@@ -304,9 +293,8 @@ static void too_much(const char *json, char byte, size_t len, const char *words)
     PRE_SEQUENCE("{\"type\":\"Split\",\"behavior\":\"Isolated\",\"pattern\":{\"Regex\":\"" regex   \
                  "\"}}")
 
-static void budget_of_bytes(void **state)
+TEST(budget_of_bytes)
 {
-    (void)state;
     const char *ten = REPLACE("\"String\":\"a\"", "aaaaaaaaaa");
     const char *bytes = "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"use_regex\":false}";
     char text[4096];
@@ -337,9 +325,8 @@ static void budget_of_bytes(void **state)
     too_much(text, ' ', 20000, "pre_tokenizer makes more than");
 }
 
-static void budget_of_steps(void **state)
+TEST(budget_of_steps)
 {
-    (void)state;
     const char *words = "patterns take more than 37257216 steps for the text's 20000 bytes";
     char text[32768];
     size_t len = 0, count = 0;
@@ -377,9 +364,8 @@ static uint64_t fnv(const char *s)
 }
 
 /* Files of which every line costs as much as all before it. */
-static void budget_of_reading(void **state)
+TEST(budget_of_reading)
 {
-    (void)state;
     static char text[65536];
     size_t len = 0;
     /* 600 tokens of one slot in a table of 2,048. */
@@ -414,9 +400,8 @@ static void budget_of_reading(void **state)
 }
 
 /* A long token in the vocabulary makes each place of a long word try as many pieces. */
-static void budget_of_pieces(void **state)
+TEST(budget_of_pieces)
 {
-    (void)state;
     enum { LONG = 20000 };
     char *json = malloc(LONG + 1000);
     assert_non_null(json);
@@ -429,9 +414,8 @@ static void budget_of_pieces(void **state)
     free(json);
 }
 
-static void not_utf8(void **state)
+TEST(not_utf8)
 {
-    (void)state;
     const char *json = "{" MODEL "}";
     static const char *const bad[] = {"ab\x80", "ab\xc3", "ab\xed\xa0\x80", "ab\xf4\x90\x80\x80",
                                       "ab\xc0\x80"};
@@ -471,23 +455,9 @@ static void allocations_of(const char *json)
     }
 }
 
-static void allocations(void **state)
+TEST(allocations)
 {
-    (void)state;
     allocations_of("{" MODEL ",\"normalizer\":{\"type\":\"NFC\"},\"pre_tokenizer\":{\"type\":"
                    "\"ByteLevel\"},\"added_tokens\":[{\"id\":7,\"content\":\"x\"}]}");
     allocations_of(BERT(""));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(wordpieces),      cmocka_unit_test(budget_of_pieces),
-        cmocka_unit_test(merging),         cmocka_unit_test(stages),
-        cmocka_unit_test(bytes),           cmocka_unit_test(interrupted),
-        cmocka_unit_test(refused),         cmocka_unit_test(not_utf8),
-        cmocka_unit_test(allocations),     cmocka_unit_test(budget_of_bytes),
-        cmocka_unit_test(budget_of_steps), cmocka_unit_test(budget_of_reading),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -27,13 +27,6 @@ static int setup(void **state)
     return 0;
 }
 
-static int teardown(void **state)
-{
-    world *w = *state;
-    test_remove(w->root);
-    return 0;
-}
-
 typedef struct {
     const world *w;
     const char *baseline; /* the option */
@@ -49,7 +42,7 @@ static qc_status validate(void *ctx, qc_error *err)
         r->baseline, r->w->baseline, r->w->page, r->w->out);
 }
 
-static void every_allocation(void **state)
+TEST(every_allocation)
 {
     const world *w = *state;
     static const char *const baseline[2] = {"save-baseline", "baseline"};
@@ -60,7 +53,7 @@ static void every_allocation(void **state)
 }
 
 /* A layer is read in pieces, so that Ctrl-C is answered on a slow disk, too. */
-static void reading_is_interrupted(void **state)
+TEST(reading_is_interrupted)
 {
     const world *w = *state;
     qc_error err = {0};
@@ -86,11 +79,4 @@ static void reading_is_interrupted(void **state)
     qc_checkpoint_close(c);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_allocation),
-        cmocka_unit_test(reading_is_interrupted),
-    };
-    return cmocka_run_group_tests(tests, setup, teardown);
-}
+TEST_GROUP(setup, NULL)

@@ -3,8 +3,7 @@
  * how near they are to the exact ones, unit_cpu_matmul.c does. */
 #include "convert/validate/validate_times.h"
 #include "tests/fixtures/matmul_testing.h"
-
-#include <cmocka.h>
+#include "tests/fixtures/test.h"
 
 enum { ROWS = 24, COLS = 128, M = QC_VALIDATE_ROWS };
 
@@ -50,9 +49,8 @@ static void take(world *w, const uint64_t *m, unsigned count, uint64_t weight_by
     qc_validate_timer_close(&t);
 }
 
-static void test_batch_sizes_and_kernels(void **state)
+TEST(test_batch_sizes_and_kernels)
 {
-    (void)state;
     static const uint64_t m[] = {17, 16, 1000, 1};
     for (uint64_t cols = COLS - 1; cols <= COLS; cols++) {
         world w;
@@ -75,9 +73,8 @@ static void test_batch_sizes_and_kernels(void **state)
 }
 
 /* Where the weights of OUT are more than caches hold, the share of the rate of reading is known. */
-static void test_share_of_the_rate_of_reading(void **state)
+TEST(test_share_of_the_rate_of_reading)
 {
-    (void)state;
     static const uint64_t m[] = {1};
     for (uint64_t less = 0; less < 2; less++) {
         world w;
@@ -96,13 +93,4 @@ static void test_share_of_the_rate_of_reading(void **state)
         }
         close_world(&w);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_batch_sizes_and_kernels),
-        cmocka_unit_test(test_share_of_the_rate_of_reading),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

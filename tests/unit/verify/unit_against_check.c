@@ -133,9 +133,8 @@ static void compare_sums(const qc_check_sums *s, const char *what)
              "%s: largest at %" PRIu64 ", expected %" PRIu64, what, s->max_index, at);
 }
 
-static void test_honest(void **state)
+TEST(test_honest)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("honest");
     for (unsigned c = 0; c < sizeof cases / sizeof *cases; c++) {
         fill(&rng, 0.02);
@@ -157,9 +156,8 @@ static void test_honest(void **state)
 
 /* One code at a time, one step up or down: found, and found where it is, unless the weight lies on
  * the border. */
-static void test_every_code(void **state)
+TEST(test_every_code)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("every code");
     for (unsigned c = 0; c < 7; c++) {
         unsigned missed = 0, tried = 0;
@@ -194,9 +192,8 @@ static void test_every_code(void **state)
     }
 }
 
-static void test_scales(void **state)
+TEST(test_scales)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("scales");
     for (unsigned c = 0; c < sizeof cases / sizeof *cases; c++) {
         fill(&rng, 1.0);
@@ -222,9 +219,8 @@ static void test_scales(void **state)
 }
 
 /* Codes made for smaller scales, as a search has them; in NF4 also with the map turned around. */
-static void test_searched(void **state)
+TEST(test_searched)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("searched");
     for (unsigned c = 0; c < 3; c++) {
         fill(&rng, 1.0);
@@ -249,9 +245,8 @@ static void test_searched(void **state)
     }
 }
 
-static void test_edges(void **state)
+TEST(test_edges)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("edges");
     for (unsigned c = 0; c < sizeof cases / sizeof *cases; c++) {
         /* zeros */
@@ -281,9 +276,8 @@ static void test_edges(void **state)
     }
 }
 
-static void test_instruction_sets(void **state)
+TEST(test_instruction_sets)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("instruction sets");
     for (unsigned c = 0; c < sizeof cases / sizeof *cases; c++) {
         for (unsigned damage = 0; damage < 3; damage++) {
@@ -333,9 +327,8 @@ static void quantize_integers(const qc_form *form, uint64_t n, int search)
                         &(qc_form_out){.codes = p.codes, .absmax = p.scales}, &sums);
 }
 
-static void test_integers(void **state)
+TEST(test_integers)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("integers");
     for (unsigned c = 0; c < sizeof int_cases / sizeof *int_cases; c++) {
         const qc_form *form = &int_cases[c];
@@ -405,9 +398,8 @@ static float sevenths(int code)
 
 /* A form of 4 bits that nothing else knows: verify reads its codes by `unit` alone. NF4 quantizes
  * for it, so that its codes are others than those of absmax. */
-static void test_other_form(void **state)
+TEST(test_other_form)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("other form");
     qc_form_ops other = qc_form_nf4;
     other.unit = sevenths;
@@ -438,9 +430,8 @@ static void test_other_form(void **state)
 }
 
 /* Pieces add up to the whole. */
-static void test_pieces(void **state)
+TEST(test_pieces)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("pieces");
     fill(&rng, 1.0);
     quantize(&cases[0], MOST);
@@ -460,16 +451,4 @@ static void test_pieces(void **state)
     assert_int_equal(sum.misplaced, 2);
     assert_int_equal(sum.first_misplaced, 30000);
     assert_int_equal(sum.scales, whole.scales);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_honest),     cmocka_unit_test(test_every_code),
-        cmocka_unit_test(test_scales),     cmocka_unit_test(test_searched),
-        cmocka_unit_test(test_edges),      cmocka_unit_test(test_instruction_sets),
-        cmocka_unit_test(test_pieces),     cmocka_unit_test(test_integers),
-        cmocka_unit_test(test_other_form),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -36,13 +36,6 @@ static int setup(void **state)
     return 0;
 }
 
-static int teardown(void **state)
-{
-    world *w = *state;
-    test_remove(w->root);
-    return 0;
-}
-
 static qc_status verify(const world *w, int bare, qc_error *err)
 {
     return test_run_line(test_command, err, "qconv verify -q --threads=1 --against %s %s", w->model,
@@ -60,13 +53,13 @@ static qc_status verify_again(void *ctx, qc_error *err)
     return verify(r->w, r->bare, err);
 }
 
-static void every_allocation(void **state)
+TEST(every_allocation)
 {
     for (int bare = 0; bare < 2; bare++)
         test_every_allocation(verify_again, &(verify_run){*state, bare}, 30);
 }
 
-static void every_read(void **state)
+TEST(every_read)
 {
     const world *w = *state;
     for (int bare = 0; bare < 2; bare++) {
@@ -89,7 +82,7 @@ static void every_read(void **state)
     }
 }
 
-static void interrupted(void **state)
+TEST(interrupted)
 {
     const world *w = *state;
     for (int bare = 0; bare < 2; bare++) {
@@ -101,17 +94,16 @@ static void interrupted(void **state)
 }
 
 /* What another program gets: rows that outlive both checkpoints, the worst first. */
-static void rows(void **state)
+TEST(rows)
 {
     const world *w = *state;
-    qc_arena a;
     qc_error err = {0};
     qc_against_result r;
     qc_manifest m;
     const qc_against_row **worst = NULL;
     size_t count = 1;
     int found = 0;
-    qc_arena_init(&a);
+    SCOPED(qc_arena) a = {0};
     qc_call call = {.arena = &a, .model = w->out, .against = w->model, .threads = 2};
     test_must(qc_against_manifest(&m, &found, &a, w->out, &err), &err);
     assert_true(found);
@@ -134,16 +126,6 @@ static void rows(void **state)
     assert_int_equal(r.faults, 0);
     assert_int_equal(r.equal, 1);
     assert_int_equal(r.digests, 0);
-    qc_arena_deinit(&a);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_allocation),
-        cmocka_unit_test(every_read),
-        cmocka_unit_test(interrupted),
-        cmocka_unit_test(rows),
-    };
-    return cmocka_run_group_tests(tests, setup, teardown);
-}
+TEST_GROUP(setup, NULL)

@@ -6,13 +6,10 @@
 #include "convert/cli/commands.h"
 #include "convert/verify/output_scan.h"
 #include "tests/fixtures/sanitized.h"
+#include "tests/fixtures/test.h"
 #include "tests/fixtures/test_model.h"
 
 #include <fcntl.h>
-#include <setjmp.h>
-#include <stdarg.h>
-
-#include <cmocka.h>
 
 static int slow;
 
@@ -33,13 +30,6 @@ static int setup(void **state)
     return 0;
 }
 
-static int teardown(void **state)
-{
-    world *w = *state;
-    test_remove(w->root);
-    return 0;
-}
-
 /* The words of a command line, NULL at the end. */
 static qc_status run(qc_error *err, const char *const *words)
 {
@@ -50,16 +40,14 @@ static qc_status run(qc_error *err, const char *const *words)
         (void)snprintf(text[argc], sizeof text[argc], "%s", words[argc]);
         argv[argc] = text[argc];
     }
-    qc_arena a;
     qc_options o;
-    qc_arena_init(&a);
+    SCOPED(qc_arena) a = {0};
     memset(err, 0, sizeof *err);
     qc_status st = qc_options_parse(&o, &a, argc, argv, err);
     if (st == QC_OK)
         st = o.command == QC_CMD_CONVERT  ? qc_cmd_convert(&o, err)
              : o.command == QC_CMD_VERIFY ? qc_cmd_verify(&o, err)
                                           : qc_cmd_unpack(&o, err);
-    qc_arena_deinit(&a);
     return st;
 }
 
@@ -196,8 +184,7 @@ static uint64_t cut_all(const world *w, const out_view *v)
     qc_error err;
     for (size_t i = 0; i < v->count; i++) {
         const out_file *f = &v->files[i];
-        qc_strbuf whole;
-        qc_strbuf_init(&whole, 1u << 24);
+        SCOPED(qc_strbuf) whole = {.max = 1u << 24};
         test_must(qc_file_slurp(f->path, &whole, &err), &err);
         const char *owner = f->shard < 0 ? f->file : v->m.shards[f->shard].name;
         uint64_t stride = slow || f->bytes < 1000 ? 1 : f->bytes / 1000;
@@ -224,7 +211,6 @@ static uint64_t cut_all(const world *w, const out_view *v)
             }
         }
         close(fd);
-        qc_strbuf_deinit(&whole);
     }
     test_must(run_verify(w, &err), &err);
     return tried;
@@ -274,28 +260,25 @@ static void damage_all(const world *w, const char *to, const char *form, const c
     test_remove(w->out);
 }
 
-static void test_compressed(void **state)
+TEST(test_compressed)
 {
     damage_all(*state, "--to=nf4", "--rest=bf16", "--compress=zstd");
 }
 
-static void test_plain(void **state)
+TEST(test_plain)
 {
     damage_all(*state, "--to=int8", "--block-size=64", "--compress=none");
 }
 
-static void test_placed(void **state)
+TEST(test_placed)
 {
     damage_all(*state, "--to=nf4", "--vram=2x2GB", "--compress=zstd");
 }
 
+TEST_GROUP(setup, NULL)
+
 int main(int argc, char **argv)
 {
     slow = argc > 1 && strcmp(argv[1], "--slow") == 0;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_compressed),
-        cmocka_unit_test(test_plain),
-        cmocka_unit_test(test_placed),
-    };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return test_run_all(NULL);
 }
