@@ -190,15 +190,16 @@ static qc_status check_elsewhere(const char *word, qc_error *err)
     return QC_OK;
 }
 
-/* Is the first word a misspelt command, or what another tool calls it? It is not where the options
- * and the words are those of convert, and not where something has this name. */
+/* Is the first word a command of elsewhere, a misspelt one, or what another tool calls it? It is not
+ * where the options and the words are those of convert, and it is no guess where something has this
+ * name: a source folder has a "bench". */
 static qc_status check_first_word(const parse *p, qc_options *o, qc_error *err)
 {
     const char *word = p->words_before_dashes > 0 ? p->words[0] : NULL;
-    if (!word || exists(word) || (!missing_option(p, QC_CMD_CONVERT) && p->word_count <= 2))
+    if (!word || (!missing_option(p, QC_CMD_CONVERT) && p->word_count <= 2))
         return QC_OK;
     QC_TRY(check_elsewhere(word, err));
-    const qc_command_row *meant = qc_mistaken_command(word);
+    const qc_command_row *meant = exists(word) ? NULL : qc_mistaken_command(word);
     if (!meant)
         return QC_OK;
     o->command = meant->command; /* the message names the --help of this one */

@@ -325,6 +325,11 @@ class Gone(QconvCase):
             with self.subTest(args=args):
                 self.fails(2, *args, has="qconv no longer has " + words)
 
+    def test_a_folder_of_the_same_name_is_converted_where_it_can_be(self):
+        os.mkdir(self.path("mount"))
+        self.fails(2, "mount", "out", has="qconv no longer has 'mount'")
+        self.fails(3, "--to", "nf4", "mount", "out", has="mount has no .safetensors file")
+
 
 class Recipe(QconvCase):
     def bad(self, text, has):
