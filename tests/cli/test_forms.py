@@ -603,42 +603,24 @@ class Fused(Forms):
         self.assertEqual(q["quant_method"], "fp8")
         self.assertIn(Q[:-len(".weight")], q["modules_to_not_convert"])
 
-    def test_unknown_layouts_stay(self):
-        _, fused = self.layers("mlp.experts", "gate_proj", "up_proj", "down_proj")
-        fused[Q] = ("BF16", [64, 64], bytes(8192))
-        for kind in ("llama4_text", "gpt_oss"):
-            self.model(fused, {"model_type": kind, "num_local_experts": 3}, name=kind)
+    def test_stacks_that_stay(self):
+        """Layouts that are not known, stacks that are not called experts (granitemoe's, and dbrx's, which have two
+        dimensions), and a known family's as [experts, in, out]. A convolution of one dimension is no stack."""
+        moe, ffn = "model.layers.0.block_sparse_moe.", "transformer.blocks.0.ffn.experts.mlp."
+        fused = {E + "gate_up_proj": [3, 128, 96], E + "down_proj": [3, 96, 64]}
+        for kind, stacks in (
+                ("llama4_text", fused), ("gpt_oss", fused),
+                ("granitemoe", {moe + n + "_linear.weight": [3, 64, 96] for n in ("input", "output")}),
+                ("dbrx", {ffn + n: [192, 96] for n in ("w1", "v1", "w2")}),
+                ("qwen3_moe", {E + "gate_up_proj": [3, 96, 128], E + "down_proj": [3, 64, 96]})):
+            tensors = {n: ("BF16", shape, mk.random_bytes("BF16", shape, self.rng)) for n, shape in stacks.items()}
+            rest = {Q: ("BF16", [64, 64], bytes(8192)), "model.conv.weight": ("BF16", [64, 64, 4], bytes(32768))}
+            self.model({**tensors, **rest}, {"model_type": kind, "num_local_experts": 3, "num_experts": 3}, name=kind)
             said = self.warned("--to", "nf4", *PLAIN, kind, kind + "-o")
-            self.assertIn("4 stacks of experts", said)
-            self.assertIn("with %d weights" % (2 * 3 * 3 * 64 * 96), said)
+            self.assertIn("%d stacks of experts" % len(stacks), said)
+            self.assertIn("with %d weights" % sum(map(mk.numel, stacks.values())), said)
             out = mk.read_checkpoint(self.path(kind + "-o"))
-            self.assertEqual(out[E + "down_proj"], fused[E + "down_proj"])
-
-    def test_other_names_stay(self):
-        """Stacks that are not called experts: granitemoe's, and dbrx's, which have two dimensions."""
-        moe = "model.layers.0.block_sparse_moe."
-        for kind, names, shape in (
-                ("granitemoe", [moe + "input_linear.weight", moe + "output_linear.weight"],
-                 [3, 64, 96]),
-                ("dbrx", ["transformer.blocks.0.ffn.experts.mlp." + n for n in ("w1", "v1", "w2")],
-                 [192, 96])):
-            tensors = {n: ("BF16", shape, mk.random_bytes("BF16", shape, self.rng)) for n in names}
-            tensors[Q] = ("BF16", [64, 64], bytes(8192))
-            # A convolution of one dimension is no stack.
-            tensors["model.conv.weight"] = ("BF16", [64, 64, 4], bytes(32768))
-            self.model(tensors, {"model_type": kind, "num_local_experts": 3}, name=kind)
-            self.assertIn("%d stacks of experts" % len(names), self.warned("--to", "nf4", *PLAIN, kind, kind + "-o"))
-            out = mk.read_checkpoint(self.path(kind + "-o"))
-            self.assertEqual([out[n] for n in names], [tensors[n] for n in names])
-
-    def test_other_shapes_stay(self):
-        """A known family, but [experts, in, out]."""
-        tensors = {E + "gate_up_proj": ("BF16", [2, 96, 128], bytes(2 * 96 * 256)),
-                   E + "down_proj": ("BF16", [2, 64, 96], bytes(2 * 64 * 192)),
-                   Q: ("BF16", [64, 64], bytes(8192))}
-        self.model(tensors, {"model_type": "qwen3_moe", "num_experts": 2})
-        out = self.convert("--to", "nf4", "m", "o")
-        self.assertEqual(out[E + "down_proj"], tensors[E + "down_proj"])
+            self.assertEqual({n: out[n] for n in tensors}, tensors)
 
     def test_both_forms(self):
         released, fused = self.layers("mlp.experts", "gate_proj", "up_proj", "down_proj")
