@@ -572,16 +572,13 @@ def calibrate(step):
 
 
 def validate(step):
-    out, page = step.run.at("out-nf4-cuda"), step.run.at("validate.html")
+    out = step.run.at("out-nf4-cuda")
     if not os.path.isdir(out):
         raise Skip("nothing was converted")
     rc, said = said_json(step, "qconv", "validate", out, "--against", the_model(step.run), "--sample",
-                         *(("1", "--m", "1") if step.run.shim else ("14",)), "--json", "--html", page)
+                         *(("1", "--m", "1") if step.run.shim else ("14",)), "--json")
     if said is not None:
         replace(step.run.into("validate.json"), json_bytes(said))
-    if os.path.exists(page):
-        with open(page, "rb") as f:
-            replace(step.run.into("validate.html"), f.read())
     return rc
 
 
@@ -614,7 +611,7 @@ TARGETS = {"first": ["qconv", "gpu_tests", "bench_ceilings"],
 FILES = {"first": ("summary.json", "logs.tar.gz", "bench.json", "packed.json", "gpu_tests.xml",
                    "ceilings.json"),
          "second": ("summary.json", "logs.tar.gz", "groups.json", "tuning.json", "bitsandbytes.json",
-                    "validate.json", "validate.html")}
+                    "validate.json")}
 
 
 def main(argv):

@@ -86,8 +86,8 @@ static const struct {
     {QC_CMD_VERIFY, qc_cmd_verify},     {QC_CMD_UNPACK, qc_cmd_unpack},
     {QC_CMD_PLAN, qc_cmd_plan},         {QC_CMD_HARDWARE, qc_cmd_hardware},
     {QC_CMD_VALIDATE, qc_cmd_validate}, {QC_CMD_BENCH, qc_cmd_bench},
-    {QC_CMD_EVAL, qc_cmd_eval},         {QC_CMD_REPORT, qc_cmd_report},
-    {QC_CMD_HELP, print_text},          {QC_CMD_VERSION, print_text},
+    {QC_CMD_EVAL, qc_cmd_eval},         {QC_CMD_HELP, print_text},
+    {QC_CMD_VERSION, print_text},
 };
 
 static qc_status run(const qc_options *o, qc_error *err)

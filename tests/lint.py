@@ -34,7 +34,6 @@ FLOORS = [
     {"gpu", "pipeline"},
     {"run"},
     {"verify"},
-    {"report"},
     {"cli"},
 ]
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

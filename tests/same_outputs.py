@@ -26,8 +26,7 @@ import make_checkpoint  # noqa: E402
 
 DATA = os.path.join(HERE, "data")
 KJV = os.path.join(DATA, "kjv-llama")
-COMMANDS = ("convert", "plan", "inspect", "verify", "unpack", "validate", "bench", "eval", "report",
-            "hardware")
+COMMANDS = ("convert", "plan", "inspect", "verify", "unpack", "validate", "bench", "eval", "hardware")
 # What differs from run to run or from machine to machine, and what stands for it.
 VARYING = [
     (re.compile(r"(?m)^qconv: \w+ +\d+%.*\n"), ""),  # progress, which a busy machine shows more of
@@ -111,7 +110,6 @@ def checked(name, model):
     yield "verify-" + name, ["verify", "--against", model, out]
     yield "verify-json-" + name, ["verify", "--json", out]
     yield "inspect-out-" + name, ["inspect", out]
-    yield "report-" + name, ["report", "--html", "report-%s.html" % name, out]
     yield "unpack-" + name, ["unpack", out, "plain-" + name]
 
 

@@ -1,10 +1,10 @@
 #include "convert/cli/commands.h"
 
 #include "base/text.h"
-#include "convert/report/inspect_facts.h"
 #include "convert/term/console.h"
 #include "convert/term/size_text.h"
 #include "convert/term/table.h"
+#include "convert/verify/inspect_facts.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
-/* qconv plan MODEL: what fits where. It reads headers only, and writes nothing but the files of
- * --html and --device-map. */
+/* qconv plan MODEL: what fits where. It reads headers only, and writes nothing but the file of
+ * --device-map. */
 #include "convert/adapter/adapters.h"
 #include "convert/cli/commands.h"
 #include "convert/fit/device_map.h"
@@ -133,7 +133,6 @@ static qc_status answer(const qc_options *o, qc_arena *arena, const qc_plan_subj
         QC_TRY(qc_fit_compare(&r, arena, subject, &planned, &o->convert.plan, err));
     if (!planned.fit.fits)
         QC_TRY(qc_fit_suggest(&r, arena, subject, &planned, budget, &o->convert.plan, err));
-    QC_TRY(put_file(o->html, qc_fit_report_html, &r, err));
     QC_TRY(put_file(o->device_map, map_text, &r, err));
     return print(&r, o, err);
 }
@@ -185,14 +184,11 @@ qc_status qc_cmd_plan(const qc_options *o, qc_error *err)
     qc_checkpoint *model = NULL;
     int has_weights = 0;
     /* What is wrong with the question is said before a large model is opened. */
-    QC_TRY(qc_target_file_check("--html", o->html, err));
     QC_TRY(qc_target_file_check("--device-map", o->device_map, err));
     qc_arena_init(&arena);
     qc_status st = read_budget(&budget, &arena, o, err);
     if (st == QC_OK)
         st = qc_model_open(&model, o->call.model, &has_weights, err);
-    if (st == QC_OK)
-        st = qc_target_file_spares("--html", o->html, model, err);
     if (st == QC_OK)
         st = qc_target_file_spares("--device-map", o->device_map, model, err);
     if (st == QC_OK)

@@ -297,6 +297,6 @@ qc_status qc_cmd_unpack(const qc_options *o, qc_error *err)
     QC_TRY(st);
     if (complete)
         return QC_OK;
-    return qc_scan_report(&o->call, &result, "unpacked", (double)(qc_clock_ns() - started) * 1e-9,
-                          err);
+    return qc_scan_report(&o->call, &result, NULL, "unpacked",
+                          (double)(qc_clock_ns() - started) * 1e-9, err);
 }

@@ -37,10 +37,7 @@ typedef struct {
 static qc_status check_targets(const qc_options *o, qc_error *err)
 {
     const char *save = o->validate.save_baseline;
-    QC_TRY(qc_target_file_check("--html", o->html, err));
     QC_TRY(qc_target_file_check("--save-baseline", save, err));
-    QC_TRY(qc_target_file_differs("--html", o->html, "--save-baseline", save, err));
-    QC_TRY(qc_target_file_differs("--html", o->html, "--baseline", o->validate.baseline, err));
     /* The weights of a model have the names and widths of activations. */
     QC_TRY(qc_target_file_differs("--activations", o->validate.activations, "--against",
                                   o->call.against, err));
@@ -53,7 +50,6 @@ static qc_status check_sources(const validation *v, qc_error *err)
 {
     const qc_checkpoint *read[] = {v->output, v->model, v->input.file};
     for (size_t i = 0; i < sizeof read / sizeof *read && read[i]; i++) {
-        QC_TRY(qc_target_file_spares("--html", v->o->html, read[i], err));
         QC_TRY(
             qc_target_file_spares("--save-baseline", v->o->validate.save_baseline, read[i], err));
     }
@@ -216,11 +212,6 @@ static qc_status answer(validation *v, qc_error *err)
         qc_strbuf_init(&out, TEXT_MAX);
         QC_TRY(qc_console_deliver(qc_validate_baseline_text(&v->report, &out, err), &out,
                                   o->validate.save_baseline, err));
-    }
-    if (o->html) {
-        qc_strbuf_init(&out, TEXT_MAX);
-        QC_TRY(qc_console_deliver(qc_validate_html(&v->report, &v->arena, &out, err), &out, o->html,
-                                  err));
     }
     qc_strbuf_init(&out, TEXT_MAX);
     qc_status st = o->call.json ? qc_validate_json(&v->report, &out, err)

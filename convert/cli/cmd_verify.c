@@ -73,6 +73,7 @@ static qc_status verify_against(const qc_options *o, qc_error *err)
 {
     qc_manifest m;
     qc_against_result r;
+    qc_code_counts counts = {0}, *codes = o->count_codes ? &counts : NULL;
     qc_progress *progress = NULL;
     uint64_t total = 0;
     int found = 0;
@@ -81,13 +82,13 @@ static qc_status verify_against(const qc_options *o, qc_error *err)
     qc_console_detail(&o->call, 1, "comparing %s with %s, %s", o->call.model, o->call.against,
                       found ? "as its manifest says" : "by names, as it has no manifest");
     QC_TRY(qc_progress_create(&progress, &o->call, "verifying", total, err));
-    qc_status st = qc_against_run(&r, &o->call, found ? &m : NULL, progress, err);
+    qc_status st = qc_against_run(&r, &o->call, found ? &m : NULL, codes, progress, err);
     double seconds = qc_progress_seconds(progress);
     qc_progress_destroy(progress);
     QC_TRY(st);
     if (found)
         QC_TRY(warn_of_strangers(o, &m, err));
-    QC_TRY(qc_against_report(&o->call, &r, seconds, err));
+    QC_TRY(qc_against_report(&o->call, &r, codes, seconds, err));
     if (r.faults > 0)
         QC_FAIL(err, QC_ERR_CHECK, "%s: %s: %s%s", o->call.model, r.first_what, r.first_why,
                 r.faults > 1 ? " (and more)" : "");
@@ -101,6 +102,7 @@ qc_status qc_cmd_verify(const qc_options *o, qc_error *err)
         return verify_against(o, err);
     qc_manifest m;
     qc_scan_result result;
+    qc_code_counts counts, *codes = o->count_codes ? &counts : NULL;
     qc_progress *progress = NULL;
     uint64_t total = 0;
     QC_TRY(qc_manifest_load(&m, o->call.arena, o->call.model, err));
@@ -111,13 +113,20 @@ qc_status qc_cmd_verify(const qc_options *o, qc_error *err)
                       m.tensor_count, qc_plural(m.tensor_count), m.shard_count,
                       qc_plural(m.shard_count), m.qconv_version, m.to);
     QC_TRY(qc_progress_create(&progress, &o->call, "verifying", total, err));
-    qc_scan_options so = {.threads = o->call.threads, .progress = progress};
-    qc_status st = qc_scan_output(&result, o->call.arena, o->call.model, &m, &so, err);
+    qc_scan_options so = {.threads = o->call.threads,
+                          .sink = codes ? qc_code_counts_sink : NULL,
+                          .sink_ctx = codes,
+                          .progress = progress};
+    qc_status st = QC_OK;
+    if (codes)
+        st = qc_code_counts_open(codes, o->call.arena, o->call.model, &m, err);
+    if (st == QC_OK)
+        st = qc_scan_output(&result, o->call.arena, o->call.model, &m, &so, err);
     double seconds = qc_progress_seconds(progress);
     qc_progress_destroy(progress);
     QC_TRY(st);
     QC_TRY(warn_of_strangers(o, &m, err));
-    QC_TRY(qc_scan_report(&o->call, &result, "verified", seconds, err));
+    QC_TRY(qc_scan_report(&o->call, &result, codes, "verified", seconds, err));
     if (result.problem_count > 0)
         QC_FAIL(err, QC_ERR_CHECK, "%s: %s: %s%s", o->call.model, result.first.what,
                 result.first.why, result.problem_count > 1 ? " (and more)" : "");

@@ -165,20 +165,6 @@ const qc_command_row qc_command_table[] = {
                  "measure what quantizing cost\n"
                  "qconv eval llama-nf4 --text prompts.ids --json\n"
                  "measure perplexity over token ids\n"},
-    {.command = QC_CMD_REPORT,
-     .name = "report",
-     .foreign = "html page",
-     .summary = "write one HTML page about an output: sizes, errors, speed",
-     .text = "Write one self-contained HTML page about the qconv output OUT: what was saved, "
-             "what lies where, the error of every layer and kind of layer, histograms of codes, "
-             "and the worst tensors. With --against and --text the page has perplexity and KL "
-             "divergence too, and with --bench the speed of kernels.",
-     .places = {{"OUT", QC_PLACE_DIR, 0, READ_NAMES}},
-     .place_count = 1,
-     .examples = "qconv report llama-nf4 --html report.html\n"
-                 "write the page from the manifest and the codes alone\n"
-                 "qconv report llama-nf4 --against Llama-3.1-8B --text wiki.txt > report.html\n"
-                 "write it with perplexity\n"},
     {.command = QC_CMD_HELP,
      .name = "help",
      .summary = "show the help of a command",
@@ -192,6 +178,7 @@ const unsigned qc_command_count = sizeof qc_command_table / sizeof *qc_command_t
 const qc_text_row qc_python_command_table[] = {
     {"plan-training", "find settings for fine-tuning that fit the GPUs", 0},
     {"from-torch", "write the .bin files of PyTorch as .safetensors", 0},
+    {"report", "write one HTML page about an output: sizes, errors, speed", 0},
 };
 const unsigned qc_python_command_count =
     sizeof qc_python_command_table / sizeof *qc_python_command_table;
@@ -203,8 +190,8 @@ const qc_text_row qc_exit_code_table[] = {
     {"3", "the input breaks a rule of its format, is not supported, or holds a bad value", 0},
     {"4", "a check failed",
      QC_CMD_BIT(QC_CMD_CONVERT) | QC_CMD_BIT(QC_CMD_VERIFY) | QC_CMD_BIT(QC_CMD_UNPACK) |
-         QC_CMD_BIT(QC_CMD_VALIDATE) | QC_CMD_BIT(QC_CMD_EVAL) | QC_CMD_BIT(QC_CMD_REPORT) |
-         QC_CMD_BIT(QC_CMD_INSPECT) | QC_CMD_BIT(QC_CMD_PLAN) | QC_CMD_BIT(QC_CMD_BENCH)},
+         QC_CMD_BIT(QC_CMD_VALIDATE) | QC_CMD_BIT(QC_CMD_EVAL) | QC_CMD_BIT(QC_CMD_INSPECT) |
+         QC_CMD_BIT(QC_CMD_PLAN) | QC_CMD_BIT(QC_CMD_BENCH)},
     {"5", "there is no such device", ~(QC_CMD_BIT(QC_CMD_UNPACK) | QC_CMD_BIT(QC_CMD_INSPECT))},
     {"130", "it was interrupted", 0},
 };

@@ -12,12 +12,10 @@
 #define VALIDATE  QC_CMD_BIT(QC_CMD_VALIDATE)
 #define BENCH     QC_CMD_BIT(QC_CMD_BENCH)
 #define EVAL      QC_CMD_BIT(QC_CMD_EVAL)
-#define REPORT    QC_CMD_BIT(QC_CMD_REPORT)
 #define FITTING   (CONVERT | PLAN)
-#define READING   (EVAL | REPORT)
 #define MEASURING (VALIDATE | BENCH)
-#define WORKING   (CONVERT | VERIFY | UNPACK | VALIDATE | READING)
-#define ANSWERS   (CONVERT | VERIFY | INSPECT | UNPACK | PLAN | HARDWARE | MEASURING | READING)
+#define WORKING   (CONVERT | VERIFY | UNPACK | VALIDATE | EVAL)
+#define ANSWERS   (CONVERT | VERIFY | INSPECT | UNPACK | PLAN | HARDWARE | MEASURING | EVAL)
 #define ANYWHERE  (ANSWERS | QC_CMD_BIT(QC_CMD_HELP))
 
 #define ROW(option, of_commands, of_group)                                                         \
@@ -426,8 +424,6 @@ const qc_option_row qc_option_table[] = {
      .dflt = "500MB", .since = "0.2.0",
      RULES({.needs = "--vram"}),
      .help = "what a CUDA context and its kernels take on every GPU"},
-    {ROW("html", PLAN, FIT), PATH(html), .arg = "FILE", .since = "0.2.0",
-     .help = "also write the plan as one HTML page"},
     {ROW("device-map", PLAN, FIT), PATH(device_map), .arg = "FILE", .since = "0.2.0",
      RULES({.not_with = "--tp", .why = ": a device map places whole layers"}),
      .help = "also write the placement as a device_map for accelerate"},
@@ -435,7 +431,7 @@ const qc_option_row qc_option_table[] = {
      .since = "0.2.0",
      .help = "write only the shards of one device of the plan, such as cuda:0 or cpu",
      .more = "This is for outputs that were made with --vram."},
-    {ROW("device", CONVERT | MEASURING | READING, RUN), OWN(QC_ARG_TEXT, qc_option_set_run_device),
+    {ROW("device", CONVERT | MEASURING | EVAL, RUN), OWN(QC_ARG_TEXT, qc_option_set_run_device),
      .arg = "auto|cpu|cuda[:N,...]", .dflt_note = "auto", .since = "0.3.0",
      FOREIGN({.names = "gpu gpus cuda use-gpu use-cuda gpu-id gpu-ids cuda-device "
                        "cuda-visible-devices ngl", .meant = "--device cuda, or cuda:0,2"},
@@ -447,40 +443,43 @@ const qc_option_row qc_option_table[] = {
     {ROW("as", HARDWARE, FIT), TEXT(as), .arg = "CARDS", .since = "0.2.0",
      .help = "describe these cards instead of this machine's: 2xA100-40GB, 3090",
      .more = "docs/hardware.md lists the cards."},
-    {ROW("against", VERIFY | VALIDATE | READING, MEASURE), PATH(call.against), .arg = "MODEL",
+    {ROW("against", VERIFY | VALIDATE | EVAL, MEASURE), PATH(call.against), .arg = "MODEL",
      .required = VALIDATE, .missing = "the checkpoint that OUT was made from",
      .since = "0.3.0",
      FOREIGN({.names = "original reference ref base base-model source model baseline-model "
                        "compare m"}),
      .help = "the checkpoint that OUT was made from"},
-    {ROW("lora", VERIFY | VALIDATE | REPORT, MEASURE), OWN(QC_ARG_FILE, qc_option_set_lora),
+    {ROW("lora", VERIFY | VALIDATE, MEASURE), OWN(QC_ARG_FILE, qc_option_set_lora),
      .arg = "ADAPTER[:SCALE]", .repeats = 1, .since = "0.5.0",
      RULES({.needs = "--against"}),
      .help = "an adapter that OUT was made with, as convert took it; may be repeated",
      .more = "MODEL is compared with it merged. It must be the same adapter, with the same scale."},
-    {ROW("text", READING, MEASURE), PATH(eval.text), .arg = "FILE", .required = EVAL,
+    {ROW("codes", VERIFY, MEASURE), SWITCH(count_codes), .since = "0.5.0",
+     RULES({.needs = "--json"}),
+     .help = "count how often each quantized weight has each code, as a member \"codes\""},
+    {ROW("text", EVAL, MEASURE), PATH(eval.text), .arg = "FILE", .required = EVAL,
      .missing = "a file of text, or of token ids", .since = "0.4.0",
      FOREIGN({.names = "file data dataset corpus prompt prompts input f"}),
      .help = "the text to read, or a FILE.ids with token ids, one sequence per line",
      .more = "The text is UTF-8. A file whose name ends in .ids holds decimal token ids with "
              "spaces between them, one sequence per line; they are taken as they are."},
-    {ROW("tokenizer", READING, MEASURE), PATH(call.tokenizer), .arg = "PATH",
+    {ROW("tokenizer", EVAL, MEASURE), PATH(call.tokenizer), .arg = "PATH",
      .dflt_note = "the model's own", .since = "0.4.0",
      RULES({.needs = "--text"}),
      .help = "a tokenizer.json, or a directory that has one"},
-    {ROW("image-states", READING, MEASURE), PATH(call.image_states), .arg = "FILE", .since = "0.5.0",
+    {ROW("image-states", EVAL, MEASURE), PATH(call.image_states), .arg = "FILE", .since = "0.5.0",
      RULES({.needs = "--text"}),
      .help = "states of images that the text's sequences see (Llama 3.2 Vision)",
      .more = "FILE is safetensors with a tensor states.N for sequence N of the text, from 0, or one "
              "named states for all of them. docs/eval.md says how to make it."},
-    {ROW("context", READING, MEASURE), NUMBER(eval.context), .arg = "TOKENS", .min = 2,
+    {ROW("context", EVAL, MEASURE), NUMBER(eval.context), .arg = "TOKENS", .min = 2,
      .max = 1000000000, .dflt_note = "2048, or the model's limit",
      .since = "0.4.0",
      FOREIGN({.names = "ctx ctx-size n-ctx context-length context-size max-length max-model-len "
                        "max-seq-len max-seq-length seq-len seq-length sequence-length c"}),
      RULES({.needs = "--text"}),
      .help = "length in tokens of the windows that the text is cut into"},
-    {ROW("max-tokens", READING, MEASURE), NUMBER(eval.max_tokens), .arg = "N", .min = 2,
+    {ROW("max-tokens", EVAL, MEASURE), NUMBER(eval.max_tokens), .arg = "N", .min = 2,
      .max = 1000000000000, .dflt_note = "all", .since = "0.4.0",
      RULES({.needs = "--text"}),
      .help = "read at most this many tokens of the text"},
@@ -493,12 +492,6 @@ const qc_option_row qc_option_table[] = {
      RULES({.needs = "--against"}),
      .help = "the same for an encoder: the mean distance of hidden states",
      .more = "X is above 0 and at most 100; 0.01 is a hundredth of what the states are."},
-    {ROW("eval", REPORT, MEASURE), PATH(report.eval), .arg = "FILE",
-     .since = "0.4.0",
-     RULES({.not_with = "--text"}),
-     .help = "include the result of an earlier 'qconv eval --json'"},
-    {ROW("bench", REPORT, MEASURE), PATH(report.bench), .arg = "FILE", .since = "0.4.0",
-     .help = "include the result of an earlier 'qconv bench --json'"},
     {ROW("sample", VALIDATE, MEASURE), NUMBER(validate.sample), .arg = "N", .min = 1,
      .max = 1000000, .dflt_note = "all", .since = "0.3.0",
      .help = "measure only this many of the quantized layers, spread evenly"},
@@ -558,7 +551,7 @@ const qc_option_row qc_option_table[] = {
      RULES({.needs = "--tune"}),
      .help = "with --tune: write the better choices as a table for --tuning",
      .more = "An existing file is replaced as a whole after each row that was measured."},
-    {ROW("tuning", MEASURING | READING, RUN), PATH(call.tuning), .arg = "FILE",
+    {ROW("tuning", MEASURING | EVAL, RUN), PATH(call.tuning), .arg = "FILE",
      .dflt_note = "the file that QCONV_TUNING names", .since = "0.5.0",
      RULES({.needs = "--text"}),
      .help = "choose GPU kernels by this table of 'qconv bench --tune --save'",
@@ -578,10 +571,6 @@ const qc_option_row qc_option_table[] = {
      RULES({.needs = "--baseline"}),
      .help = "with --baseline: how much worse a layer may be",
      .more = "X is a share of the earlier error, above 0 and at most 10; 0.001 is 0.1%."},
-    {ROW("html", VALIDATE | REPORT, OTHER), PATH(html), .arg = "FILE",
-     .dflt_of = {REPORT, "standard output"}, .since = "0.3.0",
-     FOREIGN({.names = "out output outfile output-file o save page"}),
-     .help = "write the result as one HTML page with plots to a file"},
     {ROW("markdown", BENCH, OTHER), SWITCH(bench.markdown), .since = "0.3.0",
      .help = "write the result to standard output as Markdown tables"},
     {ROW("output", BENCH, OTHER), PATH(bench.output), .arg = "FILE", .since = "0.3.0",

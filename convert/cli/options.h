@@ -18,7 +18,6 @@ typedef enum {
     QC_CMD_VALIDATE,
     QC_CMD_BENCH,
     QC_CMD_EVAL,
-    QC_CMD_REPORT,
     QC_CMD_HELP, /* --help was asked for, or "help [COMMAND]" */
     QC_CMD_VERSION
 } qc_command;
@@ -31,12 +30,6 @@ typedef struct {
     const char *save_baseline;
     double tolerance; /* share of the baseline's error; default 0.001 */
 } qc_validate_options;
-
-/* Earlier results that report takes up; they are files of --json. */
-typedef struct {
-    const char *eval;  /* of eval, or NULL */
-    const char *bench; /* of bench, or NULL */
-} qc_report_options;
 
 typedef struct {
     const char *shapes;  /* --shapes as given; NULL for the default */
@@ -55,8 +48,8 @@ typedef struct {
     qc_command command;
     qc_command help_topic;   /* of QC_CMD_HELP; QC_CMD_HELP itself means the overview */
     const char *recipe_file; /* --recipe FILE, whose rules come first among the rules; or NULL */
-    const char *html;        /* plan, validate, report: --html FILE, or NULL */
     const char *device_map;  /* plan --device-map FILE, or NULL */
+    int count_codes;         /* verify --codes */
     unsigned engines;        /* --for: bit e for qc_engine e; 0 where it was not given */
     const char *as;          /* hardware: --as, or NULL */
     const char *device;      /* unpack: only the shards of this device; NULL for all */
@@ -66,7 +59,6 @@ typedef struct {
     qc_bench_options bench;
     qc_product_options products;
     qc_eval_options eval;
-    qc_report_options report;
 } qc_options;
 
 /* Parses argv into *out. A mistake is QC_ERR_USAGE, with one line that names it and what was

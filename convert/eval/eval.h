@@ -62,11 +62,8 @@ typedef struct {
  * not depend on threads, instruction set or batches. */
 QC_NODISCARD qc_status qc_eval_run(qc_eval_result *out, const qc_call *call,
                                    const qc_eval_options *o, qc_error *err);
-/* Writes the JSON of `eval --json`, and reads it again (QC_ERR_INPUT). docs/eval.md lists its
- * members. */
+/* Writes the JSON of `eval --json`; docs/eval.md lists its members. */
 QC_NODISCARD qc_status qc_eval_json(const qc_eval_result *r, qc_strbuf *out, qc_error *err);
-QC_NODISCARD qc_status qc_eval_read(qc_eval_result *out, qc_arena *arena, const char *path,
-                                    qc_error *err);
 /* Writes a table for a terminal. */
 QC_NODISCARD qc_status qc_eval_text(const qc_eval_result *r, qc_strbuf *out, qc_error *err);
 

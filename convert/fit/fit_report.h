@@ -1,5 +1,5 @@
-/* What `qconv plan` says, in three forms: text with a bar for each device, one JSON object, or one
- * HTML page. Nothing is computed here that a reader could not add up from the numbers given.
+/* What `qconv plan` says, in two forms: text with a bar for each device, or one JSON object.
+ * Nothing is computed here that a reader could not add up from the numbers given.
  * Thread-safe, because each call works only on what it is given. */
 #ifndef QC_CONVERT_FIT_REPORT_H
 #define QC_CONVERT_FIT_REPORT_H
@@ -122,6 +122,5 @@ QC_NODISCARD qc_status qc_fit_report_text(const qc_fit_report *r, qc_bar_style s
 /* Writes one JSON object and a new line; docs/cli.md has its members. */
 QC_NODISCARD qc_status qc_fit_report_json(const qc_fit_report *r, qc_strbuf *out, qc_error *err);
 /* Writes one page without scripts or anything from outside. It is also well-formed XML. */
-QC_NODISCARD qc_status qc_fit_report_html(const qc_fit_report *r, qc_strbuf *out, qc_error *err);
 
 #endif

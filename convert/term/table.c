@@ -1,7 +1,6 @@
 #include "convert/term/table.h"
 
 #include "convert/term/console.h"
-#include "convert/term/html_text.h"
 #include "convert/term/size_text.h"
 
 #include <assert.h>
@@ -168,21 +167,4 @@ void qc_table_print(const qc_table *t, unsigned indent, qc_strbuf *out)
     print_row(t, t->titles, indent, out);
     for (size_t i = 0; i < t->cell_count; i += t->column_count)
         print_row(t, t->cells + i, indent, out);
-}
-
-void qc_table_html(const qc_table *t, qc_strbuf *out)
-{
-    if (!has_rows(t, out))
-        return;
-    qc_strbuf_puts(out, "<table>\n<tr>");
-    for (unsigned c = 0; c < t->column_count; c++)
-        qc_html_put(out, "<th>", t->titles[c], "</th>");
-    for (size_t i = 0; i < t->cell_count; i++) {
-        unsigned c = (unsigned)(i % t->column_count);
-        const char *text = t->cells[i] == not_known ? "" : t->cells[i];
-        qc_strbuf_puts(out, c == 0 ? "</tr>\n<tr>" : "");
-        qc_html_put(out, t->warns[c] && *text ? "<td class=\"no\">" : "<td>", text, "</td>");
-    }
-    qc_strbuf_puts(out, "</tr>\n");
-    qc_html_table_end(out);
 }

@@ -56,7 +56,5 @@ void qc_table_end_row(qc_table *t);
  * at all. If a cell could not be stored, nothing is written, and qc_strbuf_status of `out` says
  * so. */
 void qc_table_print(const qc_table *t, unsigned indent, qc_strbuf *out);
-/* Writes the same as a table of a page (html_text.h), where NULL is an empty cell. */
-void qc_table_html(const qc_table *t, qc_strbuf *out);
 
 #endif

@@ -1,4 +1,4 @@
-/* Files that an option asks for besides the result: --html, --device-map, --apply.
+/* Files that an option asks for besides the result: --device-map, --apply.
  *
  * They are written under a temporary name in the same folder and then renamed. That would put a
  * plain file in the place of a device or a pipe (/dev/stdout, /dev/full), so only plain files are
@@ -8,9 +8,9 @@
 
 #include "formats/checkpoint.h"
 
-/* Checks the file of an option ("--html"). path NULL means that it was not given. Errors carry the
- * option's name: QC_ERR_USAGE for a folder, a device or a pipe, QC_ERR_IO for a file in a folder
- * that does not exist and for one that may not be written. */
+/* Checks the file of an option ("--device-map"). path NULL means that it was not given. Errors
+ * carry the option's name: QC_ERR_USAGE for a folder, a device or a pipe, QC_ERR_IO for a file in a
+ * folder that does not exist and for one that may not be written. */
 QC_NODISCARD qc_status qc_target_file_check(const char *option, const char *path, qc_error *err);
 
 /* QC_ERR_USAGE when path would replace something that is read: a weight file of c, or a file that

@@ -1,5 +1,5 @@
-/* The output of `qconv validate`: tables for a terminal, one JSON object, one HTML page. It also
- * decides whether the output is good enough, by limits and by a baseline from an earlier run. */
+/* The output of `qconv validate`: tables for a terminal, or one JSON object. It also decides
+ * whether the output is good enough, by limits and by a baseline from an earlier run. */
 #ifndef QC_CONVERT_VALIDATE_REPORT_H
 #define QC_CONVERT_VALIDATE_REPORT_H
 
@@ -46,8 +46,6 @@ QC_NODISCARD qc_status qc_validate_text(const qc_validate_report *r, qc_arena *a
                                         qc_strbuf *out, qc_error *err);
 /* docs/validate.md has the members. */
 QC_NODISCARD qc_status qc_validate_json(const qc_validate_report *r, qc_strbuf *out, qc_error *err);
-QC_NODISCARD qc_status qc_validate_html(const qc_validate_report *r, qc_arena *arena,
-                                        qc_strbuf *out, qc_error *err);
 
 /* ---- validate_baseline.c ---- */
 

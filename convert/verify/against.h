@@ -13,6 +13,7 @@
 
 #include "convert/model/recipe.h"
 #include "convert/term/call.h"
+#include "convert/verify/code_counts.h"
 #include "convert/verify/output_scan.h"
 #include "quant/quant_ops.h"
 
@@ -94,11 +95,12 @@ typedef struct {
 
 /* Compares call->model, which is OUT, with call->against, which is MODEL. What is wrong with OUT is
  * in *result, and the status is QC_OK. QC_ERR_INPUT (and other errors) says that MODEL, or an OUT
- * without manifest, is no checkpoint. manifest is OUT's, or NULL. progress gets bytes of OUT, and
- * may be NULL. Strings and arrays live in the arena of the call. */
+ * without manifest, is no checkpoint. manifest is OUT's, or NULL. codes gets how often OUT's codes
+ * occur, and progress gets bytes of OUT; both may be NULL. Strings and arrays live in the arena of
+ * the call. */
 QC_NODISCARD qc_status qc_against_run(qc_against_result *result, const qc_call *call,
-                                      const qc_manifest *manifest, qc_progress *progress,
-                                      qc_error *err);
+                                      const qc_manifest *manifest, qc_code_counts *codes,
+                                      qc_progress *progress, qc_error *err);
 
 /* Lists the worst rows: faulty ones first, then those with the largest error / expected (of equal
  * ones, those with the larger error). There are up to *count of them, which is set to how many

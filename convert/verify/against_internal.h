@@ -41,13 +41,13 @@ typedef struct qc_against {
     qc_progress *progress;
     unsigned threads;
     const qc_manifest *manifest; /* NULL: none */
+    qc_code_counts *codes;       /* to count into; NULL: nothing is counted */
     qc_checkpoint *output, *model;
     qc_stored_set in_output, in_model;
     qc_coded_set out_coded, coded; /* in OUT; in MODEL */
     qc_against_tensor *tensors;    /* one per tensor of OUT, same order */
     uint32_t *by_name;             /* indices of tensors in natural order of names */
     uint32_t *of_listed;           /* per tensor of the manifest: its tensor of OUT */
-    uint64_t *first_of_shard;      /* per shard of the manifest: its first tensor; and one more */
     qc_against_missing *missing;
     size_t missing_count;
     /* Scratch memory that nobody uses. The lock protects only this list, and is a leaf. */

@@ -342,13 +342,6 @@ static qc_status find_listed(const matcher *m)
     if (!f)
         return QC_OK;
     QC_TRY(qc_arena_array(a->arena, &a->of_listed, f->tensor_count + 1, m->err));
-    QC_TRY(qc_arena_array(a->arena, &a->first_of_shard, f->shard_count + 1, m->err));
-    size_t at = 0;
-    for (size_t s = 0; s <= f->shard_count; s++) {
-        while (at < f->tensor_count && f->tensors[at].shard < s)
-            at++;
-        a->first_of_shard[s] = at;
-    }
     for (size_t i = 0; i < f->tensor_count; i++) {
         a->of_listed[i] = index_of(a->output, f->tensors[i].name);
         if (a->of_listed[i] != QC_NO_TENSOR)

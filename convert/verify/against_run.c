@@ -37,29 +37,16 @@ qc_status qc_against_manifest(qc_manifest *out, int *found, qc_arena *arena, con
 
 /* ---- with a manifest ------------------------------------------------------------------------- */
 
-/* The tensors of a shard lie in the order of the manifest. */
 static qc_status take_frame(void *ctx, uint32_t shard, uint64_t offset, const void *bytes,
                             size_t len, qc_error *err)
 {
     qc_against *a = ctx;
     const qc_manifest *m = a->manifest;
-    uint64_t header = m->shards[shard].header_bytes;
-    if (offset < header)
+    size_t at = 0;
+    if (!qc_scan_tensor_at(m, shard, offset, &at) || a->of_listed[at] == QC_NO_TENSOR)
         return QC_OK;
-    uint64_t at = offset - header;
-    uint64_t low = a->first_of_shard[shard], high = a->first_of_shard[shard + 1];
-    while (high - low > 1) {
-        uint64_t mid = low + (high - low) / 2;
-        if (m->tensors[mid].begin <= at)
-            low = mid;
-        else
-            high = mid;
-    }
-    /* Where several tensors begin at one place, all but the last are empty. */
-    if (low >= high || at < m->tensors[low].begin || at >= m->tensors[low].end ||
-        a->of_listed[low] == QC_NO_TENSOR)
-        return QC_OK;
-    return qc_against_piece(a, &a->tensors[a->of_listed[low]], at - m->tensors[low].begin, bytes,
+    return qc_against_piece(a, &a->tensors[a->of_listed[at]],
+                            offset - m->shards[shard].header_bytes - m->tensors[at].begin, bytes,
                             len, err);
 }
 
@@ -177,7 +164,9 @@ static qc_status open_output(qc_against *a, qc_error *err)
     QC_TRY(qc_checkpoint_open(&a->output, a->call->model, err));
     QC_TRY(qc_stored_find(&a->in_output, a->arena, a->output, err));
     QC_TRY(qc_coded_find(&a->out_coded, a->arena, a->output, err));
-    return qc_stored_add_integers(&a->in_output, a->arena, a->output, &a->out_coded, err);
+    QC_TRY(qc_stored_add_integers(&a->in_output, a->arena, a->output, &a->out_coded, err));
+    return a->codes ? qc_code_counts_make(a->codes, a->arena, a->output, &a->in_output, err)
+                    : QC_OK;
 }
 
 /* Reports an OUT that is not a checkpoint. If it has a manifest, it was one once: then r->scan says
@@ -213,12 +202,14 @@ static qc_status run(qc_against *a, qc_against_result *r, qc_error *err)
 }
 
 qc_status qc_against_run(qc_against_result *result, const qc_call *call,
-                         const qc_manifest *manifest, qc_progress *progress, qc_error *err)
+                         const qc_manifest *manifest, qc_code_counts *codes, qc_progress *progress,
+                         qc_error *err)
 {
     qc_arena *arena = call->arena;
     qc_against a = {.arena = arena,
                     .call = call,
                     .manifest = manifest,
+                    .codes = codes,
                     .progress = progress,
                     .threads = call->threads ? call->threads : qc_pipeline_default_threads(0)};
     memset(result, 0, sizeof *result);

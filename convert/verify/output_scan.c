@@ -160,6 +160,27 @@ static qc_status check_index(scan *s, qc_error *err)
     return st;
 }
 
+/* The tensors of a shard lie in the order of the manifest, and shards one after another. Where
+ * several tensors begin at one place, all but the last are empty. */
+int qc_scan_tensor_at(const qc_manifest *m, uint32_t shard, uint64_t offset, size_t *tensor)
+{
+    const uint64_t header = m->shards[shard].header_bytes;
+    size_t low = 0, high = m->tensor_count;
+    if (offset < header)
+        return 0;
+    while (low < high) {
+        size_t mid = low + (high - low) / 2;
+        const qc_manifest_tensor *t = &m->tensors[mid];
+        if (t->shard < shard || (t->shard == shard && t->begin <= offset - header))
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    *tensor = low > 0 ? low - 1 : 0;
+    return low > 0 && m->tensors[low - 1].shard == shard &&
+           offset - header < m->tensors[low - 1].end;
+}
+
 /* ---- Units ---------------------------------------------------------------------------------- */
 
 static qc_status add_unit(scan *s, scan_unit u, qc_error *err)

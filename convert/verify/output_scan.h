@@ -43,6 +43,10 @@ typedef struct {
     qc_progress *progress; /* of content bytes; may be NULL */
 } qc_scan_options;
 
+/* Finds the tensor that the byte at `offset` of a shard belongs to, where its decompressed file is
+ * counted from its beginning. Returns 0 for bytes of the header. */
+int qc_scan_tensor_at(const qc_manifest *m, uint32_t shard, uint64_t offset, size_t *tensor);
+
 /* Scans what m lists (qc_manifest_load, or a part of that). m is copied, but not what it points to.
  * Findings are in *result, and the status is QC_OK; any other status is a failure of the scan
  * itself (I/O, memory, interrupt). */

@@ -36,8 +36,10 @@ static void begin_json(qc_json_writer *w, const qc_call *call, const char *verb,
     }
 }
 
-static qc_status end_json(qc_json_writer *w, double seconds)
+static qc_status end_json(qc_json_writer *w, qc_code_counts *codes, double seconds)
 {
+    if (codes)
+        qc_code_counts_put(w, codes);
     qc_json_member_number(w, "seconds", seconds);
     return qc_json_write_end_text(w);
 }
@@ -55,7 +57,7 @@ static void clean_lines(qc_strbuf *out)
 /* ---- verify, unpack -------------------------------------------------------------------------- */
 
 static qc_status scan_json(qc_strbuf *out, const qc_call *call, const qc_scan_result *r,
-                           const char *verb, double seconds, qc_error *err)
+                           qc_code_counts *codes, const char *verb, double seconds, qc_error *err)
 {
     qc_json_writer w;
     qc_json_write_init(&w, out, err);
@@ -65,7 +67,7 @@ static qc_status scan_json(qc_strbuf *out, const qc_call *call, const qc_scan_re
     qc_json_member_u64(&w, "files", r->manifest.file_count);
     qc_json_member_u64(&w, "content_bytes", r->content_bytes);
     qc_json_member_u64(&w, "stored_bytes", r->stored_bytes);
-    return end_json(&w, seconds);
+    return end_json(&w, codes, seconds);
 }
 
 static void scan_text(qc_strbuf *out, const qc_call *call, const qc_scan_result *r,
@@ -86,14 +88,14 @@ static void scan_text(qc_strbuf *out, const qc_call *call, const qc_scan_result 
             call->out ? call->out : "");
 }
 
-qc_status qc_scan_report(const qc_call *call, const qc_scan_result *r, const char *verb,
-                         double seconds, qc_error *err)
+qc_status qc_scan_report(const qc_call *call, const qc_scan_result *r, qc_code_counts *codes,
+                         const char *verb, double seconds, qc_error *err)
 {
     qc_strbuf out;
     qc_strbuf_init(&out, TEXT_MAX);
     qc_status st = QC_OK;
     if (call->json)
-        st = scan_json(&out, call, r, verb, seconds, err);
+        st = scan_json(&out, call, r, codes, verb, seconds, err);
     else if (!call->quiet)
         scan_text(&out, call, r, verb, seconds);
     if (st == QC_OK)
@@ -149,7 +151,7 @@ static void put_row(qc_json_writer *w, const qc_against_row *r)
 }
 
 static qc_status against_json(qc_strbuf *out, const qc_call *call, const qc_against_result *r,
-                              double seconds, qc_error *err)
+                              qc_code_counts *codes, double seconds, qc_error *err)
 {
     qc_json_writer w;
     qc_json_write_init(&w, out, err);
@@ -175,7 +177,7 @@ static qc_status against_json(qc_strbuf *out, const qc_call *call, const qc_agai
     for (size_t i = 0; i < r->count; i++)
         put_row(&w, &r->rows[i]);
     qc_json_write_end_array(&w);
-    return end_json(&w, seconds);
+    return end_json(&w, codes, seconds);
 }
 
 /* ---- --against: text ------------------------------------------------------------------------- */
@@ -348,14 +350,14 @@ static qc_status write_text(qc_strbuf *out, const qc_call *call, const qc_agains
     return qc_strbuf_status(out, err);
 }
 
-qc_status qc_against_report(const qc_call *call, const qc_against_result *r, double seconds,
-                            qc_error *err)
+qc_status qc_against_report(const qc_call *call, const qc_against_result *r, qc_code_counts *codes,
+                            double seconds, qc_error *err)
 {
     qc_strbuf out;
     qc_strbuf_init(&out, TEXT_MAX);
     qc_status st = QC_OK;
     if (call->json)
-        st = against_json(&out, call, r, seconds, err);
+        st = against_json(&out, call, r, codes, seconds, err);
     else if (!call->quiet)
         st = write_text(&out, call, r, seconds, err);
     if (st == QC_OK && !call->json)

@@ -7,10 +7,11 @@
 #include "convert/term/call.h"
 #include "convert/verify/against.h"
 
-/* verb is "verified" or "unpacked". */
+/* verb is "verified" or "unpacked". codes are for JSON only; NULL: none were counted. */
 QC_NODISCARD qc_status qc_scan_report(const qc_call *call, const qc_scan_result *r,
-                                      const char *verb, double seconds, qc_error *err);
+                                      qc_code_counts *codes, const char *verb, double seconds,
+                                      qc_error *err);
 QC_NODISCARD qc_status qc_against_report(const qc_call *call, const qc_against_result *r,
-                                         double seconds, qc_error *err);
+                                         qc_code_counts *codes, double seconds, qc_error *err);
 
 #endif

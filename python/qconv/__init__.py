@@ -30,6 +30,7 @@ from .errors import (CheckError, DeviceError, Error, InputError, ProgramError, Q
                      UsageError)
 from .from_torch import from_torch
 from .load import load
+from .report import Report, report
 from .results import (Answer, Comparison, Conversion, DryRun, Evaluation, Hardware, Inspection, Loads, Plan,
                       Pipeline, PlanDevice, Result, SchemeTotals, TensorInfo, TorchFiles, TrainingPlan, Unpacking,
                       Validation, Verification)
@@ -43,10 +44,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Answer", "Captured", "CheckError", "Comparison", "Conversion", "CudaLibrary", "DeviceError", "DryRun",
            "Error", "Evaluation", "Hardware", "InputError", "Inspection", "Loads", "Pipeline", "Plan", "PlanDevice",
-           "ProgramError", "Progress", "ProgressCallback", "QconvWarning", "Result", "RunError", "SchemeTotals",
-           "StoppedError", "TensorInfo", "TorchFiles", "TrainingPlan", "Unpacking", "UsageError", "Validation",
+           "ProgramError", "Progress", "ProgressCallback", "QconvWarning", "Report", "Result", "RunError",
+           "SchemeTotals", "StoppedError", "TensorInfo", "TorchFiles", "TrainingPlan", "Unpacking", "UsageError", "Validation",
            "Verification", "call", "capture", "convert", "cuda_library", "dry_run", "eval", "from_torch", "hardware",
-           "inspect", "load", "plan", "plan_training", "unpack", "validate", "verify", "version"]
+           "inspect", "load", "plan", "plan_training", "report", "unpack", "validate", "verify", "version"]
 
 _register()
 

@@ -171,8 +171,6 @@ class PlanOptions(TypedDict, total=False):
     prefill: Values
     # what a CUDA context and its kernels take on every GPU (default: 500MB)
     cuda_context: Union[int, str]
-    # also write the plan as one HTML page
-    html: StrPath
     # also write the placement as a device_map for accelerate
     device_map: StrPath
 
@@ -195,6 +193,8 @@ class VerifyOptions(TypedDict, total=False):
     against: StrPath
     # an adapter that OUT was made with, as convert took it; may be repeated
     lora: Union[StrPath, Sequence[StrPath]]
+    # count how often each quantized weight has each code, as a member "codes"
+    codes: bool
     # how many threads work, 1 to 1024 (default: one per processor)
     threads: Union[int, str]
 
@@ -236,8 +236,6 @@ class ValidateOptions(TypedDict, total=False):
     save_baseline: StrPath
     # with --baseline: how much worse a layer may be (default: 0.001)
     tolerance: float
-    # write the result as one HTML page with plots to a file
-    html: StrPath
     # how many threads work, 1 to 1024 (default: one per processor)
     threads: Union[int, str]
 

@@ -305,11 +305,6 @@ class Encoders(FamilyCase):
         self.make("gpt2")
         self.fails(3, "eval", "gpt2", "--against", "bert", "--text", "t.ids",
                    has=["bert is an encoder, and gpt2 is none, so they cannot be compared"])
-        self.write("r.json", self.ok("eval", "out", "--against", "bert", "--text", "t.ids", "--json"))
-        self.fails(3, "report", "out", "--html", "r.html", "--eval", "r.json",
-                   has=["r.json: it has the distances of an encoder"])
-        self.fails(3, "report", "out", "--html", "r.html", "--against", "bert", "--text", "t.ids",
-                   has=["out is an encoder (bert), and a report shows what --text says of a language model"])
 
 
 class Images(FamilyCase):

@@ -58,7 +58,6 @@ bench)
     done
     exit 4 ;;
 validate)
-    while [ $# -gt 1 ]; do [ "$1" != --html ] || echo '<html/>' >"$2"; shift; done
     echo '{"layers": []}'; exit 0 ;;
 eval) case "$*" in
     *calibrated-plain*) echo '{"kl_mean": 0.3}' ;;

@@ -316,7 +316,6 @@ class Manifest(LoraCase):
         self.assertEqual(m["adapters"][0]["bytes"], os.path.getsize(self.path("a", "adapter_model.safetensors")))
         self.assertIn("adapter   b, ", self.ok("inspect", "o"))
         self.assertEqual(json.loads(self.ok("inspect", "--json", "o"))["manifest"]["adapters"], m["adapters"])
-        self.assertIn(" --lora a --lora b:0.5 ", json.loads(self.ok("report", "--json", "o"))["made"]["command_line"])
         self.ok("-q", "--to", "nf4", "m", "plain")
         self.assertNotIn("adapters", self.json_of("plain", "qconv.json"))
 
@@ -332,7 +331,6 @@ class Manifest(LoraCase):
                        command=command)
             self.fails(4, command, "o", "--against", "m", "--lora", "b", "--lora", "b:0.5",
                        has="b is not the adapter 'a' that o has merged: its file of weights")
-        self.ok("report", "-q", "--html", "r.html", "o", "--against", "m", *both)
         self.usage("verify", "o", *both, has="--lora needs --against", command="verify")
         self.ok("-q", "--to", "nf4", "m", "plain")
         self.usage("verify", "plain", "--against", "m", "--lora", "a", has="0 adapters merged", command="verify")

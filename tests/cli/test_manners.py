@@ -128,7 +128,7 @@ class Manners(QconvCase):
             self.assertEqual((r.returncode, r.stdout, r.stderr), (0, b"", b""), args)
         # What was asked for is said all the same.
         for args in [["plan", "-q", "m", "--vram", "8GB"], ["inspect", "-q", "o"], ["hardware", "-q"],
-                     ["validate", "-q", "o", "--against", "m"], ["report", "-q", "o"],
+                     ["validate", "-q", "o", "--against", "m"],
                      ["--to", "nf4", "-q", "--dry-run", "m"]]:
             r = self.run_qconv(*args)
             self.assertEqual((r.returncode, r.stdout != b"", r.stderr), (0, True, b""), args)
@@ -277,7 +277,7 @@ class Limits(QconvCase):
 
     COMMANDS = [["--help"], ["hardware"], ["inspect", "o"], ["verify", "o"],
                 ["verify", "o", "--against", "m"], ["plan", "m", "--vram", "1GB"],
-                ["report", "o", "--html", "r.html"], ["validate", "o", "--against", "m"],
+                ["verify", "o", "--json", "--codes"], ["validate", "o", "--against", "m"],
                 ["unpack", "--force", "o", "u"], ["--force", "--to", "nf4", "m", "p"],
                 ["--force", "--to", "auto", "--vram", "2GB", "m", "p"]]
 

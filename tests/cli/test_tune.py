@@ -41,8 +41,6 @@ class Alone(QconvCase):
         for name, *value in [["path", "gemv"], ["markdown"], ["tuning", "t.json"]]:
             self.usage("bench", "--tune", "--" + name, *value, has=["--tune", "--" + name],
                        command="bench")
-        self.usage("report", "out", "--tuning", "t.json", has="--tuning needs --text",
-                   command="report")
         self.usage("bench", "--tuning", "", has="--tuning", command="bench")
 
     def test_no_gpu(self):

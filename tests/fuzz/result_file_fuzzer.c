@@ -1,8 +1,6 @@
-/* Any text as what earlier runs wrote: results of eval and bench, a baseline of validate, a table
- * of bench --tune. Refused in words, or values that are written and read back the same. */
+/* Any text as what earlier runs wrote: a baseline of validate, a table of bench
+ * --tune. Refused in words, or values that are written and read back the same. */
 #include "convert/device/tuning_file.h"
-#include "convert/eval/eval.h"
-#include "convert/report/report_facts.h"
 #include "convert/validate/validate_report.h"
 #include "fuzz_check.h"
 #include "fuzz_files.h"
@@ -12,41 +10,6 @@
 #include <unistd.h>
 
 const fuzz_limits fuzz_may_allocate = {2u << 20, 512};
-
-static void of_eval(qc_arena *arena, const char *path)
-{
-    char again_path[64];
-    qc_error err = {0};
-    qc_eval_result r, again;
-    qc_strbuf text;
-    qc_status st = qc_eval_read(&r, arena, path, &err);
-    FUZZ_CHECK(st == QC_OK || (st == QC_ERR_INPUT && err.msg[0]));
-    if (st != QC_OK)
-        return;
-    qc_strbuf_init(&text, 1u << 30);
-    FUZZ_CHECK(qc_eval_json(&r, &text, NULL) == QC_OK);
-    int fd = fuzz_file(again_path, (const uint8_t *)text.data, text.len);
-    FUZZ_CHECK(qc_eval_read(&again, arena, again_path, NULL) == QC_OK);
-    FUZZ_CHECK(again.tokens == r.tokens && again.compared == r.compared);
-    FUZZ_CHECK(memcmp(&again.perplexity, &r.perplexity, sizeof r.perplexity) == 0);
-    (void)close(fd);
-    text.len = 0;
-    FUZZ_CHECK(qc_eval_text(&r, &text, NULL) == QC_OK);
-    qc_strbuf_deinit(&text);
-}
-
-static void of_bench(qc_arena *arena, const char *path)
-{
-    qc_error err = {0};
-    qc_call call = {.arena = arena};
-    qc_report r;
-    memset(&r, 0, sizeof r);
-    r.call = &call;
-    qc_status st = qc_report_bench_read(&r, path, &err);
-    FUZZ_CHECK(st == QC_OK ? r.bench != NULL : st == QC_ERR_INPUT && err.msg[0] && !r.bench);
-    for (uint32_t i = 0; r.bench && i < r.bench->row_count; i++)
-        FUZZ_CHECK(r.bench->rows[i].us >= 0.0 && isfinite(r.bench->rows[i].gbps));
-}
 
 static void of_baseline(qc_arena *arena, const char *path)
 {
@@ -94,8 +57,6 @@ int fuzz_one(const uint8_t *data, size_t size)
     qc_arena arena;
     int fd = fuzz_file(path, data, size);
     qc_arena_init(&arena);
-    of_eval(&arena, path);
-    of_bench(&arena, path);
     of_baseline(&arena, path);
     of_tuning(&arena, path);
     qc_arena_deinit(&arena);

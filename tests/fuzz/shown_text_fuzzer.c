@@ -1,7 +1,6 @@
 /* Any text as a name out of somebody's file: no way to show it lets a control character through,
- * nor markup into a page, nor a quote out of a string. */
+ * nor a quote out of a string. */
 #include "convert/term/console.h"
-#include "convert/term/html_text.h"
 #include "convert/term/table.h"
 #include "formats/json_writer.h"
 #include "fuzz_check.h"
@@ -39,16 +38,6 @@ static void in_table(const char *name)
     qc_arena_deinit(&arena);
 }
 
-static void in_page(const char *name)
-{
-    qc_strbuf out;
-    qc_strbuf_init(&out, 1u << 30);
-    qc_html_escape(&out, name);
-    FUZZ_CHECK(qc_strbuf_status(&out, NULL) == QC_OK);
-    FUZZ_CHECK(!out.data || (!strpbrk(out.data, "<>\"") && !has_control(out.data, "\t\n\r")));
-    qc_strbuf_deinit(&out);
-}
-
 static void in_json(const char *name)
 {
     qc_strbuf out;
@@ -74,7 +63,6 @@ int fuzz_one(const uint8_t *data, size_t size)
     qc_error_prefix(&err, "%s", name);
     FUZZ_CHECK(!has_control(err.msg, ""));
     in_table(name);
-    in_page(name);
     in_json(name);
     qc_console_printable(name);
     FUZZ_CHECK(!has_control(name, ""));

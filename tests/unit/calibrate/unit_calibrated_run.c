@@ -251,43 +251,6 @@ TEST_WITH(test_against, setup, teardown)
     }
 }
 
-/* The page has what the manifest has, and nothing of it where nothing was calibrated. */
-TEST_WITH(test_report, setup, teardown)
-{
-    static const char *const has[] = {
-        "<h2 id=\"outputs\">Gain of calibrating</h2>",
-        "<a href=\"#outputs\">Outputs</a>",
-        "Calibrated with <b>some.txt</b>, 4096 tokens in windows of 512: 2 of 2 quantized weights",
-        "--calibrate some.txt --calibration-tokens 4096 --calibration-context 512 --damping 0.01 "
-        "--sided one",
-        "<td class=\"name\">model.layers.0.mlp.up_proj.weight</td>"
-        "<td data-t=\"rounded\">0.26</td><td data-t=\"calibrated\">0.128</td>"
-        "<td data-t=\"left over\">0.49</td>",
-    };
-    const world *w = *state;
-    qc_strbuf page;
-    qc_error err = {0};
-    char path[128];
-    (void)snprintf(path, sizeof path, "%s/page.html", w->root);
-    for (int calibrated = 1; calibrated >= 0; calibrated--) {
-        qc_strbuf_init(&page, 1u << 24);
-        if (calibrated)
-            test_must(convert(w, "--to nf4", &err), &err);
-        else
-            test_must(test_run_line(test_command, &err, "qconv --to nf4 -q --force %s %s", w->model,
-                                    w->out),
-                      &err);
-        test_must(test_run_line(test_command, &err, "qconv report -q %s --html %s", w->out, path),
-                  &err);
-        test_must(qc_file_slurp(path, &page, &err), &err);
-        for (size_t i = 0; i < sizeof has / sizeof *has; i++) {
-            if ((strstr(page.data, has[i]) != NULL) != calibrated)
-                fail_msg("%s: %s", calibrated ? "missing" : "not calibrated", has[i]);
-        }
-        qc_strbuf_deinit(&page);
-    }
-}
-
 /* What is left is as a search has it, and so is its size. */
 TEST_WITH(test_left_weight_is_searched, setup, teardown)
 {

@@ -83,14 +83,13 @@ TEST(measuring)
     assert_true(p.o.validate.max_error <= 0);
     assert_true(p.o.validate.tolerance > 0.00099 && p.o.validate.tolerance < 0.00101);
     qc_arena_deinit(&p.arena);
-    parse_ok(&p, "qconv validate out --against model --m 7,1 --sample 3 --seed 0 --html page.html "
+    parse_ok(&p, "qconv validate out --against model --m 7,1 --sample 3 --seed 0 "
                  "--baseline a --save-baseline b --tolerance 0.5 --activations x");
     assert_int_equal(p.o.products.m_count, 2);
     assert_int_equal(p.o.products.m[0], 7);
     assert_int_equal(p.o.products.m[1], 1);
     assert_int_equal(p.o.validate.sample, 3);
     assert_int_equal(p.o.products.seed, 0);
-    assert_string_equal(p.o.html, "page.html");
     assert_string_equal(p.o.validate.baseline, "a");
     assert_string_equal(p.o.validate.save_baseline, "b");
     assert_string_equal(p.o.validate.activations, "x");

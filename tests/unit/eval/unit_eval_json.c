@@ -1,8 +1,6 @@
-/* What eval writes it reads, and people can read it too. */
+/* What eval says to people; cli_eval has its JSON. */
 #include "convert/eval/eval.h"
-#include "formats/file_io.h"
 #include "tests/fixtures/test.h"
-#include "tests/fixtures/test_model.h"
 
 #include <math.h>
 
@@ -41,73 +39,6 @@ static qc_eval_result example(int compared)
     return r;
 }
 
-static void put(const char *path, const char *text)
-{
-    qc_error err = {0};
-    test_must(qc_file_put(path, text, strlen(text), &err), &err);
-}
-
-TEST(round_trip)
-{
-    const char *root = *state;
-    char path[128];
-    (void)snprintf(path, sizeof path, "%s/r.json", root);
-    for (int compared = 0; compared < 2; compared++) {
-        qc_eval_result r = example(compared), back;
-        qc_error err = {0};
-        SCOPED(qc_arena) arena = {0};
-        SCOPED(qc_strbuf) first = {.max = 1 << 16};
-        SCOPED(qc_strbuf) second = {.max = 1 << 16};
-        r.perplexity_error = compared ? (double)NAN : r.perplexity_error;
-        test_must(qc_eval_json(&r, &first, &err), &err);
-        put(path, first.data);
-        test_must(qc_eval_read(&back, &arena, path, &err), &err);
-        assert_string_equal(back.text, r.text);
-        assert_string_equal(back.device, "cpu");
-        assert_int_equal(back.compared, compared);
-        assert_true(back.perplexity == r.perplexity && back.windows == 809);
-        assert_true(compared ? isnan(back.perplexity_error) && back.kl_max == 1.25
-                             : back.kl_max == 0.0 && back.against == NULL);
-        test_must(qc_eval_json(&back, &second, &err), &err);
-        assert_string_equal(first.data, second.data);
-    }
-}
-
-/* The text of a good file with one part replaced. */
-static void refuses(const char *root, const char *part, const char *by, const char *want)
-{
-    char path[128], text[4096], message[512];
-    qc_eval_result r = example(1), back;
-    qc_error err = {0};
-    SCOPED(qc_arena) arena = {0};
-    SCOPED(qc_strbuf) good = {.max = 1 << 16};
-    test_must(qc_eval_json(&r, &good, &err), &err);
-    const char *at = strstr(good.data, part);
-    assert_non_null(at);
-    (void)snprintf(text, sizeof text, "%.*s%s%s", (int)(at - good.data), good.data, by,
-                   at + strlen(part));
-    (void)snprintf(path, sizeof path, "%s/bad.json", root);
-    put(path, text);
-    assert_int_equal(qc_eval_read(&back, &arena, path, &err), QC_ERR_INPUT);
-    (void)snprintf(message, sizeof message, "%s: %s", path, want);
-    assert_string_equal(err.msg, message);
-}
-
-TEST(bad_files)
-{
-    const char *numbers = "the numbers cannot come from 'qconv eval': expected a perplexity of at "
-                          "least 1, a KL divergence of at least 0, and at least 1 token";
-    const char *no_eval = "expected what 'qconv eval --json' writes, but 'command' is not 'eval'";
-    refuses(*state, "\"eval\"", "\"bench\"", no_eval);
-    refuses(*state, "\"command\"", "\"commando\"", no_eval);
-    refuses(*state, "\"predicted\": 206079", "\"predicted\": 0", numbers);
-    refuses(*state, "\"perplexity\": 3.00125", "\"perplexity\": null", numbers);
-    refuses(*state, "\"kl_mean\": 0.01", "\"kl_mean\": -0.01", numbers);
-    refuses(*state, "\"base_perplexity\": 2.9754", "\"base_perplexity\": null", numbers);
-    refuses(*state, "\"against\": \"model\"", "\"against\": null",
-            "base_perplexity: expected null, because 'against' is null");
-}
-
 TEST(text)
 {
     qc_eval_result r = example(1);
@@ -142,13 +73,3 @@ TEST(text)
         "  perplexity  3.0013  -\n");
     qc_strbuf_deinit(&out);
 }
-
-static int setup(void **state)
-{
-    static char root[64];
-    test_folder(root, sizeof root);
-    *state = root;
-    return 0;
-}
-
-TEST_GROUP(setup, NULL)

@@ -42,27 +42,6 @@ TEST(aligned)
              "  b            -\n");
 }
 
-TEST(page)
-{
-    fixture f;
-    static const char *const texts[] = {"a<b", "", NULL, "1 GB", "c", "", "7", ""};
-    begin(&f, "name|never|>n|!>short by");
-    cells(&f, texts, 8);
-    qc_strbuf_puts(&f.out, "<p></p>\n");
-    qc_table_html(&f.t, &f.out);
-    assert_int_equal(qc_strbuf_status(&f.out, NULL), QC_OK);
-    assert_string_equal(f.out.data,
-                        "<p></p>\n"
-                        "<table class=\"list\">\n"
-                        "<tr><th>name</th><th>n</th><th>short by</th></tr>\n"
-                        "<tr><td>a&lt;b</td><td data-t=\"n\"></td>"
-                        "<td data-t=\"short by\" class=\"no\">1 GB</td></tr>\n"
-                        "<tr><td>c</td><td data-t=\"n\">7</td><td data-t=\"short by\"></td></tr>\n"
-                        "</table>\n");
-    qc_strbuf_deinit(&f.out);
-    qc_arena_deinit(&f.arena);
-}
-
 TEST(empty_columns_vanish)
 {
     fixture f;

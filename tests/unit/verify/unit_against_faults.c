@@ -53,10 +53,18 @@ static qc_status verify_again(void *ctx, qc_error *err)
     return verify(r->w, r->bare, err);
 }
 
+static qc_status count_again(void *ctx, qc_error *err)
+{
+    const world *w = ctx;
+    return test_run_line(test_command, err, "qconv verify -q --json --codes --threads=1 %s",
+                         w->out);
+}
+
 TEST(every_allocation)
 {
     for (int bare = 0; bare < 2; bare++)
         test_every_allocation(verify_again, &(verify_run){*state, bare}, 30);
+    test_every_allocation(count_again, *state, 30);
 }
 
 TEST(every_read)
@@ -107,7 +115,7 @@ TEST(rows)
     qc_call call = {.arena = &a, .model = w->out, .against = w->model, .threads = 2};
     test_must(qc_against_manifest(&m, &found, &a, w->out, &err), &err);
     assert_true(found);
-    test_must(qc_against_run(&r, &call, &m, NULL, &err), &err);
+    test_must(qc_against_run(&r, &call, &m, NULL, NULL, &err), &err);
     assert_int_equal(r.faults, 0);
     assert_int_equal(r.count, 3);
     assert_int_equal(r.quantized, 2);
@@ -122,7 +130,7 @@ TEST(rows)
     test_must(qc_against_manifest(&m, &found, &a, w->bare, &err), &err);
     assert_false(found);
     call.model = w->bare;
-    test_must(qc_against_run(&r, &call, NULL, NULL, &err), &err);
+    test_must(qc_against_run(&r, &call, NULL, NULL, NULL, &err), &err);
     assert_int_equal(r.faults, 0);
     assert_int_equal(r.equal, 1);
     assert_int_equal(r.digests, 0);

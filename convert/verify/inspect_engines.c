@@ -1,5 +1,5 @@
 /* Shows a finished checkpoint to the engines of convert/plan/engines.h. */
-#include "convert/report/inspect_facts.h"
+#include "convert/verify/inspect_facts.h"
 
 #include <string.h>
 

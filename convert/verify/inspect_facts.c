@@ -1,7 +1,7 @@
 /* Gathers facts from three sources, of which only the first must be there: the headers; the recipe
  * (roles, and which tensors are the parts of one quantized weight); and the manifest of a qconv
  * output (errors, origin). */
-#include "convert/report/inspect_facts.h"
+#include "convert/verify/inspect_facts.h"
 
 #include "base/checked.h"
 #include "base/text.h"

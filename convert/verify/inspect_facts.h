@@ -67,7 +67,7 @@ QC_NODISCARD qc_status qc_facts_gather(qc_facts *facts, const qc_call *call, qc_
 QC_NODISCARD qc_status qc_facts_ask_engines(qc_facts *f, unsigned engines, qc_error *err);
 /* Returns the bits per weight; weights > 0. */
 double qc_facts_bits(uint64_t bytes, uint64_t weights);
-/* Writes the answer of `qconv inspect --json`, one JSON object and a new line. (report_json.c) */
+/* Writes the answer of `qconv inspect --json`, one JSON object and a new line. (inspect_json.c) */
 QC_NODISCARD qc_status qc_inspect_json(const qc_facts *f, qc_strbuf *out, qc_error *err);
 
 #endif

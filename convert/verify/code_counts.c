@@ -1,0 +1,167 @@
+#include "convert/verify/code_counts.h"
+
+#include "base/checked.h"
+#include "convert/model/recipe_coded.h"
+#include "convert/term/glob.h"
+#include "convert/verify/output_scan.h"
+
+#include <stddef.h>
+#include <string.h>
+
+#define LANES 4u /* tables that take turns, so that equal bytes in a row do not wait */
+
+static unsigned codes_of(const qc_code_count *w)
+{
+    return 1u << w->form->bits;
+}
+
+static qc_status add_weight(qc_code_counts *c, qc_arena *arena, const qc_checkpoint_tensor *t,
+                            const qc_stored_weight *stored, qc_error *err)
+{
+    qc_code_count *w = &c->weights[c->count++];
+    w->form = qc_schemes[stored->stored_as].form;
+    w->bytes = t->bytes;
+    QC_TRY(qc_arena_strndup(arena, &w->name, t->name, strlen(t->name), err));
+    QC_TRY(qc_shape_elems(stored->dims, stored->ndim, &w->elems, err));
+    QC_TRY(qc_arena_array(arena, &w->counts, codes_of(w), err));
+    for (unsigned i = 0; i < codes_of(w); i++)
+        atomic_init(&w->counts[i], 0);
+    return QC_OK;
+}
+
+qc_status qc_code_counts_make(qc_code_counts *c, qc_arena *arena, const qc_checkpoint *output,
+                              const qc_stored_set *stored, qc_error *err)
+{
+    uint32_t *order = NULL;
+    memset(c, 0, sizeof *c);
+    QC_TRY(qc_natural_order(&order, arena, output->tensors, offsetof(qc_checkpoint_tensor, name),
+                            sizeof *output->tensors, output->tensor_count, err));
+    QC_TRY(qc_arena_array(arena, &c->weights, (size_t)stored->count + 1, err));
+    QC_TRY(qc_arena_array(arena, &c->of_tensor, output->tensor_count + 1, err));
+    for (size_t i = 0; i < output->tensor_count; i++) {
+        uint32_t t = order[i];
+        c->of_tensor[t] = stored->weights[t] ? c->count : QC_NO_TENSOR;
+        if (stored->weights[t])
+            QC_TRY(add_weight(c, arena, &output->tensors[t], stored->weights[t], err));
+    }
+    return QC_OK;
+}
+
+static qc_status make_listed(qc_code_counts *c, qc_arena *arena, const qc_checkpoint *output,
+                             const qc_manifest *m, qc_error *err)
+{
+    qc_stored_set stored;
+    qc_coded_set coded;
+    QC_TRY(qc_stored_find(&stored, arena, output, err));
+    QC_TRY(qc_coded_find(&coded, arena, output, err));
+    QC_TRY(qc_stored_add_integers(&stored, arena, output, &coded, err));
+    QC_TRY(qc_code_counts_make(c, arena, output, &stored, err));
+    QC_TRY(qc_arena_array(arena, &c->of_listed, m->tensor_count + 1, err));
+    for (size_t i = 0; i < m->tensor_count; i++) {
+        const qc_checkpoint_tensor *t = qc_checkpoint_find(output, m->tensors[i].name);
+        c->of_listed[i] = t ? (uint32_t)(t - output->tensors) : QC_NO_TENSOR;
+    }
+    c->manifest = m;
+    return QC_OK;
+}
+
+qc_status qc_code_counts_open(qc_code_counts *c, qc_arena *arena, const char *dir,
+                              const qc_manifest *m, qc_error *err)
+{
+    qc_checkpoint *output = NULL;
+    qc_error damage = {0};
+    memset(c, 0, sizeof *c);
+    qc_status st = qc_checkpoint_open(&output, dir, &damage);
+    if (st == QC_OK)
+        st = make_listed(c, arena, output, m, &damage);
+    qc_checkpoint_close(output);
+    if (st == QC_OK)
+        return QC_OK;
+    memset(c, 0, sizeof *c);
+    if (st != QC_ERR_NOMEM && st != QC_ERR_INTERRUPTED)
+        return QC_OK;
+    if (err)
+        *err = damage;
+    return st;
+}
+
+/* ---- counting -------------------------------------------------------------------------------- */
+
+/* Counts bytes. Where there are two codes of 4 bits to a byte, one look counts both. */
+static void count_bytes(const unsigned char *bytes, size_t len, uint64_t counts[256])
+{
+    uint32_t lanes[LANES][256] = {{0}};
+    memset(counts, 0, 256 * sizeof *counts);
+    while (len > 0) {
+        size_t n = len < ((size_t)1 << 30) ? len : (size_t)1 << 30, i = 0;
+        for (; i + LANES <= n; i += LANES)
+            for (unsigned k = 0; k < LANES; k++)
+                lanes[k][bytes[i + k]]++;
+        for (; i < n; i++)
+            lanes[0][bytes[i]]++;
+        for (unsigned c = 0; c < 256; c++)
+            for (unsigned k = 0; k < LANES; k++) {
+                counts[c] += lanes[k][c];
+                lanes[k][c] = 0;
+            }
+        bytes += n;
+        len -= n;
+    }
+}
+
+void qc_code_counts_add(qc_code_counts *c, uint32_t tensor, uint64_t offset, const void *bytes,
+                        size_t len)
+{
+    uint64_t counts[256], codes[16] = {0};
+    const unsigned char *b = bytes;
+    uint32_t weight = tensor == QC_NO_TENSOR ? QC_NO_TENSOR : c->of_tensor[tensor];
+    if (weight == QC_NO_TENSOR || len == 0)
+        return;
+    qc_code_count *w = &c->weights[weight];
+    count_bytes(b, len, counts);
+    if (w->form->bits == 4) {
+        for (unsigned i = 0; i < 256; i++) {
+            codes[i >> 4] += counts[i];
+            codes[i & 15] += counts[i];
+        }
+        /* With an odd number of weights the last low nibble belongs to none. */
+        if (w->elems % 2 && offset + len == w->bytes)
+            codes[b[len - 1] & 15]--;
+    }
+    for (unsigned i = 0; i < codes_of(w); i++)
+        atomic_fetch_add_explicit(&w->counts[i], w->form->bits == 4 ? codes[i] : counts[i],
+                                  memory_order_relaxed);
+}
+
+qc_status qc_code_counts_sink(void *ctx, uint32_t shard, uint64_t offset, const void *bytes,
+                              size_t len, qc_error *err)
+{
+    qc_code_counts *c = ctx;
+    size_t at = 0;
+    (void)err;
+    if (c->count > 0 && qc_scan_tensor_at(c->manifest, shard, offset, &at))
+        qc_code_counts_add(c, c->of_listed[at],
+                           offset - c->manifest->shards[shard].header_bytes -
+                               c->manifest->tensors[at].begin,
+                           bytes, len);
+    return QC_OK;
+}
+
+/* ---- what is printed ------------------------------------------------------------------------- */
+
+void qc_code_counts_put(qc_json_writer *w, qc_code_counts *c)
+{
+    qc_json_member_begin_array(w, "codes");
+    for (uint32_t i = 0; i < c->count; i++) {
+        qc_code_count *t = &c->weights[i];
+        const int four_bit = t->form->bits == 4, first = four_bit ? 0 : t->form->zero - 128;
+        qc_json_member_begin_row(w);
+        qc_json_member_string(w, "name", t->name);
+        qc_json_member_begin_array(w, "counts");
+        for (int k = 0; k < (int)codes_of(t); k++)
+            qc_json_write_u64(w, atomic_load(&t->counts[(first + k) & (four_bit ? 15 : 255)]));
+        qc_json_write_end_array(w);
+        qc_json_write_end_object(w);
+    }
+    qc_json_write_end_array(w);
+}

@@ -1,0 +1,309 @@
+"""What pages are made of: texts that are escaped, numbers, tables, and drawings in SVG.
+
+A page is one file without scripts or anything from outside, well-formed XML, for light and dark, wide and narrow
+screens and print. What it draws stands in a table or in a text beside it, too. Positions across a drawing are
+percentages, so that nothing in it is scaled and its text has one size at any width.
+"""
+from __future__ import annotations
+
+import html
+import math
+import re
+from typing import Iterable, List, Optional, Sequence, Tuple, Union
+
+from ._program import version
+
+# ---- text, numbers and tables ------------------------------------------------------------------------------
+
+COLOURS = 8  # of series, in Okabe and Ito's palette, which colour-blind readers can tell apart
+MARKS = ("&#9679;", "&#9632;", "&#9650;", "&#9670;", "&#9675;", "&#9633;")  # of forms, beside a colour
+STYLE = """
+:root{--ink:#1c2430;--paper:#fff;--card:#f6f8fa;--faint:#d8dde5;--soft:#5b6675;--good:#1a7f37;--bad:#b3261e;
+--c0:#0072b2;--c1:#d55e00;--c2:#009e73;--c3:#b0568f;--c4:#56b4e9;--c5:#e69f00;--c6:#6b4fa0;--c7:#7a7f87}
+@media (prefers-color-scheme:dark){:root{--ink:#e3e7ee;--paper:#14181f;--card:#1b212a;--faint:#39414d;--soft:#9aa5b4;
+--good:#4cc26b;--bad:#ff8a80;--c0:#4aa8e8;--c1:#ff8c3a;--c2:#2fc79a;--c3:#e39cc6;--c4:#8fd0f5;--c5:#f2b83d;--c6:#b094e8;
+--c7:#a8afb9}}
+body{font:15px/1.5 system-ui,sans-serif;margin:1.5em auto;max-width:74em;padding:0 1em;color:var(--ink);
+background:var(--paper)}
+h1{font-size:1.5em;line-height:1.25;margin:.2em 0}h2{font-size:1.2em;margin:2em 0 .3em;padding-top:.7em;
+border-top:1px solid var(--faint)}h3{font-size:1em;margin:1.4em 0 .2em}p{margin:.4em 0}h1,p,li{overflow-wrap:anywhere}
+nav{margin:.6em 0}nav a{display:inline-block;margin-right:1em}a,summary{color:var(--c0)}
+.yes{color:var(--good)}.no{color:var(--bad)}.soft{color:var(--soft)}
+.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,9.5em),1fr));gap:.6em;margin:1em 0}
+.cards div{background:var(--card);border:1px solid var(--faint);border-radius:8px;padding:.5em .8em;font-size:.9em}
+.cards b{display:block;font-size:1.45em;line-height:1.35}
+.grid{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,300px),1fr));gap:1em 1.8em;margin:.6em 0}
+.grid.large{grid-template-columns:repeat(auto-fill,minmax(min(100%,440px),1fr))}
+figure{margin:.3em 0;min-width:0;break-inside:avoid}figcaption{font-size:.93em;overflow-wrap:anywhere}
+.scroll{overflow-x:auto;margin:.5em 0}table{border-collapse:collapse;font-size:14px}
+th,td{padding:.25em .7em;text-align:right;border-bottom:1px solid var(--faint);white-space:nowrap;vertical-align:top}
+th{font-weight:600;white-space:normal;vertical-align:bottom}
+th:first-child,td:first-child{text-align:left;position:sticky;left:0;background:var(--paper);padding-left:0;
+white-space:normal;overflow-wrap:anywhere;min-width:min(8em,34vw);max-width:min(30em,50vw)}
+.text,.name{text-align:left}.text{white-space:normal;min-width:11em}
+td.name:first-child{min-width:min(21em,44vw)}
+svg{display:block;overflow:visible}svg text{font:12px system-ui,sans-serif;fill:var(--soft)}
+svg text.ink{fill:var(--ink)}.axis{stroke:var(--soft)}.rule{stroke:var(--faint)}
+.want{stroke:var(--ink);stroke-width:1.6;stroke-dasharray:4 3}.limit{stroke:var(--bad);stroke-width:1.5;
+stroke-dasharray:5 4}.join{stroke:var(--c);stroke-width:1.4;opacity:.5}.range{stroke:var(--c);stroke-width:1.4}
+.frame{fill:none;stroke:var(--soft)}.frame.bad{stroke:var(--bad);stroke-width:2}.fill{fill:var(--c)}
+circle.bad{stroke:var(--bad);stroke-width:2.5}.cell{fill:var(--c0);stroke:var(--paper)}
+.none{fill:none;stroke:var(--faint)}
+.strip{fill:var(--c);stroke:var(--paper);stroke-width:.6}.worst{fill:none;stroke:var(--bad);stroke-width:2}
+.plot{display:flex}.plot svg{flex:none}.plot svg.area{flex:1 1 0;width:0;min-width:0}
+.key{display:inline-block;margin:0 1.1em .3em 0}.key i{display:inline-block;width:.8em;height:.8em;border-radius:2px;
+background:var(--c);margin-right:.35em}
+""" + "".join(".s%d{--c:var(--c%d)}" % (i, i) for i in range(COLOURS)) + "".join(
+    ".h%d{background:rgba(0,114,178,.%02d)}" % (i, 6 * i) for i in range(1, 10)) + """
+pre{white-space:pre-wrap;overflow-wrap:anywhere;background:var(--card);border:1px solid var(--faint);border-radius:8px;
+padding:.5em .8em;font-size:.87em;margin:.4em 0}code{font-size:.87em;overflow-wrap:anywhere}
+details{margin:.6em 0}summary{cursor:pointer}
+@media (max-width:40em){text.more{display:none}}
+@media print{:root{--ink:#000;--paper:#fff;--card:#fff;--faint:#bbb;--soft:#333}body{max-width:none;margin:0;
+font-size:11px}nav{display:none}table{font-size:8px}h2{break-after:avoid}tr,.cards div{break-inside:avoid}
+td[class],svg{print-color-adjust:exact;-webkit-print-color-adjust:exact}
+details::details-content{content-visibility:visible;display:block;block-size:auto}}
+""".lstrip("\n")
+Cell = Union[str, Tuple[str, str]]  # markup, or markup and the class of its cell
+
+
+def esc(text: object) -> str:
+    """A text of somebody's file as markup: nothing in it ends a tag, an attribute or the document, hides, or turns the
+    direction of what follows."""
+    return html.escape(re.sub("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f"
+                               "\ufeff\ufff9-\uffff\ud800-\udfff\U000e0000-\U000e007f]", "?", str(text)))
+
+
+def size(n: float) -> str:
+    """"36.0 GB", by thousands, as the program writes it."""
+    if n < 1000:
+        return "%d bytes" % n
+    for unit in ("KB", "MB", "GB", "TB", "PB"):
+        n /= 1000.0
+        if n < 999.5 or unit == "PB":
+            break
+    return "%.*f %s" % (2 if n < 9.995 else 1 if n < 99.95 else 0, n, unit)
+
+
+def count(n: float) -> str:
+    """"1,507,008", or "70.6 billion"."""
+    return "{:,}".format(n) if n < 1e7 else "%.3g million" % (n / 1e6) if n < 999.5e6 else "%.4g billion" % (n / 1e9)
+
+
+def num(v: Optional[float], form: str = "%.3g", unit: str = "") -> str:
+    """A number; nothing where it is not known."""
+    return "" if v is None or not math.isfinite(v) else form % v + unit
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
+    """A table, which scrolls beside its first column where it is too wide. A title may begin with the class of its
+    column: ".name weight". Columns without anything are left out."""
+    parts = [c[1:].split(" ", 1) if c.startswith(".") else ["", c] for c in columns]
+    heads: List[Tuple[str, str]] = [(title, names) for names, title in parts]
+    cells = [[c if isinstance(c, tuple) else (c, "") for c in row] for row in rows]
+    shown = [i for i in range(len(heads)) if any(row[i][0] for row in cells)]
+
+    def tag(kind: str, cell: Tuple[str, str], names: str = "") -> str:
+        names = (names + " " + cell[1]).strip()
+        return "<%s%s>%s</%s>" % (kind, ' class="%s"' % names if names else "", cell[0], kind)
+    lines = ["<tr>%s</tr>" % "".join(tag("th", heads[i]) for i in shown)]
+    lines += ["<tr>%s</tr>" % "".join(tag("td", row[i], heads[i][1]) for i in shown) for row in cells]
+    return '<div class="scroll"><table>\n%s\n</table></div>\n' % "\n".join(lines) if rows else ""
+
+
+def section(name: str, title: str) -> str:
+    """The title of a section."""
+    return '<h2 id="%s">%s</h2>\n' % (name, title)
+
+
+def folded(summary: str, inside: str) -> str:
+    """What is shown on a click, and in print."""
+    return "<details><summary>%s</summary>\n%s</details>\n" % (summary, inside) if inside else ""
+
+
+def cards(items: Iterable[Optional[Tuple[str, str]]]) -> str:
+    """Boxes with a large number and what it is."""
+    return '<div class="cards">%s</div>\n' % "\n".join("<div><b>%s</b>%s</div>" % i for i in items if i)
+
+
+def document(title: str, body: str) -> str:
+    """A whole page."""
+    return ('<!DOCTYPE html>\n<html lang="en">\n<head><meta charset="utf-8"/><meta name="viewport" '
+            'content="width=device-width, initial-scale=1"/><meta name="color-scheme" content="light dark"/>'
+            "<title>%s</title><style>%s</style></head>\n<body>\n%s<p class=\"soft\">Made by qconv %s.</p>\n</body>\n"
+            "</html>\n" % (esc(title), STYLE, body, esc(version())))
+
+
+# ---- drawings. Positions across are percentages, so that text has its size at any width ----------------------
+
+def svg(height: float, label: str, body: str, names: str = "", width: str = "100%") -> str:
+    """A drawing, with what it shows in words for whoever cannot see it."""
+    return ('<svg xmlns="http://www.w3.org/2000/svg" width="%s" height="%.0f" role="img" '
+        'aria-label="%s"%s><desc>%s</desc>'
+            "\n%s</svg>\n" % (width, height, label, ' class="%s"' % names if names else "", label, body))
+
+
+def rect(names: str, x: float, y: float, width: float, height: float, title: str = "", more: str = "") -> str:
+    """A rectangle; x and width are percentages."""
+    return '<rect class="%s" x="%.2f%%" y="%.1f" width="%.2f%%" height="%.1f"%s%s' % (
+        names, x, y, max(width, 0.0), max(height, 0.0), more, "><title>%s</title></rect>" % title if title else "/>")
+
+
+def line(names: str, x1: float, x2: float, y1: float, y2: float) -> str:
+    """A line between two places."""
+    return '<line class="%s" x1="%.2f%%" x2="%.2f%%" y1="%.1f" y2="%.1f"/>' % (names, x1, x2, y1, y2)
+
+
+def label(x: float, y: float, text: str, anchor: str = "start", names: str = "") -> str:
+    """A word in a drawing."""
+    return '<text x="%.2f%%" y="%.1f" text-anchor="%s"%s>%s</text>' % (
+        x, y, anchor, ' class="%s"' % names if names else "", text)
+
+
+def keys(names: Sequence[str]) -> str:
+    """What the colours of series mean."""
+    return "<p>%s</p>\n" % "\n".join('<span class="key s%d"><i></i>%s</span>' % (i % COLOURS, n)
+                                     for i, n in enumerate(names))
+
+
+def stacked(title: str, parts: Sequence[Tuple[str, float]], most: float, limit: float = 0.0) -> str:
+    """A bar of parts, with a frame up to what there is room for."""
+    x, inside, total = 0.0, [], sum(n for _, n in parts)
+    for i, (name, n) in enumerate(parts):
+        if n > 0:
+            inside.append(rect("fill s%d" % (i % COLOURS), x, 1, 99.6 * n / most, 22, "%s: %s" % (name, size(n))))
+            x += 99.6 * n / most
+    if limit:
+        inside.append(rect("frame bad" if total > limit else "frame", 0.05, 1, 99.6 * limit / most, 22))
+    return "<figure><figcaption>%s</figcaption>\n%s</figure>\n" % (
+        title, svg(24, "; ".join("%s %s" % (name, size(n)) for name, n in parts if n > 0), "\n".join(inside)))
+
+
+class Axis:
+    """The range of values, logarithmic where they differ by a factor of 4."""
+
+    def __init__(self, values: Iterable[float], zero: bool = False) -> None:
+        seen = [v for v in values if math.isfinite(v)]
+        low, high = min(seen, default=0.0), max(seen, default=0.0)
+        self.log = not zero and low > 0 and high >= low * 4
+        room = (high - low) * 0.12 + high * 0.01
+        self.low = low / 1.25 if self.log else 0.0 if zero or low <= room else low - room
+        self.high = high * 1.25 if self.log else high + room if high > 0 else 1.0
+
+    def share(self, v: float) -> float:
+        """Where a value lies, from 0 to 1."""
+        if self.log:
+            return min(1.0, math.log(v / self.low) / math.log(self.high / self.low)) if v > self.low else 0.0
+        return max(0.0, min(1.0, (v - self.low) / (self.high - self.low)))
+
+    def ticks(self, most: int = 7) -> List[float]:
+        """Values to write down: 1, 2 and 5 times powers of ten."""
+        if self.log:
+            found = [s * 10.0 ** e for e in range(math.floor(math.log10(self.low)),
+                math.ceil(math.log10(self.high)) + 1)
+                     for s in ((1, 2, 5) if self.high < self.low * 20 else (1,))]
+        else:
+            step = 10.0 ** math.floor(math.log10((self.high - self.low) / 2))
+            step *= next((k for k in (1, 2, 5) if (self.high - self.low) / step / k <= 5), 10)
+            found = [step * i for i in range(math.ceil(self.low / step), math.floor(self.high / step) + 1)]
+        found = [v for v in found if self.low <= v <= self.high]
+        return found[::(len(found) + most - 1) // most or 1]
+
+
+Point = Tuple[float, float, float, bool]  # its value, the least and the largest of what it stands for, and a warning
+
+
+def plot(what: str, axis: Axis, across: Sequence[str], series: Sequence[Tuple[int, Sequence[Optional[Point]]]], *,
+         height: float = 132.0, form: str = "%.3g", limit: float = 0.0, joined: bool = True,
+         titled: bool = True) -> str:
+    """Values over layers. A series is a colour and a point, or none, for each name on the axis across."""
+    base, n = height - 20.0, len(across)
+
+    def y(v: float) -> float:
+        return base - axis.share(v) * (base - 8.0)
+
+    def x(i: int) -> float:
+        return 100.0 * (i + 0.5) / n
+    ticks, inside = axis.ticks(), []
+    left = "".join('<text x="44" y="%.1f" text-anchor="end">%s</text>' % (y(v) + 4, form % v) for v in ticks)
+    inside += [line("rule", 0, 100, y(v), y(v)) for v in ticks]
+    last = wide = -100.0
+    for i, name in enumerate(across):
+        if name and x(i) - wide >= 5:
+            narrow = x(i) - last >= 15
+            inside.append(label(x(i), height - 5, name, "middle", "" if narrow else "more"))
+            wide, last = x(i), x(i) if narrow else last
+    if limit:
+        inside.append(line("limit", 0, 100, y(limit), y(limit)))
+    for colour, points in series:
+        known = [(x(i), p, across[i]) for i, p in enumerate(points) if p is not None and math.isfinite(p[0])]
+        inside.append('<g class="s%d">' % (colour % COLOURS))
+        if joined:
+            inside += [line("join", a[0], b[0], y(a[1][0]), y(b[1][0])) for a, b in zip(known, known[1:])]
+        for at, (v, least, most, warns), name in known:
+            inside += [line("range", at, at, y(least), y(most))] if most > least else []
+            inside.append('<circle class="fill%s" cx="%.2f%%" cy="%.1f" r="%.1f"%s' % (
+                " bad" if warns else "", at, y(v), 2.2 if n > 60 else 3.0,
+                "><title>%s%s</title></circle>" % (name + ": " if name else "", form % v) if titled else "/>"))
+        inside.append("</g>")
+    return '<div class="plot"><svg xmlns="http://www.w3.org/2000/svg" width="50" height="%.0f" aria-hidden="true">%s' \
+        "</svg>\n%s</div>\n" % (height, left, svg(height, what, "\n".join(inside), "area"))
+
+
+def heat_map(what: str, axis: Axis, across: Sequence[str], rows: Sequence[Tuple[str, Sequence[Optional[float]]]],
+             titled: bool) -> str:
+    """Kinds one below another, layers from left to right, in a stronger colour where a value is larger; the largest has
+    a frame."""
+    n, y, inside, frame = len(across), 0.0, [], ""
+    largest = max((v for _, values in rows for v in values if v is not None), default=None)
+    for name, values in rows:
+        inside.append(label(0, y + 13, name, names="ink"))
+        for i, v in enumerate(values):
+            names = "none" if v is None else "cell"
+            more = "" if v is None else ' fill-opacity="%.2f"' % (0.08 + 0.92 * axis.share(v))
+            inside.append(rect(names, 100.0 * i / n, y + 18, 100.0 / n, 18,
+                               "" if v is None or not titled else "%s, layer %s: %.3g" % (name, across[i], v), more))
+            if v is not None and v == largest:
+                frame = rect("worst", 100.0 * i / n, y + 18, 100.0 / n, 18)
+        y += 40
+    last = wide = -100.0
+    for i, name in enumerate(across):
+        x = 100.0 * (i + 0.5) / n
+        if x - wide >= 3.5:
+            narrow = x - last >= 11
+            inside.append(label(x, y + 12, name, "middle", "" if narrow else "more"))
+            wide, last = x, x if narrow else last
+    ends = [axis.low, axis.high] if not axis.log else [axis.low * 1.25, axis.high / 1.25]
+    for i in range(8):
+        inside.append(rect("cell", 100 - 4.0 * (8 - i), y + 22, 4, 12,
+            more=' fill-opacity="%.2f"' % (0.08 + 0.92 * i / 7)))
+    inside.append(label(67, y + 32, "%.2g" % ends[0], "end"))
+    inside.append(label(100, y + 47, "%.2g" % ends[1], "end"))
+    inside.append(label(0, y + 32, "layer") + frame)
+    return svg(y + 50, what, "\n".join(inside))
+
+
+def histogram(what: str, shares: Sequence[float], names: Sequence[str], colour: int,
+        expected: Optional[Sequence[float]],
+              height: float, words: str) -> str:
+    """Bars from the left to the right, and as a dashed line what is expected."""
+    most, base, n = max([*shares, *(expected or []), 1e-9]), height - 20.0, len(shares)
+    inside = []
+    for i, share in enumerate(shares):
+        tall = share / most * (base - 16)
+        inside.append(rect("fill s%d" % (colour % COLOURS), 100.0 * (i + 0.1) / n, base - tall, 80.0 / n, tall,
+            words % (
+            names[i], 100 * share)))
+        if n == 16 or i % 4 == 0:
+            inside.append(label(100.0 * (i + 0.5) / n, base + 14, names[i], "middle", "more" if i % 2 else ""))
+    before = base
+    for i, share in enumerate(expected or []):
+        y = base - share / most * (base - 16)
+        inside += [line("want", 100.0 * i / n, 100.0 * i / n, before, y), line("want", 100.0 * i / n,
+            100.0 * (i + 1) / n, y, y)]
+        before = y
+    inside.append(line("axis", 0, 100, base, base))
+    inside.append(label(0, 11, "highest: %.1f%%" % (100 * most)))
+    return svg(height, what, "\n".join(inside))
+
+
