@@ -328,7 +328,7 @@ class Calibrate(QconvCase):
         self.assertIn("calibrating 18 weights with", said)
 
     def test_says_what_lies_ahead(self):
-        said = self.told("--dry-run", *SHORT, MODEL, "out")
+        said = self.told("--dry-run", *LONGER, MODEL, "out")
         self.assertRegex(said, r"calibrating 28 weights with [\d,]+ tokens \(\d windows of up to "
                                r"256\), 2,048 of them backwards: this takes about .* here .*, up to "
                                r"[\d.]+ MB of memory, and "

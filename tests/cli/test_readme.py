@@ -1,13 +1,14 @@
 """Every command that README.md and docs/features.md show with its output prints just that, and links
 between pages lead somewhere.
 
-  test_readme.py --update   put what they print into the pages
+  test_readme.py --update   put what they print, and the times of first_minute.json, into the pages
 
 Such a command is a block that begins with ```console and "$ ". The commands of a page run one after the
 other in one folder, through a shell. Times, rates, processor and the size that zstd comes to differ from
 machine to machine and are not compared.
 """
 import glob
+import json
 import os
 import re
 import subprocess
@@ -21,6 +22,8 @@ PAGES = ["README.md", "docs/features.md"]
 SHOWN = re.compile(r"^```console\n\$ (.*)\n((?:.*\n)*?)```\n", re.M)
 VARYING = re.compile(r"[\d.:]+ (?:s\b|min\b|[KMG]?B/s|[KMG]?B on disk)|\d+ threads?, \w+")
 
+COMMANDS = "    ./bootstrap.sh test    # builds and runs the tests\n"
+TIMES = re.compile(re.escape(COMMANDS) + r"(\nIn a fresh clone on .*\n)?")
 BLOCK = re.compile(r"^```.*?^```\n", re.M | re.S)
 LINK = re.compile(r"\]\(([^)\s#]*)(?:#([^)\s]*))?\)")
 
@@ -53,6 +56,21 @@ def with_outputs(page, folder):
     return SHOWN.sub(run, page)
 
 
+def with_times(page):
+    """The page with a sentence that has the times of bench/results/first_minute.json."""
+    path = os.path.join(ROOT, "bench", "results", "first_minute.json")
+    said = ""
+    if os.path.exists(path):
+        with open(path, encoding="utf-8") as f:
+            result = json.load(f)
+        first, second = (round(result[command]["seconds"]) for command in ("run", "test"))
+        said = "\nIn a fresh clone on %d cores the first takes %d s, the second %d min %d s ([how measured](%s)).\n" % (
+            result["cores"], first, second // 60, second % 60, result["command"])
+    page, count = TIMES.subn(lambda found: COMMANDS + said, page)
+    assert count == 1, "README.md does not show the commands"
+    return page
+
+
 class Readme(QconvCase):
     def test_shown_outputs(self):
         for name in PAGES:
@@ -60,6 +78,9 @@ class Readme(QconvCase):
                 page = read_page(name)
                 self.assertTrue(SHOWN.search(page), "the page shows no command")
                 self.assertEqual(page, with_outputs(page, folder))
+
+    def test_times(self):
+        self.assertEqual(read_page("README.md"), with_times(read_page("README.md")))
 
     def test_links(self):
         paths = glob.glob(os.path.join(ROOT, "*.md")) + \
@@ -79,6 +100,8 @@ def update():
     for name in PAGES:
         with tempfile.TemporaryDirectory() as folder:
             page = with_outputs(read_page(name), folder)
+        if name == "README.md":
+            page = with_times(page)
         with open(os.path.join(ROOT, name), "w", encoding="utf-8") as f:
             f.write(page)
 
