@@ -1,10 +1,7 @@
-/* The tensor-core kernel for aligned codes (matmul_tiles.cu): against double sums of the exact
- * dequantized weights, as kernel_mma.c has it for the general one. Through the forced path; and
- * launched directly with plans of our own, for every amount of shared memory, for groups and for
- * every way of sharing out the work. Packed weights have the bits of the file's layout everywhere.
- *
- *   kernel_tiles            quick enough for the CPU shim
- *   kernel_tiles --slow     more of the same */
+/* The tensor-core kernel for aligned codes (matmul_tiles.cu), beside what kernel_products.c has for
+ * all kernels: launched directly with plans of our own, for every amount of shared memory, for
+ * groups and for every way of sharing out the work. Packed weights have the bits of the file's
+ * layout everywhere. */
 #include "tests/fixtures/kernel_matmul.h"
 
 #include "kernels/matmul_kernels.h"
@@ -16,136 +13,8 @@
 
 #define COUNT(array) (sizeof(array) / sizeof(array)[0])
 
-static int slow;
 static qc_matmul *handle;
 static qt_rng rng;
-
-/* A code's value as float16: half a unit in 2^-11.7 at most; custom maps 2^-11, and what is below
- * float16's normals. */
-static km_rounding rounding_of(const km_spec *s)
-{
-    double scale = s->scale != 0.0 ? s->scale : 0.05;
-    return (km_rounding){.weight = s->kind == QC_FORM_NF4 ? 0x1p-11 : 0.0,
-                         .absolute = s->custom_map ? 0x1p-25 * scale : 0.0};
-}
-
-static void pack(km_weight *w)
-{
-    void *memory = NULL;
-    qc_cuda_stream s = NULL;
-    KM_OK(qc_cuda_stream_create(&s, &km_error));
-    KM_OK(qc_cuda_malloc(&memory, qc_matmul_packed_bytes(handle, &w->device), &km_error));
-    assert_true(w->base_count < COUNT(w->bases));
-    w->bases[w->base_count++] = memory;
-    KM_OK(qc_matmul_pack(handle, &w->ready, memory, &w->ready, s, &km_error));
-    KM_OK(qc_cuda_stream_synchronize(s, &km_error));
-    qc_cuda_stream_destroy(s);
-}
-
-/* A product against the truth, and once more with the same bits: packed where tiles run, which is
- * above 8 rows of x, or as it is. */
-static void multiply(const km_spec *spec, km_job job)
-{
-    km_weight w;
-    km_data d;
-    job.path = QC_MATMUL_MMA_16816;
-    km_weight_make(&w, handle, spec, &rng);
-    km_data_make(&d, &w, &job, &rng);
-    km_run(handle, &w, &d);
-    km_check(&w, &d, rounding_of(spec));
-    const uint64_t bytes = job.m * d.job.ldy * 2;
-    uint16_t *before = km_host(bytes);
-    memcpy(before, d.y, bytes);
-    if (job.m > 8)
-        pack(&w);
-    km_run(handle, &w, &d);
-    QT_CHECK(memcmp(before, d.y, bytes) == 0, "%s, other bits", job.m > 8 ? "packed" : "again");
-    free(before);
-    km_data_free(&d);
-    km_weight_free(&w);
-}
-
-static void test_every_m(void **state)
-{
-    static const uint64_t ns[] = {1, 15, 17, 127, 129, 300}, ks[] = {64, 128, 192, 576, 512};
-    (void)state;
-    for (uint64_t m = 1; m <= 66; m += qt_every(9)) {
-        unsigned t = (unsigned)m;
-        uint64_t rows = m == 66 ? 128 : m, n = ns[m % COUNT(ns)], k = ks[m % COUNT(ks)];
-        km_spec spec = km_next_spec(t, n, k);
-        multiply(&spec, km_next_job(t, rows, n, k));
-    }
-}
-
-static void test_every_n_and_k(void **state)
-{
-    static const uint64_t ns[] = {1, 15, 17, 127, 129, 191, 192, 193, 256, 257, 300};
-    static const uint64_t ks[] = {64, 128, 192, 512, 576, 1024, 2880, 8192}, ms[] = {9, 17, 33};
-    unsigned t = 0;
-    (void)state;
-    for (size_t i = 0; i < COUNT(ns); i++)
-        for (size_t j = 0; j < COUNT(ks); j++, t++) {
-            if (ns[i] * ks[j] > (slow ? UINT64_MAX : 100000 / qt_every(2)))
-                continue;
-            km_spec spec = km_next_spec(t, ns[i], ks[j]);
-            multiply(&spec, km_next_job(t, ms[t % 3], ns[i], ks[j]));
-        }
-}
-
-/* Weights that float16 cannot hold. */
-static void test_every_scale(void **state)
-{
-    static const double scales[] = {1e-30, 1e-6, 300.0, 1e20};
-    (void)state;
-    for (size_t i = 0; i < COUNT(scales); i += qt_every(3))
-        for (unsigned kind = 0; kind < 3; kind++) {
-            km_spec spec = {.kind = kind == 0   ? QC_FORM_NF4
-                                    : kind == 1 ? QC_FORM_INT8_ROWS
-                                                : QC_FORM_INT8_BLOCKS,
-                            .n = 20,
-                            .k = 192,
-                            .block = 64,
-                            .nested = kind != 1 && i % 2,
-                            .scale = scales[i]};
-            multiply(
-                &spec,
-                (km_job){.m = i % 2 ? 40 : 9, .x_dtype = QC_DTYPE_BF16, .y_dtype = QC_DTYPE_BF16});
-        }
-}
-
-/* Less and less room for partial sums. */
-static void test_every_workspace(void **state)
-{
-    static const uint64_t room[] = {0, 30000, 9000, 6000, 256};
-    (void)state;
-    for (unsigned i = 0; i < 2 * COUNT(room); i += qt_every(3)) {
-        km_spec spec = {.kind = i % 2 ? QC_FORM_INT8_ROWS : QC_FORM_NF4,
-                        .n = 70,
-                        .k = 4096 + 64,
-                        .block = 64,
-                        .nested = i % 2 == 0};
-        km_job job = {
-            .m = 10, .x_dtype = QC_DTYPE_F16, .y_dtype = QC_DTYPE_F16, .bias = 1, .x_shift = 1};
-        if (room[i / 2])
-            job.limit_bytes = QC_MATMUL_HEADER_BYTES + job.m * spec.k * 2 + 1024 + room[i / 2];
-        multiply(&spec, job);
-    }
-}
-
-static void test_not_finite(void **state)
-{
-    static const uint64_t ms[] = {11, 29, 61};
-    (void)state;
-    for (unsigned variant = 0; variant < 6; variant += qt_every(5)) {
-        const km_spec spec = {
-            .kind = variant % 2 ? QC_FORM_INT8_ROWS : QC_FORM_NF4, .n = 50, .k = 576, .block = 64};
-        const km_job job = {.m = ms[variant / 2],
-                            .x_dtype = variant % 4 ? QC_DTYPE_BF16 : QC_DTYPE_F16,
-                            .y_dtype = QC_DTYPE_F16,
-                            .path = QC_MATMUL_MMA_16816};
-        km_check_not_finite(handle, &spec, &job, variant, slow ? 1 : 3, &rng);
-    }
-}
 
 /* ---- launched directly ----------------------------------------------------------------------- */
 
@@ -264,14 +133,14 @@ static void check_directly(const qc_matmul_plan *p, const km_spec *spec,
     const km_job job = {.m = m, .x_dtype = QC_DTYPE_F16, .y_dtype = QC_DTYPE_F16};
     km_weight_make(&w, handle, spec, &rng);
     packed = w;
-    pack(&packed);
+    km_pack(handle, &packed, 0);
     if (part) {
         KM_OK(qc_matmul_slice(&w.ready, part, &w.ready, &km_error));
         KM_OK(qc_matmul_slice(&packed.ready, part, &packed.ready, &km_error));
     }
     km_data_make(&d, &w, &job, &rng);
     run_directly(p, &w, &d, 1);
-    km_check(&w, &d, rounding_of(spec));
+    km_check(&w, &d, km_rounding_of_codes(&w));
     expect_bits(p, &packed, &d, 1, "packed");
     km_data_free(&d);
     km_weight_free(&packed);
@@ -308,7 +177,7 @@ static void test_no_room_for_the_table(void **state)
             for (uint64_t e = 0; e < job.m * data.n; e++)
                 assert_int_equal(data.y[e], 0xffff);
     }
-    km_check(&w, &data, rounding_of(&spec));
+    km_check(&w, &data, km_rounding_of_codes(&w));
     fault = NULL;
     qc_cuda_host_free(word);
     km_data_free(&data);
@@ -432,7 +301,7 @@ static void test_groups(void **state)
                             .custom_map = v % 2 == 0 && i == 2};
             km_weight_make(&w[i], handle, &spec, &rng);
             packed[i] = w[i];
-            pack(&packed[i]);
+            km_pack(handle, &packed[i], 0);
             km_data_make(&d[i], &w[i], &job, &rng);
             if (i)
                 memcpy(d[i].x, d[0].x, job.m * spec.k * 2);
@@ -449,7 +318,7 @@ static void test_groups(void **state)
         assert_true(plan_of(&p, &dev, &s));
         run_directly(&p, w, d, PARTS_MOST);
         for (uint32_t i = 0; i < PARTS_MOST; i++)
-            km_check(&w[i], &d[i], rounding_of(&w[i].spec));
+            km_check(&w[i], &d[i], km_rounding_of_codes(&w[i]));
         expect_bits(&p, packed, d, PARTS_MOST, "packed in a group");
         if (p.worker_k) { /* borders of blocks depend on all weights; then each in its own parts */
             p.worker_k = 0;
@@ -562,9 +431,8 @@ static void test_plans(void **state)
             }
 }
 
-int main(int argc, char **argv)
+int main(void)
 {
-    slow = argc > 1 && strcmp(argv[1], "--slow") == 0;
     if (km_no_device())
         return 77;
     km_without_cublas();
@@ -579,11 +447,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_takes),
         cmocka_unit_test(test_tiles_of_x),
         cmocka_unit_test(test_plans),
-        cmocka_unit_test(test_every_m),
-        cmocka_unit_test(test_every_n_and_k),
-        cmocka_unit_test(test_every_scale),
-        cmocka_unit_test(test_every_workspace),
-        cmocka_unit_test(test_not_finite),
         cmocka_unit_test(test_every_memory),
         cmocka_unit_test(test_slices),
         cmocka_unit_test(test_every_worker),

@@ -1,6 +1,6 @@
-/* The kernel of sm_90a (matmul_wgmma.cu) through the forced path, against double sums of the exact
- * dequantized weights; and with plans of our own, for groups and for every way of sharing out the
- * work. Packed weights then have the same bits.
+/* The kernel of sm_90a (matmul_wgmma.cu), beside what kernel_products.c has for all kernels: with
+ * plans of our own, for groups and for every way of sharing out the work. Packed weights then have
+ * the same bits.
  *
  *   kernel_wgmma            quick enough for the CPU shim
  *   kernel_wgmma --slow     more of the same */
@@ -21,42 +21,6 @@ static int slow;
 static qc_matmul *handle;
 static qt_rng rng;
 
-/* Weights with scales are rounded to float16, and before that NF4's code values are; rows of int8
- * are exact. */
-static km_rounding rounding_of(const km_weight *w)
-{
-    int exponent = 0;
-    qc_cuda_stream s = NULL;
-    KM_OK(qc_cuda_stream_create(&s, &km_error));
-    km_download(&exponent, w->ready.exponent, sizeof exponent, s);
-    qc_cuda_stream_destroy(s);
-    if (w->spec.kind == QC_FORM_INT8_ROWS)
-        return (km_rounding){0.0, 0.0};
-    return (km_rounding){.weight = w->spec.kind == QC_FORM_NF4 ? 0x1p-10 : 0x1p-11 + 0x1p-14,
-                         .absolute = ldexp(0x1p-24, -exponent)};
-}
-
-/* Packs a weight. What of the file's arrays is not needed any more then holds other bytes. */
-static void pack(km_weight *w, int complete)
-{
-    const qc_form *form = &w->device.form;
-    const uint64_t elems = w->device.rows * form->cols;
-    void *memory = NULL;
-    qc_cuda_stream s = NULL;
-    KM_OK(qc_cuda_stream_create(&s, &km_error));
-    KM_OK(qc_cuda_malloc(&memory, qc_matmul_packed_bytes(handle, &w->device), &km_error));
-    w->bases[w->base_count++] = memory;
-    KM_OK(qc_matmul_pack(handle, &w->ready, memory, &w->ready, s, &km_error));
-    KM_OK(qc_cuda_fill((void *)(uintptr_t)w->device.codes, 0x5a, qc_form_code_bytes(form, elems), s,
-                       &km_error));
-    if (w->ready.w.absmax_codes != w->device.absmax_codes)
-        KM_OK(qc_cuda_fill((void *)(uintptr_t)w->device.absmax_codes, 0x5a,
-                           qc_form_scales(form, elems), s, &km_error));
-    KM_OK(qc_cuda_stream_synchronize(s, &km_error));
-    qc_cuda_stream_destroy(s);
-    w->ready.complete = complete ? QC_MATMUL_WEIGHTS_COMPLETE : 0;
-}
-
 /* d.y, to be compared with later ones. */
 static uint16_t *copy_of_y(const km_data *d)
 {
@@ -70,116 +34,6 @@ static void expect_bits(const km_data *d, const uint16_t *y, const char *what)
     QT_CHECK(memcmp(y, d->y, d->job.m * d->job.ldy * 2) == 0,
              "%s has other bits: %" PRIu64 " rows of x, %" PRIu64 " x %" PRIu64, what, d->job.m,
              d->n, d->k);
-}
-
-/* Against the truth, then packed; some a second time instead, or as well. */
-static void multiply(const km_spec *spec, km_job job)
-{
-    km_weight w;
-    km_data d;
-    job.path = QC_MATMUL_WGMMA;
-    km_weight_make(&w, handle, spec, &rng);
-    km_data_make(&d, &w, &job, &rng);
-    km_run(handle, &w, &d);
-    km_check(&w, &d, rounding_of(&w));
-    uint16_t *y = copy_of_y(&d);
-    if (slow || job.m % 9 == 0) {
-        km_run(handle, &w, &d);
-        expect_bits(&d, y, "another run");
-    }
-    if (slow || job.m % 9) {
-        pack(&w, job.m % 2);
-        km_run(handle, &w, &d);
-        expect_bits(&d, y, "a packed weight");
-    }
-    free(y);
-    km_data_free(&d);
-    km_weight_free(&w);
-}
-
-static void test_every_m(void **state)
-{
-    /* Not one element alone, whose sum may be so small that its relative error is large. */
-    static const uint64_t ns[] = {15, 257, 127, 129, 300, 1}, ks[] = {64, 128, 192, 576, 512};
-    static const uint64_t ms[] = {1,  2,  7,  8,  9,   15,  16,  17,  31,  32,
-                                  33, 63, 64, 65, 100, 128, 129, 255, 256, 257};
-    (void)state;
-    for (unsigned i = 0; i < COUNT(ms); i += qt_every(5)) {
-        uint64_t n = ns[i % COUNT(ns)], k = ks[i % COUNT(ks)];
-        for (unsigned t = i; t < i + (slow ? 4 : 1); t++) {
-            km_spec spec = km_next_spec(t, n, k);
-            multiply(&spec, km_next_job(t, ms[i], n, k));
-        }
-    }
-}
-
-static void test_every_n_and_k(void **state)
-{
-    static const uint64_t ns[] = {1, 17, 129, 191, 255, 256, 257, 300, 513};
-    static const uint64_t ks[] = {64, 128, 192, 512, 576, 1024, 2880, 8192}, ms[] = {9, 17, 70, 33};
-    unsigned t = 0;
-    (void)state;
-    for (size_t i = 0; i < COUNT(ns); i++)
-        for (size_t j = 0; j < COUNT(ks); j++, t++) {
-            if (ns[i] * ks[j] > (slow ? UINT64_MAX : 100000 / qt_every(2)))
-                continue;
-            km_spec spec = km_next_spec(t, ns[i], ks[j]);
-            multiply(&spec, km_next_job(t, ms[t % 4], ns[i], ks[j]));
-        }
-}
-
-/* Weights that float16 cannot hold. */
-static void test_every_scale(void **state)
-{
-    static const double scales[] = {1e-30, 1e-6, 300.0, 1e20};
-    static const qc_form_kind kinds[] = {QC_FORM_NF4, QC_FORM_INT8_ROWS, QC_FORM_INT8_BLOCKS};
-    (void)state;
-    for (size_t i = 0; i < COUNT(scales); i += qt_every(3))
-        for (unsigned kind = 0; kind < COUNT(kinds); kind++) {
-            km_spec spec = {.kind = kinds[kind],
-                            .n = 20,
-                            .k = 192,
-                            .block = 64,
-                            .nested = kind != 1 && i % 2,
-                            .scale = scales[i]};
-            multiply(
-                &spec,
-                (km_job){.m = i % 2 ? 40 : 9, .x_dtype = QC_DTYPE_BF16, .y_dtype = QC_DTYPE_BF16});
-        }
-}
-
-/* Less and less room for partial sums, of a weight whose K is split. */
-static void test_every_workspace(void **state)
-{
-    static const uint64_t room[] = {0, 60000, 30000, 256};
-    (void)state;
-    for (unsigned i = 0; i < 2 * COUNT(room); i += qt_every(3)) {
-        km_spec spec = {.kind = i % 2 ? QC_FORM_INT8_ROWS : QC_FORM_NF4,
-                        .n = 70,
-                        .k = 4096 + 64,
-                        .block = 64,
-                        .nested = i % 2 == 0};
-        km_job job = {
-            .m = 10, .x_dtype = QC_DTYPE_F16, .y_dtype = QC_DTYPE_F16, .bias = 1, .x_shift = 1};
-        if (room[i / 2])
-            job.limit_bytes = QC_MATMUL_HEADER_BYTES + 16 * spec.k * 2 + 1024 + room[i / 2];
-        multiply(&spec, job);
-    }
-}
-
-static void test_not_finite(void **state)
-{
-    static const uint64_t ms[] = {11, 29, 61, 130};
-    (void)state;
-    for (unsigned variant = 0; variant < 8; variant += qt_every(5)) {
-        const km_spec spec = {
-            .kind = variant % 2 ? QC_FORM_INT8_ROWS : QC_FORM_NF4, .n = 50, .k = 576, .block = 64};
-        const km_job job = {.m = ms[variant / 2],
-                            .x_dtype = variant % 4 ? QC_DTYPE_BF16 : QC_DTYPE_F16,
-                            .y_dtype = QC_DTYPE_F16,
-                            .path = QC_MATMUL_WGMMA};
-        km_check_not_finite(handle, &spec, &job, variant, slow ? 1 : 5, &rng);
-    }
 }
 
 /* ---- plans of our own ------------------------------------------------------------------------ */
@@ -262,10 +116,11 @@ static void check_planned(const qc_matmul_plan *p, const km_spec *spec, km_job j
     km_weight_make(&w, handle, spec, &rng);
     km_data_make(&d, &w, &job, &rng);
     run_planned(p, &w, &d, 1);
-    km_check(&w, &d, rounding_of(&w));
+    km_check(&w, &d, km_rounding_of_wgmma(&w));
     if (packed) {
         uint16_t *y = copy_of_y(&d);
-        pack(&w, p->splits % 2);
+        km_pack(handle, &w, p->splits % 2);
+        km_forget_file(&w);
         run_planned(p, &w, &d, 1);
         expect_bits(&d, y, "a packed weight with a plan of our own");
         free(y);
@@ -335,7 +190,7 @@ static void test_groups(void **state)
         qc_matmul_plan p = plan_for(v % 3 ? 16 : 3, &s);
         run_planned(&p, w, d, PARTS_MOST);
         for (uint32_t i = 0; i < PARTS_MOST; i++)
-            km_check(&w[i], &d[i], rounding_of(&w[i]));
+            km_check(&w[i], &d[i], km_rounding_of_wgmma(&w[i]));
         if (p.worker_k) { /* borders of blocks depend on all weights; then each in its own parts */
             p.worker_k = 0;
             p.splits = 1;
@@ -353,7 +208,8 @@ static void test_groups(void **state)
         const int packed = slow || v < 4;
         for (uint32_t i = 0; i < PARTS_MOST && packed; i++) {
             y[i] = copy_of_y(&d[i]);
-            pack(&w[i], v % 2);
+            km_pack(handle, &w[i], v % 2);
+            km_forget_file(&w[i]);
         }
         if (packed)
             run_planned(&p, w, d, PARTS_MOST);
@@ -370,24 +226,7 @@ static void test_groups(void **state)
 
 /* ---- packed weights alone -------------------------------------------------------------------- */
 
-/* Codes of scales that are packed as well, for every tile of x. */
-static void test_packed_scales(void **state)
-{
-    static const uint64_t ns[] = {300, 64, 129, 1, 193}, ks[] = {256, 512, 768};
-    static const uint64_t ms[] = {11, 30, 51, 97, 130};
-    (void)state;
-    for (unsigned t = 0; t < COUNT(ms) * 2; t += qt_every(3)) {
-        const km_spec spec = {.kind = t % 2 ? QC_FORM_INT8_BLOCKS : QC_FORM_NF4,
-                              .n = ns[t % COUNT(ns)],
-                              .k = ks[t % COUNT(ks)],
-                              .block = 64,
-                              .nested = 1,
-                              .custom_map = t == 6};
-        multiply(&spec, km_next_job(t, ms[t / 2], spec.n, spec.k));
-    }
-}
-
-/* The same where parts of K begin within the four blocks of a row whose codes lie side by side. */
+/* Parts of K that begin within the four blocks of a row whose codes lie side by side. */
 static void test_packed_scales_of_workers(void **state)
 {
     static const uint64_t steps[] = {1, 3, 7, 13}; /* of 128, of which K has 6 */
@@ -405,44 +244,6 @@ static void test_packed_scales_of_workers(void **state)
         p.worker_k = p.split_k = steps[i] * 128;
         p.splits = (uint32_t)((6 + steps[i] - 2) / steps[i] + 1);
         check_planned(&p, &spec, job, 1);
-    }
-}
-
-/* Slices, whose bands and blocks are counted in the whole weight. */
-static void test_packed_slices(void **state)
-{
-    static const struct {
-        km_spec spec;
-        qc_weights_part part;
-    } cases[] = {
-        {{.kind = QC_FORM_NF4, .n = 300, .k = 1024, .block = 64, .nested = 1}, {64, 236, 256, 512}},
-        {{.kind = QC_FORM_INT8_BLOCKS, .n = 200, .k = 512, .block = 64, .nested = 1},
-         {128, 64, 256, 256}},
-        {{.kind = QC_FORM_NF4, .n = 200, .k = 448, .block = 128}, {64, 128, 64, 320}},
-        {{.kind = QC_FORM_INT8_ROWS, .n = 450, .k = 320}, {128, 322, 128, 192}},
-    };
-    (void)state;
-    for (unsigned i = 0; i < COUNT(cases); i++) {
-        const km_job job = {.m = i % 2 ? 35 : 14,
-                            .x_dtype = QC_DTYPE_F16,
-                            .y_dtype = QC_DTYPE_F16,
-                            .path = QC_MATMUL_WGMMA};
-        km_weight w, part;
-        km_data d;
-        km_weight_make(&w, handle, &cases[i].spec, &rng);
-        part = w;
-        KM_OK(qc_matmul_slice(&w.ready, &cases[i].part, &part.ready, &km_error));
-        km_data_make(&d, &part, &job, &rng);
-        km_run(handle, &part, &d);
-        km_check(&part, &d, rounding_of(&part));
-        uint16_t *y = copy_of_y(&d);
-        pack(&w, i % 2);
-        KM_OK(qc_matmul_slice(&w.ready, &cases[i].part, &part.ready, &km_error));
-        km_run(handle, &part, &d);
-        expect_bits(&d, y, "a slice of a packed weight");
-        free(y);
-        km_data_free(&d);
-        km_weight_free(&w);
     }
 }
 
@@ -505,25 +306,10 @@ static void test_no_room_for_the_table(void **state)
         qc_shim_set_shared_begin(1024);
         km_run(handle, &w, &d);
         KM_OK(qc_matmul_check(handle, &km_error));
-        km_check(&w, &d, rounding_of(&w));
+        km_check(&w, &d, km_rounding_of_wgmma(&w));
         km_data_free(&d);
         km_weight_free(&w);
     }
-}
-#else
-
-/* Tiles of many blocks, on all of the device's multiprocessors; only on a real GPU. */
-static void test_large(void **state)
-{
-    static const uint64_t shapes[][2] = {{1024, 1024}, {3584, 512}, {136, 8192}};
-    static const uint64_t ms[] = {16, 64, 128, 256, 300};
-    unsigned t = 0;
-    (void)state;
-    for (size_t i = 0; i < COUNT(shapes); i++)
-        for (size_t j = 0; j < COUNT(ms); j += 2, t++) {
-            km_spec spec = km_next_spec(t, shapes[i][0], shapes[i][1]);
-            multiply(&spec, km_next_job(t, ms[(i + j) % COUNT(ms)], spec.n, spec.k));
-        }
 }
 #endif
 
@@ -545,21 +331,12 @@ int main(int argc, char **argv)
         return 77;
     }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_m),
-        cmocka_unit_test(test_every_n_and_k),
-        cmocka_unit_test(test_every_scale),
-        cmocka_unit_test(test_every_workspace),
-        cmocka_unit_test(test_not_finite),
         cmocka_unit_test(test_every_worker),
         cmocka_unit_test(test_groups),
-        cmocka_unit_test(test_packed_scales),
         cmocka_unit_test(test_packed_scales_of_workers),
-        cmocka_unit_test(test_packed_slices),
         cmocka_unit_test(test_plans),
 #ifdef QC_CUDA_SHIM
         cmocka_unit_test(test_no_room_for_the_table),
-#else
-        cmocka_unit_test(test_large),
 #endif
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
