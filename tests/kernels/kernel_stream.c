@@ -1,6 +1,6 @@
-/* The streaming matmul for up to 8 rows of x (kernels/matmul_stream.cu), beside what kernel_products.c
- * has for all kernels: tiles shared by blocks of threads, several weights with one x, few rows; and
- * packed weights, which have the plans and the bits of those in the file's layout.
+/* The streaming matmul for up to 8 rows of x (kernels/matmul_stream.cu), beside what all kernels
+ * have in kernel_products.c: tiles shared by blocks of threads, several weights with one x, few
+ * rows; and packed weights, which have the plans and the bits of those in the file's layout.
  *
  *   kernel_stream         quick enough for the CPU shim
  *   kernel_stream --slow  more of everything
