@@ -1,8 +1,8 @@
 /* The matmul kernels one by one, each through its forced path, against double sums of the exact
  * dequantized weights: every tile and every tail, ways of finding codes, kinds of scales, less and
  * less workspace, and what must be exact. Another run has the same bits, and so have packed weights
- * where the kernel reads them. What only one kernel has is in a file of its own (kernel_stream.c,
- * kernel_tiles.c, kernel_wgmma.c, kernel_mma_group.c).
+ * where the kernel reads them. How work is shared out is in kernel_sharing.c, and what only the
+ * streaming kernel has in kernel_stream.c.
  *
  *   kernel_products [--slow] [KERNEL]    --slow: more of everything; KERNEL: gemv, mma-884,
  *                                        general, stream, tiles or wgmma alone

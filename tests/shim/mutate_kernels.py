@@ -52,19 +52,19 @@ TESTS = {
     "kernels/matmul_reduce.cu": ["products gemv", "graph", "products mma-884", "api"],
     "kernels/matmul_reference.cu": ["products gemv", "products mma-884", "api"],
     "kernels/matmul_dense_rows.cu": ["api", "packed"],
-    "kernels/matmul_mma884.cu": ["products mma-884", "mma_group"],
+    "kernels/matmul_mma884.cu": ["products mma-884", "sharing mma-884"],
     "kernels/matmul_packed.cu": ["packed"],
     "kernels/matmul_mma16816.cu": ["products general", "experts"],
     "kernels/matmul_stream.cu": ["graph", "stream", "products stream"],
-    "kernels/matmul_tiles.cu": ["tiles", "products tiles"],
-    "kernels/matmul_tiles_packed.cu": ["tiles", "products tiles"],
-    "kernels/matmul_wgmma.cu": ["graph", "wgmma", "products wgmma"],
+    "kernels/matmul_tiles.cu": ["sharing tiles", "products tiles"],
+    "kernels/matmul_tiles_packed.cu": ["sharing tiles", "products tiles"],
+    "kernels/matmul_wgmma.cu": ["graph", "sharing wgmma", "products wgmma"],
     "tests/kernels/kernel_shim_matrix.cpp": ["matrix"],
 }
 QUICKEST = ["matrix", "memory_rate", "feedback_rows", "feedback_open", "llama", "dequantize", "quantize",
-            "feedback_search", "scale_search", "products gemv", "graph", "packed", "mma_group", "products mma-884",
-            "products stream", "products general", "api", "experts", "stream", "tiles", "wgmma", "products tiles",
-            "products wgmma", "feedback_outputs", "slice"]
+            "feedback_search", "scale_search", "products gemv", "graph", "packed", "sharing mma-884", "products mma-884",
+            "products stream", "products general", "api", "experts", "stream", "sharing wgmma", "sharing tiles",
+            "products tiles", "products wgmma", "feedback_outputs", "slice"]
 BARRIER = re.compile(r"\b(?:__syncthreads|__syncwarp|qc_grid_wait|qc_(?:cp_async|wgmma)_wait<[^;<>]*>"
                      r"|qc_(?:cp_async|wgmma)_commit|qc_wgmma_fence|qc_mbarrier_(?:ready|wait|arrive(?:_copied)?))"
                      r"\([^;()]*\);")
