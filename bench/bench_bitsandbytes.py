@@ -53,7 +53,7 @@ def main():
 
     runs = {"bitsandbytes": lambda: bnb_run(False),
             "bitsandbytes, double quantization": lambda: bnb_run(True)}
-    for isa in ("scalar", "avx2", "avx512"):
+    for isa in ("scalar", "avx2"):
         if lib.qc_bench_nf4(isa.encode(), data, n) > 0:
             runs["qconv %s, double quantization" % isa] = (
                 lambda isa=isa: lib.qc_bench_nf4(isa.encode(), data, n))

@@ -342,7 +342,7 @@ int main(int argc, char **argv)
 {
     size_t mib = 1024;
     int runs = 31;
-    const char *json = NULL, *isas = "scalar,avx2,avx512";
+    const char *json = NULL, *isas = "scalar,avx2";
     for (int i = 1; i + 1 < argc; i += 2) {
         if (strcmp(argv[i], "--json") == 0)
             json = argv[i + 1];
@@ -356,7 +356,7 @@ int main(int argc, char **argv)
     if (argc % 2 == 0 || mib < 32 || mib > 65536 || runs < 1 || runs > BENCH_MAX_RUNS) {
         fprintf(stderr,
                 "usage: bench_quant [--json FILE] [--mib 32..65536] [--runs 1..%d] "
-                "[--isa scalar,avx2,avx512]\n",
+                "[--isa scalar,avx2]\n",
                 BENCH_MAX_RUNS);
         return 2;
     }

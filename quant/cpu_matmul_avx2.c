@@ -9,8 +9,6 @@
  * the shadow of the vectors here, and a phase of its own is not. */
 #include "quant/cpu_matmul_internal.h"
 
-#include "quant/quant_simd.h"
-
 #include <immintrin.h>
 
 #define INLINE static inline __attribute__((always_inline))

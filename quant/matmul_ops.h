@@ -11,8 +11,8 @@
  * One call makes rows (outputs) [first, first + count) of W, which are columns of y. Callers share
  * the work among threads by such ranges; results do not depend on the cut. NaN and infinity follow
  * IEEE; a NaN comes out as the positive quiet one. Thread-safe: yes.
- * Allocates: no (scratch is the caller's). Both are tested against qc_matmul_double. Sizes: rows *
- * cols, m * ldx and so on fit 64 bits (qc_weights_check for w). */
+ * Allocates: no (scratch is the caller's). Sizes: rows * cols, m * ldx and so on fit 64 bits
+ * (qc_weights_check for w). */
 #ifndef QC_QUANT_MATMUL_OPS_H
 #define QC_QUANT_MATMUL_OPS_H
 
@@ -26,8 +26,7 @@ typedef struct {
     unsigned group; /* rows of x that a tile takes best, at most QC_MATMUL_GROUP */
     const qc_quant_ops *quant;
     /* One output in double for all rows of x: y [m] = sum over k, in order, of w [k] * x. packed:
-     * see qc_matmul_double_pack. The numbers are those of qc_matmul_double, computed many times as
-     * fast. */
+     * see qc_matmul_double_pack. */
     void (*double_row)(const float *w, uint64_t k, const double *packed, uint64_t m, double *y);
 } qc_matmul_ops;
 
@@ -48,12 +47,5 @@ uint64_t qc_matmul_cpu_scratch_bytes(uint64_t m, uint64_t k);
 #define QC_MATMUL_PACK_ROWS 16u
 void qc_matmul_double_pack(const void *x, qc_dtype x_dtype, uint64_t m, uint64_t ldx, uint64_t k,
                            double *packed);
-
-/* y [m, count] of outputs [first, first + count) in double: products of the exact float weights and
- * exact x, summed in k order in double. w is quantized, or NULL; then dense [n, k] of dense_dtype
- * is used. y: row stride `count`. scratch: k floats (NULL where w is NULL). */
-void qc_matmul_double(const qc_weights *w, const void *dense, qc_dtype dense_dtype, uint64_t k,
-                      uint64_t first, uint64_t count, const void *x, qc_dtype x_dtype, uint64_t m,
-                      uint64_t ldx, double *y, float *scratch);
 
 #endif

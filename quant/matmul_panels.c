@@ -207,21 +207,3 @@ void qc_matmul_double_pack(const void *x, qc_dtype x_dtype, uint64_t m, uint64_t
                 *packed++ =
                     first + l < m ? (double)widened(x, x_dtype, (first + l) * ldx + i) : 0.0;
 }
-
-void qc_matmul_double(const qc_weights *w, const void *dense, qc_dtype dense_dtype, uint64_t k,
-                      uint64_t first, uint64_t count, const void *x, qc_dtype x_dtype, uint64_t m,
-                      uint64_t ldx, double *y, float *scratch)
-{
-    for (uint64_t n = 0; n < count; n++) {
-        if (w)
-            qc_weights_row(&qc_quant_ops_scalar, w, first + n, scratch);
-        for (uint64_t i = 0; i < m; i++) {
-            double sum = 0.0;
-            for (uint64_t c = 0; c < k; c++) {
-                float value = w ? scratch[c] : widened(dense, dense_dtype, (first + n) * k + c);
-                sum += (double)value * (double)widened(x, x_dtype, i * ldx + c);
-            }
-            y[i * count + n] = sum;
-        }
-    }
-}

@@ -39,9 +39,9 @@
  *     errors   8 x (widen, y, 3 lookup, r, 3 fma, and, max), 14 fold, 12 per group 114
  * 58 without errors (20 cycles), 172 with (57 cycles), against 26 cycles in which one core reads
  * 128 bytes from DRAM at 16.5 GB/s and 3.3 GHz. */
+#include "quant/quant_avx2.h"
 #include "quant/quant_avx2_internal.h"
 #include "quant/quant_avx2_tables.h"
-#include "quant/quant_simd.h"
 #include "quant/quant_simd_tables.h"
 
 #include <string.h>
@@ -62,16 +62,65 @@ typedef struct {
     _Alignas(32) double sums[2 * QC_GROUP];   /* ee and xx of each block */
 } group_scratch;
 
-typedef __m256i group_lanes;
-typedef qc_avx2_tables search_tables;
-#define QC_BLOCKS_TABLES     qc_avx2_tables_get
-#define QC_BLOCKS_NAME(call) qc_avx2_##call
-#include "quant/quant_blocks_body.h"
+typedef enum { NF4, INT8 } scheme;
 
-QC_INLINE void open_scratch(group_scratch *s, const void *src)
+typedef struct {
+    const unsigned char *src; /* of the group */
+    uint64_t block;           /* number of its first block */
+    unsigned count;           /* of blocks */
+    unsigned turn;            /* 0, 1, 2, ...: tells which of the scratch it uses */
+    __m256i absmax;           /* bits */
+} group;
+
+typedef struct {
+    const qc_avx2_tables *tables;
+    group_scratch *scratch;
+    uint32_t block_elems;
+    unsigned char *codes;
+    qc_block_error *block_errors;
+    qc_piece_sums *sums;
+} context;
+
+QC_INLINE group make_group(const void *src, qc_dtype dtype, uint32_t block_elems, uint64_t block,
+                           uint64_t blocks, unsigned turn)
 {
-    (void)src;
-    memset(s->rows, 0, sizeof s->rows); /* for blocks that a group lacks */
+    const unsigned most =
+        block_elems <= GROUP_ELEMS / QC_GROUP ? QC_GROUP : GROUP_ELEMS / block_elems;
+    return (group){
+        .src = (const unsigned char *)src + block * block_elems * qc_element_bytes(dtype),
+        .block = block,
+        .count = qc_min_u32(blocks - block, most),
+        .turn = turn,
+    };
+}
+
+/* Quantizes blocks one by one in scalar code; returns 1, or 0 after an element that has no code. */
+static int scalar_blocks(const context *c, scheme to, const void *src, qc_dtype dtype,
+                         uint64_t block, uint64_t elems, float *absmax)
+{
+    const qc_quant_ops *ops = &qc_quant_ops_scalar;
+    const uint64_t element = qc_element_bytes(dtype);
+    for (uint64_t done = 0; done < elems; done += c->block_elems, block++) {
+        uint64_t first = block * c->block_elems;
+        uint64_t n = qc_min_u64(elems - done, c->block_elems);
+        const unsigned char *at = (const unsigned char *)src + first * element;
+        qc_block_error *errors = c->block_errors ? c->block_errors + block : NULL;
+        qc_piece_sums one;
+        if (to == NF4)
+            ops->nf4_quantize(at, dtype, n, c->block_elems, c->codes + first / 2, absmax + block,
+                              errors, &one);
+        else
+            ops->int8_blocks_quantize(at, dtype, n, c->block_elems, (int8_t *)(c->codes + first),
+                                      absmax + block, errors, &one);
+        if (one.bad != QC_BAD_NONE) {
+            c->sums->bad = one.bad;
+            c->sums->bad_index = first + one.bad_index;
+            return 0;
+        }
+        c->sums->sum_ee += one.sum_ee;
+        c->sums->sum_xx += one.sum_xx;
+    }
+    return 1;
 }
 
 /* 32 elements, split into even and odd: lane l of low holds 2l or 2l + 1, lane l of high 16
@@ -600,4 +649,45 @@ QC_INLINE void by_block_size(const context *c, scheme to, const void *src, qc_dt
         quantize(c, to, src, dtype, n, QC_BLOCK_DEFAULT / 32, absmax, errors);
     else
         quantize(c, to, src, dtype, n, c->block_elems / 32, absmax, errors);
+}
+
+QC_INLINE void by_errors(const context *c, scheme to, const void *src, qc_dtype dtype, uint64_t n,
+                         float *absmax)
+{
+    if (c->block_errors)
+        by_block_size(c, to, src, dtype, n, absmax, 1);
+    else
+        by_block_size(c, to, src, dtype, n, absmax, 0);
+}
+
+QC_INLINE void by_dtype(scheme to, const void *src, qc_dtype dtype, uint64_t n,
+                        uint32_t block_elems, unsigned char *codes, float *absmax,
+                        qc_block_error *block_errors, qc_piece_sums *sums)
+{
+    group_scratch scratch;
+    memset(scratch.rows, 0, sizeof scratch.rows); /* for blocks that a group lacks */
+    *sums = (qc_piece_sums){.bad = QC_BAD_NONE};
+    const context c = {qc_avx2_tables_get(), &scratch, block_elems, codes, block_errors, sums};
+    if (dtype == QC_DTYPE_BF16)
+        by_errors(&c, to, src, QC_DTYPE_BF16, n, absmax);
+    else if (dtype == QC_DTYPE_F32)
+        by_errors(&c, to, src, QC_DTYPE_F32, n, absmax);
+    else if (dtype == QC_DTYPE_F16)
+        by_errors(&c, to, src, QC_DTYPE_F16, n, absmax);
+    else
+        by_errors(&c, to, src, QC_DTYPE_F64, n, absmax);
+}
+
+void qc_avx2_nf4_quantize(const void *src, qc_dtype dtype, uint64_t n, uint32_t block_elems,
+                          uint8_t *codes, float *absmax, qc_block_error *block_errors,
+                          qc_piece_sums *sums)
+{
+    by_dtype(NF4, src, dtype, n, block_elems, codes, absmax, block_errors, sums);
+}
+
+void qc_avx2_int8_blocks_quantize(const void *src, qc_dtype dtype, uint64_t n, uint32_t block_elems,
+                                  int8_t *codes, float *absmax, qc_block_error *block_errors,
+                                  qc_piece_sums *sums)
+{
+    by_dtype(INT8, src, dtype, n, block_elems, (unsigned char *)codes, absmax, block_errors, sums);
 }

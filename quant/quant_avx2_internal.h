@@ -165,6 +165,14 @@ QC_INLINE __m128i qc_narrow_words(__m256i v)
 
 /* ---- sixteen lanes in two registers: contracts in quant_wide.h ------------------------------- */
 
+/* Beside those there are here, for the files of this table alone:
+ *
+ *   qc_wide_div                       quotients
+ *   qc_wide_magnitude                 |x|
+ *   qc_wide_equal                     one bit for each lane that is equal
+ *   qc_wide_through_f16, _bf16        rounded to that type and widened again; bf16: no lane is NaN
+ *   qc_wide_of_int8, _of_biased       sixteen bytes as floats: I8, or U8 less 128 */
+
 typedef struct {
     __m256 low, high;
 } qc_wide;

@@ -5,8 +5,10 @@
  * bit clear, and one for k < 0, indexed with that bit flipped. vpshufb gives 0 where the top bit is
  * set, so an "or" of both lookups is the entry, which is number k & 15 of its table.
  *
- * bf16 -> NF4 in integers, as in quant_simd_tables.h (the code is a function of m, the mantissa of
- * absmax, and of the distance of bit patterns), with a bucket that fills a byte:
+ * bf16 -> NF4 in integers, without a float. If absmax grows by a power of two and x with it, every
+ * y = x * (1 / absmax) stays the same as long as nothing is subnormal. So the code is a function of
+ * the sign, of m, the mantissa of absmax, and of the distance of bit patterns, with a bucket that
+ * fills a byte:
  *
  *     s = +-(max(|x|, base) - base)    base = pattern of absmax - QC_AVX2_DOWN
  *     p = s * 5                        high byte: bucket k, -15 .. 14; low byte: place within it

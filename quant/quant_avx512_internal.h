@@ -1,4 +1,4 @@
-/* Shared by the AVX-512 files: reading sources, and folding 16 blocks at once.
+/* Sixteen lanes in a register of AVX-512: reading sources, and folding 16 blocks at once.
  *
  * Folding. A block leaves a vector of 16 lanes to be folded (l with l + 8, 4, 2, 1). Sixteen blocks
  * are folded together. The first step needs no shuffle: vectors are stored in halves (vextract to
@@ -26,13 +26,10 @@
 #define QC_INLINE static inline __attribute__((always_inline))
 #define QC_GROUP  16u /* blocks folded together */
 
-/* The distance of rows. With it, rows of one quantity are written as fast as bf16 blocks of 64 are
- * read; the rows of two quantities fit between each other. */
-#define QC_FOLD_STRIDE 64u /* of 32-bit lanes */
+#define QC_FOLD_STRIDE 32u /* lanes of a row: of two blocks */
 #define QC_FOLD_LANES  (QC_GROUP / 2 * QC_FOLD_STRIDE)
-#define QC_FOLD_SECOND 32u
 
-typedef enum { QC_FOLD_ADD, QC_FOLD_MAX_F32, QC_FOLD_MAX_U16, QC_FOLD_MAX_U32 } qc_fold_op;
+typedef enum { QC_FOLD_ADD, QC_FOLD_MAX_U32 } qc_fold_op;
 
 QC_INLINE void qc_fold_store(uint32_t *rows, unsigned block, __m512i v)
 {
@@ -45,12 +42,10 @@ QC_INLINE __m512i qc_fold_apply(qc_fold_op op, __m512i a, __m512i b)
 {
     if (op == QC_FOLD_ADD)
         return _mm512_castps_si512(_mm512_add_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b)));
-    if (op == QC_FOLD_MAX_F32)
-        return _mm512_castps_si512(_mm512_max_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b)));
-    return op == QC_FOLD_MAX_U16 ? _mm512_max_epu16(a, b) : _mm512_max_epu32(a, b);
+    return _mm512_max_epu32(a, b);
 }
 
-/* Lane b of the result is block b's 16 lanes, folded. With MAX_U16 two words of each are left. */
+/* Lane b of the result is block b's 16 lanes, folded. */
 QC_INLINE __m512i qc_fold16x16(qc_fold_op op, const uint32_t *rows)
 {
     const __m512i cross4 = _mm512_setr_epi64(2, 3, 8, 9, 6, 7, 12, 13);
@@ -78,14 +73,6 @@ QC_INLINE __m512i qc_magnitude_f32(__m512 x)
     return _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7fffffff));
 }
 
-/* Prefetches the line QC_AHEAD bytes further on, which need not exist: a prefetch does not fault.
- * It goes to L2, where 4 to 16 KiB are alike; into L1 it is a tenth slower. */
-#define QC_AHEAD 8192u
-QC_INLINE void qc_prefetch(const void *at)
-{
-    _mm_prefetch((const char *)((uintptr_t)at + QC_AHEAD), _MM_HINT_T1);
-}
-
 /* Loads 16 elements from i on, as floats. */
 QC_INLINE __m512 qc_load16(const void *src, qc_dtype dtype, uint64_t i)
 {
@@ -101,36 +88,6 @@ QC_INLINE __m512 qc_load16(const void *src, qc_dtype dtype, uint64_t i)
     if (dtype == QC_DTYPE_F16)
         return _mm512_cvtph_ps(half);
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
-}
-
-/* 32 neighbouring elements, split into those of even and of odd index. */
-typedef struct {
-    __m512 even;
-    __m512 odd;
-} qc_pair;
-
-QC_INLINE qc_pair qc_split_bf16(const void *at)
-{
-    __m512i v = _mm512_loadu_si512(at);
-    return (qc_pair){_mm512_castsi512_ps(_mm512_slli_epi32(v, 16)),
-                     _mm512_castsi512_ps(_mm512_and_si512(v, _mm512_set1_epi32(-65536)))};
-}
-
-QC_INLINE qc_pair qc_split_f32(const void *at)
-{
-    const __m512i even =
-        _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-    const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
-    const unsigned char *base = at;
-    __m512 a = _mm512_loadu_ps(base), b = _mm512_loadu_ps(base + 64);
-    return (qc_pair){_mm512_permutex2var_ps(a, even, b), _mm512_permutex2var_ps(a, odd, b)};
-}
-
-QC_INLINE __m512i qc_round_bf16(__m512 x) /* x must not be NaN; the result is in the upper words */
-{
-    __m512i u = _mm512_castps_si512(x);
-    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
-    return _mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7fff)), odd);
 }
 
 /* ---- sixteen lanes in one register: contracts in quant_wide.h -------------------------------- */
@@ -156,16 +113,6 @@ QC_INLINE qc_wide qc_wide_load(const float *at)
 QC_INLINE void qc_wide_store(float *at, qc_wide v)
 {
     _mm512_storeu_ps(at, v);
-}
-
-QC_INLINE __mmask16 qc_lanes_below(unsigned n)
-{
-    return (__mmask16)((1u << n) - 1);
-}
-
-QC_INLINE qc_wide qc_wide_load_below(const float *at, unsigned n)
-{
-    return _mm512_maskz_loadu_ps(qc_lanes_below(n), at);
 }
 
 QC_INLINE qc_wide qc_wide_read(const void *src, qc_dtype dtype, uint64_t i)
@@ -198,24 +145,9 @@ QC_INLINE qc_wide qc_wide_mul(qc_wide a, qc_wide b)
     return _mm512_mul_ps(a, b);
 }
 
-QC_INLINE qc_wide qc_wide_div(qc_wide a, qc_wide b)
-{
-    return _mm512_div_ps(a, b);
-}
-
 QC_INLINE qc_wide qc_wide_fma(qc_wide a, qc_wide b, qc_wide c)
 {
     return _mm512_fmadd_ps(a, b, c);
-}
-
-QC_INLINE qc_wide qc_wide_fma_below(qc_wide a, qc_wide b, qc_wide c, unsigned n)
-{
-    return _mm512_mask3_fmadd_ps(a, b, c, qc_lanes_below(n));
-}
-
-QC_INLINE qc_wide qc_wide_magnitude(qc_wide x)
-{
-    return _mm512_abs_ps(x);
 }
 
 QC_INLINE qc_wide qc_wide_larger(qc_wide most, qc_wide x)
@@ -246,22 +178,6 @@ QC_INLINE uint32_t qc_wide_largest_bits(qc_wide_int bits)
     return _mm512_reduce_max_epu32(bits);
 }
 
-QC_INLINE uint32_t qc_wide_equal(qc_wide x, qc_wide y)
-{
-    return _mm512_cmp_ps_mask(x, y, _CMP_EQ_OQ);
-}
-
-QC_INLINE qc_wide qc_wide_through_f16(qc_wide x)
-{
-    return _mm512_cvtph_ps(_mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
-}
-
-QC_INLINE qc_wide qc_wide_through_bf16(qc_wide x)
-{
-    return _mm512_castsi512_ps(
-        _mm512_and_si512(qc_round_bf16(x), _mm512_set1_epi32((int)0xffff0000u)));
-}
-
 QC_INLINE qc_wide_int qc_wide_round(qc_wide x)
 {
     return _mm512_cvtps_epi32(x);
@@ -270,18 +186,6 @@ QC_INLINE qc_wide_int qc_wide_round(qc_wide x)
 QC_INLINE qc_wide qc_wide_of_int(qc_wide_int v)
 {
     return _mm512_cvtepi32_ps(v);
-}
-
-QC_INLINE qc_wide qc_wide_of_int8(const int8_t *at)
-{
-    __m128i bytes = _mm_loadu_si128((const __m128i *)(const void *)at);
-    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
-}
-
-QC_INLINE qc_wide qc_wide_of_biased(const uint8_t *at)
-{
-    __m128i bytes = _mm_loadu_si128((const __m128i *)(const void *)at);
-    return _mm512_sub_ps(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes)), _mm512_set1_ps(128.0f));
 }
 
 QC_INLINE void qc_wide_store_words(void *at, qc_wide_int v)

@@ -1,9 +1,10 @@
 /* The number work of qconv: NF4, double quantization, int8 and casts. There is one table of
  * functions per instruction set; all tables give the same bytes.
  *
- * quant_scalar.c is the reference. The AVX2 and AVX-512 tables equal it bit for bit, in codes,
- * scales and error sums, because every operation (and every order of summation) is fixed here in
- * words. Operations are in IEEE single precision without contraction unless stated.
+ * quant_scalar.c is the reference. The AVX2 table, whose functions the AVX-512 table has, too,
+ * equals it bit for bit, in codes, scales and error sums, because every operation (and every order
+ * of summation) is fixed here in words. Operations are in IEEE single precision without contraction
+ * unless stated.
  *
  * Sources: NF4 and double quantization: Dettmers et al. 2023, "QLoRA"; LLM.int8: Dettmers et al.
  * 2022; thresholds, ties and packing as in bitsandbytes' CUDA kernels (see docs/quantizers.md).

@@ -9,40 +9,6 @@
 static qc_simd_tables tables;
 static pthread_once_t tables_once = PTHREAD_ONCE_INIT;
 
-static unsigned nf4_code(float y)
-{
-    unsigned code = 0;
-    for (unsigned t = 0; t < 15; t++)
-        code += y > qc_nf4_threshold[t];
-    return code;
-}
-
-/* s + entry has the field of s in its upper byte, for every s of a bucket */
-static void build_nf4_bf16(unsigned m, unsigned negative, uint16_t *entries)
-{
-    const unsigned absmax = (127u << 7) + m;
-    const float inv = 1.0f / qc_f32_from_bf16((uint16_t)absmax);
-    unsigned bucket = UINT32_MAX, before = 0;
-    for (unsigned above = 0; above <= QC_NF4_DOWN; above++) {
-        float x = qc_f32_from_bf16((uint16_t)(absmax - QC_NF4_DOWN + above));
-        unsigned field = negative ? 31u - nf4_code(-x * inv) : nf4_code(x * inv);
-        unsigned k = above * QC_NF4_SCALE / 65536u;
-        if (k != bucket || field != before)
-            entries[k + 16 * negative] = (uint16_t)((field << 8) - (above | negative << 15));
-        bucket = k;
-        before = field;
-    }
-}
-
-static void build_nf4_fields(void)
-{
-    for (unsigned field = 0; field < 32; field++) {
-        unsigned code = field < 16 ? field : 31u - field;
-        tables.nf4_value[field] = qc_nf4_code[code];
-        tables.nf4_code[field] = tables.nf4_code[field + 32] = (uint8_t)code;
-    }
-}
-
 /* Buckets are [k - 1/2, k + 1/2] / 15; no threshold lies on an edge. */
 static void build_nf4_float(void)
 {
@@ -92,11 +58,6 @@ static void build_nested(int negative)
 
 static void build(void)
 {
-    for (unsigned m = 0; m < 128; m++) {
-        build_nf4_bf16(m, 0, tables.nf4_bf16[m]);
-        build_nf4_bf16(m, 1, tables.nf4_bf16[m]);
-    }
-    build_nf4_fields();
     build_nf4_float();
     build_nested(0);
     build_nested(1);

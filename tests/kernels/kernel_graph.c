@@ -161,18 +161,6 @@ static int check_plan(const chain *c)
     return 1;
 }
 
-static void pack(const qc_matmul *h, km_weight *w)
-{
-    void *memory = NULL;
-    qc_cuda_stream s = NULL;
-    KM_OK(qc_cuda_stream_create(&s, &km_error));
-    KM_OK(qc_cuda_malloc(&memory, qc_matmul_packed_bytes(h, &w->device), &km_error));
-    w->bases[w->base_count++] = memory;
-    KM_OK(qc_matmul_pack(h, &w->ready, memory, &w->ready, s, &km_error));
-    KM_OK(qc_cuda_stream_synchronize(s, &km_error));
-    qc_cuda_stream_destroy(s);
-}
-
 /* Link i, weight j of its group; y has elems elements that will be finite. */
 static void link_make(chain *c, uint32_t i, uint32_t j, uint64_t n, uint64_t k, qt_rng *rng)
 {
@@ -186,8 +174,8 @@ static void link_make(chain *c, uint32_t i, uint32_t j, uint64_t n, uint64_t k, 
                     .scale = 2.5 / sqrt(k ? (double)k : 1.0) / (1 + j)};
     km_weight_make(&c->w[i][j], c->h, &spec, rng);
     if (g->packed)
-        pack(c->h, &c->w[i][j]);
-    if (g->complete) /* km_weight_make and pack have synchronized */
+        km_pack(c->h, &c->w[i][j], 0);
+    if (g->complete) /* km_weight_make and km_pack have synchronized */
         c->w[i][j].ready.complete = QC_MATMUL_WEIGHTS_COMPLETE;
     c->ready[i][j] = &c->w[i][j].ready;
     c->io[i][j] = (qc_matmul_io){.m = g->m, .x_dtype = dtype_of(g), .y_dtype = dtype_of(g)};

@@ -1,6 +1,6 @@
-/* The streaming matmul for up to 8 rows of x (kernels/matmul_stream.cu): accuracy against double
- * sums, what is exact, tiles shared by blocks of threads, several weights with one x; and packed
- * weights, which have the plans and the bits of those in the file's layout.
+/* The streaming matmul for up to 8 rows of x (kernels/matmul_stream.cu), beside what all kernels
+ * have in kernel_products.c: tiles shared by blocks of threads, several weights with one x, few
+ * rows; and packed weights, which have the plans and the bits of those in the file's layout.
  *
  *   kernel_stream         quick enough for the CPU shim
  *   kernel_stream --slow  more of everything
@@ -89,11 +89,7 @@ static void multiply(qc_matmul *h, qt_rng *rng, const km_spec *spec, km_job job)
     km_weight_make(&w, h, spec, rng);
     km_data_make(&d, &w, &job, rng);
     km_run(h, &w, &d);
-    km_check(&w, &d,
-             (km_rounding){.weight = spec->kind != QC_FORM_NF4 ? 0x1p-22
-                                     : spec->custom_map        ? 0x1p-11
-                                                               : 0x1p-11 * 0.6,
-                           .absolute = spec->custom_map ? 0x1p-25 * 2 : 0});
+    km_check(&w, &d, km_rounding_of_codes(&w));
     const size_t y_bytes = job.m * d.job.ldy * 2;
     uint16_t *before = km_host(y_bytes);
     memcpy(before, d.y, y_bytes);
@@ -112,47 +108,6 @@ static void multiply(qc_matmul *h, qt_rng *rng, const km_spec *spec, km_job job)
     qc_cuda_free(memory);
     km_data_free(&d);
     km_weight_free(&w);
-}
-
-/* Every number of rows of x; N that ends within a tile; K of few and of many blocks, such that
- * warps have none, one, or unequal numbers of them; all kinds, blocks and dtypes in turn. */
-static void test_shapes(void **state)
-{
-    (void)state;
-    static const uint64_t ns[] = {64, 65, 127, 128, 191, 300};
-    static const uint64_t ks[] = {64, 128, 192, 576, 1024, 1088, 2880, 4096, 8192, 9216};
-    static const uint32_t blocks[] = {64, 128, 64, 4096, 64, 512};
-    qt_rng rng = qt_rng_start("shapes");
-    qc_matmul *h = km_handle();
-    unsigned t = 0;
-    for (size_t i = 0; i < COUNT(ks); i++)
-        for (size_t j = 0; j < COUNT(ns); j += slow ? 1 : 2 + i % 2, t++) {
-            if (!slow && ns[j] * ks[i] > 1u << 20)
-                continue;
-            km_spec spec = {
-                .kind = kinds[t % 3],
-                .n = ns[j],
-                .k = ks[i],
-                .block = blocks[t / 3 % COUNT(blocks)],
-                .nested = t % 3 != 1 && t / 2 % 3 != 0,
-                .custom_map = t % 5 == 4,
-            };
-            km_job job = {
-                .m = 1 + t % 8,
-                .x_dtype = t / 3 % 4 == 3 ? QC_DTYPE_BF16 : QC_DTYPE_F16,
-                .y_dtype = t / 4 % 2 ? QC_DTYPE_BF16 : QC_DTYPE_F16,
-                .ldx = t % 7 == 1   ? ks[i] + 3
-                       : t % 7 == 2 ? ks[i] + 8
-                                    : 0,
-                .ldy = t % 3 == 1 ? ns[j] + 5 : 0,
-                .bias = t % 2,
-                .x_shift = t % 6 == 5,
-                .y_shift = t % 4 == 3,
-                .path = QC_MATMUL_MMA_16816,
-            };
-            multiply(h, &rng, &spec, job);
-        }
-    qc_matmul_destroy(h);
 }
 
 /* A packed weight may have any number of rows, as its bands are filled up with zeros. */
@@ -187,101 +142,6 @@ static void test_few_packed_rows(void **state)
         km_data_free(&d);
         km_weight_free(&w);
     }
-    qc_matmul_destroy(h);
-}
-
-/* Parts of packed weights have the bits of the same parts of the file's layout: bands and columns
- * in the middle and at the end, with packed scales (256 divides the columns) and others. */
-static void test_packed_slices(void **state)
-{
-    (void)state;
-    static const qc_weights_part parts[] = {
-        {64, 64, 0, 512}, {64, 128, 256, 256}, {128, 75, 256, 512}, {0, 203, 512, 256}};
-    qt_rng rng = qt_rng_start("slices");
-    qc_matmul *h = km_handle();
-    for (unsigned t = 0; t < 24; t++) {
-        qc_weights_part part = parts[t % 4];
-        km_spec spec = {.kind = kinds[t / 4 % 3],
-                        .n = 203,
-                        .k = t / 12 ? 832 : 768,
-                        .block = t % 3 == 2 ? 128 : 64,
-                        .nested = t / 4 % 3 != 1 && t % 5 != 4};
-        km_job job = {.m = 1 + t % 8,
-                      .x_dtype = t % 2 ? QC_DTYPE_BF16 : QC_DTYPE_F16,
-                      .y_dtype = QC_DTYPE_F16,
-                      .path = QC_MATMUL_MMA_16816};
-        km_weight w;
-        km_data d;
-        void *memory = NULL;
-        if (spec.k == 832) { /* no cut at 256 columns is wanted */
-            part.col = part.col / 4 + 64;
-            part.cols += 64;
-        }
-        km_weight_make(&w, h, &spec, &rng);
-        const qc_matmul_weights whole = w.ready, packed = packed_of(h, &whole, t % 2, &memory);
-        KM_OK(qc_matmul_slice(&whole, &part, &w.ready, &km_error));
-        km_data_make(&d, &w, &job, &rng);
-        km_run(h, &w, &d);
-        km_check(&w, &d, (km_rounding){.weight = 0x1p-11, .absolute = 0});
-        uint16_t *before = km_host(job.m * d.n * 2);
-        memcpy(before, d.y, job.m * d.n * 2);
-        KM_OK(qc_matmul_slice(&packed, &part, &w.ready, &km_error));
-        km_run(h, &w, &d);
-        QT_CHECK(memcmp(before, d.y, job.m * d.n * 2) == 0, "slice %u of weight %u: other bits",
-                 t % 4, t / 4);
-        free(before);
-        qc_cuda_free(memory);
-        km_data_free(&d);
-        km_weight_free(&w);
-    }
-    qc_matmul_destroy(h);
-}
-
-/* Int8 has tiles of 32 rows, and every kind every block size with either kind of scales. */
-static void test_kinds(void **state)
-{
-    (void)state;
-    qt_rng rng = qt_rng_start("kinds");
-    qc_matmul *h = km_handle();
-    for (uint32_t block = 64; block <= 4096; block *= 2)
-        for (unsigned variant = 0; variant < 6; variant++) {
-            km_spec spec = {
-                .kind = kinds[variant % 3],
-                .n = variant % 3 == 0 ? 64 + block % 3 : 32 + block % 7,
-                .k = variant / 3 ? 320 : 256,
-                .block = block,
-                .nested = variant % 3 != 1 && (variant + block / 64) % 2,
-            };
-            multiply(h, &rng, &spec,
-                     (km_job){.m = 1 + (variant + block / 64) % 8,
-                              .x_dtype = QC_DTYPE_F16,
-                              .y_dtype = QC_DTYPE_F16,
-                              .path = QC_MATMUL_MMA_16816});
-        }
-    qc_matmul_destroy(h);
-}
-
-/* Scales that float16 could not hold. */
-static void test_scales(void **state)
-{
-    (void)state;
-    static const double scales[] = {1e-30, 1e-6, 300.0, 1e20, 1e34};
-    qt_rng rng = qt_rng_start("scales");
-    qc_matmul *h = km_handle();
-    for (size_t i = 0; i < COUNT(scales); i++)
-        for (unsigned kind = 0; kind < 3; kind++) {
-            km_spec spec = {.kind = kinds[kind],
-                            .n = 70,
-                            .k = 256,
-                            .block = 64,
-                            .nested = kind != 1 && i % 2,
-                            .scale = scales[i]};
-            multiply(h, &rng, &spec,
-                     (km_job){.m = 5,
-                              .x_dtype = QC_DTYPE_BF16,
-                              .y_dtype = QC_DTYPE_BF16,
-                              .path = QC_MATMUL_MMA_16816});
-        }
     qc_matmul_destroy(h);
 }
 
@@ -368,100 +228,6 @@ static void test_few_blocks(void **state)
                           .x_dtype = t % 2 ? QC_DTYPE_BF16 : QC_DTYPE_F16,
                           .y_dtype = QC_DTYPE_F16,
                           .path = QC_MATMUL_AUTO});
-    }
-    qc_matmul_destroy(h);
-}
-
-/* Rows of the unit matrix bring out the weights: int8 as dequantizing to float16 gives them, NF4
- * within what rounding its 16 values costs. */
-static void test_identity(void **state)
-{
-    (void)state;
-    qt_rng rng = qt_rng_start("identity");
-    qc_matmul *h = km_handle();
-    for (unsigned t = 0; t < 12; t++) {
-        km_spec spec = {.kind = kinds[t % 3],
-                        .n = 75,
-                        .k = 192,
-                        .block = t / 6 ? 64 : 128,
-                        .nested = t % 3 != 1 && t / 3 % 2};
-        km_weight w;
-        km_weight_make(&w, h, &spec, &rng);
-        uint64_t first = qt_next(&rng) % (spec.k - 8);
-        km_job job = {.m = 8,
-                      .x_dtype = t / 6 ? QC_DTYPE_BF16 : QC_DTYPE_F16,
-                      .y_dtype = QC_DTYPE_F16,
-                      .path = QC_MATMUL_MMA_16816};
-        km_data d;
-        km_data_make(&d, &w, &job, &rng);
-        for (uint64_t m = 0; m < job.m; m++)
-            for (uint64_t k = 0; k < spec.k; k++)
-                d.x[m * d.job.ldx + k] = k == first + m ? km_bits(1.0f, job.x_dtype) : 0;
-        km_run(h, &w, &d);
-        for (uint64_t m = 0; m < job.m; m++)
-            for (uint64_t n = 0; n < spec.n; n++) {
-                float exact = km_value(&w.host, n, first + m),
-                      got = km_float(d.y[m * spec.n + n], job.y_dtype);
-                double off = fabs((double)got - (double)exact);
-                if (spec.kind == QC_FORM_INT8_ROWS)
-                    QT_CHECK(d.y[m * spec.n + n] == km_bits(exact + 0.0f, job.y_dtype),
-                             "W[%" PRIu64 "][%" PRIu64 "] is %a instead of %a", n, first + m,
-                             (double)got, (double)exact);
-                else
-                    QT_CHECK(off <= fabs((double)exact) * 0x1p-11 *
-                                        (spec.kind == QC_FORM_NF4 ? 1.6 : 1.0001),
-                             "W[%" PRIu64 "][%" PRIu64 "] is %a instead of %a", n, first + m,
-                             (double)got, (double)exact);
-            }
-        km_data_free(&d);
-        km_weight_free(&w);
-    }
-    qc_matmul_destroy(h);
-}
-
-/* NaN and infinity in one row of x: the others keep their bits. */
-static void test_not_finite(void **state)
-{
-    (void)state;
-    static const uint64_t places[] = {0, 15, 16, 63, 64, 1023, 1024, 4095};
-    qt_rng rng = qt_rng_start("nonfinite");
-    qc_matmul *h = km_handle();
-    for (unsigned t = 0; t < 6; t++) {
-        km_spec spec = {.kind = kinds[t / 2], .n = 66, .k = 4096, .block = 64};
-        km_job job = {.m = 6,
-                      .x_dtype = t % 2 ? QC_DTYPE_BF16 : QC_DTYPE_F16,
-                      .y_dtype = QC_DTYPE_F16,
-                      .path = QC_MATMUL_MMA_16816};
-        km_weight w;
-        km_data d;
-        km_weight_make(&w, h, &spec, &rng);
-        km_data_make(&d, &w, &job, &rng);
-        km_run(h, &w, &d);
-        uint64_t elems = job.m * spec.n;
-        uint16_t *before = km_host(elems * 2);
-        memcpy(before, d.y, elems * 2);
-        for (size_t i = t; i < COUNT(places); i += slow ? 1 : 3) {
-            uint64_t bad = i % job.m;
-            uint16_t *x = &d.x[bad * d.job.ldx + places[i]], kept = *x;
-            float value = i % 2 ? INFINITY : NAN;
-            *x = km_bits(value, job.x_dtype);
-            km_run(h, &w, &d);
-            *x = kept;
-            for (uint64_t j = 0; j < elems; j++) {
-                float got = qc_f32_from_f16(d.y[j]);
-                float want = km_value(&w.host, j % spec.n, places[i]) * value;
-                if (j / spec.n != bad)
-                    QT_CHECK(d.y[j] == before[j], "row %" PRIu64 " changed row %" PRIu64, bad,
-                             j / spec.n);
-                else
-                    QT_CHECK(isnan(want) ? isnan(got) : got == want,
-                             "x[%" PRIu64 "] = %g makes y %g", places[i], (double)value,
-                             (double)got);
-            }
-        }
-        free(before);
-        km_data_free(&d);
-        km_weight_free(&w);
     }
     qc_matmul_destroy(h);
 }
@@ -778,11 +544,8 @@ int main(int argc, char **argv)
         return 77;
     }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_shapes),          cmocka_unit_test(test_kinds),
-        cmocka_unit_test(test_few_packed_rows), cmocka_unit_test(test_packed_slices),
-        cmocka_unit_test(test_scales),          cmocka_unit_test(test_shared_tiles),
+        cmocka_unit_test(test_few_packed_rows), cmocka_unit_test(test_shared_tiles),
         cmocka_unit_test(test_few_blocks),      cmocka_unit_test(test_bf16_range),
-        cmocka_unit_test(test_identity),        cmocka_unit_test(test_not_finite),
         cmocka_unit_test(test_groups),          cmocka_unit_test(test_group_arguments),
         cmocka_unit_test(test_faults),
     };

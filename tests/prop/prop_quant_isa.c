@@ -597,17 +597,9 @@ int main(void)
         cmocka_unit_test(test_nested),           cmocka_unit_test(test_casts),
     };
     int failed = 0;
-    for (int isa = QC_ISA_SCALAR + 1; isa < QC_ISA_COUNT; isa++) {
-        const qc_quant_ops *table = qc_quant_ops_for((qc_isa)isa);
-        int linked = (int)table->isa == isa;
-        int runs = qc_isa_available((qc_isa)isa);
-        printf("%s: %s\n", qc_isa_name((qc_isa)isa),
-               !linked ? "not in this build"
-               : !runs ? "not on this machine"
-                       : "compared with scalar");
-        if (linked && runs)
-            tables[table_count++] = table;
-    }
+    for (int isa = QC_ISA_SCALAR + 1; isa < QC_ISA_COUNT; isa++)
+        if (qt_has_table((qc_isa)isa))
+            tables[table_count++] = qc_quant_ops_for((qc_isa)isa);
     for (unsigned t = 0; t < table_count; t++) {
         fflush(stdout);
         ops[0] = qc_quant_ops_for(QC_ISA_SCALAR);

@@ -31,7 +31,8 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 ORDERS = ["shuffle:1", "forward", "reverse", "shuffle:2"]
 WRAPPERS = "tests/shim/include/shim_ptx.h"
-# The tests that are about a file; a kernel file that is not here fails the run.
+# The tests that are about a file, with an argument if they have one; a kernel file that is not here
+# fails the run.
 TESTS = {
     "kernels/cuda_quantize.cu": ["quantize"],
     "kernels/cuda_quantize_rows.cu": ["quantize"],
@@ -46,23 +47,24 @@ TESTS = {
     "kernels/cuda_scale_search.cu": ["scale_search"],
     "kernels/cuda_scale_search_rows.cu": ["scale_search"],
     "kernels/matmul_experts.cu": ["experts"],
-    "kernels/matmul_gemv.cu": ["gemv", "experts"],
-    "kernels/matmul_input.cu": ["gemv", "graph", "mma", "api", "experts"],
-    "kernels/matmul_reduce.cu": ["gemv", "graph", "mma", "api"],
-    "kernels/matmul_reference.cu": ["gemv", "mma", "api"],
+    "kernels/matmul_gemv.cu": ["products gemv", "experts"],
+    "kernels/matmul_input.cu": ["products gemv", "graph", "products mma-884", "products general", "api", "experts"],
+    "kernels/matmul_reduce.cu": ["products gemv", "graph", "products mma-884", "api"],
+    "kernels/matmul_reference.cu": ["products gemv", "products mma-884", "api"],
     "kernels/matmul_dense_rows.cu": ["api", "packed"],
-    "kernels/matmul_mma884.cu": ["mma"],
+    "kernels/matmul_mma884.cu": ["products mma-884", "sharing mma-884"],
     "kernels/matmul_packed.cu": ["packed"],
-    "kernels/matmul_mma16816.cu": ["mma", "experts"],
-    "kernels/matmul_stream.cu": ["graph", "stream"],
-    "kernels/matmul_tiles.cu": ["tiles", "mma"],
-    "kernels/matmul_tiles_packed.cu": ["tiles"],
-    "kernels/matmul_wgmma.cu": ["graph", "wgmma"],
+    "kernels/matmul_mma16816.cu": ["products general", "experts"],
+    "kernels/matmul_stream.cu": ["graph", "stream", "products stream"],
+    "kernels/matmul_tiles.cu": ["sharing tiles", "products tiles"],
+    "kernels/matmul_tiles_packed.cu": ["sharing tiles", "products tiles"],
+    "kernels/matmul_wgmma.cu": ["graph", "sharing wgmma", "products wgmma"],
     "tests/kernels/kernel_shim_matrix.cpp": ["matrix"],
 }
 QUICKEST = ["matrix", "memory_rate", "feedback_rows", "feedback_open", "llama", "dequantize", "quantize",
-            "feedback_search", "scale_search", "gemv", "graph", "packed", "api", "experts", "stream", "tiles",
-            "mma", "wgmma", "feedback_outputs", "slice"]
+            "feedback_search", "scale_search", "products gemv", "graph", "packed", "sharing mma-884", "products mma-884",
+            "products stream", "products general", "api", "experts", "stream", "sharing wgmma", "sharing tiles",
+            "products tiles", "products wgmma", "feedback_outputs", "slice"]
 BARRIER = re.compile(r"\b(?:__syncthreads|__syncwarp|qc_grid_wait|qc_(?:cp_async|wgmma)_wait<[^;<>]*>"
                      r"|qc_(?:cp_async|wgmma)_commit|qc_wgmma_fence|qc_mbarrier_(?:ready|wait|arrive(?:_copied)?))"
                      r"\([^;()]*\);")
@@ -193,7 +195,7 @@ class Build:
 
     def link(self, topic, objects, to):
         """shim_<topic> with other objects in place of those of the same source."""
-        name = "shim_" + topic
+        name = "shim_" + topic.split()[0]
         if name not in self.links:
             r = subprocess.run(["ninja", "-C", self.folder, "-t", "commands", name],
                                stdout=subprocess.PIPE, universal_newlines=True, check=True)
@@ -209,13 +211,13 @@ class Build:
                 words.insert(words.index("-o"), o)
         subprocess.run(words, cwd=self.folder, check=True, stdout=subprocess.DEVNULL)
 
-    def passes(self, program, order, limit):
+    def passes(self, program, topic, order, limit):
         # The same random input each time; the first case that fails ends the program.
         env = dict(os.environ, QC_SHIM_ORDER=order, QC_SEED="1", CMOCKA_TEST_ABORT="1",
                    QCONV_LIBCUBLAS=os.path.join(self.folder, "tests/shim/libfake_cublas.so"),
                    QCONV_LIBCUSOLVER=os.path.join(self.folder, "tests/shim/libfake_cusolver.so"))
         try:
-            r = subprocess.run([program], env=env, timeout=limit, cwd=self.folder,
+            r = subprocess.run([program] + topic.split()[1:], env=env, timeout=limit, cwd=self.folder,
                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         except subprocess.TimeoutExpired:
             return False
@@ -226,7 +228,7 @@ class Build:
         mutant would be found."""
         if topic not in self.limits:
             start = time.monotonic()
-            if not self.passes(os.path.join(self.folder, "shim_" + topic), ORDERS[0], 600):
+            if not self.passes(os.path.join(self.folder, "shim_" + topic.split()[0]), topic, ORDERS[0], 600):
                 print("mutate_kernels: shim_%s fails without a mutant, or is not built" % topic)
                 raise SystemExit(1)
             self.limits[topic] = 10 + 10 * (time.monotonic() - start)
@@ -258,10 +260,10 @@ def judge(build, mutant):
                     if not objects[unit]:
                         return "does not build"
                 if topic not in programs:
-                    programs[topic] = os.path.join(overlay, "shim_" + topic)
+                    programs[topic] = os.path.join(overlay, "shim_" + topic.replace(" ", "_"))
                     build.link(topic, {u: o for u, o in objects.items() if topic in about[u]},
                                programs[topic])
-                if not build.passes(programs[topic], order, limit):
+                if not build.passes(programs[topic], topic, order, limit):
                     return "found by shim_%s, %s" % (topic, order)
     return "survived"
 

@@ -244,49 +244,37 @@ static void test_scratch_of_the_widest(void **state)
     free(v);
 }
 
-/* The fast sums in double are those of the oracle, and the oracle's are plain loops. */
+/* Sums in double are those of plain loops. */
 static void test_double(void **state)
 {
     (void)state;
     qt_rng rng = qt_rng_start("double");
-    enum { N = 3, K = 70, LDX = 73 };
+    enum { K = 70, LDX = 73 };
     static const uint64_t counts[] = {1, 15, 16, 17, 40};
     for (unsigned c = 0; c < sizeof counts / sizeof *counts; c++) {
         uint64_t m = counts[c];
-        mt_weights t;
-        mt_make(&t, &rng, QC_FORM_NF4, N, K, 32, 0);
-        float *values = mt_values(&t), row[K];
+        float w[K];
         uint16_t *x = qt_alloc(m * LDX, sizeof *x);
-        double *y = qt_alloc(m * N, sizeof *y), *y2 = qt_alloc(m * N, sizeof *y);
         double *packed = qt_alloc((m + 15) / 16 * 16 * K, sizeof *packed);
-        double *fast = qt_alloc(m, sizeof *fast);
+        double *y = qt_alloc(m, sizeof *y);
+        for (unsigned k = 0; k < K; k++)
+            w[k] = (float)qt_uniform(&rng) - 0.5f;
         mt_random_x(&rng, x, QC_DTYPE_F16, m * LDX);
-        qc_matmul_double(&t.w, NULL, QC_DTYPE_F32, K, 0, N, x, QC_DTYPE_F16, m, LDX, y, row);
-        qc_matmul_double(NULL, values, QC_DTYPE_F32, K, 0, N, x, QC_DTYPE_F16, m, LDX, y2, NULL);
-        assert_memory_equal(y, y2, m * N * sizeof *y);
-        for (uint64_t i = 0; i < m; i++) {
-            double sum = 0.0;
-            for (unsigned k = 0; k < K; k++)
-                sum += (double)values[K + k] * qt_get(x, QC_DTYPE_F16, i * LDX + k);
-            assert_true(sum == y[i * N + 1]);
-        }
         qc_matmul_double_pack(x, QC_DTYPE_F16, m, LDX, K, packed);
         for (int isa = 0; isa < QC_ISA_COUNT; isa++) {
             if (!qc_isa_available((qc_isa)isa))
                 continue;
-            for (uint64_t n = 0; n < N; n++) {
-                qc_matmul_ops_for((qc_isa)isa)->double_row(values + n * K, K, packed, m, fast);
-                for (uint64_t i = 0; i < m; i++)
-                    assert_true(fast[i] == y[i * N + n]);
+            qc_matmul_ops_for((qc_isa)isa)->double_row(w, K, packed, m, y);
+            for (uint64_t i = 0; i < m; i++) {
+                double sum = 0.0;
+                for (unsigned k = 0; k < K; k++)
+                    sum += (double)w[k] * qt_get(x, QC_DTYPE_F16, i * LDX + k);
+                assert_true(sum == y[i]);
             }
         }
-        free(fast);
-        free(packed);
-        free(y2);
         free(y);
+        free(packed);
         free(x);
-        free(values);
-        mt_free(&t);
     }
 }
 
