@@ -190,9 +190,9 @@ static qc_status check_elsewhere(const char *word, qc_error *err)
     return QC_OK;
 }
 
-/* Is the first word a command of elsewhere, a misspelt one, or what another tool calls it? It is not
- * where the options and the words are those of convert, and it is no guess where something has this
- * name: a source folder has a "bench". */
+/* Is the first word a command of elsewhere, a misspelt one, or what another tool calls it? It is
+ * not where the options and the words are those of convert, and it is no guess where something has
+ * this name: a source folder has a "bench". */
 static qc_status check_first_word(const parse *p, qc_options *o, qc_error *err)
 {
     const char *word = p->words_before_dashes > 0 ? p->words[0] : NULL;
