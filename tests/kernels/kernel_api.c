@@ -14,9 +14,8 @@ static const qc_form_kind kinds[] = {QC_FORM_NF4, QC_FORM_INT8_ROWS, QC_FORM_INT
 
 /* ---- empty shapes ---------------------------------------------------------------------------- */
 
-static void test_empty(void **state)
+TEST(test_empty)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("empty");
     qc_matmul *h = km_handle();
     const uint64_t shapes[][3] = {{0, 5, 64}, {3, 0, 64}, {3, 5, 0}, {70000, 1, 0}, {0, 0, 0}};
@@ -46,9 +45,8 @@ static void test_empty(void **state)
 
 /* ---- preparing ------------------------------------------------------------------------------- */
 
-static void test_exponent(void **state)
+TEST(test_exponent)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("exponent");
     qc_matmul *h = km_handle();
     const double scales[] = {0.05, 1.0, 0.0041, 0.0038, 32767.0, 40000.0, 1e-6, 1e9, 1e-38, 1e38};
@@ -95,9 +93,8 @@ static void test_exponent(void **state)
     qc_matmul_destroy(h);
 }
 
-static void test_repack(void **state)
+TEST(test_repack)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("repack");
     qc_matmul *h = km_handle();
     const uint64_t widths[] = {1, 2, 31, 33, 63, 64, 65, 100};
@@ -129,9 +126,8 @@ static void test_repack(void **state)
 
 /* BF16 rows as float16 times a power of two: the same numbers down to 2^-31 of the row's largest.
  */
-static void test_input(void **state)
+TEST(test_input)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("input");
     enum { M = 9, K = 333, LD = 350, PADDED = 352 };
     for (int bf16 = 0; bf16 < 2; bf16++) {
@@ -260,9 +256,8 @@ static void check_path(const qc_matmul *h, qc_matmul_path path, qt_rng *rng)
     }
 }
 
-static void test_paths(void **state)
+TEST(test_paths)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("paths");
     qc_matmul *h = km_handle();
     if (!qc_matmul_no_gemm(h))
@@ -315,9 +310,8 @@ static void check_integers(const qc_matmul *h, const km_spec *spec, const km_job
     km_weight_free(&w);
 }
 
-static void test_integers(void **state)
+TEST(test_integers)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("integers");
     qc_matmul *h = km_handle();
     static const struct {
@@ -368,9 +362,8 @@ static void test_integers(void **state)
 }
 
 #ifdef QC_CUDA_SHIM
-static void test_other_devices(void **state)
+TEST(test_other_devices)
 {
-    (void)state;
     const char *const devices[] = {"sm_70:80:2GiB", "sm_75:40:2GiB"};
     for (size_t i = 0; i < 2; i++) {
         qc_shim_set_devices(devices[i]);
@@ -379,9 +372,8 @@ static void test_other_devices(void **state)
     qc_shim_set_devices("sm_90:132:4GiB");
 }
 
-static void test_no_cublas(void **state)
+TEST(test_no_cublas)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("no_cublas");
     char *real = strdup(getenv("QCONV_LIBCUBLAS"));
     qc_error err = {0};
@@ -427,9 +419,8 @@ static void test_no_cublas(void **state)
 
 /* ---- dense and reference --------------------------------------------------------------------- */
 
-static void test_dense(void **state)
+TEST(test_dense)
 {
-    (void)state;
     enum { M = 5, N = 37, K = 50, LDX = 53, LDY = 41 };
     qt_rng rng = qt_rng_start("dense");
     qc_matmul *h = km_handle();
@@ -547,9 +538,8 @@ static void expect_reference(const qc_matmul *h, const km_weight *w, const void 
 }
 
 /* Bit for bit: products are exact, sums in one order. */
-static void test_reference(void **state)
+TEST(test_reference)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("reference");
     qc_matmul *h = km_handle();
     qc_error err = {0};
@@ -603,7 +593,7 @@ static void test_reference(void **state)
 
 #ifdef QC_CUDA_SHIM
 /* Thread blocks that go round, as a device's do with more rows than a grid has. */
-static void test_grid_steps(void **state)
+TEST(test_grid_steps)
 {
     qc_shim_set_grid(1);
     test_repack(state);
@@ -617,9 +607,8 @@ static void test_grid_steps(void **state)
 /* ---- graphs and threads ---------------------------------------------------------------------- */
 
 /* A matmul in a graph is run again with whatever lies in x then. */
-static void test_graph(void **state)
+TEST(test_graph)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("graph");
     qc_matmul *h = km_handle();
     const qc_matmul_path paths[] = {QC_MATMUL_GEMV, QC_MATMUL_MMA_884, QC_MATMUL_DEQUANT_GEMM};
@@ -694,9 +683,8 @@ static void *work(void *arg)
 }
 
 /* One handle and one weight, two threads with streams and workspaces of their own. */
-static void test_threads(void **state)
+TEST(test_threads)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("threads");
     qc_matmul *h = km_handle();
     km_spec spec = {.kind = QC_FORM_INT8_BLOCKS, .n = 70, .k = 160, .block = 32, .nested = 1};
@@ -734,17 +722,6 @@ static void test_threads(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_empty),      cmocka_unit_test(test_exponent),
-        cmocka_unit_test(test_repack),     cmocka_unit_test(test_input),
-        cmocka_unit_test(test_paths),      cmocka_unit_test(test_integers),
-        cmocka_unit_test(test_dense),      cmocka_unit_test(test_reference),
-        cmocka_unit_test(test_graph),      cmocka_unit_test(test_threads),
-#ifdef QC_CUDA_SHIM
-        cmocka_unit_test(test_grid_steps), cmocka_unit_test(test_other_devices),
-        cmocka_unit_test(test_no_cublas),
-#endif
-    };
     int skip = km_no_device();
-    return skip ? skip : cmocka_run_group_tests(tests, NULL, NULL);
+    return skip ? skip : test_run_all(NULL);
 }

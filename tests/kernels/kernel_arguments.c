@@ -3,9 +3,8 @@
 
 #include "kernels/cuda_dequantize.h"
 
-static void test_run_refuses(void **state)
+TEST(test_run_refuses)
 {
-    (void)state;
     qt_rng rng = {1};
     qc_matmul *h = km_handle();
     km_spec spec = {.kind = QC_FORM_NF4, .n = 8, .k = 64, .block = 64, .nested = 1};
@@ -65,9 +64,8 @@ static void test_run_refuses(void **state)
 }
 
 /* Whoever calls from another language has no compiler that sees a NULL. */
-static void test_null_is_answered(void **state)
+TEST(test_null_is_answered)
 {
-    (void)state;
     qt_rng rng = {1};
     qc_matmul *h = km_handle();
     km_spec spec = {.kind = QC_FORM_NF4, .n = 8, .k = 64, .block = 64, .nested = 1};
@@ -114,9 +112,8 @@ static void test_null_is_answered(void **state)
     qc_matmul_destroy(h);
 }
 
-static void test_prepare_refuses(void **state)
+TEST(test_prepare_refuses)
 {
-    (void)state;
     qc_matmul *h = km_handle();
     unsigned char *memory = NULL;
     qc_matmul_weights out;
@@ -196,11 +193,6 @@ static void test_prepare_refuses(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_run_refuses),
-        cmocka_unit_test(test_null_is_answered),
-        cmocka_unit_test(test_prepare_refuses),
-    };
     int skip = km_no_device();
-    return skip ? skip : cmocka_run_group_tests(tests, NULL, NULL);
+    return skip ? skip : test_run_all(NULL);
 }

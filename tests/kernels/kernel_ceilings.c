@@ -94,9 +94,8 @@ static void check_memory(qc_ceiling_access access, unsigned unroll, unsigned blo
     qd_drop(&in);
 }
 
-static void test_every_byte_is_read(void **state)
+TEST(test_every_byte_is_read)
 {
-    (void)state;
     for (unsigned a = 0; a < QC_CEILING_ACCESS_COUNT; a++) {
         qc_ceiling_access access = (qc_ceiling_access)a;
         unsigned fits = 0;
@@ -116,9 +115,8 @@ static void test_every_byte_is_read(void **state)
     }
 }
 
-static void test_too_few_bytes(void **state)
+TEST(test_too_few_bytes)
 {
-    (void)state;
     uint32_t word = 0;
     qc_ceiling_memory m = {.access = QC_CEILING_READ,
                            .unroll = 8,
@@ -322,9 +320,8 @@ static void check_products_884(const qc_ceiling_kernel *k, const results *r, int
     }
 }
 
-static void test_decoding(void **state)
+TEST(test_decoding)
 {
-    (void)state;
     unsigned count = 0;
     const qc_ceiling_kernel *k = qc_ceiling_decodes(&count);
     assert_int_equal(count, 14);
@@ -484,9 +481,8 @@ static void check_rate_of_products_884(const qc_ceiling_kernel *k, const results
     }
 }
 
-static void test_rates(void **state)
+TEST(test_rates)
 {
-    (void)state;
     unsigned count = 0;
     const qc_ceiling_kernel *k = qc_ceiling_rates(&count);
     assert_int_equal(count, 15);
@@ -506,9 +502,8 @@ static void test_rates(void **state)
 
 /* ---- launches -------------------------------------------------------------------------------- */
 
-static void test_nothing(void **state)
+TEST(test_nothing)
 {
-    (void)state;
     for (int early = 0; early <= (qd.device.sm >= 90); early++) {
         qd_buffer ns = qd_new(4 * 8, 0);
         uint64_t *at = ns.p;
@@ -524,14 +519,7 @@ static void test_nothing(void **state)
 int main(void)
 {
     qd_start();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_byte_is_read),
-        cmocka_unit_test(test_too_few_bytes),
-        cmocka_unit_test(test_decoding),
-        cmocka_unit_test(test_rates),
-        cmocka_unit_test(test_nothing),
-    };
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = test_run_all(NULL);
     qd_end();
     return failed;
 }

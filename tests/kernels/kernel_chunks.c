@@ -31,9 +31,8 @@ static uint64_t waves_of_all(unsigned sms, uint64_t n, uint64_t m, uint64_t rows
 
 /* ---- the rule -------------------------------------------------------------------------------- */
 
-static void test_table(void **state)
+TEST(test_table)
 {
-    (void)state;
     /* Rows of a chunk, chunks, tiles of the first and of the last, waves of all, waves of the
      * weight as one, dense rows in the workspace. Where a row is left out the weight is one chunk.
      */
@@ -80,9 +79,8 @@ static void test_table(void **state)
 }
 
 /* The fewer of 128 x 256 and 256 x 128. */
-static void test_tiles(void **state)
+TEST(test_tiles)
 {
-    (void)state;
     assert_int_equal(qc_chunk_tiles(1, 1), 1);
     assert_int_equal(qc_chunk_tiles(129, 128), 1);
     assert_int_equal(qc_chunk_tiles(128, 256), 1);
@@ -95,9 +93,8 @@ static void test_tiles(void **state)
 }
 
 /* Whatever the shape: enough for the device, within the room, no more waves than are worth it. */
-static void test_any(void **state)
+TEST(test_any)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("chunks");
     for (int i = 0; i < 20000; i++) {
         const unsigned sms = 1 + (unsigned)qt_below(&rng, 180);
@@ -309,9 +306,8 @@ static int with_page(const char *path, const page *tables, int update)
 }
 
 /* The rule is better than the old one on the shapes of the table, and no more than cuBLAS. */
-static void test_expected(void **state)
+TEST(test_expected)
 {
-    (void)state;
     for (size_t g = 0; g < sizeof cards / sizeof *cards; g++)
         for (size_t i = 0; i < 4; i++)
             for (size_t j = 0; j < 4; j++) {
@@ -328,15 +324,9 @@ static void test_expected(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_table),
-        cmocka_unit_test(test_tiles),
-        cmocka_unit_test(test_any),
-        cmocka_unit_test(test_expected),
-    };
     page p = {0};
     if (argc < 2)
-        return cmocka_run_group_tests(tests, NULL, NULL);
+        return test_run_all(NULL);
     say_cards(&p);
     say(&p, "\n");
     int code = 2;

@@ -41,9 +41,8 @@ static void check_nested(const float *absmax, uint64_t n, float offset)
     free(codes), free(nested), free(back), free(got_codes), free(got_nested), free(got_back);
 }
 
-static void test_nested(void **state)
+TEST(test_nested)
 {
-    (void)state;
     qt_rng rng = qt_rng_start(__func__);
     static const uint64_t sizes[] = {0, 1, 255, 256, 257, 2048, 2049, 5000};
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
@@ -63,9 +62,8 @@ static void test_nested(void **state)
 }
 
 /* Thresholds of the map and their neighbours, where ties are. */
-static void test_nested_thresholds(void **state)
+TEST(test_nested_thresholds)
 {
-    (void)state;
     float absmax[256 * 3];
     for (unsigned ulps = 0; ulps < 3; ulps++)
         for (unsigned i = 0; i < 256; i++)
@@ -74,9 +72,8 @@ static void test_nested_thresholds(void **state)
     check_nested(absmax, 256 * 3, 0.0f);
 }
 
-static void test_nested_map_and_block(void **state)
+TEST(test_nested_map_and_block)
 {
-    (void)state;
     qt_rng rng = qt_rng_start(__func__);
     const qc_quant_ops *ops = qc_quant_ops_for(QC_ISA_SCALAR);
     uint8_t codes[1000];
@@ -275,9 +272,8 @@ static void check_dequantize(const host_weight *h, int code_map, uint64_t first_
 
 /* Shapes: several thread blocks, K no multiple of 8 or of the block, blocks over rows, one element,
  * with and without a gap behind the rows. */
-static void test_shapes(void **state)
+TEST(test_shapes)
 {
-    (void)state;
     qt_rng rng = qt_rng_start(__func__);
     static const uint64_t shapes[][3] = {{1, 1, 1},       {1, 7, 8},       {3, 8, 8},
                                          {5, 576, 576},   {4, 72, 80},     {3, 100, 104},
@@ -296,9 +292,8 @@ static void test_shapes(void **state)
 }
 
 /* Rows out of the middle, and destinations that are not aligned. */
-static void test_rows_of_weight(void **state)
+TEST(test_rows_of_weight)
 {
-    (void)state;
     qt_rng rng = qt_rng_start(__func__);
     static const uint64_t cols[] = {24, 60, 33};
     for (size_t k = 0; k < FORMS; k++)
@@ -314,9 +309,8 @@ static void test_rows_of_weight(void **state)
         }
 }
 
-static void test_block_sizes(void **state)
+TEST(test_block_sizes)
 {
-    (void)state;
     qt_rng rng = qt_rng_start(__func__);
     for (size_t k = 0; k < FORMS; k++)
         for (uint32_t block = 32; !forms[k].by_rows && block <= 4096; block *= 2) {
@@ -328,9 +322,8 @@ static void test_block_sizes(void **state)
 }
 
 /* Zeros behind rows, also behind one that ends with products that overflow. */
-static void test_gap_behind_large(void **state)
+TEST(test_gap_behind_large)
 {
-    (void)state;
     qt_rng rng = qt_rng_start(__func__);
     for (size_t k = 0; k < FORMS; k++)
         for (int t = 0; t < 3; t++) {
@@ -341,9 +334,8 @@ static void test_gap_behind_large(void **state)
 }
 
 /* Products that overflow, infinite scales, subnormals: bytes, NaNs too, and the lowest index. */
-static void test_range(void **state)
+TEST(test_range)
 {
-    (void)state;
     qt_rng rng = qt_rng_start(__func__);
     for (size_t k = 0; k < FORMS; k++)
         for (int t = 0; t < 3; t++)
@@ -358,9 +350,8 @@ static void test_range(void **state)
             }
 }
 
-static void test_exponent(void **state)
+TEST(test_exponent)
 {
-    (void)state;
     qt_rng rng = qt_rng_start(__func__);
     static const int exponents[] = {0, 1, -1, 9, -20, 24, 100, -60};
     for (size_t k = 0; k < FORMS; k++)
@@ -373,9 +364,8 @@ static void test_exponent(void **state)
             }
 }
 
-static void test_arguments(void **state)
+TEST(test_arguments)
 {
-    (void)state;
     qc_weights w = {.form = {.ops = &qc_form_nf4, .block_elems = 64, .cols = 64}, .rows = 4};
     float absmax = 0;
     w.absmax = &absmax;
@@ -405,7 +395,7 @@ static void test_arguments(void **state)
 
 #ifdef QC_CUDA_SHIM
 /* Thread blocks that go round, as a device's do behind 2^31 of them. */
-static void test_grid_steps(void **state)
+TEST(test_grid_steps)
 {
     qc_shim_set_grid(1);
     test_nested(state);
@@ -419,22 +409,7 @@ int main(int argc, char **argv)
 {
     slow = argc > 1 && strcmp(argv[1], "--slow") == 0;
     qd_start();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_nested),
-        cmocka_unit_test(test_nested_thresholds),
-        cmocka_unit_test(test_nested_map_and_block),
-        cmocka_unit_test(test_shapes),
-        cmocka_unit_test(test_rows_of_weight),
-        cmocka_unit_test(test_block_sizes),
-        cmocka_unit_test(test_gap_behind_large),
-        cmocka_unit_test(test_range),
-        cmocka_unit_test(test_exponent),
-        cmocka_unit_test(test_arguments),
-#ifdef QC_CUDA_SHIM
-        cmocka_unit_test(test_grid_steps),
-#endif
-    };
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = test_run_all(NULL);
     qd_end();
     return failed;
 }

@@ -17,9 +17,8 @@ static void fill_pattern(unsigned char *p, size_t n, unsigned seed)
         p[i] = (unsigned char)((i * 2654435761u + seed) >> 7);
 }
 
-static void test_code_of_a_build(void **state)
+TEST(test_code_of_a_build)
 {
-    (void)state;
     static const struct {
         const char *code;
         unsigned sm;
@@ -67,9 +66,8 @@ static void test_code_of_a_build(void **state)
 }
 
 /* Shared memory of a multiprocessor for the blocks that a kernel wants, on the cards there are. */
-static void test_carve_out(void **state)
+TEST(test_carve_out)
 {
-    (void)state;
     enum { V100 = 96, T4 = 64, A100 = 164, A10 = 100, H100 = 228 };
     static const struct {
         uint64_t block, reserved;
@@ -93,9 +91,8 @@ static void test_carve_out(void **state)
                  cases[i].all_kb, cases[i].percent);
 }
 
-static void test_facts(void **state)
+TEST(test_facts)
 {
-    (void)state;
     const qc_cuda_device *d = &qd.device;
     uint64_t free_bytes = 0, total_bytes = 0;
     assert_int_equal(d->index, 0);
@@ -114,9 +111,8 @@ static void test_facts(void **state)
         assert_true((*c >= '0' && *c <= '9') || (*c >= 'a' && *c <= 'f') || *c == ':' || *c == '.');
 }
 
-static void test_no_such_device(void **state)
+TEST(test_no_such_device)
 {
-    (void)state;
     qc_cuda_device d;
     qc_error err = {0};
     int count = 0;
@@ -132,9 +128,8 @@ static void test_no_such_device(void **state)
 }
 
 /* Host to device, over the device, and back; each byte arrives, and none beside. */
-static void test_copies(void **state)
+TEST(test_copies)
 {
-    (void)state;
     void *a = NULL, *b = NULL, *up = NULL, *down = NULL;
     QD_OK(qc_cuda_malloc(&a, BYTES, &qd.err));
     QD_OK(qc_cuda_malloc(&b, BYTES + 8, &qd.err));
@@ -158,9 +153,8 @@ static void test_copies(void **state)
     qc_cuda_free(a);
 }
 
-static void test_nothing(void **state)
+TEST(test_nothing)
 {
-    (void)state;
     void *p = &p;
     QD_OK(qc_cuda_malloc(&p, 0, &qd.err));
     assert_null(p);
@@ -179,9 +173,8 @@ static void test_nothing(void **state)
 }
 
 /* More than there is: a status of its own, and what comes next is not blamed for it. */
-static void test_out_of_memory(void **state)
+TEST(test_out_of_memory)
 {
-    (void)state;
     void *p = &p;
     qc_error err = {0};
     assert_int_equal(qc_cuda_malloc(&p, (size_t)1 << 50, &err), QC_ERR_NOMEM);
@@ -200,9 +193,8 @@ static void test_out_of_memory(void **state)
 }
 
 /* A second stream reads what the first wrote, once it has waited for its event. */
-static void test_events(void **state)
+TEST(test_events)
 {
-    (void)state;
     void *p = NULL, *host = NULL;
     qc_cuda_stream other = NULL;
     qc_cuda_event begin = NULL, end = NULL, ready = NULL;
@@ -238,9 +230,8 @@ static void test_events(void **state)
 }
 
 /* Nothing runs while it is captured; each launch of the graph runs all of it. */
-static void test_graphs(void **state)
+TEST(test_graphs)
 {
-    (void)state;
     void *a = NULL, *b = NULL, *host = NULL;
     qc_cuda_graph graph = NULL;
     QD_OK(qc_cuda_malloc(&a, 64, &qd.err));
@@ -287,9 +278,8 @@ static void count_says(const char *devices, const char *words)
     assert_non_null(strstr(err.msg, words));
 }
 
-static void test_no_devices(void **state)
+TEST(test_no_devices)
 {
-    (void)state;
     qd_end();
     count_says("none", "the NVIDIA driver shows no GPU");
     count_says("nodriver", "the NVIDIA driver was not found");
@@ -323,17 +313,7 @@ static void test_no_devices(void **state)
 int main(void)
 {
     qd_start();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_code_of_a_build), cmocka_unit_test(test_carve_out),
-        cmocka_unit_test(test_facts),           cmocka_unit_test(test_no_such_device),
-        cmocka_unit_test(test_copies),          cmocka_unit_test(test_nothing),
-        cmocka_unit_test(test_out_of_memory),   cmocka_unit_test(test_events),
-        cmocka_unit_test(test_graphs),
-#ifdef QC_CUDA_SHIM
-        cmocka_unit_test(test_no_devices),
-#endif
-    };
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = test_run_all(NULL);
     qd_end();
     return failed;
 }

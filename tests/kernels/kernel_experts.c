@@ -232,9 +232,8 @@ static int has_path(const layer *l, size_t path)
 /* ---- numbers --------------------------------------------------------------------------------- */
 
 /* Every form, path and way of finding codes; with few and with many rows an expert. */
-static void test_forms(void **state)
+TEST(test_forms)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("experts");
     static const uint64_t shapes[][2] = {{70, 192}, {37, 71}, {20, 1056}};
     static const uint32_t few[] = {0, 5, 1, 0, 16, 17}, one[] = {0, 0, 0, 45, 0, 0};
@@ -267,9 +266,8 @@ static void test_forms(void **state)
 }
 
 /* More experts than a block has threads, and the paths that AUTO takes. */
-static void test_many_experts(void **state)
+TEST(test_many_experts)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("many");
     const km_spec spec = {.kind = QC_FORM_NF4, .n = 9, .k = 64, .block = 64, .nested = 1};
     layer *l = layer_open(&spec, EXPERTS_MOST, &rng);
@@ -297,9 +295,8 @@ static void test_many_experts(void **state)
 }
 
 /* A row has the same bits wherever it lies and whoever is beside it. */
-static void test_rows_alone(void **state)
+TEST(test_rows_alone)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("alone");
     const km_spec spec = {.kind = QC_FORM_NF4, .n = 40, .k = 320, .block = 64};
     layer *l = layer_open(&spec, 3, &rng);
@@ -327,9 +324,8 @@ static void test_rows_alone(void **state)
 
 /* ---- graphs ---------------------------------------------------------------------------------- */
 
-static void test_graphs(void **state)
+TEST(test_graphs)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("graphs");
     const km_spec spec = {.kind = QC_FORM_INT8_BLOCKS, .n = 33, .k = 128, .block = 64};
     static const uint32_t counts[][4] = {{3, 0, 20, 1}, {0, 0, 0, 0}, {0, 40, 0, 0}, {1, 1, 1, 1}};
@@ -373,9 +369,8 @@ static void expect_fault(product *p, uint64_t from, uint64_t to)
     KM_OK(qc_matmul_check(p->l->h, &km_error)); /* said once */
 }
 
-static void test_faults(void **state)
+TEST(test_faults)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("faults");
     const km_spec spec = {.kind = QC_FORM_NF4, .n = 33, .k = 128, .block = 64};
     static const uint32_t good[] = {3, 0, 20, 1};
@@ -417,9 +412,8 @@ static void expect(product *p, const char *words)
               QC_ERR_USAGE, &err, words);
 }
 
-static void test_refusals(void **state)
+TEST(test_refusals)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("refusals");
     const km_spec spec = {.kind = QC_FORM_NF4, .n = 33, .k = 128, .block = 64};
     product p;
@@ -478,10 +472,5 @@ int main(void)
     km_without_cublas();
     if (km_no_device())
         return 77;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_forms),      cmocka_unit_test(test_many_experts),
-        cmocka_unit_test(test_rows_alone), cmocka_unit_test(test_graphs),
-        cmocka_unit_test(test_faults),     cmocka_unit_test(test_refusals),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run_all(NULL);
 }

@@ -72,14 +72,13 @@ static void check_sums(qt_rng *rng, const sums_case *s)
     free(start);
 }
 
-static void moments_are_sums(void **state)
+TEST(moments_are_sums)
 {
     static const sums_case cases[] = {
         {1, 2048, 1, 1, 3, 1},      {37, 2048, 40, 37, 70, 1}, {130, 64, 130, 133, 50, 1},
         {129, 64, 129, 129, 31, 0}, {20, 7, 20, 20, 2100, 1},
     };
     qt_rng rng = qt_rng_start("gpu moments");
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         check_sums(&rng, &cases[i]);
     QD_OK(qc_cuda_moments_add(&tools, &(qc_cuda_moments){.n = 5, .ldx = 5}, &qd.err));
@@ -172,14 +171,13 @@ static void compare(const data *d, int cross, double damping)
     qc_feedback_close(want);
 }
 
-static void factor_is_the_cpus(void **state)
+TEST(factor_is_the_cpus)
 {
     static const struct {
         uint64_t n, tokens;
         int dead;
     } cases[] = {{1, 3, 0}, {31, 90, 0}, {64, 150, 1}, {129, 300, 1}, {300, 500, 0}};
     qt_rng rng = qt_rng_start("gpu factor");
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         data d = make_data(&rng, cases[i].n, cases[i].tokens, cases[i].dead);
         compare(&d, 0, 0.1);
@@ -201,10 +199,9 @@ static void factor_is_the_cpus(void **state)
     free_data(&none);
 }
 
-static void damping_is_raised(void **state)
+TEST(damping_is_raised)
 {
     qt_rng rng = qt_rng_start("gpu damping");
-    (void)state;
     data d = make_data(&rng, 40, 100, 0);
     for (uint64_t i = 0; i < 40; i++)
         for (uint64_t j = 0; j < 40; j++)
@@ -220,13 +217,12 @@ static void damping_is_raised(void **state)
     free_data(&d);
 }
 
-static void what_is_refused(void **state)
+TEST(what_is_refused)
 {
     const qc_feedback_options bad = {0.0, 0};
     qc_cuda_feedback *f = (void *)1;
     qt_rng rng = qt_rng_start("gpu refused");
     const uint64_t before = dm_bytes();
-    (void)state;
     data d = make_data(&rng, 130, 200, 0);
     assert_int_equal(qc_cuda_feedback_open(&f, &tools, 130, NULL, NULL, &bad, NULL, &qd.err),
                      QC_ERR_USAGE);
@@ -267,7 +263,7 @@ static void what_is_refused(void **state)
 
 #ifdef QC_CUDA_SHIM
 /* A grid of one block or two goes round: what it shares is written again. */
-static void grids_go_round(void **state)
+TEST(grids_go_round)
 {
     for (unsigned grid = 1; grid < 3; grid++) {
         qc_shim_set_grid(grid);
@@ -280,13 +276,6 @@ static void grids_go_round(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(moments_are_sums),  cmocka_unit_test(factor_is_the_cpus),
-#ifdef QC_CUDA_SHIM
-        cmocka_unit_test(grids_go_round),
-#endif
-        cmocka_unit_test(damping_is_raised), cmocka_unit_test(what_is_refused),
-    };
     qc_error err;
     if (qc_blas_open(&blas, &err) != QC_OK) {
         print_message("skipped: %s\n", err.msg);
@@ -299,7 +288,7 @@ int main(void)
         print_message("skipped: %s\n", err.msg);
         return 77;
     }
-    const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    const int failed = test_run_all(NULL);
     qc_cusolver_close(tools.solver);
     qc_cublas_close(tools.blas);
     qd_end();

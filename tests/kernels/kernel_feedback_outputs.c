@@ -63,12 +63,11 @@ static void near(double got, double want, double most, const char *what, uint64_
 /* Products add up in another order than OpenBLAS. Where a code then falls on the other side of a
  * tie, so may others of its block of G, as they are chosen with it known; then only errors are
  * alike. In most cases no code differs. */
-static void weights_are_the_cpus(void **state)
+TEST(weights_are_the_cpus)
 {
     static const uint64_t widths[] = {96, 150, 40, 576}, blocks[] = {40, 300, 1, 70, 16};
     qt_rng rng = qt_rng_start("two-sided on a device");
     uint64_t equal = 0;
-    (void)state;
     for (uint64_t i = 0; i < ALL; i++) {
         const uint64_t n = widths[i % 4], rows = 1 + qt_below(&rng, i % 4 == 1 ? 200 : 90);
         const qc_form form = form_number(i, n);
@@ -96,10 +95,9 @@ static void weights_are_the_cpus(void **state)
     QT_CHECK(equal >= ALL / 2, "codes are equal in %" PRIu64 " cases only", equal);
 }
 
-static void error_is_as_defined_and_never_rises(void **state)
+TEST(error_is_as_defined_and_never_rises)
 {
     qt_rng rng = qt_rng_start("two-sided error on a device");
-    (void)state;
     for (uint64_t i = 0; i < ALL; i += 3) {
         const uint64_t n = i % 4 ? 100 : 72, rows = 30 + qt_below(&rng, 60);
         problem p = make_problem(&rng, rows, n, i % 2 ? 33 : 80, i % 4 == 0);
@@ -124,10 +122,9 @@ static void error_is_as_defined_and_never_rises(void **state)
 
 /* With G = I, and without any gradient, outputs count alike. Where blocks go on into the next row,
  * one-sided sweeps leave scales alone too, and make the same codes. */
-static void alike_outputs_are_one_sided(void **state)
+TEST(alike_outputs_are_one_sided)
 {
     qt_rng rng = qt_rng_start("alike on a device");
-    (void)state;
     for (uint64_t i = 0; i < FORMS; i += 2) {
         const uint64_t n = 150, rows = 70, block = 48;
         if (forms[i].block_elems == 0)
@@ -165,12 +162,11 @@ static void same(const made *a, const made *b, const char *what)
 
 /* Pieces begin with blocks of G, a grid of one block or two goes round, and a second run gives the
  * same. In twenty sweeps some blocks of G are done before others. */
-static void pieces_and_grids_make_no_difference(void **state)
+TEST(pieces_and_grids_make_no_difference)
 {
     static const uint64_t rows_of[] = {130, 50, 75, 60};
     static const uint64_t blocks[] = {32, 24, 17, 60};
     qt_rng rng = qt_rng_start("pieces of two-sided");
-    (void)state;
     for (uint64_t i = 0; i < ALL; i += 3) {
         const uint64_t n = 64, rows = rows_of[i / 3 % 4];
         const qc_form form = form_number(i, n);
@@ -215,14 +211,13 @@ static void refuses(const both_sides *b, made *m, qc_status want, const char *te
     QT_CHECK(strstr(err.msg, text) != NULL, "%s", err.msg);
 }
 
-static void bad_moments_are_refused(void **state)
+TEST(bad_moments_are_refused)
 {
     qt_rng rng = qt_rng_start("bad moments on a device");
     both_sides b = open_both(make_problem(&rng, 40, 64, 16, 0), 1);
     float *g = b.p.moments;
     const float was = g[20 * 16 + 3];
     made m = on_device(&b, forms[1], 0);
-    (void)state;
     g[20 * 16 + 3] = NAN;
     refuses(&b, &m, QC_ERR_NONFINITE, "output 20 are not finite");
     g[20 * 16 + 3] = was;
@@ -238,12 +233,11 @@ static void bad_moments_are_refused(void **state)
     free_problem(&b.p);
 }
 
-static void bytes_are_told(void **state)
+TEST(bytes_are_told)
 {
     const qc_form nf4 = {.ops = &qc_form_nf4, .block_elems = 64, .nested = 1};
     const uint64_t without = qc_cuda_feedback_weight_bytes(4096, 4096, &nf4, 1, 0);
     const uint64_t with = qc_cuda_feedback_weight_bytes(4096, 4096, &nf4, 1, 1024);
-    (void)state;
     /* G; and traces, flags and counters */
     assert_true(with > without + UINT64_C(4096) * 1024 * 4);
     assert_true(with < without + UINT64_C(4096) * 1024 * 4 + 4096 * 32);
@@ -260,17 +254,9 @@ static void bytes_are_told(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(weights_are_the_cpus),
-        cmocka_unit_test(error_is_as_defined_and_never_rises),
-        cmocka_unit_test(alike_outputs_are_one_sided),
-        cmocka_unit_test(pieces_and_grids_make_no_difference),
-        cmocka_unit_test(bad_moments_are_refused),
-        cmocka_unit_test(bytes_are_told),
-    };
     if (!open_device())
         return 77;
-    const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    const int failed = test_run_all(NULL);
     close_device();
     return failed != 0;
 }

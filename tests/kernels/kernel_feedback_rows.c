@@ -180,7 +180,7 @@ static uint32_t by_lanes(piece *t, uint64_t row, uint64_t col, uint32_t cols, in
     return changed;
 }
 
-static void panels_are_those_of_quant(void **state)
+TEST(panels_are_those_of_quant)
 {
     static const struct {
         const qc_form_ops *form;
@@ -193,7 +193,6 @@ static void panels_are_those_of_quant(void **state)
         {&qc_form_w4a16, 45, 128, 64, 64, 7},      {&qc_form_w4a16, 9, 70, 6, 64, 0},
         {&qc_form_w8a16, 20, 96, 32, 32, 5},       {&qc_form_w8a8, 33, 75, 11, 64, 0},
     };
-    (void)state;
     for (unsigned c = 0; c < sizeof cases / sizeof *cases; c++)
         for (int sweeping = 0; sweeping < 2; sweeping++) {
             const uint64_t rows = cases[c].rows, n = cases[c].n;
@@ -278,7 +277,7 @@ static uint32_t by_coupled_lanes(piece *t, const qc_cuda_rows_outputs *a, const 
 
 /* Blocks of G with one tile of rows each need no sums, and are those of quant bit for bit. Of one
  * in which nothing changed before, nothing is read or changed. */
-static void coupled_panels_are_those_of_quant(void **state)
+TEST(coupled_panels_are_those_of_quant)
 {
     static const struct {
         const qc_form_ops *form;
@@ -292,7 +291,6 @@ static void coupled_panels_are_those_of_quant(void **state)
         {&qc_form_w4a16, 45, 128, 64, 15, 15, 64, 7},
         {&qc_form_w8a16, 20, 96, 32, 16, 16, 32, 5},
     };
-    (void)state;
     for (unsigned c = 0; c < sizeof cases / sizeof *cases; c++) {
         const uint64_t rows = cases[c].rows, n = cases[c].n, block = cases[c].block;
         const uint64_t units = (rows + block - 1) / block, each = block * cases[c].ld;
@@ -401,13 +399,12 @@ static uint64_t choose_coupled(piece *t, const float *g, double *d)
 
 /* A block of G with several tiles of rows: what tiles change is known to those below, within a
  * chunk and in later ones. Few codes lie so near the middle of two that rounding decides. */
-static void coupled_tiles_are_those_of_double(void **state)
+TEST(coupled_tiles_are_those_of_double)
 {
     static const unsigned long long one = 1, none = 0;
     piece t = make_piece(&qc_form_w8a16, COUPLED, BETWEEN, 6);
     float *g = random_floats(COUPLED * COUPLED, 0.05f), *d = qt_alloc(COUPLED * QC_CUDA_PANEL, 4);
     double *want = qt_alloc(COUPLED * QC_CUDA_PANEL, 8);
-    (void)state;
     for (unsigned i = 0; i < COUPLED; i++)
         for (unsigned k = 0; k <= i; k++)
             g[i * COUPLED + k] = g[k * COUPLED + i] = i == k ? 1.0f : g[i * COUPLED + k];
@@ -459,9 +456,8 @@ static void coupled_tiles_are_those_of_double(void **state)
     free_piece(&t);
 }
 
-static void refit_is_the_best(void **state)
+TEST(refit_is_the_best)
 {
-    (void)state;
     for (unsigned c = 0; c < 5; c++) {
         static const qc_form_ops *const forms[] = {&qc_form_nf4, &qc_form_nf4, &qc_form_int8_rows,
                                                    &qc_form_w4a16, &qc_form_w8a16};
@@ -559,11 +555,10 @@ static void refit_is_the_best(void **state)
 }
 
 /* An odd number of codes, in every form, as qc_form_put_code stores them. */
-static void codes_are_packed(void **state)
+TEST(codes_are_packed)
 {
     static const qc_form_ops *const forms[] = {&qc_form_nf4, &qc_form_int8_rows, &qc_form_w4a16,
                                                &qc_form_w8a16, &qc_form_w8a8};
-    (void)state;
     for (unsigned f = 0; f < sizeof forms / sizeof *forms; f++) {
         const qc_form form = {.ops = forms[f]};
         const uint64_t elems = 9 * 31, bytes = qc_form_code_bytes(&form, elems);
@@ -583,13 +578,12 @@ static void codes_are_packed(void **state)
     }
 }
 
-static void plain_things(void **state)
+TEST(plain_things)
 {
     const uint64_t rows = 13, n = 75;
     piece t = make_piece(&qc_form_nf4, rows, n, 6);
     double *sums = qt_alloc(rows, 8);
     uint8_t *none = qt_alloc(8, 1);
-    (void)state;
     for (uint64_t r = 0; r < rows; r++)
         sums[r] = 1.0;
     memset(none, 0xff, 8);
@@ -632,7 +626,7 @@ static void plain_things(void **state)
 
 #ifdef QC_CUDA_SHIM
 /* A grid of one block or two goes round: what it shares is written again. */
-static void grids_go_round(void **state)
+TEST(grids_go_round)
 {
     for (unsigned grid = 1; grid < 3; grid++) {
         qc_shim_set_grid(grid);
@@ -648,19 +642,8 @@ static void grids_go_round(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(panels_are_those_of_quant),
-        cmocka_unit_test(coupled_panels_are_those_of_quant),
-        cmocka_unit_test(coupled_tiles_are_those_of_double),
-        cmocka_unit_test(refit_is_the_best),
-        cmocka_unit_test(codes_are_packed),
-        cmocka_unit_test(plain_things),
-#ifdef QC_CUDA_SHIM
-        cmocka_unit_test(grids_go_round),
-#endif
-    };
     qd_start();
-    const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    const int failed = test_run_all(NULL);
     qd_end();
     return failed != 0;
 }

@@ -149,16 +149,15 @@ static void check(qt_rng *rng, const a_case *c, unsigned number)
     free(codes);
 }
 
-static void scales_are_the_cpus(void **state)
+TEST(scales_are_the_cpus)
 {
     qt_rng rng = qt_rng_start("gpu scales");
-    (void)state;
     for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++)
         check(&rng, &cases[i], i);
 }
 
 /* Thresholds, ties, subnormals, the largest floats, any exponent; shapes by chance. */
-static void hard_values(void **state)
+TEST(hard_values)
 {
     static const struct {
         const qc_form_ops *ops;
@@ -170,7 +169,6 @@ static void hard_values(void **state)
         {&qc_form_w8a16, 0, 0, QC_DTYPE_BF16},    {&qc_form_w8a8, 1, 0, QC_DTYPE_F16}};
     enum { COUNT = sizeof kinds / sizeof *kinds };
     qt_rng rng = qt_rng_start("gpu scales of hard values");
-    (void)state;
     for (unsigned i = 0; i < COUNT * QD_KINDS; i++) {
         const unsigned f = i % COUNT;
         const a_case c = {{.ops = kinds[f].ops,
@@ -185,11 +183,10 @@ static void hard_values(void **state)
     }
 }
 
-static void nothing_to_do(void **state)
+TEST(nothing_to_do)
 {
     const qc_form form = {.ops = &qc_form_nf4, .block_elems = 64, .nested = 1};
     qc_cuda_feedback gpu = {.tools = {NULL, NULL, qd.stream}, .n = 64};
-    (void)state;
     const qc_cuda_feedback_scales none = {.form = &form};
     QD_OK(qc_cuda_feedback_find(&gpu, &none, &qd.err));
     QD_OK(qc_cuda_feedback_nest(&gpu, &none, &qd.err));
@@ -197,7 +194,7 @@ static void nothing_to_do(void **state)
 
 #ifdef QC_CUDA_SHIM
 /* A grid of one block or two goes round: what it shares is written again. */
-static void grids_go_round(void **state)
+TEST(grids_go_round)
 {
     for (unsigned grid = 1; grid < 3; grid++) {
         qc_shim_set_grid(grid);
@@ -209,16 +206,8 @@ static void grids_go_round(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(scales_are_the_cpus),
-#ifdef QC_CUDA_SHIM
-        cmocka_unit_test(grids_go_round),
-#endif
-        cmocka_unit_test(hard_values),
-        cmocka_unit_test(nothing_to_do),
-    };
     qd_start();
-    const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    const int failed = test_run_all(NULL);
     qd_end();
     return failed != 0;
 }

@@ -112,10 +112,9 @@ static const a_case cases[] = {
      QC_DTYPE_F32},
 };
 
-static void weights_are_the_cpus(void **state)
+TEST(weights_are_the_cpus)
 {
     qt_rng rng = qt_rng_start("gpu weights");
-    (void)state;
     for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++) {
         const a_case c = cases[i];
         char what[64];
@@ -151,7 +150,7 @@ static void weights_are_the_cpus(void **state)
     }
 }
 
-static void what_is_refused(void **state)
+TEST(what_is_refused)
 {
     qt_rng rng = qt_rng_start("gpu refused");
     data d = make_data(&rng, 96, 200, 0);
@@ -168,7 +167,6 @@ static void what_is_refused(void **state)
     qc_feedback_result result;
     qc_form form = {.ops = &qc_form_nf4, .block_elems = 64, .nested = 0};
     const uint64_t before = dm_bytes();
-    (void)state;
     assert_true(before > 96 * 96 * 4); /* the factor */
     w[7 * 96 + 5] = INFINITY;
     w[41 * 96] = NAN;
@@ -202,13 +200,12 @@ static void what_is_refused(void **state)
     free_data(&d);
 }
 
-static void bytes_are_told(void **state)
+TEST(bytes_are_told)
 {
     const qc_form nf4 = {.ops = &qc_form_nf4, .block_elems = 64, .nested = 1},
                   rows = {.ops = &qc_form_int8_rows, .block_elems = 0, .nested = 0},
                   channels = {.ops = &qc_form_w4a16, .block_elems = 0};
     const uint64_t all = qc_cuda_feedback_weight_bytes(8192, 8192, &nf4, 1, 0);
-    (void)state;
     assert_true(all > UINT64_C(13) * 8192 * 8192 && all < UINT64_C(14) * 8192 * 8192);
     assert_true(qc_cuda_feedback_weight_least_bytes(8192, 8192, &nf4, 1, 0) ==
                 qc_cuda_feedback_weight_bytes(2, 8192, &nf4, 1, 0));
@@ -224,14 +221,9 @@ static void bytes_are_told(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(weights_are_the_cpus),
-        cmocka_unit_test(what_is_refused),
-        cmocka_unit_test(bytes_are_told),
-    };
     if (!open_device())
         return 77;
-    const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    const int failed = test_run_all(NULL);
     close_device();
     return failed != 0;
 }

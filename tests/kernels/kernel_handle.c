@@ -73,9 +73,8 @@ static void product_take(product *p, uint16_t *out)
 }
 
 /* The word that a kernel writes is reported by whichever call comes next, once. */
-static void test_fault(void **state)
+TEST(test_fault)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("fault");
     qc_matmul *h = km_handle();
     km_spec spec = {.kind = QC_FORM_NF4, .n = 70, .k = 128, .block = 64};
@@ -113,9 +112,8 @@ static void test_fault(void **state)
 }
 
 /* A workspace that was not made ready, from the kernel to the caller. */
-static void test_not_ready(void **state)
+TEST(test_not_ready)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("not ready");
     qc_matmul *h = km_handle();
     km_spec spec = {.kind = QC_FORM_NF4, .n = 64, .k = 8192, .block = 64};
@@ -173,9 +171,8 @@ static void *watch_fault(void *arg)
 }
 
 /* Two threads that ask at once: one of them is told. */
-static void test_fault_threads(void **state)
+TEST(test_fault_threads)
 {
-    (void)state;
     qc_matmul *h = km_handle();
     for (int i = 0; i < 20; i++) {
         fault_watch f[2] = {{h, 0}, {h, 0}};
@@ -192,9 +189,8 @@ static void test_fault_threads(void **state)
 
 /* A plan run again gives what a run gives, with other weights of the shape as well, alone and in a
  * group of two launches; what it does not hold for is refused. */
-static void test_planned(void **state)
+TEST(test_planned)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("planned");
     qc_matmul *h = km_handle();
     km_spec spec = {.kind = QC_FORM_NF4, .n = 70, .k = 128, .block = 64};
@@ -253,9 +249,8 @@ static void test_planned(void **state)
     qc_matmul_destroy(h);
 }
 
-static void test_planned_refuses(void **state)
+TEST(test_planned_refuses)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("planned refuses");
     qc_matmul *h = km_handle();
     km_spec spec = {.kind = QC_FORM_NF4, .n = 70, .k = 128, .block = 64};
@@ -324,9 +319,8 @@ static void expect_current(int index)
 
 /* Making a handle, failing to, and ending it leave the thread's device as it was; work for a handle
  * of another device is refused before anything is launched. */
-static void test_device(void **state)
+TEST(test_device)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("device");
     qc_error err = {0};
     qc_matmul *h = NULL;
@@ -498,9 +492,8 @@ static void check_chunks(const qc_matmul *h, int form, qt_rng *rng)
     product_free(&other.p);
 }
 
-static void test_chunks(void **state)
+TEST(test_chunks)
 {
-    (void)state;
     static const char *const modes[] = {"lazy", "eager", "shuffle:1", "shuffle:2", "shuffle:3"};
     qt_rng rng = qt_rng_start("chunks");
     qc_shim_set_devices("sm_90:1:1GiB");
@@ -516,9 +509,8 @@ static void test_chunks(void **state)
 
 /* A launch that is refused in the middle: when the caller's stream is done, nothing runs, and the
  * handle goes on as before. */
-static void test_chunks_fail(void **state)
+TEST(test_chunks_fail)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("chunks fail");
     qc_error err = {0};
     qc_shim_set_devices("sm_90:1:1GiB");
@@ -557,15 +549,6 @@ static void test_chunks_fail(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_fault),           cmocka_unit_test(test_fault_threads),
-        cmocka_unit_test(test_not_ready),       cmocka_unit_test(test_planned),
-        cmocka_unit_test(test_planned_refuses),
-#ifdef QC_CUDA_SHIM
-        cmocka_unit_test(test_device),          cmocka_unit_test(test_chunks),
-        cmocka_unit_test(test_chunks_fail),
-#endif
-    };
     int skip = km_no_device();
-    return skip ? skip : cmocka_run_group_tests(tests, NULL, NULL);
+    return skip ? skip : test_run_all(NULL);
 }

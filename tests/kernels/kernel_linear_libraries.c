@@ -80,9 +80,8 @@ static void check_product(qc_cublas *c, int dual, int trans_a, int trans_b, doub
     free(a), free(b), free(y);
 }
 
-static void test_products(void **state)
+TEST(test_products)
 {
-    (void)state;
     qc_cublas *c = NULL;
     QD_OK(qc_cublas_open(&c, 12040, &qd.err));
     QT_CHECK(strncmp(qc_cublas_name(c), "cuBLAS 1", 8) == 0, "%s", qc_cublas_name(c));
@@ -91,9 +90,8 @@ static void test_products(void **state)
     qc_cublas_close(c);
 }
 
-static void test_factor_and_solve(void **state)
+TEST(test_factor_and_solve)
 {
-    (void)state;
     enum { N = 53, COUNT = 7 };
     qc_cusolver *c = NULL;
     QD_OK(qc_cusolver_open(&c, 12040, &qd.err));
@@ -144,9 +142,8 @@ static void test_factor_and_solve(void **state)
     free(g), free(a), free(x), free(upper), free(l), free(y);
 }
 
-static void test_no_library(void **state)
+TEST(test_no_library)
 {
-    (void)state;
     qc_cusolver *c = NULL;
     const char *was = getenv("QCONV_LIBCUSOLVER"), *other = getenv("QCONV_LIBCUBLAS");
     char *kept = was ? strdup(was) : NULL;
@@ -167,9 +164,8 @@ static void test_no_library(void **state)
 
 #ifdef QC_CUDA_SHIM
 /* A library that only a toolkit or the wheels of a Python environment have. */
-static void test_places(void **state)
+TEST(test_places)
 {
-    (void)state;
     static const struct {
         const char *variable, *folders[6];
     } cases[] = {
@@ -218,15 +214,7 @@ static void test_places(void **state)
 int main(void)
 {
     qd_start();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_products),
-        cmocka_unit_test(test_factor_and_solve),
-        cmocka_unit_test(test_no_library),
-#ifdef QC_CUDA_SHIM
-        cmocka_unit_test(test_places),
-#endif
-    };
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = test_run_all(NULL);
     qd_end();
     return failed;
 }

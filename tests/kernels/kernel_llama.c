@@ -125,9 +125,8 @@ static void check_rows(size_t rows, size_t cols, int with_gain)
     free(want);
 }
 
-static void test_rows_to_halves(void **state)
+TEST(test_rows_to_halves)
 {
-    (void)state;
     static const size_t cols[] = {1, 2, 31, 257, 1000};
     for (size_t i = 0; i < sizeof cols / sizeof *cols; i++)
         for (int gain = 0; gain < 2; gain++)
@@ -135,9 +134,8 @@ static void test_rows_to_halves(void **state)
     check_rows(300, 33, 1); /* more rows than a shuffled grid of the shim has blocks */
 }
 
-static void test_halves_of_infinity(void **state)
+TEST(test_halves_of_infinity)
 {
-    (void)state;
     float x[2][3] = {{1.0f, INFINITY, -1.0f}, {0.0f, NAN, 2.0f}};
     qd_buffer d_x = qd_new_from(x, sizeof x, 0);
     qc_cuda_halves out;
@@ -197,9 +195,8 @@ static void drop_product(product *p)
     free(p->value);
 }
 
-static void test_products_to_floats(void **state)
+TEST(test_products_to_floats)
 {
-    (void)state;
     for (int way = 0; way < 8; way++) {
         size_t rows = 5 + (size_t)way, cols = 300 - 41 * (size_t)way, n = rows * cols;
         int add = way & 1;
@@ -217,9 +214,8 @@ static void test_products_to_floats(void **state)
     }
 }
 
-static void test_swiglu(void **state)
+TEST(test_swiglu)
 {
-    (void)state;
     for (int way = 0; way < 4; way++) {
         size_t rows = 6, cols = 190 + 173 * (size_t)way, n = rows * cols;
         product gate = new_product(rows, cols, way & 1, way & 2);
@@ -308,9 +304,8 @@ static void check_heads(uint32_t heads, uint32_t head_dim, int with_norm, int tu
     drop_product(&p);
 }
 
-static void test_heads(void **state)
+TEST(test_heads)
 {
-    (void)state;
     static const uint32_t dims[] = {2, 16, 64, 80, 128, 256};
     for (size_t i = 0; i < sizeof dims / sizeof *dims; i++)
         for (int way = 0; way < 4; way++)
@@ -429,9 +424,8 @@ static void check_attention(const attention_case *c, double spread)
     free(want);
 }
 
-static void test_attention(void **state)
+TEST(test_attention)
 {
-    (void)state;
     static const uint32_t lengths[] = {1, 16, 17, 70, 33};
     static const attention_case cases[] = {
         {lengths, 5, 4, 2, 16, 0},      {lengths, 5, 2, 2, 64, 0},
@@ -444,9 +438,8 @@ static void test_attention(void **state)
 }
 
 /* Scores of hundreds do not overflow, and one key takes all. */
-static void test_attention_of_large_scores(void **state)
+TEST(test_attention_of_large_scores)
 {
-    (void)state;
     static const uint32_t length = 40;
     static const attention_case c = {&length, 1, 1, 1, 32, 0};
     float *q = random_floats(40 * 32, 40.0), *k = random_floats(40 * 32, 40.0);
@@ -460,9 +453,8 @@ static void test_attention_of_large_scores(void **state)
     free(got);
 }
 
-static void test_attention_of_wrong_heads(void **state)
+TEST(test_attention_of_wrong_heads)
 {
-    (void)state;
     qc_cuda_attention a = {.heads = 3, .kv_heads = 2, .head_dim = 8};
     QT_CHECK(qc_cuda_llama_attention(&a, qd.stream, &qd.err) == QC_ERR_USAGE, "3 over 2");
     a = (qc_cuda_attention){.heads = 2, .kv_heads = 1, .head_dim = 257};
@@ -474,9 +466,8 @@ static void test_attention_of_wrong_heads(void **state)
 
 /* ---- dense weights ---- */
 
-static void test_weights(void **state)
+TEST(test_weights)
 {
-    (void)state;
     static const qc_dtype types[3] = {QC_DTYPE_F32, QC_DTYPE_F16, QC_DTYPE_BF16};
     static const size_t sizes[] = {1, 255, 9001};
     for (size_t t = 0; t < 3; t++)
@@ -520,9 +511,8 @@ static void test_weights(void **state)
              "F64 was taken");
 }
 
-static void test_dense_products(void **state)
+TEST(test_dense_products)
 {
-    (void)state;
     static const size_t shapes[][3] = {{1, 1, 1}, {3, 70, 33}, {40, 31, 64}, {33, 64, 5}};
     for (size_t s = 0; s < 4; s++) {
         size_t m = shapes[s][0], n = shapes[s][1], k = shapes[s][2];
@@ -556,7 +546,7 @@ static void test_dense_products(void **state)
 
 #ifdef QC_CUDA_SHIM
 /* Grids of one block, or three, go round: what a block left in shared memory is written again. */
-static void test_grid_steps(void **state)
+TEST(test_grid_steps)
 {
     for (unsigned grid = 1; grid <= 3; grid += 2) {
         qc_shim_set_grid(grid);
@@ -575,22 +565,7 @@ static void test_grid_steps(void **state)
 int main(void)
 {
     qd_start();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows_to_halves),
-        cmocka_unit_test(test_halves_of_infinity),
-        cmocka_unit_test(test_products_to_floats),
-        cmocka_unit_test(test_swiglu),
-        cmocka_unit_test(test_heads),
-        cmocka_unit_test(test_attention),
-        cmocka_unit_test(test_attention_of_large_scores),
-        cmocka_unit_test(test_attention_of_wrong_heads),
-        cmocka_unit_test(test_weights),
-        cmocka_unit_test(test_dense_products),
-#ifdef QC_CUDA_SHIM
-        cmocka_unit_test(test_grid_steps),
-#endif
-    };
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = test_run_all(NULL);
     qd_end();
     return failed;
 }

@@ -31,21 +31,19 @@ static void check(qt_rng *rng, uint32_t multiprocessors, size_t bytes)
     free(host);
 }
 
-static void bytes_are_read_and_copied(void **state)
+TEST(bytes_are_read_and_copied)
 {
     static const uint32_t multiprocessors[] = {1, 3, 132};
     static const size_t sizes[] = {16, 16 * 127, 16 * 1024, 16 * 8193, 4 << 20};
     qt_rng rng = qt_rng_start("memory rate");
-    (void)state;
     for (size_t i = 0; i < sizeof multiprocessors / sizeof *multiprocessors; i++)
         for (size_t j = 0; j < sizeof sizes / sizeof *sizes; j++)
             check(&rng, multiprocessors[i], sizes[j]);
 }
 
-static void what_is_refused(void **state)
+TEST(what_is_refused)
 {
     unsigned char *at = (unsigned char *)4096;
-    (void)state;
     assert_int_equal(qc_cuda_rate_read(&qd.device, at, 24, NULL, qd.stream, &qd.err), QC_ERR_USAGE);
     assert_int_equal(qc_cuda_rate_read(&qd.device, at + 8, 16, NULL, qd.stream, &qd.err),
                      QC_ERR_USAGE);
@@ -56,12 +54,8 @@ static void what_is_refused(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(bytes_are_read_and_copied),
-        cmocka_unit_test(what_is_refused),
-    };
     qd_start();
-    const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    const int failed = test_run_all(NULL);
     qd_end();
     return failed != 0;
 }

@@ -121,9 +121,8 @@ static unsigned packed_code_of(const qc_weights *w, const uint8_t *packed, uint6
 }
 
 /* The codes of scales may have any address, on the way there and back. */
-static void test_there_and_back(void **state)
+TEST(test_there_and_back)
 {
-    (void)state;
     for (size_t i = 0; i < COUNT(specs); i++) {
         km_weight w;
         km_weight_make(&w, handle, &specs[i], &rng);
@@ -181,9 +180,8 @@ static void test_there_and_back(void **state)
 }
 
 /* *out may be *w. */
-static void test_in_place(void **state)
+TEST(test_in_place)
 {
-    (void)state;
     weights w;
     weights_make(&w, &specs[0]);
     qc_matmul_weights same = w.file.ready;
@@ -198,9 +196,8 @@ static void test_in_place(void **state)
 /* Any rows of any part, from within a band or a unit on, have the bits of qc_cuda_dequantize_part
  * of the file's layout, with and without the exponent, also where values are subnormal as floats.
  */
-static void test_dense_rows(void **state)
+TEST(test_dense_rows)
 {
-    (void)state;
     for (unsigned turn = 0; turn < 48; turn += qt_every(4)) {
         km_spec spec = spec_of(turn, between(1, 200), 64 * between(1, 12));
         if (turn % 6 == 5)
@@ -336,9 +333,8 @@ static km_job job_of(unsigned turn, size_t way, const weights *w)
 }
 
 /* Random shapes and forms, whole and sliced, on every way. */
-static void test_products(void **state)
+TEST(test_products)
 {
-    (void)state;
     for (unsigned turn = 0; turn < 24; turn += qt_every(6)) {
         const uint64_t step = turn % 2 ? 256 : 64;
         const km_spec spec = spec_of(turn, between(1, 280), step * between(1, 768 / step));
@@ -355,9 +351,8 @@ static void test_products(void **state)
 }
 
 /* A part of a part is that part of the whole. */
-static void test_part_of_a_part(void **state)
+TEST(test_part_of_a_part)
 {
-    (void)state;
     const km_spec spec = {.kind = QC_FORM_NF4, .n = 250, .k = 1024, .block = 64, .nested = 1};
     const qc_weights_part outer = {64, 186, 256, 768}, inner = {64, 122, 256, 256};
     const qc_weights_part both = {128, 122, 512, 256};
@@ -406,9 +401,8 @@ static uint32_t run_group(const qc_matmul_weights *const *w, uint32_t count, qc_
 
 /* Packed weights share a launch, with the bits of the file's layout; packed and other weights do
  * not, and each has the bits that it has in a launch of its own. */
-static void test_groups(void **state)
+TEST(test_groups)
 {
-    (void)state;
     static const qc_matmul_path paths[] = {QC_MATMUL_MMA_16816, QC_MATMUL_WGMMA,
                                            QC_MATMUL_DEQUANT_GEMM, QC_MATMUL_AUTO};
     static const uint64_t rows[GROUP] = {128, 64, 70};
@@ -454,9 +448,8 @@ static void test_groups(void **state)
 /* ---- what is refused ------------------------------------------------------------------------- */
 
 /* A plan is for weights in one layout. */
-static void test_planned(void **state)
+TEST(test_planned)
 {
-    (void)state;
     const km_spec spec = {.kind = QC_FORM_NF4, .n = 64, .k = 256, .block = 64, .nested = 1};
     uint16_t x[256] = {0}, y[64];
     const qc_matmul_io io = {
@@ -477,9 +470,8 @@ static void test_planned(void **state)
 }
 
 /* Paths that do not read packed weights are refused by name, and have no workspace. */
-static void test_paths(void **state)
+TEST(test_paths)
 {
-    (void)state;
     static const struct {
         qc_matmul_path path;
         const char *words;
@@ -508,9 +500,8 @@ static void test_paths(void **state)
 }
 
 /* A table that names kernels for other layouts does not choose them for a packed weight. */
-static void test_tuned(void **state)
+TEST(test_tuned)
 {
-    (void)state;
     const km_spec spec = {.kind = QC_FORM_NF4, .n = 128, .k = 512, .block = 64, .nested = 1};
     static const qc_matmul_choice choices[] = {{QC_MATMUL_GEMV, 0, 0},
                                                {QC_MATMUL_MMA_884, 0, 0},
@@ -538,9 +529,8 @@ static void test_tuned(void **state)
     weights_free(&w);
 }
 
-static void test_cuts(void **state)
+TEST(test_cuts)
 {
-    (void)state;
     static const km_spec forms[] = {
         {.kind = QC_FORM_NF4, .n = 200, .k = 512, .block = 64, .nested = 1},
         {.kind = QC_FORM_INT8_BLOCKS, .n = 200, .k = 512, .block = 64}};
@@ -590,9 +580,8 @@ static void test_cuts(void **state)
 }
 
 /* A weight that cannot be packed: 0 bytes, and a sentence. */
-static void test_forms(void **state)
+TEST(test_forms)
 {
-    (void)state;
     static const struct {
         km_spec spec;
         const char *words;
@@ -624,9 +613,8 @@ static void test_forms(void **state)
     qc_cuda_free(memory);
 }
 
-static void test_bytes(void **state)
+TEST(test_bytes)
 {
-    (void)state;
     qc_weights w = {.form = {.ops = qc_form_ops_of(QC_FORM_NF4), .cols = 8192, .block_elems = 64},
                     .rows = 28672,
                     .nested_block = 256};
@@ -647,9 +635,8 @@ static void test_bytes(void **state)
     assert_true(qc_matmul_packed_bytes(handle, &w) == UINT64_MAX);
 }
 
-static void test_arguments(void **state)
+TEST(test_arguments)
 {
-    (void)state;
     const qc_weights_part rows = {64, 64, 0, 256}, cols = {0, 128, 0, 64};
     const km_spec nested = {.kind = QC_FORM_NF4, .n = 128, .k = 256, .block = 64, .nested = 1};
     const km_spec plain = {.kind = QC_FORM_NF4, .n = 128, .k = 256, .block = 64};
@@ -725,9 +712,8 @@ static void test_arguments(void **state)
 }
 
 /* Every kernel that is there was compared. */
-static void test_compared(void **state)
+TEST(test_compared)
 {
-    (void)state;
     static const qc_matmul_path paths[KERNELS] = {QC_MATMUL_DEQUANT_GEMM, QC_MATMUL_MMA_16816,
                                                   QC_MATMUL_MMA_16816, QC_MATMUL_WGMMA};
     for (int i = 0; i < KERNELS; i++)
@@ -749,16 +735,7 @@ int main(void)
     }
     rng = qt_rng_start("packed");
     KM_OK(qc_cuda_stream_create(&stream, &km_error));
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_there_and_back), cmocka_unit_test(test_in_place),
-        cmocka_unit_test(test_dense_rows),     cmocka_unit_test(test_products),
-        cmocka_unit_test(test_part_of_a_part), cmocka_unit_test(test_groups),
-        cmocka_unit_test(test_planned),        cmocka_unit_test(test_paths),
-        cmocka_unit_test(test_tuned),          cmocka_unit_test(test_cuts),
-        cmocka_unit_test(test_forms),          cmocka_unit_test(test_bytes),
-        cmocka_unit_test(test_arguments),      cmocka_unit_test(test_compared),
-    };
-    const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    const int failed = test_run_all(NULL);
     qc_cuda_stream_destroy(stream);
     qc_matmul_destroy(handle);
     return failed;

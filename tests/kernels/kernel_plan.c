@@ -58,9 +58,8 @@ static void expect_gemm_rows(qc_cuda_device d, qc_form_kind kind, uint64_t n, ui
     assert_int_equal(qc_matmul_gemm_rows(&d, &s), rows);
 }
 
-static void test_empty(void **state)
+TEST(test_empty)
 {
-    (void)state;
     qc_cuda_device d = h200();
     const uint64_t sizes[][3] = {{0, 8, 8}, {8, 0, 8}, {8, 8, 0}, {0, 0, 0}};
     for (size_t i = 0; i < 4; i++) {
@@ -74,9 +73,8 @@ static void test_empty(void **state)
     }
 }
 
-static void test_auto(void **state)
+TEST(test_auto)
 {
-    (void)state;
     for (uint64_t m = 1; m <= 8; m++) {
         assert_int_equal(chosen(h200(), m, 8192, 8192), QC_MATMUL_MMA_16816);
         assert_int_equal(chosen(h200(), m, 8192, 8191), QC_MATMUL_GEMV);
@@ -126,9 +124,8 @@ static void test_auto(void **state)
 
 /* Rules go by ranges of compute capabilities, so that those which come between and after have
  * sensible ones; what splits a range is the shared memory that a kernel needs. */
-static void test_capabilities(void **state)
+TEST(test_capabilities)
 {
-    (void)state;
     /* From which rows on: 8192 x 8192 where the tiles have the shape (K % 64 == 0), where not, and
      * 1024 x 8160. */
     static const struct {
@@ -156,9 +153,8 @@ static void test_capabilities(void **state)
     }
 }
 
-static void test_forced(void **state)
+TEST(test_forced)
 {
-    (void)state;
     qc_cuda_device h = h200(), v = v100(), t = t4(), old = pascal();
     qc_matmul_shape s = shape(100, 4096, 4096);
     for (int path = QC_MATMUL_GEMV; path <= QC_MATMUL_DEQUANT_GEMM; path++)
@@ -181,9 +177,8 @@ static void test_forced(void **state)
     expect_usage(&h, &s, QC_MATMUL_AUTO, 0, "overflows 64 bits");
 }
 
-static void test_alignment(void **state)
+TEST(test_alignment)
 {
-    (void)state;
     qc_cuda_device d = h200();
     qc_matmul_shape s = shape(1, 64, 2880);
     assert_true(plan_of(&d, &s, QC_MATMUL_AUTO, 0).aligned);
@@ -194,9 +189,8 @@ static void test_alignment(void **state)
     assert_int_equal(plan_of(&d, &s, QC_MATMUL_AUTO, 0).k_padded, 3424);
 }
 
-static void test_copies_of_x(void **state)
+TEST(test_copies_of_x)
 {
-    (void)state;
     qc_cuda_device h = h200(), v = v100();
     for (int path = QC_MATMUL_MMA_884; path <= QC_MATMUL_MMA_16816; path++) {
         qc_matmul_shape s = shape(16, 4096, 4096);
@@ -240,9 +234,8 @@ static void test_copies_of_x(void **state)
     assert_true(plan_of(&v, &s, QC_MATMUL_DEQUANT_GEMM, 0).gemm_to_float);
 }
 
-static void test_gemv(void **state)
+TEST(test_gemv)
 {
-    (void)state;
     qc_cuda_device d = h200();
     /* Enough rows of W: no split. */
     qc_matmul_shape s = shape(1, 28672, 8192);
@@ -297,9 +290,8 @@ static void test_gemv(void **state)
 
 /* Up to 8 rows on sm_80 and newer: whole tiles where that is no more work for the fullest block,
  * else ranges that meet; launches overlap where drivers can capture that. */
-static void test_stream(void **state)
+TEST(test_stream)
 {
-    (void)state;
     qc_cuda_device h = h200(), a = a100(), r = rtx3090();
     qc_matmul_shape s = shape(1, 8192, 8192);
     qc_matmul_plan p = plan_of(&h, &s, QC_MATMUL_AUTO, 0);
@@ -396,9 +388,8 @@ static void expect_layout(const qc_cuda_device *d, const qc_matmul_shape *s,
 
 /* Workspace for max_m rows is enough for every smaller m, with any dtypes, strides and bias, and
  * whatever the limit was, plans stay within it. */
-static void test_workspace(void **state)
+TEST(test_workspace)
 {
-    (void)state;
     const qc_cuda_device devices[] = {v100(), t4(), a100(), rtx3090(), h200()};
     const uint64_t shapes[][2] = {{28672, 8192}, {1024, 8192}, {2880, 2880}, {65, 3420}, {1, 63}};
     const uint64_t most[] = {1, 7, 16, 100, 257, 1024, 3000};
@@ -442,9 +433,8 @@ static void test_workspace(void **state)
     assert_true(UINT64_MAX == qc_matmul_plan_workspace(&v, &s, 64, QC_MATMUL_MMA_16816, 0));
 }
 
-static void test_limits(void **state)
+TEST(test_limits)
 {
-    (void)state;
     qc_cuda_device h = h200(), a = a100();
     /* With room for it as the chunk rule has it, which tests/kernels/kernel_chunks.c looks at. */
     qc_matmul_shape s = shape(4096, 28672, 8192);
@@ -530,11 +520,10 @@ static qc_matmul_path chosen_for(qc_form_kind kind, uint64_t m, uint64_t n0, uin
 }
 
 /* Which rows of x and of W it has. */
-static void test_wgmma(void **state)
+TEST(test_wgmma)
 {
     const qc_form_kind nf4 = QC_FORM_NF4, int8s[] = {QC_FORM_INT8_ROWS, QC_FORM_INT8_BLOCKS};
     const qc_matmul_path wgmma = QC_MATMUL_WGMMA, mma = QC_MATMUL_MMA_16816;
-    (void)state;
     skip_without_wgmma();
     assert_int_equal(chosen_for(nf4, 32, 4096, 0, 0), mma);
     assert_int_equal(chosen_for(nf4, 33, 4096, 0, 0), wgmma);
@@ -569,9 +558,8 @@ static void test_wgmma(void **state)
 }
 
 /* Which weights and devices it has; any x will do. */
-static void test_wgmma_takes(void **state)
+TEST(test_wgmma_takes)
 {
-    (void)state;
     skip_without_wgmma();
     const unsigned others[] = {70, 75, 80, 86, 89, 99, 100, 103, 110, 120, 121};
     qc_cuda_device h = h200();
@@ -620,9 +608,8 @@ static void test_wgmma_takes(void **state)
 }
 
 /* The image of x has whole tiles of rows. */
-static void test_wgmma_image(void **state)
+TEST(test_wgmma_image)
 {
-    (void)state;
     skip_without_wgmma();
     qc_cuda_device h = h200();
     static const uint64_t rows[][3] = {/* m, of a tile, of the image */
@@ -650,9 +637,8 @@ static void test_wgmma_image(void **state)
 }
 
 /* K is split less within a limit; where the image alone has no room, the other rules hold. */
-static void test_wgmma_limits(void **state)
+TEST(test_wgmma_limits)
 {
-    (void)state;
     skip_without_wgmma();
     qc_cuda_device h = h200();
     qc_matmul_shape s = shape(33, 4096, 8192);
@@ -695,9 +681,8 @@ static void test_wgmma_limits(void **state)
 }
 
 /* The answer for max_m rows is enough for fewer, within any limit. */
-static void test_wgmma_workspace(void **state)
+TEST(test_wgmma_workspace)
 {
-    (void)state;
     skip_without_wgmma();
     static const uint64_t shapes[][2] = {{28672, 8192}, {4096, 4096}, {300, 576}, {1, 64}};
     static const uint64_t most[] = {1, 17, 64, 65, 300, 1024, 1025, 2000};
@@ -722,19 +707,4 @@ static void test_wgmma_workspace(void **state)
             bytes = qc_matmul_plan_workspace(&h, &s, most[j], QC_MATMUL_AUTO, limit);
             assert_true(bytes == UINT64_MAX || bytes <= limit);
         }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_empty),           cmocka_unit_test(test_auto),
-        cmocka_unit_test(test_forced),          cmocka_unit_test(test_alignment),
-        cmocka_unit_test(test_copies_of_x),     cmocka_unit_test(test_gemv),
-        cmocka_unit_test(test_stream),          cmocka_unit_test(test_workspace),
-        cmocka_unit_test(test_limits),          cmocka_unit_test(test_capabilities),
-        cmocka_unit_test(test_wgmma),           cmocka_unit_test(test_wgmma_takes),
-        cmocka_unit_test(test_wgmma_image),     cmocka_unit_test(test_wgmma_limits),
-        cmocka_unit_test(test_wgmma_workspace),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -40,9 +40,8 @@ static void expect_packed(const qc_cuda_device *d, const qc_matmul_shape *shape)
 }
 
 /* What there is to measure for a packed weight are kernels that read it. */
-static void test_candidates(void **state)
+TEST(test_candidates)
 {
-    (void)state;
     static const uint64_t m[] = {1, 8, 9, 100, 2000};
     for (size_t i = 0; i < 2 * sizeof m / sizeof *m; i++) {
         qc_cuda_device d = i % 2 ? h200() : device(80, 108, 40);
@@ -63,9 +62,8 @@ static void test_candidates(void **state)
     }
 }
 
-static void test_packed(void **state)
+TEST(test_packed)
 {
-    (void)state;
     static const unsigned sms[] = {80, 86, 87, 89, 90, 99, 100, 103, 110, 120, 121, 130};
     static const qc_form_kind kinds[] = {QC_FORM_NF4, QC_FORM_INT8_ROWS, QC_FORM_INT8_BLOCKS};
     static const uint64_t m[] = {1, 8, 9, 33, 64, 65, 192, 300, 4096, 1u << 20};
@@ -93,11 +91,4 @@ static void test_packed(void **state)
     s = shape(1, 0, 64);
     s.packed = 1;
     assert_int_equal(plan_of(&h, &s, QC_MATMUL_AUTO, 0).path, QC_MATMUL_FILL);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_packed),
-                                       cmocka_unit_test(test_candidates)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

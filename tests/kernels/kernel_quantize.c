@@ -88,9 +88,8 @@ static void check_source(const blocks_case *c, qd_kind kind, qt_rng *rng)
 }
 
 /* Every kind of source through the kernel of pairs (blocks to 128) and that of halves. */
-static void test_kinds(void **state)
+TEST(test_kinds)
 {
-    (void)state;
     qt_rng rng = qt_rng_start(__func__);
     static const uint32_t blocks[] = {32, 64, 128, 256};
     for (int nf4 = 0; nf4 < 2; nf4++)
@@ -103,9 +102,8 @@ static void test_kinds(void **state)
 }
 
 /* Every finite 16-bit pattern, in blocks of 64. */
-static void test_patterns(void **state)
+TEST(test_patterns)
 {
-    (void)state;
     qt_rng rng = qt_rng_start(__func__);
     for (int nf4 = 0; nf4 < 2; nf4++)
         for (int t = 1; t < 3; t++) {
@@ -115,9 +113,8 @@ static void test_patterns(void **state)
 }
 
 /* Ends: nothing, one element, odd, a short last block, several thread blocks and a short one. */
-static void test_sizes(void **state)
+TEST(test_sizes)
 {
-    (void)state;
     qt_rng rng = qt_rng_start(__func__);
     static const uint64_t sizes[] = {0, 1, 31, 63, 64, 65, 127, 1023, 16 * 64, 8195};
     for (int nf4 = 0; nf4 < 2; nf4++)
@@ -130,9 +127,8 @@ static void test_sizes(void **state)
 }
 
 /* Sources and codes at addresses that are no multiple of 16, of 4, of anything. */
-static void test_alignment(void **state)
+TEST(test_alignment)
 {
-    (void)state;
     qt_rng rng = qt_rng_start(__func__);
     for (int nf4 = 0; nf4 < 2; nf4++)
         for (int t = 0; t < 3; t++)
@@ -142,9 +138,8 @@ static void test_alignment(void **state)
             }
 }
 
-static void test_block_sizes(void **state)
+TEST(test_block_sizes)
 {
-    (void)state;
     qt_rng rng = qt_rng_start(__func__);
     for (int nf4 = 0; nf4 < 2; nf4++)
         for (int t = 0; t < 3; t++)
@@ -157,9 +152,8 @@ static void test_block_sizes(void **state)
 }
 
 /* Several bad elements: the lowest is named, whichever thread, block or thread block has it. */
-static void test_bad(void **state)
+TEST(test_bad)
 {
-    (void)state;
     qt_rng rng = qt_rng_start(__func__);
     static const uint32_t blocks[] = {64, 128, 512};
     for (int nf4 = 0; nf4 < 2; nf4++)
@@ -179,9 +173,8 @@ static void test_bad(void **state)
 }
 
 /* Every NaN and infinity of 16 bits is seen. */
-static void test_bad_patterns(void **state)
+TEST(test_bad_patterns)
 {
-    (void)state;
     for (int t = 1; t < 3; t++) {
         uint32_t infinity = types[t] == QC_DTYPE_F16 ? QC_F16_INF : QC_BF16_INF;
         uint16_t src[64];
@@ -230,9 +223,8 @@ static void check_rows(qc_dtype dtype, uint64_t rows, uint64_t cols, const void 
     qz_check_rows(&r, rows_truth, rows_kernel);
 }
 
-static void test_rows_shapes(void **state)
+TEST(test_rows_shapes)
 {
-    (void)state;
     qt_rng rng = qt_rng_start(__func__);
     static const uint64_t shapes[][2] = {{0, 5},     {3, 0},    {1, 1},    {37, 1},    {5, 63},
                                          {9, 64},    {130, 16}, {3, 1023}, {3, 1024},  {2, 1025},
@@ -248,9 +240,8 @@ static void test_rows_shapes(void **state)
         }
 }
 
-static void test_rows_kinds(void **state)
+TEST(test_rows_kinds)
 {
-    (void)state;
     qt_rng rng = qt_rng_start(__func__);
     for (int t = 0; t < 3; t++)
         for (int k = 0; k < QD_KINDS; k += (int)qt_every(4)) {
@@ -263,9 +254,8 @@ static void test_rows_kinds(void **state)
 
 /* Without error sums nothing but __syncwarp brings the lanes of a whole run together between its
  * codes and their stores. */
-static void test_rows_without_errors(void **state)
+TEST(test_rows_without_errors)
 {
-    (void)state;
     qt_rng rng = qt_rng_start(__func__);
     for (int t = 0; t < 3; t++) {
         void *src = qz_row_source(&rng, QD_NORMAL, types[t], 3 * 2048);
@@ -276,9 +266,8 @@ static void test_rows_without_errors(void **state)
 }
 
 /* Equal errors in many columns: the lowest is named. */
-static void test_rows_ties(void **state)
+TEST(test_rows_ties)
 {
-    (void)state;
     qt_rng rng = qt_rng_start(__func__);
     for (int round = 0; round < 8; round += (int)qt_every(4)) {
         float src[3 * 2100];
@@ -291,9 +280,8 @@ static void test_rows_ties(void **state)
 }
 
 /* Not finite, or only too large for float16: 65520 is, the float below is not. */
-static void test_rows_bad(void **state)
+TEST(test_rows_bad)
 {
-    (void)state;
     qt_rng rng = qt_rng_start(__func__);
     static const double values[] = {NAN, INFINITY, -INFINITY, 65520.0, -70000.0, 1e30};
     for (int t = 0; t < 3; t++)
@@ -316,9 +304,8 @@ static void test_rows_bad(void **state)
 #ifdef QC_CUDA_SHIM
 /* Rows of 9000 columns are 16 runs in shared memory, 33 KB: four blocks are wanted where two of the
  * largest kind would be. */
-static void test_rows_resident(void **state)
+TEST(test_rows_resident)
 {
-    (void)state;
     qt_rng rng = qt_rng_start(__func__);
     if (qd.device.sm != 90)
         skip(); /* the numbers below are an sm_90's */
@@ -336,7 +323,7 @@ static void test_rows_resident(void **state)
 
 /* More than a grid can have, where a grid has one block or three: thread blocks go round. A device
  * comes to that with 2^31 thread blocks only. */
-static void test_grid_steps(void **state)
+TEST(test_grid_steps)
 {
     static const uint64_t shapes[][2] = {{130, 16}, {40, 1024}, {5, 2100}};
     qt_rng rng = qt_rng_start(__func__);
@@ -364,9 +351,8 @@ static void test_grid_steps(void **state)
 /* ---- arguments --------------------------------------------------------------------------------
  */
 
-static void test_arguments(void **state)
+TEST(test_arguments)
 {
-    (void)state;
     uint64_t bad = 0;
     qc_cuda_blocks b = {.dtype = QC_DTYPE_F32, .n = 64, .block_elems = 48, .bad = &bad};
     assert_int_equal(qc_cuda_nf4_quantize(&b, qd.stream, &qd.err), QC_ERR_USAGE);
@@ -385,26 +371,7 @@ int main(int argc, char **argv)
 {
     slow = argc > 1 && strcmp(argv[1], "--slow") == 0;
     qd_start();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_kinds),
-        cmocka_unit_test(test_patterns),
-        cmocka_unit_test(test_sizes),
-        cmocka_unit_test(test_alignment),
-        cmocka_unit_test(test_block_sizes),
-        cmocka_unit_test(test_bad),
-        cmocka_unit_test(test_bad_patterns),
-        cmocka_unit_test(test_rows_shapes),
-        cmocka_unit_test(test_rows_kinds),
-        cmocka_unit_test(test_rows_ties),
-        cmocka_unit_test(test_rows_bad),
-        cmocka_unit_test(test_arguments),
-        cmocka_unit_test(test_rows_without_errors),
-#ifdef QC_CUDA_SHIM
-        cmocka_unit_test(test_grid_steps),
-        cmocka_unit_test(test_rows_resident),
-#endif
-    };
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = test_run_all(NULL);
     qd_end();
     return failed;
 }

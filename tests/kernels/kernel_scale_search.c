@@ -122,11 +122,10 @@ static void check_ways(blocks_case c, qd_kind kind, qt_rng *rng)
 }
 
 /* Integers of all kinds, groups and dtypes of scales. */
-static void test_integers(void **state)
+TEST(test_integers)
 {
     static const qc_form_ops *const forms[] = {&qc_form_w4a16, &qc_form_w8a16, &qc_form_w8a8};
     static const uint32_t blocks[] = {128, 32, 64, 256, 2048};
-    (void)state;
     qt_rng rng = qt_rng_start(__func__);
     unsigned turn = 0;
     for (int f = 0; f < 3; f++)
@@ -149,9 +148,8 @@ static void test_integers(void **state)
             }
 }
 
-static void test_kinds(void **state)
+TEST(test_kinds)
 {
-    (void)state;
     qt_rng rng = qt_rng_start(__func__);
     static const uint32_t blocks[] = {32, 64, 128, 256};
     for (int nf4 = 0; nf4 < 2; nf4++)
@@ -169,9 +167,8 @@ static void test_kinds(void **state)
 }
 
 /* Several groups, of which the last is short, ends in a short block, and that at an odd element. */
-static void test_groups(void **state)
+TEST(test_groups)
 {
-    (void)state;
     qt_rng rng = qt_rng_start(__func__);
     for (int nf4 = 0; nf4 < 2; nf4++)
         for (int t = 0; t < (slow ? 3 : 1); t++) {
@@ -183,9 +180,8 @@ static void test_groups(void **state)
         }
 }
 
-static void test_sizes(void **state)
+TEST(test_sizes)
 {
-    (void)state;
     qt_rng rng = qt_rng_start(__func__);
     static const uint64_t sizes[] = {0, 1, 31, 63, 64, 65, 127, 1023, 1024};
     for (int nf4 = 0; nf4 < 2; nf4++)
@@ -195,9 +191,8 @@ static void test_sizes(void **state)
         }
 }
 
-static void test_block_sizes(void **state)
+TEST(test_block_sizes)
 {
-    (void)state;
     qt_rng rng = qt_rng_start(__func__);
     for (int nf4 = 0; nf4 < 2; nf4++)
         for (uint32_t block = 32; block <= 4096; block *= 2)
@@ -210,9 +205,8 @@ static void test_block_sizes(void **state)
             }
 }
 
-static void test_alignment(void **state)
+TEST(test_alignment)
 {
-    (void)state;
     qt_rng rng = qt_rng_start(__func__);
     for (int nf4 = 0; nf4 < 2; nf4++)
         for (int t = 0; t < 3; t++)
@@ -228,9 +222,8 @@ static void test_alignment(void **state)
 }
 
 /* Offsets that no scale is near, and such that there is little else. */
-static void test_offsets(void **state)
+TEST(test_offsets)
 {
-    (void)state;
     qt_rng rng = qt_rng_start(__func__);
     static const float offsets[] = {0.0f, 0.25f, -0.5f, 1e-30f, 3e38f, 0x1p-140f};
     void *src = qd_source(&rng, QD_NORMAL, QC_DTYPE_BF16, 900);
@@ -250,9 +243,8 @@ static void test_offsets(void **state)
 }
 
 /* Several bad elements: the lowest is named, whichever thread or block has it. */
-static void test_bad(void **state)
+TEST(test_bad)
 {
-    (void)state;
     qt_rng rng = qt_rng_start(__func__);
     static const uint32_t blocks[] = {64, 128, 512};
     for (int nf4 = 0; nf4 < 2; nf4++)
@@ -341,9 +333,8 @@ static void check_integer_rows(qz_rows r)
     }
 }
 
-static void test_integer_rows(void **state)
+TEST(test_integer_rows)
 {
-    (void)state;
     qt_rng rng = qt_rng_start(__func__);
     static const uint64_t shapes[][2] = {{0, 5},    {1, 2},    {17, 6},   {5, 63},
                                          {3, 1024}, {2, 1026}, {2, 2880}, {1, 17408}};
@@ -369,9 +360,8 @@ static void test_integer_rows(void **state)
 }
 
 /* What float16 does not hold is a weight like any other here. */
-static void test_integer_rows_bad(void **state)
+TEST(test_integer_rows_bad)
 {
-    (void)state;
     qt_rng rng = qt_rng_start(__func__);
     for (int t = 0; t < 3; t++)
         for (int round = 0; round < (slow ? 20 : 4); round++) {
@@ -386,9 +376,8 @@ static void test_integer_rows_bad(void **state)
         }
 }
 
-static void test_rows_shapes(void **state)
+TEST(test_rows_shapes)
 {
-    (void)state;
     qt_rng rng = qt_rng_start(__func__);
     static const uint64_t shapes[][2] = {{0, 5},    {3, 0},    {1, 1},    {17, 3},   {5, 63},
                                          {3, 1023}, {3, 1024}, {2, 1025}, {2, 2880}, {1, 17408}};
@@ -403,9 +392,8 @@ static void test_rows_shapes(void **state)
         }
 }
 
-static void test_rows_kinds(void **state)
+TEST(test_rows_kinds)
 {
-    (void)state;
     qt_rng rng = qt_rng_start(__func__);
     for (int t = 0; t < 3; t++)
         for (int k = 0; k < QD_KINDS; k += (int)qt_every(4)) {
@@ -416,9 +404,8 @@ static void test_rows_kinds(void **state)
         }
 }
 
-static void test_rows_bad(void **state)
+TEST(test_rows_bad)
 {
-    (void)state;
     qt_rng rng = qt_rng_start(__func__);
     for (int t = 0; t < 3; t++)
         for (int round = 0; round < (slow ? 20 : 4); round++) {
@@ -437,9 +424,8 @@ static void test_rows_bad(void **state)
 /* ---- the rest ---- */
 
 /* Four entries of the screen are added in 16 bits. */
-static void test_tables(void **state)
+TEST(test_tables)
 {
-    (void)state;
     static qc_cuda_search_tables t;
     qc_cuda_search_tables_fill(&t);
     uint32_t most = 0;
@@ -450,9 +436,8 @@ static void test_tables(void **state)
     QT_CHECK(most > 0 && most < 1u << 14, "an entry of %u", most);
 }
 
-static void test_arguments(void **state)
+TEST(test_arguments)
 {
-    (void)state;
     uint64_t bad = 0;
     qc_cuda_search_blocks_job b = {.dtype = QC_DTYPE_F32, .n = 64, .block_elems = 48, .bad = &bad};
     assert_int_equal(qc_cuda_search_blocks(&b, qd.stream, &qd.err), QC_ERR_USAGE);
@@ -473,9 +458,8 @@ static void test_arguments(void **state)
 
 #ifdef QC_CUDA_SHIM
 /* Grids of one block or three go round. */
-static void test_grid_steps(void **state)
+TEST(test_grid_steps)
 {
-    (void)state;
     qt_rng rng = qt_rng_start(__func__);
     for (unsigned grid = 1; grid <= 3; grid += 2) {
         qc_shim_set_grid(grid);
@@ -500,20 +484,7 @@ int main(int argc, char **argv)
     qd_start();
     qc_cuda_search_tables_fill(&t);
     tables = qd_new_from(&t, sizeof t, 0);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_tables),       cmocka_unit_test(test_kinds),
-        cmocka_unit_test(test_integers),     cmocka_unit_test(test_groups),
-        cmocka_unit_test(test_sizes),        cmocka_unit_test(test_block_sizes),
-        cmocka_unit_test(test_alignment),    cmocka_unit_test(test_offsets),
-        cmocka_unit_test(test_bad),          cmocka_unit_test(test_rows_shapes),
-        cmocka_unit_test(test_rows_kinds),   cmocka_unit_test(test_rows_bad),
-        cmocka_unit_test(test_integer_rows), cmocka_unit_test(test_integer_rows_bad),
-        cmocka_unit_test(test_arguments),
-#ifdef QC_CUDA_SHIM
-        cmocka_unit_test(test_grid_steps),
-#endif
-    };
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = test_run_all(NULL);
     qd_drop(&tables);
     qd_end();
     return failed;

@@ -189,11 +189,10 @@ static void check(const qc_matmul_plan *p, const km_spec *spec, const qc_weights
  * is room for in some; and blocks with several tiles. Then K in equal parts. K has 9 steps, the
  * last one half; 10; or 6, where parts begin within the four blocks of a row whose codes of scales
  * lie side by side. */
-static void test_every_worker(void **state)
+TEST(test_every_worker)
 {
     static const uint64_t steps[] = {1, 2, 4, 5, 7, 8, 9, 10, 13, 18, 40}, ms[] = {9, 20, 35, 70};
     static const uint64_t ks[] = {9 * STEP - 64, 10 * STEP, 6 * STEP};
-    (void)state;
     for (size_t i = 0; of->workers && i < COUNT(steps); i += qt_every(5))
         for (int equal = 0; equal < 2; equal++) {
             const int large = is_tiles() && i % 4 == 3; /* tiles of 128 rows of x */
@@ -272,10 +271,9 @@ static void check_group(const qc_cuda_device *d, const km_spec *like, km_job job
     }
 }
 
-static void test_groups(void **state)
+TEST(test_groups)
 {
     static const uint64_t ms[] = {10, 31, 70, 200}, ks[] = {512, 640, 1184};
-    (void)state;
     for (unsigned v = 0; v < 12; v += qt_every(5)) {
         const qc_cuda_device d = device(is_tiles() && v / 3 == 3 ? 80 : 0, v % 2 ? 16 : 3, 0);
         const km_spec like = {.kind = kinds[v % 3],
@@ -292,12 +290,11 @@ static void test_groups(void **state)
 }
 
 /* Rows and columns that begin and end at borders of what is packed. */
-static void test_slices(void **state)
+TEST(test_slices)
 {
     static const qc_weights_part parts[] = {
         {64, 236, 256, 512}, {128, 64, 0, 1024}, {0, 300, 768, 256}, {192, 108, 512, 512}};
     const qc_cuda_device d = device(0, 4, 0);
-    (void)state;
     for (size_t i = 0; of->workers && i < COUNT(parts); i += qt_every(3)) {
         const km_spec spec = {.kind = i == 2 ? QC_FORM_INT8_BLOCKS : QC_FORM_NF4,
                               .n = 300,
@@ -319,7 +316,7 @@ static void test_slices(void **state)
 /* What a plan promises, for all that it decides: no tile has more parts than there is room for, and
  * blocks that go on from tile to tile are one wave. The shapes that tiles are for fill the device.
  */
-static void test_plans(void **state)
+TEST(test_plans)
 {
     static const uint64_t shapes[][2] = {{28672, 8192}, {8192, 28672}, {8192, 8192}, {1024, 8192},
                                          {57344, 8192}, {10240, 8192}, {2880, 2880}, {1, 64},
@@ -327,7 +324,6 @@ static void test_plans(void **state)
     const qc_cuda_device devices[] = {device(0, 132, 0), device(80, 108, 163), device(86, 82, 99),
                                       device(89, 128, 99)};
     unsigned shared = 0;
-    (void)state;
     for (size_t i = 0; of->workers && i < (is_tiles() ? COUNT(devices) : 1); i++)
         for (size_t j = 0; j < COUNT(shapes); j++)
             for (uint64_t m = is_tiles() ? 9 : 1; m <= 600; m += m < 70 ? 1 : 37) {
@@ -366,9 +362,8 @@ static void test_plans(void **state)
 #ifdef QC_CUDA_SHIM
 /* A block whose shared memory begins where the kernel has no room: the handle says so, no element
  * of y is written, and the device goes on. */
-static void test_no_room(void **state)
+TEST(test_no_room)
 {
-    (void)state;
     for (unsigned t = 0; of->workers && t < 2; t++) {
         const km_spec spec = km_next_spec(t * 2, 260, 448);
         const km_job job = {.m = 12, .x_dtype = QC_DTYPE_F16, .y_dtype = QC_DTYPE_F16};
@@ -421,14 +416,13 @@ static const km_spec specs[][SPECS] = {
 };
 
 /* Tables and rings for every amount of shared memory. */
-static void test_every_memory(void **state)
+TEST(test_every_memory)
 {
     static const struct {
         uint32_t kib;
         unsigned sm;
     } devices[] = {{227, 90}, {227, 100}, {163, 80}, {99, 86}};
     static const uint64_t ms[] = {12, 30, 50, 115};
-    (void)state;
     uint32_t most = qc_matmul_device(handle)->shared_block_bytes;
     for (size_t i = 0; is_tiles() && i < COUNT(devices); i++)
         for (unsigned v = 0; v < 12; v += qt_every(4)) {
@@ -456,9 +450,8 @@ static int takes(const qc_cuda_device *d, const qc_matmul_shape *s, int aligned)
     return qc_tiles_takes(d, s, &p);
 }
 
-static void test_takes(void **state)
+TEST(test_takes)
 {
-    (void)state;
     const qc_cuda_device h200 = device(90, 132, 227), rtx = device(86, 82, 99);
     const qc_cuda_device t4 = device(75, 40, 64);
     const km_spec spec = {.kind = QC_FORM_NF4, .n = 8192, .k = 8192, .block = 64};
@@ -481,7 +474,7 @@ static void test_takes(void **state)
 
 /* How many rows of x a tile has: two tiles of 64 are one of 128 where both have rows, weights are
  * scaled in the loop, and wgmma does not take so many rows anyway. */
-static void test_tiles_of_x(void **state)
+TEST(test_tiles_of_x)
 {
     static const struct {
         uint64_t m;
@@ -490,7 +483,6 @@ static void test_tiles_of_x(void **state)
                 {128, 128, 64}, {129, 64, 64}, {192, 64, 64},  {193, 128, 64}, {256, 128, 64},
                 {257, 64, 64},  {320, 64, 64}, {321, 128, 64}, {4096, 128, 64}};
     static const unsigned sms[] = {80, 87, 100, 103, 110, 90};
-    (void)state;
     for (size_t i = 0; is_tiles() && i < COUNT(rows); i++)
         for (size_t j = 0; j < COUNT(sms); j++) {
             const qc_cuda_device d = device(sms[j], 108, 163);
@@ -511,10 +503,9 @@ static const qc_cuda_device v100 = {
 #ifdef QC_CUDA_SHIM
 /* Tiles of 64 rows of NF4, which no other device has: from one step of k to many, with a last one
  * that is not whole, and tiles of x that are not. */
-static void test_64_rows(void **state)
+TEST(test_64_rows)
 {
     static const uint64_t ms[] = {33, 64, 107}, ks[] = {32, 128, 416, 1184};
-    (void)state;
     for (unsigned i = 0; !of->workers && i < 3; i++)
         for (unsigned j = 0; j < 4; j++) {
             const km_spec like = {
@@ -527,9 +518,8 @@ static void test_64_rows(void **state)
 #endif
 
 /* Tiles of x: on sm_70 two of 32 rows are one of 64 where both have rows. */
-static void test_tiles_of_884(void **state)
+TEST(test_tiles_of_884)
 {
-    (void)state;
     static const struct {
         uint64_t m;
         uint32_t with, without;
@@ -551,9 +541,8 @@ static void test_tiles_of_884(void **state)
 }
 
 /* Of a V100 the busiest multiprocessor has little more than its share. */
-static void test_shares_of_884(void **state)
+TEST(test_shares_of_884)
 {
-    (void)state;
     static const uint64_t shapes[][2] = {{28672, 8192}, {8192, 28672}, {8192, 8192}, {1024, 8192}};
     for (size_t i = 0; !of->workers && i < COUNT(shapes); i++)
         for (uint64_t m = 1; m <= 64; m *= 2) {
@@ -581,16 +570,6 @@ static int is_here(const kernel *k)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_worker),  cmocka_unit_test(test_groups),
-        cmocka_unit_test(test_slices),        cmocka_unit_test(test_plans),
-        cmocka_unit_test(test_every_memory),  cmocka_unit_test(test_takes),
-        cmocka_unit_test(test_tiles_of_x),    cmocka_unit_test(test_tiles_of_884),
-        cmocka_unit_test(test_shares_of_884),
-#ifdef QC_CUDA_SHIM
-        cmocka_unit_test(test_no_room),       cmocka_unit_test(test_64_rows),
-#endif
-    };
     int failed = 0;
     slow = argc > 1 && strcmp(argv[1], "--slow") == 0;
     const char *only = argc > 1 + slow ? argv[1 + slow] : NULL;
@@ -602,7 +581,7 @@ int main(int argc, char **argv)
         of = &kernels[i];
         rng.state = 18;
         if ((!only || strcmp(only, of->name) == 0) && is_here(of))
-            failed += cmocka_run_group_tests_name(of->name, tests, NULL, NULL);
+            failed += test_run_all(of->name);
     }
     qc_matmul_destroy(handle);
     return failed;

@@ -105,9 +105,8 @@ static void compare_values(const km_weight *whole, const km_weight *part, const 
     km_data_free(&some);
 }
 
-static void test_every_path(void **state)
+TEST(test_every_path)
 {
-    (void)state;
     unsigned turn = 0;
     for (size_t i = 0; i < COUNT(specs); i++)
         for (unsigned odd = 0; odd < 2; odd++) { /* 640 columns, or 621 that are repacked */
@@ -137,9 +136,8 @@ static void test_every_path(void **state)
 }
 
 /* A part of a part is the part of the whole. */
-static void test_part_of_a_part(void **state)
+TEST(test_part_of_a_part)
 {
-    (void)state;
     const km_spec spec = {.kind = QC_FORM_NF4, .n = 96, .k = 512, .block = 64, .nested = 1};
     const qc_weights_part outer = {16, 80, 128, 384}, inner = {8, 33, 64, 160};
     km_weight whole, part;
@@ -156,10 +154,9 @@ static void test_part_of_a_part(void **state)
 }
 
 /* Integers have one path. They are cut at multiples of 32, too. */
-static void test_integers(void **state)
+TEST(test_integers)
 {
     static const qc_form_kind kinds[] = {QC_FORM_W4A16, QC_FORM_W8A16, QC_FORM_W8A8};
-    (void)state;
     for (size_t i = 0; i < COUNT(kinds); i++)
         for (unsigned odd = 0; odd < 2; odd++) {
             const km_spec spec = {.kind = kinds[i],
@@ -182,9 +179,8 @@ static void test_integers(void **state)
 
 /* Every path and kernel, with every part of an epilogue and with all of them, in both dtypes, whole
  * and with K split as a little workspace has it. */
-static void test_epilogues(void **state)
+TEST(test_epilogues)
 {
-    (void)state;
     static const struct {
         int bias, residual;
         qc_matmul_gate act;
@@ -219,9 +215,8 @@ static void test_epilogues(void **state)
 
 /* Without weights' columns a sum is 0, and y is what the epilogue makes of it. The order of its
  * steps and each rounding: y has the bits of the same steps in float. */
-static void test_epilogue_of_nothing(void **state)
+TEST(test_epilogue_of_nothing)
 {
-    (void)state;
     const km_spec spec = {.kind = QC_FORM_NF4, .n = 21, .k = 0, .block = 64};
     for (int act = QC_MATMUL_NO_GATE; act <= QC_MATMUL_SILU; act++)
         for (int residual = 0; residual <= KM_IN_Y; residual++) {
@@ -259,9 +254,8 @@ static void test_epilogue_of_nothing(void **state)
 
 /* Gate and residual of three weights in one launch, captured once and launched twice: with y as its
  * own residual each launch adds the product again. */
-static void test_group_in_a_graph(void **state)
+TEST(test_group_in_a_graph)
 {
-    (void)state;
     enum { PARTS = 3, M = 5, K = 256 };
     static const uint64_t rows[PARTS] = {128, 64, 96};
     km_spec spec = {.kind = QC_FORM_NF4, .k = K, .block = 64, .nested = 1};
@@ -328,9 +322,8 @@ static void test_group_in_a_graph(void **state)
     }
 }
 
-static void test_epilogue_arguments(void **state)
+TEST(test_epilogue_arguments)
 {
-    (void)state;
     const km_spec spec = {.kind = QC_FORM_NF4, .n = 8, .k = 64, .block = 64};
     km_weight w;
     uint16_t a[512] = {0};
@@ -373,9 +366,8 @@ static void test_epilogue_arguments(void **state)
 }
 
 /* Where a weight can be cut. */
-static void test_refused(void **state)
+TEST(test_refused)
 {
-    (void)state;
     static const struct {
         qc_weights_part part;
         qc_status status;
@@ -419,13 +411,7 @@ int main(void)
         return 77;
     handle = km_handle();
     rng = qt_rng_start("slices");
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_path),       cmocka_unit_test(test_part_of_a_part),
-        cmocka_unit_test(test_integers),         cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_epilogues),        cmocka_unit_test(test_epilogue_of_nothing),
-        cmocka_unit_test(test_group_in_a_graph), cmocka_unit_test(test_epilogue_arguments),
-    };
-    const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    const int failed = test_run_all(NULL);
     qc_matmul_destroy(handle);
     return failed;
 }

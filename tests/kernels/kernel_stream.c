@@ -111,9 +111,8 @@ static void multiply(qc_matmul *h, qt_rng *rng, const km_spec *spec, km_job job)
 }
 
 /* A packed weight may have any number of rows, as its bands are filled up with zeros. */
-static void test_few_packed_rows(void **state)
+TEST(test_few_packed_rows)
 {
-    (void)state;
     static const uint64_t ns[] = {1, 8, 31, 33, 63};
     qt_rng rng = qt_rng_start("rows");
     qc_matmul *h = km_handle();
@@ -147,9 +146,8 @@ static void test_few_packed_rows(void **state)
 
 /* Tiles that several blocks share, and, where there is no workspace for it, none. The bits of a sum
  * may differ between the two, its value not. */
-static void test_shared_tiles(void **state)
+TEST(test_shared_tiles)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("shared");
     qc_matmul *h = km_handle();
     unsigned meets = 0, whole = 0;
@@ -176,9 +174,8 @@ static void test_shared_tiles(void **state)
 }
 
 /* BF16 has float's range: columns of 64 far from each other in size, next to nothing, and zeros. */
-static void test_bf16_range(void **state)
+TEST(test_bf16_range)
 {
-    (void)state;
     static const int powers[] = {0, -126, 100, -133, 30, -60, 7, -20};
     qt_rng rng = qt_rng_start("range");
     qc_matmul *h = km_handle();
@@ -210,9 +207,8 @@ static void test_bf16_range(void **state)
 
 /* Blocks of threads with several tiles, some of which end in one and begin in the next; warps that
  * have nothing of a tile and go on at once. */
-static void test_few_blocks(void **state)
+TEST(test_few_blocks)
 {
-    (void)state;
     static const uint64_t ks[] = {192, 576, 1024, 4096};
     qt_rng rng = qt_rng_start("few");
     qc_matmul *h = km_handle();
@@ -344,9 +340,8 @@ static void group_run_packed(group *g, const qc_matmul *h, qc_matmul_path path)
 }
 
 /* All paths, alike and unlike weights, groups of 1 to 8: each y is right. */
-static void test_groups(void **state)
+TEST(test_groups)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("groups");
     qc_matmul *h = km_handle();
     const qc_matmul_path paths[] = {QC_MATMUL_MMA_16816, QC_MATMUL_AUTO, QC_MATMUL_GEMV,
@@ -400,9 +395,8 @@ static void expect_group(const group *g, const qc_matmul *h, uint32_t count, con
               QC_ERR_USAGE, &err, words);
 }
 
-static void test_group_arguments(void **state)
+TEST(test_group_arguments)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("arguments");
     qc_matmul *h = km_handle();
     km_spec specs[2] = {{.kind = QC_FORM_NF4, .n = 64, .k = 128, .block = 64},
@@ -465,9 +459,8 @@ static void expect_fault(qc_matmul_call *c, uint32_t *fault, uint32_t want, uint
 /* A tile that 16 blocks of threads share, with a workspace that was not made ready, then (on the
  * shim, where that can be had) with shared memory that begins too late, then with all as it has to
  * be: as if nothing had happened. */
-static void test_faults(void **state)
+TEST(test_faults)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("faults");
     qc_matmul *h = km_handle();
     km_spec spec = {.kind = QC_FORM_NF4, .n = 64, .k = 1216, .block = 64, .nested = 1};
@@ -543,11 +536,5 @@ int main(int argc, char **argv)
         print_message("skipped: this device is sm_%u\n", sm);
         return 77;
     }
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_few_packed_rows), cmocka_unit_test(test_shared_tiles),
-        cmocka_unit_test(test_few_blocks),      cmocka_unit_test(test_bf16_range),
-        cmocka_unit_test(test_groups),          cmocka_unit_test(test_group_arguments),
-        cmocka_unit_test(test_faults),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run_all(NULL);
 }

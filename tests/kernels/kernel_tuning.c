@@ -11,9 +11,8 @@ static qc_matmul_tuned row(uint64_t n, uint64_t k, uint64_t least, uint64_t most
 
 /* ---- lookup ---- */
 
-static void test_lookup(void **state)
+TEST(test_lookup)
 {
-    (void)state;
     const qc_cuda_device h = device(90, 132, 40), other = device(90, 114, 40),
                          a = device(80, 132, 40);
     const qc_matmul_tuned rows[] = {
@@ -54,9 +53,8 @@ static void expect_refused(qc_matmul_tuned wrong, const char *words)
     QT_CHECK(strstr(err.msg, "row 1"), "'%s' does not say which row", err.msg);
 }
 
-static void test_check(void **state)
+TEST(test_check)
 {
-    (void)state;
     qc_error err = {0};
     expect_refused(row(64, 128, 0, 8, QC_MATMUL_GEMV, 0, 0), "found 0 to 8");
     expect_refused(row(64, 128, 9, 8, QC_MATMUL_GEMV, 0, 0), "found 9 to 8");
@@ -75,9 +73,8 @@ static void test_check(void **state)
 
 /* ---- the plan ---- */
 
-static void test_plan(void **state)
+TEST(test_plan)
 {
-    (void)state;
     const qc_cuda_device h = device(90, 132, 40), v = device(70, 80, 40);
     qc_matmul_shape s = shape(4, 1024, 8192);
     const qc_matmul_plan own = plan_of(&h, &s, QC_MATMUL_AUTO, 0);
@@ -156,9 +153,8 @@ static void test_plan(void **state)
 
 /* The answer for max_m rows is enough for any number up to that, so that no plan is another one for
  * want of room. */
-static void test_workspace(void **state)
+TEST(test_workspace)
 {
-    (void)state;
     static const qc_matmul_path paths[] = {QC_MATMUL_GEMV, QC_MATMUL_MMA_884, QC_MATMUL_MMA_16816,
                                            QC_MATMUL_DEQUANT_GEMM, QC_MATMUL_WGMMA};
     const qc_cuda_device h = device(90, 132, 40);
@@ -220,9 +216,8 @@ static void check_candidates(const qc_cuda_device *d, const qc_matmul_shape *sha
     assert_true(has_wgmma ? wgmma > 0 || limit : wgmma == 0);
 }
 
-static void test_candidates(void **state)
+TEST(test_candidates)
 {
-    (void)state;
     const qc_cuda_device devices[] = {device(70, 80, 40), device(75, 40, 40), device(80, 108, 40),
                                       device(90, 132, 40)};
     static const uint64_t sizes[][2] = {{28672, 8192}, {8192, 28672}, {1024, 8192}, {33, 130}};
@@ -248,9 +243,8 @@ static void test_candidates(void **state)
 
 /* ---- a handle ---- */
 
-static void test_handle(void **state)
+TEST(test_handle)
 {
-    (void)state;
     qc_matmul *h = km_handle();
     qc_error err = {0};
     size_t count = 1;
@@ -283,9 +277,8 @@ static void run_with(qc_matmul *h, const km_weight *w, km_data *d, qc_matmul_pat
     km_run(h, w, d);
 }
 
-static void test_run(void **state)
+TEST(test_run)
 {
-    (void)state;
     qc_matmul *h = km_handle();
     qt_rng rng = qt_rng_start("run");
     const uint64_t n = 48, k = 1664, m = 12;
@@ -334,11 +327,5 @@ int main(void)
 {
     if (km_no_device())
         return 77;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_lookup),     cmocka_unit_test(test_check),
-        cmocka_unit_test(test_plan),       cmocka_unit_test(test_workspace),
-        cmocka_unit_test(test_candidates), cmocka_unit_test(test_handle),
-        cmocka_unit_test(test_run),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run_all(NULL);
 }

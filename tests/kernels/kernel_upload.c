@@ -44,9 +44,8 @@ static qc_status send_worker(qc_team *team, unsigned index, void *ctx, qc_error 
 }
 
 /* A slot that is filled anew before its copy is done would show: work on the shim is late. */
-static void test_every_piece_arrives(void **state)
+TEST(test_every_piece_arrives)
 {
-    (void)state;
     sending s;
     void *v = NULL;
     size_t all = WORKERS * PIECES * SLOT_BYTES;
@@ -83,9 +82,8 @@ static void test_every_piece_arrives(void **state)
     free(got);
 }
 
-static void test_wrong_calls(void **state)
+TEST(test_wrong_calls)
 {
-    (void)state;
     qc_cuda_upload *u = NULL;
     void *pinned = NULL, *memory = NULL;
     assert_int_equal(qc_cuda_upload_create(&u, &qd.device, 0, 1, &qd.err), QC_ERR_USAGE);
@@ -104,9 +102,8 @@ static void test_wrong_calls(void **state)
 }
 
 #ifdef QC_CUDA_SHIM
-static void test_no_memory_to_pin(void **state)
+TEST(test_no_memory_to_pin)
 {
-    (void)state;
     qc_cuda_upload *u = NULL;
     size_t before = qc_shim_allocations(NULL);
     qc_shim_fail_malloc(1);
@@ -120,14 +117,7 @@ static void test_no_memory_to_pin(void **state)
 int main(void)
 {
     qd_start();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_piece_arrives),
-        cmocka_unit_test(test_wrong_calls),
-#ifdef QC_CUDA_SHIM
-        cmocka_unit_test(test_no_memory_to_pin),
-#endif
-    };
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = test_run_all(NULL);
     qd_end();
     return failed;
 }

@@ -32,7 +32,7 @@ static void mean_errors(const float *x, const float *restored, double *mean_abs,
     *mean_rel = sum_rel / ELEMS;
 }
 
-static void test_nf4_limits(void **state)
+TEST(test_nf4_limits)
 {
     qt_rng rng = qt_rng_start("nf4 limits");
     float *x = qt_alloc(ELEMS, sizeof *x), *restored = qt_alloc(ELEMS, sizeof *restored);
@@ -41,7 +41,6 @@ static void test_nf4_limits(void **state)
     uint8_t *codes = qt_alloc(ELEMS / 2, 1), *scales = qt_alloc(ELEMS / 32, 1);
     uint64_t overflow;
     qc_piece_sums sums;
-    (void)state;
     for (uint64_t i = 0; i < ELEMS; i++)
         x[i] = qt_randn(&rng);
     for (unsigned l = 0; l < 8; l++) {
@@ -82,7 +81,7 @@ static void test_nf4_limits(void **state)
     free(scales);
 }
 
-static void test_int8_limits(void **state)
+TEST(test_int8_limits)
 {
     qt_rng rng = qt_rng_start("int8 limits");
     float *x = qt_alloc(ELEMS, sizeof *x), *restored = qt_alloc(ELEMS, sizeof *restored);
@@ -91,7 +90,6 @@ static void test_int8_limits(void **state)
     uint64_t overflow, off_by_one = 0;
     double mean_abs, mean_rel;
     qc_piece_sums sums;
-    (void)state;
     for (uint64_t i = 0; i < ELEMS; i++)
         x[i] = qt_randn(&rng);
     ops->int8_rows_quantize(x, QC_DTYPE_F32, SIDE, SIDE, codes, scales, &sums);
@@ -133,7 +131,7 @@ static void test_int8_limits(void **state)
 
 /* Quantizing what was restored gives the same codes and scales: the largest element of a block has
  * code 0 or 15, whose value is +-1, so absmax comes back as it was. */
-static void test_idempotence(void **state)
+TEST(test_idempotence)
 {
     static const uint64_t n = 40000 + 13;
     qt_rng rng = qt_rng_start("idempotence");
@@ -142,7 +140,6 @@ static void test_idempotence(void **state)
     uint8_t *codes[2] = {qt_alloc(n, 1), qt_alloc(n, 1)};
     uint64_t overflow;
     qc_piece_sums sums;
-    (void)state;
     for (uint32_t block = 32; block <= 4096; block *= 2) {
         for (unsigned round = 0; round < 6; round++) {
             double scale = round == 0 ? 1.0 : pow(10.0, 70.0 * qt_uniform(&rng) - 35.0);
@@ -176,11 +173,6 @@ static void test_idempotence(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_nf4_limits),
-        cmocka_unit_test(test_int8_limits),
-        cmocka_unit_test(test_idempotence),
-    };
     int failed = 0;
     for (int isa = 0; isa < QC_ISA_COUNT; isa++) {
         ops = qc_quant_ops_for((qc_isa)isa);
@@ -188,7 +180,7 @@ int main(void)
             continue;
         printf("%s\n", qc_isa_name(ops->isa));
         fflush(stdout);
-        failed += cmocka_run_group_tests(tests, NULL, NULL);
+        failed += test_run_all(NULL);
     }
     return failed ? 1 : 0;
 }

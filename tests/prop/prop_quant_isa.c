@@ -336,10 +336,9 @@ static unsigned char *make_source(qt_rng *rng, kind k, qc_dtype dtype, uint64_t 
 
 /* ---- tests ----------------------------------------------------------------------------------- */
 
-static void test_block_quantizers(void **state)
+TEST(test_block_quantizers)
 {
     qt_rng rng = qt_rng_start("block quantizers");
-    (void)state;
     for (unsigned b = 0; b < 8; b++) {
         uint32_t block = block_sizes[b];
         const uint64_t sizes[] = {
@@ -359,10 +358,9 @@ static void test_block_quantizers(void **state)
     }
 }
 
-static void test_random_lengths(void **state)
+TEST(test_random_lengths)
 {
     qt_rng rng = qt_rng_start("random lengths");
-    (void)state;
     for (unsigned round = 0; round < 3000; round++) {
         uint64_t n = qt_below(&rng, 1500);
         unsigned shift = (unsigned)qt_below(&rng, 16);
@@ -380,11 +378,10 @@ static void test_random_lengths(void **state)
 }
 
 /* Every finite pattern of both 16-bit types, in order and shuffled. */
-static void test_every_half(void **state)
+TEST(test_every_half)
 {
     qt_rng rng = qt_rng_start("every half");
     uint16_t *all = qt_alloc(65536, sizeof *all);
-    (void)state;
     for (unsigned d = 2; d < 4; d++) {
         qc_dtype dtype = qt_float_types[d];
         uint64_t n = 0;
@@ -409,12 +406,11 @@ static void test_every_half(void **state)
     free(all);
 }
 
-static void test_rows(void **state)
+TEST(test_rows)
 {
     static const uint64_t widths[] = {1,  2,  7,   8,   15,   16,   17,   31,   32,
                                       33, 63, 100, 255, 1023, 1024, 1025, 2048, 3079};
     qt_rng rng = qt_rng_start("int8 rows");
-    (void)state;
     for (unsigned w = 0; w < sizeof widths / sizeof *widths; w++) {
         for (unsigned d = 0; d < 4; d++) {
             for (unsigned k = 0; k < KINDS; k++) {
@@ -440,13 +436,12 @@ static void test_rows(void **state)
 }
 
 /* An offender at every index, alone and with a second one behind it. */
-static void test_offenders(void **state)
+TEST(test_offenders)
 {
     static const double offenders[] = {(double)NAN, (double)INFINITY, -(double)INFINITY,
                                        65519.0,     65520.0,          -1e6,
                                        1e300,       0x1.fffffefp127,  0x1.ffffffp127};
     qt_rng rng = qt_rng_start("offenders");
-    (void)state;
     for (unsigned d = 0; d < 4; d++) {
         qc_dtype dtype = qt_float_types[d];
         for (unsigned o = 0; o < sizeof offenders / sizeof *offenders; o++) {
@@ -469,13 +464,12 @@ static void test_offenders(void **state)
     }
 }
 
-static void test_dequantizers(void **state)
+TEST(test_dequantizers)
 {
     static const qc_dtype targets[3] = {QC_DTYPE_F32, QC_DTYPE_F16, QC_DTYPE_BF16};
     qt_rng rng = qt_rng_start("dequantizers");
     float *scales = qt_alloc(20000, sizeof *scales), map[16];
     unsigned char *codes = qt_alloc(20000, 1);
-    (void)state;
     for (unsigned round = 0; round < 3000; round++) {
         uint32_t block = block_sizes[qt_below(&rng, round % 10 ? 4 : 8)];
         uint32_t cols = 1 + (uint32_t)qt_below(&rng, round % 10 ? 200 : 3000);
@@ -504,11 +498,10 @@ static void test_dequantizers(void **state)
     free(codes);
 }
 
-static void test_nested(void **state)
+TEST(test_nested)
 {
     qt_rng rng = qt_rng_start("nested");
     float *a = qt_alloc(4000, sizeof *a);
-    (void)state;
     /* on and beside every threshold: a leading 1 makes the inverse 1 */
     for (int ulps = -3; ulps <= 3; ulps++) {
         for (unsigned g = 0; g < 2; g++) {
@@ -556,11 +549,10 @@ static void test_nested(void **state)
     free(a);
 }
 
-static void test_casts(void **state)
+TEST(test_casts)
 {
     qt_rng rng = qt_rng_start("casts");
     uint16_t *halves = qt_alloc(65536, sizeof *halves);
-    (void)state;
     for (uint32_t u = 0; u < 65536; u++)
         halves[u] = (uint16_t)u;
     for (unsigned to = 0; to < 4; to++) {
@@ -590,12 +582,6 @@ static void test_casts(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_block_quantizers), cmocka_unit_test(test_random_lengths),
-        cmocka_unit_test(test_every_half),       cmocka_unit_test(test_rows),
-        cmocka_unit_test(test_offenders),        cmocka_unit_test(test_dequantizers),
-        cmocka_unit_test(test_nested),           cmocka_unit_test(test_casts),
-    };
     int failed = 0;
     for (int isa = QC_ISA_SCALAR + 1; isa < QC_ISA_COUNT; isa++)
         if (qt_has_table((qc_isa)isa))
@@ -604,7 +590,7 @@ int main(void)
         fflush(stdout);
         ops[0] = qc_quant_ops_for(QC_ISA_SCALAR);
         ops[1] = tables[t];
-        failed += cmocka_run_group_tests_name(qc_isa_name(tables[t]->isa), tests, NULL, NULL);
+        failed += test_run_all(qc_isa_name(tables[t]->isa));
     }
     if (table_count == 0)
         return 77;

@@ -61,10 +61,9 @@ static void check_equal(const result *a, const result *b, uint64_t n, int errors
 }
 
 /* Blocks of absmax and 63 others, so that every bfloat16 up to absmax is in one of them. */
-static void test_every_bf16(void **state)
+TEST(test_every_bf16)
 {
     static const unsigned exponents[] = {0, 1, 20, 26, 27, 28, 127, 251, 252, 253, 254};
-    (void)state;
     uint16_t *src = qt_alloc(66000 * 64 / 63 + 4096, sizeof *src);
     result a = result_new(70000), b = result_new(70000);
     for (unsigned e = 0; e < sizeof exponents / sizeof *exponents; e++) {
@@ -98,9 +97,8 @@ static void test_every_bf16(void **state)
 }
 
 /* Groups with tiny, huge, all-zero and bad blocks here and there. */
-static void test_odd_blocks_in_runs(void **state)
+TEST(test_odd_blocks_in_runs)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("odd blocks");
     const uint64_t most = 64 * GROUP * 64;
     uint16_t *src = qt_alloc(most, sizeof *src);
@@ -132,9 +130,8 @@ static void test_odd_blocks_in_runs(void **state)
 }
 
 /* Each group of 256: 1.0, which makes the inverse 1, and floats around a threshold. */
-static void test_nested_thresholds(void **state)
+TEST(test_nested_thresholds)
 {
-    (void)state;
     enum { GROUPS = 255 };
     float *d = qt_alloc(GROUPS * QC_NESTED_BLOCK, sizeof *d);
     uint8_t *a = qt_alloc(GROUPS * QC_NESTED_BLOCK, 1), *b = qt_alloc(GROUPS * QC_NESTED_BLOCK, 1);
@@ -166,15 +163,10 @@ static void test_nested_thresholds(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_bf16),
-        cmocka_unit_test(test_odd_blocks_in_runs),
-        cmocka_unit_test(test_nested_thresholds),
-    };
     for (int isa = 0; isa < QC_ISA_COUNT; isa++)
         if (qt_has_table((qc_isa)isa))
             tables[table_count++] = qc_quant_ops_for((qc_isa)isa);
     if (table_count < 2)
         return 77;
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run_all(NULL);
 }

@@ -175,9 +175,8 @@ static void compare(const qc_search_ops *ops, const qc_form *form, qc_search_eff
     result_free(&b);
 }
 
-static void blocks_are_equal(void **state)
+TEST(blocks_are_equal)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("blocks_are_equal");
     for (unsigned round = 0; round < 330; round++) {
         const unsigned kind = round % KINDS;
@@ -204,11 +203,10 @@ static void blocks_are_equal(void **state)
     }
 }
 
-static void integers_are_equal(void **state)
+TEST(integers_are_equal)
 {
     static const qc_form_ops *const forms[] = {&qc_form_w4a16, &qc_form_w8a16, &qc_form_w8a8};
     static const qc_dtype scale_types[] = {QC_DTYPE_F32, QC_DTYPE_F16, QC_DTYPE_BF16};
-    (void)state;
     qt_rng rng = qt_rng_start("integers_are_equal");
     for (unsigned round = 0; round < 240; round++) {
         const unsigned kind = round % KINDS;
@@ -229,9 +227,8 @@ static void integers_are_equal(void **state)
     }
 }
 
-static void groups_stand_alone(void **state)
+TEST(groups_stand_alone)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("groups_stand_alone");
     const qc_form form = {.ops = &qc_form_nf4, .block_elems = 32, .nested = 1};
     const uint64_t group = 32 * QC_NESTED_BLOCK, n = 3 * group + 77;
@@ -281,9 +278,8 @@ static void compare_rows(const qc_search_ops *ops, const void *src, qc_dtype dty
     free(scratch);
 }
 
-static void rows_are_equal(void **state)
+TEST(rows_are_equal)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("rows_are_equal");
     for (unsigned round = 0; round < 120; round++) {
         const unsigned kind = round % KINDS;
@@ -308,11 +304,5 @@ int main(void)
         puts("no vector table on this machine");
         return 77;
     }
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(blocks_are_equal),
-        cmocka_unit_test(integers_are_equal),
-        cmocka_unit_test(groups_stand_alone),
-        cmocka_unit_test(rows_are_equal),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run_all(NULL);
 }

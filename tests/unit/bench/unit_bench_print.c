@@ -1,12 +1,6 @@
 /* What qconv bench prints of a made-up result. */
 #include "convert/device/bench.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <string.h>
-
-#include <cmocka.h>
+#include "tests/fixtures/test.h"
 
 static const qc_bench_shape shapes[] = {
     {.model = "Tiny", .layer = "q, o", .n = 64, .k = 128, .count = 2},
@@ -87,7 +81,7 @@ static void lacks(const fixture *f, const char *text)
         fail_msg("'%s' in:\n%s", text, f->out.data);
 }
 
-static void line(void **state)
+TEST_WITH(line, setup, teardown)
 {
     fixture *f = *state;
     assert_int_equal(qc_bench_row_line(&request, &f->r, &f->rows[0], &f->out, NULL), QC_OK);
@@ -95,7 +89,7 @@ static void line(void **state)
                         "Tiny q, o M=1 nf4 gemv: 0.01 us, 50% of the roof, 2.00x fp16");
 }
 
-static void text(void **state)
+TEST_WITH(text, setup, teardown)
 {
     fixture *f = *state;
     assert_int_equal(qc_bench_text(&request, &f->r, &f->arena, &f->out, NULL), QC_OK);
@@ -123,7 +117,7 @@ static void text(void **state)
     has(f, "In 1 the weights together are not more than four times the L2 cache");
 }
 
-static void markdown(void **state)
+TEST_WITH(markdown, setup, teardown)
 {
     fixture *f = *state;
     assert_int_equal(qc_bench_markdown(&request, &f->r, &f->arena, &f->out, NULL), QC_OK);
@@ -145,7 +139,7 @@ static void markdown(void **state)
     has(f, "\nIn 1 the weights together are not more than four times the L2 cache");
 }
 
-static void json(void **state)
+TEST_WITH(json, setup, teardown)
 {
     fixture *f = *state;
     assert_int_equal(qc_bench_json(&request, &f->r, &f->out, NULL), QC_OK);
@@ -159,7 +153,7 @@ static void json(void **state)
 }
 
 /* What was wrong or did not run is named in each form, with its point or without one. */
-static void failed(void **state)
+TEST_WITH(failed, setup, teardown)
 {
     fixture *f = *state;
     qc_bench_failure failures[] = {
@@ -190,7 +184,7 @@ static void failed(void **state)
 }
 
 /* Packed weights stand beside the file's layout; a row without them is not in the table. */
-static void packed(void **state)
+TEST_WITH(packed, setup, teardown)
 {
     fixture *f = *state;
     qc_bench_request q = request;
@@ -236,17 +230,4 @@ static void packed(void **state)
     assert_int_equal(qc_bench_json(&request, &f->r, &f->out, NULL), QC_OK);
     lacks(f, "\"packed\"");
     lacks(f, "packing");
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(line, setup, teardown),
-        cmocka_unit_test_setup_teardown(text, setup, teardown),
-        cmocka_unit_test_setup_teardown(markdown, setup, teardown),
-        cmocka_unit_test_setup_teardown(json, setup, teardown),
-        cmocka_unit_test_setup_teardown(failed, setup, teardown),
-        cmocka_unit_test_setup_teardown(packed, setup, teardown),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,17 +1,11 @@
 /* How qconv bench measures: rotation, launches, order of turns, rounds, percentiles. */
 #include "convert/device/bench.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
+#include "tests/fixtures/test.h"
 
 #define MIB ((uint64_t)1 << 20)
 
-static void copies(void **state)
+TEST(copies)
 {
-    (void)state;
     const uint64_t l2 = 50 * MIB;
     for (uint64_t each = MIB; each < 1000 * MIB; each = each * 3 / 2 + 1) {
         uint64_t n = qc_bench_copies(each, each, l2, UINT64_MAX);
@@ -30,9 +24,8 @@ static void copies(void **state)
     assert_int_equal(qc_bench_copies(MIB, MIB, UINT64_MAX, UINT64_MAX), 256);
 }
 
-static void launches(void **state)
+TEST(launches)
 {
-    (void)state;
     assert_int_equal(qc_bench_launches(6, 20, 7.2, 2000), 282); /* 278 and then whole turns */
     assert_int_equal(qc_bench_launches(2, 20, 5000, 2000), 20);
     assert_int_equal(qc_bench_launches(3, 20, 5000, 2000), 21);
@@ -41,9 +34,8 @@ static void launches(void **state)
     assert_int_equal(qc_bench_launches(1, 20, 0, 2000), 20); /* a clock that stands still */
 }
 
-static void turns(void **state)
+TEST(turns)
 {
-    (void)state;
     const uint32_t two[] = {0, 1, 1, 0, 1, 0, 0, 1};
     for (uint32_t i = 0; i < 8; i++)
         assert_int_equal(qc_bench_turn(i / 4, i % 4, 2), two[i]);
@@ -66,9 +58,8 @@ static void turns(void **state)
         }
 }
 
-static void rounds(void **state)
+TEST(rounds)
 {
-    (void)state;
     assert_int_equal(qc_bench_rounds(30, 0.01, 10), 30);
     assert_int_equal(qc_bench_rounds(30, 1, 20), 20);
     assert_int_equal(qc_bench_rounds(30, 100, 10), 2);
@@ -98,9 +89,8 @@ static double round_seconds(const qc_bench_request *q, const qc_bench_roof *roof
 /* The shapes that the first minutes on a GPU are for: every point gets as many rounds as the
  * others, whatever it costs, and with very little time its two. A share in equal parts gave the
  * first points 30 rounds and left the last ones out. */
-static void shares(void **state)
+TEST(shares)
 {
-    (void)state;
     static const qc_bench_shape shapes[] = {{"given", "a", 28672, 8192, 0, 0, {0}},
                                             {"given", "b", 8192, 28672, 0, 0, {0}},
                                             {"given", "c", 8192, 8192, 0, 0, {0}},
@@ -138,9 +128,8 @@ static void shares(void **state)
     assert_true(qc_bench_share(&q, &r, 0, 0, -1) == 0);
 }
 
-static void spreads(void **state)
+TEST(spreads)
 {
-    (void)state;
     double eleven[] = {10, 2, 8, 4, 6, 0, 7, 3, 9, 5, 1};
     qc_bench_spread s = qc_bench_spread_of(eleven, 11);
     assert_float_equal(s.median, 5, 1e-12);
@@ -164,13 +153,4 @@ static void spreads(void **state)
     assert_int_equal(s.samples, 9);
     assert_int_equal(qc_bench_spread_rate((qc_bench_spread){2, 0, 4, 9}, 8).samples, 0);
     assert_int_equal(qc_bench_spread_rate((qc_bench_spread){0}, 8).samples, 0);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(copies), cmocka_unit_test(launches), cmocka_unit_test(turns),
-        cmocka_unit_test(rounds), cmocka_unit_test(shares),   cmocka_unit_test(spreads),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,17 +1,9 @@
 /* What qconv bench asks and how it counts: shapes, bytes, floors, sums over a layer. */
 #include "convert/device/bench.h"
+#include "tests/fixtures/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
-
-static void shapes_of_models(void **state)
+TEST(shapes_of_models)
 {
-    (void)state;
     qc_bench_request q = {0};
     assert_int_equal(qc_bench_parse_shapes(NULL, NULL, &q, NULL), QC_OK);
     assert_int_equal(q.shape_count, 8);
@@ -25,12 +17,10 @@ static void shapes_of_models(void **state)
     assert_int_equal(weights[1], 218103808);
 }
 
-static void shapes_given(void **state)
+TEST(shapes_given)
 {
-    (void)state;
-    qc_arena arena;
     qc_bench_request q = {0};
-    qc_arena_init(&arena);
+    SCOPED(qc_arena) arena = {0};
     assert_int_equal(qc_bench_parse_shapes("64x96,1X16777216", &arena, &q, NULL), QC_OK);
     assert_int_equal(q.shape_count, 2);
     assert_int_equal(q.shapes[0].n, 64);
@@ -63,16 +53,13 @@ static void shapes_given(void **state)
     for (unsigned i = 1; i <= QC_BENCH_MAX_LIST + 1; i++)
         used += (size_t)snprintf(many + used, sizeof many - used, "%s%ux1", i > 1 ? "," : "", i);
     assert_int_equal(qc_bench_parse_shapes(many, &arena, &q, NULL), QC_ERR_USAGE);
-    qc_arena_deinit(&arena);
 }
 
-static void schemes_and_m(void **state)
+TEST(schemes_and_m)
 {
-    (void)state;
-    qc_arena arena;
     qc_bench_request q = {0};
     qc_error err = {0};
-    qc_arena_init(&arena);
+    SCOPED(qc_arena) arena = {0};
     assert_int_equal(qc_bench_parse_schemes(NULL, &arena, &q, NULL), QC_OK);
     assert_int_equal(q.scheme_count, 2);
     assert_int_equal(q.schemes[0], QC_BENCH_NF4);
@@ -90,12 +77,10 @@ static void schemes_and_m(void **state)
     assert_int_equal(q.m_count, 4);
     assert_int_equal(q.m[0], 1);
     assert_int_equal(q.m[3], 4096);
-    qc_arena_deinit(&arena);
 }
 
-static void bytes(void **state)
+TEST(bytes)
 {
-    (void)state;
     /* 8192 x 8192 in NF4: half a byte, a byte per 64, 4 bytes per 16384, the map. */
     assert_int_equal(qc_bench_weight_bytes(QC_BENCH_NF4, 8192, 8192),
                      33554432 + 1048576 + 16384 + 1024);
@@ -108,9 +93,8 @@ static void bytes(void **state)
     assert_true(qc_bench_flops(4096, 28672, 8192) == 2.0 * 4096 * 28672 * 8192);
 }
 
-static void floors(void **state)
+TEST(floors)
 {
-    (void)state;
     qc_bench_roof roof = {.copy_gbps = {4000, 3900, 4100, 30}, .gemm_tflops = {700, 690, 710, 30}};
     /* 4 MB at 4000 GB/s: 1 us; 7e9 operations at 700 TFLOP/s: 10 us. The later one counts. */
     assert_float_equal(qc_bench_floor_us(&roof, 4000000, 7e7), 1, 1e-9);
@@ -130,9 +114,8 @@ static void floors(void **state)
     assert_float_equal(qc_bench_floor_us(&roof, 4000000, 7e9), 0, 0);
 }
 
-static void sums_of_a_layer(void **state)
+TEST(sums_of_a_layer)
 {
-    (void)state;
     const qc_bench_shape shapes[] = {
         {.model = "one", .layer = "a", .n = 8, .k = 8, .count = 2},
         {.model = "two", .layer = "c", .n = 8, .k = 8, .count = 1},
@@ -168,14 +151,4 @@ static void sums_of_a_layer(void **state)
     assert_int_equal(qc_bench_first_of_model(&q, 0), 1);
     assert_int_equal(qc_bench_first_of_model(&q, 1), 1);
     assert_int_equal(qc_bench_first_of_model(&q, 2), 0);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(shapes_of_models), cmocka_unit_test(shapes_given),
-        cmocka_unit_test(schemes_and_m),    cmocka_unit_test(bytes),
-        cmocka_unit_test(floors),           cmocka_unit_test(sums_of_a_layer),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -46,7 +46,7 @@ static const qc_matmul_path paths[] = {QC_MATMUL_GEMV, QC_MATMUL_MMA_884, QC_MAT
                                        QC_MATMUL_DEQUANT_GEMM, QC_MATMUL_WGMMA};
 static const qc_form_kind kinds[] = {QC_FORM_NF4, QC_FORM_INT8_ROWS, QC_FORM_INT8_BLOCKS};
 
-static void there_and_back(void **state)
+TEST_WITH(there_and_back, set_up, tear_down)
 {
     place *p = *state;
     qt_rng rng = qt_rng_start("there_and_back");
@@ -80,11 +80,10 @@ static void there_and_back(void **state)
                              .rows = rows,
                              .count = count,
                              .times = turn % 2 ? times : NULL};
-        qc_strbuf text, second;
         qc_tuning again;
         qc_error err = {0};
-        qc_strbuf_init(&text, 1u << 20);
-        qc_strbuf_init(&second, 1u << 20);
+        SCOPED(qc_strbuf) text = {.max = 1u << 20};
+        SCOPED(qc_strbuf) second = {.max = 1u << 20};
         assert_int_equal(qc_tuning_text(&t, &text, &err), QC_OK);
         put(p, text.data);
         assert_int_equal(qc_tuning_read(&again, &p->arena, p->path, &err), QC_OK);
@@ -109,8 +108,6 @@ static void there_and_back(void **state)
         again.times = t.times;
         assert_int_equal(qc_tuning_text(&again, &second, &err), QC_OK);
         assert_string_equal(text.data, second.data);
-        qc_strbuf_deinit(&text);
-        qc_strbuf_deinit(&second);
     }
 }
 
@@ -125,7 +122,7 @@ static void there_and_back(void **state)
     "\"mma-16816\""
 #define SHAPE "\"kind\": \"int8\", \"n\": 64, \"k\": 128, "
 
-static void refused(void **state)
+TEST_WITH(refused, set_up, tear_down)
 {
     static const struct {
         const char *text, *words;
@@ -187,7 +184,7 @@ static void refused(void **state)
     assert_int_equal(t.rows[1].choice.variant, 0);
 }
 
-static void too_many(void **state)
+TEST_WITH(too_many, set_up, tear_down)
 {
     place *p = *state;
     qc_strbuf text;
@@ -206,9 +203,8 @@ static void too_many(void **state)
     }
 }
 
-static void suits(void **state)
+TEST(suits)
 {
-    (void)state;
     qc_tuning t = {.gpu = "G 1", .sm = 90, .multiprocessors = 132};
     qc_cuda_device d = {.name = "G 1", .sm = 90, .multiprocessors = 132};
     assert_true(qc_tuning_suits(&t, &d));
@@ -224,9 +220,8 @@ static void suits(void **state)
 
 /* ---- what --tune decides ---- */
 
-static void better(void **state)
+TEST(better)
 {
-    (void)state;
     static const struct {
         qc_bench_spread ratio;
         int better;
@@ -243,9 +238,8 @@ static void better(void **state)
         assert_int_equal(qc_bench_is_better(cases[i].ratio), cases[i].better);
 }
 
-static void ranges(void **state)
+TEST(ranges)
 {
-    (void)state;
     static const uint64_t m[] = {1, 2, 4, 16, 24, 4096};
     static const uint64_t expected[][2] = {{1, 1}, {2, 2}, {3, 4}, {9, 16}, {17, 24}, {2049, 4096}};
     const qc_bench_request q = {.m = m, .m_count = 6};
@@ -257,9 +251,8 @@ static void ranges(void **state)
     }
 }
 
-static void plan_texts(void **state)
+TEST(plan_texts)
 {
-    (void)state;
     char text[QC_BENCH_PLAN_BYTES];
     assert_string_equal(qc_bench_plan_text(text, &(qc_bench_plan){"gemv", NULL, 1, 0}), "gemv");
     assert_string_equal(qc_bench_plan_text(text, &(qc_bench_plan){"mma-16816", "tiles", 4, 0}),
@@ -272,7 +265,7 @@ static void plan_texts(void **state)
 }
 
 /* What was better is in the table, and nothing else. */
-static void saved(void **state)
+TEST_WITH(saved, set_up, tear_down)
 {
     place *p = *state;
     static const uint64_t m[] = {1, 8};
@@ -296,10 +289,9 @@ static void saved(void **state)
     qc_bench_result r = {.device = {.name = "G", .sm = 90, .multiprocessors = 132},
                          .tuned = tuned,
                          .tuned_count = 3};
-    qc_strbuf text;
     qc_error err = {0};
     qc_tuning t;
-    qc_strbuf_init(&text, 1u << 20);
+    SCOPED(qc_strbuf) text = {.max = 1u << 20};
     assert_int_equal(qc_bench_tuning_file(&q, &r, &p->arena, &text, &err), QC_OK);
     put(p, text.data);
     assert_int_equal(qc_tuning_read(&t, &p->arena, p->path, &err), QC_OK);
@@ -312,20 +304,4 @@ static void saved(void **state)
                 b->m_most == 1 && b->choice.path == QC_MATMUL_MMA_16816 &&
                 b->choice.variant == QC_MATMUL_TILES && b->choice.blocks == 0);
     assert_true(a->sm == 90 && a->multiprocessors == 132);
-    qc_strbuf_deinit(&text);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(there_and_back, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(refused, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(too_many, set_up, tear_down),
-        cmocka_unit_test(suits),
-        cmocka_unit_test(better),
-        cmocka_unit_test(ranges),
-        cmocka_unit_test(plan_texts),
-        cmocka_unit_test_setup_teardown(saved, set_up, tear_down),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,14 +1,9 @@
 #include "convert/fit/fit_report.h"
 #include "formats/json_strict.h"
 #include "tests/fixtures/fit_report_fixture.h"
+#include "tests/fixtures/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 #include <math.h>
-#include <stdlib.h>
 
 typedef struct {
     fit_fixture f;
@@ -43,7 +38,7 @@ static void bar_is(testing *t, const qc_fit_device *d, unsigned cells, const cha
     assert_string_equal(t->out.data, want);
 }
 
-static void bars(void **state)
+TEST_WITH(bars, before, after)
 {
     testing *t = *state;
     qc_fit_device d = {.budget_bytes = 100,
@@ -73,7 +68,7 @@ static void bars(void **state)
     bar_is(t, &d, 10, "[kc........]");
 }
 
-static void blocks(void **state)
+TEST_WITH(blocks, before, after)
 {
     testing *t = *state;
     qc_fit_device d = {.budget_bytes = 4, .weight_bytes = 1, .kv_bytes = 1};
@@ -81,7 +76,7 @@ static void blocks(void **state)
     assert_string_equal(t->out.data, "[\xe2\x96\x88\xe2\x96\x93\xc2\xb7\xc2\xb7]");
 }
 
-static void text(void **state)
+TEST_WITH(text, before, after)
 {
     testing *t = *state;
     t->f.report.model = "a\033[1mb";
@@ -130,7 +125,7 @@ static void text(void **state)
 }
 
 /* A model that fits and has no cache says nothing of either. */
-static void encoder(void **state)
+TEST_WITH(encoder, before, after)
 {
     testing *t = *state;
     t->f.fit.fits = 1;
@@ -149,7 +144,7 @@ static void encoder(void **state)
     assert_non_null(strstr(t->out.data, "\"short_device\": null"));
 }
 
-static void choice(void **state)
+TEST_WITH(choice, before, after)
 {
     testing *t = *state;
     qc_auto_result a = {.rows = qc_candidates_of(&(qc_recipe_options){.to = QC_TO_AUTO}),
@@ -173,7 +168,7 @@ static void choice(void **state)
     assert_null(strstr(t->out.data, "nf4-32"));
 }
 
-static void json(void **state)
+TEST_WITH(json, before, after)
 {
     testing *t = *state;
     t->f.report.model = "a\"\\b";
@@ -193,9 +188,8 @@ static void json(void **state)
     assert_non_null(strstr(t->out.data, "\"max_batch\": 0,\n"));
 }
 
-static void locale(void **state)
+TEST(locale)
 {
-    (void)state;
     /* Not a terminal here, whatever the locale says. */
     setenv("LC_ALL", "C.UTF-8", 1);
     assert_int_equal(qc_bar_style_of_console(), QC_BARS_ASCII);
@@ -205,7 +199,7 @@ static void locale(void **state)
 
 enum { JOBS = 7 };
 
-static void schemes(void **state)
+TEST_WITH(schemes, before, after)
 {
     testing *t = *state;
     qc_checkpoint_tensor source[JOBS] = {
@@ -267,19 +261,4 @@ static void schemes(void **state)
     assert_true(r->schemes[2].bytes == 256 + 512 + 128 + 8 + 50 && r->schemes[2].tensors == 5);
     assert_true(r->schemes[2].weights == 64 + 256 + 100);
     assert_true(r->parameters == 2 * 4096 + 64 + 256 + 100);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(bars, before, after),
-        cmocka_unit_test_setup_teardown(blocks, before, after),
-        cmocka_unit_test_setup_teardown(text, before, after),
-        cmocka_unit_test_setup_teardown(encoder, before, after),
-        cmocka_unit_test_setup_teardown(choice, before, after),
-        cmocka_unit_test_setup_teardown(json, before, after),
-        cmocka_unit_test(locale),
-        cmocka_unit_test_setup_teardown(schemes, before, after),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

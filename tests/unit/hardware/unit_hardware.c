@@ -262,12 +262,11 @@ TEST_WITH(running_out_of_memory_is_an_error, begin, end)
     int ok = 0;
     use_fake(A100 ";" R3090);
     for (uint64_t at = 1; !ok; at++) {
-        qc_arena own;
         qc_hardware h;
         qc_strategy s;
         qc_error err = {0};
         assert_in_range(at, 1, 1000);
-        qc_arena_init(&own);
+        SCOPED(qc_arena) own = {0};
         qc_alloc_fail_at(at, 0);
         qc_status st = qc_hardware_read(&h, &own, &err);
         if (st == QC_OK)
@@ -278,7 +277,6 @@ TEST_WITH(running_out_of_memory_is_an_error, begin, end)
             fail_msg("allocation %u: %s", (unsigned)at, err.msg);
         if (st == QC_OK && !ok)
             fail_msg("the failure of allocation %u went unseen", (unsigned)at);
-        qc_arena_deinit(&own);
     }
 }
 

@@ -25,9 +25,8 @@ static double error_of(float factor, double *most)
     return sum / of;
 }
 
-static void test_best(void **state)
+TEST(test_best)
 {
-    (void)state;
     double most, least = error_of(QC_NF4_HALF_SCALE, &most);
     for (uint32_t bits = 0x3f800000u; bits < 0x40000000u; bits++) {
         float factor;
@@ -39,9 +38,8 @@ static void test_best(void **state)
     }
 }
 
-static void test_inverse(void **state)
+TEST(test_inverse)
 {
-    (void)state;
     /* No other float takes the factor out again as well. */
     const float inverse = QC_NF4_HALF_SCALE_INVERSE;
     const float beside[] = {nextafterf(inverse, 0.0f), nextafterf(inverse, 2.0f)};
@@ -51,9 +49,8 @@ static void test_inverse(void **state)
 }
 
 /* Beside weights that are rounded to float16 one by one, whatever their scale. */
-static void test_errors(void **state)
+TEST(test_errors)
 {
-    (void)state;
     double most, rms = sqrt(error_of(QC_NF4_HALF_SCALE, &most)), sum = 0, of = 0;
     for (int i = 0; i < 4096; i++)
         for (int j = 0; j < 16; j++) {
@@ -64,14 +61,4 @@ static void test_errors(void **state)
         }
     assert_true(rms < 6.2e-5 && most < 0x1p-11 * 0.6);
     assert_true(sqrt(sum / of) > 3.3 * rms);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_best),
-        cmocka_unit_test(test_inverse),
-        cmocka_unit_test(test_errors),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

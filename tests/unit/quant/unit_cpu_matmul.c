@@ -112,9 +112,8 @@ static void check_bound(const job *j, const float *y, const float *values)
         }
 }
 
-static void products_are_within_their_bound(void **state)
+TEST(products_are_within_their_bound)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("bound");
     for (int isa = 0; isa < QC_ISA_COUNT; isa++) {
         if (!qc_isa_available((qc_isa)isa))
@@ -138,9 +137,8 @@ static void products_are_within_their_bound(void **state)
 /* On normal numbers an x is off by a unit / sqrt(12), where a unit is the largest of 64 (2.4 sigma
  * on average) / 16383, and a value of NF4 by 2^-14 / sqrt(12) beside a mean square of 0.23:
  * together 0.00006 of the outputs. Cut instead of rounded, either would be off by twice as much. */
-static void products_are_as_exact_as_rounding_allows(void **state)
+TEST(products_are_as_exact_as_rounding_allows)
 {
-    (void)state;
     enum { N = 64, K = 4096 };
     qt_rng rng = qt_rng_start("exact");
     static const unsigned of[] = {3, 6, 11}; /* NF4 by 64, int8 by rows, W4A16 by 128 */
@@ -178,9 +176,8 @@ static uint64_t random_cols(qt_rng *rng, unsigned form)
     return unit * (1 + qt_below(rng, most / unit));
 }
 
-static void bits_depend_on_neither_threads_nor_instructions(void **state)
+TEST(bits_depend_on_neither_threads_nor_instructions)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("bits");
     qc_cpu_matmul *scalar = open_matmul(QC_ISA_SCALAR, 1), *others[QC_ISA_COUNT][3] = {{NULL}};
     for (int isa = 0; isa < QC_ISA_COUNT; isa++)
@@ -209,9 +206,8 @@ static void bits_depend_on_neither_threads_nor_instructions(void **state)
 }
 
 /* Rows that are no whole groups, and many rows of x, have the bits of matmul_ops.h. */
-static void other_shapes_take_the_panels(void **state)
+TEST(other_shapes_take_the_panels)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("panels");
     static const uint64_t shapes[][3] = {{5, 440, 1}, {33, 96, 3}, {40, 256, 17}, {3, 100, 40}};
     qc_cpu_matmul *h = open_matmul(QC_ISA_SCALAR, 3);
@@ -234,9 +230,8 @@ static void other_shapes_take_the_panels(void **state)
     qc_cpu_matmul_destroy(h);
 }
 
-static void what_is_not_finite_stays_in_its_row(void **state)
+TEST(what_is_not_finite_stays_in_its_row)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("nan");
     static const double bad[] = {(double)NAN, (double)INFINITY, -(double)INFINITY};
     for (int isa = 0; isa < QC_ISA_COUNT; isa++) {
@@ -264,9 +259,8 @@ static void what_is_not_finite_stays_in_its_row(void **state)
 }
 
 /* A NaN of the bias comes out as the one NaN that outputs have, whatever its sign was. */
-static void a_nan_of_the_bias_is_the_usual_one(void **state)
+TEST(a_nan_of_the_bias_is_the_usual_one)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("bias");
     qc_cpu_matmul *h = open_matmul(QC_ISA_SCALAR, 1);
     job j;
@@ -303,9 +297,8 @@ static void *call_often(void *arg)
     return NULL;
 }
 
-static void several_threads_may_call(void **state)
+TEST(several_threads_may_call)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("callers");
     qc_cpu_matmul *h = open_matmul(QC_ISA_SCALAR, 3);
     job jobs[3];
@@ -330,9 +323,8 @@ static void several_threads_may_call(void **state)
     qc_cpu_matmul_destroy(h);
 }
 
-static void what_is_wrong_is_refused(void **state)
+TEST(what_is_wrong_is_refused)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("refused");
     qc_error err = {0};
     job j;
@@ -379,9 +371,8 @@ static void what_is_wrong_is_refused(void **state)
     qc_cpu_matmul_destroy(NULL);
 }
 
-static void out_of_memory_is_said(void **state)
+TEST(out_of_memory_is_said)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("memory");
     for (uint64_t rows = 1; rows <= 20; rows += 19)
         for (uint64_t n = 1;; n++) {
@@ -408,20 +399,4 @@ static void out_of_memory_is_said(void **state)
             }
             assert_int_equal(st, QC_ERR_NOMEM);
         }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(products_are_within_their_bound),
-        cmocka_unit_test(products_are_as_exact_as_rounding_allows),
-        cmocka_unit_test(bits_depend_on_neither_threads_nor_instructions),
-        cmocka_unit_test(other_shapes_take_the_panels),
-        cmocka_unit_test(what_is_not_finite_stays_in_its_row),
-        cmocka_unit_test(a_nan_of_the_bias_is_the_usual_one),
-        cmocka_unit_test(several_threads_may_call),
-        cmocka_unit_test(what_is_wrong_is_refused),
-        cmocka_unit_test(out_of_memory_is_said),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

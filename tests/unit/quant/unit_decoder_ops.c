@@ -34,13 +34,12 @@ static unsigned tables(const qc_decoder_ops **out)
     return n;
 }
 
-static void exponential(void **state)
+TEST(exponential)
 {
     const qc_decoder_ops *t[QC_ISA_COUNT];
     unsigned count = tables(t);
     enum { N = 1 << 20 };
     float *x = qt_alloc(N, sizeof *x), *y = qt_alloc(N, sizeof *y), *z = qt_alloc(N, sizeof *z);
-    (void)state;
     for (int i = 0; i < N; i++)
         x[i] = -87.33f + (float)i * (175.3f / (float)N);
     t[0]->exponential(x, N, y);
@@ -139,7 +138,7 @@ static void run_softcap(const qc_decoder_ops *ops, float *x, const float *y, uin
     ops->softcap(x, n, 2.5f);
 }
 
-static void elements(void **state)
+TEST(elements)
 {
     static const elementwise all[] = {{"swiglu", 4e-7, d_swiglu, run_swiglu},
                                       {"geglu", 4e-7, d_geglu, run_geglu},
@@ -150,7 +149,6 @@ static void elements(void **state)
     const qc_decoder_ops *t[QC_ISA_COUNT];
     unsigned count = tables(t);
     qt_rng rng = {4};
-    (void)state;
     for (size_t e = 0; e < sizeof all / sizeof *all; e++)
         for (size_t n = 1; n < 140; n += n < 40 ? 1 : 33) {
             float *x = random_floats(&rng, n, 3.0), *y = random_floats(&rng, n, 1.0);
@@ -183,12 +181,11 @@ static void elements(void **state)
 }
 
 /* Every float from -14 to 14 in steps, and what is beyond. */
-static void gelu(void **state)
+TEST(gelu)
 {
     const qc_decoder_ops *ops = qc_decoder_ops_for(QC_ISA_SCALAR);
     enum { N = 1 << 19 };
     float *x = qt_alloc(N, sizeof *x), *y = qt_alloc(N, sizeof *y);
-    (void)state;
     for (int i = 0; i < N; i++)
         y[i] = x[i] = -14.0f + (float)i * (28.0f / (float)N);
     ops->gelu(y, N);
@@ -210,12 +207,11 @@ static void gelu(void **state)
 }
 
 /* The mean is far from 0 in every other row: the variance may not lose its digits. */
-static void layer_norm(void **state)
+TEST(layer_norm)
 {
     const qc_decoder_ops *t[QC_ISA_COUNT];
     unsigned count = tables(t);
     qt_rng rng = {6};
-    (void)state;
     for (size_t n = 1; n < 140; n += n < 40 ? 1 : 33) {
         float *x = random_floats(&rng, n, 3.0), *w = random_floats(&rng, n, 1.0);
         float *b = random_floats(&rng, n, 1.0);
@@ -244,12 +240,11 @@ static void layer_norm(void **state)
     }
 }
 
-static void norm(void **state)
+TEST(norm)
 {
     const qc_decoder_ops *t[QC_ISA_COUNT];
     unsigned count = tables(t);
     qt_rng rng = {3};
-    (void)state;
     for (size_t n = 1; n < 140; n += n < 40 ? 1 : 33) {
         float *x = random_floats(&rng, n, 3.0), *w = random_floats(&rng, n, 1.0);
         float *first = qt_alloc(n, sizeof *first), *other = qt_alloc(n, sizeof *other);
@@ -273,13 +268,12 @@ static void norm(void **state)
     }
 }
 
-static void rotation(void **state)
+TEST(rotation)
 {
     const qc_decoder_ops *ops = qc_decoder_ops_for(QC_ISA_SCALAR);
     /* A quarter turn and none. */
     float x[4] = {1.0f, 2.0f, 3.0f, 4.0f};
     const float cosines[2] = {0.0f, 1.0f}, sines[2] = {1.0f, 0.0f};
-    (void)state;
     ops->rotate(x, cosines, sines, 2);
     assert_true(x[0] == -3.0f && x[1] == 2.0f && x[2] == 1.0f && x[3] == 4.0f);
     float y[4] = {1.0f, 3.0f, 2.0f, 4.0f}; /* the same pairs side by side */
@@ -395,7 +389,7 @@ static void run_attend(const qc_decoder_ops *ops, const sample *s, uint64_t most
     free(kv_rows);
 }
 
-static void attention(void **state)
+TEST(attention)
 {
     static const sample samples[] = {
         {.tokens = 1, .kv_heads = 1, .group = 1, .dim = 2},
@@ -420,7 +414,6 @@ static void attention(void **state)
     const qc_decoder_ops *t[QC_ISA_COUNT];
     unsigned count = tables(t);
     qt_rng rng = {5};
-    (void)state;
     for (size_t i = 0; i < sizeof samples / sizeof *samples; i++) {
         sample s = samples[i];
         size_t rows = s.tokens * s.kv_heads, n = rows * s.group * wide_of(&s);
@@ -449,12 +442,11 @@ static void attention(void **state)
 }
 
 /* A value that is not finite may not vanish. */
-static void not_finite(void **state)
+TEST(not_finite)
 {
     qt_rng rng = {9};
     sample s = {.tokens = 70, .kv_heads = 1, .group = 1, .dim = 16};
     float out[70 * 16];
-    (void)state;
     for (int which = 0; which < 3; which++) {
         s.q = random_floats(&rng, 70 * 16, 1.0);
         s.k = random_floats(&rng, 70 * 16, 1.0);
@@ -470,14 +462,4 @@ static void not_finite(void **state)
         free(s.k);
         free(s.v);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(gelu),      cmocka_unit_test(layer_norm), cmocka_unit_test(exponential),
-        cmocka_unit_test(norm),      cmocka_unit_test(elements),   cmocka_unit_test(rotation),
-        cmocka_unit_test(attention), cmocka_unit_test(not_finite),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

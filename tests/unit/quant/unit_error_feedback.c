@@ -3,11 +3,10 @@
 #include "tests/fixtures/feedback_testing.h"
 #include "tests/fixtures/sanitized.h"
 
-static void moments_are_sums(void **state)
+TEST(moments_are_sums)
 {
     qt_rng rng = qt_rng_start("moments");
     static const uint64_t sizes[] = {1, 63, 150, 300};
-    (void)state;
     for (unsigned s = 0; s < 4; s++) {
         const uint64_t n = sizes[s], tokens = 2 * QC_MOMENT_TOKENS + 77, ld = n + 3;
         float *x = qt_alloc(tokens * ld, 4), *z = qt_alloc(tokens * ld, 4);
@@ -51,11 +50,10 @@ static void moments_are_sums(void **state)
     }
 }
 
-static void factor_is_as_defined(void **state)
+TEST(factor_is_as_defined)
 {
     qt_rng rng = qt_rng_start("factor");
     static const uint64_t sizes[] = {1, 40, 256, 300, 520};
-    (void)state;
     for (unsigned s = 0; s < 5; s++) {
         data d = make_data(&rng, sizes[s], sizes[s] + 30, s % 2 == 1);
         const uint64_t n = d.n;
@@ -88,10 +86,9 @@ static void factor_is_as_defined(void **state)
 
 /* Each code is the nearest to what its definition makes of the columns before it; sums are those of
  * the definition; calibrated beats rounded. */
-static void codes_are_the_nearest(void **state)
+TEST(codes_are_the_nearest)
 {
     qt_rng rng = qt_rng_start("codes");
-    (void)state;
     for (unsigned i = 0; i < 4 * FORMS; i += TEST_SANITIZED ? 11 : 1) {
         static const uint64_t sizes[] = {256, 440, 300, 40};
         const uint64_t n = sizes[i % 4], rows = i % 4 == 3 ? 301 : i % 4 == 1 ? 131 : 37;
@@ -140,10 +137,9 @@ static void codes_are_the_nearest(void **state)
 }
 
 /* A last sweep that changes nothing: no code and no scale is left that would lower the error. */
-static void sweeps_end_where_no_step_helps(void **state)
+TEST(sweeps_end_where_no_step_helps)
 {
     qt_rng rng = qt_rng_start("sweeps");
-    (void)state;
     for (unsigned i = 0; i < FORMS; i += TEST_SANITIZED ? 3 : 1) {
         const uint64_t n = 256, rows = 40;
         const qc_form form = forms[i];
@@ -193,10 +189,9 @@ static void sweeps_end_where_no_step_helps(void **state)
 }
 
 /* The more sweeps, the less error; the first ones always change something. */
-static void error_never_rises(void **state)
+TEST(error_never_rises)
 {
     qt_rng rng = qt_rng_start("sweep by sweep");
-    (void)state;
     for (unsigned i = 0; i < FORMS; i += TEST_SANITIZED ? 3 : 1) {
         data d = make_data(&rng, 320, 700, 1);
         float *w = make_weight(&rng, 64, 320);
@@ -229,10 +224,9 @@ static double weighed(const made *m, const double *diag, uint64_t first, uint64_
 }
 
 /* Weighed by D, no other scale is much better. */
-static void scales_are_near_the_best(void **state)
+TEST(scales_are_near_the_best)
 {
     qt_rng rng = qt_rng_start("scales");
-    (void)state;
     for (unsigned i = 0; i < FORMS; i += TEST_SANITIZED ? 3 : 1) {
         const uint64_t n = 320, rows = 26;
         const qc_form form = forms[i];
@@ -274,10 +268,9 @@ static void scales_are_near_the_best(void **state)
 }
 
 /* Without data: as the search of scale_search.h leaves it, more or less. */
-static void rounded_is_the_search(void **state)
+TEST(rounded_is_the_search)
 {
     qt_rng rng = qt_rng_start("rounded");
-    (void)state;
     for (unsigned i = 0; i < FORMS; i += TEST_SANITIZED ? 3 : 1) {
         const uint64_t n = 256, rows = 200;
         const qc_form form = forms[i];
@@ -313,17 +306,11 @@ static void rounded_is_the_search(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(moments_are_sums),      cmocka_unit_test(factor_is_as_defined),
-        cmocka_unit_test(codes_are_the_nearest), cmocka_unit_test(sweeps_end_where_no_step_helps),
-        cmocka_unit_test(error_never_rises),     cmocka_unit_test(scales_are_near_the_best),
-        cmocka_unit_test(rounded_is_the_search),
-    };
     qc_error err;
     if (qc_blas_open(&blas, &err) != QC_OK) {
         print_message("skipped: %s\n", err.msg);
         return 77;
     }
     print_message("%s\n", qc_blas_name(blas));
-    return cmocka_run_group_tests(tests, NULL, NULL) != 0;
+    return test_run_all(NULL) != 0;
 }

@@ -6,10 +6,9 @@
 #include "base/workers.h"
 #include "tests/fixtures/sanitized.h"
 
-static void threads_do_not_matter(void **state)
+TEST(threads_do_not_matter)
 {
     qt_rng rng = qt_rng_start("threads");
-    (void)state;
     for (unsigned i = 0; i < FORMS; i += TEST_SANITIZED ? 5 : 1) {
         const uint64_t n = i % 2 ? 440 : 576, rows = 2 * QC_FEEDBACK_ROWS + 19;
         data d = make_data(&rng, n, 500, 0);
@@ -34,11 +33,10 @@ static void threads_do_not_matter(void **state)
  * whole chunks, because OpenBLAS may round a row of a product differently at another place of a
  * chunk (seen with seed 1928128307761268777 on Haswell). An odd number of blocks in a row lets
  * the matrix begin inside a group. */
-static void groups_may_be_shared(void **state)
+TEST(groups_may_be_shared)
 {
     qt_rng rng = qt_rng_start("shared groups");
     unsigned tried = 0;
-    (void)state;
     for (unsigned i = 0; i < FORMS; i++) {
         if (!forms[i].nested)
             continue;
@@ -86,10 +84,9 @@ static void groups_may_be_shared(void **state)
     assert_true(tried >= 4);
 }
 
-static void dead_columns_are_rounded(void **state)
+TEST(dead_columns_are_rounded)
 {
     qt_rng rng = qt_rng_start("dead");
-    (void)state;
     for (unsigned i = 0; i < 2 * FORMS; i++) {
         const qc_form form = forms[i / 2];
         const uint64_t n = 192, rows = 33;
@@ -124,13 +121,12 @@ static void dead_columns_are_rounded(void **state)
     free_data(&d);
 }
 
-static void damping_is_raised(void **state)
+TEST(damping_is_raised)
 {
     qt_rng rng = qt_rng_start("damping");
     data d = make_data(&rng, 60, 5, 0); /* of rank 5 */
     float *w = make_weight(&rng, 9, 60);
     qc_feedback_info info;
-    (void)state;
     qc_feedback *f = open_with(&d, 1, 2, (qc_feedback_options){1e-19, 2}, &info);
     assert_true(info.times_raised > 0);
     assert_true(info.damping > 1e-18 && info.damping < 1e-6);
@@ -142,7 +138,7 @@ static void damping_is_raised(void **state)
     free_data(&d);
 }
 
-static void odd_moments(void **state)
+TEST(odd_moments)
 {
     qt_rng rng = qt_rng_start("odd moments");
     const uint64_t n = 60;
@@ -150,7 +146,6 @@ static void odd_moments(void **state)
     data d = make_data(&rng, n, 100, 0);
     qc_feedback *f;
     qc_error err;
-    (void)state;
     /* no moments: 10 beside a diagonal of 1 */
     fresh_moments(&d);
     for (uint64_t i = 0; i < n; i++)
@@ -177,14 +172,13 @@ static void odd_moments(void **state)
     free_data(&d);
 }
 
-static void bad_weights_and_interrupts(void **state)
+TEST(bad_weights_and_interrupts)
 {
     qt_rng rng = qt_rng_start("bad weights");
     const uint64_t n = 60;
     data d = make_data(&rng, n, 100, 0);
     float *w = make_weight(&rng, 9, n);
     qc_error err;
-    (void)state;
     qc_feedback *f = open_with(&d, 0, 2, (qc_feedback_options){0.01, 2}, NULL);
     made m = quantize_with(f, forms[1], w, 9, n);
     qc_feedback_out out = {.codes = m.codes,
@@ -210,12 +204,11 @@ static void bad_weights_and_interrupts(void **state)
 }
 
 /* Zeros, tiny and huge weights: finite, and zeros stay zeros. */
-static void odd_weights(void **state)
+TEST(odd_weights)
 {
     qt_rng rng = qt_rng_start("odd weights");
     const uint64_t n = 128, rows = 12;
     data d = make_data(&rng, n, 300, 0);
-    (void)state;
     for (unsigned i = 0; i < FORMS; i++) {
         float *w = make_weight(&rng, rows, n);
         for (uint64_t k = 0; k < n; k++) {
@@ -244,7 +237,7 @@ static void odd_weights(void **state)
 }
 
 /* The tables give the same bits. */
-static void tables_are_equal(void **state)
+TEST(tables_are_equal)
 {
     static const qc_form_kind kinds[] = {QC_FORM_NF4,   QC_FORM_INT8_ROWS, QC_FORM_INT8_BLOCKS,
                                          QC_FORM_W4A16, QC_FORM_W8A16,     QC_FORM_W8A8};
@@ -254,7 +247,6 @@ static void tables_are_equal(void **state)
     _Alignas(64) float x[512], d[512], u[QC_TILE_COLS * QC_TILE_COLS], inverse[QC_TILE_COLS];
     float inv[8];
     const qc_feedback_lanes *scalar = qc_feedback_lanes_for(QC_ISA_SCALAR);
-    (void)state;
     for (unsigned i = 0; i < 300; i++) {
         qc_isa isa = i % 2 ? QC_ISA_AVX512 : QC_ISA_AVX2;
         while (!qc_isa_available(isa))
@@ -315,7 +307,7 @@ static void tables_are_equal(void **state)
 }
 
 /* Integers: scales of their dtype, and the error that is stated, far below that of rounding. */
-static void integers_are_calibrated(void **state)
+TEST(integers_are_calibrated)
 {
     static const qc_form integers[] = {
         {.ops = &qc_form_w4a16, .block_elems = 128, .scale_dtype = QC_DTYPE_BF16},
@@ -328,7 +320,6 @@ static void integers_are_calibrated(void **state)
     data d = make_data(&rng, n, 2 * n, 1);
     float *w = make_weight(&rng, rows, n);
     double *t = qt_alloc(rows * n, 8);
-    (void)state;
     for (uint64_t i = 0; i < rows * n; i++)
         t[i] = (double)w[i];
     for (unsigned i = 0; i < sizeof integers / sizeof *integers; i++) {
@@ -357,7 +348,7 @@ static void integers_are_calibrated(void **state)
 }
 
 /* Any allocation may fail. */
-static void no_memory(void **state)
+TEST(no_memory)
 {
     qt_rng rng = qt_rng_start("no memory");
     data d = make_data(&rng, 64, 100, 0);
@@ -369,7 +360,6 @@ static void no_memory(void **state)
                            .nested_absmax = m.nested_absmax,
                            .nested_offset = 0.0f};
     const qc_feedback_options options = {0.01, 1};
-    (void)state;
     for (unsigned nth = 1;; nth++) {
         qc_feedback *f = NULL;
         fresh_moments(&d);
@@ -410,18 +400,6 @@ static int missing(void)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(threads_do_not_matter),
-        cmocka_unit_test(groups_may_be_shared),
-        cmocka_unit_test(dead_columns_are_rounded),
-        cmocka_unit_test(damping_is_raised),
-        cmocka_unit_test(odd_moments),
-        cmocka_unit_test(bad_weights_and_interrupts),
-        cmocka_unit_test(odd_weights),
-        cmocka_unit_test(tables_are_equal),
-        cmocka_unit_test(integers_are_calibrated),
-        cmocka_unit_test(no_memory),
-    };
     qc_error err;
     if (argc > 1 && strcmp(argv[1], "--missing") == 0)
         return missing();
@@ -429,5 +407,5 @@ int main(int argc, char **argv)
         print_message("skipped: %s\n", err.msg);
         return 77;
     }
-    return cmocka_run_group_tests(tests, NULL, NULL) != 0;
+    return test_run_all(NULL) != 0;
 }

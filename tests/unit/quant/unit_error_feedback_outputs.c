@@ -17,11 +17,10 @@ static made solve(problem *p, qc_form form, unsigned threads, unsigned sweeps)
 }
 
 /* What is stated is what the definition gives, and no sweep makes it larger. */
-static void error_is_as_defined_and_never_rises(void **state)
+TEST(error_is_as_defined_and_never_rises)
 {
     static const uint64_t widths[] = {256, 150, 40, 560}, blocks[] = {40, 300, 1, 130};
     qt_rng rng = qt_rng_start("two-sided error");
-    (void)state;
     for (unsigned i = 0; i < ALL; i += TEST_SANITIZED ? 3 : 1) {
         const uint64_t rows = 1 + qt_below(&rng, i % 4 == 1 ? 260 : 50), n = widths[i % 4];
         problem p = make_problem(&rng, rows, n, blocks[i / 4 % 4], i % 2);
@@ -51,10 +50,9 @@ static void error_is_as_defined_and_never_rises(void **state)
 }
 
 /* At the end no code is left that would lower the error. */
-static void sweeps_end_where_no_code_helps(void **state)
+TEST(sweeps_end_where_no_code_helps)
 {
     qt_rng rng = qt_rng_start("last sweep");
-    (void)state;
     for (unsigned i = 0; i < FORMS; i += TEST_SANITIZED ? 3 : 1) {
         const uint64_t n = i % 2 ? 192 : 100, rows = 90, block = i % 3 ? 50 : 90;
         problem p = make_problem(&rng, rows, n, block, 0);
@@ -77,10 +75,9 @@ static void sweeps_end_where_no_code_helps(void **state)
 
 /* Where no output has a gradient, all count alike, and so they do with G = I; the codes are those
  * of the one-sided sweeps, which leave scales alone where blocks go on into the next row. */
-static void alike_outputs_are_one_sided(void **state)
+TEST(alike_outputs_are_one_sided)
 {
     qt_rng rng = qt_rng_start("alike");
-    (void)state;
     for (unsigned i = 0; i < FORMS; i += TEST_SANITIZED ? 3 : 1) {
         const uint64_t n = 150, rows = 70, block = 48;
         if (forms[i].block_elems == 0)
@@ -108,11 +105,10 @@ static void alike_outputs_are_one_sided(void **state)
 }
 
 /* Blocks of G are weights of their own. */
-static void blocks_are_apart(void **state)
+TEST(blocks_are_apart)
 {
     qt_rng rng = qt_rng_start("apart");
     const uint64_t n = 128, rows = 300, block = QC_FEEDBACK_ROWS;
-    (void)state;
     for (unsigned i = 0; i < FORMS; i++) {
         if (forms[i].nested || forms[i].block_elems > n)
             continue;
@@ -132,11 +128,10 @@ static void blocks_are_apart(void **state)
     }
 }
 
-static void threads_make_no_difference(void **state)
+TEST(threads_make_no_difference)
 {
     static const unsigned threads[] = {2, 5};
     qt_rng rng = qt_rng_start("threads");
-    (void)state;
     for (unsigned i = 0; i < ALL; i += TEST_SANITIZED ? 3 : 1) {
         const uint64_t n = 72, rows = 300;
         problem p = make_problem(&rng, rows, n, 1 + qt_below(&rng, 310), i % 2);
@@ -166,12 +161,11 @@ static void refuses(problem *p, const qc_feedback *f, made *m, qc_status want, c
     QT_CHECK(strstr(err.msg, text) != NULL, "%s", err.msg);
 }
 
-static void bad_moments_and_interrupts(void **state)
+TEST(bad_moments_and_interrupts)
 {
     qt_rng rng = qt_rng_start("bad moments");
     problem p = make_problem(&rng, 40, 64, 16, 0);
     const float was = p.moments[20 * 16 + 3];
-    (void)state;
     made m = solve(&p, forms[1], 1, 1);
     qc_feedback *f = open_with(&p.d, 0, 2, (qc_feedback_options){TEST_DAMPING, 2}, NULL);
     p.moments[20 * 16 + 3] = INFINITY;
@@ -194,7 +188,7 @@ static void bad_moments_and_interrupts(void **state)
 }
 
 /* Any allocation may fail. */
-static void no_memory(void **state)
+TEST(no_memory)
 {
     qt_rng rng = qt_rng_start("no memory");
     problem p = make_problem(&rng, 20, 64, 8, 1);
@@ -204,7 +198,6 @@ static void no_memory(void **state)
                            .absmax = m.absmax,
                            .absmax_codes = m.absmax_codes,
                            .nested_absmax = m.nested_absmax};
-    (void)state;
     for (unsigned nth = 1;; nth++) {
         qc_alloc_fail_at(nth, 0);
         qc_status st = qc_feedback_weight(f, &forms[1], p.w, 20, &p.g, &out, &m.result, NULL);
@@ -224,19 +217,10 @@ static void no_memory(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(error_is_as_defined_and_never_rises),
-        cmocka_unit_test(sweeps_end_where_no_code_helps),
-        cmocka_unit_test(alike_outputs_are_one_sided),
-        cmocka_unit_test(blocks_are_apart),
-        cmocka_unit_test(threads_make_no_difference),
-        cmocka_unit_test(bad_moments_and_interrupts),
-        cmocka_unit_test(no_memory),
-    };
     qc_error err;
     if (qc_blas_open(&blas, &err) != QC_OK) {
         print_message("skipped: %s\n", err.msg);
         return 77;
     }
-    return cmocka_run_group_tests(tests, NULL, NULL) != 0;
+    return test_run_all(NULL) != 0;
 }

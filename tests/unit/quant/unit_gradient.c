@@ -57,10 +57,9 @@ static double norm_of(const double *x, const void *ctx)
     return y;
 }
 
-static void test_norms(void **state)
+TEST(test_norms)
 {
     uint64_t at = 1;
-    (void)state;
     for (int layer = 0; layer < 2; layer++) {
         normed c = {.layer = layer};
         float x[N], dx[N];
@@ -108,10 +107,9 @@ static void check_along(double got, const float *x, function f, const void *ctx)
     assert_true(fabs(got - f(at, ctx)) < 1e-5 * (1.0 + fabs(got)));
 }
 
-static void test_gates(void **state)
+TEST(test_gates)
 {
     uint64_t at = 1000;
-    (void)state;
     for (int act = QC_GRADIENT_SILU; act <= QC_GRADIENT_RELU; act++)
         for (int up = 0; up < 2; up++) {
             gated c = {.act = (qc_gradient_gate)act, .gated = up};
@@ -144,13 +142,12 @@ static double clamped_of(const double *x, const void *ctx)
     return y;
 }
 
-static void test_clamped_gates(void **state)
+TEST(test_clamped_gates)
 {
     uint64_t at = 1500;
     unsigned beyond = 0;
     clamped c = {.limit = 1.5, .alpha = 1.25};
     float x[2 * N], d[2 * N];
-    (void)state;
     fill(x, 2 * N, &at);
     fill(c.dy, N, &at);
     for (unsigned i = 0; i < 2 * N; i++) {
@@ -163,11 +160,10 @@ static void test_clamped_gates(void **state)
     check(d, x, 2 * N, clamped_of, &c);
 }
 
-static void test_rotary(void **state)
+TEST(test_rotary)
 {
     uint64_t at = 2000;
     float x[16], d[16], cosines[8], sines[8];
-    (void)state;
     for (int pairs = 0; pairs < 2; pairs++) {
         double forward = 0.0, back = 0.0;
         const qc_decoder_ops *ops = qc_decoder_ops_for(QC_ISA_SCALAR);
@@ -233,7 +229,7 @@ static double attention_of(const double *x, const void *ctx)
     return y;
 }
 
-static void test_attention(void **state)
+TEST(test_attention)
 {
     static float x[TOKENS * ROW], d[TOKENS * ROW], dy[TOKENS * HEADS * WIDE];
     static const float sinks[HEADS] = {0.5f, -1.0f, 2.0f, 0.0f};
@@ -246,7 +242,6 @@ static void test_attention(void **state)
     qc_error err = {0};
     uint64_t at = 3000;
     void *scratch = NULL;
-    (void)state;
     if (qc_blas_open(&blas, &err) != QC_OK)
         skip();
     scratch = aligned_alloc(64, ((size_t)qc_gradient_attend_bytes(TOKENS) + 63) / 64 * 64);
@@ -281,12 +276,11 @@ static void test_attention(void **state)
     free(scratch);
 }
 
-static void test_labels(void **state)
+TEST(test_labels)
 {
     const qc_decoder_ops *ops = qc_decoder_ops_for(QC_ISA_SCALAR);
     const float logits[4] = {0.0f, -INFINITY, logf(2.0f), 0.0f}; /* 1/4, 0, 1/2, 1/4 */
     unsigned counts[4] = {0};
-    (void)state;
     for (unsigned i = 0; i < 4000; i++) {
         float x[4];
         memcpy(x, logits, sizeof x);
@@ -305,13 +299,4 @@ static void test_labels(void **state)
     assert_in_range(counts[2], 1850, 2150);
     float bad[2] = {0.0f, NAN};
     assert_int_equal(qc_gradient_sampled(ops, bad, 2, 0.9), 2);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_norms),         cmocka_unit_test(test_gates),
-        cmocka_unit_test(test_clamped_gates), cmocka_unit_test(test_rotary),
-        cmocka_unit_test(test_attention),     cmocka_unit_test(test_labels)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

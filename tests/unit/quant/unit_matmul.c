@@ -6,9 +6,8 @@ static const uint64_t shapes[][2] = {{1, 1},    {3, 1},    {5, 63},   {4, 64},  
                                      {3, 4096}, {2, 4095}, {3, 4097}, {9, 200}, {2, 9001}};
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
-static void test_rows_are_what_dequantizing_gives(void **state)
+TEST(test_rows_are_what_dequantizing_gives)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("rows");
     for (unsigned f = 0; f < MT_FORMS; f++) {
         for (unsigned s = 0; s < SHAPES; s++) {
@@ -34,9 +33,8 @@ static void test_rows_are_what_dequantizing_gives(void **state)
     }
 }
 
-static void test_code_map_of_the_file(void **state)
+TEST(test_code_map_of_the_file)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("map");
     mt_weights t;
     float map[16], row[64];
@@ -51,9 +49,8 @@ static void test_code_map_of_the_file(void **state)
 }
 
 /* Identity activations: every weight comes out bit for bit (a zero may lose its sign). */
-static void test_identity(void **state)
+TEST(test_identity)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("identity");
     static const uint64_t widths[] = {1, 16, 33, 65, 100};
     for (unsigned f = 0; f < MT_FORMS; f++) {
@@ -88,9 +85,8 @@ static void test_identity(void **state)
     }
 }
 
-static void test_special_values(void **state)
+TEST(test_special_values)
 {
-    (void)state;
     const float w[2][20] = {{0.0f, 1.0f, -1.0f, 2.0f}, {3.0f, 0.0f, 0.5f, 0.0f, 1.0f}};
     for (int isa = 0; isa < QC_ISA_COUNT; isa++) {
         if (!qc_isa_available((qc_isa)isa))
@@ -115,9 +111,8 @@ static void test_special_values(void **state)
     }
 }
 
-static void test_sums_are_rounded_once(void **state)
+TEST(test_sums_are_rounded_once)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("rounding");
     enum { M = 3, N = 6, K = 77 };
     mt_weights t;
@@ -143,9 +138,8 @@ static void test_sums_are_rounded_once(void **state)
 }
 
 /* Rows of x and y may lie apart; what is between stays as it is. */
-static void test_strides_and_ranges(void **state)
+TEST(test_strides_and_ranges)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("strides");
     enum { M = 19, N = 7, K = 37, LDX = 41, LDY = 11 };
     mt_weights t;
@@ -174,9 +168,8 @@ static void test_strides_and_ranges(void **state)
     mt_free(&t);
 }
 
-static void test_empty(void **state)
+TEST(test_empty)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("empty");
     const float bias[2] = {1.5f, -2.0f};
     mt_weights t;
@@ -203,9 +196,8 @@ static void test_empty(void **state)
 
 /* One scratch serves products of any width up to the one that it was made for: nothing behind it is
  * written, whatever whole rows of fewer columns fill a panel. */
-static void test_scratch_of_the_widest(void **state)
+TEST(test_scratch_of_the_widest)
 {
-    (void)state;
     static const uint64_t widths[] = {1,    16,   300,  2048,  2049,  3072,  4096,
                                       5120, 6144, 8192, 11008, 13824, 14336, 28672};
     enum { WIDTHS = sizeof widths / sizeof *widths, ROWS = 130, GUARD = 64 };
@@ -245,9 +237,8 @@ static void test_scratch_of_the_widest(void **state)
 }
 
 /* Sums in double are those of plain loops. */
-static void test_double(void **state)
+TEST(test_double)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("double");
     enum { K = 70, LDX = 73 };
     static const uint64_t counts[] = {1, 15, 16, 17, 40};
@@ -278,28 +269,10 @@ static void test_double(void **state)
     }
 }
 
-static void test_tables(void **state)
+TEST(test_tables)
 {
-    (void)state;
     for (int isa = 0; isa < QC_ISA_COUNT; isa++) {
         qc_isa got = qc_matmul_ops_for((qc_isa)isa)->isa;
         assert_true(got == qc_quant_ops_for((qc_isa)isa)->isa && got <= (qc_isa)isa);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows_are_what_dequantizing_gives),
-        cmocka_unit_test(test_code_map_of_the_file),
-        cmocka_unit_test(test_identity),
-        cmocka_unit_test(test_special_values),
-        cmocka_unit_test(test_sums_are_rounded_once),
-        cmocka_unit_test(test_strides_and_ranges),
-        cmocka_unit_test(test_empty),
-        cmocka_unit_test(test_scratch_of_the_widest),
-        cmocka_unit_test(test_double),
-        cmocka_unit_test(test_tables),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -139,12 +139,11 @@ static uint64_t check_finish(const tensor *t, double tolerance, const char *what
     return reads;
 }
 
-static void test_weights(void **state)
+TEST(test_weights)
 {
     qt_rng rng = qt_rng_start("weights");
     uint64_t n = 1u << 20;
     float *x = qt_alloc(n, sizeof *x);
-    (void)state;
     for (uint32_t block = 32; block <= 4096; block *= 4) {
         for (int nf4 = 0; nf4 < 2; nf4++) {
             for (int nested = 0; nested < 2; nested++) {
@@ -166,11 +165,10 @@ static void test_weights(void **state)
 }
 
 /* Small tensors of every nature, short tails, one block, one element. */
-static void test_assorted(void **state)
+TEST(test_assorted)
 {
     qt_rng rng = qt_rng_start("assorted");
     float *x = qt_alloc(20000, sizeof *x);
-    (void)state;
     for (unsigned round = 0; round < 2000; round++) {
         uint32_t block = 32u << qt_below(&rng, 5);
         uint64_t n = 1 + qt_below(&rng, round % 20 ? 1000 : 20000);
@@ -195,11 +193,10 @@ static void test_assorted(void **state)
     free(x);
 }
 
-static void test_huge(void **state)
+TEST(test_huge)
 {
     qt_rng rng = qt_rng_start("huge");
     float *x = qt_alloc(5000, sizeof *x);
-    (void)state;
     for (unsigned round = 0; round < 200; round++) {
         for (uint64_t i = 0; i < 5000; i++)
             x[i] = (float)(2.0 * qt_uniform(&rng) - 1.0) * (round % 2 ? FLT_MAX : 0x1p126f);
@@ -211,11 +208,10 @@ static void test_huge(void **state)
 }
 
 /* Equal errors in many places: the lowest index is named, wherever the search began. */
-static void test_ties(void **state)
+TEST(test_ties)
 {
     qt_rng rng = qt_rng_start("ties");
     float *x = qt_alloc(6400, sizeof *x);
-    (void)state;
     for (unsigned round = 0; round < 200; round++) {
         for (uint64_t i = 0; i < 6400; i++)
             x[i] = i % 64 == 0 ? 1.0f : 0.0f;
@@ -236,12 +232,11 @@ static void test_ties(void **state)
     free(x);
 }
 
-static void test_zeros_and_empty(void **state)
+TEST(test_zeros_and_empty)
 {
     float *x = qt_alloc(1000, sizeof *x);
     reader r = {.x = x, .n = 1000, .block = 64};
     qc_tensor_error e = {1.0, 1.0, 1};
-    (void)state;
     tensor t = tensor_new(x, 1000, 64, 1, 1);
     assert_true(check_finish(&t, 0.0, "zeros") <= 1);
     tensor_free(&t);
@@ -256,12 +251,11 @@ static void test_zeros_and_empty(void **state)
     free(x);
 }
 
-static void test_failures(void **state)
+TEST(test_failures)
 {
     qt_rng rng = qt_rng_start("failures");
     float *x = qt_alloc(6400, sizeof *x);
     qc_tensor_error e;
-    (void)state;
     for (uint64_t i = 0; i < 6400; i++)
         x[i] = qt_randn(&rng);
     tensor t = tensor_new(x, 6400, 64, 1, 1);
@@ -282,7 +276,7 @@ static void test_failures(void **state)
     free(x);
 }
 
-static void test_piece_add(void **state)
+TEST(test_piece_add)
 {
     qc_piece_sums total = {.bad = QC_BAD_NONE};
     const qc_piece_sums pieces[4] = {
@@ -291,7 +285,6 @@ static void test_piece_add(void **state)
         {4.0, 0.125, 0.5, 0, QC_BAD_NONFINITE, 1}, /* nor does a later offender */
         {8.0, 0.0, 0.0, 9, QC_BAD_NONE, 0},
     };
-    (void)state;
     qc_piece_add(&total, &pieces[0], 0);
     assert_true(total.max_err == 0.25 && total.max_index == 7);
     qc_piece_add(&total, &pieces[1], 100);
@@ -301,15 +294,4 @@ static void test_piece_add(void **state)
     assert_true(total.sum_xx == 15.0 && total.sum_ee == 0.875);
     assert_true(total.max_err == 0.5 && total.max_index == 200);
     assert_true(total.bad == QC_BAD_RANGE && total.bad_index == 104);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_weights),   cmocka_unit_test(test_assorted),
-        cmocka_unit_test(test_huge),      cmocka_unit_test(test_ties),
-        cmocka_unit_test(test_failures),  cmocka_unit_test(test_zeros_and_empty),
-        cmocka_unit_test(test_piece_add),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

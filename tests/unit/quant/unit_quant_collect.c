@@ -38,9 +38,8 @@ static void block_lanes(const float *x, uint32_t n, float absmax, const float *c
     out[0] = qc_fold16(rr), out[1] = qc_fold16(rc), out[2] = qc_fold16(cc), out[3] = peak;
 }
 
-static void test_blocks(void **state)
+TEST(test_blocks)
 {
-    (void)state;
     qt_rng rng = qt_rng_start(__func__);
     enum { N = 5 * 128 + 37, BLOCK = 128, BLOCKS = 6 };
     float x[N], absmax[BLOCKS], lanes[BLOCKS * 4], c[BLOCK];
@@ -72,9 +71,8 @@ static void test_blocks(void **state)
         }
 }
 
-static void test_rows(void **state)
+TEST(test_rows)
 {
-    (void)state;
     qt_rng rng = qt_rng_start(__func__);
     enum { ROWS = 3, COLS = 2500, RUNS = 3 };
     static float x[ROWS * COLS], lanes[ROWS * RUNS * 4];
@@ -107,14 +105,13 @@ static void test_rows(void **state)
 }
 
 /* Integers by rows: in units of the scale's square, also of a negative scale. */
-static void test_rows_of_integers(void **state)
+TEST(test_rows_of_integers)
 {
     static const float scales[] = {0.1f, -3.0f};
     static const float lanes[2][2][4] = {{{1.0f, 2.0f, 0.25f, 0.0f}, {0x1p-30f, 5.0f, 0.5f, 0.0f}},
                                          {{3.0f, 4.0f, 0.5f, 0.0f}, {7.0f, 6.0f, 0.0f, 0.0f}}};
     const double s2[] = {(double)0.1f * (double)0.1f, 9.0};
     qc_piece_sums got;
-    (void)state;
     qc_rows_collect(&lanes[0][0][0], scales, 2, 1500, &got);
     const qc_piece_sums want = {.bad = QC_BAD_NONE,
                                 .sum_ee = ((s2[0] + 0x1p-30 * s2[0]) + 27.0) + 63.0,
@@ -125,14 +122,13 @@ static void test_rows_of_integers(void **state)
 }
 
 /* In the order of blocks; of equal errors the first counts. */
-static void test_search(void **state)
+TEST(test_search)
 {
     static const qc_search_sum found[] = {{0x1p-60, 3.0, 0.25f, 7},
                                           {1.0, 0x1p53, 0.5f, 9},
                                           {0x1p-53, 1.0, 0.5f, 1},
                                           {0x1p-53, 1.0, 0.125f, 2}};
     qc_piece_sums got;
-    (void)state;
     qc_search_collect(found, 4, 64, &got);
     const qc_piece_sums want = {.bad = QC_BAD_NONE,
                                 .sum_ee = ((0x1p-60 + 1.0) + 0x1p-53) + 0x1p-53,
@@ -142,9 +138,8 @@ static void test_search(void **state)
     same_sums(&got, &want);
 }
 
-static void test_nothing(void **state)
+TEST(test_nothing)
 {
-    (void)state;
     qc_piece_sums zero = {.bad = QC_BAD_NONE}, got;
     memset(&got, 0xff, sizeof got);
     qc_blocks_collect(NULL, NULL, 0, NULL, &got);
@@ -155,14 +150,4 @@ static void test_nothing(void **state)
     memset(&got, 0xff, sizeof got);
     qc_search_collect(NULL, 0, 64, &got);
     same_sums(&got, &zero);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_blocks),           cmocka_unit_test(test_rows),
-        cmocka_unit_test(test_rows_of_integers), cmocka_unit_test(test_search),
-        cmocka_unit_test(test_nothing),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,15 +1,9 @@
 /* Every code of the 8-bit floats and every pair of code and scale of MXFP4, against the formulas of
  * the OCP specifications in double arithmetic; tiles of every position. */
 #include "quant/quant_decode.h"
+#include "tests/fixtures/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 static void same(float have, double want, const char *what, unsigned code)
 {
@@ -27,9 +21,8 @@ static double formula(unsigned code, int man_bits, int bias)
     return code & 0x80 ? -v : v;
 }
 
-static void tables(void **state)
+TEST(tables)
 {
-    (void)state;
     float t[256];
     qc_f8_table(QC_DTYPE_F8_E4M3, t);
     for (unsigned c = 0; c < 256; c++)
@@ -58,9 +51,8 @@ static double e2m1(unsigned code)
     return code & 8 ? -v : v;
 }
 
-static void mxfp4_all_codes(void **state)
+TEST(mxfp4_all_codes)
 {
-    (void)state;
     for (unsigned scale = 0; scale < 256; scale++) {
         /* Two blocks; codes 0 to 15 in the low nibbles, 15 to 0 in the high ones. */
         uint8_t bytes[2 * QC_MXFP4_BYTES], scales[2] = {127, (uint8_t)scale};
@@ -89,9 +81,8 @@ static void mxfp4_all_codes(void **state)
     }
 }
 
-static void tiles_of_every_place(void **state)
+TEST(tiles_of_every_place)
 {
-    (void)state;
     enum { ROWS = 7, COLS = 11 };
     uint8_t codes[ROWS * COLS];
     float table[256], out[ROWS * COLS], scales[ROWS * COLS];
@@ -117,9 +108,8 @@ static void tiles_of_every_place(void **state)
     }
 }
 
-static void first_bad_is_the_lowest(void **state)
+TEST(first_bad_is_the_lowest)
 {
-    (void)state;
     uint8_t codes[100] = {0};
     float table[256], out[100], scale = 1.0f, huge = 3e38f;
     uint64_t bad = 0;
@@ -140,15 +130,4 @@ static void first_bad_is_the_lowest(void **state)
     assert_true(bad == UINT64_MAX);
     qc_mxfp4_decode(codes, codes, 0, out, &bad);
     assert_true(bad == UINT64_MAX);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(tables),
-        cmocka_unit_test(mxfp4_all_codes),
-        cmocka_unit_test(tiles_of_every_place),
-        cmocka_unit_test(first_bad_is_the_lowest),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

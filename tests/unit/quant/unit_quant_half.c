@@ -49,9 +49,8 @@ static void check(const half_type *t, double x, unsigned want)
     }
 }
 
-static void test_narrowing(void **state)
+TEST(test_narrowing)
 {
-    (void)state;
     for (unsigned k = 0; k < 2; k++) {
         const half_type *t = &types[k];
         for (uint16_t h = 0; h < t->infinity; h++) {
@@ -81,9 +80,8 @@ static void test_narrowing(void **state)
 }
 
 /* NaN: quiet, sign and upper payload kept, both ways. */
-static void test_nan(void **state)
+TEST(test_nan)
 {
-    (void)state;
     for (unsigned k = 0; k < 2; k++) {
         const half_type *t = &types[k];
         uint32_t quiet = 1u << (t->mantissa_bits - 1);
@@ -108,10 +106,9 @@ static void test_nan(void **state)
     }
 }
 
-static void test_bf16_above(void **state)
+TEST(test_bf16_above)
 {
     qt_rng rng = qt_rng_start("bf16 above");
-    (void)state;
     for (uint32_t h = 0; h < QC_BF16_INF; h++) {
         float x = qc_f32_from_bf16((uint16_t)h);
         assert_int_equal(qc_bf16_above(x), h);
@@ -125,12 +122,11 @@ static void test_bf16_above(void **state)
 }
 
 /* All 65,536 patterns of a 16-bit type through the table's cast and back. */
-static void test_cast_every_half(void **state)
+TEST(test_cast_every_half)
 {
     uint16_t *in = qt_alloc(65536, sizeof *in), *back = qt_alloc(65536, sizeof *back);
     double *wide = qt_alloc(65536, sizeof *wide);
     uint64_t overflow;
-    (void)state;
     for (uint32_t u = 0; u < 65536; u++)
         in[u] = (uint16_t)u;
     for (unsigned k = 0; k < 2; k++) {
@@ -178,13 +174,12 @@ static uint64_t first_overflow(const void *src, qc_dtype from, uint64_t n, qc_dt
     return overflow;
 }
 
-static void test_cast_overflow(void **state)
+TEST(test_cast_overflow)
 {
     const float f[4] = {INFINITY, -65519.996f, 65520.0f, -1e30f};
     const float g[3] = {NAN, 0x1.fefffep127f, 0x1.ffp127f};
     const double d[4] = {-(double)INFINITY, 0x1.fffffefffffffp127, 0x1.ffffffp127, 1e308};
     const double e[3] = {65519.999999999993, 65520.0, 0.0};
-    (void)state;
     assert_true(first_overflow(f, QC_DTYPE_F32, 2, QC_DTYPE_F16) == UINT64_MAX);
     assert_true(first_overflow(f, QC_DTYPE_F32, 4, QC_DTYPE_F16) == 2);
     assert_true(first_overflow(f, QC_DTYPE_F32, 4, QC_DTYPE_BF16) == UINT64_MAX);
@@ -197,14 +192,4 @@ static void test_cast_overflow(void **state)
     uint64_t overflow = 7;
     OPS->cast(NULL, QC_DTYPE_F32, 0, NULL, QC_DTYPE_F32, &overflow);
     assert_true(overflow == UINT64_MAX);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_narrowing),     cmocka_unit_test(test_nan),
-        cmocka_unit_test(test_bf16_above),    cmocka_unit_test(test_cast_every_half),
-        cmocka_unit_test(test_cast_overflow),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

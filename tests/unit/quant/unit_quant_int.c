@@ -80,13 +80,12 @@ static void check(const qc_form *form, const void *src, qc_dtype dtype, uint64_t
     free(back);
 }
 
-static void test_random(void **state)
+TEST(test_random)
 {
     static const uint32_t groups[] = {32, 64, 128, 4096, 0};
     static const uint64_t widths[] = {8, 1024, 1032, 5000};
     qt_rng rng = qt_rng_start("integers");
     double *memory = qt_alloc(3 * 5000 + 2, sizeof *memory);
-    (void)state;
     for (unsigned round = 0; round < 5 * 3 * 3 * 4; round++) {
         const uint32_t block = groups[round % 5];
         const qc_form form = {.ops = forms[round / 5 % 3],
@@ -106,11 +105,10 @@ static void test_random(void **state)
 }
 
 /* Groups of zeros, of the smallest numbers and of the largest ones. */
-static void test_ends(void **state)
+TEST(test_ends)
 {
     static const double values[] = {0.0, 0x1p-149, 0x1p-130, 0x1p-24, 65504.0, 0x1.fffffep127};
     float src[32];
-    (void)state;
     for (unsigned f = 0; f < 3; f++) {
         for (unsigned v = 0; v < 6; v++) {
             const qc_form form = {.ops = forms[f], .block_elems = 32, .scale_dtype = QC_DTYPE_F32};
@@ -125,7 +123,7 @@ static void test_ends(void **state)
     assert_true(qc_int_round_scale(QC_DTYPE_BF16, -0.0f) == -0x1p-126f);
 }
 
-static void test_bad_element_and_overflow(void **state)
+TEST(test_bad_element_and_overflow)
 {
     float src[128] = {[70] = INFINITY, [90] = NAN};
     uint8_t codes[64];
@@ -135,7 +133,6 @@ static void test_bad_element_and_overflow(void **state)
     uint16_t half[128];
     uint64_t overflow;
     qc_piece_sums sums;
-    (void)state;
     form.ops->quantize(OPS, &form, src, QC_DTYPE_F32, 128, &out, &sums);
     assert_int_equal(sums.bad, QC_BAD_NONFINITE);
     assert_int_equal(sums.bad_index, 70);
@@ -144,14 +141,4 @@ static void test_bad_element_and_overflow(void **state)
     scales[0] = 60000.0f;
     form.ops->dequantize(OPS, &form, codes, scales, 128, half, QC_DTYPE_F16, &overflow);
     assert_int_equal(overflow, 7);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_random),
-        cmocka_unit_test(test_ends),
-        cmocka_unit_test(test_bad_element_and_overflow),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -50,12 +50,11 @@ static void check_rows(const void *src, qc_dtype dtype, uint64_t rows, uint64_t 
     free(scb);
 }
 
-static void test_rows_random(void **state)
+TEST(test_rows_random)
 {
     static const uint64_t widths[] = {1, 2, 3, 15, 16, 17, 64, 1000, 1023, 1024, 1025, 2049, 5000};
     qt_rng rng = qt_rng_start("rows");
     double *memory = qt_alloc(4 * 5000 + 2, sizeof *memory);
-    (void)state;
     for (unsigned round = 0; round < 13 * 4 * 6; round++) {
         uint64_t cols = widths[round % 13], rows = 1 + qt_below(&rng, 4);
         qc_dtype dtype = qt_float_types[round / 13 % 4];
@@ -69,11 +68,10 @@ static void test_rows_random(void **state)
 }
 
 /* Every 16-bit pattern that float16 can hold, beside assorted largest elements. */
-static void test_rows_every_half(void **state)
+TEST(test_rows_every_half)
 {
     uint16_t *src = qt_alloc(66 * 1024, sizeof *src);
     static const double companions[] = {0.0, 1.0, 65280.0, 0x1p-14, 0x1p-24};
-    (void)state;
     for (unsigned d = 2; d < 4; d++) {
         for (unsigned c = 0; c < 5; c++) {
             uint64_t n = 0;
@@ -94,9 +92,8 @@ static void test_rows_every_half(void **state)
 }
 
 /* No float16 absmax brings a code beyond 127: three roundings above the quotient are too few. */
-static void test_rows_never_exceed_127(void **state)
+TEST(test_rows_never_exceed_127)
 {
-    (void)state;
     for (uint32_t u = 1; u < QC_F16_INF; u++) {
         uint16_t src[2] = {(uint16_t)u, (uint16_t)(u | 0x8000u)};
         int8_t codes[2];
@@ -107,13 +104,12 @@ static void test_rows_never_exceed_127(void **state)
     }
 }
 
-static void test_rows_zero_and_empty(void **state)
+TEST(test_rows_zero_and_empty)
 {
     float src[6] = {0.0f, -0.0f, 0.0f, 1.0f, -0x1p-26f, 0.0f};
     int8_t codes[6] = {9, 9, 9, 9, 9, 9};
     float scb[3] = {9.0f, 9.0f, 9.0f};
     qc_piece_sums sums;
-    (void)state;
     OPS->int8_rows_quantize(src, QC_DTYPE_F32, 3, 2, codes, scb, &sums);
     assert_true(scb[0] == 0.0f && scb[1] == 1.0f && scb[2] == 0.0f);
     assert_true(codes[0] == 0 && codes[1] == 0 && codes[3] == 127 && codes[4] == 0);
@@ -125,10 +121,9 @@ static void test_rows_zero_and_empty(void **state)
 }
 
 /* The lowest of equal errors is named, across runs and rows. */
-static void test_rows_tie(void **state)
+TEST(test_rows_tie)
 {
     float *src = qt_alloc(3 * 3000, sizeof *src);
-    (void)state;
     for (uint64_t i = 0; i < 3 * 3000; i++)
         src[i] = i % 3000 == 0 ? 127.0f : 5.0f;
     src[1500] = src[2999] = src[4500] = 5.25f;
@@ -141,7 +136,7 @@ static void test_rows_tie(void **state)
     free(codes);
 }
 
-static void test_rows_offenders(void **state)
+TEST(test_rows_offenders)
 {
     static const struct {
         double x;
@@ -153,7 +148,6 @@ static void test_rows_offenders(void **state)
                  {-70000.0, QC_BAD_RANGE},
                  {65519.996, QC_BAD_NONE},
                  {1e300, QC_BAD_RANGE}};
-    (void)state;
     for (unsigned c = 0; c < sizeof cases / sizeof *cases; c++) {
         for (unsigned d = 0; d < 4; d++) {
             for (uint64_t bad = 0; bad<2100; bad += bad> 40 && bad < 1000 ? 61 : 1) {
@@ -226,11 +220,10 @@ static void check_blocks(const void *src, qc_dtype dtype, uint64_t n, uint32_t b
     free(errors);
 }
 
-static void test_blocks_random(void **state)
+TEST(test_blocks_random)
 {
     qt_rng rng = qt_rng_start("blocks");
     double *memory = qt_alloc(3 * 4096 + 20, sizeof *memory);
-    (void)state;
     for (unsigned round = 0; round < 400; round++) {
         uint32_t block = 32u << round % 8;
         qc_dtype dtype = qt_float_types[round / 8 % 4];
@@ -245,10 +238,9 @@ static void test_blocks_random(void **state)
 }
 
 /* Every absmax mantissa and exponent keeps +-127 at the ends, and 2^k scaling changes nothing. */
-static void test_blocks_extremes(void **state)
+TEST(test_blocks_extremes)
 {
     qt_rng rng = qt_rng_start("block extremes");
-    (void)state;
     for (unsigned i = 0; i < 2000000; i++) {
         float a = fabsf(qt_any_float(&rng)), src[2] = {a, -a}, absmax;
         int8_t codes[2];
@@ -277,14 +269,13 @@ static void test_blocks_extremes(void **state)
     }
 }
 
-static void test_dequantize(void **state)
+TEST(test_dequantize)
 {
     static const qc_dtype targets[3] = {QC_DTYPE_F32, QC_DTYPE_F16, QC_DTYPE_BF16};
     qt_rng rng = qt_rng_start("dequantize");
     int8_t codes[1000];
     float scales[1000];
     double dst[1002];
-    (void)state;
     for (unsigned round = 0; round < 2000; round++) {
         qc_dtype to = targets[round % 3];
         uint64_t cols = 1 + qt_below(&rng, 100), rows = qt_below(&rng, 1000 / cols), overflow;
@@ -316,9 +307,8 @@ static void test_dequantize(void **state)
     }
 }
 
-static void test_blocks_offenders(void **state)
+TEST(test_blocks_offenders)
 {
-    (void)state;
     for (uint64_t bad = 0; bad < 150; bad++) {
         float src[150], absmax[3];
         int8_t codes[150];
@@ -329,21 +319,4 @@ static void test_blocks_offenders(void **state)
         assert_int_equal(sums.bad, QC_BAD_NONFINITE);
         assert_int_equal(sums.bad_index, bad);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows_random),
-        cmocka_unit_test(test_rows_every_half),
-        cmocka_unit_test(test_rows_never_exceed_127),
-        cmocka_unit_test(test_rows_zero_and_empty),
-        cmocka_unit_test(test_rows_tie),
-        cmocka_unit_test(test_rows_offenders),
-        cmocka_unit_test(test_blocks_random),
-        cmocka_unit_test(test_blocks_extremes),
-        cmocka_unit_test(test_blocks_offenders),
-        cmocka_unit_test(test_dequantize),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -8,11 +8,10 @@ static int bf16_holds(float x)
     return (qc_f32_bits(x) & 0xffffu) == 0;
 }
 
-static void test_offset(void **state)
+TEST(test_offset)
 {
     qt_rng rng = qt_rng_start("offset");
     float *a = qt_alloc(10000, sizeof *a);
-    (void)state;
     assert_true(qc_nested_offset(NULL, 0) == 0.0f);
     for (unsigned round = 0; round < 300; round++) {
         uint64_t n = 1 + qt_below(&rng, round % 10 ? 300 : 10000);
@@ -87,11 +86,10 @@ static void check_quantize(const float *a, uint64_t n, float offset)
     free(back);
 }
 
-static void test_quantize(void **state)
+TEST(test_quantize)
 {
     qt_rng rng = qt_rng_start("quantize");
     float *a = qt_alloc(3000, sizeof *a);
-    (void)state;
     for (unsigned round = 0; round < 200; round++) {
         uint64_t n = 1 + qt_below(&rng, round % 5 ? 700 : 3000);
         double scale = pow(10.0, 74.0 * qt_uniform(&rng) - 42.0);
@@ -104,11 +102,10 @@ static void test_quantize(void **state)
 }
 
 /* Groups of equal scales: nothing is left after the offset, or one and the same remainder. */
-static void test_equal_scales(void **state)
+TEST(test_equal_scales)
 {
     float a[300], nested[2], back[300];
     uint8_t codes[300];
-    (void)state;
     for (unsigned i = 0; i < 300; i++)
         a[i] = 0.75f;
     float offset = qc_nested_offset(a, 300);
@@ -130,12 +127,11 @@ static void test_equal_scales(void **state)
     }
 }
 
-static void test_other_block_and_map(void **state)
+TEST(test_other_block_and_map)
 {
     const uint8_t codes[7] = {0, 1, 2, 3, 255, 254, 0};
     const float nested[3] = {2.0f, 3.0f, -4.0f};
     float map[256], back[7];
-    (void)state;
     for (unsigned i = 0; i < 256; i++)
         map[i] = (float)i;
     OPS->nested_dequantize(codes, nested, map, 7, 3, 0.5f, back);
@@ -149,15 +145,4 @@ static void test_other_block_and_map(void **state)
     map[0] = 1.0f + 0x1p-12f;
     OPS->nested_dequantize(codes, one, map, 1, 256, -1.0f, back);
     assert_true(back[0] == 0x1p-11f);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_offset),
-        cmocka_unit_test(test_quantize),
-        cmocka_unit_test(test_equal_scales),
-        cmocka_unit_test(test_other_block_and_map),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

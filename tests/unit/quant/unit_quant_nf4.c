@@ -68,11 +68,10 @@ static void check_source(const void *src, qc_dtype dtype, uint64_t n, uint32_t b
     result_free(&r);
 }
 
-static void test_random(void **state)
+TEST(test_random)
 {
     qt_rng rng = qt_rng_start("random");
     double *memory = qt_alloc(3 * 4096 + 20, sizeof *memory);
-    (void)state;
     for (unsigned round = 0; round < 400; round++) {
         uint32_t block = block_sizes[round % 8];
         qc_dtype dtype = qt_float_types[round / 8 % 4];
@@ -87,10 +86,9 @@ static void test_random(void **state)
 }
 
 /* Each finite 16-bit pattern, beside companions that set absmax far above, near, and at it. */
-static void test_every_half(void **state)
+TEST(test_every_half)
 {
     uint16_t src[2 * 65536];
-    (void)state;
     for (unsigned d = 2; d < 4; d++) {
         qc_dtype dtype = qt_float_types[d];
         static const double companions[] = {0.0, 1.0, 60000.0, 0x1p-20};
@@ -110,10 +108,9 @@ static void test_every_half(void **state)
     }
 }
 
-static void test_thresholds(void **state)
+TEST(test_thresholds)
 {
     float src[64] = {0};
-    (void)state;
     for (int exponent = -149 + 24; exponent <= 127; exponent++) {
         for (unsigned t = 0; t < 15; t++) {
             for (int ulps = -2; ulps <= 2; ulps++) {
@@ -132,10 +129,9 @@ static void test_thresholds(void **state)
     }
 }
 
-static void test_packing(void **state)
+TEST(test_packing)
 {
     float src[33];
-    (void)state;
     for (unsigned i = 0; i < 33; i++)
         src[i] = qc_nf4_code[i % 16];
     result r = quantize(src, QC_DTYPE_F32, 32, 32);
@@ -148,10 +144,9 @@ static void test_packing(void **state)
     result_free(&r);
 }
 
-static void test_zero_blocks(void **state)
+TEST(test_zero_blocks)
 {
     float src[64 * 3 + 1] = {0};
-    (void)state;
     src[64] = -0.0f;
     src[130] = 0x1p-149f;
     result r = quantize(src, QC_DTYPE_F32, 193, 64);
@@ -168,11 +163,10 @@ static void test_zero_blocks(void **state)
 /* Codes of a block do not change when it is scaled by a power of two, down to where bits are lost
  * (and so across the limit below which 1 / absmax overflows) and up to where
  * 1 / absmax becomes subnormal. */
-static void test_power_of_two(void **state)
+TEST(test_power_of_two)
 {
     qt_rng rng = qt_rng_start("power of two");
     float src[128], scaled[128];
-    (void)state;
     for (unsigned round = 0; round < 200; round++) {
         for (unsigned i = 0; i < 128; i++) { /* 8 bits from 2^-6 up: exact down to 2^-136 */
             float x = qc_f32_from_bf16(qc_bf16_from_f32(qt_randn(&rng)));
@@ -199,10 +193,9 @@ static void test_power_of_two(void **state)
     }
 }
 
-static void test_outlier(void **state)
+TEST(test_outlier)
 {
     float src[64];
-    (void)state;
     for (unsigned i = 0; i < 64; i++)
         src[i] = i == 13 ? -1000.0f : (i % 2 ? 1e-3f : -1e-3f);
     result r = quantize(src, QC_DTYPE_F32, 64, 64);
@@ -219,11 +212,10 @@ static void test_outlier(void **state)
 }
 
 /* A NaN or an infinity at each position of every kind of block, with others behind it. */
-static void test_offenders(void **state)
+TEST(test_offenders)
 {
     static const double offenders[] = {(double)NAN, -(double)NAN, (double)INFINITY,
                                        -(double)INFINITY};
-    (void)state;
     for (unsigned d = 0; d < 4; d++) {
         for (unsigned o = 0; o < 4; o++) {
             for (uint64_t bad = 0; bad < 150; bad++) {
@@ -246,11 +238,10 @@ static void test_offenders(void **state)
     result_free(&r);
 }
 
-static void test_empty(void **state)
+TEST(test_empty)
 {
     qc_piece_sums sums;
     uint64_t overflow = 3;
-    (void)state;
     memset(&sums, 0x5a, sizeof sums);
     OPS->nf4_quantize(NULL, QC_DTYPE_F32, 0, 64, NULL, NULL, NULL, &sums);
     assert_true(sums.sum_xx == 0.0 && sums.sum_ee == 0.0 && sums.max_err == 0.0);
@@ -260,10 +251,9 @@ static void test_empty(void **state)
 }
 
 /* Sums and per-block errors against double, on every block size and a short tail. */
-static void test_sums(void **state)
+TEST(test_sums)
 {
     qt_rng rng = qt_rng_start("sums");
-    (void)state;
     for (unsigned b = 0; b < 8; b++) {
         uint32_t block = block_sizes[b];
         uint64_t n = 5u * block + 13;
@@ -305,14 +295,13 @@ static void test_sums(void **state)
 }
 
 /* Two roundings, each the nearest: the product to float, that to the type asked for. */
-static void test_dequantize(void **state)
+TEST(test_dequantize)
 {
     static const qc_dtype targets[3] = {QC_DTYPE_F32, QC_DTYPE_F16, QC_DTYPE_BF16};
     qt_rng rng = qt_rng_start("dequantize");
     uint8_t codes[600];
     float absmax[40], map[16];
     double dst[1100];
-    (void)state;
     for (unsigned round = 0; round < 2000; round++) {
         uint32_t block = block_sizes[qt_below(&rng, 5)];
         uint64_t n = 1 + qt_below(&rng, 1000), overflow, want = UINT64_MAX;
@@ -341,17 +330,4 @@ static void test_dequantize(void **state)
     uint64_t overflow;
     OPS->nf4_dequantize(codes, absmax, qc_nf4_code, 2, 64, dst, QC_DTYPE_F16, &overflow);
     assert_true(overflow == UINT64_MAX);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_random),      cmocka_unit_test(test_every_half),
-        cmocka_unit_test(test_thresholds),  cmocka_unit_test(test_packing),
-        cmocka_unit_test(test_zero_blocks), cmocka_unit_test(test_power_of_two),
-        cmocka_unit_test(test_outlier),     cmocka_unit_test(test_offenders),
-        cmocka_unit_test(test_empty),       cmocka_unit_test(test_sums),
-        cmocka_unit_test(test_dequantize),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

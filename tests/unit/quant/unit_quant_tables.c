@@ -56,13 +56,12 @@ static void sha256(const unsigned char *data, size_t len, uint32_t h[8])
     }
 }
 
-static void test_dynamic_map_hash(void **state)
+TEST(test_dynamic_map_hash)
 {
     static const uint32_t want[8] = {0xe732639a, 0x65f497b4, 0xad684bb1, 0x66a44677,
                                      0x08255edd, 0x5207757d, 0xe8b8f0c7, 0xe1fda89c};
     unsigned char bytes[1024];
     uint32_t h[8];
-    (void)state;
     memcpy(bytes, qc_dynamic_map, sizeof bytes);
     sha256(bytes, sizeof bytes, h);
     for (int i = 0; i < 8; i++)
@@ -81,12 +80,11 @@ static int compare_floats(const void *a, const void *b)
 }
 
 /* create_dynamic_map as PyTorch computes it where its linspace was compiled with FMA. */
-static void test_dynamic_map_recipe(void **state)
+TEST(test_dynamic_map_recipe)
 {
     static const float powers[7] = {1e-6f, 1e-5f, 1e-4f, 1e-3f, 1e-2f, 1e-1f, 1e0f};
     float map[256];
     unsigned count = 0;
-    (void)state;
     for (unsigned e = 0; e < 7; e++) {
         unsigned n = (1u << e) + 1, half = n / 2;
         float step = (1.0f - 0.1f) / (float)(n - 1), b[65];
@@ -108,7 +106,7 @@ static void test_dynamic_map_recipe(void **state)
     assert_true(qc_dynamic_map[255] == 1.0f && qc_dynamic_map[0] > -1.0f);
 }
 
-static void test_nf4_codes(void **state)
+TEST(test_nf4_codes)
 {
     static const uint32_t bits[16] = {0xbf800000, 0xbf3239b1, 0xbf066b30, 0xbeca32a0,
                                       0xbe91a24d, 0xbe3d353f, 0xbdba7871, 0x00000000,
@@ -132,7 +130,6 @@ static void test_nf4_codes(void **state)
         0.7229568362236023f,
         1.0f,
     };
-    (void)state;
     for (unsigned i = 0; i < 16; i++) {
         assert_int_equal(qc_f32_bits(qc_nf4_code[i]), bits[i]);
         assert_int_equal(qc_f32_bits(decimal[i]), bits[i]);
@@ -140,12 +137,11 @@ static void test_nf4_codes(void **state)
     assert_true(qc_nf4_code[QC_NF4_ZERO] == 0.0f);
 }
 
-static void test_nf4_thresholds(void **state)
+TEST(test_nf4_thresholds)
 {
     static const uint32_t bits[15] = {0xbf591cd9, 0xbf1c5270, 0xbeeb8480, 0xbeadea76, 0xbe703cec,
                                       0xbe0d38bc, 0xbd3a7871, 0x3d22faff, 0x3df64863, 0x3e5067e0,
                                       0x3e9582d4, 0x3ec753f9, 0x3f006d03, 0x3f248daf, 0x3f5c89d9};
-    (void)state;
     for (unsigned i = 0; i < 15; i++) {
         float t = qc_nf4_threshold[i];
         assert_int_equal(qc_f32_bits(t), bits[i]);
@@ -179,11 +175,10 @@ static void check_search(float x)
     QT_CHECK(pivot == count, "x = %a: pivot search %u, thresholds %u", (double)x, pivot, count);
 }
 
-static void test_search_forms_agree(void **state)
+TEST(test_search_forms_agree)
 {
     qt_rng rng = qt_rng_start("dynamic search");
     unsigned up = 0;
-    (void)state;
     for (unsigned j = 0; j < 255; j++) {
         float a = qc_dynamic_map[j], b = qc_dynamic_map[j + 1], midpoint = (a + b) * 0.5f;
         assert_true(a < midpoint && midpoint < b);
@@ -213,10 +208,9 @@ static void test_search_forms_agree(void **state)
 }
 
 /* Nearest: no entry is closer, the distance taken exactly. */
-static void test_search_is_nearest(void **state)
+TEST(test_search_is_nearest)
 {
     qt_rng rng = qt_rng_start("dynamic search is nearest");
-    (void)state;
     for (unsigned i = 0; i < 200000; i++) {
         float x = (float)((2.0 * qt_uniform(&rng) - 1.0) * pow(10.0, -6.0 * qt_uniform(&rng)));
         double found = fabs((double)x - (double)qc_dynamic_map[qc_dynamic_search(x)]);
@@ -229,9 +223,8 @@ static void test_search_is_nearest(void **state)
     }
 }
 
-static void test_block_sizes_and_dispatch(void **state)
+TEST(test_block_sizes_and_dispatch)
 {
-    (void)state;
     for (uint64_t b = 0; b < 10000; b++) {
         int want = b == 32 || b == 64 || b == 128 || b == 256 || b == 512 || b == 1024 ||
                    b == 2048 || b == 4096;
@@ -245,18 +238,4 @@ static void test_block_sizes_and_dispatch(void **state)
         assert_true((int)ops->isa <= isa);
     }
     assert_ptr_equal(qc_quant_ops_for(QC_ISA_SCALAR), &qc_quant_ops_scalar);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_dynamic_map_hash),
-        cmocka_unit_test(test_dynamic_map_recipe),
-        cmocka_unit_test(test_nf4_codes),
-        cmocka_unit_test(test_nf4_thresholds),
-        cmocka_unit_test(test_search_forms_agree),
-        cmocka_unit_test(test_search_is_nearest),
-        cmocka_unit_test(test_block_sizes_and_dispatch),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -12,9 +12,8 @@ static void refused(const qc_weights *w, const mt_weights *t, const char *word)
     QT_CHECK(strstr(err.msg, word) != NULL, "'%s' does not say '%s'", err.msg, word);
 }
 
-static void test_descriptors_are_checked(void **state)
+TEST(test_descriptors_are_checked)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("check");
     for (unsigned f = 0; f < MT_FORMS; f++) {
         mt_weights t;
@@ -66,9 +65,8 @@ static void test_descriptors_are_checked(void **state)
 }
 
 /* Integers are decoded in whole groups, and codes of 4 bits in whole bytes. */
-static void test_groups_of_integers_are_whole(void **state)
+TEST(test_groups_of_integers_are_whole)
 {
-    (void)state;
     static const struct {
         qc_form_kind kind;
         uint32_t block;
@@ -101,9 +99,8 @@ static void make(mt_weights *t, qt_rng *rng, unsigned i, uint64_t rows, uint64_t
 }
 enum { FORMS = MT_FORMS + 4 };
 
-static void test_values_are_those_of_dequantizing(void **state)
+TEST(test_values_are_those_of_dequantizing)
 {
-    (void)state;
     static const qc_dtype dtypes[] = {QC_DTYPE_F32, QC_DTYPE_F16, QC_DTYPE_BF16};
     qt_rng rng = qt_rng_start("dequantize");
     for (unsigned round = 0; round < 12 * FORMS; round++) {
@@ -144,9 +141,8 @@ static void wrong(const qc_weights *w, uint64_t first, uint64_t rows, void *out,
     QT_CHECK(strstr(err.msg, word) != NULL, "'%s' does not say '%s'", err.msg, word);
 }
 
-static void test_wrong_calls_are_answered(void **state)
+TEST(test_wrong_calls_are_answered)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("wrong");
     mt_weights t;
     float out[3 * 64];
@@ -171,13 +167,4 @@ static void test_wrong_calls_are_answered(void **state)
     assert_int_equal(qc_weights_dequantize(&t.w, 0, 3, out, QC_DTYPE_F32, 2, NULL), QC_OK);
     assert_null(qc_form_ops_of((qc_form_kind)77));
     mt_free(&t);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_descriptors_are_checked),
-                                       cmocka_unit_test(test_groups_of_integers_are_whole),
-                                       cmocka_unit_test(test_values_are_those_of_dequantizing),
-                                       cmocka_unit_test(test_wrong_calls_are_answered)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -163,9 +163,8 @@ static void check_sums(const searched *r)
 
 /* ---- tests ----------------------------------------------------------------------------------- */
 
-static void decodes_to_what_sums_say(void **state)
+TEST(decodes_to_what_sums_say)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("decodes_to_what_sums_say");
     for (unsigned bits = 0; bits < 8; bits++)
         for (uint32_t block = 32; block <= 4096; block *= bits & 4 ? 8 : 2) {
@@ -187,9 +186,8 @@ static void decodes_to_what_sums_say(void **state)
 
 /* Shares of the squared error that bitsandbytes leaves, on normal weights; the least that a search
  * has to do. Measured: docs/theory/scale_search.md. */
-static void better_than_absmax(void **state)
+TEST(better_than_absmax)
 {
-    (void)state;
     static const struct {
         unsigned bits;
         uint32_t block;
@@ -213,9 +211,8 @@ static void better_than_absmax(void **state)
     free(x);
 }
 
-static void near_the_exhaustive_choice(void **state)
+TEST(near_the_exhaustive_choice)
 {
-    (void)state;
     static const struct {
         unsigned bits;
         double most; /* of exhaustive_error */
@@ -236,9 +233,8 @@ static void near_the_exhaustive_choice(void **state)
 }
 
 /* Values of NF4 itself, upright and mirrored, come back exactly; so do the levels of int8. */
-static void exact_cases(void **state)
+TEST(exact_cases)
 {
-    (void)state;
     float x[128];
     for (unsigned i = 0; i < 128; i++)
         x[i] = qc_nf4_code[i % 16] * (i < 64 ? 3.0f : -3.0f);
@@ -260,9 +256,8 @@ static void exact_cases(void **state)
 
 /* The negated tensor has the same codes under negated scales, but where two candidates of the
  * screen were equal: it takes the upright one of both. */
-static void sign_is_symmetric(void **state)
+TEST(sign_is_symmetric)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("sign_is_symmetric");
     const uint64_t n = 64 * 200;
     float *x = normal(&rng, n, 0.02f), *y = qt_alloc(n, 4);
@@ -285,9 +280,8 @@ static void sign_is_symmetric(void **state)
     free(y);
 }
 
-static void zeros_and_edges(void **state)
+TEST(zeros_and_edges)
 {
-    (void)state;
     float x[64 * 5 + 1] = {0};
     for (unsigned i = 0; i < 64; i++) {
         x[64 + i] = 0x1p-149f * (float)(i % 9);
@@ -317,9 +311,8 @@ static void zeros_and_edges(void **state)
     searched_free(&none);
 }
 
-static void bad_elements(void **state)
+TEST(bad_elements)
 {
-    (void)state;
     qt_rng rng = qt_rng_start("bad_elements");
     const uint64_t n = 64 * 300, at = qt_below(&rng, n - 70);
     float *x = normal(&rng, n, 1.0f);
@@ -348,9 +341,8 @@ static void bad_elements(void **state)
     free(x);
 }
 
-static void rows_are_better(void **state)
+TEST(rows_are_better)
 {
-    (void)state;
     qt_rng rng = {3};
     const uint64_t rows = 32, cols = 1500, n = rows * cols;
     float *x = normal(&rng, n, 0.02f), scb[2][32];
@@ -444,13 +436,12 @@ static void check_integers(const qc_form *form, const float *x, uint64_t n)
     free(scratch);
 }
 
-static void integers_are_better(void **state)
+TEST(integers_are_better)
 {
     static const qc_form_ops *const forms[] = {&qc_form_w4a16, &qc_form_w8a16, &qc_form_w8a8};
     static const qc_dtype scale_types[] = {QC_DTYPE_F32, QC_DTYPE_F16, QC_DTYPE_BF16};
     static const uint32_t groups[] = {32, 64, 128, 256, 1024, 0};
     const uint64_t n = 16384;
-    (void)state;
     qt_rng rng = qt_rng_start("integers_are_better");
     float *x = qt_alloc(n, sizeof *x);
     for (uint64_t i = 0; i < n; i++)
@@ -465,12 +456,11 @@ static void integers_are_better(void **state)
 }
 
 /* Groups of zeros, and magnitudes at the ends of float. */
-static void integers_at_the_edges(void **state)
+TEST(integers_at_the_edges)
 {
     static const float values[] = {0.0f,  -0.0f, 0x1p-149f, 0x1p-120f,
                                    1e-7f, 3.0f,  60000.0f,  FLT_MAX};
     static const qc_dtype scale_types[] = {QC_DTYPE_F32, QC_DTYPE_F16, QC_DTYPE_BF16};
-    (void)state;
     for (unsigned k = 0; k < 48; k++) {
         const qc_form form = {.ops = k % 2 ? &qc_form_w4a16 : &qc_form_w8a16,
                               .block_elems = 32,
@@ -500,9 +490,8 @@ static void integers_at_the_edges(void **state)
     }
 }
 
-static void sample_is_spread(void **state)
+TEST(sample_is_spread)
 {
-    (void)state;
     static const uint64_t groups[] = {0, 1, 63, 64, 65, 1000, UINT64_MAX};
     for (unsigned k = 0; k < 7; k++) {
         const uint64_t count = qc_search_sample_count(groups[k]);
@@ -520,19 +509,6 @@ static void sample_is_spread(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(decodes_to_what_sums_say),
-        cmocka_unit_test(better_than_absmax),
-        cmocka_unit_test(near_the_exhaustive_choice),
-        cmocka_unit_test(exact_cases),
-        cmocka_unit_test(sign_is_symmetric),
-        cmocka_unit_test(zeros_and_edges),
-        cmocka_unit_test(bad_elements),
-        cmocka_unit_test(rows_are_better),
-        cmocka_unit_test(integers_are_better),
-        cmocka_unit_test(integers_at_the_edges),
-        cmocka_unit_test(sample_is_spread),
-    };
     int failed = 0;
     for (int isa = QC_ISA_AVX512; isa >= QC_ISA_SCALAR; isa -= QC_ISA_AVX512) {
         qc_isa use = (qc_isa)isa;
@@ -541,7 +517,7 @@ int main(void)
         quant = qc_quant_ops_for(use);
         ops = qc_search_ops_for(use);
         print_message("on %s\n", qc_isa_name(ops->isa));
-        failed += cmocka_run_group_tests(tests, NULL, NULL);
+        failed += test_run_all(NULL);
     }
     return failed != 0;
 }
