@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""bitsandbytes' 4-bit matmul on a GPU, on the shapes and by the method of `qconv bench`.
+"""bitsandbytes' 4-bit matmul on a GPU, on the shapes and by the method of bench_matmul.
 
     PYTHON bench/bench_kernels_bitsandbytes.py [--shapes LIST] [--m LIST] [--dtype fp16|bf16]
            [--rounds 30] [--seconds 150] [--output bench/results/kernels-bitsandbytes-NAME.json]
 
 PYTHON needs torch with CUDA and bitsandbytes (0.50 or newer: gemm_4bit). Schemes: "bitsandbytes" is
 matmul_4bit as its Linear4bit calls it, whatever kernel it takes; "dequantize" is dequantize_4bit and
-then a matmul. Both with NF4, blocks of 64, double quantization. The JSON is that of `qconv bench`
+then a matmul. Both with NF4, blocks of 64, double quantization. The JSON is that of bench_matmul
 (docs/bench.md); the program never measures anything in bitsandbytes that would change its choices.
 
 Exit codes: 0 done, 4 a result is wrong, 77 something it needs is not here.
@@ -29,7 +29,7 @@ MIN_REPLAY_US = 2000
 TRUTH = 61  # rows of x that differ
 
 
-# ---- method: see convert/device/bench_method.c ----
+# ---- method: see convert/validate/timing.c ----
 
 def copies_of(bytes_each, l2, limit):
     return max(1, min(max(2, 4 * l2 // bytes_each + 1), 256, limit // bytes_each))
@@ -193,7 +193,7 @@ def measure(gpu, args):
     deadline = begun + args.seconds
     device, program = gpu.facts()
     result = {"command": "bench_kernels_bitsandbytes", "program": program, "dtype": args.dtype,
-              "seed": args.seed, "forced_path": None, "tuning": None, "device": device,
+              "seed": args.seed, "forced_path": None, "device": device,
               "roof": roofs(gpu, args),
               "kernels": [], "rows": [], "layers": [], "left_out": 0, "seconds": 0}
     for i, shape in enumerate(args.shapes):

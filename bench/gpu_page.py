@@ -28,7 +28,7 @@ def best(rows, **want):
 
 
 def with_roof(r, ceilings):
-    """A result of `qconv bench` from before it measured the roof of memory, judged by that of
+    """A result of bench_matmul from before it measured the roof of memory, judged by that of
     bench_ceilings on such a GPU; any other as it is. The second value: whether that was done."""
     if "memory_gbps" in r["roof"] or not ceilings:
         return r, False

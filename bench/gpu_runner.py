@@ -343,7 +343,7 @@ class Run:
         """The path of a program of the build; on the CPU shim they have names of their own."""
         if self.shim:
             name = {"qconv": "qconv_shim", "gpu_graph": "shim_graph", "bench_ceilings":
-                    "bench_ceilings_shim", "bench_gpu_load": "bench_gpu_load_shim"}.get(name, name)
+                    "bench_ceilings_shim", "bench_gpu_load": "bench_gpu_load_shim", "bench_matmul": "bench_matmul_shim"}.get(name, name)
         path = os.path.join(self.build, name)
         if not os.path.exists(path):
             raise Skip("%s was not built" % name)

@@ -8,7 +8,7 @@ RESULTS gets at most 8 files of at most 16 MiB (FILES, below), each written anew
 there is more to say: whatever is killed and when, they are whole. summary.json has the GPU, the
 driver, the commit and a row for each step that has ended: its exit code, its seconds, the parts that
 it ran, and its figures. "running" names the step that had not ended. logs.tar.gz has all that was
-printed, profiles among it, and in the second call what `qconv bench --tune` measured (tune.json).
+printed, profiles among it.
 
 Exit codes of steps: 0 passed, 4 a result is wrong, 77 left out (why is said), 99 found by
 compute-sanitizer, 124 ran into its limit, others the program's.
@@ -164,7 +164,7 @@ def smoke(step):
 
 
 def run_bench(step, seconds, shapes, rows, schemes, *more, output="bench.json"):
-    """`qconv bench` rewrites its file after each row, and ends with 4 where a result was wrong."""
+    """bench_matmul rewrites its file after each point, and ends with 4 where a result was wrong."""
     environment = {}
     if step.run.shim:
         shapes, rows, schemes = ("64+40x256" if "+" in shapes[0] else "64x256" if "--packed" in more else "8x64",
@@ -172,7 +172,7 @@ def run_bench(step, seconds, shapes, rows, schemes, *more, output="bench.json"):
         more, environment = more + ("--rounds", "1"), {"QC_SHIM_DEVICES": "sm_80:2:2MiB"}
         seconds = 60
     seconds = max(5, min(seconds, step.left() - 8))
-    return step.program("qconv", "bench", "--seconds", str(int(seconds)), "--shapes", ",".join(shapes),
+    return step.program("bench_matmul", "--seconds", str(int(seconds)), "--shapes", ",".join(shapes),
                         "--m", rows, "--scheme", schemes, "--output", step.run.into(output), *more,
                         environment=environment)
 
@@ -311,7 +311,7 @@ def ceilings(step):
 
 def profiles(step):
     """Points under ncu, as many as there is time for: the first kernel of each, in the log."""
-    ncu, program = cuda_tool("ncu"), step.run.built("qconv")
+    ncu, program = cuda_tool("ncu"), step.run.built("bench_matmul")
     if not ncu:
         raise Skip("there is no ncu")
     codes = []
@@ -324,7 +324,7 @@ def profiles(step):
             [ncu, "--clock-control", "none", "--target-processes", "all"]
             + [word for name in SECTIONS for word in ("--section", name)]
             + ["--kernel-name", "regex:matmul_(gemv|stream|tiles|mma)", "--launch-count", "1", "--kill", "yes"],
-            [program, "bench", "--shapes", "64x128" if step.run.shim else LARGE[0], "--m", m,
+            [program, "--shapes", "64x128" if step.run.shim else LARGE[0], "--m", m,
              "--scheme", scheme, "--rounds", "2", "--seconds", "5"])
         rc = step.call(command, PROFILE_SECONDS, log=name)
         said = end_of(os.path.join(step.run.logs, "profiles-%s.log" % name), LOG_BYTES)
@@ -341,17 +341,6 @@ def groups(step):
     # q, k and v of a 70B model in one launch, gate and up in one.
     return run_bench(step, 18, ("8192+1024+1024x8192", "28672+28672x8192"), "1,2,4,8", "nf4",
                      output="groups.json")
-
-
-def tune(step):
-    # The large layers of a 70B model; what there is no time for is left out.
-    saved = step.run.at("logs", "tuning.json")
-    rc = run_bench(step, 60, LARGE, "1,4,16,64", "nf4,int8", "--tune", "--save", saved,
-                   output=os.path.join(step.run.logs, "tune.json"))
-    if os.path.exists(saved):
-        with open(saved, "rb") as f:
-            replace(step.run.into("tuning.json"), f.read())
-    return rc
 
 
 def bitsandbytes(step):
@@ -602,16 +591,15 @@ CALLS = {
     "second": BEGIN + (("model", 10, model), ("convert", 35, convert), ("load", 10, load),
                        ("eval", 20, evals), ("calibrate", 25, calibrate), ("validate", 15, validate),
                        ("plan", 5, plan), ("groups", 20, groups), ("bitsandbytes", 35, bitsandbytes),
-                       ("tune", 30, tune), ("sanitizers", 80, sanitizers)),
+                       ("sanitizers", 80, sanitizers)),
 }
 # Steps that have what time is left, and none of the plan.
 LEFT_OVER = {"first": (), "second": ("sanitizers",)}
-TARGETS = {"first": ["qconv", "gpu_tests", "bench_ceilings"],
-           "second": ["qconv", "bench_checkpoint", "bench_gpu_load", "gpu_tests"]}
+TARGETS = {"first": ["qconv", "gpu_tests", "bench_matmul", "bench_ceilings"],
+           "second": ["qconv", "bench_checkpoint", "bench_gpu_load", "bench_matmul", "gpu_tests"]}
 FILES = {"first": ("summary.json", "logs.tar.gz", "bench.json", "packed.json", "gpu_tests.xml",
                    "ceilings.json"),
-         "second": ("summary.json", "logs.tar.gz", "groups.json", "tuning.json", "bitsandbytes.json",
-                    "validate.json")}
+         "second": ("summary.json", "logs.tar.gz", "groups.json", "bitsandbytes.json", "validate.json")}
 
 
 def main(argv):

@@ -14,7 +14,7 @@ import json
 import os
 import sys
 
-from result_page import RESULTS
+from result_page import RESULTS, json_text
 
 KINDS = ("bench", "packed", "ceilings", "groups", "bitsandbytes")
 NO_RESULT = ("machine", "build", "hardware")
@@ -69,8 +69,7 @@ def main(argv):
             source = os.path.join(s["folder"], kind + ".json")
             if os.path.exists(source):
                 with open(os.path.join(RESULTS, "gpu-%s-%s.json" % (options.name, kind)), "w") as f:
-                    json.dump(dict(read(source), commit=s["commit"]), f, indent=1)
-                    f.write("\n")
+                    f.write(json_text(dict(read(source), commit=s["commit"])) + "\n")
     for step, text in options.note:
         if step not in steps:
             sys.exit("--note: there is no step '%s': %s" % (step, ", ".join(steps)))
@@ -79,8 +78,7 @@ def main(argv):
     run = {"command": "gpu_run", "gpus": [{k: v for k, v in g.items() if k != "pci"} for g in last["gpus"]],
            "nvcc": last["nvcc"], "cpu": last["cpu"], "cpus": last["cpus"], "steps": steps}
     with open(path, "w") as f:
-        json.dump(run, f, indent=1)
-        f.write("\n")
+        f.write(json_text(run) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The targets of the matmul kernels beside what `qconv bench` measured, as a table and a plot, for
+"""The targets of the matmul kernels beside what bench_matmul measured, as a table and a plot, for
 make_performance.py. Ratios are speed over 16-bit cuBLAS in the same rounds.
 
 Targets by architecture: (what, shapes, rows of x, least ratio). A GPU that is not listed has the

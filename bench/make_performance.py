@@ -25,7 +25,8 @@ def load(name):
 
 
 def origin(r, command):
-    parts = ["`%s`" % command, r.get("cpu", "?")]
+    """command: None, where what measured it is no longer kept."""
+    parts = ["`%s`" % command if command else "Measured by a program that is no longer kept", r.get("cpu", "?")]
     if r.get("commit"):
         parts.append("commit %s" % r["commit"])
     if r.get("date"):
@@ -184,7 +185,7 @@ def cpu_peers(r):
             origin({"cpu": r["machine"]["cpu"], **r}, r["command"]), ""]
 
 
-# ---- kernels on a GPU: what `qconv bench --markdown` prints, and bitsandbytes beside it ----
+# ---- kernels on a GPU: what bench_matmul measured, and bitsandbytes beside it ----
 
 def digits(v):
     """1.23, 45.6, 789."""
@@ -296,8 +297,6 @@ def kernel_notes(r):
     notes = []
     if r["device"].get("no_gemm"):
         notes += ["", "No comparison with cuBLAS: %s." % r["device"]["no_gemm"]]
-    if r.get("tuning"):
-        notes += ["", "Kernels were chosen by a table of `qconv bench --tune`."]
     if r.get("left_out"):
         notes += ["", "%d left out: no time or no memory." % r["left_out"]]
     if not r.get("complete", True):
@@ -322,7 +321,7 @@ def failure_text(f):
 
 
 def kernel_section(r):
-    """The text of `qconv bench --markdown`."""
+    """The section of one result."""
     d = r["device"]
     out = ["### %s" % d["name"], "",
            "sm_%d, %d multiprocessors; kernels of %s; x and y in %s."
@@ -420,10 +419,10 @@ def kernel_measurements(found, names, ceilings):
     ours = [r for r in found if r["command"] == "bench" and r not in packed + groups]
     for r in ours:
         judged, old = gpu_page.with_roof(r, ceilings.get(r["device"]["name"]))
-        out += [kernel_section(judged), "`qconv bench`; %s" % r["program"] +
+        out += [kernel_section(judged), "`bench_matmul`; %s" % r["program"] +
                 (", commit %s" % r["commit"][:7] if r.get("commit") else ""), ""]
         if old:
-            out += ["That qconv took its own copy for the roof of memory, which is too low. Shares here are of the %.0f GB/s"
+            out += ["That program took its own copy for the roof of memory, which is too low. Shares here are of the %.0f GB/s"
                     % judged["roof"]["memory_gbps"],
                     "that reading, and of the best copy that copying, gave in `bench_ceilings` on such a GPU (below).", ""]
         out += kernel_goals(judged, names[id(r)])
@@ -436,13 +435,13 @@ def kernel_measurements(found, names, ceilings):
         for group in groups:
             if group["device"]["name"] == r["device"]["name"]:
                 out += ["#### Weights that share x, in one launch", *kernel_tables(group)[2:],
-                        "", "`qconv bench`, commit %s; against as many products of cuBLAS."
+                        "", "`bench_matmul`, commit %s; against as many products of cuBLAS."
                         % group.get("commit", "unknown")[:7], ""]
     for r in packed:
         out += ["### Packed weights on %s" % r["device"]["name"], "",
                 "Both layouts in the same rounds, each with the kernel that it gets; above 1x packed weights are faster."]
         out += [line for model in unique(row["model"] for row in r["rows"]) for line in packed_tables(r, model)]
-        out += kernel_notes(r) + ["", "`qconv bench --packed`, commit %s." % r.get("commit", "unknown")[:7], ""]
+        out += kernel_notes(r) + ["", "`bench_matmul --packed`, commit %s." % r.get("commit", "unknown")[:7], ""]
     for r in found:
         if r["command"] != "bench":
             out += [kernel_section(r), "`bench/%s.py`; %s" % (r["command"], r["program"]), ""]
@@ -502,8 +501,7 @@ def page():
         out += ["## Frame coding, one thread", "",
                 "8 MiB frames of what qconv writes for normal weights. `qconv` is what `--compress zstd` does;",
                 "the levels are libzstd's own.", "", frames(r), "",
-                origin(r, r.get("command", "build/bench_frames --json bench/results/frames.json")),
-                ""]
+                origin(r, None), ""]
     r = load("io")
     if r:
         out += ["## Reading from a cold cache", "",

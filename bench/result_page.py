@@ -1,5 +1,6 @@
-"""What the scripts that make a page of docs/ from bench/results/ share: tables, and the choice
-between writing the page and checking it."""
+"""What the scripts that make a page of docs/ from bench/results/ share: tables, the choice between
+writing the page and checking it, and how a result is written."""
+import json
 import os
 import sys
 
@@ -11,6 +12,18 @@ def table(head, rows):
     out = ["| " + " | ".join(head) + " |", "|" + "|".join("--" for _ in head) + "|"]
     out += ["| " + " | ".join(r) + " |" for r in rows]
     return "\n".join(out)
+
+
+def json_text(value, indent=0):
+    """JSON in which whatever has room on a line is on one."""
+    line = json.dumps(value)
+    if len(line) + indent <= 240 or not isinstance(value, (dict, list)):
+        return line
+    parts = ([json.dumps(k) + ": " + json_text(v, indent + 1) for k, v in value.items()]
+             if isinstance(value, dict) else [json_text(v, indent + 1) for v in value])
+    begin, end = "{}" if isinstance(value, dict) else "[]"
+    pad = "\n" + " " * (indent + 1)
+    return begin + pad + ("," + pad).join(parts) + "\n" + " " * indent + end
 
 
 def write_or_check(name, text, source, script):

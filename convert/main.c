@@ -85,9 +85,8 @@ static const struct {
     {QC_CMD_CONVERT, qc_cmd_convert},   {QC_CMD_INSPECT, qc_cmd_inspect},
     {QC_CMD_VERIFY, qc_cmd_verify},     {QC_CMD_UNPACK, qc_cmd_unpack},
     {QC_CMD_PLAN, qc_cmd_plan},         {QC_CMD_HARDWARE, qc_cmd_hardware},
-    {QC_CMD_VALIDATE, qc_cmd_validate}, {QC_CMD_BENCH, qc_cmd_bench},
-    {QC_CMD_EVAL, qc_cmd_eval},         {QC_CMD_HELP, print_text},
-    {QC_CMD_VERSION, print_text},
+    {QC_CMD_VALIDATE, qc_cmd_validate}, {QC_CMD_EVAL, qc_cmd_eval},
+    {QC_CMD_HELP, print_text},          {QC_CMD_VERSION, print_text},
 };
 
 static qc_status run(const qc_options *o, qc_error *err)

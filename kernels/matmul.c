@@ -139,8 +139,7 @@ static qc_matmul_shape shape_of(const qc_matmul *h, const qc_matmul_weights *w)
     s.repacked = w->row_bytes != 0;
     s.packed = w->packed;
     s.have_gemm = h->gemm && s.k <= INT_MAX - 32;
-    s.tuned = h->tuned;
-    s.tuned_count = h->tuned_count;
+    s.choice = h->choice;
     return s;
 }
 

@@ -8,9 +8,9 @@
  *
  * M, N and K may be any number >= 0 (K == 0 gives the bias, or zeros); K need not be a multiple of
  * the block or of 8; pointers may have any alignment of their type. Accumulation is in float. The
- * order of sums depends only on the shape, the device, the path, the size of the workspace and the
- * handle's table of tuned choices (kernels/matmul_tuning.h): results are bitwise the same from run
- * to run. NaN and infinity in x come out as IEEE has it; weights must be finite.
+ * order of sums depends only on the shape, the device, the path and the size of the workspace:
+ * results are bitwise the same from run to run. NaN and infinity in x come out as IEEE has it;
+ * weights must be finite.
  *
  * qc_matmul_plan_make, a pure host function, chooses a path by shape and device (docs/matmul.md):
  *
@@ -255,10 +255,8 @@ QC_API uint64_t qc_matmul_planned_workspace(const qc_matmul_planned *planned);
 
 /* Runs a plan as qc_matmul_run does, but without planning, with the planned weights or others of
  * the same shape (the next layer's). QC_ERR_USAGE names what the plan does not hold for: another m,
- * dtype, kind, part or block, an x less aligned, a bias, gate or residual that
- * was not planned, a workspace
- * that is too small. A plan belongs to its handle's device and keeps using the table of tuned
- * choices that the handle had when it was made. */
+ * dtype, kind, part or block, an x less aligned, a bias, gate or residual that was not planned, a
+ * workspace that is too small. A plan belongs to its handle's device. */
 QC_API QC_NODISCARD qc_status qc_matmul_run_planned(const qc_matmul *h,
                                                     const qc_matmul_planned *planned,
                                                     const qc_matmul_weights *const *w,

@@ -97,7 +97,6 @@ void qc_matmul_destroy(qc_matmul *h)
     end_parts(h);
     if (went)
         (void)go_back(h, &before, NULL);
-    qc_free(h->tuned);
     qc_free(h);
 }
 
@@ -109,27 +108,6 @@ const qc_cuda_device *qc_matmul_device(const qc_matmul *h)
 const char *qc_matmul_no_gemm(const qc_matmul *h)
 {
     return !h || h->gemm ? NULL : h->no_gemm.msg;
-}
-
-qc_status qc_matmul_set_tuning(qc_matmul *h, const qc_matmul_tuned *rows, size_t count,
-                               qc_error *err)
-{
-    void *copy = NULL;
-    QC_TRY(qc_matmul_tuned_check(rows, count, err));
-    if (count) {
-        QC_TRY(qc_calloc(&copy, count, sizeof *rows, err));
-        memcpy(copy, rows, count * sizeof *rows);
-    }
-    qc_free(h->tuned);
-    h->tuned = copy;
-    h->tuned_count = count;
-    return QC_OK;
-}
-
-const qc_matmul_tuned *qc_matmul_tuning(const qc_matmul *h, size_t *count)
-{
-    *count = h->tuned_count;
-    return h->tuned;
 }
 
 /* ---- checks ---------------------------------------------------------------------------------- */

@@ -6,7 +6,7 @@
 
 #include "kernels/cuda_library.h"
 #include "kernels/matmul_kernels.h"
-#include "kernels/matmul_tuning.h"
+#include "kernels/matmul_plan.h"
 
 /* A stream beside the caller's, on which the next chunk of a weight is dequantized. The lock of
  * cuBLAS (qc_cublas_begin) guards it. */
@@ -24,8 +24,7 @@ struct qc_matmul {
      * belongs to a capture until that ends. */
     qc_matmul_side side[2];
     uint32_t *fault; /* pinned: kernels write it, any thread reads and clears it, atomically */
-    qc_matmul_tuned *tuned; /* [tuned_count] */
-    size_t tuned_count;
+    qc_matmul_choice choice; /* of tests: what QC_MATMUL_AUTO takes, as in qc_matmul_shape */
 };
 
 /* QC_ERR_USAGE unless the handle's device is the calling thread's. Each function that puts work on

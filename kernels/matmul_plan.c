@@ -9,7 +9,6 @@
 #include "base/checked.h"
 #include "kernels/matmul_chunks.h"
 #include "kernels/matmul_kernels.h"
-#include "kernels/matmul_tuning.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -369,17 +368,13 @@ static void plan_path(const qc_cuda_device *d, const qc_matmul_shape *s, qc_matm
     plan_choice(d, s, &(qc_matmul_choice){path, 0, 0}, limit_bytes, p);
 }
 
-/* Makes the plan that is chosen for this shape alone or by its table. Returns 0 where nothing is
- * chosen or possible. */
-static int plan_tuned(const qc_cuda_device *d, const qc_matmul_shape *s, uint64_t limit_bytes,
-                      qc_matmul_plan *p)
+/* Makes the plan of the shape's own choice. Returns 0 where there is none or it is not possible. */
+static int plan_chosen(const qc_cuda_device *d, const qc_matmul_shape *s, uint64_t limit_bytes,
+                       qc_matmul_plan *p)
 {
-    qc_matmul_choice choice = s->choice;
-    if (choice.path == QC_MATMUL_AUTO)
-        choice = qc_matmul_tuned_find(s->tuned, s->tuned_count, d, s);
-    if (choice.path == QC_MATMUL_AUTO || check_path(d, s, choice.path, NULL) != QC_OK)
+    if (s->choice.path == QC_MATMUL_AUTO || check_path(d, s, s->choice.path, NULL) != QC_OK)
         return 0;
-    plan_choice(d, s, &choice, limit_bytes, p);
+    plan_choice(d, s, &s->choice, limit_bytes, p);
     return fits(p, limit_bytes) && !(s->packed && p->variant == QC_MATMUL_GENERAL);
 }
 
@@ -396,7 +391,7 @@ qc_status qc_matmul_plan_make(const qc_cuda_device *device, const qc_matmul_shap
     if (shape->k > UINT64_MAX / 4 || shape->n > UINT64_MAX / 4)
         QC_FAIL(err, QC_ERR_USAGE, "a weight of %" PRIu64 " x %" PRIu64 " overflows 64 bits",
                 shape->n, shape->k);
-    if (path == QC_MATMUL_AUTO && plan_tuned(device, shape, limit_bytes, out))
+    if (path == QC_MATMUL_AUTO && plan_chosen(device, shape, limit_bytes, out))
         return QC_OK;
     qc_matmul_path chosen = path == QC_MATMUL_AUTO ? choose(device, shape, 1) : path;
     plan_path(device, shape, chosen, limit_bytes, out);
@@ -417,17 +412,6 @@ qc_status qc_matmul_plan_make(const qc_cuda_device *device, const qc_matmul_shap
     return QC_OK;
 }
 
-/* Returns where a table's choice may change beyond the rows that are all tried: the ends of its
- * ranges, and the numbers before them. In between, workspaces only grow. */
-static uint64_t tuned_end(const qc_matmul_shape *s, size_t i, uint64_t max_m)
-{
-    const qc_matmul_tuned *row = &s->tuned[i / 2];
-    uint64_t m = i % 2 ? row->m_least - 1 : row->m_most;
-    if (row->kind != s->kind || row->n != s->n || row->k != s->k)
-        return max_m;
-    return m < 1 ? 1 : m > max_m ? max_m : m;
-}
-
 uint64_t qc_matmul_plan_workspace(const qc_cuda_device *device, const qc_matmul_shape *shape,
                                   uint64_t max_m, qc_matmul_path path, uint64_t limit_bytes)
 {
@@ -446,13 +430,9 @@ uint64_t qc_matmul_plan_workspace(const qc_cuda_device *device, const qc_matmul_
     s.x_alignment = 2;
     s.ldx = s.k;
     s.has_epilogue = 1;
-    uint64_t ends = s.tuned ? 2 * s.tuned_count : 0;
-    for (uint64_t i = 1; i <= tried + steps + 1 + ends; i++) {
+    for (uint64_t i = 1; i <= tried + steps + 1; i++) {
         qc_matmul_plan p;
-        s.m = i <= tried               ? i
-              : i <= tried + steps     ? tried + (i - tried) * step
-              : i == tried + steps + 1 ? max_m
-                                       : tuned_end(&s, (size_t)(i - tried - steps - 2), max_m);
+        s.m = i <= tried ? i : i <= tried + steps ? tried + (i - tried) * step : max_m;
         if (qc_matmul_plan_make(device, &s, path, limit_bytes, &p, NULL) != QC_OK)
             return UINT64_MAX;
         if (p.workspace_bytes > most)

@@ -23,9 +23,6 @@ typedef struct {
                         splits of K: as many of them as K and the workspace allow */
 } qc_matmul_choice;
 
-/* A row of a table of choices: kernels/matmul_tuning.h. */
-typedef struct qc_matmul_tuned qc_matmul_tuned;
-
 typedef struct {
     qc_form_kind kind;
     uint64_t m, n, k; /* n: of all parts */
@@ -42,11 +39,9 @@ typedef struct {
     int packed;       /* qc_matmul_pack */
     int has_epilogue; /* a bias, a gate or a residual */
     int have_gemm;    /* cuBLAS is there */
-    /* With QC_MATMUL_AUTO, where device, shape and workspace allow it, this choice is taken; if it
-     * is none, the one that a table has. */
+    /* With QC_MATMUL_AUTO, where device, shape and workspace allow it, this choice is taken instead
+     * of the rules' own. Only tests make one. */
     qc_matmul_choice choice;
-    const qc_matmul_tuned *tuned;
-    size_t tuned_count;
 } qc_matmul_shape;
 
 typedef struct {

@@ -27,7 +27,7 @@ LAYERS = {
 FLOORS = [
     {"library", "output", "term"},
     {"adapter", "device", "model", "tokenizer"},
-    {"bench", "family", "hardware", "known", "plan", "validate"},
+    {"family", "hardware", "known", "plan", "validate"},
     {"forward"},
     {"backward"},
     {"calibrate", "eval", "fit"},
@@ -68,7 +68,7 @@ LONG_LIST = re.compile(r"^[\w \t*]*?\b(\w+)\(([^(){};]*)\)\s*\{", re.M)
 # A scheme named in code, by any of the enums that there are for it.
 SCHEME_NAMED = re.compile(
     r"\bQC_(?:(?:SCHEME|WEIGHTS|CHECK|FORM)_(?:NF4|INT8_ROWS|INT8_BLOCKS|W4A16|W8A16|W8A8)|TO_(?:NF4|INT8)"
-    r"|BENCH_(?:NF4|NF4_PLAIN|INT8|INT8_BLOCK)|AUTO_(?:AT_)?(?:NF4|NF4_32|INT8))\b|\bis_nf4\b")
+    r"|AUTO_(?:AT_)?(?:NF4|NF4_32|INT8))\b|\bis_nf4\b")
 INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]')
 
 

@@ -26,7 +26,7 @@ import make_checkpoint  # noqa: E402
 
 DATA = os.path.join(HERE, "data")
 KJV = os.path.join(DATA, "kjv-llama")
-COMMANDS = ("convert", "plan", "inspect", "verify", "unpack", "validate", "bench", "eval", "hardware")
+COMMANDS = ("convert", "plan", "inspect", "verify", "unpack", "validate", "eval", "hardware")
 # What differs from run to run or from machine to machine, and what stands for it.
 VARYING = [
     (re.compile(r"(?m)^qconv: \w+ +\d+%.*\n"), ""),  # progress, which a busy machine shows more of

@@ -132,22 +132,6 @@ const qc_command_row qc_command_table[] = {
                  "show errors and times of every layer\n"
                  "qconv validate out --against model --baseline good.json\n"
                  "test the accuracy in a pipeline\n"},
-    {.command = QC_CMD_BENCH,
-     .name = "bench",
-     .foreign = "benchmark perf speed tune",
-     .summary = "measure the speed of the GPU kernels beside cuBLAS in fp16",
-     .text = "Time the multiplication with quantized weights on this machine's GPU, for the "
-             "layer shapes of well-known models and many batch sizes, beside cuBLAS in fp16 and "
-             "beside the rate at which the GPU copies memory. If a kernel is wrong or does not "
-             "run, bench names it, measures the rest and ends with exit code 4. docs/bench.md "
-             "says how.",
-     .place_count = 0,
-     .examples = "qconv bench\n"
-                 "measure all shapes, and show a table\n"
-                 "qconv bench --shapes 8192x8192 --m 1,16 --json\n"
-                 "measure one shape, for a program to read\n"
-                 "qconv bench --tune --save tuning.json\n"
-                 "write a table of the best kernels on this GPU, for --tuning\n"},
     {.command = QC_CMD_EVAL,
      .name = "eval",
      .foreign = "perplexity ppl evaluate evaluation kl kld",
@@ -191,7 +175,7 @@ const qc_text_row qc_exit_code_table[] = {
     {"4", "a check failed",
      QC_CMD_BIT(QC_CMD_CONVERT) | QC_CMD_BIT(QC_CMD_VERIFY) | QC_CMD_BIT(QC_CMD_UNPACK) |
          QC_CMD_BIT(QC_CMD_VALIDATE) | QC_CMD_BIT(QC_CMD_EVAL) | QC_CMD_BIT(QC_CMD_INSPECT) |
-         QC_CMD_BIT(QC_CMD_PLAN) | QC_CMD_BIT(QC_CMD_BENCH)},
+         QC_CMD_BIT(QC_CMD_PLAN)},
     {"5", "there is no such device", ~(QC_CMD_BIT(QC_CMD_UNPACK) | QC_CMD_BIT(QC_CMD_INSPECT))},
     {"130", "it was interrupted", 0},
 };
@@ -201,7 +185,6 @@ const qc_text_row qc_environment_table[] = {
     {"NO_COLOR", "nothing is coloured if this is set and not empty", 0},
     {"CUDA_VISIBLE_DEVICES", "the GPUs that count, as indices or UUIDs; none if it is empty", 0},
     {"QCONV_DEVICE", "the devices to use, as --device says it: auto, cpu, cuda or cuda:0,2", 0},
-    {"QCONV_TUNING", "the table to choose GPU kernels by, as --tuning says it", 0},
     {"QCONV_ISA", "the code path to take: scalar, avx2 or avx512; the best one if it is not set",
      0},
 };

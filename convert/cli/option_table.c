@@ -3,20 +3,18 @@
 #include "convert/cli/option_values.h"
 #include "convert/plan/engines.h"
 
-#define CONVERT   QC_CMD_BIT(QC_CMD_CONVERT)
-#define INSPECT   QC_CMD_BIT(QC_CMD_INSPECT)
-#define VERIFY    QC_CMD_BIT(QC_CMD_VERIFY)
-#define UNPACK    QC_CMD_BIT(QC_CMD_UNPACK)
-#define PLAN      QC_CMD_BIT(QC_CMD_PLAN)
-#define HARDWARE  QC_CMD_BIT(QC_CMD_HARDWARE)
-#define VALIDATE  QC_CMD_BIT(QC_CMD_VALIDATE)
-#define BENCH     QC_CMD_BIT(QC_CMD_BENCH)
-#define EVAL      QC_CMD_BIT(QC_CMD_EVAL)
-#define FITTING   (CONVERT | PLAN)
-#define MEASURING (VALIDATE | BENCH)
-#define WORKING   (CONVERT | VERIFY | UNPACK | VALIDATE | EVAL)
-#define ANSWERS   (CONVERT | VERIFY | INSPECT | UNPACK | PLAN | HARDWARE | MEASURING | EVAL)
-#define ANYWHERE  (ANSWERS | QC_CMD_BIT(QC_CMD_HELP))
+#define CONVERT  QC_CMD_BIT(QC_CMD_CONVERT)
+#define INSPECT  QC_CMD_BIT(QC_CMD_INSPECT)
+#define VERIFY   QC_CMD_BIT(QC_CMD_VERIFY)
+#define UNPACK   QC_CMD_BIT(QC_CMD_UNPACK)
+#define PLAN     QC_CMD_BIT(QC_CMD_PLAN)
+#define HARDWARE QC_CMD_BIT(QC_CMD_HARDWARE)
+#define VALIDATE QC_CMD_BIT(QC_CMD_VALIDATE)
+#define EVAL     QC_CMD_BIT(QC_CMD_EVAL)
+#define FITTING  (CONVERT | PLAN)
+#define WORKING  (CONVERT | VERIFY | UNPACK | VALIDATE | EVAL)
+#define ANSWERS  (CONVERT | VERIFY | INSPECT | UNPACK | PLAN | HARDWARE | VALIDATE | EVAL)
+#define ANYWHERE (ANSWERS | QC_CMD_BIT(QC_CMD_HELP))
 
 #define ROW(option, of_commands, of_group)                                                         \
     .name = option, .commands = of_commands, .group = QC_GROUP_##of_group
@@ -431,7 +429,7 @@ const qc_option_row qc_option_table[] = {
      .since = "0.2.0",
      .help = "write only the shards of one device of the plan, such as cuda:0 or cpu",
      .more = "This is for outputs that were made with --vram."},
-    {ROW("device", CONVERT | MEASURING | EVAL, RUN), OWN(QC_ARG_TEXT, qc_option_set_run_device),
+    {ROW("device", CONVERT | VALIDATE | EVAL, RUN), OWN(QC_ARG_TEXT, qc_option_set_run_device),
      .arg = "auto|cpu|cuda[:N,...]", .dflt_note = "auto", .since = "0.3.0",
      FOREIGN({.names = "gpu gpus cuda use-gpu use-cuda gpu-id gpu-ids cuda-device "
                        "cuda-visible-devices ngl", .meant = "--device cuda, or cuda:0,2"},
@@ -495,68 +493,17 @@ const qc_option_row qc_option_table[] = {
     {ROW("sample", VALIDATE, MEASURE), NUMBER(validate.sample), .arg = "N", .min = 1,
      .max = 1000000, .dflt_note = "all", .since = "0.3.0",
      .help = "measure only this many of the quantized layers, spread evenly"},
-    {ROW("shapes", BENCH, MEASURE), LIST(bench.shapes), .arg = "LIST",
-     .dflt_note = "the layers of Llama-3.3-70B and Llama-3.1-8B", .since = "0.3.0",
-     .help = "the weights to time, as outputs x inputs: 8192x8192,8192+1024+1024x8192",
-     .more = "A + between outputs joins weights that share their input (q, k and v): qconv "
-             "multiplies them in one launch, cuBLAS one after another."},
-    {ROW("scheme", BENCH, MEASURE), LIST(bench.schemes), .arg = "LIST", .dflt_note = "nf4,int8",
-     .since = "0.3.0",
-     .help = "the schemes to time, of nf4, nf4-plain, int8 and int8-blocks",
-     .more = "nf4-plain has float32 scales instead of double-quantized ones; int8-blocks has a "
-             "scale per block instead of per row."},
     {ROW("m", VALIDATE, MEASURE), OWN(QC_ARG_TEXT, qc_option_set_m), .arg = "LIST", .min = 1,
      .max = 1048576, .dflt = "1,4,16,64,256,1024", .since = "0.3.0",
      .help = "how many rows of activations: numbers with commas between them",
      .more = "On a CPU those of at most 16 are timed."},
-    {ROW("m", BENCH, MEASURE), OWN(QC_ARG_TEXT, qc_option_set_m), .arg = "LIST", .min = 1,
-     .max = 1048576, .dflt = "1,2,4,8,16,32,64,128,256,512,1024,2048,4096", .since = "0.3.0",
-     .help = "how many rows of activations: numbers with commas between them"},
     {ROW("activations", VALIDATE, MEASURE), PATH(validate.activations), .arg = "FILE",
      .dflt_note = "random ones", .since = "0.3.0",
      .help = "take activations from this .safetensors file",
      .more = "docs/validate.md says what the file holds, and how random ones are made."},
-    {ROW("dtype", BENCH, MEASURE), CHOICE(bench.bf16), CHOICES("fp16", "bf16"), .dflt = "fp16",
-     .since = "0.3.0",
-     WORDS({SIXTEEN_BITS, "bf16"}),
-     .help = "the dtype of activations and results"},
-    {ROW("seed", MEASURING, MEASURE), NUMBER(products.seed), .arg = "N", .min = 0,
+    {ROW("seed", VALIDATE, MEASURE), NUMBER(products.seed), .arg = "N", .min = 0,
      .max = 9007199254740991, .dflt = "1", .since = "0.3.0",
      .help = "the seed of the random numbers"},
-    {ROW("path", BENCH, MEASURE), WORD(bench.path),
-     CHOICES("gemv", "mma-884", "mma-16816", "wgmma", "dequant-gemm"),
-     .dflt_note = "chosen by shape and GPU", .since = "0.3.0",
-     .help = "the kernel to use for every shape"},
-    {ROW("rounds", BENCH, MEASURE), NUMBER(bench.rounds), .arg = "N", .min = 1, .max = 10000,
-     .dflt = "30", .since = "0.3.0",
-     .help = "measure everything at most this many times; the median counts"},
-    {ROW("seconds", BENCH, MEASURE), NUMBER(bench.seconds), .arg = "S", .min = 1, .max = 1000000,
-     .dflt = "150", .since = "0.3.0",
-     .help = "about how many seconds all of it may take",
-     .more = "If the time is short there are fewer rounds. Whatever does not fit at all is left "
-             "out, and the result says how much that is."},
-    {ROW("tune", BENCH, MEASURE), SWITCH(bench.tune), .since = "0.5.0",
-     RULES({.not_with = "--path"}, {.not_with = "--markdown"}, {.not_with = "--tuning"}),
-     .help = "find the best kernel, and how to cut its work, for each shape and M",
-     .more = "Every choice there is is measured beside the one that qconv makes by itself. Another "
-             "one is taken only where it is faster by more than the times spread. "
-             "docs/bench.md says how."},
-    {ROW("packed", BENCH, MEASURE), SWITCH(bench.packed), .since = "0.5.0",
-     RULES({.not_with = "--tune"}),
-     .help = "time each product also with packed weights, and the packing",
-     .more = "Packed weights lie in the order in which kernels of sm_80 and newer want them. Both "
-             "layouts take turns, each with the kernel that it would get."},
-    {ROW("save", BENCH, MEASURE), PATH(bench.save), .arg = "FILE",
-     .since = "0.5.0",
-     RULES({.needs = "--tune"}),
-     .help = "with --tune: write the better choices as a table for --tuning",
-     .more = "An existing file is replaced as a whole after each row that was measured."},
-    {ROW("tuning", MEASURING | EVAL, RUN), PATH(call.tuning), .arg = "FILE",
-     .dflt_note = "the file that QCONV_TUNING names", .since = "0.5.0",
-     RULES({.needs = "--text"}),
-     .help = "choose GPU kernels by this table of 'qconv bench --tune --save'",
-     .more = "A table that was made on another GPU is not used, and a warning says so. The order "
-             "of sums, and so the last bits of products, depend on the table."},
     {ROW("max-error", VALIDATE, MEASURE), DECIMAL(validate.max_error, 0, 10), .arg = "X",
      .since = "0.3.0",
      .help = "end with exit code 4 if the relative output error of a layer is larger",
@@ -571,14 +518,6 @@ const qc_option_row qc_option_table[] = {
      RULES({.needs = "--baseline"}),
      .help = "with --baseline: how much worse a layer may be",
      .more = "X is a share of the earlier error, above 0 and at most 10; 0.001 is 0.1%."},
-    {ROW("markdown", BENCH, OTHER), SWITCH(bench.markdown), .since = "0.3.0",
-     .help = "write the result to standard output as Markdown tables"},
-    {ROW("output", BENCH, OTHER), PATH(bench.output), .arg = "FILE", .since = "0.3.0",
-     FOREIGN({.names = "out outfile output-file o"}),
-     .help = "also write the JSON of --json to a file",
-     .more = "The file is replaced as a whole after everything that was measured, with "
-             "\"complete\": false until the end, so that a run that is killed leaves what it has "
-             "measured."},
     {ROW("dry-run", CONVERT, RUN), SWITCH(convert.dry_run), .spares_out = 1,
      .since = "0.1.0",
      FOREIGN({.names = "dry simulate no-op noop whatif n"}),
@@ -609,7 +548,7 @@ const qc_option_row qc_option_table[] = {
                        "nproc t"}),
      .help = "how many threads work, 1 to 1024",
      .more = "The bytes written do not depend on it."},
-    {ROW("progress", WORKING | BENCH, RUN), CHOICE(call.progress),
+    {ROW("progress", WORKING, RUN), CHOICE(call.progress),
      CHOICES("auto", "always", "never", "json"), .dflt = "auto", .since = "0.1.0",
      WORDS({NO_WORDS " off quiet", "never"}, {YES_WORDS " on", "always"}),
      .help = "when to show progress on standard error",
@@ -624,7 +563,7 @@ const qc_option_row qc_option_table[] = {
      FOREIGN({.names = "silent s no-progress"}),
      RULES({.not_with = "--verbose"}),
      .help = "show errors only: no progress, no summary and no warnings",
-     .more = "The answers of plan, inspect, hardware, bench, eval, validate and report, --dry-run "
+     .more = "The answers of plan, inspect, hardware, eval, validate and report, --dry-run "
              "and --json are still printed. convert, unpack and verify print nothing when "
              "all is well: their exit code says so."},
     {ROW("verbose", ANYWHERE, OTHER), .letter = 'v', COUNT(call.verbose), .repeats = 1,

@@ -3,10 +3,10 @@
 #ifndef QC_CONVERT_OPTIONS_H
 #define QC_CONVERT_OPTIONS_H
 
-#include "convert/device/bench.h"
 #include "convert/eval/eval.h"
 #include "convert/run/convert_options.h"
 #include "convert/term/call.h"
+#include "convert/validate/validate_gpu.h"
 
 typedef enum {
     QC_CMD_CONVERT,
@@ -16,7 +16,6 @@ typedef enum {
     QC_CMD_PLAN,
     QC_CMD_HARDWARE,
     QC_CMD_VALIDATE,
-    QC_CMD_BENCH,
     QC_CMD_EVAL,
     QC_CMD_HELP, /* --help was asked for, or "help [COMMAND]" */
     QC_CMD_VERSION
@@ -32,19 +31,6 @@ typedef struct {
 } qc_validate_options;
 
 typedef struct {
-    const char *shapes;  /* --shapes as given; NULL for the default */
-    const char *schemes; /* --scheme as given; NULL for the default */
-    int bf16;            /* --dtype */
-    const char *path;    /* a name of qc_matmul_path_name; NULL where qconv chooses */
-    uint64_t rounds;     /* default 30 */
-    uint64_t seconds;    /* default 150 */
-    int markdown;
-    const char *output; /* file, or NULL */
-    int tune, packed;
-    const char *save; /* file for the table of --tune, or NULL */
-} qc_bench_options;
-
-typedef struct {
     qc_command command;
     qc_command help_topic;   /* of QC_CMD_HELP; QC_CMD_HELP itself means the overview */
     const char *recipe_file; /* --recipe FILE, whose rules come first among the rules; or NULL */
@@ -56,7 +42,6 @@ typedef struct {
     qc_call call;
     qc_convert_options convert;
     qc_validate_options validate;
-    qc_bench_options bench;
     qc_product_options products;
     qc_eval_options eval;
 } qc_options;

@@ -16,7 +16,6 @@
 #include "base/arena.h"
 #include "convert/device/device_gpu.h"
 #include "convert/device/device_wish.h"
-#include "kernels/matmul_tuning.h"
 
 #define QC_GPU_WORTH_BYTES ((uint64_t)1 << 30)
 
@@ -24,10 +23,9 @@ typedef struct {
     const qc_gpu_work *work; /* what the GPUs can do, if gpu_count > 0 */
     unsigned gpu_count;      /* 0: the CPU does the work */
     qc_cuda_device gpus[QC_MAX_GPUS];
-    qc_matmul_table tuning; /* for products on gpus[0]; the user of the devices fills it */
-    int wished;             /* GPUs were asked for, so it is an error if they fail */
-    const char *why;        /* a clause: why the CPU does the work; NULL with GPUs */
-    const char *text;       /* "cpu", "cuda:0 (NVIDIA H200), cuda:1 (NVIDIA H200)" */
+    int wished;       /* GPUs were asked for, so it is an error if they fail */
+    const char *why;  /* a clause: why the CPU does the work; NULL with GPUs */
+    const char *text; /* "cpu", "cuda:0 (NVIDIA H200), cuda:1 (NVIDIA H200)" */
 } qc_devices;
 
 /* work: what this build can do on GPUs, or NULL (call->gpu). option: the value of --device, or

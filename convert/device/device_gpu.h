@@ -1,6 +1,6 @@
 /* What this build of the program can do on GPUs: one table for each room that uses a GPU.
  *
- * The users own the interfaces: device_quantizer.h, bench.h, validate_compare.h, forward_decoder.h
+ * The users own the interfaces: device_quantizer.h, validate_compare.h, forward_decoder.h
  * and calibrate_engine.h describe the tables that this struct points at. gpu_*.c implement them
  * over kernels/, and main.c puts the whole into the call (call.h); everything else finds it in
  * the devices that it opened (device_choice.h). A build without CUDA kernels has none: no_gpu.c
@@ -19,7 +19,6 @@ typedef struct qc_gpu_work {
     qc_status (*device_open)(qc_cuda_device *out, int index, qc_error *err);
 
     const struct qc_gpu_quantizer *quantizer;
-    const struct qc_gpu_bench *bench;
     const struct qc_gpu_validator *validator;
     const struct qc_gpu_llama *llama;
     const struct qc_gpu_calibrating *calibrating;

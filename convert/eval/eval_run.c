@@ -6,7 +6,6 @@
 #include "base/workers.h"
 #include "convert/adapter/adapters.h"
 #include "convert/device/device_choice.h"
-#include "convert/device/tuning_file.h"
 #include "convert/eval/eval_states.h"
 #include "convert/eval/eval_stats.h"
 #include "convert/family/family.h"
@@ -79,8 +78,6 @@ static qc_status open_side(evaluation *e, const char *path, qc_error *err)
 static qc_status choose_device(evaluation *e, uint64_t text_bytes, qc_error *err)
 {
     uint64_t bytes = 0;
-    qc_tuning tuning;
-    QC_TRY(qc_tuning_open(&tuning, e->call, e->call->arena, err));
     for (unsigned i = 0; i < e->side_count; i++)
         bytes = qc_sat_add(bytes, e->sides[i].checkpoint->tensor_bytes);
     QC_TRY(qc_devices_choose(&e->devices, e->call->gpu, e->call->run_device,
@@ -96,8 +93,6 @@ static qc_status choose_device(evaluation *e, uint64_t text_bytes, qc_error *err
                           "computed on a GPU",
                           type);
     }
-    if (e->devices.gpu_count > 0)
-        e->devices.tuning = qc_tuning_for(&tuning, e->call, &e->devices.gpus[0]);
     e->tools.devices = e->devices.gpu_count > 0 ? &e->devices : NULL;
     e->r->device = e->devices.gpu_count > 0 ? e->devices.text : "cpu";
     return QC_OK;

@@ -100,9 +100,7 @@ static qc_status open_decoder(qc_forward *m, uint64_t longest, qc_error *err)
         return QC_OK;
     close_decoder(m);
     m->longest = longest;
-    return said(
-        gpu_of(m)->create(&m->decoder, &d->gpus[0], &m->tensors.shape, longest, &d->tuning, err),
-        err);
+    return said(gpu_of(m)->create(&m->decoder, &d->gpus[0], &m->tensors.shape, longest, err), err);
 }
 
 static qc_status decoder_layer(qc_forward *m, const qc_forward_weights *w, uint64_t layer,

@@ -4,7 +4,6 @@
 #define QC_CONVERT_FORWARD_DECODER_H
 
 #include "convert/forward/forward_layer.h"
-#include "kernels/matmul_tuning.h"
 
 /* For one thread. Hidden states and logits are floats in host memory; kernels/cuda_llama.h says
  * with what precision the device computes. */
@@ -12,11 +11,9 @@ typedef struct qc_gpu_decoder qc_gpu_decoder;
 
 typedef struct qc_gpu_llama {
     /* longest: the tokens of the longest window. QC_ERR_UNSUPPORTED: heads have more than 256
-     * elements or an odd number of them. tuning: the choices of kernels, which are copied; NULL:
-     * none. */
+     * elements or an odd number of them. */
     qc_status (*create)(qc_gpu_decoder **out, const qc_cuda_device *device,
-                        const qc_forward_shape *shape, uint64_t longest,
-                        const qc_matmul_table *tuning, qc_error *err);
+                        const qc_forward_shape *shape, uint64_t longest, qc_error *err);
     void (*destroy)(qc_gpu_decoder *d); /* accepts NULL */
     /* Takes hidden [sum of lengths, hidden] through one layer, in place. window: of sliding
      * attention; 0: there is none. lengths [windows]: each at most `longest`. QC_ERR_NOMEM: the

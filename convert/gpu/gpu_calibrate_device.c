@@ -73,14 +73,14 @@ void qc_gpu_calibrator_close_device(gpu *g)
 
 /* shape NULL: there is no text. */
 static qc_status open_device(gpu *g, const qc_cuda_device *device, const qc_forward_shape *shape,
-                             uint64_t longest, const qc_matmul_table *tuning, qc_error *err)
+                             uint64_t longest, qc_error *err)
 {
     QC_TRY(qc_cuda_use(device, err));
     QC_TRY(qc_cublas_open(&g->tools.blas, device->runtime_version, err));
     QC_TRY(qc_cusolver_open(&g->tools.solver, device->runtime_version, err));
     if (shape) {
-        QC_TRY(qc_gpu_calibrator_named(
-            qc_gpu_forward_init(&g->f, device, shape, longest, tuning, err), OF_TEXT, err));
+        QC_TRY(qc_gpu_calibrator_named(qc_gpu_forward_init(&g->f, device, shape, longest, err),
+                                       OF_TEXT, err));
         if (g->f.act.tokens < qc_max_u64(longest, QC_GPU_TOKENS))
             return qc_gpu_calibrator_named(QC_ERR_NOMEM, OF_TEXT, err);
     } else {
@@ -97,8 +97,7 @@ qc_status qc_gpu_calibrator_reopen(gpu *g, const qc_forward_shape *shape, uint64
 {
     const qc_devices *d = g->base.k->devices;
     qc_gpu_calibrator_close_device(g);
-    return qc_gpu_calibrator_settled(
-        g, open_device(g, &d->gpus[0], shape, longest, &d->tuning, err), err);
+    return qc_gpu_calibrator_settled(g, open_device(g, &d->gpus[0], shape, longest, err), err);
 }
 
 qc_status qc_gpu_calibrator_device_name(const char **out, qc_arena *arena,
@@ -106,7 +105,7 @@ qc_status qc_gpu_calibrator_device_name(const char **out, qc_arena *arena,
 {
     gpu g = {0};
     *out = NULL;
-    qc_status st = open_device(&g, device, NULL, 0, NULL, err);
+    qc_status st = open_device(&g, device, NULL, 0, err);
     if (st == QC_OK)
         st = qc_arena_printf(arena, out, err, "%s, %s, %s", device->name,
                              qc_cublas_name(g.tools.blas), qc_cusolver_name(g.tools.solver));

@@ -124,8 +124,7 @@ static qc_status take_tables(qc_gpu_forward *d, const qc_forward_shape *shape, q
 }
 
 qc_status qc_gpu_forward_init(qc_gpu_forward *d, const qc_cuda_device *device,
-                              const qc_forward_shape *shape, uint64_t longest,
-                              const qc_matmul_table *tuning, qc_error *err)
+                              const qc_forward_shape *shape, uint64_t longest, qc_error *err)
 {
     QC_TRY(check_form(&shape->config, longest, err));
     d->device = *device;
@@ -134,8 +133,6 @@ qc_status qc_gpu_forward_init(qc_gpu_forward *d, const qc_cuda_device *device,
     QC_TRY(qc_cuda_use(&d->device, err));
     QC_TRY(qc_cuda_stream_create(&d->stream, err));
     QC_TRY(qc_matmul_create(&d->handle, d->device.index, err));
-    if (tuning)
-        QC_TRY(qc_matmul_set_tuning(d->handle, tuning->rows, tuning->count, err));
     QC_TRY(take_tables(d, shape, err));
     return make_room(d, err);
 }

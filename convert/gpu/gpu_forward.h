@@ -5,7 +5,7 @@
 
 #include "convert/forward/forward_decoder.h"
 #include "kernels/cuda_llama.h"
-#include "kernels/matmul_tuning.h"
+#include "kernels/matmul.h"
 
 #define QC_GPU_TOKENS          4096u /* in a chunk, or the longest window if that is longer */
 #define QC_GPU_WORKSPACE_MOST  ((uint64_t)256 << 20)
@@ -85,7 +85,7 @@ qc_gpu_activations qc_gpu_lay_activations(const qc_forward_config *f, uint64_t t
 /* Free it with deinit, also after an error. QC_ERR_UNSUPPORTED as qc_gpu_llama.create. */
 QC_NODISCARD qc_status qc_gpu_forward_init(qc_gpu_forward *d, const qc_cuda_device *device,
                                            const qc_forward_shape *shape, uint64_t longest,
-                                           const qc_matmul_table *tuning, qc_error *err);
+                                           qc_error *err);
 /* Waits for what was started; nothing may still use the memory that is given back. */
 void qc_gpu_forward_settle(qc_gpu_forward *d);
 void qc_gpu_forward_deinit(qc_gpu_forward *d);

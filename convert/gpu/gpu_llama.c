@@ -42,11 +42,10 @@ static void decoder_destroy(qc_gpu_decoder *d)
 }
 
 static qc_status decoder_create(qc_gpu_decoder **out, const qc_cuda_device *device,
-                                const qc_forward_shape *shape, uint64_t longest,
-                                const qc_matmul_table *tuning, qc_error *err)
+                                const qc_forward_shape *shape, uint64_t longest, qc_error *err)
 {
     QC_TRY(qc_calloc(out, 1, sizeof **out, err));
-    qc_status st = qc_gpu_forward_init(&(*out)->f, device, shape, longest, tuning, err);
+    qc_status st = qc_gpu_forward_init(&(*out)->f, device, shape, longest, err);
     if (st != QC_OK) {
         decoder_destroy(*out);
         *out = NULL;

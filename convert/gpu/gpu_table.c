@@ -7,7 +7,6 @@ const qc_gpu_work *qc_gpu_table(void)
         .device_count = qc_cuda_device_count,
         .device_open = qc_cuda_device_open,
         .quantizer = &qc_gpu_quantizer_table,
-        .bench = &qc_gpu_bench_table,
         .validator = &qc_gpu_validator_table,
         .llama = &qc_gpu_llama_table,
         .calibrating = &qc_gpu_calibrating_table,

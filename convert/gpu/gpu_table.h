@@ -3,14 +3,12 @@
 #define QC_CONVERT_GPU_TABLE_H
 
 #include "convert/calibrate/calibrate_engine.h"
-#include "convert/device/bench.h"
 #include "convert/device/device_gpu.h"
 #include "convert/device/device_quantizer.h"
 #include "convert/forward/forward_decoder.h"
 #include "convert/validate/validate_compare.h"
 
 extern const qc_gpu_quantizer qc_gpu_quantizer_table;
-extern const qc_gpu_bench qc_gpu_bench_table;
 extern const qc_gpu_validator qc_gpu_validator_table;
 extern const qc_gpu_llama qc_gpu_llama_table;
 extern const qc_gpu_calibrating qc_gpu_calibrating_table;

@@ -7,10 +7,9 @@
  * are taken, both weights are there as often as memory allows, so that the L2 cache never helps. */
 #include "base/alloc.h"
 #include "base/checked.h"
-#include "base/clock.h"
 #include "base/workers.h"
-#include "convert/gpu/gpu_bench_internal.h"
 #include "convert/gpu/gpu_table.h"
+#include "convert/gpu/gpu_timing.h"
 #include "quant/quant_half.h"
 
 #include <inttypes.h>
@@ -20,17 +19,17 @@
 #define EDGE_ROWS     32u /* as many first rows and as many last rows of the results are looked at */
 #define ROUNDS        5u  /* of the two contenders, at most */
 #define POINT_SECONDS 1.0                 /* for the rounds of one batch size */
-#define ROOF_SECONDS  10.0                /* at most, for measuring what the device can do */
+#define ROOF_SECONDS  0.2                 /* at most, for each part of what the device can do */
 #define LEAST         10u                 /* launches in a graph */
 #define USABLE        0.9                 /* share of the free memory */
 #define GEMM_LEAST    ((uint64_t)4 << 20) /* what a plan gives cuBLAS at least */
 #define ALIGNMENT     256u
+#define STAGE_BYTES   ((uint64_t)32 << 20)
 #define MAX_BUFFERS   16u
 
 struct qc_gpu_comparer {
-    qc_bench_request request;
-    qc_bench_result result; /* only its roof is used */
-    qc_bench_gpu gpu;
+    qc_timer gpu;
+    qc_gpu_roof roof;
 };
 
 typedef struct {
@@ -59,27 +58,12 @@ typedef struct {
 
 /* ---- the device ----------------------------------------------------------------------------- */
 
-static void say_nothing(void *ctx, const char *text)
+static qc_status comparer_create(qc_gpu_comparer **out, const qc_cuda_device *device, qc_error *err)
 {
-    (void)ctx;
-    (void)text;
-}
-
-static qc_status comparer_create(qc_gpu_comparer **out, const qc_cuda_device *device,
-                                 const qc_matmul_table *tuning, qc_error *err)
-{
-    static const qc_bench_sink sink = {.say = say_nothing};
-    qc_gpu_comparer *c = NULL;
-    QC_TRY(qc_calloc(&c, 1, sizeof **out, err));
-    *out = c;
-    c->request =
-        (qc_bench_request){.rounds = ROUNDS, .seconds = ROOF_SECONDS, .device = device->index};
-    if (tuning)
-        c->request.tuning = *tuning;
-    c->gpu = (qc_bench_gpu){
-        .q = &c->request, .sink = &sink, .r = &c->result, .started_ns = qc_clock_ns()};
-    QC_TRY(qc_bench_gpu_open(&c->gpu, err));
-    return qc_bench_roofs(&c->gpu, err);
+    QC_TRY(qc_calloc(out, 1, sizeof **out, err));
+    QC_TRY(qc_timer_open(&(*out)->gpu, device->index, err));
+    return qc_gpu_roof_measure(&(*out)->gpu, QC_DTYPE_F16, ROUNDS, ROOF_SECONDS, &(*out)->roof,
+                               err);
 }
 
 static void comparer_destroy(qc_gpu_comparer *c)
@@ -88,8 +72,8 @@ static void comparer_destroy(qc_gpu_comparer *c)
         return;
     /* Work that still runs uses memory that is about to be freed. Its errors were told before. */
     if (c->gpu.stream && qc_cuda_stream_synchronize(c->gpu.stream, NULL) != QC_OK)
-        c->result.rows = NULL;
-    qc_bench_gpu_close(&c->gpu);
+        c->roof = (qc_gpu_roof){0};
+    qc_timer_close(&c->gpu);
     qc_free(c);
 }
 
@@ -162,8 +146,8 @@ static qc_status plan_memory(comparison *w, int timed, qc_error *err)
     w->copies = w->dense_copies = 1;
     if (timed) {
         w->dense_copies =
-            qc_bench_copies(w->dense_bytes, w->dense_bytes, l2, w->dense_bytes + spare);
-        w->copies = qc_bench_copies(w->raw_bytes, quantized, l2, quantized + spare);
+            qc_timing_copies(w->dense_bytes, w->dense_bytes, l2, w->dense_bytes + spare);
+        w->copies = qc_timing_copies(w->raw_bytes, quantized, l2, quantized + spare);
     }
     return QC_OK;
 }
@@ -177,7 +161,7 @@ static qc_status make_room(comparison *w, qc_error *err)
     QC_TRY(take(w, &w->y, y, err));
     QC_TRY(take(w, &w->z, y, err));
     QC_TRY(take(w, &w->sums, edge * sizeof(double), err));
-    w->stage_rows = row < QC_BENCH_PINNED ? QC_BENCH_PINNED / row : 1;
+    w->stage_rows = row < STAGE_BYTES ? STAGE_BYTES / row : 1;
     w->stage_rows = w->stage_rows < w->n ? w->stage_rows : w->n;
     QC_TRY(qc_cuda_host_malloc(&w->stage, (size_t)(w->stage_rows * row), err));
     QC_TRY(qc_calloc(&w->weights, w->copies, sizeof *w->weights, err));
@@ -349,7 +333,7 @@ static void add_errors(const comparison *w, uint64_t rows, qc_gpu_compared *out)
 static qc_status sum_exactly(comparison *w, const qc_weights *stored, const uint16_t *x,
                              uint64_t rows, qc_error *err)
 {
-    const qc_bench_gpu *g = &w->c->gpu;
+    const qc_timer *g = &w->c->gpu;
     const qc_matmul_exact exact = {.w = stored,
                                    .dense = w->dense,
                                    .dense_dtype = w->in->dtype,
@@ -367,7 +351,7 @@ static qc_status sum_exactly(comparison *w, const qc_weights *stored, const uint
 /* Finds Z without cuBLAS: sums in double of the original weights, which are then rounded. */
 static qc_status dense_by_hand(comparison *w, const uint16_t *x, uint64_t rows, qc_error *err)
 {
-    const qc_bench_gpu *g = &w->c->gpu;
+    const qc_timer *g = &w->c->gpu;
     size_t outputs = (size_t)(rows * w->n);
     QC_TRY(sum_exactly(w, NULL, x, rows, err));
     QC_TRY(qc_cuda_stream_synchronize(g->stream, err));
@@ -380,7 +364,7 @@ static qc_status dense_by_hand(comparison *w, const uint16_t *x, uint64_t rows, 
 static qc_status look_at(comparison *w, uint64_t first, uint64_t rows, int has_gemm,
                          qc_gpu_compared *out, qc_error *err)
 {
-    const qc_bench_gpu *g = &w->c->gpu;
+    const qc_timer *g = &w->c->gpu;
     size_t outputs = (size_t)(rows * w->n);
     uint64_t at = first * w->n;
     if (rows == 0)
@@ -416,26 +400,30 @@ static qc_status find_path(comparison *w, qc_gpu_compared *out, qc_error *err)
 {
     const launching l = {w, out};
     const qc_matmul_io io = io_of(&l, w->y);
-    return qc_bench_path_of(&w->c->gpu, &w->weights[0], &io, QC_MATMUL_AUTO, w->workspace_bytes,
-                            &out->path, err);
+    const qc_matmul_weights *weights = &w->weights[0];
+    qc_matmul_planned plan;
+    QC_TRY(qc_matmul_plan_product(w->c->gpu.handle, &weights, &io, 1, QC_MATMUL_AUTO,
+                                  w->workspace_bytes, &plan, err));
+    out->path = qc_matmul_path_name(qc_matmul_planned_path(&plan, 0));
+    return QC_OK;
 }
 
 static qc_status find_times(comparison *w, qc_gpu_compared *out, qc_error *err)
 {
-    qc_bench_gpu *g = &w->c->gpu;
+    qc_timer *g = &w->c->gpu;
     launching l = {w, out};
     uint32_t contenders = has_gemm(w) ? 2 : 1;
-    qc_bench_contender c[2] = {
+    qc_timed c[2] = {
         {.launch = launch_quantized, .ctx = &l, .copies = w->copies, .least = LEAST},
         {.launch = launch_dense, .ctx = &l, .copies = w->dense_copies, .least = LEAST}};
-    qc_bench_contender *const both[] = {&c[0], &c[1]};
+    qc_timed *const both[] = {&c[0], &c[1]};
     qc_status st = QC_OK;
     for (uint32_t i = 0; st == QC_OK && i < contenders; i++)
-        st = qc_bench_ready(g, &c[i], err);
+        st = qc_timed_ready(g, &c[i], err);
     uint32_t rounds = ROUNDS;
     if (st == QC_OK) {
-        rounds = qc_bench_rounds(ROUNDS, qc_bench_round_seconds(both, contenders), POINT_SECONDS);
-        st = qc_bench_time(g, both, contenders, rounds, err);
+        rounds = qc_timing_rounds(ROUNDS, qc_timed_round_seconds(both, contenders), POINT_SECONDS);
+        st = qc_timed_rounds(g, both, contenders, rounds, err);
     }
     for (uint32_t i = 0; st == QC_OK && i < contenders; i++)
         if (c[i].out.code != QC_OK) {
@@ -444,17 +432,17 @@ static qc_status find_times(comparison *w, qc_gpu_compared *out, qc_error *err)
                 *err = c[i].out;
         }
     if (st == QC_OK) {
-        out->seconds = qc_bench_us_of(&c[0], rounds).median * 1e-6;
+        out->seconds = qc_spread_of(c[0].us, 2 * rounds).median * 1e-6;
         if (contenders == 2)
-            out->fp16_seconds = qc_bench_us_of(&c[1], rounds).median * 1e-6;
+            out->fp16_seconds = qc_spread_of(c[1].us, 2 * rounds).median * 1e-6;
         const qc_gpu_comparison *in = w->in;
-        uint64_t bytes = qc_bench_bytes(in->codes_bytes + in->scales_bytes + in->nested_bytes,
-                                        out->m, w->n, w->k);
+        uint64_t bytes = qc_product_bytes(in->codes_bytes + in->scales_bytes + in->nested_bytes,
+                                          out->m, w->n, w->k);
         out->floor_seconds =
-            qc_bench_floor_us(&w->c->result.roof, bytes, qc_bench_flops(out->m, w->n, w->k)) * 1e-6;
+            qc_roof_floor_us(&w->c->roof, bytes, qc_product_flops(out->m, w->n, w->k)) * 1e-6;
     }
     for (uint32_t i = 0; i < contenders; i++)
-        qc_bench_done(&c[i]);
+        qc_timed_done(&c[i]);
     return st;
 }
 

@@ -32,7 +32,6 @@ typedef struct {
     /* --device as it was given, well-formed; NULL if it was not given. qc_device_wish_read reads
      * it. */
     const char *run_device;
-    const char *tuning; /* --tuning FILE, or NULL */
     /* What this build can do on GPUs (convert/device/device_gpu.h). main.c sets it; NULL means
      * nothing. */
     const struct qc_gpu_work *gpu;

@@ -4,7 +4,7 @@
 #define QC_CONVERT_VALIDATE_COMPARE_H
 
 #include "base/dtype.h"
-#include "kernels/matmul_tuning.h"
+#include "kernels/cuda_device.h"
 #include "quant/quant_form.h"
 
 /* How far numbers are from those that they are compared with. A NaN among them stays. */
@@ -42,10 +42,8 @@ typedef struct {
 typedef struct qc_gpu_comparer qc_gpu_comparer;
 
 typedef struct qc_gpu_validator {
-    /* Measures the device's roof first. tuning: the choices of kernels, which are copied; NULL:
-     * none. */
-    qc_status (*create)(qc_gpu_comparer **out, const qc_cuda_device *device,
-                        const qc_matmul_table *tuning, qc_error *err);
+    /* Measures the device's roof first. */
+    qc_status (*create)(qc_gpu_comparer **out, const qc_cuda_device *device, qc_error *err);
     void (*destroy)(qc_gpu_comparer *c); /* accepts NULL */
     /* Why times against fp16 cannot be taken, or NULL. */
     const char *(*no_gemm)(const qc_gpu_comparer *c);

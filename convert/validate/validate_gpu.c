@@ -2,7 +2,6 @@
 
 #include "base/alloc.h"
 #include "convert/device/device_choice.h"
-#include "convert/device/tuning_file.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -19,19 +18,16 @@ qc_status qc_validate_gpu_open(qc_validate_gpu *g, const qc_call *call, const qc
                                qc_arena *arena, qc_error *err)
 {
     qc_devices devices;
-    qc_tuning file;
     memset(g, 0, sizeof *g);
     g->name = "cpu";
     g->m = o->m;
     g->m_count = o->m_count;
-    QC_TRY(qc_tuning_open(&file, call, arena, err));
     QC_TRY(qc_devices_choose(&devices, call->gpu, call->run_device, UINT64_MAX, arena, err));
     if (devices.gpu_count == 0)
         return leave_out(g, devices.why, arena, err);
     g->device = devices.gpus[0];
     g->validator = devices.work->validator;
-    const qc_matmul_table tuning = qc_tuning_for(&file, call, &g->device);
-    qc_status st = g->validator->create(&g->comparer, &g->device, &tuning, err);
+    qc_status st = g->validator->create(&g->comparer, &g->device, err);
     if (st != QC_OK && st != QC_ERR_INTERRUPTED && !devices.wished) {
         const qc_error why = err ? *err : (qc_error){0};
         return leave_out(g, why.msg, arena, err);

@@ -3,9 +3,15 @@
 #ifndef QC_CONVERT_VALIDATE_GPU_H
 #define QC_CONVERT_VALIDATE_GPU_H
 
-#include "convert/device/bench.h"
 #include "convert/validate/validate_compare.h"
 #include "convert/validate/validate_layer.h"
+
+/* What is multiplied. */
+typedef struct {
+    const uint64_t *m; /* --m, in the order given; the command fills in its default */
+    unsigned m_count;
+    uint64_t seed; /* default 1 */
+} qc_product_options;
 
 typedef struct {
     int on;

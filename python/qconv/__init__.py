@@ -159,8 +159,8 @@ def hardware(**options: Unpack[HardwareOptions]) -> Hardware:
 
 
 def call(command: str, *places: StrPath, progress: ProgressWish = None, **options: Any) -> Answer:
-    """Runs any command of the program that has --json, such as call("bench", shapes="8192x8192"). The answer's `json`
-    is the object that it printed. Raises as the other functions do."""
+    """Runs any command of the program that has --json, such as call("inspect", "model"). The answer's `json` is the
+    object that it printed. Raises as the other functions do."""
     return answer(Answer, command, places, options, progress)
 
 

@@ -225,9 +225,6 @@ class ValidateOptions(TypedDict, total=False):
     activations: StrPath
     # the seed of the random numbers (default: 1)
     seed: Union[int, str]
-    # choose GPU kernels by this table of 'qconv bench --tune --save' (default: the file that QCONV_TUNING
-    # names)
-    tuning: StrPath
     # end with exit code 4 if the relative output error of a layer is larger
     max_error: float
     # end with exit code 4 if a layer is worse than in this earlier run
@@ -262,8 +259,5 @@ class EvalOptions(TypedDict, total=False):
     max_kl: float
     # the same for an encoder: the mean distance of hidden states
     max_distance: float
-    # choose GPU kernels by this table of 'qconv bench --tune --save' (default: the file that QCONV_TUNING
-    # names)
-    tuning: StrPath
     # how many threads work, 1 to 1024 (default: one per processor)
     threads: Union[int, str]

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""bench/kernel_targets.py: what a result of `qconv bench` makes of the targets, and the plot."""
+"""bench/kernel_targets.py: what a result of bench_matmul makes of the targets, and the plot."""
 import os
 import sys
 import unittest

@@ -10,7 +10,7 @@ import unittest
 from qconv_case import QCONV, QconvCase, ROOT
 import make_checkpoint as mk
 
-COMMANDS = ["convert", "plan", "hardware", "inspect", "verify", "unpack", "validate", "bench", "eval"]
+COMMANDS = ["convert", "plan", "hardware", "inspect", "verify", "unpack", "validate", "eval"]
 PYTHON_COMMANDS = ["plan-training", "from-torch", "report"]
 
 
@@ -28,6 +28,8 @@ GONE = [
     (["hardware", "--csv", "m.csv"], "'--csv': 'nvidia-smi dmon' and 'nvidia-smi pmon' follow GPUs"),
     (["hardware", "--interval=2"], "'--interval': 'nvidia-smi dmon' and 'nvidia-smi pmon' follow GPUs"),
     (["hardware", "--samples", "3"], "'--samples': 'nvidia-smi dmon' and 'nvidia-smi pmon' follow GPUs"),
+    (["bench", "--tune"], "'bench': the programs in bench/ time kernels, and bench/gpu_run.sh runs them all"),
+    (["eval", "o", "--text", "t", "--tuning", "t.json"], "'--tuning': the limits that a GPU showed are built in"),
 ]
 
 
@@ -151,7 +153,7 @@ class Wrong(QconvCase):
         self.usage("verfy", "--help", has="did you mean verify?", command="verify")
         for word, meant in [("quantize", "convert"), ("decompress", "unpack"), ("check", "verify"),
                             ("show", "inspect"), ("fit", "plan"), ("gpus", "hardware"),
-                            ("benchmark", "bench"), ("perplexity", "eval")]:
+                            ("perplexity", "eval")]:
             self.usage(word, "m", "o", has="unknown command '%s'; did you mean %s?" % (word, meant),
                        command=meant)
         self.usage("quantize", "--to", "nf4", "m", "o", has="did you mean convert?")
@@ -281,22 +283,17 @@ class Wrong(QconvCase):
         self.usage("validate", "--against", "m", has="OUT is missing", command="validate")
         self.usage("validate", "--against", "m", "--tolerance", "0.1", "o",
                    has="--tolerance needs --baseline", command="validate")
-        self.usage("bench", "x", has="one argument too many", command="bench")
-        self.usage("bench", "--json", "--markdown", has="--json does not go with --markdown", command="bench")
-        for c, rest in [("validate", ["--against", "m", "o"]), ("bench", [])]:
-            for m in ["", "0", "1,", ",1", "1,,2", "1 2", "-1", "1048577", "99999999999999999999"]:
-                self.usage(c, "--m=" + m, *rest, has="--m: expected a whole number from 1",
-                           command=c)
-            self.usage(c, "--m", "4,1,4", *rest, has="--m: 4 is there twice in '4,1,4'", command=c)
+        against = ["--against", "m", "o"]
+        for m in ["", "0", "1,", ",1", "1,,2", "1 2", "-1", "1048577", "99999999999999999999"]:
+            self.usage("validate", "--m=" + m, *against, has="--m: expected a whole number from 1",
+                       command="validate")
+        self.usage("validate", "--m", "4,1,4", *against, has="--m: 4 is there twice in '4,1,4'", command="validate")
         for v in ["0", "-1", "11", "x", "", "1e-3"]:
             self.usage("validate", "--against", "m", "--max-error=" + v, "o", has="--max-error",
                        command="validate")
-        self.usage("bench", "--path", "fast", has="gemv, mma-884, mma-16816, wgmma or dequant-gemm",
-                   command="bench")
 
     def test_devices(self):
-        for c, rest in [("convert", ["--to", "nf4", "m", "o"]), ("bench", []),
-                        ("validate", ["--against", "m", "o"])]:
+        for c, rest in [("convert", ["--to", "nf4", "m", "o"]), ("validate", ["--against", "m", "o"])]:
             for v in ["", "gpu", "cuda:", "cuda:x", "0", "0,1", "cuda:0,", "cpu,cuda:0"]:
                 self.usage(c, "--device=" + v, *rest,
                            has="--device: expected auto, cpu, cuda, cuda:0 or cuda:0,2, found '%s'"

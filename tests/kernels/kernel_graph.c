@@ -9,7 +9,7 @@
  *   kernel_graph --list        their names, one a line
  *   kernel_graph --smoke NAME  one of them: 0 right, 1 wrong, 77 not on this device */
 #include "kernels/cuda_quantize.h"
-#include "kernels/matmul_tuning.h"
+#include "kernels/matmul_handle.h"
 #include "tests/fixtures/kernel_matmul.h"
 
 #define COUNT(array) (sizeof(array) / sizeof(array)[0])
@@ -95,7 +95,7 @@ static void *input_of(chain *c, uint64_t elems, qc_dtype dtype, qt_rng *rng)
 
 /* ---- products -------------------------------------------------------------------------------- */
 
-/* Variants and blocks are chosen by a table, which AUTO goes by. */
+/* The handle has variants and blocks, which AUTO goes by. */
 static qc_matmul_path path_of(const graph_case *g)
 {
     return g->choice.variant || g->choice.blocks ? QC_MATMUL_AUTO : g->choice.path;
@@ -103,24 +103,8 @@ static qc_matmul_path path_of(const graph_case *g)
 
 static void use_choice(chain *c)
 {
-    const graph_case *g = c->what;
-    qc_matmul_tuned rows[LINKS_MOST];
-    size_t count = 0;
-    for (uint32_t i = 0; i < c->links; i++) {
-        size_t j = 0;
-        uint64_t n = g->dims[i + 1] * (g->group ? g->group : 1);
-        while (j < count && (rows[j].n != n || rows[j].k != g->dims[i]))
-            j++;
-        if (j == count)
-            rows[count++] = (qc_matmul_tuned){.kind = g->kind,
-                                              .n = n,
-                                              .k = g->dims[i],
-                                              .m_least = 1,
-                                              .m_most = 4096,
-                                              .choice = g->choice};
-    }
-    if (path_of(g) == QC_MATMUL_AUTO && g->choice.path != QC_MATMUL_AUTO)
-        KM_OK(qc_matmul_set_tuning(c->h, rows, count, &km_error));
+    if (path_of(c->what) == QC_MATMUL_AUTO)
+        c->h->choice = c->what->choice;
 }
 
 /* The first product is what the case is about. 0: not on this device. */
@@ -139,9 +123,9 @@ static int check_plan(const chain *c)
         .x_alignment = g->dims[0] % 8 ? 2 : 16,
         .has_epilogue = g->bias,
         .have_gemm = !qc_matmul_no_gemm(c->h),
+        .choice = c->h->choice,
     };
     qc_matmul_plan p;
-    s.tuned = qc_matmul_tuning(c->h, &s.tuned_count);
     if (g->of == QUANTIZERS)
         return 1;
     if (qc_matmul_plan_make(qc_matmul_device(c->h), &s, path_of(g), 0, &p, &km_error) != QC_OK) {

@@ -1,4 +1,4 @@
-/* What qconv bench takes its roof from reads everything, once, and copies every byte. */
+/* What the roof of memory is taken from reads everything, once, and copies every byte. */
 #include "tests/fixtures/quant_device_fixture.h"
 
 #include "kernels/cuda_memory_rate.h"

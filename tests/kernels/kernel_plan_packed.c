@@ -1,5 +1,4 @@
 /* Which kernel for a packed weight: a pure function, so devices are made up. */
-#include "kernels/matmul_tuning.h"
 #include "tests/fixtures/kernel_plans.h"
 
 /* Whether a plan's kernel reads packed weights. */
@@ -10,7 +9,7 @@ static int reads_packed(const qc_matmul_plan *p)
 }
 
 /* The plan that is chosen for a packed weight: that of the file's layout where it reads both,
- * and the same with a table that names other kernels. */
+ * and the same with a choice of other kernels. */
 static void expect_packed(const qc_cuda_device *d, const qc_matmul_shape *shape)
 {
     static const qc_matmul_choice others[] = {{QC_MATMUL_GEMV, 0, 0},
@@ -37,29 +36,6 @@ static void expect_packed(const qc_cuda_device *d, const qc_matmul_shape *shape)
     for (int path = QC_MATMUL_MMA_16816; path < QC_MATMUL_PATH_COUNT; path++)
         if (qc_matmul_plan_make(d, &s, (qc_matmul_path)path, 0, &p, NULL) == QC_OK)
             assert_true(reads_packed(&p));
-}
-
-/* What there is to measure for a packed weight are kernels that read it. */
-TEST(test_candidates)
-{
-    static const uint64_t m[] = {1, 8, 9, 100, 2000};
-    for (size_t i = 0; i < 2 * sizeof m / sizeof *m; i++) {
-        qc_cuda_device d = i % 2 ? h200() : device(80, 108, 40);
-        qc_matmul_choice choices[QC_MATMUL_CANDIDATES_MOST];
-        qc_matmul_shape s = shape(m[i / 2], 4096, 4096);
-        s.packed = 1;
-        const uint32_t count = qc_matmul_candidates(&d, &s, 0, choices);
-        assert_true(count);
-        for (uint32_t j = 0; j < count; j++) {
-            s.choice = choices[j];
-            const qc_matmul_plan p = plan_of(&d, &s, QC_MATMUL_AUTO, 0);
-            assert_true(reads_packed(&p));
-            if (choices[j].path != QC_MATMUL_AUTO)
-                assert_int_equal(p.path, choices[j].path);
-            if (choices[j].variant != QC_MATMUL_ANY)
-                assert_int_equal(p.variant, choices[j].variant);
-        }
-    }
 }
 
 TEST(test_packed)

@@ -6,8 +6,8 @@
  *   kernel_stream --slow  more of everything
  *
  * What is shared by how many blocks depends on the device's multiprocessors: run with 132 and 3. */
+#include "kernels/matmul_handle.h"
 #include "kernels/matmul_kernels.h"
-#include "kernels/matmul_tuning.h"
 #include "tests/fixtures/kernel_matmul.h"
 
 #ifdef QC_CUDA_SHIM
@@ -35,8 +35,8 @@ static qc_matmul_plan plan_of_layout(const qc_matmul *h, const km_spec *s, const
         .ldx = j->ldx ? j->ldx : s->k,
         .x_alignment = j->ldx % 8 || j->x_shift % 8 ? 2 : 16,
         .packed = packed,
+        .choice = h->choice,
     };
-    shape.tuned = qc_matmul_tuning(h, &shape.tuned_count);
     qc_matmul_plan p;
     KM_OK(qc_matmul_plan_make(qc_matmul_device(h), &shape, j->path, j->limit_bytes, &p, &km_error));
     return p;
@@ -62,21 +62,13 @@ static qc_matmul_weights packed_of(const qc_matmul *h, const qc_matmul_weights *
     return packed;
 }
 
-/* All shapes with this number of blocks of threads, from AUTO. */
-static void use_blocks(qc_matmul *h, uint64_t n, uint64_t k, uint32_t blocks)
+/* All products with this number of blocks of threads, from AUTO. */
+static void use_blocks(qc_matmul *h, uint32_t blocks)
 {
-    qc_matmul_tuned rows[3];
-    for (size_t i = 0; i < COUNT(rows); i++)
-        rows[i] = (qc_matmul_tuned){.kind = kinds[i],
-                                    .n = n,
-                                    .k = k,
-                                    .m_least = 1,
-                                    .m_most = 8,
-                                    .choice = {QC_MATMUL_MMA_16816, QC_MATMUL_STREAM, blocks}};
-    KM_OK(qc_matmul_set_tuning(h, rows, COUNT(rows), &km_error));
+    h->choice = (qc_matmul_choice){QC_MATMUL_MMA_16816, QC_MATMUL_STREAM, blocks};
 }
 
-/* job.path: AUTO for the handle's table, else MMA_16816. */
+/* job.path: AUTO for the handle's choice, else MMA_16816. */
 static void multiply(qc_matmul *h, qt_rng *rng, const km_spec *spec, km_job job)
 {
     km_weight w;
@@ -218,7 +210,7 @@ TEST(test_few_blocks)
                         .k = ks[t / 6],
                         .block = 64,
                         .nested = t % 3 != 1};
-        use_blocks(h, spec.n, spec.k, 1 + (t + t / 6) % 4);
+        use_blocks(h, 1 + (t + t / 6) % 4);
         multiply(h, &rng, &spec,
                  (km_job){.m = 1 + t % 8,
                           .x_dtype = t % 2 ? QC_DTYPE_BF16 : QC_DTYPE_F16,
@@ -369,12 +361,7 @@ TEST(test_groups)
                       .y_dtype = QC_DTYPE_F16,
                       .path = paths[t % 4]};
         group g;
-        if (job.path == QC_MATMUL_AUTO) { /* a block of threads goes on to the next weight */
-            uint64_t n = 0;
-            for (uint32_t i = 0; i < count; i++)
-                n += specs[i].n;
-            use_blocks(h, n, k, 2);
-        }
+        use_blocks(h, 2); /* of AUTO: a block of threads goes on to the next weight */
         group_make(&g, h, specs, count, job, &rng);
         group_run(&g, h, job.path, 0);
         for (uint32_t i = 0; i < count; i++)
@@ -469,7 +456,7 @@ TEST(test_faults)
     km_data d;
     void *bx = NULL, *by = NULL, *workspace = NULL, *word = NULL;
     qc_cuda_stream s = NULL;
-    use_blocks(h, spec.n, spec.k, 16);
+    use_blocks(h, 16);
     km_weight_make(&w, h, &spec, &rng);
     km_data_make(&d, &w, &job, &rng);
     km_run(h, &w, &d);

@@ -94,16 +94,6 @@ TEST(measuring)
     assert_string_equal(p.o.validate.save_baseline, "b");
     assert_string_equal(p.o.validate.activations, "x");
     qc_arena_deinit(&p.arena);
-    parse_ok(&p, "qconv bench --path mma-884 --dtype bf16 --markdown --output o.call.json");
-    assert_int_equal(p.o.products.m_count, 13);
-    assert_int_equal(p.o.products.m[12], 4096);
-    assert_string_equal(p.o.bench.path, "mma-884");
-    assert_int_equal(p.o.bench.bf16, 1);
-    assert_int_equal(p.o.bench.markdown, 1);
-    assert_int_equal(p.o.bench.rounds, 30);
-    assert_string_equal(p.o.bench.output, "o.call.json");
-    assert_null(p.o.bench.shapes);
-    qc_arena_deinit(&p.arena);
 }
 
 TEST(defaults)

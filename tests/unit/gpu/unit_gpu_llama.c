@@ -263,7 +263,7 @@ static qc_gpu_decoder *new_decoder(qc_error *err, qc_status expected)
     qc_cuda_device device;
     qc_gpu_decoder *d = NULL;
     assert_int_equal(work->device_open(&device, 0, err), QC_OK);
-    assert_int_equal(work->llama->create(&d, &device, &shape, LONGEST, NULL, err), expected);
+    assert_int_equal(work->llama->create(&d, &device, &shape, LONGEST, err), expected);
     return d;
 }
 
@@ -399,7 +399,7 @@ TEST(test_no_memory)
         qc_gpu_decoder *d = NULL;
         assert_int_equal(work->device_open(&device, 0, &err), QC_OK);
         qc_shim_fail_malloc(n);
-        qc_status st = work->llama->create(&d, &device, &shape, LONGEST, NULL, &err);
+        qc_status st = work->llama->create(&d, &device, &shape, LONGEST, &err);
         if (st == QC_OK)
             st = work->llama->layer(d, &g, l.window, hidden, &length, 1, &err);
         qc_shim_fail_malloc(0);
@@ -485,7 +485,7 @@ TEST(test_forms)
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         const qc_forward_shape s = {.config = wrong[i].config};
         qc_gpu_decoder *d = NULL;
-        assert_int_equal(work->llama->create(&d, &device, &s, wrong[i].longest, NULL, &err),
+        assert_int_equal(work->llama->create(&d, &device, &s, wrong[i].longest, &err),
                          QC_ERR_UNSUPPORTED);
         assert_null(d);
     }

@@ -1,10 +1,10 @@
 /* The quantizing and dequantizing kernels: how many bytes a second they read and write, compared
  * with a copy. Each result is first compared with the CPU's, bit for bit. */
+#include "bench/matmul_bench.h"
+
 #include "base/alloc.h"
-#include "convert/gpu/gpu_bench_internal.h"
 #include "kernels/cuda_quantize.h"
 
-#include <stdio.h>
 #include <string.h>
 
 #define COLS    8192u
@@ -15,8 +15,8 @@ typedef struct step step;
 
 /* One weight in every form on the device. */
 typedef struct {
-    qc_bench_gpu *b;
-    qc_bench_pool pool;
+    mb_bench *b;
+    qc_gpu_noise pool;
     uint64_t rows, n, blocks, runs;
     uint64_t checked; /* elements that are compared: whole rows */
     void *source;     /* [n] BF16; also what is dequantized to */
@@ -48,7 +48,7 @@ static uint64_t groups_of(uint64_t blocks)
 static qc_form form_of(const work *w)
 {
     int rows = w->step->ops == &qc_form_int8_rows;
-    return (qc_form){.ops = w->step->ops, .cols = COLS, .block_elems = rows ? 0 : QC_BENCH_BLOCK};
+    return (qc_form){.ops = w->step->ops, .cols = COLS, .block_elems = rows ? 0 : MB_BLOCK};
 }
 
 /* ---- launches ---- */
@@ -74,7 +74,7 @@ static qc_status launch(void *ctx, uint32_t copy, qc_cuda_stream s, qc_error *er
     const qc_cuda_blocks blocks = {.src = w->source,
                                    .dtype = QC_DTYPE_BF16,
                                    .n = w->n,
-                                   .block_elems = QC_BENCH_BLOCK,
+                                   .block_elems = MB_BLOCK,
                                    .codes = w->codes,
                                    .absmax = w->absmax,
                                    .errors = w->step->errors ? w->errors : NULL,
@@ -114,7 +114,7 @@ static qc_status compare(work *w, const void *device, const void *host, uint64_t
 {
     void *mine;
     QC_TRY(qc_calloc(&mine, 1, (size_t)bytes, err));
-    qc_status st = qc_bench_download(w->b, mine, device, bytes, err);
+    qc_status st = mb_download(w->b, mine, device, bytes, err);
     if (st == QC_OK && memcmp(mine, host, (size_t)bytes) != 0)
         *same = 0;
     qc_free(mine);
@@ -131,7 +131,7 @@ static qc_status truth_make(truth *t, const work *w, qc_error *err)
 {
     *t = (truth){0};
     QC_TRY(qc_calloc(&t->codes, 1, (size_t)w->checked, err));
-    QC_TRY(qc_calloc(&t->absmax, (size_t)(w->checked / QC_BENCH_BLOCK), sizeof(float), err));
+    QC_TRY(qc_calloc(&t->absmax, (size_t)(w->checked / MB_BLOCK), sizeof(float), err));
     return QC_OK;
 }
 
@@ -149,18 +149,18 @@ static qc_status check_quantized(work *w, truth *t, int *same, qc_error *err)
 /* Brings the scales of the device to t->absmax. */
 static qc_status fetch_scales(work *w, truth *t, const qc_form *form, qc_error *err)
 {
-    uint64_t blocks = w->checked / QC_BENCH_BLOCK, groups = groups_of(blocks);
+    uint64_t blocks = w->checked / MB_BLOCK, groups = groups_of(blocks);
     uint8_t *codes = NULL;
     float *nested = NULL;
     if (qc_form_by_rows(form))
-        return qc_bench_download(w->b, t->absmax, w->absmax, 4 * (w->checked / COLS), err);
+        return mb_download(w->b, t->absmax, w->absmax, 4 * (w->checked / COLS), err);
     qc_status st = qc_malloc(&codes, (size_t)blocks, err);
     if (st == QC_OK)
         st = qc_calloc(&nested, (size_t)groups, sizeof *nested, err);
     if (st == QC_OK)
-        st = qc_bench_download(w->b, codes, w->scale_codes, blocks, err);
+        st = mb_download(w->b, codes, w->scale_codes, blocks, err);
     if (st == QC_OK)
-        st = qc_bench_download(w->b, nested, w->nested, 4 * groups, err);
+        st = mb_download(w->b, nested, w->nested, 4 * groups, err);
     if (st == QC_OK)
         w->b->ops->nested_dequantize(codes, nested, qc_dynamic_map, blocks, QC_NESTED_BLOCK,
                                      w->offset, t->absmax);
@@ -175,7 +175,7 @@ static qc_status check_back(work *w, truth *t, int *same, qc_error *err)
     const qc_form form = form_of(w);
     uint64_t overflow;
     void *out = NULL;
-    QC_TRY(qc_bench_download(w->b, t->codes, w->codes, qc_form_code_bytes(&form, w->checked), err));
+    QC_TRY(mb_download(w->b, t->codes, w->codes, qc_form_code_bytes(&form, w->checked), err));
     QC_TRY(fetch_scales(w, t, &form, err));
     QC_TRY(qc_calloc(&out, 2, (size_t)w->checked, err));
     form.ops->dequantize(w->b->ops, &form, t->codes, t->absmax, w->checked, out, w->out, &overflow);
@@ -214,9 +214,9 @@ static qc_status spoil(void *ctx, qc_error *err)
 {
     const work *w = ctx;
     if (w->step->back)
-        return qc_cuda_fill(w->source, 0xa5, (size_t)(2 * w->n), w->b->stream, err);
-    QC_TRY(qc_cuda_fill(w->codes, 0xa5, (size_t)w->n, w->b->stream, err));
-    return qc_cuda_fill(w->absmax, 0xa5, (size_t)(4 * w->blocks), w->b->stream, err);
+        return qc_cuda_fill(w->source, 0xa5, (size_t)(2 * w->n), w->b->t.stream, err);
+    QC_TRY(qc_cuda_fill(w->codes, 0xa5, (size_t)w->n, w->b->t.stream, err));
+    return qc_cuda_fill(w->absmax, 0xa5, (size_t)(4 * w->blocks), w->b->t.stream, err);
 }
 
 static qc_status look(void *ctx, qc_error *err)
@@ -232,28 +232,22 @@ static qc_status look(void *ctx, qc_error *err)
     QC_TRY(st);
     if (!same)
         QC_FAIL(err, QC_ERR_CHECK, "its bytes on %s are not those of the CPU, so it has no times",
-                w->b->device.name);
+                w->b->t.device.name);
     return QC_OK;
 }
 
 static qc_status run_one(work *w, const step *s, qc_error *err)
 {
-    qc_bench_spread us;
+    qc_spread us;
     w->step = s;
     w->out = s->out;
     QC_TRY(spoil(w, err));
-    QC_TRY(launch(w, 0, w->b->stream, err));
+    QC_TRY(launch(w, 0, w->b->t.stream, err));
     QC_TRY(look(w, err));
-    QC_TRY(qc_bench_alone(
-        w->b,
-        (qc_bench_contender){.launch = launch, .ctx = w, .least = 4, .spoil = spoil, .look = look},
-        &us, err));
-    qc_bench_kernel *k = &w->b->r->kernels[w->b->r->kernel_count++];
-    (void)snprintf(k->name, sizeof k->name, "%s", s->name);
-    k->rows = w->rows;
-    k->cols = COLS;
-    k->bytes = bytes_of(w);
-    k->gbps = qc_bench_spread_rate(us, (double)k->bytes / 1e3);
+    const qc_timed timed = {.launch = launch, .ctx = w, .least = 4, .spoil = spoil, .look = look};
+    QC_TRY(qc_timed_alone(&w->b->t, timed, w->b->rounds, w->b->seconds / 50, &us, err));
+    w->b->quantizers[w->b->quantizer_count++] = (mb_quantizer){
+        s->name, w->rows, COLS, bytes_of(w), qc_spread_rate(us, (double)bytes_of(w) / 1e3)};
     return QC_OK;
 }
 
@@ -261,14 +255,11 @@ static qc_status run(work *w, const step *s, uint32_t count, qc_error *err)
 {
     for (uint32_t i = 0; i < count; i++) {
         qc_error why = {0};
-        if (run_one(w, &s[i], &why) == QC_OK) {
-            qc_bench_save(w->b);
-            continue;
+        if (run_one(w, &s[i], &why) != QC_OK) {
+            qc_error_prefix(&why, "the kernel '%s'", s[i].name);
+            QC_TRY(mb_failed(w->b, (mb_failure){0}, &why, err));
         }
-        qc_error_prefix(&why, "the kernel '%s'", s[i].name);
-        QC_TRY(qc_bench_failed(
-            w->b, (qc_bench_failure){.shape = QC_BENCH_NO_SHAPE, .scheme = QC_BENCH_SCHEME_COUNT},
-            &why, err));
+        QC_TRY(mb_save(w->b, err));
     }
     return QC_OK;
 }
@@ -278,11 +269,11 @@ static qc_status nest(work *w, qc_error *err)
 {
     void *host;
     QC_TRY(qc_calloc(&host, (size_t)w->blocks, sizeof(float), err));
-    qc_status st = qc_bench_download(w->b, host, w->absmax, 4 * w->blocks, err);
+    qc_status st = mb_download(w->b, host, w->absmax, 4 * w->blocks, err);
     if (st == QC_OK) {
         w->offset = qc_nested_offset(host, w->blocks);
         st = qc_cuda_nested_quantize(w->absmax, w->blocks, w->offset, w->scale_codes, w->nested,
-                                     w->b->stream, err);
+                                     w->b->t.stream, err);
     }
     qc_free(host);
     return st;
@@ -291,11 +282,11 @@ static qc_status nest(work *w, qc_error *err)
 static qc_status run_all(work *w, qc_error *err)
 {
 #define RUN(steps) QC_TRY(run(w, steps, sizeof steps / sizeof *steps, err))
-    QC_TRY(qc_bench_pool_fill(w->b, &w->pool, w->source, w->n, 0, err));
+    QC_TRY(qc_gpu_noise_fill(&w->pool, w->source, w->n, 0, w->b->t.stream, err));
     RUN(quantizing);
     QC_TRY(nest(w, err));
     RUN(nf4_to);
-    QC_TRY(qc_bench_pool_fill(w->b, &w->pool, w->source, w->n, 0, err));
+    QC_TRY(qc_gpu_noise_fill(&w->pool, w->source, w->n, 0, w->b->t.stream, err));
     RUN(rows_from);
     RUN(rows_to);
 #undef RUN
@@ -314,18 +305,18 @@ static qc_status allocate(work *w, qc_error *err)
     return QC_OK;
 }
 
-qc_status qc_bench_kernels(qc_bench_gpu *b, qc_error *err)
+qc_status mb_quantizers_measure(mb_bench *b, qc_error *err)
 {
     work w = {.b = b};
-    w.rows = b->r->roof.copy_bytes / 2 / (2 * COLS);
+    w.rows = b->roof.copy_bytes / 2 / (2 * COLS);
     if (w.rows == 0)
         w.rows = 1;
     w.n = w.rows * COLS;
-    w.blocks = w.n / QC_BENCH_BLOCK;
+    w.blocks = w.n / MB_BLOCK;
     w.runs = w.rows * (COLS / QC_CUDA_ROW_RUN);
     w.checked = w.n < CHECKED ? w.n : CHECKED;
-    qc_status st =
-        qc_bench_pool_make(b, &w.pool, w.n < POOL ? w.n : POOL, 0.02, QC_DTYPE_BF16, err);
+    qc_status st = qc_gpu_noise_make(&w.pool, w.n < POOL ? w.n : POOL, 0.02, QC_DTYPE_BF16, 1,
+                                     b->t.stream, err);
     if (st == QC_OK)
         st = allocate(&w, err);
     if (st == QC_OK)
@@ -333,6 +324,6 @@ qc_status qc_bench_kernels(qc_bench_gpu *b, qc_error *err)
     void *parts[] = {w.source, w.codes, w.absmax, w.errors, w.scale_codes, w.nested};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
         qc_cuda_free(parts[i]);
-    qc_bench_pool_free(&w.pool);
+    qc_gpu_noise_free(&w.pool);
     return st;
 }
