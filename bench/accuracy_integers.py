@@ -121,26 +121,9 @@ def others(s, run, ids, versions):
     return made
 
 
-def gptaq(s, run, ids):
-    """(group, name, values) of what GPTAQ made."""
-    made, jobs = [], []
-    for group in GROUPS[s.model.label]:
-        for name, mse in (("GPTAQ", 0), ("GPTAQ, mse scales", 1)):
-            out = os.path.join(s.scratch, "gptaq%d.npz" % len(jobs))
-            jobs.append({"group": group, "mse": mse, "out": out})
-            made.append((group, name, out))
-    path = os.path.join(s.scratch, "gptaq.json")
-    with open(path, "w") as f:
-        json.dump({"source": s.args.gptaq, "model": s.model.folder, "ids": ids, "jobs": jobs,
-                   "kept": KEPT.get(s.model.label, "").strip("*").replace(".weight", "")}, f)
-    run([s.args.check, "-B", os.path.join(ac.HERE, "accuracy_gptaq.py"), path])
-    return [(group, name, dict(np.load(out))) for group, name, out in made]
-
-
 def kept(s, row):
     """Is a row of before to stay?"""
-    return row["by"] == "GPTAQ" and not s.args.gptaq or \
-        row["by"] not in ("qconv", "GPTAQ") and not s.args.peers
+    return row["by"] == "GPTAQ" or row["by"] != "qconv" and not s.args.peers
 
 
 def begin(s):
@@ -171,9 +154,6 @@ def measure(s, part, run, budget, versions, before):
         if name == "GPTQ":  # and numpy, on few windows: a failure if they differ
             part.add(name, name, 0, lm.restore(lm.read_tensors(folder)), folder)
         rows[group].append(add_folder(s, "%s, group %d" % (name, group), name.split(",")[0], folder))
-    for group, name, values in gptaq(s, run, ids) if s.args.gptaq else ():
-        rows[group].append(add_folder(s, "%s, group %d" % (name, group), "GPTAQ", s.restored(values),
-                                      bits=4 + 16 / group))
     out = {"left": LEFT.get(s.model.label, ""), "text": label, "tokens": WINDOWS * CONTEXT,
            "tensors": len(s.names), "groups": groups, "elements": int(sum(s.model.weights[n].size for n in s.names)),
            "base_perplexity": groups[0]["rows"][0]["eval"]["base_perplexity"]}

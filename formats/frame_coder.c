@@ -11,9 +11,9 @@
  *                         --entropy only---> b bytes
  *   both save less than 3%: store        a is 2% smaller than b: plain        else: entropy only
  *
- * Measured (bench_frames): 0.83 GB/s against 0.79 plain and 0.72 at level 3, with sizes equal
- * within 0.01%; 6 GB/s against 3 where there is too little to save. The rest of the time is Huffman
- * coding.
+ * Measured (docs/performance.md): 0.83 GB/s against 0.79 plain and 0.72 at level 3, with sizes
+ * equal within 0.01%; 6 GB/s against 3 where there is too little to save. The rest of the time is
+ * Huffman coding.
  *
  * Frames below 256 KiB are compressed plainly. Whichever way was taken, a frame that does not save
  * 4% is stored. All of this depends on the content only. */

@@ -12,7 +12,7 @@
 #include <string.h>
 
 /* Factors and weights take this many times as long as their matrix products alone, above all
- * because of the search of scales (bench_feedback measures it). */
+ * because of the search of scales (docs/theory/calibration.md has figures). */
 #define FACTOR_SLOWER 1.8
 #define WEIGHT_SLOWER 2.5
 
