@@ -1,4 +1,4 @@
-/* Reading and copying device memory as fast as it gives, so that qconv bench has a roof: what
+/* Reading and copying device memory as fast as it gives, so that times have a roof: what
  * cudaMemcpyAsync does is not the most, on an H200 kernels of ours move more. All pointers are
  * device memory, aligned to 16 bytes; bytes is a multiple of 16. Work is put on the stream and not
  * waited for; nothing is allocated. Thread-safe: yes. Errors: QC_ERR_USAGE for an argument,

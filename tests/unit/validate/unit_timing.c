@@ -1,18 +1,12 @@
 /* How times of GPU kernels are taken: rotation, launches, order of turns, rounds, percentiles,
  * floors. */
 #include "convert/validate/timing.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
+#include "tests/fixtures/test.h"
 
 #define MIB ((uint64_t)1 << 20)
 
-static void copies(void **state)
+TEST(copies)
 {
-    (void)state;
     const uint64_t l2 = 50 * MIB;
     for (uint64_t each = MIB; each < 1000 * MIB; each = each * 3 / 2 + 1) {
         uint64_t n = qc_timing_copies(each, each, l2, UINT64_MAX);
@@ -31,9 +25,8 @@ static void copies(void **state)
     assert_int_equal(qc_timing_copies(MIB, MIB, UINT64_MAX, UINT64_MAX), 256);
 }
 
-static void launches(void **state)
+TEST(launches)
 {
-    (void)state;
     assert_int_equal(qc_timing_launches(6, 20, 7.2, 2000), 282); /* 278 and then whole turns */
     assert_int_equal(qc_timing_launches(2, 20, 5000, 2000), 20);
     assert_int_equal(qc_timing_launches(3, 20, 5000, 2000), 21);
@@ -42,9 +35,8 @@ static void launches(void **state)
     assert_int_equal(qc_timing_launches(1, 20, 0, 2000), 20); /* a clock that stands still */
 }
 
-static void turns(void **state)
+TEST(turns)
 {
-    (void)state;
     const uint32_t two[] = {0, 1, 1, 0, 1, 0, 0, 1};
     for (uint32_t i = 0; i < 8; i++)
         assert_int_equal(qc_timing_turn(i / 4, i % 4, 2), two[i]);
@@ -67,9 +59,8 @@ static void turns(void **state)
         }
 }
 
-static void rounds(void **state)
+TEST(rounds)
 {
-    (void)state;
     assert_int_equal(qc_timing_rounds(30, 0.01, 10), 30);
     assert_int_equal(qc_timing_rounds(30, 1, 20), 20);
     assert_int_equal(qc_timing_rounds(30, 100, 10), 2);
@@ -79,9 +70,8 @@ static void rounds(void **state)
     assert_int_equal(qc_timing_rounds(30, 0, 0), 30);
 }
 
-static void spreads(void **state)
+TEST(spreads)
 {
-    (void)state;
     double eleven[] = {10, 2, 8, 4, 6, 0, 7, 3, 9, 5, 1};
     qc_spread s = qc_spread_of(eleven, 11);
     assert_float_equal(s.median, 5, 1e-12);
@@ -107,9 +97,8 @@ static void spreads(void **state)
     assert_int_equal(qc_spread_rate((qc_spread){0}, 8).samples, 0);
 }
 
-static void floors(void **state)
+TEST(floors)
 {
-    (void)state;
     assert_int_equal(qc_product_bytes(1000, 2, 3, 5), 1000 + 2 * 2 * 5 + 2 * 2 * 3);
     assert_true(qc_product_flops(4096, 28672, 8192) == 2.0 * 4096 * 28672 * 8192);
     qc_gpu_roof roof = {.copy_gbps = {4000, 3900, 4100, 30}, .gemm_tflops = {700, 690, 710, 30}};
@@ -129,13 +118,4 @@ static void floors(void **state)
     assert_float_equal(qc_roof_floor_us(&roof, 4000000, 7e9), 1, 1e-9);
     roof.copy_gbps = (qc_spread){0};
     assert_float_equal(qc_roof_floor_us(&roof, 4000000, 7e9), 0, 0);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(copies), cmocka_unit_test(launches), cmocka_unit_test(turns),
-        cmocka_unit_test(rounds), cmocka_unit_test(spreads),  cmocka_unit_test(floors),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }
