@@ -184,13 +184,6 @@ class Whole(Against):
             row = self.row(self.is_model(), name)
             self.assertEqual(row["searched"] > 0.9 * row["scales"], scale == "search")
 
-    def test_torch(self):
-        source = os.path.join(ROOT, "tests", "data", "torch", "sharded")
-        for form in (["--to", "nf4"], ["--to", "int8"], ["--to", "bf16"]):
-            self.ok("-q", *form, source, "o")
-            self.is_model(against=source)
-            shutil.rmtree(self.path("o"))
-
     def test_text(self):
         self.ok("-q", "--to", "nf4", "m", "o")
         text = self.ok("verify", "o", "--against", "m")

@@ -111,12 +111,6 @@ static qc_status run_convert_searched_auto(const world *w, qc_error *err)
         w->out);
 }
 
-static qc_status run_convert_torch(const world *w, qc_error *err)
-{
-    return test_run_line(test_command, err, "qconv --to nf4 -q --threads=2 %s %s",
-                         QC_TEST_DATA "/torch/sharded", w->out);
-}
-
 static qc_status run_verify(const world *w, qc_error *err)
 {
     return test_run_line(test_command, err, "qconv verify -q --threads=2 %s", w->out);
@@ -318,9 +312,9 @@ TEST(test_convert_io)
 /* The same for every other way through convert. */
 TEST(test_other_conversions)
 {
-    static const run_fn runs[] = {
-        run_convert_placed,   run_convert_auto,         run_convert_fp8,          run_convert_torch,
-        run_convert_searched, run_convert_searched_fp8, run_convert_searched_auto};
+    static const run_fn runs[] = {run_convert_placed,       run_convert_auto,
+                                  run_convert_fp8,          run_convert_searched,
+                                  run_convert_searched_fp8, run_convert_searched_auto};
     const world *w = *state;
     for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
         subject s = subject_of(w, runs[i], w->out, STEP_OF_OTHERS);
