@@ -5,9 +5,11 @@ import argparse
 import importlib
 import os
 import sys
-from typing import List, NoReturn, Optional, Sequence
+import warnings
+from contextlib import contextmanager
+from typing import Iterator, List, NoReturn, Optional, Sequence
 
-from .errors import Error, UsageError
+from .errors import Error, QconvWarning, UsageError
 
 # The module of each command. The program lists the same commands in its help (convert/cli/command_table.c).
 MODULES = {"plan-training": "training", "from-torch": "from_torch", "report": "report"}
@@ -24,6 +26,19 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError("%s; try '%s --help'" % (message, self.prog))
+
+
+@contextmanager
+def warnings_said(quiet: bool = False) -> Iterator[None]:
+    """Warnings become lines as the program's own are; `quiet` leaves out those of the program."""
+    def said(message: object, *_: object, **__: object) -> None:
+        print("qconv: warning: %s" % message, file=sys.stderr)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        if quiet:
+            warnings.simplefilter("ignore", QconvWarning)
+        setattr(warnings, "showwarning", said)
+        yield
 
 
 def takes_pipeline(argv: Sequence[str]) -> bool:

@@ -46,6 +46,27 @@ def copy(source: str, target: str) -> None:
     os.replace(target + ".tmp", target)
 
 
+def write_text(path: str, text: str) -> None:
+    """Writes a file whole or not at all, on the disk and with the permissions that open() would give it."""
+    handle, name = tempfile.mkstemp(prefix=".qconv-", dir=os.path.dirname(path) or ".")
+    try:
+        with os.fdopen(handle, "wb") as f:
+            f.write(text.encode())
+            os.fchmod(f.fileno(), 0o666 & ~umask())
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
 def sync(path: str) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
@@ -66,8 +87,7 @@ def staged(out: str) -> Iterator[str]:
     folder = tempfile.mkdtemp(prefix=".%s." % os.path.basename(target), dir=parent)
     try:
         yield folder
-        mask = os.umask(0)
-        os.umask(mask)
+        mask = umask()
         for name in files_below(folder):
             os.chmod(os.path.join(folder, name), 0o666 & ~mask)
             sync(os.path.join(folder, name))

@@ -189,20 +189,17 @@ def _tensor(t: ReaderTensor) -> Tensor:
                   t.shard.decode(), t.index)
 
 
-class Reader:
-    """An output of qconv, compressed or plain. InputError where it is none, CheckError where it is damaged."""
+class _Handle:
+    """What the library opened with the function `opens`; close(), or the end of a with block, closes it."""
+    closes = ""
 
-    def __init__(self, folder):
+    def __init__(self, opens: str, *arguments):
         self._handle = c.c_void_p()
-        call("qc_reader_open", c.byref(self._handle), os.fsencode(folder))
-        count = library().qc_reader_device_count(self._handle)
-        found = [library().qc_reader_device_at(self._handle, i).contents for i in range(count)]
-        self.devices = [Device(d.name.decode(), [_tensor(d.tensors[i]) for i in range(d.tensor_count)],
-                               d.tensor_bytes) for d in found]
+        call(opens, c.byref(self._handle), *arguments)
 
-    def close(self):
+    def close(self) -> None:
         if self._handle:
-            library().qc_reader_close(self._handle)
+            getattr(library(), self.closes)(self._handle)
             self._handle = c.c_void_p()
 
     def __enter__(self):
@@ -210,6 +207,18 @@ class Reader:
 
     def __exit__(self, *_):
         self.close()
+
+
+class Reader(_Handle):
+    """An output of qconv, compressed or plain. InputError where it is none, CheckError where it is damaged."""
+    closes = "qc_reader_close"
+
+    def __init__(self, folder):
+        super().__init__("qc_reader_open", os.fsencode(folder))
+        count = library().qc_reader_device_count(self._handle)
+        found = [library().qc_reader_device_at(self._handle, i).contents for i in range(count)]
+        self.devices = [Device(d.name.decode(), [_tensor(d.tensors[i]) for i in range(d.tensor_count)],
+                               d.tensor_bytes) for d in found]
 
     def load(self, device: int, place: Callable[[int], int], done: Optional[Callable[[int], None]] = None,
              threads: int = 0, skip_digests: bool = False) -> None:
@@ -245,23 +254,13 @@ class Reader:
         return Shards(self, device)
 
 
-class Shards:
+class Shards(_Handle):
     """The open shards of one device, of which single tensors or parts of them are read."""
+    closes = "qc_reader_shards_close"
 
     def __init__(self, reader: Reader, device: int):
-        self._reader, self._handle = reader, c.c_void_p()  # the reader lives as long as this
-        call("qc_reader_shards_open", c.byref(self._handle), reader._handle, device)
-
-    def close(self):
-        if self._handle:
-            library().qc_reader_shards_close(self._handle)
-            self._handle = c.c_void_p()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.close()
+        self._reader = reader  # it lives as long as this
+        super().__init__("qc_reader_shards_open", reader._handle, device)
 
     def read(self, index: int, address: int, part: Optional[ReaderSlice] = None) -> None:
         """Reads tensor `index` of the device, or a part of it, to an address."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import math
+import os
 import re
 from typing import Iterable, List, Optional, Sequence, Tuple, Union
 
@@ -17,53 +18,8 @@ from ._program import version
 
 COLOURS = 8  # of series, in Okabe and Ito's palette, which colour-blind readers can tell apart
 MARKS = ("&#9679;", "&#9632;", "&#9650;", "&#9670;", "&#9675;", "&#9633;")  # of forms, beside a colour
-STYLE = """
-:root{--ink:#1c2430;--paper:#fff;--card:#f6f8fa;--faint:#d8dde5;--soft:#5b6675;--good:#1a7f37;--bad:#b3261e;
---c0:#0072b2;--c1:#d55e00;--c2:#009e73;--c3:#b0568f;--c4:#56b4e9;--c5:#e69f00;--c6:#6b4fa0;--c7:#7a7f87}
-@media (prefers-color-scheme:dark){:root{--ink:#e3e7ee;--paper:#14181f;--card:#1b212a;--faint:#39414d;--soft:#9aa5b4;
---good:#4cc26b;--bad:#ff8a80;--c0:#4aa8e8;--c1:#ff8c3a;--c2:#2fc79a;--c3:#e39cc6;--c4:#8fd0f5;--c5:#f2b83d;--c6:#b094e8;
---c7:#a8afb9}}
-body{font:15px/1.5 system-ui,sans-serif;margin:1.5em auto;max-width:74em;padding:0 1em;color:var(--ink);
-background:var(--paper)}
-h1{font-size:1.5em;line-height:1.25;margin:.2em 0}h2{font-size:1.2em;margin:2em 0 .3em;padding-top:.7em;
-border-top:1px solid var(--faint)}h3{font-size:1em;margin:1.4em 0 .2em}p{margin:.4em 0}h1,p,li{overflow-wrap:anywhere}
-nav{margin:.6em 0}nav a{display:inline-block;margin-right:1em}a,summary{color:var(--c0)}
-.yes{color:var(--good)}.no{color:var(--bad)}.soft{color:var(--soft)}
-.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,9.5em),1fr));gap:.6em;margin:1em 0}
-.cards div{background:var(--card);border:1px solid var(--faint);border-radius:8px;padding:.5em .8em;font-size:.9em}
-.cards b{display:block;font-size:1.45em;line-height:1.35}
-.grid{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,300px),1fr));gap:1em 1.8em;margin:.6em 0}
-.grid.large{grid-template-columns:repeat(auto-fill,minmax(min(100%,440px),1fr))}
-figure{margin:.3em 0;min-width:0;break-inside:avoid}figcaption{font-size:.93em;overflow-wrap:anywhere}
-.scroll{overflow-x:auto;margin:.5em 0}table{border-collapse:collapse;font-size:14px}
-th,td{padding:.25em .7em;text-align:right;border-bottom:1px solid var(--faint);white-space:nowrap;vertical-align:top}
-th{font-weight:600;white-space:normal;vertical-align:bottom}
-th:first-child,td:first-child{text-align:left;position:sticky;left:0;background:var(--paper);padding-left:0;
-white-space:normal;overflow-wrap:anywhere;min-width:min(8em,34vw);max-width:min(30em,50vw)}
-.text,.name{text-align:left}.text{white-space:normal;min-width:11em}
-td.name:first-child{min-width:min(21em,44vw)}
-svg{display:block;overflow:visible}svg text{font:12px system-ui,sans-serif;fill:var(--soft)}
-svg text.ink{fill:var(--ink)}.axis{stroke:var(--soft)}.rule{stroke:var(--faint)}
-.want{stroke:var(--ink);stroke-width:1.6;stroke-dasharray:4 3}.limit{stroke:var(--bad);stroke-width:1.5;
-stroke-dasharray:5 4}.join{stroke:var(--c);stroke-width:1.4;opacity:.5}.range{stroke:var(--c);stroke-width:1.4}
-.frame{fill:none;stroke:var(--soft)}.frame.bad{stroke:var(--bad);stroke-width:2}.fill{fill:var(--c)}
-circle.bad{stroke:var(--bad);stroke-width:2.5}.cell{fill:var(--c0);stroke:var(--paper)}
-.none{fill:none;stroke:var(--faint)}
-.strip{fill:var(--c);stroke:var(--paper);stroke-width:.6}.worst{fill:none;stroke:var(--bad);stroke-width:2}
-.plot{display:flex}.plot svg{flex:none}.plot svg.area{flex:1 1 0;width:0;min-width:0}
-.key{display:inline-block;margin:0 1.1em .3em 0}.key i{display:inline-block;width:.8em;height:.8em;border-radius:2px;
-background:var(--c);margin-right:.35em}
-""" + "".join(".s%d{--c:var(--c%d)}" % (i, i) for i in range(COLOURS)) + "".join(
-    ".h%d{background:rgba(0,114,178,.%02d)}" % (i, 6 * i) for i in range(1, 10)) + """
-pre{white-space:pre-wrap;overflow-wrap:anywhere;background:var(--card);border:1px solid var(--faint);border-radius:8px;
-padding:.5em .8em;font-size:.87em;margin:.4em 0}code{font-size:.87em;overflow-wrap:anywhere}
-details{margin:.6em 0}summary{cursor:pointer}
-@media (max-width:40em){text.more{display:none}}
-@media print{:root{--ink:#000;--paper:#fff;--card:#fff;--faint:#bbb;--soft:#333}body{max-width:none;margin:0;
-font-size:11px}nav{display:none}table{font-size:8px}h2{break-after:avoid}tr,.cards div{break-inside:avoid}
-td[class],svg{print-color-adjust:exact;-webkit-print-color-adjust:exact}
-details::details-content{content-visibility:visible;display:block;block-size:auto}}
-""".lstrip("\n")
+with open(os.path.join(os.path.dirname(__file__), "report.css"), encoding="utf-8") as _file:
+    STYLE = _file.read()
 Cell = Union[str, Tuple[str, str]]  # markup, or markup and the class of its cell
 
 
@@ -74,10 +30,10 @@ def esc(text: object) -> str:
                                "\ufeff\ufff9-\uffff\ud800-\udfff\U000e0000-\U000e007f]", "?", str(text)))
 
 
-def size(n: float) -> str:
+def size(n: float, unit: str = "bytes") -> str:
     """"36.0 GB", by thousands, as the program writes it."""
     if n < 1000:
-        return "%d bytes" % n
+        return "%d %s" % (n, unit)
     for unit in ("KB", "MB", "GB", "TB", "PB"):
         n /= 1000.0
         if n < 999.5 or unit == "PB":
@@ -138,9 +94,9 @@ def document(title: str, body: str) -> str:
 
 def svg(height: float, label: str, body: str, names: str = "", width: str = "100%") -> str:
     """A drawing, with what it shows in words for whoever cannot see it."""
-    return ('<svg xmlns="http://www.w3.org/2000/svg" width="%s" height="%.0f" role="img" '
-        'aria-label="%s"%s><desc>%s</desc>'
-            "\n%s</svg>\n" % (width, height, label, ' class="%s"' % names if names else "", label, body))
+    named = ' class="%s"' % names if names else ""
+    return f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height:.0f}" role="img" ' \
+        f'aria-label="{label}"{named}><desc>{label}</desc>\n{body}</svg>\n'
 
 
 def rect(names: str, x: float, y: float, width: float, height: float, title: str = "", more: str = "") -> str:
@@ -166,6 +122,11 @@ def keys(names: Sequence[str]) -> str:
                                      for i, n in enumerate(names))
 
 
+def figure(caption: str, drawing: str) -> str:
+    """A drawing with what stands above it."""
+    return "<figure><figcaption>%s</figcaption>\n%s</figure>\n" % (caption, drawing)
+
+
 def stacked(title: str, parts: Sequence[Tuple[str, float]], most: float, limit: float = 0.0) -> str:
     """A bar of parts, with a frame up to what there is room for."""
     x, inside, total = 0.0, [], sum(n for _, n in parts)
@@ -175,8 +136,8 @@ def stacked(title: str, parts: Sequence[Tuple[str, float]], most: float, limit: 
             x += 99.6 * n / most
     if limit:
         inside.append(rect("frame bad" if total > limit else "frame", 0.05, 1, 99.6 * limit / most, 22))
-    return "<figure><figcaption>%s</figcaption>\n%s</figure>\n" % (
-        title, svg(24, "; ".join("%s %s" % (name, size(n)) for name, n in parts if n > 0), "\n".join(inside)))
+    words = "; ".join("%s %s" % (name, size(n)) for name, n in parts if n > 0)
+    return figure(title, svg(24, words, "\n".join(inside)))
 
 
 class Axis:
@@ -199,15 +160,27 @@ class Axis:
     def ticks(self, most: int = 7) -> List[float]:
         """Values to write down: 1, 2 and 5 times powers of ten."""
         if self.log:
-            found = [s * 10.0 ** e for e in range(math.floor(math.log10(self.low)),
-                math.ceil(math.log10(self.high)) + 1)
-                     for s in ((1, 2, 5) if self.high < self.low * 20 else (1,))]
+            first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
+            steps = (1, 2, 5) if self.high < self.low * 20 else (1,)
+            found = [s * 10.0 ** e for e in range(first, last + 1) for s in steps]
         else:
             step = 10.0 ** math.floor(math.log10((self.high - self.low) / 2))
             step *= next((k for k in (1, 2, 5) if (self.high - self.low) / step / k <= 5), 10)
             found = [step * i for i in range(math.ceil(self.low / step), math.floor(self.high / step) + 1)]
         found = [v for v in found if self.low <= v <= self.high]
         return found[::(len(found) + most - 1) // most or 1]
+
+
+def names_below(across: Sequence[str], y: float, apart: float, apart_narrow: float) -> List[str]:
+    """The names of an axis as far as they have room, in percent of the width: fewer on narrow screens."""
+    found, last, last_narrow = [], -100.0, -100.0
+    for i, name in enumerate(across):
+        x = 100.0 * (i + 0.5) / len(across)
+        if name and x - last >= apart:
+            narrow = x - last_narrow >= apart_narrow
+            found.append(label(x, y, name, "middle", "" if narrow else "more"))
+            last, last_narrow = x, x if narrow else last_narrow
+    return found
 
 
 Point = Tuple[float, float, float, bool]  # its value, the least and the largest of what it stands for, and a warning
@@ -227,12 +200,7 @@ def plot(what: str, axis: Axis, across: Sequence[str], series: Sequence[Tuple[in
     ticks, inside = axis.ticks(), []
     left = "".join('<text x="44" y="%.1f" text-anchor="end">%s</text>' % (y(v) + 4, form % v) for v in ticks)
     inside += [line("rule", 0, 100, y(v), y(v)) for v in ticks]
-    last = wide = -100.0
-    for i, name in enumerate(across):
-        if name and x(i) - wide >= 5:
-            narrow = x(i) - last >= 15
-            inside.append(label(x(i), height - 5, name, "middle", "" if narrow else "more"))
-            wide, last = x(i), x(i) if narrow else last
+    inside += names_below(across, height - 5, 5, 15)
     if limit:
         inside.append(line("limit", 0, 100, y(limit), y(limit)))
     for colour, points in series:
@@ -266,17 +234,11 @@ def heat_map(what: str, axis: Axis, across: Sequence[str], rows: Sequence[Tuple[
             if v is not None and v == largest:
                 frame = rect("worst", 100.0 * i / n, y + 18, 100.0 / n, 18)
         y += 40
-    last = wide = -100.0
-    for i, name in enumerate(across):
-        x = 100.0 * (i + 0.5) / n
-        if x - wide >= 3.5:
-            narrow = x - last >= 11
-            inside.append(label(x, y + 12, name, "middle", "" if narrow else "more"))
-            wide, last = x, x if narrow else last
+    inside += names_below(across, y + 12, 3.5, 11)
     ends = [axis.low, axis.high] if not axis.log else [axis.low * 1.25, axis.high / 1.25]
     for i in range(8):
-        inside.append(rect("cell", 100 - 4.0 * (8 - i), y + 22, 4, 12,
-            more=' fill-opacity="%.2f"' % (0.08 + 0.92 * i / 7)))
+        opacity = ' fill-opacity="%.2f"' % (0.08 + 0.92 * i / 7)
+        inside.append(rect("cell", 100 - 4.0 * (8 - i), y + 22, 4, 12, more=opacity))
     inside.append(label(67, y + 32, "%.2g" % ends[0], "end"))
     inside.append(label(100, y + 47, "%.2g" % ends[1], "end"))
     inside.append(label(0, y + 32, "layer") + frame)
@@ -284,23 +246,21 @@ def heat_map(what: str, axis: Axis, across: Sequence[str], rows: Sequence[Tuple[
 
 
 def histogram(what: str, shares: Sequence[float], names: Sequence[str], colour: int,
-        expected: Optional[Sequence[float]],
-              height: float, words: str) -> str:
+              expected: Optional[Sequence[float]], height: float, words: str) -> str:
     """Bars from the left to the right, and as a dashed line what is expected."""
     most, base, n = max([*shares, *(expected or []), 1e-9]), height - 20.0, len(shares)
     inside = []
     for i, share in enumerate(shares):
         tall = share / most * (base - 16)
         inside.append(rect("fill s%d" % (colour % COLOURS), 100.0 * (i + 0.1) / n, base - tall, 80.0 / n, tall,
-            words % (
-            names[i], 100 * share)))
+                           words % (names[i], 100 * share)))
         if n == 16 or i % 4 == 0:
             inside.append(label(100.0 * (i + 0.5) / n, base + 14, names[i], "middle", "more" if i % 2 else ""))
     before = base
     for i, share in enumerate(expected or []):
         y = base - share / most * (base - 16)
-        inside += [line("want", 100.0 * i / n, 100.0 * i / n, before, y), line("want", 100.0 * i / n,
-            100.0 * (i + 1) / n, y, y)]
+        left, right = 100.0 * i / n, 100.0 * (i + 1) / n
+        inside += [line("want", left, left, before, y), line("want", left, right, y, y)]
         before = y
     inside.append(line("axis", 0, 100, base, base))
     inside.append(label(0, 11, "highest: %.1f%%" % (100 * most)))

@@ -78,8 +78,8 @@ def entropy(counts: Sequence[int]) -> float:
 def natural(name: str) -> List[Tuple[int, int]]:
     """A key that sorts names as the program does: digits by their number, everything else by its bytes."""
     return [(48, int(part)) if part[:1].isdigit() else (byte, 0)
-            for part in re.findall("[0-9]+|[^0-9]", name) for byte in part.encode("utf-8", "surrogatepass")[
-                :1 if part[:1].isdigit() else None]]
+            for part in re.findall("[0-9]+|[^0-9]", name)
+            for byte in (b"0" if part[:1].isdigit() else part.encode("utf-8", "surrogatepass"))]
 
 
 def kind_names(names: Sequence[str]) -> List[str]:
@@ -107,24 +107,15 @@ def layer_of(name: str) -> Optional[int]:
 
 def glob_matches(glob: str, name: str) -> bool:
     """Globs of --keep: *, ?, [a-z], [!a] and \\ before what is meant as it is."""
-    pattern, i = "", 0
-    while i < len(glob):
-        closed = re.compile(r"\[([!^]?)((?:\\.|[^\\])(?:\\.|[^\\\]])*)\]", re.S).match(glob,
-            i) if glob[i] == "[" else None
-        if glob[i] == "*":
-            pattern += ".*"
-        elif glob[i] == "?":
-            pattern += "."
-        elif closed:
-            inner = "".join("-" if c == "-" else "\\-" if c == "\\-" else re.escape(c[-1])
-                            for c in re.findall(r"\\.|[^\\]", closed.group(2), re.S))
-            pattern += "[%s%s]" % ("^" if closed.group(1) else "", inner)
-            i = closed.end() - 1
-        else:
-            i += glob[i] == "\\" and i + 1 < len(glob)
-            pattern += re.escape(glob[i])
-        i += 1
-    return re.fullmatch(pattern, name, re.S) is not None
+    def pattern(found: re.Match[str]) -> str:
+        if found["inner"] is None:
+            return {"*": ".*", "?": "."}.get(found[0]) or re.escape(found[0][-1])
+        members = re.findall(r"\\.|[^\\]", found["inner"], re.S)
+        inner = "".join(c if c in ("-", "\\-") else re.escape(c[-1]) for c in members)
+        return "[%s%s]" % ("^" if found["not"] else "", inner)
+    parts = r"\[(?P<not>[!^]?)(?P<inner>(?:\\.|[^\\])(?:\\.|[^\\\]])*)\]|\\?.|\\"
+    whole = re.sub(parts, pattern, glob, flags=re.S)
+    return re.fullmatch(whole, name, re.S) is not None
 
 
 # ---- the output --------------------------------------------------------------------------------------------
@@ -366,8 +357,8 @@ def weights_of(out: Output) -> List[Json]:
             raise CheckError("%s: tensor '%s': the place of its largest error is %d, expected less than %d" % (
                 MANIFEST, t["name"], e["at"], product(shape)))
         rows.append({"name": t["name"], "kind": kind, "form": form_name(t), "layer": layer_of(t["name"]),
-            "shape": shape,
-                     "bytes": t["bytes_with_state"], "rel_mse": e.get("rel_mse"), "sqnr": decibels(e.get("rel_mse")),
+                     "shape": shape, "bytes": t["bytes_with_state"],
+                     "rel_mse": e.get("rel_mse"), "sqnr": decibels(e.get("rel_mse")),
                      "max_err": e.get("max_err"), "max_at": place_of(e["at"], shape) if known else None,
                      **({"outputs": t["calibrated"]} if "calibrated" in t else {}), "over_median": None,
                      "expected_mse": e.get("expected"), "clipped": e.get("clipped"), "fault": e.get("fault")})
@@ -426,11 +417,10 @@ def kinds_of(rows: Sequence[Json], forms: Sequence[Json], codes: Optional[Dict[s
         s, known = sums_of(of, codes), [r for r in of if r["rel_mse"] is not None]
         worst = max(known, key=lambda r: float(r["rel_mse"]), default=None)
         largest = max(known, key=lambda r: float(r["max_err"]), default=None)
-        kinds.append({"kind": kind, "form": form, "weights": s["weights"], "elements": s["elements"],
-            "bytes": s["bytes"],
-                      "mean": s["mean"], "most": s["most"], "most_of": worst and worst["name"],
+        counted = s.pop("codes")
+        kinds.append({"kind": kind, "form": form, **s, "most_of": worst and worst["name"],
                       "max_err": largest and largest["max_err"], "max_of": largest and largest["name"],
-                      "codes": s["codes"]})
+                      "codes": counted})
     return kinds
 
 
@@ -472,9 +462,8 @@ def facts(path: StrPath, against: Optional[StrPath] = None, *, lora: Sequence[st
     base = os.fspath(against) if against is not None else None
     out = Output(os.fspath(path), base, {"lora": list(lora) or None, "threads": threads}, progress)
     if text:
-        found = check_eval(answer(Answer, "eval", [path], {"against": base, "text": text, "threads": threads,
-            **of_eval},
-                                  progress).json, os.fspath(path))
+        asked = {"against": base, "text": text, "threads": threads, **of_eval}
+        found = check_eval(answer(Answer, "eval", [path], asked, progress).json, os.fspath(path))
     rows = weights_of(out)
     forms = forms_of(rows, out)
     source = "source" if out.compared else "manifest" if out.seen["manifest"] else "none"

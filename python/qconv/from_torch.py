@@ -14,7 +14,7 @@ import zipfile
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ._command import Parser
-from ._folders import check_links, check_outside, copy, files_below, staged
+from ._folders import check_links, check_outside, copy, files_below, staged, write_text
 from ._program import StrPath
 from .errors import InputError, RunError
 from .results import TorchFiles
@@ -41,13 +41,12 @@ def from_torch(model: StrPath, out: StrPath) -> TorchFiles:
     torch.load(weights_only=True) refuses, UsageError if something lies in `out`."""
     source, target = os.fspath(model), os.fspath(out)
     try:
-        importlib.import_module("safetensors.torch")
-        importlib.import_module("torch")
+        safetensors, torch = importlib.import_module("safetensors.torch"), importlib.import_module("torch")
     except ImportError as error:
         raise RunError("from-torch needs torch and safetensors (%s); 'pip install torch safetensors' has them" %
                        error) from None
     try:
-        return _Folder(source, target).write()
+        return _Folder(source, target, torch, safetensors).write()
     except OSError as error:
         raise RunError(str(error)) from None
 
@@ -69,8 +68,8 @@ def is_weights(name: str) -> bool:
 class _Folder:
     """What is read, and what was done with it."""
 
-    def __init__(self, source: str, out: str) -> None:
-        self.source, self.out = source, out
+    def __init__(self, source: str, out: str, torch: Any, safetensors: Any) -> None:
+        self.source, self.out, self.torch, self.safetensors = source, out, torch, safetensors
         self.index: Dict[str, str] = {}  # tensor -> file, as the index has it
         self.stem = "model"
         if os.path.isfile(source):
@@ -150,12 +149,11 @@ class _Folder:
     # ---- one file ----
 
     def load(self, name: str) -> Any:
-        torch = importlib.import_module("torch")
         path = os.path.join(self.folder, name)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of old classes in old files
-                return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+                return self.torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
         except MemoryError:
             raise RunError("%s: memory ran out" % path) from None
         except OSError:
@@ -175,20 +173,19 @@ class _Folder:
 
     def state_of(self, name: str, loaded: Any) -> Dict[str, Any]:
         """The tensors of a loaded file by name: its own, or those of the dict in it that trainers write."""
-        torch = importlib.import_module("torch")
         path = os.path.join(self.folder, name)
         if not isinstance(loaded, dict):
             raise InputError("%s holds %s; expected a state dict" % (
-                path, "a single tensor" if torch.is_tensor(loaded) else "something that is not a dict"))
+                path, "a single tensor" if self.torch.is_tensor(loaded) else "something that is not a dict"))
         inner = [key for key in WRAPPERS if isinstance(loaded.get(key), dict) and
-                 any(torch.is_tensor(v) for v in loaded[key].values())]
-        if inner and not any(torch.is_tensor(v) for v in loaded.values()):
+                 any(self.torch.is_tensor(v) for v in loaded[key].values())]
+        if inner and not any(self.torch.is_tensor(v) for v in loaded.values()):
             if len(inner) > 1:
                 raise InputError("%s: tensors are in '%s' and in '%s'; save the model's state_dict() alone" % (
                     path, inner[0], inner[1]))
             self.leave(name, [key for key in loaded if key != inner[0]])
             loaded = loaded[inner[0]]
-        state = {key: value.detach() for key, value in loaded.items() if torch.is_tensor(value)}
+        state = {key: value.detach() for key, value in loaded.items() if self.torch.is_tensor(value)}
         if loaded and not state:
             raise InputError("%s: no entry of its dict is a tensor, nor of 'state_dict' or 'model' in it; save the "
                              "model's state_dict() alone" % path)
@@ -203,11 +200,10 @@ class _Folder:
 
     def share(self, state: Dict[str, Any]) -> Dict[str, Any]:
         """The tensors as they are written: a head that is tied is left out, every other one has bytes of its own."""
-        torch = importlib.import_module("torch")
         same: Dict[Tuple[Any, ...], List[str]] = {}
         for name in sorted(state):
             t = state[name]
-            if t.layout == torch.strided and not t.is_quantized and t.device.type == "cpu" and t.numel():
+            if t.layout == self.torch.strided and not t.is_quantized and t.device.type == "cpu" and t.numel():
                 same.setdefault((t.data_ptr(), t.dtype, tuple(t.shape), t.stride()), []).append(name)
         for names in same.values():
             kept = [n for n in names if not n.endswith("lm_head.weight")]
@@ -222,16 +218,15 @@ class _Folder:
 
     def check(self, name: str, state: Dict[str, Any]) -> None:
         """Refuses what safetensors cannot hold, with the name of the tensor."""
-        torch, safetensors = importlib.import_module("torch"), importlib.import_module("safetensors.torch")
         path = os.path.join(self.folder, name)
         known: Dict[Any, bool] = {}
         for key, t in state.items():
-            if t.layout != torch.strided or t.is_quantized or t.device.type != "cpu":
+            if t.layout != self.torch.strided or t.is_quantized or t.device.type != "cpu":
                 raise InputError("%s: tensor '%s' has no plain values (it is sparse, quantized or empty of data)" % (
                     path, key))
             if t.dtype not in known:
                 try:
-                    known[t.dtype] = bool(safetensors.save({"x": torch.empty(0, dtype=t.dtype)}))
+                    known[t.dtype] = bool(self.safetensors.save({"x": self.torch.empty(0, dtype=t.dtype)}))
                 except Exception:  # a KeyError of one version, an error of its own in another
                     known[t.dtype] = False
             if not known[t.dtype]:
@@ -270,7 +265,7 @@ class _Folder:
         size = sum(t.numel() * t.element_size() for t in state.values())
         part = os.path.join(folder, "%05d.safetensors" % len(self.written))
         try:
-            importlib.import_module("safetensors.torch").save_file(state, part, metadata={"format": "pt"})
+            self.safetensors.save_file(state, part, metadata={"format": "pt"})
         except Exception as error:  # of safetensors' own class where the disk is full
             raise RunError("%s could not be written: %s" % (self.out, error)) from None
         self.written.append({"name": part, "tensors": len(state), "bytes": size})
@@ -290,10 +285,10 @@ class _Folder:
                 os.rename(part, os.path.join(folder, file["name"]))
             total = sum(file["bytes"] for file in self.written)
             if len(self.written) > 1:
-                with open(os.path.join(folder, self.stem + ".safetensors.index.json"), "w", encoding="utf-8") as f:
-                    json.dump({"metadata": {"total_size": total}, "weight_map": {
-                        key: self.written[self.places[key]]["name"] for key in sorted(self.places)}}, f, indent=2)
-                    f.write("\n")
+                where = {key: self.written[self.places[key]]["name"] for key in sorted(self.places)}
+                index = {"metadata": {"total_size": total}, "weight_map": where}
+                name = self.stem + ".safetensors.index.json"
+                write_text(os.path.join(folder, name), json.dumps(index, indent=2) + "\n")
             for name in self.others:
                 copy(os.path.join(self.folder, name), os.path.join(folder, name))
         return TorchFiles.from_json({
@@ -316,8 +311,8 @@ def summary(done: TorchFiles) -> str:
 
 
 def main(argv: Optional[Sequence[str]]) -> None:
-    parser = Parser("from-torch", "Write the files of torch.save in MODEL (a folder, or one file) to the new folder OUT "
-                    "as .safetensors, which qconv reads, and copy the other files. Nothing in a file is run. Needs "
+    parser = Parser("from-torch", "Write the files of torch.save in MODEL (a folder, or one file) to the new folder "
+                    "OUT as .safetensors, which qconv reads, and copy the other files. Nothing in a file is run. Needs "
                     "torch and safetensors.")
     parser.add_argument("model", metavar="MODEL")
     parser.add_argument("out", metavar="OUT")

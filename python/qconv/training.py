@@ -8,14 +8,15 @@ import dataclasses
 import json
 import os
 import sys
-import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
-from ._command import Parser
+from ._command import Parser, warnings_said
+from ._folders import write_text
 from ._program import StrPath, answer
+from ._report_draw import size
 from ._training_step import measure
-from .errors import CheckError, InputError, QconvWarning, UsageError
+from .errors import CheckError, InputError, UsageError
 from .results import Hardware, Json, Plan, TrainingPlan
 
 if TYPE_CHECKING:
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 METHODS = {"full": "full", "lora": "LoRA", "qlora": "QLoRA"}
 OPTIMIZERS = {"adamw": "AdamW", "adam": "Adam", "adam8bit": "8-bit Adam", "sgd": "SGD"}
 PRECISIONS = {"bf16": 2, "fp16": 2, "fp32": 4}  # bytes
+# What may be asked of settings: names, or numbers of a range.
+ASKED: Dict[str, Collection[Any]] = {
+    "method": METHODS, "optimizer": OPTIMIZERS, "precision": PRECISIONS, "zero": range(4),
+    "checkpointing": ("on", "off"), "lora_rank": range(1, 65537), "effective_batch": range(1, 10 ** 9 + 1)}
 # Options of `qconv plan` that say what the model becomes and where it is to run: those with a value, and switches.
 TAKEN = ("to", "format", "activation-bits", "block-size", "rest", "lora", "keep", "quantize", "recipe", "experts",
          "schemes", "vram", "margin", "context", "cuda-context")
@@ -40,7 +45,6 @@ LAYER_ADAPTERS = 7           # q, k, v, o, gate, up, down
 STATE_BLOCK = 256            # 8-bit states: bytes that share a float32 absmax
 CONTEXT_BYTES = 500000000    # the program's --cuda-context, for a GPU that holds nothing
 SHORTEST = 128               # tokens; shorter sequences are not proposed
-FILES = ("accelerate.json", "ds_config.json")
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -264,31 +268,28 @@ def find(m: Model, wish: Wish, place: Place, shorten: bool) -> Found:
 # ---- what was asked ----
 
 
-def _choice(name: str, value: Any, choices: Sequence[str]) -> Any:
-    if value is not None and value not in choices:
-        raise UsageError("--%s: expected %s, found '%s'" % (name, " or ".join(choices), value))
-    return value
-
-
-def _number(name: str, value: Any, least: int, most: int) -> Any:
-    try:
-        number = None if value is None else int(value)
-    except ValueError:
-        number = least - 1
-    if number is not None and not least <= number <= most:
-        raise UsageError("--%s: expected a whole number from %d to %d, found '%s'" % (name, least, most, value))
-    return number
-
-
-def _wish(method: Any, optimizer: Any, precision: Any, zero: Any, checkpointing: Any, lora_rank: Any,
-          effective_batch: Any) -> Wish:
-    if isinstance(checkpointing, bool):
-        checkpointing = "on" if checkpointing else "off"
-    _choice("checkpointing", checkpointing, ("on", "off"))
-    return Wish(_choice("method", method, list(METHODS)), _choice("optimizer", optimizer, list(OPTIMIZERS)),
-                _choice("precision", precision, list(PRECISIONS)) or "", _number("zero", zero, 0, 3),
-                None if checkpointing is None else checkpointing == "on",
-                _number("lora-rank", lora_rank, 1, 65536), _number("effective-batch", effective_batch, 1, 10 ** 9))
+def _wish(**asked: Any) -> Wish:
+    """The members of ASKED as they were given. Raises UsageError for other values than those."""
+    found: Dict[str, Any] = {}
+    for name, allowed in ASKED.items():
+        value, option = asked[name], name.replace("_", "-")
+        if isinstance(value, bool):
+            value = "on" if value else "off"
+        if isinstance(allowed, range) and value is not None:
+            try:
+                number: Optional[int] = int(value)
+            except ValueError:
+                number = None
+            if number not in allowed:
+                raise UsageError("--%s: expected a whole number from %d to %d, found '%s'" % (
+                    option, allowed.start, allowed.stop - 1, value))
+            value = number
+        elif value is not None and value not in allowed:
+            raise UsageError("--%s: expected %s, found '%s'" % (option, " or ".join(map(str, allowed)), value))
+        found[name] = value
+    on = found["checkpointing"]
+    return Wish(found["method"], found["optimizer"], found["precision"] or "", found["zero"],
+                None if on is None else on == "on", found["lora_rank"], found["effective_batch"])
 
 
 def _place(plan: Plan, context_given: bool) -> Tuple[Place, List[str]]:
@@ -321,7 +322,8 @@ def plan_training(model: StrPath, *, method: Optional[str] = None, optimizer: Op
 
     Raises as `plan` does; CheckError if `apply` or `profile` want a setting and none fits, DeviceError if `profile`
     finds no GPU."""
-    wish = _wish(method, optimizer, precision, zero, checkpointing, lora_rank, effective_batch)
+    wish = _wish(method=method, optimizer=optimizer, precision=precision, zero=zero, checkpointing=checkpointing,
+                 lora_rank=lora_rank, effective_batch=effective_batch)
     return _answer(model, wish, apply, profile, options)[0]
 
 
@@ -380,27 +382,13 @@ def _json(plan: Plan, m: Model, found: Found) -> Json:
                          for s in found.settings], "applied": None, "profile": None}
 
 
-def _size(value: float) -> str:
-    """Bytes with three digits, as the program writes them."""
-    units = ["B", "KB", "MB", "GB", "TB", "PB", "EB"]
-    while value >= 999.5 and len(units) > 1:
-        value /= 1000.0
-        units.pop(0)
-    return "%.*f %s" % (0 if units[0] == "B" or value >= 99.95 else 1 if value >= 9.995 else 2, value, units[0])
-
-
-def _count(value: int) -> str:
-    return "{:,}".format(value)
-
-
 def _row(s: Json, p: TrainingPlan) -> List[str]:
     terms = ("parameters", "gradients", "optimizer", "activations", "workspace", "total")
-    cells = [s["label"], *(_size(s["bytes_per_gpu"][term]) for term in terms)]
+    cells = [s["label"], *(size(s["bytes_per_gpu"][term], "B") for term in terms)]
     if not s["fits"]:
-        return [*cells, "-", "short by " + _size(s["short_by_bytes"])]
+        return [*cells, "-", "short by " + size(s["short_by_bytes"], "B")]
     gpus = "" if p.gpus == 1 else "x %d GPUs " % p.gpus
-    return [*cells, _count(s["micro_batch"]),
-            "x %d %s= %d" % (s["accumulation"], gpus, s["effective_batch"])]
+    return [*cells, f"{s['micro_batch']:,}", "x %d %s= %d" % (s["accumulation"], gpus, s["effective_batch"])]
 
 
 def text(p: TrainingPlan, found: Found, context_given: bool) -> str:
@@ -408,24 +396,23 @@ def text(p: TrainingPlan, found: Found, context_given: bool) -> str:
     rows = [["setting", "weights", "gradients", "optimizer", "activations", "workspace", "total", "batch",
              "accumulated"], *(_row(s, p) for s in p.settings)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ["%s: %s parameters, sequences of %s tokens" % (p.model, _count(p.parameters), _count(p.context)),
-             "%d GPU%s with %s to use%s" % (p.gpus, "" if p.gpus == 1 else "s", _size(p.budget_bytes),
-                                            "" if p.gpus == 1 else " each"), ""]
+    lines = [f"{p.model}: {p.parameters:,} parameters, sequences of {p.context:,} tokens",
+             f"{p.gpus} GPU{'s' * (p.gpus > 1)} with {size(p.budget_bytes, 'B')} to use{' each' * (p.gpus > 1)}", ""]
     for row in rows:
         middle = [cell.rjust(width) for cell, width in zip(row[1:-1], widths[1:-1])]
         lines.append("  " + "  ".join([row[0].ljust(widths[0]), *middle, row[-1]]))
     if found.longest:
-        lines += ["", "Nothing fits sequences of %s tokens%s; the longest that fit have %s (--context %d)" % (
-            _count(found.too_long), "" if context_given else ", the default, so these are shorter",
-            _count(found.longest), found.longest)]
+        default = "" if context_given else ", the default, so these are shorter"
+        lines += ["", f"Nothing fits sequences of {found.too_long:,} tokens{default}; the longest that fit have "
+                  f"{found.longest:,} (--context {found.longest})"]
     elif found.too_long:
         lines += ["", "Nothing fits, not even with shorter sequences; larger cards help, or more of them where --zero "
                   "divides what is short"]
     if p.profile:
-        asked, measured = p.profile["asked_bytes"], p.profile["allocated_bytes"]
-        lines += ["", "Measured on %s: the context takes %s, and a step on one GPU takes %s where %s were asked for; the "
-                  "estimate is %+.2f%% off." % (p.profile["gpu"], _size(p.profile["context_bytes"]), _size(measured),
-                                                _size(asked), 100.0 * (asked - measured) / measured)]
+        asked, measured, context = (p.profile[k + "_bytes"] for k in ("asked", "allocated", "context"))
+        lines += ["", f"Measured on {p.profile['gpu']}: the context takes {size(context, 'B')}, and a step on one GPU "
+                  f"takes {size(measured, 'B')} where {size(asked, 'B')} were asked for; the estimate is "
+                  f"{100.0 * (asked - measured) / measured:+.2f}% off."]
     return "\n".join(lines) + "\n"
 
 
@@ -454,11 +441,9 @@ def _apply(folder: StrPath, s: Setting, gpus: int) -> None:
     os.makedirs(folder, exist_ok=True)
     for name, config in configurations(s, gpus).items():
         path = os.path.join(folder, name)
-        with open(path + ".new", "w", encoding="utf-8") as file:
-            file.write(json.dumps(config, indent=2) + "\n")
         if os.path.lexists(path):
             os.replace(path, path + ".backup")
-        os.replace(path + ".new", path)
+        write_text(path, json.dumps(config, indent=2) + "\n")
 
 
 # ---- the command ----
@@ -497,13 +482,7 @@ def main(argv: Sequence[str]) -> None:
     """The command plan-training."""
     asked = vars(_parser().parse_args(argv))
     model, as_json, quiet, apply, profile = (asked.pop(name) for name in ("model", "json", "quiet", "apply", "profile"))
-    wish = _wish(*(asked.pop(name) for name in ("method", "optimizer", "precision", "zero", "checkpointing", "lora_rank",
-                                                "effective_batch")))
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("ignore" if quiet else "always", QconvWarning)
-        try:
-            p, found = _answer(model, wish, apply, profile, asked)
-        finally:
-            for warning in said:
-                print("qconv: warning: %s" % warning.message, file=sys.stderr)
+    wish = _wish(**{name: asked.pop(name) for name in ASKED})
+    with warnings_said(quiet):
+        p, found = _answer(model, wish, apply, profile, asked)
     sys.stdout.write(json.dumps(p.json, indent=2) + "\n" if as_json else text(p, found, asked["context"] is not None))

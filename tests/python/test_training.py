@@ -83,7 +83,7 @@ class Golden(Case):
             want = json.loads(line)
             p = called(want["arguments"] + " --apply " + self.path("files"))
             self.assertEqual(p.applied, self.path("files"))
-            for name in t.FILES:
+            for name in ("accelerate.json", "ds_config.json"):
                 with open(self.path("files", name), encoding="utf-8") as f:
                     self.assertEqual(f.read(), want[name], want["arguments"])
 
