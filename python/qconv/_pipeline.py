@@ -17,7 +17,7 @@ import warnings
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type, Union, cast, get_type_hints
 
 from . import _options
-from ._folders import check_links, check_outside, copy, files_below
+from ._folders import check_links, check_outside, copy, files_below, write_text
 from ._program import ProgressCallback, R, StrPath, arguments, ask, failure, find, run, text_of
 from .errors import CheckError, InputError, ProgramError, QconvWarning, UsageError
 from .results import Comparison, Conversion, DryRun, Pipeline, Result, Unpacking, Verification
@@ -26,11 +26,12 @@ RECORD, INDEX, MANIFEST = "qconv-pipeline.json", "model_index.json", "qconv.json
 # A VAE is small and sensitive, and other parts are small.
 LARGE = ("transformer", "unet", "text_encoder", "prior", "controlnet")
 # Options that speak of one model.
-OF_ONE = ("vram", "lora", "calibrate", "hessians", "part", "recipe", "requantize", "drop-mtp", "for")
+OF_ONE = ("vram", "lora", "calibrate", "hessians", "part", "requantize", "drop-mtp", "for")
 OTHER_FORMATS = (".bin", ".msgpack", ".onnx", ".onnx_data", ".ckpt", ".pt", ".pth", ".h5", ".bin.index.json", ".gguf")
 # The names that transformers and diffusers look for.
-NAME = re.compile(r"(?:(?:model|diffusion_pytorch_model)(?P<variant>\.[^./-]+)?(?P<shard>-[^./]*)?\.safetensors(?:\.zst)?|"
-                  r"(?:model|diffusion_pytorch_model)\.safetensors\.index(?P<index>(?:\.[^./]+)?)\.json)\Z")
+NAME = re.compile(r"(?:model|diffusion_pytorch_model)"
+                  r"(?:(?P<variant>\.[^./-]+)?(?P<shard>-[^./]*)?\.safetensors(?:\.zst)?|"
+                  r"\.safetensors\.index(?P<index>(?:\.[^./]+)?)\.json)\Z")
 TORCH_NAME = re.compile(r"(?:pytorch_model|diffusion_pytorch_model)(?:\.[^./-]+)?(?:-[^./]*)?\.bin\Z")
 Rules = Sequence[Tuple[str, str]]
 Progress = Union[None, bool, ProgressCallback]
@@ -52,6 +53,22 @@ def is_weights(name: str) -> bool:
 
 def names_of(parts: Sequence[str]) -> str:
     return ", ".join("'%s'" % p for p in parts)
+
+
+def rules_of(path: str) -> List[Tuple[str, str]]:
+    """The rules of a file for --recipe. InputError where it is none."""
+    try:
+        with open(path, encoding="utf-8") as f:
+            (member, rules), = json.load(f).items()
+        found = [rule for each in rules for (rule,) in [each.items()]]
+        if member == "rules" and all(name in ("keep", "quantize") and isinstance(glob, str) and glob
+                                     for name, glob in found):
+            return found
+    except OSError as error:
+        raise InputError("--recipe: %s" % error) from None
+    except (ValueError, TypeError, AttributeError):
+        pass
+    raise InputError('%s: expected {"rules": [{"keep": GLOB}, {"quantize": GLOB}, ...]}' % path)
 
 
 class Source:
@@ -166,13 +183,7 @@ class Output:
 
     def save(self, made_as: Dict[str, Any]) -> None:
         text = {**made_as, "files": [{"path": p, "sha256": self.files[p]} for p in sorted(self.files)]}
-        path = os.path.join(self.folder, RECORD)
-        with open(path + ".tmp", "w", encoding="utf-8") as f:
-            json.dump(text, f, indent=2)
-            f.write("\n")
-            f.flush()
-            os.fsync(f.fileno())
-        os.replace(path + ".tmp", path)
+        write_text(os.path.join(self.folder, RECORD), json.dumps(text, indent=2) + "\n")
 
     def fill(self, source: str, made_as: Dict[str, Any], digests: Mapping[str, str], copies: Mapping[str, str]) -> None:
         """Copies what is not here yet."""
@@ -205,9 +216,11 @@ class Walk:
 
     def __init__(self, command: str, places: Sequence[str], typed: Sequence[str], rules: Rules,
                  progress: Progress = None) -> None:
-        self.command, self.places, self.typed, self.rules = command, places, list(typed), rules
-        self.progress = progress
+        self.command, self.places, self.progress = command, places, progress
         self.given = {t[2:].partition("=")[0]: t.partition("=")[2] for t in typed if t.startswith("--")}
+        recipe = self.given.get("recipe") if command == "convert" else None  # its rules count as the first ones
+        self.rules = [*(rules_of(recipe) if recipe else []), *rules]
+        self.typed = [t for t in typed if not recipe or not t.startswith("--recipe=")]
         self.shown = False  # the program prints for people, and nothing comes back
         self.parts: Dict[str, Result] = {}
 
@@ -234,12 +247,12 @@ class Walk:
 
     def try_out(self, name: str) -> None:
         """Finds a mistake in the last part before the first is converted."""
-        silent = [t for t in self.typed if not t.startswith(("--json", "--quiet", "--verbose", "--progress", "--dry-run",
-                                                             "-q", "-v"))]
+        shown = ("--json", "--quiet", "--verbose", "--progress", "--dry-run", "-q", "-v")
+        silent = [t for t in self.typed if not t.startswith(shown)]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", QconvWarning)
-            code, _, message = run(["convert", *silent, "--dry-run", "--json", "--", os.path.join(self.places[0], name)],
-                                   None)
+            part = os.path.join(self.places[0], name)
+            code, _, message = run(["convert", *silent, "--dry-run", "--json", "--", part], None)
         if code:
             raise failure(code, message, None)
 

@@ -170,6 +170,18 @@ class Convert(Case):
         self.refuses(qconv.UsageError, ["'*to_q*'", "by itself"], qconv.convert, "m", "p", to="nf4", keep="*to_q*")
         self.refuses(qconv.InputError, "--quantize PART", qconv.convert, "m", "p", to="nf4", keep=["t*"])
 
+    def test_recipe(self):
+        """The rules of its file name parts, too, and count as if they stood before the others."""
+        self.write("r.json", json.dumps({"rules": [{"keep": "t*"}, {"quantize": "transformer"}]}))
+        found = [list(qconv.dry_run("m", to="nf4", recipe="r.json", **more).parts)
+                 for more in ({}, {"quantize": "text*"}, {"keep": "transformer", "quantize": "image_encoder"})]
+        self.assertEqual(found, [["transformer"], ["text_encoder", "transformer"], ["image_encoder"]])
+        for rules in ({}, [], {"rules": [{}]}, {"rules": [{"keep": ""}]}, {"rules": [{"drop": "x"}]}, {"rules": 1},
+                      {"rules": [{"keep": "t*", "quantize": "x"}]}, {"rules": [], "more": 1}):
+            self.write("r.json", json.dumps(rules))
+            self.refuses(qconv.InputError, "r.json: expected {", qconv.dry_run, "m", to="nf4", recipe="r.json")
+        self.refuses(qconv.InputError, "No such file", qconv.dry_run, "m", to="nf4", recipe="nothing.json")
+
     def test_variants_of_one_file(self):
         for variant in ("bf16", "fp16"):
             self.save("m/safety_checker", ["w"], stem="model", variant=variant)
