@@ -320,41 +320,6 @@ class Behaviour(unittest.TestCase):
         self.assertFalse([n for n, p in self.model.named_parameters() if p.requires_grad and "_proj" in n])
 
 
-class Adapter(torch.nn.Module):
-    """LoRA of rank 8, by hand."""
-
-    def __init__(self, base):
-        super().__init__()
-        self.base = base
-        self.a = torch.nn.Parameter(torch.randn(8, base.in_features) * 0.05)
-        self.b = torch.nn.Parameter(torch.zeros(base.out_features, 8))
-
-    def forward(self, x):
-        return self.base(x) + (x @ self.a.T.to(x.dtype)) @ self.b.T.to(x.dtype)
-
-
-@unittest.skipIf(FOUR, "transformers 5 has the same test")
-class Training(unittest.TestCase):
-    def test_three_steps(self):
-        """The loss falls in each of three steps, with either backend."""
-        for backend in ("qconv", "bitsandbytes"):
-            torch.manual_seed(4)
-            model = loaded(form_of("nf4")[0], backend=backend).requires_grad_(False)
-            for layer in model.model.layers:
-                for name in ("q_proj", "v_proj"):
-                    setattr(layer.self_attn, name, Adapter(getattr(layer.self_attn, name)))
-            wanted = [p for p in model.parameters() if p.requires_grad]
-            optimizer, ids, losses = torch.optim.Adam(wanted, 1e-2), torch.tensor(IDS), []
-            for _ in range(4):
-                loss = model(input_ids=ids, labels=ids).loss
-                loss.backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                losses.append(loss.item())
-            self.assertEqual(losses, sorted(losses, reverse=True), backend)
-            s.note(f"{backend}: losses of LoRA {', '.join(f'{x:.3f}' for x in losses)}")
-
-
 class Bitsandbytes(unittest.TestCase):
     def test_same_modules(self):
         """backend="bitsandbytes" gives what from_pretrained gives of the unpacked folder, bit for bit."""

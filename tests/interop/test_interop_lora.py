@@ -1,6 +1,5 @@
 """`--lora` against peft's own merge: the same bits as peft in double precision, rounded once; and as near to peft in
 single precision as that is to the truth."""
-import os
 import shutil
 import unittest
 

@@ -28,7 +28,6 @@ from bitsandbytes.nn import Linear4bit, Linear8bitLt
 from transformers import BitsAndBytesConfig
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.pytorch_utils import Conv1D
 
 MAJOR = int(transformers.__version__.split(".")[0])
 bitsandbytes.nn.modules.has_avx512bf16 = lambda: False  # see test_interop_checkpoints.py
