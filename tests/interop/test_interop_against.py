@@ -2,23 +2,17 @@
 from, in every form and type they quantize from.
 """
 import json
-import logging
 import shutil
 import subprocess
 import tempfile
 import unittest
 from pathlib import Path
 
-import bitsandbytes.nn.modules
 import interop_support as s
 import torch
-import transformers
 from transformers import AutoModel, AutoModelForCausalLM, BitsAndBytesConfig
 
-bitsandbytes.nn.modules.has_avx512bf16 = lambda: False  # see test_interop_checkpoints.py
-logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-transformers.logging.set_verbosity_error()
-transformers.utils.logging.disable_progress_bar()
+s.quiet()
 
 CLASSES = {"minilm": AutoModel}
 FORMS = {

@@ -1,21 +1,14 @@
 """What --to auto makes, in transformers + bitsandbytes: block sizes side by side and weights left in
 16 bit load."""
 import json
-import logging
 import unittest
 
-import bitsandbytes.nn.modules
 import interop_support as s
 import torch
-import transformers
 from bitsandbytes.nn import Linear4bit, Linear8bitLt
 from transformers import AutoModelForCausalLM
 
-# As in test_interop_checkpoints.py: the checks must not depend on the processor.
-bitsandbytes.nn.modules.has_avx512bf16 = lambda: False
-logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-transformers.logging.set_verbosity_error()
-transformers.utils.logging.disable_progress_bar()
+s.quiet()
 
 ROOM = ["--margin", "1", "--cuda-context", "1KB", "--context", "16"]
 

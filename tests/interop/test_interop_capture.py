@@ -1,8 +1,6 @@
 """qconv.capture: moments of inputs and of outputs' gradients, against hooks and autograd on tiny random models; and what
 qconv makes of them."""
 import json
-import os
-import sys
 import unittest
 
 import interop_support as s
@@ -12,9 +10,7 @@ from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy, normalize
 from transformers.pytorch_utils import Conv1D
 
-os.environ.setdefault("QCONV_LIBRARY", str(s.BUILD / "libqconv.so"))
-sys.path.insert(0, str(s.ROOT / "python"))
-import qconv  # noqa: E402
+import qconv
 
 transformers.utils.logging.disable_progress_bar()
 torch.set_num_threads(1)

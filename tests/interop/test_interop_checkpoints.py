@@ -7,7 +7,6 @@ transformers + bitsandbytes saved and gives the values bitsandbytes gives.
 """
 import functools
 import json
-import logging
 import os
 import unittest
 
@@ -26,15 +25,7 @@ CLASSES = {"minilm": AutoModel}
 STATE = ("absmax", "quant_map", "nested_absmax", "nested_quant_map",
          "quant_state.bitsandbytes__nf4")
 
-# On processors with AVX512-BF16 bitsandbytes 0.50 takes a fused kernel for 4-bit layers: it rounds
-# absmax to bfloat16, needs rows in whole 32s and columns in whole blocks, and stops with an
-# assertion otherwise, whoever made the checkpoint. The checks must not depend on the processor, so
-# they run without it.
-bitsandbytes.nn.modules.has_avx512bf16 = lambda: False
-
-logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-transformers.logging.set_verbosity_error()
-transformers.utils.logging.disable_progress_bar()
+s.quiet()
 torch.manual_seed(0)
 
 

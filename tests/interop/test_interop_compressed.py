@@ -19,8 +19,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-transformers.logging.set_verbosity_error()
-transformers.utils.logging.disable_progress_bar()
+s.quiet()
 
 ENVIRONMENT = Path(os.environ.get("QCONV_VLLM_ENV", s.ROOT / "build-interop" / "vllm"))
 PYTHON = ENVIRONMENT / "bin" / "python"

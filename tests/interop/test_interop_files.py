@@ -14,7 +14,7 @@ import numpy as np
 import safetensors.torch
 import xxhash
 
-bitsandbytes.nn.modules.has_avx512bf16 = lambda: False  # see test_interop_checkpoints.py
+bitsandbytes.nn.modules.has_avx512bf16 = lambda: False  # see interop_support.quiet
 
 MIB = 1 << 20
 CASES = [("kjv-llama", "nf4-double", ()), ("kjv-llama", "int8", ()),

@@ -3,20 +3,15 @@ MXFP4 against transformers' own dequantization, and what only qconv reads, which
 """
 import functools
 import json
-import logging
 import shutil
 import unittest
 
-import bitsandbytes.nn.modules
 import interop_support as s
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-bitsandbytes.nn.modules.has_avx512bf16 = lambda: False  # see test_interop_checkpoints.py
-logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-transformers.logging.set_verbosity_error()
-transformers.utils.logging.disable_progress_bar()
+s.quiet()
 
 # Rows are whole blocks: bitsandbytes reads others wrongly on a CPU (docs/interop.md).
 SMALL = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, vocab_size=128,

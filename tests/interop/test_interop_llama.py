@@ -6,7 +6,6 @@ compared with transformers running on the weights that bitsandbytes restores.
 Compared are the logits of every token: the error of a token's row relative to that row's norm.
 """
 import json
-import logging
 import unittest
 
 import interop_support as s
@@ -19,9 +18,7 @@ from transformers import (AutoConfig, AutoModel, AutoModelForCausalLM, BitsAndBy
                           MistralConfig, Qwen2Config, Qwen3Config)
 from transformers.models.mllama.configuration_mllama import MllamaTextConfig
 
-logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-transformers.logging.set_verbosity_error()
-transformers.utils.logging.disable_progress_bar()
+s.quiet()
 torch.set_num_threads(1)
 
 FIVE = transformers.__version__.startswith("5.")

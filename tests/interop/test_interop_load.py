@@ -26,10 +26,8 @@ from bitsandbytes.nn import Linear4bit, Linear8bitLt
 
 import test_interop_zoo as zoo
 
-os.environ.setdefault("QCONV_LIBRARY", str(s.BUILD / "libqconv.so"))
-sys.path.insert(0, str(s.ROOT / "python"))
-import qconv  # noqa: E402
-from qconv.torch import Linear, QuantizedTensor, Stack  # noqa: E402
+import qconv
+from qconv.torch import Linear, QuantizedTensor, Stack
 
 FOUR = zoo.MAJOR == 4
 # Products of a few rows quantize x to 15 bits of the largest of 64 (2^-15 of it), which moves a product by about 2e-5

@@ -9,19 +9,16 @@ import itertools
 import multiprocessing
 import os
 import random
-import sys
 import unittest
 from dataclasses import replace
 
 import interop_support as s
 import torch
 
-os.environ.setdefault("QCONV_LIBRARY", str(s.BUILD / "libqconv.so"))
-sys.path.insert(0, str(s.ROOT / "python"))
-import qconv  # noqa: E402
-from qconv import ops  # noqa: E402
-from qconv._weights import ROLES, QuantizedWeight  # noqa: E402
-from qconv.torch import Linear, QuantizedTensor, Stack, routed  # noqa: E402
+import qconv
+from qconv import ops
+from qconv._weights import ROLES, QuantizedWeight
+from qconv.torch import Linear, QuantizedTensor, Stack, routed
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 SHAPES = ((64, 64), (7, 192), (33, 70), (5, 2), (96, 440))

@@ -11,14 +11,12 @@ import unittest
 
 import interop_support as s
 import torch
-import transformers
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from compressed_tensors.quantization.utils import calculate_qparams
 from safetensors.torch import load_file, save_file
 
-transformers.logging.set_verbosity_error()
-transformers.utils.logging.disable_progress_bar()
+s.quiet()
 
 MODULE = "model.layers.0.mlp.up_proj."
 TARGETS = {torch.bfloat16: "bf16", torch.float16: "fp16"}

@@ -11,12 +11,10 @@ import warnings
 
 import accelerate.utils
 import interop_support as s
-import transformers
 from accelerate import init_empty_weights
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForImageTextToText
 
-transformers.logging.set_verbosity_error()
-transformers.utils.logging.disable_progress_bar()
+s.quiet()
 sys.path.insert(0, str(s.ROOT / "tests"))
 import make_checkpoint  # noqa: E402
 
@@ -53,12 +51,6 @@ class DeviceMaps(unittest.TestCase):
             keys = [k for k in placed if name == k or name.startswith(k + ".")]
             self.assertEqual(len(keys), 1, (where, name, keys))
 
-    def model(self, name):
-        path = s.model_path(name)
-        model = empty(path, kind_of(name))
-        for vram in ("2x4GB", "4GB+cpu:8GB+disk", "cpu:8GB"):
-            self.accepted(model, device_map(path, vram), (name, vram))
-
     def test_families(self):
         """Full-size models, from headers alone."""
         for name in FAMILIES:
@@ -66,20 +58,12 @@ class DeviceMaps(unittest.TestCase):
                 folder = s.SCRATCH / "headers" / name
                 make_checkpoint.write_model(str(folder), make_checkpoint.load_model(name))
                 model = empty(folder, kind_of(name))
-                placed = device_map(folder, "4x40GB")
-                self.accepted(model, placed, name, two_names="Vision" in name)
-                s.note(f"{name}: {len(placed)} entries over {len(set(placed.values()))} devices")
+                for vram in ("4x40GB", "2x40GB+cpu:300GB+disk", "cpu:900GB"):
+                    placed = device_map(folder, vram)
+                    self.accepted(model, placed, (name, vram), two_names="Vision" in name)
+                    s.note(f"{name}: {len(placed)} entries over {len(set(placed.values()))} devices")
                 shutil.rmtree(folder)
 
-
-def per_model():
-    """A test for each, so that one that is not there shows as skipped alone."""
-    for name in s.MODELS:
-        tail = name.replace("-", "_")
-        setattr(DeviceMaps, f"test_{tail}", lambda self, name=name: self.model(name))
-
-
-per_model()
 
 if __name__ == "__main__":
     s.main()
