@@ -32,8 +32,8 @@ def at_call(call, path="", run=None, count=None):
     return env
 
 
-def tree(path):
-    """Relative path -> bytes (None for a folder) of everything below path."""
+def tree(path, of=bytes):
+    """Relative path -> what `of` makes of the bytes (None for a folder) of everything below path."""
     found = {}
     for folder, dirs, names in os.walk(path):
         for name in dirs:
@@ -41,24 +41,13 @@ def tree(path):
         for name in names:
             full = os.path.join(folder, name)
             with open(full, "rb") as f:
-                found[os.path.relpath(full, path)] = f.read()
+                found[os.path.relpath(full, path)] = of(f.read())
     return found
 
 
 def tree_digest(path):
     """As tree(), a digest for the bytes: for outputs that are large."""
-    found = {}
-    for folder, dirs, names in os.walk(path):
-        for name in dirs:
-            found[os.path.relpath(os.path.join(folder, name), path)] = None
-        for name in names:
-            full = os.path.join(folder, name)
-            h = hashlib.blake2b()
-            with open(full, "rb") as f:
-                for block in iter(lambda: f.read(1 << 20), b""):
-                    h.update(block)
-            found[os.path.relpath(full, path)] = h.hexdigest()
-    return found
+    return tree(path, lambda data: hashlib.blake2b(data).hexdigest())
 
 
 def seek_table(path):

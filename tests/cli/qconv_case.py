@@ -108,24 +108,6 @@ class QconvCase(unittest.TestCase):
         p.stderr.close()
         self.assertEqual((seen, p.wait(120) != 0), (True, True))
 
-    def check_page(self, root):
-        """A page is read at any width: no drawing is scaled down on a phone, no column is empty, and
-        the cells of a table whose rows become lists name their columns."""
-        for svg in root.iter("{http://www.w3.org/2000/svg}svg"):
-            box = svg.get("viewBox")
-            self.assertTrue(box is None or float(box.split()[2]) <= 360, box)
-        for table in root.iter("table"):
-            head, *rows = table.iter("tr")
-            titles = ["".join(c.itertext()) for c in head]
-            self.assertTrue(rows, titles)
-            for i, title in enumerate(titles):
-                self.assertTrue(any("".join(r[i].itertext()) for r in rows), title)
-            self.assertEqual(table.get("class"), "list" if len(titles) <= 14 else None)
-            for row in rows:
-                self.assertEqual(len(row), len(titles))
-                if table.get("class"):
-                    self.assertEqual([c.get("data-t") for c in row], [None] + titles[1:])
-
     def fails(self, code, *args, has=(), **more):
         """Exit `code`, nothing on stdout, one line on stderr that holds every text in `has`. The
         warning that only qconv reads a form comes before the work, and may stand before it."""

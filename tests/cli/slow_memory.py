@@ -22,12 +22,15 @@ TENSOR_BYTES = 230
 MAKER = os.environ.get("BENCH_CHECKPOINT", "")
 
 
-class Memory(OutputCase):
+class OnDisk(OutputCase):
+    """What lies in memory-backed folders is memory too, though not the program's."""
+
     def setUp(self):
-        # On a disk: what lies in memory-backed folders is memory too, though not the program's.
         self.dir = tempfile.mkdtemp(prefix="qconv-memory-")
         self.addCleanup(shutil.rmtree, self.dir)
 
+
+class Memory(OnDisk):
     def measured(self, *args):
         begin = time.monotonic()
         p = subprocess.Popen([QCONV, "-q", *args], cwd=self.dir, stderr=subprocess.PIPE)
@@ -88,12 +91,8 @@ class Memory(OutputCase):
         self.all_commands()
 
 
-class ManyTensors(OutputCase):
+class ManyTensors(OnDisk):
     """Small weights have the names and frames of large ones, but not their buffers."""
-
-    def setUp(self):
-        self.dir = tempfile.mkdtemp(prefix="qconv-memory-")
-        self.addCleanup(shutil.rmtree, self.dir)
 
     def peak(self, *args):
         """Its VmHWM, looked at while it runs: wait4's maximum has what this process was when it

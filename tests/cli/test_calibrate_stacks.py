@@ -4,7 +4,6 @@ of qwen2_moe (tests/data/tiny-moe); and gpt-oss, whose stacks are quantized anew
 import random
 import re
 import shutil
-import struct
 import unittest
 
 from output_case import AT_CALL, at_call
@@ -19,7 +18,7 @@ JOURNAL = "journal-calibrated"
 
 class Stacks(mixtures.Calibrated):
     """Inherits the texts; the tests of separate experts are left out below."""
-    test_gain_and_threads = test_too_few_tokens = test_killed_and_resumed = None
+    test_gain_and_threads = test_too_few_tokens = None
 
     def made(self, out, *args, **more):
         said = self.calibrate(out, *args, **more)

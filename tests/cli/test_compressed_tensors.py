@@ -8,7 +8,7 @@ import shutil
 import struct
 import unittest
 
-from output_case import OutputCase, PLAIN, tree_digest, write_sealed, xxh3_128
+from output_case import OutputCase, PLAIN, write_sealed, xxh3_128
 from test_integers import Weight, awq, gptq, i32, int_quantized, pack_quantized, words
 import make_checkpoint as mk
 import numbers_oracle as oracle
@@ -218,37 +218,13 @@ class CompressedTensors(OutputCase):
         self.fails(3, "--to", "int4", "m", "o", has="--block-size 32")
         self.convert("--to", "int4", "--block-size", "32", "m", "o")
 
-    def test_same_bytes(self):
-        """Threads, instruction sets, parts and an interruption change nothing."""
-        self.model({"model.layers.%d.self_attn.q_proj.weight" % i: self.weight("BF16", [96, 256])
-                    for i in range(4)})
-        for size in ("128", "channel"):
-            form = ["--to", "int4", "--block-size", size, "m"]
-            self.ok(*form, "--threads", "1", "one" + size)
-            want = tree_digest(self.path("one" + size))
-            for isa in ("scalar", "avx2"):
-                r = self.run_qconv(*form, isa + size, env=dict(os.environ, QCONV_ISA=isa))
-                if r.returncode != 5:
-                    self.assertEqual(tree_digest(self.path(isa + size)), want)
-            for part in (1, 2):
-                self.ok(*form, "--part", "%d/2" % part, "parts" + size)
-            self.assertEqual(tree_digest(self.path("parts" + size)), want)
-
     def test_usage(self):
+        """Beside what test_usage.py has of options that go together."""
         self.model({Q: self.weight("F16", [4, 128])})
         for args, says in (
-                (["--to", "int4", "--format", "bitsandbytes"],
-                 "--format bitsandbytes does not go with --to int4: its form in 4 bits is --to nf4"),
-                (["--to", "nf4", "--format", "compressed-tensors"],
-                 "--format compressed-tensors needs --to int4, int8 or auto"),
-                (["--to", "int4", "--no-double-quant"], "never quantized"),
-                (["--to", "int4", "--block-size", "256"], "groups of 32, 64 and 128"),
                 (["--to", "int4", "--block-size", "row"], "expected a whole number from 32 to 4096"),
                 (["--to", "nf4", "--block-size", "channel"], "needs --format compressed-tensors; "),
                 (["--to", "int8", "--block-size", "channel"], "has a scale for each row without it"),
-                (["--to", "int8", "--format", "compressed-tensors", "--block-size", "64"],
-                 "needs --to int4 or --activation-bits 16: "),
-                (["--to", "nf4", "--activation-bits", "16"], "--activation-bits needs --format compressed-tensors"),
                 (["--to", "bf16", "--format", "compressed-tensors"], "quantizes nothing")):
             self.usage(*args, "m", "o", has=says)
 

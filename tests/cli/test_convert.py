@@ -41,7 +41,11 @@ class SameBytes(OutputCase):
              ["--to", "nf4", "--rest", "bf16", "--block-size", "4096"], ["--to", "int8"],
              ["--to", "int8", "--rest", "fp16"], ["--to", "int8", "--block-size", "128"],
              ["--to", "int8", "--block-size", "32", "--no-double-quant"], ["--to", "bf16"],
-             ["--to", "fp16"], ["--to", "nf4", "--compress", "zstd:7"]]
+             ["--to", "fp16"], ["--to", "nf4", "--compress", "zstd:7"],
+             ["--to", "nf4", "--scale", "refit"], ["--to", "int8", "--scale", "refit"],
+             ["--to", "int8", "--block-size", "128", "--no-double-quant", "--scale", "refit"],
+             ["--to", "nf4", "--scale", "absmax"], ["--to", "int4", "--block-size", "32"],
+             ["--to", "int4", "--block-size", "channel"]]
 
     def check(self, model, forms, more=()):
         isas = isa_list()

@@ -1,8 +1,8 @@
 """Source forms of weights: FP8 with its scales, MXFP4, fused experts, multi-token prediction, and
 checkpoints that other tools packed. Values come from the specifications, in plain Python."""
 import json
-import os
 import random
+import shutil
 import struct
 import unittest
 
@@ -434,9 +434,7 @@ class Mxfp4(Forms):
                 self.assertEqual(out[name], ("BF16", [e, cols, rows], mk.encode("BF16", want)),
                                  (form, name))
             for folder in ("q", "b"):
-                for name in tree(self.path(folder)):
-                    os.remove(self.path(folder, name))
-                os.rmdir(self.path(folder))
+                shutil.rmtree(self.path(folder))
 
     def test_round_trip_of_long_rows(self):
         """Steps of whole rows that begin inside a block: 77 rows of 1696."""
@@ -586,8 +584,7 @@ class Fused(Forms):
             self.assertEqual(sorted(a), sorted(b))
             for name in a:
                 self.assertTrue(a[name] == b[name], (form, name))
-            with open(self.path("a", "config.json")) as x, open(self.path("b", "config.json")) as y:
-                self.assertEqual(x.read(), y.read())
+            self.assertEqual(*(tree(self.path(out))["config.json"] for out in "ab"))
         # What is not known stays, with a warning, and claims nothing of a loader.
         self.model({**fused, **rest}, {**DEEPSEEK, "model_type": "llama4_text"}, name="u")
         for to in ("nf4", "bf16"):
@@ -640,9 +637,7 @@ class Packed(Forms):
             out = self.convert("--to", form, "m", form)
             again = self.convert("--to", "keep", "--max-shard-size", "9KB", form, form + "-again")
             self.assertEqual(again, out)
-            with open(self.path(form, "config.json")) as a, \
-                    open(self.path(form + "-again", "config.json")) as b:
-                self.assertEqual(a.read(), b.read())
+            self.assertEqual(*(tree(self.path(out))["config.json"] for out in (form, form + "-again")))
             index = self.json_of(form + "-again", "model.safetensors.index.json")
             self.assertEqual(sorted(index["weight_map"]), sorted(out))
             self.assertGreater(len(set(index["weight_map"].values())), 1)
@@ -707,9 +702,7 @@ class Packed(Forms):
                     self.assertIn(self.M, line)
                     self.assert_nothing("o")
             self.assertEqual(self.convert("--to", "keep", "m", "kept"), named)
-            for name in tree(self.path("kept")):
-                os.remove(self.path("kept", name))
-            os.rmdir(self.path("kept"))
+            shutil.rmtree(self.path("kept"))
 
 
 if __name__ == "__main__":

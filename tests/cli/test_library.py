@@ -1,5 +1,5 @@
 """libqconv and libqconv_cuda as another language calls them: by their symbols and the structs of the
-headers, written down once more here. A weight is read from an output, dequantized, cut, and multiplied on
+headers, as the Python package has them. A weight is read from an output, dequantized, cut, and multiplied on
 the CPU and, where $QCONV_CUDA_LIBRARY names a library whose kernels run on the CPU, there as well.
 
 $QCONV_LIBRARY is libqconv.so. A library with sanitizers cannot be loaded, and everything is skipped."""
@@ -13,8 +13,7 @@ import struct
 import subprocess
 import sys
 import unittest
-from ctypes import (POINTER, Structure, byref, c_char_p, c_float, c_int, c_int32, c_size_t, c_uint32, c_uint64,
-                    c_void_p)
+from ctypes import POINTER, Structure, byref, c_char_p, c_int, c_size_t, c_uint32, c_uint64, c_void_p
 
 from qconv_case import QCONV, ROOT, SANITIZED, QconvCase
 
@@ -28,59 +27,11 @@ OK, USAGE, INPUT, SHAPE, DEVICE = 0, 5, 6, 9, 13
 NF4 = 0
 AUTO, GEMV = 0, 1
 NAME = "model.layers.0.self_attn.q_proj.weight"  # [hidden, hidden]
-
-
-class Error(Structure):
-    _fields_ = [("code", c_int), ("msg", ctypes.c_char * 512), ("file", c_char_p), ("line", c_int)]
-
-
-class Form(Structure):
-    _fields_ = [("ops", c_void_p), ("block_elems", c_uint32), ("cols", c_uint64), ("nested", c_int32),
-                ("offset", c_float), ("code_map", c_void_p), ("scale_dtype", c_int)]
-
-
-class Weights(Structure):
-    _fields_ = [("form", Form), ("rows", c_uint64), ("codes", c_void_p), ("absmax", c_void_p),
-                ("absmax_codes", c_void_p), ("nested_absmax", c_void_p), ("nested_map", c_void_p),
-                ("nested_block", c_uint32)]
-
-
-class Part(Structure):
-    _fields_ = [(n, c_uint64) for n in ("row", "rows", "col", "cols")]
+STRUCTS = _library._STRUCTS | _cuda._STRUCTS
 
 
 class Cuts(Structure):
     _fields_ = [(n, c_uint64) for n in ("rows", "cols", "rows_in_place")]
-
-
-class CpuIo(Structure):
-    _fields_ = [("x", c_void_p), ("x_dtype", c_int), ("m", c_uint64), ("ldx", c_uint64), ("y", c_void_p),
-                ("y_dtype", c_int), ("ldy", c_uint64), ("bias", c_void_p)]
-
-
-class GpuIo(Structure):
-    _fields_ = [("m", c_uint64), ("x", c_void_p), ("x_dtype", c_int), ("ldx", c_uint64), ("y", c_void_p),
-                ("y_dtype", c_int), ("ldy", c_uint64), ("bias", c_void_p), ("act", c_int), ("gate", c_void_p),
-                ("ldg", c_uint64), ("residual", c_void_p), ("ldr", c_uint64), ("header", c_void_p)]
-
-
-class GpuWeights(Structure):
-    _fields_ = [("w", Weights), ("exponent", c_void_p), ("row_bytes", c_uint64), ("part", Part), ("complete", c_int),
-                ("packed", c_int)]
-
-
-class Tensor(Structure):
-    _fields_ = [("name", c_char_p), ("scheme", c_char_p), ("dtype", c_int), ("ndim", c_uint32),
-                ("dims", c_uint64 * 8), ("bytes", c_uint64), ("shard", c_char_p), ("index", c_size_t)]
-
-
-class Slice(Structure):
-    _fields_ = [(n, c_uint64) for n in ("row_bytes", "first_row", "rows", "first_byte", "bytes")]
-
-
-STRUCTS = {"qc_error": Error, "qc_form": Form, "qc_weights": Weights, "qc_weights_part": Part,
-           "qc_weights_cuts": Cuts, "qc_matmul_cpu_io": CpuIo, "qc_matmul_io": GpuIo,
-           "qc_matmul_weights": GpuWeights, "qc_reader_tensor": Tensor, "qc_reader_slice": Slice}
 
 
 def members_of(structs):
@@ -109,7 +60,7 @@ class Library:
         return function(*args)
 
     def call(self, name, *args):
-        err = Error()
+        err = _library.Error()
         status = self.get(name, c_int, *args, byref(err))
         if status != OK:
             raise self.Failed(status, err.msg.decode())
@@ -134,7 +85,7 @@ class Case(QconvCase):
     def read(self, shards, reader, name):
         """A tensor's content, its description."""
         index = c_size_t()
-        t = self.qc.get("qc_reader_find_tensor", POINTER(Tensor), reader, name.encode(), None, byref(index))
+        t = self.qc.get("qc_reader_find_tensor", POINTER(_library.ReaderTensor), reader, name.encode(), None, byref(index))
         self.assertTrue(t, name)
         content = ctypes.create_string_buffer(int(t.contents.bytes) + 64)
         self.qc.call("qc_reader_read", shards, index, None, content)
@@ -152,10 +103,10 @@ class Case(QconvCase):
                   ".quant_state.bitsandbytes__nf4")}
         state = json.loads(parts[".quant_state.bitsandbytes__nf4"].value)
         rows, cols = state["shape"]
-        w = Weights(rows=rows, codes=at(parts[""]), absmax_codes=at(parts[".absmax"]),
+        w = _library.Weights(rows=rows, codes=at(parts[""]), absmax_codes=at(parts[".absmax"]),
                     nested_absmax=at(parts[".nested_absmax"]), nested_map=at(parts[".nested_quant_map"]),
                     nested_block=state["nested_blocksize"])
-        w.form = Form(ops=self.nf4, block_elems=state["blocksize"], cols=cols, nested=1,
+        w.form = _library.Form(ops=self.nf4, block_elems=state["blocksize"], cols=cols, nested=1,
                       offset=state["nested_offset"], code_map=at(parts[".quant_map"]))
         blocks = -(-rows * cols // state["blocksize"])
         self.qc.call("qc_weights_check", byref(w), c_uint64(rows * cols // 2), c_uint64(blocks),
@@ -171,7 +122,7 @@ class Case(QconvCase):
 
     def cut(self, w, **part):
         """A slice and its memory, which begins at a multiple of 64."""
-        part, size, out = Part(**part), c_uint64(), Weights()
+        part, size, out = _library.WeightsPart(**part), c_uint64(), _library.Weights()
         self.qc.call("qc_weights_slice_bytes", byref(w), byref(part), byref(size))
         memory = ctypes.create_string_buffer(size.value + 64)
         start = at(memory) + -at(memory) % 64
@@ -184,7 +135,7 @@ class Case(QconvCase):
         y = array.array("f", bytes(4 * m * w.rows))
         self.qc.call("qc_cpu_matmul_create", byref(handle), 2)
         self.addCleanup(self.qc.get, "qc_cpu_matmul_destroy", None, handle)
-        io = CpuIo(x=x.buffer_info()[0], x_dtype=self.dtypes["F32"], m=m, ldx=w.form.cols,
+        io = _library.MatmulIo(x=x.buffer_info()[0], x_dtype=self.dtypes["F32"], m=m, ldx=w.form.cols,
                    y=y.buffer_info()[0], y_dtype=self.dtypes["F32"], ldy=w.rows)
         self.qc.call("qc_cpu_matmul_run", handle, byref(w), byref(io))
         return y
@@ -201,7 +152,8 @@ class TestStructs(unittest.TestCase):
         padding."""
         with open(os.path.join(ROOT, "tests", "golden", "interface.txt")) as f:
             lines = [line.rstrip("\n") for line in f if line.startswith("struct ")]
-        for of, structs in (("this file", STRUCTS), ("_library.py", _library._STRUCTS), ("_cuda.py", _cuda._STRUCTS)):
+        for of, structs in (("this file", {"qc_weights_cuts": Cuts}), ("_library.py", _library._STRUCTS),
+                            ("_cuda.py", _cuda._STRUCTS)):
             wanted = [line for line in lines if re.split("[ .]", line)[1] in structs]
             self.assertEqual(sorted(members_of(structs)), sorted(wanted), of)
 
@@ -285,13 +237,13 @@ class TestLibrary(Case):
         row = int(w.form.cols) // 2
         got = ctypes.create_string_buffer(2 * row)
         self.qc.call("qc_reader_read", shards, index,
-                     byref(Slice(row_bytes=row, first_row=3, rows=2, bytes=row)), got)
+                     byref(_library.ReaderSlice(row_bytes=row, first_row=3, rows=2, bytes=row)), got)
         self.assertEqual(got.raw, held[""].raw[3 * row:5 * row])
         self.qc.get("qc_reader_shards_close", None, shards)
 
     def test_wrong_calls_are_answered(self):
-        w = Weights(rows=4)
-        w.form = Form(ops=self.nf4, block_elems=64, cols=64)
+        w = _library.Weights(rows=4)
+        w.form = _library.Form(ops=self.nf4, block_elems=64, cols=64)
         nothing, size, handle = c_void_p(), c_uint64(), c_void_p()
         for status, name, args in (
                 (USAGE, "qc_reader_open", (None, b"x")),
@@ -347,7 +299,7 @@ class TestKernels(Case):
         """The name of the path that a plan took."""
         planned = ctypes.create_string_buffer(self.qc.get("qc_abi_size", c_size_t, b"qc_matmul_planned"))
         self.assertGreater(len(planned), 1000)
-        pointers = (POINTER(GpuWeights) * 1)(ctypes.pointer(ready))
+        pointers = (POINTER(_cuda.MatmulWeights) * 1)(ctypes.pointer(ready))
         cu.call("qc_matmul_plan_product", handle, pointers, byref(io), 1, path, c_uint64(0), planned)
         size = cu.get("qc_matmul_planned_workspace", c_uint64, planned)
         workspace = self.on_gpu(cu, bytes(size), stream) if size else None
@@ -365,7 +317,7 @@ class TestKernels(Case):
         cu.call("qc_cuda_use", c_void_p(cu.get("qc_matmul_device", c_void_p, handle)))
         cu.call("qc_cuda_stream_create", byref(stream))
         self.addCleanup(cu.get, "qc_cuda_stream_destroy", None, stream)
-        gpu = Weights.from_buffer_copy(w)
+        gpu = _library.Weights.from_buffer_copy(w)
         names = {"codes": "", "absmax_codes": ".absmax", "nested_absmax": ".nested_absmax",
                  "nested_map": ".nested_quant_map"}
         for member, name in names.items():
@@ -380,11 +332,11 @@ class TestKernels(Case):
         cu.call("qc_cuda_stream_synchronize", stream)
         self.assertEqual(back.raw, self.values(w))
         # A product, planned and run.
-        ready = GpuWeights()
+        ready = _cuda.MatmulWeights()
         prepared = self.on_gpu(cu, bytes(cu.get("qc_matmul_prepared_bytes", c_uint64, byref(gpu))), stream)
         cu.call("qc_matmul_prepare", handle, byref(gpu), prepared, byref(ready), stream)
         x = [math.floor(math.sin(i) * 64) / 64 for i in range(m * cols)]
-        io = GpuIo(m=m, x=self.on_gpu(cu, struct.pack("<%de" % len(x), *x), stream), y=self.on_gpu(
+        io = _cuda.MatmulIo(m=m, x=self.on_gpu(cu, struct.pack("<%de" % len(x), *x), stream), y=self.on_gpu(
             cu, bytes(2 * m * rows), stream), x_dtype=self.dtypes["F16"], y_dtype=self.dtypes["F16"])
         for path, names in ((AUTO, (b"gemv", b"mma-16816")), (GEMV, (b"gemv",))):
             self.assertIn(self.planned_product(cu, handle, ready, io, path, stream), names)

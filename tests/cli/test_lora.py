@@ -89,6 +89,11 @@ class LoraCase(OutputCase):
         dtype, _, data = self.tensors[name]
         return mk.decode(dtype, data)
 
+    def merge(self, module, tensors, scale=5 / 3):
+        """What becomes of a module's weight with the adapter's tensors."""
+        return merged(self.values(module + ".weight"), SHAPES[module], tensors[P + module + ".lora_A.weight"],
+                      tensors[P + module + ".lora_B.weight"], scale)
+
     def unpacked(self, name):
         self.ok("unpack", "-q", name, name + "-plain")
         return self.path(name + "-plain")
@@ -109,8 +114,7 @@ class Merge(LoraCase):
             self.adapter(t, "a" + name)
             out = self.convert("--to", "keep", "--lora", "a" + name, name, "o" + name)
             for module in (Q, DOWN):
-                want = merged(self.values(module + ".weight"), SHAPES[module], t[P + module + ".lora_A.weight"],
-                              t[P + module + ".lora_B.weight"], 5 / 3)
+                want = self.merge(module, t)
                 self.assert_values(out, module + ".weight", want, dtype)
             for other in (EMBED + ".weight", HEAD + ".weight", Q + ".bias", "model.norm.weight"):
                 self.assertEqual(out[other], (dtype, *self.tensors[other][1:]))
@@ -121,8 +125,7 @@ class Merge(LoraCase):
         t = pair(self.rng, Q)
         self.adapter(t)
         out = self.convert("--to", "bf16", "--lora", "a", "m", "o")
-        want = merged(self.values(Q + ".weight"), SHAPES[Q], t[P + Q + ".lora_A.weight"],
-                      t[P + Q + ".lora_B.weight"], 5 / 3)
+        want = self.merge(Q, t)
         self.assert_values(out, Q + ".weight", want, "BF16")
 
     def test_scales(self):
@@ -136,8 +139,7 @@ class Merge(LoraCase):
             out = self.convert("--force", "--to", "keep", "--lora", "a" if given == 1 else "a:%g" % given, "m", "o")
             for module, rank, alpha in ((Q, 3, 7), (DOWN, 2, 5), (HEAD, 4, 1.5)):
                 scale = alpha / (math.sqrt(rank) if root else rank) * given
-                want = merged(self.values(module + ".weight"), SHAPES[module], t[P + module + ".lora_A.weight"],
-                              t[P + module + ".lora_B.weight"], scale)
+                want = self.merge(module, t, scale)
                 self.assert_values(out, module + ".weight", want, "F32")
 
     def test_embedding(self):

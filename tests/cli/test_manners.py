@@ -1,14 +1,12 @@
-"""Streams, exit codes, progress and interruption of the commands that work."""
+"""Streams, exit codes and progress of the commands that work. Interruption: test_survive.py."""
 import json
 import os
 import resource
 import shutil
-import signal
 import subprocess
-import time
 import unittest
 
-from qconv_case import INTERRUPTED_ENV, QCONV, SANITIZED, QconvCase
+from qconv_case import QCONV, SANITIZED, QconvCase
 import make_checkpoint as mk
 
 
@@ -193,31 +191,6 @@ class Manners(QconvCase):
         self.assertRegex(text, r"q_proj\.weight .* nf4 b64 dq +\d\.\d{3}e-\d\d +\d\.\d{3}e-\d\d\n")
         self.assertRegex(text, r"o_proj\.weight +BF16 .* linear\n")
 
-    def test_damage_is_exit_4(self):
-        self.ok("--to", "nf4", "m", "o")
-        shard = [f for f in os.listdir(self.path("o")) if f.endswith(".zst")][0]
-        with open(self.path("o", shard), "r+b") as f:
-            f.seek(os.path.getsize(f.name) // 2)
-            byte = f.read(1)
-            f.seek(-1, os.SEEK_CUR)
-            f.write(bytes([byte[0] ^ 1]))
-        r = self.run_qconv("verify", "o")
-        self.assertEqual(r.returncode, 4)
-        self.assertEqual(r.stderr.count(b"\n"), 1)
-        r = self.run_qconv("verify", "--json", "o")
-        self.assertEqual(r.returncode, 4)
-        self.assertFalse(json.loads(r.stdout)["ok"])
-        self.assertEqual(self.run_qconv("unpack", "o", "p").returncode, 4)
-
-    def test_foreign_directory_needs_force(self):
-        os.mkdir(self.path("o"))
-        self.write("o/notes.txt", "mine\n")
-        self.usage("--to", "nf4", "m", "o", has="--force")
-        self.usage("--to", "nf4", "m", "m", has="source")
-        self.ok("--to", "nf4", "--force", "m", "o")
-        with open(self.path("o", "notes.txt")) as f:
-            self.assertEqual(f.read(), "mine\n")
-
     def test_dry_run_writes_nothing(self):
         before = sorted(os.listdir(self.dir))
         text = self.ok("--to", "nf4", "--dry-run", "m", "o")
@@ -301,39 +274,6 @@ class Limits(QconvCase):
                 r = self.limited(resource.RLIMIT_AS, kib, *args)
                 threads += b" could not be started: " in r.stderr
         self.assertGreater(threads, 0)
-
-
-class Interrupted(QconvCase):
-    """A model of holes, large enough to be caught at work."""
-
-    def start(self, *more):
-        mk.write_model(self.path("m"), mk.load_model("Llama-3.1-8B"), layers=8)
-        return subprocess.Popen([QCONV, "--to", "nf4", "--threads", "1", *more, "m", "o"],
-                                cwd=self.dir, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                env=INTERRUPTED_ENV)
-
-    def working(self, p):
-        deadline = time.monotonic() + 30
-        while not os.path.isdir(self.path("o")):
-            self.assertIsNone(p.poll())
-            self.assertLess(time.monotonic(), deadline)
-            time.sleep(0.01)
-        time.sleep(0.1)
-
-    def test_signals(self):
-        for number in [signal.SIGINT, signal.SIGTERM]:
-            p = self.start()
-            self.working(p)
-            p.send_signal(number)
-            out, err = p.communicate(timeout=30)
-            self.assertEqual((p.returncode, out, err), (130, b"", b"qconv: interrupted\n"))
-            self.assertFalse(os.path.exists(self.path("o")))
-
-    def test_ignored_signals_stay_ignored(self):
-        os.makedirs(self.path("m"))
-        p = subprocess.run(["sh", "-c", "trap '' INT; exec '%s' --version" % QCONV],
-                           stdout=subprocess.PIPE)
-        self.assertEqual(p.returncode, 0)
 
 
 if __name__ == "__main__":

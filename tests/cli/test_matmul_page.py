@@ -7,38 +7,12 @@ import unittest
 
 from output_case import PLAIN, OutputCase
 from qconv_case import ROOT
+from test_scale import read_back
 import make_checkpoint as mk
-import numbers_oracle as oracle
 
 MODEL = os.path.join(ROOT, "tests", "data", "kjv-llama", "model")
 ROWS = 4
 EXAMPLE = os.environ.get("MATMUL_EXAMPLE")
-
-
-def weights_of(tensors, layer):
-    """The dequantized weight, as floats, and its shape."""
-    dtype, shape, codes = tensors[layer + ".weight"]
-    if layer + ".SCB" in tensors:
-        scales = mk.decode("F32", tensors[layer + ".SCB"][2])
-        signed = [c - 256 if c > 127 else c for c in codes]
-        return oracle.int8_row_values(signed, scales, shape[1], "F32"), shape
-    name = layer + ".weight.quant_state."
-    state = oracle.state_of(tensors.get(name + "bitsandbytes__nf4") or
-                            tensors[name + "qconv__int8"])
-    absmax = tensors[layer + ".weight.absmax"]
-    if absmax[0] == "F32":
-        scales = mk.decode("F32", absmax[2])
-    else:
-        table = mk.decode("F32", tensors[layer + ".weight.nested_quant_map"][2])
-        groups = mk.decode("F32", tensors[layer + ".weight.nested_absmax"][2])
-        scales = [oracle.f32(oracle.f32(table[c] * groups[i // 256]) + state["nested_offset"])
-                  for i, c in enumerate(absmax[2])]
-    shape = state["shape"]
-    if state["quant_type"] == "nf4":
-        return oracle.nf4_values(codes, scales, state["blocksize"], shape[0] * shape[1],
-                                 "F32"), shape
-    signed = [c - 256 if c > 127 else c for c in codes]
-    return oracle.int8_block_values(signed, scales, state["blocksize"], "F32"), shape
 
 
 @unittest.skipUnless(EXAMPLE, "run by ctest")
@@ -50,6 +24,7 @@ class MatmulPage(OutputCase):
     def test_a_layer_of_every_kind(self):
         forms = [["--to", "nf4"], ["--to", "nf4", "--no-double-quant", "--block-size", "128"],
                  ["--to", "int8"], ["--to", "int8", "--block-size", "64"]]
+        shapes = {n.removesuffix(".weight"): t[1] for n, t in mk.read_checkpoint(MODEL).items()}
         for i, form in enumerate(forms):
             out = self.path("out%d" % i)
             how = PLAIN if i % 2 else []
@@ -62,7 +37,8 @@ class MatmulPage(OutputCase):
                 r = self.run_example(out if how != PLAIN else out + ".plain", layer)
                 self.assertEqual(r.returncode, 0, r.stderr)
                 got = [[float(v) for v in line.split()] for line in r.stdout.decode().splitlines()]
-                w, (rows, cols) = weights_of(tensors, layer)
+                rows, cols = shapes[layer]
+                w, _ = read_back(tensors, layer + ".weight", form[1:], rows * cols, cols)
                 self.assertEqual([len(y) for y in got], [rows] * ROWS)
                 error = size = 0.0
                 for m in range(ROWS):

@@ -120,7 +120,7 @@ class SameBytes(PartsCase):
     def test_in_turn(self):
         """The last: more parts than shards."""
         for of, *more in ((2,), (3, *PLAIN), (3, "--to", "int8"), (2, "--to", "int8", "--block-size", "64"),
-                          (2, "--to", "fp16"), (12,)):
+                          (2, "--to", "int4"), (2, "--to", "fp16"), (12,)):
             with self.subTest(of=of, more=more):
                 self.check(of, *more)
                 for name in ("one", "o", "again"):

@@ -499,14 +499,6 @@ class Small(PlanCase):
         self.assertEqual(device_map, self.plan("--vram", "24GB", LLAMA70)["device_map"])
         self.assertEqual(os.listdir(self.dir), ["map.json"])
 
-    def test_hostile_name(self):
-        """A path is text, whatever is in it."""
-        name = "a<b>&\"'\u00e9\x07"
-        mk.write_model(self.path(name), mk.load_model("Llama-3.1-8B"), layers=1, scale=64)
-        out = self.ok("plan", "--vram", "1GB", name)
-        self.assertIn("a<b>&\"'\u00e9? as nf4", out)
-        self.assertEqual(self.plan("--vram", "1GB", name)["model"], name)
-
     def test_spill(self):
         plan = self.plan("--vram", "24GB+cpu:64GB+disk", "--to", "int8", "--prefill", "2048",
                          LLAMA70)

@@ -10,7 +10,7 @@ import random
 import shutil
 import unittest
 
-from output_case import ISAS, OutputCase, PLAIN, tree
+from output_case import OutputCase, PLAIN, tree
 from qconv_case import ROOT
 import make_checkpoint as mk
 import numbers_oracle as oracle
@@ -94,24 +94,6 @@ class Scale(OutputCase):
 
 
 class Bytes(Scale):
-    def test_threads_and_code_paths(self):
-        """Whatever does the work, and how many."""
-        self.model(self.of_every_kind())
-        have = [i for i in ISAS if self.run_qconv("hardware", env={"QCONV_ISA": i}).returncode == 0]
-        for k, form in enumerate(FORMS):
-            args = ["--to", *form, "--scale", METHODS[k % 2], "m"]
-            self.ok("-q", *PLAIN, *args, "one", "--threads", "1")
-            for i, isa in enumerate(have):
-                self.ok("-q", *PLAIN, *args, "other", "--force", "--threads", str(i + 2),
-                        env={"QCONV_ISA": isa})
-                self.assert_same("one", "other", (form, isa))
-            self.ok("-q", *args, "z", "--threads", "5")
-            self.ok("unpack", "-q", "z", "other", "--force")
-            self.assert_same("one", "other", (form, "compressed"))
-            for out in ("one", "z"):
-                self.ok("verify", "-q", out)
-                shutil.rmtree(self.path(out))
-
     def test_frames_are_whole_groups(self):
         """A weight of several frames, which workers make side by side; its sample is shared."""
         some = self.rng.randbytes(1 << 16)

@@ -6,6 +6,7 @@ this run). Everything printed through note() is collected into the closing summa
 import functools
 import importlib.util
 import json
+import logging
 import os
 import shutil
 import struct
@@ -23,9 +24,25 @@ SCRATCH = Path(os.environ.get("QCONV_SCRATCH") or tempfile.mkdtemp(prefix="qconv
 QCONV = BUILD / "qconv"
 TENSOR_TOOL = BUILD / "tensor_tool"
 
+# The package of the tree, and the build's library.
+os.environ.setdefault("QCONV_LIBRARY", str(BUILD / "libqconv.so"))
+sys.path.insert(0, str(ROOT / "python"))
+
 
 def note(text):
     print(f"  | {text}", flush=True)
+
+
+def quiet():
+    """Libraries print errors only; and bitsandbytes leaves its fused 4-bit kernel alone, so that checks do not depend on
+    the processor. On those with AVX512-BF16 that kernel rounds absmax to bfloat16, needs rows in whole 32s and columns
+    in whole blocks, and stops with an assertion otherwise, whoever made the checkpoint."""
+    import bitsandbytes.nn.modules
+    import transformers
+    bitsandbytes.nn.modules.has_avx512bf16 = lambda: False
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
 
 
 # ---- models -------------------------------------------------------------------------------------

@@ -10,9 +10,7 @@ import torch
 import transformers
 from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
 
-os.environ.setdefault("QCONV_LIBRARY", str(s.BUILD / "libqconv.so"))
-sys.path.insert(0, str(s.ROOT / "python"))
-import qconv  # noqa: E402
+import qconv
 
 transformers.utils.logging.set_verbosity_error()
 IDS = torch.tensor([[(7 * i + 3 * j) % 90 + 32 for i in range(24)] for j in range(2)])

@@ -1,8 +1,6 @@
 """qconv.capture: moments of inputs and of outputs' gradients, against hooks and autograd on tiny random models; and what
 qconv makes of them."""
 import json
-import os
-import sys
 import unittest
 
 import interop_support as s
@@ -12,9 +10,7 @@ from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy, normalize
 from transformers.pytorch_utils import Conv1D
 
-os.environ.setdefault("QCONV_LIBRARY", str(s.BUILD / "libqconv.so"))
-sys.path.insert(0, str(s.ROOT / "python"))
-import qconv  # noqa: E402
+import qconv
 
 transformers.utils.logging.disable_progress_bar()
 torch.set_num_threads(1)
@@ -249,20 +245,39 @@ class Moments(unittest.TestCase):
 
 
 class Gain(unittest.TestCase):
+    def text(self):
+        path = s.SCRATCH / "calibration.txt"
+        path.write_bytes(s.run("zstd", "-dcq", s.ROOT / "convert/calibrate/calibration_text.zst"))
+        return path
+
+    def apart(self, model, number, text, *ways):
+        """How far NF4 made in each way is from the model, over a text that was not captured."""
+        found = []
+        for i, way in enumerate(ways):
+            out = s.SCRATCH / f"{model.name}-gain-{i}"
+            s.qconv("--to", "nf4", "-q", *way, model, out)
+            found.append(json.loads(s.qconv("eval", out, "--against", model, "--text", text, "--context", 256,
+                                            "--max-tokens", 4096, "--json", "-q"))[number])
+        s.note(f"{model.name}: {number} {', '.join(f'{x:.5f}' for x in found)}")
+        return found
+
     def test_kjv(self):
-        """On text that was not captured, two sides are nearer to the original than one."""
-        model, text = s.model_path("kjv-llama"), s.SCRATCH / "calibration.txt"
-        text.write_bytes(s.run("zstd", "-dcq", s.ROOT / "convert/calibrate/calibration_text.zst"))
-        qconv.capture(model, text, s.SCRATCH / "kjv", context=128, tokens=4096, output_tokens=0, device="cpu")
-        kl = []
-        for sided in ("one", "two"):
-            out = s.SCRATCH / f"kjv-{sided}"
-            s.qconv("--to", "nf4", "-q", "--hessians", s.SCRATCH / "kjv", "--sided", sided, model, out)
-            kl.append(json.loads(s.qconv("eval", out, "--against", model, "--text",
-                                         s.ROOT / "tests/data/kjv-llama/heldout.txt", "--context", 256,
-                                         "--max-tokens", 4096, "--json", "-q"))["kl_mean"])
-        s.note(f"kjv-llama: KL divergence {kl[0]:.5f} one-sided, {kl[1]:.5f} two-sided")
-        self.assertLess(kl[1], kl[0])
+        """Two sides are nearer to the original than one, and one much nearer than the largest values."""
+        model, moments = s.model_path("kjv-llama"), ("--hessians", s.SCRATCH / "kjv")
+        qconv.capture(model, self.text(), moments[1], context=128, tokens=4096, output_tokens=0, device="cpu")
+        plain, one, two = self.apart(model, "kl_mean", s.ROOT / "tests/data/kjv-llama/heldout.txt",
+                                     ("--scale", "absmax"), (*moments, "--sided", "one"), (*moments, "--sided", "two"))
+        self.assertLess(one, 0.6 * plain)
+        self.assertLess(two, one)
+
+    def test_minilm(self):
+        """Embeddings' cosine distance is halved."""
+        model, moments = s.model_path("minilm"), s.SCRATCH / "minilm"
+        qconv.capture(model, self.text(), moments, sided="one", device="cpu", paragraphs=True, context=128, tokens=12288,
+                      only="encoder")
+        plain, calibrated = self.apart(model, "cosine_mean", s.ROOT / "bench/sentences.txt", ("--scale", "absmax"),
+                                       ("--hessians", moments))
+        self.assertLess(calibrated, 0.5 * plain)
 
 
 if __name__ == "__main__":

@@ -2,15 +2,14 @@
 
 transformers with compressed-tensors restores every weight to the bits of `qconv --to bf16`. vLLM on
 the CPU, one worker and two, gives a prompt the log-probabilities that transformers computes in
-float32 from those restored weights. Planted faults have to fail the same two comparisons. What
-`--to auto --tp 2` makes of a trained model also goes on in the same words in both. vLLM runs in the
-environment that vllm_environment.sh makes; where it is not there, its checks are skipped.
+float32 from those restored weights. What `--to auto --tp 2` makes of a trained model also goes on
+in the same words in both. vLLM runs in the environment that vllm_environment.sh makes; where it is
+not there, its checks are skipped.
 """
 import fcntl
 import functools
 import json
 import os
-import shutil
 import subprocess
 import unittest
 from pathlib import Path
@@ -20,8 +19,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-transformers.logging.set_verbosity_error()
-transformers.utils.logging.disable_progress_bar()
+s.quiet()
 
 ENVIRONMENT = Path(os.environ.get("QCONV_VLLM_ENV", s.ROOT / "build-interop" / "vllm"))
 PYTHON = ENVIRONMENT / "bin" / "python"
@@ -116,38 +114,6 @@ def restored(form):
     return folder
 
 
-def scale_times_1_1(tensors):
-    tensors[VICTIM + "_scale"] *= 1.1
-
-
-def swapped_nibbles(tensors):
-    codes = tensors[VICTIM + "_packed"].view(torch.uint8)
-    tensors[VICTIM + "_packed"] = (codes << 4 | codes >> 4).view(torch.int32)
-
-
-def missing_scale(tensors):
-    del tensors[VICTIM + "_scale"]
-
-
-# vLLM leaves a missing scale as the memory was, so that one goes first: before a whole model was there.
-FAULTS = {"int4-128": [missing_scale, scale_times_1_1, swapped_nibbles], "w8a8": [scale_times_1_1],
-          "w8a16": [scale_times_1_1]}
-PLANTED = [(form, fault) for form, faults in FAULTS.items() for fault in faults]
-ASKED_FAULTS = [(form, fault) for form, fault in PLANTED
-                if form in ASKED and (ALL or (form, fault) != ("int4-128", swapped_nibbles))]
-
-
-@functools.cache
-def planted(form, fault):
-    """A copy of the output with one fault in one weight."""
-    folder = s.SCRATCH / "compressed" / f"{form}-{fault.__name__}"
-    shutil.copytree(converted(form), folder, dirs_exist_ok=True)
-    tensors = load_file(folder / "model.safetensors")
-    fault(tensors)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
-
-
 def unlike(folder, form):
     """The names of the tensors that transformers holds otherwise than qconv restores them. Asked to
     dequantize, transformers 5.23.0 takes all weights of a mixture for those of its first group; left
@@ -189,16 +155,6 @@ class Transformers(unittest.TestCase):
             with self.subTest(form):
                 self.assertEqual(unlike(converted(form), form), [])
                 s.note(f"{form}: every weight is equal, bit for bit")
-
-    def test_planted_faults_are_found(self):
-        for form, fault in PLANTED:
-            with self.subTest(form=form, fault=fault.__name__):
-                try:
-                    found = unlike(planted(form, fault), form)
-                except (AttributeError, RuntimeError):  # how 4 and 5 refuse a weight without scales
-                    self.assertIs(fault, missing_scale)
-                else:
-                    self.assertEqual(found, [VICTIM])
 
 
 # Where to go on from. A trained model is sure of most of its words, and two programs that compute a
@@ -319,13 +275,7 @@ class Vllm(unittest.TestCase):
         self.assertLessEqual(divergence, APART[form] ** 2)
 
     def test_one_worker(self):
-        found = ask(1, [*((planted(*p), p[0]) for p in ASKED_FAULTS), *((converted(f), f) for f in ASKED)])
-        self.compare(1, ASKED, found)
-        for form, fault in ASKED_FAULTS:
-            with self.subTest(form=form, fault=fault.__name__):
-                difference = apart(found[planted(form, fault)], reference(form))
-                s.note(f"{form}, {fault.__name__}: {difference:.4f} apart")
-                self.assertGreater(difference, APART[form])
+        self.compare(1, ASKED, ask(1, [(converted(f), f) for f in ASKED]))
 
     @unittest.skipUnless(VNNI, "this processor has no VNNI, without which vLLM's W8A8 is not compared")
     def test_w8a8_is_among_them(self):

@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import shutil
-import sys
 import unittest
 import warnings
 
@@ -22,11 +21,10 @@ import transformers
 from diffusers.quantizers.bitsandbytes import bnb_quantizer
 
 os.environ["QCONV_PROGRAM"] = str(s.QCONV)
-sys.path.insert(0, str(s.ROOT / "python"))
 import qconv  # noqa: E402
 
 CPU = {"": torch.device("cpu")}
-bitsandbytes.nn.modules.has_avx512bf16 = lambda: False  # see test_interop_checkpoints.py
+bitsandbytes.nn.modules.has_avx512bf16 = lambda: False  # see interop_support.quiet
 for _quantizer in (bnb_quantizer.BnB4BitDiffusersQuantizer, bnb_quantizer.BnB8BitDiffusersQuantizer):
     _quantizer.validate_environment = lambda self, *args, **kwargs: None
     _quantizer.update_device_map = lambda self, device_map: device_map or CPU

@@ -8,17 +8,10 @@ import unittest
 import interop_support as s
 import numpy as np
 import torch
-import transformers
 from safetensors.torch import save_file
+from test_interop_llama import BOUND, FIVE, load, sequences, their_logits, worst
 from transformers import AutoConfig, AutoModelForCausalLM
 
-transformers.logging.set_verbosity_error()
-transformers.utils.logging.disable_progress_bar()
-torch.set_num_threads(1)
-
-FIVE = transformers.__version__.startswith("5.")  # 4 has a limit of 7, whatever the configuration says
-# Float arithmetic in another order; a wrong formula is off by 1e-3 and more.
-BOUND = 2e-5
 SIZES = dict(vocab_size=120, hidden_size=32, intermediate_size=48, num_hidden_layers=3,
              num_attention_heads=4, num_key_value_heads=2, head_dim=8, max_position_embeddings=64,
              initializer_range=0.3, rms_norm_eps=1e-5)
@@ -47,7 +40,7 @@ MODELS = {
         DEEP, **LATENT, q_lora_rank=24, topk_method="group_limited_greedy", n_group=4, topk_group=2,
         n_shared_experts=2)),
     "gpt_oss": ("gpt_oss", dict(num_local_experts=6, num_experts_per_tok=2, sliding_window=7,
-                                swiglu_limit=1.5 if FIVE else 7.0)),
+                                swiglu_limit=1.5 if FIVE else 7.0)),  # 4 has a limit of 7, whatever the configuration says
     "deepseek_v3": ("deepseek_v3", dict(DEEP, **LATENT, q_lora_rank=24, n_group=4, topk_group=2)),
 }
 
@@ -75,22 +68,6 @@ def make_model(name):
     return folder
 
 
-def sequences(vocabulary, lengths, seed=0):
-    rng = np.random.default_rng(seed)
-    return [[int(i) for i in rng.integers(0, vocabulary, n)] for n in lengths]
-
-
-@torch.no_grad()
-def their_logits(folder, ids):
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    return np.concatenate([model(input_ids=torch.tensor([row])).logits[0].numpy() for row in ids])
-
-
-def worst(ours, theirs):
-    error = np.linalg.norm(ours.astype(np.float64) - theirs, axis=1)
-    return float((error / np.linalg.norm(theirs.astype(np.float64), axis=1)).max())
-
-
 class Types(unittest.TestCase):
     pass
 
@@ -99,7 +76,7 @@ for _name in MODELS:
     def _test(self, name=_name):
         folder = make_model(name)
         ids = sequences(SIZES["vocab_size"], (40, 17, 1))
-        error = worst(s.our_logits(folder, ids), their_logits(folder, ids))
+        error = worst(s.our_logits(folder, ids), their_logits(load(folder), ids))
         s.note(f"{name}: largest relative error of a token's logits {error:.1e}")
         self.assertLess(error, BOUND)
     setattr(Types, "test_" + _name.replace("-", "_"), _test)

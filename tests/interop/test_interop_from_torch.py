@@ -7,7 +7,6 @@ import json
 import os
 import random
 import shutil
-import sys
 import tempfile
 import unittest
 import warnings
@@ -19,9 +18,8 @@ import interop_support as s
 import safetensors.torch
 import torch
 
-sys.path.insert(0, str(s.ROOT / "python"))
-import qconv  # noqa: E402
-from qconv.from_torch import summary  # noqa: E402
+import qconv
+from qconv.from_torch import summary
 
 warnings.filterwarnings("ignore", category=UserWarning)
 STREAM = {"_use_new_zipfile_serialization": False}

@@ -4,7 +4,6 @@ Products are compared with products in double, restored weights with those of th
 between products: weights that are made ready, headers of workspaces, plans; and what a captured graph does with them.
 """
 import copy
-import ctypes
 import gc
 import itertools
 import os

@@ -8,20 +8,15 @@ import unittest
 import interop_support as s
 import numpy as np
 import torch
-import transformers
 from safetensors.torch import save_file
+from test_interop_llama import BOUND, FIVE, worst
 from transformers import MllamaConfig, MllamaForCausalLM, MllamaForConditionalGeneration
 from transformers.models.mllama.configuration_mllama import MllamaTextConfig
 
-transformers.logging.set_verbosity_error()
-transformers.utils.logging.disable_progress_bar()
-torch.set_num_threads(1)
-
-BOUND = 2e-5
 IMAGE = 300  # the first row of the embedding behind the vocabulary
 ROPE = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
             original_max_position_embeddings=64)
-if transformers.__version__.startswith("5."):
+if FIVE:
     ROPE = dict(rope_parameters=dict(ROPE, rope_theta=5e5))
 else:
     ROPE = dict(rope_theta=5e5, rope_scaling=ROPE)
@@ -48,11 +43,6 @@ def save(model, folder, **options):
             p.data = p.data.bfloat16()
     model.save_pretrained(folder)
     return type(model).from_pretrained(folder, dtype=torch.float32, **options).eval()
-
-
-def worst(ours, theirs):
-    error = np.linalg.norm(ours.astype(np.float64) - theirs, axis=1)
-    return float((error / np.linalg.norm(theirs.astype(np.float64), axis=1)).max())
 
 
 class Images(unittest.TestCase):

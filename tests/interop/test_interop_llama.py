@@ -1,27 +1,24 @@
 """qconv's forward pass of Llama-family models against transformers', in float32 on the same weights.
 
 Small random models of every family and form of rotary positions are made by the installed
-transformers and saved in bfloat16; the models at hand are taken as they are. Quantized outputs are
-compared with transformers running on the weights that bitsandbytes restores from them.
+transformers and saved in bfloat16; the models at hand are taken as they are. FP4, which qconv only reads, is
+compared with transformers running on the weights that bitsandbytes restores.
 Compared are the logits of every token: the error of a token's row relative to that row's norm.
 """
 import json
-import logging
 import unittest
 
-import bitsandbytes  # noqa: F401 (registers its operators)
 import interop_support as s
 import numpy as np
 import torch
 import transformers
 from bitsandbytes import functional as F
+from bitsandbytes.nn import Linear4bit
 from transformers import (AutoConfig, AutoModel, AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig,
                           MistralConfig, Qwen2Config, Qwen3Config)
 from transformers.models.mllama.configuration_mllama import MllamaTextConfig
 
-logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-transformers.logging.set_verbosity_error()
-transformers.utils.logging.disable_progress_bar()
+s.quiet()
 torch.set_num_threads(1)
 
 FIVE = transformers.__version__.startswith("5.")
@@ -237,122 +234,27 @@ class AtHand(Whole):
         self.compare(s.model_path("minilm"), 30522, (256, 30))
 
 
-STATE = ("absmax", "quant_map", "nested_absmax", "nested_quant_map",
-         "quant_state.bitsandbytes__nf4", "quant_state.bitsandbytes__fp4")
-
-
-def restored(tensors, name):
-    """A quantized weight in float32, by bitsandbytes; block-wise int8, which it does not read, by
-    docs/format.md."""
-    def get(key):
-        kind, shape, raw = tensors[key]
-        numpy_kind = {"U8": np.uint8, "I8": np.int8, "F32": np.float32}[kind]
-        return torch.from_numpy(np.frombuffer(raw, numpy_kind).copy()).reshape(shape)
-
-    module = name.removesuffix(".weight")
-    if f"{module}.SCB" in tensors:
-        scales = get(f"{module}.SCB")
-        return torch.ops.bitsandbytes.int8_vectorwise_dequant.default(
-            get(name).reshape(scales.numel(), -1), scales).float()
-    if f"{name}.quant_state.qconv__int8" in tensors:
-        state = json.loads(tensors[f"{name}.quant_state.qconv__int8"][2])
-        if f"{name}.nested_absmax" in tensors:
-            absmax = s.restore_scales(get(f"{name}.absmax").numpy(),
-                                      get(f"{name}.nested_absmax").numpy(),
-                                      get(f"{name}.nested_quant_map").numpy(),
-                                      state["nested_offset"])
-        else:
-            absmax = get(f"{name}.absmax").numpy()
-        codes = get(name).numpy().ravel().astype(np.float32)
-        scales = np.repeat(absmax, state["blocksize"])[: codes.size]
-        return torch.from_numpy(codes * np.float32(1 / 127) * scales).reshape(state["shape"])
-    parts = {f"{name}.{k}": get(f"{name}.{k}") for k in STATE if f"{name}.{k}" in tensors}
-    state = F.QuantState.from_dict(parts, device=torch.device("cpu"))
-    state.dtype = torch.float32
-    return F.dequantize_4bit(get(name), state)
-
-
 class Quantized(unittest.TestCase):
-    def convert(self, source, name, *options):
-        out = s.SCRATCH / "quantized" / f"{source.name}-{name}"
-        if not out.exists():
-            out.parent.mkdir(exist_ok=True)
-            s.qconv("-q", *options, source, out)
-        return out
-
-    def compare(self, source, name, *options, vocabulary=300, lengths=(100, 17)):
-        plain = self.convert(source, name, *options, "--compress", "none")
-        return self.compare_folder(source, plain, vocabulary, lengths)
-
-    def compare_folder(self, source, plain, vocabulary=300, lengths=(100, 17)):
-        tensors = s.read_folder(plain)
-        model = load(source)
-        count = 0
+    def test_fp4_of_bitsandbytes(self):
+        """The weights are those that bitsandbytes restores."""
+        source, out = make_model("llama"), s.SCRATCH / "llama-fp4"
+        form = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="fp4", bnb_4bit_use_double_quant=True)
+        theirs = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16, quantization_config=form)
+        theirs.save_pretrained(out)
+        model, count = load(source), 0
         with torch.no_grad():
-            for key, p in model.named_parameters():
-                if key in tensors and tensors[key][0] in ("U8", "I8"):
-                    weight = restored(tensors, key)  # [out, in], also of a Conv1D
-                    p.copy_(weight.T if source.name == "gpt2" else weight)
+            for name, module in theirs.named_modules():
+                if isinstance(module, Linear4bit):
+                    module.weight.quant_state.dtype = torch.float32
+                    model.get_submodule(name).weight.copy_(F.dequantize_4bit(module.weight.data, module.weight.quant_state))
                     count += 1
-        self.assertGreater(count, 0)
-        ids = sequences(vocabulary, lengths)
-        ours, theirs = s.our_logits(plain, ids), their_logits(model, ids)
-        error, moved = worst(ours, theirs), worst(their_logits(load(source), ids), theirs)
-        s.note(f"{plain.name}: {count} weights, largest relative error of a token's logits "
-               f"{error:.1e} (quantizing: {moved:.1e})")
+        self.assertEqual(count, 7 * SIZES["num_hidden_layers"])
+        ids = sequences(300, (100, 17))
+        theirs = their_logits(model, ids)
+        error, moved = worst(s.our_logits(out, ids), theirs), worst(their_logits(load(source), ids), theirs)
+        s.note(f"fp4: largest relative error of a token's logits {error:.1e} (quantizing: {moved:.1e})")
         self.assertLess(error, BOUND)
         self.assertGreater(moved, 50 * BOUND)
-        return ids, ours
-
-    def test_nf4_double(self):
-        self.compare(make_model("qwen3"), "nf4", "--to", "nf4")
-
-    def test_nf4(self):
-        self.compare(make_model("llama-biases-mha"), "nf4-plain", "--to", "nf4",
-                     "--no-double-quant")
-
-    def test_nf4_of_conv1d(self):
-        self.compare(make_model("gpt2"), "nf4", "--to", "nf4")
-
-    def test_int8_of_conv1d(self):
-        self.compare(make_model("gpt2"), "int8", "--to", "int8")
-
-    def test_nf4_heads_together(self):
-        self.compare(make_model("gpt_neox"), "nf4", "--to", "nf4")
-
-    def test_nf4_searched(self):
-        """Scales may be negative."""
-        self.compare(make_model("llama-llama3"), "nf4-search", "--to", "nf4", "--scale", "search")
-
-    def test_fp4_of_bitsandbytes(self):
-        source, out = make_model("llama"), s.SCRATCH / "llama-fp4"
-        form = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="fp4",
-                                  bnb_4bit_use_double_quant=True)
-        AutoModelForCausalLM.from_pretrained(
-            source, dtype=torch.bfloat16, quantization_config=form).save_pretrained(out)
-        self.compare_folder(source, out)
-
-    def test_int8_rows(self):
-        self.compare(make_model("qwen2-window"), "int8", "--to", "int8")
-
-    def test_int8_blocks(self):
-        self.compare(make_model("mistral-window"), "int8-block", "--to", "int8", "--block-size",
-                     "64")
-
-    def test_tinystories(self):
-        self.compare(s.model_path("tinystories"), "nf4", "--to", "nf4", vocabulary=2048)
-
-    def test_auto(self):
-        self.compare(s.model_path("kjv-llama"), "auto", "--to", "auto", "--schemes", "nf4,int8",
-                     "--vram", "1500KB", "--margin", "1", "--cuda-context", "1KB", "--context",
-                     "16", vocabulary=256)
-
-    def test_compressed_and_threads_change_nothing(self):
-        source = s.model_path("kjv-llama")
-        ids, ours = self.compare(source, "nf4", "--to", "nf4", vocabulary=256)
-        packed = self.convert(source, "nf4-packed", "--to", "nf4")
-        self.assertTrue(list(packed.glob("*.zst")))
-        self.assertTrue((s.our_logits(packed, ids, "--threads", "3") == ours).all())
 
 
 if __name__ == "__main__":

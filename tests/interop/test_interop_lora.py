@@ -1,6 +1,5 @@
 """`--lora` against peft's own merge: the same bits as peft in double precision, rounded once; and as near to peft in
 single precision as that is to the truth."""
-import os
 import shutil
 import unittest
 
@@ -99,21 +98,6 @@ class Merge(unittest.TestCase):
         for names in (("lora", "patterns"), ("lora", "dora"), ("dora", "lora"), ("rslora", "lora", "embedding")):
             with self.subTest(names):
                 self.check(*names)
-
-    def test_quantized(self):
-        """What is quantized is peft's merge."""
-        paths = [adapter("rslora")]
-        merged = s.SCRATCH / "lora-merged"
-        model = load(torch.float32)
-        model.load_state_dict({n: t.float() for n, t in peft_merge(paths, torch.float64).items()})
-        model.save_pretrained(merged)
-        for to in (["nf4"], ["int8"], ["nf4", "--scale", "absmax", "--no-double-quant"]):
-            want = self.convert(merged, [], "--to", *to)
-            got = self.convert(self.plain, paths, "--to", *to)
-            self.assertEqual(want.keys(), got.keys())
-            for name, tensor in want.items():
-                self.assertTrue(torch.equal(got[name], tensor), name)
-            s.qconv("verify", s.SCRATCH / "lora-out", "--against", self.plain, "--lora", paths[0])
 
 
 if __name__ == "__main__":

@@ -11,8 +11,6 @@ import interop_support as s
 import transformers
 from transformers import AutoModelForCausalLM
 
-sys.path.insert(0, str(s.ROOT / "python"))
-os.environ.setdefault("QCONV_LIBRARY", str(s.BUILD / "libqconv.so"))
 MAJOR = int(transformers.__version__.split(".")[0])
 transformers.logging.set_verbosity_error()
 RUNS = """

@@ -105,15 +105,6 @@ class Nf4(unittest.TestCase):
         s.note(f"NF4, normal weights: {total} codes, {sum(kinds.values())} differ {kinds or ''}")
         self.assertLessEqual(sum(kinds.values()), total // 10**6)
 
-    def test_many_weights(self):
-        total, kinds = 0, {}
-        for seed in range(4):
-            x = normal(4096, 1024, seed=("many", seed))
-            for kind, n in self.compare("many", x, 64, "f32", 4).items():
-                kinds[kind] = kinds.get(kind, 0) + n
-            total += x.numel()
-        s.note(f"NF4, float32 block 64: {total} codes, {sum(kinds.values())} differ {kinds or ''}")
-
     def test_other_distributions(self):
         generator = torch.Generator().manual_seed(7)
         uniform = torch.rand(256, 1024, generator=generator) - 0.5

@@ -20,7 +20,6 @@ import interop_support as s
 import test_interop_compressed as compressed
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
 
 sys.path.insert(0, str(s.ROOT / "tests"))
 import vllm_models  # noqa: E402
@@ -117,20 +116,9 @@ class Bitsandbytes(unittest.TestCase):
         s.qconv("-q", "--compress", "none", "--to", form, compressed.source(), folder)
         return folder
 
-    def planted(self, form):
-        """A copy of NF4 with the scales of one weight times 1.1."""
-        folder = s.SCRATCH / "vllm" / f"{form}-planted"
-        shutil.copytree(s.SCRATCH / "vllm" / form, folder)
-        tensors = load_file(folder / "model.safetensors")
-        tensors[compressed.VICTIM + ".nested_absmax"] *= 1.1
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-        return folder
-
     def test_log_probabilities(self):
-        """Of each form; and of one of them with a fault, which has to show."""
         folders = {form: self.converted(form) for form in self.FORMS}
-        bad = self.planted("nf4")
-        found = compressed.ask(1, [*((folder, form) for form, folder in folders.items()), (bad, "nf4")])
+        found = compressed.ask(1, [(folder, form) for form, folder in folders.items()])
         for form, folder in folders.items():
             with self.subTest(form):
                 logits = s.our_logits(folder, [compressed.IDS])[:-1]
@@ -139,10 +127,6 @@ class Bitsandbytes(unittest.TestCase):
                 difference = compressed.apart(found[folder], ours)
                 s.note(f"{form}: log-probabilities at most {difference:.4f} apart")
                 self.assertLessEqual(difference, self.FORMS[form])
-                if form == "nf4":
-                    difference = compressed.apart(found[bad], ours)
-                    s.note(f"{form}, with a planted fault: {difference:.4f}")
-                    self.assertGreater(difference, self.FORMS[form])
 
 
 # Cards of 1.5 MB, on which a mixture of NF4 and int8 fits; q, k and v need not have one scheme.

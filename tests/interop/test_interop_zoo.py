@@ -28,10 +28,9 @@ from bitsandbytes.nn import Linear4bit, Linear8bitLt
 from transformers import BitsAndBytesConfig
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.pytorch_utils import Conv1D
 
 MAJOR = int(transformers.__version__.split(".")[0])
-bitsandbytes.nn.modules.has_avx512bf16 = lambda: False  # see test_interop_checkpoints.py
+bitsandbytes.nn.modules.has_avx512bf16 = lambda: False  # see interop_support.quiet
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 transformers.utils.logging.disable_progress_bar()
 torch.set_num_threads(1)  # the matrices are tiny

@@ -3,8 +3,10 @@ one temporary folder, with keys, sockets and ports of their own. Nothing of the 
 is used or changed. Needs root (slurmd starts tasks as their users) and Debian's slurm-wlm and
 munge. Standard library only.
 
-    with SmallCluster(nodes=4) as cluster:
-        cluster.run(["srun", "-N4", "hostname"])
+    cluster = SmallCluster(nodes=4)
+    cluster.start()
+    cluster.run(["srun", "-N4", "hostname"])
+    cluster.stop()
 """
 import os
 import shutil
@@ -92,17 +94,6 @@ class SmallCluster:
         self.env = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "SBATCH"))}
         self.env["PATH"] = self.env.get("PATH", "") + ":" + SBIN
         self.env["SLURM_CONF"] = self.conf
-
-    def __enter__(self):
-        try:
-            self.start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(self, *unused):
-        self.stop()
 
     def daemon(self, name, *args):
         log = open(os.path.join(self.top, name + ".out"), "w")
