@@ -1,7 +1,7 @@
 /* What this build of the program can do on GPUs: one table for each room that uses a GPU.
  *
- * The users own the interfaces: device_quantizer.h, validate_compare.h, forward_decoder.h
- * and calibrate_engine.h describe the tables that this struct points at. gpu_*.c implement them
+ * The users own the interfaces: device_quantizer.h, validate_compare.h and calibrate_engine.h
+ * describe the tables that this struct points at. gpu_*.c implement them
  * over kernels/, and main.c puts the whole into the call (call.h); everything else finds it in
  * the devices that it opened (device_choice.h). A build without CUDA kernels has none: no_gpu.c
  * returns NULL. */
@@ -20,7 +20,6 @@ typedef struct qc_gpu_work {
 
     const struct qc_gpu_quantizer *quantizer;
     const struct qc_gpu_validator *validator;
-    const struct qc_gpu_llama *llama;
     const struct qc_gpu_calibrating *calibrating;
 } qc_gpu_work;
 
