@@ -97,31 +97,7 @@ def loads(figures):
             table(("output", "GB", "to the GPU", "to host memory", "copies alone", "time over the copies'"), rows), ""]
 
 
-def evals(figures):
-    rows = []
-    for name, f in figures.items():
-        if isinstance(f, dict):
-            for device in ("cuda", "cpu"):
-                e = f[device]
-                rows.append((name, e["device"], "%.5f" % e["base_perplexity"], "%.5f" % e["perplexity"],
-                             "%.3e" % e["kl_mean"], "%.3f" % (100 * e["top1"]), "%.2f" % e["seconds"]))
-    apart = figures.get("apart")
-    return ["#### `eval`", "",
-            "The bundled model on 16,384 tokens. What is further apart than the step allows: %s."
-            % ("; ".join(apart) if apart else "nothing"), "",
-            table(("scheme", "device", "perplexity, 16 bit", "quantized", "KL divergence", "top-1, %", "seconds"),
-                  rows), ""]
-
-
-def calibrations(figures):
-    rows = [(title, "%.5f" % figures[key]["kl_mean"], "%.2f" % figures[key]["seconds"])
-            for key, title in (("plain", "`--scale absmax`, CPU"), ("cuda", "calibrated on the GPU"),
-                               ("cpu", "calibrated on the CPU")) if key in figures]
-    return ["#### Calibrating", "", "The bundled model in NF4, with 16,384 tokens of the bundled text.", "",
-            table(("", "KL divergence", "seconds"), rows), ""]
-
-
-PROGRAM = {"convert": conversions, "load": loads, "eval": evals, "calibrate": calibrations}
+PROGRAM = {"convert": conversions, "load": loads}
 
 
 def program_section(run):

@@ -4,8 +4,8 @@
 #
 #   first     build, each kernel alone, the kernels against cuBLAS and the roof, packed weights, the gpu
 #             tests, what the GPU gives at best, races, profiles
-#   second    conversions on the GPU against the CPU, loading, eval, calibrating, validate, groups,
-#             bitsandbytes beside qconv, sanitizers
+#   second    conversions on the GPU against the CPU, loading, validate, groups, bitsandbytes beside
+#             qconv, sanitizers
 #
 # For a bare machine with nvcc, CMake, a C compiler and Python 3; it needs no internet.
 #

@@ -58,9 +58,6 @@ SHIM_CONVERSIONS = (("nf4", "absmax", "none"), ("int8", "absmax", "none"))
 CANNOT_CHECK = (b"Device not supported", b"Unable to find injection library")
 SHIM_TESTS = "^shim_(arguments|device|plan)$"  # each takes seconds on a CPU
 SLACK = 1.5          # how much longer than measured a conversion may take
-# How far a GPU's figures may be from the CPU's, relative and absolute: it multiplies float16 rows.
-EVAL_APART = {"base_perplexity": (1e-3, 0), "perplexity": (1e-3, 0), "kl_mean": (2e-2, 5e-6),
-              "top1": (0, 1e-2)}
 # What a profile has. All sections took 38 passes a kernel, and one point in four more than 10 s.
 SECTIONS = ("SpeedOfLight", "MemoryWorkloadAnalysis", "SchedulerStats", "WarpStateStats", "InstructionStats",
             "LaunchStats", "Occupancy")
@@ -477,89 +474,6 @@ def load(step):
     return 0
 
 
-def tokens(run):
-    return "16" if run.shim else "16384"
-
-
-def evaluate(step, out, device):
-    return said_json(step, "qconv", "eval", out, "--against", os.path.join(DATA, "model"), "--text",
-                     os.path.join(DATA, "heldout.txt"), "--max-tokens", tokens(step.run), "--device",
-                     device, "--json")
-
-
-def evals(step):
-    """The bundled model in NF4 and in int8 against its source: the GPU's figures beside the CPU's."""
-    apart = []
-    for scheme in ("nf4", "int8"):
-        out, figures = step.run.at("eval-" + scheme), {}
-        shutil.rmtree(out, ignore_errors=True)
-        rc = step.program("qconv", "-q", "--to", scheme, "--device", "cpu",
-                          os.path.join(DATA, "model"), out)
-        for device in ("cuda", "cpu"):
-            if rc == 0:
-                rc, figures[device] = evaluate(step, out, device)
-        if rc != 0:
-            return rc
-        step.find(**{scheme: figures})
-        gpu, cpu = figures["cuda"], figures["cpu"]
-        if gpu["device"] == cpu["device"]:
-            apart.append("%s: the GPU was not used" % scheme)
-        for what, (relative, absolute) in EVAL_APART.items():
-            if not abs(gpu[what] - cpu[what]) <= relative * abs(cpu[what]) + absolute:
-                apart.append("%s: %s is %.9g on the GPU, %.9g on the CPU"
-                             % (scheme, what, gpu[what], cpu[what]))
-    step.find(apart=apart)
-    step.say("; ".join(apart) or "the same figures on the GPU and on the CPU")
-    return 4 if apart else 0
-
-
-def calibrate(step):
-    """The bundled model calibrated on the GPU and on the CPU: as good. Then two layers of the large
-    one on the GPU, for the time."""
-    source, found, wrong = os.path.join(DATA, "model"), {}, []
-
-    def convert_timed(name, *arguments):
-        out = step.run.at("calibrated-" + name)
-        shutil.rmtree(out, ignore_errors=True)
-        begin = time.monotonic()
-        rc = step.program("qconv", "-v", "--compress", "none", *arguments, out)
-        found[name] = {"seconds": time.monotonic() - begin}
-        return rc, out
-
-    on = ["--calibrate", "default", "--calibration-tokens", tokens(step.run)]
-    for name, more in (("plain", ["--scale", "absmax"]), ("cuda", on), ("cpu", on)):
-        device = "cpu" if name == "plain" else name
-        rc, out = convert_timed(name, "--to", "nf4", *more, "--device", device, source)
-        if rc == 0:
-            rc, said = evaluate(step, out, "cpu")
-        if rc != 0:
-            return rc
-        found[name]["kl_mean"] = said["kl_mean"]
-        step.find(**found)
-    plain, cuda, cpu = (found[n]["kl_mean"] for n in ("plain", "cuda", "cpu"))
-    if not cuda <= 1.15 * cpu:
-        wrong.append("KL divergence is %.4g on the GPU, %.4g on the CPU" % (cuda, cpu))
-    if not cuda < 0.6 * plain and not step.run.shim:  # so few tokens say nothing about that
-        wrong.append("KL divergence is %.4g, %.4g without calibration" % (cuda, plain))
-    step.find(wrong=wrong)
-    step.say("; ".join(wrong) or "calibrated on the GPU as well as on the CPU")
-    if os.path.exists(step.run.at("model", "config.json")) and not step.run.shim:
-        ids = step.run.at("calibrate.ids")
-        with open(ids, "w") as f:
-            for i in range(16):
-                f.write(" ".join(str((i * 2048 + k) * 7919 % 32000) for k in range(2048)) + "\n")
-        with open(step.run.at("model", "config.json")) as f:
-            layers = json.load(f)["num_hidden_layers"]
-        keep = [w for i in range(2, layers) for w in ("--keep", "*.layers.%d.*" % i)]
-        rc, out = convert_timed("large", "--to", "nf4", "--calibrate", ids, *keep, "--device", "cuda",
-                                step.run.at("model"))
-        shutil.rmtree(out, ignore_errors=True)
-        step.find(**found)
-        if rc != 0:
-            return rc
-    return 4 if wrong else 0
-
-
 def validate(step):
     out = step.run.at("out-nf4-cuda")
     if not os.path.isdir(out):
@@ -589,9 +503,8 @@ CALLS = {
                       ("tests", 14, tests), ("ceilings", 12, ceilings), ("sanitizers", 44, sanitizers),
                       ("profiles", 34, profiles)),
     "second": BEGIN + (("model", 10, model), ("convert", 35, convert), ("load", 10, load),
-                       ("eval", 20, evals), ("calibrate", 25, calibrate), ("validate", 15, validate),
-                       ("plan", 5, plan), ("groups", 20, groups), ("bitsandbytes", 35, bitsandbytes),
-                       ("sanitizers", 80, sanitizers)),
+                       ("validate", 15, validate), ("plan", 5, plan), ("groups", 20, groups),
+                       ("bitsandbytes", 35, bitsandbytes), ("sanitizers", 80, sanitizers)),
 }
 # Steps that have what time is left, and none of the plan.
 LEFT_OVER = {"first": (), "second": ("sanitizers",)}
@@ -627,7 +540,7 @@ def main(argv):
     for name, limit, do in CALLS[word]:
         if (not only or name in only) and not run.stopped:
             run.step(name, limit, do)
-    for path in glob.glob(run.at("out-*")) + glob.glob(run.at("calibrated-*")) + [run.at("model")]:
+    for path in glob.glob(run.at("out-*")) + [run.at("model")]:
         shutil.rmtree(path, ignore_errors=True)
     run.complete = not run.stopped
     run.save_summary()

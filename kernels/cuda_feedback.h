@@ -26,24 +26,7 @@ typedef struct {
     qc_cuda_stream stream;
 } qc_cuda_feedback_tools;
 
-/* ---- second moments (cuda_moments.c, .cu) ---- */
-
-/* h [n, n] doubles += x^T x, and c [n, n] doubles += x^T z where c is not NULL, all on the device.
- * What lies above h's diagonal tiles is not touched, or has no meaning. Sums are in float over at
- * most QC_CUDA_MOMENT_TOKENS tokens, then in double. */
-#define QC_CUDA_MOMENT_TOKENS 1024u
-typedef struct {
-    double *h, *c;
-    uint64_t n, tokens;
-    const float *x, *z; /* [tokens, n] */
-    uint64_t ldx, ldz;  /* from row to row */
-    float *scratch;     /* qc_cuda_moments_scratch_bytes(n) */
-} qc_cuda_moments;
-uint64_t qc_cuda_moments_scratch_bytes(uint64_t n);
-QC_NODISCARD qc_status qc_cuda_moments_add(const qc_cuda_feedback_tools *t,
-                                           const qc_cuda_moments *a, qc_error *err);
-
-/* ---- the factor (cuda_feedback_open.c, .cu) ---- */
+/* ---- the factor (cuda_feedback_open.c, cuda_moments.cu) ---- */
 
 typedef struct qc_cuda_feedback qc_cuda_feedback;
 

@@ -33,14 +33,6 @@ typedef struct {
 } qc_cuda_form;
 qc_cuda_form qc_cuda_form_of(const qc_form *form); /* cuda_feedback_open.c */
 
-/* ---- cuda_moments.c ---- */
-
-/* How many columns a strip of products has; a test takes fewer. */
-#define QC_CUDA_MOMENT_STRIP 2048u
-QC_NODISCARD qc_status qc_cuda_moments_add_strips(const qc_cuda_feedback_tools *t,
-                                                  const qc_cuda_moments *a, uint64_t strip,
-                                                  qc_error *err);
-
 /* ---- cuda_feedback_search.cu ---- */
 
 /* The blocks of x [rows, n] floats, whose first element begins a block (and, nested, a group).
@@ -80,10 +72,6 @@ QC_NODISCARD qc_status qc_cuda_feedback_weight_within(const qc_cuda_feedback *f,
                                                       qc_feedback_result *result, qc_error *err);
 
 /* ---- cuda_moments.cu: matrices are [n, n] ---- */
-
-/* Adds part [rows, cols] to sums [rows, cols], whose rows are ld apart. */
-QC_NODISCARD qc_status qc_cuda_add_part(double *sums, uint64_t ld, const float *part, uint64_t rows,
-                                        uint64_t cols, qc_cuda_stream s, qc_error *err);
 
 /* Sets odd[row] to 1 if anything in row `row` is not finite, else to 0. With `lower`, only the part
  * of a row of h up to the diagonal counts. */

@@ -18,15 +18,6 @@ struct tile_shared {
     double v[tile][tile + 1];
 };
 
-__global__ void __launch_bounds__(threads_per_block)
-    add_part(double *sums, uint64_t ld, const float *part, uint64_t rows, uint64_t cols)
-{
-    for (uint64_t row = blockIdx.y; row < rows; row += gridDim.y)
-        for (uint64_t col = (uint64_t)blockIdx.x * threads_per_block + threadIdx.x; col < cols;
-             col += (uint64_t)gridDim.x * threads_per_block)
-            sums[row * ld + col] += (double)part[row * cols + col];
-}
-
 /* Infinity and NaN are odd: they do not give 0 when subtracted from themselves. */
 QC_DEVICE int is_odd(double v)
 {
@@ -176,13 +167,6 @@ dim3 grid_of(uint64_t cols, uint64_t rows)
 const dim3 threads(threads_per_block);
 
 } // namespace
-
-qc_status qc_cuda_add_part(double *sums, uint64_t ld, const float *part, uint64_t rows,
-                           uint64_t cols, qc_cuda_stream s, qc_error *err)
-{
-    return qc_cuda_start("moments_add", add_part, grid_of(cols, rows), threads, 0, s, err, sums, ld,
-                         part, rows, cols);
-}
 
 qc_status qc_cuda_find_odd(const double *h, uint64_t n, int lower, uint32_t *odd, qc_cuda_stream s,
                            qc_error *err)

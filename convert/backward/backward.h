@@ -19,7 +19,7 @@ typedef struct {
     const qc_forward_source *source;
     const qc_forward_tensors *tensors;
     const qc_forward_batch *batch;
-    qc_forward_tools tools; /* devices are not used */
+    qc_forward_tools tools;
     const qc_blas *blas;
     uint64_t block; /* outputs of a block of G */
     /* Where files without a name go whose bytes are more than `memory`. */

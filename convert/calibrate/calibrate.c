@@ -5,7 +5,6 @@
 #include "convert/calibrate/calibrate_costs.h"
 #include "convert/calibrate/calibrate_engine.h"
 #include "convert/calibrate/calibration_text.h"
-#include "convert/family/family.h"
 #include "convert/forward/forward.h"
 #include "convert/forward/token_text.h"
 #include "convert/term/console.h"
@@ -61,13 +60,6 @@ static qc_status moments_digest(const qc_plan_options *o, char out[QC_DIGEST_HEX
     return st;
 }
 
-/* The CPU computes all, or next to a GPU the gradients. */
-static int needs_blas(const qc_plan *plan)
-{
-    const qc_calibrate_options *c = &plan->options->calibrate;
-    return !plan->calibrates_on || (c->text && c->sided == 2);
-}
-
 /* Only the path of a tokenizer that the user names counts here: a model's own is part of the
  * conversion's identity already. */
 qc_status qc_calibrate_identity(const char **out, const qc_plan *plan, qc_error *err)
@@ -76,21 +68,32 @@ qc_status qc_calibrate_identity(const char **out, const qc_plan *plan, qc_error 
     const qc_calibrate_options *c = &o->calibrate;
     char digest[QC_DIGEST_HEX_BYTES];
     const qc_blas *blas = NULL;
-    const char *device = plan->calibrates_on ? plan->calibrates_on->name : "";
     QC_TRY(c->text ? text_digest(plan, digest, err) : moments_digest(o, digest, err));
-    if (needs_blas(plan))
+    if (!plan->calibrates_on)
         QC_TRY(qc_blas_open(&blas, err));
     const qc_call *call = plan->call;
     return qc_arena_printf(call->arena, out, err,
                            "method=%d %s=%s ids=%d tokens=%" PRIu64 " context=%" PRIu64
-                           " damping=%a sided=%u tokenizer=%s computed by=%s%s%s",
+                           " damping=%a sided=%u tokenizer=%s computed by=%s",
                            METHOD, c->text ? "text" : "moments", digest,
                            c->text && qc_ends_with(c->text, ".ids"), c->max_tokens, c->context,
-                           c->damping, c->sided, call->tokenizer ? call->tokenizer : "", device,
-                           *device && blas ? ", " : "", blas ? qc_blas_name(blas) : "");
+                           c->damping, c->sided, call->tokenizer ? call->tokenizer : "",
+                           blas ? qc_blas_name(blas) : plan->calibrates_on->name);
 }
 
 /* ---- on what ---- */
+
+/* The CPU takes a text through a model, also where GPUs are wished for. */
+static qc_status tell_cpu(const qc_call *call, qc_error *err)
+{
+    qc_device_wish w;
+    QC_TRY(qc_device_wish_read(&w, call->run_device, err));
+    if (w.kind == QC_WISH_CUDA)
+        qc_console_detail(call, 0,
+                          "calibrating on the CPU: a GPU calibrates with --hessians only, and "
+                          "quantizes what is not calibrated");
+    return QC_OK;
+}
 
 qc_status qc_calibrate_choose(qc_plan *plan, qc_error *err)
 {
@@ -100,21 +103,18 @@ qc_status qc_calibrate_choose(qc_plan *plan, qc_error *err)
     plan->calibrates_on = NULL;
     if (!qc_calibrates(&plan->options->calibrate))
         return QC_OK;
+    if (plan->options->calibrate.text)
+        return tell_cpu(call, err);
     QC_TRY(qc_arena_alloc(call->arena, &d, 1, sizeof *d, err));
     QC_TRY(qc_devices_choose(&d->devices, call->gpu, call->run_device, qc_plan_gpu_bytes(plan),
                              call->arena, err));
     if (d->devices.gpu_count == 0)
         return QC_OK;
-    const char *cpu_only =
-        plan->options->calibrate.text ? qc_family_cpu_only(plan->model->config) : NULL;
     qc_status st =
-        cpu_only
-            ? qc_error_set(&why, QC_ERR_UNSUPPORTED, __FILE__, __LINE__,
-                           "models of model_type '%s' are computed on the CPU only", cpu_only)
-            : d->devices.work->calibrating->name(&d->name, call->arena, &d->devices.gpus[0], &why);
+        d->devices.work->calibrating->name(&d->name, call->arena, &d->devices.gpus[0], &why);
     if (st == QC_OK) {
         plan->calibrates_on = d;
-    } else if ((st != QC_ERR_DEVICE && !cpu_only) || d->devices.wished) {
+    } else if (st != QC_ERR_DEVICE || d->devices.wished) {
         QC_FAIL(err, st, "calibrating on a GPU: %s; --device cpu calibrates without one", why.msg);
     } else {
         qc_console_detail(call, 0, "calibrating on the CPU, because the GPU cannot be used: %s",
@@ -130,17 +130,15 @@ static qc_status run(qc_calibrator *k, qc_error *err)
     const qc_calibrate_options *c = &k->o->calibrate;
     QC_TRY(qc_isa_select(&k->isa, err));
     k->ops = qc_quant_ops_for(k->isa);
-    if (needs_blas(k->plan))
+    if (!k->devices)
         QC_TRY(qc_blas_open(&k->blas, err));
     QC_TRY(qc_calibrate_engine_create(
         &k->engine, k->devices ? k->devices->work->calibrating->ops : &qc_calibrate_cpu_ops, k,
         err));
     if (k->devices)
         qc_console_detail(k->plan->call, 1, "calibrating on %s", k->plan->calibrates_on->name);
-    if (k->blas)
-        qc_console_detail(k->plan->call, 1, "%s by %s",
-                          k->devices ? "gradients on the CPU" : "matrix products",
-                          qc_blas_name(k->blas));
+    else
+        qc_console_detail(k->plan->call, 1, "matrix products by %s", qc_blas_name(k->blas));
     QC_TRY(qc_st_cursor_create(&k->source.cursor, err));
     k->source.checkpoint = k->plan->model;
     k->source.ops = k->ops;
@@ -177,10 +175,6 @@ qc_status qc_calibrate_costs(double (*costs)[QC_CANDIDATES], const qc_plan *plan
 {
     qc_calibrate_report r = {0};
     qc_calibrator k = calibrator_of(plan, &r);
-    qc_plan trial = *plan;
-    QC_TRY(qc_calibrate_choose(&trial, err));
-    if (plan->options->calibrate.text && trial.calibrates_on)
-        return QC_OK; /* gradients are not made there */
     k.costs = costs;
     k.candidates = rows;
     return run_and_close(&k, err);

@@ -29,9 +29,10 @@ struct qc_calibrate_device {
     const char *name; /* the GPU and its libraries, on which the results depend */
 };
 
-/* Sets plan->calibrates_on as --device wishes, where the plan's options calibrate: to the first GPU
- * that quantizes, or to the CPU. Where a GPU lacks cuBLAS or cuSOLVER, this returns QC_ERR_DEVICE
- * if the GPU was asked for; otherwise it takes the CPU and says so in one line. */
+/* Sets plan->calibrates_on as --device wishes, where the plan's options have --hessians: to the
+ * first GPU that quantizes, or to the CPU. Where a GPU lacks cuBLAS or cuSOLVER, this returns
+ * QC_ERR_DEVICE if the GPU was asked for; otherwise it takes the CPU and says so in one line. With
+ * a text the CPU calibrates, and a line says so where a GPU was asked for. */
 QC_NODISCARD qc_status qc_calibrate_choose(qc_plan *plan, qc_error *err);
 
 /* Makes one line that says what the results depend on beside the conversion's own identity, for

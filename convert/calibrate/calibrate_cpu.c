@@ -109,11 +109,9 @@ static qc_status measure_all(timed *t, qc_calibrate_speed *out, qc_error *err)
     return time_of(&out->forward, t, one_forward, err);
 }
 
-static qc_status measure(qc_calibrate_engine *e, const qc_forward_shape *shape,
-                         qc_calibrate_speed *out, qc_error *err)
+static qc_status measure(qc_calibrate_engine *e, qc_calibrate_speed *out, qc_error *err)
 {
     timed t = {.k = e->k};
-    (void)shape;
     *out = (qc_calibrate_speed){.factor_slower = FACTOR_SLOWER, .weight_slower = WEIGHT_SLOWER};
     qc_status st = measure_all(&t, out, err);
     qc_free(t.x);

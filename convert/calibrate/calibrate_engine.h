@@ -1,12 +1,13 @@
 /* An engine computes for calibrating: on the CPU (calibrate_cpu.c) or on a GPU (gpu_calibrate.c).
- * Both take a text through a model layer by layer in two streams, x and z (calibrate_model.c), add
- * up second moments, factor them and make weights with the factors. The caller reads weights, keeps
- * results and tells the user.
+ * Both factor second moments and make weights with the factors. The CPU's also takes a text through
+ * a model layer by layer in two streams, x and z (calibrate_model.c), and adds up their moments;
+ * a GPU's leaves the operations for that NULL. The caller reads weights, keeps results and tells
+ * the user.
  *
  * The operations are called in this order. With a text: text once; then for each layer first layer,
- * and after it either pass, or for each set of linear layers moments, reach, factor, weight,
- * quantized and drop; for the head, head takes the place of reach. Without a text: take, factor,
- * weight and drop. An engine is for one thread, and it answers Ctrl-C. */
+ * and after it either pass, or for each set of linear layers moments, reach, factor, weight and
+ * drop; for the head, head takes the place of reach. Without a text: take, factor, weight and drop.
+ * An engine is for one thread, and it answers Ctrl-C. */
 #ifndef QC_CONVERT_CALIBRATE_ENGINE_H
 #define QC_CONVERT_CALIBRATE_ENGINE_H
 
@@ -61,10 +62,8 @@ typedef struct {
 typedef struct {
     size_t bytes; /* of an engine, which begins as zeros */
     void (*close)(qc_calibrate_engine *e);
-    /* Measures the speed in a few tenths of a second. shape: of the model whose text is to come, or
-     * NULL. */
-    qc_status (*measure)(qc_calibrate_engine *e, const qc_forward_shape *shape,
-                         qc_calibrate_speed *out, qc_error *err);
+    /* Measures the speed in a few tenths of a second. */
+    qc_status (*measure)(qc_calibrate_engine *e, qc_calibrate_speed *out, qc_error *err);
     /* The memory that is needed for the activations of a text, and for the moments, the factor and
      * a weight [rows, n] of a set. Both saturate. block: of qc_feedback_outputs, or 0. */
     qc_calibrate_room (*room_text)(const qc_calibrate_engine *e, const qc_forward_shape *shape,
@@ -79,16 +78,13 @@ typedef struct {
     /* The engine borrows z and x until the next layer. */
     qc_status (*layer)(qc_calibrate_engine *e, uint64_t number, const qc_forward_weights *z,
                        const qc_forward_weights *x, qc_error *err);
-    /* Takes over a matrix of x that has been quantized. NULL: nothing has to be done. */
-    qc_status (*quantized)(qc_calibrate_engine *e, qc_layer_which which, qc_error *err);
     /* Makes room for the moments of n inputs and sets them to zero; cross: C as well. */
     qc_status (*moments)(qc_calibrate_engine *e, uint64_t n, int cross, qc_error *err);
     /* Takes all windows to a point of the layer; to AT_IMAGE each image once. add: the inputs of
      * its linear layers are added to the moments. seconds: for the progress. */
     qc_status (*reach)(qc_calibrate_engine *e, qc_forward_point point, int add, double seconds,
                        qc_error *err);
-    /* Adds inputs of both streams to the moments: [tokens, n], without gaps. NULL: the engine does
-     * not calibrate experts. */
+    /* Adds inputs of both streams to the moments: [tokens, n], without gaps. */
     qc_status (*add)(qc_calibrate_engine *e, const float *x, const float *z, uint64_t tokens,
                      qc_error *err);
     /* Takes all windows through the whole layer; through one with experts up to these. */

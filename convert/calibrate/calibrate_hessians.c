@@ -323,7 +323,7 @@ static qc_status run(work *w, qc_error *err)
     QC_TRY(sort_weights(w, err));
     if (k->costs)
         k->feedback.sweeps = 0;
-    QC_TRY(qc_calibrate_measure(k, NULL, err));
+    QC_TRY(qc_calibrate_measure(k, err));
     look_ahead(w, &ahead);
     qc_calibrate_tell(k, &ahead, "the second moments given");
     QC_TRY(qc_calibrate_check_room(k, &ahead, err));

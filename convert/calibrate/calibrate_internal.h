@@ -31,7 +31,7 @@ typedef struct {
     qc_calibrated *store;     /* NULL: --dry-run */
     qc_calibrate_report *r;
     const qc_blas *blas;       /* NULL: on a GPU */
-    const qc_devices *devices; /* the first is used; NULL: the CPU */
+    const qc_devices *devices; /* with moments of a file: the first is used; NULL: the CPU */
     qc_calibrate_engine *engine;
     const qc_quant_ops *ops;
     qc_isa isa;
@@ -69,10 +69,8 @@ uint32_t qc_calibrate_expert_job(const uint32_t *job_of, const qc_experts_layer 
                                  int part);
 /* Is the job's weight still to be made? */
 int qc_calibrate_needs(const qc_calibrator *k, uint32_t job);
-/* Asks the engine how long an operation takes. shape: of the model whose text is to come, or
- * NULL. */
-QC_NODISCARD qc_status qc_calibrate_measure(qc_calibrator *k, const qc_forward_shape *shape,
-                                            qc_error *err);
+/* Asks the engine how long an operation takes. */
+QC_NODISCARD qc_status qc_calibrate_measure(qc_calibrator *k, qc_error *err);
 /* Returns QC_ERR_NOMEM where the GPU is too small, before any work begins. */
 QC_NODISCARD qc_status qc_calibrate_check_room(const qc_calibrator *k,
                                                const qc_calibrate_outlook *a, qc_error *err);

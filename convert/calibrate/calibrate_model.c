@@ -327,9 +327,8 @@ static void look_ahead(const model *m, qc_calibrate_outlook *a)
         if (t->layers[i].experts)
             work = qc_calibrate_larger(
                 work, qc_calibrate_experts_ahead(&m->experts, t->layers[i].experts, a));
-        /* The layer is held as it was and as it becomes, on a GPU as well. */
-        const uint64_t twice = qc_sat_mul(2, t->layers[i].memory_bytes);
-        const qc_calibrate_room held = {twice, m->k->devices ? twice : 0};
+        /* The layer is held as it was and as it becomes. */
+        const qc_calibrate_room held = {.host = qc_sat_mul(2, t->layers[i].memory_bytes)};
         most = qc_calibrate_larger(most, sum_of(work, held));
     }
     if (m->head) {
@@ -441,8 +440,6 @@ static qc_status quantize_set(model *m, layer *l, const linear_set *g, uint64_t 
         if (k->costs)
             continue;
         take_quantized(m, l, (int)part);
-        if (k->engine->ops->quantized)
-            QC_TRY(k->engine->ops->quantized(k->engine, part, err));
     }
     return QC_OK;
 }
@@ -615,7 +612,7 @@ static qc_status run(model *m, qc_error *err)
         qc_calibrate_outputs_choose(&m->outputs, m->k, &m->tensors, m->job_of, &m->windows, err));
     if (m->k->costs && m->head)
         return QC_OK; /* its outputs have no moments */
-    QC_TRY(qc_calibrate_measure(m->k, &m->tensors.shape, err));
+    QC_TRY(qc_calibrate_measure(m->k, err));
     QC_TRY(tell(m, &ahead, err));
     if (m->k->costs && m->k->r->left > 0)
         return QC_OK;

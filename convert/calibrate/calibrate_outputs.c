@@ -19,28 +19,10 @@ static int wants(const void *ctx, uint64_t layer, uint64_t which)
                                                                   (int)(i % QC_EXPERT_MATRICES)));
 }
 
-/* The seconds of an operation of the backward pass. */
-static double seconds_of(const qc_calibrate_outputs *o)
-{
-    return o->k->devices ? o->cpu_seconds : o->k->moment_seconds;
-}
-
 static void did(void *ctx, double operations)
 {
     const qc_calibrate_outputs *o = ctx;
-    qc_calibrate_progress(o->k, operations * seconds_of(o));
-}
-
-/* Next to a GPU, whose engine measures that. */
-static qc_status measure_cpu(qc_calibrate_outputs *o, const qc_forward_shape *shape, qc_error *err)
-{
-    qc_calibrate_engine *cpu = NULL;
-    qc_calibrate_speed speed = {0};
-    QC_TRY(qc_calibrate_engine_create(&cpu, &qc_calibrate_cpu_ops, o->k, err));
-    const qc_status st = cpu->ops->measure(cpu, shape, &speed, err);
-    qc_calibrate_engine_destroy(cpu);
-    o->cpu_seconds = speed.single;
-    return st;
+    qc_calibrate_progress(o->k, operations * o->k->moment_seconds);
 }
 
 /* Copies the windows, and keeps as many as go backwards. */
@@ -67,8 +49,7 @@ qc_status qc_calibrate_outputs_choose(qc_calibrate_outputs *out, qc_calibrator *
     const unsigned sided = k->o->calibrate.sided;
     const char *why = qc_backward_not_made(&t->shape);
     *out = (qc_calibrate_outputs){.k = k, .job_of = job_of};
-    /* Next to a GPU the backward pass, which is the CPU's, may take longer than all the rest. */
-    if (sided == 1 || (sided == 0 && (why || k->devices)))
+    if (sided == 1 || (sided == 0 && why))
         return QC_OK;
     if (why)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
@@ -77,8 +58,6 @@ qc_status qc_calibrate_outputs_choose(qc_calibrate_outputs *out, qc_calibrator *
                 "package makes moments for --hessians",
                 why);
     QC_TRY(take_windows(out, k, windows, err));
-    if (k->devices)
-        QC_TRY(measure_cpu(out, &t->shape, err));
     out->task = (qc_backward_task){.source = &k->source,
                                    .tensors = t,
                                    .batch = &out->batch,
@@ -106,7 +85,7 @@ void qc_calibrate_outputs_ahead(const qc_calibrate_outputs *o, qc_calibrate_outl
         return;
     const qc_backward_outlook own = qc_backward_ahead(&o->task);
     a->operations += own.operations;
-    a->seconds += own.operations * seconds_of(o);
+    a->seconds += own.operations * o->k->moment_seconds;
     a->disk = qc_sat_add(a->disk, own.disk);
     a->memory = qc_max_u64(qc_sat_add(a->memory, own.kept), own.memory);
 }

@@ -20,7 +20,6 @@ typedef struct {
     qc_backward *made; /* NULL: outputs count alike */
     /* Weights whose outputs count alike, as too few tokens passed backwards through them. */
     uint32_t few, first_few;
-    double cpu_seconds; /* of an operation on the CPU, where a GPU calibrates */
 } qc_calibrate_outputs;
 
 /* Decides whether both sides count, and how: task.block is 0 where outputs count alike.

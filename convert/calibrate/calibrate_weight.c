@@ -81,10 +81,10 @@ void qc_calibrate_tell_left(const qc_calibrator *k, const uint32_t *jobs, uint32
                     qc_plural(count), qc_are(count), why, names, count > NAMES_MOST ? ", ..." : "");
 }
 
-qc_status qc_calibrate_measure(qc_calibrator *k, const qc_forward_shape *shape, qc_error *err)
+qc_status qc_calibrate_measure(qc_calibrator *k, qc_error *err)
 {
     qc_calibrate_speed s;
-    QC_TRY(k->engine->ops->measure(k->engine, shape, &s, err));
+    QC_TRY(k->engine->ops->measure(k->engine, &s, err));
     k->moment_seconds = s.single;
     k->factor_seconds = s.dual * s.factor_slower;
     k->weight_seconds = s.single * s.weight_slower;

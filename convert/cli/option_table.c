@@ -437,7 +437,9 @@ const qc_option_row qc_option_table[] = {
      .help = "what does the work: the CPU, every GPU, or GPUs 0 and 2 with cuda:0,2",
      .more = "auto takes the GPUs if there are any and this build has kernels for them, and the "
              "CPU otherwise. cpu does not even ask the driver. Without --device, QCONV_DEVICE "
-             "says it. The bytes that are written do not depend on it, except with --calibrate."},
+             "says it. The bytes that are written do not depend on it, except with --hessians. A "
+             "text passes through a model on the CPU only: --calibrate does so whatever --device "
+             "says, and eval refuses cuda."},
     {ROW("as", HARDWARE, FIT), TEXT(as), .arg = "CARDS", .since = "0.2.0",
      .help = "describe these cards instead of this machine's: 2xA100-40GB, 3090",
      .more = "docs/hardware.md lists the cards."},

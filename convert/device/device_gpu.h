@@ -1,10 +1,9 @@
 /* What this build of the program can do on GPUs: one table for each room that uses a GPU.
  *
- * The users own the interfaces: device_quantizer.h, validate_compare.h, forward_decoder.h
- * and calibrate_engine.h describe the tables that this struct points at. gpu_*.c implement them
- * over kernels/, and main.c puts the whole into the call (call.h); everything else finds it in
- * the devices that it opened (device_choice.h). A build without CUDA kernels has none: no_gpu.c
- * returns NULL. */
+ * The users own the interfaces: device_quantizer.h, validate_compare.h and calibrate_engine.h
+ * describe the tables that this struct points at. gpu_*.c implement them over kernels/, and main.c
+ * puts the whole into the call (call.h); everything else finds it in the devices that it opened
+ * (device_choice.h). A build without CUDA kernels has none: no_gpu.c returns NULL. */
 #ifndef QC_CONVERT_DEVICE_GPU_H
 #define QC_CONVERT_DEVICE_GPU_H
 
@@ -20,7 +19,6 @@ typedef struct qc_gpu_work {
 
     const struct qc_gpu_quantizer *quantizer;
     const struct qc_gpu_validator *validator;
-    const struct qc_gpu_llama *llama;
     const struct qc_gpu_calibrating *calibrating;
 } qc_gpu_work;
 

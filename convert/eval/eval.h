@@ -30,7 +30,7 @@ typedef struct {
 typedef struct {
     const char *path, *against, *text;  /* as given; against is NULL if nothing is compared */
     const char *model_type, *tokenizer; /* "ids" where the text was ids */
-    const char *device;                 /* "cpu", "cuda:0 (NVIDIA H200)" */
+    const char *device;                 /* "cpu" */
     /* tokens read, without those that are put in front of windows */
     uint64_t tokens;
     uint64_t windows, context, predicted;

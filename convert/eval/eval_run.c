@@ -5,7 +5,7 @@
 #include "base/text.h"
 #include "base/workers.h"
 #include "convert/adapter/adapters.h"
-#include "convert/device/device_choice.h"
+#include "convert/device/device_wish.h"
 #include "convert/eval/eval_states.h"
 #include "convert/eval/eval_stats.h"
 #include "convert/family/family.h"
@@ -41,7 +41,6 @@ typedef struct {
     const qc_call *call;
     const qc_eval_options *o;
     qc_eval_result *r;
-    qc_devices devices;
     qc_forward_tools tools;
     side sides[2]; /* OUT, MODEL */
     unsigned side_count;
@@ -73,28 +72,14 @@ static qc_status open_side(evaluation *e, const char *path, qc_error *err)
     return QC_OK;
 }
 
-/* A GPU is worth its start if there is much work, not if there are many weights. So the weights
- * count once for each KB of text. */
-static qc_status choose_device(evaluation *e, uint64_t text_bytes, qc_error *err)
+/* QCONV_DEVICE speaks to all commands, so it may name GPUs that other commands use. */
+static qc_status check_device(const qc_call *call, qc_error *err)
 {
-    uint64_t bytes = 0;
-    for (unsigned i = 0; i < e->side_count; i++)
-        bytes = qc_sat_add(bytes, e->sides[i].checkpoint->tensor_bytes);
-    QC_TRY(qc_devices_choose(&e->devices, e->call->gpu, e->call->run_device,
-                             qc_sat_mul(bytes, qc_ceil_div_u64(text_bytes, 1024)), e->call->arena,
-                             err));
-    for (unsigned i = 0; i < e->side_count; i++) {
-        const char *type = qc_family_cpu_only(e->sides[i].checkpoint->config);
-        if (!type || e->devices.gpu_count == 0 || e->devices.wished)
-            continue;
-        e->devices.gpu_count = 0;
-        qc_console_detail(e->call, 0,
-                          "evaluating on the CPU, because models of model_type '%s' are not "
-                          "computed on a GPU",
-                          type);
-    }
-    e->tools.devices = e->devices.gpu_count > 0 ? &e->devices : NULL;
-    e->r->device = e->devices.gpu_count > 0 ? e->devices.text : "cpu";
+    qc_device_wish w;
+    QC_TRY(qc_device_wish_read(&w, call->run_device, err));
+    if (w.kind == QC_WISH_CUDA && call->run_device && *call->run_device)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "--device %s: 'qconv eval' computes on the CPU only; leave --device out", w.text);
     return QC_OK;
 }
 
@@ -413,8 +398,6 @@ static qc_status run(evaluation *e, qc_error *err)
     if (st == QC_OK && e->call->against)
         st = open_side(e, e->call->against, err);
     if (st == QC_OK)
-        st = choose_device(e, text.len, err);
-    if (st == QC_OK)
         st = open_images(e, err);
     if (st == QC_OK)
         st = open_models(e, err);
@@ -455,6 +438,8 @@ qc_status qc_eval_run(qc_eval_result *out, const qc_call *call, const qc_eval_op
     out->path = call->model;
     out->against = call->against;
     out->text = o->text;
+    out->device = "cpu";
+    QC_TRY(check_device(call, err));
     e.tools.threads = call->threads ? call->threads : qc_cpu_count();
     QC_TRY(qc_isa_select(&e.tools.isa, err));
     QC_TRY(qc_progress_create(&e.tools.progress, call, "evaluating", 0, err));

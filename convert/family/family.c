@@ -30,13 +30,6 @@ const qc_family *qc_family_of(const char *model_type)
     return NULL;
 }
 
-const char *qc_family_cpu_only(const qc_json *config)
-{
-    const qc_json_node *n = config ? qc_json_get(qc_json_root(config), "model_type") : NULL;
-    const qc_family *f = qc_family_of(qc_json_string_or(n, ""));
-    return f && !(f->traits & QC_FAMILY_ON_GPU) ? f->model_type : NULL;
-}
-
 const char *qc_family_list(char text[QC_FAMILY_LIST_BYTES])
 {
     size_t used = 0;

@@ -23,7 +23,6 @@ enum {
     QC_FAMILY_READS_PATTERN = 1 << 12, /* sliding_window_pattern */
     QC_FAMILY_TEXT_CONFIG = 1 << 13,   /* the fields are in text_config */
     QC_FAMILY_SCALES_SCORES = 1 << 14, /* by the square of YaRN's mscale_all_dim */
-    QC_FAMILY_ON_GPU = 1 << 15,        /* gpu_llama.c computes it, too */
     QC_FAMILY_MLP_BIAS = 1 << 16,      /* whatever config.json says */
     QC_FAMILY_LAYER_NORMS = 1 << 17,   /* norms subtract the mean and have biases */
     QC_FAMILY_UNGATED = 1 << 18,       /* feed-forward parts have no gate */
@@ -100,9 +99,6 @@ struct qc_family {
 
 /* Returns NULL where the type is not computed. */
 const qc_family *qc_family_of(const char *model_type);
-/* Returns the model_type where the CPU computes it and a GPU does not, else NULL. config may be
- * NULL. qc_forward_open refuses such a model with a GPU. */
-const char *qc_family_cpu_only(const qc_json *config);
 #define QC_FAMILY_LIST_BYTES 512
 /* Writes "llama, mistral, qwen2 and qwen3". Returns text. */
 const char *qc_family_list(char text[QC_FAMILY_LIST_BYTES]);

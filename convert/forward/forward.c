@@ -5,7 +5,6 @@
 #include "convert/family/family.h"
 #include "convert/forward/experts.h"
 #include "convert/forward/forward_cpu.h"
-#include "convert/forward/forward_decoder.h"
 #include "convert/model/recipe_stored.h"
 
 #include <inttypes.h>
@@ -19,9 +18,6 @@ struct qc_forward {
     qc_forward_source source;
     qc_forward_matrix head; /* read when logits are first asked for */
     int has_head;
-    qc_gpu_decoder *decoder; /* on a GPU; NULL until the first batch */
-    uint64_t longest;        /* the longest window that the decoder takes */
-    int decoder_has_head;
 };
 
 /* config.json may call a head tied although the file has one that differs from the embedding.
@@ -54,74 +50,6 @@ static qc_status check_tied(const qc_forward *m, const char *dir, qc_error *err)
     return st;
 }
 
-/* ---- on a GPU ---- */
-
-/* NULL: the CPU computes. */
-static const qc_gpu_llama *gpu_of(const qc_forward *m)
-{
-    const qc_devices *d = m->tools.devices;
-    return d && d->gpu_count > 0 ? d->work->llama : NULL;
-}
-
-/* If a GPU is too small, the user has to decide to go on without it, because a CPU takes many times
- * as long. */
-static qc_status said(qc_status st, qc_error *err)
-{
-    if (st == QC_ERR_NOMEM)
-        qc_error_prefix(err, "on the GPU (--device cpu goes without it)");
-    return st;
-}
-
-static void close_decoder(qc_forward *m)
-{
-    if (m->decoder)
-        gpu_of(m)->destroy(m->decoder);
-    m->decoder = NULL;
-    m->decoder_has_head = 0;
-}
-
-/* A GPU computes the families that compute as Llama does. */
-static qc_status check_gpu(const qc_forward *m, const char *dir, qc_error *err)
-{
-    const qc_family *f = m->tensors.shape.family;
-    if (gpu_of(m) && !(f->traits & QC_FAMILY_ON_GPU))
-        QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "%s: models of model_type '%s' are not computed on a GPU; --device cpu computes "
-                "them",
-                dir, f->model_type);
-    return QC_OK;
-}
-
-/* Makes the decoder ready for windows of this length. */
-static qc_status open_decoder(qc_forward *m, uint64_t longest, qc_error *err)
-{
-    const qc_devices *d = m->tools.devices;
-    if (m->decoder && longest <= m->longest)
-        return QC_OK;
-    close_decoder(m);
-    m->longest = longest;
-    return said(gpu_of(m)->create(&m->decoder, &d->gpus[0], &m->tensors.shape, longest, err), err);
-}
-
-static qc_status decoder_layer(qc_forward *m, const qc_forward_weights *w, uint64_t layer,
-                               const qc_forward_batch *b, float *hidden, qc_error *err)
-{
-    QC_TRY(said(gpu_of(m)->layer(m->decoder, w, m->tensors.shape.windows[layer], hidden, b->lengths,
-                                 b->count, err),
-                err));
-    return qc_forward_finite(hidden, b->tokens * m->tensors.shape.config.hidden, err);
-}
-
-static qc_status decoder_logits(qc_forward *m, const float *hidden, uint64_t n, float *out,
-                                qc_error *err)
-{
-    QC_TRY(open_decoder(m, 1, err));
-    if (!m->decoder_has_head)
-        QC_TRY(said(gpu_of(m)->head(m->decoder, &m->head, err), err));
-    m->decoder_has_head = 1;
-    return said(gpu_of(m)->logits(m->decoder, hidden, n, out, err), err);
-}
-
 /* ---- opening ---- */
 
 qc_status qc_forward_open(qc_forward **out, const char *dir, const qc_checkpoint *c,
@@ -141,8 +69,6 @@ qc_status qc_forward_open(qc_forward **out, const char *dir, const qc_checkpoint
     if (st == QC_OK)
         st = qc_forward_tensors_find(&m->tensors, &m->arena, c, tools->images, err);
     if (st == QC_OK)
-        st = check_gpu(m, dir, err);
-    if (st == QC_OK)
         st = check_tied(m, dir, err);
     if (st == QC_OK)
         *out = m;
@@ -155,7 +81,6 @@ void qc_forward_close(qc_forward *m)
 {
     if (!m)
         return;
-    close_decoder(m);
     qc_forward_matrix_deinit(&m->head);
     qc_st_cursor_destroy(m->source.cursor);
     qc_arena_deinit(&m->arena);
@@ -234,8 +159,7 @@ static qc_status run_layer(qc_forward *m, qc_forward_cpu *cpu, qc_experts_cpu *e
     if (st == QC_OK) {
         if (!l->experts)
             read_soon(m, i + 1); /* it is read from the disk while this layer is computed */
-        st = gpu_of(m) ? decoder_layer(m, &w, i, &cpu->batch, hidden, err)
-                       : qc_forward_cpu_layer(cpu, &w, i, hidden, err);
+        st = qc_forward_cpu_layer(cpu, &w, i, hidden, err);
     }
     if (st == QC_OK && l->experts)
         st = qc_experts_run(experts, &m->source, l->experts, w.vectors[QC_LAYER_POST_NORM], hidden,
@@ -255,8 +179,6 @@ qc_status qc_forward_hidden(qc_forward *m, const qc_forward_batch *batch, float 
     QC_TRY(qc_forward_check(m, batch, err));
     if (batch->tokens == 0)
         return QC_OK;
-    if (gpu_of(m))
-        QC_TRY(open_decoder(m, qc_forward_longest(batch), err));
     qc_status st = qc_forward_cpu_create(&cpu, &m->tensors.shape, &m->tools, batch, err);
     if (st == QC_OK && m->tensors.shape.experts.names)
         st = qc_experts_create(&experts, &m->tensors.shape, &m->tools, batch->tokens, NULL, err);
@@ -284,8 +206,6 @@ qc_status qc_forward_logits(qc_forward *m, const float *hidden, uint64_t n, floa
         QC_TRY(qc_forward_matrix_read(&m->head, &m->source, &m->tensors.head, err));
         m->has_head = 1;
     }
-    if (gpu_of(m))
-        return decoder_logits(m, hidden, n, out, err);
     QC_TRY(qc_forward_cpu_matmul(qc_matmul_ops_for(m->tools.isa), m->tools.threads, &m->head,
                                  hidden, n, out, err));
     return qc_forward_cpu_finish_logits(&m->tensors.shape, &m->tools, out, n, err);

@@ -7,8 +7,7 @@
  *
  * The checkpoint may be any that formats/checkpoint.h opens: with 16 or 32 bits, or quantized
  * (qconv's output, compressed or not, or bitsandbytes' form). Quantized linear layers use the
- * dequant-matmul kernels: quant/matmul_ops.h on the CPU, kernels/matmul.h on a GPU. Everything else
- * is computed in float.
+ * dequant-matmul kernels (quant/matmul_ops.h). Everything else is computed in float.
  *
  * The hidden states of a batch of windows pass through one layer at a time, and the weights of at
  * most one layer are in memory. Results depend neither on threads or instruction set, nor on how
@@ -17,7 +16,6 @@
 #define QC_CONVERT_FORWARD_H
 
 #include "base/cpu.h"
-#include "convert/device/device_choice.h"
 #include "convert/family/forward_shape.h"
 #include "convert/forward/image_states.h"
 #include "convert/term/progress.h"
@@ -27,8 +25,6 @@ typedef struct qc_forward qc_forward;
 
 typedef struct {
     unsigned threads;
-    /* The first of these GPUs computes. If it is NULL or has no GPU, the CPU does. */
-    const qc_devices *devices;
     qc_isa isa;
     qc_progress *progress; /* counts the bytes of weights that are read; may be NULL */
     /* What layers that look at images see; NULL: these layers are left out. Borrowed. */

@@ -1,5 +1,5 @@
 /* The weights of one layer of a model: which tensors they are, and how they lie in
- * memory while the CPU (forward_cpu.c) or a GPU (gpu_llama.c) computes the layer. */
+ * memory while forward_cpu.c computes the layer. */
 #ifndef QC_CONVERT_FORWARD_LAYER_H
 #define QC_CONVERT_FORWARD_LAYER_H
 

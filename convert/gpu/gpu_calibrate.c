@@ -1,180 +1,239 @@
-/* The engine of calibrating on a GPU. The interface is calibrate_engine.h.
- *
- * Hidden states stay on the host. The two streams go through the steps of gpu_forward.h in turn, in
- * chunks of whole windows. The inputs of a point's linear layers are kept as floats for each stream
- * and then added to the moments. The size of a chunk does not depend on the free memory, because
- * the order of the sums would depend on it as well.
- *
- * Each matrix of a layer is an allocation of its own, so that one can be replaced while the others
- * stay where they are. A matrix that both streams name by the same pointers is held once, by z. */
-#include "convert/gpu/gpu_calibrate_internal.h"
-
+/* The engine on a GPU that makes weights of moments from elsewhere. The interface is
+ * calibrate_engine.h; the work is cuda_feedback.h's. */
 #include "base/alloc.h"
 #include "base/checked.h"
-#include "base/workers.h"
+#include "base/clock.h"
+#include "convert/gpu/gpu_table.h"
+#include "kernels/cuda_feedback.h"
 
-typedef qc_gpu_calibrator gpu;
-typedef qc_gpu_calibrator_side side;
+/* What the memory is for. */
+#define OF_MOMENTS "the second moments of a linear layer's inputs"
+#define OF_TIMED   "products that are timed"
+
+/* Factors and weights take this many times as long as their products alone. These ratios were
+ * calculated (kernels/cuda_feedback_weight.c), not timed. */
+#define FACTOR_SLOWER 2.0
+#define WEIGHT_SLOWER 1.5
+/* So are these, in cycles of 1.5 GHz: a look at 16 codes takes 200, and a pair of coupled outputs
+ * takes a hundredth of one (kernels/cuda_feedback_outputs.cu). */
+#define COUPLED      (200.0 / 16.0 / 1.5e9)
+#define COUPLED_PAIR (0.01 / 1.5e9)
+
+#define MEASURED_LEAST  256u
+#define MEASURED_MOST   2048u
+#define MEASURED_ENOUGH 0.02 /* seconds that stand out from noise */
+#define MEASURED_LONG   0.5  /* seconds that are not waited for twice */
+
+typedef struct {
+    qc_calibrate_engine base;
+    qc_cuda_device device;
+    qc_cuda_feedback_tools tools; /* without a stream the device is not open */
+    uint64_t n;                   /* of the moments; 0: none */
+    double *h, *c;                /* c NULL: none */
+    qc_cuda_feedback *factor;
+} gpu;
 
 static gpu *of(qc_calibrate_engine *e)
 {
-    return qc_gpu_calibrator_of(e);
+    return (gpu *)e;
+}
+
+/* ---- memory ---- */
+
+/* Makes an error that says what the device has no room for. */
+static qc_status named(qc_status st, const char *what, qc_error *err)
+{
+    if (st == QC_ERR_NOMEM)
+        QC_FAIL(err, QC_ERR_NOMEM, "the GPU's memory has no room for %s", what);
+    return st;
+}
+
+static void drop_moments(gpu *g)
+{
+    qc_cuda_free(g->h);
+    qc_cuda_free(g->c);
+    g->h = g->c = NULL;
+    g->n = 0;
+}
+
+static void drop_factor(gpu *g)
+{
+    qc_cuda_feedback_close(g->factor);
+    g->factor = NULL;
+}
+
+/* Waits for what was started; nothing may still use the memory that is given back. */
+static void settle(const gpu *g)
+{
+    /* A stream that fails has stopped as well. */
+    qc_status st = g->tools.stream ? qc_cuda_stream_synchronize(g->tools.stream, NULL) : QC_OK;
+    (void)st;
+}
+
+/* After an error, what was started may still read the host's arrays, so this waits for it. Returns
+ * st. */
+static qc_status settled(const gpu *g, qc_status st, qc_error *err)
+{
+    if (st != QC_OK)
+        settle(g);
+    if (st == QC_ERR_NOMEM)
+        qc_error_prefix(err, "calibrating on the GPU (--device cpu calibrates without one)");
+    return st;
+}
+
+/* ---- the device ---- */
+
+static void close_device(gpu *g)
+{
+    settle(g);
+    drop_factor(g);
+    drop_moments(g);
+    qc_cusolver_close(g->tools.solver);
+    qc_cublas_close(g->tools.blas);
+    qc_cuda_stream_destroy(g->tools.stream);
+    g->tools = (qc_cuda_feedback_tools){0};
+}
+
+static qc_status open_device(gpu *g, const qc_cuda_device *device, qc_error *err)
+{
+    QC_TRY(qc_cuda_use(device, err));
+    QC_TRY(qc_cublas_open(&g->tools.blas, device->runtime_version, err));
+    QC_TRY(qc_cusolver_open(&g->tools.solver, device->runtime_version, err));
+    g->device = *device;
+    return qc_cuda_stream_create(&g->tools.stream, err);
 }
 
 static void close(qc_calibrate_engine *e)
 {
-    qc_gpu_calibrator_close_device(of(e));
+    close_device(of(e));
 }
 
-static qc_status text(qc_calibrate_engine *e, const qc_forward_shape *shape,
-                      const qc_forward_batch *batch, const qc_calibrate_states *states,
-                      qc_error *err)
+static qc_status device_name(const char **out, qc_arena *arena, const qc_cuda_device *device,
+                             qc_error *err)
 {
-    gpu *g = of(e);
-    g->shape = shape;
-    g->batch = *batch;
-    g->states = states;
-    return qc_gpu_calibrator_reopen(g, shape, qc_max_u64(1, qc_forward_longest(batch)), err);
+    gpu g = {0};
+    *out = NULL;
+    qc_status st = open_device(&g, device, err);
+    if (st == QC_OK)
+        st = qc_arena_printf(arena, out, err, "%s, %s, %s", device->name,
+                             qc_cublas_name(g.tools.blas), qc_cusolver_name(g.tools.solver));
+    close_device(&g);
+    return st;
 }
 
-/* ---- a layer ---- */
+/* ---- speed and room ---- */
 
-/* Are both the same matrix? For quantized ones it counts where their codes are, because each has a
- * description of its own. */
-static int same_matrix(const qc_forward_matrix *a, const qc_forward_matrix *b)
+static qc_status one_product(const gpu *g, const qc_cublas_product_args *p, qc_error *err)
 {
-    if (a->bias != b->bias || !a->quantized != !b->quantized)
-        return 0;
-    if (a->quantized)
-        return a->quantized == b->quantized || a->quantized->codes == b->quantized->codes;
-    return a->dense == b->dense;
+    QC_TRY(qc_cublas_begin(g->tools.blas, NULL, 0, g->tools.stream, err));
+    qc_status st = qc_cublas_product(g->tools.blas, p, err);
+    qc_cublas_end(g->tools.blas);
+    QC_TRY(st);
+    return qc_cuda_stream_synchronize(g->tools.stream, err);
 }
 
-static qc_status take_matrix(gpu *g, side *s, unsigned which, const qc_forward_matrix *m,
-                             qc_gpu_memory *stage, uint64_t *workspace, qc_error *err)
+/* The seconds of the second run, because cuBLAS loads kernels in the first one of each size; but a
+ * first run that is long is taken as it is. The very first one also loads the library, which takes
+ * hundreds of milliseconds, so `warm` is 0 there: then it is run once more before. */
+static qc_status time_of(const gpu *g, const qc_cublas_product_args *p, int warm, double *seconds,
+                         qc_error *err)
 {
-    qc_gpu_cutter counted = {0};
-    uint64_t bytes = 0;
-    qc_gpu_lay_matrix(m, &counted);
-    QC_TRY(qc_gpu_calibrator_grow(g, &s->matrices[which], counted.used, OF_LAYER, err));
-    QC_TRY(qc_gpu_calibrator_grow(g, stage, qc_gpu_stage_bytes(m), OF_LAYER, err));
-    qc_gpu_cutter at = {.base = s->matrices[which].base};
-    s->run.matrices[which] = qc_gpu_lay_matrix(m, &at);
-    QC_TRY(qc_gpu_fill_matrix(&g->f, m, &s->run.matrices[which], stage->base, g->f.act.tokens,
-                              &bytes, err));
-    *workspace = qc_max_u64(*workspace, bytes);
+    if (!warm)
+        QC_TRY(one_product(g, p, err));
+    for (int i = 0; i < 2; i++) {
+        uint64_t begin = qc_clock_ns();
+        QC_TRY(one_product(g, p, err));
+        *seconds = (double)(qc_clock_ns() - begin) * 1e-9;
+        if (*seconds > MEASURED_LONG)
+            break;
+    }
+    *seconds = *seconds > 1e-9 ? *seconds : 1e-9;
     return QC_OK;
 }
 
-/* Takes the norms, of which each side has its own, because they are small. */
-static qc_status take_vectors(gpu *g, side *s, const qc_forward_weights *w, uint64_t window,
-                              qc_error *err)
+static qc_status measure_product(const gpu *g, qc_dtype dtype, unsigned char *room, double *out,
+                                 qc_error *err)
 {
-    QC_TRY(qc_gpu_calibrator_grow(g, &s->vectors, qc_gpu_vectors_bytes(&g->f), OF_LAYER, err));
-    return qc_gpu_take_vectors(&g->f, w, window, s->vectors.base, &s->run, err);
-}
-
-static qc_status take_layer(gpu *g, uint64_t number, const qc_forward_weights *z,
-                            const qc_forward_weights *x, qc_gpu_memory *stage, qc_error *err)
-{
-    const uint64_t window = g->shape->windows[number];
-    uint64_t workspace = 0;
-    for (unsigned i = 0; i < QC_LAYER_MATRICES; i++) {
-        const qc_forward_matrix *mz = &z->matrices[i], *mx = &x->matrices[i];
-        QC_TRY(take_matrix(g, &g->z, i, mz, stage, &workspace, err));
-        if (same_matrix(mz, mx)) {
-            qc_gpu_drop(&g->x.matrices[i]);
-            g->x.run.matrices[i] = g->z.run.matrices[i];
-        } else {
-            QC_TRY(take_matrix(g, &g->x, i, mx, stage, &workspace, err));
-        }
+    for (uint64_t n = MEASURED_LEAST; n <= MEASURED_MOST; n *= 2) {
+        uint64_t bytes = n * n * (qc_dtype_bits(dtype) / 8);
+        double seconds = 0;
+        const qc_cublas_product_args p = {.a = room,
+                                          .b = room + bytes,
+                                          .y = room + 2 * bytes,
+                                          .dtype = dtype,
+                                          .m = n,
+                                          .n = n,
+                                          .k = n,
+                                          .lda = n,
+                                          .ldb = n,
+                                          .ldy = n,
+                                          .trans_a = 1,
+                                          .alpha = 1.0};
+        QC_TRY(time_of(g, &p, n > MEASURED_LEAST, &seconds, err));
+        double operations = 2.0 * (double)n * (double)n * (double)n;
+        *out = seconds / operations;
+        if (seconds > MEASURED_ENOUGH)
+            break;
     }
-    QC_TRY(take_vectors(g, &g->z, z, window, err));
-    QC_TRY(take_vectors(g, &g->x, x, window, err));
-    QC_TRY(qc_gpu_calibrator_named(qc_gpu_make_workspace(&g->f, workspace, err), OF_PRODUCTS, err));
-    /* After this the caller may change or free its arrays. */
-    return qc_cuda_stream_synchronize(g->f.stream, err);
+    return QC_OK;
 }
 
-static qc_status need_text(const gpu *g, int layer, qc_error *err)
+static qc_status measure_all(const gpu *g, void **room, qc_calibrate_speed *out, qc_error *err)
 {
-    if (!g->text || (layer && !g->has_layer))
-        QC_FAIL(err, QC_ERR_USAGE, "calibrating: this needs a %s first",
-                g->text ? "layer" : "text");
-    return qc_cuda_use(&g->f.device, err);
+    const size_t bytes = (size_t)3 * MEASURED_MOST * MEASURED_MOST * sizeof(double);
+    QC_TRY(named(qc_cuda_malloc(room, bytes, err), OF_TIMED, err));
+    QC_TRY(qc_cuda_fill(*room, 0, bytes, g->tools.stream, err));
+    QC_TRY(measure_product(g, QC_DTYPE_F32, *room, &out->single, err));
+    return measure_product(g, QC_DTYPE_F64, *room, &out->dual, err);
 }
 
-static qc_status layer(qc_calibrate_engine *e, uint64_t number, const qc_forward_weights *z,
-                       const qc_forward_weights *x, qc_error *err)
+static qc_status measure(qc_calibrate_engine *e, qc_calibrate_speed *out, qc_error *err)
 {
     gpu *g = of(e);
-    qc_gpu_memory stage = {0};
-    QC_TRY(need_text(g, 0, err));
-    g->weights = x;
-    g->has_layer = 0;
-    qc_status st = qc_gpu_calibrator_settled(g, take_layer(g, number, z, x, &stage, err), err);
-    qc_gpu_drop(&stage);
-    if (st != QC_OK) {
-        qc_gpu_calibrator_drop_side(&g->z);
-        qc_gpu_calibrator_drop_side(&g->x);
-    }
-    g->has_layer = st == QC_OK;
+    void *room = NULL;
+    *out = (qc_calibrate_speed){.factor_slower = FACTOR_SLOWER,
+                                .weight_slower = WEIGHT_SLOWER,
+                                .coupled = COUPLED,
+                                .coupled_pair = COUPLED_PAIR};
+    close_device(g);
+    QC_TRY(settled(g, open_device(g, &e->k->devices->gpus[0], err), err));
+    qc_status st = settled(g, measure_all(g, &room, out, err), err);
+    qc_cuda_free(room);
     return st;
 }
 
-static qc_status replace(gpu *g, qc_layer_which which, qc_gpu_memory *stage, qc_error *err)
+/* The device needs the larger of two: while moments are factored, and while a weight is worked
+ * on. */
+static qc_calibrate_room room_weight(const qc_calibrate_engine *e, uint64_t rows, uint64_t n,
+                                     int cross, const qc_form *form, uint64_t block)
 {
-    uint64_t bytes = g->f.workspace.bytes;
-    QC_TRY(take_matrix(g, &g->x, which, &g->weights->matrices[which], stage, &bytes, err));
-    QC_TRY(qc_gpu_calibrator_named(qc_gpu_make_workspace(&g->f, bytes, err), OF_PRODUCTS, err));
-    return qc_cuda_stream_synchronize(g->f.stream, err);
-}
-
-static qc_status quantized(qc_calibrate_engine *e, qc_layer_which which, qc_error *err)
-{
-    gpu *g = of(e);
-    qc_gpu_memory stage = {0};
-    QC_TRY(need_text(g, 1, err));
-    qc_gpu_drop(&g->x.matrices[which]); /* nothing uses the old one any more */
-    qc_status st = qc_gpu_calibrator_settled(g, replace(g, which, &stage, err), err);
-    qc_gpu_drop(&stage);
-    return st;
+    uint64_t held = qc_sat_mul(qc_calibrate_square_bytes(n), cross ? 2 : 1);
+    uint64_t factored = qc_sat_add(held, qc_cuda_feedback_open_bytes(n, cross));
+    uint64_t worked = qc_sat_add(qc_cuda_feedback_kept_bytes(n, cross),
+                                 qc_cuda_feedback_weight_least_bytes(rows, n, form, cross, block));
+    (void)e;
+    return (qc_calibrate_room){qc_sat_mul(qc_sat_mul(rows, n), 2), qc_max_u64(factored, worked)};
 }
 
 /* ---- moments ---- */
 
 static qc_status new_moments(gpu *g, uint64_t n, int cross, qc_error *err)
 {
-    uint64_t bytes = qc_gpu_bytes_of(n, n, sizeof(double));
+    uint64_t bytes = qc_calibrate_square_bytes(n);
     size_t size = 0;
-    QC_TRY(qc_cuda_use(&g->f.device, err));
-    QC_TRY(qc_cuda_stream_synchronize(g->f.stream, err));
-    qc_gpu_calibrator_drop_factor(g);
-    qc_gpu_calibrator_drop_moments(g);
+    QC_TRY(qc_cuda_use(&g->device, err));
+    QC_TRY(qc_cuda_stream_synchronize(g->tools.stream, err));
+    drop_factor(g);
+    drop_moments(g);
     if (n == 0)
         QC_FAIL(err, QC_ERR_USAGE, "second moments need at least one input, found none");
     if (bytes == UINT64_MAX || qc_u64_to_size(bytes, &size))
-        return qc_gpu_calibrator_named(QC_ERR_NOMEM, OF_MOMENTS, err);
-    QC_TRY(qc_gpu_calibrator_named(qc_cuda_malloc(&g->h, size, err), OF_MOMENTS, err));
+        return named(QC_ERR_NOMEM, OF_MOMENTS, err);
+    QC_TRY(named(qc_cuda_malloc(&g->h, size, err), OF_MOMENTS, err));
     if (cross)
-        QC_TRY(qc_gpu_calibrator_named(qc_cuda_malloc(&g->c, size, err), OF_MOMENTS, err));
+        QC_TRY(named(qc_cuda_malloc(&g->c, size, err), OF_MOMENTS, err));
     g->n = n;
     return QC_OK;
-}
-
-static qc_status zero_moments(gpu *g, uint64_t n, int cross, qc_error *err)
-{
-    QC_TRY(new_moments(g, n, cross, err));
-    size_t size = (size_t)(n * n * sizeof(double));
-    QC_TRY(
-        qc_gpu_calibrator_grow(g, &g->scratch, qc_cuda_moments_scratch_bytes(n), OF_MOMENTS, err));
-    QC_TRY(qc_cuda_fill(g->h, 0, size, g->f.stream, err));
-    return g->c ? qc_cuda_fill(g->c, 0, size, g->f.stream, err) : QC_OK;
-}
-
-static qc_status moments(qc_calibrate_engine *e, uint64_t n, int cross, qc_error *err)
-{
-    return qc_gpu_calibrator_settled(of(e), zero_moments(of(e), n, cross, err), err);
 }
 
 static qc_status take(qc_calibrate_engine *e, uint64_t n, double *h, double *c, qc_error *err)
@@ -183,226 +242,14 @@ static qc_status take(qc_calibrate_engine *e, uint64_t n, double *h, double *c, 
     size_t bytes = (size_t)(n * n * sizeof *h);
     qc_status st = new_moments(g, n, c != NULL, err);
     if (st == QC_OK)
-        st = qc_cuda_to_device(g->h, h, bytes, g->f.stream, err);
+        st = qc_cuda_to_device(g->h, h, bytes, g->tools.stream, err);
     if (st == QC_OK && c)
-        st = qc_cuda_to_device(g->c, c, bytes, g->f.stream, err);
+        st = qc_cuda_to_device(g->c, c, bytes, g->tools.stream, err);
     if (st == QC_OK)
-        st = qc_cuda_stream_synchronize(g->f.stream, err);
-    st = qc_gpu_calibrator_settled(g, st, err);
+        st = qc_cuda_stream_synchronize(g->tools.stream, err);
+    st = settled(g, st, err);
     qc_free(h);
     qc_free(c);
-    return st;
-}
-
-uint64_t qc_gpu_calibrator_inputs(qc_calibrate_engine *e)
-{
-    return of(e)->n;
-}
-
-qc_status qc_gpu_calibrator_read(qc_calibrate_engine *e, double *h, double *cross, qc_error *err)
-{
-    const gpu *g = of(e);
-    size_t bytes = (size_t)(g->n * g->n * sizeof *h);
-    QC_TRY(qc_cuda_use(&g->f.device, err));
-    QC_TRY(qc_cuda_to_host(h, g->h, bytes, g->f.stream, err));
-    if (cross)
-        QC_TRY(qc_cuda_to_host(cross, g->c, bytes, g->f.stream, err));
-    return qc_cuda_stream_synchronize(g->f.stream, err);
-}
-
-/* ---- windows through a layer ---- */
-
-/* Returns the floats of a chunk's inputs, for stream z or for stream x. */
-static float *inputs_of(const gpu *g, int z)
-{
-    return (float *)(void *)(g->inputs.base + (z ? g->inputs.bytes / 2 : 0));
-}
-
-static qc_status make_inputs(gpu *g, uint64_t n, qc_error *err)
-{
-    if (g->n != n || !g->scratch.base)
-        QC_FAIL(err, QC_ERR_USAGE, "the moments have %llu inputs and the linear layers have %llu",
-                (unsigned long long)g->n, (unsigned long long)n);
-    uint64_t each = qc_gpu_aligned(qc_gpu_bytes_of(g->f.act.tokens, n, sizeof(float)));
-    return qc_gpu_calibrator_grow(g, &g->inputs, qc_sat_mul(2, each), OF_INPUTS, err);
-}
-
-/* Keeps the halves in act.x, which have these exponents, as floats. */
-static qc_status keep_halves(gpu *g, const int *exponent, uint64_t rows, int z, qc_error *err)
-{
-    const qc_cuda_product p = {.half = g->f.act.x, .exponent = exponent};
-    return qc_cuda_llama_floats(&p, rows, g->n, 0, inputs_of(g, z), g->f.stream, err);
-}
-
-static uint64_t inputs_at(const qc_forward_config *c, qc_forward_point point)
-{
-    return point == QC_AT_O      ? c->heads * c->head_dim
-           : point == QC_AT_DOWN ? c->intermediate
-                                 : c->hidden;
-}
-
-typedef enum { TO_A_POINT, THROUGH, TO_THE_HEAD } walk_kind;
-
-typedef struct {
-    walk_kind kind;
-    qc_forward_point point;
-    int add;
-    const float *gain;    /* on the device, for TO_THE_HEAD */
-    uint64_t most_tokens; /* of a chunk, or one window that is longer */
-    double seconds;       /* for the progress */
-} walk;
-
-/* Takes a chunk of one stream to a point. keep: the inputs of its linear layers are kept. */
-static qc_status to_point(gpu *g, const walk *w, float *hidden, float *attended, int z, int keep,
-                          qc_error *err)
-{
-    qc_gpu_forward *f = &g->f;
-    const qc_gpu_layer_run *r = z ? &g->z.run : &g->x.run;
-    size_t bytes = qc_gpu_hidden_bytes(f, r);
-    uint64_t heads = f->form.heads * f->form.head_dim;
-    size_t heads_bytes = (size_t)qc_gpu_bytes_of(r->rows, heads, sizeof(float));
-    QC_TRY(qc_cuda_to_device(f->act.hidden, hidden, bytes, f->stream, err));
-    switch (w->point) {
-    case QC_AT_QKV:
-        QC_TRY(qc_gpu_step_norm(f, r, r->vectors[QC_LAYER_INPUT_NORM], err));
-        return keep ? keep_halves(g, f->act.exponent, r->rows, z, err) : QC_OK;
-    case QC_AT_O:
-        QC_TRY(qc_gpu_step_attend(f, r, err));
-        QC_TRY(qc_cuda_to_host(attended, f->act.attended, heads_bytes, f->stream, err));
-        return keep ? qc_cuda_copy(inputs_of(g, z), f->act.attended, heads_bytes, f->stream, err)
-                    : QC_OK;
-    case QC_AT_GATE:
-        QC_TRY(qc_cuda_to_device(f->act.attended, attended, heads_bytes, f->stream, err));
-        QC_TRY(qc_gpu_step_o(f, r, err));
-        QC_TRY(qc_cuda_to_host(hidden, f->act.hidden, bytes, f->stream, err));
-        if (!keep)
-            return QC_OK;
-        QC_TRY(qc_gpu_step_norm(f, r, r->vectors[QC_LAYER_POST_NORM], err));
-        return keep_halves(g, f->act.exponent, r->rows, z, err);
-    case QC_AT_DOWN:
-        QC_TRY(qc_gpu_step_gate(f, r, err));
-        return keep ? keep_halves(g, f->act.exponent2, r->rows, z, err) : QC_OK;
-    case QC_AT_END:
-        QC_TRY(qc_gpu_step_gate(f, r, err));
-        QC_TRY(qc_gpu_step_down(f, r, err));
-        return qc_cuda_to_host(hidden, f->act.hidden, bytes, f->stream, err);
-    case QC_AT_IMAGE: /* no GPU computes such a model */
-    case QC_AT_Q_B:
-    case QC_AT_KV_B:
-        break;
-    }
-    QC_FAIL(err, QC_ERR_USAGE, "calibrating: point %d does not exist", (int)w->point);
-}
-
-static qc_status to_head(gpu *g, const walk *w, const float *hidden, int z, qc_error *err)
-{
-    qc_gpu_forward *f = &g->f;
-    const qc_gpu_layer_run *r = z ? &g->z.run : &g->x.run;
-    QC_TRY(qc_cuda_to_device(f->act.hidden, hidden, qc_gpu_hidden_bytes(f, r), f->stream, err));
-    QC_TRY(qc_gpu_step_norm(f, r, w->gain, err));
-    return keep_halves(g, f->act.exponent, r->rows, z, err);
-}
-
-/* Takes the chunk of windows [first, end), which begins at this token, through z and then through
- * x, and adds their moments. */
-static qc_status walk_chunk(gpu *g, const walk *w, uint64_t first, uint64_t end, uint64_t token,
-                            qc_error *err)
-{
-    const qc_forward_config *c = &g->f.form;
-    const qc_calibrate_states *s = g->states;
-    const int changes = w->kind == THROUGH || (w->kind == TO_A_POINT &&
-                                               (w->point == QC_AT_GATE || w->point == QC_AT_END));
-    uint64_t rows = 0;
-    for (int z = 1; z >= 0; z--) {
-        qc_gpu_layer_run *r = z ? &g->z.run : &g->x.run;
-        float *hidden = (z ? s->z : s->x) + token * c->hidden;
-        float *attended = (z ? s->z_attended : s->x_attended) + token * c->heads * c->head_dim;
-        QC_TRY(qc_gpu_step_windows(&g->f, r, g->batch.lengths + first, end - first, err));
-        rows = r->rows;
-        if (w->kind == THROUGH)
-            QC_TRY(qc_gpu_step_layer(&g->f, r, hidden, err));
-        else if (w->kind == TO_THE_HEAD)
-            QC_TRY(to_head(g, w, hidden, z, err));
-        else
-            QC_TRY(to_point(g, w, hidden, attended, z, w->add && (!z || g->c), err));
-        /* The host writes its positions and tiles again for the next chunk. */
-        QC_TRY(qc_cuda_stream_synchronize(g->f.stream, err));
-        if (changes)
-            QC_TRY(qc_forward_finite(hidden, rows * c->hidden, err));
-    }
-    if (!w->add)
-        return QC_OK;
-    const qc_cuda_moments sums = {.h = g->h,
-                                  .c = g->c,
-                                  .n = g->n,
-                                  .tokens = rows,
-                                  .x = inputs_of(g, 0),
-                                  .z = g->c ? inputs_of(g, 1) : NULL,
-                                  .ldx = g->n,
-                                  .ldz = g->n,
-                                  .scratch = (float *)(void *)g->scratch.base};
-    QC_TRY(qc_cuda_moments_add(&g->tools, &sums, err));
-    return qc_cuda_stream_synchronize(g->f.stream, err);
-}
-
-static qc_status walk_windows(gpu *g, const walk *w, qc_error *err)
-{
-    const qc_forward_batch *b = &g->batch;
-    uint64_t token = 0;
-    QC_TRY(qc_gpu_check_windows(&g->f, b->lengths, b->count, err));
-    for (uint64_t first = 0, next = 0; first < b->count; first = next) {
-        uint64_t rows = qc_gpu_next_windows(b->lengths, b->count, w->most_tokens, &next);
-        QC_TRY(qc_check_interrupted(err));
-        QC_TRY(walk_chunk(g, w, first, next, token, err));
-        token += rows;
-        qc_calibrate_progress(g->base.k, w->seconds * (double)rows / (double)b->tokens);
-    }
-    return QC_OK;
-}
-
-static qc_status reach(qc_calibrate_engine *e, qc_forward_point point, int add, double seconds,
-                       qc_error *err)
-{
-    gpu *g = of(e);
-    const walk w = {.kind = TO_A_POINT,
-                    .point = point,
-                    .add = add && point != QC_AT_END,
-                    .most_tokens = QC_GPU_TOKENS,
-                    .seconds = seconds};
-    QC_TRY(need_text(g, 1, err));
-    qc_status st = w.add ? make_inputs(g, inputs_at(&g->f.form, point), err) : QC_OK;
-    if (st == QC_OK)
-        st = walk_windows(g, &w, err);
-    return qc_gpu_calibrator_settled(g, st, err);
-}
-
-static qc_status pass(qc_calibrate_engine *e, double seconds, qc_error *err)
-{
-    gpu *g = of(e);
-    const walk w = {.kind = THROUGH, .most_tokens = g->f.act.tokens, .seconds = seconds};
-    QC_TRY(need_text(g, 1, err));
-    return qc_gpu_calibrator_settled(g, walk_windows(g, &w, err), err);
-}
-
-static qc_status head(qc_calibrate_engine *e, const float *gain, qc_error *err)
-{
-    gpu *g = of(e);
-    qc_gpu_memory m = {0};
-    size_t bytes = (size_t)qc_gpu_bytes_of(g->f.form.hidden, 1, sizeof *gain);
-    QC_TRY(need_text(g, 0, err));
-    qc_status st = make_inputs(g, g->f.form.hidden, err);
-    if (st == QC_OK)
-        st = qc_gpu_calibrator_grow(g, &m, bytes, "the final norm", err);
-    if (st == QC_OK)
-        st = qc_cuda_to_device(m.base, gain, bytes, g->f.stream, err);
-    const walk w = {.kind = TO_THE_HEAD,
-                    .add = 1,
-                    .gain = (const float *)(const void *)m.base,
-                    .most_tokens = g->f.act.tokens};
-    if (st == QC_OK)
-        st = walk_windows(g, &w, err);
-    st = qc_gpu_calibrator_settled(g, st, err);
-    qc_gpu_drop(&m);
     return st;
 }
 
@@ -412,18 +259,16 @@ static qc_status factor(qc_calibrate_engine *e, const qc_feedback_options *optio
                         qc_feedback_info *info, qc_error *err)
 {
     gpu *g = of(e);
-    QC_TRY(qc_cuda_use(&g->f.device, err));
+    QC_TRY(qc_cuda_use(&g->device, err));
     if (g->n == 0)
         QC_FAIL(err, QC_ERR_USAGE, "there are no moments to be factored");
-    QC_TRY(qc_cuda_stream_synchronize(g->f.stream, err));
-    qc_gpu_calibrator_drop_factor(g);
-    qc_gpu_drop(&g->scratch); /* the factor may need their room */
-    qc_gpu_drop(&g->inputs);
-    qc_status st = qc_gpu_calibrator_named(
-        qc_cuda_feedback_open(&g->factor, &g->tools, g->n, g->h, g->c, options, info, err),
-        "the factor of second moments", err);
-    st = qc_gpu_calibrator_settled(g, st, err);
-    qc_gpu_calibrator_drop_moments(g);
+    QC_TRY(qc_cuda_stream_synchronize(g->tools.stream, err));
+    drop_factor(g);
+    qc_status st =
+        named(qc_cuda_feedback_open(&g->factor, &g->tools, g->n, g->h, g->c, options, info, err),
+              "the factor of second moments", err);
+    st = settled(g, st, err);
+    drop_moments(g);
     return st;
 }
 
@@ -435,7 +280,7 @@ static qc_status weight(qc_calibrate_engine *e, const qc_form *form, const qc_fo
     gpu *g = of(e);
     const float *values = NULL;
     void *owned = NULL;
-    QC_TRY(qc_cuda_use(&g->f.device, err));
+    QC_TRY(qc_cuda_use(&g->device, err));
     if (!g->factor)
         QC_FAIL(err, QC_ERR_USAGE, "a weight can only follow a factor");
     if (w->quantized)
@@ -443,7 +288,7 @@ static qc_status weight(qc_calibrate_engine *e, const qc_form *form, const qc_fo
     qc_status st = qc_cuda_feedback_weight(g->factor, form, values ? values : w->dense,
                                            values ? QC_DTYPE_F32 : w->dtype, w->rows, outputs, out,
                                            result, err);
-    st = qc_gpu_calibrator_settled(g, qc_gpu_calibrator_named(st, "a weight in work", err), err);
+    st = settled(g, named(st, "a weight in work", err), err);
     qc_free(owned);
     return st;
 }
@@ -457,21 +302,12 @@ static void drop(qc_calibrate_engine *e)
 static const qc_calibrate_engine_ops ops = {
     .bytes = sizeof(gpu),
     .close = close,
-    .measure = qc_gpu_calibrator_measure,
-    .room_text = qc_gpu_calibrator_room_text,
-    .room_weight = qc_gpu_calibrator_room_weight,
-    .text = text,
-    .layer = layer,
-    .quantized = quantized,
-    .moments = moments,
-    .reach = reach,
-    .pass = pass,
-    .head = head,
+    .measure = measure,
+    .room_weight = room_weight,
     .take = take,
     .factor = factor,
     .weight = weight,
     .drop = drop,
 };
 
-const qc_gpu_calibrating qc_gpu_calibrating_table = {.ops = &ops,
-                                                     .name = qc_gpu_calibrator_device_name};
+const qc_gpu_calibrating qc_gpu_calibrating_table = {.ops = &ops, .name = device_name};

@@ -8,7 +8,6 @@ const qc_gpu_work *qc_gpu_table(void)
         .device_open = qc_cuda_device_open,
         .quantizer = &qc_gpu_quantizer_table,
         .validator = &qc_gpu_validator_table,
-        .llama = &qc_gpu_llama_table,
         .calibrating = &qc_gpu_calibrating_table,
     };
     return &all;

@@ -5,12 +5,10 @@
 #include "convert/calibrate/calibrate_engine.h"
 #include "convert/device/device_gpu.h"
 #include "convert/device/device_quantizer.h"
-#include "convert/forward/forward_decoder.h"
 #include "convert/validate/validate_compare.h"
 
 extern const qc_gpu_quantizer qc_gpu_quantizer_table;
 extern const qc_gpu_validator qc_gpu_validator_table;
-extern const qc_gpu_llama qc_gpu_llama_table;
 extern const qc_gpu_calibrating qc_gpu_calibrating_table;
 
 /* NULL in a build without CUDA kernels (no_gpu.c). */

@@ -132,6 +132,18 @@ class Pairs(EvalCase):
         for isa in isa_list():
             self.assertEqual(self.numbers("out", "--text", "s.txt", env={"QCONV_ISA": isa}), one)
 
+    def test_device(self):
+        """Only the CPU computes. QCONV_DEVICE is for the other commands too, so it may name GPUs."""
+        self.write("s.txt", self.text[:200])
+        one = self.numbers("out", "--text", "s.txt")
+        for device in ("cuda", "cuda:0,1"):
+            self.fails(2, "eval", "out", "--text", "s.txt", "--device", device,
+                       has=f"--device {device}: 'qconv eval' computes on the CPU only; leave --device out")
+        for device in ("auto", "cpu"):
+            self.assertEqual(self.numbers("out", "--text", "s.txt", "--device", device), one)
+        self.assertEqual(self.numbers("out", "--text", "s.txt", env={"QCONV_DEVICE": "cuda"}), one)
+        self.assertEqual(self.eval("out", "--text", "s.txt")["device"], "cpu")
+
     def test_max_kl(self):
         args = ["eval", "out", "--against", MODEL, "--text", "t.txt", "--max-kl"]
         self.assertIn("KL divergence, mean", self.ok(*args, "0.05"))

@@ -447,29 +447,6 @@ class Refused(FamilyCase):
         self.fails(3, "eval", "m", "--text", "t.ids",
                    has=[f"m: tensor '{name}' is [16, 16], and config.json makes it [32, 16]"])
 
-    @unittest.skipUnless(os.environ.get("QCONV_SHIM"), "the build has no kernels on the CPU")
-    def test_on_a_gpu(self):
-        """Asked for, it is refused. Where qconv would take one by itself, it takes the CPU and says so."""
-        def run(*args):
-            r = subprocess.run([os.environ["QCONV_SHIM"], *args], cwd=self.path(), text=True,
-                               capture_output=True)
-            return r.returncode, r.stdout + r.stderr
-
-        self.make("gemma2")
-        self.write("t.ids", "1 2 3 4 5 6\n")
-        self.assertEqual(run("eval", "gemma2", "--text", "t.ids", "--device", "cuda"), (
-            3, "qconv: gemma2: models of model_type 'gemma2' are not computed on a GPU; --device cpu "
-               "computes them\n"))
-        code, said = run("--to", "nf4", "--calibrate", "t.ids", "--device", "cuda", "gemma2", "out")
-        self.assertEqual(code, 3)
-        self.assertIn("calibrating on a GPU: models of model_type 'gemma2' are computed on the CPU only; "
-                      "--device cpu calibrates without one", said)
-        self.write("t.ids", "1 2 3 4 5 6\n" + " " * 80_000_000)  # As much work as is worth a GPU.
-        code, said = run("eval", "gemma2", "--against", "gemma2", "--text", "t.ids")
-        self.assertEqual((code, said.count("evaluating on the CPU, because models of model_type 'gemma2' "
-                                           "are not computed on a GPU\n")), (0, 1), said)
-        self.assertIn("5 predicted; cpu", said)
-
 
 for _kind in MODELS:
     _name = "test_" + _kind.replace("-", "_")

@@ -1,5 +1,4 @@
-/* Second moments and their factor on a GPU: sums against sums in double, the factor against that of
- * qc_feedback_open. */
+/* The factor of second moments on a GPU, against that of qc_feedback_open. */
 #include "tests/fixtures/device_memory_counted.h"
 #include "tests/fixtures/feedback_testing.h"
 #include "tests/fixtures/quant_device_fixture.h"
@@ -12,80 +11,6 @@
 #endif
 
 static qc_cuda_feedback_tools tools;
-
-/* ---- moments ---- */
-
-typedef struct {
-    uint64_t n, strip, ldx, ldz, tokens;
-    int cross;
-} sums_case;
-
-static void check_sums(qt_rng *rng, const sums_case *s)
-{
-    const uint64_t n = s->n;
-    char what[100];
-    (void)snprintf(what, sizeof what, "n %" PRIu64 ", strips of %" PRIu64 ", %" PRIu64 " tokens", n,
-                   s->strip, s->tokens);
-    float *x = qt_alloc(s->tokens * s->ldx, 4), *z = qt_alloc(s->tokens * s->ldz, 4);
-    double *start = qt_alloc(n * n, 8);
-    for (uint64_t i = 0; i < s->tokens * s->ldx; i++)
-        x[i] = qt_randn(rng);
-    for (uint64_t i = 0; i < s->tokens * s->ldz; i++)
-        z[i] = qt_randn(rng);
-    for (uint64_t i = 0; i < n * n; i++)
-        start[i] = (double)(i % 13) - 6.0; /* they are added to */
-    qd_buffer dx = qd_new_from(x, s->tokens * s->ldx * 4, 0);
-    qd_buffer dz = qd_new_from(z, s->tokens * s->ldz * 4, 0);
-    qd_buffer dh = qd_new_from(start, n * n * 8, 0), dc = qd_new_from(start, n * n * 8, 0);
-    qd_buffer scratch = qd_new(n * (s->strip < n ? s->strip : n) * 4, 0);
-    const qc_cuda_moments sums = {.h = dh.p,
-                                  .c = s->cross ? dc.p : NULL,
-                                  .n = n,
-                                  .tokens = s->tokens,
-                                  .x = dx.p,
-                                  .z = dz.p,
-                                  .ldx = s->ldx,
-                                  .ldz = s->ldz,
-                                  .scratch = scratch.p};
-    QD_OK(qc_cuda_moments_add_strips(&tools, &sums, s->strip, &qd.err));
-    double *h = qd_take(&dh, what), *c = qd_take(&dc, what);
-    for (uint64_t i = 0; i < n; i++)
-        for (uint64_t j = 0; j < n; j++) {
-            double xx = start[i * n + j], xz = xx;
-            for (uint64_t t = 0; t < s->tokens; t++) {
-                xx += (double)x[t * s->ldx + i] * (double)x[t * s->ldx + j];
-                xz += (double)x[t * s->ldx + i] * (double)z[t * s->ldz + j];
-            }
-            const double slack = 2e-6 * (double)s->tokens;
-            QT_CHECK(j > i || fabs(h[i * n + j] - xx) < slack,
-                     "%s: H %" PRIu64 " %" PRIu64 " is %g, not %g", what, i, j, h[i * n + j], xx);
-            QT_CHECK(fabs(c[i * n + j] - (s->cross ? xz : start[i * n + j])) < slack,
-                     "%s: C %" PRIu64 " %" PRIu64 " is %g, not %g", what, i, j, c[i * n + j], xz);
-        }
-    free(h);
-    free(c);
-    qd_drop(&dx);
-    qd_drop(&dz);
-    free(qd_take(&scratch, what));
-    free(x);
-    free(z);
-    free(start);
-}
-
-TEST(moments_are_sums)
-{
-    static const sums_case cases[] = {
-        {1, 2048, 1, 1, 3, 1},      {37, 2048, 40, 37, 70, 1}, {130, 64, 130, 133, 50, 1},
-        {129, 64, 129, 129, 31, 0}, {20, 7, 20, 20, 2100, 1},
-    };
-    qt_rng rng = qt_rng_start("gpu moments");
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        check_sums(&rng, &cases[i]);
-    QD_OK(qc_cuda_moments_add(&tools, &(qc_cuda_moments){.n = 5, .ldx = 5}, &qd.err));
-    assert_true(qc_cuda_moments_scratch_bytes(100) == 40000);
-    assert_true(qc_cuda_moments_scratch_bytes(8192) == 8192 * QC_CUDA_MOMENT_STRIP * 4);
-    assert_true(qc_cuda_moments_scratch_bytes(UINT64_MAX) == UINT64_MAX);
-}
 
 /* ---- the factor ---- */
 
@@ -267,7 +192,6 @@ TEST(grids_go_round)
 {
     for (unsigned grid = 1; grid < 3; grid++) {
         qc_shim_set_grid(grid);
-        moments_are_sums(state);
         factor_is_the_cpus(state);
     }
     qc_shim_set_grid(0);

@@ -181,7 +181,7 @@ class Errors(Case):
                 (qconv.InputError, "^o/m does not exist; if it is the id of a model",
                  lambda: qconv.convert("o/m", "out", to="nf4")),
                 (qconv.RunError, "file could not be made", lambda: qconv.convert(MODEL, "file/out", to="nf4")),
-                (qconv.DeviceError, "GPU", lambda: qconv.eval(MODEL, text="reads.ids", device="cuda"))]:
+                (qconv.DeviceError, "GPU", lambda: qconv.convert(MODEL, "out", to="nf4", device="cuda"))]:
             with self.assertRaisesRegex(kind, words) as raised:
                 call()
             self.assertEqual(raised.exception.exit_code, kind.exit_code)

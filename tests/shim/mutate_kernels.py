@@ -41,7 +41,6 @@ TESTS = {
     "kernels/cuda_feedback_outputs.cu": ["feedback_rows", "feedback_outputs"],
     "kernels/cuda_feedback_rows.cu": ["feedback_rows"],
     "kernels/cuda_feedback_search.cu": ["feedback_search"],
-    "kernels/cuda_llama.cu": ["llama"],
     "kernels/cuda_memory_rate.cu": ["memory_rate"],
     "kernels/cuda_moments.cu": ["feedback_open"],
     "kernels/cuda_scale_search.cu": ["scale_search"],
