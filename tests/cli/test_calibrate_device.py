@@ -81,7 +81,7 @@ class CalibrateDevice(OutputCase):
             gpu, _, said = self.convert("gpu", "cuda", *args)
             self.compare(gpu, cpu, 1, 1.0)
             self.assertRegex(said, r"calibrating on .*, cuBLAS [\d.]+, cuSOLVER [\d.]+")
-            self.assertRegex(said, r"up to [\d.]+ MB of memory, [\d.]+ MB of .*'s")
+            self.assertRegex(said, r"up to [\d.]+ KB of memory, [\d.]+ MB of .*'s")
 
     def test_both_sides_of_a_file(self):
         self.moments(outputs=[2, 32, 32])
