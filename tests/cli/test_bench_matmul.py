@@ -123,34 +123,28 @@ class Shim(QconvCase):
             if name != "null":
                 self.assertIn(name, printed)
 
-    def test_weights_that_share_x(self):
-        """One launch of ours, whose result is that of the parts' dense products together."""
-        _, r = self.bench(shapes="128+64+64x256,256x256", m="12")
-        self.assertEqual({(x["layer"], x["n"], tuple(x.get("parts", ()))) for x in r["rows"]},
-                         {("128+64+64x256", 256, (128, 64, 64)), ("256x256", 256, ())})
-        self.assertEqual(len(r["rows"]), 2 * 2)
-        self.assertEqual({x["path"] for x in r["rows"]}, {"mma-16816"})
-        for x in r["rows"]:
-            self.assertLess(x["error"], 1e-3)
-            self.assertIsNotNone(x["ratio"])
-        # On tiles of 64 rows parts of 40 go another way; the second begins within scales of scales.
-        _, r = self.bench("--scheme", "nf4", shapes="40+64x256", m="2")
-        self.assertEqual([x["path"] for x in r["rows"]], ["gemv"])
-
-    def test_all_schemes_bf16(self):
-        _, r = self.bench("--bf16", "--scheme", "nf4,nf4-plain,int8,int8-blocks", m="3")
-        self.assertEqual([row["scheme"] for row in r["rows"]],
-                         ["nf4", "nf4-plain", "int8", "int8-blocks"])
-        self.assertEqual(r["dtype"], "bf16")
-        for row in r["rows"]:
-            self.assertTrue(0 < row["error"] <= 4e-3, row)
-
-    def test_several_paths(self):
-        """Each is a row, in the same rounds; what a device does not have is named."""
-        told, r = self.bench("--path", "auto,gemv,mma-884,wgmma", "--scheme", "nf4", m="16", code=4)
-        self.assertEqual([x["path"] for x in r["rows"]], ["mma-16816", "gemv", "mma-884"])
-        self.assertEqual((r["forced_path"], len(r["failed"])), ("auto,gemv,mma-884,wgmma", 1))
-        self.assertIn("path wgmma needs sm_90", r["failed"][0]["what"])
+    def test_schemes_and_paths(self):
+        """Rows are by scheme and path, in order: what a device does not have and what has no room is named."""
+        for sm, args, shapes, m, code, want in (
+                ("sm_80", "", "128+64+64x256,256x256", "12", 0,
+                 [(n, s, "mma-16816") for n in (256, 256) for s in ("nf4", "int8")]),
+                # On tiles of 64 rows parts of 40 go another way; the second begins within scales of scales.
+                ("sm_80", "--scheme nf4", "40+64x256", "2", 0, [(104, "nf4", "gemv")]),
+                ("sm_80", "--bf16 --path gemv --scheme nf4,nf4-plain,int8,int8-blocks", TINY, "3", 0,
+                 [(64, s, "gemv") for s in ("nf4", "nf4-plain", "int8", "int8-blocks")]),
+                ("sm_80", "--scheme nf4 --path auto,gemv,mma-884,wgmma", TINY, "16", 4,
+                 [(64, "nf4", path) for path in ("mma-16816", "gemv", "mma-884")]),
+                ("sm_70", "--scheme nf4", TINY, "16", 0, [(64, "nf4", "mma-884")]),
+                ("sm_80", "--scheme nf4", "1024x512," + TINY, "1,2", 0, [(64, "nf4", "mma-16816")] * 2)):
+            with self.subTest(args=args, shapes=shapes):
+                self.device = SMALL.replace("sm_80", sm)
+                _, r = self.bench(*args.split(), shapes=shapes, m=m, code=code)
+                self.assertEqual([(x["n"], x["scheme"], x["path"]) for x in r["rows"]], want)
+                self.assertEqual([f["what"] for f in r["failed"] if "path wgmma needs sm_90" not in f["what"]], [])
+                self.assertEqual((len(r["failed"]), r["left_out"]), (code // 4, 2 * ("1024" in shapes)))
+                for row in r["rows"]:
+                    self.assertTrue(0 < row["error"] <= (4e-3 if "--bf16" in args else 1e-3), row)
+                    self.assertIsNotNone(row["ratio"])
 
     def test_without_cublas(self):
         self.cublas = ""
@@ -166,66 +160,25 @@ class Shim(QconvCase):
             self.check_row(row, r, 1)
 
     def test_packed(self):
-        """Both layouts in the same rounds, weights that share x among them."""
+        """Both layouts in the same rounds, weights that share x among them; points that cannot be packed say why."""
         self.device = "sm_80:1:2MiB"
-        _, r = self.bench("--packed", shapes="64x256,64+64x256", m="8", rounds="2")
+        _, r = self.bench("--packed", shapes="64x256,64+64x256,33x65", m="8", rounds="2", code=4)
+        good = [(layer, s) for layer in ("64x256", "64+64x256") for s in ("nf4", "int8")]
         self.assertEqual([(row["layer"], row["scheme"]) for row in r["rows"]],
-                         [(layer, s) for layer in ("64x256", "64+64x256") for s in ("nf4", "int8")])
-        for row in r["rows"]:
+                         good + [("33x65", "nf4"), ("33x65", "int8")])
+        for row in r["rows"][:4]:
             packed = row["packed"]
             self.assertEqual((packed["path"], packed["us"]["samples"], packed["ratio"]["samples"]), ("mma-16816", 4, 2))
             self.assertTrue(0 < packed["error"] <= 1e-3, packed)
-            self.assertAlmostEqual(packed["rotation"]["bytes"] / packed["rotation"]["copies"],
-                                   row["rotation"]["bytes"] / row["rotation"]["copies"])
         self.assertEqual([(x["layer"], x["scheme"], x["file_bytes"], x["packed_bytes"]) for x in r["packing"]],
                          [(layer, s, b * n, b * n) for n, layer in ((64, "64x256"), (128, "64+64x256"))
                           for s, b in (("nf4", 128 + 4), ("int8", 256))])
+        self.assertEqual([row["packed"] for row in r["rows"][4:]], [None, None])
+        for f, scheme in zip(r["failed"], ("nf4", "int8")):
+            self.assertEqual((f["layer"], f["scheme"]), ("33x65", scheme))
+            self.assertRegex(f["what"], "a weight of 33 x 65 in %s, blocks of .*, cannot be packed; expected NF4 or int8 "
+                             "with columns that 64 divides" % scheme)
         self.documented(r)
-        lines = performance.kernel_measurements([dict(r, commit="0123456789")], {}, {})
-        self.assertIn("### Packed weights on CPU shim sm_80", lines)
-        self.assertIn("`bench_matmul --packed`, commit 0123456.", lines)
-        self.assertEqual([line for line in lines if line.startswith("#### ")],
-                         ["#### given, packed weights", "#### given, packing"])
-
-    def test_weights_that_cannot_be_packed(self):
-        """The file's layout has its rows, and each point says why there is nothing beside it."""
-        for device, shape, words in (("sm_70", TINY, "packed weights are for kernels of sm_80 and newer, but this "
-                                      "device is sm_70"),
-                                     ("sm_80", "33x65", r"a weight of 33 x 65 in int8, blocks of 0, cannot be packed; "
-                                      "expected NF4 or int8 with columns that 64 divides")):
-            self.device = SMALL.replace("sm_80", device)
-            told, r = self.bench("--packed", "--scheme", "int8", shapes=shape, m="1,2", code=4)
-            self.assertEqual([(x["m"], x["packed"]) for x in r["rows"]], [(1, None), (2, None)])
-            self.assertEqual([(f["m"], f["scheme"]) for f in r["failed"]], [(1, "int8"), (2, "int8")])
-            self.assertRegex(told[0], words)
-            self.assertEqual(r["packing"], [])
-
-    def test_packing_that_fails(self):
-        """Without packed weights each point says why; without a time for packing them nothing else is missing."""
-        _, r = self.bench("--packed", "--scheme", "nf4", env={"QC_SHIM_FAIL_LAUNCH": "matmul_pack:1"}, code=4)
-        self.assertEqual((len(r["rows"]), r["rows"][0]["packed"], r["packing"]), (1, None, []))
-        self.assertIn("cudaErrorLaunchOutOfResources", r["failed"][0]["what"])
-        behind = r["rows"][0]["rotation"]["copies"] + 1
-        told, r = self.bench("--packed", "--scheme", "nf4", env={"QC_SHIM_FAIL_LAUNCH": "matmul_pack:%d" % behind},
-                             code=4)
-        self.assertEqual((len(r["rows"]), r["packing"]), (1, []))
-        self.assertIn("packing %s of nf4 could not be measured: " % TINY, told[0])
-
-    def test_volta(self):
-        """The tensor cores of sm_70, and no bfloat16 in its cuBLAS."""
-        self.device = self.device.replace("sm_80", "sm_70")
-        _, r = self.bench("--scheme", "nf4", m="16")
-        self.assertEqual([row["path"] for row in r["rows"]], ["mma-884"])
-        _, r = self.bench("--scheme", "int8", "--bf16", "--path", "gemv", m="16")
-        self.assertEqual([row["path"] for row in r["rows"]], ["gemv"])
-        self.assertIn("8.0", r["device"]["no_gemm"])
-        self.assertIsNone(r["rows"][0]["ratio"])
-
-    def test_no_memory(self):
-        """A shape without room is left out and counted, the others are measured."""
-        told, r = self.bench("--scheme", "nf4", shapes="1024x512," + TINY, m="1,2")
-        self.assertEqual((r["left_out"], told[0]), (2, "1024x512 is left out, because there is no room for it"))
-        self.assertEqual([(row["n"], row["m"]) for row in r["rows"]], [(64, 1), (64, 2)])
 
     def test_devices_and_words(self):
         self.device = "none"
@@ -241,10 +194,7 @@ class Shim(QconvCase):
             for value in values:
                 self.run_shim(option, value, code=2)
         self.run_shim("--m", code=2)
-
-    def test_output_that_cannot_be_written(self):
-        _, told = self.run_shim("--output", self.path("no", "folder", "o.json"), code=1)
-        self.assertIn("o.json", told[-1])
+        self.assertIn("o.json", self.run_shim("--output", self.path("no", "folder", "o.json"), code=1)[1][-1])
 
     # ---- what goes wrong on the way ----
 
@@ -283,13 +233,6 @@ class Shim(QconvCase):
             self.assertRegex(r["failed"][0]["what"], words + "its normwise error is (nan|0[.])")
             self.assertEqual([x["ratio"] for x in r["rows"]], [None] * (path == "cublas"))
             copies = copies or int(re.search(words, r["failed"][0]["what"]).group(1))
-
-    def test_quantizers_that_fail(self):
-        told, r = self.bench("--path", "gemv", "--scheme", "int8", code=4, env={
-            "QC_SHIM_FAIL_LAUNCH": "quantize_rows:1"})
-        self.assertEqual((len(r["kernels"]), len(r["rows"])), (7, 1))
-        self.assertEqual([(f["layer"], f["m"], f["path"]) for f in r["failed"]], [(None, None, None)])
-        self.assertIn("the kernel 'int8 rows from bf16'", told[0])
 
     def test_dead_device(self):
         """An error that sticks ends the run; what was measured before is in the file."""
@@ -358,15 +301,12 @@ class Peer(unittest.TestCase):
         self.assertAlmostEqual(r["rows"][1]["ratio"]["median"], 0.8)
         self.assertEqual(r["rows"][0]["us"]["samples"], 6)
         self.assertAlmostEqual(r["layers"][0]["dense_us"], 7 * 100)
-        self.assertIn("#### Llama-3.1-8B, dequantize", performance.kernel_section(r))
-
-    def test_wrong_result_is_not_timed(self):
+        # A wrong result is not timed.
         gpu = MadeUpGpu()
         gpu.wrong = float("nan")
         with redirect_stderr(io.StringIO()) as told:
             self.assertIsNone(peer.measure(gpu, peer.parse(["--m", "1"])))
         self.assertIn("is wrong", told.getvalue())
-
 
 class MadeUpGpu:
     """What TorchGpu offers; a launch takes the microseconds it is called with."""
@@ -431,108 +371,48 @@ class Page(QconvCase):
         with mock.patch.object(performance, "RESULTS", self.dir):
             return "\n".join(performance.kernels())
 
-    def test_none(self):
-        self.assertIn("No GPU has been measured yet", self.lines())
-
     def test_both(self):
+        """Ours beside the peer's of the same device; a run that ended early says so; the shim is no GPU."""
+        self.assertIn("No GPU has been measured yet", self.lines())
         text = self.lines(a=self.ours, b=self.theirs)
-        self.assertNotIn("No GPU", text)
-        self.assertIn("| device copy of 1.05 MB, read + written |", text)
-        self.assertIn("#### Llama-3.3-70B, nf4", text)
-        self.assertIn("#### Beside bitsandbytes 0.50.2", text)
-        self.assertIn("| Llama-3.3-70B | q, o | 1 | bitsandbytes | 25.0 | 12.5 | 2.00x |", text)
-        self.assertIn("| Llama-3.3-70B | q, o | 1 | dequantize | 125 | 12.5 | 10.00x |", text)
-
-    def test_other_devices_are_not_compared(self):
+        for line in ("| device copy of 1.05 MB, read + written |", "#### Llama-3.3-70B, nf4",
+                     "#### Beside bitsandbytes 0.50.2",
+                     "| Llama-3.3-70B | q, o | 1 | bitsandbytes | 25.0 | 12.5 | 2.00x |",
+                     "| Llama-3.3-70B | q, o | 1 | dequantize | 125 | 12.5 | 10.00x |"):
+            self.assertIn(line, text)
+        self.assertNotIn("ended before", text)
         self.theirs["device"]["name"] = "Made Up 2"
-        self.assertNotIn("Beside", self.lines(a=self.ours, b=self.theirs))
-
-    def test_a_run_that_ended_early_says_so(self):
-        self.assertNotIn("ended before", self.lines(a=self.ours))
-        self.ours["complete"] = False
-        self.ours["failed"] = [{"model": "given", "layer": "8x8", "n": 8, "k": 8, "m": 4, "scheme": "nf4",
-                                "path": None, "what": "it is wrong"}]
-        text = self.lines(a=self.ours)
+        self.ours.update(complete=False, failed=[{"model": "given", "layer": "8x8", "n": 8, "k": 8, "m": 4,
+                                                  "scheme": "nf4", "path": None, "what": "it is wrong"}])
+        text = self.lines(a=self.ours, b=self.theirs)
+        self.assertNotIn("Beside", text)
         self.assertIn("**The run ended before all was measured**", text)
         self.assertIn("- given 8x8 M=4 nf4: it is wrong\n", text)
-
-    def ceilings(self):
-        def spread(v):
-            return {"median": v, "p25": v, "p75": v, "samples": 15}
-
-        def point(access, under_way, gbps):
-            return {"access": access, "bytes_under_way": under_way, "gbps": spread(gbps)}
-        return {"command": "ceilings", "device": self.ours["device"], "commit": "abcdef0123",
-                "memory": [point("copy", 2048, 700.0), point("read", 2048, 400.0), point("read", 4096, 1000.0),
-                           point("read", 4096, 900.0)],
-                "bulk": [point("bulk", 8192, 950.0)], "l2": [point("read", 4096, 2000.0)],
-                "rates": [{"name": "FFMA", "unit": "lanes", "per_clock": spread(v), "mhz": spread(1980)}
-                          for v in (120.0, 123.6)],
-                "decode": [{"name": "pairs x32", "per_clock": spread(54.2)}],
-                "launch": [{"name": "graph", "blocks": 1, "threads": 32, "us": spread(0.57)},
-                           {"name": "graph, early", "blocks": 1, "threads": 32, "us": None}]}
-
-    def test_ceilings(self):
-        text = self.lines(b=self.ceilings())
-        for line in ("`bench_ceilings`, commit abcdef0 (", "| KB under way | copy | read | bulk | read, from L2 |",
-                     "| 2 | 700 | 400 | - | - |", "| 4 | - | 1000 | - | 2000 |", "| 8 | - | - | 950 | - |",
-                     "| FFMA | lanes | 124 | 64 | 1.98 |", "| pairs x32 | 54.2 | 56 |", "| graph | 1 x 32 | 0.57 |"):
-            self.assertIn(line, text)
-        self.assertNotIn("graph, early", text)
+        self.ours["device"]["name"] = "CPU shim sm_90"
+        with self.assertRaises(SystemExit):
+            self.lines(a=self.ours)
 
     def test_an_old_roof_is_replaced(self):
         """From before qconv measured it; the compute side of the roof stays."""
         self.ours["kernels"] = [{"name": "nf4", "gbps": {"median": 560.0, "p10": 1.0, "p90": 1.0, "samples": 9},
                                  "of_copy": 2.0}]
         self.ours["roof"]["copy_gbps"]["median"] = 280.0
-        judged, old = gpu_page.with_roof(self.ours, self.ceilings())
+        def point(access, gbps):
+            return {"access": access, "bytes_under_way": 4096, "gbps": {"median": gbps, "p25": gbps, "p75": gbps}}
+        ceilings = {"command": "ceilings", "device": self.ours["device"], "commit": "abcdef0123", "bulk": [], "l2": [],
+                    "memory": [point("copy", 700.0), point("read", 900.0), point("read", 1000.0)], "rates": [], "decode": [], "launch": []}
+        judged, old = gpu_page.with_roof(self.ours, ceilings)
         self.assertTrue(old)
         self.assertEqual((judged["kernels"][0]["of_copy"], judged["kernels"][0]["of_roof"]), (0.8, 0.56))
         tflops = judged["roof"]["gemm_tflops"]["median"]
         for row in judged["rows"]:
             floor = max(row["bytes"] / 1e6, 2 * row["m"] * row["n"] * row["k"] / tflops / 1e6)
             self.assertAlmostEqual(row["of_roof"], floor / 12.5)
-        text = self.lines(a=self.ours, b=self.ceilings())
+        text = self.lines(a=self.ours, b=ceilings)
         self.assertIn("Shares here are of the 1000 GB/s", text)
         self.assertIn("| nf4 | 560 | 1.00 to 1.00 | 80% | 56% |", text)
         self.ours["roof"]["memory_gbps"] = 5.0
-        self.assertEqual(gpu_page.with_roof(self.ours, self.ceilings()), (self.ours, False))
-
-    def test_what_ran(self):
-        text = self.lines(r={"command": "gpu_run", "gpus": [{"name": "Made Up 1", "driver": "1.2", "memory": "1 MiB",
-                                                             "compute_capability": "9.0"}],
-                             "nvcc": "nvcc 13", "cpu": "a CPU", "cpus": 4, "steps": {
-                                 "smoke": {"commit": "abcdef0123", "seconds": 8.4, "passed": 18, "left_out": 0,
-                                           "failed": ["gemv"], "note": "It is being looked at."}}})
-        self.assertIn("| smoke | abcdef0 | 18 | `gemv` | 8 |", text)
-        self.assertIn("smoke: It is being looked at.", text)
-        self.assertRegex(text, "Not run there yet: bench, tests, .*, convert, .*more sanitizers")
-
-    def run_of(self, **steps):
-        step = {"commit": "abcdef0123", "seconds": 1.0, "passed": 1, "left_out": 0, "failed": []}
-        return {"command": "gpu_run", "gpus": [{"name": "Made Up 1", "driver": "1.2", "compute_capability": "9.0"}],
-                "nvcc": "nvcc 13", "cpu": "a CPU", "cpus": 4,
-                "steps": {k: dict(step, figures=v) for k, v in steps.items()}}
-
-    def test_what_the_program_did(self):
-        def of(kl):
-            return {"device": "a device", "base_perplexity": 3.0, "perplexity": 3.5, "kl_mean": kl, "top1": 0.75,
-                    "seconds": 2.0}
-        conversion = {"model_bytes": 2000000000, "out_bytes": 500000000, "files": 3, "different": [],
-                      "runs": [{"device": d, "seconds": s} for d, s in (("cuda", 2.0), ("cpu", 0.5), ("cuda", 1.0))]}
-        text = self.lines(r=self.run_of(
-            convert={"nf4 search none": conversion, "int8 absmax none": dict(conversion, different=["a.safetensors"])},
-            load={"out-nf4-cuda": {"bytes": 10**9, "gpu": [9, 1.0, 0.5], "host": [0.25], "copy": [0.5]}},
-            eval={"nf4": {"cuda": of(0.25), "cpu": of(0.5)}, "apart": ["nf4: KL"]},
-            calibrate={"plain": {"kl_mean": 0.5, "seconds": 1.0}, "cuda": {"kl_mean": 0.25, "seconds": 2.0}}))
-        for line in ("| nf4 search none | 0.50 | 2.00, 1.00 | 0.50 | yes, 3 files |",
-                     "| int8 absmax none | 0.50 | 2.00, 1.00 | 0.50 | no: a.safetensors |",
-                     "| nf4 | 1.00 | 1.0 | 4.0 | 2.0 | 2.0x |", "the step allows: nf4: KL.",
-                     "| nf4 | a device | 3.00000 | 3.50000 | 2.500e-01 | 75.000 | 2.00 |",
-                     "| calibrated on the GPU | 0.25000 | 2.00 |"):
-            self.assertIn(line, text)
-        self.assertNotIn("calibrated on the CPU", text)
-        self.assertNotIn("What the program did", self.lines(r=self.run_of(smoke={})))
+        self.assertEqual(gpu_page.with_roof(self.ours, ceilings), (self.ours, False))
 
     def test_forced_kernels(self):
         at = self.ours["rows"][0]
@@ -559,29 +439,6 @@ class Page(QconvCase):
         self.assertIn("Least: up to 64 rows 1.50x (a, M = 64); above 0.50x (a, M = 256).",
                       performance.kernel_targets.least_peer(ours, theirs))
         self.assertIsNone(performance.kernel_targets.least_peer({}, theirs))
-
-    def test_operators(self):
-        times = {"qconv, call": 4.0, "qconv, graph": 2.0, "dense, call": 6.0, "dense, graph": 5.0}
-        text = self.lines(o={"command": "operators", "ran": "it", "device": self.ours["device"], "build": "CUDA 13",
-                             "torch": "2", "date": "today", "passed": 3, "failed": 1, "checks": {
-                                 "restored": {"weights": 7}, "products": {"products": 9}, "second": {"skipped": "why"},
-                                 "model": {"transformers": "5", "same tokens": 24}, "device_time": {"m=1": times},
-                                 "host_time": {"qconv": 40.0, "qconv, without torch's dispatcher": 25.0,
-                                               "dense": 13.0}}})
-        self.assertIn("today: 2 passed, 1 failed, not run: `second` (why).", text)
-        self.assertIn("| M = 1 | 2.0 | 5.0 | 4.0 | 6.0 | 2.50x |", text)
-        self.assertIn("a call takes 40 us, 15 of them", text)
-
-    def test_the_shim_is_no_gpu(self):
-        self.ours["device"]["name"] = "CPU shim sm_90"
-        with self.assertRaises(SystemExit):
-            self.lines(a=self.ours)
-
-    def test_sizes_as_the_program_has_them(self):
-        for n, text in [(0, "0 B"), (999, "999 B"), (1000, "1.00 KB"), (1 << 20, "1.05 MB"),
-                        (1 << 28, "268 MB"), (1 << 30, "1.07 GB"), (999999, "1.00 MB")]:
-            self.assertEqual(performance.size_text(n), text)
-
 
 if __name__ == "__main__":
     unittest.main()
