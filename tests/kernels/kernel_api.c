@@ -606,61 +606,6 @@ TEST(test_grid_steps)
 
 /* ---- graphs and threads ---------------------------------------------------------------------- */
 
-/* A matmul in a graph is run again with whatever lies in x then. */
-TEST(test_graph)
-{
-    qt_rng rng = qt_rng_start("graph");
-    qc_matmul *h = km_handle();
-    const qc_matmul_path paths[] = {QC_MATMUL_GEMV, QC_MATMUL_MMA_884, QC_MATMUL_DEQUANT_GEMM};
-    for (size_t i = 0; i < (qc_matmul_no_gemm(h) ? 2u : 3u); i++) {
-        km_spec spec = {.kind = QC_FORM_NF4, .n = 40, .k = 2100, .block = 64, .nested = 1};
-        km_job job = {
-            .m = 3, .x_dtype = QC_DTYPE_BF16, .y_dtype = QC_DTYPE_F16, .bias = 1, .path = paths[i]};
-        km_weight w;
-        km_data a;
-        km_weight_make(&w, h, &spec, &rng);
-        km_data_make(&a, &w, &job, &rng);
-        km_run(h, &w, &a);
-        uint64_t bytes = qc_matmul_workspace_bytes(h, &w.ready, 3, paths[i], 0);
-        size_t x_bytes = 3 * spec.k * 2, y_bytes = 3 * spec.n * 2;
-        uint16_t *y = km_host(y_bytes), *nothing = km_host(x_bytes);
-        void *workspace = NULL, *bx = NULL, *by = NULL, *bb = NULL;
-        KM_OK(qc_cuda_malloc(&workspace, bytes, &km_error));
-        qc_matmul_io io = {.m = 3,
-                           .x = km_upload(nothing, x_bytes, 0, &bx),
-                           .x_dtype = job.x_dtype,
-                           .y = km_upload(y, y_bytes, 0, &by),
-                           .y_dtype = job.y_dtype,
-                           .bias = km_upload(a.bias, spec.n * 2, 0, &bb)};
-        qc_cuda_stream s = NULL;
-        qc_cuda_graph graph = NULL;
-        KM_OK(qc_cuda_stream_create(&s, &km_error));
-        KM_OK(qc_matmul_workspace_init(workspace, bytes, s, &km_error));
-        KM_OK(qc_cuda_capture_begin(s, &km_error));
-        KM_OK(qc_matmul_run(h, &w.ready, &io, paths[i], workspace, bytes, s, &km_error));
-        KM_OK(qc_cuda_capture_end(&graph, s, &km_error));
-        KM_OK(qc_cuda_graph_launch(graph, s, &km_error));
-        km_download(y, io.y, y_bytes, s);
-        assert_memory_equal(y, a.bias, spec.n * 2); /* of zeros */
-        KM_OK(qc_cuda_to_device(bx, a.x, x_bytes, s, &km_error));
-        KM_OK(qc_cuda_graph_launch(graph, s, &km_error));
-        KM_OK(qc_cuda_graph_launch(graph, s, &km_error));
-        km_download(y, io.y, y_bytes, s);
-        assert_memory_equal(y, a.y, y_bytes);
-        qc_cuda_graph_destroy(graph);
-        qc_cuda_stream_destroy(s);
-        qc_cuda_free(workspace);
-        qc_cuda_free(bx);
-        qc_cuda_free(by);
-        qc_cuda_free(bb);
-        free(y);
-        free(nothing);
-        km_data_free(&a);
-        km_weight_free(&w);
-    }
-    qc_matmul_destroy(h);
-}
-
 typedef struct {
     const qc_matmul *h;
     const km_weight *w;

@@ -177,8 +177,13 @@ TEST(test_against_brute_force)
         assert_int_equal(p.out.fits, !isinf(best));
         for (unsigned c = 0; c < QC_CANDIDATES; c++) {
             uint32_t cut[MAX_DEVICES];
-            for (uint32_t i = 0; i < p.task.item_count; i++)
+            double all = 0; /* NaN where an item lacks the candidate */
+            for (uint32_t i = 0; i < p.task.item_count; i++) {
                 work[i] = c;
+                all += p.items[i].cost[c];
+            }
+            assert_int_equal(isnan(p.out.uniform[c]), isnan(all));
+            assert_true(isnan(all) || fabs(p.out.uniform[c] - all) <= 1e-12 * (1 + all));
             assert_int_equal(p.out.uniform_fits[c],
                              !isnan(p.out.uniform[c]) && cuts_exist(&p, work, cut, 0));
         }

@@ -82,7 +82,13 @@ static void check_fill(const qc_layout *l, const qc_out_tensor *t, uint32_t coun
 {
     uint32_t total = 0;
     for (uint32_t s = 0; s < l->count; s++) {
+        char name[64] = "model.safetensors";
+        if (l->count > 1)
+            (void)snprintf(name, sizeof name, "model-%05" PRIu32 "-of-%05" PRIu32 ".safetensors",
+                           s + 1, l->count);
+        assert_string_equal(l->shards[s].name, name);
         check_shard(l, s, t, count, limit);
+        assert_true(l->shards[s].count > 0 || count == 0);
         total += l->shards[s].count;
     }
     assert_int_equal(total, count);

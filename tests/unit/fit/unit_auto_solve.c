@@ -35,21 +35,6 @@ static qc_auto_item in_segment(uint32_t segment)
     return it;
 }
 
-TEST(test_room_for_all)
-{
-    task t = {.items = {plain, plain}, .room = {320}};
-    solve(&t, 2, 1, 1);
-    assert_true(t.out.fits);
-    assert_int_equal(t.chosen[0], FULL);
-    assert_int_equal(t.chosen[1], FULL);
-    assert_true(fabs(t.out.cost) < 1e-12);
-    assert_true(t.out.uniform_fits[FULL] && t.out.uniform_fits[NF4]);
-    t.room[0] = 319; /* one byte less */
-    solve(&t, 2, 1, 1);
-    assert_true(t.out.fits && !t.out.uniform_fits[FULL]);
-    assert_true(fabs(t.out.cost - 1) < 1e-12);
-}
-
 TEST(test_nothing_fits)
 {
     task t = {.items = {plain, plain}, .room = {79}};
@@ -72,31 +57,6 @@ TEST(test_small_rest)
     assert_int_equal(t.chosen[0] + t.chosen[1], NF4_32 + INT8);
 }
 
-/* Two devices: what is put on one cannot use the other's room. */
-TEST(test_devices)
-{
-    task t = {.items = {in_segment(0), in_segment(1)}, .fixed = {10, 5}, .room = {50, 165}};
-    for (unsigned c = 0; c < QC_CANDIDATES; c++)
-        t.items[1].cost[c] *= 10;
-    solve(&t, 2, 2, 2);
-    assert_true(t.out.fits);
-    assert_int_equal(t.cut[0], 0);
-    assert_int_equal(t.cut[1], 1);
-    assert_int_equal(t.chosen[0], NF4);
-    assert_int_equal(t.chosen[1], FULL);
-    /* Scratch is needed once, the largest of a device's segments. */
-    t.room[0] = 80 + 15 + 7;
-    t.room[1] = 0;
-    t.scratch[0] = 7;
-    t.scratch[1] = 3;
-    solve(&t, 2, 2, 2);
-    assert_true(t.out.fits);
-    assert_int_equal(t.cut[1], 2);
-    t.room[0]--;
-    solve(&t, 2, 2, 2);
-    assert_false(t.out.fits);
-}
-
 /* Greed takes the best gain per byte first and then has no room for the better one. */
 TEST(test_better_than_greedy)
 {
@@ -106,16 +66,6 @@ TEST(test_better_than_greedy)
     solve(&t, 2, 1, 1);
     assert_true(fabs(t.out.cost - 10) < 1e-12);
     assert_true(t.out.bound <= 10);
-}
-
-TEST(test_missing_candidates)
-{
-    task t = {.items = {{0, {none, none, 1, 0}, {0, 0, 80, 160}}, plain}, .room = {120}};
-    solve(&t, 2, 1, 1);
-    assert_int_equal(t.chosen[0], INT8);
-    assert_int_equal(t.chosen[1], NF4);
-    assert_true(isnan(t.out.uniform[NF4]) && !t.out.uniform_fits[NF4]);
-    assert_true(fabs(t.out.uniform[INT8] - 2) < 1e-12 && !t.out.uniform_fits[INT8]);
 }
 
 TEST(test_nothing_to_choose)

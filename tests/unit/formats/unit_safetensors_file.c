@@ -172,65 +172,6 @@ TEST(messages_name_the_path)
     assert_int_equal(qc_status_exit_code(qc_st_file_open(&f, path_of("skippable"), &err)), 3);
 }
 
-TEST(refuses_every_truncation)
-{
-    qc_strbuf plain;
-    qc_strbuf packed;
-    make_pair(&plain, &packed);
-    for (int k = 0; k < 2; k++) {
-        const qc_strbuf *whole = k ? &packed : &plain;
-        for (size_t n = 0; n < whole->len; n++) {
-            qc_st_file f;
-            qc_error err = {0};
-            fx_put(dir.path, "cut", whole->data, n);
-            qc_status st = qc_st_file_open(&f, path_of("cut"), &err);
-            if (qc_status_exit_code(st) != 3)
-                fail_msg("%s cut to %zu bytes: %s '%s'", k ? "packed" : "plain", n,
-                         qc_status_name(st), err.msg);
-            assert_non_null(strstr(err.msg, "cut"));
-            assert_int_equal(f.file.fd, -1);
-        }
-    }
-    free_pair(&plain, &packed);
-}
-
-/* A flipped bit of a compressed file is found, or changes nothing that is read. */
-TEST(survives_every_flipped_bit)
-{
-    qc_strbuf plain;
-    qc_strbuf packed;
-    qc_st_cursor *cur = NULL;
-    size_t harmless = 0;
-    make_pair(&plain, &packed);
-    assert_int_equal(qc_st_cursor_create(&cur, NULL), QC_OK);
-    for (size_t bit = 0; bit < packed.len * 8; bit++) {
-        qc_st_file f;
-        qc_error err = {0};
-        unsigned char data[DATA_BYTES];
-        packed.data[bit / 8] = (char)(packed.data[bit / 8] ^ 1 << bit % 8);
-        fx_put(dir.path, "flip.zst", packed.data, packed.len);
-        packed.data[bit / 8] = (char)(packed.data[bit / 8] ^ 1 << bit % 8);
-        qc_status st = qc_st_file_open(&f, path_of("flip.zst"), &err);
-        if (st == QC_OK) {
-            assert_true(f.header.data_bytes == DATA_BYTES);
-            st = qc_st_file_read(&f, cur, 0, data, sizeof data, &err);
-            if (st == QC_OK) {
-                harmless++;
-                for (size_t i = 0; i < sizeof data; i++)
-                    assert_int_equal(data[i], data_byte(i));
-            }
-            qc_st_file_close(&f);
-        }
-        if (st != QC_OK) {
-            assert_int_equal(qc_status_exit_code(st), 3);
-            assert_non_null(strstr(err.msg, "flip.zst"));
-        }
-    }
-    print_message("%zu flips, %zu harmless\n", packed.len * 8, harmless);
-    qc_st_cursor_destroy(cur);
-    free_pair(&plain, &packed);
-}
-
 /* One cursor, two files with equal layout, and one opened again in the place of the other. */
 TEST(keeps_frames_of_files_apart)
 {

@@ -445,7 +445,7 @@ TEST(refuses_tensors_on_the_same_bytes)
     attack_same_bytes(100000, T("F32", "[200,200]", "[0,160000]"), 160000);
 }
 
-/* ---- a small fixture: truncated everywhere, every bit flipped ---- */
+/* ---- a small fixture: truncated everywhere, every allocation failed ---- */
 
 static const qc_st_tensor fixture_tensors[] = {
     {"embed.weight", QC_DTYPE_F32, 2, {2, 3}, 0, 24},
@@ -485,32 +485,6 @@ TEST(refuses_every_truncation)
     qc_st_header h;
     assert_int_equal(qc_strbuf_add(&file, "", 1, NULL), QC_OK);
     assert_int_equal(open_bytes(&h, file.data, file.len, 0, NULL), QC_ERR_INPUT);
-    qc_strbuf_deinit(&file);
-}
-
-TEST(survives_every_flipped_bit)
-{
-    qc_strbuf file;
-    size_t taken = 0;
-    make_fixture(&file);
-    size_t header = (size_t)(8 + qc_load_le64(file.data));
-    for (size_t bit = 0; bit < header * 8; bit++) {
-        qc_st_header h;
-        qc_error err = {0};
-        file.data[bit / 8] = (char)(file.data[bit / 8] ^ 1 << bit % 8);
-        qc_status st = open_bytes(&h, file.data, file.len, 0, &err);
-        if (st == QC_OK) {
-            taken++;
-            assert_rules(&h, file.len - 8 - qc_load_le64(file.data));
-            qc_st_header_deinit(&h);
-        } else {
-            assert_int_equal(qc_status_exit_code(st), 3);
-            assert_true(err.msg[0] != '\0');
-            assert_empty(&h);
-        }
-        file.data[bit / 8] = (char)(file.data[bit / 8] ^ 1 << bit % 8);
-    }
-    print_message("%zu flips, %zu gave another valid header\n", header * 8, taken);
     qc_strbuf_deinit(&file);
 }
 
@@ -556,7 +530,6 @@ TEST(builds_as_the_reference)
         {"b\"\xc3\xa9\n\x01\\", QC_DTYPE_F32, 2, {2, 3}, 0, 0},
     };
     uint64_t end = 0;
-    qc_st_header h;
     qsort(t, COUNT(t), sizeof *t, order_tensors);
     for (size_t i = 0; i < COUNT(t); i++) {
         uint64_t bytes = 0;
@@ -569,20 +542,6 @@ TEST(builds_as_the_reference)
     assert_int_equal(qc_st_header_build(&out, t, COUNT(t), &meta, 1, NULL), QC_OK);
     assert_true(out.len == 6 + sizeof reference_header - 1);
     assert_memory_equal(out.data + 6, reference_header, sizeof reference_header - 1);
-
-    /* and back */
-    assert_int_equal(open_bytes(&h, out.data + 6, out.len - 6, out.len - 6 + 29, NULL), QC_OK);
-    assert_true(h.tensor_count == COUNT(t));
-    for (size_t i = 0; i < COUNT(t); i++) {
-        const qc_st_tensor *x = &h.tensors[i];
-        assert_string_equal(x->name, t[i].name);
-        assert_true(x->dtype == t[i].dtype && x->ndim == t[i].ndim && x->begin == t[i].begin &&
-                    x->end == t[i].end);
-        assert_memory_equal(x->dims, t[i].dims, sizeof x->dims);
-    }
-    assert_string_equal(qc_st_header_meta(&h, "format"), "pt");
-    assert_null(qc_st_header_meta(&h, "Format"));
-    qc_st_header_deinit(&h);
 
     out.len = 0;
     assert_int_equal(qc_st_header_build(&out, NULL, 0, NULL, 0, NULL), QC_OK);
