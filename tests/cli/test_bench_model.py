@@ -50,22 +50,19 @@ class Made(QconvCase):
         subprocess.run([MAKER, "write", *args, self.config(fields), self.path(name)], check=True)
         return self.path(name)
 
-    def test_names_and_shapes_are_those_of_the_plan(self):
-        folder = self.made("m", LLAMA, "--shard-bytes", "1e6")
+    def test_names_and_values(self):
+        """Names are those of the plan; values depend on the name and the place only."""
+        one = tensors(self.made("one", LLAMA))
+        folder = self.made("many", LLAMA, "--shard-bytes", "3e5", "--threads", "3")
+        self.assertEqual(one, tensors(folder))
+        self.assertEqual(len({b for _, b in one.values()}), len(one), "two tensors are alike")
         with open(os.path.join(folder, "model.safetensors.index.json")) as f:
             index = json.load(f)
-        self.assertEqual(set(index["weight_map"]), set(tensors(folder)))
+        self.assertEqual(set(index["weight_map"]), set(one))
         self.assertGreater(len(set(index["weight_map"].values())), 3)
-        self.assertEqual(index["metadata"]["total_size"],
-                         sum(len(b) for _, b in tensors(folder).values()))
-        planned = json.loads(self.ok("--to", "nf4", "--dry-run", "--json", "m", "o"))
+        self.assertEqual(index["metadata"]["total_size"], sum(len(b) for _, b in one.values()))
+        planned = json.loads(self.ok("--to", "nf4", "--dry-run", "--json", "many", "o"))
         self.assertEqual(len(planned["tensors"]), 3 * 9 + 3)
-
-    def test_values_depend_on_name_and_place_only(self):
-        one = tensors(self.made("one", LLAMA))
-        many = tensors(self.made("many", LLAMA, "--shard-bytes", "3e5", "--threads", "3"))
-        self.assertEqual(one, many)
-        self.assertEqual(len({b for _, b in one.values()}), len(one), "two tensors are alike")
 
     def test_values_are_normal(self):
         _, raw = tensors(self.made("m", LLAMA))["model.layers.1.mlp.up_proj.weight"]
@@ -77,8 +74,6 @@ class Made(QconvCase):
         self.assertLess(abs(statistics.pstdev(values) - 0.02), 4 * 0.02 / (2 * n) ** 0.5)
         fourth = statistics.fmean(v ** 4 for v in values) / 0.02 ** 4
         self.assertLess(abs(fourth - 3), 4 * (96 / n) ** 0.5)
-        within = sum(abs(v) < 0.02 for v in values) / n
-        self.assertLess(abs(within - 0.6827), 4 * (0.6827 * 0.3173 / n) ** 0.5 + 0.002)
 
     def test_fp8_converts(self):
         made = tensors(self.made("m", DEEPSEEK))
@@ -90,12 +85,9 @@ class Made(QconvCase):
         self.ok("verify", "o")
 
     def test_wrong_models(self):
-        for name, code in [("no/such", 3), (self.path(), 3)]:
-            r = subprocess.run([MAKER, "list", name], stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE)
+        for words, code in ((("list", "no/such"), 3), (("list", self.path()), 3), (("make", "x"), 2)):
+            r = subprocess.run([MAKER, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
             self.assertEqual(r.returncode, code, r.stderr)
-        r = subprocess.run([MAKER, "make", "x"], stderr=subprocess.PIPE)
-        self.assertEqual(r.returncode, 2)
 
     def test_scale(self):
         script = os.path.join(ROOT, "bench", "bench_scale.py")

@@ -31,80 +31,66 @@ def result(sm, ratio_of, gbps=3000.0):
             "roof": {"memory_gbps": 4000.0}}
 
 
+FAST = ("nf4", "28672 x 8192, 8192 x 28672", "1 to 8")
+SQUARE = ("nf4", "8192 x 8192", "1 to 8")
+ALL_INT8 = ("int8", "each of the four", "1 to 16")
+BANDWIDTH = ("nf4", "28672 x 8192, 8192 x 28672: of the best rate of memory", "1 to 8")
+A_LAYER = ("nf4", "one decoder layer", "16")
+
+
+def rows_of(r):
+    return {tuple(row[:3]): row[3:] for row in targets.target_rows(r)}
+
+
 class Targets(unittest.TestCase):
-    def rows(self, *args, **more):
-        return {(r[0], r[1], r[2]): r[3:] for r in targets.target_rows(result(*args, **more))}
-
-    def test_least_ratio_counts(self):
-        def ratio(scheme, n, k, m):
+    def test_rows(self):
+        """The least ratio counts, and points that are missing are counted; whole layers are those measured."""
+        def slow(scheme, n, k, m):
             return 2.5 if (n, k, m) == (8192, 28672, 8) and scheme == "nf4" else 3.5
-        rows = self.rows(90, ratio)
-        self.assertEqual(rows["nf4", "28672 x 8192, 8192 x 28672", "1 to 8"],
-                         ("3.30x", "2.50x", "0.76 of it"))
-        self.assertEqual(rows["nf4", "8192 x 8192", "1 to 8"], ("3.00x", "3.50x", "yes"))
-        self.assertEqual(rows["int8", "each of the four", "1 to 16"], ("1.70x", "3.50x", "yes"))
 
-    def test_points_that_are_missing_are_counted(self):
-        def ratio(scheme, n, k, m):
+        def missing(scheme, n, k, m):
             return None if (n, k, m) == (8192, 28672, 8) else 3.5
-        rows = self.rows(90, ratio)
-        self.assertEqual(rows["nf4", "28672 x 8192, 8192 x 28672", "1 to 8"][2], "yes (7 of 8 points)")
-        self.assertEqual(rows["nf4", "8192 x 8192", "1 to 8"][2], "yes")
 
-    def test_whole_layers(self):
-        rows = self.rows(90, lambda *_: 1.0)
-        self.assertEqual(rows["nf4", "one decoder layer", "16"], ("3.20x", "3.00x", "0.94 of it"))
-        self.assertEqual(rows["nf4", "one decoder layer", "64"], ("2.00x", "1.50x", "0.75 of it"))
-        self.assertNotIn(("nf4", "one decoder layer", "32"), rows)  # was not measured
-
-    def test_a_whole_layer_of_given_shapes(self):
-        r = result(90, lambda s, n, k, m: 3.0 if n == 28672 else 1.0)
-        r["layers"] = []
-        rows = {(x[0], x[1], x[2]): x[3:] for x in targets.target_rows(r)}
-        # 2 of 7 weights are 3 times as fast.
-        self.assertEqual(rows["nf4", "one decoder layer", "16"], ("3.20x", "1.57x", "0.49 of it"))
-        r["rows"] = [x for x in r["rows"] if x["n"] != 1024]
-        self.assertNotIn("one decoder layer", {x[1] for x in targets.target_rows(r)})
+        one = result(90, lambda *_: 1.0)
+        given = result(90, lambda s, n, k, m: 3.0 if n == 28672 else 1.0)  # 2 of 7 weights are 3 times as fast
+        given["layers"] = []
+        without = result(90, lambda *_: None)
+        for r, key, want in ((result(90, slow), FAST, ("3.30x", "2.50x", "0.76 of it")),
+                             (result(90, slow), SQUARE, ("3.00x", "3.50x", "yes")),
+                             (result(90, slow), ALL_INT8, ("1.70x", "3.50x", "yes")),
+                             (result(90, missing), FAST, ("3.30x", "3.50x", "yes (7 of 8 points)")),
+                             (result(90, missing), SQUARE, ("3.00x", "3.50x", "yes")),
+                             (one, A_LAYER, ("3.20x", "3.00x", "0.94 of it")),
+                             (one, A_LAYER[:2] + ("64",), ("2.00x", "1.50x", "0.75 of it")),
+                             (one, A_LAYER[:2] + ("32",), None),  # was not measured
+                             (given, A_LAYER, ("3.20x", "1.57x", "0.49 of it")),
+                             (one, BANDWIDTH, ("85%", "75%", "0.88 of it")),
+                             (result(90, lambda *_: 1.0, gbps=3600.0), BANDWIDTH, ("85%", "90%", "yes")),
+                             (without, SQUARE, None)):
+            self.assertEqual(rows_of(r).get(key), want, key)
+        given["rows"] = [x for x in given["rows"] if x["n"] != 1024]
+        self.assertNotIn(A_LAYER, rows_of(given))
+        self.assertEqual(targets.series(without, "nf4"), {})
 
     def test_architectures(self):
-        for sm, want in ((70, "3.30x"), (75, "3.30x"), (80, "3.40x"), (86, "3.40x"),
-                         (90, "3.30x"), (100, "3.30x")):
-            rows = self.rows(sm, lambda *_: 1.0)
-            self.assertEqual(rows["nf4", "28672 x 8192, 8192 x 28672", "1 to 8"][0], want)
-        self.assertEqual(self.rows(80, lambda *_: 1.0)["nf4", "each of the four", "1024"][0],
-                         "0.92x")
+        for sm, few, many in ((70, "3.30x", "0.90x"), (75, "3.30x", "0.90x"), (80, "3.40x", "0.92x"),
+                              (86, "3.40x", "0.92x"), (90, "3.30x", "0.92x"), (100, "3.30x", "0.92x")):
+            rows = rows_of(result(sm, lambda *_: 1.0))
+            self.assertEqual((rows[FAST][0], rows["nf4", "each of the four", "1024"][0]), (few, many))
 
-    def test_bandwidth(self):
-        name = ("nf4", "28672 x 8192, 8192 x 28672: of the best rate of memory", "1 to 8")
-        self.assertEqual(self.rows(90, lambda *_: 1.0)[name], ("85%", "75%", "0.88 of it"))
-        self.assertEqual(self.rows(90, lambda *_: 1.0, gbps=3600.0)[name][2], "yes")
-
-    def test_without_cublas(self):
-        rows = self.rows(90, lambda *_: None)
-        self.assertNotIn(("nf4", "8192 x 8192", "1 to 8"), rows)
-        self.assertEqual(targets.series(result(90, lambda *_: None), "nf4"), {})
-
-
-class Plot(unittest.TestCase):
-    def test_lines(self):
+    def test_plot(self):
         lines = targets.series(result(90, lambda s, n, k, m: 4.0 / (1 + m / 64)), "nf4")
-        self.assertEqual(len(lines), 4)
-        self.assertEqual(sorted(lines["down, 8192 x 28672"]), MS)
-        root = xml.fromstring(targets.plot(lines, "a title"))
-        drawn = root.findall("{http://www.w3.org/2000/svg}polyline")
-        self.assertEqual(len(drawn), 4)
-        points = [tuple(map(float, p.split(","))) for p in drawn[0].get("points").split()]
-        self.assertEqual(len(points), len(MS))
-        self.assertEqual(points, sorted(points))  # M goes to the right
-        self.assertTrue(all(a[1] <= b[1] for a, b in zip(points, points[1:])))  # lower, further down
-
-    def test_one_point_and_extremes(self):
-        for lines in ({"a": {8: 1.0}}, {"a": {1: 0.01, 4096: 40.0}}):
-            root = xml.fromstring(targets.plot(lines, "t"))
-            for p in root.iter("{http://www.w3.org/2000/svg}polyline"):
-                for point in p.get("points").split():
-                    x, y = map(float, point.split(","))
-                    self.assertTrue(0 <= x <= targets.WIDTH and 0 <= y <= targets.HEIGHT)
+        self.assertEqual((len(lines), sorted(lines["down, 8192 x 28672"])), (4, MS))
+        for drawn in (lines, {"a": {8: 1.0}}, {"a": {1: 0.01, 4096: 40.0}}):
+            found = xml.fromstring(targets.plot(drawn, "a title")).findall("{http://www.w3.org/2000/svg}polyline")
+            self.assertEqual(len(found), len(drawn))
+            for line in found:
+                points = [tuple(map(float, p.split(","))) for p in line.get("points").split()]
+                self.assertEqual(points, sorted(points))  # M goes to the right
+                self.assertTrue(all(0 <= x <= targets.WIDTH and 0 <= y <= targets.HEIGHT for x, y in points))
+                if drawn is lines:
+                    self.assertEqual(len(points), len(MS))
+                    self.assertEqual([y for _, y in points], sorted(y for _, y in points))  # lower, further down
 
 
 if __name__ == "__main__":
